@@ -1,5 +1,5 @@
-"""C++ beside Python: where headers and libraries lie, extensions for setuptools, and C++ functions
-compiled while a program runs.
+"""C++ support: paths of headers and libraries, setuptools extensions, and C++ functions that are
+compiled at run time.
 
     ops = torch_cubin.cpp.load_inline(
         "mine",
@@ -17,9 +17,9 @@ compiled while a program runs.
         embed={"my_cubin": "add_one.cubin"},
         functions=["add_one"],
     )
-    y = ops.add_one(x)                      # torch.ops, too: ops.add_one is one of its ops
+    y = ops.add_one(x)                      # ops.add_one is an op of torch.ops
 
-It takes a C++ compiler, no nvcc and nothing of CUDA. docs/cpp.md is the guide.
+It needs a C++ compiler, but neither nvcc nor CUDA. docs/cpp.md is the guide.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from torch_cubin._compile import cache
 FilePath = str | os.PathLike[str]
 Images = Any  # a FilePath, bytes, bytearray, memoryview or Module, or an Iterable of these
 _ROOT = Path(__file__).resolve().parent
-# The oldest PyTorch that the headers are written for; setup.py's TORCH_MIN.
+# The oldest PyTorch that the headers support; setup.py's TORCH_MIN.
 _TORCH_TARGET = "0x020b000000000000"
 _SCHEMA = re.compile(r"\s*([A-Za-z_]\w*)\s*(\(.*\)\s*->.+)?", re.S)
 
@@ -75,7 +75,7 @@ def _torch_folder() -> Path:
 
 
 def compile_flags(torch: bool = True) -> list[str]:
-    """Of a C++ compiler, for torch_cubin/torch.h, or without `torch` for torch_cubin/cubin.h."""
+    """Flags of a C++ compiler for torch_cubin/torch.h; without `torch`, for torch_cubin/cubin.h."""
     flags = [f"-I{include_path()}"]
     if not torch:
         return ["-std=c++17", *flags]
@@ -87,7 +87,7 @@ def compile_flags(torch: bool = True) -> list[str]:
 
 
 def link_flags(torch: bool = True, shared: bool = False) -> list[str]:
-    """Of a linker, behind the objects; static unless `shared`: what is linked runs anywhere."""
+    """Flags of a linker, after the objects; static by default, so that the result runs anywhere."""
     if shared:
         flags = [f"-L{library_path()}", "-ltorch_cubin", f"-Wl,-rpath,{library_path()}"]
     else:
@@ -98,7 +98,7 @@ def link_flags(torch: bool = True, shared: bool = False) -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Extension":  # made when it is asked for: setuptools may be missing
+    if name == "Extension":  # defined on first use: setuptools may be missing
         globals()[name] = _extension_class()
         return globals()[name]
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
@@ -113,8 +113,8 @@ def _extension_class() -> type:
             Extension("mine._ops", ["ops.cpp"], embed={"my_cubin": ["x.sm_80.cubin", "x.cubin"]})
 
         Load it with torch.ops.load_library. `embed` gives each name of TORCH_CUBIN_EMBED its files,
-        one an architecture, or a torch_cubin.Module; without `torch` the sources use cubin.h alone.
-        Raises as embed.write_unit.
+        one per architecture, or a torch_cubin.Module; without `torch` the sources use only cubin.h.
+        Raises the errors of embed.write_unit.
         """
 
         def __init__(
@@ -136,7 +136,7 @@ def _extension_class() -> type:
             compile_arguments = [*compile_flags(torch), "-fvisibility=hidden"]
             compile_arguments += keywords.pop("extra_compile_args", [])
             link_arguments = [*link_flags(torch), *keywords.pop("extra_link_args", [])]
-            keywords.setdefault("py_limited_api", True)  # for the file's name
+            keywords.setdefault("py_limited_api", True)  # determines the file's name
             keywords.setdefault("language", "c++")
             super().__init__(
                 name,
@@ -153,15 +153,15 @@ def _extension_class() -> type:
 
 @functools.cache
 def _own_folder() -> Path:
-    """For what this process alone compiles; gone with it."""
+    """The folder for extensions that only this process uses; deleted when it ends."""
     folder = tempfile.mkdtemp(prefix="torch_cubin_")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)
 
 
 def cache_path() -> Path:
-    """Where load_inline keeps what it compiled: TORCH_CUBIN_CACHE, else ~/.cache/torch_cubin; a
-    folder of this process where it is "0"."""
+    """The cache of load_inline: TORCH_CUBIN_CACHE, else ~/.cache/torch_cubin; a folder of this
+    process if the variable is "0"."""
     folder = cache.folder()
     return _own_folder() if folder is None else folder.resolve()
 
@@ -179,21 +179,22 @@ def load_inline(
 ) -> types.SimpleNamespace:
     """Compiles C++ that includes torch_cubin/torch.h and returns its functions as ops of PyTorch.
 
-    embed: for each name of TORCH_CUBIN_EMBED its images, as paths or bytes, one an architecture, or
-        a torch_cubin.Module, of compile() say.
+    embed: for each name of TORCH_CUBIN_EMBED its images, as paths or bytes, one per architecture,
+        or a torch_cubin.Module, e.g. from compile().
     functions: names of functions in `source`, whose schemas follow from their C++ types: Tensor,
         int64_t (not int), double (not float), bool, std::string, torch.dtype as ScalarType,
         torch::stable::Device, std::optional, std::vector and std::tuple of these, void. Or whole
-        schemas ("scale_(Tensor(a!) x, float by) -> ()", whose float is C++'s double), for names and
-        defaults of arguments and for what a function changes. They are registered for CUDA.
+        schemas ("scale_(Tensor(a!) x, float by) -> ()", whose float is C++'s double), which give
+        names and defaults of arguments and mark mutated ones. They are registered for CUDA.
 
-    What was compiled is kept (cache_path()), named by the hash of what went into it: sources,
-    images, flags, the compiler, the versions of PyTorch and of torch_cubin; for this process alone
-    where the source includes "a header" of your own. Ops live in
-    torch.ops.NAME_HASH; derivatives and fakes are added with torch.library, by the op's name, which
-    is `ops.NAME._qualified_op_name`. Raises InputError [input] for bad arguments, for a function of
-    other types, or of others than its schema has, and for source that does not compile, with the
-    compiler's text; FileError [file] without a compiler.
+    The compiled library is cached (cache_path()) under the hash of its inputs: sources, images,
+    flags, the compiler, the versions of PyTorch and of torch_cubin. It is used by this process only
+    if the source includes "a header" of your own. The ops are in torch.ops.NAME_HASH; add
+    derivatives and fakes with torch.library, by the op's name `ops.NAME._qualified_op_name`.
+
+    Raises InputError [input] for bad arguments, for a function whose types are unsupported or
+    differ from its schema, and for source that does not compile, with the compiler's text;
+    FileError [file] without a compiler.
     """
     import torch
 
@@ -219,7 +220,7 @@ def load_inline(
             digest.update(f"{symbol}:{len(content)}:".encode() + content)
     key = digest.hexdigest()[:16]
     namespace = f"{name}_{key}"
-    # A header of the user's own may change without the key: then nothing is taken from others.
+    # A user's header may change without changing the key: then the cache is not shared.
     shared = not re.search(r'^[ \t]*#[ \t]*include[ \t]*"', source, re.M)
     folder = (cache_path() if shared else _own_folder()) / namespace
     library = folder / f"{name}.so"
@@ -239,11 +240,11 @@ def load_inline(
                     "input", f"the source of '{namespace}'", "embeds what is not given",
                     expected=f"embed={{'{missing[1]}': ...}}", got=", ".join(images) or "no embed=",
                 ) from error  # fmt: skip
-            # Another process may have evicted it since: then it is built again.
+            # If another process has evicted it meanwhile, it is built again.
             if is_last or library.is_file():
                 raise
     with contextlib.suppress(OSError):
-        os.utime(library)  # the time of its last use, by which the cache evicts
+        os.utime(library)  # the time of last use, which determines evictions
     cache.evict()
     _check_schemas(library, declared)
     made = {function: getattr(getattr(torch.ops, namespace), function) for function, _ in declared}
@@ -251,7 +252,7 @@ def load_inline(
 
 
 def _declared(function: str) -> tuple[str, str]:
-    """The name, and the schema where there is one."""
+    """The function's name, and its schema, or ""."""
     match = _SCHEMA.fullmatch(function)
     if match is None:
         raise errors.fault(
@@ -263,14 +264,14 @@ def _declared(function: str) -> tuple[str, str]:
     return match[1], match[0].strip() if match[2] else ""
 
 
-# A function in what is compiled: the schemas as its C++ types give them, a line each.
+# A function in the compiled library: returns the schemas of the C++ types, one per line.
 _SCHEMAS = "torch_cubin_schemas"
 
 
 def _check_schemas(library: Path, declared: list[tuple[str, str]]) -> None:
-    """Compares the schemas that were given with the functions' C++ types.
+    """Compares the given schemas with the functions' C++ types.
 
-    NOTE: PyTorch does not: an int64_t would read the bits of a float's double.
+    NOTE: PyTorch does not check this: an int64_t would read the bits of a float's double.
     """
     given = [schema for _, schema in declared if schema]
     if not given:
@@ -344,8 +345,8 @@ def _compiler() -> list[str]:
 
 
 def _registration(namespace: str, declared: list[tuple[str, str]]) -> str:
-    """The C++ behind the source, which makes ops of its functions."""
-    # Of each function, on a line that says which it is where its types are refused.
+    """The C++ that follows the source and registers its functions as ops."""
+    # One line per function: the compiler's error about its types names that line.
     of_types = {
         name: f'\n#line 1 "function {name}"\n::torch_cubin::detail::schema_of("{name}", &{name})\n'
         for name, _ in declared
@@ -366,7 +367,7 @@ def _registration(namespace: str, declared: list[tuple[str, str]]) -> str:
 
 
 def _wrong_type(namespace: str, text: str) -> errors.Error | None:
-    """Where the compiler met the static_assert of torch.h's SchemaType: that, without its page."""
+    """The error if the compiler failed the static_assert of torch.h's SchemaType, else None."""
     allowed = re.search(r"torch_cubin: an op takes and returns (.*? of these)", text)
     kind = re.search(r"SchemaType<([^'\n;]+?) ?>['; ]", text)
     function = re.search(r"function (\w+):1\b", text)
@@ -391,7 +392,7 @@ def _build(
     links: list[str],
     verbose: bool,
 ) -> None:
-    """Compiles into `library`, which gets its name when it is whole; a second process waits."""
+    """Compiles into `library`, which appears only when it is complete; a second process waits."""
     with cache.locked_folder(folder):
         if library.is_file():
             return
@@ -411,7 +412,7 @@ def _build(
         command = [*compiler, *flags, *map(str, units), "-o", str(unfinished), *links]
         if verbose:
             print(shlex.join(command), file=sys.stderr, flush=True)
-        environment = {**os.environ, "LC_ALL": "C"}  # _wrong_type() reads what the compiler says
+        environment = {**os.environ, "LC_ALL": "C"}  # _wrong_type() parses the compiler's messages
         done = subprocess.run(command, capture_output=True, text=True, env=environment)
         if verbose and done.stderr:
             print(done.stderr, file=sys.stderr)
@@ -425,7 +426,7 @@ def _build(
         unfinished.replace(library)
 
 
-__all__ = [  # noqa: F822 (Extension is made by __getattr__)
+__all__ = [  # noqa: F822 (__getattr__ defines Extension)
     "Extension",
     "cache_path",
     "cmake_path",

@@ -1,5 +1,5 @@
-# The context manager that serves a model's products and attention from cubins. It routes: what a
-# function becomes is decided in _drop_in/served.py, what is counted in _drop_in/report.py.
+# The context manager that serves a model's products and attention from cubins. It only routes
+# calls: _drop_in/served.py decides how a function is served, _drop_in/report.py counts.
 """``with torch_cubin.drop_in(): model(x)``: any model, unchanged, with its products from cubins."""
 
 import sys
@@ -31,20 +31,20 @@ __all__ = ["drop_in", "report"]
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
 
-# A dict of its own for torch.compile: the one below grows, and a graph's guards would fail on it.
+# A separate dict for torch.compile: the one below grows, which would fail a graph's guards.
 _traced: Any = F.multi_head_attention_forward
 _TRACED_COPIES = {_traced: _python_functions.without_check(_traced)}
 _copies: dict[types.FunctionType, types.FunctionType | None] = {}
 
 
 class _Serving(TorchFunctionMode):
-    """The routing alone; what drop_in() adds is when the counts begin."""
+    """The routing. drop_in() adds the reset of the counts."""
 
     def __torch_function__(
         self, func: Any, types_: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        # NOTE: every torch function of a model comes through here, so the way of one that is no
-        # product is a dict look-up and no more.
+        # NOTE: every torch function of a model comes through here, so functions that are not served
+        # must cost only a dict lookup.
         served = SERVED.get(func)
         if served is None:
             if type(func) is types.FunctionType:
@@ -74,9 +74,9 @@ _fast_path.serves(_Serving)
 
 
 def _call_python(func: Any, types_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a function of torch written in Python; one that multiplies inside, with the mode on."""
+    """Calls a torch function written in Python; with the mode enabled if it multiplies inside."""
     if torch.compiler.is_compiling():
-        if func is torch.Tensor.unflatten:  # it says super(), which cannot be traced from here
+        if func is torch.Tensor.unflatten:  # it uses super(), which cannot be traced from here
             return args[0].unflatten(*args[1:], **kwargs)
         copy: Any = _TRACED_COPIES.get(func)
     else:
@@ -94,20 +94,20 @@ def _call_python(func: Any, types_: Any, args: tuple[Any, ...], kwargs: dict[str
 
 
 def _leave_a_mark() -> None:
-    """Where activation checkpointing is at work, save one tensor more than PyTorch would.
+    """Under activation checkpointing, saves one more tensor than PyTorch would.
 
-    Checkpointing computes a region again in backward() and takes what that saves for what the first
-    run saved, by position. Called outside of drop_in(), backward() would run PyTorch's own linear
-    again, which saves other tensors; where all are square the gradient would silently be wrong.
-    With one more in the first run torch.utils.checkpoint sees the difference and raises.
+    Checkpointing recomputes a region in backward() and matches the saved tensors with those of the
+    first run by position. If backward() is called outside drop_in(), it runs PyTorch's own linear,
+    which saves other tensors; if all are square, the gradient would silently be wrong. With one
+    more tensor in the first run, torch.utils.checkpoint detects the difference and raises.
     """
     if _modes.saves_tensors_by_hooks():
-        # Saves its result, and is then forgotten. On the CPU, whatever the default device is.
+        # exp saves its result, which is then dropped. On the CPU, whatever the default device is.
         torch.empty(0, device="cpu", requires_grad=True).exp()
 
 
 def _nested() -> bool:
-    """Whether a drop_in() further out will see the same call (this one is off in here)."""
+    """Whether an outer drop_in() will see the same call (this one is disabled in here)."""
     return any(isinstance(mode, _Serving) for mode in _modes.function_modes())
 
 
@@ -116,25 +116,24 @@ class drop_in(_Serving):
 
     Served are ``@``, :func:`torch.matmul`, ``mm``, ``mv``, ``bmm``, ``dot``, ``vdot``, ``inner``,
     ``addmm``, ``addmv``, ``addbmm``, ``baddbmm``, the Tensor methods of these, ``torch.einsum`` of
-    two operands where it is a product, ``F.linear`` (so :class:`torch.nn.Linear`) and
+    two operands if it is a product, ``F.linear`` (hence :class:`torch.nn.Linear`) and
     ``F.scaled_dot_product_attention``, for float16, bfloat16, float32 and float64 tensors on CUDA
     (on the CPU: by the reference implementation).
     Everything else, and every call that cannot be served, goes to PyTorch;
     :func:`torch_cubin.report` lists both.
 
-    It holds for the thread that enters it, may be nested, works inside a function given to
-    ``torch.compile`` and around one, and is differentiable. Functions that PyTorch wrote in Python,
-    such as the one behind :class:`torch.nn.MultiheadAttention`, are entered, so the products inside
-    are served too; ``TorchScript`` and other code that never comes back to Python is not.
-    Results have PyTorch's shape and dtype; a product is always contiguous. Dropout of attention
-    drops as much as PyTorch's, but other weights; which kernel of its own PyTorch is set to use
-    (``torch.nn.attention.sdpa_kernel``) plays no part. ``addmm`` and its kin round once, after
-    factors and sum. Nested tensors given to :class:`torch.nn.MultiheadAttention` and
-    :class:`torch.nn.TransformerEncoderLayer` are left to the fused path of these layers, which
-    alone takes them.
+    It applies to the thread that enters it, may be nested, supports ``torch.compile`` inside and
+    around the compiled function, and is differentiable. Functions that PyTorch implements in
+    Python, such as the one behind :class:`torch.nn.MultiheadAttention`, are entered, so their
+    products are served too; ``TorchScript`` and other code that does not run in Python is not.
+    Results have PyTorch's shape and dtype; a product is always contiguous. Dropout of attention has
+    PyTorch's probability, but drops other weights; ``torch.nn.attention.sdpa_kernel`` has no
+    effect. ``addmm`` and its relatives round once, after factors and sum. Nested tensors given to
+    :class:`torch.nn.MultiheadAttention` and :class:`torch.nn.TransformerEncoderLayer` take the
+    fused path of these layers, which alone supports them.
 
-    With activation checkpointing call ``backward()`` inside as well: what is computed again must be
-    computed the same way (torch.utils.checkpoint raises otherwise).
+    With activation checkpointing, call ``backward()`` inside as well: the recomputation must run
+    the same ops (torch.utils.checkpoint raises otherwise).
     """
 
     def __init__(self, *model: Any) -> None:
@@ -146,11 +145,11 @@ class drop_in(_Serving):
         super().__init__()
 
     def __call__(self, function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
-        """As a decorator: every call of the function runs inside a drop_in() of its own.
+        """As a decorator: every call of the function runs inside its own drop_in().
 
-        The body of a generator, a coroutine or an asynchronous generator does, too; whoever resumes
-        it is outside while it is suspended. Wrong arguments of these raise at their first step, as
-        under :class:`torch.no_grad`.
+        So does the body of a generator, a coroutine or an asynchronous generator; the caller is
+        outside while it is suspended. Wrong arguments of these raise at their first step, as under
+        :class:`torch.no_grad`.
         """
         if isinstance(function, (type, torch.nn.Module)):
             kind = function if isinstance(function, type) else type(function)
@@ -177,13 +176,13 @@ class drop_in(_Serving):
 
 
 class _Outermost:
-    """What happens once for all threads when the first of them enters: the counts start anew."""
+    """Resets the counts when the first of all threads enters."""
 
     def __init__(self) -> None:
-        # Reentrant, because a garbage collection in here may end a decorated generator.
+        # Reentrant: a garbage collection while it is held may end a decorated generator.
         self._lock = threading.RLock()
-        # How often each is entered now. Weak: one that was entered in a compiled graph, and left
-        # outside or not at all, must not stand in the way of the next. Guarded by _lock.
+        # How often each is entered now. Weak: one that was entered in a compiled graph, and exited
+        # outside or never, must not block the next. Guarded by _lock.
         self._times_entered: weakref.WeakKeyDictionary[drop_in, int] = weakref.WeakKeyDictionary()
 
     def enter(self, mode: drop_in) -> None:
@@ -203,7 +202,7 @@ _outermost = _Outermost()
 
 
 class _begun:
-    """Counts as a drop_in() that is entered, and serves nothing."""
+    """Counts as an entered drop_in(), but serves nothing."""
 
     def __enter__(self) -> None:
         self._mode = None if torch.compiler.is_compiling() else drop_in()

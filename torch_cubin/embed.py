@@ -1,4 +1,4 @@
-"""Cubins, or a whole package, inside a shared library of your own: a wheel that is one file.
+"""Embeds cubins, or a whole package, in your own shared library: a wheel with one file.
 
     # setup.py
     from setuptools import setup
@@ -16,10 +16,10 @@
 
 torch_cubin is not on PyPI: docs/your_own_kernel.md says how such a wheel depends on it.
 
-The library gets a read-only section `.torch_cubin` with the files and their sha256, laid out as
-csrc/cubin/embedded.h says, by `.incbin` in one C file; that takes a C compiler, neither nvcc nor
-CUDA. It is read as a file: nothing in it runs. For CMake see cmake/torch_cubin.cmake (`python -m
-torch_cubin cmake-dir`). Neither needs PyTorch.
+The library gets a read-only section `.torch_cubin` with the files and their sha256 (layout:
+csrc/cubin/embedded.h), by `.incbin` in one C file. This needs a C compiler, but neither nvcc nor
+CUDA. The library is read as a file; none of its code runs. For CMake see cmake/torch_cubin.cmake
+(`python -m torch_cubin cmake-dir`). Neither needs PyTorch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import Any
 from torch_cubin.cmake import embed as _program
 
 FilePath = str | os.PathLike[str]
-# A torch_cubin.Module stands for its images, which are written beside the unit.
+# The images of a torch_cubin.Module are written beside the unit.
 Files = Any  # FilePath | Module | Iterable[FilePath | Module]
 
 
@@ -46,33 +46,32 @@ def write_unit(
 ) -> None:
     """Writes a C (and C++) source that embeds `files` by their names, or the folder `package`.
 
-    A torch_cubin.Module among the files, of compile() say, is written beside `output`, image by
-    image. `name` is what TORCH_CUBIN_EMBED(name) of torch_cubin/cubin.h finds them by. With
+    The images of a torch_cubin.Module among the files, e.g. from compile(), are written beside
+    `output`. TORCH_CUBIN_EMBED(name) of torch_cubin/cubin.h finds the files by `name`. With
     `tvm_ffi`, which takes a name and one file, TVM-FFI's TVM_FFI_EMBED_CUBIN(name) finds it, too.
 
-    The files are found from where the compiler runs: give absolute paths where that is elsewhere.
-    `symbol` is the bundle's, for `-Wl,-u,SYMBOL` where a linker drops what nothing refers to; by
-    default it is made of the contents. Raises FileError [file] for a file that cannot be read,
-    InputError [input] for no files or two of one name, HashError [hash] for a package whose
-    manifest promises other bytes.
+    Relative paths are resolved in the folder where the compiler runs. `symbol` names the bundle,
+    for `-Wl,-u,SYMBOL` if a linker drops unreferenced objects; by default it is derived from the
+    contents. Raises FileError [file] for a file that cannot be read, InputError [input] for no
+    files or two of one name, HashError [hash] for a package whose manifest has other hashes.
     """
     _program.write_unit(output, _written(files, output), package, symbol, name, tvm_ffi)
 
 
 def listed(files: Files) -> list[Any]:
-    """The files; one path, or one Module, alone is a list of one."""
+    """The files as a list; a single path or Module becomes a list of one."""
     if isinstance(files, (str, os.PathLike)) or is_module(files):
         return [files]
     return list(files)
 
 
 def is_module(value: object) -> bool:
-    """Whether it is a torch_cubin.Module, whose own file needs PyTorch."""
+    """Whether it is a torch_cubin.Module, without importing its file, which needs PyTorch."""
     return hasattr(type(value), "_image_files")
 
 
 def _written(files: Files, output: FilePath) -> Files:
-    """The files, with the images of a Module written beside `output`."""
+    """Writes the images of a Module beside `output`; returns all files."""
     is_text = isinstance(files, (str, bytes, bytearray, memoryview))
     if is_text or not isinstance(files, Iterable):  # a path, or refused
         return files
@@ -89,7 +88,7 @@ def _written(files: Files, output: FilePath) -> Files:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "CubinExtension":  # made when it is asked for: setuptools may be missing
+    if name == "CubinExtension":  # defined on first use: setuptools may be missing
         globals()[name] = _extension_class()
         return globals()[name]
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
@@ -105,12 +104,12 @@ def _extension_class() -> type:
             CubinExtension("mine._kernels", package="kernels")     # save_package("kernels", ...)
             CubinExtension("mine._kernels", torch_cubin.compile(source, archs=["sm_90a"]))
 
-        gives `mine/_kernels.abi3.so`, for torch_cubin.load and torch_cubin.load_package by its
-        path. It uses nothing of Python: tag the wheel as it suits you (examples/embedded/setup.py).
-        `sources` and whatever else an Extension takes may be added. Paths are relative to setup.py.
-        The files are read when setup.py runs: make them before, or in it.
+        builds `mine/_kernels.abi3.so`, whose path torch_cubin.load and torch_cubin.load_package
+        take. It does not use Python's ABI: choose the wheel's tag (examples/embedded/setup.py).
+        `sources` and all other arguments of an Extension may be added. Paths are relative to
+        setup.py. The files are read when setup.py runs: create them before, or in it.
 
-        Raises as write_unit, and ImageError [image] for a file that is no device code.
+        Raises the errors of write_unit, and ImageError [image] for a file without device code.
         """
 
         def __init__(
@@ -132,7 +131,7 @@ def _extension_class() -> type:
             if package is not None:
                 cubins = _program.package_files(Path(package)).values()
             depends = [*keywords.pop("depends", ()), *map(os.fspath, cubins)]
-            keywords.setdefault("py_limited_api", True)  # for the file's name
+            keywords.setdefault("py_limited_api", True)  # determines the file's name
             files = [*(os.fspath(source) for source in sources), str(unit)]
             super().__init__(name, files, depends=depends, **keywords)
 
@@ -140,4 +139,4 @@ def _extension_class() -> type:
     return CubinExtension
 
 
-__all__ = ["CubinExtension", "write_unit"]  # noqa: F822 (the first is made by __getattr__)
+__all__ = ["CubinExtension", "write_unit"]  # noqa: F822 (__getattr__ defines the first)

@@ -1,11 +1,11 @@
-"""The exceptions of torch_cubin: one class a tag.
+"""The exceptions of torch_cubin: one class per tag.
 
-C++ knows a single exception type, whose text carries the tag:
+C++ has a single exception type, whose text contains the tag:
 
     torch_cubin [tag]: <object> <what is wrong>: expected X, got Y. <what to do>
 
-Every class here is a `torch_cubin.Error` (a RuntimeError, which is what C++ errors arrive as) and
-also the built-in class that a Python user expects for that mistake.
+Every class here derives from `torch_cubin.Error` (a RuntimeError, the type of errors from C++) and
+from the built-in class that a Python user expects for that mistake.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ else:
 
 
 class Error(RuntimeError):
-    """Any error of torch_cubin. `tag` says which kind; the text says what to do."""
+    """Any error of torch_cubin. `tag` names the kind; the text says what to do."""
 
     tag = "internal"
 
     def __init_subclass__(cls, tag: str = "", **keywords: object) -> None:
         super().__init_subclass__(**keywords)
-        if tag:  # a class of a user's own has its base's
+        if tag:  # a user's subclass inherits the tag of its base
             cls.tag = tag
             CLASSES[tag] = cls
 
@@ -113,12 +113,12 @@ class InternalError(Error, tag="internal"):
 
 
 def make(tag: str, message: str) -> Error:
-    """The exception for a tag and a finished message (as C++ writes them)."""
+    """The exception for a tag and a complete message, as C++ builds them."""
     return CLASSES.get(tag, InternalError)(message)
 
 
 def of_text(error: RuntimeError) -> Error | None:
-    """The exception that an error of C++ stands for; None where it is one already, or another's."""
+    """The exception for an error from C++; None for one that is converted already or not ours."""
     found = None if isinstance(error, Error) else re.match(r"torch_cubin \[(\w+)\]: ", str(error))
     return make(found[1], str(error)) if found is not None else None
 
@@ -126,8 +126,8 @@ def of_text(error: RuntimeError) -> Error | None:
 def fault(
     tag: str, object: str, problem: str, *, expected: str = "", got: str = "", advice: str = ""
 ) -> Error:
-    """The exception for `tag` with its message built by the template, as C++'s fail() builds it."""
-    # An object may be a file's name, which may hold line ends.
+    """The exception for `tag`; builds the message by the template, like fail() in C++."""
+    # An object may be a file name, which may contain line ends.
     text = f"torch_cubin [{tag}]: {_CONTROL.sub(_escaped, object)} {problem}"
     if expected:
         text += f": expected {expected}"
@@ -137,7 +137,7 @@ def fault(
     return make(tag, text.rstrip())
 
 
-# What moves a terminal's cursor, and what cannot be printed at all: parts of surrogate pairs.
+# Characters that move a terminal's cursor, and unpaired surrogates, which cannot be printed.
 _CONTROL = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\ud800-\\udfff]")
 
 
@@ -146,19 +146,19 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 def wrong_type(what: str, expected: str, given: object, advice: str = "") -> Error:
-    """The error for an argument of another type than `expected` says."""
+    """The error for an argument of a wrong type."""
     got = type(given).__name__
     return fault("input", what, "has a wrong type", expected=expected, got=got, advice=advice)
 
 
 def other_bytes(what: str, problem: str, wanted: str, found: str, advice: str = "") -> Error:
-    """The error for bytes that have another sha256 than before."""
+    """The error for bytes whose sha256 has changed."""
     expected, got = f"sha256 {wanted}", f"sha256 {found}"
     return fault("hash", what, problem, expected=expected, got=got, advice=advice)
 
 
 def nearest(wanted: str, known: Sequence[str]) -> str:
-    """For `expected`: the names that come closest to one that is not known, else all."""
+    """For `expected`: the known names closest to the wanted one, else all."""
     found = difflib.get_close_matches(wanted, known, n=3)
     if not found:
         return ", ".join(f"'{name}'" for name in known)
@@ -169,7 +169,7 @@ _Function = TypeVar("_Function", bound=Callable[..., object])
 
 
 def check_keywords(function: str, keywords: Iterable[str], known: Sequence[str]) -> None:
-    """Raises for a keyword that a public function does not know: which it knows, or the nearest."""
+    """Raises for an unknown keyword of a public function; the error lists the nearest, or all."""
     for name in keywords:
         if name not in known:
             raise fault(
@@ -185,7 +185,7 @@ def named_keywords(function: _Function) -> _Function:
     """Decorates a public function, or a method `__init__`, with :func:`check_keywords`."""
     parameters = inspect.signature(function).parameters.values()
     known = [each.name for each in parameters if each.name != "self"]
-    # Producers' functions have the names of others; theirs are torch_cubin.producers.<producer>.
+    # Producers share function names; theirs are torch_cubin.producers.<producer>.NAME.
     producer = re.match(r"torch_cubin\.(?:_|producers\.)(triton|tile)\b", function.__module__)
     name = function.__qualname__.removesuffix(".__init__").removeprefix("_")
     name = f"producers.{producer[1]}.{name}" if producer else name
@@ -202,7 +202,7 @@ _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
 def warn(text: str, category: type[Warning]) -> None:
-    """A warning that names the line of the user's that led here."""
+    """Warns at the line of the user's code that led here."""
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         level, frame = level + 1, frame.f_back

@@ -27,13 +27,13 @@ _REPORTED = "transformers attention"
 
 
 def register() -> None:
-    """Add "cubin" to the attention implementations that transformers knows.
+    """Adds "cubin" to the attention implementations of transformers.
 
-    It takes what "sdpa" takes and masks are made as for "sdpa"; logits soft-capped (Gemma 2) and
-    attention sinks (GPT-OSS), which "sdpa" lacks, are served too, and heads that share keys and
-    values are not repeated. Prefill and cached generation, static caches and padded batches
-    included, run from cubins; :func:`torch_cubin.report` counts the calls, and says where the
-    weights were asked for, which no call gives. Calling it again changes nothing.
+    It supports the arguments and masks of "sdpa", and also soft-capped logits (Gemma 2) and
+    attention sinks (GPT-OSS), which "sdpa" lacks; heads that share keys and values are not
+    repeated. Prefill and cached generation, with static caches and padded batches, run from cubins.
+    :func:`torch_cubin.report` counts the calls, and lists requests for attention weights, which are
+    not returned. Calling it again changes nothing.
 
     Raises:
         ImportError: transformers is missing, or older than 4.53.
@@ -56,7 +56,7 @@ def register() -> None:
 
 @cache
 def _mask_function(make: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
-    """transformers' function for the masks of "sdpa", for models that ask for the attention."""
+    """Wraps transformers' mask function of "sdpa"; refuses models with their own attention."""
 
     def mask(*args: Any, config: Any = None, **kwargs: Any) -> Tensor | None:
         own = _own_attention(type(config))
@@ -80,11 +80,11 @@ def _own_attention(config_class: type) -> str:
 
 @cache
 def _find_own_attention(config_class: type) -> str:
-    """The attention layer of a model that never asks transformers' interface; "" for none.
+    """The attention layer of a model that bypasses transformers' interface; "" for none.
 
-    Such a layer adds the mask that it gets to its scores, and "sdpa" makes none where is_causal
-    says the same: the model would not be causal. What tells the two apart is in the code of the
-    layers that stand beside a config, in the modules modeling_* of its package.
+    Such a layer adds its mask to its scores, but "sdpa" makes no mask if is_causal suffices: the
+    model would not be causal. The two kinds of models are distinguished by the code of the layers
+    in the modules modeling_* of the config's package.
     """
     for cls in config_class.__mro__:
         package = cls.__module__.rpartition(".")[0]
@@ -109,7 +109,7 @@ def _attention_layers(module: types.ModuleType) -> Iterator[type]:
 
 
 def _names_in(layer: type) -> set[str]:
-    """Global names and attributes that the methods of a class use, its base classes' too."""
+    """Global names and attributes that the methods of a class and of its bases use."""
     names: set[str] = set()
     for cls in layer.__mro__[: layer.__mro__.index(torch.nn.Module)]:
         for value in vars(cls).values():
@@ -140,10 +140,10 @@ def attention(
     max_length_k: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls for a layer.
+    """The function that transformers calls for a layer.
 
     Args:
-        module: the layer; `module.is_causal` (default True) says what no mask means.
+        module: the layer; `module.is_causal` (default True) applies if there is no mask.
         query: (batch, heads, rows, head_dim).
         key: (batch, heads that divide those of query, columns, head_dim).
         value: as key; head_dim may be another.
@@ -229,7 +229,7 @@ def attention(
             sinks=None if s_aux is None else s_aux.float(),
         )
     _count(query, key, out)
-    # A view already: the output lies in memory as query does, whose heads models put last.
+    # Usually a view: the output has the strides of query, in which models put the heads last.
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -247,7 +247,7 @@ def paged_attention(
     block_table: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls for a layer in continuous batching, as "paged|cubin" (up to 5.22).
+    """Called by transformers for a layer in continuous batching, as "paged|cubin" (up to 5.22).
 
     The rows of all requests lie one after another, (1, heads, rows, head_dim), and `cache` gives
     the keys and values that each sees, old and new.
@@ -336,7 +336,7 @@ def _packed(
 
 
 def _same_sequence(rows: Tensor, columns: Tensor, count: int, key_count: int) -> Tensor:
-    """(rows, columns): True where both belong to one sequence."""
+    """A (rows, columns) mask: True if both belong to one sequence."""
     device = rows.device
     of_row = torch.bucketize(torch.arange(count, device=device), rows[1:], right=True)
     of_column = torch.bucketize(torch.arange(key_count, device=device), columns[1:], right=True)
@@ -355,8 +355,8 @@ def _narrowed(mask: Tensor | None, seen: Tensor, is_causal: bool) -> Tensor:
 def _selected(indices: Tensor, mask: Tensor | None, is_causal: bool, key: Tensor) -> Tensor:
     """The mask without the columns that are not among `indices`.
 
-    Models of sparse attention make it themselves for "eager" and "sdpa" alone, by these names, and
-    hand the indices to every other implementation.
+    Models with sparse attention make this mask themselves only for "eager" and "sdpa", and pass the
+    indices to every other implementation.
     """
     hidden = torch.ones(*indices.shape[:-1], key.shape[2], dtype=torch.bool, device=key.device)
     hidden = hidden.scatter(-1, indices.long(), False).unsqueeze(1)

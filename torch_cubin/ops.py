@@ -1,11 +1,11 @@
-"""The public ops of ``torch.ops.cubin``, by names that editors and type checkers know.
+"""The public ops of ``torch.ops.cubin``, under names that editors and type checkers can resolve.
 
     from torch_cubin import ops
 
     c = ops.matmul(a, b)        # torch.ops.cubin.matmul itself
 
-Each name is the very op packet, so nothing is between a call and the op. Their types stand in
-ops.pyi, which ``python tools/op_stubs.py`` writes from the schemas.
+Each name is the op packet itself, so calls have no overhead. ``python tools/op_stubs.py`` writes
+their types to ops.pyi from the schemas.
 """
 
 import torch

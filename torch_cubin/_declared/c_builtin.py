@@ -1,13 +1,12 @@
-"""What nvcc and CUDA's headers declare, for C texts that name it without an include that is found.
+"""Declarations of nvcc and of CUDA's headers, for C texts whose includes are not found.
 
-Only types whose layout is the same in every version of CUDA are stated here, but for CUtensorMap.
-A header that is installed goes first: a declaration is added only for a name that the text leaves
-undeclared.
+Except for CUtensorMap, only types whose layout is the same in every version of CUDA are listed. An
+installed header takes precedence: a declaration is added only for names that are undeclared.
 """
 
 from __future__ import annotations
 
-# Keywords of CUDA C++ that say nothing of a layout, and the one that does.
+# Keywords of CUDA C++ that do not affect a layout, and the one that does.
 KEYWORDS = (
     *(f"-D{word}=" for word in ("__host__", "__device__", "__global__", "__constant__",
                                 "__shared__", "__managed__", "__forceinline__",
@@ -62,7 +61,7 @@ def _vectors() -> dict[str, str]:
         for count in (1, 2, 3, 4):
             align = size if count in (1, 3) else min(16, size * count)
             out[f"{base}{count}"] = _vector(f"{base}{count}", item, count, align)
-        if size == 8:  # of CUDA 13 and later, which says the alignment in the name
+        if size == 8:  # CUDA 13 and later, which have the alignment in the name
             for align in (16, 32):
                 name = f"{base}4_{align}a"
                 out[name] = _vector(name, item, 4, align)
@@ -70,9 +69,9 @@ def _vectors() -> dict[str, str]:
 
 
 def _bits(name: str, *aliases: str, size: int = 2) -> dict[str, str]:
-    """A type of CUDA's that is so many bytes of bits, aligned to them."""
+    """A CUDA type of `size` bytes, aligned to its size."""
     item = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int"}[size]
-    # With constructors, as CUDA's own: what has such a field is no POD, and its padding is reused.
+    # With constructors, like CUDA's: a struct with such a field is no POD; its padding is reused.
     code = f"struct {name} {{ {item} bits; {name}() = default;"
     code += f" template <class T, class... More> constexpr {name}(T, More...) : bits() {{}} }};"
     return {name: code, **{alias: f"{code} typedef {name} {alias};" for alias in aliases}}
@@ -87,7 +86,7 @@ _HANDLES = {
 
 HANDLES = frozenset(_HANDLES.values())
 
-# The alignment of a CUtensorMap is said by a macro: 64 before CUDA 13, 128 since.
+# A macro gives the alignment of a CUtensorMap: 64 before CUDA 13, 128 since.
 MAP_ALIGNMENT = "TORCH_CUBIN_MAP_ALIGNMENT"
 TENSOR_MAP = "CUtensorMap"
 _MAP = f"struct alignas({MAP_ALIGNMENT}) CUtensorMap_st {{ unsigned long opaque[16]; }};"
@@ -120,7 +119,7 @@ def declared(names: set[str]) -> str:
         code = DECLARATIONS[name]
         body, separator, rest = code.partition("; typedef ")
         if separator and not code.startswith("namespace"):
-            # `half` and `__half` may both be named: the struct and its alias stand apart.
+            # `half` and `__half` may both be named: the struct and its alias are separate parts.
             parts[f"{body};"] = None
             parts[f"typedef {rest}"] = None
         else:

@@ -1,7 +1,7 @@
-"""C and C++ text as libclang reads it: for a 64-bit Linux host, with the folders that g++ includes.
+"""C and C++ text, parsed by libclang: for a 64-bit Linux host, with g++'s include folders.
 
-Whatever clang does not compile is refused with clang's message; nothing is guessed. libclang is an
-optional extra, imported here alone and at first use.
+Text that clang does not compile is refused with clang's message; nothing is guessed. libclang is an
+optional extra, imported only here, at first use.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from typing import Any
 from torch_cubin import errors
 from torch_cubin._declared import c_builtin
 
-_FOLDER = "/torch_cubin-c-text"  # of files that are in memory alone
+_FOLDER = "/torch_cubin-c-text"  # the folder of in-memory files
 MAIN = f"{_FOLDER}/text.h"
 _ADDED, _STAND_INS = f"{_FOLDER}/added.h", f"{_FOLDER}/include"
 _SKIP_BODIES, _WARNING, _ERROR = 0x40, 2, 3
 _MOST_ROUNDS = 8  # of names that only show once others are declared
-# What clang ignores may be what g++ lays a struct out by.
+# Attributes that clang ignores may affect g++'s layout.
 _IGNORED = {"-Wunknown-attributes", "-Wignored-attributes", "-Wignored-pragmas"}
-# What nvcc defines, and its values as a text is read that asks for them.
+# Macros of nvcc, and their values for texts that use them.
 _OF_NVCC = re.compile(r"\b__(?:CUDACC|NVCC|CUDA_ARCH|CUDACC_VER_MAJOR)__\b")
 _AS_NVCC = (
     *("-DTORCH_CUBIN__CUDACC__=1", "-DTORCH_CUBIN__NVCC__=1", "-DTORCH_CUBIN__CUDA_ARCH__=900"),
@@ -42,7 +42,7 @@ _UNDECLARED = re.compile(
 
 @functools.cache
 def cindex() -> Any:
-    """The module clang.cindex, with the functions that its Python does not declare."""
+    """The module clang.cindex, extended by functions that its Python does not declare."""
     try:
         from clang import cindex as module
 
@@ -74,7 +74,7 @@ def cindex() -> Any:
 
 
 def evaluate(cursor: Any) -> int | float | None:
-    """The number that an expression is; None of one that is no constant number."""
+    """The value of a constant expression; None if it is not a constant number."""
     library = cindex().conf.lib
     result = library.clang_Cursor_Evaluate(cursor)
     if not result:
@@ -97,7 +97,7 @@ def pretty(cursor: Any) -> str:
 
 @functools.cache
 def system_folders() -> tuple[str, ...]:
-    """The folders that g++ includes, in its order; none where there is no g++."""
+    """g++'s include folders, in its order; empty without g++."""
     compiler = shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         return ()
@@ -116,20 +116,20 @@ def system_folders() -> tuple[str, ...]:
 class Parsed:
     unit: Any  # a TranslationUnit
     added: frozenset[str]  # names of c_builtin that the text leaves undeclared
-    # Of each attribute that clang ignores: its file, offset, line and clang's words.
+    # For each attribute that clang ignores: its file, offset, line and clang's message.
     ignored: list[tuple[str, int, int, str]]
 
 
 class Text:
-    """A text with the folders and options that it is read with."""
+    """A text, and the folders and options with which it is parsed."""
 
     def __init__(
         self, text: str, label: str, include: Sequence[Any] = (), options: Sequence[str] = ()
     ) -> None:
         self.text, self.label = text, label
-        self.headers: dict[str, str] = {}  # read in place of those on the disk
+        self.headers: dict[str, str] = {}  # override those on the disk
         folders = [os.path.abspath(path) for path in include]
-        # Headers of CUDA's and g++'s are the system's: their #ifs are no affair of the user's.
+        # Headers of CUDA and g++ are system headers: their #ifs do not concern the user.
         cuda = [path for path in folders if os.path.isfile(os.path.join(path, "cuda.h"))]
         self.system = (*cuda, *system_folders())
         self.options = [
@@ -142,7 +142,7 @@ class Text:
         ]  # fmt: skip
 
     def parse(self, more: str = "", options: Sequence[str] = ()) -> Parsed:
-        """Compiles the text, with `more` behind it. Raises InputError [input] with its line."""
+        """Compiles the text, followed by `more`. Raises InputError [input] with the line."""
         added: set[str] = set()
         for _ in range(_MOST_ROUNDS):
             unit = self._unit(more, added, options)
@@ -167,9 +167,9 @@ class Text:
         return Parsed(unit, frozenset(added), ignored)
 
     def as_nvcc(self, parsed: Parsed) -> Text | None:
-        """The text as nvcc compiles it; None where nothing in it asks who does.
+        """The text as nvcc compiles it; None if the text does not depend on the compiler.
 
-        The user's files see nvcc's macros. CUDA's own do not: they would need nvcc's built-ins.
+        The user's files see nvcc's macros; CUDA's headers do not: they would need nvcc's built-ins.
         """
         changed = copy.copy(self)
         changed.text = _OF_NVCC.sub(r"TORCH_CUBIN\g<0>", self.text)

@@ -1,4 +1,4 @@
-"""A struct's fields as clang lays them out, and the value that each takes (for c_struct.py)."""
+"""The fields of a struct in clang's layout, and the kind of value of each (for c_struct.py)."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _MOST_FIELDS, _MOST_SIZE = 4096, 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Field:
-    """`kind`: as a contract has scalars, "pointer", "tensor_map", "bytes", or a CStruct."""
+    """`kind`: a contract's scalar type, "pointer", "tensor_map", "bytes", or a CStruct."""
 
     offset: int
     kind: Any
-    count: int | None  # items of an array
-    step: int  # bytes between them
-    # What it is where no value is given: a number, an array's numbers, or why that is unknown.
+    count: int | None  # number of items of an array
+    step: int  # bytes between items
+    # The default value: a number, an array's numbers, or the reason why it is unknown.
     default: Any = 0
-    bit: int = 0  # of a bit field: its first bit in the byte at `offset`, and how many
+    bit: int = 0  # bit fields: the first bit in the byte at `offset`, and the number of bits
     bits: int | None = None
 
     @property
@@ -35,7 +35,7 @@ class Field:
 
 @dataclasses.dataclass(frozen=True)
 class CStruct:
-    """A struct's layout, and a constructor of its values: what c_struct() gives.
+    """A struct's layout, and a constructor of its values: the result of c_struct().
 
     PARAMS(q=..., k=...) is torch_cubin.struct(PARAMS, q=..., k=...).
     """
@@ -54,7 +54,7 @@ class CStruct:
         return f"<torch_cubin.CStruct '{self.name}' of {self.size} bytes: {', '.join(self.fields)}>"
 
 
-# clang-c/Index.h: CXTypeKind. The Python of libclang 18 does not know all of them.
+# clang-c/Index.h: CXTypeKind. The Python of libclang 18 does not list all of them.
 _KINDS = {
     3: "bool", 4: "uint8", 5: "uint8", 6: "uint16", 7: "uint32", 8: "uint16", 9: "uint32",
     10: "uint64", 11: "uint64", 13: "int8", 14: "int8", 15: "int32", 16: "int16", 17: "int32",
@@ -63,7 +63,7 @@ _KINDS = {
 }  # fmt: skip
 _POINTER, _REFERENCE, _RVALUE_REFERENCE, _RECORD, _ENUM = 101, 103, 104, 105, 106
 _COMPLEX, _ARRAY, _VECTOR, _FLEXIBLE, _EXT_VECTOR = 100, 112, 113, 114, 176
-# CUDA's own records that are given as numbers. The others of 1, 2, 4 or 8 bytes are their bits.
+# CUDA's records that are passed as numbers. Others of 1, 2, 4 or 8 bytes are passed as bits.
 _NUMBERS = {"__half": "float16", "__nv_bfloat16": "bfloat16"}
 _VENDORS = re.compile(r"__half\w*|__nv_(?:bfloat|fp)\w*")
 _VECTORS = re.compile(r"dim3|(?:u?(?:char|short|int|long|longlong)|float|double)[1-4](?:_\d+a)?")
@@ -74,7 +74,7 @@ _VALUE = "inline auto* torch_cubin_value = new torch_cubin_wanted{};"
 
 
 class _Hidden(Exception):
-    """Of a struct whose size clang gives, and libclang not its fields: why."""
+    """The reason why libclang does not list the fields of a struct whose size clang knows."""
 
 
 class Reader:
@@ -84,10 +84,10 @@ class Reader:
         self.text, self.wanted, self.options = text, name, options
         self.kinds = c_front_end.cindex().CursorKind
         self.library = c_front_end.cindex().conf.lib
-        self.count = 0  # of fields, those of structs within included
-        # Offsets of bases, which libclang does not say: by the probe that asks clang for one.
+        self.count = 0  # number of fields, including those of nested structs
+        # Offsets of bases, which libclang does not give, by the probe that asks clang for one.
         self.probes: dict[str, int | None] = {}
-        # What else is compiled: a value, in which clang instantiates the initialisers of templates.
+        # Compiled as well: a value, which makes clang instantiate the initialisers of templates.
         self.value = ""
 
     def refuse(
@@ -100,7 +100,7 @@ class Reader:
     def read(self) -> tuple[CStruct, c_front_end.Parsed]:
         self.parsed = self.text.parse(options=self.options)
         name = self._name()
-        # An alias or a template's instantiation is complete where something asks for its size.
+        # An alias or a template's instantiation is complete once its size is needed.
         use = f"typedef {name} torch_cubin_wanted; enum {{ torch_cubin_size = sizeof({name}) }};"
         while True:
             known = {*self.probes, self.value}
@@ -141,14 +141,14 @@ class Reader:
         return dataclasses.replace(found, name=self.wanted), self.parsed
 
     def _name(self) -> str:
-        """The struct's name in full. A name without its namespace may be that of one struct."""
+        """The struct's qualified name. The namespace may be omitted if the name is unique."""
         if "<" in self.wanted:
             if re.fullmatch(r"[\w:<>,\s*&()+-]+", self.wanted) is None:
                 raise self.refuse("is no name of a struct", "ns::Params<128>", got=self.wanted)
             return self.wanted
         wanted = self.wanted.removeprefix("::")
         names: set[str] = set()  # of structs
-        of_system: set[str] = set()  # the same, in headers of CUDA's and g++'s
+        of_system: set[str] = set()  # of structs in headers of CUDA and g++
         templates: set[str] = set()
         self._declared(self.parsed.unit.cursor, "", names, of_system, templates)
         fits = sorted(n for n in names if n == wanted or n.endswith(f"::{wanted}"))
@@ -199,7 +199,7 @@ class Reader:
         return CStruct(name, type_.get_size(), type_.get_align(), fields)
 
     def _fields(self, type_: Any) -> Iterator[tuple[Any, int]]:
-        """Each field and its first bit; those of bases and of anonymous members as the struct's."""
+        """Each field and its first bit, including those of bases and of anonymous members."""
         declaration = type_.get_declaration()
         for base in self._bases(declaration):
             yield from self._of_base(type_, base)
@@ -216,7 +216,7 @@ class Reader:
                 yield cursor, place
 
     def _bases(self, declaration: Any) -> list[Any]:
-        """The types of the base classes. Refuses what has a pointer to virtual functions."""
+        """The types of the base classes. Refuses structs with virtual functions."""
         template = self.library.clang_getSpecializedCursorTemplate(declaration)
         members = list(declaration.get_children())
         is_instantiated = template is not None and not members
@@ -240,7 +240,7 @@ class Reader:
         fields = list(self._fields(base))
         if not fields:
             return
-        # One field's offset in the struct gives the base's: offsetof takes no bit field.
+        # The offset of one field gives that of the base; offsetof does not take bit fields.
         cursor, place = next(((c, p) for c, p in fields if not c.is_bitfield()), fields[0])
         spelling = type_.spelling.replace("(anonymous namespace)::", "")
         if "(" in spelling or cursor.is_bitfield():
@@ -248,7 +248,7 @@ class Reader:
                               spelling)  # fmt: skip
         probe = f"__builtin_offsetof(::{spelling.removeprefix('const ')}, {cursor.spelling})"
         found = self.probes.setdefault(probe, None)
-        start = 0 if found is None else 8 * found - place  # None: the next round knows
+        start = 0 if found is None else 8 * found - place  # None: known in the next round
         for member, offset in fields:
             yield member, start + offset
 
@@ -264,7 +264,7 @@ class Reader:
         return Field(place // 8, kind, count, step, self._default(cursor, kind, count))
 
     def _value(self, type_: Any, cursor: Any) -> tuple[Any, int | None, int]:
-        """What a type is given as: the kind, the items of an array, the bytes of each."""
+        """The representation of a type: the kind, the items of an array, the bytes of each."""
         type_ = type_.get_canonical()
         id_, size = type_._kind_id, type_.get_size()
         if id_ == _FLEXIBLE or (id_ == _ARRAY and type_.element_count == 0):
@@ -293,7 +293,7 @@ class Reader:
     def _record(self, type_: Any, size: int) -> tuple[Any, int | None, int]:
         declaration = type_.get_declaration()
         name = declaration.spelling
-        if type_.spelling.removeprefix("const ") == name:  # of no namespace
+        if type_.spelling.removeprefix("const ") == name:  # outside all namespaces
             if name in _MAPS and size == 128:
                 return "tensor_map", None, size
             if _VENDORS.fullmatch(name) and size in (1, 2, 4, 8):
@@ -306,7 +306,7 @@ class Reader:
         return self._struct(type_), None, size
 
     def _default(self, cursor: Any, kind: Any, count: int | None) -> Any:
-        """The value of a field's initialiser: 0 where it has none."""
+        """The value of a field's initialiser; 0 without one."""
         match = self._initialiser(cursor)
         if match is None:
             template = self.library.clang_getSpecializedCursorTemplate(cursor.semantic_parent)
@@ -344,18 +344,18 @@ class Reader:
         return bool(value) if kind == "bool" and count is None else value
 
     def _initialiser(self, cursor: Any) -> re.Match[str] | None:
-        """`=` or `{`, and what follows, of a field's declaration."""
+        """The initialiser in a field's declaration, beginning with `=` or `{`."""
         if cursor.kind != self.kinds.FIELD_DECL:
             return None
         name = rf"(?<![\w$]){re.escape(cursor.spelling)}(?![\w$])"
         return re.search(rf"{name}.*?((?<![=!<>])=(?!=)|{{)(.*)", c_front_end.pretty(cursor), re.S)
 
     def _check_attributes(self, declaration: Any) -> None:
-        """Refuses a struct with an attribute that clang ignores, and g++ may not."""
+        """Refuses a struct with an attribute that clang ignores, but that g++ may honour."""
         start, end = declaration.extent.start, declaration.extent.end
         file = start.file.name if start.file is not None else ""
         last = end.offset
-        if file == c_front_end.MAIN:  # to the semicolon: attributes stand behind the brace, too
+        if file == c_front_end.MAIN:  # to the semicolon: attributes may follow the brace, too
             last = len(self.text.text.encode()[:last]) + max(
                 0, self.text.text.encode()[last:].find(b";")
             )

@@ -1,8 +1,8 @@
 """c_struct(): a struct that a kernel takes by value, read from its C++ text.
 
 Clang (c_front_end.py) compiles the text and lays the struct out (c_layout.py); this file refuses a
-layout that depends on what is not said. The size is compared with the binary's parameter where an
-op is defined or a kernel launched.
+layout that depends on facts that are not given. The size is compared with the binary's parameter
+when an op is defined or a kernel is launched.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def c_struct(
     options: Sequence[str] = (),
     cuda: int | None = None,
 ) -> CStruct:
-    """The layout of a struct, from the C++ text that declares it: a header's, as a whole.
+    """The layout of a struct, from the C++ text that declares it, usually a whole header.
 
         PARAMS = torch_cubin.c_struct(Path("params.h"), "Params")
         args=lambda q, out: (PARAMS(q_ptr=q, o_ptr=out, scale=0.5),)
@@ -42,19 +42,18 @@ def c_struct(
     what their initialiser says (constructors are not run).
 
     - `text`: text, or a path (pathlib.Path), whose folder is searched for headers.
-    - `name`: of a struct, of a typedef or of a template's instantiation, `ns::Params<128>`; without
-      its namespace where the text has one of that name.
-    - `prefix`: the kernel takes the first so many bytes alone, as kernels older than the text do.
-    - `include`: folders of headers. Those of g++ are searched where it is installed; what CUDA's
-      headers declare is known without them.
-    - `options`: clang's, such as "-DHEAD_DIM=128" and "-std=c++20".
-    - `cuda`: the major version of CUDA that the kernel was compiled with. A CUtensorMap is at a
-      multiple of 128 bytes since 13, of 64 before; asked for where the layouts differ and no cuda.h
-      is found.
+    - `name`: a struct, a typedef or a template's instantiation, `ns::Params<128>`; the namespace
+      may be omitted if the name is unique in the text.
+    - `prefix`: the kernel takes only the first `prefix` bytes, as kernels older than the text do.
+    - `include`: folders of headers. Those of g++ are searched if it is installed; declarations of
+      CUDA's headers are known without them.
+    - `options`: options of clang, such as "-DHEAD_DIM=128" and "-std=c++20".
+    - `cuda`: the major version of CUDA that the kernel was compiled with. A CUtensorMap is aligned
+      to 128 bytes since 13, to 64 before; required if the layouts differ and no cuda.h is found.
 
-    Raises InputError [input] where libclang is missing, for a text that does not compile, with its
-    line, for a struct that is not there or has virtual functions, and for a layout that depends on
-    what is not said: the version of CUDA, or whether nvcc compiles the text.
+    Raises InputError [input] if libclang is missing, for a text that does not compile, with the
+    line, for a struct that is missing or has virtual functions, and for a layout that depends on
+    facts that are not given: the version of CUDA, or whether nvcc compiles the text.
     """
     folders = list(include) if isinstance(include, (list, tuple)) else [include]
     if isinstance(text, os.PathLike):
@@ -103,7 +102,7 @@ def _check(text: Any, name: Any, cuda: Any, options: Any) -> None:
 def _decided(
     reader: c_front_end.Text, name: str, cuda: int | None, is_nvcc: bool | None
 ) -> CStruct:
-    """The layout, where all that is not said leaves it as it is."""
+    """The layout, if it does not depend on facts that are not given."""
 
     def layout(
         alignment: int, text: c_front_end.Text = reader
@@ -114,7 +113,7 @@ def _decided(
     try:
         found, parsed = layout(alignment)
     except errors.InputError:
-        # An alignas(64) beside a map is no C++ where the map is aligned to 128.
+        # With a map aligned to 128, an alignas(64) next to it is invalid C++.
         if cuda is not None or c_builtin.TENSOR_MAP not in reader.text:
             raise
         alignment = 64
@@ -141,7 +140,7 @@ def _decided(
 
 
 def _places(found: CStruct) -> Any:
-    """What a layout is, but for the alignment of the whole: a parameter's is the binary's."""
+    """A layout without the alignment of the whole, which the binary gives for a parameter."""
     fields = [(n, f.offset, f.count, f.step, f.bit, f.bits, repr(f.default),
                f.kind if isinstance(f.kind, str) else _places(f.kind))
               for n, f in found.fields.items()]  # fmt: skip

@@ -1,9 +1,9 @@
-"""Tables of kernels in C text: the rows of its arrays of structs.
+"""Tables of kernels in C text: the rows of arrays of structs.
 
-Libraries of cubins describe their kernels in an array of structs; it is read, not compiled.
-Numbers, strings, booleans and names of enumerators are values, what is more than that is its text.
-A value under a wrong field would be a wrong launch: of a struct that a table is made of, what is no
-plain field is refused, and so is a row whose values cannot be counted.
+Libraries of cubins describe their kernels in an array of structs, which is parsed, not compiled.
+Numbers, strings, booleans and enumerators are values; other expressions are kept as text. A value
+assigned to a wrong field would be a wrong launch: therefore fields that are not plain, and rows
+whose values cannot be counted, are refused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def refuse(label: str, problem: str, expected: str, got: str, advice: str = "") 
     return errors.fault("input", label, problem, expected=expected, got=got[:80], advice=advice)
 
 
-# Strings come first: what looks like a comment in them is none. A comment may lack its end.
+# Strings come first: they may contain comment marks. A comment may lack its end.
 _STRINGS_AND_COMMENTS = re.compile(
     r""""(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)'|//[^\n]*|/\*.*?(?:\*/|\Z)""", re.S
 )
@@ -34,13 +34,13 @@ _TOKEN = re.compile(
 )
 _KINDS = ("enum", "struct", "class", "union")
 _OPEN, _CLOSE = {"(": ")", "{": "}", "[": "]"}, {")", "}", "]"}
-# Types of several values, which C++ lets a row write without braces.
+# Types of several values, whose braces C++ allows a row to omit.
 _VECTOR = re.compile(r"dim3|u?(?:char|short|int|long|longlong)[1-4]|(?:float|double|half)[1-4]")
 
 
 def _without_directives(text: str, label: str) -> str:
-    """Without directives; the text under #if 0 is gone, and where the text does not decide, the
-    conditional part is between `#if` and `#endif`."""
+    """The text without directives and without the parts under #if 0. Conditional parts that the
+    text does not decide are left between `#if` and `#endif`."""
     text = _STRINGS_AND_COMMENTS.sub(lambda m: " " if m[0][0] == "/" else m[0], text)
     out: list[str] = []
     # Of each open #if: whether what is around it is read, whether a branch was taken, whether
@@ -74,7 +74,7 @@ def _without_directives(text: str, label: str) -> str:
             if now and not is_sure and not marked:
                 out.append(" #if ")
                 marked = True
-            # What follows a branch that may be taken may be, too: it stays between the marks.
+            # The branches after one that may be taken may be taken, too: they stay marked.
             frames[-1] = [around, taken or (now and is_sure), now, marked]
             reads = now
         elif word == "endif":
@@ -102,7 +102,7 @@ class CTables:
     def __init__(self, text: str, label: str) -> None:
         self.label = label
         self.tokens: list[str] = []
-        # Macros that may stand for several values.
+        # Macros that may expand to several values.
         self.several = set(re.findall(r"^[ \t]*#[ \t]*define[ \t]+(\w+)[^\n]*[,\\]", text, re.M))
         text = _without_directives(text, label)
         at = 0
@@ -114,8 +114,8 @@ class CTables:
                 label, "is no C that can be read", "an array of structs", text[at:].strip()
             )
         self.at = 0
-        self.conditions = 0  # how many #if are open here
-        # A struct that is not plain is refused where a table is made of it.
+        self.conditions = 0  # number of open #ifs
+        # A struct that is not plain is refused when a table uses it.
         self.structs: dict[str, list[_Field] | errors.Error] = {}
 
     def refuse(self, problem: str, expected: str, got: str) -> errors.Error:
@@ -126,7 +126,7 @@ class CTables:
         return self.tokens[place] if 0 <= place < len(self.tokens) else ""
 
     def read(self) -> tuple[list[dict[str, Any]], frozenset[int]]:
-        """The rows, and the places of those under an #if that the text does not decide."""
+        """The rows, and the indices of those under an #if that the text does not decide."""
         rows: list[dict[str, Any]] = []
         conditional: set[int] = set()
         fields: list[_Field] | errors.Error | None = None  # of the type that was named last
@@ -184,7 +184,7 @@ class CTables:
             raise self.refuse("has an array of arrays", "TABLE[] = {{...}, ...};", "more dims")
 
     def _body(self) -> int | None:
-        """How many tokens ahead a body begins; None where it has none."""
+        """The number of tokens before the body; None without a body."""
         for ahead in range(1, 12):
             token = self.peek(ahead)
             if token == "{":
@@ -239,7 +239,7 @@ class CTables:
             if token in ("public", "private", "protected") and self.tokens[at + 1] == ":":
                 at += 2
                 continue
-            declaration: list[str] = []  # with the places of what is in braces and brackets
+            declaration: list[str] = []  # with placeholders for braces and brackets
             while at < end and self.tokens[at] != ";":
                 token = self.tokens[at]
                 if token in _OPEN:
@@ -260,7 +260,7 @@ class CTables:
         return fields
 
     def _declared(self, words: list[str], struct: str) -> list[_Field]:
-        """The fields of one declaration, in which "[]" stands for a bracket with all in it."""
+        """The fields of one declaration, in which "[]" stands for a bracket and its contents."""
 
         def refuse() -> errors.Error:
             return self.refuse(
@@ -277,7 +277,7 @@ class CTables:
         before = words[: words.index("=")] if "=" in words else words
         if "()" in before or {"#if", "#endif", "operator"} & {*words} or not words:
             raise refuse()
-        if "static" in before:  # a constant, which no row has a value for
+        if "static" in before:  # a constant, without a value in the rows
             return []
         is_several = "struct" in before or "class" in before or "union" in before
         if "{type}" in words:
@@ -323,7 +323,7 @@ class CTables:
         return fields
 
     def _table(self) -> list[tuple[Any, bool]]:
-        """The values of a table's braces, which begin here, and whether an #if is open there."""
+        """The values of a table's braces, which begin here, and whether each is under an #if."""
         self.at += 1
         values: list[tuple[Any, bool]] = []
         while self._skip_conditions() != "}":
@@ -343,7 +343,7 @@ class CTables:
         return self.peek()
 
     def _braces(self, depth: int) -> Any:
-        """The values in braces, which begin here: a list, or a dict where they are designated."""
+        """The values in braces, which begin here: a list, or a dict if they are designated."""
         self.at += 1
         values: list[Any] = []
         while self.peek() != "}":
@@ -382,7 +382,7 @@ class CTables:
         return value if name is None else (name, value)
 
     def _check_words(self, words: list[str]) -> None:
-        """Whether the comma after them is one between values."""
+        """Refuses words after which a comma may not separate values."""
         text = " ".join(word for word in words if word[0] not in "\"'")
         plain = re.sub(r"< <|> >|- >|< =|> =", "", text)
         is_wrong = not words or not self.several.isdisjoint(words) or "<" in plain or ">" in plain
@@ -434,7 +434,7 @@ def _is_name(word: str) -> bool:
 
 
 def _split(words: list[str]) -> list[list[str]]:
-    """The parts of a declaration between its commas."""
+    """Splits a declaration at its commas."""
     parts: list[list[str]] = [[]]
     for word in words:
         if word == ",":

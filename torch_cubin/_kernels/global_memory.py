@@ -1,7 +1,7 @@
-"""A tensor over a module's global variable: the variable's own memory, nothing copied.
+"""A tensor over a module's global variable, without a copy.
 
-By DLPack, which says on which device memory lies; torch.as_tensor of `__cuda_array_interface__`
-would ask the driver, which knows allocations only.
+Uses DLPack, which gives the device of the memory; torch.as_tensor of `__cuda_array_interface__`
+would query the driver, which knows only allocations.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class _Managed(ctypes.Structure):
     _fields_ = [("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", _Deleter)]
 
 
-# What PyTorch still refers to, by the address of its struct: (struct, shape, module).
+# Objects that PyTorch still refers to, by the address of the struct: (struct, shape, module).
 _alive: dict[int, tuple[_Managed, Any, Any]] = {}
 
 
 @_Deleter
 def _release(address: int) -> None:
-    """Called by PyTorch when the last tensor over that memory is gone."""
+    """Called by PyTorch when the last tensor over the memory is freed."""
     module = _alive.pop(address)[2]
     module._globals.discard(address)
 
@@ -62,9 +62,9 @@ _new_capsule.restype = ctypes.py_object
 
 
 def tensor_over(module: Any, address: int, size: int, device: int) -> torch.Tensor:
-    """The `size` bytes at `address`; the tensor and its views hold the module, and tell it so."""
+    """A tensor of the `size` bytes at `address`; it and its views keep the module loaded."""
     if DEVICE_TYPE == 2:
-        torch.cuda.init()  # a tensor that PyTorch did not allocate does not do it
+        torch.cuda.init()  # not done by a tensor that PyTorch did not allocate
     shape = (ctypes.c_int64 * 1)(size)
     managed = _Managed()
     managed.tensor.data = address

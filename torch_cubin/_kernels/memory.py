@@ -1,4 +1,4 @@
-"""Whether a tensor has an address in memory: as is_memory() in csrc/pytorch/tensor.cpp."""
+"""Whether a tensor has an address in memory, like is_memory() in csrc/pytorch/tensor.cpp."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import torch
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
-    """False for elements without memory: their storage was resized to nothing, or is a wrapper's.
+    """False for elements without memory: the storage was resized to 0, or is a wrapper's.
 
     Such a storage begins at null, to which PyTorch adds the tensor's offset. Raises RuntimeError
-    where the tensor has no storage at all.
+    if the tensor has no storage at all.
     """
     null = tensor.storage_offset() * tensor.element_size()
     return tensor.numel() == 0 or tensor.data_ptr() != null

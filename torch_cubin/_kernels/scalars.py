@@ -1,7 +1,7 @@
-"""Scalars with a type of their own: torch_cubin.int32(n), float16(x), ...
+"""Scalars with an explicit type: torch_cubin.int32(n), float16(x), ...
 
 A cubin records the size of a parameter, but not whether it is signed or floating point. A Python
-int or float is packed by the size alone; these say which type is meant, and their size is compared
+int or float is packed by the size only; these classes give the type, and their size is compared
 with the parameter's.
 """
 
@@ -17,7 +17,7 @@ from torch_cubin._declared.expressions import Traced, untraceable
 
 
 class TracedScalar:
-    """A number of that type which each call of a declared op decides."""
+    """A number of a given type whose value each call of a declared op determines."""
 
     __slots__ = ("number", "type_name")
 
@@ -33,7 +33,7 @@ class TracedScalar:
 
 
 class Scalar:
-    """A number packed as one type. `data` holds the bytes, `type_name` says "int32"."""
+    """A number packed as one type: `data` holds the bytes, `type_name` is e.g. "int32"."""
 
     __slots__ = ("data", "type_name", "value")
 

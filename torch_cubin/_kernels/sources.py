@@ -1,4 +1,4 @@
-"""What load() and define_op() take, paths, bytes and archives: read, with names for errors."""
+"""Reads the sources of load() and define_op(), paths, bytes and archives, with names for errors."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from torch_cubin._native import library
 
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview
 Stored = Source | archive.Member
-Known = tuple[Stored, str, str]  # what reads an image again, its name for errors, its sha256
+Known = tuple[Stored, str, str]  # the source of an image, its name for errors, its sha256
 
 
 class Loaded(NamedTuple):
     """An image that has been read."""
 
     data: bytes
-    origin: str  # what errors call it
+    origin: str  # its name in errors
 
 
 def _loaded(source: Stored, what: str) -> Loaded:
-    """The bytes of one file; errors call bytes that have no path `what`."""
+    """The bytes of one file; `what` names bytes without a path in errors."""
     if isinstance(source, archive.Member):
         origin = _archive_origin(source.archive, what)
         return Loaded(archive.read([source], origin)[0], f"{origin}: '{shown(source.name)}'")
@@ -49,12 +49,12 @@ def _loaded(source: Stored, what: str) -> Loaded:
 
 
 def opened(source: Any, what: str) -> list[tuple[Any, Loaded]]:
-    """What one source is to load(): of each file in it what reads it again, and what it holds.
+    """The files of one source of load(): for each, the source to read it again, and its content.
 
-    An archive is the files with device code in it. `what`: what errors call bytes.
+    An archive gives its files with device code. `what` names bytes in errors.
     """
     if _is_object_code(source):
-        source = source.code  # bytes, or a path
+        source = source.code  # bytes or a path
     if not archive.is_archive(source):
         return [(source, _loaded(source, what))]
     origin = _archive_origin(source, what)
@@ -65,7 +65,7 @@ def opened(source: Any, what: str) -> list[tuple[Any, Loaded]]:
 
 
 def read_again(known: Sequence[Known]) -> list[Loaded]:
-    """The same images as before. Raises HashError [hash] where their bytes are others now."""
+    """Reads the same images again. Raises HashError [hash] if their bytes have changed."""
     found: list[bytes] = []
     for given, group in itertools.groupby(known, key=lambda entry: _archive(entry[0])):
         entries = list(group)
@@ -85,7 +85,7 @@ def read_again(known: Sequence[Known]) -> list[Loaded]:
 
 
 def by_kernel(files: Sequence[Loaded]) -> dict[str, list[Loaded]]:
-    """Of several files, those that have a kernel, by its name."""
+    """The files that have a kernel, by its name."""
     found: dict[str, list[Loaded]] = {}
     for file in files:
         content = _content(library.inspect(file.data, file.origin))
@@ -96,19 +96,19 @@ def by_kernel(files: Sequence[Loaded]) -> dict[str, list[Loaded]]:
 
 
 def _archive(source: Stored) -> Any:
-    """The archive that a source of a module is in; None for a file of its own."""
+    """The archive that contains a source of a module; None for a plain file."""
     return source.archive if isinstance(source, archive.Member) else None
 
 
 def _is_object_code(source: Any) -> bool:
-    """Whether it is what cuda.core compiles: code, and symbols by the names that were asked for."""
+    """Whether it is an ObjectCode of cuda.core: code, and symbols by the requested names."""
     return isinstance(getattr(source, "code", None), (bytes, str)) and isinstance(
         getattr(source, "symbol_mapping", None), dict
     )
 
 
 def aliases_of(source: Any) -> dict[str, str]:
-    """The names that cuda.core's objects among the sources know their kernels by."""
+    """The names under which cuda.core's objects among the sources list their kernels."""
 
     def text(name: Any) -> str:
         return name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)

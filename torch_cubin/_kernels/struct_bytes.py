@@ -1,4 +1,4 @@
-"""Structs by value: what torch_cubin.struct() gives, and its bytes for a raw launch."""
+"""Structs by value: the result of torch_cubin.struct(), and its bytes for a raw launch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Struct:
 
 
 class Raw:
-    """A tensor with memory, or a TensorMap of one: a launch may be given it, a contract not."""
+    """A tensor with memory, or a TensorMap of one: allowed in a launch, not in a contract."""
 
     __slots__ = ("label", "value")
 
@@ -35,7 +35,7 @@ class Raw:
 
 
 def is_raw(value: Any) -> bool:
-    """Whether a pointer may be given it in a launch."""
+    """Whether a launch accepts it for a pointer."""
     from torch_cubin._kernels.arguments import Strided
 
     return isinstance(value, (torch.Tensor, Strided)) or hasattr(value, "__cuda_array_interface__")
@@ -44,9 +44,9 @@ def is_raw(value: Any) -> bool:
 def packed(
     value: Struct, bytes_of: Callable[[Any, int, str], tuple[bytes, int | None]]
 ) -> tuple[bytes, list[int]]:
-    """The struct's bytes, and the indices of the devices that its tensors lie on.
+    """The struct's bytes, and the indices of the devices of its tensors.
 
-    `bytes_of` gives the bytes and the device of what a Raw holds, from its size and its label.
+    `bytes_of` gives the bytes and the device of a Raw's object, from its size and its label.
     """
     data, devices = bytearray(value.size), []
     for offset, member in value.members:

@@ -18,7 +18,7 @@ DEVICE_TYPES = ("cuda",)
 
 
 class _TensorMap:
-    """What a tensor map says of a tensor."""
+    """The fields of a tensor map."""
 
     @errors.named_keywords
     def __init__(
@@ -38,7 +38,7 @@ class _TensorMap:
         self.element_strides = None if element_strides is None else _plain(element_strides)
 
     def fields(self, tensor: str, box: list[Any]) -> dict[str, Any]:
-        """As a contract has them (docs/manifest.md)."""
+        """The fields in the form of a contract (docs/manifest.md)."""
         return {
             "tensor": tensor,
             "box": box,
@@ -54,14 +54,14 @@ class TensorMap(_TensorMap):
     """A descriptor for the tensor memory accelerator (compute capability 9.0 and newer).
 
     A kernel declares it as `const __grid_constant__ CUtensorMap map` and gets its 128 bytes by
-    value. All sequences are in the order of the tensor's dims, the last being the innermost, which
-    must be contiguous; the driver's own order is the reverse. A kernel's box may begin anywhere,
-    outside the tensor too, but its innermost coordinate must be a multiple of 16 bytes: at others
-    the GPU raises an illegal instruction.
+    value. All sequences are in the order of the tensor's dims: the last is the innermost, which
+    must be contiguous; the driver's order is the reverse. A kernel's box may begin anywhere, even
+    outside the tensor, but its innermost coordinate must be a multiple of 16 bytes; otherwise the
+    GPU raises an illegal instruction.
 
     - `tensor`: CUDA, 1 to 5 dims, none empty; its address and every stride but the last a multiple
-      of 16 bytes (32 with interleave "32B"), but for dims of size 1. 8-bit floats and bools go as
-      bytes.
+      of 16 bytes (32 with interleave "32B"), except for dims of size 1. 8-bit floats and bools are
+      mapped as bytes.
     - `box`: elements of shared memory that one copy fills, 1 to 256 in each dim; the last times the
       element size a multiple of 16 bytes, and at most the swizzle's span.
     - `swizzle`: None, "32B", "64B", "128B", "128B_atom_32B", "128B_atom_32B_flip_8B" or
@@ -71,8 +71,8 @@ class TensorMap(_TensorMap):
     - `oob_fill`: "zeros", or "nan" for floating-point tensors.
     - `element_strides`: 1 to 8 in each dim, 1 by default.
 
-    It holds the tensor, and is encoded once, at its first launch; a tensor that is resized
-    afterwards needs a new map. Raises [input] for what breaks these rules.
+    It keeps the tensor alive, and is encoded once, at its first launch; a tensor that is resized
+    afterwards needs a new map. Raises [input] for violations of these rules.
     """
 
     def __new__(cls, tensor: torch.Tensor, *args: Any, **keywords: Any) -> Any:
@@ -115,7 +115,7 @@ class TensorMap(_TensorMap):
 
 
 class TracedTensorMap(_TensorMap):
-    """A TensorMap that each call of a declared op makes: the arguments of one, not yet known."""
+    """A TensorMap that each call of a declared op makes, from the call's arguments."""
 
 
 def _refuse(
@@ -126,7 +126,7 @@ def _refuse(
 
 
 def _plain(values: Any) -> list[Any]:
-    """Sizes as the library takes them: what is no int, it refuses."""
+    """Sizes for the library, which refuses values that are not ints."""
     if not isinstance(values, Iterable) or isinstance(values, str):
         values = [values]
     known = (int, float, Traced)

@@ -1,4 +1,4 @@
-"""Files that other processes may read while they are written."""
+"""Atomic writes of files that other processes may read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from pathlib import Path
 
 
 def write_file(path: Path, data: bytes, *, replace: bool = True) -> None:
-    """At once: a reader sees the old file or the new one. FileExistsError without `replace`."""
+    """Writes a file atomically: a reader sees the old file or the new one.
+
+    Without `replace`, raises FileExistsError if the file exists.
+    """
     name = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)  # less the umask
     try:
@@ -24,7 +27,7 @@ def write_file(path: Path, data: bytes, *, replace: bool = True) -> None:
 
 
 def _linked(name: Path, path: Path) -> bool:
-    """Gives the file a second name, which none may have yet; False where no file can have two."""
+    """Hard-links a file to a new name; False if the file system has no hard links."""
     try:
         os.link(name, path)
     except FileExistsError:

@@ -1,8 +1,8 @@
-"""What a process must be for the import: its main interpreter, with one copy of the library; and
-whether it has PyTorch.
+"""Checks of the process before the import: it runs in the main interpreter, with one copy of the
+library; and whether it has PyTorch.
 
-Its top imports no torch: in a subinterpreter that would fail half-way, and end the process with a
-crash.
+Must not import torch at module level: in a subinterpreter that would fail midway and crash the
+process.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 def require_main_interpreter() -> None:
-    """ImportError in a subinterpreter, where PyTorch cannot be imported."""
+    """Raises ImportError in a subinterpreter, where PyTorch cannot be imported."""
     for name in ("_interpreters", "_xxsubinterpreters"):  # Python 3.13, and before
         try:
             interpreters = importlib.import_module(name)
@@ -30,15 +30,15 @@ def require_main_interpreter() -> None:
 
 
 def other_library(path: Path) -> str:
-    """The file of another copy of the library that this process has loaded; "" where there is none.
+    """The file of another copy of the library that this process has loaded; "" if there is none.
 
     A second copy would register the ops again, which ends the process.
     """
     try:
         lines = Path("/proc/self/maps").read_text(errors="surrogateescape").splitlines()
-    except OSError:  # no Linux; then it is not noticed
+    except OSError:  # not Linux: a second copy is not detected
         return ""
-    deleted = " (deleted)"  # it was replaced since: the process still has the old one
+    deleted = " (deleted)"  # the file was replaced: the process still has the old one loaded
     for file in {line.split(None, 5)[5] for line in lines if f"/{path.name}" in line}:
         there = file.removesuffix(deleted)
         if os.path.basename(os.path.dirname(there)) != path.parent.name:
@@ -51,8 +51,8 @@ def other_library(path: Path) -> str:
 
 
 def hidden_package(path: Path) -> str:
-    """The folder of a package with a library, of which Python finds the sources at `path`, without
-    one, before it; "" where there is none. So it is in a clone beside an installed wheel.
+    """The folder of an installed package that the sources at `path`, without a library, shadow; ""
+    if there is none. This happens in a clone beside an installed wheel.
     """
     for folder in sys.path:
         package = Path(folder, path.parent.name)
@@ -67,22 +67,22 @@ def is_command_line() -> bool:
 
 
 def _command() -> list[str] | None:
-    """The arguments of `python -m torch_cubin`, where this import is its first step."""
+    """The arguments of `python -m torch_cubin` if this import is its first step, else None."""
     following = sys.orig_argv[sys.orig_argv.index("-m") + 1 :] if "-m" in sys.orig_argv else []
     if getattr(sys, "argv", [])[:1] == ["-m"] and following[:1] == ["torch_cubin"]:
         return following[1:]
     return None
 
 
-# Commands and options that PyTorch would only make wait: its import takes seconds.
+# Commands and options that do not need PyTorch, whose import takes seconds.
 _COMMANDS_WITHOUT_TORCH = ("inspect", "cmake-dir", "--version", "--help", "-h")
 
 
 @functools.cache
 def without_torch() -> bool:
-    """Whether this process does without PyTorch: it is not installed, or the command needs none.
+    """Whether this process runs without PyTorch: it is not installed, or the command needs none.
 
-    Asked first while torch_cubin is being imported, and the same from then on.
+    Decided when torch_cubin is imported; the answer does not change afterwards.
     """
     command = _command()
     if command is not None and (not command or command[0] in _COMMANDS_WITHOUT_TORCH):
@@ -90,7 +90,7 @@ def without_torch() -> bool:
     try:
         import torch  # noqa: F401
     except ModuleNotFoundError as error:
-        if error.name != "torch":  # it is there, and lacks something itself
+        if error.name != "torch":  # PyTorch is installed, but misses a module itself
             raise
         return True
     return False

@@ -1,10 +1,10 @@
-"""Autocast: under torch.autocast the ops take their arguments in its dtype, as torch.matmul does.
+"""Autocast: under torch.autocast the ops cast their arguments to its dtype, like torch.matmul.
 
-Beside a cache of keys and values they take them in the cache's dtype, since it is written to.
-Attention's arguments of float8 stay what they are: beside others they are an error, since a cast
-would drop the factors that belong to them. Products of float8 are cast, as torch's are.
-Kernels on the Autocast keys of all ops, because torch.library.register_autocast fixes one dtype at
-registration and fails on keyword arguments. float64 is left alone, as torch leaves it.
+With a cache of keys and values, they cast to the cache's dtype, because the cache is written to.
+Float8 arguments of attention are not cast, and mixing them with other dtypes is an error: a cast
+would drop their scale factors. Products of float8 are cast, as torch's are.
+All ops get kernels on the Autocast keys, because torch.library.register_autocast fixes one dtype at
+registration and fails on keyword arguments. float64 is not cast, as in torch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:
         and value.is_floating_point()
         and value.dtype != torch.float64
     ):
-        # Not for those that are cast already: the identity would only add a view.
+        # Not for tensors that have the dtype already: the identity would add a view.
         if value.requires_grad and value.is_leaf and value.dtype != dtype:
             return _cast_once(value, device_type, dtype)
         return value.to(dtype)
@@ -35,11 +35,11 @@ def _cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:
 
 
 def _cast_once(weight: torch.Tensor, device_type: str, dtype: torch.dtype) -> torch.Tensor:
-    """Casts by PyTorch's cache of weights, which casts a leaf that requires grad once a region.
+    """Casts through PyTorch's weight cache, which casts a leaf that requires grad once per region.
 
-    NOTE: Python cannot read that cache, but an op that autocast lowers takes its arguments out of
-    it, and an einsum of one tensor gives its argument back. On the CPU autocast does not lower
-    einsum, nor any other op that computes nothing: a weight is cast there at each use.
+    NOTE: Python cannot read that cache, but an op that autocast lowers takes its arguments from it,
+    and an einsum of one tensor returns its argument. On the CPU, autocast lowers neither einsum nor
+    any other op without a computation: a weight is cast at each use there.
     """
     if (
         device_type == "cuda"
@@ -47,20 +47,20 @@ def _cast_once(weight: torch.Tensor, device_type: str, dtype: torch.dtype) -> to
         and torch.is_autocast_cache_enabled()
     ):
         cast = _identity("...", [weight])
-        # Torch 2.11's cache gives what was cast under no_grad to calls that need a gradient.
+        # Torch 2.11's cache returns tensors cast under no_grad to calls that need a gradient.
         if cast.dtype == dtype and (cast.requires_grad or not torch.is_grad_enabled()):
             return cast
     return weight.to(dtype)
 
 
-# Floating point whatever the dtype of query is, and read as such.
+# Floating-point arguments that are read in their own dtype, whatever the dtype of query is.
 _KEPT = frozenset(("logsumexp", "alibi_slopes", "sinks", "k_descale", "v_descale"))
-# Written to: a copy of another dtype would take what is written.
+# Mutated arguments: a cast copy would receive the writes.
 _KEPT |= {"k_cache", "v_cache"}
 
 
 def _dtype_of(arguments: dict[str, Any], device_type: str) -> torch.dtype:
-    """Autocast's own, but beside a cache of 16 bits that of the cache, which cannot be cast."""
+    """Autocast's dtype, or with a 16-bit cache the cache's, which cannot be cast."""
     cache = arguments.get("k_cache")
     if isinstance(cache, torch.Tensor) and cache.dtype in (torch.float16, torch.bfloat16):
         return cache.dtype
@@ -70,7 +70,7 @@ def _dtype_of(arguments: dict[str, Any], device_type: str) -> torch.dtype:
 def _kernel(op: Any, key: str, device_type: str) -> Callable[..., Any]:
     without_this_key = dispatch_keys.without_key(key)
     names = operators.argument_names(op)
-    # Nothing is cast, but the op runs without the key, as the ATen ops of its CPU reference must.
+    # Nothing is cast, but the op runs without the key: the ATen ops of its CPU reference need that.
     casts = raw_ops.E4M3 not in op.name()
     attends = "attention" in op.name()
 
@@ -82,7 +82,7 @@ def _kernel(op: Any, key: str, device_type: str) -> Callable[..., Any]:
             kept |= attends and isinstance(value, torch.Tensor) and value.itemsize == 1
             return value if kept else _cast(value, device_type, dtype)
 
-        # Before the key is excluded, which PyTorch's cache of weights needs.
+        # Before the key is excluded: PyTorch's weight cache needs it.
         args = tuple(map(cast, names, args))
         kwargs = {name: cast(name, value) for name, value in kwargs.items()}
         with without_this_key():

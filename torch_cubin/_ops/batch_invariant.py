@@ -1,4 +1,4 @@
-"""The switch of batch invariance, of each thread by itself, as the library keeps it."""
+"""The per-thread switch of batch invariance, which the library stores."""
 
 from __future__ import annotations
 
@@ -22,26 +22,25 @@ def is_batch_invariant() -> bool:
 
 
 class batch_invariant:
-    """Products inside give each row the same bits, however many other rows there are.
+    """Products inside give each row the same bits, whatever the number of other rows.
 
-    A context manager and a decorator, for the thread that enters it, as :class:`torch.no_grad` is::
+    A context manager and a decorator for the thread that enters it, like :class:`torch.no_grad`::
 
         with torch_cubin.batch_invariant():
             y = torch.ops.cubin.linear(x, weight)  # y[i] depends on x[i] and weight alone
 
-    Within it a row of what ``matmul``, ``linear`` and ``addmm`` return depends neither on the
-    number of rows and batches nor on where the row stands, bit for bit, so that a language model
-    answers a request alike, whatever else is in the batch. It holds for one GPU model, one build
-    of torch_cubin, and operands laid out alike: K is added up from its beginning to its end
-    whatever the other sizes are. That costs speed where few rows would have K split; outside,
-    speed decides.
+    Inside, the bits of a row of ``matmul``, ``linear`` and ``addmm`` depend neither on the number
+    of rows and batches nor on the position of the row, so that a language model's answer does not
+    depend on the other requests in the batch. This holds for one GPU model, one build of
+    torch_cubin, and equal layouts of the operands: K is summed from beginning to end whatever the
+    other sizes are. It costs speed for few rows, for which K would otherwise be split.
 
-    What runs inside obeys, compiled code included, wherever it was compiled; ``backward()`` of an
-    eager product that was computed inside obeys wherever it runs. Under ``torch.compile`` enter it
-    around the compiled function: inside of one it breaks the graph.
+    It applies to all code that runs inside, including compiled code, wherever it was compiled, and
+    to ``backward()`` of eager products that were computed inside, wherever it runs. Under
+    ``torch.compile``, enter it around the compiled function: inside one it breaks the graph.
 
     Args:
-        enabled: False switches it off for what runs inside.
+        enabled: False disables it for the code inside.
     """
 
     def __init__(self, enabled: bool = True) -> None:
@@ -64,10 +63,10 @@ class batch_invariant:
         _switch(self._before.pop())
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """As a decorator: the function's body runs inside, that of a generator or coroutine too.
+        """As a decorator: the function's body runs inside, also that of a generator or coroutine.
 
         Wrong arguments of these two raise at their first step, as under :class:`torch.no_grad`. Any
-        object that can be called may be given; what is returned is a function.
+        callable may be given; the result is a function.
         """
 
         def anew() -> batch_invariant:

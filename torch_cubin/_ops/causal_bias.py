@@ -1,7 +1,7 @@
 """torch.nn.attention.bias.CausalBias as the mask of an attention op.
 
-Its elements are uninitialised memory, and what it means stands in its attributes: PyTorch reads
-them for its own attention alone. An op would add the memory to its scores.
+Its elements are uninitialised memory, and its attributes define the mask; PyTorch reads them only
+for its own attention. An op would add the uninitialised memory to its scores.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _torch_function(
 
 
 def _name_of(func: Any) -> str:
-    """cubin::matmul, of the op or of an overload."""
+    """The name of an op or of its overload, e.g. cubin::matmul."""
     if isinstance(func, torch._ops.OpOverloadPacket):
         return func._qualified_op_name
     return func._schema.name if isinstance(func, torch._ops.OpOverload) else ""
@@ -80,5 +80,5 @@ def _attend(name: str, given: dict[str, Any]) -> Any:
 
 
 def register() -> None:
-    """PyTorch asks the class of an argument what an op is to do: this class, for our ops."""
+    """Replaces __torch_function__ of the class, which PyTorch calls for ops with its instances."""
     _class.__torch_function__ = classmethod(_torch_function)

@@ -1,4 +1,4 @@
-"""The names by which selective activation checkpointing knows the public ops."""
+"""The names under which selective activation checkpointing sees the public ops."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch_cubin import errors
 from torch_cubin._ops import raw_ops
 
-# What a public op runs of raw_ops where that is more, or other, than the raw ops of its own name.
+# The raw ops that a public op runs, if they are not just the raw ops of its own name.
 _RUNS = {
     "linear": ("linear", "linear_activation"),
     "scaled_dot_product_attention": ("scaled_dot_product_attention", "attention_forward"),
@@ -20,19 +20,18 @@ _Packet, _Overload = type(torch.ops.aten.mm), type(torch.ops.aten.mm.default)
 
 
 def checkpoint_ops(*ops: Any) -> list[Any]:
-    """What selective checkpointing sees where `ops` are called; by default, where any of ours is.
+    """The ops that selective checkpointing sees for calls of `ops`; by default, of any of ours.
 
         save = torch_cubin.checkpoint_ops(torch.ops.cubin.linear, torch.ops.aten.mm.default)
         context_fn = functools.partial(create_selective_checkpoint_contexts, save)
         checkpoint(block, x, use_reentrant=False, context_fn=context_fn)
 
     For the lists and policy functions of torch.utils.checkpoint: a public op such as
-    `torch.ops.cubin.linear` forwards to others, so that itself it is never seen. Declared ops and
-    those of other libraries stand in the list as they are. What runs inside drop_in() is to be
-    listed by our names, not aten's. Attention that is composed of products, where its options have
-    no fused derivative, is computed again.
+    `torch.ops.cubin.linear` forwards to others and is never seen itself. Declared ops and those of
+    other libraries are listed unchanged. List calls inside drop_in() by our names, not aten's.
+    Attention composed of products (options without a fused derivative) is always recomputed.
 
-    Raises InputError [input] for what is no op.
+    Raises InputError [input] for arguments that are not ops.
     """
     found: dict[Any, None] = {}  # a set that keeps the order
     for op in ops or [getattr(torch.ops.cubin, name) for name in _PUBLIC]:

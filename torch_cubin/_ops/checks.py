@@ -1,8 +1,8 @@
-"""What Python adds to C++'s checks of the built-in ops: errors on their way through an op, the
-descriptions of tensors that C++ gets, and the shapes of products whose sizes may be symbols.
+"""Python's part of the checks of the built-in ops: errors that pass through an op, descriptions of
+tensors for C++, and the shapes of products whose sizes may be symbolic.
 
-C++ checks the arguments (csrc/ops/*/checks.cpp), for fake tensors and under vmap too. It is never
-given what has no strides, sparse tensors for one: these are refused here.
+C++ checks the arguments (csrc/ops/*/checks.cpp), also for fake tensors and under vmap. Tensors
+without strides, e.g. sparse ones, are refused here and never passed to it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ MAX_DIMS = 64  # kMaxDims in csrc/pytorch/tensor.h
 
 
 def keep(error: BaseException) -> None:
-    """Leaves the text of an error on its way to a public op where that op looks for it.
+    """Stores the text of an error that passes through a public op, which reads it there.
 
-    Below torch 2.13 the C API between the op and Python loses the text. The type is lost always,
-    so a text that comes from elsewhere names it: the public op raises a RuntimeError.
+    Before torch 2.13 the C API between the op and Python loses the text. The type is always lost
+    (the public op raises a RuntimeError), so the text of a foreign error includes its type.
     """
     text = str(error)
     if not text or not isinstance(error, RuntimeError):
@@ -35,7 +35,7 @@ def keep(error: BaseException) -> None:
 
 
 def fault(object: str, problem: str, expected: str, got: str, advice: str = "") -> errors.Error:
-    """An [input] error, kept for the public op."""
+    """An [input] error, stored for the public op."""
     error = errors.fault("input", object, problem, expected=expected, got=got, advice=advice)
     keep(error)
     return error
@@ -47,12 +47,12 @@ def fail(object: str, problem: str, expected: str, got: str, advice: str = "") -
 
 
 def dtype_name(tensor: torch.Tensor) -> str:
-    """bfloat16, without the torch. before it."""
+    """The dtype without "torch.", e.g. bfloat16."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
 def require(equal: bool | torch.SymBool, *details: str) -> None:
-    """Fails unless sizes agree; a symbol that decides it becomes a guard or a run-time check."""
+    """Fails unless sizes agree; a symbolic condition becomes a guard or a run-time check."""
     if isinstance(equal, bool):
         if not equal:
             fail(*details)
@@ -61,7 +61,7 @@ def require(equal: bool | torch.SymBool, *details: str) -> None:
 
 
 def shape_of(tensor: torch.Tensor, mapped: int | None) -> list[int]:
-    """The shape that a function under vmap sees; `mapped`: the dim that it does not see."""
+    """The shape that a function under vmap sees, without the dim `mapped`."""
     sizes = list(tensor.shape)
     if mapped is not None:
         del sizes[mapped]
@@ -69,7 +69,7 @@ def shape_of(tensor: torch.Tensor, mapped: int | None) -> list[int]:
 
 
 def described(tensor: torch.Tensor, mapped: int | None = None) -> dict[str, Any]:
-    """A tensor's metadata as csrc/pytorch/described_tensor.h reads it."""
+    """A tensor's metadata in the form that csrc/pytorch/described_tensor.h reads."""
     strides = list(tensor.stride())
     if mapped is not None:
         del strides[mapped]
@@ -86,7 +86,7 @@ def is_symbol(value: Any) -> bool:
 
 
 def equal(a: int | torch.SymInt, b: int | torch.SymInt) -> bool:
-    """Whether two sizes are equal, now; what only run time knows counts as different."""
+    """Whether two sizes are known to be equal now; data-dependent sizes count as different."""
     if isinstance(a, int) and isinstance(b, int):
         return a == b
     from torch.fx.experimental.symbolic_shapes import guard_or_false
@@ -95,11 +95,11 @@ def equal(a: int | torch.SymInt, b: int | torch.SymInt) -> bool:
 
 
 class _Unknown(Exception):
-    """Raised for a call with a size that only run time knows."""
+    """Raised for a call with a data-dependent size."""
 
 
 def _plain_number(value: Any) -> Any:
-    """For json: the number with which a symbol was made, without a guard on it."""
+    """For json: the hint of a symbol, without a guard on it."""
     hint = compiler.hint_of(value)
     if hint is None:
         raise _Unknown
@@ -107,10 +107,10 @@ def _plain_number(value: Any) -> Any:
 
 
 def ask(function: str, call: dict[str, Any]) -> dict[str, Any] | None:
-    """What C++ answers or raises for a call whose tensors it cannot read: `torch_cubin_<function>`.
+    """C++'s answer or error for a call whose tensors it cannot read, by `torch_cubin_<function>`.
 
-    For symbols it gets the numbers with which they were made. Where some size has none it is not
-    asked: then the op itself refuses, at run time, as it does for all other numbers.
+    Symbols are passed as their hints. If a size has no hint, C++ is not called: the op itself
+    checks it at run time, as it does for all other numbers.
     """
     try:
         text = json.dumps(call, default=_plain_number)
@@ -124,7 +124,7 @@ def ask(function: str, call: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def check_dense(op: str, name: str, tensor: torch.Tensor) -> None:
-    """Fails for a tensor that is more than numbers at strides; C++ is never sent one."""
+    """Fails for a tensor that is not strided; C++ never receives one."""
     if tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested:
         return
     got, method = str(tensor.layout), "to_dense()"
@@ -148,7 +148,7 @@ def _replacement(op: str) -> str:
 
 
 def check_product(op: str, mapped: dict[str, int | None], tensors: dict[str, Any]) -> None:
-    """Raises what matmul, linear or addmm would; `mapped`: the dim of each that vmap maps."""
+    """Raises the errors of matmul, linear or addmm; `mapped`: the dim of each that vmap maps."""
     given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     for name, tensor in given.items():
         check_dense(op, name, tensor)
@@ -167,7 +167,7 @@ def check_matmul(
 
 
 def _product_shape(a: list[int], b: list[int]) -> list[int]:
-    """Of torch.matmul's result for operands of these shapes."""
+    """The shape of torch.matmul's result for operands of these shapes."""
     unify(a[-1], b[0 if len(b) == 1 else -2])
     batch = torch.broadcast_shapes(tuple(a[:-2]), tuple(b[:-2]))
     return [*batch, *a[-2:-1], *(b[-1:] if len(b) > 1 else ())]
@@ -205,12 +205,12 @@ def check_linear(
 
 
 def unify(a: Any, b: Any) -> None:
-    """Lets torch.compile know that two sizes are equal, as they must be."""
+    """Informs torch.compile that two sizes are equal, as they must be."""
     if is_symbol(a) or is_symbol(b):
         require(a == b, "an operand", "has a size that differs", str(a), str(b))
 
 
-# As csrc/kernels/matmul/activation_params.h names them.
+# The names of csrc/kernels/matmul/activation_params.h.
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
 
 

@@ -1,7 +1,7 @@
-# What drop_in() and batch_invariant() are as decorators. A body that runs later than the call, of
-# a generator or of a coroutine, is resumed by whoever asks for it next, perhaps in another thread:
-# the context is entered for each step alone, and left while the body is suspended.
-"""Functions whose body runs inside a context, of every kind that Python has."""
+# drop_in() and batch_invariant() as decorators. The body of a generator or a coroutine runs after
+# the call, and may be resumed by another thread: the context is entered for each step, and exited
+# while the body is suspended.
+"""Runs the body of functions of every kind inside a context."""
 
 import contextlib
 import functools
@@ -23,8 +23,8 @@ def decorated(
     step_context: Contexts,
     begun: Contexts = contextlib.nullcontext,
 ) -> Callable[..., Any]:
-    """`function` with its body in `context()`. A body that is resumed is in a `step_context()` in
-    each of its steps, and in `begun()` from its beginning to its end. `name` is for errors.
+    """`function` with its body in `context()`. A resumable body is in a `step_context()` during
+    each step, and in `begun()` from its beginning to its end. `name` is for errors.
     """
     if not callable(function):
         raise errors.fault(
@@ -85,20 +85,20 @@ def decorated(
 
 
 def _is(kind: Callable[[Any], bool], function: Callable[..., Any]) -> bool:
-    """Whether a function, or an object that is called as one, has a body of that kind."""
+    """Whether a function, or a callable object, has a body of that kind."""
     while isinstance(function, functools.partial):
         function = function.func
     return kind(function) or kind(type(function).__call__)
 
 
 def _is_awaitable_generator(function: Any) -> bool:
-    """Whether types.coroutine made it: a generator function whose generators can be awaited."""
+    """Whether it is from types.coroutine: a generator function whose generators are awaitable."""
     flags = getattr(getattr(function, "__code__", None), "co_flags", 0)
     return bool(flags & inspect.CO_ITERABLE_COROUTINE)
 
 
 class _Stepwise:
-    """An awaitable whose steps run inside a context each."""
+    """An awaitable that runs each step inside a context."""
 
     def __init__(self, awaitable: Any, context: Contexts) -> None:
         self._awaitable, self._context = awaitable, context
@@ -108,7 +108,7 @@ class _Stepwise:
 
 
 def _steps(body: Any, context: Contexts) -> Generator[Any, Any, Any]:
-    """A generator that resumes another one, or what a coroutine awaits, in a context each time."""
+    """A generator that resumes another one, or a coroutine's awaitable, in a context each time."""
     resume, value = body.send, None
     try:
         while True:
@@ -127,7 +127,7 @@ def _steps(body: Any, context: Contexts) -> Generator[Any, Any, Any]:
     except StopIteration as stop:
         return stop.value
     finally:
-        # The traceback of an exception that was thrown in refers to this frame. Were the frame to
-        # refer to the exception, or to a body that holds it, the body's tensors would stay until
-        # a garbage collection.
+        # The traceback of a thrown exception refers to this frame. If the frame referred to the
+        # exception, or to a body that holds it, the body's tensors would live until a garbage
+        # collection.
         del body, resume, value

@@ -1,5 +1,5 @@
-"""What torch takes from Python for flash_attention_with_kvcache: a fake kernel, and errors where a
-transform cannot follow an op that writes to its caches.
+"""flash_attention_with_kvcache for PyTorch: a fake kernel, and errors for transforms that do not
+support an op that writes to its caches.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _refusal(transform: str, advice: str) -> errors.Error:
 
 
 def _autograd(*args: Any, **kwargs: Any) -> Tensor:
-    """Refuses what is to be differentiated; everything else runs as without gradients."""
+    """Refuses calls that need a derivative; all others run as without gradients."""
     tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
     if any(x.requires_grad for x in tensors) or transforms.dual_level_is_open():
         raise _refusal("derivatives", "Call it under torch.no_grad().")

@@ -1,7 +1,7 @@
-"""What the ops answer to tensors that are not dense: sparse, quantised, nested, MKL-DNN's.
+"""Errors of the ops for tensors that are not dense: sparse, quantised, nested, MKL-DNN's.
 
-Such a tensor brings a dispatch key of its own, for which the ops have no kernel. Without these,
-PyTorch would say so in a text of its own, which the C API below torch 2.13 loses on the way.
+Such a tensor has its own dispatch key, for which the ops have no kernel. Without these errors,
+PyTorch would raise its own, whose text the C API before torch 2.13 loses.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Arguments that an op writes to, under torch.compile: what must not be a symbol there."""
+"""Arguments that an op writes to, under torch.compile: their storage offsets must be constant."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch_cubin._pytorch import compiler
 
 
 def fix_offsets(op: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Makes each storage offset a number, with guards: another offset is compiled again.
+    """Makes each storage offset a constant, with guards: another offset is recompiled.
 
-    Inductor makes a changed view anew from its base, by the view's sizes, strides and offset. It
-    has no lowering for an offset that is a symbol (`pool[i]` where i is dynamic): it reads it from
-    a copy of the view, where it is 0, and the op writes to the base's beginning, as does every
-    custom op (https://github.com/pytorch/pytorch/issues/198068).
+    Inductor rebuilds a mutated view from its base, by the view's sizes, strides and offset. It has
+    no lowering for a symbolic offset (`pool[i]` with a dynamic i): it reads the offset from a copy
+    of the view, where it is 0, so every custom op writes to the beginning of the base
+    (https://github.com/pytorch/pytorch/issues/198068).
     """
     for name, tensor in tensors:
         if not compiler.fix(tensor.storage_offset()):

@@ -1,7 +1,7 @@
-"""The built-in ops on a PyTorch that lacks what their derivatives need: they run without any.
+"""The built-in ops on a PyTorch without the internals that derivatives need: forward only.
 
-A kernel on the Autograd key of each `cubin::_name_autograd` refuses what is to be differentiated,
-and forwards all else to the op without derivatives.
+A kernel on the Autograd key of each `cubin::_name_autograd` refuses calls that need a derivative,
+and forwards all others to the op without derivatives.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _kernel(name: str) -> Callable[..., Any]:
         for value in (*args, *kwargs.values()):
             if isinstance(value, Tensor) and _is_differentiated(value):
                 error = DERIVATIVES.error(f"the derivative of {name}")
-                checks.keep(error)  # its text, on its way through a public op of an older torch
+                checks.keep(error)  # the text would be lost in a public op of an older torch
                 raise error
         return op(*args, **kwargs)
 

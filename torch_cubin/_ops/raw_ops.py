@@ -1,7 +1,7 @@
-"""The ops that csrc/ops_<family>.cpp define, by name: what each rule here is registered for.
+"""Names of the ops that csrc/ops_<family>.cpp define, for which the rules here are registered.
 
-Most have a public op, `cubin::matmul`, which forwards to the raw op `cubin::_matmul` or, with
-gradients on, to its autograd variant `cubin::_matmul_autograd`.
+Most have a public op, e.g. `cubin::matmul`, which forwards to the raw op `cubin::_matmul` or, with
+gradients enabled, to its autograd variant `cubin::_matmul_autograd`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 
 PRODUCTS = ("matmul", "linear", "linear_activation", "addmm")
 ATTENTION = ("scaled_dot_product_attention", "attention_forward", "attention_backward")
-E4M3 = "attention_forward_e4m3"  # what flash_attention of float8_e4m3fn calls
+E4M3 = "attention_forward_e4m3"  # called by flash_attention of float8_e4m3fn
 KV_CACHE = "flash_attention_with_kvcache"
 ALL = (*PRODUCTS, *ATTENTION, E4M3, KV_CACHE)
 _WITHOUT_PUBLIC_OP = ("linear_activation",)  # part of cubin::linear
@@ -22,7 +22,7 @@ DIFFERENTIABLE = tuple(name for name in (*PRODUCTS, *ATTENTION) if name not in _
 
 
 def raw_names(name: str) -> list[str]:
-    """Of "matmul": "_matmul" and "_matmul_autograd"."""
+    """For "matmul": "_matmul" and "_matmul_autograd"."""
     return [f"_{name}"] if name in _WITHOUT_TWIN else [f"_{name}", f"_{name}_autograd"]
 
 
@@ -31,7 +31,7 @@ def has_public_op(name: str) -> bool:
 
 
 def all_names(name: str) -> list[str]:
-    """The same, with the public op first where there is one."""
+    """raw_names(), after the public op if there is one."""
     return [*([name] if has_public_op(name) else []), *raw_names(name)]
 
 

@@ -1,4 +1,4 @@
-"""Completes the ops that _C.so defines with what torch takes from Python alone."""
+"""Completes the ops that _C.so defines with the registrations that torch needs from Python."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from torch_cubin._pytorch.transforms import DERIVATIVES
 
 @cache
 def register() -> torch.library.Library:
-    """Once a process, after _C.so is loaded. The library lives as long as its registrations."""
+    """Called once per process, after _C.so is loaded. The result owns the registrations."""
     library = torch.library.Library("cubin", "IMPL")
     fake.register(library)
     if DERIVATIVES.available:
@@ -43,6 +43,6 @@ def register() -> torch.library.Library:
     layouts.register(library)
     flops.register()
     causal_bias.register()
-    # What runs below an op is no part of a graph, whatever frame torch.compile gave up on.
+    # Frames below an op are never compiled, even if torch.compile gives up on an outer frame.
     skip_frames([autograd, batch_invariant])
     return library

@@ -33,7 +33,7 @@ OPEN = 1 << 30
 
 
 def _softcap_slope(scores: Tensor | None, scale: float, softcap: float) -> Tensor | float:
-    """The derivative of a scaled and capped score by the score."""
+    """The derivative of a scaled and capped score with respect to the score."""
     if softcap == 0:
         return scale
     assert scores is not None, "a call with a softcap saves its scores"
@@ -45,7 +45,7 @@ def _primal_of_any(tensor: Any) -> Any:
 
 
 def _distance(scores: Tensor) -> Tensor:
-    """|i + columns - rows - j|, what ALiBi's slopes are multiplied with."""
+    """|i + columns - rows - j|, the distance in ALiBi."""
     rows, columns = scores.shape[-2:]
     i = torch.arange(rows, device=scores.device, dtype=scores.dtype)
     j = torch.arange(columns, device=scores.device, dtype=scores.dtype)
@@ -57,15 +57,15 @@ def _sum_rows(tensor: Tensor) -> Tensor:
 
 
 def _sink_weight(sinks: Tensor, logsumexp: Tensor) -> Tensor:
-    """Of each row; 0 where a sink of -inf is all that a row has."""
+    """The sink's weight in each row; 0 if a row has only a sink of -inf."""
     difference = sinks.unsqueeze(-1) - logsumexp
     return torch.where(logsumexp == -math.inf, -math.inf, difference).exp()
 
 
 def sinks_gradient(sinks: Tensor, logsumexp: Tensor, delta: Tensor) -> Tensor:
-    """Of the sinks, (heads,), by what the module's formulas name, (..., heads, rows).
+    """The gradient of sinks (heads,), from logsumexp and delta (..., heads, rows).
 
-    A row whose logsumexp is -inf has no part in it, whatever gradient its output is given.
+    A row whose logsumexp is -inf contributes nothing, whatever the gradient of its output.
     """
     of_rows = -_sink_weight(sinks, logsumexp) * delta
     of_rows = torch.where(logsumexp == -math.inf, 0, of_rows)
@@ -188,7 +188,7 @@ class _SoftmaxBackward(transforms.SingleLevelFunction):
 
     @classmethod
     def _curvature(cls, ctx: Any, scores: Tensor) -> Tensor:
-        """The second derivative of a scaled and capped score by the score."""
+        """The second derivative of a scaled and capped score with respect to the score."""
         t = (scores * (ctx.scale / ctx.softcap)).tanh()
         return (-2 * ctx.scale * ctx.scale / ctx.softcap) * t * (1 - t.square())
 
@@ -321,7 +321,7 @@ def _softmax_backward_rule(info: Any, in_dims: tuple[int | None, ...], *args: An
 
 
 def _dropout_rule(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
-    # What is dropped depends on where in the tensor a weight stands: not to be merged.
+    # Dropout depends on the position of a weight in the tensor, so the batch cannot be merged.
     return one_by_one(dropout, info.batch_size, args, in_dims)
 
 
@@ -342,7 +342,7 @@ def register(library: torch.library.Library) -> None:
 
 
 def _autograd_kernel(op: Any, function: Any, tensors: int) -> Callable[..., Any]:
-    """`tensors`: so many of the arguments, the first ones, are tensors."""
+    """`tensors`: the number of leading arguments that are tensors."""
 
     def kernel(*args: Any) -> Any:
         rest = args[tensors:]

@@ -1,7 +1,7 @@
-"""Batching rules: one call of the same op for the whole batch, without materialising anything.
+"""Batching rules: one call of the same op for the whole batch, without materialising copies.
 
-The rules are on the raw op and on the one with derivatives, and call the op that they are of, so
-that a transform further out still sees what it can differentiate.
+The rules are registered for the raw op and for its autograd variant, and call the op that they
+belong to, so that an outer transform still sees an op that it can differentiate.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ Dims = tuple[int | None, ...]
 
 
 def _front(tensor: Tensor, dim: int | None) -> Tensor:
-    """The batch dimension first; a dimension of size 1 where there is none."""
+    """Moves the batch dimension to the front; inserts one of size 1 if there is none."""
     return tensor.unsqueeze(0) if dim is None else tensor.movedim(dim, 0)
 
 
 def _pad(tensor: Tensor, rank: int) -> Tensor:
-    """Sizes of 1 after the batch dimension, up to `rank` dimensions."""
+    """Inserts sizes of 1 after the batch dimension, up to `rank` dimensions."""
     return tensor[(slice(None),) + (None,) * (rank - tensor.dim())]
 
 
 def _batched_matmul(op: Any, self: Tensor, other: Tensor, dims: Dims) -> tuple[Tensor, int]:
     self_dim, other_dim = dims
     self_shape, other_shape = checks.shape_of(self, self_dim), checks.shape_of(other, other_dim)
-    checks.check_matmul(self, other, dims)  # before padding could hide a mistake
+    checks.check_matmul(self, other, dims)  # before padding hides errors
     if other_dim is None and len(other_shape) <= 2:
         return op(_front(self, self_dim), other), 0  # the batch is more rows
     if self_dim is None and other_dim is not None and len(other_shape) == 1:
@@ -70,9 +70,9 @@ def _batched_linear(
         out, dim = _batched_matmul(matmul, input, matrix, (input_dim, matrix_dim))
     if bias is None:
         return out, dim
-    # NOTE: no kernel adds a bias of its own to each batch, so in 16 bits the product is rounded
-    # before the sum, as by torch's rule for F.linear. The bias as one more column of the matrix
-    # would be rounded once, but would copy every operand.
+    # NOTE: no kernel adds a separate bias to each batch, so in 16 bits the product is rounded
+    # before the sum, as in torch's rule for F.linear. The bias as an additional column of the
+    # matrix would be rounded once, but would copy every operand.
     out = _front(out, dim)
     return out + _pad(_front(bias, bias_dim), out.dim()), 0
 
@@ -80,7 +80,7 @@ def _batched_linear(
 def _batched_addmm(
     op: Any, input: Tensor, mat1: Tensor, mat2: Tensor, dims: Dims, factors: dict[str, float]
 ) -> tuple[Tensor, int]:
-    """Every product as one of matrices in batches; the sum of a batch is then an outer dim's."""
+    """Runs all products as batched matrices; the batch dims of the sum become outer dims."""
     input_dim, mat1_dim, mat2_dim = dims
     mat1_shape, mat2_shape = checks.shape_of(mat1, mat1_dim), checks.shape_of(mat2, mat2_dim)
     shape = checks.check_addmm(input, mat1, mat2, dims)
@@ -127,7 +127,7 @@ def _activation_rule(op: Any, linear: Any, matmul: Any) -> Any:
         checks.check_activation(activation)
         if dims[1] is None and dims[2] is None:
             return _batched_linear(fused, matmul, input, weight, bias, dims)
-        # No kernel has a weight and a bias for each batch, so the product is rounded before.
+        # No kernel has a weight and a bias per batch, so the product is rounded before the sum.
         out, dim = _batched_linear(linear, matmul, input, weight, bias, dims)
         return (out if activation == "none" else ACTIVATIONS[activation](out)), dim
 
@@ -152,7 +152,7 @@ def _linear_rule(op: Any, matmul: Any) -> Any:
 
 
 def _unpad(tensor: Tensor, rank: int) -> Tensor:
-    """Without the sizes of 1 after the batch dimension that go beyond `rank` dimensions."""
+    """Removes sizes of 1 after the batch dimension, down to `rank` dimensions."""
     return tensor[(slice(None),) + (0,) * (tensor.dim() - 1 - rank)]
 
 
@@ -179,7 +179,7 @@ def _batched_attention(
 
         return one_by_one(one, size, (*tensors, *options), (*dims, *rest))
 
-    rank = max(3, len(shape.out))  # with a dim of heads, which the batch would become otherwise
+    rank = max(3, len(shape.out))  # with a dim of heads; otherwise the batch would become it
     ranks = [rank] * len(tensors)
     if backward:
         ranks[-1] = rank - 1  # logsumexp
@@ -202,9 +202,9 @@ def _batched_attention(
 def _is_one_call(options: Options, rest: Options) -> bool:
     """Whether the batch can be one more dimension of the tensors.
 
-    Dropout is a function of the seed and of where in the tensors a weight stands: the same seed
-    for all, or one for each, is a call for each. So are packed sequences, and what has one value a
-    head.
+    Dropout is a function of the seed and of the position of a weight in the tensors: with a seed
+    for all, or one for each, every element needs its own call. So do packed sequences, and options
+    with one value per head.
     """
     slopes = options.alibi_slopes
     return (
@@ -217,7 +217,7 @@ def _is_one_call(options: Options, rest: Options) -> bool:
 
 
 def one_by_one(op: Any, size: int, args: Sequence[Any], dims: Sequence[int | None]) -> Any:
-    """A rule's answer by a call of the op for each element of the batch."""
+    """Calls the op for each element of the batch."""
     results = []
     for i in range(size):
         own = (x if dim is None else x.select(dim, i) for x, dim in zip(args, dims, strict=True))
@@ -255,7 +255,7 @@ def _attention_rule(op: Any) -> Any:
 
 
 def register(library: torch.library.Library) -> None:
-    # All raw ops, then all autograd variants: a rule calls the products of its own kind.
+    # Raw ops, then autograd variants: a rule calls products of its own kind.
     for ops in zip(*map(raw_ops.raw_names, raw_ops.PRODUCTS), strict=True):
         matmul, linear, activation, addmm = map(raw_ops.overload, ops)
         for op, rule in (
