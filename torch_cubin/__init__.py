@@ -1,7 +1,7 @@
 """torch_cubin: PyTorch operators served by kernels from CUBIN files.
 
-Importing registers ``torch.ops.cubin.matmul``, ``linear``, ``scaled_dot_product_attention`` and its
-kin (docs/attention.md); it never touches the CUDA driver. What else is public is in ``__all__``.
+Importing registers ``torch.ops.cubin.matmul``, ``linear``, ``scaled_dot_product_attention`` and the
+other ops (docs/attention.md); it never touches the CUDA driver. ``__all__`` lists the public names.
 """
 
 import typing as _typing
@@ -11,11 +11,11 @@ from torch_cubin._native import process as _process
 
 _process.require_main_interpreter()  # before anything imports torch
 
-# Without PyTorch there is what C++ programs need of a build, and inspect().
+# Without PyTorch, only inspect() and the helpers for building C++ programs are available.
 if not _process.without_torch():
     from torch_cubin._native import library as _library
 
-    _library.load()  # first: the other modules refer to the ops that the library defines
+    _library.load()  # first: the other modules use the ops that the library defines
 
     from torch_cubin import huggingface
     from torch_cubin._drop_in import flash_implementation as _flash_implementation
@@ -26,7 +26,7 @@ if not _process.without_torch():
 
 from torch_cubin.errors import Error  # noqa: E402
 
-# What serves kernels of one's own is imported at its first use: it would double the import's time.
+# Modules for custom kernels are imported at first use: they would double the import time.
 _LATER = {
     "cpp": ("include_path", "library_path"),
     "_kernels.arguments": ("bits", "strided"),
@@ -59,7 +59,7 @@ _LATER = {
 }
 _MODULE_OF = {name: module for module, names in _LATER.items() for name in names}
 
-# For type checkers and editors, which run no __getattr__; a test compares it with _LATER.
+# For type checkers and editors, which do not run __getattr__; a test compares it with _LATER.
 if _typing.TYPE_CHECKING:
     from torch_cubin import cpp as cpp
     from torch_cubin import embed as embed
@@ -137,7 +137,7 @@ if not _process.without_torch():
     _register.register()
     _flash_implementation.register()
     try:
-        _library.packages_error()  # of TORCH_CUBIN_PACKAGES, which came with the library
+        _library.packages_error()  # of TORCH_CUBIN_PACKAGES, which the library has loaded
     except Error:
         if not _process.is_command_line():
             raise

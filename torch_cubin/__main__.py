@@ -1,4 +1,4 @@
-# The command line: reads arguments, calls the module that does the work, turns errors into text.
+# The command line: parses arguments, calls the module of the command, prints errors.
 """python -m torch_cubin: a demonstration, a look into device code, a check of this machine."""
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from pathlib import Path
 import torch_cubin
 from torch_cubin._native import library, process
 
-# There in a checkout only, not in a wheel.
+# Exists only in a checkout, not in a wheel.
 BENCHMARK = Path(__file__).resolve().parents[1] / "benchmarks" / "bench_matmul.py"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; the exit status: 0 well, 1 a failure, 2 wrong arguments."""
+    """Runs one command; returns the exit status: 0 success, 1 failure, 2 wrong arguments."""
     parser = _parser()
     options, rest = parser.parse_known_args(arguments)
     if rest and options.run is not _bench:
@@ -27,14 +27,14 @@ def main(arguments: list[str] | None = None) -> int:
         parser.print_help(sys.stderr)
         return 2
     options.rest = rest
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a path may hold what the terminal cannot show
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a path may contain unprintable characters
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        # doctor reports it among other things.
+        # doctor reports this error itself.
         if options.run is not _doctor and not process.without_torch():
             library.packages_error()
         status = options.run(options)
-        sys.stdout.flush()  # here, where a closed pipe is understood
+        sys.stdout.flush()  # inside the try, which handles a closed pipe
         return status
     except torch_cubin.Error as error:
         print(error, file=sys.stderr)
@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 1
-    except BrokenPipeError:  # `inspect LIBRARY | head`: whoever read has seen enough
+    except BrokenPipeError:  # `inspect LIBRARY | head`: the reader has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 

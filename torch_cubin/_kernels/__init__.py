@@ -1,1 +1,1 @@
-"""Kernels of a user's own: loading a file, packing a launch's arguments, launching."""
+"""Custom kernels: loading a file, packing the arguments of a launch, launching."""

@@ -1,4 +1,4 @@
-"""A launch's arguments as bytes: one piece a parameter, checked against the binary's own table.
+"""A launch's arguments as bytes, one piece per parameter, checked against the binary's table.
 
 `pack` says what a kernel call takes. csrc/python_launch.c repeats the common part
 of it (contiguous tensors, ints, floats, bools, None) in C for speed, and hands every other call to
@@ -28,12 +28,12 @@ from torch_cubin._kernels.tensor_map import TensorMap
 from torch_cubin._native import library
 from torch_cubin._pytorch.tensors import is_lazy_view
 
-# The device type of tensors that a kernel may be given. Tests set it to "cpu".
+# The device type of tensors that a kernel accepts. Tests set it to "cpu".
 DEVICE_TYPE = "cuda"
 
 
 class Strided:
-    """A tensor that a kernel takes whatever its strides: see strided()."""
+    """A tensor that is passed whatever its strides: see strided()."""
 
     __slots__ = ("tensor",)
 
@@ -42,7 +42,7 @@ class Strided:
 
 
 def strided(tensor: Any) -> Strided:
-    """Says that the kernel knows this tensor's strides, so that it need not be contiguous.
+    """Declares that the kernel handles this tensor's strides, so that it need not be contiguous.
 
     `tensor` is a torch.Tensor or an object with `__cuda_array_interface__`. The kernel gets the
     address of its first element, as it does for a contiguous one.
@@ -60,7 +60,7 @@ class Bits:
 
 
 def bits(argument: Any) -> Bits:
-    """Says that the kernel means this argument's bits, whatever type the file states.
+    """Declares that the kernel takes this argument's bits, whatever type the file states.
 
     `argument` is what a kernel takes: a tensor, strided(tensor), int32(n) and its kin. Without it a
     half tensor for a `float*` and an int32(n) for a `float` are refused.
@@ -69,7 +69,7 @@ def bits(argument: Any) -> Bits:
 
 
 class Stated(NamedTuple):
-    """What a kernel's files state of a parameter (csrc/cubin/stated_type.h)."""
+    """The facts that a kernel's files state of a parameter (csrc/cubin/stated_type.h)."""
 
     kind: str = ""  # "pointer", "value" or "unknown"; "" for what the binary alone says
     type: str = ""  # "float const*"
@@ -87,8 +87,8 @@ def pack(
 ) -> tuple[list[bytes], int | None]:
     """The bytes of every parameter, and the index of the device on which the arguments lie.
 
-    The index is None where no argument lies on any. Raises [params] for a wrong count or size,
-    [input] for what a kernel cannot be given.
+    The index is None if no argument lies on a device. Raises [params] for a wrong count or size,
+    [input] for arguments that a kernel cannot take.
     """
     if len(arguments) != len(facts.params):
         raise errors.fault(
@@ -120,11 +120,11 @@ def pack(
 
 
 def table(facts: KernelFacts) -> str:
-    """The kernel's parameters, for the end of an error."""
+    """The kernel's parameters, as the end of an error message."""
     return f"The binary says:\n{facts}"
 
 
-# What isinstance() takes microseconds to tell: torch.Tensor's is Python code.
+# Types for which isinstance() takes microseconds: torch.Tensor's check is Python code.
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 _CTYPES = (ctypes.Structure, ctypes.Union, ctypes.Array, ctypes._SimpleCData)
 _BYTES = (bytes, bytearray, memoryview, *_CTYPES)
@@ -132,7 +132,7 @@ _NO_MEMORY = "is a tensor with no memory of its own"
 
 
 class _Packer:
-    """Packs the argument for `param`, which the caller sets: one object serves a whole call."""
+    """Packs the argument for `param`, which the caller sets; one object serves a whole call."""
 
     __slots__ = ("facts", "field", "param", "stated")
     param: Param
@@ -315,7 +315,7 @@ class _Packer:
         return address, device.index or 0
 
     def _array_address(self, array: Any, dense: bool) -> tuple[int, int | None]:
-        """The same of an object with `__cuda_array_interface__` (CuPy, Numba)."""
+        """The same for an object with `__cuda_array_interface__` (CuPy, Numba)."""
         interface = getattr(array, "__cuda_array_interface__", None)
         if interface is None:
             raise self.refuse(
@@ -368,7 +368,7 @@ def _number_type(argument: Any) -> str | None:
 
 
 def _raw_bytes(argument: Any) -> bytes | None:
-    """The bytes of what brings its own: bytes, ctypes objects, NumPy scalars; otherwise None."""
+    """The bytes of an argument that has them: bytes, ctypes objects, NumPy scalars; else None."""
     if isinstance(argument, _BYTES):
         return bytes(argument)
     numpy = sys.modules.get("numpy")

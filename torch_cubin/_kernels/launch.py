@@ -1,5 +1,5 @@
-"""One launch, in Python and ctypes: what a kernel call does where the extension module is missing,
-and what it hands over to for everything but the common calls (csrc/python_launch.c).
+"""One launch, in Python and ctypes: serves kernel calls without the extension module, and all but
+the common calls with it (csrc/python_launch.c).
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def current_device() -> int:
 
 
 def device_index(device: int | str | torch.device | None) -> int:
-    """Of what preload() and its kin take; None is PyTorch's current CUDA device."""
+    """The index of a device argument of preload() and others; None is PyTorch's current device."""
     if isinstance(device, int) and not isinstance(device, bool):
         return device
     if device is not None:
@@ -149,7 +149,7 @@ def _integer(facts: KernelFacts, name: str, value: Any, bits: int = 64) -> int:
 
 
 def _triple(facts: KernelFacts, name: str, value: Any) -> tuple[int, int, int]:
-    """x, or a sequence of one to three of x, y, z; what is missing is 1."""
+    """x, or a sequence of one to three of x, y, z; missing ones are 1."""
     if type(value) is int and 0 <= value < 1 << 63:
         return value, 1, 1
     if isinstance(value, (str, bytes)) or not hasattr(value, "__len__"):
@@ -165,7 +165,7 @@ def _triple(facts: KernelFacts, name: str, value: Any) -> tuple[int, int, int]:
 
 
 def _stream(facts: KernelFacts, stream: Any) -> tuple[int, int | None]:
-    """The handle of a stream, and its device where it tells."""
+    """The handle of a stream, and its device if the object gives it."""
     handle = getattr(stream, "cuda_stream", None)
     if handle is not None:
         return handle, getattr(stream, "device_index", None)

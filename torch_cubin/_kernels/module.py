@@ -31,11 +31,11 @@ class Kernel(Launcher):
         kernel(*args, grid=, block=, shared_memory=0, cluster=None, cooperative=False,
                programmatic_dependent_launch=False, priority=None, stream=None)
 
-    The launch goes to the device of the tensors among `args`, which must be one (PyTorch's current
-    device where there is none), and to `stream` (a torch.cuda.Stream, or a handle as int) or
-    PyTorch's current stream there. It does not wait.
+    The launch goes to the device of the tensors among `args`, which must be one (without tensors,
+    to PyTorch's current device), and to `stream` (a torch.cuda.Stream, or a handle as int) or
+    PyTorch's current stream there. It is asynchronous.
 
-    - `args`, one a parameter: a contiguous CUDA tensor, or strided(tensor), or an object with
+    - `args`, one per parameter: a contiguous CUDA tensor, or strided(tensor), or an object with
       `__cuda_array_interface__`, for its address; an int, float or bool, packed to the parameter's
       own size (a float as float32 in 4 bytes, float64 in 8); int32(n) and its kin; None for a null
       pointer; bytes, a ctypes.Structure or a NumPy scalar for a struct; a TensorMap. Where the file
@@ -43,8 +43,8 @@ class Kernel(Launcher):
       for one; bits(argument) passes what is meant otherwise.
     - `grid` in blocks and `block` in threads: an int, or up to three (x, y, z). `block` may be left
       out where the binary demands one.
-    - `shared_memory`: dynamic, bytes a block. `cluster`: blocks, as `grid`.
-    - `cooperative`: all blocks run at once, or the launch is refused.
+    - `shared_memory`: dynamic, bytes per block. `cluster`: blocks, as `grid`.
+    - `cooperative`: all blocks are resident at once, or the launch is refused.
     - `priority`: lower goes first; see torch.cuda.Stream.
 
     Raises ParamsError [params] for arguments that do not fit the binary's parameters, InputError
@@ -65,7 +65,7 @@ class Kernel(Launcher):
             ),
         )
 
-    # A copy is the same kernel: what it stands for is the process's, and cannot be had twice.
+    # A copy is the same kernel: the underlying handle belongs to the process and is not copied.
     def __copy__(self) -> Kernel:
         return self
 
@@ -81,7 +81,7 @@ class Kernel(Launcher):
         return self.info.name
 
     def __getitem__(self, shape: Any) -> Any:
-        """Refuses `kernel[grid](...)`, which is how Triton and Numba write a launch."""
+        """Refuses `kernel[grid](...)`, the launch syntax of Triton and Numba."""
         raise errors.fault(
             "input",
             f"the launch of kernel '{self.name}'",
@@ -99,8 +99,8 @@ class Kernel(Launcher):
 
 
 def _facts_of_all(facts: list[KernelFacts]) -> KernelFacts:
-    """The facts of a kernel of several images: those of the first, and the block that all images
-    demand which demand one, for launches that name none."""
+    """The facts of a kernel in several images: those of the first, and the block size required by
+    all images that require one, for launches without `block`."""
     demanded = {each.required_block for each in facts} - {None}
     return dataclasses.replace(
         facts[0], required_block=demanded.pop() if len(demanded) == 1 else None
@@ -125,8 +125,8 @@ def _check_keywords(facts: KernelFacts, keywords: dict[str, Any]) -> None:
             )
 
 
-# Modules that a garbage collection finds dead go at its end: until then a __del__ of the same
-# cycle may still launch or unload them.
+# Modules that a garbage collection finds dead are freed at its end: until then a __del__ of the
+# same cycle may still launch or unload them.
 _dead: list[int] = []
 _collecting = False
 
@@ -173,15 +173,15 @@ class Module:
         self._kernels: weakref.WeakValueDictionary[str, Kernel] = weakref.WeakValueDictionary()
         self._globals: set[int] = set()  # tensors over global variables (global_memory.py)
         self._closed = False
-        self._aliases: dict[str, str] = {}  # symbols by the names that the compiler was given
-        self._producer: dict[str, Any] | None = None  # what made it, for manifests
+        self._aliases: dict[str, str] = {}  # symbols by the names passed to the compiler
+        self._producer: dict[str, Any] | None = None  # the producer, for manifests
 
     def _name(self, aliases: dict[str, str], producer: dict[str, Any] | None) -> None:
         """Says by which names its kernels are known beside their symbols, and what made them."""
         self._aliases = {_normal(alias): symbol for alias, symbol in aliases.items()}
         self._producer = producer
 
-    # A copy is the same module, which is closed when the last one is gone.
+    # A copy is the same module, which is closed when the last copy is freed.
     def __copy__(self) -> Module:
         return self
 
@@ -189,7 +189,7 @@ class Module:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled by its sources: paths, which are read again, or the bytes that it was given."""
+        """Pickled by its sources: paths, which are read again, or the given bytes."""
         self._check_open()
         return _load_again, (tuple(self._sources), self._jit, self._aliases, self._producer)
 
@@ -274,19 +274,19 @@ class Module:
     def preload(self, device: int | str | torch.device | None = None) -> None:
         """Loads the kernels onto a device now (default: PyTorch's current one).
 
-        Those that have no image for it, and those that ``module[name]`` refuses, are passed over.
+        Kernels without an image for it, and those that ``module[name]`` refuses, are skipped.
         """
         self._check_open()
         library.module_preload(self._handle, device_index(device))
 
     def unload(self) -> bool:
-        """Waits for submitted work, then gives the module back to the driver.
+        """Waits for submitted work, then unloads the module from the driver.
 
-        The module is closed: its kernels raise ClosedError [closed] from now on. True where it is
-        unloaded. What a CUDA graph has captured stays loaded until the process ends, and what has
-        tensors over its global variables stays until they are gone and unload() is called again:
-        then this warns and returns False. Waiting for a device is not allowed while a CUDA graph is
-        captured there: CaptureError [capture].
+        The module is closed: its kernels raise ClosedError [closed] from now on. Returns True if it
+        is unloaded. A module that a CUDA graph has captured stays loaded until the process ends,
+        and one with tensors over its global variables until they are freed and unload() is called
+        again: then this warns and returns False. Waiting for a device is not allowed while a CUDA
+        graph is captured there: CaptureError [capture].
         """
         living = len(self._globals)
         unloaded = library.module_unload(self._handle, keep=living > 0)
@@ -302,9 +302,9 @@ class Module:
         """The bytes of its image: a cubin, or PTX where there is none. `arch` ("sm_90a") says
         which, where it has several (`module.images` lists them).
 
-        What was loaded from a path is read again. Raises InputError [input] for an arch that none
-        of its images has, or two have, FileError [file] and HashError [hash] for a file that is
-        gone, or another one now.
+        Files are read again. Raises InputError [input] for an arch of none or of several of its
+        images, FileError [file] for a file that is missing, HashError [hash] for one that has
+        changed.
         """
         if arch is not None and not isinstance(arch, str):
             raise errors.wrong_type("Module.image argument 'arch'", "a str", arch)
@@ -323,12 +323,12 @@ class Module:
         return self._image_bytes()[found[0]]
 
     def _image_bytes(self) -> list[bytes]:
-        """Those of each of `images`."""
+        """The bytes of each of `images`."""
         sources = [(data, origin) for data, origin in self._read_again()]
         return [data for data, _, _ in library.images(sources, self.origin, self._jit)]
 
     def _image_files(self, stem: str) -> dict[str, bytes]:
-        """Its images by names for files, for what embeds them."""
+        """Its images by file names, for embedding."""
         return {
             f"{stem}.{number}.{image.arch}.{'ptx' if image.kind == 'ptx' else 'cubin'}": data
             for number, (image, data) in enumerate(
@@ -337,7 +337,7 @@ class Module:
         }
 
     def _read_again(self) -> list[Loaded]:
-        """The images' bytes, for define_op. Raises HashError [hash] where they are others now."""
+        """The images' bytes, for define_op. Raises HashError [hash] if they have changed."""
         return read_again(self._sources)
 
     def _stays(self, what: str, advice: str) -> bool:
@@ -394,13 +394,13 @@ def load(source: Source | Sequence[Source], *, jit: bool = False) -> Module:
         origin += f" and {len(sources) - 1} more"
     module = Module(sources, origin, jit)
     module._name(aliases_of(source), None)
-    # Paths are read again, and bytes are the caller's: nothing is held twice.
+    # Paths are read again, and bytes belong to the caller: nothing is stored twice.
     module._sources = [(one, name, hashlib.sha256(data).hexdigest()) for one, (data, name) in found]
     return module
 
 
 def _normal(name: str) -> str:
-    """A C++ name without the blanks that mean nothing."""
+    """A C++ name without insignificant blanks."""
     return re.sub(r" ?([<>,:*&()\[\]]) ?", r"\1", " ".join(name.split()))
 
 
@@ -410,7 +410,7 @@ def _load_again(
     aliases: dict[str, str] | None = None,
     producer: dict[str, Any] | None = None,
 ) -> Module:
-    """A module out of a pickle. Raises HashError [hash] where a file is another one now."""
+    """A module from a pickle. Raises HashError [hash] if a file has changed."""
     stored: list[Any] = [source for source, _, _ in sources]
     module = load(stored, jit=jit)
     for (_, name, digest), (_, _, found) in zip(sources, module._sources, strict=True):
@@ -425,8 +425,8 @@ def _load_again(
 def preload(target: Module | Kernel, device: int | str | torch.device | None = None) -> None:
     """Loads a module's kernels, or one kernel, onto a device now (default: PyTorch's current one).
 
-    A first launch does the same by itself, inside a CUDA graph capture too; this moves its cost,
-    and its errors, to a place of your choice.
+    A first launch does the same, also during a CUDA graph capture; preload() moves the cost, and
+    the errors, to a place of your choice.
     """
     if isinstance(target, Module):
         target.preload(device)

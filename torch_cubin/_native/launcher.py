@@ -1,10 +1,10 @@
-"""The base class of kernels: the extension module's (csrc/python_launch.c), or its reference in
-Python.
+"""The base class of kernels: the extension module's (csrc/python_launch.c), or the Python
+reference.
 
-Both mean the same. The extension takes the common calls at a few tenths of a microsecond beyond
-the driver's own cost; the reference serves where it could not be built or imported (a free-threaded
-Python), where a torch.Tensor is not laid out as it expects, and where TORCH_CUBIN_PLAIN_LAUNCH=1
-asks for it.
+Both behave alike. The extension serves common calls at a few tenths of a microsecond above the
+driver's own cost. The reference serves if the extension could not be built or imported (a
+free-threaded Python), if torch.Tensor has another memory layout than it expects, and if
+TORCH_CUBIN_PLAIN_LAUNCH=1 is set.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DLPACK_DEVICES = {"CPU": 1, "CUDA": 2}
 
 
 class PlainLauncher:
-    """Each call goes to _launch_plainly(), which the kernel defines."""
+    """Forwards each call to _launch_plainly(), which the kernel defines."""
 
     def _bind(self, handle: int, params: tuple[tuple[int, str], ...]) -> None:
         """The extension stores its arguments here."""
@@ -46,7 +46,7 @@ def _launcher() -> type:
 
 
 def configure(extension: Any, device: str = "CUDA") -> bool:
-    """Gives the extension what it cannot link; False where it cannot serve this PyTorch.
+    """Passes to the extension the addresses that it cannot link; False if it cannot serve PyTorch.
 
     Tests pass another kind of device.
     """
@@ -54,8 +54,8 @@ def configure(extension: Any, device: str = "CUDA") -> bool:
     keys = tensors.plain_keys(device)
     exchange = 0
     if tensor_at is None or keys_at is None or keys is None:
-        # NOTE: measured a tensor: 8 ns in place, 60 by DLPack and 230 to ask whether it is negated,
-        # 84 by torch_tensor_from_pyobject of torch 2.14, which does not tell that either.
+        # NOTE: measured per tensor: 8 ns in place, 60 by DLPack plus 230 to query the negative bit,
+        # 84 by torch_tensor_from_pyobject of torch 2.14, which does not give that bit either.
         exchange = tensors.exchange_function() or 0
         if not exchange:
             return False

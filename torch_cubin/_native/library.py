@@ -1,8 +1,7 @@
 """Loads torch_cubin/_C.so and wraps its C functions.
 
-The library uses no Python C API, so Python talks to it twice: torch registers the ops
-(torch.ops.load_library), ctypes calls the few functions that are no ops. Nothing here touches the
-CUDA driver: only `device()` does, when called.
+The library does not use Python's C API. torch registers its ops (torch.ops.load_library); ctypes
+calls its functions that are not ops. Nothing here touches the CUDA driver, except `device()`.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from torch_cubin import errors
 from torch_cubin._native import process
 
 PATH = Path(__file__).resolve().parents[1] / "_C.so"
-# The part of it that needs no PyTorch, which C++ programs link.
+# The part of the library that does not need PyTorch, which C++ programs link.
 SMALL_PATH = PATH.with_name("lib") / "libtorch_cubin.so"
 
 
 @functools.cache
 def load() -> ctypes.CDLL:
-    """Registers the ops and returns the library; ImportError where it is missing or too old."""
+    """Registers the ops and returns the library; ImportError if it is missing or too old."""
     import torch
 
     if not PATH.is_file():
@@ -49,7 +48,7 @@ def load() -> ctypes.CDLL:
         )
     try:
         torch.ops.load_library(str(PATH))
-        library = ctypes.CDLL(str(PATH))  # the same file: the loader hands out the same library
+        library = ctypes.CDLL(str(PATH))  # the same file, so the loader returns the same library
     except OSError as error:
         problem = f"cannot be loaded by torch {torch.__version__} ({error})"
         advice = "Build it again with this torch: `make build`."
@@ -57,13 +56,13 @@ def load() -> ctypes.CDLL:
     for name, arguments in _FUNCTIONS.items():
         try:
             function = getattr(library, f"torch_cubin_{name}")
-        except AttributeError as error:  # a library of older sources than this file
+        except AttributeError as error:  # the library was built from older sources
             raise _import_error(
                 f"is of another version of torch_cubin ({error})",
                 expected=f"the function torch_cubin_{name}",
                 advice="Build it again: `make build`.",
             ) from error
-        # JSON, which the library that made it frees: so it comes as a plain address.
+        # JSON that the library must free, hence returned as a plain address.
         function.argtypes, function.restype = arguments, ctypes.c_void_p
     library.torch_cubin_launches.restype = ctypes.c_int64
     library.torch_cubin_set_batch_invariant.restype = ctypes.c_int
@@ -128,11 +127,11 @@ _FUNCTIONS: dict[str, list[Any]] = {
 
 
 def _answer(address: int | None) -> dict[str, Any]:
-    """Takes over a JSON string of the library; raises the error that it holds, if any."""
+    """Parses and frees a JSON string of the library; raises the error that it contains, if any."""
     if not address:
         raise errors.fault("internal", "torch_cubin", "could not allocate an answer")
     try:
-        # Errors quote what users gave, and may cut it in the middle of a character.
+        # Errors quote user input, which they may cut in the middle of a character.
         answer = json.loads(ctypes.string_at(address).decode("utf-8", "replace"))
     finally:
         load().torch_cubin_free(address)
@@ -143,7 +142,7 @@ def _answer(address: int | None) -> dict[str, Any]:
 
 @functools.cache
 def _reader() -> ctypes.CDLL:
-    """What reads files by the C ABI (torch_cubin/abi.h): without PyTorch, the small library."""
+    """The library for reading files by the C ABI (torch_cubin/abi.h): without PyTorch, the small."""
     if not process.without_torch():
         library = load()
     else:
@@ -166,7 +165,7 @@ def _reader() -> ctypes.CDLL:
 
 
 def inspect(data: bytes, origin: str) -> dict[str, Any]:
-    """What a file's bytes hold (csrc/cubin/inspect.h). `origin` names it in errors."""
+    """The facts of a file's bytes (csrc/cubin/inspect.h). `origin` names it in errors."""
     reader, text = _reader(), _ADDRESS()
     error = reader.torch_cubin_v1_inspect(data, len(data), _text(origin), ctypes.byref(text))
     if error:
@@ -180,17 +179,17 @@ def inspect(data: bytes, origin: str) -> dict[str, Any]:
 
 
 def pytorch_symbols() -> list[dict[str, Any]]:
-    """What the library takes of PyTorch beyond its stable ABI (csrc/pytorch/internals.h)."""
+    """The PyTorch symbols outside its stable ABI that are used (csrc/pytorch/internals.h)."""
     return _answer(load().torch_cubin_pytorch_symbols())["symbols"]
 
 
 def check(function: str, call: str) -> dict[str, Any]:
-    """The answer to a call that is described as JSON, or its error (csrc/c_api_checks.cpp)."""
+    """The answer or error for a call that is described in JSON (csrc/c_api_checks.cpp)."""
     return _answer(getattr(load(), f"torch_cubin_{function}")(call.encode()))
 
 
 def _text(name: str) -> bytes:
-    """A name for errors, as C takes it."""
+    """A name for errors, encoded for C."""
     return name.encode("utf-8", "backslashreplace").replace(b"\0", b"\\0")
 
 
@@ -200,29 +199,29 @@ def catalog() -> dict[str, Any]:
 
 
 def device(index: int) -> dict[str, Any]:
-    """What the driver says of a GPU, and the arch chosen for it. Initialises the driver."""
+    """The driver's facts of a GPU, and the arch chosen for it. Initialises the driver."""
     return _answer(load().torch_cubin_device(index))
 
 
 def op_calls(*, clear: bool = False) -> list[dict[str, Any]]:
-    """Of each op that ran "op", "device", "dtype" and "calls" (csrc/ops/common/op_calls.h)."""
+    """The "op", "device", "dtype" and "calls" of each op that ran (csrc/ops/common/op_calls.h)."""
     return _answer(load().torch_cubin_op_calls(clear))["calls"]
 
 
 def launches() -> int:
-    """Kernels launched so far by this process."""
+    """The number of kernels that this process has launched."""
     return load().torch_cubin_launches()
 
 
 def open_module(sources: Sequence[tuple[bytes, str]], origin: str, jit: bool) -> dict[str, Any]:
-    """A module of the images in (bytes, name for errors): its "handle" and the facts of each."""
+    """Opens a module of images (bytes, name for errors); returns its "handle" and their facts."""
     return _answer(load().torch_cubin_module_open(*_sources(sources), _text(origin), bool(jit)))
 
 
 def images(
     sources: list[tuple[bytes, str]], origin: str, jit: bool = False
 ) -> list[tuple[bytes, str, dict[str, Any]]]:
-    """Every image that open_module() finds in these: its bytes, name for errors, and facts."""
+    """Each image that open_module() finds in the sources: its bytes, name for errors, and facts."""
     answer = open_module(sources, origin, jit)
     try:
         return [
@@ -234,7 +233,7 @@ def images(
 
 
 def _sources(sources: Sequence[tuple[bytes, str]]) -> tuple[Any, Any, Any, int]:
-    """(bytes, name for errors) of each, as C takes them."""
+    """The sources (bytes, name for errors) as arrays for C."""
     count = len(sources)
     data = (ctypes.c_char_p * count)(*(content for content, _ in sources))
     sizes = (ctypes.c_size_t * count)(*(len(content) for content, _ in sources))
@@ -247,16 +246,16 @@ def define_ops(
 ) -> list[dict[str, Any]]:
     """Defines declared ops, all or none; {"name", "schema", "state"} of each.
 
-    `sources`: (bytes, name for errors) of the images that the contracts number.
+    `sources`: (bytes, name for errors) of the images that the contracts refer to by number.
     """
-    # What is no JSON goes as text, for C++ to refuse by its place.
+    # Values that JSON lacks are passed as text; C++ refuses them and names the place.
     ops = {"version": 1, "ops": contracts}
     text = json.dumps(ops, allow_nan=False, default=repr).encode()
     return _answer(load().torch_cubin_define_ops(text, *_sources(sources)))["ops"]
 
 
 def check_schema(schema: str, *, differentiable: bool = False) -> None:
-    """Raises InputError [input] for a schema that no declared op (with a derivative) can have."""
+    """Raises InputError [input] for a schema that a (differentiable) declared op cannot have."""
     _answer(load().torch_cubin_check_schema(_text(schema), differentiable))
 
 
@@ -270,12 +269,12 @@ def load_package(folder: str, trusted: list[str] | None = None) -> list[dict[str
 
 
 def defined_ops() -> list[dict[str, Any]]:
-    """All declared ops of the process, each as load_package gives it, without a state."""
+    """All declared ops of the process, in the form of load_package, without a state."""
     return _answer(load().torch_cubin_ops())["ops"]
 
 
 def packages_error() -> None:
-    """Raises what went wrong with TORCH_CUBIN_PACKAGES when the library was loaded."""
+    """Raises the error of TORCH_CUBIN_PACKAGES from the library's load, if any."""
     _answer(load().torch_cubin_packages_error())
 
 
@@ -284,7 +283,7 @@ def preload_op(name: str, device: int) -> None:
 
 
 def _symbol(name: str) -> bytes:
-    """A kernel's or variable's name; other surrogates than those of bytes are in no name."""
+    """A kernel's or variable's name, encoded; names have no surrogates but those of raw bytes."""
     try:
         return name.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
@@ -292,14 +291,14 @@ def _symbol(name: str) -> bytes:
 
 
 def module_kernel(module: int, name: str) -> dict[str, Any]:
-    """Of a kernel by its symbol or C++ name: {"handle", valid as long as its module; "name", its
-    symbol; "params", what its files state of each}."""
+    """Finds a kernel by its symbol or C++ name: {"handle", valid as long as its module; "name", its
+    symbol; "params", the facts that its files state of each}."""
     text = _symbol(name)
     return _answer(load().torch_cubin_module_kernel(module, text, len(text)))
 
 
 def symbols_called(symbols: Iterable[str], name: str) -> list[str]:
-    """Those of the symbols that people call so: one rule for kernels and variables everywhere."""
+    """The symbols that `name` refers to: one rule for kernels and variables everywhere."""
     text = json.dumps({"symbols": list(symbols), "name": name}).encode()
     return _answer(load().torch_cubin_symbols_called(text))["symbols"]
 
@@ -320,12 +319,12 @@ def kernel_preload(kernel: int, device: int) -> None:
 
 
 def module_unload(module: int, keep: bool) -> bool:
-    """Closes it; False where a captured CUDA graph, or `keep`, leaves it loaded."""
+    """Closes a module; False if a captured CUDA graph, or `keep`, leaves it loaded."""
     return _answer(load().torch_cubin_module_unload(module, keep))["unloaded"]
 
 
 def module_drop(module: int) -> None:
-    """The Python object is gone. What the driver holds of the module stays."""
+    """Called when the Python object is freed. Loaded code of the module stays in the driver."""
     load().torch_cubin_module_drop(module)
 
 
@@ -335,13 +334,13 @@ def kernel_launch(kernel: int, call: ctypes.Structure) -> None:
 
 
 def raise_error(address: int | None) -> None:
-    """Raises the error at that address, which it takes over; 0 or None is none."""
+    """Raises and frees the error at that address; 0 or None is no error."""
     if address:
         _answer(address)
 
 
 def encode_tensor_map(fields: dict[str, Any], check_only: bool = False) -> bytes:
-    """The 128 bytes of a tensor map; raises InputError [input] where the hardware takes none."""
+    """The 128 bytes of a tensor map; raises InputError [input] if the hardware cannot have it."""
     out = None if check_only else ctypes.create_string_buffer(128)
     text = json.dumps(fields, default=repr).encode()
     _answer(load().torch_cubin_encode_tensor_map(text, out))
@@ -349,22 +348,22 @@ def encode_tensor_map(fields: dict[str, Any], check_only: bool = False) -> bytes
 
 
 def pointer_device(address: int) -> int:
-    """The index of the device on which that memory lies; -1 for no GPU's memory."""
+    """The index of the device that owns the memory; -1 if it is not GPU memory."""
     return _answer(load().torch_cubin_pointer_device(address))["device"]
 
 
 def watch_plans(on: bool) -> None:
-    """Starts, or ends, writing down what matmul plans (ops/matmul/plan.h); forgets the last."""
+    """Starts or ends recording matmul's plans (ops/matmul/plan.h); clears the earlier ones."""
     _answer(load().torch_cubin_watch_plans(bool(on)))
 
 
 def watched_plans() -> list[dict[str, Any]]:
-    """The products that were planned while plans were watched, with every config of each."""
+    """The recorded products, each with all its configs."""
     return _answer(load().torch_cubin_watched_plans())["plans"]
 
 
 def force_config(name: str) -> None:
-    """While plans are watched, this thread's products that have that config take it; "": none."""
+    """While plans are recorded, forces this config where a product of this thread has it; "" ends."""
     _answer(load().torch_cubin_force_config(name.encode()))
 
 
@@ -375,20 +374,20 @@ def add_tuned_table(table: dict[str, Any]) -> None:
 
 
 def watch_op(name: str | None) -> None:
-    """Writes down this thread's calls of a declared op (CallWatch there); None ends it."""
+    """Records this thread's calls of a declared op (CallWatch there); None ends it."""
     _answer(load().torch_cubin_watch_op(None if name is None else name.encode()))
 
 
 def watched_calls() -> list[dict[str, Any]]:
-    """The calls of the watched op so far."""
+    """The recorded calls of the watched op."""
     return _answer(load().torch_cubin_watched_calls())["calls"]
 
 
 def force_kernel(number: int) -> None:
-    """The watched op's calls by this thread take that kernel; -1: the one of their own choice."""
+    """Forces a kernel for this thread's calls of the watched op; -1: their own choice."""
     _answer(load().torch_cubin_force_kernel(number))
 
 
 def tuned_file(name: str, device: int) -> dict[str, Any]:
-    """Where tune() keeps what it measured of an op: "path" (or None), "gpu", "driver", "hash"."""
+    """The file in which tune() keeps an op's results: "path" (or None), "gpu", "driver", "hash"."""
     return _answer(load().torch_cubin_tuned_file(name.encode(), device))

@@ -1,9 +1,9 @@
-"""Derivatives of matmul and linear, backward and forward, right under every torch.func transform.
+"""Derivatives of matmul and linear, reverse and forward mode, correct under torch.func transforms.
 
 `cubin::_name_autograd` gets a kernel on its Autograd key. Its Function's forward calls the same op
-again below autograd, so that the next transform out sees an op that can be differentiated, and its
-formulas call the public ops, so that derivatives of every order compose. Neither register_autograd
-(zero tangents, no torch.func) nor an ordinary autograd.Function (no kernel at this key) does that.
+again below autograd, so that the next outer transform sees a differentiable op, and its formulas
+call the public ops, so that derivatives of every order compose. Neither register_autograd (zero
+tangents, no torch.func) nor an ordinary autograd.Function (no kernel at this key) supports that.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ weight_and_bias_gradient = torch.ops.cubin._weight_and_bias_gradient.default
 
 
 def call_below_autograd(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call `op`, without a graph of its own, so that the levels further out still see it."""
+    """Calls `op` without recording a graph at this level, so that outer levels still see it."""
     with transforms.below_autograd():
         if not transforms.transforms_active():
             return op(*args, **kwargs)
@@ -46,10 +46,10 @@ def call_below_autograd(op: Callable[..., Any], *args: Any, **kwargs: Any) -> An
 
 @contextlib.contextmanager
 def _outer_levels() -> Iterator[None]:
-    """Both gradient modes on, inside a transform.
+    """Enables both gradient modes inside a transform.
 
-    NOTE: torch turns them off around `forward` and `jvp` for the level at work. The levels further
-    out need them: without this a hessian or a jvp of a jvp is silently wrong.
+    NOTE: torch disables them around `forward` and `jvp` for the current level. Outer levels need
+    them: without this, a hessian or a jvp of a jvp is silently wrong.
     """
     if not transforms.transforms_active():
         yield
@@ -59,16 +59,16 @@ def _outer_levels() -> Iterator[None]:
 
 
 def _primal(tensor: Tensor) -> Tensor:
-    """Without its tangent at the level at work: that one's derivative is being computed."""
+    """The tensor without its tangent at the current level, whose derivative is being computed."""
     return forward_ad.unpack_dual(tensor).primal
 
 
 def apply(
     function: Any, op: Callable[..., Any], *args: Tensor | None, rest: tuple[Any, ...] = ()
 ) -> Any:
-    """The kernel on the Autograd key: as cheap as can be where nothing is to be differentiated.
+    """The kernel on the Autograd key, with a fast path for calls without a derivative.
 
-    `rest` is for `function` alone.
+    `rest` is only for `function`.
     """
     made: list[Tensor] = []
     try:
@@ -80,9 +80,9 @@ def apply(
         with transforms.below_autograd():
             return op(*args)
     except transforms.StopRecomputation:
-        # NOTE: non-reentrant checkpointing ends its recomputation so, from a hook on what apply
-        # saves after forward, and the type would be lost in the C API between here and the public
-        # op. All that it wanted is saved by now: the rest may as well run, on what forward made.
+        # NOTE: non-reentrant checkpointing ends its recomputation with this exception, from a hook
+        # on the tensors that apply saves after forward; the C API between here and the public op
+        # would lose its type. Everything is saved by now, so continue with forward's results.
         results = tuple(tensor.detach() for tensor in made)
         return results if len(results) > 1 else results[0]
     except BaseException as error:
@@ -91,19 +91,19 @@ def apply(
 
 
 def keep(error: BaseException) -> None:
-    """What a kernel on the Autograd key does with an exception before it raises it again."""
+    """Stores an exception in a kernel on the Autograd key, before it is raised again."""
     checks.keep(error)
     if isinstance(error, KeyboardInterrupt):
         _interrupt_again()
 
 
 def _interrupt_again() -> None:
-    """Ctrl-C is not to end as the RuntimeError that some `except` takes for a failed product.
+    """Sends Ctrl-C again, so that it does not end as a RuntimeError that an `except` swallows.
 
-    A saved-tensor hook or a mode of the user's runs inside the op, and the C API between it and the
-    public op makes a RuntimeError of whatever comes out: the text names the type (checks.keep),
-    the type itself is lost. A signal is delivered once more: a moment later and from another
-    thread, because signal.raise_signal() would interrupt this very function.
+    A user's saved-tensor hook or mode runs inside the op, and the C API between it and the public
+    op turns every exception into a RuntimeError: the text names the type (checks.keep), but the
+    type is lost. The signal is sent a moment later and from another thread, because
+    signal.raise_signal() would interrupt this very function.
     """
     main = threading.main_thread()
     if threading.current_thread() is main and callable(signal.getsignal(signal.SIGINT)):
@@ -111,7 +111,7 @@ def _interrupt_again() -> None:
 
 
 def _as_forward(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes a backward batch-invariant where the forward was: it may run in autograd's thread."""
+    """Makes a backward batch-invariant if the forward was: it may run in autograd's thread."""
 
     @functools.wraps(backward)
     def run(ctx: Any, *grads: Any) -> Any:
@@ -131,8 +131,8 @@ def _requires_grad(args: Sequence[Tensor | None]) -> bool:
 
 
 def _sum_to(tensor: Tensor, shape: Sequence[int]) -> Tensor:
-    """Sums broadcast batch dimensions back."""
-    # NOTE: not `tensor.shape == shape`, which compares the first sizes whatever the ranks are.
+    """Sums over broadcast batch dimensions."""
+    # NOTE: not `tensor.shape == shape`, which compares the first sizes even if the ranks differ.
     if tensor.dim() == len(shape) and all(map(checks.equal, tensor.shape, shape)):
         return tensor
     return tensor.sum_to_size(shape)
@@ -159,8 +159,8 @@ def _grad_of_other(grad: Tensor, self: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def _rows(tensor: Tensor) -> Tensor:
-    # NOTE: not flatten, which torch.autograd.grad(is_grads_batched=True) has no rule for, and not
-    # reshape(-1, k), which is ambiguous where k == 0.
+    # NOTE: not flatten, for which torch.autograd.grad(is_grads_batched=True) has no rule, and not
+    # reshape(-1, k), which is ambiguous if k == 0.
     if tensor.dim() == 2:
         return tensor
     return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])
@@ -376,10 +376,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 def _linear_activation_kernel(
     input: Tensor, weight: Tensor, bias: Tensor | None, activation: str
 ) -> Tensor:
-    """Where a derivative may be asked for: our product, and PyTorch's activation of it.
+    """For calls that may be differentiated: our product, followed by PyTorch's activation.
 
-    The backward needs the product before the activation. Kept, as here, it costs a pass over
-    memory, and is rounded to its dtype, as PyTorch's own is; computed anew it would cost a product.
+    The backward needs the product before the activation. Saving it costs a pass over memory, and
+    rounds it to its dtype, as in PyTorch; recomputing it would cost a product.
     """
     try:
         tensors = (input, weight, bias)
@@ -396,7 +396,7 @@ def _linear_activation_kernel(
             try:
                 return ACTIVATIONS[activation](out)
             except transforms.StopRecomputation:
-                return out.detach()  # as in apply()
+                return out.detach()  # see apply()
         with transforms.below_autograd():
             return activation_autograd(*tensors, activation)
     except BaseException as error:

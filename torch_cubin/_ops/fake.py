@@ -1,4 +1,4 @@
-"""Fake kernels: what the raw ops return, without data, for torch.compile, export and meta tensors.
+"""Fake kernels: the outputs of the raw ops without data, for torch.compile, export, meta tensors.
 
 The public ops need none: they forward to these. A product is contiguous, as on every device;
 attention follows the order of its arguments' dims (attention_checks.output_strides).

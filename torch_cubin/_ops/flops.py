@@ -1,7 +1,7 @@
-"""Flop formulas for torch.utils.flop_counter, equal to its own for the functions of torch.
+"""Flop formulas for torch.utils.flop_counter, equal to its formulas for torch's functions.
 
-A FlopCounterMode sees what a public op forwards to, never the op itself, so the raw op and the one
-with derivatives carry the formula as well; each call is counted once.
+A FlopCounterMode sees the op that a public op forwards to, not the public op, so the raw op and its
+autograd variant have the formula as well; each call is counted once.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _flash_attention_flops(
     out_val: Tensor,
     **kwargs: Any,
 ) -> int:
-    """Where a mode sees the op itself, in inference mode; elsewhere it sees what that calls."""
+    """For inference mode, where a mode sees the op itself; elsewhere it sees the inner ops."""
     keys = query if key is None else key
     head_dim, head_dim_v = query.shape[-1], (keys if value is None else value).shape[-1]
     if cu_seqlens_q is None:
@@ -106,7 +106,7 @@ def _flash_attention_flops(
 
 
 def _scores(query: Tensor, key: Tensor, out: Tensor, options: Options) -> int:
-    """How many scores there are. Like torch's formula, it sees no mask and no causality."""
+    """The number of scores. Like torch's formula, it ignores masks and causality."""
     if options.cu_seqlens_q is None or options.cu_seqlens_k is None:
         return out.shape[:-1].numel() * key.shape[-2]
     rows = _lengths(options.cu_seqlens_q, options.max_seqlen_q or query.shape[0])
@@ -115,14 +115,14 @@ def _scores(query: Tensor, key: Tensor, out: Tensor, options: Options) -> int:
 
 
 def _lengths(offsets: Tensor, longest: int) -> list[int]:
-    """How long each sequence is; of offsets without values: all as long as can be."""
+    """The length of each sequence; for offsets without values, the maximum for all."""
     if isinstance(offsets, TRACING_TYPES) or offsets.device.type == "meta":
         return [longest] * (offsets.shape[0] - 1)
     return offsets.diff().tolist()
 
 
 def _is_folded(matrices: Tensor, vector: Tensor) -> bool:
-    """Whether torch.matmul makes one mv of it (should_fold in ATen/native/LinearAlgebra.cpp)."""
+    """Whether torch.matmul folds it to one mv (should_fold in ATen/native/LinearAlgebra.cpp)."""
     if matrices.dim() == 2 or vector.requires_grad or matrices.numel() == 0:
         return True
     shape, stride = matrices.shape, matrices.stride()
@@ -130,7 +130,7 @@ def _is_folded(matrices: Tensor, vector: Tensor) -> bool:
 
 
 def _is_counted(op: Any) -> bool:
-    """torch counts no mv and no dot, so far."""
+    """Whether torch counts the op: not yet mv and dot."""
     return op in sys.modules[_COUNTER].flop_registry
 
 
@@ -156,6 +156,6 @@ def _add_formulas(counter: ModuleType) -> None:
 
 
 def register() -> None:
-    """When the counter is imported: its module loads Triton, 0.6 s, for nothing in a process that
-    counts no flops."""
+    """Registers the formulas when the counter is imported: its module loads Triton, which takes
+    0.6 s, and most processes do not count flops."""
     imports.when_imported(_COUNTER, _add_formulas)
