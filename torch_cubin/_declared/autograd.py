@@ -1,6 +1,6 @@
 """Derivatives of declared ops: the user's formula, or an error where there is none.
 
-Two ways lead to the one autograd.Function below:
+Two paths lead to the one autograd.Function below:
 
 - Without transforms, the kernel on the Autograd key, which an op gets with its first formula. An op
   that never had one has no kernel there, and its calls no Python: C++ refuses what requires grad.

@@ -18,7 +18,7 @@ _MOST_CHOICES = 4096  # kernels of one op, as csrc/declared has it
 
 
 class Row:
-    """What is known of one kernel of a library: functions of an op may name it `row`.
+    """The facts of one kernel of a library: functions of an op may name it `row`.
 
     `row.kernel` is its symbol, `row.arch` "sm_90a" and `row.sm` 90, of the image, `row.param_bytes`
     the bytes of its parameters; the rest are the groups of the name's expression and the fields of

@@ -42,7 +42,7 @@ def save_package(
     an unencrypted PEM (`openssl genpkey -algorithm ed25519`) or as an object of the package
     cryptography, which signing needs. Who loads it asks for its public key: load_package(trusted=).
 
-    Raises InputError [input] for what is no declared op, for a folder that holds a package already,
+    Raises InputError [input] for objects that are not declared ops, for a folder with a package,
     unless `overwrite`, and for an op from a package that is not there now as it was loaded;
     HashError [hash] for an image there with other bytes; FileError [file] where one cannot be read
     or written.

@@ -153,7 +153,7 @@ def _auxiliary(query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class Implementation:
-    """What is registered while it is activated; PyTorch's registry keeps it and calls remove()."""
+    """The registered functions while it is active; PyTorch's registry keeps it, calls remove()."""
 
     def __init__(self, dispatch_key: str = "CUDA") -> None:
         self._dispatch_key = dispatch_key

@@ -181,7 +181,7 @@ class PtxParam:
 
 @dataclasses.dataclass(frozen=True)
 class PtxKernel:
-    """One entry of PTX text. What is None is not declared; registers are ptxas's to choose."""
+    """One entry of PTX text. None means not declared; ptxas chooses the registers."""
 
     name: str
     cpp_name: str  # as of a cubin's kernel, and the last two

@@ -142,7 +142,7 @@ def _answer(address: int | None) -> dict[str, Any]:
 
 @functools.cache
 def _reader() -> ctypes.CDLL:
-    """The library for reading files by the C ABI (torch_cubin/abi.h): without PyTorch, the small."""
+    """The library that reads files by the C ABI (abi.h); without PyTorch, the small one."""
     if not process.without_torch():
         library = load()
     else:
@@ -363,7 +363,7 @@ def watched_plans() -> list[dict[str, Any]]:
 
 
 def force_config(name: str) -> None:
-    """While plans are recorded, forces this config where a product of this thread has it; "" ends."""
+    """Forces a config for this thread's products that have it, while plans are recorded."""
     _answer(load().torch_cubin_force_config(name.encode()))
 
 

@@ -41,7 +41,7 @@ def _refusal(transform: str, advice: str) -> errors.Error:
 
 
 def _autograd(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-    """Refuses what is to be differentiated; everything else runs as without gradients."""
+    """Refuses calls that need a derivative; all others run as without gradients."""
     tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
     if any(x.requires_grad for x in tensors) or transforms.dual_level_is_open():
         raise _refusal("derivatives", "Call it under torch.no_grad(), or convert to bfloat16.")
