@@ -188,7 +188,8 @@ def test_wheel_requires_the_torch_of_the_constant(wheel):
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
         metadata = email.message_from_bytes(archive.read(name))
-    assert metadata.get_all("Requires-Dist") == [f"torch>={major}.{minor}"]
+    required = [need for need in metadata.get_all("Requires-Dist") if "; extra ==" not in need]
+    assert required == [f"torch>={major}.{minor}"]
     assert metadata["Requires-Python"] == ">=3.10"
     assert metadata["License-Expression"] == "Apache-2.0"
 
@@ -215,6 +216,7 @@ def test_wheel_holds_library_and_kernels_and_nothing_else(wheel):
     )
     expected |= {str(path.relative_to(ROOT)) for path in for_cpp}
     expected |= {f"torch_cubin/lib/libtorch_cubin.{kind}" for kind in ("so", "a")}
+    expected |= {"torch_cubin/ops.pyi", "torch_cubin/py.typed"}
     expected |= {"torch_cubin/_launch.abi3.so"}  # where Python's headers are, as they are here
     assert {name for name in names if ".dist-info/" not in name} == expected
 
