@@ -102,7 +102,7 @@ def test_every_launch_keyword(driver, vec_add):
     assert launch["attributes"] == {"2": [1], "4": [2, 1, 1], "6": [1], "8": [-3]}
 
 
-def test_a_compiled_cluster_is_not_named_again(driver, several):
+def test_a_compiled_cluster_is_not_passed_at_launch(driver, several):
     several["cluster"](torch.zeros(1), grid=4, block=1)
     several["cluster"](torch.zeros(1), grid=4, block=1, cluster=2)
     assert [launch["attributes"] for launch in driver.launches()] == [{}, {}]

@@ -301,7 +301,7 @@ def test_mutated_tensors(driver):
 
 @pytest.mark.fault_case(42)
 @pytest.mark.parametrize("layout", ["rows", "strided"])
-def test_what_is_written_to_does_not_overlap_itself(driver, layout):
+def test_mutated_tensors_must_not_overlap_themselves(driver, layout):
     entry = {"dtype": "float32", "shape": None, "layout": layout, "align": 4}
     op = shapes_op("(Tensor x, Tensor(a!) y) -> ()", {"x": entry, "y": entry}, [])
     x = tensors.empty(1)
@@ -328,7 +328,7 @@ def elements(tensor: torch.Tensor) -> set[int]:
 
 
 @pytest.mark.fault_case(42)
-def test_what_is_written_to_shares_no_memory(driver):
+def test_mutated_tensors_must_not_share_memory(driver):
     """Of slices of one tensor exactly those that do are refused; of other strides all."""
     entry = {"dtype": "float32", "shape": None, "layout": "strided", "align": 4}
     write = shapes_op("(Tensor(a!) y, Tensor x) -> ()", {"x": entry, "y": entry}, [])

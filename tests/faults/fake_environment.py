@@ -171,7 +171,7 @@ def launch_grid(driver, grid: int) -> None:
 
 @pytest.mark.fault_case(33)
 @pytest.mark.parametrize("code", [400, 709])
-def test_a_context_that_is_gone(driver, code):
+def test_a_destroyed_context(driver, code):
     def run() -> list:
         launch(driver)
         driver.fail("cuLaunchKernelEx", code)
@@ -361,7 +361,7 @@ module["vec_add"](x, x, x, 64, grid=1, block=64)
 @pytest.mark.parametrize(
     "name", ["", "x" * 65536, "vec_add\0", "vec_add ", "VEC_ADD", "\ud800", "vec_add\udcff"]
 )
-def test_names_of_no_kernel(name):
+def test_names_without_a_kernel(name):
     """Those that no UTF-8 has, too, in messages that can be printed."""
     module = torch_cubin.load(SEVERAL)
     assert name not in module

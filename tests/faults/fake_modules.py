@@ -75,7 +75,7 @@ def test_images_must_agree_on_parameters():
             others["k"]
 
 
-def test_a_kernel_that_two_objects_have_is_refused_alone(driver):
+def test_only_the_kernel_defined_by_two_objects_is_refused(driver):
     """As a template's, which is a weak symbol of every object that instantiates it."""
 
     def image(own: str, filler: int) -> bytes:

@@ -166,7 +166,7 @@ def test_launch_parameters(driver, catalog, order: str, dtype: torch.dtype) -> N
         assert params.logsumexp != 0
 
 
-def test_softcaps_beyond_the_short_formula_go_elsewhere(driver, catalog) -> None:
+def test_softcaps_beyond_the_short_formula_take_other_kernels(driver, catalog) -> None:
     def run(softcap: float) -> list[str]:
         attend((1, 2, 512, 64), 2, 512, "bhsd", softcap=softcap)
         return [launch["kernel"] for launch in driver.launches()]

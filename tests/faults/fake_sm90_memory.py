@@ -74,7 +74,7 @@ def test_compute_bound_products_do_not_depend_on_bandwidth(driver, catalog) -> N
         assert slow["times"][config] / fast["times"][config] == pytest.approx(1, rel=0.03)
 
 
-def test_clusters_share_the_operand_that_others_would_read_again(driver, catalog) -> None:
+def test_clusters_share_the_operand_that_would_be_read_again(driver, catalog) -> None:
     """Two rows of tiles of 128: pairs along M read the weights once (on an H100 194 us; pairs along
     N, which share the tokens, 219)."""
     (plan,) = plans(driver, H100, [(256, 8192, 28672)])

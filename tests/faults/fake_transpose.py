@@ -63,7 +63,7 @@ def test_b_is_copied_where_n_is_contiguous_and_rows_begin_anywhere(driver, catal
     assert records[0]["grid"] == [16 * 32, 1, 1]
 
 
-def test_both_are_copied_at_once_and_batches_too(driver, catalog) -> None:
+def test_both_operands_and_batches_are_copied_in_one_launch(driver, catalog) -> None:
     m, n, k = 4096, 2056, 2052
     a = ((3, m, k), (m * k + 1, 1, m))
     b = ((3, k, n), (0, n + 1, 1))

@@ -186,7 +186,7 @@ def test_a_damaged_table_of_the_package_is_a_hash_error(driver, catalog) -> None
     assert "table.json" in message
 
 
-def test_the_package_s_tables_name_configs_that_there_are(driver, catalog) -> None:
+def test_the_package_s_tables_name_existing_configs(driver, catalog) -> None:
     """As they would be taken on a GPU of their name."""
     manifest = json.loads((catalogs.CUBINS / "manifest.json").read_text())
     tables = [json.loads((catalogs.CUBINS / t["file"]).read_text()) for t in manifest["tuned"]]

@@ -82,7 +82,7 @@ PARTS = {
 
 @pytest.mark.parametrize("case", PARTS)
 @pytest.mark.parametrize("strides", [(8, 1), (0, 1)])
-def test_a_part_lies_in_its_dim(case: str, strides: tuple, driver):
+def test_a_part_must_lie_within_its_dim(case: str, strides: tuple, driver):
     """Where the first element lies in the tensor's memory is not enough: column 9 of 8 is row 1."""
     part, right, wrong = PARTS[case]
     op = define("(Tensor x, SymInt i, SymInt n) -> Tensor",

@@ -57,7 +57,7 @@ def test_ops_of_the_environment(made) -> None:
     assert done.stdout.rstrip().endswith("right")
 
 
-def test_ops_out_of_a_library(made) -> None:
+def test_ops_of_a_package_in_a_library(made) -> None:
     folder, _ = made
     embed.write_unit(folder / "ops.c", package=folder / "ops")
     library = folder / "libops.so"

@@ -157,7 +157,7 @@ def test_factors_of_any_size(value: float, dim: int) -> None:
 
 
 @pytest.mark.parametrize("dim", HEAD_DIMS)
-def test_a_batch_has_the_bits_of_each_alone(dim: int) -> None:
+def test_a_batch_has_the_bits_of_single_calls(dim: int) -> None:
     torch.manual_seed(0)
     args = make(DEVICE, batch=9, rows=1500, keys=1500, heads=8, dim=dim, is_causal=True)
     together = flash_attention(**args)

@@ -178,7 +178,7 @@ def test_padding_by_large_numbers(
 
 @pytest.mark.parametrize("head_dim", [32, 64, 128, 256])
 @pytest.mark.parametrize("keys", [256, 777])
-def test_a_sequence_alone_has_the_bits_that_it_has_in_a_batch(head_dim: int, keys: int) -> None:
+def test_a_single_sequence_has_the_bits_that_it_has_in_a_batch(head_dim: int, keys: int) -> None:
     """Also where the numbers behind its last key are the next sequence's."""
     g = ac.generator(f"alone {head_dim} {keys}")
     q = ac.draw((6, 8, 1024, head_dim), torch.bfloat16, g)

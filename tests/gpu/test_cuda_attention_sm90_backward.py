@@ -75,7 +75,7 @@ def test_gradients_against_float64(name: str, head_dim: int, nan_memory) -> None
     "name",
     [pytest.param(name, marks=pytest.mark.child("attention_alone", name)) for name in ac.HALVES],
 )
-def test_blocks_of_wide_heads_that_work_alone(name: str, child) -> None:
+def test_wide_heads_without_pairs_of_blocks(name: str, child) -> None:
     answer = child.check()
     assert answer["wrong"] == []
     short = {"float16": "f16", "bfloat16": "bf16"}[name]

@@ -226,7 +226,9 @@ def test_tiles_of_all_kinds_are_compared() -> None:
     ("kind", "tile"),
     [pytest.param(*order, marks=pytest.mark.child("order", *order)) for order in orders()],
 )
-def test_kernels_of_all_tiles_add_up_alike(kind: str, tile: str, child, record_bits) -> None:
+def test_kernels_of_all_tiles_sum_in_the_same_order(
+    kind: str, tile: str, child, record_bits
+) -> None:
     """What the mode rests on: a kernel that adds up otherwise would break it for some size."""
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("the kernels of compute capability 9.0 are compared")

@@ -117,7 +117,7 @@ def test_threads(declarative) -> None:
     assert not failures
 
 
-def test_a_definition_again() -> None:
+def test_redefinition_of_an_op() -> None:
     text = schema("f(Tensor x, Tensor y) -> Tensor")
     op = vec_add(schema=text)
     x, y = small(1000), small(1000)
@@ -225,7 +225,7 @@ def test_no_derivative_is_an_error_never_a_zero(add) -> None:
         torch.compile(add, fullgraph=True)(x.clone().requires_grad_(), x)
 
 
-def test_gradients_that_lie_anywhere(declarative) -> None:
+def test_gradients_at_any_storage_offset(declarative) -> None:
     a, b = small(3).requires_grad_(), small(5).requires_grad_()
     weight = small(8)
     (torch.cat([declarative(a), declarative(b)]) * weight).sum().backward()

@@ -48,7 +48,7 @@ def test_bad_inputs_are_input_errors(context) -> None:
 
 
 @pytest.mark.fault_case(37)
-def test_current_device_is_left_alone() -> None:
+def test_current_device_is_unchanged() -> None:
     for index in range(torch.cuda.device_count()):
         with torch.cuda.device(index):
             torch.ops.cubin.matmul(_ones(8, 8, device="cuda:0"), _ones(8, 8, device="cuda:0"))

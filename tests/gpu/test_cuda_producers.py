@@ -282,7 +282,7 @@ print("ended", (c - a @ b.t()).abs().max().item() < 0.5)
 
 
 @pytest.mark.parametrize("rows", [64, 128])
-def test_what_is_refused_as_endless_does_not_end_by_tritons_launcher(rows: int) -> None:
+def test_launches_refused_as_endless_do_not_end_under_tritons_launcher(rows: int) -> None:
     """In a process of its own, which is ended. The kernel for 64 rows is right."""
     if triton.__version__.split(".")[:2] != ["3", "6"]:
         pytest.skip("a fault of Triton 3.6")

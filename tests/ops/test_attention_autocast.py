@@ -71,7 +71,7 @@ def test_packed_offsets_stay_as_they_are(device):
     assert out.dtype == torch.bfloat16
 
 
-def test_float64_is_left_alone(device):
+def test_float64_is_not_cast(device):
     args = make_qkv(CROSS, device, torch.float64, requires_grad=True)
     with torch.autocast(device, dtype=torch.bfloat16):
         out = attention(*args)

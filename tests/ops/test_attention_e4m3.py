@@ -163,7 +163,7 @@ def test_vmap_is_refused(device):
         torch.vmap(lambda q: flash_attention(**args | {"query": q}))(args["query"][None])
 
 
-def test_autocast_leaves_it_alone(device):
+def test_autocast_does_not_cast_e4m3(device):
     args = make(device, descale="qkv", is_causal=True)
     wanted = flash_attention(**args)
     with torch.autocast(device, dtype=torch.float16):

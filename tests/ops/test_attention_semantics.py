@@ -303,7 +303,7 @@ def test_packed_sequences(dtype, offsets, options, device):
                 near(logsumexp.detach()[:, rows], expected_logsumexp, dtype)
 
 
-def test_dropout_keeps_what_it_should(device):
+def test_dropout_keeps_the_expected_weights(device):
     seed = torch.tensor([1234567890123], device=device)
     for p in (0.1, 0.5, 0.9):
         kept = kept_weights((2, 4, 64, 96), p, seed, device)

@@ -39,7 +39,7 @@ def test_arguments_by_name(device):
         assert_near(matmul(self=x, other=w.t()), torch.matmul(x, w.t()))
 
 
-def test_float64_is_left_alone(device):
+def test_float64_is_not_cast(device):
     x, w, bias = make_all(SHAPES, device, torch.float64)
     with torch.autocast(device, dtype=torch.bfloat16):
         assert matmul(x, w.t()).dtype == torch.float64

@@ -254,7 +254,7 @@ def test_tangent_of_the_bias_alone(device):
     assert torch.equal(tangent, torch.ones(2, 4, device=device).double())
 
 
-def test_tangent_of_what_is_added_to_a_dot_product_alone(device):
+def test_tangent_of_only_the_addend_of_a_dot_product(device):
     """The tangent of a number is a number: no size to expand it to."""
     number, x, y = make_all(((), (3,), (3,)), device)
     with forward_ad.dual_level():

@@ -28,7 +28,7 @@ def depends_on_other_rows(x, weight, bias) -> bool:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_row_of_the_reference_depends_on_itself_alone(dtype: torch.dtype) -> None:
+def test_the_reference_is_batch_invariant(dtype: torch.dtype) -> None:
     x, weight, bias = operands(dtype)
     assert depends_on_other_rows(x, weight, bias), "the switch has nothing to show here"
     with torch_cubin.batch_invariant():
@@ -44,7 +44,7 @@ def test_a_row_of_the_reference_depends_on_itself_alone(dtype: torch.dtype) -> N
 
 @pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "silu"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-def test_activations_of_a_row_depend_on_itself_alone(dtype: torch.dtype, activation: str) -> None:
+def test_activations_are_batch_invariant(dtype: torch.dtype, activation: str) -> None:
     """Of widths that are no multiple of a vector: the last elements of a tensor are special."""
     for n in (1, 13, 41):
         x, weight, bias = operands(dtype, m=50, n=n, k=9)
@@ -100,7 +100,7 @@ def test_the_mode_nests_and_is_restored_after_an_error() -> None:
     assert not is_batch_invariant()
 
 
-def test_it_decorates_functions_of_several_threads() -> None:
+def test_the_decorator_supports_several_threads() -> None:
     barrier = threading.Barrier(2)
 
     @torch_cubin.batch_invariant()
@@ -151,7 +151,7 @@ def test_compiled_code_follows_the_mode_of_its_call(first_inside: bool) -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_entered_in_a_compiled_function_it_holds_there() -> None:
+def test_the_mode_applies_inside_a_compiled_function() -> None:
     torch._dynamo.reset()
     x, weight, bias = operands(torch.float32)
     with torch_cubin.batch_invariant():

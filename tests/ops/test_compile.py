@@ -98,7 +98,7 @@ def test_transforms_inside_the_graph(transform, backend, device):
     assert_near(compiled(x), transform(lambda x: torch.matmul(x, w).sin().sum())(x))
 
 
-def test_the_graph_holds_the_public_op_then_the_one_with_derivatives(device):
+def test_the_graph_contains_the_public_op_then_its_autograd_variant(device):
     seen = []
 
     def backend(graph, inputs):

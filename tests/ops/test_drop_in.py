@@ -208,7 +208,7 @@ def test_training_a_model_equals_torch(device) -> None:
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(4,), (3, 4), (2, 3, 4)], ids=str)
-def test_what_is_served_may_be_changed_in_place(shape, bias, device) -> None:
+def test_served_results_may_be_changed_in_place(shape, bias, device) -> None:
     layer = torch.nn.Linear(4, 4, bias=bias, device=device)
     x = integers(*shape, device=device).requires_grad_()
     layer(x).relu().sum().backward()
@@ -219,7 +219,7 @@ def test_what_is_served_may_be_changed_in_place(shape, bias, device) -> None:
 
 
 @pytest.mark.parametrize(("tag", "declined"), [("arch", True), ("hash", False)])
-def test_a_gpu_without_kernels_goes_to_torch_and_a_broken_catalog_does_not(
+def test_a_gpu_without_kernels_falls_back_to_torch_but_a_broken_catalog_raises(
     tag, declined, monkeypatch
 ) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode

@@ -179,7 +179,7 @@ def test_an_instance_within_itself(made, device) -> None:
     assert graphs.cubin() == [2]
 
 
-def test_without_the_mode_the_same_function_is_compiled_again(device) -> None:
+def test_leaving_the_mode_recompiles_the_function(device) -> None:
     a = integers(4, 4, device=device)
     graphs = Graphs()
     compiled = torch.compile(lambda x: x @ x, backend=graphs, fullgraph=True)

@@ -228,7 +228,7 @@ def test_the_layers_can_be_scripted_and_traced_by_fx(device) -> None:
     assert [node.op for node in graph.graph.nodes] == ["placeholder", "call_module", "output"]
 
 
-def test_fused_inference_path_is_off_inside_and_as_it_was_outside() -> None:
+def test_fused_inference_path_is_disabled_inside_and_restored_outside() -> None:
     for before in (True, False):
         mha.set_fastpath_enabled(before)
         try:

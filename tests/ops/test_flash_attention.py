@@ -338,7 +338,7 @@ def test_vmap(device):
 
 
 @pytest.mark.parametrize("batched", [False, True])
-def test_vmap_draws_as_it_is_asked_to(batched, device):
+def test_vmap_follows_its_randomness_argument(batched, device):
     qkv = packed(device)
     calls = qkv.expand(3, *qkv.shape) if batched else torch.zeros(3, device=device)
 

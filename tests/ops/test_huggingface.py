@@ -152,7 +152,7 @@ def test_greedy_generation_gives_the_same_tokens(cache, padding, device):
 
 
 @pytest.mark.parametrize("lengths", [(5, 9), (1, 3, 8)], ids=str)
-def test_packed_sequences_are_as_each_alone(lengths, device):
+def test_packed_sequences_equal_single_calls(lengths, device):
     """Of several sequences in one row, separated by their positions, none sees another."""
     model = make(llama, device)
     torch.manual_seed(1)

@@ -181,7 +181,7 @@ def test_vmap_is_refused(device):
         torch.vmap(lambda q: attend(q, args["k_cache"], args["v_cache"]))(args["q"][None])
 
 
-def test_what_is_written_to_e4m3(device):
+def test_values_written_to_an_e4m3_cache(device):
     """Rounded once to nearest even, saturated; NaN stays NaN."""
     numbers = [0.0, -0.0, 2**-9, 2**-10, 3 * 2**-10, 447.0, 448.0, 464.0, 465.0, 1e30, torch.inf]
     numbers += [torch.nan, 17.0, 19.0, 1.0625, 1.1875, -0.3, -240.0, -torch.inf]

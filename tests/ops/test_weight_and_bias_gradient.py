@@ -66,7 +66,7 @@ def test_op_refuses_other_dtypes() -> None:
 
 @pytest.mark.parametrize("shape", [(5, 6), (2, 3, 6), (6,)], ids=str)
 @pytest.mark.parametrize("frozen", [None, 0, 1, 2], ids=["none", "input", "weight", "bias"])
-def test_linear_takes_it_where_both_are_wanted(shape, frozen: int | None) -> None:
+def test_linear_uses_the_fused_gradient_if_both_are_needed(shape, frozen: int | None) -> None:
     leaves = layer(shape)
     wanted = [x for i, x in enumerate(leaves) if i != frozen]
     grad = torch.randn(*shape[:-1], 4, dtype=torch.float64)

@@ -127,7 +127,7 @@ def test_the_extension_needs_libc_alone():
 
 @needs_extension
 @needs_readelf
-def test_the_extension_shows_its_one_function():
+def test_the_extension_exports_one_function():
     assert portability.exported(EXTENSION) == ["PyInit__launch"]
     assert str(ROOT).encode() not in EXTENSION.read_bytes()
 

@@ -292,7 +292,7 @@ def test_fields_without_a_number_type_are_given_as_bytes() -> None:
             params(**wrong)
 
 
-def test_numbers_that_json_does_not_hold() -> None:
+def test_default_numbers_that_json_lacks() -> None:
     text = "struct P { float low = -__builtin_inff(); double n; unsigned long u = ~0ul;"
     text += " int a$b = 3; };"
     params = torch_cubin.c_struct(text, "P")

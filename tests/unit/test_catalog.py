@@ -148,7 +148,7 @@ def test_a_malformed_manifest_is_a_file_error(answers: dict, case: str) -> None:
     assert "expected a version 1 kernel manifest, got " in answers[case]["text"]
 
 
-def test_a_catalog_that_could_not_be_read_is_asked_for_again(answers: dict) -> None:
+def test_an_unreadable_catalog_is_read_again(answers: dict) -> None:
     good = answers["good"]
     assert [kernel["name"] for kernel in good["kernels"]] == ["k"]
     assert (good["archs"], good["loaded"], good["refused"]) == (["sm_90a"], [], [])

@@ -99,7 +99,7 @@ def test_the_libraries_export_it(library: Path) -> None:
 
 
 @needs_readelf
-def test_it_needs_neither_torch_nor_cuda() -> None:
+def test_the_small_library_needs_neither_torch_nor_cuda() -> None:
     allowed = {"libstdc++.so.6", "libgcc_s.so.1", "libm.so.6", "libdl.so.2", "libc.so.6"}
     allowed |= {"ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1", "libpthread.so.0"}
     assert set(portability.needed(SHARED)) <= allowed
@@ -109,7 +109,7 @@ def test_it_needs_neither_torch_nor_cuda() -> None:
 
 
 @pytest.mark.skipif(shutil.which("nm") is None, reason="needs nm (binutils)")
-def test_the_static_library_shows_the_abi_alone() -> None:
+def test_the_static_library_exports_only_the_abi() -> None:
     done = subprocess.run(
         ["nm", "-g", "--defined-only", "--format=posix", str(STATIC)],
         capture_output=True,

@@ -60,7 +60,7 @@ def test_children_of_skipped_tests_are_not_started(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("worker", [True, False])
-def test_tests_that_wait_come_late(tmp_path: Path, worker: bool) -> None:
+def test_tests_that_wait_for_children_run_late(tmp_path: Path, worker: bool) -> None:
     names = ("streams", "examples", "capture")
     lines = collected(tmp_path, worker, *names)
     tests = [line[1:] for line in lines if line[0] == "test"]

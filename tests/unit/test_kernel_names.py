@@ -49,7 +49,7 @@ def module() -> torch_cubin.Module:
 
 
 @pytest.mark.parametrize("name", CALLED)
-def test_a_kernel_by_what_it_is_called(module, name: str) -> None:
+def test_module_finds_kernels_by_cpp_name(module, name: str) -> None:
     assert name in module
     assert module[name].name == CALLED[name]
     assert module[name] is module[CALLED[name]]
@@ -82,7 +82,7 @@ def test_an_error_about_ptx_does_not_call_it_a_cubin() -> None:
         assert "the cubin" not in str(caught.value)
 
 
-def test_a_declared_op_takes_them() -> None:
+def test_a_declared_op_takes_kernels_by_cpp_name() -> None:
     image = cubin({TMPL: (8, 4), "_ZN1a4sameEPKfj": (8, 4)})
     for number, name in enumerate(("tmpl<float,4>", "tmpl", TMPL)):
         op = torch_cubin.define_op(

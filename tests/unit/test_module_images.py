@@ -30,7 +30,7 @@ def test_one_image(given) -> None:
     assert module.image() == module.image("sm_90a") == ONE.read_bytes()
 
 
-def test_of_several_the_arch_says_which() -> None:
+def test_image_selects_by_arch() -> None:
     module = torch_cubin.load(CUBINS)
     assert len(module.images) == len(CUBINS)
     for path in CUBINS:
@@ -60,7 +60,7 @@ def test_a_cubin_comes_before_ptx_of_its_arch_and_ptx_alone_is_given() -> None:
     assert arch in {image.arch for image in both.images}
 
 
-def test_of_a_container_each_image_alone() -> None:
+def test_image_extracts_each_image_of_a_container() -> None:
     module = torch_cubin.load(FATBIN)
     for image in module.images:
         again = torch_cubin.load(module.image(image.arch))

@@ -411,7 +411,7 @@ def test_layout_and_align_may_be_omitted(package) -> None:
         ('{"version": 1, "ops": [}', "is not JSON"),
     ],
 )
-def test_json_that_says_two_things(package, text: str, message: str) -> None:
+def test_json_with_duplicate_keys_is_refused(package, text: str, message: str) -> None:
     write(package, text)
     with pytest.raises(torch_cubin.Error, match=message):
         torch_cubin.load_package(package)

@@ -241,7 +241,7 @@ def test_wheel_is_as_small_as_it_should_be(wheel):
 
 
 @built_here
-def test_wheel_works_where_it_is_unpacked(wheel, tmp_path, torch_python):
+def test_wheel_runs_from_any_folder(wheel, tmp_path, torch_python):
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
     code = """if True:

@@ -109,7 +109,7 @@ print(torch_cubin.load({cubin!r})["vec_add"].name)
 
 
 @pytest.mark.fault_case(45)
-def test_the_working_directory_is_gone(forked) -> None:
+def test_a_deleted_working_directory(forked) -> None:
     lines = forked(GONE.format(cubin=str(contracts.SEVERAL)))
     assert lines == ["file file", "file file", "file", "vec_add"]
 

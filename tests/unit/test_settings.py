@@ -135,7 +135,7 @@ for tf32 in (0, 1, 0):
         "_ZN2at13str2precisionERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE",
     ],
 )
-def test_without_a_symbol_it_is_ieee(symbol: str, reader, tmp_path) -> None:
+def test_the_setting_without_a_symbol_is_ieee(symbol: str, reader, tmp_path) -> None:
     """Also where the environment alone says that it is missing, which is how that is tested."""
     macros = [f"-D{name}={value}" for name, value in NOW.items()]
     stub = compiled(STUB, "stub", tmp_path, *macros, "-Wl,-soname,libtorch_cpu.so")
@@ -150,7 +150,7 @@ print(reader.allowed())
     assert answers(reader, code, TORCH_CUBIN_TEST_MISSING=symbol) == [0]
 
 
-def test_without_torch_it_is_ieee(reader) -> None:
+def test_the_setting_without_torch_is_ieee(reader) -> None:
     assert answers(reader, "import sys\nprint(ctypes.CDLL(sys.argv[1]).allowed())") == [0]
 
 

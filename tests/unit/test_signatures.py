@@ -122,7 +122,7 @@ def test_an_image_cannot_be_changed_either(tmp_path: Path, key, python) -> None:
     assert "sha256" in done.stderr
 
 
-def test_the_environment_asks_it_of_every_package(tmp_path: Path, key, python) -> None:
+def test_the_environment_requires_signatures_of_every_package(tmp_path: Path, key, python) -> None:
     op = vec_add()
     signed = torch_cubin.save_package(tmp_path / "signed", [op], key=key)
     unsigned = torch_cubin.save_package(tmp_path / "unsigned", [declared.cube()])

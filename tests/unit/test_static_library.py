@@ -25,7 +25,7 @@ def library(*members: tuple[bytes, bytes]) -> bytes:
     return b"!<arch>\n" + b"".join(member(*each) for each in members)
 
 
-def test_what_ar_writes(tmp_path: Path) -> None:
+def test_archives_of_ar(tmp_path: Path) -> None:
     if shutil.which("ar") is None:
         pytest.skip("needs ar")
     names = ["a.o", "an_object_whose_name_is_longer_than_sixteen_characters.o", "text.txt"]

@@ -391,7 +391,7 @@ def test_folders_and_notes_name_the_cubin() -> None:
 # --- what write() makes ---
 
 
-def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+def test_written_kernels_are_read_back(tmp_path: Path) -> None:
     kernels = [k for v in VERSIONS for k in tct.read(DATA / f"cache_{v}_sm_90a")]
     tct.write(tmp_path, kernels)
     again = tct.read(tmp_path)

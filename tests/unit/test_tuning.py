@@ -25,7 +25,7 @@ CONFIGS = ("sm90 128x128", "sm90 64x128 share_b")
 @pytest.mark.parametrize("layout", ["nt", "nn", "tn", "tt"])
 @pytest.mark.parametrize("sizes", [(64, 96, 128), (63, 95, 127), (8, 1, 3), (64, 95, 128)])
 @pytest.mark.parametrize(("dtype", "batch"), [("bfloat16", 1), ("tf32", 3), ("float64", 1)])
-def test_operands_lie_as_the_product_says(monkeypatch, layout, sizes, dtype, batch) -> None:
+def test_operands_have_the_layout_of_the_product(monkeypatch, layout, sizes, dtype, batch) -> None:
     class Properties:
         L2_cache_size = 1 << 20
 
@@ -253,7 +253,7 @@ def test_processes_that_keep_at_once_lose_nothing(tmp_path: Path) -> None:
     ],
     ids=lambda t: f"{tuple(t.shape)}{t.stride()}",
 )
-def test_copies_lie_as_what_they_are_copied_from(tensor) -> None:
+def test_copies_have_the_strides_of_their_originals(tensor) -> None:
     copy = op_calls.copy_of(tensor)
     assert torch.equal(copy, tensor)
     assert (copy.stride(), copy.dtype) == (tensor.stride(), tensor.dtype)
