@@ -268,7 +268,7 @@ def check(kernel: Kernel, function) -> str:
         if not (error < limit and lse_error < 2e-5):
             raise SystemExit(f"{what}: error {error}, logsumexp {lse_error}")
         if not bool((lse[~seen] == -math.inf).all()) or not bool((out[~seen] == 0).all()):
-            raise SystemExit(f"{what}: rows that see nothing")
+            raise SystemExit(f"{what}: fully masked rows")
         if not bool(buffer[:, :, sq:].isnan().all() and buffer[..., hd:].isnan().all()):
             raise SystemExit(f"{what}: wrote outside")
         for other, other_lse in answers:

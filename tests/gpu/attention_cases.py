@@ -177,7 +177,7 @@ def random_case(r: random.Random, backward: bool) -> Case:
         q_shape=q_shape,
         k_shape=k_shape,
         v_shape=v_shape,
-        # With equal keys dq is 0 by cancellation: nobody's rounding errors mean anything then.
+        # With equal keys dq is 0 by cancellation, and rounding errors are meaningless.
         layouts=tuple(
             _layout(r, len(shape), equal_rows=not backward) for shape in (q_shape, k_shape, v_shape)
         ),
@@ -200,7 +200,7 @@ def _out_shape(q_shape, k_shape, v_shape, enable_gqa: bool) -> tuple[int, ...]:
 
 
 def random_mask(case: Case, dtype: torch.dtype, g: torch.Generator) -> Tensor | None:
-    """The case's mask. Backward cases have no row that sees nothing: PyTorch's backends differ."""
+    """The mask of a case; for backward without fully masked rows, where PyTorch varies."""
     if not case.mask:
         return None
     if case.mask == "bool":

@@ -295,7 +295,7 @@ def attention_tile(kind: str, tile: str) -> dict:
                 if not bool((difference < 2e-5 * scale).all()):
                     wrong.append(f"{label}: logsumexp")
                 if not bool((logsumexp[~seen] == -torch.inf).all() and (out[~seen] == 0).all()):
-                    wrong.append(f"{label}: rows that see nothing")
+                    wrong.append(f"{label}: fully masked rows")
         q, k, v = _tile_operands(TILE_CALLS[4], width, dtype)
         options = {"is_causal": True, "enable_gqa": True}
         if general:

@@ -468,7 +468,7 @@ def check_sinks(name: str, sinks: Tensor, mine: Tensor, want: Reference, grad: T
 
 def check_logsumexp(name: str, label: str, ours: Tensor, want: Tensor) -> None:
     assert ours.shape == want.shape, f"{label}: logsumexp {tuple(ours.shape)}"
-    assert torch.equal(ours == -math.inf, want == -math.inf), f"{label}: rows that see nothing"
+    assert torch.equal(ours == -math.inf, want == -math.inf), f"{label}: fully masked rows"
     finite = want.isfinite()
     if not bool(finite.any()):
         return

@@ -1,4 +1,4 @@
-"""What attention on the GPU does at the edges: lengths of 0, rows that see nothing, NaN, layouts.
+"""Edge cases of attention on the GPU: lengths of 0, fully masked rows, NaN, layouts.
 
 And what F.scaled_dot_product_attention lacks: windows, softcap, ALiBi, sinks, packed sequences,
 forward and backward against the definition in float64 (attention_reference.py).

@@ -29,7 +29,7 @@ CALLS = [
     (2, 6, 3, 1000, 1000, {"is_causal": True}),
     (1, 3, 1, 1000, 77, {"is_causal": True}),
     (2, 2, 1, 77, 1000, {"is_causal": True, "bottom_right": True}),
-    (1, 2, 2, 900, 500, {"is_causal": True, "bottom_right": True}),  # 400 rows see nothing
+    (1, 2, 2, 900, 500, {"is_causal": True, "bottom_right": True}),  # 400 rows fully masked
     (2, 2, 2, 1500, 1500, {"window_left": 200, "window_right": 100}),
     (1, 2, 2, 700, 700, {"window_left": 30}),
     (1, 2, 2, 700, 900, {"window_right": 0, "window_left": 0}),

@@ -70,7 +70,7 @@ def test_each_option(kind: str, head_dim: int, nan_memory) -> None:
 @pytest.mark.parametrize("broadcast", [(), (1,), (0, 1), (1, 2), (0, 1, 2), (3,)], ids=str)
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_boolean_masks(broadcast: tuple, head_dim: int, nan_memory) -> None:
-    """Of any broadcast and stride; rows, and whole blocks of keys, that see nothing."""
+    """Masks of any broadcast and stride, with fully masked rows and blocks of keys."""
     g = ac.generator(f"{broadcast} {head_dim}")
     for columns, step, begin in ((1000, 1, 0), (1023, 1, 1), (777, 2, 0)):
         q = ac.draw((2, 4, 900, head_dim), torch.float16, g)
@@ -101,7 +101,7 @@ def test_boolean_masks(broadcast: tuple, head_dim: int, nan_memory) -> None:
 
 
 def tile_masks(rows: int, columns: int) -> dict[str, torch.Tensor]:
-    """Masks that hide whole tiles, of which blocks of keys and queries see nothing or all."""
+    """Masks that hide whole tiles, with fully masked and fully visible blocks."""
     i = torch.arange(rows, device=ac.DEVICE)[:, None]
     j = torch.arange(columns, device=ac.DEVICE)
     return {
@@ -174,7 +174,7 @@ def mask_of_tiles(kind: str, rows: int, columns: int, g: torch.Generator) -> tor
         mask = torch.bucketize(i, ends)[:, None] == torch.bucketize(j, ends)
     elif kind == "window":
         mask = (i[:, None] - j).abs() < 150
-    elif kind == "islands":  # far from each other, with rows between that see nothing
+    elif kind == "islands":  # far from each other, with fully masked rows between them
         tiles = torch.rand(2, 3, -(-rows // 128), -(-columns // 80), generator=g, device=ac.DEVICE)
         mask = (tiles > 0.8).repeat_interleave(128, 2).repeat_interleave(80, 3)
         mask = mask[:, :, :rows, :columns]

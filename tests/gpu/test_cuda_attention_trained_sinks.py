@@ -91,7 +91,7 @@ def test_no_scores_in_memory() -> None:
 
 @pytest.mark.parametrize("name", ac.FUSED)
 def test_the_op_with_any_layout(name: str, nan_memory) -> None:
-    """Rows that are no whole vectors, views, broadcast gradients, rows that see nothing, none."""
+    """Rows of partial vectors, views, broadcast gradients, fully masked rows, no rows."""
     g = ac.generator(name)
     op = torch.ops.cubin._attention_sinks_gradient
     for number, (batch, heads, rows, columns) in enumerate(

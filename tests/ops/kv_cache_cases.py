@@ -212,7 +212,7 @@ CASES: dict[str, dict[str, Any]] = {
     "new past the end": {"lengths": [96, 94, 3], "new": 4, "rows": 4, "causal": True},
     "several queries": {"lengths": [5, 40, 96], "rows": 3},
     "causal": {"lengths": [5, 40, 96], "rows": 3, "causal": True},
-    "rows that see nothing": {"lengths": [2, 0, 1], "rows": 4, "causal": True},
+    "fully masked rows": {"lengths": [2, 0, 1], "rows": 4, "causal": True},
     "speculation": {"lengths": [0, 40, 70], "rows": 16, "new": 16, "causal": True},
     "window": {"lengths": [5, 60, 96], "rows": 2, "window_left": 20, "window_right": 1},
     "window of the past": {"lengths": [5, 60, 96], "rows": 2, "window_left": 7, "causal": True},

@@ -20,7 +20,7 @@ OFFSETS = ((0, 3, 3, 8, 10), (0, 4, 6, 6, 11))
 OPTIONS = {
     "plain": {},
     "causal": {"is_causal": True, "bottom_right": True},
-    "rows that see nothing": {"window_left": 1, "window_right": -1, "attn_mask": "rows"},
+    "fully masked rows": {"window_left": 1, "window_right": -1, "attn_mask": "rows"},
     "added mask": {"attn_mask": "added", "scale": 0.3},
     "scores": {"softcap": 1.5, "alibi_slopes": (4,), "window_left": 3, "is_causal": True},
 }

@@ -1,11 +1,10 @@
-"""Derivatives of the attention ops: attention_backward where it serves, else a composition.
+"""Derivatives of the attention ops: attention_backward if it suffices, else a composition.
 
 `cubin::_attention_forward_autograd` gets a kernel on its Autograd key. Where plain backward() is
 all that can be asked for, its Function saves what `attention_backward` needs and calls it; the
-gradient of sinks follows, row by row, from what is saved. What that op does not give (forward mode,
-torch.func's transforms, the gradients of a mask, of slopes and by logsumexp) comes from ops
-composed in attention_compose.py, with derivatives of every order, as does the gradient of a
-gradient.
+gradient of sinks follows, row by row, from the saved tensors. Derivatives that this op lacks
+(forward mode, torch.func's transforms, the gradients of a mask, of slopes and by logsumexp, second
+order) come from the ops composed in attention_compose.py, with derivatives of every order.
 """
 
 from __future__ import annotations
@@ -150,7 +149,7 @@ def _requires_grad(values: Iterable[Any]) -> bool:
 
 
 def _has_derivative(tensor: Tensor) -> bool:
-    """Whether a derivative by this tensor is wanted at the level at work, in either mode."""
+    """Whether a derivative by this tensor is needed at the current level, in either mode."""
     if tensor.requires_grad and torch.is_grad_enabled():
         return True
     if not tensor.is_floating_point() or not _forward_mode_possible():

@@ -1,4 +1,4 @@
-"""What the attention ops return for arguments whose sizes may be symbols: shapes and strides.
+"""Shapes and strides of the attention ops' outputs for arguments whose sizes may be symbolic.
 
 C++ checks the arguments (csrc/ops/attention/checks.cpp), for fake tensors and under vmap too, by
 what describes them. The shapes and strides of outputs stand there and here, because a symbol's
@@ -18,7 +18,7 @@ from torch_cubin._ops import checks
 
 
 class Options(NamedTuple):
-    """What the schemas take beside the tensors that carry gradients, with their defaults."""
+    """The schemas' arguments other than the differentiable tensors, with their defaults."""
 
     attn_mask: Tensor | None = None
     dropout_p: float = 0.0
@@ -86,7 +86,7 @@ def check_attention(
     dims: Mapping[str, int | None] | None = None,
     **saved: Tensor,
 ) -> Shape:
-    """Raises what the op raises for these arguments, else gives the sizes of what it returns.
+    """Raises the op's error for these arguments, else returns the sizes of its outputs.
 
     `saved`: grad_out, out and logsumexp of a backward. `dims`: the dim of each that vmap maps over.
     """

@@ -1,6 +1,6 @@
 """Attention composed of ops that have derivatives of every order: product, softmax, product.
 
-For what `attention_backward` does not give: gradients of a mask or of slopes and by logsumexp,
+For derivatives that `attention_backward` lacks: gradients of a mask or of slopes and by logsumexp,
 forward mode, torch.func's transforms, second order. The C++ half, for float64 and wide heads, is
 csrc/ops/attention/compose.cpp; both compute scores in float32, or float64 for float64.
 """
@@ -23,7 +23,7 @@ matmul = torch.ops.cubin.matmul.default
 def attention(
     query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
 ) -> tuple[Tensor, Tensor]:
-    """What `cubin::attention_forward` returns, differentiable by every tensor that has numbers.
+    """The result of `cubin::attention_forward`, differentiable by every floating-point tensor.
 
     The arguments are those of that op; packed sequences are refused. The output's dims lie in
     memory as everywhere (attention_checks.output_strides).

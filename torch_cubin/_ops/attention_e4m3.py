@@ -1,5 +1,5 @@
-"""What torch takes from Python for attention_forward_e4m3, the op behind flash_attention of
-float8_e4m3fn: a fake kernel, and errors where a derivative or a batching rule is asked for.
+"""attention_forward_e4m3, the op behind flash_attention of float8_e4m3fn, for PyTorch: a fake
+kernel, and errors for calls that need a derivative or a batching rule.
 """
 
 from __future__ import annotations
