@@ -33,7 +33,7 @@ struct AttentionParams {
   const void* k;
   const void* v;
   void* out;
-  float* logsumexp;  // of scale * q.k and what is added to it, natural logarithm
+  float* logsumexp;  // of scale * q.k plus bias and mask, natural logarithm
   // With splits > 1, grid.y = splits: split s sees the columns from s * columns_per_split on, and
   // writes these instead of out and logsumexp; the combine kernel joins them in the splits' order.
   float* partial_out;        // [split][batch][head][row][head_dim_v], normalised within the split

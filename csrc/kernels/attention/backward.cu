@@ -19,7 +19,7 @@
 // 32 x 32 elements a warp, 128 each; P^T grad_out and dS^T q, 32 x 64 a warp, 96 each; dS k 128; P,
 // dS and the copies 64. That is 640 for 10.5 MFLOP, 5,120 clocks (an H200 takes 7,100, with shared
 // memory busy for 72% of them, the tensor cores for 50%). With scores transposed, so that P and dS
-// stay in registers as A, a warp has room for 16 keys, uses a fragment of B once, and reads 690.
+// stay in registers as A, a warp can hold 16 keys, uses a fragment of B once, and reads 690.
 #include "backward_dq.cuh"
 #include "backward_scores.cuh"
 

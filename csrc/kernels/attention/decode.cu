@@ -5,18 +5,20 @@
 // them once: tile row r of KV head h is query row r / group of head h * group + r % group. grid.x =
 // ceil(seqlen_q * group / 16) * (heads / group) * batch, and grid.y splits the columns.
 //
-// Keys and values may be a cache (decode_params.h): its lengths and pages are read on the device, and
-// each sequence is cut by its own length; blocks past its parts say that they saw nothing, and leave.
+// Keys and values may be a cache (decode_params.h): its lengths and pages are read on the device,
+// and each sequence is cut by its own length; blocks past its parts say that they saw nothing, and
+// leave.
 //
 // All warps of a block have the same 16 rows and take 16 columns of a tile each, in rings of their
 // own: they wait for nobody until they join their results at the end, in the order of the warps.
-// Every feature of AttentionParams is here; what is not used costs a branch.
+// Every feature of AttentionParams is here; an unused one costs a branch.
 //
-// Caches of e4m3 (decode_params.h) are turned into float16, which is exact, on their way to the tensor
-// cores, and queries of bfloat16 too, each row scaled by a power of two so that it fits. Bytes are no 16-bit
-// elements for ldmatrix: what it gives a lane are four neighbouring columns of a key, so the depth of
-// q . k has another order in both operands; and two neighbouring columns of two values, so the even and the odd
-// columns of 16 make an n8 tile each. The file is long because both kinds of keys share all but that.
+// Caches of e4m3 (decode_params.h) are turned into float16, which is exact, before they reach the
+// tensor cores, and queries of bfloat16 too, each row scaled by a power of two so that it fits.
+// Bytes are no 16-bit elements for ldmatrix: what it gives a lane are four neighbouring columns of
+// a key, so the depth of q . k has another order in both operands; and two neighbouring columns of
+// two values, so the even and the odd columns of 16 make an n8 tile each. The file is long because
+// both kinds of keys share all but that.
 #include "common/dropout.cuh"
 #include "decode_columns.cuh"
 #include "epilogue.cuh"
@@ -101,8 +103,8 @@ struct WarpCopy {
   }
 };
 
-// Where the 16 rows lie that the warp copies next: lane l knows the page of row l % 16. It is asked for
-// two tiles ahead, because the answer comes from memory; one ahead where registers are short.
+// Where the 16 rows lie that the warp copies next: lane l knows the page of row l % 16. It is asked
+// for two tiles ahead, because the answer comes from memory; one ahead where registers are short.
 struct PagedRows {
   static constexpr int kAhead = Config::kTileK > 128 ? 1 : 2;
   u32 page[kAhead];
@@ -186,8 +188,9 @@ struct Decode {
       for (int e = 0; e < 4; ++e) out[n][e] = 0.0f;
   }
 
-  // Turns a row of q from bfloat16 to float16, its largest element to [2^14, 2^15). Returns the power of two
-  // that the products are to be multiplied with. No bit is lost in elements of at least 2^-28 of the largest.
+  // Turns a row of q from bfloat16 to float16, its largest element to [2^14, 2^15). Returns the
+  // power of two that the products are to be multiplied with. No bit is lost in elements of at
+  // least 2^-28 of the largest.
   TC_DEVICE float fit_into_f16(int h) {
     u32 most = 0;
 #pragma unroll

@@ -14,7 +14,7 @@
 // These are 7 products where a kernel that adds to dq takes 5. But P and dS stay in the registers
 // where they arise: the accumulators of S are A fragments of the next products if row 8 n + 2 t of
 // a tile is column t of the fragment and row 8 n + 2 t + 1 column t + 4. In 16 bits, shared memory
-// takes their place; here it has no room, and sums of three mma hide what it costs to have no more
+// takes their place; here it does not fit, and sums of three mma hide what it costs to have no more
 // than 16 rows a warp. Nothing is added up between blocks: the same bits in every run.
 // (An H200, 8 x 2,048 rows, 2,048 columns of all heads of 64: dk and dv 10.0 ms, dq 7.5; PyTorch's
 // efficient kernel takes 19.2 for all.)
@@ -284,7 +284,7 @@ struct Gradient : ScoreGradient<Shape> {
       }
     };
     u32 stage = shared + 2 * kOwnTile;
-    // One copy is under way while the tile before it is used, if there are two stages: head and
+    // One copy is in flight while the tile before it is used, if there are two stages: head and
     // other are those of the copy, and `used` lags behind.
     int used_head = -1, used = 0;
 #pragma unroll 1

@@ -11,12 +11,12 @@
 //
 // A consumer issues the scores of the next block of keys before the product of this block's weights
 // with V, and makes weights of the scores while that product runs. It does so across tiles: the
-// next tile's first scores are on their way while a tile ends. Weights go from the accumulators of
+// next tile's first scores are in flight while a tile ends. Weights go from the accumulators of
 // one wgmma to the operand registers of the other without a shuffle.
 //
 // `masked` kernels read the bits of a boolean mask (TC_MASKED), `added` ones the numbers of a mask
 // that is added to the logits (TC_ADDED, too; sm90_added_mask.cuh). `general` and `general_added`
-// kernels do the same, and change scores on their way to the softmax by sm90_rule.cuh, and drop
+// kernels do the same, and modify scores before the softmax by sm90_rule.cuh, and drop
 // weights (TC_GENERAL). One kernel for both sorts of masks had some branches more in each step: 2
 // to 7% of the time with a boolean mask. They spill a little more: 192 queries leave a consumer 160
 // registers, and beside options numbers are one thing more; a few words are read again in each
@@ -76,7 +76,7 @@ struct AttentionConfig {
   static constexpr int kTiles = (kTileFull + 8 * kRing + 15) / 16 * 16;
   using Tile = TileOf<kMasked>;
   static constexpr int kNextBlock = kTiles + kRing * static_cast<int>(sizeof(Tile));
-  // The largest number that shared memory has room for, of a warp's part of a mask that is added.
+  // The largest number that fits in shared memory, of a warp's part of a mask that is added.
   static constexpr int kNumberBytes = kD == 64 && kGroups == 2 ? 4 : 2;
   static constexpr int kAddedBytes = !kAdded || kD > 128 ? 0 : 16 * kN* kNumberBytes;
   static constexpr int kNumbers = (kNextBlock + (kSendsNextBlock ? 16 : 0) + 15) / 16 * 16;
@@ -592,7 +592,7 @@ struct Consumer {
         if (__builtin_expect(fresh, 0)) {
           if (leaves_out_last()) leave_out();
           ++number;
-          bool more = begin();  // what it reads is on its way while sums are added
+          bool more = begin();  // its loads are in flight while sums are added
           finish_sums(tiles[(number - 1) % C::kRing], factor);
           if (!more) break;
           softmax.reset();
@@ -664,7 +664,7 @@ TC_DEVICE void run(const Sm90AttentionParams& p) {
   }
   __syncthreads();
 
-  // The next grid's blocks may come as soon as there is room: they wait for this one's end.
+  // The next grid's blocks may start as soon as they fit: they wait for this one's end.
   launch_next_grid();
   if (warp < 4) {
     fewer_registers<C::kProducerRegisters>();

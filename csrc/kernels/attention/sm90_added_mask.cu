@@ -1,6 +1,6 @@
 // A mask that is added to the logits, before the `added` kernels of sm90.cu read it: for
 // each tile of queries and block of keys, whether all numbers are -inf, all are 0, or neither. The
-// first are left out and the second not read, as in causal masks and padding.
+// first are skipped and the second not read, as in causal masks and padding.
 //
 // A block of threads reads a tile of queries by four blocks of keys. Where rows do not begin with
 // whole vectors, for their strides or their address, it writes a copy of what it reads, in which
@@ -39,7 +39,7 @@ TC_DEVICE u32 classes_of(const Sm90AddedMaskParams& p, tc_int64 batch, tc_int64 
     int column = first_column + 64 * k + threadIdx.x % 32 * 2;
     if (column >= end) break;
     u32 of_block = 0;
-    bool last = column + 1 == p.columns;  // behind it lies what is no number of the mask
+    bool last = column + 1 == p.columns;  // the memory behind it is not part of the mask
     bool behind = column >= p.columns;    // of a copy alone
     if (p.copies == nullptr) {
 #pragma unroll 1

@@ -1,11 +1,12 @@
-// How the `added` kernels of sm90.cu add a mask's numbers to the logits of a warp's 16 queries and a block of
-// keys, which lie as wgmma leaves them.
+// How the `added` kernels of sm90.cu add a mask's numbers to the logits of a warp's 16 queries and
+// a block of keys, which lie as wgmma leaves them.
 //
-// Read by each thread where it has its elements, eight rows of 16 bytes at a time, the numbers are far more
-// requests than the L1 cache takes beside products of 64 columns: with one batch's mask at head_dim 64 a call
-// took 1840 us where cuDNN's takes 1030. So a warp copies its part of the mask to shared memory, rows of 16-byte
-// pieces, before it issues the block's products, and reads it as a matrix when they are done. Where there is no
-// room for that it reads pairs, which at head_dim 256 is quick enough.
+// Read by each thread where it has its elements, eight rows of 16 bytes at a time, the numbers are
+// far more requests than the L1 cache takes beside products of 64 columns: with one batch's mask at
+// head_dim 64 a call took 1840 us where cuDNN's takes 1030. So a warp copies its part of the mask
+// to shared memory, rows of 16-byte pieces, before it issues the block's products, and reads it as
+// a matrix when they are done. Where there is no registers for that it reads pairs, which at
+// head_dim 256 is quick enough.
 #pragma once
 
 #include "common/dtype.cuh"
@@ -51,8 +52,8 @@ class AddedMask {
   template <int kSize>  // of a number
   static constexpr bool kIsCopied = 16 * kN * kSize <= kBytes;
 
-  // Where a piece of a row lies. Pieces change places so that eight rows of one piece, or four of two, are in all
-  // banks.
+  // Where a piece of a row lies. Pieces change places so that eight rows of one piece, or four of
+  // two, are in all banks.
   static TC_DEVICE int place(int size, int row, int piece) {
     return row * kN * size + (size == 2 ? piece ^ row % 8 : piece ^ row % 4 * 2) * 16;
   }

@@ -13,7 +13,7 @@
 //                       as they are; dk and dv stay in registers
 //
 // The warpgroups of keys wait for nothing but their own products, so that one exponentiates while
-// others multiply, and dq with its way out is in nobody's chain. Registers decide the steps'
+// others multiply, and storing dq is in nobody's critical path. Registers decide the steps'
 // length: ptxas wants 32 beside the accumulators. What spills is the warp that fetches work items,
 // once in each.
 #include "sm90_backward_general.cuh"
@@ -165,7 +165,7 @@ struct Keys {
     }
   }
 
-  // P and dS of what is hidden become 0, whatever is in q, k, v and grad_out there.
+  // P and dS of hidden elements become 0, whatever is in q, k, v and grad_out there.
   TC_DEVICE void hide() {
     for_each_hidden<C>(work().sequence, shared, q(), group, key + 16 * warp() + lane() / 4,
                        [&](int i) { s[i] = dp[i] = 0.0f; });
@@ -273,16 +273,16 @@ struct Keys {
       if (steps > 0) run_steps(step + steps);
       release(shared + C::kKeysEmpty);
       int own = key + 16 * warp() + lane() / 4;
-      // One half of each by way of shared memory: the last is on its way out while the next work
+      // One half of each through shared memory: the last is being stored while the next work
       // runs.
-      u32 room = shared + C::kOut + (4 * group + warp()) * C::kOutBytes;
+      u32 staging = shared + C::kOut + (4 * group + warp()) * C::kOutBytes;
       SumRows<C> dv_rows(dv, C::kGeneral ? p.score.keep_scale : 1.0f, p.dv, p.dv_stride,
                          p.head_dim_v, work(), own);
-      dv_rows.send(0, room);
+      dv_rows.send(0, staging);
       dv_rows.store(1);
       SumRows<C> dk_rows(dk, p.scale, p.dk, p.dk_stride, p.head_dim, work(), own);
       dk_rows.store(0);
-      dk_rows.send(1, room);
+      dk_rows.send(1, staging);
       __syncwarp();
       if (lane() == 0) release_work<C>(shared, number);
     }

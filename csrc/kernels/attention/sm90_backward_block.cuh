@@ -1,7 +1,7 @@
 // What the kernels of attention's backward on Hopper share (sm90_backward.cu,
 // sm90_backward_wide.cu): a block's work and shared memory, its producer, the warpgroup of dq and
-// dq's way to memory. The two files have the warpgroups of keys, which hold dk and dv. Longer than
-// files should be: the roles meet in one step's barriers and shared memory, and none can be
+// how dq reaches memory. The two files have the warpgroups of keys, which hold dk and dv. Longer
+// than files should be: the roles meet in one step's barriers and shared memory, and none can be
 // followed without the others.
 //
 // producer   one thread loads k and v, and a step's q, grad_out and sums; two threads, for one step
@@ -16,7 +16,7 @@
 //
 // Blocks are persistent: they take one work (128 or 64 keys of a head; a pair of blocks, 128) after
 // the other, and what rings hold, steps and their phases, runs on from work to work. So the next
-// one's first loads are on their way while one's last sums are added and stored.
+// one's first loads are in flight while one's last sums are added and stored.
 #pragma once
 
 #include "common/dtype.cuh"
@@ -153,7 +153,7 @@ struct BackwardConfig {
   static constexpr int kNumber =
       (kHead + 4 * kQStages + 15) / 16 * 16;  // of work items, 16 bytes each
   static constexpr int kWork = kNumber + 16 * kWorkItems * kPair;
-  // Rows of dk or dv on their way out: what shared memory has room for.
+  // Rows of dk or dv being stored that fit in shared memory.
   static constexpr int kOut =
       kWork + (kWorkItems * static_cast<int>(sizeof(KeyBlock)) + 15) / 16 * 16;
   static constexpr int kOutBytes = kWide ? 0 : 8 * kD * 2;  // of a warp
@@ -612,7 +612,7 @@ struct Queries {
 #pragma unroll
       for (int piece = 0; piece < C::kPieces; ++piece) {
         multiply(shared + C::kScore + score * C::kScoreBytes, piece);
-        if constexpr (C::kPair) {  // dS has one buffer, which must not wait for dq's way out
+        if constexpr (C::kPair) {  // dS has one buffer, which must not wait for dq's stores
           wgmma_wait<0>();
           keep_in_place(dq);
           if (piece == C::kPieces - 1) release_scores();
@@ -731,7 +731,7 @@ TC_DEVICE void store_scores(const u32 (&w)[C::kRows / 16][4], u32 to, u32 full) 
   if (threadIdx.x % 32 == 0) barrier_arrive(full);
 }
 
-// A warp's dk or dv on its way to global memory.
+// Stores a warp's dk or dv to global memory.
 template <class C>
 class SumRows {
  public:
@@ -763,11 +763,11 @@ class SumRows {
     }
   }
 
-  // The same by way of the warp's `room` in shared memory, from where the TMA copies them while the
-  // warp goes on. Each row's first thread waits until the ones before have left.
-  TC_DEVICE void send(int half, u32 room) const {
+  // The same through the warp's `staging` buffer in shared memory, from where the TMA copies them
+  // while the warp goes on. Each row's first thread waits until the ones before have left.
+  TC_DEVICE void send(int half, u32 staging) const {
     int row = own_ + 8 * half, t = threadIdx.x % 4;
-    u32 from = room + threadIdx.x % 32 / 4 * (C::kD * 2);
+    u32 from = staging + threadIdx.x % 32 / 4 * (C::kD * 2);
     if (t == 0) tma_store_wait_read<0>();
     __syncwarp();
 #pragma unroll

@@ -1,15 +1,15 @@
-// A boolean mask as bits, in the order in which the kernels of the backward use them: a step's thread takes
-// a bit for each of its scores with one load, where bytes would be as many loads. And what each step is to
-// the mask, so that steps of which it hides nothing cost nothing, and those of which it hides all are left
-// out.
+// A boolean mask as bits, in the order in which the kernels of the backward use them: a step's
+// thread takes a bit for each of its scores with one load, where bytes would be as many loads. And
+// what each step is to the mask, so that steps of which it hides nothing cost nothing, and those of
+// which it hides all are left out.
 //
-// A block has kMaskChunk keys of one tile of queries: bytes become bits of rows, those, transposed 32 by 32,
-// bits of keys, and of two keys' each thread makes a word. Of a step, thread t's word is what thread t of the
-// warpgroups of keys reads: bit 4j + 2h + c is of query 8j + lane % 4 * 2 + c and key
-// 16 (t / 32) + lane / 4 + 8h.
+// A block has kMaskChunk keys of one tile of queries: bytes become bits of rows, those, transposed
+// 32 by 32, bits of keys, and of two keys' each thread makes a word. Of a step, thread t's word is
+// what thread t of the warpgroups of keys reads: bit 4j + 2h + c is of query 8j + lane % 4 * 2 + c
+// and key 16 (t / 32) + lane / 4 + 8h.
 //
-// Most of it is waiting for memory: with a load for one key tile at a time, and a byte at a time from shared
-// memory, the mask of 8 x 2,048 x 2,048 scores took 60 us on an H100.
+// Most of it is waiting for memory: with a load for one key tile at a time, and a byte at a time
+// from shared memory, the mask of 8 x 2,048 x 2,048 scores took 60 us on an H100.
 #include "sm90_backward_params.h"
 #include "sm90_mask_bits.cuh"
 
@@ -59,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 6)
   int tile = static_cast<int>(line % p.bits.tiles);
   int plane = static_cast<int>(line / p.bits.tiles);  // each head of a batch has a plane
   int first_row = tile * p.tile_rows, first_key = chunk * kMaskChunk;
-  // Without a row of its own for each query, what is seen by one is seen by all.
+  // Without a row of its own for each query, a key seen by one is seen by all.
   bool alike = p.mask_stride[2] == 0;
   int rows = alike ? p.tile_rows : min(p.lengths.seqlen_q - first_row, p.tile_rows);
   if (threadIdx.x < kMaskChunk / 64) found[threadIdx.x] = 0;

@@ -9,13 +9,13 @@
 // shared
 //              memory for dq
 //
-// Blocks that work alone (TC_PAIR 0, where clusters find no room) add dq of their 64 keys, 64 KB a
-// step, and the way into the L2 cache bounds them: it is 92% busy on an H100. In pairs, the two
-// blocks of a cluster work at neighbouring keys, step by step. They send each other dS, and each
-// multiplies both blocks' with half of the columns of all 128 keys, so that it adds half as much.
-// For the other block's keys of those columns there is room because dS and dq have one buffer each.
-// To bring q and grad_out to both blocks at once (multicast) took 0 to 3% more time. What bounds
-// pairs is shared memory: a product of 64 x 64 from there reads both operands in the time of its
+// Blocks that work alone (TC_PAIR 0, where clusters do not fit) add dq of their 64 keys, 64 KB a
+// step, and the bandwidth into the L2 cache bounds them: it is 92% busy on an H100. In pairs, the
+// two blocks of a cluster work at neighbouring keys, step by step. They send each other dS, and
+// each multiplies both blocks' with half of the columns of all 128 keys, so that it adds half as
+// much. The other block's keys of those columns fit because dS and dq have one buffer each. To
+// bring q and grad_out to both blocks at once (multicast) took 0 to 3% more time. What bounds pairs
+// is shared memory: a product of 64 x 64 from there reads both operands in the time of its
 // multiplications, and of dq come and go 4 bytes a sum.
 //
 // A boolean mask's step is of the pair's 128 keys, since both blocks wait for each other's dS: it
@@ -121,7 +121,7 @@ struct Values : WideGroup<C> {
   // S becomes P, with zeros for what dropout drops. Handed over is what dP - delta is multiplied
   // by: all of P times the derivative of the softcap, with a negative sign where dropout drops. The
   // derivative waits where that goes to, since there are no registers for it. (Dropout's numbers
-  // made earlier, while S is computed: 4% more time.) What is hidden has to be hidden by both
+  // made earlier, while S is computed: 4% more time.) Hidden elements must be hidden by both
   // warpgroups afterwards.
   TC_DEVICE void weigh_general() {
     static_assert(!C::kGeneral || C::kRows <= 64,

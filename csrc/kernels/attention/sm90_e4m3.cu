@@ -492,7 +492,7 @@ TC_DEVICE void run(const Sm90E4m3Params& p) {
   }
   __syncthreads();
 
-  // The next grid's blocks may come as soon as there is room: they wait for this one's end.
+  // The next grid's blocks may start as soon as they fit: they wait for this one's end.
   launch_next_grid();
   if (warp < 4) {
     fewer_registers<C::kProducerRegisters>();

@@ -6,7 +6,7 @@ typedef long long tc_int64;  // device code includes no <cstdint>
 namespace torch_cubin {
 
 constexpr int kMaskTileBlocks = 4;  // blocks of keys that one block of threads lays out
-// The largest tiles that it has room for.
+// The largest tiles that fit.
 constexpr int kMaskTileRows = 192, kMaskTileColumns = 128;
 
 struct Sm90MaskParams {

@@ -5,8 +5,8 @@
 
 namespace torch_cubin {
 
-// A tensor of packed sequences, whose rows that belong to no sequence are to become zeros, and all rows NaN
-// where cu_seqlens are no offsets.
+// A tensor of packed sequences, whose rows that belong to no sequence are to become zeros, and all
+// rows NaN where cu_seqlens are no offsets.
 struct Sm90RowsOfNone {
   void* data;          // null: none
   tc_int64 stride[2];  // head, row; in elements of 16 bits
@@ -25,7 +25,7 @@ struct Sm90OrderParams {
   int batch;                    // sequences
   int total_q, total_k;         // rows of the tensors
   int tile_rows, tile_columns;  // queries and keys of a tile
-  int capacity;                 // places that `order` has room for
+  int capacity;                 // capacity of `order`
   int rows_together;  // tiles of sequences that begin within so many queries follow each other
   int blocks;         // of the kernel that takes the tiles
 };

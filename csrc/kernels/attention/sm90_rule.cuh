@@ -1,10 +1,10 @@
-// The rule from scores to logits of the `general` kernels on Hopper, by common/score_rule.cuh: scale,
-// softcap and ALiBi of the elements that a thread has of one head's queries and one block of keys. Masks
-// hide afterwards.
+// The rule from scores to logits of the `general` kernels on Hopper, by common/score_rule.cuh:
+// scale, softcap and ALiBi of the elements that a thread has of one head's queries and one block of
+// keys. Masks hide afterwards.
 //
-// A thread's elements are two rows (8 apart) of an accumulator and pairs of its columns. `down` is 0 or 1,
-// `across` counts columns from the thread's first. In the forward rows are queries and columns keys, in
-// the backward it is the other way round.
+// A thread's elements are two rows (8 apart) of an accumulator and pairs of its columns. `down` is
+// 0 or 1, `across` counts columns from the thread's first. In the forward rows are queries and
+// columns keys, in the backward it is the reverse.
 #pragma once
 
 #include "common/score_rule.cuh"
@@ -28,8 +28,9 @@ class TileRule {
   TC_DEVICE bool has_alibi() const { return p_.alibi_slopes != nullptr; }
   TC_DEVICE bool has_mask() const { return false; }
 
-  // NOTE: off by up to 2^-22, which is 2^-16 of a softcap of 64: far below a rounding of 16-bit types.
-  // The host brings softcaps up to 128; larger ones and float32 need the longer way of score.cuh.
+  // NOTE: off by up to 2^-22, which is 2^-16 of a softcap of 64: far below a rounding of 16-bit
+  // types. The host brings softcaps up to 128; larger ones and float32 need the longer path of
+  // score.cuh.
   TC_DEVICE float cap_tanh(float score) const {
     float e = exp2_approx(score * (2.0f * kLog2e / p_.softcap));
     return 1.0f - __fdividef(2.0f, e + 1.0f);

@@ -227,7 +227,7 @@ struct RowCopy {
   }
 };
 
-// The tiles of k and v of one block, on their way through a ring of kStages stages (k, then v) in
+// The tiles of k and v of one block, passing through a ring of kStages stages (k, then v) in
 // shared memory, from the last tile to the first.
 template <class KCopy, class VCopy, int kColumns, int kTileBytes, int kStages>
 struct KvRing {

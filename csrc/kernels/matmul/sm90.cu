@@ -375,7 +375,7 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
     __syncthreads();
   }
 
-  // The next grid's blocks may come as soon as there is room: they wait for this one's end.
+  // The next grid's blocks may start as soon as they fit: they wait for this one's end.
   launch_next_grid();
   if (warp < 4) {
     if constexpr (C::kConsumers > 1) fewer_registers<C::kProducerRegisters>();

@@ -15,8 +15,8 @@ namespace {
 using torch::stable::detail::from;
 using torch::stable::detail::to;
 
-// The boxed seed for the arguments of scaled_dot_product_attention. Where the draw throws (vmap with
-// randomness "error" refuses it), the arguments are given back.
+// The boxed seed for the arguments of scaled_dot_product_attention. Where the draw throws (vmap
+// with randomness "error" refuses it), the arguments are given back.
 StableIValue draw_seed_for_attention(StableIValue* stack) {
   try {
     return from(std::optional<Tensor>(draw_seed(to<AtenTensorHandle>(stack[0]))));
@@ -70,7 +70,7 @@ void call_scaled_dot_product_attention(StableIValue* stack) {
 }  // namespace
 
 // The callee cannot tell whom it serves: an argument that said so would be in every graph. So the
-// text changes on its way up, which costs a call nothing.
+// text changes on the error path only, which costs a call nothing.
 void call_attention_forward(const char* op, const char* caller, StableIValue* stack) {
   try {
     call_op(op, "", stack);

@@ -152,7 +152,7 @@ Tensor flash_attention(const Tensor& query, const OptionalTensor& key, const Opt
                  q_descale, k_descale, v_descale, cu_seqlens_q, offsets_k, max_seqlen_q, longest_k);
   } else {
     const OptionalTensor no_mask;
-    const bool enable_gqa = true;  // the heads' numbers say what is shared
+    const bool enable_gqa = true;  // the heads' numbers determine sharing
     out = attend("cubin::_attention_forward", "cubin::_attention_forward_autograd", qkv[0], qkv[1],
                  qkv[2], no_mask, dropout_p, is_causal, seed, scale, enable_gqa, window_left,
                  window_right, bottom_right, softcap, alibi_slopes, sinks, cu_seqlens_q, offsets_k,

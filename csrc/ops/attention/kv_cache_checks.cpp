@@ -1,5 +1,5 @@
-// What flash_attention_with_kvcache requires of its arguments, checked alike on every device and for
-// calls that are only described.
+// What flash_attention_with_kvcache requires of its arguments, checked alike on every device and
+// for calls that are only described.
 #include <algorithm>
 #include <climits>
 #include <cstdint>
@@ -71,7 +71,8 @@ MemoryFacts memory_of(const TensorView& view) {
   return {data, view.sizes, view.strides, view.dim, element_size(view.dtype)};
 }
 
-// What is written into a cache must be neither read nor written elsewhere: blocks run in any order.
+// Memory of a cache that is written must be neither read nor written elsewhere: blocks run in any
+// order.
 void check_apart(const KvCacheViews& views) {
   const TensorView* caches[] = {&views.k_cache, &views.v_cache};
   const char* names[] = {"k_cache", "v_cache"};

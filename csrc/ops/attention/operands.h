@@ -1,4 +1,4 @@
-// Tensors on their way into and out of the attention kernels: copies where no kernel can read the
+// Tensors entering and leaving the attention kernels: copies where no kernel can read the
 // layout, outputs laid out by the rule, sums over what was broadcast.
 #pragma once
 

@@ -42,7 +42,7 @@ void check_portable(PackageKernel& kernel, bool has_variants, const char* header
 const AttentionRow* narrowest(const AttentionRows& rows, int64_t head_dim);
 
 // False for no blocks: cu_seqlens of no sequence. Throws [input] where there are more than a launch
-// can have; `unit` is what is counted.
+// can have; `unit` names the counted things.
 bool check_blocks(int64_t blocks, int64_t most = kMaxGrid[0], const char* unit = "blocks");
 
 // Runs a kernel, unless there are no blocks. `dynamic_shared` as in Grid.

@@ -1,5 +1,6 @@
 // The portable kernels behind flash_attention_with_kvcache: decode_append.cu writes and rotates
-// what is new, decode.cu reads the cache, combine.cu joins the parts of sequences that were cut.
+// new keys and values, decode.cu reads the cache, combine.cu joins the parts of sequences that were
+// cut.
 #include <algorithm>
 #include <climits>
 
@@ -94,7 +95,7 @@ class PortableKvCache : public KvCacheKernels {
   }
 
  private:
-  // Writes what is new; `q` becomes the rotated query where it is to be rotated.
+  // Writes new keys and values; `q` becomes the rotated query where it is to be rotated.
   void append(const KvCacheCall& call, PackageKernel& kernel, Tensor& q) const {
     const KvCacheShape& shape = call.shape;
     DecodeAppendParams p{};

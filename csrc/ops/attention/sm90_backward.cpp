@@ -19,7 +19,7 @@ namespace {
 // read and add to, 8 bytes a column of each query, about fits in the L2 cache. Heads are better
 // than keys side by side, since blocks of one head wait for each other's additions to dq; long
 // heads are walked through in step, so that a part of them suffices, the more so the shorter a band
-// makes the steps' way, and the more heads the fewer keys a block has, since more blocks of a head
+// makes the steps' path, and the more heads the fewer keys a block has, since more blocks of a head
 // then wait. Measured on an H200 with its cache of 60 MB and, for smaller ones, on an H100 with 50
 // MB.
 constexpr int64_t kBytesTogether = int64_t{32} << 20, kFewBytesTogether = int64_t{20} << 20;
@@ -330,7 +330,7 @@ class Sm90BackwardBackend : public AttentionBackend {
     }
     const int64_t keys = row.head_dim > 128 ? 64 * blocks_of_work(row) : 128;
     if (row.columns != keys) KernelFields(kernel).refuse("tile", std::to_string(keys) + " keys");
-    // sm90_backward_mask.cu has room for such tiles.
+    // sm90_backward_mask.cu has capacity for such tiles.
     if (row.rows > 96) KernelFields(kernel).refuse("tile", "at most 96 queries");
   }
 

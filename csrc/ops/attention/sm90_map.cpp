@@ -10,7 +10,7 @@ namespace {
 constexpr int64_t kPanel = 64;  // columns of a box of 16-bit types: 128 bytes, the swizzle's
 constexpr int64_t kClearingBlocks = 32;
 
-static_assert(kOpenSide == kNoBound, "one way to say that a band has no end");
+static_assert(kOpenSide == kNoBound, "one encoding of an open band");
 
 struct Box {
   MapType type;
