@@ -64,7 +64,7 @@ std::vector<unsigned char> bytes_of(const std::string& name) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// Bytes that end where memory begins that nobody may read.
+// Bytes that end at the beginning of unreadable memory.
 struct Pages {
   explicit Pages(const std::vector<unsigned char>& bytes) {
     const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
@@ -320,7 +320,7 @@ void bad_images() {
     } catch (const Error& error) {
       CHECK(std::string(error.tag()) == "image");
     }
-    // Without a size, where the header may say anything: up to memory that nobody may read.
+    // Without a size, with an arbitrary header: up to unreadable memory.
     const Pages pages(damaged);
     try {
       Module::from_memory(static_cast<const void*>(pages.image)).kernel_names();
@@ -341,7 +341,7 @@ void bad_images() {
   float* a = nullptr;
   REFUSED("arch", "sm_120a", elsewhere["vec_add"](grid(1), block(1), nullptr, a, a, a, 1));
   REFUSED("image", "is embedded nowhere", Module::embedded("mine"));
-  // Two files with different kernels of one name: which of them runs is nobody's guess.
+  // Two files with different kernels of one name: the choice is ambiguous.
   const std::string other = g_folder + "/vec_add.sm_90a.cuda124.cubin";
   Module both = Module::from_files({g_folder + "/" + kSeveral, other});
   REFUSED("image", "is in two of the files", both["vec_add"]);

@@ -36,7 +36,7 @@ def mask(dtype: torch.dtype) -> torch.Tensor:
     return made(ROWS, ROWS, dtype=dtype)
 
 
-# What is asked for: the options of a call, made when it is made.
+# The options of a call by feature; functions, because tensors are made per call.
 OPTIONS: dict[str, Any] = {
     "no option": dict,
     "`is_causal`, windows": lambda: {"is_causal": True, "window_left": 127},

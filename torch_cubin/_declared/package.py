@@ -35,7 +35,7 @@ def save_package(
     `ops`: what define_op returned, or names; and modules (compile(), load()), whose images go along
     for C++'s Module::from_file(folder). The folder is made if there is none. No file is
     replaced but the manifest, last and at once: a reader sees the old package or the new one, and
-    an image whose name another file has gets one by its sha256. What is Python stays out: `cpu=`
+    an image whose name another file has gets one by its sha256. Python objects are omitted: `cpu=`
     and register_autograd; `backward="ns::op"` goes along, its op only if it is listed.
 
     `key` signs the manifest, and with it the images' hashes: an Ed25519 private key, as the file of

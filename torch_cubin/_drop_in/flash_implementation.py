@@ -144,7 +144,7 @@ def _attend(
 
 
 def _auxiliary(query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """rng_state, unused and debug_attn_mask of a call without dropout: nobody reads them."""
+    """rng_state, unused and debug_attn_mask of a call without dropout, which are not read."""
     return (
         query.new_empty(2, dtype=torch.uint64),
         query.new_empty((), dtype=torch.uint64),

@@ -46,7 +46,7 @@ def inspect(
     Raises FileError [file] for a path that is missing, unreadable or not a regular file, and
     ImageError [image] for bytes that are damaged or something else; the text says what they are
     (LTO-IR, LLVM bitcode, cuTile bytecode, an AMD code object, a Git LFS pointer, an archive, ...)
-    and what to do. What is damaged within a container is that entry's `error`. Of another type,
+    and what to do. A damaged entry of a container has the error as its `error`. Of another type,
     `source` is an InputError [input], which is a TypeError.
     """
     if archive.is_archive(source):

@@ -40,7 +40,7 @@ class Kernel(Launcher):
       own size (a float as float32 in 4 bytes, float64 in 8); int32(n) and its kin; None for a null
       pointer; bytes, a ctypes.Structure or a NumPy scalar for a struct; a TensorMap. Where the file
       states types (a mangled C++ name, PTX), arguments must be of them, and an int becomes a float
-      for one; bits(argument) passes what is meant otherwise.
+      for one; bits(argument) passes any other type on purpose.
     - `grid` in blocks and `block` in threads: an int, or up to three (x, y, z). `block` may be left
       out where the binary demands one.
     - `shared_memory`: dynamic, bytes per block. `cluster`: blocks, as `grid`.
@@ -204,7 +204,7 @@ class Module:
         kernel = self._kernels.get(name)
         if kernel is None:
             if self._aliases and not library.symbols_called(self._facts, name):
-                known = [*self._aliases, *self._facts]  # a compiler was told names
+                known = [*self._aliases, *self._facts]  # names passed to the compiler
                 raise errors.fault(
                     "no_kernel", f"kernel '{name:.200}'", f"is not in {self.origin}",
                     expected=errors.nearest(name, known),

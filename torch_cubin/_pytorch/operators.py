@@ -64,7 +64,7 @@ def parse_schema(schema: str) -> Any:
 
 
 def types_of_schema(schema: str) -> tuple[list[str], list[str]]:
-    """Of the arguments and of the results, without names, defaults and what is changed."""
+    """The types of the arguments and results, without names, defaults and aliasing."""
     parsed = parse_schema(schema)
     arguments, results = (
         [str(each.type).replace("SymInt", "int") for each in listed]
