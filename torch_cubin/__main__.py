@@ -7,6 +7,7 @@ import argparse
 import io
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stdout.flush()  # inside the try, which handles a closed pipe
         return status
     except torch_cubin.Error as error:
-        print(error, file=sys.stderr)
+        print(_by_flags(str(error), options), file=sys.stderr)
         return 1
     except ModuleNotFoundError as error:
         if error.name != "torch" or not process.without_torch():
@@ -51,6 +52,14 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:  # `inspect LIBRARY | head`: the reader has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+def _by_flags(message: str, options: argparse.Namespace) -> str:
+    """An error's text with this command's flags for the keywords that Python would be given."""
+    for name in vars(options):
+        flag = "--" + name.replace("_", "-")
+        message = re.sub(rf"(?<![\w.(]){name}=(?:True\b)?(?!\w)", flag, message)
+    return message
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -136,13 +136,33 @@ Packing::Packing(const json& arguments, const KernelInfo& kernel, const Argument
     starts_.push_back(start);
   }
   for (size_t i = 0; i < pieces_.size(); ++i) {
-    const Piece& piece = pieces_[i];
+    Piece& piece = pieces_[i];
+    piece.label = label_in_calls(piece, places, kernel.name);
+    if (piece.kind == Kind::kTensorMap) maps_[static_cast<size_t>(piece.index)].rename(piece.label);
     if (piece.kind == Kind::kPointer) {
       pointers_.push_back({piece.at, static_cast<uint32_t>(piece.index)});
     } else if (holds_address(piece.kind)) {
       with_address_.push_back(static_cast<uint32_t>(i));
     }
   }
+}
+
+std::string Packing::label_in_calls(const Piece& piece, const ArgumentPlaces& places,
+                                    const std::string& kernel) const {
+  std::string what;
+  if (!holds_address(piece.kind)) {
+    what = expressions_[static_cast<size_t>(piece.index)].text();
+  } else {
+    const size_t tensor = piece.kind == Kind::kTensorMap
+                              ? maps_[static_cast<size_t>(piece.index)].tensor()
+                          : piece.kind == Kind::kAddress ? static_cast<size_t>(piece.tensor)
+                                                         : static_cast<size_t>(piece.index);
+    what = places.scope.tensors[tensor];
+  }
+  const std::string op = places.label.substr(0, places.label.rfind(": kernels["));
+  const std::string index = piece.label.substr(places.label.size() + 1);
+  return op + ": '" + printable(what) + "', argument " + index.substr(0, index.find(']')) +
+         " of kernel '" + printable(kernel) + "',";
 }
 
 void Packing::reserve(uint32_t at, uint32_t size, const std::string& label) {

@@ -110,6 +110,9 @@ class Packing {
                          const ArgumentPlaces& places);
   uint32_t add_bytes(const nlohmann::json& argument, uint32_t at, const std::string& label);
   void reserve(uint32_t at, uint32_t size, const std::string& label);
+  // What errors of calls name a piece by: what the user wrote, and which argument it is.
+  std::string label_in_calls(const Piece& piece, const ArgumentPlaces& places,
+                             const std::string& kernel) const;
   void pack_address(const Piece& piece, const CallState& state, uint8_t* out) const;
   void write(const Piece& piece, const Value& value, uint8_t* out) const;
   // Throws [input] for an item that the call's list does not have.

@@ -31,9 +31,9 @@ int64_t read_align(Fields& fields, int64_t otherwise) {
 Pattern::Pattern(const std::string& name, Role role, const json& entry, Names& names)
     : op_(names.op()), name_(name), role_(role) {
   Fields fields(entry, op_ + ": " + (role == Role::kScratch ? "scratch." : "tensors.") + name);
+  if (role != Role::kArgument) zeroed_ = fields.truth("zeroed", false);
   if (role == Role::kScratch) {
     fields.text("name");
-    zeroed_ = fields.truth("zeroed", false);
   } else {
     if (const json* layout = fields.find("layout")) {
       const auto found =

@@ -101,7 +101,7 @@ class Pattern {
   // Another tensor's place, whose shape and strides an output has; or -1.
   int like() const { return like_; }
   Layout layout() const { return layout_; }
-  bool zeroed() const { return zeroed_; }  // scratch
+  bool zeroed() const { return zeroed_; }  // outputs and scratch
   // Of an argument that the op changes: whether another may share its memory.
   bool may_overlap() const { return may_overlap_; }
   [[noreturn]] void refuse_overlap(const std::string& other) const;

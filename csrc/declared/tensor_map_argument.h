@@ -16,6 +16,9 @@ class TensorMapArgument {
   // `label` names it in errors. Throws [input].
   TensorMapArgument(const nlohmann::json& fields, const Scope& scope, const std::string& label);
 
+  // What errors of calls name it by.
+  void rename(const std::string& label) { label_ = label; }
+
   // The place of the tensor that it describes.
   size_t tensor() const { return tensor_; }
 

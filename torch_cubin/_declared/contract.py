@@ -52,6 +52,7 @@ class Choice:
     grid_factors: tuple[int, int, int] = (1, 1, 1)
     producer: dict[str, Any] | None = None
     group: int = 0
+    names_advice: str = ""  # where a name that functions ask for, "{}", may come from
 
 
 class Produced(abc.ABC):
@@ -76,6 +77,8 @@ class Scope:
     arguments: frozenset[str]  # tensor arguments
     varying: tuple[str, ...] = ()  # arguments that are no required tensors
     when: Tree = None  # the kernel's condition
+    outputs: frozenset[str] = frozenset()
+    mutable: frozenset[str] = frozenset()  # tensor arguments that the schema says the op changes
 
 
 class Builder:
@@ -106,11 +109,13 @@ class Builder:
         where = f"{self.op}: {what}"
         return errors.fault("input", where, problem, expected=expected, got=f"{got!s:.120}")
 
-    def trace(self, value: Any, what: str, names: Mapping[str, Any], part: str) -> Any:
+    def trace(
+        self, value: Any, what: str, names: Mapping[str, Any], part: str, advice: str = ""
+    ) -> Any:
         """What a function gives; anything else as it is. `part`: of the contract."""
         if not isinstance(value, Callable) or isinstance(value, type):  # type: ignore[arg-type]
             return value
-        traced = expressions.trace(value, names, f"{self.op}: {what}", self.sizes)
+        traced = expressions.trace(value, names, f"{self.op}: {what}", self.sizes, advice)
         code = value.__code__
         self.places[part] = expressions.place(code.co_filename, code.co_firstlineno)
         return traced
@@ -160,8 +165,7 @@ class Builder:
         if not isinstance(pattern, (str, Empty, Like)):
             value = self.trace(pattern, what, self._scope(device=False), part)
         if isinstance(value, str):
-            is_scratch = part.startswith("scratch.")
-            entry = _patterns.parse(value, f"{self.op}: {what}", scratch=is_scratch)
+            entry = _patterns.parse(value, f"{self.op}: {what}", made=True)
             self._check_dtype(what, entry["dtype"])
             if entry["shape"] is None:
                 expected = f'"{entry["dtype"]}[*s]", or torch_cubin.like("x")'
@@ -196,6 +200,7 @@ class Builder:
         made: Sequence[dict[str, Any]] = (),
         constants: Mapping[str, Any] | None = None,
         when: Tree = None,
+        advice: str = "",
     ) -> Scope:
         """The names of the op for a Produced; functions may also name `constants`."""
         traced = {**names, **(constants or {})}
@@ -203,7 +208,7 @@ class Builder:
         return Scope(
             label=f"{self.op}: {what}",
             names=names,
-            trace=lambda value, which: self.trace(value, f"{what}: {which}", traced, part),
+            trace=lambda value, which: self.trace(value, f"{what}: {which}", traced, part, advice),
             entries={**self.entries, **{entry["name"]: entry for entry in made}},
             dtypes=self.dtypes,
             optional=frozenset(name for name, kind in kinds.items() if kind == "tensor?"),
@@ -212,6 +217,8 @@ class Builder:
                 name for name, kind in kinds.items() if kind not in ("tensor", "tensors")
             ),
             when=when,
+            outputs=frozenset(self.signature.outputs),
+            mutable=frozenset(a.name for a in self.signature.arguments if a.mutable),
         )
 
     def tuned(self, tuned: Produced) -> Any:
@@ -228,12 +235,14 @@ class Builder:
         if "row" in choice.constants and "row" in own:
             raise self.refuse("names", "has a name of choices()", "another name", "row")
 
+        advice = choice.names_advice
+
         def traced(field: str, names: Mapping[str, Any]) -> Any:
             what = f"kernel '{choice.kernel}': {field}"
             value, part = getattr(choice, field), f"kernels[{index}].{field}"
             if isinstance(value, (list, tuple)) and field != "args":
-                return [self.trace(item, what, names, part) for item in value]
-            return self.trace(value, what, names, part)
+                return [self.trace(item, what, names, part, advice) for item in value]
+            return self.trace(value, what, names, part, advice)
 
         def triple(field: str) -> list[Tree]:
             values = traced(field, everything)
@@ -246,7 +255,7 @@ class Builder:
         if isinstance(choice.args, Produced):
             part = f"kernels[{index}].args"
             what = f"kernel '{choice.kernel}'"
-            of_op = self.scope_of(own, what, part, scratch, choice.constants, when)
+            of_op = self.scope_of(own, what, part, scratch, choice.constants, when, advice)
             args, requires = choice.args.resolve(of_op)
         else:
             args = traced("args", everything)

@@ -417,6 +417,8 @@ def _node(operation: str, *operands: Any) -> Traced:
                 "selects by what is no condition, or between a bool and a number",
                 "Write torch_cubin.select(n > 0, a, b).",
             )
+    elif operation in ("eq", "ne") and {*types} == {bool}:
+        return _compared_bools(operands, equal=operation == "eq")
     elif bool in types:
         untraceable(f"uses a bool as a number ({operation})", "Use torch_cubin.select(b, 1, 0).")
     elif operation in ("floordiv", "mod", "next_power_of_2") and float in types:
@@ -426,6 +428,14 @@ def _node(operation: str, *operands: Any) -> Traced:
     if operation in _COMPARISONS:
         result = bool
     return Traced([operation, *map(tree_of, operands)], result)
+
+
+def _compared_bools(operands: tuple[Any, ...], *, equal: bool) -> Traced:
+    """`flag == True`, `flag != other`: by the operations that trees have for conditions."""
+    a, b = operands if isinstance(operands[0], Traced) else operands[::-1]
+    if isinstance(b, Traced):
+        return _node("select", a, b, ~b) if equal else _node("select", a, ~b, b)
+    return a if b == equal else ~a
 
 
 def _users_frame() -> FrameType | None:
@@ -451,28 +461,49 @@ def untraceable(problem: str, advice: str) -> NoReturn:
 
 
 @functools.lru_cache(1024)  # a library of kernels has one lambda for all, and reading it takes 1 ms
-def _refuse_none_tests(code: CodeType, names: tuple[str, ...]) -> None:
-    """`x is None` would quietly be False: nothing can trace it, but its bytecode shows it."""
+def _refuse_identity_tests(code: CodeType, names: tuple[str, ...]) -> None:
+    """`x is None` and `flag is True` would quietly be False: nothing can trace them, but their
+    bytecode shows them."""
     line = code.co_firstlineno
     earlier: list[dis.Instruction] = []
     for step in dis.get_instructions(code):
         positions = getattr(step, "positions", None)  # from Python 3.11 on
         line = (positions.lineno if positions else step.starts_line) or line
-        loaded = None
+        found: list[str] = []
+        other = "another value"
         if step.opname.startswith("POP_JUMP") and step.opname.endswith("NONE"):
-            loaded = earlier[-1]
-        elif step.opname == "IS_OP" and earlier[-1].opname == "LOAD_CONST":
-            loaded = earlier[-2] if earlier[-1].argval is None else None
-        if loaded is not None and loaded.opname.startswith("LOAD_FAST"):
-            name = loaded.argval[-1] if isinstance(loaded.argval, tuple) else loaded.argval
+            found, other = _operand(earlier)[0], "None"
+        elif step.opname == "IS_OP":
+            second, rest = _operand(earlier)
+            found = second if len(second) > 1 else [*second, *_operand(rest)[0]]
+            constants = [s.argval for s in earlier[-2:] if s.opname == "LOAD_CONST"]
+            other = str(constants[-1]) if constants else other
+        for name in found:
             if name in names:
+                advice = f"Ask {name}.defined, in torch_cubin.select or `when`."
+                if other != "None":
+                    advice = "Compare values with == or !=."
                 raise errors.fault(
                     "input",
                     place(code.co_filename, line),
-                    f"asks whether '{name}' is None, which each call decides",
-                    advice=f"Ask {name}.defined, in torch_cubin.select or `when`.",
+                    f"asks whether '{name}' is {other}, which each call decides",
+                    advice=advice,
                 )
         earlier.append(step)
+
+
+def _operand(steps: list[dis.Instruction]) -> tuple[list[str], list[dis.Instruction]]:
+    """The local names that the last operand is read from (`x` of `x.dtype`; two where one
+    instruction loads both operands), and the steps before it."""
+    end = len(steps)
+    while end and not steps[end - 1].opname.startswith(("LOAD_FAST", "LOAD_CONST", "LOAD_GLOBAL")):
+        if steps[end - 1].opname not in ("LOAD_ATTR", "CACHE", "PUSH_NULL", "NOP"):
+            return [], []
+        end -= 1
+    if not end or not steps[end - 1].opname.startswith("LOAD_FAST"):
+        return [], steps[: max(end - 1, 0)]
+    value = steps[end - 1].argval
+    return list(value) if isinstance(value, tuple) else [value], steps[: end - 1]
 
 
 def trace(
@@ -480,12 +511,14 @@ def trace(
     arguments: Mapping[str, Any],
     label: str,
     sizes: Collection[str] = (),
+    advice: str = "",
 ) -> Any:
     """What the function returns for stand-ins of the arguments it names.
 
     `arguments` maps a name to its stand-in: TracedTensor(name), or Traced(["number", name], type).
     `sizes` are those of them that patterns bind: a parameter of such a name that has a default
     keeps the default (`lambda x, d=d: ...` binds a loop's value), and other names may have none.
+    `advice`: where a name that is unknown here may come from.
     Results are Traced, plain numbers, or whatever containers and objects the function makes.
     """
     code = getattr(function, "__code__", None)
@@ -502,9 +535,12 @@ def trace(
         raise errors.fault(
             "input",
             label,
-            f"names an argument '{unknown[0]}' that is none of the op's",
+            f"names an argument '{unknown[0]}' that is none of the op's"
+            if not advice
+            else f"names '{unknown[0]}', which is no argument of the op's and no constant it knows",
             expected=", ".join(arguments) or "no arguments",
             got=", ".join(names),
+            advice=advice.format(unknown[0]),
         )
     for name in own:
         if name in arguments and name not in sizes:
@@ -516,7 +552,7 @@ def trace(
                 got=f"{name}={own[name]!r:.80}",
             )
     stand_ins = {name: arguments[name] for name in names if name in arguments and name not in own}
-    _refuse_none_tests(code, tuple(stand_ins))
+    _refuse_identity_tests(code, tuple(stand_ins))
     values = {**own, **stand_ins}
     keywords = {name: values[name] for name in names[code.co_argcount :]}
     return function(*(values[name] for name in plain), **keywords)

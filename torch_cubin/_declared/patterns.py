@@ -76,7 +76,7 @@ def like(tensor: Any, dtype: Any = None) -> Like:
     return Like(tensor, dtype)
 
 
-def parse(text: str, label: str, *, scratch: bool = False) -> dict[str, Any]:
+def parse(text: str, label: str, *, made: bool = False) -> dict[str, Any]:
     """The entry of a pattern: dtype, shape (None: any), layout, align, may_overlap."""
 
     def refuse(problem: str, expected: str, got: str) -> errors.Error:
@@ -99,7 +99,7 @@ def parse(text: str, label: str, *, scratch: bool = False) -> dict[str, Any]:
         name, _, value = option.partition("=")
         if name in LAYOUTS and not value:
             entry["layout"] = name
-        elif name == "zeroed" and not value and scratch:
+        elif name == "zeroed" and not value and made:
             entry["zeroed"] = True
         elif name == "align" and value.isdecimal():
             entry["align"] = int(value)

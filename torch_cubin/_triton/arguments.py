@@ -25,6 +25,7 @@ from torch_cubin._declared.expressions import (
 )
 from torch_cubin._declared.kernel_arguments import pointer
 from torch_cubin._kernels.scalars import Scalar, TracedScalar
+from torch_cubin._triton.made import of_arguments
 from torch_cubin._triton.kernel import (
     FOLDED,
     POINTEES,
@@ -74,6 +75,7 @@ class Resolver:
         self.entries: list[list[Any]] = []
         self.requires: list[dict[str, Any]] = []
         self.descriptors = 0
+        self.bound: dict[str, list[frozenset[str] | None]] = {}  # accesses by the op's tensor
         given = scope.trace(arguments.given, "args")
         self.given: Mapping[str, Any] = {}
         self.positional: list[Any] | None = None
@@ -115,6 +117,8 @@ class Resolver:
                 self._fold(Parameter(name, FOLDED, value, is_declared=True))
         if not self.kernel.knows_folded:
             self._check_reach()
+            self._check_folded()
+        self._check_written()
         self.entries += self._hidden()
         unique: dict[str, dict[str, Any]] = {}
         for requirement in self.requires:
@@ -153,6 +157,60 @@ class Resolver:
                     f"folded=dict({name}=VALUE), where it was folded, which each call is then"
                     " checked against", "a cache folder, which does not tell what was folded",
                     "Give the live kernel, or a KernelChoice whose `when` says what it may be.",
+                )  # fmt: skip
+
+    def _check_folded(self) -> None:
+        """A constant of another kernel than the folder's: its IR would name it. What it was used
+        for alone in sums and products it does not name, and then nobody can tell."""
+        known = self.kernel.numbers
+        for name, value in self.folded.items():
+            if known is None or type(value) is not int or value < 2 or value in known:
+                continue
+            raise self.refuse(
+                f"folded '{name}'", "is not what the kernel was compiled with",
+                "an integer that the kernel's IR names", value,
+                "Give the live kernel, or what write() or `python -m torch_cubin export triton`"
+                " made of it, which tell their constants.",
+            )  # fmt: skip
+
+    # What the kernel does with its pointers, by its IR.
+
+    def _check_access(self, parameter: Parameter, tensor: TracedTensor) -> None:
+        access, name = parameter.access, tensor._name.partition("[")[0]
+        self.bound.setdefault(name, []).append(access)
+        if access is None:
+            return
+        what = f"{self.of(parameter)}, the tensor '{tensor._name}',"
+        if name in self.scope.arguments:
+            if "write" in access and name not in self.scope.mutable:
+                raise self.refuse(
+                    what, "is written by the kernel, and the schema says that the op does not"
+                    " change it", f"Tensor(a!) {name} in the schema", f"Tensor {name}",
+                    "Or bind the tensors in another order.",
+                )  # fmt: skip
+        elif "first" in access and not self._entry(tensor).get("zeroed"):
+            verb = "adds to it atomically" if "update" in access else "reads it"
+            raise self.refuse(
+                what, f"is fresh memory, and the kernel {verb} before it writes to it",
+                f'"{self._entry(tensor).get("dtype", "dtype")}[...] zeroed", or an argument'
+                " Tensor(a!) that the caller fills", "uninitialised memory",
+            )  # fmt: skip
+
+    def _check_written(self) -> None:
+        """What the kernel must write and, as far as its IR tells, never does."""
+        made = {name for name in self.bound if name not in self.scope.arguments}
+        for name, accesses in self.bound.items():
+            if any(access is None or "write" in access for access in accesses):
+                continue
+            if name in self.scope.mutable:
+                errors.warn(
+                    f"torch_cubin: {self.scope.label}: the schema says that the op changes"
+                    f" '{name}', and the kernel never writes to it.", UserWarning,
+                )  # fmt: skip
+            elif name in made and name in self.scope.outputs:
+                raise self.refuse(
+                    f"output '{name}'", "is never written by the kernel", "a store to it",
+                    "none in its IR", "Bind the tensors in another order.",
                 )  # fmt: skip
 
     # Values.
@@ -271,6 +329,7 @@ class Resolver:
         else:
             tensor = self._tensor(parameter, value)
             self._check_dtype(parameter, parameter.type.lstrip("*").removeprefix("k"), tensor)
+            self._check_access(parameter, tensor)
             self._align(parameter, tensor, parameter.multiple_of)
             self.entries.append(pointer(tensor._name))
 
@@ -387,6 +446,7 @@ class Resolver:
         tensor = self._tensor(parameter, value)
         dtype, dims = descriptor(parameter.type) or ("", 0)
         self._check_dtype(parameter, dtype, tensor)
+        self._check_access(parameter, tensor)
         shape = self._entry(tensor).get("shape")
         is_open = shape is None or any(isinstance(s, str) and s[0] == "*" for s in shape)
         if shape is not None and not is_open and len(shape) != dims:
@@ -451,6 +511,17 @@ class Resolver:
 
     def _require(self, parameter: Parameter, **what: Any) -> None:
         name = parameter.name or str(len(self.entries))
+        if "value" in what:
+            made = {n for n in self.scope.entries if n not in self.scope.arguments}
+
+            def refuse(got: str) -> errors.Error:
+                return self.refuse(
+                    self.of(parameter), "was specialised by a fact of memory that the op makes,"
+                    " which its pattern does not tell", "a size or stride that follows from sizes"
+                    " with names of their own", got, "Say it by the arguments.",
+                )  # fmt: skip
+
+            what["value"] = of_arguments(what["value"], self.scope.entries, made, refuse)
         self.requires.append({"argument": name, **what})
 
 

@@ -5,6 +5,7 @@ Both may be a stranger's: sizes are bounded, every field is checked, nothing is 
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -14,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from torch_cubin import errors
-from torch_cubin._triton import copies
-from torch_cubin._triton.kernel import FOLDED, Parameter, TritonKernel, make
+from torch_cubin._triton import accesses, copies
+from torch_cubin._triton.kernel import FOLDED, Parameter, TritonKernel, make, with_accesses
 
 LIST = "triton_kernels.json"
 FORMAT = "torch_cubin Triton kernels"
@@ -198,8 +199,9 @@ def _read_cached(path: Path) -> TritonKernel:
     if lowered.is_file():
         copies.check(_bytes(lowered, _MOST_IR).decode("utf-8", "replace"), origin)
     text = _bytes(ir, _MOST_IR).decode("utf-8", "replace")
-    parameters = parameters_of_ir(text, f"file '{ir}'")
-    return make(cubin, metadata, parameters, origin, knows_folded=False)
+    parameters = with_accesses(parameters_of_ir(text, f"file '{ir}'"), text)
+    kernel = make(cubin, metadata, parameters, origin, knows_folded=False)
+    return dataclasses.replace(kernel, numbers=accesses.numbers(text))
 
 
 _FUNCTION = re.compile(r"tt\.func public @(?:\"[^\"]*\"|[\w.$-]+)\(")

@@ -14,6 +14,7 @@ from typing import Any
 from torch_cubin import errors
 from torch_cubin._inspection.facts import shown
 from torch_cubin._native import library
+from torch_cubin._triton import accesses
 
 FOLDED = "constexpr"  # the type of a parameter that the compiler folded away
 # Triton's types of numbers, and the contract's (docs/manifest.md).
@@ -45,6 +46,9 @@ _FLAGS = ("launch_cooperative_grid", "launch_pdl")
 _MOST = 1 << 40
 
 
+ACCESSES = frozenset({"read", "write", "update", "first"})
+
+
 class Unknown:
     """The value of a folded parameter that no data can say: a dtype, a function."""
 
@@ -71,6 +75,9 @@ class Parameter:
     is_declared: bool = False  # folded because it is declared tl.constexpr
     multiple_of: int = 1  # of an address in bytes, or of an int
     is_signless: bool = False  # read from IR, which does not tell i32 from u32
+    # What the kernel does with a pointer's memory, of "read", "write", "update" and "first" (it is
+    # read or updated before the kernel writes to it); None where that could not be followed.
+    access: frozenset[str] | None = None
 
     def to_json(self) -> dict[str, Any]:
         entry: dict[str, Any] = {"name": self.name, "type": self.type}
@@ -82,6 +89,8 @@ class Parameter:
             entry["multiple_of"] = self.multiple_of
         if self.is_signless:
             entry["signless"] = True
+        if self.access is not None:
+            entry["access"] = sorted(self.access)
         return entry
 
     @classmethod
@@ -99,9 +108,13 @@ class Parameter:
         multiple = entry.get("multiple_of", 1)
         if type(multiple) is not int or not 1 <= multiple <= 1 << 20:
             raise _wrong(label, f"parameter '{name}'", "multiple_of from 1", multiple)
+        access = entry.get("access")
+        if access is not None and not (isinstance(access, list) and {*access} <= ACCESSES):
+            raise _wrong(label, f"parameter '{name}'", f"access of {sorted(ACCESSES)}", access)
         return cls(
-            name, type_, value, bool(entry.get("declared")), multiple, bool(entry.get("signless"))
-        )
+            name, type_, value, bool(entry.get("declared")), multiple, bool(entry.get("signless")),
+            None if access is None else frozenset(access),
+        )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +135,9 @@ class TritonKernel:
     source_hash: str = ""
     # Whether folded parameters are known; a cache folder does not tell them.
     knows_folded: bool = True
+    # The integers that its IR names, which those that were folded are among; None where it is not
+    # at hand.
+    numbers: frozenset[int] | None = None
 
     @property
     def constants(self) -> dict[str, Any]:
@@ -154,6 +170,24 @@ class TritonKernel:
             "parameters": [parameter.to_json() for parameter in self.parameters],
             "metadata": dict(self.metadata),
         }
+
+
+def with_accesses(parameters: list[Parameter], ttir: str) -> list[Parameter]:
+    """The parameters, with what the IR does with the memory of those that are not folded. Where
+    they cannot be matched with the IR's own nothing is known."""
+    found = accesses.accesses(ttir)
+    if found is None:
+        return parameters
+    passed = [p for p in parameters if p.type.startswith("*") or descriptor(p.type)]
+    if len(found) != len(passed):
+        return parameters
+    known = {}
+    for parameter, access in zip(passed, found, strict=True):
+        names = (("read", access.reads), ("write", access.writes), ("update", access.updates),
+                 ("first", access.reads_first))  # fmt: skip
+        if access.followed:
+            known[id(parameter)] = frozenset(name for name, holds in names if holds)
+    return [dataclasses.replace(p, access=known.get(id(p))) for p in parameters]
 
 
 def descriptor(type_: str) -> tuple[str, int] | None:

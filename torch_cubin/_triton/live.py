@@ -10,7 +10,14 @@ from typing import Any
 
 from torch_cubin import errors
 from torch_cubin._triton import copies
-from torch_cubin._triton.kernel import FOLDED, Parameter, TritonKernel, Unknown, make
+from torch_cubin._triton.kernel import (
+    FOLDED,
+    Parameter,
+    TritonKernel,
+    Unknown,
+    make,
+    with_accesses,
+)
 
 _OPTIONS = "num_warps=, num_stages=, num_ctas=, maxnreg= and what else Triton's compiler takes"
 
@@ -85,11 +92,14 @@ def of_compiled(compiled: Any) -> TritonKernel:
     ttgir = compiled.asm.get("ttgir") if hasattr(compiled.asm, "get") else None
     if isinstance(ttgir, str):
         copies.check(ttgir, f"Triton kernel '{fields.get('name', '?')}'")
-    return of_source(compiled.src, fields, compiled.asm["cubin"])
+    ttir = compiled.asm.get("ttir") if hasattr(compiled.asm, "get") else None
+    return of_source(compiled.src, fields, compiled.asm["cubin"], ttir)
 
 
-def of_source(source: Any, metadata: Mapping[str, Any], cubin: Any) -> TritonKernel:
-    """A kernel of its source as the compiler had it, its metadata and its binary."""
+def of_source(
+    source: Any, metadata: Mapping[str, Any], cubin: Any, ttir: Any = None
+) -> TritonKernel:
+    """A kernel of its source as the compiler had it, its metadata, its binary and its IR."""
     origin = f"Triton kernel '{metadata.get('name', '?')}'"
     target = metadata.get("target")
     backend = target["backend"] if isinstance(target, Mapping) else getattr(target, "backend", "")
@@ -112,6 +122,8 @@ def of_source(source: Any, metadata: Mapping[str, Any], cubin: Any) -> TritonKer
     for index, (name, type_) in enumerate(source.signature.items()):
         path = (index,)
         _flatten(name, type_, path, constants, attributes, name in declared, origin, parameters)
+    if isinstance(ttir, str):
+        parameters = with_accesses(parameters, ttir)
     cache_key = getattr(function, "cache_key", "")
     return make(
         bytes(cubin), metadata, parameters, origin,

@@ -186,6 +186,11 @@ def _choice(
         "producer": kernel.record(),
         "group": group,
     }
+    if not kernel.knows_folded:
+        choice.produced["names_advice"] = (
+            "A cache folder does not tell the kernel's constants: if '{0}' is one, give its value,"
+            " folded=dict({0}=VALUE)."
+        )
     return choice
 
 

@@ -56,11 +56,13 @@ class Recording:
             cubins = [path for key, path in metadata_group.items() if key.endswith(".cubin")]
             if len(cubins) != 1:
                 raise errors.fault("file", f"Triton kernel '{name}'", "has no cubin on disk")
-            for key, path in metadata_group.items():
-                if key.endswith(".ttgir"):
-                    text = Path(path).read_text(errors="replace")
-                    copies.check(text, f"Triton kernel '{name}'")
-            found = live.of_source(src, metadata, Path(cubins[0]).read_bytes())
+            texts = {
+                key.rpartition(".")[2]: Path(path).read_text(errors="replace")
+                for key, path in metadata_group.items() if key.endswith((".ttir", ".ttgir"))
+            }  # fmt: skip
+            copies.check(texts.get("ttgir", ""), f"Triton kernel '{name}'")
+            cubin = Path(cubins[0]).read_bytes()
+            found = live.of_source(src, metadata, cubin, texts.get("ttir"))
         except (errors.Error, OSError) as error:
             problem = str(error)
         target = metadata.get("target")

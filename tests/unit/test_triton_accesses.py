@@ -1,0 +1,261 @@
+"""What a Triton kernel's IR says of its memory, compared with what a definition says of it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import torch_cubin
+import torch_cubin.producers.triton as tct
+from torch_cubin import errors
+from torch_cubin._triton.accesses import accesses, numbers
+
+DATA = Path(__file__).resolve().parents[1] / "data" / "triton"
+_count = iter(range(1_000_000))
+P = "!tt.ptr<f32>"
+
+
+def module(body: str, parameters: int = 3, more: str = "") -> str:
+    names = ", ".join(f'%p{i}: {P} loc("p{i}")' for i in range(parameters))
+    return (
+        f"module {{\n  tt.func public @k({names}, %n: i32 loc(#loc)) attributes {{noinline = false}}"
+        f" {{\n{body}\n    tt.return loc(#loc)\n  }} loc(#loc)\n{more}}} loc(#loc)\n"
+    )
+
+
+LOAD = f"%v = tt.load %p0 : {P} loc(#loc)\n"
+# The body, and of p0, p1, p2 the letters of: reads, writes, updates, reads first, ? not followed.
+BODIES = {
+    "load and store": (LOAD + f"tt.store %p1, %v : {P} loc(#loc)", "rf w -"),
+    "atomic": (
+        LOAD + f"%o = tt.atomic_rmw fadd, acq_rel, gpu, %p1, %v, %t : ({P}, f32, i1) -> f32",
+        "rf wuf -",
+    ),
+    "compare and swap": (
+        LOAD + f"%o = tt.atomic_cas acq_rel, gpu, %p2, %v, %v : ({P}, f32, f32) -> f32",
+        "rf - wuf",
+    ),
+    "its own results": (
+        LOAD + f"tt.store %p1, %v : {P}\n%w = tt.load %p1 : {P}\ntt.store %p2, %w : {P}",
+        "rf rw w",
+    ),
+    "addresses": (
+        LOAD + f"%a = tt.splat %p1 : {P} -> tensor<8x{P}>\n"
+        f"%b = tt.addptr %a, %r : tensor<8x{P}>, tensor<8xi32>\n"
+        f"%c = tt.bitcast %b : tensor<8x{P}> -> tensor<8x!tt.ptr<i32>>\n"
+        "%d = tt.broadcast %c : tensor<8x!tt.ptr<i32>> -> tensor<8x!tt.ptr<i32>>\n"
+        "tt.store %d, %v : tensor<8x!tt.ptr<i32>>",
+        "rf w -",
+    ),
+    "select": (
+        LOAD + f"%a = arith.select %t, %p1, %p2 : {P}\ntt.store %a, %v : {P}",
+        "rf w w",
+    ),
+    "if": (
+        LOAD + f"%a = scf.if %t -> ({P}) {{\n  scf.yield %p1 : {P}\n}} else {{\n"
+        f"  scf.yield %p2 : {P}\n}}\ntt.store %a, %v : {P}",
+        "rf w w",
+    ),
+    "a loop keeps its pointers apart": (
+        f"%r:2 = scf.for %i = %l to %u step %s iter_args(%a = %p0, %b = %p1) -> ({P}, {P})  : i32 {{\n"
+        f"  %v = tt.load %a : {P}\n  tt.store %b, %v : {P}\n"
+        f"  %c = tt.addptr %a, %n : {P}, i32\n  %d = tt.addptr %b, %n : {P}, i32\n"
+        f"  scf.yield %c, %d : {P}, {P}\n}} {{tt.num_stages = 2 : i32}}\n"
+        f"tt.store %r#1, %x : {P}",
+        "rf w -",
+    ),
+    "a loop that swaps its pointers": (
+        f"%r:2 = scf.for %i = %l to %u step %s iter_args(%a = %p0, %b = %p1) -> ({P}, {P})  : i32 {{\n"
+        f"  %v = tt.load %a : {P}\n  tt.store %b, %v : {P}\n  scf.yield %b, %a : {P}, {P}\n}}",
+        "rwf rwf -",
+    ),
+    "while": (
+        f"%r:2 = scf.while (%a = %p0, %b = %p1) : ({P}, {P}) -> ({P}, {P}) {{\n"
+        f"  scf.condition(%t) %a, %b : {P}, {P}\n}} do {{\n^bb0(%c: {P}, %d: {P}):\n"
+        f"  %v = tt.load %c : {P}\n  tt.store %d, %v : {P}\n  scf.yield %c, %d : {P}, {P}\n}}",
+        "rf w -",
+    ),
+    "branches": (
+        f"cf.cond_br %t, ^bb1(%p0 : {P}), ^bb2(%p1 : {P})\n^bb1(%a: {P}):  // pred: ^bb0\n"
+        f"%v = tt.load %a : {P}\ncf.br ^bb2(%p2 : {P})\n^bb2(%b: {P}):\ntt.store %b, %x : {P}",
+        "rf w w",
+    ),
+    "descriptors": (
+        "%d = tt.make_tensor_descriptor %p0, [%n, %n], [%s, %s] : <f32>, <tensor<8x8xf32>>\n"
+        "%e = tt.make_tensor_descriptor %p1, [%n, %n], [%s, %s] : !tt.ptr<f32>, !tt.tensordesc<8x8xf32>\n"
+        "%v = tt.descriptor_load %d[%n, %n] : !tt.tensordesc<8x8xf32> -> tensor<8x8xf32>\n"
+        "tt.descriptor_store %e[%n, %n], %v : !tt.tensordesc<8x8xf32>, tensor<8x8xf32>\n"
+        "%f = tt.make_tensor_descriptor %p2, [%n], [%s] : !tt.ptr<f32>, !tt.tensordesc<8xf32>\n"
+        "tt.descriptor_reduce add, %f[%n], %v : !tt.tensordesc<8xf32>, tensor<8xf32>",
+        "rf w wuf",
+    ),
+    "a reduction's region": (
+        LOAD + '%s = "tt.reduce"(%v) <{axis = 0 : i32}> ({\n^bb0(%a: f32, %b: f32):\n'
+        "  %m = arith.maxnumf %a, %b : f32\n  tt.reduce.return %m : f32\n}) : (tensor<8xf32>) -> f32\n"
+        f"tt.store %p1, %s : {P}",
+        "rf w -",
+    ),
+    "inline assembly": (
+        '%o = tt.elementwise_inline_asm "st.global.f32 [$1], %r2; // {" {constraints = "=r,l"} %p1'
+        f" : {P} -> i32",
+        "- ? -",
+    ),
+    "an address from memory": (
+        f"%a = tt.load %p0 : !tt.ptr<i64>\n%b = tt.int_to_ptr %a : i64 -> {P}\ntt.store %b, %x : {P}",
+        "rf? ? ?",
+    ),
+    "an address that is stored": (
+        f"%a = tt.ptr_to_int %p1 : {P} -> i64\ntt.store %p0, %a : !tt.ptr<i64>", "w ? -",
+    ),
+}  # fmt: skip
+
+
+def shown(text: str) -> list[str]:
+    found = accesses(text)
+    assert found is not None
+    letters = [
+        "r" * a.reads + "w" * a.writes + "u" * a.updates + "f" * a.reads_first + "?" * (not a.followed)
+        for a in found
+    ]
+    return [one or "-" for one in letters]
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_pointers_are_followed(name: str) -> None:
+    body, wanted = BODIES[name]
+    assert shown(module(body)) == wanted.split()
+
+
+def test_calls_keep_their_arguments_apart() -> None:
+    more = (
+        f'  tt.func private @"h__(1)"(%a: {P}, %b: {P}) -> {P} attributes {{noinline = true}} {{\n'
+        f"    %v = tt.load %a : {P}\n    tt.store %b, %v : {P}\n    tt.return %b : {P}\n  }}\n"
+    )
+    body = (
+        f'%a = tt.call @"h__(1)"(%p0, %p1) : ({P}, {P}) -> {P}\n'
+        f'%b = tt.call @"h__(1)"(%a, %p2) : ({P}, {P}) -> {P}'
+    )
+    assert shown(module(body, more=more)) == ["rf", "rw", "w"]
+
+
+def test_text_that_is_none_claims_nothing() -> None:
+    assert accesses("") is None
+    assert accesses("tt.func public @k(%a: !tt.ptr<f32>) {\n tt.call @none(%a) : () -> ()\n}") is None
+    body = f"tt.func public @k(%a: {P}) {{\n %r = scf.for %i = %l to %u step %s {{\n scf.yield %a, %a\n }}\n}}"
+    assert accesses(body) is None
+
+
+@pytest.mark.parametrize("version", ["3.4.0", "3.6.0", "3.9.0"])
+def test_cache_folders_tell_their_accesses(version: str) -> None:
+    kernels = {k.name: k for k in tct.read(DATA / f"cache_{version}_sm_90a")}
+    read, write = frozenset({"read", "first"}), frozenset({"write"})
+    assert [p.access for p in kernels["add"].parameters] == [read, read, write, None]
+    assert [p.access for p in kernels["copy_tile"].parameters] == [read, write, None]
+    assert {256, 16} <= (kernels["add"].numbers or frozenset())
+    assert numbers("tensor<32x64xf16> %c77 : i8") == {32, 64}
+
+
+def add(folder: Any, **more: Any) -> torch_cubin.Op:
+    tensors = more.pop("tensors", {})
+    return tct.define_op(
+        **{
+            "schema": f"test_accesses_{next(_count)}::add(Tensor x, Tensor y) -> Tensor",
+            "kernel": folder,
+            "tensors": {"x": "float32[n]", "y": "float32[n]", "out": "float32[n]", **tensors},
+            "args": ("x", "y", "out", lambda n: n),
+            "grid": lambda n, B: torch_cubin.cdiv(n, B),
+            "folded": {"B": 256},
+            **more,
+        }
+    )
+
+
+FOLDER = DATA / "cache_3.6.0_sm_90a" / "add.cubin"
+
+
+def changed(folder: Path, pattern: str, by: str) -> Path:
+    """A copy of the folder whose IR is another: what it says decides, not the binary."""
+    for file in FOLDER.parent.glob("add.*"):
+        shutil.copy(file, folder / file.name)
+    ir = folder / "add.ttir"
+    text, count = re.subn(pattern, by, ir.read_text())
+    assert count == 1
+    ir.write_text(text)
+    return folder / "add.cubin"
+
+
+ATOMIC = r"tt\.store (%\S+), (%\S+), (%\S+) :.*"
+ADDED = r"%77 = tt.atomic_rmw fadd, acq_rel, gpu, \1, \2, \3 : (t) -> t loc(#loc)"
+
+
+def test_the_kernel_as_it_is_is_taken() -> None:
+    add(FOLDER)
+
+
+def test_a_fresh_output_that_is_updated_is_refused_unless_it_is_zeroed(tmp_path: Path) -> None:
+    folder = changed(tmp_path, ATOMIC, ADDED)
+    with pytest.raises(errors.InputError, match="adds to it atomically before") as caught:
+        add(folder)
+    assert "zeroed" in str(caught.value)
+    op = add(folder, tensors={"out": "float32[n] zeroed"})
+    assert op.contract["tensors"]["out"]["zeroed"] is True
+
+
+def test_a_fresh_output_that_is_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(errors.InputError, match="'out'.*reads it before it writes"):
+        add(FOLDER, args=("out", "y", "out", lambda n: n))
+
+
+def test_an_unchanged_argument_that_is_written_is_refused() -> None:
+    with pytest.raises(errors.InputError, match=r"'y'.*is written by the kernel"):
+        add(FOLDER, args=("x", "x", "y", lambda n: n))
+
+
+def test_an_argument_that_is_never_written_warns_and_an_output_is_refused(tmp_path: Path) -> None:
+    schema = f"test_accesses_{next(_count)}::add(Tensor x, Tensor(a!) y) -> Tensor"
+    with pytest.warns(UserWarning, match="changes 'y', and the kernel never writes"):
+        add(FOLDER, schema=schema)
+    folder = changed(tmp_path, r"tt\.store.*", "")
+    with pytest.raises(errors.InputError, match="output 'out'.*is never written"):
+        add(folder)
+
+
+def test_what_was_written_for_other_machines_tells_it_too(tmp_path: Path) -> None:
+    (kernel,) = tct.read(FOLDER)
+    tct.write(tmp_path / "kept", [kernel])
+    (again,) = tct.read(tmp_path / "kept")
+    assert [p.access for p in again.parameters] == [p.access for p in kernel.parameters]
+
+
+@pytest.mark.parametrize("block", [4096, 1024, 512, 128])
+def test_a_constant_of_another_kernel_is_refused(block: int) -> None:
+    with pytest.raises(errors.InputError, match="folded 'B'.*compiled with"):
+        add(FOLDER, folded={"B": block})
+
+
+def test_a_constant_that_is_missing_is_asked_for() -> None:
+    with pytest.raises(errors.InputError, match=r"folded=dict\(B=VALUE\)") as caught:
+        add(FOLDER, folded={})
+    assert "none of the op's" not in str(caught.value)
+
+
+def test_the_stride_of_an_output_is_known_by_its_pattern() -> None:
+    op = add(
+        FOLDER,
+        tensors={"x": "float32[m, n]", "y": "float32[m, n]", "out": "float32[m, n]"},
+        args=("x", "y", "out", lambda out: out.stride(0)),
+    )
+    (kernel,) = op.contract["kernels"]
+    assert {"argument": "n", "value": ["max", ["number", "n"], 1], "multiple_of": 16} in kernel[
+        "requires"
+    ]
+    with pytest.raises(errors.InputError, match="its pattern does not tell"):
+        add(
+            FOLDER,
+            tensors={"x": "float32[*s]", "y": "float32[*s]", "out": "float32[*s]"},
+            args=("x", "y", "out", lambda out: out.stride(0)), grid=1, folded={},
+        )  # fmt: skip

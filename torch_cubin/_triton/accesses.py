@@ -1,0 +1,318 @@
+"""What a kernel does with the memory of each of its pointers, read from Triton's IR (TTIR).
+
+Values are followed from the function's parameters through addresses, casts, selects, control flow
+and calls to loads, stores and atomics. An operation that is not known here may do anything with the
+addresses that it gets: of those nothing is claimed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+
+_MOST = 1 << 26  # characters
+_DEPTH = 32  # of calls
+_VALUE = r"%[\w.$-]+"
+_OPERAND = re.compile(rf"{_VALUE}(?:#\d+)?")
+_LINE = re.compile(rf'(?:({_VALUE})(?::(\d+))? = )?([\w.]+|"")(.*)', re.DOTALL)
+_FUNCTION = re.compile(r"tt\.func (?:public |private )?@([\w.$-]+)\((.*)")
+_PAIR = re.compile(rf"({_VALUE}) = ({_VALUE}(?:#\d+)?)")
+_BRANCH = re.compile(r"\^(\w+)(?:\(([^:)]*)(?::[^)]*)?\))?")
+_QUOTED_NAME = re.compile(r'@"([^"]*)"')
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
+_LOCATION = re.compile(r"\s*loc\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)")
+# What gives an address that is made of its operands.
+_ADDRESSES = {
+    *("tt.addptr", "tt.splat", "tt.unsplat", "tt.broadcast", "tt.bitcast", "tt.expand_dims"),
+    *("tt.int_to_ptr", "tt.ptr_to_int", "tt.make_tensor_ptr", "tt.advance", "tt.reshape"),
+    *("tt.make_tensor_descriptor", "tt.reinterpret_tensor_descriptor", "tt.trans", "tt.join"),
+    *("tt.split", "tt.cat", "tt.gather"),
+}
+_HARMLESS = {"tt.print", "tt.assert", "tt.get_program_id", "tt.get_num_programs"}
+_ADDRESS_DIALECTS = ("arith.", "math.")
+_READS = {"tt.load", "tt.descriptor_load", "tt.descriptor_gather",
+          "tt.experimental_descriptor_load", "tt.experimental_descriptor_gather"}  # fmt: skip
+_WRITES = {"tt.store", "tt.descriptor_store", "tt.descriptor_scatter",
+           "tt.experimental_descriptor_store", "tt.experimental_descriptor_scatter"}  # fmt: skip
+_UPDATES = {"tt.atomic_rmw", "tt.atomic_cas", "tt.descriptor_reduce"}
+_YIELDS = {"scf.yield", "scf.condition", "tt.return", "cf.br", "cf.cond_br"}
+Roots = frozenset[int]
+_NONE: Roots = frozenset()
+
+
+@dataclasses.dataclass
+class Access:
+    """Of one parameter: whether its memory is read, written or updated atomically. Where it is not
+    `followed`, more may be done with it. `reads_first`: some read or update has no write before it
+    in the kernel's text."""
+
+    reads: bool = False
+    writes: bool = False
+    updates: bool = False
+    reads_first: bool = False
+    followed: bool = True
+
+
+@dataclasses.dataclass
+class _Region:
+    kind: str  # "if", "for", "while", "do", "other"
+    results: list[str]
+    arguments: list[str]  # of a loop's body
+    before: list[str] = dataclasses.field(default_factory=list)  # a while's first region's
+
+
+@dataclasses.dataclass
+class _Step:
+    """One operation: `flows` are (from, to); `kind` is what else it does."""
+
+    kind: str  # "flow", "read", "write", "update", "call", "unknown", "return"
+    operands: list[str]
+    results: list[str]
+    name: str = ""
+
+
+@dataclasses.dataclass
+class _Function:
+    parameters: list[str]
+    addresses: frozenset[str] = frozenset()  # which parameters are pointers or descriptors
+    steps: list[_Step] = dataclasses.field(default_factory=list)
+
+
+class AccessError(Exception):
+    """The text is not laid out as the reader knows it."""
+
+
+def accesses(ttir: str) -> list[Access] | None:
+    """Of each pointer and descriptor among the public function's parameters, in their order; None
+    where the text cannot be followed."""
+    if len(ttir) > _MOST:
+        return None
+    try:
+        functions, public = _functions(ttir)
+        return _Run(functions).accesses(public) if public else None
+    except (AccessError, RecursionError):
+        return None
+
+
+def numbers(ttir: str) -> frozenset[int]:
+    """The integers that the IR names: constants, ends of ranges, sizes of tensors."""
+    text = _LOCATION.sub("", ttir[:_MOST])
+    return frozenset(int(n) for n in re.findall(r"(?<![\w.%#@])\d{1,18}(?=x|\b)", text)) | frozenset(
+        int(n) for n in re.findall(r"(?<=x)\d{1,18}(?=x)", text)
+    )
+
+
+def _functions(ttir: str) -> tuple[dict[str, _Function], str]:
+    text = _QUOTED_NAME.sub(lambda m: "@" + re.sub(r"[^\w.$-]", "_", m[1]), ttir)
+    text = _LOCATION.sub("", _QUOTED.sub('""', text))
+    functions: dict[str, _Function] = {}
+    public, current, stack = "", _Function([]), list[_Region]()
+    labels: dict[str, list[str]] = {}
+    branches: list[tuple[str, list[str]]] = []
+    for raw in text.splitlines():
+        line = raw.partition(" //")[0].strip()
+        if not line or line.startswith(("#", "module", "//")):
+            continue
+        found = _FUNCTION.match(line)
+        if found is not None:
+            parameters = _OPERAND.findall(found[2])
+            addresses = frozenset(re.findall(rf"({_VALUE}): !tt\.", found[2]))
+            current, stack = _Function(parameters, addresses), [_Region("other", [], [])]
+            functions[found[1]] = current
+            labels, branches = {}, []
+            if "tt.func public" in line:
+                public = found[1]
+            continue
+        if line.startswith("}"):
+            region = stack.pop() if stack else None
+            if not stack:
+                for label, given in branches:
+                    _join(current, given, labels.get(label, []))
+                branches = []
+            if region is not None and line.endswith("{"):
+                is_do = region.kind == "while" and "do" in line
+                stack.append(_Region("do", region.results, [], region.arguments) if is_do else region)
+            continue
+        if line.startswith("^"):
+            label, _, rest = line.partition("(")
+            arguments = _OPERAND.findall(rest)
+            labels[label.strip("^: ")] = arguments
+            if stack and stack[-1].kind == "do" and not stack[-1].arguments:
+                _join(current, stack[-1].results, arguments)
+                stack[-1].arguments = arguments
+            continue
+        _read_line(line, current, stack, branches)
+    return functions, public
+
+
+def _join(function: _Function, given: Sequence[str], to: Sequence[str]) -> None:
+    if len(given) != len(to):
+        raise AccessError
+    function.steps += [_Step("flow", [a], [b]) for a, b in zip(given, to, strict=True)]
+
+
+def _read_line(
+    line: str, function: _Function, stack: list[_Region], branches: list[tuple[str, list[str]]]
+) -> None:
+    match = _LINE.fullmatch(line)
+    if match is None:
+        raise AccessError
+    name, count, operation, rest = match[1], match[2], match[3], match[4]
+    results = [] if not name else [name] if not count else [f"{name}#{i}" for i in range(int(count))]
+    operands = _OPERAND.findall(rest)
+    opens = line.endswith("{")
+    if operation in ("scf.for", "scf.while"):
+        pairs = _PAIR.findall(rest)
+        if operation == "scf.for":  # the first pair is the induction variable and its start
+            pairs = pairs[1:]
+        arguments = [a for a, _ in pairs]
+        _join(function, [b for _, b in pairs], arguments)
+        if operation == "scf.for" and results:
+            _join(function, [b for _, b in pairs], results)
+        stack.append(_Region(operation[4:], results, arguments))
+        return
+    if operation == "scf.if":
+        stack.append(_Region("if", results, []))
+        return
+    if opens:
+        stack.append(_Region("other", [], []))
+    if operation in _YIELDS:
+        _read_yield(operation, rest, operands, function, stack, branches)
+    elif operation == "tt.call":
+        called = re.match(r"\s*@([\w.$-]+)", rest)
+        function.steps.append(_Step("call", operands, results, called[1] if called else ""))
+    elif operation in _READS:
+        function.steps.append(_Step("read", operands, results))
+    elif operation in _WRITES:
+        function.steps.append(_Step("write", operands, results))
+    elif operation in _UPDATES:
+        function.steps.append(_Step("update", operands, results))
+    elif operation in _ADDRESSES or operation.startswith(_ADDRESS_DIALECTS):
+        function.steps.append(_Step("flow", _flowing(operation, operands), results))
+    elif operation not in _HARMLESS:
+        function.steps.append(_Step("unknown", operands, results))
+
+
+def _flowing(operation: str, operands: list[str]) -> list[str]:
+    """A condition, an offset's sizes and strides are no addresses."""
+    if operation == "arith.select":
+        return operands[1:]
+    if operation in ("tt.make_tensor_descriptor", "tt.make_tensor_ptr", "tt.advance"):
+        return operands[:1]
+    return [] if operation == "arith.cmpi" else operands
+
+
+def _read_yield(
+    operation: str, rest: str, operands: list[str], function: _Function, stack: list[_Region],
+    branches: list[tuple[str, list[str]]],
+) -> None:  # fmt: skip
+    if operation in ("cf.br", "cf.cond_br"):
+        for label, given in _BRANCH.findall(rest):
+            branches.append((label, _OPERAND.findall(given)))
+        return
+    if operation == "tt.return":
+        function.steps.append(_Step("return", operands, []))
+        return
+    region = stack[-1] if stack else None
+    if region is None or region.kind == "other":
+        return
+    if operation == "scf.condition":
+        _join(function, operands[1:], region.results if region.results else operands[1:])
+        region.results = region.results or operands[1:]
+    elif region.kind == "for":
+        _join(function, operands, region.arguments)
+        if region.results:
+            _join(function, operands, region.results)
+    elif region.kind == "do":
+        _join(function, operands, region.before)
+    elif region.results:
+        _join(function, operands, region.results)
+
+
+class _Run:
+    """Follows values from the public function; each call by itself."""
+
+    def __init__(self, functions: dict[str, _Function]) -> None:
+        self.functions = functions
+        self.found: dict[int, Access] = {}
+        self.written: set[int] = set()
+        self.stray = False  # a write to an address that comes from no parameter
+        self.known: dict[tuple[str, tuple[Roots, ...]], list[Roots]] = {}
+
+    def accesses(self, public: str) -> list[Access]:
+        function = self.functions[public]
+        parameters = function.parameters
+        self.found = {i: Access() for i in range(len(parameters))}
+        given = tuple(
+            frozenset({i}) if name in function.addresses else _NONE
+            for i, name in enumerate(parameters)
+        )
+        self._follow(public, given, 0, record=True)
+        if self.stray:
+            for access in self.found.values():
+                access.followed = False
+        return [self.found[i] for i, roots in enumerate(given) if roots]
+
+    def _follow(
+        self, name: str, given: tuple[Roots, ...], depth: int, *, record: bool
+    ) -> list[Roots]:
+        """What the function returns for arguments that come from those parameters."""
+        function = self.functions.get(name)
+        if function is None or len(function.parameters) != len(given) or depth > _DEPTH:
+            raise AccessError
+        if (name, given) in self.known and not record:
+            return self.known[name, given]
+        values: dict[str, Roots] = dict(zip(function.parameters, given, strict=True))
+        returned: list[Roots] = []
+        while True:  # to the fixed point of loops
+            before = (dict(values), list(returned))
+            for step in function.steps:
+                roots = [values.get(operand, _NONE) for operand in step.operands]
+                if step.kind == "flow":
+                    self._give(values, step.results, _NONE.union(*roots))
+                elif step.kind == "return":
+                    returned = [a | b for a, b in zip(returned or roots, roots, strict=True)]
+                elif step.kind == "call":
+                    results = self._follow(step.name, tuple(roots), depth + 1, record=False)
+                    for result, found in zip(step.results, results, strict=True):
+                        self._give(values, [result], found)
+            if before == (values, returned):
+                break
+        for step in function.steps if record else ():
+            roots = [values.get(operand, _NONE) for operand in step.operands]
+            if step.kind == "call":
+                self._follow(step.name, tuple(roots), depth + 1, record=True)
+            else:
+                self._record(step, roots)
+        self.known[name, given] = returned
+        return returned
+
+    @staticmethod
+    def _give(values: dict[str, Roots], results: Sequence[str], roots: Roots) -> None:
+        for result in results:
+            values[result] = values.get(result, _NONE) | roots
+
+    def _record(self, step: _Step, roots: list[Roots]) -> None:
+        if step.kind == "unknown":
+            for root in _NONE.union(*roots):
+                self.found[root].followed = False
+        if step.kind not in ("read", "write", "update"):
+            return
+        addressed = roots[0] if roots else _NONE
+        if not addressed and step.kind != "read":
+            self.stray = True
+        for root in addressed:
+            access = self.found[root]
+            access.reads |= step.kind == "read"
+            access.writes |= step.kind != "read"
+            access.updates |= step.kind == "update"
+            if step.kind != "write" and root not in self.written:
+                access.reads_first = True
+            if step.kind == "write":
+                self.written.add(root)
+        for root in _NONE.union(*roots[1:]) if step.kind != "read" else _NONE:
+            self.found[root].followed = False  # its address is stored
+
+
+__all__ = ["Access", "accesses", "numbers"]
