@@ -9,6 +9,7 @@
  * configure() brings the library's functions, and says where in a torch.Tensor its at::Tensor lies. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <string.h>
 #include <structmember.h>
@@ -25,6 +26,7 @@ typedef PyObject* (*Vectorcall)(PyObject*, PyObject* const*, size_t, PyObject*);
 extern PyObject* PyVectorcall_Call(PyObject* callable, PyObject* tuple, PyObject* dict);
 
 enum { kMaxParams = 64 }; /* more go the plain way */
+enum { kRecordingKeys = 3 };
 enum { kGrid, kBlock, kSharedMemory, kStream, kKeywords };
 
 /* DLTensor of DLPack 1.x, which its ABI promises. */
@@ -51,6 +53,9 @@ static struct {
   int (*exchange)(void* object, struct Exchanged* out);
   int32_t exchange_device; /* DLPack's number of the device that is served */
   PyObject *is_neg, *is_conj;
+  /* c10::impl::tls_is_dispatch_key_included, and the keys under which calls are recorded. */
+  bool (*is_included)(uint16_t key);
+  uint16_t recording_keys[kRecordingKeys];
   PyObject* raise_error; /* takes an error's address, and raises it */
   PyObject *grid, *block, *shared_memory, *stream, *plainly;
 } state;
@@ -297,6 +302,14 @@ done:
   return result;
 }
 
+/* Whether a trace or a mode of PyTorch's may be recording calls: Python then says which. */
+static int may_be_recorded(void) {
+  for (int i = 0; i < kRecordingKeys; ++i) {
+    if (state.is_included(state.recording_keys[i])) return 1;
+  }
+  return 0;
+}
+
 static PyObject* launcher_call(PyObject* object, PyObject* const* arguments, size_t flagged,
                                PyObject* names) {
   Launcher* self = (Launcher*)object;
@@ -307,7 +320,7 @@ static PyObject* launcher_call(PyObject* object, PyObject* const* arguments, siz
   memset(&call, 0, sizeof(call));
   call.size = sizeof(call);
   call.device = -1;
-  if (self->kernel == NULL || count != self->count) goto plainly;
+  if (self->kernel == NULL || count != self->count || may_be_recorded()) goto plainly;
   if (!read_keywords(self, arguments + count, names, &call)) goto plainly;
   for (Py_ssize_t i = 0; i < count; ++i) {
     params[i] = &values[i];
@@ -443,6 +456,16 @@ static PyObject* configure(PyObject* module, PyObject* arguments) {
   Py_RETURN_NONE;
 }
 
+/* recording(function, three keys): how to ask whether calls are recorded. */
+static PyObject* set_recording(PyObject* module, PyObject* arguments) {
+  unsigned long long function;
+  unsigned short* const keys = state.recording_keys;
+  (void)module;
+  if (!PyArg_ParseTuple(arguments, "KHHH", &function, &keys[0], &keys[1], &keys[2])) return NULL;
+  state.is_included = (bool (*)(uint16_t))(uintptr_t)function;
+  Py_RETURN_NONE;
+}
+
 /* exchange(function, device type): the second way to read tensors; 0 for the first. */
 static PyObject* set_exchange(PyObject* module, PyObject* arguments) {
   unsigned long long function;
@@ -455,6 +478,7 @@ static PyObject* set_exchange(PyObject* module, PyObject* arguments) {
 }
 
 static PyMethodDef module_methods[] = {
+    {"recording", set_recording, METH_VARARGS, "Brings how to ask whether calls are recorded."},
     {"exchange", set_exchange, METH_VARARGS, "Reads tensors by DLPack's exchange function."},
     {"configure", configure, METH_VARARGS, "Brings what the extension does not link."},
     {NULL, NULL, 0, NULL},

@@ -85,12 +85,17 @@ class Contract::Call {
     }
   }
 
-  void run(CallAllocations& outputs) {
-    bind();
-    check_no_derivative();
+  // Refuses arguments that share memory with one that the op changes.
+  void check_memory() {
     for (const size_t i : contract_.mutated_) {
       if (state_.addresses[i] != nullptr && !pattern(i).may_overlap()) check_overlaps(i);
     }
+  }
+
+  void run(CallAllocations& outputs) {
+    bind();
+    check_no_derivative();
+    check_memory();
 
     RememberedCall* const slot = contract_.remembers_ ? remembered() : nullptr;
     const bool known = slot != nullptr && slot->contract == &contract_ &&
@@ -438,6 +443,7 @@ json Contract::check_call(const json& arguments) const {
   DescribedArguments described(schema_, arguments);
   Call<DescribedArguments> call(*this, described, -1, false);
   call.bind();
+  if (described.have_addresses()) call.check_memory();  // those of the CPU; fake ones have none
   return call.outputs();
 }
 

@@ -1,5 +1,6 @@
 #include "declared/described_arguments.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "declared/pattern.h"
@@ -34,6 +35,17 @@ Value DescribedArguments::number(size_t i) const {
 
 std::string_view DescribedArguments::text(size_t i) const {
   return value(i).get_ref<const std::string&>();
+}
+
+bool DescribedArguments::have_addresses() const {
+  const auto has = [](const nlohmann::json& tensor) { return tensor.contains("address"); };
+  for (size_t i = 0; i < schema_.arguments.size(); ++i) {
+    const nlohmann::json& given = value(i);
+    if (!schema_.arguments[i].is_tensor() || given.is_null()) continue;
+    const bool right = given.is_array() ? std::all_of(given.begin(), given.end(), has) : has(given);
+    if (!right) return false;
+  }
+  return true;
 }
 
 const void* DescribedArguments::data(const TensorView&) const {

@@ -26,6 +26,9 @@ class DescribedArguments {
   Value number(size_t i) const;
   std::string_view text(size_t i) const;
 
+  // Whether every tensor has an address.
+  bool have_addresses() const;
+
   // The address of the tensor viewed last; an address that satisfies every pattern if none is
   // given.
   const void* data(const TensorView& view) const;

@@ -75,7 +75,8 @@ void Pattern::refuse_overlap(const std::string& other) const {
   refuse(-1, "shares memory with argument '" + other + "', and the op writes to it",
          "memory of its own", "",
          "Call .clone() on one of them, or write 'may_overlap' in the pattern of '" + name_ +
-             "' if the kernel can take it.");
+             "' if the kernel can take it. Where torch.compile dropped a clone() that the program "
+             "makes (pytorch#198031), make the copy outside of the compiled function.");
 }
 
 std::string Pattern::expected_shape() const {

@@ -15,6 +15,7 @@ from torch_cubin import errors
 from torch_cubin._inspection.inspect import Kernel as KernelFacts
 from torch_cubin._kernels import arguments as _arguments
 from torch_cubin._native import library
+from torch_cubin._pytorch import recording
 
 # TORCH_CUBIN_* of csrc/runtime/launch_call.h.
 COOPERATIVE, DEPENDENT, PRIORITY, STREAM, CLUSTER = 1, 2, 4, 8, 16
@@ -53,6 +54,15 @@ def launch(
     stream: Any = None,
 ) -> None:
     """Checks, packs and launches; the keywords are torch_cubin.Kernel's."""
+    if by := recording.recorder():
+        raise errors.fault(
+            "input",
+            f"the launch of kernel '{facts.name}'",
+            f"would be missing from the graph that {by} records",
+            expected="an op",
+            got="a kernel's own launch",
+            advice="Make the kernel an op with torch_cubin.define_op.",
+        )
     if grid is None:
         raise _refuse(facts, "needs a grid", "grid=blocks or grid=(x, y, z)", "none")
     if block is None:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from torch_cubin._native import library as _library
-from torch_cubin._pytorch import tensors
+from torch_cubin._pytorch import recording, tensors
 
 _DLPACK_DEVICES = {"CPU": 1, "CUDA": 2}
 
@@ -50,6 +50,9 @@ def configure(extension: Any, device: str = "CUDA") -> bool:
 
     Tests pass another kind of device.
     """
+    asked = recording.is_included()
+    if asked is None:
+        return False
     tensor_at, keys_at = tensors.tensor_offset(), tensors.keys_offset()
     keys = tensors.plain_keys(device)
     exchange = 0
@@ -67,6 +70,7 @@ def configure(extension: Any, device: str = "CUDA") -> bool:
     )
     types = (torch.Tensor, torch.nn.Parameter)
     extension.configure(launch, types, read, tensor_at, keys_at, *keys, _library.raise_error)
+    extension.recording(*asked)
     extension.exchange(exchange, _DLPACK_DEVICES[device])
     return True
 

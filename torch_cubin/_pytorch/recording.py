@@ -1,0 +1,61 @@
+"""Whether PyTorch records calls in a graph now, which a kernel's own launch would be missing from."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Any
+
+import torch
+
+from torch_cubin._pytorch.internals import Feature
+
+RECORDING = Feature(
+    "launches of kernels inside traces", "a launch under make_fx or torch.jit.trace is not refused"
+)
+_tracing_state = RECORDING.find("_C._get_tracing_state", lambda: None)
+_mode = RECORDING.find("_C._get_dispatch_mode", lambda key: None)
+_mode_before = RECORDING.find("_ops._get_dispatch_mode_pre_dispatch", lambda key: None)
+_mode_keys: Any = RECORDING.find("_C._TorchDispatchModeKey", None)
+
+FAST_RECORDING = Feature(
+    "kernel calls through the extension module", "kernel calls go through Python, which is slower"
+)
+_parse: Any = FAST_RECORDING.find("_C._parse_dispatch_key", None)
+_TLS = "_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE"
+
+
+def recorder() -> str:
+    """What records this thread's calls, or nothing: "torch.jit.trace", "make_fx", ..."""
+    if _tracing_state() is not None:
+        return "torch.jit.trace"
+    if _mode_keys is None:
+        return ""
+    for name, text in (
+        ("PROXY", "make_fx"),
+        ("FUNCTIONAL", "functionalization"),
+        ("FAKE", "FakeTensorMode"),
+    ):
+        key = getattr(_mode_keys, name, None)
+        if key is None:
+            continue
+        if _mode(key) is not None or (name != "FAKE" and _mode_before(key) is not None):
+            return text
+    return ""
+
+
+def is_included() -> tuple[int, int, int, int] | None:
+    """The address of c10::impl::tls_is_dispatch_key_included(DispatchKey), and the keys that are
+    included while a trace or any dispatch mode is on: for the extension module."""
+    if _parse is None:
+        return None
+    try:
+        function = getattr(ctypes.CDLL("libc10.so", os.RTLD_NOLOAD), _TLS)
+        tracer, python, before = (int(_parse(name)) for name in ("Tracer", "Python", "PreDispatch"))
+    except (AttributeError, OSError, RuntimeError, TypeError):
+        return None
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    return None if address is None else (address, tracer, python, before)
+
+
+__all__ = ["is_included", "recorder"]
