@@ -17,13 +17,14 @@ from torch_cubin._triton.accesses import accesses, numbers
 DATA = Path(__file__).resolve().parents[1] / "data" / "triton"
 _count = iter(range(1_000_000))
 P = "!tt.ptr<f32>"
+LOOP = f"%r:2 = scf.for %i = %l to %u step %s iter_args(%a = %p0, %b = %p1) -> ({P}, {P})  : i32"
 
 
 def module(body: str, parameters: int = 3, more: str = "") -> str:
     names = ", ".join(f'%p{i}: {P} loc("p{i}")' for i in range(parameters))
     return (
-        f"module {{\n  tt.func public @k({names}, %n: i32 loc(#loc)) attributes {{noinline = false}}"
-        f" {{\n{body}\n    tt.return loc(#loc)\n  }} loc(#loc)\n{more}}} loc(#loc)\n"
+        f"module {{\n  tt.func public @k({names}, %n: i32 loc(#loc)) attributes"
+        f" {{noinline = false}} {{\n{body}\n    tt.return loc(#loc)\n  }} loc(#loc)\n{more}}} loc(#loc)\n"  # noqa: E501
     )
 
 
@@ -61,7 +62,7 @@ BODIES = {
         "rf w w",
     ),
     "a loop keeps its pointers apart": (
-        f"%r:2 = scf.for %i = %l to %u step %s iter_args(%a = %p0, %b = %p1) -> ({P}, {P})  : i32 {{\n"
+        f"{LOOP} {{\n"
         f"  %v = tt.load %a : {P}\n  tt.store %b, %v : {P}\n"
         f"  %c = tt.addptr %a, %n : {P}, i32\n  %d = tt.addptr %b, %n : {P}, i32\n"
         f"  scf.yield %c, %d : {P}, {P}\n}} {{tt.num_stages = 2 : i32}}\n"
@@ -69,7 +70,7 @@ BODIES = {
         "rf w -",
     ),
     "a loop that swaps its pointers": (
-        f"%r:2 = scf.for %i = %l to %u step %s iter_args(%a = %p0, %b = %p1) -> ({P}, {P})  : i32 {{\n"
+        f"{LOOP} {{\n"
         f"  %v = tt.load %a : {P}\n  tt.store %b, %v : {P}\n  scf.yield %b, %a : {P}, {P}\n}}",
         "rwf rwf -",
     ),
@@ -86,7 +87,8 @@ BODIES = {
     ),
     "descriptors": (
         "%d = tt.make_tensor_descriptor %p0, [%n, %n], [%s, %s] : <f32>, <tensor<8x8xf32>>\n"
-        "%e = tt.make_tensor_descriptor %p1, [%n, %n], [%s, %s] : !tt.ptr<f32>, !tt.tensordesc<8x8xf32>\n"
+        "%e = tt.make_tensor_descriptor %p1, [%n, %n], [%s, %s] : !tt.ptr<f32>,"
+        " !tt.tensordesc<8x8xf32>\n"
         "%v = tt.descriptor_load %d[%n, %n] : !tt.tensordesc<8x8xf32> -> tensor<8x8xf32>\n"
         "tt.descriptor_store %e[%n, %n], %v : !tt.tensordesc<8x8xf32>, tensor<8x8xf32>\n"
         "%f = tt.make_tensor_descriptor %p2, [%n], [%s] : !tt.ptr<f32>, !tt.tensordesc<8xf32>\n"
@@ -95,7 +97,7 @@ BODIES = {
     ),
     "a reduction's region": (
         LOAD + '%s = "tt.reduce"(%v) <{axis = 0 : i32}> ({\n^bb0(%a: f32, %b: f32):\n'
-        "  %m = arith.maxnumf %a, %b : f32\n  tt.reduce.return %m : f32\n}) : (tensor<8xf32>) -> f32\n"
+        "  %m = arith.maxnumf %a, %b : f32\n  tt.reduce.return %m : f32\n}) : (tensor<8xf32>) -> f32\n"  # noqa: E501
         f"tt.store %p1, %s : {P}",
         "rf w -",
     ),
@@ -105,7 +107,7 @@ BODIES = {
         "- ? -",
     ),
     "an address from memory": (
-        f"%a = tt.load %p0 : !tt.ptr<i64>\n%b = tt.int_to_ptr %a : i64 -> {P}\ntt.store %b, %x : {P}",
+        f"%a = tt.load %p0 : !tt.ptr<i64>\n%b = tt.int_to_ptr %a : i64 -> {P}\ntt.store %b, %x : {P}",  # noqa: E501
         "rf? ? ?",
     ),
     "an address that is stored": (
@@ -118,7 +120,11 @@ def shown(text: str) -> list[str]:
     found = accesses(text)
     assert found is not None
     letters = [
-        "r" * a.reads + "w" * a.writes + "u" * a.updates + "f" * a.reads_first + "?" * (not a.followed)
+        "r" * a.reads
+        + "w" * a.writes
+        + "u" * a.updates
+        + "f" * a.reads_first
+        + "?" * (not a.followed)
         for a in found
     ]
     return [one or "-" for one in letters]
@@ -144,8 +150,10 @@ def test_calls_keep_their_arguments_apart() -> None:
 
 def test_text_that_is_none_claims_nothing() -> None:
     assert accesses("") is None
-    assert accesses("tt.func public @k(%a: !tt.ptr<f32>) {\n tt.call @none(%a) : () -> ()\n}") is None
-    body = f"tt.func public @k(%a: {P}) {{\n %r = scf.for %i = %l to %u step %s {{\n scf.yield %a, %a\n }}\n}}"
+    assert (
+        accesses("tt.func public @k(%a: !tt.ptr<f32>) {\n tt.call @none(%a) : () -> ()\n}") is None
+    )
+    body = f"tt.func public @k(%a: {P}) {{\n %r = scf.for %i = %l to %u step %s {{\n scf.yield %a, %a\n }}\n}}"  # noqa: E501
     assert accesses(body) is None
 
 

@@ -54,7 +54,7 @@ def launch(
     stream: Any = None,
 ) -> None:
     """Checks, packs and launches; the keywords are torch_cubin.Kernel's."""
-    if by := recording.recorder():
+    if by := recording.recorder(arguments):
         raise errors.fault(
             "input",
             f"the launch of kernel '{facts.name}'",

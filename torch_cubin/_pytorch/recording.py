@@ -1,12 +1,14 @@
-"""Whether PyTorch records calls in a graph now, which a kernel's own launch would be missing from."""
+"""Whether PyTorch records calls in a graph now, which a raw launch would be missing from."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import torch
+import torch.fx
 
 from torch_cubin._pytorch.internals import Feature
 
@@ -25,10 +27,13 @@ _parse: Any = FAST_RECORDING.find("_C._parse_dispatch_key", None)
 _TLS = "_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE"
 
 
-def recorder() -> str:
-    """What records this thread's calls, or nothing: "torch.jit.trace", "make_fx", ..."""
+def recorder(arguments: Iterable[Any] = ()) -> str:
+    """What records this thread's calls, or nothing: "torch.jit.trace", "make_fx", ... A proxy among
+    the arguments tells of torch.fx.symbolic_trace."""
     if _tracing_state() is not None:
         return "torch.jit.trace"
+    if any(isinstance(argument, torch.fx.Proxy) for argument in arguments):
+        return "torch.fx.symbolic_trace"
     if _mode_keys is None:
         return ""
     for name, text in (

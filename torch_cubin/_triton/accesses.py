@@ -98,9 +98,9 @@ def accesses(ttir: str) -> list[Access] | None:
 def numbers(ttir: str) -> frozenset[int]:
     """The integers that the IR names: constants, ends of ranges, sizes of tensors."""
     text = _LOCATION.sub("", ttir[:_MOST])
-    return frozenset(int(n) for n in re.findall(r"(?<![\w.%#@])\d{1,18}(?=x|\b)", text)) | frozenset(
-        int(n) for n in re.findall(r"(?<=x)\d{1,18}(?=x)", text)
-    )
+    return frozenset(
+        int(n) for n in re.findall(r"(?<![\w.%#@])\d{1,18}(?=x|\b)", text)
+    ) | frozenset(int(n) for n in re.findall(r"(?<=x)\d{1,18}(?=x)", text))
 
 
 def _functions(ttir: str) -> tuple[dict[str, _Function], str]:
@@ -132,7 +132,9 @@ def _functions(ttir: str) -> tuple[dict[str, _Function], str]:
                 branches = []
             if region is not None and line.endswith("{"):
                 is_do = region.kind == "while" and "do" in line
-                stack.append(_Region("do", region.results, [], region.arguments) if is_do else region)
+                stack.append(
+                    _Region("do", region.results, [], region.arguments) if is_do else region
+                )
             continue
         if line.startswith("^"):
             label, _, rest = line.partition("(")
@@ -159,7 +161,9 @@ def _read_line(
     if match is None:
         raise AccessError
     name, count, operation, rest = match[1], match[2], match[3], match[4]
-    results = [] if not name else [name] if not count else [f"{name}#{i}" for i in range(int(count))]
+    results = [name] if name else []
+    if count:
+        results = [f"{name}#{i}" for i in range(int(count))]
     operands = _OPERAND.findall(rest)
     opens = line.endswith("{")
     if operation in ("scf.for", "scf.while"):

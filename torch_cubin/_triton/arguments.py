@@ -25,7 +25,6 @@ from torch_cubin._declared.expressions import (
 )
 from torch_cubin._declared.kernel_arguments import pointer
 from torch_cubin._kernels.scalars import Scalar, TracedScalar
-from torch_cubin._triton.made import of_arguments
 from torch_cubin._triton.kernel import (
     FOLDED,
     POINTEES,
@@ -36,6 +35,7 @@ from torch_cubin._triton.kernel import (
     descriptor,
     descriptor_flags,
 )
+from torch_cubin._triton.made import of_arguments
 
 _NULL = ["uint64", 0]
 _SWIZZLES = (None, "32B", "64B", "128B")
