@@ -243,6 +243,20 @@ def layout(name: str) -> None:
     assert launcher.Launcher is not launcher.PlainLauncher
 
 
+def recorded(name: str) -> None:
+    from torch_cubin._pytorch import recording
+
+    assert recording.recorder() == ""
+
+
+def fast_recording(name: str) -> None:
+    from torch_cubin._native.launcher import Launcher, PlainLauncher
+    from torch_cubin._pytorch import recording
+
+    assert recording.is_included() is None
+    assert Launcher is PlainLauncher
+
+
 COST: dict[str, Callable[[str], None]] = {
     "derivatives of the built-in ops": derivatives,
     "activation checkpointing that stops its recomputation early": checkpointing,
@@ -263,6 +277,8 @@ COST: dict[str, Callable[[str], None]] = {
     "PyTorch's fused attention layers inside drop_in()": fast_paths,
     'define_op(backward="ns::op"), and names of arguments in errors': schema_objects,
     "tensors read in place by kernel calls": layout,
+    "launches of kernels inside traces": recorded,
+    "kernel calls through the extension module": fast_recording,
 }
 
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from collections.abc import Iterable
 from typing import Any
-
-import torch
-import torch.fx
 
 from torch_cubin._pytorch.internals import Feature
 
@@ -32,7 +30,8 @@ def recorder(arguments: Iterable[Any] = ()) -> str:
     the arguments tells of torch.fx.symbolic_trace."""
     if _tracing_state() is not None:
         return "torch.jit.trace"
-    if any(isinstance(argument, torch.fx.Proxy) for argument in arguments):
+    fx: Any = sys.modules.get("torch.fx")  # a proxy's module is there already
+    if fx is not None and any(isinstance(argument, fx.Proxy) for argument in arguments):
         return "torch.fx.symbolic_trace"
     if _mode_keys is None:
         return ""
