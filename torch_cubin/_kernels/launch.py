@@ -58,7 +58,7 @@ def launch(
         raise errors.fault(
             "input",
             f"the launch of kernel '{facts.name}'",
-            f"would be missing from the graph that {by} records",
+            f"would pass by {by}, which sees calls of ops alone",
             expected="an op",
             got="a kernel's own launch",
             advice="Make the kernel an op with torch_cubin.define_op.",
