@@ -8,6 +8,7 @@ Importing this module does not import transformers; :func:`register` does.
 
 from __future__ import annotations
 
+import inspect
 import sys
 import types
 import warnings
@@ -68,6 +69,8 @@ def _mask_function(make: Callable[..., Tensor | None]) -> Callable[..., Tensor |
                 advice='Load it with attn_implementation="eager" and call it under '
                 "torch_cubin.drop_in().",
             )  # fmt: skip
+        if _needs_mask(type(config)):
+            kwargs["allow_is_causal_skip"] = False
         return make(*args, config=config, **kwargs)
 
     return mask
@@ -80,42 +83,71 @@ def _own_attention(config_class: type) -> str:
 
 @cache
 def _find_own_attention(config_class: type) -> str:
-    """The attention layer of a model that bypasses transformers' interface; "" for none.
+    """An attention layer of a model whose layers all bypass transformers' interface; "" for none.
 
     Such a layer adds its mask to its scores, but "sdpa" makes no mask if is_causal suffices: the
-    model would not be causal. The two kinds of models are distinguished by the code of the layers
-    in the modules modeling_* of the config's package.
+    model would not be causal. The two kinds of models are distinguished by the code of the layers.
+    Models of several parts (audio beside text) have layers of both kinds, and ask where it matters.
     """
-    for cls in config_class.__mro__:
-        package = cls.__module__.rpartition(".")[0]
-        for name, module in list(sys.modules.items()):
-            parent, _, leaf = name.rpartition(".")
-            if parent == package and leaf.startswith("modeling_") and module is not None:
-                for layer in _attention_layers(module):
-                    names = _names_in(layer)
-                    if "softmax" in names and not names & {
-                        "ALL_ATTENTION_FUNCTIONS",
-                        "AttentionInterface",
-                    }:
-                        return layer.__name__
+    for module_classes in _classes_beside(config_class):
+        layers = [cls for cls in module_classes if "Attention" in cls.__name__]
+        if any(_asks(layer) for layer in layers):
+            return ""
+        own = [x.__name__ for x in layers if _names_in(x) & {"softmax", "Softmax"}]
+        if own:
+            return own[0]
     return ""
 
 
-def _attention_layers(module: types.ModuleType) -> Iterator[type]:
-    for value in list(vars(module).values()):
-        is_layer = isinstance(value, type) and issubclass(value, torch.nn.Module)
-        if is_layer and value.__module__ == module.__name__ and "Attention" in value.__name__:
-            yield value
+@assume_constant_result
+def _needs_mask(config_class: type) -> bool:
+    return _find_needs_mask(config_class)
+
+
+@cache
+def _find_needs_mask(config_class: type) -> bool:
+    """Whether a causal model cannot rely on `is_causal`: it was never made for "sdpa", and its
+    layers take `is_causal` from callers that may not give it (BigBird-Pegasus)."""
+    return any(
+        any(getattr(cls, "_supports_sdpa", None) is False for cls in classes)
+        and any(_asks(x) and "is_causal" in inspect.signature(x).parameters for x in classes)
+        for classes in _classes_beside(config_class)
+    )
+
+
+def _classes_beside(config_class: type) -> Iterator[list[type]]:
+    """The torch.nn.Modules that stand in the modules modeling_* of a config's package, and those
+    beside each of its base classes."""
+    for cls in config_class.__mro__:
+        package = cls.__module__.rpartition(".")[0]
+        found: list[type] = []
+        for name, module in list(sys.modules.items()):
+            parent, _, leaf = name.rpartition(".")
+            if parent == package and leaf.startswith("modeling_") and module is not None:
+                found += [
+                    value
+                    for value in list(vars(module).values())
+                    if isinstance(value, type)
+                    and issubclass(value, torch.nn.Module)
+                    and value.__module__ == name
+                ]
+        yield found
+
+
+def _asks(layer: type) -> bool:
+    return bool(_names_in(layer) & {"ALL_ATTENTION_FUNCTIONS", "AttentionInterface"})
 
 
 def _names_in(layer: type) -> set[str]:
-    """Global names and attributes that the methods of a class and of its bases use."""
+    """Global names and attributes that the methods of a class and of its bases use, without those
+    that it overrides."""
     names: set[str] = set()
-    for cls in layer.__mro__[: layer.__mro__.index(torch.nn.Module)]:
-        for value in vars(cls).values():
-            function = getattr(value, "__wrapped__", value)
-            if isinstance(function, types.FunctionType):
-                names.update(function.__code__.co_names)
+    classes = layer.__mro__[: layer.__mro__.index(torch.nn.Module)]
+    for method in {name for cls in classes for name in vars(cls)}:
+        function = inspect.getattr_static(layer, method)
+        function = inspect.unwrap(function) if callable(function) else function
+        if isinstance(function, types.FunctionType):
+            names.update(function.__code__.co_names)
     return names
 
 

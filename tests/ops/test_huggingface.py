@@ -392,3 +392,22 @@ def test_diffusers_by_its_native_backend(device):
             names = [row.function for row in torch_cubin.report().served]
     assert "torch.nn.functional.scaled_dot_product_attention" in names
     torch.testing.assert_close(out, wanted, rtol=1e-3, atol=1e-4)
+
+
+def test_a_model_with_layers_of_both_kinds_is_causal(device):
+    """BigBird-Pegasus: its encoder computes attention itself, its decoder asks, and is not told
+    that it is causal."""
+    config = transformers.BigBirdPegasusConfig(
+        vocab_size=64, d_model=32, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=48,
+        encoder_layers=1, encoder_attention_heads=4, encoder_ffn_dim=48,
+    )  # fmt: skip
+    ids = torch.arange(9, device=device)[None]
+    results = []
+    for name in ("eager", "cubin"):
+        torch.manual_seed(0)
+        model = transformers.BigBirdPegasusForCausalLM._from_config(
+            config, attn_implementation=name
+        )
+        with torch.no_grad():
+            results.append(model.to(device).eval()(input_ids=ids).logits)
+    torch.testing.assert_close(*results, rtol=1e-3, atol=1e-5)
