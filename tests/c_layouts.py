@@ -1,49 +1,135 @@
-"""Layouts of the project's own structs, read from their headers: `layout(header, name)`.
+"""Layouts of the structs that the project's own headers declare, for tests and benchmarks.
 
-Where libclang is not installed (the machines with GPUs), they come from tests/data/c_layouts.json,
-which `python tests/c_layouts.py` writes and tests/unit/test_c_layouts.py compares.
+They stand in tests/data/c_layouts.json, since the machines with GPUs have no libclang to read the
+headers with. `python tests/c_layouts.py` writes it; a layout of an older header is refused.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import ctypes
+import functools
+import hashlib
 import json
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
-import torch_cubin
-from torch_cubin._declared.c_struct import CStruct, Field
-
 ROOT = Path(__file__).resolve().parents[1]
 STORED = ROOT / "tests" / "data" / "c_layouts.json"
+COMMAND = "python tests/c_layouts.py"
+ATTENTION, MATMUL = "csrc/kernels/attention", "csrc/kernels/matmul"
 LISTED = (
+    (f"{ATTENTION}/sm90_backward_params.h", "Sm90BackwardParams"),
+    (f"{ATTENTION}/sm90_e4m3_params.h", "Sm90E4m3Params"),
+    (f"{ATTENTION}/sm90_e4m3_values_params.h", "Sm90E4m3ValuesParams"),
+    (f"{ATTENTION}/sm90_params.h", "Sm90AttentionParams"),
+    (f"{MATMUL}/finish_params.h", "FinishParams"),
+    (f"{MATMUL}/matmul_params.h", "MatmulParams"),
+    (f"{MATMUL}/pad_params.h", "PadParams"),
+    (f"{MATMUL}/sm90_params.h", "Sm90MatmulParams"),
+    (f"{MATMUL}/sm90_skinny_params.h", "Sm90SkinnyParams"),
+    (f"{MATMUL}/transpose_params.h", "TransposeParams"),
+    ("csrc/runtime/launch_call.h", "torch_cubin_launch_call"),
     ("examples/fmha/fmha_params.h", "FmhaParams"),
     ("tests/data/struct_params.h", "Params"),
 )
+# What ctypes reads a field as: addresses are integers, 0 where null; 16-bit floats are their bits.
+_TYPES = {
+    **{f"{sign}int{n}": getattr(ctypes, f"c_{sign}int{n}")
+       for sign in ("", "u") for n in (8, 16, 32, 64)},
+    "bool": ctypes.c_bool, "float32": ctypes.c_float, "float64": ctypes.c_double,
+    "float16": ctypes.c_uint16, "bfloat16": ctypes.c_uint16, "pointer": ctypes.c_uint64,
+    "tensor_map": ctypes.c_uint64 * 16,
+}  # fmt: skip
 
 
-def layout(header: str, name: str) -> CStruct:
-    """`header` is a path in the repository."""
-    if importlib.util.find_spec("clang") is not None:
-        return torch_cubin.c_struct(ROOT / header, name)
-    return _read(json.loads(STORED.read_text())[f"{header}:{name}"])
+@functools.cache
+def structure(header: str, name: str) -> type[ctypes.Structure]:
+    """The struct as a ctypes.Structure; `header` is a path in the repository."""
+    return structure_of(_stored(header, name))
 
 
-def stored() -> dict[str, Any]:
-    """What STORED should hold."""
-    return {f"{header}:{name}": _written(layout(header, name)) for header, name in LISTED}
+def layout(header: str, name: str) -> Any:
+    """The same as the torch_cubin.CStruct that torch_cubin.c_struct() reads."""
+    return _read(_stored(header, name))
 
 
-def _written(found: CStruct) -> dict[str, Any]:
-    fields = {
-        name: {**vars(field), "kind": field.kind if isinstance(field.kind, str)
-               else _written(field.kind)}
-        for name, field in found.fields.items()
-    }  # fmt: skip
+def structure_of(written: dict[str, Any]) -> type[ctypes.Structure]:
+    """Raises ValueError where ctypes would not lay the struct out as the compiler does: members of
+    unions, bit fields, packed fields."""
+    fields: list[tuple[str, Any]] = []
+    end, align = 0, 1
+
+    def pad_to(offset: int, alignment: int) -> None:
+        """Padding that ctypes would not add by itself, as it knows no alignas."""
+        if -(-end // alignment) * alignment != offset:
+            fields.append((f"_{end}", ctypes.c_uint8 * max(0, offset - end)))
+
+    for name, field in written["fields"].items():
+        kind, count = field["kind"], field["count"]
+        if "bits" in field or not (isinstance(kind, dict) or kind in _TYPES):
+            raise ValueError(f"{written['name']}.{name}: {field} has no type in c_layouts.py")
+        type_ = structure_of(kind) if isinstance(kind, dict) else _TYPES[kind]
+        pad_to(field["offset"], ctypes.alignment(type_))
+        fields.append((name, type_ if count is None else type_ * count))
+        end = field["offset"] + field["step"] * (1 if count is None else count)
+        align = max(align, ctypes.alignment(type_))
+    pad_to(written["size"], align)
+    made = type(written["name"], (ctypes.Structure,), {"_fields_": fields})
+    wanted = {name: field["offset"] for name, field in written["fields"].items()}
+    found = {name: getattr(made, name).offset for name in wanted}
+    if found != wanted or ctypes.sizeof(made) != written["size"]:
+        raise ValueError(f"{written['name']}: expected {written['size']} bytes and {wanted},"
+                         f" got {ctypes.sizeof(made)} and {found}")  # fmt: skip
+    return made
+
+
+def _stored(header: str, name: str) -> dict[str, Any]:
+    found = json.loads(STORED.read_text()).get(f"{header}:{name}")
+    if found is None or found["source"] != _digest(ROOT / header):
+        problem = "changed since it was stored" if found else "is not stored (see LISTED)"
+        raise LookupError(f"struct {name} of {header} {problem}: run {COMMAND}, where libclang is")
+    return found
+
+
+def _digest(header: Path) -> str:
+    """Of what a header and those that it includes by "..." say, comments and spaces apart."""
+    texts, waiting = {}, [header]
+    while waiting:
+        path = waiting.pop().resolve()
+        if path not in texts and path.is_file():
+            texts[path] = re.sub(r"//[^\n]*|/\*.*?\*/", "", path.read_text(), flags=re.S)
+            included = re.findall(r'^\s*#\s*include\s+"(.+?)"', texts[path], re.M)
+            waiting += [path.parent / name for name in included]
+    words = [text.split() for _, text in sorted(texts.items())]
+    return hashlib.sha256(json.dumps(words).encode()).hexdigest()[:16]
+
+
+def from_headers() -> dict[str, Any]:
+    """What STORED should hold. Needs libclang."""
+    import torch_cubin
+
+    return {
+        f"{header}:{name}": {"source": _digest(ROOT / header)}
+        | _written(torch_cubin.c_struct(ROOT / header, name))
+        for header, name in LISTED
+    }
+
+
+def _written(found: Any) -> dict[str, Any]:
+    fields = {}
+    for name, field in found.fields.items():
+        kind = field.kind if isinstance(field.kind, str) else _written(field.kind)
+        given = {"default": field.default, "bit": field.bit, "bits": field.bits}
+        fields[name] = {"offset": field.offset, "kind": kind, "count": field.count}
+        fields[name] |= {"step": field.step, **{key: n for key, n in given.items() if n}}
     return {"name": found.name, "size": found.size, "align": found.align, "fields": fields}
 
 
-def _read(written: dict[str, Any]) -> CStruct:
+def _read(written: dict[str, Any]) -> Any:
+    from torch_cubin._declared.c_struct import CStruct, Field
+
     fields = {
         name: Field(**{**field, "kind": field["kind"] if isinstance(field["kind"], str)
                        else _read(field["kind"])})
@@ -53,4 +139,8 @@ def _read(written: dict[str, Any]) -> CStruct:
 
 
 if __name__ == "__main__":
-    STORED.write_text(json.dumps(stored(), indent=1) + "\n")
+    sys.path.insert(0, str(ROOT))
+    text = json.dumps(from_headers(), indent=1)
+    # A field of numbers is a line.
+    text = re.sub(r"\{[^{}]*\}", lambda field: " ".join(field[0].split()), text)
+    STORED.write_text(text + "\n")

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attention_bench import NO_BOUND, TOKENS, WIDTH, compile_kernel, laid_out, milliseconds
+from kernel_params import AttentionParams
 
 ROUND_ROBIN, IN_PAIRS, BY_QUERIES = 0, -1, -2  # schedules; a positive value: heads to balance
 
@@ -84,59 +85,23 @@ def build(kernel: Kernel, out: Path, extra: list[str]) -> str:
 
 
 def setup() -> None:
-    global torch, driver, PARAMS
+    global torch, driver
     import cubin_launch as driver
     import torch
-
-    class Params(ctypes.Structure):  # Sm90AttentionParams
-        _fields_ = [
-            ("maps", driver.TensorMap * 3),
-            *[(n, ctypes.c_void_p) for n in ("out", "logsumexp", "order", "next")],
-            ("out_stride", ctypes.c_int64 * 3),
-            ("logsumexp_stride", ctypes.c_int64 * 2),
-            ("lengths", Lengths),
-            *[(n, ctypes.c_int) for n in (
-                "batch", "heads", "group", "head_dim_v", "tiles", "schedule")],
-            ("unit", ctypes.c_float),
-            ("has_rule", ctypes.c_int),
-            ("score", ScoreRule),
-            ("mask", MaskTiles),
-        ]  # fmt: skip
-
-    PARAMS = Params
-
-
-class ScoreRule(ctypes.Structure):  # Sm90ScoreRule: read by `general` kernels only, unused here
-    _fields_ = [
-        *[(n, ctypes.c_void_p) for n in ("dropout_seed", "alibi_slopes", "sinks")],
-        ("alibi_stride", ctypes.c_int64),
-        ("drop_below", ctypes.c_int),
-        *[(n, ctypes.c_float) for n in ("scale", "softcap", "keep_scale")],
-    ]
-
-
-class MaskTiles(ctypes.Structure):  # Sm90MaskTiles: read by `general` kernels only, unused here
-    _fields_ = [
-        *[(n, ctypes.c_void_p) for n in ("words", "classes")],
-        ("word_stride", ctypes.c_int64 * 3),
-        ("class_stride", ctypes.c_int64 * 3),
-    ]
-
-
-class Lengths(ctypes.Structure):  # Sm90Lengths: unused without packed sequences
-    _fields_ = [
-        *[(n, ctypes.c_void_p) for n in ("cu_seqlens_q", "cu_seqlens_k")],
-        *[(n, ctypes.c_int) for n in ("seqlen_q", "seqlen_k", "first", "last", "bottom_right")],
-    ]
 
 
 def aligned_copy(params):
     """Copies a kernel parameter to a 64-byte boundary, which its tensor maps need."""
-    size = -(-ctypes.sizeof(params) // 64) * 64
-    storage = ctypes.create_string_buffer(size + 64)
-    aligned = (ctypes.c_char * size).from_buffer(storage, -ctypes.addressof(storage) % 64)
-    ctypes.memmove(aligned, ctypes.addressof(params), ctypes.sizeof(params))
+    storage = ctypes.create_string_buffer(ctypes.sizeof(params) + 64)
+    aligned = type(params).from_buffer(storage, -ctypes.addressof(storage) % 64)
+    ctypes.memmove(ctypes.addressof(aligned), ctypes.addressof(params), ctypes.sizeof(params))
     return aligned
+
+
+def set_lengths(lengths, seqlen_q: int, seqlen_k: int, first: int, last: int) -> None:
+    """No packed sequences: the offsets stay null."""
+    lengths.seqlen_q, lengths.seqlen_k = seqlen_q, seqlen_k
+    lengths.first, lengths.last = first, last
 
 
 def encode(tensor, box_rows: int):
@@ -166,14 +131,14 @@ class Forward:
         batch, heads, seqlen_q, head_dim = q.shape
         seqlen_k = k.shape[2]
         box = kernel.tile_n
-        p = PARAMS()
-        p.maps[0], p.maps[1], p.maps[2] = encode(q, 64), encode(k, box), encode(v, box)
+        p = AttentionParams()
+        p.q.words, p.k.words, p.v.words = encode(q, 64), encode(k, box), encode(v, box)
         p.out = out.data_ptr()
-        p.logsumexp = lse.data_ptr() if lse is not None else None
+        p.logsumexp = lse.data_ptr() if lse is not None else 0
         p.out_stride = (ctypes.c_int64 * 3)(out.stride(0), out.stride(1), out.stride(2))
         p.batch, p.heads, p.group = batch, heads, heads // k.shape[1]
         p.logsumexp_stride = (ctypes.c_int64 * 2)(heads * seqlen_q, seqlen_q)
-        p.lengths = Lengths(None, None, seqlen_q, seqlen_k, first, last, 0)
+        set_lengths(p.lengths, seqlen_q, seqlen_k, first, last)
         p.head_dim_v = v.shape[3]
         p.tiles = -(-seqlen_q // (64 * kernel.groups))
         p.schedule = schedule

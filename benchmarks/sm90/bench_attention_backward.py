@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attention_bench import NO_BOUND, TOKENS, WIDTH, compile_kernel, laid_out, milliseconds
+from kernel_params import BackwardParams
 
 
 @dataclass(frozen=True)
@@ -108,33 +109,12 @@ def build_ends(out: Path) -> None:
 
 
 def setup() -> None:
-    global torch, driver, PARAMS
+    global torch, driver
     import bench_attention
     import cubin_launch as driver
     import torch
 
     bench_attention.setup()
-
-    class Params(ctypes.Structure):  # Sm90BackwardParams
-        _fields_ = [
-            ("maps", driver.TensorMap * 4),
-            *[(n, ctypes.c_void_p) for n in (
-                "sums", "dq_sum", "turns", "ticket", "out", "grad_out", "logsumexp", "order", "dq",
-                "dk", "dv")],
-            *[(n, ctypes.c_int64 * 3) for n in (
-                "out_stride", "grad_out_stride", "dq_stride", "dk_stride", "dv_stride")],
-            ("logsumexp_stride", ctypes.c_int64 * 2),
-            ("lengths", bench_attention.Lengths),
-            *[(n, ctypes.c_int) for n in (
-                "batch", "heads", "group", "head_dim", "head_dim_v", "tile_rows", "tile_keys",
-                "tile_columns", "tiles", "key_tiles", "together")],
-            *[(n, ctypes.c_float) for n in ("scale", "unit", "logsumexp_unit")],
-            ("score", bench_attention.ScoreRule),
-            ("mask", ctypes.c_int64 * 5), ("mask_floats", ctypes.c_int),
-            ("bits", ctypes.c_int64 * 5),
-        ]  # fmt: skip
-
-    PARAMS = Params
 
 
 class Backward:
@@ -150,9 +130,9 @@ class Backward:
 
         batch, heads, seqlen_q, head_dim = q.shape
         kv_heads, seqlen_k = k.shape[1:3]
-        p = PARAMS()
-        p.maps[0], p.maps[1] = encode(q, kernel.rows), encode(k, kernel.box)
-        p.maps[2], p.maps[3] = encode(v, kernel.box), encode(grad, kernel.rows)
+        p = BackwardParams()
+        p.q.words, p.k.words = encode(q, kernel.rows), encode(k, kernel.box)
+        p.v.words, p.grad_out.words = encode(v, kernel.box), encode(grad, kernel.rows)
         p.tile_rows, p.tile_keys = kernel.rows, kernel.keys
         p.tile_columns = kernel.head_dim
         p.tiles, p.key_tiles = -(-seqlen_q // kernel.rows), -(-seqlen_k // kernel.keys)
@@ -163,7 +143,7 @@ class Backward:
         ticket = turns[tiles:]
         for name, tensor in (
             ("sums", sums), ("dq_sum", dq_sum), ("turns", turns), ("ticket", ticket),
-            ("out", out), ("grad_out", grad), ("logsumexp", lse), ("dq", dq),
+            ("out", out), ("grad_out_rows", grad), ("logsumexp", lse), ("dq", dq),
             ("dk", dk), ("dv", dv),
         ):  # fmt: skip
             setattr(p, name, tensor.data_ptr())
@@ -173,7 +153,7 @@ class Backward:
             )
         p.batch, p.heads, p.group = batch, heads, heads // kv_heads
         p.logsumexp_stride = (ctypes.c_int64 * 2)(heads * seqlen_q, seqlen_q)
-        p.lengths = bench_attention.Lengths(None, None, seqlen_q, seqlen_k, first, last, 0)
+        bench_attention.set_lengths(p.lengths, seqlen_q, seqlen_k, first, last)
         p.head_dim, p.head_dim_v = head_dim, v.shape[3]
         p.together = min(together, batch * kv_heads)
         p.scale = 1 / math.sqrt(head_dim) if scale is None else scale

@@ -5,50 +5,36 @@ python benchmarks/sm90/bench_pad_copy.py torch_cubin/cubins/sm_90a
 
 from __future__ import annotations
 
-import ctypes
 import random
 import statistics
 import sys
-from pathlib import Path
 
-import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 import cubin_launch as driver
+import torch
+from kernel_params import PadParams
 
 
-class Job(ctypes.Structure):
-    _fields_ = [
-        ("source", ctypes.c_void_p), ("to", ctypes.c_void_p),
-        ("row_stride", ctypes.c_int64), ("batch_stride", ctypes.c_int64),
-        ("to_row_stride", ctypes.c_int64), ("to_batch_stride", ctypes.c_int64),
-        ("low", ctypes.c_void_p), ("high", ctypes.c_void_p),
-        ("chunks", ctypes.c_uint32), ("rows", ctypes.c_uint32),
-        ("columns", ctypes.c_uint32), ("total", ctypes.c_uint32),
-    ]  # fmt: skip
-
-
-class Params(ctypes.Structure):
-    _fields_ = [("jobs", Job * 2), ("first_blocks", ctypes.c_uint32), ("pad", ctypes.c_uint32)]
-
-
-def job(source: torch.Tensor, to: torch.Tensor) -> Job:
+def job(source: torch.Tensor, to: torch.Tensor) -> dict[str, int]:
     """Both are [batch, rows, columns] with contiguous rows; the rows of `to` are aligned."""
     size = source.element_size()
     batch, rows, columns = source.shape
     chunks = to.stride(1) * size // 16
     last = sum((n - 1) * s for n, s in zip(source.shape, source.stride())) + 1
-    return Job(
-        source.data_ptr(), to.data_ptr(), source.stride(1), source.stride(0), chunks,
-        to.stride(0) * size // 16, source.data_ptr(), source.data_ptr() + last * size, chunks, rows,
-        columns, chunks * rows * batch,
-    )  # fmt: skip
+    return {
+        "from": source.data_ptr(), "to": to.data_ptr(),
+        "row_stride": source.stride(1), "batch_stride": source.stride(0),
+        "to_row_stride": chunks, "to_batch_stride": to.stride(0) * size // 16,
+        "low": source.data_ptr(), "high": source.data_ptr() + last * size,
+        "chunks": chunks, "rows": rows, "columns": columns, "total": chunks * rows * batch,
+    }  # fmt: skip
 
 
-def prepare(function, first: Job, second: Job):
-    blocks = [-(-j.total // 1024) for j in (first, second)]
-    p = Params()
-    p.jobs[0], p.jobs[1], p.first_blocks = first, second, blocks[0]
+def prepare(function, *jobs: dict[str, int]):
+    blocks = [-(-job["total"] // 1024) for job in jobs]
+    p = PadParams(first_blocks=blocks[0])
+    for place, job in zip(p.jobs, jobs, strict=True):
+        for name, value in job.items():
+            setattr(place, name, value)
     return function.prepare(p, sum(blocks), 256)
 
 

@@ -11,7 +11,6 @@ graphs with rotated weights, alternating with torch.mm.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import itertools
 import json
 import math
@@ -22,6 +21,8 @@ import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from kernel_params import SkinnyParams
 
 HERE = Path(__file__).resolve().parent
 LIMIT = 227 * 1024 - 1024  # dynamic shared memory at one block per multiprocessor
@@ -120,34 +121,10 @@ def pad_of(m: int) -> int:
     return next(p for p in PADS if p >= m)
 
 
-PARAMS: type  # Sm90SkinnyParams, set by setup()
-
-
 def setup():
-    global torch, driver, PARAMS
-    import torch
-
-    sys.path.insert(0, str(HERE))
+    global torch, driver
     import cubin_launch as driver
-
-    class Params(ctypes.Structure):
-        _fields_ = [
-            ("weights", driver.TensorMap),
-            ("tokens", driver.TensorMap),
-            ("out", ctypes.c_void_p),
-            ("bias", ctypes.c_void_p),
-            *[(n, ctypes.c_int64) for n in (
-                "out_stride_row", "out_stride_token", "bias_stride_row", "bias_stride_token",
-            )],
-            *[(n, ctypes.c_int) for n in (
-                "tokens_count", "rows_count", "k", "rows", "tiles", "splits", "stages",
-                "prefetched", "pairs", "ring_bytes",
-            )],
-            ("unused", ctypes.c_int * 10),
-        ]  # fmt: skip
-
-    assert ctypes.sizeof(Params) == 384, ctypes.sizeof(Params)  # alignas(64)
-    PARAMS = Params
+    import torch
 
 
 class Library:
@@ -169,10 +146,10 @@ class Library:
         rows_count = w.shape[0] if kernel.layout == "nt" else w.shape[1]
         tokens, k = x.shape
         box = (width, config.rows) if kernel.layout == "nt" else (64, 128)
-        p = PARAMS()
-        p.weights = driver.encode(w, box)
-        p.tokens = driver.encode(x, (width, kernel.pad))
-        p.out, p.bias = out.data_ptr(), bias.data_ptr() if bias is not None else None
+        p = SkinnyParams()
+        p.weights.words = driver.encode(w, box)
+        p.tokens.words = driver.encode(x, (width, kernel.pad))
+        p.out, p.bias = out.data_ptr(), bias.data_ptr() if bias is not None else 0
         p.out_stride_row = out.stride(0) if turned else 1
         p.out_stride_token = 1 if turned else out.stride(0)
         inner = tokens if turned else rows_count

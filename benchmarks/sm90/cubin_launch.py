@@ -1,4 +1,7 @@
-"""The part of the CUDA driver API that the benchmarks of this folder use, through ctypes."""
+"""The part of the CUDA driver API that the benchmarks of this folder use, through ctypes.
+
+The driver's structs are written by hand: machines that run benchmarks may lack cuda.h.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,10 @@ def check(code: int, what: str) -> None:
         raise RuntimeError(f"{what}: {code} {text.value!r}")
 
 
-class TensorMap(ctypes.Structure):
-    _fields_ = [("opaque", ctypes.c_uint64 * 16)]
+TensorMap = ctypes.c_uint64 * 16  # the `words` of a map in the kernels' parameters
 
 
-def encode(tensor: torch.Tensor, box: tuple[int, int], promotion: int = 2) -> TensorMap:
+def encode(tensor: torch.Tensor, box: tuple[int, int], promotion: int = 2) -> ctypes.Array:
     """Tensor map of a 2-d tensor with contiguous rows; `box` is (columns, rows), swizzle 128 B."""
     storage = (ctypes.c_char * 192)()
     address = (ctypes.addressof(storage) + 63) // 64 * 64

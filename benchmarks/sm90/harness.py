@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from cubin_launch import Attribute, LaunchConfig, check, cuda
+from kernel_params import ROOT, MatmulParams
 
-CUDA = ctypes.CDLL("libcuda.so.1")
 BATCHED = 1
 (SPLIT_PAIR, SERPENTINE, GROUP_N, GENERAL, BIAS_ROW, OUT_FLOAT, OUT_VECTOR, ADD_VECTOR,
  NO_SKEW) = (1 << i for i in range(3, 12))  # fmt: skip
@@ -34,73 +35,26 @@ CLUSTERS = {
 ACTIVATIONS = {None: 0, "relu": 1, "gelu_erf": 2, "gelu_tanh": 3, "silu": 4}
 
 
-class Map(ctypes.Structure):
-    _fields_ = [("words", ctypes.c_uint64 * 16)]
-
-
-class Rows(ctypes.Structure):
-    _fields_ = [("words", ctypes.c_int64 * 4)]
-
-
-class Params(ctypes.Structure):
-    """Sm90MatmulParams."""
-
-    _fields_ = [
-        ("a", Map), ("b", Map), ("out_map", Map),
-        ("out", ctypes.c_uint64), ("bias", ctypes.c_uint64), ("addend", ctypes.c_uint64),
-        ("out_stride_m", ctypes.c_int64), ("out_batch_stride", ctypes.c_int64 * 3),
-        ("addend_stride_m", ctypes.c_int64), ("addend_stride_n", ctypes.c_int64),
-        ("addend_batch_stride", ctypes.c_int64 * 3), ("bias_stride", ctypes.c_int64),
-        ("alpha", ctypes.c_float), ("beta", ctypes.c_float),
-        ("m", ctypes.c_int), ("n", ctypes.c_int), ("k_blocks", ctypes.c_int),
-        ("batch", ctypes.c_int * 3), ("tiles_m", ctypes.c_int), ("tiles_n", ctypes.c_int),
-        ("group", ctypes.c_int), ("whole_tiles", ctypes.c_int), ("stream_tiles", ctypes.c_int),
-        ("stream_clusters", ctypes.c_int), ("flags", ctypes.c_int), ("polls", ctypes.c_int),
-        ("partial", ctypes.c_uint64), ("counters", ctypes.c_uint64),
-        ("curve", ctypes.c_float * 7), ("a_rows", Rows), ("b_rows", Rows),
-        ("k", ctypes.c_int), ("split_blocks", ctypes.c_int),
-    ]  # fmt: skip
-
-
 def activation_curves() -> list[list[float]]:
     """kActivationCurves."""
-    header = Path(__file__).parents[2] / "csrc/kernels/matmul/activation_params.h"
+    header = ROOT / "csrc/kernels/matmul/activation_params.h"
     table = header.read_text().split("kActivationCurves[] = {")[1].split("};")[0]
     numbers = [float(x) for x in re.findall(r"[-+.e0-9]+(?=f)", table)]
     return [numbers[i : i + 7] for i in range(0, len(numbers), 7)]
-
-
-PARAMS_BYTES = (ctypes.sizeof(Params) + 63) // 64 * 64
-
-
-class Attribute(ctypes.Structure):
-    _fields_ = [("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_uint32 * 16)]
-
-
-class Config(ctypes.Structure):
-    _fields_ = [
-        ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared", ctypes.c_uint),
-        ("stream", ctypes.c_void_p), ("attributes", ctypes.c_void_p), ("count", ctypes.c_uint),
-    ]  # fmt: skip
-
-
-def check(code: int, what: str) -> None:
-    if code:
-        text = ctypes.c_char_p()
-        CUDA.cuGetErrorString(code, ctypes.byref(text))
-        raise RuntimeError(f"{what}: {code} {text.value}")
 
 
 TYPES = {"bf16": (9, torch.bfloat16), "f16": (6, torch.float16), "tf32": (11, torch.float32)}
 OUT_MAP_TYPE = {"bf16": 9, "f16": 6, "tf32": 7}
 
 
-def encode(map_: Map, kind: int, size: int, base: int, dims, strides, box, swizzle: int) -> None:
+def encode(
+    map_: ctypes.Structure, kind: int, size: int, base: int, dims, strides, box, swizzle: int
+) -> None:
     """Encodes a tensor map; `strides` are in elements, for dims[1:]."""
     rank = len(dims)
     u64, u32 = ctypes.c_uint64, ctypes.c_uint32
     check(
-        CUDA.cuTensorMapEncodeTiled(
+        cuda.cuTensorMapEncodeTiled(
             ctypes.byref(map_), kind, rank, ctypes.c_void_p(base), (u64 * rank)(*dims),
             (u64 * (rank - 1))(*(s * size for s in strides)), (u32 * rank)(*box),
             (u32 * rank)(*[1] * rank), 0, swizzle, 3, 0,
@@ -127,12 +81,12 @@ def load(folder: Path) -> dict[str, Kernel]:
     for facts in json.loads((folder / "kernels.json").read_text()):
         data = (folder / f"{facts['name']}.cubin").read_bytes()
         library, kernel = ctypes.c_void_p(), ctypes.c_void_p()
-        code = CUDA.cuLibraryLoadData(ctypes.byref(library), data, None, None, 0, None, None, 0)
+        code = cuda.cuLibraryLoadData(ctypes.byref(library), data, None, None, 0, None, None, 0)
         check(code, facts["name"])
         check(
-            CUDA.cuLibraryGetKernel(ctypes.byref(kernel), library, facts["name"].encode()), "kernel"
+            cuda.cuLibraryGetKernel(ctypes.byref(kernel), library, facts["name"].encode()), "kernel"
         )
-        check(CUDA.cuKernelSetAttribute(8, facts["shared"], kernel, 0), "shared memory")
+        check(cuda.cuKernelSetAttribute(8, facts["shared"], kernel, 0), "shared memory")
         kernels[facts["name"].removeprefix("sm90_matmul_")] = Kernel(facts, kernel)
     return kernels
 
@@ -215,7 +169,7 @@ class Launch:
         tile_k = 128 // size
         cm, cn = CLUSTERS[how.cluster]
         per_cluster = 2 if how.cluster == "k" else cm * cn
-        p = self.params = Params()
+        p = self.params = MatmulParams()
         p.m, p.n, p.k_blocks = m, n, cdiv(k, tile_k)
         p.tiles_m, p.tiles_n = cdiv(cdiv(m, bm), cm), cdiv(cdiv(n, bn), cn)
         p.group = how.group
@@ -244,7 +198,7 @@ class Launch:
         flags |= BATCHED * batched | GROUP_N * how.group_n | SERPENTINE * how.serpentine
         flags |= NO_SKEW * (not how.skew)
 
-        def operand(map_: Map, t: torch.Tensor, mn_major: bool, rows: int, mn: int, parts: int):
+        def operand(map_, t: torch.Tensor, mn_major: bool, rows: int, mn: int, parts: int):
             batch_strides = batch_dims(t, sizes)
             stride_mn, stride_k = (t.stride(-2), t.stride(-1)) if t is a else (
                 t.stride(-1), t.stride(-2))  # fmt: skip
@@ -316,7 +270,7 @@ class Launch:
         self.keep = (a, b, out, e, workspace.partial)
         self.kernel = kernel
         # The device needs 64-byte alignment, which ctypes cannot express.
-        self.memory = ctypes.create_string_buffer(PARAMS_BYTES + 64)
+        self.memory = ctypes.create_string_buffer(ctypes.sizeof(p) + 64)
         self.address = (ctypes.addressof(self.memory) + 63) // 64 * 64
         ctypes.memmove(self.address, ctypes.addressof(p), ctypes.sizeof(p))
         self.argument = (ctypes.c_void_p * 1)(self.address)
@@ -330,18 +284,19 @@ class Launch:
             self.attributes[count].id = 6
             self.attributes[count].value[0] = 1
             count += 1
-        self.config = Config()
+        self.config = LaunchConfig()
         self.config.grid = (ctypes.c_uint * 3)(clusters * per_cluster, 1, 1)
         self.config.block = (ctypes.c_uint * 3)(facts["threads"], 1, 1)
         self.config.shared = facts["shared"]
-        self.config.attributes = ctypes.addressof(self.attributes)
+        self.config.attributes = self.attributes
         self.config.count = count
 
     @staticmethod
-    def set_epilogue(p: Params, e: Epilogue, sizes: list[int], m: int, n: int) -> bool:
+    def set_epilogue(p: MatmulParams, e: Epilogue, sizes: list[int], m: int, n: int) -> bool:
         """Sets the epilogue's fields; returns whether the addend can be read in vectors."""
         p.alpha, p.beta = e.alpha, e.beta
-        p.curve = (ctypes.c_float * 7)(*activation_curves()[ACTIVATIONS[e.activation]])
+        curve = activation_curves()[ACTIVATIONS[e.activation]]
+        p.curve.limit, p.curve.c[:] = curve[0], curve[1:]
         if e.bias is not None:
             p.bias, p.bias_stride = e.bias.data_ptr(), e.bias.stride(0)
         if e.addend is None:
@@ -357,7 +312,7 @@ class Launch:
     def __call__(self) -> None:
         self.config.stream = torch.cuda.current_stream().cuda_stream
         check(
-            CUDA.cuLaunchKernelEx(
+            cuda.cuLaunchKernelEx(
                 ctypes.byref(self.config), self.kernel.handle, self.argument, None
             ),
             self.kernel.facts["name"],

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import pytest
 import torch
+from c_layouts import MATMUL, structure
 from fake_driver import tensors
-from faults import catalogs
+from faults import catalogs, kernel_params
 from faults.fake_sm90_launch import FINISH, GENERAL, Params
 from faults.forked import forked
 
@@ -15,27 +14,8 @@ import torch_cubin
 
 ADD_VECTOR, ACTIVATION = 1024, 12
 ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
-
-
-class Finish(ctypes.Structure):
-    """FinishParams of csrc/kernels/matmul/finish_params.h."""
-
-    _fields_ = [
-        ("sums", ctypes.c_uint64), ("out", ctypes.c_uint64),
-        ("bias", ctypes.c_uint64), ("addend", ctypes.c_uint64),
-        ("rows", ctypes.c_int64), ("m", ctypes.c_int64), ("n", ctypes.c_int64),
-        ("bias_stride", ctypes.c_int64),
-        ("addend_stride_m", ctypes.c_int64), ("addend_stride_n", ctypes.c_int64),
-        ("batch_size", ctypes.c_int64 * 4), ("addend_batch_stride", ctypes.c_int64 * 4),
-        ("alpha", ctypes.c_double), ("beta", ctypes.c_double),
-        ("activation", ctypes.c_int), ("splits", ctypes.c_int), ("vectors", ctypes.c_int),
-    ]  # fmt: skip
-
-
-class Product(ctypes.Structure):
-    """The pointers of MatmulParams."""
-
-    _fields_ = [(name, ctypes.c_uint64) for name in ("a", "b", "bias", "c", "partial")]
+Finish = structure(f"{MATMUL}/finish_params.h", "FinishParams")
+Product = structure(f"{MATMUL}/matmul_params.h", "MatmulParams")
 
 
 @pytest.fixture
@@ -49,12 +29,12 @@ def catalog(driver, tmp_path, monkeypatch):
     return make
 
 
-def launches_of(driver, call) -> list[tuple[str, bytes]]:
+def launches_of(driver, call) -> list[dict]:
     def run() -> list:
         call()
-        return [(x["kernel"], x["params"][0]) for x in driver.launches()]
+        return driver.launches()
 
-    return [(name, bytes.fromhex(text)) for name, text in forked(run)]
+    return forked(run)
 
 
 def transposed(rows: int, columns: int, dtype) -> torch.Tensor:
@@ -71,14 +51,14 @@ def test_hopper_s_kernels_apply_activations_themselves(driver, catalog, name: st
         bias = tensors.empty(4096, dtype=torch.bfloat16)
         torch.ops.cubin._linear_activation(x, weight, bias, name)
 
-    ((kernel, data),) = launches_of(driver, call)
-    assert kernel.startswith("sm90_matmul_bf16_nt_")
-    params = Params.from_buffer_copy(data)
+    (launch,) = launches_of(driver, call)
+    assert launch["kernel"].startswith("sm90_matmul_bf16_nt_")
+    params = kernel_params.read(launch, Params)
     assert params.flags & FINISH
     assert not params.flags & GENERAL
     assert params.flags >> ACTIVATION & 7 == ACTIVATIONS[name]
-    assert params.pointers[1] != 0
-    assert list(params.factors) == [1, 0]
+    assert params.bias != 0
+    assert (params.alpha, params.beta) == (1, 0)
 
 
 @pytest.mark.parametrize(
@@ -106,18 +86,18 @@ def test_hopper_s_kernels_add_what_broadcasts(
         b = transposed(4096, 2048, torch.float16)
         torch.ops.cubin._addmm(addend, a, b, beta=0.5, alpha=-3)
 
-    ((kernel, data),) = launches_of(driver, call)
-    assert kernel.startswith("sm90_matmul_f16_nt_")
-    params = Params.from_buffer_copy(data)
-    assert list(params.factors) == [-3, 0.5]
-    assert params.pointers[1] == 0
-    assert params.pointers[2] != 0
+    (launch,) = launches_of(driver, call)
+    assert launch["kernel"].startswith("sm90_matmul_f16_nt_")
+    params = kernel_params.read(launch, Params)
+    assert (params.alpha, params.beta) == (-3, 0.5)
+    assert params.bias == 0
+    assert params.addend != 0
     assert bool(params.flags & ADD_VECTOR) == vectors
     assert bool(params.flags & FINISH) == in_registers
     assert bool(params.flags & GENERAL) != in_registers
     expected = [s if n != 1 else 0 for n, s in zip(shape, strides, strict=True)]
     expected = [0] * (2 - len(expected)) + expected
-    assert list(params.strides[4:6]) == expected  # behind out's four
+    assert [params.addend_stride_m, params.addend_stride_n] == expected
 
 
 def test_an_addend_of_one_unscaled_row_is_a_bias(driver, catalog) -> None:
@@ -130,11 +110,11 @@ def test_an_addend_of_one_unscaled_row_is_a_bias(driver, catalog) -> None:
                     tensors.strided((4096, 2048), (0, 1), torch.float16)):  # fmt: skip
             torch.ops.cubin._addmm(row, a, b)
 
-    for _, data in launches_of(driver, call):
-        params = Params.from_buffer_copy(data)
+    for launch in launches_of(driver, call):
+        params = kernel_params.read(launch, Params)
         assert not params.flags & GENERAL
-        assert params.pointers[1] != 0
-        assert params.pointers[2] == 0
+        assert params.bias != 0
+        assert params.addend == 0
 
 
 @pytest.mark.parametrize(
@@ -151,11 +131,11 @@ def test_other_kernels_leave_their_sums_to_a_second_one(driver, catalog, dtype) 
             torch.ops.cubin._addmm(addend, a, b, beta=2, alpha=3)
 
     records = launches_of(driver, call)
-    finishes = [i for i, (name, _) in enumerate(records) if name.startswith("finish_matmul_")]
+    finishes = [i for i, x in enumerate(records) if x["kernel"].startswith("finish_matmul_")]
     assert len(finishes) == 4
     begin = 0
     for i, (m, n) in zip(finishes, ((512, 512), (4, 4096), (2048, 3), (16, 128)), strict=True):
-        params = Finish.from_buffer_copy(records[i][1])
+        params = kernel_params.read(records[i], Finish)
         assert (params.rows, params.m, params.n) == (m, m, n)
         assert (params.alpha, params.beta, params.activation) == (3, 2, 0)
         assert (params.addend_stride_m, params.addend_stride_n) == (n, 1)
@@ -163,8 +143,8 @@ def test_other_kernels_leave_their_sums_to_a_second_one(driver, catalog, dtype) 
         assert params.splits == 1
         assert params.addend != 0
         assert params.bias == 0
-        last, data = records[i - 1]
-        product = Product.from_buffer_copy(data)
+        last = records[i - 1]["kernel"]
+        product = kernel_params.read(records[i - 1], Product)
         assert product.c == params.sums != params.out
         if last.startswith("reduce"):
             assert last.endswith("_f64" if dtype == torch.float64 else "_f32")
@@ -189,9 +169,9 @@ def test_batches_of_an_addend(driver, catalog) -> None:
         torch.ops.cubin._addmm(tensors.strided((3, 64, 32), (0, 32, 1), torch.float32), few, shared)
 
     found = [
-        Finish.from_buffer_copy(data)
-        for name, data in launches_of(driver, call)
-        if name.startswith("finish")
+        kernel_params.read(launch, Finish)
+        for launch in launches_of(driver, call)
+        if launch["kernel"].startswith("finish")
     ]
     dims = [(list(x.batch_size), list(x.addend_batch_stride)) for x in found]
     assert dims == [
@@ -211,5 +191,5 @@ def test_batch_invariant_epilogues_do_not_split_k(driver, catalog) -> None:
         with torch_cubin.batch_invariant():
             torch.ops.cubin._linear_activation(x, weight, None, "silu")
 
-    names = [name for name, _ in launches_of(driver, call)]
+    names = [launch["kernel"] for launch in launches_of(driver, call)]
     assert [name.split("_")[0] for name in names] == ["mma", "finish"]

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import struct
-
 import pytest
 import torch
+from c_layouts import MATMUL, structure
 from fake_driver import tensors
-from faults import catalogs
+from faults import catalogs, kernel_params
 from faults.forked import forked
 
-JOB = struct.Struct("<8q4I")
-NAMES = (
-    *("source", "to", "row_stride", "batch_stride", "to_row_stride", "to_batch_stride"),
-    *("low", "high", "chunks", "rows", "columns", "total"),
-)
+PARAMS = structure(f"{MATMUL}/pad_params.h", "PadParams")
 
 
 @pytest.fixture
@@ -33,11 +28,10 @@ def launches_of(driver, a, b) -> list[dict]:
 
 
 def jobs_of(record: dict) -> list[dict[str, int]]:
-    data = bytes.fromhex(record["params"][0])
-    jobs = [dict(zip(NAMES, JOB.unpack_from(data, at), strict=True)) for at in (0, JOB.size)]
-    (first_blocks,) = struct.unpack_from("<I", data, 2 * JOB.size)
+    params = kernel_params.read(record, PARAMS)
+    jobs = [kernel_params.numbers(job) for job in params.jobs]
     blocks = [-(-job["total"] // 1024) for job in jobs]
-    assert first_blocks == blocks[0]
+    assert params.first_blocks == blocks[0]
     assert record["grid"] == [sum(blocks), 1, 1]
     return [job for job in jobs if job["total"]]
 
@@ -48,7 +42,7 @@ def check(job: dict[str, int], address: int, batch: int, rows: int, columns: int
     step = -(-columns * size // 128) * 8  # rows of the copy begin at lines of the cache
     assert (job["rows"], job["columns"], job["chunks"]) == (rows, columns, chunks)
     assert job["total"] == batch * rows * chunks
-    assert (job["source"], job["row_stride"]) == (address, pitch)
+    assert (job["from"], job["row_stride"]) == (address, pitch)
     assert (job["to_row_stride"], job["to_batch_stride"]) == (step, rows * step)
     assert job["to"] % 16 == 0
     assert job["low"] == address

@@ -2,73 +2,23 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import math
 from functools import partial
 
+import c_layouts
 import pytest
 import torch
 from fake_driver import tensors
-from faults import catalogs
-from faults.fake_sm90_launch import read_map
+from faults import catalogs, kernel_params
 from faults.forked import forked
+from faults.kernel_params import read_map
 
 NO_BOUND = 1 << 30
 ROUND_ROBIN, IN_PAIRS, BY_QUERIES = 0, -1, -2
 
 
-class Lengths(ctypes.Structure):
-    """Sm90Lengths of csrc/kernels/attention/sm90_params.h."""
-
-    _fields_ = [
-        ("cu_seqlens_q", ctypes.c_uint64), ("cu_seqlens_k", ctypes.c_uint64),
-        *[(name, ctypes.c_int) for name in (
-            "seqlen_q", "seqlen_k", "first", "last", "bottom_right")],
-    ]  # fmt: skip
-
-
-class ScoreRule(ctypes.Structure):
-    """Sm90ScoreRule, there."""
-
-    _fields_ = [
-        *[(name, ctypes.c_uint64) for name in ("dropout_seed", "alibi_slopes", "sinks")],
-        ("alibi_stride", ctypes.c_int64),
-        ("drop_below", ctypes.c_int),
-        *[(name, ctypes.c_float) for name in ("scale", "softcap", "keep_scale")],
-    ]  # fmt: skip
-
-
-class MaskTiles(ctypes.Structure):
-    """Sm90MaskTiles, there."""
-
-    _fields_ = [
-        *[(name, ctypes.c_uint64) for name in ("words", "classes")],
-        ("word_stride", ctypes.c_int64 * 3), ("class_stride", ctypes.c_int64 * 3),
-    ]  # fmt: skip
-
-
-class AddedMask(ctypes.Structure):
-    """Sm90AddedMask, there."""
-
-    _fields_ = [
-        ("values", ctypes.c_uint64), ("stride", ctypes.c_int64 * 3), ("floats", ctypes.c_int),
-    ]  # fmt: skip
-
-
-class Params(ctypes.Structure):
-    """Sm90AttentionParams of csrc/kernels/attention/sm90_params.h; the stand-in fills the maps."""
-
-    _fields_ = [
-        ("maps", ctypes.c_uint64 * 16 * 3),
-        *[(name, ctypes.c_uint64) for name in ("out", "logsumexp", "order", "next")],
-        ("out_stride", ctypes.c_int64 * 3), ("logsumexp_stride", ctypes.c_int64 * 2),
-        ("lengths", Lengths),
-        *[(name, ctypes.c_int) for name in (
-            "batch", "heads", "group", "head_dim_v", "tiles", "schedule")],
-        ("unit", ctypes.c_float), ("has_rule", ctypes.c_int), ("score", ScoreRule),
-        ("mask", MaskTiles), ("added", AddedMask), ("added_scale", ctypes.c_float),
-    ]  # fmt: skip
+Params = c_layouts.structure(f"{c_layouts.ATTENTION}/sm90_params.h", "Sm90AttentionParams")
 
 
 @pytest.fixture
@@ -94,9 +44,7 @@ def launches_of(driver, calls) -> list[dict]:
 
 def params_of(launch: dict) -> Params:
     assert launch["kernel"].startswith("sm90_attention_"), launch["kernel"]
-    content = bytes.fromhex(launch["params"][0])
-    assert len(content) == (ctypes.sizeof(Params) + 63) // 64 * 64
-    return Params.from_buffer_copy(content)
+    return kernel_params.read(launch, Params)
 
 
 def made(shape, order: str, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -139,10 +87,12 @@ def test_launch_parameters(driver, catalog, order: str, dtype: torch.dtype) -> N
         rows, columns, width = kernel["tile"]
         assert kernel["dtype"] == str(dtype).removeprefix("torch.")
         assert width == next(x for x in (64, 128, 256) if x >= d), call
-        for index, (heads, length, box) in enumerate(
-            [(h, s, 64), (kv_heads, keys, columns), (kv_heads, keys, columns)]
+        for map_, heads, length, box in (
+            (params.q, h, s, 64),
+            (params.k, kv_heads, keys, columns),
+            (params.v, kv_heads, keys, columns),
         ):
-            found = read_map(params.maps[index])
+            found = read_map(map_)
             assert found["swizzle"] == 3  # 128 bytes
             assert found["dims"] == [d, length, heads, b, 1]
             assert found["box"] == [64, box, 1, 1, 1]

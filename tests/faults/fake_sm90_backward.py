@@ -2,64 +2,21 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import math
 
+import c_layouts
 import pytest
 import torch
 from fake_driver import tensors
-from faults import catalogs
-from faults.fake_sm90_attention import Lengths, ScoreRule
-from faults.fake_sm90_launch import read_map
+from faults import catalogs, kernel_params
 from faults.forked import forked
+from faults.kernel_params import read_map
 
 NO_BOUND = 1 << 30
 H100, H200 = 50 << 20, 60 << 20  # bytes of the L2 cache, by which heads side by side are chosen
-NAMES = (
-    *(
-        "sums",
-        "dq_sum",
-        "turns",
-        "ticket",
-        "out",
-        "grad_out_rows",
-        "logsumexp",
-        "order",
-        "dq",
-        "dk",
-        "dv",
-    ),
-)
-
-
-class MaskSteps(ctypes.Structure):
-    """Sm90MaskSteps."""
-
-    _fields_ = [
-        *[(name, ctypes.c_uint64) for name in ("words", "steps")],
-        *[(name, ctypes.c_int) for name in ("batches", "heads", "tiles")],
-    ]  # fmt: skip
-
-
-class Params(ctypes.Structure):
-    """Sm90BackwardParams of csrc/kernels/attention/sm90_backward_params.h."""
-
-    _fields_ = [
-        ("maps", ctypes.c_uint64 * 16 * 4),
-        *[(name, ctypes.c_uint64) for name in NAMES],
-        *[(name, ctypes.c_int64 * 3) for name in (
-            "out_stride", "grad_out_stride", "dq_stride", "dk_stride", "dv_stride")],
-        ("logsumexp_stride", ctypes.c_int64 * 2), ("lengths", Lengths),
-        *[(name, ctypes.c_int) for name in (
-            "batch", "heads", "group", "head_dim", "head_dim_v", "tile_rows", "tile_keys",
-            "tile_columns", "tiles", "key_tiles", "together")],
-        *[(name, ctypes.c_float) for name in ("scale", "unit", "logsumexp_unit")],
-        ("score", ScoreRule),
-        ("mask", ctypes.c_uint64), ("mask_stride", ctypes.c_int64 * 4),
-        *[(name, ctypes.c_int) for name in ("mask_added", "mask_floats")],
-        ("minus_infinity", ctypes.c_uint32), ("bits", MaskSteps),
-    ]  # fmt: skip
+PARAMS_HEADER = f"{c_layouts.ATTENTION}/sm90_backward_params.h"
+Params = c_layouts.structure(PARAMS_HEADER, "Sm90BackwardParams")
 
 
 @pytest.fixture
@@ -132,17 +89,20 @@ def test_parameters_of_the_three_launches(
     kinds = [catalog[x["kernel"]]["kind"] for x in launches]
     assert kinds == ["sm90_backward_delta", "sm90_backward", "sm90_backward_convert"]
     assert len({x["params"][0] for x in launches}) == 1
-    params = Params.from_buffer_copy(bytes.fromhex(launches[0]["params"][0]))
+    params = kernel_params.read(launches[0], Params)
     delta, kernel, convert = (catalog[x["kernel"]] for x in launches)
     rows, columns, width = kernel["tile"]
     assert {x["dtype"] for x in (delta, kernel, convert)} == {str(dtype).removeprefix("torch.")}
     assert kernel["cluster"] == [blocks, 1, 1]
     assert (columns, width) == ((64 * blocks, 256) if d > 128 else (128, 64 if d <= 64 else 128))
     key_box = columns // blocks
-    for index, (heads, length, box) in enumerate(
-        [(h, s, rows), (kv_heads, keys, key_box), (kv_heads, keys, key_box), (h, s, rows)]
+    for map_, heads, length, box in (
+        (params.q, h, s, rows),
+        (params.k, kv_heads, keys, key_box),
+        (params.v, kv_heads, keys, key_box),
+        (params.grad_out, h, s, rows),
     ):
-        found = read_map(params.maps[index])
+        found = read_map(map_)
         assert found["swizzle"] == 3  # 128 bytes
         assert found["dims"] == [d, length, heads, b, 1]
         assert found["box"] == [64, box, 1, 1, 1]
@@ -209,8 +169,7 @@ def test_heads_side_by_side(driver, catalog, l2_bytes: int) -> None:
             for d in (64, 128, 256):
                 q, k, v = (made(16384 // rows, 2048 // d, rows, d) for _ in range(3))
                 launches = launches_of(driver, q, k, v, l2_bytes, is_causal=is_causal)
-                text = launches[1]["params"][0]
-                own.append(Params.from_buffer_copy(bytes.fromhex(text)).together)
+                own.append(kernel_params.read(launches[1], Params).together)
         found[rows] = tuple(own)
     assert found == TOGETHER[l2_bytes]
 
@@ -220,8 +179,8 @@ def test_heads_side_by_side_with_a_boolean_mask(driver, catalog) -> None:
     for rows in (512, 1024, 2048, 4096):
         q, k, v = (made(16384 // rows, 8, rows, 256) for _ in range(3))
         mask = tensors.empty(rows, rows, dtype=torch.bool)
-        text = launches_of(driver, q, k, v, H100, attn_mask=mask)[2]["params"][0]
-        found[rows] = Params.from_buffer_copy(bytes.fromhex(text)).together
+        launch = launches_of(driver, q, k, v, H100, attn_mask=mask)[2]
+        found[rows] = kernel_params.read(launch, Params).together
     assert found == {512: 20, 1024: 10, 2048: 8, 4096: 4}
 
 
@@ -241,7 +200,7 @@ def test_pairs_run_if_clusters_fit(
     kind = "sm90_backward_general" if softcap else "sm90_backward"
     main = next(x for x in kernels if x["kind"] == kind)
     assert (main["tile"], main["cluster"]) == ([64, 64 * blocks, 256], [blocks, 1, 1])
-    params = Params.from_buffer_copy(bytes.fromhex(launches[0]["params"][0]))
+    params = kernel_params.read(launches[0], Params)
     assert (params.tile_keys, params.key_tiles) == (64 * blocks, -(-300 // (64 * blocks)))
     if masked:
         assert launches[0]["grid"] == [5, 1, 1]
@@ -256,7 +215,7 @@ def launches_with_a_mask(driver, head_dim: int, dtype, broadcast: tuple, softcap
     sizes = [1 if n in broadcast else size for n, size in enumerate((b, h, s, keys))]
     mask = tensors.empty(*sizes, dtype=dtype)
     launches = launches_of(driver, q, k, v, attn_mask=mask, softcap=softcap)
-    params = Params.from_buffer_copy(bytes.fromhex(launches[2]["params"][0]))
+    params = kernel_params.read(launches[2], Params)
     bits = params.bits
     tiles = 1 if 2 in broadcast else -(-s // params.tile_rows)
     heads, batches = (1 if n in broadcast else size for n, size in ((1, h), (0, b)))

@@ -2,47 +2,20 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 from functools import partial
 
 import pytest
 import torch
+from c_layouts import ATTENTION, structure
 from fake_driver import tensors
-from faults import catalogs
-from faults.fake_sm90_attention import Params as AttentionParams
-from faults.fake_sm90_launch import read_map
+from faults import catalogs, kernel_params
 from faults.forked import forked
+from faults.kernel_params import read_map
 
 E4M3 = torch.float8_e4m3fn
-
-
-class Descale(ctypes.Structure):
-    """Sm90Descale of csrc/kernels/attention/sm90_e4m3_params.h."""
-
-    _fields_ = [("data", ctypes.c_uint64), ("stride", ctypes.c_int64 * 2)]
-
-
-class Params(ctypes.Structure):
-    """Sm90E4m3Params, there."""
-
-    _fields_ = [
-        ("all", AttentionParams),
-        ("_", ctypes.c_char * (-ctypes.sizeof(AttentionParams) % 64)),  # as its maps are aligned
-        *[(name, Descale) for name in ("q_descale", "k_descale", "v_descale")],
-    ]
-
-
-class ValuesParams(ctypes.Structure):
-    """Sm90E4m3ValuesParams of csrc/kernels/attention/sm90_e4m3_values_params.h."""
-
-    _fields_ = [
-        *[(name, ctypes.c_uint64) for name in ("v", "out", "next")],
-        ("stride", ctypes.c_int64 * 3),
-        ("cu_seqlens", ctypes.c_uint64),
-        *[(name, ctypes.c_int) for name in (
-            "seqlen", "total", "sequences", "heads", "columns", "keys", "blocks", "granule")],
-    ]  # fmt: skip
+Params = structure(f"{ATTENTION}/sm90_e4m3_params.h", "Sm90E4m3Params")
+ValuesParams = structure(f"{ATTENTION}/sm90_e4m3_values_params.h", "Sm90E4m3ValuesParams")
 
 
 @pytest.fixture
@@ -72,18 +45,22 @@ def attend(b: int, h: int, s: int, d: int, kv_heads: int, keys: int, **options) 
     torch.ops.cubin.attention_forward_e4m3(*operands, k_descale=descale, **options)
 
 
+def maps_of(params: Params) -> tuple:
+    return params.q, params.k, params.v
+
+
 def check_main(kernel: dict, launch: dict, d: int) -> Params:
-    params = Params.from_buffer_copy(bytes.fromhex(launch["params"][0]))
+    params = kernel_params.read(launch, Params)
     panel, keys = 64 if d <= 64 else 128, kernel["tile"][1]
     boxes = [[panel, 64, 1, 1, 1], [panel, keys, 1, 1, 1], [128, kernel["tile"][2], 1, 1, 1]]
-    for words, box, swizzle in zip(params.all.maps, boxes, (panel, panel, 128), strict=True):
-        found = read_map(words)
+    for map_, box, swizzle in zip(maps_of(params), boxes, (panel, panel, 128), strict=True):
+        found = read_map(map_)
         assert found["box"] == box
         assert found["swizzle"] == {64: 2, 128: 3}[swizzle]
     assert params.q_descale.data == params.v_descale.data == 0
     assert params.k_descale.data != 0
     assert list(params.k_descale.stride) == [0, 1]
-    assert params.all.unit == pytest.approx(math.log2(math.e) / math.sqrt(d), rel=1e-6)
+    assert params.unit == pytest.approx(math.log2(math.e) / math.sqrt(d), rel=1e-6)
     return params
 
 
@@ -95,7 +72,7 @@ def check_main(kernel: dict, launch: dict, d: int) -> Params:
 def test_launch_parameters(driver, catalog, b, h, s, d, kv_heads, keys) -> None:
     before, launch = launches_of(driver, partial(attend, b, h, s, d, kv_heads, keys))
     assert before["kernel"] == "sm90_e4m3_values_attention"
-    values = ValuesParams.from_buffer_copy(bytes.fromhex(before["params"][0]))
+    values = kernel_params.read(before, ValuesParams)
     padded = -(-keys // 16) * 16
     batch = keys * kv_heads * d if b > 1 else 0
     head = d if kv_heads > 1 else 0
@@ -106,7 +83,7 @@ def test_launch_parameters(driver, catalog, b, h, s, d, kv_heads, keys) -> None:
     # A thread for each 16 keys and 4 columns, eight neighbours in 128 keys.
     assert values.blocks * 256 >= -(-padded // 128) * 8 * (d // 4) > (values.blocks - 1) * 256
     params = check_main(catalog[launch["kernel"]], launch, d)
-    maps = [read_map(words) for words in params.all.maps]
+    maps = [read_map(map_) for map_ in maps_of(params)]
     assert maps[0]["dims"] == [d, s, h, b, 1]
     assert maps[1]["dims"] == [d, keys, kv_heads, b, 1]
     assert maps[2]["dims"] == [padded, d, kv_heads, b, 1]
@@ -114,8 +91,8 @@ def test_launch_parameters(driver, catalog, b, h, s, d, kv_heads, keys) -> None:
     assert maps[2]["strides"][0] == padded
     assert kv_heads == 1 or maps[2]["strides"][1] == padded * d
     assert b == 1 or maps[2]["strides"][2] == padded * d * kv_heads
-    assert params.all.lengths.cu_seqlens_q == 0
-    assert (params.all.batch, params.all.heads, params.all.group) == (b, h, h // kv_heads)
+    assert params.lengths.cu_seqlens_q == 0
+    assert (params.batch, params.heads, params.group) == (b, h, h // kv_heads)
 
 
 def test_packed_sequences(driver, catalog) -> None:
@@ -131,18 +108,18 @@ def test_packed_sequences(driver, catalog) -> None:
 
     before, order, launch = launches_of(driver, call)
     assert order["kernel"] == "sm90_order_attention_e4m3_queries"
-    values = ValuesParams.from_buffer_copy(bytes.fromhex(before["params"][0]))
+    values = kernel_params.read(before, ValuesParams)
     keys = (-(-1200 // 128) + 5) * 128
     assert (values.seqlen, values.total, values.sequences) == (400, 1200, 5)
     assert (values.keys, values.granule, list(values.stride)) == (keys, 128, [0, 128, 256])
     params = check_main(catalog[launch["kernel"]], launch, 128)
-    maps = [read_map(words) for words in params.all.maps]
+    maps = [read_map(map_) for map_ in maps_of(params)]
     assert maps[2]["dims"] == [keys, 128, 2, 1, 1]
     for found, heads in ((maps[0], 4), (maps[1], 2)):
         row = heads * 128
         assert found["strides"] == [row, 128, row, 2**35 - row]  # the last one wraps around
-    assert params.all.order != 0
-    assert params.all.lengths.cu_seqlens_q != 0
+    assert params.order != 0
+    assert params.lengths.cu_seqlens_q != 0
 
 
 @pytest.mark.parametrize(

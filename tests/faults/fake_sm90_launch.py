@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 from functools import partial
 
+import c_layouts
 import pytest
 import torch
 from fake_driver import tensors
-from faults import catalogs
+from faults import catalogs, kernel_params
 from faults.forked import forked
+from faults.kernel_params import read_map
 
 import torch_cubin
 from torch_cubin._native import library
@@ -23,35 +24,7 @@ SPLIT_K, READ_A, READ_B, TRANSPOSED = 1 << 18, 1 << 19, 1 << 20, 1 << 23
 BIAS_ROW = 128
 
 
-class Params(ctypes.Structure):
-    """Sm90MatmulParams of csrc/kernels/matmul/sm90_params.h; the stand-in fills the maps."""
-
-    _fields_ = [
-        ("maps", ctypes.c_uint64 * 16 * 3),
-        ("pointers", ctypes.c_uint64 * 3),  # out, bias, addend
-        ("strides", ctypes.c_int64 * 10),
-        ("factors", ctypes.c_float * 2),
-        ("m", ctypes.c_int), ("n", ctypes.c_int), ("k_blocks", ctypes.c_int),
-        ("batch", ctypes.c_int * 3), ("tiles_m", ctypes.c_int), ("tiles_n", ctypes.c_int),
-        ("group", ctypes.c_int), ("whole_tiles", ctypes.c_int), ("stream_tiles", ctypes.c_int),
-        ("stream_clusters", ctypes.c_int), ("flags", ctypes.c_int), ("polls", ctypes.c_int),
-        ("partial", ctypes.c_uint64), ("counters", ctypes.c_uint64),
-        ("curve", ctypes.c_float * 7),
-        ("a_rows", ctypes.c_int64 * 4), ("b_rows", ctypes.c_int64 * 4),  # from, stride, low, high
-        ("k", ctypes.c_int), ("split_blocks", ctypes.c_int),
-    ]  # fmt: skip
-
-
-def read_map(words) -> dict:
-    rank = words[1] >> 8 & 0xFF
-    boxes = (words[11] | words[12] << 64).to_bytes(16, "little")
-    return {
-        "rank": rank,
-        "swizzle": words[1] >> 24 & 0xFF,
-        "dims": list(words[2 : 2 + rank]),
-        "strides": list(words[7 : 7 + rank - 1]),
-        "box": [int.from_bytes(boxes[2 * i : 2 * i + 2], "little") for i in range(rank)],
-    }
+Params = c_layouts.structure(f"{c_layouts.MATMUL}/sm90_params.h", "Sm90MatmulParams")
 
 
 @pytest.fixture
@@ -72,9 +45,7 @@ def launches_of(driver, calls) -> list[tuple[dict, Params]]:
 
     launches = [x for x in forked(run) if x["kernel"].startswith("sm90_")]
     assert len(launches) == len(calls)
-    contents = [bytes.fromhex(x["params"][0]) for x in launches]
-    assert {len(x) for x in contents} == {(ctypes.sizeof(Params) + 63) // 64 * 64}
-    return [(x, Params.from_buffer_copy(y)) for x, y in zip(launches, contents, strict=True)]
+    return [(x, kernel_params.read(x, Params)) for x in launches]
 
 
 SHAPES = [
@@ -111,7 +82,7 @@ def check_launch(sm90, layout: str, shape, launch: dict, params: Params) -> None
     for index, (own, mn_major, size, parts) in enumerate(
         [(tile[0], layout[0] == "t", m, per_n), (tile[1], layout[1] == "n", n, per_m)]
     ):
-        found = read_map(params.maps[index])
+        found = read_map((params.a, params.b)[index])
         assert found["swizzle"] == 3  # 128 bytes
         rows = 64 if mn_major else own
         assert rows % (8 * parts) == 0
@@ -131,7 +102,7 @@ def check_launch(sm90, layout: str, shape, launch: dict, params: Params) -> None
         assert clusters == params.whole_tiles
         assert params.k_blocks >= 2
     assert not params.flags & GENERAL
-    assert read_map(params.maps[2])["dims"] == [n, m]
+    assert read_map(params.out_map)["dims"] == [n, m]
 
 
 @pytest.mark.parametrize("layout", ["nt", "nn"])
@@ -218,7 +189,7 @@ def test_rows_that_begin_anywhere_are_read(driver, sm90) -> None:
     for flags, ((a_pitch, b_pitch, layout), place, launch) in zip(
         expected, forked(run), strict=True
     ):
-        params = Params.from_buffer_copy(bytes.fromhex(launch["params"][0]))
+        params = kernel_params.read(launch, Params)
         assert "64x64_read" in launch["kernel"]
         assert params.flags & (READ_A | READ_B | CLUSTER) == flags
         assert params.k == 61
@@ -227,11 +198,12 @@ def test_rows_that_begin_anywhere_are_read(driver, sm90) -> None:
             (params.a_rows, place[0], a_pitch, 300, 61),
             (params.b_rows, place[1], b_pitch, b_rows, b_columns),
         ):
-            if flags == READ_A and rows is not params.a_rows and columns == 61 and count == 203:
-                assert list(rows) == [0, 0, 0, 0]
+            if flags == READ_A and count == 203:
+                assert not any(bytes(rows))
                 continue
             end = address + ((count - 1) * pitch + columns) * 2
-            assert list(rows) == [address, pitch, address, end]
+            assert (getattr(rows, "from"), rows.stride) == (address, pitch)
+            assert (rows.low, rows.high) == (address, end)
 
 
 def test_a_bias_of_pairs_stays_in_the_registers(driver, sm90) -> None:
@@ -252,10 +224,10 @@ def test_a_bias_of_pairs_stays_in_the_registers(driver, sm90) -> None:
     found = launches_of(driver, [partial(add, *case) for case in cases.values()])
     for (name, ((_, n), *_, flag)), (_, params) in zip(cases.items(), found, strict=True):
         assert params.flags & (GENERAL | OUT_UNALIGNED) == flag, name
-        assert params.pointers[1] != 0, name
-        assert (params.pointers[0] != 0) == (flag != 0), name
-        assert params.strides[0] == (n if flag else 0), name
-        assert any(params.maps[2]) == (flag == 0), name
+        assert params.bias != 0, name
+        assert (params.out != 0) == (flag != 0), name
+        assert params.out_stride_m == (n if flag else 0), name
+        assert any(params.out_map.words) == (flag == 0), name
 
 
 def test_batches_are_dims_of_the_tensor_maps(driver, sm90) -> None:
@@ -265,7 +237,7 @@ def test_batches_are_dims_of_the_tensor_maps(driver, sm90) -> None:
         torch.ops.cubin._matmul(a, b)
 
     ((_, params),) = launches_of(driver, [call])
-    a, b, out = (read_map(words) for words in params.maps)
+    a, b, out = (read_map(x) for x in (params.a, params.b, params.out_map))
     assert list(params.batch) == [2, 3, 1]
     assert a["dims"] == [64, 128, 2, 3, 1]
     assert a["strides"][1:3] == [0, 64 * 256 * 2]
@@ -306,7 +278,7 @@ def test_a_bias_of_tf32_rows_that_have_no_map(driver, sm90, n: int, flag: int) -
     ((launch, params),) = launches_of(driver, [call])
     assert launch["kernel"].startswith("sm90_matmul_tf32_nt_")
     assert params.flags & (GENERAL | FINISH) == flag
-    assert any(params.maps[2]) == (flag == FINISH)
+    assert any(params.out_map.words) == (flag == FINISH)
 
 
 @pytest.mark.parametrize("layout", ["nn", "tt"])
@@ -341,16 +313,17 @@ def test_tf32_along_m_or_n_is_a_of_the_kernel(driver, sm90, layout: str) -> None
         assert params.flags & (TRANSPOSED | BIAS_ROW) == (
             TRANSPOSED | BIAS_ROW if layout == "nn" else 0
         )
-        assert params.strides[0] == n  # of rows of out
-        assert (params.pointers[1] != 0) == (has_bias and alpha == 1)
-        if params.pointers[2]:
-            assert list(params.strides[4:6]) == ([1, n] if layout == "nn" else [n, 1])
+        assert params.out_stride_m == n
+        assert (params.bias != 0) == (has_bias and alpha == 1)
+        if params.addend:
+            strides = params.addend_stride_m, params.addend_stride_n
+            assert strides == ((1, n) if layout == "nn" else (n, 1))
         kernel = next(x for x in sm90 if x["name"] == launch["kernel"])
         sharers = 1 << (params.flags >> ALONG_N & 3), 1 << (params.flags >> ALONG_M & 3)
         boxes = [[32, 32 // sharers[0]], [32, kernel["tile"][1] // sharers[1]]]
-        assert [read_map(words)["box"] for words in params.maps[:2]] == boxes
-        assert read_map(params.maps[0])["dims"] == [params.m, k]
-        assert not any(params.maps[2])
+        assert [read_map(x)["box"] for x in (params.a, params.b)] == boxes
+        assert read_map(params.a)["dims"] == [params.m, k]
+        assert not any(params.out_map.words)
 
 
 def test_a_transposed_product_swaps_broadcasts_and_clusters_too(driver, sm90) -> None:
@@ -371,12 +344,12 @@ def test_a_transposed_product_swaps_broadcasts_and_clusters_too(driver, sm90) ->
     assert params.flags & CLUSTER == 3 << ALONG_N
     assert (params.m, params.n, params.tiles_m, params.tiles_n) == (n, m, 5, 2)
     assert list(params.batch) == [2, 3, 1]
-    a, b = (read_map(words) for words in params.maps[:2])
+    a, b = (read_map(x) for x in (params.a, params.b))
     assert (a["dims"], a["box"][:2]) == ([n, k, 2, 3, 1], [32, 4])  # 32 of K, shared out to 8
     assert (b["dims"], b["box"][:2]) == ([k, m, 2, 3, 1], [32, 128])
     assert a["strides"][1:3] == [n * k * 4, 0]
     assert b["strides"][1:3] == [0, m * k * 4]
-    assert list(params.strides[:4]) == [n, m * n, 2 * m * n, 0]
+    assert [params.out_stride_m, *params.out_batch_stride] == [n, m * n, 2 * m * n, 0]
 
 
 def test_split_sums_go_to_matrices_of_their_own(driver, tmp_path, monkeypatch) -> None:
@@ -401,7 +374,7 @@ def test_split_sums_go_to_matrices_of_their_own(driver, tmp_path, monkeypatch) -
     product, finish = forked(run)
     assert product["kernel"].startswith("sm90_matmul_bf16_nt_")
     assert finish["kernel"] == "finish_matmul_bf16"
-    params = Params.from_buffer_copy(bytes.fromhex(product["params"][0]))
+    params = kernel_params.read(product, Params)
     assert params.flags & (SPLIT_K | GENERAL | OUT_FLOAT) == SPLIT_K | GENERAL | OUT_FLOAT
     assert not params.flags & (BATCHED | SPLIT_PAIR)
     splits = params.batch[0]
@@ -409,5 +382,5 @@ def test_split_sums_go_to_matrices_of_their_own(driver, tmp_path, monkeypatch) -
     assert params.k_blocks == 255
     assert (splits - 1) * params.split_blocks < 255 <= splits * params.split_blocks
     assert params.whole_tiles == splits * params.tiles_m * params.tiles_n
-    assert params.strides[0] == 136  # of out's rows
-    assert params.strides[1] == 128 * 136  # from split to split
+    assert params.out_stride_m == 136
+    assert params.out_batch_stride[0] == 128 * 136  # from split to split

@@ -5,22 +5,19 @@ The stand-in driver writes tensor maps in a layout of its own, so that the test 
 
 from __future__ import annotations
 
-import struct
+import ctypes
 from dataclasses import dataclass
 
 import pytest
 import torch
+from c_layouts import MATMUL, structure
 from fake_driver import tensors
-from faults import catalogs
+from faults import catalogs, kernel_params
 from faults.forked import forked
 
 import torch_cubin
 
-INTEGERS = (
-    *("tokens_count", "rows_count", "k", "rows", "tiles", "splits", "stages", "prefetched"),
-    *("pairs", "ring_bytes"),
-)
-MAPS = 256  # bytes of the two tensor maps, before everything else
+PARAMS = structure(f"{MATMUL}/sm90_skinny_params.h", "Sm90SkinnyParams")
 LIMIT = 231424  # dynamic bytes that a block can have beside the kernel's static ones
 
 
@@ -41,13 +38,13 @@ class Map:
     box: tuple[int, int]
 
     @staticmethod
-    def read(data: bytes) -> Map:
-        words = struct.unpack("<16Q", data)
-        assert words[1] & 0xFF in (6, 9)  # float16, bfloat16
-        assert words[1] >> 8 & 0xFF == 2  # dims
-        assert words[1] >> 24 & 0xFF == 3  # the 128-byte swizzle
-        box = words[11] & 0xFFFF, words[11] >> 16 & 0xFFFF
-        return Map(words[0], (words[2], words[3]), words[7], box)
+    def read(map_: ctypes.Structure) -> Map:
+        found = kernel_params.read_map(map_)
+        assert found["data_type"] in (6, 9)  # float16, bfloat16
+        assert found["rank"] == 2
+        assert found["swizzle"] == 3  # 128 bytes
+        (stride,) = found["strides"]
+        return Map(found["address"], tuple(found["dims"]), stride, tuple(found["box"]))
 
 
 @dataclass
@@ -62,7 +59,7 @@ class Launch:
     tokens: Map
     out_strides: tuple[int, int]
     bias_strides: tuple[int, int]
-    numbers: dict[str, int]
+    params: ctypes.Structure
 
     def weights_size(self) -> tuple[int, int]:
         """Rows and K."""
@@ -70,20 +67,17 @@ class Launch:
 
     @staticmethod
     def read(record: dict) -> Launch:
-        data = bytes.fromhex(record["params"][0])
-        assert len(data) == 384
-        strides = struct.unpack_from("<4q", data, MAPS + 16)
-        numbers = struct.unpack_from(f"<{len(INTEGERS)}i", data, MAPS + 48)
+        params = kernel_params.read(record, PARAMS)
         return Launch(
             record["kernel"],
             record["grid"][0],
             record["attributes"].get("4", [1])[0],
             record["shared"],
-            Map.read(data[:128]),
-            Map.read(data[128:256]),
-            strides[:2],
-            strides[2:],
-            dict(zip(INTEGERS, numbers, strict=True)),
+            Map.read(params.weights),
+            Map.read(params.tokens),
+            (params.out_stride_row, params.out_stride_token),
+            (params.bias_stride_row, params.bias_stride_token),
+            params,
         )
 
 
@@ -105,24 +99,24 @@ def launches_of(driver, call) -> list[dict]:
 def check(launch: Launch, tokens: int, rows: int, k: int) -> None:
     """What every launch must satisfy, whatever the plan."""
     kernel_tokens, kernel_rows = map(int, launch.name.rsplit("_", 1)[1].split("x"))
-    n = launch.numbers
-    assert (n["tokens_count"], n["rows_count"], n["k"]) == (tokens, rows, k)
+    n = launch.params
+    assert (n.tokens_count, n.rows_count, n.k) == (tokens, rows, k)
     assert tokens <= kernel_tokens
-    assert n["rows"] % 8 == 0
-    assert n["rows"] <= kernel_rows
-    assert n["tiles"] == -(-rows // n["rows"])
-    assert launch.cluster == n["splits"] <= 8
-    assert n["splits"] <= -(-k // 128)  # no block without work
-    expected = n["tiles"] * n["splits"]
-    assert launch.grid == (expected if n["splits"] > 1 else min(expected, 132))
+    assert n.rows % 8 == 0
+    assert n.rows <= kernel_rows
+    assert n.tiles == -(-rows // n.rows)
+    assert launch.cluster == n.splits <= 8
+    assert n.splits <= -(-k // 128)  # no block without work
+    expected = n.tiles * n.splits
+    assert launch.grid == (expected if n.splits > 1 else min(expected, 132))
     contiguous = "_nn_" in launch.name
-    stage_rows = -(-n["rows"] // 64) * 64 if contiguous else n["rows"]
-    assert n["ring_bytes"] == n["stages"] * (stage_rows + kernel_tokens) * 256
-    assert 2 <= n["stages"] <= 16
+    stage_rows = -(-n.rows // 64) * 64 if contiguous else n.rows
+    assert n.ring_bytes == n.stages * (stage_rows + kernel_tokens) * 256
+    assert 2 <= n.stages <= 16
     parts = kernel_rows // 64 * kernel_tokens // 8
-    parts = -(-parts // n["splits"]) * n["splits"] * 2048 if n["splits"] > 1 else 0
-    beyond = 0 if contiguous else (kernel_rows - n["rows"]) * 128
-    assert launch.shared == n["ring_bytes"] + max(parts, beyond) <= LIMIT
+    parts = -(-parts // n.splits) * n.splits * 2048 if n.splits > 1 else 0
+    beyond = 0 if contiguous else (kernel_rows - n.rows) * 128
+    assert launch.shared == n.ring_bytes + max(parts, beyond) <= LIMIT
     assert launch.tokens.dims == (k, tokens)
     assert launch.tokens.box == (64, kernel_tokens)
     if contiguous:
@@ -130,7 +124,7 @@ def check(launch: Launch, tokens: int, rows: int, k: int) -> None:
         assert launch.weights.box == (64, 128)
     else:
         assert launch.weights.dims == (k, rows)
-        assert launch.weights.box == (64, n["rows"])
+        assert launch.weights.box == (64, n.rows)
     for each in (launch.tokens, launch.weights):
         assert each.stride % 16 == 0
         assert each.stride >= 2 * each.dims[0]
@@ -155,7 +149,7 @@ def test_tokens_in_rows(driver, catalog, tokens: int, layout: str) -> None:
         assert launch.name.startswith(f"sm90_skinny_matmul_bf16_{layout}_")
         check(launch, tokens, n, k)
         assert launch.out_strides == (1, n)
-        assert launch.numbers["pairs"] == 1
+        assert launch.params.pairs == 1
 
 
 @pytest.mark.parametrize("tokens", [5, 33])
@@ -174,7 +168,7 @@ def test_tokens_in_columns(driver, catalog, tokens: int) -> None:
     for launch in (rows, columns):
         check(launch, tokens, m, k)
         assert launch.out_strides == (tokens, 1)
-        assert launch.numbers["pairs"] == 0  # rows of out are an odd number of elements apart
+        assert launch.params.pairs == 0  # rows of out are an odd number of elements apart
 
 
 def test_the_order_of_k_does_not_depend_on_the_number_of_tokens(driver, catalog) -> None:
@@ -186,8 +180,8 @@ def test_the_order_of_k_does_not_depend_on_the_number_of_tokens(driver, catalog)
 
     records = launches_of(driver, call)
     for first in range(0, len(records), 4):
-        several = [Launch.read(record).numbers for record in records[first : first + 4]]
-        assert len({(each["rows"], each["splits"]) for each in several}) == 1
+        several = [Launch.read(record).params for record in records[first : first + 4]]
+        assert len({(each.rows, each.splits) for each in several}) == 1
 
 
 def test_batch_invariant_products_do_not_split_k(driver, catalog) -> None:
@@ -211,7 +205,7 @@ def test_batch_invariant_products_do_not_split_k(driver, catalog) -> None:
     ]
     assert len(launches) >= len(cases) - 8
     for launch in launches:
-        assert launch.numbers["splits"] == 1
+        assert launch.params.splits == 1
         check(launch, launch.tokens.dims[1], *launch.weights_size())
 
 

@@ -3,21 +3,16 @@ parameters."""
 
 from __future__ import annotations
 
-import struct
-
 import pytest
 import torch
+from c_layouts import MATMUL, structure
 from fake_driver import tensors
-from faults import catalogs
+from faults import catalogs, kernel_params
 from faults.forked import forked
 
 import torch_cubin
 
-JOB = struct.Struct("<6q5i4x")
-NAMES = (
-    *("source", "to", "row_stride", "batch_stride", "to_row_stride", "to_batch_stride"),
-    *("rows", "columns", "tiles_rows", "tiles_columns", "vectors"),
-)
+PARAMS = structure(f"{MATMUL}/transpose_params.h", "TransposeParams")
 
 
 @pytest.fixture
@@ -41,11 +36,9 @@ def launches_of(driver, a, b, batch_invariant: bool = False) -> list:
 
 def jobs_of(record: dict) -> list[dict[str, int]]:
     assert record["kernel"] == "transpose_matmul_4_bytes"
-    data = bytes.fromhex(record["params"][0])
-    jobs = [dict(zip(NAMES, JOB.unpack_from(data, at), strict=True)) for at in (0, JOB.size)]
-    (first_blocks,) = struct.unpack_from("<I", data, 2 * JOB.size)
-    assert 0 < first_blocks <= record["grid"][0]
-    return [job for job in jobs if job["rows"]]
+    params = kernel_params.read(record, PARAMS)
+    assert 0 < params.first_blocks <= record["grid"][0]
+    return [kernel_params.numbers(job) for job in params.jobs if job.rows]
 
 
 def test_b_is_copied_where_n_is_contiguous_and_rows_begin_anywhere(driver, catalog) -> None:
@@ -56,7 +49,7 @@ def test_b_is_copied_where_n_is_contiguous_and_rows_begin_anywhere(driver, catal
     to = job.pop("to")
     assert to % 256 == 0
     assert job == {
-        "source": address, "row_stride": n + 1, "batch_stride": 0, "to_row_stride": 1024,
+        "from": address, "row_stride": n + 1, "batch_stride": 0, "to_row_stride": 1024,
         "to_batch_stride": n * 1024, "rows": k, "columns": n, "tiles_rows": 16,
         "tiles_columns": 32, "vectors": 0,
     }  # fmt: skip
@@ -69,15 +62,14 @@ def test_both_operands_and_batches_are_copied_in_one_launch(driver, catalog) -> 
     b = ((3, k, n), (0, n + 1, 1))
     *addresses, records = launches_of(driver, a, b)
     first, second = jobs_of(records[0])
-    assert [first["source"], second["source"]] == addresses
+    assert [first["from"], second["from"]] == addresses
     assert (first["vectors"], second["vectors"]) == (0, 0)
     assert (first["batch_stride"], second["batch_stride"]) == (m * k + 1, 0)
     assert first["to_row_stride"] == second["to_row_stride"] == 2080
     assert first["to_batch_stride"] == m * 2080
     blocks = [3 * 33 * 64, 33 * 33]
     assert records[0]["grid"] == [sum(blocks), 1, 1]
-    data = bytes.fromhex(records[0]["params"][0])
-    assert struct.unpack_from("<I", data, 2 * JOB.size) == (blocks[0],)
+    assert kernel_params.read(records[0], PARAMS).first_blocks == blocks[0]
 
 
 @pytest.mark.parametrize(("m", "n", "copied"), [(8192, 512, 1), (512, 8192, 0)])
@@ -85,7 +77,7 @@ def test_the_smaller_of_two_is_copied(driver, catalog, m: int, n: int, copied: i
     k = 2048
     *addresses, records = launches_of(driver, ((m, k), (1, m)), ((k, n), (n, 1)))
     (job,) = jobs_of(records[0])
-    assert (job["source"], job["vectors"]) == (addresses[copied], 1)
+    assert (job["from"], job["vectors"]) == (addresses[copied], 1)
     assert records[1]["kernel"].startswith("sm90_matmul_tf32_tt_")
 
 

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import struct
+import ctypes
 
 import pytest
 import torch
+from c_layouts import MATMUL, structure
 from fake_driver import tensors
-from faults import catalogs
+from faults import catalogs, kernel_params
 from faults.forked import forked
 
 import torch_cubin
 from torch_cubin._native import library
 from torch_cubin._tuning import measure
 
-PARAMS = struct.Struct("<5Q11q4q4q4q3q2i")
-NAMES = (
-    *("a", "b", "bias", "c", "partial", "m", "n", "k"),
-    *("a_stride_m", "a_stride_k", "b_stride_k", "b_stride_n", "c_stride_m", "c_stride_n"),
-    *("bias_stride", "batch"),
-    *(f"{what}_{i}" for what in ("size", "a_batch", "b_batch") for i in range(4)),
-    *("tiles_m", "tiles_n", "k_tiles_per_split", "splits", "flags"),
-)
+PARAMS = structure(f"{MATMUL}/matmul_params.h", "MatmulParams")
 
 
 @pytest.fixture
@@ -48,8 +42,8 @@ def multiply(driver, a, b, config: str = "", batch_invariant: bool = False, bias
     return forked(run)
 
 
-def params_of(record: dict) -> dict[str, int]:
-    return dict(zip(NAMES, PARAMS.unpack(bytes.fromhex(record["params"][0])), strict=True))
+def params_of(record: dict) -> ctypes.Structure:
+    return kernel_params.read(record, PARAMS)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -60,10 +54,10 @@ def test_a_small_odd_product_is_one_launch(driver, catalog, dtype: torch.dtype) 
     short = {torch.bfloat16: "bf16", torch.float16: "f16"}[dtype]
     assert record["kernel"] == f"unaligned_matmul_{short}_nn_32x64"
     params = params_of(record)
-    assert (params["a"], params["b"], params["bias"], params["partial"]) == (first, second, 0, 0)
-    assert [params[x] for x in ("m", "n", "k", "batch", "splits")] == [m, n, k, 1, 1]
-    assert [params[x] for x in ("a_stride_m", "b_stride_k")] == [k + 1, n + 1]
-    assert (params["tiles_m"], params["tiles_n"], params["k_tiles_per_split"]) == (4, 3, 1)
+    assert (params.a, params.b, params.bias, params.partial) == (first, second, 0, 0)
+    assert [params.m, params.n, params.k, params.batch, params.splits] == [m, n, k, 1, 1]
+    assert [params.a_stride_m, params.b_stride_k] == [k + 1, n + 1]
+    assert (params.tiles_m, params.tiles_n, params.k_tiles_per_split) == (4, 3, 1)
     assert record["grid"] == [12, 1, 1]
     assert record["block"] == [256, 1, 1]
 
@@ -74,8 +68,8 @@ def test_k_is_shared_out_over_a_cluster(driver, catalog) -> None:
     *_, (record,) = multiply(driver, a, b, config="unaligned 64x64 4 splits")
     assert record["kernel"] == "unaligned_matmul_bf16_nt_64x64"
     params = params_of(record)
-    assert (params["tiles_m"], params["tiles_n"]) == (3, 1)
-    assert (params["splits"], params["k_tiles_per_split"]) == (4, 5)  # of 128: 5, 5, 5 and 4
+    assert (params.tiles_m, params.tiles_n) == (3, 1)
+    assert (params.splits, params.k_tiles_per_split) == (4, 5)  # of 128: 5, 5, 5 and 4
     assert record["grid"] == [3 * 4, 1, 1]
     assert record["attributes"]["4"] == [4, 1, 1]
 
@@ -86,12 +80,12 @@ def test_batches_that_share_an_operand(driver, catalog) -> None:
     *_, (record,) = multiply(driver, a, b, config="unaligned 32x64")
     params = params_of(record)
     # One matrix for all of them: their rows are one product's.
-    assert (params["m"], params["batch"]) == (250, 1)
+    assert (params.m, params.batch) == (250, 1)
     b = ((5, 67, 33), (67 * 33, 33, 1), torch.bfloat16)
     *_, (record,) = multiply(driver, a, b, config="unaligned 32x64")
     params = params_of(record)
-    assert (params["m"], params["batch"], params["size_0"]) == (50, 5, 5)
-    assert (params["a_batch_0"], params["b_batch_0"]) == (50 * 67, 67 * 33)
+    assert (params.m, params.batch, params.batch_size[0]) == (50, 5, 5)
+    assert (params.a_batch_stride[0], params.b_batch_stride[0]) == (50 * 67, 67 * 33)
     assert record["grid"] == [2 * 5, 1, 1]
 
 

@@ -1,0 +1,20 @@
+"""The parameters of the kernels that this folder launches, as csrc/kernels declares them.
+
+Their layouts are read by tests/c_layouts.py, which says how to bring them up to date.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "tests"))
+
+from c_layouts import ATTENTION, MATMUL, structure  # noqa: E402  (needs the path above)
+
+AttentionParams = structure(f"{ATTENTION}/sm90_params.h", "Sm90AttentionParams")
+BackwardParams = structure(f"{ATTENTION}/sm90_backward_params.h", "Sm90BackwardParams")
+MatmulParams = structure(f"{MATMUL}/sm90_params.h", "Sm90MatmulParams")
+PadParams = structure(f"{MATMUL}/pad_params.h", "PadParams")
+SkinnyParams = structure(f"{MATMUL}/sm90_skinny_params.h", "Sm90SkinnyParams")
