@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 import json
 import re
 import sys
@@ -16,6 +15,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "csrc" / "kernels" / "build"))
+
+from kernel_table import params_digest  # noqa: E402  (needs the path above)
+
 STORED = ROOT / "tests" / "data" / "c_layouts.json"
 COMMAND = "python tests/c_layouts.py"
 ATTENTION, MATMUL = "csrc/kernels/attention", "csrc/kernels/matmul"
@@ -87,23 +90,10 @@ def structure_of(written: dict[str, Any]) -> type[ctypes.Structure]:
 
 def _stored(header: str, name: str) -> dict[str, Any]:
     found = json.loads(STORED.read_text()).get(f"{header}:{name}")
-    if found is None or found["source"] != _digest(ROOT / header):
+    if found is None or found["source"] != params_digest(ROOT / header):
         problem = "changed since it was stored" if found else "is not stored (see LISTED)"
         raise LookupError(f"struct {name} of {header} {problem}: run {COMMAND}, where libclang is")
     return found
-
-
-def _digest(header: Path) -> str:
-    """Of what a header and those that it includes by "..." say, comments and spaces apart."""
-    texts, waiting = {}, [header]
-    while waiting:
-        path = waiting.pop().resolve()
-        if path not in texts and path.is_file():
-            texts[path] = re.sub(r"//[^\n]*|/\*.*?\*/", "", path.read_text(), flags=re.S)
-            included = re.findall(r'^\s*#\s*include\s+"(.+?)"', texts[path], re.M)
-            waiting += [path.parent / name for name in included]
-    words = [text.split() for _, text in sorted(texts.items())]
-    return hashlib.sha256(json.dumps(words).encode()).hexdigest()[:16]
 
 
 def from_headers() -> dict[str, Any]:
@@ -111,7 +101,7 @@ def from_headers() -> dict[str, Any]:
     import torch_cubin
 
     return {
-        f"{header}:{name}": {"source": _digest(ROOT / header)}
+        f"{header}:{name}": {"source": params_digest(ROOT / header)}
         | _written(torch_cubin.c_struct(ROOT / header, name))
         for header, name in LISTED
     }

@@ -42,7 +42,7 @@ def test_layouts_of_changed_headers_are_refused(
     entry = {"name": "P", "size": 4, "align": 4, "fields": {}}
     entry["fields"]["a"] = {"offset": 0, "kind": "int32", "count": None, "step": 4}
     stored = tmp_path / "stored.json"
-    stored.write_text(json.dumps({key: {"source": c_layouts._digest(header), **entry}}))
+    stored.write_text(json.dumps({key: {"source": c_layouts.params_digest(header), **entry}}))
     monkeypatch.setattr(c_layouts, "ROOT", tmp_path)
     monkeypatch.setattr(c_layouts, "STORED", stored)
 
