@@ -6,7 +6,7 @@ import pytest
 import torch
 from c_layouts import MATMUL, structure
 from fake_driver import tensors
-from faults import catalogs, kernel_params
+from faults import catalogs, launch_params
 from faults.fake_sm90_launch import FINISH, GENERAL, Params
 from faults.forked import forked
 
@@ -53,7 +53,7 @@ def test_hopper_s_kernels_apply_activations_themselves(driver, catalog, name: st
 
     (launch,) = launches_of(driver, call)
     assert launch["kernel"].startswith("sm90_matmul_bf16_nt_")
-    params = kernel_params.read(launch, Params)
+    params = launch_params.read(launch, Params)
     assert params.flags & FINISH
     assert not params.flags & GENERAL
     assert params.flags >> ACTIVATION & 7 == ACTIVATIONS[name]
@@ -88,7 +88,7 @@ def test_hopper_s_kernels_add_what_broadcasts(
 
     (launch,) = launches_of(driver, call)
     assert launch["kernel"].startswith("sm90_matmul_f16_nt_")
-    params = kernel_params.read(launch, Params)
+    params = launch_params.read(launch, Params)
     assert (params.alpha, params.beta) == (-3, 0.5)
     assert params.bias == 0
     assert params.addend != 0
@@ -111,7 +111,7 @@ def test_an_addend_of_one_unscaled_row_is_a_bias(driver, catalog) -> None:
             torch.ops.cubin._addmm(row, a, b)
 
     for launch in launches_of(driver, call):
-        params = kernel_params.read(launch, Params)
+        params = launch_params.read(launch, Params)
         assert not params.flags & GENERAL
         assert params.bias != 0
         assert params.addend == 0
@@ -135,7 +135,7 @@ def test_other_kernels_leave_their_sums_to_a_second_one(driver, catalog, dtype) 
     assert len(finishes) == 4
     begin = 0
     for i, (m, n) in zip(finishes, ((512, 512), (4, 4096), (2048, 3), (16, 128)), strict=True):
-        params = kernel_params.read(records[i], Finish)
+        params = launch_params.read(records[i], Finish)
         assert (params.rows, params.m, params.n) == (m, m, n)
         assert (params.alpha, params.beta, params.activation) == (3, 2, 0)
         assert (params.addend_stride_m, params.addend_stride_n) == (n, 1)
@@ -144,7 +144,7 @@ def test_other_kernels_leave_their_sums_to_a_second_one(driver, catalog, dtype) 
         assert params.addend != 0
         assert params.bias == 0
         last = records[i - 1]["kernel"]
-        product = kernel_params.read(records[i - 1], Product)
+        product = launch_params.read(records[i - 1], Product)
         assert product.c == params.sums != params.out
         if last.startswith("reduce"):
             assert last.endswith("_f64" if dtype == torch.float64 else "_f32")
@@ -169,7 +169,7 @@ def test_batches_of_an_addend(driver, catalog) -> None:
         torch.ops.cubin._addmm(tensors.strided((3, 64, 32), (0, 32, 1), torch.float32), few, shared)
 
     found = [
-        kernel_params.read(launch, Finish)
+        launch_params.read(launch, Finish)
         for launch in launches_of(driver, call)
         if launch["kernel"].startswith("finish")
     ]

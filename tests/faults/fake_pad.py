@@ -6,7 +6,7 @@ import pytest
 import torch
 from c_layouts import MATMUL, structure
 from fake_driver import tensors
-from faults import catalogs, kernel_params
+from faults import catalogs, launch_params
 from faults.forked import forked
 
 PARAMS = structure(f"{MATMUL}/pad_params.h", "PadParams")
@@ -28,8 +28,8 @@ def launches_of(driver, a, b) -> list[dict]:
 
 
 def jobs_of(record: dict) -> list[dict[str, int]]:
-    params = kernel_params.read(record, PARAMS)
-    jobs = [kernel_params.numbers(job) for job in params.jobs]
+    params = launch_params.read(record, PARAMS)
+    jobs = [launch_params.numbers(job) for job in params.jobs]
     blocks = [-(-job["total"] // 1024) for job in jobs]
     assert params.first_blocks == blocks[0]
     assert record["grid"] == [sum(blocks), 1, 1]

@@ -10,9 +10,9 @@ import c_layouts
 import pytest
 import torch
 from fake_driver import tensors
-from faults import catalogs, kernel_params
+from faults import catalogs, launch_params
 from faults.forked import forked
-from faults.kernel_params import read_map
+from faults.launch_params import read_map
 
 NO_BOUND = 1 << 30
 ROUND_ROBIN, IN_PAIRS, BY_QUERIES = 0, -1, -2
@@ -44,7 +44,7 @@ def launches_of(driver, calls) -> list[dict]:
 
 def params_of(launch: dict) -> Params:
     assert launch["kernel"].startswith("sm90_attention_"), launch["kernel"]
-    return kernel_params.read(launch, Params)
+    return launch_params.read(launch, Params)
 
 
 def made(shape, order: str, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:

@@ -9,9 +9,9 @@ import c_layouts
 import pytest
 import torch
 from fake_driver import tensors
-from faults import catalogs, kernel_params
+from faults import catalogs, launch_params
 from faults.forked import forked
-from faults.kernel_params import read_map
+from faults.launch_params import read_map
 
 NO_BOUND = 1 << 30
 H100, H200 = 50 << 20, 60 << 20  # bytes of the L2 cache, by which heads side by side are chosen
@@ -89,7 +89,7 @@ def test_parameters_of_the_three_launches(
     kinds = [catalog[x["kernel"]]["kind"] for x in launches]
     assert kinds == ["sm90_backward_delta", "sm90_backward", "sm90_backward_convert"]
     assert len({x["params"][0] for x in launches}) == 1
-    params = kernel_params.read(launches[0], Params)
+    params = launch_params.read(launches[0], Params)
     delta, kernel, convert = (catalog[x["kernel"]] for x in launches)
     rows, columns, width = kernel["tile"]
     assert {x["dtype"] for x in (delta, kernel, convert)} == {str(dtype).removeprefix("torch.")}
@@ -169,7 +169,7 @@ def test_heads_side_by_side(driver, catalog, l2_bytes: int) -> None:
             for d in (64, 128, 256):
                 q, k, v = (made(16384 // rows, 2048 // d, rows, d) for _ in range(3))
                 launches = launches_of(driver, q, k, v, l2_bytes, is_causal=is_causal)
-                own.append(kernel_params.read(launches[1], Params).together)
+                own.append(launch_params.read(launches[1], Params).together)
         found[rows] = tuple(own)
     assert found == TOGETHER[l2_bytes]
 
@@ -180,7 +180,7 @@ def test_heads_side_by_side_with_a_boolean_mask(driver, catalog) -> None:
         q, k, v = (made(16384 // rows, 8, rows, 256) for _ in range(3))
         mask = tensors.empty(rows, rows, dtype=torch.bool)
         launch = launches_of(driver, q, k, v, H100, attn_mask=mask)[2]
-        found[rows] = kernel_params.read(launch, Params).together
+        found[rows] = launch_params.read(launch, Params).together
     assert found == {512: 20, 1024: 10, 2048: 8, 4096: 4}
 
 
@@ -200,7 +200,7 @@ def test_pairs_run_if_clusters_fit(
     kind = "sm90_backward_general" if softcap else "sm90_backward"
     main = next(x for x in kernels if x["kind"] == kind)
     assert (main["tile"], main["cluster"]) == ([64, 64 * blocks, 256], [blocks, 1, 1])
-    params = kernel_params.read(launches[0], Params)
+    params = launch_params.read(launches[0], Params)
     assert (params.tile_keys, params.key_tiles) == (64 * blocks, -(-300 // (64 * blocks)))
     if masked:
         assert launches[0]["grid"] == [5, 1, 1]
@@ -215,7 +215,7 @@ def launches_with_a_mask(driver, head_dim: int, dtype, broadcast: tuple, softcap
     sizes = [1 if n in broadcast else size for n, size in enumerate((b, h, s, keys))]
     mask = tensors.empty(*sizes, dtype=dtype)
     launches = launches_of(driver, q, k, v, attn_mask=mask, softcap=softcap)
-    params = kernel_params.read(launches[2], Params)
+    params = launch_params.read(launches[2], Params)
     bits = params.bits
     tiles = 1 if 2 in broadcast else -(-s // params.tile_rows)
     heads, batches = (1 if n in broadcast else size for n, size in ((1, h), (0, b)))

@@ -9,9 +9,9 @@ import pytest
 import torch
 from c_layouts import ATTENTION, structure
 from fake_driver import tensors
-from faults import catalogs, kernel_params
+from faults import catalogs, launch_params
 from faults.forked import forked
-from faults.kernel_params import read_map
+from faults.launch_params import read_map
 
 E4M3 = torch.float8_e4m3fn
 Params = structure(f"{ATTENTION}/sm90_e4m3_params.h", "Sm90E4m3Params")
@@ -50,7 +50,7 @@ def maps_of(params: Params) -> tuple:
 
 
 def check_main(kernel: dict, launch: dict, d: int) -> Params:
-    params = kernel_params.read(launch, Params)
+    params = launch_params.read(launch, Params)
     panel, keys = 64 if d <= 64 else 128, kernel["tile"][1]
     boxes = [[panel, 64, 1, 1, 1], [panel, keys, 1, 1, 1], [128, kernel["tile"][2], 1, 1, 1]]
     for map_, box, swizzle in zip(maps_of(params), boxes, (panel, panel, 128), strict=True):
@@ -72,7 +72,7 @@ def check_main(kernel: dict, launch: dict, d: int) -> Params:
 def test_launch_parameters(driver, catalog, b, h, s, d, kv_heads, keys) -> None:
     before, launch = launches_of(driver, partial(attend, b, h, s, d, kv_heads, keys))
     assert before["kernel"] == "sm90_e4m3_values_attention"
-    values = kernel_params.read(before, ValuesParams)
+    values = launch_params.read(before, ValuesParams)
     padded = -(-keys // 16) * 16
     batch = keys * kv_heads * d if b > 1 else 0
     head = d if kv_heads > 1 else 0
@@ -108,7 +108,7 @@ def test_packed_sequences(driver, catalog) -> None:
 
     before, order, launch = launches_of(driver, call)
     assert order["kernel"] == "sm90_order_attention_e4m3_queries"
-    values = kernel_params.read(before, ValuesParams)
+    values = launch_params.read(before, ValuesParams)
     keys = (-(-1200 // 128) + 5) * 128
     assert (values.seqlen, values.total, values.sequences) == (400, 1200, 5)
     assert (values.keys, values.granule, list(values.stride)) == (keys, 128, [0, 128, 256])

@@ -8,9 +8,9 @@ import c_layouts
 import pytest
 import torch
 from fake_driver import tensors
-from faults import catalogs, kernel_params
+from faults import catalogs, launch_params
 from faults.forked import forked
-from faults.kernel_params import read_map
+from faults.launch_params import read_map
 
 import torch_cubin
 from torch_cubin._native import library
@@ -45,7 +45,7 @@ def launches_of(driver, calls) -> list[tuple[dict, Params]]:
 
     launches = [x for x in forked(run) if x["kernel"].startswith("sm90_")]
     assert len(launches) == len(calls)
-    return [(x, kernel_params.read(x, Params)) for x in launches]
+    return [(x, launch_params.read(x, Params)) for x in launches]
 
 
 SHAPES = [
@@ -189,7 +189,7 @@ def test_rows_that_begin_anywhere_are_read(driver, sm90) -> None:
     for flags, ((a_pitch, b_pitch, layout), place, launch) in zip(
         expected, forked(run), strict=True
     ):
-        params = kernel_params.read(launch, Params)
+        params = launch_params.read(launch, Params)
         assert "64x64_read" in launch["kernel"]
         assert params.flags & (READ_A | READ_B | CLUSTER) == flags
         assert params.k == 61
@@ -374,7 +374,7 @@ def test_split_sums_go_to_matrices_of_their_own(driver, tmp_path, monkeypatch) -
     product, finish = forked(run)
     assert product["kernel"].startswith("sm90_matmul_bf16_nt_")
     assert finish["kernel"] == "finish_matmul_bf16"
-    params = kernel_params.read(product, Params)
+    params = launch_params.read(product, Params)
     assert params.flags & (SPLIT_K | GENERAL | OUT_FLOAT) == SPLIT_K | GENERAL | OUT_FLOAT
     assert not params.flags & (BATCHED | SPLIT_PAIR)
     splits = params.batch[0]

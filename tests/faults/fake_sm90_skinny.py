@@ -12,7 +12,7 @@ import pytest
 import torch
 from c_layouts import MATMUL, structure
 from fake_driver import tensors
-from faults import catalogs, kernel_params
+from faults import catalogs, launch_params
 from faults.forked import forked
 
 import torch_cubin
@@ -39,7 +39,7 @@ class Map:
 
     @staticmethod
     def read(map_: ctypes.Structure) -> Map:
-        found = kernel_params.read_map(map_)
+        found = launch_params.read_map(map_)
         assert found["data_type"] in (6, 9)  # float16, bfloat16
         assert found["rank"] == 2
         assert found["swizzle"] == 3  # 128 bytes
@@ -67,7 +67,7 @@ class Launch:
 
     @staticmethod
     def read(record: dict) -> Launch:
-        params = kernel_params.read(record, PARAMS)
+        params = launch_params.read(record, PARAMS)
         return Launch(
             record["kernel"],
             record["grid"][0],

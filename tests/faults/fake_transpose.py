@@ -7,7 +7,7 @@ import pytest
 import torch
 from c_layouts import MATMUL, structure
 from fake_driver import tensors
-from faults import catalogs, kernel_params
+from faults import catalogs, launch_params
 from faults.forked import forked
 
 import torch_cubin
@@ -36,9 +36,9 @@ def launches_of(driver, a, b, batch_invariant: bool = False) -> list:
 
 def jobs_of(record: dict) -> list[dict[str, int]]:
     assert record["kernel"] == "transpose_matmul_4_bytes"
-    params = kernel_params.read(record, PARAMS)
+    params = launch_params.read(record, PARAMS)
     assert 0 < params.first_blocks <= record["grid"][0]
-    return [kernel_params.numbers(job) for job in params.jobs if job.rows]
+    return [launch_params.numbers(job) for job in params.jobs if job.rows]
 
 
 def test_b_is_copied_where_n_is_contiguous_and_rows_begin_anywhere(driver, catalog) -> None:
@@ -69,7 +69,7 @@ def test_both_operands_and_batches_are_copied_in_one_launch(driver, catalog) -> 
     assert first["to_batch_stride"] == m * 2080
     blocks = [3 * 33 * 64, 33 * 33]
     assert records[0]["grid"] == [sum(blocks), 1, 1]
-    assert kernel_params.read(records[0], PARAMS).first_blocks == blocks[0]
+    assert launch_params.read(records[0], PARAMS).first_blocks == blocks[0]
 
 
 @pytest.mark.parametrize(("m", "n", "copied"), [(8192, 512, 1), (512, 8192, 0)])

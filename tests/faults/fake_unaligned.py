@@ -8,7 +8,7 @@ import pytest
 import torch
 from c_layouts import MATMUL, structure
 from fake_driver import tensors
-from faults import catalogs, kernel_params
+from faults import catalogs, launch_params
 from faults.forked import forked
 
 import torch_cubin
@@ -43,7 +43,7 @@ def multiply(driver, a, b, config: str = "", batch_invariant: bool = False, bias
 
 
 def params_of(record: dict) -> ctypes.Structure:
-    return kernel_params.read(record, PARAMS)
+    return launch_params.read(record, PARAMS)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
