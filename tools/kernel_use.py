@@ -13,16 +13,12 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
-import ctypes
-import os
 import random
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import stand_in
 
 MOST_ELEMENTS = 2**30  # of one operand: the stand-in driver allocates host memory
 
@@ -32,28 +28,14 @@ def main() -> int:
     parser.add_argument("--products", type=int, default=8000)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    if "FAKE_CUDA_DEVICES" in os.environ:
-        count_uses(random.Random(options.seed), options.products)
-        return 0
-    from fake_driver.build import build
-
-    with tempfile.TemporaryDirectory() as folder:
-        missing = build(Path(folder))
-        if missing:
-            print(missing, file=sys.stderr)
-            return 1
-        environment = {**os.environ, "LD_LIBRARY_PATH": folder, "FAKE_CUDA_DEVICES": "1"}
-        return subprocess.run([sys.executable, *sys.argv], env=environment).returncode
+    if not stand_in.is_there():
+        return stand_in.run_again()
+    count_uses(random.Random(options.seed), options.products)
+    return 0
 
 
 def count_uses(rng: random.Random, products: int) -> None:
-    ctypes.CDLL("libtorch_cuda.so", mode=ctypes.RTLD_GLOBAL)
-    from fake_driver.control import FakeDriver
-    from faults import catalogs
-
-    driver = FakeDriver()
-    kernels = catalogs.kernels_of("matmul")
-    catalogs.declare(driver, kernels)
+    driver, kernels = stand_in.driver()
     uses = collections.Counter({kernel["name"]: 0 for kernel in kernels})
     for _ in range(products):
         driver.reset()
@@ -73,9 +55,9 @@ def multiply(rng: random.Random) -> None:
 
     dtype = rng.choice((torch.float16, torch.bfloat16, torch.float32, torch.float64))
     batch = rng.choice((0, 0, 0, 2, 16, rng.randint(1, 300)))
-    m, n, k = (random_size(rng) for _ in range(3))
+    m, n, k = (stand_in.random_size(rng) for _ in range(3))
     while max(batch, 1) * max(m * n, m * k, n * k) > MOST_ELEMENTS:
-        m, n, k = (random_size(rng) for _ in range(3))
+        m, n, k = (stand_in.random_size(rng) for _ in range(3))
 
     def operand(rows: int, columns: int) -> torch.Tensor:
         gap, offset = rng.choice((0, 0, 0, 8, 1, 3)), rng.choice((0, 0, 0, 0, 1, 8))
@@ -100,15 +82,6 @@ def multiply(rng: random.Random) -> None:
             torch.ops.cubin._linear_activation(a, weight, bias, activation)
         else:
             torch.ops.cubin._addmm(bias, a, b, beta=rng.choice((1, 0.5)), alpha=rng.choice((1, 2)))
-
-
-def random_size(rng: random.Random) -> int:
-    """1 to 18,820; often a small one, often a multiple of 8 or 64."""
-    if rng.random() < 0.25:
-        return rng.choice((1, 2, 3, 4, 5, 8, 16, 17, 32, 33, 48, 64, 96, 100, 128))
-    size = int(2 ** rng.uniform(0, 14.2))
-    step = rng.choice((1, 8, 64))
-    return max(step, size // step * step)
 
 
 if __name__ == "__main__":

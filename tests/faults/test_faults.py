@@ -52,6 +52,7 @@ CPP_ONLY = (
     "fake_kernel_lookup",
     "fake_kv_cache",
     "fake_pad",
+    "fake_planner",
     "fake_remembered_calls",
     "fake_requirements",
     "fake_sm90",

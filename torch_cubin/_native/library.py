@@ -117,6 +117,7 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "preload_op": [_TEXT, _INT],
     "watch_plans": [_INT],
     "watched_plans": [],
+    "planned": [_INT, _TEXT, _INT],
     "force_config": [_TEXT],
     "add_tuned_table": [_TEXT],
     "watch_op": [_TEXT],
@@ -360,6 +361,15 @@ def watch_plans(on: bool) -> None:
 def watched_plans() -> list[dict[str, Any]]:
     """The recorded products, each with all its configs."""
     return _answer(load().torch_cubin_watched_plans())["plans"]
+
+
+def planned(
+    products: list[dict[str, Any]], configs: bool = False, device: int = 0
+) -> list[dict[str, Any]]:
+    """What products that are only described would run there (csrc/ops/matmul/plan.h); `configs`:
+    beside all else that they could."""
+    text = json.dumps(products).encode()
+    return _answer(load().torch_cubin_planned(device, text, bool(configs)))["plans"]
 
 
 def force_config(name: str) -> None:

@@ -95,8 +95,7 @@ std::string& forced_config() {
   return name;
 }
 
-json watched_product(const MatmulTable& table, const Device& device, const MatmulCase& problem,
-                     const MatmulPlan& chosen) {
+json configs_of(const MatmulTable& table, const MatmulCase& problem) {
   json configs = json::array();
   for (const std::unique_ptr<MatmulKernels>& kernels : table.kernels) {
     std::vector<MatmulPlan> plans;
@@ -106,14 +105,23 @@ json watched_product(const MatmulTable& table, const Device& device, const Matmu
       configs.push_back({{"name", kernels->name(plan)}, {"microseconds", plan.microseconds}});
     }
   }
+  return configs;
+}
+
+std::string name_of(const MatmulPlan& plan) {
+  return plan.kernels == nullptr ? "" : plan.kernels->name(plan);
+}
+
+json watched_product(const MatmulTable& table, const Device& device, const MatmulCase& problem,
+                     const MatmulPlan& chosen) {
   constexpr const char* kDtypes[kMathCount] = {"float16", "bfloat16", "float32", "float32",
                                                "float64"};
   return {{"device", device.index},
           {"dtype", kDtypes[problem.math]},
           {"product", tuned_product(problem)},
-          {"chosen", chosen.kernels == nullptr ? "" : chosen.kernels->name(chosen)},
+          {"chosen", name_of(chosen)},
           {"tuned", tuned_config(device, problem)},
-          {"configs", configs}};
+          {"configs", configs_of(table, problem)}};
 }
 
 MatmulPlan watched_plan(const MatmulTable& table, const Device& device, const MatmulCase& problem) {
@@ -129,7 +137,7 @@ MatmulPlan watched_plan(const MatmulTable& table, const Device& device, const Ma
   // The tables know sums in the operands' type, and at most a bias.
   if (!problem.only_bias() || problem.output != problem.input) return plan;
   const std::string key = std::to_string(device.index) + tuned_product(problem).dump();
-  const std::string chosen = plan.kernels == nullptr ? "" : plan.kernels->name(plan);
+  const std::string chosen = name_of(plan);
   {
     std::lock_guard<std::mutex> lock(g_watch_mutex);
     const auto seen = watched().find(key);
@@ -154,6 +162,11 @@ struct RememberedPlan {
 };
 constexpr size_t kRememberedPlans = 256;
 
+const MatmulTable& table_of(const Device& device) {
+  return g_matmul_tables.get(
+      device, [](const Device& device) { return std::make_unique<MatmulTable>(device).release(); });
+}
+
 size_t slot_of(const MatmulCase& problem) {
   uint64_t hash = problem.facts() + 1;
   for (const int64_t value : {problem.m, problem.n, problem.k, problem.batch}) {
@@ -167,8 +180,7 @@ size_t slot_of(const MatmulCase& problem) {
 
 const MatmulPlan& plan_matmul(const Device& device, const MatmulCase& problem) {
   static thread_local RememberedPlan remembered[kRememberedPlans];
-  const MatmulTable& table = g_matmul_tables.get(
-      device, [](const Device& device) { return std::make_unique<MatmulTable>(device).release(); });
+  const MatmulTable& table = table_of(device);
   RememberedPlan& slot = remembered[slot_of(problem)];
   const uint64_t generation = tuned_generation();
   const bool watched = g_watched.load(std::memory_order_relaxed);
@@ -187,6 +199,16 @@ const MatmulPlan& plan_matmul(const Device& device, const MatmulCase& problem) {
     slot.generation = generation;
   }
   return slot.plan;
+}
+
+json planned(const Device& device, const MatmulCase& problem, bool with_configs) {
+  const MatmulTable& table = table_of(device);
+  const MatmulPlan plan = predicted(table, problem);
+  json out = {{"chosen", name_of(plan)},
+              {"microseconds", plan.kernels == nullptr ? 0 : plan.microseconds},
+              {"sum_order", plan.sum_order}};
+  if (with_configs) out["configs"] = configs_of(table, problem);
+  return out;
 }
 
 void watch_plans(bool on) {

@@ -23,6 +23,15 @@ void watch_plans(bool on);
 // "tuned", "configs": [{"name", "microseconds"}]}, the predicted times.
 nlohmann::json watched_plans();
 
+// What a product that is only described would run, without the tuned tables: {"chosen",
+// "microseconds", "sum_order"}, and all "configs" on request.
+nlohmann::json planned(const Device& device, const MatmulCase& problem, bool with_configs);
+
+// The case that JSON describes: as a tuned table's line does (tuned.h), with "dtype" and, where they
+// are not as usual, "bias", "activation", "scaled", "addend", "batch_invariant", "float_output",
+// "a_unit", "b_unit", "a_broadcast", "b_broadcast". Throws [input].
+MatmulCase described_case(const nlohmann::json& from);
+
 // While plans are watched, this thread's products that have a config of that name take it, with any
 // epilogue; "": none.
 void force_config(const std::string& name);

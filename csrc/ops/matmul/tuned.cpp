@@ -52,6 +52,15 @@ int tuned_index(const std::string& text, const char* const (&names)[N]) {
   throw std::runtime_error("'" + text + "' is not known");
 }
 
+// NOTE: json::get of a float that is out of range is undefined.
+int64_t size_of(const json& line, const char* key) {
+  const json& size = line.at(key);
+  if (size.is_number_unsigned() && size.get<uint64_t>() <= uint64_t{INT64_MAX}) {
+    return size.get<int64_t>();
+  }
+  throw std::runtime_error(std::string(key) + " " + size.dump());
+}
+
 std::atomic<uint64_t> g_generation{1};
 
 class TunedTables {
@@ -97,26 +106,9 @@ class TunedTables {
           printable(error.what()), "Tune again."});
   }
 
-  // NOTE: json::get of a float that is out of range is undefined.
-  static int64_t size_of(const json& line, const char* key) {
-    const json& size = line.at(key);
-    if (size.is_number_unsigned() && size.get<uint64_t>() <= uint64_t{INT64_MAX}) {
-      return size.get<int64_t>();
-    }
-    throw std::runtime_error(std::string(key) + " " + size.dump());
-  }
-
   static void read_line(const json& line, Configs& configs) {
     try {
-      const TunedProduct product = {
-          size_of(line, "m"),
-          size_of(line, "n"),
-          size_of(line, "k"),
-          size_of(line, "batch"),
-          tuned_index(line.at("math").get<std::string>(), kTunedMathNames),
-          tuned_index(line.at("a").get<std::string>(), kTunedAccessNames),
-          tuned_index(line.at("b").get<std::string>(), kTunedAccessNames)};
-      configs[product] = line.at("way").get<std::string>();
+      configs[product_of(tuned_case(line))] = line.at("way").get<std::string>();
     } catch (const json::exception&) {
       throw std::runtime_error("the line " + shown_json(line));
     }
@@ -176,6 +168,22 @@ std::string tuned_config(const Device& device, const MatmulCase& problem) {
 uint64_t tuned_generation() { return g_generation.load(std::memory_order_acquire); }
 
 void add_tuned_table(const json& table) { tuned_tables().add(table); }
+
+MatmulCase tuned_case(const json& line) {
+  MatmulCase c{};
+  c.m = size_of(line, "m");
+  c.n = size_of(line, "n");
+  c.k = size_of(line, "k");
+  c.batch = size_of(line, "batch");
+  c.math = static_cast<Math>(tuned_index(line.at("math").get<std::string>(), kTunedMathNames));
+  const int a = tuned_index(line.at("a").get<std::string>(), kTunedAccessNames);
+  const int b = tuned_index(line.at("b").get<std::string>(), kTunedAccessNames);
+  c.a = static_cast<Access>(a % kAccessCount);
+  c.b = static_cast<Access>(b % kAccessCount);
+  c.a_lines = a >= kAccessCount;
+  c.b_lines = b >= kAccessCount;
+  return c;
+}
 
 json tuned_product(const MatmulCase& c) {
   return {{"m", c.m},

@@ -22,6 +22,10 @@ uint64_t tuned_generation();
 // table, or where no GPU of this process is the one that it was measured on.
 void add_tuned_table(const nlohmann::json& table);
 
+// The sizes, math and access of a case that a table's line names; the rest is not set. Throws
+// std::exception for a line that is malformed.
+MatmulCase tuned_case(const nlohmann::json& line);
+
 // What a table says of a product's kind: {"m", "n", "k", "batch", "math", "a", "b"}.
 nlohmann::json tuned_product(const MatmulCase& problem);
 

@@ -1,0 +1,109 @@
+"""How much longer products take than they could, for the planner's choices: its regret on sweeps.
+
+    python benchmarks/planner_regret.py [SWEEP.jsonl ...] [--worst 20]    # needs no GPU
+
+A product's regret is how much longer the config takes that the planner predicts to be the quickest
+of those measured than the best of them: of all kernels, not of sm90.cu's alone (as
+benchmarks/sm90/fit_cost.py has it), and without the tuned tables. Sweeps are what
+`python -m torch_cubin tune --sweep --lines` writes, in files that name their GPU; by default all of
+the tree. Products are planned on the tests' stand-in driver, with that GPU's memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tools"))
+import stand_in  # noqa: E402
+
+RESULTS = ROOT / "benchmarks" / "results"
+LINE_BYTES = 128
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("sweeps", nargs="*", type=Path)
+    parser.add_argument("--worst", type=int, default=0, metavar="PRODUCTS")
+    parser.add_argument("--gpu", choices=stand_in.MEMORY, help="only its sweeps")
+    options = parser.parse_args()
+    if not stand_in.is_there():
+        gpus = [options.gpu] if options.gpu else list(stand_in.MEMORY)
+        return max(stand_in.run_again(gpu, "--gpu", gpu) for gpu in gpus)
+    stand_in.driver()
+    every = options.sweeps or sorted(RESULTS.glob("*sweep*.jsonl"))
+    paths = [path for path in every if f"_{options.gpu}_" in path.name]
+    found = [regret for path in paths for regret in regrets_of(path)]
+    for what, regrets in ({"all": found} | by_kind(found)).items():
+        values = [regret["regret"] for regret in regrets]
+        if values:
+            above = sum(value > 0.1 for value in values) / len(values)
+            mean = f"regret {statistics.mean(values):.2%}, above 10% {above:.1%}"
+            print(f"{options.gpu} {what}: {len(values)} products, {mean}")
+    for regret in sorted(found, key=lambda each: -each["regret"])[: options.worst]:
+        print("{regret:.0%} {product}: {chosen}, best {best}".format(**regret))
+    return 0
+
+
+def by_kind(found: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    kinds: dict[str, list[dict[str, Any]]] = {"few rows": [], "rows anywhere": [], "others": []}
+    for regret in found:
+        p = regret["sizes"]
+        few = min(p["m"], p["n"]) <= 64
+        kind = "rows anywhere" if "elements" in p["a"] + p["b"] else "few rows" if few else "others"
+        kinds[kind].append(regret)
+    return kinds
+
+
+def regrets_of(path: Path) -> list[dict[str, Any]]:
+    from torch_cubin._native import library
+
+    lines = [json.loads(text) for text in path.read_text().splitlines()]
+    products = [with_lines(line["product"]) for line in lines]
+    regrets = []
+    for product, line, plan in zip(products, lines, library.planned(products, True), strict=True):
+        times = {this_name(name): us for name, us in line["microseconds"].items()}
+        predicted = {
+            config["name"]: config["microseconds"]
+            for config in plan["configs"]
+            if config["name"] in times
+        }
+        if not predicted:
+            continue
+        chosen, best = min(predicted, key=predicted.__getitem__), min(predicted, key=times.get)
+        sizes = f"{product['m']}x{product['n']}x{product['k']} {product['a']} {product['b']}"
+        regrets.append(
+            {"regret": times[chosen] / times[best] - 1, "product": sizes, "sizes": product,
+             "chosen": chosen, "best": best}
+        )  # fmt: skip
+    return regrets
+
+
+def this_name(name: str) -> str:
+    """The first sweeps gave portable kernels their full names."""
+    found = re.fullmatch(r"(\w+?)_matmul_\w+?_(\d+x[\dx]+)( swapped)?", name)
+    return f"{found[1]} {found[2]}{found[3] or ''}" if found else name
+
+
+def with_lines(product: dict[str, Any]) -> dict[str, Any]:
+    """The first sweeps called all aligned rows vectors."""
+    size = {"16_bit": 2, "float64": 8}.get(product["math"], 4)
+
+    def access(name: str, own: int) -> str:
+        dim = name.split("_")[0]
+        row = (product["k"] if dim == "k" else own) * size
+        whole = "lines" if row % LINE_BYTES == 0 else "vectors"
+        return name if name.endswith("elements") else f"{dim}_{whole}"
+
+    a, b = access(product["a"], product["m"]), access(product["b"], product["n"])
+    return {**product, "a": a, "b": b}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""Plans of products that are only described: what tools ask, and the order of a plan's sums."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from fake_driver import tensors
+from faults import catalogs
+from faults.forked import error_of, forked
+
+from torch_cubin._native import library
+from torch_cubin._tuning import measure
+from torch_cubin._tuning.products import Product
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+import plan_changes
+
+
+@pytest.fixture
+def catalog(driver, tmp_path, monkeypatch) -> None:
+    catalogs.install(driver, tmp_path, monkeypatch, catalogs.kernels_of("matmul"))
+
+
+def described(m: int, n: int, k: int, layout: str, dtype: str) -> dict:
+    product = Product.of_layout(m, n, k, layout, dtype)
+    return {**product.line(), "dtype": product.dtype}
+
+
+@pytest.mark.parametrize("layout", ["nt", "nn", "tn"])
+@pytest.mark.parametrize("size", [(256, 512, 1024), (16, 4096, 4096), (100, 1001, 300)])
+def test_a_described_product_is_planned_as_the_same_product_of_tensors(
+    driver, catalog, layout: str, size: tuple[int, int, int]
+) -> None:
+    m, n, k = size
+
+    def run() -> list:
+        a = tensors.strided((m, k), (k, 1) if layout[0] == "n" else (1, m), torch.bfloat16)
+        b = tensors.strided((k, n), (n, 1) if layout[1] == "n" else (1, k), torch.bfloat16)
+        with measure.watching():
+            torch.ops.cubin._matmul(a, b)
+            plans = library.watched_plans()
+        (planned,) = library.planned([described(m, n, k, layout, "bfloat16")], configs=True)
+        same = [plan for plan in plans if plan["product"]["k"] == k and plan["product"]["m"] == m]
+        return [[plan["chosen"] for plan in same], planned]
+
+    chosen, planned = forked(run)
+    assert planned["chosen"] in chosen
+    times = {config["name"]: config["microseconds"] for config in planned["configs"]}
+    assert times[planned["chosen"]] == pytest.approx(planned["microseconds"])
+
+
+def test_the_order_of_sums_does_not_depend_on_the_number_of_rows(driver, catalog) -> None:
+    """Inside batch_invariant(), whatever the planner prefers: a plan's sum_order is its bits."""
+
+    def run() -> list:
+        products = plan_changes.random_products(3000, seed=3)
+        products = [p for p in products if p["batch_invariant"] and p["a"].startswith("k_")]
+        orders = []
+        for m in (1, 3, 64, 1000, 8192):
+            plans = library.planned([{**p, "m": m, "batch": 1} for p in products])
+            orders.append([plan["sum_order"] for plan in plans])
+        return [products, orders]
+
+    products, orders = forked(run)
+    assert len(products) > 300
+    changed = [
+        f"{product}: {by_rows}"
+        for product, *by_rows in zip(products, *orders, strict=True)
+        if len(set(by_rows)) > 1
+    ]
+    assert not changed, changed[:5]
+
+
+def test_a_product_that_is_no_product_is_refused(driver, catalog) -> None:
+    def run() -> list:
+        good = described(8, 8, 8, "nt", "float16")
+        wrong = [{**good, "m": -1}, {**good, "math": "x"}, {**good, "a": 3}, {"m": 1}, 3]
+        return [error_of(lambda each=each: library.planned([each])) for each in wrong]
+
+    for kind, text in forked(run):
+        assert kind == "InputError"
+        assert text.startswith("torch_cubin [input]: a product cannot be planned")
+
+
+def test_plan_changes_finds_nothing_where_nothing_changed(driver, catalog, capsys) -> None:
+    def run() -> list:
+        products = plan_changes.random_products(200, seed=5)
+        plans = [plan_changes.as_recorded(plan) for plan in plan_changes.plans_of(products)]
+        same = plan_changes.compare(products, plans, show=3)
+        number = next(i for i, p in enumerate(products) if p["batch_invariant"])
+        other = [list(plan) for plan in plans]
+        other[number] = ["another", 1.0, plans[number][2] + 1]
+        return [same, plan_changes.compare(products, other, show=3)]
+
+    assert forked(run) == [0, 1]
