@@ -399,7 +399,7 @@ def test_a_model_with_layers_of_both_kinds_is_causal(device):
     that it is causal."""
     config = transformers.BigBirdPegasusConfig(
         vocab_size=64, d_model=32, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=48,
-        encoder_layers=1, encoder_attention_heads=4, encoder_ffn_dim=48,
+        encoder_layers=2, encoder_attention_heads=4, encoder_ffn_dim=48,
     )  # fmt: skip
     ids = torch.arange(9, device=device)[None]
     results = []
