@@ -1,5 +1,5 @@
-// What csrc/ops_<family>.cpp register their ops with. Macros, because each names both an op and the
-// C++ functions behind it.
+// Op registration for csrc/ops_<family>.cpp. These are macros because each derives the op's name
+// and the C++ functions' names from one argument.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -7,7 +7,7 @@
 #include "ops/common/dispatch.h"
 #include "ops/common/op_calls.h"
 
-// A public op that only forwards: with grad mode off to the raw op `_name`, else to
+// Registers a public op that only forwards: to the raw op `_name` with grad mode off, else to
 // `_name_autograd`. The strings after the name are its leading tensor arguments, for errors.
 #define TC_BY_GRAD_MODE(name, ...)                                            \
   m.impl(name, [](StableIValue* stack, uint64_t, uint64_t) {                  \
@@ -16,7 +16,7 @@
     });                                                                       \
   })
 
-// name_cpu or name_cuda, whose calls that succeed are counted. The first argument is a tensor.
+// Wraps name_cpu or name_cuda to count successful calls. The first argument must be a tensor.
 #define TC_COUNTED(name, device)                                                         \
   [](StableIValue* stack, uint64_t arguments, uint64_t results) {                        \
     static OpCalls& calls = op_calls_of(#name, #device);                                 \
@@ -25,7 +25,7 @@
     calls.add(slot);                                                                     \
   }
 
-// `_name` runs name_cpu or name_cuda; so does `_name_autograd`, which has a derivative besides.
+// Registers name_cpu or name_cuda for `_name`, and for `_name_autograd`, which has a derivative.
 #define TC_RAW(name, device) m.impl("_" #name, TC_COUNTED(name, device))
 #define TC_RAW_AND_AUTOGRAD(name, device) \
   TC_RAW(name, device);                   \

@@ -1,6 +1,6 @@
-// Every schema of the attention family, and what each op runs. No logic here.
+// Schemas and registrations of the attention family, without logic.
 //
-// csrc/ops_matmul.cpp says how the public op, `_name` and `_name_autograd` belong together.
+// csrc/ops_matmul.cpp explains the relation of the public op, `_name` and `_name_autograd`.
 #include <torch/csrc/stable/library.h>
 
 #include "op_registration.h"
@@ -91,11 +91,11 @@ void implement_attention_ops(torch::stable::detail::StableLibrary& m) {
 
 STABLE_TORCH_LIBRARY_IMPL(cubin, CompositeImplicitAutograd, m) { implement_attention_ops(m); }
 
-// torch.vmap does not decompose a composite op by itself: it would loop over the batch.
+// Without this registration torch.vmap would loop over the batch instead of decomposing the op.
 STABLE_TORCH_LIBRARY_IMPL(cubin, FuncTorchBatchedDecomposition, m) { implement_attention_ops(m); }
 
-// Dropout draws a number that torch.vmap's randomness rules are about, though no argument may be
-// batched: below this key the draw would be one for all.
+// Dropout draws a random number, which must follow torch.vmap's randomness rules even if no
+// argument is batched. Below this key one draw would serve the whole batch.
 STABLE_TORCH_LIBRARY_IMPL(cubin, FuncTorchVmapMode, m) {
   m.impl("scaled_dot_product_attention", &scaled_dot_product_attention_composite);
   m.impl("flash_attention", TORCH_BOX(&flash_attention));

@@ -1,9 +1,9 @@
-// Every schema of the matmul family, and what each op runs. No logic here.
+// Schemas and registrations of the matmul family, without logic.
 //
-// A public op forwards (or does a little more: ops/matmul/composite.cpp): with gradients off to the
-// raw op `_name`, else to `_name_autograd`, whose derivative formulas _ops/autograd.py registers.
-// Both run the same kernels; a process without Python has the raw op alone. `_name` is private: it
-// has no derivative, and PyTorch warns when backward meets it.
+// A public op forwards to the raw op `_name` with grad mode off, else to `_name_autograd`, whose
+// derivative _ops/autograd.py registers; ops/matmul/composite.cpp has those that do more. Both run
+// the same kernels; a process without Python has only the raw op. `_name` is private because it has
+// no derivative, and PyTorch warns when backward reaches it.
 #include <torch/csrc/stable/library.h>
 
 #include "op_registration.h"
@@ -33,7 +33,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
   m.def("_addmm" TC_ADDMM);
   m.def("_addmm_autograd" TC_ADDMM);
 
-  // Of a linear layer whose output's gradient is grad: grad.t() @ input and grad.sum(0).
+  // The weight and bias gradients of a linear layer: grad.t() @ input and grad.sum(0).
   m.def(
       "_weight_and_bias_gradient(Tensor grad, Tensor input) -> (Tensor grad_weight, "
       "Tensor grad_bias)");
@@ -47,7 +47,7 @@ void implement_matmul_ops(torch::stable::detail::StableLibrary& m) {
 
 STABLE_TORCH_LIBRARY_IMPL(cubin, CompositeImplicitAutograd, m) { implement_matmul_ops(m); }
 
-// torch.vmap does not decompose a composite op by itself: it would loop over the batch.
+// Without this registration torch.vmap would loop over the batch instead of decomposing the op.
 STABLE_TORCH_LIBRARY_IMPL(cubin, FuncTorchBatchedDecomposition, m) { implement_matmul_ops(m); }
 
 #define TC_RAW_MATMUL_OPS(device)                 \

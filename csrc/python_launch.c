@@ -1,12 +1,13 @@
-/* torch_cubin._launch: the common kernel calls, without Python's cost for each argument.
+/* torch_cubin._launch: the fast path for common kernel calls, without Python's cost per argument.
  *
  * A Launcher packs contiguous plain tensors, ints, floats, bools and None, and calls the library's
- * torch_cubin_kernel_launch. Whatever else it meets, wrong calls included, it hands over unchanged to
- * _launch_plainly() of the Python class above it (_kernels/module.py): the rules and the messages
- * live there, and what passes here must be what passes there.
+ * torch_cubin_kernel_launch. All other calls, including wrong ones, are passed unchanged to
+ * _launch_plainly() of its Python subclass (_kernels/module.py), which has the rules and the error
+ * messages. This file must accept only calls that _launch_plainly() accepts.
  *
- * Python's limited API of 3.10 only: one file serves every later Python. Links neither CUDA nor torch:
- * configure() brings the library's functions, and says where in a torch.Tensor its at::Tensor lies. */
+ * Uses only Python's limited API of 3.10, so that one binary serves every later Python. Links
+ * neither CUDA nor torch: configure() passes the library's functions and the offset of the
+ * at::Tensor in a torch.Tensor. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stdbool.h>
@@ -16,8 +17,8 @@
 
 #include "runtime/launch_call.h"
 
-/* NOTE: the flag and both functions joined the limited API in 3.12 as they had been since 3.9; for
- * 3.10 and 3.11, which are finished, the headers only hide them. */
+/* NOTE: the flag and both functions joined the limited API in 3.12, unchanged since 3.9. 3.10 and
+ * 3.11 have them too; only their headers hide them. */
 #ifndef Py_TPFLAGS_HAVE_VECTORCALL
 #define Py_TPFLAGS_HAVE_VECTORCALL (1UL << 11)
 #endif
@@ -25,11 +26,11 @@
 typedef PyObject* (*Vectorcall)(PyObject*, PyObject* const*, size_t, PyObject*);
 extern PyObject* PyVectorcall_Call(PyObject* callable, PyObject* tuple, PyObject* dict);
 
-enum { kMaxParams = 64 }; /* more go the plain way */
+enum { kMaxParams = 64 }; /* kernels with more take _launch_plainly() */
 enum { kRecordingKeys = 3 };
 enum { kGrid, kBlock, kSharedMemory, kStream, kKeywords };
 
-/* DLTensor of DLPack 1.x, which its ABI promises. */
+/* DLTensor of DLPack 1.x, whose ABI is stable. */
 struct Exchanged {
   void* data;
   int32_t device_type, device_id;
@@ -43,42 +44,42 @@ enum { kExchangedComplex = 5 };
 
 static struct {
   char* (*launch)(void* kernel, const struct torch_cubin_launch_call* call);
-  PyObject* tensor_types[2]; /* torch.Tensor and Parameter: exactly these */
+  PyObject* tensor_types[2]; /* torch.Tensor and Parameter; no subclasses */
   int (*read_tensor)(const void* tensor, uint64_t takes, int32_t* device, uint64_t* address);
   Py_ssize_t tensor_at; /* bytes from a torch.Tensor's address to its at::Tensor */
   Py_ssize_t keys_at;   /* bytes from an at::TensorImpl's address to its dispatch keys */
-  /* Those that a tensor on a GPU has, and those that it may have if it is nothing but its memory. */
+  /* The dispatch keys that every GPU tensor has, and those that a plain tensor may have. */
   uint64_t device_keys, plain_keys;
-  /* Where the offsets above are not known, null otherwise: PyTorch's DLPack exchange function. */
+  /* PyTorch's DLPack exchange function, used if the offsets above are unknown; null otherwise. */
   int (*exchange)(void* object, struct Exchanged* out);
-  int32_t exchange_device; /* DLPack's number of the device that is served */
+  int32_t exchange_device; /* DLPack's number of the supported device type */
   PyObject *is_neg, *is_conj;
   /* c10::impl::tls_is_dispatch_key_included, and the keys under which calls are recorded. */
   bool (*is_included)(uint16_t key);
   uint16_t recording_keys[kRecordingKeys];
-  PyObject* raise_error; /* takes an error's address, and raises it */
+  PyObject* raise_error; /* takes an error's address and raises it */
   PyObject *grid, *block, *shared_memory, *stream, *plainly;
 } state;
 
 typedef struct {
-  uint64_t takes;               /* what a tensor may be of, bit by c10::ScalarType; 0: not stated */
-  int64_t least;                /* of an int, */
-  uint64_t most;                /* where both are not 0 */
+  uint64_t takes;               /* accepted dtypes, a bit per c10::ScalarType; 0: not stated */
+  int64_t least;                /* range of an int, */
+  uint64_t most;                /* unless both are 0 */
   uint8_t size;                 /* 1, 2, 4, 8, or 0 for others */
-  uint8_t may_point, may_float; /* where the binary tells pointers from numbers */
-  uint8_t is_float;             /* stated: an int is converted */
+  uint8_t may_point, may_float; /* if the binary distinguishes pointers from numbers */
+  uint8_t is_float;             /* stated as float: an int is converted */
 } Param;
 
 typedef struct {
   PyObject_HEAD Vectorcall call;
   void* kernel; /* null until bound */
   Py_ssize_t count;
-  PyObject* names; /* the last call's, and which keyword each is */
+  PyObject* names; /* of the last call, and the keyword of each */
   uint8_t keyword_count, keywords[kKeywords];
   Param params[kMaxParams];
 } Launcher;
 
-/* --- the parts of a call; 0 means: not here, let Python see to it (no exception is set) --- */
+/* --- the parts of a call; 0 means: Python must handle it (no exception is set) --- */
 
 static int read_int(PyObject* value, long long* out) {
   int overflow = 0;
@@ -113,8 +114,9 @@ static int answers_no(PyObject* object, PyObject* question) {
   return no;
 }
 
-/* By DLPack's codes (int, uint, float, opaque, bfloat, complex, bool), bits by c10::ScalarType. Types of
- * fewer than 8 bits, and those of 8 that are no integers, are left to Python. */
+/* Whether `takes`, a bit per c10::ScalarType, has the tensor's dtype. The table's rows are DLPack's
+ * codes: int, uint, float, opaque, bfloat, complex, bool. Types of fewer than 8 bits, and 8-bit
+ * types that are not integers, are left to Python. */
 static int is_taken(const struct Exchanged* found, uint64_t takes) {
   static const int8_t numbers[7][4] = {/* of 8, 16, 32 and 64 bits */
                                        {1, 2, 3, 4},     {0, 27, 28, 29},  {-1, 5, 6, 7},
@@ -127,15 +129,15 @@ static int is_taken(const struct Exchanged* found, uint64_t takes) {
   return number >= 0 && (takes >> number & 1) != 0;
 }
 
-/* The second way, some hundreds of nanoseconds longer a tensor. DLPack gives the memory of a lazily
- * negated or conjugated tensor as if it held the values, so those are asked for. */
+/* Reads a tensor through DLPack, which takes some hundred nanoseconds longer. DLPack ignores lazy
+ * negation and conjugation, so they are checked separately. */
 static int read_exchanged(PyObject* object, uint64_t takes, int32_t* device, uint64_t* out) {
   struct Exchanged found;
-  uint64_t step = 1; /* may pass 2^63 after the last dim */
+  uint64_t step = 1; /* may exceed 2^63 after the last dim */
   int empty = 0, dense = 1;
   memset(&found, 0, sizeof(found));
   if (state.exchange(object, &found) != 0) {
-    PyErr_Clear(); /* wrapped, sparse, of another device: Python says which */
+    PyErr_Clear(); /* wrapped, sparse, another device: Python reports it */
     return 0;
   }
   if (takes != 0 && !is_taken(&found, takes)) return 0;
@@ -148,7 +150,7 @@ static int read_exchanged(PyObject* object, uint64_t takes, int32_t* device, uin
   }
   if (!dense && !empty) return 0;
   *out = (uint64_t)(uintptr_t)found.data + found.byte_offset;
-  if (*out < (uint64_t)1 << 40) return 0; /* perhaps an offset from no memory */
+  if (*out < (uint64_t)1 << 40) return 0; /* possibly an offset from a null pointer */
   if (*device >= 0 && *device != found.device_id) return 0;
   *device = found.device_id;
   return 1;
@@ -162,7 +164,7 @@ static int read_tensor(PyObject* object, uint64_t takes, int32_t* device, uint64
   uint64_t keys;
   memcpy(&implementation, tensor, sizeof(implementation));
   memcpy(&keys, implementation + state.keys_at, sizeof(keys));
-  /* Lazily negated, wrapped, sparse: PyTorch 2.11 would also write a trace to stderr for some. */
+  /* Lazily negated, wrapped, sparse. For some, PyTorch 2.11 would print a stack trace to stderr. */
   if ((keys & state.device_keys) != state.device_keys || (keys & ~state.plain_keys) != 0) return 0;
   if (!state.read_tensor(tensor, takes, &found, out)) return 0;
   if (*device >= 0 && *device != found) return 0;
@@ -170,7 +172,7 @@ static int read_tensor(PyObject* object, uint64_t takes, int32_t* device, uint64
   return 1;
 }
 
-/* Little-endian machines only: a number's low bytes come first. */
+/* Assumes a little-endian machine. */
 static int pack_number(const Param* param, double number, uint64_t* out);
 
 static int pack_int(const Param* param, PyObject* value, uint64_t* out) {
@@ -204,7 +206,7 @@ static int pack_number(const Param* param, double number, uint64_t* out) {
     memcpy(out, &number, 8);
     return 1;
   }
-  /* Python knows where rounding to float32 overflows. */
+  /* Near float32's limit, Python decides whether rounding overflows. */
   if (param->size != 4 || (number - number == 0 && (number > 3.4e38 || number < -3.4e38))) return 0;
   const float rounded = (float)number;
   memcpy(out, &rounded, 4);
@@ -223,10 +225,9 @@ static int pack(const Param* param, PyObject* argument, int32_t* device, uint64_
   return argument == Py_None && param->size == 8 && param->may_point;
 }
 
-/* Which keyword each name of the tuple is. A call site passes the same tuple every time, so the last
- * one's answer is kept: the interpreter's functions cost more than what is done with them. Names are
- * exactly str: no code of a user's class runs when the tuple kept is let go, and no cycle leads back
- * here. */
+/* Maps each name of the tuple to its keyword, and caches the tuple: a call site passes the same one
+ * every time, and comparing the names is expensive. Only exact str names are accepted, so that
+ * freeing the tuple runs no user code and no reference cycle can form. */
 static int learn_names(Launcher* self, PyObject* names) {
   PyObject* const known[kKeywords] = {state.grid, state.block, state.shared_memory, state.stream};
   const Py_ssize_t count = PyTuple_Size(names);
@@ -302,7 +303,7 @@ done:
   return result;
 }
 
-/* Whether a trace or a mode of PyTorch's may be recording calls: Python then says which. */
+/* Whether a trace or a mode of PyTorch may be recording calls; Python then handles the call. */
 static int may_be_recorded(void) {
   for (int i = 0; i < kRecordingKeys; ++i) {
     if (state.is_included(state.recording_keys[i])) return 1;
@@ -329,7 +330,7 @@ static PyObject* launcher_call(PyObject* object, PyObject* const* arguments, siz
   if (call.device < 0) goto plainly;
   call.params = params;
   char* error;
-  /* The driver waits where its queue is full. */
+  /* The driver blocks if its queue is full. */
   Py_BEGIN_ALLOW_THREADS;
   error = state.launch(self->kernel, &call);
   Py_END_ALLOW_THREADS;
@@ -367,7 +368,8 @@ static void launcher_dealloc(PyObject* self) {
   Py_DECREF(type);
 }
 
-/* _bind(handle, ((size, kind, takes, number), ...)): what the binary says, and what its types state */
+/* _bind(handle, ((size, kind, takes, number), ...)): sizes and kinds of the parameters from the
+ * binary, dtypes and number kinds from their stated types. */
 static PyObject* launcher_bind(PyObject* object, PyObject* arguments) {
   Launcher* self = (Launcher*)object;
   unsigned long long handle;
@@ -440,7 +442,7 @@ static PyObject* configure(PyObject* module, PyObject* arguments) {
                         &keys_at, &device_keys, &plain_keys, &raise_error)) {
     return NULL;
   }
-  /* Kept for the life of the process: calls may be under way. */
+  /* Never released: calls may be running. */
   for (int i = 0; i < 2; ++i) {
     Py_INCREF(types[i]);
     state.tensor_types[i] = types[i];
@@ -456,7 +458,7 @@ static PyObject* configure(PyObject* module, PyObject* arguments) {
   Py_RETURN_NONE;
 }
 
-/* recording(function, three keys): how to ask whether calls are recorded. */
+/* recording(function, three keys): sets is_included and recording_keys. */
 static PyObject* set_recording(PyObject* module, PyObject* arguments) {
   unsigned long long function;
   unsigned short* const keys = state.recording_keys;
@@ -466,7 +468,7 @@ static PyObject* set_recording(PyObject* module, PyObject* arguments) {
   Py_RETURN_NONE;
 }
 
-/* exchange(function, device type): the second way to read tensors; 0 for the first. */
+/* exchange(function, device type): reads tensors through DLPack; function 0 disables it. */
 static PyObject* set_exchange(PyObject* module, PyObject* arguments) {
   unsigned long long function;
   int device;

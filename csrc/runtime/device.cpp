@@ -10,8 +10,8 @@
 namespace torch_cubin {
 namespace {
 
-std::atomic<const Device*> g_devices[kMaxDevices];  // leaked on purpose: launches may run at exit
-std::mutex g_devices_mutex;                         // guards the making of entries
+std::atomic<const Device*> g_devices[kMaxDevices];  // never freed: launches may run at exit
+std::mutex g_devices_mutex;                         // guards the creation of entries
 
 int attribute(CUdevice handle, CUdevice_attribute which) {
   int value = 0;
@@ -40,11 +40,11 @@ const Device* open_device(int index) {
   device->shared_optin =
       attribute(device->handle, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
   device->l2_bytes = attribute(device->handle, CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE);
-  // Double data rate: two transfers a clock; both clocks are in kHz.
+  // Double data rate: two transfers per clock. Both clocks are in kHz.
   const double memory = 2.0 * attribute(device->handle, CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE) *
                         attribute(device->handle, CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH) / 8;
   const int clock = attribute(device->handle, CU_DEVICE_ATTRIBUTE_CLOCK_RATE);
-  // Virtual and integrated GPUs may report 0: then a middling figure serves the cost model.
+  // Virtual and integrated GPUs may report 0; the cost model then uses a typical value.
   device->bytes_per_cycle = memory > 0 && clock > 0 ? memory / clock : 1000;
   if (clock > 0) device->cycles_per_microsecond = clock / 1000.0;
   check(d.cuDevicePrimaryCtxRetain(&device->context, device->handle), "driver",
@@ -100,7 +100,7 @@ int current_device() {
   check(d.cuCtxGetDevice(&handle), "driver", "cuCtxGetDevice");
   const int count = std::min(device_count(), kMaxDevices);
   for (int i = 0; i < count; ++i) {
-    // The handle is compared first: device(i) makes the context of a device that is not used yet.
+    // Compares the handle first: device(i) would create the context of an unused device.
     CUdevice other = 0;
     check(d.cuDeviceGet(&other, i), "driver", "cuDeviceGet");
     if (other != handle) continue;
@@ -124,7 +124,7 @@ bool in_green_context(const Device& device) {
   CUcontext current = nullptr;
   check(d.cuCtxGetCurrent(&current), "driver", "cuCtxGetCurrent");
   if (current == nullptr || current == device.context) return false;
-  // Of the null stream it gives the current context, where that is a green one.
+  // For the null stream this returns the current context if it is a green one.
   void* green = nullptr;
   CUdevice handle = 0;
   return d.cuStreamGetGreenCtx(nullptr, &green) == CUDA_SUCCESS && green != nullptr &&

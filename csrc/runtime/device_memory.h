@@ -1,21 +1,21 @@
-// Memory that the driver needs for code, globals and local memory, beside a caching allocator that
-// keeps what tensors have freed.
+// Retries driver calls that need device memory (for code, globals, local memory) after emptying the
+// caching allocator.
 #pragma once
 
 #include "driver/driver.h"
 
 namespace torch_cubin {
 
-// Gives what a caching allocator keeps of a device's free memory back to the driver.
+// Releases a caching allocator's unused memory on a device to the driver.
 using ReleaseCache = void (*)(int device_index);
 
-// Null, as at first, where there is no such allocator.
+// Null, the default, if there is no such allocator.
 void set_release_cache(ReleaseCache release);
 
-// Whether there is one; then it was asked to.
+// Returns whether there is a caching allocator; if so, it was asked to release its memory.
 bool release_cached_memory(int device_index);
 
-// `call`, and once more after the cache was emptied if the driver has no memory for it.
+// Runs `call`; if the driver is out of memory, empties the cache and runs it once more.
 template <class Call>
 CUresult with_device_memory(int device_index, const Call& call) {
   const CUresult result = call();

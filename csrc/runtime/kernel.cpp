@@ -10,7 +10,7 @@
 namespace torch_cubin {
 namespace {
 
-// The name in memory that is never freed: an error may tell it after the kernel is gone.
+// A copy of the name that is never freed: an error may name the kernel after it was deleted.
 const char* lasting(const std::string& name) {
   static std::mutex& mutex = *new std::mutex;
   static std::set<std::string>& names = *new std::set<std::string>;
@@ -56,8 +56,7 @@ Kernel::OnDevice::OnDevice(std::shared_ptr<const LoadedImage> loaded, const std:
   const int64_t compiled = int64_t{info.max_block[0]} * info.max_block[1] * info.max_block[2];
   common_threads =
       std::min<int64_t>({kMaxThreads, max_threads, compiled != 0 ? compiled : kMaxThreads});
-  // No block is common: launch_checked() refuses such parameters, and the short way does not look
-  // at them.
+  // Forces the general path, which refuses such parameters; launch_common() does not check them.
   if (info.param_bytes > kMaxParamBytes) common_threads = 0;
   std::copy(info.required_block.begin(), info.required_block.end(), common_block);
 }
@@ -109,7 +108,7 @@ void Kernel::preload(const Device& device) {
   const Module::Use use(module_);
   const ContextGuard guard(device);
   const CUfunction function = on(device).function;
-  // With CUDA's lazy loading the code moves to the device when its function is asked for something.
+  // With lazy loading, CUDA loads the code when an attribute of the function is queried.
   int registers = 0;
   check(with_device_memory(device.index,
                            [&] {

@@ -78,7 +78,7 @@ int64_t occupancy_of(Kernel& kernel, const torch_cubin_launch_call& call, const 
   set_shape(one, nullptr, config);
   if (has_cluster && !here.has_cluster) set_cluster(one.grid, config);
   const CUresult result = driver().cuOccupancyMaxActiveClusters(&count, function, &config);
-  if (result == CUDA_ERROR_INVALID_CLUSTER_SIZE) return 0;  // another way to say so
+  if (result == CUDA_ERROR_INVALID_CLUSTER_SIZE) return 0;  // no cluster fits
   check(result, "launch", "cuOccupancyMaxActiveClusters of " + object);
   return count;
 }

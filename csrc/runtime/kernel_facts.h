@@ -1,4 +1,4 @@
-// What the driver says of a kernel on one device: attributes, and how many blocks run at a time.
+// The driver's facts about a kernel on one device: attributes and occupancy.
 #pragma once
 
 #include <cstdint>
@@ -9,21 +9,21 @@
 namespace torch_cubin {
 
 struct KernelAttributes {
-  int max_threads = 0;  // a block
+  int max_threads = 0;  // per block
   int registers = 0;
   int static_shared = 0;
-  int max_dynamic_shared = 0;  // the most that a launch may ask for
-  int local_bytes = 0;         // a thread
+  int max_dynamic_shared = 0;  // maximal dynamic bytes of a launch
+  int local_bytes = 0;         // per thread
   int constant_bytes = 0;
   int binary_version = 0;  // 90 for sm_90
   int ptx_version = 0;
 };
 
-// Loads the kernel there. Throws [arch] where it cannot run.
+// Loads the kernel on the device. Throws [arch] if it cannot run there.
 KernelAttributes attributes_of(Kernel& kernel, const Device& device);
 
-// Blocks of the call's block and shared memory that a multiprocessor runs at a time; with
-// TORCH_CUBIN_CLUSTER, or a cluster of the binary's own, clusters that the device does. Throws
+// The maximal resident blocks per multiprocessor for the call's block and shared memory. With
+// TORCH_CUBIN_CLUSTER or a compiled cluster, the maximal resident clusters per device. Throws
 // [launch] for more shared memory than a block may have.
 int64_t occupancy_of(Kernel& kernel, const torch_cubin_launch_call& call, const Device& device);
 

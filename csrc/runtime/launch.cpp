@@ -19,8 +19,7 @@ void note_launch(const Kernel& kernel) {
   launches.last_kernel.store(kernel.lasting_name(), std::memory_order_relaxed);
 }
 
-// The product of three sizes; INT64_MAX where it would overflow, as sizes that are not checked yet
-// may.
+// The product of three sizes; INT64_MAX if it overflows (the sizes may be unchecked).
 int64_t product(const int64_t* values) {
   int64_t result = values[0];
   for (int i = 1; i < 3; ++i) {
@@ -29,7 +28,7 @@ int64_t product(const int64_t* values) {
   return result;
 }
 
-// The text is built on failure only.
+// Builds its text only on failure.
 [[gnu::cold]] void check_launch(CUresult result, const Kernel& kernel,
                                 const torch_cubin_launch_call& call) {
   check(result, "launch",
@@ -38,7 +37,7 @@ int64_t product(const int64_t* values) {
             " bytes of dynamic shared memory on cuda:" + std::to_string(call.device));
 }
 
-// Whether check_shape() and run() below would let the shape pass, clusters aside.
+// Whether the shape, apart from clusters, passes the checks of check_shape() and run() below.
 bool is_common(const Kernel::OnDevice& here, const torch_cubin_launch_call& call) {
   bool fits = true;
   for (int i = 0; i < 3; ++i) {
@@ -49,16 +48,16 @@ bool is_common(const Kernel::OnDevice& here, const torch_cubin_launch_call& call
   return fits && call.block[0] * call.block[1] * call.block[2] <= here.common_threads;
 }
 
-// Whether a launch on that stream works on the device without another context being made current: a
-// stream of PyTorch's own brings its context, the default ones mean that of the current one, and
-// what a caller names may be anything.
+// Whether a launch on the stream needs no change of the current context. PyTorch's non-default
+// streams carry their context, a default stream is that of the current context, and the stream that
+// a caller passes may be any.
 bool finds_context(CUstream stream, bool is_named, const Kernel::OnDevice& here) {
   if (!is_default_stream(stream) && !is_named) return true;
   CUcontext current = nullptr;
   return driver().cuCtxGetCurrent(&current) == CUDA_SUCCESS && current == here.context;
 }
 
-// The kernel on the device of the thread's context, where the last such launch went there too.
+// The kernel on the device of the thread's context, if the last such launch was there too; or null.
 Kernel::OnDevice* find_by_context(const Kernel& kernel) {
   Kernel::OnDevice* last = kernel.last();
   CUcontext current = nullptr;
@@ -66,8 +65,8 @@ Kernel::OnDevice* find_by_context(const Kernel& kernel) {
   return current == last->context ? last : nullptr;
 }
 
-// What decides whether clusters fit on the device, in one number that is never 0. The block and the
-// shared memory have been checked: 1024 threads and 2^31 bytes at most.
+// The facts that decide whether clusters fit on the device, packed into a nonzero number. The block
+// and the shared memory are already checked: at most 1024 threads and 2^31 bytes.
 uint64_t packed_cluster(const int64_t* cluster, const torch_cubin_launch_call& call) {
   uint64_t packed = 0;
   for (int i = 0; i < 3; ++i) packed = packed << 5 | static_cast<uint64_t>(cluster[i]);
@@ -81,7 +80,7 @@ void set_dependent(CUlaunchConfig& config) {
   attribute.value.programmaticStreamSerializationAllowed = 1;
 }
 
-// Adds clusters and dependent launch. Returns false where they need the checks below.
+// Adds clusters and dependent launch. Returns false if they need the general path's checks.
 bool add_common_attributes(const Kernel::OnDevice& here, const torch_cubin_launch_call& call,
                            CUlaunchConfig& config) {
   if ((call.flags & TORCH_CUBIN_CLUSTER) != 0 || here.has_cluster) {
@@ -106,11 +105,10 @@ bool add_common_attributes(const Kernel::OnDevice& here, const torch_cubin_launc
   return true;
 }
 
-// The short way of a launch whose shape needs no more checks than these, of a kernel that ran on
-// the device before. Touches as little code and data as can be: the driver's own work leaves the
-// first-level caches empty, and the general path costs 0.1 us more. The functions on the way are
-// marked hot, which lays them side by side. Returns false, having done nothing, when the launch
-// needs the general path.
+// The fast path, for common shapes of a kernel that ran on the device before. Returns false,
+// without side effects, if the launch needs the general path, which takes 0.1 us longer. Touches
+// little code and data because the driver's work evicts the L1 caches; [[gnu::hot]] places its
+// functions side by side.
 [[gnu::hot]] bool launch_common(Kernel& kernel, const torch_cubin_launch_call& call,
                                 CurrentStream current_stream) {
   constexpr uint32_t kCommon = TORCH_CUBIN_STREAM | TORCH_CUBIN_DEPENDENT | TORCH_CUBIN_CLUSTER;
@@ -121,13 +119,13 @@ bool add_common_attributes(const Kernel::OnDevice& here, const torch_cubin_launc
                                      ? kernel.find(call.device)
                                      : nullptr;
   if (here == nullptr) return false;
-  // Unsigned: too few bytes become a huge number, and take the general path like too many.
+  // Unsigned: too few bytes wrap to a huge number and take the general path, as too many do.
   if (static_cast<uint64_t>(call.shared_memory) - here->least_shared >= INT_MAX) return false;
   if (!here->allows(static_cast<uint32_t>(call.shared_memory)) || !is_common(*here, call)) {
     return false;
   }
   CUlaunchConfig config{};
-  CUlaunchAttribute attributes[2];  // each filled where it is added
+  CUlaunchAttribute attributes[2];  // filled as they are added
   if (here->has_cluster || (call.flags & ~TORCH_CUBIN_STREAM) != 0) {
     config.attrs = attributes;
     if (!add_common_attributes(*here, call, config)) return false;
@@ -155,7 +153,7 @@ class Launch {
     clustered_ = cluster_[0] != 0;
   }
 
-  // The checks that need no device.
+  // The checks that are independent of the device.
   void check_shape() const {
     for (int i = 0; i < 3; ++i) {
       if (call_.grid[i] <= 0) {
@@ -175,7 +173,7 @@ class Launch {
     }
     check_block();
     check_cluster();
-    if (info_.param_bytes > kMaxParamBytes) {  // of a file that no compiler wrote
+    if (info_.param_bytes > kMaxParamBytes) {  // no compiler writes such a file
       fail({"params", "the launch of " + object(), "has more parameters than CUDA passes",
             "at most " + std::to_string(kMaxParamBytes) + " bytes",
             std::to_string(info_.param_bytes) + " bytes", ""});
@@ -212,9 +210,9 @@ class Launch {
                   ? static_cast<CUstream>(call_.stream)
                   : current_stream_(device.index),
               config);
-    CUlaunchAttribute attributes[4];  // each filled where it is added
+    CUlaunchAttribute attributes[4];  // filled as they are added
     config.attrs = attributes;
-    // A cluster that the binary demands is in force without being named.
+    // The driver applies a compiled cluster by itself.
     if (clustered_ && info_.cluster[0] == 0) set_cluster(cluster_, config);
     if (has(TORCH_CUBIN_PRIORITY)) {
       check_priority(here, device);
@@ -231,15 +229,15 @@ class Launch {
       attribute.value.cooperative = 1;
     }
     if (has(TORCH_CUBIN_DEPENDENT)) set_dependent(config);
-    // PyTorch's own work on the default stream goes to that of the current context. A green one,
-    // which PyTorch makes current, is meant: on the primary one's stream the launch would overtake
-    // that work. The function is of the primary context; its handle is of whichever is current.
+    // PyTorch's work on the default stream runs on that of the current context. If that is a green
+    // context, the launch must use it too, or it would not be ordered after that work. `function`
+    // belongs to the primary context; the CUkernel handle works in any.
     if (green && is_default_stream(config.hStream)) {
       guard.reset();
       function = reinterpret_cast<CUfunction>(here.handle);
     }
     kernel_.module().note_capture(config.hStream);
-    // A kernel's first launch may need memory for its code and its threads' local memory.
+    // A kernel's first launch may need memory for its code and local memory.
     const CUresult result = with_device_memory(device.index, [&] {
       return driver().cuLaunchKernelEx(&config, function, call_.params, nullptr);
     });
@@ -329,8 +327,8 @@ class Launch {
            std::to_string(call_.priority), "");
   }
 
-  // A grid whose blocks wait for each other hangs if they do not all run at once; a cluster whose
-  // blocks do not fit together never starts.
+  // Throws if a cooperative grid's blocks cannot all be resident, since it would hang, or if a
+  // cluster cannot, since it would never start.
   void check_residency(Kernel::OnDevice& here, const Device& device, CUfunction function,
                        const CUlaunchConfig& config) const {
     std::lock_guard<std::mutex> lock(here.mutex);
@@ -385,7 +383,7 @@ class Launch {
              std::to_string(product(call_.grid)) + ", grid " + triple(call_.grid),
              "Launch fewer blocks and let each do more.");
     }
-    // Remembered for launch_common(), which no cooperative launch takes.
+    // Cached for launch_common(), which cooperative launches do not use.
     if (clustered_) {
       const uint64_t packed = packed_cluster(cluster_, call_);
       here.checked_cluster(packed).store(packed, std::memory_order_relaxed);
@@ -396,7 +394,7 @@ class Launch {
   const torch_cubin_launch_call& call_;
   const KernelInfo& info_;
   const CurrentStream current_stream_;
-  int64_t cluster_[3];  // what is in force; 0 where there is none
+  int64_t cluster_[3];  // the call's or the compiled one; 0 if there is none
   bool clustered_;
 };
 

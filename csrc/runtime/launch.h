@@ -1,5 +1,5 @@
-// The one launch, of users' kernels and of the library's own: plain addresses, a stream, and a shape
-// that is checked against the binary and the device before the driver is asked.
+// The single launch function, for users' kernels and the library's own. Checks the shape against
+// the binary and the device before calling the driver.
 #pragma once
 
 #include "runtime/launch_call.h"
@@ -7,11 +7,11 @@
 
 namespace torch_cubin {
 
-// Launches on the call's device, and on its stream where it names one or `current_stream` is null, else
-// on what `current_stream` says. The grid must be a whole number of clusters: it is never rounded here,
-// since only a kernel whose blocks past the last tile return may get more blocks than there are
-// tiles. Throws [launch] for a shape that the kernel or the device cannot have, [closed], [arch] and
-// what the driver says.
+// Launches on the call's device. The stream is the call's if it names one or `current_stream` is
+// null, else the result of `current_stream`. The grid must be a whole number of clusters; it is not
+// rounded, since only a kernel whose blocks past the last tile return can run extra blocks. Throws
+// [launch] for a shape that the kernel or the device does not support, [closed], [arch], and the
+// driver's errors.
 void launch(Kernel& kernel, const torch_cubin_launch_call& call, CurrentStream current_stream);
 
 // Kernels launched by this process so far.

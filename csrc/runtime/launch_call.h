@@ -1,6 +1,7 @@
-/* What Python hands over for one launch: plain C, shared by the library and by the small extension module of csrc/python_launch.c, which is compiled apart from it.
+/* The arguments of one launch from Python, in plain C: shared by the library and the separate
+ * extension module of csrc/python_launch.c.
  *
- * Numbers are as wide as Python's checks leave them: the library checks every range. */
+ * Numbers are wide enough for Python's unchecked values; the library checks every range. */
 #pragma once
 
 #include <stdint.h>
@@ -12,10 +13,10 @@
 #define TORCH_CUBIN_CLUSTER 16u  /* `cluster` is given */
 
 #define TORCH_CUBIN_CURRENT_DEVICE \
-  INT32_MIN /* of the thread's context; the first where it has none */
+  INT32_MIN /* that of the thread's context; the first if it has none */
 
 struct torch_cubin_launch_call {
-  uint32_t size;  /* of this struct: both sides must be of one build */
+  uint32_t size;  /* of this struct: both sides must come from one build */
   uint32_t flags; /* TORCH_CUBIN_* */
   int32_t device; /* PyTorch's index, or TORCH_CUBIN_CURRENT_DEVICE */
   int32_t priority;
@@ -24,5 +25,5 @@ struct torch_cubin_launch_call {
   int64_t cluster[3];
   int64_t shared_memory; /* dynamic, bytes */
   void* stream;
-  void** params; /* one pointer a parameter */
+  void** params; /* one pointer per parameter */
 };

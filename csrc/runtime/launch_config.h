@@ -1,4 +1,4 @@
-// A call's shape as the driver takes it, and as errors say it.
+// A call's shape for the driver's launch configuration and for error messages.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ inline void set_shape(const torch_cubin_launch_call& call, CUstream stream,
   config.hStream = stream;
 }
 
-// Adds an attribute, for which config.attrs has room.
+// Adds an attribute; config.attrs must have capacity for it.
 inline void set_cluster(const int64_t* cluster, CUlaunchConfig& config) {
   CUlaunchAttribute& attribute = config.attrs[config.numAttrs++];
   attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;

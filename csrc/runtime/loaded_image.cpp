@@ -10,14 +10,14 @@ namespace {
 
 constexpr size_t kLogBytes = 4096;  // of the driver's PTX compiler
 
-// What drivers say of an image that they cannot read.
+// The errors that drivers return for an image that they cannot read.
 bool is_about_the_image(CUresult result) {
   return result == CUDA_ERROR_INVALID_IMAGE || result == CUDA_ERROR_NO_BINARY_FOR_GPU ||
          result == CUDA_ERROR_INVALID_PTX || result == CUDA_ERROR_UNSUPPORTED_PTX_VERSION ||
          result == CUDA_ERROR_INVALID_SOURCE;
 }
 
-// A toolkit's "13.0" as the driver counts, 13000; 0 where the file does not tell.
+// A toolkit's "13.0" in the driver's numbering, 13000; 0 if the file does not record it.
 int version_number(const std::string& toolkit) {
   char* end = nullptr;
   const long major = std::strtol(toolkit.c_str(), &end, 10);
@@ -43,7 +43,7 @@ void check_load(CUresult result, const LoadedImage& loaded) {
 std::shared_ptr<const LoadedImage> LoadedImage::load(Image image, const std::vector<uint8_t>& bytes,
                                                      const std::string& origin, int device_index) {
   std::shared_ptr<LoadedImage> module(new LoadedImage(std::move(image), origin));
-  // The driver copies the image: the bytes may go after this call.
+  // The driver copies the image: the bytes may be freed after this call.
   const CUresult result = with_device_memory(device_index, [&] {
     return driver().cuLibraryLoadData(&module->handle_, bytes.data(), nullptr, nullptr, 0, nullptr,
                                       nullptr, 0);
@@ -60,7 +60,7 @@ std::shared_ptr<const LoadedImage> LoadedImage::compile(Image image,
   module->compiled_ = true;
   std::vector<char> log(kLogBytes, '\0');
   CUjit_option options[] = {CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
-  // The driver takes numbers in place of pointers here.
+  // The driver expects integers cast to pointers for some options.
   void* values[] = {log.data(), reinterpret_cast<void*>(log.size() - 1)};
   const CUresult result = with_device_memory(device_index, [&] {
     return driver().cuLibraryLoadData(&module->handle_, text.data(), options, values, 2, nullptr,

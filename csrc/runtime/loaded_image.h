@@ -1,4 +1,4 @@
-// LoadedImage: an Image given to the driver. One handle of the driver's serves all devices.
+// LoadedImage: an Image loaded by the driver. One driver handle serves all devices.
 #pragma once
 
 #include <cstdint>
@@ -14,20 +14,20 @@ namespace torch_cubin {
 
 class LoadedImage {
  public:
-  // Gives `bytes`, of which `image` tells the facts, to the driver. The bytes must have been
-  // parsed and hashed already: the driver takes no length and walks off the end of a bad image.
-  // `device_index`: whose memory may be short. Throws [oom], and [driver] with both versions where
-  // the image is of a newer toolkit than the driver takes.
+  // Loads `bytes`, which `image` describes. They must have been parsed and hashed before: the
+  // driver takes no length and reads past the end of a bad image. `device_index`: the device whose
+  // cached memory is released if the driver runs out. Throws [oom], and [driver] with both versions
+  // if the image's toolkit is newer than the driver supports.
   static std::shared_ptr<const LoadedImage> load(Image image, const std::vector<uint8_t>& bytes,
                                                  const std::string& origin, int device_index);
 
-  // The same for PTX, which the driver compiles: `text` ends with a NUL. What the compiler says
-  // stands in the error.
+  // The same for PTX, which the driver compiles. `text` must end with a NUL. An error contains the
+  // compiler's log.
   static std::shared_ptr<const LoadedImage> compile(Image image, const std::vector<uint8_t>& text,
                                                     const std::string& origin, int device_index);
 
-  // Unloads the library now and reports its errors. The caller has waited for the
-  // work that uses it; a second call does nothing.
+  // Unloads the library now and reports the driver's errors. The caller must have waited for the
+  // work that uses it. A second call does nothing.
   void unload() const;
   ~LoadedImage();
   LoadedImage(const LoadedImage&) = delete;
@@ -36,7 +36,7 @@ class LoadedImage {
   const Image& image() const { return image_; }
   const std::string& origin() const { return origin_; }
   CUlibrary handle() const { return handle_; }
-  bool is_compiled() const { return compiled_; }  // from PTX, for whatever device runs it
+  bool is_compiled() const { return compiled_; }  // from PTX, at load time
 
  private:
   LoadedImage(Image image, std::string origin)

@@ -1,4 +1,4 @@
-// Device memory for programs that use nothing else of CUDA: allocate, copy, wait.
+// Device memory for programs without the CUDA runtime: allocate, free, copy.
 #pragma once
 
 #include <cstdint>
@@ -7,13 +7,13 @@
 
 namespace torch_cubin {
 
-// Throws [oom] where the device has no such room.
+// Throws [oom] if the device is out of memory.
 void* allocate_memory(const Device& device, uint64_t bytes);
 
-// Waits for the device's work, as the driver does.
+// Waits for the device's work, as cuMemFree does.
 void free_memory(const Device& device, void* memory);
 
-// In the stream's order; either side may be the host's or a device's.
+// In stream order. Both addresses may be host or device memory.
 void copy_memory(const Device& device, void* to, const void* from, uint64_t bytes, void* stream);
 
 void synchronize_stream(const Device& device, void* stream);

@@ -17,8 +17,8 @@
 namespace torch_cubin {
 namespace {
 
-// The design's order: exactly this device's arch, its family, the same major at the nearest lower
-// minor; PTX only where no cubin runs. 0: not at all.
+// How well an image suits a device, 0 if it cannot run: first the device's exact arch, then its
+// family, then the same major at the nearest lower minor, and last PTX.
 int rank(const SourceImage& source, int device_sm) {
   constexpr int kBeforePtx = 1000000;
   if (source.is_ptx) return rank_ptx(source.image.arch, device_sm);
@@ -36,8 +36,8 @@ constexpr const char* kTakeOut =
     "all "
     "FILE` does, and load it alone.";
 
-// Whether each file of a program may have a kernel of that symbol. Instances of templates are alike
-// in all, and so is what is weak. Compilers before CUDA 13 do not mark static ones.
+// Whether each source file of a program may have its own kernel of that symbol. Template instances
+// and weak symbols are the same in all files. Compilers before CUDA 13 do not mark static kernels.
 bool is_own_of_file(const KernelInfo& kernel) {
   if (kernel.is_local || kernel.is_weak) return kernel.is_local;
   return demangled(kernel.name).find('<') == std::string::npos;
@@ -83,13 +83,12 @@ Module::Module(std::vector<SourceImage> images, std::string origin, Lifetime lif
   find_different_params();
 }
 
-// Names repeat from one compilation to the next: Inductor begins anew with each model, and tile
-// configurations of one source file share their names. Within one source C++'s one-definition rule
-// holds, and libraries have one template's kernel in many of their images; but each file of a
-// program may have a `static` kernel of its own. Two libraries may both have a kernel that their
-// users never ask for, so it is refused by its name.
+// Different kernels may share a name: Inductor restarts its numbering for each model, and tile
+// configurations compiled from one file have the same names. Within one source C++'s one-definition
+// rule holds, except for `static` kernels. A conflict is reported only when the kernel is
+// requested, since it may be one that nobody uses.
 void Module::find_different_sources() {
-  // What was compared: two libraries may share thousands of kernels, all in one image of each.
+  // Caches comparisons: two libraries may share thousands of kernels, all in one image of each.
   std::map<std::pair<const SourceImage*, const SourceImage*>, bool> same;
   std::map<std::tuple<std::string, std::string, bool>,
            std::pair<const SourceImage*, const KernelInfo*>>
@@ -118,7 +117,8 @@ void Module::find_different_sources() {
   }
 }
 
-// A call packs its arguments once, whatever device it goes to.
+// Finds kernels whose parameters differ between images. A call packs its arguments in the same
+// layout for every device.
 void Module::find_different_params() {
   std::map<std::string, std::pair<const KernelInfo*, const SourceImage*>> first;
   for (const SourceImage& source : images_) {
@@ -165,8 +165,8 @@ Kernel& Module::kernel(const std::string& name) {
   return *kernels_.emplace(name, std::move(kernel)).first->second;
 }
 
-// Those of the first image that has it, and the types that any of them states: PTX beside a cubin
-// has those of an extern "C" kernel.
+// The facts of the first image with the kernel, plus the parameter types that any image states: for
+// an extern "C" kernel, PTX has the types that a cubin lacks.
 KernelInfo Module::facts_of(const std::string& name) const {
   KernelInfo facts;
   bool known = false;
@@ -208,7 +208,7 @@ Kernel& Module::kernel_called(const std::string& name) {
   return found;
 }
 
-// The only one of these symbols; the name itself where there is none.
+// The single symbol in `called`, or `name` if it is empty. Throws if there are several.
 const std::string& Module::one_of(const std::vector<std::string>& called, const std::string& name,
                                   const char* what) const {
   if (called.empty()) return name;
@@ -229,7 +229,7 @@ const SourceImage* Module::choose(const Device& device, const std::string& kerne
   for (const SourceImage& source : images_) {
     if (source.image.find(kernel) == nullptr) continue;
     const int value = rank(source, device.sm);
-    if (value <= best_rank) continue;  // of equals the first
+    if (value <= best_rank) continue;  // of equals, keep the first
     best = &source;
     best_rank = value;
   }
@@ -277,7 +277,7 @@ std::shared_ptr<const LoadedImage> Module::load(const Device& device, const Sour
     loaded = source.is_ptx
                  ? LoadedImage::compile(source.image, source.bytes, source.origin, device.index)
                  : LoadedImage::load(source.image, source.bytes, source.origin, device.index);
-    std::vector<uint8_t>().swap(images_[index].bytes);  // the driver has its own, for all devices
+    std::vector<uint8_t>().swap(images_[index].bytes);  // the driver's copy serves all devices
     loaded_.store(true, std::memory_order_release);
   }
   used_[device.index] = true;
@@ -322,14 +322,14 @@ std::vector<const SourceImage*> Module::images_without_kernels(const Device& dev
 bool Module::may_have(const SourceImage& source, const std::string& symbol) {
   std::lock_guard<std::mutex> lock(mutex_);
   const std::vector<uint8_t>& bytes = source.bytes;
-  if (bytes.empty()) return true;  // it is loaded, so that asking the driver costs little
+  if (bytes.empty()) return true;  // it is loaded, so asking the driver is cheap
   return source.is_ptx ? has_ptx_word(bytes.data(), bytes.size(), symbol)
                        : has_symbol(bytes.data(), bytes.size(), source.origin, symbol);
 }
 
-// Each image has a variable of its own, which only its own kernels see: of two, neither can be
-// meant without a warning. Images without kernels may be one for each architecture, with the same
-// variables in all: there the best image with the variable is meant, as it is for a kernel.
+// Each image has its own instance of a variable, visible only to its own kernels, so that a
+// variable in two images is ambiguous. Images without kernels may be variants for several
+// architectures; of those, as for kernels, the best image with the variable is used.
 Module::Global Module::global(const Device& device, const std::string& given) {
   const Use use(*this);
   const std::string name = variable_called(given);
@@ -403,14 +403,14 @@ void Module::preload(const Device& device) {
 
 void Module::look_for_capture(CUstream stream) {
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  // An error is not reported here, because the launch that follows gets it too: the capture is
-  // invalid, or the legacy stream is used beside one.
+  // Errors are not reported here, because the launch that follows gets them too: the capture is
+  // invalid, or the legacy stream is used during a capture.
   const CUresult result = driver().cuStreamIsCapturing(stream, &status);
   if (result == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_NONE) return;
   if (result == CUDA_SUCCESS || result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) captured_ = true;
 }
 
-// Waiting for a device whose stream is being captured is an error that ends the capture, too.
+// Synchronising a device during a capture is an error that also invalidates the capture.
 void Module::refuse_during_capture(const Device& device, CurrentStream current_stream) const {
   if (current_stream == nullptr) return;
   const CUstream stream = current_stream(device.index);
@@ -438,12 +438,12 @@ bool Module::unload(bool keep, CurrentStream current_stream) {
   while (users_.load() != 0) pause_for_launches();
   if (!loaded()) return true;
   if (captured_ || keep) return false;
-  // Nobody launches any more: nothing below needs a lock.
+  // No launch is running and none can start, so used_ needs no lock.
   for (int i = 0; i < kMaxDevices; ++i) {
     if (!used_[i]) continue;
     const ContextGuard guard(device(i));
     const CUresult result = driver().cuCtxSynchronize();
-    // A capture in another thread: the module stays open, as where the capture was seen above.
+    // A capture in another thread: the module stays open, as it does for refuse_during_capture().
     if (is_capture_error(result)) closed_.store(false);
     check(result, "driver",
           "cuCtxSynchronize of cuda:" + std::to_string(i) + ", to unload " + origin_);

@@ -15,7 +15,7 @@ namespace {
 static_assert(sizeof(CUtensorMap) == kTensorMapBytes, "the size that kernels take");
 static_assert(std::has_unique_object_representations_v<TensorMapSpec>, "compared by memcmp");
 
-// 320 KiB a thread that encodes maps: those of a few hundred weights, beside activations.
+// 320 KiB per thread that encodes maps: enough for a few hundred weights plus activations.
 constexpr size_t kKeptMaps = 1024;
 
 struct KeptMap {
@@ -23,7 +23,7 @@ struct KeptMap {
   CUtensorMap encoded;
 };
 
-// The place of a spec: a newer one with the same place replaces it.
+// The cache slot of a spec. A newer spec with the same slot replaces it.
 size_t place_of(const TensorMapSpec& map) {
   uint64_t hash = reinterpret_cast<uintptr_t>(map.address) >> 4;
   for (const uint64_t value :
@@ -36,7 +36,8 @@ size_t place_of(const TensorMapSpec& map) {
 }
 
 void encode_by_driver(const TensorMapSpec& map, CUtensorMap& out) {
-  const ContextGuard guard(device(static_cast<int>(map.device)));  // a thread may not have one yet
+  const ContextGuard guard(
+      device(static_cast<int>(map.device)));  // the thread may have no context yet
   check(driver().cuTensorMapEncodeTiled(&out, static_cast<CUtensorMapDataType>(map.data_type),
                                         map.rank, map.address, map.dims, map.strides, map.box,
                                         map.element_strides,
@@ -54,7 +55,7 @@ void encode_tensor_map(const TensorMapSpec& map, uint8_t* out) {
   if (kept == nullptr) kept = std::make_unique<KeptMap[]>(kKeptMaps);
   KeptMap& here = kept[place_of(map)];
   if (std::memcmp(&here.spec, &map, sizeof(map)) != 0) {
-    here.spec.rank = 0;  // should the driver refuse
+    here.spec.rank = 0;  // invalid if the driver refuses
     encode_by_driver(map, here.encoded);
     here.spec = map;
   }

@@ -1,5 +1,5 @@
-// Tensor maps: what the hardware's tensor memory accelerator (TMA) reads of a tensor, encoded by the
-// driver on the host into 128 bytes that a kernel takes by value.
+// Tensor maps: descriptors of a tensor for the tensor memory accelerator (TMA). The driver encodes
+// one on the host into 128 bytes, which a kernel takes by value.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@ namespace torch_cubin {
 constexpr int kTensorMapBytes = 128;
 constexpr int kTensorMapDims = 5;
 
-// Dims innermost first, as the driver wants them; enums by the driver's numbers. Specs are compared byte
-// by byte, so every byte is some member's, and what lies beyond the rank should be zero.
+// Dims are innermost first, and enums have the driver's numbers. Specs are compared byte by byte,
+// so the struct has no padding, and dims beyond the rank should be zero.
 struct TensorMapSpec {
   uint32_t rank;
   uint32_t data_type;
@@ -22,17 +22,17 @@ struct TensorMapSpec {
   int64_t device;  // of the tensor
   void* address;
   uint64_t dims[kTensorMapDims];
-  uint64_t strides[kTensorMapDims];  // bytes, from the second dim on
+  uint64_t strides[kTensorMapDims];  // bytes, starting with the second dim
   uint32_t box[kTensorMapDims];
   uint32_t element_strides[kTensorMapDims];
 };
 
-// Encodes `map` into `out`, at any alignment. Throws [input] where the driver refuses. Each thread keeps
-// what it encoded lately: a map depends on nothing but its spec, so one for memory that was freed and
-// given out again is right as it is.
+// Encodes `map` into `out`, which may have any alignment. Throws [input] if the driver refuses.
+// Each thread caches its recent maps. A map depends only on its spec, so it stays valid for memory
+// that was freed and reallocated.
 void encode_tensor_map(const TensorMapSpec& map, uint8_t* out);
 
-// The driver's numbers (CUtensorMapDataType and so on), for host code that may not name it.
+// The driver's numbers (CUtensorMapDataType and so on), for host code that must not include cuda.h.
 enum class MapType : uint32_t {
   kUInt8 = 0,
   kFloat16 = 6,
@@ -46,12 +46,12 @@ enum class MapL2Promotion : uint32_t { kNone = 0, k64Bytes = 1, k128Bytes = 2, k
 
 struct MapDim {
   uint64_t size;    // elements
-  uint64_t stride;  // bytes, a multiple of 16; of no meaning in the first dim, which is contiguous
-  uint32_t box;     // elements that one copy moves; 1 to 256
+  uint64_t stride;  // bytes, a multiple of 16; ignored for the first dim, which is contiguous
+  uint32_t box;     // elements per copy, 1 to 256
 };
 
-// A map of 1 to 5 dims, innermost first, that fills what is out of bounds with zeros. `out` has 128
-// bytes at any alignment.
+// A map of 1 to 5 dims, innermost first, with out-of-bounds elements read as zero. `out` has 128
+// bytes and may have any alignment.
 void encode_tiled_map(void* out, const void* address, MapType type, MapSwizzle swizzle,
                       std::initializer_list<MapDim> dims, int device_index,
                       MapL2Promotion promotion = MapL2Promotion::k256Bytes);
