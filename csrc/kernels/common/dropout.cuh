@@ -1,9 +1,9 @@
-// Which attention weights dropout drops: a pure function of the seed and the weight's place, so that
-// forward, backward and every tiling agree (Philox 4x32, 7 rounds: Salmon et al., SC 2011).
+// The dropout mask of attention weights: a pure function of the seed and the weight's position, so
+// that forward, backward and every tiling agree (Philox 4x32, 7 rounds: Salmon et al., SC 2011).
 //
-// One call serves the 8 weights that a thread of an m16n8 accumulator tile holds of one row in 32
-// columns: columns 32 c + 8 j + 2 t + e for j = 0..3 and e = 0..1. Their 16-bit numbers are the
-// halves (low first, e) of word j.
+// One call serves the 8 weights of one row that a thread holds in 32 columns of m16n8 accumulator
+// tiles: columns 32 c + 8 j + 2 t + e for j = 0..3 and e = 0..1. Weight (j, e) uses 16 bits of word
+// j: the low half for e = 0, the high half for e = 1.
 #pragma once
 
 #include "ptx.cuh"
@@ -34,7 +34,7 @@ struct DropoutBits {
     words[3] = c3;
   }
 
-  // Of column 32 c + 8 j + 2 t + e.
+  // Whether the weight in column 32 c + 8 j + 2 t + e is kept.
   TC_DEVICE bool kept(int j, int e, int drop_below) const {
     return static_cast<int>(e == 0 ? words[j] & 0xFFFF : words[j] >> 16) >= drop_below;
   }

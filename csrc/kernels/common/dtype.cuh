@@ -1,12 +1,11 @@
-// The element types of tensors: how each is stored, and how it is turned into the type of the sums
-// and back.
+// The element types of tensors: their storage type, their accumulator type, and the conversions.
 #pragma once
 
 #include "ptx.cuh"
 
 namespace torch_cubin {
 
-// Named as torch names them: the kernel table's "dtype" is pasted after `::`.
+// torch's names: the kernel table's "dtype" is pasted after `::`.
 enum class DType { float16, bfloat16, float32, float64 };
 
 template <DType kDType>

@@ -1,8 +1,8 @@
-// The PTX of Hopper (sm_90a), one function an instruction: mbarriers, the tensor memory accelerator
-// (TMA), clusters; its tensor cores are in wgmma.cuh. No CUDA or CUTLASS header.
+// Hopper's PTX (sm_90a), one function per instruction: mbarriers, the tensor memory accelerator
+// (TMA), clusters. The tensor cores are in wgmma.cuh. Needs no CUDA or CUTLASS header.
 //
-// Names: `shared` is an address in this block's shared memory (shared_address), `remote` one in
-// another block of the cluster (map_to_rank). "Elected" is whichever single thread the caller chose.
+// `shared` is an address in this block's shared memory (shared_address), `remote` an address in
+// another block of the cluster (map_to_rank).
 #pragma once
 
 #include "ptx.cuh"
@@ -12,8 +12,8 @@ namespace sm90 {
 
 constexpr int kWarpgroup = 128;  // threads
 
-// With TC_BOUND_NANOSECONDS (the first runs of a new kernel) a wait that takes longer traps, instead of
-// hanging the GPU.
+// With TC_BOUND_NANOSECONDS (for first runs of a new kernel) a longer wait traps instead of hanging
+// the GPU.
 struct WaitBound {
 #ifdef TC_BOUND_NANOSECONDS
   u64 start = 0;
@@ -35,13 +35,13 @@ TC_DEVICE void barrier_init(u32 shared, u32 arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared), "r"(arrivals) : "memory");
 }
 
-// After barrier_init, before the other threads (of the cluster) or the TMA use the barriers.
+// Required between barrier_init and the first use by other threads (of the cluster) or the TMA.
 TC_DEVICE void fence_barrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// One arrival that also expects `bytes` more from the TMA. The bytes are all that will land in this
-// block, those that another block of the cluster multicasts included.
+// Arrives, and expects `bytes` more from the TMA. `bytes` counts everything written to this block's
+// shared memory, including multicasts from other blocks of the cluster.
 TC_DEVICE void barrier_expect(u32 shared, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared), "r"(bytes)
                : "memory");
@@ -51,7 +51,7 @@ TC_DEVICE void barrier_arrive(u32 shared) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared) : "memory");
 }
 
-// NOTE: with .release.cluster spelled out ptxas emits MEMBAR.ALL.GPU: 0.71x of the speed.
+// NOTE: with an explicit .release.cluster ptxas emits MEMBAR.ALL.GPU: 0.71x of the speed.
 TC_DEVICE void barrier_arrive_remote(u32 remote) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(remote) : "memory");
 }
@@ -67,14 +67,14 @@ TC_DEVICE bool barrier_try(u32 shared, u32 parity) {
   return done != 0;
 }
 
-// Waits until the phase of that parity has ended.
+// Waits until the phase with this parity has completed.
 TC_DEVICE void barrier_wait(u32 shared, u32 parity) {
   while (!barrier_try(shared, parity)) {
   }
 }
 
-// barrier_wait for a thread that mostly waits: the hardware puts it to sleep for up to so long at a
-// time, where it would otherwise look every few dozen cycles, which takes issue slots and power.
+// barrier_wait for a thread that mostly waits. The hardware suspends the thread for up to
+// kNanoseconds; polling every few dozen cycles would take issue slots and power.
 TC_DEVICE void barrier_sleep(u32 shared, u32 parity) {
   constexpr u32 kNanoseconds = 1000000;
   WaitBound bound;
@@ -91,7 +91,8 @@ TC_DEVICE void barrier_sleep(u32 shared, u32 parity) {
   }
 }
 
-// Waits for a phase that another block of the cluster completes, and sees what that block wrote.
+// barrier_wait for a phase that another block of the cluster completes. That block's writes are
+// visible afterwards.
 TC_DEVICE void barrier_wait_remote(u32 shared, u32 parity) {
   u32 done = 0;
   while (!done) {
@@ -105,7 +106,7 @@ TC_DEVICE void barrier_wait_remote(u32 shared, u32 parity) {
   }
 }
 
-// barrier_sleep for what another block of the cluster completes.
+// barrier_sleep for a phase that another block of the cluster completes.
 TC_DEVICE void barrier_sleep_remote(u32 shared, u32 parity) {
   constexpr u32 kNanoseconds = 1000000;
   WaitBound bound;
@@ -123,7 +124,7 @@ TC_DEVICE void barrier_sleep_remote(u32 shared, u32 parity) {
   }
 }
 
-// barrier_wait for a thread with registers to spare, which a WaitBound takes.
+// barrier_wait with a WaitBound, for threads that have registers left for it.
 TC_DEVICE void barrier_wait_bounded(u32 shared, u32 parity) {
   WaitBound bound;
   while (!barrier_try(shared, parity)) bound.check();
@@ -143,7 +144,8 @@ TC_DEVICE u32 cluster_size() {
   return size;
 }
 
-// The address, for `shared::cluster` instructions, of what lies at `shared` in block `rank`.
+// Maps `shared` to the same location in block `rank`, as an address for `shared::cluster`
+// instructions.
 TC_DEVICE u32 map_to_rank(u32 shared, u32 rank) {
   u32 remote;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared), "r"(rank));
@@ -156,8 +158,8 @@ TC_DEVICE void store_remote(u32 remote, float a, float b, float c, float d) {
                : "memory");
 }
 
-// Asynchronously: it counts as 16 bytes on that block's mbarrier, which makes the values visible to
-// who waits for it; no other fence is needed.
+// Asynchronous store. It counts as 16 bytes on that block's mbarrier; threads that wait for the
+// mbarrier see the values without another fence.
 TC_DEVICE void store_remote_async(u32 remote, const float* value, u32 remote_barrier) {
   asm volatile(
       "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
@@ -166,20 +168,21 @@ TC_DEVICE void store_remote_async(u32 remote, const float* value, u32 remote_bar
       : "memory");
 }
 
-// All threads of all blocks of the cluster that have not exited; orders shared memory among them. The
-// threads of a warp may stand at different instructions.
+// Synchronizes all threads of the cluster that have not exited, and orders their shared memory
+// accesses. The threads of a warp may have diverged.
 TC_DEVICE void cluster_sync_unaligned() {
   asm volatile("barrier.cluster.arrive.release;" ::: "memory");
   asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 }
 
-// The same without order of memory (a release to the cluster is MEMBAR.ALL.GPU).
+// cluster_sync_unaligned without memory ordering (a release to the cluster is MEMBAR.ALL.GPU).
 TC_DEVICE void cluster_meet() {
   asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
   asm volatile("barrier.cluster.wait;" ::: "memory");
 }
 
-// cluster_meet in two parts, so that other work fits between them, for whole warps.
+// cluster_meet split into arrive and wait, so that other work fits between them. For converged
+// warps.
 TC_DEVICE void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
@@ -190,7 +193,7 @@ TC_DEVICE void cluster_wait() {
 
 // ---- barriers among some warps of a block -------------------------------------------------------
 
-// `id` 1 to 15 (0 is __syncthreads); `threads` counts those that sync and those that arrive.
+// `id`: 1 to 15 (0 is __syncthreads). `threads`: the number that sync or arrive.
 TC_DEVICE void named_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -201,7 +204,8 @@ TC_DEVICE void named_arrive(int id, int threads) {
 
 // ---- registers ----------------------------------------------------------------------------------
 
-// By all warps of a warpgroup. Multiples of 8; ignored unless the kernel has __launch_bounds__(n, 1).
+// Executed by all warps of a warpgroup. kRegisters is a multiple of 8. ptxas ignores it unless the
+// kernel has __launch_bounds__(n, 1).
 template <int kRegisters>
 TC_DEVICE void more_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -218,12 +222,13 @@ TC_DEVICE void prefetch_tensor_map(const void* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// Cache hints: what createpolicy.fractional.L2 makes of evict_first and evict_last for all lines.
+// Cache hints: the policies that createpolicy.fractional.L2 creates for evict_first and evict_last
+// with fraction 1.
 constexpr u64 kEvictFirst = 0x12F0000000000000ull;
 constexpr u64 kEvictLast = 0x14F0000000000000ull;
 
-// Brings a box to the L2 cache. It is not a read: what an earlier kernel is still writing stays
-// right, so it may stand before wait_for_previous_grid.
+// Prefetches a box to the L2 cache. L2 stays coherent with writes of an earlier kernel, so this may
+// precede wait_for_previous_grid.
 TC_DEVICE void tma_prefetch(const void* map, int x, int y) {
   asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(map), "r"(x),
                "r"(y)
@@ -237,7 +242,8 @@ TC_DEVICE void tma_prefetch(const void* map, int x, int y, int b0, int b1, int b
       : "memory");
 }
 
-// A box of the tensor to `shared`; `barrier` receives its bytes. Coordinates from the innermost dim.
+// Copies a box of the tensor to `shared`; `barrier` counts its bytes. Coordinates start with the
+// innermost dim.
 TC_DEVICE void tma_load(u32 shared, const void* map, u32 barrier, int x, int y) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
@@ -263,7 +269,7 @@ TC_DEVICE void tma_load(u32 shared, const void* map, u32 barrier, int x, int y, 
       : "memory");
 }
 
-// The same, to the same place in every block of `mask`, each block's own barrier receiving the bytes.
+// tma_load to the same address in every block of `mask`; each block's own barrier counts the bytes.
 TC_DEVICE void tma_multicast(u32 shared, const void* map, u32 barrier, u16 mask, int x, int y) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
@@ -298,7 +304,7 @@ TC_DEVICE void tma_store(const void* map, u32 shared, int x, int y, int b0, int 
       : "memory");
 }
 
-// So many contiguous bytes, a multiple of 16, from and to multiples of 16.
+// Copies contiguous bytes. Both addresses and `bytes` are multiples of 16.
 TC_DEVICE void bulk_load(u32 shared, const void* global, u32 bytes, u32 barrier) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
@@ -307,7 +313,8 @@ TC_DEVICE void bulk_load(u32 shared, const void* global, u32 bytes, u32 barrier)
       : "memory");
 }
 
-// The same from this block's shared memory to another's of the cluster, whose barrier receives the bytes.
+// bulk_load from this block's shared memory to that of another block of the cluster, whose barrier
+// counts the bytes.
 TC_DEVICE void bulk_copy_remote(u32 remote, u32 shared, u32 bytes, u32 remote_barrier) {
   asm volatile(
       "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, "
@@ -316,14 +323,14 @@ TC_DEVICE void bulk_copy_remote(u32 remote, u32 shared, u32 bytes, u32 remote_ba
       : "memory");
 }
 
-// Committed and waited for like tma_store.
+// Uses the same commit and wait as tma_store.
 TC_DEVICE void bulk_store(void* global, u32 shared, u32 bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global),
                "r"(shared), "r"(bytes)
                : "memory");
 }
 
-// The same, of floats that are added to those in memory.
+// bulk_store that adds floats to those in global memory.
 TC_DEVICE void bulk_add(float* global, u32 shared, u32 bytes) {
   asm volatile(
       "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(global),
@@ -333,7 +340,7 @@ TC_DEVICE void bulk_add(float* global, u32 shared, u32 bytes) {
 
 TC_DEVICE void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// Until at most kPending groups of this thread still read their shared memory.
+// Waits until at most kPending groups of this thread still read their shared memory.
 template <int kPending>
 TC_DEVICE void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
@@ -344,22 +351,23 @@ TC_DEVICE void tma_store_wait() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// Between ordinary stores to shared memory and their reading by the TMA or wgmma; by each thread
-// that stored, before the barrier with the thread that issues.
+// Makes ordinary stores to shared memory visible to the TMA and wgmma. Each storing thread executes
+// it before the barrier with the issuing thread.
 TC_DEVICE void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// The same for global memory too: between what the TMA wrote or added and what is ordered by ordinary
+// fence_async_proxy for global memory too: orders the TMA's stores and additions with ordinary
 // loads and stores.
 TC_DEVICE void fence_async_proxy_everywhere() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
-// Four 8x8 matrices of 16-bit elements; lanes 8j..8j+7 give the row addresses of matrix j.
+// Stores four 8x8 matrices of 16-bit elements; lanes 8j..8j+7 give the row addresses of matrix j.
 TC_DEVICE void stmatrix(u32 shared, u32 a, u32 b, u32 c, u32 d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared),
                "r"(a), "r"(b), "r"(c), "r"(d)
                : "memory");
 }
 
-// Transposes 8x8 elements of 16 bits: a lane holds elements (lane / 4, lane % 4 * 2 + {0, 1}).
+// Transposes an 8x8 matrix of 16-bit elements; a lane holds elements
+// (lane / 4, lane % 4 * 2 + {0, 1}).
 TC_DEVICE u32 transpose_8x8(u32 value) {
   u32 out;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(value));

@@ -1,8 +1,8 @@
-// Products on tensor cores (mma.sync) of every element type: the layout in shared memory from which
-// fragments are loaded without bank conflicts, and the instruction.
+// Tensor-core products (mma.sync) of every element type: the instruction, and a shared memory
+// layout whose fragment loads have no bank conflicts.
 //
-// All mma shapes used have the same fragments when counted in words (4 bytes: two 16-bit elements
-// or one tf32; 8 bytes: one double). Lane 4g + t holds words j = 0..3 of a 16 x 8-word block:
+// In words (4 bytes: two 16-bit elements or one tf32; 8 bytes: one double) all mma shapes used have
+// the same fragments. Lane 4g + t holds words j = 0..3 of a 16 x 8-word block:
 //
 //   A: row g + 8 (j & 1), word t + 4 (j >> 1)
 //   B (two n8 tiles): row g + 8 (j >> 1), word t + 4 (j & 1)
@@ -12,8 +12,8 @@
 
 namespace torch_cubin {
 
-// How the tile lies in shared memory: rows of kRowBytes, in chunks of 16 bytes, and the chunk index
-// is XORed with a function of the row, so that the reads of a warp meet every bank once:
+// The tile's layout in shared memory: rows of kRowBytes, in chunks of 16 bytes. The chunk index is
+// XORed with a function of the row, so that a warp's reads have no bank conflicts:
 //   ldmatrix reads one chunk of 8 consecutive rows; word loads read 2 chunks of 4 consecutive rows.
 template <int kRowBytes, bool kLdmatrix>
 struct Swizzle {
@@ -30,14 +30,14 @@ struct Swizzle {
   }
 };
 
-// pointer + step, which the compiler may not turn into products for each use: those take registers
-// that the fragments need.
+// pointer + step. The asm keeps the compiler from recomputing the sum by a multiplication at each
+// use, which takes registers that the fragments need.
 TC_DEVICE const char* advance(const char* pointer, tc_int64 step) {
   asm volatile("add.s64 %0, %0, %1;" : "+l"(pointer) : "l"(step));
   return pointer;
 }
 
-// float32 becomes tf32; the mma would truncate, which makes 2.6 times the error.
+// Rounds float32 to tf32; the mma would truncate, with 2.6 times the error.
 template <DType kDType, class Word, int kBlocks>
 TC_DEVICE void round_fragments(Word (&fragments)[kBlocks][4]) {
   if constexpr (kDType == DType::float32) {

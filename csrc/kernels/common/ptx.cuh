@@ -1,5 +1,5 @@
-// The PTX instructions that the kernels use, one function an instruction, and fixed-width types.
-// No CUDA header is needed; what sm_80 lacks is not defined there.
+// The PTX instructions that the kernels use, one function per instruction, and fixed-width types.
+// Needs no CUDA header.
 #pragma once
 
 #include <utility>
@@ -9,7 +9,7 @@ namespace torch_cubin {
 using u16 = unsigned short;
 using u32 = unsigned int;
 using u64 = unsigned long long;
-using tc_int64 = long long;  // as the headers that the host shares name it
+using tc_int64 = long long;  // the same name as in the headers shared with the host
 
 #define TC_DEVICE __device__ __forceinline__
 
@@ -21,7 +21,8 @@ TC_DEVICE void unrolled(Body&& body, std::integer_sequence<int, kIndices...>) {
   (body(Constant<kIndices>{}), ...);
 }
 
-// body(0), ..., body(kCount - 1), each argument a constant expression through decltype(i)::value.
+// Calls body(0), ..., body(kCount - 1). Each argument is a constant expression through
+// decltype(i)::value.
 template <int kCount, class Body>
 TC_DEVICE void unrolled(Body&& body) {
   unrolled(body, std::make_integer_sequence<int, kCount>{});
@@ -29,39 +30,38 @@ TC_DEVICE void unrolled(Body&& body) {
 
 // ---- programmatic dependent launch --------------------------------------------------------------
 
-// The host launches kernels on sm_90 and newer so that they may start while the one before them in
-// the stream is ending. Every thread that reads or writes global memory waits here before, until
-// that one has ended and its results are visible. NOTE: no block may return before it, or the
-// kernel after this one could miss what came before.
+// On sm_90 and newer a kernel may start while the previous kernel of the stream is ending. Every
+// thread waits here before it accesses global memory, until the previous kernel has ended and its
+// results are visible. NOTE: no block may return before it, or the next kernel could miss results
+// of the previous one.
 TC_DEVICE void wait_for_previous_grid() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// Lets the next kernel's blocks come, which wait in turn.
+// Allows the next kernel's blocks to start; they wait in wait_for_previous_grid.
 TC_DEVICE void launch_next_grid() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
-// The first statement of a kernel that has nothing to do between the two.
+// The first statement of a kernel that does nothing between the two.
 TC_DEVICE void wait_for_previous_kernel() {
   wait_for_previous_grid();
   launch_next_grid();
 }
 
-// A number that the kernel ahead may still be writing, from the cache that all multiprocessors
-// share: what it gives may be old, and is good for a prefetch alone (build/ptx_waits.py lets it
-// pass).
+// Reads a number from L2 that the previous kernel may still be writing. The value may be stale, so
+// it may only choose what to prefetch (build/ptx_waits.py allows this load).
 TC_DEVICE int read_early(const int* at) {
   int value;
   asm volatile("ld.relaxed.gpu.global.L1::no_allocate.b32 %0, [%1];" : "=r"(value) : "l"(at));
   return value;
 }
 
-// Has the L2 cache fetch the 128 bytes around an address.
+// Prefetches the 128 bytes around an address to the L2 cache.
 TC_DEVICE void prefetch_l2(const void* global) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
 }
@@ -70,8 +70,8 @@ TC_DEVICE u32 shared_address(const void* pointer) {
   return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-// Copies kBytes to shared memory, or zeros where `valid` is false: then nothing is read, and the
-// source may be any address.
+// Copies kBytes to shared memory, or writes zeros if `valid` is false; then nothing is read, and
+// the source may be any address.
 template <int kBytes>
 TC_DEVICE void cp_async(u32 shared, const void* global, bool valid) {
   if constexpr (kBytes == 16) {
@@ -87,7 +87,7 @@ TC_DEVICE void cp_async(u32 shared, const void* global, bool valid) {
   }
 }
 
-// Copies `bytes` of 16 bytes to shared memory, and zeros for the rest.
+// Copies the first `bytes` of 16 bytes to shared memory, and fills the rest with zeros.
 TC_DEVICE void cp_async_bytes(u32 shared, const void* global, int bytes) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
                "r"(bytes));
@@ -100,7 +100,7 @@ TC_DEVICE void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending));
 }
 
-// Four 8x8 matrices of 16-bit elements; lanes 8j..8j+7 give the row addresses of matrix j.
+// Loads four 8x8 matrices of 16-bit elements; lanes 8j..8j+7 give the row addresses of matrix j.
 template <bool kTranspose>
 TC_DEVICE void ldmatrix(u32 (&out)[4], u32 shared) {
   if constexpr (kTranspose) {
@@ -122,12 +122,12 @@ TC_DEVICE void load_shared(double& out, u32 shared) {
   asm volatile("ld.shared.f64 %0, [%1];" : "=d"(out) : "r"(shared));
 }
 
-// Two neighbouring floats, at a multiple of 8 bytes.
+// Two contiguous floats, aligned to 8 bytes.
 TC_DEVICE void load_shared(float (&out)[2], u32 shared) {
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(out[0]), "=f"(out[1]) : "r"(shared));
 }
 
-// Four neighbouring words, at a multiple of 16 bytes.
+// Four contiguous words, aligned to 16 bytes.
 TC_DEVICE void load_shared(u32 (&out)[4], u32 shared) {
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
@@ -166,8 +166,8 @@ TC_DEVICE void store_shared(u32 shared, const float (&value)[4]) {
                "f"(value[1]), "f"(value[2]), "f"(value[3]));
 }
 
-// Rounds to nearest; NaN stays NaN. sm_90 has one instruction for it (ties to even), sm_80 takes
-// three (ties away from zero).
+// Rounds to nearest; NaN stays NaN. sm_90 needs one instruction (ties to even), sm_80 three (ties
+// away from zero).
 TC_DEVICE u32 round_to_tf32(u32 bits) {
   u32 out;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -196,14 +196,15 @@ TC_DEVICE float f16_to_float(u16 bits) {
   return out;
 }
 
-// Two e4m3 numbers as two of float16, which holds every one of them. From sm_89 on.
+// Converts two e4m3 numbers to float16, which represents them exactly. Requires sm_89.
 TC_DEVICE u32 e4m3_to_f16(u16 pair) {
   u32 out;
   asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(out) : "h"(pair));
   return out;
 }
 
-// Rounds to nearest, ties to even; what exceeds 448, infinities too, becomes 448. From sm_89 on.
+// Rounds to nearest, ties to even; magnitudes above 448, including infinities, become 448. Requires
+// sm_89.
 TC_DEVICE u16 pack_e4m3(float low, float high) {
   u16 out;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(out) : "f"(high), "f"(low));
@@ -212,7 +213,7 @@ TC_DEVICE u16 pack_e4m3(float low, float high) {
 
 TC_DEVICE float bf16_to_float(u16 bits) { return __uint_as_float(static_cast<u32>(bits) << 16); }
 
-// d += a * b for one m16n8 tile, and 16 (16-bit types) or 8 (tf32, double) deep.
+// d += a * b for one m16n8 tile, with K = 16 (16-bit types) or 8 (tf32, double).
 TC_DEVICE void mma_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
@@ -257,7 +258,7 @@ TC_DEVICE void mma_f64(double (&d)[4], const double (&a)[4], double b0, double b
 #endif
 }
 
-// 2 to the power of x, by the special function unit; results too small for a normal float are 0.
+// 2 to the power of x, by the special function unit; subnormal results are flushed to 0.
 TC_DEVICE float exp2_approx(float x) {
   float out;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));

@@ -1,17 +1,17 @@
-// The rule from a score q . k to the logit that enters the softmax: scale, softcap, ALiBi and mask,
-// in this order, and its derivative, with dropout. All kernels that compute attention use it.
+// Maps a score q . k to the logit that enters the softmax (scale, softcap, ALiBi and mask, in this
+// order), and its derivative, with dropout. All kernels that compute attention use it.
 //
 //   logit = softcap tanh(scale score / softcap) + alibi + mask     (softcap 0: without the tanh)
 //   prob = exp(logit - logsumexp)
-//   weight = keep prob                                (keep: of dropout, 0 or keep_scale)
+//   weight = keep prob                                (keep: dropout's factor, 0 or keep_scale)
 //   d logit = prob (keep d weight - delta)
 //   d score = scale (1 - tanh^2) d logit              (the caller multiplies by scale)
 //
-// Kernels differ in where a thread's elements lie and in which order it pays to go through them. So
-// the caller gives `each`: each(f) calls f(x, grad, i, j, at) for all its elements. x is the number
-// that goes from score to weight, grad its gradient, (i, j) the element's row and column, and `at`
-// an index that the caller's own functions understand. `rarely` is another `each`, for features that
-// few calls use: it may trade speed for small code.
+// Kernels differ in which elements a thread holds and in the fastest order to visit them. So the
+// caller passes `each`: each(f) calls f(x, grad, i, j, at) for all its elements. x is the value
+// that is transformed from score to weight, grad its gradient, (i, j) the element's row and column,
+// and `at` an index for the caller's own functions. `rarely` is a second `each`, for features that
+// few calls use: it may trade speed for code size.
 //
 // A Rule has scale(), softcap(), cap_tanh(x), has_alibi(), alibi(x, i, j), has_mask() and
 // masked(x, i, j).
@@ -21,7 +21,7 @@
 
 namespace torch_cubin {
 
-// Scores to logits. grad is multiplied by the derivative of the softcap.
+// Transforms scores to logits, and multiplies grad by the derivative of the softcap.
 template <class Rule, class Each, class Rarely>
 TC_DEVICE void apply_rule(const Rule& rule, Each&& each, Rarely&& rarely) {
   each([&](auto& x, auto&, int, int, int) { x *= rule.scale(); });
@@ -40,10 +40,10 @@ TC_DEVICE void apply_rule(const Rule& rule, Each&& each, Rarely&& rarely) {
   }
 }
 
-// Scores to weights, and the weights' gradients to those of the scores (without the scale).
-// keep(at), which counts only where `drops`, and delta(at) are those of the element `at`; fetch()
-// comes between them, for loads whose latency the scaling covers; hide() sets the logits outside the
-// band to -inf; prob(logit, at) ends the rule.
+// Transforms scores to weights, and the weights' gradients to the scores' gradients (without the
+// scale). keep(at), used only if `drops`, and delta(at) belong to the element `at`. fetch() runs
+// between them, for loads whose latency the scaling hides. hide() sets the logits outside the band
+// to -inf; prob(logit, at) is the last step.
 template <class Rule, class Each, class Rarely, class Keep, class Fetch, class Delta, class Hide,
           class Prob>
 TC_DEVICE void differentiate_rule(const Rule& rule, bool drops, Each&& each, Rarely&& rarely,

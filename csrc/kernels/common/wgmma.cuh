@@ -1,4 +1,4 @@
-// Hopper's tensor cores (sm_90a): wgmma, its operands' descriptors, and its accumulators.
+// Hopper's tensor cores (sm_90a): wgmma, operand descriptors and accumulators.
 #pragma once
 
 #include "ptx.cuh"
@@ -6,28 +6,28 @@
 namespace torch_cubin {
 namespace sm90 {
 
-// Descriptor of an operand in shared memory under the 128-byte swizzle, at a multiple of 1024 bytes.
-// K-major (each 128-byte row holds one m or n, 64 16-bit elements of K): leading is unused, stride is
-// 1024 (from 8 rows to the next 8), and 16 elements of K further is + 32 bytes. MN-major (each row
-// holds one k, 64 elements of M or N): leading is the bytes from 64 of M or N to the next 64, stride
-// 1024 (from 8 k to the next 8), and 16 elements of K further is + 2048 bytes.
+// Descriptor of an operand in shared memory with the 128-byte swizzle, aligned to 1024 bytes.
+// K-major (each 128-byte row holds 64 16-bit elements of K, for one m or n): `leading` is unused,
+// `stride` is 1024 (from 8 rows to the next 8), and advancing K by 16 adds 32 bytes. MN-major (each
+// row holds 64 elements of M or N, for one k): `leading` is the distance from 64 of M or N to the
+// next 64, `stride` is 1024 (from 8 k to the next 8), and advancing K by 16 adds 2048 bytes.
 TC_DEVICE u64 wgmma_descriptor(u32 shared, u32 leading_bytes, u32 stride_bytes) {
   return (u64(1) << 62) | (u64(stride_bytes >> 4) << 32) | (u64(leading_bytes >> 4) << 16) |
          ((shared & 0x3FFFF) >> 4);
 }
 
-// Where the 16-bit elements i * 16 to i * 16 + 15 of K begin in a K-major operand, in panels of 64 of them
-// and `rows` rows.
+// Byte offset of elements 16 * i to 16 * i + 15 of K (16-bit) in a K-major operand, stored in
+// panels of 64 elements and `rows` rows.
 constexpr TC_DEVICE int k_major_offset(int i, int rows) {
   return i / 4 * (rows * 128) + i % 4 * 32;
 }
 
-// From 16 of K to the next 16 in an MN-major operand: as many rows of 128 bytes.
+// Bytes from 16 of K to the next 16 in an MN-major operand: 16 rows of 128 bytes.
 constexpr int kMnMajorStep = 16 * 128;
 
 TC_DEVICE u64 advance(u64 descriptor, u32 bytes) { return descriptor + (bytes >> 4); }
 
-// Before the first wgmma after ordinary code touched its registers.
+// Required before the first wgmma after ordinary code accessed its registers.
 TC_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
 TC_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -37,7 +37,7 @@ TC_DEVICE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Keeps the compiler from moving reads and writes of the accumulators across this place.
+// Keeps the compiler from moving reads and writes of the accumulators across this point.
 template <int kCount>
 TC_DEVICE void keep_in_place(float (&values)[kCount]) {
 #pragma unroll
@@ -46,13 +46,13 @@ TC_DEVICE void keep_in_place(float (&values)[kCount]) {
 
 enum class WgmmaType { bf16, f16, tf32 };
 
-// d (+)= a * b for 64 x kN outputs, 32 bytes of K deep, by a warpgroup; thread 32w + 4g + t of it
-// holds, at 4j + 2h + c, row 16w + 8h + g and column 8j + 2t + c. `add` false: d is overwritten.
+// d (+)= a * b for 64 x kN outputs and 32 bytes of K, by a warpgroup. d[4j + 2h + c] of thread
+// 32w + 4g + t is row 16w + 8h + g, column 8j + 2t + c. With `add` false d is overwritten.
 // kTransposeA, kTransposeB: the operand is MN-major (16-bit types only).
 template <int kN>
 struct Wgmma;
 
-// The register lists of asm: %0 to %(4i + 3), and d[0] to d[4i + 3].
+// Register lists for asm: %0 to %(4i + 3), and d[0] to d[4i + 3].
 #define TC_D0 "%0, %1, %2, %3"
 #define TC_D1 TC_D0 ", %4, %5, %6, %7"
 #define TC_D2 TC_D1 ", %8, %9, %10, %11"
@@ -160,9 +160,10 @@ TC_WGMMA(256, 31, "128", "129", "130", "131", "132")
 #undef TC_WGMMA
 #undef TC_WGMMA_ASM
 
-// The same for a in registers, 16 of K deep: a[0] and a[2] are of row 16w + g, columns 2t and 2t + 8,
-// a[1] and a[3] of row 16w + g + 8. So neighbouring sums of 16 columns, packed, are an operand as
-// they are. The registers may be written again only after a wgmma_wait that covers this product.
+// Wgmma with `a` in registers, for 16 of K: a[0] and a[2] hold row 16w + g, columns 2t and 2t + 8
+// (and the next ones), a[1] and a[3] the same of row 16w + g + 8. So accumulators of 16 columns,
+// packed in pairs, are an operand as they are. The registers may be overwritten only after a
+// wgmma_wait that covers this product.
 template <int kN>
 struct WgmmaRegisters;
 

@@ -1,7 +1,7 @@
-// Hopper's tensor cores (sm_90a) for operands of e4m3: wgmma with float32 sums, both operands K-major.
+// wgmma (sm_90a) for e4m3 operands: float32 sums, both operands K-major.
 //
-// NOTE: the sums are not those of float32. Each product of 32 of K is added to what is there with some
-// 14 bits of the largest addend, the rest cut off.
+// NOTE: the sums have less precision than float32. Each product over 32 of K is added with about 14
+// bits of the largest addend; the rest is truncated.
 #pragma once
 
 #include "wgmma.cuh"
@@ -9,9 +9,9 @@
 namespace torch_cubin {
 namespace sm90 {
 
-// Descriptor of a K-major operand at a multiple of 1024 bytes whose rows in shared memory are of kRowBytes,
-// 64 or 128, under the swizzle of that size; wider operands lie in panels. 32 of K further is
-// k_major_bytes().
+// Descriptor of a K-major operand, aligned to 1024 bytes, with rows of kRowBytes (64 or 128) in
+// shared memory and the swizzle of that size. Wider operands are stored in panels; k_major_bytes()
+// is the offset along K.
 template <int kRowBytes>
 TC_DEVICE u64 k_major_descriptor(u32 shared) {
   static_assert(kRowBytes == 64 || kRowBytes == 128);
@@ -19,20 +19,20 @@ TC_DEVICE u64 k_major_descriptor(u32 shared) {
          ((shared & 0x3FFFF) >> 4);
 }
 
-// Where elements 32 * i and on of K begin, in panels of kRowBytes of them and kRows rows.
+// Byte offset of element 32 * i of K, in panels of kRowBytes elements and kRows rows.
 template <int kRowBytes, int kRows>
 constexpr TC_DEVICE int k_major_bytes(int i) {
   return 32 * i / kRowBytes * (kRows * kRowBytes) + 32 * i % kRowBytes;
 }
 
-// d (+)= a * b for 64 x kN outputs, 32 of K deep, by a warpgroup; d is laid out as by Wgmma. `add` false: d
-// is overwritten.
+// d (+)= a * b for 64 x kN outputs and 32 of K, by a warpgroup, with d laid out as by Wgmma. With
+// `add` false d is overwritten.
 template <int kN>
 struct WgmmaE4m3;
 
-// The same for a in registers: a[0] and a[2] are of row 16w + g, columns 4t to 4t + 3 and 16 more, a[1] and
-// a[3] of row 16w + g + 8. The registers may be written again only after a wgmma_wait that covers this
-// product.
+// WgmmaE4m3 with `a` in registers: a[0] and a[2] hold row 16w + g, columns 4t to 4t + 3 and those
+// plus 16, a[1] and a[3] the same of row 16w + g + 8. The registers may be overwritten only after a
+// wgmma_wait that covers this product.
 template <int kN>
 struct WgmmaE4m3Registers;
 
@@ -70,7 +70,8 @@ TC_WGMMA_E4M3_REGISTERS(256, 31, "128", "129", "130", "131", "132", "133")
 #undef TC_WGMMA_E4M3
 #undef TC_WGMMA_E4M3_REGISTERS
 
-// The same product by one warp: d += a * b for one m16n8 tile; a as above, b[t] of 4t to 4t + 3 and 16 more.
+// The same product by one warp, for one m16n8 tile: d += a * b. `a` is as above; b0 and b1 hold
+// rows 4t to 4t + 3 and those plus 16.
 TC_DEVICE void mma_e4m3(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
@@ -79,7 +80,7 @@ TC_DEVICE void mma_e4m3(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Four numbers of e4m3, the first in the lowest byte, rounded as by pack_e4m3.
+// Packs four e4m3 numbers, the first in the lowest byte, rounded as by pack_e4m3.
 TC_DEVICE u32 pack_e4m3(float a, float b, float c, float d) {
   u32 out;
   asm("{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;"

@@ -1,5 +1,5 @@
-// Hopper's tensor cores (sm_90a) for TF32 with one operand in registers: so it need not be K-major, which
-// operands of TF32 in shared memory must be.
+// wgmma (sm_90a) for TF32 with one operand in registers, which therefore need not be K-major as
+// TF32 operands in shared memory must be.
 #pragma once
 
 #include "wgmma.cuh"
@@ -7,10 +7,10 @@
 namespace torch_cubin {
 namespace sm90 {
 
-// d (+)= a * b for 64 x kN outputs, 8 of K deep, by a warpgroup; d is laid out as by Wgmma, b K-major in shared
-// memory. a[0] and a[2] are of row 16w + g, columns t and t + 4, a[1] and a[3] of row 16w + g + 8. The
-// registers may be written again only after a wgmma_wait that covers this product. `add` false: d is
-// overwritten.
+// d (+)= a * b for 64 x kN outputs and 8 of K, by a warpgroup. d is laid out as by Wgmma, b is
+// K-major in shared memory. a[0] and a[2] hold row 16w + g, columns t and t + 4; a[1] and a[3] the
+// same of row 16w + g + 8. The registers may be overwritten only after a wgmma_wait that covers
+// this product. With `add` false d is overwritten.
 template <int kN>
 struct WgmmaTf32Registers;
 
