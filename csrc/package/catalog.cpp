@@ -34,8 +34,8 @@ struct Catalog {
 };
 
 Catalog& the_catalog() {
-  static std::atomic<Catalog*> ready{nullptr};  // leaked on purpose, as its kernels are
-  static std::mutex mutex;                      // guards the making of `ready`
+  static std::atomic<Catalog*> ready{nullptr};  // never freed, like its kernels
+  static std::mutex mutex;                      // guards the creation of `ready`
   raise_load_error();
   Catalog* catalog = ready.load(std::memory_order_acquire);
   if (catalog != nullptr) return *catalog;

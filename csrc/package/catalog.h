@@ -7,12 +7,12 @@
 
 namespace torch_cubin {
 
-// Reads it on first use, from the folder `cubins` beside the library, or from the folder that the
-// environment variable TORCH_CUBIN_CATALOG names then. Throws [file] for a missing or malformed
+// Reads the catalog on first use, from the folder in the environment variable TORCH_CUBIN_CATALOG
+// or else the folder `cubins` beside the library. Throws [file] for a missing or malformed
 // manifest; the next call tries again.
 Package& catalog();
 
-// The manifest, with "path", "archs" and "loaded" [{"name", "arch"}].
+// The manifest plus "path", "archs" and "loaded" [{"name", "arch"}].
 nlohmann::json catalog_json();
 
 }  // namespace torch_cubin

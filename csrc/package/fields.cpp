@@ -30,7 +30,7 @@ Fields::Fields(const json& object, std::string label) : object_(object), label_(
 }
 
 std::string Fields::at(const char* name) const {
-  // "op 'x'" + "kernels" is "op 'x': kernels"; a path goes on with a dot.
+  // "op 'x'" + "kernels" is "op 'x': kernels"; a path continues with a dot.
   const bool path = label_.find("': ") != std::string::npos;
   return label_ + (path ? "." : ": ") + name;
 }

@@ -1,5 +1,5 @@
-// Fields: one JSON object, read strictly: what is missing, of another type or unknown is an error
-// that says where it stands.
+// Fields: strict reading of a JSON object. A missing, mistyped or unknown field is an error that
+// names its location.
 #pragma once
 
 #include <cstdint>
@@ -9,16 +9,17 @@
 
 namespace torch_cubin {
 
-// "a list", "null" and so on: what a JSON value is, for errors; short values as they are.
+// A JSON value as text for errors, shortened.
 std::string shown_json(const nlohmann::json& value);
 
 class Fields {
  public:
-  // `label` names the object in errors: "op 'mylib::vec_add': kernels[0]". Both must outlive this.
+  // `label` names the object in errors: "op 'mylib::vec_add': kernels[0]". `object` must outlive
+  // this.
   Fields(const nlohmann::json& object, std::string label);
 
-  // Null where the field is absent or null. What follows throws [input] for a field of another type,
-  // and for one that is absent, but for truth().
+  // Null if the field is absent or null. The functions below throw [input] for a field of the wrong
+  // type and, except truth(), for an absent one.
   const nlohmann::json* find(const char* name);
   const nlohmann::json& get(const char* name);
 
@@ -28,7 +29,7 @@ class Fields {
   bool truth(const char* name, bool otherwise);
   int64_t integer(const char* name, int64_t least, int64_t most);
 
-  // To be called when all are read: throws for a field that nobody asked for.
+  // Must be called after all fields are read. Throws for a field that was not requested.
   void finish() const;
 
   // "op 'mylib::vec_add': kernels[0].grid"
@@ -40,10 +41,10 @@ class Fields {
   std::vector<std::string> known_;
 };
 
-// Whether it is a name as C and Python have them.
+// Whether the text is an identifier of C and Python (ASCII only).
 bool is_identifier(const std::string& text);
 
-// Throws [input]: what stands at `label` is not what it should be.
+// Throws [input]: the value at `label` is not the expected one.
 [[noreturn]] void refuse_json(const std::string& label, const std::string& expected,
                               const nlohmann::json& got);
 

@@ -16,7 +16,7 @@ namespace {
   fail({"file", "file '" + path + "'", "could not be read", "a readable regular file", got, ""});
 }
 
-// The digits from `at` on, which is moved behind them.
+// Parses the digits from `at` on, and moves `at` past them.
 uintptr_t hex_number(const std::string& text, size_t& at) {
   uintptr_t value = 0;
   for (; at < text.size(); ++at) {
@@ -35,9 +35,9 @@ struct Descriptor {
 
 }  // namespace
 
-// NOTE: stat() would ask whether it is a regular file, but needs GLIBC_2.33 when built on a newer
-// system. O_NONBLOCK keeps the open of a FIFO from waiting, and neither a FIFO nor a directory
-// can be both seeked and read.
+// NOTE: stat() would tell whether it is a regular file, but requires GLIBC_2.33 if built on a newer
+// system. Instead, O_NONBLOCK opens a FIFO without blocking, and only a regular file can be both
+// seeked and read.
 std::vector<uint8_t> read_file(const std::string& path, size_t limit) {
   const int opened = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (opened < 0) fail_to_read(path, std::strerror(errno));
@@ -73,7 +73,8 @@ size_t readable_bytes(const void* address) {
     if (count <= 0) break;
     text.append(buffer, static_cast<size_t>(count));
   }
-  // Each line begins "start-end rwxp", in hex; they are sorted, and neighbours may be one array.
+  // Each line begins with "start-end rwxp", in hex. Lines are sorted, and an array may span
+  // several.
   const auto wanted = reinterpret_cast<uintptr_t>(address);
   uintptr_t reached = 0;
   for (size_t at = 0; at < text.size();) {
@@ -91,7 +92,7 @@ size_t readable_bytes(const void* address) {
   return reached == 0 ? 0 : reached - wanted;
 }
 
-// The same without stat(): of what can be opened, a folder cannot be read, and a FIFO not seeked.
+// Without stat(), as above: a folder cannot be read, and a FIFO cannot be seeked.
 bool is_regular_file(const std::string& path) {
   const int opened = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (opened < 0) return false;

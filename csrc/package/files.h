@@ -1,4 +1,4 @@
-// Reading whole files with a size limit; errors say which file and why.
+// Reads whole files with a size limit. Errors name the file and the reason.
 #pragma once
 
 #include <cstddef>
@@ -11,11 +11,11 @@ namespace torch_cubin {
 // Throws [file] if the file is missing, unreadable, not a regular file or larger than `limit`.
 std::vector<uint8_t> read_file(const std::string& path, size_t limit);
 
-// Whether it is one that can be read; false for a folder, and where there is nothing.
+// Whether the path is a readable regular file; false for a folder and for a missing file.
 bool is_regular_file(const std::string& path);
 
-// How many bytes from `address` on this process may read, by the kernel's list of its memory; 0 where
-// none or where there is no such list.
+// The number of bytes from `address` on that this process may read, from the OS's list of mappings;
+// 0 if there are none or the list is not available.
 size_t readable_bytes(const void* address);
 
 }  // namespace torch_cubin

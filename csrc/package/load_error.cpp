@@ -10,7 +10,7 @@ namespace {
 
 std::mutex g_mutex;  // guards the error
 
-// Leaked on purpose: calls may come while the process ends.
+// Never freed: calls may come during process exit.
 std::pair<std::string, std::string>& load_error() {
   static auto* const error = new std::pair<std::string, std::string>;
   return *error;

@@ -1,4 +1,5 @@
-// An error from a time when nothing may throw, the loading of the library, kept for the first call.
+// Stores an error that occurs while the library is loaded, when nothing may throw, for the first
+// call.
 #pragma once
 
 #include <atomic>
@@ -8,16 +9,16 @@ namespace torch_cubin {
 
 extern std::atomic<bool> g_has_load_error;
 
-// Keeps an error of the library's loading, unless one is kept already.
+// Stores an error that occurred while loading the library, unless one is stored already.
 void keep_load_error(const std::string& tag, const std::string& message);
 
-// Gives the error, which the caller then reports: raise_load_error() no longer throws it. False where
-// there is none.
+// Returns the error, which the caller must report: raise_load_error() no longer throws it. Returns
+// false if there is none.
 bool take_load_error(std::string* tag, std::string* message);
 
 void raise_load_error_now();
 
-// To be called where a user's call comes in: throws that error, once a process.
+// Must be called at the entry of users' calls. Throws the stored error, once per process.
 inline void raise_load_error() {
   if (g_has_load_error.load(std::memory_order_relaxed)) raise_load_error_now();
 }

@@ -19,7 +19,7 @@ constexpr size_t kMaxNesting = 200;
 constexpr size_t kMaxManifestBytes = 64u << 20;
 constexpr int kKernelsVersion = 1;
 
-// Throws for JSON that is nested too deeply, or names a key twice in one object.
+// Throws for JSON that is nested too deeply or repeats a key in one object.
 class JsonChecker : public nlohmann::json_sax<json> {
  public:
   bool null() override { return true; }
@@ -40,7 +40,7 @@ class JsonChecker : public nlohmann::json_sax<json> {
     return true;
   }
   bool parse_error(size_t, const std::string&, const nlohmann::detail::exception&) override {
-    return false;  // json::parse will say it
+    return false;  // json::parse reports it
   }
 
  private:
@@ -54,10 +54,10 @@ class JsonChecker : public nlohmann::json_sax<json> {
     return true;
   }
 
-  std::vector<std::unordered_set<std::string>> keys_;  // of the objects that are open
+  std::vector<std::unordered_set<std::string>> keys_;  // of the open objects
 };
 
-// `trust` is null for what comes with the library.
+// `trust` is null for packages that ship with the library.
 json read_manifest(const PackageFiles& files, const std::string& label, const Trust* trust) {
   const std::vector<uint8_t> bytes = files.read("manifest.json", kMaxManifestBytes);
   if (trust != nullptr) check_signature(*trust, files, bytes, label);
@@ -68,9 +68,10 @@ json read_manifest(const PackageFiles& files, const std::string& label, const Tr
 
 json parse_json(const std::string& text, const std::string& origin) {
   try {
-    // nlohmann's parser takes a NUL byte for the end.
+    // nlohmann's parser treats a NUL byte as the end.
     if (text.find('\0') != std::string::npos) throw std::runtime_error("it has a NUL byte");
-    // First what it would let pass. (Its own callbacks take time quadratic in a list's objects.)
+    // First the checks that json::parse lacks. (Its callbacks would take time quadratic in the
+    // length of a list of objects.)
     JsonChecker checker;
     json::sax_parse(text, &checker);
     return json::parse(text);

@@ -1,6 +1,6 @@
 // Package: a folder (or a section of a library) with manifest.json and images, each with its
 // sha256. docs/manifest.md describes packages of declared ops, csrc/kernels/README.md those of
-// kernels. Knows no op by name.
+// kernels. Independent of specific ops.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ class Package {
  public:
   // Reads the manifest. `label` names the package in errors: "package '/x'". Throws [file].
   Package(std::shared_ptr<const PackageFiles> files, std::string label);
-  // The same for packages that are not this library's own; throws [hash] as check_signature() says.
+  // The same for packages that do not ship with the library. Also throws as check_signature() does.
   Package(std::shared_ptr<const PackageFiles> files, std::string label, const Trust& trust);
   ~Package();
   Package(const Package&) = delete;
@@ -30,24 +30,24 @@ class Package {
   const nlohmann::json& manifest() const { return *manifest_; }
   const std::shared_ptr<const PackageFiles>& files() const { return files_; }
 
-  // Reads the manifest's "kernels" (version 1). Throws [file] where one is malformed; then nothing
-  // is half-read. What only the kernel's host code understands is not looked at.
+  // Reads the manifest's "kernels" (version 1). If one is malformed, throws [file] and keeps none.
+  // Fields that only a kernel's host code understands are not checked.
   void read_kernels();
   std::deque<PackageKernel>& kernels() { return kernels_; }
 
-  // The best arch of the kernels for a device: exact with 'a', then family 'f', then the highest
-  // plain one of the same major. Throws [arch], listing wanted and found.
+  // The best arch of the kernels for a device: the exact 'a' arch, then the family 'f', then the
+  // highest plain arch of the same major. Throws [arch] with the required and the available archs.
   std::string arch_for(const Device& device) const;
 
  private:
   std::shared_ptr<const PackageFiles> files_;
   std::string label_;
   std::unique_ptr<const nlohmann::json> manifest_;
-  std::deque<PackageKernel> kernels_;  // never moved: they hand out references
+  std::deque<PackageKernel> kernels_;  // elements never move, since callers hold references
 };
 
-// JSON text of at most 200 levels, which cannot overflow the stack, without a key twice in an object.
-// Throws [file].
+// Parses JSON of at most 200 levels, which cannot overflow the stack. Throws [file] for malformed
+// text and for a repeated key in an object.
 nlohmann::json parse_json(const std::string& text, const std::string& origin);
 
 }  // namespace torch_cubin

@@ -1,5 +1,5 @@
-// PackageFiles: where a package's files come from: a folder, or what torch_cubin.embed put into a
-// library.
+// PackageFiles: the source of a package's files: a folder, or a library into which
+// torch_cubin.embed put them.
 #pragma once
 
 #include <cstddef>
@@ -23,22 +23,22 @@ class PackageFiles {
   virtual std::string origin(const std::string& name) const = 0;
 };
 
-// kInside: a link that leads out of the folder is refused, as a package from elsewhere might have one.
+// kInside: refuses a link that leads out of the folder, which an untrusted package might have.
 enum class Links { kFollow, kInside };
 
-// `root` is without links where they must stay inside.
+// For kInside, `root` must be free of links.
 std::unique_ptr<PackageFiles> files_in_folder(const std::string& root, Links links);
 
 // `library` names the library in errors; its bytes must outlive the result.
 std::unique_ptr<PackageFiles> files_in_library(const std::string& library, Bundle files);
 
-// Whether a manifest may name that file: a relative path without '..'.
+// Whether a manifest may name the file: it must be a relative path without '..'.
 bool is_inside_package(const std::string& name);
 
-// The path without links; "" where it does not exist.
+// The path with links resolved; "" if it does not exist.
 std::string without_links(const std::string& path);
 
-// The file's bytes, once their hash is the one that the manifest gives. Throws [file], [hash].
+// Reads a file and verifies the manifest's hash. Throws [file], [hash].
 std::vector<uint8_t> read_hashed(const PackageFiles& files, const std::string& name,
                                  const std::string& sha256, size_t limit,
                                  const std::string& advice);

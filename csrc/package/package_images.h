@@ -1,4 +1,4 @@
-// The images of a package, as a module takes them: signature and hashes are checked first.
+// The images of a package for a module, after its signature and hashes are verified.
 #pragma once
 
 #include <memory>
@@ -10,8 +10,7 @@
 
 namespace torch_cubin {
 
-// Every image that the manifest lists. `path` names the package in errors. Throws [file], [hash],
-// [image].
+// All images of the manifest. `path` names the package in errors. Throws [file], [hash], [image].
 std::vector<SourceImage> images_of_package(std::unique_ptr<PackageFiles> files,
                                            const std::string& path, bool jit);
 

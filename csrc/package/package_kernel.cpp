@@ -27,7 +27,7 @@ Arch parse_arch(const std::string& text) {
   return arch;
 }
 
-// json::get would cut a number that does not fit, and a float that is out of range is undefined.
+// json::get would truncate a number that does not fit, and is undefined for a float out of range.
 uint32_t read_number(const json& value, const char* key) {
   const bool whole = value.is_number_unsigned()
                          ? value.get<uint64_t>() <= UINT32_MAX
@@ -46,7 +46,7 @@ void read_triple(const json& object, const char* key, uint32_t (&out)[3]) {
   for (size_t i = 0; i < 3; ++i) out[i] = read_number(list[i], key);
 }
 
-// The entry's block, cluster and shared memory, which a launch hands to the driver unchecked.
+// Checks the entry's block and cluster, which launches do not check.
 void check_shape(const KernelEntry& e) {
   const auto fits = [](const uint32_t (&dims)[3], uint64_t most) {
     if (dims[0] > most || dims[1] > most || dims[2] > most) return false;
@@ -136,7 +136,7 @@ Kernel& PackageKernel::load() {
   images.push_back(std::move(source));
   auto module = std::make_unique<Module>(std::move(images), origin, Lifetime::kUntilExit);
   kernel = &module->kernel(entry_.symbol);
-  (void)module.release();  // lives until the process ends
+  (void)module.release();  // never freed
   kernel_.store(kernel, std::memory_order_release);
   return *kernel;
 }

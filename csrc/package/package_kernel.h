@@ -1,5 +1,5 @@
-// PackageKernel: one kernel of a package: its manifest entry, and from its first use on the loaded
-// kernel. Who fills the parameters, the package does not know.
+// PackageKernel: one kernel of a package: its manifest entry and, after its first use, the loaded
+// kernel. Independent of the code that fills the parameters.
 #pragma once
 
 #include <atomic>
@@ -16,27 +16,27 @@
 
 namespace torch_cubin {
 
-// What every entry says, whatever the kernel computes.
+// The fields common to all entries.
 struct KernelEntry {
   std::string name, family, kind, arch, file, sha256, symbol;
   uint32_t block[3] = {1, 1, 1};
   uint32_t cluster[3] = {1, 1, 1};
   uint32_t dynamic_shared = 0;
   std::vector<ParamInfo> params;
-  std::string params_digest;  // of the header that declares the parameters; "" where none is given
+  std::string params_digest;  // of the header that declares the parameters; "" if absent
   Arch parsed_arch;
 };
 
-// Blocks of a launch.
+// A launch's blocks.
 struct Grid {
   int64_t x = 1, y = 1, z = 1;
-  int64_t cluster_x = 0;        // of which so many along x make a cluster; 0: the entry's cluster
-  int64_t dynamic_shared = -1;  // bytes of a block; -1: the entry's
+  int64_t cluster_x = 0;        // blocks per cluster along x; 0: the entry's cluster
+  int64_t dynamic_shared = -1;  // bytes per block; -1: the entry's
 };
 
 class PackageKernel {
  public:
-  // Throws std::exception for an entry that is malformed.
+  // Throws std::exception for a malformed entry.
   PackageKernel(const nlohmann::json& entry, std::shared_ptr<const PackageFiles> files);
   ~PackageKernel();
   PackageKernel(const PackageKernel&) = delete;
@@ -44,25 +44,25 @@ class PackageKernel {
 
   const KernelEntry& entry() const { return entry_; }
 
-  // The whole entry, with the fields that only the kernel's host code understands: tiles, costs,
-  // swizzles, tuned tables.
+  // The whole entry, including the fields that only the kernel's host code understands: tiles,
+  // costs, swizzles, tuned tables.
   const nlohmann::json& fields() const { return *fields_; }
 
-  // Reads, hashes, parses and loads the cubin on the first call; safe from many threads, and a
-  // failure can be retried. Throws [file], [hash], [image], [params] or what the driver says.
+  // Reads, hashes, parses and loads the cubin on the first call. Thread-safe; a failure can be
+  // retried. Throws [file], [hash], [image], [params], and the driver's errors.
   Kernel& kernel() {
     Kernel* kernel = kernel_.load(std::memory_order_acquire);
     return kernel != nullptr ? *kernel : load();
   }
 
-  // Launches it with the entry's block, cluster and shared memory. `params` is its one parameter.
-  // With `overlap` its blocks may start while the last ones of the kernel before it in the stream
-  // are running, where the device can: the kernel waits itself (griddepcontrol.wait).
+  // Launches the kernel with the entry's block, cluster and shared memory. `params` is its only
+  // parameter. With `overlap` its blocks may start, if the device supports it, while the preceding
+  // kernel of the stream is finishing; the kernel must wait itself (griddepcontrol.wait).
   void launch(const Grid& grid, const Device& device, const void* params,
               CurrentStream current_stream, bool overlap = true);
 
-  // Whether clusters of so many blocks along x run on the device at all, where the driver may
-  // give a process few multiprocessors (MPS). Loads the kernel. `dynamic_shared` is as a grid's.
+  // Whether clusters of `blocks` blocks along x fit on the device, where MPS may limit a process to
+  // few multiprocessors. Loads the kernel. `dynamic_shared` is as in Grid.
   bool has_capacity_for_cluster(int64_t blocks, const Device& device, int64_t dynamic_shared = -1);
 
   bool loaded() const { return kernel_.load(std::memory_order_acquire) != nullptr; }
@@ -74,7 +74,7 @@ class PackageKernel {
   std::unique_ptr<const nlohmann::json> fields_;
   std::shared_ptr<const PackageFiles> files_;
   std::mutex mutex_;  // guards load()
-  // Its module is leaked on purpose: graphs may hold it until exit.
+  // Its module is never freed: graphs may use it until exit.
   std::atomic<Kernel*> kernel_{nullptr};
 };
 

@@ -18,7 +18,7 @@ constexpr size_t kMaxSignatureBytes = 4096;
 constexpr size_t kKeyBytes = 32;
 constexpr size_t kSignatureBytes = 64;
 
-// So many bytes as hex digits of either case; none for anything else.
+// Decodes exactly `count` bytes from hex digits of either case; empty for any other text.
 std::vector<uint8_t> bytes_of_digits(std::string text, size_t count) {
   for (char& c : text) {
     if (c >= 'A' && c <= 'F') c = static_cast<char>(c - 'A' + 'a');
@@ -50,7 +50,7 @@ std::vector<std::string> split_at_commas(const std::string& text) {
   return parts;
 }
 
-// The five functions of OpenSSL's libcrypto (1.1.1 and 3) that verify an Ed25519 signature.
+// Verifies Ed25519 signatures with OpenSSL's libcrypto (1.1.1 or 3).
 class Verifier {
  public:
   explicit Verifier(const std::string& label) {
@@ -111,9 +111,10 @@ constexpr char kForged[] = "Get the package from its author again.";
 
 void check_signature(const Trust& trust, const PackageFiles& files,
                      const std::vector<uint8_t>& manifest, const std::string& label) {
-  std::vector<std::vector<Key>> lists;  // the signer's key must stand in each
+  std::vector<std::vector<Key>> lists;  // the signer's key must be in each
   if (trust.keys) lists.push_back(keys_of(*trust.keys, "trusted="));
-  // Set and empty is no key at all: nothing is taken, where leaving it out takes everything.
+  // Set but empty means no trusted keys, so that every package is refused. Unset means no
+  // restriction.
   const char* environment = std::getenv("TORCH_CUBIN_TRUSTED");
   if (environment != nullptr) {
     const std::string text = environment;

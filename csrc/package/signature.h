@@ -1,4 +1,4 @@
-// Signatures of packages: Ed25519 over the bytes of manifest.json, which holds the sha256 of all else.
+// Signatures of packages: Ed25519 over manifest.json, which contains the sha256 of all other files.
 #pragma once
 
 #include <cstdint>
@@ -10,16 +10,16 @@
 
 namespace torch_cubin {
 
-// By whose signature a package is taken: one of these public keys (64 hex digits each), where they are
-// given, and beside that one of TORCH_CUBIN_TRUSTED, where that is set.
+// The trusted public keys (64 hex digits each). A package's signing key must be among `keys`, if
+// given, and also among those of TORCH_CUBIN_TRUSTED, if set.
 struct Trust {
   std::optional<std::vector<std::string>> keys;
 };
 
-// Throws [hash] for a package without such a signature; [input] for keys that are none; [file] where
-// OpenSSL's libcrypto, which compares them, cannot be loaded. Without keys nothing is looked at.
-// `manifest` is what was read: a package's signature is the file manifest.<its sha256>.sig, so that the
-// two change at once.
+// Throws [hash] for a package without a trusted signature, [input] for malformed keys, and [file]
+// if OpenSSL's libcrypto cannot be loaded. Without keys nothing is checked. `manifest` is the
+// content that was read. The signature is the file manifest.<its sha256>.sig, so that manifest and
+// signature cannot be mismatched during an update.
 void check_signature(const Trust& trust, const PackageFiles& files,
                      const std::vector<uint8_t>& manifest, const std::string& label);
 

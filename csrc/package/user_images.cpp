@@ -1,4 +1,5 @@
-// images_of: walks a file's containers as inspect() does, and keeps what a driver can load.
+// images_of: walks a file's containers as inspect() does, and keeps the images that a driver can
+// load.
 #include "package/user_images.h"
 
 #include <algorithm>
@@ -18,7 +19,7 @@ namespace {
 
 constexpr size_t kMostImportsShown = 4;
 
-// PTX's facts as an image's.
+// The facts of PTX as an Image.
 Image image_of(const Ptx& ptx) {
   Image image;
   image.arch = ptx.arch;
@@ -66,7 +67,7 @@ class Opener {
             skipped_ptx_ ? "Pass jit=True to have the driver compile the PTX."
                          : "`python -m torch_cubin inspect FILE` lists what it holds."});
     }
-    add_cubin(data, size, origin);  // refuses everything else, by name
+    add_cubin(data, size, origin);  // refuses anything else and names its format
   }
 
   std::vector<SourceImage> take() { return std::move(images_); }
@@ -79,7 +80,7 @@ class Opener {
           "defines what is missing, or compile without -dc."});
   }
 
-  // An embedded package is what its manifest lists, and must be signed where that is asked for.
+  // Adds the images of embedded packages: those that the manifests list, after the signature check.
   void packages(const Bytes& library, const std::string& origin) {
     for (Bundle& bundle : embedded_bundles(library, origin)) {
       if (!is_package(bundle)) continue;
@@ -91,7 +92,7 @@ class Opener {
   void container(const uint8_t* data, size_t size, const std::string& origin) {
     const Container found = list_entries(data, size, origin);
     const size_t own = source_of_next_image_;
-    std::optional<Error> damage;  // not an exception_ptr, whose copies need a newer libstdc++
+    std::optional<Error> damage;  // an exception_ptr would require a newer libstdc++
     for (size_t i = 0; i < found.entries.size(); ++i) {
       const Entry& entry = found.entries[i];
       if (entry.in_package) continue;
@@ -109,8 +110,8 @@ class Opener {
       try {
         add(entry, name);
       } catch (const Error& error) {
-        // A program may hold damaged images among its data, as those of its tests. Its good ones
-        // load nevertheless.
+        // A program's data may contain damaged images, such as test data. The valid ones still
+        // load.
         if (!entry.is_guess) throw;
         if (!damage) damage = error;
       }
@@ -144,7 +145,7 @@ class Opener {
 
   void add_ptx(const uint8_t* data, size_t size, const std::string& origin) {
     const Ptx ptx = parse_ptx(data, size, origin);
-    if (!ptx.imports.empty()) {  // no driver loads it
+    if (!ptx.imports.empty()) {  // the driver cannot load it
       for (size_t i = 0; i < ptx.imports.size() && i < kMostImportsShown; ++i) {
         imports_ += (imports_.empty() ? "" : ", ") + shown_symbol(ptx.imports[i]);
       }
@@ -163,8 +164,8 @@ class Opener {
   bool jit_;
   bool skipped_ptx_ = false;
   bool skipped_relocatable_ = false;
-  std::string imports_;  // of PTX that was left out because it has some
-  // SourceImage::source: of the images that are added next, and the last that was given to any.
+  std::string imports_;  // of PTX that was skipped because of them
+  // SourceImage::source of the images that are added next, and the last one assigned.
   size_t source_of_next_image_ = 0, last_source_ = 0;
   Unpacker unpacker_;
   std::vector<SourceImage> images_;

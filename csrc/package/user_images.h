@@ -1,4 +1,4 @@
-// What torch_cubin.load() makes of a file's bytes: the images in them, each with its facts.
+// The images in a file's bytes, for torch_cubin.load().
 #pragma once
 
 #include <cstddef>
@@ -10,13 +10,14 @@
 
 namespace torch_cubin {
 
-// The one place where containers are opened. A file is one source, but each file that
-// torch_cubin.embed put into it is one of its own. `origin` names the bytes in errors. PTX is taken only
-// with `jit`: it is never compiled behind the user's back.
+// The images of the bytes and of the containers in them. A file is one source, but each file that
+// torch_cubin.embed put into it is a source of its own. `origin` names the bytes in errors. PTX is
+// accepted only with `jit`: it is never compiled implicitly.
 std::vector<SourceImage> images_of(const uint8_t* data, size_t size, const std::string& origin,
                                    bool jit);
 
-// Adds what one more source gave, so that a module can tell the sources apart (SourceImage::source).
+// Appends the images of another source, renumbered so that a module can distinguish the sources
+// (SourceImage::source).
 void append_source(std::vector<SourceImage> images, std::vector<SourceImage>& all);
 
 }  // namespace torch_cubin
