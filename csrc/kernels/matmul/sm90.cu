@@ -95,6 +95,8 @@ TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
   for (; any; any = schedule.get(w)) {
     int k = (backwards ? schedule.k_begin + w.k_count - 1 : schedule.k_begin) * C::kTileK;
     int step = backwards ? -C::kTileK : C::kTileK;
+    w.k_first = k / C::kTileK;
+    w.k_step = backwards ? -1 : 1;
     barrier_wait_bounded(empty + 8 * stage, phase ^ 1);
     ring[number++ % C::kRing] = w;
 #pragma unroll 1
@@ -248,14 +250,17 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
     const int waits_at = takes_turns && group == 1 ? C::kStages : 0;
     if (finishes) request_bias<C>(p, bias, group, w.n0);
     float sum[C::kBlocksM][C::kTileN / 2];
-    // Of the first column of tiles: the rows are added up while the tensor cores multiply.
-    const bool adds = rows_wanted && w.n0 == 0;
+    // The tiles of a row take turns at adding up its rows, while the tensor cores multiply.
+    const int of_row = w.n0 / C::kTileN;
+    const bool adds = rows_wanted && of_row < p.row_parts;
+    int until_turn = adds ? RowSums<C>::until_turn(w, of_row, p.row_parts) : 0;
     [[maybe_unused]] RowSums<C> rows;
     [[maybe_unused]] float row_totals[C::kBlocksM];
     rows.clear();
     auto add_rows = [&] {
       if constexpr (C::kRowSums) {
-        if (adds) {
+        if (adds && --until_turn < 0) {
+          until_turn = p.row_parts - 1;
           rows.add(shared + stage * C::kStageBytes + group * C::kBlocksM * 8192);
           __syncwarp();
         }
@@ -313,7 +318,7 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
       if (w.streamed && !join<C>(p, w, group, word + 4 * group, sum, adds, row_totals)) continue;
     }
     if constexpr (C::kRowSums) {
-      if (adds) store_row_sums<C>(p, w, group, row_totals);
+      if (adds) store_row_sums<C>(p, w, group, of_row, row_totals);
     }
     if constexpr (C::kInPairs) {
       if ((p.flags & kSm90SplitPair) && !exchange<C>(group, shared, sum)) continue;

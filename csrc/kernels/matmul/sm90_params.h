@@ -96,11 +96,12 @@ struct Sm90MatmulParams {
   Sm90Rows a_rows, b_rows;  // kSm90ReadA, kSm90ReadB
   int k;                    // elements of K; the same
   int split_blocks;         // kSm90SplitK: k blocks of a split; the last one may have fewer
-  // Sums of A's rows over K (sm90_row_sums.cuh), M of the operands' type; null: none. With
-  // kSm90SplitK they are float32, M for each split, and streamed tiles' parts of them are in
-  // row_partial: a tile's rows for each of `partial`.
-  void* row_sums;
+  // Sums of A's rows over K (sm90_row_sums.cuh), M floats of each of row_parts tiles (of each split,
+  // with kSm90SplitK); null: none. Streamed tiles' parts of them are in row_partial: a tile's rows
+  // for each of `partial`.
+  float* row_sums;
   float* row_partial;
+  int row_parts;
 };
 
 }  // namespace torch_cubin

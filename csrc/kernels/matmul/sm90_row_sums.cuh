@@ -1,10 +1,11 @@
 // Sums of A's rows over K, beside the product: the gradient of a bias, where the product is that of
-// the weight. Blocks of the first column of tiles add up what lies in shared memory for the tensor
-// cores, while these multiply; no element is read from memory again.
+// the weight. Consumers add up what lies in shared memory for the tensor cores, while these
+// multiply; no element is read from memory again.
 //
-// A is contiguous along M. A thread adds eight rows of every 16th k: eight threads read one k's 64
-// rows, which lie in 128 bytes. The order of a row's additions is that of K within a thread, then
-// 16 threads in one order; where K is split, one sum a part.
+// That costs a tile of 128 x 128 up to half of its time, so the tiles of a row take turns: the first
+// `row_parts` of them add every so manieth k block each, and their parts are added up by another
+// kernel. A is contiguous along M. A thread adds eight rows of every 16th k: eight threads read one
+// k's 64 rows, which lie in 128 bytes. All orders are fixed.
 #pragma once
 
 #include "sm90_schedule.cuh"
@@ -16,6 +17,13 @@ namespace sm90 {
 template <class C>
 struct RowSums {
   float sum[C::kBlocksM][8];
+
+  // The k blocks of this work before the first one that is the tile's own.
+  TC_DEVICE static int until_turn(const Work& w, int of_row, int parts) {
+    const int first = w.k_first % parts;
+    const int ahead = w.k_step > 0 ? of_row - first : first - of_row;
+    return ahead < 0 ? ahead + parts : ahead;
+  }
 
   TC_DEVICE void clear() {
 #pragma unroll
@@ -85,19 +93,16 @@ struct RowSums {
 
 // What `reduce` gave to the first 64 threads of a warpgroup, to row_sums.
 template <class C>
-TC_DEVICE void store_row_sums(const Sm90MatmulParams& p, const Work& w, int group,
+TC_DEVICE void store_row_sums(const Sm90MatmulParams& p, const Work& w, int group, int of_row,
                               const float (&total)[C::kBlocksM]) {
   const int thread = threadIdx.x % kWarpgroup;
   if (thread >= 64) return;
+  const int split = p.flags & kSm90SplitK ? w.b0 : 0;
+  float* to = p.row_sums + static_cast<tc_int64>(split * p.row_parts + of_row) * p.m;
 #pragma unroll
   for (int i = 0; i < C::kBlocksM; ++i) {
     const int m = w.m0 + (group * C::kBlocksM + i) * 64 + thread;
-    if (m >= p.m) continue;
-    if (p.flags & kSm90SplitK) {
-      static_cast<float*>(p.row_sums)[static_cast<tc_int64>(w.b0) * p.m + m] = total[i];
-    } else {
-      static_cast<u16*>(p.row_sums)[m] = DTypeTraits<C::kType>::round(total[i]);
-    }
+    if (m < p.m) to[m] = total[i];
   }
 }
 

@@ -113,6 +113,7 @@ struct alignas(16) Work {
   int finisher;         // whether that is this one
   int first_part;       // in tiles of `partial`; the others but for the last one follow
   int part, last_part;  // this one; the finisher's, where that did not wait
+  int k_first, k_step;  // the first k block, and 1, or -1 where K runs backwards
 };
 
 // Which work a block does: whole tiles, one in every `clusters`, then its share of the streamed

@@ -75,9 +75,12 @@ struct MatmulCase {
   // K is to be split: a plan says into how many parts, and each part's sums go to a matrix of their
   // own, one after the other. (finish.cpp asks, and adds them up.)
   bool split_sums;
-  // The sums of A's rows over K are wanted, too (MatmulOperands::row_sums). Backends that cannot
-  // give them refuse; without a kernel there is no plan, which is no error.
-  bool row_sums;
+  // The sums of A's rows over K are wanted, too (MatmulOperands::row_sums), or parts of them, which
+  // finish.cpp asks for and adds up: a plan says how many. Backends that cannot give them refuse;
+  // without a kernel there is no plan, which is no error.
+  bool row_sums, row_parts;
+
+  bool sums_rows() const { return row_sums || row_parts; }
 
   // No epilogue but a bias. A backend whose kernels can do no other must refuse the rest.
   bool only_bias() const { return activation == kActivationNone && !scaled && !has_addend; }
@@ -113,8 +116,8 @@ struct MatmulOperands {
   int64_t bias_stride = 0;       // elements; 0 where it is one number
   const char* addend = nullptr;  // of the output's type; null: none
   char* c = nullptr;
-  // Sums of A's rows over K, M of the operands' type; of float32, M for each split, where the case
-  // has split sums. Null: not wanted.
+  // Sums of A's rows over K, M of the operands' type; or float32, M of each of a plan's parts. Null:
+  // not wanted.
   char* row_sums = nullptr;
   const void* a_scales = nullptr;  // float32, as the problem's Scales say
   const void* b_scales = nullptr;
@@ -131,7 +134,8 @@ struct MatmulPlan : PlanDetails<96> {
   // For a batch-invariant case: plans of the same number give the same bits, and the lowest number
   // is taken before time is compared. So a backend's number may not depend on M or on the batch.
   int sum_order = 0;
-  int splits = 1;  // of K, for a case of split sums
+  int splits = 1;     // of K, for a case of split sums
+  int row_parts = 0;  // of all splits together, for a case of them
 };
 
 // A backend's kernels on one device. Used by many threads at once.

@@ -100,7 +100,8 @@ MatmulCase matmul_case(const MatmulProblem& p, const MatmulOperands& operands) {
   c.has_addend = operands.addend != nullptr;
   c.batch_invariant = p.batch_invariant;
   c.split_sums = p.split_sums;
-  c.row_sums = operands.row_sums != nullptr;
+  c.row_parts = p.row_parts;
+  c.row_sums = operands.row_sums != nullptr && !p.row_parts;
   return c;
 }
 

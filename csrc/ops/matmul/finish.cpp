@@ -29,18 +29,12 @@ class FinishKernels : public MatmulKernels {
   static constexpr const char* kFinishDtypes[] = {"float16", "bfloat16", "float32", "float64"};
 
   MatmulPlan plan(const MatmulCase& c) const override {
-    MatmulPlan best;
-    if (c.output != c.input || c.split_sums || kernel_for(c.input) == nullptr) return best;
-    MatmulCase sums = c;
-    sums.activation = kActivationNone;
-    sums.scaled = sums.has_addend = sums.has_bias = false;
-    sums.output = sums_dtype(c.input);
-    if (!c.only_bias()) best = plan_with(c, sums, {false});
-    const bool short_types = c.math == kMathFloat16 || c.math == kMathBFloat16;
-    if (!short_types || c.batch_dims > 0 || c.batch_invariant) return best;
-    sums.split_sums = true;
-    const MatmulPlan split = plan_with(c, sums, {true});
-    return split.microseconds < best.microseconds ? split : best;
+    const MatmulPlan whole = plan_with(c, {false}), split = plan_with(c, {true});
+    return split.microseconds < whole.microseconds ? split : whole;
+  }
+
+  void configs(const MatmulCase& c, std::vector<MatmulPlan>& out) const override {
+    for (const bool split : {false, true}) out.push_back(plan_with(c, {split}));
   }
 
   // What the product itself runs on is chosen by itself.
@@ -51,22 +45,37 @@ class FinishKernels : public MatmulKernels {
   void launch(const MatmulPlan& plan, const MatmulProblem& p,
               const MatmulOperands& operands) const override {
     const bool split = plan.get<FinishPlan>().split;
+    const bool finishes = split || !is_finished(matmul_case(p, operands));
     const int64_t rows = p.batch() * p.m;
     MatmulProblem product = p;
-    product.output = sums_dtype(p.input);
-    product.activation = kActivationNone;
-    product.alpha = 1;
     product.split_sums = split;
+    product.row_parts = operands.row_sums != nullptr;
+    if (finishes) {
+      product.output = sums_dtype(p.input);
+      product.activation = kActivationNone;
+      product.alpha = 1;
+    }
     MatmulOperands own = operands;
-    own.bias = own.addend = nullptr;
+    if (finishes) own.bias = own.addend = nullptr;
     const MatmulPlan inner = plan_matmul(device_, matmul_case(product, own));
-    const int64_t bytes = element_size(product.output);
-    const Workspace sums(device_, inner.splits * rows * p.n * bytes);
-    const bool of_rows = split && operands.row_sums != nullptr;
-    const Workspace row_sums(device_, of_rows ? inner.splits * p.m * bytes : 0);
-    own.c = sums.data();
-    if (of_rows) own.row_sums = row_sums.data();
+    const int64_t bytes = element_size(sums_dtype(p.input));
+    const Workspace sums(device_, finishes ? inner.splits * rows * p.n * bytes : 0);
+    const Workspace row_sums(device_, inner.row_parts * p.m * bytes);
+    if (finishes) own.c = sums.data();
+    if (operands.row_sums != nullptr) own.row_sums = row_sums.data();
     inner.kernels->launch(inner, product, own);
+    if (operands.row_sums != nullptr) {
+      FinishParams of_m{};  // one row of M sums
+      of_m.sums = row_sums.data();
+      of_m.out = operands.row_sums;
+      of_m.rows = of_m.m = 1;
+      of_m.n = p.m;
+      of_m.alpha = 1;
+      of_m.splits = inner.row_parts;
+      of_m.activation = kActivationNone;
+      launch_finish(of_m, p);
+    }
+    if (!finishes) return;
 
     FinishParams params{};
     params.sums = sums.data();
@@ -90,16 +99,6 @@ class FinishKernels : public MatmulKernels {
     params.splits = inner.splits;
     params.curve = kActivationCurves[p.activation];
     launch_finish(params, p);
-    if (!of_rows) return;
-    FinishParams of_m{};  // one row of M sums
-    of_m.sums = row_sums.data();
-    of_m.out = operands.row_sums;
-    of_m.rows = of_m.m = 1;
-    of_m.n = p.m;
-    of_m.alpha = 1;
-    of_m.splits = inner.splits;
-    of_m.activation = kActivationNone;
-    launch_finish(of_m, p);
   }
 
  private:
@@ -107,19 +106,47 @@ class FinishKernels : public MatmulKernels {
     bool split;  // K
   };
 
-  MatmulPlan plan_with(const MatmulCase& c, const MatmulCase& sums, FinishPlan chosen) const {
+  // Whether kernels of products do all of the epilogue themselves; they leave sums of rows in parts.
+  static bool is_finished(const MatmulCase& c) { return c.only_bias() && c.row_sums; }
+
+  MatmulPlan plan_with(const MatmulCase& c, FinishPlan chosen) const {
     MatmulPlan plan;
-    const MatmulPlan& inner = plan_matmul(device_, sums);
+    if (c.output != c.input || c.split_sums || c.row_parts || kernel_for(c.input) == nullptr) {
+      return plan;
+    }
+    const bool short_types = c.math == kMathFloat16 || c.math == kMathBFloat16;
+    if (chosen.split ? !short_types || c.batch_dims > 0 || c.batch_invariant
+                     : c.only_bias() && !c.row_sums) {
+      return plan;
+    }
+    MatmulCase product = c;
+    product.split_sums = chosen.split;
+    product.row_parts = c.row_sums;
+    product.row_sums = false;
+    const bool finishes = chosen.split || !is_finished(c);
+    if (finishes) {
+      product.activation = kActivationNone;
+      product.scaled = product.has_addend = product.has_bias = false;
+      product.output = sums_dtype(c.input);
+    }
+    const MatmulPlan& inner = plan_matmul(device_, product);
     plan.too_large = inner.too_large && !chosen.split;
     if (inner.kernels == nullptr) return plan;
-    const double outputs =
-        static_cast<double>(c.batch) * static_cast<double>(c.m) * static_cast<double>(c.n);
-    const double bytes =
-        outputs * static_cast<double>(element_size(sums.output) +
-                                      (c.has_addend ? 2 : 1) * element_size(c.output));
-    plan.microseconds = inner.microseconds + cost_.microseconds(bytes, device_);
+    plan.microseconds = inner.microseconds;
     plan.sum_order = inner.sum_order;
     plan.set(chosen);
+    const double rows = static_cast<double>(c.batch) * static_cast<double>(c.m);
+    const auto sum_bytes = static_cast<double>(element_size(sums_dtype(c.input)));
+    const auto out_bytes = static_cast<double>(element_size(c.output));
+    if (c.row_sums) {
+      const double each = inner.row_parts * sum_bytes + out_bytes;
+      plan.microseconds += cost_.microseconds(static_cast<double>(c.m) * each, device_);
+    }
+    if (finishes) {
+      const double each = sum_bytes + (c.has_addend ? 2 : 1) * out_bytes;
+      const double bytes = rows * static_cast<double>(c.n) * each;
+      plan.microseconds += cost_.microseconds(bytes, device_);
+    }
     return plan;
   }
 

@@ -135,7 +135,7 @@ class PadKernels : public MatmulKernels {
   void for_each_config(const MatmulCase& c, Visit visit) const {
     const double work = static_cast<double>(c.batch) * c.m * c.n * c.k;
     if (kernel_for(element_size(c.input)) == nullptr || c.batch_dims > 1 || c.split_sums ||
-        c.row_sums || (work < kLeastPaddedWork && !c.batch_invariant)) {
+        c.sums_rows() || (work < kLeastPaddedWork && !c.batch_invariant)) {
       return;
     }
     const bool must_a = !is_vectors(c.a), must_b = !is_vectors(c.b);

@@ -131,7 +131,8 @@ MatmulPlan watched_plan(const MatmulTable& table, const Device& device, const Ma
   const std::string& forced = forced_config();
   const size_t slash = std::min(forced.find('/'), forced.size());
   const std::string inner = forced.substr(std::min(slash + 1, forced.size()));
-  const std::string name = problem.split_sums ? inner : forced.substr(0, slash);
+  const bool is_inner = problem.split_sums || problem.row_parts;
+  const std::string name = is_inner ? inner : forced.substr(0, slash);
   if (!name.empty()) plan = by_name(table, problem, name);
   if (plan.kernels == nullptr) plan = quickest(table, device, problem);
   // The tables know sums in the operands' type, and at most a bias.
@@ -191,7 +192,7 @@ const MatmulPlan& plan_matmul(const Device& device, const MatmulCase& problem) {
         watched ? watched_plan(table, device, problem) : quickest(table, device, problem);
     // A case with split sums is a part of another case's plan: without a kernel that plan is left
     // out.
-    const bool needed = !plan.too_large && !problem.split_sums && !problem.row_sums;
+    const bool needed = !plan.too_large && !problem.split_sums && !problem.sums_rows();
     if (plan.kernels == nullptr && needed) table.family.fail_no_kernel("this product");
     slot.plan = plan;
     slot.problem = problem;

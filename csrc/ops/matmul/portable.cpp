@@ -78,7 +78,7 @@ class PortableMatmul : public MatmulKernels {
     const bool sums = problem.output == ScalarType::Float && !problem.has_bias;
     return (problem.input == problem.output || sums) && problem.a_scales == Scales::kNone &&
            problem.b_scales == Scales::kNone && problem.only_bias() && !problem.split_sums &&
-           !problem.row_sums;
+           !problem.sums_rows();
   }
 
   MatmulPlan plan_of(const PortableConfig& config, const MatmulCase& problem) const {

@@ -27,6 +27,7 @@ struct MatmulProblem {
   Math math = kMathFloat32;
   Scales a_scales = Scales::kNone, b_scales = Scales::kNone;
   bool split_sums = false;       // as MatmulCase says
+  bool row_parts = false;        // as MatmulCase says
   bool batch_invariant = false;  // as MatmulCase says
   int64_t m = 1, n = 1, k = 1;
   int64_t a_stride_m = 0, a_stride_k = 0;  // elements; 0 where the size is 1

@@ -32,6 +32,7 @@ constexpr double kShareToCompare = 0.615, kShareOfFewRows = 0.64;
 // Of rows that are read by threads, beside kernels that read by elements and copies.
 constexpr double kShareOfReads = 0.8;
 constexpr int64_t kLargestCluster = 8;  // blocks; more are not portable
+constexpr int64_t kMostRowParts = 8;    // sums of a row of A, each of some k blocks
 constexpr int64_t kMostReadK = 128;     // where K is longer a copy is quicker
 
 // Of 1, 2, 4 or 8.
@@ -143,8 +144,8 @@ class Sm90Matmul : public MatmulKernels {
         c.output == c.input || (c.output == ScalarType::Float && !c.has_bias && c.only_bias());
     const bool unscaled = c.a_scales == Scales::kNone && c.b_scales == Scales::kNone;
     const bool mappable = c.a_mappable && c.b_mappable && c.batch_dims <= kSm90BatchDims;
-    return maths && types && unscaled && (mappable || is_readable(c)) &&
-           (!(c.split_sums || c.row_sums) || (c.batch_dims == 0 && c.math != kMathTF32));
+    return maths && types && unscaled && (mappable || is_readable(c)) && !c.row_sums &&
+           (!(c.split_sums || c.row_parts) || (c.batch_dims == 0 && c.math != kMathTF32));
   }
 
   // Whether what no tensor map describes can be read by threads: rows of neighbours, of 16 bits.
@@ -173,12 +174,19 @@ class Sm90Matmul : public MatmulKernels {
     return seen;
   }
 
+  // How many tiles of a row add up its elements of A, in turns.
+  static int row_parts(const Sm90Plan& plan, int64_t n) {
+    const int64_t most = std::max<int64_t>(kMostRowParts / plan.splits, 1);
+    return static_cast<int>(std::min(ceil_div(n, plan.row->tile_n), most));
+  }
+
   static MatmulPlan plan_of(Sm90Config config, const MatmulCase& c) {
     MatmulPlan plan;
     if (config.plan.row == nullptr) return plan;
     config.plan.transposed = transposes(c);
     plan.set(config.plan);
     plan.splits = config.plan.splits;
+    if (c.row_parts) plan.row_parts = plan.splits * row_parts(config.plan, c.n);
     plan.microseconds = config.microseconds;
     const bool many = c.m > kFewRows && c.n > kFewRows;
     const bool reads = config.plan.reads_a || config.plan.reads_b;
@@ -251,7 +259,8 @@ class Sm90Matmul : public MatmulKernels {
       fill_out(out, row, c_batch_stride, p, operands);
     }
     out.bias = operands.bias;
-    out.row_sums = operands.row_sums;
+    out.row_sums = reinterpret_cast<float*>(operands.row_sums);
+    out.row_parts = row_parts(plan, p.n);
     if (batched) out.flags |= kSm90Batched;
     out.flags |= log2_of(of_a) << kSm90AlongN | log2_of(of_b) << kSm90AlongM;
     if (plan.splits > 1) {

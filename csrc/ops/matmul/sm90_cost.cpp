@@ -175,7 +175,7 @@ class Chooser {
       const double waves = std::max(1.0, static_cast<double>(cluster_tiles) / slots);
       if (cluster.splits_k) {
         if (!row.pairs || cluster_tiles > slots || c_.k < kLeastSplitK) continue;
-        if (c_.batch_invariant || c_.row_sums) continue;
+        if (c_.batch_invariant || c_.row_parts) continue;
         const double exchange = static_cast<double>(row.tile_m * row.tile_n * 4) /
                                     kExchangeBytesPerCycle / kCyclesPerMicrosecond +
                                 kExchangeFixed;
@@ -303,7 +303,7 @@ void consider_rows(Chooser& chooser, const std::vector<Sm90Row>& rows, const Mat
   const bool a_mn_major = !is_along_k(problem.a), b_mn_major = !is_along_k(problem.b);
   const bool reads = !is_vectors(problem.a) || !is_vectors(problem.b);
   for (const Sm90Row& row : rows) {
-    if (reads != row.reads || (problem.row_sums && !row.adds_rows())) continue;
+    if (reads != row.reads || (problem.row_parts && !row.adds_rows())) continue;
     // TF32 whose rows cannot be mapped goes to portable kernels, which round otherwise.
     if (problem.batch_invariant && row.from_registers()) continue;
     if (row.math == problem.math && row.a_mn_major == a_mn_major && row.b_mn_major == b_mn_major) {

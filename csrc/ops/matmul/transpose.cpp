@@ -112,7 +112,7 @@ class TransposeKernels : public MatmulKernels {
     MatmulPlan plan;
     const double work = static_cast<double>(c.batch) * c.m * c.n * c.k;
     // Which kernels follow could depend on the number of rows: not for batch-invariant products.
-    if (c.math != kMathTF32 || c.split_sums || c.row_sums || c.batch_invariant ||
+    if (c.math != kMathTF32 || c.split_sums || c.sums_rows() || c.batch_invariant ||
         c.batch_dims > 1 || work < kLeastTransposedWork) {
       return plan;
     }

@@ -115,7 +115,7 @@ class Unaligned : public MatmulKernels {
   static bool takes(const MatmulCase& c) {
     return (c.math == kMathFloat16 || c.math == kMathBFloat16) && c.output == c.input &&
            c.a_scales == Scales::kNone && c.b_scales == Scales::kNone && c.only_bias() &&
-           !c.batch_invariant && !c.split_sums && !c.row_sums && is_along_k(c.a) && c.a_unit &&
+           !c.batch_invariant && !c.split_sums && !c.sums_rows() && is_along_k(c.a) && c.a_unit &&
            c.b_unit && !(is_vectors(c.a) && is_vectors(c.b));
   }
 
