@@ -302,6 +302,17 @@ def sanitize(tool: str) -> dict:
                         wrong.append(f"matmul {mode} {(m, n, k)} {a_name} {b_name}")
                     if not torch.equal(biased, (expected + bias.double()).to(dtype)):
                         wrong.append(f"linear {mode} {(m, n, k)} {a_name} {b_name}")
+    for dtype in (torch.bfloat16, torch.float16):
+        # Rows of the gradient, outputs, inputs: one tile of a row, several, and K in parts.
+        for rows, outputs, inputs in [(72, 136, 64), (264, 200, 520), (2056, 136, 264)]:
+            grad = torch.randint(-2, 3, (rows, outputs)).to(dtype)
+            input = torch.randint(-2, 3, (rows, inputs)).to(dtype)
+            weight, bias = torch.ops.cubin._weight_and_bias_gradient(grad.cuda(), input.cuda())
+            calls += 1
+            if not torch.equal(weight.cpu(), (grad.double().t() @ input.double()).to(dtype)):
+                wrong.append(f"gradient of a weight {dtype} {(rows, outputs, inputs)}")
+            if not torch.equal(bias.cpu(), grad.double().sum(0).to(dtype)):
+                wrong.append(f"gradient of a bias {dtype} {(rows, outputs, inputs)}")
     torch.cuda.synchronize()
     return {"wrong": wrong, "calls": calls}
 

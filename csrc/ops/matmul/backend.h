@@ -101,7 +101,7 @@ struct MatmulCase {
     packed = packed << 3 | static_cast<uint64_t>(activation);
     for (const bool fact :
          {a_mappable, b_mappable, a_lines, b_lines, a_unit, b_unit, a_broadcast, b_broadcast,
-          has_bias, scaled, has_addend, batch_invariant, split_sums, row_sums}) {
+          has_bias, scaled, has_addend, batch_invariant, split_sums, row_sums, row_parts}) {
       packed = packed << 1 | static_cast<uint64_t>(fact);
     }
     return packed;
