@@ -1,4 +1,5 @@
-// The arch of a cubin: its number is in the ELF flags, its suffix is wherever the toolkit put it.
+// The arch of a cubin: the number is in the ELF flags, the place of the suffix depends on the
+// toolkit.
 #include "cubin/arch.h"
 
 #include "cubin/nv_info.h"
@@ -9,7 +10,7 @@ namespace {
 constexpr uint32_t kNoteHeader = 12;
 constexpr uint64_t kNoteWords = 24;
 
-// "sm_90a" out of a command line such as "-arch sm_90a -m 64"; empty where it names no arch.
+// "90a" from a command line such as "-arch sm_90a -m 64"; empty if it names no arch.
 std::string_view arch_option(std::string_view command) {
   for (std::string_view option : {"-arch sm_", "-arch=sm_"}) {
     const size_t at = command.find(option);
@@ -21,7 +22,7 @@ std::string_view arch_option(std::string_view command) {
 }
 
 // The command line in `.note.nv.tkinfo`, which ptxas 12.9 and later write: ELF note header, owner,
-// then six words (the last: where the command line starts) and the strings they point to.
+// six words (the last is the command line's offset), and the strings that they refer to.
 std::string_view tool_command(const Elf& elf) {
   const ElfSection* note = elf.find(".note.nv.tkinfo");
   if (note == nullptr) return {};
@@ -33,16 +34,16 @@ std::string_view tool_command(const Elf& elf) {
   const Bytes words(bytes.data() + start, static_cast<size_t>(size));
   if (!words.contains(0, kNoteWords)) return {};
   const uint64_t command = kNoteWords + words.u32(20);
-  if (!words.contains(command, 1)) return {};  // another tool's note
+  if (!words.contains(command, 1)) return {};  // a note of another tool
   const std::string_view text = words.text().substr(static_cast<size_t>(command));
   return text.substr(0, text.find('\0'));
 }
 
 }  // namespace
 
-// NOTE: e_flags are the same for sm_90 and sm_90a since CUDA 13 (measured), so the suffix comes
-// from three places: `.nv.compat` ('a' only), the compiler's command line (the one place that tells
-// 'f'), and in the older layout an e_flags bit that other archs set without meaning it.
+// NOTE: since CUDA 13 e_flags are the same for sm_90 and sm_90a (measured). The suffix comes from
+// `.nv.compat` ('a' only), from the compiler's command line (the only place with 'f'), or in the
+// older layout from an e_flags bit, which has this meaning for sm_90 only.
 Arch read_arch(const Elf& elf) {
   const ElfHeader& header = elf.header();
   const bool old_layout = header.abi_version < 8;
@@ -73,7 +74,7 @@ std::string Arch::name() const {
 
 bool Arch::runs_on(int device_sm) const {
   if (suffix == 'a') return device_sm == sm;
-  // NOTE: 10.1 (Thor, 11.0 since CUDA 13) is a family of its own within major 10.
+  // NOTE: 10.1 (Thor, 11.0 since CUDA 13) is a separate family within major 10.
   if (suffix == 'f' && (sm == 101) != (device_sm == 101)) return false;
   return device_sm / 10 == sm / 10 && device_sm >= sm;
 }

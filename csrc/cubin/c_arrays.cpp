@@ -1,11 +1,11 @@
-// list_arrays: device code that C and C++ sources hold as an array of numbers.
+// list_arrays: device code in C and C++ sources, as arrays of numbers.
 //
 //   unsigned char kernel_cubin[] = {0x7f, 0x45, 0x4c, 0x46, ...};       TensorRT-LLM, xxd -i, bin2c
 //   #define CUBIN_NAME k_cubin / unsigned char CUBIN_NAME[5600] = {...}; Triton's AOT tool
 //   static const unsigned long long fatbinData[] = {0x...ull, ...};      fatbinary --no-asm
 //
-// A scanner of C's tokens, not a compiler: comments, strings and preprocessor lines are skipped, of
-// macros only a name that stands for another name is known. Arrays of anything else are skipped.
+// A scanner of C's tokens: skips comments, strings, preprocessor lines except macros that alias a
+// name, and all other arrays.
 #include <string_view>
 #include <unordered_map>
 #include <utility>
@@ -17,7 +17,7 @@
 namespace torch_cubin {
 namespace {
 
-// Declarations are short; what is not is no declaration of an array of bytes.
+// Longer statements are not declarations of byte arrays.
 constexpr size_t kMaxTokens = 64;
 
 bool is_c_word(char c) {
@@ -45,7 +45,7 @@ bool parse_integer(std::string_view word, uint64_t& value) {
     word.remove_suffix(1);
   }
   value = 0;
-  if (word.empty()) return base == 8;  // in "0u" the only digit was read as the octal prefix
+  if (word.empty()) return base == 8;  // the only digit of "0u" was read as the octal prefix
   for (const char c : word) {
     if (c == '\'') continue;
     const unsigned d = digit(c);
@@ -60,7 +60,7 @@ class ArrayReader {
   ArrayReader(const Bytes& file, const std::string& origin, std::vector<Entry>& entries)
       : text_(file.text()), origin_(origin), entries_(entries) {}
 
-  // Tokens gather until a statement ends, or until a brace opens what may be an array's contents.
+  // Collects tokens until a statement ends or a brace opens possible array contents.
   void read() {
     std::vector<std::string_view> statement;
     bool too_long = false;
@@ -96,7 +96,7 @@ class ArrayReader {
   std::unordered_map<std::string_view, std::string_view> aliases_;  // #define A B
 };
 
-// Skips blanks, comments and preprocessor lines; false at the end.
+// Skips blanks, comments and preprocessor lines. Returns false at the end.
 bool ArrayReader::skip_blanks() {
   while (at_ < text_.size()) {
     const char c = text_[at_];
@@ -123,7 +123,7 @@ bool ArrayReader::skip_blanks() {
   return false;
 }
 
-// Learns `#define NAME OTHER`, where both are plain names.
+// Records `#define NAME OTHER` if both are plain names.
 void ArrayReader::read_directive(std::string_view line) {
   std::string_view words[3];
   size_t count = 0;
@@ -160,7 +160,7 @@ std::string_view ArrayReader::next() {
   return text_.substr(start, at_ - start);
 }
 
-// Bytes an element of the type that a declaration's words name; 0 where they name none.
+// Bytes per element of the integer type in a declaration; 0 if it has none.
 int element_width(const std::vector<std::string_view>& words) {
   int width = 0, longs = 0;
   for (const std::string_view word : words) {
@@ -177,7 +177,7 @@ int element_width(const std::vector<std::string_view>& words) {
   return longs > 0 ? 8 : width;
 }
 
-// The name in front of the first '[' that is not an attribute's; empty where there is none.
+// The name before the first '[' that is not an attribute's; empty if there is none.
 std::string_view array_name(const std::vector<std::string_view>& words) {
   int parentheses = 0, brackets = 0;
   for (size_t i = 0; i < words.size(); ++i) {
@@ -194,7 +194,7 @@ std::string_view array_name(const std::vector<std::string_view>& words) {
   return {};
 }
 
-// Numbers and commas until the closing brace; false for anything else.
+// Reads numbers and commas until the closing brace. Returns false for anything else.
 bool ArrayReader::read_numbers(int width, Buffer& bytes) {
   bool comma = true, minus = false;
   for (std::string_view token = next(); !token.empty(); token = next()) {
@@ -212,7 +212,7 @@ bool ArrayReader::read_numbers(int width, Buffer& bytes) {
       comma = minus = false;
     }
   }
-  return false;  // the text ends within the array
+  return false;  // the text ends inside the array
 }
 
 void ArrayReader::read_array(const std::vector<std::string_view>& statement, size_t start) {
@@ -223,7 +223,7 @@ void ArrayReader::read_array(const std::vector<std::string_view>& statement, siz
   auto bytes = std::make_shared<Buffer>();
   const size_t inside = at_;
   if (!read_numbers(width, *bytes)) {
-    // An array of device code that is cut short is an error; any other array is skipped.
+    // A truncated array of device code is an error; any other array is skipped.
     const bool ends = at_ >= text_.size();
     const Format begun = sniff(bytes->data(), bytes->size(), "").format;
     if (ends && (begun == Format::kCubin || begun == Format::kFatbin)) {

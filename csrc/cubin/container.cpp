@@ -1,4 +1,4 @@
-// list_entries and unpack: the dispatch on what the bytes are.
+// list_entries and unpack: dispatch on the format.
 #include "cubin/container.h"
 
 #include "cubin/arch.h"
@@ -17,7 +17,7 @@ bool is_image(Format format) {
   return format == Format::kCubin || format == Format::kRelocatableCubin || format == Format::kPtx;
 }
 
-// A damaged image is listed nevertheless, with no arch: others in the file may be whole.
+// A damaged image is listed without an arch, since others in the file may be valid.
 void read_entry_arch(Entry& entry, const std::string& origin) {
   if (!is_image(entry.format)) return;
   try {
@@ -107,7 +107,7 @@ Buffer unpack(const Entry& entry, const std::string& origin) {
         "", "Take it out with `cuobjdump -xelf all FILE`."});
 }
 
-// Device code shrinks to a tenth, and only __device__ arrays of zeros to much less.
+// Device code compresses to about a tenth; only __device__ arrays of zeros compress to much less.
 Unpacker::Unpacker(size_t file_bytes) : left_((16 << 20) + uint64_t{32} * file_bytes) {}
 
 Bytes Unpacker::open(const Entry& entry, const std::string& origin, Buffer& buffer) {

@@ -1,10 +1,10 @@
-// Container: what lies in a file that may hold device code, one level at a time.
+// Container: the contents of a file with device code, one level at a time.
 //
 //   Container file = list_entries(data, size, "file 'x.so'");        // a host ELF: its fatbins
-//   Buffer fatbin = unpack(file.entries[0], "...");                   // a fatbin: list_entries again
+// Buffer fatbin = unpack(file.entries[0], "...");                   // a fatbin: list_entries again
 //
-// Every offset, size and count is checked; nothing is unpacked until unpack(). Includes neither
-// torch nor cuda.h.
+// Every offset, size and count is checked. Only unpack() decompresses. Includes neither torch nor
+// cuda.h.
 #pragma once
 
 #include <cstddef>
@@ -28,23 +28,23 @@ enum class Compression { kNone, kLz4, kZstd, kUnknown };
 const char* compression_name(Compression compression);  // "none", "lz4", "zstd", "unknown"
 
 struct Entry {
-  // Of an entry that is packed: what the container says. A fatbin does not tell a relocatable cubin
-  // from a loadable one, so kCubin may turn out to be kRelocatableCubin.
+  // For a compressed entry: the container's statement. A fatbin does not distinguish relocatable
+  // cubins from loadable ones, so kCubin may be a kRelocatableCubin.
   Format format = Format::kOther;
-  std::string name;     // section, array, embedded file, or what fatbinary's -ident said; or empty
-  Arch arch;            // of a fatbin's entry: what its header says; sm is 0 where it is not known
+  std::string name;     // section, array, embedded file, or fatbinary's -ident; or empty
+  Arch arch;            // for a fatbin's entry, from its header; sm is 0 if unknown
   uint64_t offset = 0;  // in the container
-  Bytes stored;         // where they lie in the container, or in `owned`
+  Bytes stored;         // the bytes in the container, or in `owned`
   Compression compression = Compression::kNone;
   uint64_t size = 0;                    // unpacked, in bytes
-  uint32_t kind = 0;                    // fatbin: the number that stands for the format
+  uint32_t kind = 0;                    // fatbin: the format's number
   uint64_t flags = 0;                   // fatbin
-  std::string options;                  // fatbin: the compiler's options, where it left them
+  std::string options;                  // fatbin: the compiler's options, if recorded
   std::shared_ptr<const Buffer> owned;  // the bytes of an array in C source
-  // A symbol of a host file's data names it: it may be any array that begins as an image does.
+  // Found by a symbol of a host file's data: may be any array that begins like an image.
   bool is_guess = false;
-  bool is_file = false;     // a file that torch_cubin.embed put there
-  bool in_package = false;  // an embedded file that stands beside a manifest.json
+  bool is_file = false;     // a file embedded by torch_cubin.embed
+  bool in_package = false;  // an embedded file beside a manifest.json
 };
 
 struct Container {
@@ -54,35 +54,37 @@ struct Container {
   std::vector<Entry> entries;
 };
 
-// The entries of a fatbin, of a host ELF (its fatbins, what torch_cubin.embed put there, then
-// images in its data that symbols name), of a static library (those of its objects) or of C source
-// (its arrays); for a cubin or PTX one entry that is all of it. The bytes must outlive the result.
-// Throws [image] for a damaged container and for anything else, saying what it is.
+// The entries of a fatbin, of a host ELF (fatbins, files embedded by torch_cubin.embed, then images
+// in its data that symbols name), of a static library (those of its objects) or of C source (its
+// arrays); for a cubin or PTX a single entry. The bytes must outlive the result. Throws [image] for
+// a damaged container and for any other format, which it names.
 Container list_entries(const uint8_t* data, size_t size, const std::string& origin);
 
-// The entry's own bytes, decompressed. Throws [image] where they are damaged or cannot be unpacked.
+// The entry's bytes, decompressed. Throws [image] if they are damaged or cannot be unpacked.
 Buffer unpack(const Entry& entry, const std::string& origin);
 
-// Opens the entries of one file, however deep, and bounds what they are unpacked to: a small file
-// may hold compressed data of endless size.
+// Opens the entries of one file at any depth and limits their total unpacked size, since a small
+// file may contain compressed data of unlimited size.
 class Unpacker {
  public:
   explicit Unpacker(size_t file_bytes);
-  // The entry's own bytes, in `buffer` where they were compressed. Throws [image].
+  // The entry's bytes, in `buffer` if they were compressed. Throws [image].
   Bytes open(const Entry& entry, const std::string& origin, Buffer& buffer);
 
  private:
   uint64_t left_;
 };
 
-// The parts of list_entries, a format each. They add to `entries`; offsets count from `file`.
+// The parts of list_entries, one per format. They append to `entries`; offsets are relative to
+// `file`.
 void list_fatbin(const Bytes& file, uint64_t offset, const std::string& origin,
                  std::vector<Entry>& entries);
 void list_host_elf(const Bytes& file, const std::string& origin, Container& container);
-// The same, and no error where there are none.
+// The same, without an error if there are none.
 void list_host_elf_entries(const Bytes& file, const std::string& origin, Container& container);
 void list_static_library(const Bytes& file, const std::string& origin, Container& container);
-// Adds what symbols of its data name; the file's header and section headers have been checked.
+// Adds the images that symbols of the file's data name. The file's header and section headers must
+// have been checked.
 void list_symbol_images(const Bytes& file, const std::string& origin, std::vector<Entry>& entries);
 void list_arrays(const Bytes& file, const std::string& origin, std::vector<Entry>& entries);
 
@@ -91,10 +93,10 @@ struct LibraryMember {
   uint64_t offset = 0;  // in the library
   Bytes content;
 };
-// The members of a static library, but for its tables. Throws [image] for a damaged one.
+// The members of a static library without its tables. Throws [image] for a damaged library.
 std::vector<LibraryMember> members_of(const Bytes& library, const std::string& origin);
 
-// A fatbin's whole length, its header included; throws [image] where it is none or is cut short.
+// A fatbin's length including its header. Throws [image] if it is not a fatbin or truncated.
 uint64_t fatbin_bytes(const Bytes& file, uint64_t offset, const std::string& origin);
 
 }  // namespace torch_cubin

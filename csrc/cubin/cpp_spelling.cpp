@@ -12,7 +12,7 @@ bool is_word(char c) {
          c == '$';
 }
 
-// Words and single signs; blanks are gone.
+// The text's words and single punctuation characters, without blanks.
 std::vector<std::string_view> words_of(std::string_view text) {
   std::vector<std::string_view> words;
   for (size_t at = 0; at < text.size();) {
@@ -66,7 +66,7 @@ bool is_part_of_integer(std::string_view word) {
   return is_one_of(word, {"unsigned", "signed", "long", "int", "short", "char"});
 }
 
-// The integer type that these words name in whatever order.
+// The integer type that these words name, in any order.
 std::string_view integer_type(const std::vector<std::string_view>& words) {
   const auto count = [&](std::string_view word) {
     return std::count(words.begin(), words.end(), word);

@@ -1,4 +1,4 @@
-// One spelling for C++ names and types that are written in several.
+// Canonical spellings of C++ names and types.
 #pragma once
 
 #include <string>
@@ -6,12 +6,12 @@
 
 namespace torch_cubin {
 
-// Without the blanks that mean nothing: "f<unsigned int,4>" of "f< unsigned int, 4 >".
+// Removes insignificant blanks: "f<unsigned int,4>" for "f< unsigned int, 4 >".
 std::string without_blanks(std::string_view text);
 
-// The same, and types as a demangler writes them, without qualifiers: "f(float*,unsigned
-// int,__half)" of "f(const float *, unsigned, half)". Constants lose their suffix, anonymous
-// namespaces their name.
+// The same, with types as a demangler writes them, without qualifiers: "f(float*,unsigned
+// int,__half)" for "f(const float *, unsigned, half)". Also removes the suffixes of constants and
+// the names of anonymous namespaces.
 std::string common_spelling(std::string_view text);
 
 }  // namespace torch_cubin

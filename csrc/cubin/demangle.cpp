@@ -14,7 +14,7 @@
 namespace torch_cubin {
 namespace {
 
-// Past this a demangler's time or stack could be the file's to choose.
+// Bounds the demangler's time and stack.
 constexpr size_t kMaxSymbolBytes = 4096;
 constexpr size_t kMostTextBytes = 1 << 20;
 
@@ -26,8 +26,8 @@ bool is_identifier(char c) {
   return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
 }
 
-// Where the parentheses of the parameters open, which close at the text's end; its end where there
-// are none, as of a variable.
+// The position of the '(' that opens the parameter list at the end of the text; the text's end if
+// there is none, as for a variable.
 size_t parameters_at(std::string_view text) {
   const size_t clone = text.find(" [clone");
   if (clone != std::string_view::npos) text = text.substr(0, clone);
@@ -40,8 +40,8 @@ size_t parameters_at(std::string_view text) {
   return text.size();
 }
 
-// The places in `name` behind a `separator` that is in no template's arguments and in no
-// parentheses, the last first.
+// The positions after each `separator` outside of template arguments and parentheses, the last
+// first.
 std::vector<size_t> places_behind(std::string_view name, std::string_view separator) {
   std::vector<size_t> places;
   int depth = 0;
@@ -55,7 +55,7 @@ std::vector<size_t> places_behind(std::string_view name, std::string_view separa
   return places;
 }
 
-// Where the template arguments of the last part begin; the name's end where it has none.
+// The position of the last component's template arguments; the name's end if it has none.
 size_t template_at(std::string_view name) {
   if (name.empty() || name.back() != '>') return name.size();
   int depth = 0;
@@ -66,14 +66,14 @@ size_t template_at(std::string_view name) {
   return name.size();
 }
 
-// Both are spelled alike.
+// Whether `name` refers to the demangled function. Both must be spelled by the same function.
 bool is_name_of(std::string_view demangled, std::string_view name) {
   if (name == demangled) return true;
   const size_t open = parameters_at(demangled);
   const std::string_view parameters = demangled.substr(open);
   std::string_view function = demangled.substr(0, open);
   const std::vector<size_t> blanks = places_behind(function, " ");
-  if (!blanks.empty()) function.remove_prefix(blanks.front());  // the type that it returns
+  if (!blanks.empty()) function.remove_prefix(blanks.front());  // the return type
   std::vector<size_t> starts = places_behind(function, "::");
   starts.push_back(0);
   return std::any_of(starts.begin(), starts.end(), [&](size_t start) {
@@ -97,8 +97,8 @@ std::string demangled(const std::string& symbol) {
   return status == 0 && text != nullptr ? text.get() : "";
 }
 
-// NOTE: three references each to the part before triple the text, and nothing makes it longer for
-// as many: `S0_S0_S0_`. A demangler has no limit of its own.
+// NOTE: the worst growth per reference is three references to the preceding part, which triple the
+// text: `S0_S0_S0_`. The demangler itself has no limit.
 std::string demangled_if_short(const std::string& symbol) {
   size_t bytes = symbol.size(), references = 0;
   for (size_t i = 0; i + 1 < symbol.size(); ++i) {
@@ -136,7 +136,7 @@ std::vector<std::string> symbols_called(const std::vector<std::string>& symbols,
   const std::string given = without_blanks(name);
   const std::string_view identifier = identifier_of(given);
   if (identifier.empty()) return {};
-  std::vector<std::pair<std::string, std::string>> possible;  // symbols, and their text
+  std::vector<std::pair<std::string, std::string>> possible;  // symbols and their demangled text
   for (const std::string& symbol : symbols) {
     if (symbol.find(identifier) == std::string::npos) continue;
     std::string text = demangled(symbol);

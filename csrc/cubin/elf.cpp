@@ -1,7 +1,7 @@
 // The ELF reader. Offsets: System V ABI, "Object Files" (ELF-64). Every offset and size in the file
-// is a claim that is checked against the file's real size before use, in arithmetic that cannot
-// overflow, because a cubin that speaks of bytes beyond its end crashes the driver (measured:
-// cuLibraryLoadData takes no length, and segfaults on a truncated image).
+// is checked against the file's real size before use, in arithmetic that cannot overflow. A cubin
+// that refers to bytes beyond its end crashes the driver (measured: cuLibraryLoadData takes no
+// length and segfaults on a truncated image).
 #include "cubin/elf.h"
 
 #include <cstring>
@@ -17,8 +17,8 @@ constexpr size_t kSymbolBytes = 24;
 constexpr uint32_t kSectionNull = 0;
 constexpr uint32_t kSectionSymbolTable = 2;
 constexpr uint32_t kSectionStringTable = 3;
-// Sections of relocatable cubins that say how much memory code wants, and hold none (names: LLVM's
-// SHT_CUDA_*). A loadable cubin uses SHT_NOBITS for them.
+// Sections without contents that specify memory sizes in relocatable cubins (LLVM's SHT_CUDA_*).
+// Loadable cubins use SHT_NOBITS instead.
 constexpr uint32_t kSectionCudaGlobal = 0x70000007;
 constexpr uint32_t kSectionCudaLocal = 0x70000009;
 constexpr uint32_t kSectionCudaShared = 0x7000000a;
@@ -35,7 +35,7 @@ uint64_t Bytes::read(uint64_t offset, int bytes) const {
     fail({"image", "a field at offset " + std::to_string(offset), "lies outside its table",
           "an offset below " + std::to_string(size_), "", "The file is damaged: build it again."});
   }
-  uint64_t value = 0;  // little-endian by definition of the file, whatever this machine is
+  uint64_t value = 0;  // the file is little-endian on any machine
   for (int i = bytes - 1; i >= 0; --i) value = value << 8 | data_[offset + i];
   return value;
 }
@@ -62,7 +62,7 @@ void Elf::damaged(const std::string& problem, const std::string& expected,
         "The file is damaged, or not what a CUDA compiler writes: build or copy it again."});
 }
 
-// Notes that the tables speak of [offset, offset + length), which must lie inside the file.
+// Records that the tables refer to [offset, offset + length), which must lie inside the file.
 void Elf::cover(uint64_t offset, uint64_t length, const std::string& what) {
   if (!file_.contains(offset, length)) {
     damaged("is truncated: " + what + " ends past the end of the file",
@@ -155,8 +155,8 @@ bool Elf::has_no_bytes(uint32_t type) const {
          (type == kSectionCudaGlobal || type == kSectionCudaLocal || type == kSectionCudaShared);
 }
 
-// In every cubin seen (CUDA 11.8 to 13.0, all archs) one of the tables is the last thing in the
-// file, so this catches every truncation and every byte appended.
+// Detects every truncation and every appended byte: in all cubins seen (CUDA 11.8 to 13.0, all
+// archs) one of the tables ends the file.
 void Elf::check_extent() const {
   if (extent_ == file_.size()) return;
   damaged("has " + bytes_text(file_.size() - extent_) + " after its end", bytes_text(extent_),
@@ -212,9 +212,9 @@ std::string_view Elf::symbol_name(const ElfSymbol& symbol) {
   return name_at(symbol_names_, symbol.name, "a symbol");
 }
 
-// Compares in place: no name is read, so the limit on what is read does not count.
+// Compares in place, without reading names, so that the limit on names does not apply.
 bool Elf::has_symbol(const std::string& name) const {
-  const size_t length = name.size() + 1;  // with its NUL
+  const size_t length = name.size() + 1;  // including NUL
   for (uint32_t i = 0; i < symbol_count_; ++i) {
     const uint64_t at = symbol(i).name;
     if (symbol_names_.contains(at, length) &&
@@ -225,7 +225,8 @@ bool Elf::has_symbol(const std::string& name) const {
   return false;
 }
 
-// Names may overlap, so a small file can hold an endless number of long ones: both are limited.
+// Names may overlap, so a small file can have very many long names: both length and total are
+// limited.
 std::string_view Elf::name_at(const Bytes& table, uint64_t offset, const std::string& what) {
   if (offset >= table.size()) {
     damaged("has a name of " + what + " outside its string table",

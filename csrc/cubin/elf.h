@@ -1,8 +1,8 @@
 // Elf: a bounds-checked view of the 64-bit little-endian ELF file around a cubin.
 //
-// Knows ELF, and of CUDA only the name of the machine: no attribute, no kernel. Reads the caller's
-// bytes in place (they must outlive it) and throws [image] rather than look at a byte outside them.
-// Includes neither torch nor cuda.h.
+// Independent of CUDA except for its machine number. Reads the caller's bytes in place (they must
+// outlive it) and throws [image] instead of reading outside of them. Includes neither torch nor
+// cuda.h.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@
 
 namespace torch_cubin {
 
-// Limits that keep time and memory in proportion to a real file; past them a file is refused.
+// Limits that bound time and memory. Larger files are refused.
 constexpr size_t kMaxImageBytes = size_t{1} << 30;
 constexpr uint32_t kMaxSymbols = 1000000;
 constexpr size_t kMaxNameBytes = 64 << 10;       // one name
@@ -32,14 +32,14 @@ constexpr uint32_t kSectionNoBits = 8;
 // "x86-64" or "aarch64".
 const char* machine_name(uint16_t machine);
 
-// Bytes inside the file. Reads past its end throw.
+// A range of bytes of the file. Reads past its end throw.
 class Bytes {
  public:
   Bytes() = default;
   Bytes(const uint8_t* data, size_t size) : data_(data), size_(size) {}
   const uint8_t* data() const { return data_; }
   size_t size() const { return size_; }
-  // Whether [offset, offset + length) lies inside; cannot overflow.
+  // Whether [offset, offset + length) lies inside, without overflow.
   bool contains(uint64_t offset, uint64_t length) const {
     return offset <= size_ && length <= size_ - offset;
   }
@@ -70,7 +70,7 @@ struct ElfSection {
   std::string_view name;
   uint32_t type = 0;
   uint64_t flags = 0;
-  uint64_t size = 0;  // also of sections that occupy no bytes
+  uint64_t size = 0;  // also for sections without contents
   Bytes bytes;        // empty for those
   uint32_t link = 0;
   uint32_t info = 0;
@@ -88,14 +88,14 @@ struct ElfSymbol {
 
 class Elf {
  public:
-  // Reads the header, checks that the tables and contents of the file end exactly at `size`, and
-  // reads the section table. The caller has seen that it is a CUDA ELF (cubin/sniff.h). `origin`
+  // Reads the header and the section table, and checks that the file's tables and contents end
+  // exactly at `size`. The caller must have checked that it is a CUDA ELF (cubin/sniff.h). `origin`
   // names the file in errors.
   Elf(const uint8_t* data, size_t size, const std::string& origin);
 
   const ElfHeader& header() const { return header_; }
   const std::vector<ElfSection>& sections() const { return sections_; }
-  // The section of that name, or null. Throws where two sections share it.
+  // The section of that name, or null. Throws if two sections have it.
   const ElfSection* find(std::string_view name) const;
 
   uint32_t symbol_count() const { return symbol_count_; }
@@ -103,7 +103,7 @@ class Elf {
   std::string_view symbol_name(const ElfSymbol& symbol);
   bool has_symbol(const std::string& name) const;
 
-  // Throws [image] for a file that contradicts itself or the format.
+  // Throws [image] for an inconsistent or malformed file.
   [[noreturn]] void damaged(const std::string& problem, const std::string& expected = "",
                             const std::string& got = "") const;
 
@@ -120,7 +120,7 @@ class Elf {
   Bytes file_;
   std::string origin_;
   ElfHeader header_;
-  uint64_t extent_ = 0;  // end of the last byte that the tables speak of
+  uint64_t extent_ = 0;  // end of the last byte that the tables refer to
   size_t name_bytes_ = 0;
   std::vector<ElfSection> sections_;
   std::unordered_map<std::string_view, int64_t> by_name_;  // -1: several sections

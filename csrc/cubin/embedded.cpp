@@ -33,7 +33,7 @@ Bundle read_bundle(const Bytes& whole, uint64_t at, const std::string& origin) {
   }
   Bundle bundle;
   std::set<std::string> names;
-  // Parts that overlap would let a small file ask for endless hashing.
+  // Overlapping parts would let a small file cause unlimited hashing.
   uint64_t end = kBundleHeaderBytes + count * kRecordBytes;
   const auto next = [&](uint64_t offset, uint64_t size) {
     if (offset < end || !whole.contains(offset, size)) {

@@ -1,4 +1,4 @@
-// Builds every error message of the library, and keeps the last one of each thread.
+// Builds the library's error messages, and stores the last one of each thread.
 #include "cubin/error.h"
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 namespace torch_cubin {
 namespace {
 
-// Per thread, so that the shim of one thread never rethrows the text of another.
+// Per thread, so that no thread rethrows another's text.
 thread_local std::string last_error_text;
 
 // Length of the well-formed UTF-8 sequence at `text[at]`, or 0. Overlong forms, surrogates and
@@ -46,7 +46,8 @@ std::string escaped(std::string_view text, size_t limit, bool keep_newlines) {
   for (size_t i = 0; i < text.size();) {
     if (out.size() >= limit) return out + "...";
     const unsigned char byte = static_cast<unsigned char>(text[i]);
-    // In UTF-8 the controls from 0x80 on, one of which begins escape sequences, follow a 0xc2.
+    // In UTF-8, the control characters from U+0080 on, one of which starts escape sequences, begin
+    // with 0xc2.
     const bool second =
         byte == 0xc2 && i + 1 < text.size() && static_cast<unsigned char>(text[i + 1]) < 0xa0;
     const bool control = byte < 0x20 || byte == 0x7f || second;
@@ -62,15 +63,15 @@ std::string escaped(std::string_view text, size_t limit, bool keep_newlines) {
   return out;
 }
 
-// Python decodes the text as UTF-8 and a terminal obeys control characters: neither may come from a
-// file's bytes.
+// Escapes invalid UTF-8, which Python would fail to decode, and control characters, which a
+// terminal would obey.
 std::string clean(const std::string& message) {
   return escaped(message, std::string::npos, /*keep_newlines=*/true);
 }
 
 std::string render(const Fault& fault) {
   std::string text = "torch_cubin [";
-  // An object may be a file's name, which may hold line ends.
+  // The object may be a file's name, which may contain newlines.
   text.append(fault.tag).append("]: ").append(printable(fault.object, std::string::npos));
   if (!fault.problem.empty()) text.append(fault.object.empty() ? "" : " ").append(fault.problem);
   if (!fault.expected.empty()) text.append(": expected ").append(fault.expected);
@@ -93,7 +94,7 @@ std::string counted(uint64_t count, const std::string& noun) {
 
 void fail(const Fault& fault) {
   auto kept = std::make_shared<Fault>();
-  // Not the tag: it may be a view of a text that ends with the caller.
+  // Without the tag, which may be a view of a caller's temporary.
   kept->object = clean(fault.object);
   kept->problem = clean(fault.problem);
   kept->expected = clean(fault.expected);

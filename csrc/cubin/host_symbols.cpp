@@ -1,12 +1,12 @@
 // list_symbol_images: device code in a host file's read-only or initialised data, found by symbols.
 //
-//   __tvm_ffi__cubin_NAME                    TVM-FFI's embed tool, and torch_cubin.embed with tvm_ffi
+// __tvm_ffi__cubin_NAME                    TVM-FFI's embed tool, and torch_cubin.embed with tvm_ffi
 //   _binary_FILE_start                       ld -r -b binary, objcopy -I binary
 //   kernels_binary in .lrodata               objects that CuTe DSL writes
 //   unsigned char kernel_cubin[] = {...}     an array that a C compiler has seen
 //
-// A symbol tells where an image may begin, and the image itself how long it is. Bytes that only look
-// like one are passed over: a program may hold the signatures that it looks for.
+// A symbol tells where an image may begin, and the image itself how long it is. Bytes that only
+// look like one are passed over: a program may hold the signatures that it looks for.
 #include <algorithm>
 #include <iterator>
 #include <map>
