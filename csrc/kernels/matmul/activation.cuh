@@ -1,5 +1,6 @@
-// The activations on the device. Every kernel that applies one includes this file, and no operation here
-// may be contracted with its neighbours: so all kernels round alike, as batch-invariant products need.
+// The activations on the device. All kernels that apply one include this file, and no operation
+// here may be contracted with another one, so that all kernels round identically, as
+// batch-invariant products need.
 #pragma once
 
 #include "activation_params.h"
@@ -13,8 +14,8 @@ TC_DEVICE float reciprocal(float x) {
   return out;
 }
 
-// x * P(t) of a curve whose coefficients above c[kDegree] are zero: the same bits for every degree that
-// is high enough.
+// x * P(t) of a curve whose coefficients above c[kDegree] are zero. Every sufficient degree gives
+// the same bits.
 template <int kDegree>
 TC_DEVICE float curve_exponent(float x, const ActivationCurve& curve) {
   float sum = curve.c[kDegree];
@@ -26,12 +27,12 @@ TC_DEVICE float curve_exponent(float x, const ActivationCurve& curve) {
   return __fmul_rn(x, sum);
 }
 
-// For results that are rounded to 16 bits afterwards; right for infinities, too.
+// x / (1 + 2^exponent), for results that are rounded to 16 bits afterwards. Correct for infinities.
 TC_DEVICE float divide_by_exponential(float x, float exponent) {
   return __fmul_rn(x, reciprocal(__fadd_rn(1.0f, exp2_approx(exponent))));
 }
 
-// Where kExact is on, the result stays float32: quick instructions are wrong in its last bits.
+// kExact: for results that stay float32, whose last bits the fast instructions get wrong.
 template <bool kExact>
 TC_DEVICE float activate(float x, int activation, const ActivationCurve& curve) {
   if (activation == kActivationNone) return x;

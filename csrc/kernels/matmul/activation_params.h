@@ -1,5 +1,4 @@
-// The activations that a product's epilogue can apply: values of a parameter, shared by host and
-// device code.
+// The activations that a product's epilogue can apply, shared by host and device code.
 #pragma once
 
 namespace torch_cubin {
@@ -12,10 +11,10 @@ enum Activation {
   kActivationSilu = 4,
 };
 
-// An activation but ReLU, for results that are rounded to 16 bits: x / (1 + exp2(x * P(t))) with
-// t = min(x * x, limit) and P(t) = c[0] + c[1] * t + ... + c[5] * t^5. Exact for SiLU and the GELU by
-// tanh. For the GELU by erf, P is fitted to log2(1 / Phi(x) - 1) / x: the error of x * Phi(x) is at
-// most 1.2e-6, and 1.7e-4 of a result above 1e-3 (tests/unit/test_activation_curve.py).
+// An activation other than ReLU, for results that are rounded to 16 bits: x / (1 + exp2(x * P(t)))
+// with t = min(x * x, limit) and P(t) = c[0] + c[1] * t + ... + c[5] * t^5. Exact for SiLU and tanh
+// GELU. For erf GELU, P is fitted to log2(1 / Phi(x) - 1) / x: the error of x * Phi(x) is at most
+// 1.2e-6, and relative to results above 1e-3 at most 1.7e-4 (tests/unit/test_activation_curve.py).
 struct ActivationCurve {
   float limit;
   float c[6];

@@ -1,12 +1,12 @@
 // Matmul with at most 4 rows of A, for B whose N is contiguous: C's rows are sums of B's rows, each
-// scaled by an element of A (BLAS calls the step axpy). Bound by B's bytes.
+// scaled by an element of A (BLAS calls the step axpy). Bound by the bandwidth of reading B.
 //
-// A block owns kTileN outputs. kLanes threads side by side cover them, 128 bytes or more of
-// each row of B; the block's kThreads / kLanes such teams take one row each, kUnroll rows a
+// A block owns kTileN outputs. A team of kLanes consecutive threads covers them, 128 bytes or more
+// of each row of B; the block's kThreads / kLanes teams take one row each, with kUnroll rows per
 // thread in flight. The teams' sums are then added in a fixed order. Alignment 16 reads B 16 bytes
 // at a time; layout `any` reads single elements at any strides. A may have any strides.
 //
-// Roles: all threads load and multiply; after one barrier one thread an output stores it.
+// Roles: all threads load and multiply; after one barrier one thread per output stores it.
 #include "dot_common.cuh"
 
 namespace torch_cubin::TC_KERNEL {
@@ -23,7 +23,7 @@ constexpr DType kDType = Config::kDType;
 constexpr bool kVector = Config::kAlignment == 16;
 constexpr int kLanes = Config::kLanes, kTeams = Config::kThreads / Config::kLanes;
 constexpr int kTileN = Config::kTileN, kTileK = Config::kTileK;
-constexpr int kColumns = kTileN / kLanes;  // of a thread: side by side, or kLanes apart
+constexpr int kColumns = kTileN / kLanes;  // per thread: contiguous, or kLanes apart
 constexpr int kUnroll = Config::kUnroll;
 constexpr int kMaxRows = Config::kTileM;
 
@@ -36,7 +36,7 @@ static_assert(!kVector || kColumns == B16::kSize, "a thread reads 16 bytes");
 static_assert(kMaxRows == 4 && Config::kStages == 1 && Config::kDynamicShared == 0,
               "the table is wrong");
 
-// What one thread reads of a row of B.
+// The elements of one row of B that a thread reads.
 struct Row {
   B16 chunk;
   Storage element[kVector ? 1 : kColumns];
@@ -58,11 +58,11 @@ struct Row {
   }
 };
 
-// Adds `rest` rows of k; every thread of the block comes here.
+// Adds `rest` rows of k. Called by all threads of the block.
 //
-// What scales the rows, A's elements, comes from memory as it is needed where there is one row;
-// more rows go through shared memory, [k][row], a k tile at a time (at 4 rows 1.05 to 1.15 times as
-// fast, at 1 row the barrier costs up to a tenth).
+// With one row of A, its elements (the scales) are read from global memory as needed. More rows are
+// staged in shared memory, [k][row], one k tile at a time (with 4 rows 1.05 to 1.15 times as fast;
+// with 1 row the barrier costs up to a tenth).
 template <int kRows>
 TC_DEVICE void multiply_all(const MatmulParams& p, const Storage* a, const Storage* b, int count,
                             tc_int64 rest, Accumulator* shared,
@@ -84,7 +84,7 @@ TC_DEVICE void multiply_all(const MatmulParams& p, const Storage* a, const Stora
         row_of_b[u].load(b + u * kTeams * p.b_stride_k, p.b_stride_n, exists ? count : 0);
       }
     }
-    // Two stages: who writes a stage again has passed the barrier behind its last readers.
+    // Two stages: a thread that rewrites a stage has passed the barrier after its last reads.
     Accumulator* scales = shared + stage * kTileK * kRows;
     Storage scale_bits[kUnroll];
     if constexpr (kStaged) {
@@ -103,9 +103,9 @@ TC_DEVICE void multiply_all(const MatmulParams& p, const Storage* a, const Stora
         scale_bits[u] = whole || k < rest ? __ldg(a + k * p.a_stride_k) : Storage(0);
       }
     }
-    // What is not rounded to 16 bits adds up each k tile apart: in one chain a team of the kernel
-    // that reads elements adds 512 terms where a K of 4096 is not split, and the error of float64
-    // was 2.6 times cuBLAS's (H100).
+    // float32 and float64 sum each k tile separately. In one chain a team of the kernel that reads
+    // elements adds 512 terms if a K of 4096 is not split, and float64 had 2.6 times cuBLAS's error
+    // (H100).
     constexpr bool kApart = sizeof(Storage) >= sizeof(float);
     Accumulator tile[kApart ? kRows : 1][kColumns];
 #pragma unroll
@@ -140,7 +140,7 @@ TC_DEVICE void multiply_all(const MatmulParams& p, const Storage* a, const Stora
     a += kTileK * p.a_stride_k;
     b += kTileK * p.b_stride_k;
   }
-  __syncthreads();  // the caller uses `shared` for something else
+  __syncthreads();  // the caller reuses `shared`
 }
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
@@ -155,7 +155,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
   int team = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
 
   int first = kVector ? lane * kColumns : lane;
-  tc_int64 columns = p.n - t.n0 - first;  // from this thread's first one to the end
+  tc_int64 columns = p.n - t.n0 - first;  // from this thread's first column to the end
   if (!kVector) columns = columns > 0 ? (columns + kLanes - 1) / kLanes : 0;
   int count = static_cast<int>(max(min(columns, tc_int64(kColumns)), tc_int64(0)));
   tc_int64 rest = t.k_end - t.k_begin;

@@ -1,12 +1,13 @@
 // Matmul with at most 4 rows of A, as dot products: for B whose K is contiguous, read 16 bytes at a
-// time, and (layout `any`) for B of any strides, read by elements. Bound by B's bytes.
+// time, and (layout `any`) for B of any strides, read by elements. Bound by the bandwidth of
+// reading B.
 //
 // kLanes threads share a group of 4 outputs: each thread multiplies its chunk of every k tile of
-// 4 columns of B with the same chunk of A's rows, so that 4 to 8 loads are in flight; the group's
+// 4 columns of B with the same chunk of A's rows, so that 4 to 8 loads are in flight. The group's
 // sums are then added in a fixed order. 128 lanes suit a long K, 8 lanes a short one. A may have
-// any strides. Where its rows cannot be read 16 bytes at a time they pass through shared memory.
+// any strides; rows that cannot be read 16 bytes at a time are staged in shared memory.
 //
-// Roles: all threads load and multiply, one thread an output stores it.
+// Roles: all threads load and multiply; one thread per output stores it.
 #include "dot_common.cuh"
 
 namespace torch_cubin::TC_KERNEL {
@@ -24,7 +25,7 @@ constexpr DType kDType = Config::kDType;
 constexpr bool kVector = Config::kLayout != Layout::any;
 constexpr int kLanes = Config::kLanes;
 constexpr int kGroups = Config::kThreads / kLanes;
-constexpr int kOutputs = 4;  // of a group
+constexpr int kOutputs = 4;  // per group
 constexpr int kMaxRows = Config::kTileM;
 
 using B16 = Chunk<kDType>;
@@ -44,29 +45,29 @@ struct Shared {
   Accumulator sums[Config::kThreads / 32][kMaxRows * kOutputs];
 };
 
-// What one thread reads.
+// The operands of one thread.
 struct Sources {
   const Storage* a;            // row 0 of A at the split's first k
   const Storage* b[kOutputs];  // the group's columns of B at this thread's first k
   tc_int64 step;               // between a chunk's elements of B
   tc_int64 advance;            // from a k tile of B to the next
-  tc_int64 rest;               // of this split's k
+  tc_int64 rest;               // remaining k of this split
   int first;                   // this thread's first k in a tile
 };
 
-// How many elements of this thread's chunk exist, `rest` elements before the end.
+// The number of elements of this thread's chunk that exist, with `rest` elements of K left.
 TC_DEVICE int chunk_count(tc_int64 rest, int first) {
   if (kVector) {
     tc_int64 count = rest - first;
     return static_cast<int>(max(min(count, static_cast<tc_int64>(B16::kSize)), tc_int64(0)));
   }
-  tc_int64 count = (rest - first + kLanes - 1) / kLanes;  // by elements a chunk's stride is kLanes
+  tc_int64 count = (rest - first + kLanes - 1) / kLanes;  // read by elements, a stride of kLanes
   return rest <= first ? 0 : static_cast<int>(min(count, static_cast<tc_int64>(B16::kSize)));
 }
 
 TC_DEVICE B16 load_b(const Storage* from, tc_int64 step, int count) {
   if (kVector && count == B16::kSize) return B16::load_streaming(from);
-  if (kShort && kVector && count == 0) return {};  // a short K leaves lanes without work
+  if (kShort && kVector && count == 0) return {};  // with a short K some lanes are idle
   return B16::load_elements(from, step, count);
 }
 
@@ -76,7 +77,7 @@ TC_DEVICE B16 load_a(const Storage* from, int count) {
   return B16::load_elements(from, 1, count);
 }
 
-// Copies a k tile of A's rows to shared memory; zeros past the ends.
+// Copies a k tile of A's rows to shared memory, with zeros past the ends.
 TC_DEVICE void stage_a(const MatmulParams& p, const Storage* a, tc_int64 rest, Storage* to) {
   bool by_row = p.a_stride_m < p.a_stride_k;  // consecutive threads take the denser dimension
   for (int index = threadIdx.x; index < kMaxRows * kTileK; index += Config::kThreads) {
@@ -91,7 +92,7 @@ TC_DEVICE Accumulator staged_element(const Storage* a, int row, int first, int j
   return DTypeTraits<kDType>::load(a[row * kTileK + first + j * kLanes]);
 }
 
-// The sums of kUnroll k tiles. kRows rows of A; the first kUsed columns of the group.
+// Accumulates kUnroll k tiles, for kRows rows of A and the first kUsed columns of the group.
 template <int kRows, int kUsed, int kUnroll, bool kStaged>
 TC_DEVICE void multiply(const MatmulParams& p, Sources& s, Shared& shared,
                         Accumulator (&sum)[kMaxRows][kOutputs], bool whole) {
@@ -116,7 +117,7 @@ TC_DEVICE void multiply(const MatmulParams& p, Sources& s, Shared& shared,
 #pragma unroll
         for (int j = 0; j < B16::kSize; ++j) a[j] = staged_element(shared.a, row, s.first, j);
       } else {
-        // Three rows run as four: the last one repeats, and nothing stores its sums.
+        // Three rows run as four: the last row repeats, and its sums are not stored.
         tc_int64 source_row = kRows < kMaxRows ? row : min(static_cast<tc_int64>(row), p.m - 1);
         const Storage* from = s.a + source_row * p.a_stride_m + s.first;
         B16 chunk = kStaged ? B16::load_shared(shared.a + row * kTileK + s.first)
@@ -150,13 +151,13 @@ TC_DEVICE void multiply_all(const MatmulParams& p, Sources s, Shared& shared,
   }
 }
 
-// Adds the group's sums, always in the same order, and stores them; `column` is the group's first
-// one in the tile.
+// Adds the group's sums in a fixed order and stores them. `column`: the group's first column in the
+// tile.
 TC_DEVICE void store_group(const MatmulParams& p, const TileCoordinates& t, int column,
                            Accumulator (&sum)[kMaxRows][kOutputs], Shared& shared) {
   constexpr int kSums = kMaxRows * kOutputs, kHeld = kShort ? kSums / kLanes : 1;
   int lane = threadIdx.x % kLanes;
-  Accumulator held[kHeld] = {};  // sums that this thread stores: number lane, lane + kLanes, ...
+  Accumulator held[kHeld] = {};  // the sums that this thread stores: lane, lane + kLanes, ...
 #pragma unroll
   for (int number = 0; number < kSums; ++number) {
     if (number / kOutputs >= p.m) break;
@@ -202,7 +203,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
   s.a = static_cast<const Storage*>(p.a) + t.a;
 #pragma unroll
   for (int i = 0; i < kOutputs; ++i) {
-    // Columns past the end repeat the last one: nothing branches, and nothing stores them.
+    // Columns past the end repeat the last one, which needs no branch; they are not stored.
     tc_int64 column = min(static_cast<tc_int64>(first_column + i), p.n - t.n0 - 1);
     s.b[i] =
         static_cast<const Storage*>(p.b) + t.b + column * p.b_stride_n + s.first * p.b_stride_k;

@@ -1,8 +1,8 @@
-// What the kernels for a small side share: chunks of 16 bytes, and the way to C.
+// Shared by the kernels for few rows: chunks of 16 bytes, and stores to C.
 //
-// They see the small operand as A (m <= 4 rows) and the large one as B (n outputs). Where the
-// caller's small side is N, the host swaps the operands, sets kFlagSwapped, and describes C by
-// c_stride_m = 1, c_stride_n = m.
+// A is the small operand (m <= 4 rows), B the large one (n outputs). If the caller's N is small,
+// the host swaps the operands, sets kFlagSwapped, and describes C by c_stride_m = 1, c_stride_n =
+// m.
 #pragma once
 
 #include "tile.cuh"
@@ -19,7 +19,7 @@ struct Chunk {
 
   uint4 bits;
 
-  // Data that is used once: it should not push the small operand out of L1.
+  // For data that is used once: not cached in L1, where it would evict the small operand.
   TC_DEVICE static Chunk load_streaming(const Storage* from) {
     Chunk chunk;
     asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -36,7 +36,7 @@ struct Chunk {
     return {*reinterpret_cast<const uint4*>(from)};
   }
 
-  // The elements from[0], from[step], ... as far as `count` goes, and zeros.
+  // The `count` elements from[0], from[step], ..., then zeros.
   TC_DEVICE static Chunk load_elements(const Storage* from, tc_int64 step, int count) {
     Storage element[kSize];
 #pragma unroll
@@ -57,7 +57,7 @@ struct Chunk {
     return chunk;
   }
 
-  // j is a constant wherever the caller's loop is unrolled.
+  // j is a compile-time constant if the caller's loop is unrolled.
   TC_DEVICE Accumulator operator[](int j) const {
     const u32 words[4] = {bits.x, bits.y, bits.z, bits.w};
     if constexpr (sizeof(Storage) == 2) {
@@ -74,7 +74,8 @@ struct Chunk {
 TC_DEVICE float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
 TC_DEVICE double multiply_add(double a, double b, double c) { return fma(a, b, c); }
 
-// Adds the bias, rounds and writes element (m, n) of a batch, `batch_offset` elements into C.
+// Adds the bias, rounds and writes element (m, n) of the batch that begins `batch_offset` elements
+// into C.
 template <DType kDType>
 TC_DEVICE void store_output(const MatmulParams& p, tc_int64 batch_offset, tc_int64 m, tc_int64 n,
                             typename DTypeTraits<kDType>::Accumulator value) {
@@ -84,7 +85,7 @@ TC_DEVICE void store_output(const MatmulParams& p, tc_int64 batch_offset, tc_int
   c[batch_offset + m * p.c_stride_m + n * p.c_stride_n] = Traits::round(value);
 }
 
-// One block's sum for (row, t.n0 + column): to C, or to this split's partial sums.
+// Stores one block's sum for (row, t.n0 + column) to C, or to this split's partial sums.
 template <DType kDType>
 TC_DEVICE void store_sum(const MatmulParams& p, const TileCoordinates& t, int row, int column,
                          typename DTypeTraits<kDType>::Accumulator value) {

@@ -1,14 +1,14 @@
-// From mma accumulators to memory: bias, rounding, and stores of whole vectors. A warp lays its
-// results into its part of shared memory and copies them from there in one short loop. (Stores
-// straight from the registers made 2000 instructions, each run once, mostly waiting to be fetched.)
+// Stores mma accumulators: bias, rounding, and stores of whole vectors. A warp writes its results
+// to its part of shared memory and copies them from there in one short loop. (Stores directly from
+// registers took 2000 instructions, each executed once and mostly stalled on instruction fetch.)
 #pragma once
 
 #include "tile.cuh"
 
 namespace torch_cubin {
 
-// Copies kRows x kColumns elements that lie kPitch bytes a row at `from`; the first `rows` and
-// `columns` of them exist in the output.
+// Copies kRows x kColumns elements from `from`, with a row pitch of kPitch bytes. Only the first
+// `rows` rows and `columns` columns exist in the output.
 template <int kRows, int kColumns, int kPitch, class Element>
 TC_DEVICE void copy_out(const unsigned char* from, Element* to, tc_int64 stride_m,
                         tc_int64 stride_n, int rows, int columns) {
@@ -19,7 +19,7 @@ TC_DEVICE void copy_out(const unsigned char* from, Element* to, tc_int64 stride_
   int lane = threadIdx.x % 32;
   if (stride_n == 1 && stride_m % kSize == 0 && columns % kSize == 0 &&
       reinterpret_cast<u64>(to) % 16 == 0) {
-    constexpr int kLanes = kColumns / kSize;  // for a row
+    constexpr int kLanes = kColumns / kSize;  // per row
     int column = lane % kLanes * kSize;
     if (column >= columns) return;
     from += column * sizeof(Element);
@@ -44,8 +44,8 @@ TC_DEVICE void copy_out(const unsigned char* from, Element* to, tc_int64 stride_
   }
 }
 
-// The accumulators of kBlocksM x kTilesN m16n8 tiles of one warp, of which lane 4g + t holds
-// columns 2t and 2t + 1 of rows g and g + 8, rounded to kDType and written to `to`. `mine` is the
+// Rounds one warp's accumulators to kDType and writes them to `to`. The warp has kBlocksM x kTilesN
+// m16n8 tiles, of which lane 4g + t holds columns 2t and 2t + 1 of rows g and g + 8. `mine` is the
 // warp's shared memory, of kSharedBytes.
 template <DType kDType, int kSharedBytes, int kBlocksM, int kTilesN, class Accumulator>
 TC_DEVICE void write_warp(unsigned char* mine, typename DTypeTraits<kDType>::Storage* to,
@@ -56,7 +56,7 @@ TC_DEVICE void write_warp(unsigned char* mine, typename DTypeTraits<kDType>::Sto
   struct alignas(2 * sizeof(Storage)) Pair {
     Storage values[2];
   };
-  // 4 pairs of padding: the rows that a warp writes at a time fall into different banks.
+  // Padding of 4 pairs puts the rows that a warp writes at once into different banks.
   constexpr int kPitch = (kTilesN * 4 + 4) * sizeof(Pair);
   constexpr int kFitting = kSharedBytes / (16 * kPitch);
   constexpr int kAtOnce = kFitting >= kBlocksM ? kBlocksM : kFitting >= 2 ? 2 : 1;
@@ -108,15 +108,15 @@ TC_DEVICE void add_bias(const MatmulParams& p, tc_int64 first_column, int column
   }
 }
 
-// Ends the kernel: `sum` to C, or to the partial sums of this split. Each warp has kSharedBytes, a
-// multiple of 16, at `shared`.
+// The end of a kernel: stores `sum` to C, or to the partial sums of this split. Each warp has
+// kSharedBytes, a multiple of 16, at `shared`.
 template <DType kDType, int kSharedBytes, int kBlocksM, int kTilesN, class Accumulator>
 TC_DEVICE void store_tile(const MatmulParams& p, const TileCoordinates& tile, int warp_m,
                           int warp_n, unsigned char* shared,
                           Accumulator (&sum)[kBlocksM][kTilesN][4]) {
   using Storage = typename DTypeTraits<kDType>::Storage;
   auto mine = shared + threadIdx.x / 32 * kSharedBytes;
-  // A tile has far fewer rows and columns than 2^16.
+  // 2^16 exceeds the rows and columns of any tile.
   int rows = static_cast<int>(min(p.m - tile.m0, tc_int64(1 << 16))) - warp_m;
   int columns = static_cast<int>(min(p.n - tile.n0, tc_int64(1 << 16))) - warp_n;
   if (p.partial != nullptr) {
@@ -130,7 +130,7 @@ TC_DEVICE void store_tile(const MatmulParams& p, const TileCoordinates& tile, in
   write_warp<kDType, kSharedBytes>(mine, c, p.c_stride_m, p.c_stride_n, rows, columns, sum);
 }
 
-// The same for a tile of which all is there, in a product that is not split: `sum` to C.
+// store_tile for a full tile of a product that is not split.
 template <DType kDType, int kSharedBytes, int kBlocksM, int kTilesN, class Accumulator>
 TC_DEVICE void store_whole_tile(const MatmulParams& p, const TileCoordinates& tile, int warp_m,
                                 int warp_n, unsigned char* shared,

@@ -1,9 +1,9 @@
-// What an epilogue adds to a product, for products of kernels that cannot add it themselves: they leave
-// their sums unrounded in memory, and this kernel scales them, adds bias and addend, applies the
-// activation and rounds, once. Where K was split it first adds up the splits' sums, in order. Bound by
-// memory, or by the L2 cache where small products leave their sums there.
+// The epilogue for products of kernels that have none: those store unrounded sums, and this kernel
+// scales them, adds bias and addend, applies the activation and rounds once. If K was split it
+// first adds the splits' sums, in order. Bound by memory bandwidth, or by the L2 cache for small
+// products whose sums are still there.
 //
-// Roles: all threads are alike; each takes four neighbouring columns of a row at a time.
+// Roles: all threads are alike; each takes four adjacent columns of a row at a time.
 #include "activation.cuh"
 #include "common/dtype.cuh"
 #include "finish_params.h"
@@ -96,7 +96,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
   const tc_int64 step = static_cast<tc_int64>(gridDim.x) * TC_THREADS;
   const tc_int64 first = static_cast<tc_int64>(blockIdx.x) * TC_THREADS + threadIdx.x;
   for (tc_int64 i = first; i < all; i += step) {
-    // 64-bit divisions cost about 100 instructions each.
+    // 32-bit where possible: a 64-bit division costs about 100 instructions.
     tc_int64 row =
         all < (1ll << 32) ? static_cast<u32>(i) / static_cast<u32>(columns) : i / columns;
     finish(p, row, (i - row * columns) * kColumns);

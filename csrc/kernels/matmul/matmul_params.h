@@ -1,13 +1,13 @@
-// The one parameter of every kernel of the matmul family, shared by host and device code.
+// The parameter of the matmul kernels that have none of their own, shared by host and device code.
 //
 // C[batch, m, n] = sum_k A[batch, m, k] * B[batch, k, n] (+ bias[n]). All strides are in elements;
 // C is contiguous. Sizes and strides are 64-bit: kernels form a tile's base address in 64 bits
 // and may use 32-bit offsets within a tile only.
 //
-// With splits > 1, grid.y = splits, block y sums its share of the k tiles and writes accumulators
-// (float; double for float64) to partial[split][batch][m][n]; then the reduce kernel adds the
+// With splits > 1, grid.y = splits: block y sums its share of the k tiles and writes accumulators
+// (float; double for float64) to partial[split][batch][m][n]. The reduce kernel then adds the
 // partials in the order of the splits (same inputs, same bits), adds the bias, rounds and writes C.
-// A `partial` without splits takes the product's sums as they are: C is then not written.
+// With splits = 1 and `partial` set, the unrounded sums go to `partial`, and C is not written.
 #pragma once
 
 typedef long long tc_int64;  // device code includes no <cstdint>
@@ -16,7 +16,7 @@ namespace torch_cubin {
 
 constexpr int kMaxBatchDims = 4;
 
-// MatmulParams::flags of a dot-product kernel: the operands were swapped, so the bias runs along m.
+// MatmulParams::flags of a dot-product kernel: the operands are swapped, so the bias runs along m.
 constexpr int kFlagSwapped = 1;
 
 struct MatmulParams {
@@ -24,11 +24,12 @@ struct MatmulParams {
   const void* b;
   const void* bias;  // null: none
   void* c;
-  void* partial;  // null: sums are rounded to C
+  void* partial;  // null: rounded results go to C
   tc_int64 m, n, k;
   tc_int64 a_stride_m, a_stride_k;
   tc_int64 b_stride_k, b_stride_n;
-  tc_int64 c_stride_m, c_stride_n;  // n and 1; 1 and m where a dot-product kernel swaps operands
+  tc_int64 c_stride_m,
+      c_stride_n;  // n and 1; 1 and m if a dot-product kernel's operands are swapped
   tc_int64 bias_stride;
   tc_int64 batch;                          // product of batch_size
   tc_int64 batch_size[kMaxBatchDims];      // innermost first, 1 where unused

@@ -1,23 +1,23 @@
-// Matrix product on tensor cores with instructions of sm_80 (cp.async, ldmatrix, mma.sync), for
-// every architecture from one source: float16, bfloat16, float32 through tf32, float64.
+// Matrix product on tensor cores with the instructions of sm_80 (cp.async, ldmatrix, mma.sync), for
+// all architectures from one source: float16, bfloat16, float32 as tf32, float64.
 //
-// A block computes kTileM x kTileN of C, a warp kWarpM x kWarpN of that. Tiles of A and
-// B go through a ring of kStages stages in shared memory: all threads issue the copies of tile
-// k + kStages - 1 while they multiply tile k, with one barrier a tile. Fragments are loaded one
-// mma step ahead (kFragments 2) or when needed (1: doubles, whose registers do not suffice).
+// A block computes kTileM x kTileN of C, a warp kWarpM x kWarpN of that. Tiles of A and B pass
+// through a ring of kStages stages in shared memory: all threads issue the copies of tile
+// k + kStages - 1 while they multiply tile k, with one barrier per tile. Fragments are loaded one
+// mma step ahead (kFragments 2) or when needed (1: for doubles, which lack the registers).
 //
 // A block of a persistent kernel computes the tiles blockIdx.x, blockIdx.x + gridDim.x, ...: the
-// first copies of the next tile take the place of the empty ones past the end of this tile, and
-// the results leave through the one stage that is free then. With fewer blocks than tiles, all
+// first copies of the next tile replace the empty ones past the end of the current tile, and the
+// results are stored through the one stage that is free then. With fewer blocks than tiles, all
 // tiles must be whole, K a multiple of kTileK of at least kStages tiles, and splits 1.
 //
 // Layout `any` takes any strides: element copies by cp.async, or for 16-bit types through
 // registers.
 //
-// The large 16-bit tiles are not built for sm_90a: beside the kernels of sm90.cu an H200 would run
+// The large 16-bit tiles are not built for sm_90a: beside the kernels of sm90.cu an H200 would use
 // them in 2 of 23,279 launches (tools/kernel_use.py). Only products of four batch dims that do not
-// merge, one more than a tensor map holds, would take them always; they take smaller tiles (206 to 273
-// TFLOP/s, 1.15 to 2.1 times the speed of torch.matmul, which copies; docs/performance.md).
+// merge, one more than a tensor map holds, would always use them; they use smaller tiles (206 to
+// 273 TFLOP/s, 1.15 to 2.1 times the speed of torch.matmul, which copies; benchmarks/NOTES.md).
 #include "epilogue.cuh"
 #include "mma_operand.cuh"
 
@@ -40,7 +40,7 @@ constexpr int kWarpsN = Config::kTileN / Config::kWarpN;
 constexpr int kWarps = Config::kTileM / Config::kWarpM * kWarpsN;
 static_assert(kWarps * 32 == Config::kThreads, "the block must hold the tile's warps");
 
-// K contiguous: the letters n of A and t of B (BLAS names them for column-major C).
+// K is contiguous in A for `n` and in B for `t` (the BLAS letters, for column-major C).
 constexpr bool kAKMajor = kAny || kLayout == Layout::nn || kLayout == Layout::nt;
 constexpr bool kBKMajor = kAny || kLayout == Layout::nt || kLayout == Layout::tt;
 using ATile =
@@ -59,7 +59,7 @@ constexpr int kBlocksM = Config::kWarpM / 16;
 constexpr int kBlocksN = Config::kWarpN / 16;
 using Accumulator = typename DTypeTraits<kDType>::Accumulator;
 
-// Kind "persistent": a block computes several tiles.
+// Kind "persistent": a block can compute several tiles.
 [[maybe_unused]] constexpr bool kPersistent = Config::kPersistent;
 
 struct Multiplier {
@@ -90,14 +90,14 @@ struct Multiplier {
     round_fragments<kDType>(b[buffer]);
   }
 
-  // After each of the kBlocksM rows of mma comes between(row).
+  // Calls between(row) after each of the kBlocksM rows of mma.
   template <class Between>
   TC_DEVICE void multiply(int buffer, Between&& between) {
     unrolled<kBlocksM>([&](auto row) {
       constexpr int i = decltype(row)::value;
 #pragma unroll
       for (int jj = 0; jj < 2 * kBlocksN; ++jj) {
-        int j = i % 2 == 0 ? jj : 2 * kBlocksN - 1 - jj;  // neighbours reuse a register operand
+        int j = i % 2 == 0 ? jj : 2 * kBlocksN - 1 - jj;  // consecutive mma share an operand
         const auto& words = b[buffer][j / 2];
         mma<kDType>(sum[i][j], a[buffer][i], words[2 * (j % 2)], words[2 * (j % 2) + 1]);
       }
@@ -106,8 +106,8 @@ struct Multiplier {
   }
 };
 
-// Forgets what the compiler knows of the tile: it is cheaper to compute the coordinates again than
-// to keep them in registers through the loop over K.
+// Makes the compiler recompute the coordinates, which is cheaper than keeping them in registers
+// through the loop over K.
 TC_DEVICE TileCoordinates coordinates_again(const MatmulParams& p, const TileIndex& index) {
   TileIndex fresh = index;
   asm volatile("" : "+r"(fresh.m), "+r"(fresh.n), "+r"(fresh.batch));
@@ -119,13 +119,14 @@ TC_DEVICE int left_of(tc_int64 k) {
       max(min(k, static_cast<tc_int64>(Config::kTileK)), static_cast<tc_int64>(0)));
 }
 
-// From behind the last k tile of a block's tile to the first of its next one, in bytes of A and B.
+// Byte offsets in A and B from the end of a tile's last k tile to the first k tile of the block's
+// next tile.
 struct NextTile {
   tc_int64 a, b;
 };
 
-// One warp finds it while the others multiply, and it waits in shared memory: in the loop over K no
-// register is free.
+// One warp computes it while the others multiply. It is kept in shared memory because no register
+// is free in the loop over K.
 TC_DEVICE void find_next(NextTile& next, const MatmulParams& p, const TileIndex& index,
                          u32 next_number) {
   if (threadIdx.x >= 32) return;
@@ -135,8 +136,8 @@ TC_DEVICE void find_next(NextTile& next, const MatmulParams& p, const TileIndex&
   next.b = (to.b - from.b - from.k_tiles * (Config::kTileK * p.b_stride_k)) * ATile::kElement;
 }
 
-// The pipelined loop for copies that are asynchronous. Of a persistent block's tiles it gives all
-// but the last, which `index` names in the end, to store_whole(index, offset of the free stage).
+// The pipelined loop for asynchronous copies. For all but the last of a persistent block's tiles it
+// calls store_whole(index, offset of the free stage); at the end `index` is the last tile.
 template <class ACopy, class BCopy, class StoreWhole>
 TC_DEVICE void multiply_async(Multiplier& math, const MatmulParams& p, TileIndex& index, u32 shared,
                               StoreWhole&& store_whole) {
@@ -145,8 +146,8 @@ TC_DEVICE void multiply_async(Multiplier& math, const MatmulParams& p, TileIndex
   ACopy a(static_cast<const Storage*>(p.a) + t.a, p.a_stride_m, p.a_stride_k, p.m - t.m0);
   BCopy b(static_cast<const Storage*>(p.b) + t.b, p.b_stride_n, p.b_stride_k, p.n - t.n0);
 
-  // The copies of a tile are spread evenly over the rows of mma of all steps but the last, which
-  // waits for them. Past the last tile they go on, reading nothing.
+  // A tile's copies are spread evenly over the rows of mma of all steps except the last, which
+  // waits for them. Copies past the last tile are still issued, but read nothing.
   constexpr int kSlots = (kSteps - 1) * kBlocksM;
   constexpr int kCopies = ACopy::kCopies + BCopy::kCopies;
   tc_int64 k_left = t.k_end - t.k_begin;
@@ -192,7 +193,7 @@ TC_DEVICE void multiply_async(Multiplier& math, const MatmulParams& p, TileIndex
         if constexpr (Config::kFragments == 1) math.load(0, read, step);
         if constexpr (Config::kFragments == 1 || step == 0) math.round(0);
         if constexpr (step == kSteps - 1) {
-          // Nobody reads this tile after the barrier, and the next one has arrived.
+          // After the barrier no thread reads this tile, and the next one has arrived.
           cp_async_wait<Config::kStages - 2>();
           __syncthreads();
           write = read;
@@ -200,8 +201,8 @@ TC_DEVICE void multiply_async(Multiplier& math, const MatmulParams& p, TileIndex
           if (read == shared + Config::kStages * kStageBytes) read = shared;
         }
         if constexpr (Config::kFragments == 2) math.load(next, read, (step + 1) % kSteps);
-        // NOTE: copies come behind the loads. ptxas keeps the order of shared memory accesses, and
-        // copies wait for their addresses: before the loads they cost 7% of the speed on an H200.
+        // NOTE: the copies come after the loads. ptxas keeps the order of shared memory accesses,
+        // and copies wait for their addresses: before the loads they cost 7% of the speed (H200).
         math.multiply(step % Config::kFragments, [&](auto row) {
           constexpr int i = decltype(row)::value;
           constexpr int slot = step * kBlocksM + i;
@@ -214,17 +215,17 @@ TC_DEVICE void multiply_async(Multiplier& math, const MatmulParams& p, TileIndex
     }
   };
 
-  // While the tiles to copy are whole, the loop need not ask: instructions beside the mma cost time
-  // (these tests 2% of it on an H200).
+  // While the tiles to copy are whole, the loop skips the bounds tests, which cost 2% of the time
+  // (H200).
   int k_tiles = t.k_tiles;
   if constexpr (!kAny) {
     bool whole = p.m - t.m0 >= Config::kTileM && p.n - t.n0 >= Config::kTileN;
     int whole_tiles = static_cast<int>((t.k_end - t.k_begin) / Config::kTileK);
     int end = whole_tiles - (Config::kStages - 1);
     if constexpr (kPersistent) {
-      // NOTE: what steers this loop must come from parameters and block numbers, not from memory:
-      // then ptxas keeps the stages' addresses in uniform registers, or else the loop over K grows
-      // by a dozen instructions.
+      // NOTE: this loop's conditions must depend on parameters and block numbers, not on memory.
+      // Otherwise ptxas does not keep the stages' addresses in uniform registers, and the loop over
+      // K grows by a dozen instructions.
       while (next_number < tiles) {
         int until = end;
         while (true) {
@@ -250,8 +251,8 @@ TC_DEVICE void multiply_async(Multiplier& math, const MatmulParams& p, TileIndex
     }
   }
 
-  // The rest in stretches: a tile with straddling vectors begins one, and has them added first.
-  // (Added inside the loop, they cost 6% of its speed, never running.)
+  // The remaining tiles, in runs: a tile with straddling vectors begins a run, before which they
+  // are copied. (That code inside the loop cost 6% of its speed without ever running.)
   t = coordinates_again(p, index);
   bool straddles_k = (ACopy::straddles_k(p.k) || BCopy::straddles_k(p.k)) && t.k_end == p.k;
   bool straddles_mn = ACopy::straddles_mn(p.m - t.m0) || BCopy::straddles_mn(p.n - t.n0);
@@ -275,10 +276,10 @@ TC_DEVICE void multiply_async(Multiplier& math, const MatmulParams& p, TileIndex
     }
     multiply_until(Constant<0>{}, end);
   }
-  cp_async_wait<0>();  // the epilogue uses the memory
+  cp_async_wait<0>();  // the epilogue reuses the shared memory
 }
 
-// The same for copies through registers: two stages, the next tile's elements in flight.
+// The loop for copies through registers: two stages, with the next tile's elements in flight.
 template <class ACopy, class BCopy>
 TC_DEVICE void multiply_registers(Multiplier& math, const MatmulParams& p, const TileIndex& index,
                                   u32 shared) {
@@ -296,7 +297,7 @@ TC_DEVICE void multiply_registers(Multiplier& math, const MatmulParams& p, const
     u32 stage = shared + tile % 2 * kStageBytes;
     a.store(stage);
     b.store(stage + ATile::kBytes);
-    __syncthreads();  // also: all have read the other stage's tile
+    __syncthreads();  // also: all threads have read the other stage's tile
     k_left -= Config::kTileK;
     a.fetch(left_of(k_left));
     b.fetch(left_of(k_left));
@@ -339,7 +340,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
                                                          warp_n, shared_memory + stage, math.sum);
         }
       });
-  __syncthreads();  // all have read the last tile: its memory is free
+  __syncthreads();  // all threads have read the last tile: its memory is free
   store_tile<kDType, Config::kDynamicShared / kWarps>(p, coordinates_again(p, index), warp_m,
                                                       warp_n, shared_memory, math.sum);
 }

@@ -1,13 +1,13 @@
-// One operand of a tensor-core matmul: its tile in shared memory, the copies that fill the tile,
-// and the loads that turn it into mma fragments. "mn" is the operand's own dimension, M for A, N
-// for B. common/mma.cuh describes the fragments.
+// One operand of a tensor-core matmul: its tile in shared memory, the copies that fill it, and the
+// loads of mma fragments from it. "mn" is the operand's own dimension, M for A, N for B.
+// common/mma.cuh describes the fragments.
 #pragma once
 
 #include "common/mma.cuh"
 
 namespace torch_cubin {
 
-// Everything about an operand's tile that is known at compile time.
+// The compile-time properties of an operand's tile.
 template <DType kDType_, bool kIsA_, bool kKMajor_, bool kAnyStride_, int kTileMn_, int kTileK_,
           int kThreads_>
 struct OperandTile {
@@ -22,28 +22,28 @@ struct OperandTile {
   using Storage = typename DTypeTraits<kDType>::Storage;
   static constexpr int kElement = sizeof(Storage);
   static constexpr int kWord = kElement == 8 ? 8 : 4;
-  static constexpr int kStepK = 8 * kWord / kElement;  // depth of one mma
+  static constexpr int kStepK = 8 * kWord / kElement;  // K of one mma
   static constexpr int kRows = kKMajor ? kTileMn : kTileK;
   static constexpr int kRowBytes = (kKMajor ? kTileK : kTileMn) * kElement;
   static constexpr int kBytes = kRows * kRowBytes;
-  // ldmatrix moves 16-bit elements; it serves 4-byte words too where they need no transposition.
+  // ldmatrix moves 16-bit elements, and 4-byte words that need no transposition.
   static constexpr bool kLdmatrix = kElement == 2 || (kElement == 4 && kKMajor);
   using Layout = Swizzle<kRowBytes, kLdmatrix>;
 };
 
 // cp.async of 16-byte vectors along the contiguous dimension. A thread has kPasses rows of a tile,
-// and in each row kVectors vectors kVectorStep bytes apart, which share one pointer. `k_left` is what
-// remains of K from the current tile on; past that, and past the operand's last row, the tile is
-// filled with zeros and nothing is read. A vector that straddles an end is left to
-// copy_straddling(): cp.async can fill a part with zeros, but compute-sanitizer takes it for a read
-// of 16 bytes.
+// and in each row kVectors vectors kVectorStep bytes apart, which share one pointer. `k_left` is
+// the rest of K from the current tile on; past that, and past the operand's last row, the tile is
+// filled with zeros and nothing is read. A vector that straddles an end is copied by
+// copy_straddling(): cp.async can zero-fill a part, but compute-sanitizer treats it as a read of 16
+// bytes.
 template <class Tile>
 struct VectorCopy {
   static constexpr bool kAsync = true;
   static constexpr int kPerVector = 16 / Tile::kElement;
 
-  // Threads for a row: a warp that reads 512 bytes of one row at once, rather than 128 of each of
-  // four, gains 1.4% (H200, 4096^3 nn). A pass has a multiple of 8 rows: see below.
+  // Threads per row. A warp that reads 512 bytes of one row at once, rather than 128 bytes of each
+  // of four rows, gains 1.4% (H200, 4096^3 nn). A pass has a multiple of 8 rows: see below.
   static constexpr int lanes() {
     int lanes = Tile::kRowBytes / 16 < 32 ? Tile::kRowBytes / 16 : 32;
     while (lanes > 8 && Tile::kThreads / lanes % 8 != 0) lanes /= 2;
@@ -57,8 +57,8 @@ struct VectorCopy {
   static_assert(kRowsPerPass % 8 == 0, "the swizzle must not change from pass to pass");
 
   const char* global;             // this thread's first vector of the tile to copy next
-  tc_int64 pass_step, tile_step;  // bytes; tile_step from behind the last pass
-  u32 shared;                     // of its first vector in a stage
+  tc_int64 pass_step, tile_step;  // bytes; tile_step from the end of the last pass
+  u32 shared;                     // offset of that vector in a stage
   int mn_left;                    // rows (kKMajor) or elements from that vector on
 
   TC_DEVICE VectorCopy(const void* tile, tc_int64 stride_mn, tc_int64 stride_k, tc_int64 mn) {
@@ -74,7 +74,7 @@ struct VectorCopy {
   static TC_DEVICE int vector() { return threadIdx.x % kLanes; }
   static TC_DEVICE int row() { return threadIdx.x / kLanes; }
 
-  // Rows of this thread, and elements of its vector v, that exist.
+  // The remaining rows of this thread, and the remaining elements of its vector v.
   TC_DEVICE int rows_left(int k_left) const { return Tile::kKMajor ? mn_left : k_left - row(); }
   TC_DEVICE int elements_left(int k_left, int v) const {
     return (Tile::kKMajor ? k_left - vector() * kPerVector : mn_left) - v * kLanes * kPerVector;
@@ -82,13 +82,13 @@ struct VectorCopy {
 
   static constexpr int kCopies = kPasses * kVectors;
 
-  // Copies [kBegin, kEnd), in order, into the stage at `stage`. kWhole: the tile is all there.
+  // Issues copies [kBegin, kEnd), in order, to the stage at `stage`. kWhole: no bounds tests.
   template <bool kWhole, int kBegin, int kEnd>
   TC_DEVICE void copy(u32 stage, int k_left) {
 #pragma unroll
     for (int c = kBegin; c < kEnd; ++c) {
       int pass = c / kVectors, v = c % kVectors;
-      // With fewer rows than a pass takes, the last threads have nothing to do.
+      // If the tile has fewer rows than a pass, the last threads are idle.
       if (Tile::kRows % kRowsPerPass == 0 || row() + pass * kRowsPerPass < Tile::kRows) {
         bool exists =
             elements_left(k_left, v) >= kPerVector && pass * kRowsPerPass < rows_left(k_left);
@@ -100,13 +100,13 @@ struct VectorCopy {
     if constexpr (kEnd == kCopies) global += tile_step;
   }
 
-  // Whether tiles of this operand hold vectors that straddle an end: in the last tile, in all.
+  // Whether vectors straddle an end: that of K (in the last k tile), that of mn (in every k tile).
   static TC_DEVICE bool straddles_k(tc_int64 k) { return Tile::kKMajor && k % kPerVector != 0; }
   static TC_DEVICE bool straddles_mn(tc_int64 mn) {
     return !Tile::kKMajor && mn < Tile::kTileMn && mn % kPerVector != 0;
   }
 
-  // Those vectors of a tile, element by element.
+  // Copies the straddling vectors of a tile element by element.
   static TC_DEVICE void copy_straddling(const void* tile, tc_int64 stride_mn, tc_int64 stride_k,
                                         tc_int64 mn, int k_left, u32 stage) {
     using Storage = typename Tile::Storage;
@@ -127,8 +127,9 @@ struct VectorCopy {
   }
 };
 
-// How the words of a tile with arbitrary strides are shared out: along K or along mn, whichever has
-// the smaller stride, so that the lanes of a warp read neighbours. Shared memory rows run along K.
+// Maps the words of a tile with arbitrary strides to threads: along K or along mn, whichever has
+// the smaller stride, so that the lanes of a warp read nearby addresses. Shared memory rows run
+// along K.
 template <class Tile>
 struct WordMap {
   static constexpr int kPerWord = Tile::kWord / Tile::kElement;
@@ -139,7 +140,7 @@ struct WordMap {
                 "passes are whole rows or whole columns");
 
   const char* global;
-  tc_int64 pass_step, tile_step, stride_k;  // bytes; tile_step from behind the last pass
+  tc_int64 pass_step, tile_step, stride_k;  // bytes; tile_step from the end of the last pass
   int row, word, row_step, word_step, rows_left;
 
   TC_DEVICE WordMap(const void* tile, tc_int64 stride_mn, tc_int64 stride_k_elements, tc_int64 mn) {
@@ -171,14 +172,14 @@ struct WordMap {
     return Tile::Layout::offset(r, w / kWordsPerChunk) + (w % kWordsPerChunk) * Tile::kWord;
   }
 
-  // How many elements of this pass's word exist: 0 to kPerWord.
+  // The number of elements of this pass's word that exist: 0 to kPerWord.
   TC_DEVICE int valid(int pass, int k_left) const {
     int k = (word + pass * word_step) * kPerWord;
     return row + pass * row_step < rows_left ? min(max(k_left - k, 0), kPerWord) : 0;
   }
 };
 
-// cp.async of single 4- or 8-byte elements: serves any stride.
+// cp.async of single 4- or 8-byte elements, for any stride.
 template <class Tile>
 struct ElementCopy : WordMap<Tile> {
   static constexpr bool kAsync = true;
@@ -196,13 +197,13 @@ struct ElementCopy : WordMap<Tile> {
     if constexpr (kEnd == kCopies) this->global += this->tile_step;
   }
 
-  // Single elements straddle nothing.
+  // Single elements never straddle an end.
   static TC_DEVICE bool straddles_k(tc_int64) { return false; }
   static TC_DEVICE bool straddles_mn(tc_int64) { return false; }
   static TC_DEVICE void copy_straddling(const void*, tc_int64, tc_int64, tc_int64, int, u32) {}
 };
 
-// Two 16-bit elements at a time through registers, since cp.async moves no less than 4 bytes.
+// Copies two 16-bit elements at a time through registers, since cp.async moves at least 4 bytes.
 template <class Tile>
 struct RegisterCopy : WordMap<Tile> {
   static constexpr bool kAsync = false;
@@ -232,8 +233,9 @@ struct RegisterCopy : WordMap<Tile> {
   }
 };
 
-// Loads this warp's fragments, kWarpMn rows (or columns) and one mma step deep. Addresses are a
-// lane's own base, XORed and added to with constants, which the row strides of 8 (or 4) allow.
+// Loads this warp's fragments of one mma step, for kWarpMn rows (or columns). An address is the
+// lane's base, XORed with one constant and offset by another, which works because fragments are 8
+// (or 4) rows apart.
 template <class Tile, int kWarpMn>
 struct FragmentLoader {
   static constexpr int kBlocks = kWarpMn / 16;
@@ -263,8 +265,8 @@ struct FragmentLoader {
     }
   }
 
-  // `bytes` along a row and `rows` down, added to the lane's base: both constants after unrolling,
-  // so that a few registers hold all the sums but the stage's.
+  // The lane's base moved by `bytes` along a row and by `rows` rows. Both are constants after
+  // unrolling, so that few registers hold all addresses of a stage.
   TC_DEVICE u32 moved(u32 stage, int rows, int bytes) const {
     return (base ^ (bytes & 127)) + (stage + (bytes & ~127) + rows * Tile::kRowBytes);
   }

@@ -1,7 +1,7 @@
-// Copies rows of any alignment to rows of 16-byte chunks, with zeros behind each row's end, so that
-// kernels can read them 16 bytes at a time and tensor maps can describe them. Bound by memory: a
-// thread makes each chunk of two aligned loads, of which the second is its neighbour's first and hits
-// L1, and a shift. On the H200 it moves 4.1 to 4.2 TB/s, read and written, where PyTorch's copy of the
+// Copies rows of any alignment to rows of 16-byte chunks, zero-padded at the end, so that kernels
+// can read them 16 bytes at a time and tensor maps can describe them. Bound by memory bandwidth: a
+// thread makes each chunk from two aligned loads and a shift; the second load is the next thread's
+// first and hits L1. On an H200 it moves 4.1 to 4.2 TB/s (read and written); PyTorch's copy of the
 // same rows moves 1.8.
 //
 // Roles: all threads are alike; each makes kUnroll chunks, TC_THREADS apart.
@@ -11,14 +11,14 @@
 namespace torch_cubin::TC_KERNEL {
 
 using Element = TC_ELEMENT;
-constexpr int kSize = 16 / sizeof(Element);  // elements of a chunk
+constexpr int kSize = 16 / sizeof(Element);  // elements per chunk
 constexpr int kUnroll = TC_TILE_N / TC_THREADS;
 static_assert(TC_TILE_N == TC_THREADS * kUnroll && TC_TILE_K == kSize, "the table is wrong");
 
 struct Pieces {
   uint4* to;  // null: nothing to do
   uint4 low, high;
-  u32 shift;  // bytes of `low` that lie before the chunk
+  u32 shift;  // bytes of `low` before the chunk
 };
 
 TC_DEVICE Pieces load_pieces(const PadJob& job, u32 chunk) {
@@ -39,7 +39,7 @@ TC_DEVICE Pieces load_pieces(const PadJob& job, u32 chunk) {
     pieces.low = __ldg(source);
     pieces.high = __ldg(source + 1);
   } else {
-    // A row's end, and the first and last chunks: nothing outside the operand is read.
+    // A row's end, and the operand's first and last chunks, whose vectors would be partly outside.
     alignas(16) Element element[kSize];
 #pragma unroll
     for (int i = 0; i < kSize; ++i) element[i] = column + i < job.columns ? from[i] : Element(0);

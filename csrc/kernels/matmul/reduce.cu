@@ -1,10 +1,10 @@
-// The second half of a matmul that was split along K: adds the splits' partial sums, adds the bias,
-// rounds, writes C. Launched with the MatmulParams of the first half.
+// The second kernel of a matmul that was split along K: adds the splits' partial sums, adds the
+// bias, rounds and writes C. Launched with the MatmulParams of the first kernel.
 //
-// Any grid.x is right: blocks take kTileN outputs at a time, round-robin. Many splits of few
-// outputs (a long dot product) are shared out among the threads of a block; otherwise a thread adds
-// its output's partial sums alone. Which of both, and every order of addition, depends on the sizes
-// only: same inputs, same bits.
+// Any grid.x is valid: blocks process kTileN outputs at a time, round-robin. Many splits of few
+// outputs (a long dot product) are distributed over the threads of a block; otherwise one thread
+// adds all partial sums of its output. The choice, and every order of addition, depends on the
+// sizes only: same inputs, same bits.
 //
 // Roles: all threads add.
 #include "dot_common.cuh"
@@ -19,10 +19,10 @@ struct Config {
 constexpr DType kDType = Config::kDType;
 using Accumulator = DTypeTraits<kDType>::Accumulator;
 constexpr int kThreads = Config::kThreads;
-constexpr int kTile = Config::kTileN;  // outputs of a block at a time, where it shares out splits
+constexpr int kTile = Config::kTileN;  // outputs of a block at a time, if it distributes splits
 constexpr int kManySplits = 8;
 
-// The partial sums first, first + step, ... of output `index`, in this order.
+// Adds the partial sums first, first + step, ... of output `index`, in this order.
 TC_DEVICE Accumulator add_partials(const MatmulParams& p, tc_int64 outputs, tc_int64 index,
                                    int first, int step) {
   auto from = static_cast<const Accumulator*>(p.partial) + first * outputs + index;
@@ -36,7 +36,7 @@ TC_DEVICE void write(const MatmulParams& p, tc_int64 index, Accumulator value) {
   tc_int64 outputs = p.m * p.n;
   tc_int64 batch = p.batch == 1 ? 0 : index / outputs;
   tc_int64 within = index - batch * outputs;
-  // 64-bit divisions cost about 100 instructions each.
+  // 32-bit where possible: a 64-bit division costs about 100 instructions.
   tc_int64 row = within < (1ll << 32) && p.n < (1ll << 32)
                      ? static_cast<u32>(within) / static_cast<u32>(p.n)
                      : within / p.n;
@@ -56,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
     }
     return;
   }
-  int side = kTile;  // threads side by side: as many as there are outputs, up to kTile
+  int side = kTile;  // outputs of the block at a time: as many as there are, up to kTile
   while (side > 1 && side / 2 >= outputs) side /= 2;
   const int depth = kThreads / side;
   const int column = threadIdx.x % side, part = threadIdx.x / side;

@@ -1,11 +1,11 @@
-// float32 matmul on the plain arithmetic units: every product and sum is a float32 FMA, no TF32.
+// float32 matmul without tensor cores: every product and sum is a float32 FMA, no TF32.
 //
 // A thread owns 8x16 (8x8 in the small tile) outputs, in runs of 4. Both operands pass through
-// shared memory as [k][m] and [k][n], two stages deep; a k tile's elements wait in registers while
-// the one before it is multiplied. Shared memory reads bound the speed: 24 floats for 128 FMAs.
-// Layouts nn, nt, tn, tt read 16 bytes at a time; `any` reads single elements at any strides.
+// shared memory as [k][m] and [k][n], in two stages; a k tile's elements are held in registers
+// while the previous tile is multiplied. Shared memory reads limit the speed: 24 floats for 128
+// FMAs. Layouts nn, nt, tn, tt read 16 bytes at a time; `any` reads single elements at any strides.
 //
-// Roles: all threads load, multiply and store. Needs nothing beyond sm_80.
+// Roles: all threads load, multiply and store. Requires sm_80 only.
 #include "tile.cuh"
 
 namespace torch_cubin::TC_KERNEL {
@@ -38,8 +38,8 @@ constexpr Access kAccessB = kAny                                             ? A
                                                                              : Access::along_mn;
 
 // This thread's part of one operand's k tiles: chunks of 4 elements along k or along mn, the
-// operand's other dimension, or single elements. k past the end reads as zero. Rows past the
-// operand's end do too, or repeat its last row: their outputs are never stored.
+// operand's other dimension, or single elements. Elements past the end of k are zero. Rows past the
+// operand's end are zero or repeat its last row; their outputs are never stored.
 template <int kExtent, Access kAccess>
 struct Operand {
   static constexpr bool kByK = kAccess != Access::along_mn;
@@ -47,9 +47,9 @@ struct Operand {
   static constexpr int kChunks = kExtent * kTileK / kThreads / kWidth;
   static constexpr int kAlongK = kTileK / kWidth, kAlongMn = kExtent / kWidth;
 
-  const float* from;  // element (0, k) of the next k tile, k being that of the thread's chunk 0
+  const float* from;  // element (0, k) of the next k tile, with the k of the thread's chunk 0
   tc_int64 stride_mn, stride_k;
-  int columns;  // of this tile that exist
+  int columns;  // that exist in this tile
   float held[kChunks][kWidth];
 
   TC_DEVICE Operand(const void* base, tc_int64 offset, tc_int64 stride_mn_, tc_int64 stride_k_,
@@ -62,7 +62,7 @@ struct Operand {
     from = static_cast<const float*>(base) + offset + k * stride_k;
   }
 
-  // By k, the threads run along k first, and every chunk of a thread has the same k.
+  // With kByK, consecutive threads run along k, and all chunks of a thread have the same k.
   TC_DEVICE static void place(int chunk, int& mn, int& k) {
     int index = threadIdx.x + chunk * kThreads;
     mn = kByK ? index / kAlongK : index % kAlongMn * kWidth;
@@ -70,15 +70,15 @@ struct Operand {
   }
   static_assert(kThreads % kAlongK == 0, "see place()");
 
-  // Shifts the columns of row k so that a warp's stores fall into different banks; the shift is a
-  // multiple of 4 below 32, so that runs of 4 columns stay whole and aligned.
+  // An XOR of row k's columns that avoids bank conflicts of a warp's stores. It is a multiple of 4
+  // below 32, so that runs of 4 columns stay contiguous and aligned.
   TC_DEVICE static constexpr int shift(int k) {
     return kAccess == Access::along_mn  ? 0
            : kAccess == Access::along_k ? k / 4 * (128 / kTileK)
                                         : k * (32 / kTileK);
   }
 
-  // Reads the next k tile, of whose rows of k `rows` exist.
+  // Reads the next k tile, of which the first `rows` values of k exist.
   TC_DEVICE void fetch(int rows) {
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
@@ -134,7 +134,7 @@ struct Operand {
 using OperandA = Operand<kTileM, kAccessA>;
 using OperandB = Operand<kTileN, kAccessB>;
 
-// Row `row` of the tile, columns `column`..`column` + 3.
+// Stores columns `column` to `column` + 3 of row `row` of the tile.
 TC_DEVICE void store_row(const MatmulParams& p, const TileCoordinates& t, int row, int column,
                          const float (&sum)[4]) {
   tc_int64 columns = p.n - t.n0 - column;
@@ -156,9 +156,10 @@ TC_DEVICE void store_row(const MatmulParams& p, const TileCoordinates& t, int ro
   }
 }
 
-// Small tiles serve products with few outputs and a long K, where cuBLAS splits K finely: one chain of
-// thousands of additions had twice its error (16 x 6144 x 4096 on the H200). So every 256 terms a
-// thread moves its sums to shared memory. Large tiles have no room for that, and no such shapes.
+// Small tiles serve products with few outputs and a long K, where cuBLAS splits K finely: one chain
+// of thousands of additions had twice its error (16 x 6144 x 4096, H200). So a thread moves its
+// sums to shared memory every 256 terms. Large tiles lack the shared memory for that, and are not
+// used for such shapes.
 constexpr int kChainTiles = 256 / kTileK;
 constexpr bool kLongSums = kTileM == 64;
 
@@ -172,7 +173,7 @@ template <>
 struct LongSum<true> {
   bool used = false;
 
-  TC_DEVICE static float& slot(int i, int j) {  // the thread's own: no barrier is needed
+  TC_DEVICE static float& slot(int i, int j) {  // private to the thread: needs no barrier
     __shared__ float totals[kThreadM * kThreadN][Config::kThreads];
     return totals[i * kThreadN + j][threadIdx.x];
   }
@@ -244,7 +245,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
         for (int j = 0; j < kThreadN; ++j) sum[i][j] = fmaf(row[i], column[j], sum[i][j]);
       }
     }
-    if (more) {  // the other stage: everybody has left it at the last barrier
+    if (more) {  // the other stage: all threads finished it before the last barrier
       a.store(shared_a[1 - stage]);
       b.store(shared_b[1 - stage]);
       __syncthreads();

@@ -1,5 +1,5 @@
-// What every matmul kernel does outside its multiplication: which tile a block computes and where that
-// tile's operands begin. Knows nothing of shared memory or of instructions.
+// Which tile a block computes, and where that tile's operands begin. Independent of shared memory
+// and instructions.
 #pragma once
 
 #include "common/dtype.cuh"
@@ -7,20 +7,20 @@
 
 namespace torch_cubin {
 
-// Named as the kernel table names them: its "layout" is pasted after `::`.
+// The kernel table's names: its "layout" is pasted after `::`.
 enum class Layout { nn, nt, tn, tt, any };
 
 // One block's tile. Offsets are in elements.
 struct TileCoordinates {
   tc_int64 m0, n0;          // first row and column
-  tc_int64 a, b, c;         // of the tile's first row of A, column of B, element of C
-  tc_int64 partial;         // of the tile's first element in `partial`
+  tc_int64 a, b, c;         // offsets of the tile's first row of A, column of B, element of C
+  tc_int64 partial;         // offset of the tile's first element in `partial`
   tc_int64 k_begin, k_end;  // this block's share of K
   int k_tiles;              // number of k tiles in it, 0 for a split past the end of K
 };
 
-// Blocks that run together should share rows of A and columns of B in L2: tiles go in groups of
-// about 2048 rows, and within a group down the rows first.
+// The tile order, in which concurrent blocks share rows of A and columns of B in L2: groups of
+// about 2048 rows, and within a group column by column.
 template <int kTileM>
 TC_DEVICE void raster(u32 index, u32 tiles_m, u32 tiles_n, u32& tile_m, u32& tile_n) {
   u32 group_rows = min(tiles_m, 2048u / kTileM);  // so that the product below stays under 2^31
@@ -35,8 +35,8 @@ struct TileIndex {
   u32 m, n, batch;
 };
 
-// grid.x is below 2^31, so the divisions need 32 bits only (64-bit ones cost about 100 instructions
-// each); offsets are 64-bit throughout.
+// grid.x is below 2^31, so 32-bit divisions suffice (a 64-bit one costs about 100 instructions);
+// offsets are 64-bit throughout.
 template <int kTileM>
 TC_DEVICE TileIndex tile_index(const MatmulParams& p, u32 number) {
   TileIndex index;
@@ -86,7 +86,7 @@ TC_DEVICE TileCoordinates tile_coordinates(const MatmulParams& p) {
   return tile_coordinates<kTileM, kTileN, kTileK>(p, tile_index<kTileM>(p));
 }
 
-// bias[n0 + column], 0 where there is none.
+// bias[n0 + column], or 0 without a bias.
 template <DType kDType>
 TC_DEVICE auto load_bias(const MatmulParams& p, tc_int64 column) {
   using Traits = DTypeTraits<kDType>;

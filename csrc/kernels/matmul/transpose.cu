@@ -1,18 +1,17 @@
-// Copies matrices of float32 so that rows become columns, for Hopper's wgmma, which reads TF32 from rows
-// along K alone. Elements are rounded to TF32 on the way: wgmma would drop their low bits. Bound by
-// memory.
+// Transposes float32 matrices for Hopper's wgmma, which requires K-major TF32 operands. Elements
+// are rounded to TF32, since wgmma would truncate them. Bound by memory bandwidth.
 //
-// Roles: all threads are alike. A block turns one tile of 64 x 64 elements by way of shared memory: a
-// thread reads four vectors of a row and writes four of a column. What a row of `to` has behind its end,
-// up to a vector, is written with anything.
+// Roles: all threads are alike. A block transposes one tile of 64 x 64 elements through shared
+// memory: a thread reads four vectors of a row and writes four of a column. The padding after a row
+// of `to`, up to a whole vector, is written too.
 #include "common/ptx.cuh"
 #include "transpose_params.h"
 
 namespace torch_cubin::TC_KERNEL {
 
 constexpr int kTile = TC_TILE_N;
-constexpr int kVector = 4, kVectors = kTile / kVector;  // elements; of a tile's row
-constexpr int kPitch = kTile + 1;                       // columns fall into different banks
+constexpr int kVector = 4, kVectors = kTile / kVector;  // elements; per row of a tile
+constexpr int kPitch = kTile + 1;                       // puts columns into different banks
 constexpr int kStep = TC_THREADS / kVectors;            // rows that a block reads at a time
 static_assert(TC_TILE_M == kTile && TC_TILE_K == kVector && kTile % kStep == 0,
               "the table is wrong");

@@ -1,25 +1,26 @@
-// Matrix product of 16-bit operands whose rows begin anywhere, on Hopper, in one kernel without a copy:
-// for products that take a few microseconds, of which the launch of a copy would be a third.
+// Matrix product on Hopper of 16-bit operands with unaligned rows, in one kernel without a copy:
+// for products of a few microseconds, where launching a copy would take a third of the time.
 //
-// A block of eight warps computes a tile of kTileM x kTileN. Each row of a k tile goes to shared memory as
-// it lies, by one bulk copy of the aligned vectors of 16 bytes that hold it. What they hold before the
-// row's first element, its shift, is the same in every k tile, since these are whole vectors apart (64
-// rows or more, where rows run along N). It is taken out when words are read for mma.sync: two neighbouring
-// words and a funnel shift give two elements. It does not matter to mma.sync in which order the elements of
-// K come, so a thread takes what is near:
+// A block of eight warps computes a tile of kTileM x kTileN. Each row of a k tile is copied to
+// shared memory unchanged, by one bulk copy of the aligned 16-byte vectors that hold it. The bytes
+// before the row's first element (its shift) are the same in every k tile, since k tiles are whole
+// vectors apart (64 rows or more, if rows run along N). The shift is removed when words are read
+// for mma.sync: two adjacent words and a funnel shift give two elements. mma.sync allows any order
+// of K, so a thread reads nearby elements:
 //
 //   B along K:  of 64 elements those from 16 * (lane % 4) on
-//   B along N:  every 8th pair, as mma.sync would have it; the columns are those that lie together
+//   B along N:  every 8th pair, the order of mma.sync; a thread's columns are contiguous
 //
-// Where a tile has fewer than eight parts of 32 x 32, groups of warps share out each stretch of K. A K that
-// is long is shared out over the blocks of a cluster, too (splits). All leave their sums in shared memory,
-// and each block adds up, rounds and stores a part of the tile's rows, always in the same order.
+// If a tile has fewer than eight parts of 32 x 32, groups of warps divide each stretch of K. A long
+// K is also divided over the blocks of a cluster (splits). All groups leave their sums in shared
+// memory, and each block adds, rounds and stores a part of the tile's rows, in a fixed order.
 //
-// Shared memory: kStages x (A's rows, B's rows) | a barrier a stage. The sums lie over the stages in the end.
+// Shared memory: kStages x (A's rows, B's rows) | one barrier per stage. The sums reuse the stages.
 //
-// Measured on an H200: cp.async in place of bulk copies takes up to 1.7 times as long (a multiprocessor gets
-// 6 to 9 bytes a cycle of rows that begin between lines, whatever is in flight), and so do k tiles of 64,
-// since a warp issues the copies of its rows one after the other. benchmarks/sm90/README.md has more.
+// Measured on an H200: cp.async in place of bulk copies takes up to 1.7 times as long (a
+// multiprocessor reads only 6 to 9 bytes per cycle of unaligned rows, regardless of the number of
+// copies in flight). So do k tiles of 64, since a warp issues the copies of its rows sequentially.
+// benchmarks/NOTES.md has more.
 #include "common/hopper.cuh"
 #include "common/mma.cuh"
 #include "tile.cuh"
@@ -33,35 +34,37 @@ constexpr bool kBAlongK = Layout::TC_LAYOUT == Layout::nt;
 constexpr int kTileM = TC_TILE_M, kTileN = TC_TILE_N, kTileK = TC_TILE_K, kStages = TC_STAGES;
 constexpr int kThreads = TC_THREADS, kWarpM = 32, kWarpN = 32;
 constexpr int kWarpsM = kTileM / kWarpM, kWarpsN = kTileN / kWarpN;
-constexpr int kGroups = kThreads / 32 / (kWarpsM * kWarpsN);  // of warps that share out a k tile
-constexpr int kSteps = 4 / kGroups;  // mma.sync in K, of a group and stretch
+constexpr int kGroups =
+    kThreads / 32 / (kWarpsM * kWarpsN);  // groups of warps that divide a k tile
+constexpr int kSteps = 4 / kGroups;       // mma.sync along K, per group and stretch
 constexpr int kBlocksM = kWarpM / 16, kBlocksN = kWarpN / 8;
-// A row of a stage: its vectors' bytes. A k tile is multiplied in stretches of 64 elements.
+// kPitchA, kPitchB: bytes per row of a stage. A k tile is multiplied in stretches of 64 elements.
 constexpr int kStretch = 64, kStretches = kTileK / kStretch;
 constexpr int kPitchA = kTileK * 2 + 16, kPitchB = kBAlongK ? kPitchA : kTileN * 2 + 16;
 constexpr int kRowsA = kTileM, kRowsB = kBAlongK ? kTileN : kTileK;
 constexpr int kBytesA = kRowsA * kPitchA, kStageBytes = kBytesA + kRowsB * kPitchB;
-constexpr int kRowsEach = (kRowsA + kRowsB) / 8;  // of a warp
+constexpr int kRowsEach = (kRowsA + kRowsB) / 8;  // per warp
 constexpr int kMostSplits = 8;                    // blocks of a cluster
 constexpr int kSumPitch = kTileN + 8;             // floats
-constexpr int kSums = kTileM * kSumPitch;         // of a group
+constexpr int kSums = kTileM * kSumPitch;         // floats per group
 static_assert(kThreads == 256 && kTileK % kStretch == 0 && kTileN % 32 == 0);
 static_assert(kGroups * kWarpsM * kWarpsN == 8 && (kGroups & (kGroups - 1)) == 0 && kGroups <= 4);
 static_assert((kRowsA + kRowsB) % 8 == 0 && kRowsEach <= 32);
 static_assert(kStages * (kStageBytes + 8) == TC_DYNAMIC_SHARED, "the kernel table's shared memory");
 static_assert(kGroups * kSums * 4 <= kStages * kStageBytes, "room for the sums");
 
-// Sizes that the host gives are below 2^30.
+// The host passes sizes below 2^30 only.
 TC_DEVICE int to_int(tc_int64 size) { return static_cast<int>(size); }
 
-// An operand's matrix as rows of contiguous elements.
+// An operand as rows of contiguous elements.
 struct Rows {
   const char* tile;        // the block's first element
   tc_int64 stride;         // bytes
-  tc_int64 advance;        // bytes, from a k tile to the next
-  const char *low, *high;  // the bytes that exist: nothing outside is read
+  tc_int64 advance;        // bytes from a k tile to the next
+  const char *low, *high;  // the operand's address range; nothing outside is read
 
-  // `count` rows of `elements` each, the first one at `data`; the block begins at `row` and `column`.
+  // `count` rows of `elements` elements each, the first at `data`. The block begins at `row` and
+  // `column`.
   TC_DEVICE void set(const u16* data, tc_int64 row_stride, tc_int64 count, tc_int64 elements,
                      tc_int64 row, tc_int64 column, bool along_k) {
     stride = 2 * row_stride;
@@ -73,16 +76,16 @@ struct Rows {
   }
 };
 
-// One row of a stage, which one thread brings: the vectors that hold its elements by the copy engine, but
-// for those that lie partly outside of the operand, its first or its last one.
+// One row of a stage, copied by one thread: a bulk copy of the vectors that hold it, except vectors
+// partly outside the operand (the first or the last one), which are copied by element.
 struct RowCopy {
   const char* from;  // the row's first element, in the k tile to copy next
   tc_int64 advance;
   const char *low, *high;
-  u32 target;     // in a stage
-  int row, most;  // of the operand's part of the stage; elements of a row of it
+  u32 target;     // offset in a stage
+  int row, most;  // row in the operand's part of the stage; elements per row
 
-  // What one of them brings element by element: ordinary loads.
+  // Copies one vector element by element, by ordinary loads.
   TC_DEVICE void copy_elements(const char* at, u32 to) const {
     u16 elements[8];
 #pragma unroll
@@ -93,10 +96,11 @@ struct RowCopy {
     }
 #pragma unroll
     for (int j = 0; j < 8; ++j) store_shared(to + 2 * j, elements[j]);
-    fence_async_proxy();  // another k tile's vectors will come here
+    fence_async_proxy();  // bulk copies of a later k tile will overwrite these bytes
   }
 
-  // `rows` rows of `columns` elements exist of the k tile; with `zeros` the others are zeros. Arrives at `full`.
+  // Copies the row, and arrives at `full`. The k tile has `rows` rows of `columns` elements; with
+  // `zeros` the other rows are filled with zeros.
   TC_DEVICE void copy(int rows, int columns, bool zeros, u32 stage, u32 full) {
     const char* first_element = from;
     from += advance;
@@ -131,16 +135,16 @@ TC_DEVICE u32 load_word(u32 shared) {
   return word;
 }
 
-// Of two elements those that exist.
+// Zeroes those of a word's two elements that do not exist.
 TC_DEVICE u32 masked(u32 word, int exist) {
   return exist >= 2 ? word : exist == 1 ? word & 0xffff : 0;
 }
 
-// Where a thread reads a row along K, and how far it shifts.
+// The address at which a thread reads a row along K, and the shift of its elements.
 struct RowReader {
   u32 at, bits;
 
-  TC_DEVICE void set(const Rows& x, int row, u32 first, int group) {  // both operands' pitch is A's
+  TC_DEVICE void set(const Rows& x, int row, u32 first, int group) {  // also B's pitch is kPitchA
     u32 shift = static_cast<u32>(reinterpret_cast<tc_int64>(x.tile) + row * x.stride) & 15;
     int t = threadIdx.x % 4;
     at = first + row * kPitchA + (shift & ~3u) + (kBAlongK ? t * 32 : t * 4) +
@@ -148,7 +152,8 @@ struct RowReader {
     bits = (shift & 2) * 8;
   }
 
-  // The group's elements of the stretch at `stage`, of which `k_left` exist: pairs i of mma step i / 2.
+  // Loads the group's elements of the stretch at `stage`, of which `k_left` exist. out[i] is a pair
+  // of mma step i / 2.
   template <bool kTail>
   TC_DEVICE void load(u32 (&out)[2 * kSteps], u32 stage, int k_left, int group) const {
     int t = threadIdx.x % 4;
@@ -177,7 +182,7 @@ struct RowReader {
 struct Multiplier {
   RowReader a[2 * kBlocksM];
   RowReader b[kBAlongK ? kBlocksN : 1];
-  u32 b_at[2], b_bits[2];  // B along N: of an even and an odd row
+  u32 b_at[2], b_bits[2];  // B along N: for an even and an odd row
   int group;
   float sum[kBlocksM][kBlocksN][4];
 
@@ -208,7 +213,7 @@ struct Multiplier {
         for (int r = 0; r < 4; ++r) sum[i][j][r] = 0;
   }
 
-  // A stretch of the k tile at `stage`; with kTail only k_left of its elements exist.
+  // Multiplies one stretch of the k tile at `tile`. With kTail only k_left of its elements exist.
   template <bool kTail>
   TC_DEVICE void multiply(u32 tile, int stretch, int k_left) {
     u32 stage = tile + stretch * (2 * kStretch), b_stage = tile + stretch * (kStretch * kPitchB);
@@ -244,7 +249,7 @@ struct Multiplier {
     }
   }
 
-  // B along N: of two rows, pairs along K of this thread's kBlocksN columns.
+  // B along N: loads pairs along K (two rows) of this thread's kBlocksN columns.
   TC_DEVICE void pairs_of(u32 (&out)[kBlocksN], u32 stage) const {
     u32 even[kBlocksN / 2 + 1], odd[kBlocksN / 2 + 1];
 #pragma unroll
@@ -261,7 +266,7 @@ struct Multiplier {
     }
   }
 
-  // To shared memory, rows kSumPitch floats apart.
+  // Stores the sums to shared memory, with rows kSumPitch floats apart.
   TC_DEVICE void store(u32 shared, int warp_m, int warp_n) const {
     int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
@@ -293,7 +298,7 @@ struct Multiplier {
   }
 };
 
-// Two floats of this block's shared memory, or of another one's of the cluster.
+// Loads two floats from this block's shared memory, or (kRemote) another block's of the cluster.
 template <bool kRemote>
 TC_DEVICE void load_pair(float (&out)[2], u32 shared) {
   if constexpr (kRemote) {
@@ -309,11 +314,12 @@ TC_DEVICE void load_pair(float (&out)[2], u32 shared) {
   }
 }
 
-// Sums of the tile's rows [first, last), of all splits or (with kSplit false) of this block, to C.
+// Adds the sums of the tile's rows [first, last), of all splits or (with kSplit false) of this
+// block, and stores them to C.
 template <bool kSplit>
 TC_DEVICE void finish(const MatmulParams& p, u32 shared, u16* c, int first, int last, int columns,
                       tc_int64 n0) {
-  constexpr int kLanes = kTileN / 2;  // for a row
+  constexpr int kLanes = kTileN / 2;  // per row
   constexpr int kSplits = kSplit ? kMostSplits : 1;
   using Traits = DTypeTraits<kDType>;
   int column = threadIdx.x % kLanes * 2;
@@ -400,7 +406,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   Multiplier math(a, b, warp_m, warp_n, group);
   bool works = warp_m < rows && warp_n < columns;
 
-  // Each warp brings as many rows of a stage as the others.
+  // Every warp copies the same number of rows of a stage.
   bool copies = lane < kRowsEach;
   RowCopy copy;
   int row = warp * kRowsEach + lane;
@@ -425,7 +431,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   u32 phase = 0;
 #pragma unroll 1
   for (int i = 1 - kStages; i < count; ++i) {
-    if (i > 0) __syncthreads();  // all have read the stage that comes next
+    if (i > 0) __syncthreads();  // all threads have read the stage that is filled next
     int next = i + kStages - 1;
     if (next < count && copies) {
       int k_left = all_k - next * kTileK;
@@ -455,7 +461,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
       phase ^= 1;
     }
   }
-  __syncthreads();  // all have read the last tile: its memory is free
+  __syncthreads();  // all threads have read the last tile: its memory is free
 
   math.store(shared + group * (kSums * 4), warp_m, warp_n);
   u16* c = static_cast<u16*>(p.c) + (static_cast<tc_int64>(index.batch) * p.m + m0) * p.n + n0;
@@ -467,7 +473,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   cluster_sync_unaligned();
   int each = kTileM / splits, first = rank * each;
   finish<true>(p, shared, c, first, min(first + each, rows), columns, n0);
-  cluster_meet();  // no block leaves while another reads its sums
+  cluster_meet();  // a block must not exit while another reads its sums
 }
 
 }  // namespace torch_cubin::TC_KERNEL
