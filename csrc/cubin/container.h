@@ -1,7 +1,7 @@
 // Container: the contents of a file with device code, one level at a time.
 //
-//   Container file = list_entries(data, size, "file 'x.so'");        // a host ELF: its fatbins
-// Buffer fatbin = unpack(file.entries[0], "...");                   // a fatbin: list_entries again
+//   Container file = list_entries(data, size, "file 'x.so'");  // a host ELF: its fatbins
+//   Buffer fatbin = unpack(file.entries[0], "...");            // a fatbin: list_entries again
 //
 // Every offset, size and count is checked. Only unpack() decompresses. Includes neither torch nor
 // cuda.h.

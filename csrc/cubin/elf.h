@@ -14,7 +14,7 @@
 
 namespace torch_cubin {
 
-// Limits that bound time and memory. Larger files are refused.
+// Limits that bound time and memory. Files that exceed them are refused.
 constexpr size_t kMaxImageBytes = size_t{1} << 30;
 constexpr uint32_t kMaxSymbols = 1000000;
 constexpr size_t kMaxNameBytes = 64 << 10;       // one name

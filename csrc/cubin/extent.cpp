@@ -23,8 +23,8 @@ constexpr uint64_t kMaxPaddingBytes = 63;
         "Give its size, or the pointer to its first byte."});
 }
 
-// The end of the last byte that the tables speak of; `outside` names what ends behind the file, and
-// the result is 0 then.
+// The end of the last byte that the tables refer to. If a part ends outside of the file, sets
+// `outside` to its name and returns 0.
 uint64_t elf_extent(const Bytes& file, const char** outside) {
   const uint64_t segments = file.u64(32), sections = file.u64(40);
   const uint64_t segment_count = file.u16(56), section_count = file.u16(60);
@@ -54,7 +54,7 @@ uint64_t elf_extent(const Bytes& file, const char** outside) {
   return end;
 }
 
-// Looks no further than the first byte that differs: what begins otherwise may be a few bytes long.
+// Reads no further than the first differing byte, since the memory may be only a few bytes long.
 bool begins_with(const uint8_t* data, size_t size, std::string_view start) {
   for (size_t i = 0; i < start.size(); ++i) {
     if (i >= size || data[i] != static_cast<uint8_t>(start[i])) return false;
@@ -85,7 +85,7 @@ size_t extent_of(const uint8_t* data, size_t limit, const std::string& origin) {
     return static_cast<size_t>(fatbin_bytes(file, 0, origin));
   }
   if (limit > 0) {
-    // Text, which ends with a NUL.
+    // Text must end with a NUL.
     const void* end = std::memchr(data, 0, limit);
     if (end == nullptr) fail_extent(origin, "text without a NUL at its end", limit);
     const auto size = static_cast<size_t>(static_cast<const uint8_t*>(end) - data);
@@ -109,7 +109,7 @@ size_t without_padding(const uint8_t* data, size_t size) {
   if (!is_elf(data, size)) return size;
   const char* outside = nullptr;
   const uint64_t end = elf_extent(Bytes(data, size), &outside);
-  // What ends outside is the parser's to refuse.
+  // The parser refuses a file that refers to bytes outside of it.
   if (outside != nullptr || size - end > kMaxPaddingBytes) return size;
   const bool zeros = std::all_of(data + end, data + size, [](uint8_t byte) { return byte == 0; });
   return zeros ? static_cast<size_t>(end) : size;

@@ -1,8 +1,7 @@
-// list_fatbin: the entries of NVIDIA's fat binary, as fatbinary of CUDA 11.8 to 13.0 writes it.
+// list_fatbin: the entries of NVIDIA's fat binary, as written by fatbinary of CUDA 11.8 to 13.0.
 //
-// Layout (found by packing known images in every mode): a header of 16 bytes (magic, version, its
-// own size, bytes behind it), then entries back to back, each a header and a payload that is padded
-// to 8 bytes.
+// Layout (found by packing known images in every mode): a header of 16 bytes (magic, version, own
+// size, size of the rest), then consecutive entries, each a header and a payload padded to 8 bytes.
 #include "cubin/container.h"
 #include "cubin/error.h"
 
@@ -35,7 +34,7 @@ Format format_of(uint32_t kind, const Bytes& stored, bool packed) {
   return relocatable ? Format::kRelocatableCubin : Format::kCubin;
 }
 
-// Text that an entry's header holds behind its fixed part; empty where it is none.
+// Text after the fixed part of an entry's header; empty if it is not text.
 std::string header_text(const Bytes& header, uint64_t offset, uint64_t length) {
   if (length == 0 || !header.contains(offset, length)) return "";
   std::string text(reinterpret_cast<const char*>(header.data() + offset),
@@ -68,7 +67,7 @@ Entry read_entry(const Bytes& file, uint64_t offset, uint64_t end, const std::st
   if ((entry.flags & kFlagArchSpecific) != 0) entry.arch.suffix = 'a';
   if ((entry.flags & kFlagFamily) != 0) entry.arch.suffix = 'f';
   entry.name = header_text(header, fixed.u32(32), fixed.u32(36));
-  if (header.contains(options, 8)) {  // where the options are, and how long
+  if (header.contains(options, 8)) {  // offset and length of the options
     const uint64_t start = header.u32(options), length = header.u32(options + 4);
     if (options != 0) entry.options = header_text(header, start, length);
   }
@@ -87,7 +86,7 @@ Entry read_entry(const Bytes& file, uint64_t offset, uint64_t end, const std::st
   entry.stored =
       Bytes(file.data() + entry.offset, static_cast<size_t>(packed ? compressed : padded));
   entry.format = format_of(entry.kind, entry.stored, packed);
-  // NOTE: LTO-IR in a fatbin is scrambled beneath its compression: there is nothing to unpack.
+  // NOTE: LTO-IR in a fatbin is scrambled below its compression and cannot be unpacked.
   if (entry.format == Format::kLtoIr && packed) entry.compression = Compression::kUnknown;
   return entry;
 }
@@ -124,7 +123,7 @@ void list_fatbin(const Bytes& file, uint64_t offset, const std::string& origin,
     const uint64_t padded = file.u64(at + 8);
     at = entries.back().offset + padded;
   }
-  // More than one fatbin in a file: another's entries would be lost without a word.
+  // A second fatbin in the file would be ignored silently.
   for (; at < file.size(); ++at) {
     if (file.u8(at) != 0) damaged_fatbin(origin, "there are bytes after its end" + at_offset(at));
   }

@@ -1,4 +1,4 @@
-// Bytes as lower-case hex digits, two a byte. Includes neither torch nor cuda.h.
+// Bytes as lower-case hex digits, two per byte. Includes neither torch nor cuda.h.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ inline bool is_hex(std::string_view text) {
   return text.find_first_not_of(std::string_view(kHexDigits, 16)) == std::string_view::npos;
 }
 
-// The bytes; none for what is no pairs of digits.
+// Decodes pairs of hex digits; empty for any other text.
 inline std::vector<uint8_t> bytes_of_hex(std::string_view text) {
   std::vector<uint8_t> bytes;
   if (!is_hex(text) || text.size() % 2 != 0) return bytes;

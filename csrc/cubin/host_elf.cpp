@@ -1,9 +1,8 @@
 // list_host_elf: the fatbins that nvcc and clang put into objects, libraries and programs, and the
-// files that torch_cubin.embed did (cubin/embedded.h).
+// files that torch_cubin.embed put there (cubin/embedded.h).
 //
-// The sections hold fatbins one after another, padded to 8 bytes: the linker joins those of every
-// object. Reads section headers only, and less strictly than cubin/elf.cpp does: nothing of the
-// host's code is ever given to the driver.
+// The linker concatenates the fatbins of all objects in a section, padded to 8 bytes. Reads only
+// section headers, less strictly than cubin/elf.cpp, since the driver never gets the host file.
 #include "cubin/container.h"
 #include "cubin/embedded.h"
 #include "cubin/error.h"
@@ -18,7 +17,7 @@ constexpr std::string_view kSections[] = {".nv_fatbin", "__nv_relfatbin", kEmbed
         "Build or copy the file again."});
 }
 
-// The NUL-terminated name at `offset`, as far as it may matter: the names that do are short.
+// The beginning of the NUL-terminated name at `offset`; all names of interest are short.
 std::string_view short_name(const Bytes& names, uint64_t offset) {
   if (offset >= names.size()) return {};
   const std::string_view rest = names.text().substr(static_cast<size_t>(offset), 32);
@@ -49,7 +48,7 @@ void list_section(const Bytes& file, uint64_t offset, uint64_t size, std::string
   }
 }
 
-// Of a file that an embedded bundle names: only device code is an entry, a manifest is not.
+// Adds the device code of embedded bundles; other files, such as manifests, are not entries.
 void list_files(const std::vector<Bundle>& bundles, std::vector<Entry>& entries) {
   for (const Bundle& bundle : bundles) {
     const bool in_package = is_package(bundle);
@@ -70,7 +69,7 @@ void list_files(const std::vector<Bundle>& bundles, std::vector<Entry>& entries)
   }
 }
 
-// Calls visit(name, offset, size) for each section that is in the file.
+// Calls visit(name, offset, size) for each section with contents in the file.
 template <class Visit>
 void for_each_section(const Bytes& file, const std::string& origin, Visit visit) {
   if (!file.contains(0, 64)) damaged_host_elf(origin, "it is too short for an ELF header");
@@ -99,7 +98,7 @@ void for_each_section(const Bytes& file, const std::string& origin, Visit visit)
     for (const std::string_view wanted : kSections) {
       if (name != wanted) continue;
       const uint64_t size = bytes_of(i).size();
-      // Sections that overlap would let a small file ask for endless work.
+      // Overlapping sections would let a small file cause unlimited work.
       total += size;
       if (total > file.size()) damaged_host_elf(origin, "its sections overlap");
       visit(name, file.u64(at + 24), size);

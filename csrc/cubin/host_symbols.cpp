@@ -1,12 +1,12 @@
 // list_symbol_images: device code in a host file's read-only or initialised data, found by symbols.
 //
-// __tvm_ffi__cubin_NAME                    TVM-FFI's embed tool, and torch_cubin.embed with tvm_ffi
+//   __tvm_ffi__cubin_NAME                    TVM-FFI's embed tool, torch_cubin.embed with tvm_ffi
 //   _binary_FILE_start                       ld -r -b binary, objcopy -I binary
 //   kernels_binary in .lrodata               objects that CuTe DSL writes
-//   unsigned char kernel_cubin[] = {...}     an array that a C compiler has seen
+//   unsigned char kernel_cubin[] = {...}     a compiled C array
 //
-// A symbol tells where an image may begin, and the image itself how long it is. Bytes that only
-// look like one are passed over: a program may hold the signatures that it looks for.
+// A symbol gives an image's possible start, the image itself its size. Bytes that only look like an
+// image are skipped, since a program may contain the magic numbers that it searches for.
 #include <algorithm>
 #include <iterator>
 #include <map>
@@ -51,7 +51,7 @@ std::string host_symbol_name(const Bytes& file, const HostSection& names, uint32
   return std::string(rest.substr(0, rest.find('\0')));
 }
 
-// Bytes of a file that are known to be images'. Ranges that touch are one.
+// The ranges of a file that belong to known images. Adjacent ranges are merged.
 class Ranges {
  public:
   void add(uint64_t begin, uint64_t end) {
@@ -81,10 +81,10 @@ class Ranges {
 void list_symbol_images(const Bytes& file, const std::string& origin, std::vector<Entry>& entries) {
   const uint64_t table = file.u64(40), count = file.u16(60);
   const bool relocatable = file.u16(16) == kHostRelocatable;
-  // Symbols may be many more than images: each place is looked at once, what the tables of images
-  // hold is read once, and no list is gone through for each symbol.
+  // There may be many more symbols than images, so each offset and each image's table is read once,
+  // and no list is searched linearly per symbol.
   std::set<uint64_t> looked_at;  // offsets
-  Ranges listed;                 // what sections of device code hold, too
+  Ranges listed;                 // includes the entries of device code sections
   for (const Entry& entry : entries) {
     listed.add(entry.offset, entry.offset + entry.stored.size());
   }
@@ -117,7 +117,7 @@ void list_symbol_images(const Bytes& file, const std::string& origin, std::vecto
     try {
       size = extent_of(rest.data(), rest.size(), origin);
     } catch (const Error&) {
-      // A symbol with a size is an array: that it is damaged is said where it is opened.
+      // A symbol with a size is an array. Opening the entry reports the damage.
       if (size == 0 || size > limit || rest.u32(0) != kElfMagic) return;
     }
     total += size;
@@ -139,7 +139,7 @@ void list_symbol_images(const Bytes& file, const std::string& origin, std::vecto
       const HostSection section = host_section(file, table + i * kSectionHeaderBytes);
       if (section.type != wanted || section.link >= count) continue;
       if (!file.contains(section.offset, section.size)) continue;
-      // Tables that overlap would let a small file ask for endless work.
+      // Overlapping tables would let a small file cause unlimited work.
       symbols += section.size;
       if (symbols > file.size()) return;
       const HostSection names = host_section(file, table + section.link * kSectionHeaderBytes);

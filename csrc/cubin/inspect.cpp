@@ -72,7 +72,7 @@ class Inspector {
     if (!readable) return nullptr;
     Buffer unpacked;
     const Bytes bytes = unpacker_.open(entry, origin, unpacked);
-    // By what the container says, so that nothing nests without end.
+    // By the container's statement, so that nesting is bounded.
     if (entry.format == Format::kFatbin) return container(bytes.data(), bytes.size(), origin);
     if (entry.format == Format::kPtx) {
       return to_json(parse_ptx(bytes.data(), bytes.size(), origin));

@@ -1,4 +1,4 @@
-// inspect_to_json: everything that can be read from a file, as torch_cubin.inspect returns it.
+// inspect_to_json: all facts in a file, the result of torch_cubin.inspect.
 //
 // Includes neither torch nor cuda.h.
 #pragma once
@@ -9,10 +9,10 @@
 
 namespace torch_cubin {
 
-// The facts in a cubin, in PTX, or in a container and all that lies in it, as one JSON object whose
-// "kind" is its format_name. docs/inspect.md lists the keys. What is damaged within a container is
-// an "error" of its entry; damage of the file itself, and a file that is none of these, throw
-// [image]. What is unpacked stays in proportion to the file, whatever the file claims.
+// The facts of a cubin, PTX, or a container with its contents, as a JSON object whose "kind" is its
+// format_name. docs/inspect.md lists the keys. A damaged entry of a container gets an "error"; a
+// damaged file, or one of another format, throws [image]. The unpacked size is bounded in
+// proportion to the file.
 std::string inspect_to_json(const uint8_t* data, size_t size, const std::string& origin);
 
 }  // namespace torch_cubin

@@ -24,13 +24,13 @@ namespace {
 
 using nlohmann::json;
 
-// Null where the file records nothing.
+// Null if not recorded.
 json triple(const std::array<uint32_t, 3>& value) {
   if (value == std::array<uint32_t, 3>{}) return nullptr;
   return value;
 }
 
-// A kernel with what its C++ name says, and that name.
+// A kernel with its C++ name and the parameter types from it.
 struct NamedKernel {
   explicit NamedKernel(KernelInfo info)
       : kernel(std::move(info)),

@@ -1,5 +1,4 @@
-// The facts of images as JSON values, for the files that write JSON. docs/inspect.md lists the
-// keys.
+// The facts of images as JSON values. docs/inspect.md lists the keys.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -15,7 +14,7 @@ const char* kind_name(ParamKind kind);  // "pointer", "value", "unknown"
 nlohmann::json to_json(const Image& image);
 nlohmann::json to_json(const Ptx& ptx);
 
-// A name may hold any byte but NUL: what is not UTF-8 becomes U+FFFD rather than an exception.
+// Names may have any byte except NUL; invalid UTF-8 becomes U+FFFD instead of an exception.
 std::string dump(const nlohmann::json& value);
 
 }  // namespace torch_cubin

@@ -1,4 +1,4 @@
-// lz4_decompress, and what the two decoders share.
+// lz4_decompress, and the functions shared with the zstd decoder.
 #include <cstring>
 
 #include "cubin/decompress.h"
@@ -8,9 +8,9 @@ namespace torch_cubin {
 namespace {
 
 constexpr size_t kMinMatch = 4;
-constexpr size_t kMaxRatio = 255;  // a length byte stands for at most that many bytes
+constexpr size_t kMaxRatio = 255;  // one length byte means at most 255 bytes
 
-// A length of 15 goes on in the bytes behind it, until one is not 255.
+// A length of 15 continues in the following bytes, up to the first that is not 255.
 size_t read_length(const Bytes& in, size_t& at, size_t nibble, const std::string& origin) {
   size_t length = nibble;
   if (nibble != 15) return length;
@@ -37,7 +37,7 @@ void copy_match(Buffer& out, size_t distance, size_t length) {
     std::memcpy(to, from, length);
     return;
   }
-  for (size_t i = 0; i < length; ++i) to[i] = from[i];  // they may overlap, on purpose
+  for (size_t i = 0; i < length; ++i) to[i] = from[i];  // the ranges may overlap
 }
 
 Buffer lz4_decompress(const Bytes& in, size_t size, const std::string& origin) {

@@ -9,7 +9,7 @@
 namespace torch_cubin {
 namespace {
 
-// Bounds on the work for one error message, whatever the file holds.
+// Bounds on the work per error message.
 constexpr size_t kMaxCompared = 2000;
 constexpr size_t kMaxLetters = 96;
 constexpr size_t kMaxNamesShown = 3;
@@ -38,8 +38,8 @@ size_t edit_distance(const std::string& a, const std::string& b) {
   return row[b.size()];
 }
 
-// By the identifiers alone: a symbol has much around its own. 0 where one is in the other, unless
-// it is so short that it is in many.
+// The distance of the bare identifiers; 0 if one contains the other, unless the contained one is
+// too short to be significant.
 size_t difference(const std::string& wanted, const std::string& symbol) {
   constexpr size_t kFewLetters = 3;
   const std::string text = demangled_if_short(symbol);

@@ -1,4 +1,4 @@
-// The names that come closest to one that is not there, for an error.
+// The nearest names to an unknown one, for errors.
 #pragma once
 
 #include <string>
@@ -13,7 +13,7 @@ constexpr const char* kNamesAdvice =
 
 std::vector<std::string> names_of(const std::vector<KernelInfo>& kernels);
 
-// "'vec_add', 'vec_sub' (nearest of 40 names)", C++ names beside symbols; empty where there are no
+// "'vec_add', 'vec_sub' (nearest of 40 names)", symbols with their C++ names; empty if there are no
 // names.
 std::string nearest_names(const std::vector<std::string>& names, const std::string& name);
 

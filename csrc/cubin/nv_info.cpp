@@ -1,5 +1,5 @@
-// Decoding of `.nv.info`. Record layouts were found by compiling kernels with known parameters and
-// directives with ptxas 11.8, 12.4, 12.9 and 13.0; the tests repeat that where nvcc is installed.
+// Decoder of `.nv.info`. The record layouts were found by compiling kernels with known parameters
+// and directives with ptxas 11.8, 12.4, 12.9 and 13.0; the tests repeat that if nvcc is installed.
 #include "cubin/nv_info.h"
 
 #include <algorithm>
@@ -20,8 +20,8 @@ std::array<uint32_t, 3> read_triple(const AttributeReader& reader) {
   return {payload.u32(0), payload.u32(4), payload.u32(8)};
 }
 
-// `space` is the state space that `.ptr` declares, 0 where the compiler wrote none: nvcc writes it
-// for sm_100 and later, Triton always, and nobody for integers.
+// `space`: the state space that `.ptr` declares, 0 if absent. nvcc writes it for sm_100 and later,
+// Triton always; no compiler writes it for integers.
 ParamKind kind_of(uint32_t size, uint32_t space) {
   if (size != kPointerBytes) return ParamKind::kValue;
   return space != 0 ? ParamKind::kPointer : ParamKind::kUnknown;
@@ -38,8 +38,8 @@ ParamInfo read_param(const AttributeReader& reader) {
     param.size = word >> 18;
     space = word >> 8 & 15;
   } else {
-    // NOTE: a 16-bit size, log2 of the pointee's alignment, the space: a `.ptr .global .align 16`
-    // reads 0x04040008 as one word, which is no size (ptxas 12.4 to 13.0).
+    // NOTE: fields are a 16-bit size, log2 of the pointee's alignment, and the space: `.ptr .global
+    // .align 16` is 0x04040008 (ptxas 12.4 to 13.0).
     param.size = payload.u16(8);
     space = payload.u8(11);
   }
@@ -66,7 +66,7 @@ void check_params(const Elf& elf, const ElfSection& section, KernelInfo& kernel,
     }
     end = param.offset + param.size;  // at most 2^17
   }
-  // The compiler does not round the total up, so it ends with the last parameter.
+  // The compiler does not round up the total, so it equals the last parameter's end.
   if (recorded_bytes >= 0 && recorded_bytes != end) {
     elf.damaged("has parameters that disagree with their total size " + in_section(section),
                 std::to_string(recorded_bytes) + " bytes",
@@ -148,7 +148,7 @@ InfoAttributes read_kernel_attributes(const Elf& elf, const ElfSection& section,
         found.toolkit = reader.payload(4).u32(0);
         break;
       default:
-        break;  // says nothing about a launch
+        break;  // irrelevant to a launch
     }
   }
   if (param_bytes >= 0 && bank_bytes >= 0 && param_bytes != bank_bytes) {

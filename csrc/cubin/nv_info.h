@@ -1,7 +1,7 @@
-// The attributes of `.nv.info` sections: the compiler's notes to the driver about each kernel.
+// The attributes of `.nv.info` sections: the compiler's metadata for the driver about each kernel.
 //
-// Decodes the encoding (format, id, value or payload) and the few records that a launch needs.
-// Includes neither torch nor cuda.h.
+// Decodes the encoding (format, id, value or payload) and the records that a launch needs. Includes
+// neither torch nor cuda.h.
 #pragma once
 
 #include <array>
@@ -27,12 +27,12 @@ constexpr uint8_t kAttrCluster = 0x3d;
 constexpr uint8_t kAttrParamV2 = 0x45;
 constexpr uint8_t kAttrBarriers = 0x4c;
 constexpr uint8_t kAttrBlocksAreClusters = 0x5b;
-constexpr uint8_t kCompatArchSpecific = 0x09;  // of `.nv.compat`, which has ids of its own
+constexpr uint8_t kCompatArchSpecific = 0x09;  // of `.nv.compat`, which has its own ids
 
 struct Attribute {
   uint8_t id = 0;
-  uint16_t value = 0;  // of formats without a payload
-  Bytes payload;       // of format 4
+  uint16_t value = 0;  // for formats without a payload
+  Bytes payload;       // for format 4
 };
 
 // Reads the attributes of one section in order:
@@ -42,7 +42,7 @@ class AttributeReader {
   AttributeReader(const Elf& elf, const ElfSection& section) : elf_(elf), section_(section) {}
   bool next();
   const Attribute& attribute() const { return attribute_; }
-  // The payload, which must have exactly that many bytes.
+  // The payload; throws unless it has exactly `bytes` bytes.
   const Bytes& payload(size_t bytes) const;
 
  private:
@@ -52,14 +52,14 @@ class AttributeReader {
   Attribute attribute_;
 };
 
-// What `.nv.info.<kernel>` adds to a kernel, and the toolkit that it names (130 for 13.0, or 0).
+// The facts of `.nv.info.<kernel>` that are not in KernelInfo: the toolkit (130 for 13.0, or 0).
 struct InfoAttributes {
   uint32_t toolkit = 0;
 };
 
-// Fills params, param_bytes, barriers, required_block, max_block, cluster and grid_in_clusters of
-// `kernel`. Throws [image] where the parameters have gaps, duplicates or overlaps, or disagree with
-// their total.
+// Sets params, param_bytes, barriers, required_block, max_block, cluster and grid_in_clusters of
+// `kernel`. Throws [image] if parameters are missing, duplicate or overlapping, or do not match
+// their total size.
 InfoAttributes read_kernel_attributes(const Elf& elf, const ElfSection& section,
                                       KernelInfo& kernel);
 

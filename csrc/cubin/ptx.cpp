@@ -1,5 +1,5 @@
-// parse_ptx: a scanner of words and signs, and the grammar of what stands outside of function
-// bodies (PTX ISA, "Kernel Function Parameters" and "Performance-Tuning Directives").
+// parse_ptx: a scanner of words and punctuation, and the grammar outside of function bodies (PTX
+// ISA, "Kernel Function Parameters" and "Performance-Tuning Directives").
 #include "cubin/ptx.h"
 
 #include <algorithm>
@@ -52,7 +52,7 @@ class PtxReader {
   }
 
   Ptx read() {
-    bool external = false;  // `.extern` was among the words before, and so the next two
+    bool external = false;  // linkage directives before the current word
     bool weak = false, visible = false;
     for (next(); !word_.empty(); next()) {
       if (word_ == ".version") {
@@ -98,7 +98,7 @@ class PtxReader {
         const auto imported = imports_.find(word_);
         if (imported != imports_.end()) imported->second = true;
       }
-      // A linkage stands before what it is of, and an attribute may stand between.
+      // A linkage directive precedes its declaration, possibly with other linkage words between.
       const bool is_linkage = word_ == ".extern" || word_ == ".weak" || word_ == ".visible";
       external = word_ == ".extern" || (external && is_linkage);
       weak = word_ == ".weak" || (weak && is_linkage);
@@ -136,20 +136,20 @@ class PtxReader {
   std::string_view text_;
   const std::string& origin_;
   size_t at_ = 0;
-  std::string_view word_;  // a word, a sign or a string; empty at the end
+  std::string_view word_;  // a word, punctuation or a string; empty at the end
   uint64_t depth_ = 0;
   Ptx ptx_;
-  // Names of shared variables outside of functions, which PTX declares before they are used.
+  // Names of shared variables outside of functions. PTX declares names before use.
   std::set<std::string_view> dynamic_shared_, sized_shared_;
-  // What a body names: shared memory, and functions, which may use some in turn.
+  // The shared memory and functions that a body refers to.
   struct Body {
     bool dynamic = false, has_size = false;
     std::set<Body*> calls;
   };
-  std::map<std::string_view, bool> imports_;    // declared `.extern`; whether a body names it
-  std::map<std::string_view, Body> functions_;  // PTX declares them, too, before they are used
-  std::deque<Body> entries_;                    // beside ptx_.kernels
-  Body* body_ = nullptr;                        // that is being read
+  std::map<std::string_view, bool> imports_;    // declared `.extern`; whether a body refers to it
+  std::map<std::string_view, Body> functions_;  // declared before use, too
+  std::deque<Body> entries_;                    // parallel to ptx_.kernels
+  Body* body_ = nullptr;                        // the one that is being read
 };
 
 void PtxReader::skip_blanks() {
@@ -212,7 +212,7 @@ uint64_t PtxReader::number() {
 }
 
 void PtxReader::read_target() {
-  if (ptx_.arch.sm != 0) return;  // a linked file may name it again
+  if (ptx_.arch.sm != 0) return;  // a linked file may repeat it
   std::string_view name = word_;
   if (name.substr(0, 3) != "sm_") damaged("its target is no sm_XY");
   name.remove_prefix(3);
@@ -235,11 +235,11 @@ void PtxReader::read_entry() {
   next();
   if (word_ == "(") read_params(kernel);
   read_directives(kernel);
-  if (word_ == "{") ptx_.kernels.push_back(std::move(kernel));  // else only declared
+  if (word_ == "{") ptx_.kernels.push_back(std::move(kernel));  // otherwise only a declaration
 }
 
-// `.shared .align 16 .b8 name[1024];`. A declaration in a body counts as a use of it: that is how
-// nvcc writes a kernel's static arrays.
+// `.shared .align 16 .b8 name[1024];`. A declaration in a body counts as a use: nvcc writes a
+// kernel's static arrays like this.
 void PtxReader::read_shared(bool external) {
   ptx_.uses_dynamic_shared |= external;
   if (depth_ != 0) {
@@ -255,8 +255,8 @@ void PtxReader::read_shared(bool external) {
   if (word_ == "{") ++depth_;
 }
 
-// `.func (.param .b32 result) name (.param .b64 x) { ... }`, or `;` in place of the body. Leaves
-// the word that stands before the body.
+// `.func (.param .b32 result) name (.param .b64 x) { ... }`, or `;` instead of the body. Stops
+// before the body.
 void PtxReader::read_function(bool external) {
   next();
   for (uint64_t open = 0; open != 0 || word_ == "(" || (!word_.empty() && word_[0] == '.');
@@ -279,8 +279,8 @@ void PtxReader::read_function(bool external) {
   body_ = &body;
 }
 
-// `.global .align 4 .b8 name[16] = {...};`, with attributes before the type. Compilers begin the
-// names of what they add, as the texts of printf, with a '$'.
+// `.global .align 4 .b8 name[16] = {...};`, with attributes before the type. Names of
+// compiler-generated variables, such as printf's strings, begin with '$'.
 void PtxReader::read_variable(bool is_constant, bool external) {
   VariableInfo variable;
   variable.is_constant = is_constant;
@@ -299,7 +299,7 @@ void PtxReader::read_variable(bool is_constant, bool external) {
     }
   }
   uint64_t bytes = variable.size * lanes;
-  while (word_ == "[") {  // without a number: as many as its initial values, or an expression
+  while (word_ == "[") {  // without a number: sized by its initial values, or an expression
     next();
     uint64_t count = 0;
     for (const char c : word_) {
@@ -323,7 +323,7 @@ void PtxReader::read_variable(bool is_constant, bool external) {
 }
 
 void PtxReader::list_imports() {
-  // The functions of device code that drivers bring.
+  // The device functions that drivers provide.
   constexpr std::string_view kOfDriver[] = {"vprintf", "malloc", "free", "__assertfail"};
   for (const auto& [name, used] : imports_) {
     const bool known =
@@ -333,8 +333,8 @@ void PtxReader::list_imports() {
   }
 }
 
-// A kernel uses what the functions do that it calls, which may be inlined. From each function that
-// uses shared memory itself to all that call it, so that each is looked at once.
+// A kernel also uses the shared memory of the functions that it calls. Propagates from each
+// function that uses shared memory to its callers, visiting each once.
 void PtxReader::mark_dynamic_shared() {
   std::map<Body*, std::vector<Body*>> callers;
   const auto note = [&](Body& body) {
@@ -385,12 +385,12 @@ PtxParam PtxReader::read_param() {
     if (word_ == ".align") {
       next();
       const uint64_t alignment = number();
-      if (!pointer) param.alignment = alignment;  // behind .ptr: the pointee's
+      if (!pointer) param.alignment = alignment;  // after .ptr: the pointee's
     } else if (word_ == ".ptr") {
       pointer = true;
     } else if (const TypeSize* found = find_type(word_)) {
       type = found;
-    } else if (!pointer) {  // behind .ptr: the state space
+    } else if (!pointer) {  // after .ptr: the state space
       damaged("a parameter has the unknown type '" + printable(word_, 40) + "'");
     }
   }
@@ -433,7 +433,7 @@ std::array<uint32_t, 3> PtxReader::read_triple() {
   }
 }
 
-// Leaves the word that ends them, '{' or ';'.
+// Stops at the word that ends them, '{' or ';'.
 void PtxReader::read_directives(PtxKernel& kernel) {
   while (word_ != "{" && word_ != ";") {
     if (word_.empty()) damaged("it ends within a declaration");
@@ -493,7 +493,7 @@ KernelInfo kernel_info_of(const PtxKernel& entry) {
 bool have_same_entry(const Ptx& a, std::string_view a_text, const Ptx& b, std::string_view b_text,
                      const std::string& name) {
   const auto split = [&](const Ptx& ptx, std::string_view text) {
-    std::pair<std::string, std::string> parts;  // the entry, and all that is none
+    std::pair<std::string, std::string> parts;  // the entry, and all text outside of entries
     size_t at = 0;
     for (const PtxKernel& kernel : ptx.kernels) {
       if (kernel.name == name) parts.first = text.substr(kernel.begin, kernel.end - kernel.begin);

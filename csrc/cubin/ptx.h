@@ -1,7 +1,6 @@
 // The facts in PTX text: version, target, and each entry with its parameters.
 //
-// Reads declarations and skips the code, so it knows nothing of instructions. Includes neither
-// torch nor cuda.h.
+// Reads declarations and ignores instructions. Includes neither torch nor cuda.h.
 #pragma once
 
 #include <array>
@@ -27,17 +26,16 @@ struct PtxParam {
 struct PtxKernel {
   std::string name;
   std::vector<PtxParam> params;
-  uint32_t max_registers = 0;                // 0 where not declared
-  std::array<uint32_t, 3> required_block{};  // 0 where not declared
-  std::array<uint32_t, 3> max_block{};       // 0 where not declared
-  std::array<uint32_t, 3> cluster{};         // 0 where not declared
-  // Its body, or a function that it calls, names shared memory that the file declares `.extern`,
-  // and none of a size of its own.
+  uint32_t max_registers = 0;                // 0 if not declared
+  std::array<uint32_t, 3> required_block{};  // 0 if not declared
+  std::array<uint32_t, 3> max_block{};       // 0 if not declared
+  std::array<uint32_t, 3> cluster{};         // 0 if not declared
+  // The entry or a function that it calls uses `.extern` shared memory, and none of a fixed size.
   bool uses_dynamic_shared = false;
   bool grid_in_clusters = false;  // .blocksareclusters
   bool is_local = false;          // neither .visible nor .weak
   bool is_weak = false;
-  size_t begin = 0, end = 0;  // of its text in the file, from `.entry` to the last brace
+  size_t begin = 0, end = 0;  // range in the text, from `.entry` to the last brace
 };
 
 struct Ptx {
@@ -48,25 +46,25 @@ struct Ptx {
   bool uses_dynamic_shared = false;     // the file declares `.extern .shared`
   std::vector<PtxKernel> kernels;       // in the file's order
   std::vector<VariableInfo> variables;  // .global and .const, in the file's order
-  // Functions and variables that it uses and no part of it defines, but for those that the driver
-  // has.
+  // Functions and variables that the file uses without defining them, except those that the driver
+  // provides.
   std::vector<std::string> imports;
 };
 
-// Throws [image] for text that is not whole: no version or target, an entry cut short, a brace left
-// open. NULs at the end are taken for the text's end.
+// Throws [image] for incomplete text: no version or target, a truncated entry, an unclosed brace.
+// NULs at the end are ignored.
 Ptx parse_ptx(const uint8_t* data, size_t size, const std::string& origin);
 
-// The facts of an entry as those of a cubin's kernel. Offsets are the driver's business: a launch
-// passes parameters one by one.
+// The facts of an entry as a KernelInfo. Offsets ignore alignment, since a launch passes parameters
+// one by one.
 KernelInfo kernel_info_of(const PtxKernel& entry);
 
-// Whether two texts have the same entry of that name: the same text, and the same of all that is no
-// entry, which it may use.
+// Whether two texts have the same entry of that name: equal text of the entry, and of everything
+// outside of entries, which it may use.
 bool have_same_entry(const Ptx& a, std::string_view a_text, const Ptx& b, std::string_view b_text,
                      const std::string& name);
 
-// Whether the text has that word anywhere: PTX writes the names of its variables as they are.
+// Whether the text contains the word: PTX writes the names of variables literally.
 bool has_ptx_word(const uint8_t* data, size_t size, const std::string& word);
 
 }  // namespace torch_cubin

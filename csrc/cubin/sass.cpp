@@ -1,5 +1,5 @@
-// Opcodes as cuobjdump 13.0 shows them for sm_75 to sm_121, of kernels made by ptxas 11.8 to 13.0;
-// no other instruction has one of them. tests/unit/test_cubin_parser.py compiles some of each.
+// Opcodes from cuobjdump 13.0 for sm_75 to sm_121, in kernels built by ptxas 11.8 to 13.0. No other
+// instruction uses them. tests/unit/test_cubin_parser.py compiles some of each.
 #include "cubin/sass.h"
 
 #include <algorithm>

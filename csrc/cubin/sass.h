@@ -1,16 +1,15 @@
-// What a kernel's machine code (SASS) tells beyond the notes around it.
+// Facts from a kernel's machine code (SASS) that the cubin's metadata does not contain.
 #pragma once
 
 #include "cubin/elf.h"
 
 namespace torch_cubin {
 
-// Compute capability from which an instruction is 16 bytes long, with its opcode in the lowest 12
-// bits.
+// The first compute capability with 16-byte instructions, whose opcode is in the lowest 12 bits.
 constexpr int kWideInstructionSm = 70;
 
-// Whether some instruction of `code`, for kWideInstructionSm or newer, reads or writes shared
-// memory. False may also mean that it does so by generic addresses.
+// Whether an instruction of `code`, for kWideInstructionSm or newer, accesses shared memory. Does
+// not detect accesses by generic addresses.
 bool accesses_shared_memory(const Bytes& code);
 
 }  // namespace torch_cubin

@@ -1,4 +1,4 @@
-// SHA-256 as FIPS 180-4 writes it: section 6.2, constants of 4.2.2 and 5.3.3.
+// SHA-256 (FIPS 180-4, section 6.2; constants of 4.2.2 and 5.3.3).
 #include "cubin/sha256.h"
 
 #include <array>
@@ -54,7 +54,8 @@ std::string sha256_hex(const uint8_t* data, size_t size) {
   const size_t whole = size - size % kBlockBytes;
   for (size_t at = 0; at < whole; at += kBlockBytes) compress(state, data + at);
 
-  // The rest, a 1 bit, zeros, and the length in bits as 64 big-endian bits: one block or two.
+  // Padding: the rest, a 1 bit, zeros, and the length in bits as a 64-bit big-endian number, in one
+  // or two blocks.
   std::array<uint8_t, 2 * kBlockBytes> tail{};
   const size_t rest = size - whole;
   if (rest > 0) std::memcpy(tail.data(), data + whole, rest);

@@ -1,5 +1,4 @@
-// SHA-256 (FIPS 180-4), for checking images against the manifest. Includes neither torch nor
-// cuda.h.
+// SHA-256 (FIPS 180-4), for verifying images. Includes neither torch nor cuda.h.
 #pragma once
 
 #include <cstddef>

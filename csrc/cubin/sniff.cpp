@@ -1,4 +1,4 @@
-// Each refusal names what the bytes are and the command that makes a cubin of them.
+// Each refusal names the format and the command that produces a cubin from it.
 #include "cubin/sniff.h"
 
 #include <cstring>
@@ -51,7 +51,7 @@ bool starts_with(std::string_view text, std::string_view prefix) {
   return text.substr(0, prefix.size()) == prefix;
 }
 
-// Text has neither control characters nor NULs; a few bytes past ASCII are a comment's.
+// Whether there are no control characters or NULs. Bytes above ASCII are allowed, as in comments.
 bool looks_like_text(std::string_view head) {
   for (const char c : head) {
     const auto byte = static_cast<unsigned char>(c);
@@ -144,7 +144,7 @@ const char* format_name(Format format) {
   return "unknown";
 }
 
-// The text behind blanks and C comments, which may precede PTX's `.version`.
+// Skips blanks and C comments, which may precede PTX's `.version`.
 std::string_view skip_comments(std::string_view text) {
   while (!text.empty()) {
     const size_t blank = text.find_first_not_of(" \t\r\n");

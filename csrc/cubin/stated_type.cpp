@@ -47,7 +47,7 @@ constexpr Elements kHalf = elements(E::kFloat16);
 constexpr Elements kBrain = elements(E::kBFloat16);
 constexpr Elements kFloat = elements(E::kFloat32);
 constexpr Elements kDouble = elements(E::kFloat64);
-// Tensors hold such bytes as uint8, too, since not every PyTorch has the type.
+// Also accepted as raw bytes, since not every PyTorch has the dtype.
 constexpr Elements kStored = elements(E::kUInt8, E::kInt8);
 
 struct KnownType {
@@ -55,10 +55,10 @@ struct KnownType {
   Elements takes;
   Number number;
   uint32_t size;
-  bool is_raw = false;  // where it is pointed to: memory of any kind
+  bool is_raw = false;  // as a pointee: memory of any type
 };
 
-// By the spelling of cpp_spelling.h. A class is passed by value as it is in memory.
+// In the spelling of cpp_spelling.h. A class that is passed by value has its memory layout.
 constexpr KnownType kCppTypes[] = {
     {"bool", kBytes, Number::kBool, 1},
     {"char", kBytes, Number::kAnyInteger, 1, true},
@@ -109,12 +109,11 @@ constexpr KnownType kCppTypes[] = {
     {"__nv_fp4x4_e2m1", kStored | elements(E::kFloat4), Number::kUnsaid, 2},
 };
 
-// CUDA's vectors, float4 and its kin: so many numbers side by side. Two floats are a complex
-// number.
+// CUDA's vector types, such as float4. A vector of two floats may be a complex number.
 struct VectorType {
   std::string_view name;
   std::string_view element;
-  Elements also = 0;  // of a vector of two
+  Elements also = 0;  // for a vector of two
 };
 constexpr VectorType kVectors[] = {
     {"char", "char"},
@@ -141,7 +140,7 @@ bool ends_with(std::string_view text, std::string_view end) {
   return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
 }
 
-// What memory of that type is; `is_raw` for memory of any kind, all zero for what is not known.
+// The element types of memory of that type: `is_raw` for any, all zero if unknown.
 KnownType pointee(std::string_view name) {
   if (const KnownType* known = find_known(name)) return *known;
   for (const auto& [end, takes] : {std::pair("::complex<float>", elements(E::kComplex64)),
@@ -164,7 +163,7 @@ KnownType pointee(std::string_view name) {
   return {};
 }
 
-// The parts of a list between its commas that are in no brackets.
+// Splits a list at its commas outside of brackets.
 std::vector<std::string_view> parts_of(std::string_view list) {
   std::vector<std::string_view> parts;
   int depth = 0;
@@ -209,7 +208,7 @@ StatedType stated_type_of_cpp(std::string_view type) {
   if (first == std::string_view::npos) return stated;
   stated.text = std::string(type.substr(first, type.find_last_not_of(' ') + 1 - first));
   std::string name = common_spelling(type);
-  // A pointer to an array is one to its elements: "float(*)[4]".
+  // A pointer to an array counts as a pointer to its elements: "float(*)[4]".
   const size_t array = name.find("(*)[");
   if (array != std::string::npos) name = name.substr(0, array) + "*";
   size_t depth = 0;
@@ -254,7 +253,7 @@ StatedType stated_type_of_ptx(std::string_view type) {
     const KnownType& as = *find_known(known.cpp);
     stated.takes = as.takes;
     stated.size = as.size;
-    // Compilers write `u` for signed integers, too.
+    // Compilers also use `u` for signed integers.
     stated.number = as.number == Number::kFloat ? as.number : Number::kAnyInteger;
   }
   return stated;

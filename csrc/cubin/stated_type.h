@@ -1,4 +1,4 @@
-// What a file states of a parameter's type: C++ in a kernel's mangled name, PTX in its declaration.
+// The parameter types that a file states: C++ in a kernel's mangled name, PTX in its declaration.
 //
 // Includes neither torch nor cuda.h.
 #pragma once
@@ -10,7 +10,7 @@
 
 namespace torch_cubin {
 
-// Element types that tensors have, by PyTorch's numbers (c10::ScalarType), which its ABI keeps.
+// The element types of tensors, with PyTorch's numbers (c10::ScalarType), which are stable.
 enum class Element : uint8_t {
   kUInt8 = 0,
   kInt8 = 1,
@@ -34,7 +34,7 @@ enum class Element : uint8_t {
   kFloat4 = 45,
 };
 
-// A set of them, bit by number.
+// A set of element types, one bit per number.
 using Elements = uint64_t;
 constexpr Elements elements() { return 0; }
 template <class... T>
@@ -45,33 +45,33 @@ constexpr bool has_element(Elements set, int number) {
   return number >= 0 && number < 64 && (set >> number & 1) != 0;
 }
 
-// "float32", as PyTorch names it; "" for a number that is none of the above.
+// PyTorch's name, such as "float32"; "" for any other number.
 const char* element_name(int number);
 // "float32 or complex64"
 std::string elements_text(Elements set);
 
-// How a number is passed by value.
+// The kind of a number that is passed by value.
 enum class Number : uint8_t { kUnsaid, kAnyInteger, kSigned, kUnsigned, kBool, kFloat };
 
 struct StatedType {
-  std::string text;  // "float const*", "f32"; "" where the file states nothing
-  // What it may point to, or be: empty where that is not said (void*, char*, structs, enums), which
-  // fits everything of its size.
+  std::string text;  // "float const*", "f32"; "" if not stated
+  // The element types that it may point to or be. Empty if unspecified (void*, char*, structs,
+  // enums), which accepts anything of its size.
   Elements takes = 0;
-  Number number = Number::kUnsaid;  // of a value
+  Number number = Number::kUnsaid;  // for a value
   bool is_pointer = false;
-  uint32_t size = 0;  // bytes; 0 where it is not known
+  uint32_t size = 0;  // bytes; 0 if unknown
 };
 
 // "float32 or complex64, for 'float2 const*'", for errors.
 std::string stated_text(const StatedType& stated);
 
-// A C++ type as a demangler writes it: "float const*", "unsigned int", "ns::Params".
+// Parses a C++ type as a demangler writes it: "float const*", "unsigned int", "ns::Params".
 StatedType stated_type_of_cpp(std::string_view type);
-// A PTX type without its point: "f32", "u64", "b8[128]".
+// Parses a PTX type without its dot: "f32", "u64", "b8[128]".
 StatedType stated_type_of_ptx(std::string_view type);
 
-// Those of the parameters in a function's demangled name; none where it has no parameters.
+// The parameter types in a function's demangled name; empty if it has no parameters.
 std::vector<StatedType> stated_types(std::string_view demangled);
 
 }  // namespace torch_cubin

@@ -1,10 +1,9 @@
-// list_static_library: the objects of a static library (`ar`), each with the device code that it
-// holds.
+// list_static_library: the objects of a static library (`ar`), each with its device code.
 //
 // Layout: "!<arch>\n", then members at even offsets, each a header of 60 characters (name, date,
-// owner, mode, size, "`\n") and its bytes. GNU's ar keeps long names in a member "//", and writes
-// "/OFFSET" in their place; BSD's writes "#1/LENGTH" and begins the member with its name. Members
-// whose names begin with "/" otherwise, and "__.SYMDEF", are tables of symbols.
+// owner, mode, size, "`\n") and its bytes. GNU ar stores long names in a member "//" and refers to
+// them by "/OFFSET"; BSD ar writes "#1/LENGTH" and begins the member with its name. Other members
+// whose names begin with "/", and "__.SYMDEF", are symbol tables.
 #include "cubin/container.h"
 #include "cubin/error.h"
 
@@ -27,7 +26,7 @@ std::string_view without_end(std::string_view text, char end) {
   return text.substr(0, last == std::string_view::npos ? 0 : last + 1);
 }
 
-// Digits and then blanks; false for anything else.
+// Parses digits followed by blanks. Returns false for anything else.
 bool read_decimal(std::string_view text, uint64_t* value) {
   text = without_end(text, ' ');
   *value = 0;

@@ -13,7 +13,7 @@ namespace {
 
 constexpr uint32_t kZstdMagic = 0xfd2fb528;
 constexpr size_t kMaxBlock = 128 << 10;
-// Every block may bring tables: a bound on the work that a hostile frame of tiny ones can ask for.
+// Every block may have its own tables. This bounds the work for a hostile frame of tiny blocks.
 constexpr size_t kSmallestBlock = 256;
 
 struct Code {
@@ -36,7 +36,7 @@ constexpr Code kMatchLengths[] = {
     {67, 4},    {83, 4},    {99, 5},     {131, 7},    {259, 8},   {515, 9}, {1027, 10}, {2051, 11},
     {4099, 12}, {8195, 13}, {16387, 14}, {32771, 15}, {65539, 16}};
 
-// Of the three codes of a sequence: how large its tables may be, and the one known beforehand.
+// One of a sequence's three codes: limits of its tables, and the predefined table.
 struct CodeKind {
   int max_accuracy;
   size_t symbols;
@@ -85,7 +85,7 @@ class Frame {
   FseTable read_table(const Bytes& block, size_t& at, unsigned mode, const CodeKind& kind,
                       const FseTable& previous);
   size_t distance_of(uint64_t value, bool no_literals);
-  // The block may still write `length` bytes.
+  // Throws unless the block may produce `length` more bytes.
   void check_room(size_t length) const {
     if (length > block_end_ - out_.size()) bad_zstd("they hold more than their size");
   }
@@ -97,7 +97,7 @@ class Frame {
   bool has_checksum_ = false;
   Buffer out_;
   size_t block_end_ = 0;
-  // Tables and distances of the blocks before, which a block may use again.
+  // Tables and distances of preceding blocks, which a block may reuse.
   HuffmanTable huffman_;
   FseTable literal_lengths_, offsets_, match_lengths_;
   size_t repeats_[3] = {1, 4, 8};
@@ -123,7 +123,7 @@ void Frame::read_header() {
   if ((descriptor & 8) != 0) bad_zstd("the frame has an unknown feature");
   has_checksum_ = (descriptor & 4) != 0;
   const bool single_segment = (descriptor & 32) != 0;
-  if (!single_segment) take(1);  // the window: all of the output is at hand
+  if (!single_segment) take(1);  // the window size, not needed: the whole output is in memory
   constexpr size_t kDictionaryBytes[] = {0, 1, 2, 4};
   if (take(kDictionaryBytes[descriptor & 3]) != 0) bad_zstd("the frame needs a dictionary");
   const unsigned flag = descriptor >> 6;
@@ -287,7 +287,7 @@ void Frame::read_sequences(const Bytes& block, size_t at, const Buffer& literals
   out_.insert(out_.end(), literals.begin() + static_cast<std::ptrdiff_t>(used), literals.end());
 }
 
-// 1 to 3 stand for the latest distances; one later where no literals come before the match.
+// Values 1 to 3 mean the most recent distances, shifted by one if no literals precede the match.
 size_t Frame::distance_of(uint64_t value, bool no_literals) {
   if (value > 3) {
     repeats_[2] = repeats_[1];

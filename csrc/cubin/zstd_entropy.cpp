@@ -1,4 +1,4 @@
-// FSE and Huffman decoding after RFC 8878. Tables are built by the document's own procedures.
+// FSE and Huffman decoding. Tables are built by the procedures of RFC 8878.
 #include "cubin/zstd_entropy.h"
 
 #include <stdexcept>
@@ -12,7 +12,7 @@ constexpr int kMaxHuffmanBits = 11;
 constexpr int kMaxWeightAccuracy = 6;
 constexpr size_t kMaxWeights = 255;  // the 256th is implied
 
-// Bits from the start of the bytes, low ones first: only descriptions of tables are written so.
+// Reads bits from the start of the bytes, low bits first. Only table descriptions use this order.
 class ForwardBits {
  public:
   ForwardBits(const Bytes& bytes, size_t at) : bytes_(bytes), bit_(uint64_t{at} * 8) {}
@@ -32,7 +32,7 @@ class ForwardBits {
   uint64_t bit_;
 };
 
-// The two interleaved states of section 4.2.1.2; the stream's end ends the list.
+// Decodes with the two interleaved states of section 4.2.1.2 until the stream ends.
 std::vector<uint8_t> decode_weights(const FseTable& table, const Bytes& stream) {
   BackwardBits bits(stream);
   FseState even(table, bits), odd(table, bits);
@@ -87,7 +87,7 @@ int highest_bit(uint64_t value) {
 
 BackwardBits::BackwardBits(const Bytes& bytes) : bytes_(bytes) {
   if (bytes.size() == 0 || bytes.u8(bytes.size() - 1) == 0) bad_zstd("a bit stream has no end");
-  // The highest bit that is set only marks the end.
+  // The highest set bit marks the stream's end.
   left_ = static_cast<int64_t>(bytes.size() - 1) * 8 + highest_bit(bytes.u8(bytes.size() - 1));
 }
 
@@ -100,7 +100,7 @@ uint64_t BackwardBits::read(int count) {
   const uint8_t* start = bytes_.data() + first;
   const size_t inside = bytes_.size() - first;
   uint64_t word = 0;
-  if (inside >= 8) {  // the usual case, apart so that a compiler makes one load of it
+  if (inside >= 8) {  // the common case, separate so that it compiles to one load
     for (int i = 0; i < 8; ++i) word |= uint64_t{start[i]} << (8 * i);
   } else {
     for (size_t i = 0; i < inside; ++i) word |= uint64_t{start[i]} << (8 * i);
@@ -115,7 +115,7 @@ FseTable make_fse_table(const int16_t* counts, size_t symbols, int accuracy) {
   const size_t size = size_t{1} << accuracy;
   table.cells.resize(size);
   std::array<uint32_t, 256> next{};
-  size_t high = size;  // symbols of less than one cell's probability stand at the end
+  size_t high = size;  // symbols with a probability below one cell are at the end
   for (size_t s = 0; s < symbols; ++s) {
     if (counts[s] != -1) continue;
     table.cells[--high].symbol = static_cast<uint8_t>(s);
@@ -155,7 +155,8 @@ FseTable read_fse_table(const Bytes& in, size_t& at, int max_accuracy, size_t ma
   std::vector<int16_t> counts;
   while (remaining > 0) {
     if (counts.size() >= max_symbols) bad_zstd("a table has too many symbols");
-    // Values take as many bits as the rest of the table needs, the small ones one bit less.
+    // The remaining probability determines a value's number of bits; small values have one bit
+    // less.
     const int width = highest_bit(static_cast<uint64_t>(remaining) + 1) + 1;
     const int low_mask = (1 << (width - 1)) - 1;
     const int threshold = (1 << width) - 1 - (remaining + 1);
@@ -195,7 +196,7 @@ HuffmanTable read_huffman_table(const Bytes& in, size_t& at) {
   const uint64_t left = (uint64_t{1} << table.max_bits) - sum;
   if ((left & (left - 1)) != 0) bad_zstd("the Huffman weights do not add up");
   weights.push_back(static_cast<uint8_t>(highest_bit(left) + 1));
-  // The longest codes come first, those of one length in the symbols' order.
+  // Sorted by code length, the longest first, then by symbol.
   for (int weight = 1; weight <= table.max_bits; ++weight) {
     const auto bits = static_cast<uint8_t>(table.max_bits + 1 - weight);
     for (size_t symbol = 0; symbol < weights.size(); ++symbol) {

@@ -1,6 +1,6 @@
 // The entropy coders of zstd (RFC 8878, section 4): bit streams, FSE tables, Huffman tables.
 //
-// Throws std::domain_error("...") for damaged data; zstd.cpp makes the [image] error of it.
+// Throws std::domain_error for damaged data, which zstd.cpp converts to [image].
 #pragma once
 
 #include <array>
@@ -14,10 +14,9 @@ namespace torch_cubin {
 
 [[noreturn]] void bad_zstd(const char* problem);
 
-int highest_bit(uint64_t value);  // 0 for 1; the value is not 0
+int highest_bit(uint64_t value);  // the index of the highest set bit; `value` must not be 0
 
-// A bit stream that is read from its end to its start. Bits before the start read as 0, and
-// left() is then negative.
+// A bit stream that is read from its end. Bits before its start read as 0; left() is then negative.
 class BackwardBits {
  public:
   explicit BackwardBits(const Bytes& bytes);
@@ -39,10 +38,10 @@ struct FseTable {
   int accuracy = 0;
 };
 
-// The counts sum to 2^accuracy, a -1 counting as 1.
+// The counts must sum to 2^accuracy, where -1 counts as 1.
 FseTable make_fse_table(const int16_t* counts, size_t symbols, int accuracy);
 FseTable make_fse_rle(uint8_t symbol);
-// Reads a table's description from `in` at `at`, and moves `at` behind it.
+// Reads a table's description from `in` at `at`, and moves `at` past it.
 FseTable read_fse_table(const Bytes& in, size_t& at, int max_accuracy, size_t max_symbols);
 
 class FseState {
@@ -65,12 +64,12 @@ struct HuffmanTable {
     uint8_t symbol = 0;
     uint8_t bits = 0;
   };
-  std::vector<Cell> cells;  // 2^max_bits; empty: there is none yet
+  std::vector<Cell> cells;  // 2^max_bits; empty if not read yet
   int max_bits = 0;
 };
 
 HuffmanTable read_huffman_table(const Bytes& in, size_t& at);
-// Appends the stream's symbols, which must be exactly `count`.
+// Appends the stream's symbols. Throws unless there are exactly `count`.
 void decode_huffman(const HuffmanTable& table, const Bytes& stream, size_t count, Buffer& out);
 
 }  // namespace torch_cubin
