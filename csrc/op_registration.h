@@ -25,7 +25,8 @@
     calls.add(slot);                                                                     \
   }
 
-// Registers name_cpu or name_cuda for `_name`, and for `_name_autograd`, which has a derivative.
+// TC_RAW registers name_cpu or name_cuda for `_name`; TC_RAW_AND_AUTOGRAD also for
+// `_name_autograd`, which has a derivative.
 #define TC_RAW(name, device) m.impl("_" #name, TC_COUNTED(name, device))
 #define TC_RAW_AND_AUTOGRAD(name, device) \
   TC_RAW(name, device);                   \

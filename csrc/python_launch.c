@@ -164,7 +164,7 @@ static int read_tensor(PyObject* object, uint64_t takes, int32_t* device, uint64
   uint64_t keys;
   memcpy(&implementation, tensor, sizeof(implementation));
   memcpy(&keys, implementation + state.keys_at, sizeof(keys));
-  /* Lazily negated, wrapped, sparse. For some, PyTorch 2.11 would print a stack trace to stderr. */
+  /* Lazily negated, wrapped, sparse. For some, PyTorch 2.11 would print a trace to stderr. */
   if ((keys & state.device_keys) != state.device_keys || (keys & ~state.plain_keys) != 0) return 0;
   if (!state.read_tensor(tensor, takes, &found, out)) return 0;
   if (*device >= 0 && *device != found) return 0;

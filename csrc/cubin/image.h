@@ -20,8 +20,8 @@ struct Arch {
   std::string name() const;
 
   // Whether code for this arch runs on a device of compute capability `device_sm` (90 for 9.0): 'a'
-  // on exactly its own, 'f' on its family from its own on, plain on the same major with an equal or
-  // higher minor.
+  // only on its own, 'f' on its own and later ones of its family, plain on the same major with an
+  // equal or higher minor.
   bool runs_on(int device_sm) const;
 };
 

@@ -36,8 +36,8 @@ struct Descriptor {
 }  // namespace
 
 // NOTE: stat() would tell whether it is a regular file, but requires GLIBC_2.33 if built on a newer
-// system. Instead, O_NONBLOCK opens a FIFO without blocking, and only a regular file can be both
-// seeked and read.
+// system. Instead, O_NONBLOCK opens a FIFO without blocking, and neither a FIFO nor a folder can be
+// both seeked and read.
 std::vector<uint8_t> read_file(const std::string& path, size_t limit) {
   const int opened = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (opened < 0) fail_to_read(path, std::strerror(errno));
