@@ -1,30 +1,28 @@
-// Matrix product on Hopper: a persistent, warp-specialised kernel of TMA and wgmma.
+// Matrix product on Hopper: a persistent, warp-specialized kernel with TMA and wgmma.
 //
-// A block is one producer thread, which keeps kStages tiles of A and B on their way from memory,
-// and one to three consumer warpgroups of 64 or 128 rows of the tile each. Clusters of two, four or
-// eight blocks share A's tile, B's, or both: each loads a part and multicasts it (they then stay
-// within kStages of one another). Where an operand's rows begin anywhere, which the TMA cannot
-// read, and a copy of it would cost more, the producer's warpgroup reads them (sm90_read.cuh). TF32
-// whose A is not contiguous along K goes through the consumers' registers (sm90_registers.cuh).
+// A block has one producer thread, which keeps loads of kStages tiles of A and B in flight, and one
+// to three consumer warpgroups of 64 or 128 rows of the tile each. Clusters of two, four or eight
+// blocks share A's tile, B's, or both: each block loads a part and multicasts it (the blocks then
+// stay within kStages of one another). Unaligned rows, which the TMA cannot read, are read by the
+// producer's warpgroup if a copy of the operand would cost more (sm90_read.cuh). TF32 whose A is
+// not contiguous along K goes through the consumers' registers (sm90_registers.cuh).
 //
-//   shared memory:  kStages x (A tile, B tile) | a staging buffer a warp | full, empty barriers
-//   full[s]:   the producer's arrivals and all bytes of the stage
-// empty[s]:  one arrival a consumer warpgroup (a warp, where A goes through registers), of all
-// blocks
-//              that get some of this block's loads
+//   shared memory: kStages x (A tile, B tile) | one staging buffer per warp | full, empty barriers
+//   full[s]: the producer's arrivals and all bytes of the stage
+//   empty[s]: one arrival per consumer warpgroup (per warp, if A goes through registers) of every
+//     block that receives some of this block's loads
 //
-// What was measured on an H200, in shares of the speed (README.md has the table): one wgmma group
-// stays in flight while the next is issued (without 0.985); the second warpgroup starts one k block
-// late, once (+1.5%, though by the clock both end the first tile together); K runs backwards in
-// every other tile (less DRAM traffic, hence power); out is stored evict-first.
+// Measured on an H200, relative to the speed (benchmarks/NOTES.md has more): one wgmma group stays
+// in flight while the next is issued (without it 0.985); the second warpgroup starts one k block
+// late, once (+1.5%, although by the clock both end the first tile together); K runs backwards in
+// every other tile (less DRAM traffic, hence less power); out is stored evict-first.
 //
 // The last, partial wave of tiles is streamed: its k blocks are split evenly, so that most of these
-// tiles have parts in several clusters. The cluster with the last part adds the others to its own,
-// in one order, so the same inputs give the same bits. It waits for them, but not for ever: where
-// the blocks of a launch do not all run at the same time, whichever part comes last finishes the
-// tile.
+// tiles have parts in several clusters. The cluster with the last part adds the others to its own
+// in a fixed order, so the same inputs give the same bits. Its wait is bounded: if the blocks of a
+// launch do not all run at the same time, the part that completes last finishes the tile.
 //
-// A little longer than files should be, for the table of its kernels at the end.
+// The kernel table at the end makes this file longer than most.
 #include "common/wgmma.cuh"
 #include "sm90_epilogue.cuh"
 #include "sm90_read.cuh"
@@ -38,8 +36,8 @@ using namespace sm90;
 
 // ---- producer -----------------------------------------------------------------------------------
 
-// What a block loads of an operand's tile: one of 2^log_parts equal parts, for all blocks of
-// `mask`.
+// The part of an operand's tile that a block loads: one of 2^log_parts equal parts, for all blocks
+// in `mask`.
 struct Share {
   int log_parts, part;
   u16 mask;
@@ -60,7 +58,7 @@ TC_DEVICE void load_box(const Sm90TensorMap& map, u32 to, u32 full, const Share&
   }
 }
 
-// One operand's tile, or this block's part of it.
+// Loads one operand's tile, or this block's part of it.
 template <bool kMnMajor, int kRows, int kTileK>
 TC_DEVICE void load_operand(const Sm90TensorMap& map, u32 to, u32 full, const Share& share,
                             bool batched, int mn, int k, const Work& w) {
@@ -120,7 +118,7 @@ TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
   ring[number % C::kRing].k_count = 0;
   barrier_arrive(full + 8 * stage);
 #ifdef TC_BOUND_NANOSECONDS
-  for (int i = 1; i < C::kStages; ++i) {  // consumers that hang trap, too
+  for (int i = 1; i < C::kStages; ++i) {  // traps if consumers hang
     if (++stage == C::kStages) {
       stage = 0;
       phase ^= 1;
@@ -130,7 +128,7 @@ TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
 #endif
 }
 
-// The same where the producer's threads read one operand, or both.
+// The producer if its threads read one operand, or both.
 template <class C>
 TC_DEVICE void produce_by_reading(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empty,
                                   Work* ring) {
@@ -155,8 +153,8 @@ TC_DEVICE void produce_by_reading(const Sm90MatmulParams& p, u32 shared, u32 ful
     for (int i = 0; i < w.k_count; ++i) {
       int k = (schedule.k_begin + i) * C::kTileK;
       u32 arrived = full + 8 * stage, to = shared + stage * C::kStageBytes;
-      // NOTE: a wait stands between all requests and what is made of them. Without a branch between
-      // them ptxas makes use of each vector before it asks for the next one, to save registers.
+      // NOTE: a wait separates all loads from their uses. Without a branch in between, ptxas uses
+      // each vector before it loads the next one, to save registers.
       Reader<C::kAMnMajor, C::kTileM, C::kTileK> a;
       Reader<C::kBMnMajor, C::kTileN, C::kTileK> b;
       if (read_a) a.request(p.a_rows, w.m0, p.m, k, p.k);
@@ -195,7 +193,8 @@ TC_DEVICE void produce_by_reading(const Sm90MatmulParams& p, u32 shared, u32 ful
 
 // ---- consumers ----------------------------------------------------------------------------------
 
-// Products of one stage, not waited for. `a` and `b` describe the stage's tiles.
+// Issues the products of one stage and does not wait for them. `a` and `b` describe the stage's
+// tiles.
 template <class C>
 TC_DEVICE void multiply(float (&sum)[C::kBlocksM][C::kTileN / 2], u64 a, u64 b, int add) {
   constexpr WgmmaType kType = C::kType == DType::bfloat16  ? WgmmaType::bf16
@@ -220,8 +219,9 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
   int stage = 0, number = 0, turn = 0;
   u32 phase = 0;
   int group = warp / 4;
-  // One lane each, of all warps in turn, frees a stage in this block and in those that share
-  // something with it. Where warps read the stage themselves, for the sums of rows, all of them do.
+  // Frees a stage in this block and in those that share a tile with it: one lane of the warpgroup
+  // per block, spread over its warps. With sums of rows each warp reads the stage itself, so one
+  // lane of every warp arrives per block.
   const ClusterShape cluster(p.flags);
   const bool rows_wanted = C::kRowSums && p.row_sums != nullptr;
   int source = rows_wanted ? threadIdx.x % 32 : threadIdx.x % 32 * 4 + warp % 4;
@@ -241,16 +241,16 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
     const Work& w = ring[number % C::kRing];
     int k_count = w.k_count;
     if (k_count == 0) break;
-    // Where a tile's epilogue is long the second warpgroup leaves its last k blocks, as many as
-    // there are stages, until the first one has none left: with an activation 1% of the time. Where
-    // k blocks are few, one warpgroup could be two works ahead of the other, which the barrier
-    // would not tell.
+    // With a long epilogue the second warpgroup delays its last kStages k blocks until the first
+    // one has finished its own; with an activation this saves 1% of the time. With few k blocks one
+    // warpgroup could be two tiles ahead of the other, which the barrier cannot distinguish.
     const bool takes_turns =
         C::kConsumers == 2 && (p.flags & kSm90Activate) && k_count >= 2 * C::kStages;
     const int waits_at = takes_turns && group == 1 ? C::kStages : 0;
     if (finishes) request_bias<C>(p, bias, group, w.n0);
     float sum[C::kBlocksM][C::kTileN / 2];
-    // The tiles of a row take turns at adding up its rows, while the tensor cores multiply.
+    // The tiles of a row divide the k blocks whose rows of A they add, while the tensor cores
+    // multiply.
     const int of_row = w.n0 / C::kTileN;
     const bool adds = rows_wanted && of_row < p.row_parts;
     int until_turn = adds ? RowSums<C>::until_turn(w, of_row, p.row_parts) : 0;
@@ -343,7 +343,7 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
       }
     }
   }
-  if (leads) named_arrive(kSkewBarrier, 2 * kWarpgroup);  // there was no work
+  if (leads) named_arrive(kSkewBarrier, 2 * kWarpgroup);  // there was no tile
   if (threadIdx.x % 32 == 0) tma_store_wait_read<0>();
 }
 
@@ -352,7 +352,7 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   u32 shared = shared_address(memory);
   u32 full = shared + C::kBarriers, empty = full + 8 * C::kStages;
-  u32 word = empty + 8 * C::kStages;  // one for each warpgroup
+  u32 word = empty + 8 * C::kStages;  // one word per warpgroup
   static_assert(sizeof(Work) == 64 && C::kRing > C::kStages);
   auto ring = reinterpret_cast<Work*>(memory + C::kBarriers + 16 * C::kStages + 16);
   int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
@@ -380,7 +380,7 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
     __syncthreads();
   }
 
-  // The next grid's blocks may start as soon as they fit: they wait for this one's end.
+  // The next grid's blocks may start as soon as they fit; they wait for the end of this grid.
   launch_next_grid();
   if (warp < 4) {
     if constexpr (C::kConsumers > 1) fewer_registers<C::kProducerRegisters>();
@@ -393,7 +393,7 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
     }
     __syncwarp();
     if (C::kInPairs && (p.flags & kSm90SplitPair)) {
-      // The meetings of `exchange`. A cluster has one tile or none.
+      // Matches the two cluster barriers of `exchange`. A cluster has at most one tile.
       if (static_cast<int>(blockIdx.x >> 1) < p.whole_tiles) {
         cluster_sync_unaligned();
         cluster_sync_unaligned();
@@ -408,7 +408,7 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
       consume<C>(p, shared, full, empty, word, ring, warp - 4);
     }
   }
-  // No block leaves while another of its cluster may still write to its memory.
+  // A block must not exit while another block of its cluster may still write to its shared memory.
   if (together) cluster_meet();
 }
 

@@ -1,5 +1,5 @@
-// From the sums of a tile to memory, warp by warp: finished in registers, rounded and stored by the
-// TMA, or, for outputs and addends of other types and strides, by way of shared memory.
+// Stores the sums of a tile, warp by warp: finished in registers, rounded and stored by the TMA;
+// or, for outputs and addends of other types and strides, through shared memory.
 #pragma once
 
 #include "activation.cuh"
@@ -15,14 +15,14 @@ TC_DEVICE float load_element(const void* from, tc_int64 index) {
   return Traits::load(static_cast<const typename Traits::Storage*>(from)[index]);
 }
 
-// Starts copying the bias of a tile's columns to shared memory: `bias`, the warpgroup's own kTileN
-// elements. By all threads of the warpgroup, before the products: read where the epilogue needs it,
-// its latency, once a panel, cost a tenth of a product of 4096 x 4096 x 4096. Zeros where there is
-// none.
+// Starts copying the bias of a tile's columns to `bias`, the warpgroup's own kTileN elements of
+// shared memory; zeros past N or without a bias. Called by all threads of the warpgroup, before the
+// products: read in the epilogue, the latency once per panel cost a tenth of a product of
+// 4096 x 4096 x 4096.
 template <class C>
 TC_DEVICE void request_bias(const Sm90MatmulParams& p, u32 bias, int group, int n) {
-  named_sync(kGroupBarrier + group, kWarpgroup);  // until all have read the last tile's
-  int own = threadIdx.x % kWarpgroup * 2;         // two columns of each thread
+  named_sync(kGroupBarrier + group, kWarpgroup);  // all have read the previous tile's bias
+  int own = threadIdx.x % kWarpgroup * 2;         // two columns per thread
   if (own >= C::kTileN) return;
   int count = p.bias == nullptr ? 0 : max(0, min(2, p.n - n - own));
   u32 to = bias + own * C::kElement;
@@ -38,20 +38,20 @@ TC_DEVICE void request_bias(const Sm90MatmulParams& p, u32 bias, int group, int 
                : "memory");
 }
 
-// Until all threads' are there.
+// Waits until all threads' copies have arrived.
 TC_DEVICE void wait_for_bias(int group) {
   asm volatile("cp.async.wait_all;" ::: "memory");
   named_sync(kGroupBarrier + group, kWarpgroup);
 }
 
-// Which 16 bytes of a panel's row lie where: as the TMA reads them.
+// The XOR of the 16-byte chunks of a panel's row: the swizzle of the TMA.
 template <class C>
 TC_DEVICE int panel_swizzle(int row) {
   constexpr int kRowBytes = C::kPanel * C::kElement;
   return kRowBytes == 128 ? row & 7 : kRowBytes == 64 ? row >> 1 & 3 : row >> 2 & 1;
 }
 
-// Stores that are predicated, so that several are on their way at a time.
+// A predicated store, so that several are in flight at a time.
 TC_DEVICE void store_pair_if(bool does, u16* to, u32 pair) {
   asm volatile(
       "{ .reg .pred does; setp.ne.s32 does, %2, 0; @does st.global.b32 [%0], %1; }" ::"l"(to),
@@ -66,18 +66,18 @@ TC_DEVICE void store_element_if(bool does, u16* to, u32 low) {
       : "memory");
 }
 
-// One warp's panel of 16-bit elements, from shared memory to rows that begin anywhere: 32 lanes
-// take a row (rows, of narrow panels), two neighbours a lane, shifted by one where the row begins
-// at an odd element, and single elements at the row's ends alone. Without branches, eight rows at a
-// time: one after the other, a panel of 16 rows took 3,300 cycles, most of them waiting.
+// Stores one warp's panel of 16-bit elements from shared memory to unaligned rows. 32 lanes store a
+// row (or several, of a narrow panel), two adjacent elements per lane, shifted by one if the row
+// begins at an odd element; only a row's ends are stored by single elements. Eight rows at a time,
+// without branches: sequentially a panel of 16 rows took 3,300 cycles, mostly waiting.
 template <class C>
 TC_DEVICE void store_panel_unaligned(u32 panel, u16* out, tc_int64 stride, int rows, int columns) {
-  constexpr int kInPairs = C::kPanel / 2;   // of a row
-  constexpr int kTogether = 32 / kInPairs;  // rows
-  constexpr int kPasses = 16 / kTogether;   // of a panel
+  constexpr int kInPairs = C::kPanel / 2;   // pairs per row
+  constexpr int kTogether = 32 / kInPairs;  // rows at a time
+  constexpr int kPasses = 16 / kTogether;   // per panel
   constexpr int kUnrolled = kPasses < 8 ? kPasses : 8;
   static_assert(kInPairs == 32 || kInPairs == 16 || kInPairs == 8);
-  int lane;  // read anew for each panel: what follows from it would stay in registers between them
+  int lane;  // volatile: values derived from it would stay in registers between panels
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
   const int at = lane % kInPairs, first_row = lane / kInPairs;
   out += first_row * stride;
@@ -107,15 +107,15 @@ TC_DEVICE void store_panel_unaligned(u32 panel, u16* out, tc_int64 stride, int r
   }
 }
 
-// Rounds columns of sums into a panel in shared memory, from `column` of it on. `x` is laid out as
-// the accumulators are: a lane holds columns 8j + 2 * (lane % 4) and the next one, of rows lane / 4
-// and that + 8.
+// Rounds columns of sums and stores them to a panel in shared memory, from `column` on. `x` has the
+// accumulators' layout: a lane holds columns 8j + 2 * (lane % 4) and the next one, of rows lane / 4
+// and lane / 4 + 8.
 template <class C, int kColumns>
 TC_DEVICE void stage_columns(u32 panel, int column, const float* x) {
   constexpr int kRowBytes = C::kPanel * C::kElement;
-  int lane = threadIdx.x % 32, first = column * C::kElement / 16;  // 16 bytes of a row
+  int lane = threadIdx.x % 32, first = column * C::kElement / 16;  // in chunks of 16 bytes
   if constexpr (C::kElement == 2) {
-    // Lanes 8j..8j+7 address the rows of matrix j: rows 0-7, 8-15 of 8 columns, then of the next 8.
+    // Lanes 8j..8j+7 address matrix j: rows 0-7, then 8-15 of 8 columns, then those of the next 8.
     int row = lane % 16;
     int swizzle = panel_swizzle<C>(row);
     u32 at = panel + row * kRowBytes;
@@ -144,7 +144,7 @@ TC_DEVICE void stage_columns(u32 panel, int column, const float* x) {
   }
 }
 
-// The next of a warp's staging buffers, once the TMA has read it.
+// The warp's next staging buffer, after the TMA has read it.
 template <class C>
 TC_DEVICE u32 next_buffer(u32 staging, int& turn) {
   u32 buffer = staging + turn * 2048;
@@ -169,7 +169,7 @@ TC_DEVICE void store_panel(const Sm90MatmulParams& p, u32 buffer, int m, int n, 
   tma_store_commit();
 }
 
-// One panel of a warp, of rows that begin anywhere.
+// Stores one panel of a warp to unaligned rows.
 template <class C>
 TC_DEVICE void store_unaligned(const Sm90MatmulParams& p, u32 buffer, int m, int n, const Work& w) {
   __syncwarp();
@@ -180,9 +180,9 @@ TC_DEVICE void store_unaligned(const Sm90MatmulParams& p, u32 buffer, int m, int
   store_panel_unaligned<C>(buffer, static_cast<u16*>(p.out) + at, p.out_stride_m, rows, columns);
 }
 
-// One warp's 16 rows from row m and all of the tile's columns: rounded into panels, which the TMA
-// stores while the next ones are written, or the warp itself where the rows are not aligned. (In a
-// loop, as finish_and_store is, unaligned rows took a tenth longer.)
+// Stores one warp's 16 rows from row m on, in all of the tile's columns. They are rounded into
+// panels, which the TMA stores while the next panels are written, or the warp itself if rows are
+// unaligned. (As a loop, like finish_and_store, unaligned rows took a tenth longer.)
 template <class C>
 TC_DEVICE void store_rows(const Sm90MatmulParams& p, u32 staging, int& turn, int m, const Work& w,
                           const float (&sum)[C::kTileN / 2]) {
@@ -200,13 +200,14 @@ TC_DEVICE void store_rows(const Sm90MatmulParams& p, u32 staging, int& turn, int
   }
 }
 
-// x = alpha * sum + x for that one of the steps kLow to kHigh - 1 that is `step`. By branches, so
-// that what follows is there once: code that runs once a tile mostly waits to be fetched.
+// x = alpha * sum + x, for the sums of `step`, one of kLow to kHigh - 1. A binary search by
+// branches, so that the code that follows exists once: code that runs once per tile mostly waits
+// for instruction fetch.
 template <class C, int kColumns, int kLow, int kHigh>
 TC_DEVICE void take_sums(int step, float alpha, const float (&sum)[C::kBlocksM][C::kTileN / 2],
                          float (&x)[kColumns / 2]) {
   if constexpr (kHigh - kLow == 1) {
-    constexpr int kSteps = C::kTileN / kColumns;  // of a block of 64 rows
+    constexpr int kSteps = C::kTileN / kColumns;  // per block of 64 rows
     const float* s = sum[kLow / kSteps] + kLow % kSteps * (kColumns / 2);
 #pragma unroll
     for (int i = 0; i < kColumns / 2; ++i) {
@@ -222,7 +223,7 @@ TC_DEVICE void take_sums(int step, float alpha, const float (&sum)[C::kBlocksM][
   }
 }
 
-// The bias of two neighbouring columns, from shared memory.
+// Loads the bias of two adjacent columns from shared memory.
 template <class C>
 TC_DEVICE void load_bias_pair(u32 at, float& low, float& high) {
   if constexpr (C::kElement == 4) {
@@ -235,7 +236,7 @@ TC_DEVICE void load_bias_pair(u32 at, float& low, float& high) {
   }
 }
 
-// The bias of some columns, from `bias` in shared memory, as the accumulators are laid out.
+// Loads the bias of kColumns columns from `bias` in shared memory, in the accumulators' layout.
 template <class C, int kColumns>
 TC_DEVICE void load_bias(u32 bias, float (&x)[kColumns / 2]) {
   u32 at = bias + threadIdx.x % 4 * (2 * C::kElement);
@@ -248,8 +249,8 @@ TC_DEVICE void load_bias(u32 bias, float (&x)[kColumns / 2]) {
   }
 }
 
-// Adds the bias, and relu if there is one, so that the sums are then stored as others are: straight
-// code, where finish_and_store's loop took a block of 128 x 256 some 7,000 cycles more.
+// Adds the bias and applies ReLU if requested; the sums are then stored like others. Straight code:
+// finish_and_store's loop took about 7,000 cycles more for a block of 128 x 256.
 template <class C>
 TC_DEVICE void add_bias(const Sm90MatmulParams& p, u32 bias,
                         float (&sum)[C::kBlocksM][C::kTileN / 2]) {
@@ -297,7 +298,7 @@ TC_DEVICE void activate_all(const ActivationCurve& curve, int activation, float 
   }
 }
 
-// Adds beta times the addend from row m and column n on, two columns at a time.
+// Adds beta times the addend, from row m and column n on, two columns at a time.
 template <class C, int kColumns>
 TC_DEVICE void add_addend(const Sm90MatmulParams& p, const Work& w, int m, int n,
                           float (&x)[kColumns / 2]) {
@@ -308,7 +309,7 @@ TC_DEVICE void add_addend(const Sm90MatmulParams& p, const Work& w, int m, int n
   auto from = static_cast<const u16*>(p.addend) + at;
 #pragma unroll
   for (int half = 0; half < 2; ++half, m += 8, from += 8 * p.addend_stride_m) {
-    int columns = m < p.m ? p.n - n : 0;  // from here on
+    int columns = m < p.m ? p.n - n : 0;  // remaining
 #pragma unroll
     for (int j = 0; j < kColumns / 8; ++j) {
       u32 pair = 0;
@@ -320,12 +321,12 @@ TC_DEVICE void add_addend(const Sm90MatmulParams& p, const Work& w, int m, int n
   }
 }
 
-// kSm90Finish: store_rows for all of a warp's rows, m0 the first, with bias, activation and addend,
-// in a loop over some columns at a time.
+// kSm90Finish: store_rows with bias, activation and addend, for all of a warp's rows (m0 is the
+// first), in a loop over kColumns columns at a time.
 template <class C>
 TC_DEVICE void finish_and_store(const Sm90MatmulParams& p, u32 staging, u32 bias, int& turn, int m0,
                                 const Work& w, const float (&sum)[C::kBlocksM][C::kTileN / 2]) {
-  // Half a panel where accumulators leave few registers.
+  // Half a panel if the accumulators leave few registers.
   constexpr int kColumns =
       C::kBlocksM * C::kTileN > 256 && C::kPanel == 64 ? C::kPanel / 2 : C::kPanel;
   constexpr int kSteps = C::kTileN / kColumns, kInPanel = C::kPanel / kColumns;
@@ -354,9 +355,9 @@ TC_DEVICE void finish_and_store(const Sm90MatmulParams& p, u32 staging, u32 bias
   }
 }
 
-// kSm90Sums: one warp's 16 rows as float32, from the registers: four lanes write 32 bytes of a row,
-// which is all that the L2 cache needs. By way of shared memory, as finish_rows goes, a tile of
-// 128 x 128 took 8,000 cycles.
+// kSm90Sums: stores one warp's 16 rows as float32 directly from registers. Four lanes write 32
+// bytes of a row, a whole sector of the L2 cache. Through shared memory, as in finish_rows, a tile
+// of 128 x 128 took 8,000 cycles.
 template <class C>
 TC_DEVICE void store_sums(const Sm90MatmulParams& p, int m, const Work& w,
                           const float (&sum)[C::kTileN / 2]) {
@@ -368,7 +369,7 @@ TC_DEVICE void store_sums(const Sm90MatmulParams& p, int m, const Work& w,
                         w.b1 * p.addend_batch_stride[1] + w.b2 * p.addend_batch_stride[2] + n;
 #pragma unroll
   for (int half = 0; half < 2; ++half, m += 8) {
-    const int columns = m < p.m ? p.n - n : 0;  // from here on
+    const int columns = m < p.m ? p.n - n : 0;  // remaining
     float* to = out + m * p.out_stride_m;
     const float* from = addend + m * p.addend_stride_m;
 #pragma unroll
@@ -385,14 +386,15 @@ TC_DEVICE void store_sums(const Sm90MatmulParams& p, int m, const Work& w,
   }
 }
 
-// kSm90General: bias, activation, addend, any output type and any alignment. The sums cross shared
-// memory as floats, 16 x 64 at a time, so that a lane then has neighbouring columns of one row:
-// everything is read and written in whole vectors, and this code exists once, not once a register.
+// kSm90General: bias, activation, addend, any output type and any alignment. The sums go through
+// shared memory as floats, 16 rows x kChunk columns at a time, after which a lane has adjacent
+// columns of one row. So global memory is accessed in vectors where its alignment allows, and this
+// code exists once, not once per register.
 template <class C>
 TC_DEVICE void finish_rows(const Sm90MatmulParams& p, u32 staging, int m, const Work& w,
                            const float (&sum)[C::kTileN / 2]) {
   constexpr int kChunks = (C::kTileN + C::kChunk - 1) / C::kChunk;
-  constexpr int kRowBytes = C::kChunk * 4, kVectors = C::kChunk / 4;  // of a row
+  constexpr int kRowBytes = C::kChunk * 4, kVectors = C::kChunk / 4;  // per row
   int lane = threadIdx.x % 32;
   int activation = p.flags >> kSm90Activation & 7;
   tc_int64 out_at =
@@ -423,7 +425,7 @@ TC_DEVICE void finish_rows(const Sm90MatmulParams& p, u32 staging, int m, const 
     }
     __syncwarp();
     bool vector = p.flags & kSm90OutVector;
-    int width = vector ? 4 : 1;                        // neighbouring columns of a lane
+    int width = vector ? 4 : 1;                        // adjacent columns per lane
     int column = vector ? lane % kVectors * 4 : lane;  // within the chunk
     int first_row = vector ? lane / kVectors : 0;
     int n = w.n0 + chunk * C::kChunk + column;

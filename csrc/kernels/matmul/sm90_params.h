@@ -1,15 +1,15 @@
-// The one parameter of the kernels of sm90.cu, shared by host and device code.
+// The parameter of the kernels of sm90.cu, shared by host and device code.
 //
 // out[b, m, n] = round(activation(alpha * sum_k A[b, m, k] * B[b, k, n] + bias) + beta * addend)
 //
-// A, B and, where it can, out are described by tensor maps of 2 dims, or of 5 (columns or rows, and
-// three batch dims) with kBatched: any sizes, broadcast batches by stride 0. Their boxes depend on
-// the tile and on the cluster:
-//   K-major operand of R rows a tile:   {128 bytes of K, R}, or R / s where s blocks share it
+// A, B and, if possible, out are described by tensor maps of 2 dims, or with kSm90Batched of 5
+// (columns, rows and three batch dims): any sizes, broadcast batches by stride 0. Their boxes
+// depend on the tile and on the cluster:
+//   K-major operand of R rows per tile: {128 bytes of K, R}, or R / s if s blocks share it
 //   MN-major operand:                   {128 bytes of M or N, tile K}, or tile K / s
 //   out (16-bit, or float of TF32):     {panel columns, 16}, swizzled by the panel's bytes
-// NOTE: the TMA clips stores in steps of 16 bytes, so rows of out that are no multiple of that (in
-// length, not only in stride) are kSm90OutUnaligned, or take the general epilogue.
+// NOTE: the TMA clips stores in steps of 16 bytes, so rows of out whose length (not only stride) is
+// no multiple of that use kSm90OutUnaligned or the general epilogue.
 #pragma once
 
 #include "activation_params.h"
@@ -26,49 +26,49 @@ enum Sm90Flags {
   kSm90Batched = 1,  // tensor maps have 5 dims
   // log2 of a cluster's blocks along N, which share A's tile: each loads an equal part for all of
   // them.
-  kSm90AlongN = 1,       // at bits 1 and 2; along M, which share B's: kSm90AlongM
-  kSm90SplitPair = 8,    // cluster of 2, one tile, half of K each; at most one tile a cluster
-  kSm90Serpentine = 16,  // K backwards in every other tile: what is in the L2 cache is used again
-  kSm90GroupN = 32,      // the groups of the tile order run along N instead of M
-  kSm90General = 64,     // the epilogue by way of shared memory, for what kSm90Finish does not take
-  kSm90BiasRow = 128,    // bias belongs to rows instead of columns
-  kSm90OutFloat = 256,   // (general) out is float32
-  kSm90OutVector = 512,  // (general) four elements of out are stored at once
-  kSm90AddVector = 1024,        // (general) four elements of addend are read at once
-  kSm90NoSkew = 2048,           // the second warpgroup does not start one k block late
-  kSm90Activation = 12,         // the activation is at bit 12: activation_params.h
-  kSm90OutUnaligned = 1 << 15,  // (not general, 16-bit) rows of out begin anywhere: no tensor map
-  // (not general) Bias, alpha and, in 16 bits, activation and addend are applied to the
+  kSm90AlongN = 1,        // at bits 1 and 2; kSm90AlongM for blocks along M, which share B's tile
+  kSm90SplitPair = 8,     // cluster of 2, one tile, half of K each; at most one tile per cluster
+  kSm90Serpentine = 16,   // K backwards in every other tile, to reuse the L2 cache
+  kSm90GroupN = 32,       // the groups of the tile order run along N instead of M
+  kSm90General = 64,      // the epilogue through shared memory, for cases that kSm90Finish excludes
+  kSm90BiasRow = 128,     // the bias is per row instead of per column
+  kSm90OutFloat = 256,    // (general) out is float32
+  kSm90OutVector = 512,   // (general) four elements of out are stored at once
+  kSm90AddVector = 1024,  // (general) four elements of addend are read at once
+  kSm90NoSkew = 2048,     // the second warpgroup does not start one k block late
+  kSm90Activation = 12,   // the activation is at bit 12: activation_params.h
+  kSm90OutUnaligned = 1 << 15,  // (not general, 16-bit) rows of out are unaligned: no tensor map
+  // (not general) Bias, alpha and, for 16-bit types, activation and addend are applied to the
   // accumulators. Bias and addend are then contiguous along columns and aligned to pairs; with an
   // addend n is even.
   kSm90Finish = 1 << 16,
-  kSm90Activate = 1 << 17,  // (kSm90Finish) there is more to do than a bias and relu
-  // (general) The outermost dim of the tiles' order is a split of K: each split's sums go to a
-  // matrix of out of its own, out_batch_stride[0] apart.
+  kSm90Activate = 1 << 17,  // (kSm90Finish) more than a bias and ReLU
+  // (general) The outermost dim of the tiles' order is the split of K: each split's sums go to a
+  // separate matrix of out, out_batch_stride[0] apart.
   kSm90SplitK = 1 << 18,
-  // No tensor map: the producer's threads read A's rows, which begin anywhere; the same for B.
+  // No tensor map: the producer's threads read A's (B's) unaligned rows.
   kSm90ReadA = 1 << 19,
   kSm90ReadB = 1 << 20,
   kSm90AlongM = 21,  // at bits 21 and 22
   // (A from registers) out is contiguous along m, and out_stride_m is the stride along n. With
-  // kSm90Finish there is a bias of rows, which is contiguous.
+  // kSm90Finish there is a contiguous bias of rows.
   kSm90Transposed = 1 << 23,
-  // (general, 16-bit operands) out is float32, its rows and addend's (float32, too) are pairs of
-  // columns, and there is neither bias nor activation: lanes write what they have.
+  // (general, 16-bit operands) out and addend are float32 with rows of whole, aligned pairs, and
+  // there is neither bias nor activation: lanes store their accumulators directly.
   kSm90Sums = 1 << 24,
 };
 
-// An operand of 16-bit elements that the producer's threads read: rows along its contiguous dim.
+// A 16-bit operand that the producer's threads read: rows along its contiguous dim.
 struct Sm90Rows {
   const void* from;
   tc_int64 stride;     // elements
-  tc_int64 low, high;  // the addresses of the operand's bytes: no vector outside is read
+  tc_int64 low, high;  // the operand's address range; no vector outside is read
 };
 
 struct Sm90MatmulParams {
   Sm90TensorMap a, b, out_map;
-  // The general epilogue; out and its strides also with kSm90OutUnaligned and with A from
-  // registers. Strides in elements; addend's may be 0.
+  // For the general epilogue; out and its strides also with kSm90OutUnaligned and with A from
+  // registers. Strides are in elements; addend's may be 0.
   void* out;
   const void* bias;    // null: none
   const void* addend;  // null: none
@@ -79,26 +79,26 @@ struct Sm90MatmulParams {
   int m, n;
   int k_blocks;         // 128-byte blocks of K, at least 1
   int batch[3];         // innermost first, 1 where unused
-  int tiles_m;          // in tiles of a cluster (as many blocks' tiles along M as share B)
-  int tiles_n;          // (and along N as share A)
-  int group;            // tile rows (columns) whose tiles follow one another
-  int whole_tiles;      // tiles that one cluster computes alone; the rest is streamed:
-  int stream_tiles;     // tiles whose k blocks are split evenly (0: none)
-  int stream_clusters;  // over the first so many clusters: at least stream_tiles, at most all k blocks
+  int tiles_m;          // in tiles of a cluster, which covers the blocks along M that share B
+  int tiles_n;          // likewise, the blocks along N that share A
+  int group;            // rows (columns) of tiles per group of the tile order
+  int whole_tiles;      // tiles that one cluster computes alone; the others are streamed
+  int stream_tiles;     // streamed tiles, whose k blocks are split evenly (0: none)
+  int stream_clusters;  // over the first stream_clusters: at least stream_tiles, at most all k blocks
   int flags;
-  // Streamed tiles. partial: 2 tiles of floats a block; counters: kConsumers ints a block of a
-  // streamed tile, zero before the launch and after it; polls: how often a finisher looks for the
-  // other parts (about 100 ns each) before it leaves the tile to whoever comes last.
+  // Streamed tiles. partial: 2 tiles of floats per block; counters: kConsumers ints per block of a
+  // streamed tile, zero before and after the launch; polls: how often a finisher checks for the
+  // other parts (about 100 ns each) before it leaves the tile to the part that completes last.
   int polls;
   float* partial;
   int* counters;
-  ActivationCurve curve;    // of the activation
-  Sm90Rows a_rows, b_rows;  // kSm90ReadA, kSm90ReadB
-  int k;                    // elements of K; the same
-  int split_blocks;         // kSm90SplitK: k blocks of a split; the last one may have fewer
-  // Sums of A's rows over K (sm90_row_sums.cuh), M floats of each of row_parts tiles (of each split,
-  // with kSm90SplitK); null: none. Streamed tiles' parts of them are in row_partial: a tile's rows
-  // for each of `partial`.
+  ActivationCurve curve;    // for the activation
+  Sm90Rows a_rows, b_rows;  // for kSm90ReadA, kSm90ReadB
+  int k;                    // elements of K, for kSm90ReadA, kSm90ReadB
+  int split_blocks;         // kSm90SplitK: k blocks per split; the last one may have fewer
+  // Sums of A's rows over K (sm90_row_sums.cuh): M floats for each of row_parts tiles (of each
+  // split, with kSm90SplitK); null: none. Streamed tiles keep their parts in row_partial: one
+  // tile's rows for each tile of `partial`.
   float* row_sums;
   float* row_partial;
   int row_parts;

@@ -1,9 +1,9 @@
-// A producer for operands of 16-bit elements whose rows begin anywhere, which no tensor map describes:
-// the producer's whole warpgroup reads them, 16 aligned bytes at a time, shifts and stores them where
-// the TMA would. Slower than the TMA, and so than a copy where K is long, but short products save the
-// copy's launch.
+// A producer for 16-bit operands with unaligned rows, which no tensor map can describe: the
+// producer's whole warpgroup reads them, 16 aligned bytes at a time, shifts them, and stores them
+// in the TMA's layout. Slower than the TMA, and with a long K slower than a copy, but short
+// products save the launch of a copy.
 //
-// An operand that is aligned still comes by the TMA; clusters do not share what is read.
+// An aligned operand is still loaded by the TMA. Clusters do not share operands that are read.
 #pragma once
 
 #include "sm90_schedule.cuh"
@@ -12,12 +12,12 @@ namespace torch_cubin {
 namespace sm90 {
 
 constexpr int kReaders = kWarpgroup;
-// At a full barrier: one of the thread that asks the TMA for bytes, one of each warp.
+// Arrivals at a full barrier: the thread that issues the TMA loads, and each warp.
 constexpr int kReadArrivals = 1 + kReaders / 32;
 
-// One thread's share of an operand's tile of one k block: vectors of 8 elements of kPasses lines, which
-// lie kStep lines apart, as load_operand would bring them. A line is 128 bytes in shared memory: a row
-// of the tile, or 64 of its columns at one k.
+// One thread's part of an operand's tile for one k block: a vector of 8 elements in each of kPasses
+// lines, kStep lines apart, in the layout of load_operand. A line is 128 bytes in shared memory: a
+// row of the tile, or 64 of its columns at one k.
 template <bool kMnMajor, int kRows, int kTileK>
 struct Reader {
   static constexpr int kLines = kMnMajor ? kRows / 64 * kTileK : kRows;
@@ -26,12 +26,12 @@ struct Reader {
   static_assert(kTileK == 64 && kLines % kStep == 0 && kPasses <= 8);
 
   uint4 low[kPasses], high[kPasses];
-  u32 shifts;     // 4 bits a pass: bytes of `low` before the first element
-  u32 elsewhere;  // 1 bit a pass: its vectors lie partly outside of the operand
+  u32 shifts;     // 4 bits per pass: bytes of `low` before the first element
+  u32 elsewhere;  // 1 bit per pass: its vectors are partly outside the operand
 
   static TC_DEVICE int vector() { return threadIdx.x % 8; }
   static TC_DEVICE int line() { return threadIdx.x / 8; }
-  // Of the operand's contiguous dim; and elements that exist from there on, in a vector.
+  // The vector's index in the operand's contiguous dim. count(): how many of its elements exist.
   static TC_DEVICE int column(int pass, int mn, int k) {
     return (kMnMajor ? mn + pass / kSpan * 64 : k) + vector() * 8;
   }
@@ -47,7 +47,8 @@ struct Reader {
     return reinterpret_cast<tc_int64>(from + column(pass, mn, k));
   }
 
-  // `mn` and `k`: the tile's first row (column) and element of K; sizes are the operand's.
+  // Issues the loads. `mn` and `k`: the tile's first row (column) and element of K; the sizes are
+  // the operand's.
   TC_DEVICE void request(const Sm90Rows& rows, int mn, int mn_size, int k, int k_size) {
     shifts = elsewhere = 0;
 #pragma unroll
@@ -65,7 +66,7 @@ struct Reader {
     }
   }
 
-  // Zeros where elements do not exist.
+  // Stores the vectors to shared memory, with zeros for elements that do not exist.
   TC_DEVICE void store(const Sm90Rows& rows, u32 to, int mn, int mn_size, int k, int k_size) const {
     to += line() * 128 + ((vector() ^ (line() & 7)) * 16);
 #pragma unroll
@@ -89,7 +90,7 @@ struct Reader {
       }
       store_vector(to + i * kStep * 128, w);
     }
-    // The operand's first and last vectors: nothing outside of it is read.
+    // The operand's first and last vectors are read by element, and nothing outside the operand.
     if (elsewhere == 0) return;
 #pragma unroll 1
     for (int i = 0; i < kPasses; ++i) {

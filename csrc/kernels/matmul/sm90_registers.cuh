@@ -1,15 +1,13 @@
-// Consumers for TF32 whose A is contiguous along M: wgmma reads TF32 from shared memory along K
-// alone, so they bring A to registers, from where it takes any. The operand that is contiguous
-// along N instead is A of the transposed product (kSm90Transposed: out is written with its rows as
-// columns).
+// Consumers for TF32 whose A is contiguous along M. wgmma requires K-major TF32 in shared memory
+// but not in registers, so the consumers load A to registers. A B that is contiguous along N
+// becomes A of the transposed product (kSm90Transposed: out is written with its rows as columns).
 //
-// loads:     a k block's values, 8 bytes (two neighbours along M) a load without conflicts of
-// banks, while
-//              the k block before is multiplied
-//   epilogue:  from registers to memory, two neighbours at a time
+//   loads: a k block's values, 8 bytes per load (two adjacent rows of M) without bank conflicts,
+//     while the previous k block is multiplied
+//   epilogue: from registers to memory, two adjacent elements at a time
 //
-// Lanes read the rows of the tile that suit the banks, so a warp's 16 rows are two runs of 8: a
-// lane's rows g and g + 8 of wgmma's A are neighbours along M.
+// The assignment of rows to lanes avoids bank conflicts: a warp's 16 rows are two runs of 8, and a
+// lane's rows g and g + 8 of wgmma's A are adjacent along M.
 #pragma once
 
 #include "common/wgmma_tf32.cuh"
@@ -18,13 +16,13 @@
 namespace torch_cubin {
 namespace sm90 {
 
-// Where a lane's values of a k block lie, and which rows of the tile they are. The tile is in
-// panels of 32 rows of M: 128 bytes at each k, under the 128-byte swizzle. The lanes of half a
-// warp, which are served at a time, read 4 k and 2 pairs of each of two vectors whose numbers
-// differ by 4: all banks once.
+// The addresses of a lane's values of a k block, and their rows of the tile. The tile is stored in
+// panels of 32 rows of M: 128 bytes for each k, with the 128-byte swizzle. The lanes of a
+// half-warp, which are served together, read 4 k and 2 pairs of each of two vectors whose numbers
+// differ by 4: every bank once.
 struct RegisterRows {
-  u32 low, high;  // bytes from the tile's first, at k of 0 to 3 and of 4 to 7
-  int row;        // of the tile; the next one is the lane's, too
+  u32 low, high;  // byte offsets in the tile, for k of 0 to 3 and of 4 to 7
+  int row;        // the first of the lane's two adjacent rows of the tile
 
   TC_DEVICE explicit RegisterRows(int warp) {
     const int lane = threadIdx.x % 32, g = lane / 4, k = lane % 4;
@@ -36,7 +34,7 @@ struct RegisterRows {
   }
 };
 
-// A k block of 32: four steps of wgmma.
+// Loads A's values of a k block of 32: four steps of wgmma.
 TC_DEVICE void load_registers(u32 tile, const RegisterRows& rows, u32 (&a)[4][4]) {
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
@@ -66,8 +64,8 @@ TC_DEVICE void store_floats(float* to, float first, float second) {
   *reinterpret_cast<float2*>(to) = make_float2(first, second);
 }
 
-// Sums and nothing else but the bias of a transposed product; all pairs begin at multiples of 8
-// bytes, and none lies half outside. m and n: the lane's first row and column.
+// Stores the sums, with no epilogue other than the bias of a transposed product. All pairs are
+// aligned to 8 bytes, and none is partly outside. m and n: the lane's first row and column.
 template <class C>
 TC_DEVICE void store_registers(const Sm90MatmulParams& p, const Work& w, int m, int n,
                                const float (&bias)[2], const float (&sum)[C::kTileN / 2]) {
@@ -100,7 +98,7 @@ TC_DEVICE void store_registers(const Sm90MatmulParams& p, const Work& w, int m, 
   }
 }
 
-// kSm90General: anything else, element by element, in a loop whose code is there once.
+// kSm90General: any other epilogue, element by element, in a loop that is not unrolled.
 template <class C>
 TC_DEVICE void finish_registers(const Sm90MatmulParams& p, const Work& w, int m, int n,
                                 const float (&sum)[1][C::kTileN / 2]) {
@@ -139,7 +137,7 @@ TC_DEVICE void finish_registers(const Sm90MatmulParams& p, const Work& w, int m,
   }
 }
 
-// The consumers, as `consume` of sm90.cu is for operands that wgmma can read.
+// The counterpart of `consume` in sm90.cu.
 template <class C>
 TC_DEVICE void consume_from_registers(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empty,
                                       const Work* ring, int warp) {
@@ -148,8 +146,8 @@ TC_DEVICE void consume_from_registers(const Sm90MatmulParams& p, u32 shared, u32
   u32 phase = 0;
   const int group = warp / 4;
   const ClusterShape cluster(p.flags);
-  // All warps read A, so each frees the stage: one lane a block that gets some of this block's
-  // loads.
+  // All warps read A, so each warp frees the stage: one lane per block that shares a tile with this
+  // one.
   const int source = threadIdx.x % 32;
   const bool frees = source < cluster.sources();
   const u32 target = cluster_rank() ^ cluster.source(source);
@@ -174,7 +172,7 @@ TC_DEVICE void consume_from_registers(const Sm90MatmulParams& p, u32 shared, u32
     u32 even[4][4], odd[4][4];
     load_registers(shared + stage * C::kStageBytes, rows, even);
     int add = 0, previous = stage;
-    // Multiplies the k block whose A is in `own`, brings the next one's to `next`.
+    // Multiplies the k block whose A is in `own`, and loads the next block's A to `next`.
     auto step = [&](const u32(&own)[4][4], u32(&next)[4][4]) {
       multiply_registers<C>(sum[0], own, b0 + stage * (C::kStageBytes >> 4), add);
       const int current = stage;
@@ -183,7 +181,7 @@ TC_DEVICE void consume_from_registers(const Sm90MatmulParams& p, u32 shared, u32
         phase ^= 1;
       }
       if (--k_count > 0) {
-        wgmma_wait<1>();  // the k block before: `next` may be written
+        wgmma_wait<1>();  // for the previous k block: `next` may be overwritten
         if (add && frees) barrier_arrive_remote(map_to_rank(empty + 8 * previous, target));
         barrier_wait(full + 8 * stage, phase);
         load_registers(shared + stage * C::kStageBytes, rows, next);
@@ -217,7 +215,7 @@ TC_DEVICE void consume_from_registers(const Sm90MatmulParams& p, u32 shared, u32
       store_registers<C>(p, w, m, n, bias, sum[0]);
     }
   }
-  if (leads) named_arrive(kSkewBarrier, 2 * kWarpgroup);  // there was no work
+  if (leads) named_arrive(kSkewBarrier, 2 * kWarpgroup);  // there was no tile
 }
 
 }  // namespace sm90

@@ -1,11 +1,11 @@
-// Sums of A's rows over K, beside the product: the gradient of a bias, where the product is that of
-// the weight. Consumers add up what lies in shared memory for the tensor cores, while these
-// multiply; no element is read from memory again.
+// Sums of A's rows over K, computed beside the product: the bias gradient, when the product is the
+// weight gradient. Consumers add A's tiles in shared memory while the tensor cores multiply, so no
+// element is read from global memory again.
 //
-// That costs a tile of 128 x 128 up to half of its time, so the tiles of a row take turns: the first
-// `row_parts` of them add every so manieth k block each, and their parts are added up by another
-// kernel. A is contiguous along M. A thread adds eight rows of every 16th k: eight threads read one
-// k's 64 rows, which lie in 128 bytes. All orders are fixed.
+// A tile of 128 x 128 that added every k block would take up to half of its time for it. So the
+// first `row_parts` tiles of a row of tiles divide the k blocks: each adds every row_parts-th one,
+// and another kernel adds their parts. A is contiguous along M. A thread adds eight rows of every
+// 16th k: eight threads read the 64 rows of one k, which are 128 bytes. All orders are fixed.
 #pragma once
 
 #include "sm90_schedule.cuh"
@@ -13,12 +13,12 @@
 namespace torch_cubin {
 namespace sm90 {
 
-// What a thread has: 8 rows of each m64 of its warpgroup.
+// A thread's sums: 8 rows of each m64 of its warpgroup.
 template <class C>
 struct RowSums {
   float sum[C::kBlocksM][8];
 
-  // The k blocks of this work before the first one that is the tile's own.
+  // The number of k blocks of this work item before the first one that this tile adds.
   TC_DEVICE static int until_turn(const Work& w, int of_row, int parts) {
     const int first = w.k_first % parts;
     const int ahead = w.k_step > 0 ? of_row - first : first - of_row;
@@ -33,7 +33,7 @@ struct RowSums {
     }
   }
 
-  // Adds one stage's. `a`: the warpgroup's rows of A's tile in shared memory.
+  // Adds one stage. `a`: the warpgroup's rows of A's tile in shared memory.
   TC_DEVICE void add(u32 a) {
     const int thread = threadIdx.x % kWarpgroup, row = thread / 8;
     const u32 at = a + row * 128 + (thread % 8 ^ row % 8) * 16;
@@ -54,8 +54,9 @@ struct RowSums {
     }
   }
 
-  // The sums of the warpgroup's rows, in `scratch` (a buffer of each warp in shared memory, `step`
-  // bytes apart): thread t has row 64 * i + t % 64 of block i in `total[i]` then. By all threads.
+  // Adds the threads' sums through `scratch` (one buffer per warp in shared memory, `step` bytes
+  // apart). Thread t gets row t % 64 of the warpgroup's m64 number i in total[i]. Called by all
+  // threads of the warpgroup.
   TC_DEVICE void reduce(u32 scratch, int step, int group, float (&total)[C::kBlocksM]) {
     const int thread = threadIdx.x % kWarpgroup, warp = thread / 32, lane = thread % 32;
 #pragma unroll
@@ -91,7 +92,7 @@ struct RowSums {
   }
 };
 
-// What `reduce` gave to the first 64 threads of a warpgroup, to row_sums.
+// Stores the totals of `reduce` to row_sums, by the first 64 threads of a warpgroup.
 template <class C>
 TC_DEVICE void store_row_sums(const Sm90MatmulParams& p, const Work& w, int group, int of_row,
                               const float (&total)[C::kBlocksM]) {

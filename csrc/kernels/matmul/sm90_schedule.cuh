@@ -1,5 +1,5 @@
-// What a block of sm90.cu is made of, and which work it does: the configuration of an
-// instantiation, and the list of tiles, and parts of tiles, that each block walks through.
+// The configuration of an instantiation of sm90.cu, and its tile scheduler: the sequence of tiles,
+// and parts of tiles, that each block computes.
 #pragma once
 
 #include "common/dtype.cuh"
@@ -9,9 +9,9 @@
 namespace torch_cubin {
 namespace sm90 {
 
-constexpr int kMaxShared = 232448;  // of a block, on sm_90
-// Named barriers: of the two warpgroups (the skew at the start, and the turns that they take at the
-// ends of tiles), and (+ warpgroup) of one warpgroup.
+constexpr int kMaxShared = 232448;  // bytes per block, on sm_90
+// Named barriers: between the two warpgroups (their skew at the start and their order at the ends
+// of tiles), and (+ warpgroup) within one warpgroup.
 constexpr int kSkewBarrier = 1, kGroupBarrier = 2;
 
 template <DType kTypeValue, bool kAMnMajorValue, bool kBMnMajorValue, int kTileMValue,
@@ -22,38 +22,38 @@ struct Config {
   static constexpr bool kAMnMajor = kAMnMajorValue, kBMnMajor = kBMnMajorValue;
   static constexpr int kTileM = kTileMValue, kTileN = kTileNValue, kStages = kStagesValue;
   static constexpr int kConsumers = kConsumersValue;
-  // What the kernel can do besides: stream tiles, split K between the blocks of a cluster, read
-  // rows that begin anywhere.
+  // Optional features: streaming tiles, splitting K between the blocks of a cluster, reading
+  // unaligned rows.
   static constexpr bool kStreams = kStreamsValue, kInPairs = kPairsValue, kReads = kReadsValue;
   static constexpr int kThreads = kWarpgroup * (1 + kConsumers);
-  static constexpr int kBlocksM = kTileM / (64 * kConsumers);  // m64 of one warpgroup
+  static constexpr int kBlocksM = kTileM / (64 * kConsumers);  // m64 blocks per warpgroup
   static constexpr int kElement = kType == DType::float32 ? 4 : 2;
   static constexpr int kTileK = 128 / kElement;
-  // TF32 whose A is not K-major: sm90_registers.cuh.
+  // TF32 whose A is not K-major (sm90_registers.cuh).
   static constexpr bool kFromRegisters = kAMnMajor && kElement == 4;
-  // Arrivals of a block at an empty barrier: one a warpgroup, or one a warp that has read A.
+  // Arrivals of a block at an empty barrier: one per warpgroup, or one per warp if warps read A.
   static constexpr int kFreeing = kFromRegisters ? 4 * kConsumers : kConsumers;
-  // Whether it can add up A's rows, beside the product (sm90_row_sums.cuh), and has registers left
-  // for it.
+  // Whether the kernel can compute sums of A's rows (sm90_row_sums.cuh) with the registers it has
+  // left.
   static constexpr bool kRowSums =
       kAMnMajor && kElement == 2 && kBlocksM * kTileN <= 256 && kConsumers <= 2;
   static constexpr int kABytes = kTileM * 128;
   static constexpr int kBBytes = (kBMnMajor ? (kTileN + 63) / 64 * 64 : kTileN) * 128;
   static constexpr int kStageBytes = kABytes + kBBytes;
-  // A panel is what one TMA store writes: 16 rows of a warp, at most 128 bytes wide.
+  // One TMA store writes a panel: 16 rows of a warp, at most 128 bytes wide.
   static constexpr int kPanel = (kTileN * kElement) % 128 == 0  ? 128 / kElement
                                 : (kTileN * kElement) % 64 == 0 ? 64 / kElement
                                                                 : 32 / kElement;
   static constexpr int kPanelBytes = 16 * kPanel * kElement;
   static constexpr int kRing = kStages < 8 ? 8 : 16;
   static constexpr int kBiasBytes =
-      kConsumers * kTileN * kElement;  // a tile's columns, a warpgroup
+      kConsumers * kTileN * kElement;  // a tile's columns, per warpgroup
   static constexpr int kControlBytes = 16 * kStages + 16 + 64 * kRing + kBiasBytes;
-  // Staging: 1 to 4 panels of 2048 bytes a warp, as many as memory is left for.
+  // Staging: 1 to 4 panels of 2048 bytes per warp, as many as fit in the remaining memory.
   static constexpr int kLeft =
       (kMaxShared - kControlBytes - kStages * kStageBytes) / (4 * kConsumers) / 2048;
   static constexpr int kWarpBytes = 2048 * (kLeft > 4 ? 4 : kLeft);
-  static constexpr int kChunk = kWarpBytes >= 4096 ? 64 : 32;  // columns of floats that fit
+  static constexpr int kChunk = kWarpBytes >= 4096 ? 64 : 32;  // float columns that fit
   static constexpr int kBuffers = kWarpBytes / 2048;
   static constexpr int kStaging = kStages * kStageBytes;
   static constexpr int kBarriers = kStaging + 4 * kConsumers * kWarpBytes;
@@ -62,16 +62,16 @@ struct Config {
   static_assert(kTileM == 64 * kConsumers * kBlocksM && kTileN % 16 == 0 && kTileN <= 256);
   static_assert(kBlocksM * kTileN <= 384, "accumulators: 192 registers at most");
   static_assert(kSharedBytes <= kMaxShared && kLeft >= 1, "shared memory of a block");
-  // setmaxnreg distributes the 3 x 168 or 4 x 128 registers that the warpgroups have at launch.
+  // setmaxnreg redistributes the 3 x 168 or 4 x 128 registers that the warpgroups have at launch.
   static constexpr int kProducerRegisters = kBlocksM * kTileN > 256 ? 40 : 56;
   static constexpr int kConsumerRegisters = kConsumers == 3           ? 152
                                             : kBlocksM * kTileN > 256 ? 232
                                                                       : 224;
-  // Readers need 128 registers and more for what is on its way.
+  // Readers need 128 registers and more for the loads in flight.
   static_assert(!kReads || (kElement == 2 && kConsumers == 1 && kTileN % 64 == 0));
 };
 
-// How the blocks of a cluster lie beside one another: 2^along_m x 2^along_n, those along N first.
+// The arrangement of a cluster's blocks: 2^along_m x 2^along_n, with ranks consecutive along N.
 struct ClusterShape {
   int along_m, along_n;
 
@@ -81,7 +81,7 @@ struct ClusterShape {
   TC_DEVICE int log_size() const { return along_m + along_n; }
   TC_DEVICE int place_along_n(int rank) const { return rank & ((1 << along_n) - 1); }
   TC_DEVICE int place_along_m(int rank) const { return rank >> along_n & ((1 << along_m) - 1); }
-  // The ranks, one bit each, that share A with this one, and those that share B.
+  // Bit masks of the ranks that share A with this one (same_rows) and B (same_columns).
   TC_DEVICE u16 same_rows(int rank) const {
     int in_row = (1 << (1 << along_n)) - 1;
     return static_cast<u16>(in_row << (place_along_m(rank) << along_n));
@@ -91,41 +91,42 @@ struct ClusterShape {
     for (int place = 0; place < 1 << along_m; ++place) in_column |= 1 << (place << along_n);
     return static_cast<u16>(in_column << place_along_n(rank));
   }
-  // Blocks that load something for a block: itself, those that share A with it, those that share B.
+  // The number of blocks that load for one block: itself, those that share A with it, those that
+  // share B.
   TC_DEVICE int sources() const { return (1 << along_m) + (1 << along_n) - 1; }
-  // The `number`th of them, this block being number 0, as what its rank differs in.
+  // Their number `number` (0 is the block itself), as the XOR of its rank and the block's.
   TC_DEVICE int source(int number) const {
     int in_row = 1 << along_n;
     return number < in_row ? number : (number - in_row + 1) << along_n;
   }
 };
 
-// A stretch of K of one tile: what the producer tells the consumers, in shared memory. It is
-// written before the first stage of that work arrives and stays for kRing more works: the producer
-// is at most kStages works ahead of the slower consumer.
+// A work item: a stretch of K of one tile. The producer passes it to the consumers in shared
+// memory, before the item's first stage arrives. It stays valid for kRing more items, since the
+// producer is at most kStages items ahead of the slower consumer.
 struct alignas(16) Work {
   int m0, n0;    // the block's tile
   int k_count;   // in k blocks; 0: no more work
   int streamed;  // whether other clusters have parts of this tile
   int b0, b1, b2;
   int counter;          // of warpgroup 0 of this block and tile
-  int parts;            // of the tile; the last one of them is its finisher's
-  int finisher;         // whether that is this one
-  int first_part;       // in tiles of `partial`; the others but for the last one follow
-  int part, last_part;  // this one; the finisher's, where that did not wait
-  int k_first, k_step;  // the first k block, and 1, or -1 where K runs backwards
+  int parts;            // of the tile; the last one is the finisher's
+  int finisher;         // whether this part is the finisher's
+  int first_part;       // in tiles of `partial`; the others except the last one follow
+  int part, last_part;  // this part; the finisher's, if it did not wait
+  int k_first, k_step;  // the first k block; 1, or -1 if K runs backwards
 };
 
-// Which work a block does: whole tiles, one in every `clusters`, then its share of the streamed
-// ones.
+// The tile scheduler of a block: every `clusters`-th whole tile, then its share of the streamed
+// tiles.
 template <class C>
 struct Schedule {
   const Sm90MatmulParams& p;
   ClusterShape shape;
   int rank, size, cluster, clusters;
   int next;         // tile, until whole_tiles
-  u32 unit, units;  // stream work left, in k blocks of all streamed tiles
-  int k_begin;      // of the work
+  u32 unit, units;  // remaining range of the streamed tiles' k blocks
+  int k_begin;      // of the work item
 
   TC_DEVICE Schedule(const Sm90MatmulParams& params) : p(params), shape(params.flags) {
     int log_size = p.flags & kSm90SplitPair ? 1 : shape.log_size();
@@ -138,14 +139,13 @@ struct Schedule {
     units = first_unit(cluster + 1);
   }
 
-  // The host streams no tiles where stream_clusters * stream_tiles * k_blocks needs more than 31
-  // bits.
+  // The host streams no tiles if stream_clusters * stream_tiles * k_blocks needs more than 31 bits.
   TC_DEVICE u32 all_units() const { return C::kStreams ? p.stream_tiles * p.k_blocks : 0; }
   TC_DEVICE u32 first_unit(u32 of_cluster) const {
     if (of_cluster >= p.stream_clusters) return all_units();
     return of_cluster * all_units() / p.stream_clusters;
   }
-  // The cluster that computes this unit.
+  // The cluster that computes a unit.
   TC_DEVICE int cluster_of(u32 of_unit) const {
     return ((of_unit + 1) * p.stream_clusters - 1) / all_units();
   }
@@ -164,7 +164,7 @@ struct Schedule {
         work.k_count = rank == 0 ? half : p.k_blocks - half;
       }
     } else if (C::kStreams && unit < units) {
-      // From the end: what other clusters wait for comes before what waits for others.
+      // From the end, so that parts that other clusters wait for precede parts that wait.
       int of = (units - 1) / p.k_blocks;
       u32 begin = of * p.k_blocks;
       k_begin = unit > begin ? unit - begin : 0;
@@ -194,7 +194,8 @@ struct Schedule {
     return (2 * of_cluster + of_finisher) * size + rank;
   }
 
-  // Tiles of `group` rows follow one another, column by column; the next group comes back.
+  // Maps a tile's number to coordinates: groups of `group` rows, column by column, with columns
+  // reversed in every other group.
   TC_DEVICE void place(int tile, Work& work) const {
     work.b0 = work.b1 = work.b2 = 0;
     if (p.flags & (kSm90Batched | kSm90SplitK)) {

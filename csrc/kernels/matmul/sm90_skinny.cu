@@ -1,25 +1,26 @@
-// Matrix product on Hopper with at most 64 tokens (rows of A, or columns of B): bound by the bytes of
-// the other operand, the weights.
+// Matrix product on Hopper with at most 64 tokens (rows of A, or columns of B): bound by the
+// bandwidth of reading the other operand, the weights.
 //
-// The operands are swapped: 64 rows of the weights are wgmma's M and the tokens, rounded up to 8 or
-// more, its N. A block owns `rows` rows of the weights or, in a cluster of `splits` blocks, that part
-// of their K. One thread keeps a ring of stages on its way from memory; one warpgroup multiplies.
-// The blocks of a cluster then send their sums to one another's shared memory: groups of 64 rows x 8
-// tokens belong to the blocks in turn, and a group's owner adds the parts in the order of K.
+// The operands are swapped: 64 rows of the weights are wgmma's M, and the tokens, rounded up to a
+// multiple of 8, its N. A block owns `rows` rows of the weights or, in a cluster of `splits`
+// blocks, one part of their K. One thread keeps a ring of stages in flight; one warpgroup
+// multiplies. The blocks of a cluster then exchange their sums through shared memory: groups of 64
+// rows x 8 tokens are assigned to the blocks round-robin, and a group's owner adds the parts in the
+// order of K.
 //
 //   shared memory:  stages x (weights, tokens) | parts of the sums
 //   full[s]:   the producer's arrival and all bytes of the stage
-//   empty[s]:  one arrival a consumer warp
+//   empty[s]:  one arrival per consumer warp
 //   sums:      the producer's arrival and the bytes that the cluster's blocks send
 //
-// dynamic_shared in the table is the most that a block can have; the host gives what the stages take.
+// dynamic_shared in the table is the maximum of a block; the host requests what the stages need.
 //
-// The order in which K is added up depends on `splits` and the k block alone, not on the number of
-// tokens: a row of out has the same bits whatever the other rows are.
+// The order in which K is summed depends on `splits` and the k block only, not on the number of
+// tokens: a row of out has the same bits regardless of the other rows.
 //
 // Measured on an H200 with rotated weights in a CUDA graph: 256 bytes of a row at a time instead of
-// 128 gain 2 to 5%; the prefetch to L2 1 to 3% where the product takes under 30 us; sending tokens to
-// two blocks at once, clusters above 2, and stages of 512 bytes a row gain nothing.
+// 128 gain 2 to 5%; the prefetch to L2 gains 1 to 3% for products under 30 us; multicasting tokens
+// to two blocks, clusters above 2, and stages of 512 bytes per row gain nothing.
 #include "common/dtype.cuh"
 #include "common/hopper.cuh"
 #include "common/wgmma.cuh"
@@ -31,13 +32,13 @@ using namespace sm90;
 
 template <DType kDTypeValue, bool kRowsContiguousValue, int kBlocksValue, int kTokensValue>
 struct SkinnyConfig {
-  static constexpr DType kDType = kDTypeValue;  // of 16 bits
+  static constexpr DType kDType = kDTypeValue;  // a 16-bit type
   static constexpr WgmmaType kMath = kDType == DType::bfloat16 ? WgmmaType::bf16 : WgmmaType::f16;
   static constexpr bool kRowsContiguous = kRowsContiguousValue;
   static constexpr int kBlocks = kBlocksValue;  // of 64 rows
   static constexpr int kTokens = kTokensValue;
-  static constexpr int kPanel = 64;  // elements of a swizzled row of 128 bytes
-  static constexpr int kPanels = 2;  // of a k block
+  static constexpr int kPanel = 64;  // elements per swizzled row of 128 bytes
+  static constexpr int kPanels = 2;  // per k block
   static constexpr int kTileK = kPanels * kPanel;
   static constexpr u32 kEights = kTokens / 8;
   static constexpr u32 kGroups = kBlocks * kEights;
@@ -51,7 +52,7 @@ struct SkinnyBarriers {
   u64 full[kSkinnyMaxStages], empty[kSkinnyMaxStages], sums;
 };
 
-// Rows of the weights that a stage has room for: whole swizzle panels where they are contiguous.
+// Rows of the weights that a stage holds: whole swizzle panels if the rows are contiguous.
 template <class C>
 TC_DEVICE int stage_rows(const Sm90SkinnyParams& p) {
   return C::kRowsContiguous ? (p.rows + 63) / 64 * 64 : p.rows;
@@ -59,7 +60,7 @@ TC_DEVICE int stage_rows(const Sm90SkinnyParams& p) {
 
 // ---- producer -----------------------------------------------------------------------------------
 
-// body(x, y, offset): the boxes of a stage's weights, and where they lie in it.
+// Calls body(x, y, offset) for each box of a stage's weights, with its offset in the stage.
 template <class C, class Body>
 TC_DEVICE void for_each_box(const Sm90SkinnyParams& p, int row, int k, Body&& body) {
   if constexpr (C::kRowsContiguous) {
@@ -106,16 +107,16 @@ TC_DEVICE void produce(const Sm90SkinnyParams& p, int first_tile, int step, int 
 
 // ---- consumers ----------------------------------------------------------------------------------
 
-// Where a lane of a consumer warp stores. Of a group of 64 rows x 8 tokens it holds the sums of rows
-// lane / 4 + {0, 8} of its warp's 16 and of tokens lane % 4 * 2 + {0, 1}. Where out's rows are
-// contiguous, 8x8 elements are transposed among the lanes, so that each again has two neighbours.
+// The output elements of a consumer warp's lane. Of a group of 64 rows x 8 tokens it holds the sums
+// of rows lane / 4 + {0, 8} of its warp's 16 and of tokens lane % 4 * 2 + {0, 1}. If out's rows are
+// contiguous, 8x8 elements are transposed among the lanes, so that each has two contiguous ones.
 template <class C>
 struct SkinnyOutput {
   using Traits = DTypeTraits<C::kDType>;
 
   const Sm90SkinnyParams& p;
   const int tile_row;
-  const bool turned;       // the lane's two neighbours are rows
+  const bool turned;       // the lane's two contiguous elements are rows, not tokens
   const int row, token;    // of the lane's first element, in the tile
   const int rows, tokens;  // that exist
   u16* const out;          // the lane's first element
@@ -137,7 +138,7 @@ struct SkinnyOutput {
     return Traits::load(static_cast<const u16*>(p.bias)[at]);
   }
 
-  // Rows 64 * block and tokens 8 * eight onwards.
+  // Stores a lane's sums of the group from row 64 * block and token 8 * eight on.
   TC_DEVICE void store(const float (&sum)[4], int block, int eight) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -164,13 +165,13 @@ struct SkinnyOutput {
   }
 };
 
-// Sends this block's sums to their owners in the cluster, adds up those that it owns, stores them.
+// Sends this block's sums to their owners in the cluster, and adds and stores those that it owns.
 template <class C>
 TC_DEVICE void finish_split(const Sm90SkinnyParams& p, const SkinnyOutput<C>& output,
                             const float (&sum)[C::kBlocks][C::kTokens / 2], u32 split, u32 parts,
                             u32 barrier) {
   const u32 splits = p.splits, mine = threadIdx.x * 16;
-  cluster_wait();  // the others have set up their barriers
+  cluster_wait();  // the other blocks have initialized their barriers
   u32 owner = 0, slot = 0;
 #pragma unroll
   for (u32 group = 0; group < C::kGroups; ++group) {
@@ -220,7 +221,7 @@ TC_DEVICE void consume(const Sm90SkinnyParams& p, int first_tile, int step, int 
     }
     for (int i = 0; i < k_count; ++i) {
       barrier_wait_bounded(full + 8 * stage, parity);
-      // In units of 16 bytes, as the descriptors count; the same in all lanes.
+      // In units of 16 bytes, as in descriptors; uniform over the warp.
       u32 weights = __shfl_sync(0xffffffff, ring + stage * stage_bytes, 0) / 16;
       u32 tokens = weights + weight_bytes / 16;
       wgmma_fence();
@@ -229,8 +230,8 @@ TC_DEVICE void consume(const Sm90SkinnyParams& p, int first_tile, int step, int 
         u64 b = skinny_descriptor(tokens + (j / 4 * C::kTokens * 128 + j % 4 * 32) / 16);
 #pragma unroll
         for (int block = 0; block < C::kBlocks; ++block) {
-          // Where `rows` ends within a block, what follows it in shared memory is multiplied too:
-          // those sums are never stored.
+          // If `rows` ends within a block of 64, the bytes after it are multiplied too; those sums
+          // are never stored.
           u32 a = C::kRowsContiguous
                       ? weights + (block * C::kTileK * 128 + j * kMnMajorStep) / 16
                       : weights + (block * 8192 + j % 4 * 32) / 16 + j / 4 * (p.rows * 8);
@@ -261,7 +262,8 @@ TC_DEVICE void consume(const Sm90SkinnyParams& p, int first_tile, int step, int 
   }
 }
 
-// Grid: tiles * splits blocks in clusters of `splits`; without splits fewer blocks may take turns.
+// Grid: tiles * splits blocks in clusters of `splits`; without splits a block may compute several
+// tiles.
 template <class C>
 TC_DEVICE void run_skinny(const Sm90SkinnyParams& p) {
   extern __shared__ __align__(1024) unsigned char memory[];
@@ -276,8 +278,8 @@ TC_DEVICE void run_skinny(const Sm90SkinnyParams& p) {
   const u32 sums = shared_address(&barriers.sums);
   const bool producer = threadIdx.x == kSkinnyConsumers;
 
-  // Early: every block of this kernel waits for the kernel ahead before it ends, so the kernel after
-  // this one, which waits for this one, misses nothing.
+  // Safe this early: every block waits for the previous kernel before it ends, and the next kernel
+  // waits for this one.
   launch_next_grid();
   if (producer) {
     if (ring % 1024 != 0) asm volatile("trap;");
@@ -307,7 +309,7 @@ TC_DEVICE void run_skinny(const Sm90SkinnyParams& p) {
   }
 }
 
-#ifdef TC_DTYPE  // benchmarks/sm90/bench_skinny.cu defines kernels of its own
+#ifdef TC_DTYPE  // benchmarks/sm90/bench_skinny.cu defines its own kernels
 
 using KernelConfig = SkinnyConfig<DType::TC_DTYPE, TC_ROWS_CONTIGUOUS, TC_TILE_N / 64, TC_TILE_M>;
 static_assert(TC_TILE_K == KernelConfig::kTileK && TC_TILE_N % 64 == 0,

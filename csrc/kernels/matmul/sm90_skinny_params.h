@@ -1,9 +1,9 @@
-// The one parameter of the sm90_skinny kernels, shared by host and device code.
+// The parameter of the sm90_skinny kernels, shared by host and device code.
 //
 // out[token, row] = sum over k of tokens[token, k] * weights[row, k] (+ bias)
 //
-// `tokens` is the operand with at most 64 rows (A where M is small, else B), `weights` the other one.
-// Both are described by tensor maps of 2 dims under the 128-byte swizzle:
+// `tokens` is the operand with at most 64 rows (A if M is small, else B), `weights` the other one.
+// Both are described by tensor maps of 2 dims with the 128-byte swizzle:
 //   tokens                          {128 bytes of K, the kernel's tokens}
 //   weights, K contiguous           {128 bytes of K, `rows`}
 //   weights, their rows contiguous  {64 rows, the kernel's k block}
@@ -24,13 +24,13 @@ struct Sm90SkinnyParams {
   tc_int64 out_stride_row, out_stride_token;
   tc_int64 bias_stride_row, bias_stride_token;  // one of them is 0
   int tokens_count, rows_count, k;
-  int rows;        // of a block: a multiple of 8, at most the kernel's
+  int rows;        // per block: a multiple of 8, at most the kernel's
   int tiles;       // ceil(rows_count / rows)
-  int splits;      // of K: the blocks of a cluster
+  int splits;      // parts of K: the blocks of a cluster
   int stages;      // of the ring in shared memory
-  int prefetched;  // k blocks that go to the L2 cache before the kernel ahead has ended
+  int prefetched;  // k blocks prefetched to the L2 cache before the previous kernel has ended
   int pairs;       // out's contiguous elements may be stored two at a time
-  int ring_bytes;  // of shared memory that the stages take; the splits' sums follow
+  int ring_bytes;  // of the stages in shared memory; the splits' sums follow
 };
 
 }  // namespace torch_cubin

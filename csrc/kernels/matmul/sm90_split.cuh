@@ -1,4 +1,4 @@
-// Tiles whose K was shared out: over clusters, through memory (join), or over the two blocks of a
+// Tiles whose K is split: over clusters, through global memory (join), or over the two blocks of a
 // cluster, through shared memory (exchange).
 #pragma once
 
@@ -8,7 +8,7 @@
 namespace torch_cubin {
 namespace sm90 {
 
-// A part of a streamed tile: to memory, or from there into (or on top of) the sums.
+// Stores a part of a streamed tile to memory, or loads it into the sums, or adds it to them.
 enum class Move { store, load, add };
 template <Move kMove>
 struct Moved {
@@ -36,7 +36,7 @@ TC_DEVICE void move_part(float4* part, float (&sum)[C::kBlocksM][C::kTileN / 2])
   }
 }
 
-// The same of sums of rows, by the first 64 threads of a warpgroup.
+// move_part for sums of rows, by the first 64 threads of a warpgroup.
 template <class C, Move kMove>
 TC_DEVICE void move_rows(float* part, float (&total)[C::kBlocksM]) {
   const int thread = threadIdx.x % kWarpgroup;
@@ -52,8 +52,9 @@ TC_DEVICE void move_rows(float* part, float (&total)[C::kBlocksM]) {
   }
 }
 
-// The counter of a tile's parts in memory, by one thread for its warpgroup: what the others wrote
-// before they counted is visible after, and what this warpgroup wrote before.
+// Increments the counter of a tile's parts, by one thread for its warpgroup, and returns the old
+// value. A release of the warpgroup's earlier writes, and an acquire of the writes of those that
+// counted before.
 TC_DEVICE int count_part(int* counter) {
   int before;
   asm volatile("fence.acq_rel.gpu;" ::: "memory");
@@ -75,14 +76,14 @@ TC_DEVICE bool wait_for_parts(const int* counter, int wanted, int polls) {
   }
 }
 
-// A part of a streamed tile is in the sums. True for the warpgroup that finishes the tile: then they
-// are those of the whole tile, the finisher's part first, then the others in the order of K. So are
-// the sums of its rows, where there are any (`adds`).
+// Combines the parts of a streamed tile; `sum` holds this cluster's part. Returns true for the
+// warpgroup that finishes the tile, whose `sum` is then that of the whole tile: the finisher's part
+// first, then the others in the order of K. With `adds`, `total` (the sums of rows) likewise.
 template <class C>
 TC_DEVICE bool join(const Sm90MatmulParams& p, const Work& w, int group, u32 word,
                     float (&sum)[C::kBlocksM][C::kTileN / 2], bool adds,
                     float (&total)[C::kBlocksM]) {
-  constexpr int kVectors = C::kTileM * C::kTileN / 4;  // of a part
+  constexpr int kVectors = C::kTileM * C::kTileN / 4;  // per part
   int thread = threadIdx.x % kWarpgroup;
   auto parts = reinterpret_cast<float4*>(p.partial) + group * (kVectors / C::kConsumers) + thread;
   float* rows = p.row_partial + group * (C::kTileM / C::kConsumers);
@@ -120,8 +121,9 @@ TC_DEVICE bool join(const Sm90MatmulParams& p, const Work& w, int group, u32 wor
   return true;
 }
 
-// Both blocks of a cluster have half of K: warpgroup g of block g (of block 0 where there is one
-// warpgroup) gets the other block's sums. All threads of both blocks meet here, twice.
+// Each block of a cluster has half of K. Warpgroup g of block g (of block 0, if there is only one
+// warpgroup) adds the other block's sums and returns true. Contains two cluster barriers, for all
+// threads of both blocks.
 template <class C>
 TC_DEVICE bool exchange(int group, u32 shared, float (&sum)[C::kBlocksM][C::kTileN / 2]) {
   constexpr int kVectors = C::kTileN / 8;
@@ -129,7 +131,7 @@ TC_DEVICE bool exchange(int group, u32 shared, float (&sum)[C::kBlocksM][C::kTil
   int rank = cluster_rank();
   bool keep = rank == (C::kConsumers == 1 ? 0 : group);
   u32 at = shared + thread * 16;
-  cluster_sync_unaligned();  // both have read their last stage: its memory is free
+  cluster_sync_unaligned();  // both blocks have read their last stage: its memory is free
   if (!keep) {
     u32 remote = map_to_rank(at, rank ^ 1);
 #pragma unroll
