@@ -84,7 +84,7 @@ struct Sm90MatmulParams {
   int group;            // rows (columns) of tiles per group of the tile order
   int whole_tiles;      // tiles that one cluster computes alone; the others are streamed
   int stream_tiles;     // streamed tiles, whose k blocks are split evenly (0: none)
-  int stream_clusters;  // over the first stream_clusters: at least stream_tiles, at most all k blocks
+  int stream_clusters;  // the first clusters do: at least stream_tiles, at most all k blocks
   int flags;
   // Streamed tiles. partial: 2 tiles of floats per block; counters: kConsumers ints per block of a
   // streamed tile, zero before and after the launch; polls: how often a finisher checks for the

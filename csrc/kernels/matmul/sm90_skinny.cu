@@ -1,8 +1,8 @@
 // Matrix product on Hopper with at most 64 tokens (rows of A, or columns of B): bound by the
 // bandwidth of reading the other operand, the weights.
 //
-// The operands are swapped: 64 rows of the weights are wgmma's M, and the tokens, rounded up to a
-// multiple of 8, its N. A block owns `rows` rows of the weights or, in a cluster of `splits`
+// The operands are swapped: 64 rows of the weights are wgmma's M, and the tokens, padded to the
+// kernel's 8 or more, its N. A block owns `rows` rows of the weights or, in a cluster of `splits`
 // blocks, one part of their K. One thread keeps a ring of stages in flight; one warpgroup
 // multiplies. The blocks of a cluster then exchange their sums through shared memory: groups of 64
 // rows x 8 tokens are assigned to the blocks round-robin, and a group's owner adds the parts in the

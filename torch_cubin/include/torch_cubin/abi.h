@@ -1,9 +1,9 @@
-/* The C ABI of libtorch_cubin, version 1: what cubin.h stands on, and other languages may.
+/* The C ABI of libtorch_cubin, version 1: the base of cubin.h, and of bindings for other languages.
  *
- * Additive: functions and trailing fields of structs are added, nothing is changed or taken away; a
- * struct's first field is its size as the caller knows it. Every function that returns an error
- * gives null for success, and otherwise an object that the caller frees. Any thread may call any of
- * them. Nothing here needs CUDA's headers or PyTorch. */
+ * The ABI is additive: functions and trailing fields of structs are added, nothing is changed or
+ * removed. A struct's first field is its size as the caller knows it. A function that returns an
+ * error returns null for success, otherwise an object that the caller frees. All functions are
+ * thread-safe. This header needs neither CUDA's headers nor PyTorch. */
 #ifndef TORCH_CUBIN_ABI_H_
 #define TORCH_CUBIN_ABI_H_
 
@@ -23,11 +23,13 @@ typedef struct torch_cubin_v1_error torch_cubin_v1_error;
 typedef struct torch_cubin_v1_module torch_cubin_v1_module;
 typedef struct torch_cubin_v1_kernel torch_cubin_v1_kernel;
 
-/* What was added to version 1 so far, as a number that grows: TORCH_CUBIN_V1_LEVEL of the library. */
+/* The level of version 1, which grows with additions. The function returns TORCH_CUBIN_V1_LEVEL of
+ * the library. */
 #define TORCH_CUBIN_V1_LEVEL 3u /* 2: torch_cubin_v1_set_release_cache; 3: torch_cubin_v1_inspect */
 TORCH_CUBIN_V1 uint32_t torch_cubin_v1_level(void);
 
-/* The file that holds the library, "" where it is linked into a program that has no name. */
+/* The path of the file that contains the library; "" if it is linked into a program without a
+ * name. */
 TORCH_CUBIN_V1 const char* torch_cubin_v1_library_path(void);
 
 /* --- errors --- */
@@ -38,14 +40,14 @@ TORCH_CUBIN_V1 const char* torch_cubin_v1_library_path(void);
 #define TORCH_CUBIN_V1_PROBLEM 3u  /* "has too many threads a block" */
 #define TORCH_CUBIN_V1_EXPECTED 4u /* "at most 1024" */
 #define TORCH_CUBIN_V1_GOT 5u      /* "2048, block (2048, 1, 1)" */
-#define TORCH_CUBIN_V1_ADVICE 6u   /* what to do */
+#define TORCH_CUBIN_V1_ADVICE 6u   /* how to fix it */
 
-/* One part, which lives as long as the error; "" for a part that this library does not know. */
+/* Returns one part, valid as long as the error; "" for a part unknown to this library. */
 TORCH_CUBIN_V1 const char* torch_cubin_v1_error_part(const torch_cubin_v1_error* error,
                                                      uint32_t part);
 TORCH_CUBIN_V1 void torch_cubin_v1_error_free(torch_cubin_v1_error* error);
 
-/* One by the library's template for errors; null stands for "". */
+/* Makes an error by the library's template; null arguments mean "". */
 TORCH_CUBIN_V1 torch_cubin_v1_error* torch_cubin_v1_error_make(const char* tag, const char* object,
                                                                const char* problem,
                                                                const char* expected,
@@ -53,56 +55,58 @@ TORCH_CUBIN_V1 torch_cubin_v1_error* torch_cubin_v1_error_make(const char* tag, 
 
 /* --- files --- */
 
-/* What a file's bytes hold, as JSON (docs/inspect.md), which the caller frees with
- * torch_cubin_v1_text_free. `origin` names the file in errors. Never touches the driver. */
+/* Describes a file's bytes as JSON (docs/inspect.md), which the caller frees with
+ * torch_cubin_v1_text_free. `origin` names the file in errors. Never calls the driver. */
 TORCH_CUBIN_V1 torch_cubin_v1_error* torch_cubin_v1_inspect(const void* data, uint64_t size,
                                                             const char* origin, char** out);
 TORCH_CUBIN_V1 void torch_cubin_v1_text_free(char* text);
 
 /* --- modules --- */
 
-#define TORCH_CUBIN_V1_UNKNOWN_SIZE UINT64_MAX /* the bytes' own header says it */
+#define TORCH_CUBIN_V1_UNKNOWN_SIZE UINT64_MAX /* read the size from the bytes' own header */
 
 struct torch_cubin_v1_image {
   const void* data;
   uint64_t size;      /* bytes; or TORCH_CUBIN_V1_UNKNOWN_SIZE */
-  const char* origin; /* names it in errors; null: "bytes" */
+  const char* origin; /* the name in errors; null: "bytes" */
 };
 
-#define TORCH_CUBIN_V1_NO_PTX 1u  /* PTX is ignored, and refused where there is nothing else */
-#define TORCH_CUBIN_V1_FOREVER 2u /* never unloaded; its launches need not be counted */
+#define TORCH_CUBIN_V1_NO_PTX 1u  /* PTX is ignored, and an error if there is nothing else */
+#define TORCH_CUBIN_V1_FOREVER 2u /* never unloaded; its launches are not counted */
 
-/* A module of one or more files' bytes, which are copied: cubins, fatbins, PTX, host ELF files, C
- * source with arrays, bundles of torch_cubin.embed. The driver is not touched. The caller has one
- * reference. `origin` names the module in errors; null: that of the first image. */
+/* Opens a module from the bytes of one or more files, which are copied: cubins, fatbins, PTX, host
+ * ELF files, C source with arrays, bundles of torch_cubin.embed. Does not call the driver. The
+ * caller
+ * owns one reference. `origin` names the module in errors; null: that of the first image. */
 TORCH_CUBIN_V1 torch_cubin_v1_error* torch_cubin_v1_module_open(
     const struct torch_cubin_v1_image* images, uint64_t count, const char* origin, uint32_t flags,
     torch_cubin_v1_module** out);
 
-/* The same of files, or of packages: folders with manifest.json. */
+/* Opens a module from files, or from packages: folders with manifest.json. */
 TORCH_CUBIN_V1 torch_cubin_v1_error* torch_cubin_v1_module_open_files(const char* const* paths,
                                                                       uint64_t count,
                                                                       uint32_t flags,
                                                                       torch_cubin_v1_module** out);
 
-/* References are counted. What the driver holds stays there after the last one: only unload gives it
- * back, since nobody tells whether a launch or a CUDA graph still needs it. */
+/* Reference counting. Releasing the last reference leaves the code loaded in the driver: only unload
+ * frees it, since a launch or a CUDA graph may still need it. */
 TORCH_CUBIN_V1 void torch_cubin_v1_module_retain(torch_cubin_v1_module* module);
 TORCH_CUBIN_V1 void torch_cubin_v1_module_release(torch_cubin_v1_module* module);
 
-/* The kernels' names (symbols), sorted; null past the last. They live as long as the module. */
+/* The kernels' names (symbols), sorted; null past the last. Valid as long as the module. */
 TORCH_CUBIN_V1 const char* torch_cubin_v1_module_kernel_name(torch_cubin_v1_module* module,
                                                              uint64_t index);
 
-/* The kernel of that symbol, or C++ name: "ns::f", "f<int>" or "f(float*, int)" where only one kernel
- * is called so. It lives as long as its module, and is the same object every time. */
+/* Finds a kernel by its symbol, or by its C++ name if that is unambiguous: "ns::f", "f<int>" or
+ * "f(float*, int)". Returns the same object every time, valid as long as the module. */
 TORCH_CUBIN_V1 torch_cubin_v1_error* torch_cubin_v1_module_kernel(torch_cubin_v1_module* module,
                                                                   const char* name, uint64_t size,
                                                                   torch_cubin_v1_kernel** out);
 
-#define TORCH_CUBIN_V1_CURRENT_DEVICE INT32_MIN /* of the thread's current context; else device 0 */
+/* The device of the thread's current context; device 0 without one. */
+#define TORCH_CUBIN_V1_CURRENT_DEVICE INT32_MIN
 
-/* A __device__ or __constant__ variable. */
+/* Finds a __device__ or __constant__ variable. */
 TORCH_CUBIN_V1 torch_cubin_v1_error* torch_cubin_v1_module_global(torch_cubin_v1_module* module,
                                                                   int32_t device, const char* name,
                                                                   uint64_t size, uint64_t* address,
@@ -111,18 +115,18 @@ TORCH_CUBIN_V1 torch_cubin_v1_error* torch_cubin_v1_module_global(torch_cubin_v1
 TORCH_CUBIN_V1 torch_cubin_v1_error* torch_cubin_v1_module_preload(torch_cubin_v1_module* module,
                                                                    int32_t device);
 
-/* Waits for submitted work, then gives everything back to the driver: *unloaded is 1. It is 0 where a
- * CUDA graph has captured a kernel, or `keep` is not 0: then all stays loaded. Either way the
- * module
- * is closed: calls of its kernels are errors [closed]. */
+/* Waits for submitted work, then unloads everything from the driver, and *unloaded is 1. If a CUDA
+ * graph has captured a kernel, or `keep` is not 0, everything stays loaded, and *unloaded is 0.
+ * Either
+ * way the module is closed: calls of its kernels are errors [closed]. */
 TORCH_CUBIN_V1 torch_cubin_v1_error* torch_cubin_v1_module_unload(torch_cubin_v1_module* module,
                                                                   int32_t keep, int32_t* unloaded);
 
 /* --- kernels --- */
 
-#define TORCH_CUBIN_V1_ANY 0u           /* a parameter of which the binary does not say more */
-#define TORCH_CUBIN_V1_POINTER 1u       /* an argument, or parameter, that is an address */
-#define TORCH_CUBIN_V1_VALUE 2u         /* one that is none */
+#define TORCH_CUBIN_V1_ANY 0u           /* a parameter of unknown kind */
+#define TORCH_CUBIN_V1_POINTER 1u       /* an argument or parameter that is an address */
+#define TORCH_CUBIN_V1_VALUE 2u         /* one that is not an address */
 #define TORCH_CUBIN_V1_ELEMENT_SHIFT 8u /* see torch_cubin_v1_argument */
 
 struct torch_cubin_v1_param {
@@ -130,30 +134,31 @@ struct torch_cubin_v1_param {
   uint32_t kind; /* TORCH_CUBIN_V1_ANY, _POINTER or _VALUE */
 };
 
-/* What the binary says, without a GPU. Pointers live as long as the module. */
+/* A kernel's properties as recorded in the binary; needs no GPU. Pointers are valid as long as the
+ * module. */
 struct torch_cubin_v1_facts {
   uint64_t size; /* of this struct */
   const char* name;
   const struct torch_cubin_v1_param* params;
   uint64_t param_count;
-  uint32_t registers;     /* per thread; 0 of PTX */
-  uint32_t static_shared; /* bytes a block */
+  uint32_t registers;     /* per thread; 0 for PTX */
+  uint32_t static_shared; /* bytes per block */
   uint32_t uses_dynamic_shared;
-  uint32_t required_block[3]; /* 0 where not recorded, as below */
+  uint32_t required_block[3]; /* 0 if not recorded, as below */
   uint32_t max_block[3];
   uint32_t cluster[3];
 };
 TORCH_CUBIN_V1 void torch_cubin_v1_kernel_info(const torch_cubin_v1_kernel* kernel,
                                                struct torch_cubin_v1_facts* out);
 
-/* What the driver says of it on one device. */
+/* A kernel's attributes on one device, as reported by the driver. */
 struct torch_cubin_v1_attributes {
   uint64_t size;       /* of this struct */
-  int32_t max_threads; /* a block */
+  int32_t max_threads; /* per block */
   int32_t registers;
   int32_t static_shared;
-  int32_t max_dynamic_shared; /* the most that a launch may ask for */
-  int32_t local_bytes;        /* a thread */
+  int32_t max_dynamic_shared; /* the maximum of a launch */
+  int32_t local_bytes;        /* per thread */
   int32_t constant_bytes;
   int32_t binary_version; /* 90 for sm_90 */
   int32_t ptx_version;
@@ -164,11 +169,12 @@ TORCH_CUBIN_V1 torch_cubin_v1_error* torch_cubin_v1_kernel_attributes(
 TORCH_CUBIN_V1 torch_cubin_v1_error* torch_cubin_v1_kernel_preload(torch_cubin_v1_kernel* kernel,
                                                                    int32_t device);
 
-/* What a caller is about to pass: checked against the binary's own table. */
+/* An argument of a launch, checked against the binary's parameter table. */
 struct torch_cubin_v1_argument {
   uint32_t size; /* bytes */
-  uint32_t kind; /* as of a parameter; and from bit TORCH_CUBIN_V1_ELEMENT_SHIFT on what it is, or
-                       points to: 1 + the number that c10::ScalarType has for it, 0 for nothing said */
+  uint32_t
+      kind; /* as for a parameter; from bit TORCH_CUBIN_V1_ELEMENT_SHIFT on the type of the value
+                    or of the pointed-to elements: 1 + its c10::ScalarType, 0 if unknown */
   const char* type; /* for errors: "float*" */
 };
 TORCH_CUBIN_V1 torch_cubin_v1_error* torch_cubin_v1_kernel_check(
@@ -177,8 +183,8 @@ TORCH_CUBIN_V1 torch_cubin_v1_error* torch_cubin_v1_kernel_check(
 
 #define TORCH_CUBIN_V1_COOPERATIVE 1u
 #define TORCH_CUBIN_V1_DEPENDENT 2u /* programmatic dependent launch */
-#define TORCH_CUBIN_V1_PRIORITY 4u  /* `priority` is given */
-#define TORCH_CUBIN_V1_CLUSTER 16u  /* `cluster` is given */
+#define TORCH_CUBIN_V1_PRIORITY 4u  /* `priority` is set */
+#define TORCH_CUBIN_V1_CLUSTER 16u  /* `cluster` is set */
 
 struct torch_cubin_v1_launch_call {
   uint32_t size;  /* of this struct */
@@ -186,10 +192,10 @@ struct torch_cubin_v1_launch_call {
   int32_t device; /* an ordinal, or TORCH_CUBIN_V1_CURRENT_DEVICE */
   int32_t priority;
   int64_t grid[3];
-  int64_t block[3]; /* 0, 0, 0: the one that the binary demands */
+  int64_t block[3]; /* 0, 0, 0: the block required by the binary */
   int64_t cluster[3];
   int64_t shared_memory; /* dynamic, bytes */
-  void* stream;          /* a CUstream; null: the driver's default one */
+  void* stream;          /* a CUstream; null: the driver's default stream */
   void** params;         /* the address of each argument */
   const struct torch_cubin_v1_argument* arguments;
   uint64_t argument_count;
@@ -197,17 +203,17 @@ struct torch_cubin_v1_launch_call {
 TORCH_CUBIN_V1 torch_cubin_v1_error* torch_cubin_v1_launch(
     torch_cubin_v1_kernel* kernel, const struct torch_cubin_v1_launch_call* launch);
 
-/* How many blocks of that shape one multiprocessor runs at a time, or, where the launch has clusters,
- * how many clusters the device does. Grid, stream and parameters are not looked at. */
+/* The number of blocks of this shape that one multiprocessor runs at a time or, if the launch has
+ * clusters, the number of clusters that the device runs. Ignores grid, stream and parameters. */
 TORCH_CUBIN_V1 torch_cubin_v1_error* torch_cubin_v1_kernel_occupancy(
     torch_cubin_v1_kernel* kernel, const struct torch_cubin_v1_launch_call* launch, int64_t* out);
 
-/* Kernels launched by this library so far. */
+/* The number of kernels launched by this library so far. */
 TORCH_CUBIN_V1 int64_t torch_cubin_v1_launches(void);
 
 /* --- tensor maps --- */
 
-/* Dims innermost first, as the driver wants them; enums by the driver's numbers. */
+/* Dims start with the innermost, and enums have the driver's values. */
 struct torch_cubin_v1_tensor_map_spec {
   uint32_t size; /* of this struct */
   uint32_t rank; /* 1 to 5 */
@@ -223,36 +229,37 @@ struct torch_cubin_v1_tensor_map_spec {
   uint32_t box[5];
   uint32_t element_strides[5];
 };
-/* Writes 128 bytes, at any alignment. */
+/* Writes 128 bytes to `out`, which may have any alignment. */
 TORCH_CUBIN_V1 torch_cubin_v1_error* torch_cubin_v1_tensor_map(
     const struct torch_cubin_v1_tensor_map_spec* map, void* out);
 
-/* --- devices and memory, for programs that use nothing else of CUDA --- */
+/* --- devices and memory, for programs without the CUDA runtime --- */
 
 struct torch_cubin_v1_device {
   uint64_t size; /* of this struct */
   int32_t index;
   int32_t capability; /* 90 for 9.0 */
   int32_t multiprocessors;
-  int32_t max_shared_memory; /* of a block, with the opt-in */
+  int32_t max_shared_memory; /* per block, with the opt-in */
   char name[128];
 };
 TORCH_CUBIN_V1 torch_cubin_v1_error* torch_cubin_v1_device_count(int32_t* out);
 TORCH_CUBIN_V1 torch_cubin_v1_error* torch_cubin_v1_device_info(int32_t device,
                                                                 struct torch_cubin_v1_device* out);
-/* Makes the device's primary context the thread's current one, as cudaSetDevice does. */
+/* Makes the device's primary context current on this thread, as cudaSetDevice does. */
 TORCH_CUBIN_V1 torch_cubin_v1_error* torch_cubin_v1_set_device(int32_t device);
 
-/* Where the driver has no memory for a kernel's code, `release` is called, and the driver asked once
- * more: a caching allocator gives its free memory back there. One for the process; null: none. It
- * may be called in any thread, and calls nothing of this library. */
+/* Sets the process-wide callback that is called if the driver has no memory for a kernel's code;
+ * loading is then retried once. A caching allocator frees its cached memory there. null: none. It
+ * may
+ * be called on any thread, and must not call this library. */
 TORCH_CUBIN_V1 void torch_cubin_v1_set_release_cache(void (*release)(int32_t device));
 
 TORCH_CUBIN_V1 torch_cubin_v1_error* torch_cubin_v1_allocate(int32_t device, uint64_t bytes,
                                                              void** out);
-/* Waits for the device's work, as the driver does. */
+/* Waits for the device's work, like the driver's cuMemFree. */
 TORCH_CUBIN_V1 torch_cubin_v1_error* torch_cubin_v1_deallocate(int32_t device, void* memory);
-/* In the stream's order, either way: the driver knows which memory is whose. */
+/* Copies in stream order, in any direction: the driver knows where each address is. */
 TORCH_CUBIN_V1 torch_cubin_v1_error* torch_cubin_v1_copy(int32_t device, void* to, const void* from,
                                                          uint64_t bytes, void* stream);
 TORCH_CUBIN_V1 torch_cubin_v1_error* torch_cubin_v1_synchronize(int32_t device, void* stream);

@@ -1,5 +1,5 @@
-// CUDA C++ compiled while a program runs, by NVRTC, which is opened at the first use: nothing of it is
-// linked, and it needs no GPU.
+// Compiles CUDA C++ at run time with NVRTC, which is opened at the first use. A program does not
+// link NVRTC, and compiling needs no GPU.
 //
 //   Compiled scale = compile(source, {"sm_90a", {"scale<float>"}});    // or {}: this device's
 //   scale["scale<float>"](grid(4), block(256), stream, x, 2.0f, n);
@@ -18,14 +18,14 @@ namespace torch_cubin {
 inline namespace v1 {
 
 struct CompileOptions {
-  std::string arch = "";                // "sm_90a"; "" for that of the current device
-  std::vector<std::string> names = {};  // of templates' instances: "scale<float>"
+  std::string arch = "";                // "sm_90a"; "": that of the current device
+  std::vector<std::string> names = {};  // template instances: "scale<float>"
   std::vector<std::string> options =
-      {};                          // of NVRTC: "--use_fast_math", "-I/usr/local/cuda/include"
-  std::string file = "source.cu";  // names the source in the compiler's messages
+      {};                          // for NVRTC: "--use_fast_math", "-I/usr/local/cuda/include"
+  std::string file = "source.cu";  // the source's name in the compiler's messages
 };
 
-// A module, with the symbols of the names that were asked for.
+// A module, with the symbols of the requested names.
 class Compiled {
  public:
   Compiled(Module module, std::map<std::string, std::string> symbols, std::vector<char> image,
@@ -35,7 +35,7 @@ class Compiled {
         image_(std::move(image)),
         log_(std::move(log)) {}
 
-  // By an expression of `names`, or by any name that a module takes.
+  // Finds a kernel by an expression of `names`, or by any name that Module accepts.
   Kernel operator[](const std::string& name) const {
     const auto found = symbols_.find(name);
     return module_[found == symbols_.end() ? name : found->second];
@@ -54,7 +54,7 @@ class Compiled {
 
 namespace detail {
 
-// NVRTC's functions that are used (nvrtc.h); a program is an opaque pointer.
+// The functions used from NVRTC (nvrtc.h); a program is an opaque pointer.
 struct Nvrtc {
   int (*nvrtcVersion)(int*, int*);
   int (*nvrtcCreateProgram)(void**, const char*, const char*, int, const char* const*,
@@ -106,7 +106,7 @@ inline const Nvrtc& nvrtc() {
     TORCH_CUBIN_RESOLVE(nvrtcGetLoweredName);
     TORCH_CUBIN_RESOLVE(nvrtcGetErrorString);
 #undef TORCH_CUBIN_RESOLVE
-    // NVIDIA's wheels leave NVRTC without a search path for its second library.
+    // In NVIDIA's wheels NVRTC has no search path for its builtins library.
     Dl_info info{};
     int major = 0, minor = 0;
     made.nvrtcVersion(&major, &minor);
@@ -114,7 +114,7 @@ inline const Nvrtc& nvrtc() {
       const std::string own = info.dli_fname;
       const std::string builtins = own.substr(0, own.rfind('/') + 1) + "libnvrtc-builtins.so." +
                                    std::to_string(major) + "." + std::to_string(minor);
-      dlopen(builtins.c_str(), RTLD_NOW | RTLD_GLOBAL);  // where there is none, NVRTC says so
+      dlopen(builtins.c_str(), RTLD_NOW | RTLD_GLOBAL);  // if it is missing, NVRTC reports it
     }
     return made;
   }();
@@ -123,7 +123,7 @@ inline const Nvrtc& nvrtc() {
 
 }  // namespace detail
 
-// Throws [file] without NVRTC, [input] with the compiler's text for a source that does not compile.
+// Throws [file] without NVRTC, and [input] with the compiler's log if the source does not compile.
 inline Compiled compile(const std::string& source, const CompileOptions& options = {}) {
   const detail::Nvrtc& nvrtc = detail::nvrtc();
   std::string arch = options.arch;

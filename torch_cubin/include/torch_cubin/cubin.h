@@ -1,17 +1,17 @@
-// torch_cubin for C++: modules, kernels and launches of cubins, fatbins and PTX. Longer than files
-// should be: what a program includes is one header.
+// torch_cubin for C++: modules, kernels and launches of cubins, fatbins and PTX. A single header,
+// so that a program includes one file.
 //
-//   #include <torch_cubin/cubin.h>            // C++17; link torch_cubin (docs/cpp.md says how)
+//   #include <torch_cubin/cubin.h>            // C++17; link torch_cubin (see docs/cpp.md)
 //   using namespace torch_cubin;
 //
 //   Module module = Module::from_file("add.cubin");
-//   Kernel add = module["add"];                             // a checked name; C++ names, too
-// add(grid(cdiv(n, 256)), block(256), stream, a, b, c, n);  // arguments checked by the binary's
-// table
+//   Kernel add = module["add"];               // the name is checked; C++ names are accepted
+//   // The arguments are checked against the binary's parameter table.
+//   add(grid(cdiv(n, 256)), block(256), stream, a, b, c, n);
 //
-// Needs neither PyTorch nor CUDA's headers; where those are included, their types are taken. What
-// goes wrong throws torch_cubin::Error. Every function that can throw has a variant `try_...` that
-// returns a Result instead; without exceptions (-fno-exceptions) only these exist.
+// Needs neither PyTorch nor CUDA's headers; if those are included, their types are accepted. Errors
+// throw torch_cubin::Error. Every function that can throw has a variant `try_...` that returns a
+// Result instead; without exceptions (-fno-exceptions) only these exist.
 #pragma once
 
 #include <torch_cubin/abi.h>
@@ -37,7 +37,7 @@
 #define TORCH_CUBIN_EXCEPTIONS 0
 #endif
 
-struct CUstream_st;  // what CUstream and cudaStream_t point to
+struct CUstream_st;  // the pointee of CUstream and cudaStream_t
 
 namespace torch_cubin {
 inline namespace v1 {
@@ -53,7 +53,7 @@ class __attribute__((visibility("default"))) Error : public std::runtime_error {
 
   // "params", "launch", "image", ...: the same tags as in Python.
   const char* tag() const noexcept { return part(TORCH_CUBIN_V1_TAG); }
-  // The parts of the message; "" where it has none.
+  // The parts of the message; "" for a missing part.
   const char* object() const noexcept { return part(TORCH_CUBIN_V1_OBJECT); }
   const char* problem() const noexcept { return part(TORCH_CUBIN_V1_PROBLEM); }
   const char* expected() const noexcept { return part(TORCH_CUBIN_V1_EXPECTED); }
@@ -64,7 +64,7 @@ class __attribute__((visibility("default"))) Error : public std::runtime_error {
   const char* part(uint32_t which) const noexcept {
     return torch_cubin_v1_error_part(error_.get(), which);
   }
-  std::shared_ptr<torch_cubin_v1_error> error_;  // shared: what is thrown must be copied
+  std::shared_ptr<torch_cubin_v1_error> error_;  // shared: exceptions must be copyable
 };
 
 // A value or an Error, for code without exceptions.
@@ -75,12 +75,12 @@ class [[nodiscard]] Result {
   Result(T&& value) : value_(std::move(value)) {}
   Result(Error error) : error_(std::make_unique<Error>(std::move(error))) {}
   explicit operator bool() const noexcept { return value_.has_value(); }
-  // Only where the result is true.
+  // Requires a value (the result converts to true).
   T& value() { return *value_; }
   const T& value() const { return *value_; }
   T& operator*() { return *value_; }
   T* operator->() { return &*value_; }
-  // Only where it is false.
+  // Requires an error (the result converts to false).
   const Error& error() const { return *error_; }
 
  private:
@@ -122,7 +122,7 @@ T value_of(Result<T> result) {
 
 }  // namespace detail
 
-// An error of one's own, by the library's template.
+// Makes an error of your own, by the library's template.
 inline Error make_error(const char* tag, const std::string& object, const std::string& problem,
                         const std::string& expected = "", const std::string& got = "",
                         const std::string& advice = "") {
@@ -159,7 +159,7 @@ constexpr To shape(int64_t x, int64_t y, int64_t z) {
 
 }  // namespace detail
 
-// Blocks of a launch; threads of a block. dim3 is taken, too.
+// grid(): the blocks of a launch. block(): the threads of a block. Both accept dim3.
 template <class T, class = std::enable_if_t<std::is_integral_v<T>>>
 constexpr Grid grid(T x, int64_t y = 1, int64_t z = 1) {
   return detail::shape<Grid>(static_cast<int64_t>(x), y, z);
@@ -177,7 +177,7 @@ constexpr Block block(const T& dims) {
   return detail::shape<Block>(dims.x, dims.y, dims.z);
 }
 
-// A CUstream or cudaStream_t, which stays the caller's; nullptr is the default stream.
+// A CUstream or cudaStream_t, owned by the caller; nullptr is the default stream.
 class Stream {
  public:
   constexpr Stream() = default;
@@ -191,7 +191,7 @@ class Stream {
 
 constexpr int kCurrentDevice = TORCH_CUBIN_V1_CURRENT_DEVICE;
 
-// All that a launch may say:
+// The configuration of a launch:
 //   kernel(launch(grid(64), block(128)).cluster(2).shared_memory(100000).on(stream), a, b);
 class Launch {
  public:
@@ -201,7 +201,7 @@ class Launch {
     set(call_.grid, grid);
     set(call_.block, block);
   }
-  // With the block that the binary demands (.reqntid, Triton's kernels).
+  // Uses the block required by the binary (.reqntid, Triton's kernels).
   explicit constexpr Launch(Grid grid) : Launch(grid, detail::shape<Block>(0, 0, 0)) {}
 
   constexpr Launch& on(Stream stream) {
@@ -209,12 +209,12 @@ class Launch {
     has_stream_ = true;
     return *this;
   }
-  // Another device than that of the current context; its primary context is used.
+  // Selects a device other than that of the current context; its primary context is used.
   constexpr Launch& device(int index) {
     call_.device = index;
     return *this;
   }
-  constexpr Launch& shared_memory(int64_t bytes) {  // dynamic; above 48 KB, too
+  constexpr Launch& shared_memory(int64_t bytes) {  // dynamic; may exceed 48 KB
     call_.shared_memory = bytes;
     return *this;
   }
@@ -223,17 +223,17 @@ class Launch {
     set(call_.cluster, detail::shape<Dim3>(x, y, z));
     return *this;
   }
-  // All blocks at once, so that they may wait for each other.
+  // Runs all blocks at the same time, so that they may wait for each other.
   constexpr Launch& cooperative() {
     call_.flags |= TORCH_CUBIN_V1_COOPERATIVE;
     return *this;
   }
-  // Programmatic dependent launch: may start before the kernel before it in the stream has ended.
+  // Programmatic dependent launch: may start before the previous kernel of the stream has ended.
   constexpr Launch& dependent() {
     call_.flags |= TORCH_CUBIN_V1_DEPENDENT;
     return *this;
   }
-  constexpr Launch& priority(int value) {  // as of streams: the lower, the sooner
+  constexpr Launch& priority(int value) {  // as for streams: lower values run first
     call_.flags |= TORCH_CUBIN_V1_PRIORITY;
     call_.priority = value;
     return *this;
@@ -261,7 +261,7 @@ inline Launch launch(Grid grid) { return Launch(grid); }
 
 namespace detail {
 
-// What an argument may set of the launch that it is packed for.
+// The launch for which arguments are packed; an argument may set its device and stream.
 struct Packing {
   torch_cubin_v1_launch_call& call;
   bool has_stream;
@@ -272,15 +272,15 @@ struct Packing {
 }  // namespace v1
 }  // namespace torch_cubin
 
-struct __half;  // CUDA's, which cuda_fp16.h and cuda_bf16.h define
+struct __half;  // CUDA's types, defined by cuda_fp16.h and cuda_bf16.h
 struct __nv_bfloat16;
 
 namespace torch_cubin {
 inline namespace v1 {
 
-// What a type is to a kernel whose file states its parameters' types (a mangled name, PTX): the
-// number that c10::ScalarType has for it. Types without one, and memory of any kind (void*, char*,
-// unsigned char*, std::byte*), fit all of their size; specialise it for types of your own.
+// The c10::ScalarType number of a type, for kernels whose file states their parameters' types (a
+// mangled name, PTX). Types without a number, and untyped memory (void*, char*, unsigned char*,
+// std::byte*), match every type of their size. Specialize it for types of your own.
 template <class T>
 struct ElementType : std::integral_constant<int, -1> {};
 template <>
@@ -316,7 +316,7 @@ struct ElementType<T*> : std::integral_constant<int, 4> {};  // an address
 
 namespace detail {
 
-// A kind with the element type of an argument, or of what it points to.
+// Combines a kind with the type of an argument or of its pointed-to elements.
 constexpr uint32_t with_element(uint32_t kind, int number) {
   return kind | static_cast<uint32_t>(number + 1) << TORCH_CUBIN_V1_ELEMENT_SHIFT;
 }
@@ -327,9 +327,9 @@ constexpr uint32_t pointer_to() {
 
 }  // namespace detail
 
-// How a type becomes a parameter. torch.h adds tensors; specialise it for types of your own:
-//   type(), kKind, Packed (what is passed), kSetsStream, pack(argument, packing); and kind(argument)
-//   where only an argument itself tells its element type.
+// Converts a type to a kernel parameter. torch.h adds tensors. Specialize it for types of your own:
+// type(), kKind, Packed (the passed type), kSetsStream, pack(argument, packing); and kind(argument)
+//   if the element type is known only from the argument itself.
 template <class T, class = void>
 struct Argument {
   static_assert(!std::is_array_v<T>,
@@ -371,7 +371,8 @@ namespace detail {
 template <class T>
 using ArgumentOf = Argument<std::remove_cv_t<T>>;
 
-// What the library compares with the binary's table, once for each set of types.
+// The argument descriptions that the library checks against the binary's table, once per set of
+// types.
 template <class... T>
 struct Types {
   static constexpr torch_cubin_v1_argument kArguments[sizeof...(T) + 1] = {
@@ -397,7 +398,7 @@ void* address_of(T& value) {
   return const_cast<void*>(static_cast<const void*>(std::addressof(value)));
 }
 
-// Launches; errors of pack() are its own to throw.
+// Packs the arguments and launches. pack() throws its errors itself.
 template <class... T>
 torch_cubin_v1_error* launch(torch_cubin_v1_kernel* kernel, Launch& how, const T&... arguments) {
   Packing packing{how.call(), how.has_stream()};
@@ -439,14 +440,15 @@ inline torch_cubin_v1_error* launch_addresses(torch_cubin_v1_kernel* kernel,
 
 struct Parameter {
   uint32_t size;  // bytes
-  uint32_t kind;  // TORCH_CUBIN_V1_ANY, _POINTER or _VALUE: most binaries do not say
+  uint32_t kind;  // TORCH_CUBIN_V1_ANY, _POINTER or _VALUE; most binaries do not record it
 };
 
 class Module;
 template <class Signature>
 class TypedKernel;
 
-// One kernel of a module, which it keeps. Cheap to copy; any thread may launch it, on any device.
+// A kernel of a module, which it keeps alive. Cheap to copy; any thread may launch it, on any
+// device.
 class Kernel {
  public:
   Kernel() = default;
@@ -460,7 +462,7 @@ class Kernel {
     }
     return found;
   }
-  // What the binary says, without a GPU.
+  // The kernel's properties as recorded in the binary; needs no GPU.
   torch_cubin_v1_facts facts() const {
     torch_cubin_v1_facts out{};
     out.size = sizeof(out);
@@ -476,12 +478,12 @@ class Kernel {
   Status try_launch(Grid grid, Block block, Stream stream, const T&... arguments) const {
     return try_launch(Launch(grid, block).on(stream), arguments...);
   }
-  // Arguments as cuLaunchKernel takes them: the address of each. Their number is compared with the
-  // binary's; what lies there is believed, as no type says what it is.
+  // Takes arguments like cuLaunchKernel: the address of each. Their number is checked against the
+  // binary; the values are not checked, since their types are unknown.
   Status try_launch_addresses(Launch how, void** addresses, uint64_t count) const {
     return detail::status(detail::launch_addresses(handle_, facts(), how, addresses, count));
   }
-  // Whether arguments of these types fit the binary's table.
+  // Checks argument types against the binary's table.
   template <class... T>
   Status try_check() const {
     return detail::status(torch_cubin_v1_kernel_check(
@@ -505,7 +507,7 @@ class Kernel {
   }
 
 #if TORCH_CUBIN_EXCEPTIONS
-  // Without a stream the launch goes to the default stream; with tensors (torch.h), to PyTorch's
+  // Without a stream, launches on the default stream or, with tensors (torch.h), on PyTorch's
   // current one.
   template <class... T>
   void operator()(Launch how, const T&... arguments) const {
@@ -516,7 +518,7 @@ class Kernel {
     Launch how(grid, block);
     detail::check(detail::launch(handle_, how.on(stream), arguments...));
   }
-  // Tensors (torch.h) say on which device and stream.
+  // Tensors (torch.h) determine the device and stream.
   template <class First, class... T,
             class = std::enable_if_t<!std::is_convertible_v<const First&, Stream>>>
   void operator()(Grid grid, Block block, const First& first, const T&... arguments) const {
@@ -527,7 +529,7 @@ class Kernel {
     Launch how(grid, block);
     detail::check(detail::launch(handle_, how, first, arguments...));
   }
-  // An array that exists already: void* args[] = {&a, &b, &n}; add.launch_addresses(how, args);
+  // For an existing array: void* args[] = {&a, &b, &n}; add.launch_addresses(how, args);
   template <size_t count>
   void launch_addresses(Launch how, void* (&addresses)[count]) const {
     launch_addresses(how, addresses, count);
@@ -535,7 +537,7 @@ class Kernel {
   void launch_addresses(Launch how, void** addresses, uint64_t count) const {
     detail::check(detail::launch_addresses(handle_, facts(), how, addresses, count));
   }
-  // Types that are checked once, here, and which arguments are then converted to:
+  // Checks the types of a signature once, here; arguments are then converted to them:
   //   auto add = module["add"].as<void(const float*, const float*, float*, int)>();
   template <class Signature>
   TypedKernel<Signature> as() const {
@@ -552,8 +554,8 @@ class Kernel {
   torch_cubin_v1_attributes attributes(int device = kCurrentDevice) const {
     return detail::value_of(try_attributes(device));
   }
-  // Blocks of that block and shared memory that a multiprocessor runs at a time; clusters that the
-  // device does, where the launch has clusters.
+  // The number of blocks that one multiprocessor runs at a time, for the launch's block and shared
+  // memory; if the launch has clusters, the number of clusters that the device runs.
   int64_t occupancy(const Launch& how) const { return detail::value_of(try_occupancy(how)); }
 #endif
 
@@ -583,7 +585,7 @@ class TypedKernel<void(T...)> {
 
 // --- embedded images ---
 
-// Bytes in this program or library, under a name: what TORCH_CUBIN_EMBED declares.
+// Named bytes in this program or library, declared by TORCH_CUBIN_EMBED.
 class Embedded {
  public:
   Embedded(const char* name, const void* data, uint64_t size = TORCH_CUBIN_V1_UNKNOWN_SIZE)
@@ -595,13 +597,13 @@ class Embedded {
   const char* name() const { return name_; }
   torch_cubin_v1_image image() const { return {data_, size_, name_}; }
 
-  // The one of that name in this program or library (not in others of the process); or null.
+  // Finds a name in this program or library (not in others of the process); null if there is none.
   static const Embedded* find(std::string_view name) {
     const Embedded* found = first();
     while (found != nullptr && name != found->name_) found = found->next_;
     return found;
   }
-  // "'a', 'b'"
+  // All names, as "'a', 'b'".
   static std::string names() {
     std::string text;
     for (const Embedded* each = first(); each != nullptr; each = each->next_) {
@@ -624,18 +626,18 @@ class Embedded {
 // --- globals and memory ---
 
 #if TORCH_CUBIN_EXCEPTIONS
-// Waits until the stream has done what was submitted to it.
+// Waits for all work submitted to the stream.
 inline void synchronize(Stream stream = nullptr, int device = kCurrentDevice) {
   detail::check(torch_cubin_v1_synchronize(device, stream.handle()));
 }
-// In the stream's order; either side may be the host's memory or a device's.
+// Copies in stream order; either side may be host or device memory.
 inline void copy(void* to, const void* from, uint64_t bytes, Stream stream = nullptr,
                  int device = kCurrentDevice) {
   detail::check(torch_cubin_v1_copy(device, to, from, bytes, stream.handle()));
 }
-// Where the driver has no memory for a kernel's code, `release` is called and the driver asked
-// again: a caching allocator gives its free memory back there. One for the process, in any thread;
-// torch.h gives PyTorch's. It calls nothing of torch_cubin.
+// Sets the process-wide callback that is called if the driver has no memory for a kernel's code;
+// loading is then retried. A caching allocator frees its cached memory there; torch.h sets
+// PyTorch's. `release` may be called on any thread, and must not call torch_cubin.
 inline void set_release_cache(void (*release)(int32_t device)) {
   torch_cubin_v1_set_release_cache(release);
 }
@@ -651,7 +653,7 @@ inline torch_cubin_v1_device device_info(int device = kCurrentDevice) {
   detail::check(torch_cubin_v1_device_info(device, &out));
   return out;
 }
-// As cudaSetDevice: the thread's launches and buffers go there unless they say otherwise.
+// Like cudaSetDevice: the default device of this thread's launches and buffers.
 inline void set_device(int device) { detail::check(torch_cubin_v1_set_device(device)); }
 
 // A __device__ or __constant__ variable on one device: module.global<float[64]>("table").
@@ -662,7 +664,7 @@ class Global {
   std::remove_extent_t<T>* address() const {
     return reinterpret_cast<std::remove_extent_t<T>*>(static_cast<uintptr_t>(address_));
   }
-  // In the stream's order; `value` must stay until then where it is pinned memory.
+  // Copies in stream order; a `value` in pinned memory must stay valid until then.
   void set(const T& value, Stream stream = nullptr) const {
     copy(address(), &value, sizeof(T), stream, device_);
   }
@@ -677,7 +679,7 @@ class Global {
   int device_;
 };
 
-// Device memory for programs that use nothing else of CUDA; a kernel gets its address.
+// Device memory for programs without the CUDA runtime; a kernel receives its address.
 template <class T>
 class Buffer {
   static_assert(std::is_trivially_copyable_v<T>, "device memory holds plain values");
@@ -695,7 +697,7 @@ class Buffer {
   }
   ~Buffer() {
     if (data_ == nullptr) return;
-    // Nothing may throw here: at exit the driver may be gone already.
+    // Errors are ignored: at exit the driver may be shut down already.
     torch_cubin_v1_error* error = torch_cubin_v1_deallocate(device_, data_);
     if (error != nullptr) torch_cubin_v1_error_free(error);
   }
@@ -735,7 +737,7 @@ struct Argument<Buffer<T>> {
 
 // --- tensor maps ---
 
-// By the driver's numbers (CUtensorMapDataType and so on).
+// The driver's values (CUtensorMapDataType and so on).
 enum class MapType : uint32_t {
   kUInt8 = 0,
   kUInt16 = 1,
@@ -757,8 +759,8 @@ enum class MapL2Promotion : uint32_t { kNone = 0, k64Bytes = 1, k128Bytes = 2, k
 
 struct MapDim {
   uint64_t size;            // elements
-  uint32_t box;             // elements that one copy moves; 1 to 256
-  uint64_t stride;          // bytes; of no meaning in the first dim, which is contiguous
+  uint32_t box;             // elements per copy; 1 to 256
+  uint64_t stride;          // bytes; ignored in the first dim, which is contiguous
   uint32_t element_stride;  // 1 for all elements
 
   constexpr MapDim(uint64_t size_, uint32_t box_, uint64_t stride_ = 0,
@@ -766,17 +768,17 @@ struct MapDim {
       : size(size_), box(box_), stride(stride_), element_stride(element_stride_) {}
 };
 
-// What a kernel takes as `const __grid_constant__ CUtensorMap`; CUtensorMap itself is taken, too.
+// An argument for a parameter `const __grid_constant__ CUtensorMap`; a CUtensorMap is accepted too.
 class alignas(64) TensorMap {
  public:
   struct Options {
     MapSwizzle swizzle = MapSwizzle::kNone;
     MapL2Promotion l2_promotion = MapL2Promotion::k256Bytes;
     MapInterleave interleave = MapInterleave::kNone;
-    bool nan_fill = false;  // what lies outside becomes NaN in place of zero
+    bool nan_fill = false;  // fill elements outside the tensor with NaN instead of zero
     int device = kCurrentDevice;
   };
-  // 1 to 5 dims, the innermost first.
+  // `dims`: 1 to 5, the innermost first.
   static Result<TensorMap> try_tiled(const void* address, MapType type,
                                      std::initializer_list<MapDim> dims, const Options& options) {
     torch_cubin_v1_tensor_map_spec spec{};
@@ -817,20 +819,20 @@ class alignas(64) TensorMap {
 
 // --- modules ---
 
-// One or more images, of which each device gets the best that has a kernel. Cheap to copy. Nothing
-// reaches the driver before the first launch, global or preload, and nothing is given back before
-// unload(): what is still loaded when the last Module and Kernel are gone stays loaded.
+// One or more images; each device loads the best one that has a kernel. Cheap to copy. Images are
+// loaded at the first launch, global or preload, and unloaded only by unload(): without it they
+// stay loaded after the last Module and Kernel are destroyed.
 class Module {
  public:
   enum Flags : uint32_t {
     kNone = 0,
-    kNoPtx = TORCH_CUBIN_V1_NO_PTX,     // PTX is not taken, so that the driver never compiles
-    kForever = TORCH_CUBIN_V1_FOREVER,  // never unloaded: launches cost some nanoseconds less
+    kNoPtx = TORCH_CUBIN_V1_NO_PTX,     // ignore PTX, so that the driver never compiles
+    kForever = TORCH_CUBIN_V1_FOREVER,  // never unloaded; launches are a few nanoseconds faster
   };
 
   Module() = default;
 
-  // A cubin, fatbin, PTX, host ELF file, C source with arrays; or a package's folder.
+  // Opens a cubin, fatbin, PTX, host ELF file, C source with arrays, or a package's folder.
   static Result<Module> try_from_file(const std::string& path, uint32_t flags = kNone) {
     return try_from_files({path}, flags);
   }
@@ -843,7 +845,7 @@ class Module {
         torch_cubin_v1_module_open_files(names.data(), names.size(), flags, &module);
     return made(error, module);
   }
-  // The bytes are copied. Without a size their own header says it.
+  // Copies the bytes. Without a size, it is read from their own header.
   static Result<Module> try_from_memory(const void* data,
                                         uint64_t size = TORCH_CUBIN_V1_UNKNOWN_SIZE,
                                         const char* origin = nullptr, uint32_t flags = kNone) {
@@ -885,16 +887,16 @@ class Module {
   Status try_preload(int device = kCurrentDevice) const {
     return detail::status(torch_cubin_v1_module_preload(handle_.get(), device));
   }
-  // Waits for submitted work and gives all back to the driver: true. False where it stays loaded
-  // because a CUDA graph captured one of its kernels, or `keep` says that one did. Either way calls
-  // are errors [closed] from then on.
+  // Waits for submitted work, unloads everything from the driver, and returns true. Returns false,
+  // with everything still loaded, if a CUDA graph captured one of its kernels or `keep` is set.
+  // Either way later calls are errors [closed].
   Result<bool> try_unload(bool keep = false) const {
     int32_t unloaded = 0;
     torch_cubin_v1_error* error = torch_cubin_v1_module_unload(handle_.get(), keep, &unloaded);
     if (error != nullptr) return Error(error);
     return unloaded != 0;
   }
-  // The address and bytes of a variable; 0 bytes in T's place are for void.
+  // The address and size in bytes of a variable.
   Result<std::pair<uint64_t, uint64_t>> try_global(std::string_view name,
                                                    int device = kCurrentDevice) const {
     uint64_t address = 0, bytes = 0;
@@ -915,20 +917,20 @@ class Module {
                             const char* origin = nullptr, uint32_t flags = kNone) {
     return detail::value_of(try_from_memory(data, size, origin, flags));
   }
-  // Arrays of bytes or of words: xxd -i, bin2c, #embed.
+  // For arrays of bytes or words: xxd -i, bin2c, #embed.
   template <class T, size_t kCount, class = std::enable_if_t<std::is_arithmetic_v<T>>>
   static Module from_memory(const T (&array)[kCount], const char* origin = nullptr,
                             uint32_t flags = kNone) {
     return from_memory(static_cast<const void*>(array), sizeof(array), origin, flags);
   }
-  // std::vector, std::string, std::array, std::span of bytes.
+  // For std::vector, std::string, std::array or std::span of bytes.
   template <class Bytes, class = decltype(std::declval<const Bytes&>().data()), class = void>
   static Module from_memory(const Bytes& bytes, const char* origin = nullptr,
                             uint32_t flags = kNone) {
     return from_memory(static_cast<const void*>(bytes.data()), bytes.size() * sizeof(*bytes.data()),
                        origin, flags);
   }
-  // Several architectures of the same kernels.
+  // For several architectures of the same kernels.
   static Module from_images(const std::vector<torch_cubin_v1_image>& images,
                             uint32_t flags = kNone) {
     return detail::value_of(try_from_images(images, flags));
@@ -950,7 +952,7 @@ class Module {
     detail::check(torch_cubin_v1_module_preload(handle_.get(), device));
   }
   bool unload(bool keep = false) const { return detail::value_of(try_unload(keep)); }
-  // Throws [params] where the variable is not as large as T.
+  // Throws [params] if the variable's size differs from T's.
   template <class T>
   Global<T> global(std::string_view name, int device = kCurrentDevice) const {
     const std::pair<uint64_t, uint64_t> found = detail::value_of(try_global(name, device));
@@ -976,25 +978,25 @@ class Module {
 };
 
 #if TORCH_CUBIN_EXCEPTIONS
-// For statics: `static auto kernel = torch_cubin::embedded(my_cubin)["add_one"];` It is never
-// unloaded, so that its launches need no count.
+// For statics: `static auto kernel = torch_cubin::embedded(my_cubin)["add_one"];` The module is
+// never unloaded, so its launches are not counted.
 inline Module embedded(const Embedded& image) { return Module::embedded(image, Module::kForever); }
 inline Module embedded(std::string_view name) { return Module::embedded(name, Module::kForever); }
 #endif
 
 // --- families of kernels ---
 
-// Kernels that are selected by their names: "matmul_{dtype}_{m}x{n}" reads the fields of each.
+// Kernels that are selected by fields of their names: "matmul_{dtype}_{m}x{n}".
 //
 //   KernelFamily family("gemm_{m}x{n}_sm{arch}");
-// family.add(gemm_128x64_sm90, gemm_128x64_sm90_len);       // images whose kernels have such names
-//   family.add("gemm_64x64_sm90", bytes, size, "kernel");     // or the name of the image has
+//   family.add(gemm_128x64_sm90, gemm_128x64_sm90_len);    // the kernels' names have the fields,
+//   family.add("gemm_64x64_sm90", bytes, size, "kernel");  // or the image's name has them
 //   Kernel kernel = family.find({{"m", "128"}, {"n", "64"}});
 class KernelFamily {
  public:
   using Fields = std::map<std::string, std::string>;
   struct Member {
-    std::string name;  // what the fields were read from
+    std::string name;  // the source of the fields
     Fields fields;
     Kernel kernel;
     int64_t number(const std::string& field) const {
@@ -1005,7 +1007,8 @@ class KernelFamily {
 
   explicit KernelFamily(std::string pattern) : pattern_(std::move(pattern)) {}
 
-  // The fields of a name; false where the pattern is not its. A field is as short as it can be.
+  // Reads the fields of a name; false if the pattern does not match. Fields match as little as
+  // possible.
   bool match(std::string_view name, Fields& fields) const {
     fields.clear();
     return match_from(pattern_, name, fields);
@@ -1015,7 +1018,7 @@ class KernelFamily {
   auto begin() const { return members_.begin(); }
   auto end() const { return members_.end(); }
 
-  // Those with these fields.
+  // The members with these fields.
   std::vector<const Member*> all(const Fields& fields) const {
     std::vector<const Member*> found;
     for (const Member& member : members_) {
@@ -1046,7 +1049,7 @@ class KernelFamily {
         names.empty() ? "a member" : "one of " + names, wanted);
   }
 
-  // Adds the kernels of a module whose names the pattern takes. How many there were.
+  // Adds a module's kernels whose names match the pattern, and returns their number.
   size_t add(const Module& module, std::vector<Error>* errors = nullptr) {
     size_t count = 0;
     Fields fields;
@@ -1065,14 +1068,14 @@ class KernelFamily {
 
 #if TORCH_CUBIN_EXCEPTIONS
   Kernel find(const Fields& fields) const { return detail::value_of(try_find(fields)); }
-  // Throws [no_kernel] where no kernel's name is of the pattern.
+  // Throws [no_kernel] if no kernel's name matches the pattern.
   size_t add(const void* data, uint64_t size = TORCH_CUBIN_V1_UNKNOWN_SIZE) {
     const size_t count = add(Module::from_memory(data, size));
     if (count == 0) fail_no_match("the image's kernels");
     return count;
   }
-  // An image that has a name of its own (a file's, an array's), which has the fields; `kernel` is
-  // the kernel's, and may be omitted where the image has only one.
+  // Adds an image whose own name (of a file, of an array) has the fields. `kernel` names the
+  // kernel, and may be omitted if the image has only one.
   void add(const std::string& name, const Module& module, std::string_view kernel = "") {
     Fields fields;
     if (!match(name, fields)) fail_no_match("'" + name + "'");
@@ -1106,7 +1109,7 @@ class KernelFamily {
     for (size_t length = 1; length <= name.size(); ++length) {
       const std::string value(name.substr(0, length));
       const auto known = fields.find(field);
-      if (known != fields.end()) {  // the same field twice has the same value
+      if (known != fields.end()) {  // a repeated field must have the same value
         if (known->second == value &&
             match_from(pattern.substr(close + 1), name.substr(length), fields)) {
           return true;
@@ -1126,14 +1129,16 @@ class KernelFamily {
 }  // namespace v1
 }  // namespace torch_cubin
 
-// What CMake's torch_cubin_embed(), CubinExtension(embed=...), load_inline(embed=...) or
-// torch_cubin.embed put into this program or library under that name. At namespace scope.
+// Declares an image that CMake's torch_cubin_embed(), CubinExtension(embed=...),
+// load_inline(embed=...) or torch_cubin.embed put into this program or library under this name. Use
+// at namespace scope.
 #define TORCH_CUBIN_EMBED(name)                      \
   extern "C" __attribute__((visibility("hidden")))   \
   const unsigned char torch_cubin_embedded_##name[]; \
   [[maybe_unused]] static const ::torch_cubin::Embedded name { #name, torch_cubin_embedded_##name }
 
-// A file that the assembler reads, from where the compiler runs or a path given with -Wa,-I.
+// Embeds a file that the assembler reads, relative to the compiler's working directory or to a path
+// given with -Wa,-I.
 #define TORCH_CUBIN_INCBIN(name, file)                                                             \
   __asm__(".pushsection .rodata\n.balign 16\n.globl torch_cubin_incbin_" #name                     \
           "\n.hidden torch_cubin_incbin_" #name "\ntorch_cubin_incbin_" #name ":\n.incbin \"" file \
@@ -1148,7 +1153,7 @@ class KernelFamily {
         static_cast<uint64_t>(torch_cubin_incbin_end_##name - torch_cubin_incbin_##name)           \
   }
 
-// What `ld -r -b binary add.cubin -o add.o` made: TORCH_CUBIN_BINARY(add, add_cubin).
+// Declares the output of `ld -r -b binary add.cubin -o add.o`: TORCH_CUBIN_BINARY(add, add_cubin).
 #define TORCH_CUBIN_BINARY(name, symbol)                                         \
   extern "C" const unsigned char _binary_##symbol##_start[];                     \
   extern "C" const unsigned char _binary_##symbol##_end[];                       \

@@ -1,13 +1,13 @@
-// torch_cubin for C++ with PyTorch: tensors as kernels' arguments, and torch_cubin's own ops,
-// typed. Stands on PyTorch's stable ABI: what is compiled with it runs with every torch from 2.11
+// torch_cubin for C++ with PyTorch: tensors as kernel arguments, and typed functions for
+// torch_cubin's own ops. Uses PyTorch's stable ABI: compiled code runs with every torch from 2.11
 // on.
 //
 //   #include <torch_cubin/torch.h>
 //   using namespace torch_cubin;
-//   TORCH_CUBIN_EMBED(my_cubin);          // put in by CMake, setuptools or load_inline
+//   TORCH_CUBIN_EMBED(my_cubin);          // embedded by CMake, setuptools or load_inline
 //
 //   Tensor add_one(Tensor x) {
-//     static auto kernel = embedded(my_cubin)["add_one"];    // once a process, for every device
+//     static auto kernel = embedded(my_cubin)["add_one"];    // once per process, for all devices
 //     Tensor y = torch_cubin::empty_like(x);
 //     kernel(grid(cdiv(x.numel(), 256)), block(256), x, y, int(x.numel()));
 //     return y;
@@ -15,7 +15,7 @@
 //   STABLE_TORCH_LIBRARY(mylib, m) { m.def("add_one(Tensor x) -> Tensor"); }
 //   STABLE_TORCH_LIBRARY_IMPL(mylib, CUDA, m) { m.impl("add_one", TORCH_BOX(&add_one)); }
 //
-// A launch with tensors goes to their device, which must be one, and to PyTorch's current stream
+// A launch with tensors, which must be on one device, uses that device and PyTorch's current stream
 // there.
 #pragma once
 
@@ -50,8 +50,8 @@ inline void check_torch(AOTITorchError code, const char* what) {
   throw make_error("internal", "PyTorch", std::string("could not ") + what);
 }
 
-// The allocator empties its cache before it says that there is no memory: so it is asked for more
-// than any GPU has. The stable ABI has no torch.cuda.empty_cache().
+// Empties PyTorch's cache by requesting more memory than any GPU has: the allocator frees its cache
+// before it reports an error. The stable ABI has no torch.cuda.empty_cache().
 inline void release_pytorch_cache(int32_t device) {
   const int64_t more_than_any_gpu = int64_t{1} << 44, stride = 1;  // bytes: 16 TiB
   AtenTensorHandle handle = nullptr;
@@ -65,7 +65,7 @@ inline void release_pytorch_cache(int32_t device) {
 
 using StreamGetter = AOTITorchError (*)(int32_t device, void** stream);
 
-// Looked up, not linked: one binary serves CPU-only builds of PyTorch too.
+// Looked up instead of linked, so that one binary works with CPU-only builds of PyTorch too.
 inline StreamGetter stream_getter() {
   static std::atomic<StreamGetter> known{nullptr};
   StreamGetter getter = known.load(std::memory_order_acquire);
@@ -91,7 +91,7 @@ inline Stream current_stream(int device) {
   return Stream(static_cast<CUstream_st*>(stream));
 }
 
-// A tensor whose address is passed whatever its strides: for kernels that know them.
+// A tensor whose address is passed regardless of its strides: for kernels that handle them.
 struct __attribute__((visibility("hidden"))) Strided {
   const Tensor& tensor;
 };
@@ -99,7 +99,8 @@ inline Strided strided(const Tensor& tensor) { return {tensor}; }
 
 namespace detail {
 
-// The address of a tensor's first element; sets the launch's device and stream by the first one.
+// Returns the address of a tensor's first element. The first tensor sets the launch's device and
+// stream.
 inline void* pack_tensor(AtenTensorHandle tensor, bool needs_contiguous, Packing& packing) {
   int32_t type = 0, index = 0;
   check_torch(aoti_torch_get_device_type(tensor, &type), "tell a tensor's device");
@@ -117,7 +118,7 @@ inline void* pack_tensor(AtenTensorHandle tensor, bool needs_contiguous, Packing
                      "cuda:" + std::to_string(packing.call.device),
                      "cuda:" + std::to_string(index));
   }
-  // A launch whose device is named goes to PyTorch's current stream of it, too.
+  // Also a launch with an explicit device uses PyTorch's current stream there.
   if (!packing.has_stream) packing.call.stream = current_stream(index).handle();
   packing.has_stream = true;
   bool contiguous = true;
@@ -174,7 +175,7 @@ struct Argument<Strided> : detail::TensorArgument {
     return detail::pack_tensor(strided.tensor.get(), false, packing);
   }
 };
-// A null pointer where there is none.
+// A missing tensor is a null pointer.
 template <>
 struct Argument<std::optional<Tensor>> : detail::TensorArgument {
   static uint32_t kind(const std::optional<Tensor>& tensor) {
@@ -187,7 +188,7 @@ struct Argument<std::optional<Tensor>> : detail::TensorArgument {
 
 // --- allocation, from PyTorch's caching allocator ---
 
-// A contiguous tensor on the device of `like`; its dtype, unless said otherwise.
+// Allocates a contiguous tensor on the device of `like`, with its dtype unless `dtype` is given.
 inline Tensor new_empty(const Tensor& like, const std::vector<int64_t>& sizes,
                         std::optional<ScalarType> dtype = std::nullopt) {
   std::vector<int64_t> strides(sizes.size());
@@ -211,7 +212,7 @@ inline Tensor new_empty(const Tensor& like, const std::vector<int64_t>& sizes,
   return Tensor(made);
 }
 
-// As torch.empty_like: with the strides of `like` where it lies dense in memory.
+// Like torch.empty_like: keeps the strides of `like` if it is dense in memory.
 inline Tensor empty_like(const Tensor& like) {
   bool contiguous = false;
   detail::check_torch(aoti_torch_is_contiguous(like.get(), &contiguous), "tell a tensor's layout");
@@ -234,7 +235,8 @@ inline Tensor empty_like(const Tensor& like) {
 
 namespace detail {
 
-// _C.so, which registers them: the one in this process, else the one that was built against.
+// Loads _C.so, which registers the ops: the one in this process, else TORCH_CUBIN_LIBRARY, else the
+// one built against or the one of libtorch_cubin's package.
 inline void* ops_library() {
   static void* const library = [] {
     std::string path;
@@ -279,7 +281,7 @@ Function* ops_function(const char* name) {
   return reinterpret_cast<Function*>(found);
 }
 
-// An error of torch_cubin's by its text, whose tag stands in it.
+// Restores an Error from its text, which contains the tag.
 inline Error error_of_text(const std::string& text) {
   const size_t open = text.find("torch_cubin ["), close = text.find("]: ", open);
   if (open == std::string::npos || close == std::string::npos) {
@@ -316,10 +318,10 @@ constexpr size_t kReturned<std::tuple<T...>> = sizeof...(T);
 
 }  // namespace detail
 
-// Registers torch_cubin's ops with PyTorch; ops:: below do so themselves.
+// Registers torch_cubin's ops with PyTorch; the functions in ops:: do this themselves.
 inline void load_ops() { detail::ops_library(); }
 
-// Registers the ops of a package (torch_cubin.save_package): call them with call().
+// Registers the ops of a package (torch_cubin.save_package), to be called with call().
 inline void load_package(const std::string& folder) {
   const char* text = nullptr;
   auto* load =
@@ -335,7 +337,7 @@ Result call(const char* op, const T&... arguments) {
       sizeof...(T) > detail::kReturned<Result> ? sizeof...(T) : detail::kReturned<Result>;
   StableIValue stack[kSlots] = {torch::stable::detail::from(arguments)...};
   auto* take = detail::ops_function<const char*(int)>("torch_cubin_v1_torch_last_error");
-  take(1);  // below torch 2.13 an error loses its text on its way here, but is kept there
+  take(1);  // clears the kept error text: before torch 2.13, PyTorch loses an error's text
   if (torch_call_dispatcher(op, "", stack, TORCH_ABI_VERSION) != AOTI_TORCH_SUCCESS) {
     const std::string text = take(0);
     if (!text.empty()) throw detail::error_of_text(text);
@@ -344,7 +346,7 @@ Result call(const char* op, const T&... arguments) {
   return detail::Returned<Result>::take(stack);
 }
 
-// The public ops of docs/ops.md and docs/attention.md.
+// The public ops (docs/ops.md, docs/attention.md).
 namespace ops {
 
 inline Tensor matmul(const Tensor& a, const Tensor& b) {
@@ -387,7 +389,8 @@ inline Tensor attention(const Tensor& query, const Tensor& key, const Tensor& va
 
 namespace detail {
 
-// What TORCH_BOX would take and fill with other bits: an int with half of one, a float with a double's.
+// Rejects types that TORCH_BOX would accept but fill with wrong bits: an int from half of an
+// int64_t, a float from a double's bits.
 template <class T>
 struct SchemaType {
   static_assert(sizeof(T) == 0,
