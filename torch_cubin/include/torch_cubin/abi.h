@@ -2,8 +2,8 @@
  *
  * The ABI is additive: functions and trailing fields of structs are added, nothing is changed or
  * removed. A struct's first field is its size as the caller knows it. A function that returns an
- * error returns null for success, otherwise an object that the caller frees. All functions are
- * thread-safe. This header needs neither CUDA's headers nor PyTorch. */
+ * error returns null for success, otherwise an object that the caller frees. Any thread may call
+ * any function. This header needs neither CUDA's headers nor PyTorch. */
 #ifndef TORCH_CUBIN_ABI_H_
 #define TORCH_CUBIN_ABI_H_
 
@@ -72,12 +72,11 @@ struct torch_cubin_v1_image {
 };
 
 #define TORCH_CUBIN_V1_NO_PTX 1u  /* PTX is ignored, and an error if there is nothing else */
-#define TORCH_CUBIN_V1_FOREVER 2u /* never unloaded; its launches are not counted */
+#define TORCH_CUBIN_V1_FOREVER 2u /* never unloaded; launches skip the count that unload needs */
 
 /* Opens a module from the bytes of one or more files, which are copied: cubins, fatbins, PTX, host
  * ELF files, C source with arrays, bundles of torch_cubin.embed. Does not call the driver. The
- * caller
- * owns one reference. `origin` names the module in errors; null: that of the first image. */
+ * caller owns one reference. `origin` names the module in errors; null: that of the first image. */
 TORCH_CUBIN_V1 torch_cubin_v1_error* torch_cubin_v1_module_open(
     const struct torch_cubin_v1_image* images, uint64_t count, const char* origin, uint32_t flags,
     torch_cubin_v1_module** out);
@@ -88,8 +87,8 @@ TORCH_CUBIN_V1 torch_cubin_v1_error* torch_cubin_v1_module_open_files(const char
                                                                       uint32_t flags,
                                                                       torch_cubin_v1_module** out);
 
-/* Reference counting. Releasing the last reference leaves the code loaded in the driver: only unload
- * frees it, since a launch or a CUDA graph may still need it. */
+/* Reference counting. Releasing the last reference leaves the code loaded in the driver: only
+ * unload frees it, since a launch or a CUDA graph may still need it. */
 TORCH_CUBIN_V1 void torch_cubin_v1_module_retain(torch_cubin_v1_module* module);
 TORCH_CUBIN_V1 void torch_cubin_v1_module_release(torch_cubin_v1_module* module);
 
@@ -117,8 +116,7 @@ TORCH_CUBIN_V1 torch_cubin_v1_error* torch_cubin_v1_module_preload(torch_cubin_v
 
 /* Waits for submitted work, then unloads everything from the driver, and *unloaded is 1. If a CUDA
  * graph has captured a kernel, or `keep` is not 0, everything stays loaded, and *unloaded is 0.
- * Either
- * way the module is closed: calls of its kernels are errors [closed]. */
+ * Either way the module is closed: calls of its kernels are errors [closed]. */
 TORCH_CUBIN_V1 torch_cubin_v1_error* torch_cubin_v1_module_unload(torch_cubin_v1_module* module,
                                                                   int32_t keep, int32_t* unloaded);
 
@@ -251,8 +249,7 @@ TORCH_CUBIN_V1 torch_cubin_v1_error* torch_cubin_v1_set_device(int32_t device);
 
 /* Sets the process-wide callback that is called if the driver has no memory for a kernel's code;
  * loading is then retried once. A caching allocator frees its cached memory there. null: none. It
- * may
- * be called on any thread, and must not call this library. */
+ * may be called on any thread, and must not call this library. */
 TORCH_CUBIN_V1 void torch_cubin_v1_set_release_cache(void (*release)(int32_t device));
 
 TORCH_CUBIN_V1 torch_cubin_v1_error* torch_cubin_v1_allocate(int32_t device, uint64_t bytes,

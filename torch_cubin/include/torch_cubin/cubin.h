@@ -979,7 +979,7 @@ class Module {
 
 #if TORCH_CUBIN_EXCEPTIONS
 // For statics: `static auto kernel = torch_cubin::embedded(my_cubin)["add_one"];` The module is
-// never unloaded, so its launches are not counted.
+// never unloaded, so its launches skip the count that unload needs.
 inline Module embedded(const Embedded& image) { return Module::embedded(image, Module::kForever); }
 inline Module embedded(std::string_view name) { return Module::embedded(name, Module::kForever); }
 #endif
