@@ -170,9 +170,9 @@ TORCH_CUBIN_V1 torch_cubin_v1_error* torch_cubin_v1_kernel_preload(torch_cubin_v
 /* An argument of a launch, checked against the binary's parameter table. */
 struct torch_cubin_v1_argument {
   uint32_t size; /* bytes */
-  uint32_t
-      kind; /* as for a parameter; from bit TORCH_CUBIN_V1_ELEMENT_SHIFT on the type of the value
-                    or of the pointed-to elements: 1 + its c10::ScalarType, 0 if unknown */
+  /* As for a parameter; from bit TORCH_CUBIN_V1_ELEMENT_SHIFT on the type of the value or of the
+   * pointed-to elements: 1 + its c10::ScalarType, 0 if unknown. */
+  uint32_t kind;
   const char* type; /* for errors: "float*" */
 };
 TORCH_CUBIN_V1 torch_cubin_v1_error* torch_cubin_v1_kernel_check(
