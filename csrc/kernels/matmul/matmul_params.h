@@ -28,8 +28,7 @@ struct MatmulParams {
   tc_int64 m, n, k;
   tc_int64 a_stride_m, a_stride_k;
   tc_int64 b_stride_k, b_stride_n;
-  tc_int64 c_stride_m,
-      c_stride_n;  // n and 1; 1 and m if a dot-product kernel's operands are swapped
+  tc_int64 c_stride_m, c_stride_n;  // n and 1; 1 and m with kFlagSwapped
   tc_int64 bias_stride;
   tc_int64 batch;                          // product of batch_size
   tc_int64 batch_size[kMaxBatchDims];      // innermost first, 1 where unused
