@@ -450,7 +450,7 @@ static PyObject* configure(PyObject* module, PyObject* arguments) {
   Py_INCREF(raise_error);
   state.raise_error = raise_error;
   state.launch = (char* (*)(void*, const struct torch_cubin_launch_call*))(uintptr_t)launch;
-  state.read_tensor = (int (*)(const void*, int32_t*, uint64_t*))(uintptr_t)read;
+  state.read_tensor = (int (*)(const void*, uint64_t, int32_t*, uint64_t*))(uintptr_t)read;
   state.tensor_at = tensor_at;
   state.keys_at = keys_at;
   state.device_keys = device_keys;

@@ -6,34 +6,26 @@ for its own attention. An op would add the uninitialised memory to its scores.
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 import torch
-from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from torch_cubin._ops import checks
+from torch_cubin._pytorch import imports
 
 _MASKED = ("cubin::scaled_dot_product_attention", "cubin::attention_forward")
-_class: Any = CausalBias
-_original = _class.__torch_function__.__func__
+# This module of PyTorch takes a second to import (sympy), so it is patched when a user imports it.
+_MODULE = "torch.nn.attention.bias"
 
 
-def _torch_function(
-    cls: type,
-    func: Any,
-    types: Any,
-    args: tuple[Any, ...] = (),
-    kwargs: dict[str, Any] | None = None,
-) -> Any:
-    name = _name_of(func)
-    if not _is_ours(name):
-        return _original(cls, func, types, args, kwargs)
-    kwargs = dict(kwargs or {})
+def _serve(module: ModuleType, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call of one of our ops that has a CausalBias among its arguments."""
     if name in _MASKED:
         names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "dropout_seed")
         given = {**dict(zip(names, args, strict=False)), **kwargs}
-        if isinstance(given.get("attn_mask"), CausalBias):
-            return _attend(name, given)
+        if isinstance(given.get("attn_mask"), module.CausalBias):
+            return _attend(module, name, given)
     checks.fail(
         f"{name.removeprefix('cubin::')}",
         "is given a tensor subclass without data",
@@ -44,11 +36,14 @@ def _torch_function(
     )
 
 
+_OP_TYPES = (type(torch.ops.aten.mm), type(torch.ops.aten.mm.default))
+
+
 def _name_of(func: Any) -> str:
-    """The name of an op or of its overload, e.g. cubin::matmul."""
-    if isinstance(func, torch._ops.OpOverloadPacket):
-        return func._qualified_op_name
-    return func._schema.name if isinstance(func, torch._ops.OpOverload) else ""
+    """The name of an op or of its overload, e.g. cubin::matmul; "" for other functions."""
+    if not isinstance(func, _OP_TYPES):
+        return ""
+    return "::".join(str(func).split(".")[:2])  # of "cubin.matmul.default"
 
 
 def _is_ours(name: str) -> bool:
@@ -59,7 +54,7 @@ def _is_ours(name: str) -> bool:
     return op.find(name) is not None
 
 
-def _attend(name: str, given: dict[str, Any]) -> Any:
+def _attend(module: ModuleType, name: str, given: dict[str, Any]) -> Any:
     op = name.removeprefix("cubin::")
     bias, query, key = given.pop("attn_mask"), given["query"], given["key"]
     sizes = (bias.seq_len_q, bias.seq_len_kv)
@@ -70,7 +65,7 @@ def _attend(name: str, given: dict[str, Any]) -> Any:
             f"one of {(query.shape[-2], key.shape[-2])}, without is_causal",
             f"one of {sizes}",
         )
-    if bias.variant == CausalVariant.UPPER_LEFT or sizes[0] == sizes[1]:
+    if bias.variant == module.CausalVariant.UPPER_LEFT or sizes[0] == sizes[1]:
         return getattr(torch.ops.cubin, op)(**given, is_causal=True)
     if op == "scaled_dot_product_attention" and given.get("dropout_p", 0.0) > 0:
         given["dropout_seed"] = torch.randint(2**63 - 1, (1,), device=query.device)
@@ -79,6 +74,24 @@ def _attend(name: str, given: dict[str, Any]) -> Any:
     return result[0] if op == "scaled_dot_product_attention" else result
 
 
+def _patch(module: ModuleType) -> None:
+    original = module.CausalBias.__torch_function__.__func__
+
+    def torch_function(
+        cls: type,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        name = _name_of(func)
+        if not _is_ours(name):
+            return original(cls, func, types, args, kwargs)
+        return _serve(module, name, args, kwargs or {})
+
+    module.CausalBias.__torch_function__ = classmethod(torch_function)
+
+
 def register() -> None:
     """Replaces __torch_function__ of the class, which PyTorch calls for ops with its instances."""
-    _class.__torch_function__ = classmethod(_torch_function)
+    imports.when_imported(_MODULE, _patch)
