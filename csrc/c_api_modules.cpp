@@ -7,6 +7,7 @@
 #include "cubin/demangle.h"
 #include "cubin/ptx.h"
 #include "declared/tensor_map_argument.h"
+#include "package/triton_notes.h"
 #include "package/user_images.h"
 #include "pytorch/stream.h"
 #include "pytorch/tensor.h"
@@ -67,18 +68,28 @@ void check_build(const T& value) {
 
 }  // namespace
 
+// {"cubin": ...}: the file of a path, which may be a folder of Triton's (package/triton_notes.h).
+TORCH_CUBIN_API char* torch_cubin_cubin_at(const char* path) {
+  return answer([&] { return json{{"cubin", cubin_at(given(path, "path"))}}; });
+}
+
 // Opens a module from the bytes of one or more files: {"handle": ..., "images": [...], "places":
-// [...]}, the places being where each image's bytes are until it is loaded. Never touches the
-// driver.
+// [...]}, the places being where each image's bytes are until it is loaded. Each file's path tells
+// where Triton's notes are; "" for bytes alone. Never touches the driver.
 TORCH_CUBIN_API char* torch_cubin_module_open(const uint8_t* const* data, const size_t* sizes,
-                                              const char* const* origins, size_t count,
+                                              const char* const* origins,
+                                              const char* const* paths, size_t count,
                                               const char* origin, int jit) {
   return answer([&] {
     std::vector<SourceImage> images;
     for (size_t i = 0; i < count; ++i) {
       const uint8_t* const bytes = given(given(data, "list of files")[i], "file");
       const char* const name = given(given(origins, "list of names")[i], "name");
-      append_source(images_of(bytes, given(sizes, "list of sizes")[i], name, jit != 0), images);
+      const char* const path = given(given(paths, "list of paths")[i], "path");
+      std::vector<SourceImage> found =
+          images_of(bytes, given(sizes, "list of sizes")[i], name, jit != 0);
+      if (*path != '\0') add_triton_notes(path, found);
+      append_source(std::move(found), images);
     }
     auto module = std::make_unique<Module>(std::move(images), given(origin, "name"));
     json out = {{"handle", handle_json(module.get())},
@@ -98,15 +109,31 @@ TORCH_CUBIN_API char* torch_cubin_module_open(const uint8_t* const* data, const 
   });
 }
 
-// {"handle": ..., "name": its symbol, "params": [what its files state of each]} of a kernel.
+// {"handle": ..., "name": its symbol, "params": [what its files state of each], "filled": what
+// launches get that callers do not pass, or null} of a kernel.
 TORCH_CUBIN_API char* torch_cubin_module_kernel(void* module, const char* name, size_t size) {
   return answer([&] {
     Kernel& kernel = module_of(module).kernel_called(name_of(name, size));
     json params = json::array();
     for (const ParamInfo& param : kernel.info().params) params.push_back(stated_json(param));
-    return json{
-        {"handle", handle_json(&kernel)}, {"name", kernel.name()}, {"params", std::move(params)}};
+    json filled;
+    if (const LaunchNotes* notes = filled_notes(kernel)) {
+      filled = {{"hidden", notes->hidden},
+                {"shared_memory", notes->shared_memory},
+                {"block", notes->threads},
+                {"cooperative", notes->cooperative},
+                {"programmatic_dependent_launch", notes->dependent}};
+    }
+    return json{{"handle", handle_json(&kernel)},
+                {"name", kernel.name()},
+                {"params", std::move(params)},
+                {"filled", std::move(filled)}};
   });
+}
+
+// {"advice": ...}: runtime/launch_notes.h.
+TORCH_CUBIN_API char* torch_cubin_hidden_advice(void* kernel, size_t count) {
+  return answer([&] { return json{{"advice", hidden_advice(kernel_of(kernel), count)}}; });
 }
 
 // {"symbols": [...]}: which of the "symbols" in `text` are called "name" (cubin/demangle.h).

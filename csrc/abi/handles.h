@@ -27,6 +27,8 @@ struct torch_cubin_v1_kernel {
   // Beside params: the element types that an argument may be, or point to, shifted by the one bit
   // of arguments that say none; all bits where the file states nothing.
   std::vector<uint64_t> takes;
+  // Where it is not null, params and takes lack its hidden parameters, which launches add.
+  const torch_cubin::LaunchNotes* filled = nullptr;
 };
 
 struct torch_cubin_v1_module {

@@ -72,13 +72,19 @@ std::string table_of(const torch_cubin_v1_kernel& kernel) {
   return text + (kernel.params.empty() ? " none." : ".");
 }
 
+std::string hidden_advice_of(const torch_cubin_v1_kernel& kernel, uint64_t given) {
+  const std::string advice = hidden_advice(*kernel.kernel, given);
+  return advice.empty() || kernel.filled != nullptr ? "" : " " + advice;
+}
+
 [[noreturn, gnu::cold]] void fail_arguments(const torch_cubin_v1_kernel& kernel,
                                             const torch_cubin_v1_argument* arguments,
                                             uint64_t count) {
   const std::string object = "kernel '" + printable(kernel.kernel->name()) + "'";
   if (count != kernel.params.size()) {
     fail({"params", object, "was given another number of arguments than it has parameters",
-          std::to_string(kernel.params.size()), std::to_string(count), table_of(kernel)});
+          std::to_string(kernel.params.size()), std::to_string(count),
+          table_of(kernel) + hidden_advice_of(kernel, count)});
   }
   uint64_t wrong = 0;
   while (fits(kernel.params[wrong], kernel.takes[wrong], arguments[wrong])) ++wrong;
@@ -100,15 +106,32 @@ std::string table_of(const torch_cubin_v1_kernel& kernel) {
         std::string(type) + " of " + counted(arguments[wrong].size, "byte"), table_of(kernel)});
 }
 
-// Replaces a block of 0, 0, 0 by the block size that the binary requires.
-void fill_block(const Kernel& kernel, int32_t device, torch_cubin_v1_launch_call& launch) {
+// Replaces a block of 0, 0, 0 by the block size that the notes or the binary require.
+void fill_block(const torch_cubin_v1_kernel& handle, int32_t device,
+                torch_cubin_v1_launch_call& launch) {
   if (launch.block[0] != 0 || launch.block[1] != 0 || launch.block[2] != 0) return;
+  if (handle.filled != nullptr) {
+    launch.block[0] = handle.filled->threads;
+    launch.block[1] = launch.block[2] = 1;
+    return;
+  }
+  const Kernel& kernel = *handle.kernel;
   const auto& required = kernel.info_on(device_of(device).index).required_block;
   if (required[0] == 0) {
     fail({"launch", "the launch of kernel '" + printable(kernel.name()) + "'",
           "says no block, and the binary demands none", "block(threads)", "none", ""});
   }
   std::copy(required.begin(), required.end(), launch.block);
+}
+
+// Adds what the notes say and the caller does not.
+void fill_shape(const torch_cubin_v1_kernel& handle, int32_t device,
+                torch_cubin_v1_launch_call& launch) {
+  fill_block(handle, device, launch);
+  if (handle.filled == nullptr) return;
+  if (launch.shared_memory == 0) launch.shared_memory = handle.filled->shared_memory;
+  if (handle.filled->cooperative) launch.flags |= TORCH_CUBIN_V1_COOPERATIVE;
+  if (handle.filled->dependent) launch.flags |= TORCH_CUBIN_V1_DEPENDENT;
 }
 
 // The start of the caller's struct as the runtime's type: a copy would add a tenth to a launch's
@@ -175,6 +198,22 @@ torch_cubin_v1_error* torch_cubin_v1_kernel_check(const torch_cubin_v1_kernel* k
   });
 }
 
+namespace {
+
+// A launch of which notes say the rest.
+[[gnu::cold]] void launch_filled(const torch_cubin_v1_kernel& kernel,
+                                 const torch_cubin_v1_launch_call& given) {
+  struct torch_cubin_v1_launch_call filled = from_caller(&given);
+  fill_shape(kernel, given.device, filled);
+  void* null = nullptr;
+  std::vector<void*> params(given.params, given.params + given.argument_count);
+  params.insert(params.end(), kernel.filled->hidden, &null);
+  filled.params = params.data();
+  torch_cubin::launch(*kernel.kernel, call_of(filled), nullptr);
+}
+
+}  // namespace
+
 [[gnu::hot]] torch_cubin_v1_error* torch_cubin_v1_launch(
     torch_cubin_v1_kernel* kernel, const struct torch_cubin_v1_launch_call* launch) {
   try {
@@ -185,9 +224,11 @@ torch_cubin_v1_error* torch_cubin_v1_kernel_check(const torch_cubin_v1_kernel* k
     if (!all_fit(*kernel, launch->arguments, launch->argument_count)) {
       fail_arguments(*kernel, launch->arguments, launch->argument_count);
     }
-    if (launch->block[0] == 0) {
+    if (kernel->filled != nullptr) {
+      launch_filled(*kernel, *launch);
+    } else if (launch->block[0] == 0) {
       struct torch_cubin_v1_launch_call filled = from_caller(launch);
-      fill_block(*kernel->kernel, launch->device, filled);
+      fill_block(*kernel, launch->device, filled);
       torch_cubin::launch(*kernel->kernel, call_of(filled), nullptr);
     } else {
       torch_cubin::launch(*kernel->kernel, call_of(*launch), nullptr);
@@ -204,7 +245,7 @@ torch_cubin_v1_error* torch_cubin_v1_kernel_occupancy(
     check_launch_struct(*launch);
     struct torch_cubin_v1_launch_call filled = from_caller(launch);
     const Device& device = device_of(launch->device);
-    fill_block(*kernel->kernel, device.index, filled);
+    fill_shape(*kernel, device.index, filled);
     *out = occupancy_of(*kernel->kernel, call_of(filled), device);
   });
 }

@@ -32,7 +32,11 @@ void check_flags(uint32_t flags) {
 std::unique_ptr<torch_cubin_v1_kernel> wrapped(Kernel& kernel) {
   auto made = std::make_unique<torch_cubin_v1_kernel>();
   made->kernel = &kernel;
-  for (const ParamInfo& param : kernel.info().params) {
+  made->filled = filled_notes(kernel);
+  const std::vector<ParamInfo>& params = kernel.info().params;
+  const size_t hidden = made->filled == nullptr ? 0 : made->filled->hidden;
+  for (size_t i = 0; i + hidden < params.size(); ++i) {
+    const ParamInfo& param = params[i];
     const uint32_t kind = param.kind == ParamKind::kPointer ? TORCH_CUBIN_V1_POINTER
                           : param.kind == ParamKind::kValue ? TORCH_CUBIN_V1_VALUE
                                                             : TORCH_CUBIN_V1_ANY;

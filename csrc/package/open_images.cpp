@@ -12,6 +12,7 @@
 #include "cubin/sniff.h"
 #include "package/files.h"
 #include "package/package_images.h"
+#include "package/triton_notes.h"
 #include "package/user_images.h"
 
 namespace torch_cubin {
@@ -64,9 +65,12 @@ std::vector<SourceImage> images_at_path(const std::string& path, bool jit) {
   if (!root.empty() && !is_regular_file(root) && is_regular_file(root + "/" + kManifest)) {
     return images_of_package(files_in_folder(root, Links::kInside), root, jit);
   }
-  const std::vector<uint8_t> bytes = read_file(path, kMaxImageBytes);
-  return images_in_memory(bytes.data(), bytes.size(), "file '" + printable(path, PATH_MAX) + "'",
-                          jit);
+  const std::string file = cubin_at(path);
+  const std::vector<uint8_t> bytes = read_file(file, kMaxImageBytes);
+  std::vector<SourceImage> images = images_in_memory(
+      bytes.data(), bytes.size(), "file '" + printable(file, PATH_MAX) + "'", jit);
+  add_triton_notes(path, images);
+  return images;
 }
 
 }  // namespace torch_cubin

@@ -17,8 +17,9 @@ constexpr uint64_t kUnknownSize = UINT64_MAX;
 std::vector<SourceImage> images_in_memory(const void* data, uint64_t size,
                                           const std::string& origin, bool jit);
 
-// The images of a file, or of a package: a folder with manifest.json, whose images are verified by
-// their sha256. Throws [file], [hash], [image].
+// The images of a file; of a package: a folder with manifest.json, whose images are verified by
+// their sha256; or of a folder of Triton's with one kernel (triton_notes.h). Throws [file], [hash],
+// [image], and [input] for notes of Triton's that are damaged.
 std::vector<SourceImage> images_at_path(const std::string& path, bool jit);
 
 }  // namespace torch_cubin

@@ -11,11 +11,13 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "cubin/error.h"
 #include "runtime/kernel.h"
+#include "runtime/launch_notes.h"
 #include "runtime/loaded_image.h"
 
 namespace torch_cubin {
@@ -32,6 +34,7 @@ struct SourceImage {
   // Images with the same number were built together: they come from one file, archive member,
   // package image, or file embedded by torch_cubin.embed.
   size_t source = 0;
+  std::optional<LaunchNotes> notes;  // of one kernel in it
 };
 
 // Returns the current stream of a device, for launches that name none. A null function pointer

@@ -10,7 +10,9 @@ import pytest
 from torch_cubin._native import library
 
 NULL = {
-    "module_open": (None, None, None, 1, None, 0),
+    "cubin_at": (None,),
+    "hidden_advice": (None, 1),
+    "module_open": (None, None, None, None, 1, None, 0),
     "module_kernel": (None, b"x", 1),
     "module_global": (None, 0, b"x", 1),
     "module_preload": (None, 0),

@@ -83,7 +83,7 @@ _UNSAID = Stated()
 
 
 def pack(
-    facts: KernelFacts, arguments: Sequence[Any], stated: Sequence[Stated] = ()
+    facts: KernelFacts, arguments: Sequence[Any], stated: Sequence[Stated] = (), handle: int = 0
 ) -> tuple[list[bytes], int | None]:
     """The bytes of every parameter, and the index of the device on which the arguments lie.
 
@@ -91,14 +91,8 @@ def pack(
     [input] for arguments that a kernel cannot take.
     """
     if len(arguments) != len(facts.params):
-        raise errors.fault(
-            "params",
-            f"kernel '{facts.name}'",
-            "was given another number of arguments than it has parameters",
-            expected=str(len(facts.params)),
-            got=str(len(arguments)),
-            advice=table(facts),
-        )
+        advice = library.hidden_advice(handle, len(arguments)) if handle else ""
+        raise wrong_count(facts, len(facts.params), len(arguments), advice)
     device: int | None = None
     pieces = []
     packer = _Packer(facts)
@@ -117,6 +111,17 @@ def pack(
             raise packer.refuse(problem, *devices, advice)
         device = where if device is None else device
     return pieces, device
+
+
+def wrong_count(facts: KernelFacts, expected: int, got: int, advice: str = "") -> errors.Error:
+    return errors.fault(
+        "params",
+        f"kernel '{facts.name}'",
+        "was given another number of arguments than it has parameters",
+        expected=str(expected),
+        got=str(got),
+        advice=f"{advice} {table(facts)}".lstrip(),
+    )
 
 
 def table(facts: KernelFacts) -> str:

@@ -69,7 +69,7 @@ def launch(
         if facts.required_block is None:
             raise _refuse(facts, "needs a block", "block=threads or block=(x, y, z)", "none")
         block = facts.required_block
-    pieces, device = _arguments.pack(facts, arguments, stated)
+    pieces, device = _arguments.pack(facts, arguments, stated, handle)
     call = Call(ctypes.sizeof(Call))
     call.grid = _triple(facts, "grid", grid)
     call.block = _triple(facts, "block", block)

@@ -18,9 +18,11 @@ from torch_cubin import errors
 from torch_cubin._inspection.inspect import Image, Ptx, _content
 from torch_cubin._inspection.inspect import Kernel as KernelFacts
 from torch_cubin._kernels import global_memory, launch
-from torch_cubin._kernels.arguments import Stated
+from torch_cubin._kernels.arguments import Stated, wrong_count
 from torch_cubin._kernels.launch import device_index
-from torch_cubin._kernels.sources import Known, Loaded, Source, aliases_of, opened, read_again
+from torch_cubin._kernels.sources import (
+    Known, Loaded, Source, aliases_of, opened, path_of, read_again,
+)  # fmt: skip
 from torch_cubin._native import library
 from torch_cubin._native.launcher import Launcher
 
@@ -98,6 +100,23 @@ class Kernel(Launcher):
         return f"<torch_cubin.Kernel '{self.name}' of {self.module.origin}>"
 
 
+class FilledKernel(Kernel):
+    """A kernel of a folder of Triton's: its notes give what a call does not say of the block,
+    shared memory and so on, and the hidden parameters at the end are null pointers."""
+
+    def __init__(self, module: Module, facts: KernelFacts, found: dict[str, Any]) -> None:
+        super().__init__(module, facts, found)
+        self._filled = dict(found["filled"])
+        self._hidden = self._filled.pop("hidden")
+
+    def __call__(self, /, *args: Any, **keywords: Any) -> None:
+        wanted = len(self.info.params) - self._hidden
+        if len(args) != wanted:
+            raise wrong_count(self.info, wanted, len(args))
+        hidden = [None] * self._hidden
+        super().__call__(*args, *hidden, **{**self._filled, **keywords})
+
+
 def _facts_of_all(facts: list[KernelFacts]) -> KernelFacts:
     """The facts of a kernel in several images: those of the first, and the block size required by
     all images that require one, for launches without `block`."""
@@ -156,8 +175,14 @@ class Module:
     context manager it unloads at the end.
     """
 
-    def __init__(self, sources: Sequence[tuple[bytes, str]], origin: str, jit: bool) -> None:
-        facts = library.open_module(sources, origin, jit)
+    def __init__(
+        self,
+        sources: Sequence[tuple[bytes, str]],
+        origin: str,
+        jit: bool,
+        paths: Sequence[str] = (),
+    ) -> None:
+        facts = library.open_module(sources, origin, jit, paths)
         self._jit = jit
         self._handle: int = facts["handle"]
         self._drop = weakref.finalize(self, _drop, self._handle)
@@ -213,7 +238,8 @@ class Module:
             symbol = found["name"]
             kernel = self._kernels.get(symbol)
             if kernel is None:
-                made = Kernel(self, self._facts[symbol], found)
+                kind = Kernel if found["filled"] is None else FilledKernel
+                made = kind(self, self._facts[symbol], found)
                 kernel = self._kernels.setdefault(symbol, made)
         return kernel
 
@@ -374,6 +400,8 @@ def load(source: Source | Sequence[Source], *, jit: bool = False) -> Module:
     images in one, are one module: of the images that have a kernel, each device gets the best
     (exactly its own sm_XYa, then its family, then the same major with the nearest lower minor).
     The bytes are checked now; the driver is first asked at the first launch, so this needs no GPU.
+    A folder of Triton's cache with one kernel (NAME.cubin, NAME.json) is opened, too: calls pass
+    the user's arguments and the grid.
     PTX is taken only with `jit=True`: then the driver compiles it where no cubin runs.
 
     Raises FileError [file] for a path that cannot be read, ImageError [image] for bytes that are no
@@ -392,7 +420,7 @@ def load(source: Source | Sequence[Source], *, jit: bool = False) -> Module:
     origin = sources[0][1]
     if len(sources) > 1:
         origin += f" and {len(sources) - 1} more"
-    module = Module(sources, origin, jit)
+    module = Module(sources, origin, jit, [path_of(one) for one, _ in found])
     module._name(aliases_of(source), None)
     # Paths are read again, and bytes belong to the caller: nothing is stored twice.
     module._sources = [(one, name, hashlib.sha256(data).hexdigest()) for one, (data, name) in found]

@@ -37,6 +37,8 @@ def _loaded(source: Stored, what: str) -> Loaded:
         expected = "str, os.PathLike or bytes, cuda.core's ObjectCode, or a list of these"
         raise errors.wrong_type("torch_cubin.load argument 'source'", expected, source)
     path = os.fsdecode(source)
+    if os.path.isdir(path):
+        path = library.cubin_at(path)
     data = _read(path)
     if path.endswith((".cu", ".cuh")) and b"__global__" in data:
         raise errors.fault(
@@ -62,6 +64,11 @@ def opened(source: Any, what: str) -> list[tuple[Any, Loaded]]:
         (member, Loaded(data, f"{origin}: '{shown(member.name)}'"))
         for member, data in archive.members(source, origin)
     ]
+
+
+def path_of(source: Stored) -> str:
+    """The file or folder that a source names; "" for bytes and members of archives."""
+    return os.fsdecode(source) if isinstance(source, (str, os.PathLike)) else ""
 
 
 def read_again(known: Sequence[Known]) -> list[Loaded]:
@@ -125,4 +132,5 @@ def _archive_origin(source: Any, what: str) -> str:
     return _origin(os.fsdecode(source)) if isinstance(source, (str, os.PathLike)) else what
 
 
-__all__ = ["Known", "Loaded", "Source", "aliases_of", "by_kernel", "opened", "read_again"]
+__all__ = ["Known", "Loaded", "Source", "aliases_of", "by_kernel", "opened", "path_of",
+    "read_again"]

@@ -97,8 +97,10 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "check_attention": [_TEXT],
     "check_product": [_TEXT],
     "check_call": [_TEXT],
-    "module_open": [_TEXTS, _SIZES, _TEXTS, _SIZE, _TEXT, _INT],
+    "cubin_at": [_TEXT],
+    "module_open": [_TEXTS, _SIZES, _TEXTS, _TEXTS, _SIZE, _TEXT, _INT],
     "module_kernel": [_HANDLE, _TEXT, _SIZE],
+    "hidden_advice": [_HANDLE, _SIZE],
     "symbols_called": [_TEXT],
     "module_global": [_HANDLE, _INT, _TEXT, _SIZE],
     "module_preload": [_HANDLE, _INT],
@@ -214,9 +216,29 @@ def launches() -> int:
     return load().torch_cubin_launches()
 
 
-def open_module(sources: Sequence[tuple[bytes, str]], origin: str, jit: bool) -> dict[str, Any]:
-    """Opens a module of images (bytes, name for errors); returns its "handle" and their facts."""
-    return _answer(load().torch_cubin_module_open(*_sources(sources), _text(origin), bool(jit)))
+def cubin_at(path: str) -> str:
+    """The path itself; for a folder of Triton's that of its cubin (csrc/package/triton_notes.h)."""
+    return os.fsdecode(_answer(load().torch_cubin_cubin_at(os.fsencode(path)))["cubin"])
+
+
+def hidden_advice(kernel: int, count: int) -> str:
+    """What to do about parameters that a compiler added, for a call with `count` arguments."""
+    return _answer(load().torch_cubin_hidden_advice(kernel, count))["advice"]
+
+
+def open_module(
+    sources: Sequence[tuple[bytes, str]], origin: str, jit: bool, paths: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Opens a module of images (bytes, name for errors); returns its "handle" and their facts.
+
+    `paths`: the file, or folder of Triton's, that each was read from, or "".
+    """
+    data, sizes, names, count = _sources(sources)
+    noted = (ctypes.c_char_p * count)(*map(os.fsencode, paths or [""] * count))
+    answer = load().torch_cubin_module_open(
+        data, sizes, names, noted, count, _text(origin), bool(jit)
+    )
+    return _answer(answer)
 
 
 def images(
