@@ -77,9 +77,8 @@ TORCH_CUBIN_API char* torch_cubin_cubin_at(const char* path) {
 // [...]}, the places being where each image's bytes are until it is loaded. Each file's path tells
 // where Triton's notes are; "" for bytes alone. Never touches the driver.
 TORCH_CUBIN_API char* torch_cubin_module_open(const uint8_t* const* data, const size_t* sizes,
-                                              const char* const* origins,
-                                              const char* const* paths, size_t count,
-                                              const char* origin, int jit) {
+                                              const char* const* origins, const char* const* paths,
+                                              size_t count, const char* origin, int jit) {
   return answer([&] {
     std::vector<SourceImage> images;
     for (size_t i = 0; i < count; ++i) {

@@ -67,8 +67,8 @@ std::vector<SourceImage> images_at_path(const std::string& path, bool jit) {
   }
   const std::string file = cubin_at(path);
   const std::vector<uint8_t> bytes = read_file(file, kMaxImageBytes);
-  std::vector<SourceImage> images = images_in_memory(
-      bytes.data(), bytes.size(), "file '" + printable(file, PATH_MAX) + "'", jit);
+  std::vector<SourceImage> images =
+      images_in_memory(bytes.data(), bytes.size(), "file '" + printable(file, PATH_MAX) + "'", jit);
   add_triton_notes(path, images);
   return images;
 }

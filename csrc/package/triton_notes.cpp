@@ -62,8 +62,8 @@ LaunchNotes notes_from(const json& found, const std::string& origin) {
   notes.kernel = fields.text("name");
   notes.shared_memory = fields.integer("shared", 0, kMostBytes);
   const bool says_lanes = fields.find("warp_size") != nullptr;
-  notes.threads = fields.integer("num_warps", 1, 64) *
-                  (says_lanes ? fields.integer("warp_size", 1, 64) : 32);
+  notes.threads =
+      fields.integer("num_warps", 1, 64) * (says_lanes ? fields.integer("warp_size", 1, 64) : 32);
   for (const char* name : {"global_scratch_size", "profile_scratch_size"}) {
     if (fields.find(name) == nullptr) continue;  // an older Triton, without this parameter
     ++notes.hidden;
@@ -119,7 +119,8 @@ void add_triton_notes(const std::string& path, std::vector<SourceImage>& images)
     const std::optional<json> found = triton_json(notes_path(cubin));
     if (!found.has_value()) {
       if (!folder) return;
-      fail({"input", origin, "does not describe a Triton kernel", "num_warps, shared, ...", "", ""});
+      fail(
+          {"input", origin, "does not describe a Triton kernel", "num_warps, shared, ...", "", ""});
     }
     notes = notes_from(*found, origin);
     notes.is_filled = folder;

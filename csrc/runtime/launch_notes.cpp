@@ -73,7 +73,7 @@ std::string hidden_advice(const Kernel& kernel, size_t given) {
   for (size_t i = given; i < params.size(); ++i) {
     if (params[i].kind != ParamKind::kPointer) return "";
   }
-  return "A kernel of Triton's: the last " + hidden_pointers(missing) +
+  return "In a kernel of Triton's the last " + hidden_pointers(missing) +
          " to scratch memory; pass null pointers where its .json says global_scratch_size and "
          "profile_scratch_size 0.";
 }

@@ -297,6 +297,35 @@ void bad_arguments() {
   REFUSED("internal", "flags", Module::from_file(path, 1u << 20));
 }
 
+// A folder of Triton's cache: the notes beside the cubin say what the caller does not.
+void triton_folder() {
+  const std::string folder = g_folder + "/triton/cache_3.6.0_sm_80";
+  Module module = Module::from_file(folder);
+  Kernel copy = module["copy_tile"];
+  CHECK(copy.parameters().size() == 12);
+  std::vector<int> sizes;
+  for (const Parameter& p : copy.parameters()) sizes.push_back(static_cast<int>(p.size));
+  sizes.insert(sizes.end(), {8, 8});
+  fake<void(const char*, int, const int*)>("fake_declare")("copy_tile", 14, sizes.data());
+  auto* x = reinterpret_cast<float*>(0x10000000000);
+  const int64_t n = 64;
+  copy(launch(grid(3)), x, n, n, n, n, true, 1, 2, n, n, x, 5);
+  CHECK(has(last_launch(),
+            "\"grid\": [3, 1, 1], \"block\": [128, 1, 1], \"shared\": 4096, \"stream\": 0"));
+  CHECK(has(last_launch(), "\"05000000\", \"0000000000000000\", \"0000000000000000\"]"));
+  copy(launch(grid(1), block(128)).shared_memory(8192), x, n, n, n, n, true, 1, 2, n, n, x, 5);
+  CHECK(has(last_launch(), "\"shared\": 8192"));
+  CHECK(copy.occupancy(launch(grid(1))) > 0);
+  REFUSED("params", "expected 12, got 1", copy(launch(grid(1)), x));
+  REFUSED("params", "the last 2 parameters are hidden pointers",
+          Module::from_file(folder + "/copy_tile.cubin")["copy_tile"](launch(grid(1)), x));
+  REFUSED("file", "add.cubin, copy_tile.cubin",
+          Module::from_file(g_folder + "/triton/cache_3.6.0_sm_90a"));
+  REFUSED("file", "holds no kernel", Module::from_file(g_folder + "/triton"));
+  REFUSED("params", "differently from each of two folders",
+          Module::from_files({folder, g_folder + "/triton/cache_3.9.0_sm_80"})["copy_tile"]);
+}
+
 void bad_images() {
   REFUSED("file", "could not be read", Module::from_file("/nowhere/x.cubin"));
   REFUSED("file", "", Module::from_file(g_folder));
@@ -544,6 +573,7 @@ int main(int count, char** arguments) {
     devices();
     memory();
     bad_arguments();
+    triton_folder();
     bad_images();
     memory_images();
     without_exceptions();

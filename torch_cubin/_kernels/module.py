@@ -21,7 +21,13 @@ from torch_cubin._kernels import global_memory, launch
 from torch_cubin._kernels.arguments import Stated, wrong_count
 from torch_cubin._kernels.launch import device_index
 from torch_cubin._kernels.sources import (
-    Known, Loaded, Source, aliases_of, opened, path_of, read_again,
+    Known,
+    Loaded,
+    Source,
+    aliases_of,
+    opened,
+    path_of,
+    read_again,
 )  # fmt: skip
 from torch_cubin._native import library
 from torch_cubin._native.launcher import Launcher

@@ -132,5 +132,13 @@ def _archive_origin(source: Any, what: str) -> str:
     return _origin(os.fsdecode(source)) if isinstance(source, (str, os.PathLike)) else what
 
 
-__all__ = ["Known", "Loaded", "Source", "aliases_of", "by_kernel", "opened", "path_of",
-    "read_again"]
+__all__ = [
+    "Known",
+    "Loaded",
+    "Source",
+    "aliases_of",
+    "by_kernel",
+    "opened",
+    "path_of",
+    "read_again",
+]
