@@ -8,12 +8,18 @@ import shutil
 from pathlib import Path
 
 import pytest
-from fake_driver import tensors
+import torch
 
 import torch_cubin
 from torch_cubin import errors
 
 CACHE = Path(__file__).parents[1] / "data" / "triton" / "cache_3.6.0_sm_90a"
+
+
+@pytest.fixture(autouse=True)
+def device(monkeypatch) -> None:
+    """Where launches go, which PyTorch's CPU build cannot say."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
 
 
 @pytest.fixture
@@ -32,7 +38,7 @@ def test_a_launch_takes_the_users_arguments(driver, folder) -> None:
     change(folder, shared=512, launch_cooperative_grid=True)
     module = torch_cubin.load(folder)
     driver.declare(module)
-    x = tensors.empty(64)
+    x = torch.zeros(64)
     for kernel in (module["add"], pickle.loads(pickle.dumps(module["add"]))):
         kernel(x, x, x, 64, grid=2)
         launch = driver.launches()[-1]
@@ -49,6 +55,6 @@ def test_a_launch_takes_the_users_arguments(driver, folder) -> None:
 def test_the_cubin_itself_takes_every_parameter(driver, folder) -> None:
     module = torch_cubin.load(folder / "add.cubin")
     driver.declare(module)
-    x = tensors.empty(64)
+    x = torch.zeros(64)
     module["add"](x, x, x, 64, None, None, grid=2, block=128)
     assert driver.launches()[-1]["shared"] == 0
