@@ -10,6 +10,7 @@
 
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <string>
@@ -299,31 +300,37 @@ void bad_arguments() {
 
 // A folder of Triton's cache: the notes beside the cubin say what the caller does not.
 void triton_folder() {
-  const std::string folder = g_folder + "/triton/cache_3.6.0_sm_80";
+  const std::string cache = g_folder + "/triton/cache_3.6.0_sm_90a";
+  char name[] = "/tmp/check_cubin_XXXXXX";
+  const std::string folder = mkdtemp(name);
+  std::filesystem::copy(cache + "/add.cubin", folder);
+  std::filesystem::copy(cache + "/add.json", folder);
   Module module = Module::from_file(folder);
-  Kernel copy = module["copy_tile"];
-  CHECK(copy.parameters().size() == 12);
-  std::vector<int> sizes;
-  for (const Parameter& p : copy.parameters()) sizes.push_back(static_cast<int>(p.size));
-  sizes.insert(sizes.end(), {8, 8});
-  fake<void(const char*, int, const int*)>("fake_declare")("copy_tile", 14, sizes.data());
+  Kernel add = module["add"];
+  CHECK(add.parameters().size() == 4);
+  const int sizes[] = {8, 8, 8, 4, 8, 8};
+  fake<void(const char*, int, const int*)>("fake_declare")("add", 6, sizes);
   auto* x = reinterpret_cast<float*>(0x10000000000);
-  const int64_t n = 64;
-  copy(launch(grid(3)), x, n, n, n, n, true, 1, 2, n, n, x, 5);
-  CHECK(has(last_launch(),
-            "\"grid\": [3, 1, 1], \"block\": [128, 1, 1], \"shared\": 4096, \"stream\": 0"));
+  add(launch(grid(3)), x, x, x, 5);
+  CHECK(has(last_launch(), "\"grid\": [3, 1, 1], \"block\": [128, 1, 1], \"shared\": 0"));
   CHECK(has(last_launch(), "\"05000000\", \"0000000000000000\", \"0000000000000000\"]"));
-  copy(launch(grid(1), block(128)).shared_memory(8192), x, n, n, n, n, true, 1, 2, n, n, x, 5);
+  add(launch(grid(1), block(128)).shared_memory(8192), x, x, x, 5);
   CHECK(has(last_launch(), "\"shared\": 8192"));
-  CHECK(copy.occupancy(launch(grid(1))) > 0);
-  REFUSED("params", "expected 12, got 1", copy(launch(grid(1)), x));
+  CHECK(add.occupancy(launch(grid(1))) > 0);
+  REFUSED("params", "expected 4, got 1", add(launch(grid(1)), x));
   REFUSED("params", "the last 2 parameters are hidden pointers",
-          Module::from_file(folder + "/copy_tile.cubin")["copy_tile"](launch(grid(1)), x));
-  REFUSED("file", "add.cubin, copy_tile.cubin",
-          Module::from_file(g_folder + "/triton/cache_3.6.0_sm_90a"));
+          Module::from_file(folder + "/add.cubin")["add"](launch(grid(1)), x, x, x, 5));
+  REFUSED("file", "add.cubin, copy_tile.cubin", Module::from_file(cache));
   REFUSED("file", "holds no kernel", Module::from_file(g_folder + "/triton"));
-  REFUSED("params", "differently from each of two folders",
-          Module::from_files({folder, g_folder + "/triton/cache_3.9.0_sm_80"})["copy_tile"]);
+  {
+    std::ofstream notes(folder + "/add.json");
+    notes << R"({"name": "add", "num_warps": 4, "shared": 512, "launch_pdl": true,
+                 "global_scratch_size": 0, "profile_scratch_size": 0})";
+  }
+  Module::from_file(folder)["add"](launch(grid(1)), x, x, x, 5);
+  CHECK(has(last_launch(), "\"shared\": 512"));
+  CHECK(has(last_launch(), "\"6\": [1]"));  // programmatic stream serialization
+  std::filesystem::remove_all(folder);
 }
 
 void bad_images() {
