@@ -197,6 +197,8 @@ void Module::fail_no_kernel(const std::string& name) const {
 }
 
 Kernel& Module::kernel_called(const std::string& name) {
+  refuse_forked();
+  const Use use(*this);
   {
     std::lock_guard<std::mutex> lock(kernels_mutex_);
     const auto called = called_.find(name);
@@ -209,8 +211,8 @@ Kernel& Module::kernel_called(const std::string& name) {
 }
 
 // The single symbol in `called`, or `name` if it is empty. Throws if there are several.
-const std::string& Module::one_of(const std::vector<std::string>& called, const std::string& name,
-                                  const char* what) const {
+std::string Module::one_of(const std::vector<std::string>& called, const std::string& name,
+                           const char* what) const {
   if (called.empty()) return name;
   if (called.size() == 1) return called.front();
   std::string found;

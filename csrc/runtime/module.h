@@ -148,8 +148,8 @@ class Module {
   void find_different_params();
   KernelInfo facts_of(const std::string& name) const;
   [[noreturn]] void fail_no_kernel(const std::string& name) const;
-  const std::string& one_of(const std::vector<std::string>& called, const std::string& name,
-                            const char* what) const;
+  std::string one_of(const std::vector<std::string>& called, const std::string& name,
+                     const char* what) const;
   std::vector<std::string> variable_names() const;
   std::string variable_called(const std::string& name) const;
   void refuse_during_capture(const Device& device, CurrentStream current_stream) const;
