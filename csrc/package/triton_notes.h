@@ -1,4 +1,4 @@
-// What Triton writes beside a cubin in its cache and dump folders: NAME.json with NAME.cubin.
+// What Triton writes beside a cubin in a cache folder: NAME.json with NAME.cubin.
 #pragma once
 
 #include <string>

@@ -91,3 +91,11 @@ def test_kernels_of_two_folders_must_agree(folder, tmp_path_factory) -> None:
         torch_cubin.load([folder, other])["add"]
     with pytest.raises(errors.ParamsError, match="in a file that does not"):
         torch_cubin.load([folder, other / "add.cubin"])["add"]
+
+
+@pytest.mark.parametrize(("version", "hidden"), [("3.4.0", 1), ("3.6.0", 2), ("3.9.0", 2)])
+def test_each_version_says_how_many_parameters_it_adds(version: str, hidden: int) -> None:
+    kernel = torch_cubin.load(CACHE.parent / f"cache_{version}_sm_80")["copy_tile"]
+    wanted = len(kernel.info.params) - hidden
+    with pytest.raises(errors.ParamsError, match=f"expected {wanted}, got 0"):
+        kernel(grid=1)
