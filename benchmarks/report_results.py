@@ -102,18 +102,6 @@ def added_masks(content: Any) -> Iterator[Line]:
                 yield Line("added masks", line["mask"], peer / line[direction], column)
 
 
-def trained_sinks(content: Any) -> Iterator[Line]:
-    """bench_trained_sinks.py: time without sinks over that with them."""
-    size = ""
-    for name, times in content["microseconds"].items():
-        # "the same, ..." differs from the last size that was named in full.
-        same = name.startswith("the same")
-        size = size if same else name.rpartition(",")[0]
-        case = name.replace("the same", size)
-        for column in ("sinks", "sinks that learn"):
-            yield Line("sinks", case, times["no sinks"] / times[column], column)
-
-
 def float8(content: Any) -> Iterator[Line]:
     """bench_attention.py --only forward_e4m3: our bfloat16's time over ours of float8."""
     for line in content["results"]:

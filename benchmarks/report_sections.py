@@ -85,16 +85,6 @@ SECTIONS = (
         by_case=True,
     ),
     Section(
-        title="Attention: sinks in training",
-        results="trained_sinks",
-        read=report_results.trained_sinks,
-        command="benchmarks/bench_trained_sinks.py --json FILE",
-        about="Forward and backward of one sequence through autograd: the time without sinks over "
-        "the time with them.",
-        groups={"sinks": ""},
-        by_case=True,
-    ),
-    Section(
         title="Attention of float8_e4m3fn",
         results="attention_e4m3",
         read=report_results.float8,
@@ -105,12 +95,29 @@ SECTIONS = (
         by_case=True,
     ),
     Section(
+        title="Products of models",
+        results="model_products",
+        read=report_results.listed,
+        command="benchmarks/bench_models.py --products --json FILE",
+        about="The products of the blocks of 28 public models, between layer norms: cuBLAS's time "
+        "over ours. dW with db: the gradients of weight and bias together.",
+        groups={
+            "models: forward, in context": "forward",
+            "models: dX, in context": "dX",
+            "models: dW, in context": "dW",
+            "models: dW, db, in context": "dW with db",
+        },
+        goals=goals.MODELS,
+    ),
+    Section(
         title="Model blocks",
-        results="models",
+        results="model_blocks",
         read=report_results.listed,
         command="benchmarks/bench_models.py --blocks --json FILE",
-        about="Stock PyTorch's time over that under `drop_in()`.",
-        groups={"block forward": "forward", "block training": "forward and backward"},
+        about="One transformer block in a CUDA graph: stock PyTorch's time, with its best "
+        "attention backend, over that under `drop_in()`.",
+        groups={"blocks: forward": "forward", "blocks: training": "forward and backward"},
+        goals=goals.MODELS,
     ),
     Section(
         title="Triton kernels as ops",
@@ -130,6 +137,6 @@ README_ROWS = (
     ("16-bit products, rows that begin anywhere", "goals", "odd"),
     ("attention, forward", "attention_goals", "forward"),
     ("attention, backward", "attention_goals", "backward"),
-    ("model block, forward", "models", "block forward"),
-    ("model block, training", "models", "block training"),
+    ("model block, forward", "model_blocks", "blocks: forward"),
+    ("model block, training", "model_blocks", "blocks: training"),
 )
