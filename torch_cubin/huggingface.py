@@ -106,11 +106,11 @@ def _needs_mask(config_class: type) -> bool:
 
 @cache
 def _find_needs_mask(config_class: type) -> bool:
-    """Whether a causal model cannot rely on `is_causal`: it was never made for "sdpa", and its
-    layers take `is_causal` from callers that may not give it (BigBird-Pegasus)."""
+    """Whether a model was never made for "sdpa", so that its layers may not say `is_causal`
+    (BigBird-Pegasus, ALIGN). Then every causal call gets a mask, and no mask means none."""
     return any(
         any(getattr(cls, "_supports_sdpa", None) is False for cls in classes)
-        and any(_asks(x) and "is_causal" in inspect.signature(x).parameters for x in classes)
+        and any(_asks(x) for x in classes)
         for classes in _classes_beside(config_class)
     )
 
@@ -175,7 +175,8 @@ def attention(
     """The function that transformers calls for a layer.
 
     Args:
-        module: the layer; `module.is_causal` (default True) applies if there is no mask.
+        module: the layer; `module.is_causal` applies if there is no mask (default: True, False for
+            models that were never made for "sdpa").
         query: (batch, heads, rows, head_dim).
         key: (batch, heads that divide those of query, columns, head_dim).
         value: as key; head_dim may be another.
@@ -204,7 +205,8 @@ def attention(
         if not torch.compiler.is_compiling():
             report.count_declined(f"{_REPORTED} weights", "output_attentions")
     if is_causal is None:
-        is_causal = getattr(module, "is_causal", True)
+        config_class = type(getattr(module, "config", None))
+        is_causal = getattr(module, "is_causal", not _needs_mask(config_class))
     offsets = None
     if cu_seq_lens_q is not None and cu_seq_lens_k is not None:
         offsets = (cu_seq_lens_q, cu_seq_lens_k)

@@ -411,3 +411,19 @@ def test_a_model_with_layers_of_both_kinds_is_causal(device):
         with torch.no_grad():
             results.append(model.to(device).eval()(input_ids=ids).logits)
     torch.testing.assert_close(*results, rtol=1e-3, atol=1e-5)
+
+
+def test_an_encoder_that_was_never_made_for_sdpa_is_not_causal(device):
+    """ALIGN's text layers have no `is_causal`, and without a mask every token sees every other."""
+    config = transformers.AlignTextConfig(
+        vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        intermediate_size=48,
+    )  # fmt: skip
+    ids = torch.arange(3, 12, device=device)[None]
+    results = []
+    for name in ("eager", "cubin"):
+        torch.manual_seed(0)
+        model = transformers.AlignTextModel._from_config(config, attn_implementation=name)
+        with torch.no_grad():
+            results.append(model.to(device).eval()(input_ids=ids).last_hidden_state)
+    torch.testing.assert_close(*results, rtol=1e-3, atol=1e-5)
