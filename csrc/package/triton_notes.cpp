@@ -18,7 +18,7 @@ namespace {
 using nlohmann::json;
 
 constexpr size_t kMaxNotesBytes = 16 << 20;
-constexpr int64_t kMostBytes = INT_MAX;
+constexpr int64_t kMostNotesBytes = INT_MAX;
 constexpr char kCubin[] = ".cubin";
 constexpr size_t kCubinLetters = sizeof(kCubin) - 1;
 
@@ -60,14 +60,14 @@ LaunchNotes notes_from(const json& found, const std::string& origin) {
   LaunchNotes notes;
   notes.origin = origin;
   notes.kernel = fields.text("name");
-  notes.shared_memory = fields.integer("shared", 0, kMostBytes);
+  notes.shared_memory = fields.integer("shared", 0, kMostNotesBytes);
   const bool says_lanes = fields.find("warp_size") != nullptr;
   notes.threads =
       fields.integer("num_warps", 1, 64) * (says_lanes ? fields.integer("warp_size", 1, 64) : 32);
   for (const char* name : {"global_scratch_size", "profile_scratch_size"}) {
     if (fields.find(name) == nullptr) continue;  // an older Triton, without this parameter
     ++notes.hidden;
-    notes.scratch += fields.integer(name, 0, kMostBytes);
+    notes.scratch += fields.integer(name, 0, kMostNotesBytes);
   }
   notes.cooperative = fields.truth("launch_cooperative_grid", false);
   notes.dependent = fields.truth("launch_pdl", false);

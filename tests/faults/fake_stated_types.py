@@ -9,7 +9,7 @@ import numpy
 import pytest
 import torch
 from fake_driver import tensors
-from stated_cubins import TMPL, cubin, entry, ptx
+from unit.stated_cubins import TMPL, cubin, entry, ptx
 
 import torch_cubin
 from torch_cubin import errors

@@ -180,7 +180,7 @@ def test_a_library_contains_the_signature(tmp_path: Path, key, python, monkeypat
     # An image that was exchanged with its entry in the bundle, but not in the manifest.
     (image,) = path.glob("*.cubin")
     image.write_bytes(image.read_bytes() + bytes(8))
-    monkeypatch.setattr(torch_cubin.embed, "_package_files", lambda folder: {
+    monkeypatch.setattr(torch_cubin.embed._program, "package_files", lambda folder: {
         file.name: file for file in sorted(path.iterdir())
     })  # fmt: skip
     torch_cubin.embed.write_unit(unit, package=path, name="signed")

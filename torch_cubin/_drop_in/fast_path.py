@@ -30,7 +30,7 @@ def _get_fastpath_enabled() -> bool:
     own switch is one for all threads: set for one thread, it would make the nested tensors of
     another fail.
     """
-    if not torch.jit.is_scripting():  # type: ignore[attr-defined]  # public, but not in __all__
+    if not torch.jit.is_scripting():
         modes = pytorch_modes.function_modes()
         return pytorch_modes.fast_path_is_on() and not any(
             isinstance(mode, _serving) for mode in modes

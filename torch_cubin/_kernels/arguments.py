@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.nn.attention.bias import CausalBias
 
 from torch_cubin import errors
 from torch_cubin._inspection.inspect import Kernel as KernelFacts
@@ -286,7 +285,8 @@ class _Packer:
         if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
             advice = "Fake and wrapped tensors need an op: torch_cubin.define_op."
             raise self.refuse(_NO_MEMORY, "a plain tensor", type(tensor).__name__, advice)
-        if isinstance(tensor, CausalBias):  # its memory is uninitialised
+        # By name, because importing its class takes a second; its memory is uninitialised.
+        if type(tensor).__module__ == "torch.nn.attention.bias":
             raise self.refuse(_NO_MEMORY, "a plain tensor", "torch.nn.attention.bias.CausalBias")
         device = tensor.device
         if device.type != DEVICE_TYPE:

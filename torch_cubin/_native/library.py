@@ -322,6 +322,8 @@ def module_kernel(module: int, name: str) -> dict[str, Any]:
 
 def symbols_called(symbols: Iterable[str], name: str) -> list[str]:
     """The symbols that `name` refers to: one rule for kernels and variables everywhere."""
+    if any("\ud800" <= character <= "\udfff" for character in name):
+        return []  # no UTF-8 text, and so no symbol, has a surrogate
     text = json.dumps({"symbols": list(symbols), "name": name}).encode()
     return _answer(load().torch_cubin_symbols_called(text))["symbols"]
 
