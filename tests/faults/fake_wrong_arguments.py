@@ -324,6 +324,7 @@ def test_objects_that_raise(driver, vec_add):
 @pytest.mark.fault_case(40)
 def test_fake_and_wrapped_tensors_are_refused(driver, vec_add):
     from torch._subclasses import FakeTensorMode
+    from torch.nn.attention.bias import causal_upper_left
 
     with FakeTensorMode(), pytest.raises(errors.InputError, match="pass by FakeTensorMode"):
         vec_add(torch.zeros(3), x, x, 64, grid=1, block=1)
@@ -335,7 +336,7 @@ def test_fake_and_wrapped_tensors_are_refused(driver, vec_add):
 
     torch.func.vmap(inside)(torch.zeros(2, 3))
     with pytest.raises(errors.InputError, match=r"no memory of its own.*CausalBias"):
-        vec_add(torch.nn.attention.bias.causal_upper_left(8, 8), x, x, 64, grid=1, block=1)
+        vec_add(causal_upper_left(8, 8), x, x, 64, grid=1, block=1)
     assert driver.launches() == []
 
 
