@@ -91,7 +91,7 @@ fault-cases: built-test
 	@$(PY) tools/fault_cases.py
 
 transformers-scan: $(LIBRARY) | $(READY)
-	@$(PY) tools/transformers_scan.py --out tests/data/transformers_scan.json
+	@$(PY) tools/transformers_scan.py --out docs/transformers_scan.json
 
 triton-test: $(LIBRARY) | $(READY)
 	@$(PY) tools/triton_versions.py

@@ -1,6 +1,6 @@
 """Which models of transformers are right under attn_implementation="cubin", against "eager".
 
-    python tools/transformers_scan.py [--out tests/data/transformers_scan.json] [model types]
+    python tools/transformers_scan.py [--out docs/transformers_scan.json] [model types]
 
 Every model type that transformers knows is built from its config, made small, with random weights
 of one seed, and called once with each implementation on the CPU. The outputs must be equal and,
