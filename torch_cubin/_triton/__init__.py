@@ -1,1 +1,1 @@
-"""What torch_cubin.producers.triton is made of. Nothing here imports Triton before it is needed."""
+"""The parts of torch_cubin.producers.triton. Triton is imported only when it is needed."""

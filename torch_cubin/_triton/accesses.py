@@ -1,8 +1,8 @@
-"""What a kernel does with the memory of each of its pointers, read from Triton's IR (TTIR).
+"""How a kernel accesses the memory of each pointer argument, read from Triton's IR (TTIR).
 
 Values are followed from the function's parameters through addresses, casts, selects, control flow
-and calls to loads, stores and atomics. An operation that is not known here may do anything with the
-addresses that it gets: of those nothing is claimed.
+and calls to loads, stores and atomics. An unknown operation may do anything with the addresses that
+it gets, so their parameters are marked as not followed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 
 _MOST = 1 << 26  # characters
-_DEPTH = 32  # of calls
+_DEPTH = 32  # nested calls
 _VALUE = r"%[\w.$-]+"
 _OPERAND = re.compile(rf"{_VALUE}(?:#\d+)?")
 _LINE = re.compile(rf'(?:({_VALUE})(?::(\d+))? = )?([\w.]+|"")(.*)', re.DOTALL)
@@ -22,7 +22,7 @@ _BRANCH = re.compile(r"\^(\w+)(?:\(([^:)]*)(?::[^)]*)?\))?")
 _QUOTED_NAME = re.compile(r'@"([^"]*)"')
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 _LOCATION = re.compile(r"\s*loc\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)")
-# What gives an address that is made of its operands.
+# Operations whose result is an address derived from their operands.
 _ADDRESSES = {
     *("tt.addptr", "tt.splat", "tt.unsplat", "tt.broadcast", "tt.bitcast", "tt.expand_dims"),
     *("tt.int_to_ptr", "tt.ptr_to_int", "tt.make_tensor_ptr", "tt.advance", "tt.reshape"),
@@ -43,9 +43,9 @@ _NONE: Roots = frozenset()
 
 @dataclasses.dataclass
 class Access:
-    """Of one parameter: whether its memory is read, written or updated atomically. Where it is not
-    `followed`, more may be done with it. `reads_first`: some read or update has no write before it
-    in the kernel's text."""
+    """Whether one parameter's memory is read, written or updated atomically. If not `followed`,
+    other accesses are possible. `reads_first`: a read or update has no write before it in the IR's
+    text."""
 
     reads: bool = False
     writes: bool = False
@@ -59,12 +59,12 @@ class _Region:
     kind: str  # "if", "for", "while", "do", "other"
     results: list[str]
     arguments: list[str]  # of a loop's body
-    before: list[str] = dataclasses.field(default_factory=list)  # a while's first region's
+    before: list[str] = dataclasses.field(default_factory=list)  # the first region of a while
 
 
 @dataclasses.dataclass
 class _Step:
-    """One operation: `flows` are (from, to); `kind` is what else it does."""
+    """One operation. `flows` are (from, to) pairs of values; `kind` is its effect beyond them."""
 
     kind: str  # "flow", "read", "write", "update", "call", "unknown", "return"
     operands: list[str]
@@ -80,12 +80,12 @@ class _Function:
 
 
 class AccessError(Exception):
-    """The text is not laid out as the reader knows it."""
+    """The IR has a form that this reader does not know."""
 
 
 def accesses(ttir: str) -> list[Access] | None:
-    """Of each pointer and descriptor among the public function's parameters, in their order; None
-    where the text cannot be followed."""
+    """The accesses of each pointer and descriptor parameter of the public function, in order; None
+    if the IR cannot be followed."""
     if len(ttir) > _MOST:
         return None
     try:
@@ -96,7 +96,7 @@ def accesses(ttir: str) -> list[Access] | None:
 
 
 def numbers(ttir: str) -> frozenset[int]:
-    """The integers that the IR names: constants, ends of ranges, sizes of tensors."""
+    """The integers in the IR: constants, ends of ranges, sizes of tensors."""
     text = _LOCATION.sub("", ttir[:_MOST])
     return frozenset(
         int(n) for n in re.findall(r"(?<![\w.%#@])\d{1,18}(?=x|\b)", text)
@@ -199,7 +199,7 @@ def _read_line(
 
 
 def _flowing(operation: str, operands: list[str]) -> list[str]:
-    """A condition, an offset's sizes and strides are no addresses."""
+    """The operands that can carry an address: conditions, offsets, sizes and strides cannot."""
     if operation == "arith.select":
         return operands[1:]
     if operation in ("tt.make_tensor_descriptor", "tt.make_tensor_ptr", "tt.advance"):
@@ -235,13 +235,13 @@ def _read_yield(
 
 
 class _Run:
-    """Follows values from the public function; each call by itself."""
+    """Follows values from the public function; each call is followed separately."""
 
     def __init__(self, functions: dict[str, _Function]) -> None:
         self.functions = functions
         self.found: dict[int, Access] = {}
         self.written: set[int] = set()
-        self.stray = False  # a write to an address that comes from no parameter
+        self.stray = False  # a write to an address that is derived from no parameter
         self.known: dict[tuple[str, tuple[Roots, ...]], list[Roots]] = {}
 
     def accesses(self, public: str) -> list[Access]:
@@ -261,7 +261,7 @@ class _Run:
     def _follow(
         self, name: str, given: tuple[Roots, ...], depth: int, *, record: bool
     ) -> list[Roots]:
-        """What the function returns for arguments that come from those parameters."""
+        """The roots of the function's results, given those of its arguments."""
         function = self.functions.get(name)
         if function is None or len(function.parameters) != len(given) or depth > _DEPTH:
             raise AccessError
@@ -269,7 +269,7 @@ class _Run:
             return self.known[name, given]
         values: dict[str, Roots] = dict(zip(function.parameters, given, strict=True))
         returned: list[Roots] = []
-        while True:  # to the fixed point of loops
+        while True:  # until the loops reach a fixed point
             before = (dict(values), list(returned))
             for step in function.steps:
                 roots = [values.get(operand, _NONE) for operand in step.operands]
@@ -316,7 +316,7 @@ class _Run:
             if step.kind == "write":
                 self.written.add(root)
         for root in _NONE.union(*roots[1:]) if step.kind != "read" else _NONE:
-            self.found[root].followed = False  # its address is stored
+            self.found[root].followed = False  # its address itself is stored
 
 
 __all__ = ["Access", "accesses", "numbers"]

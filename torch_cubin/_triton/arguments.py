@@ -1,7 +1,7 @@
-"""From what a user says of a Triton kernel's arguments to what the binary takes.
+"""Maps the user's description of a Triton kernel's arguments to the binary's parameters.
 
-A parameter becomes one or several of the binary's, or none where the compiler folded it. What the
-compiler took for granted becomes requirements of the contract, which each call is checked against.
+A parameter becomes one or several of the binary's, or none if the compiler folded it. The
+compiler's assumptions become requirements of the contract, which each call is checked against.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ from torch_cubin._triton.made import of_arguments
 
 _NULL = ["uint64", 0]
 _SWIZZLES = (None, "32B", "64B", "128B")
-# A descriptor's element type by its dtype, as Triton's compiler numbers it.
+# Triton's number of a descriptor's element type, by dtype.
 _ELEMENTS = {
     "fp16": 6, "fp32": 7, "fp64": 9, "bf16": 10, "fp8e4nv": 0, "fp8e5": 0,
     "i8": 0, "u8": 0, "i16": 1, "u16": 1, "i32": 2, "u32": 2, "i64": 4, "u64": 4,
 }  # fmt: skip
-# The same memory for the hardware: signed ints beside unsigned ones.
+# Signed ints and the unsigned ones that the hardware treats alike.
 _SAME_ELEMENTS = {3: 2, 5: 4}
 ALLOCATOR_ALIGN = 256
 
 
 class Descriptor:
-    """A tensor descriptor whose padding is said: see descriptor()."""
+    """A tensor descriptor with a stated padding: see descriptor()."""
 
     def __init__(self, tensor: Any, padding: str) -> None:
         self.tensor, self.padding = tensor, padding
 
 
 class TritonArguments(Produced):
-    """The arguments of one kernel. `given` is what define_op's `args` says."""
+    """The arguments of one kernel. `given` is define_op's `args`."""
 
     def __init__(
         self, kernel: TritonKernel, given: Any, folded: Mapping[str, Any], varying: frozenset[str]
@@ -75,7 +75,7 @@ class Resolver:
         self.entries: list[list[Any]] = []
         self.requires: list[dict[str, Any]] = []
         self.descriptors = 0
-        self.bound: dict[str, list[frozenset[str] | None]] = {}  # accesses by the op's tensor
+        self.bound: dict[str, list[frozenset[str] | None]] = {}  # accesses, by tensor of the op
         given = scope.trace(arguments.given, "args")
         self.given: Mapping[str, Any] = {}
         self.positional: list[Any] | None = None
@@ -112,7 +112,7 @@ class Resolver:
                 self._fold(parameter)
             else:
                 self._pass(parameter)
-        for name, value in self.folded.items():  # what a cache folder does not tell
+        for name, value in self.folded.items():  # values that a cache folder does not record
             if not any(p.name == name for p in kernel.parameters):
                 self._fold(Parameter(name, FOLDED, value, is_declared=True))
         if not self.kernel.knows_folded:
@@ -144,8 +144,9 @@ class Resolver:
             )  # fmt: skip
 
     def _check_reach(self) -> None:
-        """An argument of the op's that a cache folder's kernel does not take may be one that was
-        folded into it: then its value would quietly be the one of the compilation."""
+        """Refuses a cache folder's kernel that does not take one of the op's arguments. The
+        argument may have been folded into the kernel; then calls would silently use the value it
+        was compiled with."""
         read = [self.entries, self.scope.when]
         read += [requirement.get("value") for requirement in self.requires]
         used = set(_names_read(read))
@@ -160,8 +161,9 @@ class Resolver:
                 )  # fmt: skip
 
     def _check_folded(self) -> None:
-        """A constant of another kernel than the folder's: its IR would name it. What it was used
-        for alone in sums and products it does not name, and then nobody can tell."""
+        """Refuses a constant that the kernel's IR does not contain, since it belongs to another
+        kernel. A constant that was only used in sums and products is not in the IR and cannot be
+        checked."""
         known = self.kernel.numbers
         for name, value in self.folded.items():
             if known is None or type(value) is not int or value < 2 or value in known:
@@ -173,7 +175,7 @@ class Resolver:
                 " made of it, which tell their constants.",
             )  # fmt: skip
 
-    # What the kernel does with its pointers, by its IR.
+    # Accesses through pointers, from the IR.
 
     def _check_access(self, parameter: Parameter, tensor: TracedTensor) -> None:
         access, name = parameter.access, tensor._name.partition("[")[0]
@@ -197,7 +199,7 @@ class Resolver:
             )  # fmt: skip
 
     def _check_written(self) -> None:
-        """What the kernel must write and, as far as its IR tells, never does."""
+        """Refuses an output that the kernel never writes, as far as its IR shows."""
         made = {name for name in self.bound if name not in self.scope.arguments}
         for name, accesses in self.bound.items():
             if any(access is None or "write" in access for access in accesses):
@@ -218,7 +220,7 @@ class Resolver:
     MISSING = object()
 
     def value(self, parameter: Parameter) -> Any:
-        """What the user says of a parameter, or MISSING."""
+        """The user's value for a parameter, or MISSING."""
         if self.positional is not None:
             if parameter.type == FOLDED:
                 return self.MISSING
@@ -237,7 +239,8 @@ class Resolver:
                     )  # fmt: skip
                 value = value[int(index)]
             return self._traced(value, name)
-        # A name that the op has, too, is the op's: what was folded, each call is checked against.
+        # A name that is also the op's means the op's argument; each call is checked for the folded
+        # value.
         names = self.scope.names
         return names.get(name, self.MISSING)
 
@@ -253,8 +256,8 @@ class Resolver:
         value, constant = self.value(parameter), parameter.value
         what = self.of(parameter)
         if value is self.MISSING:
-            # A constant of the kernel's own is what it is. An argument that merely was 1, or a
-            # bool, when it was compiled may be another at a call.
+            # A constexpr parameter always has the compiled value. Another argument that was 1, or a
+            # bool, at compilation may differ in a call.
             if parameter.is_declared or constant is None or parameter.name in self.folded:
                 return
             raise self.refuse(
@@ -352,7 +355,7 @@ class Resolver:
         return self.scope.entries.get(tensor._name.partition("[")[0], {})
 
     def _align(self, parameter: Parameter, tensor: TracedTensor, multiple: int) -> None:
-        """An address that the pattern does not promise is checked at each call."""
+        """Each call checks the alignment of an address that the pattern does not guarantee."""
         name = tensor._name
         is_made = name.partition("[")[0] not in self.scope.arguments
         promised = ALLOCATOR_ALIGN if is_made else self._entry(tensor).get("align", 16)
@@ -374,7 +377,7 @@ class Resolver:
             )  # fmt: skip
         if variable is None or len(set(variable)) == 1:
             return
-        # Of an output, the dtype is that of the argument with the same variable.
+        # An output has the dtype of the argument with the same dtype variable.
         name = tensor._name
         if name.partition("[")[0] not in self.scope.arguments:
             same = [
@@ -461,7 +464,7 @@ class Resolver:
         if notes:
             self.entries.append(self._map(parameter, name, dtype, dims, padding))
         else:
-            # Triton's descriptors take these alone, with a map or without.
+            # Triton requires this alignment of descriptors, with and without a tensor map.
             self._align(parameter, tensor, 16)
             self.entries.append(pointer(name))
             self.entries += [["int64", tree] for tree in (*sizes, *strides)]
@@ -470,7 +473,7 @@ class Resolver:
             if padding == "nan" and descriptor_flags(self.kernel) == 0:
                 raise self.refuse(self.of(parameter), "cannot be padded with NaN by this Triton",
                                   "padding 'zero'", self.kernel.version)  # fmt: skip
-            if name.partition("[")[0] in self.scope.arguments:  # others are contiguous
+            if name.partition("[")[0] in self.scope.arguments:  # outputs and scratch are contiguous
                 self._require(parameter, value=["stride", name, dims - 1], equals=1)
         self.entries += [["int32", tree] for tree in sizes]
         self.entries += [["int64", tree] for tree in strides]
@@ -525,7 +528,7 @@ class Resolver:
         self.requires.append({"argument": name, **what})
 
 
-# What an expression and a kernel's arguments begin with where a name of the op's follows.
+# The operations, in expressions and kernel arguments, that are followed by a name of the op.
 _READS = {
     *("number", "is", "size", "stride", "numel", "dim", "itemsize", "defined", "contiguous"),
     *("is_dtype", "pointer"),
@@ -533,9 +536,9 @@ _READS = {
 
 
 def _names_read(tree: Any) -> Iterator[str]:
-    """The op's names that a kernel's arguments, or an expression, read. An operation's own name is
-    none of them: an argument may be called `stride`, too."""
-    if isinstance(tree, dict):  # of a tensor map; a workspace names no tensor
+    """The op's names that an expression or a kernel's arguments read. Operation names are skipped,
+    since an argument may be called `stride` too."""
+    if isinstance(tree, dict):  # a tensor map; a workspace names no tensor
         if "tensor" in tree:
             yield tree["tensor"]
     elif isinstance(tree, list):

@@ -1,11 +1,10 @@
-"""Kernels whose copies by the TMA unit never end, found in what Triton's compiler wrote of them.
+"""Finds kernels whose TMA copies never complete, from the IR that Triton's compiler wrote (TTGIR).
 
-Where a tile is too large for one group of warps, Triton 3.6 gives half of it to another group
-(`tl.range(..., warp_specialize=True)`), halves the copies with it, and tells the barrier to wait
-for half of the bytes; but the tensor map, whose box Triton's own launcher and ours take from the
-descriptor, keeps the whole block. The hardware delivers twice what the barrier expects, into the
-neighbour's memory, and the barrier's phase never completes: the kernel spins for ever, whoever
-launches it.
+If a tile is too large for one warp group, Triton 3.6 gives half of it to another group
+(`tl.range(..., warp_specialize=True)`), halves the copies, and lets the barrier expect half of the
+bytes. The tensor map's box, which every launcher takes from the descriptor, keeps the full block.
+The hardware then delivers twice the expected bytes, into the neighbour's memory, and the barrier's
+phase never completes: the kernel hangs with any launcher.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _COPY = re.compile(
 
 
 def check(ttgir: str, origin: str) -> None:
-    """Raises InputError [input] for a copy of another size than its tensor map's box."""
+    """Raises InputError [input] if a copy's size differs from its tensor map's box."""
     for box, memory in _COPY.findall(ttgir[:_MOST]):
         if _elements(box) != _elements(memory):
             raise errors.fault(

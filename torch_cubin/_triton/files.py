@@ -1,6 +1,7 @@
-"""Kernels in folders: those of Triton's own cache, and those that write() made. Needs no Triton.
+"""Kernels in folders: those of Triton's cache, and those of write(). Needs no Triton.
 
-Both may be a stranger's: sizes are bounded, every field is checked, nothing is executed.
+Either may come from an untrusted source: sizes are bounded, every field is checked, nothing is
+executed.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ _TYPES = {
 def read(path: str | os.PathLike[str]) -> list[TritonKernel]:
     """The kernels in a folder, or in a file of a Triton cache folder.
 
-    The folder is what write() or `python -m torch_cubin export triton` made, or one of Triton's
-    cache (`~/.triton/cache/<hash>`). Such a one does not tell what the compiler folded: constants,
-    None, ints that were 1. A live CompiledKernel does.
+    The folder was written by write() or `python -m torch_cubin export triton`, or is one of
+    Triton's cache (`~/.triton/cache/<hash>`). A cache folder does not record the values that the
+    compiler folded: constants, None, ints equal to 1. A live CompiledKernel does.
 
-    Raises FileError [file] for what cannot be read, HashError [hash] for a cubin that has changed,
-    InputError [input] for notes that are damaged.
+    Raises FileError [file] if it cannot be read, HashError [hash] for a cubin that has changed,
+    InputError [input] for damaged metadata.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise errors.fault(
@@ -67,10 +68,10 @@ def read(path: str | os.PathLike[str]) -> list[TritonKernel]:
 def write(
     folder: str | os.PathLike[str], kernels: Iterable[TritonKernel], *, overwrite: bool = False
 ) -> Path:
-    """Writes kernels with all that is known of them, for read() and define_op without Triton.
+    """Writes kernels with all of their metadata, for read() and define_op without Triton.
 
-    Raises InputError [input] for a folder that holds such kernels already, unless `overwrite`;
-    FileError [file] where it cannot be written.
+    Raises InputError [input] if the folder holds such kernels already, unless `overwrite`;
+    FileError [file] if it cannot be written.
     """
     from torch_cubin._native.files import write_file
 
@@ -128,7 +129,8 @@ def read_json(path: str | os.PathLike[str]) -> Any:
 
 
 def _is_metadata(path: Path) -> bool:
-    """Whether it stands beside a cubin: not the lists of a group, nor an autotuner's results."""
+    """Whether a JSON file describes a cubin; others are lists of a group and an autotuner's
+    results."""
     return path.with_suffix(".cubin").is_file()
 
 
@@ -154,7 +156,7 @@ def _read_list(folder: Path) -> Iterator[TritonKernel]:
 
 
 def of_record(record: Any, cubin: bytes, label: str) -> TritonKernel:
-    """A kernel of what the manifest keeps of it (TritonKernel.record) and its binary."""
+    """Rebuilds a kernel from its record in a manifest (TritonKernel.record) and its binary."""
     is_whole = isinstance(record, dict) and record.get("name") == "triton"
     if not is_whole or not all(
         isinstance(record.get(key), kind)
@@ -209,7 +211,7 @@ _PARAMETER = re.compile(r"%([\w.$-]+): (.+)", re.DOTALL)
 
 
 def parameters_of_ir(text: str, label: str) -> list[Parameter]:
-    """The parameters of the one public function. Folded ones are not in the IR."""
+    """The parameters of the only public function. Folded ones are not in the IR."""
     found = _FUNCTION.search(text)
     if found is None:
         raise errors.fault(
@@ -237,7 +239,7 @@ def parameters_of_ir(text: str, label: str) -> list[Parameter]:
 
 
 def _arguments(text: str, start: int, label: str) -> list[str]:
-    """What stands between commas, up to the parenthesis that closes."""
+    """Splits at commas, up to the closing parenthesis."""
     parts, depth, begin, quoted = [], 0, start, False
     for at in range(start, min(len(text), start + (1 << 20))):
         c = text[at]

@@ -1,6 +1,6 @@
-"""TritonKernel: what is known of one kernel that Triton compiled, whatever it was read from.
+"""TritonKernel: one kernel that Triton compiled, from any source.
 
-What can go wrong with the compiler's notes is refused here: they may be a stranger's files.
+The compiler's metadata is validated here, since the files may come from an untrusted source.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from torch_cubin._native import library
 from torch_cubin._triton import accesses
 
 FOLDED = "constexpr"  # the type of a parameter that the compiler folded away
-# Triton's types of numbers, and the contract's (docs/manifest.md).
+# Triton's scalar types, and the contract's (docs/manifest.md).
 SCALARS = {
     "i1": "bool", "u1": "bool",
     "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64",
     "u8": "uint8", "u16": "uint16", "u32": "uint32", "u64": "uint64",
-    # Triton's launchers truncate to bfloat16 where torch rounds.
+    # Triton's launchers truncate to bfloat16; torch rounds.
     "fp16": "float16", "bf16": "bfloat16_truncated", "fp32": "float32", "f32": "float32",
     "fp64": "float64",
 }  # fmt: skip
-# What pointers point to, and torch's dtypes.
+# Triton's element types of pointers, and torch's dtypes.
 POINTEES = {
     "i1": "bool", "u1": "bool",
     "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64",
@@ -36,7 +36,7 @@ POINTEES = {
     "fp8e4b8": "float8_e4m3fnuz", "fp8e5b16": "float8_e5m2fnuz",
 }  # fmt: skip
 _DESCRIPTOR = re.compile(r"tensordesc<([a-z0-9]+)\[([0-9, ]+)\](?:,[^>]*)?>")
-# Versions of Triton whose notes and binaries are known (tools/triton_versions.py tests them).
+# Supported versions of Triton, oldest and newest (tools/triton_versions.py tests all of them).
 OLDEST, NEWEST = (3, 3), (3, 9)
 _NUMBERS = (
     *("num_warps", "num_ctas", "num_stages", "shared", "tmem_size"),
@@ -50,7 +50,7 @@ ACCESSES = frozenset({"read", "write", "update", "first"})
 
 
 class Unknown:
-    """The value of a folded parameter that no data can say: a dtype, a function."""
+    """The value of a folded parameter that has no JSON form: a dtype, a function."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -67,16 +67,16 @@ class Unknown:
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """A parameter of the Triton function, or an item of one that is a tuple."""
+    """A parameter of the Triton function, or an item of a tuple parameter."""
 
-    name: str  # "x_ptr"; "t.0" for an item; "" where nothing tells it
+    name: str  # "x_ptr"; "t.0" for an item; "" if unknown
     type: str  # Triton's: "*fp32", "i32", "tensordesc<fp16[128,64]>", FOLDED
-    value: Any = None  # of a folded one: a number, bool, str or None, or Unknown
-    is_declared: bool = False  # folded because it is declared tl.constexpr
-    multiple_of: int = 1  # of an address in bytes, or of an int
-    is_signless: bool = False  # read from IR, which does not tell i32 from u32
-    # What the kernel does with a pointer's memory, of "read", "write", "update" and "first" (it is
-    # read or updated before the kernel writes to it); None where that could not be followed.
+    value: Any = None  # if folded: a number, bool, str or None, or Unknown
+    is_declared: bool = False  # folded because it is tl.constexpr
+    multiple_of: int = 1  # known divisor of an address in bytes, or of an int
+    is_signless: bool = False  # read from IR, which does not distinguish i32 from u32
+    # The kernel's accesses to a pointer's memory: "read", "write", "update", and "first" if it is
+    # read or updated before the kernel writes to it. None if the IR could not be followed.
     access: frozenset[str] | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -119,10 +119,10 @@ class Parameter:
 
 @dataclasses.dataclass(frozen=True)
 class TritonKernel:
-    """A kernel that Triton compiled: its cubin, and what its launches must keep to.
+    """A kernel that Triton compiled: its cubin, and the constraints on its launches.
 
-    - `name`: the symbol. `arch`: of the binary, "sm_90a". `version`: of Triton.
-    - `parameters`: those of the Triton function; `constants` are the folded ones' values by name.
+    - `name`: the symbol. `arch`: the binary's, "sm_90a". `version`: Triton's.
+    - `parameters`: those of the Triton function; `constants` has the values of the folded ones.
     """
 
     cubin: bytes = dataclasses.field(repr=False)
@@ -133,10 +133,9 @@ class TritonKernel:
     parameters: tuple[Parameter, ...]
     metadata: Mapping[str, Any] = dataclasses.field(repr=False)
     source_hash: str = ""
-    # Whether folded parameters are known; a cache folder does not tell them.
+    # Whether the values of folded parameters are known; a cache folder does not record them.
     knows_folded: bool = True
-    # The integers that its IR names, which those that were folded are among; None where it is not
-    # at hand.
+    # The integers in its IR, among them the folded ones; None without the IR.
     numbers: frozenset[int] | None = None
 
     @property
@@ -145,21 +144,22 @@ class TritonKernel:
 
     @property
     def hidden(self) -> int:
-        """Parameters that the compiler added: scratch memory for the kernel, and for a profiler."""
+        """The number of parameters that the compiler added: scratch memory for the kernel and a
+        profiler."""
         if "profile_scratch_size" in self.metadata:
             return 2
         return 1 if "global_scratch_size" in self.metadata else 0
 
     @property
     def cluster(self) -> tuple[int, int, int]:
-        """Blocks of a cluster; (1, 1, 1) is none."""
+        """Blocks of a cluster; (1, 1, 1) means no cluster."""
         dims = self.metadata.get("cluster_dims")
         if dims is not None:
             return tuple(dims)
         return self.metadata.get("num_ctas", 1), 1, 1
 
     def record(self) -> dict[str, Any]:
-        """What the manifest keeps of it, and read() takes."""
+        """The kernel's record in a manifest, which read() accepts."""
         return {
             "name": "triton",
             "version": self.version,
@@ -173,8 +173,8 @@ class TritonKernel:
 
 
 def with_accesses(parameters: list[Parameter], ttir: str) -> list[Parameter]:
-    """The parameters, with what the IR does with the memory of those that are not folded. Where
-    they cannot be matched with the IR's own nothing is known."""
+    """The parameters with their accesses by the IR. Left unknown if the parameters that are not
+    folded do not match the IR's."""
     found = accesses.accesses(ttir)
     if found is None:
         return parameters
@@ -205,8 +205,8 @@ def make(
     source_hash: str = "",
     knows_folded: bool = True,
 ) -> TritonKernel:
-    """Raises ImageError [image] for what is no cubin, InputError [input] for notes that contradict
-    themselves or the cubin, or tell of what cannot be launched."""
+    """Raises ImageError [image] if `cubin` is no cubin, InputError [input] for metadata that is
+    inconsistent with itself or the cubin, or describes a kernel that cannot be launched."""
     checked = _checked(metadata, origin)
     name = checked.get("name")
     if not isinstance(name, str) or not name:
@@ -233,7 +233,7 @@ def make(
 
 
 def _checked(metadata: Mapping[str, Any], origin: str) -> dict[str, Any]:
-    """The fields that matter, each of its type."""
+    """The relevant fields, each checked for its type."""
     kept = {}
     for key in ("name", "hash", "triton_version", "instrumentation_mode"):
         if metadata.get(key) is not None:
@@ -317,8 +317,9 @@ def _refuse_unsupported(metadata: Mapping[str, Any], origin: str) -> None:
 
 
 def _check_version(kernel: TritonKernel) -> None:
-    """What a version hides in its parameters and its launches nobody can tell from the notes: that
-    the parameters fit, which was checked, shows that they are as many as were known."""
+    """Warns for versions outside OLDEST to NEWEST, whose hidden parameters and launch rules are
+    unknown. That the parameters fit, which is checked, only shows that their number is the known
+    one."""
     found = _version(kernel)
     if OLDEST <= found <= NEWEST:
         return
@@ -357,7 +358,7 @@ def _check_types(kernel: TritonKernel) -> None:
 
 
 def sizes_of(kernel: TritonKernel, parameter: Parameter) -> list[int]:
-    """Bytes of what the binary takes for a parameter that is not folded."""
+    """Bytes of each binary parameter of a parameter that is not folded."""
     if parameter.type in SCALARS:
         kind = SCALARS[parameter.type]
         digits = re.findall(r"\d+", kind)
@@ -372,8 +373,8 @@ def sizes_of(kernel: TritonKernel, parameter: Parameter) -> list[int]:
 
 
 def descriptor_flags(kernel: TritonKernel) -> int:
-    """How many bools follow a descriptor's strides where the GPU has no maps: whether what is out
-    of bounds is NaN (3.5), and whether loads round to TF32 (3.7)."""
+    """The number of bools after a descriptor's strides on a GPU without tensor maps: NaN padding
+    (since 3.5), and rounding to TF32 on loads (since 3.7)."""
     version = _version(kernel)
     return 2 if version >= (3, 7) else 1 if version >= (3, 5) else 0
 
@@ -408,12 +409,12 @@ def _check_count(kernel: TritonKernel, facts: Mapping[str, Any]) -> None:
 
 
 def _check_shape(kernel: TritonKernel, facts: Mapping[str, Any]) -> None:
-    """Warps and clusters, which the binary tells as well. Two configurations of a function have the
-    same parameters, but not the same shared memory: notes of the other one would go unnoticed."""
+    """Compares warps and clusters with the binary. Two configurations of a function have the same
+    parameters but not the same shared memory, so swapped metadata would go unnoticed otherwise."""
     warps, block = kernel.metadata.get("num_warps", 0), facts["required_block"]
     noted, cluster = math.prod(kernel.cluster), facts["cluster"]
-    # Warps that do other work than the function's own come on top. Up to 3.5 clusters stand in the
-    # notes alone.
+    # Warps of other partitions (warp specialization) come on top. Up to Triton 3.5 only the
+    # metadata has clusters.
     if block is not None and 32 * warps > math.prod(block):
         wanted, got = f"num_warps at most {math.prod(block) // 32}", str(warps)
     elif (cluster or "cluster_dims" not in kernel.metadata) and noted != math.prod(cluster or [1]):

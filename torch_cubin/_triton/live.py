@@ -1,4 +1,4 @@
-"""Kernels of Triton in this process, and kernels that it compiles now, without a GPU if need be."""
+"""Triton kernels of this process, and kernels compiled now, with or without a GPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OPTIONS = "num_warps=, num_stages=, num_ctas=, maxnreg= and what else Triton's 
 
 
 def triton() -> types.ModuleType:
-    """The package. Raises InputError [input] where it cannot be imported."""
+    """The package. Raises InputError [input] if it cannot be imported."""
     try:
         import triton as found
         import triton.compiler
@@ -44,12 +44,12 @@ def is_compiled(value: Any) -> bool:
 
 
 def is_function(value: Any) -> bool:
-    """Whether it is what @triton.jit makes, perhaps under @heuristics."""
+    """Whether it is a @triton.jit function, possibly under @heuristics."""
     return hasattr(value, "arg_names") and (hasattr(value, "params") or hasattr(value, "fn"))
 
 
 def is_autotuned(value: Any) -> bool:
-    """Whether it is what @triton.autotune makes."""
+    """Whether it is a @triton.autotune function."""
     return all(hasattr(value, name) for name in ("configs", "cache", "keys", "fn"))
 
 
@@ -61,11 +61,11 @@ def function_of(value: Any) -> Any:
 
 
 def ask_for_heuristics(kernels: Iterable[TritonKernel], value: Any) -> list[TritonKernel]:
-    """The kernels of what @triton.jit and the decorators above it made.
+    """The kernels, with the values of @triton.heuristics no longer counted as constants.
 
-    What @triton.heuristics computes from a call's arguments, as whether K is a multiple of a block,
-    is a declared constant like any other in the kernel, and may be another at the next call: such
-    a name has to stand in `args`, and each call is checked against it.
+    A heuristic computes a constexpr value from a call's arguments (whether K is a multiple of a
+    block, for example), so it may differ at the next call. Its name must be in `args`, and each
+    call is checked against it.
     """
     names: set[str] = set()
     while not hasattr(value, "params"):
@@ -86,7 +86,7 @@ def ask_for_heuristics(kernels: Iterable[TritonKernel], value: Any) -> list[Trit
 
 
 def of_compiled(compiled: Any) -> TritonKernel:
-    """What a CompiledKernel tells of itself."""
+    """The kernel of a CompiledKernel."""
     metadata = compiled.metadata
     fields = metadata._asdict() if hasattr(metadata, "_asdict") else dict(metadata)
     ttgir = compiled.asm.get("ttgir") if hasattr(compiled.asm, "get") else None
@@ -99,7 +99,7 @@ def of_compiled(compiled: Any) -> TritonKernel:
 def of_source(
     source: Any, metadata: Mapping[str, Any], cubin: Any, ttir: Any = None
 ) -> TritonKernel:
-    """A kernel of its source as the compiler had it, its metadata, its binary and its IR."""
+    """A kernel from the compiler's source object, its metadata, its binary and its IR."""
     origin = f"Triton kernel '{metadata.get('name', '?')}'"
     target = metadata.get("target")
     backend = target["backend"] if isinstance(target, Mapping) else getattr(target, "backend", "")
@@ -165,7 +165,7 @@ def _flatten(
 
 
 def _data(value: Any) -> Any:
-    """A constant as JSON has it, or Unknown."""
+    """A constant as a JSON value, or Unknown."""
     value = getattr(value, "value", value) if type(value).__name__ == "constexpr" else value
     if value is None or type(value) in (bool, int, float, str):
         finite = type(value) is not float or value - value == 0
@@ -181,11 +181,11 @@ def compile(
 ) -> list[TritonKernel]:
     """Compiles a @triton.jit function for each arch, on a machine with or without a GPU.
 
-    `signature` says what each argument is, in Triton's notation: "*fp32:16, *fp32:16, i32, 1024", a
-    list of these, or a dict by name. ":16" lets the compiler rely on a multiple of 16, ":1" on 1;
-    a number, a bool, None or a quoted string is the value of a constexpr argument. With a dict,
-    arguments that have defaults may be omitted. `archs`: "sm_80", "sm_90a". More keywords are
-    Triton's options: num_warps, num_stages, num_ctas, maxnreg.
+    `signature` gives each argument's type in Triton's notation: "*fp32:16, *fp32:16, i32, 1024", a
+    list of these, or a dict by name. ":16" lets the compiler assume a multiple of 16, ":1" the
+    value 1; a number, a bool, None or a quoted string is the value of a constexpr argument. With a
+    dict, arguments that have defaults may be omitted. `archs`: "sm_80", "sm_90a". Further keywords
+    are Triton's options: num_warps, num_stages, num_ctas, maxnreg.
 
     Raises InputError [input] for a signature that does not fit the function, and for options that
     the installed Triton does not have.
@@ -210,7 +210,7 @@ def compile(
         _check_options(package, target, options, label)
         try:
             compiled = package.compile(source, target=target, options=dict(options))
-        except (KeyError, TypeError) as error:  # an option's value that the compiler does not take
+        except (KeyError, TypeError) as error:  # the compiler refused an option's value
             raise errors.fault(
                 "input", label, f"does not compile ({error})", expected=_OPTIONS
             ) from error
@@ -221,7 +221,7 @@ def compile(
 def _check_options(
     package: types.ModuleType, target: Any, options: Mapping[str, Any], label: str
 ) -> None:
-    """Refuses options that this Triton does not have: it passes over them without a word."""
+    """Refuses options that this Triton does not have, because Triton ignores them silently."""
     known = getattr(package.compiler.make_backend(target).parse_options({}), "__dict__", {})
     for name in options:
         if known and name not in known:
@@ -232,7 +232,7 @@ def _check_options(
 
 
 def named_signature(function: Any, signature: Any, constants: Mapping[str, Any]) -> dict[str, Any]:
-    """A signature by name, with `constants`, which a sequence of types omits."""
+    """A signature by name, with the `constants` that a sequence of types omits."""
     if isinstance(signature, Mapping):
         return {**signature, **constants}
     listed = _split(signature) if isinstance(signature, str) else list(signature)
@@ -287,7 +287,7 @@ def _read_signature(
 
 
 def _split(text: str) -> list[str]:
-    """At commas outside of brackets, parentheses and quotes."""
+    """Splits at commas outside of brackets, parentheses and quotes."""
     parts, depth, start, quote = [], 0, 0, ""
     for at, c in enumerate(text):
         if quote:
@@ -313,7 +313,7 @@ def _read_type(
     parameter: Any,
     label: str,
 ) -> Any:
-    """A type as the compiler wants it; a constant or an attribute goes into its dict."""
+    """A type in the compiler's form; stores a constant or an attribute in its dict."""
     if isinstance(value, str) and value.startswith("(") and value.endswith(")"):
         value = tuple(_split(value[1:-1].rstrip(",")))
     if isinstance(value, (tuple, list)):
@@ -367,7 +367,7 @@ def _literal(text: str) -> Any:
 
 
 def kernels_of(function: Any) -> list[TritonKernel]:
-    """The kernels that a @triton.jit function has in this process, of every device."""
+    """The compiled kernels of a @triton.jit function in this process, for all devices."""
     found = []
     for entry in getattr(function_of(function), "device_caches", {}).values():
         kernels = entry[0] if isinstance(entry, (tuple, list)) else entry

@@ -1,7 +1,7 @@
-"""Facts of the tensors that an op makes, by the sizes of its arguments.
+"""Facts of the tensors that an op allocates, expressed by the sizes of its arguments.
 
-A kernel is chosen before outputs and scratch are allocated: what it requires of their sizes and
-strides is asked of their patterns.
+A kernel is chosen before outputs and scratch are allocated, so requirements on their sizes and
+strides are evaluated on their patterns.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def of_arguments(
     made: Collection[str],
     refuse: Callable[[str], Exception],
 ) -> Tree:
-    """The tree, without what it asks of the tensors `made`; raises what `refuse` gives for a fact
-    that their patterns do not tell."""
+    """The tree with facts of the tensors `made` replaced. Raises `refuse(fact)` for a fact that
+    their patterns do not determine."""
     if not isinstance(tree, list):
         return tree
     operation, *operands = tree
@@ -57,7 +57,7 @@ def _fact(
     if operation in ("size", "stride"):
         dim = operands[1]
         at = dim if dim >= 0 else len(shape) + dim
-        # Dims after a group are counted from the back, those before it from the front.
+        # Dims after a group are indexed from the back, dims before it from the front.
         inside = 0 <= at < len(shape) and not groups
         inside |= bool(groups) and (0 <= dim < groups[0] or groups[-1] - len(shape) < dim < 0)
         rest = shape[at + 1 :] if operation == "stride" else shape[at : at + 1]
@@ -74,7 +74,7 @@ def _tree(size: Any) -> Tree:
 
 
 def _product(sizes: list[Tree], *, at_least_one: bool = False) -> Tree:
-    """Of sizes; strides count an empty dim as one, as PyTorch's do."""
+    """The product of sizes. For strides an empty dim counts as 1, as in PyTorch."""
     product: Tree = 1
     for size in sizes:
         factor = ["max", size, 1] if at_least_one and not isinstance(size, int) else size

@@ -1,4 +1,4 @@
-"""define_op of Triton's kernels: which kernels there are, and which one a call takes."""
+"""define_op for Triton's kernels: collects the kernels and orders them for the choice in a call."""
 
 from __future__ import annotations
 
@@ -45,30 +45,29 @@ def define_op(
 ) -> _op.Op:
     """Makes a kernel that Triton compiled a torch op, as torch_cubin.define_op does.
 
-    What the compiler knows is not asked for: parameters that it added, scratch memory, shared
-    memory, block, cluster, the grid's factor, tensor maps, and what it took for granted of the
-    arguments, which each call is checked against. Loading the op's package needs no Triton.
+    Everything that the compiler recorded is taken from there: parameters that it added, scratch
+    memory, shared memory, block, cluster, the grid's factor, tensor maps, and its assumptions on
+    the arguments, which each call is checked against. Loading the op's package needs no Triton.
 
-    - `schema`, `tensors`, `dtypes`, `scratch`, `cpu`, `backward`: as torch_cubin.define_op has
-      them.
-    - `kernel`: a CompiledKernel (what `kernel[grid](...)` returns), a @triton.jit function with
-      `signature` and `archs`, a folder, what compile() or read() gave, or a list of these: a kernel
-      for each arch and each specialisation. The first that a call's arguments and device fit is
-      launched, the most specialised before others. KernelChoice(kernel, when=...) adds a condition.
-    - `args`: the Triton function's arguments by name: a name of the op's, a function of these, or
-      a constant. Those that have a name of the op's need not be said, nor its tl.constexpr ones.
-      A tuple's items are given as a tuple. Where names are not known (folders of Triton 3.4's
-      cache): a sequence.
+    - `schema`, `tensors`, `dtypes`, `scratch`, `cpu`, `backward`: as in torch_cubin.define_op.
+    - `kernel`: a CompiledKernel (the result of `kernel[grid](...)`), a @triton.jit function with
+      `signature` and `archs`, a folder, the result of compile() or read(), or a list of these: a
+      kernel for each arch and each specialisation. A call launches the most specialised kernel that
+      its arguments and device fit. KernelChoice(kernel, when=...) adds a condition.
+    - `args`: the Triton function's arguments by name: a name of the op's, a function of these, or a
+      constant. Arguments with a name of the op's may be omitted, and tl.constexpr ones. A tuple's
+      items are given as a tuple. Where names are unknown (folders of Triton 3.4's cache): a
+      sequence.
     - `grid`: as in `kernel[grid]`: an int, up to three, or functions of the op's names and the
       kernel's constants (`lambda x, BLOCK: torch_cubin.cdiv(x.numel(), BLOCK)`).
     - `signature`, `archs`, `options`: for compile().
-    - `folded`: values that a cache folder does not tell: `dict(BLOCK=1024, stride=1)`.
-    - `tuned`: True for what a @triton.autotune kernel has found, or a NAME.autotune.json; "all" for
-      every configuration, for torch_cubin.tune() to choose from on the user's GPU. What has won
-      here, or else the first, is taken until then.
+    - `folded`: values that a cache folder does not record: `dict(BLOCK=1024, stride=1)`.
+    - `tuned`: True for the results of a @triton.autotune kernel, or a NAME.autotune.json; "all" for
+      every configuration, for torch_cubin.tune() to choose from on the user's GPU. Until then calls
+      take the configuration that won here, or else the first.
 
-    Raises InputError [input] for what does not fit together, naming the kernel's argument; what
-    torch_cubin.define_op raises.
+    Raises InputError [input] for arguments that do not fit together, naming the kernel's argument;
+    and what torch_cubin.define_op raises.
     """
     signature_ = _signature.parse(schema)
     label = f"op '{signature_.name}'"
@@ -88,8 +87,8 @@ def define_op(
         for found, when in group:
             listed.append(_choice(found, when, grid, args, folded or {}, varying, number))
     op_tensors = _aligned(tensors, signature_, every, dtypes)
-    # What decides between kernels is known once their arguments are resolved, so they are
-    # resolved twice: in the order given, and in the order of preference.
+    # The order depends on the resolved arguments of the kernels, so they are resolved twice: in the
+    # given order, and in the order of preference.
     ordered = _ordered(schema, listed, op_tensors, dtypes, scratch, label)
     return _define.define(
         schema, ordered, {"block": None}, tensors=op_tensors, dtypes=dtypes, scratch=scratch,
@@ -100,7 +99,7 @@ def define_op(
 def _kernels(
     given: Any, signature: Any, archs: Any, options: Any, label: str
 ) -> list[tuple[TritonKernel, Any]]:
-    """The kernels that `kernel=` means, each with its `when`."""
+    """The kernels of `kernel=`, each with its `when`."""
     if isinstance(given, (list, tuple)):
         return [pair for one in given for pair in _kernels(one, signature, archs, options, label)]
     if isinstance(given, KernelChoice):
@@ -145,7 +144,7 @@ def _kernels(
 
 
 def _varying(kernels: list[TritonKernel]) -> frozenset[str]:
-    """Parameters whose type is not the same in all kernels: what they take decides."""
+    """Parameters whose type differs between the kernels; their arguments choose among them."""
     types_: dict[str, set[str]] = {}
     for kernel in kernels:
         for parameter in kernel.parameters:
@@ -165,7 +164,7 @@ def _choice(
 ) -> KernelChoice:
     metadata = kernel.metadata
     cluster = kernel.cluster
-    # From 3.6 on the binary demands its cluster, and a launch need not name it.
+    # Since Triton 3.6 the binary itself requires its cluster, so a launch need not pass it.
     choice = KernelChoice(
         (kernel.cubin, kernel.name),
         when=when,
@@ -200,10 +199,10 @@ def _aligned(
     kernels: list[TritonKernel],
     dtypes: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """The patterns, where those that say no alignment ask for what the kernels need: of several
-    kernels, one may take any address."""
+    """The patterns. If a kernel takes addresses that are less aligned than a pattern's default,
+    those without `align=` get their element's size."""
     if not isinstance(tensors, Mapping):
-        return tensors  # refused where it is read
+        return tensors  # the pattern's parser refuses it
     needs_any = any(
         p.type.startswith("*") and p.multiple_of < _patterns.ALIGN
         for kernel in kernels for p in kernel.parameters
@@ -219,7 +218,7 @@ def _aligned(
 
 
 def _itemsize(pattern: str, dtypes: Mapping[str, Any]) -> int:
-    """Bytes of the smallest element that a pattern allows: PyTorch's tensors are aligned to it."""
+    """Bytes of the smallest element that a pattern allows; PyTorch aligns tensors to it."""
     name = (re.match(r"\s*(\w*)", pattern) or [""])[1]
     listed = dtypes.get(name, name)
     names = listed if isinstance(listed, (list, tuple, set, frozenset)) else [listed]
@@ -235,7 +234,8 @@ def _ordered(
     scratch: Any,
     label: str,
 ) -> list[KernelChoice]:
-    """The kernels, the newest arch and the most specialised first; with conditions, as given."""
+    """The kernels sorted by arch (newest first) and specialisation; in the given order if they have
+    conditions."""
     import json
 
     from torch_cubin._declared import contract as _contract
@@ -260,7 +260,7 @@ def _ordered(
         key = json.dumps([entry.produced["group"], arch, kernel["when"], requires])
         if key in seen:
             if listed[seen[key]].kernel[0] == entry.kernel[0]:
-                continue  # the same binary twice
+                continue  # a duplicate binary
             raise errors.fault(
                 "input", f"{label}: kernel {index}", "takes the same calls as another before it",
                 expected="one for each arch and specialisation, or KernelChoice(kernel, when=...)",

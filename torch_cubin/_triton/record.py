@@ -1,4 +1,4 @@
-"""record(): what Triton compiles while a piece of work runs."""
+"""record(): collects the kernels that Triton compiles in a scope."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Recorded:
     signature: str  # "x_ptr: *fp32 (a multiple of 16), n: i32, BLOCK = 1024"
     arch: str
     from_cache: bool
-    kernel: TritonKernel | None  # None where it cannot be launched
-    problem: str = ""  # why
+    kernel: TritonKernel | None  # None if it cannot be launched
+    problem: str = ""  # the reason
 
 
 class Recording:
-    """What record() has seen: `kernels`, each Recorded."""
+    """The result of record(): `kernels`, a list of Recorded."""
 
     def __init__(self) -> None:
         self.kernels: list[Recorded] = []
@@ -88,15 +88,15 @@ def _shown(kernel: TritonKernel) -> str:
 
 @contextlib.contextmanager
 def record() -> Iterator[Recording]:
-    """Writes down the kernels that Triton compiles, or finds in its cache on disk, meanwhile.
+    """Collects the kernels that Triton compiles, or finds in its cache on disk, in this scope.
 
         with tct.record() as seen:
             model(x)
         print(seen)
         seen.save("kernels")
 
-    Kernels that this process has launched before are not compiled again, and are not seen; nor are
-    those that torch.compile compiles in processes of its own. Needs Triton 3.4 or newer.
+    Kernels that this process has launched before are not compiled again and do not appear; nor do
+    those that torch.compile compiles in its worker processes. Needs Triton 3.4 or newer.
     """
     package = live.triton()
     compilation: Any = getattr(getattr(package, "knobs", None), "compilation", None)

@@ -1,5 +1,5 @@
-"""What Triton's autotuner found, as a table of the contract, which needs no Triton at a call: the
-configuration that was quickest for a key. csrc/declared/tuned_table.h looks it up.
+"""The results of Triton's autotuner as a table of the contract: the quickest configuration for each
+key. Calls need no Triton; csrc/declared/tuned_table.h looks them up.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch_cubin._triton import files, live
 from torch_cubin._triton.arguments import Resolver, TritonArguments
 from torch_cubin._triton.kernel import FOLDED, Parameter, TritonKernel
 
-ALL = "all"  # of an autotuner's configurations, whether or not they won
+ALL = "all"  # all configurations of an autotuner, not only those that won
 
 _OPTIONS = ("num_warps", "num_ctas", "num_stages", "maxnreg")
 
@@ -42,7 +42,7 @@ class Config:
         return isinstance(other, Config) and other.text == self.text
 
     def is_of(self, kernel: TritonKernel) -> bool:
-        """Whether the kernel was compiled so. Specialised warps make num_warps larger."""
+        """Whether the kernel was compiled with it. Warp specialization increases num_warps."""
         constants = kernel.constants
         same = all(name in constants and constants[name] == v for name, v in self.kwargs.items())
         for option in ("num_ctas", "num_stages"):
@@ -52,7 +52,7 @@ class Config:
 
 
 def config_of(config: Any, label: str) -> Config:
-    """Of a triton.Config, or of what an autotuner's file has of one."""
+    """From a triton.Config, or from an entry of an autotuner's file."""
     fields = config if isinstance(config, Mapping) else vars(config)
     kwargs = fields.get("kwargs")
     if not isinstance(kwargs, Mapping):
@@ -71,8 +71,8 @@ def config_of(config: Any, label: str) -> Config:
 
 
 def _check_not_pruned(kernel: Any, label: str) -> None:
-    """Python code alone knows which configurations are right for a shape. It might prune the first
-    one, which calls take that were not tuned."""
+    """Refuses a kernel with a prune function. Only its Python code knows which configurations are
+    valid for a shape, and it might exclude the first one, which calls without tuning take."""
     if getattr(kernel, "early_config_prune", None) is not None:
         raise errors.fault(
             "input", f"{label}: tuned='all'", "is given an autotuner with an early_config_prune",
@@ -120,11 +120,11 @@ class TunedKernels(Produced):
                 )  # fmt: skip
             values = [column.value(value) for column, value in zip(columns, key, strict=True)]
             if any(value is _NEVER for value in values):
-                continue  # of calls that the op's definition does not allow
+                continue  # calls that the op's definition does not allow
             kept = [v for v, c in zip(values, columns, strict=True) if c.part is not None]
             table.setdefault(json.dumps(kept), (kept, group))
         parts = [column.part for column in columns if column.part is not None]
-        # Without a part of its own the table is of one group: 1 is as good a key as another.
+        # Without columns the table has a single group: 1 is as good a key as any.
         return {
             "key": parts or [1],
             "entries": [[values or [1], group] for values, group in table.values()],
@@ -150,7 +150,8 @@ class TunedKernels(Produced):
         name = value._name if isinstance(value, TracedTensor) else value
         if name in scope.arguments:
             return _Column(["dtype", name], str)
-        # An output's or scratch's dtype is fixed, or that of an argument with the same variable.
+        # The dtype of an output or scratch is fixed, or that of the argument with the same
+        # variable.
         dtype = scope.entries.get(name, {}).get("dtype") if isinstance(name, str) else None
         same = [
             n for n in sorted(scope.arguments) if scope.entries.get(n, {}).get("dtype") == dtype
@@ -165,7 +166,7 @@ _NEVER = object()
 
 @dataclasses.dataclass(frozen=True)
 class _Column:
-    """A part of the key; without `part` it is the same at every call."""
+    """A part of the key; without `part` it is constant."""
 
     part: Any
     type: type = str
@@ -232,7 +233,8 @@ def of(
 
 
 def _names(found: list[tuple[tuple[Any, ...], Config]]) -> list[str]:
-    """Key names are in no file: only keys of dtypes alone need none."""
+    """Refuses keys whose names are needed: files do not record them. Keys of dtypes alone need
+    none."""
     values = [v for key, _ in found for v in key if not str(v).startswith("torch.")]
     if values:
         raise errors.fault(
@@ -243,8 +245,8 @@ def _names(found: list[tuple[tuple[Any, ...], Config]]) -> list[str]:
 
 
 def _best(found: list[tuple[tuple[Any, ...], Config]], means: list[tuple[Config, float]]) -> Config:
-    """The configuration for other keys: the one that was slower than the quickest by least, in the
-    geometric mean, where times are known of all keys; else the one that won most often."""
+    """The configuration for other keys: if all keys have times, the one with the smallest geometric
+    mean of its slowdown against the quickest; else the one that won most often."""
     logs: dict[Config, list[float]] = {}
     for config, ratio in means:
         if math.isfinite(ratio) and ratio > 0:
@@ -257,7 +259,7 @@ def _best(found: list[tuple[tuple[Any, ...], Config]], means: list[tuple[Config,
 def read_timings(path: Any) -> tuple[tuple[Any, ...], list[tuple[Config, float]]]:
     """The key of a NAME.autotune.json, and each configuration's median time in milliseconds.
 
-    Raises FileError [file] for what cannot be read, InputError [input] for what is damaged.
+    Raises FileError [file] if it cannot be read, InputError [input] if it is damaged.
     """
     path = os.fspath(path)
     label = f"file '{path}'"
@@ -293,7 +295,7 @@ def _kernels_of(
     options: Any,
     label: str,
 ) -> list[tuple[TritonKernel, Any]]:
-    """The kernels of a configuration: compiled now where there is a signature, else those known."""
+    """The kernels of a configuration: compiled now if there is a signature, else the known ones."""
     if signature is not None:
         function = live.function_of(kernel)
         if archs is None:
@@ -312,7 +314,8 @@ def _kernels_of(
             else:
                 known.append(live.of_compiled(one) if live.is_compiled(one) else one)
     mine = [k for k in known if config.is_of(k)]
-    # Of configurations that differ in num_warps alone, a kernel is of the one that it has exactly.
+    # If configurations differ only in num_warps, a kernel belongs to the one with exactly its
+    # value.
     exact = [k for k in mine if k.metadata.get("num_warps") == config.options.get("num_warps")]
     mine = exact or mine
     if not mine:
