@@ -1,15 +1,15 @@
-"""Derivatives of declared ops: the user's formula, or an error where there is none.
+"""Derivatives of declared ops: the user's formula, or an error for an op without one.
 
-Two paths lead to the one autograd.Function below:
+Two paths lead to the same autograd.Function below:
 
-- Without transforms, the kernel on the Autograd key, which an op gets with its first formula. An op
-  that never had one has no kernel there, and its calls no Python: C++ refuses what requires grad.
-- Under torch.func's transforms, the kernel on functorch's front key, which every op has: the C++
-  kernel below would see plain tensors there, and the derivative would quietly be lost. It costs
-  other calls nothing.
+- Without transforms, the kernel on the Autograd key. An op gets it with its first formula; until
+  then its calls run no Python, and C++ refuses inputs that require grad.
+- Under torch.func's transforms, the kernel on functorch's front key, which every op has. The C++
+  kernel below it would see plain tensors, and the derivative would be lost silently. Other calls do
+  not pay for it.
 
-An ordinary Function does for both what it does in user code: derivatives of every order compose if
-the formula's own ops have them, vmap calls the op for each item, forward mode is refused.
+The autograd.Function behaves as in user code: derivatives of every order compose if the formula's
+own ops have them, vmap calls the op once for each item, forward mode is refused.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PLAIN = torch.contiguous_format
 
 @dataclasses.dataclass(frozen=True)
 class Formula:
-    """What register_autograd takes, with torch.library's meaning."""
+    """The arguments of register_autograd, with torch.library's meaning."""
 
     backward: Callable[..., Any]
     setup_context: Callable[..., None] | None = None
@@ -39,7 +39,7 @@ class Formula:
 
 @dataclasses.dataclass
 class _Invocation:
-    """One call, but for its tensors: these are operands of the Function."""
+    """One call without its tensors, which are operands of the Function."""
 
     op: Any  # the OpOverload
     signature: Signature
@@ -48,7 +48,7 @@ class _Invocation:
     places: list[tuple[str, int | None]] = dataclasses.field(default_factory=list)
 
     def operands(self) -> list[Tensor]:
-        """The tensors, taken out of `values`."""
+        """Removes the tensors from `values` and returns them."""
         out = []
         for argument in self.signature.arguments:
             value = self.values[argument.name]
@@ -63,7 +63,8 @@ class _Invocation:
         return out
 
     def filled(self, operands: Sequence[Any], rest: bool = True) -> dict[str, Any]:
-        """The values with `operands` in the tensors' places; without `rest`, all else is False."""
+        """The values with `operands` in place of the tensors; without `rest`, all others are
+        False."""
         values = dict(self.values)
         for name, value in values.items():
             if isinstance(value, list):
@@ -82,7 +83,7 @@ class _Invocation:
         return self.op(*args, **kwargs)
 
     def needs(self, flags: Sequence[bool]) -> tuple[Any, ...]:
-        """ctx.needs_input_grad as the formula knows it: one entry for each positional argument."""
+        """The formula's ctx.needs_input_grad: one entry for each positional argument."""
         values = self.filled(flags, rest=False)
         return tuple(self.signature.unbind(values)[0])
 
@@ -129,10 +130,10 @@ class _Derivative(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], invocation: _Invocation, *operands: Any) -> Any:
-        """A call for each item of the batch."""
+        """Calls the op once for each item of the batch."""
         results = []
         for index in range(info.batch_size):
-            # Copied: a kernel's pattern is of the item, without gaps, at an aligned address.
+            # Copied, because a kernel's pattern requires a contiguous item at an aligned address.
             items = [
                 operand if dim is None else operand.select(dim, index).clone(memory_format=_PLAIN)
                 for operand, dim in zip(operands, in_dims[1:], strict=True)
@@ -152,7 +153,7 @@ class _Derivative(torch.autograd.Function):
 
 
 def _gradients_of_operands(invocation: _Invocation, found: Any) -> list[Any]:
-    """What a formula returned as gradients, one for each operand."""
+    """The gradients that a formula returned, one for each operand."""
     signature = invocation.signature
     gradients = found if isinstance(found, tuple) else (found,)
     arguments = [argument for argument in signature.arguments if not argument.keyword_only]
@@ -183,7 +184,8 @@ def _gradients_of_operands(invocation: _Invocation, found: Any) -> list[Any]:
     return out
 
 
-# NOTE: autograd.Function.apply would look at the signature of `forward` on every call: 40 us.
+# NOTE: autograd.Function.apply inspects the signature of `forward` on every call, which takes 40
+# us.
 _apply = super(torch.autograd.Function, _Derivative).apply
 
 
@@ -194,9 +196,9 @@ def differentiable(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> Any:
-    """Calls the op so that its outputs are attached to the formula, transforms or not.
+    """Calls the op with its outputs attached to the formula, with or without transforms.
 
-    Without a formula they are attached to the error that says so.
+    Without a formula, differentiating the outputs raises the error that says so.
     """
     invocation = _Invocation(op, signature, formula, signature.bind(args, kwargs))
     operands = invocation.operands()
@@ -233,7 +235,7 @@ def _requires_grad(args: Sequence[Any]) -> bool:
 def transform_kernel(
     op: Any, signature: Signature, formula: Callable[[], Formula | None]
 ) -> Callable[..., Any]:
-    """For functorch's front key: every call under grad, jvp, vmap and their mixtures."""
+    """The kernel on functorch's front key: calls under any combination of grad, jvp and vmap."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         if signature.mutates:

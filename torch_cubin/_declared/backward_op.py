@@ -1,8 +1,8 @@
-"""`backward="ns::op"`: a derivative that is another op, joined to the forward by names.
+"""`backward="ns::op"`: the derivative is another op, whose arguments are matched by name.
 
-Of the backward op's parameters, `grad_out` gets the gradient of the output `out`, and those named
-as the forward's arguments and outputs get these. Its outputs are named `grad_x`: the gradient of
-the forward's `x`. Arguments without such an output have none.
+The backward op's parameter `grad_out` gets the gradient of the output `out`; parameters named as
+the forward's arguments and outputs get those. Its output `grad_x` is the gradient of the forward's
+`x`. Arguments without such an output have no gradient.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from torch_cubin._declared.autograd import Formula
 from torch_cubin._declared.signature import Signature
 from torch_cubin._pytorch import operators, transforms
 
-ALIGN = 16  # bytes; what a pattern asks for by default
+ALIGN = 16  # bytes; the default alignment of a pattern
 
 
 def formula(name: str, signature: Signature, call: Callable[..., Any]) -> Formula:
-    """The formula, whose op is looked up when it is first needed: it may be defined later.
+    """The formula. Its op is looked up on first use, so it may be defined later.
 
     `call(overload, args, kwargs)` calls the backward op.
     """
@@ -83,7 +83,8 @@ def formula(name: str, signature: Signature, call: Callable[..., Any]) -> Formul
 
 
 def _without_gaps(grad: Tensor) -> Tensor:
-    """As kernels' patterns want a gradient: autograd hands out expanded ones and slices."""
+    """Makes a gradient contiguous, as kernels' patterns require; autograd passes expanded ones and
+    slices."""
     grad = grad.contiguous()
     if type(grad) is Tensor and not transforms.is_wrapped(grad):
         return grad if grad.data_ptr() % ALIGN == 0 else grad.clone()
@@ -91,7 +92,7 @@ def _without_gaps(grad: Tensor) -> Tensor:
 
 
 class _Plan:
-    """How the backward op's parameters and outputs meet the forward's."""
+    """Maps the backward op's parameters and outputs to the forward's."""
 
     def __init__(self, name: str, signature: Signature) -> None:
         label = f"backward '{name}' of op '{signature.name}'"

@@ -1,4 +1,4 @@
-"""choices(): the kernels of a library of cubins, each with what a table or its name says of it."""
+"""choices(): the kernels of a library of cubins, each with facts from a table or its name."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from torch_cubin._declared.define_op import LAUNCH_ARGUMENTS, KernelChoice
 from torch_cubin._kernels.sources import Loaded, opened
 from torch_cubin._native import library
 
-_MOST_CHOICES = 4096  # kernels of one op, as csrc/declared has it
+_MOST_CHOICES = 4096  # kernels of one op; the same limit as in csrc/declared
 
 
 class Row:
-    """The facts of one kernel of a library: functions of an op may name it `row`.
+    """The facts of one kernel of a library. Functions of an op may have a parameter `row`.
 
-    `row.kernel` is its symbol, `row.arch` "sm_90a" and `row.sm` 90, of the image, `row.param_bytes`
-    the bytes of its parameters; the rest are the groups of the name's expression and the fields of
-    the table's row.
+    `row.kernel` is the symbol, `row.arch` ("sm_90a") and `row.sm` (90) the image's,
+    `row.param_bytes` the bytes of its parameters; the rest are the named groups of `name=` and the
+    fields of the table's row.
     """
 
     def __init__(self, facts: Mapping[str, Any]) -> None:
@@ -51,27 +51,29 @@ def choices(
     when: Callable[..., Any] | None = None,
     **launch: Any,
 ) -> list[KernelChoice]:
-    """The kernels of a library of cubins, for `define_op(kernels=...)`: one op of hundreds of them.
+    """The kernels of a library of cubins, for `define_op(kernels=...)`: one op with hundreds of
+    kernels.
 
         kernels=torch_cubin.choices("kernels/*.cubin", name=r"fmha_d(?P<d>\\d+)_(?P<mask>\\w+)",
                                     when=lambda q, mask, row: (q.shape[3] == row.d) &
                                     (mask == row.mask), block=lambda row: row.threads)
 
-    - `files`: a path with `*`, a path, bytes, or a list of these. What torch_cubin.load opens is
-      opened, C++ with arrays too; packages keep the cubins found in it, not the text.
-    - `name`: a regular expression that a whole symbol must match. Its named groups become fields of
-      the row, as numbers where they are digits; other kernels are skipped.
-    - `table`: rows of fields, one or more a kernel: a list of dicts, a dict by symbol, or a file
-      (JSON of either, or C with an array of plain structs) or its text. The field that holds most
-      of the files' symbols says which kernel a row is of. Kernels without a row are skipped.
-    - `where`: of a row, whether its kernel is taken. Where rows of one kernel stand under an `#if`
-      that the table does not decide, it says which of them are.
-    - `when`, and KernelChoice's other arguments: as there; functions may name `row`, as those of
-      define_op may. Comparisons with constants, joined by &, cost the same for any number of
-      kernels (docs/declared_ops.md).
+    - `files`: a path with `*`, a path, bytes, or a list of these, in every format of
+      torch_cubin.load, C++ source with arrays too. Packages keep the cubins found there, not the
+      text.
+    - `name`: a regular expression that must match a whole symbol. Its named groups become fields of
+      the row, as numbers if they are digits; kernels that do not match are skipped.
+    - `table`: rows of fields, one or more for each kernel: a list of dicts, a dict by symbol, or a
+      file (JSON of either, or C with an array of plain structs) or its text. The field that holds
+      most of the files' symbols assigns rows to kernels. Kernels without a row are skipped.
+    - `where`: a predicate of a row: whether its kernel is used. It also selects among rows of one
+      kernel under an `#if` that the table does not decide.
+    - `when`, and KernelChoice's other arguments: as there. Functions may have a parameter `row`,
+      and so may those of define_op. Comparisons with constants, joined by &, cost the same for any
+      number of kernels (docs/declared_ops.md).
 
-    A device takes the newest architecture that runs there first. Raises FileError [file] where no
-    file is found, InputError [input] where no kernel is.
+    A device prefers the newest architecture that it can run. Raises FileError [file] if no file is
+    found, InputError [input] if no kernel is.
     """
     known = ("files", "name", "table", "where", "when", *LAUNCH_ARGUMENTS)
     errors.check_keywords("choices", launch, known)
@@ -120,7 +122,7 @@ def choices(
 
 
 def _row(entry: Mapping[str, Any], facts: Mapping[str, Any]) -> Row:
-    """What the table and the image say of a kernel: a field that both have has one value."""
+    """The fields of the table and the image for a kernel; a field in both must have one value."""
     for field in sorted(entry.keys() & facts.keys()):
         if entry[field] != facts[field]:
             raise errors.fault(
@@ -135,7 +137,7 @@ def _row(entry: Mapping[str, Any], facts: Mapping[str, Any]) -> Row:
 def _none_found(
     name: str | None, seen: list[str], matched: int, texts: list[str] | None
 ) -> errors.Error:
-    """`texts`: those of a table that has no row of any kernel."""
+    """`texts`: the strings of a table that has no row for any kernel."""
     shown = ", ".join(seen[:4]) + (", ..." if len(seen) > 4 else "")
     if not matched:
         expected = f"kernels whose names match '{name}'" if name else "kernels"
@@ -173,7 +175,7 @@ def _sm(arch: str) -> int:
 
 
 def _images(files: Any) -> Iterator[tuple[bytes, str, dict[str, Any]]]:
-    """Bytes, name for errors, and facts of every cubin in the files, each once."""
+    """The bytes, name for errors, and facts of every cubin in the files, without duplicates."""
     known: set[bytes] = set()
     for source in files if isinstance(files, (list, tuple)) else [files]:
         sources = [source]

@@ -1,7 +1,7 @@
-"""From a definition's arguments to its contract, the JSON that docs/manifest.md describes.
+"""Builds the contract, the JSON that docs/manifest.md describes, from a definition's arguments.
 
-Here what users write becomes data: patterns are read, functions are traced. What the data may say
-is checked in one place, csrc/declared, whose errors get the user's line from `Builder.places`.
+Patterns are parsed and functions traced here. csrc/declared alone validates the result; its errors
+get the user's source line from `Builder.places`.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ class Choice:
     cooperative: bool = False
     programmatic_dependent_launch: bool = False
     priority: int | None = None
-    # What producers say (torch_cubin/producers): constants that functions may name, factors of the
-    # grid, the record for the manifest, the kernel's group in a tuned table.
+    # For producers (torch_cubin/producers): constants that functions may name, factors of the grid,
+    # the record for the manifest, the kernel's group in a tuned table.
     constants: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     grid_factors: tuple[int, int, int] = (1, 1, 1)
     producer: dict[str, Any] | None = None
     group: int = 0
-    names_advice: str = ""  # where a name that functions ask for, "{}", may come from
+    names_advice: str = ""  # advice for an unknown name, "{}", in functions
 
 
 class Produced(abc.ABC):
-    """What a compiler's notes say of a part of the contract, to be made data once the op's names
-    are known. A Choice's `args` may be one."""
+    """A part of the contract that a compiler's metadata determines once the op's names are known. A
+    Choice's `args` may be one."""
 
     @abc.abstractmethod
     def resolve(self, scope: Scope) -> Any:
@@ -66,28 +66,28 @@ class Produced(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Scope:
-    """The names of an op, for a Produced: what they stand for, and what patterns say of tensors."""
+    """The names of an op and their patterns, for a Produced."""
 
     label: str  # for errors
     names: Mapping[str, Any]  # the op's own: arguments, sizes, outputs, scratch
-    trace: Callable[[Any, str], Any]  # what a function gives; anything else as it is
-    entries: Mapping[str, dict[str, Any]]  # of tensors, as the contract has them
-    dtypes: Mapping[str, list[str]]  # variables
+    trace: Callable[[Any, str], Any]  # traces a function; returns other values unchanged
+    entries: Mapping[str, dict[str, Any]]  # tensors' entries in the contract
+    dtypes: Mapping[str, list[str]]  # the dtypes of each variable
     optional: frozenset[str]  # tensor arguments that a call may omit
     arguments: frozenset[str]  # tensor arguments
-    varying: tuple[str, ...] = ()  # arguments that are no required tensors
+    varying: tuple[str, ...] = ()  # arguments other than required tensors
     when: Tree = None  # the kernel's condition
     outputs: frozenset[str] = frozenset()
-    mutable: frozenset[str] = frozenset()  # tensor arguments that the schema says the op changes
+    mutable: frozenset[str] = frozenset()  # tensor arguments that the op changes by its schema
 
 
 class Builder:
-    """Reads a definition's patterns and traces its functions."""
+    """Parses a definition's patterns and traces its functions."""
 
     def __init__(self, signature: Signature, dtypes: Mapping[str, Any] | None) -> None:
         self.signature = signature
         self.op = f"op '{signature.name}'"
-        self.names: dict[str, Any] = {}  # what traced functions may take
+        self.names: dict[str, Any] = {}  # the names that traced functions may use
         for argument in signature.arguments:
             name, kind = argument.name, argument.kind
             if kind == "tensors":
@@ -101,8 +101,8 @@ class Builder:
                 self.names[name] = stand_in(["number", name], _TYPES[kind])
         self.dtypes = {str(name): _dtype_list(listed) for name, listed in (dtypes or {}).items()}
         self.entries: dict[str, dict[str, Any]] = {}
-        self.sizes: set[str] = set()  # what the patterns of required tensors bind
-        # A part of the contract, as C++ calls it in errors, and where the user wrote it.
+        self.sizes: set[str] = set()  # sizes bound by patterns of required tensors
+        # Where the user wrote each part of the contract, by the part's name in C++'s errors.
         self.places: dict[str, str] = {}
 
     def refuse(self, what: str, problem: str, expected: str, got: Any) -> errors.Error:
@@ -112,7 +112,7 @@ class Builder:
     def trace(
         self, value: Any, what: str, names: Mapping[str, Any], part: str, advice: str = ""
     ) -> Any:
-        """What a function gives; anything else as it is. `part`: of the contract."""
+        """Traces a function; returns other values unchanged. `part`: of the contract."""
         if not isinstance(value, Callable) or isinstance(value, type):  # type: ignore[arg-type]
             return value
         traced = expressions.trace(value, names, f"{self.op}: {what}", self.sizes, advice)
@@ -123,7 +123,7 @@ class Builder:
     # Tensors.
 
     def tensors(self, patterns: Mapping[str, Any]) -> None:
-        """Reads `tensors=`: an entry for each tensor argument and output."""
+        """Parses `tensors=`: an entry for each tensor argument and output."""
         if not isinstance(patterns, Mapping):
             raise errors.wrong_type(f"{self.op}: tensors", "a dict of patterns by name", patterns)
         outputs = self.signature.outputs
@@ -150,7 +150,7 @@ class Builder:
                 self.entries[name] = self._made(f"tensors['{name}']", patterns[name], part)
 
     def _check_dtype(self, what: str, dtype: str) -> None:
-        """Refuses a misspelt dtype with the nearest ones."""
+        """Refuses an unknown dtype, naming the nearest ones."""
         if dtype in self.dtypes or isinstance(getattr(torch, dtype, None), torch.dtype):
             return
         known = [name for name, value in vars(torch).items() if isinstance(value, torch.dtype)]
@@ -160,7 +160,7 @@ class Builder:
         raise self.refuse(f"{what}: dtype", "is unknown", expected, f"'{dtype}'")
 
     def _made(self, what: str, pattern: Any, part: str) -> dict[str, Any]:
-        """The entry of an output or of scratch."""
+        """The entry of an output or scratch."""
         value = pattern
         if not isinstance(pattern, (str, Empty, Like)):
             value = self.trace(pattern, what, self._scope(device=False), part)
@@ -202,7 +202,7 @@ class Builder:
         when: Tree = None,
         advice: str = "",
     ) -> Scope:
-        """The names of the op for a Produced; functions may also name `constants`."""
+        """The op's names for a Produced; functions may also name `constants`."""
         traced = {**names, **(constants or {})}
         kinds = {argument.name: argument.kind for argument in self.signature.arguments}
         return Scope(
@@ -296,7 +296,7 @@ def _times(tree: Tree, factor: int) -> Tree:
 def _dtype_list(listed: Any) -> list[str]:
     several = isinstance(listed, (list, tuple, set, frozenset))
     texts = [str(dtype).removeprefix("torch.") for dtype in (listed if several else [listed])]
-    # The same definition again is the same contract.
+    # Sorted, because the same definition must give the same contract.
     return sorted(texts) if isinstance(listed, (set, frozenset)) else texts
 
 
@@ -311,8 +311,8 @@ def build(
     jit: bool,
     tuned: Produced | None = None,
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """The contract, and where the user wrote its parts. Raises InputError [input] for what is no
-    data: patterns that do not parse, functions that cannot be traced."""
+    """The contract, and where the user wrote each part. Raises InputError [input] for patterns that
+    do not parse and functions that cannot be traced."""
     builder = Builder(signature, dtypes)
     builder.tensors(tensors)
     memory = builder.scratch(scratch)

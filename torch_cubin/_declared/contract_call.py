@@ -1,7 +1,7 @@
-"""One call of a declared op as Python sees it, for fake tensors and for the CPU.
+"""One call of a declared op in Python, for fake tensors and the CPU.
 
-csrc/declared checks the arguments against the contract, as for CUDA tensors: it gets a description
-of each tensor. The outputs' sizes are computed a second time here, for symbolic sizes.
+csrc/declared checks a description of each tensor against the contract, exactly as for CUDA tensors.
+The outputs' sizes are computed here once more, for symbolic sizes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch_cubin._pytorch import transforms
 
 
 class Output(NamedTuple):
-    """How an output is to be allocated; strides None: contiguous."""
+    """How to allocate an output. Contiguous if strides is None."""
 
     name: str
     shape: tuple[Any, ...]
@@ -35,7 +35,7 @@ class Output(NamedTuple):
         return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device)
 
     def is_layout_of(self, tensor: Tensor) -> bool:
-        """Whether a tensor has these strides; dims of one element do not count."""
+        """Whether the tensor has these strides; dims with one element are ignored."""
         if self.strides is None or tensor.numel() == 0:
             return tensor.is_contiguous()
         pairs = zip(tensor.shape, tensor.stride(), self.strides, strict=True)
@@ -50,7 +50,7 @@ def outputs_of(
     advice: str,
 ) -> list[Output]:
     """The outputs of a call, in the schema's order; `values` has every argument by name. `advice`
-    says what to do with a tensor that is on none of the `devices`.
+    is the error's advice for a tensor on none of the `devices`.
 
     Raises InputError [input] for arguments that the contract does not allow.
     """
@@ -75,7 +75,7 @@ def outputs_of(
 
 
 def _described(argument: Argument, value: Any) -> Any:
-    """As csrc/declared/described_arguments.h reads it."""
+    """The JSON that csrc/declared/described_arguments.h reads."""
     if argument.kind == "tensors":
         return [_described_tensor(tensor) for tensor in value]
     if value is None or not isinstance(value, (Tensor, torch.dtype, float, int)):
@@ -90,12 +90,12 @@ def _described(argument: Argument, value: Any) -> Any:
 def _described_tensor(tensor: Tensor) -> dict[str, Any]:
     described = checks.described(tensor)
     if tensor.device.type != "meta" and type(tensor) in (Tensor, torch.nn.Parameter):
-        described["address"] = tensor.data_ptr() if has_memory(tensor) else 0  # no fake tensor
+        described["address"] = tensor.data_ptr() if has_memory(tensor) else 0  # 0 for fake tensors
     return described
 
 
 class _Symbolic:
-    """The outputs of a call that has symbols for sizes, in these symbols."""
+    """Computes the outputs of a call with symbolic sizes."""
 
     def __init__(
         self, contract: Mapping[str, Any], signature: Signature, values: Mapping[str, Any]
@@ -122,7 +122,7 @@ class _Symbolic:
             self._unify(found, evaluate(tree, self.tensors, self.numbers, label))
 
     def _bind(self, name: str) -> list[tuple[Any, Any, str]]:
-        """Binds the names in a pattern; gives the sizes that are to be expressions' values."""
+        """Binds the names in a pattern; returns the sizes that must equal expressions."""
         shape, sizes = self.contract["tensors"][name]["shape"], list(self.values[name].shape)
         later = []
         for dim, size in enumerate(shape or ()):
@@ -144,7 +144,7 @@ class _Symbolic:
         return later
 
     def _unify(self, found: Any, wanted: Any) -> None:
-        """Lets torch.compile know that two sizes are equal, as they must be."""
+        """Raises if two sizes differ; under torch.compile it also states that they are equal."""
         if found is not wanted:
             what = f"op '{self.signature.name}'"
             checks.require(found == wanted, what, "has a wrong size", str(wanted), str(found))
@@ -173,9 +173,9 @@ class _Symbolic:
 
 
 def refuse_derivative(signature: Signature, values: Mapping[str, Any]) -> None:
-    """What an op does without a backward where a derivative would be lost. C++ does the same.
+    """Raises if an op without a backward would lose a derivative, as C++ does.
 
-    In a forward-mode level every call raises, whatever the grad mode: tangents pass under no_grad,
+    In a forward-mode level every call raises in any grad mode: tangents propagate under no_grad
     too, and C++ cannot see whether a tensor has one.
     """
     if torch.is_grad_enabled():
@@ -198,7 +198,7 @@ def no_forward_mode(signature: Signature) -> errors.Error:
 
 
 def no_derivative(signature: Signature, got: str) -> errors.Error:
-    """The error of differentiating an op that has no derivative of that kind."""
+    """The error for differentiating an op that has no such derivative."""
     return checks.fault(
         f"op '{signature.name}'",
         "has no derivative",

@@ -1,4 +1,4 @@
-"""define_op(): a cubin's kernel becomes a torch op. docs/declared_ops.md is its reference."""
+"""define_op(): makes a cubin's kernel a torch op. docs/declared_ops.md is its reference."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ LAUNCH_ARGUMENTS = (
 class KernelChoice:
     """One of an op's kernels: `define_op(..., kernels=[KernelChoice(...), ...])`.
 
-    The first whose `when` holds is launched; `when=None` always does. An omitted field is as
-    define_op says. Conditions ask dtypes, sizes, strides, `is_contiguous()`, numbers, and the
+    The first whose `when` holds is launched; `when=None` always holds. Omitted fields are taken
+    from define_op. Conditions may use dtypes, sizes, strides, `is_contiguous()`, numbers, and the
     device's `sm` (90 for 9.0) and `multiprocessors`: `when=lambda x, sm: (x.shape[1] % 8 == 0) &
     (sm >= 90)`.
     """
@@ -34,7 +34,7 @@ class KernelChoice:
     def __init__(self, kernel: Any, *, when: Any = None, **launch: Any) -> None:
         errors.check_keywords("KernelChoice", launch, ("kernel", "when", *LAUNCH_ARGUMENTS))
         self.kernel, self.when, self.launch = kernel, when, launch
-        self.produced: dict[str, Any] = {}  # more of a Choice's fields, of a producer's
+        self.produced: dict[str, Any] = {}  # further fields of a Choice, from a producer
 
 
 @errors.named_keywords
@@ -60,40 +60,39 @@ def define_op(
 ) -> _op.Op:
     """Makes a cubin's kernel a torch op, `torch.ops.<namespace>.<name>`, and returns it.
 
-    It runs on CUDA tensors, on PyTorch's current stream, with no Python on its path, and works
+    The op runs on CUDA tensors, on PyTorch's current stream, without Python in its calls, and works
     under torch.compile, torch.export, AOTInductor and CUDA graphs. Every call is checked against
     `tensors`. docs/declared_ops.md has examples and every rule.
 
     - `schema`: PyTorch's, as "mylib::vec_add(Tensor x, Tensor y) -> Tensor".
     - `kernel`: "file.cubin:name", (source, name), ([source, ...], name) for several archs, a list
-      of the first two, or a torch_cubin.Kernel. A source is what torch_cubin.load takes.
-    - `tensors`: for each tensor argument and output, a pattern: "float32[m, k]", "T[*s]",
+      of the first two, or a torch_cubin.Kernel. A source is an argument of torch_cubin.load.
+    - `tensors`: a pattern for each tensor argument and output: "float32[m, k]", "T[*s]",
       "float16[m, k] rows align=4". An output may also be torch_cubin.empty(shape, dtype) or
       torch_cubin.like("x"). A single output is called "out" unless the schema names it.
     - `args`: a function of the op's arguments, outputs, scratch and sizes, by name, that returns
-      the kernel's; or a sequence of names of tensors and of constants. Sizes and numbers take a
-      function.
-    - `grid`, `block`: an int or up to three, or functions that return them; `shared_memory` (bytes)
-      and `cluster` too. `block` may be omitted where the binary demands one.
-    - `dtypes`: what a variable in patterns ranges over: dict(T=["float16", torch.bfloat16]).
+      the kernel's arguments; or a sequence of names of tensors and of constants. Sizes and numbers
+      need a function.
+    - `grid`, `block`: an int or up to three, or functions that return them; likewise
+      `shared_memory` (bytes) and `cluster`. `block` may be omitted if the binary requires one.
+    - `dtypes`: the dtypes of each variable in patterns: dict(T=["float16", torch.bfloat16]).
     - `scratch`: uninitialised memory for a call, by name: patterns, or functions that return
       torch_cubin.empty(...).
     - `kernels`: several KernelChoice, instead of `kernel`.
     - `cpu`: a function of the op's arguments that returns its outputs, for CPU tensors.
-    - `backward`: the name of an op that is the derivative: "ns::op". See also
-      Op.register_autograd. Without either the op raises where a derivative is asked for.
-    - `jit`: takes PTX too, which the driver compiles where no cubin runs. It is the whole op's: a
-      Kernel of a module loaded with jit=True turns it on for all of `kernels`.
+    - `backward`: the name of an op that is the derivative: "ns::op". See also Op.register_autograd.
+      Without either, the op raises if it would be differentiated.
+    - `jit`: accepts PTX too, which the driver compiles if no cubin runs on the device. It applies
+      to the whole op: a Kernel of a module loaded with jit=True turns it on for all of `kernels`.
 
-    Functions are called once, now, with stand-ins for the arguments: they calculate with + - * //
-    %, torch_cubin.cdiv, minimum, maximum, sqrt and select, and cannot branch.
+    Functions are called once, now, with stand-ins for the arguments: they can calculate with + - *
+    // %, torch_cubin.cdiv, minimum, maximum, sqrt and select, and cannot branch.
 
-    The same definition again does nothing. Another with the same schema replaces the old one, and
-    warns; with another schema it is an error.
+    Repeating a definition does nothing. A different one with the same schema replaces the old one,
+    and warns; with another schema it is an error.
 
-    Raises InputError [input] for a definition that is malformed or does not fit together,
-    ParamsError [params] where `args` do not fit the binary's parameters, and what torch_cubin.load
-    raises.
+    Raises InputError [input] for a definition that is malformed or inconsistent, ParamsError
+    [params] if `args` do not fit the binary's parameters, and what torch_cubin.load raises.
     """
     op = f"op '{_signature.parse(schema).name}'"
     _check_types(op, cpu, backward, jit)
@@ -131,7 +130,7 @@ def define(
     jit: bool = False,
     tuned: _contract.Produced | None = None,
 ) -> _op.Op:
-    """define_op for a list of kernels; `common` is what each of them may omit."""
+    """define_op for a list of kernels; `common` has the fields that each of them may omit."""
     signature = _signature.parse(schema)
     op = f"op '{signature.name}'"
     images = _Images()
@@ -202,24 +201,24 @@ def _choice(op: str, choice: Any) -> KernelChoice:
 
 
 def _producer(kernel: Kernel) -> dict[str, Any]:
-    """What compiled a kernel, for the manifest, with the names that stand for its symbol."""
+    """A kernel's producer for the manifest, with the names that stand for its symbol."""
     module = kernel.module
     aliases = sorted(alias for alias, symbol in module._aliases.items() if symbol == kernel.name)
     return {**(module._producer or {}), **({"aliases": aliases} if aliases else {})}
 
 
 class _Images:
-    """The images of a definition, each once. A source is opened once, and looked into once,
-    however many of the kernels come from it: a library or an archive may have hundreds."""
+    """The images of a definition, without duplicates. Each source is opened and searched once,
+    since hundreds of kernels may come from one library or archive."""
 
     def __init__(self) -> None:
         self.found: list[tuple[bytes, str]] = []
         self._places: dict[bytes, int] = {}
         self._files: dict[Any, _Files] = {}
-        self._kept: list[Any] = []  # whose ids are keys of _files
+        self._kept: list[Any] = []  # keeps the objects alive whose ids are keys of _files
 
     def add(self, source: Any, kernel: str) -> list[int]:
-        """The places of a source's files; of an archive's, those with that kernel."""
+        """The indices of a source's files; for an archive only files with that kernel."""
         if isinstance(source, Loaded):
             return [self._place(source)]
 
@@ -232,7 +231,7 @@ class _Images:
         return [self._place(file) for file in files.with_kernel(kernel)]
 
     def of(self, kernel: Kernel) -> list[Loaded]:
-        """The files that a loaded kernel is in."""
+        """The files that contain a loaded kernel."""
         module = kernel.module
         return self._once(module, id(module), module._read_again).with_kernel(kernel.name)
 
@@ -251,14 +250,15 @@ class _Images:
 
 
 class _Files:
-    """The files that one source holds, and which of them have a kernel."""
+    """The files in one source, and the kernels of each."""
 
     def __init__(self, files: list[Loaded]) -> None:
         self._files = files
         self._by_kernel: dict[str, list[Loaded]] | None = None
 
     def with_kernel(self, name: str) -> list[Loaded]:
-        """The files that have a kernel of that name; all where none has it."""
+        """The files that have a kernel of that name; all of them unless exactly one kernel
+        matches."""
         if len(self._files) == 1:
             return self._files
         if self._by_kernel is None:
@@ -268,7 +268,7 @@ class _Files:
 
 
 def _sources(op: str, kernel: Any, images: _Images) -> tuple[list[Any], str, bool]:
-    """What `kernel=` names: sources, the kernel's symbol, and whether PTX is taken."""
+    """Parses `kernel=`: the sources, the kernel's symbol, and whether PTX is accepted."""
     if isinstance(kernel, Kernel):
         return images.of(kernel), kernel.name, kernel.module._jit
     if isinstance(kernel, str):
@@ -301,9 +301,9 @@ def _shown(kernel: Any) -> str:
 
 
 def _block(op: str, images: list[tuple[bytes, str]], name: str, jit: bool) -> tuple[int, ...]:
-    """The block that the binaries demand of a kernel."""
+    """The block that the binaries require for a kernel."""
     module = Module(images, images[0][1], jit)
-    name = module[name].name  # raises where no image has it: the nearest names
+    name = module[name].name  # raises if no image has it, naming the nearest kernels
     demands = {
         tuple(kernel.required_block): image.arch
         for image in module.images

@@ -1,7 +1,7 @@
-"""Evaluates the trees of expressions.py in Python: for fake tensors, whose sizes are symbols.
+"""Evaluates the trees of expressions.py in Python, for fake tensors, whose sizes are symbols.
 
-The same results and errors as csrc/declared/expression_evaluate.cpp; a test compares both on random
-trees.
+Results and errors are those of csrc/declared/expression_evaluate.cpp; a test compares both on
+random trees.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "eq": operator.eq,
     "ne": operator.ne,
 }
-_COMPARISONS = ("lt", "le", "eq", "ne")  # exact between an int and a float, as Python's
+_COMPARISONS = ("lt", "le", "eq", "ne")  # exact between an int and a float, as in Python
 _UNARY: dict[str, Callable[[Any], Any]] = {
     "next_power_of_2": lambda a: 1 << (int(a) - 1).bit_length() if a > 0 else 0,
     "neg": operator.neg,
@@ -68,7 +68,7 @@ def evaluate(
             return number
         if operation == "is":
             return str(numbers[operands[0]]).removeprefix("torch.") == operands[1]
-        tensor = tensors.get(operands[0])  # "xs[2]" of a shorter list is missing
+        tensor = tensors.get(operands[0])  # "xs[2]" is missing if the list is shorter
         if operation == "defined":
             return tensor is not None
         if tensor is None:
@@ -130,7 +130,7 @@ def _symbolic(*values: Any) -> bool:
 
 
 def _is_float(tree: Tree, tensors: Mapping[str, Any], numbers: Mapping[str, Any]) -> bool:
-    """Whether a node gives a float, whatever its values are."""
+    """Whether a node's type is float, for any values."""
     if not isinstance(tree, list):
         return isinstance(tree, float)
     operation, *operands = tree

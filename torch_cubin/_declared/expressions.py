@@ -1,12 +1,12 @@
 """Expressions: functions of an op's arguments, traced once into trees that C++ evaluates.
 
-A declared op says with Python functions how large its grid is, which numbers its kernel gets and
-how large its outputs are. `trace` calls such a function with stand-ins, which record what is done
-with them. The result is a tree of plain data: it goes into a package's manifest, C++ evaluates it
-on every call (csrc/declared/expression_evaluate.cpp), and evaluate.py does the same for sizes that
-are symbols, so that the fake implementation follows from the one definition.
+A declared op defines its grid, its kernel's scalars and its outputs' sizes by Python functions.
+`trace` calls such a function with stand-ins that record the operations. The result is a tree of
+plain data: it is stored in a package's manifest, C++ evaluates it on every call
+(csrc/declared/expression_evaluate.cpp), and evaluate.py does so for symbolic sizes, so the fake
+implementation follows from the same definition.
 
-Longer than files should be: an operation's stand-in and its tree are read side by side.
+Over 500 lines, so that an operation's stand-in and its tree can be read side by side.
 
 A tree is a number, a bool, or a list [operation, operand, ...]:
 
@@ -17,12 +17,12 @@ A tree is a number, a bool, or a list [operation, operand, ...]:
     ["defined", tensor]  ["contiguous", tensor]  ["is_dtype", tensor, "float32"]
     ["is", name, text]                 a str or ScalarType argument is that text, or dtype
     ["sm"]  ["multiprocessors"]        of the device
-    add sub mul min max neg abs        of numbers; of integers they raise on overflow of 64 bits
+    add sub mul min max neg abs        of numbers; for integers they raise on overflow of 64 bits
     floordiv mod                       of integers, rounded as Python does
     next_power_of_2                    of an integer; 0 for 0 and below
     truediv sqrt float                 of numbers, in float64
     lt le eq ne                        of numbers
-    and or not  select(bool, a, b)     evaluate what they need and no more
+    and or not  select(bool, a, b)     short-circuiting
 
 A tensor in a list is named "xs[2]".
 """
@@ -49,8 +49,7 @@ _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")  # all o
 
 
 def _operator(operation: str, *, swapped: bool = False) -> Callable[..., Traced]:
-    """A method of Traced for an operation, which Python calls by `self + other` or, where
-    `swapped`, by `other + self`."""
+    """A method of Traced for an operation: `self + other` or, if `swapped`, `other + self`."""
 
     def method(self: Traced, *other: object) -> Traced:
         return _node(operation, *((*other, self) if swapped else (self, *other)))
@@ -59,7 +58,7 @@ def _operator(operation: str, *, swapped: bool = False) -> Callable[..., Traced]
 
 
 class Traced:
-    """A number that is not known yet. Arithmetic and comparisons give others."""
+    """A number that is unknown while tracing. Arithmetic and comparisons give further ones."""
 
     def __init__(self, tree: Tree, type_: type) -> None:
         self.tree, self.type = tree, type_
@@ -110,12 +109,12 @@ class TracedOptional(Traced):
 
     @property
     def defined(self) -> Traced:
-        """Whether it is given."""
+        """Whether the call gives it."""
         return _leaf("number", bool, f"{self.tree[1]}?")
 
 
 class TracedText:
-    """A `str` or `ScalarType` argument, or a tensor's dtype: it can be compared with a str or a
+    """A `str` or `ScalarType` argument, or a tensor's dtype. It can be compared with a str or a
     torch.dtype."""
 
     def __init__(self, name: str, type_: type, operation: str = "is") -> None:
@@ -164,7 +163,7 @@ class _TracedSizes:
 
 
 class TracedTensor:
-    """Stands for a tensor argument: what may be asked of it are facts, not data."""
+    """Stands for a tensor argument. It has facts (dtype, sizes, strides), no data."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -201,20 +200,22 @@ class TracedTensor:
 
     @property
     def defined(self) -> Traced:
-        """Whether an optional tensor is given."""
+        """Whether the call gives the optional tensor."""
         return _leaf("defined", bool, self._name)
 
     def select(self, dim: int, index: Any) -> TracedView:
-        """Without the dim, at that place of it: an argument for the address of its first element.
+        """The part at that index of a dim, without the dim. As a kernel argument: its first
+        element's address.
 
-        `dim` is counted from the front, `index` from 0; a call checks that the dim has that place.
-        A part's address may be a multiple of its element's size alone, whatever the pattern says of
-        the whole tensor's."""
+        `dim` is counted from the front, `index` from 0; each call checks that the index is in
+        range. The part is only aligned to its element's size, whatever the whole tensor's pattern
+        says.
+        """
         self._check_view("select", dim, index)
         return TracedView(self, dim, index, None)
 
     def narrow(self, dim: int, start: Any, length: Any) -> TracedView:
-        """`length` places of the dim from `start` on, as select() has them."""
+        """The part of the dim with `length` indices from `start` on; otherwise like select()."""
         self._check_view("narrow", dim, start, length)
         return TracedView(self, dim, start, length)
 
@@ -253,9 +254,11 @@ class TracedTensor:
 
 
 class TracedView(TracedTensor):
-    """A part of a tensor that begins at another element: select() and narrow() of one.
+    """A part of a tensor at an offset: the result of select() or narrow().
 
-    A kernel gets the address of its first element; sizes and strides are what the view's are."""
+    As a kernel argument it is the address of its first element; its sizes and strides are the
+    view's.
+    """
 
     def __init__(self, base: TracedTensor, dim: int, place: Any, length: Any) -> None:
         super().__init__(base._name)
@@ -263,7 +266,7 @@ class TracedView(TracedTensor):
         step = place * base.stride(dim)
         before: Any = base._element if isinstance(base, TracedView) else 0
         self._element: Any = before + step
-        # What a call checks, as the contract has it: first place, number of places, size.
+        # Range checks of each call, in the contract's form: first index, number of indices, size.
         steps = base._parts if isinstance(base, TracedView) else []
         taken = (place, 1 if length is None else length, base.shape[dim])
         self._parts: list[list[Tree]] = [*steps, [*map(tree_of, taken)]]
@@ -305,7 +308,7 @@ class _ViewSizes(_TracedSizes):
 
 
 class TracedList:
-    """Stands for a list of tensors: its items by number, and length(xs)."""
+    """Stands for a list of tensors: its items by index, and length(xs)."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -327,7 +330,7 @@ class TracedList:
 
 
 def cdiv(a: Any, b: Any) -> Any:
-    """ceil(a / b) of integers, of sizes known or traced."""
+    """ceil(a / b) of integers, of known or traced sizes."""
     return -(-a // b)
 
 
@@ -349,7 +352,7 @@ def maximum(a: Any, b: Any) -> Any:
 
 
 def next_power_of_2(a: Any) -> Any:
-    """The least power of two that is not below an int, known or traced; 0 for 0 and below."""
+    """The smallest power of two that is at least an int, known or traced; 0 for 0 and below."""
     if _traced(a):
         return _node("next_power_of_2", a)
     return 1 << (a - 1).bit_length() if a > 0 else 0
@@ -361,7 +364,7 @@ def sqrt(a: Any) -> Any:
 
 
 def select(condition: Any, a: Any, b: Any) -> Any:
-    """`a` where the condition holds, else `b`; only that one needs to have a value."""
+    """`a` if the condition holds, else `b`; only the selected one is evaluated."""
     if not isinstance(condition, Traced):
         return a if condition else b
     return _node("select", condition, a, b)
@@ -397,8 +400,8 @@ def _leaf(operation: str, type_: type, *read: Any) -> Traced:
     return Traced([operation, *read], type_)
 
 
-# The types of operations' operands, and of what they give. csrc/declared/expression.cpp has the
-# same rules for manifests; here they are asked for where the user's line is known.
+# The operand and result types of operations. csrc/declared/expression.cpp enforces the same rules
+# on manifests; here errors can name the user's line.
 _COMPARISONS, _CONDITIONS = ("lt", "le", "eq", "ne"), ("and", "or", "not")
 
 
@@ -431,7 +434,7 @@ def _node(operation: str, *operands: Any) -> Traced:
 
 
 def _compared_bools(operands: tuple[Any, ...], *, equal: bool) -> Traced:
-    """`flag == True`, `flag != other`: by the operations that trees have for conditions."""
+    """`flag == True` and `flag != other`, by the logical operations of trees."""
     a, b = operands if isinstance(operands[0], Traced) else operands[::-1]
     if isinstance(b, Traced):
         return _node("select", a, b, ~b) if equal else _node("select", a, ~b, b)
@@ -446,7 +449,7 @@ def _users_frame() -> FrameType | None:
 
 
 def place(path: str, line: int) -> str:
-    """How errors name a line of the user's."""
+    """A source line's name in errors."""
     source = linecache.getline(path, line).strip()
     return f"{path}:{line}" + (f" ('{source[:120]}')" if source else "")
 
@@ -460,14 +463,15 @@ def untraceable(problem: str, advice: str) -> NoReturn:
     raise errors.fault("input", where, problem, advice=advice)
 
 
-@functools.lru_cache(1024)  # a library of kernels has one lambda for all, and reading it takes 1 ms
+# Cached, because a library of kernels shares one lambda and reading its bytecode takes 1 ms.
+@functools.lru_cache(1024)
 def _refuse_identity_tests(code: CodeType, names: tuple[str, ...]) -> None:
-    """`x is None` and `flag is True` would quietly be False: nothing can trace them, but their
-    bytecode shows them."""
+    """Refuses `x is None` and `flag is True`. They would silently be False, since identity tests
+    cannot be traced; the bytecode shows them."""
     line = code.co_firstlineno
     earlier: list[dis.Instruction] = []
     for step in dis.get_instructions(code):
-        positions = getattr(step, "positions", None)  # from Python 3.11 on
+        positions = getattr(step, "positions", None)  # Python 3.11 and later
         line = (positions.lineno if positions else step.starts_line) or line
         found: list[str] = []
         other = "another value"
@@ -493,8 +497,8 @@ def _refuse_identity_tests(code: CodeType, names: tuple[str, ...]) -> None:
 
 
 def _operand(steps: list[dis.Instruction]) -> tuple[list[str], list[dis.Instruction]]:
-    """The local names that the last operand is read from (`x` of `x.dtype`; two where one
-    instruction loads both operands), and the steps before it."""
+    """The local names that the last operand is read from (`x` of `x.dtype`; two if one instruction
+    loads both operands), and the steps before it."""
     end = len(steps)
     while end and not steps[end - 1].opname.startswith(("LOAD_FAST", "LOAD_CONST", "LOAD_GLOBAL")):
         if steps[end - 1].opname not in ("LOAD_ATTR", "CACHE", "PUSH_NULL", "NOP"):
@@ -513,13 +517,13 @@ def trace(
     sizes: Collection[str] = (),
     advice: str = "",
 ) -> Any:
-    """What the function returns for stand-ins of the arguments it names.
+    """Calls the function with stand-ins for its parameters and returns its result.
 
     `arguments` maps a name to its stand-in: TracedTensor(name), or Traced(["number", name], type).
-    `sizes` are those of them that patterns bind: a parameter of such a name that has a default
-    keeps the default (`lambda x, d=d: ...` binds a loop's value), and other names may have none.
-    `advice`: where a name that is unknown here may come from.
-    Results are Traced, plain numbers, or whatever containers and objects the function makes.
+    `sizes` are the names that patterns bind: a parameter of such a name that has a default keeps
+    the default (`lambda x, d=d: ...` binds a loop's value); other parameters may have none.
+    `advice`: the error's advice for an unknown name. Results are Traced, plain numbers, or
+    containers and objects that the function makes.
     """
     code = getattr(function, "__code__", None)
     if code is None:

@@ -1,4 +1,5 @@
-"""What a declared op's `args` may return, as the contract's JSON: one entry a kernel parameter."""
+"""Converts the result of a declared op's `args` to the contract's JSON: one entry for each kernel
+parameter."""
 
 from __future__ import annotations
 
@@ -32,18 +33,18 @@ _EXPECTED = (
 
 
 def struct(type: Any, /, **members: Any) -> Struct:
-    """A struct by value: in define_op's `args`, where each call decides some of its members, and as
-    an argument of a kernel that is launched directly.
+    """A struct by value, for define_op's `args`, where each call may compute members, and for
+    direct launches of a kernel.
 
-    `type` is a subclass of ctypes.Structure, or a structured NumPy dtype, laid out as the kernel's
-    struct is; `members` has a value for each of its fields: a tensor for a pointer, a number, a
+    `type` is a subclass of ctypes.Structure, or a structured NumPy dtype, with the layout of the
+    kernel's struct; `members` has a value for each field: a tensor for a pointer, a number, a
     struct() for a struct, a sequence for an array.
 
-    A layout of torch_cubin.c_struct takes the fields that matter: others are zero, or what their
-    initialiser says; a dict stands for a struct or a union in it. Of the members of a union one
-    takes a value. A bit field takes a constant.
+    With a layout of torch_cubin.c_struct, fields may be omitted: they are zero, or have the value
+    of their initialiser; a dict stands for a struct or a union in it. One member of a union takes a
+    value. A bit field takes a constant.
 
-    Raises InputError [input] for a field without a value, and for one that there is not.
+    Raises InputError [input] for a field without a value, and for an unknown field.
     """
     if isinstance(type, CStruct):
         return _of_c(type, members)
@@ -87,20 +88,20 @@ def _of_c(layout: CStruct, members: Mapping[str, Any]) -> Struct:
             raise errors.fault("input", label, "has a value for two members of one union",
                                expected=f"'{name}' or '{both[0]}'", got="both")  # fmt: skip
     out: list[tuple[int, Any]] = []
-    bits: dict[int, int] = {}  # the bytes of bit fields
+    bits: dict[int, int] = {}  # bytes of bit fields, by offset
     names = list(layout.fields)
     for name, field in layout.fields.items():
         where = f"{label} field '{name}'"
         others = overlapping.get(name, frozenset())
         if name not in members and others & members.keys():
-            continue  # another member of its union has a value
+            continue  # another member of the union has a value
         if name not in members and isinstance(field.default, errors.Error):
             raise field.default
         value = members.get(name, field.default)
         if field.bits is not None:
             _set_bits(bits, field, value, where)
         elif name not in members and isinstance(field.kind, CStruct):
-            # Its fields' own initialisers; those of a union's first member alone.
+            # The initialisers of the fields; for a union only its first member's.
             if not any(names.index(other) < names.index(name) for other in others):
                 for index in range(1 if field.count is None else field.count):
                     inner = _of_c(field.kind, {}).members
@@ -112,7 +113,7 @@ def _of_c(layout: CStruct, members: Mapping[str, Any]) -> Struct:
 
 
 def _overlapping(layout: CStruct) -> dict[str, frozenset[str]]:
-    """Of each field that shares bits with others, as members of unions do: these others."""
+    """For each field that shares bits with others, as members of unions do: those others."""
 
     def span(field: Field) -> tuple[int, int]:
         first = 8 * field.offset + field.bit
@@ -143,7 +144,7 @@ def _set_bits(bits: dict[int, int], field: Field, value: Any, label: str) -> Non
 
 
 def _of_c_items(field: Field, value: Any, where: str) -> list[tuple[int, Any]]:
-    """The members of a field, of an array's items."""
+    """The members of a field, or of an array's items."""
     if field.count is None:
         return _of_c_field(field, field.offset, value, where)
     if isinstance(value, (int, float)) and value == 0:
@@ -170,7 +171,7 @@ def _of_c_field(field: Field, offset: int, value: Any, label: str) -> list[tuple
         return [(offset + at, member) for at, member in value.members]
     if kind == "bool" and type(value) is int and value in (0, 1):
         value = bool(value)
-    if kind == "bytes":  # no number of a contract's: long double, pointers to members
+    if kind == "bytes":  # long double and pointers to members have no number in a contract
         if not isinstance(value, (bytes, bytearray)) or len(value) != field.step:
             raise _wrong_value(label, errors.counted(field.step, "byte"), value)
         return [(offset, entry(value, label))]
@@ -201,19 +202,19 @@ _NUMPY = {"i": "int", "u": "uint", "f": "float", "b": "bool"}
 
 
 def _is_swapped(ctype: Any) -> bool:
-    """Whether a number's bytes stand in the other order, as in a ctypes.BigEndianStructure."""
+    """Whether a number's bytes are in reverse order, as in a ctypes.BigEndianStructure."""
     other = "__ctype_be__" if sys.byteorder == "little" else "__ctype_le__"
     return isinstance(getattr(ctype, "_type_", None), str) and (
         ctypes.sizeof(ctype) > 1 and ctype is getattr(ctype, other, None)
     )
 
 
-# Offset, kind, items of an array, bytes between them.
+# Offset, kind, number of items of an array, bytes between them.
 _Place = tuple[int, Any, int | None, int]
 
 
 def _fields(type_: Any) -> tuple[int, dict[str, _Place]]:
-    """The struct's size, and its fields. A kind is "int32" and so on, "pointer", or a struct."""
+    """The struct's size, and its fields. A kind is "int32" etc., "pointer", or a struct."""
 
     def refuse(got: str) -> errors.Error:
         expected = "a ctypes.Structure of numbers, pointers, structs and arrays, or such a dtype"
@@ -283,7 +284,7 @@ def _member(kind: Any, value: Any, label: str) -> Any:
         if is_raw(value):
             return Raw(value, label)
     elif isinstance(value, (Scalar, TracedScalar)):
-        # Bits of a float may stand in an unsigned field of their size.
+        # A float's bits may be stored in an unsigned field of the same size.
         if value.type_name == kind or kind in _BITS.get(value.type_name, ()):
             return entry(value, label)
     else:
@@ -294,7 +295,7 @@ def _member(kind: Any, value: Any, label: str) -> Any:
         if found is float and not isinstance(value, Traced) and not math.isfinite(value):
             return entry(getattr(scalars, kind)(value), label)  # JSON has no infinities
         if found is int and kind == "uint64" and not isinstance(value, Traced):
-            return entry(scalars.uint64(value), label)  # an expression has no integer beyond int64
+            return entry(scalars.uint64(value), label)  # expressions have no integers beyond int64
         if found in numbers:
             return [kind, tree_of(value)]
     expected = kind if isinstance(kind, str) else f"torch_cubin.struct({kind}, ...)"
@@ -319,7 +320,7 @@ def entry(value: Any, label: str) -> list[Any]:
     if isinstance(value, TracedScalar):
         return [value.type_name, value.number.tree]
     if isinstance(value, Scalar):
-        # JSON has neither infinities nor NaN, an expression no integer beyond 64 signed bits.
+        # JSON has neither infinities nor NaN; expressions have no integers beyond 64 signed bits.
         if not math.isfinite(value.value) or abs(value.value) >= 2**63:
             return ["bytes", value.data.hex()]
         return [value.type_name, value.value]
@@ -348,7 +349,7 @@ def _in_contract(offset: int, member: Any) -> list[Any]:
 
 
 def entries(values: Any, names: Mapping[str, Any], label: str) -> list[Any]:
-    """The contract's entries for what `args` says: a sequence, or one argument by itself."""
+    """The contract's entries for the result of `args`: a sequence, or a single argument."""
     if not isinstance(values, (list, tuple)):
         values = (values,)
     out = []

@@ -21,21 +21,21 @@ _MOST_TEXT = 64 << 20
 class Table:
     rows: list[dict[str, Any]]
     label: str  # for errors
-    symbol: str | None = None  # the field that holds the kernels' symbols, where the table says it
-    # Places of rows under an #if that the text does not decide.
+    symbol: str | None = None  # the field with the kernels' symbols, if the table states it
+    # Indices of rows under an #if that the text does not decide.
     conditional: frozenset[int] = frozenset()
 
     def texts(self) -> list[str]:
-        """The strings in it, as they come."""
+        """All strings in it, in order."""
         return [v for row in self.rows for v in row.values() if isinstance(v, str)]
 
     def by_symbol(self, symbols: Collection[str]) -> dict[str, list[dict[str, Any]]]:
-        """The rows of each kernel. One field holds the symbols: the one with the most of them.
+        """The rows of each kernel. The field with the most symbols assigns them.
 
-        Other fields may hold symbols, too (a kernel to fall back on): these rows are not theirs.
+        Other fields may hold symbols too (a fallback kernel, for example) and assign nothing.
         """
         known = frozenset(symbols)
-        found: dict[str, dict[int, str]] = {}  # of a field: the symbols by the row's place
+        found: dict[str, dict[int, str]] = {}  # by field: the symbols by row index
         for place, row in enumerate(self.rows):
             for field, value in row.items():
                 if isinstance(value, str) and value in known:
@@ -61,7 +61,7 @@ class Table:
         return frozenset(id(self.rows[place]) for place in self.conditional)
 
     def check_conditions(self, symbol: str, rows: list[dict[str, Any]]) -> None:
-        """Refuses rows of one kernel of which an #if decides that not all are compiled."""
+        """Refuses several rows of one kernel if an undecided #if compiles only some of them."""
         if len(rows) > 1 and any(id(row) in self._conditional_rows for row in rows):
             raise refuse(self.label, f"has rows of kernel '{symbol}' under an #if",
                           "one row, or the text as the preprocessor leaves it",
@@ -70,7 +70,7 @@ class Table:
 
 
 def read(table: Any) -> Table:
-    """What choices() takes as `table`."""
+    """Reads the `table` argument of choices()."""
     label = "torch_cubin.choices argument 'table'"
     if isinstance(table, os.PathLike) or (isinstance(table, str) and "\n" not in table):
         path = Path(table)

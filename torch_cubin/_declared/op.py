@@ -1,9 +1,8 @@
-"""Declared ops as Python sees them: the object that define_op returns, and its registrations with
-torch.
+"""Declared ops in Python: the object that define_op returns, and its registrations with torch.
 
-csrc/declared has defined the op and runs it on CUDA. Here it gets what torch takes from Python
-alone: the fake implementation, the CPU function, autograd. One registry holds every op of the
-process; a definition that is run again changes the op's entry, and the kernels below follow it.
+csrc/declared has defined the op and runs it on CUDA. This file registers the parts that PyTorch
+takes from Python: the fake implementation, the CPU function, autograd. One registry holds every op
+of the process; a repeated definition changes the op's entry, and the registered kernels follow it.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ from torch_cubin._pytorch import operators, transforms
 
 
 class Op:
-    """A declared op. Calling it calls `torch.ops.<namespace>.<name>`, which is the same op, and
-    raises InputError [input] and its kin where that raises a RuntimeError with the same text.
+    """A declared op. Calling it calls `torch.ops.<namespace>.<name>`, which is the same op; errors
+    are InputError [input] and other torch_cubin errors here, RuntimeError with the same text there.
 
-    - `name`: "mylib::vec_add". `schema`: as it was given. `contract`: what the definition became,
-      the JSON of docs/manifest.md as a dict.
+    - `name`: "mylib::vec_add". `schema`: as it was given. `contract`: the JSON of docs/manifest.md
+      as a dict.
     - `overload`: the `torch.ops` overload, for opcheck and the like.
     """
 
@@ -45,28 +44,28 @@ class Op:
         self._signature = signature
         self._cpu: Callable[..., Any] | None = None
         self._formula: Formula | None = None
-        self._images: list[Image] | None = None  # as the contract numbers them, if known
-        self._package: str | None = None  # where it came from
-        self._is_defined_here = False  # by define_op, which takes a `cpu=`, in this process
+        self._images: list[Image] | None = None  # by the contract's indices, if known
+        self._package: str | None = None  # the package that it was loaded from
+        self._is_defined_here = False  # by define_op, whose `cpu=` it may have, in this process
         self._has_autograd_kernel = False
         self._library = torch.library.Library(signature.namespace, "FRAGMENT")
         try:
             self._register()
             self._redefine(contract)
         except BaseException:
-            operators.destroy(self._library)  # nothing stays half registered
+            operators.destroy(self._library)  # no partial registration remains
             raise
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
             return self.overload(*args, **kwargs)
-        except RuntimeError as error:  # what C++ raises is a plain one
+        except RuntimeError as error:  # C++ raises plain RuntimeErrors
             known = errors.of_text(error)
             if known is None:
                 raise
         raise known
 
-    # A copy is the same op: torch.ops has one of a name.
+    # A copy is the same op, since torch.ops has one op for a name.
     def __copy__(self) -> Op:
         return self
 
@@ -89,8 +88,8 @@ class Op:
         """Gives the op a derivative, as torch.library.register_autograd does.
 
         `backward(ctx, *grads)` gets a gradient for each output and returns one for each argument of
-        the schema, None where there is none; `setup_context(ctx, inputs, output)` saves what it
-        needs. Derivatives of higher order, and torch.func.grad and vmap of it, work where the ops
+        the schema, None for arguments without one; `setup_context(ctx, inputs, output)` saves what
+        it needs. Derivatives of higher order, and torch.func.grad and vmap of it, work if the ops
         that `backward` calls have theirs. Forward mode raises.
 
         Raises InputError [input] for an op that changes its arguments, and for keyword-only
@@ -104,13 +103,13 @@ class Op:
     def preload(self, device: int | str | torch.device | None = None) -> None:
         """Loads the op's kernels onto a device now (default: PyTorch's current one).
 
-        A first call does the same by itself, inside a CUDA graph capture too.
+        Otherwise the first call does, also inside a CUDA graph capture.
         """
         from torch_cubin._kernels.launch import device_index
 
         _library.preload_op(self.name, device_index(device))
 
-    # What follows is for define_op and packages.
+    # Internal: for define_op and packages.
 
     def _set_formula(self, formula: Formula | None) -> None:
         needed = transforms.BACKWARD_OF_DECLARED_OPS
@@ -159,7 +158,7 @@ class Op:
         cpu = self._cpu
         devices = ("cpu",) if cpu else ("cuda",)
         for name, tensor in self._signature.tensors(values):
-            # The contract's own check reads addresses of plain tensors alone.
+            # The contract's check reads addresses of plain tensors only.
             if not has_memory(tensor):
                 raise errors.fault(
                     "input",
@@ -169,12 +168,12 @@ class Op:
                     got=f"a {type(tensor).__name__}",
                 )
         outputs = self._outputs(values, devices)
-        assert cpu is not None  # CPU tensors are refused otherwise
+        assert cpu is not None  # otherwise CPU tensors are refused
         args, kwargs = self._signature.unbind(values)
         with torch.no_grad(), transforms.below_autograd():
             found = cpu(*args, **kwargs)
         for argument in self._signature.arguments:
-            # The ops in `cpu` may have run where nothing counts versions.
+            # The ops in `cpu` may have run in a mode that does not count versions.
             if argument.mutable and not values[argument.name].is_inference():
                 torch.autograd.graph.increment_version(values[argument.name])
         return self._returned(self._checked(found, outputs, values))
@@ -188,7 +187,7 @@ class Op:
         return outputs_of(self.contract, self._signature, values, devices, advice)
 
     def _checked(self, found: Any, outputs: list[Output], values: dict[str, Any]) -> list[Tensor]:
-        """What `cpu=` returned, laid out as the contract says."""
+        """The results of `cpu=` in the contract's layout."""
         results = [found] if self._signature.single else found
         if not outputs and found is None:
             results = []
@@ -197,7 +196,7 @@ class Op:
             got = type(found).__name__
             expected = errors.counted(len(outputs), "tensor")
             raise errors.fault("input", label, "is no output of it", expected=expected, got=got)
-        # Memory that is not this output's own: the arguments' and the other outputs'.
+        # Storages that the output must not share: the arguments' and the other outputs'.
         taken = {t.untyped_storage().data_ptr() for _, t in self._signature.tensors(values)}
         out = []
         for result, output in zip(results, outputs, strict=True):
@@ -222,7 +221,7 @@ class Op:
         return tuple(tensors) if tensors else None
 
 
-# Guards the registry, and holds definitions apart: C++'s contract of an op is Python's.
+# Guards the registry, and serialises definitions, so that C++ and Python have the same contract.
 _lock = threading.RLock()
 _ops: dict[str, Op] = {}
 
@@ -247,10 +246,10 @@ def find(name: str) -> Op | None:
 
 
 def attached(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Calls a backward op. A declared one without a derivative raises when that is asked for.
+    """Calls a backward op. A declared one without a derivative raises only if it is differentiated.
 
-    torch.func.grad and create_graph=True run a backward with gradients enabled, whether or not
-    second derivatives follow: to refuse the call, as a plain call is refused, would refuse them.
+    torch.func.grad and create_graph=True run a backward with grad mode on, whether or not second
+    derivatives follow. Refusing the call, as for a plain call, would break first derivatives there.
     """
     op = _ops.get(_name_of(overload))
     if op is None or op._formula is not None or not torch.is_grad_enabled():
@@ -269,8 +268,8 @@ def define(
     cpu: Callable[..., Any] | None,
     places: Mapping[str, str],
 ) -> Op:
-    """Defines an op, here and in C++; `images` are (bytes, name for errors) of what it numbers.
-    `places` says where the user wrote which part of the contract, for errors."""
+    """Defines an op in Python and C++. `images` are (bytes, name for errors) by the contract's
+    indices. `places` has the user's source line of each part of the contract, for errors."""
     with _lock:
         try:
             (answer,) = _library.define_ops([contract], images)
@@ -284,7 +283,7 @@ def define(
         elif state == "swapped":
             op._redefine(contract)
         if state != "same":
-            # Images are numbered by this very contract: "same" content may number them otherwise.
+            # Images are indexed by this contract; "same" content may index them otherwise.
             op._images = [Image(origin, data) for data, origin in images]
             op._package = None
         if cpu is not None or state != "same":
@@ -302,7 +301,7 @@ def define(
 
 
 def _with_place(message: str, op: str, places: Mapping[str, str]) -> str:
-    """An error of C++ that names a part of the contract, with where the user wrote it."""
+    """A C++ error that names a part of the contract, extended by the user's source line."""
     for part in sorted(places, key=len, reverse=True):
         label = f"op '{op}': {part}"
         if label in message:
@@ -313,19 +312,20 @@ def _with_place(message: str, op: str, places: Mapping[str, str]) -> str:
 
 
 def load(package: str, trusted: list[str] | None = None) -> dict[str, Op]:
-    """Defines a package's ops, all or none, here and in C++."""
+    """Defines a package's ops, all or none, in Python and C++."""
     with _lock:
         return _adopt(_library.load_package(package, trusted))
 
 
 def adopt_all() -> None:
-    """The ops that C++ has and Python does not know yet: those of TORCH_CUBIN_PACKAGES."""
+    """Adopts ops that only C++ knows: those of TORCH_CUBIN_PACKAGES."""
     with _lock:
         _adopt(_library.defined_ops())
 
 
 def _adopt(answers: list[dict[str, Any]]) -> dict[str, Op]:
-    """What C++ has defined, with `_lock` held. Never a swap: it refuses other content."""
+    """Registers the ops that C++ has defined. Needs `_lock`. Never replaces an op: C++ refuses
+    other content."""
     made: dict[str, Op] = {}
     try:
         for answer in answers:

@@ -1,4 +1,4 @@
-"""Packages: declared ops in a folder. docs/manifest.md says what it holds."""
+"""Packages: declared ops in a folder, in the format of docs/manifest.md."""
 
 from __future__ import annotations
 
@@ -32,20 +32,19 @@ def save_package(
 ) -> Path:
     """Writes ops with their kernels into a folder, for load_package and TORCH_CUBIN_PACKAGES.
 
-    `ops`: what define_op returned, or names; and modules (compile(), load()), whose images go along
-    for C++'s Module::from_file(folder). The folder is made if there is none. No file is
-    replaced but the manifest, last and at once: a reader sees the old package or the new one, and
-    an image whose name another file has gets one by its sha256. Python objects are omitted: `cpu=`
-    and register_autograd; `backward="ns::op"` goes along, its op only if it is listed.
+    `ops`: results of define_op, or names; and modules (compile(), load()), whose images are
+    included for C++'s Module::from_file(folder). The folder is created if it is missing. Only the
+    manifest is replaced, last and atomically: a reader sees the old package or the new one. An
+    image whose name is taken by another file is named by its sha256. Python objects are not saved:
+    `cpu=` and register_autograd; `backward="ns::op"` is saved, its op only if it is listed.
 
     `key` signs the manifest, and with it the images' hashes: an Ed25519 private key, as the file of
     an unencrypted PEM (`openssl genpkey -algorithm ed25519`) or as an object of the package
-    cryptography, which signing needs. Who loads it asks for its public key: load_package(trusted=).
+    cryptography, which signing needs. load_package(trusted=) takes its public key.
 
     Raises InputError [input] for objects that are not declared ops, for a folder with a package,
-    unless `overwrite`, and for an op from a package that is not there now as it was loaded;
-    HashError [hash] for an image there with other bytes; FileError [file] where one cannot be read
-    or written.
+    unless `overwrite`, and for an op whose package has changed since it was loaded; HashError
+    [hash] for an image that has changed; FileError [file] if one cannot be read or written.
     """
     path = Path(_path("save_package", folder))
     if not isinstance(ops, (Op, str, Iterable)):
@@ -69,7 +68,7 @@ def save_package(
             raise _refuse(path, "would hold an op twice", "each once", op.name)
         schemas.add(op.contract["schema"])
         contracts.append(_renumbered(op, images))
-    listed_ops = json.dumps(contracts, allow_nan=False)  # before anything is written
+    listed_ops = json.dumps(contracts, allow_nan=False)  # before writing any file
     try:
         path.mkdir(parents=True, exist_ok=True)
         if (path / MANIFEST).exists() and not overwrite:
@@ -86,7 +85,8 @@ def save_package(
             "ops": json.loads(listed_ops),
         }
         text = (json.dumps(manifest, indent=2) + "\n").encode()
-        # The signature comes first, and is of this manifest by its name: both change at once.
+        # The signature is written first; its name has the manifest's hash, so both change
+        # atomically.
         signature = signing.file_name(text)
         if signer is not None:
             write_file(path / signature, signing.signature(signer, text))
@@ -108,35 +108,34 @@ def load_package(
 ) -> dict[str, Op]:
     """Registers a package's ops, all or none, and returns them by name.
 
-    `folder` is what save_package wrote, or a shared library with packages embedded in it. Needs no
-    GPU, no source and no compiler. Loading the same content again does nothing.
+    `folder` was written by save_package, or is a shared library with packages embedded in it. Needs
+    no GPU, no source and no compiler. Loading the same content again does nothing.
 
-    `trusted`: public keys, one of which must have signed it (save_package's `key`); each is 64 hex
-    digits, the file of a PEM, or an object of the package cryptography. TORCH_CUBIN_TRUSTED, hex
-    digits with commas between them, asks the same of every package of the process, in C++ too.
-    Without either nothing is asked.
+    `trusted`: public keys, one of which must have signed the package (save_package's `key`); each
+    is 64 hex digits, the file of a PEM, or an object of the package cryptography.
+    TORCH_CUBIN_TRUSTED, hex digits separated by commas, requires the same for every package of the
+    process, in C++ too. Without either, no signature is required.
 
     Raises FileError [file] for a missing manifest or image, an unknown format or version, and a
-    path that leads out of the folder, HashError [hash] for an image with other bytes and for a
-    package that no trusted key has signed, InputError
-    [input] for a manifest that is malformed or has an unknown field, and for an op that is there
-    already with other content.
+    path that leads out of the folder; HashError [hash] for an image with other bytes and for a
+    package without a trusted signature; InputError [input] for a manifest that is malformed or has
+    an unknown field, and for an op that is already defined with other content.
     """
     path = _path("load_package", folder)
     try:
         path = os.path.abspath(path)
-    except OSError as error:  # a relative path where the working directory is gone
+    except OSError as error:  # a relative path in a working directory that was removed
         reason = f"cannot be found ({error.strerror}: the working directory)"
         raise errors.fault(
             "file", f"package '{path}'", reason, advice="Give its full path."
         ) from error
-    if "\0" in path:  # C++ would read the name that ends there
+    if "\0" in path:  # C++ would read a truncated name
         raise _refuse(Path(path), "has a NUL in its name", "a folder, or a library")
     return _Ops(_op.load(path, None if trusted is None else signing.public_keys(trusted)))
 
 
 class _Ops(dict[str, Op]):
-    """Ops by their names, with the nearest ones in the error for another."""
+    """Ops by name; the error for an unknown name lists the nearest ones."""
 
     def __missing__(self, name: object) -> Op:
         names = [key for key in self if key.partition("::")[2] == name]
@@ -153,20 +152,21 @@ def _path(function: str, folder: Any) -> str:
 
 
 class _PackageImages:
-    """The images that a new package will hold, each once."""
+    """The images of a new package, without duplicates."""
 
     def __init__(self, folder: Path) -> None:
         self.listed: list[tuple[str, bytes, str]] = []  # sha256, bytes, file
         self._folder = folder
-        self._places: dict[str, int] = {}  # in `listed`, by sha256
+        self._places: dict[str, int] = {}  # index in `listed`, by sha256
         self._names: set[str] = set()
 
     def place(self, data: bytes, origin: str) -> int:
-        """The number of an image, which is added where it is new."""
+        """The index of an image; a new one is added."""
         digest = hashlib.sha256(data).hexdigest()
         if digest not in self._places:
             name = _file_name(data, origin)
-            # A name for these bytes alone: not another image's, not that of a file of the user's.
+            # Use a name for these bytes alone, taken neither by another image nor by the user's
+            # files.
             if name in self._names or not _is_free(self._folder / name, data):
                 name = f"{digest}.{name}"
             self._names.add(name)
@@ -176,7 +176,7 @@ class _PackageImages:
 
 
 def _renumbered(op: Op, images: _PackageImages) -> dict[str, Any]:
-    """The op's contract with its images' places in the new package, where they are added."""
+    """The op's contract with the image indices of the new package, adding its images."""
     contract, known = op.contract, op._images
     if known is None:
         raise _refuse(
@@ -194,7 +194,7 @@ def _renumbered(op: Op, images: _PackageImages) -> dict[str, Any]:
 
 
 def _is_free(path: Path, data: bytes) -> bool:
-    """Whether a file of that name can hold the bytes: there is none, or it holds them."""
+    """Whether a file of that name can hold the bytes: it does not exist, or holds them already."""
     if not os.path.lexists(path):
         return True
     try:
@@ -204,7 +204,7 @@ def _is_free(path: Path, data: bytes) -> bool:
 
 
 def _file_name(data: bytes, origin: str) -> str:
-    """A plain file name for an image: its own, or one by what it is."""
+    """A plain file name for an image: its own, or one derived from its content."""
     match = re.fullmatch(r"file '(.*)'", origin)
     name = os.path.basename(match[1]) if match else ""
     if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,100}", name) and name != MANIFEST:
@@ -218,7 +218,8 @@ def _file_name(data: bytes, origin: str) -> str:
 
 
 def _write_image(folder: Path, name: str, data: bytes, digest: str) -> str:
-    """The name that the image has then: another process may have taken `name` in the meantime."""
+    """Writes the image and returns its name; another process may have taken `name` in the
+    meantime."""
     if not _is_free(folder / name, data):
         name = f"{digest}.{name.removeprefix(f'{digest}.')}"
     if os.path.lexists(folder / name) and _is_free(folder / name, data):

@@ -13,7 +13,8 @@ MANIFEST = "manifest.json"
 
 @dataclasses.dataclass(frozen=True)
 class Image:
-    """`origin` names it in errors. The bytes are `data`, or those of `file` with that sha256."""
+    """`origin` names it in errors. Its bytes are `data`, or those of `file`, whose sha256 is
+    checked."""
 
     origin: str
     data: bytes | None = None
@@ -21,7 +22,8 @@ class Image:
     sha256: str = ""
 
     def read(self) -> bytes:
-        """Raises FileError [file], and HashError [hash] for other bytes than were loaded."""
+        """Raises FileError [file], and HashError [hash] if the file has changed since it was
+        loaded."""
         if self.data is not None:
             return self.data
         data = _read(self.file)
@@ -33,7 +35,7 @@ class Image:
 
 
 def of_package(files: list[dict[str, str]] | None) -> list[Image] | None:
-    """The images that a contract of a package numbers; None where they are no files."""
+    """The images of a package's contract, by index; None if they are not files."""
     if files is None:
         return None
     return [

@@ -1,11 +1,11 @@
-"""Patterns: what a definition says of a tensor, read into an entry of the contract.
+"""Patterns: parses a definition's description of a tensor into an entry of the contract.
 
-    "T[m, k] rows align=4"    dtype or variable, a size a dim, layout, bytes of alignment
+    "T[m, k] rows align=4"    dtype or variable, a size for each dim, layout, bytes of alignment
     "float32[*s]"             any number of dims
     "float32[m, 2 * k]"       arithmetic of sizes and int arguments: + - * // %, cdiv, min, max
     "float32"                 any shape (arguments only)
 
-docs/declared_ops.md says what each means, docs/manifest.md how an entry looks.
+docs/declared_ops.md defines the meaning, docs/manifest.md the form of an entry.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Empty:
 
 
 class Like:
-    """An output laid out as an argument is: see like()."""
+    """An output with an argument's layout: see like()."""
 
     def __init__(self, tensor: Any, dtype: Any = None) -> None:
         self.tensor, self.dtype = tensor, dtype
@@ -57,7 +57,8 @@ class Like:
 
 @errors.named_keywords
 def empty(shape: Any, dtype: Any) -> Empty:
-    """In define_op: an output of that shape and dtype, contiguous, where a pattern cannot say it.
+    """In define_op: a contiguous output of that shape and dtype, for shapes that no pattern
+    expresses.
 
     Written in a function of the op's arguments: `out=lambda x, n: empty((n, x.shape[0]), x.dtype)`.
     `shape` is an int or a sequence of ints; `dtype` one of torch's, its name, a variable of
@@ -68,7 +69,7 @@ def empty(shape: Any, dtype: Any) -> Empty:
 
 @errors.named_keywords
 def like(tensor: Any, dtype: Any = None) -> Like:
-    """In define_op: an output of an argument's shape and order of dims, and dtype by default.
+    """In define_op: an output with an argument's shape and order of dims, and its dtype by default.
 
     `tensor` is the argument's name: `out=torch_cubin.like("x")`. Its layout must be contiguous or
     dense.
@@ -131,7 +132,7 @@ def _shape(text: str, refuse: Any) -> list[Tree]:
 
 
 def shifted_name(tree: Tree) -> tuple[str, int] | None:
-    """("n", 1) of "n + 1": such a size binds a name that nothing before it has bound."""
+    """("n", 1) for "n + 1", a size that binds its name on first use."""
     if not isinstance(tree, list) or len(tree) != 3 or tree[0] not in ("add", "sub"):
         return None
     operation, leaf, shift = tree
@@ -166,7 +167,7 @@ def _tree(node: ast.expr, refuse: Any) -> Tree:
 
 
 def made(value: Empty | Like, tensors: Mapping[str, Any], label: str) -> dict[str, Any]:
-    """The entry of an output that empty() or like() says; `tensors` are the arguments' entries."""
+    """The entry of an output given by empty() or like(); `tensors` are the arguments' entries."""
     entry: dict[str, Any] = {"layout": "contiguous", "align": ALIGN}
     if isinstance(value, Like):
         tensor = value.tensor

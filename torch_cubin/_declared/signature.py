@@ -1,4 +1,4 @@
-"""An op's schema as declared ops read it: its arguments by kind, the names of its outputs."""
+"""An op's schema: its arguments by kind, and the names of its outputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch_cubin._native import library
 from torch_cubin._ops import checks
 from torch_cubin._pytorch import operators
 
-# PyTorch's types, as FunctionSchema prints them, and what they are called here.
+# PyTorch's types, as FunctionSchema prints them, and their kinds here.
 KINDS = {
     "Tensor": "tensor",
     "Optional[Tensor]": "tensor?",
@@ -29,7 +29,7 @@ KINDS = {
     "str": "str",
     "ScalarType": "dtype",
 }
-# What traced functions may take besides the op's own names.
+# Names that traced functions may use besides the op's own.
 DEVICE_NAMES = ("sm", "multiprocessors")
 
 
@@ -49,13 +49,14 @@ class Argument:
 
 @dataclasses.dataclass(frozen=True)
 class Signature:
-    """`text` is the schema as the user wrote it, `name` "mylib::vec_add" or with its overload."""
+    """`text` is the schema as the user wrote it; `name` is "mylib::vec_add", with the overload if
+    any."""
 
     text: str
     name: str
     arguments: tuple[Argument, ...]
     outputs: tuple[str, ...]
-    single: bool  # one output that is no tuple
+    single: bool  # one output that is not a tuple
 
     @property
     def mutates(self) -> bool:
@@ -74,7 +75,7 @@ class Signature:
         return errors.fault("input", f"op '{self.name}'", problem, expected=expected, got=got)
 
     def check_differentiable(self) -> None:
-        """Raises InputError [input] where the op can have no derivative."""
+        """Raises InputError [input] if the op cannot have a derivative."""
         library.check_schema(self.text, differentiable=True)
 
     def overload(self) -> Any:
@@ -96,14 +97,14 @@ class Signature:
         return values
 
     def unbind(self, values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """The positional and the keyword-only arguments of values that bind() gave."""
+        """The positional and the keyword-only arguments for the values of bind()."""
         args = [values[a.name] for a in self.arguments if not a.keyword_only]
         return args, {a.name: values[a.name] for a in self.arguments if a.keyword_only}
 
     def check_given(self, values: Mapping[str, Any]) -> None:
-        """Raises InputError [input] where a call has None for a tensor that it must give.
+        """Raises InputError [input] if a call passes None for a required tensor.
 
-        The dispatcher lets None pass for any Tensor.
+        The dispatcher accepts None for any Tensor.
         """
         for argument in self.arguments:
             if argument.kind == "tensor" and values[argument.name] is None:
@@ -123,7 +124,7 @@ class Signature:
 
 
 def parse(schema: str) -> Signature:
-    """Raises InputError [input] for what no declared op can have."""
+    """Raises InputError [input] for schemas that a declared op cannot have."""
     label = f"schema {schema!r:.200}"
     if not isinstance(schema, str):
         raise errors.wrong_type(label, "a str", schema)
@@ -150,7 +151,7 @@ def _argument(argument: Any) -> Argument:
     )
 
 
-# c10::ScalarType's numbers, by which a schema's default names a dtype.
+# c10::ScalarType's numbers, which a schema's default uses for a dtype.
 _NUMBERS = {
     0: "uint8", 1: "int8", 2: "int16", 3: "int32", 4: "int64", 5: "float16", 6: "float32",
     7: "float64", 8: "complex32", 9: "complex64", 10: "complex128", 11: "bool", 15: "bfloat16",

@@ -15,12 +15,12 @@ from torch_cubin import errors
 
 
 def file_name(manifest: bytes) -> str:
-    """The name of the file with the signature of a manifest of these bytes."""
+    """The signature file's name for a manifest with these bytes."""
     return f"manifest.{hashlib.sha256(manifest).hexdigest()}.sig"
 
 
 def signature(key: Any, manifest: bytes) -> bytes:
-    """The content of that file. `key`: what private_key() gave."""
+    """The signature file's content. `key`: from private_key()."""
     content = {
         "algorithm": "ed25519",
         "public_key": key.public_key().public_bytes_raw().hex(),
@@ -30,7 +30,7 @@ def signature(key: Any, manifest: bytes) -> bytes:
 
 
 def private_key(key: Any) -> Any:
-    """An Ed25519PrivateKey of the package cryptography, of one or of a PEM's file."""
+    """An Ed25519PrivateKey of the package cryptography, from one or from a PEM's file."""
     ed25519, serialization = _cryptography()
     if isinstance(key, (str, os.PathLike)):
         try:

@@ -1,1 +1,1 @@
-"""inspect(): what a file of device code holds, and how that is shown."""
+"""inspect(): the contents of a device code file, and how they are shown."""

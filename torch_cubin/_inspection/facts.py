@@ -1,6 +1,6 @@
-"""The facts that inspect() finds, as dataclasses that print as tables.
+"""The results of inspect(), as dataclasses that print as tables.
 
-The dicts that `to_dict` gives are documented in docs/inspect.md: programs read them.
+docs/inspect.md documents the dicts of `to_dict`: programs read them.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ Triple = tuple[int, int, int]
 class Param:
     """One parameter of a kernel. `kind` is "pointer", "value" or "unknown".
 
-    The file tells a pointer from a 64-bit integer only where the compiler wrote it down (nvcc for
-    sm_100 and later, Triton always); it never records signedness or floating point.
+    The file distinguishes a pointer from a 64-bit integer only if the compiler recorded it (nvcc
+    for sm_100 and later, Triton always); it never records signedness or floating point.
     """
 
     index: int
     offset: int  # bytes from the start of the parameter block
     size: int  # bytes
     kind: str
-    cpp_type: str  # "float const*", where the kernel's mangled name states it; otherwise ""
+    cpp_type: str  # "float const*", if the kernel's mangled name has it; otherwise ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,27 +35,27 @@ class Variable:
     """A `__device__` or `__constant__` variable."""
 
     name: str  # the symbol
-    cpp_name: str  # "ns::table"; "" where the symbol is no C++ name
-    size: int  # bytes; 0 where PTX does not say
+    cpp_name: str  # "ns::table"; "" if the symbol is no C++ name
+    size: int  # bytes; 0 if PTX does not say
     space: str  # "global" or "constant"
 
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """One entry kernel. Blocks and cluster are None where the file records none."""
+    """One entry kernel. Blocks and cluster are None if the file records none."""
 
     name: str  # the symbol: C++ mangles it unless the kernel is extern "C"
-    cpp_name: str  # "void scale<float>(float*, int)"; "" where the symbol is no C++ name
+    cpp_name: str  # "void scale<float>(float*, int)"; "" if the symbol is no C++ name
     params: tuple[Param, ...]
     param_bytes: int
     registers: int  # per thread
-    static_shared: int  # bytes a block, without what the driver reserves
+    static_shared: int  # bytes a block, without the driver's reserved memory
     stack: int  # bytes per thread
     barriers: int
     required_block: Triple | None
     max_block: Triple | None
     cluster: Triple | None
-    uses_dynamic_shared: bool  # every launch must give shared memory; False: the file does not tell
+    uses_dynamic_shared: bool  # every launch must give shared memory; False: unknown
     grid_in_clusters: bool  # a launch's grid counts clusters (__block_size__), not blocks
 
     def __str__(self) -> str:
@@ -90,7 +90,7 @@ def _title(kernel: Any) -> str:
 
 
 def _variable_table(variables: tuple[Variable, ...]) -> list[str]:
-    """The variables as a table, in a list with nothing in it where there are none."""
+    """The variables as a table in a list; an empty list if there are none."""
     if not variables:
         return []
     lines = [counted(len(variables), "variable"), f"  {'space':<8} {'size':>10}  name"]
@@ -102,16 +102,16 @@ def _variable_table(variables: tuple[Variable, ...]) -> list[str]:
 
 
 class _Facts:
-    """Facts that can be had as JSON."""
+    """Facts that can be converted to JSON."""
 
     def to_dict(self) -> dict[str, Any]:
         """The same facts as plain dicts and lists, ready for json."""
-        facts: Any = self  # a dataclass, as every class of this kind is
+        facts: Any = self  # every subclass is a dataclass
         return dataclasses.asdict(facts, dict_factory=_plain)
 
 
 class _Kernels(_Facts):
-    """Looks one of `kernels` up by its name."""
+    """Looks up one of `kernels` by name."""
 
     kernels: tuple[Any, ...]
 
@@ -148,7 +148,7 @@ class Image(_Kernels):
     arch: str  # "sm_90a"
     sm: int  # 90
     abi_version: int  # layout of the ELF header: 7 (CUDA 11 and 12) or 8
-    toolkit: str  # "13.0", or "" where the file does not tell
+    toolkit: str  # "13.0", or "" if unknown
     size: int  # bytes
     kernels: tuple[Kernel, ...]
     variables: tuple[Variable, ...]
@@ -176,7 +176,7 @@ class PtxParam:
     size: int  # bytes; 0 for textures, samplers and surfaces
     alignment: int  # bytes
     kind: str  # "pointer" (declared .ptr), "value", or "unknown": 8 bytes that may be either
-    cpp_type: str  # as of a cubin's parameter
+    cpp_type: str  # see Param
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,7 +184,7 @@ class PtxKernel:
     """One entry of PTX text. None means not declared; ptxas chooses the registers."""
 
     name: str
-    cpp_name: str  # as of a cubin's kernel, and the last two
+    cpp_name: str  # see Kernel; so are the last two
     params: tuple[PtxParam, ...]
     max_registers: int | None
     required_block: Triple | None
@@ -226,7 +226,7 @@ class Ptx(_Kernels):
     uses_dynamic_shared: bool  # the file declares `.extern .shared`
     kernels: tuple[PtxKernel, ...]
     variables: tuple[Variable, ...]
-    imports: tuple[str, ...]  # what it uses and another file defines: it must be linked first
+    imports: tuple[str, ...]  # symbols that another file must define: it must be linked first
 
     def __str__(self) -> str:
         dynamic = ", dynamic shared memory" if self.uses_dynamic_shared else ""
@@ -239,7 +239,7 @@ class Ptx(_Kernels):
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """Why an entry could not be read: the tag and the text that an error of its own would have."""
+    """Why an entry could not be read: the tag and text of an error."""
 
     tag: str
     message: str
@@ -247,14 +247,14 @@ class Fault:
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """What an archive's C++ says of a kernel's launch: texts of C++ where they are no numbers."""
+    """A kernel's launch in an archive's C++ code. Values that are not numbers are C++ text."""
 
     kernel: str  # the symbol
     grid: Triple | tuple[str, str, str]  # "((xnumel + (1023)) / (1024))"
     num_warps: int  # 32 threads each
     shared_memory: int  # dynamic, bytes a block
-    arguments: tuple[str, ...]  # one a parameter: "int32_t xnumel"
-    wrapper: str  # the file in the archive that says so
+    arguments: tuple[str, ...]  # one for each parameter: "int32_t xnumel"
+    wrapper: str  # the archive's file with this launch
 
     def __str__(self) -> str:
         grid = ", ".join(shown(str(size)) for size in self.grid)
@@ -269,18 +269,18 @@ class Launch:
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One thing in a container. `content` is None where it is of no kind that can be read, and
-    where it is damaged: then `error` says how."""
+    """One thing in a container. `content` is None if its kind cannot be read, and if it is damaged;
+    then `error` says how."""
 
     kind: str  # of the content: "cubin", "relocatable_cubin", "ptx", "fatbin", "lto_ir", ...
-    name: str  # of the array or section, or what fatbinary's -ident said; may be ""
-    arch: str | None  # "sm_90a"; None where the container does not say
+    name: str  # of the array or section, or fatbinary's -ident; may be ""
+    arch: str | None  # "sm_90a"; None if the container does not say
     offset: int  # in the container, in bytes
-    stored_size: int  # bytes there
+    stored_size: int  # bytes in the container
     size: int  # bytes unpacked
     compression: str  # "none", "lz4", "zstd" or "unknown"
     flags: int  # of a fatbin's entry
-    options: str  # the compiler's, where a fatbin holds them
+    options: str  # the compiler's, if a fatbin records them
     content: Image | Ptx | Container | None
     error: Fault | None
 
@@ -289,14 +289,14 @@ class Entry:
 class ArchivedFile(Entry):
     """A file in a zip archive."""
 
-    launches: tuple[Launch, ...] = ()  # of its kernels, where C++ code in the archive says them
+    launches: tuple[Launch, ...] = ()  # of its kernels, if C++ code in the archive has them
 
 
 @dataclasses.dataclass(frozen=True)
 class Container(_Facts):
-    """What lies in a fatbin, in a host ELF file (its fatbins, and what torch_cubin.embed put
-    there), in a static library (the same of its objects), in C source (its arrays) or in a zip
-    archive (its files with device code)."""
+    """The contents of a fatbin, a host ELF file (its fatbins, and what torch_cubin.embed added), a
+    static library (the same of its objects), C source (its arrays) or a zip archive (its files with
+    device code)."""
 
     kind: str  # "fatbin", "host_elf", "static_library", "c_source" or "archive"
     machine: str | None  # of a host ELF file: "x86-64"
@@ -304,7 +304,7 @@ class Container(_Facts):
     entries: tuple[Entry, ...]
 
     def images(self) -> list[Image | Ptx]:
-        """Every cubin and PTX text within, however deep, in the file's order."""
+        """Every cubin and PTX text within, at any depth, in the file's order."""
         found: list[Image | Ptx] = []
         for entry in self.entries:
             if isinstance(entry.content, Container):
@@ -340,7 +340,7 @@ class Container(_Facts):
 
 
 def _entry_table(entries: tuple[Entry, ...]) -> str:
-    """The entries, a row each; empty columns are omitted."""
+    """The entries, one row each; empty columns are omitted."""
     columns: dict[str, list[str]] = {
         "#": [str(index) for index in range(len(entries))],
         "kind": [entry.kind for entry in entries],
@@ -375,7 +375,7 @@ def _entry_table(entries: tuple[Entry, ...]) -> str:
 
 
 def _summary(images: list[Image | Ptx]) -> str:
-    """What many fatbins hold together: "cubins for sm_80, sm_90a; PTX for sm_90; 24 kernels"."""
+    """A summary of many fatbins: "cubins for sm_80, sm_90a; PTX for sm_90; 24 kernels"."""
     archs: dict[str, dict[str, int]] = {}
     for image in images:
         what = {"ptx": "PTX", "cubin": "cubins"}.get(image.kind, "relocatable cubins")
@@ -417,7 +417,7 @@ def _plain(items: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def shown(text: str, limit: int = 200) -> str:
-    """A name from outside, cut to `limit` and without what would move a terminal's cursor."""
+    """An untrusted name, cut to `limit` and without characters that move a terminal's cursor."""
     safe = "".join(
         c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:limit]
     )

@@ -1,4 +1,5 @@
-"""inspect(): what a file of device code holds, read without a GPU and without running anything."""
+"""inspect(): reads the contents of a device code file without a GPU and without running
+anything."""
 
 from __future__ import annotations
 
@@ -25,29 +26,28 @@ from torch_cubin._inspection.facts import (
 )
 from torch_cubin._native import library
 
-MAX_BYTES = 1 << 30  # csrc/cubin/elf.h refuses more: there is no need to read it first
+MAX_BYTES = 1 << 30  # csrc/cubin/elf.h refuses more, so larger files are not read
 
 
 @errors.named_keywords
 def inspect(
     source: str | os.PathLike[str] | bytes | bytearray | memoryview,
 ) -> Image | Ptx | Container:
-    """Reads what a file of device code holds: archs, kernels, parameters, registers, shared memory.
+    """Reads a file of device code: archs, kernels, parameters, registers, shared memory.
 
-    `source` is a path, or the bytes themselves. Gives an `Image` for a cubin, relocatable or not, a
-    `Ptx` for PTX text, and a `Container` for a fatbin (LZ4 and zstd are decompressed), for an
-    object, library or program that nvcc put fatbins into, or torch_cubin.embed any of these,
-    for C or C++ source with device code in arrays of bytes, and for a zip archive of such files, as
-    AOTInductor's `.pt2` is, with what its C++ code says of the launches. All have `kind` and
-    `to_dict()`, and print as tables. Needs no GPU, never touches the driver, and is safe on any
-    file: every offset and size in it is checked, and time and memory stay in proportion to its
-    size.
+    `source` is a path, or the bytes themselves. Returns an `Image` for a cubin, relocatable or not,
+    a `Ptx` for PTX text, and a `Container` for a fatbin (LZ4 and zstd are decompressed), for an
+    object, library or program with fatbins of nvcc or images of torch_cubin.embed, for C or C++
+    source with device code in arrays of bytes, and for a zip archive of such files, such as
+    AOTInductor's `.pt2`, with the launches in its C++ code. All have `kind` and `to_dict()`, and
+    print as tables. Needs no GPU, never touches the driver, and is safe on any file: every offset
+    and size in it is checked, and time and memory are proportional to its size.
 
     Raises FileError [file] for a path that is missing, unreadable or not a regular file, and
-    ImageError [image] for bytes that are damaged or something else; the text says what they are
+    ImageError [image] for bytes that are damaged or of another kind; the text names the kind
     (LTO-IR, LLVM bitcode, cuTile bytecode, an AMD code object, a Git LFS pointer, an archive, ...)
-    and what to do. A damaged entry of a container has the error as its `error`. Of another type,
-    `source` is an InputError [input], which is a TypeError.
+    and what to do. A damaged entry of a container has the error as its `error`. A `source` of
+    another type raises InputError [input], which is a TypeError.
     """
     if archive.is_archive(source):
         if isinstance(source, (str, os.PathLike)):
@@ -119,7 +119,7 @@ def _read(path: str, *, is_device_code: bool = True) -> bytes:
 
 
 def _advice_for_folder(path: str) -> str:
-    """Advice for who passed a folder: the cubins in it."""
+    """Advice for a path that is a folder: the cubins in it."""
     try:
         cubins = sorted(name for name in os.listdir(path) if name.endswith(".cubin"))
     except OSError:
