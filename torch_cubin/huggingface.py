@@ -106,8 +106,9 @@ def _needs_mask(config_class: type) -> bool:
 
 @cache
 def _find_needs_mask(config_class: type) -> bool:
-    """Whether a model was never made for "sdpa", so that its layers may not say `is_causal`
-    (BigBird-Pegasus, ALIGN). Then every causal call gets a mask, and no mask means none."""
+    """Whether a model was never made for "sdpa", so that its layers do not say `is_causal`
+    (BigBird-Pegasus, ALIGN), or say it of layers that see everything (BridgeTower). Then every
+    causal call gets a mask, and no mask means none, as under "eager"."""
     return any(
         any(getattr(cls, "_supports_sdpa", None) is False for cls in classes)
         and any(_asks(x) for x in classes)
@@ -175,8 +176,8 @@ def attention(
     """The function that transformers calls for a layer.
 
     Args:
-        module: the layer; `module.is_causal` applies if there is no mask (default: True, False for
-            models that were never made for "sdpa").
+        module: the layer; `module.is_causal` (default: True) applies if there is no mask, but for
+            models that were never made for "sdpa", where no mask hides nothing.
         query: (batch, heads, rows, head_dim).
         key: (batch, heads that divide those of query, columns, head_dim).
         value: as key; head_dim may be another.
@@ -206,7 +207,7 @@ def attention(
             report.count_declined(f"{_REPORTED} weights", "output_attentions")
     if is_causal is None:
         config_class = type(getattr(module, "config", None))
-        is_causal = getattr(module, "is_causal", not _needs_mask(config_class))
+        is_causal = not _needs_mask(config_class) and getattr(module, "is_causal", True)
     offsets = None
     if cu_seq_lens_q is not None and cu_seq_lens_k is not None:
         offsets = (cu_seq_lens_q, cu_seq_lens_k)

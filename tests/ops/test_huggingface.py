@@ -427,3 +427,23 @@ def test_an_encoder_that_was_never_made_for_sdpa_is_not_causal(device):
         with torch.no_grad():
             results.append(model.to(device).eval()(input_ids=ids).last_hidden_state)
     torch.testing.assert_close(*results, rtol=1e-3, atol=1e-5)
+
+
+def test_layers_that_say_causal_in_a_model_never_made_for_sdpa_see_everything(device):
+    """BridgeTower's cross-modal layers say `is_causal`, and get a mask that hides nothing."""
+    size = {"hidden_size": 64, "num_hidden_layers": 2, "initializer_factor": 5.0}
+    config = transformers.BridgeTowerConfig(
+        **size, num_attention_heads=4, intermediate_size=48,
+        text_config={**size, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 64},
+        vision_config={**size, "patch_size": 8, "image_size": 32},
+    )  # fmt: skip
+    ids = torch.arange(3, 12, device=device)[None]
+    pixels = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(1)).to(device)
+    results = []
+    for name in ("eager", "cubin"):
+        torch.manual_seed(0)
+        model = transformers.BridgeTowerModel._from_config(config, attn_implementation=name)
+        with torch.no_grad():
+            out = model.to(device).eval()(input_ids=ids, pixel_values=pixels)
+        results.append((out.text_features, out.image_features))
+    torch.testing.assert_close(*results, rtol=1e-3, atol=1e-5)
