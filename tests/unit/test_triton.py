@@ -529,7 +529,7 @@ def test_values_of_heuristics_must_be_given_and_are_checked() -> None:
             fn=types.SimpleNamespace(params=[])
         ),  # autotuned, then the function
     )
-    made = live.ask_for_heuristics([add_kernel(*POINTERS, N, even)], decorated)
+    made = live.with_decorators([add_kernel(*POINTERS, N, even)], decorated)
     with pytest.raises(errors.InputError, match="'EVEN' was True when the kernel was compiled"):
         define_add(kernel=made)
     args = {"x_ptr": "x", "y_ptr": "y", "out_ptr": "out", "EVEN": lambda n: n % 64 == 0}
@@ -537,7 +537,7 @@ def test_values_of_heuristics_must_be_given_and_are_checked() -> None:
     assert entry["requires"][-1] == {
         "argument": "EVEN", "value": ["eq", ["mod", ["number", "n"], 64], 0], "equals": True
     }  # fmt: skip
-    plain = live.ask_for_heuristics([add_kernel(*POINTERS, N, even)], decorated.fn)
+    plain = live.with_decorators([add_kernel(*POINTERS, N, even)], decorated.fn)
     define_add(kernel=plain)  # without heuristics it is what it is
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shutil
+import types
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 import torch_cubin
 import torch_cubin.producers.triton as tct
 from torch_cubin import errors
+from torch_cubin._triton import live
 from torch_cubin._triton.accesses import accesses, numbers
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "triton"
@@ -43,6 +46,59 @@ BODIES = {
     "its own results": (
         LOAD + f"tt.store %p1, %v : {P}\n%w = tt.load %p1 : {P}\ntt.store %p2, %w : {P}",
         "rf rw w",
+    ),
+    "a branch that writes": (
+        f"scf.if %t {{\n  tt.store %p1, %x : {P}\n}}\n%v = tt.load %p1 : {P}\n"
+        f"tt.store %p1, %v : {P}",
+        "- rwf -",
+    ),
+    "both branches write": (
+        f"scf.if %t {{\n  tt.store %p1, %x : {P}\n}} else {{\n  tt.store %p1, %y : {P}\n}}\n"
+        f"%v = tt.load %p1 : {P}\ntt.store %p2, %v : {P}",
+        "- rw w",
+    ),
+    "one of two branches writes": (
+        f"%a = scf.if %t -> ({P}) {{\n  tt.store %p1, %x : {P}\n  scf.yield %p1 : {P}\n}} else {{\n"
+        f"  scf.yield %p1 : {P}\n}}\n%v = tt.load %a : {P}\ntt.store %p2, %v : {P}",
+        "- rwf w",
+    ),
+    "a branch reads what it wrote": (
+        f"scf.if %t {{\n  tt.store %p1, %x : {P}\n  %v = tt.load %p1 : {P}\n"
+        f"  tt.store %p2, %v : {P}\n}}",
+        "- rw w",
+    ),
+    "a loop writes, the next one reads": (
+        f"scf.for %i = %l to %u step %s  : i32 {{\n  tt.store %p1, %x : {P}\n}}\n"
+        f"scf.for %i = %l to %u step %s  : i32 {{\n  %v = tt.load %p1 : {P}\n"
+        f"  tt.store %p2, %v : {P}\n}}",
+        "- rw w",
+    ),
+    "a loop reads before it writes": (
+        f"scf.for %i = %l to %u step %s  : i32 {{\n  %v = tt.load %p1 : {P}\n"
+        f"  tt.store %p1, %v : {P}\n}}",
+        "- rwf -",
+    ),
+    "one of two pointers is written": (
+        f"%a = arith.select %t, %p1, %p2 : {P}\ntt.store %a, %x : {P}\n%v = tt.load %p1 : {P}",
+        "- rwf w",
+    ),
+    "blocks that join": (
+        f"cf.cond_br %t, ^bb1, ^bb2\n^bb1:  // pred: ^bb0\ntt.store %p1, %x : {P}\ncf.br ^bb2\n"
+        f"^bb2:  // 2 preds: ^bb0, ^bb1\n%v = tt.load %p1 : {P}\ntt.store %p2, %v : {P}",
+        "- rwf w",
+    ),
+    "blocks that all write": (
+        f"cf.cond_br %t, ^bb1, ^bb2\n^bb1:  // pred: ^bb0\ntt.store %p1, %x : {P}\n"
+        f"cf.br ^bb3(%p1 : {P})\n^bb2:  // pred: ^bb0\ntt.store %p1, %y : {P}\n"
+        f"cf.br ^bb3(%p1 : {P})\n"
+        f"^bb3(%a: {P}):\n%v = tt.load %a : {P}\ntt.store %p2, %v : {P}",
+        "- rw w",
+    ),
+    "blocks that loop": (
+        f"tt.store %p1, %x : {P}\ncf.br ^bb1\n^bb1:  // 2 preds: ^bb0, ^bb1\n"
+        f"%v = tt.load %p1 : {P}\n%w = tt.load %p2 : {P}\ntt.store %p2, %w : {P}\n"
+        "cf.cond_br %t, ^bb1, ^bb2\n^bb2:",
+        "- rw rwf",
     ),
     "addresses": (
         LOAD + f"%a = tt.splat %p1 : {P} -> tensor<8x{P}>\n"
@@ -148,6 +204,32 @@ def test_calls_keep_their_arguments_apart() -> None:
     assert shown(module(body, more=more)) == ["rf", "rw", "w"]
 
 
+def test_a_call_that_writes_on_one_path_is_no_write_before_a_load() -> None:
+    more = (
+        f'  tt.func private @"h__(1)"(%a: {P}, %t: i1) attributes {{noinline = true}} {{\n'
+        f"    cf.cond_br %t, ^bb1, ^bb2\n  ^bb1:\n    tt.return\n  ^bb2:\n"
+        f"    tt.store %a, %v : {P}\n    tt.return\n  }}\n"
+        f'  tt.func private @"g__(1)"(%a: {P}) attributes {{noinline = true}} {{\n'
+        f"    tt.store %a, %v : {P}\n    tt.return\n  }}\n"
+    )
+    body = (
+        f'tt.call @"h__(1)"(%p0, %t) : ({P}, i1) -> ()\n%v = tt.load %p0 : {P}\n'
+        f'tt.call @"g__(1)"(%p1) : ({P}) -> ()\n%w = tt.load %p1 : {P}'
+    )
+    assert shown(module(body, more=more)) == ["rwf", "rw", "-"]
+
+
+def test_calls_in_calls_are_visited_once() -> None:
+    """Each of 30 functions calls the next twice: a billion paths."""
+    functions = [
+        f"  tt.func private @f{i}(%a: {P}) {{\n    tt.call @f{i + 1}(%a) : ({P}) -> ()\n"
+        f"    tt.call @f{i + 1}(%a) : ({P}) -> ()\n    tt.return\n  }}\n"
+        for i in range(30)
+    ]
+    functions.append(f"  tt.func private @f30(%a: {P}) {{\n    tt.store %a, %v : {P}\n  }}\n")
+    assert shown(module(f"tt.call @f0(%p0) : ({P}) -> ()", more="".join(functions)))[0] == "w"
+
+
 def test_text_that_is_none_claims_nothing() -> None:
     assert accesses("") is None
     assert (
@@ -163,7 +245,7 @@ def test_cache_folders_tell_their_accesses(version: str) -> None:
     read, write = frozenset({"read", "first"}), frozenset({"write"})
     assert [p.access for p in kernels["add"].parameters] == [read, read, write, None]
     assert [p.access for p in kernels["copy_tile"].parameters] == [read, write, None]
-    assert {256, 16} <= (kernels["add"].numbers or frozenset())
+    assert kernels["add"].numbers == {0, 256}  # 16, of which the arguments are multiples, is none
     assert numbers("tensor<32x64xf16> %c77 : i8") == {32, 64}
 
 
@@ -209,8 +291,57 @@ def test_a_fresh_output_that_is_updated_is_refused_unless_it_is_zeroed(tmp_path:
     with pytest.raises(errors.InputError, match="adds to it atomically before") as caught:
         add(folder)
     assert "zeroed" in str(caught.value)
-    op = add(folder, tensors={"out": "float32[n] zeroed"})
-    assert op.contract["tensors"]["out"]["zeroed"] is True
+    zeroed = (
+        "float32[n] zeroed",
+        lambda n: torch_cubin.empty((n,), "float32", zeroed=True),
+        torch_cubin.like("x", zeroed=True),
+    )
+    for pattern in zeroed:
+        op = add(folder, tensors={"out": pattern})
+        assert op.contract["tensors"]["out"]["zeroed"] is True
+    with pytest.raises(errors.InputError, match="tensors.'out'.*has a wrong zeroed"):
+        add(folder, tensors={"out": torch_cubin.like("x", zeroed="yes")})
+    with pytest.raises(errors.InputError, match="adds to it atomically before"):
+        add(folder, tensors={"out": torch_cubin.like("x")})
+
+
+@pytest.mark.parametrize("field", ["reset_to_zero", "restore_value"])
+def test_what_an_autotuner_prepares_is_read_before_it_is_written(field: str) -> None:
+    """The IR has a plain store to `out` alone: that it covers `out` nobody can tell."""
+    (kernel,) = tct.read(FOLDER)
+    names = {p.name: p for p in kernel.parameters}
+    autotuner = types.SimpleNamespace(
+        **{"reset_to_zero": [], "restore_value": [], field: ["out_ptr"]},
+        fn=types.SimpleNamespace(params=[]),
+    )
+    for known in (names["out_ptr"].access, None):  # followed, and not
+        parameters = [
+            dataclasses.replace(p, access=known) if p.name == "out_ptr" else p
+            for p in kernel.parameters
+        ]
+        made = dataclasses.replace(kernel, parameters=tuple(parameters))
+        (made,) = live.with_decorators([made], autotuner)
+        with pytest.raises(errors.InputError, match=f"'out'.*fresh memory.*as {field}"):
+            add(made)
+        op = add(made, tensors={"out": "float32[n] zeroed"})
+        assert op.contract["tensors"]["out"]["zeroed"] is True
+        schema = f"test_accesses_{next(_count)}::add(Tensor(a!) x, Tensor y, Tensor out) -> ()"
+        with pytest.raises(errors.InputError, match=f"'out'.*is written by the kernel, as {field}"):
+            add(made, schema=schema)
+        add(
+            made,
+            schema=schema.replace("(a!) x, Tensor y, Tensor out", " x, Tensor y, Tensor(a!) out"),
+        )
+
+
+def test_a_folder_with_its_source_names_the_constants_that_the_kernel_uses(tmp_path: Path) -> None:
+    folder = changed(tmp_path, r"arith\.constant 256", "arith.constant 256")
+    source = folder.with_suffix(".ttir").read_text()
+    # A constant that folds into others in the IR, and one of the IR's that follows from it.
+    folder.with_suffix(".source").write_text(source.replace("256", "64"))
+    add(folder, folded={"B": 64})
+    with pytest.raises(errors.InputError, match="folded 'B'.*compiled with"):
+        add(folder, folded={"B": 256})
 
 
 def test_a_fresh_output_that_is_read_is_refused(tmp_path: Path) -> None:
@@ -239,7 +370,7 @@ def test_what_was_written_for_other_machines_tells_it_too(tmp_path: Path) -> Non
     assert [p.access for p in again.parameters] == [p.access for p in kernel.parameters]
 
 
-@pytest.mark.parametrize("block", [4096, 1024, 512, 128])
+@pytest.mark.parametrize("block", [4096, 1024, 512, 128, 16])
 def test_a_constant_of_another_kernel_is_refused(block: int) -> None:
     with pytest.raises(errors.InputError, match="folded 'B'.*compiled with"):
         add(FOLDER, folded={"B": block})

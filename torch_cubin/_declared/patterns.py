@@ -44,37 +44,37 @@ _CALLS = {"min": "min", "minimum": "min", "max": "max", "maximum": "max"}
 class Empty:
     """An output of a shape and dtype: see empty()."""
 
-    def __init__(self, shape: Any, dtype: Any) -> None:
-        self.shape, self.dtype = shape, dtype
+    def __init__(self, shape: Any, dtype: Any, zeroed: bool = False) -> None:
+        self.shape, self.dtype, self.zeroed = shape, dtype, zeroed
 
 
 class Like:
     """An output with an argument's layout: see like()."""
 
-    def __init__(self, tensor: Any, dtype: Any = None) -> None:
-        self.tensor, self.dtype = tensor, dtype
+    def __init__(self, tensor: Any, dtype: Any = None, zeroed: bool = False) -> None:
+        self.tensor, self.dtype, self.zeroed = tensor, dtype, zeroed
 
 
 @errors.named_keywords
-def empty(shape: Any, dtype: Any) -> Empty:
+def empty(shape: Any, dtype: Any, *, zeroed: bool = False) -> Empty:
     """In define_op: a contiguous output of that shape and dtype, for shapes that no pattern
     expresses.
 
     Written in a function of the op's arguments: `out=lambda x, n: empty((n, x.shape[0]), x.dtype)`.
     `shape` is an int or a sequence of ints; `dtype` one of torch's, its name, a variable of
-    `dtypes`, or an argument's.
+    `dtypes`, or an argument's. With `zeroed` it is all zeros when the kernel begins.
     """
-    return Empty(shape, dtype)
+    return Empty(shape, dtype, zeroed)
 
 
 @errors.named_keywords
-def like(tensor: Any, dtype: Any = None) -> Like:
+def like(tensor: Any, dtype: Any = None, *, zeroed: bool = False) -> Like:
     """In define_op: an output with an argument's shape and order of dims, and its dtype by default.
 
     `tensor` is the argument's name: `out=torch_cubin.like("x")`. Its layout must be contiguous or
-    dense.
+    dense. With `zeroed` it is all zeros when the kernel begins.
     """
-    return Like(tensor, dtype)
+    return Like(tensor, dtype, zeroed)
 
 
 def parse(text: str, label: str, *, made: bool = False) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def parse(text: str, label: str, *, made: bool = False) -> dict[str, Any]:
         elif option == "may_overlap":
             entry["may_overlap"] = True
         else:
-            expected = ", ".join(LAYOUTS) + ", may_overlap or align=N"
+            expected = ", ".join(LAYOUTS) + ", may_overlap or align=N" + ", or zeroed" * made
             raise refuse("has an unknown option", expected, option)
     return entry
 
@@ -169,6 +169,13 @@ def _tree(node: ast.expr, refuse: Any) -> Tree:
 def made(value: Empty | Like, tensors: Mapping[str, Any], label: str) -> dict[str, Any]:
     """The entry of an output given by empty() or like(); `tensors` are the arguments' entries."""
     entry: dict[str, Any] = {"layout": "contiguous", "align": ALIGN}
+    if type(value.zeroed) is not bool:
+        raise errors.fault(
+            "input", label, "has a wrong zeroed", expected="True or False",
+            got=f"{type(value.zeroed).__name__} {value.zeroed!r:.60}",
+        )  # fmt: skip
+    if value.zeroed:
+        entry["zeroed"] = True
     if isinstance(value, Like):
         tensor = value.tensor
         if isinstance(tensor, TracedView):

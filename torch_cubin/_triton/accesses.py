@@ -22,6 +22,7 @@ _BRANCH = re.compile(r"\^(\w+)(?:\(([^:)]*)(?::[^)]*)?\))?")
 _QUOTED_NAME = re.compile(r'@"([^"]*)"')
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 _LOCATION = re.compile(r"\s*loc\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)")
+_PARAMETERS_MULTIPLE = re.compile(r"(?<=[{ ])tt\.divisibility = \d+ : i\d+")
 # Operations whose result is an address derived from their operands.
 _ADDRESSES = {
     *("tt.addptr", "tt.splat", "tt.unsplat", "tt.broadcast", "tt.bitcast", "tt.expand_dims"),
@@ -44,8 +45,9 @@ _NONE: Roots = frozenset()
 @dataclasses.dataclass
 class Access:
     """Whether one parameter's memory is read, written or updated atomically. If not `followed`,
-    other accesses are possible. `reads_first`: a read or update has no write before it in the IR's
-    text."""
+    other accesses are possible. `reads_first`: some path to a read or update has no write before
+    it. Every loop is assumed to run at least once. Which elements are written is not compared with
+    which are read."""
 
     reads: bool = False
     writes: bool = False
@@ -64,12 +66,14 @@ class _Region:
 
 @dataclasses.dataclass
 class _Step:
-    """One operation. `flows` are (from, to) pairs of values; `kind` is its effect beyond them."""
+    """One operation, or the begin or end of a region or block. `flows` are (from, to) pairs of
+    values; `kind` is its effect beyond them."""
 
-    kind: str  # "flow", "read", "write", "update", "call", "unknown", "return"
+    kind: str  # "flow", "read", "write", "update", "call", "unknown", "return", "open", "else",
+    # "close", "branch", "label"
     operands: list[str]
     results: list[str]
-    name: str = ""
+    name: str = ""  # of a call, an opened region's kind, a label
 
 
 @dataclasses.dataclass
@@ -96,8 +100,9 @@ def accesses(ttir: str) -> list[Access] | None:
 
 
 def numbers(ttir: str) -> frozenset[int]:
-    """The integers in the IR: constants, ends of ranges, sizes of tensors."""
-    text = _LOCATION.sub("", ttir[:_MOST])
+    """The integers in the IR: constants, ends of ranges, sizes of tensors. The known divisors of
+    parameters are skipped: the compiler adds them."""
+    text = _PARAMETERS_MULTIPLE.sub("", _LOCATION.sub("", ttir[:_MOST]))
     return frozenset(
         int(n) for n in re.findall(r"(?<![\w.%#@])\d{1,18}(?=x|\b)", text)
     ) | frozenset(int(n) for n in re.findall(r"(?<=x)\d{1,18}(?=x)", text))
@@ -126,6 +131,8 @@ def _functions(ttir: str) -> tuple[dict[str, _Function], str]:
             continue
         if line.startswith("}"):
             region = stack.pop() if stack else None
+            if stack:
+                current.steps.append(_Step("else" if line.endswith("{") else "close", [], []))
             if not stack:
                 for label, given in branches:
                     _join(current, given, labels.get(label, []))
@@ -139,7 +146,10 @@ def _functions(ttir: str) -> tuple[dict[str, _Function], str]:
         if line.startswith("^"):
             label, _, rest = line.partition("(")
             arguments = _OPERAND.findall(rest)
-            labels[label.strip("^: ")] = arguments
+            label = label.partition(":")[0].strip("^ ")
+            labels[label] = arguments
+            if len(stack) == 1:
+                current.steps.append(_Step("label", [], [], label))
             if stack and stack[-1].kind == "do" and not stack[-1].arguments:
                 _join(current, stack[-1].results, arguments)
                 stack[-1].arguments = arguments
@@ -174,13 +184,13 @@ def _read_line(
         _join(function, [b for _, b in pairs], arguments)
         if operation == "scf.for" and results:
             _join(function, [b for _, b in pairs], results)
-        stack.append(_Region(operation[4:], results, arguments))
+        _open(function, stack, _Region(operation[4:], results, arguments))
         return
     if operation == "scf.if":
-        stack.append(_Region("if", results, []))
+        _open(function, stack, _Region("if", results, []))
         return
     if opens:
-        stack.append(_Region("other", [], []))
+        _open(function, stack, _Region("other", [], []))
     if operation in _YIELDS:
         _read_yield(operation, rest, operands, function, stack, branches)
     elif operation == "tt.call":
@@ -196,6 +206,11 @@ def _read_line(
         function.steps.append(_Step("flow", _flowing(operation, operands), results))
     elif operation not in _HARMLESS:
         function.steps.append(_Step("unknown", operands, results))
+
+
+def _open(function: _Function, stack: list[_Region], region: _Region) -> None:
+    function.steps.append(_Step("open", [], [], region.kind))
+    stack.append(region)
 
 
 def _flowing(operation: str, operands: list[str]) -> list[str]:
@@ -214,6 +229,7 @@ def _read_yield(
     if operation in ("cf.br", "cf.cond_br"):
         for label, given in _BRANCH.findall(rest):
             branches.append((label, _OPERAND.findall(given)))
+            function.steps.append(_Step("branch", [], [], label))
         return
     if operation == "tt.return":
         function.steps.append(_Step("return", operands, []))
@@ -234,15 +250,18 @@ def _read_yield(
         _join(function, operands, region.results)
 
 
+Values = dict[str, Roots]
+
+
 class _Run:
     """Follows values from the public function; each call is followed separately."""
 
     def __init__(self, functions: dict[str, _Function]) -> None:
         self.functions = functions
         self.found: dict[int, Access] = {}
-        self.written: set[int] = set()
         self.stray = False  # a write to an address that is derived from no parameter
-        self.known: dict[tuple[str, tuple[Roots, ...]], list[Roots]] = {}
+        self.known: dict[tuple[str, tuple[Roots, ...]], tuple[Values, list[Roots]]] = {}
+        self.visited: dict[tuple[str, tuple[Roots, ...], Roots], frozenset[int]] = {}
 
     def accesses(self, public: str) -> list[Access]:
         function = self.functions[public]
@@ -252,22 +271,22 @@ class _Run:
             frozenset({i}) if name in function.addresses else _NONE
             for i, name in enumerate(parameters)
         )
-        self._follow(public, given, 0, record=True)
+        self._visit(public, given, 0, set())
         if self.stray:
             for access in self.found.values():
                 access.followed = False
         return [self.found[i] for i, roots in enumerate(given) if roots]
 
     def _follow(
-        self, name: str, given: tuple[Roots, ...], depth: int, *, record: bool
-    ) -> list[Roots]:
-        """The roots of the function's results, given those of its arguments."""
+        self, name: str, given: tuple[Roots, ...], depth: int
+    ) -> tuple[Values, list[Roots]]:
+        """The roots of the function's values and of its results, given those of its arguments."""
         function = self.functions.get(name)
         if function is None or len(function.parameters) != len(given) or depth > _DEPTH:
             raise AccessError
-        if (name, given) in self.known and not record:
+        if (name, given) in self.known:
             return self.known[name, given]
-        values: dict[str, Roots] = dict(zip(function.parameters, given, strict=True))
+        values: Values = dict(zip(function.parameters, given, strict=True))
         returned: list[Roots] = []
         while True:  # until the loops reach a fixed point
             before = (dict(values), list(returned))
@@ -278,26 +297,63 @@ class _Run:
                 elif step.kind == "return":
                     returned = [a | b for a, b in zip(returned or roots, roots, strict=True)]
                 elif step.kind == "call":
-                    results = self._follow(step.name, tuple(roots), depth + 1, record=False)
+                    _, results = self._follow(step.name, tuple(roots), depth + 1)
                     for result, found in zip(step.results, results, strict=True):
                         self._give(values, [result], found)
             if before == (values, returned):
                 break
-        for step in function.steps if record else ():
-            roots = [values.get(operand, _NONE) for operand in step.operands]
-            if step.kind == "call":
-                self._follow(step.name, tuple(roots), depth + 1, record=True)
-            else:
-                self._record(step, roots)
-        self.known[name, given] = returned
-        return returned
+        self.known[name, given] = values, returned
+        return values, returned
+
+    def _visit(
+        self, name: str, given: tuple[Roots, ...], depth: int, written: set[int]
+    ) -> set[int]:
+        """Records the function's accesses. `written` are the parameters written on every path to
+        the call; returns those written on every path to its end."""
+        key = (name, given, frozenset(written))
+        if key in self.visited:
+            return set(self.visited[key])
+        values, _ = self._follow(name, given, depth)
+        reaching: dict[str, set[int]] = {}  # by label: written on every path to it so far
+        returning: set[int] | None = None
+        while True:
+            known = {label: set(found) for label, found in reaching.items()}
+            returning = None
+            now, stack = set(written), list[tuple[str, set[int], list[set[int]]]]()
+            for step in self.functions[name].steps:
+                roots = [values.get(operand, _NONE) for operand in step.operands]
+                if step.kind == "open":
+                    stack.append((step.name, set(now), []))
+                elif step.kind == "else":
+                    kind, before, ends = stack[-1]
+                    ends.append(now)
+                    now = set(before) if kind == "if" else now
+                elif step.kind == "close":
+                    kind, before, ends = stack.pop()
+                    if kind == "if":
+                        now = now.intersection(*ends) if ends else before
+                    elif kind == "other":
+                        now = before
+                elif step.kind == "branch":
+                    reaching[step.name] = reaching.get(step.name, now) & now
+                elif step.kind == "label":
+                    now = set(reaching.get(step.name, ()))
+                elif step.kind == "return":
+                    returning = set(now) if returning is None else returning & now
+                elif step.kind == "call":
+                    now = self._visit(step.name, tuple(roots), depth + 1, now)
+                else:
+                    self._record(step, roots, now)
+            if known == reaching:  # no later jump to a label has written less
+                self.visited[key] = frozenset(returning or ())
+                return set(self.visited[key])
 
     @staticmethod
     def _give(values: dict[str, Roots], results: Sequence[str], roots: Roots) -> None:
         for result in results:
             values[result] = values.get(result, _NONE) | roots
 
-    def _record(self, step: _Step, roots: list[Roots]) -> None:
+    def _record(self, step: _Step, roots: list[Roots], written: set[int]) -> None:
         if step.kind == "unknown":
             for root in _NONE.union(*roots):
                 self.found[root].followed = False
@@ -311,10 +367,9 @@ class _Run:
             access.reads |= step.kind == "read"
             access.writes |= step.kind != "read"
             access.updates |= step.kind == "update"
-            if step.kind != "write" and root not in self.written:
-                access.reads_first = True
-            if step.kind == "write":
-                self.written.add(root)
+            access.reads_first |= step.kind != "write" and root not in written
+        if step.kind == "write" and len(addressed) == 1:  # one of several is not certain
+            written |= addressed
         for root in _NONE.union(*roots[1:]) if step.kind != "read" else _NONE:
             self.found[root].followed = False  # its address itself is stored
 

@@ -183,18 +183,21 @@ class Resolver:
         if access is None:
             return
         what = f"{self.of(parameter)}, the tensor '{tensor._name}',"
+        field = "restore_value" if "restore" in access else "reset_to_zero"
+        reason = f", as {field} of its autotuner says" * bool(access & {"reset", "restore"})
         if name in self.scope.arguments:
             if "write" in access and name not in self.scope.mutable:
                 raise self.refuse(
-                    what, "is written by the kernel, and the schema says that the op does not"
-                    " change it", f"Tensor(a!) {name} in the schema", f"Tensor {name}",
+                    what, f"is written by the kernel{reason}, and the schema says that the op does"
+                    " not change it", f"Tensor(a!) {name} in the schema", f"Tensor {name}",
                     "Or bind the tensors in another order.",
                 )  # fmt: skip
         elif "first" in access and not self._entry(tensor).get("zeroed"):
             verb = "adds to it atomically" if "update" in access else "reads it"
             raise self.refuse(
-                what, f"is fresh memory, and the kernel {verb} before it writes to it",
-                f'"{self._entry(tensor).get("dtype", "dtype")}[...] zeroed", or an argument'
+                what, f"is fresh memory, and the kernel {verb} before it writes to it{reason}",
+                f'"{self._entry(tensor).get("dtype", "dtype")}[...] zeroed",'
+                " torch_cubin.empty(..., zeroed=True) or like(..., zeroed=True), or an argument"
                 " Tensor(a!) that the caller fills", "uninitialised memory",
             )  # fmt: skip
 

@@ -203,6 +203,11 @@ def _read_cached(path: Path) -> TritonKernel:
     text = _bytes(ir, _MOST_IR).decode("utf-8", "replace")
     parameters = with_accesses(parameters_of_ir(text, f"file '{ir}'"), text)
     kernel = make(cubin, metadata, parameters, origin, knows_folded=False)
+    # Where the IR before the compiler's own arithmetic is at hand (from Triton 3.4 on), it names
+    # every constant that the kernel uses, and none that follow from them.
+    source = path.with_suffix(".source")
+    if source.is_file():
+        text = _bytes(source, _MOST_IR).decode("utf-8", "replace")
     return dataclasses.replace(kernel, numbers=accesses.numbers(text))
 
 

@@ -46,7 +46,7 @@ _FLAGS = ("launch_cooperative_grid", "launch_pdl")
 _MOST = 1 << 40
 
 
-ACCESSES = frozenset({"read", "write", "update", "first"})
+ACCESSES = frozenset({"read", "write", "update", "first", "reset", "restore"})
 
 
 class Unknown:
@@ -76,7 +76,8 @@ class Parameter:
     multiple_of: int = 1  # known divisor of an address in bytes, or of an int
     is_signless: bool = False  # read from IR, which does not distinguish i32 from u32
     # The kernel's accesses to a pointer's memory: "read", "write", "update", and "first" if it is
-    # read or updated before the kernel writes to it. None if the IR could not be followed.
+    # read or updated on a path that has not written to it. None if the IR could not be followed.
+    # "reset" and "restore": the autotuner's reset_to_zero or restore_value names the parameter.
     access: frozenset[str] | None = None
 
     def to_json(self) -> dict[str, Any]:

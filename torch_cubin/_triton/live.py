@@ -15,6 +15,7 @@ from torch_cubin._triton.kernel import (
     Parameter,
     TritonKernel,
     Unknown,
+    descriptor,
     make,
     with_accesses,
 )
@@ -60,27 +61,39 @@ def function_of(value: Any) -> Any:
     return value
 
 
-def ask_for_heuristics(kernels: Iterable[TritonKernel], value: Any) -> list[TritonKernel]:
-    """The kernels, with the values of @triton.heuristics no longer counted as constants.
+def with_decorators(kernels: Iterable[TritonKernel], value: Any) -> list[TritonKernel]:
+    """The kernels, with what the decorators above @triton.jit say of their parameters.
 
-    A heuristic computes a constexpr value from a call's arguments (whether K is a multiple of a
-    block, for example), so it may differ at the next call. Its name must be in `args`, and each
-    call is checked against it.
+    A heuristic (@triton.heuristics) computes a constexpr value from a call's arguments (whether K
+    is a multiple of a block, for example), so it may differ at the next call. Its name must be in
+    `args`, and each call is checked against it.
+
+    Parameters in reset_to_zero or restore_value of @triton.autotune count as read before they are
+    written, whether or not the IR shows it.
     """
-    names: set[str] = set()
+    computed: set[str] = set()
+    prepared: dict[str, set[str]] = {}
     while not hasattr(value, "params"):
-        names.update(getattr(value, "values", None) or ())
+        computed.update(getattr(value, "values", None) or ())
+        for field, access in (("reset_to_zero", "reset"), ("restore_value", "restore")):
+            for name in getattr(value, field, None) or ():
+                prepared.setdefault(name, {"read", "write", "first"}).add(access)
         value = value.fn
-    if not names:
+    if not computed and not prepared:
         return list(kernels)
-    return [
-        dataclasses.replace(
-            kernel,
-            parameters=tuple(
-                dataclasses.replace(p, is_declared=p.is_declared and p.name not in names)
-                for p in kernel.parameters
-            ),
+
+    def completed(parameter: Parameter) -> Parameter:
+        is_memory = parameter.type.startswith("*") or descriptor(parameter.type) is not None
+        access = prepared.get(parameter.name) if is_memory else None
+        known = parameter.access
+        return dataclasses.replace(
+            parameter,
+            is_declared=parameter.is_declared and parameter.name not in computed,
+            access=known if access is None else frozenset(access | (known or frozenset())),
         )
+
+    return [
+        dataclasses.replace(kernel, parameters=tuple(map(completed, kernel.parameters)))
         for kernel in kernels
     ]
 
@@ -215,7 +228,7 @@ def compile(
                 "input", label, f"does not compile ({error})", expected=_OPTIONS
             ) from error
         out.append(of_compiled(compiled))
-    return ask_for_heuristics(out, given)
+    return with_decorators(out, given)
 
 
 def _check_options(
@@ -372,4 +385,4 @@ def kernels_of(function: Any) -> list[TritonKernel]:
     for entry in getattr(function_of(function), "device_caches", {}).values():
         kernels = entry[0] if isinstance(entry, (tuple, list)) else entry
         found += [of_compiled(kernel) for kernel in kernels.values() if is_compiled(kernel)]
-    return ask_for_heuristics(found, function)
+    return with_decorators(found, function)
