@@ -7,7 +7,7 @@
 
 namespace torch_cubin {
 
-// A product of rows x columns, shared out to kOf warps in a grid; each has kI x kJ tiles m16n8.
+// A product of rows x columns, tiled over kOf warps in a grid; each has kI x kJ tiles m16n8.
 template <int kRows_, int kColumns_, int kWarpsDown, int kOf>
 struct Share {
   static constexpr int kAcross = kOf / kWarpsDown;

@@ -10,7 +10,7 @@
 // leave.
 //
 // All warps of a block have the same 16 rows and take 16 columns of a tile each, in rings of their
-// own: they wait for nobody until they join their results at the end, in the order of the warps.
+// own: they do not wait for each other until they join their results, in the order of the warps.
 // Every feature of AttentionParams is here; an unused one costs a branch.
 //
 // Caches of e4m3 (decode_params.h) are turned into float16, which is exact, before they reach the
@@ -480,7 +480,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
                                         reference, sum);
     factor *= exp2_approx((decode.reference[h] - reference) * kLog2e);
     if constexpr (Config::kE4m3) {
-      // A row that sees nothing is 0, whatever the factor of its sequence is.
+      // A row that attends to no key is 0, whatever the factor of its sequence is.
       if (factor != 0.0f) factor *= descale_of(p.v_descale, p.v_descale_stride, s);
 #pragma unroll
       for (int n = 0; n < kOutTiles; n += 2) {

@@ -1,5 +1,5 @@
 // Attention's gradients for float32 on tensor cores, each product as three of TF32
-// (tf32x3_product.cuh). What is computed: backward.cu.
+// (tf32x3_product.cuh). backward.cu defines the computation.
 //
 // Two kernels of one shape. A block owns kOwn rows of one side and goes through the other side in
 // tiles of kOther rows; both sides have two tensors, the first for the scores, the second for dP:

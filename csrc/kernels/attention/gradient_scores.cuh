@@ -43,7 +43,7 @@ struct ScoreGradient : Shape {
   int own;                 // the block's first row
   float lse[2], delta[2];  // of this lane's rows g and g + 8, where queries are owned
 
-  // The value subtracted from scores: of a row that sees nothing every weight is 0.
+  // The value subtracted from scores: of a row that attends to no key every weight is 0.
   static TC_DEVICE float reference(float logsumexp) {
     return logsumexp == -kInfinity ? kInfinity : logsumexp;
   }

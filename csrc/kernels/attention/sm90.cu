@@ -62,7 +62,7 @@ struct AttentionConfig {
   static constexpr bool kTakesSinks = kMasked || kD > 64;
   static constexpr int kRows = 64 * kGroups, kThreads = kWarpgroup * (kGroups + 1);
   static constexpr int kPanels = kD / 64;
-  // With 32, the warp that schedules tiles spills a few words; nobody waits for it.
+  // With 32, the warp that schedules tiles spills a few words; no other warp waits for it.
   static constexpr int kProducerRegisters = kGroups == 2 ? 40 : kGroups == 3 ? 32 : 24;
   static constexpr int kConsumerRegisters = kGroups == 2 ? 232 : kGroups == 3 ? 160 : 112;
   static constexpr WgmmaType kType = kDType == DType::bfloat16 ? WgmmaType::bf16 : WgmmaType::f16;

@@ -13,7 +13,7 @@
 //                       as they are; dk and dv stay in registers
 //
 // The warpgroups of keys wait for nothing but their own products, so that one exponentiates while
-// others multiply, and storing dq is in nobody's critical path. Registers decide the steps'
+// others multiply, and storing dq is off the critical path. Registers decide the steps'
 // length: ptxas wants 32 beside the accumulators. What spills is the warp that fetches work items,
 // once in each.
 #include "sm90_backward_general.cuh"

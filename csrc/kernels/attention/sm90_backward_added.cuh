@@ -71,8 +71,8 @@ TC_DEVICE bool adds_mask(const Sm90BackwardParams& p, u32 shared, u32 q, int par
   return C::kAdded && p.mask_added != 0 && StepPlace::read<C>(shared, q, part).adds_mask;
 }
 
-// A weight, of what is to become a power of two. Where all that a row sees was moved by -1e9, say, logits and logsumexp
-// are rounded to multiples of 64: no weight is more than 1 for that.
+// A weight, 2^exponent, at most 1: if all keys of a row were moved by -1e9, say, logits and
+// logsumexp are rounded to multiples of 64, and their difference may be positive.
 TC_DEVICE float weight_of(float exponent) {
   asm("min.NaN.f32 %0, %0, 0f00000000;" : "+f"(exponent));
   return exp2_approx(exponent);

@@ -352,7 +352,7 @@ TC_DEVICE void load_work(const Sm90BackwardParams& p, u32 shared, const KeyBlock
     }
   };
   u32 first = next, end = next + work.steps;
-  if (work.steps == 0) {  // nobody needs them
+  if (work.steps == 0) {  // no step needs them
     barrier_sleep(shared + C::kKeysEmpty, phase<1>(number) ^ 1);
     barrier_arrive(shared + C::kKeysFull);
   }

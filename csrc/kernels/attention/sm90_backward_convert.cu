@@ -1,6 +1,6 @@
 // The end of attention's backward on Hopper: dq = scale * dq_sum, rounded, from the order in which
-// sm90_backward.cu adds (sm90_backward_dq.cuh) to dq's strides. Queries that see nothing get zeros: nobody
-// has written their sums.
+// sm90_backward.cu adds (sm90_backward_dq.cuh) to dq's strides. Queries that attend to no
+// key get zeros, since their sums were never written.
 //
 // A warp has 8 queries and 64 columns, which it transposes: 8 x 8 of them at a time, then within each
 // quad, so that every lane has 8 neighbouring columns of one query.

@@ -3,7 +3,7 @@
 //   logsumexp (times logsumexp_unit), and delta = sum over the columns of grad_out * out
 //
 // in tiles of tile_rows queries, of which those past the end have weights of 0: the other kernel brings
-// a tile to shared memory at once. A query that sees nothing has weights of 0, too. It also sets the
+// a tile to shared memory at once. A query that attends to no key has weights of 0, too. It also sets the
 // tiles' turns, and the blocks' counter, to 0, and numbers the steps that a mask leaves.
 //
 // Eight lanes a row, so that they read 128 neighbouring bytes; a block has kTileM rows of one tile.

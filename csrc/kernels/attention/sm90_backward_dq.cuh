@@ -9,7 +9,7 @@
 // same bits in every run, and nothing to clear. Blocks of keys that a mask hides from the tile
 // altogether add nothing; sm90_backward_delta.cu numbers the others. A block waits only for work
 // items that were taken before its own, by an atomic counter, and every block ends its work items
-// in the order in which it took them: of those that have not ended, the first waits for nobody.
+// in the order in which it took them: of those that have not ended, the first waits for none.
 //
 // A pair of blocks (sm90_backward_wide.cu) takes one work together and adds in one place of that
 // order. Each of the two adds to half of the columns, and has half of the tile's turn, so that

@@ -1,7 +1,7 @@
 // A boolean mask as bits, in the order in which the kernels of the backward use them: a step's
 // thread takes a bit for each of its scores with one load, where bytes would be as many loads. And
 // what each step is to the mask, so that steps of which it hides nothing cost nothing, and those of
-// which it hides all are left out.
+// which it hides all are skipped.
 //
 // A block has kMaskChunk keys of one tile of queries: bytes become bits of rows, those, transposed
 // 32 by 32, bits of keys, and of two keys' each thread makes a word. Of a step, thread t's word is

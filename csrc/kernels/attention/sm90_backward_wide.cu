@@ -104,12 +104,12 @@ struct Values : WideGroup<C> {
     multiply_keys<C>(s, this->shared + C::kK, this->q_at());
   }
 
-  TC_DEVICE void wait_for_room() {
+  TC_DEVICE void wait_until_empty() {
     barrier_wait(this->shared + C::kWeightsEmpty, phase<1>(this->step) ^ 1);
   }
 
   TC_DEVICE void hand_over() {
-    wait_for_room();
+    wait_until_empty();
     u32 to = this->weights_at();
 #pragma unroll
     for (int i = 0; i < C::kRows / 8; ++i) {
@@ -133,7 +133,7 @@ struct Values : WideGroup<C> {
                         slope_of(p, this->work(), of.head));
     bool caps = p.score.softcap != 0;
     u32 to = this->weights_at();
-    wait_for_room();
+    wait_until_empty();
 #pragma unroll
     for (int j = 0; j < C::kRows / 8; ++j) {
       float derivative[4] = {1.0f, 1.0f, 1.0f, 1.0f};

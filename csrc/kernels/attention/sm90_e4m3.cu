@@ -44,7 +44,7 @@ struct E4m3Config {
   // Bytes of a row of Q and K, and of a row of the values, in one panel.
   static constexpr int kPanel = kD < 128 ? 64 : 128, kPanels = kD / kPanel;
   static constexpr int kKeyPanel = kN % 128 == 0 ? 128 : 64, kKeyPanels = kN / kKeyPanel;
-  // With less than 40 the warp that schedules tiles spills, for which nobody waits; with 160, a few
+  // With less than 40 the warp that schedules tiles spills, which delays no other; with 160, a few
   // outputs are spilled, and three consumers are still quicker than two.
   static constexpr int kProducerRegisters = kGroups == 3 ? 32 : 40;
   static constexpr int kConsumerRegisters = kGroups == 3 ? 160 : 232;

@@ -92,7 +92,7 @@ enum Sm90MaskClass {
 constexpr int kMaskWordBlocks = 16;  // whose classes are in one word
 
 // The backward's: a bit for each 64 keys of the work, those of one warpgroup or, in pairs, of one
-// block, of which some are hidden; or that all are, in which case nobody takes the step.
+// block, of which some are hidden; or that all are, in which case the step is skipped.
 enum Sm90StepClass {
   kStepHidesNone = 0,
   kStepHidesInFirst = 1,

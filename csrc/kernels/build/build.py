@@ -304,8 +304,8 @@ class Builder:
         log: Log,
         other: OtherWork | None = None,
     ) -> list[dict[str, Any]]:
-        """Makes what is out of date, in parallel, `other` beside it; the entries, in the order of
-        `jobs`. The first error ends it, once what has been begun has ended."""
+        """Rebuilds stale cubins in parallel with `other`; returns the entries in the order of
+        `jobs`. The first error is raised once the jobs that have begun are done."""
         self.headers = {kernel_table.params_header(kernel.source) for kernel, _ in jobs}
         stale = [(kernel, arch) for kernel, arch in jobs if not self.cubin_fresh(kernel, arch)]
         if len(stale) < len(jobs):

@@ -51,7 +51,7 @@ static_assert(kThreads == 256 && kTileK % kStretch == 0 && kTileN % 32 == 0);
 static_assert(kGroups * kWarpsM * kWarpsN == 8 && (kGroups & (kGroups - 1)) == 0 && kGroups <= 4);
 static_assert((kRowsA + kRowsB) % 8 == 0 && kRowsEach <= 32);
 static_assert(kStages * (kStageBytes + 8) == TC_DYNAMIC_SHARED, "the kernel table's shared memory");
-static_assert(kGroups * kSums * 4 <= kStages * kStageBytes, "room for the sums");
+static_assert(kGroups * kSums * 4 <= kStages * kStageBytes, "the sums fit into the stages");
 
 // The host passes sizes below 2^30 only.
 TC_DEVICE int to_int(tc_int64 size) { return static_cast<int>(size); }
