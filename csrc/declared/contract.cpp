@@ -1,4 +1,4 @@
-// Reads and checks a contract's definition. What a call does with it: declared/call.cpp.
+// Reads and checks a contract's definition. Calls are in declared/call.cpp.
 #include "declared/contract.h"
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace {
 
 constexpr size_t kMaxKernels = 4096;
 
-// Whether a tree anywhere in the definition is [operation, one of the names...].
+// Whether the definition contains a tree [operation, one of the names...].
 bool mentions(const json& tree, const char* operation, const std::vector<std::string>& names) {
   if (tree.is_array() && tree.size() > 1 && tree[0] == operation && tree[1].is_string()) {
     const auto& name = tree[1].get_ref<const std::string&>();
@@ -28,7 +28,7 @@ bool mentions(const json& tree, const char* operation, const std::vector<std::st
                      [&](const json& item) { return mentions(item, operation, names); });
 }
 
-// "ns::name", or with an overload.
+// Accepts "ns::name", with or without an overload.
 void check_backward(const std::string& name, const std::string& label) {
   const size_t colons = std::min(name.find("::"), name.size());
   const size_t dot = std::min(name.find('.', colons), name.size());
@@ -90,7 +90,7 @@ Contract::Contract(const json& definition, ContractImages& images, std::string p
   }
 
   Scope all = names.scope();
-  std::vector<std::string> own;  // what the op allocates
+  std::vector<std::string> own;  // tensors that the op allocates
   own.reserve(outputs_.size());
   for (const Pattern& output : outputs_) own.push_back(output.name());
   for (const Pattern& pattern : scratch_) own.push_back(pattern.name());
@@ -140,7 +140,7 @@ Contract::Contract(const json& definition, ContractImages& images, std::string p
     }
   }
 
-  // What the op does, without where its images came from.
+  // The op's behaviour, without the origin of its images.
   json same = definition;
   same["schema"] = schema_.text();
   for (json& kernel : same["kernels"]) {
@@ -150,9 +150,9 @@ Contract::Contract(const json& definition, ContractImages& images, std::string p
   identity_ = same.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
-// An output is allocated and not filled: one that no kernel can write would be returned with what
-// the memory held before. That one of several kernels leaves an output alone may be meant: a
-// gradient that its condition says nobody wants, or an output without elements.
+// Refuses an output that no kernel can write: outputs are not filled, so it would be returned with
+// uninitialised memory. One of several kernels may leave an output unwritten on purpose: a gradient
+// that its condition excludes, or an output without elements.
 void Contract::check_outputs_are_written() const {
   for (size_t i = 0; i < outputs_.size(); ++i) {
     const bool reached = std::any_of(launches_.begin(), launches_.end(), [&](const auto& launch) {
@@ -161,7 +161,7 @@ void Contract::check_outputs_are_written() const {
     if (reached) continue;
     const std::string name = "'" + outputs_[i].name() + "'";
     fail({"input", op_ + ": kernels[0].args",
-          "never give a kernel the output " + name + ", which nobody would write",
+          "never give a kernel the output " + name + ", which would stay unwritten",
           name + ", a part of it or a TensorMap of it among them",
           shown_json(definition_["kernels"][0]["args"]), ""});
   }
@@ -225,7 +225,7 @@ void Contract::make_call_key() {
 
 namespace {
 
-std::mutex g_tuned_calls_mutex;  // guards the making of tables, not their use
+std::mutex g_tuned_calls_mutex;  // guards the creation of tables, not their use
 
 }  // namespace
 
@@ -244,7 +244,7 @@ const TunedCalls& Contract::first_tuned_calls(int32_t device) const {
 }
 
 void Contract::add_tuned(int32_t device, const json& calls) const {
-  tuned_calls(device);  // what its file holds comes first
+  tuned_calls(device);  // loads the table of its file first
   std::lock_guard<std::mutex> lock(g_tuned_calls_mutex);
   auto& place = tuned_calls_[device % kMaxDevices];
   json all = place.load()->calls();
@@ -279,8 +279,8 @@ void Contract::read_tensors(const json& tensors, const json& outputs, const json
   }
   for (const size_t i : required_) read(i);
   for (Pattern& pattern : patterns_) pattern.read_expressions(names);
-  // A name that an optional tensor or a list binds is known in that pattern alone, because a call
-  // may leave the tensor out.
+  // A name bound by an optional tensor or a list is known only in that pattern, because a call may
+  // omit the tensor.
   for (const auto* some : {&optional_, &lists_}) {
     for (const size_t i : *some) {
       const Names::Mark mark = names.mark();
@@ -342,7 +342,7 @@ void Contract::read_tensors(const json& tensors, const json& outputs, const json
   }
   for (const auto& item : tensors.items()) {
     if (std::find(known.begin(), known.end(), item.key()) != known.end()) continue;
-    fail({"input", op_ + ": tensors", "has an entry for what is no tensor of the op",
+    fail({"input", op_ + ": tensors", "has an entry that is no tensor of the op",
           "Tensor arguments of the schema and 'outputs'", "'" + printable(item.key()) + "'", ""});
   }
 }
@@ -428,7 +428,7 @@ void Contract::preload(const Device& device) const {
       launch.kernel->preload(device);
       any = true;
     } catch (const Error& error) {
-      // Of several kernels, some may be for other GPUs.
+      // Some of several kernels may be for other GPUs.
       if (error.tag() != "arch") throw;
       tag = error.tag();
       message = error.what();

@@ -1,5 +1,5 @@
 // Contract: how the arguments of a declared op become a launch. Read from JSON (docs/manifest.md)
-// and checked once; a call (call.cpp) only evaluates.
+// and checked once; a call (call.cpp) only evaluates it.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -30,7 +30,7 @@ namespace torch_cubin {
 
 class Contract {
  public:
-  // `package`: the folder or file that it is read from, or "". Throws [input], [params],
+  // `package`: the folder or file that it was read from, or "". Throws [input], [params],
   // [no_kernel].
   Contract(const nlohmann::json& definition, ContractImages& images, std::string package = "");
   Contract(const Contract&) = delete;
@@ -41,28 +41,28 @@ class Contract {
   const std::string& package() const { return package_; }
   const nlohmann::json& files() const { return *files_; }  // ContractImages::files()
 
-  // Equal for contracts that do the same with the same images, wherever those came from.
+  // Equal for contracts with the same behaviour and images, wherever the images came from.
   const std::string& identity() const { return identity_; }
 
-  // One call: takes the arguments over, leaves the outputs in their place. Throws.
+  // One call: consumes the arguments on the stack and leaves the outputs in their place. Throws.
   void call(StableIValue* stack) const;
 
-  // What a call would check and allocate, for arguments that DescribedArguments reads: [{"dtype",
-  // "sizes", "strides"}] of the outputs. Throws [input].
+  // The outputs [{"dtype", "sizes", "strides"}] of a call, checked as a real one, for arguments in
+  // the form of DescribedArguments. Throws [input].
   nlohmann::json check_call(const nlohmann::json& arguments) const;
 
-  // A call with a view that PyTorch negates or conjugates lazily, of an op that changes arguments:
-  // takes them over and throws.
+  // Consumes the arguments and throws: an op that changes arguments was called with a view that
+  // PyTorch negates or conjugates lazily.
   [[noreturn]] void refuse_lazy_view(StableIValue* stack) const;
 
-  // Loads the kernels that run on that device. Throws [arch] where none does.
+  // Loads the kernels that run on that device. Throws [arch] if none does.
   void preload(const Device& device) const;
 
-  // For torch_cubin.tune (tuning.h). `calls` as TunedCalls reads them; throws [input].
+  // For torch_cubin.tune (tuning.h). `calls` is in the form of TunedCalls; throws [input].
   TunedCalls tuned_table(const nlohmann::json& calls,
                          TunedCalls::OnBadLine on_bad_line = TunedCalls::kThrow) const;
   void add_tuned(int32_t device, const nlohmann::json& calls) const;
-  // From now on calls ask call_watch(), until as many -1 as 1 were given.
+  // While the sum of changes is above 0, calls consult call_watch().
   void watch(int change) const { watched_ += change; }
   size_t kernels() const { return launches_.size(); }
 
@@ -83,17 +83,17 @@ class Contract {
     std::optional<Expression> when;
     std::vector<Requirement> requirements;
     int32_t group = 0;  // in the tuned table
-    size_t number = 0;  // its place in launches_
+    size_t number = 0;  // index in launches_
     std::shared_ptr<Module> module;
     Kernel* kernel = nullptr;
-    std::vector<Expression> grid, block, cluster;  // three each; cluster may have none
+    std::vector<Expression> grid, block, cluster;  // three each; cluster may be empty
     std::optional<Expression> shared_memory;
     std::optional<Packing> packing;
     uint32_t flags = 0;  // TORCH_CUBIN_* of runtime/launch_call.h
     int32_t priority = 0;
 
    private:
-    // By device, a bit each: whether runs_on() knows the answer, and the answer.
+    // A bit for each device: whether runs_on() has the answer cached, and the answer.
     mutable std::atomic<uint64_t> asked_{0}, runs_{0};
   };
   template <class Arguments>
@@ -101,11 +101,11 @@ class Contract {
   class Choice;
 
   void check_outputs_are_written() const;
-  // The dtypes that a tensor may have, by its place.
+  // The dtypes that a tensor may have, by its index.
   std::vector<ScalarType> dtypes_of(size_t place) const;
   void read_tuned(const nlohmann::json* tuned, const Names& names);
   void make_call_key();
-  // What tune() found for calls on that device; read from its file at the first of them.
+  // The tuned table of a device, read from its file on the first call there.
   const TunedCalls& tuned_calls(int32_t device) const {
     const TunedCalls* const known =
         tuned_calls_[device % kMaxDevices].load(std::memory_order_acquire);
@@ -122,29 +122,29 @@ class Contract {
   Schema schema_;
   std::string op_;  // "op 'mylib::vec_add'"
   std::vector<Pattern> patterns_;
-  // By argument: which of patterns_, -1 for what is no tensor.
+  // By argument: its index in patterns_; -1 for arguments that are not tensors.
   std::vector<int> pattern_of_;
-  std::vector<size_t> required_, optional_, lists_, mutated_, numbers_, texts_;  // arguments
+  std::vector<size_t> required_, optional_, lists_, mutated_, numbers_,
+      texts_;  // by argument index
   std::vector<Names::Item> items_;
-  size_t first_output_place_ = 0;  // the place of the first output
+  size_t first_output_place_ = 0;  // the index of the first output
   std::vector<Pattern> outputs_, scratch_;
-  std::vector<int> extras_;  // by argument: the place of "x?" or "len(xs)", or -1
+  std::vector<int> extras_;  // by argument: the index of "x?" or "len(xs)", or -1
   std::deque<Launch> launches_;
   std::optional<TunedTable> tuned_;
   std::optional<KernelLookup> lookup_;  // only without a tuned table
-  CallKey call_key_;                    // of what tune() found
-  // By device. Leaked when another takes its place: a thread may be in the middle of a call.
+  CallKey call_key_;                    // key into the tuned tables
+  // By device. A replaced table is leaked, because a thread may still be reading it.
   mutable std::atomic<const TunedCalls*> tuned_calls_[kMaxDevices]{};
-  mutable std::atomic<int> watched_{0};  // by how many threads
-  // Of how many tables tuned_calls_ was made so far: what was chosen before may be chosen
-  // otherwise.
+  mutable std::atomic<int> watched_{0};  // number of watching threads
+  // Incremented with each new table: an earlier choice may be outdated.
   mutable std::atomic<uint64_t> tables_version_{0};
-  bool remembers_ = false;    // whether calls are worth remembering (remembered_call.h), and can be
-  int64_t address_mask_ = 0;  // the bits of addresses that decide between kernels
+  bool remembers_ = false;    // whether calls can be cached (remembered_call.h), and it pays off
+  int64_t address_mask_ = 0;  // the address bits that choose between kernels
   Scope argument_scope_;      // of `when`, for errors
-  std::vector<std::vector<size_t>> groups_;  // of launches_, by their places in the tuned table
-  size_t variables_ = 0;                     // of dtypes
-  bool reads_outputs_ = false;               // expressions may read what is allocated
+  std::vector<std::vector<size_t>> groups_;  // indices in launches_, by group of the tuned table
+  size_t variables_ = 0;                     // number of dtype variables
+  bool reads_outputs_ = false;               // whether expressions may read outputs or scratch
 };
 
 }  // namespace torch_cubin

@@ -55,7 +55,7 @@ std::shared_ptr<Module> ContractImages::module(const std::vector<size_t>& indice
     for (const Content* content : contents) append_source(content->images[jit], images);
     module = std::make_shared<Module>(std::move(images), origin);
   }
-  const std::string& symbol = module->kernel_called(kernel).name();  // throws where none has it
+  const std::string& symbol = module->kernel_called(kernel).name();  // throws if none has it
   for (const size_t i : indices) {
     const std::vector<SourceImage>& opened = files_[i].content->images[jit];
     if (std::none_of(opened.begin(), opened.end(), [&](const SourceImage& source) {

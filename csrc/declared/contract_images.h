@@ -1,5 +1,5 @@
-// ContractImages: the images that contracts name by index, each a file's bytes, and the modules made of
-// them.
+// ContractImages: the images that contracts refer to by index, each a file's bytes, and the modules
+// made of them.
 #pragma once
 
 #include <cstdint>
@@ -16,26 +16,27 @@ namespace torch_cubin {
 
 class ContractImages {
  public:
-  // `path`: of a package's own file, or "".
+  // `path`: the package's own file, or "".
   void add(std::vector<uint8_t> bytes, const std::string& origin, const std::string& path = "");
-  // The same image once more, as a manifest may name it: opened once.
+  // Adds the same image again, as a manifest may list it twice; it is opened once.
   void add_again(size_t i) { files_.push_back(files_[i]); }
 
   size_t count() const { return files_.size(); }
   const std::string& sha256(size_t i) const { return files_[i].content->sha256; }
   const std::string& origin(size_t i) const { return files_[i].origin; }
-  // [{"file": its path, "sha256"}] of all; null where one is no file. Made once for all contracts.
+  // [{"file": its path, "sha256"}] of all images; null if one is not a file. Made once for all
+  // contracts.
   std::shared_ptr<const nlohmann::json> files();
 
-  // The module of those images, one for every equal set. PTX is taken only with `jit`. Throws what
-  // opening them throws, and [no_kernel] where one of them lacks the kernel.
+  // The module of those images; equal sets share one. PTX is accepted only with `jit`. Throws what
+  // opening them throws, and [no_kernel] if one of them lacks the kernel.
   std::shared_ptr<Module> module(const std::vector<size_t>& indices, bool jit,
                                  const std::string& kernel);
 
  private:
   struct Content {
     std::vector<uint8_t> bytes;
-    std::vector<SourceImage> images[2];  // without and with PTX; empty until asked for
+    std::vector<SourceImage> images[2];  // without and with PTX; empty until requested
     std::string sha256;
   };
   struct File {
@@ -43,7 +44,7 @@ class ContractImages {
     std::string origin, path;
   };
   std::vector<File> files_;
-  std::shared_ptr<const nlohmann::json> listed_;  // files(); null until asked for
+  std::shared_ptr<const nlohmann::json> listed_;  // files(); null until requested
   std::map<std::pair<std::vector<const Content*>, bool>, std::shared_ptr<Module>> modules_;
 };
 

@@ -169,7 +169,8 @@ int32_t Expression::read(const json& tree, const Scope& scope, int depth) {
     node.value = Value::of(tree.get<double>());
   } else {
     if (!tree.is_array() || tree.empty() || !tree[0].is_string()) {
-      malformed("holds what is no node", "a number, a bool or [\"operation\", ...]", shown(tree));
+      malformed("holds a value that is no node", "a number, a bool or [\"operation\", ...]",
+                shown(tree));
     }
     const ExpressionOperation* operation = find(tree[0].get<std::string>());
     if (operation == nullptr) {
@@ -207,8 +208,8 @@ void Expression::read_leaf(Node& node, const json& tree, const Scope& scope) {
   if (tree.size() != wanted || !tree[1].is_string() ||
       tree[1].get_ref<const std::string&>().empty() || (with_dim && !tree[2].is_number_integer()) ||
       (with_dtype && !tree[2].is_string())) {
-    malformed("reads an argument in a wrong way",
-              "[\"size\", \"x\", 0], [\"numel\", \"x\"] and so on", shown(tree));
+    malformed("reads an argument wrongly", "[\"size\", \"x\", 0], [\"numel\", \"x\"] and so on",
+              shown(tree));
   }
   const std::string name = tree[1].get<std::string>();
   node.words = static_cast<int32_t>(words_.size());
@@ -221,9 +222,10 @@ void Expression::read_leaf(Node& node, const json& tree, const Scope& scope) {
   }
   node.index = code == Op::kIs ? scope.find_text(name) : scope.find_tensor(name);
   if (node.index < 0) {
-    malformed(code == Op::kIs ? "compares what is no string or dtype" : "reads an unknown tensor",
-              code == Op::kIs ? "a str or ScalarType argument of the op" : "a tensor of the op",
-              shown(tree));
+    malformed(
+        code == Op::kIs ? "compares a value that is no string or dtype" : "reads an unknown tensor",
+        code == Op::kIs ? "a str or ScalarType argument of the op" : "a tensor of the op",
+        shown(tree));
   }
   if (with_dim) node.value = Value::of(tree[2].get<int64_t>());
   if (with_dtype || code == Op::kDefined || code == Op::kContiguous) {

@@ -10,7 +10,7 @@
 namespace torch_cubin {
 namespace {
 
-// Three sizes of which some are known.
+// Three sizes, each of which may be unknown.
 class Sizes {
  public:
   explicit Sizes(const std::vector<Expression>& expressions) : expressions_(expressions) {
@@ -23,7 +23,7 @@ class Sizes {
   bool known(size_t i) const { return known_[i]; }
   int64_t operator[](size_t i) const { return values_[i]; }
 
-  // Of the known ones, of which none may be below 1; more than `most` counts as most + 1.
+  // The product of the known sizes, each at least 1; results above `most` become most + 1.
   int64_t product(int64_t most) const {
     int64_t result = 1;
     for (size_t i = 0; i < 3; ++i) {
@@ -59,7 +59,7 @@ void check_product(const std::string& label, const Sizes& sizes, int64_t most,
         "at most " + std::to_string(most) + " " + what + " in all", sizes.text(), ""});
 }
 
-// An image that has the kernel, and what its binary says of it.
+// An image that has the kernel, and the facts in its binary.
 struct KernelImage {
   const SourceImage* source;
   const KernelInfo* info;
@@ -75,8 +75,8 @@ std::vector<KernelImage> images_with(const Module& module, const std::string& ke
   return found;
 }
 
-// Constants against what images demand, a block or a cluster. Where these disagree, no constant
-// suits all of them, and the error names two.
+// Compares constants with the block or cluster that the images require. If the images differ, no
+// constant fits all of them, and the error names two.
 void check_demand(const std::string& label, const Sizes& sizes,
                   const std::vector<KernelImage>& images,
                   std::array<uint32_t, 3> KernelInfo::* demand) {
@@ -112,15 +112,15 @@ void check_bounds(const std::string& label, const Sizes& block,
   }
 }
 
-// A grid of whole clusters: those of the contract, or of each image.
+// Requires a grid of whole clusters, of the contract's cluster or each image's.
 void check_multiple(const std::string& label, const Sizes& grid, size_t axis, int64_t cluster) {
-  // A damaged image may demand 0: the launch is refused then.
+  // A damaged image may require 0; then the launch is refused.
   if (!grid.known(axis) || cluster < 1 || grid[axis] % cluster == 0) return;
   fail({"input", label, "is no whole number of clusters",
         "a multiple of " + std::to_string(cluster) + " blocks in " + kAxes[axis], grid.text(), ""});
 }
 
-// What a block may have on any GPU that runs the image; static and dynamic together. (CUDA
+// The most shared memory of a block, static and dynamic, on any GPU that runs the image. (CUDA
 // Programming Guide, "Technical Specifications per Compute Capability".)
 int64_t most_shared_memory(const SourceImage& source) {
   constexpr int64_t kKiB = 1024;
@@ -154,7 +154,7 @@ void check_shared_memory(const std::string& label, int64_t bytes,
         std::to_string(bytes), ""});
 }
 
-// A launch without shared memory of a kernel that has none of its own ends in an illegal address.
+// A kernel that uses dynamic shared memory without getting any fails with an illegal address.
 void check_given_shared_memory(const std::string& label, const std::vector<KernelImage>& images) {
   for (const KernelImage& image : images) {
     if (!image.info->uses_dynamic_shared) continue;

@@ -1,5 +1,5 @@
-// What a contract's constants promise of its launches. What can never be launched is refused when
-// the op is defined, not at each of its calls.
+// Checks of a contract's constants. Launches that can never succeed are refused when the op is
+// defined, not at each of its calls.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace torch_cubin {
 
-// Three expressions each; `cluster` may have none.
+// Three expressions each; `cluster` may be empty.
 struct LaunchShape {
   const std::vector<Expression>& grid;
   const std::vector<Expression>& block;
@@ -18,8 +18,8 @@ struct LaunchShape {
   const Expression& shared_memory;  // bytes
 };
 
-// Throws, for constants alone: [input] for what no GPU runs, [params] for what the kernel's images
-// exclude, each of them. `label` names the entry of the contract: "op 'mylib::f': kernels[0]".
+// Throws, for constants only: [input] for values that no GPU accepts, [params] for values that the
+// kernel's images exclude. `label` names the entry of the contract: "op 'mylib::f': kernels[0]".
 void check_constants(const std::string& label, const LaunchShape& shape, const Module& module,
                      const std::string& kernel);
 

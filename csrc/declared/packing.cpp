@@ -1,4 +1,4 @@
-// Reads a contract's arguments. What a call writes of them: packing_write.cpp.
+// Reads a contract's arguments. packing_write.cpp writes them for a call.
 #include "declared/packing.h"
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace {
 using nlohmann::json;
 
 constexpr size_t kMaxWorkspaces = 16;
-constexpr uint32_t kParamStep = 16;  // each parameter begins at a multiple of it
+constexpr uint32_t kParamStep = 16;  // each parameter is aligned to it
 
 // The kinds of scalars by name; `code` is i, u, f, g or t (bfloat16) or b.
 struct ScalarKind {
@@ -40,8 +40,8 @@ constexpr char kPassBits[] =
 
 int number_of(ScalarType dtype) { return static_cast<int>(dtype); }
 
-// The code of the number that the parameter takes, for one without a type of its own (`kind` is
-// null); one that has a type must be of that which the file states.
+// The type code of a parameter's number. Without a `kind` it is the file's stated type; with one,
+// the stated type must agree.
 char code_of(const StatedType& stated, const ScalarKind* kind, char code,
              const std::string& label) {
   const bool is_integer = code == 'i' || code == 'u' || code == 'n';
@@ -95,8 +95,8 @@ std::string parameter_table(const KernelInfo& kernel) {
 
 namespace {
 
-// What to say where the arguments are too few for a kernel of Triton, which adds pointers to
-// scratch memory; "" where it is none. Its binaries demand a block, and tell pointers apart.
+// The error's explanation if a Triton kernel has too few arguments, since it adds pointers to
+// scratch memory; "" for other kernels. Triton's binaries require a block and distinguish pointers.
 std::string hidden_pointers(const KernelInfo& kernel, size_t given) {
   constexpr size_t kMostHidden = 2;
   const size_t more = kernel.params.size() - std::min(given, kernel.params.size());
@@ -173,7 +173,7 @@ void Packing::reserve(uint32_t at, uint32_t size, const std::string& label) {
   if (constant_.size() < at + size) constant_.resize(at + size);
 }
 
-uint32_t Packing::add(const json& argument, uint32_t at, uint32_t room, bool param,
+uint32_t Packing::add(const json& argument, uint32_t at, uint32_t capacity, bool param,
                       const StatedType* stated, const std::string& label,
                       const ArgumentPlaces& places) {
   if (!argument.is_array() || argument.empty() || !argument[0].is_string()) {
@@ -185,7 +185,7 @@ uint32_t Packing::add(const json& argument, uint32_t at, uint32_t room, bool par
   piece.label = label;
   if (kind == "bits") {
     if (argument.size() != 2) refuse_json(label, "[\"bits\", ARG]", argument);
-    return add(argument[1], at, room, param, nullptr, label, places);
+    return add(argument[1], at, capacity, param, nullptr, label, places);
   }
   if (kind == "pointer" || kind == "address") {
     const uint32_t size = kind == "pointer" ? add_pointer(argument, std::move(piece), places)
@@ -208,13 +208,13 @@ uint32_t Packing::add(const json& argument, uint32_t at, uint32_t room, bool par
     pieces_.push_back(std::move(piece));
     return kTensorMapBytes;
   }
-  return add_number(argument, std::move(piece), room, param, stated, places);
+  return add_number(argument, std::move(piece), capacity, param, stated, places);
 }
 
 void Packing::check_pointee(size_t tensor, const StatedType& stated, const std::string& label,
                             const ArgumentPlaces& places) {
   if (!stated.is_pointer) {
-    // PTX has addresses as integers.
+    // PTX declares addresses as integers.
     if (stated.number == Number::kUnsaid || stated.number == Number::kAnyInteger) return;
     fail({"params", label, "is a tensor, where the kernel takes a number", stated_text(stated),
           "a pointer", ""});
@@ -245,8 +245,8 @@ uint32_t Packing::add_pointer(const json& argument, Piece piece, const ArgumentP
     full += "[" + std::to_string(argument[2].get<uint64_t>()) + "]";
     piece.kind = Kind::kItem;
   }
-  // ["pointer", "xs[2]"] is refused: only ["pointer", "xs", 2] is checked against the list's
-  // length.
+  // ["pointer", "xs[2]"] is refused, because only ["pointer", "xs", 2] is checked against the
+  // list's length.
   if (name.find('[') != std::string::npos) full.clear();
   piece.index = places.scope.find_tensor(full);
   if (piece.index < 0 || argument.size() != (piece.kind == Kind::kItem ? 3 : 2)) {
@@ -294,7 +294,7 @@ void Packing::add_part(const json& part, Piece* piece, const ArgumentPlaces& pla
   ++piece->parts;
 }
 
-uint32_t Packing::add_number(const json& argument, Piece piece, uint32_t room, bool param,
+uint32_t Packing::add_number(const json& argument, Piece piece, uint32_t capacity, bool param,
                              const StatedType* stated, const ArgumentPlaces& places) {
   const std::string kind = argument[0].get<std::string>();
   const auto known = std::find_if(std::begin(kScalars), std::end(kScalars),
@@ -325,13 +325,14 @@ uint32_t Packing::add_number(const json& argument, Piece piece, uint32_t room, b
                                  : "an integer",
                 argument[1]);
   }
-  piece.size = own_size ? room : known->size;
+  piece.size = own_size ? capacity : known->size;
   if (own_size) {
-    const bool fits = code == 'b'   ? room == 1
-                      : code == 'g' ? room == 2
-                      : code == 'f' ? room == 4 || room == 8 || (stated != nullptr && room == 2)
-                                    : room == 1 || room == 2 || room == 4 || room == 8;
-    if (!fits) return code == 'b' ? 1 : 8;  // not `room`: refused with the kernel's table
+    const bool fits = code == 'b'   ? capacity == 1
+                      : code == 'g' ? capacity == 2
+                      : code == 'f'
+                          ? capacity == 4 || capacity == 8 || (stated != nullptr && capacity == 2)
+                          : capacity == 1 || capacity == 2 || capacity == 4 || capacity == 8;
+    if (!fits) return code == 'b' ? 1 : 8;  // not `capacity`: refused with the kernel's table
   }
   switch (code) {
     case 'i':

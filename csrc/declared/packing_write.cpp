@@ -1,4 +1,4 @@
-// Packing::pack: the bytes that a call writes of its kernel's arguments.
+// Packing::pack: writes a call's arguments into the kernel's parameters.
 #include <cstdint>
 #include <cstring>
 
@@ -84,7 +84,7 @@ const void* Packing::address(const Piece& piece, const CallState& state) const {
     const int64_t first = part[0].evaluate(arguments).integer;
     const int64_t count = part[1].evaluate(arguments).integer;
     const int64_t size = part[2].evaluate(arguments).integer;
-    // Not the sum of both, which may overflow.
+    // Not first + count, which may overflow.
     if (first < 0 || count < 0 || first > size || count > size - first) {
       fail({"input", piece.label, "takes a part that its tensor does not have",
             "places of a dim of " + std::to_string(size),
@@ -95,7 +95,7 @@ const void* Packing::address(const Piece& piece, const CallState& state) const {
   }
   const auto* const begin = static_cast<const uint8_t*>(state.addresses[tensor]);
   if (begin == nullptr || is_empty) return nullptr;
-  // The last element in memory, which reaches no further than addresses do.
+  // The last element must be addressable.
   const int64_t most = INT64_MAX / facts.itemsize;
   int64_t last = 0;
   for (int64_t i = 0; i < facts.dim; ++i) {
@@ -115,7 +115,7 @@ const void* Packing::address(const Piece& piece, const CallState& state) const {
   return begin + at * facts.itemsize;
 }
 
-// Of a piece that holds an address.
+// Writes a piece that holds an address.
 void Packing::pack_address(const Piece& piece, const CallState& state, uint8_t* out) const {
   const auto index = static_cast<size_t>(piece.index);
   switch (piece.kind) {

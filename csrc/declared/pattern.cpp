@@ -15,7 +15,7 @@ using nlohmann::json;
 namespace {
 
 constexpr const char* kLayoutNames[] = {"contiguous", "rows", "dense", "strided"};
-constexpr int64_t kOutputAlign = 256;  // what PyTorch's allocator keeps to, at the least
+constexpr int64_t kOutputAlign = 256;  // minimal alignment of PyTorch's allocator
 
 }  // namespace
 
@@ -62,7 +62,7 @@ Pattern::Pattern(const std::string& name, Role role, const json& entry, Names& n
     if (const json* like = fields.find("like")) {
       like_ = names.scope().find_tensor(like->is_string() ? like->get<std::string>() : "");
       if (like_ < 0) refuse_json(fields.at("like"), "a Tensor argument of the op", *like);
-      // Behind the arguments stand the items of lists, which no output may follow.
+      // Items of lists are indexed after the arguments, and cannot be copied by an output.
       const auto& arguments = names.schema().arguments;
       const auto place = static_cast<size_t>(like_);
       if (place >= arguments.size() || arguments[place].type != ArgumentType::kTensor) {
@@ -129,7 +129,7 @@ void Pattern::read_size(const json& size, size_t dim, Names& names) {
     if (group ? names.find_size(bare) >= 0 : names.find_group(bare) >= 0) {
       refuse_json(label, "another name for a size than for a group of dims", size);
     }
-    // The number of the op that has the name may be no size: a float, one that may be missing.
+    // An op's number of that name may not be usable as a size: a float, or an optional.
     if (names.is_argument(bare)) {
       const auto& arguments = names.schema().arguments;
       if (group || place < 0 || arguments[static_cast<size_t>(place)].type != ArgumentType::kInt) {
@@ -166,8 +166,8 @@ void Pattern::read_size(const json& size, size_t dim, Names& names) {
   sizes_.push_back(read);
 }
 
-// ["add", ["number", "n"], 1], ["add", 1, ["number", "n"]] or ["sub", ["number", "n"], 1] of a name
-// that nothing before it has bound.
+// ["add", ["number", "n"], 1], ["add", 1, ["number", "n"]] or ["sub", ["number", "n"], 1] with a
+// name that is not bound yet.
 bool Pattern::bind_shifted(const json& tree, Size& size, Names& names) {
   constexpr int64_t kMostShift = int64_t{1} << 30;
   const bool adds = tree.is_array() && tree.size() == 3 && tree[0] == "add";

@@ -1,8 +1,8 @@
-// Patterns: what a contract says of a tensor (dtype, shape, layout, alignment), matched against an
-// argument, or used to make an output. Matching binds the names of sizes.
+// Patterns: a contract's description of a tensor (dtype, shape, layout, alignment), matched against
+// an argument, or used to allocate an output. Matching binds the names of sizes.
 //
-// Which of several places binds a name is settled when the op is defined, so that a call only
-// stores and compares.
+// Which occurrence of a name binds it is decided when the op is defined, so that a call only stores
+// and compares.
 #pragma once
 
 #include <cstdint>
@@ -18,10 +18,10 @@
 
 namespace torch_cubin {
 
-// The names of a contract, and where a call keeps what they stand for.
+// The names of a contract, and their indices in a call's state.
 class Names {
  public:
-  // `op` is for errors: "op 'mylib::vec_add'". Throws [input] for dtypes that are none.
+  // `op` is for errors: "op 'mylib::vec_add'". Throws [input] for unknown dtypes.
   Names(const Schema& schema, const nlohmann::json* dtypes, std::string op);
 
   struct Variable {
@@ -36,7 +36,7 @@ class Names {
   Scope& scope() { return scope_; }
   std::vector<Variable>& variables() { return variables_; }
 
-  // The place of a number by its name; -1 where there is none.
+  // The index of a number by its name; -1 if there is none.
   int find_size(const std::string& name) const { return scope_.find_number(name); }
   int find_group(const std::string& name) const;
   int add_size(const std::string& name);
@@ -44,9 +44,9 @@ class Names {
   // Whether the schema has an argument of that name.
   bool is_argument(const std::string& name) const;
 
-  // forget() removes the names that were bound since mark(): those of one pattern, whose tensor a
-  // call may omit. A dtype variable that such a tensor binds still counts for the tensors after it,
-  // but no output may have it.
+  // forget() removes the names bound since mark(), those of one pattern whose tensor a call may
+  // omit. A dtype variable bound by such a tensor stays bound for later tensors, but outputs may
+  // not use it.
   struct Mark {
     size_t groups;
     size_t numbers;
@@ -55,16 +55,16 @@ class Names {
   Mark mark() const;
   void forget(const Mark& mark);
 
-  // Of the flag "x?" and of "len(xs)" for an argument; -1 where it has none.
+  // The index of the flag "x?" or of "len(xs)" for an argument; -1 if it has none.
   int extra(size_t argument) const { return extras_[argument]; }
 
-  // An item of a Tensor[] that the definition names: "xs[2]", or ["pointer", "xs", 2].
+  // An item of a Tensor[] in the definition: "xs[2]", or ["pointer", "xs", 2].
   struct Item {
     size_t argument;
     size_t index;
     size_t place;
   };
-  // Gives places to all that `definition` names; to be called once, before anything is read.
+  // Assigns indices to all items in `definition`. Call once, before anything is read.
   void add_items(const nlohmann::json& definition);
   const std::vector<Item>& items() const { return items_; }
 
@@ -83,7 +83,7 @@ class Names {
 
 constexpr int64_t kMaxAlign = 4096;
 
-// The field "align": a power of two up to kMaxAlign; `otherwise` where there is none.
+// The field "align": a power of two up to kMaxAlign; `otherwise` if it is missing.
 int64_t read_align(Fields& fields, int64_t otherwise);
 
 class Pattern {
@@ -91,37 +91,38 @@ class Pattern {
   enum class Layout : uint8_t { kContiguous, kRows, kDense, kStrided };
   enum class Role : uint8_t { kArgument, kOutput, kScratch };
 
-  // Reads an entry of `tensors` or `scratch`, binding what it binds.
+  // Reads an entry of `tensors` or `scratch` and binds its names.
   Pattern(const std::string& name, Role role, const nlohmann::json& entry, Names& names);
 
-  // Reads the expressions in its shape, once all names are known that they may use.
+  // Reads the expressions in its shape, once all names that they may use are bound.
   void read_expressions(const Names& names);
 
   const std::string& name() const { return name_; }
-  // Another tensor's place, whose shape and strides an output has; or -1.
+  // The index of the tensor whose shape and strides an output copies; or -1.
   int like() const { return like_; }
   Layout layout() const { return layout_; }
-  bool zeroed() const { return zeroed_; }  // outputs and scratch
-  // Of an argument that the op changes: whether another may share its memory.
+  bool zeroed() const { return zeroed_; }  // for outputs and scratch
+  // For an argument that the op changes: whether other arguments may share its memory.
   bool may_overlap() const { return may_overlap_; }
   [[noreturn]] void refuse_overlap(const std::string& other) const;
 
-  // Reads a tensor argument, or an item of one (-1: none), into its place: checks dtype, device,
-  // dims and layout, and binds names. Throws [input]. Expressions in the shape wait for
-  // check_expressions(), when all names are bound. Gives whether it has elements, whose address is
-  // then to be checked.
+  // Matches a tensor argument, or an item of one (-1: none), and stores its facts at `place`:
+  // checks dtype, device, dims and layout, and binds names. Throws [input]. Expressions in the
+  // shape are checked by check_expressions(), when all names are bound. Returns whether the tensor
+  // has elements, whose address must then be checked.
   bool match(const TensorView& view, size_t place, int item, CallState& state) const;
   void check_address(const void* address, int item) const;
   bool has_expressions() const { return has_expressions_; }
   void check_expressions(size_t place, int item, const CallState& state) const;
 
   ScalarType dtype(const CallState& state) const;
-  // All that it may have.
+  // All dtypes that it may have.
   std::vector<ScalarType> dtypes() const {
     return variable_ < 0 ? std::vector<ScalarType>{dtype_} : allowed_;
   }
 
-  // The sizes and strides of an output or scratch: `sizes` and `strides` have room for kMaxDims.
+  // The sizes and strides of an output or scratch. `sizes` and `strides` have capacity for
+  // kMaxDims.
   int64_t shape(const CallState& state, int64_t* sizes, int64_t* strides) const;
 
  private:
@@ -136,8 +137,8 @@ class Pattern {
       kSameGroup
     };
     Kind kind;
-    int32_t index = 0;  // of the number, group or expression
-    int64_t value = 0;  // of a constant; what is added to a name
+    int32_t index = 0;  // index of the number, group or expression
+    int64_t value = 0;  // the constant, or the offset added to a name
   };
 
   void read_dtype(const std::string& text, Names& names);
@@ -163,7 +164,7 @@ class Pattern {
   bool any_shape_ = false;
   bool has_expressions_ = false;
   std::vector<Size> sizes_;
-  int group_at_ = -1;                                      // of the "*s" in sizes_
+  int group_at_ = -1;                                      // index of the "*s" in sizes_
   std::vector<std::pair<size_t, nlohmann::json>> unread_;  // by dim, until read_expressions()
   std::vector<Expression> expressions_;
   std::vector<std::string> shape_text_;

@@ -102,7 +102,8 @@ class Parser {
     }
     argument.type = known->type;
     if (argument.is_mutated() && argument.type != ArgumentType::kTensor) {
-      refuse(start, "writes to what is no single tensor", "Tensor(a!)", argument.type_text);
+      refuse(start, "writes to an argument that is no single tensor", "Tensor(a!)",
+             argument.type_text);
     }
     argument.name = name("the argument's name");
     if (take("=")) argument.default_text = default_value(argument);

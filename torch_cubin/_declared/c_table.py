@@ -43,7 +43,7 @@ def _without_directives(text: str, label: str) -> str:
     text does not decide are left between `#if` and `#endif`."""
     text = _STRINGS_AND_COMMENTS.sub(lambda m: " " if m[0][0] == "/" else m[0], text)
     out: list[str] = []
-    # Of each open #if: whether what is around it is read, whether a branch was taken, whether
+    # Of each open #if: whether the text around it is read, whether a branch was taken, whether
     # this one is, whether a `#if` was left in the text.
     frames: list[list[bool]] = []
     reads = True
@@ -264,7 +264,7 @@ class CTables:
 
         def refuse() -> errors.Error:
             return self.refuse(
-                f"has a struct '{struct}' with what is no plain field", "TYPE NAME [= VALUE];",
+                f"has a struct '{struct}' with a member that is no plain field", "TYPE NAME [= VALUE];",
                 " ".join(words),
             )  # fmt: skip
 

@@ -108,7 +108,7 @@ def define_op(
     }
     if (kernel is None) == (kernels is None):
         got = "neither" if kernel is None else "both"
-        raise errors.fault("input", op, "names its kernels in two ways or none",
+        raise errors.fault("input", op, "names its kernels twice or not at all",
                            expected="kernel= or kernels=", got=got)  # fmt: skip
     listed = [KernelChoice(kernel)] if kernels is None else [_choice(op, c) for c in kernels]
     return define(
