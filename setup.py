@@ -130,7 +130,7 @@ def write_params_digests(kernels) -> None:
 def write_units(kernels, files: list[Path]) -> list[str]:
     """Writes a unity source for each folder of csrc, which includes the folder's .cpp files.
 
-    The headers of torch and of JSON take the compiler seconds in each file: this way the library
+    The headers of torch and of JSON take the compiler seconds in each file: with units the library
     needs 75 s of processor time instead of 250. Names in anonymous namespaces must therefore be
     unique in a folder and differ from its headers' names.
     """

@@ -1,7 +1,7 @@
 """The products of models, forward and both gradients, beside torch's: in context and back to back.
 
 In context each product reads what a layer norm has just written, as it does in a model: short
-products then run at full clocks, and their operands lie in the cache. What is compared is the time
+products then run at full clocks, and their operands lie in the cache. The ratio compares the time
 of the norms and products less that of the norms alone. Back to back, long products run at the power
 limit.
 """

@@ -39,7 +39,7 @@ every round; the median round counts. Inputs are random normal numbers that do n
 together; clocks have settled before a block is measured, so that long calls run at the card's power
 limit. Outputs are checked. Above 1 is faster. A mean is a geometric mean over a group's lines;
 "worst" is one line. From run to run and card to card a line moves by up to 5%, a group by 1%.
-What was tried on the way, kept or not: [benchmarks/NOTES.md]({notes}).
+All experiments, kept or not: [benchmarks/NOTES.md]({notes}).
 """
 
 

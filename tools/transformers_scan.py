@@ -5,8 +5,8 @@
 Every model type that transformers knows is built from its config, made small, with random weights
 of one seed, and called once with each implementation on the CPU. The outputs must be equal and,
 where a model is causal under "eager", it must be causal under "cubin": another last token moves
-no earlier output. "as sdpa": transformers' own "sdpa" differs from "eager" in the same way. A type
-that cannot be built or called this way is listed with its reason.
+no earlier output. "as sdpa": transformers' own "sdpa" differs from "eager" likewise. A type
+that cannot be built or called so is listed with its reason.
 
 Each type runs in a fork of its own, two at a time: a model that exhausts memory or time ends alone.
 """
@@ -70,7 +70,7 @@ _TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_tok
 
 
 def small_config(cls: type, names: set[str], depth: int = 0) -> Any:
-    """A config of the class, its sub-configs too, with what is among `names` made small."""
+    """A config of the class, its sub-configs too, with the fields `names` made small."""
     default = cls()
     given: dict[str, Any] = {}
     for name, value in vars(default).items():

@@ -237,7 +237,7 @@ def load_inline(
             missing = re.search(r"torch_cubin_embedded_(\w+)", str(error))
             if missing:
                 raise errors.fault(
-                    "input", f"the source of '{namespace}'", "embeds what is not given",
+                    "input", f"the source of '{namespace}'", "embeds an image that is not given",
                     expected=f"embed={{'{missing[1]}': ...}}", got=", ".join(images) or "no embed=",
                 ) from error  # fmt: skip
             # If another process has evicted it meanwhile, it is built again.

@@ -209,12 +209,12 @@ def main() -> None:
                 times[i].append(milliseconds(graphs[i], count) / count / repeats * 1e3)
         flops = 2 * m * n * k
         base = statistics.median(times[0])
-        row = {"shape": shape, "layout": layout, "cublas_us": base, "ways": {}}
+        row = {"shape": shape, "layout": layout, "cublas_us": base, "configs": {}}
         parts = [f"{m},{n},{k} {layout}: cublas {base:.1f} us {flops / base / 1e6:.0f} TF"]
         for label, own_times in list(zip(labels, times, strict=True))[1:]:
             ratios = [c / o for c, o in zip(times[0], own_times, strict=True)]
             us = statistics.median(own_times)
-            row["ways"][label] = {
+            row["configs"][label] = {
                 "us": us, "tflops": flops / us / 1e6, "ratio": statistics.median(ratios),
                 "low": min(ratios), "high": max(ratios),
             }  # fmt: skip

@@ -103,8 +103,8 @@ Buffer unpack(const Entry& entry, const std::string& origin) {
     case Compression::kUnknown:
       break;
   }
-  fail({"image", origin, "is packed in a way that this version does not know", "raw, LZ4 or zstd",
-        "", "Take it out with `cuobjdump -xelf all FILE`."});
+  fail({"image", origin, "is packed by a method that this version does not know",
+        "raw, LZ4 or zstd", "", "Take it out with `cuobjdump -xelf all FILE`."});
 }
 
 // Device code compresses to about a tenth; only __device__ arrays of zeros compress to much less.

@@ -86,7 +86,7 @@ class Frame {
                       const FseTable& previous);
   size_t distance_of(uint64_t value, bool no_literals);
   // Throws unless the block may produce `length` more bytes.
-  void check_room(size_t length) const {
+  void check_capacity(size_t length) const {
     if (length > block_end_ - out_.size()) bad_zstd("they hold more than their size");
   }
   uint64_t take(size_t bytes);
@@ -139,14 +139,14 @@ bool Frame::read_block() {
   block_end_ = out_.size() + std::min(kMaxBlock, size_ - out_.size());
   switch (header >> 1 & 3) {
     case 0: {
-      check_room(length);
+      check_capacity(length);
       if (!in_.contains(at_, length)) bad_zstd("they end early");
       out_.insert(out_.end(), in_.data() + at_, in_.data() + at_ + length);
       at_ += length;
       break;
     }
     case 1: {
-      check_room(length);
+      check_capacity(length);
       out_.insert(out_.end(), length, static_cast<uint8_t>(take(1)));
       break;
     }
@@ -176,7 +176,7 @@ Buffer Frame::read_literals(const Bytes& block, size_t& at) {
   if (type < 2) {  // raw, or one byte repeated
     const size_t header = (format & 1) == 0 ? 1 : format == 1 ? 2 : 3;
     const size_t size = number(block, 0, header) >> (header == 1 ? 3 : 4);
-    check_room(size);
+    check_capacity(size);
     const size_t stored = type == 0 ? size : 1;
     if (!block.contains(header, stored)) bad_zstd("literals end early");
     const uint8_t* start = block.data() + header;
@@ -189,7 +189,7 @@ Buffer Frame::read_literals(const Bytes& block, size_t& at) {
   const uint64_t word = number(block, 0, header) >> 4, mask = (uint64_t{1} << bits) - 1;
   const auto size = static_cast<size_t>(word & mask);
   const auto stored = static_cast<size_t>(word >> bits & mask);
-  check_room(size);
+  check_capacity(size);
   if (!block.contains(header, stored)) bad_zstd("literals end early");
   const Bytes data(block.data() + header, stored);
   at = header + stored;
@@ -270,20 +270,20 @@ void Frame::read_sequences(const Bytes& block, size_t at, const Buffer& literals
       }
       if (before > literals.size() - used)
         bad_zstd("a sequence wants more literals than there are");
-      check_room(before);
+      check_capacity(before);
       const auto from = literals.begin() + static_cast<std::ptrdiff_t>(used);
       out_.insert(out_.end(), from, from + static_cast<std::ptrdiff_t>(before));
       used += before;
       const size_t distance = distance_of(value, before == 0);
       if (distance == 0 || distance > out_.size()) bad_zstd("they copy from before their start");
-      check_room(length);
+      check_capacity(length);
       copy_match(out_, distance, length);
     }
     if (bits.left() != 0) bad_zstd("the sequences have a wrong length");
   } else if (at != block.size()) {
     bad_zstd("a block has bytes behind its end");
   }
-  check_room(literals.size() - used);
+  check_capacity(literals.size() - used);
   out_.insert(out_.end(), literals.begin() + static_cast<std::ptrdiff_t>(used), literals.end());
 }
 

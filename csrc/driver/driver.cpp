@@ -24,8 +24,8 @@ std::mutex g_driver_mutex;      // guards the making of g_driver
 std::atomic<int> g_opening{0};  // threads that are making it
 std::atomic<bool> g_forked{false};
 
-// Clears the table in the child, so that its next call reaches driver(), which throws [fork]. This
-// way launches need no check of their own.
+// Clears the table in the child, so that its next call reaches driver(), which throws [fork].
+// Launches therefore need no check of their own.
 void note_fork_in_child() {
   if (g_driver.exchange(nullptr) != nullptr || g_opening.load() != 0) g_forked.store(true);
 }

@@ -33,7 +33,7 @@ std::vector<Key> keys_of(const std::vector<std::string>& texts, const std::strin
   for (const std::string& text : texts) {
     keys.push_back(bytes_of_digits(text, kKeyBytes));
     if (keys.back().empty()) {
-      fail({"input", whose, "has what is no public key", "64 hex digits",
+      fail({"input", whose, "has an entry that is no public key", "64 hex digits",
             "'" + printable(text) + "'", ""});
     }
   }

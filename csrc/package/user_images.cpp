@@ -77,7 +77,7 @@ class Opener {
     fail({"image", origin, "holds relocatable device code (nvcc -dc or -rdc=true)", "a cubin",
           imports_.empty() ? "code that is not linked" : "PTX that imports " + imports_,
           "Link it: `nvcc -dlink -cubin -arch=sm_XY FILES -o linked.cubin` with the file that "
-          "defines what is missing, or compile without -dc."});
+          "defines the missing symbols, or compile without -dc."});
   }
 
   // Adds the images of embedded packages: those that the manifests list, after the signature check.
@@ -116,7 +116,7 @@ class Opener {
         if (!damage) damage = error;
       }
     }
-    // NOLINTNEXTLINE(bugprone-exception-copy-constructor-throws): out of memory ends either way
+    // NOLINTNEXTLINE(bugprone-exception-copy-constructor-throws): running out of memory ends the process anyway
     if (images_.empty() && damage) throw *damage;
   }
 

@@ -10,7 +10,7 @@ namespace torch_cubin {
 namespace {
 
 // torch::autograd::ForwardADLevel::try_get_by_idx, whose result is only compared with null. Any
-// std::shared_ptr is returned the same way, so the pointee's type need not be known.
+// std::shared_ptr is returned alike, so the pointee's type need not be known.
 using TryGetLevel = std::shared_ptr<void> (*)(uint64_t index);
 
 // c10::TensorImpl::requires_grad() const. A handle is the address of an at::Tensor, which holds one
@@ -42,7 +42,7 @@ void bump_version(AtenTensorHandle tensor) {
   static const auto bump =
       find_function<BumpVersion>("_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE");
   if (bump == nullptr) {
-    fail({"internal", "PyTorch", "has no way to count a tensor's versions",
+    fail({"internal", "PyTorch", "has no function that counts a tensor's versions",
           "torch::autograd::impl::bump_version in libtorch_cpu.so", "none",
           "Use a version of PyTorch that torch_cubin was tested with."});
   }

@@ -86,7 +86,7 @@ Module::Module(std::vector<SourceImage> images, std::string origin, Lifetime lif
 // Different kernels may share a name: Inductor restarts its numbering for each model, and tile
 // configurations compiled from one file have the same names. Within one source C++'s one-definition
 // rule holds, except for `static` kernels. A conflict is reported only when the kernel is
-// requested, since it may be one that nobody uses.
+// requested, since it may never be used.
 void Module::find_different_sources() {
   // Caches comparisons: two libraries may share thousands of kernels, all in one image of each.
   std::map<std::pair<const SourceImage*, const SourceImage*>, bool> same;

@@ -269,7 +269,7 @@ CUresult cuMemAlloc(CUdeviceptr* address, size_t bytes) {
 CUresult cuMemFree(CUdeviceptr address) {
   std::lock_guard<std::mutex> lock(mutex);
   if (state.memory.erase(reinterpret_cast<void*>(address)) == 0) {
-    violation("freeing what is not allocated");
+    violation("freeing memory that is not allocated");
     return CUDA_ERROR_INVALID_VALUE;
   }
   std::free(reinterpret_cast<void*>(address));
@@ -336,7 +336,7 @@ CUresult cuLibraryUnload(CUlibrary handle) {
   std::lock_guard<std::mutex> lock(mutex);
   auto* library = reinterpret_cast<Library*>(handle);
   if (state.libraries.count(library) == 0 || !library->alive) {
-    violation("unloading what is not loaded");
+    violation("unloading a library that is not loaded");
     return CUDA_ERROR_INVALID_HANDLE;
   }
   library->alive = false;

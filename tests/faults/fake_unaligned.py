@@ -151,8 +151,8 @@ def test_splits_beyond_the_devices_cluster_capacity_are_not_launched(
                 last.append(driver.launches()[-1])
         return [driver.launches(), *last]
 
-    launches, with_room, without = forked(run)
-    assert params_of(with_room).splits == largest
-    assert with_room["attributes"].get("4", [1, 1, 1]) == [largest, 1, 1]
+    launches, with_capacity, without = forked(run)
+    assert params_of(with_capacity).splits == largest
+    assert with_capacity["attributes"].get("4", [1, 1, 1]) == [largest, 1, 1]
     assert without["attributes"].get("4", [1, 1, 1])[0] <= largest
     assert all(x["attributes"].get("4", [1])[0] <= largest for x in launches)

@@ -395,8 +395,8 @@ def test_diffusers_by_its_native_backend(device):
 
 
 def test_a_model_with_layers_of_both_kinds_is_causal(device):
-    """BigBird-Pegasus: its encoder computes attention itself, its decoder asks, and is not told
-    that it is causal."""
+    """BigBird-Pegasus: its encoder computes attention itself, its decoder calls the
+    attention function, whose arguments do not say that it is causal."""
     config = transformers.BigBirdPegasusConfig(
         vocab_size=64, d_model=32, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=48,
         encoder_layers=2, encoder_attention_heads=4, encoder_ffn_dim=48,

@@ -41,7 +41,7 @@ def functional(function: Any, a: torch.Tensor) -> None:
     make_fx(torch.func.functionalize(function))(a)
 
 
-WAYS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
+LAUNCHERS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "make_fx": lambda f, a: make_fx(f)(a),
     "make_fx, pre-dispatch": lambda f, a: make_fx(f, pre_dispatch=True)(a),
     "make_fx, fake": lambda f, a: make_fx(f, tracing_mode="fake")(a),
@@ -53,10 +53,10 @@ WAYS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_recorded_launches_are_refused(way: str, launch: Any) -> None:
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_recorded_launches_are_refused(launcher: str, launch: Any) -> None:
     with pytest.raises(errors.InputError, match="would pass by .*define_op"):
-        WAYS[way](launch, x)
+        LAUNCHERS[launcher](launch, x)
 
 
 def test_other_modes_and_plain_calls_are_not(launch: Any) -> None:

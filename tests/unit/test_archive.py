@@ -344,7 +344,7 @@ DIRECTORY = b"PK\x01\x02"
         (DIRECTORY, 24, struct.pack("<I", 0xFFFFFFF0), "would unpack to more"),
         (DIRECTORY, 24, struct.pack("<I", len(CUBIN) + 9), "is damaged"),
         (DIRECTORY, 24, struct.pack("<I", 8), "."),  # cut short: no cubin
-        (DIRECTORY, 8, struct.pack("<H", 1), "packed in a way that is not read.*encrypted"),
+        (DIRECTORY, 8, struct.pack("<H", 1), "packed by a method that is not read.*encrypted"),
         (DIRECTORY, 10, struct.pack("<H", 12), "not read: .*got method 12"),
         (DIRECTORY, 16, b"\1\2\3\4", "is damaged"),
         (b"PK\x03\x04", 26, struct.pack("<H", 60000), "is damaged"),

@@ -144,7 +144,7 @@ def test_damaged_fatbins_are_refused(case: str, tmp_path: Path) -> None:
 
 
 DAMAGED_ENTRIES = {
-    "unknown compression": (entry(compressed=100, flags=0x11, size=500), "packed in a way"),
+    "unknown compression": (entry(compressed=100, flags=0x11, size=500), "packed by a method"),
     "lz4 of noise": (entry(compressed=100, flags=0x2011, size=500), "LZ4"),
     "zstd of noise": (entry(compressed=100, flags=0x8011, size=500), "zstd"),
     "size too small": (entry(b"\x40abcd", compressed=5, flags=0x2011, size=3), "more than"),

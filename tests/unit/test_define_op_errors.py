@@ -61,7 +61,7 @@ WRONG = {
     "not a dict": ({"tensors": ["float32[n]"]}, "a dict of patterns"),
     "an argument without a pattern": (tensors(y=None), "lacks an entry: expected 'y'"),
     "an output without a pattern": (tensors(out=None), "lacks an entry: expected 'out'"),
-    "a pattern of nothing": (tensors(z="float32[*s]"), "what is no tensor of the op"),
+    "a pattern of nothing": (tensors(z="float32[*s]"), "that is no tensor of the op"),
     "no pattern": (tensors(x=torch.float32), "is no pattern"),
     "an unknown dtype": (tensors(x="float33[*s]"), "dtype is unknown"),
     "a misspelt dtype": (tensors(x="flaot32[*s]"), "is unknown: expected 'float32', "),

@@ -140,7 +140,7 @@ def test_the_environment_requires_signatures_of_every_package(tmp_path: Path, ke
     assert "not signed" in named.stderr
     assert "TORCH_CUBIN_PACKAGES" in named.stderr
     wrong = load_elsewhere(python, signed, TORCH_CUBIN_TRUSTED="12")
-    assert "TORCH_CUBIN_TRUSTED has what is no public key" in wrong.stderr
+    assert "TORCH_CUBIN_TRUSTED has an entry that is no public key" in wrong.stderr
     # The library's own kernels are not a package from elsewhere.
     own = "print(torch.ops.cubin.matmul(torch.ones(1, 1), torch.ones(1, 1)))"
     assert "tensor" in load_elsewhere(python, signed, None, own, TORCH_CUBIN_TRUSTED=both).stdout
@@ -195,7 +195,7 @@ def test_invalid_keys_are_refused(tmp_path: Path, key) -> None:
     (tmp_path / "text.pem").write_text("no key")
     other = ec.generate_private_key(ec.SECP256R1())
     for wrong in (b"bytes", 3, other, key.public_key(), tmp_path / "text.pem"):
-        with pytest.raises(errors.InputError, match="is given what is no key"):
+        with pytest.raises(errors.InputError, match="is given an object that is no key"):
             torch_cubin.save_package(path, [op], key=wrong)
     with pytest.raises(errors.FileError, match=r"none.pem"):
         torch_cubin.save_package(path, [op], key=tmp_path / "none.pem")
@@ -210,7 +210,7 @@ def test_invalid_keys_are_refused(tmp_path: Path, key) -> None:
         [other.public_key()],
         [tmp_path / "text.pem"],
     ):
-        with pytest.raises(errors.InputError, match="is given what is no key"):
+        with pytest.raises(errors.InputError, match="is given an object that is no key"):
             torch_cubin.load_package(path, trusted=wrong)
 
 

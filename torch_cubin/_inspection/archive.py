@@ -169,7 +169,7 @@ class _Archive:
             )
         if info.flag_bits & 1 or info.compress_type not in _KINDS:
             raise _damaged(
-                label, "is packed in a way that is not read", expected="stored, or deflate",
+                label, "is packed by a method that is not read", expected="stored, or deflate",
                 got="encrypted" if info.flag_bits & 1 else f"method {info.compress_type}",
             )  # fmt: skip
         if info.file_size > min(self.left, most):

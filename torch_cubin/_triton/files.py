@@ -195,7 +195,7 @@ def _read_cached(path: Path) -> TritonKernel:
         raise errors.fault(
             "file", f"file '{ir}'", "is missing",
             expected="the IR beside the cubin, which tells the parameters' types",
-            advice="TRITON_STORE_BINARY_ONLY leaves it out: give the live kernel instead.",
+            advice="TRITON_STORE_BINARY_ONLY omits it: give the live kernel instead.",
         )  # fmt: skip
     lowered = path.with_suffix(".ttgir")
     if lowered.is_file():

@@ -43,7 +43,7 @@ bool run_fused(const AttentionCall& call, const Tensor& query, const Tensor& key
   operands.problem.merge();
 
   problem.batch = operands.problem.batch();
-  // How the keys are shared out may depend on one sequence's lengths, and not on how many there are.
+  // The split of the keys may depend on one sequence's lengths, and not on the number of sequences.
   AttentionCase planned = problem;
   planned.batch_invariant = batch_invariant();
   if (planned.batch_invariant) planned.batch = 1;

@@ -68,7 +68,7 @@ void launch_combine(const AttentionRow& combine, const AttentionParams& params, 
 const AttentionRow* decode_row(const AttentionRows& rows, int64_t head_dim, int64_t blocks,
                                const Device& device);
 
-// How a decode's blocks share out the columns: into how many parts, the shared memory that puts
+// How a decode's columns are split among blocks: into how many parts, the shared memory that puts
 // equally many blocks on each multiprocessor, and the tiles that a block prefetches (DecodeParams).
 struct DecodeSplit {
   int64_t parts = 1;

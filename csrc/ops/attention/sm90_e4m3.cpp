@@ -144,7 +144,7 @@ class Sm90E4m3Forward : public AttentionForwardKernels {
     const int64_t kv_heads = all.heads / all.group, batch = rows.packed ? 1 : all.batch;
     const int64_t granule = rows.packed ? row.columns : kValuesGroup;
     const int64_t keys = (ceil_div(rows.k, granule) + (rows.packed ? rows.sequences : 0)) * granule;
-    check_blocks(keys, kMostKeys, "keys with room between sequences");
+    check_blocks(keys, kMostKeys, "keys with padding between sequences");
     const int64_t columns = all.head_dim_v, words = columns / 4;
     const int64_t bytes = batch * kv_heads * columns * keys;  // a multiple of 16
     Workspace memory(device_, bytes + static_cast<int64_t>(sizeof(int)));

@@ -46,7 +46,7 @@ Tensor contiguous_copy(const Tensor& tensor, const Sizes& sizes) {
 }
 
 // Fills the rows of `out` with multiply(row of `a`, [1, k]), one by one: the libraries that ATen calls
-// choose their ways by the number of rows and by where they lie, so each row lies in fresh memory.
+// choose their algorithm by the number of rows and their address, so each row is in fresh memory.
 template <class Multiply>
 void multiply_rows(Tensor a, Tensor& out, Multiply&& multiply) {
   for (int64_t i = 0; i < a.size(0); ++i) {

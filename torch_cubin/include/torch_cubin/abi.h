@@ -116,7 +116,7 @@ TORCH_CUBIN_V1 torch_cubin_v1_error* torch_cubin_v1_module_preload(torch_cubin_v
 
 /* Waits for submitted work, then unloads everything from the driver, and *unloaded is 1. If a CUDA
  * graph has captured a kernel, or `keep` is not 0, everything stays loaded, and *unloaded is 0.
- * Either way the module is closed: calls of its kernels are errors [closed]. */
+ * In both cases the module is closed: calls of its kernels are errors [closed]. */
 TORCH_CUBIN_V1 torch_cubin_v1_error* torch_cubin_v1_module_unload(torch_cubin_v1_module* module,
                                                                   int32_t keep, int32_t* unloaded);
 

@@ -867,7 +867,7 @@ class Module {
     if (found != nullptr) return try_embedded(*found, flags);
     return make_error("image", "the name '" + std::string(name) + "'",
                       "is embedded nowhere in this program or library", Embedded::names(), "",
-                      "TORCH_CUBIN_EMBED declares what is.");
+                      "TORCH_CUBIN_EMBED declares embedded images.");
   }
 
   Result<Kernel> try_kernel(std::string_view name) const {
@@ -890,7 +890,7 @@ class Module {
   }
   // Waits for submitted work, unloads everything from the driver, and returns true. Returns false,
   // with everything still loaded, if a CUDA graph captured one of its kernels or `keep` is set.
-  // Either way later calls are errors [closed].
+  // In both cases later calls are errors [closed].
   Result<bool> try_unload(bool keep = false) const {
     int32_t unloaded = 0;
     torch_cubin_v1_error* error = torch_cubin_v1_module_unload(handle_.get(), keep, &unloaded);
