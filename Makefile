@@ -19,7 +19,7 @@ HOST_SOURCES := $(shell find csrc -path csrc/kernels -prune -o \
 FORMATTED := $(shell find csrc tests examples/cpp torch_cubin/include -name "*.cubin.cpp" -prune -o \( -name '*.c' -o -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) -print)
 SCRIPTS := .ci/run $(wildcard tools/*.sh)
 
-# PyTorch is installed without byte code (tools/environment.py). Where Python is told to write none,
+# PyTorch is installed without byte code (tools/environment.py). Where Python is set to write none,
 # each of the hundreds of Pythons that the tests start would compile what it imports of it anew (3 s
 # of torch._dynamo's 6): here they keep it, outside the sources.
 ifdef PYTHONDONTWRITEBYTECODE
@@ -35,7 +35,7 @@ help:
 	@echo 'make test    build, then every test; those for a GPU are skipped and counted without one'
 	@echo 'make gpu-test  the tests that need a GPU, side by side, and their record'
 	@echo 'make thread-test  first uses by 32 threads under ThreadSanitizer'
-	@echo 'make fault-cases  the table of 45 fault cases: what is defined, and which tests show it'
+	@echo 'make fault-cases  the table of 45 fault cases: the definitions, and which tests show them'
 	@echo 'make triton-test  the tests of Triton kernels with every version of Triton from 3.3 on (every night)'
 	@echo 'make transformers-scan  every model type of transformers under "cubin" against "eager", and its list'
 	@echo 'make lint    format, lint, and an audit of what the built library needs'
@@ -105,6 +105,7 @@ lint: $(LIBRARY)
 	@$(PY) -m mypy
 	@$(PY) -c 'from clang_format import clang_format; clang_format()' --dry-run -Werror $(FORMATTED)
 	@$(PY) tools/links.py
+	@$(PY) tools/words.py --check
 	@$(PY) tools/tidy.py --changed
 	@for script in $(SCRIPTS); do bash -n "$$script"; done
 	@$(PY) tools/abi_audit.py $(LIBRARY)

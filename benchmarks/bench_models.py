@@ -6,8 +6,8 @@
 
 All contenders are CUDA graphs in one process, interleaved in a random order each round, and settle
 before they are measured. A ratio above 1 means that torch_cubin is faster. `--sweep` times every
-config that the planner could take for each product, so that a loss can be attributed to the choice or to
-the kernel; its lines are those of `python -m torch_cubin tune --sweep`.
+config that the planner could take for each product, so that a loss can be attributed to
+the choice or to the kernel; its lines are those of `python -m torch_cubin tune --sweep`.
 """
 
 from __future__ import annotations

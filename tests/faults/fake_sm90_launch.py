@@ -345,7 +345,7 @@ def test_a_transposed_product_swaps_broadcasts_and_clusters_too(driver, sm90) ->
     assert (params.m, params.n, params.tiles_m, params.tiles_n) == (n, m, 5, 2)
     assert list(params.batch) == [2, 3, 1]
     a, b = (read_map(x) for x in (params.a, params.b))
-    assert (a["dims"], a["box"][:2]) == ([n, k, 2, 3, 1], [32, 4])  # 32 of K, shared out to 8
+    assert (a["dims"], a["box"][:2]) == ([n, k, 2, 3, 1], [32, 4])  # 32 of K, split over 8
     assert (b["dims"], b["box"][:2]) == ([k, m, 2, 3, 1], [32, 128])
     assert a["strides"][1:3] == [n * k * 4, 0]
     assert b["strides"][1:3] == [0, m * k * 4]

@@ -61,7 +61,7 @@ class Reference:
         }
 
 
-# At a time, where batches and heads can be shared out: many processes share a GPU's memory.
+# At a time, if batches and heads can be split: many processes share a GPU's memory.
 MOST_SCORES = 1 << 23
 
 

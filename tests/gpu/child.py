@@ -399,7 +399,7 @@ def _bare(value: torch.Tensor, layout) -> torch.Tensor:
 
 def tile(kind: str, name: str) -> dict:
     """Every kernel of one kind and tile, by products of small integers: all tails, a bias, batches
-    and broadcasts, an output of ragged rows, K split and shared out; and the same bits again and
+    and broadcasts, an output of ragged rows, K split and streamed; and the same bits again and
     again while another stream keeps the GPU busy."""
     import torch_cubin  # noqa: F401
     from torch_cubin._native import library

@@ -19,7 +19,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 RECORD = "tests/gpu/last_run.json"
-# What is built, and what a run on a GPU imports, runs or reads; setup.py has the compiler options.
+# Sources of the build, and all that a run on a GPU imports, runs or reads; setup.py has the
+# compiler options.
 FOLDERS = ("csrc", "torch_cubin", "tests", "examples")
 FILES = ("setup.py", "docs/your_own_kernel.md")  # the tutorial, whose steps a test runs
 # No run on a GPU reads these: they test on the CPU or on the stand-in driver; or they are for

@@ -11,7 +11,7 @@ from gpu import attention_child
 
 from torch_cubin._native import library
 
-# What a row of scores is shared out to: keys of each.
+# The lanes that split a row of scores: keys of each.
 KEYS = {"8": 300, "1": 5000}  # by the kernel's last number, rows a block
 OPTIONS = ({}, {"is_causal": True}, {"dropout_p": 0.3})
 

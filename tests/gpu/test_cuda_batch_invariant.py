@@ -70,7 +70,7 @@ def test_rows_have_the_bits_that_they_have_among_others(
             rows = a[:65]
             own, reference = torch.matmul(rows, b), numerics.reference_matmul(rows, b)
             own = cases.peer(mode, own, reference, torch.matmul, rows, b)
-            # Sums of float64 are not split, and those of one column are not shared out over lanes:
+            # Sums of float64 are not split, and those of one column are not split over lanes:
             # up to three times PyTorch's error.
             if mode != "float64" and n > 1:
                 numerics.check_close(full[:65], own, reference, f"{mode} {layout} {n}x{k}")

@@ -59,7 +59,7 @@ hopper = pytest.mark.skipif(
     torch.cuda.is_available() and torch.cuda.get_device_capability()[0] != 9,
     reason="sm90 kernels run on Hopper alone",
 )
-# How blocks share out K: over clusters, joined through memory; over a cluster's two blocks; over
+# How blocks split K: over clusters, joined through memory; over a cluster's two blocks; over
 # blocks whose sums a second kernel adds. And operands that four blocks share.
 RACY = {
     " streamed": (3080, 4616, 264),

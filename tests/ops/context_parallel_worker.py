@@ -1,6 +1,6 @@
 """One rank of PyTorch's context parallelism: `context_parallel_worker.py DEVICE RANK RANKS FOLDER`.
 
-Attention over sequences whose rows are shared out among the ranks, forward and backward, as a ring
+Attention over sequences whose rows are split over the ranks, forward and backward, as a ring
 of calls of PyTorch's flash attention, behind which the implementation "cubin" stands. Each call's
 logsumexp decides how the parts are added. Prints one JSON object.
 """

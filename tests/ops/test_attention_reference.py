@@ -54,7 +54,7 @@ def test_takes_at_most_three_times_what_the_math_backend_takes(dtype, gradients,
 
 
 def test_rows_of_any_number_of_threads_are_the_same():
-    """Rows are shared out among threads, and dropout's numbers belong to places, not to threads."""
+    """Rows are split over threads, and dropout's numbers belong to places, not to threads."""
     qkv = [torch.randn(2, 3, 150, 16, requires_grad=True) for _ in range(3)]
     seed, grad = torch.tensor([2**40 + 3]), torch.randn(2, 3, 150, 16)
     threads, results = torch.get_num_threads(), []

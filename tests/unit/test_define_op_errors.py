@@ -99,7 +99,10 @@ WRONG = {
     ),
     "a variable that is a dtype": ({"dtypes": {"float16": ["float32"]}}, "no dtype's"),
     "a variable over no dtypes": ({"dtypes": {"T": []}}, "a list of dtypes"),
-    "a variable over what is no dtype": ({"dtypes": {"T": ["half"]}}, "names of torch's dtypes"),
+    "a variable over a name that is no dtype": (
+        {"dtypes": {"T": ["half"]}},
+        "names of torch's dtypes",
+    ),
     "scratch of any shape": ({"scratch": {"p": "float32"}}, "has no sizes"),
     "scratch named as an argument": ({"scratch": {"x": "float32[4]"}}, "that nothing else has"),
     "scratch of an unknown dtype": ({"scratch": {"p": "U[4]"}}, "dtype is unknown"),

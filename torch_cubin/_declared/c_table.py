@@ -264,7 +264,8 @@ class CTables:
 
         def refuse() -> errors.Error:
             return self.refuse(
-                f"has a struct '{struct}' with a member that is no plain field", "TYPE NAME [= VALUE];",
+                f"has a struct '{struct}' with a member that is no plain field",
+                "TYPE NAME [= VALUE];",
                 " ".join(words),
             )  # fmt: skip
 

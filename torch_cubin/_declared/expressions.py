@@ -221,11 +221,15 @@ class TracedTensor:
 
     def _check_view(self, what: str, dim: Any, *places: Any) -> None:
         if type(dim) is not int or dim < 0:
-            untraceable(f"asks for {what}() of a value that is no dim", "Count dims from the front: 0, 1.")
+            untraceable(
+                f"asks for {what}() of a value that is no dim", "Count dims from the front: 0, 1."
+            )
         for place in places:
             found = place.type if isinstance(place, Traced) else type(place)
             if found is not int or (type(place) is int and place < 0):
-                untraceable(f"asks for {what}() at a value that is no index", "Write ints, 0 or more.")
+                untraceable(
+                    f"asks for {what}() at a value that is no index", "Write ints, 0 or more."
+                )
 
     def _no_arithmetic(self, *_: object) -> NoReturn:
         untraceable(
@@ -273,7 +277,9 @@ class TracedView(TracedTensor):
 
     def _of_base(self, i: int) -> int:
         if type(i) is not int or i < 0:
-            untraceable("asks a part of a tensor for a value that is no dim", "Count dims from the front.")
+            untraceable(
+                "asks a part of a tensor for a value that is no dim", "Count dims from the front."
+            )
         return i + 1 if self._length is None and i >= self._dim else i
 
     @property
@@ -316,7 +322,8 @@ class TracedList:
     def __getitem__(self, i: int) -> TracedTensor:
         if not isinstance(i, int) or isinstance(i, bool) or i < 0:
             untraceable(
-                f"asks the list '{self._name}' for a value that is no index", f"Write {self._name}[0]."
+                f"asks the list '{self._name}' for a value that is no index",
+                f"Write {self._name}[0].",
             )
         return TracedTensor(f"{self._name}[{i}]")
 
@@ -412,7 +419,8 @@ def _node(operation: str, *operands: Any) -> Traced:
     if operation in _CONDITIONS:
         if {*types} != {bool}:
             untraceable(
-                f"joins a value that is no condition ({operation})", "Compare first: (n > 0) & (m > 0)."
+                f"joins a value that is no condition ({operation})",
+                "Compare first: (n > 0) & (m > 0).",
             )
     elif operation == "select":
         if len(types) == 3 or (bool in types and {*types} != {bool}):

@@ -48,7 +48,9 @@ def save_package(
     """
     path = Path(_path("save_package", folder))
     if not isinstance(ops, (Op, str, Iterable)):
-        raise _refuse(path, "would hold an object that is no declared op", "an Op or its name", repr(ops))
+        raise _refuse(
+            path, "would hold an object that is no declared op", "an Op or its name", repr(ops)
+        )
     listed = [ops] if isinstance(ops, (Op, str, Module)) else list(ops)
     if not listed:
         raise _refuse(path, "would have no op", "ops=[...]")
@@ -63,7 +65,9 @@ def save_package(
             continue
         op = _op.find(one) if isinstance(one, str) else one
         if not isinstance(op, Op):
-            raise _refuse(path, "would hold an object that is no declared op", "an Op or its name", repr(one))
+            raise _refuse(
+                path, "would hold an object that is no declared op", "an Op or its name", repr(one)
+            )
         if op.contract["schema"] in schemas:
             raise _refuse(path, "would hold an op twice", "each once", op.name)
         schemas.add(op.contract["schema"])

@@ -90,4 +90,6 @@ def _cryptography() -> tuple[Any, Any]:
 
 
 def _no_key(what: str, expected: str, got: str) -> errors.Error:
-    return errors.fault("input", what, "is given an object that is no key", expected=expected, got=got)
+    return errors.fault(
+        "input", what, "is given an object that is no key", expected=expected, got=got
+    )

@@ -49,8 +49,8 @@ class Kernel(Launcher):
       pointer; bytes, a ctypes.Structure or a NumPy scalar for a struct; a TensorMap. Where the file
       states types (a mangled C++ name, PTX), arguments must be of them, and an int becomes a float
       for one; bits(argument) passes any other type on purpose.
-    - `grid` in blocks and `block` in threads: an int, or up to three (x, y, z). `block` may be left
-      out where the binary demands one.
+    - `grid` in blocks and `block` in threads: an int, or up to three (x, y, z). `block` may be
+      omitted if the binary requires one.
     - `shared_memory`: dynamic, bytes per block. `cluster`: blocks, as `grid`.
     - `cooperative`: all blocks are resident at once, or the launch is refused.
     - `priority`: lower goes first; see torch.cuda.Stream.

@@ -16,14 +16,14 @@ E4M3 = "attention_forward_e4m3"  # called by flash_attention of float8_e4m3fn
 KV_CACHE = "flash_attention_with_kvcache"
 ALL = (*PRODUCTS, *ATTENTION, E4M3, KV_CACHE)
 _WITHOUT_PUBLIC_OP = ("linear_activation",)  # part of cubin::linear
-_WITHOUT_TWIN = ("scaled_dot_product_attention",)  # attention_forward has the derivative
+_WITHOUT_AUTOGRAD = ("scaled_dot_product_attention",)  # attention_forward has the derivative
 # Autograd variants with formulas; those of E4M3 and KV_CACHE refuse to be differentiated.
-DIFFERENTIABLE = tuple(name for name in (*PRODUCTS, *ATTENTION) if name not in _WITHOUT_TWIN)
+DIFFERENTIABLE = tuple(name for name in (*PRODUCTS, *ATTENTION) if name not in _WITHOUT_AUTOGRAD)
 
 
 def raw_names(name: str) -> list[str]:
     """For "matmul": "_matmul" and "_matmul_autograd"."""
-    return [f"_{name}"] if name in _WITHOUT_TWIN else [f"_{name}", f"_{name}_autograd"]
+    return [f"_{name}"] if name in _WITHOUT_AUTOGRAD else [f"_{name}", f"_{name}_autograd"]
 
 
 def has_public_op(name: str) -> bool:

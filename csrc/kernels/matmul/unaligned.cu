@@ -404,7 +404,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   int group = warp / (kWarpsM * kWarpsN);
   int warp_m = warp / kWarpsN % kWarpsM * kWarpM, warp_n = warp % kWarpsN * kWarpN;
   Multiplier math(a, b, warp_m, warp_n, group);
-  bool works = warp_m < rows && warp_n < columns;
+  bool computes = warp_m < rows && warp_n < columns;
 
   // Every warp copies the same number of rows of a stage.
   bool copies = lane < kRowsEach;
@@ -444,7 +444,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     if (++write == kStages) write = 0;
     if (i < 0) continue;
     barrier_wait(full + 8 * read, phase);
-    if (works) {
+    if (computes) {
       int k_left = all_k - i * kTileK;
       u32 stage = shared + read * kStageBytes;
 #pragma unroll 1
