@@ -88,6 +88,24 @@ def test_pytorchs_other_products_are_listed_once(name, compiled) -> None:
         assert row.function in str(torch_cubin.report())
 
 
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+def test_flex_attention_is_listed(backend) -> None:
+    """It traces itself where nobody else compiles it."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    name = "torch.nn.attention.flex_attention.flex_attention"
+    torch._dynamo.reset()
+    call = torch.compile(flex_attention, backend=backend) if backend else flex_attention
+    expected = F.scaled_dot_product_attention(_Q, _Q, _Q)
+    for _ in range(2):
+        with torch_cubin.drop_in():
+            torch.testing.assert_close(call(_Q, _Q, _Q), expected)
+        (row,) = torch_cubin.report().declined
+        assert row.function == name
+        assert row.calls + row.traced >= 1
+        assert torch_cubin.report().served == ()
+
+
 class _Experts(torch.nn.Module):
     """A gate that is served, and experts that are not."""
 

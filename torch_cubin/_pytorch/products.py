@@ -5,6 +5,7 @@ Private names among them are no feature that could be missing: what a PyTorch la
 
 from __future__ import annotations
 
+import contextlib
 from types import ModuleType
 from typing import Any
 
@@ -70,6 +71,11 @@ def functions() -> dict[Any, str]:
             function = getattr(owner, name, None)
             if function is not None:
                 found.setdefault(function, f"{label}.{name}")
+    # torch.nn.attention.flex_attention calls this operator, compiled or not; torch imports it.
+    with contextlib.suppress(ImportError):
+        from torch._higher_order_ops.flex_attention import flex_attention
+
+        found[flex_attention] = "torch.nn.attention.flex_attention.flex_attention"
     return found
 
 
