@@ -1,8 +1,8 @@
-# Every target sets up what it needs on a fresh machine, shows what it does, and repeats nothing that
-# is up to date. tools/environment.py says which torch is used; `make` alone lists the targets.
+# Every target sets up what it needs on a fresh machine, shows what it does, and repeats nothing
+# that is up to date. tools/environment.py says which torch is used; `make` alone lists the targets.
 #
-# PYTHON=python3.12 chooses the interpreter; TORCH_CUBIN_ARCHS=sm_90a (or all) the architectures to build;
-# MAX_JOBS the compilers at a time; PYTEST='-k matmul' adds arguments to pytest.
+# PYTHON=python3.12 chooses the interpreter; TORCH_CUBIN_ARCHS=sm_90a (or all) the architectures to
+# build; MAX_JOBS the compilers at a time; PYTEST='-k matmul' adds arguments to pytest.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -63,8 +63,8 @@ $(LIBRARY): $(HOST_SOURCES) setup.py | $(READY)
 	@grep -E ' warning: ' build/library.log || true
 	@touch $@
 
-# Kernels need nothing of .venv where the machine has a CUDA toolkit: then they are built while it is
-# made, and beside the library. That takes a fresh clone half a minute less.
+# Kernels need nothing of .venv where the machine has a CUDA toolkit: then they are built while it
+# is made, and beside the library. That takes a fresh clone half a minute less.
 KERNELS_PY := $(shell $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null \
 	&& $(PYTHON) csrc/kernels/build/toolkit.py > /dev/null 2>&1 && echo $(PYTHON) || echo $(PY))
 
@@ -78,8 +78,8 @@ built-demo built-test: built-%:
 demo: built-demo
 	@$(PY) -m torch_cubin demo
 
-# A file's tests stay in one process, and the files keep their order: the slowest come first. On a GPU
-# eight processes share it at most.
+# A file's tests stay in one process, and the files keep their order: the slowest come first. On a
+# GPU eight processes share it at most.
 test: built-test
 	@$(PY) -m pytest --numprocesses $$($(PY) -c 'import os; print(min(8, os.cpu_count() or 1))') \
 		--dist loadfile --no-loadscope-reorder --durations 10 $(PYTEST)
@@ -106,6 +106,7 @@ lint: $(LIBRARY)
 	@$(PY) -c 'from clang_format import clang_format; clang_format()' --dry-run -Werror $(FORMATTED)
 	@$(PY) tools/links.py
 	@$(PY) tools/words.py --check
+	@$(PY) tools/columns.py --check
 	@$(PY) tools/tidy.py --changed
 	@for script in $(SCRIPTS); do bash -n "$$script"; done
 	@$(PY) tools/abi_audit.py $(LIBRARY)

@@ -99,7 +99,7 @@ def sources(section: Section) -> str:
         for run in groups.values():
             date = run.file.name.partition("_")[0]
             links[run.file] = f"[{gpu}, {date}](../benchmarks/results/{run.file.name})"
-    return ", ".join(links[path] for path in sorted(links, reverse=True))
+    return ",\n".join(links[path] for path in sorted(links, reverse=True))
 
 
 def render_section(section: Section) -> Iterator[str]:

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The C++ library without torch, compiled with AddressSanitizer and UBSan, runs tests/cpp/check_cubin.cpp
-# on the stand-in driver: two minutes. `make test` runs the same program with the plain library.
+# The C++ library without torch, compiled with AddressSanitizer and UBSan, runs
+# tests/cpp/check_cubin.cpp on the stand-in driver: two minutes. `make test` runs the same program
+# with the plain library.
 #
 #   tools/cpp_sanitize.sh
 set -euo pipefail

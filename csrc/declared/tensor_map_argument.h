@@ -1,5 +1,6 @@
-// TensorMapArgument: a TMA descriptor that a contract makes for each call, or torch_cubin.TensorMap,
-// which says what the fields mean. The one place that knows which tensors the hardware takes.
+// TensorMapArgument: a TMA descriptor that a contract makes for each call, or
+// torch_cubin.TensorMap, which says what the fields mean. The one place that knows which tensors
+// the hardware takes.
 #pragma once
 
 #include <cstdint>

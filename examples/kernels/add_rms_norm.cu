@@ -1,5 +1,5 @@
-// hidden = x + residual; out = hidden * rstd * weight, rstd = 1 / sqrt(mean(hidden^2) + eps) of each
-// row. One block a row of n elements; sums in float32.
+// hidden = x + residual; out = hidden * rstd * weight, rstd = 1 / sqrt(mean(hidden^2) + eps) of
+// each row. One block a row of n elements; sums in float32.
 //
 //   nvcc -cubin -arch=sm_90a add_rms_norm.cu -o add_rms_norm.sm_90a.cubin
 #include "rms_norm.cuh"

@@ -1,10 +1,10 @@
-// A stand-in libcuda.so.1 for tests without a GPU: it records every call, checks the handles that it
-// is given, and fails any call on demand.
+// A stand-in libcuda.so.1 for tests without a GPU: it records every call, checks the handles that
+// it is given, and fails any call on demand.
 //
-// The set of functions is csrc/driver/table.h, so that it cannot fall behind the library: a function
-// that is added there and not here does not compile. Without FAKE_CUDA_DEVICES it has no device, as a
-// machine without a GPU. Tests steer it through the fake_* functions (control.py). Longer than files
-// should be, since all of the table shares one state.
+// The set of functions is csrc/driver/table.h, so that it cannot fall behind the library: a
+// function that is added there and not here does not compile. Without FAKE_CUDA_DEVICES it has no
+// device, as a machine without a GPU. Tests steer it through the fake_* functions (control.py).
+// Longer than files should be, since all of the table shares one state.
 #include <cuda.h>
 #include <unistd.h>
 
@@ -138,7 +138,8 @@ std::string hex(const void* data, size_t size) {
   return text;
 }
 
-// FAKE_CUDA_DECLARE="vec_add:8,8,8,4;small:1,4": fake_declare() for programs without a test in them.
+// FAKE_CUDA_DECLARE="vec_add:8,8,8,4;small:1,4": fake_declare() for programs without a test in
+// them.
 void declare_from_environment() {
   const char* text = std::getenv("FAKE_CUDA_DECLARE");
   while (text != nullptr && *text != '\0') {
@@ -521,7 +522,8 @@ const char* join(const std::vector<std::string>& texts, const char* separator) {
 
 }  // namespace
 
-// Not in the table, because older drivers lack it. Contexts from 0x3000 on are green: 0x3000 + i of device i.
+// Not in the table, because older drivers lack it. Contexts from 0x3000 on are green: 0x3000 + i of
+// device i.
 static CUresult stream_get_green_ctx(CUstream stream, void** green) {
   std::lock_guard<std::mutex> lock(mutex);
   if (stream != nullptr) violation("asking for the green context of a stream");

@@ -1,6 +1,6 @@
-// What the kernels of examples/cpp compute, on the host: with FAKE_CUDA_COMPUTE in the environment a
-// launch on the stand-in driver does their work, so that a program's own check of its numbers shows
-// that every argument arrived.
+// What the kernels of examples/cpp compute, on the host: with FAKE_CUDA_COMPUTE in the environment
+// a launch on the stand-in driver does their work, so that a program's own check of its numbers
+// shows that every argument arrived.
 #pragma once
 
 #include <cuda.h>

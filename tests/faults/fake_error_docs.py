@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -282,7 +283,11 @@ def document(driver, folder: Path) -> str:
             kind, text = forked(lambda tag=tag, number=number: said(driver, folder, tag, number))
             text = text.replace(str(folder), "/folder")
             assert f"torch_cubin [{tag}]: " in text, (kind, text)
-            parts.append(f"\n{case.cause}\n**Do:** {case.advice}\n\n```\n{text}\n```\n")
+            prose = [
+                textwrap.fill(line, 100, break_long_words=False, break_on_hyphens=False)
+                for line in (case.cause, f"**Do:** {case.advice}")
+            ]
+            parts.append("\n".join(["", *prose, "", "```", text, "```", ""]))
     return "".join(parts)
 
 

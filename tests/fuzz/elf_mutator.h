@@ -1,4 +1,5 @@
-// Changes one field of one table of an ELF file: random bytes alone seldom get past the first table.
+// Changes one field of one table of an ELF file: random bytes alone seldom get past the first
+// table.
 #pragma once
 
 #include "target.h"

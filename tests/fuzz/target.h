@@ -15,10 +15,12 @@ namespace fuzz {
 
 struct Target {
   const char* format;
-  // The bytes lie in a block of exactly `size`, so that AddressSanitizer sees the first byte read past its end.
+  // The bytes lie in a block of exactly `size`, so that AddressSanitizer sees the first byte read
+  // past its end.
   void (*run)(const uint8_t* data, size_t size);
-  // One mutation that knows the format, in place of libFuzzer's own half of the time; null for formats whose
-  // bytes have no structure. Gives the new size, or 0 where the bytes lack what it would change.
+  // One mutation that knows the format, in place of libFuzzer's own half of the time; null for
+  // formats whose bytes have no structure. Gives the new size, or 0 where the bytes lack what it
+  // would change.
   size_t (*mutate)(uint8_t* data, size_t size, size_t most, uint32_t seed);
 };
 

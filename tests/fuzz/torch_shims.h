@@ -1,5 +1,5 @@
-// What the declared ops need of PyTorch and of the CUDA driver, made of plain memory, so that they are
-// fuzzed with sanitizers and without either.
+// What the declared ops need of PyTorch and of the CUDA driver, made of plain memory, so that they
+// are fuzzed with sanitizers and without either.
 #pragma once
 
 #include <torch/csrc/stable/library.h>

@@ -9,8 +9,9 @@
 #   torch_cubin_embed(mine FILES vec_add.sm_80.cubin vec_add.sm_90a.cubin)
 #   torch_cubin_embed(mine PACKAGE kernels)
 #
-# The target is a library or a program, in C or C++; what it is linked into is then what torch_cubin.load or
-# load_package is given. The files may be products of the build. Neither nvcc nor CUDA is needed.
+# The target is a library or a program, in C or C++; what it is linked into is then what
+# torch_cubin.load or load_package is given. The files may be products of the build. Neither nvcc
+# nor CUDA is needed.
 
 set(_torch_cubin_embed "${CMAKE_CURRENT_LIST_DIR}/embed.py")
 

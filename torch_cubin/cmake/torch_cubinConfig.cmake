@@ -1,4 +1,5 @@
-# find_package(torch_cubin [COMPONENTS torch]), with torch_cubin_DIR from `python -m torch_cubin cmake-dir`:
+# find_package(torch_cubin [COMPONENTS torch]), with torch_cubin_DIR from
+# `python -m torch_cubin cmake-dir`:
 #
 #   torch_cubin::torch_cubin   cubin.h and the shared library; it needs neither PyTorch nor CUDA
 #   torch_cubin::static        the same, linked into the target
@@ -27,7 +28,8 @@ if("torch" IN_LIST torch_cubin_FIND_COMPONENTS AND NOT TARGET torch_cubin::torch
   if(NOT Python_EXECUTABLE)
     find_package(Python COMPONENTS Interpreter REQUIRED)
   endif()
-  # Not find_package(Torch): a CUDA build of PyTorch asks there for a CUDA toolkit, which is not needed.
+  # Not find_package(Torch): a CUDA build of PyTorch asks there for a CUDA toolkit, which is not
+  # needed.
   execute_process(
     COMMAND "${Python_EXECUTABLE}" -c
             "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"

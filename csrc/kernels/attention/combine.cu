@@ -1,8 +1,8 @@
 // Joins the partial results of an attention forward whose columns were split: in the splits' order,
 // so that the same inputs give the same bits. Sinks join here, since each counts once a row.
 //
-// A block's warps share its rows, warps_per_row of them each: grid.x = ceil(batch * heads * seqlen_q /
-// rows of a block), grid.y = ceil(head_dim_v / 128).
+// A block's warps share its rows, warps_per_row of them each: grid.x = ceil(batch * heads *
+// seqlen_q / rows of a block), grid.y = ceil(head_dim_v / 128).
 #include "combine_params.h"
 #include "epilogue.cuh"
 

@@ -2,9 +2,9 @@
 // backward kernel adds (backward_dq.cuh) to dq's strides.
 //
 // A warp has 16 rows and goes through their columns 32 at a time: a transposition within each quad
-// gives every lane 8 neighbouring columns of two rows. Rows that attend to no key get zeros, since their
-// sums were never written. kTileM = 16 rows a warp, of all
-// batch * heads * ceil(seqlen_q / 16) tiles of rows.
+// gives every lane 8 neighbouring columns of two rows. Rows that attend to no key get zeros, since
+// their sums were never written. kTileM = 16 rows a warp, of all batch * heads * ceil(seqlen_q
+// / 16) tiles of rows.
 #include "backward_dq.cuh"
 #include "quad.cuh"
 

@@ -1,5 +1,6 @@
-// Before decode.cu: writes new keys and values into a cache and rotates them, and the query, by their
-// positions (rotary embedding), computed in float32 and rounded once, to e4m3 where the caches are of that.
+// Before decode.cu: writes new keys and values into a cache and rotates them, and the query, by
+// their positions (rotary embedding), computed in float32 and rounded once, to e4m3 where the
+// caches are of that.
 //
 // A thread takes one vector of 8 columns: first those of the keys, then of the values, then of the
 // query; grid.x = ceil(vectors / threads).

@@ -1,13 +1,14 @@
-// The parameter of decode_append.cu, which writes new keys and values behind those of a cache, and rotates
-// them and the query by their positions.
+// The parameter of decode_append.cu, which writes new keys and values behind those of a cache, and
+// rotates them and the query by their positions.
 //
-// A key's position is  clamp(cache_seqlens[b], 0, capacity) + its row; what would lie past the capacity is
-// not written, nor what belongs to an index outside the cache. Columns 2c and 2c + 1 (interleaved),
-// or c and c + rotary_dim / 2, are a pair that is rotated by the angle of cos[position][c] and sin[position][c];
-// positions past the tables' end have their last row. Every row is whole vectors of 16 bytes.
+// A key's position is clamp(cache_seqlens[b], 0, capacity) + its row; what would lie past the
+// capacity is not written, nor what belongs to an index outside the cache. Columns 2c and 2c + 1
+// (interleaved), or c and c + rotary_dim / 2, are a pair that is rotated by the angle of
+// cos[position][c] and sin[position][c]; positions past the tables' end have their last row. Every
+// row is whole vectors of 16 bytes.
 //
-// Kernels for caches of e4m3 (kind append_e4m3) write  x / descale,  rounded once to nearest even, at most 448
-// in magnitude; a descale is as in decode_params.h.
+// Kernels for caches of e4m3 (kind append_e4m3) write x / descale, rounded once to nearest even, at
+// most 448 in magnitude; a descale is as in decode_params.h.
 #pragma once
 
 typedef long long tc_int64;  // device code includes no <cstdint>

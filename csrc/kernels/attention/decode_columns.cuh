@@ -1,5 +1,6 @@
-// Which columns a block of decode.cu takes, and their prefetch. Lengths and pages of a cache are numbers in
-// memory: with kEarly they are read before the kernel ahead has ended, may be old, and serve the prefetch alone.
+// Which columns a block of decode.cu takes, and their prefetch. Lengths and pages of a cache are
+// numbers in memory: with kEarly they are read before the kernel ahead has ended, may be old, and
+// serve the prefetch alone.
 #pragma once
 
 #include "decode_params.h"
@@ -58,8 +59,8 @@ TC_DEVICE int parts_of(const DecodeParams& p, int columns) {
   return max(1, min(p.splits, static_cast<int>(__fdividef(static_cast<float>(columns), size))));
 }
 
-// The part of columns [begin, end) that this block takes, from a multiple of kTileN on. A block past the
-// parts of a cache's sequence takes none. A whole warp must ask together.
+// The part of columns [begin, end) that this block takes, from a multiple of kTileN on. A block
+// past the parts of a cache's sequence takes none. A whole warp must ask together.
 template <int kTileN>
 struct Part {
   int begin, end;
@@ -84,9 +85,9 @@ struct Part {
   }
 };
 
-// Has the L2 cache fetch the first p.prefetched tiles of this block, before the kernel ahead has ended:
-// keys and values come from memory while that one ends and this one waits for it. Lane l of a warp asks
-// for row l % 16 of the warp's columns, of k below lane 16, else of v.
+// Has the L2 cache fetch the first p.prefetched tiles of this block, before the kernel ahead has
+// ended: keys and values come from memory while that one ends and this one waits for it. Lane l of
+// a warp asks for row l % 16 of the warp's columns, of k below lane 16, else of v.
 template <int kTileN, int kElement>
 TC_DEVICE void prefetch_part(const DecodeParams& p, bool cache, const BlockPlace& place) {
   if (p.prefetched == 0) return;
@@ -97,7 +98,8 @@ TC_DEVICE void prefetch_part(const DecodeParams& p, bool cache, const BlockPlace
   int begin = p.first == -kNoBound ? 0 : max(0, first_packed / p.group + p.first + shift);
   int end = p.last == kNoBound ? columns : min(columns, last_packed / p.group + p.last + shift + 1);
   auto part = Part<kTileN>::template of<true>(p, cache, begin, end);
-  // NOTE: past the parts blockIdx.y times a part's columns may not fit 32 bits, and give rows below 0.
+  // NOTE: past the parts blockIdx.y times a part's columns may not fit 32 bits, and give rows
+  // below 0.
   if (part.none) return;
 
   bool of_k = threadIdx.x % 32 < 16, paged = cache && p.block_table != nullptr;

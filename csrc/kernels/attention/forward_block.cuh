@@ -1,7 +1,7 @@
-// What the forward kernels do around their products. A block finds its tile of rows, brings the tiles
-// of k and v that these rows see through a ring in shared memory, from right to left, so that the
-// tiles that need masks come first where the band is causal, and takes for each tile the four steps
-// of a policy, which is what a kernel's own file defines:
+// What the forward kernels do around their products. A block finds its tile of rows, brings the
+// tiles of k and v that these rows see through a ring in shared memory, from right to left, so that
+// the tiles that need masks come first where the band is causal, and takes for each tile the four
+// steps of a policy, which is what a kernel's own file defines:
 //
 //   multiply_qk(q, k)             the accumulators `score` = q . k of the tile at address k
 //   weigh(p, s, i, tile)          scores to weights, or what must be done before it
@@ -11,9 +11,9 @@
 // Between the first two, the block applies the rule of the scores and hides what lies outside the
 // band. A policy derives from ForwardSums. Beside the steps it has a Config, a Memory
 // (ForwardMemory), kGroupRows and group_row(), the rows that a warp or a pair of warps computes,
-// lane_column(), a thread's first column of a tile, and two constants: kVote, whether the lanes must
-// be asked if any of them sees something of a tile, and kCopyAfterScores, whether the next tile is
-// copied after the first product.
+// lane_column(), a thread's first column of a tile, and two constants: kVote, whether the lanes
+// must be asked if any of them sees something of a tile, and kCopyAfterScores, whether the next
+// tile is copied after the first product.
 #pragma once
 
 #include "epilogue.cuh"

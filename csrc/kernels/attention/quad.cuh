@@ -1,5 +1,5 @@
-// What a quad does together: the four lanes 4 g to 4 g + 3 that share the rows of an accumulator tile, of
-// mma.sync and of wgmma alike. Every lane of the warp must take part.
+// What a quad does together: the four lanes 4 g to 4 g + 3 that share the rows of an accumulator
+// tile, of mma.sync and of wgmma alike. Every lane of the warp must take part.
 #pragma once
 
 #include "common/ptx.cuh"

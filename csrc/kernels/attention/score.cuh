@@ -39,8 +39,8 @@ struct ScoreRule {
   TC_DEVICE bool has_alibi() const { return p.alibi_slopes != nullptr; }
   TC_DEVICE bool has_mask() const { return p.mask != nullptr; }
 
-  // tanh(score / softcap), within 3 ulp: 1 - 2 / (exp(2 t) + 1) cancels where t is small, so a polynomial
-  // takes its place there.
+  // tanh(score / softcap), within 3 ulp: 1 - 2 / (exp(2 t) + 1) cancels where t is small, so a
+  // polynomial takes its place there.
   TC_DEVICE float cap_tanh(float score) const {
     float e = exp2_approx(score * (2.0f * kLog2e / p.softcap));
     float tanh = 1.0f - __fdividef(2.0f, e + 1.0f);  // 1 and -1 at the ends, NaN for NaN

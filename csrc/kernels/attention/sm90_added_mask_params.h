@@ -7,8 +7,8 @@ namespace torch_cubin {
 
 struct Sm90AddedMaskParams {
   const void* mask;  // 2 bytes a number, or 4
-  // Null where rows begin with whole vectors of 16 bytes, else where to write copies, whose rows do:
-  // [batch][head][row][copy_columns].
+  // Null where rows begin with whole vectors of 16 bytes, else where to write copies, whose rows
+  // do: [batch][head][row][copy_columns].
   void* copies;
   unsigned char* classes;   // of Sm90MaskTiles: [batch][head][tile][classes_of_tile]
   int* next;                // becomes 0

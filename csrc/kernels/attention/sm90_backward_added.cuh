@@ -1,5 +1,5 @@
-// How the warpgroups of keys of attention's backward on Hopper read a mask that is added to the logits, from where
-// sm90_backward_added_mask.cu has laid it out.
+// How the warpgroups of keys of attention's backward on Hopper read a mask that is added to the
+// logits, from where sm90_backward_added_mask.cu has laid it out.
 #pragma once
 
 #include "numbers.cuh"
@@ -78,8 +78,9 @@ TC_DEVICE float weight_of(float exponent) {
   return exp2_approx(exponent);
 }
 
-// s = q.k becomes P where a mask's numbers are added, or, with `adds` false, where they are all 0. `from`: of this
-// thread, its step's logsumexp, a natural logit. What an added -inf hides may be anything.
+// s = q.k becomes P where a mask's numbers are added, or, with `adds` false, where they are all 0.
+// `from`: of this thread, its step's logsumexp, a natural logit. What an added -inf hides may be
+// anything.
 template <class C>
 TC_DEVICE void exponentiate_added(float (&s)[C::kRows / 2], const Sm90BackwardParams& p, bool adds,
                                   u32 shared, const KeyBlock& work, u32 q, int part, u32 from) {

@@ -2,8 +2,8 @@
 // sm90_backward.cu adds (sm90_backward_dq.cuh) to dq's strides. Queries that attend to no
 // key get zeros, since their sums were never written.
 //
-// A warp has 8 queries and 64 columns, which it transposes: 8 x 8 of them at a time, then within each
-// quad, so that every lane has 8 neighbouring columns of one query.
+// A warp has 8 queries and 64 columns, which it transposes: 8 x 8 of them at a time, then within
+// each quad, so that every lane has 8 neighbouring columns of one query.
 #include "common/dtype.cuh"
 #include "quad.cuh"
 #include "sm90_backward_dq.cuh"

@@ -1,5 +1,6 @@
-// What the warpgroups of keys of both backward kernels on Hopper ask for where they are `general`: a head's ALiBi slope,
-// and which weights dropout keeps. The rule from scores to logits is in sm90_rule.cuh.
+// What the warpgroups of keys of both backward kernels on Hopper ask for where they are `general`:
+// a head's ALiBi slope, and which weights dropout keeps. The rule from scores to logits is in
+// sm90_rule.cuh.
 #pragma once
 
 #include "common/dropout.cuh"
@@ -15,8 +16,8 @@ TC_DEVICE float slope_of(const Sm90BackwardParams& p, const KeyBlock& work, int 
   return __ldg(p.score.alibi_slopes + work.batch * p.score.alibi_stride + head);
 }
 
-// Which weights of a step dropout keeps, a bit for each element of a thread, whose first is of (query, own). One of
-// DropoutBits' calls serves keys 2 t and 2 t + 1, which lanes 4 apart have:
+// Which weights of a step dropout keeps, a bit for each element of a thread, whose first is of
+// (query, own). One of DropoutBits' calls serves keys 2 t and 2 t + 1, which lanes 4 apart have:
 // each lane makes the numbers of one of two queries, and sends the other lane its halves.
 template <class C>
 TC_DEVICE u64 kept_weights(const Sm90BackwardParams& p, const KeyBlock& work, int head, int query,

@@ -1,5 +1,5 @@
-// Values of e4m3 for sm90_e4m3.cu: rows become columns, since wgmma transposes 16-bit types alone, and keys
-// are put in the order in which that kernel's weights lie in its registers.
+// Values of e4m3 for sm90_e4m3.cu: rows become columns, since wgmma transposes 16-bit types alone,
+// and keys are put in the order in which that kernel's weights lie in its registers.
 //
 // A thread moves 16 keys of 4 columns: words of 16 rows in, and 4 vectors of 16 bytes out.
 #include "common/ptx.cuh"

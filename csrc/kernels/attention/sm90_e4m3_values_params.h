@@ -1,8 +1,8 @@
-// The one parameter of sm90_e4m3_values.cu, shared by host and device code: values (batch, row, head,
-// column) of e4m3 become (batch, head, column, key), as wgmma reads its second operand.
+// The one parameter of sm90_e4m3_values.cu, shared by host and device code: values (batch, row,
+// head, column) of e4m3 become (batch, head, column, key), as wgmma reads its second operand.
 //
-// sm90_e4m3_layout.cuh says in which order the keys lie, and where those of packed sequences begin. Keys
-// of a sequence begin at a multiple of `granule`; up to the next one zeros follow.
+// sm90_e4m3_layout.cuh says in which order the keys lie, and where those of packed sequences begin.
+// Keys of a sequence begin at a multiple of `granule`; up to the next one zeros follow.
 #pragma once
 
 #include "sm90_params.h"

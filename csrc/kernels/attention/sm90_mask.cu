@@ -1,8 +1,10 @@
-// A boolean mask as the `masked` and `general` kernels of sm90.cu read it: bits in the order in which a lane has its
-// scores, and for each tile of queries and block of keys whether it hides all, none or some of them.
+// A boolean mask as the `masked` and `general` kernels of sm90.cu read it: bits in the order in
+// which a lane has its scores, and for each tile of queries and block of keys whether it hides all,
+// none or some of them.
 //
-// A block of threads lays out a tile of queries by four blocks of keys: first 16 keys of a row at a time
-// become bits in shared memory, then each thread makes the words of a row's block of keys of them.
+// A block of threads lays out a tile of queries by four blocks of keys: first 16 keys of a row at a
+// time become bits in shared memory, then each thread makes the words of a row's block of keys of
+// them.
 #include "sm90_mask_bits.cuh"
 #include "sm90_mask_classes.cuh"
 #include "sm90_mask_params.h"

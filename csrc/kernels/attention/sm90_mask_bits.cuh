@@ -1,5 +1,5 @@
-// How both kernels that lay out boolean masks on Hopper (sm90_mask.cu, sm90_backward_mask.cu) make bits of
-// bytes: a bit for each byte that is not 0, of 16 keys of a row at a time.
+// How both kernels that lay out boolean masks on Hopper (sm90_mask.cu, sm90_backward_mask.cu) make
+// bits of bytes: a bit for each byte that is not 0, of 16 keys of a row at a time.
 #pragma once
 
 #include "common/ptx.cuh"
@@ -8,8 +8,9 @@
 namespace torch_cubin {
 namespace sm90 {
 
-// Of four bytes, in the result's four highest bits. Bit 7 of a byte says so once 0x7f is added to its other bits;
-// the product brings the four bits together. Its other terms are single bits below, so that nothing carries.
+// Of four bytes, in the result's four highest bits. Bit 7 of a byte says so once 0x7f is added to
+// its other bits; the product brings the four bits together. Its other terms are single bits below,
+// so that nothing carries.
 TC_DEVICE u32 high_bits_of(u32 bytes) {
   u32 any = (((bytes & 0x7f7f7f7fu) + 0x7f7f7f7fu) | bytes) & 0x80808080u;
   return any * 0x00204081u;
@@ -41,9 +42,9 @@ TC_DEVICE u32 sixteen_bits(const unsigned char* from, tc_int64 step, int count) 
   return bits;
 }
 
-// Makes bits of `rows` rows, by the kWarps warps of a block: each has a row at a time, and each lane 16 keys of it,
-// of which the first `count` exist. `from`: the lane's keys in the first row. A thread asks for its keys of
-// kTogether rows at once; past the last row it reads that one again.
+// Makes bits of `rows` rows, by the kWarps warps of a block: each has a row at a time, and each
+// lane 16 keys of it, of which the first `count` exist. `from`: the lane's keys in the first row. A
+// thread asks for its keys of kTogether rows at once; past the last row it reads that one again.
 template <int kWarps, int kTogether, int kRowBits>
 TC_DEVICE void read_rows(const unsigned char* from, tc_int64 row_stride, tc_int64 key_stride,
                          int rows, int count, u16 (*bits)[kRowBits]) {

@@ -1,5 +1,5 @@
-// How both kernels that lay out masks for the forward on Hopper (sm90_mask.cu, sm90_added_mask.cu) say what a tile of
-// queries sees of four blocks of keys.
+// How both kernels that lay out masks for the forward on Hopper (sm90_mask.cu, sm90_added_mask.cu)
+// say what a tile of queries sees of four blocks of keys.
 #pragma once
 
 #include "common/ptx.cuh"
@@ -8,9 +8,9 @@
 namespace torch_cubin {
 namespace sm90 {
 
-// By one thread of the block that has chunk `chunk` of `line`'s blocks of keys, when all of its threads have
-// looked. `found`: two bits a block of keys. Bit 0: some key is visible. Bit 1: some key is hidden, or has something
-// added that is not 0.
+// By one thread of the block that has chunk `chunk` of `line`'s blocks of keys, when all of its
+// threads have looked. `found`: two bits a block of keys. Bit 0: some key is visible. Bit 1: some
+// key is hidden, or has something added that is not 0.
 template <class Params>
 TC_DEVICE void store_classes(const Params& p, tc_int64 line, int chunk, u32 found) {
   // A block without a visible key is of class 0 whether or not a key is hidden.

@@ -1,5 +1,5 @@
-// What the kernels that lay out masks to be added on Hopper (sm90_added_mask.cu, sm90_backward_added_mask.cu)
-// make of their numbers, which they read as bits.
+// What the kernels that lay out masks to be added on Hopper (sm90_added_mask.cu,
+// sm90_backward_added_mask.cu) make of their numbers, which they read as bits.
 #pragma once
 
 #include "common/ptx.cuh"
@@ -24,7 +24,8 @@ struct Floats {
   static constexpr u32 kMagnitude = 0x7fffffff;
 };
 
-// The bits of a Sm90MaskClass: 1 where a number is not -inf, 2 where it is not 0. A negative 0 adds nothing either.
+// The bits of a Sm90MaskClass: 1 where a number is not -inf, 2 where it is not 0. A negative 0 adds
+// nothing either.
 template <class Type>
 TC_DEVICE u32 class_of(typename Type::Pair pair, u32 minus_infinity) {
   u32 found = 0;

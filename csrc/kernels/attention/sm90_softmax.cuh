@@ -1,10 +1,12 @@
-// The running softmax of sm90.cu: two rows a thread (16w + g and 8 below), scores as wgmma leaves them.
+// The running softmax of sm90.cu: two rows a thread (16w + g and 8 below), scores as wgmma leaves
+// them.
 //
 // The reference of a row's exponentials is the maximum of the row's first block of keys, and later
-// ones are not looked at: their weights are made with the reference as it is, and only if a thread's
-// sum of them exceeds kMost is there something to do. If the sum is below kFar, weights, sums and
-// outputs are divided by a power of two and the reference moves by its exponent, which rounds nothing.
-// Beyond, the scores are computed once more and their maximum becomes the reference.
+// ones are not looked at: their weights are made with the reference as it is, and only if a
+// thread's sum of them exceeds kMost is there something to do. If the sum is below kFar, weights,
+// sums and outputs are divided by a power of two and the reference moves by its exponent, which
+// rounds nothing. Beyond, the scores are computed once more and their maximum becomes the
+// reference.
 //
 // A maximum in every block would cost a tenth of the instructions, at the head of the chain that
 // the next product waits for. Weights up to kMost are safe in float16 too.
@@ -36,9 +38,9 @@ TC_DEVICE float reciprocal_approx(float x) {
   return out;
 }
 
-// kMoves: something is added to the scores, ALiBi or a mask, so that logits may grow from block to block. Where one
-// block's maximum had to be looked at, those of the tile's other blocks are, too: scores are not computed twice each
-// time.
+// kMoves: something is added to the scores, ALiBi or a mask, so that logits may grow from block to
+// block. Where one block's maximum had to be looked at, those of the tile's other blocks are, too:
+// scores are not computed twice each time.
 template <bool kMoves>
 struct RunningSoftmax {
   float reference[2];  // in powers of two; kLowest until a block with scores has been seen
@@ -67,8 +69,8 @@ struct RunningSoftmax {
   }
 
   // Scores to weights. False: the scores are needed once more. `moves`: outputs so far must be
-  // multiplied by `factor`. Both are the same for all threads of a warp. Where no score was seen so far,
-  // factor stays as it was.
+  // multiplied by `factor`. Both are the same for all threads of a warp. Where no score was seen so
+  // far, factor stays as it was.
   template <int kCount>
   TC_DEVICE bool weigh(float (&s)[kCount], float unit, float (&factor)[2], bool& moves) {
     float block[2];
@@ -179,16 +181,16 @@ struct RunningSoftmax {
   }
 };
 
-// The bits of a word of Sm90MaskTiles whose keys are at most `last`, counted from the word's first: of the even
-// ones and of the odd ones every eighth key.
+// The bits of a word of Sm90MaskTiles whose keys are at most `last`, counted from the word's first:
+// of the even ones and of the odd ones every eighth key.
 TC_DEVICE u32 bits_up_to(int last) {
   u32 count = max(((last + 8) >> 3) + ((last + 7) >> 3), 0), bit;
   asm("shl.b32 %0, 1, %1;" : "=r"(bit) : "r"(count));  // 0 from 32 on
   return bit - 1;
 }
 
-// What has no bit becomes `value`. One row after the other, so that an instruction brings seven bits into
-// predicates.
+// What has no bit becomes `value`. One row after the other, so that an instruction brings seven
+// bits into predicates.
 template <int kCount>
 TC_DEVICE void replace_where_clear(float (&s)[kCount], const u32 (&bits)[2], float value) {
 #pragma unroll

@@ -5,11 +5,11 @@
 // keeps shuffles and scaling out of nearly all tiles; weights up to 2^kSlack are safe in float16
 // too.
 //
-// Scores and references are in units of `unit` powers of two: raw q . k in `full` kernels, where it is
-// scale * log2(e); natural logits in `general` ones, where it is log2(e) and a mask of -FLT_MAX is not
-// yet -inf. The reference is subtracted before anything is multiplied: one FFMA of both would leave the
-// rounding of its product in the exponent, 2^-24 of the score, which from scores of 2^32 on is more than
-// an exponent holds.
+// Scores and references are in units of `unit` powers of two: raw q . k in `full` kernels, where it
+// is scale * log2(e); natural logits in `general` ones, where it is log2(e) and a mask of -FLT_MAX
+// is not yet -inf. The reference is subtracted before anything is multiplied: one FFMA of both
+// would leave the rounding of its product in the exponent, 2^-24 of the score, which from scores of
+// 2^32 on is more than an exponent holds.
 #pragma once
 
 #include "quad.cuh"

@@ -1,5 +1,5 @@
-// float32 products on tensor cores: each number is the sum of two tf32, big and small, and a product
-// takes three mma (small * big, big * small, big * big).
+// float32 products on tensor cores: each number is the sum of two tf32, big and small, and a
+// product takes three mma (small * big, big * small, big * big).
 //
 // NOTE: an mma rounds its sum towards zero, and over many steps that bias was ten times the error
 // of float32. So the products of each step are summed apart, the small ones first, and added by

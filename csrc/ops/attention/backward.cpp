@@ -1,5 +1,5 @@
-// Attention backward on CUDA: check -> plan -> launch. Gradients of operands that were broadcast are
-// summed at the end.
+// Attention backward on CUDA: check -> plan -> launch. Gradients of operands that were broadcast
+// are summed at the end.
 #include "ops/attention/attention.h"
 #include "ops/attention/fused_operands.h"
 #include "ops/attention/operands.h"

@@ -186,8 +186,8 @@ void check_per_head(const char* op, const char* name, const std::optional<Tensor
         view.shape_text(), ""});
 }
 
-// What holds for float8_e4m3fn beside the rest. A factor belongs to a head of the keys, which is never
-// copied, so there is no broadcasting.
+// What holds for float8_e4m3fn beside the rest. A factor belongs to a head of the keys, which is
+// never copied, so there is no broadcasting.
 void check_e4m3(const char* op, const AttentionShape& shape, const Argument (&all)[3],
                 const AttentionViews& views) {
   const TensorView &query = *all[0].view, &key = *all[1].view, &value = *all[2].view;

@@ -12,8 +12,8 @@
 
 namespace torch_cubin {
 
-// All rows of packed sequences are fewer: the place behind a sequence is an index of its tensor map, and
-// kernels count on from it in 32 bits.
+// All rows of packed sequences are fewer: the place behind a sequence is an index of its tensor
+// map, and kernels count on from it in 32 bits.
 constexpr int64_t kMostPackedRows = 0x7fff0000;
 
 // The problem's sizes. With cu_seqlens (`packed`) tensors are (rows of all sequences, heads,
@@ -53,8 +53,8 @@ void check_attention_backward(const AttentionShape& shape, const TensorView& que
                               const TensorView& grad_out, const TensorView& out,
                               const TensorView& logsumexp);
 
-// All of these for a call whose tensors are described: {"op": ..., "tensors": {name: ...}, "options":
-// {name: number}}. Throws [input].
+// All of these for a call whose tensors are described: {"op": ..., "tensors": {name: ...},
+// "options": {name: number}}. Throws [input].
 void check_described_attention(const nlohmann::json& call);
 
 // Strides of a fresh tensor of `sizes` whose dims lie in memory as those of `like` do: in the order

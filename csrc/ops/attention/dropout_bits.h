@@ -6,8 +6,8 @@
 
 namespace torch_cubin {
 
-// One call gives the numbers of 8 weights of a row, in columns 32 block + 8 word + 2 pair + half for
-// word = 0..3 and half = 0..1: 16 bits each, the low half of a word first.
+// One call gives the numbers of 8 weights of a row, in columns 32 block + 8 word + 2 pair + half
+// for word = 0..3 and half = 0..1: 16 bits each, the low half of a word first.
 struct DropoutBits {
   uint32_t words[4];
 

@@ -1,5 +1,5 @@
-// Attention of float8_e4m3fn on the CPU: its numbers times their factors in float32, and the reference of
-// attention (reference.cpp). For development and tests, no more.
+// Attention of float8_e4m3fn on the CPU: its numbers times their factors in float32, and the
+// reference of attention (reference.cpp). For development and tests, no more.
 
 #include <algorithm>
 #include <vector>

@@ -46,7 +46,8 @@ struct FusedOperands {
 ComposeInputs compose_inputs(const AttentionCall& call, const Tensor& query, const Tensor& key,
                              const Tensor& value);
 
-// compose_backward() of a call: the gradients of query, key and value, summed over what was broadcast.
+// compose_backward() of a call: the gradients of query, key and value, summed over what was
+// broadcast.
 std::tuple<Tensor, Tensor, Tensor> compose_gradients(const AttentionCall& call,
                                                      const Tensor& grad_out, const Tensor& query,
                                                      const Tensor& key, const Tensor& value,

@@ -1,6 +1,6 @@
-// flash_attention_with_kvcache on the CPU: plain loops that write, rotate and gather rows as decode_append.cu
-// and decode.cu do, and the reference of attention (reference.cpp) for each sequence, in float32 where the
-// caches are of e4m3. For development and tests, no more.
+// flash_attention_with_kvcache on the CPU: plain loops that write, rotate and gather rows as
+// decode_append.cu and decode.cu do, and the reference of attention (reference.cpp) for each
+// sequence, in float32 where the caches are of e4m3. For development and tests, no more.
 #include <torch/headeronly/util/BFloat16.h>
 #include <torch/headeronly/util/Float8_e4m3fn.h>
 #include <torch/headeronly/util/Half.h>

@@ -1,5 +1,6 @@
-// The gradient of attention's sinks, (heads,), from what a forward saved, by delta.cu: a term of each row, then
-// their sum. torch_cubin/_ops/attention_autograd.py calls it, and has the formula for what it does not take.
+// The gradient of attention's sinks, (heads,), from what a forward saved, by delta.cu: a term of
+// each row, then their sum. torch_cubin/_ops/attention_autograd.py calls it, and has the formula
+// for what it does not take.
 #include <algorithm>
 
 #include "cubin/error.h"

@@ -30,8 +30,8 @@ struct HeadRange {
   int64_t all_heads = 0;  // of the call
 };
 
-// weights = dropout(softmax(logits of scores)), in place; and logsumexp [batch, heads, rows], of the
-// scores' dtype, where it is not null.
+// weights = dropout(softmax(logits of scores)), in place; and logsumexp [batch, heads, rows], of
+// the scores' dtype, where it is not null.
 void softmax_forward(const AttentionSettings& settings, const AttentionExtras& extras,
                      HeadRange heads, const Tensor& scores, const Tensor* logsumexp);
 

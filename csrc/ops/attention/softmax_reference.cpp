@@ -1,11 +1,12 @@
-// The softmax family on the CPU: a reference that is easy to read, in float64 for every dtype of the
-// scores, one row after the other on each of PyTorch's threads.
+// The softmax family on the CPU: a reference that is easy to read, in float64 for every dtype of
+// the scores, one row after the other on each of PyTorch's threads.
 //
-// NOTE: this is one parallel loop and no chain of ATen's ops in float64. The chain took as long on one
-// thread, but two to three times as long on two threads of a busy machine, because the threads waited
-// for each other after each of its ten passes over the scores. benchmarks/bench_reference.py compares
-// attention with PyTorch's math backend: it takes 0.8 to 2.0 times as long, and up to 2.7 times with a
-// random mask. The products stay in the dtype of the scores: in float64 they would take twice as long.
+// NOTE: this is one parallel loop and no chain of ATen's ops in float64. The chain took as long on
+// one thread, but two to three times as long on two threads of a busy machine, because the threads
+// waited for each other after each of its ten passes over the scores. benchmarks/bench_reference.py
+// compares attention with PyTorch's math backend: it takes 0.8 to 2.0 times as long, and up to 2.7
+// times with a random mask. The products stay in the dtype of the scores: in float64 they would
+// take twice as long.
 #include <torch/headeronly/util/BFloat16.h>
 #include <torch/headeronly/util/Half.h>
 

@@ -1,6 +1,6 @@
 // How often each op ran since they were last cleared: what torch_cubin.report() says of compiled
-// code and of backward(), where no Python runs. Counted where the op's kernel is called, so fakes and
-// traces count nothing, and a CUDA graph counts its capture alone.
+// code and of backward(), where no Python runs. Counted where the op's kernel is called, so fakes
+// and traces count nothing, and a CUDA graph counts its capture alone.
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -31,7 +31,8 @@ class OpCalls {
 // The same object for the same words, which must be literals; it is never freed.
 OpCalls& op_calls_of(const char* op, const char* device);
 
-// [{"op": "matmul", "device": "cuda", "dtype": "bfloat16", "calls": 3}]; with `clear` they begin anew.
+// [{"op": "matmul", "device": "cuda", "dtype": "bfloat16", "calls": 3}]; with `clear` they begin
+// anew.
 nlohmann::json op_calls(bool clear);
 
 }  // namespace torch_cubin

@@ -1,4 +1,5 @@
-// Fused attention over packed QKV, head_dim 64: one warp a query, softmax and both products on the fly.
+// Fused attention over packed QKV, head_dim 64: one warp a query, softmax and both products on the
+// fly.
 //   nvcc -cubin -arch=sm_90a fmha_packed.cu -o fmha_packed.sm_90a.cubin
 //   xxd -i fmha_packed.sm_90a.cubin > ../fmha_packed_sm90a.cubin.cpp
 #include <cuda_fp16.h>

@@ -1,5 +1,5 @@
-// C = A B with tensor cores: A (M, K) and B (K, N) in fp16, C (M, N) in fp32, all row-major; sizes are
-// multiples of 64. One warp a 16 x 16 tile of C, 16 warps a block.
+// C = A B with tensor cores: A (M, K) and B (K, N) in fp16, C (M, N) in fp32, all row-major; sizes
+// are multiples of 64. One warp a 16 x 16 tile of C, 16 warps a block.
 //   nvcc -cubin -arch=sm_90a matmul.cu -o matmul.sm_90a.cubin
 #include <mma.h>
 
