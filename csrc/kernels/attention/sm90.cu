@@ -5,9 +5,8 @@
 //
 //   shared memory:  Q: kQSlots x consumers x 64 rows | K: kStages | V: kStages | barriers | tiles
 //   full barriers:  the producer's arrival and all bytes of the slot
-// empty barriers: one arrival of each warp that reads the slot: those of one consumer warpgroup for
-// Q,
-//                   of all for K and V
+//   empty barriers: one arrival of each warp that reads the slot: those of one consumer warpgroup
+//                   for Q, of all for K and V
 //
 // A consumer issues the scores of the next block of keys before the product of this block's weights
 // with V, and makes weights of the scores while that product runs. It does so across tiles: the

@@ -8,9 +8,8 @@
 // see them, last queries first, each of all heads of the group. Its warpgroups:
 //
 //   producer, queries   of sm90_backward_block.cuh: loads, dq
-// keys (2)            64 keys each: S, dP and dS, transposed, so that P and dS are operands in
-// registers
-//                       as they are; dk and dv stay in registers
+//   keys (2)            64 keys each: S, dP and dS, transposed, so that P and dS are operands in
+//                       registers as they are; dk and dv stay in registers
 //
 // The warpgroups of keys wait for nothing but their own products, so that one exponentiates while
 // others multiply, and storing dq is off the critical path. Registers decide the steps'

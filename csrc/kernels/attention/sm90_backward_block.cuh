@@ -4,14 +4,15 @@
 // than files should be: the roles meet in one step's barriers and shared memory, and none can be
 // followed without the others.
 //
-// producer   one thread loads k and v, and a step's q, grad_out and sums; two threads, for one step
-// in
-// two each, add dq, as it lies in shared memory, to dq_sum; a warp fetches the next work
+//   producer   one thread loads k and v, and a step's q, grad_out and sums; two threads, for every
+//              other step each, add dq, as it lies in shared memory, to dq_sum; a warp fetches the
+//              next work item
 //   queries    dq, transposed, from dS in shared memory
 //
-// shared memory:  k, v | k of the other block's keys (pair) | q: kQStages | grad_out: kGradStages |
-//                   dS: kScoreStages | dq: kDqSlots pieces of 64 columns | P (wide, see there) |
-// sums: kQStages | mask: kQStages | barriers | number of the work (pair): 2 | work: 2 |
+//   shared memory:  k, v | k of the other block's keys (pair) | q: kQStages |
+//                   grad_out: kGradStages | dS: kScoreStages | dq: kDqSlots pieces of 64 columns |
+//                   P (wide, see there) | sums: kQStages | mask: kQStages | barriers |
+//                   number of the work item (pair): 2 | work item: 2 |
 //                   dk, dv (not wide): 8 rows a warp
 //
 // Blocks are persistent: they take one work (128 or 64 keys of a head; a pair of blocks, 128) after

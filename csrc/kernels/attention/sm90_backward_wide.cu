@@ -2,12 +2,10 @@
 // registers of a thread each, so that one warpgroup cannot hold both, and a block owns 64 keys
 // alone. Beside the roles of sm90_backward_block.cuh:
 //
-// values     S and P of 64 keys, transposed; P (see below) goes to the other warpgroup through
-// shared memory, in the
-//              order of its registers; dv += P^T grad_out, P from registers
-// keys       dP of the same keys; dS = P (dP - delta); dk += dS^T q, dS from registers, and dS to
-// shared
-//              memory for dq
+//   values     S and P of 64 keys, transposed; P (see below) goes to the other warpgroup through
+//              shared memory, in the order of its registers; dv += P^T grad_out, P from registers
+//   keys       dP of the same keys; dS = P (dP - delta); dk += dS^T q, dS from registers, and dS to
+//              shared memory for dq
 //
 // Blocks that work alone (TC_PAIR 0, where clusters do not fit) add dq of their 64 keys, 64 KB a
 // step, and the bandwidth into the L2 cache bounds them: it is 92% busy on an H100. In pairs, the

@@ -1,18 +1,16 @@
 // Attention forward on Hopper for queries, keys and values of e4m3: sm90.cu in bytes.
 //
 // The roles of the warps and the barriers are those of sm90.cu. What differs:
-// - wgmma wants both operands of 8 bits K-major, so values come as (column, key):
-// sm90_e4m3_values.cu
-//     lays them out before, in the order of keys in which weights lie in registers.
+//   - wgmma needs both 8-bit operands K-major, so values come as (column, key):
+//     sm90_e4m3_values.cu transposes them before, in the order of keys in which weights lie in
+//     registers.
 //   - Weights become e4m3, whose range is small: sm90_e4m3_softmax.cuh.
-// - The factors q_descale, k_descale and v_descale are read by the warp that schedules the tiles:
-// the
-//     scores' go into the softmax's unit, the values' into the division by the row's sum.
-// - wgmma's sums of e4m3 have some 14 bits (common/wgmma_e4m3.cuh). So a block's product with V is
-// added to
-// the outputs in float32. Its registers are those of the scores: a consumer multiplies by V, then
-// scores
-//     the next block, and makes weights of the scores while the others multiply. They take turns.
+//   - The factors q_descale, k_descale and v_descale are read by the warp that schedules the tiles:
+//     the scores' go into the softmax's unit, the values' into the division by the row's sum.
+//   - wgmma's sums of e4m3 have some 14 bits (common/wgmma_e4m3.cuh), so a block's product with V
+//     is added to the outputs in float32. Its registers are those of the scores: a consumer
+//     multiplies by V, then scores the next block, and makes weights of the scores while the others
+//     multiply. They take turns.
 //
 // The sums of weights, and so the logsumexp, are float32.
 // Longer than files should be, as sm90.cu is: producer and consumers meet in one set of barriers.
