@@ -1,5 +1,5 @@
-// parse_ptx: a scanner of words and punctuation, and the grammar outside of function bodies (PTX
-// ISA, "Kernel Function Parameters" and "Performance-Tuning Directives").
+// parse_ptx: the grammar outside of function bodies (PTX ISA, "Kernel Function Parameters" and
+// "Performance-Tuning Directives"), on the words of ptx_scanner.h.
 #include "cubin/ptx.h"
 
 #include <algorithm>
@@ -13,18 +13,12 @@
 
 #include "cubin/elf.h"
 #include "cubin/error.h"
+#include "cubin/ptx_scanner.h"
 
 namespace torch_cubin {
 namespace {
 
 constexpr uint64_t kMaxParamBytes = uint64_t{1} << 31;
-
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
-
-bool is_ptx_word(char c) {
-  return is_digit(c) || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || c == '$' ||
-         c == '%' || c == '.';
-}
 
 struct TypeSize {
   std::string_view name;
@@ -45,9 +39,9 @@ const TypeSize* find_type(std::string_view word) {
   return nullptr;
 }
 
-class PtxReader {
+class PtxReader : private PtxScanner {
  public:
-  PtxReader(std::string_view text, const std::string& origin) : text_(text), origin_(origin) {
+  PtxReader(std::string_view text, const std::string& origin) : PtxScanner(text, origin) {
     ptx_.size = text.size();
   }
 
@@ -113,8 +107,6 @@ class PtxReader {
   }
 
  private:
-  void next();
-  void skip_blanks();
   void read_target();
   void read_entry();
   void read_function(bool external);
@@ -127,16 +119,7 @@ class PtxReader {
   void read_directives(PtxKernel& kernel);
   std::array<uint32_t, 3> read_triple();
   void read_dimension(PtxParam& param);
-  uint64_t number();
-  void require(std::string_view sign);
-  [[noreturn]] void damaged(const std::string& problem) const {
-    fail({"image", origin_, "is damaged PTX: " + problem, "", "", "Build or copy it again."});
-  }
 
-  std::string_view text_;
-  const std::string& origin_;
-  size_t at_ = 0;
-  std::string_view word_;  // a word, punctuation or a string; empty at the end
   uint64_t depth_ = 0;
   Ptx ptx_;
   // Names of shared variables outside of functions. PTX declares names before use.
@@ -152,71 +135,12 @@ class PtxReader {
   Body* body_ = nullptr;                        // the one that is being read
 };
 
-void PtxReader::skip_blanks() {
-  while (at_ < text_.size()) {
-    const std::string_view rest = text_.substr(at_);
-    if (rest[0] == ' ' || (rest[0] >= '\t' && rest[0] <= '\r')) {
-      ++at_;
-      continue;
-    }
-    const bool line = rest.substr(0, 2) == "//";
-    if (!line && rest.substr(0, 2) != "/*") return;
-    const size_t end = rest.find(line ? "\n" : "*/", 2);
-    if (end == std::string_view::npos) {
-      if (!line) damaged("it ends within a comment");
-      at_ = text_.size();
-      return;
-    }
-    at_ += end + (line ? 1 : 2);
-  }
-}
-
-void PtxReader::next() {
-  skip_blanks();
-  const size_t start = at_;
-  if (start == text_.size()) {
-    word_ = {};
-    return;
-  }
-  if (text_[start] == '"') {
-    for (++at_; at_ < text_.size() && text_[at_] != '"'; ++at_) {
-      if (text_[at_] == '\\') ++at_;
-    }
-    if (at_ >= text_.size()) damaged("it ends within a string");
-    ++at_;
-  } else if (is_ptx_word(text_[start])) {
-    while (at_ < text_.size() && is_ptx_word(text_[at_])) ++at_;
-  } else {
-    ++at_;
-  }
-  word_ = text_.substr(start, at_ - start);
-}
-
-void PtxReader::require(std::string_view sign) {
-  if (word_ == sign) return;
-  damaged(word_.empty()
-              ? "it ends within a declaration"
-              : "'" + printable(word_, 40) + "' stands where '" + std::string(sign) + "' should");
-}
-
-uint64_t PtxReader::number() {
-  if (word_.empty() || !is_digit(word_[0]) || word_.size() > 10) {
-    damaged("'" + printable(word_, 40) + "' stands where a number should");
-  }
-  uint64_t value = 0;
-  for (const char c : word_) {
-    if (!is_digit(c)) damaged("'" + printable(word_, 40) + "' stands where a number should");
-    value = value * 10 + static_cast<uint64_t>(c - '0');
-  }
-  return value;
-}
-
 void PtxReader::read_target() {
   if (ptx_.arch.sm != 0) return;  // a linked file may repeat it
   std::string_view name = word_;
   if (name.substr(0, 3) != "sm_") damaged("its target is no sm_XY");
   name.remove_prefix(3);
-  for (; !name.empty() && is_digit(name[0]) && ptx_.arch.sm < 1000; name.remove_prefix(1)) {
+  for (; !name.empty() && is_ptx_digit(name[0]) && ptx_.arch.sm < 1000; name.remove_prefix(1)) {
     ptx_.arch.sm = ptx_.arch.sm * 10 + (name[0] - '0');
   }
   if (name == "a" || name == "f") {
@@ -294,7 +218,7 @@ void PtxReader::read_variable(bool is_constant, bool external) {
       variable.size = type->bytes;
     } else if (word_ == ".v2" || word_ == ".v4") {
       lanes = word_ == ".v2" ? 2 : 4;
-    } else if (is_ptx_word(word_[0]) && word_[0] != '.' && !is_digit(word_[0])) {
+    } else if (is_ptx_word(word_[0]) && word_[0] != '.' && !is_ptx_digit(word_[0])) {
       name = word_;
     }
   }
@@ -303,8 +227,9 @@ void PtxReader::read_variable(bool is_constant, bool external) {
     next();
     uint64_t count = 0;
     for (const char c : word_) {
-      count =
-          is_digit(c) && count < kMaxParamBytes ? count * 10 + static_cast<uint64_t>(c - '0') : 0;
+      count = is_ptx_digit(c) && count < kMaxParamBytes
+                  ? count * 10 + static_cast<uint64_t>(c - '0')
+                  : 0;
     }
     bytes = bytes > (uint64_t{1} << 40) ? 0 : bytes * count;
     while (!word_.empty() && word_ != "]") next();

@@ -3,6 +3,7 @@
 //   check_cubin FOLDER        (tests/data)
 //
 // Run by tests/faults/test_cpp.py, compiled with AddressSanitizer; prints the failed checks.
+// Over 500 lines: one program, because each costs a compilation with AddressSanitizer.
 #include <dlfcn.h>
 #include <sys/mman.h>
 #include <torch_cubin/cubin.h>

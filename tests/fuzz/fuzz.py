@@ -93,7 +93,7 @@ READERS = {
     "static_library": ("cubin/static_library.cpp",),
     "bundle": ("cubin/embedded.cpp",),
     "c_arrays": ("cubin/c_arrays.cpp",),
-    "ptx": ("cubin/ptx.cpp",),
+    "ptx": ("cubin/ptx.cpp", "cubin/ptx_scanner.cpp"),
     "zstd": ("cubin/zstd.cpp", "cubin/zstd_entropy.cpp"),
     "lz4": ("cubin/lz4.cpp",),
     "inspect": (

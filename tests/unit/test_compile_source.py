@@ -1,4 +1,7 @@
-"""torch_cubin.compile: CUDA C++ by NVRTC and nvcc, their errors, and the cache of both."""
+"""torch_cubin.compile: CUDA C++ by NVRTC and nvcc, their errors, and the cache of both.
+
+Over 500 lines, because all sections share the compilers that are found and the cache's folder.
+"""
 
 from __future__ import annotations
 

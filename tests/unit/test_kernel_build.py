@@ -1,4 +1,7 @@
-"""csrc/kernels/build/build.py: architectures, the toolkit, and whole packages from tiny kernels."""
+"""csrc/kernels/build/build.py: architectures, the toolkit, and whole packages from tiny kernels.
+
+Over 500 lines, because all sections share the tiny kernels and their builds.
+"""
 
 from __future__ import annotations
 

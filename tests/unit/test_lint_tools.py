@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import compile_commands  # noqa: E402
 import docs_site  # noqa: E402
 import links  # noqa: E402
 import tidy  # noqa: E402
+import words  # noqa: E402
 
 
 def test_no_link_is_dead() -> None:
@@ -65,3 +67,17 @@ def test_every_source_has_a_command() -> None:
     sources = set(compile_commands.sources())
     assert {path.name for path in (ROOT / "csrc").glob("*.cpp")} <= {p.name for p in sources}
     assert not any("kernels" in path.relative_to(ROOT).parts for path in sources)
+
+
+def test_a_file_of_more_than_500_lines_says_why() -> None:
+    """In its first comment."""
+    reason = re.compile(r"over 500 lines|longer than|is long(er)? because|long file|single header")
+    silent = [
+        name
+        for name, text in words.tree().items()
+        if Path(name).suffix in {".py", ".c", ".h", ".cpp", ".cu", ".cuh"}
+        and not name.endswith(".cubin.cpp")  # written by nvcc and bin2c
+        and text.count("\n") > 500
+        and not reason.search(" ".join(re.sub(r"\s//\s", " ", text[:4000]).split()).lower())
+    ]
+    assert silent == []

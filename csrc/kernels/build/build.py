@@ -7,7 +7,8 @@ A kernel is compiled to PTX once per virtual architecture and assembled once per
 are cached in build/kernels/ by the hash of their inputs: the sources for PTX, the PTX for a cubin.
 So a changed comment reassembles nothing.
 The package is reproducible: the same sources and compiler give the same bytes, whatever the path of
-the checkout. The manifest is written last, atomically.
+the checkout. The manifest is written last, atomically. Over 500 lines, because compiling, caching
+and installing share the Builder's jobs and keys.
 """
 
 from __future__ import annotations

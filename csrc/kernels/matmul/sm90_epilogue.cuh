@@ -1,5 +1,7 @@
 // Stores the sums of a tile, warp by warp: finished in registers, rounded and stored by the TMA;
 // or, for outputs and addends of other types and strides, through shared memory.
+//
+// Over 500 lines, because the variants share the staging buffers and the accumulators' layout.
 #pragma once
 
 #include "activation.cuh"
