@@ -77,10 +77,10 @@ ALLOWED = (
 def tree(revision: str | None = None) -> dict[str, str]:
     """The text files of a revision, or of the work tree with what git does not ignore."""
     if revision is None:
-        listed = _git("ls-files", "--cached", "--others", "--exclude-standard").decode().split("\n")
+        listed = git("ls-files", "--cached", "--others", "--exclude-standard").decode().split("\n")
         paths = [name for name in listed if _is_read(name) and (ROOT / name).is_file()]
         return {name: (ROOT / name).read_text(errors="replace") for name in paths}
-    with tarfile.open(fileobj=io.BytesIO(_git("archive", revision))) as archive:
+    with tarfile.open(fileobj=io.BytesIO(git("archive", revision))) as archive:
         return {
             member.name: file.read().decode(errors="replace")
             for member in archive
@@ -88,7 +88,7 @@ def tree(revision: str | None = None) -> dict[str, str]:
         }
 
 
-def _git(*arguments: str) -> bytes:
+def git(*arguments: str) -> bytes:
     return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, check=True).stdout
 
 
