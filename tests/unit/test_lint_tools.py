@@ -81,3 +81,16 @@ def test_a_file_of_more_than_500_lines_says_why() -> None:
         and not reason.search(" ".join(re.sub(r"\s//\s", " ", text[:4000]).split()).lower())
     ]
     assert silent == []
+
+
+def test_the_files_that_the_architecture_names_exist() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    named = set(re.findall(r"`([\w./-]+\.(?:py|pyi|cpp|h|c|cu|cuh|txt|json))`", page))
+    assert len(named) > 60
+    known = [f"/{name}" for name in words.git("ls-files").decode().split()]
+    missing = {
+        name
+        for name in named
+        if not any(one.endswith(f"/{name.removeprefix('../')}") for one in known)
+    }
+    assert missing == set()
