@@ -3,6 +3,8 @@
     python tools/kernels.py demo     this machine's GPU, else sm_90a
     python tools/kernels.py test     sm_80, sm_90a, sm_120a and this machine's GPU
     python tools/kernels.py all      every architecture of a wheel
+    python tools/kernels.py hashes   prints each cubin's sha256, to compare builds by `diff`; builds
+                                     nothing
 
 If TORCH_CUBIN_ARCHS is set, those architectures are built instead. Architectures that are already
 built stay, so that one target does not undo another's work; csrc/kernels/build/build.py reuses
@@ -68,6 +70,10 @@ def progress() -> Callable[[str], None]:
 
 def main() -> int:
     purpose = sys.argv[1] if len(sys.argv) == 2 else ""
+    if purpose == "hashes":
+        for kernel in json.loads((OUT / "manifest.json").read_text())["kernels"]:
+            print(kernel["sha256"], kernel["file"])
+        return 0
     if purpose not in ("demo", "test", "all"):
         print(__doc__, file=sys.stderr)
         return 2

@@ -47,9 +47,9 @@ def run_again(gpu: str = "h200", *more: str) -> int:
         return subprocess.run([sys.executable, *sys.argv, *more], env=environment).returncode
 
 
-def driver() -> tuple[Any, list[dict[str, Any]]]:
-    """The stand-in driver that reports the GPU's memory, and the package's matmul kernels, which it
-    knows from here on."""
+def driver(family: str = "matmul") -> tuple[Any, list[dict[str, Any]]]:
+    """The stand-in driver that reports the GPU's memory, and the package's kernels of a family,
+    which it knows from here on."""
     ctypes.CDLL("libtorch_cuda.so", mode=ctypes.RTLD_GLOBAL)
     from fake_driver.control import FakeDriver
     from faults import catalogs
@@ -58,7 +58,7 @@ def driver() -> tuple[Any, list[dict[str, Any]]]:
     clock, bus = os.environ["STAND_IN_MEMORY"].split()
     driver.set("memory_clock", int(clock))
     driver.set("memory_bus", int(bus))
-    kernels = catalogs.kernels_of("matmul")
+    kernels = catalogs.kernels_of(family)
     catalogs.declare(driver, kernels)
     return driver, kernels
 

@@ -1,11 +1,12 @@
 // Tensors that PyTorch takes for CUDA's, in a CPU build of PyTorch: their memory is the host's.
 //
 // Supported are torch.ops.fake_cuda.make, empty_strided on a "cuda" device (how the library
-// allocates) and zero_; no other op: no arithmetic, no copies, no printing.
+// allocates), zero_, and fill_ of float32; no other op: no arithmetic, no copies, no printing.
 #include <ATen/core/Tensor.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
@@ -52,6 +53,13 @@ at::Tensor& zero_(at::Tensor& tensor) {
   return tensor;
 }
 
+at::Tensor& fill_(at::Tensor& tensor, const at::Scalar& value) {
+  if (tensor.numel() > 0) {
+    std::fill_n(tensor.data_ptr<float>(), tensor.nbytes() / sizeof(float), value.to<float>());
+  }
+  return tensor;
+}
+
 }  // namespace
 
 // Autograd asks for one where such a tensor requires grad.
@@ -67,4 +75,5 @@ TORCH_LIBRARY(fake_cuda, m) {
 TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("empty_strided", &empty_strided);
   m.impl("zero_", &zero_);
+  m.impl("fill_.Scalar", &fill_);
 }

@@ -43,6 +43,7 @@ NAMES = sorted(path.stem for path in HERE.glob("fake_*.py"))
 # Files that test C++ only (built-in and declared ops), which does not use the extension module.
 CPP_ONLY = (
     "fake_attention_matrix",
+    "fake_attention_plans",
     "fake_catalog",
     "fake_contract_arguments",
     "fake_contract_fuzz",
