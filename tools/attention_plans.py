@@ -1,11 +1,11 @@
 """Compares the launches of 10,000 random attention calls before and after a change.
 
     git checkout main && make && python tools/attention_plans.py record /tmp/before.json
-    git checkout mine && make && python tools/attention_plans.py compare /tmp/before.json [--show 20]
+    git checkout mine && make && python tools/attention_plans.py compare /tmp/before.json
 
-Forward, backward, caches and float8_e4m3fn, with every option, in several layouts, run on the tests'
-stand-in driver, as on an H200 or (`--gpu h100`) an H100. Recorded are the kernels that a call
-launches, in their order, with their grids, shared memory, attributes and the bytes of their
+Forward, backward, caches and float8_e4m3fn, with every option, in several layouts, run on the
+tests' stand-in driver, as on an H200 or (`--gpu h100`) an H100. Recorded are the kernels that a
+call launches, in their order, with their grids, shared memory, attributes and the bytes of their
 parameters, or the error that it raises. Addresses are numbered in the order in which they occur,
 since no two processes have the same. The exit status is 1 where a call differs.
 """
