@@ -119,27 +119,29 @@ def write_params_digests(kernels) -> None:
     A family's header is named "matmul", a kernel's own "matmul/sm90" (sm90_params.h).
     """
     digests = {}
-    for header in sorted((ROOT / "csrc" / "kernels").glob("*/*_params.h")):
-        family, name = header.parent.name, header.stem.removesuffix("_params")
-        key = family if name == family else f"{family}/{name}"
-        digests[key] = kernels.kernel_table.params_digest(header)
+    table = kernels.kernel_table
+    for header in table.headers_of_params(ROOT / "csrc" / "kernels"):
+        digests[table.params_key(header)] = table.params_digest(header)
     text = "".join(f'{{"{key}", "{digest}"}},\n' for key, digest in digests.items())
     kernels.replace_file(GENERATED / "params_digests.inc", text.encode())
 
 
 def write_units(kernels, files: list[Path]) -> list[str]:
-    """Writes a unity source for each folder of csrc, which includes the folder's .cpp files.
+    """Writes a unity source for each folder of csrc and each family of ops, which includes the .cpp
+    files of the folder, of a family those in its folders, too.
 
     The headers of torch and of JSON take the compiler seconds in each file: with units the library
     needs 75 s of processor time instead of 250. Names in anonymous namespaces must therefore be
-    unique in a folder and differ from its headers' names.
+    unique in a unit and differ from its headers' names.
     """
-    folders = dict.fromkeys(path.parent for path in files if path.suffix == ".cpp")
+    parts: dict[str, list[Path]] = {}
+    for path in files:
+        part = path.relative_to(ROOT / "csrc")
+        if part.suffix == ".cpp":
+            parts.setdefault("_".join(part.parts[:-1][:2]) or "csrc", []).append(part)
     units = []
-    for folder in folders:
-        parts = [path.relative_to(ROOT / "csrc") for path in files if path.parent == folder]
-        text = "".join(f'#include "{part}"\n' for part in parts if part.suffix == ".cpp")
-        name = "_".join(folder.relative_to(ROOT / "csrc").parts) or "csrc"
+    for name, own in parts.items():
+        text = "".join(f'#include "{part}"\n' for part in own)
         unit = GENERATED / "units" / f"all_of_{name}.cpp"
         kernels.replace_file(unit, text.encode())
         units.append(unit)
@@ -175,7 +177,7 @@ def extension():
         write_units(kernels, files),
         depends=[
             *(str(path) for path in files if path.suffix in (".cpp", ".h", ".map")),
-            *map(str, (csrc / "kernels").glob("*/*_params.h")),
+            *map(str, kernels.kernel_table.headers_of_params(csrc / "kernels")),
             str(PACKAGE / "include" / "torch_cubin" / "abi.h"),
             __file__,
         ],

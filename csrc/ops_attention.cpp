@@ -4,9 +4,8 @@
 #include <torch/csrc/stable/library.h>
 
 #include "op_registration.h"
-#include "ops/attention/attention.h"
-#include "ops/attention/kv_cache.h"
-#include "ops/attention/softmax.h"
+#include "ops/attention/api/attention.h"
+#include "ops/attention/compose/softmax.h"
 
 namespace {
 

@@ -23,10 +23,10 @@ STORED = ROOT / "tests" / "data" / "c_layouts.json"
 COMMAND = "python tests/c_layouts.py"
 ATTENTION, MATMUL = "csrc/kernels/attention", "csrc/kernels/matmul"
 LISTED = (
-    (f"{ATTENTION}/sm90_backward_params.h", "Sm90BackwardParams"),
-    (f"{ATTENTION}/sm90_e4m3_params.h", "Sm90E4m3Params"),
-    (f"{ATTENTION}/sm90_e4m3_values_params.h", "Sm90E4m3ValuesParams"),
-    (f"{ATTENTION}/sm90_params.h", "Sm90AttentionParams"),
+    (f"{ATTENTION}/sm90/backward_params.h", "Sm90BackwardParams"),
+    (f"{ATTENTION}/sm90/e4m3_params.h", "Sm90E4m3Params"),
+    (f"{ATTENTION}/sm90/e4m3_values_params.h", "Sm90E4m3ValuesParams"),
+    (f"{ATTENTION}/sm90/forward_params.h", "Sm90AttentionParams"),
     (f"{MATMUL}/finish_params.h", "FinishParams"),
     (f"{MATMUL}/matmul_params.h", "MatmulParams"),
     (f"{MATMUL}/pad_params.h", "PadParams"),

@@ -1,4 +1,4 @@
-"""Attention forward on an H200: csrc/kernels/attention/sm90.cu compared with cuDNN and flash.
+"""Attention forward on an H200: kernels/attention/sm90/forward.cu compared with cuDNN and flash.
 
     python benchmarks/sm90/bench_attention.py --build OUT           # nvcc, no GPU
     python benchmarks/sm90/bench_attention.py OUT [--json FILE]     # checks, then times
@@ -81,7 +81,7 @@ def build(kernel: Kernel, out: Path, extra: list[str]) -> str:
         "TC_THREADS": 128 * (kernel.groups + 1),
         "TC_DYNAMIC_SHARED": kernel.shared,
     }
-    return compile_kernel("sm90", kernel.name, defines, extra, out)
+    return compile_kernel("sm90/forward", kernel.name, defines, extra, out)
 
 
 def setup() -> None:

@@ -1,4 +1,4 @@
-"""Attention backward on an H200: sm90_backward.cu and sm90_backward_wide.cu, compared with cuDNN.
+"""Attention backward on an H200: sm90/backward.cu and sm90/backward_wide.cu, compared with cuDNN.
 
     python benchmarks/sm90/bench_attention_backward.py --build OUT [--bound]   # nvcc, no GPU
     python benchmarks/sm90/bench_attention_backward.py OUT [--json FILE]       # checks, then times

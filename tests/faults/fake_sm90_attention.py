@@ -18,7 +18,7 @@ NO_BOUND = 1 << 30
 ROUND_ROBIN, IN_PAIRS, BY_QUERIES = 0, -1, -2
 
 
-Params = c_layouts.structure(f"{c_layouts.ATTENTION}/sm90_params.h", "Sm90AttentionParams")
+Params = c_layouts.structure(f"{c_layouts.ATTENTION}/sm90/forward_params.h", "Sm90AttentionParams")
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from faults.launch_params import read_map
 
 NO_BOUND = 1 << 30
 H100, H200 = 50 << 20, 60 << 20  # bytes of the L2 cache, by which heads side by side are chosen
-PARAMS_HEADER = f"{c_layouts.ATTENTION}/sm90_backward_params.h"
+PARAMS_HEADER = f"{c_layouts.ATTENTION}/sm90/backward_params.h"
 Params = c_layouts.structure(PARAMS_HEADER, "Sm90BackwardParams")
 
 

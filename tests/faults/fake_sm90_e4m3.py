@@ -14,8 +14,8 @@ from faults.forked import forked
 from faults.launch_params import read_map
 
 E4M3 = torch.float8_e4m3fn
-Params = structure(f"{ATTENTION}/sm90_e4m3_params.h", "Sm90E4m3Params")
-ValuesParams = structure(f"{ATTENTION}/sm90_e4m3_values_params.h", "Sm90E4m3ValuesParams")
+Params = structure(f"{ATTENTION}/sm90/e4m3_params.h", "Sm90E4m3Params")
+ValuesParams = structure(f"{ATTENTION}/sm90/e4m3_values_params.h", "Sm90E4m3ValuesParams")
 
 
 @pytest.fixture

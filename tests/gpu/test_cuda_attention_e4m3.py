@@ -1,4 +1,4 @@
-"""flash_attention of float8_e4m3fn on Hopper: csrc/kernels/attention/sm90_e4m3.cu."""
+"""flash_attention of float8_e4m3fn on Hopper: csrc/kernels/attention/sm90/e4m3.cu."""
 
 import math
 import random

@@ -1,5 +1,5 @@
-"""The kernels of csrc/kernels/attention/sm90.cu: nonfinite values, and scores that jump. Every
-one of them, tile by tile, is in test_cuda_attention_tiles.py."""
+"""The kernels of csrc/kernels/attention/sm90/forward.cu: nonfinite values, and scores that jump.
+Every one of them, tile by tile, is in test_cuda_attention_tiles.py."""
 
 import math
 

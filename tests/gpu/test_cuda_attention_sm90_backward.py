@@ -1,4 +1,4 @@
-"""The kernels of csrc/kernels/attention/sm90_backward.cu and sm90_backward_wide.cu: tails, bands,
+"""The kernels of csrc/kernels/attention/sm90/backward.cu and backward_wide.cu: tails, bands,
 grouped heads, strides, and nonfinite values."""
 
 import math

@@ -147,7 +147,7 @@ def test_masks_that_hide_whole_tiles(head_dim: int, keys: int, nan_memory) -> No
 def test_masks_of_each_head_are_laid_out_in_chunks_of_keys(
     head_dim: int, keys: int, nan_memory
 ) -> None:
-    """sm90_backward_mask.cu has 512 keys a block; a byte of a mask need not be 1 to be true."""
+    """sm90/backward_mask.cu has 512 keys a block; a byte of a mask need not be 1 to be true."""
     g = ac.generator(f"chunks {head_dim} {keys}")
     q, grad = (ac.draw((1, 4, 700, head_dim), torch.bfloat16, g) for _ in range(2))
     k, v = (ac.draw((1, 4, keys, head_dim), torch.bfloat16, g) for _ in range(2))

@@ -1,4 +1,4 @@
-"""Every forward kernel of 16 bits, not only those that are chosen: Hopper's (sm90.cu in
+"""Every forward kernel of 16 bits, not only those that are chosen: Hopper's (sm90/forward.cu in
 csrc/kernels/attention). A child process for each tile, whose catalog holds nothing else. Those that
 all architectures have (mma.cu, pair.cu) are in test_cuda_attention_tiles_portable.py: another
 process runs them meanwhile."""

@@ -20,13 +20,13 @@
 #include <vector>
 
 #include "kernels/attention/attention_params.h"
-#include "ops/attention/attention.h"
-#include "ops/attention/compose.h"
-#include "ops/attention/dropout_bits.h"
-#include "ops/attention/fused_operands.h"
-#include "ops/attention/operands.h"
-#include "ops/attention/plan.h"
-#include "ops/attention/portable.h"
+#include "ops/attention/api/attention.h"
+#include "ops/attention/compose/compose.h"
+#include "ops/attention/plan/plan.h"
+#include "ops/attention/portable/portable.h"
+#include "ops/attention/problem/dropout_bits.h"
+#include "ops/attention/problem/fused_operands.h"
+#include "ops/attention/problem/operands.h"
 
 namespace torch_cubin {
 namespace host_check {
@@ -519,13 +519,13 @@ void run(PackageKernel& kernel, const AttentionParams& p, int64_t blocks, int sp
 #define empty_cuda(sizes, dim, dtype, device) host_check::empty(sizes, dim, dtype)
 #define empty_cuda_strided(sizes, strides, dim, dtype, device) \
   host_check::empty_strided(sizes, strides, dim, dtype)
-#include "ops/attention/forward.cpp"
+#include "ops/attention/api/forward.cpp"
 #define run_fused run_fused_backward
-#include "ops/attention/backward.cpp"
-#include "ops/attention/fused_operands.cpp"
-#include "ops/attention/operands.cpp"
-#include "ops/attention/portable_backward.cpp"
-#include "ops/attention/portable_forward.cpp"
+#include "ops/attention/api/backward.cpp"
+#include "ops/attention/portable/backward.cpp"
+#include "ops/attention/portable/forward.cpp"
+#include "ops/attention/problem/fused_operands.cpp"
+#include "ops/attention/problem/operands.cpp"
 
 namespace {
 

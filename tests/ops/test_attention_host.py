@@ -24,12 +24,12 @@ CSRC = ROOT / "csrc"
 BUILD = ROOT / "build" / "unit"
 # What attention_host.cpp includes, and what registers ops.
 SKIPPED = {
-    "ops/attention/forward.cpp",
-    "ops/attention/backward.cpp",
-    "ops/attention/fused_operands.cpp",
-    "ops/attention/operands.cpp",
-    "ops/attention/portable_backward.cpp",
-    "ops/attention/portable_forward.cpp",
+    "ops/attention/api/forward.cpp",
+    "ops/attention/api/backward.cpp",
+    "ops/attention/problem/fused_operands.cpp",
+    "ops/attention/problem/operands.cpp",
+    "ops/attention/portable/backward.cpp",
+    "ops/attention/portable/forward.cpp",
     "ops_attention.cpp",
     "ops_matmul.cpp",
     "c_api.cpp",
@@ -50,32 +50,33 @@ def cuda_include() -> Path:
     return toolkit.find_toolkit().include
 
 
-def sources(folder: Path) -> list[Path]:
-    return sorted(
-        path for path in folder.glob("*.cpp") if str(path.relative_to(CSRC)) not in SKIPPED
-    )
+def units() -> dict[str, list[Path]]:
+    """The library's sources by the unit in which setup.py compiles them (write_units)."""
+    found: dict[str, list[Path]] = {}
+    for path in sorted(CSRC.rglob("*.cpp")):
+        folders = path.relative_to(CSRC).parts[:-1]
+        found.setdefault("_".join(folders[:2]) or "csrc", []).append(path)
+    return found
 
 
-def unit(folder: Path, target: Path) -> Path:
-    """A folder's sources in one file, as setup.py compiles them; they share the headers' time."""
-    name = "_".join(folder.relative_to(CSRC).parts) or "csrc"
+def unit(name: str, own: list[Path], target: Path) -> Path:
+    """Sources in one file, so that they share the headers' time."""
     file = target / f"rest_of_{name}.cpp"
-    file.write_text("".join(f'#include "{path.relative_to(CSRC)}"\n' for path in sources(folder)))
+    file.write_text("".join(f'#include "{path.relative_to(CSRC)}"\n' for path in own))
     return file
 
 
 def parts(target: Path) -> list[Path]:
-    """The library's other sources: objects of whole folders, where setup.py made some."""
+    """The library's other sources: objects of whole units, where setup.py made some."""
     headers = [*CSRC.rglob("*.h"), *(ROOT / "build" / "generated").rglob("*.h")]
     found = []
-    for folder in sorted({path.parent for path in CSRC.rglob("*.cpp")}):
-        own = sources(folder)
-        whole = len(own) == len(list(folder.glob("*.cpp")))
-        name = "_".join(folder.relative_to(CSRC).parts)
+    for name, all_sources in units().items():
+        own = [path for path in all_sources if str(path.relative_to(CSRC)) not in SKIPPED]
+        whole = len(own) == len(all_sources)
         objects = list((ROOT / "build").glob(f"temp*/build/generated/units/all_of_{name}.o"))
         newest = max(path.stat().st_mtime for path in (*own, *headers))
         made = [path for path in objects if whole and path.stat().st_mtime > newest]
-        found.append(made[0] if made else unit(folder, target))
+        found.append(made[0] if made else unit(name, own, target))
     return found
 
 

@@ -7,12 +7,23 @@ reads them all. Comments do not count, string literals do.
 from __future__ import annotations
 
 import dataclasses
+import posixpath
 import re
+import sys
 from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "csrc" / "kernels" / "build"))
+
+import kernel_table  # noqa: E402  (needs the path above)
 
 # Lowest first. A folder of a layer may have folders of its own (ops/matmul). A file may include
 # headers of its own layer and of those below.
 LAYERS = ("cubin", "driver", "runtime", "package", "abi", "pytorch", "declared", "ops")
+# The same within a family whose folders have an order. Those of one rank are independent.
+FAMILY_FOLDERS = {
+    "attention": (("problem",), ("plan", "compose"), ("portable", "sm90"), ("api",)),
+}
 # These know no torch: C++ programs without it can link them.
 WITHOUT_TORCH = ("cubin", "driver", "runtime", "package", "abi")
 TOP = len(LAYERS)  # csrc/ops_<family>.cpp, csrc/c_api*.cpp
@@ -33,10 +44,11 @@ def context_of(root: Path) -> Context:
     """Read from csrc/ops_<family>.cpp and csrc/kernels, so that neither list can fall behind."""
     schemas = "".join(path.read_text() for path in sorted(root.glob("ops_*.cpp")))
     ops = {name.lstrip("_") for name in re.findall(r'm\.def\(\s*"(\w+)\(', schemas)}
-    kernels = {f"{path.stem}_{path.parent.name}" for path in (root / "kernels").glob("*/*.cu")}
+    sources = sorted((root / "kernels").glob("*/**/*.cu"))
+    kernels = {prefix for path in sources for prefix in kernel_table.name_prefixes(path)}
     macros = {"TC_KERNEL", "TC_THREADS", "TC_STAGES", "TC_DYNAMIC_SHARED"}
     macros |= {"TC_TILE_M", "TC_TILE_N", "TC_TILE_K"}
-    for path in (root / "kernels").glob("*/*.cu"):
+    for path in sources:
         macros |= set(re.findall(r'"(TC_\w+)"', path.read_text()))
     return Context(frozenset(ops), frozenset(kernels), frozenset(macros))
 
@@ -83,6 +95,16 @@ def layer_of(path: str) -> int | None:
     return LAYERS.index(folder) if folder in LAYERS else None
 
 
+def family_rank(path: str) -> tuple[str, int] | None:
+    """The family's name and the rank of the folder in it; None where its folders have no order."""
+    layer, *folders = path.split("/")[:3]
+    if layer != "ops" or len(folders) < 2:
+        return None
+    ranks = FAMILY_FOLDERS.get(folders[0], ())
+    found = [rank for rank, names in enumerate(ranks) if folders[1] in names]
+    return (folders[0], found[0]) if found else None
+
+
 _TORCH = re.compile(r"^(torch|ATen|c10|caffe2)/")
 _CUDA_HEADER = re.compile(r"^(cuda|cudart|nvrtc|nvJitLink|cublas|cudnn)\w*\.h$|^cuda/")
 _PYTHON = re.compile(r"^(Python\.h|pybind11/|torch/extension\.h|torch/csrc/autograd/python)")
@@ -93,7 +115,7 @@ _LIBCUDA = re.compile(r"\blibcuda\b")
 _PARSING = re.compile(r"\b(?:fopen|fread|open|openat|ifstream|mmap|nlohmann|parse_cubin|Elf)\b")
 _CONTROL = re.compile(r"\b(?:if|for|while|switch|return)\b")
 _REGISTRATION = re.compile(r"^ops_(?P<family>\w+)\.cpp$")
-_SHARED_HEADER = re.compile(r"^kernels/\w+/\w+_params\.h$")
+_SHARED_HEADER = re.compile(r"^kernels/(?:\w+/)+\w+_params\.h$")
 
 
 def violations(path: str, text: str, context: Context) -> list[str]:
@@ -109,13 +131,16 @@ def _device_violations(path: str, code: str, context: Context) -> list[str]:
         # A header that read them could serve one configuration a file only.
         macros = context.kernel_macros & set(re.findall(r"\bTC_\w+", without_strings(code)))
         problems += [f"reads the macro {name}: only a .cu does" for name in sorted(macros)]
+    own = path.removeprefix("kernels/").rpartition("/")[0]  # "attention/sm90"
     for header in includes(code):
+        if header.startswith("../"):  # headers that the host includes, too, have no other way up
+            header = posixpath.normpath(f"{own}/{header}")
         folder, _, _ = header.rpartition("/")
-        if _TORCH.match(header) or header == "cuda.h" or "/" in folder:
+        if _TORCH.match(header) or header == "cuda.h":
             problems.append(f"includes '{header}': device code stands alone")
-        elif folder not in ("", "common"):
+        elif folder and folder.split("/")[0] not in ("common", own.split("/")[0]):
             problems.append(f"includes '{header}': a family uses its own folder and common")
-        elif folder and path.split("/")[1] == folder:
+        elif folder and folder == own:
             problems.append(f"includes '{header}': a header of its own folder needs no folder")
     return problems
 
@@ -133,8 +158,14 @@ def _host_violations(path: str, code: str, context: Context) -> list[str]:
         folder = header.split("/")[0]
         if folder in LAYERS and LAYERS.index(folder) > rank:
             problems.append(f"includes '{header}' of a layer above")
+        own, other = family_rank(path), family_rank(header)
+        apart = path.split("/")[:3] != header.split("/")[:3]
+        if own and other and apart and own[0] == other[0] and other[1] >= own[1]:
+            problems.append(f"includes '{header}': a family's folder uses those below it")
         if folder == "kernels" and not (layer == "ops" and _SHARED_HEADER.match(header)):
-            problems.append(f"includes '{header}': only csrc/ops, and only kernels/*/*_params.h")
+            problems.append(
+                f"includes '{header}': only csrc/ops, and only the _params.h of kernels"
+            )
         if layer in WITHOUT_TORCH and _TORCH.match(header):
             problems.append(f"includes '{header}': csrc/{layer} knows no torch")
         if layer == "ops" and folder == "declared":

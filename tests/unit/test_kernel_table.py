@@ -107,10 +107,8 @@ def test_kernel_tables_name_each_kernel_once() -> None:
     assert {"simt", "dot", "reduce"} <= {kernel.fields["kind"] for kernel in kernels}
     for kernel in kernels:
         # A file whose name goes on from another's may go on with that one's kernels.
-        words = kernel.source.stem.split("_")
-        stems = ["_".join(words[:count]) for count in range(len(words), 0, -1)]
-        family = kernel.source.parent.name
-        assert kernel.name.startswith(tuple(f"{stem}_{family}" for stem in stems)), kernel.name
+        prefixes = tuple(kernel_table.name_prefixes(kernel.source))
+        assert kernel.name.startswith(prefixes), kernel.name
         wide = ("float16", "bfloat16", "float32", "float64", "any")
         assert kernel.fields["dtype"] in (*wide, "float8_e4m3fn")
 
@@ -166,6 +164,32 @@ def test_a_kernel_may_have_a_parameters_header_of_its_own(tmp_path: Path) -> Non
     assert kernel_table.params_header(source) == tmp_path / "matmul" / "matmul_params.h"
     (tmp_path / "matmul" / "sm90_params.h").write_text("struct Sm90Params {};\n")
     assert kernel_table.params_header(source) == tmp_path / "matmul" / "sm90_params.h"
+
+
+def test_sources_may_lie_in_folders_of_their_family(tmp_path: Path) -> None:
+    """They use the family's headers, those of its other folders and the common ones."""
+    for name in ("common", "attention/sm90", "attention/portable"):
+        (tmp_path / name).mkdir(parents=True)
+    source = tmp_path / "attention" / "sm90" / "backward_delta.cu"
+    header = tmp_path / "attention" / "attention_params.h"
+    own = tmp_path / "attention" / "sm90" / "backward_params.h"
+    for path in (header, tmp_path / "attention" / "portable" / "tile.cuh"):
+        path.write_text("int x;\n")
+    source.write_text(
+        '#include "attention/attention_params.h"\n#include "attention/portable/tile.cuh"\n'
+    )
+    assert kernel_table.params_header(source) == header
+    own.write_text("int y;\n")
+    assert kernel_table.params_header(source) == own
+    keys = [kernel_table.params_key(path) for path in kernel_table.headers_of_params(tmp_path)]
+    assert keys == ["attention", "attention/sm90/backward"]
+    assert set(kernel_table.with_includes(source)) == {
+        "attention/sm90/backward_delta.cu",
+        "attention/attention_params.h",
+        "attention/portable/tile.cuh",
+    }
+    assert kernel_table.family_of(source) == "attention"
+    assert "sm90_backward_delta_attention" in kernel_table.name_prefixes(source)
 
 
 def test_every_kernel_has_its_parameters_header() -> None:

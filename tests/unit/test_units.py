@@ -1,5 +1,6 @@
-"""A folder of csrc/ is compiled as one file (write_units in setup.py): a name local to one .cpp
-must not occur in another .cpp, nor in a header, which it would silently hide from the next files.
+"""A folder of csrc/, or a family of ops with its folders, is compiled as one file (write_units in
+setup.py): a name local to one .cpp must not occur in another .cpp, nor in a header, which it would
+silently hide from the next files.
 """
 
 from __future__ import annotations
@@ -60,11 +61,14 @@ def test_names_of_one_file_are_its_own() -> None:
         for name in names(code_of(path.read_text())):
             headers[name].append(path)
     found = []
-    for folder in {path.parent for path in CSRC.rglob("*.cpp")}:
+    units = defaultdict(list)
+    for path in sorted(CSRC.rglob("*.cpp")):
+        units[path.relative_to(CSRC).parts[:-1][:2]].append(path)
+    for paths in units.values():
         seen: dict[str, Path] = {}
-        # Headers that a unit of this folder may see: its own layer's and those below.
-        layer = layer_of(folder)
-        for path in sorted(folder.glob("*.cpp")):
+        # Headers that a unit may see: those of its own layer and of the layers below.
+        layer = layer_of(paths[0].parent)
+        for path in paths:
             for name in sorted(local_names(path.read_text())):
                 other = seen.setdefault(name, path)
                 if other != path:

@@ -1,8 +1,8 @@
 """Shapes and strides of the attention ops' outputs for arguments whose sizes may be symbolic.
 
-C++ checks the arguments (csrc/ops/attention/checks.cpp), for fake tensors and under vmap too, by
-what describes them. The shapes and strides of outputs stand there and here, because a symbol's
-formula must be Python's; tests compare both on random layouts.
+C++ checks the arguments (csrc/ops/attention/problem/checks.cpp), for fake tensors and under vmap
+too, by what describes them. The shapes and strides of outputs stand there and here, because a
+symbol's formula must be Python's; tests compare both on random layouts.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 For derivatives that `attention_backward` lacks: gradients of a mask or of slopes and by logsumexp,
 forward mode, torch.func's transforms, second order. The C++ half, for float64 and wide heads, is
-csrc/ops/attention/compose.cpp; both compute scores in float32, or float64 for float64.
+csrc/ops/attention/compose/compose.cpp; both compute scores in float32, or float64 for float64.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ constexpr int kAttendOwnMask = 4;      // mask holds values of q's dtype, added 
 constexpr int kAttendFloatMask = 8;    // mask holds floats, added to the scores
 constexpr int kAttendDropout = 16;
 constexpr int kAttendSinkTerms =
-    32;  // delta.cu alone: it gives a row's term of its sink's gradient
+    32;  // portable/delta.cu alone: it gives a row's term of its sink's gradient
 
 struct AttentionParams {
   const void* q;
@@ -47,7 +47,7 @@ struct AttentionParams {
   // Backward.
   const void* grad_out;
   const float* delta;  // sum over the columns of grad_out * out
-  float* dq_sum;       // dq in float; its size and order: backward_dq.cuh
+  float* dq_sum;       // dq in float; its size and order: portable/backward_dq.cuh
   int* dq_turn;        // [batch][head][ceil(seqlen_q / 32)]: whose turn it is to add to dq_sum
   void* dq;
   void* dk;

@@ -1,4 +1,4 @@
-"""Builds csrc/kernels/*/*.cu to the kernel package: a cubin per kernel and arch, a manifest.
+"""Builds csrc/kernels to the kernel package: a cubin per kernel and arch, and a manifest.
 
     python csrc/kernels/build/build.py --out torch_cubin/cubins [--archs sm_80,sm_90a] [--jobs N]
 

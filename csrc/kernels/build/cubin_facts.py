@@ -13,7 +13,7 @@ import struct
 from collections.abc import Sequence
 
 import ptx_waits
-from kernel_table import split_arch
+from kernel_table import name_of, split_arch
 from toolkit import BuildError
 
 # --- parameters, from the cubin -------------------------------------------------------------------
@@ -76,7 +76,7 @@ def params_struct(header: pathlib.Path) -> str:
 def size_probe(headers: Sequence[pathlib.Path]) -> str:
     """A source whose PTX contains the sizes of the headers' structs."""
     return "".join(
-        f'#include "{header.parent.name}/{header.name}"\n'
+        f'#include "{name_of(header)}"\n'
         f'extern "C" __device__ const unsigned long long tc_params_size_{i} ='
         f" sizeof(torch_cubin::{params_struct(header)});\n"
         for i, header in enumerate(headers)

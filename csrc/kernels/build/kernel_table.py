@@ -1,7 +1,8 @@
-"""Reads the kernel tables at the ends of csrc/kernels/*/*.cu, expands them, and hashes sources.
+"""Reads the kernel tables at the ends of the .cu files of csrc/kernels, expands them, and hashes
+sources.
 
-The format is described in ../README.md. A source is in its family's folder, beside the folders of
-other families and `common`. Independent of compilers and cubins.
+The format is described in ../README.md. A source is in its family's folder or in a folder of that,
+beside the folders of other families and `common`. Independent of compilers and cubins.
 """
 
 from __future__ import annotations
@@ -88,22 +89,55 @@ def split_arch(arch: str) -> tuple[int, str]:
     return int(found.group(1)), found.group(2)
 
 
+def root_of(source: pathlib.Path) -> pathlib.Path:
+    """The folder of the families: the one with `common`, else that of the source's folder."""
+    found = (folder for folder in source.parents if (folder / "common").is_dir())
+    return next(found, source.parent.parent)
+
+
 def name_of(source: pathlib.Path) -> str:
     """ "matmul/mma.cu": the name of a source in csrc/kernels, wherever the checkout lies."""
-    return f"{source.parent.name}/{source.name}"
+    return source.relative_to(root_of(source)).as_posix()
+
+
+def family_of(source: pathlib.Path) -> str:
+    return name_of(source).split("/")[0]
+
+
+def name_prefixes(source: pathlib.Path) -> list[str]:
+    """What the names of a source's kernels may begin with: its name, or the first words of it, with
+    the name of its folder in the family's before it, or not, or that alone; then the family's. Of
+    attention/sm90/backward_delta.cu "sm90_backward_delta_attention" and "sm90_attention", say."""
+    family, *folders = name_of(source).split("/")[:-1]
+    words = source.stem.split("_")
+    stems = ["_".join(words[:count]) for count in range(len(words), 0, -1)]
+    names = [*stems, *("_".join([*folders, stem]) for stem in stems), *folders]
+    return [f"{name}_{family}" for name in names]
 
 
 def params_header(source: pathlib.Path) -> pathlib.Path:
     """The header that declares a kernel's parameters: the source's own where it has one (say
     matmul/sm90_params.h for matmul/sm90.cu), else that of the source whose name begins its own
-    (attention/sm90_backward_params.h for sm90_backward_delta.cu), else its family's
+    (attention/sm90/backward_params.h for attention/sm90/backward_delta.cu), else its family's
     (matmul/matmul_params.h)."""
     words = source.stem.split("_")
     for count in range(len(words), 0, -1):
         header = source.with_name("_".join(words[:count]) + "_params.h")
         if header.is_file():
             return header
-    return source.with_name(f"{source.parent.name}_params.h")
+    family = family_of(source)
+    return root_of(source) / family / f"{family}_params.h"
+
+
+def params_key(header: pathlib.Path) -> str:
+    """What the library calls a header of parameters: "matmul" for matmul/matmul_params.h, else
+    "matmul/sm90" for matmul/sm90_params.h."""
+    folder, _, name = name_of(header).removesuffix("_params.h").rpartition("/")
+    return folder if folder == name else f"{folder}/{name}"
+
+
+def headers_of_params(root: pathlib.Path) -> list[pathlib.Path]:
+    return sorted(root.glob("*/**/*_params.h"))
 
 
 def fail(source: pathlib.Path, problem: str, **facts: str) -> BuildError:
@@ -183,7 +217,7 @@ def parse_table(text: str, source: pathlib.Path) -> list[Kernel]:
         for row in expand({**table.get("defaults", {}), **entry}, source):
             check_row(row, source)
             fields = {key: value for key, value in row.items() if key not in BUILD_ONLY}
-            fields.setdefault("family", source.parent.name)
+            fields.setdefault("family", family_of(source))
             fields.setdefault("cluster", [1, 1, 1])
             kernels.append(
                 Kernel(
@@ -200,9 +234,9 @@ def parse_table(text: str, source: pathlib.Path) -> list[Kernel]:
 
 
 def read_tables(folder: pathlib.Path) -> list[Kernel]:
-    """All kernels of the .cu files in the families' folders below `folder`. Names are unique."""
+    """All kernels of the .cu files in the families' folders in `folder`. Names are unique."""
     kernels: dict[str, Kernel] = {}
-    for source in sorted(folder.glob("*/*.cu")):
+    for source in sorted(folder.glob("*/**/*.cu")):
         for kernel in parse_table(source.read_text(), source):
             if kernel.name in kernels:
                 other = name_of(kernels[kernel.name].source)
@@ -225,7 +259,7 @@ def with_includes(source: pathlib.Path) -> dict[str, str]:
     """The texts, by name, of a file and of every header of csrc/kernels that it includes, resolved
     as the compiler does: beside the includer, else from csrc/kernels. Without kernel tables: each
     kernel's row is part of its own key."""
-    root = source.resolve().parent.parent
+    root = root_of(source.resolve())
     seen: dict[str, str] = {}
     waiting = [source.resolve()]
     while waiting:

@@ -1,0 +1,571 @@
+// Attention forward for few query rows and many columns: decoding with a KV cache. Bound by the
+// memory that holds k and v.
+//
+// The rows of a tile are (query row, head of the group), so that the heads that share k and v read
+// them once: tile row r of KV head h is query row r / group of head h * group + r % group. grid.x =
+// ceil(seqlen_q * group / 16) * (heads / group) * batch, and grid.y splits the columns.
+//
+// Keys and values may be a cache (decode_params.h): its lengths and pages are read on the device,
+// and each sequence is cut by its own length; blocks past its parts say that they saw nothing, and
+// leave.
+//
+// All warps of a block have the same 16 rows and take 16 columns of a tile each, in rings of their
+// own: they do not wait for each other until they join their results, in the order of the warps.
+// Every feature of AttentionParams is here; an unused one costs a branch.
+//
+// Caches of e4m3 (decode_params.h) are turned into float16, which is exact, before they reach the
+// tensor cores, and queries of bfloat16 too, each row scaled by a power of two so that it fits.
+// Bytes are no 16-bit elements for ldmatrix: what it gives a lane are four neighbouring columns of
+// a key, so the depth of q . k has another order in both operands; and two neighbouring columns of
+// two values, so the even and the odd columns of 16 make an n8 tile each. The file is long because
+// both kinds of keys share all but that.
+#include "attention/portable/epilogue.cuh"
+#include "attention/portable/score.cuh"
+#include "attention/portable/softmax.cuh"
+#include "columns.cuh"
+#include "common/dropout.cuh"
+
+namespace torch_cubin::TC_KERNEL {
+
+struct Config {
+  static constexpr DType kDType = DType::TC_DTYPE;
+  static constexpr int kTileM = TC_TILE_M, kTileN = TC_TILE_N, kTileK = TC_TILE_K;
+  static constexpr int kStages = TC_STAGES, kThreads = TC_THREADS, kMinBlocks = TC_MIN_BLOCKS;
+  static constexpr int kDynamicShared = TC_DYNAMIC_SHARED;
+#ifdef TC_E4M3
+  static constexpr bool kE4m3 = true;  // keys and values
+#else
+  static constexpr bool kE4m3 = false;
+#endif
+};
+
+constexpr DType kDType = Config::kDType;
+using Traits = DTypeTraits<kDType>;
+using Storage = Traits::Storage;
+constexpr int kWarps = Config::kThreads / 32;
+constexpr int kElement = Config::kE4m3 ? 1 : 2;  // bytes of a key's or value's
+constexpr int kRowBytes = Config::kTileK * kElement;
+constexpr int kTileBytes = 16 * kRowBytes;
+constexpr int kStageBytes = 2 * kTileBytes;  // k, then v
+constexpr int kSteps = Config::kTileK / 16;
+constexpr int kOutTiles = Config::kTileK / 8;
+static_assert(Config::kTileM == 16 && Config::kTileN == 16 * kWarps, "a warp takes 16 columns");
+static_assert(kWarps * Config::kStages * kStageBytes == Config::kDynamicShared,
+              "the kernel table's memory");
+static_assert(Config::kStages * kStageBytes >= 16 * Config::kTileK * 4,
+              "a warp's results fit into its ring");
+
+// The row of a tile: a query row of one head.
+struct PackedRow {
+  int row, head;
+  bool exists;
+
+  TC_DEVICE PackedRow(const AttentionParams& p, const Sequence& s, int packed) {
+    row = packed / p.group;
+    head = s.kv_head * p.group + packed - row * p.group;
+    exists = row < s.rows;
+  }
+};
+
+// This warp's 16 columns of tiles of k or v.
+struct WarpCopy {
+  static constexpr int kLanes = kRowBytes < 128 ? kRowBytes / 16 : 8;  // of a row
+  static constexpr int kRows = 32 / kLanes, kPasses = 16 / kRows;
+  const char* global;  // this lane's vector of the first row; of the pool, where it lies in pages
+  tc_int64 row_bytes;
+  int bytes_left;
+
+  TC_DEVICE WarpCopy(const void* first_row, tc_int64 row_bytes_, int column_bytes, bool paged)
+      : row_bytes(row_bytes_) {
+    int lane = threadIdx.x % kLanes;
+    global = static_cast<const char*>(first_row) + (paged ? 0 : row() * row_bytes) + lane * 16;
+    bytes_left = column_bytes - lane * 16;
+  }
+  static TC_DEVICE int row() { return threadIdx.x % 32 / kLanes; }
+
+  // This lane's row of a pass, which begins `offset` bytes behind `global`.
+  TC_DEVICE void copy_row(u32 stage, int pass, int rows_left, tc_int64 offset) const {
+#pragma unroll
+    for (int v = 0; v < (kRowBytes + 127) / 128; ++v) {
+      u32 to =
+          Swizzle<kRowBytes, true>::offset(row() + kRows * pass, threadIdx.x % kLanes) + v * 128;
+      cp_async<16>(stage + to, global + offset + v * 128,
+                   row() + kRows * pass < rows_left && v * 128 < bytes_left);
+    }
+  }
+
+  TC_DEVICE void copy_next(u32 stage, int rows_left) {
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      copy_row(stage, pass, rows_left, kRows * pass * row_bytes);
+    }
+    global += Config::kTileN * row_bytes;
+  }
+};
+
+// Where the 16 rows lie that the warp copies next: lane l knows the page of row l % 16. It is asked
+// for two tiles ahead, because the answer comes from memory; one ahead where registers are short.
+struct PagedRows {
+  static constexpr int kAhead = Config::kTileK > 128 ? 1 : 2;
+  u32 page[kAhead];
+
+  static TC_DEVICE u32 at(int column) { return column + threadIdx.x % 16; }
+
+  TC_DEVICE PagedRows(const DecodeParams& p, int batch, int column, int columns) {
+    if (p.block_table == nullptr || !p.cache) return;
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      page[i] = fetch(p, batch, column + i * Config::kTileN, columns);
+    }
+  }
+
+  // After the copy of the tile at `column`.
+  TC_DEVICE void step(const DecodeParams& p, int batch, int column, int columns) {
+    if (kAhead == 2) page[0] = page[1];
+    page[kAhead - 1] = fetch(p, batch, column + kAhead * Config::kTileN, columns);
+  }
+
+  static TC_DEVICE u32 fetch(const DecodeParams& p, int batch, int column, int columns) {
+    const int* table = p.block_table + batch * p.block_table_stride;
+    return at(column) < static_cast<u32>(columns) ? __ldg(table + at(column) / p.page_size) : 0;
+  }
+
+  TC_DEVICE void copy(const DecodeParams& p, const WarpCopy& k, const WarpCopy& v, u32 stage,
+                      int column, int columns) const {
+    u32 row = at(column) % p.page_size;
+#pragma unroll
+    for (int pass = 0; pass < WarpCopy::kPasses; ++pass) {
+      int lane = WarpCopy::row() + WarpCopy::kRows * pass;
+      tc_int64 its_page = min(__shfl_sync(~0u, page[0], lane), p.pages - 1u);
+      tc_int64 its_row = __shfl_sync(~0u, row, lane);
+      k.copy_row(stage, pass, columns - column,
+                 its_page * (p.k_stride[0] * kElement) + its_row * (p.k_stride[2] * kElement));
+      v.copy_row(stage + kTileBytes, pass, columns - column,
+                 its_page * (p.v_stride[0] * kElement) + its_row * (p.v_stride[2] * kElement));
+    }
+  }
+};
+
+// The factor of e4m3 keys or values.
+TC_DEVICE float descale_of(const float* descale, const tc_int64 (&stride)[2], const Sequence& s) {
+  return descale != nullptr ? descale[s.batch * stride[0] + s.kv_head * stride[1]] : 1.0f;
+}
+
+struct Decode {
+  u32 q[kSteps][4];
+  float out[kOutTiles][4];
+  float score[2][4];
+  float reference[2], sum[2];  // of rows g and g + 8; natural units
+  float unit[2];               // e4m3: of the products of those rows
+
+  TC_DEVICE Decode(const DecodeParams& p, const Sequence& s, const PackedRow (&rows)[2]) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      reference[h] = kLowest;
+      sum[h] = 0.0f;
+      Sequence of_head = s;
+      of_head.head = rows[h].head;
+      auto from = static_cast<const Storage*>(p.q) +
+                  of_head.q_offset(p, p.q_stride, rows[h].exists ? rows[h].row : 0);
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          int column = Config::kE4m3 ? 16 * step + threadIdx.x % 4 * 4 + 2 * half
+                                     : 16 * step + 8 * half + threadIdx.x % 4 * 2;
+          q[step][h + 2 * half] = rows[h].exists && column < p.head_dim
+                                      ? __ldg(reinterpret_cast<const u32*>(from + column))
+                                      : 0;
+        }
+      if constexpr (Config::kE4m3) {
+        unit[h] = p.bfloat16 ? fit_into_f16(h) : 1.0f;
+        unit[h] *= descale_of(p.k_descale, p.k_descale_stride, s);
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kOutTiles; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) out[n][e] = 0.0f;
+  }
+
+  // Turns a row of q from bfloat16 to float16, its largest element to [2^14, 2^15). Returns the
+  // power of two that the products are to be multiplied with. No bit is lost in elements of at
+  // least 2^-28 of the largest.
+  TC_DEVICE float fit_into_f16(int h) {
+    u32 most = 0;
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        u32 word = q[step][h + 2 * half];
+        most = max(most, max(word & 0x7fffu, (word >> 16) & 0x7fffu));
+      }
+    most = max(most, __shfl_xor_sync(~0u, most, 1));
+    most = max(most, __shfl_xor_sync(~0u, most, 2));
+    u32 exponent = min(268 - (most >> 7), 253u);  // of the factor, as float32 stores it
+    float factor = __uint_as_float(exponent << 23);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        u32& word = q[step][h + 2 * half];
+        word = pack_f16(__uint_as_float(word << 16) * factor,
+                        __uint_as_float(word & 0xffff0000u) * factor);
+      }
+    return __uint_as_float((254 - exponent) << 23);
+  }
+
+  TC_DEVICE void multiply_qk(const FragmentAddress<Fragment::b, kRowBytes>& k_address, u32 stage) {
+    float odd[2][4];  // two sums, so that the mma of one step need not wait for the step before
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) score[n][e] = odd[n][e] = 0.0f;
+    if constexpr (Config::kE4m3) {
+#pragma unroll
+      for (int step = 0; step < kSteps; step += 2) {
+        u32 k[4];
+        k_address.load(k, stage, 0, 8 * step);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          mma<kDType>(i % 2 ? odd[i / 2] : score[i / 2], q[step + i % 2], e4m3_to_f16(k[i]),
+                      e4m3_to_f16(k[i] >> 16));
+        }
+      }
+    } else {
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        u32 k[4];
+        k_address.load(k, stage, 0, 16 * step);
+        mma<kDType>(step % 2 ? odd[0] : score[0], q[step], k[0], k[1]);
+        mma<kDType>(step % 2 ? odd[1] : score[1], q[step], k[2], k[3]);
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        score[n][e] += odd[n][e];
+        if (Config::kE4m3) score[n][e] *= unit[e / 2];
+      }
+  }
+
+  // Scores to weights; the references follow the maxima as in portable/mma.cu.
+  TC_DEVICE void exponentiate() {
+    float most[2];
+    bool exceeds = false;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      most[h] = fmaxf(fmaxf(score[0][2 * h], score[0][2 * h + 1]),
+                      fmaxf(score[1][2 * h], score[1][2 * h + 1]));
+      exceeds |= most[h] - reference[h] > kSlack * kLn2;
+    }
+    if (__any_sync(~0u, exceeds)) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float moved = fmaxf(reference[h], quad_max(most[h]));
+        float factor = exp2_approx((reference[h] - moved) * kLog2e);
+        reference[h] = moved;
+        sum[h] *= factor;
+#pragma unroll
+        for (int n = 0; n < kOutTiles; ++n) {
+          out[n][2 * h] *= factor;
+          out[n][2 * h + 1] *= factor;
+        }
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        score[n][e] = exp2_approx((score[n][e] - reference[e / 2]) * kLog2e);
+        sum[e / 2] += score[n][e];
+      }
+  }
+
+  TC_DEVICE void multiply_pv(const FragmentAddress<Fragment::b_transposed, kRowBytes>& v_address,
+                             u32 stage) {
+    u32 weights[4];
+    pack_fragment<kDType>(weights, score[0], score[1]);
+    if constexpr (Config::kE4m3) {
+#pragma unroll
+      for (int n = 0; n < kOutTiles; n += 4) {
+        u32 v[4];
+        v_address.load(v, stage, 0, 4 * n);
+        // Bytes 0 and 2 of a lane's word are the even column of two values, 1 and 3 the odd one.
+#pragma unroll
+        for (int i = 0; i < 4; ++i) v[i] = __byte_perm(v[i], 0, 0x3120);
+#pragma unroll
+        for (int i = 0; i < 4; i += 2) {
+          mma<kDType>(out[n + i], weights, e4m3_to_f16(v[i]), e4m3_to_f16(v[i + 1]));
+          mma<kDType>(out[n + i + 1], weights, e4m3_to_f16(v[i] >> 16),
+                      e4m3_to_f16(v[i + 1] >> 16));
+        }
+      }
+    } else {
+#pragma unroll
+      for (int n = 0; n < kOutTiles / 2; ++n) {
+        u32 v[4];
+        v_address.load(v, stage, 0, 16 * n);
+        mma<kDType>(out[2 * n], weights, v[0], v[1]);
+        mma<kDType>(out[2 * n + 1], weights, v[2], v[3]);
+      }
+    }
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
+    TC_KERNEL(const __grid_constant__ DecodeParams p) {
+  extern __shared__ __align__(1024) unsigned char shared_memory[];
+  __shared__ float2 statistics[kWarps][16];  // reference and sum
+
+  const bool cache = Config::kE4m3 || p.cache;
+  BlockPlace place(p);
+#if __CUDA_ARCH__ >= 900  // others start no kernel early
+  // NOTE: with it ptxas 13.0 spills 100 to 190 bytes of the other kernels.
+  if constexpr (Config::kTileK <= 128 && !Config::kE4m3) {
+    prefetch_part<Config::kTileN, kElement>(p, cache, place);
+  }
+#endif
+  wait_for_previous_kernel();
+
+  Sequence s(p, uniform(place.batch), uniform(place.kv_head) * p.group);
+  Sequence of_cache = s;  // as the cache has it
+  if (cache) {
+    s.columns = uniform(cached_columns<false>(p, s.batch));
+    int shift = p.flags & kAttendBottomRight ? s.columns - s.rows : 0;
+    s.first = p.first == -kNoBound ? -kNoBound : p.first + shift;
+    s.last = p.last == kNoBound ? kNoBound : p.last + shift;
+    of_cache.batch = p.block_table != nullptr ? 0 : uniform(cached_batch<false>(p, s.batch));
+  }
+  int packed = uniform(place.tile) * 16, last_packed = min(packed + 16, s.rows * p.group) - 1;
+  if (last_packed < packed) return;
+  int first_row = packed / p.group, last_row = last_packed / p.group;
+
+  auto part = Part<Config::kTileN>::of<false>(p, cache, max(0, first_row + s.first),
+                                              min(s.columns, last_row + s.last + 1));
+  if (part.none) {
+    PackedRow row(p, s, packed + threadIdx.x);
+    if (threadIdx.x < 16 && row.exists) {
+      Sequence of_head = s;
+      of_head.head = row.head;
+      *RowOutput<kDType>(p, of_head, row.row).logsumexp = -kInfinity;
+    }
+    return;
+  }
+  const int end = part.end;
+  // Columns [whole_begin, whole_end) are visible to all rows.
+  int whole_begin = last_row + s.first, whole_end = min(s.columns, first_row + s.last + 1);
+
+  int warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
+  int column = part.begin + 16 * warp;
+  bool paged = cache && p.block_table != nullptr;
+  int first_column = paged ? 0 : column;
+  WarpCopy k_copy(
+      static_cast<const char*>(p.k) + of_cache.k_offset(p, p.k_stride, first_column) * kElement,
+      p.k_stride[2] * kElement, p.head_dim * kElement, paged);
+  WarpCopy v_copy(
+      static_cast<const char*>(p.v) + of_cache.k_offset(p, p.v_stride, first_column) * kElement,
+      p.v_stride[2] * kElement, p.head_dim_v * kElement, paged);
+  PagedRows pages(p, s.batch, column, s.columns);
+  u32 ring = shared_address(shared_memory) + warp * (Config::kStages * kStageBytes);
+  u32 write = ring, read = ring;
+  int copied = column;
+  auto copy_next = [&]() {
+    if (copied < end) {
+      if (paged) {
+        pages.copy(p, k_copy, v_copy, write, copied, s.columns);
+        pages.step(p, s.batch, copied, s.columns);
+      } else {
+        k_copy.copy_next(write, s.columns - copied);
+        v_copy.copy_next(write + kTileBytes, s.columns - copied);
+      }
+      copied += Config::kTileN;
+      write += kStageBytes;
+      if (write == ring + Config::kStages * kStageBytes) write = ring;
+    }
+    cp_async_commit();
+  };
+#pragma unroll 1  // half of the kernel's code would be copies otherwise
+  for (int i = 0; i < Config::kStages - 1; ++i) copy_next();
+
+  PackedRow rows[2] = {PackedRow(p, s, packed + lane / 4), PackedRow(p, s, packed + lane / 4 + 8)};
+  Decode decode(p, s, rows);
+  FragmentAddress<Fragment::b, kRowBytes> k_address(0);
+  FragmentAddress<Fragment::b_transposed, kRowBytes> v_address(0);
+#pragma unroll 1
+  for (; column < end; column += Config::kTileN) {
+    __syncwarp();  // all lanes have read the stage that is written next
+    copy_next();
+    cp_async_wait<Config::kStages - 1>();
+    __syncwarp();
+    decode.multiply_qk(k_address, read);
+    int j = column + lane % 4 * 2;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      auto each = [&](auto&& function) {
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            float no_grad = 0.0f;
+            function(decode.score[n][2 * h + e], no_grad, rows[h].row, j + 8 * n + e, 0);
+          }
+      };
+      Sequence of_head = s;
+      of_head.head = rows[h].exists ? rows[h].head : s.head;
+      apply_rule(ScoreRule<kDType>(p, of_head), each, each);
+    }
+    if (column < whole_begin || column + 16 > whole_end) {
+#pragma unroll
+      for (int n = 0; n < 2; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          SeenColumns seen(s, rows[e / 2].row, 0);
+          if (!seen(j + 8 * n + e % 2)) decode.score[n][e] = -kInfinity;
+        }
+    }
+    decode.exponentiate();
+    if (!Config::kE4m3 && p.flags & kAttendDropout) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        DropoutBits bits(*p.dropout_seed, s.batch * p.heads + rows[h].head, rows[h].row,
+                         column / 32, lane % 4);
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            bool kept =
+                column % 32 ? bits.kept(2 + n, e, p.drop_below) : bits.kept(n, e, p.drop_below);
+            if (!kept) decode.score[n][2 * h + e] = 0.0f;
+          }
+      }
+    }
+    decode.multiply_pv(v_address, read + kTileBytes);
+    read += kStageBytes;
+    if (read == ring + Config::kStages * kStageBytes) read = ring;
+  }
+
+  forget(packed);
+  rows[0] = PackedRow(p, s, packed + lane / 4);
+  rows[1] = PackedRow(p, s, packed + lane / 4 + 8);
+  // Each warp scales its results to the references that all share, in its own ring; then a thread
+  // adds 8 columns of a row.
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float sum = quad_sum(decode.sum[h]);
+    if (lane % 4 == 0) {
+      statistics[warp][lane / 4 + 8 * h] = make_float2(decode.reference[h], sum);
+    }
+  }
+  cp_async_wait<0>();
+  __syncthreads();
+  auto mine = reinterpret_cast<float*>(shared_memory + warp * (Config::kStages * kStageBytes));
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float reference = kLowest;
+    int r = lane / 4 + 8 * h;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) reference = fmaxf(reference, statistics[w][r].x);
+    float sum = 0.0f;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      sum += statistics[w][r].y * exp2_approx((statistics[w][r].x - reference) * kLog2e);
+    }
+    Sequence of_head = s;
+    of_head.head = rows[h].head;
+    int row = rows[h].exists ? rows[h].row : 0;
+    RowOutput<kDType> output(p, of_head, row);
+    float factor = output.finish_joined(p, rows[h].head, 0, rows[h].exists && threadIdx.x < 32,
+                                        reference, sum);
+    factor *= exp2_approx((decode.reference[h] - reference) * kLog2e);
+    if constexpr (Config::kE4m3) {
+      // A row that attends to no key is 0, whatever the factor of its sequence is.
+      if (factor != 0.0f) factor *= descale_of(p.v_descale, p.v_descale_stride, s);
+#pragma unroll
+      for (int n = 0; n < kOutTiles; n += 2) {
+        const auto &even = decode.out[n], &odd = decode.out[n + 1];
+        *reinterpret_cast<float4*>(mine + r * Config::kTileK + 8 * n + lane % 4 * 4) =
+            make_float4(even[2 * h] * factor, odd[2 * h] * factor, even[2 * h + 1] * factor,
+                        odd[2 * h + 1] * factor);
+      }
+    } else {
+#pragma unroll
+      for (int n = 0; n < kOutTiles; ++n) {
+        *reinterpret_cast<float2*>(mine + r * Config::kTileK + 8 * n + lane % 4 * 2) =
+            make_float2(decode.out[n][2 * h] * factor, decode.out[n][2 * h + 1] * factor);
+      }
+    }
+  }
+  __syncthreads();
+  auto results = reinterpret_cast<const float*>(shared_memory);
+  for (int i = threadIdx.x; i < 2 * Config::kTileK; i += Config::kThreads) {
+    int r = i / kOutTiles, first = i % kOutTiles * 8;
+    PackedRow row(p, s, packed + r);
+    if (!row.exists || first >= p.head_dim_v) continue;
+    float total[8] = {};
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      const float* from =
+          results + w * (Config::kStages * kStageBytes / 4) + r * Config::kTileK + first;
+#pragma unroll
+      for (int c = 0; c < 8; ++c) total[c] += from[c];
+    }
+    Sequence of_head = s;
+    of_head.head = row.head;
+    RowOutput<kDType> output(p, of_head, row.row);
+    if (p.splits > 1) {
+      auto to = reinterpret_cast<float4*>(output.partial_out + first);
+      to[0] = make_float4(total[0], total[1], total[2], total[3]);
+      to[1] = make_float4(total[4], total[5], total[6], total[7]);
+    } else {
+      u32 word[4];
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        word[c] = Config::kE4m3 && p.bfloat16 ? pack_bf16(total[2 * c], total[2 * c + 1])
+                                              : Traits::pack(total[2 * c], total[2 * c + 1]);
+      }
+      *reinterpret_cast<uint4*>(output.out + first) =
+          make_uint4(word[0], word[1], word[2], word[3]);
+    }
+  }
+}
+
+}  // namespace torch_cubin::TC_KERNEL
+/* torch_cubin kernels
+{"virtual_arch": [80, 90],
+ "kernels": [
+  {"name": "decode_attention_{d.short}_{t.name}", "kind": "decode", "layout": "general",
+   "dtype": "{d.dtype}", "math": "{d.dtype}", "alignment": 16, "tile": "{t.tile}",
+   "stages": "{t.stages}", "block": ["{t.threads}", 1, 1], "dynamic_shared": "{t.shared}",
+   "cost": "{t.cost}", "accepted_spill": "{t.spill}", "archs": "{t.archs}",
+   "saturating_blocks": "{t.fill}",
+   "for": {
+    "d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}],
+    "t": [
+     {"name": "16x64x64", "tile": [16, 64, 64], "stages": 4, "threads": 128, "shared": 65536,
+      "blocks": 3, "spill": {}, "fill": 2, "archs": null,
+      "cost": {"k_tile": 700, "fixed": 6000}},
+     {"name": "16x32x128", "tile": [16, 32, 128], "stages": 3, "threads": 64, "shared": 49152,
+      "blocks": 4, "spill": {}, "fill": 2, "archs": null,
+      "cost": {"k_tile": 900, "fixed": 7000}},
+     {"name": "16x64x128", "tile": [16, 64, 128], "stages": 3, "threads": 128, "shared": 98304,
+      "blocks": 2, "spill": {}, "fill": 1, "archs": ["sm_90a"],
+      "cost": {"k_tile": 900, "fixed": 7000}},
+     {"name": "16x32x256", "tile": [16, 32, 256], "stages": 3, "threads": 64, "shared": 98304,
+      "blocks": 2, "spill": {"sm_80": 16, "sm_86": 16, "sm_89": 16, "sm_100a": 16, "sm_120a": 16},
+      "fill": 2, "archs": null, "cost": {"k_tile": 900, "fixed": 8000}}]},
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_MIN_BLOCKS": "{t.blocks}"}},
+  {"name": "decode_attention_e4m3_{t.name}", "kind": "decode_e4m3", "layout": "general",
+   "dtype": "float8_e4m3fn", "math": "float16", "alignment": 16, "tile": "{t.tile}", "archs": ["sm_90a"],
+   "stages": "{t.stages}", "block": ["{t.threads}", 1, 1], "dynamic_shared": "{t.shared}",
+   "cost": "{t.cost}", "accepted_spill": "{t.spill}",
+   "for": {"t": [
+     {"name": "16x64x64", "tile": [16, 64, 64], "stages": 8, "threads": 128, "shared": 65536,
+      "blocks": 3, "spill": {}, "cost": {"k_tile": 700, "fixed": 6000}},
+     {"name": "16x64x128", "tile": [16, 64, 128], "stages": 4, "threads": 128, "shared": 65536,
+      "blocks": 3, "spill": {}, "cost": {"k_tile": 900, "fixed": 7000}},
+     {"name": "16x32x256", "tile": [16, 32, 256], "stages": 3, "threads": 64, "shared": 49152,
+      "blocks": 4, "spill": {"sm_90a": 48}, "cost": {"k_tile": 900, "fixed": 8000}}]},
+   "defines": {"TC_DTYPE": "float16", "TC_E4M3": 1, "TC_MIN_BLOCKS": "{t.blocks}"}}]}
+*/

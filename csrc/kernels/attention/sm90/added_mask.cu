@@ -1,0 +1,104 @@
+// A mask that is added to the logits, before the `added` kernels of sm90/forward.cu read it: for
+// each tile of queries and block of keys, whether all numbers are -inf, all are 0, or neither. The
+// first are skipped and the second not read, as in causal masks and padding.
+//
+// A block of threads reads a tile of queries by four blocks of keys. Where rows do not begin with
+// whole vectors, for their strides or their address, it writes a copy of what it reads, in which
+// they do.
+#include "added_mask_params.h"
+#include "mask_classes.cuh"
+#include "mask_numbers.cuh"
+#include "mask_params.h"
+
+namespace torch_cubin::TC_KERNEL {
+
+using namespace sm90;
+
+constexpr int kInPairs =
+    kMaskTileBlocks * kMaskTileColumns / 64;  // of keys that a lane has of a row, at most
+constexpr int kTogether = 8;                  // rows of which a thread asks for its keys at once
+constexpr int kWarps = TC_THREADS / 32;
+
+// Classes of this thread's part of the tile, two bits for each of the four blocks of keys.
+template <class Type>
+TC_DEVICE u32 classes_of(const Sm90AddedMaskParams& p, tc_int64 batch, tc_int64 head, int first_row,
+                         int first_column) {
+  using Number = typename Type::Number;
+  using Pair = typename Type::Pair;
+  int rows = min(p.tile_rows, p.rows - first_row), warp = threadIdx.x / 32;
+  // A copy's rows are written up to a whole vector, which is how they are read.
+  int end = min(p.copies == nullptr ? p.columns : p.copy_columns,
+                first_column + kMaskTileBlocks * p.tile_columns);
+  auto from = static_cast<const Number*>(p.mask) + batch * p.stride[0] + head * p.stride[1] +
+              first_row * p.stride[2];
+  auto to = static_cast<Number*>(p.copies) +
+            ((batch * p.heads + head) * p.rows + first_row) * p.copy_columns;
+  u32 found = 0;
+#pragma unroll 1
+  for (int k = 0; k < kInPairs; ++k) {
+    int column = first_column + 64 * k + threadIdx.x % 32 * 2;
+    if (column >= end) break;
+    u32 of_block = 0;
+    bool last = column + 1 == p.columns;  // the memory behind it is not part of the mask
+    bool behind = column >= p.columns;    // of a copy alone
+    if (p.copies == nullptr) {
+#pragma unroll 1
+      for (int first = warp; first < rows; first += kTogether * kWarps) {
+        Pair pair[kTogether];
+#pragma unroll
+        for (int j = 0; j < kTogether; ++j) {
+          int row = min(first + j * kWarps, rows - 1);
+          pair[j] = __ldg(reinterpret_cast<const Pair*>(from + row * p.stride[2] + column));
+        }
+#pragma unroll
+        for (int j = 0; j < kTogether; ++j) {
+          auto left = static_cast<Number>(Type::of(pair[j], 0));
+          of_block |= class_of<Type>(last ? Type::join(left, left) : pair[j], p.minus_infinity);
+        }
+      }
+    } else {
+#pragma unroll 1
+      for (int row = warp; row < rows; row += kWarps) {
+        const Number* at = from + row * p.stride[2] + column * p.stride[3];
+        Pair pair = Type::join(0, 0);
+        if (!behind) {
+          Number left = __ldg(at), right = last ? left : __ldg(at + p.stride[3]);
+          pair = Type::join(left, right);
+          of_block |= class_of<Type>(pair, p.minus_infinity);
+        }
+        *reinterpret_cast<Pair*>(to + tc_int64(row) * p.copy_columns + column) = pair;
+      }
+    }
+    found |= of_block << (column - first_column) / p.tile_columns * 2;
+  }
+  return found;
+}
+
+extern "C" __global__ void __launch_bounds__(TC_THREADS, 4)
+    TC_KERNEL(const __grid_constant__ Sm90AddedMaskParams p) {
+  __shared__ u32 found;
+  wait_for_previous_kernel();
+  int chunk = blockIdx.x % p.chunks;
+  tc_int64 line = blockIdx.x / p.chunks, plane = line / p.tiles;
+  tc_int64 batch = plane / p.heads, head = plane - batch * p.heads;
+  int tile = static_cast<int>(line - plane * p.tiles);
+  if (blockIdx.x == 0 && threadIdx.x == 0) *p.next = 0;
+  if (threadIdx.x == 0) found = 0;
+  __syncthreads();
+  int first_row = tile * p.tile_rows, first_column = chunk * kMaskTileBlocks * p.tile_columns;
+  u32 classes = p.floats ? classes_of<Floats>(p, batch, head, first_row, first_column)
+                         : classes_of<Halves>(p, batch, head, first_row, first_column);
+  classes = __reduce_or_sync(~0u, classes);
+  if (threadIdx.x % 32 == 0) atomicOr(&found, classes);
+  __syncthreads();
+  if (threadIdx.x == 0) store_classes(p, line, chunk, found);
+}
+
+}  // namespace torch_cubin::TC_KERNEL
+/* torch_cubin kernels
+{"virtual_arch": ["90a"],
+ "kernels": [
+  {"name": "sm90_added_mask_attention", "archs": ["sm_90a"], "kind": "sm90_added_mask",
+   "dtype": "any", "math": "any", "layout": "any", "alignment": 1, "tile": [128, 128, 1], "stages": 1,
+   "block": [256, 1, 1], "dynamic_shared": 0, "cost": {"k_tile": 0, "fixed": 0}}]}
+*/

@@ -1,0 +1,883 @@
+// What the kernels of attention's backward on Hopper share (sm90/backward.cu,
+// sm90/backward_wide.cu): a block's work and shared memory, its producer, the warpgroup of dq and
+// how dq reaches memory. The two files have the warpgroups of keys, which hold dk and dv. Longer
+// than files should be: the roles meet in one step's barriers and shared memory, and none can be
+// followed without the others.
+//
+//   producer   one thread loads k and v, and a step's q, grad_out and sums; two threads, for every
+//              other step each, add dq, as it lies in shared memory, to dq_sum; a warp fetches the
+//              next work item
+//   queries    dq, transposed, from dS in shared memory
+//
+//   shared memory:  k, v | k of the other block's keys (pair) | q: kQStages |
+//                   grad_out: kGradStages | dS: kScoreStages | dq: kDqSlots pieces of 64 columns |
+//                   P (wide, see there) | sums: kQStages | mask: kQStages | barriers |
+//                   number of the work item (pair): 2 | work item: 2 |
+//                   dk, dv (not wide): 8 rows a warp
+//
+// Blocks are persistent: they take one work (128 or 64 keys of a head; a pair of blocks, 128) after
+// the other, and what rings hold, steps and their phases, runs on from work to work. So the next
+// one's first loads are in flight while one's last sums are added and stored.
+#pragma once
+
+#include "attention/quad.cuh"
+#include "backward_dq.cuh"
+#include "common/dtype.cuh"
+#include "common/wgmma.cuh"
+
+namespace torch_cubin {
+namespace sm90 {
+
+constexpr int kBackwardThreads = 4 * kWarpgroup;
+
+// A block's place in its pair; 0 where there are no pairs.
+struct PairPlace {
+  u32 rank;
+  u32 other;  // where the other block's shared memory begins, for `shared::cluster` instructions
+};
+
+// What a block does next, as one thread tells the others through shared memory.
+struct KeyBlock {
+  Sm90Sequence sequence;
+  int key_tile;     // negative: there is no more
+  int head, batch;  // head: of the keys
+  int first_tile;   // the number of the first tile of queries of the group's first head
+  int begin, end;   // tiles of queries that see the keys
+  int steps;        // of all heads of the group, without those that a mask hides
+
+  // The next one's number, by one thread of the block or of the pair.
+  // Not blockIdx.x: blocks wait for the turns of the work items before theirs, which must have been
+  // taken.
+  static TC_DEVICE u32 take(const Sm90BackwardParams& p) { return atomicAdd(p.ticket, 1u); }
+
+  // By one thread. Neighbouring work items have the same keys' place in `together` heads; then come
+  // the next keys.
+  TC_DEVICE KeyBlock(const Sm90BackwardParams& p, u32 index, int rows, int keys) {
+    int kv_heads = p.heads / p.group;
+    bool packed = p.order != nullptr;
+    u32 pairs = static_cast<u32>(packed ? 1 : p.batch) * kv_heads;
+    u32 places = packed ? p.order->count : p.key_tiles;
+    u32 all = pairs * places;
+    if (index >= all) {
+      key_tile = -1;
+      return;
+    }
+    u32 each = static_cast<u32>(p.together) * places;
+    u32 set = index / each, rest = index % each;
+    u32 here = min(static_cast<u32>(p.together), pairs - set * p.together);
+    u32 pair = set * p.together + rest % here;
+    key_tile = static_cast<int>(rest / here);
+    batch = static_cast<int>(pair / kv_heads);
+    head = static_cast<int>(pair % kv_heads);
+    if (packed) {
+      Sm90OrderPlace place = p.order->places[key_tile];
+      key_tile = place.tile;
+      batch = place.sequence;
+    }
+    sequence = Sm90Sequence(p.lengths, batch);
+    SeenTiles seen(sequence, key_tile, rows, keys);
+    begin = seen.begin;
+    end = seen.end;
+    steps = p.bits.steps == nullptr ? max(0, end - begin) * p.group : 0;
+    first_tile =
+        packed ? head * p.group * p.tiles + first_query_tile(p.lengths.cu_seqlens_q, batch, rows)
+               : (batch * p.heads + head * p.group) * p.tiles;
+  }
+};
+
+template <DType kDType_, int kRows_, int kD_, int kQStages_, int kGradStages_, bool kGeneral_,
+          bool kAdded_, bool kPair_ = false>
+struct BackwardConfig {
+  static constexpr DType kDType = kDType_;
+  // kAdded: the mask, if there is one, may be of numbers that are added. To ask in each step took 4
+  // to 5% of the time at head_dim 128.
+  static constexpr bool kGeneral = kGeneral_, kAdded = kAdded_;
+  // Wide: dk and dv of 64 keys are all that two warpgroups have registers for, so each holds one.
+  static constexpr bool kWide = kD_ > 128;
+  // Two blocks of a cluster work at neighbouring keys, and share dq: see sm90/backward_wide.cu.
+  static constexpr bool kPair = kPair_;
+  static constexpr int kRows = kRows_, kD = kD_;  // queries a step, columns of every operand
+  static constexpr int kQStages = kQStages_, kGradStages = kGradStages_,
+                       kScoreStages = kPair ? 1 : 2, kDqStages = 2, kWorkItems = 2;
+  static constexpr int kKeys = kWide ? 64 : 128, kKeyGroups = kKeys / 64,
+                       kThreads = kBackwardThreads;
+  static constexpr int kBlocks = kPair ? 2 : 1, kWorkKeys = kBlocks * kKeys;  // of a work
+  static constexpr int kPanels = kD / 64, kRowPanels = (kRows + 63) / 64;
+  static constexpr int kPieces = kPanels / kBlocks;  // of dq, that a block adds to
+  // Arrivals of those who have read q or grad_out, of those who have stored dS, and who have read
+  // it.
+  static constexpr int kReaders = kWide ? 8 : 2, kScoreWriters = 4 * kKeyGroups,
+                       kScoreReaders = 4 * kBlocks;
+  // Of the 12 warps that multiply; and of the threads of the producer that read work items.
+  static constexpr int kKeyReaders = 12, kWorkReaders = kKeyReaders + 1 + kDqStages;
+  static constexpr int kProducerRegisters = 32, kKeyRegisters = kD == 64 ? 200 : 208;
+  static constexpr int kQueryRegisters = 512 - kProducerRegisters - 2 * kKeyRegisters;
+  static constexpr WgmmaType kType = kDType == DType::bfloat16 ? WgmmaType::bf16 : WgmmaType::f16;
+
+  static constexpr int kPanelBytes = kKeys * 128;  // of k and v
+  static constexpr int kScorePanelBytes = kWorkKeys * 128;
+  static constexpr int kKeyBytes = kPanels * kPanelBytes, kQBytes = kRows * kD * 2;
+  static constexpr int kScoreBytes = kRowPanels * kScorePanelBytes, kPieceBytes = 64 * kRows * 4;
+  static constexpr int kSumBytes = 2 * kRows * 4;
+  // Of a thread that multiplies keys: a bit for each of its scores.
+  static constexpr int kMaskWords = (kRows / 2 + 31) / 32;
+  static constexpr int kMaskBytes = 2 * kKeys * kMaskWords * 4;
+  static constexpr int kDqSlots = kPair ? 1 : kWide ? 2 : kDqStages * kPieces;
+  // Of a pair: the other block's keys, of the columns whose dq is this block's.
+  static constexpr int kOtherBytes = kPair ? kPieces * kPanelBytes : 0;
+  static constexpr int kK = 0, kV = kKeyBytes, kOther = 2 * kKeyBytes, kQ = kOther + kOtherBytes,
+                       kGrad = kQ + kQStages * kQBytes;
+  static constexpr int kScore = kGrad + kGradStages * kQBytes;
+  static constexpr int kDq = kScore + kScoreStages * kScoreBytes;
+  static constexpr int kWeights = kDq + kDqSlots * kPieceBytes;
+  static constexpr int kSums = kWeights + (kWide ? 64 * kRows * 4 : 0);
+  static constexpr int kMask = kSums + kQStages * kSumBytes;
+  static constexpr int kKeysFull = kMask + kQStages * kMaskBytes, kKeysEmpty = kKeysFull + 8;
+  static constexpr int kWorkFull = kKeysEmpty + 8, kWorkEmpty = kWorkFull + 8 * kWorkItems;
+  static constexpr int kWanted = kWorkEmpty + 8 * kWorkItems;  // the next work
+  static constexpr int kNumberFull = kWanted + 8,
+                       kNumberEmpty = kNumberFull + 8 * kWorkItems * kPair;
+  static constexpr int kQFull = kNumberEmpty + 8 * kWorkItems * kPair,
+                       kQEmpty = kQFull + 8 * kQStages;
+  static constexpr int kGradFull = kQEmpty + 8 * kQStages, kGradEmpty = kGradFull + 8 * kGradStages;
+  static constexpr int kScoreFull = kGradEmpty + 8 * kGradStages;
+  static constexpr int kScoreEmpty = kScoreFull + 8 * kScoreStages;
+  static constexpr int kDqFull = kScoreEmpty + 8 * kScoreStages,
+                       kDqEmpty = kDqFull + 8 * kDqStages * kPieces;
+  static constexpr int kWeightsFull = kDqEmpty + 8 * kDqStages * kPieces,
+                       kWeightsEmpty = kWeightsFull + (kWide ? 8 : 0);
+  // For each slot of q 8 times the first row, a bit for each 64 keys of which some must be hidden,
+  // and one that tells whether a mask's bits are there; and 4 times the head, and a bit for each 64
+  // keys to which a mask's numbers are added.
+  static constexpr int kFirstRow = kWeightsEmpty + (kWide ? 8 : 0);
+  static constexpr int kHead = kFirstRow + 4 * kQStages;
+  static constexpr int kNumber =
+      (kHead + 4 * kQStages + 15) / 16 * 16;  // of work items, 16 bytes each
+  static constexpr int kWork = kNumber + 16 * kWorkItems * kPair;
+  // Rows of dk or dv being stored that fit in shared memory.
+  static constexpr int kOut =
+      kWork + (kWorkItems * static_cast<int>(sizeof(KeyBlock)) + 15) / 16 * 16;
+  static constexpr int kOutBytes = kWide ? 0 : 8 * kD * 2;  // of a warp
+  static constexpr int kSharedBytes = kOut + 8 * kOutBytes;
+  static_assert(kPanels <= 4 && kRows % 16 == 0);
+  static_assert(!kPair || (kWide && kRows == 64));
+
+  // dq's pieces take turns in kDqSlots buffers. Which step's piece had a piece's buffer before it:
+  // 0 the same one's, 1 the one's before that.
+  static constexpr TC_DEVICE int dq_lag(int piece) {
+    return piece >= kDqSlots ? 0 : (kDqSlots - piece + kPieces - 1) / kPieces;
+  }
+  static constexpr TC_DEVICE int dq_before(int piece) {
+    return (piece + kPieces * dq_lag(piece) - kDqSlots) % kPieces;
+  }
+};
+
+// What Sm90MaskSteps::steps says of a step; 0 without a mask.
+TC_DEVICE u32 mask_step(const Sm90BackwardParams& p, const KeyBlock& work, int head, int tile) {
+  if (p.bits.steps == nullptr) return kStepHidesNone;
+  MaskPlace at(p.bits, work.batch, work.head * p.group + head, tile);
+  return __ldg(p.bits.steps + at.step(p, work.key_tile));
+}
+
+// The steps of a work: tiles of queries, the last one first, each of all heads of the group. One
+// head after the other would let blocks of keys that few queries see wait, for the next head's
+// turns, for those that many see. Steps that a mask hides are among them.
+struct Steps {
+  int tile, head = 0;
+  u32 word;  // what Sm90MaskSteps::steps says of it
+
+  TC_DEVICE Steps(const Sm90BackwardParams& p, const KeyBlock& work) : tile(work.end - 1) {
+    look(p, work);
+  }
+  // To the next one. NOTE: before this one's waits, so that they hide its load.
+  TC_DEVICE void next(const Sm90BackwardParams& p, const KeyBlock& work) {
+    if (++head == p.group) {
+      head = 0;
+      --tile;
+    }
+    look(p, work);
+  }
+
+ private:
+  TC_DEVICE void look(const Sm90BackwardParams& p, const KeyBlock& work) {
+    // Behind the last step there may be no tile.
+    word = mask_step(p, work, head, max(tile, 0));
+  }
+};
+
+// Leaves a work the steps that a mask leaves, by a whole warp. Tiles of queries behind the last of
+// them would otherwise be walked through before the first loads.
+TC_DEVICE void leave_out_hidden(const Sm90BackwardParams& p, KeyBlock& work) {
+  int begin = work.begin, all = max(0, work.end - begin) * p.group, own = 0, end = 0;
+#pragma unroll 2
+  for (int i = threadIdx.x % 32; i < all; i += 32) {
+    int tile = begin + i / p.group;
+    if (step_class(mask_step(p, work, i % p.group, tile)) < kStepHidesAll) {
+      ++own;
+      end = tile + 1;
+    }
+  }
+  own = __reduce_add_sync(~0u, own);
+  end = __reduce_max_sync(~0u, end);
+  if (threadIdx.x % 32 == 0) {
+    work.steps = own;
+    work.end = end;
+  }
+}
+
+// Which slot of a ring step `step` has, and the parity of its phase.
+template <int kStages>
+TC_DEVICE u32 slot(u32 step) {
+  return step % kStages;
+}
+
+template <int kStages>
+TC_DEVICE u32 phase(u32 step) {
+  return step / kStages % 2;
+}
+
+// Waits until work `number` is known. False where there is none.
+template <class C>
+TC_DEVICE bool wait_for_work(u32 shared, const KeyBlock* items, u32 number) {
+  u32 at = slot<C::kWorkItems>(number);
+  barrier_wait(shared + C::kWorkFull + 8 * at, phase<C::kWorkItems>(number));
+  return items[at].key_tile >= 0;
+}
+
+// NOTE: a value that a whole warp has read from shared memory, so that ptxas knows it to be the
+// same in all lanes. Without it each product's descriptors are made by every lane, at 4% of the
+// speed.
+TC_DEVICE u32 whole_warp(u32 value) { return __shfl_sync(~0u, value, 0); }
+
+// wait_for_work() by a whole warp.
+template <class C>
+TC_DEVICE bool begin_work(u32 shared, const KeyBlock* items, u32 number) {
+  return whole_warp(wait_for_work<C>(shared, items, number)) != 0;
+}
+
+// By who has read work `number` for the last time: a warp's first lane, or a single thread.
+template <class C>
+TC_DEVICE void release_work(u32 shared, u32 number) {
+  barrier_arrive(shared + C::kWorkEmpty + 8 * slot<C::kWorkItems>(number));
+}
+
+// ---- producer -----------------------------------------------------------------------------------
+
+// The number of a pair's next work: the first block takes it, and tells the other.
+template <class C>
+TC_DEVICE u32 take_together(const Sm90BackwardParams& p, u32 shared, u32 number, PairPlace pair) {
+  u32 at = slot<C::kWorkItems>(number), index;
+  u32 word = C::kNumber + 16 * at, full = C::kNumberFull + 8 * at, empty = C::kNumberEmpty + 8 * at;
+  if (pair.rank == 0) {
+    index = KeyBlock::take(p);
+    barrier_sleep(shared + empty, phase<C::kWorkItems>(number) ^ 1);
+    float words[4] = {__uint_as_float(index), 0.0f, 0.0f, 0.0f};
+    store_remote_async(pair.other + word, words, pair.other + full);
+  } else {
+    barrier_expect(shared + full, 16);
+    barrier_sleep_remote(shared + full, phase<C::kWorkItems>(number));
+    load_shared(index, shared + word);
+    barrier_arrive_remote(pair.other + empty);
+  }
+  return index;
+}
+
+// A whole warp: fetches one work after the other, as late as the loads of the one before allow.
+// Work items taken long before they are begun would let blocks wait for their turns.
+template <class C>
+TC_DEVICE void fetch_work_items(const Sm90BackwardParams& p, u32 shared, KeyBlock* items,
+                                PairPlace pair) {
+#pragma unroll 1
+  for (u32 number = 0;; ++number) {
+    u32 at = slot<C::kWorkItems>(number);
+    if (number > 0 && pair.rank == 0) barrier_sleep(shared + C::kWanted, phase<1>(number) ^ 1);
+    barrier_sleep(shared + C::kWorkEmpty + 8 * at, phase<C::kWorkItems>(number) ^ 1);
+    KeyBlock& work = items[at];
+    if (threadIdx.x % 32 == 0) {
+      u32 index = C::kPair ? take_together<C>(p, shared, number, pair) : KeyBlock::take(p);
+      work = KeyBlock(p, index, C::kRows, C::kWorkKeys);
+    }
+    __syncwarp();
+    bool any = work.key_tile >= 0;
+    // Of 64 columns alone: 1 to 2% there, a loss of up to 4% with 256.
+    u32 lane = threadIdx.x % 32;
+    if (C::kPanels == 1 && any && lane < 2) {
+      const Sm90Sequence& s = work.sequence;
+      tma_prefetch(lane == 0 ? &p.k : &p.v, 0, s.k.place + work.key_tile * C::kKeys, work.head,
+                   s.k.batch, s.wrap);
+    }
+    if (any && p.bits.steps != nullptr) leave_out_hidden(p, work);
+    if (threadIdx.x % 32 == 0) barrier_arrive(shared + C::kWorkFull + 8 * at);
+    if (!any) return;
+  }
+}
+
+template <class C>
+TC_DEVICE void load_panels(u32 to, int panel_bytes, const Sm90AttentionMap& map, u32 barrier,
+                           MapPlace at, int row, int head, int wrap) {
+#pragma unroll
+  for (int panel = 0; panel < C::kPanels; ++panel) {
+    tma_load(to + panel * panel_bytes, &map, barrier, 64 * panel, at.place + row, head, at.batch,
+             wrap);
+  }
+}
+
+// Whether the warpgroup whose first key is `key` must hide some of a step's scores.
+template <class C>
+TC_DEVICE bool hides(const Sm90Sequence& s, int key, int row) {
+  return key + 63 >= s.columns || row + C::kRows > s.rows || row + s.last < key + 63 ||
+         row + C::kRows - 1 + s.first > key;
+}
+
+// The keys of a work, and then its steps, of which `next` is the first's number.
+template <class C>
+TC_DEVICE void load_work(const Sm90BackwardParams& p, u32 shared, const KeyBlock& work, u32 number,
+                         u32& next, PairPlace pair) {
+  Steps steps(p, work);
+  const Sm90Sequence& s = work.sequence;
+  int keys = work.key_tile * C::kWorkKeys, key = keys + static_cast<int>(pair.rank) * C::kKeys;
+  auto load_keys = [&] {
+    u32 full = shared + C::kKeysFull;
+    barrier_sleep(shared + C::kKeysEmpty, phase<1>(number) ^ 1);
+    barrier_expect(full, 2 * C::kKeyBytes + C::kOtherBytes);
+    load_panels<C>(shared + C::kK, C::kPanelBytes, p.k, full, s.k, key, work.head, s.wrap);
+    load_panels<C>(shared + C::kV, C::kPanelBytes, p.v, full, s.k, key, work.head, s.wrap);
+    if constexpr (C::kPair) {
+#pragma unroll
+      for (int i = 0; i < C::kPieces; ++i) {
+        tma_load(shared + C::kOther + i * C::kPanelBytes, &p.k, full,
+                 64 * (static_cast<int>(pair.rank) * C::kPieces + i),
+                 s.k.place + keys + static_cast<int>(pair.rank ^ 1) * C::kKeys, work.head,
+                 s.k.batch, s.wrap);
+      }
+    }
+  };
+  u32 first = next, end = next + work.steps;
+  if (work.steps == 0) {  // no step needs them
+    barrier_sleep(shared + C::kKeysEmpty, phase<1>(number) ^ 1);
+    barrier_arrive(shared + C::kKeysFull);
+  }
+#pragma unroll 1
+  while (next != end) {
+    const Steps now = steps;
+    steps.next(p, work);
+    u32 what = step_class(now.word);
+    if (what >= kStepHidesAll) continue;
+    if (C::kPair) what = what >> pair.rank & 1;  // of this block's 64 keys
+    int row = now.tile * C::kRows, head = work.head * p.group + now.head;
+    u32 q = slot<C::kQStages>(next), grad = slot<C::kGradStages>(next);
+    u32 full = shared + C::kQFull + 8 * q;
+    u32 added = 0;  // of the two warpgroups: whether a mask's numbers are to be added
+    if (C::kAdded && p.mask_added != 0) {
+      added = what;
+      what = kStepHidesNone;
+    }
+    u32 hidden = 8 * row + (what != kStepHidesNone ? 4 : 0) + (what | hides<C>(s, key, row));
+    if (C::kKeyGroups == 2) hidden |= 2 * hides<C>(s, key + 64, row);
+    barrier_sleep(shared + C::kQEmpty + 8 * q, phase<C::kQStages>(next) ^ 1);
+    store_shared(shared + C::kFirstRow + 4 * q, hidden);
+    if (C::kGeneral || C::kAdded) {
+      store_shared(shared + C::kHead + 4 * q, 4 * static_cast<u32>(head) + added);
+    }
+    barrier_expect(full, C::kQBytes + C::kSumBytes + (what != kStepHidesNone ? C::kMaskBytes : 0));
+    if (what != kStepHidesNone) {
+      MaskPlace at(p.bits, work.batch, head, now.tile);
+      tc_int64 from = (at.plane * p.bits.tiles + at.tile) * p.key_tiles + work.key_tile;
+      from = from * C::kBlocks + pair.rank;
+      bulk_load(shared + C::kMask + q * C::kMaskBytes, p.bits.words + from * (C::kMaskBytes / 4),
+                C::kMaskBytes, full);
+    }
+    load_panels<C>(shared + C::kQ + q * C::kQBytes, C::kRows * 128, p.q, full, s.q, row, head,
+                   s.wrap);
+    tc_int64 tile = work.first_tile + now.head * p.tiles + now.tile;
+    bulk_load(shared + C::kSums + q * C::kSumBytes, p.sums + tile * (2 * C::kRows), C::kSumBytes,
+              full);
+    full = shared + C::kGradFull + 8 * grad;
+    barrier_sleep(shared + C::kGradEmpty + 8 * grad, phase<C::kGradStages>(next) ^ 1);
+    barrier_expect(full, C::kQBytes);
+    load_panels<C>(shared + C::kGrad + grad * C::kQBytes, C::kRows * 128, p.grad_out, full, s.q,
+                   row, head, s.wrap);
+    // Behind a step's loads, which wait for less of the work before.
+    if (next++ == first) load_keys();
+  }
+}
+
+template <class C>
+TC_DEVICE void load(const Sm90BackwardParams& p, u32 shared, const KeyBlock* items,
+                    PairPlace pair) {
+  u32 step = 0;
+#pragma unroll 1
+  for (u32 number = 0;; ++number) {
+    if (!wait_for_work<C>(shared, items, number)) return;
+    const KeyBlock& work = items[slot<C::kWorkItems>(number)];
+    load_work<C>(p, shared, work, number, step, pair);
+    if (pair.rank == 0) barrier_arrive(shared + C::kWanted);  // where a pair's work items are taken
+    release_work<C>(shared, number);
+  }
+}
+
+// NOTE: neither acquires nor releases. A block stores a turn when its additions are complete in the
+// L2 cache, and the next one's are not issued before it has seen that; fences would add 1 us to
+// each turn.
+TC_DEVICE int load_turn(const int* at) {
+  int value;
+  asm volatile("ld.relaxed.gpu.global.b32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+  return value;
+}
+
+TC_DEVICE void store_turn(int* at, int value) {
+  asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
+}
+
+// The blocks of a pair add to columns of their own, and have halves of a turn.
+TC_DEVICE int load_turn(const u16* at) {
+  u16 value;
+  asm volatile("ld.relaxed.gpu.global.b16 %0, [%1];" : "=h"(value) : "l"(at) : "memory");
+  return value;
+}
+
+TC_DEVICE void store_turn(u16* at, int value) {
+  asm volatile("st.relaxed.gpu.global.b16 [%0], %1;" ::"l"(at), "h"(static_cast<u16>(value))
+               : "memory");
+}
+
+template <class Turn>
+TC_DEVICE void wait_for_turn(const Turn* at, int rank) {
+  WaitBound bound;
+  while (load_turn(at) != rank) bound.check();
+}
+
+// Adds the dq of every kDqStages-th step to dq_sum, each tile of queries when it is this block's
+// turn. A thread each stage: from an addition's begin to the next block's turn some 2 us pass, more
+// than a step.
+template <class C>
+TC_DEVICE void add_dq_of_work(const Sm90BackwardParams& p, u32 shared, const KeyBlock& work,
+                              u32 stage, u32& next, PairPlace pair) {
+  using Turn = std::conditional_t<C::kPair, u16, int>;
+  Steps steps(p, work);
+  u32 full = shared + C::kDqFull + 8 * C::kPieces * stage;
+  u32 empty = shared + C::kDqEmpty + 8 * C::kPieces * stage;
+  u32 from = shared + C::kDq + stage * C::kPieces % C::kDqSlots * C::kPieceBytes;
+  auto turns = reinterpret_cast<Turn*>(p.turns) + pair.rank;
+#pragma unroll 1
+  for (u32 end = next + work.steps; next != end;) {
+    const Steps now = steps;
+    steps.next(p, work);
+    if (step_class(now.word) >= kStepHidesAll) continue;
+    u32 i = next++;
+    if (i % C::kDqStages != stage) continue;
+    tc_int64 tile = work.first_tile + now.head * p.tiles + now.tile;
+    int first = first_key_tile(work.sequence, now.tile, C::kRows, C::kWorkKeys);
+    int rank = work.key_tile - first;
+    if (p.bits.steps != nullptr) {
+      MaskPlace at(p.bits, work.batch, work.head * p.group + now.head, now.tile);
+      rank = step_rank_from(p, at, first, now.word);
+    }
+    float* to = p.dq_sum + tile * (C::kRows * C::kD) + pair.rank * (C::kPieces * 64 * C::kRows);
+    Turn* turn = turns + tile * C::kBlocks;
+    if (rank > 0) {
+      wait_for_turn(turn, rank);
+      fence_async_proxy_everywhere();
+    }
+#pragma unroll
+    for (int piece = 0; piece < C::kPieces; ++piece) {
+      barrier_sleep(full + 8 * piece, phase<C::kDqStages>(i));
+      float* there = to + piece * (64 * C::kRows);
+      u32 here = from + piece % C::kDqSlots * C::kPieceBytes;
+      if (rank > 0) {
+        bulk_add(there, here, C::kPieceBytes);
+      } else {
+        bulk_store(there, here, C::kPieceBytes);
+      }
+      tma_store_commit();
+      if constexpr (C::kDqSlots < C::kPieces) {  // the next ones wait for this buffer
+        tma_store_wait_read<0>();
+        barrier_arrive(empty + 8 * piece);
+      }
+    }
+    if constexpr (C::kDqSlots >= C::kPieces) {
+      if constexpr (C::kPieces == 2) {
+        tma_store_wait_read<1>();
+        barrier_arrive(empty);
+      }
+      tma_store_wait_read<0>();
+      barrier_arrive(empty + 8 * (C::kPieces - 1));
+    }
+    tma_store_wait<0>();
+    fence_async_proxy_everywhere();
+    store_turn(turn, rank + 1);
+  }
+}
+
+template <class C>
+TC_DEVICE void add_dq(const Sm90BackwardParams& p, u32 shared, const KeyBlock* items, u32 stage,
+                      PairPlace pair) {
+  u32 step = 0;
+#pragma unroll 1
+  for (u32 number = 0;; ++number) {
+    if (!wait_for_work<C>(shared, items, number)) return;
+    const KeyBlock& work = items[slot<C::kWorkItems>(number)];
+    add_dq_of_work<C>(p, shared, work, stage, step, pair);
+    release_work<C>(shared, number);
+  }
+}
+
+// ---- consumers ----------------------------------------------------------------------------------
+
+// The high word of a descriptor is the same for all whose leading bytes do not count.
+TC_DEVICE u64 descriptor(u64 base, u32 low, u32 bytes) { return base | (low + (bytes >> 4)); }
+
+// `low` of what lies there. NOTE: in a cluster addresses have the block's rank above their 18 bits,
+// which would become leading bytes.
+template <class C>
+TC_DEVICE u32 descriptor_low(u32 shared) {
+  return (C::kPair ? shared & 0x3FFFF : shared) >> 4;
+}
+
+template <class C>
+struct Queries {
+  const Sm90BackwardParams& p;
+  u32 shared;
+  PairPlace pair;
+  float dq[C::kRows / 2];
+
+  static TC_DEVICE int lane() { return threadIdx.x % 32; }
+  TC_DEVICE void release(u32 barrier) {
+    __syncwarp();  // the other lanes have read, too
+    if (lane() == 0) barrier_arrive(barrier);
+  }
+
+  // 64 columns of dq, transposed: k^T dS^T.
+  TC_DEVICE void multiply(u32 scores, int piece) {
+    const u64 high_a = wgmma_descriptor(0, 0, 1024);
+    const u64 high_b =
+        wgmma_descriptor(0, C::kScorePanelBytes, 1024);  // 64 queries: a panel further
+    u32 own = shared + C::kK + piece * C::kPanelBytes, b = descriptor_low<C>(scores);
+    u32 a[2] = {own >> 4, own >> 4};  // of the keys of the work's two blocks, if it has two
+    if constexpr (C::kPair) {
+      own += pair.rank * (C::kPieces * C::kPanelBytes);
+      u32 other = shared + C::kOther + piece * C::kPanelBytes;
+      a[0] = descriptor_low<C>(pair.rank == 0 ? own : other);
+      a[1] = descriptor_low<C>(pair.rank == 0 ? other : own);
+    }
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < C::kWorkKeys / 16; ++k) {
+      Wgmma<C::kRows>::template run<C::kType, 1, 1>(
+          dq, descriptor(high_a, a[k / (C::kKeys / 16)], kMnMajorStep * (k % (C::kKeys / 16))),
+          descriptor(high_b, b, kMnMajorStep * k), k > 0);
+    }
+    wgmma_commit();
+  }
+
+  TC_DEVICE void store(int stage, int piece) {
+    u32 buffer = (C::kPieces * stage + piece) % C::kDqSlots;
+    u32 to = shared + C::kDq + buffer * C::kPieceBytes +
+             threadIdx.x % kWarpgroup / 32 * (C::kPieceBytes / 4) + lane() * 16;
+#pragma unroll
+    for (int j = 0; j < C::kRows / 8; ++j) {
+      store_shared(to + j * 512, *reinterpret_cast<float (*)[4]>(&dq[4 * j]));
+    }
+    fence_async_proxy();
+    release(shared + C::kDqFull + 8 * (C::kPieces * stage + piece));
+  }
+
+  TC_DEVICE void run(const KeyBlock* items) {
+    u32 step = 0;
+#pragma unroll 1
+    for (u32 number = 0;; ++number) {
+      if (!begin_work<C>(shared, items, number)) return;
+      step = whole_warp(step);
+      u32 end = step + whole_warp(items[slot<C::kWorkItems>(number)].steps);
+      if (lane() == 0) release_work<C>(shared, number);
+      barrier_wait(shared + C::kKeysFull, phase<1>(number));
+      run_steps(step, end);
+      step = end;
+      release(shared + C::kKeysEmpty);
+    }
+  }
+
+ private:
+  // Both blocks of a pair store to both blocks' dS.
+  TC_DEVICE void release_scores() {
+    __syncwarp();
+    if (lane() == 0) barrier_arrive(shared + C::kScoreEmpty);
+    if (lane() == 1) barrier_arrive_remote(pair.other + C::kScoreEmpty);
+  }
+
+  TC_DEVICE void run_steps(u32 step, u32 end) {
+#pragma unroll 1
+    for (; step != end; ++step) {
+      u32 score = slot<C::kScoreStages>(step), out = slot<C::kDqStages>(step);
+      barrier_wait(shared + C::kScoreFull + 8 * score, phase<C::kScoreStages>(step));
+#pragma unroll
+      for (int piece = 0; piece < C::kPieces; ++piece) {
+        multiply(shared + C::kScore + score * C::kScoreBytes, piece);
+        if constexpr (C::kPair) {  // dS has one buffer, which must not wait for dq's stores
+          wgmma_wait<0>();
+          keep_in_place(dq);
+          if (piece == C::kPieces - 1) release_scores();
+        }
+        u32 before = step + C::kDqStages - C::dq_lag(piece);
+        barrier_wait(shared + C::kDqEmpty +
+                         8 * (C::kPieces * slot<C::kDqStages>(before) + C::dq_before(piece)),
+                     phase<C::kDqStages>(before) ^ 1);
+        if constexpr (!C::kPair) {
+          wgmma_wait<0>();
+          keep_in_place(dq);
+          if (piece == C::kPieces - 1) release(shared + C::kScoreEmpty + 8 * score);
+        }
+        store(out, piece);
+      }
+    }
+  }
+};
+
+// ---- warpgroups of keys -------------------------------------------------------------------------
+
+// out = keys * rows^T, of 64 keys.
+template <class C>
+TC_DEVICE void multiply_keys(float (&out)[C::kRows / 2], u32 keys, u32 rows) {
+  const u64 high = wgmma_descriptor(0, 0, 1024);
+#pragma unroll
+  for (int i = 0; i < C::kD / 16; ++i) {
+    Wgmma<C::kRows>::template run<C::kType, 0, 0>(
+        out, descriptor(high, descriptor_low<C>(keys), k_major_offset(i, C::kKeys)),
+        descriptor(high, descriptor_low<C>(rows), k_major_offset(i, C::kRows)), i > 0);
+  }
+  wgmma_commit();
+}
+
+// sum += w * rows. NOTE: ptxas refuses products of 256 columns in a kernel of 512 threads, whatever
+// registers setmaxnreg gives a warpgroup, so those are two of 128.
+template <class C>
+TC_DEVICE void add_rows(float (&sum)[C::kD / 2], const u32 (&w)[C::kRows / 16][4], u32 rows) {
+  constexpr int kColumns = C::kD < 128 ? C::kD : 128;
+  const u64 high = wgmma_descriptor(0, C::kRows * 128, 1024);  // 64 columns: a panel further
+#pragma unroll
+  for (int i = 0; i < C::kRows / 16; ++i) {
+#pragma unroll
+    for (int part = 0; part < C::kD / kColumns; ++part) {
+      WgmmaRegisters<kColumns>::template run<C::kType, 1>(
+          reinterpret_cast<float (&)[kColumns / 2]>(sum[part * (kColumns / 2)]), w[i],
+          descriptor(high, descriptor_low<C>(rows), i * kMnMajorStep + part * (2 * C::kRows * 128)),
+          1);
+    }
+  }
+  wgmma_commit();
+}
+
+// s = q.k becomes P; `from`: of this thread, its step's logsumexp.
+template <class C>
+TC_DEVICE void exponentiate(float (&s)[C::kRows / 2], u32 from, float unit) {
+#pragma unroll
+  for (int j = 0; j < C::kRows / 8; ++j) {
+    float lse[2];
+    load_shared(lse, from + j * 32);
+#pragma unroll
+    for (int r = 0; r < 4; ++r) s[4 * j + r] = exp2_approx(fmaf(s[4 * j + r], unit, -lse[r % 2]));
+  }
+}
+
+// Calls hide(i) for each element i that this thread's first key, `own`, and the one 8 further must
+// not see, in the step of slot `q`. `group`: which 64 keys of the block.
+template <class C, class Hide>
+TC_DEVICE void for_each_hidden(const Sm90Sequence& of, u32 shared, u32 q, int group, int own,
+                               Hide&& hide) {
+  u32 first_row;
+  load_shared(first_row, shared + C::kFirstRow + 4 * q);
+  if ((first_row >> group & 1) == 0) return;
+  int low[2], high[2], column = static_cast<int>(first_row / 8) + threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    int key = own + 8 * h;
+    low[h] = key < of.columns ? key - of.last - column : 1 << 30;
+    high[h] = min(key - of.first, of.rows - 1) - column;
+  }
+#pragma unroll
+  for (int i = 0; i < C::kRows / 2; ++i) {
+    int at = i / 4 * 8 + i % 2, h = i / 2 % 2;
+    if (at < low[h] || at > high[h]) hide(i);
+  }
+  if ((first_row & 4) == 0) return;
+  u32 words = shared + C::kMask + q * C::kMaskBytes +
+              (kWarpgroup * group + threadIdx.x % kWarpgroup) * (C::kMaskWords * 4);
+#pragma unroll
+  for (int word = 0; word < C::kMaskWords; ++word) {
+    u32 seen;
+    load_shared(seen, words + 4 * word);
+#pragma unroll
+    for (int i = 32 * word; i < 32 * word + 32 && i < C::kRows / 2; ++i) {
+      if ((seen >> i % 32 & 1) == 0) hide(i);
+    }
+  }
+}
+
+// A warp's dS to shared memory, [key][query]; `to`: this thread's row.
+template <class C>
+TC_DEVICE void store_matrices(const u32 (&w)[C::kRows / 16][4], u32 to) {
+  u32 lane = threadIdx.x % 32, swizzle = lane % 8 * 16;
+#pragma unroll
+  for (int i = 0; i < C::kRows / 16; ++i) {
+    stmatrix(to + i / 4 * C::kScorePanelBytes + ((i % 4 * 32 + lane / 16 * 16) ^ swizzle), w[i][0],
+             w[i][1], w[i][2], w[i][3]);
+  }
+  fence_async_proxy();
+  __syncwarp();
+}
+
+template <class C>
+TC_DEVICE void store_scores(const u32 (&w)[C::kRows / 16][4], u32 to, u32 full) {
+  store_matrices<C>(w, to);
+  if (threadIdx.x % 32 == 0) barrier_arrive(full);
+}
+
+// Stores a warp's dk or dv to global memory.
+template <class C>
+class SumRows {
+ public:
+  // `width`: columns of `out`. `own`: this thread's first key.
+  TC_DEVICE SumRows(const float (&sum)[C::kD / 2], float factor, void* out,
+                    const tc_int64 (&stride)[3], int width, const KeyBlock& work, int own)
+      : sum_(sum), factor_(factor), width_(width), own_(own), end_(work.sequence.columns) {
+    row_stride_ = stride[2];
+    base_ = static_cast<u16*>(out) + work.batch * stride[0] + work.head * stride[1] +
+            work.sequence.k_row * row_stride_;
+  }
+
+  TC_DEVICE void store_all() const {
+    store(0);
+    store(1);
+  }
+
+  // Rows 0 to 7 (`half` 0) or 8 to 15, by ordinary stores.
+  TC_DEVICE void store(int half) const {
+    int row = own_ + 8 * half, t = threadIdx.x % 4;
+    u16* to = base_ + row * row_stride_ + 8 * t;
+#pragma unroll
+    for (int a = 0; a < C::kD / 32; ++a) {
+      u32 word[4];
+      pack(word, half, a);
+      if (row < end_ && 32 * a + 8 * t < width_) {
+        *reinterpret_cast<uint4*>(to + 32 * a) = make_uint4(word[0], word[1], word[2], word[3]);
+      }
+    }
+  }
+
+  // The same through the warp's `staging` buffer in shared memory, from where the TMA copies them
+  // while the warp goes on. Each row's first thread waits until the ones before have left.
+  TC_DEVICE void send(int half, u32 staging) const {
+    int row = own_ + 8 * half, t = threadIdx.x % 4;
+    u32 from = staging + threadIdx.x % 32 / 4 * (C::kD * 2);
+    if (t == 0) tma_store_wait_read<0>();
+    __syncwarp();
+#pragma unroll
+    for (int a = 0; a < C::kD / 32; ++a) {
+      u32 word[4];
+      pack(word, half, a);
+      store_shared(from + 64 * a + 16 * t, word);
+    }
+    fence_async_proxy();
+    __syncwarp();
+    if (t != 0) return;
+    if (row < end_) bulk_store(base_ + row * row_stride_, from, width_ * 2);
+    tma_store_commit();
+  }
+
+ private:
+  // Columns 32 a + 8 t to 32 a + 8 t + 7 of a row.
+  TC_DEVICE void pack(u32 (&word)[4], int half, int a) const {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      int at = 16 * a + 4 * j + 2 * half;
+      word[j] = DTypeTraits<C::kDType>::pack(sum_[at] * factor_, sum_[at + 1] * factor_);
+    }
+    quad_transpose(word);
+  }
+
+  const float (&sum_)[C::kD / 2];
+  float factor_;
+  int width_, own_, end_;
+  tc_int64 row_stride_;
+  u16* base_;
+};
+
+// ---- block --------------------------------------------------------------------------------------
+
+// Roles::run() is what each of the two warpgroups of keys does.
+template <class C, class Roles>
+TC_DEVICE void run(const Sm90BackwardParams& p) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  u32 shared = shared_address(memory);
+  int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+  PairPlace pair = {0, shared};
+  if constexpr (C::kPair) {
+    pair.rank = cluster_rank();
+    pair.other = map_to_rank(shared, pair.rank ^ 1);
+  }
+
+  if (threadIdx.x == 0) {
+    if (shared % 1024 != 0) asm volatile("trap;");
+    prefetch_tensor_map(&p.q);
+    prefetch_tensor_map(&p.k);
+    prefetch_tensor_map(&p.v);
+    prefetch_tensor_map(&p.grad_out);
+    barrier_init(shared + C::kKeysFull, 1);
+    barrier_init(shared + C::kKeysEmpty, C::kKeyReaders);
+    barrier_init(shared + C::kWanted, 1);
+    for (int i = 0; i < C::kWorkItems; ++i) {
+      barrier_init(shared + C::kWorkFull + 8 * i, 1);
+      barrier_init(shared + C::kWorkEmpty + 8 * i, C::kWorkReaders);
+    }
+    for (int i = 0; i < C::kQStages; ++i) {
+      barrier_init(shared + C::kQFull + 8 * i, 1);
+      barrier_init(shared + C::kQEmpty + 8 * i, C::kReaders);
+    }
+    for (int i = 0; i < C::kGradStages; ++i) {
+      barrier_init(shared + C::kGradFull + 8 * i, 1);
+      barrier_init(shared + C::kGradEmpty + 8 * i, C::kReaders);
+    }
+    for (int i = 0; i < C::kScoreStages; ++i) {
+      barrier_init(shared + C::kScoreFull + 8 * i, C::kScoreWriters);
+      barrier_init(shared + C::kScoreEmpty + 8 * i, C::kScoreReaders);
+    }
+    for (int i = 0; i < C::kDqStages * C::kPieces; ++i) {
+      barrier_init(shared + C::kDqFull + 8 * i, 4);
+      barrier_init(shared + C::kDqEmpty + 8 * i, 1);
+    }
+    if (C::kWide) {
+      barrier_init(shared + C::kWeightsFull, 4);
+      barrier_init(shared + C::kWeightsEmpty, 4);
+    }
+    for (int i = 0; C::kPair && i < C::kWorkItems; ++i) {
+      barrier_init(shared + C::kNumberFull + 8 * i, 1);
+      barrier_init(shared + C::kNumberEmpty + 8 * i, 1);
+    }
+    fence_barrier_init();
+  }
+  wait_for_previous_grid();
+  launch_next_grid();
+  __syncthreads();
+  if constexpr (C::kPair) cluster_sync_unaligned();  // the other block's barriers are there, too
+  auto items = reinterpret_cast<KeyBlock*>(memory + C::kWork);
+  if (warp < 4) {
+    fewer_registers<C::kProducerRegisters>();
+    if (threadIdx.x == 0) load<C>(p, shared, items, pair);
+    if (warp > 0 && warp <= C::kDqStages && threadIdx.x % 32 == 0) {
+      add_dq<C>(p, shared, items, warp - 1, pair);
+    }
+    if (warp == 3) fetch_work_items<C>(p, shared, items, pair);
+    __syncwarp();
+  } else if (warp < 12) {
+    more_registers<C::kKeyRegisters>();
+    Roles::template run<C>(p, shared, items, warp / 4 - 1, pair);
+  } else {
+    fewer_registers<C::kQueryRegisters>();
+    Queries<C>{p, shared, pair}.run(items);
+  }
+  // No block leaves while the other may still write to its memory.
+  if constexpr (C::kPair) cluster_sync_unaligned();
+}
+
+}  // namespace sm90
+}  // namespace torch_cubin

@@ -1,0 +1,78 @@
+// The end of attention's backward on Hopper: dq = scale * dq_sum, rounded, from the order in which
+// sm90/backward.cu adds (sm90/backward_dq.cuh) to dq's strides. Queries that attend to no
+// key get zeros, since their sums were never written.
+//
+// A warp has 8 queries and 64 columns, which it transposes: 8 x 8 of them at a time, then within
+// each quad, so that every lane has 8 neighbouring columns of one query.
+#include "attention/quad.cuh"
+#include "backward_dq.cuh"
+#include "common/dtype.cuh"
+
+namespace torch_cubin::TC_KERNEL {
+
+using namespace sm90;
+
+constexpr DType kDType = DType::TC_DTYPE;
+
+extern "C" __global__ void __launch_bounds__(TC_THREADS)
+    TC_KERNEL(const __grid_constant__ Sm90BackwardParams p) {
+  wait_for_previous_kernel();
+  int octets = p.tile_rows / 8, panels = p.tile_columns / 64, here = octets * panels;
+  u32 index = blockIdx.x * (TC_THREADS / 32) + threadIdx.x / 32;
+  u32 tile = index / here;
+  int piece = static_cast<int>(index % here) / octets, octet = static_cast<int>(index % octets);
+  if (tile >= static_cast<u32>(p.tiles) * p.heads * (p.order == nullptr ? p.batch : 1)) return;
+  int wrong_offsets = wrong_offsets_of(p);
+  QueryTile place(p, tile);
+  Sm90Sequence sequence(p.lengths, place.batch);
+  int first = place.tile * p.tile_rows + octet * 8, lane = threadIdx.x % 32;
+  if (wrong_offsets != 0 || place.tile < 0 || first >= sequence.rows || piece * 64 >= p.head_dim)
+    return;
+  bool any = sees_any_key(sequence, place.tile, p.tile_rows, p.tile_keys);
+  if (any && p.bits.steps != nullptr) {
+    MaskPlace at(p.bits, place.batch, place.head, place.tile);
+    int begin = first_key_tile(sequence, place.tile, p.tile_rows, p.tile_keys);
+    int last =
+        min(place.tile * p.tile_rows + p.tile_rows - 1 + sequence.last, sequence.columns - 1);
+    u32 step = __ldg(p.bits.steps + at.step(p, last / p.tile_keys));
+    any = step_class(step) < kStepHidesAll || step_rank_from(p, at, begin, step) > 0;
+  }
+  auto from = reinterpret_cast<const float4*>(
+      p.dq_sum + (static_cast<tc_int64>(tile) * panels + piece) * (64 * p.tile_rows) + octet * 128 +
+      lane * 4);
+  float4 sum[4];
+#pragma unroll
+  for (int w = 0; w < 4; ++w) {
+    sum[w] = any ? __ldcs(from + w * 4 * p.tile_rows) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  }
+  int row = first + lane / 4, column = piece * 64 + lane % 4 * 8;
+  auto to = static_cast<u16*>(p.dq) + place.batch * p.dq_stride[0] + place.head * p.dq_stride[1] +
+            static_cast<tc_int64>(sequence.q_row + row) * p.dq_stride[2] + column;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    u32 word[4];
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      float4 x = sum[2 * half + n / 2];
+      u32 two = DTypeTraits<kDType>::pack((n % 2 == 0 ? x.x : x.z) * p.scale,
+                                          (n % 2 == 0 ? x.y : x.w) * p.scale);
+      word[n] = transpose_8x8(two);
+    }
+    quad_transpose(word);
+    if (row < sequence.rows && column + 32 * half < p.head_dim) {
+      *reinterpret_cast<uint4*>(to + 32 * half) = make_uint4(word[0], word[1], word[2], word[3]);
+    }
+  }
+}
+
+}  // namespace torch_cubin::TC_KERNEL
+/* torch_cubin kernels
+{"virtual_arch": ["90a"],
+ "kernels": [
+  {"name": "sm90_backward_convert_attention_{d.short}", "archs": ["sm_90a"],
+   "for": {"d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}]},
+   "defines": {"TC_DTYPE": "{d.dtype}"},
+   "kind": "sm90_backward_convert", "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "any",
+   "alignment": 16, "tile": [8, 64, 1], "stages": 1, "block": [256, 1, 1], "dynamic_shared": 0,
+   "cost": {"k_tile": 0, "fixed": 0}}]}
+*/

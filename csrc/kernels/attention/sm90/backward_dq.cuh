@@ -1,0 +1,122 @@
+// dq_sum of sm90/backward.cu: the order of its floats, and who adds to it when.
+//
+// A tile of queries has pieces of 64 columns; a piece has, transposed, the accumulators of a
+// warpgroup, each warp's 16 columns together: [warp][8 queries][lane][4], where lane 4 g + t has
+// (column g, query 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1). So a piece is one contiguous
+// addition by the TMA, and a warp's store of 8 queries has no bank conflicts.
+//
+// The blocks of a head's keys add to a tile in the order of their keys, the first one stores: the
+// same bits in every run, and nothing to clear. Blocks of keys that a mask hides from the tile
+// altogether add nothing; sm90/backward_delta.cu numbers the others. A block waits only for work
+// items that were taken before its own, by an atomic counter, and every block ends its work items
+// in the order in which it took them: of those that have not ended, the first waits for none.
+//
+// A pair of blocks (sm90/backward_wide.cu) takes one work together and adds in one place of that
+// order. Each of the two adds to half of the columns, and has half of the tile's turn, so that
+// neither waits for the other's additions.
+#pragma once
+
+#include "backward_params.h"
+#include "sequence.cuh"
+
+namespace torch_cubin {
+namespace sm90 {
+
+// Here `rows` are those of a tile of queries, `keys` those of a work: of a block, or of a pair of
+// blocks.
+
+// The tiles of queries, from `begin` to before `end`, of which a block of keys sees something. All
+// blocks between the first and the last that see a tile count as seeing it.
+struct SeenTiles {
+  int begin, end;
+
+  TC_DEVICE SeenTiles(const Sm90Sequence& s, int key_tile, int rows, int keys) {
+    int key = key_tile * keys;
+    begin = max(0, key - s.last) / rows;
+    int last_row = min(key + keys - 1 - s.first, s.rows - 1);
+    end = last_row < 0 ? 0 : last_row / rows + 1;
+  }
+};
+
+// The first block of keys of which a tile of queries sees something, if it sees anything.
+TC_DEVICE int first_key_tile(const Sm90Sequence& s, int tile, int rows, int keys) {
+  return max(0, tile * rows + s.first) / keys;
+}
+
+TC_DEVICE bool sees_any_key(const Sm90Sequence& s, int tile, int rows, int keys) {
+  int first_key = first_key_tile(s, tile, rows, keys) * keys;
+  return first_key < s.columns && first_key <= tile * rows + rows - 1 + s.last;
+}
+
+// Where a mask's tiles for a head and a tile of queries lie.
+struct MaskPlace {
+  tc_int64 plane;  // of batch and head
+  int tile;
+
+  TC_DEVICE MaskPlace(const Sm90MaskSteps& bits, int batch, int head, int tile_)
+      : plane(static_cast<tc_int64>(bits.batches == 1 ? 0 : batch) * bits.heads +
+              (bits.heads == 1 ? 0 : head)),
+        tile(bits.tiles == 1 ? 0 : tile_) {}
+
+  // In Sm90MaskSteps::steps.
+  TC_DEVICE tc_int64 step(const Sm90BackwardParams& p, int key_tile) const {
+    return (plane * p.key_tiles + key_tile) * p.bits.tiles + tile;
+  }
+};
+
+// What Sm90MaskSteps::steps says of a step: its class, and how many blocks of keys take it before.
+TC_DEVICE u32 step_class(u32 step) { return step & ((1 << kStepClassBits) - 1); }
+TC_DEVICE int step_rank(u32 step) { return static_cast<int>(step >> kStepClassBits); }
+
+// How many blocks of keys from `begin` on take a tile of queries before the one that `step` is of.
+TC_DEVICE int step_rank_from(const Sm90BackwardParams& p, const MaskPlace& at, int begin,
+                             u32 step) {
+  return step_rank(step) - (begin == 0 ? 0 : step_rank(__ldg(p.bits.steps + at.step(p, begin))));
+}
+
+// Where the numbers of a packed sequence's tiles of queries begin: each sequence has one more than
+// its rows fill, or they would share tiles.
+TC_DEVICE int first_query_tile(const int* cu_seqlens_q, int sequence, int rows) {
+  return __ldg(cu_seqlens_q + sequence) / rows + sequence;
+}
+
+// Not 0 where cu_seqlens are no offsets.
+// NOTE: read it before the offsets and compare it behind them, or one wait for memory comes behind
+// the other.
+TC_DEVICE int wrong_offsets_of(const Sm90BackwardParams& p) {
+  return p.order == nullptr ? 0 : p.order->wrong_offsets;
+}
+
+// A tile of queries by its number.
+struct QueryTile {
+  int batch, head;
+  int tile;  // of the sequence; negative, or past its end, where the number is none's
+
+  // By a whole warp.
+  TC_DEVICE QueryTile(const Sm90BackwardParams& p, u32 number) {
+    u32 of_heads = number / p.tiles;
+    tile = static_cast<int>(number - of_heads * p.tiles);
+    if (p.lengths.cu_seqlens_q == nullptr) {
+      batch = static_cast<int>(of_heads / p.heads);
+      head = static_cast<int>(of_heads - batch * p.heads);
+      return;
+    }
+    head = static_cast<int>(of_heads);
+    // The last sequence that begins at or before the tile; 32 places are looked at together.
+    int lane = threadIdx.x % 32, left = p.batch;
+    batch = 0;
+    while (left > 1) {
+      int step = (left + 31) / 32;
+      bool before =
+          lane * step < left &&
+          first_query_tile(p.lengths.cu_seqlens_q, batch + lane * step, p.tile_rows) <= tile;
+      int found = max(__popc(__ballot_sync(~0u, before)) - 1, 0) * step;
+      batch += found;
+      left = min(step, left - found);
+    }
+    tile -= first_query_tile(p.lengths.cu_seqlens_q, batch, p.tile_rows);
+  }
+};
+
+}  // namespace sm90
+}  // namespace torch_cubin

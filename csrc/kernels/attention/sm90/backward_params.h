@@ -1,0 +1,75 @@
+// The one parameter of the three kernels of attention's backward on Hopper, shared by host and
+// device code: sm90/backward_delta.cu, sm90/backward.cu or sm90/backward_wide.cu,
+// sm90/backward_convert.cu, in this order; for packed sequences after sm90/order.cu, for masks
+// after sm90/backward_mask.cu or sm90/backward_added_mask.cu.
+//
+// Row i attends to column j if  i + first <= j <= i + last  and j < seqlen_k.
+//
+// q, k, v and grad_out are described by tensor maps as sm90/forward_params.h says. Boxes: {64,
+// tile_rows, 1, 1, 1} for q and grad_out, {64, tile_keys, 1, 1, 1} for k and v; half of the keys
+// for kernels whose blocks work in pairs.
+//
+// A tile of queries has a number in each head of each batch; in packed sequences, which take their
+// numbers from first_query_tile() of sm90/backward_dq.cuh on, in each head.
+#pragma once
+
+#include "forward_params.h"
+
+namespace torch_cubin {
+
+constexpr int kMaskChunk = 512;  // keys that a block of sm90/backward_mask.cu has
+
+// A mask, as sm90/backward_mask.cu or, where it is added to the logits, sm90/backward_added_mask.cu
+// lays it out for steps.
+struct Sm90MaskSteps {
+  // [batch][head][tile][key tile][thread][word]: of a boolean mask a bit for each of a thread's
+  // scores, where the step hides some. Or [batch][head][tile][key tile][vector][thread], vectors of
+  // 16 bytes: numbers to be added.
+  unsigned* words;
+  // Null without a mask. [batch][head][key tile][tile]: a Sm90StepClass in the lowest
+  // kStepClassBits. Above them, by sm90/backward_delta.cu, how many of the key tiles before this
+  // one take the step. Keys to which a mask adds something but 0 are of the classes that hide some.
+  unsigned* steps;
+  int batches, heads, tiles;  // that the mask has; 1 where it is the same for all
+};
+
+struct Sm90BackwardParams {
+  Sm90AttentionMap q, k, v, grad_out;
+
+  // Between the kernels, for each tile of tile_rows queries:
+  float* sums;       // [2][tile_rows]: logsumexp * logsumexp_unit, and delta
+  float* dq_sum;     // [tile_columns * tile_rows], in the order of sm90/backward_dq.cuh
+  int* turns;        // how many blocks have added to dq_sum; of pairs, 16 bits for each block
+  unsigned* ticket;  // of all: how many work items the blocks of sm90/backward.cu have taken
+
+  const void* out;            // with those of grad_out, for delta
+  const void* grad_out_rows;  // what the map describes
+  const float* logsumexp;     // a float a row
+  const Sm90Order* order;     // of packed sequences' tiles of keys, else null
+  void* dq;                   // all of these: rows of 16-byte vectors
+  void* dk;
+  void* dv;
+  tc_int64 out_stride[3];  // batch, head, row; in elements; packed sequences have 0 for batch
+  tc_int64 grad_out_stride[3], dq_stride[3], dk_stride[3], dv_stride[3];
+  tc_int64 logsumexp_stride[2];  // batch, head
+  Sm90Lengths lengths;
+  int batch, heads, group;
+  int head_dim, head_dim_v;  // of the tensors, multiples of 8
+  // Of a step: queries, keys, and the kernel's head_dim.
+  int tile_rows, tile_keys, tile_columns;
+  int tiles, key_tiles;  // along the queries and the keys; packed: the most that there can be
+  int together;          // heads of keys whose blocks run beside each other
+  float scale, unit;     // unit: scale * log2(e), a positive normal number; general: none
+  float logsumexp_unit;  // log2(e); general, and where a mask is added: 1
+  Sm90ScoreRule score;   // of `general` kernels
+
+  // Null, or of the kernels that lay it out, a value for each score: a byte, of which 0 hides, or a
+  // number that is added, of q's type or a float.
+  const void* mask;
+  tc_int64 mask_stride[4];  // batch, head, row, key; in elements
+  int mask_added, mask_floats;
+  unsigned minus_infinity;  // the bits of -inf
+  Sm90MaskSteps bits;
+};
+
+}  // namespace torch_cubin

@@ -1,0 +1,543 @@
+// Attention forward on Hopper for queries, keys and values of e4m3: sm90/forward.cu in bytes.
+//
+// The roles of the warps and the barriers are those of sm90/forward.cu. What differs:
+//   - wgmma needs both 8-bit operands K-major, so values come as (column, key):
+//     sm90/e4m3_values.cu transposes them before, in the order of keys in which weights lie in
+//     registers.
+//   - Weights become e4m3, whose range is small: sm90/e4m3_softmax.cuh.
+//   - The factors q_descale, k_descale and v_descale are read by the warp that schedules the tiles:
+//     the scores' go into the softmax's unit, the values' into the division by the row's sum.
+//   - wgmma's sums of e4m3 have some 14 bits (common/wgmma_e4m3.cuh), so a block's product with V
+//     is added to the outputs in float32. Its registers are those of the scores: a consumer
+//     multiplies by V, then scores the next block, and makes weights of the scores while the others
+//     multiply. They take turns.
+//
+// The sums of weights, and so the logsumexp, are float32.
+// Longer than files should be, as sm90/forward.cu is: producer and consumers meet in one set of
+// barriers.
+#include "common/dtype.cuh"
+#include "common/wgmma_e4m3.cuh"
+#include "e4m3_layout.cuh"
+#include "e4m3_params.h"
+#include "e4m3_softmax.cuh"
+#include "schedule.cuh"
+
+namespace torch_cubin::TC_KERNEL {
+
+using namespace sm90;
+
+// A tile, with its head's factors.
+struct E4m3Tile : AttentionTile {
+  int values;  // where the keys of the sequence begin among the values
+  float unit;  // from products to powers of two
+  float v_descale;
+};
+
+template <int kD_, int kN_, int kGroups_, int kQSlots_, int kStages_, bool kPingPong_>
+struct E4m3Config {
+  static constexpr bool kGeneral = false;
+  static constexpr int kD = kD_, kN = kN_, kGroups = kGroups_, kQSlots = kQSlots_;
+  static constexpr int kStages = kStages_;
+  static constexpr bool kPingPong = kPingPong_;
+  static constexpr int kRows = 64 * kGroups, kThreads = kWarpgroup * (kGroups + 1);
+  // Bytes of a row of Q and K, and of a row of the values, in one panel.
+  static constexpr int kPanel = kD < 128 ? 64 : 128, kPanels = kD / kPanel;
+  static constexpr int kKeyPanel = kN % 128 == 0 ? 128 : 64, kKeyPanels = kN / kKeyPanel;
+  // With less than 40 the warp that schedules tiles spills, which delays no other; with 160, a few
+  // outputs are spilled, and three consumers are still quicker than two.
+  static constexpr int kProducerRegisters = kGroups == 3 ? 32 : 40;
+  static constexpr int kConsumerRegisters = kGroups == 3 ? 160 : 232;
+
+  static constexpr int kQBytes = 64 * kD, kKvBytes = kN * kD, kRing = 8;
+  static constexpr int kK = kQSlots * kGroups * kQBytes, kV = kK + kStages * kKvBytes;
+  static constexpr int kQFull = kV + kStages * kKvBytes, kQEmpty = kQFull + 8 * kQSlots * kGroups;
+  static constexpr int kKFull = kQEmpty + 8 * kQSlots * kGroups, kKEmpty = kKFull + 8 * kStages;
+  static constexpr int kVFull = kKEmpty + 8 * kStages, kVEmpty = kVFull + 8 * kStages;
+  static constexpr int kTileFull = kVEmpty + 8 * kStages;
+  static constexpr int kTiles = (kTileFull + 8 * kRing + 15) / 16 * 16;
+  static constexpr int kSharedBytes = kTiles + kRing * static_cast<int>(sizeof(E4m3Tile));
+  static_assert(kN % 64 == 0 && kD % 64 == 0 && kKvBytes % 1024 == 0);
+};
+
+template <int kStages>
+struct Slot {
+  int stage = 0;
+  u32 phase = 0;
+  TC_DEVICE void next() {
+    if (++stage == kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+// ---- producers ----------------------------------------------------------------------------------
+
+TC_DEVICE float descale_of(const Sm90Descale& descale, int batch, int head) {
+  if (descale.data == nullptr) return 1.0f;
+  return __ldg(descale.data + batch * descale.stride[0] + head * descale.stride[1]);
+}
+
+template <class C>
+TC_DEVICE void describe_e4m3(E4m3Tile& tile, const Sm90E4m3Params& p, const TilePlace& place) {
+  describe<C::kRows, C::kN, false>(tile, p, place);
+  tile.values =
+      p.lengths.cu_seqlens_k == nullptr ? 0 : values_place(tile.sequence.k_row, tile.batch, C::kN);
+  tile.unit = p.unit * descale_of(p.q_descale, tile.batch, tile.kv_head) *
+              descale_of(p.k_descale, tile.batch, tile.kv_head);
+  tile.v_descale = descale_of(p.v_descale, tile.batch, tile.kv_head);
+}
+
+// A whole warp: schedules tiles, and loads Q of each.
+template <class C>
+TC_DEVICE void produce_q(const Sm90E4m3Params& p, u32 shared, E4m3Tile* tiles) {
+  AttentionSchedule<C::kRows, C::kN, true> schedule(p);
+  bool elected = threadIdx.x % 32 == 0;
+  Slot<C::kQSlots> slot;
+  TilePlace place{};
+  wait_for_previous_grid();
+  for (int number = 0;; ++number) {
+    bool any = schedule.next(place);
+    if (elected) {
+      E4m3Tile& tile = tiles[number % C::kRing];
+      if (any) {
+        describe_e4m3<C>(tile, p, place);
+      } else {
+        tile.blocks = 0;
+      }
+      barrier_arrive(shared + C::kTileFull + 8 * (number % C::kRing));
+#pragma unroll
+      for (int g = 0; g < C::kGroups; ++g) {
+        int i = slot.stage * C::kGroups + g;
+        u32 full = shared + C::kQFull + 8 * i, to = shared + i * C::kQBytes;
+        barrier_sleep(shared + C::kQEmpty + 8 * i, slot.phase ^ 1);
+        if (!any) {
+          barrier_arrive(full);
+          continue;
+        }
+        barrier_expect(full, C::kQBytes);
+#pragma unroll
+        for (int panel = 0; panel < C::kPanels; ++panel) {
+          const Sm90Sequence& s = tile.sequence;
+          tma_load(to + panel * (64 * C::kPanel), &p.q, full, C::kPanel * panel,
+                   s.q.place + tile.row + 64 * g, tile.head, s.q.batch, s.wrap);
+        }
+      }
+    }
+    __syncwarp();
+    if (!any) return;
+    slot.next();
+  }
+}
+
+// One thread: loads the blocks of K, or of V, of one tile after the other.
+template <class C, bool kIsValues>
+TC_DEVICE void produce_keys(const Sm90E4m3Params& p, u32 shared, const E4m3Tile* tiles) {
+  u32 ring = shared + (kIsValues ? C::kV : C::kK);
+  u32 full = shared + (kIsValues ? C::kVFull : C::kKFull);
+  u32 empty = shared + (kIsValues ? C::kVEmpty : C::kKEmpty);
+  Slot<C::kStages> slot;
+  wait_for_previous_grid();
+  for (int number = 0;; ++number) {
+    int entry = number % C::kRing;
+    barrier_sleep(shared + C::kTileFull + 8 * entry, number / C::kRing % 2);
+    if (tiles[entry].blocks == 0) return;
+    KeyBlocks<C::kRows, false> blocks(p, tiles[entry]);
+    int head = tiles[entry].kv_head, values = tiles[entry].values;
+    int batch = p.lengths.cu_seqlens_k == nullptr ? tiles[entry].batch : 0;
+    MapPlace keys = tiles[entry].sequence.k;
+    int wrap = tiles[entry].sequence.wrap;
+#pragma unroll 1
+    for (;; blocks.next()) {
+      int key = blocks.block * C::kN;
+      u32 arrived = full + 8 * slot.stage, to = ring + slot.stage * C::kKvBytes;
+      barrier_sleep(empty + 8 * slot.stage, slot.phase ^ 1);
+      barrier_expect(arrived, C::kKvBytes);
+      if constexpr (kIsValues) {
+#pragma unroll
+        for (int panel = 0; panel < C::kKeyPanels; ++panel) {
+          tma_load(to + panel * (C::kD * C::kKeyPanel), &p.v, arrived,
+                   values + key + C::kKeyPanel * panel, 0, head, batch, 0);
+        }
+      } else {
+#pragma unroll
+        for (int panel = 0; panel < C::kPanels; ++panel) {
+          tma_load(to + panel * (C::kN * C::kPanel), &p.k, arrived, C::kPanel * panel,
+                   keys.place + key, head, keys.batch, wrap);
+        }
+      }
+      slot.next();
+      if (blocks.is_last()) break;
+    }
+  }
+}
+
+// ---- consumers ----------------------------------------------------------------------------------
+
+template <class C>
+struct Consumer {
+  const Sm90E4m3Params& p;
+  u32 shared;
+  const E4m3Tile* tiles;
+  int group, warp, lane;
+  u32 q_base, k_base, v_base;  // descriptors of slot 0, their low words
+  float s[C::kN / 2], o[C::kD / 2];
+  float even[32], odd[32];  // of a block's product with V: 64 columns, and the next ones
+  u32 w[C::kN / 32][4];
+  E4m3Softmax softmax;
+  float unit;        // of this tile, a positive normal number
+  float multiplier;  // what scores are multiplied by before, where the tile's unit is none
+  bool multiplies;
+  u32 number = 0;                   // of the tile whose scores are being made
+  u32 step = 0;                     // blocks of keys scored so far, of all tiles
+  KeyBlocks<C::kRows, false> keys;  // of this tile; its block is the next one to score
+  int open_first, open_last;        // blocks of which this warpgroup sees everything
+
+  TC_DEVICE Consumer(const Sm90E4m3Params& params, u32 memory, const E4m3Tile* ring, int own_group)
+      : p(params), shared(memory), tiles(ring), group(own_group) {
+    warp = threadIdx.x / 32 % 4;
+    lane = threadIdx.x % 32;
+    q_base = static_cast<u32>(k_major_descriptor<C::kPanel>(shared + group * C::kQBytes));
+    k_base = static_cast<u32>(k_major_descriptor<C::kPanel>(shared + C::kK));
+    v_base = static_cast<u32>(k_major_descriptor<C::kKeyPanel>(shared + C::kV));
+  }
+
+  // Which slot is whose, and the parity of its phase.
+  TC_DEVICE u32 q_slot() const { return number % C::kQSlots * C::kGroups + group; }
+  TC_DEVICE u32 q_full() const { return shared + C::kQFull + 8 * q_slot(); }
+  TC_DEVICE u32 q_phase() const { return number / C::kQSlots % 2; }
+  static TC_DEVICE u32 slot(u32 of_step) { return of_step % C::kStages; }
+  static TC_DEVICE u32 phase(u32 of_step) { return of_step / C::kStages % 2; }
+
+  // The first row of this warpgroup in a tile.
+  TC_DEVICE int first_row(const AttentionTile& tile) const { return tile.row + 64 * group; }
+
+  // False after the last tile.
+  TC_DEVICE bool begin() {
+    barrier_wait(q_full(), q_phase());
+    const E4m3Tile& tile = tiles[number % C::kRing];
+    if (tile.blocks == 0) return false;
+    int row = first_row(tile);
+    keys = KeyBlocks<C::kRows, false>(p, tile);
+    const Sm90Sequence& q = tile.sequence;
+    open_last = (min(row + q.last, q.columns - 1) + 1) / C::kN - 1;
+    open_first = (max(row + 63 + q.first, 0) + C::kN - 1) / C::kN;
+    multiplier = tile.unit;
+    multiplies = !(multiplier >= 1.1754944e-38f && multiplier < kInfinity);
+    unit = multiplies ? 1.0f : multiplier;
+    return true;
+  }
+
+  template <int kRowBytes>
+  static TC_DEVICE u64 descriptor(u32 low, int bytes) {
+    return k_major_descriptor<kRowBytes>(0) | (low + (bytes >> 4));
+  }
+
+  TC_DEVICE void score() {
+    u32 q = q_base + number % C::kQSlots * (C::kGroups * C::kQBytes >> 4);
+    u32 k = k_base + slot(step) * (C::kKvBytes >> 4);
+    barrier_wait(shared + C::kKFull + 8 * slot(step), phase(step));
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < C::kD / 32; ++i) {
+      WgmmaE4m3<C::kN>::run(s, descriptor<C::kPanel>(q, k_major_bytes<C::kPanel, 64>(i)),
+                            descriptor<C::kPanel>(k, k_major_bytes<C::kPanel, C::kN>(i)), i > 0);
+    }
+    wgmma_commit();
+  }
+
+  // Columns 64 * chunk and on of the product of the weights, of the step before the one that is
+  // scored next.
+  TC_DEVICE void multiply_v(float (&sums)[32], int chunk) {
+    u32 v = v_base + slot(step - 1) * (C::kKvBytes >> 4) + chunk * (64 * C::kKeyPanel >> 4);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < C::kN / 32; ++i) {
+      WgmmaE4m3Registers<64>::run(
+          sums, w[i], descriptor<C::kKeyPanel>(v, k_major_bytes<C::kKeyPanel, C::kD>(i)), i > 0);
+    }
+    wgmma_commit();
+  }
+
+  // Outputs so far times `factor`, and those of this block.
+  TC_DEVICE void add_to_out(float (&sums)[32], int chunk, const float (&factor)[2]) {
+    keep_in_place(sums);
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      float& out = o[32 * chunk + i];
+      out = fmaf(out, factor[i / 2 % 2], sums[i]);
+    }
+  }
+
+  // A block's product with V, chunk after chunk in registers that the scores do not need meanwhile.
+  // Left in the accumulators over 16,384 keys, sums of equal weights and values of one sign lost
+  // 27%; over one block nothing is lost.
+  TC_DEVICE void accumulate_v(const float (&factor)[2]) {
+    constexpr int kChunks = C::kD / 64;
+    barrier_wait(shared + C::kVFull + 8 * slot(step - 1), phase(step - 1));
+    multiply_v(even, 0);
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      if (chunk + 1 == kChunks) {
+        wgmma_wait<0>();
+      } else {
+        multiply_v(chunk % 2 == 0 ? odd : even, chunk + 1);
+        wgmma_wait<1>();
+      }
+      add_to_out(chunk % 2 == 0 ? even : odd, chunk, factor);
+    }
+    release(shared + C::kVEmpty + 8 * slot(step - 1));
+  }
+
+  // The same scores by the instructions of one warp, which the softmax seldom asks for: it has
+  // written weights over them.
+  TC_DEVICE void score_again() {
+    u32 q = shared + q_slot() * C::kQBytes + (16 * warp + lane % 16) * C::kPanel;
+    u32 k = shared + C::kK + slot(step) * C::kKvBytes + (lane / 16 * 8 + lane % 8) * C::kPanel;
+    u32 swizzle = lane % 8 * C::kPanel / 128 * 16;
+#pragma unroll
+    for (int i = 0; i < C::kN / 2; ++i) s[i] = 0.0f;
+#pragma unroll 1
+    for (int i = 0; i < C::kD / 32; ++i) {
+      constexpr int kSteps = C::kPanel / 32;  // of a panel
+      u32 a[4], b[4];
+      ldmatrix<false>(
+          a, q + i / kSteps * (64 * C::kPanel) + ((i % kSteps * 32 + lane / 16 * 16) ^ swizzle));
+#pragma unroll
+      for (int j = 0; j < C::kN / 16; ++j) {
+        ldmatrix<false>(b, k + i / kSteps * (C::kN * C::kPanel) + j * (16 * C::kPanel) +
+                               ((i % kSteps * 32 + lane / 8 % 2 * 16) ^ swizzle));
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float (&d)[4] = *reinterpret_cast<float (*)[4]>(&s[8 * j + 4 * half]);
+          mma_e4m3(d, a, b[2 * half], b[2 * half + 1]);
+        }
+      }
+    }
+  }
+
+  // A unit that is no positive normal number keeps no order of the scores, and -inf times 0 is no
+  // -inf.
+  TC_DEVICE void change() {
+    if (__builtin_expect(!multiplies, 1)) return;
+#pragma unroll
+    for (int i = 0; i < C::kN / 2; ++i) s[i] *= multiplier;
+  }
+
+  // Scores outside of the band become -inf. Blocks of which everything is visible pay a comparison.
+  TC_DEVICE void hide() {
+    if (__builtin_expect(keys.block >= open_first && keys.block <= open_last, 1)) return;
+    const AttentionTile& tile = tiles[number % C::kRing];
+    const Sm90Sequence& q = tile.sequence;
+#pragma unroll
+    for (int part = 0; part < C::kN / 64; ++part) {
+      int column = keys.block * C::kN + 64 * part + lane % 4 * 2;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        int row = first_row(tile) + 16 * warp + lane / 4 + 8 * h;
+        u32 seen = bits_up_to(min(row + q.last, q.columns - 1) - column) &
+                   ~bits_up_to(row + q.first - 1 - column);
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+          if (!(seen >> i & 1)) s[32 * part + i / 2 * 4 + 2 * h + i % 2] = -kInfinity;
+        }
+      }
+    }
+  }
+
+  // This block's scores to weights.
+  TC_DEVICE void weigh(float (&factor)[2]) {
+#pragma unroll 1
+    for (;;) {
+      change();
+      hide();
+      if (__builtin_expect(softmax.weigh(s, unit, factor), 1)) return;
+      score_again();
+    }
+  }
+
+  TC_DEVICE void pack() {
+#pragma unroll
+    for (int i = 0; i < C::kN / 32; ++i)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        int at = 16 * i + j / 2 * 8 + j % 2 * 2;
+        w[i][j] = pack_e4m3(s[at], s[at + 1], s[at + 4], s[at + 5]);
+      }
+  }
+
+  TC_DEVICE void release(u32 barrier) {
+    if (lane == 0) barrier_arrive(barrier);
+  }
+
+  // Ends a tile's sums: writes logsumexp, and gives what the outputs are to be multiplied by.
+  TC_DEVICE void finish_sums(const E4m3Tile& tile, float (&inverse)[2]) {
+    auto out = p.logsumexp + tile.batch * p.logsumexp_stride[0] +
+               tile.head * p.logsumexp_stride[1] + tile.sequence.q_row;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      int i = first_row(tile) + 16 * warp + lane / 4 + 8 * h;
+      float total = quad_sum(softmax.sum[h]);
+      inverse[h] = total == 0.0f ? 0.0f : tile.v_descale / total;
+      if (p.logsumexp != nullptr && lane % 4 == 0 && i < tile.sequence.rows) {
+        out[i] = total == 0.0f ? -kInfinity : (softmax.reference[h] + log2_approx(total)) * kLn2;
+      }
+    }
+  }
+
+  TC_DEVICE void store(const AttentionTile& tile, const float (&inverse)[2]) {
+    int t = lane % 4;
+    auto out = static_cast<u16*>(p.out) + tile.batch * p.out_stride[0] +
+               tile.head * p.out_stride[1] + tile.sequence.q_row * p.out_stride[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      int i = first_row(tile) + 16 * warp + lane / 4 + 8 * h;
+      u16* to = out + i * p.out_stride[2] + 8 * t;
+#pragma unroll
+      for (int a = 0; a < C::kD / 32; ++a) {
+        u32 word[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          int at = 16 * a + 4 * j + 2 * h;
+          word[j] = pack_bf16(o[at] * inverse[h], o[at + 1] * inverse[h]);
+        }
+        quad_transpose(word);
+        if (i < tile.sequence.rows && 32 * a + 8 * t < p.head_dim_v) {
+          *reinterpret_cast<uint4*>(to + 32 * a) = make_uint4(word[0], word[1], word[2], word[3]);
+        }
+      }
+    }
+  }
+
+  TC_DEVICE void clear_out() {
+#pragma unroll
+    for (int i = 0; i < C::kD / 2; ++i) o[i] = 0.0f;
+  }
+
+  // The scores of a step, when they are there, to weights in registers. `factor`: 1, or what
+  // outputs so far are then to be multiplied by.
+  TC_DEVICE void finish_step(float (&factor)[2]) {
+    wgmma_wait<0>();
+    keep_in_place(s);
+    weigh(factor);
+    release(shared + C::kKEmpty + 8 * slot(step));
+    if (keys.is_last()) release(shared + C::kQEmpty + 8 * q_slot());
+    ++step;
+    pack();
+  }
+
+  TC_DEVICE void run() {
+    constexpr int kTurn = 1;  // named barriers from here on: one of each consumer's turn
+    if (C::kPingPong && group == C::kGroups - 1) named_arrive(kTurn, 2 * kWarpgroup);
+    if (begin()) {
+      float factor[2] = {1.0f, 1.0f}, inverse[2];
+      clear_out();
+      softmax.reset();
+      score();
+      finish_step(factor);
+#pragma unroll 1
+      for (;;) {
+        bool fresh = keys.is_last();
+        if (fresh) {
+          finish_sums(tiles[number % C::kRing], inverse);
+          ++number;
+          if (!begin()) break;
+          softmax.reset();
+        } else {
+          keys.next();
+        }
+        if (C::kPingPong) named_sync(kTurn + group, 2 * kWarpgroup);
+        accumulate_v(factor);
+        score();
+        if (C::kPingPong) named_arrive(kTurn + (group + 1) % C::kGroups, 2 * kWarpgroup);
+        if (__builtin_expect(fresh, 0)) {
+          store(tiles[(number - 1) % C::kRing], inverse);
+          clear_out();
+        }
+        factor[0] = factor[1] = 1.0f;
+        finish_step(factor);
+      }
+      accumulate_v(factor);
+      store(tiles[(number - 1) % C::kRing], inverse);
+    }
+    if (C::kPingPong && group == 0) named_sync(kTurn, 2 * kWarpgroup);
+  }
+};
+
+template <class C>
+TC_DEVICE void run(const Sm90E4m3Params& p) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  u32 shared = shared_address(memory);
+  auto tiles = reinterpret_cast<E4m3Tile*>(memory + C::kTiles);
+  int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+
+  if (threadIdx.x == 0) {
+    if (shared % 1024 != 0) asm volatile("trap;");
+    prefetch_tensor_map(&p.q);
+    prefetch_tensor_map(&p.k);
+    prefetch_tensor_map(&p.v);
+    for (int i = 0; i < C::kQSlots * C::kGroups; ++i) {
+      barrier_init(shared + C::kQFull + 8 * i, 1);
+      barrier_init(shared + C::kQEmpty + 8 * i, 4);
+    }
+    for (int i = 0; i < C::kStages; ++i) {
+      barrier_init(shared + C::kKFull + 8 * i, 1);
+      barrier_init(shared + C::kVFull + 8 * i, 1);
+      barrier_init(shared + C::kKEmpty + 8 * i, 4 * C::kGroups);
+      barrier_init(shared + C::kVEmpty + 8 * i, 4 * C::kGroups);
+    }
+    for (int i = 0; i < C::kRing; ++i) barrier_init(shared + C::kTileFull + 8 * i, 1);
+    fence_barrier_init();
+  }
+  __syncthreads();
+
+  // The next grid's blocks may start as soon as they fit: they wait for this one's end.
+  launch_next_grid();
+  if (warp < 4) {
+    fewer_registers<C::kProducerRegisters>();
+    if (warp == 1) {
+      produce_q<C>(p, shared, tiles);
+    } else if (threadIdx.x == 0) {
+      produce_keys<C, false>(p, shared, tiles);
+    } else if (threadIdx.x == 64) {
+      produce_keys<C, true>(p, shared, tiles);
+    } else {
+      wait_for_previous_grid();
+    }
+    __syncwarp();
+  } else {
+    more_registers<C::kConsumerRegisters>();
+    wait_for_previous_grid();
+    Consumer<C>(p, shared, tiles, warp / 4 - 1).run();
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
+    TC_KERNEL(const __grid_constant__ Sm90E4m3Params p) {
+  using C = E4m3Config<TC_TILE_K, TC_TILE_N, TC_TILE_M / 64, TC_Q_SLOTS, TC_STAGES, TC_PING_PONG>;
+  static_assert(C::kThreads == TC_THREADS && C::kSharedBytes == TC_DYNAMIC_SHARED);
+  run<C>(p);
+}
+
+}  // namespace torch_cubin::TC_KERNEL
+/* torch_cubin kernels
+{"virtual_arch": ["90a"],
+ "kernels": [
+  {"name": "sm90_e4m3_attention_{t.name}", "archs": ["sm_90a"], "kind": "sm90_e4m3",
+   "dtype": "float8_e4m3fn", "math": "bfloat16", "layout": "full", "alignment": 16, "stages": 2,
+   "tile": "{t.tile}", "block": ["{t.threads}", 1, 1], "dynamic_shared": "{t.shared}",
+   "cost": "{t.cost}", "accepted_spill": {"sm_90a": "{t.spill}"},
+   "defines": {"TC_Q_SLOTS": "{t.q_slots}", "TC_PING_PONG": 1},
+   "for": {
+    "t": [
+     {"name": "192x128x64", "tile": [192, 128, 64], "q_slots": 2, "threads": 512,
+      "shared": 58208, "spill": 256, "cost": {"k_tile": 2550, "fixed": 4500}},
+     {"name": "128x128x64", "tile": [128, 128, 64], "q_slots": 2, "threads": 384,
+      "shared": 49984, "spill": 32, "cost": {"k_tile": 2230, "fixed": 2500}},
+     {"name": "192x128x128", "tile": [192, 128, 128], "q_slots": 1, "threads": 512,
+      "shared": 90928, "spill": 428, "cost": {"k_tile": 3600, "fixed": 6400}},
+     {"name": "128x128x128", "tile": [128, 128, 128], "q_slots": 2, "threads": 384,
+      "shared": 99136, "spill": 0, "cost": {"k_tile": 2740, "fixed": 3700}},
+     {"name": "128x128x256", "tile": [128, 128, 256], "q_slots": 1, "threads": 384,
+      "shared": 164640, "spill": 80, "cost": {"k_tile": 4120, "fixed": 5000}}]}}]}
+*/

@@ -1,0 +1,128 @@
+// The running softmax of sm90/e4m3.cu, as sm90/softmax.cuh has it, for weights that become e4m3:
+// the largest number is 448, and values below 2^-10 become 0.
+//
+// So a row's largest weight of its first block of keys is 2^kLift, not 1, and 2^-(kLift + 10) of it
+// still counts. Later blocks' maxima are not looked at: the sum of each 16 weights that a thread
+// has must be at most 448, which bounds each of them, too. Beyond, the reference moves by a power
+// of two, which rounds nothing.
+#pragma once
+
+#include "softmax.cuh"
+
+namespace torch_cubin {
+namespace sm90 {
+
+class E4m3Softmax {
+ public:
+  static constexpr float kLift = 7.0f;
+  static constexpr float kMostE4m3 = 448.0f;
+
+  // Of two rows, in powers of two: what has weight 1. kLowest until a score was seen.
+  float reference[2];
+  float sum[2];  // this thread's part, of weights that are not rounded yet
+
+  TC_DEVICE void reset() {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      reference[h] = kLowest;
+      sum[h] = 0.0f;
+    }
+    look_ = true;
+  }
+
+  // Scores to weights. False: the scores are needed once more. Outputs so far are to be multiplied
+  // by `factor`, which stays as it was where they need not be, or where no score was seen so far.
+  template <int kCount>
+  TC_DEVICE bool weigh(float (&s)[kCount], float unit, float (&factor)[2]) {
+    float part[2][2];
+    bool looked = look_;
+    if (__builtin_expect(look_, 0)) find_maximum(s, unit, factor);
+    exponentiate(s, unit, part);
+    // Of NaN and a number the maximum is the number: a row with NaN is lost, and nothing is to be
+    // done.
+    float most = fmaxf(fmaxf(part[0][0], part[0][1]), fmaxf(part[1][0], part[1][1]));
+    if (!looked && __builtin_expect(!__all_sync(~0u, most <= kMostE4m3), 0)) {
+      if (!__all_sync(~0u, most <= kFar)) {
+        look_ = true;
+        return false;
+      }
+      step_down(s, part, factor);
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) sum[h] += part[h][0] + part[h][1];
+    return true;
+  }
+
+ private:
+  bool look_;  // the next block's maximum is needed; the same in all threads of a warp
+
+  template <int kCount>
+  TC_DEVICE void exponentiate(float (&s)[kCount], float unit, float (&part)[2][2]) const {
+    float minus[2] = {look_ ? kLift : -reference[0], look_ ? kLift : -reference[1]};
+#pragma unroll
+    for (int h = 0; h < 2; ++h) part[h][0] = part[h][1] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      int h = i / 2 % 2;
+      s[i] = exp2_approx(fmaf(s[i], unit, minus[h]));
+      part[h][i / 4 % 2] += s[i];
+    }
+  }
+
+  template <int kCount>
+  static TC_DEVICE float row_maximum(const float (&s)[kCount], int h) {
+    float top = fmaxf(s[2 * h], s[2 * h + 1]);
+#pragma unroll
+    for (int i = 4; i < kCount; i += 4) top = fmaxf(top, fmaxf(s[i + 2 * h], s[i + 2 * h + 1]));
+    return quad_max(top);
+  }
+
+  // The maximum of the scores has weight 2^kLift from here on, or less where a larger one came
+  // before. While one of the warp's references is huge (`look_` stays true), it is subtracted from
+  // the scores here.
+  template <int kCount>
+  TC_DEVICE void find_maximum(float (&s)[kCount], float unit, float (&factor)[2]) {
+    float raw[2];
+    look_ = false;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float top = fmaxf(row_maximum(s, h), kLowest);
+      bool seen = top > kLowest;
+      float scaled = seen ? fmaf(top, unit, -kLift) : reference[h];
+      // A reference that stays is that of an earlier block, whose scores are gone.
+      raw[h] = seen && scaled < reference[h] ? (reference[h] + kLift) / unit : top;
+      scaled = fmaxf(reference[h], scaled);
+      if (reference[h] != kLowest) factor[h] = exp2_approx(reference[h] - scaled);
+      sum[h] *= reference[h] != kLowest ? factor[h] : 1.0f;
+      reference[h] = scaled;
+      look_ |= !(fabsf(scaled) <= kHuge);
+    }
+    look_ = __any_sync(~0u, look_);
+    if (!look_) return;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) s[i] -= raw[i / 2 % 2];
+  }
+
+  // Divides the weights of rows whose sums are too large, and what came before, by a power of two
+  // that leaves sums of 128 to 256.
+  template <int kCount>
+  TC_DEVICE void step_down(float (&s)[kCount], float (&part)[2][2], float (&factor)[2]) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float top = quad_max(fmaxf(part[h][0], part[h][1]));
+      int exponent = top > kMostE4m3 ? (__float_as_int(top) >> 23) - 127 - 7 : 0;
+      factor[h] = __int_as_float((127 - exponent) << 23);
+      reference[h] += static_cast<float>(exponent);
+      part[h][0] *= factor[h];
+      part[h][1] *= factor[h];
+      sum[h] *= factor[h];
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        if (i / 2 % 2 == h) s[i] *= factor[h];
+      }
+    }
+  }
+};
+
+}  // namespace sm90
+}  // namespace torch_cubin

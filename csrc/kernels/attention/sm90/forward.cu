@@ -1,0 +1,759 @@
+// Attention forward on Hopper: a persistent, warp-specialised kernel of TMA and wgmma.
+//
+// A block is a producer warpgroup and two or three consumer warpgroups of 64 queries each. Of the
+// producer's warps one schedules the tiles and loads Q, one loads K and one V.
+//
+//   shared memory:  Q: kQSlots x consumers x 64 rows | K: kStages | V: kStages | barriers | tiles
+//   full barriers:  the producer's arrival and all bytes of the slot
+//   empty barriers: one arrival of each warp that reads the slot: those of one consumer warpgroup
+//                   for Q, of all for K and V
+//
+// A consumer issues the scores of the next block of keys before the product of this block's weights
+// with V, and makes weights of the scores while that product runs. It does so across tiles: the
+// next tile's first scores are in flight while a tile ends. Weights go from the accumulators of
+// one wgmma to the operand registers of the other without a shuffle.
+//
+// `masked` kernels read the bits of a boolean mask (TC_MASKED), `added` ones the numbers of a mask
+// that is added to the logits (TC_ADDED, too; sm90/added_mask.cuh). `general` and `general_added`
+// kernels do the same, and modify scores before the softmax by sm90/rule.cuh, and drop
+// weights (TC_GENERAL). One kernel for both sorts of masks had some branches more in each step: 2
+// to 7% of the time with a boolean mask. They spill a little more: 192 queries leave a consumer 160
+// registers, and beside options numbers are one thing more; a few words are read again in each
+// step. Longer than files should be: producer and consumers meet in one set of barriers and one
+// shared memory, and neither can be followed without the other.
+#include "added_mask.cuh"
+#include "common/dropout.cuh"
+#include "common/dtype.cuh"
+#include "common/wgmma.cuh"
+#include "rule.cuh"
+#include "schedule.cuh"
+#include "softmax.cuh"
+
+namespace torch_cubin::TC_KERNEL {
+
+using namespace sm90;
+
+template <DType kDType_, int kD_, int kN_, int kGroups_, int kQSlots_, int kStages_,
+          bool kPingPong_, bool kMasked_, bool kAdded_, bool kGeneral_>
+struct AttentionConfig {
+  static constexpr DType kDType = kDType_;
+  static constexpr bool kMasked = kMasked_, kAdded = kAdded_, kGeneral = kGeneral_;
+  static_assert(kMasked || !(kAdded || kGeneral));
+  static constexpr int kD = kD_, kN = kN_, kGroups = kGroups_, kQSlots = kQSlots_;
+  static constexpr int kStages = kStages_;
+  // The consumers take turns to issue their products, so that one's softmax runs beside the
+  // other's.
+  static constexpr bool kPingPong = kPingPong_;
+  // A warpgroup skips the tile's first block of keys, or its last one, where it sees nothing of it.
+  // Both, of two tiles, may follow each other while a product with the V before them is still to
+  // come.
+  static constexpr bool kLeavesOut = kGroups > 2 && kStages > 2 && !kMasked;
+  // The thread that loads K tells consumers which block is next. Looking for it in the classes of
+  // the mask, in the chain of every step, took 2 to 6% of the time.
+  static constexpr bool kSendsNextBlock = kMasked && !kGeneral;
+  // Dropout's numbers are made while scores are computed: 0.65 of the time at head_dim 256, where
+  // softmax runs beside no other products. With 64 and 128 columns that took 1.1 to 1.3 of it: the
+  // other warpgroup's softmax waits.
+  static constexpr bool kDropsEarly = kGeneral && kD > 128;
+  static_assert(kDropsEarly || !kGeneral || kN_ % 32 == 0);
+  // Tiles of 192 queries without a mask would end later for it: 2% of the time of all calls.
+  // `masked` kernels serve.
+  static constexpr bool kTakesSinks = kMasked || kD > 64;
+  static constexpr int kRows = 64 * kGroups, kThreads = kWarpgroup * (kGroups + 1);
+  static constexpr int kPanels = kD / 64;
+  // With 32, the warp that schedules tiles spills a few words; no other warp waits for it.
+  static constexpr int kProducerRegisters = kGroups == 2 ? 40 : kGroups == 3 ? 32 : 24;
+  static constexpr int kConsumerRegisters = kGroups == 2 ? 232 : kGroups == 3 ? 160 : 112;
+  static constexpr WgmmaType kType = kDType == DType::bfloat16 ? WgmmaType::bf16 : WgmmaType::f16;
+
+  static constexpr int kQBytes = 64 * kD * 2, kKvBytes = kN * kD * 2, kRing = 8;
+  static constexpr int kK = kQSlots * kGroups * kQBytes, kV = kK + kStages * kKvBytes;
+  static constexpr int kQFull = kV + kStages * kKvBytes, kQEmpty = kQFull + 8 * kQSlots * kGroups;
+  static constexpr int kKFull = kQEmpty + 8 * kQSlots * kGroups, kKEmpty = kKFull + 8 * kStages;
+  static constexpr int kVFull = kKEmpty + 8 * kStages, kVEmpty = kVFull + 8 * kStages;
+  static constexpr int kTileFull = kVEmpty + 8 * kStages;
+  static constexpr int kTiles = (kTileFull + 8 * kRing + 15) / 16 * 16;
+  using Tile = TileOf<kMasked>;
+  static constexpr int kNextBlock = kTiles + kRing * static_cast<int>(sizeof(Tile));
+  // The largest number that fits in shared memory, of a warp's part of a mask that is added.
+  static constexpr int kNumberBytes = kD == 64 && kGroups == 2 ? 4 : 2;
+  static constexpr int kAddedBytes = !kAdded || kD > 128 ? 0 : 16 * kN* kNumberBytes;
+  static constexpr int kNumbers = (kNextBlock + (kSendsNextBlock ? 16 : 0) + 15) / 16 * 16;
+  static constexpr int kSharedBytes = kNumbers + 4 * kGroups * kAddedBytes;
+  static_assert(4 * kStages <= 16, "one word of the next block for each stage of K");
+  static_assert(kN % 16 == 0 && kD % 64 == 0);
+  static_assert(kN <= 128, "a lane's keys of a block have a bit each in one word");
+};
+
+template <int kStages>
+struct Slot {
+  int stage = 0;
+  u32 phase = 0;
+  TC_DEVICE void next() {
+    if (++stage == kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+// ---- producers ----------------------------------------------------------------------------------
+
+// A whole warp: schedules tiles, and loads Q of each.
+template <class C>
+TC_DEVICE void produce_q(const Sm90AttentionParams& p, u32 shared, typename C::Tile* tiles) {
+  AttentionSchedule<C::kRows, C::kN, C::kMasked> schedule(p);
+  bool elected = threadIdx.x % 32 == 0;
+  Slot<C::kQSlots> slot;
+  TilePlace place{};
+  wait_for_previous_grid();
+  for (int number = 0;; ++number) {
+    bool any = schedule.next(place);
+    if (elected) {
+      // Consumers read a tile's entry until they have stored it; they are then at most three tiles
+      // behind, as many as Q and K have slots for.
+      typename C::Tile& tile = tiles[number % C::kRing];
+      if (any) {
+        describe<C::kRows, C::kN, C::kMasked>(tile, p, place);
+      } else {
+        tile.blocks = 0;
+      }
+      barrier_arrive(shared + C::kTileFull + 8 * (number % C::kRing));
+#pragma unroll
+      for (int g = 0; g < C::kGroups; ++g) {
+        int i = slot.stage * C::kGroups + g;
+        u32 full = shared + C::kQFull + 8 * i, to = shared + i * C::kQBytes;
+        barrier_sleep(shared + C::kQEmpty + 8 * i, slot.phase ^ 1);
+        if (!any) {
+          barrier_arrive(full);
+          continue;
+        }
+        barrier_expect(full, C::kQBytes);
+#pragma unroll
+        for (int panel = 0; panel < C::kPanels; ++panel) {
+          const Sm90Sequence& s = tile.sequence;
+          tma_load(to + panel * 8192, &p.q, full, 64 * panel, s.q.place + tile.row + 64 * g,
+                   tile.head, s.q.batch, s.wrap);
+        }
+      }
+    }
+    __syncwarp();
+    if (!any) return;
+    slot.next();
+  }
+}
+
+// One thread: loads the blocks of K, or of V, of one tile after the other.
+template <class C>
+TC_DEVICE void produce_keys(const Sm90AttentionParams& p, const Sm90AttentionMap& map, u32 shared,
+                            u32 ring, u32 full, u32 empty, const typename C::Tile* tiles) {
+  Slot<C::kStages> slot;
+  wait_for_previous_grid();
+  for (int number = 0;; ++number) {
+    int entry = number % C::kRing;
+    barrier_sleep(shared + C::kTileFull + 8 * entry, number / C::kRing % 2);
+    if (tiles[entry].blocks == 0) return;
+    KeyBlocks<C::kRows, C::kMasked> blocks(p, tiles[entry]);
+    int head = tiles[entry].kv_head;
+    MapPlace keys = tiles[entry].sequence.k;
+    int wrap = tiles[entry].sequence.wrap;
+#pragma unroll 1
+    for (;; blocks.next()) {
+      int row = keys.place + blocks.block * C::kN;
+      u32 arrived = full + 8 * slot.stage, to = ring + slot.stage * C::kKvBytes;
+      barrier_sleep(empty + 8 * slot.stage, slot.phase ^ 1);
+      if constexpr (C::kSendsNextBlock) {
+        if (ring == shared + C::kK) {
+          store_shared(shared + C::kNextBlock + 4 * slot.stage,
+                       ReceivedKeyBlocks::describe_next(blocks));
+        }
+      }
+      barrier_expect(arrived, C::kKvBytes);
+#pragma unroll
+      for (int panel = 0; panel < C::kPanels; ++panel) {
+        tma_load(to + panel * C::kN * 128, &map, arrived, 64 * panel, row, head, keys.batch, wrap);
+      }
+      slot.next();
+      if (blocks.is_last()) break;
+    }
+  }
+}
+
+// ---- consumers ----------------------------------------------------------------------------------
+
+template <class C>
+struct Consumer {
+  using Tile = typename C::Tile;
+  const Sm90AttentionParams& p;
+  u32 shared;
+  const Tile* tiles;
+  int group, warp, lane;
+  u32 q_base, k_base, v_base;  // descriptors of slot 0, their low words
+  float s[C::kN / 2], o[C::kD / 2];
+  u32 w[C::kN / 16][4];
+  RunningSoftmax<C::kGeneral || C::kAdded> softmax;
+  float slope = 0.0f;  // of ALiBi
+  u32 mask[2];         // bits of a boolean mask
+  u32 kept[2];         // kDropsEarly: bits of dropout
+  float unit;          // kAdded: what brings this block's scores to powers of two
+  u32 number = 0;      // of the tile whose scores are being made
+  u32 step = 0;        // blocks of keys scored so far, of all tiles
+  u32 scored = 0;      // the last one of them, where some are skipped
+  // Of this tile; its block is the next one to score.
+  using Keys =
+      std::conditional_t<C::kSendsNextBlock, ReceivedKeyBlocks, KeyBlocks<C::kRows, C::kMasked>>;
+  Keys keys;
+  u32 next_block = 0;         // kSendsNextBlock: the next block of keys and its flags
+  int open_first, open_last;  // blocks of which this warpgroup sees everything but for a mask
+
+  TC_DEVICE Consumer(const Sm90AttentionParams& params, u32 memory, const Tile* ring, int own_group)
+      : p(params), shared(memory), tiles(ring), group(own_group) {
+    warp = threadIdx.x / 32 % 4;
+    lane = threadIdx.x % 32;
+    q_base = static_cast<u32>(wgmma_descriptor(shared + group * C::kQBytes, 0, 1024));
+    k_base = static_cast<u32>(wgmma_descriptor(shared + C::kK, 0, 1024));
+    v_base = static_cast<u32>(wgmma_descriptor(shared + C::kV, C::kN * 128, 1024));
+  }
+
+  // Which slot is whose, and the parity of its phase.
+  TC_DEVICE u32 q_slot() const { return number % C::kQSlots * C::kGroups + group; }
+  TC_DEVICE u32 q_full() const { return shared + C::kQFull + 8 * q_slot(); }
+  TC_DEVICE u32 q_phase() const { return number / C::kQSlots % 2; }
+  static TC_DEVICE u32 slot(u32 of_step) { return of_step % C::kStages; }
+  static TC_DEVICE u32 phase(u32 of_step) { return of_step / C::kStages % 2; }
+
+  // The first row of this warpgroup in a tile.
+  TC_DEVICE int first_row(const Tile& tile) const { return tile.row + 64 * group; }
+
+  // False after the last tile.
+  TC_DEVICE bool begin() {
+    barrier_wait(q_full(), q_phase());
+    const Tile& tile = tiles[number % C::kRing];
+    if (tile.blocks == 0) return false;
+    int row = first_row(tile);
+    keys = Keys(p, tile);
+    const Sm90Sequence& q = tile.sequence;
+    open_last = (min(row + q.last, q.columns - 1) + 1) / C::kN - 1;
+    open_first = (max(row + 63 + q.first, 0) + C::kN - 1) / C::kN;
+    if constexpr (C::kLeavesOut) {
+      int last, blocks;
+      key_blocks<C::kN>(q, row, 64, last, blocks);
+      bool above = last < tile.last_block;
+      bool below = last - blocks > tile.last_block - tile.blocks;
+      if (tile.blocks > above + below) keys.leave_out(above, below);
+    }
+    if (C::kGeneral && p.score.alibi_slopes != nullptr) {
+      slope = p.score.alibi_slopes[tile.batch * p.score.alibi_stride + tile.head];
+    }
+    return true;
+  }
+
+  // Blocks of the tile that this warpgroup skips before its first one, and after its last one.
+  TC_DEVICE bool leaves_out_first() const {
+    return C::kLeavesOut && keys.block != tiles[number % C::kRing].last_block;
+  }
+  TC_DEVICE bool leaves_out_last() const {
+    const Tile& tile = tiles[number % C::kRing];
+    return C::kLeavesOut && keys.block != tile.last_block - tile.blocks + 1;
+  }
+
+  TC_DEVICE void begin_turn() {
+    if (C::kPingPong) named_sync(kTurn + group, 2 * kWarpgroup);
+  }
+  TC_DEVICE void end_turn() {
+    if (C::kPingPong) named_arrive(kTurn + (group + 1) % C::kGroups, 2 * kWarpgroup);
+  }
+
+  // Takes the turn of a block that this warpgroup skips. Every warp waits for it, or it could
+  // mistake the slot's next phase but one for the next.
+  TC_DEVICE void leave_out() {
+    begin_turn();
+    end_turn();
+    barrier_wait(shared + C::kKFull + 8 * slot(step), phase(step));
+    __syncwarp();  // one lane releases for all, which elsewhere a product stands before
+    release(shared + C::kKEmpty + 8 * slot(step));
+    barrier_wait(shared + C::kVFull + 8 * slot(step), phase(step));
+    __syncwarp();
+    release(shared + C::kVEmpty + 8 * slot(step));
+    ++step;
+  }
+
+  // The high word is the same for all.
+  static TC_DEVICE u64 descriptor(u32 low, u32 bytes) {
+    return wgmma_descriptor(0, 0, 1024) | (low + (bytes >> 4));
+  }
+
+  TC_DEVICE void score() {
+    u32 q = q_base + number % C::kQSlots * (C::kGroups * C::kQBytes >> 4);
+    u32 k = k_base + slot(step) * (C::kKvBytes >> 4);
+    barrier_wait(shared + C::kKFull + 8 * slot(step), phase(step));
+    if constexpr (C::kSendsNextBlock)
+      load_shared(next_block, shared + C::kNextBlock + 4 * slot(step));
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < C::kD / 16; ++i) {
+      Wgmma<C::kN>::template run<C::kType, 0, 0>(s, descriptor(q, k_major_offset(i, 64)),
+                                                 descriptor(k, k_major_offset(i, C::kN)), i > 0);
+    }
+    wgmma_commit();
+  }
+
+  // The step that was scored before.
+  TC_DEVICE u32 before() const { return C::kLeavesOut ? scored : step - 1; }
+
+  TC_DEVICE void multiply_v(int add) {
+    u32 v = v_base + slot(before()) * (C::kKvBytes >> 4);
+    barrier_wait(shared + C::kVFull + 8 * slot(before()), phase(before()));
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < C::kN / 16; ++i) {
+      WgmmaRegisters<C::kD>::template run<C::kType, 1>(o, w[i], descriptor(v, i * kMnMajorStep),
+                                                       i > 0 ? 1 : add);
+    }
+    wgmma_commit();
+  }
+
+  // The same scores by the instructions of one warp, which the softmax seldom asks for: it has
+  // written weights over them.
+  TC_DEVICE void score_again() {
+    u32 q = shared + q_slot() * C::kQBytes + (16 * warp + lane % 16) * 128;
+    u32 k = shared + C::kK + slot(step) * C::kKvBytes + (lane / 16 * 8 + lane % 8) * 128;
+    u32 swizzle = lane % 8 * 16;
+#pragma unroll
+    for (int i = 0; i < C::kN / 2; ++i) s[i] = 0.0f;
+#pragma unroll 1
+    for (int i = 0; i < C::kD / 16; ++i) {
+      u32 a[4], b[4];
+      ldmatrix<false>(a, q + i / 4 * 8192 + ((i % 4 * 32 + lane / 16 * 16) ^ swizzle));
+#pragma unroll
+      for (int j = 0; j < C::kN / 16; ++j) {
+        ldmatrix<false>(
+            b, k + i / 4 * (C::kN * 128) + j * 2048 + ((i % 4 * 32 + lane / 8 % 2 * 16) ^ swizzle));
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float (&d)[4] = *reinterpret_cast<float (*)[4]>(&s[8 * j + 4 * half]);
+          if constexpr (C::kDType == DType::bfloat16) {
+            mma_bf16(d, a, b[2 * half], b[2 * half + 1]);
+          } else {
+            mma_f16(d, a, b[2 * half], b[2 * half + 1]);
+          }
+        }
+      }
+    }
+  }
+
+  // Scores to logits, where they are not the same but for a factor.
+  TC_DEVICE void change() {
+    if constexpr (C::kGeneral) {
+      if (p.has_rule) apply_rule();
+    }
+    if constexpr (C::kAdded) {
+      bool adds = keys.is_masked();
+      if (adds) added_mask().add(s, mask_part(), p.added_scale);
+      unit = adds ? kLog2e : p.unit;
+    }
+  }
+
+  TC_DEVICE void apply_rule() {
+    if constexpr (C::kGeneral) {
+      const Tile& tile = tiles[number % C::kRing];
+      int query = first_row(tile) + 16 * warp + lane / 4, key = keys.block * C::kN + lane % 4 * 2;
+      TileRule<false> rule(p.score, tile.sequence, query, key, slope);
+      auto each = [&](auto&& function) {
+#pragma unroll
+        for (int i = 0; i < C::kN / 2; ++i) {
+          float no_grad = 0.0f;
+          function(s[i], no_grad, i / 2 % 2, i / 4 * 8 + i % 2, i);
+        }
+      };
+      torch_cubin::apply_rule(rule, each, each);
+    }
+  }
+
+  // Whether bits say which keys of the block are visible.
+  TC_DEVICE bool has_bits() const { return !C::kAdded && keys.is_masked(); }
+  TC_DEVICE AddedMask<C::kDType, C::kN, C::kAddedBytes> added_mask() const {
+    return {p.added, shared + C::kNumbers + (4 * group + warp) * C::kAddedBytes};
+  }
+  TC_DEVICE MaskPart mask_part() const {
+    const Tile& tile = tiles[number % C::kRing];
+    return {tile.batch,         tile.head,          first_row(tile) + 16 * warp,
+            tile.sequence.rows, keys.block * C::kN, tile.sequence.columns};
+  }
+
+  // The bits of this thread's keys of the next block to score, or its warp's numbers. Asked for
+  // before its product is issued, which takes until the product before it has run.
+  TC_DEVICE void load_mask() {
+    if constexpr (C::kAdded) {
+      if (keys.is_masked()) added_mask().load(mask_part());
+    } else if constexpr (C::kMasked) {
+      if (!has_bits()) return;
+      const Tile& tile = tiles[number % C::kRing];
+      int row = first_row(tile) + 16 * warp + lane / 4;
+      auto from = p.mask.words + tile.batch * p.mask.word_stride[0] +
+                  tile.head * p.mask.word_stride[1] + keys.block * 4 + lane % 4;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        mask[h] = __ldg(from + min(row + 8 * h, tile.sequence.rows - 1) * p.mask.word_stride[2]);
+      }
+    }
+  }
+
+  // Calls function(h, i, kept) for each weight of the next block that may be dropped, by its row
+  // and bit in `mask`.
+  template <class Function>
+  TC_DEVICE void for_each_kept(Function&& function) const {
+    const Tile& tile = tiles[number % C::kRing];
+    int row = first_row(tile) + 16 * warp + lane / 4, head = tile.batch * p.heads + tile.head;
+    int word = keys.block * C::kN / 32;
+    u64 seed = *p.score.dropout_seed;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+#pragma unroll
+      for (int j = 0; j < (C::kN + 31) / 32; ++j) {
+        DropoutBits bits(seed, head, row + 8 * h, word + j, lane % 4);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          function(h, 8 * j + i, bits.kept(i / 2, i % 2, p.score.drop_below));
+        }
+      }
+    }
+  }
+
+  // Which of the next block's weights dropout keeps, while its scores are computed.
+  TC_DEVICE void choose_kept() {
+    if constexpr (C::kDropsEarly) {
+      if (p.score.drop_below == 0) return;
+      kept[0] = kept[1] = 0;
+      for_each_kept([&](int h, int i, bool keeps) { kept[h] |= keeps ? 1u << i : 0u; });
+      // Blocks of 80 keys begin at multiples of 32, or 16 further.
+      if (keys.block * C::kN % 32 == 0) return;
+      kept[0] >>= 4;
+      kept[1] >>= 4;
+    }
+  }
+
+  // Weights that dropout drops become 0; their sums are complete.
+  TC_DEVICE void drop() {
+    if constexpr (C::kGeneral) {
+      if (p.score.drop_below == 0) return;
+      if constexpr (C::kDropsEarly) {
+        replace_where_clear(s, kept, 0.0f);
+      } else {
+        for_each_kept([&](int h, int i, bool keeps) {
+          if (!keeps) s[i / 2 * 4 + 2 * h + i % 2] = 0.0f;
+        });
+      }
+    }
+  }
+
+  // Scores outside of the band, and those that a mask hides, become -inf. Blocks of which
+  // everything is visible pay a comparison.
+  TC_DEVICE void hide() {
+    bool open = keys.block >= open_first && keys.block <= open_last;
+    if (__builtin_expect(open && !has_bits(), 1)) return;
+    if (C::kMasked && !C::kAdded && open) return replace_where_clear(s, mask, -kInfinity);
+    const Tile& tile = tiles[number % C::kRing];
+    const Sm90Sequence& q = tile.sequence;
+    int column = keys.block * C::kN + lane % 4 * 2;
+    u32 seen[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      int row = first_row(tile) + 16 * warp + lane / 4 + 8 * h;
+      seen[h] = bits_up_to(min(row + q.last, q.columns - 1) - column) &
+                ~bits_up_to(row + q.first - 1 - column);
+      if (has_bits()) seen[h] &= mask[h];
+    }
+    replace_where_clear(s, seen, -kInfinity);
+  }
+
+  // This block's scores to weights. Returns whether outputs so far must be multiplied by `factor`.
+  TC_DEVICE bool weigh(float (&factor)[2]) {
+    bool moves;
+#pragma unroll 1
+    for (;;) {
+      change();
+      hide();
+      if (__builtin_expect(softmax.weigh(s, C::kAdded ? unit : p.unit, factor, moves), 1))
+        return moves;
+      score_again();
+    }
+  }
+
+  TC_DEVICE void pack() {
+#pragma unroll
+    for (int i = 0; i < C::kN / 16; ++i)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        w[i][j] = DTypeTraits<C::kDType>::pack(s[8 * i + 2 * j], s[8 * i + 2 * j + 1]);
+      }
+  }
+
+  TC_DEVICE void release(u32 barrier) {
+    if (lane == 0) barrier_arrive(barrier);
+  }
+
+  TC_DEVICE void scale_out(const float (&factor)[2]) {
+#pragma unroll
+    for (int i = 0; i < C::kD / 2; ++i) o[i] *= factor[i / 2 % 2];
+  }
+
+  // Ends a tile's sums: writes logsumexp, and gives what the outputs are to be multiplied by.
+  TC_DEVICE void finish_sums(const Tile& tile, float (&inverse)[2]) {
+    float totals[2] = {quad_sum(softmax.sum[0]), quad_sum(softmax.sum[1])};
+    float factor[2] = {1.0f, 1.0f};
+    if constexpr (C::kTakesSinks) {
+      float sink = p.score.sinks == nullptr ? -kInfinity : p.score.sinks[tile.head];
+      softmax.join(sink, totals, factor);
+    }
+    if constexpr (C::kGeneral) {
+      factor[0] *= p.score.keep_scale;
+      factor[1] *= p.score.keep_scale;
+    }
+    float logarithm[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      inverse[h] = totals[h] == 0.0f ? 0.0f : factor[h] * reciprocal_approx(totals[h]);
+      logarithm[h] = (softmax.reference[h] + log2_approx(totals[h])) * kLn2;
+    }
+    if (p.logsumexp == nullptr || lane % 4 != 0) return;
+    auto out = p.logsumexp + tile.batch * p.logsumexp_stride[0] +
+               tile.head * p.logsumexp_stride[1] + tile.sequence.q_row;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      int i = first_row(tile) + 16 * warp + lane / 4 + 8 * h;
+      if (i < tile.sequence.rows) out[i] = logarithm[h];
+    }
+  }
+
+  TC_DEVICE u32 pack_out(int at, float inverse) const {
+    return DTypeTraits<C::kDType>::pack(o[at] * inverse, o[at + 1] * inverse);
+  }
+
+  // Two lanes exchange half of what they have of 16 columns, so that each writes 4 in order and a
+  // quad 32 bytes. An exchange among all four, for vectors of 16 bytes, took 1 to 3% more time at
+  // 512 rows.
+  TC_DEVICE void store(const Tile& tile, const float (&inverse)[2]) {
+    bool odd = lane % 2 != 0;
+    int column = lane % 2 * 8 + lane % 4 / 2 * 4;  // of each 16
+    auto out = static_cast<u16*>(p.out) + tile.batch * p.out_stride[0] +
+               tile.head * p.out_stride[1] + tile.sequence.q_row * p.out_stride[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      int i = first_row(tile) + 16 * warp + lane / 4 + 8 * h;
+      u16* to = out + i * p.out_stride[2] + column;
+#pragma unroll
+      for (int a = 0; a < C::kD / 16; ++a) {
+        u32 left = pack_out(8 * a + 2 * h, inverse[h]),
+            right = pack_out(8 * a + 4 + 2 * h, inverse[h]);
+        u32 got = __shfl_xor_sync(~0u, odd ? left : right, 1);
+        if (i < tile.sequence.rows && 16 * a + column < p.head_dim_v) {
+          *reinterpret_cast<uint2*>(to + 16 * a) = make_uint2(odd ? got : left, odd ? right : got);
+        }
+      }
+    }
+  }
+
+  // K, and with a tile's last block Q, are not needed any more; the next step begins.
+  TC_DEVICE void end_step() {
+    release(shared + C::kKEmpty + 8 * slot(step));
+    if (keys.is_last()) release(shared + C::kQEmpty + 8 * q_slot());
+    if (C::kLeavesOut) scored = step;
+    ++step;
+  }
+
+  static constexpr int kTurn = 1;  // named barriers from here on: one of each consumer's turn
+
+  TC_DEVICE void run() {
+    if (C::kPingPong && group == C::kGroups - 1) named_arrive(kTurn, 2 * kWarpgroup);
+    if (begin()) {
+      if (leaves_out_first()) leave_out();
+      load_mask();
+      if (C::kLeavesOut) begin_turn();
+      score();
+      if (C::kLeavesOut) end_turn();
+      choose_kept();
+      wgmma_wait<0>();
+      keep_in_place(s);
+      softmax.reset();
+      change();
+      hide();
+      softmax.weigh_first(s, C::kAdded ? unit : p.unit);
+      drop();
+      end_step();
+      pack();
+      int add = 0;
+      float factor[2];
+#pragma unroll 1
+      for (;;) {
+        bool fresh = keys.is_last();
+        factor[0] = factor[1] = 1.0f;
+        if (__builtin_expect(fresh, 0)) {
+          if (leaves_out_last()) leave_out();
+          ++number;
+          bool more = begin();  // its loads are in flight while sums are added
+          finish_sums(tiles[(number - 1) % C::kRing], factor);
+          if (!more) break;
+          softmax.reset();
+          if (leaves_out_first()) leave_out();
+        } else {
+          if constexpr (C::kSendsNextBlock) {
+            keys.next(next_block);
+          } else {
+            keys.next();
+          }
+        }
+        load_mask();
+        begin_turn();
+        score();
+        multiply_v(add);
+        end_turn();
+        add = !fresh;
+        choose_kept();
+        wgmma_wait<1>();
+        keep_in_place(s);
+        u32 multiplied = before();
+        bool moves = weigh(factor);
+        drop();
+        end_step();
+        wgmma_wait<0>();
+        keep_in_place(o);
+        keep_in_place(s);
+        release(shared + C::kVEmpty + 8 * slot(multiplied));
+        if (__builtin_expect(fresh, 0)) {
+          store(tiles[(number - 1) % C::kRing], factor);
+        } else if (__builtin_expect(moves, 0)) {
+          scale_out(factor);
+        }
+        pack();
+      }
+      multiply_v(add);
+      wgmma_wait<0>();
+      keep_in_place(o);
+      store(tiles[(number - 1) % C::kRing], factor);
+    }
+    if (C::kPingPong && group == 0) named_sync(kTurn, 2 * kWarpgroup);
+  }
+};
+
+template <class C>
+TC_DEVICE void run(const Sm90AttentionParams& p) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  u32 shared = shared_address(memory);
+  auto tiles = reinterpret_cast<typename C::Tile*>(memory + C::kTiles);
+  int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+
+  if (threadIdx.x == 0) {
+    if (shared % 1024 != 0) asm volatile("trap;");
+    prefetch_tensor_map(&p.q);
+    prefetch_tensor_map(&p.k);
+    prefetch_tensor_map(&p.v);
+    for (int i = 0; i < C::kQSlots * C::kGroups; ++i) {
+      barrier_init(shared + C::kQFull + 8 * i, 1);
+      barrier_init(shared + C::kQEmpty + 8 * i, 4);
+    }
+    for (int i = 0; i < C::kStages; ++i) {
+      barrier_init(shared + C::kKFull + 8 * i, 1);
+      barrier_init(shared + C::kVFull + 8 * i, 1);
+      barrier_init(shared + C::kKEmpty + 8 * i, 4 * C::kGroups);
+      barrier_init(shared + C::kVEmpty + 8 * i, 4 * C::kGroups);
+    }
+    for (int i = 0; i < C::kRing; ++i) barrier_init(shared + C::kTileFull + 8 * i, 1);
+    fence_barrier_init();
+  }
+  __syncthreads();
+
+  // The next grid's blocks may start as soon as they fit: they wait for this one's end.
+  launch_next_grid();
+  if (warp < 4) {
+    fewer_registers<C::kProducerRegisters>();
+    if (warp == 1) {
+      produce_q<C>(p, shared, tiles);
+    } else if (threadIdx.x == 0) {
+      produce_keys<C>(p, p.k, shared, shared + C::kK, shared + C::kKFull, shared + C::kKEmpty,
+                      tiles);
+    } else if (threadIdx.x == 64) {
+      produce_keys<C>(p, p.v, shared, shared + C::kV, shared + C::kVFull, shared + C::kVEmpty,
+                      tiles);
+    } else {
+      wait_for_previous_grid();
+    }
+    __syncwarp();
+  } else {
+    more_registers<C::kConsumerRegisters>();
+    wait_for_previous_grid();
+    Consumer<C>(p, shared, tiles, warp / 4 - 1).run();
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
+    TC_KERNEL(const __grid_constant__ Sm90AttentionParams p) {
+  using C = AttentionConfig<DType::TC_DTYPE, TC_TILE_K, TC_TILE_N, TC_TILE_M / 64, TC_Q_SLOTS,
+                            TC_STAGES, TC_PING_PONG, TC_MASKED, TC_ADDED, TC_GENERAL>;
+  static_assert(C::kThreads == TC_THREADS && C::kSharedBytes == TC_DYNAMIC_SHARED);
+  run<C>(p);
+}
+
+}  // namespace torch_cubin::TC_KERNEL
+/* torch_cubin kernels
+{"virtual_arch": ["90a"],
+ "defaults": {"archs": ["sm_90a"], "alignment": 16, "stages": 2},
+ "kernels": [
+  {"name": "sm90_attention_{d.short}_{t.name}", "kind": "{t.kind}",
+   "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{t.layout}",
+   "tile": "{t.tile}", "block": ["{t.threads}", 1, 1], "dynamic_shared": "{t.shared}",
+   "stages": "{t.stages}", "cost": "{t.cost}", "accepted_spill": {"sm_90a": "{t.spill}"},
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_Q_SLOTS": "{t.q_slots}", "TC_PING_PONG": 1,
+               "TC_MASKED": "{t.masked}", "TC_ADDED": "{t.added}", "TC_GENERAL": "{t.general}"},
+   "for": {
+    "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
+    "t": [
+     {"name": "192x128x64", "kind": "sm90", "layout": "full",
+      "masked": 0, "added": 0, "general": 0, "tile": [192, 128, 64], "q_slots": 2, "stages": 3,
+      "threads": 512, "shared": 148256, "spill": 128, "cost": {"k_tile": 2830, "fixed": 3030}},
+     {"name": "128x128x64", "kind": "sm90", "layout": "full",
+      "masked": 0, "added": 0, "general": 0, "tile": [128, 128, 64], "q_slots": 2, "stages": 2,
+      "threads": 384, "shared": 99040, "spill": 16, "cost": {"k_tile": 2370, "fixed": 1930}},
+     {"name": "128x128x128", "kind": "sm90", "layout": "full",
+      "masked": 0, "added": 0, "general": 0, "tile": [128, 128, 128], "q_slots": 2, "stages": 2,
+      "threads": 384, "shared": 197344, "spill": 0, "cost": {"k_tile": 3120, "fixed": 3960}},
+     {"name": "128x80x256", "kind": "sm90", "layout": "full",
+      "masked": 0, "added": 0, "general": 0, "tile": [128, 80, 256], "q_slots": 1, "stages": 2,
+      "threads": 384, "shared": 230080, "spill": 0, "cost": {"k_tile": 3430, "fixed": 7300}},
+     {"name": "masked_192x128x64", "kind": "sm90_masked", "layout": "general",
+      "masked": 1, "added": 0, "general": 0, "tile": [192, 128, 64], "q_slots": 2, "stages": 3,
+      "threads": 512, "shared": 148304, "spill": 128, "cost": {"k_tile": 3100, "fixed": 3500}},
+     {"name": "masked_128x128x128", "kind": "sm90_masked", "layout": "general",
+      "masked": 1, "added": 0, "general": 0, "tile": [128, 128, 128], "q_slots": 2, "stages": 2,
+      "threads": 384, "shared": 197392, "spill": 16, "cost": {"k_tile": 3500, "fixed": 4300}},
+     {"name": "masked_128x80x256", "kind": "sm90_masked", "layout": "general",
+      "masked": 1, "added": 0, "general": 0, "tile": [128, 80, 256], "q_slots": 1, "stages": 2,
+      "threads": 384, "shared": 230128, "spill": 16, "cost": {"k_tile": 3700, "fixed": 7700}},
+     {"name": "added_192x128x64", "kind": "sm90_added", "layout": "general",
+      "masked": 1, "added": 1, "general": 0, "tile": [192, 128, 64], "q_slots": 2, "stages": 3,
+      "threads": 512, "shared": 197456, "spill": 280, "cost": {"k_tile": 3100, "fixed": 3500}},
+     {"name": "added_128x128x128", "kind": "sm90_added", "layout": "general",
+      "masked": 1, "added": 1, "general": 0, "tile": [128, 128, 128], "q_slots": 2, "stages": 2,
+      "threads": 384, "shared": 230160, "spill": 16, "cost": {"k_tile": 3500, "fixed": 4300}},
+     {"name": "added_128x80x256", "kind": "sm90_added", "layout": "general",
+      "masked": 1, "added": 1, "general": 0, "tile": [128, 80, 256], "q_slots": 1, "stages": 2,
+      "threads": 384, "shared": 230128, "spill": 16, "cost": {"k_tile": 3700, "fixed": 7700}},
+     {"name": "general_128x128x64", "kind": "sm90_general", "layout": "general",
+      "masked": 1, "added": 0, "general": 1, "tile": [128, 128, 64], "q_slots": 2, "stages": 2,
+      "threads": 384, "shared": 99072, "spill": 48, "cost": {"k_tile": 3500, "fixed": 2500}},
+     {"name": "general_128x128x128", "kind": "sm90_general", "layout": "general",
+      "masked": 1, "added": 0, "general": 1, "tile": [128, 128, 128], "q_slots": 2, "stages": 2,
+      "threads": 384, "shared": 197376, "spill": 48, "cost": {"k_tile": 4200, "fixed": 4500}},
+     {"name": "general_128x80x256", "kind": "sm90_general", "layout": "general",
+      "masked": 1, "added": 0, "general": 1, "tile": [128, 80, 256], "q_slots": 1, "stages": 2,
+      "threads": 384, "shared": 230112, "spill": 48, "cost": {"k_tile": 4200, "fixed": 8000}},
+     {"name": "general_added_128x128x64", "kind": "sm90_general_added", "layout": "general",
+      "masked": 1, "added": 1, "general": 1, "tile": [128, 128, 64], "q_slots": 2, "stages": 2,
+      "threads": 384, "shared": 164608, "spill": 184, "cost": {"k_tile": 3500, "fixed": 2500}},
+     {"name": "general_added_128x128x128", "kind": "sm90_general_added", "layout": "general",
+      "masked": 1, "added": 1, "general": 1, "tile": [128, 128, 128], "q_slots": 2, "stages": 2,
+      "threads": 384, "shared": 230144, "spill": 0, "cost": {"k_tile": 4200, "fixed": 4500}},
+     {"name": "general_added_128x80x256", "kind": "sm90_general_added", "layout": "general",
+      "masked": 1, "added": 1, "general": 1, "tile": [128, 80, 256], "q_slots": 1, "stages": 2,
+      "threads": 384, "shared": 230112, "spill": 0, "cost": {"k_tile": 4200, "fixed": 8000}}]}}]}
+*/

@@ -1,0 +1,41 @@
+// What the kernels that lay out masks to be added on Hopper (sm90/added_mask.cu,
+// sm90/backward_added_mask.cu) make of their numbers, which they read as bits.
+#pragma once
+
+#include "common/ptx.cuh"
+#include "forward_params.h"
+
+namespace torch_cubin {
+namespace sm90 {
+
+// Two keys' numbers, one behind the other.
+struct Halves {
+  using Number = u16;
+  using Pair = u32;
+  static TC_DEVICE Pair join(Number left, Number right) { return left | u32(right) << 16; }
+  static TC_DEVICE u32 of(Pair pair, int i) { return i == 0 ? pair & 0xffff : pair >> 16; }
+  static constexpr u32 kMagnitude = 0x7fff;
+};
+struct Floats {
+  using Number = u32;
+  using Pair = u64;
+  static TC_DEVICE Pair join(Number left, Number right) { return left | u64(right) << 32; }
+  static TC_DEVICE u32 of(Pair pair, int i) { return static_cast<u32>(pair >> 32 * i); }
+  static constexpr u32 kMagnitude = 0x7fffffff;
+};
+
+// The bits of a Sm90MaskClass: 1 where a number is not -inf, 2 where it is not 0. A negative 0 adds
+// nothing either.
+template <class Type>
+TC_DEVICE u32 class_of(typename Type::Pair pair, u32 minus_infinity) {
+  u32 found = 0;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    u32 bits = Type::of(pair, i);
+    found |= (bits != minus_infinity ? 1u : 0u) | ((bits & Type::kMagnitude) != 0 ? 2u : 0u);
+  }
+  return found;
+}
+
+}  // namespace sm90
+}  // namespace torch_cubin

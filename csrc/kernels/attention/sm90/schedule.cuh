@@ -1,0 +1,370 @@
+// Which tiles of attention's output a block computes, and which keys each of them needs.
+#pragma once
+
+#include <type_traits>
+
+#include "sequence.cuh"
+
+namespace torch_cubin {
+namespace sm90 {
+
+// A block's tile, as the scheduling warp tells the others through shared memory.
+struct AttentionTile {
+  int row;  // the block's first, of its sequence
+  int head, kv_head;
+  int batch;       // or the number of a packed sequence
+  int last_block;  // blocks of keys run from here down
+  int blocks;      // at least 1; 0: there are no more tiles
+  Sm90Sequence sequence;
+};
+
+// What kernels that read a mask know of a tile beside it.
+struct MaskedTile : AttentionTile {
+  u32 classes;  // the word of Sm90MaskClass of `last_block`
+};
+
+template <bool kMasked>
+using TileOf = std::conditional_t<kMasked, MaskedTile, AttentionTile>;
+
+// A word of Sm90MaskClass without a mask.
+constexpr u32 kAllHideNone = kMaskHidesNone * 0x55555555u;
+
+// Of a word of Sm90MaskClass, a bit for each block of keys that is not hidden wholly: bit 0 of its
+// class.
+TC_DEVICE u32 visible_blocks(u32 word) { return word & 0x55555555u; }
+
+// Those of a word's blocks, as visible_blocks() has them, up to `block`, and from `block` on.
+TC_DEVICE u32 blocks_up_to(int block) { return ~0u >> (30 - block % kMaskWordBlocks * 2); }
+TC_DEVICE u32 blocks_from(int block) { return ~0u << block % kMaskWordBlocks * 2; }
+
+// The classes of a mask for one tile of queries; null without a mask.
+template <int kRows>
+TC_DEVICE const u32* mask_classes(const Sm90AttentionParams& p, const AttentionTile& tile) {
+  if (p.mask.classes == nullptr) return nullptr;
+  return p.mask.classes + tile.batch * p.mask.class_stride[0] + tile.head * p.mask.class_stride[1] +
+         tile.row / kRows * p.mask.class_stride[2];
+}
+
+// The blocks of keys of a tile of kRows, from the last one down, without those that a mask hides
+// wholly.
+template <int kRows, bool kMasked>
+class KeyBlocks {
+ public:
+  int block;
+
+  KeyBlocks() = default;
+  TC_DEVICE KeyBlocks(const Sm90AttentionParams& p, const TileOf<kMasked>& tile)
+      : block(tile.last_block), last_(tile.last_block - tile.blocks + 1) {
+    if constexpr (kMasked) {
+      classes_ = mask_classes<kRows>(p, tile);
+      word_ = tile.classes;
+    }
+  }
+
+  TC_DEVICE bool is_last() const { return block == last_; }
+
+  // Without the first one, or the last one.
+  TC_DEVICE void leave_out(int first, int last) {
+    block -= first;
+    last_ += last;
+  }
+
+  // Whether a mask hides keys of the block, or adds to their logits. Where no block has a visible
+  // key, the one that every tile has is of the class that hides all.
+  TC_DEVICE bool is_masked() const {
+    return kMasked && classes_ != nullptr &&
+           (word_ >> block % kMaskWordBlocks * 2 & 3) != kMaskHidesNone;
+  }
+
+  // Only before the last one.
+  TC_DEVICE void next() {
+    --block;
+    if constexpr (kMasked) {
+      if (classes_ != nullptr) find();
+    }
+  }
+
+  // Goes down to a block that is not hidden wholly, of which there is one.
+  TC_DEVICE void find() {
+    if (block % kMaskWordBlocks == kMaskWordBlocks - 1) {
+      word_ = __ldg(classes_ + block / kMaskWordBlocks);
+    }
+#pragma unroll 1
+    for (;;) {
+      u32 seen = visible_blocks(word_) & blocks_up_to(block);
+      if (seen != 0) {
+        block = block / kMaskWordBlocks * kMaskWordBlocks + (31 - __clz(seen)) / 2;
+        return;
+      }
+      block = block / kMaskWordBlocks * kMaskWordBlocks - 1;
+      word_ = __ldg(classes_ + block / kMaskWordBlocks);
+    }
+  }
+
+ private:
+  int last_;
+  const u32* classes_;
+  u32 word_;
+};
+
+// A tile's blocks of keys as consumers of `masked` and `added` kernels learn of them: the first one
+// from the tile, each other one with the block before it from the thread that loads the keys, which
+// has the time to look for it.
+class ReceivedKeyBlocks {
+ public:
+  int block;
+
+  ReceivedKeyBlocks() = default;
+  TC_DEVICE ReceivedKeyBlocks(const Sm90AttentionParams&, const MaskedTile& tile)
+      : block(tile.last_block), received_(tile.blocks == 1 ? kLast : 0) {
+    if ((tile.classes >> block % kMaskWordBlocks * 2 & 3) != kMaskHidesNone) received_ |= kIsMasked;
+  }
+
+  TC_DEVICE bool is_last() const { return (received_ & kLast) != 0; }
+  TC_DEVICE bool is_masked() const { return (received_ & kIsMasked) != 0; }
+
+  TC_DEVICE void next(u32 received) {
+    received_ = received;
+    block = static_cast<int>(received & (kIsMasked - 1));
+  }
+
+  // The argument of next() after the block of `blocks`; of no meaning after the last one.
+  template <int kRows>
+  static TC_DEVICE u32 describe_next(KeyBlocks<kRows, true> blocks) {
+    if (blocks.is_last()) return 0;
+    blocks.next();
+    return static_cast<u32>(blocks.block) | (blocks.is_last() ? kLast : 0) |
+           (blocks.is_masked() ? kIsMasked : 0);
+  }
+
+ private:
+  static constexpr u32 kIsMasked = 1u << 30, kLast = 1u << 31;
+  u32 received_;
+};
+
+// What the schedule gives: the number of a tile among those of its sequence's queries.
+struct TilePlace {
+  int query, head, batch;
+};
+
+// The keys that some of rows `row` to `row + rows - 1` see, in blocks of kTileN. Rows that see
+// nothing get one block, in which the mask then hides everything.
+template <int kTileN>
+TC_DEVICE void key_blocks(const Sm90Sequence& s, int row, int rows, int& last_block, int& blocks) {
+  int last_row = min(row + rows, s.rows) - 1;
+  int last = min(s.columns - 1, last_row + s.last);
+  int first = max(0, row + s.first);
+  last_block = last < first ? 0 : last / kTileN;
+  blocks = last < first ? 1 : last_block - first / kTileN + 1;
+}
+
+// Leaves the blocks of keys out that a mask hides wholly before the first visible one and after the
+// last, but for one of them where there is none that is visible.
+TC_DEVICE void trim(MaskedTile& tile, const u32* classes) {
+  int first = tile.last_block - tile.blocks + 1, last = -1, least = 0;
+  tile.classes = 0;
+#pragma unroll 1
+  for (int word = tile.last_block / kMaskWordBlocks; word >= first / kMaskWordBlocks; --word) {
+    u32 all = __ldg(classes + word), seen = visible_blocks(all);
+    if (word == tile.last_block / kMaskWordBlocks) seen &= blocks_up_to(tile.last_block);
+    if (word == first / kMaskWordBlocks) seen &= blocks_from(first);
+    if (seen == 0) continue;
+    if (last < 0) {
+      last = word * kMaskWordBlocks + (31 - __clz(seen)) / 2;
+      tile.classes = all;
+    }
+    least = word * kMaskWordBlocks + (__ffs(seen) - 1) / 2;
+  }
+  tile.blocks = last < 0 ? 1 : last - least + 1;
+  if (last >= 0) tile.last_block = last;
+}
+
+template <int kRows, int kTileN, bool kMasked>
+TC_DEVICE void describe(TileOf<kMasked>& tile, const Sm90AttentionParams& p,
+                        const TilePlace& place) {
+  tile.row = place.query * kRows;
+  tile.sequence = Sm90Sequence(p.lengths, place.batch);
+  key_blocks<kTileN>(tile.sequence, tile.row, kRows, tile.last_block, tile.blocks);
+  tile.batch = place.batch;
+  tile.head = place.head;
+  tile.kv_head = place.head / p.group;
+  if constexpr (kMasked) {
+    if (p.mask.classes != nullptr) {
+      trim(tile, mask_classes<kRows>(p, tile));
+    } else {
+      tile.classes = kAllHideNone;
+    }
+  }
+}
+
+// Run by one whole warp. Every block makes the same list, and takes its own part of it. Of packed
+// sequences sm90/order.cu has made the list, and each block takes the next tile when it needs one,
+// as it does where there is a kernel before this one that can make `next` 0 (kTakesNext).
+template <int kRows, int kTileN, bool kTakesNext>
+class AttentionSchedule {
+ public:
+  // Reads nothing of global memory.
+  TC_DEVICE AttentionSchedule(const Sm90AttentionParams& p)
+      : p_(p), block_(blockIdx.x), blocks_(gridDim.x) {
+    total_ = p.batch * p.heads * p.tiles;
+    next_ = block_;
+    if (p.schedule <= 0 || takes_next()) return;
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      int c = lane + 32 * i;
+      loads_[i] = kNever;
+      if (c < blocks_) loads_[i] = c + cost(locate(c).query);
+    }
+    place_ = locate(blocks_);
+    step_ = cost(place_.query);
+    assigned_ = blocks_;
+  }
+
+  // False where there is no more.
+  TC_DEVICE bool next(TilePlace& tile) {
+    if (p_.order != nullptr) return take(tile);
+    if (takes_next()) {
+      int number = take_number(p_.next);
+      if (number >= total_) return false;
+      Place place = locate(number);
+      set(tile, place.query, place.first_head + place.head);
+      return true;
+    }
+    if (p_.schedule == kRoundRobin) {
+      if (next_ >= total_) return false;
+      int head = next_ / p_.tiles;
+      set(tile, p_.tiles - 1 - (next_ - head * p_.tiles), head);
+      next_ += blocks_;
+      return true;
+    }
+    if (p_.schedule == kInPairs) {
+      if (second_ >= 0) {
+        set(tile, second_, first_head_);
+        second_ = -1;
+        return true;
+      }
+      int pairs = (p_.tiles + 1) / 2, head = next_ / pairs;
+      if (head >= p_.batch * p_.heads) return false;
+      // Shifted from round to round: a middle tile, alone, is half a pair.
+      int place = (next_ - head * pairs + head * pairs / blocks_) % pairs;
+      set(tile, p_.tiles - 1 - place, head);
+      if (place != p_.tiles - 1 - place) second_ = place;
+      first_head_ = head;
+      next_ += blocks_;
+      return true;
+    }
+    if (next_ >= total_) return false;
+    if (p_.schedule == kByQueries) {
+      int heads = p_.batch * p_.heads, row = next_ / heads;
+      set(tile, p_.tiles - 1 - row, next_ - row * heads);
+      next_ += blocks_;
+      return true;
+    }
+    if (first_) {  // the first tiles are assigned in order
+      first_ = false;
+      Place place = locate(next_);
+      set(tile, place.query, place.first_head + place.head);
+      return true;
+    }
+    return assign(tile);
+  }
+
+ private:
+  static constexpr int kLoads = 5;  // blocks a lane: up to 160
+  static constexpr unsigned kNever = ~0u;
+  // A block of keys costs 4 units of work and a tile 3 more; block numbers take the low bits.
+  static constexpr unsigned kBlockCost = 4 << 8, kTileCost = 3 << 8;
+
+  // In schedule order: heads in groups of `schedule`, in a group the last queries first.
+  struct Place {
+    int first_head, heads;  // of the group
+    int head, query;
+  };
+
+  TC_DEVICE Place locate(int index) const {
+    Place place;
+    int in_group = p_.schedule * p_.tiles, group = index / in_group;
+    index -= group * in_group;
+    place.first_head = group * p_.schedule;
+    place.heads = max(1, min(p_.schedule, p_.batch * p_.heads - place.first_head));
+    place.query = p_.tiles - 1 - index / place.heads;
+    place.head = index % place.heads;
+    return place;
+  }
+
+  TC_DEVICE unsigned cost(int query) const {
+    int last_block, blocks;
+    Sm90Sequence sequence = Sm90Sequence::of_equals(p_.lengths, 0);
+    key_blocks<kTileN>(sequence, query * kRows, kRows, last_block, blocks);
+    return blocks * kBlockCost + kTileCost;
+  }
+
+  TC_DEVICE void set(TilePlace& tile, int query, int head_of_all) {
+    int batch = head_of_all / p_.heads;
+    tile = {query, head_of_all - batch * p_.heads, batch};
+  }
+
+  TC_DEVICE bool takes_next() const { return kTakesNext && p_.next != nullptr; }
+
+  static TC_DEVICE int take_number(int* next) {
+    int number = 0;
+    if (threadIdx.x % 32 == 0) number = atomicAdd(next, 1);
+    return __shfl_sync(~0u, number, 0);
+  }
+
+  // All places of some heads, then of the next ones: what these read stays in the L2 cache. The
+  // last heads' places follow no others: their longest tiles come first, and the shortest end the
+  // kernel.
+  TC_DEVICE bool take(TilePlace& tile) {
+    constexpr int kTilesTogether = 256;
+    int count = p_.order->count, index = take_number(&p_.order->next);
+    if (index >= count * p_.heads) return false;
+    int together = max(1, kTilesTogether / (count * p_.group)) * p_.group;
+    int before = (p_.heads - p_.order->last_heads) / together * together;
+    int first_head = min(index / (count * together) * together, before);
+    int here = first_head < before ? together : p_.heads - before;
+    index -= first_head * count;
+    Sm90OrderPlace place = p_.order->places[index / here];
+    tile = {place.tile, first_head + index % here, place.sequence};
+    return true;
+  }
+
+  // Assigns tiles until one is this block's: each goes to the block with the least to do.
+  TC_DEVICE bool assign(TilePlace& tile) {
+    while (assigned_ < total_) {
+      ++assigned_;
+      int query = place_.query, head = place_.first_head + place_.head;
+      unsigned step = step_;
+      if (++place_.head == place_.heads) {
+        place_.head = 0;
+        if (--place_.query < 0) place_ = locate(assigned_);
+        step_ = cost(place_.query);
+      }
+      unsigned least = loads_[0];
+#pragma unroll
+      for (int i = 1; i < kLoads; ++i) least = min(least, loads_[i]);
+      least = __reduce_min_sync(~0u, least);
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) loads_[i] += loads_[i] == least ? step : 0;
+      if ((least & 255) == block_) {
+        set(tile, query, head);
+        return true;
+      }
+    }
+    return false;
+  }
+
+  const Sm90AttentionParams& p_;
+  int block_, blocks_, total_;
+  int next_;
+  int second_ = -1, first_head_ = 0;  // kInPairs: what remains of a pair
+  unsigned loads_[kLoads];
+  Place place_;
+  unsigned step_;
+  int assigned_ = 0;
+  bool first_ = true;
+};
+
+}  // namespace sm90
+}  // namespace torch_cubin

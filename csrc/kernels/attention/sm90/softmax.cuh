@@ -1,0 +1,207 @@
+// The running softmax of sm90/forward.cu: two rows a thread (16w + g and 8 below), scores as wgmma
+// leaves them.
+//
+// The reference of a row's exponentials is the maximum of the row's first block of keys, and later
+// ones are not looked at: their weights are made with the reference as it is, and only if a
+// thread's sum of them exceeds kMost is there something to do. If the sum is below kFar, weights,
+// sums and outputs are divided by a power of two and the reference moves by its exponent, which
+// rounds nothing. Beyond, the scores are computed once more and their maximum becomes the
+// reference.
+//
+// A maximum in every block would cost a tenth of the instructions, at the head of the chain that
+// the next product waits for. Weights up to kMost are safe in float16 too.
+#pragma once
+
+#include "attention/numbers.cuh"
+#include "attention/quad.cuh"
+#include "common/ptx.cuh"
+
+namespace torch_cubin {
+namespace sm90 {
+
+constexpr float kMost = 4096.0f;
+constexpr float kFar = 1.2676506e30f;  // 2^100, whose inverse is a normal number, too
+// References beyond are subtracted from the scores before anything is multiplied: in one fma with a
+// product of their size the result would be all rounding.
+constexpr float kHuge = 1048576.0f;
+
+// Of sums of weights, which are 0 or far from numbers that .ftz takes for 0.
+TC_DEVICE float log2_approx(float x) {
+  float out;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
+  return out;
+}
+
+TC_DEVICE float reciprocal_approx(float x) {
+  float out;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
+  return out;
+}
+
+// kMoves: something is added to the scores, ALiBi or a mask, so that logits may grow from block to
+// block. Where one block's maximum had to be looked at, those of the tile's other blocks are, too:
+// scores are not computed twice each time.
+template <bool kMoves>
+struct RunningSoftmax {
+  float reference[2];  // in powers of two; kLowest until a block with scores has been seen
+  float sum[2];        // this thread's part
+  bool look;           // the next block's maximum is needed; the same in all threads of a warp
+  bool grows;          // kMoves: and those of all blocks after it
+
+  TC_DEVICE void reset() {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      reference[h] = kLowest;
+      sum[h] = 0.0f;
+    }
+    look = true;
+    grows = false;
+  }
+
+  // The first block's scores to weights.
+  template <int kCount>
+  TC_DEVICE void weigh_first(float (&s)[kCount], float unit) {
+    float factor[2], block[2];
+    find_maximum(s, unit, factor);
+    exponentiate(s, unit, block);
+    sum[0] = block[0];
+    sum[1] = block[1];
+  }
+
+  // Scores to weights. False: the scores are needed once more. `moves`: outputs so far must be
+  // multiplied by `factor`. Both are the same for all threads of a warp. Where no score was seen so
+  // far, factor stays as it was.
+  template <int kCount>
+  TC_DEVICE bool weigh(float (&s)[kCount], float unit, float (&factor)[2], bool& moves) {
+    float block[2];
+    moves = look;
+    if (__builtin_expect(look, 0)) find_maximum(s, unit, factor);
+    exponentiate(s, unit, block);
+    if (!moves && __builtin_expect(!__all_sync(~0u, block[0] <= kMost && block[1] <= kMost), 0)) {
+      if (!__all_sync(~0u, block[0] <= kFar && block[1] <= kFar)) {
+        look = grows = true;
+        return false;
+      }
+      step_down(s, block, factor);
+      moves = true;
+    }
+    sum[0] += block[0];
+    sum[1] += block[1];
+    return true;
+  }
+
+  // Adds a score that has no value, in natural units, the same for both rows; -inf changes nothing.
+  TC_DEVICE void join(float score, float (&total)[2], float (&factor)[2]) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float moved = fmaxf(reference[h], score * kLog2e);
+      factor[h] = exp2_approx(reference[h] - moved);
+      total[h] = total[h] * factor[h] + exp2_approx(fmaf(score, kLog2e, -moved));
+      reference[h] = moved;
+    }
+  }
+
+ private:
+  template <int kCount>
+  TC_DEVICE void exponentiate(float (&s)[kCount], float unit, float (&block)[2]) const {
+    float part[2][2] = {};
+    float minus[2] = {look ? 0.0f : -reference[0], look ? 0.0f : -reference[1]};
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      int h = i / 2 % 2;
+      s[i] = exp2_approx(fmaf(s[i], unit, minus[h]));
+      part[h][i / 4 % 2] += s[i];
+    }
+    block[0] = part[0][0] + part[0][1];
+    block[1] = part[1][0] + part[1][1];
+  }
+
+  template <int kCount>
+  static TC_DEVICE float row_maximum(const float (&s)[kCount], int h) {
+    float top = fmaxf(s[2 * h], s[2 * h + 1]);
+#pragma unroll
+    for (int i = 4; i < kCount; i += 4) top = fmaxf(top, fmaxf(s[i + 2 * h], s[i + 2 * h + 1]));
+    return quad_max(top);
+  }
+
+  // The reference becomes the maximum of the scores, or stays if it is larger. While one of the
+  // warp's references is huge (`look` stays true), it is subtracted from the scores here.
+  template <int kCount>
+  TC_DEVICE void find_maximum(float (&s)[kCount], float unit, float (&factor)[2]) {
+    float top[2], own[2], before[2];
+    bool seen[2];
+    look = kMoves && grows;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float found = row_maximum(s, h);
+      top[h] = fmaxf(found, kLowest);
+      own[h] = top[h] * unit;
+      seen[h] = top[h] > kLowest;
+      if constexpr (kMoves) {
+        // Models hide keys by adding -FLT_MAX, too, which in powers of two is no number any more.
+        own[h] = fmaxf(own[h], kLeast);
+        seen[h] = found > -kInfinity;
+      }
+      before[h] = reference[h];
+      float scaled = fmaxf(before[h], seen[h] ? own[h] : before[h]);
+      if (before[h] != kLowest) factor[h] = exp2_approx(before[h] - scaled);
+      sum[h] *= before[h] != kLowest ? factor[h] : 1.0f;
+      reference[h] = scaled;
+      look |= !(fabsf(scaled) <= kHuge);
+    }
+    look = __any_sync(~0u, look);
+    if (!look) return;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      // A reference that stays is that of an earlier block, whose scores are gone.
+      bool stays = seen[h] && own[h] < before[h];
+      float raw = stays ? before[h] / unit : top[h];
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        if (i / 2 % 2 == h) s[i] -= raw;
+      }
+    }
+  }
+
+  // Divides this block's weights and what came before by the power of two in the largest weight.
+  template <int kCount>
+  TC_DEVICE void step_down(float (&s)[kCount], float (&block)[2], float (&factor)[2]) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      int exponent = max((__float_as_int(row_maximum(s, h)) >> 23) - 127, 0);
+      factor[h] = __int_as_float((127 - exponent) << 23);
+      reference[h] += static_cast<float>(exponent);
+      block[h] *= factor[h];
+      sum[h] *= factor[h];
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        if (i / 2 % 2 == h) s[i] *= factor[h];
+      }
+    }
+  }
+};
+
+// The bits of a word of Sm90MaskTiles whose keys are at most `last`, counted from the word's first:
+// of the even ones and of the odd ones every eighth key.
+TC_DEVICE u32 bits_up_to(int last) {
+  u32 count = max(((last + 8) >> 3) + ((last + 7) >> 3), 0), bit;
+  asm("shl.b32 %0, 1, %1;" : "=r"(bit) : "r"(count));  // 0 from 32 on
+  return bit - 1;
+}
+
+// What has no bit becomes `value`. One row after the other, so that an instruction brings seven
+// bits into predicates.
+template <int kCount>
+TC_DEVICE void replace_where_clear(float (&s)[kCount], const u32 (&bits)[2], float value) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+#pragma unroll
+    for (int i = 2 * h; i < kCount; i += 4) {
+      if (!(bits[h] >> (i / 4 * 2) & 1)) s[i] = value;
+      if (!(bits[h] >> (i / 4 * 2 + 1) & 1)) s[i + 1] = value;
+    }
+  }
+}
+
+}  // namespace sm90
+}  // namespace torch_cubin

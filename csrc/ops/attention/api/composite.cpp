@@ -1,0 +1,94 @@
+// The public op scaled_dot_product_attention; ops/common/dispatch.h says what such ops may do.
+#include <torch/csrc/stable/tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <stdexcept>
+#include <string>
+
+#include "ops/attention/api/attention.h"
+#include "ops/common/dispatch.h"
+
+namespace torch_cubin {
+namespace {
+
+using torch::stable::detail::from;
+using torch::stable::detail::to;
+
+// The boxed seed for the arguments of scaled_dot_product_attention. Where the draw throws (vmap
+// with randomness "error" refuses it), the arguments are given back.
+StableIValue draw_seed_for_attention(StableIValue* stack) {
+  try {
+    return from(std::optional<Tensor>(draw_seed(to<AtenTensorHandle>(stack[0]))));
+  } catch (...) {
+    // Each conversion takes an argument over, and its result lets it go; numbers own nothing.
+    for (int i = 0; i < 3; ++i) to<Tensor>(stack[i]);
+    to<std::optional<Tensor>>(stack[3]);
+    to<std::optional<double>>(stack[6]);
+    throw;
+  }
+}
+
+// Arguments: query, key, value, attn_mask, dropout_p, is_causal; scale, enable_gqa. The op below
+// takes the dropout's seed between them: random numbers never hide inside a raw op, where
+// torch.compile would merge two calls or replay one.
+void call_scaled_dot_product_attention(StableIValue* stack) {
+  const StableIValue seed =
+      to<double>(stack[4]) > 0 ? draw_seed_for_attention(stack) : from(std::nullopt);
+  if (!differentiable()) {
+    StableIValue raw[] = {stack[0], stack[1], stack[2], stack[3], stack[4],
+                          stack[5], seed,     stack[6], stack[7]};
+    call_op("cubin::_scaled_dot_product_attention", "", raw);
+    stack[0] = raw[0];
+    return;
+  }
+  const StableIValue none = from(std::nullopt);
+  StableIValue all[] = {stack[0],
+                        stack[1],
+                        stack[2],
+                        stack[3],
+                        stack[4],
+                        stack[5],
+                        seed,
+                        stack[6],
+                        stack[7],
+                        from(int64_t{-1}),
+                        from(int64_t{-1}),
+                        from(false),
+                        from(0.0),
+                        none,
+                        none,
+                        none,
+                        none,
+                        from(int64_t{0}),
+                        from(int64_t{0})};
+  call_attention_forward("cubin::_attention_forward_autograd", "scaled_dot_product_attention", all);
+  stack[0] = all[0];
+  to<Tensor>(all[1]);  // releases the logsumexp
+}
+
+}  // namespace
+
+// The callee cannot tell whom it serves: an argument that said so would be in every graph. So the
+// text changes on the error path only, which costs a call nothing.
+void call_attention_forward(const char* op, const char* caller, StableIValue* stack) {
+  try {
+    call_op(op, "", stack);
+  } catch (const std::runtime_error& error) {
+    const bool e4m3 = std::string(op).find("_e4m3") != std::string::npos;
+    const std::string callee = e4m3 ? "]: attention_forward_e4m3 " : "]: attention_forward ";
+    const std::string text = error.what();
+    const size_t at = text.find(callee);
+    // Only as the object of an error, right behind its tag.
+    if (text.rfind("torch_cubin [", 0) != 0 || at != text.find("]: ")) throw;
+    throw std::runtime_error(text.substr(0, at) + "]: " + caller + " " +
+                             text.substr(at + callee.size()));
+  }
+}
+
+void scaled_dot_product_attention_composite(StableIValue* stack, uint64_t, uint64_t) {
+  call_with_tensors("scaled_dot_product_attention", {"query", "key", "value"}, stack,
+                    [stack] { call_scaled_dot_product_attention(stack); });
+}
+
+}  // namespace torch_cubin

@@ -1,0 +1,166 @@
+// flash_attention: attention_forward for tensors laid out as the FlashAttention package has them,
+// (batch, rows, heads, head_dim), or (rows of all sequences, heads, head_dim) with cu_seqlens.
+//
+// Only views and defaults: everything goes through the dispatcher, so that torch.compile, autograd
+// and vmap see ordinary ops.
+// NOTE: no size is read here (ops/common/dispatch.h says why); a rank is no size.
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+
+#include <string>
+#include <vector>
+
+#include "cubin/error.h"
+#include "ops/attention/api/attention.h"
+#include "ops/common/dispatch.h"
+
+namespace torch_cubin {
+namespace {
+
+using torch::stable::detail::from;
+using torch::stable::detail::to;
+
+int64_t rank(const Tensor& tensor) {
+  int64_t dim = 0;
+  if (aoti_torch_get_dim(tensor.get(), &dim) != AOTI_TORCH_SUCCESS) {
+    fail({"input", "a tensor argument", "could not be read", "a defined tensor", "", ""});
+  }
+  return dim;
+}
+
+// The layouts that an argument can have; the heads are always the last dim but one.
+struct PackedLayout {
+  int64_t dims;
+  const char* text;
+};
+constexpr PackedLayout kPlain = {4, "(batch, rows, heads, head_dim)"};
+constexpr PackedLayout kVarlen = {3, "(rows of all sequences, heads, head_dim), with cu_seqlens"};
+
+void check_rank(const char* name, const Tensor& tensor, int64_t expected, const std::string& text) {
+  const int64_t dims = rank(tensor);
+  if (dims == expected) return;
+  fail({"input", std::string("flash_attention argument '") + name + "'", "has a wrong rank", text,
+        counted(static_cast<uint64_t>(dims), "dimension"), ""});
+}
+
+// Views of what lies packed in one tensor, as (..., `count`, heads, head_dim). One unbind, not a
+// select for each: its derivative writes the packed gradient once.
+std::vector<Tensor> unpack_views(const char* name, const Tensor& tensor, const PackedLayout& layout,
+                                 size_t count) {
+  const std::string dim = count == 3 ? "3" : "2";
+  check_rank(name, tensor, layout.dims + 1,
+             (layout.dims == 4 ? "(batch, rows, " : "(rows of all sequences, ") + dim +
+                 ", heads, head_dim) where " + (count == 3 ? "key and value are" : "value is") +
+                 " not given");
+  StableIValue stack[] = {from(tensor), from(layout.dims - 2)};
+  call_op("aten::unbind", "int", stack);
+  std::vector<Tensor> parts = to<std::vector<Tensor>>(stack[0]);
+  if (parts.size() != count) {
+    fail({"input", std::string("flash_attention argument '") + name + "'",
+          "holds a wrong number of packed tensors",
+          dim + " at dimension " + std::to_string(layout.dims - 2), std::to_string(parts.size()),
+          ""});
+  }
+  return parts;
+}
+
+// Query, key and value, each of layout.dims dims.
+std::vector<Tensor> separate(const PackedLayout& layout, const Tensor& query,
+                             const OptionalTensor& key, const OptionalTensor& value) {
+  if (!key) {
+    if (value) {
+      fail({"input", "flash_attention argument 'value'", "is given without 'key'",
+            "both, or 'key' alone with both packed into it, or neither", "'value' alone", ""});
+    }
+    return unpack_views("query", query, layout, 3);
+  }
+  check_rank("query", query, layout.dims, layout.text);
+  if (!value) {
+    std::vector<Tensor> all = unpack_views("key", *key, layout, 2);
+    all.insert(all.begin(), query);
+    return all;
+  }
+  check_rank("key", *key, layout.dims, layout.text);
+  check_rank("value", *value, layout.dims, layout.text);
+  return {query, *key, *value};
+}
+
+bool is_e4m3(const Tensor& tensor) {
+  int32_t dtype = 0;
+  if (aoti_torch_get_dtype(tensor.get(), &dtype) != AOTI_TORCH_SUCCESS) return false;
+  return dtype == aoti_torch_dtype_float8_e4m3fn();
+}
+
+// The first result of a raw op, or of its autograd variant where the call may be differentiated.
+template <class... Args>
+Tensor attend(const char* raw, const char* autograd, const Args&... args) {
+  StableIValue stack[] = {from(args)...};
+  call_attention_forward(differentiable() ? autograd : raw, "flash_attention", stack);
+  Tensor out = to<Tensor>(stack[0]);
+  to<Tensor>(stack[1]);  // releases the logsumexp
+  return out;
+}
+
+// What float8_e4m3fn alone has, and what it has not.
+void check_e4m3_options(bool e4m3, bool has_descale, double softcap,
+                        const OptionalTensor& alibi_slopes, const OptionalTensor& sinks,
+                        double dropout_p) {
+  if (!e4m3 && has_descale) {
+    fail({"input", "flash_attention", "is given factors without a query of float8_e4m3fn",
+          "none of 'q_descale', 'k_descale' and 'v_descale'", "some", ""});
+  }
+  if (!e4m3 || (softcap == 0 && !alibi_slopes && !sinks && dropout_p == 0)) return;
+  fail({"input", "flash_attention of float8_e4m3fn", "has options that it does not take",
+        "none of 'softcap', 'alibi_slopes', 'sinks' and 'dropout_p'", "some",
+        "Convert query, key and value with .to(torch.bfloat16)."});
+}
+
+// (batch, rows, heads, head_dim) from (batch, heads, rows, head_dim), and back.
+Tensor swap_heads(const Tensor& tensor) {
+  return call_tensor_op("aten::transpose", "int", tensor, int64_t{1}, int64_t{2});
+}
+
+}  // namespace
+
+Tensor flash_attention(const Tensor& query, const OptionalTensor& key, const OptionalTensor& value,
+                       bool is_causal, std::optional<double> scale, int64_t window_left,
+                       int64_t window_right, bool bottom_right, double softcap,
+                       const OptionalTensor& alibi_slopes, const OptionalTensor& sinks,
+                       const OptionalTensor& cu_seqlens_q, const OptionalTensor& cu_seqlens_k,
+                       int64_t max_seqlen_q, int64_t max_seqlen_k, double dropout_p,
+                       const OptionalTensor& q_descale, const OptionalTensor& k_descale,
+                       const OptionalTensor& v_descale) {
+  if (!query.defined()) fail_undefined("flash_attention", "query");
+  const bool e4m3 = is_e4m3(query);
+  check_e4m3_options(e4m3, q_descale || k_descale || v_descale, softcap, alibi_slopes, sinks,
+                     dropout_p);
+  const bool varlen = cu_seqlens_q || cu_seqlens_k;
+  const bool all_packed = !key && !value;
+  std::vector<Tensor> qkv = separate(varlen ? kVarlen : kPlain, query, key, value);
+  if (!varlen) {
+    for (Tensor& tensor : qkv) tensor = swap_heads(tensor);
+  }
+  // Before the stack, whose handles nobody would release if this threw.
+  const OptionalTensor seed = dropout_p > 0 ? OptionalTensor(draw_seed(query.get())) : std::nullopt;
+  // Rows packed together have one set of offsets.
+  const bool same_offsets = all_packed && !cu_seqlens_k;
+  const OptionalTensor& offsets_k = same_offsets ? cu_seqlens_q : cu_seqlens_k;
+  const int64_t longest_k = same_offsets && max_seqlen_k == 0 ? max_seqlen_q : max_seqlen_k;
+  Tensor out;
+  if (e4m3) {
+    out = attend("cubin::_attention_forward_e4m3", "cubin::_attention_forward_e4m3_autograd",
+                 qkv[0], qkv[1], qkv[2], is_causal, scale, window_left, window_right, bottom_right,
+                 q_descale, k_descale, v_descale, cu_seqlens_q, offsets_k, max_seqlen_q, longest_k);
+  } else {
+    const OptionalTensor no_mask;
+    const bool enable_gqa = true;  // the heads' numbers determine sharing
+    out = attend("cubin::_attention_forward", "cubin::_attention_forward_autograd", qkv[0], qkv[1],
+                 qkv[2], no_mask, dropout_p, is_causal, seed, scale, enable_gqa, window_left,
+                 window_right, bottom_right, softcap, alibi_slopes, sinks, cu_seqlens_q, offsets_k,
+                 max_seqlen_q, longest_k);
+  }
+  // Already so where query's dims lie in this order, packed or not (output_strides).
+  return call_tensor_op("aten::contiguous", "", varlen ? out : swap_heads(out),
+                        torch::headeronly::MemoryFormat::Contiguous);
+}
+
+}  // namespace torch_cubin

@@ -1,0 +1,125 @@
+// Attention forward on CUDA: check -> plan -> launch. The backward is in backward.cpp.
+#include <limits>
+
+#include "cubin/error.h"
+#include "ops/attention/api/attention.h"
+#include "ops/attention/compose/compose.h"
+#include "ops/attention/plan/plan.h"
+#include "ops/attention/problem/operands.h"
+#include "ops/common/batch_invariant.h"
+#include "ops/common/stable_ops.h"
+
+namespace torch_cubin {
+namespace {
+
+// No keys: rows that see nothing.
+void fill_empty(Tensor& out, Tensor* logsumexp) {
+  torch::stable::zero_(out);
+  if (logsumexp != nullptr) {
+    torch::stable::fill_(*logsumexp, -std::numeric_limits<double>::infinity());
+  }
+}
+
+// The fused kernels. Returns false, having done nothing, where none takes this problem.
+bool run_fused(const AttentionCall& call, const Tensor& query, const Tensor& key,
+               const Tensor& value, Tensor& out, Tensor* logsumexp) {
+  const AttentionShape& shape = call.shape;
+  const AttentionKernels& kernels = attention_kernels(device(call.device_index));
+  AttentionCase problem = attention_case(call);
+  if (plan_forward(kernels, problem).kernels == nullptr) return false;
+
+  FusedOperands operands(call, query, key, value);
+  // Rows that are no whole vectors are written beside the output, and copied.
+  const bool beside = operands.one_launch || !has_vector_rows(TensorView(out)) ||
+                      (call.options.e4m3 && problem.head_dim_v != shape.head_dim_v);
+  Tensor wide_out = out;
+  if (beside) {
+    Shape sizes = shape.out;
+    sizes.sizes[sizes.dim - 1] = problem.head_dim_v;
+    wide_out = empty_cuda(sizes.sizes, sizes.dim, call.out_dtype, call.device_index);
+  }
+  operands.problem.add(kOut, TensorView(wide_out));
+  operands.problem.merge();
+
+  problem.batch = operands.problem.batch();
+  // The split of the keys may depend on one sequence's lengths, and not on the number of sequences.
+  AttentionCase planned = problem;
+  planned.batch_invariant = batch_invariant();
+  if (planned.batch_invariant) planned.batch = 1;
+  const ForwardPlan plan = plan_forward(kernels, planned);
+  // Rows of no sequence would keep what the memory held.
+  if (shape.packed && !plan.kernels->clears_rows_of_none()) fill_empty(wide_out, logsumexp);
+  float* sums = logsumexp != nullptr ? static_cast<float*>(logsumexp->mutable_data_ptr()) : nullptr;
+  plan.kernels->launch(plan, problem, operands, sums);
+  if (beside) {
+    torch::stable::copy_(out, torch::stable::narrow(wide_out, -1, 0, shape.head_dim_v));
+  }
+  return true;
+}
+
+Tensor forward_on_cuda(AttentionCall& call, const Tensor& query, const Tensor& key,
+                       const Tensor& value, Tensor* logsumexp) {
+  const TensorView q(query);
+  const AttentionShape& shape = call.shape;
+  Tensor out = empty_laid_out(q, shape.out, call.out_dtype);
+  if (logsumexp != nullptr) {
+    *logsumexp = empty_cuda(shape.logsumexp.sizes, shape.logsumexp.dim, sums_dtype(call.dtype),
+                            call.device_index);
+  }
+  const bool wanted = logsumexp != nullptr && shape.logsumexp.numel() > 0;
+  if (shape.out.numel() == 0 && !wanted) return out;
+  const bool no_keys = shape.seqlen_k == 0 || shape.kv_heads == 0;
+  if (no_keys && !call.options.sinks) {
+    fill_empty(out, logsumexp);
+    return out;
+  }
+  // Packed sequences never compose; the kernels read the sinks where there are no keys, too.
+  const bool fusable = shape.out.numel() > 0 && (!no_keys || shape.packed);
+  if (fusable && run_fused(call, query, key, value, out, logsumexp)) {
+    return out;
+  }
+  if (call.options.e4m3) {
+    fail({"no_kernel", "attention_forward_e4m3", "has no kernel for float8_e4m3fn",
+          "kernels of the kind sm90_e4m3, which sm_90a has, and head dims up to 256",
+          "none for head_dim " + std::to_string(shape.head_dim) + " and " +
+              std::to_string(shape.head_dim_v),
+          "Convert query, key and value with .to(torch.bfloat16) on this GPU."});
+  }
+  const auto [composed, lse] =
+      compose_forward(compose_inputs(call, query, key, value), call.settings, logsumexp != nullptr);
+  torch::stable::copy_(out, torch::stable::reshape(composed, shape.out.vector()));
+  if (logsumexp != nullptr) {
+    torch::stable::copy_(*logsumexp, torch::stable::reshape(lse, shape.logsumexp.vector()));
+  }
+  return out;
+}
+
+}  // namespace
+
+Tensor scaled_dot_product_attention_cuda(const Tensor& query, const Tensor& key,
+                                         const Tensor& value, const OptionalTensor& attn_mask,
+                                         double dropout_p, bool is_causal,
+                                         const OptionalTensor& dropout_seed,
+                                         std::optional<double> scale, bool enable_gqa) {
+  AttentionOptions options = {attn_mask, dropout_p, is_causal, dropout_seed, scale, enable_gqa};
+  AttentionCall call("scaled_dot_product_attention", query, key, value, std::move(options));
+  return forward_on_cuda(call, query, key, value, nullptr);
+}
+
+std::tuple<Tensor, Tensor> attention_forward_cuda(const Tensor& query, const Tensor& key,
+                                                  const Tensor& value, TC_ATTENTION_ARGUMENTS) {
+  AttentionCall call("attention_forward", query, key, value, TC_ATTENTION_OPTIONS);
+  Tensor logsumexp;
+  Tensor out = forward_on_cuda(call, query, key, value, &logsumexp);
+  return {out, logsumexp};
+}
+
+std::tuple<Tensor, Tensor> attention_forward_e4m3_cuda(const Tensor& query, const Tensor& key,
+                                                       const Tensor& value, TC_E4M3_ARGUMENTS) {
+  AttentionCall call("attention_forward_e4m3", query, key, value, TC_E4M3_OPTIONS);
+  Tensor logsumexp;
+  Tensor out = forward_on_cuda(call, query, key, value, &logsumexp);
+  return {out, logsumexp};
+}
+
+}  // namespace torch_cubin

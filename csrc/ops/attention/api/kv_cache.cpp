@@ -1,0 +1,53 @@
+// flash_attention_with_kvcache on CUDA: check -> launch.
+#include "ops/attention/problem/kv_cache.h"
+
+#include "cubin/error.h"
+#include "kernels/attention/attention_params.h"
+#include "ops/attention/api/kv_cache_arguments.h"
+#include "ops/attention/plan/plan.h"
+#include "ops/attention/problem/operands.h"
+#include "ops/attention/problem/problem.h"
+#include "ops/common/stable_ops.h"
+
+namespace torch_cubin {
+namespace {
+
+OptionalTensor vector_rows_of(const OptionalTensor& tensor) {
+  if (!tensor) return std::nullopt;
+  return vector_rows(*tensor);
+}
+
+}  // namespace
+
+Tensor flash_attention_with_kvcache_cuda(TC_KV_CACHE_ARGUMENTS) {
+  KvCacheCall call = kv_cache_call(TC_KV_CACHE_CALL);
+  const KvCacheShape& shape = call.shape;
+  const int64_t sizes[] = {shape.batch, shape.seqlen_q, shape.heads, shape.head_dim_v};
+  call.out = empty_cuda(sizes, 4, call.dtype, call.device_index);
+  if (shape.batch == 0 || (!shape.has_queries() && shape.new_columns == 0)) return call.out;
+  call.q = vector_rows(q);
+  call.k = vector_rows_of(k);
+  call.v = vector_rows_of(v);
+  call.rotary_cos = contiguous(rotary_cos);
+  call.rotary_sin = contiguous(rotary_sin);
+  call.cache_seqlens = contiguous(cache_seqlens);
+  call.cache_batch_idx = contiguous(cache_batch_idx);
+  call.block_table = contiguous(block_table);
+  call.alibi_slopes = contiguous(alibi_slopes);
+  call.sinks = contiguous(sinks);
+  for (const auto& kernels : attention_kernels(device(call.device_index)).kv_cache) {
+    if (kernels->run(call)) return call.out;
+  }
+  const std::string head_dims = "none for head_dim " + std::to_string(shape.head_dim) + " and " +
+                                std::to_string(shape.head_dim_v);
+  if (shape.e4m3) {
+    fail({"no_kernel", "flash_attention_with_kvcache", "has no kernel for caches of float8_e4m3fn",
+          "kernels of the kind decode_e4m3, which sm_90a has", head_dims,
+          "Keep the caches in " + dtype_name(call.dtype) + " on this GPU."});
+  }
+  fail({"no_kernel", "flash_attention_with_kvcache", "has no kernel for these tensors",
+        "kernels of the kind decode for " + dtype_name(call.dtype), head_dims,
+        "Build the kernels with the library."});
+}
+
+}  // namespace torch_cubin

@@ -1,0 +1,247 @@
+// The softmax family: check -> fill the parameters -> launch (softmax_rows.cpp).
+#include "ops/attention/compose/softmax.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "cubin/error.h"
+#include "kernels/attention/attention_params.h"
+#include "ops/attention/problem/operands.h"
+#include "ops/common/argument_checks.h"
+#include "ops/common/stable_ops.h"
+#include "pytorch/contiguous.h"
+
+namespace torch_cubin {
+namespace {
+
+tc_int64 bits_of(double value) {
+  tc_int64 bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+
+void* data_of(const Tensor& tensor) { return const_cast<void*>(TensorView(tensor).data()); }
+
+int checked_int(int64_t size, const char* what) {
+  if (size < kNoBound) return static_cast<int>(size);
+  fail({"input", "attention scores", std::string("have too many ") + what,
+        "less than " + std::to_string(kNoBound), std::to_string(size), ""});
+}
+
+int mask_kind_of(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::Bool:
+      return kMaskBool;
+    case ScalarType::Half:
+      return kMaskFloat16;
+    case ScalarType::BFloat16:
+      return kMaskBFloat16;
+    case ScalarType::Float:
+      return kMaskFloat32;
+    case ScalarType::Double:
+      return kMaskFloat64;
+    default:
+      fail({"input", "an attention mask", "has an unsupported dtype",
+            "bool, float16, bfloat16, float32 or float64", dtype_name(dtype), ""});
+  }
+}
+
+void same_device(const char* name, const TensorView& view, const TensorView& scores) {
+  check_device("attention", name, view, "scores", scores);
+}
+
+void require(bool right, const char* name, const char* expected, const TensorView& got) {
+  if (right) return;
+  fail({"input", argument_text("attention", name), "is not what it should be", expected,
+        dtype_name(got.dtype) + " " + got.shape_text() + " with strides " +
+            tuple_text(got.strides, got.dim),
+        ""});
+}
+
+bool is_dense(const TensorView& view) { return is_contiguous(view.sizes, view.strides, view.dim); }
+
+void set_mask(SoftmaxParams& p, const TensorView& mask, const TensorView& scores) {
+  same_device("attn_mask", mask, scores);
+  bool fits = mask.dim <= 4;
+  for (int64_t i = 0; fits && i < mask.dim; ++i) {
+    const int64_t at = 4 - mask.dim + i;
+    fits = mask.sizes[i] == 1 || mask.sizes[i] == scores.sizes[at];
+    p.mask_stride[at] = mask.sizes[i] == 1 ? 0 : mask.strides[i];
+  }
+  require(fits, "attn_mask", "a shape that broadcasts to the scores'", mask);
+  p.mask_kind = mask_kind_of(mask.dtype);
+  require(mask.dtype != ScalarType::Double || scores.dtype == ScalarType::Double, "attn_mask",
+          "float64 beside float64 scores only", mask);
+  p.mask = mask.data();
+}
+
+void set_extras(SoftmaxParams& p, const AttentionExtras& extras, const TensorView& scores) {
+  if (extras.mask) set_mask(p, TensorView(*extras.mask), scores);
+  if (extras.alibi_slopes) {
+    const TensorView slopes(*extras.alibi_slopes);
+    same_device("alibi_slopes", slopes, scores);
+    const bool batched = slopes.dim == 2 && slopes.sizes[0] == scores.sizes[0];
+    require(slopes.dtype == ScalarType::Float && (batched || slopes.dim == 1) &&
+                slopes.sizes[slopes.dim - 1] == scores.sizes[1] &&
+                (slopes.strides[slopes.dim - 1] == 1 || scores.sizes[1] <= 1 ||
+                 !has_elements(slopes.sizes, slopes.dim)),
+            "alibi_slopes", "float32 (heads,) or (batch, heads), contiguous heads", slopes);
+    p.alibi_slopes = static_cast<const float*>(slopes.data());
+    p.alibi_stride = batched ? slopes.strides[0] : 0;
+  }
+  if (extras.sinks) {
+    const TensorView sinks(*extras.sinks);
+    same_device("sinks", sinks, scores);
+    require(sinks.dtype == ScalarType::Float && sinks.dim == 1 &&
+                sinks.sizes[0] == scores.sizes[1] && is_dense(sinks),
+            "sinks", "float32 (heads,), contiguous", sinks);
+    p.sinks = static_cast<const float*>(sinks.data());
+  }
+}
+
+// Everything that follows from the scores' shape and the settings.
+SoftmaxParams params_for(const TensorView& scores, const AttentionSettings& settings) {
+  const bool fits = scores.dim == 4 && is_dense(scores) &&
+                    (scores.dtype == ScalarType::Float || scores.dtype == ScalarType::Double);
+  require(fits, "scores", "float32 or float64 (batch, heads, rows, columns), contiguous", scores);
+  SoftmaxParams p{};
+  p.heads = checked_int(scores.sizes[1], "heads");
+  p.seqlen_q = checked_int(scores.sizes[2], "rows");
+  p.seqlen_k = checked_int(scores.sizes[3], "columns");
+  checked_int(scores.sizes[0] * scores.sizes[1], "heads");
+  p.rows = scores.sizes[0] * scores.sizes[1] * scores.sizes[2];
+  p.scale = bits_of(settings.scale);
+  p.softcap = bits_of(settings.softcap);
+  p.keep_scale = bits_of(settings.keep_scale);
+  const int shift = settings.bottom_right ? p.seqlen_k - p.seqlen_q : 0;
+  p.first = settings.first <= -kNoBound ? settings.first : settings.first + shift;
+  p.last = settings.last >= kNoBound ? settings.last : settings.last + shift;
+  p.all_heads = p.heads;
+  return p;
+}
+
+void set_dropout(SoftmaxParams& p, const TensorView& seed, const TensorView& scores,
+                 int drop_below) {
+  same_device("dropout_seed", seed, scores);
+  bool one = seed.dtype == ScalarType::Long;
+  for (int64_t i = 0; i < seed.dim; ++i) one = one && seed.sizes[i] == 1;
+  require(one, "dropout_seed", "int64, one number", seed);
+  p.dropout_seed = static_cast<const tc_int64*>(seed.data());
+  p.drop_below = drop_below;
+}
+
+// The same for a part of a call: with what takes part beside the scores, and dropout.
+SoftmaxParams params_for(const TensorView& scores, const AttentionSettings& settings,
+                         const AttentionExtras& extras, HeadRange heads) {
+  SoftmaxParams p = params_for(scores, settings);
+  set_extras(p, extras, scores);
+  if (settings.drop_below == 0) return p;
+  p.first_head = checked_int(heads.first, "heads");
+  p.all_heads = checked_int(heads.all_heads, "heads");
+  set_dropout(p, TensorView(*extras.dropout_seed), scores, settings.drop_below);
+  return p;
+}
+
+void require_like(const char* name, const TensorView& view, const TensorView& scores, int64_t dim) {
+  same_device(name, view, scores);
+  const bool same = view.dtype == scores.dtype && view.dim == dim &&
+                    std::equal(view.sizes, view.sizes + dim, scores.sizes) && is_dense(view);
+  require(same, name, "dtype and shape of the scores (of their rows), contiguous", view);
+}
+
+}  // namespace
+
+void softmax_forward(const AttentionSettings& settings, const AttentionExtras& extras,
+                     HeadRange heads, const Tensor& scores, const Tensor* logsumexp) {
+  const TensorView view(scores);
+  SoftmaxParams p = params_for(view, settings, extras, heads);
+  p.scores = view.data();
+  p.weights = data_of(scores);
+  if (logsumexp != nullptr) p.logsumexp = data_of(*logsumexp);
+  run_softmax(kSoftmaxForward, view, p);
+}
+
+void softmax_backward(const AttentionSettings& settings, const AttentionExtras& extras,
+                      HeadRange heads, const Tensor& scores, const Tensor& grad,
+                      const Tensor& logsumexp, const Tensor& delta) {
+  const TensorView view(scores);
+  SoftmaxParams p = params_for(view, settings, extras, heads);
+  p.scores = view.data();
+  p.weights = data_of(scores);
+  p.grad = p.grad_scores = data_of(grad);
+  p.logsumexp = data_of(logsumexp);
+  p.delta = data_of(delta);
+  run_softmax(kSoftmaxBackward, view, p);
+}
+
+std::tuple<Tensor, Tensor> attention_softmax(const Tensor& scores, const OptionalTensor& attn_mask,
+                                             const OptionalTensor& alibi_slopes,
+                                             const OptionalTensor& sinks, double scale,
+                                             double softcap, int64_t first, int64_t last,
+                                             bool bottom_right) {
+  const Tensor dense = torch::stable::contiguous(scores);
+  const TensorView view(dense);
+  AttentionSettings settings;
+  settings.scale = scale;
+  settings.softcap = softcap;
+  settings.first = static_cast<int>(std::max<int64_t>(first, -kNoBound));
+  settings.last = static_cast<int>(std::min<int64_t>(last, kNoBound));
+  settings.bottom_right = bottom_right;
+  SoftmaxParams p = params_for(view, settings);
+  const AttentionExtras extras = {attn_mask, contiguous(alibi_slopes), contiguous(sinks), {}};
+  set_extras(p, extras, view);
+  Tensor probs = empty_near(view, view.sizes, 4, view.dtype);
+  Tensor logsumexp = empty_near(view, view.sizes, 3, view.dtype);
+  p.scores = view.data();
+  p.weights = data_of(probs);
+  p.logsumexp = data_of(logsumexp);
+  run_softmax(kSoftmaxForward, view, p);
+  return {std::move(probs), std::move(logsumexp)};
+}
+
+Tensor attention_softmax_backward(const Tensor& grad, const Tensor& probs,
+                                  const OptionalTensor& grad_logsumexp,
+                                  const OptionalTensor& scores, double scale, double softcap) {
+  const Tensor dense = torch::stable::contiguous(probs);
+  const Tensor dense_grad = torch::stable::contiguous(grad);
+  const OptionalTensor raw = contiguous(scores), of_rows = contiguous(grad_logsumexp);
+  const TensorView view(dense), grad_view(dense_grad);
+  AttentionSettings settings;
+  settings.scale = scale;
+  settings.softcap = softcap;
+  SoftmaxParams p = params_for(view, settings);
+  require_like("grad", grad_view, view, 4);
+  require(softcap == 0 || raw.has_value(), "softcap", "0 without scores", view);
+  if (raw) {
+    require_like("scores", TensorView(*raw), view, 4);
+    p.scores = data_of(*raw);
+  }
+  if (of_rows) {
+    require_like("grad_logsumexp", TensorView(*of_rows), view, 3);
+    p.grad_logsumexp = data_of(*of_rows);
+  }
+  Tensor out = empty_near(view, view.sizes, 4, view.dtype);
+  p.probs = view.data();
+  p.given_probs = 1;
+  p.grad = grad_view.data();
+  p.grad_scores = data_of(out);
+  run_softmax(kSoftmaxBackward, view, p);
+  return out;
+}
+
+Tensor attention_dropout(const Tensor& probs, const Tensor& seed, int64_t drop_below) {
+  const Tensor dense = torch::stable::contiguous(probs);
+  const TensorView view(dense);
+  AttentionSettings settings;
+  settings.drop_below = static_cast<int>(std::clamp<int64_t>(drop_below, 0, 65536));
+  settings.keep_scale = keep_scale_of(settings.drop_below);
+  SoftmaxParams p = params_for(view, settings);
+  set_dropout(p, TensorView(seed), view, settings.drop_below);
+  Tensor out = empty_near(view, view.sizes, 4, view.dtype);
+  p.scores = view.data();
+  p.weights = data_of(out);
+  run_softmax(kSoftmaxDropout, view, p);
+  return out;
+}
+
+}  // namespace torch_cubin

@@ -1,0 +1,64 @@
+// The softmax family: what attention by composition does between its products, and the private ops
+// that torch_cubin/_ops/attention_compose.py differentiates.
+//
+// Scores are [batch, heads, rows, columns], contiguous, float32 or float64; their logits and
+// weights are defined in csrc/kernels/softmax/softmax_params.h. On CUDA the kernels of the catalog,
+// on the CPU a plain reference (softmax_reference.cpp).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <tuple>
+
+#include "kernels/softmax/softmax_params.h"
+#include "ops/attention/problem/options.h"
+#include "pytorch/tensor.h"
+
+namespace torch_cubin {
+
+// The tensors that take part in attention besides query, key and value.
+struct AttentionExtras {
+  OptionalTensor mask;          // bool, float16, bfloat16, float32 or float64; broadcast to scores
+  OptionalTensor alibi_slopes;  // float32 [heads] or [batch, heads]
+  OptionalTensor sinks;         // float32 [heads]
+  OptionalTensor dropout_seed;  // int64, one number
+};
+
+// Where these scores lie among those of a call, whose heads count through for dropout.
+struct HeadRange {
+  int64_t first = 0;      // batch * all + head of the first
+  int64_t all_heads = 0;  // of the call
+};
+
+// weights = dropout(softmax(logits of scores)), in place; and logsumexp [batch, heads, rows], of
+// the scores' dtype, where it is not null.
+void softmax_forward(const AttentionSettings& settings, const AttentionExtras& extras,
+                     HeadRange heads, const Tensor& scores, const Tensor* logsumexp);
+
+// In place: scores become the forward's weights, grad (of those weights) becomes that of the
+// scores. delta [batch, heads, rows] is the sum of weights * grad in each row.
+void softmax_backward(const AttentionSettings& settings, const AttentionExtras& extras,
+                      HeadRange heads, const Tensor& scores, const Tensor& grad,
+                      const Tensor& logsumexp, const Tensor& delta);
+
+// The private ops, on either device; ops_attention.cpp has their schemas. The first two have no
+// dropout.
+std::tuple<Tensor, Tensor> attention_softmax(const Tensor& scores, const OptionalTensor& attn_mask,
+                                             const OptionalTensor& alibi_slopes,
+                                             const OptionalTensor& sinks, double scale,
+                                             double softcap, int64_t first, int64_t last,
+                                             bool bottom_right);
+Tensor attention_softmax_backward(const Tensor& grad, const Tensor& probs,
+                                  const OptionalTensor& grad_logsumexp,
+                                  const OptionalTensor& scores, double scale, double softcap);
+Tensor attention_dropout(const Tensor& probs, const Tensor& seed, int64_t drop_below);
+
+enum SoftmaxKind { kSoftmaxForward, kSoftmaxBackward, kSoftmaxDropout, kSoftmaxKinds };
+
+// On the device of the scores: the catalog's kernel, or the reference.
+void run_softmax(SoftmaxKind kind, const TensorView& scores, const SoftmaxParams& params);
+
+// What the kernel of that kind does, with pointers to the CPU's memory.
+void softmax_reference(SoftmaxKind kind, ScalarType dtype, const SoftmaxParams& params);
+
+}  // namespace torch_cubin

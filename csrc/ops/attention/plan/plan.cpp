@@ -1,0 +1,111 @@
+#include "ops/attention/plan/plan.h"
+
+#include <cmath>
+
+#include "ops/attention/problem/operands.h"
+#include "ops/common/device_tables.h"
+
+namespace torch_cubin {
+namespace {
+
+AttentionKernels* make_attention_kernels(const Device& device) {
+  const FamilyKernels family("attention", device);
+  auto made = std::make_unique<AttentionKernels>();
+  family.for_each_backend<AttentionBackend>(
+      [&](const AttentionBackend& backend, const auto& entries) {
+        if (auto forward = backend.forward(device, entries))
+          made->forward.push_back(std::move(forward));
+        if (auto backward = backend.backward(device, entries)) {
+          made->backward.push_back(std::move(backward));
+        }
+        if (auto cache = backend.kv_cache(device, entries))
+          made->kv_cache.push_back(std::move(cache));
+      });
+  return made.release();
+}
+
+DeviceTables<AttentionKernels> g_attention_kernels;
+
+template <class Kernels>
+AttentionPlan<Kernels> quickest_of(const std::vector<std::unique_ptr<Kernels>>& backends,
+                                   const AttentionCase& problem) {
+  AttentionPlan<Kernels> best;
+  for (const std::unique_ptr<Kernels>& kernels : backends) {
+    const AttentionPlan<Kernels> plan = kernels->plan(problem);
+    if (!(plan.microseconds < best.microseconds)) continue;
+    best = plan;
+    best.kernels = kernels.get();
+  }
+  return best;
+}
+
+// The variant that the call needs for everything but its mask and its sinks.
+AttentionVariant score_variant(const AttentionSettings& settings, const AttentionOptions& options) {
+  // A scale that is not positive turns the order of the scores around, which only the general
+  // kernels expect. The full ones multiply hidden scores, -inf, with scale * log2(e) as a float,
+  // where a positive double can become 0 or inf. Below 1e-37 the lowest reference, -FLT_MAX, would
+  // be no further from a score than a weight may grow.
+  const auto unit = static_cast<float>(settings.scale * 1.4426950408889634);
+  const bool general = options.alibi_slopes || settings.drop_below > 0 || settings.softcap > 0 ||
+                       !(unit > 1e-37f) || !std::isnormal(unit);
+  return general ? kGeneral : kFull;
+}
+
+void measure_mask(AttentionCase& c, const TensorView& mask, const AttentionShape& shape) {
+  const int64_t size = c.float_mask || c.dtype == ScalarType::Float ? 4 : 2;
+  c.mask_bytes = size * shape.seqlen_k;
+  bool in_vectors = reinterpret_cast<uintptr_t>(mask.find_data()) % 16 == 0;
+  for (int64_t i = 0; i < mask.dim; ++i) {
+    const bool is_last = i + 1 == mask.dim, one = mask.sizes[i] == 1 || mask.strides[i] == 0;
+    if (!is_last && !one) c.mask_bytes *= mask.sizes[i];
+    in_vectors &= is_last ? mask.strides[i] == 1 && mask.sizes[i] == shape.seqlen_k
+                          : one || mask.strides[i] * size % 16 == 0;
+  }
+  c.mask_copy = in_vectors ? 0 : c.mask_bytes;
+}
+
+}  // namespace
+
+AttentionVariant attention_variant(const AttentionSettings& settings,
+                                   const AttentionOptions& options) {
+  return options.attn_mask || options.sinks ? kGeneral : score_variant(settings, options);
+}
+
+AttentionCase attention_case(const AttentionCall& call) {
+  const AttentionShape& shape = call.shape;
+  AttentionCase c;
+  c.dtype = call.dtype;
+  c.variant = attention_variant(call.settings, call.options);
+  c.score_variant = score_variant(call.settings, call.options);
+  c.sinks = call.options.sinks.has_value();
+  c.mask = !call.options.attn_mask                                         ? kNoMask
+           : TensorView(*call.options.attn_mask).dtype == ScalarType::Bool ? kBoolMask
+                                                                           : kAddedMask;
+  c.float_mask = c.mask == kAddedMask && c.dtype != ScalarType::Float &&
+                 TensorView(*call.options.attn_mask).dtype == ScalarType::Float;
+  if (c.mask == kAddedMask) measure_mask(c, TensorView(*call.options.attn_mask), shape);
+  c.large_softcap = call.settings.softcap > kMostShortSoftcap;
+  c.packed = shape.packed;
+  c.heads = shape.heads;
+  c.kv_heads = shape.kv_heads;
+  c.seqlen_q = shape.seqlen_q;
+  c.seqlen_k = shape.seqlen_k;
+  c.head_dim = padded_columns(shape.head_dim, call.dtype);
+  c.head_dim_v = padded_columns(shape.head_dim_v, call.dtype);
+  c.batch = 1;
+  return c;
+}
+
+const AttentionKernels& attention_kernels(const Device& device) {
+  return g_attention_kernels.get(device, make_attention_kernels);
+}
+
+ForwardPlan plan_forward(const AttentionKernels& kernels, const AttentionCase& problem) {
+  return quickest_of(kernels.forward, problem);
+}
+
+BackwardPlan plan_backward(const AttentionKernels& kernels, const AttentionCase& problem) {
+  return quickest_of(kernels.backward, problem);
+}
+
+}  // namespace torch_cubin

@@ -1,0 +1,158 @@
+// The backend of the backward kernels that run on every arch. Three in a row: for 16-bit types
+// portable/delta.cu (the rows' sums of grad_out * out; it also clears the counters by which blocks
+// add to dq in a fixed order), portable/backward.cu, and portable/convert.cu, which rounds the
+// float sums of dq; for float32 portable/delta.cu, then portable/gradient.cu twice: for dk and dv,
+// and for dq, which share nothing.
+#include <algorithm>
+
+#include "ops/attention/portable/portable.h"
+
+namespace torch_cubin {
+namespace {
+
+// With so few rows of queries float32's kernel of dq has a block a head, and the scores that a
+// composition holds are small. It is also the more exact where a gradient has one term: a product
+// of three of TF32 has twice the error of float32's.
+constexpr int64_t kFewRows = 16;
+
+struct PortableBackwardPlan {
+  const AttentionRow* delta = nullptr;
+  const AttentionRow* backward = nullptr;
+  PackageKernel* convert = nullptr;
+  const AttentionRow* gradient_k = nullptr;
+  const AttentionRow* gradient_q = nullptr;
+
+  bool joined() const { return backward != nullptr && convert != nullptr; }
+  bool apart() const { return gradient_k != nullptr && gradient_q != nullptr; }
+  bool complete() const { return delta != nullptr && (joined() || apart()); }
+};
+
+// Where the blocks of a backward kernel add up dq, and the counters of their turns; see
+// portable/backward_dq.cuh.
+struct DqSum {
+  Tensor sum, turns;
+  int64_t tiles_of_head = 0;
+
+  DqSum() = default;
+  DqSum(const Device& device, const AttentionCase& problem, const FusedOperands& operands,
+        int64_t delta_blocks, AttentionParams& params)
+      : tiles_of_head(ceil_div(problem.seqlen_q, 16)) {
+    int64_t tiles = problem.batch * problem.heads * tiles_of_head;
+    if (problem.packed) {
+      const AttentionShape& shape = operands.call.shape;
+      tiles = problem.heads * (shape.total_q / 16 + shape.batch.sizes[0]);
+    }
+    const int64_t floats = tiles * 16 * problem.head_dim;
+    sum = empty_cuda(&floats, 1, ScalarType::Float, device.index);
+    turns = empty_cuda(&delta_blocks, 1, ScalarType::Int, device.index);  // one a block
+    params.dq_sum = static_cast<float*>(sum.mutable_data_ptr());
+    params.dq_turn = static_cast<int*>(turns.mutable_data_ptr());
+  }
+};
+
+class PortableBackward : public AttentionBackwardKernels {
+ public:
+  PortableBackward(const Device& device, const std::vector<PackageKernel*>& kernels)
+      : device_(device) {
+    for (PackageKernel* kernel : kernels) {
+      const AttentionRow row(*kernel, device);
+      const std::string& kind = kernel->entry().kind;
+      AttentionRows& rows = kind == "delta"        ? delta_[row.dtype]
+                            : kind == "convert"    ? convert_[row.dtype]
+                            : kind == "gradient_k" ? gradient_k_[row.dtype]
+                            : kind == "gradient_q" ? gradient_q_[row.dtype]
+                                                   : backward_[row.dtype][row.variant];
+      rows.push_back(row);
+    }
+  }
+
+  BackwardPlan plan(const AttentionCase& problem) const override {
+    BackwardPlan plan;
+    const AttentionDtype dtype = attention_dtype(problem.dtype);
+    if (dtype == kAttendDtypes) return plan;
+    const int64_t head_dim = std::max(problem.head_dim, problem.head_dim_v);
+    PortableBackwardPlan details;
+    details.backward = narrowest(backward_[dtype][problem.variant], head_dim);
+    details.gradient_k = narrowest(gradient_k_[dtype], head_dim);
+    details.gradient_q = narrowest(gradient_q_[dtype], head_dim);
+    if (!delta_[dtype].empty()) details.delta = &delta_[dtype][0];
+    if (!convert_[dtype].empty()) details.convert = convert_[dtype][0].kernel;
+    const bool few = !details.joined() && !problem.packed && problem.seqlen_q <= kFewRows;
+    if (!details.complete() || few) return plan;
+    // The manifest has no figures for these kernels: five products of 2 * rows * columns * head_dim
+    // operations, of which a multiprocessor does about 1,000 a cycle, are near enough.
+    const double products = 5.0 * problem.batch * problem.heads * problem.seqlen_q *
+                            static_cast<double>(problem.seqlen_k) * 2 * head_dim;
+    plan.microseconds =
+        products / (1000.0 * device_.multiprocessors * device_.cycles_per_microsecond);
+    plan.set(details);
+    return plan;
+  }
+
+  void launch(const BackwardPlan& plan, const AttentionCase& problem, const FusedOperands& operands,
+              const float* logsumexp) const override {
+    const auto chosen = plan.get<PortableBackwardPlan>();
+    const int64_t parts = operands.problem.parts();
+    const int64_t sums = operands.call.shape.logsumexp.numel() / parts;
+    Tensor delta = empty_cuda(&sums, 1, ScalarType::Float, device_.index);
+    AttentionParams params = operands.params(problem.head_dim, problem.head_dim_v);
+    params.delta = static_cast<const float*>(delta.data_ptr());
+    const int64_t heads = problem.batch * problem.heads;
+    const int64_t delta_blocks = heads * ceil_div(problem.seqlen_q, chosen.delta->rows);
+    DqSum dq;
+    if (chosen.joined()) dq = DqSum(device_, problem, operands, delta_blocks, params);
+    const auto run = [&](PackageKernel& kernel, int64_t blocks) {
+      launch_attention(kernel, params, blocks, 1, device_);
+    };
+    const auto run_keys = [&](const AttentionRow& row) {
+      run(*row.kernel, problem.batch * problem.kv_heads * ceil_div(problem.seqlen_k, row.columns));
+    };
+    for (int64_t part = 0; part < parts; ++part) {
+      operands.fill(params, part);
+      params.logsumexp = const_cast<float*>(logsumexp) + part * sums;
+      run(*chosen.delta->kernel, delta_blocks);
+      if (chosen.joined()) {
+        run_keys(*chosen.backward);
+        const int64_t warps = chosen.convert->entry().block[0] / 32;
+        run(*chosen.convert, ceil_div(heads * dq.tiles_of_head, warps));
+      } else {
+        run_keys(*chosen.gradient_k);
+        const AttentionRow& row = *chosen.gradient_q;
+        run(*row.kernel, heads * ceil_div(problem.seqlen_q, row.rows));
+      }
+    }
+  }
+
+  bool launch_sink_terms(ScalarType type, const AttentionParams& params) const override {
+    const AttentionDtype dtype = attention_dtype(type);
+    if (dtype == kAttendDtypes || delta_[dtype].empty()) return false;
+    const AttentionRow& row = delta_[dtype][0];
+    const int64_t heads = int64_t{params.batch} * params.heads;
+    launch_attention(*row.kernel, params, heads * ceil_div(params.seqlen_q, row.rows), 1, device_);
+    return true;
+  }
+
+ private:
+  const Device& device_;
+  AttentionRows backward_[kAttendDtypes][kAttentionVariants];
+  AttentionRows gradient_k_[kAttendDtypes], gradient_q_[kAttendDtypes];
+  AttentionRows delta_[kAttendDtypes], convert_[kAttendDtypes];
+};
+
+class PortableBackwardBackend : public AttentionBackend {
+ public:
+  PortableBackwardBackend()
+      : AttentionBackend({"delta", "backward", "convert", "gradient_k", "gradient_q"}) {}
+  void check(PackageKernel& kernel) const override {
+    check_portable(kernel, kernel.entry().kind == "backward");
+  }
+  std::unique_ptr<AttentionBackwardKernels> backward(
+      const Device& device, const std::vector<PackageKernel*>& kernels) const override {
+    return std::make_unique<PortableBackward>(device, kernels);
+  }
+};
+
+const PortableBackwardBackend g_portable_backward;
+
+}  // namespace
+}  // namespace torch_cubin

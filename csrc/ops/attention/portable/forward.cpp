@@ -1,0 +1,204 @@
+// The backend of the forward kernels that run on every arch: portable/mma.cu, portable/pair.cu and
+// portable/tf32x3.cu of csrc/kernels/attention, decode/decode.cu for few rows of queries, and
+// portable/combine.cu, which joins the results of keys that were split.
+#include <algorithm>
+
+#include "kernels/attention/decode/append_params.h"
+#include "kernels/attention/decode/decode_params.h"
+#include "kernels/attention/portable/combine_params.h"
+#include "ops/attention/portable/portable.h"
+
+namespace torch_cubin {
+namespace {
+
+constexpr int64_t kFewestColumns = 256;  // of a split
+constexpr int64_t kDecodeQueries = 16;
+constexpr int64_t kDecodeRows = 64;  // past that, tiles of more rows read keys less often
+// A mask is read element by element: measured on the H200 a call then takes 4 to 9 times as long.
+constexpr double kMaskedTime = 4;
+
+struct PortableForwardPlan {
+  PackageKernel* kernel = nullptr;
+  const AttentionRow* combine = nullptr;  // with splits > 1
+  int64_t blocks = 0;                     // for one batch
+  int64_t columns_per_split = 0;
+  int32_t splits = 1;
+  bool decodes = false;         // by the kernel for few queries
+  int64_t dynamic_shared = -1;  // of a block, where it is not the kernel's own
+  int prefetched = 0;
+};
+
+// Cycles until the last of `blocks` is done.
+double cycles_of(const AttentionRow& row, int64_t blocks, int64_t columns) {
+  const double waves = static_cast<double>(ceil_div(blocks, row.slots));
+  return waves *
+         (static_cast<double>(ceil_div(columns, row.columns)) * row.cost_tile + row.cost_fixed);
+}
+
+// Kernels for caches of e4m3 have the parameters of the others.
+bool is_decode(const std::string& kind) { return kind == "decode" || kind == "decode_e4m3"; }
+bool is_append(const std::string& kind) { return kind == "append" || kind == "append_e4m3"; }
+
+class PortableForward : public AttentionForwardKernels {
+ public:
+  PortableForward(const Device& device, const std::vector<PackageKernel*>& kernels)
+      : device_(device) {
+    for (PackageKernel* kernel : kernels) {
+      const AttentionRow row(*kernel, device);
+      const std::string& kind = kernel->entry().kind;
+      if (kind == "decode_e4m3" || is_append(kind)) continue;  // of caches alone
+      AttentionRows& rows = kind == "combine"  ? combine_[row.dtype]
+                            : kind == "decode" ? decode_[row.dtype][row.variant]
+                                               : forward_[row.dtype][row.variant];
+      rows.push_back(row);
+    }
+  }
+
+  ForwardPlan plan(const AttentionCase& problem) const override {
+    ForwardPlan plan;
+    const AttentionDtype dtype = attention_dtype(problem.dtype);
+    if (dtype == kAttendDtypes) return plan;
+    const AttentionRows& rows = forward_[dtype][problem.variant];
+    const int64_t head_dim = std::max(problem.head_dim, problem.head_dim_v);
+    const AttentionRow* fits = narrowest(rows, head_dim);
+    if (fits == nullptr) return plan;
+    PortableForwardPlan details;
+    const AttentionRow* chosen = decodes(dtype, problem, head_dim);
+    details.decodes = chosen != nullptr;
+    if (chosen != nullptr) {
+      details.blocks =
+          ceil_div(problem.seqlen_q * problem.group(), chosen->rows) * problem.kv_heads;
+      const DecodeSplit wanted =
+          split_decode(*chosen, std::max<int64_t>(1, details.blocks * problem.batch),
+                       kMostCombinedParts, device_);
+      split(details, dtype, *chosen, problem, wanted.parts);
+      details.dynamic_shared = wanted.dynamic_shared;
+      if (!problem.packed) details.prefetched = wanted.prefetched;
+    } else {
+      double best = 0;
+      for (const AttentionRow& row : rows) {
+        if (row.head_dim != fits->head_dim) continue;
+        const int64_t blocks = ceil_div(problem.seqlen_q, row.rows) * problem.heads;
+        const double cost = cycles_of(row, blocks * problem.batch, problem.seqlen_k);
+        if (chosen != nullptr && cost >= best) continue;
+        best = cost;
+        chosen = &row;
+        details.blocks = blocks;
+      }
+      split(details, dtype, *chosen, problem,
+            chosen->slots / std::max<int64_t>(1, details.blocks * problem.batch));
+    }
+    details.kernel = chosen->kernel;
+    plan.microseconds = cycles_of(*chosen, details.blocks * problem.batch * details.splits,
+                                  details.columns_per_split) /
+                        device_.cycles_per_microsecond;
+    if (problem.mask != kNoMask && !details.decodes) plan.microseconds *= kMaskedTime;
+    plan.set(details);
+    return plan;
+  }
+
+  void launch(const ForwardPlan& plan, const AttentionCase& problem, const FusedOperands& operands,
+              float* logsumexp) const override {
+    const auto chosen = plan.get<PortableForwardPlan>();
+    AttentionParams params = operands.params(problem.head_dim, problem.head_dim_v);
+    params.splits = chosen.splits;
+    params.columns_per_split = static_cast<int>(chosen.columns_per_split);
+    const int64_t rows = problem.batch * problem.heads * problem.seqlen_q;
+    const Tensor parts_of_keys = allocate_parts(params, rows, device_);
+    const int64_t parts = operands.problem.parts();
+    for (int64_t part = 0; part < parts; ++part) {
+      operands.fill(params, part);
+      params.logsumexp = logsumexp == nullptr ? nullptr : logsumexp + part * rows;
+      const int64_t blocks = chosen.blocks * problem.batch;
+      if (chosen.decodes) {
+        DecodeParams decode{};
+        static_cast<AttentionParams&>(decode) = params;
+        decode.prefetched = chosen.prefetched;
+        launch_attention(*chosen.kernel, decode, blocks, chosen.splits, device_,
+                         chosen.dynamic_shared);
+      } else {
+        launch_attention(*chosen.kernel, params, blocks, chosen.splits, device_);
+      }
+      if (chosen.splits > 1) {
+        launch_combine(*chosen.combine, params, rows, false, device_);
+      }
+    }
+  }
+
+ private:
+  // The kernel for few queries, if these are few: it reads keys and values once for all heads of a
+  // group, and has one variant, the general one.
+  const AttentionRow* decodes(AttentionDtype dtype, const AttentionCase& problem,
+                              int64_t head_dim) const {
+    if ((problem.packed && problem.batch_invariant) || problem.seqlen_q > kDecodeQueries ||
+        problem.seqlen_q * problem.group() > kDecodeRows) {
+      return nullptr;
+    }
+    const int64_t blocks = ceil_div(problem.seqlen_q * problem.group(), 16) * problem.kv_heads;
+    return decode_row(decode_[dtype][kGeneral], head_dim,
+                      problem.batch_invariant ? INT64_MAX : blocks * problem.batch, device_);
+  }
+
+  // Splits the columns into so many parts, but no finer than is worth a second kernel.
+  void split(PortableForwardPlan& plan, AttentionDtype dtype, const AttentionRow& row,
+             const AttentionCase& problem, int64_t parts) const {
+    const int64_t blocks = plan.blocks * problem.batch;
+    plan.columns_per_split = problem.seqlen_k;
+    // The lengths of packed sequences are not known here.
+    if (combine_[dtype].empty() || blocks == 0 || problem.packed) return;
+    const int64_t tiles = ceil_div(problem.seqlen_k, row.columns);
+    const int64_t fewest = std::max<int64_t>(1, kFewestColumns / row.columns);
+    const int64_t wanted = std::min<int64_t>({parts, tiles / fewest, kMostCombinedParts});
+    if (wanted <= 1) return;
+    const int64_t tiles_per_split = ceil_div(tiles, wanted);
+    plan.columns_per_split = tiles_per_split * row.columns;
+    plan.splits = static_cast<int32_t>(ceil_div(tiles, tiles_per_split));
+    plan.combine = &combine_[dtype][0];
+  }
+
+  const Device& device_;
+  AttentionRows forward_[kAttendDtypes][kAttentionVariants];
+  AttentionRows decode_[kAttendDtypes][kAttentionVariants];
+  AttentionRows combine_[kAttendDtypes];
+};
+
+class PortableForwardBackend : public AttentionBackend {
+ public:
+  PortableForwardBackend()
+      : AttentionBackend({"mma", "combine", "append", "append_e4m3", "decode", "decode_e4m3"}) {}
+  void check(PackageKernel& kernel) const override {
+    const std::string& kind = kernel.entry().kind;
+    if (is_decode(kind)) {
+      check_portable(kernel, true, "attention/decode/decode", sizeof(DecodeParams));
+    } else if (kind == "combine") {
+      check_portable(kernel, false, "attention/portable/combine", sizeof(CombineParams));
+    } else if (is_append(kind)) {
+      check_portable(kernel, false, "attention/decode/append", sizeof(DecodeAppendParams));
+    } else {
+      check_portable(kernel, true);
+    }
+  }
+  std::unique_ptr<AttentionForwardKernels> forward(
+      const Device& device, const std::vector<PackageKernel*>& kernels) const override {
+    return std::make_unique<PortableForward>(device, kernels);
+  }
+  std::unique_ptr<KvCacheKernels> kv_cache(
+      const Device& device, const std::vector<PackageKernel*>& kernels) const override {
+    return make_portable_kv_cache(device, kernels);
+  }
+};
+
+const PortableForwardBackend g_portable_forward;
+
+}  // namespace
+
+Tensor allocate_parts(AttentionParams& params, int64_t rows, const Device& device) {
+  if (params.splits <= 1) return {};
+  const int64_t floats = params.splits * rows * (int64_t{params.head_dim_v} + 1);
+  Tensor parts = empty_cuda(&floats, 1, ScalarType::Float, device.index);
+  params.partial_out = static_cast<float*>(parts.mutable_data_ptr());
+  params.partial_logsumexp = params.partial_out + params.splits * rows * params.head_dim_v;
+  return parts;
+}
+
+}  // namespace torch_cubin

@@ -1,0 +1,225 @@
+// The portable kernels behind flash_attention_with_kvcache: decode/append.cu writes and rotates
+// new keys and values, decode/decode.cu reads the cache, portable/combine.cu joins the parts of
+// sequences that were cut.
+#include <algorithm>
+#include <climits>
+
+#include "kernels/attention/decode/append_params.h"
+#include "kernels/attention/decode/decode_params.h"
+#include "kernels/attention/portable/combine_params.h"
+#include "ops/attention/portable/portable.h"
+#include "ops/common/batch_invariant.h"
+#include "ops/common/launch.h"
+#include "pytorch/autograd_state.h"
+
+namespace torch_cubin {
+namespace {
+
+constexpr int64_t kFewestCachedColumns = 128;  // of a part
+// Under batch_invariant(): so many parts a sequence at most, whatever else there is.
+constexpr int64_t kInvariantParts = 32;
+
+const void* data(const OptionalTensor& tensor) { return tensor ? tensor->data_ptr() : nullptr; }
+
+const int* ints(const OptionalTensor& tensor) { return static_cast<const int*>(data(tensor)); }
+
+const float* floats_of(const OptionalTensor& tensor) {
+  return static_cast<const float*>(data(tensor));
+}
+
+// The factors of e4m3 caches, (batch, heads_k) of any strides.
+const float* descale_of(const OptionalTensor& tensor, tc_int64 (&strides)[2]) {
+  if (!tensor) return nullptr;
+  const TensorView view(*tensor);
+  for (int i = 0; i < 2; ++i) strides[i] = view.strides[i];
+  return floats_of(tensor);
+}
+
+void strides_of(const TensorView& view, std::initializer_list<int> dims, tc_int64* out) {
+  for (const int dim : dims) *out++ = view.sizes[dim] > 1 ? view.strides[dim] : 0;
+}
+
+// The parameters that the kernel writing the cache and the kernel reading it share.
+template <class Params>
+void fill_cache(Params& p, const KvCacheCall& call) {
+  const KvCacheShape& shape = call.shape;
+  p.batch = static_cast<int>(shape.batch);
+  p.heads = static_cast<int>(shape.heads);
+  p.seqlen_q = static_cast<int>(shape.seqlen_q);
+  p.head_dim = static_cast<int>(shape.head_dim);
+  p.head_dim_v = static_cast<int>(shape.head_dim_v);
+  p.new_columns = static_cast<int>(shape.new_columns);
+  p.cache_batch = static_cast<int>(shape.cache_batch);
+  p.pages = static_cast<int>(shape.pages);
+  p.page_size = static_cast<int>(shape.page_size);
+  p.cache_seqlens = ints(call.cache_seqlens);
+  p.cache_batch_idx = ints(call.cache_batch_idx);
+  p.block_table = ints(call.block_table);
+  if (call.block_table) p.block_table_stride = TensorView(*call.block_table).sizes[1];
+  p.k_descale = descale_of(call.k_descale, p.k_descale_stride);
+  p.v_descale = descale_of(call.v_descale, p.v_descale_stride);
+}
+
+class PortableKvCache : public KvCacheKernels {
+ public:
+  PortableKvCache(const Device& device, const std::vector<PackageKernel*>& kernels)
+      : device_(device) {
+    for (PackageKernel* kernel : kernels) {
+      const AttentionRow row(*kernel, device);
+      const std::string& kind = kernel->entry().kind;
+      if (kind == "decode" && row.variant == kGeneral) decode_[row.dtype].push_back(row);
+      if (kind == "combine") combine_[row.dtype].push_back(row);
+      if (kind == "append") append_[row.dtype].push_back(row);
+      if (kind == "decode_e4m3") decode_e4m3_.push_back(row);
+      if (kind == "append_e4m3") append_e4m3_[row.dtype].push_back(row);
+    }
+  }
+
+  bool run(const KvCacheCall& call) const override {
+    const KvCacheShape& shape = call.shape;
+    const AttentionDtype dtype = attention_dtype(call.dtype);
+    if (dtype == kAttendDtypes) return false;
+    const AttentionRows& append_rows = shape.e4m3 ? append_e4m3_[dtype] : append_[dtype];
+    if (combine_[dtype].empty() || append_rows.empty()) return false;
+    const int64_t blocks = ceil_div(shape.seqlen_q * shape.group(), 16) * shape.kv_heads;
+    // Pages keep the memory busier with two blocks a multiprocessor (measured: 2%).
+    const bool few_blocks = !batch_invariant() && !call.block_table;
+    const AttentionRow* decode = decode_row(shape.e4m3 ? decode_e4m3_ : decode_[dtype],
+                                            std::max(shape.head_dim, shape.head_dim_v),
+                                            few_blocks ? blocks * shape.batch : INT64_MAX, device_);
+    if (decode == nullptr) return false;
+    Tensor q = call.q;
+    if (call.k) append(call, *append_rows[0].kernel, q);
+    if (shape.has_queries()) attend(call, *decode, combine_[dtype][0], q);
+    return true;
+  }
+
+ private:
+  // Writes new keys and values; `q` becomes the rotated query where it is to be rotated.
+  void append(const KvCacheCall& call, PackageKernel& kernel, Tensor& q) const {
+    const KvCacheShape& shape = call.shape;
+    DecodeAppendParams p{};
+    fill_cache(p, call);
+    const bool rotates = shape.rotary_dim > 0 && shape.has_queries();
+    if (rotates) {
+      const int64_t sizes[] = {shape.batch, shape.seqlen_q, shape.heads, shape.head_dim};
+      p.q = q.data_ptr();
+      strides_of(TensorView(q), {0, 1, 2}, p.q_stride);
+      Tensor rotated = empty_cuda(sizes, 4, call.dtype, device_.index);
+      p.q_out = rotated.mutable_data_ptr();
+      q = rotated;
+    }
+    p.k = call.k->data_ptr();
+    p.v = call.v->data_ptr();
+    p.k_cache = call.k_cache.mutable_data_ptr();
+    p.v_cache = call.v_cache.mutable_data_ptr();
+    p.cos = data(call.rotary_cos);
+    p.sin = data(call.rotary_sin);
+    p.cos_stride = p.sin_stride = shape.rotary_dim / 2;
+    strides_of(TensorView(*call.k), {0, 1, 2}, p.k_stride);
+    strides_of(TensorView(*call.v), {0, 1, 2}, p.v_stride);
+    strides_of(TensorView(call.k_cache), {0, 1, 2}, p.k_cache_stride);
+    strides_of(TensorView(call.v_cache), {0, 1, 2}, p.v_cache_stride);
+    p.kv_heads = static_cast<int>(shape.kv_heads);
+    p.capacity = static_cast<int>(shape.capacity);
+    p.rotary_dim = static_cast<int>(shape.rotary_dim);
+    p.positions = static_cast<int>(std::min<int64_t>(shape.positions, INT_MAX));
+    p.interleaved = call.options.rotary_interleaved;
+    p.q_one_position = !shape.rotates_by_row(call.options);
+    const int64_t new_rows = shape.batch * shape.new_columns * shape.kv_heads;
+    const int64_t q_rows = rotates ? shape.batch * shape.seqlen_q * shape.heads : 0;
+    // Head dims are multiples of 8; the elements of expanded rows may be more than 2^63.
+    const int64_t vectors =
+        new_rows * ((shape.head_dim + shape.head_dim_v) / 8) + q_rows * (shape.head_dim / 8);
+    if (vectors == 0) return;
+    if (vectors > INT_MAX) {
+      fail({"input", "flash_attention_with_kvcache", "has too many new rows for one launch",
+            "less than 2^34 new elements", std::to_string(vectors) + " vectors of 8", ""});
+    }
+    // Last, so that a refused call changes nothing; before the launch, because PyTorch refuses here
+    // what must not be written: a tensor of inference mode outside of it.
+    if (new_rows > 0) {
+      bump_version(call.k_cache.get());
+      bump_version(call.v_cache.get());
+    }
+    launch(kernel, {ceil_div(vectors, 256)}, device_, p);
+  }
+
+  void attend(const KvCacheCall& call, const AttentionRow& decode, const AttentionRow& combine,
+              const Tensor& q) const {
+    const KvCacheShape& shape = call.shape;
+    const AttentionSettings& s = shape.settings;
+    DecodeParams p{};
+    fill_cache(p, call);
+    p.q = q.data_ptr();
+    p.k = call.k_cache.data_ptr();
+    p.v = call.v_cache.data_ptr();
+    p.out = call.out.mutable_data_ptr();
+    p.alibi_slopes = floats_of(call.alibi_slopes);
+    if (call.alibi_slopes && TensorView(*call.alibi_slopes).dim == 2) p.alibi_stride = shape.heads;
+    p.sinks = floats_of(call.sinks);
+    strides_of(TensorView(q), {0, 2, 1}, p.q_stride);
+    strides_of(TensorView(call.k_cache), {0, 2, 1}, p.k_stride);
+    strides_of(TensorView(call.v_cache), {0, 2, 1}, p.v_stride);
+    strides_of(TensorView(call.out), {0, 2, 1}, p.out_stride);
+    p.group = static_cast<int>(shape.group());
+    p.seqlen_k = p.total_k = static_cast<int>(shape.capacity);
+    p.total_q = p.seqlen_q;
+    p.first = s.first;
+    p.last = s.last;
+    p.flags = kAttendBottomRight;
+    p.scale = static_cast<float>(s.scale);
+    p.softcap = static_cast<float>(s.softcap);
+    p.cache = 1;
+    p.bfloat16 = call.dtype == ScalarType::BFloat16;
+
+    const int64_t tiles = ceil_div(shape.seqlen_q * shape.group(), decode.rows) * shape.kv_heads;
+    const int64_t dynamic_shared = split(p, shape, decode, tiles);
+    const int64_t rows = shape.batch * shape.heads * shape.seqlen_q;
+    const Tensor parts = allocate_parts(p, rows, device_);
+    launch_attention(*decode.kernel, p, tiles * shape.batch, p.splits, device_, dynamic_shared);
+    if (p.splits > 1) launch_combine(combine, p, rows, batch_invariant(), device_);
+  }
+
+  // How many blocks may share a sequence; how many do depends on its length, which the device
+  // knows. Returns the shared memory of a block.
+  int64_t split(DecodeParams& p, const KvCacheShape& shape, const AttentionRow& decode,
+                int64_t tiles) const {
+    // Of the band's columns, those that the rows of one call can see at all.
+    int64_t seen = shape.capacity;
+    if (p.first != -kNoBound) {
+      seen = std::min<int64_t>(seen, shape.seqlen_q + 16 - static_cast<int64_t>(p.first));
+    }
+    p.seen_columns = static_cast<int>(seen);
+    p.fewest_columns = static_cast<float>(kFewestCachedColumns);
+    const int64_t longest = std::max<int64_t>(1, seen / kFewestCachedColumns);
+    if (batch_invariant()) {
+      // Sinks join where parts do, or where there are none: always the former, whatever the
+      // capacity.
+      p.splits = static_cast<int>(std::max<int64_t>(std::min(kInvariantParts, longest),
+                                                    shape.capacity > 0 && p.sinks ? 2 : 1));
+      return -1;
+    }
+    const DecodeSplit wanted =
+        split_decode(decode, std::max<int64_t>(1, tiles * shape.batch),
+                     std::min<int64_t>(kMostCombinedParts, longest), device_);
+    p.splits = static_cast<int>(wanted.parts);
+    p.prefetched = wanted.prefetched;
+    // A little less than equal lengths need, so that rounding gives them all of the parts.
+    p.share = static_cast<float>(0.999 / static_cast<double>(wanted.parts * shape.batch));
+    return wanted.dynamic_shared;
+  }
+
+  const Device& device_;
+  AttentionRows decode_[kAttendDtypes], combine_[kAttendDtypes], append_[kAttendDtypes];
+  AttentionRows decode_e4m3_, append_e4m3_[kAttendDtypes];  // for caches of that; any query's dtype
+};
+
+}  // namespace
+
+std::unique_ptr<KvCacheKernels> make_portable_kv_cache(const Device& device,
+                                                       const std::vector<PackageKernel*>& kernels) {
+  return std::make_unique<PortableKvCache>(device, kernels);
+}
+
+}  // namespace torch_cubin

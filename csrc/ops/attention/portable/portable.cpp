@@ -1,0 +1,77 @@
+#include "ops/attention/portable/portable.h"
+
+#include <algorithm>
+
+#include "kernels/attention/portable/combine_params.h"
+
+namespace torch_cubin {
+namespace {
+
+// Each costs a block 0.15 us of requests: measured, 2 are best for a kernel alone on its
+// multiprocessors, and more blocks keep the memory busy without.
+constexpr int kPrefetchedTiles = 2;
+
+}  // namespace
+
+void check_portable(PackageKernel& kernel, bool has_variants, const char* header, size_t bytes) {
+  check_params(kernel.entry(), header, bytes);
+  const AttentionRow row(kernel, Device());
+  if (has_variants && row.variant == kAttentionVariants) {
+    KernelFields(kernel).refuse("layout", "full or general");
+  }
+}
+
+void launch_combine(const AttentionRow& combine, const AttentionParams& params, int64_t rows,
+                    bool one_order, const Device& device) {
+  CombineParams p{};
+  static_cast<AttentionParams&>(p) = params;
+  p.warps_per_row = one_order || params.splits > 16 ? 8 : params.splits > 4 ? 4 : 1;
+  const int blocks_per_row =
+      std::max(1, (params.head_dim_v + kCombinedColumns - 1) / kCombinedColumns);
+  launch_attention(*combine.kernel, p, ceil_div(rows, combine.rows / p.warps_per_row),
+                   blocks_per_row, device);
+}
+
+DecodeSplit split_decode(const AttentionRow& decode, int64_t blocks, int64_t most,
+                         const Device& device) {
+  DecodeSplit best;
+  const int64_t multiprocessors = device.multiprocessors;
+  // All in one wave; parts cost time to join.
+  const int64_t fewest =
+      std::max<int64_t>(1, ceil_div(9 * decode.saturating * multiprocessors, 10 * blocks));
+  double best_score = -1;
+  for (int64_t parts = fewest; parts <= std::min(2 * fewest, most); ++parts) {
+    const int64_t all = blocks * parts;
+    if (all > decode.slots) break;
+    const int64_t full = ceil_div(all, multiprocessors) * multiprocessors;
+    const double score = static_cast<double>(all) / static_cast<double>(full) -
+                         0.01 * static_cast<double>(parts - fewest);
+    if (score <= best_score) continue;
+    best_score = score;
+    best.parts = parts;
+  }
+  if (best_score < 0 && blocks < decode.slots) {
+    best.parts = std::max<int64_t>(1, std::min({fewest, most, decode.slots / blocks}));
+  }
+  // Blocks of the kernel before may still hold some multiprocessors when these are scheduled, and
+  // the others would get more than their share.
+  const int64_t each = ceil_div(blocks * best.parts, multiprocessors);
+  const double share = each == 1 ? 0.52 : each == 2 ? 0.375 : each == 3 ? 0.29 : 0;
+  const auto shared = static_cast<int64_t>(share * device.shared_optin) / 1024 * 1024;
+  if (shared > decode.dynamic_shared) best.dynamic_shared = shared;
+  if (each == 1) best.prefetched = kPrefetchedTiles;
+  return best;
+}
+
+const AttentionRow* decode_row(const AttentionRows& rows, int64_t head_dim, int64_t blocks,
+                               const Device& device) {
+  const AttentionRow* best = narrowest(rows, head_dim);
+  const int64_t busy = device.multiprocessors / std::max<int64_t>(1, blocks) * blocks;
+  if (best == nullptr || 10 * busy < 9 * device.multiprocessors) return best;
+  for (const AttentionRow& row : rows) {
+    if (row.head_dim == best->head_dim && row.columns > best->columns) best = &row;
+  }
+  return best;
+}
+
+}  // namespace torch_cubin

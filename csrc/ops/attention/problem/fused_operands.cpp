@@ -1,0 +1,88 @@
+#include "ops/attention/problem/fused_operands.h"
+
+#include <utility>
+
+#include "ops/attention/problem/operands.h"
+#include "ops/common/stable_ops.h"
+
+namespace torch_cubin {
+
+AttentionCall::AttentionCall(const char* op, const Tensor& query, const Tensor& key,
+                             const Tensor& value, AttentionOptions all)
+    : options(std::move(all)) {
+  const TensorView q(query);
+  const AttentionViews views = views_of(options);
+  shape = check_attention(op, q, TensorView(key), TensorView(value), options, views);
+  settings = attention_settings(op, shape, options, views);
+  dtype = q.dtype;
+  out_dtype = options.e4m3 ? ScalarType::BFloat16 : dtype;
+  device_index = q.device_index;
+}
+
+FusedOperands::FusedOperands(const AttentionCall& call, const Tensor& q, const Tensor& k,
+                             const Tensor& v)
+    : call(call),
+      query(vector_rows(q)),
+      key(vector_rows(repeat_heads(k, call.shape))),
+      value(vector_rows(repeat_heads(v, call.shape))),
+      slopes(contiguous(call.options.alibi_slopes)),
+      sinks(contiguous(call.options.sinks)),
+      cu_seqlens_q(contiguous(call.options.cu_seqlens_q)),
+      cu_seqlens_k(contiguous(call.options.cu_seqlens_k)),
+      problem(call.shape),
+      one_launch(call.settings.drop_below > 0 && call.shape.batch.dim > 1) {
+  OptionalTensor mask = call.options.attn_mask;
+  if (one_launch) {
+    const auto copied = [&](const Tensor& tensor, int64_t heads) {
+      return torch::stable::contiguous(expand_leading(tensor, call.shape, heads));
+    };
+    query = copied(query, call.shape.heads);
+    key = copied(key, call.shape.kv_heads);
+    value = copied(value, call.shape.kv_heads);
+    if (mask) mask = torch::stable::contiguous(expand_mask(*mask, call.shape));
+  }
+  problem.add(kQuery, TensorView(query));
+  problem.add(kKey, TensorView(key));
+  problem.add(kValue, TensorView(value));
+  if (mask) problem.add(kMask, TensorView(*mask));
+  mask_ = mask;
+}
+
+AttentionParams FusedOperands::params(int64_t head_dim, int64_t head_dim_v) const {
+  const AttentionSettings& s = call.settings;
+  AttentionParams p{};
+  p.head_dim = static_cast<int>(head_dim);
+  p.head_dim_v = static_cast<int>(head_dim_v);
+  p.first = s.first;
+  p.last = s.last;
+  p.splits = 1;
+  p.scale = static_cast<float>(s.scale);
+  p.softcap = static_cast<float>(s.softcap);
+  p.keep_scale = static_cast<float>(s.keep_scale);
+  p.drop_below = s.drop_below;
+  if (s.bottom_right) p.flags |= kAttendBottomRight;
+  if (s.drop_below > 0) {
+    p.flags |= kAttendDropout;
+    p.dropout_seed = static_cast<const tc_int64*>(call.options.dropout_seed->data_ptr());
+  }
+  if (mask_) {
+    const ScalarType dtype = TensorView(*mask_).dtype;
+    p.flags |= dtype == ScalarType::Bool    ? kAttendBoolMask
+               : dtype == ScalarType::Float ? kAttendFloatMask
+                                            : kAttendOwnMask;
+  }
+  if (slopes && TensorView(*slopes).dim == 2) p.alibi_stride = call.shape.heads;
+  if (sinks) p.sinks = static_cast<const float*>(sinks->data_ptr());
+  if (cu_seqlens_q) p.cu_seqlens_q = static_cast<const int*>(cu_seqlens_q->data_ptr());
+  if (cu_seqlens_k) p.cu_seqlens_k = static_cast<const int*>(cu_seqlens_k->data_ptr());
+  return p;
+}
+
+void FusedOperands::fill(AttentionParams& p, int64_t part) const {
+  problem.fill(p, part);
+  if (!slopes) return;
+  p.alibi_slopes =
+      static_cast<const float*>(slopes->data_ptr()) + part * problem.batch() * p.alibi_stride;
+}
+
+}  // namespace torch_cubin

@@ -1,0 +1,43 @@
+// What forward and backward share between their checks and their launches.
+#pragma once
+
+#include "kernels/attention/attention_params.h"
+#include "ops/attention/problem/problem.h"
+
+namespace torch_cubin {
+
+// The checked arguments of one call.
+struct AttentionCall {
+  AttentionCall(const char* op, const Tensor& query, const Tensor& key, const Tensor& value,
+                AttentionOptions all);
+
+  AttentionOptions options;
+  AttentionShape shape;
+  AttentionSettings settings;
+  ScalarType dtype, out_dtype;
+  int32_t device_index;
+};
+
+// query, key, value and the mask as the fused kernels read them: copied where they must be, and
+// alive as long as this is.
+struct FusedOperands {
+  FusedOperands(const AttentionCall& call, const Tensor& query, const Tensor& key,
+                const Tensor& value);
+
+  // All that does not depend on the part; fill() adds the rest.
+  AttentionParams params(int64_t head_dim, int64_t head_dim_v) const;
+  void fill(AttentionParams& params, int64_t part) const;
+
+  const AttentionCall& call;
+  Tensor query, key, value;
+  OptionalTensor slopes, sinks, cu_seqlens_q, cu_seqlens_k;  // contiguous
+  AttentionProblem problem;
+  // Dropout's numbers count all batches, and a launch knows only its own: with several batch dims,
+  // which might not merge, all operands are contiguous then, copies if need be.
+  bool one_launch;
+
+ private:
+  OptionalTensor mask_;
+};
+
+}  // namespace torch_cubin

@@ -1,0 +1,291 @@
+// What flash_attention_with_kvcache requires of its arguments, checked alike on every device and
+// for calls that are only described.
+#include <algorithm>
+#include <climits>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "cubin/error.h"
+#include "kernels/attention/attention_params.h"
+#include "ops/attention/problem/kv_cache.h"
+#include "ops/attention/problem/problem.h"
+#include "ops/common/argument_checks.h"
+#include "pytorch/described_tensor.h"
+#include "pytorch/overlap.h"
+
+namespace torch_cubin {
+namespace {
+
+constexpr const char* kCacheOp = "flash_attention_with_kvcache";
+constexpr int64_t kCacheVector = 8;  // elements of 16 bits
+constexpr int64_t kE4m3CacheVector = 16;
+constexpr int64_t kMostHeadDim = 256;
+
+std::string cache_argument(const char* name) { return argument_text(kCacheOp, name); }
+
+[[noreturn]] void fail_cache_shape(const char* name, const std::string& expected,
+                                   const TensorView& got) {
+  fail({"input", cache_argument(name), "has a wrong shape", expected, got.shape_text(), ""});
+}
+
+void check_cache_shape(const char* name, const TensorView& view,
+                       std::initializer_list<int64_t> sizes, const std::string& names) {
+  const auto dim = static_cast<int64_t>(sizes.size());
+  if (view.dim == dim && std::equal(sizes.begin(), sizes.end(), view.sizes)) return;
+  fail_cache_shape(name, names + " = " + tuple_text(sizes.begin(), dim), view);
+}
+
+// Kernels count rows, pages and sequences in 32 bits.
+void check_counts(const char* name, const TensorView& view) {
+  if (std::max(view.sizes[0], view.sizes[1]) <= INT_MAX) return;
+  fail({"input", cache_argument(name), "has a dimension that is too large", "less than 2^31",
+        view.shape_text(), ""});
+}
+
+void check_cache_side(const char* name, const TensorView& view, const TensorView& q,
+                      ScalarType dtype) {
+  check_side(kCacheOp, name, view, "q", q, dtype);
+}
+
+// A cache cannot be copied where kernels could not read it: it is written to.
+void check_cache(const char* name, const TensorView& view, int64_t vector, bool written) {
+  bool fits = view.sizes[3] <= 1 || view.strides[3] == 1;
+  for (int64_t i = 0; i < 3; ++i) {
+    if (view.sizes[i] <= 1) continue;
+    fits = fits && view.strides[i] % vector == 0 && view.strides[i] >= 0;
+    if (written && view.strides[i] == 0) {
+      fail({"input", cache_argument(name), "shares memory between its elements, and is written to",
+            "no expanded dimension", tuple_text(view.strides, view.dim) + " as strides", ""});
+    }
+  }
+  const void* data = view.handle == nullptr ? nullptr : view.find_data();
+  if (fits && reinterpret_cast<uintptr_t>(data) % 16 == 0) return;
+  fail({"input", cache_argument(name), "cannot be read in vectors of 16 bytes",
+        "contiguous columns, and every other stride and the address a multiple of 16 bytes",
+        tuple_text(view.strides, view.dim) + " as strides", ""});
+}
+
+MemoryFacts memory_of(const TensorView& view) {
+  const void* data = view.handle == nullptr ? nullptr : view.find_data();
+  return {data, view.sizes, view.strides, view.dim, element_size(view.dtype)};
+}
+
+// Memory of a cache that is written must be neither read nor written elsewhere: blocks run in any
+// order.
+void check_apart(const KvCacheViews& views) {
+  const TensorView* caches[] = {&views.k_cache, &views.v_cache};
+  const char* names[] = {"k_cache", "v_cache"};
+  for (int i = 0; i < 2; ++i) {
+    const MemoryFacts written = memory_of(*caches[i]);
+    const auto check = [&](const char* other, const TensorView& view) {
+      if (!share_memory(written, memory_of(view))) return;
+      fail({"input", cache_argument(names[i]),
+            std::string("shares memory with '") + other + "', and is written to",
+            "memory of its own", "memory of both", "Clone one of them."});
+    };
+    if (i == 0) check("v_cache", views.v_cache);
+    check("q", views.q);
+#define TC_CHECK(name) \
+  if (views.name) check(#name, *views.name);
+    TC_KV_CACHE_OPTIONAL_TENSORS(TC_CHECK)
+#undef TC_CHECK
+  }
+}
+
+// Caches are of the query's dtype or of e4m3, which alone have factors.
+void check_cache_dtype(const KvCacheViews& views, KvCacheShape& shape) {
+  const TensorView &q = views.q, &k_cache = views.k_cache;
+  shape.e4m3 = k_cache.dtype == ScalarType::Float8_e4m3fn;
+  if (!shape.e4m3 && k_cache.dtype != q.dtype) {
+    fail_dtype(kCacheOp, "k_cache", dtype_name(q.dtype) + " or float8_e4m3fn", k_cache);
+  }
+  check_cache_side("k_cache", k_cache, q, k_cache.dtype);
+  check_cache_side("v_cache", views.v_cache, q, k_cache.dtype);
+}
+
+void check_descale(const char* name, const std::optional<TensorView>& given, const TensorView& q,
+                   const KvCacheShape& shape) {
+  if (!given) return;
+  if (!shape.e4m3) {
+    fail({"input", cache_argument(name), "is given without caches of float8_e4m3fn",
+          "none beside caches of " + dtype_name(q.dtype), "a tensor", ""});
+  }
+  check_cache_side(name, *given, q, ScalarType::Float);
+  check_cache_shape(name, *given, {shape.batch, shape.kv_heads}, "(batch, heads_k)");
+}
+
+void check_lengths(const char* name, const std::optional<TensorView>& given, const TensorView& q) {
+  if (!given) return;
+  check_cache_side(name, *given, q, ScalarType::Int);
+  check_cache_shape(name, *given, {q.sizes[0]}, "(batch,)");
+}
+
+void check_rotary(const KvCacheViews& views, KvCacheShape& shape) {
+  if (views.rotary_cos.has_value() != views.rotary_sin.has_value()) {
+    fail({"input", kCacheOp, "has one of 'rotary_cos' and 'rotary_sin' alone", "both or none",
+          "one", ""});
+  }
+  if (!views.rotary_cos) return;
+  if (!views.k) {
+    fail({"input", cache_argument("rotary_cos"), "is given without new keys",
+          "'k' and 'v', which are rotated by their positions", "none", ""});
+  }
+  const TensorView &cos = *views.rotary_cos, &sin = *views.rotary_sin;
+  check_cache_side("rotary_cos", cos, views.q, views.q.dtype);
+  check_cache_side("rotary_sin", sin, views.q, views.q.dtype);
+  const char* wanted =
+      "(positions, half of the columns that are rotated), at least one row, a multiple of 8 "
+      "columns";
+  if (cos.dim != 2 || cos.sizes[0] < 1 || cos.sizes[1] % kCacheVector != 0 || cos.sizes[1] < 1 ||
+      2 * cos.sizes[1] > shape.head_dim) {
+    fail_cache_shape("rotary_cos", wanted, cos);
+  }
+  check_cache_shape("rotary_sin", sin, {cos.sizes[0], cos.sizes[1]}, "the shape of 'rotary_cos'");
+  shape.positions = cos.sizes[0];
+  shape.rotary_dim = 2 * cos.sizes[1];
+}
+
+}  // namespace
+
+KvCacheShape check_kv_cache(const KvCacheViews& views, const KvCacheOptions& options) {
+  const TensorView &q = views.q, &k_cache = views.k_cache, &v_cache = views.v_cache;
+  KvCacheShape shape{};
+  if (q.dtype != ScalarType::Half && q.dtype != ScalarType::BFloat16) {
+    fail({"input", cache_argument("q"), "has an unsupported dtype", "float16 or bfloat16",
+          dtype_name(q.dtype), "Convert it with .to(dtype)."});
+  }
+  if (q.dim != 4) fail_cache_shape("q", "(batch, rows, heads, head_dim)", q);
+  const bool paged = views.block_table.has_value();
+  const char* layout =
+      paged ? "(pages, page_size, heads_k, head_dim)" : "(batch, rows, heads_k, head_dim)";
+  check_cache_dtype(views, shape);
+  if (k_cache.dim != 4) fail_cache_shape("k_cache", layout, k_cache);
+  if (v_cache.dim != 4 || !std::equal(k_cache.sizes, k_cache.sizes + 3, v_cache.sizes)) {
+    fail_cache_shape(
+        "v_cache", std::string("the sizes of 'k_cache' but for the last, ") + k_cache.shape_text(),
+        v_cache);
+  }
+  shape.batch = q.sizes[0];
+  shape.seqlen_q = q.sizes[1];
+  shape.heads = q.sizes[2];
+  shape.head_dim = q.sizes[3];
+  shape.kv_heads = k_cache.sizes[2];
+  shape.head_dim_v = v_cache.sizes[3];
+  if (k_cache.sizes[3] != shape.head_dim) {
+    fail({"input", cache_argument("k_cache"), "has another head_dim (last size) than 'q'",
+          std::to_string(shape.head_dim), std::to_string(k_cache.sizes[3]), ""});
+  }
+  if (shape.kv_heads == 0 ? shape.heads != 0 : shape.heads % shape.kv_heads != 0) {
+    fail({"input", cache_argument("k_cache"),
+          "has a number of heads that does not divide that of 'q'",
+          "a divisor of " + std::to_string(shape.heads), std::to_string(shape.kv_heads), ""});
+  }
+  const int64_t vector = shape.e4m3 ? kE4m3CacheVector : kCacheVector;
+  for (const int64_t size : {shape.head_dim, shape.head_dim_v}) {
+    if (size % vector == 0 && size >= vector && size <= kMostHeadDim) continue;
+    fail({"input", kCacheOp, "has no kernel for this head_dim",
+          "a multiple of " + std::to_string(vector) + " up to 256", std::to_string(size), ""});
+  }
+  check_cache("k_cache", k_cache, vector, views.k.has_value());
+  check_cache("v_cache", v_cache, vector, views.k.has_value());
+  check_descale("k_descale", views.k_descale, q, shape);
+  check_descale("v_descale", views.v_descale, q, shape);
+
+  if (paged) {
+    const TensorView& table = *views.block_table;
+    check_cache_side("block_table", table, q, ScalarType::Int);
+    if (table.dim != 2 || table.sizes[0] != shape.batch) {
+      fail_cache_shape("block_table",
+                       "(batch, pages of a sequence), batch " + std::to_string(shape.batch), table);
+    }
+    if (views.cache_batch_idx) {
+      fail({"input", cache_argument("cache_batch_idx"), "cannot go with a block table",
+            "one of both", "both", ""});
+    }
+    shape.pages = k_cache.sizes[0];
+    shape.page_size = k_cache.sizes[1];
+    if (shape.pages == 0) {
+      shape.capacity = 0;
+    } else if (__builtin_mul_overflow(table.sizes[1], shape.page_size, &shape.capacity)) {
+      shape.capacity = INT64_MAX;  // refused below, as every length from 2^30 on
+    }
+  } else {
+    shape.cache_batch = k_cache.sizes[0];
+    shape.capacity = shape.cache_batch == 0 ? 0 : k_cache.sizes[1];
+    if (!views.cache_batch_idx && shape.cache_batch != shape.batch) {
+      fail_cache_shape("k_cache",
+                       "the batch of 'q', " + std::to_string(shape.batch) +
+                           ", where 'cache_batch_idx' is not given",
+                       k_cache);
+    }
+  }
+  check_lengths("cache_seqlens", views.cache_seqlens, q);
+  check_lengths("cache_batch_idx", views.cache_batch_idx, q);
+
+  if (views.k.has_value() != views.v.has_value()) {
+    fail({"input", kCacheOp, "has one of 'k' and 'v' alone", "both or none", "one", ""});
+  }
+  if (views.k) {
+    if (!views.cache_seqlens) {
+      fail({"input", cache_argument("k"), "is given without 'cache_seqlens'",
+            "the lengths behind which new keys are written", "none", ""});
+    }
+    check_cache_side("k", *views.k, q, q.dtype);
+    check_cache_side("v", *views.v, q, q.dtype);
+    if (views.k->dim != 4) fail_cache_shape("k", "(batch, new rows, heads_k, head_dim)", *views.k);
+    shape.new_columns = views.k->sizes[1];
+    check_cache_shape("k", *views.k,
+                      {shape.batch, shape.new_columns, shape.kv_heads, shape.head_dim},
+                      "(batch, new rows, heads_k, head_dim)");
+    check_cache_shape("v", *views.v,
+                      {shape.batch, shape.new_columns, shape.kv_heads, shape.head_dim_v},
+                      "(batch, new rows, heads_k, head_dim)");
+  }
+  check_counts("k_cache", k_cache);
+  if (views.k) check_counts("k", *views.k);
+  check_rotary(views, shape);
+  if (views.k) check_apart(views);
+
+  // The rest is as for every attention: keys and values as (batch, heads, rows, head_dim).
+  const int64_t sizes[3][4] = {{shape.batch, shape.heads, shape.seqlen_q, shape.head_dim},
+                               {shape.batch, shape.kv_heads, shape.capacity, shape.head_dim},
+                               {shape.batch, shape.kv_heads, shape.capacity, shape.head_dim_v}};
+  const int64_t strides[4] = {0, 0, 0, 1};
+  const auto described = [&](int i) {
+    return TensorView(sizes[i], strides, 4, q.dtype, q.device_type, q.device_index);
+  };
+  AttentionOptions same;
+  same.is_causal = options.causal;
+  same.scale = options.softmax_scale;
+  same.enable_gqa = true;
+  same.window_left = options.window_left;
+  same.window_right = options.window_right;
+  same.bottom_right = true;
+  same.softcap = options.softcap;
+  AttentionViews sides;
+  sides.alibi_slopes = views.alibi_slopes;
+  sides.sinks = views.sinks;
+  const AttentionShape as_attention =
+      check_attention(kCacheOp, described(0), described(1), described(2), same, sides);
+  shape.settings = attention_settings(kCacheOp, as_attention, same, sides);
+  return shape;
+}
+
+void check_described_kv_cache(const nlohmann::json& call) {
+  const nlohmann::json &given = call.at("options"), &named = call.at("tensors");
+  KvCacheOptions options;
+  options.causal = given.at("causal").get<bool>();
+  options.window_left = given.at("window_left").get<int64_t>();
+  options.window_right = given.at("window_right").get<int64_t>();
+  options.softcap = described_float(given.at("softcap"));
+  DescribedTensors tensors;
+  const auto find = [&](const char* name) { return tensors.find(named, name); };
+  const auto get = [&](const char* name) { return tensors.view(named.at(name)); };
+#define TC_FIND(name) find(#name),
+  check_kv_cache({get("q"), get("k_cache"), get("v_cache"), TC_KV_CACHE_OPTIONAL_TENSORS(TC_FIND)},
+                 options);
+#undef TC_FIND
+}
+
+}  // namespace torch_cubin

@@ -1,0 +1,62 @@
+// One attention problem in numbers: sizes, and where every operand's rows lie.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/attention/problem/checks.h"
+#include "pytorch/tensor.h"
+
+namespace torch_cubin {
+
+struct AttentionParams;
+
+// The tensors that a kernel finds by strides.
+enum AttentionOperand {
+  kQuery,
+  kKey,
+  kValue,
+  kOut,
+  kMask,
+  kGradOut,
+  kGradQuery,
+  kGradKey,
+  kGradValue,
+  kAttentionOperands
+};
+
+class AttentionProblem {
+ public:
+  explicit AttentionProblem(const AttentionShape& shape) : shape_(shape) {}
+
+  // `view` has the problem's own dims, or fewer, or size 1 where it is broadcast.
+  void add(AttentionOperand operand, const TensorView& view);
+
+  // Merges neighbouring batch dims where the strides of all operands run on. What remains besides
+  // the innermost takes a launch for each index: parts().
+  void merge();
+  int64_t parts() const;
+
+  // Fills in what depends on the operands, for part `part`: pointers, strides, sizes. Those that
+  // run through all batches (logsumexp) are moved by part * batch * heads * rows.
+  void fill(AttentionParams& params, int64_t part) const;
+  int64_t batch() const { return dims_ > 0 ? sizes_[0] : 1; }
+
+ private:
+  struct Operand {
+    bool present = false;
+    char* data = nullptr;
+    int64_t element = 0;           // bytes
+    int64_t batch[kMaxDims] = {};  // innermost first
+    int64_t head = 0, row = 0, column = 0;
+  };
+  const AttentionShape& shape_;
+  Operand operands_[kAttentionOperands];
+  int dims_ = 0;
+  int64_t sizes_[kMaxDims] = {};  // of the batch dims, innermost first
+};
+
+// Whether kernels can read (and write) a tensor's rows where they lie: columns contiguous, 16-byte
+// vectors throughout.
+bool has_vector_rows(const TensorView& view);
+
+}  // namespace torch_cubin

@@ -1,0 +1,346 @@
+// The backend of the backward for Hopper, of 16-bit types. Three kernels in a row, with one
+// parameter: sm90/backward_delta.cu, sm90/backward.cu (heads of up to 128 columns) or
+// sm90/backward_wide.cu (up to 256), and sm90/backward_convert.cu. Packed sequences take
+// sm90/order.cu before them, boolean masks sm90/backward_mask.cu, masks that are added
+// sm90/backward_added_mask.cu. What these do not take is the portable kernels'.
+#include <algorithm>
+#include <optional>
+
+#include "kernels/attention/sm90/backward_params.h"
+#include "ops/attention/sm90/map.h"
+#include "ops/attention/sm90/mask.h"
+#include "ops/common/cluster_capacity.h"
+#include "ops/common/launch.h"
+
+namespace torch_cubin {
+namespace {
+
+// The blocks of one place in the keys run beside each other for so many heads that what they all
+// read and add to, 8 bytes a column of each query, about fits in the L2 cache. Heads are better
+// than keys side by side, since blocks of one head wait for each other's additions to dq; long
+// heads are walked through in step, so that a part of them suffices, the more so the shorter a band
+// makes the steps' path, and the more heads the fewer keys a block has, since more blocks of a head
+// then wait. Measured on an H200 with its cache of 60 MB and, for smaller ones, on an H100 with 50
+// MB.
+constexpr int64_t kBytesTogether = int64_t{32} << 20, kFewBytesTogether = int64_t{20} << 20;
+constexpr int64_t kLongHeadBytes = int64_t{2} << 20, kLeastTogether = 4;
+constexpr int64_t kLargeCache = int64_t{56} << 20;
+
+bool has_small_cache(const Device& device) { return device.l2_bytes < kLargeCache; }
+
+// Blocks that share a work's keys: two in a cluster, each of half of them, for wide heads.
+int64_t blocks_of_work(const AttentionRow& row) { return row.kernel->entry().cluster[0]; }
+
+// Blocks of wide heads that work alone add twice as much: a small cache must hold all of what they
+// do.
+bool fills_cache(const AttentionRow& row, const Device& device) {
+  return has_small_cache(device) && row.head_dim > 128 && blocks_of_work(row) == 1;
+}
+
+// `head`: bytes of one. `has_mask`: a boolean one.
+int64_t bytes_together(const AttentionRow& row, int64_t head, bool has_band, bool has_mask,
+                       const Device& device) {
+  const bool in_pairs = blocks_of_work(row) > 1;
+  const bool is_long = in_pairs ? head > kLongHeadBytes : head >= kLongHeadBytes;
+  // All of a short head is in use at a time, so that a few heads fill a small cache. Pairs without
+  // a band were quickest with few heads at every length: of 512 to 16,384 rows with 16, 8, 8, 4, 4
+  // and 2 to 4 (H100, 2026-11-25); with a band from 1 MB a head on they gain by more, 24, 16, 16,
+  // 8, 10 and 8. With a boolean mask, which may be a band, too, 8 heads of 2048 rows in place of 5
+  // took 0.92 of the time where it was causal, 0.97 of documents, 1.00 of lengths and 1.05 where it
+  // hid nothing (H100, 2026-11-26).
+  const bool is_short = has_band ? head < kLongHeadBytes / 2 : !is_long || (in_pairs && !has_mask);
+  if (is_short && (in_pairs || has_small_cache(device))) return kFewBytesTogether;
+  return has_band && is_long && !fills_cache(row, device) ? 2 * kBytesTogether : kBytesTogether;
+}
+
+// At least so many that one set of them has a block for every multiprocessor: the next set's
+// longest blocks come after this one's shortest, and a device that is full of one set never waits
+// for them.
+int64_t heads_together(const AttentionCase& problem, const AttentionRow& row, bool has_band,
+                       const Device& device) {
+  const int64_t head = problem.seqlen_q * row.head_dim * 8, each = head * problem.group();
+  const int64_t keys = row.columns / blocks_of_work(row);
+  int64_t least = has_band ? kLeastTogether * 128 / keys : kLeastTogether;
+  if (fills_cache(row, device)) least = has_band ? kLeastTogether : 1;
+  const int64_t blocks = ceil_div(problem.seqlen_k, row.columns) * blocks_of_work(row);
+  return std::max({least, ceil_div(device.multiprocessors, blocks),
+                   bytes_together(row, head, has_band, problem.mask == kBoolMask, device) /
+                       std::max<int64_t>(each, 1)});
+}
+
+// Of packed sequences: so many queries, of so many heads, are about as much.
+int64_t rows_together(const AttentionCase& problem, const AttentionRow& row, int64_t heads,
+                      int64_t multiprocessors) {
+  const int64_t each = row.head_dim * 8 * problem.group() * heads;
+  const int64_t full = ceil_div(multiprocessors * row.columns / blocks_of_work(row), heads);
+  return std::clamp<int64_t>(kBytesTogether / each, full, int64_t{1} << 30);
+}
+
+// Work items of a pair along the keys: its blocks count their turns in 16 bits.
+constexpr int64_t kMostPairs = 65535;
+
+constexpr const char* kBackwardGeneralKind = "sm90_backward_general";
+constexpr const char* kBackwardAddedKind = "sm90_backward_added";
+constexpr const char* kBackwardOrderKind = "sm90_backward_order";
+constexpr const char* kBackwardMaskKind = "sm90_backward_mask";
+constexpr const char* kBackwardAddedMaskKind = "sm90_backward_added_mask";
+
+struct Sm90BackwardPlan {
+  const AttentionRow* delta;
+  const AttentionRow* backward;
+  const AttentionRow* pair;  // instead of that one, where the device runs clusters of two; or null
+  const AttentionRow* convert;
+};
+
+class Sm90Backward : public AttentionBackwardKernels {
+ public:
+  Sm90Backward(const Device& device, const std::vector<PackageKernel*>& kernels) : device_(device) {
+    for (PackageKernel* kernel : kernels) {
+      const std::string& kind = kernel->entry().kind;
+      if (kind == kBackwardOrderKind || kind == kBackwardMaskKind ||
+          kind == kBackwardAddedMaskKind) {
+        (kind == kBackwardOrderKind  ? order_
+         : kind == kBackwardMaskKind ? mask_
+                                     : added_mask_) = kernel;
+        continue;
+      }
+      const AttentionRow row(*kernel, device);
+      const bool pair = blocks_of_work(row) > 1;
+      AttentionRows& rows = kind == "sm90_backward_delta"     ? delta_[row.dtype]
+                            : kind == "sm90_backward_convert" ? convert_[row.dtype]
+                            : kind == kBackwardAddedKind
+                                ? (pair ? added_pairs_ : added_)[row.dtype]
+                                : (pair ? pairs_ : backward_)[row.dtype][row.variant];
+      rows.push_back(row);
+    }
+  }
+
+  BackwardPlan plan(const AttentionCase& problem) const override {
+    BackwardPlan plan;
+    const AttentionDtype dtype = attention_dtype(problem.dtype);
+    if (dtype == kAttendDtypes || (problem.mask == kBoolMask && mask_ == nullptr) ||
+        (problem.mask == kAddedMask &&
+         (added_mask_ == nullptr || problem.mask_bytes > kMostMaskBytes)) ||
+        problem.large_softcap || (problem.packed && order_ == nullptr) || problem.seqlen_q == 0 ||
+        problem.seqlen_k == 0 || problem.head_dim == 0 || problem.head_dim_v == 0 ||
+        delta_[dtype].empty() || convert_[dtype].empty()) {
+      return plan;
+    }
+    // A mask alone needs no rule for the scores: bits all of these kernels take, numbers some add.
+    const AttentionVariant variant = problem.score_variant;
+    const bool adds = problem.mask == kAddedMask && variant == kFull;
+    const int64_t width = std::max(problem.head_dim, problem.head_dim_v);
+    const AttentionRow* row = narrowest(adds ? added_[dtype] : backward_[dtype][variant], width);
+    if (row == nullptr) return plan;
+    const AttentionRow* pair =
+        narrowest(adds ? added_pairs_[dtype] : pairs_[dtype][variant], width);
+    if (pair != nullptr && (pair->head_dim != row->head_dim || pair->rows != row->rows ||
+                            problem.seqlen_k > kMostPairs * pair->columns)) {
+      pair = nullptr;
+    }
+    // Whole tiles: few queries leave most of one empty, and the portable kernels are then quicker.
+    // What runs in pairs is counted as if it did not: it only takes less.
+    const int64_t tiles = ceil_div(problem.seqlen_q, row->rows) * problem.heads;
+    const int64_t blocks = ceil_div(problem.seqlen_k, row->columns);
+    const double steps = static_cast<double>(problem.batch) * tiles * blocks;
+    plan.microseconds = (steps / device_.multiprocessors) * static_cast<double>(row->cost_tile) /
+                        device_.cycles_per_microsecond;
+    plan.set(Sm90BackwardPlan{&delta_[dtype][0], row, pair, &convert_[dtype][0]});
+    return plan;
+  }
+
+  void launch(const BackwardPlan& plan, const AttentionCase& problem, const FusedOperands& operands,
+              const float* logsumexp) const override {
+    const auto chosen = plan.get<Sm90BackwardPlan>();
+    const bool in_pairs =
+        chosen.pair != nullptr && clusters_.ask(*chosen.pair->kernel, device_) >= 2;
+    const AttentionRow& row = in_pairs ? *chosen.pair : *chosen.backward;
+    const int64_t in_cluster = blocks_of_work(row);
+    const bool packed = problem.packed;
+    const Sm90Rows rows(problem, operands);
+    const int64_t tiles = rows.tiles(rows.q, row.rows);
+    const int64_t key_tiles = rows.tiles(rows.k, row.columns);
+    const int64_t heads = (packed ? 1 : problem.batch) * problem.heads;
+    const int64_t kv_heads = (packed ? 1 : problem.batch) * problem.kv_heads;
+    const int64_t convert_warps = heads * tiles * (row.rows / 8) * (row.head_dim / 64);
+    const int64_t delta_blocks = heads * tiles * (row.rows / chosen.delta->rows);
+    const int64_t convert_blocks =
+        ceil_div(convert_warps, chosen.convert->kernel->entry().block[0] / 32);
+    const int64_t work_items = kv_heads * key_tiles;
+    const int64_t blocks =
+        std::min<int64_t>(work_items, device_.multiprocessors / in_cluster) * in_cluster;
+    check_blocks(std::max({delta_blocks, convert_blocks, work_items * in_cluster}));
+    check_blocks(convert_warps, kMaxGrid[0], "warps");  // which that kernel numbers with 32 bits
+    // Floats of a tile: two for each query, dq, and the turn; and the ticket.
+    const int64_t sums = heads * tiles * 2 * row.rows;
+    const int64_t dq_sum = heads * tiles * row.rows * row.head_dim;
+    const Workspace workspace(device_, 4 * (sums + dq_sum + heads * tiles + 1));
+    auto* const memory = reinterpret_cast<float*>(workspace.data());
+
+    Sm90BackwardParams params{};
+    params.dq_sum = memory;  // its additions begin at multiples of 16 bytes, as the sums' loads do
+    params.sums = memory + dq_sum;
+    params.turns = reinterpret_cast<int*>(memory + dq_sum + sums);
+    params.ticket = reinterpret_cast<unsigned*>(params.turns + heads * tiles);
+    params.tile_rows = static_cast<int>(row.rows);
+    params.tile_keys = static_cast<int>(row.columns);
+    params.tile_columns = static_cast<int>(row.head_dim);
+    params.tiles = static_cast<int>(tiles);
+    params.key_tiles = static_cast<int>(key_tiles);
+
+    AttentionParams all = operands.params(problem.head_dim, problem.head_dim_v);
+    const bool has_band = all.first != -kNoBound || all.last != kNoBound;
+    params.together =
+        static_cast<int>(std::min(kv_heads, heads_together(problem, row, has_band, device_)));
+    std::optional<Sm90TileOrder> order;
+    if (packed) {
+      operands.fill(all, 0);
+      order.emplace(device_, key_tiles);
+      order_tiles(*order, problem, row, params.together, all);
+      params.order = order->data();
+      if (problem.batch == 0) return;
+    }
+    const int64_t parts = operands.problem.parts();
+    for (int64_t part = 0; part < parts; ++part) {
+      operands.fill(all, part);
+      fill(params, row, all, rows);
+      params.logsumexp = logsumexp + part * heads * problem.seqlen_q;
+      std::optional<Workspace> mask;
+      if (all.mask != nullptr) fill_mask(params, all, row.dtype, mask);
+      torch_cubin::launch(*chosen.delta->kernel, {delta_blocks}, device_, params);
+      torch_cubin::launch(*row.kernel, {blocks}, device_, params);
+      torch_cubin::launch(*chosen.convert->kernel, {convert_blocks}, device_, params);
+    }
+  }
+
+  bool clears_rows_of_none() const override { return true; }
+
+ private:
+  void order_tiles(const Sm90TileOrder& order, const AttentionCase& problem,
+                   const AttentionRow& row, int64_t together, const AttentionParams& all) const {
+    Sm90OrderParams params{};
+    params.tile_rows = static_cast<int>(row.rows);
+    params.tile_columns = static_cast<int>(row.columns);
+    params.rows_together =
+        static_cast<int>(rows_together(problem, row, together, device_.multiprocessors));
+    const int64_t kv_heads = all.heads / all.group;
+    params.rows_of_none[0] =
+        sm90_rows_of_none(all.dq, all.dq_stride, all.heads, all.head_dim, false);
+    params.rows_of_none[1] = sm90_rows_of_none(all.dk, all.dk_stride, kv_heads, all.head_dim, true);
+    params.rows_of_none[2] =
+        sm90_rows_of_none(all.dv, all.dv_stride, kv_heads, all.head_dim_v, true);
+    order.make(*order_, device_, all, params);
+  }
+
+  // Launches the kernel that lays out a mask, for as many batches, heads and tiles of queries as it
+  // has.
+  void fill_mask(Sm90BackwardParams& params, const AttentionParams& all, AttentionDtype dtype,
+                 std::optional<Workspace>& memory) const {
+    const auto size = [&](int dim, int all_of) { return all.mask_stride[dim] == 0 ? 1 : all_of; };
+    Sm90MaskSteps& bits = params.bits;
+    bits.batches = size(0, all.batch);
+    bits.heads = size(1, all.heads);
+    bits.tiles = size(2, params.tiles);
+    const int64_t tiles = int64_t{bits.batches} * bits.heads * bits.tiles;
+    const int64_t steps = tiles * params.key_tiles;
+    params.mask = all.mask;
+    std::copy_n(all.mask_stride, 4, params.mask_stride);
+    params.mask_added = (all.flags & kAttendBoolMask) == 0 ? 1 : 0;
+    params.mask_floats = (all.flags & kAttendFloatMask) != 0 ? 1 : 0;
+    if (params.mask_added != 0) params.logsumexp_unit = 1.0f;
+    params.minus_infinity = minus_infinity(params.mask_floats != 0, dtype);
+    const int64_t scores = params.tile_rows * params.tile_keys;  // of a step
+    const int64_t words =
+        steps * (params.mask_added == 0 ? 2 * params.tile_keys * ceil_div(params.tile_rows / 2, 32)
+                                        : scores / (params.mask_floats != 0 ? 1 : 2));
+    memory.emplace(device_, 4 * (words + steps));
+    bits.words = reinterpret_cast<unsigned*>(memory->data());
+    bits.steps = bits.words + words;
+    if (params.mask_added != 0) {
+      torch_cubin::launch(*added_mask_, {steps}, device_, params);
+    } else {
+      torch_cubin::launch(*mask_, {tiles * ceil_div(all.seqlen_k, kMaskChunk)}, device_, params);
+    }
+  }
+
+  void fill(Sm90BackwardParams& params, const AttentionRow& row, const AttentionParams& all,
+            const Sm90Rows& rows) const {
+    fill_sm90_params(params, row, all, rows, row.rows, row.columns / blocks_of_work(row), device_);
+    encode_sm90_map(params.grad_out, row,
+                    {all.grad_out, all.grad_out_stride, all.head_dim_v, rows.q, all.heads,
+                     all.batch, rows.packed},
+                    row.rows, device_);
+    params.grad_out_rows = all.grad_out;
+    params.dq = all.dq;
+    params.dk = all.dk;
+    params.dv = all.dv;
+    std::copy_n(all.grad_out_stride, 3, params.grad_out_stride);
+    std::copy_n(all.dq_stride, 3, params.dq_stride);
+    std::copy_n(all.dk_stride, 3, params.dk_stride);
+    std::copy_n(all.dv_stride, 3, params.dv_stride);
+    if (rows.packed) {
+      for (tc_int64* stride : {params.out_stride, params.grad_out_stride, params.dq_stride,
+                               params.dk_stride, params.dv_stride}) {
+        stride[0] = 0;
+      }
+    }
+    params.head_dim = all.head_dim;
+    params.scale = all.scale;
+    params.unit = static_cast<float>(all.scale * 1.4426950408889634);
+    params.logsumexp_unit = row.variant == kGeneral ? 1.0f : 1.4426950408889634f;
+  }
+
+  const Device& device_;
+  AttentionRows delta_[kAttendDtypes], convert_[kAttendDtypes];
+  AttentionRows backward_[kAttendDtypes][kAttentionVariants];
+  AttentionRows pairs_[kAttendDtypes][kAttentionVariants];  // for heads that backward_ has, too
+  AttentionRows added_[kAttendDtypes], added_pairs_[kAttendDtypes];  // the same, for added masks
+  ClusterCapacity clusters_{2};
+  PackageKernel* order_ = nullptr;
+  PackageKernel* mask_ = nullptr;
+  PackageKernel* added_mask_ = nullptr;
+};
+
+class Sm90BackwardBackend : public AttentionBackend {
+ public:
+  Sm90BackwardBackend()
+      : AttentionBackend({"sm90_backward_delta", "sm90_backward", kBackwardGeneralKind,
+                          kBackwardAddedKind, "sm90_backward_convert", kBackwardOrderKind,
+                          kBackwardMaskKind, kBackwardAddedMaskKind}) {}
+
+  void check(PackageKernel& kernel) const override {
+    if (kernel.entry().kind == kBackwardOrderKind) {
+      check_params(kernel.entry(), "attention/sm90/order", sizeof(Sm90OrderParams));
+      return;
+    }
+    check_params(kernel.entry(), "attention/sm90/backward", sizeof(Sm90BackwardParams));
+    if (kernel.entry().kind == kBackwardMaskKind || kernel.entry().kind == kBackwardAddedMaskKind)
+      return;
+    const AttentionRow row(kernel, Device());
+    const bool general = kernel.entry().kind == kBackwardGeneralKind;
+    if (!general && kernel.entry().kind != "sm90_backward" &&
+        kernel.entry().kind != kBackwardAddedKind) {
+      if (row.dtype == kAttendFloat32) KernelFields(kernel).refuse("math", "a 16-bit type");
+      return;
+    }
+    check_sm90_row(row, general);
+    const auto& cluster = kernel.entry().cluster;
+    if (cluster[0] > (row.head_dim > 128 ? 2 : 1) || cluster[1] > 1 || cluster[2] > 1) {
+      KernelFields(kernel).refuse("cluster", "two blocks at most, for wide heads");
+    }
+    const int64_t keys = row.head_dim > 128 ? 64 * blocks_of_work(row) : 128;
+    if (row.columns != keys) KernelFields(kernel).refuse("tile", std::to_string(keys) + " keys");
+    // sm90/backward_mask.cu has capacity for such tiles.
+    if (row.rows > 96) KernelFields(kernel).refuse("tile", "at most 96 queries");
+  }
+
+  std::unique_ptr<AttentionBackwardKernels> backward(
+      const Device& device, const std::vector<PackageKernel*>& kernels) const override {
+    return std::make_unique<Sm90Backward>(device, kernels);
+  }
+};
+
+const Sm90BackwardBackend g_sm90_backward;
+
+}  // namespace
+}  // namespace torch_cubin

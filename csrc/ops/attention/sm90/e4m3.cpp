@@ -1,0 +1,229 @@
+// The backend of csrc/kernels/attention/sm90/e4m3.cu: attention forward on Hopper, of
+// float8_e4m3fn, with lengths and the band alone. sm90/e4m3_values.cu lays out the values before
+// it; packed sequences take sm90/order.cu, too.
+#include <algorithm>
+
+#include "kernels/attention/sm90/e4m3_params.h"
+#include "kernels/attention/sm90/e4m3_values_params.h"
+#include "ops/attention/sm90/map.h"
+#include "ops/attention/sm90/tile_scheduler.h"
+#include "ops/common/launch.h"
+
+namespace torch_cubin {
+namespace {
+
+constexpr const char* kE4m3Kind = "sm90_e4m3";
+constexpr const char* kE4m3ValuesKind = "sm90_e4m3_values";
+constexpr const char* kE4m3OrderKind = "sm90_e4m3_order";
+constexpr int64_t kE4m3QueryRows = 64;  // of a box: those of a warpgroup
+constexpr int64_t kE4m3MostTiles = (int64_t{1} << 31) - 1 - kSm90MostBlocks;
+constexpr int64_t kMostKeys = (int64_t{1} << 31) - 1;
+constexpr int64_t kValuesGroup = 16;       // keys whose order is one pattern
+constexpr int64_t kValuesThreadGroup = 8;  // threads that write neighbouring groups
+constexpr int kE4m3RowsTogether = 32768;   // as in sm90/forward.cpp
+// Blocks take tiles as they need them where pairs would leave so much of a launch idle: 3% less
+// time at 4,096 causal rows of head_dim 128, whose pairs fill 5.3 of 6 rounds. Elsewhere pairs take
+// up to 3% less.
+constexpr double kIdleInPairs = 1.06;
+constexpr double kE4m3Log2e = 1.4426950408889634;
+
+// The keys of a box of the values.
+int64_t key_panel(const AttentionRow& row) { return row.columns % 128 == 0 ? 128 : 64; }
+
+// The columns of a box of the others.
+int64_t column_panel(const AttentionRow& row) { return row.head_dim < 128 ? 64 : 128; }
+
+Sm90Descale sm90_descale(const OptionalTensor& tensor) {
+  if (!tensor) return {};
+  const TensorView view(*tensor);
+  return {static_cast<const float*>(view.data()), {view.strides[0], view.strides[1]}};
+}
+
+class Sm90E4m3Forward : public AttentionForwardKernels {
+ public:
+  Sm90E4m3Forward(const Device& device, const std::vector<PackageKernel*>& kernels)
+      : device_(device), blocks_(sm90_blocks(device)) {
+    for (PackageKernel* kernel : kernels) {
+      const std::string& kind = kernel->entry().kind;
+      if (kind == kE4m3ValuesKind) {
+        values_ = kernel;
+      } else if (kind == kE4m3OrderKind) {
+        order_ = kernel;
+      } else {
+        rows_.emplace_back(*kernel, device);
+      }
+    }
+  }
+
+  ForwardPlan plan(const AttentionCase& problem) const override {
+    ForwardPlan plan;
+    if (problem.dtype != ScalarType::Float8_e4m3fn || values_ == nullptr ||
+        (problem.packed && order_ == nullptr) || problem.seqlen_q == 0 || problem.seqlen_k == 0 ||
+        problem.head_dim == 0 || problem.head_dim_v == 0) {
+      return plan;
+    }
+    choose(problem, {problem.seqlen_q, problem.seqlen_k, -kNoBound, kNoBound}, &plan.microseconds);
+    return plan;
+  }
+
+  void launch(const ForwardPlan&, const AttentionCase& problem, const FusedOperands& operands,
+              float* logsumexp) const override {
+    AttentionParams all = operands.params(problem.head_dim, problem.head_dim_v);
+    operands.fill(all, 0);  // there is one dim of batches, and so one part
+    const Sm90Lengths lengths = sm90_lengths(all);
+    const Sm90Band band = {all.seqlen_q, all.seqlen_k, lengths.first, lengths.last};
+    double time;
+    const AttentionRow& row = *choose(problem, band, &time);
+    const Sm90Rows rows(problem, operands);
+    const int64_t tiles = rows.tiles(rows.q, row.rows);
+    const int64_t heads = rows.packed ? all.heads : int64_t{all.batch} * all.heads;
+    if (!check_blocks(tiles * heads, kE4m3MostTiles, "tiles of output")) return;
+    Sm90E4m3Params params{};
+    const Workspace values = fill(params, row, all, rows);
+    params.logsumexp = logsumexp;
+    params.tiles = static_cast<int>(tiles);
+    params.unit = static_cast<float>(all.scale * kE4m3Log2e);
+    const AttentionOptions& options = operands.call.options;
+    params.q_descale = sm90_descale(options.q_descale);
+    params.k_descale = sm90_descale(options.k_descale);
+    params.v_descale = sm90_descale(options.v_descale);
+    const Grid grid = {std::min(blocks_, tiles * heads)};
+    if (!rows.packed) {
+      params.schedule = sm90_tile_schedule(row, band, tiles, heads, blocks_, 1);
+      const int64_t pairs = ceil_div(tiles, 2) * heads;
+      const int64_t capacity = ceil_div(pairs, blocks_) * blocks_;
+      if (params.schedule == kInPairs &&
+          static_cast<double>(capacity) > kIdleInPairs * static_cast<double>(pairs)) {
+        params.schedule = sm90_heads_together(tiles);
+      } else {
+        params.next = nullptr;
+      }
+      torch_cubin::launch(*row.kernel, grid, device_, params);
+      return;
+    }
+    const Sm90TileOrder order(device_, tiles);
+    params.out_stride[0] = 0;
+    params.order = order.data();
+    Sm90OrderParams making{};
+    making.tile_rows = static_cast<int>(row.rows);
+    making.tile_columns = static_cast<int>(row.columns);
+    making.rows_together = kE4m3RowsTogether;
+    making.logsumexp = logsumexp;
+    making.logsumexp_head = all.total_q;
+    making.rows_of_none[0] =
+        sm90_rows_of_none(all.out, all.out_stride, all.heads, all.head_dim_v, false);
+    order.make(*order_, device_, all, making);
+    torch_cubin::launch(*row.kernel, grid, device_, params);
+  }
+
+  bool clears_rows_of_none() const override { return true; }
+
+ private:
+  // The quickest kernel that is wide enough. Null, and infinitely long, where there is none.
+  const AttentionRow* choose(const AttentionCase& problem, const Sm90Band& band,
+                             double* time) const {
+    *time = std::numeric_limits<double>::infinity();
+    const AttentionRow* fits = narrowest(rows_, std::max(problem.head_dim, problem.head_dim_v));
+    const AttentionRow* best = nullptr;
+    for (const AttentionRow& row : rows_) {
+      if (fits == nullptr || row.head_dim != fits->head_dim) continue;
+      const int64_t tiles = ceil_div(band.seqlen_q, row.rows) * problem.heads * problem.batch;
+      const double own = static_cast<double>(ceil_div(tiles, blocks_)) *
+                         sm90_tile_cycles(row, band) / device_.cycles_per_microsecond;
+      if (!(own < *time)) continue;
+      *time = own;
+      best = &row;
+    }
+    return best;
+  }
+
+  // The operands' maps, sizes and strides. Launches the kernel that lays out the values, into the
+  // memory that is returned.
+  Workspace fill(Sm90E4m3Params& params, const AttentionRow& row, const AttentionParams& all,
+                 const Sm90Rows& rows) const {
+    const int64_t kv_heads = all.heads / all.group, batch = rows.packed ? 1 : all.batch;
+    const int64_t granule = rows.packed ? row.columns : kValuesGroup;
+    const int64_t keys = (ceil_div(rows.k, granule) + (rows.packed ? rows.sequences : 0)) * granule;
+    check_blocks(keys, kMostKeys, "keys with padding between sequences");
+    const int64_t columns = all.head_dim_v, words = columns / 4;
+    const int64_t bytes = batch * kv_heads * columns * keys;  // a multiple of 16
+    Workspace memory(device_, bytes + static_cast<int64_t>(sizeof(int)));
+    params.next = reinterpret_cast<int*>(memory.data() + bytes);
+
+    Sm90E4m3ValuesParams values{};
+    values.v = static_cast<const unsigned char*>(all.v);
+    values.out = reinterpret_cast<unsigned char*>(memory.data());
+    values.next = params.next;
+    std::copy_n(all.v_stride, 3, values.stride);
+    if (rows.packed) values.stride[0] = 0;
+    values.cu_seqlens = all.cu_seqlens_k;
+    values.seqlen = all.seqlen_k;
+    values.total = static_cast<int>(rows.k);
+    values.sequences = all.batch;
+    values.heads = static_cast<int>(kv_heads);
+    values.columns = static_cast<int>(columns);
+    values.keys = static_cast<int>(keys);
+    values.granule = static_cast<int>(granule);
+    const int64_t block = values_->entry().block[0];
+    const int64_t threads =
+        ceil_div(keys / kValuesGroup, kValuesThreadGroup) * kValuesThreadGroup * words;
+    values.blocks = static_cast<int>(ceil_div(threads, block));
+    const int64_t blocks = batch * kv_heads * values.blocks;
+    check_blocks(blocks);
+    torch_cubin::launch(*values_, {blocks}, device_, values);
+
+    const int64_t panel = column_panel(row);
+    encode_sm90_byte_map(
+        params.q, {all.q, all.q_stride, all.head_dim, rows.q, all.heads, all.batch, rows.packed},
+        panel, kE4m3QueryRows, device_);
+    encode_sm90_byte_map(
+        params.k, {all.k, all.k_stride, all.head_dim, rows.k, kv_heads, all.batch, rows.packed},
+        panel, row.columns, device_);
+    const tc_int64 strides[3] = {kv_heads * columns * keys, columns * keys, keys};
+    encode_sm90_byte_map(params.v, {memory.data(), strides, keys, columns, kv_heads, batch, false},
+                         key_panel(row), row.head_dim, device_);
+    params.out = all.out;
+    std::copy_n(all.out_stride, 3, params.out_stride);
+    params.logsumexp_stride[0] = rows.packed ? 0 : tc_int64{all.heads} * all.seqlen_q;
+    params.logsumexp_stride[1] = rows.packed ? all.total_q : all.seqlen_q;
+    params.lengths = sm90_lengths(all);
+    params.batch = all.batch;
+    params.heads = all.heads;
+    params.group = all.group;
+    params.head_dim_v = all.head_dim_v;
+    return memory;
+  }
+
+  const Device& device_;
+  int64_t blocks_;
+  AttentionRows rows_;
+  PackageKernel* values_ = nullptr;
+  PackageKernel* order_ = nullptr;
+};
+
+class Sm90E4m3Backend : public AttentionBackend {
+ public:
+  Sm90E4m3Backend() : AttentionBackend({kE4m3Kind, kE4m3ValuesKind, kE4m3OrderKind}) {}
+
+  void check(PackageKernel& kernel) const override {
+    const std::string& kind = kernel.entry().kind;
+    if (kind == kE4m3OrderKind) {
+      check_params(kernel.entry(), "attention/sm90/order", sizeof(Sm90OrderParams));
+    } else if (kind == kE4m3ValuesKind) {
+      check_params(kernel.entry(), "attention/sm90/e4m3_values", sizeof(Sm90E4m3ValuesParams));
+    } else {
+      check_params(kernel.entry(), "attention/sm90/e4m3", sizeof(Sm90E4m3Params));
+      AttentionRow(kernel, Device());
+    }
+  }
+
+  std::unique_ptr<AttentionForwardKernels> forward(
+      const Device& device, const std::vector<PackageKernel*>& kernels) const override {
+    return std::make_unique<Sm90E4m3Forward>(device, kernels);
+  }
+};
+
+const Sm90E4m3Backend g_sm90_e4m3_attention;
+
+}  // namespace
+}  // namespace torch_cubin

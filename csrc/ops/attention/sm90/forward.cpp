@@ -1,0 +1,252 @@
+// The backend of csrc/kernels/attention/sm90/forward.cu: attention forward on Hopper, of 16-bit
+// types. Few queries with many keys are the portable kernels'. Packed sequences take sm90/order.cu
+// before it, boolean masks sm90/mask.cu, masks that are added sm90/added_mask.cu.
+#include <algorithm>
+#include <cmath>
+#include <optional>
+
+#include "kernels/attention/sm90/mask_params.h"
+#include "ops/attention/sm90/map.h"
+#include "ops/attention/sm90/mask.h"
+#include "ops/attention/sm90/tile_scheduler.h"
+#include "ops/common/launch.h"
+
+namespace torch_cubin {
+namespace {
+
+constexpr int64_t kQueryRows = 64;  // of a box: those of a warpgroup
+constexpr int64_t kMostTiles = (int64_t{1} << 31) - 1 - kSm90MostBlocks;
+
+// Of packed sequences: queries whose tiles are ordered by length, and so share the L2 cache.
+constexpr int kPackedRowsTogether = 32768;
+constexpr const char* kGeneralKind = "sm90_general";
+constexpr const char* kMaskedKind = "sm90_masked";
+constexpr const char* kAddedKind = "sm90_added";
+constexpr const char* kGeneralAddedKind = "sm90_general_added";
+constexpr const char* kOrderKind = "sm90_order";
+constexpr const char* kMaskKind = "sm90_mask";
+constexpr const char* kAddedMaskKind = "sm90_added_mask";
+constexpr double kLog2e = 1.4426950408889634;
+
+class Sm90Forward : public AttentionForwardKernels {
+ public:
+  Sm90Forward(const Device& device, const std::vector<PackageKernel*>& kernels)
+      : device_(device), blocks_(sm90_blocks(device)) {
+    for (PackageKernel* kernel : kernels) {
+      const std::string& kind = kernel->entry().kind;
+      if (kind == kOrderKind) order_ = kernel;
+      if (kind == kMaskKind) mask_ = kernel;
+      if (kind == kAddedMaskKind) added_mask_ = kernel;
+      if (kind == kOrderKind || kind == kMaskKind || kind == kAddedMaskKind) continue;
+      const AttentionRow row(*kernel, device);
+      if (kind == "sm90" || kind == kGeneralKind) rows_[row.dtype][row.variant].push_back(row);
+      if (kind == kMaskedKind || kind == kGeneralKind) masked_[row.dtype].push_back(row);
+      if (kind == kGeneralAddedKind) general_added_[row.dtype].push_back(row);
+      if (kind == kAddedKind) added_[row.dtype].push_back(row);
+    }
+  }
+
+  ForwardPlan plan(const AttentionCase& problem) const override {
+    ForwardPlan plan;
+    if (problem.large_softcap || (problem.mask == kBoolMask && mask_ == nullptr) ||
+        (problem.mask == kAddedMask &&
+         (added_mask_ == nullptr || problem.mask_copy > kMostMaskBytes)) ||
+        (problem.packed && order_ == nullptr) || problem.seqlen_q == 0 || problem.seqlen_k == 0 ||
+        problem.head_dim == 0 || problem.head_dim_v == 0) {
+      return plan;
+    }
+    const Sm90Band all = {problem.seqlen_q, problem.seqlen_k, -kNoBound, kNoBound};
+    const AttentionRow* row = choose(problem, all, &plan.microseconds);
+    if (row != nullptr && problem.packed && problem.batch_invariant) plan.microseconds = 0;
+    return plan;
+  }
+
+  void launch(const ForwardPlan&, const AttentionCase& problem, const FusedOperands& operands,
+              float* logsumexp) const override {
+    AttentionParams all = operands.params(problem.head_dim, problem.head_dim_v);
+    const int64_t parts = operands.problem.parts();
+    for (int64_t part = 0; part < parts; ++part) {
+      operands.fill(all, part);
+      const int64_t rows = int64_t{all.batch} * all.heads * all.seqlen_q;
+      all.logsumexp = logsumexp == nullptr ? nullptr : logsumexp + part * rows;
+      launch_part(problem, operands, all);
+    }
+  }
+
+  bool clears_rows_of_none() const override { return true; }
+
+ private:
+  // The quickest kernel that is wide enough. Null, and infinitely long, where there is none.
+  const AttentionRow* choose(const AttentionCase& problem, const Sm90Band& band,
+                             double* time) const {
+    *time = std::numeric_limits<double>::infinity();
+    const AttentionDtype dtype = attention_dtype(problem.dtype);
+    if (dtype == kAttendDtypes) return nullptr;
+    const int64_t width = std::max(problem.head_dim, problem.head_dim_v);
+    const bool is_plain = problem.score_variant == kFull;
+    // Tiles of 192 queries leave no shared memory for floats.
+    const bool adds_alone = is_plain && !(problem.float_mask && width <= 64);
+    // Boolean masks and sinks need no rule for the scores. Sinks alone the kernels without a mask
+    // take, too, but for the narrowest heads.
+    const bool masked = is_plain && (problem.mask == kBoolMask || (problem.sinks && width <= 64));
+    const AttentionRows& rows = problem.mask == kAddedMask
+                                    ? (adds_alone ? added_ : general_added_)[dtype]
+                                : masked ? masked_[dtype]
+                                         : rows_[dtype][is_plain ? kFull : kGeneral];
+    const AttentionRow* fits = narrowest(rows, width);
+    if (fits == nullptr) return nullptr;
+    const AttentionRow* best = nullptr;
+    for (const AttentionRow& row : rows) {
+      if (row.head_dim != fits->head_dim) continue;
+      const int64_t tiles = ceil_div(band.seqlen_q, row.rows) * problem.heads * problem.batch;
+      const double own = static_cast<double>(ceil_div(tiles, blocks_)) *
+                         sm90_tile_cycles(row, band) / device_.cycles_per_microsecond;
+      if (!(own < *time)) continue;
+      *time = own;
+      best = &row;
+    }
+    return best;
+  }
+
+  void launch_part(const AttentionCase& problem, const FusedOperands& operands,
+                   const AttentionParams& all) const {
+    const Sm90Lengths lengths = sm90_lengths(all);
+    const Sm90Band band = {all.seqlen_q, all.seqlen_k, lengths.first, lengths.last};
+    double time;
+    const AttentionRow& row = *choose(problem, band, &time);
+    const bool packed = problem.packed;
+    const Sm90Rows rows(problem, operands);
+    const int64_t tiles = rows.tiles(rows.q, row.rows);
+    const int64_t heads = packed ? all.heads : int64_t{all.batch} * all.heads;
+    if (!check_blocks(tiles * heads, kMostTiles, "tiles of output")) return;
+    Sm90AttentionParams params{};
+    fill_sm90_params(params, row, all, rows, kQueryRows, row.columns, device_);
+    params.logsumexp = all.logsumexp;
+    params.tiles = static_cast<int>(tiles);
+    params.unit = static_cast<float>(all.scale * kLog2e);
+    // Scores that are only multiplied by a positive number keep their order.
+    params.has_rule = all.softcap != 0 || all.alibi_slopes != nullptr || !(params.unit > 0) ||
+                      !std::isnormal(params.unit);
+    params.added_scale = params.has_rule ? 1.0f : static_cast<float>(all.scale);
+    if (params.has_rule) params.unit = static_cast<float>(kLog2e);
+    std::optional<Workspace> mask;
+    if (problem.mask == kBoolMask) lay_out_mask(params, all, row, mask);
+    if (problem.mask == kAddedMask) lay_out_added_mask(params, all, row, mask);
+    if (!packed) {
+      params.schedule =
+          mask ? sm90_heads_together(tiles) : sm90_tile_schedule(row, band, tiles, heads, blocks_);
+      torch_cubin::launch(*row.kernel, {std::min(blocks_, tiles * heads)}, device_, params);
+      return;
+    }
+    const Sm90TileOrder order(device_, tiles);
+    params.out_stride[0] = 0;
+    params.order = order.data();
+    Sm90OrderParams making{};
+    making.tile_rows = static_cast<int>(row.rows);
+    making.tile_columns = static_cast<int>(row.columns);
+    making.rows_together = kPackedRowsTogether;
+    making.logsumexp = all.logsumexp;
+    making.logsumexp_head = all.total_q;
+    making.rows_of_none[0] =
+        sm90_rows_of_none(all.out, all.out_stride, all.heads, all.head_dim_v, false);
+    order.make(*order_, device_, all, making);
+    torch_cubin::launch(*row.kernel, {std::min(blocks_, tiles * heads)}, device_, params);
+  }
+
+  // Bytes of a tile of queries: two bits for each block of keys, in whole words.
+  static int64_t class_bytes(const Sm90MaskGrid& grid) {
+    return ceil_div(grid.blocks, kMaskWordBlocks) * 4;
+  }
+
+  // Launches the kernel that lays out a boolean mask for `row`'s tiles.
+  void lay_out_mask(Sm90AttentionParams& out, const AttentionParams& all, const AttentionRow& row,
+                    std::optional<Workspace>& memory) const {
+    const Sm90MaskGrid grid(all, row.rows, row.columns);
+    const int64_t line = grid.blocks * 4, classes = class_bytes(grid);  // line: words
+    // The counter, the words, the classes.
+    const int64_t words_at = 16, classes_at = words_at + grid.planes * grid.rows * line * 4;
+    memory.emplace(device_, classes_at + grid.planes * grid.tiles * classes);
+    Sm90MaskParams params{};
+    params.mask = static_cast<const unsigned char*>(all.mask);
+    params.next = reinterpret_cast<int*>(memory->data());
+    params.words = reinterpret_cast<unsigned*>(memory->data() + words_at);
+    params.classes = reinterpret_cast<unsigned char*>(memory->data() + classes_at);
+    params.classes_of_tile = static_cast<int>(classes);
+    grid.fill(params, all);
+    torch_cubin::launch(*mask_, {grid.grid()}, device_, params);
+    out.next = params.next;
+    out.mask.words = params.words;
+    out.mask.classes = reinterpret_cast<const unsigned*>(params.classes);
+    grid.strides(out.mask.word_stride, grid.rows, line);
+    grid.strides(out.mask.class_stride, grid.tiles, classes / 4);
+  }
+
+  // The same for a mask that is added.
+  void lay_out_added_mask(Sm90AttentionParams& out, const AttentionParams& all,
+                          const AttentionRow& row, std::optional<Workspace>& memory) const {
+    const Sm90MaskGrid grid(all, row.rows, row.columns);
+    Sm90AddedMaskCall call(all, row.dtype, grid);
+    // The counter, the classes, the copy.
+    const int64_t classes = class_bytes(grid), classes_at = 16;
+    const int64_t copies_at =
+        classes_at + ceil_div(grid.planes * grid.tiles * classes, int64_t{16}) * 16;
+    memory.emplace(device_, copies_at + call.copied_bytes());
+    out.next = reinterpret_cast<int*>(memory->data());
+    auto* const own = reinterpret_cast<unsigned char*>(memory->data() + classes_at);
+    out.added =
+        call.launch(*added_mask_, device_, out.next, own, classes, memory->data() + copies_at);
+    out.mask.classes = reinterpret_cast<const unsigned*>(own);
+    grid.strides(out.mask.class_stride, grid.tiles, classes / 4);
+  }
+
+  const Device& device_;
+  int64_t blocks_;
+  AttentionRows rows_[kAttendDtypes][kAttentionVariants];
+  AttentionRows masked_[kAttendDtypes];  // for calls with a boolean mask and no other option
+  // For masks that are added: without other options, and with any.
+  AttentionRows added_[kAttendDtypes], general_added_[kAttendDtypes];
+  PackageKernel* order_ = nullptr;
+  PackageKernel* mask_ = nullptr;
+  PackageKernel* added_mask_ = nullptr;
+};
+
+class Sm90AttentionBackend : public AttentionBackend {
+ public:
+  Sm90AttentionBackend()
+      : AttentionBackend({"sm90", kGeneralKind, kMaskedKind, kAddedKind, kGeneralAddedKind,
+                          kOrderKind, kMaskKind, kAddedMaskKind}) {}
+
+  void check(PackageKernel& kernel) const override {
+    if (kernel.entry().kind == kOrderKind) {
+      check_params(kernel.entry(), "attention/sm90/order", sizeof(Sm90OrderParams));
+      return;
+    }
+    if (kernel.entry().kind == kMaskKind) {
+      check_params(kernel.entry(), "attention/sm90/mask", sizeof(Sm90MaskParams));
+      return;
+    }
+    if (kernel.entry().kind == kAddedMaskKind) {
+      check_params(kernel.entry(), "attention/sm90/added_mask", sizeof(Sm90AddedMaskParams));
+      return;
+    }
+    check_params(kernel.entry(), "attention/sm90/forward", sizeof(Sm90AttentionParams));
+    const AttentionRow row(kernel, Device());
+    const bool reads_masks = kernel.entry().kind != "sm90";
+    check_sm90_row(row, reads_masks);
+    if (reads_masks && (row.rows > kMaskTileRows || row.columns > kMaskTileColumns)) {
+      KernelFields(kernel).refuse("tile", "at most " + std::to_string(kMaskTileRows) +
+                                              " queries and " + std::to_string(kMaskTileColumns) +
+                                              " keys");
+    }
+  }
+
+  std::unique_ptr<AttentionForwardKernels> forward(
+      const Device& device, const std::vector<PackageKernel*>& kernels) const override {
+    return std::make_unique<Sm90Forward>(device, kernels);
+  }
+};
+
+const Sm90AttentionBackend g_sm90_attention;
+
+}  // namespace
+}  // namespace torch_cubin

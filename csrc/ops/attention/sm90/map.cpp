@@ -1,0 +1,120 @@
+#include "ops/attention/sm90/map.h"
+
+#include "ops/attention/problem/checks.h"
+#include "ops/attention/sm90/tile_scheduler.h"
+#include "runtime/tensor_map.h"
+
+namespace torch_cubin {
+namespace {
+
+constexpr int64_t kPanel = 64;  // columns of a box of 16-bit types: 128 bytes, the swizzle's
+constexpr int64_t kClearingBlocks = 32;
+
+static_assert(kOpenSide == kNoBound, "one encoding of an open band");
+
+struct Box {
+  MapType type;
+  int64_t bytes;  // of an element
+  int64_t columns, rows;
+  MapSwizzle swizzle;
+};
+
+void encode(Sm90AttentionMap& out, const Box& box, const Sm90MapRows& rows, const Device& device) {
+  const auto dim = [&](int64_t size, int64_t stride, int64_t box_size) {
+    // The stride of a single index is any.
+    return MapDim{static_cast<uint64_t>(size),
+                  static_cast<uint64_t>(size == 1 ? 16 : stride * box.bytes),
+                  static_cast<uint32_t>(box_size)};
+  };
+  const int64_t row = rows.rows == 1 ? 16 / box.bytes : rows.stride[2];  // as above
+  const MapDim columns = dim(rows.columns, 1, box.columns);
+  const MapDim heads = dim(rows.heads, rows.stride[1], 1);
+  if (rows.packed) {
+    const int64_t wrap = (int64_t{1} << 35) / box.bytes;  // sm90/forward_params.h says why
+    encode_tiled_map(&out, rows.data, box.type, box.swizzle,
+                     {columns, dim(kRaggedRows, row, box.rows), heads, dim(kMostPackedRows, row, 1),
+                      dim(kMostPackedRows, wrap - row, 1)},
+                     device.index);
+    return;
+  }
+  encode_tiled_map(&out, rows.data, box.type, box.swizzle,
+                   {columns, dim(rows.rows, row, box.rows), heads,
+                    dim(rows.batch, rows.stride[0], 1), dim(1, 0, 1)},
+                   device.index);
+}
+
+}  // namespace
+
+void encode_sm90_map(Sm90AttentionMap& out, const AttentionRow& kernel, const Sm90MapRows& rows,
+                     int64_t box_rows, const Device& device) {
+  const MapType type = kernel.dtype == kAttendFloat16 ? MapType::kFloat16 : MapType::kBFloat16;
+  encode(out, {type, 2, kPanel, box_rows, MapSwizzle::k128Bytes}, rows, device);
+}
+
+void encode_sm90_byte_map(Sm90AttentionMap& out, const Sm90MapRows& rows, int64_t box_columns,
+                          int64_t box_rows, const Device& device) {
+  const MapSwizzle swizzle = box_columns == 128 ? MapSwizzle::k128Bytes : MapSwizzle::k64Bytes;
+  encode(out, {MapType::kUInt8, 1, box_columns, box_rows, swizzle}, rows, device);
+}
+
+Sm90Lengths sm90_lengths(const AttentionParams& all) {
+  Sm90Lengths lengths{};
+  lengths.cu_seqlens_q = all.cu_seqlens_q;
+  lengths.cu_seqlens_k = all.cu_seqlens_k;
+  lengths.seqlen_q = all.seqlen_q;
+  lengths.seqlen_k = all.seqlen_k;
+  lengths.first = all.first;
+  lengths.last = all.last;
+  lengths.bottom_right = (all.flags & kAttendBottomRight) != 0;
+  if (all.cu_seqlens_q != nullptr || !lengths.bottom_right) return lengths;
+  // An open side stays what it is: far outside.
+  const int shift = all.seqlen_k - all.seqlen_q;
+  if (lengths.first != -kNoBound) lengths.first += shift;
+  if (lengths.last != kNoBound) lengths.last += shift;
+  return lengths;
+}
+
+Sm90ScoreRule sm90_score_params(const AttentionParams& all) {
+  Sm90ScoreRule score{};
+  score.dropout_seed = all.dropout_seed;
+  score.alibi_slopes = all.alibi_slopes;
+  score.sinks = all.sinks;
+  score.alibi_stride = all.alibi_stride;
+  score.drop_below = all.drop_below;
+  score.scale = all.scale;
+  score.softcap = all.softcap;
+  score.keep_scale = all.keep_scale;
+  return score;
+}
+
+void check_sm90_row(const AttentionRow& row, bool is_general) {
+  const KernelFields fields(*row.kernel);
+  if (row.dtype == kAttendFloat32) fields.refuse("math", "a 16-bit type");
+  if (row.variant != (is_general ? kGeneral : kFull)) {
+    fields.refuse("layout", is_general ? "general" : "full");
+  }
+}
+
+Sm90RowsOfNone sm90_rows_of_none(void* data, const tc_int64 (&stride)[3], int64_t heads,
+                                 int64_t columns, bool of_keys) {
+  return {data,
+          {stride[1], stride[2]},
+          static_cast<int>(heads),
+          static_cast<int>(columns / 8),
+          of_keys ? 1 : 0};
+}
+
+void Sm90TileOrder::make(PackageKernel& kernel, const Device& device, const AttentionParams& all,
+                         Sm90OrderParams& params) const {
+  params.lengths = sm90_lengths(all);
+  params.order = data();
+  params.batch = all.batch;
+  params.heads = all.heads;
+  params.total_q = all.total_q;
+  params.total_k = all.total_k;
+  params.capacity = static_cast<int>(capacity_);
+  params.blocks = static_cast<int>(sm90_blocks(device));
+  launch(kernel, {1 + kClearingBlocks}, device, params);
+}
+
+}  // namespace torch_cubin

@@ -1,0 +1,52 @@
+// How the tiles of a persistent kernel for Hopper are scheduled on its blocks (Sm90TileSchedule),
+// for sequences that are all equally long.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "ops/attention/plan/rows.h"
+
+namespace torch_cubin {
+
+constexpr int64_t kSm90MostBlocks = 160;  // whose work the kernels' scheduler can balance
+
+inline int64_t sm90_blocks(const Device& device) {
+  return std::min<int64_t>(device.multiprocessors, kSm90MostBlocks);
+}
+
+// The band of one launch, and how many blocks of keys a tile of queries sees of it.
+struct Sm90Band {
+  int64_t seqlen_q, seqlen_k;
+  int64_t first, last;
+
+  int64_t key_blocks(const AttentionRow& row, int64_t tile) const {
+    const int64_t begin = tile * row.rows, end = std::min(begin + row.rows, seqlen_q) - 1;
+    const int64_t most = std::min(seqlen_k - 1, end + last);
+    const int64_t least = std::max<int64_t>(0, begin + first);
+    return most < least ? 1 : most / row.columns - least / row.columns + 1;
+  }
+
+  // Of an average tile. Exact where the band's edges are straight, nearly so where lengths cut
+  // them.
+  double average(const AttentionRow& row) const {
+    const int64_t tiles = ceil_div(seqlen_q, row.rows);
+    const auto at = [&](int64_t tile) { return static_cast<double>(key_blocks(row, tile)); };
+    return (at(0) + 2 * at(tiles / 2) + at(tiles - 1)) / 4;
+  }
+};
+
+// Cycles of an average tile.
+inline double sm90_tile_cycles(const AttentionRow& row, const Sm90Band& band) {
+  return band.average(row) * row.cost_tile + row.cost_fixed;
+}
+
+// A positive number for Sm90AttentionParams::schedule: heads of `tiles` each that share the L2
+// cache.
+int sm90_heads_together(int64_t tiles);
+
+// Sm90AttentionParams::schedule of `tiles` of each of `heads`, to `blocks`. `bytes`: of an element.
+int sm90_tile_schedule(const AttentionRow& row, const Sm90Band& band, int64_t tiles, int64_t heads,
+                       int64_t blocks, int64_t bytes = 2);
+
+}  // namespace torch_cubin
