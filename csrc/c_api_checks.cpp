@@ -8,7 +8,8 @@
 
 using namespace torch_cubin;
 
-// {}, or the error of an attention call (check_described_attention in ops/attention/problem/checks.h).
+// {}, or the error of an attention call (check_described_attention in
+// ops/attention/problem/checks.h).
 TORCH_CUBIN_API char* torch_cubin_check_attention(const char* call) {
   return answer([&] { check_described_attention(nlohmann::json::parse(given(call, "call"))); });
 }

@@ -1,6 +1,6 @@
 // KernelBackend: the host side of one device file, in a host file of the same name. A family's own
-// interface (ops/matmul/backend.h, ops/attention/plan/backend.h) adds which problems it supports, their
-// predicted cost, and the launch.
+// interface (ops/matmul/backend.h, ops/attention/plan/backend.h) adds which problems it supports,
+// their predicted cost, and the launch.
 //
 // A new kernel is a device file, a host file and a table: the backend registers itself. A catalog
 // entry that no backend supports is refused by itself; the others stay usable.
