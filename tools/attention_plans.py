@@ -89,7 +89,7 @@ def launches_of(driver: Any, call: dict[str, Any]) -> list[list[Any]]:
     try:
         with torch.no_grad(), context:
             getattr(torch.ops.cubin, call["op"])(**arguments(call))
-    except Exception as found:  # which one is part of what is recorded
+    except Exception as found:  # the record contains which one
         error = [[f"{type(found).__name__}: {found}".split("\n")[0]]]
     return [launch_of(launch) for launch in driver.launches()] + error
 

@@ -133,7 +133,7 @@ def _device_violations(path: str, code: str, context: Context) -> list[str]:
         problems += [f"reads the macro {name}: only a .cu does" for name in sorted(macros)]
     own = path.removeprefix("kernels/").rpartition("/")[0]  # "attention/sm90"
     for header in includes(code):
-        if header.startswith("../"):  # headers that the host includes, too, have no other way up
+        if header.startswith("../"):  # headers that the host includes, too, have no other path up
             header = posixpath.normpath(f"{own}/{header}")
         folder, _, _ = header.rpartition("/")
         if _TORCH.match(header) or header == "cuda.h":
