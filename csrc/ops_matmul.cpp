@@ -7,6 +7,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include "op_registration.h"
+#include "ops/matmul/fused.h"
 #include "ops/matmul/matmul.h"
 
 namespace {
@@ -32,16 +33,42 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
   m.def("addmm" TC_ADDMM);
   m.def("_addmm" TC_ADDMM);
   m.def("_addmm_autograd" TC_ADDMM);
+#define TC_ADDMM_DTYPE                                                                           \
+  "(Tensor input, Tensor mat1, Tensor mat2, ScalarType out_dtype, *, float beta=1, float alpha=1)" \
+  " -> Tensor"
+  m.def("addmm.dtype" TC_ADDMM_DTYPE);
+  m.def("_addmm_dtype" TC_ADDMM_DTYPE);
+  m.def("_addmm_dtype_autograd" TC_ADDMM_DTYPE);
+#define TC_ADDMM_INTO \
+  "(Tensor(a!) out, Tensor mat1, Tensor mat2, *, float beta=1, float alpha=1) -> ()"
+  m.def("addmm_into" TC_ADDMM_INTO);
+  m.def("_addmm_into" TC_ADDMM_INTO);
+  m.def("_addmm_into_autograd" TC_ADDMM_INTO);
 
   // The weight and bias gradients of a linear layer: grad.t() @ input and grad.sum(0).
   m.def(
       "_weight_and_bias_gradient(Tensor grad, Tensor input) -> (Tensor grad_weight, "
       "Tensor grad_bias)");
+
+  // Products for graphs (ops/matmul/fused.h). Their derivatives are on their own Autograd keys.
+  m.def("_linear_glu(Tensor input, Tensor gate, Tensor up, str activation) -> Tensor");
+  m.def(
+      "_linear_glu_aux(Tensor input, Tensor gate, Tensor up, str activation) -> (Tensor out, "
+      "Tensor gate_out, Tensor up_out)");
+  m.def("_linears(Tensor input, Tensor[] weights, Tensor?[] biases) -> Tensor[]");
+  m.def(
+      "_linear_activation_aux(Tensor input, Tensor weight, Tensor? bias, str activation) -> "
+      "(Tensor out, Tensor aux)");
+  m.def(
+      "_linear_activation_backward(Tensor grad, Tensor weight, Tensor aux, str activation) -> "
+      "Tensor");
 }
 
 void implement_matmul_ops(torch::stable::detail::StableLibrary& m) {
   TC_BY_GRAD_MODE("matmul", "self", "other");
   TC_BY_GRAD_MODE("addmm", "input", "mat1", "mat2");
+  TC_BY_GRAD_MODE("addmm_into", "out", "mat1", "mat2");
+  m.impl("addmm.dtype", &addmm_dtype_composite);
   m.impl("linear", &linear_composite);
 }
 
@@ -55,7 +82,14 @@ STABLE_TORCH_LIBRARY_IMPL(cubin, FuncTorchBatchedDecomposition, m) { implement_m
   TC_RAW_AND_AUTOGRAD(matmul, device);            \
   TC_RAW_AND_AUTOGRAD(linear, device);            \
   TC_RAW_AND_AUTOGRAD(linear_activation, device); \
-  TC_RAW_AND_AUTOGRAD(addmm, device)
+  TC_RAW_AND_AUTOGRAD(addmm, device);             \
+  TC_RAW_AND_AUTOGRAD(addmm_dtype, device);       \
+  TC_RAW_AND_AUTOGRAD(addmm_into, device);        \
+  TC_RAW(linear_glu, device);                     \
+  TC_RAW(linear_glu_aux, device);                 \
+  TC_RAW(linears, device);                        \
+  TC_RAW(linear_activation_aux, device);          \
+  TC_RAW(linear_activation_backward, device)
 
 STABLE_TORCH_LIBRARY_IMPL(cubin, CPU, m) { TC_RAW_MATMUL_OPS(cpu); }
 STABLE_TORCH_LIBRARY_IMPL(cubin, CUDA, m) { TC_RAW_MATMUL_OPS(cuda); }

@@ -16,10 +16,13 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 STUBS = ROOT / "torch_cubin" / "ops.pyi"
 TYPES = {"Tensor": "Tensor", "float": "float", "int": "int", "bool": "bool", "str": "str"}
+TYPES["ScalarType"] = "dtype"
 HEADER = '''\
 """The types of the public ops; written by `python tools/op_stubs.py` from their schemas."""
 
-from torch import Tensor
+from typing import overload
+
+from torch import Tensor, dtype
 
 '''
 
@@ -27,7 +30,7 @@ from torch import Tensor
 def public_ops() -> list[str]:
     """The ops of the library that users call; those that begin with _ are private."""
     names = torch._C._dispatch_get_all_op_names()
-    ours = (name.removeprefix("cubin::") for name in names if name.startswith("cubin::"))
+    ours = {name.removeprefix("cubin::").partition(".")[0] for name in names if "cubin::" in name}
     return sorted(name for name in ours if not name.startswith("_"))
 
 
@@ -38,15 +41,20 @@ def type_of(schema_type: torch._C.Type) -> str:
 
 
 def stub(name: str) -> str:
-    schema = getattr(torch.ops.cubin, name).default._schema
+    op = getattr(torch.ops.cubin, name)
+    stubs = [stub_of(name, getattr(op, overload)._schema) for overload in op.overloads()]
+    return stubs[0] if len(stubs) == 1 else "".join(f"@overload\n{one}" for one in stubs)
+
+
+def stub_of(name: str, schema: torch._C.FunctionSchema) -> str:
     lines = []
     for argument in schema.arguments:
         if argument.kwarg_only and "    *,\n" not in lines:
             lines.append("    *,\n")
         default = f" = {argument.default_value!r}" if argument.has_default_value() else ""
-        lines.append(f"    {argument.name}: {type_of(argument.type)}{default},\n")
+        lines.append(f"    {argument.name}: {type_of(argument.real_type)}{default},\n")
     results = [type_of(result.type) for result in schema.returns]
-    returned = results[0] if len(results) == 1 else f"tuple[{', '.join(results)}]"
+    returned = f"tuple[{', '.join(results)}]" if len(results) > 1 else (*results, "None")[0]
     return f"def {name}(\n{''.join(lines)}) -> {returned}: ...\n"
 
 

@@ -11,6 +11,7 @@ their types to ops.pyi from the schemas.
 import torch
 
 addmm = torch.ops.cubin.addmm
+addmm_into = torch.ops.cubin.addmm_into
 attention_backward = torch.ops.cubin.attention_backward
 attention_forward = torch.ops.cubin.attention_forward
 attention_forward_e4m3 = torch.ops.cubin.attention_forward_e4m3
@@ -22,6 +23,7 @@ scaled_dot_product_attention = torch.ops.cubin.scaled_dot_product_attention
 
 __all__ = [
     "addmm",
+    "addmm_into",
     "attention_backward",
     "attention_forward",
     "attention_forward_e4m3",

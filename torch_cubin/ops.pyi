@@ -1,7 +1,10 @@
 """The types of the public ops; written by `python tools/op_stubs.py` from their schemas."""
 
-from torch import Tensor
+from typing import overload
 
+from torch import Tensor, dtype
+
+@overload
 def addmm(
     input: Tensor,
     mat1: Tensor,
@@ -10,6 +13,24 @@ def addmm(
     beta: float = 1.0,
     alpha: float = 1.0,
 ) -> Tensor: ...
+@overload
+def addmm(
+    input: Tensor,
+    mat1: Tensor,
+    mat2: Tensor,
+    out_dtype: dtype,
+    *,
+    beta: float = 1.0,
+    alpha: float = 1.0,
+) -> Tensor: ...
+def addmm_into(
+    out: Tensor,
+    mat1: Tensor,
+    mat2: Tensor,
+    *,
+    beta: float = 1.0,
+    alpha: float = 1.0,
+) -> None: ...
 def attention_backward(
     grad_out: Tensor,
     query: Tensor,

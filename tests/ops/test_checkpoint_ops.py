@@ -27,6 +27,8 @@ CALLS = {
     "linear": lambda x, q: cubin.linear(x, _W),
     "linear with an activation": lambda x, q: cubin.linear(x, _W, activation="gelu"),
     "addmm": lambda x, q: cubin.addmm(x, x, _W),
+    "addmm with a dtype": lambda x, q: cubin.addmm(x, x, _W, torch.float32),
+    "addmm_into": lambda x, q: cubin.addmm_into(x.detach().clone(), x.detach(), _W),
     "scaled_dot_product_attention": lambda x, q: cubin.scaled_dot_product_attention(q, q, q),
     "scaled_dot_product_attention with dropout": lambda x, q: cubin.scaled_dot_product_attention(
         q, q, q, dropout_p=0.5

@@ -1,6 +1,6 @@
 """Autocast: under torch.autocast the ops cast their arguments to its dtype, like torch.matmul.
 
-With a cache of keys and values, they cast to the cache's dtype, because the cache is written to.
+What addmm adds to a float32 output stays float32. With a cache of keys and values, they cast to the cache's dtype, because the cache is written to.
 Float8 arguments of attention are not cast, and mixing them with other dtypes is an error: a cast
 would drop their scale factors. Products of float8 are cast, as torch's are.
 All ops get kernels on the Autocast keys, because torch.library.register_autocast fixes one dtype at
@@ -56,7 +56,7 @@ def _cast_once(weight: torch.Tensor, device_type: str, dtype: torch.dtype) -> to
 # Floating-point arguments that are read in their own dtype, whatever the dtype of query is.
 _KEPT = frozenset(("logsumexp", "alibi_slopes", "sinks", "k_descale", "v_descale"))
 # Mutated arguments: a cast copy would receive the writes.
-_KEPT |= {"k_cache", "v_cache"}
+_KEPT |= {"k_cache", "v_cache", "out"}
 
 
 def _dtype_of(arguments: dict[str, Any], device_type: str) -> torch.dtype:
@@ -75,11 +75,17 @@ def _kernel(op: Any, key: str, device_type: str) -> Callable[..., Any]:
     attends = "attention" in op.name()
 
     def autocast(*args: Any, **kwargs: Any) -> Any:
-        dtype = _dtype_of(dict(zip(names, args, strict=False)) | kwargs, device_type)
+        given = dict(zip(names, args, strict=False)) | kwargs
+        dtype = _dtype_of(given, device_type)
+        out_dtype = given.get("out_dtype")
 
         def cast(name: str, value: Any) -> Any:
+            if isinstance(value, (list, tuple)):
+                return [cast(name, item) for item in value]
             kept = not casts or name in _KEPT or dispatch_keys.autocast_is_off()
             kept |= attends and isinstance(value, torch.Tensor) and value.itemsize == 1
+            # What is added in the output's dtype is not rounded before.
+            kept |= name == "input" and isinstance(value, torch.Tensor) and value.dtype == out_dtype
             return value if kept else _cast(value, device_type, dtype)
 
         # Before the key is excluded: PyTorch's weight cache needs it.

@@ -32,6 +32,7 @@ matmul_autograd = torch.ops.cubin._matmul_autograd.default
 linear_autograd = torch.ops.cubin._linear_autograd.default
 activation_autograd = torch.ops.cubin._linear_activation_autograd.default
 addmm_autograd = torch.ops.cubin._addmm_autograd.default
+addmm_dtype_autograd = torch.ops.cubin._addmm_dtype_autograd.default
 weight_and_bias_gradient = torch.ops.cubin._weight_and_bias_gradient.default
 
 
@@ -217,19 +218,7 @@ class _Linear(transforms.SingleLevelFunction):
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
         if grad is None:
             return None, None, None, None
-        input, weight = ctx.saved_tensors
-        _, needs_input, needs_weight, needs_bias = ctx.needs_input_grad
-        input_shape, weight_shape, bias_shape = ctx.shapes
-        if len(weight_shape) == 1:  # out = input @ weight
-            grad_input = _grad_of_self(grad, weight, input_shape) if needs_input else None
-            grad_weight = _grad_of_other(grad, input, weight_shape) if needs_weight else None
-        else:
-            grad_input = matmul(grad, weight) if needs_input else None
-            if needs_weight and needs_bias and _by_one_kernel(grad, bias_shape):
-                return None, grad_input, *weight_and_bias_gradient(_rows(grad), _rows(input))
-            grad_weight = _grad_of_weight(grad, input) if needs_weight else None
-        grad_bias = _sum_to(grad, bias_shape) if needs_bias else None
-        return None, grad_input, grad_weight, grad_bias
+        return None, *linear_gradients(grad, ctx.saved_tensors, ctx.shapes, ctx.needs_input_grad[1:])
 
     @staticmethod
     def jvp(
@@ -253,35 +242,42 @@ class _Addmm(transforms.SingleLevelFunction):
         mat2: Tensor,
         beta: float,
         alpha: float,
+        out_dtype: torch.dtype | None,  # None: the operands'
     ) -> Tensor:
-        _, _, needs_mat1, needs_mat2, _, _ = ctx.needs_input_grad
+        _, _, needs_mat1, needs_mat2, *_ = ctx.needs_input_grad
         ctx.set_materialize_grads(False)
         ctx.batch_invariant = is_batch_invariant()
         ctx.shapes = input.shape, mat1.shape, mat2.shape
         ctx.batch = torch.broadcast_shapes(mat1.shape[:-2], mat2.shape[:-2])
         ctx.factors = beta, alpha
+        ctx.dtypes = input.dtype, mat1.dtype, out_dtype or mat1.dtype
         ctx.save_for_backward(mat1 if needs_mat2 else None, mat2 if needs_mat1 else None)
         ctx.save_for_forward(mat1, mat2)
-        made.append(call_below_autograd(addmm_autograd, input, mat1, mat2, beta=beta, alpha=alpha))
+        op, args = addmm_autograd, (input, mat1, mat2)
+        if out_dtype is not None:
+            op, args = addmm_dtype_autograd, (*args, out_dtype)
+        made.append(call_below_autograd(op, *args, beta=beta, alpha=alpha))
         return made[0]
 
     @staticmethod
     @_as_forward
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
         if grad is None:
-            return (None,) * 6
+            return (None,) * 7
         mat1, mat2 = ctx.saved_tensors
-        _, needs_input, needs_mat1, needs_mat2, _, _ = ctx.needs_input_grad
+        _, needs_input, needs_mat1, needs_mat2, *_ = ctx.needs_input_grad
         input_shape, mat1_shape, mat2_shape = ctx.shapes
+        input_dtype, operand_dtype, _ = ctx.dtypes
         beta, alpha = ctx.factors
         grad_input = grad_mat1 = grad_mat2 = None
         if needs_input:
-            grad_input = _sum_to(_scaled(grad, beta), input_shape)
+            grad_input = _sum_to(_scaled(grad, beta), input_shape).to(input_dtype)
+        grad = grad.to(operand_dtype)  # products have operands of one dtype
         if needs_mat1:
             grad_mat1 = _scaled(_grad_of_self(grad, mat2, mat1_shape), alpha)
         if needs_mat2:
             grad_mat2 = _scaled(_grad_of_other(grad, mat1, mat2_shape), alpha)
-        return None, grad_input, grad_mat1, grad_mat2, None, None
+        return None, grad_input, grad_mat1, grad_mat2, None, None, None
 
     @staticmethod
     def jvp(
@@ -296,15 +292,35 @@ class _Addmm(transforms.SingleLevelFunction):
         with _outer_levels():
             mat1, mat2 = map(_primal, ctx.saved_tensors)
             out = _matmul_tangent(mat1, mat2, mat1_t, mat2_t)
-            out = None if out is None else _scaled(out, alpha)
+            out_dtype = ctx.dtypes[2]
+            out = None if out is None else _scaled(out, alpha).to(out_dtype)
             if input_t is None:
                 return out
-            scaled = _scaled(input_t, beta)
+            scaled = _scaled(input_t, beta).to(out_dtype)
             if out is not None:
                 return out + scaled
             _, mat1_shape, mat2_shape = ctx.shapes
             columns = mat2_shape[-1:] if len(mat2_shape) > 1 else ()
             return scaled.expand((*ctx.batch, *mat1_shape[-2:-1], *columns)).contiguous()
+
+
+def linear_gradients(
+    grad: Tensor, saved: Sequence[Any], shapes: Sequence[Any], needs: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    """Gradients of linear's arguments. `saved`: input and weight; `shapes`: theirs and the bias's."""
+    input, weight = saved
+    needs_input, needs_weight, needs_bias = needs
+    input_shape, weight_shape, bias_shape = shapes
+    if len(weight_shape) == 1:  # out = input @ weight
+        grad_input = _grad_of_self(grad, weight, input_shape) if needs_input else None
+        grad_weight = _grad_of_other(grad, input, weight_shape) if needs_weight else None
+    else:
+        grad_input = matmul(grad, weight) if needs_input else None
+        if needs_weight and needs_bias and _by_one_kernel(grad, bias_shape):
+            return grad_input, *weight_and_bias_gradient(_rows(grad), _rows(input))
+        grad_weight = _grad_of_weight(grad, input) if needs_weight else None
+    grad_bias = _sum_to(grad, bias_shape) if needs_bias else None
+    return grad_input, grad_weight, grad_bias
 
 
 def _scaled(tensor: Tensor, factor: float) -> Tensor:
@@ -362,7 +378,22 @@ def _addmm_kernel(
     def op(*tensors: Tensor) -> Tensor:
         return addmm_autograd(*tensors, beta=beta, alpha=alpha)
 
-    return apply(_Addmm, op, input, mat1, mat2, rest=(beta, alpha))
+    return apply(_Addmm, op, input, mat1, mat2, rest=(beta, alpha, None))
+
+
+def _addmm_dtype_kernel(
+    input: Tensor,
+    mat1: Tensor,
+    mat2: Tensor,
+    out_dtype: torch.dtype,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+) -> Tensor:
+    def op(*tensors: Tensor) -> Tensor:
+        return addmm_dtype_autograd(*tensors, out_dtype, beta=beta, alpha=alpha)
+
+    return apply(_Addmm, op, input, mat1, mat2, rest=(beta, alpha, out_dtype))
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -409,3 +440,4 @@ def register(library: torch.library.Library) -> None:
     library.impl("_linear_autograd", _linear_kernel, "Autograd")
     library.impl("_linear_activation_autograd", _linear_activation_kernel, "Autograd")
     library.impl("_addmm_autograd", _addmm_kernel, "Autograd")
+    library.impl("_addmm_dtype_autograd", _addmm_dtype_kernel, "Autograd")

@@ -142,18 +142,21 @@ def check_dense(op: str, name: str, tensor: torch.Tensor) -> None:
 
 
 def _replacement(op: str) -> str:
-    if op in ("matmul", "addmm"):
-        return op
-    return "nn.functional." + ("linear" if op == "linear" else "scaled_dot_product_attention")
+    for name in ("matmul", "addmm"):
+        if op.startswith(name):
+            return name
+    return "nn.functional." + ("linear" if "linear" in op else "scaled_dot_product_attention")
 
 
-def check_product(op: str, mapped: dict[str, int | None], tensors: dict[str, Any]) -> None:
-    """Raises the errors of matmul, linear or addmm; `mapped`: the dim of each that vmap maps."""
+def check_product(
+    op: str, mapped: dict[str, int | None], tensors: dict[str, Any], **options: Any
+) -> None:
+    """Raises the errors of an op of products; `mapped`: the dim of each that vmap maps."""
     given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     for name, tensor in given.items():
         check_dense(op, name, tensor)
     described_ = {name: described(tensor, mapped.get(name)) for name, tensor in given.items()}
-    ask("check_product", {"op": op, "tensors": described_})
+    ask("check_product", {"op": op, "tensors": described_, **options})
 
 
 def check_matmul(
@@ -163,10 +166,10 @@ def check_matmul(
     mapped = {"self": dims[0], "other": dims[1]}
     check_product("matmul", mapped, {"self": self, "other": other})
     a, b = shape_of(self, dims[0]), shape_of(other, dims[1])
-    return _product_shape(a, b)
+    return product_shape(a, b)
 
 
-def _product_shape(a: list[int], b: list[int]) -> list[int]:
+def product_shape(a: list[int], b: list[int]) -> list[int]:
     """The shape of torch.matmul's result for operands of these shapes."""
     unify(a[-1], b[0 if len(b) == 1 else -2])
     batch = torch.broadcast_shapes(tuple(a[:-2]), tuple(b[:-2]))
@@ -178,12 +181,14 @@ def check_addmm(
     mat1: torch.Tensor,
     mat2: torch.Tensor,
     dims: Sequence[int | None] = (None, None, None),
+    out_dtype: torch.dtype | None = None,
 ) -> list[int]:
     """Checks the arguments of addmm and returns its output's shape."""
     tensors = {"input": input, "mat1": mat1, "mat2": mat2}
-    check_product("addmm", dict(zip(tensors, dims, strict=True)), tensors)
+    options = {} if out_dtype is None else {"out_dtype": str(out_dtype).removeprefix("torch.")}
+    check_product("addmm", dict(zip(tensors, dims, strict=True)), tensors, **options)
     addend = shape_of(input, dims[0])
-    shape = _product_shape(shape_of(mat1, dims[1]), shape_of(mat2, dims[2]))
+    shape = product_shape(shape_of(mat1, dims[1]), shape_of(mat2, dims[2]))
     for size, wanted in zip(reversed(addend), reversed(shape), strict=False):
         if not equal(size, 1):
             unify(size, wanted)
@@ -202,6 +207,65 @@ def check_linear(
     a, b = shape_of(input, dims[0]), shape_of(weight, dims[1])
     unify(a[-1], b[-1])
     return [*a[:-1], *b[:-1]]
+
+
+def check_linear_glu(
+    input: torch.Tensor,
+    gate: torch.Tensor,
+    up: torch.Tensor,
+    dims: Sequence[int | None] = (None, None, None),
+) -> list[int]:
+    """Checks the arguments of _linear_glu and returns its output's shape."""
+    tensors = {"input": input, "gate": gate, "up": up}
+    check_product("_linear_glu", dict(zip(tensors, dims, strict=False)), tensors)
+    x, a, b = (shape_of(x, dim) for x, dim in zip(tensors.values(), dims, strict=False))
+    for size, wanted in ((a[0], b[0]), (x[-1], a[1]), (x[-1], b[1])):
+        unify(size, wanted)
+    return [*x[:-1], a[0]]
+
+
+def check_linears(
+    input: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor | None],
+    dims: Sequence[Any] = (None, (), ()),
+) -> list[list[int]]:
+    """Checks the arguments of _linears and returns its outputs' shapes."""
+    if not weights or (biases and len(biases) != len(weights)):
+        fail(
+            "_linears",
+            "has wrong numbers of weights and biases",
+            "at least one weight, and as many biases or none",
+            f"{len(weights)} and {len(biases)}",
+        )
+    none = [None] * len(weights)
+    shapes = []
+    for index, (weight, bias, weight_dim, bias_dim) in enumerate(
+        zip(weights, biases or none, dims[1] or none, dims[2] or none, strict=True)
+    ):
+        mapped = {"input": dims[0], "weight": weight_dim, "bias": bias_dim}
+        tensors = {"input": input, "weight": weight, "bias": bias}
+        check_product("_linears", mapped, tensors, index=index)
+        a, b = shape_of(input, dims[0]), shape_of(weight, weight_dim)
+        unify(a[-1], b[-1])
+        shapes.append([*a[:-1], b[0]])
+    return shapes
+
+
+def check_linear_activation_backward(
+    grad: torch.Tensor,
+    weight: torch.Tensor,
+    aux: torch.Tensor,
+    dims: Sequence[int | None] = (None, None, None),
+) -> list[int]:
+    """Checks the arguments of _linear_activation_backward and returns its output's shape."""
+    tensors = {"grad": grad, "weight": weight, "aux": aux}
+    op = "_linear_activation_backward"
+    check_product(op, dict(zip(tensors, dims, strict=False)), tensors)
+    shape = product_shape(shape_of(grad, dims[0]), shape_of(weight, dims[1]))
+    for size, wanted in zip(shape_of(aux, dims[2]), shape, strict=True):
+        unify(size, wanted)
+    return shape
 
 
 def unify(a: Any, b: Any) -> None:

@@ -36,6 +36,19 @@ def _addmm(
     return mat1.new_empty(checks.check_addmm(input, mat1, mat2))
 
 
+def _addmm_dtype(
+    input: Tensor,
+    mat1: Tensor,
+    mat2: Tensor,
+    out_dtype: torch.dtype,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+) -> Tensor:
+    shape = checks.check_addmm(input, mat1, mat2, out_dtype=out_dtype)
+    return mat1.new_empty(shape, dtype=out_dtype)
+
+
 def _weight_and_bias_gradient(grad: Tensor, input: Tensor) -> tuple[Tensor, Tensor]:
     columns = grad.shape[1]
     return grad.new_empty((columns, input.shape[1])), grad.new_empty((columns,))
@@ -92,6 +105,7 @@ def register(library: torch.library.Library) -> None:
         ("linear", _linear),
         ("linear_activation", _linear_activation),
         ("addmm", _addmm),
+        ("addmm_dtype", _addmm_dtype),
         ("scaled_dot_product_attention", _scaled_dot_product_attention),
         ("attention_forward", _attention_forward),
         ("attention_backward", _attention_backward),

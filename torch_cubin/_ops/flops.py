@@ -44,6 +44,26 @@ def _addmm_flops(
     return 2 * out_val.numel() * mat1.shape[-1]
 
 
+def _addmm_into_flops(out: Tensor, mat1: Tensor, *args: Any, **kwargs: Any) -> int:
+    return 2 * out.numel() * mat1.shape[-1]
+
+
+def _linear_glu_flops(
+    input: Tensor, gate: Tensor, *args: Any, out_val: Any, **kwargs: Any
+) -> int:
+    out = out_val if isinstance(out_val, Tensor) else out_val[0]
+    return 4 * out.numel() * input.shape[-1]
+
+
+def _linears_flops(input: Tensor, *args: Any, out_val: list[Tensor], **kwargs: Any) -> int:
+    return sum(2 * out.numel() * input.shape[-1] for out in out_val)
+
+
+def _linear_aux_flops(input: Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
+    out = out_val if isinstance(out_val, Tensor) else out_val[0]
+    return 2 * out.numel() * input.shape[-1]
+
+
 def _weight_gradient_flops(grad: Tensor, input: Tensor, **kwargs: Any) -> int:
     return 2 * grad.numel() * input.shape[1]
 
@@ -140,6 +160,13 @@ def _add_formulas(counter: ModuleType) -> None:
         ("linear", _linear_flops),
         ("linear_activation", _linear_flops),
         ("addmm", _addmm_flops),
+        ("addmm_dtype", _addmm_flops),
+        (raw_ops.ADDMM_INTO, _addmm_into_flops),
+        ("linear_glu", _linear_glu_flops),
+        ("linear_glu_aux", _linear_glu_flops),
+        ("linears", _linears_flops),
+        ("linear_activation_aux", _linear_aux_flops),
+        ("linear_activation_backward", _linear_aux_flops),
         ("scaled_dot_product_attention", _attention_flops),
         ("attention_forward", _attention_flops),
         (raw_ops.E4M3, _attention_e4m3_flops),

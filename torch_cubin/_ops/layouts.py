@@ -28,8 +28,9 @@ def _refusal(op: str, name: str) -> Callable[..., torch.Tensor]:
     def refuse(*args: object, **kwargs: object) -> torch.Tensor:
         given = {**dict(zip(arguments, args, strict=False)), **kwargs}
         for argument, value in given.items():
-            if isinstance(value, torch.Tensor):
-                checks.check_dense(op, argument, value)
+            for tensor in value if isinstance(value, (list, tuple)) else [value]:
+                if isinstance(tensor, torch.Tensor):
+                    checks.check_dense(op, argument, tensor)
         raise errors.fault("internal", op, "was sent dense tensors under a key of other layouts")
 
     return refuse

@@ -10,14 +10,22 @@ from typing import Any
 
 import torch
 
-PRODUCTS = ("matmul", "linear", "linear_activation", "addmm")
+PRODUCTS = ("matmul", "linear", "linear_activation", "addmm", "addmm_dtype")
+ADDMM_INTO = "addmm_into"
+FUSED = (  # for graphs, with derivatives of their own (fused_autograd.py)
+    *("linear_glu", "linear_glu_aux", "linears"),
+    *("linear_activation_aux", "linear_activation_backward"),
+)
 ATTENTION = ("scaled_dot_product_attention", "attention_forward", "attention_backward")
 E4M3 = "attention_forward_e4m3"  # called by flash_attention of float8_e4m3fn
 KV_CACHE = "flash_attention_with_kvcache"
-ALL = (*PRODUCTS, *ATTENTION, E4M3, KV_CACHE)
-_WITHOUT_PUBLIC_OP = ("linear_activation",)  # part of cubin::linear
-_WITHOUT_AUTOGRAD = ("scaled_dot_product_attention",)  # attention_forward has the derivative
-# Autograd variants with formulas; those of E4M3 and KV_CACHE refuse to be differentiated.
+ALL = (*PRODUCTS, ADDMM_INTO, *FUSED, *ATTENTION, E4M3, KV_CACHE)
+# Parts of cubin::linear and cubin::addmm.
+_WITHOUT_PUBLIC_OP = ("linear_activation", "addmm_dtype", *FUSED)
+# attention_forward has the derivative of scaled_dot_product_attention.
+_WITHOUT_AUTOGRAD = ("scaled_dot_product_attention", *FUSED)
+# Autograd variants with formulas; those of E4M3, KV_CACHE and ADDMM_INTO refuse to be
+# differentiated.
 DIFFERENTIABLE = tuple(name for name in (*PRODUCTS, *ATTENTION) if name not in _WITHOUT_AUTOGRAD)
 
 

@@ -7,6 +7,7 @@ from functools import cache
 import torch
 
 from torch_cubin._ops import (
+    addmm_into,
     attention_autograd,
     attention_compose,
     attention_e4m3,
@@ -16,6 +17,8 @@ from torch_cubin._ops import (
     causal_bias,
     fake,
     flops,
+    fused,
+    fused_autograd,
     kv_cache,
     layouts,
     no_derivatives,
@@ -32,17 +35,20 @@ def register() -> torch.library.Library:
     fake.register(library)
     if DERIVATIVES.available:
         autograd.register(library)
+        fused_autograd.register(library)
         attention_autograd.register(library)
     else:
         no_derivatives.register(library)
     attention_compose.register(library)
     autocast.register(library)
     vmap.register(library)
+    fused.register(library)
+    addmm_into.register(library)
     kv_cache.register(library)
     attention_e4m3.register(library)
     layouts.register(library)
     flops.register()
     causal_bias.register()
     # Frames below an op are never compiled, even if torch.compile gives up on an outer frame.
-    skip_frames([autograd, batch_invariant])
+    skip_frames([autograd, batch_invariant, fused_autograd])
     return library

@@ -20,7 +20,7 @@ from torch_cubin._pytorch import transforms
 Dims = tuple[int | None, ...]
 
 
-def _front(tensor: Tensor, dim: int | None) -> Tensor:
+def front(tensor: Tensor, dim: int | None) -> Tensor:
     """Moves the batch dimension to the front; inserts one of size 1 if there is none."""
     return tensor.unsqueeze(0) if dim is None else tensor.movedim(dim, 0)
 
@@ -30,16 +30,16 @@ def _pad(tensor: Tensor, rank: int) -> Tensor:
     return tensor[(slice(None),) + (None,) * (rank - tensor.dim())]
 
 
-def _batched_matmul(op: Any, self: Tensor, other: Tensor, dims: Dims) -> tuple[Tensor, int]:
+def batched_matmul(op: Any, self: Tensor, other: Tensor, dims: Dims) -> tuple[Tensor, int]:
     self_dim, other_dim = dims
     self_shape, other_shape = checks.shape_of(self, self_dim), checks.shape_of(other, other_dim)
     checks.check_matmul(self, other, dims)  # before padding hides errors
     if other_dim is None and len(other_shape) <= 2:
-        return op(_front(self, self_dim), other), 0  # the batch is more rows
+        return op(front(self, self_dim), other), 0  # the batch is more rows
     if self_dim is None and other_dim is not None and len(other_shape) == 1:
         out = op(self, other.movedim(other_dim, -1))  # the batch is columns
         return out, out.dim() - 1
-    a, b = _front(self, self_dim), _front(other, other_dim)
+    a, b = front(self, self_dim), front(other, other_dim)
     if len(self_shape) == 1:
         a = a.unsqueeze(-2)
     if len(other_shape) == 1:
@@ -53,38 +53,44 @@ def _batched_matmul(op: Any, self: Tensor, other: Tensor, dims: Dims) -> tuple[T
     return out, 0
 
 
-def _batched_linear(
+def batched_linear(
     op: Any, matmul: Any, input: Tensor, weight: Tensor, bias: Tensor | None, dims: Dims
 ) -> tuple[Tensor, int | None]:
     input_dim, weight_dim, bias_dim = dims
     checks.check_linear(input, weight, bias, dims)
     if weight_dim is None and bias_dim is None:
-        return op(_front(input, input_dim), weight, bias), 0
+        return op(front(input, input_dim), weight, bias), 0
     if weight_dim is None:
         dim = None if input_dim is None else 0
-        out = op(input if dim is None else _front(input, input_dim), weight)
+        out = op(input if dim is None else front(input, input_dim), weight)
     else:
         # (n, k) with a batch dimension becomes (k, n) with one: its dimensions in reverse order.
         matrix = weight.permute(*range(weight.dim() - 1, -1, -1))
         matrix_dim = weight.dim() - 1 - weight_dim % weight.dim()
-        out, dim = _batched_matmul(matmul, input, matrix, (input_dim, matrix_dim))
+        out, dim = batched_matmul(matmul, input, matrix, (input_dim, matrix_dim))
     if bias is None:
         return out, dim
     # NOTE: no kernel adds a separate bias to each batch, so in 16 bits the product is rounded
     # before the sum, as in torch's rule for F.linear. The bias as an additional column of the
     # matrix would be rounded once, but would copy every operand.
-    out = _front(out, dim)
-    return out + _pad(_front(bias, bias_dim), out.dim()), 0
+    out = front(out, dim)
+    return out + _pad(front(bias, bias_dim), out.dim()), 0
 
 
 def _batched_addmm(
-    op: Any, input: Tensor, mat1: Tensor, mat2: Tensor, dims: Dims, factors: dict[str, float]
+    op: Any,
+    input: Tensor,
+    mat1: Tensor,
+    mat2: Tensor,
+    dims: Dims,
+    factors: dict[str, float],
+    out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, int]:
     """Runs all products as batched matrices; the batch dims of the sum become outer dims."""
     input_dim, mat1_dim, mat2_dim = dims
     mat1_shape, mat2_shape = checks.shape_of(mat1, mat1_dim), checks.shape_of(mat2, mat2_dim)
-    shape = checks.check_addmm(input, mat1, mat2, dims)
-    addend, a, b = _front(input, input_dim), _front(mat1, mat1_dim), _front(mat2, mat2_dim)
+    shape = checks.check_addmm(input, mat1, mat2, dims, out_dtype)
+    addend, a, b = front(input, input_dim), front(mat1, mat1_dim), front(mat2, mat2_dim)
     if mat1_dim is None and mat2_dim is None:
         a = a.expand(addend.shape[0], *a.shape[1:])
     addend = _pad(addend, len(shape) + 1)
@@ -94,7 +100,8 @@ def _batched_addmm(
     if len(mat2_shape) == 1:
         b, addend = b.unsqueeze(-1), addend.unsqueeze(-1)
     rank = max(a.dim(), b.dim())
-    out = op(_pad(addend, rank), _pad(a, rank), _pad(b, rank), **factors)
+    args = () if out_dtype is None else (out_dtype,)
+    out = op(_pad(addend, rank), _pad(a, rank), _pad(b, rank), *args, **factors)
     if len(mat2_shape) == 1:
         out = out.squeeze(-1)
     if len(mat1_shape) == 1:
@@ -107,6 +114,21 @@ def _addmm_rule(op: Any) -> Any:
         info: Any, in_dims: Dims, input: Tensor, mat1: Tensor, mat2: Tensor, **factors: float
     ) -> tuple[Tensor, int]:
         return _batched_addmm(op, input, mat1, mat2, in_dims[:3], factors)
+
+    return rule
+
+
+def _addmm_dtype_rule(op: Any) -> Any:
+    def rule(
+        info: Any,
+        in_dims: Dims,
+        input: Tensor,
+        mat1: Tensor,
+        mat2: Tensor,
+        out_dtype: torch.dtype,
+        **factors: float,
+    ) -> tuple[Tensor, int]:
+        return _batched_addmm(op, input, mat1, mat2, in_dims[:3], factors, out_dtype)
 
     return rule
 
@@ -126,9 +148,9 @@ def _activation_rule(op: Any, linear: Any, matmul: Any) -> Any:
         dims = in_dims[:3]
         checks.check_activation(activation)
         if dims[1] is None and dims[2] is None:
-            return _batched_linear(fused, matmul, input, weight, bias, dims)
+            return batched_linear(fused, matmul, input, weight, bias, dims)
         # No kernel has a weight and a bias per batch, so the product is rounded before the sum.
-        out, dim = _batched_linear(linear, matmul, input, weight, bias, dims)
+        out, dim = batched_linear(linear, matmul, input, weight, bias, dims)
         return (out if activation == "none" else ACTIVATIONS[activation](out)), dim
 
     return rule
@@ -136,7 +158,7 @@ def _activation_rule(op: Any, linear: Any, matmul: Any) -> Any:
 
 def _matmul_rule(op: Any) -> Any:
     def rule(info: Any, in_dims: Dims, self: Tensor, other: Tensor) -> tuple[Tensor, int]:
-        return _batched_matmul(op, self, other, in_dims)
+        return batched_matmul(op, self, other, in_dims)
 
     return rule
 
@@ -146,7 +168,7 @@ def _linear_rule(op: Any, matmul: Any) -> Any:
         info: Any, in_dims: Dims, input: Tensor, weight: Tensor, bias: Tensor | None = None
     ) -> tuple[Tensor, int | None]:
         dims = (*in_dims, None)[:3]  # an omitted bias has no entry
-        return _batched_linear(op, matmul, input, weight, bias, dims)
+        return batched_linear(op, matmul, input, weight, bias, dims)
 
     return rule
 
@@ -257,12 +279,13 @@ def _attention_rule(op: Any) -> Any:
 def register(library: torch.library.Library) -> None:
     # Raw ops, then autograd variants: a rule calls products of its own kind.
     for ops in zip(*map(raw_ops.raw_names, raw_ops.PRODUCTS), strict=True):
-        matmul, linear, activation, addmm = map(raw_ops.overload, ops)
+        matmul, linear, activation, addmm, addmm_dtype = map(raw_ops.overload, ops)
         for op, rule in (
             (matmul, _matmul_rule(matmul)),
             (linear, _linear_rule(linear, matmul)),
             (activation, _activation_rule(activation, linear, matmul)),
             (addmm, _addmm_rule(addmm)),
+            (addmm_dtype, _addmm_dtype_rule(addmm_dtype)),
         ):
             torch.library.register_vmap(op.name(), rule, lib=library)
     if not transforms.VMAP_OF_ATTENTION.available:

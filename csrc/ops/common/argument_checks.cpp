@@ -48,4 +48,17 @@ void check_float_dtype(const char* op, const char* name, const TensorView& view,
         "Convert it with .to(dtype), or use " + instead + "."});
 }
 
+MemoryFacts memory_of(const TensorView& view) {
+  const void* data = view.handle == nullptr ? nullptr : view.find_data();
+  return {data, view.sizes, view.strides, view.dim, element_size(view.dtype)};
+}
+
+void check_apart(const char* op, const char* name, const TensorView& written,
+                 const char* other_name, const TensorView& view) {
+  if (!share_memory(memory_of(written), memory_of(view))) return;
+  fail({"input", argument_text(op, name),
+        std::string("shares memory with '") + other_name + "', and is written to",
+        "memory of its own", "memory of both", "Clone one of them."});
+}
+
 }  // namespace torch_cubin

@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "pytorch/overlap.h"
 #include "pytorch/tensor.h"
 
 namespace torch_cubin {
@@ -31,5 +32,12 @@ void check_side(const char* op, const char* name, const TensorView& view, const 
 // others.
 void check_float_dtype(const char* op, const char* name, const TensorView& view,
                        const std::string& instead);
+
+// A tensor given by its metadata has no memory.
+MemoryFacts memory_of(const TensorView& view);
+
+// Throws if `written`, which the op writes, shares memory with `view`, another argument.
+void check_apart(const char* op, const char* name, const TensorView& written,
+                 const char* other_name, const TensorView& view);
 
 }  // namespace torch_cubin

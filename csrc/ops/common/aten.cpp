@@ -38,8 +38,8 @@ std::string op_in(std::string_view call) {
 
 }  // namespace
 
-Tensor call_aten_boxed(const char* op, StableIValue* stack) {
-  if (torch_call_dispatcher(op, "", stack, TORCH_ABI_VERSION) != AOTI_TORCH_SUCCESS) {
+Tensor call_aten_boxed(const char* op, const char* overload, StableIValue* stack) {
+  if (torch_call_dispatcher(op, overload, stack, TORCH_ABI_VERSION) != AOTI_TORCH_SUCCESS) {
     fail_by_pytorch(std::string("the CPU reference's ") + op);
   }
   return torch::stable::detail::to<Tensor>(stack[0]);

@@ -11,13 +11,19 @@
 namespace torch_cubin {
 
 // Runs an ATen op on the arguments in `stack` (at least one) and returns its only result.
-Tensor call_aten_boxed(const char* op, StableIValue* stack);
+Tensor call_aten_boxed(const char* op, const char* overload, StableIValue* stack);
 
 // The same with typed arguments.
 template <class... Args>
 Tensor call_aten(const char* op, const Args&... args) {
   StableIValue stack[] = {torch::stable::detail::from(args)...};
-  return call_aten_boxed(op, stack);
+  return call_aten_boxed(op, "", stack);
+}
+
+template <class... Args>
+Tensor call_aten_overload(const char* op, const char* overload, const Args&... args) {
+  StableIValue stack[] = {torch::stable::detail::from(args)...};
+  return call_aten_boxed(op, overload, stack);
 }
 
 // Without a backward graph and without a tangent.

@@ -55,15 +55,67 @@ Shape product_shape(const char* op, const char* self_name, const TensorView& sel
   return out;
 }
 
+// `what` is the argument that gives the dtype of a product's output.
+void check_out_dtype(const std::string& what, ScalarType out_dtype, const TensorView& operand) {
+  const bool widens = out_dtype == ScalarType::Float && element_size(operand.dtype) == 2;
+  if (out_dtype == operand.dtype || widens) return;
+  const std::string own = dtype_name(operand.dtype);
+  fail({"input", what, "is no output's dtype of this product",
+        element_size(operand.dtype) == 2 ? own + " or float32" : own, dtype_name(out_dtype), ""});
+}
+
+// Shape of input @ weight.t() of an op with arguments of these names; the weight is a matrix, or,
+// as in F.linear, a vector.
+Shape layer_shape(const char* op, const TensorView& input, const char* weight_name,
+                  const TensorView& weight, const char* bias_name,
+                  const std::optional<TensorView>& bias, bool takes_vector) {
+  check_operands(op, "input", input, weight_name, weight);
+  if (input.dim == 0 || weight.dim > 2 || weight.dim < (takes_vector ? 1 : 2)) {
+    fail({"input", op, "has arguments of a wrong rank",
+          std::string("input with at least 1 dimension and ") + weight_name +
+              (takes_vector ? " with 1 or 2" : " with 2"),
+          "shapes " + input.shape_text() + " and " + weight.shape_text(), ""});
+  }
+  const int64_t k = input.sizes[input.dim - 1];
+  if (weight.sizes[weight.dim - 1] != k) {
+    fail({"input", op,
+          "shapes " + input.shape_text() + " and " + weight.shape_text() + " cannot be multiplied",
+          std::string(weight_name) + ".size(-1) == " + std::to_string(k) +
+              ", the last size of input",
+          std::to_string(weight.sizes[weight.dim - 1]), ""});
+  }
+  Shape out;
+  for (int64_t i = 0; i + 1 < input.dim; ++i) out.append(input.sizes[i]);
+  if (weight.dim == 2) out.append(weight.sizes[0]);
+  if (bias) {
+    check_like(op, bias_name, *bias, "input", input);
+    const int64_t n = weight.dim == 2 ? weight.sizes[0] : 1;
+    const bool fits = bias->dim == 0 || (bias->dim == 1 && weight.dim == 2 &&
+                                         (bias->sizes[0] == n || bias->sizes[0] == 1));
+    if (!fits) {
+      fail({"input", argument_text(op, bias_name), "has a wrong shape",
+            weight.dim == 2 ? "(" + std::to_string(n) + ",), (1,) or ()" : "()", bias->shape_text(),
+            "Add a bias of another shape after the call."});
+    }
+  }
+  return out;
+}
+
 }  // namespace
 
 Shape check_matmul(const TensorView& self, const TensorView& other) {
   return product_shape("matmul", "self", self, "other", other);
 }
 
-Shape check_addmm(const TensorView& input, const TensorView& mat1, const TensorView& mat2) {
+Shape check_addmm(const TensorView& input, const TensorView& mat1, const TensorView& mat2,
+                  ScalarType out_dtype) {
   const Shape out = product_shape("addmm", "mat1", mat1, "mat2", mat2);
-  check_like("addmm", "input", input, "mat1", mat1);
+  check_out_dtype("addmm argument 'out_dtype'", out_dtype, mat1);
+  if (input.dtype == out_dtype) {
+    check_device("addmm", "input", input, "mat1", mat1);
+  } else {
+    check_like("addmm", "input", input, "mat1", mat1);
+  }
   bool expands = input.dim <= out.dim;
   for (int64_t i = 1; expands && i <= input.dim; ++i) {
     const int64_t size = input.sizes[input.dim - i];
@@ -74,6 +126,25 @@ Shape check_addmm(const TensorView& input, const TensorView& mat1, const TensorV
           input.shape_text(), ""});
   }
   return out;
+}
+
+Shape check_addmm_into(const TensorView& out, const TensorView& mat1, const TensorView& mat2) {
+  constexpr const char* kOp = "addmm_into";
+  const std::string argument = argument_text(kOp, "out");
+  const Shape shape = product_shape(kOp, "mat1", mat1, "mat2", mat2);
+  check_out_dtype(argument, out.dtype, mat1);
+  check_device(kOp, "out", out, "mat1", mat1);
+  if (!shape.is_of(out)) {
+    fail({"input", argument, "has not the product's shape", shape.text(), out.shape_text(), ""});
+  }
+  for (int64_t i = 0; i < out.dim; ++i) {
+    if (out.sizes[i] <= 1 || out.strides[i] != 0) continue;
+    fail({"input", argument, "shares memory between its elements, and is written to",
+          "no expanded dimension", tuple_text(out.strides, out.dim) + " as strides", ""});
+  }
+  check_apart(kOp, "out", out, "mat1", mat1);
+  check_apart(kOp, "out", out, "mat2", mat2);
+  return shape;
 }
 
 Shape check_weight_gradient(const TensorView& grad, const TensorView& input) {
@@ -101,32 +172,47 @@ Activation check_activation(const std::string& name) {
 
 Shape check_linear(const TensorView& input, const TensorView& weight,
                    const std::optional<TensorView>& bias) {
-  check_operands("linear", "input", input, "weight", weight);
-  if (input.dim == 0 || weight.dim == 0 || weight.dim > 2) {
-    fail({"input", "linear", "has arguments of a wrong rank",
-          "input with at least 1 dimension and weight with 1 or 2",
-          "shapes " + input.shape_text() + " and " + weight.shape_text(), ""});
+  return layer_shape("linear", input, "weight", weight, "bias", bias, true);
+}
+
+Shape check_linear_glu(const TensorView& input, const TensorView& gate, const TensorView& up) {
+  constexpr const char* kOp = "_linear_glu";
+  const Shape out = layer_shape(kOp, input, "gate", gate, "", {}, false);
+  const Shape other = layer_shape(kOp, input, "up", up, "", {}, false);
+  if (out.sizes[out.dim - 1] != other.sizes[other.dim - 1]) {
+    fail({"input", argument_text(kOp, "up"), "has another shape than 'gate'", gate.shape_text(),
+          up.shape_text(), ""});
   }
-  const int64_t k = input.sizes[input.dim - 1];
-  if (weight.sizes[weight.dim - 1] != k) {
-    fail({"input", "linear",
-          "shapes " + input.shape_text() + " and " + weight.shape_text() + " cannot be multiplied",
-          "weight.size(-1) == " + std::to_string(k) + ", the last size of input",
-          std::to_string(weight.sizes[weight.dim - 1]), ""});
+  return out;
+}
+
+Shape check_linears(const TensorView& input, const TensorView& weight,
+                    const std::optional<TensorView>& bias, int64_t index) {
+  const std::string number = "[" + std::to_string(index) + "]";
+  const std::string weight_name = "weights" + number, bias_name = "biases" + number;
+  return layer_shape("_linears", input, weight_name.c_str(), weight, bias_name.c_str(), bias,
+                     false);
+}
+
+void check_linears_counts(int64_t weights, int64_t biases) {
+  if (weights > 0 && (biases == 0 || biases == weights)) return;
+  fail({"input", "_linears", "has wrong numbers of weights and biases",
+        "at least one weight, and as many biases or none",
+        std::to_string(weights) + " and " + std::to_string(biases), ""});
+}
+
+Shape check_linear_activation_backward(const TensorView& grad, const TensorView& weight,
+                                       const TensorView& aux) {
+  constexpr const char* kOp = "_linear_activation_backward";
+  if (weight.dim != 2) {
+    fail({"input", argument_text(kOp, "weight"), "has a wrong rank", "2 dimensions",
+          weight.shape_text(), ""});
   }
-  Shape out;
-  for (int64_t i = 0; i + 1 < input.dim; ++i) out.append(input.sizes[i]);
-  if (weight.dim == 2) out.append(weight.sizes[0]);
-  if (bias) {
-    check_like("linear", "bias", *bias, "input", input);
-    const int64_t n = weight.dim == 2 ? weight.sizes[0] : 1;
-    const bool fits = bias->dim == 0 || (bias->dim == 1 && weight.dim == 2 &&
-                                         (bias->sizes[0] == n || bias->sizes[0] == 1));
-    if (!fits) {
-      fail({"input", "linear argument 'bias'", "has a wrong shape",
-            weight.dim == 2 ? "(" + std::to_string(n) + ",), (1,) or ()" : "()", bias->shape_text(),
-            "Add a bias of another shape after the call."});
-    }
+  const Shape out = product_shape(kOp, "grad", grad, "weight", weight);
+  check_like(kOp, "aux", aux, "grad", grad);
+  if (!out.is_of(aux)) {
+    fail({"input", argument_text(kOp, "aux"), "has not the product's shape", out.text(),
+          aux.shape_text(), ""});
   }
   return out;
 }

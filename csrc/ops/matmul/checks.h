@@ -18,7 +18,12 @@ namespace torch_cubin {
 Shape check_matmul(const TensorView& self, const TensorView& other);
 
 // Shape of addmm(input, mat1, mat2): that of matmul, to which `input` broadcasts.
-Shape check_addmm(const TensorView& input, const TensorView& mat1, const TensorView& mat2);
+// `out_dtype` is the output's: the operands', or float32 for those of 16 bits.
+Shape check_addmm(const TensorView& input, const TensorView& mat1, const TensorView& mat2,
+                  ScalarType out_dtype);
+
+// The same for addmm_into(out, mat1, mat2), which writes to `out`.
+Shape check_addmm_into(const TensorView& out, const TensorView& mat1, const TensorView& mat2);
 
 // Throws where no activation has this name.
 Activation check_activation(const std::string& name);
@@ -29,6 +34,20 @@ Shape check_linear(const TensorView& input, const TensorView& weight,
 
 // Shape of the weight's gradient, (outputs, inputs), of a linear layer of rows.
 Shape check_weight_gradient(const TensorView& grad, const TensorView& input);
+
+// Shape of _linear_glu(input, gate, up), `up` included.
+Shape check_linear_glu(const TensorView& input, const TensorView& gate, const TensorView& up);
+
+// Shape of the product of _linears with weight number `index`.
+Shape check_linears(const TensorView& input, const TensorView& weight,
+                    const std::optional<TensorView>& bias, int64_t index);
+
+// Throws unless there are weights, and as many biases or none.
+void check_linears_counts(int64_t weights, int64_t biases);
+
+// Shape of _linear_activation_backward(grad, weight, aux), which is aux's.
+Shape check_linear_activation_backward(const TensorView& grad, const TensorView& weight,
+                                       const TensorView& aux);
 
 // The same for a call whose tensors are described: {"op": ..., "tensors": {name: ...}}.
 void check_described_product(const nlohmann::json& call);

@@ -1,4 +1,4 @@
-// The public op linear; ops/common/dispatch.h says what such ops may do.
+// The public ops linear and addmm.dtype; ops/common/dispatch.h says what such ops may do.
 #include <torch/csrc/stable/tensor.h>
 
 #include <string_view>
@@ -31,6 +31,12 @@ void linear_composite(StableIValue* stack, uint64_t, uint64_t) {
       return call_by_grad_mode("cubin::_linear", "cubin::_linear_autograd", stack);
     }
     call_by_grad_mode("cubin::_linear_activation", "cubin::_linear_activation_autograd", stack);
+  });
+}
+
+void addmm_dtype_composite(StableIValue* stack, uint64_t, uint64_t) {
+  call_with_tensors("addmm", {"input", "mat1", "mat2"}, stack, [stack] {
+    call_by_grad_mode("cubin::_addmm_dtype", "cubin::_addmm_dtype_autograd", stack);
   });
 }
 

@@ -15,7 +15,21 @@ void check_described_product(const nlohmann::json& call) {
   if (op == "matmul") {
     check_matmul(get("self"), get("other"));
   } else if (op == "addmm") {
-    check_addmm(get("input"), get("mat1"), get("mat2"));
+    const TensorView mat1 = get("mat1");
+    ScalarType out_dtype = mat1.dtype;
+    if (call.contains("out_dtype")) {
+      find_dtype(call.at("out_dtype").get<std::string>(), &out_dtype);
+    }
+    check_addmm(get("input"), mat1, get("mat2"), out_dtype);
+  } else if (op == "addmm_into") {
+    check_addmm_into(get("out"), get("mat1"), get("mat2"));
+  } else if (op == "_linear_glu") {
+    check_linear_glu(get("input"), get("gate"), get("up"));
+  } else if (op == "_linears") {
+    check_linears(get("input"), get("weight"), tensors.find(named, "bias"),
+                  call.at("index").get<int64_t>());
+  } else if (op == "_linear_activation_backward") {
+    check_linear_activation_backward(get("grad"), get("weight"), get("aux"));
   } else if (op == "linear") {
     check_linear(get("input"), get("weight"), tensors.find(named, "bias"));
   } else {

@@ -1,6 +1,7 @@
 #include "ops/matmul/elementwise.h"
 
 #include <string>
+#include <vector>
 
 #include "ops/common/aten.h"
 #include "ops/common/stable_ops.h"
@@ -20,6 +21,42 @@ Tensor apply_activation(const Tensor& x, Activation activation) {
     default:
       return x;
   }
+}
+
+Tensor activated_copy(const Tensor& x, Activation activation) {
+  return activation == kActivationNone ? torch::stable::clone(x) : apply_activation(x, activation);
+}
+
+Tensor apply_activation_backward(const Tensor& grad, const Tensor& x, Activation activation) {
+  switch (activation) {
+    case kActivationRelu: {
+      Tensor zero = torch::stable::new_empty(x, std::vector<int64_t>{});
+      torch::stable::zero_(zero);
+      const auto none = call_aten_overload("aten::le", "Tensor", x, zero);
+      return call_aten_overload("aten::masked_fill", "Tensor", grad, none, zero);
+    }
+    case kActivationGelu:
+      return call_aten("aten::gelu_backward", grad, x, std::string("none"));
+    case kActivationGeluTanh:
+      return call_aten("aten::gelu_backward", grad, x, std::string("tanh"));
+    case kActivationSilu:
+      return call_aten("aten::silu_backward", grad, x);
+    default:
+      return grad;
+  }
+}
+
+Tensor multiplied(const Tensor& x, const Tensor& y) {
+  return call_aten_overload("aten::mul", "Tensor", x, y);
+}
+
+Tensor wide(const Tensor& tensor) {
+  const bool is_16_bit = element_size(TensorView(tensor).dtype) == 2;
+  return is_16_bit ? torch::stable::to(detach(tensor), ScalarType::Float) : detach(tensor);
+}
+
+Tensor narrow_to(const Tensor& tensor, ScalarType dtype) {
+  return TensorView(tensor).dtype == dtype ? tensor : torch::stable::to(tensor, dtype);
 }
 
 // NOTE: the stable ABI has no Scalar; subtract() alone takes a factor.

@@ -9,6 +9,8 @@
 #include "ops/matmul/elementwise.h"
 #include "ops/matmul/plan.h"
 #include "ops/matmul/problem.h"
+#include "pytorch/autograd_state.h"
+#include "pytorch/contiguous.h"
 #include "runtime/device.h"
 
 namespace torch_cubin {
@@ -54,9 +56,12 @@ void run(const MatmulProblem& p, const MatmulOperands& operands, const Device& d
   run_in_parts(p, operands, device, (p.batch_size[p.batch_dims - 1] + 1) / 2);
 }
 
+Tensor empty_output(const Shape& shape, const TensorView& like) {
+  return empty_cuda(shape.sizes, shape.dim, like.dtype, like.device_index);
+}
+
 // K = 0: sums of nothing, plus the bias. There is no product to compute, only memory to fill.
-Tensor empty_sums(const Shape& shape, const TensorView& like, const std::optional<Tensor>& bias) {
-  Tensor out = empty_cuda(shape.sizes, shape.dim, like.dtype, like.device_index);
+Tensor empty_sums(Tensor out, const std::optional<Tensor>& bias) {
   if (bias) return torch::stable::copy_(out, *bias);
   return torch::stable::zero_(out);
 }
@@ -66,12 +71,10 @@ int64_t row_stride(const TensorView& bias) {
   return bias.dim > 0 && bias.sizes[bias.dim - 1] != 1 ? bias.strides[bias.dim - 1] : 0;
 }
 
-// `addend` is what the problem was made with.
-Tensor run_matmul(const MatmulProblem& problem, const Shape& shape, const TensorView& a,
-                  const TensorView& b, const std::optional<TensorView>& bias,
-                  const TensorView* addend = nullptr) {
+// `out` is contiguous; `addend`, which may be `out`, is what the problem was made with.
+void run_matmul(const MatmulProblem& problem, Tensor& out, const TensorView& a, const TensorView& b,
+                const std::optional<TensorView>& bias, const TensorView* addend = nullptr) {
   const Device& gpu = device(a.device_index);
-  Tensor out = empty_cuda(shape.sizes, shape.dim, a.dtype, a.device_index);
   MatmulOperands operands;
   operands.a = static_cast<const char*>(a.data());
   operands.b = static_cast<const char*>(b.data());
@@ -82,7 +85,6 @@ Tensor run_matmul(const MatmulProblem& problem, const Shape& shape, const Tensor
   }
   if (addend != nullptr) operands.addend = static_cast<const char*>(addend->data());
   run(problem, operands, gpu);
-  return out;
 }
 
 // Whether it is added to every row of every batch.
@@ -99,13 +101,30 @@ Tensor linear_with(const Tensor& input, const Tensor& weight, const std::optiona
   const TensorView b(weight);
   const std::optional<TensorView> bias_view = view_of(bias);
   const Shape shape = check_linear(a, b, bias_view);
-  if (shape.numel() == 0) return empty_cuda(shape.sizes, shape.dim, a.dtype, a.device_index);
-  if (a.sizes[a.dim - 1] == 0) {
-    return apply_activation(empty_sums(shape, a, bias), activation);
-  }
+  Tensor out = empty_output(shape, a);
+  if (shape.numel() == 0) return out;
+  if (a.sizes[a.dim - 1] == 0) return apply_activation(empty_sums(out, bias), activation);
   MatmulProblem problem = linear_problem(a, b);
   problem.activation = activation;
-  return run_matmul(problem, shape, a, b, bias_view);
+  run_matmul(problem, out, a, b, bias_view);
+  return out;
+}
+
+// out = beta * addend + alpha * (a @ b), which have elements, K too. `out` is contiguous and has the
+// addend's dtype; it may be the addend.
+void run_addmm(Tensor& out, const Shape& shape, const TensorView& addend, const TensorView& a,
+               const TensorView& b, double beta, double alpha) {
+  const bool adds = beta != 0;
+  MatmulProblem p = matmul_problem(a, b, shape, adds ? &addend : nullptr);
+  p.output = TensorView(out).dtype;
+  p.alpha = alpha;
+  if (!adds) return run_matmul(p, out, a, b, {});
+  if (alpha == 1 && beta == 1 && b.dim > 1 && is_one_row(addend) && p.output == p.input) {
+    // Made with the addend: without, batches could become columns, which a row of n does not have.
+    return run_matmul(p, out, a, b, addend);
+  }
+  p.beta = beta;
+  run_matmul(p, out, a, b, {}, &addend);
 }
 
 }  // namespace
@@ -114,9 +133,11 @@ Tensor matmul_cuda(const Tensor& self, const Tensor& other) {
   const TensorView a(self);
   const TensorView b(other);
   const Shape shape = check_matmul(a, b);
-  if (shape.numel() == 0) return empty_cuda(shape.sizes, shape.dim, a.dtype, a.device_index);
-  if (a.sizes[a.dim - 1] == 0) return empty_sums(shape, a, {});
-  return run_matmul(matmul_problem(a, b, shape), shape, a, b, {});
+  Tensor out = empty_output(shape, a);
+  if (shape.numel() == 0) return out;
+  if (a.sizes[a.dim - 1] == 0) return empty_sums(out, {});
+  run_matmul(matmul_problem(a, b, shape), out, a, b, {});
+  return out;
 }
 
 Tensor linear_cuda(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias) {
@@ -128,27 +149,46 @@ Tensor linear_activation_cuda(const Tensor& input, const Tensor& weight,
   return linear_with(input, weight, bias, check_activation(activation));
 }
 
+Tensor addmm_dtype_cuda(const Tensor& input, const Tensor& mat1, const Tensor& mat2,
+                        ScalarType out_dtype, double beta, double alpha) {
+  const TensorView a(mat1), b(mat2);
+  const Shape shape = check_addmm(TensorView(input), a, b, out_dtype);
+  Tensor out = empty_cuda(shape.sizes, shape.dim, out_dtype, a.device_index);
+  if (shape.numel() == 0) return out;
+  if (a.sizes[a.dim - 1] == 0 || alpha == 0) {
+    return scaled_addend(empty_sums(out, {}), input, beta);
+  }
+  // Kernels read the addend as they write the output.
+  const bool converts = beta != 0 && TensorView(input).dtype != out_dtype;
+  const Tensor addend = converts ? torch::stable::to(input, out_dtype) : input;
+  run_addmm(out, shape, TensorView(addend), a, b, beta, alpha);
+  return out;
+}
+
 Tensor addmm_cuda(const Tensor& input, const Tensor& mat1, const Tensor& mat2, double beta,
                   double alpha) {
-  const TensorView addend(input), a(mat1), b(mat2);
-  const Shape shape = check_addmm(addend, a, b);
-  if (shape.numel() == 0) return empty_cuda(shape.sizes, shape.dim, a.dtype, a.device_index);
+  const ScalarType dtype = TensorView(mat1).dtype;
+  return addmm_dtype_cuda(input, mat1, mat2, dtype, beta, alpha);
+}
+
+void addmm_into_cuda(Tensor out, const Tensor& mat1, const Tensor& mat2, double beta,
+                     double alpha) {
+  const TensorView c(out), a(mat1), b(mat2);
+  const Shape shape = check_addmm_into(c, a, b);
+  bump_version(out.get());
+  if (shape.numel() == 0) return;
   if (a.sizes[a.dim - 1] == 0 || alpha == 0) {
-    return scaled_addend(empty_sums(shape, a, {}), input, beta);
+    if (beta == 0) {
+      torch::stable::zero_(out);
+    } else if (beta != 1) {
+      torch::stable::copy_(out, scaled(out, beta));
+    }
+  } else if (is_contiguous(c.sizes, c.strides, c.dim)) {
+    run_addmm(out, shape, c, a, b, beta, alpha);
+  } else {
+    // Kernels write contiguous outputs.
+    torch::stable::copy_(out, addmm_dtype_cuda(out, mat1, mat2, c.dtype, beta, alpha));
   }
-  if (beta == 0) {
-    MatmulProblem p = matmul_problem(a, b, shape);
-    p.alpha = alpha;
-    return run_matmul(p, shape, a, b, {});
-  }
-  if (alpha == 1 && beta == 1 && b.dim > 1 && is_one_row(addend)) {
-    // Made with the addend: without, batches could become columns, which a row of n does not have.
-    return run_matmul(matmul_problem(a, b, shape, &addend), shape, a, b, addend);
-  }
-  MatmulProblem p = matmul_problem(a, b, shape, &addend);
-  p.alpha = alpha;
-  p.beta = beta;
-  return run_matmul(p, shape, a, b, {}, &addend);
 }
 
 std::tuple<Tensor, Tensor> weight_and_bias_gradient_cuda(const Tensor& grad, const Tensor& input) {

@@ -3,7 +3,7 @@
 // cubin::addmm is beta * input + alpha * (mat1 @ mat2) for any shapes that matmul takes; `input` is not
 // read where beta is 0, nor the product where alpha is. Results are rounded once, after everything.
 //
-// Each allocates a fresh contiguous output. The CPU ones are references made of ATen
+// Each allocates a fresh contiguous output, but for addmm_into, which writes its first argument. The CPU ones are references made of ATen
 // (reference.cpp). The public ops forward to these from csrc/ops_matmul.cpp, linear through
 // composite.cpp.
 #pragma once
@@ -17,6 +17,7 @@
 namespace torch_cubin {
 
 void linear_composite(StableIValue* stack, uint64_t, uint64_t);
+void addmm_dtype_composite(StableIValue* stack, uint64_t, uint64_t);
 
 Tensor matmul_cpu(const Tensor& self, const Tensor& other);
 Tensor linear_cpu(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias);
@@ -25,6 +26,9 @@ Tensor linear_activation_cpu(const Tensor& input, const Tensor& weight,
                              const std::optional<Tensor>& bias, const std::string& activation);
 Tensor addmm_cpu(const Tensor& input, const Tensor& mat1, const Tensor& mat2, double beta,
                  double alpha);
+Tensor addmm_dtype_cpu(const Tensor& input, const Tensor& mat1, const Tensor& mat2,
+                       ScalarType out_dtype, double beta, double alpha);
+void addmm_into_cpu(Tensor out, const Tensor& mat1, const Tensor& mat2, double beta, double alpha);
 
 std::tuple<Tensor, Tensor> weight_and_bias_gradient_cpu(const Tensor& grad, const Tensor& input);
 
@@ -34,6 +38,11 @@ Tensor linear_activation_cuda(const Tensor& input, const Tensor& weight,
                               const std::optional<Tensor>& bias, const std::string& activation);
 Tensor addmm_cuda(const Tensor& input, const Tensor& mat1, const Tensor& mat2, double beta,
                   double alpha);
+// `out_dtype` is float32 or the operands' dtype, and so is the input's.
+Tensor addmm_dtype_cuda(const Tensor& input, const Tensor& mat1, const Tensor& mat2,
+                        ScalarType out_dtype, double beta, double alpha);
+// out = beta * out + alpha * (mat1 @ mat2), in out's memory, which is float32 or the operands' dtype.
+void addmm_into_cuda(Tensor out, const Tensor& mat1, const Tensor& mat2, double beta, double alpha);
 // One kernel gives both where it can: it reads all of grad for the weight's gradient.
 std::tuple<Tensor, Tensor> weight_and_bias_gradient_cuda(const Tensor& grad, const Tensor& input);
 

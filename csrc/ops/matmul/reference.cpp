@@ -10,6 +10,7 @@
 #include "ops/matmul/checks.h"
 #include "ops/matmul/elementwise.h"
 #include "ops/matmul/matmul.h"
+#include "pytorch/autograd_state.h"
 #include "pytorch/contiguous.h"
 
 namespace torch_cubin {
@@ -101,18 +102,6 @@ Tensor linear_by_rows(const Tensor& input, const Tensor& weight, const std::opti
   return aten_reshape(out, shape.vector());
 }
 
-Tensor to_dtype(const Tensor& tensor, ScalarType dtype) { return torch::stable::to(tensor, dtype); }
-
-// What an epilogue is computed in, so that results are rounded once.
-Tensor wide(const Tensor& tensor) {
-  const bool is_16_bit = element_size(TensorView(tensor).dtype) == 2;
-  return is_16_bit ? to_dtype(detach(tensor), ScalarType::Float) : detach(tensor);
-}
-
-Tensor narrow_to(const Tensor& tensor, ScalarType dtype) {
-  return TensorView(tensor).dtype == dtype ? tensor : to_dtype(tensor, dtype);
-}
-
 }  // namespace
 
 Tensor matmul_cpu(const Tensor& self, const Tensor& other) {
@@ -156,10 +145,9 @@ Tensor linear_activation_cpu(const Tensor& input, const Tensor& weight,
   return narrow_to(aten_reshape(out, shape.vector()), dtype);
 }
 
-Tensor addmm_cpu(const Tensor& input, const Tensor& mat1, const Tensor& mat2, double beta,
-                 double alpha) {
-  const TensorView a(mat1);
-  const Shape shape = check_addmm(TensorView(input), a, TensorView(mat2));
+Tensor addmm_dtype_cpu(const Tensor& input, const Tensor& mat1, const Tensor& mat2,
+                       ScalarType out_dtype, double beta, double alpha) {
+  const Shape shape = check_addmm(TensorView(input), TensorView(mat1), TensorView(mat2), out_dtype);
   Tensor sums;
   if (alpha == 0) {
     sums = wide(torch::stable::new_empty(mat1, shape.vector()));
@@ -167,8 +155,22 @@ Tensor addmm_cpu(const Tensor& input, const Tensor& mat1, const Tensor& mat2, do
   } else {
     sums = scaled(matmul_cpu(wide(mat1), wide(mat2)), alpha);
   }
-  const Tensor out = narrow_to(scaled_addend(sums, wide(input), beta), a.dtype);
+  const Tensor out = narrow_to(scaled_addend(sums, wide(input), beta), out_dtype);
   return with_contiguous_strides(out, shape);
+}
+
+Tensor addmm_cpu(const Tensor& input, const Tensor& mat1, const Tensor& mat2, double beta,
+                 double alpha) {
+  return addmm_dtype_cpu(input, mat1, mat2, TensorView(mat1).dtype, beta, alpha);
+}
+
+void addmm_into_cpu(Tensor out, const Tensor& mat1, const Tensor& mat2, double beta, double alpha) {
+  const TensorView c(out);
+  check_addmm_into(c, TensorView(mat1), TensorView(mat2));
+  const Tensor result = addmm_dtype_cpu(out, mat1, mat2, c.dtype, beta, alpha);
+  bump_version(out.get());
+  Tensor to = detach(out);
+  torch::stable::copy_(to, result);
 }
 
 std::tuple<Tensor, Tensor> weight_and_bias_gradient_cpu(const Tensor& grad, const Tensor& input) {

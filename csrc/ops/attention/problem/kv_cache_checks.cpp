@@ -12,7 +12,6 @@
 #include "ops/attention/problem/problem.h"
 #include "ops/common/argument_checks.h"
 #include "pytorch/described_tensor.h"
-#include "pytorch/overlap.h"
 
 namespace torch_cubin {
 namespace {
@@ -66,23 +65,14 @@ void check_cache(const char* name, const TensorView& view, int64_t vector, bool 
         tuple_text(view.strides, view.dim) + " as strides", ""});
 }
 
-MemoryFacts memory_of(const TensorView& view) {
-  const void* data = view.handle == nullptr ? nullptr : view.find_data();
-  return {data, view.sizes, view.strides, view.dim, element_size(view.dtype)};
-}
-
 // Memory of a cache that is written must be neither read nor written elsewhere: blocks run in any
 // order.
-void check_apart(const KvCacheViews& views) {
+void check_caches_apart(const KvCacheViews& views) {
   const TensorView* caches[] = {&views.k_cache, &views.v_cache};
   const char* names[] = {"k_cache", "v_cache"};
   for (int i = 0; i < 2; ++i) {
-    const MemoryFacts written = memory_of(*caches[i]);
     const auto check = [&](const char* other, const TensorView& view) {
-      if (!share_memory(written, memory_of(view))) return;
-      fail({"input", cache_argument(names[i]),
-            std::string("shares memory with '") + other + "', and is written to",
-            "memory of its own", "memory of both", "Clone one of them."});
+      check_apart(kCacheOp, names[i], *caches[i], other, view);
     };
     if (i == 0) check("v_cache", views.v_cache);
     check("q", views.q);
@@ -245,7 +235,7 @@ KvCacheShape check_kv_cache(const KvCacheViews& views, const KvCacheOptions& opt
   check_counts("k_cache", k_cache);
   if (views.k) check_counts("k", *views.k);
   check_rotary(views, shape);
-  if (views.k) check_apart(views);
+  if (views.k) check_caches_apart(views);
 
   // The rest is as for every attention: keys and values as (batch, heads, rows, head_dim).
   const int64_t sizes[3][4] = {{shape.batch, shape.heads, shape.seqlen_q, shape.head_dim},
