@@ -33,7 +33,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
   m.def("addmm" TC_ADDMM);
   m.def("_addmm" TC_ADDMM);
   m.def("_addmm_autograd" TC_ADDMM);
-#define TC_ADDMM_DTYPE                                                                           \
+#define TC_ADDMM_DTYPE                                                                             \
   "(Tensor input, Tensor mat1, Tensor mat2, ScalarType out_dtype, *, float beta=1, float alpha=1)" \
   " -> Tensor"
   m.def("addmm.dtype" TC_ADDMM_DTYPE);

@@ -12,7 +12,7 @@ from faults.forked import forked
 
 import torch_cubin
 
-ADD_VECTOR, ACTIVATION = 1024, 12
+ADD_VECTOR, ACTIVATION, SUMS = 1024, 12, 1 << 24
 ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
 Finish = structure(f"{MATMUL}/finish_params.h", "FinishParams")
 Product = structure(f"{MATMUL}/matmul_params.h", "MatmulParams")
@@ -193,3 +193,70 @@ def test_batch_invariant_epilogues_do_not_split_k(driver, catalog) -> None:
 
     names = [launch["kernel"] for launch in launches_of(driver, call)]
     assert [name.split("_")[0] for name in names] == ["mma", "finish"]
+
+
+@pytest.mark.parametrize(("n", "fused"), [(2048, True), (2050, True), (2049, False)], ids=str)
+def test_products_are_added_to_float32_in_place(driver, catalog, n: int, fused: bool) -> None:
+    """As a gradient is: by one kernel, which reads and writes pairs, else by two."""
+    catalog()
+
+    def call() -> None:
+        grad, x = (
+            transposed(4096, 8192, torch.bfloat16),
+            tensors.empty(8192, n, dtype=torch.bfloat16),
+        )
+        torch.ops.cubin._addmm_into(tensors.empty(4096, n, dtype=torch.float32), grad, x)
+
+    launches = launches_of(driver, call)
+    if not fused:
+        assert launches[-1]["kernel"] == "finish_matmul_f32"
+        params = launch_params.read(launches[-1], Finish)
+        assert params.out == params.addend
+        assert (params.alpha, params.beta) == (1, 1)
+        return
+    names = [launch["kernel"].rpartition("_")[0] for launch in launches]
+    padded = [] if n % 8 == 0 else ["pad_matmul"]  # of x, whose rows begin anywhere
+    assert [name.rstrip("_0123456789") for name in names] == [*padded, "sm90_matmul_bf16_tn"]
+    params = launch_params.read(launches[-1], Params)
+    assert params.out == params.addend != 0
+    assert params.flags & SUMS
+    assert (params.alpha, params.beta) == (1, 1)
+
+
+def test_a_product_into_float32_reads_what_it_adds_as_float32(driver, catalog) -> None:
+    catalog()
+
+    def call() -> None:
+        a = tensors.empty(4096, 4096, dtype=torch.float16)
+        b = transposed(4096, 2048, torch.float16)
+        for addend in (
+            tensors.empty(4096, 2048, dtype=torch.float32),
+            tensors.empty(2048, dtype=torch.float32),
+            tensors.strided((4096, 2048), (2052, 1), torch.float32),
+        ):
+            torch.ops.cubin._addmm_dtype(addend, a, b, torch.float32, beta=0.5, alpha=-3)
+
+    launches = launches_of(driver, call)
+    assert len(launches) == 3
+    for launch, stride in zip(launches, (2048, 0, 2052), strict=True):
+        params = launch_params.read(launch, Params)
+        assert params.flags & SUMS
+        assert params.addend not in (0, params.out)
+        assert (params.bias, params.alpha, params.beta) == (0, -3, 0.5)
+        assert (params.addend_stride_m, params.addend_stride_n) == (stride, 1)
+
+
+def test_other_kernels_leave_a_product_into_float32_to_a_second_one(driver, catalog) -> None:
+    catalog("sm90", "sm90_skinny")
+
+    def call() -> None:
+        for m, n, k in ((512, 512, 512), (4, 4096, 4096), (2048, 3, 64), (16, 128, 16384)):
+            a, b = tensors.empty(m, k, dtype=torch.float16), transposed(k, n, torch.float16)
+            torch.ops.cubin._addmm_into(tensors.empty(m, n, dtype=torch.float32), a, b, beta=2)
+
+    finishes = [x for x in launches_of(driver, call) if x["kernel"].startswith("finish_matmul_")]
+    assert [x["kernel"] for x in finishes] == ["finish_matmul_f32"] * 4
+    for launch in finishes:
+        params = launch_params.read(launch, Finish)
+        assert params.out == params.addend
+        assert (params.alpha, params.beta) == (1, 2)

@@ -131,9 +131,7 @@ def test_derivatives_in_float64() -> None:
 
 def test_tangents_have_the_outputs_dtype() -> None:
     primals = tuple(draw(SHAPES[0]))
-    _, tangent = torch.func.jvp(
-        lambda *x: ops.addmm(*x, out_dtype=torch.float32), primals, primals
-    )
+    _, tangent = torch.func.jvp(lambda *x: ops.addmm(*x, out_dtype=torch.float32), primals, primals)
     assert tangent.dtype == torch.float32
 
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from ops.test_opcheck import CHECKS
 from torch import Tensor
 
-import torch_cubin  # noqa: F401  (registers the ops)
+import torch_cubin
 
 ops = torch.ops.cubin
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

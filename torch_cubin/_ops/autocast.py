@@ -1,6 +1,7 @@
 """Autocast: under torch.autocast the ops cast their arguments to its dtype, like torch.matmul.
 
-What addmm adds to a float32 output stays float32. With a cache of keys and values, they cast to the cache's dtype, because the cache is written to.
+What addmm adds to a float32 output stays float32. With a cache of keys and values, they cast to the
+cache's dtype, because the cache is written to.
 Float8 arguments of attention are not cast, and mixing them with other dtypes is an error: a cast
 would drop their scale factors. Products of float8 are cast, as torch's are.
 All ops get kernels on the Autocast keys, because torch.library.register_autocast fixes one dtype at

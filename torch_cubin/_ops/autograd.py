@@ -218,7 +218,8 @@ class _Linear(transforms.SingleLevelFunction):
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
         if grad is None:
             return None, None, None, None
-        return None, *linear_gradients(grad, ctx.saved_tensors, ctx.shapes, ctx.needs_input_grad[1:])
+        needs = ctx.needs_input_grad[1:]
+        return None, *linear_gradients(grad, ctx.saved_tensors, ctx.shapes, needs)
 
     @staticmethod
     def jvp(
@@ -253,10 +254,9 @@ class _Addmm(transforms.SingleLevelFunction):
         ctx.dtypes = input.dtype, mat1.dtype, out_dtype or mat1.dtype
         ctx.save_for_backward(mat1 if needs_mat2 else None, mat2 if needs_mat1 else None)
         ctx.save_for_forward(mat1, mat2)
-        op, args = addmm_autograd, (input, mat1, mat2)
-        if out_dtype is not None:
-            op, args = addmm_dtype_autograd, (*args, out_dtype)
-        made.append(call_below_autograd(op, *args, beta=beta, alpha=alpha))
+        op = addmm_autograd if out_dtype is None else addmm_dtype_autograd
+        args = () if out_dtype is None else (out_dtype,)
+        made.append(call_below_autograd(op, input, mat1, mat2, *args, beta=beta, alpha=alpha))
         return made[0]
 
     @staticmethod
@@ -307,7 +307,7 @@ class _Addmm(transforms.SingleLevelFunction):
 def linear_gradients(
     grad: Tensor, saved: Sequence[Any], shapes: Sequence[Any], needs: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of linear's arguments. `saved`: input and weight; `shapes`: theirs and the bias's."""
+    """Gradients of linear's arguments; `saved`: input and weight; `shapes`: of all three."""
     input, weight = saved
     needs_input, needs_weight, needs_bias = needs
     input_shape, weight_shape, bias_shape = shapes

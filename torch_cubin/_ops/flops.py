@@ -48,9 +48,7 @@ def _addmm_into_flops(out: Tensor, mat1: Tensor, *args: Any, **kwargs: Any) -> i
     return 2 * out.numel() * mat1.shape[-1]
 
 
-def _linear_glu_flops(
-    input: Tensor, gate: Tensor, *args: Any, out_val: Any, **kwargs: Any
-) -> int:
+def _linear_glu_flops(input: Tensor, gate: Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
     out = out_val if isinstance(out_val, Tensor) else out_val[0]
     return 4 * out.numel() * input.shape[-1]
 

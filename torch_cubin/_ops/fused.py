@@ -75,7 +75,9 @@ def _whole(tensor: Tensor, dim: int | None, size: int) -> Tensor:
     return tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
 
 
-def _glu_rule(info: Any, dims: Dims, input: Tensor, gate: Tensor, up: Tensor, activation: str) -> Any:
+def _glu_rule(
+    info: Any, dims: Dims, input: Tensor, gate: Tensor, up: Tensor, activation: str
+) -> Any:
     if dims[1] is None and dims[2] is None:
         checks.check_linear_glu(input, gate, up, dims)
         op = torch.ops.cubin._linear_glu.default
@@ -183,9 +185,7 @@ def activation_backward(grad: Tensor, x: Tensor, activation: str) -> Tensor:
 
 def _may_be_differentiated() -> bool:
     return (
-        torch.is_grad_enabled()
-        or transforms.transforms_active()
-        or transforms.dual_level_is_open()
+        torch.is_grad_enabled() or transforms.transforms_active() or transforms.dual_level_is_open()
     )
 
 

@@ -7,6 +7,7 @@ of ops that have derivatives where one is asked for.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -113,9 +114,7 @@ class _LinearActivationAux(transforms.SingleLevelFunction):
         ctx.batch_invariant = is_batch_invariant()
         ctx.activation = activation
         ctx.shapes = input.shape, weight.shape, None if bias is None else bias.shape
-        made += autograd.call_below_autograd(
-            linear_activation_aux, input, weight, bias, activation
-        )
+        made += autograd.call_below_autograd(linear_activation_aux, input, weight, bias, activation)
         ctx.save_for_backward(
             input if needs_weight else None, weight if needs_input else None, made[1]
         )
@@ -124,9 +123,7 @@ class _LinearActivationAux(transforms.SingleLevelFunction):
 
     @staticmethod
     @autograd._as_forward
-    def backward(
-        ctx: Any, grad: Tensor | None, of_aux: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor | None, of_aux: Tensor | None) -> tuple[Tensor | None, ...]:
         input, weight, aux = ctx.saved_tensors
         before = None if grad is None else activation_backward(grad, aux, ctx.activation)
         total = _sum(before, of_aux)
@@ -180,13 +177,18 @@ def _kernel(op: Any, differentiated: Callable[..., Any]) -> Callable[..., Any]:
     return kernel
 
 
+def _call(op: Any, activation: str, *tensors: Tensor | None) -> Any:
+    return op(*tensors, activation)
+
+
 def _glu(input: Tensor, gate: Tensor, up: Tensor, activation: str) -> Tensor:
     return linear_glu_aux(input, gate, up, activation)[0]
 
 
 def _glu_aux(input: Tensor, gate: Tensor, up: Tensor, activation: str) -> tuple[Tensor, ...]:
     checks.check_activation(activation)
-    return autograd.apply(_LinearGluAux, None, input, gate, up, rest=(activation,))
+    op = functools.partial(_call, linear_glu_aux, activation)
+    return autograd.apply(_LinearGluAux, op, input, gate, up, rest=(activation,))
 
 
 def _linears(
@@ -203,7 +205,8 @@ def _activation_aux(
     input: Tensor, weight: Tensor, bias: Tensor | None, activation: str
 ) -> tuple[Tensor, ...]:
     checks.check_activation(activation)
-    return autograd.apply(_LinearActivationAux, None, input, weight, bias, rest=(activation,))
+    op = functools.partial(_call, linear_activation_aux, activation)
+    return autograd.apply(_LinearActivationAux, op, input, weight, bias, rest=(activation,))
 
 
 def _activation_backward(grad: Tensor, weight: Tensor, aux: Tensor, activation: str) -> Tensor:

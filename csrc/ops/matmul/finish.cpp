@@ -111,9 +111,10 @@ class FinishKernels : public MatmulKernels {
 
   MatmulPlan plan_with(const MatmulCase& c, FinishPlan chosen) const {
     MatmulPlan plan;
-    if (c.output != c.input || c.split_sums || c.row_parts || kernel_for(c.input) == nullptr) {
-      return plan;
-    }
+    // A wider output without an epilogue is what other kernels leave to this one.
+    const bool widens = c.output != c.input;
+    if (widens && (c.output != sums_dtype(c.input) || c.only_bias())) return plan;
+    if (c.split_sums || c.row_parts || kernel_for(c.output) == nullptr) return plan;
     const bool short_types = c.math == kMathFloat16 || c.math == kMathBFloat16;
     if (chosen.split ? !short_types || c.batch_dims > 0 || c.batch_invariant
                      : c.only_bias() && !c.row_sums) {
@@ -154,7 +155,7 @@ class FinishKernels : public MatmulKernels {
     const int64_t vector = std::min(kVectorBytes, kFinishColumns * element_size(p.output));
     params.vectors =
         params.n % kFinishColumns == 0 && reinterpret_cast<uintptr_t>(params.out) % vector == 0;
-    PackageKernel& kernel = *kernel_for(p.input);
+    PackageKernel& kernel = *kernel_for(p.output);
     const int64_t threads = params.rows * ceil_div(params.n, kFinishColumns);
     const int64_t blocks = std::min(ceil_div(threads, int64_t{kernel.entry().block[0]}),
                                     kFinishBlocksOfOne * device_.multiprocessors);

@@ -18,6 +18,7 @@ std::vector<Tensor> linears_one_by_one(const Tensor& input, const std::vector<Te
     check_linears(x, TensorView(weights[i]), view_of(bias(i)), i);
   }
   std::vector<Tensor> out;
+  out.reserve(weights.size());
   for (int64_t i = 0; i < count; ++i) out.push_back(linear(input, weights[i], bias(i)));
   return out;
 }

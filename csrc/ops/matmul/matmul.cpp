@@ -110,6 +110,22 @@ Tensor linear_with(const Tensor& input, const Tensor& weight, const std::optiona
   return out;
 }
 
+bool begins_pair(const void* data) {
+  return reinterpret_cast<uintptr_t>(data) % (2 * sizeof(float)) == 0;
+}
+
+// Whether it is as a MatmulProblem wants an addend of a wider type than the operands'.
+bool is_read_in_pairs(const TensorView& addend, const Shape& out) {
+  const int64_t last = addend.dim - 1;
+  // NOTE: where N is 1, a batch dim may become N.
+  bool pairs = last >= 0 && addend.strides[last] == 1 && addend.sizes[last] > 1 &&
+               addend.sizes[last] == out.sizes[out.dim - 1] && begins_pair(addend.data());
+  for (int64_t i = 0; i + 1 < addend.dim; ++i) {
+    pairs = pairs && (addend.sizes[i] == 1 || addend.strides[i] % 2 == 0);
+  }
+  return pairs;
+}
+
 // out = beta * addend + alpha * (a @ b), which have elements, K too. `out` is contiguous and has the
 // addend's dtype; it may be the addend.
 void run_addmm(Tensor& out, const Shape& shape, const TensorView& addend, const TensorView& a,
@@ -158,10 +174,15 @@ Tensor addmm_dtype_cuda(const Tensor& input, const Tensor& mat1, const Tensor& m
   if (a.sizes[a.dim - 1] == 0 || alpha == 0) {
     return scaled_addend(empty_sums(out, {}), input, beta);
   }
-  // Kernels read the addend as they write the output.
-  const bool converts = beta != 0 && TensorView(input).dtype != out_dtype;
-  const Tensor addend = converts ? torch::stable::to(input, out_dtype) : input;
-  run_addmm(out, shape, TensorView(addend), a, b, beta, alpha);
+  const TensorView addend(input);
+  const bool copies =
+      addend.dtype != out_dtype || (out_dtype != a.dtype && !is_read_in_pairs(addend, shape));
+  if (beta != 0 && copies) {
+    torch::stable::copy_(out, input);
+    run_addmm(out, shape, TensorView(out), a, b, beta, alpha);
+  } else {
+    run_addmm(out, shape, addend, a, b, beta, alpha);
+  }
   return out;
 }
 
@@ -171,23 +192,25 @@ Tensor addmm_cuda(const Tensor& input, const Tensor& mat1, const Tensor& mat2, d
   return addmm_dtype_cuda(input, mat1, mat2, dtype, beta, alpha);
 }
 
-void addmm_into_cuda(Tensor out, const Tensor& mat1, const Tensor& mat2, double beta,
+void addmm_into_cuda(const Tensor& out, const Tensor& mat1, const Tensor& mat2, double beta,
                      double alpha) {
   const TensorView c(out), a(mat1), b(mat2);
   const Shape shape = check_addmm_into(c, a, b);
   bump_version(out.get());
   if (shape.numel() == 0) return;
+  Tensor to = out;
   if (a.sizes[a.dim - 1] == 0 || alpha == 0) {
     if (beta == 0) {
-      torch::stable::zero_(out);
+      torch::stable::zero_(to);
     } else if (beta != 1) {
-      torch::stable::copy_(out, scaled(out, beta));
+      torch::stable::copy_(to, scaled(out, beta));
     }
-  } else if (is_contiguous(c.sizes, c.strides, c.dim)) {
-    run_addmm(out, shape, c, a, b, beta, alpha);
+  } else if (is_contiguous(c.sizes, c.strides, c.dim) &&
+             (c.dtype == a.dtype || begins_pair(c.data()))) {
+    run_addmm(to, shape, c, a, b, beta, alpha);
   } else {
-    // Kernels write contiguous outputs.
-    torch::stable::copy_(out, addmm_dtype_cuda(out, mat1, mat2, c.dtype, beta, alpha));
+    // Kernels write contiguous outputs, and pairs of wider ones.
+    torch::stable::copy_(to, addmm_dtype_cuda(out, mat1, mat2, c.dtype, beta, alpha));
   }
 }
 

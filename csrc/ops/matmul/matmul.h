@@ -28,7 +28,8 @@ Tensor addmm_cpu(const Tensor& input, const Tensor& mat1, const Tensor& mat2, do
                  double alpha);
 Tensor addmm_dtype_cpu(const Tensor& input, const Tensor& mat1, const Tensor& mat2,
                        ScalarType out_dtype, double beta, double alpha);
-void addmm_into_cpu(Tensor out, const Tensor& mat1, const Tensor& mat2, double beta, double alpha);
+void addmm_into_cpu(const Tensor& out, const Tensor& mat1, const Tensor& mat2, double beta,
+                    double alpha);
 
 std::tuple<Tensor, Tensor> weight_and_bias_gradient_cpu(const Tensor& grad, const Tensor& input);
 
@@ -42,7 +43,8 @@ Tensor addmm_cuda(const Tensor& input, const Tensor& mat1, const Tensor& mat2, d
 Tensor addmm_dtype_cuda(const Tensor& input, const Tensor& mat1, const Tensor& mat2,
                         ScalarType out_dtype, double beta, double alpha);
 // out = beta * out + alpha * (mat1 @ mat2), in out's memory, which is float32 or the operands' dtype.
-void addmm_into_cuda(Tensor out, const Tensor& mat1, const Tensor& mat2, double beta, double alpha);
+void addmm_into_cuda(const Tensor& out, const Tensor& mat1, const Tensor& mat2, double beta,
+                     double alpha);
 // One kernel gives both where it can: it reads all of grad for the weight's gradient.
 std::tuple<Tensor, Tensor> weight_and_bias_gradient_cuda(const Tensor& grad, const Tensor& input);
 

@@ -164,7 +164,8 @@ Tensor addmm_cpu(const Tensor& input, const Tensor& mat1, const Tensor& mat2, do
   return addmm_dtype_cpu(input, mat1, mat2, TensorView(mat1).dtype, beta, alpha);
 }
 
-void addmm_into_cpu(Tensor out, const Tensor& mat1, const Tensor& mat2, double beta, double alpha) {
+void addmm_into_cpu(const Tensor& out, const Tensor& mat1, const Tensor& mat2, double beta,
+                    double alpha) {
   const TensorView c(out);
   check_addmm_into(c, TensorView(mat1), TensorView(mat2));
   const Tensor result = addmm_dtype_cpu(out, mat1, mat2, c.dtype, beta, alpha);

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "cubin/error.h"
 #include "kernels/matmul/sm90_params.h"
 #include "ops/common/cluster_capacity.h"
 #include "ops/common/launch.h"
@@ -139,9 +140,11 @@ class Sm90Matmul : public MatmulKernels {
 
   static bool takes(const MatmulCase& c) {
     const bool maths = c.math == kMathFloat16 || c.math == kMathBFloat16 || c.math == kMathTF32;
-    // A bias and an addend have the output's type, and are read as the operands' type.
-    const bool types =
-        c.output == c.input || (c.output == ScalarType::Float && !c.has_bias && c.only_bias());
+    // A bias has the output's type, and is read as the operands' type; a float32 addend of 16-bit
+    // operands is read in pairs (MatmulProblem).
+    const bool widens = c.output == ScalarType::Float && !c.has_bias &&
+                        c.activation == kActivationNone && !(c.has_addend && c.n % 2 != 0);
+    const bool types = c.output == c.input || widens;
     const bool unscaled = c.a_scales == Scales::kNone && c.b_scales == Scales::kNone;
     const bool mappable = c.a_mappable && c.b_mappable && c.batch_dims <= kSm90BatchDims;
     return maths && types && unscaled && (mappable || is_readable(c)) && !c.row_sums &&
@@ -322,7 +325,13 @@ class Sm90Matmul : public MatmulKernels {
       } else {
         out.flags |= kSm90General;
         if (p.output == ScalarType::Float) out.flags |= kSm90OutFloat;
-        if (is_sums(p, operands)) out.flags |= kSm90Sums;
+        if (is_sums(p, operands)) {
+          out.flags |= kSm90Sums;
+        } else if (p.output != p.input && operands.addend != nullptr) {
+          // The kernel would read it as the operands' type.
+          fail({"internal", "the addend of a product into float32", "is not read in pairs",
+                "as MatmulProblem says", "", ""});
+        }
         if (aligned && p.n % 4 == 0) out.flags |= kSm90OutVector;
         out.bias_stride = operands.bias_stride;
       }
