@@ -85,7 +85,7 @@ def _kernel(op: Any, key: str, device_type: str) -> Callable[..., Any]:
                 return [cast(name, item) for item in value]
             kept = not casts or name in _KEPT or dispatch_keys.autocast_is_off()
             kept |= attends and isinstance(value, torch.Tensor) and value.itemsize == 1
-            # What is added in the output's dtype is not rounded before.
+            # An addend of the output's dtype is not rounded first.
             kept |= name == "input" and isinstance(value, torch.Tensor) and value.dtype == out_dtype
             return value if kept else _cast(value, device_type, dtype)
 
