@@ -1,16 +1,16 @@
-// The one parameter of every kernel of the attention family, shared by host and device code.
+// The parameter of every portable kernel of the attention family, shared by host and device code.
 //
 //   out[b, h, i, :] = sum_j P[i, j] v[b, h / group, j, :],   P = softmax_j(bias(scale * q_i . k_j))
 //
-// Every tensor is [batch, head, row, column] by three strides, in elements; columns are contiguous,
-// rows of q, k, v, out and their gradients are multiples of 16 bytes from 16-byte aligned bases.
-// logsumexp and delta are float [batch, head, row], contiguous. Heads of q and out are `heads`,
-// those of k and v heads / group.
+// Every tensor is [batch, head, row, column] with three strides, in elements; columns are
+// contiguous, and rows of q, k, v, out and their gradients are multiples of 16 bytes from 16-byte
+// aligned bases. logsumexp and delta are float [batch, head, row], contiguous. q and out have
+// `heads` heads, k and v heads / group.
 //
-// Row i attends to column j where  i + first <= j <= i + last  and j < seqlen_k: `first` and `last`
-// bound the band (causal: last = 0; a sliding window sets both; kNoBound leaves a side open; they
-// are shifted by seqlen_k - seqlen_q of the sequence where kAttendBottomRight is set).
-// A row that attends to nothing gives zeros, and logsumexp -inf.
+// Row i attends to column j if  i + first <= j <= i + last  and j < seqlen_k: `first` and `last`
+// bound the band (causal: last = 0; a sliding window sets both; kNoBound leaves a side open). With
+// kAttendBottomRight they are shifted by the sequence's seqlen_k - seqlen_q. A row that attends to
+// no column gives zeros, and logsumexp -inf.
 #pragma once
 
 typedef long long tc_int64;  // device code includes no <cstdint>
@@ -26,7 +26,7 @@ constexpr int kAttendOwnMask = 4;      // mask holds values of q's dtype, added 
 constexpr int kAttendFloatMask = 8;    // mask holds floats, added to the scores
 constexpr int kAttendDropout = 16;
 constexpr int kAttendSinkTerms =
-    32;  // portable/delta.cu alone: it gives a row's term of its sink's gradient
+    32;  // portable/delta.cu only: computes a row's term of its sink's gradient
 
 struct AttentionParams {
   const void* q;
@@ -34,15 +34,15 @@ struct AttentionParams {
   const void* v;
   void* out;
   float* logsumexp;  // of scale * q.k plus bias and mask, natural logarithm
-  // With splits > 1, grid.y = splits: split s sees the columns from s * columns_per_split on, and
-  // writes these instead of out and logsumexp; the combine kernel joins them in the splits' order.
+  // With splits > 1, grid.y = splits: split s computes the columns from s * columns_per_split on,
+  // and writes these instead of out and logsumexp; the combine kernel combines them in order.
   float* partial_out;        // [split][batch][head][row][head_dim_v], normalised within the split
   float* partial_logsumexp;  // [split][batch][head][row]
   const void* mask;          // null: none; strides 0 broadcast
   const tc_int64* dropout_seed;  // on the device: one number
   const float* alibi_slopes;     // [heads] or [batch, heads]: score += -slope * |i + shift - j|
-  const float* sinks;            // [heads]: a logit that joins every row's softmax, without a value
-  const int* cu_seqlens_q;  // null, or batch + 1 row offsets of packed sequences; may hold anything
+  const float* sinks;            // [heads]: a logit in every row's softmax that has no value
+  const int* cu_seqlens_q;  // null, or batch + 1 row offsets of packed sequences; not validated
   const int* cu_seqlens_k;
   // Backward.
   const void* grad_out;
@@ -61,7 +61,7 @@ struct AttentionParams {
   tc_int64 dk_stride[3];
   tc_int64 dv_stride[3];
   tc_int64 mask_stride[4];  // batch, head, row, column
-  tc_int64 alibi_stride;    // of a batch in alibi_slopes: 0 or heads
+  tc_int64 alibi_stride;    // between batches of alibi_slopes: 0 or heads
   int batch, heads, group;
   int seqlen_q, seqlen_k;  // with cu_seqlens: the longest
   int total_q, total_k;    // rows of the tensors; of packed sequences logsumexp is [head][total_q]

@@ -1,5 +1,5 @@
-// What a quad does together: the four lanes 4 g to 4 g + 3 that share the rows of an accumulator
-// tile, of mma.sync and of wgmma alike. Every lane of the warp must take part.
+// Exchanges within a quad: the four lanes 4 g to 4 g + 3 that share the rows of an accumulator
+// tile, for mma.sync and wgmma alike. Every lane of the warp must take part.
 #pragma once
 
 #include "common/ptx.cuh"
@@ -16,8 +16,8 @@ TC_DEVICE float quad_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-// word[n] of lane t becomes word[t] of lane n, within each quad: afterwards a lane has what the
-// quad had of one n8 tile, 8 columns in order.
+// word[n] of lane t becomes word[t] of lane n, within each quad: afterwards a lane has all of the
+// quad's elements of one n8 tile, 8 columns in order.
 TC_DEVICE void quad_transpose(u32 (&word)[4]) {
   int t = threadIdx.x % 4;
 #pragma unroll

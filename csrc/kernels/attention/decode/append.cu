@@ -1,6 +1,5 @@
-// Before decode.cu: writes new keys and values into a cache and rotates them, and the query, by
-// their positions (rotary embedding), computed in float32 and rounded once, to e4m3 where the
-// caches are of that.
+// Before decode.cu: writes new keys and values into a cache and applies rotary embeddings to them
+// and the query, computed in float32 and rounded once (to e4m3 for caches of e4m3).
 //
 // A thread takes one vector of 8 columns: first those of the keys, then of the values, then of the
 // query; grid.x = ceil(vectors / threads).
@@ -13,7 +12,7 @@ struct Config {
   static constexpr DType kDType = DType::TC_DTYPE;
   static constexpr int kThreads = TC_THREADS;
 #ifdef TC_E4M3
-  static constexpr bool kE4m3 = true;  // the caches' dtype; else that of the query
+  static constexpr bool kE4m3 = true;  // the caches' dtype; otherwise the query's
 #else
   static constexpr bool kE4m3 = false;
 #endif
@@ -22,7 +21,7 @@ struct Config {
 constexpr DType kDType = Config::kDType;
 using Traits = DTypeTraits<kDType>;
 using Storage = Traits::Storage;
-constexpr int kColumns = 8;  // of a vector
+constexpr int kColumns = 8;  // columns of a vector
 constexpr int kCacheBytes = Config::kE4m3 ? 1 : 2;
 
 struct Vector {
@@ -53,7 +52,7 @@ struct Vector {
 
 TC_DEVICE uint4 load(const Storage* from) { return *reinterpret_cast<const uint4*>(from); }
 
-// `own`, which begins at `column` of `row`, before rotary_dim, rotated by the angles of `position`.
+// Rotates `own`, the vector at `column` of `row` (before rotary_dim), by the angles of `position`.
 TC_DEVICE Vector rotated(const DecodeAppendParams& p, const Storage* row, int column, int position,
                          const Vector& own) {
   position = min(position, p.positions - 1);
@@ -81,14 +80,14 @@ TC_DEVICE Vector rotated(const DecodeAppendParams& p, const Storage* row, int co
   return out;
 }
 
-// The same of the vector in memory, in the query's dtype; unchanged from rotary_dim on.
+// The same for the vector in memory, in the query's dtype; unchanged from rotary_dim on.
 TC_DEVICE uint4 rotated(const DecodeAppendParams& p, const Storage* row, int column, int position) {
   uint4 words = load(row + column);
   if (column >= p.rotary_dim) return words;
   return rotated(p, row, column, position, Vector(words)).rounded();
 }
 
-// A row of the query, or of new keys or values, and the vector of it that this thread takes.
+// A row of the query, or of new keys or values, and this thread's vector of it.
 struct Place {
   int batch, row, head, column;
 
@@ -105,7 +104,7 @@ struct Place {
   }
 };
 
-// What a cache's numbers of this head are multiples of.
+// The factor of a cache's numbers for this head.
 TC_DEVICE float descale_of(const float* descale, const tc_int64 (&stride)[2], const Place& at) {
   return descale != nullptr ? descale[at.batch * stride[0] + at.head * stride[1]] : 1.0f;
 }
@@ -115,7 +114,7 @@ TC_DEVICE int length_of(const DecodeAppendParams& p, int batch) {
   return min(max(length, 0), p.capacity);
 }
 
-// Where the row of a cache lies that a new row is written to; negative: nowhere.
+// The offset of the cache row that a new row is written to; negative: not written.
 TC_DEVICE tc_int64 cache_row(const DecodeAppendParams& p, const Place& at, int position,
                              const tc_int64 (&stride)[3]) {
   if (position >= p.capacity) return -1;

@@ -1,6 +1,6 @@
-// Which columns a block of decode.cu takes, and their prefetch. Lengths and pages of a cache are
-// numbers in memory: with kEarly they are read before the kernel ahead has ended, may be old, and
-// serve the prefetch alone.
+// The columns of a block of decode.cu, and their prefetch. Lengths and pages of a cache are in
+// memory: with kEarly they are read before the previous kernel has ended, may be stale, and are
+// used for the prefetch only.
 #pragma once
 
 #include "attention/portable/tile.cuh"
@@ -8,7 +8,7 @@
 
 namespace torch_cubin {
 
-// What a block computes: 16 rows of a KV head's query heads.
+// A block's output: 16 rows of a KV head's query heads.
 struct BlockPlace {
   u32 batch, kv_head, tile;
 
@@ -30,7 +30,7 @@ TC_DEVICE int read_number(const int* at) {
   }
 }
 
-// Columns of a cache's sequence.
+// The columns of a cache's sequence.
 template <bool kEarly>
 TC_DEVICE int cached_columns(const DecodeParams& p, int batch) {
   if (p.cache_seqlens == nullptr) return p.seqlen_k;
@@ -38,14 +38,14 @@ TC_DEVICE int cached_columns(const DecodeParams& p, int batch) {
   return min(min(max(cached, 0), p.seqlen_k) + p.new_columns, p.seqlen_k);
 }
 
-// Which sequence of the cache is sequence `batch`.
+// The index in the cache of sequence `batch`.
 template <bool kEarly>
 TC_DEVICE int cached_batch(const DecodeParams& p, int batch) {
   if (p.cache_batch_idx == nullptr) return batch;
   return min(max(read_number<kEarly>(p.cache_batch_idx + batch), 0), p.cache_batch - 1);
 }
 
-// Into how many parts a sequence's `columns` are cut. A whole warp must ask together.
+// The number of parts that a sequence's `columns` are split into. Called by a whole warp.
 template <bool kEarly>
 TC_DEVICE int parts_of(const DecodeParams& p, int columns) {
   float size = p.fewest_columns;
@@ -59,8 +59,8 @@ TC_DEVICE int parts_of(const DecodeParams& p, int columns) {
   return max(1, min(p.splits, static_cast<int>(__fdividef(static_cast<float>(columns), size))));
 }
 
-// The part of columns [begin, end) that this block takes, from a multiple of kTileN on. A block
-// past the parts of a cache's sequence takes none. A whole warp must ask together.
+// The part of columns [begin, end) that this block takes, starting at a multiple of kTileN. A block
+// past the parts of a cache's sequence takes none. Called by a whole warp.
 template <int kTileN>
 struct Part {
   int begin, end;
@@ -85,9 +85,9 @@ struct Part {
   }
 };
 
-// Has the L2 cache fetch the first p.prefetched tiles of this block, before the kernel ahead has
-// ended: keys and values come from memory while that one ends and this one waits for it. Lane l of
-// a warp asks for row l % 16 of the warp's columns, of k below lane 16, else of v.
+// Prefetches the first p.prefetched tiles of this block to the L2 cache before the previous kernel
+// has ended, so that their latency overlaps with the wait for it. Lane l of a warp requests row l %
+// 16 of the warp's columns, of k below lane 16, else of v.
 template <int kTileN, int kElement>
 TC_DEVICE void prefetch_part(const DecodeParams& p, bool cache, const BlockPlace& place) {
   if (p.prefetched == 0) return;
@@ -98,8 +98,8 @@ TC_DEVICE void prefetch_part(const DecodeParams& p, bool cache, const BlockPlace
   int begin = p.first == -kNoBound ? 0 : max(0, first_packed / p.group + p.first + shift);
   int end = p.last == kNoBound ? columns : min(columns, last_packed / p.group + p.last + shift + 1);
   auto part = Part<kTileN>::template of<true>(p, cache, begin, end);
-  // NOTE: past the parts blockIdx.y times a part's columns may not fit 32 bits, and give rows
-  // below 0.
+  // NOTE: past the parts blockIdx.y times a part's columns may not fit 32 bits, and give rows below
+  // 0.
   if (part.none) return;
 
   bool of_k = threadIdx.x % 32 < 16, paged = cache && p.block_table != nullptr;

@@ -1,24 +1,23 @@
 // Attention forward for few query rows and many columns: decoding with a KV cache. Bound by the
-// memory that holds k and v.
+// memory bandwidth of k and v.
 //
 // The rows of a tile are (query row, head of the group), so that the heads that share k and v read
 // them once: tile row r of KV head h is query row r / group of head h * group + r % group. grid.x =
 // ceil(seqlen_q * group / 16) * (heads / group) * batch, and grid.y splits the columns.
 //
 // Keys and values may be a cache (decode_params.h): its lengths and pages are read on the device,
-// and each sequence is cut by its own length; blocks past its parts say that they saw nothing, and
-// leave.
+// and each sequence is split by its own length. Blocks past its parts write an empty part and exit.
 //
 // All warps of a block have the same 16 rows and take 16 columns of a tile each, in rings of their
-// own: they do not wait for each other until they join their results, in the order of the warps.
-// Every feature of AttentionParams is here; an unused one costs a branch.
+// own: they do not wait for each other until they combine their results, in the order of the warps.
+// Every feature of AttentionParams is supported; an unused one costs a branch.
 //
-// Caches of e4m3 (decode_params.h) are turned into float16, which is exact, before they reach the
-// tensor cores, and queries of bfloat16 too, each row scaled by a power of two so that it fits.
-// Bytes are no 16-bit elements for ldmatrix: what it gives a lane are four neighbouring columns of
-// a key, so the depth of q . k has another order in both operands; and two neighbouring columns of
-// two values, so the even and the odd columns of 16 make an n8 tile each. The file is long because
-// both kinds of keys share all but that.
+// Caches of e4m3 (decode_params.h) are converted to float16, which is exact, before they reach the
+// tensor cores, and so are queries of bfloat16, each row scaled by a power of two so that it fits.
+// ldmatrix moves 16-bit elements, so with bytes a lane gets four adjacent columns of a key, and the
+// depth of q . k is permuted in both operands; of values it gets two adjacent columns of two keys,
+// so the even and the odd columns of 16 make an n8 tile each. The file is long because both kinds
+// of keys share everything else.
 #include "attention/portable/epilogue.cuh"
 #include "attention/portable/score.cuh"
 #include "attention/portable/softmax.cuh"
@@ -33,7 +32,7 @@ struct Config {
   static constexpr int kStages = TC_STAGES, kThreads = TC_THREADS, kMinBlocks = TC_MIN_BLOCKS;
   static constexpr int kDynamicShared = TC_DYNAMIC_SHARED;
 #ifdef TC_E4M3
-  static constexpr bool kE4m3 = true;  // keys and values
+  static constexpr bool kE4m3 = true;  // of keys and values
 #else
   static constexpr bool kE4m3 = false;
 #endif
@@ -43,7 +42,7 @@ constexpr DType kDType = Config::kDType;
 using Traits = DTypeTraits<kDType>;
 using Storage = Traits::Storage;
 constexpr int kWarps = Config::kThreads / 32;
-constexpr int kElement = Config::kE4m3 ? 1 : 2;  // bytes of a key's or value's
+constexpr int kElement = Config::kE4m3 ? 1 : 2;  // bytes of a key's or value's element
 constexpr int kRowBytes = Config::kTileK * kElement;
 constexpr int kTileBytes = 16 * kRowBytes;
 constexpr int kStageBytes = 2 * kTileBytes;  // k, then v
@@ -69,9 +68,9 @@ struct PackedRow {
 
 // This warp's 16 columns of tiles of k or v.
 struct WarpCopy {
-  static constexpr int kLanes = kRowBytes < 128 ? kRowBytes / 16 : 8;  // of a row
+  static constexpr int kLanes = kRowBytes < 128 ? kRowBytes / 16 : 8;  // lanes of a row
   static constexpr int kRows = 32 / kLanes, kPasses = 16 / kRows;
-  const char* global;  // this lane's vector of the first row; of the pool, where it lies in pages
+  const char* global;  // this lane's vector of the first row; in the pool, for paged caches
   tc_int64 row_bytes;
   int bytes_left;
 
@@ -83,7 +82,7 @@ struct WarpCopy {
   }
   static TC_DEVICE int row() { return threadIdx.x % 32 / kLanes; }
 
-  // This lane's row of a pass, which begins `offset` bytes behind `global`.
+  // Copies this lane's row of a pass, `offset` bytes after `global`.
   TC_DEVICE void copy_row(u32 stage, int pass, int rows_left, tc_int64 offset) const {
 #pragma unroll
     for (int v = 0; v < (kRowBytes + 127) / 128; ++v) {
@@ -103,8 +102,8 @@ struct WarpCopy {
   }
 };
 
-// Where the 16 rows lie that the warp copies next: lane l knows the page of row l % 16. It is asked
-// for two tiles ahead, because the answer comes from memory; one ahead where registers are short.
+// The addresses of the 16 rows that the warp copies next: lane l has the page of row l % 16. Pages
+// are requested two tiles ahead, because they come from memory; one ahead if registers are short.
 struct PagedRows {
   static constexpr int kAhead = Config::kTileK > 128 ? 1 : 2;
   u32 page[kAhead];
@@ -119,7 +118,7 @@ struct PagedRows {
     }
   }
 
-  // After the copy of the tile at `column`.
+  // Call after the copy of the tile at `column`.
   TC_DEVICE void step(const DecodeParams& p, int batch, int column, int columns) {
     if (kAhead == 2) page[0] = page[1];
     page[kAhead - 1] = fetch(p, batch, column + kAhead * Config::kTileN, columns);
@@ -156,7 +155,7 @@ struct Decode {
   float out[kOutTiles][4];
   float score[2][4];
   float reference[2], sum[2];  // of rows g and g + 8; natural units
-  float unit[2];               // e4m3: of the products of those rows
+  float unit[2];               // e4m3: the factor of those rows' products
 
   TC_DEVICE Decode(const DecodeParams& p, const Sequence& s, const PackedRow (&rows)[2]) {
 #pragma unroll
@@ -188,9 +187,9 @@ struct Decode {
       for (int e = 0; e < 4; ++e) out[n][e] = 0.0f;
   }
 
-  // Turns a row of q from bfloat16 to float16, its largest element to [2^14, 2^15). Returns the
-  // power of two that the products are to be multiplied with. No bit is lost in elements of at
-  // least 2^-28 of the largest.
+  // Converts a row of q from bfloat16 to float16, scaling its largest element to [2^14, 2^15).
+  // Returns the power of two to multiply the products with. Exact for elements of at least 2^-28 of
+  // the largest.
   TC_DEVICE float fit_into_f16(int h) {
     u32 most = 0;
 #pragma unroll
@@ -216,7 +215,7 @@ struct Decode {
   }
 
   TC_DEVICE void multiply_qk(const FragmentAddress<Fragment::b, kRowBytes>& k_address, u32 stage) {
-    float odd[2][4];  // two sums, so that the mma of one step need not wait for the step before
+    float odd[2][4];  // a second sum, so that an mma need not wait for the previous one
 #pragma unroll
     for (int n = 0; n < 2; ++n)
 #pragma unroll
@@ -321,8 +320,8 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
 
   const bool cache = Config::kE4m3 || p.cache;
   BlockPlace place(p);
-#if __CUDA_ARCH__ >= 900  // others start no kernel early
-  // NOTE: with it ptxas 13.0 spills 100 to 190 bytes of the other kernels.
+#if __CUDA_ARCH__ >= 900  // older architectures cannot start the next kernel early
+  // NOTE: in the other kernels ptxas 13.0 spills 100 to 190 bytes with it.
   if constexpr (Config::kTileK <= 128 && !Config::kE4m3) {
     prefetch_part<Config::kTileN, kElement>(p, cache, place);
   }
@@ -330,7 +329,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
   wait_for_previous_kernel();
 
   Sequence s(p, uniform(place.batch), uniform(place.kv_head) * p.group);
-  Sequence of_cache = s;  // as the cache has it
+  Sequence of_cache = s;  // the sequence as the cache stores it
   if (cache) {
     s.columns = uniform(cached_columns<false>(p, s.batch));
     int shift = p.flags & kAttendBottomRight ? s.columns - s.rows : 0;
@@ -386,7 +385,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
     }
     cp_async_commit();
   };
-#pragma unroll 1  // half of the kernel's code would be copies otherwise
+#pragma unroll 1  // unrolled, it would be half of the kernel's code
   for (int i = 0; i < Config::kStages - 1; ++i) copy_next();
 
   PackedRow rows[2] = {PackedRow(p, s, packed + lane / 4), PackedRow(p, s, packed + lane / 4 + 8)};
@@ -449,8 +448,8 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
   forget(packed);
   rows[0] = PackedRow(p, s, packed + lane / 4);
   rows[1] = PackedRow(p, s, packed + lane / 4 + 8);
-  // Each warp scales its results to the references that all share, in its own ring; then a thread
-  // adds 8 columns of a row.
+  // Each warp rescales its results to the common references, in its own ring; then a thread adds 8
+  // columns of a row.
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     float sum = quad_sum(decode.sum[h]);
@@ -480,7 +479,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
                                         reference, sum);
     factor *= exp2_approx((decode.reference[h] - reference) * kLog2e);
     if constexpr (Config::kE4m3) {
-      // A row that attends to no key is 0, whatever the factor of its sequence is.
+      // A row that attends to no key stays 0 for any factor.
       if (factor != 0.0f) factor *= descale_of(p.v_descale, p.v_descale_stride, s);
 #pragma unroll
       for (int n = 0; n < kOutTiles; n += 2) {

@@ -1,16 +1,16 @@
-// The parameter of decode.cu: that of the family, and where keys and values are a cache whose
-// sequences have lengths of their own, on the device, or lie in pages.
+// The parameter of decode.cu: the family's, extended for keys and values in a cache whose sequences
+// have individual lengths on the device, or pages.
 //
 // With `cache` set, sequence b has clamp(cache_seqlens[b], 0, seqlen_k) + new_columns columns, at
-// most seqlen_k, the capacity; all seqlen_k of them where cache_seqlens is null. Its keys and
-// values are those of sequence cache_batch_idx[b] of the cache (b where that is null), or, with a
-// block table, column j is row j % page_size of page block_table[b][j / page_size]: k_stride[0] and
-// v_stride[0] then lead from page to page. Indices outside the cache are moved to its ends: the
-// result is of some page, nothing else is read.
+// most the capacity seqlen_k; all seqlen_k if cache_seqlens is null. Its keys and values are those
+// of sequence cache_batch_idx[b] of the cache (b if that is null). With a block table, column j is
+// row j % page_size of page block_table[b][j / page_size]: k_stride[0] and v_stride[0] are then the
+// strides between pages. Indices outside the cache are clamped: the result is of some page, and
+// nothing outside is read.
 //
-// Kernels for caches of e4m3 (kind decode_e4m3) take them alone, `cache` set. Their strides count
-// elements of one byte. A key is k_descale[batch][kv_head] times what the cache holds, a value
-// v_descale times that; null: 1.
+// Kernels for caches of e4m3 (kind decode_e4m3) require `cache`. Their strides count elements of
+// one byte. A key is k_descale[batch][kv_head] times the cache's number, a value v_descale times
+// it; null: 1.
 #pragma once
 
 #include "../attention_params.h"
@@ -22,19 +22,20 @@ struct DecodeParams : AttentionParams {
   const int* cache_batch_idx;  // [batch], or null
   const int* block_table;      // [batch][block_table_stride], or null
   tc_int64 block_table_stride;
-  int cache;  // 0: a plain forward, all of the above is ignored
+  int cache;  // 0: a plain forward, which ignores all of the above
   int new_columns;
   int cache_batch;  // sequences of the cache
   int pages, page_size;
-  // With splits > 1 and `cache` a sequence is cut into its columns / max(fewest_columns, share *
-  // columns of all sequences) parts, at least one and at most `splits`. share = 0 makes that a
-  // function of the sequence alone. A sequence counts with at most seen_columns, of the window.
+  // With splits > 1 and `cache` a sequence is split into its columns / max(fewest_columns, share *
+  // columns of all sequences) parts, at least one and at most `splits`. With share = 0 the split
+  // depends on the sequence alone. A sequence counts with at most seen_columns, those of the
+  // window.
   float fewest_columns, share;
   int seen_columns;
-  // So many tiles of columns go to the L2 cache before the kernel ahead has ended; 0 with
+  // Tiles of columns to prefetch to the L2 cache before the previous kernel has ended; 0 with
   // cu_seqlens.
   int prefetched;
-  int bfloat16;  // e4m3 caches: the dtype of q and out; 0: float16
+  int bfloat16;  // e4m3 caches: whether q and out are bfloat16; 0: float16
   const float* k_descale;
   const float* v_descale;
   tc_int64 k_descale_stride[2];  // batch, head

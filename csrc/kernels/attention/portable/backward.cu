@@ -8,18 +8,18 @@
 // tiles of kTileM rows, last rows first; dk and dv stay in registers, dq is added to dq_sum
 // (backward_dq.cuh), which the convert kernel scales and rounds.
 //
-// A step of the loop: `scores` writes P and dS, rounded, to shared memory; `products` reads them
-// as operands of the three products. Both read a tile of q and one of grad_out. With kStages 1 or
-// 2 of those, two barriers a step; with 3, and two buffers of P and dS, one barrier lies between
-// products of step i and those of i + 1, and half of the warps compute the next scores before the
-// products, half after: while the ones exponentiate, the others multiply.
+// A step of the loop: `scores` writes P and dS, rounded, to shared memory; `products` reads them as
+// operands of the three products. Both read a tile of q and one of grad_out. With 1 or 2 stages of
+// these, a step has two barriers. With 3 stages and two buffers of P and dS, one barrier separates
+// the products of step i from those of i + 1, and half of the warps compute the next scores before
+// the products, the other half after them, so that exponentials and products overlap.
 //
-// Shared memory is the limit: 128 bytes a clock, where mma.sync at its best asks for 160 if every
-// fragment of B serves one mma. Of a step of 64 x 128 at depth 128, in KiB: q k^T and grad_out v^T,
-// 32 x 32 elements a warp, 128 each; P^T grad_out and dS^T q, 32 x 64 a warp, 96 each; dS k 128; P,
-// dS and the copies 64. That is 640 for 10.5 MFLOP, 5,120 clocks (an H200 takes 7,100, with shared
-// memory busy for 72% of them, the tensor cores for 50%). With scores transposed, so that P and dS
-// stay in registers as A, a warp can hold 16 keys, uses a fragment of B once, and reads 690.
+// Shared memory is the limit: 128 bytes a clock, while mma.sync at full rate needs 160 if every
+// fragment of B serves one mma. For a step of 64 x 128 at depth 128, in KiB: q k^T and grad_out
+// v^T, 32 x 32 elements a warp, 128 each; P^T grad_out and dS^T q, 32 x 64 a warp, 96 each; dS k
+// 128; P, dS and the copies 64. That is 640 for 10.5 MFLOP, 5,120 clocks (an H200 takes 7,100, with
+// shared memory busy for 72% of them, the tensor cores for 50%). With transposed scores, so that P
+// and dS stay in registers as A, a warp can hold 16 keys, uses a fragment of B once, and reads 690.
 #include "backward_dq.cuh"
 #include "backward_scores.cuh"
 
@@ -32,11 +32,11 @@ struct Config {
   static constexpr int kStages = TC_STAGES;
   static constexpr int kThreads = TC_THREADS, kMinBlocks = TC_MIN_BLOCKS;
   static constexpr int kDynamicShared = TC_DYNAMIC_SHARED;
-  // How many warps share the rows of the scores, of dk and dv, and of dq.
+  // Numbers of warps that share the rows of the scores, of dk and dv, and of dq.
   static constexpr int kScoreWarps = TC_SCORE_WARPS, kKeyWarps = TC_KEY_WARPS;
   static constexpr int kQueryWarps = TC_QUERY_WARPS;
   static constexpr bool kSplit = TC_SPLIT;  // see dots_split
-  // Fragments are loaded so many steps before they are used.
+  // Fragments are loaded this many steps before they are used.
   static constexpr int kScoreAhead = TC_SCORE_AHEAD, kProductAhead = TC_PRODUCT_AHEAD;
 };
 using Shape = BackwardShape<Config>;
@@ -55,8 +55,8 @@ struct Backward : Scores<Shape> {
     return DqTurn(p, of_head, tile * kRows, column / kColumns, first);
   }
 
-  // dv += P^T grad_out, dk += dS^T q, dq_sum += dS k, of the P and dS at `scores`. In the middle,
-  // between().
+  // dv += P^T grad_out, dk += dS^T q, dq_sum += dS k, for the P and dS at `scores`. Calls between()
+  // in the middle.
   template <class Between>
   TC_DEVICE void products(u32 stage, u32 scores, int head, int tile, Between&& between) {
     using WeightFragment = FragmentAddress<Fragment::a_transposed, kColumnBytes>;
@@ -101,8 +101,8 @@ struct Backward : Scores<Shape> {
     }
   }
 
-  // Lets the next block add to the rows of an earlier `products`, behind a barrier. One warp does
-  // it, another one each time: while it waits for the additions, the others go on.
+  // Lets the next block add to the rows of an earlier `products`, after a barrier. One warp does
+  // it, a different one each time: while it waits for the additions, the others go on.
   TC_DEVICE void pass_turn(int head, int tile) const {
     if (threadIdx.x / 32 != tile % kWarps) return;
     Sequence of_head = s;
@@ -133,7 +133,7 @@ struct Backward : Scores<Shape> {
     copy_queries(queries, now.head, now.tile);
     cp_async_commit();
     put_sum(fetch_sum(now.head, now.tile), 0);
-    float sum = 0.0f;  // of the next step, until it is put into shared memory
+    float sum = 0.0f;  // of the next step, until it is in shared memory
     if (steps > 1) {
       Step next = following(now);
       if constexpr (kStages > 1) copy_queries(queries + kStage, next.head, next.tile);
@@ -212,7 +212,7 @@ struct Backward : Scores<Shape> {
     pass_turn(now.head, now.tile);
   }
 
-  // Rounds this warp's tiles into shared memory, and stores the block's.
+  // Rounds this warp's tiles into shared memory, and stores those of the block.
   TC_DEVICE void store(Tiles<KeyShare::kI, KeyShare::kJ>& sum, float factor, u32 to, void* out,
                        const tc_int64 (&stride)[3], int width) const {
     int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -256,7 +256,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
   if (column >= s.columns) return;
   Backward block(p, s, shared_address(shared_memory), column);
   block.loop();
-  __syncthreads();  // all have read k and v: their memory is free
+  __syncthreads();  // all have read k and v, whose memory is reused
   block.store(block.dk, p.scale, block.shared, p.dk, p.dk_stride, p.head_dim);
   block.store(block.dv, 1.0f, block.shared + Shape::kKeyTile, p.dv, p.dv_stride, p.head_dim_v);
 }

@@ -1,5 +1,5 @@
-// What a block of the backward pass is made of, for any Config: shapes, shared memory, which warp
-// computes what, which keys and tiles of rows it has, and its copies. Knows nothing of scores or
+// The structure of a block of the backward pass, for any Config: shapes, shared memory, the
+// assignment of warps, its keys and tiles of rows, and its copies. Independent of scores and
 // gradients.
 #pragma once
 
@@ -19,7 +19,7 @@ struct Share {
   static TC_DEVICE int column() { return warp() % kAcross * kWarpColumns; }
 };
 
-// What follows from a kernel's Config.
+// Constants derived from a kernel's Config.
 template <class Config>
 struct BackwardShape : Config {
   using Traits = DTypeTraits<Config::kDType>;
@@ -46,9 +46,9 @@ struct BackwardShape : Config {
   using KeyShare = Share<kColumns, kDepth, Config::kKeyWarps, kWarps>;
   using QueryShare = Share<kRows, kDepth, Config::kQueryWarps, kWarps>;
 
-  // Scores are computed for so many columns of a warp at a time, or registers run out.
+  // The number of columns of a warp for which scores are computed at a time; more would spill.
   static constexpr int kChunk = ScoreShare::kWarpColumns < 32 ? ScoreShare::kWarpColumns : 32;
-  // Of them, a warp turns kScoreI x kScoreJ tiles into P and dS.
+  // A warp turns kScoreI x kScoreJ of the tiles into P and dS.
   static constexpr int kScoreI = Config::kSplit ? ScoreShare::kI / 2 : ScoreShare::kI;
   static constexpr int kScoreJ = kChunk / 8;
   static_assert(!Config::kSplit || (ScoreShare::kI == 2 && ScoreShare::kWarpColumns == kChunk),
@@ -58,8 +58,8 @@ struct BackwardShape : Config {
 template <int kI, int kJ>
 using Tiles = float[kI][kJ][4];
 
-// sum += A B, over 16 kSteps of depth; A's and B's fragments come from shared memory, kAhead steps
-// before they are used.
+// sum += A B, over 16 kSteps of depth; A's and B's fragments are loaded from shared memory kAhead
+// steps before they are used.
 template <DType kDType, int kSteps, int kAhead, int kI, int kJ, class A, class B>
 TC_DEVICE void multiply(Tiles<kI, kJ>& sum, const A& a_at, u32 a_stage, const B& b_at, u32 b_stage,
                         int b_rows = 0) {
@@ -86,7 +86,7 @@ TC_DEVICE void multiply(Tiles<kI, kJ>& sum, const A& a_at, u32 a_stage, const B&
     for (int i = 0; i < kI; ++i) {
 #pragma unroll
       for (int jj = 0; jj < kJ; ++jj) {
-        int j = i % 2 == 0 ? jj : kJ - 1 - jj;  // neighbours reuse a register operand
+        int j = i % 2 == 0 ? jj : kJ - 1 - jj;  // adjacent tiles reuse a register operand
         const auto& words = b[step % kBuffers][j / 2];
         mma<kDType>(sum[i][j], a[step % kBuffers][i], words[2 * (j % 2)], words[2 * (j % 2) + 1]);
       }
@@ -104,10 +104,10 @@ TC_DEVICE void clear(Tiles<kI, kJ>& tiles) {
       for (int r = 0; r < 4; ++r) tiles[i][j][r] = 0.0f;
 }
 
-// Which columns of which key head a block owns. The first columns come first: with a causal mask
-// they have the longest blocks. Of blocks that take turns at the same rows, each is most of a step
-// behind the one before it: a wide bundle lets few of them start together. But what all blocks of a
-// head read should stay in the L2 cache meanwhile.
+// The key head and columns that a block owns. The first columns come first, since with a causal
+// mask they have the longest blocks. Of blocks that take turns at the same rows, each is about a
+// step behind the previous one, so a wide bundle lets few of them start together; but the data that
+// all blocks of a head read should stay in the L2 cache.
 template <class Shape>
 TC_DEVICE Work find_columns(const AttentionParams& p) {
   u32 heads = static_cast<u32>(p.heads / p.group);
@@ -118,7 +118,7 @@ TC_DEVICE Work find_columns(const AttentionParams& p) {
   return schedule_work(tiles, heads, p.batch, bundle);
 }
 
-// The tiles of rows that see columns [column, column_end): [begin, end).
+// The tiles of rows that attend to columns [column, column_end): [begin, end).
 template <class Shape>
 struct RowTiles {
   int begin, end;
@@ -131,7 +131,7 @@ struct RowTiles {
   }
 };
 
-// One block's place and its copies to shared memory.
+// A block's position and its copies to shared memory.
 template <class Shape>
 struct Block : Shape {
   using Copy = RowCopy<Shape::kRows, Shape::kDepthBytes, Shape::kThreads>;
@@ -140,7 +140,7 @@ struct Block : Shape {
   const AttentionParams& p;
   Sequence s;
   u32 shared;
-  int column;  // first of the block's
+  int column;  // the block's first
 
   static TC_DEVICE const char* element(const void* base, tc_int64 index) {
     return static_cast<const char*>(base) + index * 2;
@@ -154,7 +154,7 @@ struct Block : Shape {
         .copy_filling(shared + Shape::kKeyTile, left);
   }
 
-  // Of head `head` of the group, tile of rows `tile`.
+  // Copies tile `tile` of rows of head `head` of the group.
   TC_DEVICE void copy_queries(u32 stage, int head, int tile) const {
     int row = tile * Shape::kRows;
     tc_int64 q = s.q_offset(p, p.q_stride, row) + head * p.q_stride[1];
@@ -165,7 +165,7 @@ struct Block : Shape {
   }
 
   // This thread's row: logsumexp (in powers of 2) in the first Shape::kRows threads, then delta.
-  // Rows that do not exist, and rows that see nothing, get a logsumexp of inf: their P is 0.
+  // Missing rows, and rows that attend to no key, get a logsumexp of inf, so that P is 0.
   TC_DEVICE float fetch_sum(int head, int tile) const {
     static_assert(Shape::kThreads >= 2 * Shape::kRows, "a thread has one row");
     int thread = threadIdx.x, row = tile * Shape::kRows + thread % Shape::kRows;
@@ -179,9 +179,8 @@ struct Block : Shape {
     return value;
   }
   TC_DEVICE void put_sum(float value, int buffer) const {
-    // NOTE: in the general kernels logsumexp and scores are subtracted before they are scaled:
-    // masks make them so large (-1e9, finfo.min) that a product's rounding, or its overflow, would
-    // show.
+    // NOTE: the general kernels subtract logsumexp from scores before scaling: masks make both so
+    // large (-1e9, finfo.min) that the rounding or overflow of a product would show.
     if (threadIdx.x < Shape::kRows) {
       value = value == -kInfinity ? kInfinity : Shape::kGeneral ? value : value * kLog2e;
     }

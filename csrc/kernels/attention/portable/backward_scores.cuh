@@ -34,7 +34,7 @@ struct Scores : Block<Shape> {
   using QFragment = FragmentAddress<Fragment::a, Shape::kDepthBytes>;
   using KFragment = FragmentAddress<Fragment::b, Shape::kDepthBytes>;
 
-  // score = q k^T and grad = grad_out v^T, in full kernels minus delta.
+  // score = q k^T and grad = grad_out v^T (minus delta in full kernels).
   TC_DEVICE void dots(Tiles<Shape::kScoreI, Shape::kScoreJ>& score,
                       Tiles<Shape::kScoreI, Shape::kScoreJ>& grad,
                       const float (&delta)[Shape::kScoreI][2], u32 stage, int c) const {
@@ -48,10 +48,10 @@ struct Scores : Block<Shape> {
         grad, q_at, stage + Shape::kQueryTile, k_at, shared + Shape::kKeyTile, c);
   }
 
-  // With a split, half of the warps compute 32 x 32 elements of the one, half of the other: that
-  // reads two thirds of what 16 x 32 of both would. Then each gives half of its elements to the
-  // warp that has the other at the same place. (64 x 64 at depth 256: 656 KiB a step for 752, and
-  // 5% less time on an H200.)
+  // With a split, half of the warps compute 32 x 32 elements of one product, the other half of the
+  // other: that reads two thirds of the data that 16 x 32 of both would. Then each warp exchanges
+  // half of its elements with the warp that has the other product at the same position. (64 x 64 at
+  // depth 256: 656 KiB a step instead of 752, and 5% less time on an H200.)
   TC_DEVICE void dots_split(Tiles<Shape::kScoreI, Shape::kScoreJ>& score,
                             Tiles<Shape::kScoreI, Shape::kScoreJ>& grad, int half, u32 stage,
                             int buffer) const {
@@ -165,8 +165,8 @@ struct Scores : Block<Shape> {
     }
   }
 
-  // The same with all that a score can depend on. P, for dv, has dropout in it; dS is that of the
-  // scores before softcap. grad: dP, becomes dS.
+  // The same with all features of a score. P, for dv, includes dropout; dS is that of the scores
+  // before softcap. grad: dP, becomes dS.
   TC_DEVICE void differentiate_general(Tiles<Shape::kScoreI, Shape::kScoreJ>& score,
                                        Tiles<Shape::kScoreI, Shape::kScoreJ>& grad,
                                        const float (&lse)[Shape::kScoreI][2],

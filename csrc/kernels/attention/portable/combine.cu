@@ -1,8 +1,9 @@
-// Joins the partial results of an attention forward whose columns were split: in the splits' order,
-// so that the same inputs give the same bits. Sinks join here, since each counts once a row.
+// Combines the partial results of an attention forward whose columns were split, in the splits'
+// order, so that the same inputs give the same bits. Sinks are added here, since each counts once a
+// row.
 //
-// A block's warps share its rows, warps_per_row of them each: grid.x = ceil(batch * heads *
-// seqlen_q / rows of a block), grid.y = ceil(head_dim_v / 128).
+// warps_per_row warps share a row: grid.x = ceil(batch * heads * seqlen_q / rows of a block),
+// grid.y = ceil(head_dim_v / 128).
 #include "combine_params.h"
 #include "epilogue.cuh"
 
@@ -40,7 +41,7 @@ TC_DEVICE void store4(To* to, float4 x) {
   }
 }
 
-// Four columns a lane of one row, of several parts, all asked for before the first is used.
+// Four columns a lane of one row, of several parts, all requested before the first is used.
 struct PartRows {
   float4 x[kTogether];
 
@@ -55,7 +56,7 @@ struct PartRows {
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, 3)
     TC_KERNEL(const __grid_constant__ CombineParams p) {
-  launch_next_grid();  // whose blocks then come, and prefetch, while the parts are being computed
+  launch_next_grid();  // its blocks start, and prefetch, while the parts are still being computed
   __shared__ float4 sums[kWarps][32];
   __shared__ float weights[kWarps][kMostCombinedParts];
   int of_row = p.warps_per_row, lane = threadIdx.x % 32;
@@ -85,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, 3)
   Sequence s(p, batch, head_index - batch * p.heads);
   exists &= row < s.rows;
   float maximum = p.sinks != nullptr ? p.sinks[s.head] : -kInfinity;
-  int used = 0;  // parts: those behind saw nothing, and may have written nothing else
+  int used = 0;  // parts; those after them are empty and may be uninitialised
 #pragma unroll
   for (int i = 0; i < kMostCombinedParts / 32; ++i) {
     if (weight[i] != -kInfinity) used = 32 * i + lane + 1;

@@ -1,4 +1,4 @@
-// The parameter of combine.cu: that of the family, and how a block's warps share its rows.
+// The parameter of combine.cu: the family's, and the assignment of warps to rows.
 #pragma once
 
 #include "../attention_params.h"

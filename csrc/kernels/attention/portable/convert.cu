@@ -1,10 +1,10 @@
-// The end of attention's backward pass: dq = scale * dq_sum, rounded, from the order in which the
-// backward kernel adds (backward_dq.cuh) to dq's strides.
+// The end of attention's backward pass: dq = scale * dq_sum, rounded, reordered from the backward
+// kernel's order (backward_dq.cuh) to dq's strides.
 //
-// A warp has 16 rows and goes through their columns 32 at a time: a transposition within each quad
-// gives every lane 8 neighbouring columns of two rows. Rows that attend to no key get zeros, since
+// A warp has 16 rows and processes their columns 32 at a time: a transposition within each quad
+// gives every lane 8 adjacent columns of two rows. Rows that attend to no key get zeros, since
 // their sums were never written. kTileM = 16 rows a warp, of all batch * heads * ceil(seqlen_q /
-// 16) tiles of rows.
+// 16) tiles.
 #include "attention/quad.cuh"
 #include "backward_dq.cuh"
 
@@ -30,7 +30,7 @@ TC_DEVICE void load_tile(float (&out)[4], const float* at) {
   }
 }
 
-// Stores 8 neighbours of a row: of the quad's four tiles, lane t gets tile t.
+// Stores 8 adjacent columns of a row: of the quad's four tiles, lane t gets tile t.
 template <DType kType>
 TC_DEVICE void store_row(typename DTypeTraits<kType>::Storage* at, bool exists,
                          const float (&low)[4], const float (&high)[4]) {

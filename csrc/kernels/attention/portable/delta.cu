@@ -1,14 +1,15 @@
-// What attention's backward pass needs of each row of queries before it begins:
+// Row sums for attention's backward pass:
 //
 //   delta[b, h, row] = sum over the columns of grad_out * out
 //
-// or, where kAttendSinkTerms is set, the row's term of the gradient of its head's sink:
+// or, with kAttendSinkTerms, the row's term of the gradient of its head's sink:
 //
-// delta[b, h, row] = -exp(sinks[h] - logsumexp[b, h, row]) * sum over the columns of grad_out * out
+//   delta[b, h, row] =
+//       -exp(sinks[h] - logsumexp[b, h, row]) * sum over the columns of grad_out * out
 //
-// Eight lanes a row, so that they read 128 neighbouring bytes. A block has kTileM rows of one
-// (batch, head); rows past the end of a packed sequence do nothing. It also sets the backward
-// kernel's turns to 0, if it has any.
+// Eight lanes a row, so that they read 128 contiguous bytes. A block has kTileM rows of one (batch,
+// head); rows past the end of a packed sequence do nothing. It also sets the backward kernel's
+// turns to 0, if there are any.
 #include "backward_dq.cuh"
 
 namespace torch_cubin::TC_KERNEL {
@@ -59,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
       sum = fmaf(Traits::load(a.value[i]), Traits::load(b.value[i]), sum);
     }
   }
-  // The rows of a warp may end before it: only the lanes of this row take part.
+  // The rows may end within a warp: only the lanes of this row take part.
   u32 mask = 0xFFu << (threadIdx.x % 32 / kLanes * kLanes);
 #pragma unroll
   for (int step = kLanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(mask, sum, step);
@@ -67,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
   tc_int64 at = s.row_index(p, row);
   if (p.flags & kAttendSinkTerms) {
     float logsumexp = p.logsumexp[at];
-    // A row without any weight has no part in it, whatever its gradient holds.
+    // A row without any weight contributes nothing, whatever its gradient holds.
     sum = logsumexp == -kInfinity ? 0.0f : -expf(p.sinks[s.head] - logsumexp) * sum;
   }
   const_cast<float*>(p.delta)[at] = sum;

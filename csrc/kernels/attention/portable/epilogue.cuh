@@ -7,14 +7,14 @@
 
 namespace torch_cubin {
 
-// Where the results of one head go, from one row on.
+// Where the results of one head are written, from one row on.
 template <DType kDType>
 struct RowOutput {
   using Traits = DTypeTraits<kDType>;
   using Storage = typename Traits::Storage;
 
   Storage* out;
-  float* partial_out;  // with splits instead of out
+  float* partial_out;  // instead of out, with splits
   float* logsumexp;    // or null
 
   TC_DEVICE RowOutput(const AttentionParams& p, const Sequence& s, int row) {
@@ -31,15 +31,15 @@ struct RowOutput {
     }
   }
 
-  // Joins the quad's sums of the row `down` rows below, writes its logsumexp if it exists, and
-  // returns the factor that makes accumulators outputs. `maximum` is in natural units. Every lane
-  // of the warp must call it.
+  // Adds the quad's sums of the row `down` rows below, writes its logsumexp if it exists, and
+  // returns the factor that turns accumulators into outputs. `maximum` is in natural units. Called
+  // by every lane of the warp.
   TC_DEVICE float finish(const AttentionParams& p, int head, int down, bool exists, float maximum,
                          float sum) const {
     return finish_joined(p, head, down, exists && threadIdx.x % 4 == 0, maximum, quad_sum(sum));
   }
 
-  // The same for a row's whole sum, by one thread or several; `writes`: this one writes.
+  // The same for a row's complete sum, in one thread or several; `writes`: this one writes.
   TC_DEVICE float finish_joined(const AttentionParams& p, int head, int down, bool writes,
                                 float maximum, float sum) const {
     float factor = 1.0f;
@@ -58,7 +58,7 @@ struct RowOutput {
   }
 
   // Writes columns, from `first` on, of the row `down` rows below: elements 2 kHalf and 2 kHalf + 1
-  // of kTiles n8 tiles. Every lane of the warp must call it.
+  // of kTiles n8 tiles. Called by every lane of the warp.
   template <int kHalf, int kTiles>
   TC_DEVICE void store(const AttentionParams& p, int down, bool exists,
                        const float (&sum)[kTiles][4], float factor, int first = 0) const {

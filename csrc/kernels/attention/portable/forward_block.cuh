@@ -1,19 +1,19 @@
-// What the forward kernels do around their products. A block finds its tile of rows, brings the
-// tiles of k and v that these rows see through a ring in shared memory, from right to left, so that
-// the tiles that need masks come first where the band is causal, and takes for each tile the four
-// steps of a policy, which is what a kernel's own file defines:
+// The common structure of the forward kernels. A block finds its tile of rows and brings the tiles
+// of k and v that these rows attend to through a ring in shared memory, from right to left, so that
+// the tiles that need masking come first if the band is causal. For each tile it calls the four
+// steps of a policy, which a kernel's own file defines:
 //
 //   multiply_qk(q, k)             the accumulators `score` = q . k of the tile at address k
-//   weigh(p, s, i, tile)          scores to weights, or what must be done before it
+//   weigh(p, s, i, tile)          scores to weights, or the preparation for it
 //   multiply_pv(p, s, i, tile, v) out += weights . v
 //   store(p, s, i)                after the last tile: out and logsumexp
 //
-// Between the first two, the block applies the rule of the scores and hides what lies outside the
+// Between the first two, the block applies the rule of the scores and hides elements outside the
 // band. A policy derives from ForwardSums. Beside the steps it has a Config, a Memory
 // (ForwardMemory), kGroupRows and group_row(), the rows that a warp or a pair of warps computes,
 // lane_column(), a thread's first column of a tile, and two constants: kVote, whether the lanes
-// must be asked if any of them sees something of a tile, and kCopyAfterScores, whether the next
-// tile is copied after the first product.
+// must vote on whether any of them attends to a tile, and kCopyAfterScores, whether the next tile
+// is copied after the first product.
 #pragma once
 
 #include "epilogue.cuh"
@@ -21,7 +21,7 @@
 
 namespace torch_cubin {
 
-// Shared memory: stages of (k, v), then q. VLayout: how v's tiles lie.
+// Shared memory: stages of (k, v), then q. VLayout: the layout of v's tiles.
 template <class Config, class VLayout>
 struct ForwardMemory {
   static constexpr int kElement = sizeof(typename DTypeTraits<Config::kDType>::Storage);
@@ -35,13 +35,13 @@ struct ForwardMemory {
   static constexpr int kBytes = kQOffset + Config::kTileM * kRowBytes;
 };
 
-// What a warp accumulates for its rows, kBlocks_ blocks of 16. `unit` and `reference` are those of
+// A warp's accumulators for its rows, kBlocks_ blocks of 16. `unit` and `reference` are those of
 // softmax.cuh.
 template <int kBlocks_, int kScoreTiles_, int kOutTiles_>
 struct ForwardSums {
   static constexpr int kBlocks = kBlocks_;          // m16 blocks of rows
   static constexpr int kScoreTiles = kScoreTiles_;  // n8 tiles of scores
-  static constexpr int kOutTiles = kOutTiles_;      // of outputs
+  static constexpr int kOutTiles = kOutTiles_;      // n8 tiles of outputs
 
   float out[kBlocks][kOutTiles][4];
   float score[kBlocks][kScoreTiles][4];  // then weights
@@ -92,7 +92,7 @@ TC_DEVICE void run_forward(const AttentionParams& p) {
   if (threadIdx.x == 0) kept = work;
   Sequence s(p, work.batch, work.head);
   int row = work.tile * kTileM;
-  if (row >= s.rows) return;  // a shorter sequence than the longest
+  if (row >= s.rows) return;  // shorter than the longest sequence
   u32 shared = shared_address(shared_memory);
 
   int from = 0, to = s.columns;
@@ -119,7 +119,7 @@ TC_DEVICE void run_forward(const AttentionParams& p) {
   u32 read = shared;
 #pragma unroll 1
   for (; tile >= tiles.begin; --tile) {
-    // The tile is there, and all have read the one that the next copy overwrites.
+    // The tile has arrived, and all threads have read the one that the next copy overwrites.
     if (!Policy::kCopyAfterScores || tile < tiles.end - 1) {
       cp_async_wait<kStages - 2>();
       __syncthreads();
@@ -127,15 +127,15 @@ TC_DEVICE void run_forward(const AttentionParams& p) {
     if constexpr (!Policy::kCopyAfterScores) ring.copy_next(tile, tiles.begin, read);
     int column = tile * kTileN;
     bool whole = tiles.whole(tile);
-    // A group whose rows see nothing of the tile has no mma to do.
+    // A group whose rows attend to nothing in the tile skips its mma.
     int first = row + policy.group_row();
     bool seen = whole ||
                 (column < first + Policy::kGroupRows + s.last && column + kTileN > first + s.first);
     if constexpr (Policy::kVote) seen = __any_sync(~0u, seen);
     if (seen) policy.multiply_qk(shared + Memory::kQOffset, read);
     if constexpr (Policy::kCopyAfterScores) {
-      // NOTE: copies come here, where the fragments' registers are free and the last mma are still
-      // running: before the first loads of fragments they delay the mma.
+      // NOTE: copies are issued here, where the fragments' registers are free and the last mma are
+      // still running: before the first loads of fragments they delay the mma.
       if (tile == tiles.end - 1) {
         cp_async_wait<kStages - 2>();  // v
         __syncthreads();
@@ -161,15 +161,15 @@ TC_DEVICE void run_forward(const AttentionParams& p) {
     read = ring.next(read);
   }
 
-  // Read and computed again: registers that keep these through the loop are dearer.
+  // Read and computed again: keeping these in registers through the loop costs more.
   __syncthreads();
   work = kept;
   s = Sequence(p, work.batch, work.head);
   policy.store(p, s, lane_row(policy, work.tile * kTileM));
 }
 
-// The end of a warp that has all columns of its rows, the first of which is i:
-// store_row(output, half, down, exists, block, factor) writes the row `down` rows below.
+// The end of a warp that has all columns of its rows, the first of which is i: store_row(output,
+// half, down, exists, block, factor) writes the row `down` rows below.
 template <bool kGeneral, DType kDType, class Policy, class StoreRow>
 TC_DEVICE void store_rows(const Policy& policy, const AttentionParams& p, const Sequence& s, int i,
                           StoreRow&& store_row) {

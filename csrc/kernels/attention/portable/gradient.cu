@@ -1,28 +1,29 @@
 // Attention's gradients for float32 on tensor cores, each product as three of TF32
 // (tf32x3_product.cuh). backward.cu defines the computation.
 //
-// Two kernels of one shape. A block owns kOwn rows of one side and goes through the other side in
-// tiles of kOther rows; both sides have two tensors, the first for the scores, the second for dP:
+// Two kernels with one structure. A block owns kOwn rows of one side and loops over the other side
+// in tiles of kOther rows; both sides have two tensors, the first for the scores, the second for
+// dP:
 //
 //               own side (1, 2)    other side (1, 2)    writes
 //   gradient_k  k, v               q, grad_out          dk, dv   for all query heads of the group
 //   gradient_q  q, grad_out        k, v                 dq
 //
-//   S = own1 other1^T, dP = own2 other2^T (transposed ones where keys are owned), P and dS of them,
+//   S = own1 other1^T, dP = own2 other2^T (transposed if keys are owned), P and dS from them,
 //   first += dS other1 (dk or dq), second += P other2 (dv)
 //
-// These are 7 products where a kernel that adds to dq takes 5. But P and dS stay in the registers
-// where they arise: the accumulators of S are A fragments of the next products if row 8 n + 2 t of
-// a tile is column t of the fragment and row 8 n + 2 t + 1 column t + 4. In 16 bits, shared memory
-// takes their place; here it does not fit, and sums of three mma hide what it costs to have no more
-// than 16 rows a warp. Nothing is added up between blocks: the same bits in every run.
-// (An H200, 8 x 2,048 rows, 2,048 columns of all heads of 64: dk and dv 10.0 ms, dq 7.5; PyTorch's
-// efficient kernel takes 19.2 for all.)
+// These are 7 products, where a kernel that adds to dq needs 5. But P and dS stay in the registers
+// that compute them: the accumulators of S are A fragments of the next products if row 8 n + 2 t of
+// a tile is column t of the fragment and row 8 n + 2 t + 1 column t + 4. For 16-bit types they go
+// through shared memory; here they do not fit, and sums of three mma hide the cost of having only
+// 16 rows a warp. Nothing is added between blocks, so every run gives the same bits. (An H200, 8 x
+// 2,048 rows, 2,048 columns of all heads of 64: dk and dv 10.0 ms, dq 7.5; PyTorch's efficient
+// kernel takes 19.2 for all.)
 //
 // The columns of the results are permuted: n8 tile 4 q + j holds columns 32 q + 4 g + j, so that a
 // lane reads the other side and writes results in vectors of 16 bytes.
 //
-// With kSharers > 1, so many warps share their own rows, and each has a part of the columns: it
+// With kSharers > 1, several warps share their own rows, and each has a part of the columns: it
 // computes its part of the depth of S and dP, adds the others' (through shared memory), and has its
 // columns of the results. Wide heads need it, or the results take too many registers.
 //
@@ -48,8 +49,8 @@ constexpr int kOwn = Shape::kOwn, kPart = Shape::kPart, kOutTiles = Shape::kOutT
 using RowLayout = Swizzle<Shape::kRowBytes, true>;
 using Results = float[kOutTiles][4];
 
-// Which own rows of which head. `head`: of queries, the first of the group where keys are owned.
-// Under a band the longest tiles come first, for as many heads as leave what they read in L2.
+// A block's own rows and head. `head`: of queries, the first of the group if keys are owned. Under
+// a band the longest tiles come first, for as many heads as leave their operands in L2.
 TC_DEVICE Work find_own(const AttentionParams& p) {
   if constexpr (!kOwnsKeys) return find_work<kOwn>(p);
   u32 tiles = (p.seqlen_k + kOwn - 1u) / kOwn, heads = static_cast<u32>(p.heads / p.group);
@@ -89,7 +90,7 @@ struct Gradient : ScoreGradient<Shape> {
     }
   }
 
-  // Rows of a tile of kRows; those that do not exist become zeros, as missing columns do.
+  // Loads a tile of kRows rows; missing rows and columns become zeros.
   template <int kRows>
   static TC_DEVICE void copy(u32 to, const void* tensor, tc_int64 offset, tc_int64 stride,
                              int columns, int rows_left) {
@@ -148,7 +149,7 @@ struct Gradient : ScoreGradient<Shape> {
     own_tile += part * 4;
     other_tile += part * 4;
     int columns = min(width - part, kPart);
-#pragma unroll 1  // unrolled, it needs more registers than there are
+#pragma unroll 1  // unrolled, it needs too many registers
     for (int column = 0; column < columns; column += 32, own_tile += 128, other_tile += 128)
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
@@ -168,13 +169,13 @@ struct Gradient : ScoreGradient<Shape> {
       }
   }
 
-  // Waits for the sharers of these rows.
+  // Waits for the other warps of these rows.
   static TC_DEVICE void meet() {
     int warp = threadIdx.x / 32;
     asm volatile("bar.sync %0, %1;" ::"r"(1 + warp / kSharers), "n"(32 * kSharers) : "memory");
   }
 
-  // Adds the parts of S and dP that the sharers of these rows have, in their order.
+  // Adds the parts of S and dP from the other warps of these rows, in order.
   TC_DEVICE void exchange(Scores& scores, Scores& grads) const {
     int warp = threadIdx.x / 32;
     u32 at = shared + kExchangeAt + threadIdx.x % 32 * 16;
@@ -233,20 +234,20 @@ struct Gradient : ScoreGradient<Shape> {
     }
   }
 
-  // What the tile at `other` of the other side, which is in `stage`, adds to the results.
+  // Adds the contribution of the other side's tile at `other`, which is in `stage`.
   TC_DEVICE void step(u32 stage, int head, int other) {
     int mine = own + warp_row();
     int i = kOwnsKeys ? other : mine, i_last = i + (kOwnsKeys ? kOther : 16) - 1;
     int j = kOwnsKeys ? mine : other, j_last = j + (kOwnsKeys ? 16 : kOther) - 1;
     bool some = j_last - i >= s.first && j - i_last <= s.last && j < s.columns;
     if (!__any_sync(~0u, some)) {
-      if constexpr (kSharers > 1) meet();  // racecheck errs where some warps do and others do not
+      if constexpr (kSharers > 1) meet();  // racecheck reports false races if only some warps wait
       return;
     }
     bool edge =
         j - i_last < s.first || j_last - i > s.last || i_last >= s.rows || j_last >= s.columns;
     Scores scores, grads = {};
-#pragma unroll 1  // the same code for both: it is a tenth of the kernel's
+#pragma unroll 1  // one copy of the code for both: it is a tenth of the kernel's
     for (int which = 0; which < 2; ++which) {
 #pragma unroll
       for (int n = 0; n < kTiles; ++n)
@@ -257,13 +258,13 @@ struct Gradient : ScoreGradient<Shape> {
     }
     if constexpr (kSharers > 1) exchange(scores, grads);
     differentiate(scores, grads, stage, head, other, edge);
-    // An infinite gradient makes NaN of dq and dk, as in PyTorch, but an infinite column of dv.
+    // An infinite gradient makes dq and dk NaN, as in PyTorch, but only an infinite column of dv.
     if constexpr (kOwnsKeys) multiply<true>(second, scores, stage + kOtherTile, p.head_dim_v);
     multiply(first, grads, stage, p.head_dim);
   }
 
   TC_DEVICE void loop() {
-    // The tiles of the other side that these rows meet.
+    // The tiles of the other side that these rows interact with.
     int end = min(own + kOwn, kOwnsKeys ? s.columns : s.rows);
     int seen = max(kOwnsKeys ? own - s.last : own + s.first, 0);
     int seen_end = kOwnsKeys ? min(s.rows, end - s.first) : min(s.columns, end + s.last);
@@ -284,8 +285,8 @@ struct Gradient : ScoreGradient<Shape> {
       }
     };
     u32 stage = shared + 2 * kOwnTile;
-    // One copy is in flight while the tile before it is used, if there are two stages: head and
-    // other are those of the copy, and `used` lags behind.
+    // With two stages one copy is in flight while the previous tile is used: head and other are
+    // those of the copy, and `used` lags behind.
     int used_head = -1, used = 0;
 #pragma unroll 1
     for (;;) {
@@ -297,7 +298,7 @@ struct Gradient : ScoreGradient<Shape> {
         if (used_head >= 0) step(stage, used_head, used);
         if (!more) break;
       }
-      // The tile is there, and all have read the one that is overwritten next.
+      // The tile has arrived, and all threads have read the one that is overwritten next.
       cp_async_wait<0>();
       __syncthreads();
       if (kStages == 1) {
@@ -312,13 +313,13 @@ struct Gradient : ScoreGradient<Shape> {
   }
 };
 
-// Where a block's results go: elements from the tensors' bases, and how many of its rows exist.
+// Where a block's results are written: offsets from the tensors' bases, and the number of its rows.
 struct Target {
   tc_int64 first, second;
   int rows;
 };
 
-// `to`: where the results of the block's first row go. `part`: the warp's first column.
+// `to`: the address of the block's first row. `part`: the warp's first column.
 template <int kAll>
 TC_DEVICE void store(float* to, tc_int64 stride, int rows, const float (&results)[kAll][4],
                      float factor, int part, int width) {
@@ -344,12 +345,12 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
     TC_KERNEL(const __grid_constant__ AttentionParams p) {
   wait_for_previous_kernel();
   extern __shared__ __align__(1024) unsigned char shared_memory[];
-  __shared__ Target target;  // registers that keep this through the loop are dearer
+  __shared__ Target target;  // keeping it in registers through the loop costs more
   Work work = find_own(p);
   Sequence s(p, work.batch, work.head);
   int part = kSharers > 1 ? uniform(threadIdx.x / 32 % kSharers) * kPart : 0;
   int own = work.tile * kOwn, rows = (kOwnsKeys ? s.columns : s.rows) - own;
-  if (rows <= 0) return;  // a shorter sequence than the longest
+  if (rows <= 0) return;  // shorter than the longest sequence
   if (threadIdx.x == 0) {
     target.first = kOwnsKeys ? s.k_offset(p, p.dk_stride, own) : s.q_offset(p, p.dq_stride, own);
     target.second = s.k_offset(p, p.dv_stride, own);

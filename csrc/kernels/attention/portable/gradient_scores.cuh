@@ -1,12 +1,12 @@
-// From S and dP of a tile to P and dS, of gradient.cu's kernels: every rule of
-// AttentionParams, in both orientations. And the block's shape, which both files need.
+// P and dS of a tile from S and dP, for gradient.cu's kernels: every rule of AttentionParams, in
+// both orientations. Also the block's shape, which both files need.
 #pragma once
 
 #include "score.cuh"
 
 namespace torch_cubin {
 
-// What follows from a kernel's Config.
+// Constants derived from a kernel's Config.
 template <class Config>
 struct GradientShape : Config {
   static constexpr int kOwn = Config::kOwnsKeys ? Config::kTileN : Config::kTileM;
@@ -19,8 +19,8 @@ struct GradientShape : Config {
   static_assert(Config::kStages == 1 || Config::kStages == 2,
                 "one tile, or the next one beside it");
 
-  // Shared memory: both own tiles; stages of the other two, where keys are owned with their
-  // logsumexp and delta; partial sums of S and dP.
+  // Shared memory: both own tiles; stages of the other two, with their logsumexp and delta if keys
+  // are owned; partial sums of S and dP.
   static constexpr int kRowBytes = Config::kTileK * 4;
   static constexpr u32 kOwnTile = kOwn * kRowBytes, kOtherTile = kOther * kRowBytes;
   static constexpr u32 kStage = 2 * kOtherTile + (Config::kOwnsKeys ? 8 * kOther : 0);
@@ -41,9 +41,9 @@ struct ScoreGradient : Shape {
   const AttentionParams& p;
   Sequence s;
   int own;                 // the block's first row
-  float lse[2], delta[2];  // of this lane's rows g and g + 8, where queries are owned
+  float lse[2], delta[2];  // of this lane's rows g and g + 8, if queries are owned
 
-  // The value subtracted from scores: of a row that attends to no key every weight is 0.
+  // The value subtracted from scores; inf makes every weight of a row that attends to no key 0.
   static TC_DEVICE float reference(float logsumexp) {
     return logsumexp == -kInfinity ? kInfinity : logsumexp;
   }
@@ -95,11 +95,11 @@ struct ScoreGradient : Shape {
     }
   }
 
-  // scores: S, become P, for dv with dropout in it. grads: dP, become dS, that of the scores before
-  // softcap. `stage`: whose logsumexp and delta these are. `other`: the tile's first row.
+  // scores: S, become P, with dropout for dv. grads: dP, become dS, that of the scores before
+  // softcap. `stage` has the logsumexp and delta. `other`: the tile's first row.
   TC_DEVICE void differentiate(Scores& scores, Scores& grads, u32 stage, int head, int other,
                                bool edge) const {
-    // NOTE: or the compiler keeps what depends on them alone through the loop, and has to spill.
+    // NOTE: otherwise the compiler keeps values that depend on these through the loop, and spills.
     int mine = own + warp_row() + g(), theirs = other + 2 * t();
     forget(mine);
     forget(theirs);
@@ -114,7 +114,7 @@ struct ScoreGradient : Shape {
                    j0 + (kOwnsKeys ? down : along), 4 * n + r);
         }
     };
-    // What few calls have: code for one tile, through which all go.
+    // Rare features: code for one tile, called for each.
     auto each_in_turn = [&](auto&& function) {
 #pragma unroll 1
       for (int n = 0; n < kTiles; ++n) {
@@ -133,7 +133,7 @@ struct ScoreGradient : Shape {
     ScoreRule<Shape::kDType> rule(p, of_head);
     bool drops = p.flags & kAttendDropout;
     u32 kept = drops ? draw(of_head.head, i0, j0) : 0;
-    float sums[2][2 * kTiles];  // of the tile's rows, where keys are owned
+    float sums[2][2 * kTiles];  // of the tile's rows, if keys are owned
     auto fetch = [&] {
       if constexpr (kOwnsKeys) {
 #pragma unroll
@@ -150,7 +150,7 @@ struct ScoreGradient : Shape {
       if (!edge) return;
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        // What row mine + 8 h sees of the other side, counted from `theirs`.
+        // The columns of the other side visible to row mine + 8 h, counted from `theirs`.
         int row = mine + 8 * h;
         int low = (kOwnsKeys ? row - s.last : row + s.first) - theirs;
         int high = kOwnsKeys ? min(row - s.first, s.rows - 1) : min(row + s.last, s.columns - 1);
@@ -164,7 +164,7 @@ struct ScoreGradient : Shape {
           }
       }
     };
-    // Of the two sums of element `at` of the tile: its row's logsumexp or delta.
+    // One of the two sums of element `at` of the tile: its row's logsumexp or delta.
     auto of_row = [&](int which, int at) {
       int n = at / 4, r = at % 4;
       if constexpr (kOwnsKeys) return sums[which][2 * n + r % 2];
@@ -175,7 +175,7 @@ struct ScoreGradient : Shape {
         [&](int at) { return kept >> at & 1 ? p.keep_scale : 0.0f; }, fetch,
         [&](int at) { return of_row(1, at); }, hide,
         [&](float logit, int at) {
-          // Both may be large and near to each other: one rounding of the difference is all.
+          // Both may be large and close to each other: only their difference is rounded.
           return exp2_approx((logit - of_row(0, at)) * kLog2e);
         });
   }

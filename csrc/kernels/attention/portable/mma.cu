@@ -4,12 +4,12 @@
 // A block computes kTileM rows of one head, a warp kWarpRows of them: it keeps their sums, maxima
 // and outputs in registers while tiles of kTileN columns of k and v come through a ring of kStages
 // stages in shared memory (forward_block.cuh). The accumulators of q . k become the A fragments of
-// the second product without leaving their registers; exponentials and mma of a tile's parts
-// alternate.
+// the second product without leaving their registers; exponentials and mma of a tile's parts are
+// interleaved.
 //
-// `full` kernels (kGeneral false) know lengths and the band, and need scale > 0. `general` ones may
-// spill a few bytes, around code that is slow anyway, and 128x64x128 from sm_80 to sm_89 the
-// addresses of its copies: some 13 loads a tile of keys, which has 256 mma.
+// `full` kernels (kGeneral false) support lengths and the band, and need scale > 0. `general` ones
+// may spill a few bytes, around code that is slow anyway. 128x64x128 from sm_80 to sm_89 spills the
+// addresses of its copies: about 13 loads for each tile of keys, which has 256 mma.
 #include "forward_block.cuh"
 #include "softmax.cuh"
 
@@ -83,7 +83,7 @@ struct Attention : ForwardSums<Config::kWarpRows / 16, Config::kTileN / 8, Confi
 
   TC_DEVICE void exponentiate_tile(int n) { exponentiate(score, sum, reference, n, unit); }
 
-  // Weights are made here, 16 columns at a time, or 32 where dropout may clear some of them.
+  // Weights are computed here, 16 columns at a time, or 32 if dropout may clear some of them.
   TC_DEVICE void multiply_pv(const AttentionParams& p, const Sequence& s, int i, int tile,
                              u32 v_shared) {
     constexpr int kInPairs = kOutTiles / 2;

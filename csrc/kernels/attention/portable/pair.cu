@@ -1,16 +1,16 @@
-// Attention forward for 16-bit types and head_dim up to 256, where mma.cu is bound by
-// shared memory: a warp's outputs fill its registers at 16 rows, and each fragment of k and v
-// serves 16 rows only. Here two warps share 32 rows:
+// Attention forward for 16-bit types and head_dim up to 256, where mma.cu is bound by shared
+// memory: a warp's outputs fill its registers at 16 rows, and each fragment of k and v serves 16
+// rows only. Here two warps share 32 rows:
 //
 //   scores: each multiplies q with its half of a tile's columns of k,
 //   weights: they exchange them through shared memory, as fragments,
 //   outputs: each keeps half of head_dim_v, for all columns of the tile.
 //
-// So each fragment serves 32 rows. Both must use the same references (softmax.cuh): they
-// write weights with the old ones first, and a barrier of the pair tells whether a score of either
-// exceeds them; only then maxima are exchanged and the weights made again.
+// So each fragment serves 32 rows. Both must use the same references (softmax.cuh): they write
+// weights with the old ones first, and a barrier of the pair reports whether a score of either
+// exceeds them; only then are maxima exchanged and the weights computed again.
 //
-// Knows lengths and the band; needs scale > 0. Otherwise as mma.cu, which see.
+// Supports lengths and the band; needs scale > 0. Otherwise like mma.cu.
 #include "forward_block.cuh"
 #include "softmax.cuh"
 
@@ -78,7 +78,7 @@ struct Attention : ForwardSums<2, kHalfN / 8, kHalfK / 8> {
   TC_DEVICE int lane_column() const { return kHalfN * side + threadIdx.x % 4 * 2; }
   static TC_DEVICE int pair_row(int b, int h) { return threadIdx.x % 32 / 4 + 16 * b + 8 * h; }
 
-  // Maxima or sums of a warp's rows, for its partner.
+  // A warp's maximum or sum of a row, for its partner.
   static TC_DEVICE float& exchanged(int pair, int side, int row) {
     __shared__ float numbers[kInPairs][2][32];
     return numbers[pair][side][row];
@@ -104,7 +104,7 @@ struct Attention : ForwardSums<2, kHalfN / 8, kHalfK / 8> {
     }
   }
 
-  // Weights of the scores to registers and to `shared`; their sums to `tile_sum`.
+  // Writes weights of the scores to registers and to `shared`; their sums to `tile_sum`.
   TC_DEVICE void make_weights(float (&tile_sum)[2][2], u32 shared, float unit) {
 #pragma unroll
     for (int b = 0; b < 2; ++b) tile_sum[b][0] = tile_sum[b][1] = 0.0f;
@@ -125,7 +125,7 @@ struct Attention : ForwardSums<2, kHalfN / 8, kHalfK / 8> {
       }
   }
 
-  // Tiles alternate between two places, so that a warp may write while its partner reads.
+  // Tiles alternate between two buffers, so that a warp may write while its partner reads.
   TC_DEVICE u32 place(int tile) const { return pair_weights + tile % 2 * kWeightsBytes; }
 
   TC_DEVICE void weigh(const AttentionParams&, const Sequence&, int, int tile) {

@@ -1,5 +1,5 @@
-// From q . k to the logit that enters the softmax, as AttentionParams asks for it: its rule
-// (common/score_rule.cuh), dropout and the band. The `full` kernels know only scale and band; the
+// From q . k to the logit that enters the softmax: the rule of AttentionParams
+// (common/score_rule.cuh), dropout and the band. `full` kernels support scale and band only;
 // `general` ones everything.
 #pragma once
 
@@ -9,13 +9,13 @@
 
 namespace torch_cubin {
 
-// Of one block: one sequence, one head. Scores are in natural units.
+// For one block: one sequence, one head. Scores are in natural units.
 template <DType kDType>
 struct ScoreRule {
   const AttentionParams& p;
   const Sequence& s;
   const char* mask;  // of this batch and head, or null
-  float slope;       // of ALiBi, 0 for none
+  float slope;       // ALiBi's, 0 for none
   int shift;         // seqlen_k - seqlen_q
 
   TC_DEVICE ScoreRule(const AttentionParams& p_, const Sequence& s_) : p(p_), s(s_) {
@@ -39,12 +39,12 @@ struct ScoreRule {
   TC_DEVICE bool has_alibi() const { return p.alibi_slopes != nullptr; }
   TC_DEVICE bool has_mask() const { return p.mask != nullptr; }
 
-  // tanh(score / softcap), within 3 ulp: 1 - 2 / (exp(2 t) + 1) cancels where t is small, so a
-  // polynomial takes its place there.
+  // tanh(score / softcap), within 3 ulp. 1 - 2 / (exp(2 t) + 1) cancels for small t, where a
+  // polynomial is used instead.
   TC_DEVICE float cap_tanh(float score) const {
     float e = exp2_approx(score * (2.0f * kLog2e / p.softcap));
     float tanh = 1.0f - __fdividef(2.0f, e + 1.0f);  // 1 and -1 at the ends, NaN for NaN
-    // NOTE: a branch on purpose: a choice between both takes registers that some kernels lack.
+    // NOTE: a branch on purpose: selecting between both takes registers that some kernels lack.
     if (fabsf(tanh) < 0.5f) {
       float t = __fdividef(score, p.softcap), u = t * t;
       float g = fmaf(fmaf(fmaf(0.01630167f, u, -0.05260332f), u, 0.13319714f), u, -0.33332906f);
@@ -53,7 +53,7 @@ struct ScoreRule {
     return tanh;
   }
 
-  // What the mask adds to (i, j), which must exist.
+  // The mask's addend for element (i, j), which must exist.
   TC_DEVICE float mask_value(int i, int j) const {
     tc_int64 at = i * p.mask_stride[2] + j * p.mask_stride[3];
     if (p.flags & kAttendBoolMask) return mask[at] != 0 ? 0.0f : -kInfinity;
@@ -72,7 +72,7 @@ struct ScoreRule {
   }
 };
 
-// Everything but the band, of kTiles neighbouring m16n8 accumulator tiles of q . k; the lane's
+// Applies everything but the band to kTiles adjacent m16n8 accumulator tiles of q . k; the lane's
 // first element is (i, j).
 template <DType kDType, int kTiles>
 TC_DEVICE void apply_to_tiles(const ScoreRule<kDType>& rule, float (&tiles)[kTiles][4], int i,
@@ -89,7 +89,7 @@ TC_DEVICE void apply_to_tiles(const ScoreRule<kDType>& rule, float (&tiles)[kTil
   apply_rule(rule, each, each);
 }
 
-// Drops weights of the four tiles (of the two, if there are but two) from `n` on, of those that
+// Drops weights of the four tiles (or two, if there are only two) from `n` on, among those that
 // begin at `column`; the lane's first row is i.
 template <int kTiles>
 TC_DEVICE void drop_weights(float (&tiles)[kTiles][4], const AttentionParams& p, const Sequence& s,
@@ -112,7 +112,7 @@ TC_DEVICE void drop_weights(float (&tiles)[kTiles][4], const AttentionParams& p,
   }
 }
 
-// Which columns a row sees, counted from `column`: [low, high].
+// The columns visible to a row, counted from `column`: [low, high].
 struct SeenColumns {
   int low, high;
 
@@ -121,8 +121,8 @@ struct SeenColumns {
   TC_DEVICE bool operator()(int offset) const { return offset >= low && offset <= high; }
 };
 
-// Hides what lies outside the band, or beyond the last column, of kTiles neighbouring m16n8
-// accumulator tiles; the lane's first element is (i, j).
+// Hides elements outside the band, or beyond the last column, of kTiles adjacent m16n8 accumulator
+// tiles; the lane's first element is (i, j).
 template <int kTiles>
 TC_DEVICE void hide_outside(float (&tiles)[kTiles][4], const Sequence& s, int i, int j) {
 #pragma unroll

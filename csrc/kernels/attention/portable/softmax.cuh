@@ -1,15 +1,15 @@
 // The running softmax of the forward kernels, over tiles of scores in registers.
 //
 // The reference of the exponentials is not the maximum itself but at most kSlack below it: it
-// moves, and sums and outputs are scaled, only when some score of the warp exceeds it by more. That
-// keeps shuffles and scaling out of nearly all tiles; weights up to 2^kSlack are safe in float16
+// moves, and sums and outputs are rescaled, only if some score of the warp exceeds it by more. That
+// keeps shuffles and rescaling out of nearly all tiles; weights up to 2^kSlack are safe in float16
 // too.
 //
 // Scores and references are in units of `unit` powers of two: raw q . k in `full` kernels, where it
 // is scale * log2(e); natural logits in `general` ones, where it is log2(e) and a mask of -FLT_MAX
-// is not yet -inf. The reference is subtracted before anything is multiplied: one FFMA of both
-// would leave the rounding of its product in the exponent, 2^-24 of the score, which from scores of
-// 2^32 on is more than an exponent holds.
+// is not yet -inf. The reference is subtracted before multiplying: one FFMA of both would leave the
+// rounding of its product in the exponent, 2^-24 of the score, which for scores of 2^32 and more
+// exceeds the range of an exponent.
 #pragma once
 
 #include "attention/quad.cuh"
@@ -19,7 +19,7 @@ namespace torch_cubin {
 
 constexpr float kSlack = 8.0f;  // log2
 
-// Moves the references where a score of this warp asks for it.
+// Moves the references if a score of this warp requires it.
 template <int kBlocks, int kTiles, int kOutTiles>
 TC_DEVICE void follow_maximum(const float (&score)[kBlocks][kTiles][4],
                               float (&out)[kBlocks][kOutTiles][4], float (&sum)[kBlocks][2],

@@ -1,12 +1,12 @@
 // Attention forward for float32 on tensor cores, each product as three of TF32
-// (tf32x3_product.cuh). Otherwise as mma.cu, which see.
+// (tf32x3_product.cuh). Otherwise like mma.cu.
 //
 // Key 8 n + 2 t of a tile is column t of an A fragment of weights, key 8 n + 2 t + 1 column t + 4:
 // so the accumulators of q . k are A fragments without leaving their lanes. The columns of the
 // outputs are permuted too: n8 tile 4 q + j holds columns 32 q + 4 g + j, so that a lane reads v
 // and writes out in vectors of 16 bytes.
 //
-// The spills that the table accepts are a few scalars of a tile, where a warp has 32 rows.
+// The spills that the table accepts are a few scalars of a tile, for warps with 32 rows.
 #include "forward_block.cuh"
 #include "softmax.cuh"
 #include "tf32x3_product.cuh"
@@ -27,7 +27,7 @@ static_assert(Config::kTileM / Config::kWarpRows * 32 == Config::kThreads,
 constexpr bool kGeneral = Config::kGeneral;
 constexpr int kRowBytes = Config::kTileK * 4;
 
-// For reads of 16 bytes from 4 even (or odd) rows by 2 neighbours each: see multiply_pv.
+// For reads of 16 bytes from 4 even (or odd) rows by 2 adjacent vectors each: see multiply_pv.
 struct PairSwizzle {
   static TC_DEVICE int offset(int row, int chunk) {
     return row * kRowBytes + ((chunk ^ (row & 6)) << 4);
@@ -74,7 +74,7 @@ struct Attention : ForwardSums<Config::kWarpRows / 16, Config::kTileN / 8, Confi
 
   TC_DEVICE void multiply_qk(u32 q_shared, u32 k_shared) {
     clear_scores();
-#pragma unroll 1  // unrolled, it needs more registers than there are
+#pragma unroll 1  // unrolled, it needs too many registers
     for (int quad = 0; quad < Config::kTileK / 32; ++quad, q_shared += 128, k_shared += 128)
 #pragma unroll
       for (int step = 0; step < 4; ++step) {

@@ -2,15 +2,15 @@
 // product takes three mma (small * big, big * small, big * big).
 //
 // NOTE: an mma rounds its sum towards zero, and over many steps that bias was ten times the error
-// of float32. So the products of each step are summed apart, the small ones first, and added by
-// FADDs.
+// of float32. So the products of each step are summed separately, the small ones first, and added
+// by FADDs.
 #pragma once
 
 #include "common/ptx.cuh"
 
 namespace torch_cubin {
 
-// `small` is not rounded: the mma ignores its last 13 bits, of which one at most is set.
+// `small` is not rounded: the mma ignores its last 13 bits, of which at most one is set.
 template <int kCount>
 struct Split {
   u32 big[kCount], small[kCount];
@@ -21,7 +21,7 @@ struct Split {
   }
 };
 
-// The first of several: a sum that begins at zero needs no registers that hold zeros.
+// The first of several: starts from zero without registers that hold zeros.
 TC_DEVICE void start_tf32(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
@@ -32,8 +32,9 @@ TC_DEVICE void start_tf32(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 
 // sum[first + n] += a * b[n], of m16n8 tiles, 8 deep.
 //
-// kInfinite: infinite numbers may come. Their small parts are NaN, and so are the sums of products
-// with small parts that they meet; without those, the big parts give what the numbers' own would.
+// kInfinite: infinities are possible. Their small parts are NaN, and would make sums of products
+// with small parts NaN, so these are skipped; the big parts alone give the right infinities and
+// NaN.
 template <bool kInfinite = false, int kTiles, int kAll>
 TC_DEVICE void multiply_add(float (&sum)[kAll][4], int first, const Split<4>& a,
                             const Split<2> (&b)[kTiles]) {

@@ -1,9 +1,9 @@
-// What the attention kernels share below the softmax: which tile of which sequence a block works
-// on, tiles of q, k, v in shared memory, their copies and fragments, and which columns a tile of
-// rows sees. Knows nothing of scores.
+// What the attention kernels share below the softmax: the tile and sequence of a block, tiles of q,
+// k, v in shared memory, their copies and fragments, and the columns visible to a tile of rows.
+// Independent of scores.
 //
-// Lane 4 g + t of a warp holds of an m16n8 accumulator tile: rows g and g + 8, columns 2 t and
-// 2 t + 1, in the order (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1).
+// Lane 4 g + t of a warp holds of an m16n8 accumulator tile: rows g and g + 8, columns 2 t and 2 t
+// + 1, in the order (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1).
 #pragma once
 
 #include "attention/attention_params.h"
@@ -12,22 +12,22 @@
 
 namespace torch_cubin {
 
-// x, which is the same in all 32 lanes, in a uniform register: what the compiler cannot prove to be
-// uniform, and all that follows from it, takes registers of every thread.
+// x, which is the same in all 32 lanes, in a uniform register: values that the compiler cannot
+// prove uniform, and all that depend on them, take registers of every thread.
 TC_DEVICE int uniform(int x) { return __reduce_max_sync(~0u, x); }
 
-// Keeps the compiler from keeping what it computed of x: it is cheaper to compute it again.
+// Keeps the compiler from keeping values derived from x in registers: recomputing them is cheaper.
 TC_DEVICE void forget(int& x) { asm volatile("" : "+r"(x)); }
 
 TC_DEVICE int clamp(int x, int least, int most) { return max(least, min(x, most)); }
 
-// One (batch, head)'s sequence: its sizes, and where its rows begin in packed tensors. A whole warp
-// must make it together.
+// One (batch, head)'s sequence: its sizes, and the offset of its rows in packed tensors.
+// Constructed by a whole warp.
 struct Sequence {
   int batch, head;  // of the query
   int kv_head;
   int rows, columns;
-  int q_row, k_row;  // first rows of packed sequences, else 0
+  int q_row, k_row;  // first rows in packed tensors, else 0
   int first, last;   // the band of this sequence: i + first <= j <= i + last
 
   TC_DEVICE Sequence(const AttentionParams& p, int batch_, int head_) : batch(batch_), head(head_) {
@@ -40,11 +40,10 @@ struct Sequence {
       k_begin = p.cu_seqlens_k[batch];
       k_end = p.cu_seqlens_k[batch + 1];
     }
-    // NOTE: uniform() stands outside of every condition. Inside of one, ptxas 13.0 makes predicated
+    // NOTE: uniform() must be outside of every condition. Inside one, ptxas 13.0 makes predicated
     // REDUX instructions of it, some with a wrong predicate (d256 backward hung on packed
-    // sequences).
-    // Offsets that are none must not lead outside of the tensors, nor a bound that is too small
-    // outside of the buffers that it sized.
+    // sequences). Invalid offsets must not lead outside of the tensors, nor a bound that is too
+    // small outside of the buffers that it sized.
     q_row = clamp(uniform(q_begin), 0, p.total_q);
     rows = clamp(uniform(q_end), q_row, min(p.total_q, q_row + p.seqlen_q)) - q_row;
     k_row = clamp(uniform(k_begin), 0, p.total_k);
@@ -98,8 +97,8 @@ TC_DEVICE Work uniform(const Work& work) {
   return {uniform(work.tile), uniform(work.head), uniform(work.batch)};
 }
 
-// A bundle, in units of `step` heads that read the same `bytes`, which leaves these in the L2
-// cache.
+// The size of a bundle, in units of `step` heads that read the same `bytes`, whose data fit in the
+// L2 cache.
 TC_DEVICE u32 bundle_in_l2(float bytes, u32 step, u32 all) {
   constexpr float kL2 = 24 << 20;
   float resident = fmaxf(__fdividef(kL2, bytes), 1.0f);
@@ -107,7 +106,7 @@ TC_DEVICE u32 bundle_in_l2(float bytes, u32 step, u32 all) {
 }
 
 // Tiles of kTileM rows. Under a band the longest tiles come first, so that short ones fill the end,
-// for as many heads as leave their k and v in L2; without, the tiles of one head are neighbours.
+// for as many heads as leave their k and v in L2; otherwise the tiles of one head are adjacent.
 template <int kTileM>
 TC_DEVICE Work find_work(const AttentionParams& p) {
   u32 tiles = (p.seqlen_q + kTileM - 1u) / kTileM;
@@ -121,9 +120,9 @@ TC_DEVICE Work find_work(const AttentionParams& p) {
   return work;
 }
 
-// The tiles of columns that a tile of rows [row, row_end) meets: [begin, end), of which
-// [whole_begin, whole_end) are visible to every row in every column. `from` and `to` limit the
-// columns (split KV); `from` is a multiple of kColumns.
+// The tiles of columns that a tile of rows [row, row_end) attends to: [begin, end), of which
+// [whole_begin, whole_end) are entirely visible to every row. `from` and `to` limit the columns
+// (split KV); `from` is a multiple of kColumns.
 template <int kColumns>
 struct ColumnTiles {
   int begin, end, whole_begin, whole_end;
@@ -142,7 +141,7 @@ struct ColumnTiles {
   TC_DEVICE bool whole(int tile) const { return tile >= whole_begin && tile < whole_end; }
 };
 
-// Copies 16 bytes to shared memory, or does nothing.
+// Copies 16 bytes to shared memory if `wanted`.
 TC_DEVICE void cp_async_if(bool wanted, u32 shared, const void* global) {
   asm volatile(
       "{ .reg .pred wanted; setp.ne.u32 wanted, %2, 0;"
@@ -150,10 +149,10 @@ TC_DEVICE void cp_async_if(bool wanted, u32 shared, const void* global) {
       "l"(global), "r"(static_cast<u32>(wanted)));
 }
 
-// cp.async of tiles of kRows rows of kRowBytes bytes, by kThreads threads: 8 neighbouring threads
-// copy a row, 128 bytes at a time. What does not exist is not read. Everything here is the same for
-// all threads; what a thread adds is computed anew for each tile, which is cheaper than the
-// registers that would keep it.
+// cp.async of tiles of kRows rows of kRowBytes bytes, by kThreads threads: 8 adjacent threads copy
+// a row, 128 bytes at a time. Missing elements are not read. All members are the same for all
+// threads; a thread's offset is computed anew for each tile, which is cheaper than keeping it in
+// registers.
 template <int kRows, int kRowBytes, int kThreads, class Layout = Swizzle<kRowBytes, true>>
 struct RowCopy {
   static constexpr int kVectors = kRowBytes / 128;
@@ -163,7 +162,7 @@ struct RowCopy {
                 "whole passes");
 
   const char* tile;    // to copy next
-  tc_int64 row_bytes;  // from row to row
+  tc_int64 row_bytes;  // between rows
   int column_bytes;    // of a row
 
   TC_DEVICE RowCopy(const void* tile_, tc_int64 row_bytes_, int column_bytes_)
@@ -197,7 +196,7 @@ struct RowCopy {
       }
   }
 
-  // A tile whose rows all exist. Missing columns are left as they are.
+  // A tile whose rows all exist. Missing columns are not written.
   TC_DEVICE void copy_whole(u32 stage) const {
     Place at = place(stage);
     if (kRows < kRowsPerPass && at.row >= kRows) return;
@@ -227,8 +226,8 @@ struct RowCopy {
   }
 };
 
-// The tiles of k and v of one block, passing through a ring of kStages stages (k, then v) in
-// shared memory, from the last tile to the first.
+// The tiles of k and v of one block, passing through a ring of kStages stages (k, then v) in shared
+// memory, from the last tile to the first.
 template <class KCopy, class VCopy, int kColumns, int kTileBytes, int kStages>
 struct KvRing {
   static constexpr int kStageBytes = 2 * kTileBytes;
@@ -253,9 +252,9 @@ struct KvRing {
     v.tile -= kColumns * v.row_bytes;
   }
 
-  // Copies all tiles that fit but one: the last of the sequence may end within, all others are
-  // whole from here on. k of the first tile is a group of its own, with what the caller copied
-  // before: the first product need not wait for v.
+  // Copies as many tiles as fit, but one: the last of the sequence may be partial, all others are
+  // complete. k of the first tile is a group of its own, with the caller's earlier copies, so that
+  // the first product need not wait for v.
   TC_DEVICE void start(const AttentionParams& p, int tile, int begin, int columns,
                        int column_limit) {
 #pragma unroll
@@ -277,8 +276,8 @@ struct KvRing {
     }
   }
 
-  // While `tile` is in the stage at `read`: copies the tile that takes the place of the one before,
-  // if there is one.
+  // While `tile` is in the stage at `read`: copies the tile that replaces the previous one, if
+  // there is one.
   TC_DEVICE void copy_next(int tile, int begin, u32 read) {
     if (tile - (kStages - 1) >= begin) {
       u32 to = read == shared ? shared + (kStages - 1) * kStageBytes : read - kStageBytes;
@@ -307,7 +306,7 @@ struct FragmentAddress {
       kFragment == Fragment::a_transposed || kFragment == Fragment::b_transposed;
   u32 base;
 
-  // Of the block whose first row is `row` (a multiple of 8), first column `column` (of 8).
+  // For the block with first row `row` (a multiple of 8) and first column `column` (of 8).
   TC_DEVICE explicit FragmentAddress(int row, int column = 0) {
     constexpr bool kRowsFirst = kFragment == Fragment::a || kFragment == Fragment::b_transposed;
     int lane = threadIdx.x % 32;
@@ -316,15 +315,15 @@ struct FragmentAddress {
                                             column / 8 + (kRowsFirst ? high : low));
   }
 
-  // The block `rows` (of 8) down and `columns` (of 16) to the right, both constants after
-  // unrolling. The base's column must be a multiple of 64 for columns that cross one.
+  // Loads the block `rows` (of 8) down and `columns` (of 16) to the right, both constants after
+  // unrolling. The base's column must be a multiple of 64 if the columns cross one.
   TC_DEVICE void load(u32 (&out)[4], u32 stage, int rows, int columns) const {
     int bytes = columns * 2;
     ldmatrix<kTranspose>(out, (base ^ (bytes & 127)) + (stage + (bytes & ~127) + rows * kRowBytes));
   }
 };
 
-// The accumulators of two neighbouring n8 tiles, rounded: the A fragment of these 16 columns as
+// The accumulators of two adjacent n8 tiles, rounded: the A fragment with these 16 columns as
 // depth.
 template <DType kDType>
 TC_DEVICE void pack_fragment(u32 (&out)[4], const float (&left)[4], const float (&right)[4]) {
