@@ -4,8 +4,38 @@
 
 #include <torch/csrc/stable/library.h>
 
+#include <optional>
+
 #include "ops/common/dispatch.h"
 #include "ops/common/op_calls.h"
+#include "pytorch/tensor_type.h"
+
+namespace torch_cubin {
+
+inline void require_memory_of(const char* op, size_t argument, const Tensor& tensor) {
+  require_memory(op, argument, tensor.get());
+}
+inline void require_memory_of(const char* op, size_t argument,
+                              const std::optional<Tensor>& tensor) {
+  if (tensor) require_memory(op, argument, tensor->get());
+}
+template <class Other>
+void require_memory_of(const char*, size_t, const Other&) {}
+
+// The function, which throws [input] for a tensor without memory: ATen's ops, which the CPU
+// references call, crash on some of these.
+template <const char* kOp, auto kFunction>
+struct WithMemory;
+template <const char* kOp, class Result, class... Args, Result (*kFunction)(Args...)>
+struct WithMemory<kOp, kFunction> {
+  static Result call(Args... args) {
+    size_t argument = 0;
+    (require_memory_of(kOp, ++argument, args), ...);
+    return kFunction(args...);
+  }
+};
+
+}  // namespace torch_cubin
 
 // Registers a public op that only forwards: to the raw op `_name` with grad mode off, else to
 // `_name_autograd`. The strings after the name are its leading tensor arguments, for errors.
@@ -16,12 +46,17 @@
     });                                                                       \
   })
 
+// The function itself checks what its kernel reads; the references are checked here.
+#define TC_CHECKED_cpu(name) WithMemory<kOp, &name##_cpu>::call
+#define TC_CHECKED_cuda(name) name##_cuda
+
 // Wraps name_cpu or name_cuda to count successful calls. The first argument must be a tensor.
 #define TC_COUNTED(name, device)                                                         \
   [](StableIValue* stack, uint64_t arguments, uint64_t results) {                        \
+    [[maybe_unused]] static constexpr char kOp[] = #name;                                \
     static OpCalls& calls = op_calls_of(#name, #device);                                 \
     const int slot = OpCalls::slot(torch::stable::detail::to<AtenTensorHandle>(*stack)); \
-    TORCH_BOX (&name##_##device)(stack, arguments, results);                             \
+    TORCH_BOX (&TC_CHECKED_##device(name))(stack, arguments, results);                   \
     calls.add(slot);                                                                     \
   }
 

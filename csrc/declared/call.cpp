@@ -186,7 +186,7 @@ class Contract::Call {
     state_.addresses[i] = nullptr;
     if (wanted.match(view, i, item, state_)) {
       const void* address = arguments_.data(view);
-      wanted.check_address(address, item);
+      wanted.check_address(address, view, item);
       state_.addresses[i] = const_cast<void*>(address);
     }
     if (grad_mode_ && requires_grad(view.handle)) argument_requiring_grad_ = static_cast<int>(i);

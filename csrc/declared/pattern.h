@@ -111,7 +111,7 @@ class Pattern {
   // shape are checked by check_expressions(), when all names are bound. Returns whether the tensor
   // has elements, whose address must then be checked.
   bool match(const TensorView& view, size_t place, int item, CallState& state) const;
-  void check_address(const void* address, int item) const;
+  void check_address(const void* address, const TensorView& view, int item) const;
   bool has_expressions() const { return has_expressions_; }
   void check_expressions(size_t place, int item, const CallState& state) const;
 

@@ -4,6 +4,7 @@
 #include "cubin/error.h"
 #include "declared/pattern.h"
 #include "pytorch/contiguous.h"
+#include "pytorch/tensor_type.h"
 
 namespace torch_cubin {
 namespace {
@@ -223,10 +224,10 @@ bool Pattern::match(const TensorView& view, size_t place, int item, CallState& s
   return any;
 }
 
-void Pattern::check_address(const void* address, int item) const {
+void Pattern::check_address(const void* address, const TensorView& view, int item) const {
   if (address == nullptr) {
     refuse(item, "has elements but no memory", "a tensor whose storage is allocated",
-           "a null address", "");
+           tensor_type_text(view.handle) + " with a null address", "Pass what a wrapper wraps.");
   }
   const uintptr_t past = reinterpret_cast<uintptr_t>(address) & static_cast<uintptr_t>(align_ - 1);
   if (past == 0) return;

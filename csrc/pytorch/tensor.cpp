@@ -6,6 +6,7 @@
 #include "cubin/stated_type.h"
 #include "driver/driver.h"
 #include "pytorch/contiguous.h"
+#include "pytorch/tensor_type.h"
 #include "pytorch/torch_error.h"
 
 namespace torch_cubin {
@@ -128,7 +129,9 @@ const void* TensorView::data() const {
   const void* pointer = find_data();
   if (pointer == nullptr && has_elements(sizes, dim)) {
     fail({"input", "a tensor argument", "has elements but no memory",
-          "a tensor whose storage is allocated", "a null address, shape " + shape_text(), ""});
+          "a tensor whose storage is allocated",
+          tensor_type_text(handle) + " with a null address, shape " + shape_text(),
+          "Pass what a wrapper wraps."});
   }
   return pointer;
 }

@@ -257,6 +257,14 @@ def fast_recording(name: str) -> None:
     assert Launcher is PlainLauncher
 
 
+def tensor_types(name: str) -> None:
+    emptied = A.clone()
+    emptied.untyped_storage().resize_(0)
+    text = message(lambda: torch.ops.cubin.matmul(emptied, B))
+    assert "[input]: matmul argument 1 has elements but no memory" in text, text
+    assert "got a tensor." in text, text
+
+
 COST: dict[str, Callable[[str], None]] = {
     "derivatives of the built-in ops": derivatives,
     "activation checkpointing that stops its recomputation early": checkpointing,
@@ -279,6 +287,7 @@ COST: dict[str, Callable[[str], None]] = {
     "tensors read in place by kernel calls": layout,
     "launches of kernels inside traces": recorded,
     "kernel calls through the extension module": fast_recording,
+    "types of tensors without memory in the library's errors": tensor_types,
 }
 
 

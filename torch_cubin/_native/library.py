@@ -27,6 +27,8 @@ def load() -> ctypes.CDLL:
     """Registers the ops and returns the library; ImportError if it is missing or too old."""
     import torch
 
+    from torch_cubin._pytorch import tensor_types
+
     if not PATH.is_file():
         hidden = process.hidden_package(PATH)
         raise _import_error(
@@ -70,8 +72,10 @@ def load() -> ctypes.CDLL:
         library.torch_cubin_free,
         library.torch_cubin_keep_error,
         library.torch_cubin_module_drop,
+        library.torch_cubin_set_find_tensor_type,
     ):
         function.restype = None
+    tensor_types.register(library)
     return library
 
 
@@ -93,6 +97,7 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "op_calls": [_INT],
     "keep_error": [_TEXT],
     "set_batch_invariant": [_INT],
+    "set_find_tensor_type": [_ADDRESS],
     "pytorch_symbols": [],
     "check_attention": [_TEXT],
     "check_product": [_TEXT],

@@ -1,0 +1,78 @@
+"""Tensor subclasses without memory of their own, which let PyTorch compute with themselves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from declared import vec_add
+
+import torch_cubin
+
+ops = torch.ops.cubin
+
+
+class Wrapper(torch.Tensor):
+    """What it wraps it does not say to PyTorch."""
+
+    @staticmethod
+    def __new__(cls, *sizes):
+        return torch.Tensor._make_wrapper_subclass(cls, sizes)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        with torch._C._DisableTorchDispatch():
+            return func(*args, **(kwargs or {}))
+
+
+_A, _Q, _CACHE = torch.ones(8, 8), torch.randn(1, 8, 2, 16), torch.randn(1, 32, 2, 16)
+_ROWS = torch.ones(1, dtype=torch.int32)
+# For a maker of tensors without memory, by sizes.
+CALLS = {
+    "matmul, first": lambda made: ops.matmul(made(8, 8), _A),
+    "matmul, second": lambda made: ops.matmul(_A, made(8, 8)),
+    "linear, input": lambda made: ops.linear(made(8, 8), _A),
+    "linear, weight": lambda made: ops.linear(_A, made(8, 8)),
+    "linear, bias": lambda made: ops.linear(_A, _A, made(8)),
+    "linear, activation": lambda made: ops.linear(_A, _A, made(8), activation="gelu"),
+    "addmm": lambda made: ops.addmm(made(8, 8), _A, _A),
+    "addmm, last": lambda made: ops.addmm(_A, _A, made(8, 8)),
+    "attention, query": lambda made: ops.scaled_dot_product_attention(made(1, 8, 2, 16), _Q, _Q),
+    "attention, mask": lambda made: ops.scaled_dot_product_attention(_Q, _Q, _Q, made(2, 2)),
+    "attention_forward": lambda made: ops.attention_forward(_Q, _Q, made(1, 8, 2, 16)),
+    "attention_forward, sinks": lambda made: ops.attention_forward(_Q, _Q, _Q, sinks=made(8)),
+    "flash_attention": lambda made: ops.flash_attention(_Q, _Q, made(1, 8, 2, 16)),
+    "flash_attention_with_kvcache": lambda made: ops.flash_attention_with_kvcache(
+        _Q, made(1, 32, 2, 16), _CACHE, cache_seqlens=_ROWS
+    ),
+    "declared": lambda made: vec_add()(made(8, 8), _A),
+    "declared, as an operator": lambda made: vec_add().overload(_A, made(8, 8)),
+}
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("name", CALLS)
+def test_a_wrapper_without_memory_is_named(name, grad) -> None:
+    error = pytest.raises((RuntimeError, ValueError), match=r"\[input\]: .*a Wrapper")
+    with error, torch.set_grad_enabled(grad):
+        CALLS[name](Wrapper)
+
+
+def test_a_plain_tensor_whose_storage_was_resized() -> None:
+    def made(*sizes):
+        tensor = torch.ones(*sizes)
+        tensor.untyped_storage().resize_(0)
+        return tensor
+
+    for name, call in CALLS.items():
+        if name == "flash_attention":  # PyTorch's transpose refuses it
+            continue
+        with pytest.raises((RuntimeError, ValueError), match=r"\[input\]: .*no memory"):
+            call(made)
+    assert ops.matmul(torch.ones(0, 8), _A).shape == (0, 8)  # no elements need none
+
+
+def test_wrappers_that_are_served_by_drop_in_or_not() -> None:
+    """drop_in() leaves every subclass to PyTorch."""
+    with torch_cubin.drop_in(), pytest.raises(RuntimeError, match="not allocated"):
+        _ = Wrapper(8, 8) @ _A
+    assert torch_cubin.report().served == ()
