@@ -47,7 +47,7 @@ _TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_tok
 
 
 class Smaller:
-    """One choice of what is made small, as all of it together gives some types no valid config."""
+    """A choice of the sizes made small: all of them together give some types no valid config."""
 
     def __init__(
         self, names: set[str], layers: int = 2, width: int = 1, head_dim: bool = False

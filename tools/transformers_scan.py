@@ -6,7 +6,7 @@ Every model type that transformers knows is built from its config, made small, w
 of one seed, and called once with each implementation on the CPU. The outputs must be equal and,
 where a model is causal under "eager", it must be causal under "cubin": another last token moves
 no earlier output. "as sdpa": transformers' own "sdpa" differs from "eager" likewise. A type
-that cannot be built or called this way is "not tried", with its reason.
+that cannot be built or called so is "not tried", with its reason.
 
 Each type runs in a fork of its own, as many at a time as there are CPUs: a model that exhausts
 memory or time ends alone. The list is written after each type; `--resume` keeps the lines of a list

@@ -1,4 +1,4 @@
-"""tools/transformers_scan.py: what is compared, and a list that a run cut by time leaves behind."""
+"""tools/transformers_scan.py: the comparison, and the list that a run cut by time leaves behind."""
 
 from __future__ import annotations
 
