@@ -5,6 +5,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include <optional>
+#include <vector>
 
 #include "ops/common/dispatch.h"
 #include "ops/common/op_calls.h"
@@ -18,6 +19,10 @@ inline void require_memory_of(const char* op, size_t argument, const Tensor& ten
 inline void require_memory_of(const char* op, size_t argument,
                               const std::optional<Tensor>& tensor) {
   if (tensor) require_memory(op, argument, tensor->get());
+}
+template <class Item>
+void require_memory_of(const char* op, size_t argument, const std::vector<Item>& items) {
+  for (const Item& item : items) require_memory_of(op, argument, item);
 }
 template <class Other>
 void require_memory_of(const char*, size_t, const Other&) {}

@@ -117,3 +117,22 @@ def test_of_a_cache() -> None:
         assert "pytorch#198031" in error
     else:
         torch.testing.assert_close((got, compiled), (wanted, eager))
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_of_a_sum() -> None:
+    """addmm_into adds a product of a clone of the sum to it."""
+
+    def call(total, factor):
+        torch.ops.cubin.addmm_into(total, total.clone(), factor)
+        return total * 2.0
+
+    torch.manual_seed(0)
+    total, factor = torch.randn(8, 8), torch.randn(8, 8)
+    eager, compiled = total.clone(), total.clone()
+    wanted = call(eager, factor)
+    got, error = attempt(call, compiled, factor)
+    if error:
+        assert "pytorch#198031" in error
+    else:
+        torch.testing.assert_close((got, compiled), (wanted, eager))

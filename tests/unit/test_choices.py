@@ -185,6 +185,7 @@ def test_a_struct_that_no_table_is_made_of_may_be_any() -> None:
     text = """
 #ifndef GUARD_H
 #define GUARD_H
+enum Kind { A };
 template <class T> struct Helper : Base<T> { int area(int) const { return 1; } };
 struct B { int q; };
 struct D : B { int z; };

@@ -3,7 +3,9 @@
 Libraries of cubins describe their kernels in an array of structs, which is parsed, not compiled.
 Numbers, strings, booleans and enumerators are values; other expressions are kept as text. A value
 assigned to a wrong field would be a wrong launch: therefore fields that are not plain, and rows
-whose values cannot be counted, are refused.
+whose values cannot be counted, are refused (docs/producers.md lists all that is). A compiler's
+front end cannot do this: such tables name constants of headers that are not at hand, and have rows
+of several configurations under #if, of which clang keeps one.
 """
 
 from __future__ import annotations
@@ -13,78 +15,25 @@ import re
 from typing import Any
 
 from torch_cubin import errors
+from torch_cubin._declared import c_text
+from torch_cubin._declared.c_text import refuse
 
 _MOST_ROWS, _MOST_FIELDS, _MOST_DEPTH = 1 << 16, 512, 16
-
-
-def refuse(label: str, problem: str, expected: str, got: str, advice: str = "") -> errors.Error:
-    return errors.fault("input", label, problem, expected=expected, got=got[:80], advice=advice)
-
-
-# Strings come first: they may contain comment marks. A comment may lack its end.
-_STRINGS_AND_COMMENTS = re.compile(
-    r""""(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)'|//[^\n]*|/\*.*?(?:\*/|\Z)""", re.S
-)
-_DIRECTIVE = re.compile(r"[ \t]*#[ \t]*(\w*)((?:[^\n\\]|\\\n|\\.)*)")
 _TOKEN = re.compile(
     r"""\s*(?:("(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)')"""
     r"""|((?:0[xX][0-9a-fA-F]+|\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+)[uUlLfF]*)"""
-    r"""|([A-Za-z_]\w*(?:\s*::\s*[A-Za-z_]\w*)*)|(\#(?:if|endif))"""
+    r"""|([A-Za-z_]\w*(?:\s*::\s*[A-Za-z_]\w*)*)|(\#(?:if|endif|include))"""
     r"""|([\[\]{}();,=.:*&<>+\-/|~!?%^]))"""
 )
 _KINDS = ("enum", "struct", "class", "union")
 _OPEN, _CLOSE = {"(": ")", "{": "}", "[": "]"}, {")", "}", "]"}
+# What a type consists of beside one name, and the built-in types, which go without a name.
+_BUILT_IN = {"bool", "char", "short", "int", "long", "float", "double", "signed", "unsigned",
+             "void", "wchar_t", "char8_t", "char16_t", "char32_t", "type"}  # fmt: skip
+_QUALIFIERS = {"const", "volatile", "constexpr", "inline", "mutable", "typename", "__restrict__",
+               "__restrict", *_KINDS}  # fmt: skip
 # Types of several values, whose braces C++ allows a row to omit.
 _VECTOR = re.compile(r"dim3|u?(?:char|short|int|long|longlong)[1-4]|(?:float|double|half)[1-4]")
-
-
-def _without_directives(text: str, label: str) -> str:
-    """The text without directives and without the parts under #if 0. Conditional parts that the
-    text does not decide are left between `#if` and `#endif`."""
-    text = _STRINGS_AND_COMMENTS.sub(lambda m: " " if m[0][0] == "/" else m[0], text)
-    out: list[str] = []
-    # Of each open #if: whether the text around it is read, whether a branch was taken, whether
-    # this one is, whether a `#if` was left in the text.
-    frames: list[list[bool]] = []
-    reads = True
-    at = 0
-    while at < len(text):
-        match = _DIRECTIVE.match(text, at)
-        if match is None:
-            end = text.find("\n", at) + 1 or len(text)
-            if reads:
-                out.append(text[at:end])
-            at = end
-            continue
-        word, rest = match[1], match[2].strip()
-        at = match.end()
-        if word in ("if", "ifdef", "ifndef"):
-            frames.append([reads, False, False, False])
-            guard = re.match(
-                rf"\s*#[ \t]*define[ \t]+{re.escape(rest)}[ \t]*\n", text[at : at + 400]
-            )
-            if word == "ifndef" and guard is not None:
-                word, rest = "if", "1"  # a header's guard
-        elif word in ("elif", "else", "endif") and not frames:
-            raise refuse(label, f"has an #{word} without an #if", "plain C", rest or "none")
-        if word in ("if", "ifdef", "ifndef", "elif", "else"):
-            around, taken, _, marked = frames[-1]
-            is_sure = word == "else" or (word in ("if", "elif") and rest in ("0", "1"))
-            now = around and not taken and rest != "0"
-            if now and not is_sure and not marked:
-                out.append(" #if ")
-                marked = True
-            # The branches after one that may be taken may be taken, too: they stay marked.
-            frames[-1] = [around, taken or (now and is_sure), now, marked]
-            reads = now
-        elif word == "endif":
-            around, _, _, marked = frames.pop()
-            if marked:
-                out.append(" #endif ")
-            reads = around
-    if frames:
-        raise refuse(label, "has an #if that does not end", "#endif", "the end")
-    return "".join(out)
 
 
 @dataclasses.dataclass
@@ -102,9 +51,11 @@ class CTables:
     def __init__(self, text: str, label: str) -> None:
         self.label = label
         self.tokens: list[str] = []
-        # Macros that may expand to several values.
-        self.several = set(re.findall(r"^[ \t]*#[ \t]*define[ \t]+(\w+)[^\n]*[,\\]", text, re.M))
-        text = _without_directives(text, label)
+        text = c_text.without_comments(text, label)
+        macros, self.several = c_text.macros(text)
+        self.macros = set(macros)
+        self.one_value = c_text.one_value(text, macros) - self.several
+        text = c_text.without_directives(text, label)
         at = 0
         while (match := _TOKEN.match(text, at)) is not None:
             self.tokens.append(match[0].strip())
@@ -115,6 +66,7 @@ class CTables:
             )
         self.at = 0
         self.conditions = 0  # number of open #ifs
+        self.is_sure = True  # that each value of the row being read is one
         # A struct that is not plain is refused when a table uses it.
         self.structs: dict[str, list[_Field] | errors.Error] = {}
 
@@ -140,20 +92,23 @@ class CTables:
                 self._skip_to(self._end(self.at + (self._body() or 0)) + 1)
             elif token in self.structs:
                 fields = self.structs[token]
+                if self.peek(1) == "<":
+                    fields = self.refuse(f"has a table of the template '{token}'", "a struct", "<")
                 self.at += 1
             elif is_array and (token == "{" or (token == "=" and self.peek(1) == "{")):
                 self.at += token == "="
                 if isinstance(fields, errors.Error):
                     raise fields
                 self._check_one_dimension()
-                for value, is_conditional in self._table():
-                    row = self._row(value, fields or [])
+                for value, is_conditional, is_sure in self._table():
+                    row = self._row(value, fields or [], is_sure)
                     if row:
                         if is_conditional:
                             conditional.add(len(rows))
                         rows.append(row)
                 tables += 1
-                fields = None
+                if self.peek() != ",":  # another table of the type may follow
+                    fields = None
             elif token in (";", "*", "(", "{", "}"):
                 fields = None
                 self.at += 1
@@ -217,6 +172,8 @@ class CTables:
         end = self._end(start)
         fields: list[_Field] | errors.Error
         try:
+            if name in self.macros:
+                raise self.refuse(f"has a struct '{name}' whose name is a macro", "a name", name)
             if has_base:
                 raise self.refuse(f"has a struct '{name}' with a base", "all fields in it", "':'")
             fields = self._fields(start + 1, end, name)
@@ -276,7 +233,9 @@ class CTables:
         if words[:2] in (["alignas", "()"], ["__align__", "()"]):
             words = words[2:]
         before = words[: words.index("=")] if "=" in words else words
-        if "()" in before or {"#if", "#endif", "operator"} & {*words} or not words:
+        if "()" in before or {"#if", "#endif", "#include", "operator"} & {*words} or not words:
+            raise refuse()
+        if not self.macros.isdisjoint(before):  # it may hold more fields
             raise refuse()
         if "static" in before:  # a constant, without a value in the rows
             return []
@@ -308,7 +267,9 @@ class CTables:
                 raise refuse()
             if type_ is None:  # the first has the type
                 type_ = declared[:-1]
-                if not any(_is_name(word) for word in type_):
+                named = [word for word in type_ if _is_name(word) and word not in _QUALIFIERS]
+                # Another name beside the type is a macro, which may hold more fields.
+                if not named or (len(named) > 1 and not _BUILT_IN.issuperset(named)):
                     raise refuse()
             if not declared or not _is_name(declared[-1]) or "::" in declared[-1]:
                 raise refuse()
@@ -323,14 +284,17 @@ class CTables:
             ))  # fmt: skip
         return fields
 
-    def _table(self) -> list[tuple[Any, bool]]:
-        """The values of a table's braces, which begin here, and whether each is under an #if."""
+    def _table(self) -> list[tuple[Any, bool, bool]]:
+        """The values of a table's braces, which begin here. Of each, whether it is under an #if,
+        and whether each of its own values surely is one."""
         self.at += 1
-        values: list[tuple[Any, bool]] = []
+        values: list[tuple[Any, bool, bool]] = []
         while self._skip_conditions() != "}":
             if len(values) > _MOST_ROWS or not self.peek():
                 raise self.refuse("has braces that do not end", "'}'", self.peek())
-            values.append((self._value(0), self.conditions > 0))
+            self.is_sure = True
+            value = self._value(0)
+            values.append((value, self.conditions > 0, self.is_sure))
             if self._skip_conditions() == ",":
                 self.at += 1
             elif self.peek() != "}":
@@ -379,6 +343,9 @@ class CTables:
                 words.append(self.peek())
                 self.at += 1
             self._check_words(words)
+            if depth == 1:
+                names = {word for word in words if _is_name(word)}
+                self.is_sure &= names <= self.one_value
             value = _constant(words)
         return value if name is None else (name, value)
 
@@ -387,13 +354,15 @@ class CTables:
         text = " ".join(word for word in words if word[0] not in "\"'")
         plain = re.sub(r"< <|> >|- >|< =|> =", "", text)
         is_wrong = not words or not self.several.isdisjoint(words) or "<" in plain or ">" in plain
-        is_wrong = is_wrong or "#if" in words or "#endif" in words
+        is_wrong = is_wrong or not {"#if", "#endif", "#include"}.isdisjoint(words)
         if is_wrong or words[0] in (".", "[") or (":" in words and "?" not in words):
             raise self.refuse("has a value that cannot be read", "a number, a string or a name",
                               text or "none")  # fmt: skip
 
-    def _row(self, values: Any, fields: list[_Field]) -> dict[str, Any]:
-        """A row's values by field; {} for the row of zeros that ends some tables."""
+    def _row(self, values: Any, fields: list[_Field], is_sure: bool) -> dict[str, Any]:
+        """A row's values by field; {} for the row of zeros that ends some tables. Where it is not
+        sure that each of them is one value, none may be missing: then a compiler would refuse more.
+        """
         if isinstance(values, dict):
             row = values
         elif isinstance(values, list) and len(values) <= len(fields):
@@ -410,6 +379,11 @@ class CTables:
             count = errors.counted(len(fields), "value")
             expected = f"{count} ({', '.join(known)})" if len(fields) < 8 else count
             raise self.refuse("has a row that does not fit its struct", expected, repr(values))
+        if row is not values and len(row) < len(fields) and not is_sure:
+            raise self.refuse(
+                "has a short row with a name that may be a macro of several values",
+                "names that the text declares, or all values", repr(values),
+            )  # fmt: skip
         for name, value in row.items():
             field = known[name]
             is_list = isinstance(value, (list, dict)) or (field.is_text and isinstance(value, str))

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from torch_cubin import errors
-from torch_cubin._declared.c_table import CTables, refuse
+from torch_cubin._declared.c_table import CTables
+from torch_cubin._declared.c_text import refuse
 
 _MOST_TEXT = 64 << 20
 

@@ -58,7 +58,9 @@ void check_apart(const char* op, const char* name, const TensorView& written,
   if (!share_memory(memory_of(written), memory_of(view))) return;
   fail({"input", argument_text(op, name),
         std::string("shares memory with '") + other_name + "', and is written to",
-        "memory of its own", "memory of both", "Clone one of them."});
+        "memory of its own", "memory of both",
+            "Clone one of them. Where torch.compile dropped a clone() that the program makes "
+            "(pytorch#198031), make the copy outside of the compiled function."});
 }
 
 }  // namespace torch_cubin
