@@ -59,8 +59,8 @@ void check_apart(const char* op, const char* name, const TensorView& written,
   fail({"input", argument_text(op, name),
         std::string("shares memory with '") + other_name + "', and is written to",
         "memory of its own", "memory of both",
-            "Clone one of them. Where torch.compile dropped a clone() that the program makes "
-            "(pytorch#198031), make the copy outside of the compiled function."});
+        "Clone one of them. Where torch.compile dropped a clone() that the program makes "
+        "(pytorch#198031), make the copy outside of the compiled function."});
 }
 
 }  // namespace torch_cubin
