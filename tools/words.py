@@ -103,7 +103,7 @@ def found(name: str, text: str) -> Iterator[tuple[Word, int, str]]:
     # A phrase may go on in the next line: of code, behind the mark of a comment.
     mark = "" if name.endswith((".md", ".py")) else r"(?://|#|\*)"
     for word in WORDS:
-        pattern = word.pattern.replace(r"\s", rf"(?:[ \t]|\n[ \t]*{mark}[ \t]*)")
+        pattern = word.pattern.replace(r"\s", rf"(?:[ \t_]|\n[ \t]*{mark}[ \t]*)")
         for match in re.finditer(rf"(?<![a-z])(?:{pattern})(?![a-z])", plain):
             number = plain.count("\n", 0, match.start())
             if not _is_allowed(name, lines[number]):

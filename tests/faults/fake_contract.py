@@ -366,7 +366,7 @@ def test_mutated_tensors_must_not_share_memory(driver):
 
 
 @pytest.mark.fault_case(42)
-def test_items_of_lists_share_no_memory_with_what_is_written_to(driver):
+def test_items_of_lists_share_no_memory_with_written_tensors(driver):
     entry = {"dtype": "float32", "shape": None, "layout": "strided", "align": 4}
     op = shapes_op(
         "(Tensor(a!) y, Tensor[] xs, Tensor? z=None) -> ()",

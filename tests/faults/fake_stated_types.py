@@ -75,7 +75,7 @@ def test_pointees_and_numbers_of_a_template(driver):
     kernel(x.data_ptr(), 3, grid=1, block=32)
 
 
-def test_bits_pass_what_is_meant_otherwise(driver):
+def test_bits_pass_arguments_of_another_type(driver):
     kernel = loaded(driver, {TMPL: (8, 4)})[TMPL]
     x = torch.zeros(4, dtype=torch.float16)
     kernel(torch_cubin.bits(x), torch_cubin.bits(torch_cubin.float32(2)), grid=1, block=32)

@@ -62,7 +62,7 @@ def test_a_small_odd_product_is_one_launch(driver, catalog, dtype: torch.dtype) 
     assert record["block"] == [256, 1, 1]
 
 
-def test_k_is_shared_out_over_a_cluster(driver, catalog) -> None:
+def test_k_is_split_over_a_cluster(driver, catalog) -> None:
     m, n, k = 134, 34, 2385
     a, b = ((m, k), (k, 1), torch.bfloat16), ((k, n), (1, k), torch.bfloat16)
     *_, (record,) = multiply(driver, a, b, config="unaligned 64x64 4 splits")

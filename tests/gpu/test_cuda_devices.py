@@ -126,7 +126,7 @@ def test_a_cache_of_keys_on_the_second_device(page_size: int) -> None:
 @pytest.mark.skipif(
     not hasattr(attention, "register_flash_attention_impl"), reason="this PyTorch has no registry"
 )
-def test_attention_of_sequences_shared_out_among_both(tmp_path: Path) -> None:
+def test_attention_of_sequences_split_over_both(tmp_path: Path) -> None:
     """Sequences split over both: a ring of calls through PyTorch's registry."""
     test_context_parallel.check(test_context_parallel.ranks("cuda", tmp_path))
 

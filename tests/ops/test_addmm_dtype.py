@@ -143,7 +143,7 @@ def test_vmap() -> None:
     torch.testing.assert_close(out, expected_of(input, a, b, 2, 1).float())
 
 
-def test_autocast_keeps_what_is_added() -> None:
+def test_autocast_keeps_the_addend() -> None:
     c, a, b = draw(SHAPES[0], torch.float32)
     near = torch.full_like(c, 1 + 2**-12)  # would be 1 in bfloat16
     with torch.autocast("cpu", torch.bfloat16):

@@ -99,7 +99,7 @@ class Calls(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("wanted", [(True, False), (False, True), (True, True)])
-def test_backward_computes_only_what_is_needed(wanted, device):
+def test_backward_computes_only_the_needed_gradients(wanted, device):
     a = make((2, 3), device, requires_grad=wanted[0])
     b = make((3, 4), device, requires_grad=wanted[1])
     out = matmul(a, b)
@@ -126,7 +126,7 @@ def test_a_frozen_weight_keeps_no_input_alive(frozen, device):
 
 
 @pytest.mark.parametrize("wanted", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 1)])
-def test_linear_backward_computes_only_what_is_needed(wanted, device):
+def test_linear_backward_computes_only_the_needed_gradients(wanted, device):
     shapes = ((2, 3), (4, 3), (4,))
     args = [make(s, device, requires_grad=bool(w)) for s, w in zip(shapes, wanted, strict=True)]
     out = linear(*args)

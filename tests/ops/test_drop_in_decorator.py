@@ -315,7 +315,7 @@ def test_an_exception_leaves_no_cycle(mode, no_collection) -> None:
         (3, r"what cannot be called: expected a function, got int\."),
     ],
 )
-def test_drop_in_refuses_what_is_no_function(wrong, says) -> None:
+def test_drop_in_refuses_objects_that_are_no_function(wrong, says) -> None:
     with pytest.raises(errors.InputError, match=rf"\[input\].* is given {says}"):
         torch_cubin.drop_in()(wrong)
 

@@ -236,7 +236,7 @@ def test_doctor_reports_the_requirements_of_custom_kernels(
         assert f"-- {what} is missing: without it no " in " ".join(text.split())
 
 
-def test_doctor_folds_what_is_well_of_pytorch_s_internals(no_gpu, monkeypatch, capsys) -> None:
+def test_doctor_folds_the_working_internals_of_pytorch(no_gpu, monkeypatch, capsys) -> None:
     def lines(*options: str) -> list[str]:
         assert cli.main(["doctor", *options]) == 0
         out = capsys.readouterr().out
@@ -372,7 +372,7 @@ def test_doctor_in_a_folder_that_is_closed(no_gpu, monkeypatch, capsys, tmp_path
     assert "Error" not in text
 
 
-def test_doctor_says_what_is_wrong_with_the_environment(no_gpu, monkeypatch, capsys) -> None:
+def test_doctor_names_errors_of_the_environment(no_gpu, monkeypatch, capsys) -> None:
     monkeypatch.setenv("CXX", "g++ '")
     assert doctor.run() == 0
     with pytest.raises(errors.InputError, match=r"CXX.*No closing quotation"):

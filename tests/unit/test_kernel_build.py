@@ -479,7 +479,7 @@ def test_worktree_takes_what_its_main_checkout_has_built(
     assert (tree / output).read_bytes() == b"cubin"
 
 
-def test_package_leaves_out_other_archs(package: Package) -> None:
+def test_package_skips_other_archs(package: Package) -> None:
     package.table({"name": "k", "archs": ["sm_90a"]}, {"name": "l"})
     package.build("sm_80", "sm_90a")
     found = [(entry["name"], entry["arch"]) for entry in package.manifest()["kernels"]]

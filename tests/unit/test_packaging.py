@@ -430,7 +430,7 @@ def test_kernels_for_a_gpu(capability, arch):
     assert machine_gpus.arch_of(capability) == arch
 
 
-def test_kernel_targets_add_to_what_is_there(monkeypatch):
+def test_kernel_targets_add_to_existing_kernels(monkeypatch):
     kernels = load_file("tools/kernels.py")
     monkeypatch.setattr(kernels, "gpu_archs", lambda log: [])
     monkeypatch.setattr(kernels, "present_archs", lambda: ["sm_80"])

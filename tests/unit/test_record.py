@@ -173,7 +173,7 @@ def test_record_hashes_what_git_would_track() -> None:
     assert {Path(n).parent.as_posix() for n in tracked - found} == {record.CPU_TESTS}
 
 
-def test_no_test_of_the_gpu_imports_what_the_record_leaves_out() -> None:
+def test_no_test_of_the_gpu_imports_files_that_the_record_skips() -> None:
     names = "|".join(folder.removeprefix("tests/") for folder in record.NOT_READ)
     reads = re.compile(rf"^\s*(?:from|import) (?:{names})\b", re.MULTILINE)
     hashed = [ROOT / name for name in record.source_files(ROOT) if name.startswith("tests/")]

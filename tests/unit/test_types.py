@@ -17,7 +17,7 @@ sys.path.append(str(ROOT / "tools"))
 import op_stubs  # noqa: E402
 
 
-def test_type_checkers_see_what_is_imported_late() -> None:
+def test_type_checkers_see_late_imports() -> None:
     """The imports under TYPE_CHECKING are those of _LATER."""
     (block,) = (
         node

@@ -1,10 +1,9 @@
-// A mask that is added to the logits, before the `added` kernels of sm90/forward.cu read it: for
-// each tile of queries and block of keys, whether all numbers are -inf, all are 0, or neither. The
-// first are skipped and the second not read, as in causal masks and padding.
+// Before the `added` kernels of sm90/forward.cu: classifies an additive mask. For each tile of
+// queries and block of keys, whether all numbers are -inf, all are 0, or neither. The first are
+// skipped and the second not read, as in causal masks and padding.
 //
-// A block of threads reads a tile of queries by four blocks of keys. Where rows do not begin with
-// whole vectors, for their strides or their address, it writes a copy of what it reads, in which
-// they do.
+// A block of threads reads a tile of queries by four blocks of keys. If rows do not begin with
+// whole vectors, because of their strides or their address, it also writes a copy in which they do.
 #include "added_mask_params.h"
 #include "mask_classes.cuh"
 #include "mask_numbers.cuh"
@@ -15,8 +14,8 @@ namespace torch_cubin::TC_KERNEL {
 using namespace sm90;
 
 constexpr int kInPairs =
-    kMaskTileBlocks * kMaskTileColumns / 64;  // of keys that a lane has of a row, at most
-constexpr int kTogether = 8;                  // rows of which a thread asks for its keys at once
+    kMaskTileBlocks * kMaskTileColumns / 64;  // the most keys of a row that a lane has
+constexpr int kTogether = 8;                  // rows whose keys a thread requests at once
 constexpr int kWarps = TC_THREADS / 32;
 
 // Classes of this thread's part of the tile, two bits for each of the four blocks of keys.
@@ -26,7 +25,7 @@ TC_DEVICE u32 classes_of(const Sm90AddedMaskParams& p, tc_int64 batch, tc_int64 
   using Number = typename Type::Number;
   using Pair = typename Type::Pair;
   int rows = min(p.tile_rows, p.rows - first_row), warp = threadIdx.x / 32;
-  // A copy's rows are written up to a whole vector, which is how they are read.
+  // A copy's rows are written up to a whole vector, because they are read so.
   int end = min(p.copies == nullptr ? p.columns : p.copy_columns,
                 first_column + kMaskTileBlocks * p.tile_columns);
   auto from = static_cast<const Number*>(p.mask) + batch * p.stride[0] + head * p.stride[1] +
@@ -39,8 +38,8 @@ TC_DEVICE u32 classes_of(const Sm90AddedMaskParams& p, tc_int64 batch, tc_int64 
     int column = first_column + 64 * k + threadIdx.x % 32 * 2;
     if (column >= end) break;
     u32 of_block = 0;
-    bool last = column + 1 == p.columns;  // the memory behind it is not part of the mask
-    bool behind = column >= p.columns;    // of a copy alone
+    bool last = column + 1 == p.columns;  // the memory after it is not part of the mask
+    bool behind = column >= p.columns;    // exists in a copy only
     if (p.copies == nullptr) {
 #pragma unroll 1
       for (int first = warp; first < rows; first += kTogether * kWarps) {

@@ -1,12 +1,12 @@
-// How the `added` kernels of sm90/forward.cu add a mask's numbers to the logits of a warp's 16
-// queries and a block of keys, which lie as wgmma leaves them.
+// Adds a mask's numbers to the logits of a warp's 16 queries and a block of keys, in wgmma's
+// layout, for the `added` kernels of sm90/forward.cu.
 //
-// Read by each thread where it has its elements, eight rows of 16 bytes at a time, the numbers are
-// far more requests than the L1 cache takes beside products of 64 columns: with one batch's mask at
-// head_dim 64 a call took 1840 us where cuDNN's takes 1030. So a warp copies its part of the mask
-// to shared memory, rows of 16-byte pieces, before it issues the block's products, and reads it as
-// a matrix when they are done. Where there is no registers for that it reads pairs, which at
-// head_dim 256 is quick enough.
+// If each thread reads its own elements, eight rows of 16 bytes at a time, the L1 cache cannot
+// serve the requests beside products of 64 columns: with one batch's mask at head_dim 64 a call
+// took 1840 us while cuDNN's takes 1030. So a warp copies its part of the mask to shared memory,
+// rows of 16-byte pieces, before it issues the block's products, and reads it as a matrix when they
+// are done. Where registers do not suffice for that it reads pairs, which at head_dim 256 is quick
+// enough.
 #pragma once
 
 #include "common/dtype.cuh"
@@ -15,7 +15,7 @@
 namespace torch_cubin {
 namespace sm90 {
 
-// Of one warp: its first query and the block's first key, and how many there are in all.
+// A warp's part of the mask: its first query and the block's first key, and the sizes of the mask.
 struct MaskPart {
   int batch, head, query, queries, key, keys;
 };
@@ -23,10 +23,10 @@ struct MaskPart {
 template <DType kDType, int kN, int kBytes>
 class AddedMask {
  public:
-  // p: as long as this is. `shared`: kBytes of this warp's own.
+  // p must outlive this object. `shared`: kBytes for this warp alone.
   TC_DEVICE AddedMask(const Sm90AddedMask& p, u32 shared) : p_(p), shared_(shared) {}
 
-  // Asks for the numbers, if they go to shared memory. All lanes have added the numbers before.
+  // Requests the numbers, if they go to shared memory. All lanes must have added the previous ones.
   TC_DEVICE void load(const MaskPart& part) const {
     if (p_.floats) {
       load_rows<float>(part);
@@ -35,9 +35,9 @@ class AddedMask {
     }
   }
 
-  // s becomes scale * s and the mask's numbers.
+  // s becomes scale * s plus the mask's numbers.
   TC_DEVICE void add(float (&s)[kN / 2], const MaskPart& part, float scale) const {
-    if constexpr (kIsCopied<2>) {  // and so may floats be
+    if constexpr (kIsCopied<2>) {  // floats may be copied too
       cp_async_wait<0>();
       __syncwarp();
     }
@@ -49,10 +49,10 @@ class AddedMask {
   }
 
  private:
-  template <int kSize>  // of a number
+  template <int kSize>  // bytes of a number
   static constexpr bool kIsCopied = 16 * kN * kSize <= kBytes;
 
-  // Where a piece of a row lies. Pieces change places so that eight rows of one piece, or four of
+  // The offset of a piece of a row. Pieces are permuted so that eight rows of one piece, or four of
   // two, are in all banks.
   static TC_DEVICE int place(int size, int row, int piece) {
     return row * kN * size + (size == 2 ? piece ^ row % 8 : piece ^ row % 4 * 2) * 16;
@@ -64,7 +64,7 @@ class AddedMask {
            part.head * p_.stride[1] + min(part.query + row, part.queries - 1) * p_.stride[2];
   }
 
-  // Rows are multiples of 16 bytes, but for their last piece.
+  // Rows are multiples of 16 bytes, except for their last piece.
   template <class Number>
   TC_DEVICE void load_rows(const MaskPart& part) const {
     constexpr int kSize = sizeof(Number);
@@ -83,7 +83,7 @@ class AddedMask {
     }
   }
 
-  // Numbers of keys that there are not are hidden afterwards.
+  // Numbers of keys that do not exist are hidden afterwards.
   TC_DEVICE void add_halves(float (&s)[kN / 2], const MaskPart& part, float scale) const {
     if constexpr (kIsCopied<2>) {
       int row = threadIdx.x % 16, right = threadIdx.x % 32 / 16;
@@ -113,7 +113,7 @@ class AddedMask {
     }
   }
 
-  // Some pairs are asked for at a time.
+  // Requests a few pairs at a time.
   template <class Number, class Pair>
   TC_DEVICE void add_pairs(float (&s)[kN / 2], const MaskPart& part, float scale) const {
     constexpr int kTogether = kN % 32 == 0 ? 8 : 10;
@@ -146,7 +146,7 @@ class AddedMask {
     s[at + 1] = fmaf(s[at + 1], scale, DTypeTraits<kDType>::load(static_cast<u16>(pair >> 16)));
   }
 
-  // In the order that they stand in: all at once would be more registers than there are.
+  // In memory order: all at once would need too many registers.
   static TC_DEVICE void read(float (&out)[2], const float* from) {
     asm volatile("ld.global.nc.v2.f32 {%0, %1}, [%2];" : "=f"(out[0]), "=f"(out[1]) : "l"(from));
   }

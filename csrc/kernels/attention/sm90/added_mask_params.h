@@ -1,4 +1,4 @@
-// The one parameter of the kernel of sm90/added_mask.cu, shared by host and device code.
+// The parameter of the kernel of sm90/added_mask.cu, shared by host and device code.
 #pragma once
 
 typedef long long tc_int64;  // device code includes no <cstdint>
@@ -7,11 +7,11 @@ namespace torch_cubin {
 
 struct Sm90AddedMaskParams {
   const void* mask;  // 2 bytes a number, or 4
-  // Null where rows begin with whole vectors of 16 bytes, else where to write copies, whose rows
-  // do: [batch][head][row][copy_columns].
+  // Null if rows begin with whole vectors of 16 bytes. Else the copies to write, whose rows do:
+  // [batch][head][row][copy_columns].
   void* copies;
   unsigned char* classes;   // of Sm90MaskTiles: [batch][head][tile][classes_of_tile]
-  int* next;                // becomes 0
+  int* next;                // set to 0
   tc_int64 stride[4];       // batch, head, row, key; in elements
   int floats;               // 4 bytes a number
   unsigned minus_infinity;  // the bits of -inf

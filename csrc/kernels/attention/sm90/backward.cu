@@ -4,24 +4,23 @@
 //   S = scale q k^T      P = exp(S - logsumexp)      dP = grad_out v^T     dS = P (dP - delta)
 //   dv = P^T grad_out    dk = scale dS^T q           dq = scale dS k
 //
-// A block owns 128 keys of one head of keys at a time; it walks through the tiles of queries that
-// see them, last queries first, each of all heads of the group. Its warpgroups:
+// A block owns 128 keys of one head of keys at a time; it loops over the tiles of queries that
+// attend to them, last queries first, each for all heads of the group. Its warpgroups:
 //
 //   producer, queries   of sm90/backward_block.cuh: loads, dq
 //   keys (2)            64 keys each: S, dP and dS, transposed, so that P and dS are operands in
 //                       registers as they are; dk and dv stay in registers
 //
-// The warpgroups of keys wait for nothing but their own products, so that one exponentiates while
-// others multiply, and storing dq is off the critical path. Registers decide the steps'
-// length: ptxas wants 32 beside the accumulators. What spills is the warp that fetches work items,
-// once in each.
+// The warpgroups of keys wait only for their own products, so that one exponentiates while the
+// other multiplies, and storing dq is off the critical path. Registers limit the length of a step:
+// ptxas needs 32 beside the accumulators. The warp that fetches work items spills, once for each.
 #include "backward_general.cuh"
 
 namespace torch_cubin::TC_KERNEL {
 
 using namespace sm90;
 
-constexpr int kGroupBarrier = 1;  // named barriers from here on: one of each warpgroup of keys
+constexpr int kGroupBarrier = 1;  // named barriers start here: one for each warpgroup of keys
 
 template <class C>
 struct Keys {
@@ -29,7 +28,7 @@ struct Keys {
   u32 shared;
   const KeyBlock* items;
   int group, key;        // key: the warpgroup's first
-  u32 number = 0;        // of the work
+  u32 number = 0;        // of the work item
   u32 step = 0;          // of all work items
   u32 sums, store_base;  // this thread's
   float dk[C::kD / 2], dv[C::kD / 2], s[C::kRows / 2], dp[C::kRows / 2];
@@ -75,8 +74,8 @@ struct Keys {
     }
   }
 
-  // `value`: of a mask, for element i. kEarly: dP's sums are not complete. Where the mask is -inf
-  // neither a score nor a gradient counts that is not finite itself.
+  // `value`: the mask's, for element i. kEarly: dP's sums are not complete. Where the mask is -inf,
+  // scores and gradients that are not finite have no effect.
   template <bool kEarly>
   TC_DEVICE void add(int i, float value) {
     bool hidden = value == -kInfinity;
@@ -91,7 +90,7 @@ struct Keys {
     TC_DEVICE float softcap() const { return kEarly ? 0.0f : TileRule<true>::softcap(); }
   };
 
-  // Scores to weights, of `general` kernels. kEarly: without what needs dP, softcap.
+  // Scores to weights, in `general` kernels. kEarly: without the part that needs dP, softcap.
   template <bool kEarly>
   TC_DEVICE void weigh(bool adds) {
     StepPlace of = StepPlace::read<C>(shared, q(), group);
@@ -120,7 +119,7 @@ struct Keys {
     }
   }
 
-  // Scores to weights, of the others.
+  // Scores to weights, in the other kernels.
   TC_DEVICE void weigh_full(bool adds) {
     u32 from = sums + q() * C::kSumBytes;
     if constexpr (C::kAdded) {
@@ -130,14 +129,14 @@ struct Keys {
     }
   }
 
-  // Of `general` kernels: a bit for each weight that dropout keeps.
+  // For `general` kernels: a bit for each weight that dropout keeps.
   TC_DEVICE u64 choose_kept() const {
     StepPlace of = StepPlace::read<C>(shared, q(), group);
     return kept_weights<C>(p, work(), of.head, of.query + lane() % 4 * 2,
                            key + 16 * warp() + lane() / 4);
   }
 
-  // Of `general` kernels with softcap or dropout: scores to weights, of which dropout then drops
+  // For `general` kernels with softcap or dropout: scores to weights, of which dropout then drops
   // some, and dp becomes dS.
   TC_DEVICE void differentiate_late(bool adds, bool drops, u64 kept) {
     if (drops) {
@@ -164,13 +163,13 @@ struct Keys {
     }
   }
 
-  // P and dS of hidden elements become 0, whatever is in q, k, v and grad_out there.
+  // Sets P and dS of hidden elements to 0, for any values of q, k, v and grad_out there.
   TC_DEVICE void hide() {
     for_each_hidden<C>(work().sequence, shared, q(), group, key + 16 * warp() + lane() / 4,
                        [&](int i) { s[i] = dp[i] = 0.0f; });
   }
 
-  // Of P and dS, interleaved: ptxas finds no registers for the one after the other.
+  // P and dS interleaved: one after the other, ptxas runs out of registers.
   TC_DEVICE void pack(u32 (&weights)[C::kRows / 16][4], u32 (&ds)[C::kRows / 16][4]) const {
     using Traits = DTypeTraits<C::kDType>;
 #pragma unroll
@@ -188,7 +187,7 @@ struct Keys {
     if (lane() == 0) barrier_arrive(barrier);
   }
 
-  // After this all four warps have read their sums, and waited for their products.
+  // Call when all four warps have read their sums, and waited for their products.
   TC_DEVICE void end_step(u32 q_empty, u32 grad_empty) {
     named_sync(kGroupBarrier + group, kWarpgroup);
     if (threadIdx.x % kWarpgroup == 0) {
@@ -215,12 +214,12 @@ struct Keys {
         drops = p.score.drop_below > 0;
         late = drops || p.score.softcap != 0;
         if (!late) weigh<true>(adds);
-        if (drops) kept = choose_kept();  // while dP is computed
+        if (drops) kept = choose_kept();  // overlaps with dP's product
       } else {
         weigh_full(adds);
       }
       keep_in_place(s);
-      // It is complete. ptxas would otherwise wait for dP before the exponentials.
+      // dP is complete. Without this ptxas would wait for dP before the exponentials.
       wait_for_grad();
       wgmma_wait<0>();
       keep_in_place(dp);
@@ -258,7 +257,7 @@ struct Keys {
 #pragma unroll 1
     for (;; ++number) {
       if (!begin_work<C>(shared, items, number)) {
-        tma_store_wait_read<0>();  // shared memory must not end before
+        tma_store_wait_read<0>();  // shared memory must outlive the store's reads
         return;
       }
       key = work().key_tile * C::kKeys + 64 * group;
@@ -272,8 +271,7 @@ struct Keys {
       if (steps > 0) run_steps(step + steps);
       release(shared + C::kKeysEmpty);
       int own = key + 16 * warp() + lane() / 4;
-      // One half of each through shared memory: the last is being stored while the next work
-      // runs.
+      // One half of each through shared memory: the last is stored while the next work item runs.
       u32 staging = shared + C::kOut + (4 * group + warp()) * C::kOutBytes;
       SumRows<C> dv_rows(dv, C::kGeneral ? p.score.keep_scale : 1.0f, p.dv, p.dv_stride,
                          p.head_dim_v, work(), own);

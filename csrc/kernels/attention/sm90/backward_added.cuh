@@ -1,5 +1,5 @@
-// How the warpgroups of keys of attention's backward on Hopper read a mask that is added to the
-// logits, from where sm90/backward_added_mask.cu has laid it out.
+// Reads an additive mask in the layout of sm90/backward_added_mask.cu, for the warpgroups of keys
+// of attention's backward on Hopper.
 #pragma once
 
 #include "attention/numbers.cuh"
@@ -8,10 +8,10 @@
 namespace torch_cubin {
 namespace sm90 {
 
-// What the producer says of a step.
+// The producer's description of a step.
 struct StepPlace {
   int query, head;  // query: the first one
-  bool adds_mask;   // to a warpgroup's 64 keys
+  bool adds_mask;   // whether the mask is added to a warpgroup's 64 keys
 
   template <class C>
   static TC_DEVICE StepPlace read(u32 shared, u32 q, int group) {
@@ -28,7 +28,7 @@ TC_DEVICE void load_vector(u32 (&out)[4], const uint4* from) {
                : "l"(from));
 }
 
-// for_each_added() of numbers of `kBytes`. Some vectors are asked for at a time.
+// for_each_added() for numbers of `kBytes`. Requests a few vectors at a time.
 template <class C, int kBytes, class Add>
 TC_DEVICE void add_numbers(const uint4* from, tc_int64 place, Add&& add) {
   constexpr int kThreads = 2 * C::kWorkKeys, kVectors = C::kRows * kBytes / 32, kEach = 16 / kBytes;
@@ -50,7 +50,8 @@ TC_DEVICE void add_numbers(const uint4* from, tc_int64 place, Add&& add) {
   }
 }
 
-// Calls add(i, value) for each element i of this thread, of the 64 keys of `part` of the work.
+// Calls add(i, value) for each element i of this thread, for the 64 keys of `part` of the work
+// item.
 template <class C, class Add>
 TC_DEVICE void for_each_added(const Sm90BackwardParams& p, const KeyBlock& work,
                               const StepPlace& of, int part, Add&& add) {
@@ -78,9 +79,9 @@ TC_DEVICE float weight_of(float exponent) {
   return exp2_approx(exponent);
 }
 
-// s = q.k becomes P where a mask's numbers are added, or, with `adds` false, where they are all 0.
-// `from`: of this thread, its step's logsumexp, a natural logit. What an added -inf hides may be
-// anything.
+// s = q.k becomes P with the mask's numbers added, or, with `adds` false, where they are all 0.
+// `from`: this thread's logsumexp of the step, a natural logit. Elements hidden by an added -inf
+// may have any value.
 template <class C>
 TC_DEVICE void exponentiate_added(float (&s)[C::kRows / 2], const Sm90BackwardParams& p, bool adds,
                                   u32 shared, const KeyBlock& work, u32 q, int part, u32 from) {

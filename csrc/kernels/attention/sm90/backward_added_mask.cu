@@ -1,11 +1,11 @@
-// A mask that is added to the logits, in the order in which the backward's `added` and `general`
-// kernels use its numbers: a thread takes those of its scores as vectors, where in the mask each is
-// a load of its own. And what each step is to the mask: those to which it adds nothing are not
-// read, those that it hides wholly are skipped.
+// An additive mask in the order in which the backward's `added` and `general` kernels use its
+// numbers: a thread loads those of its scores as vectors, where in the mask each is a load of its
+// own. Also classifies each step: steps to which the mask adds nothing do not read it, and steps
+// that it hides entirely are skipped.
 //
-// A block has a tile of queries and a work's keys, 64 or two times 64. Of a step, thread t of a
-// warpgroup has the numbers of queries 8j + lane % 4 * 2 + c and keys 16 (t / 32) + lane / 4 + 8h,
-// in the order j, h, c.
+// A block has a tile of queries and a work item's keys, 64 or two times 64. In a step, thread t of
+// a warpgroup has the numbers of queries 8j + lane % 4 * 2 + c and keys 16 (t / 32) + lane / 4 +
+// 8h, in the order j, h, c.
 #include "backward_params.h"
 #include "mask_numbers.cuh"
 
@@ -18,7 +18,7 @@ constexpr int kWarps = TC_THREADS / 32;
 
 template <class Type>
 constexpr int kRowNumbers =
-    kKeys + 16 / sizeof(typename Type::Number);  // neighbouring rows in other banks
+    kKeys + 16 / sizeof(typename Type::Number);  // adjacent rows in different banks
 
 template <class Type>
 TC_DEVICE void lay_out(const Sm90BackwardParams& p, void* memory, u32* found) {
@@ -29,7 +29,7 @@ TC_DEVICE void lay_out(const Sm90BackwardParams& p, void* memory, u32* found) {
   tc_int64 line = blockIdx.x / p.key_tiles;
   int tile = static_cast<int>(line % p.bits.tiles), plane = static_cast<int>(line / p.bits.tiles);
   int first_row = tile * p.tile_rows, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  // Without a row of its own for each query, all have the first one's.
+  // Without a row for each query, all use the first one.
   bool alike = p.mask_stride[2] == 0;
   int rows = alike ? 1 : min(p.lengths.seqlen_q - first_row, p.tile_rows);
   auto from = static_cast<const Number*>(p.mask) + plane / p.bits.heads * p.mask_stride[0] +
@@ -64,7 +64,7 @@ TC_DEVICE void lay_out(const Sm90BackwardParams& p, void* memory, u32* found) {
     any |= of_half & 1;
     if ((of_half & 2) == 0) continue;
     what |= half == 0 ? kStepHidesInFirst : kStepHidesInSecond;
-    // Two threads for each of the warpgroup's, which have a half of the vectors each.
+    // Two threads for each of the warpgroup's, each with half of the vectors.
     constexpr int kVector = 16 / sizeof(Number);
     int thread = threadIdx.x % kGroup, own_key = thread / 32 * 16 + thread % 32 / 4;
     int vectors = p.tile_rows / 2 / kVector, threads = 2 * p.tile_keys;

@@ -1,8 +1,8 @@
-// What the kernels of attention's backward on Hopper share (sm90/backward.cu,
-// sm90/backward_wide.cu): a block's work and shared memory, its producer, the warpgroup of dq and
-// how dq reaches memory. The two files have the warpgroups of keys, which hold dk and dv. Longer
-// than files should be: the roles meet in one step's barriers and shared memory, and none can be
-// followed without the others.
+// The common parts of attention's backward kernels on Hopper (sm90/backward.cu,
+// sm90/backward_wide.cu): a block's work items and shared memory, its producer, the warpgroup of dq
+// and the path of dq to memory. The two files have the warpgroups of keys, which hold dk and dv.
+// Longer than files should be: the roles share one step's barriers and shared memory, and none can
+// be followed without the others.
 //
 //   producer   one thread loads k and v, and a step's q, grad_out and sums; two threads, for every
 //              other step each, add dq, as it lies in shared memory, to dq_sum; a warp fetches the
@@ -15,9 +15,9 @@
 //                   number of the work item (pair): 2 | work item: 2 |
 //                   dk, dv (not wide): 8 rows a warp
 //
-// Blocks are persistent: they take one work (128 or 64 keys of a head; a pair of blocks, 128) after
-// the other, and what rings hold, steps and their phases, runs on from work to work. So the next
-// one's first loads are in flight while one's last sums are added and stored.
+// Blocks are persistent: they take one work item (128 or 64 keys of a head; a pair of blocks, 128)
+// after the other, and the rings' steps and phases continue across work items. So the first loads
+// of the next item are in flight while the last sums of the previous one are added and stored.
 #pragma once
 
 #include "attention/quad.cuh"
@@ -30,28 +30,27 @@ namespace sm90 {
 
 constexpr int kBackwardThreads = 4 * kWarpgroup;
 
-// A block's place in its pair; 0 where there are no pairs.
+// A block's rank in its pair; 0 without pairs.
 struct PairPlace {
   u32 rank;
-  u32 other;  // where the other block's shared memory begins, for `shared::cluster` instructions
+  u32 other;  // address of the other block's shared memory, for `shared::cluster` instructions
 };
 
-// What a block does next, as one thread tells the others through shared memory.
+// A work item, which one thread passes to the others through shared memory.
 struct KeyBlock {
   Sm90Sequence sequence;
-  int key_tile;     // negative: there is no more
+  int key_tile;     // negative: no more work items
   int head, batch;  // head: of the keys
   int first_tile;   // the number of the first tile of queries of the group's first head
-  int begin, end;   // tiles of queries that see the keys
-  int steps;        // of all heads of the group, without those that a mask hides
+  int begin, end;   // tiles of queries that attend to the keys
+  int steps;        // of all heads of the group, without steps that a mask hides
 
-  // The next one's number, by one thread of the block or of the pair.
-  // Not blockIdx.x: blocks wait for the turns of the work items before theirs, which must have been
-  // taken.
+  // Takes the next number, in one thread of the block or the pair. Not blockIdx.x: blocks wait for
+  // the turns of earlier work items, which must have been taken.
   static TC_DEVICE u32 take(const Sm90BackwardParams& p) { return atomicAdd(p.ticket, 1u); }
 
-  // By one thread. Neighbouring work items have the same keys' place in `together` heads; then come
-  // the next keys.
+  // In one thread. Consecutive work items have the same keys of `together` heads; then come the
+  // next keys.
   TC_DEVICE KeyBlock(const Sm90BackwardParams& p, u32 index, int rows, int keys) {
     int kv_heads = p.heads / p.group;
     bool packed = p.order != nullptr;
@@ -89,26 +88,25 @@ template <DType kDType_, int kRows_, int kD_, int kQStages_, int kGradStages_, b
           bool kAdded_, bool kPair_ = false>
 struct BackwardConfig {
   static constexpr DType kDType = kDType_;
-  // kAdded: the mask, if there is one, may be of numbers that are added. To ask in each step took 4
-  // to 5% of the time at head_dim 128.
+  // kAdded: the mask, if any, may be additive. Testing it in each step took 4 to 5% of the time at
+  // head_dim 128.
   static constexpr bool kGeneral = kGeneral_, kAdded = kAdded_;
-  // Wide: dk and dv of 64 keys are all that two warpgroups have registers for, so each holds one.
+  // Wide: two warpgroups only have the registers for dk and dv of 64 keys, so each holds one.
   static constexpr bool kWide = kD_ > 128;
-  // Two blocks of a cluster work at neighbouring keys, and share dq: see sm90/backward_wide.cu.
+  // Two blocks of a cluster have adjacent keys, and share dq: see sm90/backward_wide.cu.
   static constexpr bool kPair = kPair_;
-  static constexpr int kRows = kRows_, kD = kD_;  // queries a step, columns of every operand
+  static constexpr int kRows = kRows_, kD = kD_;  // queries of a step, columns of every operand
   static constexpr int kQStages = kQStages_, kGradStages = kGradStages_,
                        kScoreStages = kPair ? 1 : 2, kDqStages = 2, kWorkItems = 2;
   static constexpr int kKeys = kWide ? 64 : 128, kKeyGroups = kKeys / 64,
                        kThreads = kBackwardThreads;
-  static constexpr int kBlocks = kPair ? 2 : 1, kWorkKeys = kBlocks * kKeys;  // of a work
+  static constexpr int kBlocks = kPair ? 2 : 1, kWorkKeys = kBlocks * kKeys;  // of a work item
   static constexpr int kPanels = kD / 64, kRowPanels = (kRows + 63) / 64;
   static constexpr int kPieces = kPanels / kBlocks;  // of dq, that a block adds to
-  // Arrivals of those who have read q or grad_out, of those who have stored dS, and who have read
-  // it.
+  // Numbers of arrivals: readers of q or grad_out, writers of dS, and readers of dS.
   static constexpr int kReaders = kWide ? 8 : 2, kScoreWriters = 4 * kKeyGroups,
                        kScoreReaders = 4 * kBlocks;
-  // Of the 12 warps that multiply; and of the threads of the producer that read work items.
+  // The 12 warps that multiply; and the threads of the producer that read work items.
   static constexpr int kKeyReaders = 12, kWorkReaders = kKeyReaders + 1 + kDqStages;
   static constexpr int kProducerRegisters = 32, kKeyRegisters = kD == 64 ? 200 : 208;
   static constexpr int kQueryRegisters = 512 - kProducerRegisters - 2 * kKeyRegisters;
@@ -119,11 +117,11 @@ struct BackwardConfig {
   static constexpr int kKeyBytes = kPanels * kPanelBytes, kQBytes = kRows * kD * 2;
   static constexpr int kScoreBytes = kRowPanels * kScorePanelBytes, kPieceBytes = 64 * kRows * 4;
   static constexpr int kSumBytes = 2 * kRows * 4;
-  // Of a thread that multiplies keys: a bit for each of its scores.
+  // For a thread that multiplies keys: a bit for each of its scores.
   static constexpr int kMaskWords = (kRows / 2 + 31) / 32;
   static constexpr int kMaskBytes = 2 * kKeys * kMaskWords * 4;
   static constexpr int kDqSlots = kPair ? 1 : kWide ? 2 : kDqStages * kPieces;
-  // Of a pair: the other block's keys, of the columns whose dq is this block's.
+  // For a pair: the other block's keys, in the columns whose dq this block computes.
   static constexpr int kOtherBytes = kPair ? kPieces * kPanelBytes : 0;
   static constexpr int kK = 0, kV = kKeyBytes, kOther = 2 * kKeyBytes, kQ = kOther + kOtherBytes,
                        kGrad = kQ + kQStages * kQBytes;
@@ -134,7 +132,7 @@ struct BackwardConfig {
   static constexpr int kMask = kSums + kQStages * kSumBytes;
   static constexpr int kKeysFull = kMask + kQStages * kMaskBytes, kKeysEmpty = kKeysFull + 8;
   static constexpr int kWorkFull = kKeysEmpty + 8, kWorkEmpty = kWorkFull + 8 * kWorkItems;
-  static constexpr int kWanted = kWorkEmpty + 8 * kWorkItems;  // the next work
+  static constexpr int kWanted = kWorkEmpty + 8 * kWorkItems;  // requests the next work item
   static constexpr int kNumberFull = kWanted + 8,
                        kNumberEmpty = kNumberFull + 8 * kWorkItems * kPair;
   static constexpr int kQFull = kNumberEmpty + 8 * kWorkItems * kPair,
@@ -146,15 +144,15 @@ struct BackwardConfig {
                        kDqEmpty = kDqFull + 8 * kDqStages * kPieces;
   static constexpr int kWeightsFull = kDqEmpty + 8 * kDqStages * kPieces,
                        kWeightsEmpty = kWeightsFull + (kWide ? 8 : 0);
-  // For each slot of q 8 times the first row, a bit for each 64 keys of which some must be hidden,
-  // and one that tells whether a mask's bits are there; and 4 times the head, and a bit for each 64
-  // keys to which a mask's numbers are added.
+  // For each slot of q: 8 times the first row, a bit for each 64 keys of which some must be hidden,
+  // and a bit that is set if there are mask bits; and 4 times the head, and a bit for each 64 keys
+  // to which a mask's numbers are added.
   static constexpr int kFirstRow = kWeightsEmpty + (kWide ? 8 : 0);
   static constexpr int kHead = kFirstRow + 4 * kQStages;
   static constexpr int kNumber =
       (kHead + 4 * kQStages + 15) / 16 * 16;  // of work items, 16 bytes each
   static constexpr int kWork = kNumber + 16 * kWorkItems * kPair;
-  // Rows of dk or dv being stored that fit in shared memory.
+  // The rows of dk or dv in shared memory while they are stored.
   static constexpr int kOut =
       kWork + (kWorkItems * static_cast<int>(sizeof(KeyBlock)) + 15) / 16 * 16;
   static constexpr int kOutBytes = kWide ? 0 : 8 * kD * 2;  // of a warp
@@ -162,8 +160,8 @@ struct BackwardConfig {
   static_assert(kPanels <= 4 && kRows % 16 == 0);
   static_assert(!kPair || (kWide && kRows == 64));
 
-  // dq's pieces take turns in kDqSlots buffers. Which step's piece had a piece's buffer before it:
-  // 0 the same one's, 1 the one's before that.
+  // dq's pieces take turns in kDqSlots buffers. The step whose piece had a piece's buffer before: 0
+  // the same one, 1 the previous one.
   static constexpr TC_DEVICE int dq_lag(int piece) {
     return piece >= kDqSlots ? 0 : (kDqSlots - piece + kPieces - 1) / kPieces;
   }
@@ -172,24 +170,24 @@ struct BackwardConfig {
   }
 };
 
-// What Sm90MaskSteps::steps says of a step; 0 without a mask.
+// The entry of Sm90MaskSteps::steps for a step; 0 without a mask.
 TC_DEVICE u32 mask_step(const Sm90BackwardParams& p, const KeyBlock& work, int head, int tile) {
   if (p.bits.steps == nullptr) return kStepHidesNone;
   MaskPlace at(p.bits, work.batch, work.head * p.group + head, tile);
   return __ldg(p.bits.steps + at.step(p, work.key_tile));
 }
 
-// The steps of a work: tiles of queries, the last one first, each of all heads of the group. One
-// head after the other would let blocks of keys that few queries see wait, for the next head's
-// turns, for those that many see. Steps that a mask hides are among them.
+// The steps of a work item: tiles of queries, the last one first, each for all heads of the group.
+// With one head after the other, blocks of keys with few queries would wait, for the next head's
+// turns, for blocks with many. Steps that a mask hides are included.
 struct Steps {
   int tile, head = 0;
-  u32 word;  // what Sm90MaskSteps::steps says of it
+  u32 word;  // its entry of Sm90MaskSteps::steps
 
   TC_DEVICE Steps(const Sm90BackwardParams& p, const KeyBlock& work) : tile(work.end - 1) {
     look(p, work);
   }
-  // To the next one. NOTE: before this one's waits, so that they hide its load.
+  // Advances. NOTE: call before this step's waits, so that they hide its load.
   TC_DEVICE void next(const Sm90BackwardParams& p, const KeyBlock& work) {
     if (++head == p.group) {
       head = 0;
@@ -200,14 +198,14 @@ struct Steps {
 
  private:
   TC_DEVICE void look(const Sm90BackwardParams& p, const KeyBlock& work) {
-    // Behind the last step there may be no tile.
+    // After the last step there may be no tile.
     word = mask_step(p, work, head, max(tile, 0));
   }
 };
 
-// Leaves a work the steps that a mask leaves, by a whole warp. Tiles of queries behind the last of
-// them would otherwise be walked through before the first loads.
-TC_DEVICE void leave_out_hidden(const Sm90BackwardParams& p, KeyBlock& work) {
+// Trims a work item to the steps that a mask leaves, in a whole warp. Otherwise the tiles of
+// queries after the last of them would be stepped through before the first loads.
+TC_DEVICE void skip_hidden(const Sm90BackwardParams& p, KeyBlock& work) {
   int begin = work.begin, all = max(0, work.end - begin) * p.group, own = 0, end = 0;
 #pragma unroll 2
   for (int i = threadIdx.x % 32; i < all; i += 32) {
@@ -225,7 +223,7 @@ TC_DEVICE void leave_out_hidden(const Sm90BackwardParams& p, KeyBlock& work) {
   }
 }
 
-// Which slot of a ring step `step` has, and the parity of its phase.
+// The slot of step `step` in a ring, and the parity of its phase.
 template <int kStages>
 TC_DEVICE u32 slot(u32 step) {
   return step % kStages;
@@ -236,7 +234,7 @@ TC_DEVICE u32 phase(u32 step) {
   return step / kStages % 2;
 }
 
-// Waits until work `number` is known. False where there is none.
+// Waits until work item `number` is known. False if there is none.
 template <class C>
 TC_DEVICE bool wait_for_work(u32 shared, const KeyBlock* items, u32 number) {
   u32 at = slot<C::kWorkItems>(number);
@@ -244,18 +242,17 @@ TC_DEVICE bool wait_for_work(u32 shared, const KeyBlock* items, u32 number) {
   return items[at].key_tile >= 0;
 }
 
-// NOTE: a value that a whole warp has read from shared memory, so that ptxas knows it to be the
-// same in all lanes. Without it each product's descriptors are made by every lane, at 4% of the
-// speed.
+// NOTE: a value that a whole warp has read from shared memory, so that ptxas knows it is uniform.
+// Without it every lane computes each product's descriptors, which costs 4% of the speed.
 TC_DEVICE u32 whole_warp(u32 value) { return __shfl_sync(~0u, value, 0); }
 
-// wait_for_work() by a whole warp.
+// wait_for_work() in a whole warp.
 template <class C>
 TC_DEVICE bool begin_work(u32 shared, const KeyBlock* items, u32 number) {
   return whole_warp(wait_for_work<C>(shared, items, number)) != 0;
 }
 
-// By who has read work `number` for the last time: a warp's first lane, or a single thread.
+// Called after the last read of work item `number`: by a warp's first lane, or by a single thread.
 template <class C>
 TC_DEVICE void release_work(u32 shared, u32 number) {
   barrier_arrive(shared + C::kWorkEmpty + 8 * slot<C::kWorkItems>(number));
@@ -263,7 +260,7 @@ TC_DEVICE void release_work(u32 shared, u32 number) {
 
 // ---- producer -----------------------------------------------------------------------------------
 
-// The number of a pair's next work: the first block takes it, and tells the other.
+// The number of a pair's next work item: the first block takes it, and sends it to the other.
 template <class C>
 TC_DEVICE u32 take_together(const Sm90BackwardParams& p, u32 shared, u32 number, PairPlace pair) {
   u32 at = slot<C::kWorkItems>(number), index;
@@ -282,8 +279,8 @@ TC_DEVICE u32 take_together(const Sm90BackwardParams& p, u32 shared, u32 number,
   return index;
 }
 
-// A whole warp: fetches one work after the other, as late as the loads of the one before allow.
-// Work items taken long before they are begun would let blocks wait for their turns.
+// A whole warp: fetches one work item after the other, as late as the previous one's loads allow.
+// If items were taken long before they begin, blocks would wait for their turns.
 template <class C>
 TC_DEVICE void fetch_work_items(const Sm90BackwardParams& p, u32 shared, KeyBlock* items,
                                 PairPlace pair) {
@@ -299,14 +296,14 @@ TC_DEVICE void fetch_work_items(const Sm90BackwardParams& p, u32 shared, KeyBloc
     }
     __syncwarp();
     bool any = work.key_tile >= 0;
-    // Of 64 columns alone: 1 to 2% there, a loss of up to 4% with 256.
+    // With 64 columns only: a gain of 1 to 2% there, a loss of up to 4% with 256.
     u32 lane = threadIdx.x % 32;
     if (C::kPanels == 1 && any && lane < 2) {
       const Sm90Sequence& s = work.sequence;
       tma_prefetch(lane == 0 ? &p.k : &p.v, 0, s.k.place + work.key_tile * C::kKeys, work.head,
                    s.k.batch, s.wrap);
     }
-    if (any && p.bits.steps != nullptr) leave_out_hidden(p, work);
+    if (any && p.bits.steps != nullptr) skip_hidden(p, work);
     if (threadIdx.x % 32 == 0) barrier_arrive(shared + C::kWorkFull + 8 * at);
     if (!any) return;
   }
@@ -329,7 +326,7 @@ TC_DEVICE bool hides(const Sm90Sequence& s, int key, int row) {
          row + C::kRows - 1 + s.first > key;
 }
 
-// The keys of a work, and then its steps, of which `next` is the first's number.
+// Loads the keys of a work item, and then its steps; `next` is the first step's number.
 template <class C>
 TC_DEVICE void load_work(const Sm90BackwardParams& p, u32 shared, const KeyBlock& work, u32 number,
                          u32& next, PairPlace pair) {
@@ -367,7 +364,7 @@ TC_DEVICE void load_work(const Sm90BackwardParams& p, u32 shared, const KeyBlock
     int row = now.tile * C::kRows, head = work.head * p.group + now.head;
     u32 q = slot<C::kQStages>(next), grad = slot<C::kGradStages>(next);
     u32 full = shared + C::kQFull + 8 * q;
-    u32 added = 0;  // of the two warpgroups: whether a mask's numbers are to be added
+    u32 added = 0;  // for the two warpgroups: whether a mask's numbers are added
     if (C::kAdded && p.mask_added != 0) {
       added = what;
       what = kStepHidesNone;
@@ -397,7 +394,7 @@ TC_DEVICE void load_work(const Sm90BackwardParams& p, u32 shared, const KeyBlock
     barrier_expect(full, C::kQBytes);
     load_panels<C>(shared + C::kGrad + grad * C::kQBytes, C::kRows * 128, p.grad_out, full, s.q,
                    row, head, s.wrap);
-    // Behind a step's loads, which wait for less of the work before.
+    // After a step's loads, which wait for less of the previous work item.
     if (next++ == first) load_keys();
   }
 }
@@ -411,13 +408,14 @@ TC_DEVICE void load(const Sm90BackwardParams& p, u32 shared, const KeyBlock* ite
     if (!wait_for_work<C>(shared, items, number)) return;
     const KeyBlock& work = items[slot<C::kWorkItems>(number)];
     load_work<C>(p, shared, work, number, step, pair);
-    if (pair.rank == 0) barrier_arrive(shared + C::kWanted);  // where a pair's work items are taken
+    if (pair.rank == 0)
+      barrier_arrive(shared + C::kWanted);  // in the block that takes a pair's work items
     release_work<C>(shared, number);
   }
 }
 
 // NOTE: neither acquires nor releases. A block stores a turn when its additions are complete in the
-// L2 cache, and the next one's are not issued before it has seen that; fences would add 1 us to
+// L2 cache, and the next block's are not issued before it has seen that; fences would add 1 us to
 // each turn.
 TC_DEVICE int load_turn(const int* at) {
   int value;
@@ -429,7 +427,7 @@ TC_DEVICE void store_turn(int* at, int value) {
   asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
 }
 
-// The blocks of a pair add to columns of their own, and have halves of a turn.
+// The blocks of a pair add to separate columns, and have halves of a turn.
 TC_DEVICE int load_turn(const u16* at) {
   u16 value;
   asm volatile("ld.relaxed.gpu.global.b16 %0, [%1];" : "=h"(value) : "l"(at) : "memory");
@@ -448,8 +446,8 @@ TC_DEVICE void wait_for_turn(const Turn* at, int rank) {
 }
 
 // Adds the dq of every kDqStages-th step to dq_sum, each tile of queries when it is this block's
-// turn. A thread each stage: from an addition's begin to the next block's turn some 2 us pass, more
-// than a step.
+// turn. One thread for each stage: from the begin of an addition to the next block's turn some 2 us
+// pass, more than a step.
 template <class C>
 TC_DEVICE void add_dq_of_work(const Sm90BackwardParams& p, u32 shared, const KeyBlock& work,
                               u32 stage, u32& next, PairPlace pair) {
@@ -524,11 +522,11 @@ TC_DEVICE void add_dq(const Sm90BackwardParams& p, u32 shared, const KeyBlock* i
 
 // ---- consumers ----------------------------------------------------------------------------------
 
-// The high word of a descriptor is the same for all whose leading bytes do not count.
+// The high word of a descriptor is the same for all whose leading-byte offset is ignored.
 TC_DEVICE u64 descriptor(u64 base, u32 low, u32 bytes) { return base | (low + (bytes >> 4)); }
 
-// `low` of what lies there. NOTE: in a cluster addresses have the block's rank above their 18 bits,
-// which would become leading bytes.
+// The low word for that address. NOTE: in a cluster addresses have the block's rank above their 18
+// bits, which would become part of the leading-byte offset.
 template <class C>
 TC_DEVICE u32 descriptor_low(u32 shared) {
   return (C::kPair ? shared & 0x3FFFF : shared) >> 4;
@@ -543,7 +541,7 @@ struct Queries {
 
   static TC_DEVICE int lane() { return threadIdx.x % 32; }
   TC_DEVICE void release(u32 barrier) {
-    __syncwarp();  // the other lanes have read, too
+    __syncwarp();  // the other lanes have read too
     if (lane() == 0) barrier_arrive(barrier);
   }
 
@@ -551,9 +549,9 @@ struct Queries {
   TC_DEVICE void multiply(u32 scores, int piece) {
     const u64 high_a = wgmma_descriptor(0, 0, 1024);
     const u64 high_b =
-        wgmma_descriptor(0, C::kScorePanelBytes, 1024);  // 64 queries: a panel further
+        wgmma_descriptor(0, C::kScorePanelBytes, 1024);  // 64 queries: one panel further
     u32 own = shared + C::kK + piece * C::kPanelBytes, b = descriptor_low<C>(scores);
-    u32 a[2] = {own >> 4, own >> 4};  // of the keys of the work's two blocks, if it has two
+    u32 a[2] = {own >> 4, own >> 4};  // for the keys of the work item's two blocks, if it has two
     if constexpr (C::kPair) {
       own += pair.rank * (C::kPieces * C::kPanelBytes);
       u32 other = shared + C::kOther + piece * C::kPanelBytes;
@@ -635,7 +633,7 @@ struct Queries {
 
 // ---- warpgroups of keys -------------------------------------------------------------------------
 
-// out = keys * rows^T, of 64 keys.
+// out = keys * rows^T, for 64 keys.
 template <class C>
 TC_DEVICE void multiply_keys(float (&out)[C::kRows / 2], u32 keys, u32 rows) {
   const u64 high = wgmma_descriptor(0, 0, 1024);
@@ -653,7 +651,7 @@ TC_DEVICE void multiply_keys(float (&out)[C::kRows / 2], u32 keys, u32 rows) {
 template <class C>
 TC_DEVICE void add_rows(float (&sum)[C::kD / 2], const u32 (&w)[C::kRows / 16][4], u32 rows) {
   constexpr int kColumns = C::kD < 128 ? C::kD : 128;
-  const u64 high = wgmma_descriptor(0, C::kRows * 128, 1024);  // 64 columns: a panel further
+  const u64 high = wgmma_descriptor(0, C::kRows * 128, 1024);  // 64 columns: one panel further
 #pragma unroll
   for (int i = 0; i < C::kRows / 16; ++i) {
 #pragma unroll
@@ -667,7 +665,7 @@ TC_DEVICE void add_rows(float (&sum)[C::kD / 2], const u32 (&w)[C::kRows / 16][4
   wgmma_commit();
 }
 
-// s = q.k becomes P; `from`: of this thread, its step's logsumexp.
+// s = q.k becomes P; `from`: this thread's logsumexp of the step.
 template <class C>
 TC_DEVICE void exponentiate(float (&s)[C::kRows / 2], u32 from, float unit) {
 #pragma unroll
@@ -679,8 +677,8 @@ TC_DEVICE void exponentiate(float (&s)[C::kRows / 2], u32 from, float unit) {
   }
 }
 
-// Calls hide(i) for each element i that this thread's first key, `own`, and the one 8 further must
-// not see, in the step of slot `q`. `group`: which 64 keys of the block.
+// Calls hide(i) for each element i hidden from this thread's first key, `own`, or the key 8
+// further, in the step of slot `q`. `group`: which 64 keys of the block.
 template <class C, class Hide>
 TC_DEVICE void for_each_hidden(const Sm90Sequence& of, u32 shared, u32 q, int group, int own,
                                Hide&& hide) {
@@ -713,7 +711,7 @@ TC_DEVICE void for_each_hidden(const Sm90Sequence& of, u32 shared, u32 q, int gr
   }
 }
 
-// A warp's dS to shared memory, [key][query]; `to`: this thread's row.
+// Stores a warp's dS to shared memory, [key][query]; `to`: this thread's row.
 template <class C>
 TC_DEVICE void store_matrices(const u32 (&w)[C::kRows / 16][4], u32 to) {
   u32 lane = threadIdx.x % 32, swizzle = lane % 8 * 16;
@@ -750,7 +748,7 @@ class SumRows {
     store(1);
   }
 
-  // Rows 0 to 7 (`half` 0) or 8 to 15, by ordinary stores.
+  // Stores rows 0 to 7 (`half` 0) or 8 to 15, by ordinary stores.
   TC_DEVICE void store(int half) const {
     int row = own_ + 8 * half, t = threadIdx.x % 4;
     u16* to = base_ + row * row_stride_ + 8 * t;
@@ -764,8 +762,9 @@ class SumRows {
     }
   }
 
-  // The same through the warp's `staging` buffer in shared memory, from where the TMA copies them
-  // while the warp goes on. Each row's first thread waits until the ones before have left.
+  // The same through the warp's `staging` buffer in shared memory, from which the TMA copies them
+  // while the warp continues. Each row's first thread waits until the previous rows have been
+  // copied.
   TC_DEVICE void send(int half, u32 staging) const {
     int row = own_ + 8 * half, t = threadIdx.x % 4;
     u32 from = staging + threadIdx.x % 32 / 4 * (C::kD * 2);
@@ -804,7 +803,7 @@ class SumRows {
 
 // ---- block --------------------------------------------------------------------------------------
 
-// Roles::run() is what each of the two warpgroups of keys does.
+// Roles::run() is the code of the two warpgroups of keys.
 template <class C, class Roles>
 TC_DEVICE void run(const Sm90BackwardParams& p) {
   extern __shared__ __align__(1024) unsigned char memory[];
@@ -858,7 +857,7 @@ TC_DEVICE void run(const Sm90BackwardParams& p) {
   wait_for_previous_grid();
   launch_next_grid();
   __syncthreads();
-  if constexpr (C::kPair) cluster_sync_unaligned();  // the other block's barriers are there, too
+  if constexpr (C::kPair) cluster_sync_unaligned();  // the other block's barriers exist too
   auto items = reinterpret_cast<KeyBlock*>(memory + C::kWork);
   if (warp < 4) {
     fewer_registers<C::kProducerRegisters>();
@@ -875,7 +874,7 @@ TC_DEVICE void run(const Sm90BackwardParams& p) {
     fewer_registers<C::kQueryRegisters>();
     Queries<C>{p, shared, pair}.run(items);
   }
-  // No block leaves while the other may still write to its memory.
+  // No block exits while the other may still write to its memory.
   if constexpr (C::kPair) cluster_sync_unaligned();
 }
 

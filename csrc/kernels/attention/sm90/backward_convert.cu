@@ -1,9 +1,9 @@
-// The end of attention's backward on Hopper: dq = scale * dq_sum, rounded, from the order in which
-// sm90/backward.cu adds (sm90/backward_dq.cuh) to dq's strides. Queries that attend to no
-// key get zeros, since their sums were never written.
+// The end of attention's backward on Hopper: dq = scale * dq_sum, rounded, reordered from
+// sm90/backward.cu's order (sm90/backward_dq.cuh) to dq's strides. Queries that attend to no key
+// get zeros, since their sums were never written.
 //
 // A warp has 8 queries and 64 columns, which it transposes: 8 x 8 of them at a time, then within
-// each quad, so that every lane has 8 neighbouring columns of one query.
+// each quad, so that every lane has 8 adjacent columns of one query.
 #include "attention/quad.cuh"
 #include "backward_dq.cuh"
 #include "common/dtype.cuh"

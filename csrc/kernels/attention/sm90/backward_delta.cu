@@ -1,13 +1,12 @@
-// What attention's backward on Hopper (sm90/backward.cu) needs of each query before it begins:
+// Row sums for attention's backward on Hopper (sm90/backward.cu):
 //
 //   logsumexp (times logsumexp_unit), and delta = sum over the columns of grad_out * out
 //
-// in tiles of tile_rows queries, of which those past the end have weights of 0: the other kernel
-// brings a tile to shared memory at once. A query that attends to no key has weights of 0, too. It
-// also sets the tiles' turns, and the blocks' counter, to 0, and numbers the steps that a mask
-// leaves.
+// in tiles of tile_rows queries. Those past the end have weights of 0, since the other kernel
+// copies whole tiles to shared memory; so do queries that attend to no key. It also sets the tiles'
+// turns, and the blocks' counter, to 0, and numbers the steps that a mask leaves.
 //
-// Eight lanes a row, so that they read 128 neighbouring bytes; a block has kTileM rows of one tile.
+// Eight lanes a row, so that they read 128 contiguous bytes; a block has kTileM rows of one tile.
 #include "attention/numbers.cuh"
 #include "backward_dq.cuh"
 #include "common/dtype.cuh"
@@ -36,9 +35,8 @@ TC_DEVICE float dot(uint4 a, uint4 b, float sum) {
   return sum;
 }
 
-// Which place in the order of additions each block of keys has that takes a tile of queries: for
-// each tile that a mask has, by a warp of one of the blocks in the middle of the grid, while others
-// read.
+// The rank of each block of keys in the order of additions to a tile of queries: for each tile of a
+// mask, in a warp of one of the blocks in the middle of the grid, while others read.
 TC_DEVICE void rank_steps(const Sm90BackwardParams& p) {
   u32 tiles = static_cast<u32>(p.bits.tiles), count = tiles * p.bits.batches * p.bits.heads;
   u32 index = blockIdx.x - (gridDim.x - count) / 2, lane = threadIdx.x % 32;

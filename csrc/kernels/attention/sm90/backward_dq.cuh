@@ -1,17 +1,17 @@
-// dq_sum of sm90/backward.cu: the order of its floats, and who adds to it when.
+// dq_sum of sm90/backward.cu: the order of its floats, and the order of the additions.
 //
 // A tile of queries has pieces of 64 columns; a piece has, transposed, the accumulators of a
 // warpgroup, each warp's 16 columns together: [warp][8 queries][lane][4], where lane 4 g + t has
 // (column g, query 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1). So a piece is one contiguous
 // addition by the TMA, and a warp's store of 8 queries has no bank conflicts.
 //
-// The blocks of a head's keys add to a tile in the order of their keys, the first one stores: the
-// same bits in every run, and nothing to clear. Blocks of keys that a mask hides from the tile
-// altogether add nothing; sm90/backward_delta.cu numbers the others. A block waits only for work
-// items that were taken before its own, by an atomic counter, and every block ends its work items
-// in the order in which it took them: of those that have not ended, the first waits for none.
+// The blocks of a head's keys add to a tile in the order of their keys; the first one stores. So
+// every run gives the same bits, and nothing needs to be cleared. Blocks of keys that a mask hides
+// from the tile entirely add nothing; sm90/backward_delta.cu numbers the others. A block waits only
+// for work items that were taken before its own, by an atomic counter, and every block ends its
+// work items in the order in which it took them: of the unfinished ones, the first waits for none.
 //
-// A pair of blocks (sm90/backward_wide.cu) takes one work together and adds in one place of that
+// A pair of blocks (sm90/backward_wide.cu) takes one work item together and has one place in that
 // order. Each of the two adds to half of the columns, and has half of the tile's turn, so that
 // neither waits for the other's additions.
 #pragma once
@@ -22,11 +22,11 @@
 namespace torch_cubin {
 namespace sm90 {
 
-// Here `rows` are those of a tile of queries, `keys` those of a work: of a block, or of a pair of
-// blocks.
+// Here `rows` are those of a tile of queries, `keys` those of a work item: of a block, or of a pair
+// of blocks.
 
-// The tiles of queries, from `begin` to before `end`, of which a block of keys sees something. All
-// blocks between the first and the last that see a tile count as seeing it.
+// The tiles of queries [begin, end) that attend to a block of keys. Blocks between the first and
+// the last that a tile attends to count for it.
 struct SeenTiles {
   int begin, end;
 
@@ -38,7 +38,7 @@ struct SeenTiles {
   }
 };
 
-// The first block of keys of which a tile of queries sees something, if it sees anything.
+// The first block of keys that a tile of queries attends to, if any.
 TC_DEVICE int first_key_tile(const Sm90Sequence& s, int tile, int rows, int keys) {
   return max(0, tile * rows + s.first) / keys;
 }
@@ -48,7 +48,7 @@ TC_DEVICE bool sees_any_key(const Sm90Sequence& s, int tile, int rows, int keys)
   return first_key < s.columns && first_key <= tile * rows + rows - 1 + s.last;
 }
 
-// Where a mask's tiles for a head and a tile of queries lie.
+// The position of a mask's tiles for a head and a tile of queries.
 struct MaskPlace {
   tc_int64 plane;  // of batch and head
   int tile;
@@ -58,31 +58,32 @@ struct MaskPlace {
               (bits.heads == 1 ? 0 : head)),
         tile(bits.tiles == 1 ? 0 : tile_) {}
 
-  // In Sm90MaskSteps::steps.
+  // Index in Sm90MaskSteps::steps.
   TC_DEVICE tc_int64 step(const Sm90BackwardParams& p, int key_tile) const {
     return (plane * p.key_tiles + key_tile) * p.bits.tiles + tile;
   }
 };
 
-// What Sm90MaskSteps::steps says of a step: its class, and how many blocks of keys take it before.
+// The parts of an entry of Sm90MaskSteps::steps: the class, and the number of earlier blocks of
+// keys that take the step.
 TC_DEVICE u32 step_class(u32 step) { return step & ((1 << kStepClassBits) - 1); }
 TC_DEVICE int step_rank(u32 step) { return static_cast<int>(step >> kStepClassBits); }
 
-// How many blocks of keys from `begin` on take a tile of queries before the one that `step` is of.
+// The number of blocks of keys from `begin` on that take a tile of queries before the block of
+// `step`.
 TC_DEVICE int step_rank_from(const Sm90BackwardParams& p, const MaskPlace& at, int begin,
                              u32 step) {
   return step_rank(step) - (begin == 0 ? 0 : step_rank(__ldg(p.bits.steps + at.step(p, begin))));
 }
 
-// Where the numbers of a packed sequence's tiles of queries begin: each sequence has one more than
-// its rows fill, or they would share tiles.
+// The first number of a packed sequence's tiles of queries. Each sequence has one more number than
+// its rows fill; otherwise sequences would share tiles.
 TC_DEVICE int first_query_tile(const int* cu_seqlens_q, int sequence, int rows) {
   return __ldg(cu_seqlens_q + sequence) / rows + sequence;
 }
 
-// Not 0 where cu_seqlens are no offsets.
-// NOTE: read it before the offsets and compare it behind them, or one wait for memory comes behind
-// the other.
+// Not 0 if cu_seqlens are invalid. NOTE: load it before the offsets and compare it after them, so
+// that both loads are in flight together.
 TC_DEVICE int wrong_offsets_of(const Sm90BackwardParams& p) {
   return p.order == nullptr ? 0 : p.order->wrong_offsets;
 }
@@ -90,9 +91,9 @@ TC_DEVICE int wrong_offsets_of(const Sm90BackwardParams& p) {
 // A tile of queries by its number.
 struct QueryTile {
   int batch, head;
-  int tile;  // of the sequence; negative, or past its end, where the number is none's
+  int tile;  // of the sequence; negative, or past its end, if the number has no tile
 
-  // By a whole warp.
+  // In a whole warp.
   TC_DEVICE QueryTile(const Sm90BackwardParams& p, u32 number) {
     u32 of_heads = number / p.tiles;
     tile = static_cast<int>(number - of_heads * p.tiles);
@@ -102,7 +103,7 @@ struct QueryTile {
       return;
     }
     head = static_cast<int>(of_heads);
-    // The last sequence that begins at or before the tile; 32 places are looked at together.
+    // The last sequence that begins at or before the tile; 32 candidates are compared together.
     int lane = threadIdx.x % 32, left = p.batch;
     batch = 0;
     while (left > 1) {

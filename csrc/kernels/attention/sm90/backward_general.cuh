@@ -1,5 +1,5 @@
-// What the warpgroups of keys of both backward kernels on Hopper ask for where they are `general`:
-// a head's ALiBi slope, and which weights dropout keeps. The rule from scores to logits is in
+// Options of `general` kernels, for the warpgroups of keys of both backward kernels on Hopper: a
+// head's ALiBi slope, and the weights that dropout keeps. The rule from scores to logits is in
 // sm90/rule.cuh.
 #pragma once
 
@@ -10,15 +10,15 @@
 namespace torch_cubin {
 namespace sm90 {
 
-// ALiBi's, of a head of queries; 0 without it.
+// ALiBi's slope of a head of queries; 0 without it.
 TC_DEVICE float slope_of(const Sm90BackwardParams& p, const KeyBlock& work, int head) {
   if (p.score.alibi_slopes == nullptr) return 0.0f;
   return __ldg(p.score.alibi_slopes + work.batch * p.score.alibi_stride + head);
 }
 
-// Which weights of a step dropout keeps, a bit for each element of a thread, whose first is of
-// (query, own). One of DropoutBits' calls serves keys 2 t and 2 t + 1, which lanes 4 apart have:
-// each lane makes the numbers of one of two queries, and sends the other lane its halves.
+// The weights of a step that dropout keeps, a bit for each element of a thread, whose first is
+// (query, own). One DropoutBits call serves keys 2 t and 2 t + 1, which are in lanes 4 apart: each
+// lane computes the numbers of one of two queries, and sends the other lane its halves.
 template <class C>
 TC_DEVICE u64 kept_weights(const Sm90BackwardParams& p, const KeyBlock& work, int head, int query,
                            int own) {

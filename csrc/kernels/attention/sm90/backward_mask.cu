@@ -1,14 +1,14 @@
-// A boolean mask as bits, in the order in which the kernels of the backward use them: a step's
-// thread takes a bit for each of its scores with one load, where bytes would be as many loads. And
-// what each step is to the mask, so that steps of which it hides nothing cost nothing, and those of
-// which it hides all are skipped.
+// A boolean mask as bits, in the order in which the backward kernels use them: a thread loads one
+// bit for each of its scores with one load, where bytes would need one load each. Also classifies
+// each step, so that steps of which the mask hides nothing cost nothing, and those that it hides
+// entirely are skipped.
 //
-// A block has kMaskChunk keys of one tile of queries: bytes become bits of rows, those, transposed
-// 32 by 32, bits of keys, and of two keys' each thread makes a word. Of a step, thread t's word is
-// what thread t of the warpgroups of keys reads: bit 4j + 2h + c is of query 8j + lane % 4 * 2 + c
+// A block has kMaskChunk keys of one tile of queries: bytes become bits of rows, these, transposed
+// 32 by 32, bits of keys, and each thread makes a word of two keys' bits. In a step, thread t's
+// word is for thread t of the warpgroups of keys: bit 4j + 2h + c is query 8j + lane % 4 * 2 + c
 // and key 16 (t / 32) + lane / 4 + 8h.
 //
-// Most of it is waiting for memory: with a load for one key tile at a time, and a byte at a time
+// The kernel mostly waits for memory: with a load for one key tile at a time, and a byte at a time
 // from shared memory, the mask of 8 x 2,048 x 2,048 scores took 60 us on an H100.
 #include "backward_params.h"
 #include "mask_bits.cuh"
@@ -20,7 +20,7 @@ using namespace sm90;
 constexpr int kMostRows = 96, kRowGroups = kMostRows / 32;
 constexpr int kPieces = kMaskChunk / 16, kKeyGroups = kMaskChunk / 32;
 constexpr int kWarps = TC_THREADS / 32;
-constexpr int kTogether = 4;  // rows of which a warp asks for its keys at once
+constexpr int kTogether = 4;  // rows whose keys a warp requests at once
 
 enum Found { kSees = 1, kHides = 2 };
 
@@ -40,7 +40,7 @@ TC_DEVICE u32 transpose_32x32(u32 x) {
   return x;
 }
 
-// Of 32 queries' bits of two keys, those of two neighbouring queries in each 8.
+// From 32 queries' bits of two keys, those of two adjacent queries in each 8.
 TC_DEVICE u32 bits_of_thread(u32 key, u32 next_key, int first) {
   u32 bits = (key >> first & 0x03030303u) | (next_key >> first & 0x03030303u) << 2;
   bits = (bits | bits >> 4) & 0x00ff00ffu;
@@ -49,7 +49,7 @@ TC_DEVICE u32 bits_of_thread(u32 key, u32 next_key, int first) {
 
 extern "C" __global__ void __launch_bounds__(TC_THREADS, 6)
     TC_KERNEL(const __grid_constant__ Sm90BackwardParams p) {
-  // Two more, so that neighbouring rows' words are in different banks.
+  // Two more, so that adjacent rows' words are in different banks.
   __shared__ __align__(4) u16 row_bits[kMostRows][kPieces + 2];
   __shared__ u32 key_bits[kRowGroups][kMaskChunk];
   __shared__ u32 found[kMaskChunk / 64];  // of 64 keys: Found
@@ -59,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 6)
   int tile = static_cast<int>(line % p.bits.tiles);
   int plane = static_cast<int>(line / p.bits.tiles);  // each head of a batch has a plane
   int first_row = tile * p.tile_rows, first_key = chunk * kMaskChunk;
-  // Without a row of its own for each query, a key seen by one is seen by all.
+  // Without a row for each query, a key visible to one is visible to all.
   bool alike = p.mask_stride[2] == 0;
   int rows = alike ? p.tile_rows : min(p.lengths.seqlen_q - first_row, p.tile_rows);
   if (threadIdx.x < kMaskChunk / 64) found[threadIdx.x] = 0;

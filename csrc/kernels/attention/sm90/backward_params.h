@@ -1,51 +1,51 @@
-// The one parameter of the three kernels of attention's backward on Hopper, shared by host and
-// device code: sm90/backward_delta.cu, sm90/backward.cu or sm90/backward_wide.cu,
+// The parameter of the three kernels of attention's backward on Hopper, shared by host and device
+// code: sm90/backward_delta.cu, sm90/backward.cu or sm90/backward_wide.cu,
 // sm90/backward_convert.cu, in this order; for packed sequences after sm90/order.cu, for masks
 // after sm90/backward_mask.cu or sm90/backward_added_mask.cu.
 //
 // Row i attends to column j if  i + first <= j <= i + last  and j < seqlen_k.
 //
-// q, k, v and grad_out are described by tensor maps as sm90/forward_params.h says. Boxes: {64,
+// q, k, v and grad_out are described by tensor maps, see sm90/forward_params.h. Boxes: {64,
 // tile_rows, 1, 1, 1} for q and grad_out, {64, tile_keys, 1, 1, 1} for k and v; half of the keys
 // for kernels whose blocks work in pairs.
 //
-// A tile of queries has a number in each head of each batch; in packed sequences, which take their
-// numbers from first_query_tile() of sm90/backward_dq.cuh on, in each head.
+// Tiles of queries are numbered within each head of each batch; in packed sequences, from
+// first_query_tile() of sm90/backward_dq.cuh on, within each head.
 #pragma once
 
 #include "forward_params.h"
 
 namespace torch_cubin {
 
-constexpr int kMaskChunk = 512;  // keys that a block of sm90/backward_mask.cu has
+constexpr int kMaskChunk = 512;  // keys of a block of sm90/backward_mask.cu
 
-// A mask, as sm90/backward_mask.cu or, where it is added to the logits, sm90/backward_added_mask.cu
-// lays it out for steps.
+// A mask in the layout of sm90/backward_mask.cu or, if it is additive, sm90/backward_added_mask.cu.
 struct Sm90MaskSteps {
-  // [batch][head][tile][key tile][thread][word]: of a boolean mask a bit for each of a thread's
-  // scores, where the step hides some. Or [batch][head][tile][key tile][vector][thread], vectors of
-  // 16 bytes: numbers to be added.
+  // [batch][head][tile][key tile][thread][word]: for a boolean mask a bit for each of a thread's
+  // scores, if the step hides some. Or [batch][head][tile][key tile][vector][thread], vectors of 16
+  // bytes: numbers to add.
   unsigned* words;
   // Null without a mask. [batch][head][key tile][tile]: a Sm90StepClass in the lowest
-  // kStepClassBits. Above them, by sm90/backward_delta.cu, how many of the key tiles before this
-  // one take the step. Keys to which a mask adds something but 0 are of the classes that hide some.
+  // kStepClassBits. Above them, from sm90/backward_delta.cu, the number of earlier key tiles that
+  // take the step. Keys to which a mask adds a nonzero number count as partly hidden.
   unsigned* steps;
-  int batches, heads, tiles;  // that the mask has; 1 where it is the same for all
+  int batches, heads, tiles;  // the mask's; 1 if it is shared
 };
 
 struct Sm90BackwardParams {
   Sm90AttentionMap q, k, v, grad_out;
 
   // Between the kernels, for each tile of tile_rows queries:
-  float* sums;       // [2][tile_rows]: logsumexp * logsumexp_unit, and delta
-  float* dq_sum;     // [tile_columns * tile_rows], in the order of sm90/backward_dq.cuh
-  int* turns;        // how many blocks have added to dq_sum; of pairs, 16 bits for each block
-  unsigned* ticket;  // of all: how many work items the blocks of sm90/backward.cu have taken
+  float* sums;    // [2][tile_rows]: logsumexp * logsumexp_unit, and delta
+  float* dq_sum;  // [tile_columns * tile_rows], in the order of sm90/backward_dq.cuh
+  int* turns;     // number of blocks that have added to dq_sum; for pairs, 16 bits for each block
+  unsigned*
+      ticket;  // for the whole grid: work items that the blocks of sm90/backward.cu have taken
 
-  const void* out;            // with those of grad_out, for delta
-  const void* grad_out_rows;  // what the map describes
+  const void* out;            // used with grad_out, for delta
+  const void* grad_out_rows;  // the tensor that the map describes
   const float* logsumexp;     // a float a row
-  const Sm90Order* order;     // of packed sequences' tiles of keys, else null
+  const Sm90Order* order;     // of packed sequences' tiles of keys; else null
   void* dq;                   // all of these: rows of 16-byte vectors
   void* dk;
   void* dv;
@@ -57,14 +57,15 @@ struct Sm90BackwardParams {
   int head_dim, head_dim_v;  // of the tensors, multiples of 8
   // Of a step: queries, keys, and the kernel's head_dim.
   int tile_rows, tile_keys, tile_columns;
-  int tiles, key_tiles;  // along the queries and the keys; packed: the most that there can be
-  int together;          // heads of keys whose blocks run beside each other
-  float scale, unit;     // unit: scale * log2(e), a positive normal number; general: none
-  float logsumexp_unit;  // log2(e); general, and where a mask is added: 1
+  int tiles, key_tiles;  // along the queries and the keys; packed: an upper bound
+  int together;          // heads of keys whose blocks run concurrently
+  float scale,
+      unit;  // unit: scale * log2(e), a positive normal number; not used by general kernels
+  float logsumexp_unit;  // log2(e); for general kernels, and if a mask is added: 1
   Sm90ScoreRule score;   // of `general` kernels
 
-  // Null, or of the kernels that lay it out, a value for each score: a byte, of which 0 hides, or a
-  // number that is added, of q's type or a float.
+  // Null, or, for the kernels that convert it, a value for each score: a byte, where 0 hides, or a
+  // number to add, of q's type or a float.
   const void* mask;
   tc_int64 mask_stride[4];  // batch, head, row, key; in elements
   int mask_added, mask_floats;

@@ -1,24 +1,24 @@
-// What sm90/backward.cu does, for heads of up to 256 columns. There dk and dv of 64 keys take 128
-// registers of a thread each, so that one warpgroup cannot hold both, and a block owns 64 keys
-// alone. Beside the roles of sm90/backward_block.cuh:
+// The computation of sm90/backward.cu, for heads of up to 256 columns. There dk and dv of 64 keys
+// take 128 registers of a thread each, so that one warpgroup cannot hold both, and a block owns 64
+// keys only. Beside the roles of sm90/backward_block.cuh:
 //
 //   values     S and P of 64 keys, transposed; P (see below) goes to the other warpgroup through
 //              shared memory, in the order of its registers; dv += P^T grad_out, P from registers
 //   keys       dP of the same keys; dS = P (dP - delta); dk += dS^T q, dS from registers, and dS to
 //              shared memory for dq
 //
-// Blocks that work alone (TC_PAIR 0, where clusters do not fit) add dq of their 64 keys, 64 KB a
-// step, and the bandwidth into the L2 cache bounds them: it is 92% busy on an H100. In pairs, the
-// two blocks of a cluster work at neighbouring keys, step by step. They send each other dS, and
-// each multiplies both blocks' with half of the columns of all 128 keys, so that it adds half as
-// much. The other block's keys of those columns fit because dS and dq have one buffer each. To
-// bring q and grad_out to both blocks at once (multicast) took 0 to 3% more time. What bounds pairs
-// is shared memory: a product of 64 x 64 from there reads both operands in the time of its
-// multiplications, and of dq come and go 4 bytes a sum.
+// Single blocks (TC_PAIR 0, used if clusters do not fit) add dq of their 64 keys, 64 KB a step, and
+// are bound by the bandwidth into the L2 cache: it is 92% busy on an H100. In pairs, the two blocks
+// of a cluster process adjacent keys in lockstep. They send each other dS, and each multiplies both
+// blocks' dS with half of the columns of all 128 keys, so that it adds half as much. The other
+// block's keys of those columns fit because dS and dq have one buffer each. Multicasting q and
+// grad_out to both blocks took 0 to 3% more time. Pairs are bound by shared memory: a product of 64
+// x 64 from there reads both operands in the time of its multiplications, and dq takes 4 bytes a
+// sum in each direction.
 //
-// A boolean mask's step is of the pair's 128 keys, since both blocks wait for each other's dS: it
-// is skipped where the mask hides all of them, and each block reads the bits of its own 64 where
-// some of those are hidden. So it is with the numbers of a mask that is added.
+// A step of a boolean mask covers the pair's 128 keys, since both blocks wait for each other's dS:
+// it is skipped if the mask hides all of them, and each block reads the bits of its own 64 if some
+// of those are hidden. The same holds for additive masks.
 //
 // With options (`general` kernels) the other warpgroup gets, in place of P, P times the derivative
 // of the softcap, with a negative sign where dropout drops P: it needs nothing else of the scores.
@@ -34,7 +34,7 @@ struct WideGroup {
   u32 shared;
   const KeyBlock* items;
   PairPlace pair;
-  u32 number = 0;  // of the work
+  u32 number = 0;  // of the work item
   u32 step = 0;    // of all work items
 
   static TC_DEVICE int warp() { return threadIdx.x / 32 % 4; }
@@ -58,7 +58,7 @@ struct WideGroup {
   TC_DEVICE void wait_for_grad() {
     barrier_wait(shared + C::kGradFull + 8 * grad(), phase<C::kGradStages>(step));
   }
-  // By each warp.
+  // Called by each warp.
   TC_DEVICE void release(u32 barrier) {
     __syncwarp();
     if (lane() == 0) barrier_arrive(barrier);
@@ -68,13 +68,13 @@ struct WideGroup {
     for_each_hidden<C>(work().sequence, shared, q(), 0, own_key(), [&](int i) { x[i] = 0.0f; });
   }
 
-  // False after the last work.
+  // False after the last work item.
   TC_DEVICE bool begin() {
     if (!begin_work<C>(shared, items, number)) return false;
     barrier_wait(shared + C::kKeysFull, phase<1>(number));
     return true;
   }
-  // The work's sums are stored.
+  // Call when the work item's sums are stored.
   TC_DEVICE void end() {
     __syncwarp();
     if (lane() == 0) release_work<C>(shared, number);
@@ -116,11 +116,11 @@ struct Values : WideGroup<C> {
     this->release(this->shared + C::kWeightsFull);
   }
 
-  // S becomes P, with zeros for what dropout drops. Handed over is what dP - delta is multiplied
-  // by: all of P times the derivative of the softcap, with a negative sign where dropout drops. The
-  // derivative waits where that goes to, since there are no registers for it. (Dropout's numbers
-  // made earlier, while S is computed: 4% more time.) Hidden elements must be hidden by both
-  // warpgroups afterwards.
+  // S becomes P, with zeros for dropped weights. The other warpgroup gets the factor of dP - delta:
+  // all of P times the derivative of the softcap, with a negative sign where dropout drops. The
+  // derivative is kept in that buffer, since there are no registers for it. (Generating dropout's
+  // numbers earlier, while S is computed, took 4% more time.) Hidden elements must be hidden by
+  // both warpgroups afterwards.
   TC_DEVICE void weigh_general() {
     static_assert(!C::kGeneral || C::kRows <= 64,
                   "a thread's elements have a bit each in one word");
@@ -256,8 +256,8 @@ struct WideKeys : WideGroup<C> {
           weight[r] = fabsf(weight[r]);
         }
         dp[4 * i + r] = (dp[4 * i + r] - delta[r % 2]) * weight[r];
-        // What has no weight because an added -inf hides it may be anything. (Or because its
-        // softcap is saturated: then its dS is 0.)
+        // An element without weight because an added -inf hides it may have any value. (If the
+        // weight is 0 because its softcap is saturated, dS is 0 too.)
         if (adds && weight[r] == 0.0f) dp[4 * i + r] = 0.0f;
       }
     }
@@ -286,7 +286,7 @@ struct WideKeys : WideGroup<C> {
       barrier_wait(this->shared + C::kScoreEmpty + 8 * this->score(),
                    phase<C::kScoreStages>(this->step) ^ 1);
       if constexpr (C::kPair) {
-        // The other block's four warps send as many bytes.
+        // The other block's four warps send the same number of bytes.
         store_matrices<C>(ds, store_base);
         if (this->lane() == 0) {
           bulk_copy_remote(this->pair.other + own_rows, this->shared + own_rows, 16 * 128,
@@ -299,8 +299,7 @@ struct WideKeys : WideGroup<C> {
       }
       wgmma_wait<0>();
       keep_in_place(dk);
-      // Before grad_out, of which the next step's is read when dv has been added to: q's buffer is
-      // free.
+      // Before grad_out, whose next step is read when dv has been added to: q's buffer is free.
       this->release(this->shared + C::kQEmpty + 8 * this->q());
       if (++this->step == end) return;
     }

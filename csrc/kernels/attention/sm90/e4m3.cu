@@ -1,6 +1,6 @@
 // Attention forward on Hopper for queries, keys and values of e4m3: sm90/forward.cu in bytes.
 //
-// The roles of the warps and the barriers are those of sm90/forward.cu. What differs:
+// The roles of the warps and the barriers are those of sm90/forward.cu. The differences:
 //   - wgmma needs both 8-bit operands K-major, so values come as (column, key):
 //     sm90/e4m3_values.cu transposes them before, in the order of keys in which weights lie in
 //     registers.
@@ -8,13 +8,12 @@
 //   - The factors q_descale, k_descale and v_descale are read by the warp that schedules the tiles:
 //     the scores' go into the softmax's unit, the values' into the division by the row's sum.
 //   - wgmma's sums of e4m3 have some 14 bits (common/wgmma_e4m3.cuh), so a block's product with V
-//     is added to the outputs in float32. Its registers are those of the scores: a consumer
-//     multiplies by V, then scores the next block, and makes weights of the scores while the others
-//     multiply. They take turns.
+//     is added to the outputs in float32, in the registers of the scores: a consumer multiplies by
+//     V, then scores the next block, and computes weights from the scores while the others multiply.
+//     They take turns.
 //
-// The sums of weights, and so the logsumexp, are float32.
-// Longer than files should be, as sm90/forward.cu is: producer and consumers meet in one set of
-// barriers.
+// The sums of weights, and so the logsumexp, are float32. Longer than files should be, as
+// sm90/forward.cu is: producer and consumers share one set of barriers.
 #include "common/dtype.cuh"
 #include "common/wgmma_e4m3.cuh"
 #include "e4m3_layout.cuh"
@@ -28,7 +27,7 @@ using namespace sm90;
 
 // A tile, with its head's factors.
 struct E4m3Tile : AttentionTile {
-  int values;  // where the keys of the sequence begin among the values
+  int values;  // the first key of the sequence among the values
   float unit;  // from products to powers of two
   float v_descale;
 };
@@ -43,7 +42,7 @@ struct E4m3Config {
   // Bytes of a row of Q and K, and of a row of the values, in one panel.
   static constexpr int kPanel = kD < 128 ? 64 : 128, kPanels = kD / kPanel;
   static constexpr int kKeyPanel = kN % 128 == 0 ? 128 : 64, kKeyPanels = kN / kKeyPanel;
-  // With less than 40 the warp that schedules tiles spills, which delays no other; with 160, a few
+  // With fewer than 40 the warp that schedules tiles spills, which delays no other; with 160, a few
   // outputs are spilled, and three consumers are still quicker than two.
   static constexpr int kProducerRegisters = kGroups == 3 ? 32 : 40;
   static constexpr int kConsumerRegisters = kGroups == 3 ? 160 : 232;
@@ -88,7 +87,7 @@ TC_DEVICE void describe_e4m3(E4m3Tile& tile, const Sm90E4m3Params& p, const Tile
   tile.v_descale = descale_of(p.v_descale, tile.batch, tile.kv_head);
 }
 
-// A whole warp: schedules tiles, and loads Q of each.
+// A whole warp: schedules tiles, and loads each tile's Q.
 template <class C>
 TC_DEVICE void produce_q(const Sm90E4m3Params& p, u32 shared, E4m3Tile* tiles) {
   AttentionSchedule<C::kRows, C::kN, true> schedule(p);
@@ -182,16 +181,16 @@ struct Consumer {
   int group, warp, lane;
   u32 q_base, k_base, v_base;  // descriptors of slot 0, their low words
   float s[C::kN / 2], o[C::kD / 2];
-  float even[32], odd[32];  // of a block's product with V: 64 columns, and the next ones
+  float even[32], odd[32];  // a block's product with V: 64 columns, and the next ones
   u32 w[C::kN / 32][4];
   E4m3Softmax softmax;
   float unit;        // of this tile, a positive normal number
-  float multiplier;  // what scores are multiplied by before, where the tile's unit is none
+  float multiplier;  // factor of the scores if the tile's unit cannot be used
   bool multiplies;
-  u32 number = 0;                   // of the tile whose scores are being made
-  u32 step = 0;                     // blocks of keys scored so far, of all tiles
-  KeyBlocks<C::kRows, false> keys;  // of this tile; its block is the next one to score
-  int open_first, open_last;        // blocks of which this warpgroup sees everything
+  u32 number = 0;                   // of the tile whose scores are computed
+  u32 step = 0;                     // blocks of keys scored so far, in all tiles
+  KeyBlocks<C::kRows, false> keys;  // of this tile; its block is scored next
+  int open_first, open_last;        // blocks that this warpgroup sees entirely
 
   TC_DEVICE Consumer(const Sm90E4m3Params& params, u32 memory, const E4m3Tile* ring, int own_group)
       : p(params), shared(memory), tiles(ring), group(own_group) {
@@ -202,7 +201,7 @@ struct Consumer {
     v_base = static_cast<u32>(k_major_descriptor<C::kKeyPanel>(shared + C::kV));
   }
 
-  // Which slot is whose, and the parity of its phase.
+  // The slots, and the parities of their phases.
   TC_DEVICE u32 q_slot() const { return number % C::kQSlots * C::kGroups + group; }
   TC_DEVICE u32 q_full() const { return shared + C::kQFull + 8 * q_slot(); }
   TC_DEVICE u32 q_phase() const { return number / C::kQSlots % 2; }
@@ -246,7 +245,7 @@ struct Consumer {
     wgmma_commit();
   }
 
-  // Columns 64 * chunk and on of the product of the weights, of the step before the one that is
+  // Columns 64 * chunk and on of the product of the weights, for the step before the one that is
   // scored next.
   TC_DEVICE void multiply_v(float (&sums)[32], int chunk) {
     u32 v = v_base + slot(step - 1) * (C::kKvBytes >> 4) + chunk * (64 * C::kKeyPanel >> 4);
@@ -259,7 +258,7 @@ struct Consumer {
     wgmma_commit();
   }
 
-  // Outputs so far times `factor`, and those of this block.
+  // out = out * factor + sums.
   TC_DEVICE void add_to_out(float (&sums)[32], int chunk, const float (&factor)[2]) {
     keep_in_place(sums);
 #pragma unroll
@@ -270,8 +269,8 @@ struct Consumer {
   }
 
   // A block's product with V, chunk after chunk in registers that the scores do not need meanwhile.
-  // Left in the accumulators over 16,384 keys, sums of equal weights and values of one sign lost
-  // 27%; over one block nothing is lost.
+  // Accumulated by wgmma over 16,384 keys, sums of equal weights and values of one sign lost 27%;
+  // over one block nothing is lost.
   TC_DEVICE void accumulate_v(const float (&factor)[2]) {
     constexpr int kChunks = C::kD / 64;
     barrier_wait(shared + C::kVFull + 8 * slot(step - 1), phase(step - 1));
@@ -289,8 +288,8 @@ struct Consumer {
     release(shared + C::kVEmpty + 8 * slot(step - 1));
   }
 
-  // The same scores by the instructions of one warp, which the softmax seldom asks for: it has
-  // written weights over them.
+  // Computes the same scores in one warp, for the rare case that the softmax needs them again after
+  // overwriting them with weights.
   TC_DEVICE void score_again() {
     u32 q = shared + q_slot() * C::kQBytes + (16 * warp + lane % 16) * C::kPanel;
     u32 k = shared + C::kK + slot(step) * C::kKvBytes + (lane / 16 * 8 + lane % 8) * C::kPanel;
@@ -316,15 +315,15 @@ struct Consumer {
     }
   }
 
-  // A unit that is no positive normal number keeps no order of the scores, and -inf times 0 is no
-  // -inf.
+  // A unit that is not a positive normal number does not keep the order of the scores, and -inf
+  // times 0 is not -inf.
   TC_DEVICE void change() {
     if (__builtin_expect(!multiplies, 1)) return;
 #pragma unroll
     for (int i = 0; i < C::kN / 2; ++i) s[i] *= multiplier;
   }
 
-  // Scores outside of the band become -inf. Blocks of which everything is visible pay a comparison.
+  // Sets scores outside of the band to -inf. Blocks that are entirely visible pay one comparison.
   TC_DEVICE void hide() {
     if (__builtin_expect(keys.block >= open_first && keys.block <= open_last, 1)) return;
     const AttentionTile& tile = tiles[number % C::kRing];
@@ -370,7 +369,7 @@ struct Consumer {
     if (lane == 0) barrier_arrive(barrier);
   }
 
-  // Ends a tile's sums: writes logsumexp, and gives what the outputs are to be multiplied by.
+  // Ends a tile's sums: writes logsumexp, and returns the factor of the outputs.
   TC_DEVICE void finish_sums(const E4m3Tile& tile, float (&inverse)[2]) {
     auto out = p.logsumexp + tile.batch * p.logsumexp_stride[0] +
                tile.head * p.logsumexp_stride[1] + tile.sequence.q_row;
@@ -414,8 +413,8 @@ struct Consumer {
     for (int i = 0; i < C::kD / 2; ++i) o[i] = 0.0f;
   }
 
-  // The scores of a step, when they are there, to weights in registers. `factor`: 1, or what
-  // outputs so far are then to be multiplied by.
+  // Turns a step's scores, once complete, into weights in registers. `factor`: what previous
+  // outputs must be multiplied by, or 1.
   TC_DEVICE void finish_step(float (&factor)[2]) {
     wgmma_wait<0>();
     keep_in_place(s);
@@ -427,7 +426,7 @@ struct Consumer {
   }
 
   TC_DEVICE void run() {
-    constexpr int kTurn = 1;  // named barriers from here on: one of each consumer's turn
+    constexpr int kTurn = 1;  // named barriers start here: one for each consumer's turn
     if (C::kPingPong && group == C::kGroups - 1) named_arrive(kTurn, 2 * kWarpgroup);
     if (begin()) {
       float factor[2] = {1.0f, 1.0f}, inverse[2];
@@ -491,7 +490,7 @@ TC_DEVICE void run(const Sm90E4m3Params& p) {
   }
   __syncthreads();
 
-  // The next grid's blocks may start as soon as they fit: they wait for this one's end.
+  // The next grid's blocks may start as soon as they fit: they wait for the end of this one.
   launch_next_grid();
   if (warp < 4) {
     fewer_registers<C::kProducerRegisters>();

@@ -1,10 +1,10 @@
-// The running softmax of sm90/e4m3.cu, as sm90/softmax.cuh has it, for weights that become e4m3:
-// the largest number is 448, and values below 2^-10 become 0.
+// The running softmax of sm90/e4m3.cu, like sm90/softmax.cuh, for weights that become e4m3: the
+// largest number is 448, and values below 2^-10 become 0.
 //
-// So a row's largest weight of its first block of keys is 2^kLift, not 1, and 2^-(kLift + 10) of it
-// still counts. Later blocks' maxima are not looked at: the sum of each 16 weights that a thread
-// has must be at most 448, which bounds each of them, too. Beyond, the reference moves by a power
-// of two, which rounds nothing.
+// So the largest weight of a row's first block of keys is 2^kLift, not 1, and 2^-(kLift + 10) of it
+// is still represented. Later blocks' maxima are not computed: the sum of each 16 weights in a
+// thread must be at most 448, which bounds each of them too. Beyond that, the reference moves by a
+// power of two, which rounds nothing.
 #pragma once
 
 #include "softmax.cuh"
@@ -17,9 +17,9 @@ class E4m3Softmax {
   static constexpr float kLift = 7.0f;
   static constexpr float kMostE4m3 = 448.0f;
 
-  // Of two rows, in powers of two: what has weight 1. kLowest until a score was seen.
+  // Of two rows, in powers of two: the exponent with weight 1. kLowest until a score was seen.
   float reference[2];
-  float sum[2];  // this thread's part, of weights that are not rounded yet
+  float sum[2];  // this thread's part, of unrounded weights
 
   TC_DEVICE void reset() {
 #pragma unroll
@@ -30,16 +30,16 @@ class E4m3Softmax {
     look_ = true;
   }
 
-  // Scores to weights. False: the scores are needed once more. Outputs so far are to be multiplied
-  // by `factor`, which stays as it was where they need not be, or where no score was seen so far.
+  // Scores to weights. Returns false if the scores are needed once more. Previous outputs must be
+  // multiplied by `factor`, which is left unchanged if they need not be, or if no score was seen
+  // yet.
   template <int kCount>
   TC_DEVICE bool weigh(float (&s)[kCount], float unit, float (&factor)[2]) {
     float part[2][2];
     bool looked = look_;
     if (__builtin_expect(look_, 0)) find_maximum(s, unit, factor);
     exponentiate(s, unit, part);
-    // Of NaN and a number the maximum is the number: a row with NaN is lost, and nothing is to be
-    // done.
+    // The maximum of NaN and a number is the number: a row with NaN is lost anyway.
     float most = fmaxf(fmaxf(part[0][0], part[0][1]), fmaxf(part[1][0], part[1][1]));
     if (!looked && __builtin_expect(!__all_sync(~0u, most <= kMostE4m3), 0)) {
       if (!__all_sync(~0u, most <= kFar)) {
@@ -77,9 +77,9 @@ class E4m3Softmax {
     return quad_max(top);
   }
 
-  // The maximum of the scores has weight 2^kLift from here on, or less where a larger one came
-  // before. While one of the warp's references is huge (`look_` stays true), it is subtracted from
-  // the scores here.
+  // From here on the maximum of the scores has weight 2^kLift, or less if a larger one came before.
+  // While one of the warp's references is huge (`look_` stays true), it is subtracted from the
+  // scores here.
   template <int kCount>
   TC_DEVICE void find_maximum(float (&s)[kCount], float unit, float (&factor)[2]) {
     float raw[2];
@@ -89,7 +89,7 @@ class E4m3Softmax {
       float top = fmaxf(row_maximum(s, h), kLowest);
       bool seen = top > kLowest;
       float scaled = seen ? fmaf(top, unit, -kLift) : reference[h];
-      // A reference that stays is that of an earlier block, whose scores are gone.
+      // A reference that stays belongs to an earlier block, whose scores are gone.
       raw[h] = seen && scaled < reference[h] ? (reference[h] + kLift) / unit : top;
       scaled = fmaxf(reference[h], scaled);
       if (reference[h] != kLowest) factor[h] = exp2_approx(reference[h] - scaled);
@@ -103,8 +103,8 @@ class E4m3Softmax {
     for (int i = 0; i < kCount; ++i) s[i] -= raw[i / 2 % 2];
   }
 
-  // Divides the weights of rows whose sums are too large, and what came before, by a power of two
-  // that leaves sums of 128 to 256.
+  // Divides the weights of rows whose sums are too large, and earlier sums, by a power of two that
+  // leaves sums of 128 to 256.
   template <int kCount>
   TC_DEVICE void step_down(float (&s)[kCount], float (&part)[2][2], float (&factor)[2]) {
 #pragma unroll

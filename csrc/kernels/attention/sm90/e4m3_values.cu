@@ -1,5 +1,5 @@
-// Values of e4m3 for sm90/e4m3.cu: rows become columns, since wgmma transposes 16-bit types alone,
-// and keys are put in the order in which that kernel's weights lie in its registers.
+// Transposes e4m3 values for sm90/e4m3.cu, since wgmma transposes 16-bit types only, and permutes
+// keys to the order of that kernel's weights in registers.
 //
 // A thread moves 16 keys of 4 columns: words of 16 rows in, and 4 vectors of 16 bytes out.
 #include "common/ptx.cuh"
@@ -16,7 +16,7 @@ struct Keys {
   int count;
 };
 
-// The packed sequence, and its rows, at place `at` of the output.
+// The packed sequence, and its rows, at index `at` of the output.
 TC_DEVICE Keys find_packed(const Sm90E4m3ValuesParams& p, int at) {
   if (p.sequences == 0) return {0, 0};
   int low = 0, high = p.sequences;  // the last sequence that begins at or before it
@@ -25,14 +25,14 @@ TC_DEVICE Keys find_packed(const Sm90E4m3ValuesParams& p, int at) {
     bool before = sm90::values_place(__ldg(p.cu_seqlens + middle), middle, p.granule) <= at;
     (before ? low : high) = middle;
   }
-  // Offsets that are none must not lead outside of v.
+  // Invalid offsets must not lead outside of v.
   int begin = max(0, min(__ldg(p.cu_seqlens + low), p.total));
   int end = max(begin, min(__ldg(p.cu_seqlens + low + 1), p.total));
   int first = at - sm90::values_place(begin, low, p.granule), rows = min(end - begin, p.seqlen);
   return {tc_int64{begin} + first, first < 0 ? 0 : max(0, min(rows - first, 16))};
 }
 
-// Column c of four rows, whose bytes are four columns, in word c.
+// Word c gets column c of the four rows, whose bytes are four columns.
 TC_DEVICE void transpose_bytes(u32 (&x)[4]) {
   u32 a = __byte_perm(x[0], x[1], 0x5140), b = __byte_perm(x[2], x[3], 0x5140);
   u32 c = __byte_perm(x[0], x[1], 0x7362), d = __byte_perm(x[2], x[3], 0x7362);
@@ -46,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     TC_KERNEL(const __grid_constant__ Sm90E4m3ValuesParams p) {
   wait_for_previous_kernel();
   if (blockIdx.x == 0 && threadIdx.x == 0) *p.next = 0;
-  // Eight neighbours write 128 bytes of a column.
+  // Eight adjacent threads write 128 bytes of a column.
   int words = p.columns / 4, index = blockIdx.x % p.blocks * (kThreads / 8) + threadIdx.x / 8;
   int row = blockIdx.x / p.blocks, batch = row / p.heads, head = row % p.heads;
   int group = index / words * 8 + threadIdx.x % 8, column = index % words * 4;

@@ -1,8 +1,8 @@
-// The one parameter of sm90/e4m3_values.cu, shared by host and device code: values (batch, row,
-// head, column) of e4m3 become (batch, head, column, key), as wgmma reads its second operand.
+// The parameter of sm90/e4m3_values.cu, shared by host and device code: values (batch, row, head,
+// column) of e4m3 become (batch, head, column, key), as wgmma reads its second operand.
 //
-// sm90/e4m3_layout.cuh says in which order the keys lie, and where those of packed sequences begin.
-// Keys of a sequence begin at a multiple of `granule`; up to the next one zeros follow.
+// sm90/e4m3_layout.cuh defines the order of the keys, and the offsets of packed sequences. Keys of
+// a sequence begin at a multiple of `granule`; zeros fill the gap to the next one.
 #pragma once
 
 #include "forward_params.h"
@@ -12,9 +12,9 @@ namespace torch_cubin {
 struct Sm90E4m3ValuesParams {
   const unsigned char* v;  // rows of 16-byte vectors
   unsigned char* out;      // [batch][head][column][keys]; packed: [head][column][keys]
-  int* next;               // becomes 0: Sm90AttentionParams::next
+  int* next;               // set to 0: Sm90AttentionParams::next
   tc_int64 stride[3];      // of v: batch, head, row; packed sequences have 0 for batch
-  const int* cu_seqlens;   // null, or where packed sequences begin
+  const int* cu_seqlens;   // null, or the first rows of packed sequences
   int seqlen;              // with cu_seqlens: the most rows of a sequence that count
   int total;               // with cu_seqlens: rows of v
   int sequences;           // with cu_seqlens

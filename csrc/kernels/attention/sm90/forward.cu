@@ -9,18 +9,18 @@
 //                   for Q, of all for K and V
 //
 // A consumer issues the scores of the next block of keys before the product of this block's weights
-// with V, and makes weights of the scores while that product runs. It does so across tiles: the
-// next tile's first scores are in flight while a tile ends. Weights go from the accumulators of
+// with V, and computes weights from the scores while that product runs. It does so across tiles:
+// the next tile's first scores are in flight while a tile ends. Weights go from the accumulators of
 // one wgmma to the operand registers of the other without a shuffle.
 //
-// `masked` kernels read the bits of a boolean mask (TC_MASKED), `added` ones the numbers of a mask
-// that is added to the logits (TC_ADDED, too; sm90/added_mask.cuh). `general` and `general_added`
-// kernels do the same, and modify scores before the softmax by sm90/rule.cuh, and drop
-// weights (TC_GENERAL). One kernel for both sorts of masks had some branches more in each step: 2
-// to 7% of the time with a boolean mask. They spill a little more: 192 queries leave a consumer 160
-// registers, and beside options numbers are one thing more; a few words are read again in each
-// step. Longer than files should be: producer and consumers meet in one set of barriers and one
-// shared memory, and neither can be followed without the other.
+// `masked` kernels read the bits of a boolean mask (TC_MASKED), `added` ones the numbers of an
+// additive mask (TC_ADDED too; sm90/added_mask.cuh). `general` and `general_added` kernels do the
+// same, modify scores before the softmax (sm90/rule.cuh), and drop weights (TC_GENERAL). A single
+// kernel for both sorts of masks had more branches in each step: 2 to 7% of the time with a boolean
+// mask. They spill slightly more: 192 queries leave a consumer 160 registers, and with options and
+// numbers a few words are read again in each step. Longer than files should be: producer and
+// consumers share one set of barriers and one shared memory, and neither can be followed without
+// the other.
 #include "added_mask.cuh"
 #include "common/dropout.cuh"
 #include "common/dtype.cuh"
@@ -41,23 +41,22 @@ struct AttentionConfig {
   static_assert(kMasked || !(kAdded || kGeneral));
   static constexpr int kD = kD_, kN = kN_, kGroups = kGroups_, kQSlots = kQSlots_;
   static constexpr int kStages = kStages_;
-  // The consumers take turns to issue their products, so that one's softmax runs beside the
+  // The consumers take turns to issue their products, so that one's softmax overlaps with the
   // other's.
   static constexpr bool kPingPong = kPingPong_;
-  // A warpgroup skips the tile's first block of keys, or its last one, where it sees nothing of it.
-  // Both, of two tiles, may follow each other while a product with the V before them is still to
-  // come.
-  static constexpr bool kLeavesOut = kGroups > 2 && kStages > 2 && !kMasked;
-  // The thread that loads K tells consumers which block is next. Looking for it in the classes of
-  // the mask, in the chain of every step, took 2 to 6% of the time.
+  // A warpgroup skips the tile's first block of keys, or its last one, if it sees nothing of it.
+  // Both, of two tiles, may be adjacent while a product with the V before them is still pending.
+  static constexpr bool kSkipsBlocks = kGroups > 2 && kStages > 2 && !kMasked;
+  // The thread that loads K sends consumers the next block. Finding it in the classes of the mask,
+  // in the dependency chain of every step, took 2 to 6% of the time.
   static constexpr bool kSendsNextBlock = kMasked && !kGeneral;
-  // Dropout's numbers are made while scores are computed: 0.65 of the time at head_dim 256, where
-  // softmax runs beside no other products. With 64 and 128 columns that took 1.1 to 1.3 of it: the
-  // other warpgroup's softmax waits.
+  // Dropout's numbers are generated while scores are computed: 0.65 of the time at head_dim 256,
+  // where the softmax overlaps with no other products. With 64 and 128 columns that took 1.1 to 1.3
+  // of it, because the other warpgroup's softmax waits.
   static constexpr bool kDropsEarly = kGeneral && kD > 128;
   static_assert(kDropsEarly || !kGeneral || kN_ % 32 == 0);
-  // Tiles of 192 queries without a mask would end later for it: 2% of the time of all calls.
-  // `masked` kernels serve.
+  // Sinks would delay the end of tiles of 192 queries without a mask: 2% of the time of all calls.
+  // `masked` kernels serve them.
   static constexpr bool kTakesSinks = kMasked || kD > 64;
   static constexpr int kRows = 64 * kGroups, kThreads = kWarpgroup * (kGroups + 1);
   static constexpr int kPanels = kD / 64;
@@ -75,7 +74,7 @@ struct AttentionConfig {
   static constexpr int kTiles = (kTileFull + 8 * kRing + 15) / 16 * 16;
   using Tile = TileOf<kMasked>;
   static constexpr int kNextBlock = kTiles + kRing * static_cast<int>(sizeof(Tile));
-  // The largest number that fits in shared memory, of a warp's part of a mask that is added.
+  // The largest number for which a warp's part of an additive mask fits in shared memory.
   static constexpr int kNumberBytes = kD == 64 && kGroups == 2 ? 4 : 2;
   static constexpr int kAddedBytes = !kAdded || kD > 128 ? 0 : 16 * kN* kNumberBytes;
   static constexpr int kNumbers = (kNextBlock + (kSendsNextBlock ? 16 : 0) + 15) / 16 * 16;
@@ -99,7 +98,7 @@ struct Slot {
 
 // ---- producers ----------------------------------------------------------------------------------
 
-// A whole warp: schedules tiles, and loads Q of each.
+// A whole warp: schedules tiles, and loads each tile's Q.
 template <class C>
 TC_DEVICE void produce_q(const Sm90AttentionParams& p, u32 shared, typename C::Tile* tiles) {
   AttentionSchedule<C::kRows, C::kN, C::kMasked> schedule(p);
@@ -110,8 +109,8 @@ TC_DEVICE void produce_q(const Sm90AttentionParams& p, u32 shared, typename C::T
   for (int number = 0;; ++number) {
     bool any = schedule.next(place);
     if (elected) {
-      // Consumers read a tile's entry until they have stored it; they are then at most three tiles
-      // behind, as many as Q and K have slots for.
+      // Consumers read a tile's entry until they have stored it; by then they are at most three
+      // tiles behind, the number of slots of Q and K.
       typename C::Tile& tile = tiles[number % C::kRing];
       if (any) {
         describe<C::kRows, C::kN, C::kMasked>(tile, p, place);
@@ -192,19 +191,19 @@ struct Consumer {
   float s[C::kN / 2], o[C::kD / 2];
   u32 w[C::kN / 16][4];
   RunningSoftmax<C::kGeneral || C::kAdded> softmax;
-  float slope = 0.0f;  // of ALiBi
+  float slope = 0.0f;  // ALiBi's
   u32 mask[2];         // bits of a boolean mask
-  u32 kept[2];         // kDropsEarly: bits of dropout
-  float unit;          // kAdded: what brings this block's scores to powers of two
-  u32 number = 0;      // of the tile whose scores are being made
-  u32 step = 0;        // blocks of keys scored so far, of all tiles
-  u32 scored = 0;      // the last one of them, where some are skipped
-  // Of this tile; its block is the next one to score.
+  u32 kept[2];         // kDropsEarly: dropout's bits
+  float unit;          // kAdded: the factor from this block's scores to powers of two
+  u32 number = 0;      // of the tile whose scores are computed
+  u32 step = 0;        // blocks of keys scored so far, in all tiles
+  u32 scored = 0;      // the last one of them, if some are skipped
+  // Of this tile; its block is scored next.
   using Keys =
       std::conditional_t<C::kSendsNextBlock, ReceivedKeyBlocks, KeyBlocks<C::kRows, C::kMasked>>;
   Keys keys;
   u32 next_block = 0;         // kSendsNextBlock: the next block of keys and its flags
-  int open_first, open_last;  // blocks of which this warpgroup sees everything but for a mask
+  int open_first, open_last;  // blocks that this warpgroup sees entirely, apart from a mask
 
   TC_DEVICE Consumer(const Sm90AttentionParams& params, u32 memory, const Tile* ring, int own_group)
       : p(params), shared(memory), tiles(ring), group(own_group) {
@@ -215,7 +214,7 @@ struct Consumer {
     v_base = static_cast<u32>(wgmma_descriptor(shared + C::kV, C::kN * 128, 1024));
   }
 
-  // Which slot is whose, and the parity of its phase.
+  // The slots, and the parities of their phases.
   TC_DEVICE u32 q_slot() const { return number % C::kQSlots * C::kGroups + group; }
   TC_DEVICE u32 q_full() const { return shared + C::kQFull + 8 * q_slot(); }
   TC_DEVICE u32 q_phase() const { return number / C::kQSlots % 2; }
@@ -235,12 +234,12 @@ struct Consumer {
     const Sm90Sequence& q = tile.sequence;
     open_last = (min(row + q.last, q.columns - 1) + 1) / C::kN - 1;
     open_first = (max(row + 63 + q.first, 0) + C::kN - 1) / C::kN;
-    if constexpr (C::kLeavesOut) {
+    if constexpr (C::kSkipsBlocks) {
       int last, blocks;
       key_blocks<C::kN>(q, row, 64, last, blocks);
       bool above = last < tile.last_block;
       bool below = last - blocks > tile.last_block - tile.blocks;
-      if (tile.blocks > above + below) keys.leave_out(above, below);
+      if (tile.blocks > above + below) keys.skip(above, below);
     }
     if (C::kGeneral && p.score.alibi_slopes != nullptr) {
       slope = p.score.alibi_slopes[tile.batch * p.score.alibi_stride + tile.head];
@@ -248,13 +247,13 @@ struct Consumer {
     return true;
   }
 
-  // Blocks of the tile that this warpgroup skips before its first one, and after its last one.
-  TC_DEVICE bool leaves_out_first() const {
-    return C::kLeavesOut && keys.block != tiles[number % C::kRing].last_block;
+  // Whether this warpgroup skips the tile's first block, or its last one.
+  TC_DEVICE bool skips_first() const {
+    return C::kSkipsBlocks && keys.block != tiles[number % C::kRing].last_block;
   }
-  TC_DEVICE bool leaves_out_last() const {
+  TC_DEVICE bool skips_last() const {
     const Tile& tile = tiles[number % C::kRing];
-    return C::kLeavesOut && keys.block != tile.last_block - tile.blocks + 1;
+    return C::kSkipsBlocks && keys.block != tile.last_block - tile.blocks + 1;
   }
 
   TC_DEVICE void begin_turn() {
@@ -264,13 +263,13 @@ struct Consumer {
     if (C::kPingPong) named_arrive(kTurn + (group + 1) % C::kGroups, 2 * kWarpgroup);
   }
 
-  // Takes the turn of a block that this warpgroup skips. Every warp waits for it, or it could
-  // mistake the slot's next phase but one for the next.
-  TC_DEVICE void leave_out() {
+  // Takes part in the barriers of a skipped block. Every warp waits for it; otherwise it could
+  // mistake a later phase of the slot, of equal parity, for the next.
+  TC_DEVICE void skip_block() {
     begin_turn();
     end_turn();
     barrier_wait(shared + C::kKFull + 8 * slot(step), phase(step));
-    __syncwarp();  // one lane releases for all, which elsewhere a product stands before
+    __syncwarp();  // one lane arrives for the warp; elsewhere a product orders this
     release(shared + C::kKEmpty + 8 * slot(step));
     barrier_wait(shared + C::kVFull + 8 * slot(step), phase(step));
     __syncwarp();
@@ -298,8 +297,8 @@ struct Consumer {
     wgmma_commit();
   }
 
-  // The step that was scored before.
-  TC_DEVICE u32 before() const { return C::kLeavesOut ? scored : step - 1; }
+  // The previously scored step.
+  TC_DEVICE u32 before() const { return C::kSkipsBlocks ? scored : step - 1; }
 
   TC_DEVICE void multiply_v(int add) {
     u32 v = v_base + slot(before()) * (C::kKvBytes >> 4);
@@ -313,8 +312,8 @@ struct Consumer {
     wgmma_commit();
   }
 
-  // The same scores by the instructions of one warp, which the softmax seldom asks for: it has
-  // written weights over them.
+  // Computes the same scores in one warp, for the rare case that the softmax needs them again after
+  // overwriting them with weights.
   TC_DEVICE void score_again() {
     u32 q = shared + q_slot() * C::kQBytes + (16 * warp + lane % 16) * 128;
     u32 k = shared + C::kK + slot(step) * C::kKvBytes + (lane / 16 * 8 + lane % 8) * 128;
@@ -342,7 +341,7 @@ struct Consumer {
     }
   }
 
-  // Scores to logits, where they are not the same but for a factor.
+  // Scores to logits, if they differ by more than a factor.
   TC_DEVICE void change() {
     if constexpr (C::kGeneral) {
       if (p.has_rule) apply_rule();
@@ -381,8 +380,8 @@ struct Consumer {
             tile.sequence.rows, keys.block * C::kN, tile.sequence.columns};
   }
 
-  // The bits of this thread's keys of the next block to score, or its warp's numbers. Asked for
-  // before its product is issued, which takes until the product before it has run.
+  // Loads the bits of this thread's keys of the next block to score, or its warp's numbers.
+  // Requested before its product is issued, which takes until the previous product has run.
   TC_DEVICE void load_mask() {
     if constexpr (C::kAdded) {
       if (keys.is_masked()) added_mask().load(mask_part());
@@ -399,7 +398,7 @@ struct Consumer {
     }
   }
 
-  // Calls function(h, i, kept) for each weight of the next block that may be dropped, by its row
+  // Calls function(h, i, kept) for each weight of the next block that may be dropped, with its row
   // and bit in `mask`.
   template <class Function>
   TC_DEVICE void for_each_kept(Function&& function) const {
@@ -420,7 +419,7 @@ struct Consumer {
     }
   }
 
-  // Which of the next block's weights dropout keeps, while its scores are computed.
+  // Determines the weights of the next block that dropout keeps, while its scores are computed.
   TC_DEVICE void choose_kept() {
     if constexpr (C::kDropsEarly) {
       if (p.score.drop_below == 0) return;
@@ -433,7 +432,7 @@ struct Consumer {
     }
   }
 
-  // Weights that dropout drops become 0; their sums are complete.
+  // Sets dropped weights to 0; their sums are complete.
   TC_DEVICE void drop() {
     if constexpr (C::kGeneral) {
       if (p.score.drop_below == 0) return;
@@ -447,8 +446,8 @@ struct Consumer {
     }
   }
 
-  // Scores outside of the band, and those that a mask hides, become -inf. Blocks of which
-  // everything is visible pay a comparison.
+  // Sets scores outside of the band, and masked ones, to -inf. Blocks that are entirely visible pay
+  // one comparison.
   TC_DEVICE void hide() {
     bool open = keys.block >= open_first && keys.block <= open_last;
     if (__builtin_expect(open && !has_bits(), 1)) return;
@@ -467,7 +466,8 @@ struct Consumer {
     replace_where_clear(s, seen, -kInfinity);
   }
 
-  // This block's scores to weights. Returns whether outputs so far must be multiplied by `factor`.
+  // This block's scores to weights. Returns whether previous outputs must be multiplied by
+  // `factor`.
   TC_DEVICE bool weigh(float (&factor)[2]) {
     bool moves;
 #pragma unroll 1
@@ -498,7 +498,7 @@ struct Consumer {
     for (int i = 0; i < C::kD / 2; ++i) o[i] *= factor[i / 2 % 2];
   }
 
-  // Ends a tile's sums: writes logsumexp, and gives what the outputs are to be multiplied by.
+  // Ends a tile's sums: writes logsumexp, and returns the factor of the outputs.
   TC_DEVICE void finish_sums(const Tile& tile, float (&inverse)[2]) {
     float totals[2] = {quad_sum(softmax.sum[0]), quad_sum(softmax.sum[1])};
     float factor[2] = {1.0f, 1.0f};
@@ -530,7 +530,7 @@ struct Consumer {
     return DTypeTraits<C::kDType>::pack(o[at] * inverse, o[at + 1] * inverse);
   }
 
-  // Two lanes exchange half of what they have of 16 columns, so that each writes 4 in order and a
+  // Two lanes exchange half of their elements of 16 columns, so that each writes 4 in order and a
   // quad 32 bytes. An exchange among all four, for vectors of 16 bytes, took 1 to 3% more time at
   // 512 rows.
   TC_DEVICE void store(const Tile& tile, const float (&inverse)[2]) {
@@ -554,24 +554,24 @@ struct Consumer {
     }
   }
 
-  // K, and with a tile's last block Q, are not needed any more; the next step begins.
+  // Releases K, and with a tile's last block Q; the next step begins.
   TC_DEVICE void end_step() {
     release(shared + C::kKEmpty + 8 * slot(step));
     if (keys.is_last()) release(shared + C::kQEmpty + 8 * q_slot());
-    if (C::kLeavesOut) scored = step;
+    if (C::kSkipsBlocks) scored = step;
     ++step;
   }
 
-  static constexpr int kTurn = 1;  // named barriers from here on: one of each consumer's turn
+  static constexpr int kTurn = 1;  // named barriers start here: one for each consumer's turn
 
   TC_DEVICE void run() {
     if (C::kPingPong && group == C::kGroups - 1) named_arrive(kTurn, 2 * kWarpgroup);
     if (begin()) {
-      if (leaves_out_first()) leave_out();
+      if (skips_first()) skip_block();
       load_mask();
-      if (C::kLeavesOut) begin_turn();
+      if (C::kSkipsBlocks) begin_turn();
       score();
-      if (C::kLeavesOut) end_turn();
+      if (C::kSkipsBlocks) end_turn();
       choose_kept();
       wgmma_wait<0>();
       keep_in_place(s);
@@ -589,13 +589,13 @@ struct Consumer {
         bool fresh = keys.is_last();
         factor[0] = factor[1] = 1.0f;
         if (__builtin_expect(fresh, 0)) {
-          if (leaves_out_last()) leave_out();
+          if (skips_last()) skip_block();
           ++number;
           bool more = begin();  // its loads are in flight while sums are added
           finish_sums(tiles[(number - 1) % C::kRing], factor);
           if (!more) break;
           softmax.reset();
-          if (leaves_out_first()) leave_out();
+          if (skips_first()) skip_block();
         } else {
           if constexpr (C::kSendsNextBlock) {
             keys.next(next_block);
@@ -663,7 +663,7 @@ TC_DEVICE void run(const Sm90AttentionParams& p) {
   }
   __syncthreads();
 
-  // The next grid's blocks may start as soon as they fit: they wait for this one's end.
+  // The next grid's blocks may start as soon as they fit: they wait for the end of this one.
   launch_next_grid();
   if (warp < 4) {
     fewer_registers<C::kProducerRegisters>();

@@ -1,9 +1,9 @@
-// A boolean mask as the `masked` and `general` kernels of sm90/forward.cu read it: bits in the
-// order in which a lane has its scores, and for each tile of queries and block of keys whether it
-// hides all, none or some of them.
+// Before the `masked` and `general` kernels of sm90/forward.cu: a boolean mask as bits in the order
+// of a lane's scores, and a class for each tile of queries and block of keys: all, none or some
+// hidden.
 //
-// A block of threads lays out a tile of queries by four blocks of keys: first 16 keys of a row at a
-// time become bits in shared memory, then each thread makes the words of a row's block of keys of
+// A block of threads converts a tile of queries by four blocks of keys: first 16 keys of a row at a
+// time become bits in shared memory, then each thread makes the words of a row's block of keys from
 // them.
 #include "mask_bits.cuh"
 #include "mask_classes.cuh"
@@ -15,13 +15,13 @@ using namespace sm90;
 
 constexpr int kMostPieces = kMaskTileBlocks * kMaskTileColumns / 16;  // of 16 keys, of a row
 constexpr int kWarps = TC_THREADS / 32;
-constexpr int kTogether = 8;  // rows of which a thread asks for its keys at once
+constexpr int kTogether = 8;  // rows whose keys a thread requests at once
 
 extern "C" __global__ void __launch_bounds__(TC_THREADS, 4)
     TC_KERNEL(const __grid_constant__ Sm90MaskParams p) {
-  // Two words more, so that threads of neighbouring rows do not meet in one bank.
+  // Two words more, so that threads of adjacent rows use different banks.
   __shared__ u16 bits[kMaskTileRows][kMostPieces + 2];
-  __shared__ u32 found;  // two bits a block of keys: some key is visible, some key is hidden
+  __shared__ u32 found;  // two bits for each block of keys: some key is visible, some key is hidden
   wait_for_previous_kernel();
   int chunk = blockIdx.x % p.chunks;
   tc_int64 line = blockIdx.x / p.chunks;
@@ -41,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 4)
                                  p.columns - column, bits);
   }
   __syncthreads();
-  // A multiple of the warp's size, because all of its lanes report together.
+  // A multiple of the warp's size, because all of its lanes vote.
   for (int i = threadIdx.x; i < p.tile_rows * kMaskTileBlocks; i += TC_THREADS) {
     int row = i / kMaskTileBlocks, of_chunk = i % kMaskTileBlocks;
     int block = chunk * kMaskTileBlocks + of_chunk;
@@ -54,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 4)
         const u16* two = &bits[row][of_chunk * block_pieces + piece];
         u32 keys = two[0] | (piece + 1 < block_pieces ? static_cast<u32>(two[1]) << 16 : 0);
         visible += __popc(keys);
-        // Two bits of each byte, one behind the other: the product has them in its last byte.
+        // Two bits of each byte are adjacent: the product has them in its last byte.
 #pragma unroll
         for (int t = 0; t < 4; ++t) {
           word[t] |= (keys >> 2 * t & 0x03030303u) * 0x01041040u >> 24 << 4 * piece;

@@ -1,5 +1,5 @@
-// How both kernels that lay out boolean masks on Hopper (sm90/mask.cu, sm90/backward_mask.cu) make
-// bits of bytes: a bit for each byte that is not 0, of 16 keys of a row at a time.
+// Converts boolean masks to bits, for both kernels that do so on Hopper (sm90/mask.cu,
+// sm90/backward_mask.cu): a bit for each nonzero byte, 16 keys of a row at a time.
 #pragma once
 
 #include "common/ptx.cuh"
@@ -8,9 +8,9 @@
 namespace torch_cubin {
 namespace sm90 {
 
-// Of four bytes, in the result's four highest bits. Bit 7 of a byte says so once 0x7f is added to
-// its other bits; the product brings the four bits together. Its other terms are single bits below,
-// so that nothing carries.
+// The bits of four bytes, in the result's four highest bits. Adding 0x7f to a byte's low 7 bits
+// sets bit 7 if one of them is set; the product collects the four bits. Its other terms are single
+// bits below, so nothing carries.
 TC_DEVICE u32 high_bits_of(u32 bytes) {
   u32 any = (((bytes & 0x7f7f7f7fu) + 0x7f7f7f7fu) | bytes) & 0x80808080u;
   return any * 0x00204081u;
@@ -25,7 +25,7 @@ TC_DEVICE u32 bits_of(uint4 bytes) {
   return __funnelshift_l(high_bits_of(bytes.x), bits, 4);
 }
 
-// Of 16 keys of a row, of which the first `count` exist: one bit each.
+// For 16 keys of a row, of which the first `count` exist: one bit each.
 TC_DEVICE u32 sixteen_bits(const unsigned char* from, tc_int64 step, int count) {
   u32 bits = 0;
   if (step == 1 && count >= 16 && reinterpret_cast<u64>(from) % 4 == 0) {
@@ -42,9 +42,9 @@ TC_DEVICE u32 sixteen_bits(const unsigned char* from, tc_int64 step, int count) 
   return bits;
 }
 
-// Makes bits of `rows` rows, by the kWarps warps of a block: each has a row at a time, and each
+// Converts `rows` rows to bits, in the kWarps warps of a block: each has a row at a time, and each
 // lane 16 keys of it, of which the first `count` exist. `from`: the lane's keys in the first row. A
-// thread asks for its keys of kTogether rows at once; past the last row it reads that one again.
+// thread requests its keys of kTogether rows at once; past the last row it reads that one again.
 template <int kWarps, int kTogether, int kRowBits>
 TC_DEVICE void read_rows(const unsigned char* from, tc_int64 row_stride, tc_int64 key_stride,
                          int rows, int count, u16 (*bits)[kRowBits]) {

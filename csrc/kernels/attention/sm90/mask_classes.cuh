@@ -1,5 +1,5 @@
-// How both kernels that lay out masks for the forward on Hopper (sm90/mask.cu, sm90/added_mask.cu)
-// say what a tile of queries sees of four blocks of keys.
+// The class of a tile of queries for four blocks of keys, for both kernels that convert masks for
+// the forward on Hopper (sm90/mask.cu, sm90/added_mask.cu).
 #pragma once
 
 #include "common/ptx.cuh"
@@ -8,12 +8,12 @@
 namespace torch_cubin {
 namespace sm90 {
 
-// By one thread of the block that has chunk `chunk` of `line`'s blocks of keys, when all of its
-// threads have looked. `found`: two bits a block of keys. Bit 0: some key is visible. Bit 1: some
-// key is hidden, or has something added that is not 0.
+// Called by one thread of the block that has chunk `chunk` of `line`'s blocks of keys, after all of
+// its threads have contributed. `found`: two bits for each block of keys. Bit 0: some key is
+// visible. Bit 1: some key is hidden, or gets a nonzero addend.
 template <class Params>
 TC_DEVICE void store_classes(const Params& p, tc_int64 line, int chunk, u32 found) {
-  // A block without a visible key is of class 0 whether or not a key is hidden.
+  // A block without a visible key has class 0 regardless of bit 1.
   u32 some = found & 0x55;  // bit 0 of each class
   unsigned char* classes = p.classes + line * p.classes_of_tile;
   classes[chunk] = static_cast<unsigned char>(some | (found & some << 1));

@@ -1,5 +1,5 @@
-// What the kernels that lay out masks to be added on Hopper (sm90/added_mask.cu,
-// sm90/backward_added_mask.cu) make of their numbers, which they read as bits.
+// Tests on the numbers of additive masks, read as bits, for the kernels that convert these on
+// Hopper (sm90/added_mask.cu, sm90/backward_added_mask.cu).
 #pragma once
 
 #include "common/ptx.cuh"
@@ -8,7 +8,7 @@
 namespace torch_cubin {
 namespace sm90 {
 
-// Two keys' numbers, one behind the other.
+// Two keys' numbers in one word.
 struct Halves {
   using Number = u16;
   using Pair = u32;
@@ -24,7 +24,7 @@ struct Floats {
   static constexpr u32 kMagnitude = 0x7fffffff;
 };
 
-// The bits of a Sm90MaskClass: 1 where a number is not -inf, 2 where it is not 0. A negative 0 adds
+// The bits of a Sm90MaskClass: 1 if a number is not -inf, 2 if it is not 0. A negative 0 adds
 // nothing either.
 template <class Type>
 TC_DEVICE u32 class_of(typename Type::Pair pair, u32 minus_infinity) {

@@ -1,20 +1,19 @@
-// Packed sequences on Hopper: in which order the kernels of sm90/forward.cu and sm90/backward.cu
-// take their tiles, since only the device knows how long sequences are; and zeros for rows of no
-// sequence.
+// Packed sequences on Hopper: computes the order in which the kernels of sm90/forward.cu and
+// sm90/backward.cu take their tiles, since only the device knows the sequences' lengths; and zeros
+// rows that belong to no sequence.
 //
-// One place for each tile of a sequence, of queries for the forward and of keys for the backward
-// (TC_BACKWARD): sequences that lie near each other first, so that what they read stays in the L2
-// cache, and among those the tiles with most to do first, so that short ones fill the end. Blocks
-// of the backward wait for those of the same sequence's keys before theirs, which therefore stand
+// The order has one place for each tile of a sequence, of queries for the forward and of keys for
+// the backward (TC_BACKWARD). Sequences that are close in memory come first, so that their data
+// stay in the L2 cache, and among those the tiles with most work, so that short ones fill the end.
+// Blocks of the backward wait for blocks of earlier keys of the same sequence, which therefore come
 // before them.
 //
-// The first block makes the order by counting how many tiles there are of each cost; a warp has a
-// sequence. The others look for rows of no sequence: behind a sequence's last one, where a bound
-// cuts it short, and before the first and behind the last sequence.
+// The first block computes the order by counting the tiles of each cost; a warp has a sequence. The
+// others look for rows of no sequence: after a sequence's last one, if a bound truncates it, and
+// before the first and after the last sequence.
 //
-// Where cu_seqlens fall, or leave the tensors' rows, there are no tiles, so that no kernel behind
-// this one reads or writes what they point at, or waits for a turn that does not come; and all
-// results are NaN.
+// If cu_seqlens decrease, or leave the tensors' rows, there are no tiles, so that no later kernel
+// accesses their targets, or waits for a turn that does not come; and all results are NaN.
 #include "attention/numbers.cuh"
 #include "order_params.h"
 #include "sequence.cuh"
@@ -25,9 +24,9 @@ using namespace sm90;
 
 constexpr int kThreads = TC_THREADS, kWarps = kThreads / 32;
 constexpr int kBuckets = 4 * kThreads;
-constexpr int kMostGroups = 128;  // of sequences that lie near each other
+constexpr int kMostGroups = 128;  // of sequences that are close in memory
 
-// How much there is to do for tile `tile`: blocks of keys, or of queries.
+// The work of tile `tile`, in blocks of keys, or of queries.
 TC_DEVICE int cost_of(const Sm90OrderParams& p, const Sm90Sequence& s, int tile) {
 #if TC_BACKWARD
   int key = tile * p.tile_columns;
@@ -40,22 +39,21 @@ TC_DEVICE int cost_of(const Sm90OrderParams& p, const Sm90Sequence& s, int tile)
 #endif
 }
 
-// What one head's tiles cost, in blocks of keys: their own, and kTileCost for what a tile takes
-// beside them.
+// The cost of one head's tiles, in blocks of keys: their own, and kTileCost for a tile's overhead.
 struct Work {
   unsigned long long all;
   int longest;
 };
 constexpr int kTileCost = 2;
 
-// Puts each tile into a bucket of its cost. `start`: of each bucket, counts or next places. Adds up
-// `work` where it counts.
+// Puts each tile into a bucket of its cost. `start`: counts, or the next free places, of each
+// bucket. Adds up `work` when it counts.
 template <bool kPlace>
 TC_DEVICE void schedule_tiles(const Sm90OrderParams& p, int* start, int groups, int group_rows,
                               Work* work) {
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   int levels = kBuckets / groups;
-  // The most that a tile can have to do.
+  // The largest cost of a tile.
   int most = TC_BACKWARD ? (p.lengths.seqlen_q - 1) / p.tile_rows + 1
                          : (p.lengths.seqlen_k - 1) / p.tile_columns + 1;
   float scale = most < levels ? 1.0f : static_cast<float>(levels - 1) / most;
@@ -70,7 +68,7 @@ TC_DEVICE void schedule_tiles(const Sm90OrderParams& p, int* start, int groups, 
       int tile = TC_BACKWARD ? i : tiles - 1 - i;
       int cost = i < tiles ? cost_of(p, s, tile) : 0;
 #if TC_BACKWARD
-      // No more than that of the sequence's tiles before it, which therefore come first.
+      // At most the cost of the sequence's earlier tiles, which therefore come first.
 #pragma unroll
       for (int step = 1; step < 32; step *= 2) {
         int before = __shfl_up_sync(~0u, cost, step);
@@ -103,17 +101,17 @@ TC_DEVICE void schedule_tiles(const Sm90OrderParams& p, int* start, int groups, 
   }
 }
 
-// Heads whose tiles together keep all blocks busy for as long as their longest tile takes. Blocks
-// take the tiles of so many last heads in one order: a long tile of the last head alone would start
-// when others are about to end (causal, ten sequences of 228 to 4,096 rows at head_dim 256: 10%
-// more time on an H100).
+// The number of heads whose tiles together keep all blocks busy for as long as their longest tile
+// takes. Blocks take the tiles of these last heads in one order: otherwise a long tile of the last
+// head would start when others are about to end (causal, ten sequences of 228 to 4,096 rows at
+// head_dim 256: 10% more time on an H100).
 TC_DEVICE int last_heads(const Sm90OrderParams& p, const Work& work) {
   unsigned long long longest = static_cast<unsigned long long>(work.longest) * p.blocks;
   unsigned long long all = max(work.all, 1ull);
   return static_cast<int>(min((longest + all - 1) / all, static_cast<unsigned long long>(p.heads)));
 }
 
-// In place: of each bucket the number of tiles in those before it. Returns the number of all.
+// In place: for each bucket the number of tiles in earlier ones. Returns the total.
 TC_DEVICE int sum_before(int* start, int* of_warps) {
   constexpr int kEach = kBuckets / kThreads;
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32, counts[kEach], sum = 0;
@@ -144,8 +142,8 @@ TC_DEVICE int sum_before(int* start, int* of_warps) {
   return all;
 }
 
-// Whether cu_seqlens rise from row to row of the tensors, by the whole block. All of them are then
-// in the L1 cache: a warp will read a sequence's when it comes to it, one after the other.
+// Whether cu_seqlens are ascending row indices of the tensors; called by the whole block.
+// Afterwards all of them are in the L1 cache, from which a warp will read each sequence's.
 TC_DEVICE bool has_offsets(const Sm90OrderParams& p) {
   bool good = true;
   for (int i = threadIdx.x; i <= p.batch; i += kThreads) {
@@ -175,13 +173,13 @@ TC_DEVICE void make_order(const Sm90OrderParams& p, int* start, int* of_warps, W
   }
 }
 
-// What a row becomes.
+// The value that a row is filled with.
 struct Filling {
   u32 word;
   float logsumexp;
 };
 constexpr Filling kZeros = {0, -kInfinity};
-constexpr Filling kNans = {0x7FFF7FFF, __builtin_nanf("")};  // two, of either type of 16 bits
+constexpr Filling kNans = {0x7FFF7FFF, __builtin_nanf("")};  // two, of either 16-bit type
 
 TC_DEVICE void fill_row(const Sm90OrderParams& p, tc_int64 row, bool of_keys, Filling with) {
 #pragma unroll 1

@@ -1,6 +1,6 @@
 // The rule from scores to logits of the `general` kernels on Hopper, by common/score_rule.cuh:
-// scale, softcap and ALiBi of the elements that a thread has of one head's queries and one block of
-// keys. Masks hide afterwards.
+// scale, softcap and ALiBi of a thread's elements of one head's queries and one block of keys.
+// Masks are applied afterwards.
 //
 // A thread's elements are two rows (8 apart) of an accumulator and pairs of its columns. `down` is
 // 0 or 1, `across` counts columns from the thread's first. In the forward rows are queries and
@@ -17,7 +17,7 @@ namespace sm90 {
 template <bool kKeysDown>
 class TileRule {
  public:
-  // The thread's first element is (query, key). `slope`: of ALiBi, 0 for none.
+  // The thread's first element is (query, key). `slope`: ALiBi's, 0 for none.
   TC_DEVICE TileRule(const Sm90ScoreRule& p, const Sm90Sequence& s, int query, int key, float slope)
       : p_(p), slope_(slope) {
     distance_ = static_cast<float>(query + s.columns - s.rows - key);
@@ -28,9 +28,9 @@ class TileRule {
   TC_DEVICE bool has_alibi() const { return p_.alibi_slopes != nullptr; }
   TC_DEVICE bool has_mask() const { return false; }
 
-  // NOTE: off by up to 2^-22, which is 2^-16 of a softcap of 64: far below a rounding of 16-bit
-  // types. The host brings softcaps up to 128; larger ones and float32 need the longer path of
-  // portable/score.cuh.
+  // NOTE: the error is up to 2^-22, which is 2^-16 of a softcap of 64: far below the rounding of
+  // 16-bit types. The host passes softcaps up to 128; larger ones and float32 need the longer
+  // formula of portable/score.cuh.
   TC_DEVICE float cap_tanh(float score) const {
     float e = exp2_approx(score * (2.0f * kLog2e / p_.softcap));
     return 1.0f - __fdividef(2.0f, e + 1.0f);

@@ -1,4 +1,4 @@
-// Which tiles of attention's output a block computes, and which keys each of them needs.
+// The tiles of attention's output that a block computes, and the keys that each of them needs.
 #pragma once
 
 #include <type_traits>
@@ -8,19 +8,19 @@
 namespace torch_cubin {
 namespace sm90 {
 
-// A block's tile, as the scheduling warp tells the others through shared memory.
+// A block's tile, which the scheduling warp passes to the others through shared memory.
 struct AttentionTile {
   int row;  // the block's first, of its sequence
   int head, kv_head;
   int batch;       // or the number of a packed sequence
-  int last_block;  // blocks of keys run from here down
-  int blocks;      // at least 1; 0: there are no more tiles
+  int last_block;  // blocks of keys are processed from here down
+  int blocks;      // at least 1; 0: no more tiles
   Sm90Sequence sequence;
 };
 
-// What kernels that read a mask know of a tile beside it.
+// A tile in kernels that read a mask.
 struct MaskedTile : AttentionTile {
-  u32 classes;  // the word of Sm90MaskClass of `last_block`
+  u32 classes;  // the word of Sm90MaskClass that contains `last_block`
 };
 
 template <bool kMasked>
@@ -29,11 +29,11 @@ using TileOf = std::conditional_t<kMasked, MaskedTile, AttentionTile>;
 // A word of Sm90MaskClass without a mask.
 constexpr u32 kAllHideNone = kMaskHidesNone * 0x55555555u;
 
-// Of a word of Sm90MaskClass, a bit for each block of keys that is not hidden wholly: bit 0 of its
+// A bit for each block of keys in a word of Sm90MaskClass that is not entirely hidden: bit 0 of its
 // class.
 TC_DEVICE u32 visible_blocks(u32 word) { return word & 0x55555555u; }
 
-// Those of a word's blocks, as visible_blocks() has them, up to `block`, and from `block` on.
+// The blocks of a word, as bits of visible_blocks(), up to `block`, and from `block` on.
 TC_DEVICE u32 blocks_up_to(int block) { return ~0u >> (30 - block % kMaskWordBlocks * 2); }
 TC_DEVICE u32 blocks_from(int block) { return ~0u << block % kMaskWordBlocks * 2; }
 
@@ -46,7 +46,7 @@ TC_DEVICE const u32* mask_classes(const Sm90AttentionParams& p, const AttentionT
 }
 
 // The blocks of keys of a tile of kRows, from the last one down, without those that a mask hides
-// wholly.
+// entirely.
 template <int kRows, bool kMasked>
 class KeyBlocks {
  public:
@@ -63,20 +63,20 @@ class KeyBlocks {
 
   TC_DEVICE bool is_last() const { return block == last_; }
 
-  // Without the first one, or the last one.
-  TC_DEVICE void leave_out(int first, int last) {
+  // Skips the first and the last blocks in order of visits: 0 or 1 each.
+  TC_DEVICE void skip(int first, int last) {
     block -= first;
     last_ += last;
   }
 
-  // Whether a mask hides keys of the block, or adds to their logits. Where no block has a visible
-  // key, the one that every tile has is of the class that hides all.
+  // Whether a mask hides keys of the block, or adds to their logits. If no block has a visible key,
+  // the single block of the tile has the class that hides all.
   TC_DEVICE bool is_masked() const {
     return kMasked && classes_ != nullptr &&
            (word_ >> block % kMaskWordBlocks * 2 & 3) != kMaskHidesNone;
   }
 
-  // Only before the last one.
+  // Must not be called on the last one.
   TC_DEVICE void next() {
     --block;
     if constexpr (kMasked) {
@@ -84,7 +84,7 @@ class KeyBlocks {
     }
   }
 
-  // Goes down to a block that is not hidden wholly, of which there is one.
+  // Goes down to a block that is not entirely hidden, which exists.
   TC_DEVICE void find() {
     if (block % kMaskWordBlocks == kMaskWordBlocks - 1) {
       word_ = __ldg(classes_ + block / kMaskWordBlocks);
@@ -107,9 +107,9 @@ class KeyBlocks {
   u32 word_;
 };
 
-// A tile's blocks of keys as consumers of `masked` and `added` kernels learn of them: the first one
-// from the tile, each other one with the block before it from the thread that loads the keys, which
-// has the time to look for it.
+// A tile's blocks of keys in consumers of `masked` and `added` kernels: the first one comes from
+// the tile, each other one with the previous block from the thread that loads the keys, which has
+// the time to find it.
 class ReceivedKeyBlocks {
  public:
   int block;
@@ -128,7 +128,7 @@ class ReceivedKeyBlocks {
     block = static_cast<int>(received & (kIsMasked - 1));
   }
 
-  // The argument of next() after the block of `blocks`; of no meaning after the last one.
+  // The argument of next() after the block of `blocks`; meaningless after the last one.
   template <int kRows>
   static TC_DEVICE u32 describe_next(KeyBlocks<kRows, true> blocks) {
     if (blocks.is_last()) return 0;
@@ -142,13 +142,13 @@ class ReceivedKeyBlocks {
   u32 received_;
 };
 
-// What the schedule gives: the number of a tile among those of its sequence's queries.
+// A tile of the schedule: its index among those of its sequence's queries.
 struct TilePlace {
   int query, head, batch;
 };
 
-// The keys that some of rows `row` to `row + rows - 1` see, in blocks of kTileN. Rows that see
-// nothing get one block, in which the mask then hides everything.
+// The keys that any of rows `row` to `row + rows - 1` attends to, in blocks of kTileN. Rows that
+// attend to none get one block, in which the mask then hides everything.
 template <int kTileN>
 TC_DEVICE void key_blocks(const Sm90Sequence& s, int row, int rows, int& last_block, int& blocks) {
   int last_row = min(row + rows, s.rows) - 1;
@@ -158,8 +158,8 @@ TC_DEVICE void key_blocks(const Sm90Sequence& s, int row, int rows, int& last_bl
   blocks = last < first ? 1 : last_block - first / kTileN + 1;
 }
 
-// Leaves the blocks of keys out that a mask hides wholly before the first visible one and after the
-// last, but for one of them where there is none that is visible.
+// Removes entirely hidden blocks of keys before the first visible one and after the last; keeps one
+// of them if none is visible.
 TC_DEVICE void trim(MaskedTile& tile, const u32* classes) {
   int first = tile.last_block - tile.blocks + 1, last = -1, least = 0;
   tile.classes = 0;
@@ -197,13 +197,13 @@ TC_DEVICE void describe(TileOf<kMasked>& tile, const Sm90AttentionParams& p,
   }
 }
 
-// Run by one whole warp. Every block makes the same list, and takes its own part of it. Of packed
-// sequences sm90/order.cu has made the list, and each block takes the next tile when it needs one,
-// as it does where there is a kernel before this one that can make `next` 0 (kTakesNext).
+// Run by one whole warp. Every block computes the same list, and takes its own part of it. For
+// packed sequences sm90/order.cu has written the list, and each block takes the next tile when it
+// needs one, as it does after a kernel that can set `next` to 0 (kTakesNext).
 template <int kRows, int kTileN, bool kTakesNext>
 class AttentionSchedule {
  public:
-  // Reads nothing of global memory.
+  // Reads no global memory.
   TC_DEVICE AttentionSchedule(const Sm90AttentionParams& p)
       : p_(p), block_(blockIdx.x), blocks_(gridDim.x) {
     total_ = p.batch * p.heads * p.tiles;
@@ -221,7 +221,7 @@ class AttentionSchedule {
     assigned_ = blocks_;
   }
 
-  // False where there is no more.
+  // False after the last one.
   TC_DEVICE bool next(TilePlace& tile) {
     if (p_.order != nullptr) return take(tile);
     if (takes_next()) {
@@ -313,9 +313,9 @@ class AttentionSchedule {
     return __shfl_sync(~0u, number, 0);
   }
 
-  // All places of some heads, then of the next ones: what these read stays in the L2 cache. The
-  // last heads' places follow no others: their longest tiles come first, and the shortest end the
-  // kernel.
+  // All places of some heads, then of the next ones, so that their data stay in the L2 cache. The
+  // last heads' places are ordered together: their longest tiles come first, and the shortest end
+  // the kernel.
   TC_DEVICE bool take(TilePlace& tile) {
     constexpr int kTilesTogether = 256;
     int count = p_.order->count, index = take_number(&p_.order->next);
@@ -330,7 +330,7 @@ class AttentionSchedule {
     return true;
   }
 
-  // Assigns tiles until one is this block's: each goes to the block with the least to do.
+  // Assigns tiles until one is this block's: each goes to the block with the least work.
   TC_DEVICE bool assign(TilePlace& tile) {
     while (assigned_ < total_) {
       ++assigned_;
@@ -358,7 +358,7 @@ class AttentionSchedule {
   const Sm90AttentionParams& p_;
   int block_, blocks_, total_;
   int next_;
-  int second_ = -1, first_head_ = 0;  // kInPairs: what remains of a pair
+  int second_ = -1, first_head_ = 0;  // kInPairs: the rest of a pair
   unsigned loads_[kLoads];
   Place place_;
   unsigned step_;

@@ -1,4 +1,5 @@
-// One sequence on Hopper: its lengths and band, and where its rows lie, packed among others or not.
+// One sequence on Hopper: its lengths and band, and the offset of its rows, packed among others or
+// not.
 #pragma once
 
 #include "common/hopper.cuh"
@@ -7,7 +8,7 @@
 namespace torch_cubin {
 namespace sm90 {
 
-// Where a row lies in a tensor map: row r at {place + r, head, batch, wrap}
+// The position of a row in a tensor map: row r is at {place + r, head, batch, wrap}
 // (sm90/forward_params.h).
 struct MapPlace {
   int place, batch;
@@ -25,14 +26,14 @@ struct RowRange {
 
 struct Sm90Sequence {
   int rows, columns;
-  int first, last;   // row i sees columns i + first .. i + last
+  int first, last;   // row i attends to columns i + first .. i + last
   int q_row, k_row;  // the first ones, in packed tensors
   MapPlace q, k;
   int wrap;
 
   Sm90Sequence() = default;
 
-  // Where all are equally long: nothing is read.
+  // For equal lengths: nothing is read.
   static TC_DEVICE Sm90Sequence of_equals(const Sm90Lengths& p, int batch) {
     Sm90Sequence s;
     s.rows = p.seqlen_q;
@@ -56,7 +57,7 @@ struct Sm90Sequence {
     q = {kRaggedRows - rows, q_row + rows};
     k = {kRaggedRows - columns, k_row + columns};
     wrap = kRaggedRows;
-    if (p.bottom_right) {  // an open side stays what it is: far outside
+    if (p.bottom_right) {  // an open side stays as it is: far outside
       if (first > -kOpenSide) first += columns - rows;
       if (last < kOpenSide) last += columns - rows;
     }

@@ -1,12 +1,11 @@
-// The running softmax of sm90/forward.cu: two rows a thread (16w + g and 8 below), scores as wgmma
-// leaves them.
+// The running softmax of sm90/forward.cu: two rows a thread (16w + g and 8 below), scores in
+// wgmma's layout.
 //
-// The reference of a row's exponentials is the maximum of the row's first block of keys, and later
-// ones are not looked at: their weights are made with the reference as it is, and only if a
-// thread's sum of them exceeds kMost is there something to do. If the sum is below kFar, weights,
-// sums and outputs are divided by a power of two and the reference moves by its exponent, which
-// rounds nothing. Beyond, the scores are computed once more and their maximum becomes the
-// reference.
+// The reference of a row's exponentials is the maximum of the row's first block of keys. Later
+// maxima are not computed: weights use the same reference, and only if a thread's sum of them
+// exceeds kMost is anything done. If the sum is below kFar, weights, sums and outputs are divided
+// by a power of two and the reference moves by its exponent, which rounds nothing. Beyond that, the
+// scores are computed once more and their maximum becomes the reference.
 //
 // A maximum in every block would cost a tenth of the instructions, at the head of the chain that
 // the next product waits for. Weights up to kMost are safe in float16 too.
@@ -20,12 +19,12 @@ namespace torch_cubin {
 namespace sm90 {
 
 constexpr float kMost = 4096.0f;
-constexpr float kFar = 1.2676506e30f;  // 2^100, whose inverse is a normal number, too
-// References beyond are subtracted from the scores before anything is multiplied: in one fma with a
-// product of their size the result would be all rounding.
+constexpr float kFar = 1.2676506e30f;  // 2^100, whose inverse is also a normal number
+// References above it are subtracted from the scores before multiplying: in one fma with a product
+// of their size the result would be all rounding.
 constexpr float kHuge = 1048576.0f;
 
-// Of sums of weights, which are 0 or far from numbers that .ftz takes for 0.
+// For sums of weights, which are 0 or far from numbers that .ftz flushes.
 TC_DEVICE float log2_approx(float x) {
   float out;
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
@@ -39,14 +38,14 @@ TC_DEVICE float reciprocal_approx(float x) {
 }
 
 // kMoves: something is added to the scores, ALiBi or a mask, so that logits may grow from block to
-// block. Where one block's maximum had to be looked at, those of the tile's other blocks are, too:
-// scores are not computed twice each time.
+// block. If one block's maximum was needed, those of the tile's other blocks are computed too, so
+// that scores are not computed twice each time.
 template <bool kMoves>
 struct RunningSoftmax {
   float reference[2];  // in powers of two; kLowest until a block with scores has been seen
   float sum[2];        // this thread's part
   bool look;           // the next block's maximum is needed; the same in all threads of a warp
-  bool grows;          // kMoves: and those of all blocks after it
+  bool grows;          // kMoves: and those of all later blocks
 
   TC_DEVICE void reset() {
 #pragma unroll
@@ -68,9 +67,9 @@ struct RunningSoftmax {
     sum[1] = block[1];
   }
 
-  // Scores to weights. False: the scores are needed once more. `moves`: outputs so far must be
-  // multiplied by `factor`. Both are the same for all threads of a warp. Where no score was seen so
-  // far, factor stays as it was.
+  // Scores to weights. Returns false if the scores are needed once more. `moves`: previous outputs
+  // must be multiplied by `factor`. Both are uniform in a warp. `factor` is left unchanged if no
+  // score was seen yet.
   template <int kCount>
   TC_DEVICE bool weigh(float (&s)[kCount], float unit, float (&factor)[2], bool& moves) {
     float block[2];
@@ -138,7 +137,7 @@ struct RunningSoftmax {
       own[h] = top[h] * unit;
       seen[h] = top[h] > kLowest;
       if constexpr (kMoves) {
-        // Models hide keys by adding -FLT_MAX, too, which in powers of two is no number any more.
+        // Models also hide keys by adding -FLT_MAX, which overflows in powers of two.
         own[h] = fmaxf(own[h], kLeast);
         seen[h] = found > -kInfinity;
       }
@@ -153,7 +152,7 @@ struct RunningSoftmax {
     if (!look) return;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      // A reference that stays is that of an earlier block, whose scores are gone.
+      // A reference that stays belongs to an earlier block, whose scores are gone.
       bool stays = seen[h] && own[h] < before[h];
       float raw = stays ? before[h] / unit : top[h];
 #pragma unroll
@@ -163,7 +162,7 @@ struct RunningSoftmax {
     }
   }
 
-  // Divides this block's weights and what came before by the power of two in the largest weight.
+  // Divides this block's weights and earlier sums by the power of two in the largest weight.
   template <int kCount>
   TC_DEVICE void step_down(float (&s)[kCount], float (&block)[2], float (&factor)[2]) {
 #pragma unroll
@@ -182,15 +181,15 @@ struct RunningSoftmax {
 };
 
 // The bits of a word of Sm90MaskTiles whose keys are at most `last`, counted from the word's first:
-// of the even ones and of the odd ones every eighth key.
+// of the even and of the odd bits, every eighth key each.
 TC_DEVICE u32 bits_up_to(int last) {
   u32 count = max(((last + 8) >> 3) + ((last + 7) >> 3), 0), bit;
   asm("shl.b32 %0, 1, %1;" : "=r"(bit) : "r"(count));  // 0 from 32 on
   return bit - 1;
 }
 
-// What has no bit becomes `value`. One row after the other, so that an instruction brings seven
-// bits into predicates.
+// Sets elements without a bit to `value`. One row after the other, so that one instruction moves
+// seven bits into predicates.
 template <int kCount>
 TC_DEVICE void replace_where_clear(float (&s)[kCount], const u32 (&bits)[2], float value) {
 #pragma unroll
