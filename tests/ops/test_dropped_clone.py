@@ -50,7 +50,7 @@ def of_a_clone_of_a_part(op: Any, x: torch.Tensor) -> torch.Tensor:
     return x * 2.0
 
 
-def of_what_is_computed(op: Any, x: torch.Tensor) -> torch.Tensor:
+def of_a_computed_one(op: Any, x: torch.Tensor) -> torch.Tensor:
     y = x + 1.0
     op(y.clone(), y)
     return y
@@ -73,7 +73,7 @@ def without_a_clone(op: Any, x: torch.Tensor) -> torch.Tensor:
     return x * 2.0
 
 
-CALLS = [of_a_clone, of_a_clone_of_a_part, of_what_is_computed, of_each_other, as_an_operator,
+CALLS = [of_a_clone, of_a_clone_of_a_part, of_a_computed_one, of_each_other, as_an_operator,
          without_a_clone]  # fmt: skip
 
 

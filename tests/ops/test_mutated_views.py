@@ -10,7 +10,7 @@ import torch
 from declared import axpy
 from torch._dynamo.testing import CompileCounterWithBackend
 
-LAYERS, BATCH, ROWS, HEADS, WIDTH = 3, 2, 16, 2, 64
+LAYERS, BATCH, ROWS, HEADS, WIDTH, PAGE = 3, 2, 16, 2, 64, 4
 attend = torch.ops.cubin.flash_attention_with_kvcache
 
 
@@ -49,9 +49,21 @@ def by_batch_index(k_pool, v_pool, q, k, v, lengths, layer):
     return attend(q, *caches, k, v, causal=True, **named)
 
 
+def by_block_table(k_pool, v_pool, q, k, v, lengths, layer):
+    """The same of pages: all layers' pages are one cache, of which a sequence has four here."""
+    pages = BATCH * ROWS // PAGE
+    table = torch.arange(pages, dtype=torch.int32, device=q.device).view(BATCH, -1)
+    caches = (x.view(LAYERS * pages, PAGE, HEADS, WIDTH) for x in (k_pool, v_pool))
+    named = {"cache_seqlens": lengths, "block_table": table + layer * pages}
+    return attend(q, *caches, k, v, causal=True, **named)
+
+
+ONE_GRAPH = [by_batch_index, by_block_table]
+
+
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("dynamic", [None, True, False])
-@pytest.mark.parametrize("step", [by_index, by_narrow, by_as_strided, by_batch_index])
+@pytest.mark.parametrize("step", [by_index, by_narrow, by_as_strided, *ONE_GRAPH])
 def test_a_layer_of_a_pool(step, dynamic, backend, device):
     if backend == "aot_eager" and dynamic is not None:
         pytest.skip("the lost write is Inductor's")
@@ -68,8 +80,27 @@ def test_a_layer_of_a_pool(step, dynamic, backend, device):
             torch.testing.assert_close(got, wanted)
             for one, two in zip(own, other, strict=True):
                 assert torch.equal(one, two), layer
-    if step is by_batch_index and dynamic is not False:
-        assert counter.frame_count <= 2  # layer 0, and all others
+    if step in ONE_GRAPH and dynamic is not False:
+        assert counter.frame_count <= 2  # PyTorch takes 0 for a constant: layer 0, and all others
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("step", ONE_GRAPH)
+def test_a_layer_that_is_a_tensor_is_one_graph(step, backend, device):
+    torch.compiler.reset()
+    counter = CompileCounterWithBackend(backend)
+    compiled = torch.compile(step, backend=counter, fullgraph=True)
+    given = new_rows(device)
+    lengths = torch.full((BATCH,), 5, dtype=torch.int32, device=device)
+    with torch.no_grad():
+        for layer in range(LAYERS):
+            own, other = pools(device), pools(device)
+            wanted = by_index(*own, *given, lengths, layer)
+            index = torch.tensor(layer, dtype=torch.int32, device=device)
+            torch.testing.assert_close(compiled(*other, *given, lengths, index), wanted)
+            for one, two in zip(own, other, strict=True):
+                assert torch.equal(one, two), layer
+    assert counter.frame_count == 1
 
 
 def test_a_view_at_a_data_dependent_index_is_refused(device):
