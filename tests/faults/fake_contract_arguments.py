@@ -85,6 +85,21 @@ def test_scalars(driver, index):
         refused(op, out, value, match="out of range")
 
 
+def test_a_value_out_of_range_is_named_by_its_expression_and_kernel(driver):
+    """Not by its place in the contract (kernels[0].args[3]), which a user never wrote."""
+    out = tensors.empty(16, dtype=torch.int64)
+    for index, kind, tree, text in (
+        (1, "int8", ["number", "v"], "v"),
+        (2, "uint8", ["add", ["number", "v"], 1], "(v + 1)"),
+        (3, "int16", ["mul", ["numel", "out"], ["number", "v"]], "(out.numel * v)"),
+    ):
+        scalars = list(ZEROS)
+        scalars[index] = [kind, tree]
+        op = echo("(Tensor(a!) out, int v) -> ()", scalars)
+        wanted = f": '{text}', argument {index} of kernel 'echo', is out of range: expected"
+        refused(op, out, 1 << 20, match=wanted)
+
+
 def test_a_number_of_any_size_takes_both_signs(driver):
     scalars = list(ZEROS)
     scalars[1] = ["number", ["number", "v"]]
