@@ -221,7 +221,7 @@ def extension():
 
 
 def build_launch_extension(target: Path) -> None:
-    """Builds csrc/python_launch.c with the limited API: one file for every Python from 3.10 on.
+    """Builds csrc/python_*.c with the limited API: one file for every Python from 3.10 on.
 
     Separate from the library, which does not use Python. Skipped if Python's headers or a C
     compiler are missing: torch_cubin/_native/launcher.py works without it.
@@ -238,7 +238,8 @@ def build_launch_extension(target: Path) -> None:
     command = [compiler, "-std=c99", "-O2", "-g0", "-Wall", "-Wextra", "-fPIC", "-shared"]
     command += ["-fvisibility=hidden", "-Wno-missing-field-initializers", "-Wl,--as-needed"]
     command += ["-fno-plt", "-DPy_LIMITED_API=0x030A0000", f"-ffile-prefix-map={ROOT}/="]
-    command += [f"-I{include}", f"-I{ROOT / 'csrc'}", str(ROOT / "csrc" / "python_launch.c")]
+    command += [f"-I{include}", f"-I{ROOT / 'csrc'}"]
+    command += map(str, sorted((ROOT / "csrc").glob("python_*.c")))
     done = subprocess.run([*command, "-o", str(target)], capture_output=True, text=True)
     if done.returncode != 0:
         raise SystemExit(f"\n{done.stderr}\n")
@@ -388,10 +389,13 @@ def main() -> None:
         }
     setup(
         packages=setuptools.find_packages(include=["torch_cubin", "torch_cubin.*"]),
+        py_modules=["torch_cubin_autoload"],
+        entry_points={"torch.backends": ["torch_cubin = torch_cubin_autoload:load"]},
         package_data={
             "torch_cubin": [
                 *("py.typed", "*.pyi"),
                 *("cmake/*.cmake", "cmake/*.py", "include/torch_cubin/*.h", "lib/pkgconfig/*.pc"),
+                "_drop_in/*.json",
             ]
         },
         install_requires=[f"torch>={TORCH_MIN[0]}.{TORCH_MIN[1]}"],

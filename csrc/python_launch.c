@@ -10,11 +10,12 @@
  * at::Tensor in a torch.Tensor.
  *
  * Over 500 lines: packing, cache and type of one extension module, all of it static. */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <string.h>
+
+#include "python_calls.h"
+/* After Python.h. */
 #include <structmember.h>
 
 #include "runtime/launch_call.h"
@@ -281,10 +282,8 @@ static int read_keywords(Launcher* self, PyObject* const* values, PyObject* name
   return (given & (1 << kGrid)) && (given & (1 << kBlock));
 }
 
-static PyObject* call_plainly(PyObject* self, PyObject* const* arguments, Py_ssize_t count,
-                              PyObject* names) {
-  PyObject* method = PyObject_GetAttr(self, state.plainly);
-  if (method == NULL) return NULL;
+PyObject* call_python(PyObject* function, PyObject* const* arguments, Py_ssize_t count,
+                      PyObject* names) {
   const Py_ssize_t named = names != NULL ? PyTuple_Size(names) : 0;
   PyObject* result = NULL;
   PyObject* tuple = PyTuple_New(count);
@@ -297,10 +296,18 @@ static PyObject* call_plainly(PyObject* self, PyObject* const* arguments, Py_ssi
   for (Py_ssize_t i = 0; i < named; ++i) {
     if (PyDict_SetItem(dict, PyTuple_GetItem(names, i), arguments[count + i]) != 0) goto done;
   }
-  result = PyObject_Call(method, tuple, dict);
+  result = PyObject_Call(function, tuple, dict);
 done:
   Py_XDECREF(dict);
   Py_XDECREF(tuple);
+  return result;
+}
+
+static PyObject* call_plainly(PyObject* self, PyObject* const* arguments, Py_ssize_t count,
+                              PyObject* names) {
+  PyObject* method = PyObject_GetAttr(self, state.plainly);
+  if (method == NULL) return NULL;
+  PyObject* result = call_python(method, arguments, count, names);
   Py_DECREF(method);
   return result;
 }
@@ -508,7 +515,8 @@ PyMODINIT_FUNC PyInit__launch(void) {
   state.is_conj = PyUnicode_InternFromString("is_conj");
   state.plainly = PyUnicode_InternFromString("_launch_plainly");
   PyObject* type = PyType_FromSpec(&launcher_spec);
-  if (type == NULL || PyModule_AddObject(module, "Launcher", type) != 0) {
+  if (type == NULL || PyModule_AddFunctions(module, products_methods) != 0 ||
+      PyModule_AddObject(module, "Launcher", type) != 0) {
     Py_XDECREF(type);
     Py_DECREF(module);
     return NULL;

@@ -19,6 +19,8 @@ if not _process.without_torch():
 
     from torch_cubin import huggingface
     from torch_cubin._drop_in import flash_implementation as _flash_implementation
+    from torch_cubin._drop_in.install import Installation, install
+    from torch_cubin._drop_in.install import install_by_environment as _install_by_environment
     from torch_cubin._drop_in.report import Report
     from torch_cubin._ops import register as _register
     from torch_cubin._ops.batch_invariant import batch_invariant
@@ -143,10 +145,12 @@ if not _process.without_torch():
             raise
     if _library.defined_ops():
         _import_module("torch_cubin._declared.op").adopt_all()
+    _install_by_environment()
 
 __version__ = "0.1.0"
 __all__ = [
     "Error",
+    "Installation",
     "Kernel",
     "KernelChoice",
     "Module",
@@ -174,6 +178,7 @@ __all__ = [
     "huggingface",
     "include_path",
     "inspect",
+    "install",
     "int8",
     "int16",
     "int32",

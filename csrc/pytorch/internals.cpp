@@ -20,6 +20,14 @@ struct Internal {
 constexpr const char* kCpu = "libtorch_cpu.so";
 constexpr const char* kSettings = "TF32 where PyTorch's settings allow it";
 constexpr const char* kIeee = "float32 products never use TF32";
+constexpr const char* kProducts = "install() and drop_in() below autograd";
+constexpr const char* kNotInstalled = "install() serves no product";
+#define TC_ATEN_PRODUCT(library, device, name) \
+  {library, "aoti_torch_" device "_" name, kProducts, kNotInstalled}
+#define TC_ATEN_PRODUCTS(library, device)                                                  \
+  TC_ATEN_PRODUCT(library, device, "mm_out"), TC_ATEN_PRODUCT(library, device, "bmm_out"), \
+      TC_ATEN_PRODUCT(library, device, "addmm_out"),                                       \
+      TC_ATEN_PRODUCT(library, device, "baddbmm_out"), TC_ATEN_PRODUCT(library, device, "addmv")
 #define TC_OF_NAME "ERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
 
 constexpr Internal kInternals[] = {
@@ -40,6 +48,10 @@ constexpr Internal kInternals[] = {
      "declared ops that change an argument", "they raise InternalError"},
     {kCpu, "torch_exception_get_what_without_backtrace", "the reason of a failed allocation",
      "it is taken for a lack of memory"},
+    TC_ATEN_PRODUCTS("libtorch_cuda.so", "cuda"),
+    TC_ATEN_PRODUCTS(kCpu, "cpu"),
+    {kCpu, "_ZN2at4impl24ThreadLocalPythonObjects8contains" TC_OF_NAME,
+     "drop_in() around backward() on a GPU", "PyTorch's kernels compute the gradients"},
 };
 
 // Whether a test simulates that this symbol is missing.

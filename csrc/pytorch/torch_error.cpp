@@ -8,16 +8,20 @@ namespace {
 
 using GetText = const char* (*)();
 
-GetText find_text_getter() {
-  return reinterpret_cast<GetText>(pytorch_symbol("torch_exception_get_what_without_backtrace"));
+GetText text_getter() {
+  static const auto getter =
+      reinterpret_cast<GetText>(pytorch_symbol("torch_exception_get_what_without_backtrace"));
+  return getter;
 }
 
 }  // namespace
 
 std::string torch_error() {
-  static const GetText getter = find_text_getter();
+  const GetText getter = text_getter();
   const char* text = getter != nullptr ? getter() : nullptr;
   return text != nullptr ? text : "";
 }
+
+bool has_torch_error() { return text_getter() != nullptr; }
 
 }  // namespace torch_cubin

@@ -9,4 +9,7 @@ namespace torch_cubin {
 // prints it to stderr.
 std::string torch_error();
 
+// Whether this PyTorch has such messages.
+bool has_torch_error();
+
 }  // namespace torch_cubin

@@ -1,5 +1,6 @@
-// A stand-in libtorch_cuda.so: the one symbol that the library asks of it, where PyTorch is a CPU
-// build. The current stream of device i is 0x5000 + i, or null, the default stream, if so asked.
+// A stand-in libtorch_cuda.so: the symbols that the library asks of it, where PyTorch is a CPU build.
+// The current stream of device i is 0x5000 + i, or null, the default stream, if so asked. PyTorch's
+// products compute nothing, and are counted.
 #include <cstdint>
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
@@ -13,3 +14,20 @@ EXPORTED int32_t aoti_torch_get_current_cuda_stream(int32_t device, void** strea
   *stream = g_default_streams ? nullptr : reinterpret_cast<void*>(own);
   return 0;
 }
+
+static int g_products = 0;
+
+EXPORTED int fake_products() { return g_products; }
+
+#define FAKE_PRODUCT(name)                                            \
+  EXPORTED int32_t aoti_torch_cuda_##name(void*, void*, void*, ...) { \
+    ++g_products;                                                     \
+    return 0;                                                         \
+  }
+FAKE_PRODUCT(mm_out)
+FAKE_PRODUCT(bmm_out)
+FAKE_PRODUCT(addmm_out)
+FAKE_PRODUCT(baddbmm_out)
+
+// Its result would have to be made.
+EXPORTED int32_t aoti_torch_cuda_addmv(void*, void*, void*, double, double, void**) { return 1; }

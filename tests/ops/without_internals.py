@@ -265,6 +265,25 @@ def tensor_types(name: str) -> None:
     assert "got a tensor." in text, text
 
 
+def sums(name: str) -> None:
+    import torch_cubin
+    from torch_cubin._drop_in import aten_kernels
+
+    expected = torch.addmm(B[0], A, B)
+    aten_kernels.register("CPU")
+    assert not aten_kernels.serves_sums()
+    with torch_cubin.install(policy="all"):
+        torch.testing.assert_close(torch.addmm(B[0], A, B), expected)
+        torch.mm(A, B)
+        assert [row.function for row in torch_cubin.report().served] == ["aten::mm"]
+
+
+def overrides(name: str) -> None:
+    from torch_cubin._pytorch import aten_kernels
+
+    assert aten_kernels.registered_at("mm", "CPU") == ""
+
+
 COST: dict[str, Callable[[str], None]] = {
     "derivatives of the built-in ops": derivatives,
     "activation checkpointing that stops its recomputation early": checkpointing,
@@ -288,6 +307,8 @@ COST: dict[str, Callable[[str], None]] = {
     "launches of kernels inside traces": recorded,
     "kernel calls through the extension module": fast_recording,
     "types of tensors without memory in the library's errors": tensor_types,
+    "install() of addmm, baddbmm and addmv (nn.Linear with a bias)": sums,
+    "doctor's check of kernels that stand over ours": overrides,
 }
 
 

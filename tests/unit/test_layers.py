@@ -159,6 +159,7 @@ HONEST = [
     ),
     ("kernels/attention/sm90/mask.cu", '#include "attention/quad.cuh"\n#include "mask_bits.cuh"'),
     ("ops_matmul.cpp", "// if\nSTABLE_TORCH_LIBRARY(cubin, m) { m.impl(name, &matmul_cuda); }"),
+    ("python_calls.h", "#include <Python.h>"),
     ("kernels/matmul/mma.cu", '#include "common/ptx.cuh"\n#include "tile.cuh"\n#include <cstdint>'),
     ("kernels/matmul/mma.cu", "constexpr int kTileM = TC_TILE_M;"),
     ("kernels/matmul/tile.cuh", "TC_DEVICE int f();  // TC_TILE_M\n#define TC_D0 1"),

@@ -216,7 +216,8 @@ def test_wheel_holds_library_and_kernels_and_nothing_else(wheel):
     )
     expected |= {str(path.relative_to(ROOT)) for path in for_cpp}
     expected |= {f"torch_cubin/lib/libtorch_cubin.{kind}" for kind in ("so", "a")}
-    expected |= {"torch_cubin/ops.pyi", "torch_cubin/py.typed"}
+    expected |= {"torch_cubin/ops.pyi", "torch_cubin/py.typed", "torch_cubin_autoload.py"}
+    expected |= {"torch_cubin/_drop_in/known_speed.json"}
     expected |= {"torch_cubin/_launch.abi3.so"}  # where Python's headers are, as they are here
     assert {name for name in names if ".dist-info/" not in name} == expected
 
@@ -226,7 +227,7 @@ def test_wheel_is_as_small_as_it_should_be(wheel):
     """Each part, so that a wheel of some architectures differs from a complete one."""
     tool = load_file("tools/wheel_size.py")
     assert set(tool.KERNELS) == set(load_file("setup.py").kernel_build().DEFAULT_ARCHS)
-    assert sum(tool.LIMITS.values()) == pytest.approx(18.83)
+    assert sum(tool.LIMITS.values()) == pytest.approx(18.93)
     assert tool.LIMITS[tool.REST] > 0
     found = tool.sizes(wheel)
     # What no part has is the archive's end and its directory.

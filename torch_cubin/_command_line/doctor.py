@@ -11,6 +11,7 @@ import importlib.util
 import os
 import pkgutil
 import platform
+import re
 import shutil
 import sys
 import sysconfig
@@ -23,7 +24,9 @@ import torch_cubin
 from torch_cubin import _pytorch, cpp, errors
 from torch_cubin._compile import compile as _compile
 from torch_cubin._compile import nvrtc
+from torch_cubin._drop_in import aten_kernels
 from torch_cubin._native import library
+from torch_cubin._pytorch.aten_kernels import SUMS, has_cuda, registered_at
 from torch_cubin._pytorch.internals import FEATURES
 from torch_cubin.errors import counted
 
@@ -231,6 +234,31 @@ def _lost(feature: str, lacks: str, without: str) -> str:
     return f"{feature}: this torch lacks {lacks}, so {without}"
 
 
+def _install() -> Iterator[Finding]:
+    """Whether install() can serve, and whose kernels stand over PyTorch's beside ours."""
+    if not has_cuda():
+        yield None, "install() serves nothing: a CPU build of PyTorch"
+        return
+    before = {op: _overrides(op) for op in aten_kernels.OPERATORS}
+    aten_kernels.register()
+    if not aten_kernels.serves_sums():
+        yield None, f"install() serves no addmm: {SUMS.without}"
+    for op, others in before.items():
+        if others:
+            yield None, f"aten::{op} had a kernel of {others} over PyTorch's; install() replaces it"
+    lost = [op for op in aten_kernels.OPERATORS if not aten_kernels.is_ours(op)]
+    if lost:
+        yield False, f"install() serves no {', '.join(lost)}: another kernel stands over ours"
+    else:
+        yield True, f"install() can serve {', '.join(aten_kernels.OPERATORS)}"
+
+
+def _overrides(op: str) -> str:
+    """Where the kernel that is called on CUDA was registered; "" if it is PyTorch's own."""
+    where = registered_at(op, "CUDA")
+    return "" if re.search(r"Register\w*\.cpp", where) else where
+
+
 def _own_kernels() -> Iterator[Finding]:
     """Optional tools for users' own kernels and ops."""
     for what, found, lost in (
@@ -292,5 +320,6 @@ CHECKS: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
     ("packages", _packages),
     ("GPUs", _gpus),
     ("products", _products),
+    ("install", _install),
     ("for your own kernels", _own_kernels),
 ]

@@ -24,14 +24,15 @@ class Served:
     ``device`` is "cuda" for what ran from cubins, "cpu" for what the ops' reference implementation
     computed. ``calls`` counts eager calls. ``traced`` counts the times torch.compile traced the
     call into a graph, since the process began: what a graph then does is seen in :class:`Ran`.
-    ``shapes`` is the number of different operand shapes among the eager calls (it stops at 10,000).
+    ``shapes`` is the number of different operand shapes among the eager calls (it stops at 10,000);
+    None for operators of aten, of which no shapes are kept.
     """
 
     function: str
     dtype: str
     calls: int
     traced: int
-    shapes: int
+    shapes: int | None
     device: str
 
 
@@ -76,7 +77,7 @@ class Report:
             ran_columns.remove("device")
         sections = []
         if self.served:
-            rows = [tuple(getattr(row, column) for column in columns) for row in self.served]
+            rows = [_cells(row, columns) for row in self.served]
             sections.append(table(("served by cubin ops", *columns[1:]), rows))
         elif not self.ran:
             sections.append(["served by cubin ops: nothing"])
@@ -86,7 +87,7 @@ class Report:
         else:
             sections.append(["left to PyTorch: nothing"])
         if self.ran:
-            rows = [tuple(getattr(row, column) for column in ran_columns) for row in self.ran]
+            rows = [_cells(row, ran_columns) for row in self.ran]
             sections.append(table(("cubin ops that ran", *ran_columns[1:]), rows))
         lines = sections[0] + [line for section in sections[1:] for line in ("", *section)]
         notes = []
@@ -102,13 +103,20 @@ class Report:
         return "\n".join([*lines, "", *notes] if notes else lines)
 
 
+def _cells(row: object, columns: Sequence[str]) -> tuple[object, ...]:
+    values = (getattr(row, column) for column in columns)
+    return tuple("" if value is None else value for value in values)
+
+
 def table(header: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -> list[str]:
     """Columns under a header; text to the left, numbers to the right."""
     widths = [max(len(str(row[i])) for row in [header, *rows]) for i in range(len(header))]
     lines = []
     for row in [header, *rows]:
         cells = [
-            str(cell).rjust(width) if isinstance(rows[0][i], int) else str(cell).ljust(width)
+            str(cell).rjust(width)
+            if any(isinstance(each[i], int) for each in rows)
+            else str(cell).ljust(width)
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         lines.append("  ".join(cells).rstrip())
@@ -174,6 +182,7 @@ def clear(*, graphs: bool = False) -> None:
     with _lock:
         _clear(graphs)
         library.op_calls(clear=True)
+        library.declined_calls(clear=True)
 
 
 def _clear(graphs: bool = False) -> None:
@@ -188,7 +197,7 @@ def _clear(graphs: bool = False) -> None:
 
 @errors.named_keywords
 def report(*, reset: bool = False) -> Report:
-    """What drop_in() served and what it left to PyTorch, since the outermost one was entered.
+    """What install() and drop_in() served and what they left to PyTorch, since the first was on.
 
     So do calls of PyTorch's flash attention while
     ``torch.nn.attention.activate_flash_attention_impl("cubin")`` holds, compiled ones included.
@@ -214,10 +223,17 @@ def report(*, reset: bool = False) -> Report:
             Declined(name, reason, row.calls, row.traced)
             for (name, reason), row in _declined.items()
         ]
-        ran = [
-            Ran(f"cubin::{row['op']}", row["dtype"], row["calls"], row["device"])
-            for row in library.op_calls(clear=reset)
+        declined += [
+            Declined(row["op"], row["reason"], row["calls"], 0)
+            for row in library.declined_calls(clear=reset)
         ]
+        ran = []
+        for row in library.op_calls(clear=reset):
+            op, dtype, calls, device = (row[key] for key in ("op", "dtype", "calls", "device"))
+            if op.startswith("aten::"):
+                served.append(Served(op, dtype, calls, 0, None, device))
+            else:
+                ran.append(Ran(f"cubin::{op}", dtype, calls, device))
         if reset:
             _clear()
 

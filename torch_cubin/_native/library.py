@@ -67,12 +67,18 @@ def load() -> ctypes.CDLL:
         # JSON that the library must free, hence returned as a plain address.
         function.argtypes, function.restype = arguments, ctypes.c_void_p
     library.torch_cubin_launches.restype = ctypes.c_int64
-    library.torch_cubin_set_batch_invariant.restype = ctypes.c_int
+    for function in (
+        library.torch_cubin_set_batch_invariant,
+        library.torch_cubin_set_thread_policy,
+        library.torch_cubin_aten_sum,
+    ):
+        function.restype = ctypes.c_int
     for function in (
         library.torch_cubin_free,
         library.torch_cubin_keep_error,
         library.torch_cubin_module_drop,
         library.torch_cubin_set_find_tensor_type,
+        library.torch_cubin_release_tensor,
     ):
         function.restype = None
     tensor_types.register(library)
@@ -131,6 +137,13 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "watched_calls": [],
     "force_kernel": [_INT],
     "tuned_file": [_TEXT, _INT],
+    "stand_over_aten": [_TEXT],
+    "set_process_policy": [_INT],
+    "set_thread_policy": [_INT],
+    "set_known_speed": [_TEXT],
+    "declined_calls": [_INT],
+    "aten_sum": [_INT, _INT, _ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS],
+    "release_tensor": [_ADDRESS],
 }
 
 
@@ -214,6 +227,31 @@ def device(index: int) -> dict[str, Any]:
 def op_calls(*, clear: bool = False) -> list[dict[str, Any]]:
     """The "op", "device", "dtype" and "calls" of each op that ran (csrc/ops/common/op_calls.h)."""
     return _answer(load().torch_cubin_op_calls(clear))["calls"]
+
+
+def stand_over_aten(key: str) -> None:
+    """Registers our kernels over aten's for a dispatch key (csrc/c_api_install.cpp); once each."""
+    _answer(load().torch_cubin_stand_over_aten(_text(key)))
+
+
+def set_process_policy(policy: int) -> None:
+    """Which calls of aten's products are served in every thread (csrc/ops/common/serving.h)."""
+    _answer(load().torch_cubin_set_process_policy(policy))
+
+
+def set_thread_policy(policy: int) -> int:
+    """The same for this thread; returns its previous policy."""
+    return load().torch_cubin_set_thread_policy(policy)
+
+
+def set_known_speed(table: str) -> None:
+    """Which calls are known to be quick: JSON, before the first call."""
+    _answer(load().torch_cubin_set_known_speed(_text(table)))
+
+
+def declined_calls(*, clear: bool = False) -> list[dict[str, Any]]:
+    """The "op", "reason" and "calls" of what was left to PyTorch."""
+    return _answer(load().torch_cubin_declined_calls(clear))["calls"]
 
 
 def launches() -> int:

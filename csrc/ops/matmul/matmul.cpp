@@ -214,6 +214,31 @@ void addmm_into_cuda(const Tensor& out, const Tensor& mat1, const Tensor& mat2, 
   }
 }
 
+void matmul_out_cuda(const Tensor& self, const Tensor& other, const Tensor& out) {
+  const TensorView a(self), b(other);
+  const Shape shape = check_matmul(a, b);
+  Tensor to = out;
+  if (shape.numel() == 0) return;
+  if (a.sizes[a.dim - 1] == 0) {
+    empty_sums(to, {});
+  } else {
+    run_matmul(matmul_problem(a, b, shape), to, a, b, {});
+  }
+}
+
+void addmm_out_cuda(const Tensor& input, const Tensor& mat1, const Tensor& mat2, double beta,
+                    double alpha, const Tensor& out) {
+  const TensorView addend(input), a(mat1), b(mat2);
+  const Shape shape = check_addmm(addend, a, b, a.dtype);
+  Tensor to = out;
+  if (shape.numel() == 0) return;
+  if (a.sizes[a.dim - 1] == 0 || alpha == 0) {
+    torch::stable::copy_(to, scaled_addend(empty_sums(empty_output(shape, a), {}), input, beta));
+  } else {
+    run_addmm(to, shape, addend, a, b, beta, alpha);
+  }
+}
+
 std::tuple<Tensor, Tensor> weight_and_bias_gradient_cuda(const Tensor& grad, const Tensor& input) {
   const TensorView g(grad), x(input);
   const Shape shape = check_weight_gradient(g, x);

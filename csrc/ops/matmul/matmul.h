@@ -45,6 +45,14 @@ Tensor addmm_dtype_cuda(const Tensor& input, const Tensor& mat1, const Tensor& m
 // out = beta * out + alpha * (mat1 @ mat2), in out's memory, which is float32 or the operands' dtype.
 void addmm_into_cuda(const Tensor& out, const Tensor& mat1, const Tensor& mat2, double beta,
                      double alpha);
+// The same two results, written to `out`: contiguous, of the result's shape and dtype. It shares no
+// memory with the factors, and may be the input itself.
+void matmul_out_cpu(const Tensor& self, const Tensor& other, const Tensor& out);
+void matmul_out_cuda(const Tensor& self, const Tensor& other, const Tensor& out);
+void addmm_out_cpu(const Tensor& input, const Tensor& mat1, const Tensor& mat2, double beta,
+                   double alpha, const Tensor& out);
+void addmm_out_cuda(const Tensor& input, const Tensor& mat1, const Tensor& mat2, double beta,
+                    double alpha, const Tensor& out);
 // One kernel gives both where it can: it reads all of grad for the weight's gradient.
 std::tuple<Tensor, Tensor> weight_and_bias_gradient_cuda(const Tensor& grad, const Tensor& input);
 

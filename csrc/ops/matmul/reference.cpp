@@ -174,6 +174,17 @@ void addmm_into_cpu(const Tensor& out, const Tensor& mat1, const Tensor& mat2, d
   torch::stable::copy_(to, result);
 }
 
+void matmul_out_cpu(const Tensor& self, const Tensor& other, const Tensor& out) {
+  Tensor to = out;
+  torch::stable::copy_(to, matmul_cpu(self, other));
+}
+
+void addmm_out_cpu(const Tensor& input, const Tensor& mat1, const Tensor& mat2, double beta,
+                   double alpha, const Tensor& out) {
+  Tensor to = out;
+  torch::stable::copy_(to, addmm_cpu(input, mat1, mat2, beta, alpha));
+}
+
 std::tuple<Tensor, Tensor> weight_and_bias_gradient_cpu(const Tensor& grad, const Tensor& input) {
   check_weight_gradient(TensorView(grad), TensorView(input));
   const Tensor rows = detach(grad);

@@ -1,0 +1,114 @@
+// The C API behind install() and drop_in() (torch_cubin/_drop_in): our kernels over aten's, the
+// switches, and what was declined.
+#include <torch/csrc/stable/library.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "c_answer.h"
+#include "cubin/error.h"
+#include "ops/common/serving.h"
+#include "ops/matmul/aten_products.h"
+#include "package/package.h"
+#include "pytorch/aten_kernels.h"
+
+using namespace torch_cubin;
+
+namespace {
+
+using torch::stable::detail::StableLibrary;
+
+Policy policy_of(int number) {
+  if (number < static_cast<int>(Policy::kOff) || number > static_cast<int>(Policy::kAll)) {
+    fail({"internal", "a serving policy", "is not known", "0, 1 or 2", std::to_string(number), ""});
+  }
+  return static_cast<Policy>(number);
+}
+
+}  // namespace
+
+// Registers our kernels over aten's for the dispatch key "CUDA" or "CPU", for the life of the
+// process. Called once a key. They change nothing until a policy is set.
+TORCH_CUBIN_API char* torch_cubin_stand_over_aten(const char* key) {
+  return answer([&] {
+    const std::string name = given(key, "dispatch key");
+    const bool on_cuda = name == "CUDA";
+    if (!on_cuda && name != "CPU") {
+      fail({"internal", "a dispatch key", "has no kernels", "CUDA or CPU", name, ""});
+    }
+    if (!aten_products(on_cuda).complete()) {
+      fail({"internal", "PyTorch", "lacks C shims of matrix products",
+            "aoti_torch_cuda_mm_out and its kin in libtorch_cuda.so", "none",
+            "Use a version of PyTorch that torch_cubin was tested with."});
+    }
+    // Both leaked on purpose: PyTorch keeps the key's address, and a registration never goes.
+    auto* const library = new StableLibrary(StableLibrary::Kind::IMPL, "aten",
+                                            on_cuda ? "CUDA" : "CPU", __FILE__, __LINE__);
+    library->impl("mm", TORCH_BOX(&aten_mm));
+    library->impl("mm.out", TORCH_BOX(&aten_mm_out));
+    library->impl("bmm", TORCH_BOX(&aten_bmm));
+    library->impl("bmm.out", TORCH_BOX(&aten_bmm_out));
+    library->impl("mv", TORCH_BOX(&aten_mv));
+  });
+}
+
+// install(): the policy of the process (Policy in ops/common/serving.h).
+TORCH_CUBIN_API char* torch_cubin_set_process_policy(int policy) {
+  return answer([&] { set_process_policy(policy_of(policy)); });
+}
+
+// drop_in(): the policy of this thread. Returns the previous one, or -1 for an unknown one.
+TORCH_CUBIN_API int torch_cubin_set_thread_policy(int policy) {
+  if (policy < static_cast<int>(Policy::kOff) || policy > static_cast<int>(Policy::kAll)) return -1;
+  return static_cast<int>(set_thread_policy(static_cast<Policy>(policy)));
+}
+
+// What is known of the speed of our kernels (ops/common/serving.h), before the first call.
+TORCH_CUBIN_API char* torch_cubin_set_known_speed(const char* text) {
+  return answer([&] { set_known_speed(parse_json(given(text, "table"), "known speed")); });
+}
+
+// {"calls": [...]}: declined_calls() of ops/common/serving.h.
+TORCH_CUBIN_API char* torch_cubin_declined_calls(int clear) {
+  return answer([&] { return nlohmann::json{{"calls", declined_calls(clear != 0)}}; });
+}
+
+// Deletes a handle of a tensor that torch_cubin_aten_sum made.
+TORCH_CUBIN_API void torch_cubin_release_tensor(void* tensor) {
+  aoti_torch_delete_tensor_object(static_cast<AtenTensorHandle>(tensor));
+}
+
+// For the extension module (csrc/python_products.c): aten_sum() of ops/matmul/aten_products.h.
+// `factors` are beta and alpha; null for numbers that no double holds.
+// Returns 1 if the call was computed, 0 if PyTorch's kernel must be called by its Python, or -1 with
+// the error's text, which is valid until this thread's next error.
+TORCH_CUBIN_API int torch_cubin_aten_sum(int op, int form, void* const* tensors,
+                                         const double* factors, void** result, const char** text) {
+  static thread_local std::string error;
+  const auto handle = [&](int i) { return static_cast<AtenTensorHandle>(tensors[i]); };
+  try {
+    SumCall call{static_cast<SumOp>(op),
+                 static_cast<SumForm>(form),
+                 handle(0),
+                 handle(1),
+                 handle(2),
+                 handle(3),
+                 factors != nullptr,
+                 1,
+                 1};
+    if (call.has_factors) {
+      call.beta = factors[0];
+      call.alpha = factors[1];
+    }
+    AtenTensorHandle made = nullptr;
+    const bool computed = aten_sum(call, &made);
+    *result = made;
+    return computed ? 1 : 0;
+  } catch (const std::exception& thrown) {
+    error = thrown.what();
+  } catch (...) {
+    error = "torch_cubin [internal]: an unknown error.";
+  }
+  *text = error.c_str();
+  return -1;
+}

@@ -1,0 +1,221 @@
+#include "ops/common/serving.h"
+
+#include <array>
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+
+#include "cubin/error.h"
+#include "ops/common/device_tables.h"
+#include "package/catalog.h"
+#include "pytorch/internals.h"
+#include "pytorch/settings.h"
+
+namespace torch_cubin {
+namespace {
+
+using nlohmann::json;
+
+std::atomic<Policy> g_process_policy{Policy::kOff};
+// How many threads have a policy: while none has, no thread looks for one that it works for.
+std::atomic<int> g_threads{0};
+thread_local Policy t_policy = Policy::kOff;
+thread_local int t_serving = 0;
+
+// at::impl::ThreadLocalPythonObjects::contains(key): PyTorch hands these objects on to the threads
+// that compute gradients. drop_in() leaves one there (torch_cubin/_pytorch/thread_objects.py).
+bool thread_object_exists(const std::string& key) {
+#if defined(__GLIBCXX__) && !_GLIBCXX_USE_CXX11_ABI
+  return false;  // std::string is not PyTorch's
+#else
+  using Contains = bool (*)(const std::string&);
+  static const auto contains = reinterpret_cast<Contains>(
+      pytorch_symbol("_ZN2at4impl24ThreadLocalPythonObjects8containsE"
+                     "RKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"));
+  return contains != nullptr && contains(key);
+#endif
+}
+
+Policy policy_of_backward() {
+  static const auto* const all = new std::string("torch_cubin.drop_in.all");
+  static const auto* const fastest = new std::string("torch_cubin.drop_in.fastest");
+  if (thread_object_exists(*fastest)) return Policy::kFastest;
+  return thread_object_exists(*all) ? Policy::kAll : Policy::kOff;
+}
+
+// --- what is known of the speed ---
+
+struct KnownSpeed {
+  std::mutex mutex;  // guards the rows
+  json rows = json::array();
+};
+
+KnownSpeed& known_speed() {
+  static auto* const known = new KnownSpeed;  // leaked on purpose: calls may run during exit
+  return *known;
+}
+
+// float32 counts twice, because TF32 has kernels of its own.
+enum SpeedType : int { kHalf, kBFloat16, kTF32, kFloat32, kFloat64, kSpeedTypes };
+constexpr const char* kSpeedTypeNames[] = {"float16", "bfloat16", "tf32", "float32", "float64"};
+constexpr const char* kCallKindNames[] = {"product", "batched", "vector", "attention"};
+static_assert(std::size(kSpeedTypeNames) == kSpeedTypes && std::size(kCallKindNames) == kCallKinds);
+
+int speed_type(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::Half:
+      return kHalf;
+    case ScalarType::BFloat16:
+      return kBFloat16;
+    case ScalarType::Float:
+      return tf32_allowed() ? kTF32 : kFloat32;
+    default:
+      return dtype == ScalarType::Double ? kFloat64 : -1;
+  }
+}
+
+// What a device's calls come to.
+struct DeviceSpeed {
+  const char* no_kernels = nullptr;  // the reason where this GPU has no kernels at all
+  bool measured = false;
+  bool quick[kCallKinds][kSpeedTypes] = {};
+};
+
+bool lists(const json& list, const char* name) {
+  for (const json& each : list) {
+    if (each == name) return true;
+  }
+  return false;
+}
+
+const DeviceSpeed* read_speed(const Device& device) {
+  auto* const speed = new DeviceSpeed;
+  try {
+    catalog().arch_for(device);
+  } catch (const Error& error) {
+    if (error.tag() != "arch") {
+      delete speed;
+      throw;  // a catalog that cannot be read is no reason to be silent
+    }
+    speed->no_kernels =
+        (new std::string("no kernels for sm_" + std::to_string(device.sm)))->c_str();
+    return speed;
+  }
+  KnownSpeed& known = known_speed();
+  std::lock_guard<std::mutex> lock(known.mutex);
+  for (const json& row : known.rows) {
+    if (device.name.find(row.at("gpu").get<std::string>()) == std::string::npos) continue;
+    speed->measured = true;
+    for (int kind = 0; kind < kCallKinds; ++kind) {
+      for (int type = 0; type < kSpeedTypes; ++type) {
+        speed->quick[kind][type] |= lists(row.at("kinds"), kCallKindNames[kind]) &&
+                                    lists(row.at("dtypes"), kSpeedTypeNames[type]);
+      }
+    }
+  }
+  return speed;
+}
+
+const DeviceSpeed& speed_of(int index) {
+  static auto* const tables = new DeviceTables<DeviceSpeed>;
+  return tables->get(device(index), &read_speed);
+}
+
+constexpr const char* kNotMeasured = "this GPU has not been measured";
+constexpr const char* kSlower[] = {
+    "float16, which is not known to be quicker",
+    "bfloat16, which is not known to be quicker",
+    "float32 by TF32, which is not known to be quicker",
+    "float32 without TF32, which is not known to be quicker",
+    "float64, which is not known to be quicker",
+};
+
+// --- counts ---
+
+struct Declined {
+  std::mutex mutex;  // guards the map
+  std::map<std::pair<const char*, const char*>, int64_t> calls;
+};
+
+Declined& declined() {
+  static auto* const all = new Declined;  // leaked on purpose, as above
+  return *all;
+}
+
+const char* dtype_reason(ScalarType dtype) {
+  constexpr int kMost = 64;
+  static auto* const reasons = [] {
+    auto* const texts = new std::array<std::string, kMost>;
+    for (int i = 0; i < kMost; ++i) {
+      (*texts)[i] = "dtype " + dtype_name(static_cast<ScalarType>(i));
+    }
+    return texts;
+  }();
+  const auto number = static_cast<size_t>(dtype);
+  return number < kMost ? (*reasons)[number].c_str() : "a dtype newer than this library";
+}
+
+}  // namespace
+
+Policy serving_policy() {
+  if (t_serving > 0) return Policy::kOff;
+  if (t_policy != Policy::kOff) return t_policy;
+  if (g_threads.load(std::memory_order_relaxed) > 0) {
+    const Policy policy = policy_of_backward();
+    if (policy != Policy::kOff) return policy;
+  }
+  return g_process_policy.load(std::memory_order_relaxed);
+}
+
+void set_process_policy(Policy policy) { g_process_policy.store(policy); }
+
+Policy set_thread_policy(Policy policy) {
+  const Policy before = t_policy;
+  g_threads += (policy != Policy::kOff) - (before != Policy::kOff);
+  t_policy = policy;
+  return before;
+}
+
+void set_known_speed(const json& table) {
+  KnownSpeed& known = known_speed();
+  std::lock_guard<std::mutex> lock(known.mutex);
+  known.rows = table.at("rows");
+}
+
+const char* why_not_tensor(const TensorView& tensor, CallKind kind, Policy policy) {
+  const int type = speed_type(tensor.dtype);
+  if (type < 0) return dtype_reason(tensor.dtype);
+  if (!tensor.on_cuda()) return nullptr;  // the reference, which no speed is expected of
+  const DeviceSpeed& speed = speed_of(tensor.device_index);
+  if (speed.no_kernels != nullptr) return speed.no_kernels;
+  if (policy == Policy::kAll || speed.quick[static_cast<int>(kind)][type]) return nullptr;
+  return speed.measured ? kSlower[type] : kNotMeasured;
+}
+
+void count_declined(const char* op, const char* reason) {
+  Declined& all = declined();
+  std::lock_guard<std::mutex> lock(all.mutex);
+  ++all.calls[{op, reason}];
+}
+
+json declined_calls(bool clear) {
+  Declined& all = declined();
+  std::lock_guard<std::mutex> lock(all.mutex);
+  json found = json::array();
+  for (const auto& [names, calls] : all.calls) {
+    found.push_back({{"op", names.first}, {"reason", names.second}, {"calls", calls}});
+  }
+  if (clear) all.calls.clear();
+  return found;
+}
+
+ServedCall::ServedCall() { ++t_serving; }
+ServedCall::~ServedCall() { --t_serving; }
+
+AtenOp::AtenOp(const char* name, CallKind kind)
+    : name(name), kind(kind), cpu(op_calls_of(name, "cpu")), cuda(op_calls_of(name, "cuda")) {}
+
+}  // namespace torch_cubin

@@ -1,0 +1,46 @@
+#include "pytorch/aten_kernels.h"
+
+#include <stdexcept>
+#include <string>
+
+#include "cubin/error.h"
+#include "pytorch/internals.h"
+#include "pytorch/torch_error.h"
+
+namespace torch_cubin {
+namespace {
+
+template <class Function>
+void find_shim(Function& function, const std::string& symbol) {
+  function = reinterpret_cast<Function>(pytorch_symbol(symbol.c_str()));
+}
+
+AtenProducts find_products(const std::string& device) {
+  AtenProducts found{};
+  find_shim(found.mm_out, "aoti_torch_" + device + "_mm_out");
+  find_shim(found.bmm_out, "aoti_torch_" + device + "_bmm_out");
+  find_shim(found.addmm_out, "aoti_torch_" + device + "_addmm_out");
+  find_shim(found.baddbmm_out, "aoti_torch_" + device + "_baddbmm_out");
+  find_shim(found.addmv, "aoti_torch_" + device + "_addmv");
+  return found;
+}
+
+}  // namespace
+
+const AtenProducts& aten_products(bool on_cuda) {
+  static const AtenProducts cpu = find_products("cpu");
+  if (!on_cuda) return cpu;
+  static const AtenProducts cuda = find_products("cuda");  // at the first call on a GPU
+  return cuda;
+}
+
+void check_aten(AOTITorchError error, const char* op) {
+  if (error == AOTI_TORCH_SUCCESS) return;
+  const std::string text = torch_error();
+  if (!text.empty()) throw std::runtime_error(text);
+  fail({"internal", std::string("PyTorch's own kernel of ") + op, "raised an error", "",
+        "a text that this version of PyTorch prints on stderr",
+        "Look above, or use torch 2.13 or newer, which carries it here."});
+}
+
+}  // namespace torch_cubin

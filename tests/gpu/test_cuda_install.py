@@ -1,0 +1,230 @@
+"""install() on a GPU: operators of aten run from cubins, what is left runs cuBLAS; all is right."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+
+import numerics
+import pytest
+import torch
+import torch.nn.functional as F
+
+import torch_cubin
+from torch_cubin._drop_in import aten_kernels
+from torch_cubin._native import library
+
+DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
+
+
+@contextlib.contextmanager
+def counted() -> Iterator[Callable[[], tuple[dict[str, int], dict[str, str]]]]:
+    """install(policy="all"), and what the report says of it."""
+
+    def told() -> tuple[dict[str, int], dict[str, str]]:
+        report = torch_cubin.report()
+        served = {row.function: row.calls for row in report.served}
+        return served, {row.function: row.reason for row in report.declined}
+
+    with torch_cubin.install(policy="all"):
+        yield told
+
+
+def integers(*shape: int, dtype=torch.bfloat16, seed: int = 0) -> torch.Tensor:
+    """Small ones, whose products and sums are exact in every dtype."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+    return torch.randint(-2, 3, shape, generator=generator, device="cuda").to(dtype)
+
+
+def out_of(call):
+    def with_out(*operands):
+        out = torch.full_like(call(*operands), 9)
+        assert call(*operands, out=out) is out
+        return out
+
+    return with_out
+
+
+CALLS = [
+    ("aten::mm", [(33, 40), (40, 56)], torch.mm),
+    ("aten::mm", [(512, 256), (384, 256)], lambda a, b: a @ b.t()),
+    ("aten::mm.out", [(64, 128), (128, 72)], out_of(torch.mm)),
+    ("aten::mm.out", [(33, 7), (7, 5)], out_of(torch.mm)),
+    ("aten::bmm", [(3, 33, 40), (3, 40, 56)], torch.bmm),
+    ("aten::bmm.out", [(3, 64, 40), (3, 40, 56)], out_of(torch.bmm)),
+    ("aten::mv", [(33, 40), (40,)], torch.mv),
+    ("aten::addmm", [(56,), (33, 40), (40, 56)], torch.addmm),
+    ("aten::addmm", [(56,), (33, 40), (56, 40)], lambda b, x, w: F.linear(x, w, b)),
+    ("aten::addmm", [(33, 56), (33, 40), (40, 56)], lambda *x: torch.addmm(*x, beta=2, alpha=-1)),
+    ("aten::addmm.out", [(56,), (64, 40), (40, 56)], out_of(torch.addmm)),
+    ("aten::addmm_", [(33, 56), (33, 40), (40, 56)], lambda s, a, b: s.clone().addmm_(a, b)),
+    (
+        "aten::addmm_",
+        [(33, 56), (33, 40), (40, 56)],
+        lambda s, a, b: s.clone().addmm_(a, b, beta=0),
+    ),
+    ("aten::baddbmm", [(56,), (3, 33, 40), (3, 40, 56)], torch.baddbmm),
+    ("aten::baddbmm.out", [(3, 64, 56), (3, 64, 40), (3, 40, 56)], out_of(torch.baddbmm)),
+    ("aten::addmv", [(33,), (33, 40), (40,)], torch.addmv),
+]
+
+
+@pytest.mark.usefixtures("filled_memory")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", CALLS, ids=lambda case: case[0])
+def test_operators_run_from_cubins_and_are_exact(case, dtype) -> None:
+    op, shapes, call = case
+    operands = [integers(*shape, dtype=dtype, seed=i) for i, shape in enumerate(shapes)]
+    expected = call(*operands)
+    launches = library.launches()
+    with counted() as told:
+        result = call(*operands)
+        served, declined = told()
+    assert op in served
+    assert declined == {}
+    assert library.launches() > launches
+    assert result.stride() == expected.stride()
+    numerics.check_exact(result, expected, f"{op} {dtype}")
+
+
+LAYOUT = "out= of another shape, or not contiguous"
+DECLINED = [
+    ("dtype complex64", lambda a: torch.mm(a.to(torch.complex64), a.to(torch.complex64))),
+    ("dtype complex64", lambda a: torch.addmm(*[a.to(torch.complex64)] * 3, beta=2j)),
+    (LAYOUT, lambda a: torch.mm(a, a, out=a.new_empty(0))),
+    (LAYOUT, lambda a: torch.mm(a, a, out=torch.empty_like(a).t())),
+    (LAYOUT, lambda a: torch.addmm(a, a, a, out=torch.empty_like(a).t())),
+]
+
+
+@pytest.mark.parametrize("case", DECLINED, ids=lambda case: case[0])
+def test_pytorch_s_kernels_are_reached_below_the_dispatcher(case) -> None:
+    reason, call = case
+    a = integers(32, 32, dtype=torch.float32)
+    expected = call(a)
+    with counted() as told:
+        result = call(a)
+        served, declined = told()
+    assert list(declined.values()) == [reason]
+    assert served == {}
+    torch.testing.assert_close(result, expected)
+
+
+def test_wrong_calls_raise_runtime_errors_with_pytorch_s_words() -> None:
+    a, b = integers(3, 4), integers(4, 5)
+    with counted():
+        with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
+            torch.mm(a, a)
+        with pytest.raises(RuntimeError, match="same dtype"):
+            torch.mm(a, b.float())
+        with pytest.raises(RuntimeError, match="same device"):
+            torch.mm(a, b.cpu())
+        with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
+            torch.addmm(b[0], a, a)
+        with pytest.raises(RuntimeError, match="3D"):
+            torch.bmm(a, a)
+
+
+def model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(256, 512), torch.nn.GELU(), torch.nn.Linear(512, 256, bias=False)]
+    return torch.nn.Sequential(*layers).cuda().bfloat16()
+
+
+def gradients(net, x: torch.Tensor) -> list[torch.Tensor]:
+    x = x.clone().requires_grad_()
+    net.zero_grad()
+    net(x).float().square().mean().backward()
+    return [x.grad, *(parameter.grad.clone() for parameter in net.parameters())]
+
+
+def test_training_runs_ours_forward_and_backward() -> None:
+    """backward() computes on PyTorch's thread of the device."""
+    net, x = model(), torch.randn(384, 256, device="cuda", dtype=torch.bfloat16)
+    expected = gradients(net, x)
+    with counted() as told:
+        result = gradients(net, x)
+        served, declined = told()
+    assert served == {"aten::addmm": 1, "aten::mm": 5}
+    assert declined == {}
+    for own, wanted in zip(result, expected, strict=True):
+        torch.testing.assert_close(own, wanted, rtol=2e-2, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_compiled_graphs_run_ours(mode: str) -> None:
+    """Whether they were compiled before or not; a CUDA graph keeps what it captured."""
+    net, x = model(), torch.randn(384, 256, device="cuda", dtype=torch.bfloat16)
+    torch._dynamo.reset()
+    compiled = torch.compile(net, mode=mode)
+    with torch.no_grad():
+        expected = net(x)
+        with counted() as told:
+            for _ in range(3):
+                result = compiled(x).clone()
+            served, declined = told()
+    assert {"aten::addmm.out", "aten::mm.out"} <= set(served)
+    assert declined == {}
+    torch.testing.assert_close(result, expected, rtol=2e-2, atol=1e-2)
+
+
+def test_in_a_cuda_graph() -> None:
+    a, b, s = integers(256, 256), integers(256, 256, seed=1), integers(256, seed=2)
+    expected = torch.addmm(s, a, b)
+    with counted() as told:
+        torch.addmm(s, a, b)  # loads the kernel
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = torch.addmm(s, a, b)
+        graph.replay()
+        assert told()[1] == {}
+    torch.cuda.synchronize()
+    numerics.check_exact(out, expected, "captured addmm")
+
+
+def test_many_threads_multiply_while_it_is_installed_and_removed() -> None:
+    a, b, s = integers(128, 128), integers(128, 128, seed=1), integers(128, seed=2)
+    expected = torch.mm(a, b), torch.addmm(s, a, b)
+    stop, wrong, rounds = threading.Event(), [], [0] * 32
+    aten_kernels.register()
+
+    def multiply(index: int) -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            while not stop.is_set():
+                result = torch.mm(a, b), torch.addmm(s, a, b)
+                if not all(map(torch.equal, result, expected)):
+                    wrong.append(result)
+                rounds[index] += 1
+
+    torch.cuda.synchronize()
+    threads = [threading.Thread(target=multiply, args=(index,)) for index in range(32)]
+    for thread in threads:
+        thread.start()
+    for _ in range(200):
+        with torch_cubin.install(policy="all"):
+            torch.mm(a, b)
+    while min(rounds) == 0:
+        stop.wait(0.01)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_the_policy_fastest_leaves_what_is_not_known_to_be_quicker() -> None:
+    single, double = integers(64, 64, dtype=torch.float32), integers(64, 64, dtype=torch.float64)
+    with torch_cubin.install():
+        torch.mm(single, single)
+        torch.mm(double, double)
+        report = torch_cubin.report()
+    assert report.served == ()
+    assert len(report.declined) == 2
+    assert all("known to be quicker" in row.reason or "not been measured" in row.reason
+               for row in report.declined)  # fmt: skip
+
+
+def test_nothing_stands_over_our_kernels() -> None:
+    aten_kernels.register()
+    assert aten_kernels.serves_sums()
+    assert [op for op in aten_kernels.OPERATORS if not aten_kernels.is_ours(op)] == []

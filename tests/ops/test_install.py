@@ -1,0 +1,420 @@
+"""install(): what is served below autograd, what is passed on, and that both are as without it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from drop_in_cases import DTYPES, integers, same
+from installed import installed
+
+import torch_cubin
+from torch_cubin import errors
+from torch_cubin._drop_in import aten_kernels
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _served() -> dict[str, int]:
+    return {row.function: row.calls for row in torch_cubin.report().served}
+
+
+def _declined() -> dict[tuple[str, str], int]:
+    return {(row.function, row.reason): row.calls for row in torch_cubin.report().declined}
+
+
+def _out(call):
+    """The call with out=, of a tensor that has the result's shape."""
+
+    def with_out(*operands):
+        out = torch.full_like(call(*operands), 9)
+        result = call(*operands, out=out)
+        assert result is out
+        return out
+
+    return with_out
+
+
+# The operator, shapes of operands, and the call.
+CALLS = [
+    ("aten::mm", [(3, 4), (4, 5)], torch.mm),
+    ("aten::mm.out", [(3, 4), (4, 5)], _out(torch.mm)),
+    ("aten::mm", [(3, 0), (0, 5)], torch.mm),
+    ("aten::mm", [(0, 4), (4, 5)], torch.mm),
+    ("aten::mm", [(3, 4), (5, 4)], lambda a, b: a @ b.t()),
+    ("aten::mm", [(2, 3, 4), (4, 5)], torch.matmul),
+    ("aten::bmm", [(2, 3, 4), (2, 4, 5)], torch.bmm),
+    ("aten::bmm.out", [(2, 3, 4), (2, 4, 5)], _out(torch.bmm)),
+    ("aten::bmm", [(2, 3, 4), (4, 2, 5)], lambda a, b: torch.einsum("bij,jbk->bik", a, b)),
+    ("aten::mv", [(3, 4), (4,)], torch.mv),
+    ("aten::addmv.out", [(3, 4), (4,)], _out(torch.mv)),
+    ("aten::addmm", [(5,), (3, 4), (4, 5)], torch.addmm),
+    ("aten::addmm", [(3, 1), (3, 4), (4, 5)], lambda s, a, b: torch.addmm(s, a, b, beta=2)),
+    ("aten::addmm", [(3, 5), (3, 4), (4, 5)], lambda *x: torch.addmm(*x, beta=0.5, alpha=2)),
+    ("aten::addmm", [(5,), (3, 4), (4, 5)], lambda *x: torch.addmm(*x, beta=True, alpha=False)),
+    ("aten::addmm", [(5,), (3, 4), (5, 4)], lambda b, x, w: F.linear(x, w, b)),
+    ("aten::addmm.out", [(5,), (3, 4), (4, 5)], _out(torch.addmm)),
+    ("aten::addmm_", [(3, 5), (3, 4), (4, 5)], lambda s, a, b: s.clone().addmm_(a, b, beta=2)),
+    ("aten::addmm_", [(3, 5), (3, 4), (4, 5)], lambda s, a, b: s.clone().addmm_(a, b, beta=0)),
+    ("aten::baddbmm", [(3, 5), (2, 3, 4), (2, 4, 5)], torch.baddbmm),
+    ("aten::baddbmm.out", [(5,), (2, 3, 4), (2, 4, 5)], _out(torch.baddbmm)),
+    ("aten::baddbmm_", [(2, 3, 5), (2, 3, 4), (2, 4, 5)], lambda s, a, b: s.clone().baddbmm_(a, b)),
+    ("aten::addmv", [(3,), (3, 4), (4,)], torch.addmv),
+    ("aten::addmv.out", [(1,), (3, 4), (4,)], _out(torch.addmv)),
+    ("aten::addmv_", [(3,), (3, 4), (4,)], lambda s, a, b: s.clone().addmv_(a, b, alpha=3)),
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", CALLS, ids=lambda case: case[0])
+def test_served_call_equals_torch(case, dtype) -> None:
+    op, shapes, call = case
+    operands = [integers(*shape, dtype=dtype, seed=i) for i, shape in enumerate(shapes)]
+    expected = call(*operands)
+    with warnings.catch_warnings(), installed():
+        warnings.simplefilter("error")
+        result = call(*operands)
+        assert op in _served()
+        assert _declined() == {}
+    same(result, expected)
+    assert result.stride() == expected.stride()
+
+
+@pytest.mark.parametrize("case", CALLS, ids=lambda case: case[0])
+def test_gradients_equal_torch(case) -> None:
+    op, shapes, call = case
+    if op.endswith(".out") or call.__name__ == "with_out":
+        pytest.skip("out= has no derivative")
+
+    def gradients() -> list[torch.Tensor]:
+        operands = [integers(*shape, seed=i).requires_grad_() for i, shape in enumerate(shapes)]
+        call(*operands).square().sum().backward()
+        return [operand.grad for operand in operands]
+
+    expected = gradients()
+    with installed():
+        result = gradients()
+        assert _declined() == {}
+        assert sum(_served().values()) > 0
+    for got, wanted in zip(result, expected, strict=True):
+        same(got, wanted)
+
+
+A = torch.arange(12.0).reshape(3, 4)
+B = torch.arange(20.0).reshape(4, 5)
+S = torch.arange(5.0)
+
+# The reason that report() gives, and a call that PyTorch can do.
+DECLINED = [
+    ("dtype int64", lambda: torch.mm(A.long(), B.long())),
+    ("dtype complex64", lambda: torch.mm(A + 1j, B + 0j)),
+    ("dtype complex64", lambda: torch.mm((A + 1j).conj(), B + 0j)),
+    ("dtype int64", lambda: torch.addmm(S.long(), A.long(), B.long(), beta=3)),
+    ("dtype complex64", lambda: torch.addmm(S + 0j, A + 1j, B + 0j, beta=2j)),
+    ("dtype int64", lambda: torch.mv(A.long(), A.long()[0])),
+    ("dtype int64", lambda: torch.bmm(A[None].long(), B[None].long())),
+    ("out= of another shape, or not contiguous", lambda: torch.mm(A, B, out=torch.empty(0))),
+    ("out= of another shape, or not contiguous", lambda: torch.mm(A, B, out=torch.empty(5, 3).t())),
+    ("out= that shares memory with an operand", lambda: _onto_itself()),
+    ("out= of another shape, or not contiguous", lambda: torch.addmm(S, A, B, out=torch.empty(0))),
+    (
+        "out= of another shape, or not contiguous",
+        lambda: torch.empty(5, 3).t().addmm_(A, B, beta=0),
+    ),
+]
+
+
+def _onto_itself() -> torch.Tensor:
+    """out= that lies in the memory of an operand, and is not read from there."""
+    base = torch.arange(32.0)
+    return torch.mm(base[:16].view(4, 4), torch.zeros(4, 4), out=base[:16].view(4, 4)[:, :4]) * 0
+
+
+@pytest.mark.parametrize("case", DECLINED, ids=lambda case: case[0])
+def test_declined_call_runs_pytorch_s_kernel_with_a_reason(case) -> None:
+    reason, call = case
+    expected = call()
+    with installed():
+        result = call()
+        assert [why for _, why in _declined()] == [reason]
+        assert _served() == {}
+    same(result, expected)
+    assert result.stride() == expected.stride()
+
+
+# Calls that raise, as text: a process without the package runs them, too.
+WRONG = [
+    "torch.mm(A, A)",
+    "torch.mm(A[0], B)",
+    "torch.mm(A, B[None])",
+    "torch.mm(A, B.double())",
+    "torch.mm(A, B, out=torch.empty(3, 5, dtype=torch.float64))",
+    "torch.mm(A, A, out=torch.empty(3, 5))",
+    "torch.bmm(A[None], A[None])",
+    "torch.bmm(A, B)",
+    "torch.bmm(A[None], B[None].double())",
+    "torch.mv(A, S)",
+    "torch.mv(A, A)",
+    "torch.addmm(S, A, A)",
+    "torch.addmm(A[0], A, B)",
+    "torch.addmm(S.double(), A, B)",
+    "torch.addmm(S, A, B, out=torch.empty(3, 5, dtype=torch.float64))",
+    "torch.addmm(S.bool(), A.bool(), B.bool())",
+    "torch.addmm(S, A, B, beta=1j)",
+    "torch.baddbmm(S, A, B)",
+    "torch.addmv(S, A, S)",
+    "S.clone().addmm_(A, B)",
+    "F.linear(A, B)",
+    "F.linear(A, A, S)",
+]
+_RAISED = """
+import json, torch
+import torch.nn.functional as F
+A = torch.arange(12.0).reshape(3, 4)
+B = torch.arange(20.0).reshape(4, 5)
+S = torch.arange(5.0)
+def raised(text):
+    try:
+        return repr(eval(text))
+    except Exception as error:
+        return type(error).__name__, str(error)
+print(json.dumps([raised(text) for text in json.loads('''CALLS''')]))
+"""
+
+
+def test_errors_are_pytorch_s_own() -> None:
+    code = _RAISED.replace("CALLS", json.dumps(WRONG))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    expected = json.loads(done.stdout)
+    with installed():
+        for text, (kind, message) in zip(WRONG, expected, strict=True):
+            with pytest.raises(Exception) as caught:
+                eval(text)
+            assert (type(caught.value).__name__, str(caught.value)) == (kind, message), text
+
+
+_MISSING = """
+import torch, torch_cubin
+from torch_cubin._drop_in import aten_kernels
+aten_kernels.register("CPU")
+torch_cubin.install(policy="all")
+A = torch.ones(3, 4)
+def text(call):
+    try:
+        return call()
+    except RuntimeError as error:
+        return str(error)
+print(text(lambda: torch.mm(A, A)), text(lambda: torch.bmm(A, A)))
+print(text(lambda: torch.mv(A, A[0, :3])))
+torch.addmm(A[0, :3], A, A.t().contiguous())
+print([row.function for row in torch_cubin.report().served])
+"""
+
+
+def test_without_pytorch_s_texts_ours_say_the_same() -> None:
+    """As on torch 2.11, which prints them to stderr alone."""
+    missing = "torch_exception_get_what_without_backtrace torch.library.get_kernel"
+    done = _python(_MISSING, TORCH_CUBIN_TEST_MISSING=missing)
+    assert "mat1 and mat2 shapes cannot be multiplied (3x4 and 3x4)" in done.stdout
+    assert "batch1 must be a 3D tensor" in done.stdout
+    assert "size mismatch, got input (3), mat (3x4), vec (3)" in done.stdout
+    assert done.stdout.endswith("[]\n")  # addmm is not served without get_kernel
+    assert done.stderr == ""
+
+
+def _python(code: str, path: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, (path, str(ROOT)))),
+        **environment,
+    }
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+# --- beside the rest of PyTorch ---
+
+
+def test_transforms_modes_and_layers() -> None:
+    torch.manual_seed(0)
+    a, b, s = torch.randn(3, 4), torch.randn(4, 5), torch.randn(5)
+    cell = torch.nn.LSTMCell(4, 5)
+    attention = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    x = torch.randn(2, 3, 8)
+    nested = torch.nested.nested_tensor([a[:2], a], layout=torch.jagged)
+
+    def linear(v):
+        return F.linear(v, b.t(), s)
+
+    def autocast():
+        with torch.autocast("cpu", torch.bfloat16):
+            return linear(a)
+
+    def inference():
+        with torch.inference_mode():
+            return attention(x, x, x)[0].clone()
+
+    calls = {
+        "vmap": lambda: torch.vmap(torch.mm, (0, None))(torch.stack([a, a + 1]), b),
+        "vmap of both": lambda: torch.vmap(torch.mm)(torch.stack([a, a]), torch.stack([b, b])),
+        "vmap of linear": lambda: torch.vmap(linear)(torch.stack([a, a + 1])),
+        "grad": lambda: torch.func.grad(lambda v: linear(v).square().sum())(a),
+        "jvp": lambda: torch.func.jvp(linear, (a,), (a,))[1],
+        "hessian": lambda: torch.func.hessian(lambda v: (v @ b).square().sum())(a),
+        "autocast": autocast,
+        "inference mode": inference,
+        "LSTMCell": lambda: cell(a)[0],
+        "nested": lambda: F.linear(nested, b.t(), s).values(),
+        "sparse": lambda: torch.mm(a.to_sparse_csr(), b),
+        "negative view": lambda: torch.mm(torch._neg_view(a), b),
+        "make_fx": lambda: torch.fx.experimental.proxy_tensor.make_fx(linear)(a)(a),
+        "trace": lambda: torch.jit.trace(linear, (a,))(a),
+    }
+    expected = {name: call() for name, call in calls.items()}
+    with installed():
+        for name, call in calls.items():
+            torch_cubin.report(reset=True)
+            torch.testing.assert_close(
+                call(), expected[name], msg=lambda text, n=name: f"{n}: {text}"
+            )
+            if name != "sparse":
+                assert _served(), name
+
+
+def test_meta_and_fake_tensors_never_reach_it() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with installed():
+        assert torch.mm(A.to("meta"), B.to("meta")).shape == (3, 5)
+        with FakeTensorMode():
+            assert torch.addmm(torch.empty(5), torch.empty(3, 4), torch.empty(4, 5)).shape == (3, 5)
+        assert _served() == {}
+        assert _declined() == {}
+
+
+def test_several_dispatch_modes_and_flops() -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils.flop_counter import FlopCounterMode
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    with installed(), Mode(), FlopCounterMode(display=False) as flops, Mode():
+        result = torch.addmm(S, A, B)
+    same(result, S + A @ B)
+    assert flops.get_total_flops() == 2 * 3 * 4 * 5
+
+
+def test_compiled_graphs_reach_it_by_out(fresh_dynamo) -> None:
+    """Inductor's graphs call extern kernels, which are the operators' out= forms."""
+    compiled = torch.compile(lambda a, b, s: torch.addmm(s, torch.mm(a, b), b.t() @ b))
+    operands = integers(3, 4), integers(4, 4, seed=1), integers(4, seed=2)
+    expected = compiled(*operands)  # compiled before
+    with installed():
+        same(compiled(*operands), expected)
+        assert _served()["aten::mm.out"] == 2
+        assert "aten::addmm.out" in _served()
+
+
+# --- the switch ---
+
+
+def test_handles_nest_and_removing_twice_is_nothing() -> None:
+    aten_kernels.register("CPU")
+    first = torch_cubin.install(policy="all")
+    second = torch_cubin.install(policy="all")
+    assert first.active
+    assert "active" in repr(first)
+    first.remove()
+    first.remove()
+    torch.mm(A, B)
+    assert _served() == {"aten::mm": 1}
+    second.remove()
+    torch.mm(A, B)
+    assert _served() == {"aten::mm": 1}
+    assert not second.active
+    with torch_cubin.install(policy="all"):
+        torch.mm(A, B)
+    assert _served() == {"aten::mm": 1}  # counted anew
+
+
+def test_a_wrong_policy_is_refused() -> None:
+    with pytest.raises(errors.InputError, match="policy"):
+        torch_cubin.install(policy="quickest")
+
+
+def test_the_dispatcher_calls_ours() -> None:
+    aten_kernels.register("CPU")
+    assert all(aten_kernels.is_ours(op, "CPU") for op in aten_kernels.OPERATORS)
+    assert not aten_kernels.is_ours("dot", "CPU")
+
+
+def test_many_threads_multiply_while_it_is_installed_and_removed() -> None:
+    aten_kernels.register("CPU")
+    a, b, s = integers(8, 8), integers(8, 8, seed=1), integers(8, seed=2)
+    expected = a @ b, torch.addmm(s, a, b)
+    stop = threading.Event()
+    wrong: list[object] = []
+    rounds = [0] * 32
+
+    def multiply(index: int) -> None:
+        while not stop.is_set():
+            result = torch.mm(a, b), torch.addmm(s, a, b)
+            if not all(map(torch.equal, result, expected)):
+                wrong.append(result)
+            rounds[index] += 1
+
+    threads = [threading.Thread(target=multiply, args=(i,)) for i in range(32)]
+    for thread in threads:
+        thread.start()
+    for _ in range(500):
+        with torch_cubin.install(policy="all"):
+            torch.mm(a, b)
+    while min(rounds) == 0:
+        stop.wait(0.01)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+# --- the environment variable ---
+
+_PROGRAM = """
+import sys, torch
+loaded = "torch_cubin" in sys.modules
+import torch_cubin
+from torch_cubin._drop_in import aten_kernels, install
+aten_kernels.register("CPU")
+print(loaded, [handle.policy for handle in install._active])
+"""
+
+
+@pytest.fixture
+def site(tmp_path) -> str:
+    """A folder with the entry point, as an installed wheel has it."""
+    folder = tmp_path / "torch_cubin-0.1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: torch_cubin\nVersion: 0.1.0\n")
+    points = "[torch.backends]\ntorch_cubin = torch_cubin_autoload:load\n"
+    assert '"torch_cubin = torch_cubin_autoload:load"' in (ROOT / "setup.py").read_text()
+    (folder / "entry_points.txt").write_text(points)
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("value", "printed"),
+    [("1", "True ['fastest']"), ("all", "True ['all']"), ("0", "False []"), ("", "False []")],
+)
+def test_the_environment_installs_in_an_unchanged_program(site, value, printed) -> None:
+    assert _python(_PROGRAM, site, TORCH_CUBIN_INSTALL=value).stdout.strip() == printed

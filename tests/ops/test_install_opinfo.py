@@ -1,0 +1,138 @@
+"""PyTorch's own samples of its operators (op_db) give the same with install() as without."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from installed import installed
+from torch.testing._internal.common_methods_invocations import op_db
+
+import torch_cubin
+
+# Whatever multiplies inside; others do not come to our kernels.
+NAMES = (
+    *("mm", "bmm", "mv", "addmm", "addmv", "addbmm", "baddbmm", "matmul", "__rmatmul__", "einsum"),
+    *("tensordot", "inner", "outer", "chain_matmul", "matrix_exp", "cdist", "cov", "corrcoef"),
+    *("linalg.multi_dot", "linalg.matrix_power", "linalg.pinv", "linalg.cond", "linalg.vecdot"),
+    *("linalg.lstsq", "linalg.solve", "linalg.inv", "linalg.det", "linalg.svd", "linalg.eigh"),
+    *("linalg.cholesky", "linalg.householder_product", "linalg.matrix_norm", "linalg.qr"),
+    *(
+        "nn.functional.linear",
+        "nn.functional.bilinear",
+        "nn.functional.multi_head_attention_forward",
+    ),
+    *("nn.functional.scaled_dot_product_attention", "nn.functional.cosine_similarity"),
+)
+OPS = [op for op in op_db if op.name in NAMES]
+DTYPES = (torch.float32, torch.bfloat16, torch.complex64)
+MOST_SAMPLES = 4
+
+
+def _results(call: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """The results, or the type and the text of the error."""
+    try:
+        return call(*arguments, **keywords)
+    except Exception as error:  # what PyTorch raises without install()
+        return type(error).__name__, str(error)
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [tensor for each in value for tensor in _tensors(each)]
+    return []
+
+
+def _clone(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone().requires_grad_(value.requires_grad)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_clone(each) for each in value)
+    return value
+
+
+def _run(op: Any, sample: Any, call: Any = None) -> Any:
+    arguments = (_clone(sample.input), *_clone(sample.args))
+    keywords = {name: _clone(value) for name, value in sample.kwargs.items()}
+    torch.manual_seed(0)
+    results = _results(call or op, arguments, keywords)
+    if call is None:
+        differentiable = [
+            t for t in _tensors(results) if t.requires_grad and t.dtype.is_floating_point
+        ]
+        leaves = [t for t in _tensors([arguments, list(keywords.values())]) if t.requires_grad]
+        if differentiable and leaves:
+            total = sum(tensor.sum() for tensor in differentiable)
+            return results, torch.autograd.grad(total, leaves, allow_unused=True)
+    return results
+
+
+def _compare(own: Any, wanted: Any, where: str) -> None:
+    if isinstance(wanted, torch.Tensor):
+        assert own.stride() == wanted.stride() or not wanted.numel(), where
+        loose = {torch.bfloat16: 2e-2, torch.float32: 1e-4, torch.complex64: 1e-4}
+        tolerance = loose.get(wanted.dtype, 0)
+        torch.testing.assert_close(
+            own,
+            wanted,
+            rtol=tolerance,
+            atol=tolerance,
+            equal_nan=True,
+            msg=lambda m: f"{where}: {m}",
+        )
+    elif isinstance(wanted, (list, tuple)):
+        assert type(own) is type(wanted), (where, own, wanted)
+        assert len(own) == len(wanted), (where, own, wanted)
+        for each, other in zip(own, wanted, strict=True):
+            _compare(each, other, where)
+    else:
+        assert own == wanted, where
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.formatted_name)
+def test_samples_are_as_without(op) -> None:
+    for dtype in DTYPES:
+        if dtype not in op.supported_dtypes("cpu"):
+            continue
+        gradients = op.supports_autograd and dtype.is_floating_point
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            samples = list(op.sample_inputs("cpu", dtype, requires_grad=gradients))
+            for number, sample in enumerate(samples[:: max(1, len(samples) // MOST_SAMPLES)]):
+                calls = [None]
+                if op.inplace_variant is not None and not gradients:
+                    calls.append(op.inplace_variant)
+                for call in calls:
+                    wanted = _run(op, sample, call)
+                    with installed():
+                        own = _run(op, sample, call)
+                    _compare(own, wanted, f"{op.formatted_name} {dtype} sample {number} {sample}")
+
+
+@pytest.mark.parametrize(
+    "op", [op for op in OPS if op.error_inputs_func is not None], ids=lambda op: op.formatted_name
+)
+def test_errors_are_as_without(op) -> None:
+    for number, wrong in enumerate(op.error_inputs("cpu")):
+        wanted = _run(op, wrong.sample_input)
+        with installed():
+            own = _run(op, wrong.sample_input)
+        _compare(own, wanted, f"{op.formatted_name} error {number}")
+
+
+def test_the_samples_reach_our_kernels() -> None:
+    """Else the tests above would compare PyTorch with itself."""
+    wanted = {"mm", "bmm", "mv", "addmm", "addmv", "addbmm", "baddbmm", "matmul"}
+    wanted |= {"nn.functional.linear", "linalg.multi_dot"}
+    reached = set()
+    for op in (op for op in OPS if op.name in wanted):
+        with installed():
+            for sample in list(op.sample_inputs("cpu", torch.float32))[:3]:
+                _run(op, sample)
+            if torch_cubin.report().served:
+                reached.add(op.name)
+    assert reached == wanted

@@ -1,0 +1,122 @@
+# Our kernels over aten's own, below autograd: registered once, then switched (install.py for the
+# process, drop_in.py for a thread). Which call they serve is decided in C++
+# (csrc/ops/matmul/aten_products.cpp).
+"""Registers the kernels that install() and drop_in() switch on."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torch_cubin import errors
+from torch_cubin._native import library
+from torch_cubin._pytorch import aten_kernels
+
+# As csrc/ops/common/serving.h numbers them.
+POLICIES = {"off": 0, "fastest": 1, "all": 2}
+# By their numbers in csrc/ops/matmul/aten_products.h: operators, and where their result goes.
+_SUMS = ("addmm", "baddbmm", "addmv")
+_FORMS = ("{}", "{}.out", "{}_")
+
+# What install() serves. The others are registered in csrc/c_api_install.cpp.
+OPERATORS = (
+    *("mm", "mm.out", "bmm", "bmm.out", "mv"),
+    *(form.format(name) for name in _SUMS for form in _FORMS),
+)
+
+_lock = threading.Lock()
+_registered: dict[str, torch.library.Library] = {}  # by dispatch key; guarded by _lock
+
+
+def number_of(policy: str) -> int:
+    if policy not in ("fastest", "all"):
+        raise errors.fault(
+            "input", "argument 'policy'", "is not known", expected="'fastest' or 'all'",
+            got=repr(policy),
+        )  # fmt: skip
+    return POLICIES[policy]
+
+
+def register(key: str = "CUDA") -> None:
+    """Stands over aten's kernels of this dispatch key, once; where this PyTorch has any.
+
+    NOTE: the registrations stay. Taken away, they would race with other threads' calls inside
+    PyTorch's dispatcher.
+    """
+    with _lock:
+        if key in _registered or (key == "CUDA" and not aten_kernels.has_cuda()):
+            return
+        _send_known_speed()
+        aten_kernels.warn_of_override_now()
+        owner = torch.library.Library("aten", "IMPL")
+        extension = _extension()
+        if extension is not None:
+            for op, name in enumerate(_SUMS):
+                for form, pattern in enumerate(_FORMS):
+                    _register_sum(owner, extension, key, pattern.format(name), (op, form))
+        library.stand_over_aten(key)
+        _registered[key] = owner
+
+
+def _register_sum(
+    owner: torch.library.Library, extension: Any, key: str, name: str, number: tuple[int, int]
+) -> None:
+    pytorchs = aten_kernels.own_kernel(name, key)
+    owner.impl(
+        name,
+        extension.sum_kernel(*number, pytorchs or functools.partial(_no_kernel, name)),
+        key,
+        allow_override=True,
+    )
+
+
+def _no_kernel(name: str, *args: object, **kwargs: object) -> None:
+    raise errors.fault(
+        "no_kernel", f"aten::{name}", "is called with arguments that only PyTorch could serve",
+        expected="a PyTorch with a kernel of its own", got="none for this device",
+    )  # fmt: skip
+
+
+@functools.cache
+def _extension() -> Any:
+    """The extension module with what it needs, or None: addmm and its kin are not served then."""
+    try:
+        extension: Any = importlib.import_module("torch_cubin._launch")
+    except ImportError:
+        return None
+    base, wrap = aten_kernels.tensor_base(), aten_kernels.wrap_function()
+    if base is None or wrap is None or not aten_kernels.SUMS.available:
+        return None
+    loaded = library.load()
+    compute, release = (
+        ctypes.cast(function, ctypes.c_void_p).value
+        for function in (loaded.torch_cubin_aten_sum, loaded.torch_cubin_release_tensor)
+    )
+    extension.configure_products(compute, wrap, release, *base)
+    return extension
+
+
+@functools.cache
+def _send_known_speed() -> None:
+    table = Path(__file__).with_name("known_speed.json").read_text(encoding="utf-8")
+    library.set_known_speed(table)
+
+
+def serves_sums() -> bool:
+    """Whether addmm and its kin can be served in this process."""
+    return _extension() is not None
+
+
+def is_ours(op: str, key: str = "CUDA") -> bool:
+    """Whether the dispatch key calls our kernel of an operator: another may stand over it."""
+    where = aten_kernels.registered_at(op, key)
+    return "c_api_install.cpp:" in where or f"{Path(__file__)}:" in where
+
+
+__all__ = ["OPERATORS", "is_ours", "number_of", "register", "serves_sums"]

@@ -1,0 +1,92 @@
+# The switch of our kernels for the whole process. aten_kernels.py registers them, and
+# csrc/ops/matmul/aten_products.cpp decides which calls they serve.
+"""``torch_cubin.install()``: any program's products from cubins, below autograd."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+from torch_cubin import errors
+from torch_cubin._drop_in import aten_kernels, report
+from torch_cubin._native import library
+
+_lock = threading.Lock()
+_active: list[Installation] = []  # the last one's policy holds; guarded by _lock
+
+
+class Installation:
+    """What :func:`install` returns: it holds until :meth:`remove`, or the end of its ``with``."""
+
+    def __init__(self, policy: str) -> None:
+        self.policy = policy
+
+    @property
+    def active(self) -> bool:
+        """Whether remove() has not been called."""
+        return self in _active
+
+    def remove(self) -> None:
+        """Gives the calls back to PyTorch, in all threads; a second time, does nothing.
+
+        Our registrations stay below PyTorch's autograd and pass every call on, which costs it a few
+        tenths of a microsecond.
+        """
+        with _lock:
+            if self in _active:
+                _active.remove(self)
+                _switch()
+
+    def __enter__(self) -> Installation:
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.remove()
+
+    def __repr__(self) -> str:
+        state = "active" if self.active else "removed"
+        return f"<torch_cubin.Installation: policy {self.policy!r}, {state}>"
+
+
+def _switch() -> None:
+    library.set_process_policy(aten_kernels.POLICIES[_active[-1].policy if _active else "off"])
+
+
+@errors.named_keywords
+def install(*, policy: str = "fastest") -> Installation:
+    """Serve the matrix products of the whole process from cubins, until ``handle.remove()``.
+
+    Our kernels stand under ``aten::mm``, ``bmm``, ``mv``, ``addmm``, ``baddbmm`` and ``addmv`` and
+    their ``out=`` and in-place forms, below autograd, for CUDA tensors of float16, bfloat16,
+    float32 and float64. So they serve eager code and the graphs of ``torch.compile``, forward and
+    backward, on every thread, in C++ modules, DTensor and FSDP; derivatives, autocast and vmap are
+    PyTorch's own. What is not served runs PyTorch's kernel; :func:`torch_cubin.report` counts both,
+    with the reason.
+
+    The handle is a context manager. ``TORCH_CUBIN_INSTALL=1`` in the environment installs at import
+    of PyTorch, for programs that do not know of torch_cubin (docs/serving_a_model.md).
+
+    Args:
+        policy: ``"fastest"`` serves calls of the GPUs, dtypes and kinds that were measured to be as
+            quick as PyTorch's at least; ``"all"`` serves whatever can be served.
+    """
+    aten_kernels.number_of(policy)
+    aten_kernels.register()
+    handle = Installation(policy)
+    with _lock:
+        if not _active:
+            report.clear()
+        _active.append(handle)
+        _switch()
+    return handle
+
+
+def install_by_environment() -> None:
+    """What ``TORCH_CUBIN_INSTALL`` asks for, at import: a policy, or 1 for the default one."""
+    value = os.environ.get("TORCH_CUBIN_INSTALL", "")
+    if value not in ("", "0"):
+        install(policy="fastest" if value == "1" else value)
+
+
+__all__ = ["Installation", "install", "install_by_environment"]
