@@ -63,7 +63,7 @@ TORCH_CUBIN_API int torch_cubin_set_thread_policy(int policy) {
   return static_cast<int>(set_thread_policy(static_cast<Policy>(policy)));
 }
 
-// What is known of the speed of our kernels (ops/common/serving.h), before the first call.
+// The known speed of our kernels (ops/common/serving.h), before the first call.
 TORCH_CUBIN_API char* torch_cubin_set_known_speed(const char* text) {
   return answer([&] { set_known_speed(parse_json(given(text, "table"), "known speed")); });
 }
@@ -80,8 +80,8 @@ TORCH_CUBIN_API void torch_cubin_release_tensor(void* tensor) {
 
 // For the extension module (csrc/python_products.c): aten_sum() of ops/matmul/aten_products.h.
 // `factors` are beta and alpha; null for numbers that no double holds.
-// Returns 1 if the call was computed, 0 if PyTorch's kernel must be called by its Python, or -1 with
-// the error's text, which is valid until this thread's next error.
+// Returns 1 if the call was computed, 0 if PyTorch's kernel must be called by its Python, or -1
+// with the error's text, which is valid until this thread's next error.
 TORCH_CUBIN_API int torch_cubin_aten_sum(int op, int form, void* const* tensors,
                                          const double* factors, void** result, const char** text) {
   static thread_local std::string error;

@@ -1,6 +1,6 @@
-// A stand-in libtorch_cuda.so: the symbols that the library asks of it, where PyTorch is a CPU build.
-// The current stream of device i is 0x5000 + i, or null, the default stream, if so asked. PyTorch's
-// products compute nothing, and are counted.
+// A stand-in libtorch_cuda.so: the symbols that the library asks of it, where PyTorch is a CPU
+// build. The current stream of device i is 0x5000 + i, or null, the default stream, if so asked.
+// PyTorch's products compute nothing, and are counted.
 #include <cstdint>
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))

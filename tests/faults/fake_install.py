@@ -27,7 +27,7 @@ def products(driver, tmp_path, monkeypatch):
     def run(call, policy: str = "all") -> list:
         def child() -> list:
             with torch_cubin.install(policy=policy):
-                told = call()
+                result = call()
                 report = torch_cubin.report()
             stand_in = ctypes.CDLL("libtorch_cuda.so")
             return [
@@ -35,7 +35,7 @@ def products(driver, tmp_path, monkeypatch):
                 [[row.function, row.device, row.calls] for row in report.served],
                 [[row.function, row.reason] for row in report.declined],
                 stand_in.fake_products(),
-                told,
+                result,
             ]
 
         return forked(child)

@@ -1,4 +1,4 @@
-"""install() on a GPU: operators of aten run from cubins, what is left runs cuBLAS; all is right."""
+"""install() on a GPU: operators of aten run from cubins, other calls run cuBLAS; all are right."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 def counted() -> Iterator[Callable[[], tuple[dict[str, int], dict[str, str]]]]:
     """install(policy="all"), and what the report says of it."""
 
-    def told() -> tuple[dict[str, int], dict[str, str]]:
+    def counts() -> tuple[dict[str, int], dict[str, str]]:
         report = torch_cubin.report()
         served = {row.function: row.calls for row in report.served}
         return served, {row.function: row.reason for row in report.declined}
 
     with torch_cubin.install(policy="all"):
-        yield told
+        yield counts
 
 
 def integers(*shape: int, dtype=torch.bfloat16, seed: int = 0) -> torch.Tensor:
@@ -78,9 +78,9 @@ def test_operators_run_from_cubins_and_are_exact(case, dtype) -> None:
     operands = [integers(*shape, dtype=dtype, seed=i) for i, shape in enumerate(shapes)]
     expected = call(*operands)
     launches = library.launches()
-    with counted() as told:
+    with counted() as counts:
         result = call(*operands)
-        served, declined = told()
+        served, declined = counts()
     assert op in served
     assert declined == {}
     assert library.launches() > launches
@@ -103,9 +103,9 @@ def test_pytorch_s_kernels_are_reached_below_the_dispatcher(case) -> None:
     reason, call = case
     a = integers(32, 32, dtype=torch.float32)
     expected = call(a)
-    with counted() as told:
+    with counted() as counts:
         result = call(a)
-        served, declined = told()
+        served, declined = counts()
     assert list(declined.values()) == [reason]
     assert served == {}
     torch.testing.assert_close(result, expected)
@@ -143,9 +143,9 @@ def test_training_runs_ours_forward_and_backward() -> None:
     """backward() computes on PyTorch's thread of the device."""
     net, x = model(), torch.randn(384, 256, device="cuda", dtype=torch.bfloat16)
     expected = gradients(net, x)
-    with counted() as told:
+    with counted() as counts:
         result = gradients(net, x)
-        served, declined = told()
+        served, declined = counts()
     assert served == {"aten::addmm": 1, "aten::mm": 5}
     assert declined == {}
     for own, wanted in zip(result, expected, strict=True):
@@ -160,10 +160,10 @@ def test_compiled_graphs_run_ours(mode: str) -> None:
     compiled = torch.compile(net, mode=mode)
     with torch.no_grad():
         expected = net(x)
-        with counted() as told:
+        with counted() as counts:
             for _ in range(3):
                 result = compiled(x).clone()
-            served, declined = told()
+            served, declined = counts()
     assert {"aten::addmm.out", "aten::mm.out"} <= set(served)
     assert declined == {}
     torch.testing.assert_close(result, expected, rtol=2e-2, atol=1e-2)
@@ -172,13 +172,13 @@ def test_compiled_graphs_run_ours(mode: str) -> None:
 def test_in_a_cuda_graph() -> None:
     a, b, s = integers(256, 256), integers(256, 256, seed=1), integers(256, seed=2)
     expected = torch.addmm(s, a, b)
-    with counted() as told:
+    with counted() as counts:
         torch.addmm(s, a, b)  # loads the kernel
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             out = torch.addmm(s, a, b)
         graph.replay()
-        assert told()[1] == {}
+        assert counts()[1] == {}
     torch.cuda.synchronize()
     numerics.check_exact(out, expected, "captured addmm")
 

@@ -1,4 +1,4 @@
-"""install() on the CPU, whose kernels take the same way as the GPU's and end in the reference."""
+"""install() on the CPU, whose kernels take the same path as the GPU's and end in the reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""install(): what is served below autograd, what is passed on, and that both are as without it."""
+"""install(): calls that it serves below autograd, and those that it passes on: both as without."""
 
 from __future__ import annotations
 

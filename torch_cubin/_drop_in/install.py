@@ -61,8 +61,8 @@ def install(*, policy: str = "fastest") -> Installation:
     their ``out=`` and in-place forms, below autograd, for CUDA tensors of float16, bfloat16,
     float32 and float64. So they serve eager code and the graphs of ``torch.compile``, forward and
     backward, on every thread, in C++ modules, DTensor and FSDP; derivatives, autocast and vmap are
-    PyTorch's own. What is not served runs PyTorch's kernel; :func:`torch_cubin.report` counts both,
-    with the reason.
+    PyTorch's own. Other calls run PyTorch's kernels; :func:`torch_cubin.report` counts both, with
+    the reason.
 
     The handle is a context manager. ``TORCH_CUBIN_INSTALL=1`` in the environment installs at import
     of PyTorch, for programs that do not know of torch_cubin (docs/serving_a_model.md).

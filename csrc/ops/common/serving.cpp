@@ -46,7 +46,7 @@ Policy policy_of_backward() {
   return thread_object_exists(*all) ? Policy::kAll : Policy::kOff;
 }
 
-// --- what is known of the speed ---
+// --- the known speed of our kernels ---
 
 struct KnownSpeed {
   std::mutex mutex;  // guards the rows

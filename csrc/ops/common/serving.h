@@ -12,7 +12,7 @@
 
 namespace torch_cubin {
 
-// kFastest serves what is known to be at least as quick as PyTorch, kAll whatever can be served.
+// kFastest serves calls that are known to be as quick as PyTorch's, kAll whatever can be served.
 enum class Policy : int { kOff, kFastest, kAll };
 
 // The policy of this thread's calls: its own, else that of the thread that called backward() which
@@ -22,11 +22,11 @@ Policy serving_policy();
 void set_process_policy(Policy policy);   // install()
 Policy set_thread_policy(Policy policy);  // drop_in(); returns the previous one
 
-// Kinds of calls, which may differ in what is known of their speed.
+// Kinds of calls, whose speeds are known separately.
 enum class CallKind : int { kProduct, kBatched, kVector, kAttention, kCount };
 constexpr int kCallKinds = static_cast<int>(CallKind::kCount);
 
-// What is known of the speed of our kernels: {"rows": [{"gpu", "dtypes", "kinds"}]}, each row a
+// The known speed of our kernels: {"rows": [{"gpu", "dtypes", "kinds"}]}, each row a
 // promise that no such call is slower than PyTorch's.
 void set_known_speed(const nlohmann::json& table);
 
@@ -52,7 +52,8 @@ struct AtenOp {
   }
 };
 
-// While one lives, this thread's calls go to PyTorch's kernels: the CPU references are made of ATen.
+// While one lives, this thread's calls go to PyTorch's kernels: the CPU references are made of
+// ATen.
 class ServedCall {
  public:
   ServedCall();

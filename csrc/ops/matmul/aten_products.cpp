@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "ops/common/argument_checks.h"
 #include "ops/common/serving.h"
 #include "ops/matmul/matmul.h"
 #include "pytorch/aten_kernels.h"
@@ -64,10 +65,6 @@ const char* why_not_product(const AtenOp& op, Policy policy, Ranks ranks, const 
   return why_not_tensor(a, op.kind, policy);
 }
 
-MemoryFacts memory_of(const TensorView& view) {
-  return {view.find_data(), view.sizes, view.strides, view.dim, element_size(view.dtype)};
-}
-
 // Why a kernel cannot write the product of `a` and `b` to `out`.
 const char* why_not_into(const TensorView& out, const TensorView& a, const TensorView& b) {
   if (const char* reason = why_not_beside(a, out)) return reason;
@@ -97,7 +94,7 @@ Tensor empty_for(const TensorView& a, const TensorView& b, bool well_formed) {
   return empty_near(like, &none, 1, like.dtype);
 }
 
-// PyTorch's error of a malformed call, where PyTorch has no way to tell us the text of its own.
+// PyTorch's error of a malformed call, for a PyTorch whose own text cannot be read.
 void check_as_aten(const char* name, Ranks ranks, const TensorView& a, const TensorView& b) {
   if (has_torch_error()) return;
   const auto check = [](bool holds, const std::string& text) {
