@@ -53,7 +53,7 @@ WORDS = (
     ),
     Word("deal (of tiles)", "tile scheduler", r"deals?|dealt|dealing"),
     Word("told", "reported, passed", r"told"),
-    Word("rows of none", "empty rows", r"rows of none"),
+    Word("rows of none", "empty rows", r"rows\sof\snone"),
     Word("by turns", "interleaved", r"by turns"),
     Word("twin", "reference, autograd variant", r"twins?"),
     Word("leave out", "skip, omit", r"(?:leaves?|leaving|left)(?:\s(?:it|them|that|this))?\sout"),

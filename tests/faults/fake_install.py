@@ -102,7 +102,7 @@ def test_every_product_launches_something(products) -> None:
     assert pytorchs == 0
 
 
-def test_what_is_not_served_runs_pytorch_s_kernel_below_the_dispatcher(products) -> None:
+def test_unserved_calls_run_pytorch_s_kernel_below_the_dispatcher(products) -> None:
     def call() -> None:
         whole, batch = (tensors.empty(*n, 64, 64, dtype=torch.int32) for n in ((), (2,)))
         torch.mm(whole, whole)

@@ -212,7 +212,7 @@ def test_many_threads_multiply_while_it_is_installed_and_removed() -> None:
     assert wrong == []
 
 
-def test_the_policy_fastest_leaves_what_is_not_known_to_be_quicker() -> None:
+def test_the_policy_fastest_leaves_calls_not_known_to_be_quicker() -> None:
     single, double = integers(64, 64, dtype=torch.float32), integers(64, 64, dtype=torch.float64)
     with torch_cubin.install():
         torch.mm(single, single)

@@ -184,7 +184,7 @@ constexpr Filling kNans = {0x7FFF7FFF, __builtin_nanf("")};  // two, of either 1
 TC_DEVICE void fill_row(const Sm90OrderParams& p, tc_int64 row, bool of_keys, Filling with) {
 #pragma unroll 1
   for (int i = 0; i < 3; ++i) {
-    const Sm90RowsOfNone& to = p.rows_of_none[i];
+    const Sm90EmptyRows& to = p.empty_rows[i];
     if (to.data == nullptr || (to.of_keys != 0) != of_keys) continue;
     for (int at = threadIdx.x; at < to.heads * to.vectors; at += kThreads) {
       int head = at / to.vectors, vector = at - head * to.vectors;
@@ -204,7 +204,7 @@ struct Gap {
   int begin, end;
 };
 
-TC_DEVICE void clear_rows_of_none(const Sm90OrderParams& p, Gap* gaps, int* found, bool of_keys) {
+TC_DEVICE void clear_empty_rows(const Sm90OrderParams& p, Gap* gaps, int* found, bool of_keys) {
   const int* offsets = of_keys ? p.lengths.cu_seqlens_k : p.lengths.cu_seqlens_q;
   int longest = of_keys ? p.lengths.seqlen_k : p.lengths.seqlen_q;
   int total = of_keys ? p.total_k : p.total_q;
@@ -258,8 +258,8 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
   } else {
     static_assert(sizeof(Gap) * kThreads <= sizeof(start), "one memory for both");
     auto gaps = reinterpret_cast<Gap*>(start);
-    clear_rows_of_none(p, gaps, &found, false);
-    clear_rows_of_none(p, gaps, &found, true);
+    clear_empty_rows(p, gaps, &found, false);
+    clear_empty_rows(p, gaps, &found, true);
   }
 }
 

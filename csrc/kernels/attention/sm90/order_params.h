@@ -7,7 +7,7 @@ namespace torch_cubin {
 
 // A tensor of packed sequences, whose rows that belong to no sequence are set to zeros, and all
 // rows to NaN if cu_seqlens are invalid.
-struct Sm90RowsOfNone {
+struct Sm90EmptyRows {
   void* data;          // null: none
   tc_int64 stride[2];  // head, row; in elements of 16 bits
   int heads;
@@ -18,7 +18,7 @@ struct Sm90RowsOfNone {
 struct Sm90OrderParams {
   Sm90Lengths lengths;
   Sm90Order* order;
-  Sm90RowsOfNone rows_of_none[3];
+  Sm90EmptyRows empty_rows[3];
   float* logsumexp;         // null, or [head][row], which is set to -inf in such rows
   tc_int64 logsumexp_head;  // between heads
   int heads;

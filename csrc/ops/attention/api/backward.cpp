@@ -71,7 +71,7 @@ Gradients run_fused_backward(const AttentionCall& call, const AttentionKernels& 
   problem.batch = operands.problem.batch();
   const BackwardPlan plan = plan_backward(kernels, problem);
   // Rows of no sequence would keep what the memory held.
-  if (shape.packed && !plan.kernels->clears_rows_of_none()) {
+  if (shape.packed && !plan.kernels->clears_empty_rows()) {
     for (Gradient* each : {&dq, &dk, &dv}) torch::stable::zero_(each->written);
   }
   plan.kernels->launch(plan, problem, operands, static_cast<const float*>(lse.data_ptr()));

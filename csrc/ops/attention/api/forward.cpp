@@ -48,7 +48,7 @@ bool run_fused(const AttentionCall& call, const Tensor& query, const Tensor& key
   if (planned.batch_invariant) planned.batch = 1;
   const ForwardPlan plan = plan_forward(kernels, planned);
   // Rows of no sequence would keep what the memory held.
-  if (shape.packed && !plan.kernels->clears_rows_of_none()) fill_empty(wide_out, logsumexp);
+  if (shape.packed && !plan.kernels->clears_empty_rows()) fill_empty(wide_out, logsumexp);
   float* sums = logsumexp != nullptr ? static_cast<float*>(logsumexp->mutable_data_ptr()) : nullptr;
   plan.kernels->launch(plan, problem, operands, sums);
   if (beside) {

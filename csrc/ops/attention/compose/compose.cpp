@@ -18,7 +18,7 @@ using torch::stable::transpose;
 using torch::stable::unsqueeze;
 using torch::stable::view;
 
-// Scores of one part of a call: enough to fill any device, little enough to fit beside a model.
+// The scores of one part of a call: enough to fill any device, little enough to fit beside a model.
 constexpr int64_t kPartBytes = int64_t{512} << 20;
 
 Tensor multiply(const Tensor& a, const Tensor& b) {
@@ -33,11 +33,11 @@ Tensor as(const Tensor& tensor, ScalarType dtype) {
 
 Tensor part_of(const Tensor& tensor, int64_t dim, int64_t first, int64_t count) {
   if (first == 0 && TensorView(tensor).sizes[dim] == count) return tensor;
-  Tensor whole = tensor;  // torch's narrow takes it by reference
+  Tensor whole = tensor;  // torch's narrow takes a reference
   return torch::stable::narrow(whole, dim, first, count);
 }
 
-// Of this call's dims [batch, heads]; a dim of size 1 broadcasts.
+// The block of a tensor with dims [batch, heads]; a dim of size 1 broadcasts.
 Tensor block_of(const Tensor& tensor, int64_t batch, int64_t batches, int64_t head, int64_t heads) {
   const TensorView sizes(tensor);
   Tensor out = sizes.sizes[0] == 1 ? tensor : part_of(tensor, 0, batch, batches);
@@ -48,7 +48,7 @@ Tensor empty_on(const TensorView& like, const std::vector<int64_t>& sizes, Scala
   return empty_near(like, sizes.data(), static_cast<int64_t>(sizes.size()), dtype);
 }
 
-// The sizes, and the parts in which the call is worked off: whole batches, or some kv heads of one.
+// The sizes, and the parts in which the call is computed: whole batches, or some kv heads of one.
 struct Parts {
   int64_t batch, heads, kv_heads, group, rows, columns;
   int64_t batches_a_part, kv_heads_a_part;
@@ -113,15 +113,15 @@ Tensor grouped(const Tensor& tensor, int64_t kv_heads, int64_t group) {
   return view(tensor, sizes);
 }
 
-// [batch, kv heads, group * rows, columns]; a copy where the strides do not allow a view.
+// [batch, kv heads, group * rows, columns]; a copy if the strides do not allow a view.
 Tensor stacked(const Tensor& tensor, int64_t kv_heads, int64_t group) {
   const TensorView t(tensor);
   const std::vector<int64_t> sizes = {t.sizes[0], kv_heads, group * t.sizes[2], t.sizes[3]};
   return reshape(tensor, sizes);
 }
 
-// (..., rows, a) @ (..., a, columns) of each head of query with its kv head's matrix, as
-// [batch, heads, rows, columns].
+// (..., rows, a) @ (..., a, columns) of each head of query with its kv head's matrix, as [batch,
+// heads, rows, columns].
 Tensor multiply_heads(const Tensor& query, const Tensor& matrix, int64_t kv_heads, int64_t group) {
   if (group == 1) return multiply(query, matrix);
   const Tensor out = multiply(grouped(query, kv_heads, group), unsqueeze(matrix, 2));

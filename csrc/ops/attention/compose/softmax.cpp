@@ -99,7 +99,7 @@ void set_extras(SoftmaxParams& p, const AttentionExtras& extras, const TensorVie
   }
 }
 
-// Everything that follows from the scores' shape and the settings.
+// The parameters that follow from the scores' shape and the settings.
 SoftmaxParams params_for(const TensorView& scores, const AttentionSettings& settings) {
   const bool fits = scores.dim == 4 && is_dense(scores) &&
                     (scores.dtype == ScalarType::Float || scores.dtype == ScalarType::Double);
@@ -130,7 +130,7 @@ void set_dropout(SoftmaxParams& p, const TensorView& seed, const TensorView& sco
   p.drop_below = drop_below;
 }
 
-// The same for a part of a call: with what takes part beside the scores, and dropout.
+// The same for a part of a call, with the extra tensors and dropout.
 SoftmaxParams params_for(const TensorView& scores, const AttentionSettings& settings,
                          const AttentionExtras& extras, HeadRange heads) {
   SoftmaxParams p = params_for(scores, settings);

@@ -1,9 +1,9 @@
-// The softmax family: what attention by composition does between its products, and the private ops
+// The softmax family: the steps between the products of composed attention, and the private ops
 // that torch_cubin/_ops/attention_compose.py differentiates.
 //
 // Scores are [batch, heads, rows, columns], contiguous, float32 or float64; their logits and
-// weights are defined in csrc/kernels/softmax/softmax_params.h. On CUDA the kernels of the catalog,
-// on the CPU a plain reference (softmax_reference.cpp).
+// weights are defined in csrc/kernels/softmax/softmax_params.h. CUDA uses the kernels of the
+// catalog, the CPU a plain reference (softmax_reference.cpp).
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace torch_cubin {
 
-// The tensors that take part in attention besides query, key and value.
+// The tensor arguments of attention besides query, key and value.
 struct AttentionExtras {
   OptionalTensor mask;          // bool, float16, bfloat16, float32 or float64; broadcast to scores
   OptionalTensor alibi_slopes;  // float32 [heads] or [batch, heads]
@@ -24,14 +24,14 @@ struct AttentionExtras {
   OptionalTensor dropout_seed;  // int64, one number
 };
 
-// Where these scores lie among those of a call, whose heads count through for dropout.
+// The position of these scores among those of a call, whose heads are numbered for dropout.
 struct HeadRange {
   int64_t first = 0;      // batch * all + head of the first
   int64_t all_heads = 0;  // of the call
 };
 
 // weights = dropout(softmax(logits of scores)), in place; and logsumexp [batch, heads, rows], of
-// the scores' dtype, where it is not null.
+// the scores' dtype, unless it is null.
 void softmax_forward(const AttentionSettings& settings, const AttentionExtras& extras,
                      HeadRange heads, const Tensor& scores, const Tensor* logsumexp);
 
@@ -58,7 +58,7 @@ enum SoftmaxKind { kSoftmaxForward, kSoftmaxBackward, kSoftmaxDropout, kSoftmaxK
 // On the device of the scores: the catalog's kernel, or the reference.
 void run_softmax(SoftmaxKind kind, const TensorView& scores, const SoftmaxParams& params);
 
-// What the kernel of that kind does, with pointers to the CPU's memory.
+// Computes what the kernel of that kind computes, with pointers to the CPU's memory.
 void softmax_reference(SoftmaxKind kind, ScalarType dtype, const SoftmaxParams& params);
 
 }  // namespace torch_cubin

@@ -1,12 +1,12 @@
 // The softmax family on the CPU: a reference that is easy to read, in float64 for every dtype of
 // the scores, one row after the other on each of PyTorch's threads.
 //
-// NOTE: this is one parallel loop and no chain of ATen's ops in float64. The chain took as long on
-// one thread, but two to three times as long on two threads of a busy machine, because the threads
-// waited for each other after each of its ten passes over the scores. benchmarks/bench_reference.py
-// compares attention with PyTorch's math backend: it takes 0.8 to 2.0 times as long, and up to 2.7
-// times with a random mask. The products stay in the dtype of the scores: in float64 they would
-// take twice as long.
+// NOTE: this is one parallel loop instead of a chain of ATen's ops in float64. The chain took as
+// long on one thread, but two to three times as long on two threads of a busy machine, because the
+// threads waited for each other after each of its ten passes over the scores.
+// benchmarks/bench_reference.py compares attention with PyTorch's math backend: it takes 0.8 to 2.0
+// times as long, and up to 2.7 times with a random mask. The products stay in the dtype of the
+// scores: in float64 they would take twice as long.
 #include <torch/headeronly/util/BFloat16.h>
 #include <torch/headeronly/util/Half.h>
 
@@ -22,7 +22,7 @@
 #include "ops/attention/problem/dropout_bits.h"
 #include "ops/common/stable_ops.h"
 
-// The newer versions of these need glibc 2.29 (tests/unit/test_abi.py); they differ in errno alone.
+// The newer versions of these need glibc 2.29 (tests/unit/test_abi.py) and differ only in errno.
 #if defined(__GLIBC__) && defined(__x86_64__)
 __asm__(".symver exp,exp@GLIBC_2.2.5");
 __asm__(".symver log,log@GLIBC_2.2.5");
@@ -32,7 +32,7 @@ namespace torch_cubin {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr int64_t kElementsOfAThread = 32768;  // at least; PyTorch's own grain
+constexpr int64_t kElementsOfAThread = 32768;  // a minimum; PyTorch's own grain
 
 double double_of(tc_int64 bits) {
   double value;
@@ -40,7 +40,7 @@ double double_of(tc_int64 bits) {
   return value;
 }
 
-// Computes rows one at a time, in memory of its own.
+// Computes rows one at a time, in buffers of its own.
 template <class Real>
 class SoftmaxRows {
  public:
@@ -92,7 +92,7 @@ class SoftmaxRows {
     }
   }
 
-  // Adds the row of a mask whose numbers are of type Value.
+  // Adds the row of a mask with numbers of type Value.
   template <class Value>
   void add_mask() {
     const auto* mask = static_cast<const Value*>(p_.mask) + batch_ * p_.mask_stride[0] +
@@ -102,7 +102,7 @@ class SoftmaxRows {
     for (int64_t j = begin_; j < end_; ++j) {
       const Value value = mask[j * stride];
       if constexpr (std::is_same_v<Value, uint8_t>) {
-        values_[j] += kBias[value != 0];  // a branch would be guessed wrongly in every other column
+        values_[j] += kBias[value != 0];  // a branch would be mispredicted in every other column
       } else {
         values_[j] += static_cast<double>(value);
       }
@@ -156,7 +156,7 @@ class SoftmaxRows {
     const double sink = p_.sinks != nullptr ? p_.sinks[head_] : -kInfinity;
     double top = sink;
     for (const double logit : values_) top = std::max(top, logit);
-    if (top == -kInfinity) top = 0;  // hidden all, or NaN
+    if (top == -kInfinity) top = 0;  // all hidden, or NaN
     double total = std::exp(sink - top);
     for (double& value : values_) {
       value = std::exp(value - top);
@@ -173,13 +173,13 @@ class SoftmaxRows {
     }
   }
 
-  // values_ become the weights before dropout, as the forward had them.
+  // values_ become the weights before dropout, as in the forward.
   void compute_probs() {
     if (!p_.given_probs) {
       compute_logits();
       const double sum = number_of_row(p_.logsumexp);
       for (double& value : values_) {
-        // Rounded as logsumexp was: under masks of -1e9 what rounding took away would show.
+        // Rounded like logsumexp: under masks of -1e9 the difference would show.
         const double logit = static_cast<Real>(value);
         value = sum == -kInfinity ? 0 : std::exp(logit - sum);
       }
@@ -209,7 +209,7 @@ class SoftmaxRows {
     for (int64_t j = 0; j < columns_; ++j) {
       const double prob = values_[j], slope = softcap_ != 0 ? slopes_[j] : 1;
       const double grad_score = prob * (factor(j) * grad[j] - delta) * (scale_ * slope);
-      // What was hidden takes no part, even where its gradient is not finite.
+      // Hidden elements do not contribute, even if their gradient is not finite.
       const bool hidden = !p_.given_probs && prob == 0;
       if (weights != nullptr) weights[j] = static_cast<Real>(prob * factor(j));
       grad_scores[j] = static_cast<Real>(hidden ? 0 : grad_score);
@@ -226,7 +226,7 @@ class SoftmaxRows {
   const int64_t columns_;
   const double scale_, softcap_, keep_scale_;
   std::vector<double> values_, factors_, slopes_;
-  // The row at hand; it sees the columns from begin_ to end_.
+  // The current row; it attends to the columns from begin_ to end_.
   int64_t row_ = 0, batch_ = 0, head_ = 0, i_ = 0, begin_ = 0, end_ = 0;
 };
 

@@ -1,4 +1,4 @@
-// The backend of csrc/kernels/softmax/rows.cu: which of its kernels for what, and their launch.
+// The backend of csrc/kernels/softmax/rows.cu: selects its kernels and launches them.
 #include <algorithm>
 #include <memory>
 
@@ -13,7 +13,7 @@
 namespace torch_cubin {
 namespace {
 
-constexpr int64_t kWarpColumns = 4096;  // up to here a warp is quick enough for a row
+constexpr int64_t kWarpColumns = 4096;  // up to here a warp suffices for a row
 
 constexpr const char* kSoftmaxKindNames[] = {"forward", "backward", "dropout"};
 
@@ -37,7 +37,7 @@ class SoftmaxRowsBackend : public KernelBackend {
   SoftmaxRowsBackend() : KernelBackend("softmax") {}
   void check(PackageKernel& kernel) const override {
     check_params(kernel.entry(), "softmax", sizeof(SoftmaxParams));
-    SoftmaxRow{kernel};  // throws for a field that is wrong
+    SoftmaxRow{kernel};  // throws for an invalid field
   }
 };
 

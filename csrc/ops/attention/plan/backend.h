@@ -1,10 +1,10 @@
-// What an attention kernel's host file gives: csrc/ops/attention/<name>.cpp for
-// csrc/kernels/attention/<name>.cu. A backend may serve the forward, the backward, or both.
+// The interface of an attention kernel's host file: csrc/ops/attention/<folder>/<name>.cpp for
+// csrc/kernels/attention/<folder>/<name>.cu. A backend may serve the forward, the backward, or
+// both.
 //
-// plan.cpp asks all backends alike and keeps the quickest answer. FusedOperands::params() and
-// fill() give every operand and setting in plain numbers, an AttentionParams for each part of the
-// batch; a kernel with a struct of its own copies from there, and declares it in a header of its
-// own.
+// plan.cpp asks all backends and keeps the quickest answer. FusedOperands::params() and fill() give
+// every operand and setting in plain numbers, an AttentionParams for each part of the batch; a
+// kernel with its own struct copies from there, and declares it in a header of its own.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@
 
 namespace torch_cubin {
 
-// kFull: lengths and the band alone, and a positive scale. kGeneral: everything in AttentionParams.
+// kFull: lengths and the band only, and a positive scale. kGeneral: everything in AttentionParams.
 enum AttentionVariant { kFull, kGeneral, kAttentionVariants };
 
 enum AttentionMask { kNoMask, kBoolMask, kAddedMask };
@@ -26,32 +26,32 @@ enum AttentionMask { kNoMask, kBoolMask, kAddedMask };
 AttentionVariant attention_variant(const AttentionSettings& settings,
                                    const AttentionOptions& options);
 
-// The kernels for Hopper make softcap * tanh by a short formula whose error is up to 2^-22 of the
-// softcap: up to this one a logsumexp stays within 2^-15. Models have softcaps of 30 and 50.
+// The kernels for Hopper compute softcap * tanh by a short formula whose error is up to 2^-22 of
+// the softcap: up to this one a logsumexp stays within 2^-15. Models have softcaps of 30 and 50.
 constexpr double kMostShortSoftcap = 128;
 
 // All that a plan may depend on.
 struct AttentionCase {
   ScalarType dtype;
   AttentionVariant variant;
-  // What `variant` would be without the mask and the sinks, which no score depends on.
+  // `variant` without the mask and the sinks, which scores do not depend on.
   AttentionVariant score_variant;
   bool sinks;
   AttentionMask mask;
-  bool float_mask;  // 4 bytes a number, where the tensors have 2
-  // Of an added mask's numbers, one for each key in as many batches, heads and rows as it has; and
-  // of those that the forward's kernels for Hopper would copy.
+  bool float_mask;  // 4 bytes a number, with 16-bit tensors
+  // Bytes of an additive mask's numbers, for its own batches, heads and rows; and of the copy that
+  // the forward's kernels for Hopper would make.
   int64_t mask_bytes = 0, mask_copy = 0;
   bool large_softcap;  // above kMostShortSoftcap
-  bool packed;  // sequences of lengths that only the device knows; the lengths are upper bounds
+  bool packed;  // sequence lengths are known on the device only; the lengths are upper bounds
   int64_t heads, kv_heads;
   int64_t seqlen_q, seqlen_k;
   int64_t head_dim, head_dim_v;  // padded to whole vectors
-  // Of one launch; 1 where it is not known yet, and for a plan that is to be batch-invariant:
-  // launch() is then given another batch than plan() was.
+  // Of one launch; 1 if it is not known yet, and for a batch-invariant plan: launch() then gets
+  // another batch than plan() did.
   int64_t batch;
-  // Nothing may depend on the other sequences. Packed ones are known by the longest's length alone,
-  // so that one kernel has to serve all lengths.
+  // Nothing may depend on the other sequences. Of packed ones only the longest's length is known,
+  // so one kernel has to serve all lengths.
   bool batch_invariant = false;
 
   int64_t group() const { return kv_heads > 0 ? heads / kv_heads : 1; }
@@ -61,7 +61,7 @@ AttentionCase attention_case(const AttentionCall& call);
 
 template <class Kernels>
 struct AttentionPlan : PlanDetails<64> {
-  const Kernels* kernels = nullptr;  // who made it; null: no fused kernel takes the problem
+  const Kernels* kernels = nullptr;  // the creator; null: no fused kernel supports the problem
   double microseconds = std::numeric_limits<double>::infinity();  // predicted
 };
 
@@ -70,21 +70,21 @@ class AttentionBackwardKernels;
 using ForwardPlan = AttentionPlan<AttentionForwardKernels>;
 using BackwardPlan = AttentionPlan<AttentionBackwardKernels>;
 
-// A backend's kernels on one device. Used by many threads at once. plan() is infinitely long where
-// the case is not taken; whether it is does not depend on the batch, which is known only when
-// operands have been copied where they must be.
+// A backend's kernels on one device. Thread-safe. The time of plan() is infinite if the case is not
+// supported, which does not depend on the batch: that is known only after operands have been copied
+// where necessary.
 class AttentionForwardKernels {
  public:
   virtual ~AttentionForwardKernels() = default;
   virtual ForwardPlan plan(const AttentionCase& problem) const = 0;
 
-  // `operands` has kOut, too, with rows of whole vectors. `logsumexp`: null, or [batch, head, row].
+  // `operands` includes kOut, with rows of whole vectors. `logsumexp`: null, or [batch, head, row].
   virtual void launch(const ForwardPlan& plan, const AttentionCase& problem,
                       const FusedOperands& operands, float* logsumexp) const = 0;
 
-  // Whether launch() writes zeros, and a logsumexp of -inf, where a row of packed tensors belongs
-  // to no sequence; else they are there before it.
-  virtual bool clears_rows_of_none() const { return false; }
+  // Whether launch() writes zeros, and a logsumexp of -inf, for rows of packed tensors that belong
+  // to no sequence; otherwise they are written before.
+  virtual bool clears_empty_rows() const { return false; }
 };
 
 class AttentionBackwardKernels {
@@ -92,14 +92,13 @@ class AttentionBackwardKernels {
   virtual ~AttentionBackwardKernels() = default;
   virtual BackwardPlan plan(const AttentionCase& problem) const = 0;
 
-  // `operands` has kOut, kGradOut and the gradients, too.
+  // `operands` includes kOut, kGradOut and the gradients.
   virtual void launch(const BackwardPlan& plan, const AttentionCase& problem,
                       const FusedOperands& operands, const float* logsumexp) const = 0;
 
-  virtual bool clears_rows_of_none() const { return false; }  // of all gradients
+  virtual bool clears_empty_rows() const { return false; }  // of all gradients
 
-  // Whether it has a kernel for the terms of the sinks' gradient (portable/delta.cu), which then
-  // runs.
+  // Runs the kernel for the terms of the sinks' gradient (portable/delta.cu); false if it has none.
   virtual bool launch_sink_terms(ScalarType dtype, const AttentionParams& params) const {
     return false;
   }
@@ -109,7 +108,7 @@ class AttentionBackwardKernels {
 class KvCacheKernels {
  public:
   virtual ~KvCacheKernels() = default;
-  // False, having done nothing, where it has no kernel for the dtype and head dims.
+  // Returns false, having done nothing, if it has no kernel for the dtype and head dims.
   virtual bool run(const KvCacheCall& call) const = 0;
 };
 
@@ -119,8 +118,8 @@ class AttentionBackend : public KernelBackend {
   explicit AttentionBackend(const char* const (&kinds)[kKinds])
       : KernelBackend("attention", kinds) {}
 
-  // `kernels` are its entries, for the arch that serves the device best, that check() let pass.
-  // Null where they serve another direction.
+  // `kernels` are its entries for the arch that serves the device best, which check() accepted.
+  // Null if they serve another direction.
   virtual std::unique_ptr<AttentionForwardKernels> forward(
       const Device& device, const std::vector<PackageKernel*>& kernels) const {
     return nullptr;
@@ -135,7 +134,7 @@ class AttentionBackend : public KernelBackend {
   }
 };
 
-// What all backends have for one device.
+// The kernels of all backends on one device.
 struct AttentionKernels {
   std::vector<std::unique_ptr<AttentionForwardKernels>> forward;
   std::vector<std::unique_ptr<AttentionBackwardKernels>> backward;

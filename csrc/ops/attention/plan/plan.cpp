@@ -39,12 +39,12 @@ AttentionPlan<Kernels> quickest_of(const std::vector<std::unique_ptr<Kernels>>& 
   return best;
 }
 
-// The variant that the call needs for everything but its mask and its sinks.
+// The variant that the call needs, apart from its mask and its sinks.
 AttentionVariant score_variant(const AttentionSettings& settings, const AttentionOptions& options) {
-  // A scale that is not positive turns the order of the scores around, which only the general
-  // kernels expect. The full ones multiply hidden scores, -inf, with scale * log2(e) as a float,
-  // where a positive double can become 0 or inf. Below 1e-37 the lowest reference, -FLT_MAX, would
-  // be no further from a score than a weight may grow.
+  // A scale that is not positive reverses the order of the scores, which only the general kernels
+  // support. The full ones multiply hidden scores, -inf, with scale * log2(e) as a float, where a
+  // positive double can become 0 or inf. Below 1e-37 the lowest reference, -FLT_MAX, would be no
+  // further from a score than a weight may grow.
   const auto unit = static_cast<float>(settings.scale * 1.4426950408889634);
   const bool general = options.alibi_slopes || settings.drop_below > 0 || settings.softcap > 0 ||
                        !(unit > 1e-37f) || !std::isnormal(unit);

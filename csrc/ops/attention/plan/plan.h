@@ -1,5 +1,4 @@
-// Choosing the kernels of an attention: all backends are asked alike, and the quickest answer is
-// kept.
+// Chooses the kernels of an attention: all backends are asked, and the quickest answer is kept.
 #pragma once
 
 #include "ops/attention/plan/backend.h"
@@ -9,7 +8,7 @@ namespace torch_cubin {
 // Made on first use of the device. Throws [arch] if the catalog has nothing for it.
 const AttentionKernels& attention_kernels(const Device& device);
 
-// Plans without kernels where no fused kernel takes the problem: then it is composed.
+// Plans without kernels if no fused kernel supports the problem: then it is composed.
 ForwardPlan plan_forward(const AttentionKernels& kernels, const AttentionCase& problem);
 BackwardPlan plan_backward(const AttentionKernels& kernels, const AttentionCase& problem);
 

@@ -11,7 +11,7 @@ namespace torch_cubin {
 
 enum AttentionDtype { kAttendFloat16, kAttendBFloat16, kAttendFloat32, kAttendDtypes };
 
-// kAttendDtypes where no fused kernel takes the dtype.
+// kAttendDtypes if no fused kernel supports the dtype.
 AttentionDtype attention_dtype(ScalarType dtype);
 
 struct AttentionRow {
@@ -20,21 +20,21 @@ struct AttentionRow {
 
   PackageKernel* kernel;
   AttentionDtype dtype;
-  int variant;                      // kAttentionVariants for a kind that has none
-  int64_t rows, columns, head_dim;  // of a tile; head_dim: the largest that it takes
-  int64_t slots;                    // blocks that the device runs at a time
+  int variant;                      // kAttentionVariants for a kind without variants
+  int64_t rows, columns, head_dim;  // of a tile; head_dim: the largest supported
+  int64_t slots;                    // blocks that run on the device at a time
   int64_t dynamic_shared;           // bytes of a block
   int64_t saturating;               // decode: blocks of a multiprocessor that keep the memory busy
-  double cost_tile, cost_fixed;     // cycles of a block: a tile of columns, the rest
+  double cost_tile, cost_fixed;     // cycles of a block: for a tile of columns, and for the rest
 };
 
 using AttentionRows = std::vector<AttentionRow>;
 
-// The kernel with the narrowest head_dim that suffices, the first of those; null: none.
+// The first kernel with the narrowest sufficient head_dim; null if there is none.
 const AttentionRow* narrowest(const AttentionRows& rows, int64_t head_dim);
 
-// False for no blocks: cu_seqlens of no sequence. Throws [input] where there are more than a launch
-// can have; `unit` names the counted things.
+// False for no blocks: cu_seqlens of no sequence. Throws [input] for more than a launch can have;
+// `unit` names the counted things.
 bool check_blocks(int64_t blocks, int64_t most = kMaxGrid[0], const char* unit = "blocks");
 
 }  // namespace torch_cubin

@@ -1,4 +1,4 @@
-// The backend of the backward kernels that run on every arch. Three in a row: for 16-bit types
+// The backend of the backward kernels for every arch. Three kernels in sequence: for 16-bit types
 // portable/delta.cu (the rows' sums of grad_out * out; it also clears the counters by which blocks
 // add to dq in a fixed order), portable/backward.cu, and portable/convert.cu, which rounds the
 // float sums of dq; for float32 portable/delta.cu, then portable/gradient.cu twice: for dk and dv,
@@ -10,9 +10,9 @@
 namespace torch_cubin {
 namespace {
 
-// With so few rows of queries float32's kernel of dq has a block a head, and the scores that a
-// composition holds are small. It is also the more exact where a gradient has one term: a product
-// of three of TF32 has twice the error of float32's.
+// With this few rows of queries float32's kernel of dq has one block for each head, and the scores
+// of a composition are small. The composition is also more exact if a gradient has one term: a
+// product of three of TF32 has twice the error of float32's.
 constexpr int64_t kFewRows = 16;
 
 struct PortableBackwardPlan {
@@ -27,8 +27,8 @@ struct PortableBackwardPlan {
   bool complete() const { return delta != nullptr && (joined() || apart()); }
 };
 
-// Where the blocks of a backward kernel add up dq, and the counters of their turns; see
-// portable/backward_dq.cuh.
+// The memory in which the blocks of a backward kernel accumulate dq, and the counters of their
+// turns; see portable/backward_dq.cuh.
 struct DqSum {
   Tensor sum, turns;
   int64_t tiles_of_head = 0;
@@ -44,7 +44,7 @@ struct DqSum {
     }
     const int64_t floats = tiles * 16 * problem.head_dim;
     sum = empty_cuda(&floats, 1, ScalarType::Float, device.index);
-    turns = empty_cuda(&delta_blocks, 1, ScalarType::Int, device.index);  // one a block
+    turns = empty_cuda(&delta_blocks, 1, ScalarType::Int, device.index);  // one for each block
     params.dq_sum = static_cast<float*>(sum.mutable_data_ptr());
     params.dq_turn = static_cast<int*>(turns.mutable_data_ptr());
   }
@@ -79,8 +79,8 @@ class PortableBackward : public AttentionBackwardKernels {
     if (!convert_[dtype].empty()) details.convert = convert_[dtype][0].kernel;
     const bool few = !details.joined() && !problem.packed && problem.seqlen_q <= kFewRows;
     if (!details.complete() || few) return plan;
-    // The manifest has no figures for these kernels: five products of 2 * rows * columns * head_dim
-    // operations, of which a multiprocessor does about 1,000 a cycle, are near enough.
+    // The manifest has no costs for these kernels. Five products of 2 * rows * columns * head_dim
+    // operations, about 1,000 a cycle on a multiprocessor, are close enough.
     const double products = 5.0 * problem.batch * problem.heads * problem.seqlen_q *
                             static_cast<double>(problem.seqlen_k) * 2 * head_dim;
     plan.microseconds =

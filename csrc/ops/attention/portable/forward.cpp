@@ -1,6 +1,6 @@
-// The backend of the forward kernels that run on every arch: portable/mma.cu, portable/pair.cu and
+// The backend of the forward kernels for every arch: portable/mma.cu, portable/pair.cu and
 // portable/tf32x3.cu of csrc/kernels/attention, decode/decode.cu for few rows of queries, and
-// portable/combine.cu, which joins the results of keys that were split.
+// portable/combine.cu, which combines the results of split keys.
 #include <algorithm>
 
 #include "kernels/attention/decode/append_params.h"
@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kFewestColumns = 256;  // of a split
 constexpr int64_t kDecodeQueries = 16;
-constexpr int64_t kDecodeRows = 64;  // past that, tiles of more rows read keys less often
+constexpr int64_t kDecodeRows = 64;  // above it, tiles of more rows read keys less often
 // A mask is read element by element: measured on the H200 a call then takes 4 to 9 times as long.
 constexpr double kMaskedTime = 4;
 
@@ -23,8 +23,8 @@ struct PortableForwardPlan {
   int64_t blocks = 0;                     // for one batch
   int64_t columns_per_split = 0;
   int32_t splits = 1;
-  bool decodes = false;         // by the kernel for few queries
-  int64_t dynamic_shared = -1;  // of a block, where it is not the kernel's own
+  bool decodes = false;         // uses the kernel for few queries
+  int64_t dynamic_shared = -1;  // of a block, if it differs from the kernel's own
   int prefetched = 0;
 };
 
@@ -35,7 +35,7 @@ double cycles_of(const AttentionRow& row, int64_t blocks, int64_t columns) {
          (static_cast<double>(ceil_div(columns, row.columns)) * row.cost_tile + row.cost_fixed);
 }
 
-// Kernels for caches of e4m3 have the parameters of the others.
+// Kernels for caches of e4m3 have the same parameters.
 bool is_decode(const std::string& kind) { return kind == "decode" || kind == "decode_e4m3"; }
 bool is_append(const std::string& kind) { return kind == "append" || kind == "append_e4m3"; }
 
@@ -46,7 +46,7 @@ class PortableForward : public AttentionForwardKernels {
     for (PackageKernel* kernel : kernels) {
       const AttentionRow row(*kernel, device);
       const std::string& kind = kernel->entry().kind;
-      if (kind == "decode_e4m3" || is_append(kind)) continue;  // of caches alone
+      if (kind == "decode_e4m3" || is_append(kind)) continue;  // for caches only
       AttentionRows& rows = kind == "combine"  ? combine_[row.dtype]
                             : kind == "decode" ? decode_[row.dtype][row.variant]
                                                : forward_[row.dtype][row.variant];
@@ -127,7 +127,7 @@ class PortableForward : public AttentionForwardKernels {
 
  private:
   // The kernel for few queries, if these are few: it reads keys and values once for all heads of a
-  // group, and has one variant, the general one.
+  // group, and has a single variant, the general one.
   const AttentionRow* decodes(AttentionDtype dtype, const AttentionCase& problem,
                               int64_t head_dim) const {
     if ((problem.packed && problem.batch_invariant) || problem.seqlen_q > kDecodeQueries ||
@@ -139,7 +139,7 @@ class PortableForward : public AttentionForwardKernels {
                       problem.batch_invariant ? INT64_MAX : blocks * problem.batch, device_);
   }
 
-  // Splits the columns into so many parts, but no finer than is worth a second kernel.
+  // Splits the columns into this many parts, but no finer than a second kernel is worth.
   void split(PortableForwardPlan& plan, AttentionDtype dtype, const AttentionRow& row,
              const AttentionCase& problem, int64_t parts) const {
     const int64_t blocks = plan.blocks * problem.batch;

@@ -1,6 +1,6 @@
-// The portable kernels behind flash_attention_with_kvcache: decode/append.cu writes and rotates
-// new keys and values, decode/decode.cu reads the cache, portable/combine.cu joins the parts of
-// sequences that were cut.
+// The portable kernels behind flash_attention_with_kvcache: decode/append.cu writes and rotates new
+// keys and values, decode/decode.cu reads the cache, portable/combine.cu combines the parts of
+// split sequences.
 #include <algorithm>
 #include <climits>
 
@@ -16,7 +16,7 @@ namespace torch_cubin {
 namespace {
 
 constexpr int64_t kFewestCachedColumns = 128;  // of a part
-// Under batch_invariant(): so many parts a sequence at most, whatever else there is.
+// Under batch_invariant(): the maximal number of parts of a sequence, whatever the batch.
 constexpr int64_t kInvariantParts = 32;
 
 const void* data(const OptionalTensor& tensor) { return tensor ? tensor->data_ptr() : nullptr; }
@@ -39,7 +39,7 @@ void strides_of(const TensorView& view, std::initializer_list<int> dims, tc_int6
   for (const int dim : dims) *out++ = view.sizes[dim] > 1 ? view.strides[dim] : 0;
 }
 
-// The parameters that the kernel writing the cache and the kernel reading it share.
+// The common parameters of the kernels that write and read the cache.
 template <class Params>
 void fill_cache(Params& p, const KvCacheCall& call) {
   const KvCacheShape& shape = call.shape;
@@ -95,7 +95,7 @@ class PortableKvCache : public KvCacheKernels {
   }
 
  private:
-  // Writes new keys and values; `q` becomes the rotated query where it is to be rotated.
+  // Writes new keys and values; `q` becomes the rotated query if it is to be rotated.
   void append(const KvCacheCall& call, PackageKernel& kernel, Tensor& q) const {
     const KvCacheShape& shape = call.shape;
     DecodeAppendParams p{};
@@ -128,7 +128,7 @@ class PortableKvCache : public KvCacheKernels {
     p.q_one_position = !shape.rotates_by_row(call.options);
     const int64_t new_rows = shape.batch * shape.new_columns * shape.kv_heads;
     const int64_t q_rows = rotates ? shape.batch * shape.seqlen_q * shape.heads : 0;
-    // Head dims are multiples of 8; the elements of expanded rows may be more than 2^63.
+    // Head dims are multiples of 8; expanded rows may have more than 2^63 elements.
     const int64_t vectors =
         new_rows * ((shape.head_dim + shape.head_dim_v) / 8) + q_rows * (shape.head_dim / 8);
     if (vectors == 0) return;
@@ -136,8 +136,8 @@ class PortableKvCache : public KvCacheKernels {
       fail({"input", "flash_attention_with_kvcache", "has too many new rows for one launch",
             "less than 2^34 new elements", std::to_string(vectors) + " vectors of 8", ""});
     }
-    // Last, so that a refused call changes nothing; before the launch, because PyTorch refuses here
-    // what must not be written: a tensor of inference mode outside of it.
+    // Last, so that a refused call changes nothing; before the launch, because PyTorch throws here
+    // for tensors that must not be written: those of inference mode outside of it.
     if (new_rows > 0) {
       bump_version(call.k_cache.get());
       bump_version(call.v_cache.get());
@@ -181,11 +181,11 @@ class PortableKvCache : public KvCacheKernels {
     if (p.splits > 1) launch_combine(combine, p, rows, batch_invariant(), device_);
   }
 
-  // How many blocks may share a sequence; how many do depends on its length, which the device
-  // knows. Returns the shared memory of a block.
+  // The maximal number of blocks that share a sequence; the actual number depends on its length,
+  // which only the device knows. Returns the shared memory of a block.
   int64_t split(DecodeParams& p, const KvCacheShape& shape, const AttentionRow& decode,
                 int64_t tiles) const {
-    // Of the band's columns, those that the rows of one call can see at all.
+    // The band's columns that the rows of one call can attend to.
     int64_t seen = shape.capacity;
     if (p.first != -kNoBound) {
       seen = std::min<int64_t>(seen, shape.seqlen_q + 16 - static_cast<int64_t>(p.first));
@@ -194,8 +194,8 @@ class PortableKvCache : public KvCacheKernels {
     p.fewest_columns = static_cast<float>(kFewestCachedColumns);
     const int64_t longest = std::max<int64_t>(1, seen / kFewestCachedColumns);
     if (batch_invariant()) {
-      // Sinks join where parts do, or where there are none: always the former, whatever the
-      // capacity.
+      // Sinks are added where parts are combined, or else by the decode kernel: here always the
+      // former, for any capacity.
       p.splits = static_cast<int>(std::max<int64_t>(std::min(kInvariantParts, longest),
                                                     shape.capacity > 0 && p.sinks ? 2 : 1));
       return -1;
@@ -205,14 +205,14 @@ class PortableKvCache : public KvCacheKernels {
                      std::min<int64_t>(kMostCombinedParts, longest), device_);
     p.splits = static_cast<int>(wanted.parts);
     p.prefetched = wanted.prefetched;
-    // A little less than equal lengths need, so that rounding gives them all of the parts.
+    // Slightly less than equal lengths need, so that rounding gives them all of the parts.
     p.share = static_cast<float>(0.999 / static_cast<double>(wanted.parts * shape.batch));
     return wanted.dynamic_shared;
   }
 
   const Device& device_;
   AttentionRows decode_[kAttendDtypes], combine_[kAttendDtypes], append_[kAttendDtypes];
-  AttentionRows decode_e4m3_, append_e4m3_[kAttendDtypes];  // for caches of that; any query's dtype
+  AttentionRows decode_e4m3_, append_e4m3_[kAttendDtypes];  // for caches of e4m3; any query's dtype
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
-// What the backends of the portable attention kernels share: the launch with AttentionParams, and
-// how keys are split.
+// Common parts of the backends of the portable attention kernels: the launch with AttentionParams,
+// and the split of the keys.
 #pragma once
 
 #include <cstdint>
@@ -12,34 +12,34 @@
 namespace torch_cubin {
 
 // check() of the portable backends, for kernels with the parameters of that header; a kernel of a
-// kind that has variants must say which it is.
+// kind with variants must state its own.
 void check_portable(PackageKernel& kernel, bool has_variants, const char* header = "attention",
                     size_t bytes = sizeof(AttentionParams));
 
-// Runs a kernel, unless there are no blocks. `dynamic_shared` as in Grid.
+// Launches a kernel, unless there are no blocks. For `dynamic_shared` see Grid.
 template <class Params>
 void launch_attention(PackageKernel& kernel, const Params& params, int64_t blocks, int splits,
                       const Device& device, int64_t dynamic_shared = -1) {
   if (check_blocks(blocks)) launch(kernel, {blocks, splits, 1, 0, dynamic_shared}, device, params);
 }
 
-// Memory for what the parts of the keys give for `rows` rows, which the parameters then name; none
-// for one part. (portable/forward.cpp)
+// Allocates memory for the partial results of `rows` rows and points the parameters to it; none for
+// one part. (portable/forward.cpp)
 Tensor allocate_parts(AttentionParams& params, int64_t rows, const Device& device);
 
-// Joins the parts of `rows` rows. With `one_order` parts are added in an order that does not depend
-// on how many there are.
+// Combines the parts of `rows` rows. With `one_order` parts are added in an order that does not
+// depend on their number.
 void launch_combine(const AttentionRow& combine, const AttentionParams& params, int64_t rows,
                     bool one_order, const Device& device);
 
-// The kernel for few queries of so wide heads, or null. `blocks`: of 16 rows, without a split. Of
-// two for the same head_dim the one with more columns a tile is for blocks whose parts can be one
-// for each of nearly all multiprocessors: it fills one alone, so that there are half as many parts
-// to join.
+// The kernel for few queries of that head_dim, or null. `blocks`: of 16 rows, without a split. If
+// two kernels have the same head_dim, the one with more columns a tile is for blocks whose parts
+// can occupy nearly all multiprocessors: it fills one alone, so that there are half as many parts
+// to combine.
 const AttentionRow* decode_row(const AttentionRows& rows, int64_t head_dim, int64_t blocks,
                                const Device& device);
 
-// How a decode's columns are split among blocks: into how many parts, the shared memory that puts
+// The split of a decode's columns among blocks: the number of parts, the shared memory that puts
 // equally many blocks on each multiprocessor, and the tiles that a block prefetches (DecodeParams).
 struct DecodeSplit {
   int64_t parts = 1;
@@ -47,7 +47,7 @@ struct DecodeSplit {
   int prefetched = 0;
 };
 
-// `blocks`: without a split; `most`: parts that the columns allow.
+// `blocks`: without a split; `most`: the parts that the columns allow.
 DecodeSplit split_decode(const AttentionRow& decode, int64_t blocks, int64_t most,
                          const Device& device);
 

@@ -1,8 +1,8 @@
-// The backend of the backward for Hopper, of 16-bit types. Three kernels in a row, with one
+// The backend of the backward for Hopper, for 16-bit types. Three kernels in sequence, with one
 // parameter: sm90/backward_delta.cu, sm90/backward.cu (heads of up to 128 columns) or
-// sm90/backward_wide.cu (up to 256), and sm90/backward_convert.cu. Packed sequences take
-// sm90/order.cu before them, boolean masks sm90/backward_mask.cu, masks that are added
-// sm90/backward_added_mask.cu. What these do not take is the portable kernels'.
+// sm90/backward_wide.cu (up to 256), and sm90/backward_convert.cu. For packed sequences they follow
+// sm90/order.cu, for boolean masks sm90/backward_mask.cu, for additive masks
+// sm90/backward_added_mask.cu. The portable kernels serve all other calls.
 #include <algorithm>
 #include <optional>
 
@@ -15,24 +15,22 @@
 namespace torch_cubin {
 namespace {
 
-// The blocks of one place in the keys run beside each other for so many heads that what they all
-// read and add to, 8 bytes a column of each query, about fits in the L2 cache. Heads are better
-// than keys side by side, since blocks of one head wait for each other's additions to dq; long
-// heads are walked through in step, so that a part of them suffices, the more so the shorter a band
-// makes the steps' path, and the more heads the fewer keys a block has, since more blocks of a head
-// then wait. Measured on an H200 with its cache of 60 MB and, for smaller ones, on an H100 with 50
-// MB.
+// Blocks with the same keys run concurrently for as many heads as read and add to about an L2 cache
+// of data, 8 bytes a column of each query. Heads side by side are better than keys side by side,
+// since blocks of one head wait for each other's additions to dq. Long heads are stepped through in
+// parallel, so that a part of them suffices: the more so the shorter a band makes the path, and the
+// more heads the fewer keys a block has, since more blocks of a head then wait. Measured on an H200
+// with its cache of 60 MB and, for smaller ones, on an H100 with 50 MB.
 constexpr int64_t kBytesTogether = int64_t{32} << 20, kFewBytesTogether = int64_t{20} << 20;
 constexpr int64_t kLongHeadBytes = int64_t{2} << 20, kLeastTogether = 4;
 constexpr int64_t kLargeCache = int64_t{56} << 20;
 
 bool has_small_cache(const Device& device) { return device.l2_bytes < kLargeCache; }
 
-// Blocks that share a work's keys: two in a cluster, each of half of them, for wide heads.
+// Blocks that share a work item's keys: two in a cluster, each with half of them, for wide heads.
 int64_t blocks_of_work(const AttentionRow& row) { return row.kernel->entry().cluster[0]; }
 
-// Blocks of wide heads that work alone add twice as much: a small cache must hold all of what they
-// do.
+// Single blocks of wide heads add twice as much: a small cache must hold all of their data.
 bool fills_cache(const AttentionRow& row, const Device& device) {
   return has_small_cache(device) && row.head_dim > 128 && blocks_of_work(row) == 1;
 }
@@ -45,17 +43,16 @@ int64_t bytes_together(const AttentionRow& row, int64_t head, bool has_band, boo
   // All of a short head is in use at a time, so that a few heads fill a small cache. Pairs without
   // a band were quickest with few heads at every length: of 512 to 16,384 rows with 16, 8, 8, 4, 4
   // and 2 to 4 (H100, 2026-11-25); with a band from 1 MB a head on they gain by more, 24, 16, 16,
-  // 8, 10 and 8. With a boolean mask, which may be a band, too, 8 heads of 2048 rows in place of 5
-  // took 0.92 of the time where it was causal, 0.97 of documents, 1.00 of lengths and 1.05 where it
+  // 8, 10 and 8. With a boolean mask, which may also be a band, 8 heads of 2048 rows instead of 5
+  // took 0.92 of the time when it was causal, 0.97 for documents, 1.00 for lengths and 1.05 when it
   // hid nothing (H100, 2026-11-26).
   const bool is_short = has_band ? head < kLongHeadBytes / 2 : !is_long || (in_pairs && !has_mask);
   if (is_short && (in_pairs || has_small_cache(device))) return kFewBytesTogether;
   return has_band && is_long && !fills_cache(row, device) ? 2 * kBytesTogether : kBytesTogether;
 }
 
-// At least so many that one set of them has a block for every multiprocessor: the next set's
-// longest blocks come after this one's shortest, and a device that is full of one set never waits
-// for them.
+// At least as many as have a block for every multiprocessor: the next set's longest blocks come
+// after this one's shortest, and a device that is full of one set never waits for them.
 int64_t heads_together(const AttentionCase& problem, const AttentionRow& row, bool has_band,
                        const Device& device) {
   const int64_t head = problem.seqlen_q * row.head_dim * 8, each = head * problem.group();
@@ -68,7 +65,7 @@ int64_t heads_together(const AttentionCase& problem, const AttentionRow& row, bo
                        std::max<int64_t>(each, 1)});
 }
 
-// Of packed sequences: so many queries, of so many heads, are about as much.
+// For packed sequences: the queries, of this many heads, that amount to about as much.
 int64_t rows_together(const AttentionCase& problem, const AttentionRow& row, int64_t heads,
                       int64_t multiprocessors) {
   const int64_t each = row.head_dim * 8 * problem.group() * heads;
@@ -88,7 +85,7 @@ constexpr const char* kBackwardAddedMaskKind = "sm90_backward_added_mask";
 struct Sm90BackwardPlan {
   const AttentionRow* delta;
   const AttentionRow* backward;
-  const AttentionRow* pair;  // instead of that one, where the device runs clusters of two; or null
+  const AttentionRow* pair;  // used instead if the device runs clusters of two; or null
   const AttentionRow* convert;
 };
 
@@ -126,7 +123,7 @@ class Sm90Backward : public AttentionBackwardKernels {
         delta_[dtype].empty() || convert_[dtype].empty()) {
       return plan;
     }
-    // A mask alone needs no rule for the scores: bits all of these kernels take, numbers some add.
+    // A mask alone needs no rule for the scores: all of these kernels read bits, some add numbers.
     const AttentionVariant variant = problem.score_variant;
     const bool adds = problem.mask == kAddedMask && variant == kFull;
     const int64_t width = std::max(problem.head_dim, problem.head_dim_v);
@@ -138,8 +135,8 @@ class Sm90Backward : public AttentionBackwardKernels {
                             problem.seqlen_k > kMostPairs * pair->columns)) {
       pair = nullptr;
     }
-    // Whole tiles: few queries leave most of one empty, and the portable kernels are then quicker.
-    // What runs in pairs is counted as if it did not: it only takes less.
+    // Counts whole tiles: few queries leave most of one empty, and the portable kernels are then
+    // quicker. Pairs are counted like single blocks: they only take less.
     const int64_t tiles = ceil_div(problem.seqlen_q, row->rows) * problem.heads;
     const int64_t blocks = ceil_div(problem.seqlen_k, row->columns);
     const double steps = static_cast<double>(problem.batch) * tiles * blocks;
@@ -178,7 +175,7 @@ class Sm90Backward : public AttentionBackwardKernels {
     auto* const memory = reinterpret_cast<float*>(workspace.data());
 
     Sm90BackwardParams params{};
-    params.dq_sum = memory;  // its additions begin at multiples of 16 bytes, as the sums' loads do
+    params.dq_sum = memory;  // its additions are aligned to 16 bytes, as the sums' loads are
     params.sums = memory + dq_sum;
     params.turns = reinterpret_cast<int*>(memory + dq_sum + sums);
     params.ticket = reinterpret_cast<unsigned*>(params.turns + heads * tiles);
@@ -213,7 +210,7 @@ class Sm90Backward : public AttentionBackwardKernels {
     }
   }
 
-  bool clears_rows_of_none() const override { return true; }
+  bool clears_empty_rows() const override { return true; }
 
  private:
   void order_tiles(const Sm90TileOrder& order, const AttentionCase& problem,
@@ -224,16 +221,13 @@ class Sm90Backward : public AttentionBackwardKernels {
     params.rows_together =
         static_cast<int>(rows_together(problem, row, together, device_.multiprocessors));
     const int64_t kv_heads = all.heads / all.group;
-    params.rows_of_none[0] =
-        sm90_rows_of_none(all.dq, all.dq_stride, all.heads, all.head_dim, false);
-    params.rows_of_none[1] = sm90_rows_of_none(all.dk, all.dk_stride, kv_heads, all.head_dim, true);
-    params.rows_of_none[2] =
-        sm90_rows_of_none(all.dv, all.dv_stride, kv_heads, all.head_dim_v, true);
+    params.empty_rows[0] = sm90_empty_rows(all.dq, all.dq_stride, all.heads, all.head_dim, false);
+    params.empty_rows[1] = sm90_empty_rows(all.dk, all.dk_stride, kv_heads, all.head_dim, true);
+    params.empty_rows[2] = sm90_empty_rows(all.dv, all.dv_stride, kv_heads, all.head_dim_v, true);
     order.make(*order_, device_, all, params);
   }
 
-  // Launches the kernel that lays out a mask, for as many batches, heads and tiles of queries as it
-  // has.
+  // Launches the kernel that converts a mask, for the mask's batches, heads and tiles of queries.
   void fill_mask(Sm90BackwardParams& params, const AttentionParams& all, AttentionDtype dtype,
                  std::optional<Workspace>& memory) const {
     const auto size = [&](int dim, int all_of) { return all.mask_stride[dim] == 0 ? 1 : all_of; };
@@ -293,8 +287,8 @@ class Sm90Backward : public AttentionBackwardKernels {
   const Device& device_;
   AttentionRows delta_[kAttendDtypes], convert_[kAttendDtypes];
   AttentionRows backward_[kAttendDtypes][kAttentionVariants];
-  AttentionRows pairs_[kAttendDtypes][kAttentionVariants];  // for heads that backward_ has, too
-  AttentionRows added_[kAttendDtypes], added_pairs_[kAttendDtypes];  // the same, for added masks
+  AttentionRows pairs_[kAttendDtypes][kAttentionVariants];  // for heads that backward_ supports too
+  AttentionRows added_[kAttendDtypes], added_pairs_[kAttendDtypes];  // the same, for additive masks
   ClusterCapacity clusters_{2};
   PackageKernel* order_ = nullptr;
   PackageKernel* mask_ = nullptr;
@@ -330,7 +324,7 @@ class Sm90BackwardBackend : public AttentionBackend {
     }
     const int64_t keys = row.head_dim > 128 ? 64 * blocks_of_work(row) : 128;
     if (row.columns != keys) KernelFields(kernel).refuse("tile", std::to_string(keys) + " keys");
-    // sm90/backward_mask.cu has capacity for such tiles.
+    // The capacity of sm90/backward_mask.cu.
     if (row.rows > 96) KernelFields(kernel).refuse("tile", "at most 96 queries");
   }
 

@@ -1,6 +1,6 @@
-// The backend of csrc/kernels/attention/sm90/e4m3.cu: attention forward on Hopper, of
-// float8_e4m3fn, with lengths and the band alone. sm90/e4m3_values.cu lays out the values before
-// it; packed sequences take sm90/order.cu, too.
+// The backend of csrc/kernels/attention/sm90/e4m3.cu: attention forward on Hopper, for
+// float8_e4m3fn, with lengths and the band only. sm90/e4m3_values.cu transposes the values before
+// it; packed sequences also need sm90/order.cu.
 #include <algorithm>
 
 #include "kernels/attention/sm90/e4m3_params.h"
@@ -19,11 +19,11 @@ constexpr int64_t kE4m3QueryRows = 64;  // of a box: those of a warpgroup
 constexpr int64_t kE4m3MostTiles = (int64_t{1} << 31) - 1 - kSm90MostBlocks;
 constexpr int64_t kMostKeys = (int64_t{1} << 31) - 1;
 constexpr int64_t kValuesGroup = 16;       // keys whose order is one pattern
-constexpr int64_t kValuesThreadGroup = 8;  // threads that write neighbouring groups
-constexpr int kE4m3RowsTogether = 32768;   // as in sm90/forward.cpp
-// Blocks take tiles as they need them where pairs would leave so much of a launch idle: 3% less
-// time at 4,096 causal rows of head_dim 128, whose pairs fill 5.3 of 6 rounds. Elsewhere pairs take
-// up to 3% less.
+constexpr int64_t kValuesThreadGroup = 8;  // threads that write adjacent groups
+constexpr int kE4m3RowsTogether = 32768;   // see sm90/forward.cpp
+// Blocks take tiles dynamically if pairs would leave this fraction of a launch idle: 3% less time
+// at 4,096 causal rows of head_dim 128, whose pairs fill 5.3 of 6 rounds. Elsewhere pairs take up
+// to 3% less.
 constexpr double kIdleInPairs = 1.06;
 constexpr double kE4m3Log2e = 1.4426950408889634;
 
@@ -69,7 +69,7 @@ class Sm90E4m3Forward : public AttentionForwardKernels {
   void launch(const ForwardPlan&, const AttentionCase& problem, const FusedOperands& operands,
               float* logsumexp) const override {
     AttentionParams all = operands.params(problem.head_dim, problem.head_dim_v);
-    operands.fill(all, 0);  // there is one dim of batches, and so one part
+    operands.fill(all, 0);  // with one dim of batches there is one part
     const Sm90Lengths lengths = sm90_lengths(all);
     const Sm90Band band = {all.seqlen_q, all.seqlen_k, lengths.first, lengths.last};
     double time;
@@ -110,16 +110,16 @@ class Sm90E4m3Forward : public AttentionForwardKernels {
     making.rows_together = kE4m3RowsTogether;
     making.logsumexp = logsumexp;
     making.logsumexp_head = all.total_q;
-    making.rows_of_none[0] =
-        sm90_rows_of_none(all.out, all.out_stride, all.heads, all.head_dim_v, false);
+    making.empty_rows[0] =
+        sm90_empty_rows(all.out, all.out_stride, all.heads, all.head_dim_v, false);
     order.make(*order_, device_, all, making);
     torch_cubin::launch(*row.kernel, grid, device_, params);
   }
 
-  bool clears_rows_of_none() const override { return true; }
+  bool clears_empty_rows() const override { return true; }
 
  private:
-  // The quickest kernel that is wide enough. Null, and infinitely long, where there is none.
+  // The quickest kernel that is wide enough; null, and an infinite time, if there is none.
   const AttentionRow* choose(const AttentionCase& problem, const Sm90Band& band,
                              double* time) const {
     *time = std::numeric_limits<double>::infinity();
@@ -137,8 +137,8 @@ class Sm90E4m3Forward : public AttentionForwardKernels {
     return best;
   }
 
-  // The operands' maps, sizes and strides. Launches the kernel that lays out the values, into the
-  // memory that is returned.
+  // Fills the operands' maps, sizes and strides. Launches the kernel that transposes the values,
+  // into the returned memory.
   Workspace fill(Sm90E4m3Params& params, const AttentionRow& row, const AttentionParams& all,
                  const Sm90Rows& rows) const {
     const int64_t kv_heads = all.heads / all.group, batch = rows.packed ? 1 : all.batch;

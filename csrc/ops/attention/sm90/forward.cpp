@@ -1,6 +1,6 @@
-// The backend of csrc/kernels/attention/sm90/forward.cu: attention forward on Hopper, of 16-bit
-// types. Few queries with many keys are the portable kernels'. Packed sequences take sm90/order.cu
-// before it, boolean masks sm90/mask.cu, masks that are added sm90/added_mask.cu.
+// The backend of csrc/kernels/attention/sm90/forward.cu: attention forward on Hopper, for 16-bit
+// types. The portable kernels serve few queries with many keys. Packed sequences need sm90/order.cu
+// before it, boolean masks sm90/mask.cu, additive masks sm90/added_mask.cu.
 #include <algorithm>
 #include <cmath>
 #include <optional>
@@ -17,7 +17,7 @@ namespace {
 constexpr int64_t kQueryRows = 64;  // of a box: those of a warpgroup
 constexpr int64_t kMostTiles = (int64_t{1} << 31) - 1 - kSm90MostBlocks;
 
-// Of packed sequences: queries whose tiles are ordered by length, and so share the L2 cache.
+// For packed sequences: queries whose tiles are ordered by length, and so share the L2 cache.
 constexpr int kPackedRowsTogether = 32768;
 constexpr const char* kGeneralKind = "sm90_general";
 constexpr const char* kMaskedKind = "sm90_masked";
@@ -73,10 +73,10 @@ class Sm90Forward : public AttentionForwardKernels {
     }
   }
 
-  bool clears_rows_of_none() const override { return true; }
+  bool clears_empty_rows() const override { return true; }
 
  private:
-  // The quickest kernel that is wide enough. Null, and infinitely long, where there is none.
+  // The quickest kernel that is wide enough; null, and an infinite time, if there is none.
   const AttentionRow* choose(const AttentionCase& problem, const Sm90Band& band,
                              double* time) const {
     *time = std::numeric_limits<double>::infinity();
@@ -86,8 +86,8 @@ class Sm90Forward : public AttentionForwardKernels {
     const bool is_plain = problem.score_variant == kFull;
     // Tiles of 192 queries leave no shared memory for floats.
     const bool adds_alone = is_plain && !(problem.float_mask && width <= 64);
-    // Boolean masks and sinks need no rule for the scores. Sinks alone the kernels without a mask
-    // take, too, but for the narrowest heads.
+    // Boolean masks and sinks need no rule for the scores. The kernels without a mask support sinks
+    // alone too, except for the narrowest heads.
     const bool masked = is_plain && (problem.mask == kBoolMask || (problem.sinks && width <= 64));
     const AttentionRows& rows = problem.mask == kAddedMask
                                     ? (adds_alone ? added_ : general_added_)[dtype]
@@ -147,18 +147,18 @@ class Sm90Forward : public AttentionForwardKernels {
     making.rows_together = kPackedRowsTogether;
     making.logsumexp = all.logsumexp;
     making.logsumexp_head = all.total_q;
-    making.rows_of_none[0] =
-        sm90_rows_of_none(all.out, all.out_stride, all.heads, all.head_dim_v, false);
+    making.empty_rows[0] =
+        sm90_empty_rows(all.out, all.out_stride, all.heads, all.head_dim_v, false);
     order.make(*order_, device_, all, making);
     torch_cubin::launch(*row.kernel, {std::min(blocks_, tiles * heads)}, device_, params);
   }
 
-  // Bytes of a tile of queries: two bits for each block of keys, in whole words.
+  // Bytes for a tile of queries: two bits for each block of keys, in whole words.
   static int64_t class_bytes(const Sm90MaskGrid& grid) {
     return ceil_div(grid.blocks, kMaskWordBlocks) * 4;
   }
 
-  // Launches the kernel that lays out a boolean mask for `row`'s tiles.
+  // Launches the kernel that converts a boolean mask for `row`'s tiles.
   void lay_out_mask(Sm90AttentionParams& out, const AttentionParams& all, const AttentionRow& row,
                     std::optional<Workspace>& memory) const {
     const Sm90MaskGrid grid(all, row.rows, row.columns);
@@ -181,7 +181,7 @@ class Sm90Forward : public AttentionForwardKernels {
     grid.strides(out.mask.class_stride, grid.tiles, classes / 4);
   }
 
-  // The same for a mask that is added.
+  // The same for an additive mask.
   void lay_out_added_mask(Sm90AttentionParams& out, const AttentionParams& all,
                           const AttentionRow& row, std::optional<Workspace>& memory) const {
     const Sm90MaskGrid grid(all, row.rows, row.columns);
@@ -203,7 +203,7 @@ class Sm90Forward : public AttentionForwardKernels {
   int64_t blocks_;
   AttentionRows rows_[kAttendDtypes][kAttentionVariants];
   AttentionRows masked_[kAttendDtypes];  // for calls with a boolean mask and no other option
-  // For masks that are added: without other options, and with any.
+  // For additive masks: without other options, and with any.
   AttentionRows added_[kAttendDtypes], general_added_[kAttendDtypes];
   PackageKernel* order_ = nullptr;
   PackageKernel* mask_ = nullptr;

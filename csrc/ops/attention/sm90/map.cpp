@@ -21,16 +21,16 @@ struct Box {
 
 void encode(Sm90AttentionMap& out, const Box& box, const Sm90MapRows& rows, const Device& device) {
   const auto dim = [&](int64_t size, int64_t stride, int64_t box_size) {
-    // The stride of a single index is any.
+    // The stride of a single index is arbitrary.
     return MapDim{static_cast<uint64_t>(size),
                   static_cast<uint64_t>(size == 1 ? 16 : stride * box.bytes),
                   static_cast<uint32_t>(box_size)};
   };
-  const int64_t row = rows.rows == 1 ? 16 / box.bytes : rows.stride[2];  // as above
+  const int64_t row = rows.rows == 1 ? 16 / box.bytes : rows.stride[2];  // likewise
   const MapDim columns = dim(rows.columns, 1, box.columns);
   const MapDim heads = dim(rows.heads, rows.stride[1], 1);
   if (rows.packed) {
-    const int64_t wrap = (int64_t{1} << 35) / box.bytes;  // sm90/forward_params.h says why
+    const int64_t wrap = (int64_t{1} << 35) / box.bytes;  // see sm90/forward_params.h
     encode_tiled_map(&out, rows.data, box.type, box.swizzle,
                      {columns, dim(kRaggedRows, row, box.rows), heads, dim(kMostPackedRows, row, 1),
                       dim(kMostPackedRows, wrap - row, 1)},
@@ -67,7 +67,7 @@ Sm90Lengths sm90_lengths(const AttentionParams& all) {
   lengths.last = all.last;
   lengths.bottom_right = (all.flags & kAttendBottomRight) != 0;
   if (all.cu_seqlens_q != nullptr || !lengths.bottom_right) return lengths;
-  // An open side stays what it is: far outside.
+  // An open side stays as it is: far outside.
   const int shift = all.seqlen_k - all.seqlen_q;
   if (lengths.first != -kNoBound) lengths.first += shift;
   if (lengths.last != kNoBound) lengths.last += shift;
@@ -95,8 +95,8 @@ void check_sm90_row(const AttentionRow& row, bool is_general) {
   }
 }
 
-Sm90RowsOfNone sm90_rows_of_none(void* data, const tc_int64 (&stride)[3], int64_t heads,
-                                 int64_t columns, bool of_keys) {
+Sm90EmptyRows sm90_empty_rows(void* data, const tc_int64 (&stride)[3], int64_t heads,
+                              int64_t columns, bool of_keys) {
   return {data,
           {stride[1], stride[2]},
           static_cast<int>(heads),

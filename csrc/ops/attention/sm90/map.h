@@ -1,4 +1,4 @@
-// What the backends of attention's kernels for Hopper share: tensor maps of operands of 16-bit
+// Common parts of the backends of attention's kernels for Hopper: tensor maps of operands of 16-bit
 // types, as (batch, head, row, column), in boxes of 64 columns and some rows under the 128-byte
 // swizzle; lengths; and the order of packed sequences' tiles.
 #pragma once
@@ -14,8 +14,8 @@
 
 namespace torch_cubin {
 
-// `stride`: batch, head, row; in elements, whole 16 bytes each. `packed`: rows of sequences one
-// behind the other; then `rows` counts those of all, and `batch` is of no meaning.
+// `stride`: batch, head, row; in elements, multiples of 16 bytes. `packed`: sequences are stored
+// one after the other; then `rows` is the total, and `batch` is ignored.
 struct Sm90MapRows {
   const void* data;
   const tc_int64 (&stride)[3];
@@ -26,18 +26,18 @@ struct Sm90MapRows {
 void encode_sm90_map(Sm90AttentionMap& out, const AttentionRow& kernel, const Sm90MapRows& rows,
                      int64_t box_rows, const Device& device);
 
-// The same for elements of one byte, whose boxes have 64 or 128 columns under the swizzle of as
-// many bytes.
+// The same for elements of one byte, whose boxes have 64 or 128 columns under a swizzle of as many
+// bytes.
 void encode_sm90_byte_map(Sm90AttentionMap& out, const Sm90MapRows& rows, int64_t box_columns,
                           int64_t box_rows, const Device& device);
 
-// The lengths and the band of a launch; of packed sequences the band as it is before any shift.
+// The lengths and the band of a launch; for packed sequences the band before any shift.
 Sm90Lengths sm90_lengths(const AttentionParams& all);
 
-// What `general` kernels do to the scores, but for the mask.
+// The score modifications of `general` kernels, apart from the mask.
 Sm90ScoreRule sm90_score_params(const AttentionParams& all);
 
-// How many rows a launch has: of a sequence, or of all packed ones.
+// The rows of a launch: of a sequence, or of all packed ones.
 struct Sm90Rows {
   Sm90Rows(const AttentionCase& problem, const FusedOperands& operands)
       : packed(problem.packed),
@@ -45,8 +45,8 @@ struct Sm90Rows {
         q(operands.call.shape.total_q),
         k(operands.call.shape.total_k) {}
 
-  // Tiles of so many rows, of a head. Packed sequences have at most so many: each may end with a
-  // part of one.
+  // Tiles of `tile` rows in a head. For packed sequences an upper bound: each may end with a
+  // partial tile.
   int64_t tiles(int64_t all_rows, int64_t tile) const {
     return packed ? all_rows / tile + sequences : ceil_div(all_rows, tile);
   }
@@ -56,7 +56,7 @@ struct Sm90Rows {
 };
 
 // The parameters that forward and backward share, and the maps of query, key and value.
-// `query_box`, `key_box`: rows of a box of the query's, and of the key's and value's.
+// `query_box`, `key_box`: rows of a box of the query, and of key and value.
 template <class Params>
 void fill_sm90_params(Params& params, const AttentionRow& row, const AttentionParams& all,
                       const Sm90Rows& rows, int64_t query_box, int64_t key_box,
@@ -84,19 +84,19 @@ void fill_sm90_params(Params& params, const AttentionRow& row, const AttentionPa
   params.score = sm90_score_params(all);
 }
 
-// What check() of both directions asks: a 16-bit type, and the variant that the entry's kind says.
+// check() for both directions: a 16-bit type, and the variant that the entry's kind states.
 void check_sm90_row(const AttentionRow& row, bool is_general);
 
-// The order of packed sequences' tiles (sm90/order.cu), which a kernel before the others makes. It
-// also clears the rows of no sequence that `params` names.
+// The order of packed sequences' tiles (sm90/order.cu), which a kernel computes before the others.
+// It also clears the rows in `params` that belong to no sequence.
 class Sm90TileOrder {
  public:
-  // `capacity`: the most tiles that there can be.
+  // `capacity`: an upper bound of the tiles.
   Sm90TileOrder(const Device& device, int64_t capacity)
       : memory_(device, kHeader + capacity * static_cast<int64_t>(sizeof(Sm90OrderPlace))),
         capacity_(capacity) {}
 
-  // Launches it. `params` has all but the order, the lengths and what follows from `all`.
+  // Launches it. `params` has all but the order, the lengths and the fields that follow from `all`.
   void make(PackageKernel& kernel, const Device& device, const AttentionParams& all,
             Sm90OrderParams& params) const;
 
@@ -108,8 +108,9 @@ class Sm90TileOrder {
   int64_t capacity_;
 };
 
-// A tensor whose rows of no sequence become zeros, and all NaN where cu_seqlens are no offsets.
-Sm90RowsOfNone sm90_rows_of_none(void* data, const tc_int64 (&stride)[3], int64_t heads,
-                                 int64_t columns, bool of_keys);
+// A tensor whose rows that belong to no sequence become zeros, and all NaN if cu_seqlens are
+// invalid.
+Sm90EmptyRows sm90_empty_rows(void* data, const tc_int64 (&stride)[3], int64_t heads,
+                              int64_t columns, bool of_keys);
 
 }  // namespace torch_cubin

@@ -1,5 +1,5 @@
-// How the tiles of a persistent kernel for Hopper are scheduled on its blocks (Sm90TileSchedule),
-// for sequences that are all equally long.
+// The schedule of the tiles of a persistent kernel for Hopper on its blocks (Sm90TileSchedule), for
+// sequences of equal length.
 #pragma once
 
 #include <algorithm>
@@ -9,13 +9,13 @@
 
 namespace torch_cubin {
 
-constexpr int64_t kSm90MostBlocks = 160;  // whose work the kernels' scheduler can balance
+constexpr int64_t kSm90MostBlocks = 160;  // that the kernels' scheduler can balance
 
 inline int64_t sm90_blocks(const Device& device) {
   return std::min<int64_t>(device.multiprocessors, kSm90MostBlocks);
 }
 
-// The band of one launch, and how many blocks of keys a tile of queries sees of it.
+// The band of one launch, and the number of blocks of keys visible to a tile of queries.
 struct Sm90Band {
   int64_t seqlen_q, seqlen_k;
   int64_t first, last;
@@ -27,7 +27,7 @@ struct Sm90Band {
     return most < least ? 1 : most / row.columns - least / row.columns + 1;
   }
 
-  // Of an average tile. Exact where the band's edges are straight, nearly so where lengths cut
+  // For an average tile. Exact where the band's edges are straight, nearly so where lengths cut
   // them.
   double average(const AttentionRow& row) const {
     const int64_t tiles = ceil_div(seqlen_q, row.rows);
@@ -45,7 +45,8 @@ inline double sm90_tile_cycles(const AttentionRow& row, const Sm90Band& band) {
 // cache.
 int sm90_heads_together(int64_t tiles);
 
-// Sm90AttentionParams::schedule of `tiles` of each of `heads`, to `blocks`. `bytes`: of an element.
+// Sm90AttentionParams::schedule for `tiles` of each of `heads`, on `blocks`. `bytes`: of an
+// element.
 int sm90_tile_schedule(const AttentionRow& row, const Sm90Band& band, int64_t tiles, int64_t heads,
                        int64_t blocks, int64_t bytes = 2);
 
