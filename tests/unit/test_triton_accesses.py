@@ -15,7 +15,7 @@ import torch_cubin
 import torch_cubin.producers.triton as tct
 from torch_cubin import errors
 from torch_cubin._triton import live
-from torch_cubin._triton.accesses import accesses, numbers
+from torch_cubin._triton.accesses import accesses, numbers, program_steps
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "triton"
 _count = iter(range(1_000_000))
@@ -42,6 +42,11 @@ BODIES = {
     "compare and swap": (
         LOAD + f"%o = tt.atomic_cas acq_rel, gpu, %p2, %v, %v : ({P}, f32, f32) -> f32",
         "rf - wuf",
+    ),
+    "an atomic after a store": (
+        f"tt.store %p1, %v : {P}\n"
+        f"%o = tt.atomic_rmw fadd, acq_rel, gpu, %p1, %v, %t : ({P}, f32, i1) -> f32",
+        "- wuf -",
     ),
     "its own results": (
         LOAD + f"tt.store %p1, %v : {P}\n%w = tt.load %p1 : {P}\ntt.store %p2, %w : {P}",
@@ -374,6 +379,42 @@ def test_what_was_written_for_other_machines_tells_it_too(tmp_path: Path) -> Non
 def test_a_constant_of_another_kernel_is_refused(block: int) -> None:
     with pytest.raises(errors.InputError, match="folded 'B'.*compiled with"):
         add(FOLDER, folded={"B": block})
+
+
+def test_a_grid_of_another_constant_is_refused(tmp_path: Path) -> None:
+    """4096 stands in the IR, too, and a program computes 256 elements: the rest of 4096 would be
+    what memory held."""
+    folder = changed(tmp_path, r"(%1 = arith\.muli)", r"%c = arith.constant 4096 : i32\n\1")
+    with pytest.raises(errors.InputError, match="folded 'B'.*at most 256, got 4096"):
+        add(folder, folded={"B": 4096})
+    with pytest.raises(errors.InputError, match="folded 'B'.*at most 256, got 4096"):
+        add(folder, folded={"B": 4096}, grid=(lambda n, B: n // B, 1))
+    add(folder, folded={"B": 256})
+    add(folder, folded={"B": 4096}, grid=lambda n: torch_cubin.cdiv(n, 256))
+
+
+@pytest.mark.parametrize(
+    ("body", "steps"),
+    [
+        ("%p = tt.get_program_id x : i32\n%q = arith.muli %p, %c64 : i32", [64, None, None]),
+        ("%p = tt.get_program_id y : i32\n%q = arith.muli %c64, %p : i32", [None, 64, None]),
+        (
+            "%p = tt.get_program_id x : i32\n%w = arith.extsi %p : i32 to i64\n"
+            "%q = arith.muli %w, %c8 : i64\n%r = arith.muli %p, %c64 : i32",
+            [64, None, None],
+        ),
+        ("%p = tt.get_program_id x : i32\n%q = arith.muli %p, %n : i32", [None] * 3),
+        ("%p = tt.get_program_id x : i32\n%q = arith.divsi %p, %c64 : i32", [None] * 3),
+        (
+            "%p = tt.get_program_id x : i32\n%q = arith.muli %p, %c64 : i32\n"
+            "%m = tt.get_num_programs x : i32",
+            [None] * 3,
+        ),
+    ],
+)
+def test_how_many_elements_a_program_computes(body: str, steps: list[int | None]) -> None:
+    before = "%c64 = arith.constant 64 : i32 loc(#loc)\n%c8 = arith.constant 8 : i64\n"
+    assert program_steps(module(before + body)) == steps
 
 
 def test_a_constant_that_is_missing_is_asked_for() -> None:

@@ -108,6 +108,44 @@ def numbers(ttir: str) -> frozenset[int]:
     ) | frozenset(int(n) for n in re.findall(r"(?<=x)\d{1,18}(?=x)", text))
 
 
+def program_steps(ttir: str) -> list[int | None]:
+    """By axis of the grid: the largest constant that a program's index is multiplied by, where
+    nothing else is done with the index; else None.
+
+    Such a program computes that many elements, unless it also asks how many programs there are.
+    """
+    text = _LOCATION.sub("", _QUOTED.sub('""', ttir[:_MOST]))
+    indices: dict[str, int] = {}
+    constants: dict[str, int] = {}
+    factors: list[list[int] | None] = [[], [], []]
+    if text.count("tt.func ") != 1 or "tt.get_num_programs" in text:
+        return [None, None, None]
+    for line in text.splitlines():
+        match = _LINE.fullmatch(line.strip())
+        if match is None:
+            continue
+        name, operation, rest = match[1], match[3], match[4]
+        constant = re.match(r"\s*(\d{1,18}) : i\d+", rest)
+        if operation == "tt.get_program_id":
+            indices[name] = "xyz".find(rest.strip()[:1])
+        elif operation == "arith.constant" and constant is not None:
+            constants[name] = int(constant[1])
+        operands = _OPERAND.findall(rest)
+        for operand in operands:
+            axis = indices.get(operand)
+            found = None if axis is None else factors[axis]
+            if axis is None or found is None:
+                continue
+            others = [constants.get(other) for other in operands if other != operand]
+            if operation == "arith.extsi":
+                indices[name] = axis
+            elif operation == "arith.muli" and len(others) == 1 and others[0] is not None:
+                found.append(others[0])
+            else:
+                factors[axis] = None
+    return [max(found) if found else None for found in factors]
+
+
 def _functions(ttir: str) -> tuple[dict[str, _Function], str]:
     text = _QUOTED_NAME.sub(lambda m: "@" + re.sub(r"[^\w.$-]", "_", m[1]), ttir)
     text = _LOCATION.sub("", _QUOTED.sub('""', text))
@@ -367,11 +405,13 @@ class _Run:
             access.reads |= step.kind == "read"
             access.writes |= step.kind != "read"
             access.updates |= step.kind == "update"
-            access.reads_first |= step.kind != "write" and root not in written
+            # Other blocks' updates come before and after this one's writes.
+            is_first = step.kind == "update" or (step.kind == "read" and root not in written)
+            access.reads_first |= is_first
         if step.kind == "write" and len(addressed) == 1:  # one of several is not certain
             written |= addressed
         for root in _NONE.union(*roots[1:]) if step.kind != "read" else _NONE:
             self.found[root].followed = False  # its address itself is stored
 
 
-__all__ = ["Access", "accesses", "numbers"]
+__all__ = ["Access", "accesses", "numbers", "program_steps"]

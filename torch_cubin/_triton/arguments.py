@@ -8,7 +8,7 @@ Over 500 lines: every kind of parameter adds to the same entries and requirement
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from torch_cubin._declared.expressions import (
 )
 from torch_cubin._declared.kernel_arguments import pointer
 from torch_cubin._kernels.scalars import Scalar, TracedScalar
+from torch_cubin._triton import folded
 from torch_cubin._triton.kernel import (
     FOLDED,
     POINTEES,
@@ -61,9 +62,15 @@ class TritonArguments(Produced):
     """The arguments of one kernel. `given` is define_op's `args`."""
 
     def __init__(
-        self, kernel: TritonKernel, given: Any, folded: Mapping[str, Any], varying: frozenset[str]
+        self,
+        kernel: TritonKernel,
+        given: Any,
+        folded: Mapping[str, Any],
+        varying: frozenset[str],
+        grid: Any = None,
     ) -> None:
         self.kernel, self.given, self.folded, self.varying = kernel, given, folded, varying
+        self.grid = grid
 
     def resolve(self, scope: Scope) -> tuple[list[Any], list[dict[str, Any]]]:
         return Resolver(self, scope).resolve()
@@ -72,7 +79,11 @@ class TritonArguments(Produced):
 class Resolver:
     def __init__(self, arguments: TritonArguments, scope: Scope) -> None:
         self.kernel, self.scope = arguments.kernel, scope
-        self.folded, self.varying = arguments.folded, arguments.varying
+        self.folded, self.varying, self.grid = (
+            arguments.folded,
+            arguments.varying,
+            arguments.grid,
+        )
         self.entries: list[list[Any]] = []
         self.requires: list[dict[str, Any]] = []
         self.descriptors = 0
@@ -117,8 +128,7 @@ class Resolver:
             if not any(p.name == name for p in kernel.parameters):
                 self._fold(Parameter(name, FOLDED, value, is_declared=True))
         if not self.kernel.knows_folded:
-            self._check_reach()
-            self._check_folded()
+            folded.check(self)
         self._check_written()
         self.entries += self._hidden()
         unique: dict[str, dict[str, Any]] = {}
@@ -142,38 +152,6 @@ class Resolver:
             raise self.refuse(
                 f"args '{name}'", "is none of the kernel's arguments",
                 errors.nearest(str(name), sorted(known)), f"'{name}'",
-            )  # fmt: skip
-
-    def _check_reach(self) -> None:
-        """Refuses a cache folder's kernel that does not take one of the op's arguments. The
-        argument may have been folded into the kernel; then calls would silently use the value it
-        was compiled with."""
-        read = [self.entries, self.scope.when]
-        read += [requirement.get("value") for requirement in self.requires]
-        used = set(_names_read(read))
-        used |= {r["address_of"] for r in self.requires if "address_of" in r}
-        for name in self.scope.varying:
-            if name not in used and f"{name}?" not in used:
-                raise self.refuse(
-                    f"argument '{name}'", "reaches no argument of the kernel's",
-                    f"folded=dict({name}=VALUE), where it was folded, which each call is then"
-                    " checked against", "a cache folder, which does not tell what was folded",
-                    "Give the live kernel, or a KernelChoice whose `when` says what it may be.",
-                )  # fmt: skip
-
-    def _check_folded(self) -> None:
-        """Refuses a constant that the kernel's IR does not contain, since it belongs to another
-        kernel. A constant that was only used in sums and products is not in the IR and cannot be
-        checked."""
-        known = self.kernel.numbers
-        for name, value in self.folded.items():
-            if known is None or type(value) is not int or value < 2 or value in known:
-                continue
-            raise self.refuse(
-                f"folded '{name}'", "is not what the kernel was compiled with",
-                "an integer that the kernel's IR names", value,
-                "Give the live kernel, or what write() or `python -m torch_cubin export triton`"
-                " made of it, which tell their constants.",
             )  # fmt: skip
 
     # Accesses through pointers, from the IR.
@@ -530,27 +508,6 @@ class Resolver:
 
             what["value"] = of_arguments(what["value"], self.scope.entries, made, refuse)
         self.requires.append({"argument": name, **what})
-
-
-# The operations, in expressions and kernel arguments, that are followed by a name of the op.
-_READS = {
-    *("number", "is", "size", "stride", "numel", "dim", "itemsize", "defined", "contiguous"),
-    *("is_dtype", "pointer"),
-}
-
-
-def _names_read(tree: Any) -> Iterator[str]:
-    """The op's names that an expression or a kernel's arguments read. Operation names are skipped,
-    since an argument may be called `stride` too."""
-    if isinstance(tree, dict):  # a tensor map; a workspace names no tensor
-        if "tensor" in tree:
-            yield tree["tensor"]
-    elif isinstance(tree, list):
-        if len(tree) > 1 and isinstance(tree[1], str) and tree[0] in _READS:
-            yield tree[1]
-        else:
-            for item in tree:
-                yield from _names_read(item)
 
 
 def _shown(value: Any) -> str:

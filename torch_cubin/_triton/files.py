@@ -206,9 +206,10 @@ def _read_cached(path: Path) -> TritonKernel:
     # Where the IR before the compiler's own arithmetic is at hand (from Triton 3.4 on), it names
     # every constant that the kernel uses, and none that follow from them.
     source = path.with_suffix(".source")
+    steps = accesses.program_steps(text)
     if source.is_file():
         text = _bytes(source, _MOST_IR).decode("utf-8", "replace")
-    return dataclasses.replace(kernel, numbers=accesses.numbers(text))
+    return dataclasses.replace(kernel, numbers=accesses.numbers(text), steps=tuple(steps))
 
 
 _FUNCTION = re.compile(r"tt\.func public @(?:\"[^\"]*\"|[\w.$-]+)\(")

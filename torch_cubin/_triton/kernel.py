@@ -138,6 +138,8 @@ class TritonKernel:
     knows_folded: bool = True
     # The integers in its IR, among them the folded ones; None without the IR.
     numbers: frozenset[int] | None = None
+    # By axis of the grid, how many elements a program computes (accesses.program_steps).
+    steps: tuple[int | None, ...] = (None, None, None)
 
     @property
     def constants(self) -> dict[str, Any]:

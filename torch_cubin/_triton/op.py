@@ -168,7 +168,7 @@ def _choice(
     choice = KernelChoice(
         (kernel.cubin, kernel.name),
         when=when,
-        args=TritonArguments(kernel, args, folded, varying),
+        args=TritonArguments(kernel, args, folded, varying, grid),
         grid=grid,
         shared_memory=metadata.get("shared", 0),
         cluster=cluster if cluster != (1, 1, 1) else None,
