@@ -3,8 +3,8 @@
     python tools/paragraphs.py SEED REV [COUNT]
 
 A paragraph is one of a comment or docstring of csrc, torch_cubin, tools, benchmarks or examples, of
-at least 12 words. Its counterpart is the most similar paragraph of the same file, wherever git says
-that it went.
+at least 12 words. Its counterpart is the most similar paragraph of the same file (under the name
+that git finds for it), or of all files if it is gone.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ def main() -> int:
     every = [(name, one) for name, found in old.items() for one in found]
     for name, before in random.Random(options.seed).sample(every, options.count):
         now = moved.get(name, name)
-        after = counterpart(before, new.get(now, []))
+        candidates = new.get(now) or [one for found in new.values() for one in found]
+        after = counterpart(before, candidates)
         print(f"== {name}" + (f" -> {now}" if now != name else ""))
         for mark, text in (("- ", before), ("+ ", after or "(gone, or said otherwise)")):
             print(textwrap.fill(text, 100, initial_indent=mark, subsequent_indent="  "))

@@ -14,6 +14,7 @@ sys.path.append(str(ROOT / "tools"))
 import compile_commands  # noqa: E402
 import docs_site  # noqa: E402
 import links  # noqa: E402
+import paragraphs  # noqa: E402
 import tidy  # noqa: E402
 import words  # noqa: E402
 
@@ -94,3 +95,13 @@ def test_the_files_that_the_architecture_names_exist() -> None:
         if not any(one.endswith(f"/{name.removeprefix('../')}") for one in known)
     }
     assert missing == set()
+
+
+def test_paragraphs_are_those_of_comments_and_docstrings() -> None:
+    words_of = " ".join(["word"] * 12)
+    code = f'"""{words_of}.\n\nShort.\n"""\n# {words_of}\n# more\nx = 1  # {words_of}\n'
+    assert paragraphs.paragraphs("a.py", code) == [f"{words_of} more", f"{words_of}."]
+    assert paragraphs.paragraphs("a.cpp", f"  // {words_of}\n  // more\n") == [f"{words_of} more"]
+    other = f"{words_of} less"
+    assert paragraphs.counterpart(f"{words_of} more", ["nothing alike", other]) == other
+    assert paragraphs.counterpart(words_of, ["nothing alike"]) is None
