@@ -23,7 +23,7 @@ constexpr const char* kOutLayout = "out= of another shape, or not contiguous";
 constexpr const char* kOutShared = "out= that shares memory with an operand";
 constexpr const char* kFactors = "beta or alpha that no double holds";
 
-// The ranks that an operator takes.
+// The ranks of an operator's operands.
 struct Ranks {
   int64_t a, b;
 };
@@ -39,7 +39,7 @@ bool can_multiply(Ranks ranks, const TensorView& a, const TensorView& b) {
   return a.sizes[a.dim - 1] == b.sizes[b.dim == 1 ? 0 : b.dim - 2];
 }
 
-// Of a product whose operands have the ranks.
+// The shape of a product whose operands have these ranks.
 struct ProductShape {
   ProductShape(const TensorView& a, const TensorView& b) : dim(a.dim + b.dim - 2 - (a.dim == 3)) {
     std::copy(a.sizes, a.sizes + a.dim - 1, sizes);
@@ -65,7 +65,7 @@ const char* why_not_product(const AtenOp& op, Policy policy, Ranks ranks, const 
   return why_not_tensor(a, op.kind, policy);
 }
 
-// Why a kernel cannot write the product of `a` and `b` to `out`.
+// The reason why a kernel cannot write the product of `a` and `b` to `out`.
 const char* why_not_into(const TensorView& out, const TensorView& a, const TensorView& b) {
   if (const char* reason = why_not_beside(a, out)) return reason;
   const ProductShape shape(a, b);
@@ -82,9 +82,10 @@ const char* why_not_into(const TensorView& out, const TensorView& a, const Tenso
   return shared ? kOutShared : nullptr;
 }
 
-// A tensor for PyTorch's kernel to write to, which resizes one without elements as it needs.
+// The output of PyTorch's kernel, which resizes a tensor without elements as it needs.
 Tensor empty_for(const TensorView& a, const TensorView& b, bool well_formed) {
-  // As PyTorch's: else the error for different dtypes or devices would be about `out`.
+  // The same choice as PyTorch's: otherwise the error for different dtypes or devices would be
+  // about `out`.
   const TensorView& like = a.dim == 3 ? b : a;
   if (well_formed) {
     const ProductShape shape(a, b);
@@ -94,7 +95,7 @@ Tensor empty_for(const TensorView& a, const TensorView& b, bool well_formed) {
   return empty_near(like, &none, 1, like.dtype);
 }
 
-// PyTorch's error of a malformed call, for a PyTorch whose own text cannot be read.
+// PyTorch's error for a malformed call, for a PyTorch whose own text cannot be read.
 void check_as_aten(const char* name, Ranks ranks, const TensorView& a, const TensorView& b) {
   if (has_torch_error()) return;
   const auto check = [](bool holds, const std::string& text) {
@@ -130,7 +131,7 @@ void check_as_aten(const char* name, Ranks ranks, const TensorView& a, const Ten
                                 dtype_name(a.dtype) + " != " + dtype_name(b.dtype));
 }
 
-// PyTorch's own kernel, whose result `out` becomes. `well`: the operands have the ranks.
+// PyTorch's own kernel, whose result is stored in `out`. `well`: the operands have the ranks.
 using CallAten = AOTITorchError (*)(const TensorView& a, const TensorView& b, Tensor* out,
                                     bool well);
 
@@ -184,7 +185,7 @@ AOTITorchError call_product(const TensorView& a, const TensorView& b, Tensor* ou
   return (products.*kOut)(out->get(), a.handle, b.handle);
 }
 
-// aten::mv is aten::addmv with beta 0, which does not read what it adds to.
+// aten::mv is aten::addmv with beta 0, which does not read its addend.
 AOTITorchError call_mv(const TensorView& a, const TensorView& b, Tensor* out, bool well) {
   const Tensor unread = empty_for(a, b, well);
   const AtenProducts& products = aten_products(a.on_cuda() || b.on_cuda());
@@ -227,7 +228,7 @@ bool expands_to(const TensorView& view, const ProductShape& shape) {
   return true;
 }
 
-// Why our kernels do not compute the sum. `out` is where they write it: null for a new tensor.
+// The reason why our kernels do not compute the sum. `out` is their output: null for a new tensor.
 const char* why_not_sum(const AtenOp& op, Policy policy, Ranks ranks, const SumCall& call,
                         const TensorView& self, const TensorView& a, const TensorView& b) {
   if (const char* reason = why_not_product(op, policy, ranks, a, b)) return reason;
@@ -238,7 +239,7 @@ const char* why_not_sum(const AtenOp& op, Policy policy, Ranks ranks, const SumC
   const TensorView out(call.form == SumForm::kOut ? call.out : call.self);
   if (const char* reason = why_not_into(out, a, b)) return reason;
   if (call.beta == 0) return nullptr;
-  if (call.form == SumForm::kInPlace) return nullptr;  // a kernel reads an element, then writes it
+  if (call.form == SumForm::kInPlace) return nullptr;  // elements are read before written
   return share_memory(memory_of(out), memory_of(self)) ? kOutShared : nullptr;
 }
 
@@ -261,7 +262,7 @@ void serve_sum(const SumCall& call, bool on_cuda, AtenTensorHandle* result) {
           : addmm_out_cpu(self, a, b, call.beta, call.alpha, out);
 }
 
-// PyTorch's own kernel by its C shims, for a call that they take and that is well-formed.
+// PyTorch's own kernel through its C shims, for well-formed calls that they support.
 bool call_aten_sum(const SumCall& call, Ranks ranks, const TensorView& self, const TensorView& a,
                    const TensorView& b, AtenTensorHandle* result) {
   const bool floating = a.dtype == ScalarType::Half || a.dtype == ScalarType::BFloat16 ||

@@ -1,10 +1,10 @@
-// matmul_case: what plans depend on, of a problem and its operands' addresses.
+// matmul_case: the facts about a problem and its operands' addresses that plans depend on.
 #include "ops/matmul/backend.h"
 
 namespace torch_cubin {
 namespace {
 
-constexpr int64_t kMaxMapStride = int64_t{1} << 40;  // bytes, and no more
+constexpr int64_t kMaxMapStride = int64_t{1} << 40;  // bytes; hardware limit
 constexpr int64_t kMaxMapSize = int64_t{1} << 32;
 
 // One operand: its own dim (M of A, N of B) and K.

@@ -15,7 +15,7 @@ void check_operands(const char* op, const char* self_name, const TensorView& sel
   check_like(op, other_name, other, self_name, self);
 }
 
-// Shape of a product of the op's arguments of these names.
+// Shape of a product of the op's arguments with these names.
 Shape product_shape(const char* op, const char* self_name, const TensorView& self,
                     const char* other_name, const TensorView& other) {
   check_operands(op, self_name, self, other_name, other);
@@ -55,7 +55,7 @@ Shape product_shape(const char* op, const char* self_name, const TensorView& sel
   return out;
 }
 
-// `what` is the argument that gives the dtype of a product's output.
+// `what` names the argument that gives the dtype of a product's output.
 void check_out_dtype(const std::string& what, ScalarType out_dtype, const TensorView& operand) {
   const bool widens = out_dtype == ScalarType::Float && element_size(operand.dtype) == 2;
   if (out_dtype == operand.dtype || widens) return;

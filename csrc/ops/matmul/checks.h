@@ -1,7 +1,7 @@
-// What matmul, linear and addmm require of their arguments, checked alike on every device.
+// The checks of the arguments of matmul, linear and addmm, the same on every device.
 //
-// Each function throws [input] with what was expected and what came; they return the output's
-// shape, which is the only thing both devices compute alike.
+// Each function throws [input] with the expected and the given value, and returns the output's
+// shape, the only thing that both devices compute.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -17,32 +17,32 @@ namespace torch_cubin {
 // Shape of torch.matmul(self, other).
 Shape check_matmul(const TensorView& self, const TensorView& other);
 
-// Shape of addmm(input, mat1, mat2): that of matmul, to which `input` broadcasts.
-// `out_dtype` is the output's: the operands', or float32 for those of 16 bits.
+// Shape of addmm(input, mat1, mat2): that of matmul, to which `input` broadcasts. `out_dtype` is
+// the output's: the operands', or float32 for 16-bit ones.
 Shape check_addmm(const TensorView& input, const TensorView& mat1, const TensorView& mat2,
                   ScalarType out_dtype);
 
 // The same for addmm_into(out, mat1, mat2), which writes to `out`.
 Shape check_addmm_into(const TensorView& out, const TensorView& mat1, const TensorView& mat2);
 
-// Throws where no activation has this name.
+// Throws if no activation has this name.
 Activation check_activation(const std::string& name);
 
 // Shape of F.linear(input, weight, bias).
 Shape check_linear(const TensorView& input, const TensorView& weight,
                    const std::optional<TensorView>& bias);
 
-// Shape of the weight's gradient, (outputs, inputs), of a linear layer of rows.
+// Shape of a linear layer's weight gradient, (outputs, inputs), for inputs that are rows.
 Shape check_weight_gradient(const TensorView& grad, const TensorView& input);
 
-// Shape of _linear_glu(input, gate, up), `up` included.
+// Shape of _linear_glu(input, gate, up); checks `up` too.
 Shape check_linear_glu(const TensorView& input, const TensorView& gate, const TensorView& up);
 
 // Shape of the product of _linears with weight number `index`.
 Shape check_linears(const TensorView& input, const TensorView& weight,
                     const std::optional<TensorView>& bias, int64_t index);
 
-// Throws unless there are weights, and as many biases or none.
+// Throws unless there are weights, and either as many biases or none.
 void check_linears_counts(int64_t weights, int64_t biases);
 
 // Shape of _linear_activation_backward(grad, weight, aux), which is aux's.

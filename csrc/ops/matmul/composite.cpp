@@ -1,4 +1,4 @@
-// The public ops linear and addmm.dtype; ops/common/dispatch.h says what such ops may do.
+// The public ops linear and addmm.dtype; ops/common/dispatch.h has the rules for such ops.
 #include <torch/csrc/stable/tensor.h>
 
 #include <string_view>
@@ -12,7 +12,7 @@ using torch::stable::detail::to;
 
 namespace {
 
-// Whether it is "none". The argument stays whose it is.
+// Whether it is "none". Borrows the argument.
 bool says_none(StableIValue activation) {
   const StringHandle handle = to<StringHandle>(activation);
   const char* text = nullptr;

@@ -1,4 +1,4 @@
-// The checks of matmul and linear for a call of which only its tensors' metadata are known.
+// The checks of matmul and linear for a call with its tensors' metadata only.
 #include <nlohmann/json.hpp>
 
 #include "cubin/error.h"

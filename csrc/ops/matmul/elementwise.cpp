@@ -59,7 +59,7 @@ Tensor narrow_to(const Tensor& tensor, ScalarType dtype) {
   return TensorView(tensor).dtype == dtype ? tensor : torch::stable::to(tensor, dtype);
 }
 
-// NOTE: the stable ABI has no Scalar; subtract() alone takes a factor.
+// NOTE: the stable ABI has no Scalar; only subtract() takes a factor.
 Tensor scaled_addend(const Tensor& x, const Tensor& addend, double beta) {
   return beta == 0 ? x : torch::stable::subtract(x, addend, -beta);
 }

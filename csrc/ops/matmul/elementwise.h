@@ -1,4 +1,4 @@
-// What an epilogue computes, by ATen: for the CPU references, and where there is no product.
+// The computations of an epilogue in ATen, for the CPU references, and for calls without a product.
 #pragma once
 
 #include "kernels/matmul/activation_params.h"
@@ -9,7 +9,7 @@ namespace torch_cubin {
 // activation(x), which may be x itself.
 Tensor apply_activation(const Tensor& x, Activation activation);
 
-// The same in memory of its own.
+// The same, always in a new tensor.
 Tensor activated_copy(const Tensor& x, Activation activation);
 
 // grad * activation'(x)
@@ -17,12 +17,13 @@ Tensor apply_activation_backward(const Tensor& grad, const Tensor& x, Activation
 
 Tensor multiplied(const Tensor& x, const Tensor& y);
 
-// What an epilogue is computed in, so that results are rounded once; without derivatives.
+// The tensor in the dtype of an epilogue's computations, so that results are rounded once;
+// detached.
 Tensor wide(const Tensor& tensor);
 
 Tensor narrow_to(const Tensor& tensor, ScalarType dtype);
 
-// x + beta * addend, which broadcasts to x and is not read where beta is 0.
+// x + beta * addend, which broadcasts to x and is not read if beta is 0.
 Tensor scaled_addend(const Tensor& x, const Tensor& addend, double beta);
 
 // alpha * x

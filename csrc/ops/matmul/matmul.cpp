@@ -40,9 +40,9 @@ void run_in_parts(const MatmulProblem& p, const MatmulOperands& operands, const 
 }
 
 void run(const MatmulProblem& p, const MatmulOperands& operands, const Device& device) {
-  // Copies of unaligned operands (pad.cpp) have one batch dim at most. Batch-invariant TF32 products
-  // depend on it that they are taken whatever the batch is: else other kernels would be, whose bits
-  // differ.
+  // Unaligned operands must take the copy path (pad.cpp), which supports one batch dim, for every
+  // batch size: otherwise the batch size would select another kernel for batch-invariant TF32
+  // products, with different bits.
   const bool one_by_one = p.batch_invariant && p.math == kMathTF32 && p.batch_dims > 1;
   if (p.batch_dims > kMaxPlannedBatchDims || one_by_one) {
     return run_in_parts(p, operands, device, 1);
@@ -60,18 +60,18 @@ Tensor empty_output(const Shape& shape, const TensorView& like) {
   return empty_cuda(shape.sizes, shape.dim, like.dtype, like.device_index);
 }
 
-// K = 0: sums of nothing, plus the bias. There is no product to compute, only memory to fill.
+// K = 0: empty sums, plus the bias. There is no product to compute, only memory to fill.
 Tensor empty_sums(Tensor out, const std::optional<Tensor>& bias) {
   if (bias) return torch::stable::copy_(out, *bias);
   return torch::stable::zero_(out);
 }
 
-// The element stride of a vector that is added to every row; 0 where it is one number.
+// The element stride of a vector that is added to every row; 0 if it is one number.
 int64_t row_stride(const TensorView& bias) {
   return bias.dim > 0 && bias.sizes[bias.dim - 1] != 1 ? bias.strides[bias.dim - 1] : 0;
 }
 
-// `out` is contiguous; `addend`, which may be `out`, is what the problem was made with.
+// `out` is contiguous; `addend`, which may be `out`, is the one that the problem was made with.
 void run_matmul(const MatmulProblem& problem, Tensor& out, const TensorView& a, const TensorView& b,
                 const std::optional<TensorView>& bias, const TensorView* addend = nullptr) {
   const Device& gpu = device(a.device_index);
@@ -114,10 +114,10 @@ bool begins_pair(const void* data) {
   return reinterpret_cast<uintptr_t>(data) % (2 * sizeof(float)) == 0;
 }
 
-// Whether it is as a MatmulProblem wants an addend of a wider type than the operands'.
+// Whether it meets a MatmulProblem's requirements for an addend of a wider type than the operands'.
 bool is_read_in_pairs(const TensorView& addend, const Shape& out) {
   const int64_t last = addend.dim - 1;
-  // NOTE: where N is 1, a batch dim may become N.
+  // NOTE: if N is 1, a batch dim may become N.
   bool pairs = last >= 0 && addend.strides[last] == 1 && addend.sizes[last] > 1 &&
                addend.sizes[last] == out.sizes[out.dim - 1] && begins_pair(addend.data());
   for (int64_t i = 0; i + 1 < addend.dim; ++i) {
@@ -126,8 +126,8 @@ bool is_read_in_pairs(const TensorView& addend, const Shape& out) {
   return pairs;
 }
 
-// out = beta * addend + alpha * (a @ b), which have elements, K too. `out` is contiguous and has the
-// addend's dtype; it may be the addend.
+// out = beta * addend + alpha * (a @ b), all with elements, and K > 0. `out` is contiguous and has
+// the addend's dtype; it may be the addend.
 void run_addmm(Tensor& out, const Shape& shape, const TensorView& addend, const TensorView& a,
                const TensorView& b, double beta, double alpha) {
   const bool adds = beta != 0;
@@ -136,7 +136,8 @@ void run_addmm(Tensor& out, const Shape& shape, const TensorView& addend, const 
   p.alpha = alpha;
   if (!adds) return run_matmul(p, out, a, b, {});
   if (alpha == 1 && beta == 1 && b.dim > 1 && is_one_row(addend) && p.output == p.input) {
-    // Made with the addend: without, batches could become columns, which a row of n does not have.
+    // Made with the addend: without it, batches could become columns, which a row of n does not
+    // have.
     return run_matmul(p, out, a, b, addend);
   }
   p.beta = beta;

@@ -1,11 +1,12 @@
 // The matmul family's entry points, as ops_matmul.cpp registers them.
 //
-// cubin::addmm is beta * input + alpha * (mat1 @ mat2) for any shapes that matmul takes; `input` is not
-// read where beta is 0, nor the product where alpha is. Results are rounded once, after everything.
+// cubin::addmm is beta * input + alpha * (mat1 @ mat2) for all shapes that matmul supports; `input`
+// is not read if beta is 0, nor the product computed if alpha is. Results are rounded once, at the
+// end.
 //
-// Each allocates a fresh contiguous output, but for addmm_into, which writes its first argument. The CPU ones are references made of ATen
-// (reference.cpp). The public ops forward to these from csrc/ops_matmul.cpp, linear through
-// composite.cpp.
+// Each allocates a new contiguous output, except addmm_into, which writes to its first argument.
+// The CPU ones are references made of ATen (reference.cpp). The public ops forward to these from
+// csrc/ops_matmul.cpp, linear through composite.cpp.
 #pragma once
 
 #include <optional>
@@ -42,7 +43,8 @@ Tensor addmm_cuda(const Tensor& input, const Tensor& mat1, const Tensor& mat2, d
 // `out_dtype` is float32 or the operands' dtype, and so is the input's.
 Tensor addmm_dtype_cuda(const Tensor& input, const Tensor& mat1, const Tensor& mat2,
                         ScalarType out_dtype, double beta, double alpha);
-// out = beta * out + alpha * (mat1 @ mat2), in out's memory, which is float32 or the operands' dtype.
+// out = beta * out + alpha * (mat1 @ mat2), in out's memory, which is float32 or the operands'
+// dtype.
 void addmm_into_cuda(const Tensor& out, const Tensor& mat1, const Tensor& mat2, double beta,
                      double alpha);
 // The same two results, written to `out`: contiguous, of the result's shape and dtype. It shares no
@@ -53,7 +55,7 @@ void addmm_out_cpu(const Tensor& input, const Tensor& mat1, const Tensor& mat2, 
                    double alpha, const Tensor& out);
 void addmm_out_cuda(const Tensor& input, const Tensor& mat1, const Tensor& mat2, double beta,
                     double alpha, const Tensor& out);
-// One kernel gives both where it can: it reads all of grad for the weight's gradient.
+// Uses one kernel for both if possible: it reads all of grad for the weight's gradient.
 std::tuple<Tensor, Tensor> weight_and_bias_gradient_cuda(const Tensor& grad, const Tensor& input);
 
 }  // namespace torch_cubin

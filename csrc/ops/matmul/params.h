@@ -6,8 +6,8 @@
 
 namespace torch_cubin {
 
-// All but what a plan decides: `partial`, the numbers of tiles, k tiles and splits. With `swapped`
-// the kernel computes the transposed product, whose rows are B's columns.
+// All fields except those that a plan decides: `partial`, the numbers of tiles, k tiles and splits.
+// With `swapped` the kernel computes the transposed product, whose rows are B's columns.
 MatmulParams matmul_params(const MatmulProblem& problem, const MatmulOperands& operands,
                            bool swapped = false);
 

@@ -6,8 +6,7 @@
 namespace torch_cubin {
 namespace {
 
-// Adds a batch dim outside the ones so far, merged with its inner neighbour where the strides of
-// all operands run on.
+// Adds an outer batch dim, merged with the previous one if the strides of all operands allow it.
 void push_batch(MatmulProblem& p, int64_t size, int64_t a_stride, int64_t b_stride,
                 int64_t addend_stride) {
   if (size == 1) return;
@@ -37,9 +36,9 @@ void pop_innermost(MatmulProblem& p) {
   --p.batch_dims;
 }
 
-// Batches that share one B are more rows of A, if A's rows run on across them (a 3-D input times a
-// 2-D weight); a batch of single rows likewise. Batches that share one single-row A are more
-// columns of B. C is contiguous, so its rows run on in both cases; an addend's must, too.
+// Batches that share one B become rows of A, if A's rows continue across them (a 3-D input times a
+// 2-D weight); so does a batch of single rows. Batches that share one single-row A become columns
+// of B. C is contiguous, so its rows continue in both cases; an addend's must, too.
 void fold_batch(MatmulProblem& p) {
   while (p.batch_dims > 0) {
     const int64_t size = p.batch_size[0];
@@ -66,7 +65,7 @@ void fold_batch(MatmulProblem& p) {
   }
 }
 
-// The stride of a dim of size 1 is never used: 0 is as good, and always aligned.
+// The stride of a dim of size 1 is never used; 0 is always aligned.
 void drop_unused_strides(MatmulProblem& p) {
   if (p.m == 1) p.a_stride_m = p.addend_stride_m = 0;
   if (p.n == 1) p.b_stride_n = p.addend_stride_n = 0;
@@ -99,7 +98,7 @@ MatmulProblem problem_of(ScalarType dtype) {
 MatmulProblem matmul_problem(const TensorView& self, const TensorView& other, const Shape& out,
                              const TensorView* addend) {
   MatmulProblem p = problem_of(self.dtype);
-  // The addend's stride along dim i of the output; 0 where it is broadcast.
+  // The addend's stride along dim i of the output; 0 if it is broadcast.
   const auto addend_stride = [&](int64_t i) -> int64_t {
     const int64_t own = addend == nullptr ? -1 : i - (out.dim - addend->dim);
     return own < 0 || addend->sizes[own] == 1 ? 0 : addend->strides[own];

@@ -1,9 +1,9 @@
-// A matrix product in canonical form: what every argument layout of matmul and linear comes down
-// to.
+// A matrix product in canonical form, to which every argument layout of matmul and linear is
+// reduced.
 //
 // C[batch, m, n] = activation(alpha * sum_k A[batch, m, k] * B[batch, k, n] + bias[n])
 //                  + beta * addend[batch, m, n]
-// C is contiguous, and rounded once. Pure integer work on sizes and strides; no tensor is copied.
+// C is contiguous, and rounded once. Only integer work on sizes and strides; no tensor is copied.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +14,11 @@
 
 namespace torch_cubin {
 
-// What the multiplications are done in. float32 tensors have two.
+// The type of the multiplications. float32 tensors have two.
 enum Math { kMathFloat16, kMathBFloat16, kMathTF32, kMathFloat32, kMathFloat64, kMathCount };
 
-// How an operand's elements are scaled: one factor for the tensor, one a row of A (a column of B),
-// or one a block of K of each row.
+// The scales of an operand's elements: one factor for the tensor, one for each row of A (column of
+// B), or one for each block of K of each row.
 enum class Scales : uint8_t { kNone, kTensor, kRow, kBlock };
 
 struct MatmulProblem {
@@ -26,11 +26,11 @@ struct MatmulProblem {
   ScalarType output = ScalarType::Float;  // of C and the bias
   Math math = kMathFloat32;
   Scales a_scales = Scales::kNone, b_scales = Scales::kNone;
-  bool split_sums = false;       // as MatmulCase says
-  bool row_parts = false;        // as MatmulCase says
-  bool batch_invariant = false;  // as MatmulCase says
+  bool split_sums = false;       // see MatmulCase
+  bool row_parts = false;        // see MatmulCase
+  bool batch_invariant = false;  // see MatmulCase
   int64_t m = 1, n = 1, k = 1;
-  int64_t a_stride_m = 0, a_stride_k = 0;  // elements; 0 where the size is 1
+  int64_t a_stride_m = 0, a_stride_k = 0;  // elements; 0 if the size is 1
   int64_t b_stride_k = 0, b_stride_n = 0;
   int batch_dims = 0;  // innermost first, none of size 1, merged wherever both operands allow it
   int64_t batch_size[kMaxDims];
@@ -38,8 +38,8 @@ struct MatmulProblem {
   int64_t b_batch_stride[kMaxDims];
   Activation activation = kActivationNone;
   double alpha = 1, beta = 1;
-  // 0 broadcasts, or there is none. An addend of a wider type than the operands' is contiguous along
-  // N, its other strides are even, and it and C begin at multiples of two elements.
+  // 0 broadcasts, or there is none. An addend of a wider type than the operands' is contiguous
+  // along N, its other strides are even, and it and C begin at multiples of two elements.
   int64_t addend_stride_m = 0, addend_stride_n = 0;
   int64_t addend_batch_stride[kMaxDims];
 
@@ -50,8 +50,8 @@ struct MatmulProblem {
   }
 };
 
-// With the math that PyTorch's settings allow. `out` is what check_matmul or check_linear returned for
-// the same arguments; it has elements. `addend` (null: none) broadcasts to it.
+// Uses the math that PyTorch's settings allow. `out` is the result of check_matmul or check_linear
+// for the same arguments; it has elements. `addend` (null: none) broadcasts to it.
 MatmulProblem matmul_problem(const TensorView& self, const TensorView& other, const Shape& out,
                              const TensorView* addend = nullptr);
 MatmulProblem linear_problem(const TensorView& input, const TensorView& weight);

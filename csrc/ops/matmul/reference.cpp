@@ -1,5 +1,5 @@
-// The CPU kernels: ATen through the dispatcher. References for development and tests, no more.
-// What our own checks refuse never gets to ATen: errors are alike on every device.
+// The CPU kernels: ATen through the dispatcher. References for development and tests only. Our own
+// checks run first, so that errors are the same on every device.
 
 #include <algorithm>
 #include <vector>
@@ -17,15 +17,15 @@ namespace torch_cubin {
 
 namespace {
 
-// `result` with the strides of a contiguous tensor in every dimension. ATen leaves others where a
-// size is 1, and the fake kernels promise these.
+// `result` with the strides of a contiguous tensor in every dimension. ATen chooses other strides
+// for dims of size 1, and the fake kernels promise these.
 Tensor with_contiguous_strides(const Tensor& result, const Shape& shape) {
   const TensorView view(result);
   int64_t strides[kMaxDims];
   contiguous_strides(shape.sizes, shape.dim, strides);
   if (std::equal(strides, strides + shape.dim, view.strides)) {
-    // NOTE: for some ranks ATen's result is a view, and autograd refuses to let a view that a custom
-    // Function returns be changed in place. Ours is fresh on every device.
+    // NOTE: for some ranks ATen's result is a view, and autograd does not allow in-place changes of
+    // a view that a custom Function returns. Ours is a new tensor on every device.
     return call_aten("aten::_unsafe_view", result, shape.vector());
   }
   Tensor out = empty_near(view, shape.sizes, shape.dim, view.dtype);
@@ -46,8 +46,9 @@ Tensor contiguous_copy(const Tensor& tensor, const Sizes& sizes) {
   return copy;
 }
 
-// Fills the rows of `out` with multiply(row of `a`, [1, k]), one by one: the libraries that ATen calls
-// choose their algorithm by the number of rows and their address, so each row is in fresh memory.
+// Fills the rows of `out` with multiply(row of `a`, [1, k]), one by one: the libraries that ATen
+// calls choose their algorithm by the number of rows and their address, so each row is in new
+// memory.
 template <class Multiply>
 void multiply_rows(Tensor a, Tensor& out, Multiply&& multiply) {
   for (int64_t i = 0; i < a.size(0); ++i) {
@@ -61,7 +62,7 @@ Tensor aten_matmul(const Tensor& self, const Tensor& other) {
   return call_aten("aten::matmul", self, other);
 }
 
-// torch.matmul row by row, of which `shape` is the result's.
+// torch.matmul row by row; `shape` is the result's.
 Tensor matmul_by_rows(const Tensor& self, const Tensor& other, const Shape& shape) {
   const TensorView a(self), b(other);
   const int64_t k = a.sizes[a.dim - 1];
@@ -79,7 +80,7 @@ Tensor matmul_by_rows(const Tensor& self, const Tensor& other, const Shape& shap
   Tensor out = torch::stable::new_empty(self, Sizes{batch, m, n});
   for (int64_t i = 0; i < batch; ++i) {
     Tensor products = torch::stable::select(out, 0, i);
-    // A copy: whether reshape made one depends on the batch.
+    // A copy, because whether reshape makes one depends on the batch.
     const Tensor factor = contiguous_copy(torch::stable::select(matrices, 0, i), {k, n});
     multiply_rows(torch::stable::select(rows, 0, i), products,
                   [&](const Tensor& row) { return aten_matmul(row, factor); });
@@ -91,7 +92,7 @@ Tensor aten_linear(const Tensor& input, const Tensor& weight, const std::optiona
   return call_aten("aten::linear", input, weight, bias);
 }
 
-// F.linear row by row, of which `shape` is the result's; `weight` is a matrix.
+// F.linear row by row; `shape` is the result's, `weight` a matrix.
 Tensor linear_by_rows(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
                       const Shape& shape) {
   const int64_t k = weight.size(1), n = weight.size(0);
@@ -114,7 +115,7 @@ Tensor matmul_cpu(const Tensor& self, const Tensor& other) {
 Tensor linear_cpu(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias) {
   const Shape shape = check_linear(TensorView(input), TensorView(weight), view_of(bias));
   const bool by_rows = batch_invariant() && shape.numel() > 0;
-  // ATen takes a vector as weight, but no bias with it: then the vector is a matrix of one row.
+  // ATen supports a vector as weight, but then no bias: the vector becomes a matrix of one row.
   const bool as_row = TensorView(weight).dim == 1 && (bias || by_rows);
   Tensor matrix = detach(weight);
   if (as_row) matrix = torch::stable::unsqueeze(matrix, 0);
