@@ -7,6 +7,7 @@
 
 #include "c_answer.h"
 #include "cubin/error.h"
+#include "ops/attention/api/aten_attention.h"
 #include "ops/common/serving.h"
 #include "ops/matmul/aten_products.h"
 #include "package/package.h"
@@ -49,6 +50,17 @@ TORCH_CUBIN_API char* torch_cubin_stand_over_aten(const char* key) {
     library->impl("bmm", TORCH_BOX(&aten_bmm));
     library->impl("bmm.out", TORCH_BOX(&aten_bmm_out));
     library->impl("mv", TORCH_BOX(&aten_mv));
+    // A CPU build has none of PyTorch's fused attentions; tests call ours there.
+    const AtenAttentions& aten = aten_attentions();
+#define TC_ATTENTION_OP(name)                                                                      \
+  if (!on_cuda || (aten.name && aten.name##_backward)) {                                           \
+    library->impl("_scaled_dot_product_" #name "_attention", TORCH_BOX(&aten_##name##_attention)); \
+    library->impl("_scaled_dot_product_" #name "_attention_backward",                              \
+                  TORCH_BOX(&aten_##name##_attention_backward));                                   \
+  }
+    TC_ATTENTION_OP(flash);
+    TC_ATTENTION_OP(efficient);
+    TC_ATTENTION_OP(cudnn);
   });
 }
 

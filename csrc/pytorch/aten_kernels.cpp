@@ -25,7 +25,24 @@ AtenProducts find_products(const std::string& device) {
   return found;
 }
 
+AtenAttentions find_attentions() {
+  const std::string start = "aoti_torch_cuda__scaled_dot_product_";
+  AtenAttentions found{};
+  find_shim(found.flash, start + "flash_attention");
+  find_shim(found.flash_backward, start + "flash_attention_backward");
+  find_shim(found.efficient, start + "efficient_attention");
+  find_shim(found.efficient_backward, start + "efficient_attention_backward");
+  find_shim(found.cudnn, start + "cudnn_attention");
+  find_shim(found.cudnn_backward, start + "cudnn_attention_backward");
+  return found;
+}
+
 }  // namespace
+
+const AtenAttentions& aten_attentions() {
+  static const AtenAttentions found = find_attentions();
+  return found;
+}
 
 const AtenProducts& aten_products(bool on_cuda) {
   static const AtenProducts cpu = find_products("cpu");

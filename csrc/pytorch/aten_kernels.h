@@ -22,6 +22,51 @@ struct AtenProducts {
 
 const AtenProducts& aten_products(bool on_cuda);
 
+// PyTorch's fused attentions, of libtorch_cuda alone: null on a CPU build. An optional tensor is a
+// null pointer or points to a handle.
+struct AtenAttentions {
+  using Handle = AtenTensorHandle;
+  // Results: out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, and three more tensors.
+  using Flash = AOTITorchError (*)(Handle query, Handle key, Handle value, double dropout_p,
+                                   int32_t is_causal, int32_t return_debug_mask, double* scale,
+                                   Handle*, Handle*, Handle*, Handle*, int64_t*, int64_t*, Handle*,
+                                   Handle*, Handle*);
+  using FlashBackward = AOTITorchError (*)(Handle grad_out, Handle query, Handle key, Handle value,
+                                           Handle out, Handle logsumexp, Handle cum_seq_q,
+                                           Handle cum_seq_k, int64_t max_q, int64_t max_k,
+                                           double dropout_p, int32_t is_causal, Handle seed,
+                                           Handle offset, double* scale, Handle*, Handle*, Handle*);
+  // Results: out, logsumexp, seed and offset.
+  using Efficient = AOTITorchError (*)(Handle query, Handle key, Handle value, Handle* bias,
+                                       int32_t compute_logsumexp, double dropout_p,
+                                       int32_t is_causal, double* scale, Handle*, Handle*, Handle*,
+                                       Handle*);
+  using EfficientBackward = AOTITorchError (*)(Handle grad_out, Handle query, Handle key,
+                                               Handle value, Handle bias, Handle out,
+                                               Handle logsumexp, Handle seed, Handle offset,
+                                               double dropout_p, const int32_t* wanted,
+                                               int64_t wanted_count, int32_t is_causal,
+                                               double* scale, Handle*, Handle*, Handle*, Handle*);
+  using Cudnn = AOTITorchError (*)(Handle query, Handle key, Handle value, Handle* bias,
+                                   int32_t compute_logsumexp, double dropout_p, int32_t is_causal,
+                                   int32_t return_debug_mask, double* scale, Handle*, Handle*,
+                                   Handle*, Handle*, int64_t*, int64_t*, Handle*, Handle*, Handle*);
+  using CudnnBackward = AOTITorchError (*)(Handle grad_out, Handle query, Handle key, Handle value,
+                                           Handle out, Handle logsumexp, Handle seed, Handle offset,
+                                           Handle bias, Handle cum_seq_q, Handle cum_seq_k,
+                                           int64_t max_q, int64_t max_k, double dropout_p,
+                                           int32_t is_causal, double* scale, Handle*, Handle*,
+                                           Handle*);
+  Flash flash;
+  FlashBackward flash_backward;
+  Efficient efficient;
+  EfficientBackward efficient_backward;
+  Cudnn cudnn;
+  CudnnBackward cudnn_backward;
+};
+
+const AtenAttentions& aten_attentions();
+
 // Throws PyTorch's error as it is, which the user's own call to PyTorch raised.
 void check_aten(AOTITorchError error, const char* op);
 

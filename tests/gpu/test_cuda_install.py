@@ -10,6 +10,7 @@ import numerics
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import torch_cubin
 from torch_cubin._drop_in import aten_kernels
@@ -167,6 +168,91 @@ def test_compiled_graphs_run_ours(mode: str) -> None:
     assert {"aten::addmm.out", "aten::mm.out"} <= set(served)
     assert declined == {}
     torch.testing.assert_close(result, expected, rtol=2e-2, atol=1e-2)
+
+
+BACKENDS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+}
+
+
+def attention_operands(rows: int, layout: str) -> list[torch.Tensor]:
+    shape = (2, 4, rows, 64) if layout == "heads first" else (2, rows, 4, 64)
+    options = {"device": "cuda", "dtype": torch.bfloat16}
+    made = [torch.randn(shape, **options) for _ in range(4)]
+    return made if layout == "heads first" else [x.transpose(1, 2) for x in made]
+
+
+def attend(operands: list[torch.Tensor], backend, install: tuple[bool, bool], **options):
+    """Output and gradients, with install() on in the forward, in the backward."""
+
+    def on(yes: bool):
+        return torch_cubin.install(policy="all") if yes else contextlib.nullcontext()
+
+    *leaves, grad = [x.detach().clone() for x in operands]
+    for leaf in leaves:
+        leaf.requires_grad_()
+    with sdpa_kernel([backend]):
+        with on(install[0]):
+            out = F.scaled_dot_product_attention(*leaves, **options)
+        with on(install[1]):
+            out.backward(grad)
+    return [out, *(leaf.grad for leaf in leaves)]
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+@pytest.mark.parametrize("layout", ["heads first", "rows first"])
+@pytest.mark.parametrize("options", ["plain", "causal", "mask", "bool mask"])
+def test_attention_is_served_forward_and_backward(kind, layout, options) -> None:
+    """Also where only one of the two is: each takes what the other's kernel left."""
+    torch.manual_seed(0)
+    rows = 192
+    operands = attention_operands(rows, layout)
+    mask = torch.randn(2, 1, rows, rows, device="cuda", dtype=torch.bfloat16)
+    given = {
+        "plain": {},
+        "causal": {"is_causal": True},
+        "mask": {"attn_mask": mask},
+        "bool mask": {"attn_mask": (mask > -1).logical_or(torch.eye(rows, device="cuda").bool())},
+    }[options]
+    if kind == "flash" and "attn_mask" in given:
+        pytest.skip("flash attention takes no mask")
+    wide = [x.double() for x in operands]
+    wide_given = {
+        name: value.double() if name == "attn_mask" and value.dtype != torch.bool else value
+        for name, value in given.items()
+    }
+    exact = attend(wide, SDPBackend.MATH, (False, False), **wide_given)
+    pytorchs = attend(operands, BACKENDS[kind], (False, False), **given)
+    name = f"aten::_scaled_dot_product_{kind}_attention"
+    for install in ((True, True), (True, False), (False, True)):
+        torch_cubin.report(reset=True)
+        own = attend(operands, BACKENDS[kind], install, **given)
+        served = [row.function for row in torch_cubin.report().served]
+        assert (f"{name}_backward" if install[1] else name) in served  # since the last install()
+        for mine, theirs, wanted in zip(own, pytorchs, exact, strict=True):
+            assert mine.stride() == theirs.stride()
+            error = (mine.double() - wanted).abs().max().item()
+            limit = 2 * (theirs.double() - wanted).abs().max().item()
+            limit += numerics.ulp(mine.dtype, wanted.abs().max().item())
+            assert not numerics.exceeds(error, limit), (install, error, limit)
+
+
+def test_compiled_attention_has_the_strides_that_its_graph_expects() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda q, k, v: F.scaled_dot_product_attention(q, k, v) * 2)
+    for kind, layout in ((k, x) for k in BACKENDS for x in ("heads first", "rows first")):
+        query, key, value, _ = attention_operands(128, layout)
+        with sdpa_kernel([BACKENDS[kind]]):
+            expected = compiled(query, key, value)
+            with counted() as counts:
+                result = compiled(query, key, value)
+                served, declined = counts()
+        assert f"aten::_scaled_dot_product_{kind}_attention" in served
+        assert declined == {}
+        assert result.stride() == expected.stride()
+        torch.testing.assert_close(result, expected, rtol=2e-2, atol=2e-2)
 
 
 def test_in_a_cuda_graph() -> None:

@@ -28,6 +28,11 @@ _FORMS = ("{}", "{}.out", "{}_")
 OPERATORS = (
     *("mm", "mm.out", "bmm", "bmm.out", "mv"),
     *(form.format(name) for name in _SUMS for form in _FORMS),
+    *(
+        f"_scaled_dot_product_{kind}_attention{direction}"
+        for kind in ("flash", "efficient", "cudnn")
+        for direction in ("", "_backward")
+    ),
 )
 
 _lock = threading.Lock()

@@ -55,14 +55,14 @@ def _switch() -> None:
 
 @errors.named_keywords
 def install(*, policy: str = "fastest") -> Installation:
-    """Serve the matrix products of the whole process from cubins, until ``handle.remove()``.
+    """Serve the products and attention of the whole process from cubins, until ``handle.remove()``.
 
-    Our kernels stand under ``aten::mm``, ``bmm``, ``mv``, ``addmm``, ``baddbmm`` and ``addmv`` and
-    their ``out=`` and in-place forms, below autograd, for CUDA tensors of float16, bfloat16,
-    float32 and float64. So they serve eager code and the graphs of ``torch.compile``, forward and
-    backward, on every thread, in C++ modules, DTensor and FSDP; derivatives, autocast and vmap are
-    PyTorch's own. Other calls run PyTorch's kernels; :func:`torch_cubin.report` counts both, with
-    the reason.
+    Our kernels stand under ``aten::mm``, ``bmm``, ``mv``, ``addmm``, ``baddbmm`` and ``addmv``,
+    their ``out=`` and in-place forms, and PyTorch's fused attentions, below autograd, for CUDA
+    tensors of float16, bfloat16, float32 and float64. So they serve eager code and the graphs of
+    ``torch.compile``, forward and backward, on every thread, in C++ modules, DTensor and FSDP;
+    derivatives, autocast and vmap are PyTorch's own. Other calls run PyTorch's kernels;
+    :func:`torch_cubin.report` counts both, with the reason.
 
     The handle is a context manager. ``TORCH_CUBIN_INSTALL=1`` in the environment installs at import
     of PyTorch, for programs that do not know of torch_cubin (docs/serving_a_model.md).

@@ -1,0 +1,426 @@
+#include "ops/attention/api/aten_attention.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "cubin/error.h"
+#include "ops/attention/api/attention.h"
+#include "ops/common/serving.h"
+#include "ops/common/stable_ops.h"
+#include "pytorch/aten_kernels.h"
+
+namespace torch_cubin {
+namespace {
+
+constexpr int64_t kFlashHeadDim = 256;  // the widest of PyTorch's flash attention and cuDNN's
+constexpr int64_t kRowsOfSums = 32;     // PyTorch pads the efficient kernel's logsumexp to these
+
+bool is_16_bit(ScalarType dtype) {
+  return dtype == ScalarType::Half || dtype == ScalarType::BFloat16;
+}
+
+bool defined(const Tensor& tensor) {
+  bool yes = false;
+  aoti_torch_is_defined(tensor.get(), &yes);
+  return yes;
+}
+
+Tensor undefined() {
+  AtenTensorHandle handle = nullptr;
+  check_aten(aoti_torch_new_uninitialized_tensor(&handle), "attention");
+  return Tensor(handle);
+}
+
+// Query, key and value of one call.
+struct Inputs {
+  Inputs(const Tensor& query, const Tensor& key, const Tensor& value)
+      : q(query), k(key), v(value) {}
+  TensorView q, k, v;
+
+  int64_t rows() const { return q.sizes[2]; }
+  int64_t columns() const { return k.sizes[2]; }
+};
+
+// Why none of the three is served; null if they may be.
+const char* why_not_inputs(Policy policy, const Inputs& in, double dropout_p) {
+  if (dropout_p > 0) return "dropout, whose numbers PyTorch's backward draws again";
+  if (in.q.dim != 4 || in.k.dim != 4 || in.v.dim != 4) return "a rank that is not 4";
+  if (in.k.dtype != in.q.dtype || in.v.dtype != in.q.dtype) return "different dtypes";
+  if (const char* reason = why_not_tensor(in.q, CallKind::kAttention, policy)) return reason;
+  const bool heads =
+      in.k.sizes[1] == in.v.sizes[1] && in.k.sizes[1] > 0 && in.q.sizes[1] % in.k.sizes[1] == 0;
+  const bool fits = heads && in.q.sizes[0] == in.k.sizes[0] && in.k.sizes[0] == in.v.sizes[0] &&
+                    in.q.sizes[3] == in.k.sizes[3] && in.k.sizes[2] == in.v.sizes[2];
+  if (!fits) return "shapes that it does not take";
+  return in.rows() == 0 || in.columns() == 0 || in.q.sizes[0] == 0 ? "no rows or no keys" : nullptr;
+}
+
+const char* why_not_flash(Policy policy, const Inputs& in, double dropout_p) {
+  if (const char* reason = why_not_inputs(policy, in, dropout_p)) return reason;
+  if (!is_16_bit(in.q.dtype)) return "a dtype that is not float16 or bfloat16";
+  if (in.q.sizes[3] != in.v.sizes[3]) return "another head_dim for values";
+  return in.q.sizes[3] > kFlashHeadDim ? "a head_dim above 256" : nullptr;
+}
+
+const char* why_not_bias(const Inputs& in, const TensorView& bias) {
+  const bool typed = bias.dtype == in.q.dtype || bias.dtype == ScalarType::Bool;
+  return typed && bias.dim <= 4 ? nullptr : "a mask of another dtype";
+}
+
+// cuDNN's causal mask begins at the first key, the efficient kernel's too; flash attention's ends
+// at the last.
+const char* why_not_cudnn(Policy policy, const Inputs& in, double dropout_p, bool is_causal) {
+  if (const char* reason = why_not_flash(policy, in, dropout_p)) return reason;
+  return is_causal && in.rows() != in.columns() ? "is_causal with other keys than queries"
+                                                : nullptr;
+}
+
+// The policy, after the calls that are to be declined were counted.
+bool serves(const AtenOp& op, const char* reason) {
+  if (reason == nullptr) return true;
+  count_declined(op.name, reason);
+  return false;
+}
+
+// `result` where it has these strides, or a copy that has.
+Tensor with_strides(const Tensor& result, const int64_t* strides) {
+  const TensorView view(result);
+  bool same = true;
+  for (int64_t i = 0; i < view.dim; ++i) {
+    same = same && (view.sizes[i] == 1 || view.strides[i] == strides[i]);
+  }
+  if (same && std::equal(strides, strides + view.dim, view.strides)) return result;
+  Tensor out = empty_near(view, view.sizes, view.dim, view.dtype, strides);
+  return torch::stable::copy_(out, result);
+}
+
+// With the strides of torch.empty_like(like), which has the same sizes.
+Tensor laid_out_as(const Tensor& result, const Tensor& like) {
+  const TensorView own(result), other(like);
+  if (std::equal(own.strides, own.strides + own.dim, other.strides)) return result;
+  const Tensor wanted = torch::stable::empty_like(like);
+  return with_strides(result, TensorView(wanted).strides);
+}
+
+// [batch, heads, rows, head_dim] whose heads lie inside of rows, as the efficient kernel's results.
+Tensor rows_before_heads(const Tensor& result) {
+  const TensorView view(result);
+  const int64_t heads = view.sizes[1], rows = view.sizes[2], columns = view.sizes[3];
+  const int64_t strides[] = {rows * heads * columns, columns, heads * columns, 1};
+  return with_strides(result, strides);
+}
+
+struct Options {
+  bool is_causal;
+  std::optional<double> scale;
+  bool bottom_right = false;
+  OptionalTensor bias{};
+};
+
+std::tuple<Tensor, Tensor> forward(const Inputs& in, const Tensor& query, const Tensor& key,
+                                   const Tensor& value, const Options& options) {
+  const auto run = in.q.on_cuda() ? &attention_forward_cuda : &attention_forward_cpu;
+  return run(query, key, value, options.bias, 0, options.is_causal, {}, options.scale, true, -1, -1,
+             options.bottom_right, 0, {}, {}, {}, {}, 0, 0);
+}
+
+ThreeTensors backward(const Inputs& in, const Tensor& grad_out, const Tensor& query,
+                      const Tensor& key, const Tensor& value, const Tensor& out,
+                      const Tensor& logsumexp, const Options& options) {
+  const auto run = in.q.on_cuda() ? &attention_backward_cuda : &attention_backward_cpu;
+  return run(grad_out, query, key, value, out, logsumexp, options.bias, 0, options.is_causal, {},
+             options.scale, true, -1, -1, options.bottom_right, 0, {}, {}, {}, {}, 0, 0);
+}
+
+// PyTorch's kernels write inf for rows that see no key, ours -inf.
+void mark_empty_rows(Tensor& logsumexp) {
+  const double inf = std::numeric_limits<double>::infinity();
+  StableIValue stack[] = {
+      torch::stable::detail::from(logsumexp),
+      torch::stable::detail::from(std::optional<double>(std::numeric_limits<double>::quiet_NaN())),
+      torch::stable::detail::from(std::optional<double>(inf)),
+      torch::stable::detail::from(std::optional<double>(inf))};
+  check_aten(torch_call_dispatcher("aten::nan_to_num_", "", stack, TORCH_ABI_VERSION),
+             "aten::nan_to_num_");
+  torch::stable::detail::to<Tensor>(stack[0]);  // released
+}
+
+// Whether a row may see no key.
+bool may_be_empty(const Inputs& in, const Options& options) {
+  return options.bias.has_value() ||
+         (options.is_causal && options.bottom_right && in.rows() > in.columns());
+}
+
+Tensor scalar(const TensorView& like, ScalarType dtype) {
+  return empty_near(like, nullptr, 0, dtype);
+}
+
+Tensor vector(const TensorView& like, int64_t size, ScalarType dtype) {
+  return empty_near(like, &size, 1, dtype);
+}
+
+template <class Function>
+Function present(Function function, const AtenOp& op) {
+  if (function != nullptr) return function;
+  fail({"no_kernel", op.name, "is a call that only PyTorch could serve", "a CUDA build of PyTorch",
+        "none of its kernels", ""});
+}
+
+// A logsumexp as PyTorch's kernels leave it, as ours: [batch, heads, rows], contiguous.
+Tensor sums_of_rows(const Tensor& logsumexp, const Inputs& in) {
+  const TensorView view(logsumexp);
+  Tensor sums = logsumexp;
+  if (view.dim == 4) return torch::stable::squeeze(sums, -1);
+  if (view.sizes[2] == in.rows()) return sums;
+  return torch::stable::contiguous(torch::stable::narrow(sums, 2, 0, in.rows()));
+}
+
+const char* why_not_sums(const Tensor& logsumexp, const Inputs& in, int64_t dim, int64_t rows) {
+  constexpr const char* kOther = "a logsumexp of another layout";
+  if (!defined(logsumexp)) return kOther;
+  const TensorView view(logsumexp);
+  const bool fits = view.dim == dim && view.dtype == ScalarType::Float &&
+                    view.sizes[0] == in.q.sizes[0] && view.sizes[1] == in.q.sizes[1] &&
+                    view.sizes[2] == rows && (dim == 3 || view.sizes[3] == 1);
+  return fits ? nullptr : kOther;
+}
+
+int64_t padded(int64_t rows) { return (rows + kRowsOfSums - 1) / kRowsOfSums * kRowsOfSums; }
+
+double* pointer_to(std::optional<double>& scale) { return scale ? &*scale : nullptr; }
+
+AtenAttentionResults results_of(AtenTensorHandle (&made)[7], int64_t max_q, int64_t max_k) {
+  return {Tensor(made[0]), Tensor(made[1]), Tensor(made[2]), Tensor(made[3]), max_q,
+          max_k,           Tensor(made[4]), Tensor(made[5]), Tensor(made[6])};
+}
+
+}  // namespace
+
+AtenAttentionResults aten_flash_attention(const Tensor& query, const Tensor& key,
+                                          const Tensor& value, double dropout_p, bool is_causal,
+                                          bool return_debug_mask, std::optional<double> scale) {
+  static const AtenOp op("aten::_scaled_dot_product_flash_attention", CallKind::kAttention);
+  const Policy policy = serving_policy();
+  if (policy != Policy::kOff) {
+    const Inputs in(query, key, value);
+    const char* const reason =
+        return_debug_mask ? "return_debug_mask" : why_not_flash(policy, in, dropout_p);
+    if (serves(op, reason)) {
+      const ServedCall served;
+      const Options options{is_causal, scale, true};
+      auto [out, sums] = forward(in, query, key, value, options);
+      if (may_be_empty(in, options)) mark_empty_rows(sums);
+      op.count_served(in.q);
+      return {laid_out_as(out, query),
+              sums,
+              undefined(),
+              undefined(),
+              in.rows(),
+              in.columns(),
+              vector(in.q, 2, ScalarType::UInt64),
+              scalar(in.q, ScalarType::UInt64),
+              vector(in.q, 0, in.q.dtype)};
+    }
+  }
+  AtenTensorHandle made[7] = {};
+  int64_t max_q = 0, max_k = 0;
+  const auto call = present(aten_attentions().flash, op);
+  check_aten(call(query.get(), key.get(), value.get(), dropout_p, is_causal, return_debug_mask,
+                  pointer_to(scale), &made[0], &made[1], &made[2], &made[3], &max_q, &max_k,
+                  &made[4], &made[5], &made[6]),
+             op.name);
+  return results_of(made, max_q, max_k);
+}
+
+ThreeTensors aten_flash_attention_backward(const Tensor& grad_out, const Tensor& query,
+                                           const Tensor& key, const Tensor& value,
+                                           const Tensor& out, const Tensor& logsumexp,
+                                           const Tensor& cum_seq_q, const Tensor& cum_seq_k,
+                                           int64_t max_q, int64_t max_k, double dropout_p,
+                                           bool is_causal, const Tensor& seed, const Tensor& offset,
+                                           std::optional<double> scale) {
+  static const AtenOp op("aten::_scaled_dot_product_flash_attention_backward",
+                         CallKind::kAttention);
+  const Policy policy = serving_policy();
+  if (policy != Policy::kOff && defined(grad_out)) {
+    const Inputs in(query, key, value);
+    const char* reason = why_not_flash(policy, in, dropout_p);
+    if (reason == nullptr && defined(cum_seq_q)) reason = "packed sequences";
+    if (reason == nullptr) reason = why_not_sums(logsumexp, in, 3, in.rows());
+    if (serves(op, reason)) {
+      const ServedCall served;
+      const auto [dq, dk, dv] =
+          backward(in, grad_out, query, key, value, out, logsumexp, {is_causal, scale, true});
+      op.count_served(in.q);
+      return {laid_out_as(dq, query), laid_out_as(dk, key), laid_out_as(dv, value)};
+    }
+  }
+  AtenTensorHandle made[3] = {};
+  const auto call = present(aten_attentions().flash_backward, op);
+  check_aten(call(grad_out.get(), query.get(), key.get(), value.get(), out.get(), logsumexp.get(),
+                  cum_seq_q.get(), cum_seq_k.get(), max_q, max_k, dropout_p, is_causal, seed.get(),
+                  offset.get(), pointer_to(scale), &made[0], &made[1], &made[2]),
+             op.name);
+  return {Tensor(made[0]), Tensor(made[1]), Tensor(made[2])};
+}
+
+FourTensors aten_efficient_attention(const Tensor& query, const Tensor& key, const Tensor& value,
+                                     const std::optional<Tensor>& bias, bool compute_logsumexp,
+                                     double dropout_p, bool is_causal,
+                                     std::optional<double> scale) {
+  static const AtenOp op("aten::_scaled_dot_product_efficient_attention", CallKind::kAttention);
+  const Policy policy = serving_policy();
+  if (policy != Policy::kOff) {
+    const Inputs in(query, key, value);
+    const char* reason = why_not_inputs(policy, in, dropout_p);
+    if (reason == nullptr && bias) {
+      reason = is_causal ? "a mask and is_causal" : why_not_bias(in, TensorView(*bias));
+    }
+    if (reason == nullptr && in.q.dtype == ScalarType::Double) reason = "dtype float64";
+    if (serves(op, reason)) {
+      const ServedCall served;
+      const Options options{is_causal, scale, false, bias};
+      auto [out, sums] = forward(in, query, key, value, options);
+      if (may_be_empty(in, options)) mark_empty_rows(sums);
+      const int64_t rows = compute_logsumexp ? padded(in.rows()) : 0;
+      if (rows != in.rows()) {
+        const int64_t sizes[] = {in.q.sizes[0], in.q.sizes[1], rows};
+        Tensor wide = empty_near(in.q, sizes, 3, ScalarType::Float);
+        if (rows > 0) {
+          torch::stable::fill_(wide, std::numeric_limits<double>::infinity());
+          Tensor part = torch::stable::narrow(wide, 2, 0, in.rows());
+          torch::stable::copy_(part, sums);
+        }
+        sums = wide;
+      }
+      op.count_served(in.q);
+      return {rows_before_heads(out), sums, scalar(in.q, ScalarType::Long),
+              scalar(in.q, ScalarType::Long)};
+    }
+  }
+  AtenTensorHandle made[4] = {};
+  AtenTensorHandle given = bias ? bias->get() : nullptr;
+  const auto call = present(aten_attentions().efficient, op);
+  check_aten(call(query.get(), key.get(), value.get(), bias ? &given : nullptr, compute_logsumexp,
+                  dropout_p, is_causal, pointer_to(scale), &made[0], &made[1], &made[2], &made[3]),
+             op.name);
+  return {Tensor(made[0]), Tensor(made[1]), Tensor(made[2]), Tensor(made[3])};
+}
+
+FourTensors aten_efficient_attention_backward(const Tensor& grad_out, const Tensor& query,
+                                              const Tensor& key, const Tensor& value,
+                                              const Tensor& bias, const Tensor& out,
+                                              const Tensor& logsumexp, const Tensor& seed,
+                                              const Tensor& offset, double dropout_p,
+                                              const std::vector<bool>& wanted, bool is_causal,
+                                              std::optional<double> scale) {
+  static const AtenOp op("aten::_scaled_dot_product_efficient_attention_backward",
+                         CallKind::kAttention);
+  const Policy policy = serving_policy();
+  if (policy != Policy::kOff && defined(grad_out)) {
+    const Inputs in(query, key, value);
+    const char* reason = why_not_inputs(policy, in, dropout_p);
+    if (reason == nullptr && wanted.size() > 3 && wanted[3])
+      reason = "a mask that needs a gradient";
+    if (reason == nullptr && defined(bias)) {
+      reason = is_causal ? "a mask and is_causal" : why_not_bias(in, TensorView(bias));
+    }
+    if (reason == nullptr) reason = why_not_sums(logsumexp, in, 3, padded(in.rows()));
+    if (serves(op, reason)) {
+      const ServedCall served;
+      const OptionalTensor mask = defined(bias) ? OptionalTensor(bias) : std::nullopt;
+      const auto [dq, dk, dv] =
+          backward(in, grad_out, query, key, value, out, sums_of_rows(logsumexp, in),
+                   {is_causal, scale, false, mask});
+      op.count_served(in.q);
+      return {rows_before_heads(dq), rows_before_heads(dk), rows_before_heads(dv), undefined()};
+    }
+  }
+  int32_t flags[4] = {};
+  for (size_t i = 0; i < 4 && i < wanted.size(); ++i) flags[i] = wanted[i];
+  AtenTensorHandle made[4] = {};
+  const auto call = present(aten_attentions().efficient_backward, op);
+  check_aten(call(grad_out.get(), query.get(), key.get(), value.get(), bias.get(), out.get(),
+                  logsumexp.get(), seed.get(), offset.get(), dropout_p, flags, 4, is_causal,
+                  pointer_to(scale), &made[0], &made[1], &made[2], &made[3]),
+             op.name);
+  return {Tensor(made[0]), Tensor(made[1]), Tensor(made[2]), Tensor(made[3])};
+}
+
+AtenAttentionResults aten_cudnn_attention(const Tensor& query, const Tensor& key,
+                                          const Tensor& value, const std::optional<Tensor>& bias,
+                                          bool compute_logsumexp, double dropout_p, bool is_causal,
+                                          bool return_debug_mask, std::optional<double> scale) {
+  static const AtenOp op("aten::_scaled_dot_product_cudnn_attention", CallKind::kAttention);
+  const Policy policy = serving_policy();
+  if (policy != Policy::kOff) {
+    const Inputs in(query, key, value);
+    const char* reason =
+        return_debug_mask ? "return_debug_mask" : why_not_cudnn(policy, in, dropout_p, is_causal);
+    if (reason == nullptr && bias) {
+      reason = is_causal ? "a mask and is_causal" : why_not_bias(in, TensorView(*bias));
+    }
+    if (serves(op, reason)) {
+      const ServedCall served;
+      const Options options{is_causal, scale, false, bias};
+      auto [out, sums] = forward(in, query, key, value, options);
+      if (may_be_empty(in, options)) mark_empty_rows(sums);
+      op.count_served(in.q);
+      return {laid_out_as(out, query),
+              compute_logsumexp ? torch::stable::unsqueeze(sums, -1) : undefined(),
+              undefined(),
+              undefined(),
+              in.rows(),
+              in.columns(),
+              scalar(in.q, ScalarType::Long),
+              scalar(in.q, ScalarType::Long),
+              undefined()};
+    }
+  }
+  AtenTensorHandle made[7] = {};
+  AtenTensorHandle given = bias ? bias->get() : nullptr;
+  int64_t max_q = 0, max_k = 0;
+  const auto call = present(aten_attentions().cudnn, op);
+  check_aten(call(query.get(), key.get(), value.get(), bias ? &given : nullptr, compute_logsumexp,
+                  dropout_p, is_causal, return_debug_mask, pointer_to(scale), &made[0], &made[1],
+                  &made[2], &made[3], &max_q, &max_k, &made[4], &made[5], &made[6]),
+             op.name);
+  return results_of(made, max_q, max_k);
+}
+
+ThreeTensors aten_cudnn_attention_backward(
+    const Tensor& grad_out, const Tensor& query, const Tensor& key, const Tensor& value,
+    const Tensor& out, const Tensor& logsumexp, const Tensor& seed, const Tensor& offset,
+    const Tensor& bias, const Tensor& cum_seq_q, const Tensor& cum_seq_k, int64_t max_q,
+    int64_t max_k, double dropout_p, bool is_causal, std::optional<double> scale) {
+  static const AtenOp op("aten::_scaled_dot_product_cudnn_attention_backward",
+                         CallKind::kAttention);
+  const Policy policy = serving_policy();
+  if (policy != Policy::kOff && defined(grad_out)) {
+    const Inputs in(query, key, value);
+    const char* reason = why_not_cudnn(policy, in, dropout_p, is_causal);
+    if (reason == nullptr && defined(cum_seq_q)) reason = "packed sequences";
+    if (reason == nullptr && defined(bias)) {
+      reason = is_causal ? "a mask and is_causal" : why_not_bias(in, TensorView(bias));
+    }
+    if (reason == nullptr) reason = why_not_sums(logsumexp, in, 4, in.rows());
+    if (serves(op, reason)) {
+      const ServedCall served;
+      const OptionalTensor mask = defined(bias) ? OptionalTensor(bias) : std::nullopt;
+      const auto [dq, dk, dv] =
+          backward(in, grad_out, query, key, value, out, sums_of_rows(logsumexp, in),
+                   {is_causal, scale, false, mask});
+      op.count_served(in.q);
+      return {laid_out_as(dq, query), laid_out_as(dk, key), laid_out_as(dv, value)};
+    }
+  }
+  AtenTensorHandle made[3] = {};
+  const auto call = present(aten_attentions().cudnn_backward, op);
+  check_aten(call(grad_out.get(), query.get(), key.get(), value.get(), out.get(), logsumexp.get(),
+                  seed.get(), offset.get(), bias.get(), cum_seq_q.get(), cum_seq_k.get(), max_q,
+                  max_k, dropout_p, is_causal, pointer_to(scale), &made[0], &made[1], &made[2]),
+             op.name);
+  return {Tensor(made[0]), Tensor(made[1]), Tensor(made[2])};
+}
+
+}  // namespace torch_cubin
