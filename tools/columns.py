@@ -87,9 +87,14 @@ def wrap_markdown(text: str) -> str:
     return "\n".join(lines)
 
 
+def comment(mark: str) -> re.Pattern[str]:
+    """A line that is a comment, but for those that tools read."""
+    return re.compile(rf"(\s*{mark} )((?!NOLINT|clang-format|noqa|fmt:|type:|ruff:)\S.*)")
+
+
 def wrap_comments(text: str, mark: str) -> str:
     lines = text.split("\n")
-    pattern = re.compile(rf"(\s*{mark} )(\S.*)")
+    pattern = comment(mark)
     at = len(lines)
     while at > 0:
         at -= 1
@@ -114,7 +119,7 @@ def long_lines(name: str, text: str) -> list[int]:
         for start, end, first, _ in paragraphs(lines):
             found += [n for n in range(start, end) if _is_long(lines[n], first)]
     elif (mark := mark_of(name)) is not None:
-        pattern = re.compile(rf"\s*{mark} \S")
+        pattern = comment(mark)
         found = [n for n, line in enumerate(lines) if pattern.match(line) and _is_long(line, mark)]
     return [n + 1 for n in found]
 

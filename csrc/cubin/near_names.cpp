@@ -54,6 +54,7 @@ size_t difference(const std::string& wanted, const std::string& symbol) {
 
 std::vector<std::string> names_of(const std::vector<KernelInfo>& kernels) {
   std::vector<std::string> names;
+  names.reserve(kernels.size());
   for (const KernelInfo& kernel : kernels) names.push_back(kernel.name);
   return names;
 }

@@ -116,8 +116,8 @@ class Opener {
         if (!damage) damage = error;
       }
     }
-    // NOLINTNEXTLINE(bugprone-exception-copy-constructor-throws): running out of memory ends the
-    // process anyway
+    // Running out of memory ends the process anyway.
+    // NOLINTNEXTLINE(bugprone-exception-copy-constructor-throws)
     if (images_.empty() && damage) throw *damage;
   }
 

@@ -28,6 +28,7 @@ def test_no_prose_of_the_tree_is_too_long() -> None:
         ("a.md", f"See\n<https://example.com/{'x' * 100}>\n", []),
         ("a.cpp", f"  // {LONG}\n  int a;  // {LONG}\n", [1]),
         ("a.py", f'# {LONG}\na = """{LONG}"""\n', [1]),
+        ("a.cpp", f"  // NOLINTNEXTLINE(a-check): {LONG}\n", []),
         ("a.txt", f"{LONG}\n", []),
     ],
 )
