@@ -66,12 +66,9 @@ ALLOWED = (
     (r".*", r"<what is wrong>", "the form of errors, which STYLE and docs/ops.md state"),
     (r".*", r"""["'`]ways?["'`]""", "a field of tuned tables, public since version 1"),
     (r"examples/sentence_encoder\.py", r"told her", "a sentence that a model reads"),
-    (
-        r"csrc/ops/matmul/(?:plan|sm90|unaligned)\w*\.(?:cpp|h)",
-        r"",
-        "the planner is being rewritten",
-    ),
 )
+# Counted by the table, but not refused: the planner is being rewritten.
+PENDING = re.compile(r"csrc/ops/matmul/(?:plan|sm90|unaligned)\w*\.(?:cpp|h)")
 
 
 def tree(revision: str | None = None) -> dict[str, str]:
@@ -145,6 +142,7 @@ def check() -> list[str]:
     return [
         f"{name}:{line}: '{word.old}', a retired word (better: {word.new}): {text:.90}"
         for name, content in sorted(tree().items())
+        if not PENDING.fullmatch(name)
         for word, line, text in found(name, content)
     ]
 
