@@ -9,8 +9,8 @@
 //     the scores' go into the softmax's unit, the values' into the division by the row's sum.
 //   - wgmma's sums of e4m3 have some 14 bits (common/wgmma_e4m3.cuh), so a block's product with V
 //     is added to the outputs in float32, in the registers of the scores: a consumer multiplies by
-//     V, then scores the next block, and computes weights from the scores while the others multiply.
-//     They take turns.
+//     V, then scores the next block, and computes weights from the scores while the others
+//     multiply. They take turns.
 //
 // The sums of weights, and so the logsumexp, are float32. Longer than files should be, as
 // sm90/forward.cu is: producer and consumers share one set of barriers.
