@@ -75,6 +75,11 @@ TORCH_CUBIN_API int torch_cubin_set_thread_policy(int policy) {
   return static_cast<int>(set_thread_policy(static_cast<Policy>(policy)));
 }
 
+// Removes an object of this thread that drop_in() has left for the threads of backward().
+TORCH_CUBIN_API void torch_cubin_forget_thread_object(const char* key) {
+  forget_thread_object(key);
+}
+
 // The known speed of our kernels (ops/common/serving.h), before the first call.
 TORCH_CUBIN_API char* torch_cubin_set_known_speed(const char* text) {
   return answer([&] { set_known_speed(parse_json(given(text, "table"), "known speed")); });

@@ -2,6 +2,7 @@
 # calls: _drop_in/served.py decides how a function is served, _drop_in/report.py counts.
 """``with torch_cubin.drop_in(): model(x)``: any model, unchanged, with its products from cubins."""
 
+import functools
 import sys
 import threading
 import types
@@ -14,7 +15,9 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from torch_cubin import errors
+from torch_cubin._drop_in import aten_kernels as _aten_kernels
 from torch_cubin._drop_in import fast_path as _fast_path
+from torch_cubin._drop_in import install as _install
 from torch_cubin._drop_in import python_functions as _python_functions
 from torch_cubin._drop_in import report as _report
 from torch_cubin._drop_in import served as _served
@@ -69,7 +72,7 @@ class _Serving(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-_INSIDE = _Serving()
+_MODE = _Serving()
 _fast_path.serves(_Serving)
 
 
@@ -89,7 +92,7 @@ def _call_python(func: Any, types_: Any, args: tuple[Any, ...], kwargs: dict[str
             _python_functions.refresh(copy, func)
     if copy is None or not plain(types_):
         return func(*args, **kwargs)
-    with _INSIDE:
+    with _MODE:
         return copy(*args, **kwargs)
 
 
@@ -111,38 +114,68 @@ def _nested() -> bool:
     return any(isinstance(mode, _Serving) for mode in _modes.function_modes())
 
 
-class drop_in(_Serving):
-    """Serve the matrix products and the attention of the code inside from cubins.
+class _Scope(_Serving):
+    """A part of a thread that is served.
 
-    Served are ``@``, :func:`torch.matmul`, ``mm``, ``mv``, ``bmm``, ``dot``, ``vdot``, ``inner``,
-    ``addmm``, ``addmv``, ``addbmm``, ``baddbmm``, the Tensor methods of these, ``torch.einsum`` of
-    two operands if it is a product, ``F.linear`` (hence :class:`torch.nn.Linear`) and
-    ``F.scaled_dot_product_attention``, for float16, bfloat16, float32 and float64 tensors on CUDA
-    (on the CPU: by the reference implementation).
-    Everything else, and every call that cannot be served, goes to PyTorch;
-    :func:`torch_cubin.report` lists both.
-
-    It applies to the thread that enters it, may be nested, supports ``torch.compile`` inside and
-    around the compiled function, and is differentiable. Functions that PyTorch implements in
-    Python, such as the one behind :class:`torch.nn.MultiheadAttention`, are entered, so their
-    products are served too; ``TorchScript`` and other code that does not run in Python is not.
-    Results have PyTorch's shape and dtype; a product is always contiguous. Dropout of attention has
-    PyTorch's probability, but drops other weights; ``torch.nn.attention.sdpa_kernel`` has no
-    effect. ``addmm`` and its relatives round once, after factors and sum. Nested tensors given to
-    :class:`torch.nn.MultiheadAttention` and :class:`torch.nn.TransformerEncoderLayer` take the
-    fused path of these layers, which alone supports them.
-
-    With activation checkpointing, call ``backward()`` inside as well: the recomputation must run
-    the same ops (torch.utils.checkpoint raises otherwise).
+    Eager code is served by kernels below autograd, which cost other functions nothing. The mode is
+    for traces, where our ops become part of the graph, and for a CPU build of PyTorch, where the
+    ops' reference serves tensors of the CPU.
     """
 
-    def __init__(self, *model: Any) -> None:
+    policy = "fastest"
+
+    def __enter__(self) -> "_Scope":
+        if torch.compiler.is_compiling() or not _aten_kernels.enter_thread(self, self.policy):
+            super().__enter__()
+        return self
+
+    def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
+        if torch.compiler.is_compiling() or not _aten_kernels.leave_thread(self):
+            super().__exit__(exc_type, exc_value, traceback)
+
+
+_STEP = {policy: _Scope() for policy in ("fastest", "all")}
+_STEP["all"].policy = "all"
+
+
+class drop_in(_Scope):
+    """Serve the matrix products and the attention of the code inside from cubins.
+
+    In eager code on a CUDA build of PyTorch our kernels stand below autograd, as those of
+    :func:`torch_cubin.install` do, but for this thread alone, and for the threads that compute the
+    gradients of a ``backward()`` that is called inside. Other functions cost nothing. A function
+    that :func:`torch.compile` has compiled is served alike where it is called inside.
+
+    Where it is traced (``with drop_in():`` in a compiled or exported function), and on a CPU build
+    of PyTorch, a mode replaces torch's functions by our ops: ``@``, :func:`torch.matmul`, ``mm``,
+    ``mv``, ``bmm``, ``dot``, ``vdot``, ``inner``, ``addmm``, ``addmv``, ``addbmm``, ``baddbmm``,
+    the Tensor methods of these, ``torch.einsum`` of two operands if it is a product, ``F.linear``
+    (hence :class:`torch.nn.Linear`) and ``F.scaled_dot_product_attention``, for float16, bfloat16,
+    float32 and float64 tensors on CUDA (on the CPU: by the reference implementation). Functions
+    that PyTorch implements in Python, such as the one behind
+    :class:`torch.nn.MultiheadAttention`, are entered, so their products are served too. Dropout of
+    attention then drops other weights with the same probability, ``torch.nn.attention.sdpa_kernel``
+    has no effect, and with activation checkpointing ``backward()`` must be called inside as well
+    (torch.utils.checkpoint raises otherwise).
+
+    Every call that cannot be served goes to PyTorch; :func:`torch_cubin.report` lists both. It may
+    be nested, and results have PyTorch's shape and dtype; a product is always contiguous. ``addmm``
+    and its relatives round once, after factors and sum.
+
+    Args:
+        policy: as :func:`torch_cubin.install` takes it; the mode serves whatever it can.
+    """
+
+    def __init__(self, *model: Any, policy: str = "fastest") -> None:
         if model:
             raise errors.fault(
                 "input", "torch_cubin.drop_in", "takes no argument: it serves what runs inside it",
                 expected="with torch_cubin.drop_in(): model(x)", got=type(model[0]).__name__,
             )  # fmt: skip
         super().__init__()
+        if policy != "fastest":
+            _aten_kernels.number_of(policy)
+            self.policy = policy
 
     def __call__(self, function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
         """As a decorator: every call of the function runs inside its own drop_in().
@@ -161,7 +194,9 @@ class drop_in(_Serving):
                 advice="Decorate its methods." if is_class else
                 "Call it inside: with torch_cubin.drop_in(): model(x).",
             )  # fmt: skip
-        return _decorator.decorated("drop_in", function, drop_in, lambda: _INSIDE, _begun)
+        policy = self.policy
+        again = drop_in if policy == "fastest" else functools.partial(drop_in, policy=policy)
+        return _decorator.decorated("drop_in", function, again, lambda: _STEP[policy], _begun)
 
     def __enter__(self) -> "drop_in":
         if not torch.compiler.is_compiling():
@@ -187,7 +222,7 @@ class _Outermost:
 
     def enter(self, mode: drop_in) -> None:
         with self._lock:
-            if not self._times_entered:
+            if not self._times_entered and not _install.is_active():
                 _report.clear()
             self._times_entered[mode] = self._times_entered.get(mode, 0) + 1
 

@@ -61,6 +61,8 @@ constexpr Internal kInternals[] = {
     TC_ATEN_PRODUCTS(kCpu, "cpu"),
     {kCpu, "_ZN2at4impl24ThreadLocalPythonObjects8contains" TC_OF_NAME,
      "drop_in() around backward() on a GPU", "PyTorch's kernels compute the gradients"},
+    {kCpu, "_ZN2at4impl24ThreadLocalPythonObjects5erase" TC_OF_NAME,
+     "drop_in() around backward() on a GPU", "PyTorch's kernels compute the gradients"},
 };
 
 // Whether a test simulates that this symbol is missing.

@@ -11,7 +11,7 @@ from preloaded import PreloadedPython
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import torch_cubin  # noqa: F401  (registers the ops)
-from torch_cubin._drop_in import report
+from torch_cubin._drop_in import aten_kernels, report
 
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 
@@ -30,6 +30,13 @@ def _repeatable() -> None:
 def _report_of_this_test() -> None:
     """Without the graphs that other tests traced, which report() would list, too."""
     report.clear(graphs=True)
+
+
+@pytest.fixture(autouse=True)
+def _drop_in_as_on_a_cpu_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    """drop_in() serves by its mode, whatever PyTorch runs the tests; test_drop_in_thread.py: below
+    autograd."""
+    monkeypatch.setattr(aten_kernels, "below_autograd", lambda: False)
 
 
 @pytest.fixture(autouse=True)

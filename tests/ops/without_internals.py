@@ -284,6 +284,12 @@ def overrides(name: str) -> None:
     assert aten_kernels.registered_at("mm", "CPU") == ""
 
 
+def thread_objects(name: str) -> None:
+    from torch_cubin._pytorch import thread_objects
+
+    thread_objects.leave("key")  # nothing
+
+
 COST: dict[str, Callable[[str], None]] = {
     "derivatives of the built-in ops": derivatives,
     "activation checkpointing that stops its recomputation early": checkpointing,
@@ -309,6 +315,7 @@ COST: dict[str, Callable[[str], None]] = {
     "types of tensors without memory in the library's errors": tensor_types,
     "install() of addmm, baddbmm and addmv (nn.Linear with a bias)": sums,
     "doctor's check of kernels that stand over ours": overrides,
+    "drop_in() around backward() on a GPU": thread_objects,
 }
 
 

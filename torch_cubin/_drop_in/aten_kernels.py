@@ -16,7 +16,7 @@ import torch
 
 from torch_cubin import errors
 from torch_cubin._native import library
-from torch_cubin._pytorch import aten_kernels
+from torch_cubin._pytorch import aten_kernels, thread_objects
 
 # As csrc/ops/common/serving.h numbers them.
 POLICIES = {"off": 0, "fastest": 1, "all": 2}
@@ -111,6 +111,49 @@ def _extension() -> Any:
 def _send_known_speed() -> None:
     table = Path(__file__).with_name("known_speed.json").read_text(encoding="utf-8")
     library.set_known_speed(table)
+
+
+# --- drop_in(): the switch of a thread ---
+
+_entered = threading.local()  # .scopes: (scope, its number) of this thread, the innermost last
+
+
+def below_autograd() -> bool:
+    """Whether drop_in() serves eager code by these kernels: not on a CPU build of PyTorch."""
+    return aten_kernels.has_cuda()
+
+
+def enter_thread(scope: object, policy: str) -> bool:
+    """Switches this thread to the policy; False, having done nothing, on a CPU build of PyTorch."""
+    if not below_autograd():
+        return False
+    register()
+    scopes = _entered.__dict__.setdefault("scopes", [])
+    before = scopes[-1][1] if scopes else 0
+    scopes.append((scope, POLICIES[policy]))
+    _switch_thread(before, POLICIES[policy])
+    return True
+
+
+def leave_thread(scope: object) -> bool:
+    """Undoes enter_thread(); False if this scope is not the last that was entered by it."""
+    scopes = _entered.__dict__.get("scopes", [])
+    if not scopes or scopes[-1][0] is not scope:
+        return False
+    _, number = scopes.pop()
+    _switch_thread(number, scopes[-1][1] if scopes else 0)
+    return True
+
+
+def _switch_thread(before: int, after: int) -> None:
+    if before == after:
+        return
+    library.set_thread_policy(after)
+    # For the threads that compute the gradients of a backward() that this thread calls.
+    if before:
+        library.forget_thread_object(thread_objects.KEYS[before])
+    if after:
+        thread_objects.leave(thread_objects.KEYS[after])
 
 
 def serves_sums() -> bool:

@@ -49,6 +49,11 @@ class Installation:
         return f"<torch_cubin.Installation: policy {self.policy!r}, {state}>"
 
 
+def is_active() -> bool:
+    """Whether any handle is active, whose counts would be lost if they began anew."""
+    return bool(_active)
+
+
 def _switch() -> None:
     library.set_process_policy(aten_kernels.POLICIES[_active[-1].policy if _active else "off"])
 
@@ -89,4 +94,4 @@ def install_by_environment() -> None:
         install(policy="fastest" if value == "1" else value)
 
 
-__all__ = ["Installation", "install", "install_by_environment"]
+__all__ = ["Installation", "install", "install_by_environment", "is_active"]

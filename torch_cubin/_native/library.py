@@ -79,6 +79,7 @@ def load() -> ctypes.CDLL:
         library.torch_cubin_module_drop,
         library.torch_cubin_set_find_tensor_type,
         library.torch_cubin_release_tensor,
+        library.torch_cubin_forget_thread_object,
     ):
         function.restype = None
     tensor_types.register(library)
@@ -140,6 +141,7 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "stand_over_aten": [_TEXT],
     "set_process_policy": [_INT],
     "set_thread_policy": [_INT],
+    "forget_thread_object": [_TEXT],
     "set_known_speed": [_TEXT],
     "declined_calls": [_INT],
     "aten_sum": [_INT, _INT, _ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS],
@@ -242,6 +244,11 @@ def set_process_policy(policy: int) -> None:
 def set_thread_policy(policy: int) -> int:
     """The same for this thread; returns its previous policy."""
     return load().torch_cubin_set_thread_policy(policy)
+
+
+def forget_thread_object(key: str) -> None:
+    """Removes this thread's object (torch_cubin/_pytorch/thread_objects.py), if it has one."""
+    load().torch_cubin_forget_thread_object(_text(key))
 
 
 def set_known_speed(table: str) -> None:

@@ -19,6 +19,9 @@ namespace {
 
 using nlohmann::json;
 
+#define TC_THREAD_OBJECTS "_ZN2at4impl24ThreadLocalPythonObjects"
+#define TC_OF_STRING "ERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
+
 std::atomic<Policy> g_process_policy{Policy::kOff};
 // How many threads have a policy: while none has, no thread looks for one that it works for.
 std::atomic<int> g_threads{0};
@@ -27,15 +30,20 @@ thread_local int t_serving = 0;
 
 // at::impl::ThreadLocalPythonObjects::contains(key): PyTorch hands these objects on to the threads
 // that compute gradients. drop_in() leaves one there (torch_cubin/_pytorch/thread_objects.py).
-bool thread_object_exists(const std::string& key) {
+bool thread_object_exists(const std::string& key, bool removes = false) {
 #if defined(__GLIBCXX__) && !_GLIBCXX_USE_CXX11_ABI
   return false;  // std::string is not PyTorch's
 #else
   using Contains = bool (*)(const std::string&);
-  static const auto contains = reinterpret_cast<Contains>(
-      pytorch_symbol("_ZN2at4impl24ThreadLocalPythonObjects8containsE"
-                     "RKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"));
-  return contains != nullptr && contains(key);
+  using Erase = void (*)(const std::string&);
+  static const auto contains =
+      reinterpret_cast<Contains>(pytorch_symbol(TC_THREAD_OBJECTS "8contains" TC_OF_STRING));
+  static const auto erase =
+      reinterpret_cast<Erase>(pytorch_symbol(TC_THREAD_OBJECTS "5erase" TC_OF_STRING));
+  // An object that could not be removed would outlive its drop_in().
+  const bool exists = contains != nullptr && erase != nullptr && contains(key);
+  if (exists && removes) erase(key);
+  return exists;
 #endif
 }
 
@@ -177,6 +185,13 @@ Policy set_thread_policy(Policy policy) {
   g_threads += (policy != Policy::kOff) - (before != Policy::kOff);
   t_policy = policy;
   return before;
+}
+
+void forget_thread_object(const char* key) noexcept {
+  try {
+    thread_object_exists(key, /*removes=*/true);
+  } catch (...) {  // out of memory for the key
+  }
 }
 
 void set_known_speed(const json& table) {

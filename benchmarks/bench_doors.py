@@ -1,0 +1,197 @@
+"""What install() and drop_in() cost the host, and what they gain a small model in eager code.
+
+    python benchmarks/bench_doors.py
+    python benchmarks/bench_doors.py --device cpu      # without a GPU: the calls that are passed on
+    python benchmarks/bench_doors.py --json FILE
+
+Calls: microseconds of the host for a call of 64 x 64 operands in bfloat16, submitted without
+waiting. Models: a step of eight transformer blocks at 1 x 128 and 4 x 2048 tokens, waited for. The
+contenders alternate in one process; the median of the rounds counts, and the median of the rounds'
+ratios to stock. Once install() was called, stock calls pass through our kernels: the lines
+"before the first install()" are without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import random
+import statistics
+import time
+from collections.abc import Callable
+
+import common
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import torch_cubin
+from torch_cubin._drop_in import aten_kernels
+
+ROUNDS = 30
+CALLS = 300  # a block; the launch queue holds 1,024
+
+CONTENDERS: dict[str, Callable[[], contextlib.AbstractContextManager]] = {
+    "stock": contextlib.nullcontext,
+    "install": lambda: torch_cubin.install(policy="all"),
+    "drop_in": lambda: torch_cubin.drop_in(policy="all"),
+}
+
+
+def finish(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def calls_of(device: str) -> dict[str, Callable[[], object]]:
+    options = {"device": device, "dtype": torch.bfloat16 if device == "cuda" else torch.float32}
+    x, w = torch.randn(64, 64, **options), torch.randn(64, 64, **options)
+    bias, out = torch.randn(64, **options), torch.empty(64, 64, **options)
+    wg, bg = w.clone().requires_grad_(), bias.clone().requires_grad_()
+    batch = torch.randn(4, 64, 64, **options)
+    q = torch.randn(1, 4, 64, 64, **options)
+    qg, one = q.clone().requires_grad_(), torch.ones(64, 64, **options)
+
+    def trained() -> None:
+        torch.autograd.grad(torch.matmul(x, wg), wg, one)
+
+    def trained_linear() -> None:
+        torch.autograd.grad(F.linear(x, wg, bg), (wg, bg), one)
+
+    return {
+        "matmul, no gradient": torch.no_grad()(lambda: torch.matmul(x, w)),
+        "matmul, a gradient to take": lambda: torch.matmul(x, wg),
+        "matmul, forward and backward": trained,
+        "mm(out=)": torch.no_grad()(lambda: torch.mm(x, w, out=out)),
+        "linear with bias, no gradient": torch.no_grad()(lambda: F.linear(x, w, bias)),
+        "linear with bias, a gradient to take": lambda: F.linear(x, wg, bg),
+        "linear with bias, forward and backward": trained_linear,
+        "bmm, no gradient": torch.no_grad()(lambda: torch.bmm(batch, batch)),
+        "attention, no gradient": torch.no_grad()(
+            lambda: F.scaled_dot_product_attention(q, q, q, is_causal=True)
+        ),
+        "attention, a gradient to take": lambda: F.scaled_dot_product_attention(qg, qg, qg),
+        "relu (nothing to serve)": torch.no_grad()(lambda: torch.relu(x)),
+    }
+
+
+class Block(torch.nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = torch.nn.RMSNorm(width), torch.nn.RMSNorm(width)
+        self.qkv = torch.nn.Linear(width, 3 * width)
+        self.out = torch.nn.Linear(width, width, bias=False)
+        self.up = torch.nn.Linear(width, 4 * width)
+        self.down = torch.nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        parts = self.qkv(self.norm1(x)).chunk(3, dim=-1)
+        q, k, v = (p.view(batch, length, self.heads, -1).transpose(1, 2) for p in parts)
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).reshape(batch, length, width))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+def models_of(device: str) -> dict[str, Callable[[], object]]:
+    on_gpu = device == "cuda"
+    options = {"device": device, "dtype": torch.bfloat16 if on_gpu else torch.float32}
+    width, layers = (2048, 8) if on_gpu else (64, 2)
+    model = torch.nn.Sequential(*[Block(width, width // 64) for _ in range(layers)]).to(**options)
+    found: dict[str, Callable[[], object]] = {}
+    for batch, length in [(1, 128), (4, 2048)] if on_gpu else [(1, 16)]:
+        x = torch.randn(batch, length, width, **options)
+
+        def train(x: Tensor = x) -> None:
+            model.zero_grad(set_to_none=True)
+            model(x).float().square().mean().backward()
+
+        found[f"forward, {batch} x {length}"] = torch.no_grad()(lambda x=x: model(x))
+        found[f"training, {batch} x {length}"] = train
+    return found
+
+
+def measure(
+    work: Callable[[], object], device: str, calls: int, waits: bool
+) -> dict[str, list[float]]:
+    """Seconds a call of each contender, one entry a round."""
+    times: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+    order = list(CONTENDERS)
+    for turn in range(ROUNDS + 2):
+        random.shuffle(order)
+        for name in order:
+            with CONTENDERS[name]():
+                work()
+                finish(device)
+                begin = time.perf_counter()
+                for _ in range(calls):
+                    work()
+                if waits:
+                    finish(device)
+                elapsed = time.perf_counter() - begin
+                finish(device)
+            if turn >= 2:  # the first two warm up
+                times[name].append(elapsed / calls)
+    return times
+
+
+def lines_of(device: str) -> list[dict[str, object]]:
+    lines: list[dict[str, object]] = []
+    groups = [("calls", calls_of(device), CALLS, False), ("models", models_of(device), 10, True)]
+    for group, works, calls, waits in groups:
+        for what, work in works.items():
+            times = measure(work, device, calls, waits)
+            line: dict[str, object] = {"group": group, "what": what}
+            for name, seconds in times.items():
+                ratios = [s / stock for s, stock in zip(seconds, times["stock"], strict=True)]
+                line[name] = {
+                    "us": statistics.median(seconds) * 1e6,
+                    "over stock": statistics.median(ratios),
+                }
+            lines.append(line)
+            show(line)
+    return lines
+
+
+def show(line: dict[str, object]) -> None:
+    cells = []
+    for name in CONTENDERS:
+        cell = line[name]
+        assert isinstance(cell, dict)
+        cells.append(f"{name} {cell['us']:9.1f} us ({cell['over stock']:.2f})")
+    print(f"{line['what']:<40} {'   '.join(cells)}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--json", help="also write the results to this file")
+    options = parser.parse_args()
+    if options.device == "cpu":
+        torch.set_num_threads(1)
+        aten_kernels.register("CPU")
+        aten_kernels.below_autograd = lambda: True
+    if options.device == "cuda":
+        common.print_machine("install() and drop_in()")
+    unregistered = {}
+    if options.device == "cuda":  # before our kernels stand over PyTorch's
+        for what, work in calls_of("cuda").items():
+            work()
+            seconds = []
+            for _ in range(ROUNDS):
+                finish("cuda")
+                begin = time.perf_counter()
+                for _ in range(CALLS):
+                    work()
+                seconds.append((time.perf_counter() - begin) / CALLS)
+            unregistered[what] = statistics.median(seconds) * 1e6
+            print(f"{what:<40} {unregistered[what]:9.1f} us before the first install()")
+    lines = lines_of(options.device)
+    print(torch_cubin.report())
+    if options.json:
+        common.write_json(options.json, {"before install": unregistered, "lines": lines})
+
+
+if __name__ == "__main__":
+    main()

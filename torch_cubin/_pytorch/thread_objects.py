@@ -1,0 +1,22 @@
+"""Objects that PyTorch hands on from a thread to those that compute its gradients."""
+
+from __future__ import annotations
+
+from torch_cubin._pytorch.internals import Feature
+
+THREAD_OBJECTS = Feature(
+    "drop_in() around backward() on a GPU", "PyTorch's kernels compute the gradients there"
+)
+_stash = THREAD_OBJECTS.find("_C._stash_obj_in_tls", lambda key, value: None)
+
+# By the number of the policy (csrc/ops/common/serving.h), as csrc/ops/common/serving.cpp reads
+# them.
+KEYS = {1: "torch_cubin.drop_in.fastest", 2: "torch_cubin.drop_in.all"}
+
+
+def leave(key: str) -> None:
+    """Leaves an object in this thread, until library.forget_thread_object()."""
+    _stash(key, key)
+
+
+__all__ = ["KEYS", "leave"]
