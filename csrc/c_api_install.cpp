@@ -29,18 +29,14 @@ Policy policy_of(int number) {
 }  // namespace
 
 // Registers our kernels over aten's for the dispatch key "CUDA" or "CPU", for the life of the
-// process. Called once a key. They change nothing until a policy is set.
+// process. Called once a key, where the C shims of csrc/pytorch/aten_kernels.h exist. They change
+// nothing until a policy is set.
 TORCH_CUBIN_API char* torch_cubin_stand_over_aten(const char* key) {
   return answer([&] {
     const std::string name = given(key, "dispatch key");
     const bool on_cuda = name == "CUDA";
     if (!on_cuda && name != "CPU") {
       fail({"internal", "a dispatch key", "has no kernels", "CUDA or CPU", name, ""});
-    }
-    if (!aten_products(on_cuda).complete()) {
-      fail({"internal", "PyTorch", "lacks C shims of matrix products",
-            "aoti_torch_cuda_mm_out and its kin in libtorch_cuda.so", "none",
-            "Use a version of PyTorch that torch_cubin was tested with."});
     }
     // Both leaked on purpose: PyTorch keeps the key's address, and a registration never goes.
     auto* const library = new StableLibrary(StableLibrary::Kind::IMPL, "aten",

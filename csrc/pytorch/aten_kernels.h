@@ -16,8 +16,6 @@ struct AtenProducts {
   Product mm_out, bmm_out;
   Sum addmm_out, baddbmm_out;
   NewSum addmv;
-
-  bool complete() const { return mm_out && bmm_out && addmm_out && baddbmm_out && addmv; }
 };
 
 const AtenProducts& aten_products(bool on_cuda);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,26 @@ def test_unserved_calls_run_pytorch_s_kernel_below_the_dispatcher(products) -> N
 def know(*dtypes: str) -> None:
     row = {"gpu": "Fake GPU", "kinds": ["product"], "dtypes": list(dtypes)}
     library.set_known_speed(json.dumps({"rows": [row] if dtypes else []}))
+
+
+def test_drop_in_serves_its_thread_below_autograd(products) -> None:
+    def call() -> int:
+        a = half(256, 256)
+        with torch_cubin.drop_in(policy="all"):
+            torch.mm(a, a)
+            modes = len(torch.overrides._get_current_function_mode_stack())
+            thread = threading.Thread(target=torch.mm, args=(a, a))
+            thread.start()
+            thread.join()
+        torch.mm(a, a)
+        return modes
+
+    launches, served, declined, pytorchs, modes = products(call, "fastest")
+    assert modes == 0
+    assert served == [["aten::mm", "cuda", 1]]
+    assert declined == [["aten::mm", "this GPU has not been measured"]]  # install()'s policy, twice
+    assert len(launches) >= 1
+    assert pytorchs == 2
 
 
 @contextlib.contextmanager

@@ -230,6 +230,22 @@ def test_without_pytorch_s_texts_ours_say_the_same() -> None:
     assert done.stderr == ""
 
 
+def test_a_pytorch_without_the_c_functions_is_an_error_that_changes_nothing() -> None:
+    code = """
+import torch, torch_cubin
+from torch_cubin import errors
+from torch_cubin._drop_in import aten_kernels
+try:
+    aten_kernels.register("CPU")
+except errors.InternalError as error:
+    print(error)
+print(aten_kernels.is_ours("addmm", "CPU"), torch.mm(torch.ones(2, 2), torch.ones(2, 2)).sum())
+"""
+    done = _python(code, TORCH_CUBIN_TEST_MISSING="aoti_torch_cpu_bmm_out")
+    assert "torch_cubin [internal]: PyTorch lacks C functions" in done.stdout
+    assert done.stdout.endswith("False tensor(8.)\n")
+
+
 def _python(code: str, path: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
     env = {
         **os.environ,

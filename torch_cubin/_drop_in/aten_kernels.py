@@ -57,6 +57,12 @@ def register(key: str = "CUDA") -> None:
     with _lock:
         if key in _registered or (key == "CUDA" and not aten_kernels.has_cuda()):
             return
+        if not _has_shims(key):
+            raise errors.fault(
+                "internal", "PyTorch", "lacks C functions that install() needs",
+                expected=f"aoti_torch_{key.lower()}_mm_out and its kin", got="none",
+                advice="Use a version of torch that torch_cubin was tested with.",
+            )  # fmt: skip
         _send_known_speed()
         aten_kernels.warn_of_override_now()
         owner = torch.library.Library("aten", "IMPL")
@@ -67,6 +73,14 @@ def register(key: str = "CUDA") -> None:
                     _register_sum(owner, extension, key, pattern.format(name), (op, form))
         library.stand_over_aten(key)
         _registered[key] = owner
+
+
+@functools.cache
+def _has_shims(key: str) -> bool:
+    """Whether PyTorch's own products can be called below its dispatcher."""
+    start = f"aoti_torch_{key.lower()}_"
+    symbols = [each for each in library.pytorch_symbols() if each["name"].startswith(start)]
+    return all(each["found"] for each in symbols if "scaled_dot_product" not in each["name"])
 
 
 def _register_sum(
@@ -120,7 +134,7 @@ _entered = threading.local()  # .scopes: (scope, its number) of this thread, the
 
 def below_autograd() -> bool:
     """Whether drop_in() serves eager code by these kernels: not on a CPU build of PyTorch."""
-    return aten_kernels.has_cuda()
+    return aten_kernels.has_cuda() and _has_shims("CUDA")
 
 
 def enter_thread(scope: object, policy: str) -> bool:

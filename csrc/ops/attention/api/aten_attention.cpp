@@ -47,6 +47,9 @@ const char* why_not_inputs(Policy policy, const Inputs& in, double dropout_p) {
   if (in.q.dim != 4 || in.k.dim != 4 || in.v.dim != 4) return "a rank that is not 4";
   if (in.k.dtype != in.q.dtype || in.v.dtype != in.q.dtype) return "different dtypes";
   if (const char* reason = why_not_tensor(in.q, CallKind::kAttention, policy)) return reason;
+  if (policy == Policy::kFastest && std::max(in.q.sizes[3], in.v.sizes[3]) > kFlashHeadDim) {
+    return "a head_dim above 256, which has not been measured";
+  }
   const bool heads =
       in.k.sizes[1] == in.v.sizes[1] && in.k.sizes[1] > 0 && in.q.sizes[1] % in.k.sizes[1] == 0;
   const bool fits = heads && in.q.sizes[0] == in.k.sizes[0] && in.k.sizes[0] == in.v.sizes[0] &&
