@@ -134,6 +134,26 @@ def test_decorated_functions_generators_and_coroutines() -> None:
     assert served() == {"aten::mm": 2}
 
 
+def test_scopes_of_generators_end_in_any_order() -> None:
+    a = integers(3, 3)
+
+    def body(policy):
+        with torch_cubin.drop_in(policy=policy):
+            yield
+
+    first, second = body("fastest"), body("all")
+    next(first)
+    next(second)
+    first.close()
+    a @ a
+    assert served() == {"aten::mm": 1}
+    assert torch._C._is_key_in_tls(thread_objects.KEYS[2])
+    second.close()
+    a @ a
+    assert served() == {"aten::mm": 1}
+    assert not any(torch._C._is_key_in_tls(key) for key in thread_objects.KEYS.values())
+
+
 def test_checkpointing_recomputes_with_or_without() -> None:
     layer = torch.nn.Linear(4, 4)
     x = integers(4, 4).requires_grad_()

@@ -190,9 +190,8 @@ print(json.dumps([raised(text) for text in json.loads('''CALLS''')]))
 """
 
 
-def test_errors_are_pytorch_s_own() -> None:
-    code = _RAISED.replace("CALLS", json.dumps(WRONG))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+def test_errors_are_pytorch_s_own(fresh_python) -> None:
+    done = fresh_python.run(_RAISED.replace("CALLS", json.dumps(WRONG)))
     expected = json.loads(done.stdout)
     with installed():
         for text, (kind, message) in zip(WRONG, expected, strict=True):
@@ -219,10 +218,10 @@ print([row.function for row in torch_cubin.report().served])
 """
 
 
-def test_without_pytorch_s_texts_ours_say_the_same() -> None:
+def test_without_pytorch_s_texts_ours_say_the_same(fresh_python) -> None:
     """As on torch 2.11, which prints them to stderr alone."""
     missing = "torch_exception_get_what_without_backtrace torch.library.get_kernel"
-    done = _python(_MISSING, TORCH_CUBIN_TEST_MISSING=missing)
+    done = fresh_python.run(_MISSING, env={**os.environ, "TORCH_CUBIN_TEST_MISSING": missing})
     assert "mat1 and mat2 shapes cannot be multiplied (3x4 and 3x4)" in done.stdout
     assert "batch1 must be a 3D tensor" in done.stdout
     assert "size mismatch, got input (3), mat (3x4), vec (3)" in done.stdout
@@ -230,7 +229,7 @@ def test_without_pytorch_s_texts_ours_say_the_same() -> None:
     assert done.stderr == ""
 
 
-def test_a_pytorch_without_the_c_functions_is_an_error_that_changes_nothing() -> None:
+def test_a_pytorch_without_the_c_functions_is_an_error_that_changes_nothing(fresh_python) -> None:
     code = """
 import torch, torch_cubin
 from torch_cubin import errors
@@ -241,7 +240,9 @@ except errors.InternalError as error:
     print(error)
 print(aten_kernels.is_ours("addmm", "CPU"), torch.mm(torch.ones(2, 2), torch.ones(2, 2)).sum())
 """
-    done = _python(code, TORCH_CUBIN_TEST_MISSING="aoti_torch_cpu_bmm_out")
+    missing = {**os.environ, "TORCH_CUBIN_TEST_MISSING": "aoti_torch_cpu_bmm_out"}
+    done = fresh_python.run(code, env=missing)
+    assert done.returncode == 0, done.stderr
     assert "torch_cubin [internal]: PyTorch lacks C functions" in done.stdout
     assert done.stdout.endswith("False tensor(8.)\n")
 
@@ -430,7 +431,7 @@ def site(tmp_path) -> str:
 
 @pytest.mark.parametrize(
     ("value", "printed"),
-    [("1", "True ['fastest']"), ("all", "True ['all']"), ("0", "False []"), ("", "False []")],
+    [("1", "True ['fastest']"), ("all", "True ['all']"), ("0", "False []")],
 )
 def test_the_environment_installs_in_an_unchanged_program(site, value, printed) -> None:
     assert _python(_PROGRAM, site, TORCH_CUBIN_INSTALL=value).stdout.strip() == printed

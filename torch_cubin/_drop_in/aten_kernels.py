@@ -150,12 +150,17 @@ def enter_thread(scope: object, policy: str) -> bool:
 
 
 def leave_thread(scope: object) -> bool:
-    """Undoes enter_thread(); False if this scope is not the last that was entered by it."""
+    """Undoes enter_thread(); False if this thread has not entered the scope by it.
+
+    Not always the last one: the scopes of two generators end in any order.
+    """
     scopes = _entered.__dict__.get("scopes", [])
-    if not scopes or scopes[-1][0] is not scope:
+    last = next((i for i in reversed(range(len(scopes))) if scopes[i][0] is scope), None)
+    if last is None:
         return False
-    _, number = scopes.pop()
-    _switch_thread(number, scopes[-1][1] if scopes else 0)
+    before = scopes[-1][1]
+    del scopes[last]
+    _switch_thread(before, scopes[-1][1] if scopes else 0)
     return True
 
 
