@@ -65,6 +65,7 @@ CHOICES = (
     Smaller(set(_SMALL) - set(_SIZES[16].split()) - set(_SIZES[8].split()), head_dim=True),
     Smaller(set(_SMALL), layers=6),
     Smaller(set(_SMALL), width=4),
+    Smaller(set(_SMALL), width=8),
 )
 
 
@@ -73,7 +74,7 @@ def small_config(cls: type, smaller: Smaller, depth: int = 0) -> Any:
     default = cls()
     given: dict[str, Any] = {}
     layers = smaller.layers
-    depth_of_default = getattr(default, "num_hidden_layers", None)
+    depth_of_default = _get(default, "num_hidden_layers")
     for name, value in vars(default).items():
         small = _SMALL.get(name.lstrip("_"))
         if name in _LAYERS:
@@ -86,31 +87,45 @@ def small_config(cls: type, smaller: Smaller, depth: int = 0) -> Any:
             given[name] = _TOKEN_IDS.index(name)
         elif isinstance(value, (list, tuple)) and len(value) == depth_of_default != 0:
             given[name] = value[:layers]  # one entry a layer
-    if not getattr(default, "attn_layer_indices", True):  # of a hybrid: all of another kind
+    if not _get(default, "attn_layer_indices", True):  # of a hybrid: all of another kind
         given["attn_layer_indices"] = [1]
-    kinds = getattr(default, "layer_types", None)
-    if isinstance(kinds, (list, tuple)) and kinds and "attention" not in " ".join(kinds[:layers]):
-        attention = [kind for kind in kinds if "attention" in kind] or ["attention"]
-        given["layer_types"] = [*kinds[: layers - 1], attention[0]]
-    heads = getattr(default, "num_attention_heads", None)
-    key_heads = getattr(default, "num_key_value_heads", None)
+    kinds = _get(default, "layer_types")
+    if isinstance(kinds, (list, tuple)) and kinds and not any(map(_attends, kinds[:layers])):
+        attending = [*filter(_attends, kinds), "attention"]
+        given["layer_types"] = [*kinds[: layers - 1], attending[0]]
+    heads = _get(default, "num_attention_heads")
+    key_heads = _get(default, "num_key_value_heads")
     follows = "num_key_value_heads" in given and key_heads == heads
     is_open = "num_key_value_heads" in vars(default) and key_heads is None and heads is not None
     if follows or is_open:
         given["num_key_value_heads"] = given.get("num_attention_heads", heads)
-    hidden = getattr(default, "hidden_size", None)
+    hidden = _get(default, "hidden_size")
     if smaller.head_dim and _is_int(heads) and _is_int(hidden) and "hidden_size" in given:
-        head_dim = getattr(default, "head_dim", None) or hidden // heads
+        head_dim = _get(default, "head_dim") or hidden // heads
         given["hidden_size"] = head_dim * given.get("num_attention_heads", heads)
-    if getattr(default, "head_dim", 0) is None and _is_int(heads) and _is_int(hidden):
+    if _get(default, "head_dim", 0) is None and _is_int(heads) and _is_int(hidden):
         hidden = given.get("hidden_size", hidden)
         given["head_dim"] = hidden // given.get("num_attention_heads", heads)
     if depth < 3:
         for name in getattr(cls, "sub_configs", None) or {}:
-            sub = getattr(default, name, None)
+            sub = _get(default, name)
             if sub is not None:
                 given[name] = small_config(type(sub), smaller, depth + 1).to_dict()
-    return cls(**given)
+    fixed = {name for name in given if isinstance(getattr(cls, name, None), property)}
+    return cls(**{name: value for name, value in given.items() if name not in fixed})
+
+
+def _attends(kind: str) -> bool:
+    """Whether a layer of this kind has softmax attention."""
+    return kind == "hybrid" or ("attention" in kind and "linear" not in kind)
+
+
+def _get(config: Any, name: str, otherwise: Any = None) -> Any:
+    """An attribute of a config; some raise errors of their own for what their layers differ in."""
+    try:
+        return getattr(config, name)
+    except Exception:
+        return otherwise
 
 
 def _is_int(value: object) -> bool:
@@ -129,7 +144,9 @@ def model_class(config: Any) -> Any:
     for auto in (AutoModelForCausalLM, AutoModel):
         if type(config) in auto._model_mapping:
             found = auto._model_mapping[type(config)]
-            return found[0] if isinstance(found, tuple) else found
+            cls = found[0] if isinstance(found, tuple) else found
+            if cls.config_class is type(config):  # else it is made for the text's part
+                return cls
     stem = type(config).__name__.removesuffix("Config")
     package = importlib.import_module(type(config).__module__.rpartition(".")[0])
     found = []
