@@ -405,6 +405,42 @@ def test_many_threads_multiply_while_it_is_installed_and_removed() -> None:
     assert wrong == []
 
 
+_FIRST = """
+import threading, time, torch, torch_cubin
+from torch_cubin._drop_in import aten_kernels
+torch.set_num_threads(1)
+a, s = torch.eye(4), torch.zeros(4)
+stop, wrong = threading.Event(), []
+def multiply():
+    while not stop.is_set():
+        try:
+            results = torch.mm(a, a), torch.addmm(s, a, a), torch.bmm(a[None], a[None])[0]
+        except Exception as error:
+            results = [torch.ones(1)]
+            wrong.append(repr(error))
+        if not all(torch.equal(result, a) for result in results):
+            wrong.append(results)
+threads = [threading.Thread(target=multiply) for _ in range(16)]
+for thread in threads:
+    thread.start()
+time.sleep(0.05)
+aten_kernels.register("CPU")
+with torch_cubin.install(policy="all"):
+    time.sleep(0.05)
+stop.set()
+for thread in threads:
+    thread.join()
+print(wrong)
+"""
+
+
+@pytest.mark.parametrize("again", range(5))
+def test_the_first_registration_beside_threads_that_multiply(fresh_python, again) -> None:
+    done = fresh_python.run(_FIRST)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[]\n"
+
+
 # --- the environment variable ---
 
 _PROGRAM = """

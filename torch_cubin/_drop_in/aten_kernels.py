@@ -52,7 +52,8 @@ def register(key: str = "CUDA") -> None:
     """Stands over aten's kernels of this dispatch key, once; where this PyTorch has any.
 
     NOTE: the registrations stay. Taken away, they would race with other threads' calls inside
-    PyTorch's dispatcher.
+    PyTorch's dispatcher: a call may read the old kernel's boxed function with the new one's state.
+    Adding one over PyTorch's kernels is safe, because these are called unboxed and have no state.
     """
     with _lock:
         if key in _registered or (key == "CUDA" and not aten_kernels.has_cuda()):
