@@ -172,6 +172,22 @@ def test_the_policy_fastest_serves_what_was_measured(products) -> None:
     assert pytorchs == 2
 
 
+def test_batch_invariance_is_worth_more_than_speed(products) -> None:
+    """PyTorch's kernel, which the policy would choose, does not have it."""
+
+    def call() -> None:
+        know()
+        single = tensors.empty(256, 256)
+        with torch_cubin.batch_invariant():
+            torch.mm(single, single)
+        torch.mm(single, single)
+
+    _, served, declined, pytorchs, _ = products(call, "fastest")
+    assert served == [["aten::mm", "cuda", 1]]
+    assert declined == [["aten::mm", "this GPU has not been measured"]]
+    assert pytorchs == 1
+
+
 @pytest.mark.parametrize("policy", ["fastest", "all"])
 def test_a_gpu_that_was_not_measured(products, policy) -> None:
     def call() -> None:

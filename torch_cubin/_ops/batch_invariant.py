@@ -36,8 +36,11 @@ class batch_invariant:
     other sizes are. It costs speed for few rows, for which K would otherwise be split.
 
     It applies to all code that runs inside, including compiled code, wherever it was compiled, and
-    to ``backward()`` of eager products that were computed inside, wherever it runs. Under
-    ``torch.compile``, enter it around the compiled function: inside one it breaks the graph.
+    to ``backward()`` of our ops' eager products that were computed inside, wherever it runs; not to
+    that of products that :func:`torch_cubin.install` or :func:`torch_cubin.drop_in` served, which
+    PyTorch computes in threads of its own. Both serve here whatever they can, also by the policy
+    "fastest". Under ``torch.compile``, enter it around the compiled function: inside one it breaks
+    the graph.
 
     Args:
         enabled: False disables it for the code inside.

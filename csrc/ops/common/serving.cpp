@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "cubin/error.h"
+#include "ops/common/batch_invariant.h"
 #include "ops/common/device_tables.h"
 #include "package/catalog.h"
 #include "pytorch/internals.h"
@@ -170,12 +171,13 @@ const char* dtype_reason(ScalarType dtype) {
 
 Policy serving_policy() {
   if (t_serving > 0) return Policy::kOff;
-  if (t_policy != Policy::kOff) return t_policy;
-  if (g_threads.load(std::memory_order_relaxed) > 0) {
-    const Policy policy = policy_of_backward();
-    if (policy != Policy::kOff) return policy;
+  Policy policy = t_policy;
+  if (policy == Policy::kOff && g_threads.load(std::memory_order_relaxed) > 0) {
+    policy = policy_of_backward();
   }
-  return g_process_policy.load(std::memory_order_relaxed);
+  if (policy == Policy::kOff) policy = g_process_policy.load(std::memory_order_relaxed);
+  // PyTorch's kernels do not keep the property that batch_invariant() asks for.
+  return policy == Policy::kFastest && batch_invariant() ? Policy::kAll : policy;
 }
 
 void set_process_policy(Policy policy) { g_process_policy.store(policy); }

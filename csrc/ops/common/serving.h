@@ -16,7 +16,8 @@ namespace torch_cubin {
 enum class Policy : int { kOff, kFastest, kAll };
 
 // The policy of this thread's calls: its own, else that of the thread that called backward() which
-// this one works for, else the process's. kOff inside a call that is being served.
+// this one works for, else the process's. kOff inside a call that is being served; kAll for
+// kFastest inside batch_invariant().
 Policy serving_policy();
 
 void set_process_policy(Policy policy);   // install()
