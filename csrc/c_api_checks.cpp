@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "c_answer.h"
+#include "ops/attention/api/signatures.h"
 #include "ops/attention/problem/checks.h"
 #include "ops/matmul/checks.h"
 
@@ -17,4 +18,16 @@ TORCH_CUBIN_API char* torch_cubin_check_attention(const char* call) {
 // The same for matmul and linear (check_described_product in ops/matmul/checks.h).
 TORCH_CUBIN_API char* torch_cubin_check_product(const char* call) {
   return answer([&] { check_described_product(nlohmann::json::parse(given(call, "call"))); });
+}
+
+// {"attention_forward": its schema, ...}: torch_cubin/_ops takes the options and their defaults from
+// here, which must not depend on PyTorch's private names.
+TORCH_CUBIN_API char* torch_cubin_attention_schemas() {
+  return answer([] {
+    return nlohmann::json{
+        {"attention_forward", forward_signature().schema("attention_forward")},
+        {"attention_forward_e4m3", e4m3_signature().schema("attention_forward_e4m3")},
+        {"flash_attention_with_kvcache",
+         kv_cache_signature().schema("flash_attention_with_kvcache")}};
+  });
 }

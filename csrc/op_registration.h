@@ -55,19 +55,22 @@ struct WithMemory<kOp, kFunction> {
 #define TC_CHECKED_cpu(name) WithMemory<kOp, &name##_cpu>::call
 #define TC_CHECKED_cuda(name) name##_cuda
 
-// Wraps name_cpu or name_cuda to count successful calls. The first argument must be a tensor.
-#define TC_COUNTED(name, device)                                                         \
+// Wraps a boxed kernel of `_name` to count successful calls. The first argument must be a tensor.
+#define TC_COUNTED(name, device, ...)                                                    \
   [](StableIValue* stack, uint64_t arguments, uint64_t results) {                        \
     [[maybe_unused]] static constexpr char kOp[] = #name;                                \
     static OpCalls& calls = op_calls_of(#name, #device);                                 \
     const int slot = OpCalls::slot(torch::stable::detail::to<AtenTensorHandle>(*stack)); \
-    TORCH_BOX (&TC_CHECKED_##device(name))(stack, arguments, results);                   \
+    (__VA_ARGS__)(stack, arguments, results);                                            \
     calls.add(slot);                                                                     \
   }
 
-// TC_RAW registers name_cpu or name_cuda for `_name`; TC_RAW_AND_AUTOGRAD also for
-// `_name_autograd`, which has a derivative.
-#define TC_RAW(name, device) m.impl("_" #name, TC_COUNTED(name, device))
+// TC_BOXED registers a boxed kernel for `_name`; TC_BOXED_AND_AUTOGRAD also for `_name_autograd`,
+// which has a derivative. TC_RAW and TC_RAW_AND_AUTOGRAD register name_cpu or name_cuda.
+#define TC_BOXED(name, device, ...) m.impl("_" #name, TC_COUNTED(name, device, __VA_ARGS__))
+#define TC_BOXED_AND_AUTOGRAD(name, device, ...) \
+  TC_BOXED(name, device, __VA_ARGS__);           \
+  m.impl("_" #name "_autograd", TC_COUNTED(name, device, __VA_ARGS__))
+#define TC_RAW(name, device) TC_BOXED(name, device, TORCH_BOX(&TC_CHECKED_##device(name)))
 #define TC_RAW_AND_AUTOGRAD(name, device) \
-  TC_RAW(name, device);                   \
-  m.impl("_" #name "_autograd", TC_COUNTED(name, device))
+  TC_BOXED_AND_AUTOGRAD(name, device, TORCH_BOX(&TC_CHECKED_##device(name)))

@@ -5,6 +5,7 @@
 
 #include "op_registration.h"
 #include "ops/attention/api/attention.h"
+#include "ops/attention/api/boxed.h"
 #include "ops/attention/compose/softmax.h"
 
 namespace {
@@ -12,59 +13,21 @@ namespace {
 using namespace torch_cubin;
 
 STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
-  m.def(
-      "scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, "
-      "Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, *, float? scale=None, "
-      "bool enable_gqa=False) -> Tensor");
-  m.def(
-      "_scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, "
-      "Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, "
-      "Tensor? dropout_seed=None, *, float? scale=None, bool enable_gqa=False) -> Tensor");
-
-#define TC_ATTENTION                                                                      \
-  "Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, "                   \
-  "Tensor? dropout_seed=None, *, float? scale=None, bool enable_gqa=False, "              \
-  "int window_left=-1, int window_right=-1, bool bottom_right=False, float softcap=0.0, " \
-  "Tensor? alibi_slopes=None, Tensor? sinks=None, Tensor? cu_seqlens_q=None, "            \
-  "Tensor? cu_seqlens_k=None, int max_seqlen_q=0, int max_seqlen_k=0)"
-#define TC_FORWARD \
-  "(Tensor query, Tensor key, Tensor value, " TC_ATTENTION " -> (Tensor out, Tensor logsumexp)"
-#define TC_BACKWARD                                                               \
-  "(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor " \
-  "logsumexp, " TC_ATTENTION " -> (Tensor dq, Tensor dk, Tensor dv)"
-  m.def("attention_forward" TC_FORWARD);
-  m.def("_attention_forward" TC_FORWARD);
-  m.def("_attention_forward_autograd" TC_FORWARD);
-  m.def("attention_backward" TC_BACKWARD);
-  m.def("_attention_backward" TC_BACKWARD);
-  m.def("_attention_backward_autograd" TC_BACKWARD);
-  m.def(
-      "flash_attention(Tensor query, Tensor? key=None, Tensor? value=None, *, "
-      "bool is_causal=False, float? scale=None, int window_left=-1, int window_right=-1, "
-      "bool bottom_right=True, float softcap=0.0, Tensor? alibi_slopes=None, "
-      "Tensor? sinks=None, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, "
-      "int max_seqlen_q=0, int max_seqlen_k=0, float dropout_p=0.0, Tensor? q_descale=None, "
-      "Tensor? k_descale=None, Tensor? v_descale=None) -> Tensor");
-#define TC_FORWARD_E4M3                                                            \
-  "(Tensor query, Tensor key, Tensor value, *, bool is_causal=False, "             \
-  "float? scale=None, int window_left=-1, int window_right=-1, "                   \
-  "bool bottom_right=False, Tensor? q_descale=None, Tensor? k_descale=None, "      \
-  "Tensor? v_descale=None, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, " \
-  "int max_seqlen_q=0, int max_seqlen_k=0) -> (Tensor out, Tensor logsumexp)"
-  m.def("attention_forward_e4m3" TC_FORWARD_E4M3);
-  m.def("_attention_forward_e4m3" TC_FORWARD_E4M3);
-  m.def("_attention_forward_e4m3_autograd" TC_FORWARD_E4M3);
-
-#define TC_KV_CACHE                                                                        \
-  "(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? k=None, Tensor? v=None, "    \
-  "Tensor? rotary_cos=None, Tensor? rotary_sin=None, Tensor? cache_seqlens=None, "         \
-  "Tensor? cache_batch_idx=None, Tensor? block_table=None, *, float? softmax_scale=None, " \
-  "bool causal=False, int window_left=-1, int window_right=-1, float softcap=0.0, "        \
-  "bool rotary_interleaved=True, Tensor? alibi_slopes=None, Tensor? sinks=None, "          \
-  "Tensor? k_descale=None, Tensor? v_descale=None) -> Tensor"
-  m.def("flash_attention_with_kvcache" TC_KV_CACHE);
-  m.def("_flash_attention_with_kvcache" TC_KV_CACHE);
-  m.def("_flash_attention_with_kvcache_autograd" TC_KV_CACHE);
+  m.def(sdpa_signature().schema("scaled_dot_product_attention").c_str());
+  m.def(raw_sdpa_signature().schema("_scaled_dot_product_attention").c_str());
+  m.def(forward_signature().schema("attention_forward").c_str());
+  m.def(forward_signature().schema("_attention_forward").c_str());
+  m.def(forward_signature().schema("_attention_forward_autograd").c_str());
+  m.def(backward_signature().schema("attention_backward").c_str());
+  m.def(backward_signature().schema("_attention_backward").c_str());
+  m.def(backward_signature().schema("_attention_backward_autograd").c_str());
+  m.def(flash_signature().schema("flash_attention").c_str());
+  m.def(e4m3_signature().schema("attention_forward_e4m3").c_str());
+  m.def(e4m3_signature().schema("_attention_forward_e4m3").c_str());
+  m.def(e4m3_signature().schema("_attention_forward_e4m3_autograd").c_str());
+  m.def(kv_cache_signature().schema("flash_attention_with_kvcache").c_str());
+  m.def(kv_cache_signature().schema("_flash_attention_with_kvcache").c_str());
+  m.def(kv_cache_signature().schema("_flash_attention_with_kvcache_autograd").c_str());
 
   m.def(
       "_attention_softmax(Tensor scores, Tensor? attn_mask, Tensor? alibi_slopes, Tensor? sinks, "
@@ -85,7 +48,7 @@ void implement_attention_ops(torch::stable::detail::StableLibrary& m) {
   TC_BY_GRAD_MODE("attention_backward", "grad_out", "query", "key", "value", "out", "logsumexp");
   TC_BY_GRAD_MODE("flash_attention_with_kvcache", "q", "k_cache", "v_cache");
   m.impl("scaled_dot_product_attention", &scaled_dot_product_attention_composite);
-  m.impl("flash_attention", TORCH_BOX(&flash_attention));
+  m.impl("flash_attention", &flash_attention_composite);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(cubin, CompositeImplicitAutograd, m) { implement_attention_ops(m); }
@@ -97,17 +60,26 @@ STABLE_TORCH_LIBRARY_IMPL(cubin, FuncTorchBatchedDecomposition, m) { implement_a
 // argument is batched. Below this key one draw would serve the whole batch.
 STABLE_TORCH_LIBRARY_IMPL(cubin, FuncTorchVmapMode, m) {
   m.impl("scaled_dot_product_attention", &scaled_dot_product_attention_composite);
-  m.impl("flash_attention", TORCH_BOX(&flash_attention));
+  m.impl("flash_attention", &flash_attention_composite);
 }
 
-#define TC_RAW_ATTENTION_OPS(device)                                             \
-  TC_RAW_AND_AUTOGRAD(attention_forward, device);                                \
-  TC_RAW_AND_AUTOGRAD(attention_forward_e4m3, device);                           \
-  TC_RAW_AND_AUTOGRAD(attention_backward, device);                               \
-  TC_RAW_AND_AUTOGRAD(flash_attention_with_kvcache, device);                     \
-  TC_RAW(scaled_dot_product_attention, device);                                  \
-  m.impl("_attention_softmax", TORCH_BOX(&attention_softmax));                   \
-  m.impl("_attention_softmax_backward", TORCH_BOX(&attention_softmax_backward)); \
+constexpr bool kReferences_cpu = true,
+               kReferences_cuda = false;  // whether a reference serves a device
+
+#define TC_RAW_ATTENTION_OPS(device)                                                           \
+  TC_BOXED(scaled_dot_product_attention, device,                                               \
+           boxed_sdpa<attention_forward_##device, kReferences_##device>);                      \
+  TC_BOXED_AND_AUTOGRAD(attention_forward, device,                                             \
+                        boxed_forward<attention_forward_##device, kReferences_##device>);      \
+  TC_BOXED_AND_AUTOGRAD(attention_forward_e4m3, device,                                        \
+                        boxed_forward_e4m3<attention_forward_##device, kReferences_##device>); \
+  TC_BOXED_AND_AUTOGRAD(attention_backward, device,                                            \
+                        boxed_backward<attention_backward_##device, kReferences_##device>);    \
+  TC_BOXED_AND_AUTOGRAD(                                                                       \
+      flash_attention_with_kvcache, device,                                                    \
+      boxed_kv_cache<flash_attention_with_kvcache_##device, kReferences_##device>);            \
+  m.impl("_attention_softmax", TORCH_BOX(&attention_softmax));                                 \
+  m.impl("_attention_softmax_backward", TORCH_BOX(&attention_softmax_backward));               \
   m.impl("_attention_dropout", TORCH_BOX(&attention_dropout))
 
 STABLE_TORCH_LIBRARY_IMPL(cubin, CPU, m) { TC_RAW_ATTENTION_OPS(cpu); }

@@ -21,6 +21,7 @@
 
 #include "kernels/attention/attention_params.h"
 #include "ops/attention/api/attention.h"
+#include "ops/attention/api/boxed.h"
 #include "ops/attention/compose/compose.h"
 #include "ops/attention/plan/plan.h"
 #include "ops/attention/portable/portable.h"
@@ -531,19 +532,9 @@ namespace {
 
 using namespace torch_cubin;
 
-#define TC_ATTENTION                                                                      \
-  "Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, "                   \
-  "Tensor? dropout_seed=None, *, float? scale=None, bool enable_gqa=False, "              \
-  "int window_left=-1, int window_right=-1, bool bottom_right=False, float softcap=0.0, " \
-  "Tensor? alibi_slopes=None, Tensor? sinks=None, Tensor? cu_seqlens_q=None, "            \
-  "Tensor? cu_seqlens_k=None, int max_seqlen_q=0, int max_seqlen_k=0)"
-
 STABLE_TORCH_LIBRARY(cubin_host, m) {
-  m.def("attention_forward(Tensor query, Tensor key, Tensor value, " TC_ATTENTION
-        " -> (Tensor, Tensor)");
-  m.def(
-      "attention_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, "
-      "Tensor logsumexp, " TC_ATTENTION " -> (Tensor, Tensor, Tensor)");
+  m.def(forward_signature().schema("attention_forward").c_str());
+  m.def(backward_signature().schema("attention_backward").c_str());
   m.def("launches() -> str");
 }
 
@@ -555,8 +546,8 @@ std::string take_launches() {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(cubin_host, CPU, m) {
-  m.impl("attention_forward", TORCH_BOX(&attention_forward_cuda));
-  m.impl("attention_backward", TORCH_BOX(&attention_backward_cuda));
+  m.impl("attention_forward", boxed_forward<attention_forward_cuda, false>);
+  m.impl("attention_backward", boxed_backward<attention_backward_cuda, false>);
 }
 STABLE_TORCH_LIBRARY_IMPL(cubin_host, CompositeExplicitAutograd, m) {
   m.impl("launches", TORCH_BOX(&take_launches));

@@ -106,6 +106,7 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "set_batch_invariant": [_INT],
     "set_find_tensor_type": [_ADDRESS],
     "pytorch_symbols": [],
+    "attention_schemas": [],
     "check_attention": [_TEXT],
     "check_product": [_TEXT],
     "check_call": [_TEXT],
@@ -435,6 +436,11 @@ def watch_plans(on: bool) -> None:
 def watched_plans() -> list[dict[str, Any]]:
     """The recorded products, each with all its configs."""
     return _answer(load().torch_cubin_watched_plans())["plans"]
+
+
+def attention_schemas() -> dict[str, str]:
+    """The schemas of the attention family's ops that have options, by the op's name."""
+    return _answer(load().torch_cubin_attention_schemas())
 
 
 def planned(

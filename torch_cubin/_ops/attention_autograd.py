@@ -18,7 +18,7 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 from torch_cubin._ops import attention_compose, autograd, checks, softmax
-from torch_cubin._ops.attention_checks import Options, check_attention
+from torch_cubin._ops.attention_checks import TENSOR_OPTIONS, Options, check_attention
 from torch_cubin._pytorch import dispatch_keys, transforms
 
 attention_backward = torch.ops.cubin.attention_backward.default
@@ -26,8 +26,7 @@ attention_sinks_gradient = torch.ops.cubin._attention_sinks_gradient.default
 forward_autograd = torch.ops.cubin._attention_forward_autograd.default
 backward_autograd = torch.ops.cubin._attention_backward_autograd.default
 
-_TENSORS = ("attn_mask", "dropout_seed", "alibi_slopes", "sinks", "cu_seqlens_q", "cu_seqlens_k")
-_NO_TENSORS: dict[str, Any] = dict.fromkeys(_TENSORS)
+_NO_TENSORS: dict[str, Any] = dict.fromkeys(TENSOR_OPTIONS)
 
 
 class _Attention(transforms.SingleLevelFunction):
@@ -49,7 +48,7 @@ class _Attention(transforms.SingleLevelFunction):
         # Saved as tensors, not as an attribute, so that hooks and in-place changes are seen.
         ctx.options = options._replace(**_NO_TENSORS)
         ctx.save_for_backward(
-            query, key, value, *made, *(getattr(options, name) for name in _TENSORS)
+            query, key, value, *made, *(getattr(options, name) for name in TENSOR_OPTIONS)
         )
         return made[0], made[1]
 
@@ -60,7 +59,7 @@ class _Attention(transforms.SingleLevelFunction):
         if grad_out is None and grad_logsumexp is None:
             return (None,) * 7
         saved = ctx.saved_tensors
-        options = ctx.options._replace(**dict(zip(_TENSORS, saved[5:], strict=True)))
+        options = ctx.options._replace(**dict(zip(TENSOR_OPTIONS, saved[5:], strict=True)))
         needed = ctx.needs_input_grad[1:5]
         # NOTE: backward() may run under autocast; PyTorch's own backward of attention ignores it.
         with dispatch_keys.without_autocast():

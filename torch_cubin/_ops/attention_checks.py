@@ -7,6 +7,8 @@ symbol's formula must be Python's; tests compare both on random layouts.
 
 from __future__ import annotations
 
+import ast
+import collections
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,28 +16,72 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torch_cubin._native import library
 from torch_cubin._ops import checks
+from torch_cubin._ops.raw_ops import E4M3
 
 
-class Options(NamedTuple):
-    """The schemas' arguments other than the differentiable tensors, with their defaults."""
+class Argument(NamedTuple):
+    """An argument of one of the ops: "float softcap=0.0", say."""
 
-    attn_mask: Tensor | None = None
-    dropout_p: float = 0.0
-    is_causal: bool = False
-    dropout_seed: Tensor | None = None
-    scale: float | None = None
-    enable_gqa: bool = False
-    window_left: int = -1
-    window_right: int = -1
-    bottom_right: bool = False
-    softcap: float = 0.0
-    alibi_slopes: Tensor | None = None
-    sinks: Tensor | None = None
-    cu_seqlens_q: Tensor | None = None
-    cu_seqlens_k: Tensor | None = None
-    max_seqlen_q: int = 0
-    max_seqlen_k: int = 0
+    type: str
+    name: str
+    default: Any  # None where it has none
+    by_name: bool  # keyword-only
+
+
+@functools.cache
+def arguments_of(op: str) -> tuple[Argument, ...]:
+    """As the library's schema has them. The options among them stand once, in
+    csrc/ops/attention/problem/options.h."""
+    schema = library.attention_schemas()[op]
+    arguments, by_name = [], False
+    for text in schema[schema.index("(") + 1 : schema.rindex(") ->")].split(", "):
+        if text == "*":
+            by_name = True
+            continue
+        type_, _, rest = text.partition(" ")
+        name, _, default = rest.partition("=")
+        value = ast.literal_eval(default) if default else None
+        arguments.append(Argument(type_, name, value, by_name))
+    return tuple(arguments)
+
+
+def _option_arguments() -> list[Argument]:
+    """Those of attention_forward besides query, key and value, then those that float8_e4m3fn alone
+    has."""
+    forward, e4m3 = (arguments_of(op)[3:] for op in ("attention_forward", E4M3))
+    names = {argument.name for argument in forward}
+    return [*forward, *(argument for argument in e4m3 if argument.name not in names)]
+
+
+_ARGUMENTS = _option_arguments()
+TENSOR_OPTIONS = tuple(option.name for option in _ARGUMENTS if option.type == "Tensor?")
+_POSITIONAL = sum(not option.by_name for option in _ARGUMENTS)
+
+
+def _fields() -> Any:
+    return collections.namedtuple(
+        "_Fields",
+        [option.name for option in _ARGUMENTS],
+        defaults=[option.default for option in _ARGUMENTS],
+    )
+
+
+def numbers_of(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers among a call's options as JSON, floats as texts: it has neither infinities nor
+    NaN."""
+    return {
+        name: str(float(values[name])) if isinstance(default, float) else values[name]
+        for name, default in defaults.items()
+        if isinstance(default, (bool, int, float))
+    }
+
+
+class Options(_fields()):  # type: ignore[misc]  # the names are the schemas'
+    """Values of the schemas' arguments other than the differentiable tensors, by name."""
+
+    __slots__ = ()
 
     @property
     def packed(self) -> bool:
@@ -47,22 +93,17 @@ class Options(NamedTuple):
         return {name: x for name, x in self._asdict().items() if isinstance(x, Tensor)}
 
     def numbers(self) -> dict[str, Any]:
-        """The rest as JSON, floats as texts: it has neither infinities nor NaN."""
-        return {
-            name: str(float(value)) if name in ("dropout_p", "softcap") else value
-            for name, value in self._asdict().items()
-            if type(self._field_defaults[name]) in (bool, int, float)
-        }
+        return numbers_of(self._asdict(), self._field_defaults)
 
     def positional(self) -> tuple[Any, ...]:
         """The arguments that the schemas take by position."""
-        return tuple(self[:4])
+        return tuple(self[:_POSITIONAL])
 
     def named(self) -> dict[str, Any]:
         """The keyword-only arguments that are not the default, which some ops lack."""
         return {
             name: value
-            for name, value in zip(self._fields[4:], self[4:], strict=True)
+            for name, value in zip(self._fields[_POSITIONAL:], self[_POSITIONAL:], strict=True)
             if isinstance(value, Tensor) or value != self._field_defaults[name]
         }
 

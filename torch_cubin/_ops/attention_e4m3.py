@@ -16,20 +16,14 @@ from torch_cubin._ops.raw_ops import E4M3 as NAME
 from torch_cubin._ops.raw_ops import raw_names
 from torch_cubin._pytorch import transforms
 
-_DESCALES = ("q_descale", "k_descale", "v_descale")
-
 
 def options_of(arguments: dict[str, Any]) -> Options:
-    """The keyword arguments of the op but for its factors, as those of attention_forward."""
-    rest = {name: value for name, value in arguments.items() if name not in _DESCALES}
-    return Options(enable_gqa=True, **rest)
+    """The keyword arguments of the op as those of attention_forward."""
+    return Options(enable_gqa=True, **arguments)
 
 
 def _fake(query: Tensor, key: Tensor, value: Tensor, **arguments: Any) -> tuple[Tensor, Tensor]:
-    descales = {name: arguments[name] for name in _DESCALES if arguments.get(name) is not None}
-    shape = attention_checks.check_attention(
-        NAME, query, key, value, options_of(arguments), **descales
-    )
+    shape = attention_checks.check_attention(NAME, query, key, value, options_of(arguments))
     strides = output_strides(query, shape.out)
     out = query.new_empty_strided(shape.out, strides, dtype=torch.bfloat16)
     return out, query.new_empty(shape.logsumexp, dtype=torch.float32)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from torch_cubin._ops import raw_ops
+from torch_cubin._ops.attention_checks import TENSOR_OPTIONS
 from torch_cubin._pytorch import dispatch_keys, operators
 
 _identity = torch.ops.aten.einsum.default
@@ -55,7 +56,7 @@ def _cast_once(weight: torch.Tensor, device_type: str, dtype: torch.dtype) -> to
 
 
 # Floating-point arguments that are read in their own dtype, whatever the dtype of query is.
-_KEPT = frozenset(("logsumexp", "alibi_slopes", "sinks", "k_descale", "v_descale"))
+_KEPT = frozenset(("logsumexp", *TENSOR_OPTIONS)) - {"attn_mask"}
 # Mutated arguments: a cast copy would receive the writes.
 _KEPT |= {"k_cache", "v_cache", "out"}
 

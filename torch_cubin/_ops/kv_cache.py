@@ -10,44 +10,21 @@ import torch
 from torch import Tensor
 
 from torch_cubin import errors
-from torch_cubin._ops import checks, mutated
+from torch_cubin._ops import attention_checks, checks, mutated
 from torch_cubin._ops.raw_ops import KV_CACHE as NAME
 from torch_cubin._ops.raw_ops import raw_names
 from torch_cubin._pytorch import transforms
 
-_TENSORS = (
-    *("q", "k_cache", "v_cache", "k", "v", "rotary_cos", "rotary_sin", "cache_seqlens"),
-    *("cache_batch_idx", "block_table"),
-)
+_DEFAULTS = {each.name: each.default for each in attention_checks.arguments_of(NAME)}
 
 
-def _fake(
-    *args: Any,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_left: int = -1,
-    window_right: int = -1,
-    softcap: float = 0.0,
-    rotary_interleaved: bool = True,
-    alibi_slopes: Tensor | None = None,
-    sinks: Tensor | None = None,
-    k_descale: Tensor | None = None,
-    v_descale: Tensor | None = None,
-    **named: Any,
-) -> Tensor:
-    given = {**dict(zip(_TENSORS, args, strict=False)), **named}
-    given |= {"alibi_slopes": alibi_slopes, "sinks": sinks}
-    given |= {"k_descale": k_descale, "v_descale": v_descale}
-    tensors = {name: x for name, x in given.items() if x is not None}
+def _fake(*args: Any, **named: Any) -> Tensor:
+    given = {**_DEFAULTS, **dict(zip(_DEFAULTS, args, strict=False)), **named}
+    tensors = {name: x for name, x in given.items() if isinstance(x, Tensor)}
     for name, tensor in tensors.items():
         checks.check_dense(NAME, name, tensor)
     mutated.fix_offsets(NAME, [(name, tensors[name]) for name in ("k_cache", "v_cache")])
-    options = {
-        "causal": causal,
-        "window_left": window_left,
-        "window_right": window_right,
-        "softcap": str(float(softcap)),
-    }
+    options = attention_checks.numbers_of(given, _DEFAULTS)
     described = {name: checks.described(tensor) for name, tensor in tensors.items()}
     checks.ask("check_attention", {"op": NAME, "tensors": described, "options": options})
     return tensors["q"].new_empty(*tensors["q"].shape[:-1], tensors["v_cache"].shape[-1])

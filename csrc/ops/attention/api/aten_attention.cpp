@@ -120,19 +120,29 @@ struct Options {
   OptionalTensor bias{};
 };
 
+AttentionArguments arguments_of(const char* op, const Tensor& query, const Tensor& key,
+                                const Tensor& value, const Options& options) {
+  AttentionArguments arguments = {op, query, key, value, {}};
+  arguments.options.attn_mask = options.bias;
+  arguments.options.is_causal = options.is_causal;
+  arguments.options.scale = options.scale;
+  arguments.options.enable_gqa = true;
+  arguments.options.bottom_right = options.bottom_right;
+  return arguments;
+}
+
 std::tuple<Tensor, Tensor> forward(const Inputs& in, const Tensor& query, const Tensor& key,
                                    const Tensor& value, const Options& options) {
   const auto run = in.q.on_cuda() ? &attention_forward_cuda : &attention_forward_cpu;
-  return run(query, key, value, options.bias, 0, options.is_causal, {}, options.scale, true, -1, -1,
-             options.bottom_right, 0, {}, {}, {}, {}, 0, 0);
+  return run(arguments_of("attention_forward", query, key, value, options), true);
 }
 
 ThreeTensors backward(const Inputs& in, const Tensor& grad_out, const Tensor& query,
                       const Tensor& key, const Tensor& value, const Tensor& out,
                       const Tensor& logsumexp, const Options& options) {
   const auto run = in.q.on_cuda() ? &attention_backward_cuda : &attention_backward_cpu;
-  return run(grad_out, query, key, value, out, logsumexp, options.bias, 0, options.is_causal, {},
-             options.scale, true, -1, -1, options.bottom_right, 0, {}, {}, {}, {}, 0, 0);
+  return run(arguments_of("attention_backward", query, key, value, options), grad_out, out,
+             logsumexp);
 }
 
 // PyTorch's kernels write inf for rows that see no key, ours -inf.

@@ -47,20 +47,19 @@ struct Gradient {
 using Gradients = std::tuple<Tensor, Tensor, Tensor>;
 
 Gradients run_fused_backward(const AttentionCall& call, const AttentionKernels& kernels,
-                             AttentionCase problem, const Tensor& grad_out, const Tensor& query,
-                             const Tensor& key, const Tensor& value, const Tensor& out,
+                             AttentionCase problem, const Tensor& grad_out, const Tensor& out,
                              const Tensor& logsumexp) {
   const AttentionShape& shape = call.shape;
-  FusedOperands operands(call, query, key, value);
+  FusedOperands operands(call);
   const bool one_launch = operands.one_launch;
   const auto readable = [&](const Tensor& tensor) {
     return vector_rows(one_launch ? torch::stable::contiguous(tensor) : tensor);
   };
   const Tensor aligned_grad = readable(grad_out), aligned_out = readable(out);
   const Tensor lse = torch::stable::contiguous(logsumexp);
-  Gradient dq(call, TensorView(query), shape.heads, one_launch);
-  Gradient dk(call, TensorView(key), shape.kv_heads, one_launch);
-  Gradient dv(call, TensorView(value), shape.kv_heads, one_launch);
+  Gradient dq(call, call.q, shape.heads, one_launch);
+  Gradient dk(call, call.k, shape.kv_heads, one_launch);
+  Gradient dv(call, call.v, shape.kv_heads, one_launch);
   operands.problem.add(kGradOut, TensorView(aligned_grad));
   operands.problem.add(kOut, TensorView(aligned_out));
   operands.problem.add(kGradQuery, TensorView(dq.written));
@@ -85,32 +84,31 @@ Tensor zeros_like_operand(const AttentionCall& call, const TensorView& operand) 
 
 }  // namespace
 
-Gradients attention_backward_cuda(const Tensor& grad_out, const Tensor& query, const Tensor& key,
-                                  const Tensor& value, const Tensor& out, const Tensor& logsumexp,
-                                  TC_ATTENTION_ARGUMENTS) {
-  const AttentionCall call("attention_backward", query, key, value, TC_ATTENTION_OPTIONS);
+Gradients attention_backward_cuda(AttentionArguments arguments, const Tensor& grad_out,
+                                  const Tensor& out, const Tensor& logsumexp) {
+  const AttentionCall call(std::move(arguments));
   const AttentionShape& shape = call.shape;
-  const TensorView q(query), k(key), v(value);
-  check_attention_backward(shape, q, TensorView(grad_out), TensorView(out), TensorView(logsumexp));
+  check_attention_backward(shape, call.q, TensorView(grad_out), TensorView(out),
+                           TensorView(logsumexp));
   if (shape.logsumexp.numel() == 0 || shape.seqlen_k == 0 || shape.kv_heads == 0 ||
       shape.head_dim_v == 0) {
-    return {zeros_like_operand(call, q), zeros_like_operand(call, k), zeros_like_operand(call, v)};
+    return {zeros_like_operand(call, call.q), zeros_like_operand(call, call.k),
+            zeros_like_operand(call, call.v)};
   }
   if (shape.head_dim > 0) {
     const AttentionKernels& kernels = attention_kernels(device(call.device_index));
     const AttentionCase problem = attention_case(call);
     if (plan_backward(kernels, problem).kernels != nullptr) {
-      return run_fused_backward(call, kernels, problem, grad_out, query, key, value, out,
-                                logsumexp);
+      return run_fused_backward(call, kernels, problem, grad_out, out, logsumexp);
     }
   }
-  const auto [dq, dk, dv] = compose_gradients(call, grad_out, query, key, value, out, logsumexp);
+  const auto [dq, dk, dv] = compose_gradients(call, grad_out, out, logsumexp);
   const auto finish = [&](const Tensor& grad, const TensorView& operand) {
     Tensor result = empty_laid_out(operand, shape_of(operand), call.dtype);
     torch::stable::copy_(result, grad);
     return result;
   };
-  return {finish(dq, q), finish(dk, k), finish(dv, v)};
+  return {finish(dq, call.q), finish(dk, call.k), finish(dv, call.v)};
 }
 
 }  // namespace torch_cubin

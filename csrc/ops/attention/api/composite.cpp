@@ -7,6 +7,7 @@
 #include <string>
 
 #include "ops/attention/api/attention.h"
+#include "ops/attention/api/signatures.h"
 #include "ops/common/dispatch.h"
 
 namespace torch_cubin {
@@ -21,47 +22,29 @@ StableIValue draw_seed_for_attention(StableIValue* stack) {
   try {
     return from(std::optional<Tensor>(draw_seed(to<AtenTensorHandle>(stack[0]))));
   } catch (...) {
-    // Each conversion takes an argument over, and its result lets it go; numbers own nothing.
+    // Each conversion takes an argument over, and its result lets it go.
     for (int i = 0; i < 3; ++i) to<Tensor>(stack[i]);
-    to<std::optional<Tensor>>(stack[3]);
-    to<std::optional<double>>(stack[6]);
+    sdpa_signature().take(stack);
     throw;
   }
 }
 
-// Arguments: query, key, value, attn_mask, dropout_p, is_causal; scale, enable_gqa. The op below
-// takes the dropout's seed between them: random numbers never hide inside a raw op, where
+// The op below takes the dropout's seed, too: random numbers never hide inside a raw op, where
 // torch.compile would merge two calls or replay one.
 void call_scaled_dot_product_attention(StableIValue* stack) {
-  const StableIValue seed =
-      to<double>(stack[4]) > 0 ? draw_seed_for_attention(stack) : from(std::nullopt);
-  if (!differentiable()) {
-    StableIValue raw[] = {stack[0], stack[1], stack[2], stack[3], stack[4],
-                          stack[5], seed,     stack[6], stack[7]};
-    call_op("cubin::_scaled_dot_product_attention", "", raw);
-    stack[0] = raw[0];
+  const AttentionSignature& own = sdpa_signature();
+  const bool drops = to<double>(stack[own.place("dropout_p")]) > 0;
+  const StableIValue seed = drops ? draw_seed_for_attention(stack) : from(std::nullopt);
+  const bool raw = !differentiable();
+  const AttentionSignature& callee = raw ? raw_sdpa_signature() : forward_signature();
+  StableIValue all[kMostArguments];
+  callee.move_from(own, stack, all);
+  all[callee.place("dropout_seed")] = seed;
+  if (raw) {
+    call_op("cubin::_scaled_dot_product_attention", "", all);
+    stack[0] = all[0];
     return;
   }
-  const StableIValue none = from(std::nullopt);
-  StableIValue all[] = {stack[0],
-                        stack[1],
-                        stack[2],
-                        stack[3],
-                        stack[4],
-                        stack[5],
-                        seed,
-                        stack[6],
-                        stack[7],
-                        from(int64_t{-1}),
-                        from(int64_t{-1}),
-                        from(false),
-                        from(0.0),
-                        none,
-                        none,
-                        none,
-                        none,
-                        from(int64_t{0}),
-                        from(int64_t{0})};
   call_attention_forward("cubin::_attention_forward_autograd", "scaled_dot_product_attention", all);
   stack[0] = all[0];
   to<Tensor>(all[1]);  // releases the logsumexp

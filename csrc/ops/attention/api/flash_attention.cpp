@@ -11,6 +11,7 @@
 
 #include "cubin/error.h"
 #include "ops/attention/api/attention.h"
+#include "ops/attention/api/signatures.h"
 #include "ops/common/dispatch.h"
 
 namespace torch_cubin {
@@ -91,9 +92,11 @@ bool is_e4m3(const Tensor& tensor) {
 }
 
 // The first result of a raw op, or of its autograd variant where the call may be differentiated.
-template <class... Args>
-Tensor attend(const char* raw, const char* autograd, const Args&... args) {
-  StableIValue stack[] = {from(args)...};
+Tensor attend(const char* raw, const char* autograd, const AttentionSignature& signature,
+              const std::vector<Tensor>& qkv, const AttentionOptions& options) {
+  StableIValue stack[kMostArguments];
+  signature.give(options, stack);
+  for (size_t i = 0; i < 3; ++i) stack[i] = from(qkv[i]);
   call_attention_forward(differentiable() ? autograd : raw, "flash_attention", stack);
   Tensor out = to<Tensor>(stack[0]);
   to<Tensor>(stack[1]);  // releases the logsumexp
@@ -101,14 +104,13 @@ Tensor attend(const char* raw, const char* autograd, const Args&... args) {
 }
 
 // What float8_e4m3fn alone has, and what it has not.
-void check_e4m3_options(bool e4m3, bool has_descale, double softcap,
-                        const OptionalTensor& alibi_slopes, const OptionalTensor& sinks,
-                        double dropout_p) {
+void check_e4m3_options(bool e4m3, const AttentionOptions& options) {
+  const bool has_descale = options.q_descale || options.k_descale || options.v_descale;
   if (!e4m3 && has_descale) {
     fail({"input", "flash_attention", "is given factors without a query of float8_e4m3fn",
           "none of 'q_descale', 'k_descale' and 'v_descale'", "some", ""});
   }
-  if (!e4m3 || (softcap == 0 && !alibi_slopes && !sinks && dropout_p == 0)) return;
+  if (!e4m3 || !e4m3_signature().lacks_one_of(options)) return;
   fail({"input", "flash_attention of float8_e4m3fn", "has options that it does not take",
         "none of 'softcap', 'alibi_slopes', 'sinks' and 'dropout_p'", "some",
         "Convert query, key and value with .to(torch.bfloat16)."});
@@ -119,48 +121,40 @@ Tensor swap_heads(const Tensor& tensor) {
   return call_tensor_op("aten::transpose", "int", tensor, int64_t{1}, int64_t{2});
 }
 
-}  // namespace
-
 Tensor flash_attention(const Tensor& query, const OptionalTensor& key, const OptionalTensor& value,
-                       bool is_causal, std::optional<double> scale, int64_t window_left,
-                       int64_t window_right, bool bottom_right, double softcap,
-                       const OptionalTensor& alibi_slopes, const OptionalTensor& sinks,
-                       const OptionalTensor& cu_seqlens_q, const OptionalTensor& cu_seqlens_k,
-                       int64_t max_seqlen_q, int64_t max_seqlen_k, double dropout_p,
-                       const OptionalTensor& q_descale, const OptionalTensor& k_descale,
-                       const OptionalTensor& v_descale) {
+                       AttentionOptions options) {
   if (!query.defined()) fail_undefined("flash_attention", "query");
   const bool e4m3 = is_e4m3(query);
-  check_e4m3_options(e4m3, q_descale || k_descale || v_descale, softcap, alibi_slopes, sinks,
-                     dropout_p);
-  const bool varlen = cu_seqlens_q || cu_seqlens_k;
-  const bool all_packed = !key && !value;
+  check_e4m3_options(e4m3, options);
+  const bool varlen = options.cu_seqlens_q || options.cu_seqlens_k;
   std::vector<Tensor> qkv = separate(varlen ? kVarlen : kPlain, query, key, value);
   if (!varlen) {
     for (Tensor& tensor : qkv) tensor = swap_heads(tensor);
   }
   // Before the stack, whose handles nobody would release if this threw.
-  const OptionalTensor seed = dropout_p > 0 ? OptionalTensor(draw_seed(query.get())) : std::nullopt;
-  // Rows packed together have one set of offsets.
-  const bool same_offsets = all_packed && !cu_seqlens_k;
-  const OptionalTensor& offsets_k = same_offsets ? cu_seqlens_q : cu_seqlens_k;
-  const int64_t longest_k = same_offsets && max_seqlen_k == 0 ? max_seqlen_q : max_seqlen_k;
-  Tensor out;
-  if (e4m3) {
-    out = attend("cubin::_attention_forward_e4m3", "cubin::_attention_forward_e4m3_autograd",
-                 qkv[0], qkv[1], qkv[2], is_causal, scale, window_left, window_right, bottom_right,
-                 q_descale, k_descale, v_descale, cu_seqlens_q, offsets_k, max_seqlen_q, longest_k);
-  } else {
-    const OptionalTensor no_mask;
-    const bool enable_gqa = true;  // the heads' numbers determine sharing
-    out = attend("cubin::_attention_forward", "cubin::_attention_forward_autograd", qkv[0], qkv[1],
-                 qkv[2], no_mask, dropout_p, is_causal, seed, scale, enable_gqa, window_left,
-                 window_right, bottom_right, softcap, alibi_slopes, sinks, cu_seqlens_q, offsets_k,
-                 max_seqlen_q, longest_k);
+  if (options.dropout_p > 0) options.dropout_seed = draw_seed(query.get());
+  if (!key && !value && !options.cu_seqlens_k) {  // rows packed together have one set of offsets
+    options.cu_seqlens_k = options.cu_seqlens_q;
+    if (options.max_seqlen_k == 0) options.max_seqlen_k = options.max_seqlen_q;
   }
+  options.enable_gqa = true;  // the heads' numbers determine sharing
+  Tensor out =
+      e4m3 ? attend("cubin::_attention_forward_e4m3", "cubin::_attention_forward_e4m3_autograd",
+                    e4m3_signature(), qkv, options)
+           : attend("cubin::_attention_forward", "cubin::_attention_forward_autograd",
+                    forward_signature(), qkv, options);
   // Already so where query's dims lie in this order, packed or not (output_strides).
   return call_tensor_op("aten::contiguous", "", varlen ? out : swap_heads(out),
                         torch::headeronly::MemoryFormat::Contiguous);
+}
+
+}  // namespace
+
+void flash_attention_composite(StableIValue* stack, uint64_t, uint64_t) {
+  AttentionOptions options = flash_signature().take(stack);
+  const auto query = to<Tensor>(stack[0]);
+  const auto key = to<OptionalTensor>(stack[1]), value = to<OptionalTensor>(stack[2]);
+  stack[0] = from(flash_attention(query, key, value, std::move(options)));
 }
 
 }  // namespace torch_cubin

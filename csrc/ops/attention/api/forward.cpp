@@ -21,14 +21,13 @@ void fill_empty(Tensor& out, Tensor* logsumexp) {
 }
 
 // The fused kernels. Returns false, having done nothing, where none takes this problem.
-bool run_fused(const AttentionCall& call, const Tensor& query, const Tensor& key,
-               const Tensor& value, Tensor& out, Tensor* logsumexp) {
+bool run_fused(const AttentionCall& call, Tensor& out, Tensor* logsumexp) {
   const AttentionShape& shape = call.shape;
   const AttentionKernels& kernels = attention_kernels(device(call.device_index));
   AttentionCase problem = attention_case(call);
   if (plan_forward(kernels, problem).kernels == nullptr) return false;
 
-  FusedOperands operands(call, query, key, value);
+  FusedOperands operands(call);
   // Rows that are no whole vectors are written beside the output, and copied.
   const bool beside = operands.one_launch || !has_vector_rows(TensorView(out)) ||
                       (call.options.e4m3 && problem.head_dim_v != shape.head_dim_v);
@@ -57,26 +56,29 @@ bool run_fused(const AttentionCall& call, const Tensor& query, const Tensor& key
   return true;
 }
 
-Tensor forward_on_cuda(AttentionCall& call, const Tensor& query, const Tensor& key,
-                       const Tensor& value, Tensor* logsumexp) {
-  const TensorView q(query);
+}  // namespace
+
+std::tuple<Tensor, Tensor> attention_forward_cuda(AttentionArguments arguments,
+                                                  bool want_logsumexp) {
+  const AttentionCall call(std::move(arguments));
   const AttentionShape& shape = call.shape;
-  Tensor out = empty_laid_out(q, shape.out, call.out_dtype);
-  if (logsumexp != nullptr) {
-    *logsumexp = empty_cuda(shape.logsumexp.sizes, shape.logsumexp.dim, sums_dtype(call.dtype),
-                            call.device_index);
+  Tensor out = empty_laid_out(call.q, shape.out, call.out_dtype), logsumexp;
+  if (want_logsumexp) {
+    logsumexp = empty_cuda(shape.logsumexp.sizes, shape.logsumexp.dim, sums_dtype(call.dtype),
+                           call.device_index);
   }
-  const bool wanted = logsumexp != nullptr && shape.logsumexp.numel() > 0;
-  if (shape.out.numel() == 0 && !wanted) return out;
+  Tensor* const sums = want_logsumexp ? &logsumexp : nullptr;
+  const bool wanted = want_logsumexp && shape.logsumexp.numel() > 0;
+  if (shape.out.numel() == 0 && !wanted) return {out, logsumexp};
   const bool no_keys = shape.seqlen_k == 0 || shape.kv_heads == 0;
   if (no_keys && !call.options.sinks) {
-    fill_empty(out, logsumexp);
-    return out;
+    fill_empty(out, sums);
+    return {out, logsumexp};
   }
   // Packed sequences never compose; the kernels read the sinks where there are no keys, too.
   const bool fusable = shape.out.numel() > 0 && (!no_keys || shape.packed);
-  if (fusable && run_fused(call, query, key, value, out, logsumexp)) {
-    return out;
+  if (fusable && run_fused(call, out, sums)) {
+    return {out, logsumexp};
   }
   if (call.options.e4m3) {
     fail({"no_kernel", "attention_forward_e4m3", "has no kernel for float8_e4m3fn",
@@ -85,40 +87,11 @@ Tensor forward_on_cuda(AttentionCall& call, const Tensor& query, const Tensor& k
               std::to_string(shape.head_dim_v),
           "Convert query, key and value with .to(torch.bfloat16) on this GPU."});
   }
-  const auto [composed, lse] =
-      compose_forward(compose_inputs(call, query, key, value), call.settings, logsumexp != nullptr);
+  const auto [composed, lse] = compose_forward(compose_inputs(call), call.settings, want_logsumexp);
   torch::stable::copy_(out, torch::stable::reshape(composed, shape.out.vector()));
-  if (logsumexp != nullptr) {
-    torch::stable::copy_(*logsumexp, torch::stable::reshape(lse, shape.logsumexp.vector()));
+  if (want_logsumexp) {
+    torch::stable::copy_(logsumexp, torch::stable::reshape(lse, shape.logsumexp.vector()));
   }
-  return out;
-}
-
-}  // namespace
-
-Tensor scaled_dot_product_attention_cuda(const Tensor& query, const Tensor& key,
-                                         const Tensor& value, const OptionalTensor& attn_mask,
-                                         double dropout_p, bool is_causal,
-                                         const OptionalTensor& dropout_seed,
-                                         std::optional<double> scale, bool enable_gqa) {
-  AttentionOptions options = {attn_mask, dropout_p, is_causal, dropout_seed, scale, enable_gqa};
-  AttentionCall call("scaled_dot_product_attention", query, key, value, std::move(options));
-  return forward_on_cuda(call, query, key, value, nullptr);
-}
-
-std::tuple<Tensor, Tensor> attention_forward_cuda(const Tensor& query, const Tensor& key,
-                                                  const Tensor& value, TC_ATTENTION_ARGUMENTS) {
-  AttentionCall call("attention_forward", query, key, value, TC_ATTENTION_OPTIONS);
-  Tensor logsumexp;
-  Tensor out = forward_on_cuda(call, query, key, value, &logsumexp);
-  return {out, logsumexp};
-}
-
-std::tuple<Tensor, Tensor> attention_forward_e4m3_cuda(const Tensor& query, const Tensor& key,
-                                                       const Tensor& value, TC_E4M3_ARGUMENTS) {
-  AttentionCall call("attention_forward_e4m3", query, key, value, TC_E4M3_OPTIONS);
-  Tensor logsumexp;
-  Tensor out = forward_on_cuda(call, query, key, value, &logsumexp);
   return {out, logsumexp};
 }
 

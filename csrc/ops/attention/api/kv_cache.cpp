@@ -1,40 +1,28 @@
 // flash_attention_with_kvcache on CUDA: check -> launch.
-#include "ops/attention/problem/kv_cache.h"
-
 #include "cubin/error.h"
 #include "kernels/attention/attention_params.h"
-#include "ops/attention/api/kv_cache_arguments.h"
+#include "ops/attention/api/attention.h"
 #include "ops/attention/plan/plan.h"
 #include "ops/attention/problem/operands.h"
 #include "ops/attention/problem/problem.h"
 #include "ops/common/stable_ops.h"
 
 namespace torch_cubin {
-namespace {
-
-OptionalTensor vector_rows_of(const OptionalTensor& tensor) {
-  if (!tensor) return std::nullopt;
-  return vector_rows(*tensor);
-}
-
-}  // namespace
-
-Tensor flash_attention_with_kvcache_cuda(TC_KV_CACHE_ARGUMENTS) {
-  KvCacheCall call = kv_cache_call(TC_KV_CACHE_CALL);
+Tensor flash_attention_with_kvcache_cuda(KvCacheArguments arguments) {
+  KvCacheCall call(std::move(arguments));
   const KvCacheShape& shape = call.shape;
   const int64_t sizes[] = {shape.batch, shape.seqlen_q, shape.heads, shape.head_dim_v};
   call.out = empty_cuda(sizes, 4, call.dtype, call.device_index);
   if (shape.batch == 0 || (!shape.has_queries() && shape.new_columns == 0)) return call.out;
-  call.q = vector_rows(q);
-  call.k = vector_rows_of(k);
-  call.v = vector_rows_of(v);
-  call.rotary_cos = contiguous(rotary_cos);
-  call.rotary_sin = contiguous(rotary_sin);
-  call.cache_seqlens = contiguous(cache_seqlens);
-  call.cache_batch_idx = contiguous(cache_batch_idx);
-  call.block_table = contiguous(block_table);
-  call.alibi_slopes = contiguous(alibi_slopes);
-  call.sinks = contiguous(sinks);
+  call.q = vector_rows(call.q);
+  for (OptionalTensor* rows : {&call.k, &call.v}) {
+    if (*rows) *rows = vector_rows(**rows);
+  }
+  for (OptionalTensor* whole :
+       {&call.rotary_cos, &call.rotary_sin, &call.cache_seqlens, &call.cache_batch_idx,
+        &call.block_table, &call.alibi_slopes, &call.sinks}) {
+    *whole = contiguous(*whole);
+  }
   for (const auto& kernels : attention_kernels(device(call.device_index)).kv_cache) {
     if (kernels->run(call)) return call.out;
   }

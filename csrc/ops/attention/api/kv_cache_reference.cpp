@@ -6,9 +6,11 @@
 #include <torch/headeronly/util/Half.h>
 
 #include <algorithm>
+#include <tuple>
 #include <type_traits>
+#include <utility>
 
-#include "ops/attention/api/kv_cache_arguments.h"
+#include "ops/attention/api/attention.h"
 #include "ops/attention/problem/operands.h"
 #include "ops/common/aten.h"
 #include "ops/common/stable_ops.h"
@@ -55,13 +57,20 @@ class Reference {
       const int64_t columns = std::min(length(batch) + shape_.new_columns, shape_.capacity);
       Tensor own_q = torch::stable::narrow(q, 0, batch, 1);
       if (kQuantised) own_q = torch::stable::to(own_q, ScalarType::Float);
-      const auto [computed, logsumexp] = attention_forward_cpu(
-          torch::stable::transpose(own_q, 1, 2),
-          gathered(call_.k_cache, call_.k_descale, batch, columns),
-          gathered(call_.v_cache, call_.v_descale, batch, columns), std::nullopt, 0.0,
-          call_.options.causal, std::nullopt, call_.options.softmax_scale, true,
-          call_.options.window_left, call_.options.window_right, true, call_.options.softcap,
-          slopes, call_.sinks, std::nullopt, std::nullopt, 0, 0);
+      AttentionOptions options;
+      options.is_causal = call_.causal;
+      options.scale = call_.softmax_scale;
+      options.enable_gqa = options.bottom_right = true;
+      options.window_left = call_.window_left;
+      options.window_right = call_.window_right;
+      options.softcap = call_.softcap;
+      options.alibi_slopes = slopes;
+      options.sinks = call_.sinks;
+      const Tensor computed = std::get<0>(attention_forward_cpu(
+          {"flash_attention_with_kvcache", torch::stable::transpose(own_q, 1, 2),
+           gathered(call_.k_cache, call_.k_descale, batch, columns),
+           gathered(call_.v_cache, call_.v_descale, batch, columns), options},
+          false));
       Tensor place = torch::stable::narrow(out, 0, batch, 1);
       torch::stable::copy_(place, torch::stable::transpose(computed, 1, 2));
     }
@@ -116,7 +125,7 @@ class Reference {
     const Tensor out = torch::stable::new_empty(
         call_.q, {shape_.batch, shape_.seqlen_q, shape_.heads, shape_.head_dim});
     const Rows<T> rotated(out);
-    const bool by_row = shape_.rotates_by_row(call_.options);
+    const bool by_row = call_.rotates_by_row();
     for (int64_t batch = 0; batch < shape_.batch; ++batch) {
       for (int64_t i = 0; i < shape_.seqlen_q; ++i) {
         for (int64_t head = 0; head < shape_.heads; ++head) {
@@ -165,8 +174,8 @@ class Reference {
     const T* cos = static_cast<const T*>(TensorView(*call_.rotary_cos).data()) + position * half;
     const T* sin = static_cast<const T*>(TensorView(*call_.rotary_sin).data()) + position * half;
     for (int64_t i = 0; i < half; ++i) {
-      const int64_t a = call_.options.rotary_interleaved ? 2 * i : i;
-      const int64_t b = call_.options.rotary_interleaved ? 2 * i + 1 : i + half;
+      const int64_t a = call_.rotary_interleaved ? 2 * i : i;
+      const int64_t b = call_.rotary_interleaved ? 2 * i + 1 : i + half;
       const auto x = static_cast<float>(from[a]), y = static_cast<float>(from[b]);
       const auto c = static_cast<float>(cos[i]), s = static_cast<float>(sin[i]);
       to[a] = rounded<To>(x * c - y * s, descale);
@@ -211,17 +220,21 @@ class Reference {
 
 }  // namespace
 
-Tensor flash_attention_with_kvcache_cpu(TC_KV_CACHE_ARGUMENTS) {
-  KvCacheCall call = kv_cache_call(TC_KV_CACHE_CALL);
+Tensor flash_attention_with_kvcache_cpu(KvCacheArguments arguments) {
+  KvCacheCall call(std::move(arguments));
   const auto plain = [](const Tensor& tensor) { return torch::stable::contiguous(detach(tensor)); };
   call.q = plain(call.q);
-#define TC_PLAIN(name) \
-  if (call.name) call.name = plain(*call.name);
-  TC_KV_CACHE_OPTIONAL_TENSORS(TC_PLAIN)
+  const auto make_plain = [&](auto& option) {
+    if constexpr (std::is_same_v<std::decay_t<decltype(option)>, OptionalTensor>) {
+      if (option) option = plain(*option);
+    }
+  };
+#define TC_PLAIN(type, name, ...) make_plain(call.name);
+  TC_KV_CACHE_OPTIONS(TC_PLAIN)
 #undef TC_PLAIN
   if (call.k) {  // after the copies, which may find no memory
-    bump_version(k_cache.get());
-    bump_version(v_cache.get());
+    bump_version(call.k_cache.get());
+    bump_version(call.v_cache.get());
   }
   using torch::headeronly::BFloat16;
   using torch::headeronly::Float8_e4m3fn;

@@ -1,8 +1,9 @@
-// Attention on the CPU: the composition (compose.h), whose parts are references there. For
-// development and tests, no more.
+// Attention on the CPU: the composition (compose.h), whose parts are references there; of
+// float8_e4m3fn its numbers times their factors. For development and tests, no more.
 //
 // NOTE: ATen's scaled_dot_product_attention knows neither our options nor our seed for dropout, and
 // tells no logsumexp.
+#include <algorithm>
 #include <limits>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "ops/attention/compose/compose.h"
 #include "ops/attention/problem/operands.h"
 #include "ops/common/aten.h"
+#include "ops/common/dispatch.h"
 #include "ops/common/stable_ops.h"
 
 namespace torch_cubin {
@@ -21,11 +23,13 @@ OptionalTensor detach_optional(const OptionalTensor& tensor) {
   return detach(*tensor);
 }
 
-AttentionOptions detached(AttentionOptions options) {
-  options.attn_mask = detach_optional(options.attn_mask);
-  options.alibi_slopes = detach_optional(options.alibi_slopes);
-  options.sinks = detach_optional(options.sinks);
-  return options;
+AttentionArguments detached(AttentionArguments arguments) {
+  for (Tensor* each : {&arguments.query, &arguments.key, &arguments.value}) *each = detach(*each);
+  AttentionOptions& options = arguments.options;
+  for (OptionalTensor* each : {&options.attn_mask, &options.alibi_slopes, &options.sinks}) {
+    *each = detach_optional(*each);
+  }
+  return arguments;
 }
 
 // `computed` (the same numbers in any shape) as a fresh tensor of `dtype`, laid out like `like`.
@@ -42,46 +46,43 @@ struct Forward {
   Tensor out, logsumexp;
 };
 
-Forward forward_dense(const AttentionCall& call, const Tensor& query, const Tensor& key,
-                      const Tensor& value) {
+Forward forward_dense(const AttentionCall& call) {
   const AttentionShape& shape = call.shape;
   if ((shape.seqlen_k == 0 || shape.kv_heads == 0) && !call.options.sinks) {
     const std::vector<int64_t> out = shape.out.vector();
     const std::vector<int64_t> rows(out.begin(), out.end() - 1);
-    Tensor logsumexp = torch::stable::new_empty(query, rows, sums_dtype(call.dtype));
+    Tensor logsumexp = torch::stable::new_empty(call.query, rows, sums_dtype(call.dtype));
     torch::stable::fill_(logsumexp, -std::numeric_limits<double>::infinity());
-    return {torch::stable::new_zeros(query, out), logsumexp};
+    return {torch::stable::new_zeros(call.query, out), logsumexp};
   }
-  const auto [out, logsumexp] =
-      compose_forward(compose_inputs(call, query, key, value), call.settings, true);
+  const auto [out, logsumexp] = compose_forward(compose_inputs(call), call.settings, true);
   return {out, logsumexp};
 }
 
 using Gradients = std::tuple<Tensor, Tensor, Tensor>;  // of query, key and value
 
-Gradients zeros_like(const Tensor& query, const Tensor& key, const Tensor& value) {
-  const auto zeros = [](const Tensor& like) {
-    return torch::stable::new_zeros(like, sizes_of(TensorView(like)));
+Gradients zeros_like(const AttentionCall& call) {
+  const auto zeros = [](const Tensor& like, const TensorView& view) {
+    return torch::stable::new_zeros(like, sizes_of(view));
   };
-  return {zeros(query), zeros(key), zeros(value)};
+  return {zeros(call.query, call.q), zeros(call.key, call.k), zeros(call.value, call.v)};
 }
 
-Gradients backward_dense(const AttentionCall& call, const Tensor& grad_out, const Tensor& query,
-                         const Tensor& key, const Tensor& value, const Tensor& out,
+Gradients backward_dense(const AttentionCall& call, const Tensor& grad_out, const Tensor& out,
                          const Tensor& logsumexp) {
   const AttentionShape& shape = call.shape;
   if (shape.logsumexp.numel() == 0 || shape.seqlen_k == 0 || shape.kv_heads == 0) {
-    return zeros_like(query, key, value);
+    return zeros_like(call);
   }
-  return compose_gradients(call, grad_out, query, key, value, out, logsumexp);
+  return compose_gradients(call, grad_out, out, logsumexp);
 }
 
 // Where each packed sequence begins, and where the last ends.
-std::vector<int64_t> offsets(const OptionalTensor& cu_seqlens, const Tensor& packed,
+std::vector<int64_t> offsets(const OptionalTensor& cu_seqlens, const TensorView& packed,
                              const char* name) {
   const Tensor all = torch::stable::contiguous(*cu_seqlens);
   const auto* data = static_cast<const int32_t*>(all.data_ptr());
-  const int64_t rows = TensorView(packed).sizes[0];
+  const int64_t rows = packed.sizes[0];
   std::vector<int64_t> out(data, data + TensorView(all).sizes[0]);
   for (size_t i = 0; i < out.size(); ++i) {
     if (out[i] < (i > 0 ? out[i - 1] : 0) || out[i] > rows) {
@@ -93,7 +94,7 @@ std::vector<int64_t> offsets(const OptionalTensor& cu_seqlens, const Tensor& pac
 }
 
 // One of the packed sequences: its rows, as (1, heads, rows, columns), and its options.
-struct Sequence {
+struct PackedSequence {
   int64_t q_begin, q_rows, k_begin, k_rows;
   AttentionOptions options;
 
@@ -104,6 +105,10 @@ struct Sequence {
   }
   Tensor of_query(const Tensor& packed) const { return slice(packed, q_begin, q_rows); }
   Tensor of_key(const Tensor& packed) const { return slice(packed, k_begin, k_rows); }
+  AttentionCall of(const AttentionCall& call) const {
+    return AttentionCall(
+        {call.op, of_query(call.query), of_key(call.key), of_key(call.value), options});
+  }
 
   // (1, heads, rows, columns) back to its place.
   static void put(Tensor& packed, int64_t begin, int64_t rows, const Tensor& one) {
@@ -113,14 +118,14 @@ struct Sequence {
   }
 };
 
-std::vector<Sequence> sequences(const AttentionCall& call, const Tensor& query, const Tensor& key) {
-  const auto q = offsets(call.options.cu_seqlens_q, query, "cu_seqlens_q");
-  const auto k = offsets(call.options.cu_seqlens_k, key, "cu_seqlens_k");
-  std::vector<Sequence> all;
+std::vector<PackedSequence> sequences(const AttentionCall& call) {
+  const auto q = offsets(call.options.cu_seqlens_q, call.q, "cu_seqlens_q");
+  const auto k = offsets(call.options.cu_seqlens_k, call.k, "cu_seqlens_k");
+  std::vector<PackedSequence> all;
   for (size_t b = 0; b + 1 < q.size(); ++b) {
-    Sequence one = {q[b], q[b + 1] - q[b], k[b], k[b + 1] - k[b], call.options};
+    PackedSequence one = {q[b], q[b + 1] - q[b], k[b], k[b + 1] - k[b], call.options};
     one.options.cu_seqlens_q = one.options.cu_seqlens_k = std::nullopt;
-    if (one.options.alibi_slopes && TensorView(*one.options.alibi_slopes).dim == 2) {
+    if (call.views.alibi_slopes && call.views.alibi_slopes->dim == 2) {
       one.options.alibi_slopes =
           torch::stable::select(*one.options.alibi_slopes, 0, static_cast<int64_t>(b));
     }
@@ -133,19 +138,16 @@ std::vector<Sequence> sequences(const AttentionCall& call, const Tensor& query, 
   return all;
 }
 
-Forward forward_packed(const AttentionCall& call, const Tensor& query, const Tensor& key,
-                       const Tensor& value) {
+Forward forward_packed(const AttentionCall& call) {
   const Shape& sizes = call.shape.out;
-  Tensor out = torch::stable::new_zeros(query, sizes.vector());
-  Tensor logsumexp =
-      torch::stable::new_zeros(query, {call.shape.heads, sizes.sizes[0]}, sums_dtype(call.dtype));
+  Tensor out = torch::stable::new_zeros(call.query, sizes.vector());
+  Tensor logsumexp = torch::stable::new_zeros(call.query, {call.shape.heads, sizes.sizes[0]},
+                                              sums_dtype(call.dtype));
   torch::stable::fill_(logsumexp, -std::numeric_limits<double>::infinity());
-  for (const Sequence& one : sequences(call, query, key)) {
-    const Tensor q = one.of_query(query), k = one.of_key(key), v = one.of_key(value);
+  for (const PackedSequence& one : sequences(call)) {
     if (one.q_rows == 0) continue;
-    const AttentionCall own("attention_forward", q, k, v, one.options);
-    const Forward computed = forward_dense(own, q, k, v);
-    Sequence::put(out, one.q_begin, one.q_rows, computed.out);
+    const Forward computed = forward_dense(one.of(call));
+    PackedSequence::put(out, one.q_begin, one.q_rows, computed.out);
     Tensor place = torch::stable::narrow(logsumexp, 1, one.q_begin, one.q_rows);
     torch::stable::copy_(
         place, torch::stable::reshape(computed.logsumexp, {call.shape.heads, one.q_rows}));
@@ -153,70 +155,90 @@ Forward forward_packed(const AttentionCall& call, const Tensor& query, const Ten
   return {out, logsumexp};
 }
 
-Gradients backward_packed(const AttentionCall& call, const Tensor& grad_out, const Tensor& query,
-                          const Tensor& key, const Tensor& value, const Tensor& out,
+Gradients backward_packed(const AttentionCall& call, const Tensor& grad_out, const Tensor& out,
                           const Tensor& logsumexp) {
-  auto [dq, dk, dv] = zeros_like(query, key, value);
-  for (const Sequence& one : sequences(call, query, key)) {
+  auto [dq, dk, dv] = zeros_like(call);
+  for (const PackedSequence& one : sequences(call)) {
     if (one.q_rows == 0 || one.k_rows == 0) continue;
-    const Tensor q = one.of_query(query), k = one.of_key(key), v = one.of_key(value);
-    const AttentionCall own("attention_backward", q, k, v, one.options);
     Tensor rows = logsumexp;
     const auto [own_dq, own_dk, own_dv] =
-        backward_dense(own, one.of_query(grad_out), q, k, v, one.of_query(out),
+        backward_dense(one.of(call), one.of_query(grad_out), one.of_query(out),
                        torch::stable::narrow(rows, 1, one.q_begin, one.q_rows));
-    Sequence::put(dq, one.q_begin, one.q_rows, own_dq);
-    Sequence::put(dk, one.k_begin, one.k_rows, own_dk);
-    Sequence::put(dv, one.k_begin, one.k_rows, own_dv);
+    PackedSequence::put(dq, one.q_begin, one.q_rows, own_dq);
+    PackedSequence::put(dk, one.k_begin, one.k_rows, own_dk);
+    PackedSequence::put(dv, one.k_begin, one.k_rows, own_dv);
   }
   return {dq, dk, dv};
 }
 
-std::tuple<Tensor, Tensor> forward_on_cpu(const char* op, const Tensor& query, const Tensor& key,
-                                          const Tensor& value, AttentionOptions options) {
-  const Tensor q = detach(query), k = detach(key), v = detach(value);
-  const AttentionCall call(op, q, k, v, detached(std::move(options)));
-  const Forward computed =
-      call.shape.packed ? forward_packed(call, q, k, v) : forward_dense(call, q, k, v);
-  const Shape& rows = call.shape.logsumexp;
-  Tensor logsumexp = empty_near(TensorView(q), rows.sizes, rows.dim, sums_dtype(call.dtype));
-  torch::stable::copy_(logsumexp, torch::stable::reshape(computed.logsumexp, rows.vector()));
-  return {laid_out(computed.out, call.shape.out, TensorView(q), call.dtype), logsumexp};
+Tensor times(const Tensor& tensor, const Tensor& factors) {
+  return call_tensor_op("aten::mul", "Tensor", tensor, factors);
+}
+
+// `tensor` in float32, times `descale`, of which each entry is for `group` heads.
+Tensor dequantised(const Tensor& tensor, const OptionalTensor& descale, int64_t group,
+                   const OptionalTensor& cu_seqlens) {
+  Tensor wide = torch::stable::to(detach(tensor), ScalarType::Float);
+  if (!descale) return wide;
+  const Tensor factors = call_tensor_op("aten::repeat_interleave", "self_int", detach(*descale),
+                                        group, std::optional<int64_t>(1), std::nullopt);
+  if (!cu_seqlens)
+    return times(wide, torch::stable::unsqueeze(torch::stable::unsqueeze(factors, 2), 3));
+  const Tensor all = torch::stable::contiguous(*cu_seqlens);
+  const auto* offsets = static_cast<const int32_t*>(all.data_ptr());
+  const int64_t rows = TensorView(wide).sizes[0];
+  for (int64_t b = 0; b + 1 < TensorView(all).sizes[0]; ++b) {
+    // Offsets that are none are refused later, by the reference.
+    const int64_t begin = std::clamp<int64_t>(offsets[b], 0, rows);
+    const int64_t end = std::clamp<int64_t>(offsets[b + 1], begin, rows);
+    Tensor place = torch::stable::narrow(wide, 0, begin, end - begin);
+    Tensor own = factors;
+    own = torch::stable::unsqueeze(torch::stable::narrow(own, 0, b, 1), 2);
+    torch::stable::copy_(place, times(place, own));
+  }
+  return wide;
+}
+
+// Query, key and value of float8_e4m3fn times their factors, in float32.
+AttentionArguments dequantised(AttentionArguments arguments, const AttentionCall& call) {
+  AttentionOptions& options = arguments.options;
+  arguments.query =
+      dequantised(call.query, options.q_descale, call.shape.group(), options.cu_seqlens_q);
+  arguments.key = dequantised(call.key, options.k_descale, 1, options.cu_seqlens_k);
+  arguments.value = dequantised(call.value, options.v_descale, 1, options.cu_seqlens_k);
+  options.q_descale = options.k_descale = options.v_descale = std::nullopt;
+  options.e4m3 = false;
+  return arguments;
 }
 
 }  // namespace
 
-Tensor scaled_dot_product_attention_cpu(const Tensor& query, const Tensor& key, const Tensor& value,
-                                        const OptionalTensor& attn_mask, double dropout_p,
-                                        bool is_causal, const OptionalTensor& dropout_seed,
-                                        std::optional<double> scale, bool enable_gqa) {
-  AttentionOptions options = {attn_mask, dropout_p, is_causal, dropout_seed, scale, enable_gqa};
-  return std::get<0>(
-      forward_on_cpu("scaled_dot_product_attention", query, key, value, std::move(options)));
+std::tuple<Tensor, Tensor> attention_forward_cpu(AttentionArguments arguments, bool) {
+  arguments = detached(std::move(arguments));
+  const AttentionCall call(arguments);
+  if (call.options.e4m3) {
+    const auto [computed, logsumexp] =
+        attention_forward_cpu(dequantised(std::move(arguments), call), true);
+    return {laid_out(computed, call.shape.out, call.q, call.out_dtype), logsumexp};
+  }
+  const Forward computed = call.shape.packed ? forward_packed(call) : forward_dense(call);
+  const Shape& rows = call.shape.logsumexp;
+  Tensor logsumexp = empty_near(call.q, rows.sizes, rows.dim, sums_dtype(call.dtype));
+  torch::stable::copy_(logsumexp, torch::stable::reshape(computed.logsumexp, rows.vector()));
+  return {laid_out(computed.out, call.shape.out, call.q, call.dtype), logsumexp};
 }
 
-std::tuple<Tensor, Tensor> attention_forward_cpu(const Tensor& query, const Tensor& key,
-                                                 const Tensor& value, TC_ATTENTION_ARGUMENTS) {
-  return forward_on_cpu("attention_forward", query, key, value, TC_ATTENTION_OPTIONS);
-}
-
-std::tuple<Tensor, Tensor, Tensor> attention_backward_cpu(const Tensor& grad_out,
-                                                          const Tensor& query, const Tensor& key,
-                                                          const Tensor& value, const Tensor& out,
-                                                          const Tensor& logsumexp,
-                                                          TC_ATTENTION_ARGUMENTS) {
-  const Tensor q = detach(query), k = detach(key), v = detach(value), o = detach(out);
-  const Tensor g = detach(grad_out), rows = detach(logsumexp);
-  const AttentionCall call("attention_backward", q, k, v, detached(TC_ATTENTION_OPTIONS));
-  check_attention_backward(call.shape, TensorView(q), TensorView(g), TensorView(o),
-                           TensorView(rows));
-  const auto [dq, dk, dv] = call.shape.packed ? backward_packed(call, g, q, k, v, o, rows)
-                                              : backward_dense(call, g, q, k, v, o, rows);
-  const auto finish = [&](const Tensor& grad, const Tensor& operand) {
-    const TensorView view(operand);
-    return laid_out(grad, shape_of(view), view, view.dtype);
+Gradients attention_backward_cpu(AttentionArguments arguments, const Tensor& grad_out,
+                                 const Tensor& out, const Tensor& logsumexp) {
+  const AttentionCall call(detached(std::move(arguments)));
+  const Tensor o = detach(out), g = detach(grad_out), rows = detach(logsumexp);
+  check_attention_backward(call.shape, call.q, TensorView(g), TensorView(o), TensorView(rows));
+  const auto [dq, dk, dv] =
+      call.shape.packed ? backward_packed(call, g, o, rows) : backward_dense(call, g, o, rows);
+  const auto finish = [&](const Tensor& grad, const TensorView& operand) {
+    return laid_out(grad, shape_of(operand), operand, operand.dtype);
   };
-  return {finish(dq, q), finish(dk, k), finish(dv, v)};
+  return {finish(dq, call.q), finish(dk, call.k), finish(dv, call.v)};
 }
 
 }  // namespace torch_cubin

@@ -220,8 +220,7 @@ std::tuple<Tensor, Tensor, Tensor> compose_backward(const ComposeInputs& inputs,
   return {std::move(*dq), std::move(*dk), std::move(*dv)};
 }
 
-ComposeInputs compose_inputs(const AttentionCall& call, const Tensor& query, const Tensor& key,
-                             const Tensor& value) {
+ComposeInputs compose_inputs(const AttentionCall& call) {
   const AttentionShape& shape = call.shape;
   if (shape.packed) {
     fail({"no_kernel", "attention over packed sequences", "has no kernel for these tensors",
@@ -236,10 +235,11 @@ ComposeInputs compose_inputs(const AttentionCall& call, const Tensor& query, con
                                   {batch, heads, rows, columns});
   };
   ComposeInputs inputs;
-  inputs.query = merged(query, shape.heads, shape.seqlen_q, shape.head_dim);
-  inputs.key = merged(repeat_heads(key, shape), shape.kv_heads, shape.seqlen_k, shape.head_dim);
+  inputs.query = merged(call.query, shape.heads, shape.seqlen_q, shape.head_dim);
+  inputs.key =
+      merged(repeat_heads(call.key, shape), shape.kv_heads, shape.seqlen_k, shape.head_dim);
   inputs.value =
-      merged(repeat_heads(value, shape), shape.kv_heads, shape.seqlen_k, shape.head_dim_v);
+      merged(repeat_heads(call.value, shape), shape.kv_heads, shape.seqlen_k, shape.head_dim_v);
   if (call.options.attn_mask) {
     inputs.mask = torch::stable::reshape(expand_mask(*call.options.attn_mask, shape),
                                          {batch, shape.heads, shape.seqlen_q, shape.seqlen_k});
@@ -251,19 +251,18 @@ ComposeInputs compose_inputs(const AttentionCall& call, const Tensor& query, con
 }
 
 std::tuple<Tensor, Tensor, Tensor> compose_gradients(const AttentionCall& call,
-                                                     const Tensor& grad_out, const Tensor& query,
-                                                     const Tensor& key, const Tensor& value,
-                                                     const Tensor& out, const Tensor& logsumexp) {
+                                                     const Tensor& grad_out, const Tensor& out,
+                                                     const Tensor& logsumexp) {
   const AttentionShape& shape = call.shape;
-  const ComposeInputs in = compose_inputs(call, query, key, value);
+  const ComposeInputs in = compose_inputs(call);
   const std::vector<int64_t> rows = {TensorView(in.query).sizes[0], shape.heads, shape.seqlen_q};
   std::vector<int64_t> wide = rows;
   wide.push_back(shape.head_dim_v);
   const auto [dq, dk, dv] =
       compose_backward(in, call.settings, torch::stable::reshape(grad_out, wide),
                        torch::stable::reshape(out, wide), torch::stable::reshape(logsumexp, rows));
-  return {sum_to_operand(dq, shape, TensorView(query)), sum_to_operand(dk, shape, TensorView(key)),
-          sum_to_operand(dv, shape, TensorView(value))};
+  return {sum_to_operand(dq, shape, call.q), sum_to_operand(dk, shape, call.k),
+          sum_to_operand(dv, shape, call.v)};
 }
 
 }  // namespace torch_cubin

@@ -25,8 +25,7 @@ struct ComposeInputs : AttentionExtras {
 
 // The operands of a call as (batch, heads, rows, columns), batch dims merged. Throws [no_kernel]
 // for packed sequences, which only fused kernels support.
-ComposeInputs compose_inputs(const AttentionCall& call, const Tensor& query, const Tensor& key,
-                             const Tensor& value);
+ComposeInputs compose_inputs(const AttentionCall& call);
 
 // out [batch, heads, seqlen_q, head_dim_v] of value's dtype and logsumexp [batch, heads, seqlen_q]
 // of the scores' dtype, both contiguous. If it is not wanted, logsumexp has no elements.
@@ -42,8 +41,7 @@ std::tuple<Tensor, Tensor, Tensor> compose_backward(const ComposeInputs& inputs,
 
 // compose_backward() of a call: the gradients of query, key and value, summed over broadcast dims.
 std::tuple<Tensor, Tensor, Tensor> compose_gradients(const AttentionCall& call,
-                                                     const Tensor& grad_out, const Tensor& query,
-                                                     const Tensor& key, const Tensor& value,
-                                                     const Tensor& out, const Tensor& logsumexp);
+                                                     const Tensor& grad_out, const Tensor& out,
+                                                     const Tensor& logsumexp);
 
 }  // namespace torch_cubin

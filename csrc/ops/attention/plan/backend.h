@@ -23,9 +23,6 @@ enum AttentionVariant { kFull, kGeneral, kAttentionVariants };
 
 enum AttentionMask { kNoMask, kBoolMask, kAddedMask };
 
-AttentionVariant attention_variant(const AttentionSettings& settings,
-                                   const AttentionOptions& options);
-
 // The kernels for Hopper compute softcap * tanh by a short formula whose error is up to 2^-22 of
 // the softcap: up to this one a logsumexp stays within 2^-15. Models have softcaps of 30 and 50.
 constexpr double kMostShortSoftcap = 128;
@@ -38,7 +35,7 @@ struct AttentionCase {
   AttentionVariant score_variant;
   bool sinks;
   AttentionMask mask;
-  bool float_mask;  // 4 bytes a number, with 16-bit tensors
+  bool float_mask = false;  // 4 bytes a number, with 16-bit tensors
   // Bytes of an additive mask's numbers, for its own batches, heads and rows; and of the copy that
   // the forward's kernels for Hopper would make.
   int64_t mask_bytes = 0, mask_copy = 0;

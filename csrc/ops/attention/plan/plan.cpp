@@ -40,7 +40,7 @@ AttentionPlan<Kernels> quickest_of(const std::vector<std::unique_ptr<Kernels>>& 
 }
 
 // The variant that the call needs, apart from its mask and its sinks.
-AttentionVariant score_variant(const AttentionSettings& settings, const AttentionOptions& options) {
+AttentionVariant score_variant(const AttentionSettings& settings, const AttentionViews& options) {
   // A scale that is not positive reverses the order of the scores, which only the general kernels
   // support. The full ones multiply hidden scores, -inf, with scale * log2(e) as a float, where a
   // positive double can become 0 or inf. Below 1e-37 the lowest reference, -FLT_MAX, would be no
@@ -66,24 +66,20 @@ void measure_mask(AttentionCase& c, const TensorView& mask, const AttentionShape
 
 }  // namespace
 
-AttentionVariant attention_variant(const AttentionSettings& settings,
-                                   const AttentionOptions& options) {
-  return options.attn_mask || options.sinks ? kGeneral : score_variant(settings, options);
-}
-
 AttentionCase attention_case(const AttentionCall& call) {
   const AttentionShape& shape = call.shape;
   AttentionCase c;
   c.dtype = call.dtype;
-  c.variant = attention_variant(call.settings, call.options);
-  c.score_variant = score_variant(call.settings, call.options);
-  c.sinks = call.options.sinks.has_value();
-  c.mask = !call.options.attn_mask                                         ? kNoMask
-           : TensorView(*call.options.attn_mask).dtype == ScalarType::Bool ? kBoolMask
-                                                                           : kAddedMask;
-  c.float_mask = c.mask == kAddedMask && c.dtype != ScalarType::Float &&
-                 TensorView(*call.options.attn_mask).dtype == ScalarType::Float;
-  if (c.mask == kAddedMask) measure_mask(c, TensorView(*call.options.attn_mask), shape);
+  c.score_variant = score_variant(call.settings, call.views);
+  c.sinks = call.views.sinks.has_value();
+  c.variant = call.views.attn_mask || c.sinks ? kGeneral : c.score_variant;
+  c.mask = kNoMask;
+  if (const auto& mask = call.views.attn_mask) {
+    c.mask = mask->dtype == ScalarType::Bool ? kBoolMask : kAddedMask;
+    c.float_mask =
+        c.mask == kAddedMask && c.dtype != ScalarType::Float && mask->dtype == ScalarType::Float;
+    if (c.mask == kAddedMask) measure_mask(c, *mask, shape);
+  }
   c.large_softcap = call.settings.softcap > kMostShortSoftcap;
   c.packed = shape.packed;
   c.heads = shape.heads;

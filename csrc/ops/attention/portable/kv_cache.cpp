@@ -124,8 +124,8 @@ class PortableKvCache : public KvCacheKernels {
     p.capacity = static_cast<int>(shape.capacity);
     p.rotary_dim = static_cast<int>(shape.rotary_dim);
     p.positions = static_cast<int>(std::min<int64_t>(shape.positions, INT_MAX));
-    p.interleaved = call.options.rotary_interleaved;
-    p.q_one_position = !shape.rotates_by_row(call.options);
+    p.interleaved = call.rotary_interleaved;
+    p.q_one_position = !call.rotates_by_row();
     const int64_t new_rows = shape.batch * shape.new_columns * shape.kv_heads;
     const int64_t q_rows = rotates ? shape.batch * shape.seqlen_q * shape.heads : 0;
     // Head dims are multiples of 8; expanded rows may have more than 2^63 elements.

@@ -98,9 +98,9 @@ void set_batch(const char* op, AttentionShape& shape, const Argument (&all)[3]) 
 }
 
 void set_packed(const char* op, AttentionShape& shape, const Argument (&all)[3],
-                const AttentionOptions& options, const AttentionViews& views) {
+                const AttentionViews& options) {
   const TensorView& query = *all[0].view;
-  if (!views.cu_seqlens_q || !views.cu_seqlens_k) {
+  if (!options.cu_seqlens_q || !options.cu_seqlens_k) {
     fail({"input", op, "has one of 'cu_seqlens_q' and 'cu_seqlens_k' alone", "both or none", "one",
           ""});
   }
@@ -110,7 +110,7 @@ void set_packed(const char* op, AttentionShape& shape, const Argument (&all)[3],
             "(rows of all sequences, heads, head_dim)", each.view->shape_text(), ""});
     }
   }
-  const TensorView &q_offsets = *views.cu_seqlens_q, &k_offsets = *views.cu_seqlens_k;
+  const TensorView &q_offsets = *options.cu_seqlens_q, &k_offsets = *options.cu_seqlens_k;
   check_side(op, "cu_seqlens_q", q_offsets, "query", query, ScalarType::Int);
   check_side(op, "cu_seqlens_k", k_offsets, "query", query, ScalarType::Int);
   if (q_offsets.dim != 1 || k_offsets.dim != 1 || q_offsets.sizes[0] < 1 ||
@@ -118,7 +118,7 @@ void set_packed(const char* op, AttentionShape& shape, const Argument (&all)[3],
     fail({"input", op, "has 'cu_seqlens_q' and 'cu_seqlens_k' of wrong shapes",
           "(sequences + 1,) each", q_offsets.shape_text() + " and " + k_offsets.shape_text(), ""});
   }
-  if (views.attn_mask) {
+  if (options.attn_mask) {
     fail({"input", argument_text(op, "attn_mask"), "cannot go with packed sequences", "no mask",
           "a mask", ""});
   }
@@ -189,7 +189,7 @@ void check_per_head(const char* op, const char* name, const std::optional<Tensor
 // What holds for float8_e4m3fn beside the rest. A factor belongs to a head of the keys, which is
 // never copied, so there is no broadcasting.
 void check_e4m3(const char* op, const AttentionShape& shape, const Argument (&all)[3],
-                const AttentionViews& views) {
+                const AttentionViews& options) {
   const TensorView &query = *all[0].view, &key = *all[1].view, &value = *all[2].view;
   for (const Argument& each : all) {
     if (shape.packed || each.view->dim == 4) continue;
@@ -217,22 +217,15 @@ void check_e4m3(const char* op, const AttentionShape& shape, const Argument (&al
     fail({"input", argument_text(op, name), "has a wrong shape",
           "(batch, heads of key) = " + tuple_text(sizes, 2), given->shape_text(), ""});
   };
-  check("q_descale", views.q_descale);
-  check("k_descale", views.k_descale);
-  check("v_descale", views.v_descale);
+  check("q_descale", options.q_descale);
+  check("k_descale", options.k_descale);
+  check("v_descale", options.v_descale);
 }
 
 }  // namespace
 
-AttentionViews views_of(const AttentionOptions& options) {
-  return {view_of(options.attn_mask), view_of(options.dropout_seed), view_of(options.alibi_slopes),
-          view_of(options.sinks),     view_of(options.cu_seqlens_q), view_of(options.cu_seqlens_k),
-          view_of(options.q_descale), view_of(options.k_descale),    view_of(options.v_descale)};
-}
-
 AttentionShape check_attention(const char* op, const TensorView& query, const TensorView& key,
-                               const TensorView& value, const AttentionOptions& options,
-                               const AttentionViews& views) {
+                               const TensorView& value, const AttentionViews& options) {
   const Argument all[] = {{"query", &query}, {"key", &key}, {"value", &value}};
   check_dtypes(op, all, options.e4m3);
   for (const Argument& each : all) {
@@ -242,7 +235,7 @@ AttentionShape check_attention(const char* op, const TensorView& query, const Te
     }
   }
   AttentionShape shape;
-  const bool packed = views.cu_seqlens_q || views.cu_seqlens_k;
+  const bool packed = options.cu_seqlens_q || options.cu_seqlens_k;
   const int rows = packed ? 3 : 2;
   shape.head_dim = size_from_end(query, 1);
   shape.head_dim_v = size_from_end(value, 1);
@@ -256,7 +249,7 @@ AttentionShape check_attention(const char* op, const TensorView& query, const Te
           ""});
   }
   if (packed) {
-    set_packed(op, shape, all, options, views);
+    set_packed(op, shape, all, options);
   } else {
     shape.seqlen_q = shape.total_q = size_from_end(query, 2);
     shape.seqlen_k = shape.total_k = size_from_end(key, 2);
@@ -289,19 +282,19 @@ AttentionShape check_attention(const char* op, const TensorView& query, const Te
               " rows, and less than 2^31 with those of the longest sequence counted twice",
           query.shape_text() + ", " + key.shape_text(), "Split the sequences between calls."});
   }
-  if (options.e4m3) check_e4m3(op, shape, all, views);
-  if (views.attn_mask) check_mask(op, shape, query, *views.attn_mask, options.is_causal);
-  check_per_head(op, "alibi_slopes", views.alibi_slopes, shape, query, true);
-  check_per_head(op, "sinks", views.sinks, shape, query, false);
-  if (views.dropout_seed && options.dropout_p > 0) {
-    const TensorView& seed = *views.dropout_seed;
+  if (options.e4m3) check_e4m3(op, shape, all, options);
+  if (options.attn_mask) check_mask(op, shape, query, *options.attn_mask, options.is_causal);
+  check_per_head(op, "alibi_slopes", options.alibi_slopes, shape, query, true);
+  check_per_head(op, "sinks", options.sinks, shape, query, false);
+  if (options.dropout_seed && options.dropout_p > 0) {
+    const TensorView& seed = *options.dropout_seed;
     check_device(op, "dropout_seed", seed, "query", query);  // attention_settings sees to the rest
   }
   return shape;
 }
 
 AttentionSettings attention_settings(const char* op, const AttentionShape& shape,
-                                     const AttentionOptions& options, const AttentionViews& views) {
+                                     const AttentionViews& options) {
   AttentionSettings s;
   // Scores of no columns are 0 whatever the scale; 1 / sqrt(0) would make them NaN.
   const double root = std::sqrt(static_cast<double>(std::max<int64_t>(shape.head_dim, 1)));
@@ -311,11 +304,11 @@ AttentionSettings attention_settings(const char* op, const AttentionShape& shape
           std::to_string(options.dropout_p), ""});
   }
   if (options.dropout_p > 0) {
-    if (!views.dropout_seed) {
+    if (!options.dropout_seed) {
       fail({"input", std::string(op) + " with dropout_p > 0", "needs a seed",
             "'dropout_seed', an int64 tensor of one element", "none", ""});
     }
-    const TensorView& seed = *views.dropout_seed;
+    const TensorView& seed = *options.dropout_seed;
     int64_t count = 1;
     for (int64_t i = 0; i < seed.dim; ++i) count *= seed.sizes[i];
     if (count != 1 || seed.dtype != ScalarType::Long) {

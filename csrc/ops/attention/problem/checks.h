@@ -32,21 +32,13 @@ struct AttentionShape {
   int64_t group() const { return kv_heads > 0 ? heads / kv_heads : 1; }
 };
 
-// The optional tensors of AttentionOptions.
-struct AttentionViews {
-  std::optional<TensorView> attn_mask, dropout_seed, alibi_slopes, sinks, cu_seqlens_q,
-      cu_seqlens_k, q_descale, k_descale, v_descale;
-};
-AttentionViews views_of(const AttentionOptions& options);
-
 // Throws [input]; `op` names the op in messages.
 AttentionShape check_attention(const char* op, const TensorView& query, const TensorView& key,
-                               const TensorView& value, const AttentionOptions& options,
-                               const AttentionViews& views);
+                               const TensorView& value, const AttentionViews& options);
 
 // Also throws [input] where an option is out of range.
 AttentionSettings attention_settings(const char* op, const AttentionShape& shape,
-                                     const AttentionOptions& options, const AttentionViews& views);
+                                     const AttentionViews& options);
 
 // grad_out, out and logsumexp of a backward, against the shapes of its forward.
 void check_attention_backward(const AttentionShape& shape, const TensorView& query,

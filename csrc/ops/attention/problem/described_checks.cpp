@@ -7,32 +7,48 @@
 
 namespace torch_cubin {
 
+namespace {
+
+// The options of a described call: tensors among the others, numbers on their own. Scale is left
+// out, since no check depends on it.
+struct DescribedOptions {
+  const nlohmann::json &tensors, &numbers;
+  DescribedTensors& known;
+
+  void read(const char* name, std::optional<TensorView>& option) {
+    option = known.find(tensors, name);
+  }
+  void read(const char* name, double& option) { option = described_float(numbers.at(name)); }
+  void read(const char* name, bool& option) { option = numbers.at(name).get<bool>(); }
+  void read(const char* name, int64_t& option) { option = numbers.at(name).get<int64_t>(); }
+  void read(const char*, std::optional<double>&) {}
+};
+
+void check_described_kv_cache(const nlohmann::json& tensors, DescribedOptions& described) {
+  const auto get = [&](const char* name) { return described.known.view(tensors.at(name)); };
+  KvCacheViews views{{}, get("q"), get("k_cache"), get("v_cache")};
+#define TC_READ(type, name, ...) described.read(#name, views.name);
+  TC_KV_CACHE_OPTIONS(TC_READ)
+  check_kv_cache(views);
+}
+
+}  // namespace
+
 void check_described_attention(const nlohmann::json& call) {
   const auto op = call.at("op").get<std::string>();
-  if (op == "flash_attention_with_kvcache") return check_described_kv_cache(call);
-  const nlohmann::json& given = call.at("options");
-  AttentionOptions options;
-  options.dropout_p = described_float(given.at("dropout_p"));
-  options.softcap = described_float(given.at("softcap"));
-  options.is_causal = given.at("is_causal").get<bool>();
-  options.enable_gqa = given.at("enable_gqa").get<bool>();
-  options.window_left = given.at("window_left").get<int64_t>();
-  options.window_right = given.at("window_right").get<int64_t>();
-  options.max_seqlen_q = given.at("max_seqlen_q").get<int64_t>();
-  options.max_seqlen_k = given.at("max_seqlen_k").get<int64_t>();
-  const nlohmann::json& named = call.at("tensors");
-  DescribedTensors tensors;
-  const auto find = [&](const char* name) { return tensors.find(named, name); };
-  const auto get = [&](const char* name) { return tensors.view(named.at(name)); };
-  const AttentionViews views{find("attn_mask"), find("dropout_seed"), find("alibi_slopes"),
-                             find("sinks"),     find("cu_seqlens_q"), find("cu_seqlens_k"),
-                             find("q_descale"), find("k_descale"),    find("v_descale")};
-  options.e4m3 = op == "attention_forward_e4m3";
+  const nlohmann::json& tensors = call.at("tensors");
+  DescribedTensors known;
+  DescribedOptions described{tensors, call.at("options"), known};
+  if (op == "flash_attention_with_kvcache") return check_described_kv_cache(tensors, described);
+  AttentionViews views;
+  TC_ATTENTION_OPTIONS(TC_READ)
+#undef TC_READ
+  views.e4m3 = op == "attention_forward_e4m3";
+  const auto get = [&](const char* name) { return known.view(tensors.at(name)); };
   const TensorView query = get("query");
-  const AttentionShape shape =
-      check_attention(op.c_str(), query, get("key"), get("value"), options, views);
-  attention_settings(op.c_str(), shape, options, views);
-  if (const auto grad_out = find("grad_out")) {
+  const AttentionShape shape = check_attention(op.c_str(), query, get("key"), get("value"), views);
+  attention_settings(op.c_str(), shape, views);
+  if (const auto grad_out = known.find(tensors, "grad_out")) {
     check_attention_backward(shape, query, *grad_out, get("out"), get("logsumexp"));
   }
 }

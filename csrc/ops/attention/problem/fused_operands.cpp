@@ -7,24 +7,24 @@
 
 namespace torch_cubin {
 
-AttentionCall::AttentionCall(const char* op, const Tensor& query, const Tensor& key,
-                             const Tensor& value, AttentionOptions all)
-    : options(std::move(all)) {
-  const TensorView q(query);
-  const AttentionViews views = views_of(options);
-  shape = check_attention(op, q, TensorView(key), TensorView(value), options, views);
-  settings = attention_settings(op, shape, options, views);
+AttentionCall::AttentionCall(AttentionArguments arguments)
+    : AttentionArguments(std::move(arguments)),
+      q(query),
+      k(key),
+      v(value),
+      views(views_of(options)) {
+  shape = check_attention(op, q, k, v, views);
+  settings = attention_settings(op, shape, views);
   dtype = q.dtype;
   out_dtype = options.e4m3 ? ScalarType::BFloat16 : dtype;
   device_index = q.device_index;
 }
 
-FusedOperands::FusedOperands(const AttentionCall& call, const Tensor& q, const Tensor& k,
-                             const Tensor& v)
+FusedOperands::FusedOperands(const AttentionCall& call)
     : call(call),
-      query(vector_rows(q)),
-      key(vector_rows(repeat_heads(k, call.shape))),
-      value(vector_rows(repeat_heads(v, call.shape))),
+      query(vector_rows(call.query)),
+      key(vector_rows(repeat_heads(call.key, call.shape))),
+      value(vector_rows(repeat_heads(call.value, call.shape))),
       slopes(contiguous(call.options.alibi_slopes)),
       sinks(contiguous(call.options.sinks)),
       cu_seqlens_q(contiguous(call.options.cu_seqlens_q)),
@@ -65,13 +65,13 @@ AttentionParams FusedOperands::params(int64_t head_dim, int64_t head_dim_v) cons
     p.flags |= kAttendDropout;
     p.dropout_seed = static_cast<const tc_int64*>(call.options.dropout_seed->data_ptr());
   }
-  if (mask_) {
-    const ScalarType dtype = TensorView(*mask_).dtype;
+  if (call.views.attn_mask) {
+    const ScalarType dtype = call.views.attn_mask->dtype;
     p.flags |= dtype == ScalarType::Bool    ? kAttendBoolMask
                : dtype == ScalarType::Float ? kAttendFloatMask
                                             : kAttendOwnMask;
   }
-  if (slopes && TensorView(*slopes).dim == 2) p.alibi_stride = call.shape.heads;
+  if (slopes && call.views.alibi_slopes->dim == 2) p.alibi_stride = call.shape.heads;
   if (sinks) p.sinks = static_cast<const float*>(sinks->data_ptr());
   if (cu_seqlens_q) p.cu_seqlens_q = static_cast<const int*>(cu_seqlens_q->data_ptr());
   if (cu_seqlens_k) p.cu_seqlens_k = static_cast<const int*>(cu_seqlens_k->data_ptr());

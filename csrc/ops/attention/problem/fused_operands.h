@@ -6,12 +6,12 @@
 
 namespace torch_cubin {
 
-// The checked arguments of one call.
-struct AttentionCall {
-  AttentionCall(const char* op, const Tensor& query, const Tensor& key, const Tensor& value,
-                AttentionOptions all);
+// The arguments of one call, each tensor opened once, and checked.
+struct AttentionCall : AttentionArguments {
+  explicit AttentionCall(AttentionArguments arguments);
 
-  AttentionOptions options;
+  TensorView q, k, v;
+  AttentionViews views;
   AttentionShape shape;
   AttentionSettings settings;
   ScalarType dtype, out_dtype;
@@ -21,8 +21,7 @@ struct AttentionCall {
 // query, key, value and the mask as the fused kernels read them: copied where they must be, and
 // alive as long as this is.
 struct FusedOperands {
-  FusedOperands(const AttentionCall& call, const Tensor& query, const Tensor& key,
-                const Tensor& value);
+  explicit FusedOperands(const AttentionCall& call);
 
   // All that does not depend on the part; fill() adds the rest.
   AttentionParams params(int64_t head_dim, int64_t head_dim_v) const;

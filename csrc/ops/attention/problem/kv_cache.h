@@ -3,40 +3,51 @@
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json_fwd.hpp>
 #include <optional>
 
 #include "ops/attention/problem/checks.h"
 
 namespace torch_cubin {
 
-// The options of the schema in ops_attention.cpp that are no tensors.
-struct KvCacheOptions {
-  std::optional<double> softmax_scale;
-  bool causal = false;
-  int64_t window_left = -1, window_right = -1;
-  double softcap = 0;
-  bool rotary_interleaved = true;
-};
+// The list of the op's options, as TC_ATTENTION_OPTIONS is of the others.
+#define TC_KV_CACHE_OPTIONS(X)                          \
+  X(OptionalTensor, k, std::nullopt)                    \
+  X(OptionalTensor, v, std::nullopt)                    \
+  X(OptionalTensor, rotary_cos, std::nullopt)           \
+  X(OptionalTensor, rotary_sin, std::nullopt)           \
+  X(OptionalTensor, cache_seqlens, std::nullopt)        \
+  X(OptionalTensor, cache_batch_idx, std::nullopt)      \
+  X(OptionalTensor, block_table, std::nullopt)          \
+  X(std::optional<double>, softmax_scale, std::nullopt) \
+  X(bool, causal, false)                                \
+  X(int64_t, window_left, -1)                           \
+  X(int64_t, window_right, -1)                          \
+  X(double, softcap, 0.0)                               \
+  X(bool, rotary_interleaved, true)                     \
+  X(OptionalTensor, alibi_slopes, std::nullopt)         \
+  X(OptionalTensor, sinks, std::nullopt)                \
+  X(OptionalTensor, k_descale, std::nullopt)            \
+  X(OptionalTensor, v_descale, std::nullopt)
 
-// Does something with the name of each tensor that a call may omit.
-#define TC_KV_CACHE_OPTIONAL_TENSORS(X) \
-  X(k)                                  \
-  X(v)                                  \
-  X(rotary_cos)                         \
-  X(rotary_sin)                         \
-  X(cache_seqlens)                      \
-  X(cache_batch_idx) X(block_table) X(alibi_slopes) X(sinks) X(k_descale) X(v_descale)
-
-// The tensors of a call.
 template <class T>
-struct KvCacheTensors {
-  T q, k_cache, v_cache;
-#define TC_MEMBER(name) std::optional<T> name;
-  TC_KV_CACHE_OPTIONAL_TENSORS(TC_MEMBER)
-#undef TC_MEMBER
+struct KvCacheOptionsOf {
+  TC_KV_CACHE_OPTIONS(TC_OPTION_MEMBER)
+
+  // Whether the query's rows stand at positions of their own; else all at the first new one.
+  bool rotates_by_row() const { return causal || window_left >= 0 || window_right >= 0; }
 };
-using KvCacheViews = KvCacheTensors<TensorView>;  // of a call's own, or described
+
+struct KvCacheOptions : KvCacheOptionsOf<Tensor> {
+  static const std::vector<OptionEntry<KvCacheOptions>>& entries();
+};
+
+// All arguments of a call. Options come first, so that a name of theirs is a member.
+template <class Options, class T>
+struct KvCacheArgumentsOf : Options {
+  T q, k_cache, v_cache;
+};
+using KvCacheArguments = KvCacheArgumentsOf<KvCacheOptions, Tensor>;
+using KvCacheViews = KvCacheArgumentsOf<KvCacheOptionsOf<TensorView>, TensorView>;  // or described
 
 struct KvCacheShape {
   int64_t batch, heads, kv_heads, head_dim, head_dim_v;
@@ -51,20 +62,16 @@ struct KvCacheShape {
   int64_t group() const { return kv_heads > 0 ? heads / kv_heads : 1; }
   // Without any, a call may still write new keys.
   bool has_queries() const { return seqlen_q > 0 && heads > 0; }
-  // Whether the query's rows stand at positions of their own; else all at the first new one.
-  bool rotates_by_row(const KvCacheOptions& options) const {
-    return options.causal || options.window_left >= 0 || options.window_right >= 0;
-  }
 };
 
 // Throws [input].
-KvCacheShape check_kv_cache(const KvCacheViews& views, const KvCacheOptions& options);
-void check_described_kv_cache(const nlohmann::json& call);
+KvCacheShape check_kv_cache(const KvCacheViews& views);
 
-// The tensors as kernels read them; those of the cache are where they were.
-struct KvCacheCall : KvCacheTensors<Tensor> {
+// The arguments, checked, their tensors as kernels read them; those of the cache are where they were.
+struct KvCacheCall : KvCacheArguments {
+  explicit KvCacheCall(KvCacheArguments arguments);
+
   KvCacheShape shape;
-  KvCacheOptions options;
   ScalarType dtype;
   int32_t device_index;
   Tensor out;  // contiguous

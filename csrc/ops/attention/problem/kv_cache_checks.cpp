@@ -3,15 +3,15 @@
 #include <algorithm>
 #include <climits>
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <string>
+#include <type_traits>
+#include <utility>
 
 #include "cubin/error.h"
 #include "kernels/attention/attention_params.h"
 #include "ops/attention/problem/kv_cache.h"
 #include "ops/attention/problem/problem.h"
 #include "ops/common/argument_checks.h"
-#include "pytorch/described_tensor.h"
 
 namespace torch_cubin {
 namespace {
@@ -76,9 +76,13 @@ void check_caches_apart(const KvCacheViews& views) {
     };
     if (i == 0) check("v_cache", views.v_cache);
     check("q", views.q);
-#define TC_CHECK(name) \
-  if (views.name) check(#name, *views.name);
-    TC_KV_CACHE_OPTIONAL_TENSORS(TC_CHECK)
+    const auto check_option = [&](const char* other, const auto& option) {
+      if constexpr (std::is_same_v<std::decay_t<decltype(option)>, std::optional<TensorView>>) {
+        if (option) check(other, *option);
+      }
+    };
+#define TC_CHECK(type, name, ...) check_option(#name, views.name);
+    TC_KV_CACHE_OPTIONS(TC_CHECK)
 #undef TC_CHECK
   }
 }
@@ -138,7 +142,7 @@ void check_rotary(const KvCacheViews& views, KvCacheShape& shape) {
 
 }  // namespace
 
-KvCacheShape check_kv_cache(const KvCacheViews& views, const KvCacheOptions& options) {
+KvCacheShape check_kv_cache(const KvCacheViews& views) {
   const TensorView &q = views.q, &k_cache = views.k_cache, &v_cache = views.v_cache;
   KvCacheShape shape{};
   if (q.dtype != ScalarType::Half && q.dtype != ScalarType::BFloat16) {
@@ -245,37 +249,35 @@ KvCacheShape check_kv_cache(const KvCacheViews& views, const KvCacheOptions& opt
   const auto described = [&](int i) {
     return TensorView(sizes[i], strides, 4, q.dtype, q.device_type, q.device_index);
   };
-  AttentionOptions same;
-  same.is_causal = options.causal;
-  same.scale = options.softmax_scale;
+  AttentionViews same;
+  same.is_causal = views.causal;
+  same.scale = views.softmax_scale;
   same.enable_gqa = true;
-  same.window_left = options.window_left;
-  same.window_right = options.window_right;
+  same.window_left = views.window_left;
+  same.window_right = views.window_right;
   same.bottom_right = true;
-  same.softcap = options.softcap;
-  AttentionViews sides;
-  sides.alibi_slopes = views.alibi_slopes;
-  sides.sinks = views.sinks;
+  same.softcap = views.softcap;
+  same.alibi_slopes = views.alibi_slopes;
+  same.sinks = views.sinks;
   const AttentionShape as_attention =
-      check_attention(kCacheOp, described(0), described(1), described(2), same, sides);
-  shape.settings = attention_settings(kCacheOp, as_attention, same, sides);
+      check_attention(kCacheOp, described(0), described(1), described(2), same);
+  shape.settings = attention_settings(kCacheOp, as_attention, same);
   return shape;
 }
 
-void check_described_kv_cache(const nlohmann::json& call) {
-  const nlohmann::json &given = call.at("options"), &named = call.at("tensors");
-  KvCacheOptions options;
-  options.causal = given.at("causal").get<bool>();
-  options.window_left = given.at("window_left").get<int64_t>();
-  options.window_right = given.at("window_right").get<int64_t>();
-  options.softcap = described_float(given.at("softcap"));
-  DescribedTensors tensors;
-  const auto find = [&](const char* name) { return tensors.find(named, name); };
-  const auto get = [&](const char* name) { return tensors.view(named.at(name)); };
-#define TC_FIND(name) find(#name),
-  check_kv_cache({get("q"), get("k_cache"), get("v_cache"), TC_KV_CACHE_OPTIONAL_TENSORS(TC_FIND)},
-                 options);
-#undef TC_FIND
+const std::vector<OptionEntry<KvCacheOptions>>& KvCacheOptions::entries() {
+  using Options = KvCacheOptions;
+  static const std::vector<OptionEntry<Options>> all = {TC_KV_CACHE_OPTIONS(TC_OPTION_ENTRY)};
+  return all;
+}
+
+KvCacheCall::KvCacheCall(KvCacheArguments arguments) : KvCacheArguments(std::move(arguments)) {
+  const KvCacheOptions& options = *this;
+  KvCacheViews views{{}, TensorView(q), TensorView(k_cache), TensorView(v_cache)};
+  TC_KV_CACHE_OPTIONS(TC_OPTION_OPENED)
+  shape = check_kv_cache(views);
+  dtype = views.q.dtype;
+  device_index = views.q.device_index;
 }
 
 }  // namespace torch_cubin

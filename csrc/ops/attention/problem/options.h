@@ -1,36 +1,57 @@
-// What a user passes to attention besides query, key and value, and the same as numbers.
+// Attention's options: what a user passes besides query, key and value, and the same as numbers.
 #pragma once
 
-#include <cstdint>
-#include <optional>
-
-#include "pytorch/tensor.h"
+#include "ops/attention/problem/option_table.h"
 
 namespace torch_cubin {
 
-using OptionalTensor = std::optional<Tensor>;
+// The one list of them. From it follow the schemas (signatures.h), the boxed arguments, the struct,
+// calls that Python describes and, by the schemas, Python's own Options; docs/ops.md says what each
+// does. A new one stands here and in the signatures of the ops that have it.
+#define TC_ATTENTION_OPTIONS(X)                 \
+  X(OptionalTensor, attn_mask, std::nullopt)    \
+  X(double, dropout_p, 0.0)                     \
+  X(bool, is_causal, false)                     \
+  X(OptionalTensor, dropout_seed, std::nullopt) \
+  X(std::optional<double>, scale, std::nullopt) \
+  X(bool, enable_gqa, false)                    \
+  X(int64_t, window_left, -1)                   \
+  X(int64_t, window_right, -1)                  \
+  X(bool, bottom_right, false)                  \
+  X(double, softcap, 0.0)                       \
+  X(OptionalTensor, alibi_slopes, std::nullopt) \
+  X(OptionalTensor, sinks, std::nullopt)        \
+  X(OptionalTensor, q_descale, std::nullopt)    \
+  X(OptionalTensor, k_descale, std::nullopt)    \
+  X(OptionalTensor, v_descale, std::nullopt)    \
+  X(OptionalTensor, cu_seqlens_q, std::nullopt) \
+  X(OptionalTensor, cu_seqlens_k, std::nullopt) \
+  X(int64_t, max_seqlen_q, 0)                   \
+  X(int64_t, max_seqlen_k, 0)
 
-// What a user passes besides the tensors that carry gradients; see the schemas in
-// ops_attention.cpp.
-struct AttentionOptions {
-  OptionalTensor attn_mask;
-  double dropout_p = 0;
-  bool is_causal = false;
-  OptionalTensor dropout_seed;
-  std::optional<double> scale;
-  bool enable_gqa = false;
-  int64_t window_left = -1, window_right = -1;
-  bool bottom_right = false;
-  double softcap = 0;
-  OptionalTensor alibi_slopes{}, sinks{}, cu_seqlens_q{}, cu_seqlens_k{};
-  int64_t max_seqlen_q = 0, max_seqlen_k = 0;
-  // Query, key and value of float8_e4m3fn; the output is then bfloat16. What they are multiplied
-  // by: float32 (batch, heads of key), none: 1.
+template <class T>
+struct AttentionOptionsOf {
+  TC_ATTENTION_OPTIONS(TC_OPTION_MEMBER)
+  // Of an op for float8_e4m3fn: query, key and value are, and the output is bfloat16. They are
+  // multiplied by their descales, float32 (batch, heads of key); none: 1.
   bool e4m3 = false;
-  OptionalTensor q_descale{}, k_descale{}, v_descale{};
 };
 
-// The same as numbers, ready for a kernel; defaults resolved, ranges checked.
+struct AttentionOptions : AttentionOptionsOf<Tensor> {
+  static const std::vector<OptionEntry<AttentionOptions>>& entries();
+};
+
+using AttentionViews = AttentionOptionsOf<TensorView>;
+AttentionViews views_of(const AttentionOptions& options);
+
+// The arguments of a forward, and most of a backward's. `op` names the op in errors.
+struct AttentionArguments {
+  const char* op;
+  Tensor query, key, value;
+  AttentionOptions options;
+};
+
+// The options as numbers, ready for a kernel; defaults resolved, ranges checked.
 struct AttentionSettings {
   double scale = 1;
   double softcap = 0;         // 0: none

@@ -33,10 +33,9 @@ int64_t key_panel(const AttentionRow& row) { return row.columns % 128 == 0 ? 128
 // The columns of a box of the others.
 int64_t column_panel(const AttentionRow& row) { return row.head_dim < 128 ? 64 : 128; }
 
-Sm90Descale sm90_descale(const OptionalTensor& tensor) {
-  if (!tensor) return {};
-  const TensorView view(*tensor);
-  return {static_cast<const float*>(view.data()), {view.strides[0], view.strides[1]}};
+Sm90Descale sm90_descale(const std::optional<TensorView>& view) {
+  if (!view) return {};
+  return {static_cast<const float*>(view->data()), {view->strides[0], view->strides[1]}};
 }
 
 class Sm90E4m3Forward : public AttentionForwardKernels {
@@ -83,7 +82,7 @@ class Sm90E4m3Forward : public AttentionForwardKernels {
     params.logsumexp = logsumexp;
     params.tiles = static_cast<int>(tiles);
     params.unit = static_cast<float>(all.scale * kE4m3Log2e);
-    const AttentionOptions& options = operands.call.options;
+    const AttentionViews& options = operands.call.views;
     params.q_descale = sm90_descale(options.q_descale);
     params.k_descale = sm90_descale(options.k_descale);
     params.v_descale = sm90_descale(options.v_descale);
