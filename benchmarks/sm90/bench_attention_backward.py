@@ -95,17 +95,17 @@ def build(kernel: Kernel, out: Path, extra: list[str]) -> str:
         "TC_THREADS": 512,
         "TC_DYNAMIC_SHARED": kernel.shared,
     }
-    source = "sm90_backward_wide" if kernel.wide else "sm90_backward"
+    source = "sm90/backward_wide" if kernel.wide else "sm90/backward"
     return compile_kernel(source, kernel.name, defines, extra, out)
 
 
 def build_ends(out: Path) -> None:
     """Compiles the kernels that prepare and finish the backward."""
     for dtype in ("bfloat16", "float16"):
-        for source, threads in (("sm90_backward_delta", 128), ("sm90_backward_convert", 256)):
-            name = f"{source}_{dtype}"
+        for end, threads in (("delta", 128), ("convert", 256)):
+            name = f"sm90_backward_{end}_{dtype}"
             defines = {"TC_KERNEL": name, "TC_DTYPE": dtype, "TC_TILE_M": 16, "TC_THREADS": threads}
-            compile_kernel(source, name, defines, [], out)
+            compile_kernel(f"sm90/backward_{end}", name, defines, [], out)
 
 
 def setup() -> None:

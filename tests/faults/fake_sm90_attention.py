@@ -229,7 +229,7 @@ def test_sinks_alone_need_no_kernel_of_their_own(
     width = max(64, head_dim)
     assert launch["kernel"].startswith(f"sm90_attention_bf16_{layout}")
     assert catalog[launch["kernel"]]["tile"][2] == width
-    assert catalog[launch["kernel"]]["layout"] == ("general" if layout else "full")
+    assert ("plain" in catalog[launch["kernel"]]["takes"]) == (not layout)
     params = params_of(launch)
     assert params.score.sinks == sinks.data_ptr()
     assert params.has_rule == params.mask.classes == params.mask.words == 0
@@ -279,10 +279,11 @@ def test_a_mask_that_is_added_is_read_as_it_is_or_copied(
 
     (before, launch), address = forked(run)
     assert before["kernel"] == "sm90_added_mask_attention"
-    kind = catalog[launch["kernel"]]["kind"]
+    takes = catalog[launch["kernel"]]["takes"]
     # Tiles of 192 queries cannot hold float32 masks.
     general = softcap > 0 or (floats and head_dim == 64)
-    assert kind == ("sm90_general_added" if general else "sm90_added")
+    assert "unmasked" not in takes
+    assert ("rule" in takes) == general
     params = params_of(launch)
     assert params.mask.words == 0
     assert params.mask.classes % 4 == 0

@@ -197,8 +197,8 @@ def test_pairs_run_if_clusters_fit(
         launches = launches_of(driver, q, k, v, H100, attn_mask=mask, softcap=softcap)
     blocks = 2 if largest > 1 else 1
     kernels = [catalog[x["kernel"]] for x in launches]
-    kind = "sm90_backward_general" if softcap else "sm90_backward"
-    main = next(x for x in kernels if x["kind"] == kind)
+    main = next(x for x in kernels if x["kind"] == "sm90_backward")
+    assert ("rule" in main["takes"]) == (softcap > 0)
     assert (main["tile"], main["cluster"]) == ([64, 64 * blocks, 256], [blocks, 1, 1])
     params = launch_params.read(launches[0], Params)
     assert (params.tile_keys, params.key_tiles) == (64 * blocks, -(-300 // (64 * blocks)))
@@ -226,6 +226,14 @@ def launches_with_a_mask(driver, head_dim: int, dtype, broadcast: tuple, softcap
     return launches, params, batches * heads * tiles * params.key_tiles
 
 
+def check_kinds(catalog, launches: list[dict], softcap: float) -> None:
+    """The kernel that lays out a mask, and the backward's three."""
+    kernels = [catalog[x["kernel"]] for x in launches]
+    kinds = [f"sm90_backward{step}" for step in ("_mask", "_delta", "", "_convert")]
+    assert [kernel["kind"] for kernel in kernels] == kinds
+    assert ("rule" in kernels[2]["takes"]) == (softcap > 0)
+
+
 @pytest.mark.parametrize("broadcast", [(), (1,), (0, 1), (1, 2), (0, 1, 2)], ids=str)
 @pytest.mark.parametrize(("head_dim", "softcap"), itertools.product([64, 128, 256], [0.0, 20.0]))
 def test_a_boolean_mask_is_made_to_bits_first(
@@ -233,9 +241,7 @@ def test_a_boolean_mask_is_made_to_bits_first(
 ) -> None:
     """Words for as many batches, heads and tiles of queries as the mask has, of all keys."""
     launches, params, steps = launches_with_a_mask(driver, head_dim, torch.bool, broadcast, softcap)
-    kinds = [catalog[x["kernel"]]["kind"] for x in launches]
-    main = "sm90_backward_general" if softcap else "sm90_backward"
-    assert kinds == ["sm90_backward_mask", "sm90_backward_delta", main, "sm90_backward_convert"]
+    check_kinds(catalog, launches, softcap)
     rows, columns = params.tile_rows, params.tile_keys
     assert columns == 128  # of a pair of blocks at head_dim 256
     # A block for each 512 keys.
@@ -253,10 +259,8 @@ def test_numbers_of_a_mask_are_laid_out_first(
     driver, catalog, head_dim: int, softcap: float, dtype: torch.dtype, broadcast: tuple
 ) -> None:
     launches, params, steps = launches_with_a_mask(driver, head_dim, dtype, broadcast, softcap)
-    kinds = [catalog[x["kernel"]]["kind"] for x in launches]
-    main = "sm90_backward_general" if softcap else "sm90_backward_added"
-    expected = ["sm90_backward_added_mask", "sm90_backward_delta", main, "sm90_backward_convert"]
-    assert kinds == expected
+    check_kinds(catalog, launches, softcap)
+    assert "float_mask" in catalog[launches[2]["kernel"]]["takes"]
     floats = dtype == torch.float32
     assert (params.mask_added, params.mask_floats) == (1, floats)
     assert params.minus_infinity == (0xFF800000 if floats else 0xFF80)

@@ -90,7 +90,8 @@ def broken_catalog(kind: str, folder: Path) -> Path:
 
 def tile_catalog(family: str, kind: str, tile: str, folder: Path) -> Path:
     """A catalog of this GPU's kernels of one kind and tile only: the chosen kernel is known.
-    `tile` is "128x256", or "128x128x64" where its last size says what the kernel is for."""
+    `tile` is "128x256", or "128x128x64" where its last size says what the kernel is for. Of
+    attention's that take more or fewer features, those of plain calls where there are any."""
     import torch
 
     arch = "sm_" + "".join(map(str, torch.cuda.get_device_capability()))
@@ -105,6 +106,8 @@ def tile_catalog(family: str, kind: str, tile: str, folder: Path) -> Path:
         and kernel["arch"].rstrip("a") == arch
         and "x".join(map(str, kernel["tile"][: tile.count("x") + 1])) == tile
     ]
+    plain = [k for k in manifest["kernels"] if "plain" in k.get("takes", ["plain"])]
+    manifest["kernels"] = plain or manifest["kernels"]
     for arch in {kernel["arch"] for kernel in manifest["kernels"]}:
         (package / arch).symlink_to(_package() / arch)
     (package / "manifest.json").write_text(json.dumps(manifest))

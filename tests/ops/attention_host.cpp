@@ -82,6 +82,13 @@ std::map<const PackageKernel*, Emulation>& emulations() {
 PackageKernel* make_kernel(const char* kind, const char* math, const char* layout, int rows,
                            int columns, int depth) {
   const std::string name = std::string(kind) + "_" + math + "_" + layout;
+  nlohmann::json takes = nlohmann::json::array();
+  const bool full = std::string(layout) == "full", general = std::string(layout) == "general";
+  for (const char* feature : kAttentionFeatures) {
+    const bool plain = std::string(feature) == "plain";
+    if (full ? plain : !plain || !general || std::string(kind) == "decode")
+      takes.push_back(feature);
+  }
   const nlohmann::json entry = {{"name", name},
                                 {"family", "attention"},
                                 {"kind", kind},
@@ -91,6 +98,7 @@ PackageKernel* make_kernel(const char* kind, const char* math, const char* layou
                                 {"symbol", name},
                                 {"math", math},
                                 {"layout", layout},
+                                {"takes", takes},
                                 {"tile", {rows, columns, depth}},
                                 {"block", {128, 1, 1}},
                                 {"cluster", {1, 1, 1}},

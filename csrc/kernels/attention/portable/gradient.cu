@@ -377,6 +377,8 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
  "kernels": [
   {"name": "gradient_attention_f32_{d.side}_{t.{d.m}}x{t.{d.n}}x{t.depth}",
    "kind": "gradient_{d.side}", "dtype": "float32", "math": "float32", "alignment": 16,
+   "takes": ["plain", "unmasked", "bool_mask", "added_alone", "added_mask", "float_mask",
+            "sinks", "rule", "large_softcap"],
    "layout": "any", "tile": ["{t.{d.m}}", "{t.{d.n}}", "{t.depth}"], "stages": "{t.stages}",
    "block": ["{t.threads}", 1, 1], "dynamic_shared": "{t.shared_{d.side}}", "archs": "{t.archs}",
    "accepted_spill": "{d.spill}", "cost": {"k_tile": 0, "fixed": 0},

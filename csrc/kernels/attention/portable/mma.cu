@@ -153,7 +153,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
   "defines": {"TC_DTYPE": "{d.dtype}", "TC_WARP_ROWS": "{t.warp_rows}", "TC_MIN_BLOCKS": "{t.blocks}",
               "TC_GENERAL": "{general}"}},
  "kernels": [
-  {"name": "mma_attention_{d.short}_full_{t.name}", "layout": "full", "archs": "{t.archs}",
+  {"name": "mma_attention_{d.short}_full_{t.name}", "layout": "any", "takes": ["plain"], "archs": "{t.archs}",
    "for": {
     "d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}],
     "general": [0],
@@ -164,7 +164,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
      {"name": "64x32x256", "tile": [64, 32, 256], "warp_rows": 16, "threads": 128,
       "shared": 98304, "blocks": 2, "archs": ["sm_86", "sm_89", "sm_120a"],
       "cost": {"k_tile": 3500, "fixed": 7000}}]}},
-  {"name": "mma_attention_{d.short}_full_{t.name}", "layout": "full",
+  {"name": "mma_attention_{d.short}_full_{t.name}", "layout": "any", "takes": ["plain"],
    "accepted_spill": {"sm_80": "{t.spill}", "sm_86": "{t.spill}", "sm_89": "{t.spill}"},
    "for": {
     "d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}],
@@ -174,7 +174,9 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
       "shared": 81920, "blocks": 2, "spill": 0, "cost": {"k_tile": 5600, "fixed": 6000}},
      {"name": "128x64x128", "tile": [128, 64, 128], "warp_rows": 32, "threads": 128,
       "shared": 98304, "blocks": 2, "spill": 112, "cost": {"k_tile": 4700, "fixed": 6000}}]}},
-  {"name": "mma_attention_{d.short}_general_{t.name}", "layout": "general",
+  {"name": "mma_attention_{d.short}_general_{t.name}", "layout": "any",
+   "takes": ["unmasked", "bool_mask", "added_alone", "added_mask", "float_mask",
+            "sinks", "rule", "large_softcap"],
    "accepted_spill": {"sm_80": 16, "sm_86": 16, "sm_89": 16, "sm_100a": 16, "sm_120a": 32},
    "for": {
     "d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}],

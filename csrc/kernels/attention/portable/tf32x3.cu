@@ -162,32 +162,38 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
 {"virtual_arch": [80, 90],
  "defaults": {
   "kind": "mma", "dtype": "float32", "math": "float32", "alignment": 16, "tile": "{t.tile}",
-  "layout": "{l.layout}", "stages": 2, "block": ["{t.threads}", 1, 1],
+  "layout": "any", "takes": "{l.takes}", "stages": 2, "block": ["{t.threads}", 1, 1],
   "dynamic_shared": "{t.shared}", "cost": "{t.cost}",
   "defines": {"TC_GENERAL": "{l.general}", "TC_WARP_ROWS": "{t.rows}", "TC_MIN_BLOCKS": "{t.blocks}"}},
  "kernels": [
   {"name": "tf32x3_attention_{l.layout}_{t.name}",
    "accepted_spill": {"sm_80": 64, "sm_86": 64, "sm_89": 64, "sm_90a": 64, "sm_100a": 64, "sm_120a": 64},
    "for": {
-    "l": [{"layout": "full", "general": 0}],
+    "l": [{"layout": "full", "general": 0, "takes": ["plain"]}],
     "t": [
      {"name": "128x32x64", "tile": [128, 32, 64], "rows": 32, "threads": 128, "shared": 65536,
       "blocks": 2, "cost": {"k_tile": 7600, "fixed": 6000}}]}},
   {"name": "tf32x3_attention_{l.layout}_{t.name}",
    "for": {
-    "l": [{"layout": "general", "general": 1}],
+    "l": [{"layout": "general", "general": 1, "takes":
+           ["unmasked", "bool_mask", "added_alone", "added_mask", "float_mask",
+            "sinks", "rule", "large_softcap"]}],
     "t": [
      {"name": "64x32x64", "tile": [64, 32, 64], "rows": 16, "threads": 128, "shared": 49152,
       "blocks": 2, "cost": {"k_tile": 5000, "fixed": 6000}}]}},
   {"name": "tf32x3_attention_{l.layout}_{t.name}",
    "for": {
-    "l": [{"layout": "full", "general": 0}, {"layout": "general", "general": 1}],
+    "l": [{"layout": "full", "general": 0, "takes": ["plain"]}, {"layout": "general", "general": 1, "takes":
+           ["unmasked", "bool_mask", "added_alone", "added_mask", "float_mask",
+            "sinks", "rule", "large_softcap"]}],
     "t": [
      {"name": "64x32x128", "tile": [64, 32, 128], "rows": 16, "threads": 128, "shared": 98304,
       "blocks": 2, "cost": {"k_tile": 7500, "fixed": 8000}}]}},
   {"name": "tf32x3_attention_{l.layout}_{t.name}", "archs": "{t.archs}",
    "for": {
-    "l": [{"layout": "full", "general": 0}, {"layout": "general", "general": 1}],
+    "l": [{"layout": "full", "general": 0, "takes": ["plain"]}, {"layout": "general", "general": 1, "takes":
+           ["unmasked", "bool_mask", "added_alone", "added_mask", "float_mask",
+            "sinks", "rule", "large_softcap"]}],
     "t": [
      {"name": "128x16x256", "tile": [128, 16, 256], "rows": 16, "threads": 256, "shared": 196608,
       "blocks": 1, "archs": ["sm_90a", "sm_100a"], "cost": {"k_tile": 8000, "fixed": 9000}},

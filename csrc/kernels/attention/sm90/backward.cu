@@ -307,8 +307,9 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
 /* torch_cubin kernels
 {"virtual_arch": ["90a"],
  "kernels": [
-  {"name": "sm90_backward_attention_{d.short}_{g.name}{t.name}", "kind": "{g.kind}",
-   "archs": ["sm_90a"], "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{g.layout}",
+  {"name": "sm90_backward_attention_{d.short}_{g.name}{t.name}", "kind": "sm90_backward",
+   "archs": ["sm_90a"], "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "any",
+   "takes": "{g.takes}",
    "alignment": 16, "tile": "{t.tile}", "stages": 3, "block": [512, 1, 1],
    "dynamic_shared": "{t.shared}", "cost": "{t.cost}",
    "accepted_spill": {"sm_90a": 180},
@@ -316,11 +317,13 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
                "TC_ADDED": "{g.added}"},
    "for": {
     "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
-    "g": [{"name": "", "kind": "sm90_backward", "layout": "full", "general": 0, "added": 0},
-          {"name": "added_", "kind": "sm90_backward_added", "layout": "full", "general": 0,
-           "added": 1},
-          {"name": "general_", "kind": "sm90_backward_general", "layout": "general", "general": 1,
-           "added": 1}],
+    "g": [{"name": "", "general": 0, "added": 0,
+           "takes": ["plain", "unmasked", "bool_mask", "sinks"]},
+          {"name": "added_", "general": 0, "added": 1,
+           "takes": ["plain", "unmasked", "bool_mask", "added_alone", "float_mask", "sinks"]},
+          {"name": "general_", "general": 1, "added": 1,
+           "takes": ["plain", "unmasked", "bool_mask", "added_alone", "added_mask", "float_mask",
+                     "sinks", "rule"]}],
     "t": [
      {"name": "96x128x64", "tile": [96, 128, 64], "shared": 225904,
       "cost": {"k_tile": 2900, "fixed": 6000}},

@@ -348,8 +348,9 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
 /* torch_cubin kernels
 {"virtual_arch": ["90a"],
  "kernels": [
-  {"name": "sm90_backward_attention_{d.short}_{g.name}{t.name}", "kind": "{g.kind}",
-   "archs": ["sm_90a"], "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{g.layout}",
+  {"name": "sm90_backward_attention_{d.short}_{g.name}{t.name}", "kind": "sm90_backward",
+   "archs": ["sm_90a"], "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "any",
+   "takes": "{g.takes}",
    "alignment": 16, "tile": "{t.tile}", "stages": 2, "block": [512, 1, 1], "cluster": "{t.cluster}",
    "dynamic_shared": "{t.shared}", "cost": {"k_tile": 5200, "fixed": 9000},
    "accepted_spill": {"sm_90a": 160},
@@ -357,11 +358,13 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
                "TC_ADDED": "{g.added}", "TC_PAIR": "{t.pair}"},
    "for": {
     "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
-    "g": [{"name": "", "kind": "sm90_backward", "layout": "full", "general": 0, "added": 0},
-          {"name": "added_", "kind": "sm90_backward_added", "layout": "full", "general": 0,
-           "added": 1},
-          {"name": "general_", "kind": "sm90_backward_general", "layout": "general", "general": 1,
-           "added": 1}],
+    "g": [{"name": "", "general": 0, "added": 0,
+           "takes": ["plain", "unmasked", "bool_mask", "sinks"]},
+          {"name": "added_", "general": 0, "added": 1,
+           "takes": ["plain", "unmasked", "bool_mask", "added_alone", "float_mask", "sinks"]},
+          {"name": "general_", "general": 1, "added": 1,
+           "takes": ["plain", "unmasked", "bool_mask", "added_alone", "added_mask", "float_mask",
+                     "sinks", "rule"]}],
     "t": [
      {"name": "64x64x256", "tile": [64, 64, 256], "pair": 0, "cluster": [1, 1, 1], "shared": 231872},
      {"name": "64x128x256", "tile": [64, 128, 256], "pair": 1, "cluster": [2, 1, 1],

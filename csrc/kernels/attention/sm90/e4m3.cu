@@ -523,7 +523,8 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
 {"virtual_arch": ["90a"],
  "kernels": [
   {"name": "sm90_e4m3_attention_{t.name}", "archs": ["sm_90a"], "kind": "sm90_e4m3",
-   "dtype": "float8_e4m3fn", "math": "bfloat16", "layout": "full", "alignment": 16, "stages": 2,
+   "dtype": "float8_e4m3fn", "math": "bfloat16", "layout": "any",
+   "takes": ["plain", "unmasked", "rule"], "alignment": 16, "stages": 2,
    "tile": "{t.tile}", "block": ["{t.threads}", 1, 1], "dynamic_shared": "{t.shared}",
    "cost": "{t.cost}", "accepted_spill": {"sm_90a": "{t.spill}"},
    "defines": {"TC_Q_SLOTS": "{t.q_slots}", "TC_PING_PONG": 1},

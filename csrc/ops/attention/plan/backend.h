@@ -18,10 +18,27 @@
 
 namespace torch_cubin {
 
-// kFull: lengths and the band only, and a positive scale. kGeneral: everything in AttentionParams.
-enum AttentionVariant { kFull, kGeneral, kAttentionVariants };
-
-enum AttentionMask { kNoMask, kBoolMask, kAddedMask };
+// What a call needs of a kernel besides its dtype and head dims, and what a kernel supports, by
+// `takes` in the manifest: a kernel serves a call if it takes all of the call's features.
+//
+// Every call has exactly one of the first six. Sinks and masks are no rule: scores do not depend on
+// them.
+enum AttentionFeature : unsigned {
+  kPlainCall = 1 << 0,   // lengths and the band only, and a positive scale
+  kUnmasked = 1 << 1,    // no mask, but another feature
+  kBoolMask = 1 << 2,    // a boolean mask
+  kAddedAlone = 1 << 3,  // an additive mask of the tensors' dtype, and no rule
+  kAddedMask = 1 << 4,   // the same with a rule
+  kFloatMask = 1 << 5,   // an additive float32 mask with 16-bit tensors
+  kSinks = 1 << 6,
+  kScoreRule = 1 << 7,     // softcap, ALiBi, dropout or another scale
+  kLargeSoftcap = 1 << 8,  // above kMostShortSoftcap
+};
+constexpr const char* kAttentionFeatures[] = {"plain",       "unmasked",   "bool_mask",
+                                              "added_alone", "added_mask", "float_mask",
+                                              "sinks",       "rule",       "large_softcap"};
+constexpr unsigned kAnyAdded = kAddedAlone | kAddedMask | kFloatMask;
+constexpr unsigned kAnyMask = kBoolMask | kAnyAdded;
 
 // The kernels for Hopper compute softcap * tanh by a short formula whose error is up to 2^-22 of
 // the softcap: up to this one a logsumexp stays within 2^-15. Models have softcaps of 30 and 50.
@@ -30,16 +47,10 @@ constexpr double kMostShortSoftcap = 128;
 // All that a plan may depend on.
 struct AttentionCase {
   ScalarType dtype;
-  AttentionVariant variant;
-  // `variant` without the mask and the sinks, which scores do not depend on.
-  AttentionVariant score_variant;
-  bool sinks;
-  AttentionMask mask;
-  bool float_mask = false;  // 4 bytes a number, with 16-bit tensors
+  unsigned needs;  // AttentionFeatures
   // Bytes of an additive mask's numbers, for its own batches, heads and rows; and of the copy that
   // the forward's kernels for Hopper would make.
   int64_t mask_bytes = 0, mask_copy = 0;
-  bool large_softcap;  // above kMostShortSoftcap
   bool packed;  // sequence lengths are known on the device only; the lengths are upper bounds
   int64_t heads, kv_heads;
   int64_t seqlen_q, seqlen_k;
@@ -52,6 +63,7 @@ struct AttentionCase {
   bool batch_invariant = false;
 
   int64_t group() const { return kv_heads > 0 ? heads / kv_heads : 1; }
+  bool has(unsigned any_of) const { return (needs & any_of) != 0; }
 };
 
 AttentionCase attention_case(const AttentionCall& call);

@@ -39,20 +39,30 @@ AttentionPlan<Kernels> quickest_of(const std::vector<std::unique_ptr<Kernels>>& 
   return best;
 }
 
-// The variant that the call needs, apart from its mask and its sinks.
-AttentionVariant score_variant(const AttentionSettings& settings, const AttentionViews& options) {
-  // A scale that is not positive reverses the order of the scores, which only the general kernels
-  // support. The full ones multiply hidden scores, -inf, with scale * log2(e) as a float, where a
+// Whether a logit is more than its score times a positive number.
+bool has_rule(const AttentionSettings& settings, const AttentionViews& options) {
+  // A scale that is not positive reverses the order of the scores, which kernels without a rule do
+  // not support. They multiply hidden scores, -inf, with scale * log2(e) as a float, where a
   // positive double can become 0 or inf. Below 1e-37 the lowest reference, -FLT_MAX, would be no
   // further from a score than a weight may grow.
   const auto unit = static_cast<float>(settings.scale * 1.4426950408889634);
-  const bool general = options.alibi_slopes || settings.drop_below > 0 || settings.softcap > 0 ||
-                       !(unit > 1e-37f) || !std::isnormal(unit);
-  return general ? kGeneral : kFull;
+  return options.alibi_slopes || settings.drop_below > 0 || settings.softcap > 0 ||
+         !(unit > 1e-37f) || !std::isnormal(unit);
+}
+
+unsigned features_of(const AttentionCall& call) {
+  const bool rule = has_rule(call.settings, call.views);
+  unsigned needs = (rule ? kScoreRule : 0u) | (call.views.sinks ? kSinks : 0u);
+  if (call.settings.softcap > kMostShortSoftcap) needs |= kLargeSoftcap;
+  const auto& mask = call.views.attn_mask;
+  if (!mask) return needs == 0 ? kPlainCall : needs | kUnmasked;
+  if (mask->dtype == ScalarType::Bool) return needs | kBoolMask;
+  const bool wide = call.dtype != ScalarType::Float && mask->dtype == ScalarType::Float;
+  return needs | (wide ? kFloatMask : rule ? kAddedMask : kAddedAlone);
 }
 
 void measure_mask(AttentionCase& c, const TensorView& mask, const AttentionShape& shape) {
-  const int64_t size = c.float_mask || c.dtype == ScalarType::Float ? 4 : 2;
+  const int64_t size = c.has(kFloatMask) || c.dtype == ScalarType::Float ? 4 : 2;
   c.mask_bytes = size * shape.seqlen_k;
   bool in_vectors = reinterpret_cast<uintptr_t>(mask.find_data()) % 16 == 0;
   for (int64_t i = 0; i < mask.dim; ++i) {
@@ -70,17 +80,8 @@ AttentionCase attention_case(const AttentionCall& call) {
   const AttentionShape& shape = call.shape;
   AttentionCase c;
   c.dtype = call.dtype;
-  c.score_variant = score_variant(call.settings, call.views);
-  c.sinks = call.views.sinks.has_value();
-  c.variant = call.views.attn_mask || c.sinks ? kGeneral : c.score_variant;
-  c.mask = kNoMask;
-  if (const auto& mask = call.views.attn_mask) {
-    c.mask = mask->dtype == ScalarType::Bool ? kBoolMask : kAddedMask;
-    c.float_mask =
-        c.mask == kAddedMask && c.dtype != ScalarType::Float && mask->dtype == ScalarType::Float;
-    if (c.mask == kAddedMask) measure_mask(c, *mask, shape);
-  }
-  c.large_softcap = call.settings.softcap > kMostShortSoftcap;
+  c.needs = features_of(call);
+  if (c.has(kAnyAdded)) measure_mask(c, *call.views.attn_mask, shape);
   c.packed = shape.packed;
   c.heads = shape.heads;
   c.kv_heads = shape.kv_heads;

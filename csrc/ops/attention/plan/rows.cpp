@@ -1,13 +1,14 @@
 #include "ops/attention/plan/rows.h"
 
+#include <iterator>
+#include <nlohmann/json.hpp>
+
 #include "cubin/error.h"
 
 namespace torch_cubin {
 namespace {
 
 constexpr const char* kDtypeNames[] = {"float16", "bfloat16", "float32"};
-constexpr const char* kVariantNames[] = {"full", "general", "any"};  // any: a kind without variants
-
 }  // namespace
 
 AttentionDtype attention_dtype(ScalarType dtype) {
@@ -23,10 +24,29 @@ AttentionDtype attention_dtype(ScalarType dtype) {
   }
 }
 
+unsigned takes_of(const PackageKernel& kernel) {
+  const KernelFields fields(kernel);
+  unsigned takes = 0;
+  const auto listed = fields.all().find("takes");
+  if (listed == fields.all().end()) return takes;
+  if (!listed->is_array()) fields.refuse("takes", "a list");
+  for (const auto& name : *listed) {
+    unsigned bit = 1;
+    for (const char* known : kAttentionFeatures) {
+      if (name == known) break;
+      bit <<= 1;
+    }
+    if (bit >> std::size(kAttentionFeatures) != 0)
+      fields.refuse("takes", "features that this library knows");
+    takes |= bit;
+  }
+  return takes;
+}
+
 AttentionRow::AttentionRow(PackageKernel& entry, const Device& device) : kernel(&entry) {
   const KernelFields fields(entry);
   dtype = static_cast<AttentionDtype>(fields.index("math", kDtypeNames));
-  variant = fields.index("layout", kVariantNames);
+  takes = takes_of(entry);
   int64_t tile[3];
   fields.triple("tile", 1, tile);
   rows = tile[0];
@@ -40,12 +60,18 @@ AttentionRow::AttentionRow(PackageKernel& entry, const Device& device) : kernel(
   cost_fixed = cost.number("fixed", 0);
 }
 
-const AttentionRow* narrowest(const AttentionRows& rows, int64_t head_dim) {
+const AttentionRow* AttentionTable::first(AttentionDtype dtype, unsigned needs,
+                                          int64_t head_dim) const {
   const AttentionRow* best = nullptr;
-  for (const AttentionRow& row : rows) {
-    if (row.head_dim >= head_dim && (best == nullptr || row.head_dim < best->head_dim)) best = &row;
+  for (const AttentionRow& row : rows_) {
+    if (!fits(row, dtype, needs) || row.head_dim < head_dim) continue;
+    if (best == nullptr || row.head_dim < best->head_dim) best = &row;
   }
   return best;
+}
+
+void check_takes(const PackageKernel& kernel) {
+  if (takes_of(kernel) == 0) KernelFields(kernel).refuse("takes", "at least one feature");
 }
 
 bool check_blocks(int64_t blocks, int64_t most, const char* unit) {

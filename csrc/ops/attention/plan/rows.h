@@ -20,7 +20,7 @@ struct AttentionRow {
 
   PackageKernel* kernel;
   AttentionDtype dtype;
-  int variant;                      // kAttentionVariants for a kind without variants
+  unsigned takes;                   // AttentionFeatures
   int64_t rows, columns, head_dim;  // of a tile; head_dim: the largest supported
   int64_t slots;                    // blocks that run on the device at a time
   int64_t dynamic_shared;           // bytes of a block
@@ -30,8 +30,40 @@ struct AttentionRow {
 
 using AttentionRows = std::vector<AttentionRow>;
 
-// The first kernel with the narrowest sufficient head_dim; null if there is none.
-const AttentionRow* narrowest(const AttentionRows& rows, int64_t head_dim);
+// The rows of kernels that compete, in the order of the manifest.
+class AttentionTable {
+ public:
+  void add(const AttentionRow& row) { rows_.push_back(row); }
+  bool empty() const { return rows_.empty(); }
+
+  // visit(row) for those of the dtype that take all of `needs`, of the narrowest head_dim that
+  // suffices.
+  template <class Visit>
+  void for_each(AttentionDtype dtype, unsigned needs, int64_t head_dim, Visit&& visit) const {
+    const AttentionRow* narrowest = first(dtype, needs, head_dim);
+    for (const AttentionRow& row : rows_) {
+      if (narrowest != nullptr && row.head_dim == narrowest->head_dim && fits(row, dtype, needs)) {
+        visit(row);
+      }
+    }
+  }
+
+  // The first of these; null: none.
+  const AttentionRow* first(AttentionDtype dtype, unsigned needs, int64_t head_dim) const;
+
+ private:
+  static bool fits(const AttentionRow& row, AttentionDtype dtype, unsigned needs) {
+    return row.dtype == dtype && (needs & ~row.takes) == 0;
+  }
+
+  AttentionRows rows_;
+};
+
+// The AttentionFeatures of an entry; none where it has no such field. Throws [file] for unknown ones.
+unsigned takes_of(const PackageKernel& kernel);
+
+// For check(): an entry that must take something.
+void check_takes(const PackageKernel& kernel);
 
 // False for no blocks: cu_seqlens of no sequence. Throws [input] for more than a launch can have;
 // `unit` names the counted things.

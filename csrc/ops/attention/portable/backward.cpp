@@ -57,12 +57,14 @@ class PortableBackward : public AttentionBackwardKernels {
     for (PackageKernel* kernel : kernels) {
       const AttentionRow row(*kernel, device);
       const std::string& kind = kernel->entry().kind;
-      AttentionRows& rows = kind == "delta"        ? delta_[row.dtype]
-                            : kind == "convert"    ? convert_[row.dtype]
-                            : kind == "gradient_k" ? gradient_k_[row.dtype]
-                            : kind == "gradient_q" ? gradient_q_[row.dtype]
-                                                   : backward_[row.dtype][row.variant];
-      rows.push_back(row);
+      if (kind == "delta" || kind == "convert") {
+        (kind == "delta" ? delta_ : convert_)[row.dtype].push_back(row);
+      } else {
+        (kind == "gradient_k"   ? gradient_k_
+         : kind == "gradient_q" ? gradient_q_
+                                : backward_)
+            .add(row);
+      }
     }
   }
 
@@ -72,9 +74,9 @@ class PortableBackward : public AttentionBackwardKernels {
     if (dtype == kAttendDtypes) return plan;
     const int64_t head_dim = std::max(problem.head_dim, problem.head_dim_v);
     PortableBackwardPlan details;
-    details.backward = narrowest(backward_[dtype][problem.variant], head_dim);
-    details.gradient_k = narrowest(gradient_k_[dtype], head_dim);
-    details.gradient_q = narrowest(gradient_q_[dtype], head_dim);
+    details.backward = backward_.first(dtype, problem.needs, head_dim);
+    details.gradient_k = gradient_k_.first(dtype, problem.needs, head_dim);
+    details.gradient_q = gradient_q_.first(dtype, problem.needs, head_dim);
     if (!delta_[dtype].empty()) details.delta = &delta_[dtype][0];
     if (!convert_[dtype].empty()) details.convert = convert_[dtype][0].kernel;
     const bool few = !details.joined() && !problem.packed && problem.seqlen_q <= kFewRows;
@@ -134,8 +136,7 @@ class PortableBackward : public AttentionBackwardKernels {
 
  private:
   const Device& device_;
-  AttentionRows backward_[kAttendDtypes][kAttentionVariants];
-  AttentionRows gradient_k_[kAttendDtypes], gradient_q_[kAttendDtypes];
+  AttentionTable backward_, gradient_k_, gradient_q_;
   AttentionRows delta_[kAttendDtypes], convert_[kAttendDtypes];
 };
 
@@ -144,7 +145,8 @@ class PortableBackwardBackend : public AttentionBackend {
   PortableBackwardBackend()
       : AttentionBackend({"delta", "backward", "convert", "gradient_k", "gradient_q"}) {}
   void check(PackageKernel& kernel) const override {
-    check_portable(kernel, kernel.entry().kind == "backward");
+    const std::string& kind = kernel.entry().kind;
+    check_portable(kernel, kind != "delta" && kind != "convert");
   }
   std::unique_ptr<AttentionBackwardKernels> backward(
       const Device& device, const std::vector<PackageKernel*>& kernels) const override {

@@ -47,10 +47,11 @@ class PortableForward : public AttentionForwardKernels {
       const AttentionRow row(*kernel, device);
       const std::string& kind = kernel->entry().kind;
       if (kind == "decode_e4m3" || is_append(kind)) continue;  // for caches only
-      AttentionRows& rows = kind == "combine"  ? combine_[row.dtype]
-                            : kind == "decode" ? decode_[row.dtype][row.variant]
-                                               : forward_[row.dtype][row.variant];
-      rows.push_back(row);
+      if (kind == "combine") {
+        combine_[row.dtype].push_back(row);
+      } else {
+        (kind == "decode" ? decode_ : forward_).add(row);
+      }
     }
   }
 
@@ -58,10 +59,8 @@ class PortableForward : public AttentionForwardKernels {
     ForwardPlan plan;
     const AttentionDtype dtype = attention_dtype(problem.dtype);
     if (dtype == kAttendDtypes) return plan;
-    const AttentionRows& rows = forward_[dtype][problem.variant];
     const int64_t head_dim = std::max(problem.head_dim, problem.head_dim_v);
-    const AttentionRow* fits = narrowest(rows, head_dim);
-    if (fits == nullptr) return plan;
+    if (forward_.first(dtype, problem.needs, head_dim) == nullptr) return plan;
     PortableForwardPlan details;
     const AttentionRow* chosen = decodes(dtype, problem, head_dim);
     details.decodes = chosen != nullptr;
@@ -76,15 +75,14 @@ class PortableForward : public AttentionForwardKernels {
       if (!problem.packed) details.prefetched = wanted.prefetched;
     } else {
       double best = 0;
-      for (const AttentionRow& row : rows) {
-        if (row.head_dim != fits->head_dim) continue;
+      forward_.for_each(dtype, problem.needs, head_dim, [&](const AttentionRow& row) {
         const int64_t blocks = ceil_div(problem.seqlen_q, row.rows) * problem.heads;
         const double cost = cycles_of(row, blocks * problem.batch, problem.seqlen_k);
-        if (chosen != nullptr && cost >= best) continue;
+        if (chosen != nullptr && cost >= best) return;
         best = cost;
         chosen = &row;
         details.blocks = blocks;
-      }
+      });
       split(details, dtype, *chosen, problem,
             chosen->slots / std::max<int64_t>(1, details.blocks * problem.batch));
     }
@@ -92,7 +90,7 @@ class PortableForward : public AttentionForwardKernels {
     plan.microseconds = cycles_of(*chosen, details.blocks * problem.batch * details.splits,
                                   details.columns_per_split) /
                         device_.cycles_per_microsecond;
-    if (problem.mask != kNoMask && !details.decodes) plan.microseconds *= kMaskedTime;
+    if (problem.has(kAnyMask) && !details.decodes) plan.microseconds *= kMaskedTime;
     plan.set(details);
     return plan;
   }
@@ -127,7 +125,7 @@ class PortableForward : public AttentionForwardKernels {
 
  private:
   // The kernel for few queries, if these are few: it reads keys and values once for all heads of a
-  // group, and has a single variant, the general one.
+  // group.
   const AttentionRow* decodes(AttentionDtype dtype, const AttentionCase& problem,
                               int64_t head_dim) const {
     if ((problem.packed && problem.batch_invariant) || problem.seqlen_q > kDecodeQueries ||
@@ -135,7 +133,7 @@ class PortableForward : public AttentionForwardKernels {
       return nullptr;
     }
     const int64_t blocks = ceil_div(problem.seqlen_q * problem.group(), 16) * problem.kv_heads;
-    return decode_row(decode_[dtype][kGeneral], head_dim,
+    return decode_row(decode_, dtype, problem.needs, head_dim,
                       problem.batch_invariant ? INT64_MAX : blocks * problem.batch, device_);
   }
 
@@ -157,8 +155,7 @@ class PortableForward : public AttentionForwardKernels {
   }
 
   const Device& device_;
-  AttentionRows forward_[kAttendDtypes][kAttentionVariants];
-  AttentionRows decode_[kAttendDtypes][kAttentionVariants];
+  AttentionTable forward_, decode_;
   AttentionRows combine_[kAttendDtypes];
 };
 

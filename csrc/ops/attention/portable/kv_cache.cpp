@@ -67,10 +67,10 @@ class PortableKvCache : public KvCacheKernels {
     for (PackageKernel* kernel : kernels) {
       const AttentionRow row(*kernel, device);
       const std::string& kind = kernel->entry().kind;
-      if (kind == "decode" && row.variant == kGeneral) decode_[row.dtype].push_back(row);
+      if (kind == "decode") decode_.add(row);
       if (kind == "combine") combine_[row.dtype].push_back(row);
       if (kind == "append") append_[row.dtype].push_back(row);
-      if (kind == "decode_e4m3") decode_e4m3_.push_back(row);
+      if (kind == "decode_e4m3") decode_e4m3_.add(row);
       if (kind == "append_e4m3") append_e4m3_[row.dtype].push_back(row);
     }
   }
@@ -84,9 +84,11 @@ class PortableKvCache : public KvCacheKernels {
     const int64_t blocks = ceil_div(shape.seqlen_q * shape.group(), 16) * shape.kv_heads;
     // Pages keep the memory busier with two blocks a multiprocessor (measured: 2%).
     const bool few_blocks = !batch_invariant() && !call.block_table;
-    const AttentionRow* decode = decode_row(shape.e4m3 ? decode_e4m3_ : decode_[dtype],
-                                            std::max(shape.head_dim, shape.head_dim_v),
-                                            few_blocks ? blocks * shape.batch : INT64_MAX, device_);
+    // Kernels for caches of e4m3 serve queries of both dtypes; theirs is what they multiply in.
+    const AttentionRow* decode =
+        decode_row(shape.e4m3 ? decode_e4m3_ : decode_, shape.e4m3 ? kAttendFloat16 : dtype, 0,
+                   std::max(shape.head_dim, shape.head_dim_v),
+                   few_blocks ? blocks * shape.batch : INT64_MAX, device_);
     if (decode == nullptr) return false;
     Tensor q = call.q;
     if (call.k) append(call, *append_rows[0].kernel, q);
@@ -211,8 +213,8 @@ class PortableKvCache : public KvCacheKernels {
   }
 
   const Device& device_;
-  AttentionRows decode_[kAttendDtypes], combine_[kAttendDtypes], append_[kAttendDtypes];
-  AttentionRows decode_e4m3_, append_e4m3_[kAttendDtypes];  // for caches of e4m3; any query's dtype
+  AttentionTable decode_, decode_e4m3_;
+  AttentionRows combine_[kAttendDtypes], append_[kAttendDtypes], append_e4m3_[kAttendDtypes];
 };
 
 }  // namespace

@@ -13,12 +13,10 @@ constexpr int kPrefetchedTiles = 2;
 
 }  // namespace
 
-void check_portable(PackageKernel& kernel, bool has_variants, const char* header, size_t bytes) {
+void check_portable(PackageKernel& kernel, bool attends, const char* header, size_t bytes) {
   check_params(kernel.entry(), header, bytes);
-  const AttentionRow row(kernel, Device());
-  if (has_variants && row.variant == kAttentionVariants) {
-    KernelFields(kernel).refuse("layout", "full or general");
-  }
+  AttentionRow(kernel, Device());
+  if (attends) check_takes(kernel);
 }
 
 void launch_combine(const AttentionRow& combine, const AttentionParams& params, int64_t rows,
@@ -63,14 +61,14 @@ DecodeSplit split_decode(const AttentionRow& decode, int64_t blocks, int64_t mos
   return best;
 }
 
-const AttentionRow* decode_row(const AttentionRows& rows, int64_t head_dim, int64_t blocks,
-                               const Device& device) {
-  const AttentionRow* best = narrowest(rows, head_dim);
+const AttentionRow* decode_row(const AttentionTable& rows, AttentionDtype dtype, unsigned needs,
+                               int64_t head_dim, int64_t blocks, const Device& device) {
+  const AttentionRow* best = rows.first(dtype, needs, head_dim);
   const int64_t busy = device.multiprocessors / std::max<int64_t>(1, blocks) * blocks;
   if (best == nullptr || 10 * busy < 9 * device.multiprocessors) return best;
-  for (const AttentionRow& row : rows) {
-    if (row.head_dim == best->head_dim && row.columns > best->columns) best = &row;
-  }
+  rows.for_each(dtype, needs, head_dim, [&](const AttentionRow& row) {
+    if (row.columns > best->columns) best = &row;
+  });
   return best;
 }
 

@@ -12,8 +12,8 @@
 namespace torch_cubin {
 
 // check() of the portable backends, for kernels with the parameters of that header; a kernel of a
-// kind with variants must state its own.
-void check_portable(PackageKernel& kernel, bool has_variants, const char* header = "attention",
+// kind that computes attention must list the features that it `takes`.
+void check_portable(PackageKernel& kernel, bool attends, const char* header = "attention",
                     size_t bytes = sizeof(AttentionParams));
 
 // Launches a kernel, unless there are no blocks. For `dynamic_shared` see Grid.
@@ -36,8 +36,8 @@ void launch_combine(const AttentionRow& combine, const AttentionParams& params, 
 // two kernels have the same head_dim, the one with more columns a tile is for blocks whose parts
 // can occupy nearly all multiprocessors: it fills one alone, so that there are half as many parts
 // to combine.
-const AttentionRow* decode_row(const AttentionRows& rows, int64_t head_dim, int64_t blocks,
-                               const Device& device);
+const AttentionRow* decode_row(const AttentionTable& rows, AttentionDtype dtype, unsigned needs,
+                               int64_t head_dim, int64_t blocks, const Device& device);
 
 // The split of a decode's columns among blocks: the number of parts, the shared memory that puts
 // equally many blocks on each multiprocessor, and the tiles that a block prefetches (DecodeParams).

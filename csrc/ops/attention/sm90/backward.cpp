@@ -61,7 +61,7 @@ int64_t heads_together(const AttentionCase& problem, const AttentionRow& row, bo
   if (fills_cache(row, device)) least = has_band ? kLeastTogether : 1;
   const int64_t blocks = ceil_div(problem.seqlen_k, row.columns) * blocks_of_work(row);
   return std::max({least, ceil_div(device.multiprocessors, blocks),
-                   bytes_together(row, head, has_band, problem.mask == kBoolMask, device) /
+                   bytes_together(row, head, has_band, problem.has(kBoolMask), device) /
                        std::max<int64_t>(each, 1)});
 }
 
@@ -76,11 +76,8 @@ int64_t rows_together(const AttentionCase& problem, const AttentionRow& row, int
 // Work items of a pair along the keys: its blocks count their turns in 16 bits.
 constexpr int64_t kMostPairs = 65535;
 
-constexpr const char* kBackwardGeneralKind = "sm90_backward_general";
-constexpr const char* kBackwardAddedKind = "sm90_backward_added";
 constexpr const char* kBackwardOrderKind = "sm90_backward_order";
 constexpr const char* kBackwardMaskKind = "sm90_backward_mask";
-constexpr const char* kBackwardAddedMaskKind = "sm90_backward_added_mask";
 
 struct Sm90BackwardPlan {
   const AttentionRow* delta;
@@ -94,43 +91,38 @@ class Sm90Backward : public AttentionBackwardKernels {
   Sm90Backward(const Device& device, const std::vector<PackageKernel*>& kernels) : device_(device) {
     for (PackageKernel* kernel : kernels) {
       const std::string& kind = kernel->entry().kind;
-      if (kind == kBackwardOrderKind || kind == kBackwardMaskKind ||
-          kind == kBackwardAddedMaskKind) {
-        (kind == kBackwardOrderKind  ? order_
-         : kind == kBackwardMaskKind ? mask_
-                                     : added_mask_) = kernel;
+      if (kind == kBackwardOrderKind) {
+        order_ = kernel;
+        continue;
+      }
+      if (kind == kBackwardMaskKind) {
+        (takes_of(*kernel) & kBoolMask ? mask_ : added_mask_) = kernel;
         continue;
       }
       const AttentionRow row(*kernel, device);
-      const bool pair = blocks_of_work(row) > 1;
-      AttentionRows& rows = kind == "sm90_backward_delta"     ? delta_[row.dtype]
-                            : kind == "sm90_backward_convert" ? convert_[row.dtype]
-                            : kind == kBackwardAddedKind
-                                ? (pair ? added_pairs_ : added_)[row.dtype]
-                                : (pair ? pairs_ : backward_)[row.dtype][row.variant];
-      rows.push_back(row);
+      if (kind == "sm90_backward") {
+        (blocks_of_work(row) > 1 ? pairs_ : backward_).add(row);
+      } else {
+        (kind == "sm90_backward_delta" ? delta_ : convert_)[row.dtype].push_back(row);
+      }
     }
   }
 
   BackwardPlan plan(const AttentionCase& problem) const override {
     BackwardPlan plan;
     const AttentionDtype dtype = attention_dtype(problem.dtype);
-    if (dtype == kAttendDtypes || (problem.mask == kBoolMask && mask_ == nullptr) ||
-        (problem.mask == kAddedMask &&
+    if (dtype == kAttendDtypes || (problem.has(kBoolMask) && mask_ == nullptr) ||
+        (problem.has(kAnyAdded) &&
          (added_mask_ == nullptr || problem.mask_bytes > kMostMaskBytes)) ||
-        problem.large_softcap || (problem.packed && order_ == nullptr) || problem.seqlen_q == 0 ||
-        problem.seqlen_k == 0 || problem.head_dim == 0 || problem.head_dim_v == 0 ||
-        delta_[dtype].empty() || convert_[dtype].empty()) {
+        (problem.packed && order_ == nullptr) || problem.seqlen_q == 0 || problem.seqlen_k == 0 ||
+        problem.head_dim == 0 || problem.head_dim_v == 0 || delta_[dtype].empty() ||
+        convert_[dtype].empty()) {
       return plan;
     }
-    // A mask alone needs no rule for the scores: all of these kernels read bits, some add numbers.
-    const AttentionVariant variant = problem.score_variant;
-    const bool adds = problem.mask == kAddedMask && variant == kFull;
     const int64_t width = std::max(problem.head_dim, problem.head_dim_v);
-    const AttentionRow* row = narrowest(adds ? added_[dtype] : backward_[dtype][variant], width);
+    const AttentionRow* row = backward_.first(dtype, problem.needs, width);
     if (row == nullptr) return plan;
-    const AttentionRow* pair =
-        narrowest(adds ? added_pairs_[dtype] : pairs_[dtype][variant], width);
+    const AttentionRow* pair = pairs_.first(dtype, problem.needs, width);
     if (pair != nullptr && (pair->head_dim != row->head_dim || pair->rows != row->rows ||
                             problem.seqlen_k > kMostPairs * pair->columns)) {
       pair = nullptr;
@@ -281,14 +273,13 @@ class Sm90Backward : public AttentionBackwardKernels {
     params.head_dim = all.head_dim;
     params.scale = all.scale;
     params.unit = static_cast<float>(all.scale * 1.4426950408889634);
-    params.logsumexp_unit = row.variant == kGeneral ? 1.0f : 1.4426950408889634f;
+    params.logsumexp_unit = (row.takes & kScoreRule) != 0 ? 1.0f : 1.4426950408889634f;
   }
 
   const Device& device_;
   AttentionRows delta_[kAttendDtypes], convert_[kAttendDtypes];
-  AttentionRows backward_[kAttendDtypes][kAttentionVariants];
-  AttentionRows pairs_[kAttendDtypes][kAttentionVariants];  // for heads that backward_ supports too
-  AttentionRows added_[kAttendDtypes], added_pairs_[kAttendDtypes];  // the same, for additive masks
+  AttentionTable backward_;
+  AttentionTable pairs_;  // for heads that backward_ supports too
   ClusterCapacity clusters_{2};
   PackageKernel* order_ = nullptr;
   PackageKernel* mask_ = nullptr;
@@ -298,9 +289,8 @@ class Sm90Backward : public AttentionBackwardKernels {
 class Sm90BackwardBackend : public AttentionBackend {
  public:
   Sm90BackwardBackend()
-      : AttentionBackend({"sm90_backward_delta", "sm90_backward", kBackwardGeneralKind,
-                          kBackwardAddedKind, "sm90_backward_convert", kBackwardOrderKind,
-                          kBackwardMaskKind, kBackwardAddedMaskKind}) {}
+      : AttentionBackend({"sm90_backward_delta", "sm90_backward", "sm90_backward_convert",
+                          kBackwardOrderKind, kBackwardMaskKind}) {}
 
   void check(PackageKernel& kernel) const override {
     if (kernel.entry().kind == kBackwardOrderKind) {
@@ -308,16 +298,13 @@ class Sm90BackwardBackend : public AttentionBackend {
       return;
     }
     check_params(kernel.entry(), "attention/sm90/backward", sizeof(Sm90BackwardParams));
-    if (kernel.entry().kind == kBackwardMaskKind || kernel.entry().kind == kBackwardAddedMaskKind)
-      return;
+    if (kernel.entry().kind == kBackwardMaskKind) return check_takes(kernel);
     const AttentionRow row(kernel, Device());
-    const bool general = kernel.entry().kind == kBackwardGeneralKind;
-    if (!general && kernel.entry().kind != "sm90_backward" &&
-        kernel.entry().kind != kBackwardAddedKind) {
+    if (kernel.entry().kind != "sm90_backward") {
       if (row.dtype == kAttendFloat32) KernelFields(kernel).refuse("math", "a 16-bit type");
       return;
     }
-    check_sm90_row(row, general);
+    check_sm90_row(row);
     const auto& cluster = kernel.entry().cluster;
     if (cluster[0] > (row.head_dim > 128 ? 2 : 1) || cluster[1] > 1 || cluster[2] > 1) {
       KernelFields(kernel).refuse("cluster", "two blocks at most, for wide heads");

@@ -49,7 +49,7 @@ class Sm90E4m3Forward : public AttentionForwardKernels {
       } else if (kind == kE4m3OrderKind) {
         order_ = kernel;
       } else {
-        rows_.emplace_back(*kernel, device);
+        rows_.add(AttentionRow(*kernel, device));
       }
     }
   }
@@ -122,17 +122,16 @@ class Sm90E4m3Forward : public AttentionForwardKernels {
   const AttentionRow* choose(const AttentionCase& problem, const Sm90Band& band,
                              double* time) const {
     *time = std::numeric_limits<double>::infinity();
-    const AttentionRow* fits = narrowest(rows_, std::max(problem.head_dim, problem.head_dim_v));
     const AttentionRow* best = nullptr;
-    for (const AttentionRow& row : rows_) {
-      if (fits == nullptr || row.head_dim != fits->head_dim) continue;
+    const int64_t width = std::max(problem.head_dim, problem.head_dim_v);
+    rows_.for_each(kAttendBFloat16, problem.needs, width, [&](const AttentionRow& row) {
       const int64_t tiles = ceil_div(band.seqlen_q, row.rows) * problem.heads * problem.batch;
       const double own = static_cast<double>(ceil_div(tiles, blocks_)) *
                          sm90_tile_cycles(row, band) / device_.cycles_per_microsecond;
-      if (!(own < *time)) continue;
+      if (!(own < *time)) return;
       *time = own;
       best = &row;
-    }
+    });
     return best;
   }
 
@@ -195,7 +194,7 @@ class Sm90E4m3Forward : public AttentionForwardKernels {
 
   const Device& device_;
   int64_t blocks_;
-  AttentionRows rows_;
+  AttentionTable rows_;  // of bfloat16, the output's dtype
   PackageKernel* values_ = nullptr;
   PackageKernel* order_ = nullptr;
 };
@@ -213,6 +212,7 @@ class Sm90E4m3Backend : public AttentionBackend {
     } else {
       check_params(kernel.entry(), "attention/sm90/e4m3", sizeof(Sm90E4m3Params));
       AttentionRow(kernel, Device());
+      check_takes(kernel);
     }
   }
 

@@ -19,13 +19,9 @@ constexpr int64_t kMostTiles = (int64_t{1} << 31) - 1 - kSm90MostBlocks;
 
 // For packed sequences: queries whose tiles are ordered by length, and so share the L2 cache.
 constexpr int kPackedRowsTogether = 32768;
-constexpr const char* kGeneralKind = "sm90_general";
-constexpr const char* kMaskedKind = "sm90_masked";
-constexpr const char* kAddedKind = "sm90_added";
-constexpr const char* kGeneralAddedKind = "sm90_general_added";
+constexpr const char* kForwardKind = "sm90";
 constexpr const char* kOrderKind = "sm90_order";
-constexpr const char* kMaskKind = "sm90_mask";
-constexpr const char* kAddedMaskKind = "sm90_added_mask";
+constexpr const char* kMaskKind = "sm90_mask";  // before those that read one, of the same `takes`
 constexpr double kLog2e = 1.4426950408889634;
 
 class Sm90Forward : public AttentionForwardKernels {
@@ -34,22 +30,20 @@ class Sm90Forward : public AttentionForwardKernels {
       : device_(device), blocks_(sm90_blocks(device)) {
     for (PackageKernel* kernel : kernels) {
       const std::string& kind = kernel->entry().kind;
-      if (kind == kOrderKind) order_ = kernel;
-      if (kind == kMaskKind) mask_ = kernel;
-      if (kind == kAddedMaskKind) added_mask_ = kernel;
-      if (kind == kOrderKind || kind == kMaskKind || kind == kAddedMaskKind) continue;
-      const AttentionRow row(*kernel, device);
-      if (kind == "sm90" || kind == kGeneralKind) rows_[row.dtype][row.variant].push_back(row);
-      if (kind == kMaskedKind || kind == kGeneralKind) masked_[row.dtype].push_back(row);
-      if (kind == kGeneralAddedKind) general_added_[row.dtype].push_back(row);
-      if (kind == kAddedKind) added_[row.dtype].push_back(row);
+      if (kind == kOrderKind) {
+        order_ = kernel;
+      } else if (kind == kMaskKind) {
+        (takes_of(*kernel) & kBoolMask ? mask_ : added_mask_) = kernel;
+      } else {
+        rows_.add(AttentionRow(*kernel, device));
+      }
     }
   }
 
   ForwardPlan plan(const AttentionCase& problem) const override {
     ForwardPlan plan;
-    if (problem.large_softcap || (problem.mask == kBoolMask && mask_ == nullptr) ||
-        (problem.mask == kAddedMask &&
+    if ((problem.has(kBoolMask) && mask_ == nullptr) ||
+        (problem.has(kAnyAdded) &&
          (added_mask_ == nullptr || problem.mask_copy > kMostMaskBytes)) ||
         (problem.packed && order_ == nullptr) || problem.seqlen_q == 0 || problem.seqlen_k == 0 ||
         problem.head_dim == 0 || problem.head_dim_v == 0) {
@@ -82,29 +76,16 @@ class Sm90Forward : public AttentionForwardKernels {
     *time = std::numeric_limits<double>::infinity();
     const AttentionDtype dtype = attention_dtype(problem.dtype);
     if (dtype == kAttendDtypes) return nullptr;
-    const int64_t width = std::max(problem.head_dim, problem.head_dim_v);
-    const bool is_plain = problem.score_variant == kFull;
-    // Tiles of 192 queries leave no shared memory for floats.
-    const bool adds_alone = is_plain && !(problem.float_mask && width <= 64);
-    // Boolean masks and sinks need no rule for the scores. The kernels without a mask support sinks
-    // alone too, except for the narrowest heads.
-    const bool masked = is_plain && (problem.mask == kBoolMask || (problem.sinks && width <= 64));
-    const AttentionRows& rows = problem.mask == kAddedMask
-                                    ? (adds_alone ? added_ : general_added_)[dtype]
-                                : masked ? masked_[dtype]
-                                         : rows_[dtype][is_plain ? kFull : kGeneral];
-    const AttentionRow* fits = narrowest(rows, width);
-    if (fits == nullptr) return nullptr;
     const AttentionRow* best = nullptr;
-    for (const AttentionRow& row : rows) {
-      if (row.head_dim != fits->head_dim) continue;
+    const int64_t width = std::max(problem.head_dim, problem.head_dim_v);
+    rows_.for_each(dtype, problem.needs, width, [&](const AttentionRow& row) {
       const int64_t tiles = ceil_div(band.seqlen_q, row.rows) * problem.heads * problem.batch;
       const double own = static_cast<double>(ceil_div(tiles, blocks_)) *
                          sm90_tile_cycles(row, band) / device_.cycles_per_microsecond;
-      if (!(own < *time)) continue;
+      if (!(own < *time)) return;
       *time = own;
       best = &row;
-    }
+    });
     return best;
   }
 
@@ -130,8 +111,8 @@ class Sm90Forward : public AttentionForwardKernels {
     params.added_scale = params.has_rule ? 1.0f : static_cast<float>(all.scale);
     if (params.has_rule) params.unit = static_cast<float>(kLog2e);
     std::optional<Workspace> mask;
-    if (problem.mask == kBoolMask) lay_out_mask(params, all, row, mask);
-    if (problem.mask == kAddedMask) lay_out_added_mask(params, all, row, mask);
+    if (problem.has(kBoolMask)) lay_out_mask(params, all, row, mask);
+    if (problem.has(kAnyAdded)) lay_out_added_mask(params, all, row, mask);
     if (!packed) {
       params.schedule =
           mask ? sm90_heads_together(tiles) : sm90_tile_schedule(row, band, tiles, heads, blocks_);
@@ -201,10 +182,7 @@ class Sm90Forward : public AttentionForwardKernels {
 
   const Device& device_;
   int64_t blocks_;
-  AttentionRows rows_[kAttendDtypes][kAttentionVariants];
-  AttentionRows masked_[kAttendDtypes];  // for calls with a boolean mask and no other option
-  // For additive masks: without other options, and with any.
-  AttentionRows added_[kAttendDtypes], general_added_[kAttendDtypes];
+  AttentionTable rows_;  // tiles of 192 queries take no float masks: no shared memory is left
   PackageKernel* order_ = nullptr;
   PackageKernel* mask_ = nullptr;
   PackageKernel* added_mask_ = nullptr;
@@ -212,28 +190,25 @@ class Sm90Forward : public AttentionForwardKernels {
 
 class Sm90AttentionBackend : public AttentionBackend {
  public:
-  Sm90AttentionBackend()
-      : AttentionBackend({"sm90", kGeneralKind, kMaskedKind, kAddedKind, kGeneralAddedKind,
-                          kOrderKind, kMaskKind, kAddedMaskKind}) {}
+  Sm90AttentionBackend() : AttentionBackend({kForwardKind, kOrderKind, kMaskKind}) {}
 
   void check(PackageKernel& kernel) const override {
     if (kernel.entry().kind == kOrderKind) {
       check_params(kernel.entry(), "attention/sm90/order", sizeof(Sm90OrderParams));
       return;
     }
+    check_takes(kernel);
     if (kernel.entry().kind == kMaskKind) {
-      check_params(kernel.entry(), "attention/sm90/mask", sizeof(Sm90MaskParams));
-      return;
-    }
-    if (kernel.entry().kind == kAddedMaskKind) {
-      check_params(kernel.entry(), "attention/sm90/added_mask", sizeof(Sm90AddedMaskParams));
+      const bool adds = (takes_of(kernel) & kBoolMask) == 0;
+      check_params(kernel.entry(), adds ? "attention/sm90/added_mask" : "attention/sm90/mask",
+                   adds ? sizeof(Sm90AddedMaskParams) : sizeof(Sm90MaskParams));
       return;
     }
     check_params(kernel.entry(), "attention/sm90/forward", sizeof(Sm90AttentionParams));
     const AttentionRow row(kernel, Device());
-    const bool reads_masks = kernel.entry().kind != "sm90";
-    check_sm90_row(row, reads_masks);
-    if (reads_masks && (row.rows > kMaskTileRows || row.columns > kMaskTileColumns)) {
+    check_sm90_row(row);
+    if ((row.takes & kAnyMask) != 0 &&
+        (row.rows > kMaskTileRows || row.columns > kMaskTileColumns)) {
       KernelFields(kernel).refuse("tile", "at most " + std::to_string(kMaskTileRows) +
                                               " queries and " + std::to_string(kMaskTileColumns) +
                                               " keys");

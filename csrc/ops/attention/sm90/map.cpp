@@ -87,12 +87,9 @@ Sm90ScoreRule sm90_score_params(const AttentionParams& all) {
   return score;
 }
 
-void check_sm90_row(const AttentionRow& row, bool is_general) {
-  const KernelFields fields(*row.kernel);
-  if (row.dtype == kAttendFloat32) fields.refuse("math", "a 16-bit type");
-  if (row.variant != (is_general ? kGeneral : kFull)) {
-    fields.refuse("layout", is_general ? "general" : "full");
-  }
+void check_sm90_row(const AttentionRow& row) {
+  if (row.dtype == kAttendFloat32) KernelFields(*row.kernel).refuse("math", "a 16-bit type");
+  check_takes(*row.kernel);
 }
 
 Sm90EmptyRows sm90_empty_rows(void* data, const tc_int64 (&stride)[3], int64_t heads,

@@ -84,8 +84,8 @@ void fill_sm90_params(Params& params, const AttentionRow& row, const AttentionPa
   params.score = sm90_score_params(all);
 }
 
-// check() for both directions: a 16-bit type, and the variant that the entry's kind states.
-void check_sm90_row(const AttentionRow& row, bool is_general);
+// check() for both directions: a 16-bit type, and at least one feature.
+void check_sm90_row(const AttentionRow& row);
 
 // The order of packed sequences' tiles (sm90/order.cu), which a kernel computes before the others.
 // It also clears the rows in `params` that belong to no sequence.

@@ -1,0 +1,93 @@
+"""Every set of features that a call of attention can have has a kernel: the rows of the kernel
+tables, without a build. `pytest -s` prints the matrix.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+KERNELS = ROOT / "csrc" / "kernels"
+BACKEND = ROOT / "csrc" / "ops" / "attention" / "plan" / "backend.h"
+# Kinds of each direction that attend, by whether they run on Hopper alone. For float32, the two
+# kinds of a backward serve a call together.
+FORWARD = {"mma": False, "sm90": True}
+BACKWARD = {"backward": False, "gradient_k": False, "sm90_backward": True}
+MASKS = ("", "bool", "own", "float32")
+
+
+def features(mask: str, rule: bool, sinks: bool, large_softcap: bool, dtype: str) -> frozenset[str]:
+    """As features_of() in csrc/ops/attention/plan/plan.cpp."""
+    more = {"rule": rule, "sinks": sinks, "large_softcap": large_softcap}
+    found = {name for name, has in more.items() if has}
+    if mask == "":
+        return frozenset(found | {"unmasked"} if found else {"plain"})
+    if mask == "float32" and dtype != "float32":
+        return frozenset(found | {"float_mask"})
+    added = "added_mask" if rule else "added_alone"
+    return frozenset(found | {"bool_mask" if mask == "bool" else added})
+
+
+def all_sets(dtype: str) -> list[frozenset[str]]:
+    """A large softcap is a rule."""
+    flags = itertools.product((False, True), repeat=3)
+    options = [(rule, sinks, large) for rule, sinks, large in flags if rule or not large]
+    found = {features(mask, *option, dtype): None for mask in MASKS for option in options}
+    return list(found)
+
+
+@functools.cache
+def attention_kernels() -> list:
+    import layers  # finds the modules of csrc/kernels/build
+
+    tables = layers.kernel_table.read_tables(KERNELS)
+    return [kernel for kernel in tables if kernel.fields["family"] == "attention"]
+
+
+def serving(kinds: dict[str, bool], dtype: str, needs: frozenset[str], head_dim: int, arch: str):
+    """The kinds that have a kernel for such a call on an architecture."""
+    return {
+        kernel.fields["kind"]
+        for kernel in attention_kernels()
+        if kernel.fields["kind"] in kinds
+        and kernel.fields["math"] == dtype
+        and kernel.fields["tile"][2] >= head_dim
+        and needs <= set(kernel.fields["takes"])
+        and (kernel.archs is None or arch in kernel.archs)
+    }
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_90a", "sm_100a", "sm_120a"])
+def test_every_set_of_features_has_a_kernel(arch: str, dtype: str) -> None:
+    for needs in all_sets(dtype):
+        for head_dim in (64, 128, 256):
+            found = [serving(kinds, dtype, needs, head_dim, arch) for kinds in (FORWARD, BACKWARD)]
+            portable = [any(not kinds[kind] for kind in kinds if kind in own)
+                        for own, kinds in zip(found, (FORWARD, BACKWARD), strict=True)]  # fmt: skip
+            print(arch, dtype, head_dim, "+".join(sorted(needs)), *map(sorted, found))
+            assert all(portable), (needs, head_dim)
+            on_hopper = arch == "sm_90a" and dtype != "float32" and "large_softcap" not in needs
+            assert all(any(kind.startswith("sm90") for kind in own) == on_hopper for own in found)
+
+
+def test_the_tables_name_the_features_of_the_library() -> None:
+    (listed,) = re.findall(r"kAttentionFeatures\[\] = \{(.*?)\};", BACKEND.read_text(), re.S)
+    known = re.findall(r'"(\w+)"', listed)
+    used = {name for kernel in attention_kernels() for name in kernel.fields.get("takes", ())}
+    assert used == set(known)
+    assert used == set().union(*all_sets("bfloat16"))
+
+
+def test_every_mask_has_a_kernel_that_lays_it_out() -> None:
+    for kind in ("sm90_mask", "sm90_backward_mask"):
+        rows = [set(k.fields["takes"]) for k in attention_kernels() if k.fields["kind"] == kind]
+        assert sorted(map(sorted, rows)) == [
+            ["added_alone", "added_mask", "float_mask"],
+            ["bool_mask"],
+        ]
