@@ -20,8 +20,8 @@ TORCH_CUBIN_API char* torch_cubin_check_product(const char* call) {
   return answer([&] { check_described_product(nlohmann::json::parse(given(call, "call"))); });
 }
 
-// {"attention_forward": its schema, ...}: torch_cubin/_ops takes the options and their defaults from
-// here, which must not depend on PyTorch's private names.
+// {"attention_forward": its schema, ...}: torch_cubin/_ops takes the options and their defaults
+// from here, which must not depend on PyTorch's private names.
 TORCH_CUBIN_API char* torch_cubin_attention_schemas() {
   return answer([] {
     return nlohmann::json{

@@ -9,8 +9,8 @@
 
 namespace torch_cubin {
 
-// Of the references (kReference) each tensor is checked to have memory: ATen's ops, which they call,
-// crash on some without. Kernels' own functions check what they read.
+// Of the references (kReference) each tensor is checked to have memory: ATen's ops, which they
+// call, crash on some without. Kernels' own functions check what they read.
 template <bool kReference>
 AttentionArguments take_attention(const char* op, const AttentionSignature& signature,
                                   const StableIValue* stack) {

@@ -59,7 +59,8 @@ class AttentionTable {
   AttentionRows rows_;
 };
 
-// The AttentionFeatures of an entry; none where it has no such field. Throws [file] for unknown ones.
+// The AttentionFeatures of an entry; none where it has no such field. Throws [file] for unknown
+// ones.
 unsigned takes_of(const PackageKernel& kernel);
 
 // For check(): an entry that must take something.

@@ -67,7 +67,8 @@ struct KvCacheShape {
 // Throws [input].
 KvCacheShape check_kv_cache(const KvCacheViews& views);
 
-// The arguments, checked, their tensors as kernels read them; those of the cache are where they were.
+// The arguments, checked, their tensors as kernels read them; those of the cache are where they
+// were.
 struct KvCacheCall : KvCacheArguments {
   explicit KvCacheCall(KvCacheArguments arguments);
 
