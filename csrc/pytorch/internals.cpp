@@ -61,7 +61,10 @@ constexpr Internal kInternals[] = {
     TC_ATEN_PRODUCTS(kCpu, "cpu"),
     {kCpu, "_ZN2at4impl24ThreadLocalPythonObjects8contains" TC_OF_NAME,
      "drop_in() around backward() on a GPU", "PyTorch's kernels compute the gradients"},
-    {kCpu, "_ZN2at4impl24ThreadLocalPythonObjects5erase" TC_OF_NAME,
+    {kCpu, "_ZN2at4impl24ThreadLocalPythonObjects3get" TC_OF_NAME,
+     "drop_in() around backward() on a GPU", "PyTorch's kernels compute the gradients"},
+    {kCpu,
+     "_ZN2at4impl24ThreadLocalPythonObjects3set" TC_OF_NAME "St10shared_ptrIN3c1012SafePyObjectEE",
      "drop_in() around backward() on a GPU", "PyTorch's kernels compute the gradients"},
 };
 

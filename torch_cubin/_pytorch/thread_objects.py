@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 from torch_cubin._pytorch.internals import Feature
 
 THREAD_OBJECTS = Feature(
@@ -16,6 +18,8 @@ KEYS = {1: "torch_cubin.drop_in.fastest", 2: "torch_cubin.drop_in.all"}
 
 def leave(key: str) -> None:
     """Leaves an object in this thread, until library.forget_thread_object()."""
+    # PyTorch takes a reference over without counting it, and gives it back when the object goes.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(key))
     _stash(key, key)
 
 

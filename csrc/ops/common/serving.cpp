@@ -3,6 +3,7 @@
 #include <array>
 #include <atomic>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -29,21 +30,27 @@ std::atomic<int> g_threads{0};
 thread_local Policy t_policy = Policy::kOff;
 thread_local int t_serving = 0;
 
-// at::impl::ThreadLocalPythonObjects::contains(key): PyTorch hands these objects on to the threads
-// that compute gradients. drop_in() leaves one there (torch_cubin/_pytorch/thread_objects.py).
+// at::impl::ThreadLocalPythonObjects: PyTorch hands these objects on to the threads that compute
+// gradients. drop_in() leaves one there (torch_cubin/_pytorch/thread_objects.py). It is removed by a
+// null in its place: torch 2.11 has no erase().
 bool thread_object_exists(const std::string& key, bool removes = false) {
 #if defined(__GLIBCXX__) && !_GLIBCXX_USE_CXX11_ABI
   return false;  // std::string is not PyTorch's
 #else
+  struct SafePyObject;  // c10's: only whether there is one matters
+  using Object = std::shared_ptr<SafePyObject>;
   using Contains = bool (*)(const std::string&);
-  using Erase = void (*)(const std::string&);
+  using Get = const Object& (*)(const std::string&);
+  using Set = void (*)(const std::string&, Object);
   static const auto contains =
       reinterpret_cast<Contains>(pytorch_symbol(TC_THREAD_OBJECTS "8contains" TC_OF_STRING));
-  static const auto erase =
-      reinterpret_cast<Erase>(pytorch_symbol(TC_THREAD_OBJECTS "5erase" TC_OF_STRING));
+  static const auto get = reinterpret_cast<Get>(pytorch_symbol(TC_THREAD_OBJECTS "3get" TC_OF_STRING));
+  static const auto set = reinterpret_cast<Set>(
+      pytorch_symbol(TC_THREAD_OBJECTS "3set" TC_OF_STRING "St10shared_ptrIN3c1012SafePyObjectEE"));
   // An object that could not be removed would outlive its drop_in().
-  const bool exists = contains != nullptr && erase != nullptr && contains(key);
-  if (exists && removes) erase(key);
+  const bool exists = contains != nullptr && get != nullptr && set != nullptr && contains(key) &&
+                      get(key) != nullptr;
+  if (exists && removes) set(key, nullptr);
   return exists;
 #endif
 }
