@@ -30,6 +30,7 @@ LISTED = (
     (f"{MATMUL}/finish_params.h", "FinishParams"),
     (f"{MATMUL}/matmul_params.h", "MatmulParams"),
     (f"{MATMUL}/pad_params.h", "PadParams"),
+    (f"{MATMUL}/sm90_fused_params.h", "Sm90FusedParams"),
     (f"{MATMUL}/sm90_params.h", "Sm90MatmulParams"),
     (f"{MATMUL}/sm90_skinny_params.h", "Sm90SkinnyParams"),
     (f"{MATMUL}/transpose_params.h", "TransposeParams"),

@@ -50,6 +50,7 @@ CPP_ONLY = (
     "fake_cpp",
     "fake_epilogue",
     "fake_fmha_library",
+    "fake_fused",
     "fake_install",
     "fake_kernel_lookup",
     "fake_kv_cache",

@@ -1,31 +1,91 @@
 // The products for graphs on CUDA: one kernel where sm90_fused.cpp takes them, else composed.
 #include "ops/matmul/fused.h"
 
+#include "ops/common/batch_invariant.h"
 #include "ops/common/stable_ops.h"
 #include "ops/matmul/checks.h"
 #include "ops/matmul/elementwise.h"
 #include "ops/matmul/matmul.h"
+#include "ops/matmul/sm90_fused.h"
+#include "runtime/device.h"
 
 namespace torch_cubin {
+namespace {
+
+char* data_of(const Tensor& tensor) { return static_cast<char*>(tensor.mutable_data_ptr()); }
+
+// A layer's outputs, and the layer where the fused kernels take it.
+struct LayerCall {
+  LayerCall(const TensorView& x, const TensorView& weight, const std::optional<TensorView>& bias,
+            const Shape& shape)
+      : out(empty_cuda(shape.sizes, shape.dim, x.dtype, x.device_index)) {
+    if (shape.numel() == 0 || x.sizes[x.dim - 1] == 0) return;
+    layer.problem = linear_problem(x, weight);
+    layer.operands.a = static_cast<const char*>(x.data());
+    layer.operands.b = static_cast<const char*>(weight.data());
+    if (bias) {
+      layer.operands.bias = static_cast<const char*>(bias->data());
+      layer.operands.bias_stride =
+          bias->dim == 1 && bias->sizes[0] == layer.problem.n ? bias->strides[0] : 0;
+    }
+    layer.operands.c = data_of(out);
+    fused = takes_fused(device(x.device_index), layer);
+  }
+
+  Tensor out;
+  FusedLayer layer;
+  bool fused = false;
+};
+
+// The gated product with its own outputs where `gate_out` has memory; false where it is composed.
+bool try_gated(const Tensor& input, const Tensor& gate, const Tensor& up, Activation activation,
+               Tensor& out, Tensor* gate_out, Tensor* up_out) {
+  const TensorView x(input), g(gate), u(up);
+  const Shape shape = check_linear_glu(x, g, u);
+  // Composed results are rounded more often, and which of the two runs depends on the rows.
+  if (batch_invariant()) return false;
+  LayerCall of_gate(x, g, {}, shape), of_up(x, u, {}, shape);
+  if (!of_gate.fused || !of_up.fused) return false;
+  of_gate.layer.problem.activation = activation;
+  const auto same = [&] { return empty_cuda(shape.sizes, shape.dim, x.dtype, x.device_index); };
+  const bool aux = gate_out != nullptr;
+  if (aux) {
+    *gate_out = same();
+    *up_out = of_up.out;
+  }
+  out = of_gate.out;
+  return run_gated(device(x.device_index), of_gate.layer, of_up.layer,
+                   aux ? data_of(*gate_out) : nullptr, aux ? data_of(*up_out) : nullptr);
+}
+
+}  // namespace
 
 std::vector<Tensor> linears_one_by_one(const Tensor& input, const std::vector<Tensor>& weights,
                                        const OptionalTensors& biases, LinearFunction* linear) {
-  const TensorView x(input);
-  const auto count = static_cast<int64_t>(weights.size());
-  check_linears_counts(count, static_cast<int64_t>(biases.size()));
-  const auto bias = [&](int64_t i) { return biases.empty() ? std::nullopt : biases[i]; };
-  for (int64_t i = 0; i < count; ++i) {  // all of them before the first product
-    check_linears(x, TensorView(weights[i]), view_of(bias(i)), i);
-  }
   std::vector<Tensor> out;
   out.reserve(weights.size());
-  for (int64_t i = 0; i < count; ++i) out.push_back(linear(input, weights[i], bias(i)));
+  check_all_linears(input, weights, biases);
+  for (size_t i = 0; i < weights.size(); ++i) {
+    out.push_back(linear(input, weights[i], biases.empty() ? std::nullopt : biases[i]));
+  }
   return out;
+}
+
+void check_all_linears(const Tensor& input, const std::vector<Tensor>& weights,
+                       const OptionalTensors& biases) {
+  const TensorView x(input);
+  check_linears_counts(static_cast<int64_t>(weights.size()), static_cast<int64_t>(biases.size()));
+  for (size_t i = 0; i < weights.size(); ++i) {
+    const auto bias = biases.empty() ? std::nullopt : view_of(biases[i]);
+    check_linears(x, TensorView(weights[i]), bias, static_cast<int64_t>(i));
+  }
 }
 
 Tensor linear_glu_cuda(const Tensor& input, const Tensor& gate, const Tensor& up,
                        const std::string& activation) {
-  check_linear_glu(TensorView(input), TensorView(gate), TensorView(up));
+  const Activation known = check_activation(activation);
+  Tensor out = input;
+  if (try_gated(input, gate, up, known, out, nullptr, nullptr)) return out;
   const Tensor activated = linear_activation_cuda(input, gate, {}, activation);
   return multiplied(activated, linear_cuda(input, up, {}));
 }
@@ -33,30 +93,91 @@ Tensor linear_glu_cuda(const Tensor& input, const Tensor& gate, const Tensor& up
 std::tuple<Tensor, Tensor, Tensor> linear_glu_aux_cuda(const Tensor& input, const Tensor& gate,
                                                        const Tensor& up,
                                                        const std::string& activation) {
-  check_linear_glu(TensorView(input), TensorView(gate), TensorView(up));
   const Activation known = check_activation(activation);
+  Tensor out = input, gate_out = input, up_out = input;
+  if (try_gated(input, gate, up, known, out, &gate_out, &up_out)) return {out, gate_out, up_out};
   const Tensor of_gate = linear_cuda(input, gate, {}), of_up = linear_cuda(input, up, {});
   return {multiplied(apply_activation(of_gate, known), of_up), of_gate, of_up};
 }
 
 std::vector<Tensor> linears_cuda(const Tensor& input, const std::vector<Tensor>& weights,
                                  const OptionalTensors& biases) {
-  return linears_one_by_one(input, weights, biases, linear_cuda);
+  check_all_linears(input, weights, biases);
+  const TensorView x(input);
+  const Device& gpu = device(x.device_index);
+  std::vector<Tensor> out;
+  out.reserve(weights.size());
+  std::vector<FusedLayer> group;  // one launch's
+  std::vector<size_t> composed, grouped;
+  const auto run_group = [&] {
+    const auto count = static_cast<int>(group.size());
+    if (count < 2 || !run_layers(gpu, group.data(), count)) {
+      composed.insert(composed.end(), grouped.begin(), grouped.end());
+    }
+    group.clear();
+    grouped.clear();
+  };
+  for (size_t i = 0; i < weights.size(); ++i) {
+    const auto bias = biases.empty() ? std::nullopt : view_of(biases[i]);
+    const TensorView weight(weights[i]);
+    const LayerCall call(x, weight, bias, check_linears(x, weight, bias, static_cast<int64_t>(i)));
+    out.push_back(call.out);
+    if (!call.fused) {
+      composed.push_back(i);
+      continue;
+    }
+    group.push_back(call.layer);
+    grouped.push_back(i);
+    if (group.size() == kFusedWeights) run_group();
+  }
+  run_group();
+  for (const size_t i : composed) {
+    out[i] = linear_cuda(input, weights[i], biases.empty() ? std::nullopt : biases[i]);
+  }
+  return out;
 }
 
 std::tuple<Tensor, Tensor> linear_activation_aux_cuda(const Tensor& input, const Tensor& weight,
                                                       const std::optional<Tensor>& bias,
                                                       const std::string& activation) {
   const Activation known = check_activation(activation);
+  const TensorView x(input), w(weight);
+  const std::optional<TensorView> b = view_of(bias);
+  const Shape shape = check_linear(x, w, b);
+  if (w.dim == 2 && !batch_invariant()) {
+    LayerCall call(x, w, b, shape);
+    if (call.fused) {
+      call.layer.problem.activation = known;
+      const Tensor aux = empty_cuda(shape.sizes, shape.dim, x.dtype, x.device_index);
+      if (run_activation_aux(device(x.device_index), call.layer, data_of(aux))) {
+        return {call.out, aux};
+      }
+    }
+  }
   const Tensor aux = linear_cuda(input, weight, bias);
   return {activated_copy(aux, known), aux};
 }
 
 Tensor linear_activation_backward_cuda(const Tensor& grad, const Tensor& weight, const Tensor& aux,
                                        const std::string& activation) {
-  check_linear_activation_backward(TensorView(grad), TensorView(weight), TensorView(aux));
+  const TensorView g(grad), w(weight);
+  const Shape shape = check_linear_activation_backward(g, w, TensorView(aux));
   const Activation known = check_activation(activation);
   const Tensor before = torch::stable::contiguous(aux);
+  const bool pairs = reinterpret_cast<uintptr_t>(TensorView(before).find_data()) % 4 == 0;
+  if (pairs && !batch_invariant() && g.dim > 1 && shape.numel() > 0 && w.sizes[0] > 0) {
+    FusedLayer layer;
+    layer.problem = matmul_problem(g, w, shape);
+    layer.problem.activation = known;
+    layer.operands.a = static_cast<const char*>(g.data());
+    layer.operands.b = static_cast<const char*>(w.data());
+    const Device& gpu = device(g.device_index);
+    if (takes_fused_backward(gpu, layer)) {
+      Tensor out = empty_cuda(shape.sizes, shape.dim, g.dtype, g.device_index);
+      layer.operands.c = data_of(out);
+      if (run_activation_backward(gpu, layer, data_of(before))) return out;
+    }
+  }
   return apply_activation_backward(matmul_cuda(grad, weight), before, known);
 }
 

@@ -17,6 +17,9 @@ namespace torch_cubin {
 using OptionalTensors = std::vector<std::optional<Tensor>>;
 using LinearFunction = Tensor(const Tensor&, const Tensor&, const std::optional<Tensor>&);
 
+void check_all_linears(const Tensor& input, const std::vector<Tensor>& weights,
+                       const OptionalTensors& biases);
+
 // linears() by `linear`, with the checks of all arguments before the first product.
 std::vector<Tensor> linears_one_by_one(const Tensor& input, const std::vector<Tensor>& weights,
                                        const OptionalTensors& biases, LinearFunction* linear);
