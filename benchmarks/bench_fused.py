@@ -9,6 +9,8 @@ contenders alternate. "torch" is what eager PyTorch runs, "composed" our own ops
 from __future__ import annotations
 
 import argparse
+import functools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,6 +22,8 @@ import torch_cubin  # noqa: F401  (registers the ops)
 
 ops = torch.ops.cubin
 Call = Callable[[], Any]
+# Name, floating-point operations, sets of operands, contenders.
+Case = tuple[str, float, list[list[torch.Tensor]], dict[str, Callable[..., Any]]]
 ROTATED_BYTES = 200e6
 # tokens, hidden, intermediate
 GLU = [(128, 4096, 14336), (512, 4096, 14336), (2048, 2048, 5632), (4096, 4096, 14336),
@@ -37,86 +41,102 @@ def draw(*shape: int) -> torch.Tensor:
     return torch.randn(shape, device="cuda", dtype=torch.bfloat16) * shape[-1] ** -0.25
 
 
-def copies(make: Callable[[], list[Any]], size: float) -> list[list[Any]]:
-    return [make() for _ in range(max(1, min(12, int(ROTATED_BYTES / size))))]
+def copies(outputs: int, *shapes: tuple[int, ...]) -> list[list[torch.Tensor]]:
+    """Sets of operands; `outputs`: elements that a call writes."""
+    size = 2 * (outputs + sum(math.prod(shape) for shape in shapes))
+    return [[draw(*x) for x in shapes] for _ in range(max(1, min(12, int(ROTATED_BYTES / size))))]
 
 
-def glu_cases() -> Iterator[tuple[str, float, dict[str, list[Call]]]]:
+def of(function: Callable[..., Any], sets: list[list[torch.Tensor]]) -> list[Call]:
+    return [functools.partial(function, *own) for own in sets]
+
+
+def glu_cases() -> Iterator[Case]:
+    def ours(*x: torch.Tensor) -> torch.Tensor:
+        return ops._linear_glu(*x, "silu")
+
+    def aux(*x: torch.Tensor) -> torch.Tensor:
+        return ops._linear_glu_aux(*x, "silu")[0]
+
+    def by_torch(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        return F.silu(F.linear(x, gate)) * F.linear(x, up)
+
+    def composed(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        return ops.linear(x, gate, activation="silu") * ops.linear(x, up)
+
     for tokens, hidden, inner in GLU:
-        size = 2.0 * (tokens * hidden + 2 * inner * hidden + tokens * inner)
-        sets = copies(lambda: [draw(tokens, hidden), draw(inner, hidden), draw(inner, hidden)], size)
-        yield f"SwiGLU {tokens} x {hidden} -> {inner}", 4.0 * tokens * hidden * inner, {
-            "ours": [lambda s=s: ops._linear_glu(*s, "silu") for s in sets],
-            "torch": [lambda s=s: F.silu(F.linear(s[0], s[1])) * F.linear(s[0], s[2]) for s in sets],
-            "composed": [
-                lambda s=s: ops.linear(s[0], s[1], activation="silu") * ops.linear(s[0], s[2])
-                for s in sets
-            ],
-            "ours, aux": [lambda s=s: ops._linear_glu_aux(*s, "silu")[0] for s in sets],
-        }
+        sets = copies(tokens * inner, (tokens, hidden), (inner, hidden), (inner, hidden))
+        calls = {"ours": ours, "torch": by_torch, "composed": composed, "ours, aux": aux}
+        flops = 4.0 * tokens * hidden * inner
+        yield f"SwiGLU {tokens} x {hidden} -> {inner}", flops, sets, calls
 
 
-def linears_cases() -> Iterator[tuple[str, float, dict[str, list[Call]]]]:
+def linears_cases() -> Iterator[Case]:
+    def ours(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        return ops._linears(x, weights, [])[0]
+
+    def each(linear: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def call(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+            outs = [linear(x, weight) for weight in weights]
+            return outs[0]
+
+        return call
+
     for tokens, hidden, columns in LINEARS:
-        size = 2.0 * (tokens * hidden + sum(columns) * (hidden + tokens))
-        sets = copies(lambda: [draw(tokens, hidden), [draw(n, hidden) for n in columns]], size)
-        joined = [torch.cat(s[1]) for s in sets]
-        yield f"linears {tokens} x {hidden} -> {columns}", 2.0 * tokens * hidden * sum(columns), {
-            "ours": [lambda s=s: ops._linears(s[0], s[1], [])[0] for s in sets],
-            "torch": [lambda s=s: [F.linear(s[0], w) for w in s[1]][0] for s in sets],
-            "composed": [lambda s=s: [ops.linear(s[0], w) for w in s[1]][0] for s in sets],
-            "torch, one weight": [
-                lambda s=s, w=w: F.linear(s[0], w) for s, w in zip(sets, joined, strict=True)
-            ],
-        }
+        shapes = [(tokens, hidden), *((n, hidden) for n in columns)]
+        sets = copies(tokens * sum(columns), *shapes)
+        calls = {"ours": ours, "torch": each(F.linear), "composed": each(ops.linear)}
+        flops = 2.0 * tokens * hidden * sum(columns)
+        yield f"linears {tokens} x {hidden} -> {columns}", flops, sets, calls
 
 
-def aux_cases() -> Iterator[tuple[str, float, dict[str, list[Call]]]]:
+def aux_cases() -> Iterator[Case]:
+    def ours(*x: torch.Tensor) -> torch.Tensor:
+        return ops._linear_activation_aux(*x, "gelu")[0]
+
     for tokens, inputs, outputs in LAYERS:
-        size = 2.0 * (tokens * inputs + inputs * outputs + 2 * tokens * outputs)
-        sets = copies(lambda: [draw(tokens, inputs), draw(outputs, inputs), draw(outputs)], size)
-        yield f"GELU and aux {tokens} x {inputs} -> {outputs}", 2.0 * tokens * inputs * outputs, {
-            "ours": [lambda s=s: ops._linear_activation_aux(*s, "gelu")[0] for s in sets],
-            "torch": [lambda s=s: F.gelu(F.linear(*s)) for s in sets],
-            "composed": [lambda s=s: F.gelu(ops.linear(*s)) for s in sets],
+        sets = copies(2 * tokens * outputs, (tokens, inputs), (outputs, inputs), (outputs,))
+        calls = {
+            "ours": ours,
+            "torch": lambda *x: F.gelu(F.linear(*x)),
+            "composed": lambda *x: F.gelu(ops.linear(*x)),
         }
+        flops = 2.0 * tokens * inputs * outputs
+        yield f"GELU and aux {tokens} x {inputs} -> {outputs}", flops, sets, calls
 
 
-def backward_cases() -> Iterator[tuple[str, float, dict[str, list[Call]]]]:
-    aten = torch.ops.aten
-    for tokens, outputs, inputs in LAYERS:  # the layer behind: inputs are the activated
-        size = 2.0 * (tokens * outputs + inputs * outputs + 2 * tokens * inputs)
-        sets = copies(
-            lambda: [draw(tokens, outputs), draw(outputs, inputs), draw(tokens, inputs)], size
-        )
-        yield f"dX and GELU' {tokens} x {outputs} -> {inputs}", 2.0 * tokens * inputs * outputs, {
-            "ours": [lambda s=s: ops._linear_activation_backward(*s, "gelu") for s in sets],
-            "torch": [lambda s=s: aten.gelu_backward(s[0] @ s[1], s[2]) for s in sets],
-            "composed": [
-                lambda s=s: aten.gelu_backward(ops.matmul(s[0], s[1]), s[2]) for s in sets
-            ],
+def backward_cases() -> Iterator[Case]:
+    gelu_backward = torch.ops.aten.gelu_backward
+    for tokens, outputs, inputs in LAYERS:  # of the layer behind the activation
+        sets = copies(tokens * inputs, (tokens, outputs), (outputs, inputs), (tokens, inputs))
+        calls = {
+            "ours": lambda *x: ops._linear_activation_backward(*x, "gelu"),
+            "torch": lambda grad, weight, aux: gelu_backward(grad @ weight, aux),
+            "composed": lambda grad, weight, aux: gelu_backward(ops.matmul(grad, weight), aux),
         }
+        flops = 2.0 * tokens * inputs * outputs
+        yield f"dX and GELU' {tokens} x {outputs} -> {inputs}", flops, sets, calls
 
 
-def addmm_cases() -> Iterator[tuple[str, float, dict[str, list[Call]]]]:
+def addmm_cases() -> Iterator[Case]:
+    def ours(main: torch.Tensor, grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        ops.addmm_into(main, grad.t(), x)
+        return main
+
+    def by_torch(main: torch.Tensor, grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return torch.addmm(main, grad.t(), x, out_dtype=torch.float32, out=main)
+
     for tokens, inputs, outputs in [*LAYERS, (16384, 768, 768), (4096, 4096, 1024)]:
-        size = 2.0 * tokens * (inputs + outputs) + 4.0 * inputs * outputs
-        sets = copies(
-            lambda: [
-                torch.zeros(outputs, inputs, device="cuda"),
-                draw(tokens, outputs).t(),
-                draw(tokens, inputs),
-            ],
-            size,
-        )
-        yield f"dW into float32 {tokens}: {outputs} x {inputs}", 2.0 * tokens * inputs * outputs, {
-            "ours": [lambda s=s: ops.addmm_into(*s) or s[0] for s in sets],
-            "torch": [
-                lambda s=s: torch.addmm(*s, out_dtype=torch.float32, out=s[0]) for s in sets
-            ],
-            "torch, two passes": [lambda s=s: s[0].add_(s[1] @ s[2]) for s in sets],
-            "ours, 16 bits": [lambda s=s: ops.matmul(s[1], s[2]) for s in sets],
+        pairs = copies(2 * inputs * outputs, (tokens, outputs), (tokens, inputs))
+        sets = [[torch.zeros(outputs, inputs, device="cuda"), *own] for own in pairs]
+        calls = {
+            "ours": ours,
+            "torch": by_torch,
+            "torch, two passes": lambda main, grad, x: main.add_(grad.t() @ x),
+            "ours, 16 bits": lambda main, grad, x: ops.matmul(grad.t(), x),
         }
+        flops = 2.0 * tokens * inputs * outputs
+        yield f"dW into float32 {tokens}: {outputs} x {inputs}", flops, sets, calls
 
 
 def main() -> None:
@@ -128,21 +148,19 @@ def main() -> None:
     common.print_machine("Fused products, bfloat16, microseconds a call")
     results = []
     for cases in (glu_cases, linears_cases, aux_cases, backward_cases, addmm_cases):
-        for name, flops, contenders in cases():
+        for name, flops, sets, calls in cases():
             if arguments.only not in name:
                 continue
             with torch.no_grad():
-                graphs = {who: common.graph_of(calls)[0] for who, calls in contenders.items()}
-            count = len(contenders["ours"])
+                graphs = {who: common.graph_of(of(call, sets))[0] for who, call in calls.items()}
             runs = {who: graph.replay for who, graph in graphs.items()}
             times = common.interleaved(runs, block_ms=12, rounds=5)
-            times = {who: time / count for who, time in times.items()}
+            times = {who: time / len(sets) for who, time in times.items()}
             rest = "  ".join(f"{who} {time:.1f}" for who, time in times.items())
-            speedup = times["torch"] / times["ours"]
-            print(f"{name}: {speedup:.3f} of torch, {flops / times['ours'] / 1e6:.0f} TF  {rest}",
-                  flush=True)  # fmt: skip
+            speedup, rate = times["torch"] / times["ours"], flops / times["ours"] / 1e6
+            print(f"{name}: {speedup:.3f} of torch, {rate:.0f} TF  {rest}", flush=True)
             results.append({"case": name, "us": times})
-            del graphs, contenders, runs
+            del graphs, runs, sets, calls
             torch.cuda.empty_cache()
     common.write_json(arguments.json, results)
 

@@ -1,9 +1,9 @@
 // Products on Hopper with one A and several weights, or with several outputs: a persistent,
 // warp-specialized kernel with TMA and wgmma. sm90_fused_params.h says what it computes.
 //
-// It is sm90.cu without the parts that these products do not need: no part of K is split, all operands and
-// outputs have tensor maps. A gated tile's B is half of the gate's rows and half of the up's, so
-// that a thread has both sums of an output in its registers.
+// It is sm90.cu without the parts that these products do not need: no part of K is split, all
+// operands and outputs have tensor maps. A gated tile's B is half of the gate's rows and half of
+// the up's, so that a thread has both sums of an output in its registers.
 //
 //   shared memory: kStages x (A tile, B tile) | one staging buffer per warp | full, empty barriers
 //     | the bias of a tile per warpgroup
