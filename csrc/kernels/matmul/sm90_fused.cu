@@ -456,7 +456,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
 /* torch_cubin kernels
 {"virtual_arch": ["90a"],
  "kernels": [
-  {"name": "sm90_fused_{d.short}_{f.name}_{t.name}",
+  {"name": "sm90_fused_matmul_{d.short}_{f.name}_{t.name}",
    "family": "fused", "kind": "sm90_fused", "archs": ["sm_90a"],
    "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{f.layout}", "alignment": 16,
    "tile": "{t.tile}", "stages": "{t.stages}", "block": ["{t.threads}", 1, 1],
