@@ -33,6 +33,7 @@ linear_autograd = torch.ops.cubin._linear_autograd.default
 activation_autograd = torch.ops.cubin._linear_activation_autograd.default
 addmm_autograd = torch.ops.cubin._addmm_autograd.default
 addmm_dtype_autograd = torch.ops.cubin._addmm_dtype_autograd.default
+linear_activation_aux = torch.ops.cubin._linear_activation_aux.default
 weight_and_bias_gradient = torch.ops.cubin._weight_and_bias_gradient.default
 
 
@@ -407,10 +408,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 def _linear_activation_kernel(
     input: Tensor, weight: Tensor, bias: Tensor | None, activation: str
 ) -> Tensor:
-    """For calls that may be differentiated: our product, followed by PyTorch's activation.
+    """For calls that may be differentiated: the op that stores the sums beside the activation.
 
-    The backward needs the product before the activation. Saving it costs a pass over memory, and
-    rounds it to its dtype, as in PyTorch; recomputing it would cost a product.
+    The backward needs the sums before the activation, rounded to their dtype, as in PyTorch;
+    recomputing them would cost a product.
     """
     try:
         tensors = (input, weight, bias)
@@ -419,15 +420,10 @@ def _linear_activation_kernel(
             or transforms.dual_level_is_open()
             or _requires_grad(tensors)
         ):
-            checks.check_linear(*tensors)
-            checks.check_activation(activation)
             if activation == "none":
                 return linear(*tensors)
-            out = linear(*tensors)
-            try:
-                return ACTIVATIONS[activation](out)
-            except transforms.StopRecomputation:
-                return out.detach()  # see apply()
+            checks.check_linear(*tensors)
+            return linear_activation_aux(*tensors, activation)[0]
         with transforms.below_autograd():
             return activation_autograd(*tensors, activation)
     except BaseException as error:

@@ -11,7 +11,7 @@ from torch_cubin._ops import raw_ops
 
 # The raw ops that a public op runs, if they are not just the raw ops of its own name.
 _RUNS = {
-    "linear": ("linear", "linear_activation"),
+    "linear": ("linear", "linear_activation", "linear_activation_aux"),
     "addmm": ("addmm", "addmm_dtype"),
     "scaled_dot_product_attention": ("scaled_dot_product_attention", "attention_forward"),
     "flash_attention": ("attention_forward", raw_ops.E4M3),
