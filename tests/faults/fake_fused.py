@@ -158,22 +158,3 @@ def test_a_bias_of_one_number_is_composed(driver, catalog) -> None:
     names = [launch["kernel"] for launch in launches_of(driver, call)]
     assert sum(name.startswith("sm90_fused") for name in names) == 1
     assert len(names) == 2
-
-
-def test_the_gradient_before_an_activation(driver, catalog) -> None:
-    m, k, n = 2048, 768, 3072
-
-    def call() -> None:
-        grad, aux = (empty(2, m // 2, size) for size in (k, n))
-        ops._linear_activation_backward(grad, empty(k, n), aux, "gelu")
-
-    (launch,) = launches_of(driver, call)
-    kernel = catalog[launch["kernel"]]
-    assert kernel["layout"] == "nn"
-    params = launch_params.read(launch, PARAMS)
-    assert params.flags & 7 == ACTIVATIONS["gelu"]
-    assert params.aux != 0
-    assert (params.aux_stride, params.m, params.n[0]) == (n, m, n)
-    weight, out = map(read_map, (params.b[0], params.out[0]))
-    assert (weight["dims"], weight["box"]) == ([n, k], [64, 64])
-    assert out["dims"] == [n, m]

@@ -44,27 +44,3 @@ def test_the_curve_is_the_activation(name: str) -> None:
     assert error.max() <= 2e-6
     large = numpy.abs(exact) > 1e-3
     assert (error[large] / numpy.abs(exact[large])).max() <= 1.8e-4
-
-
-@pytest.mark.parametrize("name", EXACT)
-def test_the_derivative_of_the_curve_is_the_activations(name: str) -> None:
-    """As derivative_of_curve (sm90_fused.cu) computes it, in float64: the curve's own error."""
-    limit, *c = curve_of(name).astype(numpy.float64)
-    x = numpy.linspace(-100, 100, 400_001)
-    square = x * x
-    t = numpy.minimum(square, limit)
-    value, slope = numpy.full_like(x, c[5]), numpy.zeros_like(x)
-    for i in range(4, -1, -1):
-        slope = slope * t + value
-        value = value * t + c[i]
-    change = value + 2 * t * numpy.where(square >= limit, 0, slope)
-    with numpy.errstate(over="ignore"):
-        s = 1 / (1 + numpy.exp2(x * value))
-    out = s * (1 - (1 - s) * math.log(2) * x * change)
-    step = 1e-6
-    exact = numpy.array(
-        [(EXACT[name](v + step) - EXACT[name](v - step)) / (2 * step) for v in x[abs(x) < 15]]
-    )
-    assert numpy.abs(out[abs(x) < 15] - exact).max() <= 6e-6
-    assert numpy.abs(out[x > 15] - 1).max() <= 1e-5
-    assert numpy.abs(out[x < -15]).max() <= 1e-5

@@ -17,7 +17,7 @@ namespace torch_cubin::TC_KERNEL {
 
 using namespace sm90;
 
-constexpr bool kGated = TC_GATED, kDerives = TC_DERIVES;
+constexpr bool kGated = TC_GATED;
 // A cluster's blocks share a tile of B, in two halves.
 constexpr int kHalves = 2;
 
@@ -85,20 +85,10 @@ TC_DEVICE void produce(const Sm90FusedParams& p, u32 shared, u32 full, u32 empty
         const Sm90FusedMap* map = &p.b[kGated ? half : walk.weight];
         const int n = kGated ? walk.n0 : walk.n0 + half * (C::kTileN / kHalves);
         const u32 part = to + C::kABytes + half * kHalfBytes;
-        auto load = [&](u32 box, int x, int y) {
-          if (walk.pair) {
-            tma_multicast(box, map, arrived, 3, x, y);
-          } else {
-            tma_load(box, map, arrived, x, y);
-          }
-        };
-        if constexpr (C::kBMnMajor) {
-#pragma unroll
-          for (int panel = 0; panel < C::kTileN / kHalves / 64; ++panel) {
-            load(part + panel * (C::kTileK * 128), n + 64 * panel, k);
-          }
+        if (walk.pair) {
+          tma_multicast(part, map, arrived, 3, k, n);
         } else {
-          load(part, k, n);
+          tma_load(part, map, arrived, k, n);
         }
       }
       if (++stage == C::kStages) {
@@ -117,9 +107,8 @@ TC_DEVICE void multiply(float (&sum)[C::kBlocksM][C::kTileN / 2], u64 a, u64 b, 
   for (int k = 0; k < 4; ++k) {
 #pragma unroll
     for (int i = 0; i < C::kBlocksM; ++i) {
-      Wgmma<C::kTileN>::template run<kType, false, C::kBMnMajor>(
-          sum[i], advance(a, i * 8192 + k * 32), advance(b, k * (C::kBMnMajor ? kMnMajorStep : 32)),
-          k == 0 ? add : 1);
+      Wgmma<C::kTileN>::template run<kType, false, false>(sum[i], advance(a, i * 8192 + k * 32),
+                                                          advance(b, k * 32), k == 0 ? add : 1);
     }
   }
   wgmma_commit();
@@ -243,87 +232,6 @@ TC_DEVICE void store_activated(const Sm90FusedParams& p, const Walk<C>& w, u32 s
   }
 }
 
-// activation'(x) of the curve of an activation x * s(x), s(x) = 1 / (1 + 2^(x * P(t))), t = x * x:
-// s * (1 - (1 - s) * ln 2 * x * (P + 2 * t * P')). The error is at most 6e-6
-// (tests/unit/test_activation_curve.py).
-template <int kDegree>
-TC_DEVICE float derivative_of_curve(float x, const ActivationCurve& curve) {
-  constexpr float kFar = 100.0f, kLn2 = 0.69314718056f;
-  x = x > kFar ? kFar : x < -kFar ? -kFar : x;  // NaN stays NaN; beyond, it is 1 or 0
-  const float square = __fmul_rn(x, x), t = fminf(square, curve.limit);
-  float value = curve.c[kDegree], slope = 0.0f;
-#pragma unroll
-  for (int i = kDegree - 1; i >= 0; --i) {
-    slope = __fmaf_rn(slope, t, value);
-    value = __fmaf_rn(value, t, curve.c[i]);
-  }
-  if (square >= curve.limit) slope = 0.0f;
-  const float change = __fmaf_rn(2.0f * t, slope, value);
-  const float s = reciprocal(1.0f + exp2_approx(x * value));
-  return s * (1.0f - (1.0f - s) * kLn2 * x * change);
-}
-
-// x *= activation'(aux), for 64 columns of sums from row m and column n on.
-template <class C>
-TC_DEVICE void multiply_by_derivatives(const Sm90FusedParams& p, int m, int n, float (&x)[32]) {
-  m += threadIdx.x % 32 / 4;
-  n += threadIdx.x % 4 * 2;
-  const int activation = p.flags >> kFusedActivation & 7;
-  u32 pairs[16];
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const auto from = static_cast<const u16*>(p.aux) + (m + 8 * half) * p.aux_stride + n;
-    const int columns = m + 8 * half < p.m ? p.n[0] - n : 0;  // remaining
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      pairs[8 * half + j] = 0;
-      if (8 * j < columns) pairs[8 * half + j] = *reinterpret_cast<const u32*>(from + 8 * j);
-    }
-  }
-  auto follow = [&](auto derivative) {
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      float* s = x + i % 8 * 4 + i / 8 * 2;
-      s[0] *= derivative(DTypeTraits<C::kType>::load(static_cast<u16>(pairs[i])));
-      s[1] *= derivative(DTypeTraits<C::kType>::load(static_cast<u16>(pairs[i] >> 16)));
-    }
-  };
-  if (activation == kActivationSilu) {
-    follow([&](float value) { return derivative_of_curve<0>(value, p.curve); });
-  } else if (activation == kActivationGeluTanh) {
-    follow([&](float value) { return derivative_of_curve<1>(value, p.curve); });
-  } else if (activation == kActivationGelu) {
-    follow([&](float value) { return derivative_of_curve<5>(value, p.curve); });
-  } else if (activation == kActivationRelu) {
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      float* s = x + i % 8 * 4 + i / 8 * 2;
-      const float low = DTypeTraits<C::kType>::load(static_cast<u16>(pairs[i]));
-      const float high = DTypeTraits<C::kType>::load(static_cast<u16>(pairs[i] >> 16));
-      s[0] = low <= 0.0f ? 0.0f : s[0];  // as PyTorch's, NaN passes
-      s[1] = high <= 0.0f ? 0.0f : s[1];
-    }
-  }
-}
-
-// One warp's rows of a layer's gradient before the activation: a loop over 64 columns at a time.
-template <class C>
-TC_DEVICE void store_derived(const Sm90FusedParams& p, const Walk<C>& w, u32 staging, int& turn,
-                             int m, const float (&sum)[C::kBlocksM][C::kTileN / 2]) {
-  constexpr int kSteps = C::kTileN / 64;
-#pragma unroll 1
-  for (int step = 0; step < C::kBlocksM * kSteps; ++step) {
-    const int block = C::kBlocksM == 1 ? 0 : step / kSteps;
-    const int n = w.n0 + (step - block * kSteps) * 64, row = m + 64 * block;
-    float x[32];
-#pragma unroll
-    for (int i = 0; i < 32; ++i) x[i] = 0.0f;
-    take_sums<C, 64, 0, C::kBlocksM * kSteps>(step, 1.0f, sum, x);
-    multiply_by_derivatives<C>(p, row, n, x);
-    store_columns<C>(p, staging, turn, x, 0, row, n, p.n[0]);
-  }
-}
-
 template <class C>
 TC_DEVICE void consume(const Sm90FusedParams& p, u32 shared, u32 full, u32 empty, int warp) {
   int stage = 0, turn = 0;
@@ -345,7 +253,7 @@ TC_DEVICE void consume(const Sm90FusedParams& p, u32 shared, u32 full, u32 empty
 
   if (C::kConsumers == 2 && group == 1) named_sync(kSkewBarrier, 2 * kWarpgroup);
   while (walk.next()) {
-    if constexpr (!kGated && !kDerives) request_tile_bias<C>(p, walk, bias, group);
+    if constexpr (!kGated) request_tile_bias<C>(p, walk, bias, group);
     float sum[C::kBlocksM][C::kTileN / 2];
     int previous = stage;
     auto step = [&](int add) {
@@ -382,8 +290,6 @@ TC_DEVICE void consume(const Sm90FusedParams& p, u32 shared, u32 full, u32 empty
       for (int i = 0; i < C::kBlocksM; ++i) {
         store_gated<C>(p, walk, staging, turn, m + 64 * i, sum[i]);
       }
-    } else if constexpr (kDerives) {
-      store_derived<C>(p, walk, staging, turn, m, sum);
     } else {
       wait_for_bias(group);
       if (activates) {
@@ -444,7 +350,7 @@ TC_DEVICE void run(const Sm90FusedParams& p) {
 
 extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     TC_KERNEL(const __grid_constant__ Sm90FusedParams p) {
-  using C = Config<DType::TC_DTYPE, false, kDerives, TC_TILE_M, TC_TILE_N, TC_STAGES, TC_CONSUMERS,
+  using C = Config<DType::TC_DTYPE, false, false, TC_TILE_M, TC_TILE_N, TC_STAGES, TC_CONSUMERS,
                    false, false, false>;
   static_assert(C::kThreads == TC_THREADS && C::kSharedBytes == TC_DYNAMIC_SHARED);
   static_assert(C::kTileK == TC_TILE_K && C::kPanel == 64, "128 bytes of K and of a panel");
@@ -458,16 +364,14 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
  "kernels": [
   {"name": "sm90_fused_matmul_{d.short}_{f.name}_{t.name}",
    "family": "fused", "kind": "sm90_fused", "archs": ["sm_90a"],
-   "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{f.layout}", "alignment": 16,
+   "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "nt", "alignment": 16,
    "tile": "{t.tile}", "stages": "{t.stages}", "block": ["{t.threads}", 1, 1],
    "dynamic_shared": "{t.shared}", "cost": {}, "gated": "{f.gated}",
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_CONSUMERS": "{t.consumers}", "TC_GATED": "{f.gated}",
-               "TC_DERIVES": "{f.derives}"},
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_CONSUMERS": "{t.consumers}", "TC_GATED": "{f.gated}"},
    "for": {
     "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
-    "f": [{"name": "gated", "gated": 1, "derives": 0, "layout": "nt"},
-          {"name": "layers", "gated": 0, "derives": 0, "layout": "nt"},
-          {"name": "derived", "gated": 0, "derives": 1, "layout": "nn"}],
+    "f": [{"name": "gated", "gated": 1},
+          {"name": "layers", "gated": 0}],
     "t": [
      {"name": "128x256", "tile": [128, 256, 64], "stages": 4, "consumers": 2, "threads": 384,
       "shared": 230992},

@@ -6,10 +6,9 @@
 //     with kFusedAux, of one weight, out[1] = round(sum + bias), before the activation
 //   gated (TC_GATED): out[0] = round(activation(g) * u), where g and u are the sums of weights 0 and
 //     1; with kFusedAux, out[1] = round(g) and out[2] = round(u)
-//   derived (TC_DERIVES), of a weight of K x N: out[0] = round(activation'(aux[m, n]) * sum)
 //
 // Boxes of the tensor maps: A {64, tile M}; B {64, tile N / 2}, so that a gated tile has half of
-// its rows from each weight, or of K x N {64, 64}; outputs {64, 16}, swizzled by 128 bytes.
+// its rows from each weight; outputs {64, 16}, swizzled by 128 bytes.
 #pragma once
 
 #include "activation_params.h"
@@ -32,8 +31,6 @@ enum Sm90FusedFlags {
 struct Sm90FusedParams {
   Sm90FusedMap a, b[kFusedWeights], out[kFusedWeights];
   const void* bias[kFusedWeights];  // null: none; contiguous, aligned to pairs
-  const void* aux;                  // rows of pairs
-  long long aux_stride;             // elements
   int n[kFusedWeights];             // columns of each weight's outputs
   int first[kFusedWeights];  // column of tiles at which each weight begins; past the last: tiles_n
   int m;

@@ -44,7 +44,8 @@ bool thread_object_exists(const std::string& key, bool removes = false) {
   using Set = void (*)(const std::string&, Object);
   static const auto contains =
       reinterpret_cast<Contains>(pytorch_symbol(TC_THREAD_OBJECTS "8contains" TC_OF_STRING));
-  static const auto get = reinterpret_cast<Get>(pytorch_symbol(TC_THREAD_OBJECTS "3get" TC_OF_STRING));
+  static const auto get =
+      reinterpret_cast<Get>(pytorch_symbol(TC_THREAD_OBJECTS "3get" TC_OF_STRING));
   static const auto set = reinterpret_cast<Set>(
       pytorch_symbol(TC_THREAD_OBJECTS "3set" TC_OF_STRING "St10shared_ptrIN3c1012SafePyObjectEE"));
   // An object that could not be removed would outlive its drop_in().

@@ -160,25 +160,9 @@ std::tuple<Tensor, Tensor> linear_activation_aux_cuda(const Tensor& input, const
 
 Tensor linear_activation_backward_cuda(const Tensor& grad, const Tensor& weight, const Tensor& aux,
                                        const std::string& activation) {
-  const TensorView g(grad), w(weight);
-  const Shape shape = check_linear_activation_backward(g, w, TensorView(aux));
+  check_linear_activation_backward(TensorView(grad), TensorView(weight), TensorView(aux));
   const Activation known = check_activation(activation);
-  const Tensor before = torch::stable::contiguous(aux);
-  const bool pairs = reinterpret_cast<uintptr_t>(TensorView(before).find_data()) % 4 == 0;
-  if (pairs && !batch_invariant() && g.dim > 1 && shape.numel() > 0 && w.sizes[0] > 0) {
-    FusedLayer layer;
-    layer.problem = matmul_problem(g, w, shape);
-    layer.problem.activation = known;
-    layer.operands.a = static_cast<const char*>(g.data());
-    layer.operands.b = static_cast<const char*>(w.data());
-    const Device& gpu = device(g.device_index);
-    if (takes_fused_backward(gpu, layer)) {
-      Tensor out = empty_cuda(shape.sizes, shape.dim, g.dtype, g.device_index);
-      layer.operands.c = data_of(out);
-      if (run_activation_backward(gpu, layer, data_of(before))) return out;
-    }
-  }
-  return apply_activation_backward(matmul_cuda(grad, weight), before, known);
+  return apply_activation_backward(matmul_cuda(grad, weight), aux, known);
 }
 
 }  // namespace torch_cubin

@@ -28,8 +28,8 @@ struct FusedRow {
     constexpr const char* kDtypes[] = {"float16", "bfloat16"};
     const KernelFields fields(entry);
     math = fields.index("dtype", kDtypes) == 0 ? kMathFloat16 : kMathBFloat16;
-    constexpr const char* kLayouts[] = {"nt", "nn"};
-    derives = fields.index("layout", kLayouts) == 1;
+    constexpr const char* kLayouts[] = {"nt"};
+    fields.index("layout", kLayouts);
     gated = fields.integer("gated", 0, 1) != 0;
     fields.triple("tile", 1, tile);
     if (tile[1] % (kFusedHalves * kFusedPanel) != 0 || tile[2] != kFusedPanel) {
@@ -41,7 +41,7 @@ struct FusedRow {
 
   PackageKernel* kernel;
   Math math;
-  bool gated, derives;
+  bool gated;
   int64_t tile[3];
 };
 
@@ -88,7 +88,6 @@ struct FusedCall {
   char* outputs[kFusedWeights];
   int output_count = 0;
   bool gated = false, aux = false;
-  const char* derives_at = nullptr;  // of an activation's derivative
   Activation activation = kActivationNone;
 
   const MatmulProblem& problem() const { return weights[0]->problem; }
@@ -108,7 +107,6 @@ FusedPlan plan_fused(const FusedTable& table, const Device& device, const FusedC
   FusedPlan best;
   for (const FusedRow& row : table.rows) {
     if (row.math != p.math || row.gated != call.gated) continue;
-    if (row.derives != (call.derives_at != nullptr)) continue;
     for (const bool pair : {false, true}) {
       if (pair && table.clusters.ask(*row.kernel, device) < 2) continue;
       FusedPlan plan;
@@ -158,12 +156,8 @@ bool run_fused(const Device& device, const FusedCall& call) {
     if (i >= call.count) continue;
     const FusedLayer& own = *call.weights[i];
     const MatmulProblem& q = own.problem;
-    if (row.derives) {
-      encode_fused(params.b[i], own.operands.b, type, q.n, q.k, q.b_stride_k, kFusedPanel, device);
-    } else {
-      encode_fused(params.b[i], own.operands.b, type, q.k, q.n, q.b_stride_n,
-                   row.tile[1] / kFusedHalves, device);
-    }
+    encode_fused(params.b[i], own.operands.b, type, q.k, q.n, q.b_stride_n,
+                 row.tile[1] / kFusedHalves, device);
     params.bias[i] = own.operands.bias;
     params.n[i] = static_cast<int>(own.problem.n);
     if (!call.gated || i == 0) first += ceil_div(own.problem.n, row.outputs());
@@ -172,8 +166,6 @@ bool run_fused(const Device& device, const FusedCall& call) {
     const int64_t n = call.weights[std::min(i, call.count - 1)]->problem.n;
     encode_fused(params.out[i], call.outputs[i], type, n, p.m, n, kFusedStoreRows, device);
   }
-  params.aux = call.derives_at;
-  params.aux_stride = p.n;
   params.m = static_cast<int>(p.m);
   params.k_blocks = static_cast<int>(ceil_div(p.k, kFusedPanel));
   params.tiles_m = static_cast<int>(plan.tiles_m);
@@ -190,7 +182,9 @@ bool run_fused(const Device& device, const FusedCall& call) {
   return true;
 }
 
-bool takes(const Device& device, const FusedLayer& layer, Access b) {
+}  // namespace
+
+bool takes_fused(const Device& device, const FusedLayer& layer) {
   const MatmulProblem& p = layer.problem;
   if (p.math != kMathFloat16 && p.math != kMathBFloat16) return false;
   constexpr int64_t kMostRows = INT32_MAX / 2;
@@ -198,22 +192,12 @@ bool takes(const Device& device, const FusedLayer& layer, Access b) {
     return false;
   }
   const MatmulCase c = matmul_case(p, layer.operands);
-  const bool operands = c.a == kKVectors && c.b == b && c.a_mappable && c.b_mappable;
+  const bool operands = c.a == kKVectors && c.b == kKVectors && c.a_mappable && c.b_mappable;
   const char* bias = layer.operands.bias;
   const bool biased = bias == nullptr || (layer.operands.bias_stride == 1 &&
                                           reinterpret_cast<uintptr_t>(bias) % 4 == 0);
   return operands && biased && p.n * kFusedBytes % kVectorBytes == 0 &&
          !fused_table(device).rows.empty();
-}
-
-}  // namespace
-
-bool takes_fused(const Device& device, const FusedLayer& layer) {
-  return takes(device, layer, kKVectors);
-}
-
-bool takes_fused_backward(const Device& device, const FusedLayer& layer) {
-  return takes(device, layer, kOwnVectors);
 }
 
 bool run_layers(const Device& device, const FusedLayer* layers, int count) {
@@ -251,16 +235,6 @@ bool run_gated(const Device& device, const FusedLayer& gate, const FusedLayer& u
   call.outputs[1] = gate_out;
   call.outputs[2] = up_out;
   call.activation = gate.problem.activation;
-  return run_fused(device, call);
-}
-
-bool run_activation_backward(const Device& device, const FusedLayer& layer, const char* aux) {
-  FusedCall call;
-  call.count = call.output_count = 1;
-  call.weights[0] = &layer;
-  call.outputs[0] = layer.operands.c;
-  call.derives_at = aux;
-  call.activation = layer.problem.activation;
   return run_fused(device, call);
 }
 

@@ -19,9 +19,6 @@ struct FusedLayer {
 // of outputs, a contiguous bias. `activation` and `out` play no part.
 bool takes_fused(const Device& device, const FusedLayer& layer);
 
-// The same for run_activation_backward, whose B has contiguous rows of N.
-bool takes_fused_backward(const Device& device, const FusedLayer& layer);
-
 // The following run nothing and return false where the device has no such kernel, or where tiles
 // would leave much of it idle, so that products that split K are quicker. All layers are taken, of
 // one A, and have the same M.
@@ -34,8 +31,5 @@ bool run_activation_aux(const Device& device, const FusedLayer& layer, char* aux
 // or none, get the layers' own results.
 bool run_gated(const Device& device, const FusedLayer& gate, const FusedLayer& up, char* gate_out,
                char* up_out);
-
-// activation'(aux) times the layer's sums, with its problem's activation; `aux` is contiguous.
-bool run_activation_backward(const Device& device, const FusedLayer& layer, const char* aux);
 
 }  // namespace torch_cubin
