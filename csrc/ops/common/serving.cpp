@@ -31,8 +31,8 @@ thread_local Policy t_policy = Policy::kOff;
 thread_local int t_serving = 0;
 
 // at::impl::ThreadLocalPythonObjects: PyTorch hands these objects on to the threads that compute
-// gradients. drop_in() leaves one there (torch_cubin/_pytorch/thread_objects.py). It is removed by a
-// null in its place: torch 2.11 has no erase().
+// gradients. drop_in() leaves one there (torch_cubin/_pytorch/thread_objects.py). It is removed by
+// a null in its place: torch 2.11 has no erase().
 bool thread_object_exists(const std::string& key, bool removes = false) {
 #if defined(__GLIBCXX__) && !_GLIBCXX_USE_CXX11_ABI
   return false;  // std::string is not PyTorch's

@@ -9,8 +9,8 @@ namespace torch_cubin {
 
 namespace {
 
-// The options of a described call: tensors among the others, numbers on their own. Scale is skipped,
-// since no check depends on it.
+// The options of a described call: tensors among the others, numbers on their own. Scale is
+// skipped, since no check depends on it.
 struct DescribedOptions {
   const nlohmann::json &tensors, &numbers;
   DescribedTensors& known;
