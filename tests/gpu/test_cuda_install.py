@@ -240,9 +240,9 @@ def test_attention_is_served_forward_and_backward(kind, layout, options) -> None
 
 
 def test_compiled_attention_has_the_strides_that_its_graph_expects() -> None:
-    torch._dynamo.reset()
-    compiled = torch.compile(lambda q, k, v: F.scaled_dot_product_attention(q, k, v) * 2)
     for kind, layout in ((k, x) for k in BACKENDS for x in ("heads first", "rows first")):
+        torch._dynamo.reset()  # a graph keeps the backend that was allowed when it was traced
+        compiled = torch.compile(lambda q, k, v: F.scaled_dot_product_attention(q, k, v) * 2)
         query, key, value, _ = attention_operands(128, layout)
         with sdpa_kernel([BACKENDS[kind]]):
             expected = compiled(query, key, value)
