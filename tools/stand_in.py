@@ -21,15 +21,16 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 # The memory's clock (kHz) and the width of its bus (bits).
 MEMORY = {"h200": (3201000, 6144), "h100": (2619000, 5120)}
+NAMES = {"h200": "NVIDIA H200", "h100": "NVIDIA H100 80GB HBM3"}
 
 
 def is_there() -> bool:
     return "FAKE_CUDA_DEVICES" in os.environ
 
 
-def run_again(gpu: str = "h200", *more: str) -> int:
-    """This script once more, with more arguments, in a process that finds the stand-in; its exit
-    status."""
+def run_again(gpu: str = "h200", *more: str, name: str | None = None) -> int:
+    """This script once more, with more arguments, in a process that finds the stand-in, whose GPU
+    has another name on request; its exit status."""
     from fake_driver.build import build
 
     clock, bus = MEMORY[gpu]
@@ -43,6 +44,7 @@ def run_again(gpu: str = "h200", *more: str) -> int:
             "LD_LIBRARY_PATH": folder,
             "FAKE_CUDA_DEVICES": "1",
             "STAND_IN_MEMORY": f"{clock} {bus}",
+            "FAKE_CUDA_NAME": name or NAMES[gpu],
         }
         return subprocess.run([sys.executable, *sys.argv, *more], env=environment).returncode
 

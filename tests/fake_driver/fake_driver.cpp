@@ -191,7 +191,8 @@ CUresult cuDeviceGetCount(int* count) {
   return CUDA_SUCCESS;
 }
 CUresult cuDeviceGetName(char* name, int size, CUdevice) {
-  std::strncpy(name, "Fake GPU", static_cast<size_t>(size));
+  const char* wanted = std::getenv("FAKE_CUDA_NAME");
+  std::strncpy(name, wanted != nullptr ? wanted : "Fake GPU", static_cast<size_t>(size));
   return CUDA_SUCCESS;
 }
 CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice) {

@@ -7,6 +7,7 @@
 #include "ops/common/cluster_capacity.h"
 #include "ops/common/launch.h"
 #include "ops/matmul/backend.h"
+#include "ops/matmul/sm90_correction.h"
 #include "ops/matmul/sm90_cost.h"
 #include "runtime/tensor_map.h"
 
@@ -19,10 +20,6 @@ constexpr int32_t kGroup = 8;       // tile rows that follow one another; 4 and 
 
 // A finisher waits for the other parts for a millisecond at most, which is longer than any takes.
 constexpr int32_t kPolls = 10000;
-
-// Up to so many rows (or columns) there are kernels of their own: sm90_skinny.cu's, and portable
-// ones.
-constexpr int64_t kFewRows = 64;
 
 // The portable kernels' model tells less than they take (on an H200 66 us of 81 for 128 x 28672 x
 // 4096, which these do in 61), so what these tell to be compared is a share of their time. Fitted,
@@ -135,7 +132,7 @@ class Sm90Matmul : public MatmulKernels {
  private:
   Sm90Capacity capacity() const {
     return {device_.multiprocessors, clusters_.largest(),
-            device_.bytes_per_cycle * device_.cycles_per_microsecond};
+            device_.bytes_per_cycle * device_.cycles_per_microsecond, &correction_};
   }
 
   static bool takes(const MatmulCase& c) {
@@ -405,6 +402,7 @@ class Sm90Matmul : public MatmulKernels {
   }
 
   const Device& device_;
+  const Sm90Correction correction_{device_.name};
   std::vector<Sm90Row> rows_;
   ClusterCapacity clusters_{kLargestCluster};
 };

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ops/matmul/sm90_correction.h"
+
 namespace torch_cubin {
 namespace {
 
@@ -108,7 +110,10 @@ class Chooser {
   Chooser(const MatmulCase& problem, const Sm90Capacity& capacity)
       : c_(problem),
         multiprocessors_(capacity.multiprocessors),
-        largest_cluster_(capacity.cluster) {
+        largest_cluster_(capacity.cluster),
+        correction_(problem.math != kMathTF32 && problem.m > kFewRows && problem.n > kFewRows
+                        ? capacity.correction
+                        : nullptr) {
     const double element = problem.math == kMathTF32 ? 4 : 2;
     const double batch = static_cast<double>(c_.batch);
     const auto m = static_cast<double>(c_.m), n = static_cast<double>(c_.n),
@@ -291,13 +296,15 @@ class Chooser {
     const double shared =
         shared_cycles(row) / static_cast<double>(row.tile_m * row.tile_n) / kLeastShared;
     const double power = power_ * (1 + kEnergyOfShared * (shared - 1));
-    const double microseconds = smooth_max(compute, power, memory(plan)) + kFixed;
+    const double factor = correction_ == nullptr ? 1 : correction_->factor(plan);
+    const double microseconds = factor * (smooth_max(compute, power, memory(plan)) + kFixed);
     if (all != nullptr) all->push_back({plan, microseconds});
     if (microseconds < best_.microseconds) best_ = {plan, microseconds};
   }
 
   const MatmulCase& c_;
   const int64_t multiprocessors_, largest_cluster_;
+  const Sm90Correction* const correction_;  // null: none
   // us that they alone would take
   double power_, memory_of_a_, memory_of_b_, memory_of_c_;
   Sm90Config best_;

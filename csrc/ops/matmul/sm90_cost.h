@@ -35,6 +35,10 @@ struct Sm90Row {
   bool from_registers() const { return math == kMathTF32 && a_mn_major; }
 };
 
+// Up to so many rows (or columns) there are kernels of their own: sm90_skinny.cu's, and portable
+// ones.
+constexpr int64_t kFewRows = 64;
+
 // What the blocks of a cluster have in common: so many along N share a tile of A, so many along M
 // one of B; or two split K.
 struct Sm90Cluster {
@@ -80,6 +84,7 @@ struct Sm90Capacity {
   int64_t multiprocessors;
   int64_t cluster;                      // blocks of the largest one that it runs
   double memory_bytes_per_microsecond;  // at its peak
+  const class Sm90Correction* correction;
 };
 
 // All configs that the rows offer.
