@@ -164,7 +164,9 @@ def main() -> int:
     options = parser.parse_args()
     if not stand_in.is_there():
         if options.write:
-            TABLE.write_text("// Written by benchmarks/fit_correction.py --write. clang-format off\n")
+            TABLE.write_text(
+                "// Written by benchmarks/fit_correction.py --write. clang-format off\n"
+            )
         # Named otherwise, so that no table of the library's takes part.
         return max(stand_in.run_again(g, "--gpu", g, name="a GPU") for g in stand_in.MEMORY)
     stand_in.driver()

@@ -71,6 +71,10 @@ TORCH_CUBIN_API int torch_cubin_set_thread_policy(int policy) {
   return static_cast<int>(set_thread_policy(static_cast<Policy>(policy)));
 }
 
+TORCH_CUBIN_API int torch_cubin_thread_object_policy() {
+  return static_cast<int>(thread_object_policy());
+}
+
 // Removes an object of this thread that drop_in() has left for the threads of backward().
 TORCH_CUBIN_API void torch_cubin_forget_thread_object(const char* key) {
   forget_thread_object(key);

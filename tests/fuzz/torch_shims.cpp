@@ -304,6 +304,11 @@ AOTITorchError aoti_torch_get_dim(AtenTensorHandle tensor, int64_t* dim) {
   *dim = static_cast<int64_t>(tensor_of(tensor)->sizes.size());
   return 0;
 }
+AOTITorchError aoti_torch_get_numel(AtenTensorHandle tensor, int64_t* numel) {
+  *numel = 1;
+  for (const int64_t size : tensor_of(tensor)->sizes) *numel *= size;
+  return 0;
+}
 AOTITorchError aoti_torch_get_sizes(AtenTensorHandle tensor, int64_t** sizes) {
   *sizes = tensor_of(tensor)->sizes.data();
   return 0;

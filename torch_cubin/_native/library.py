@@ -143,6 +143,7 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "set_process_policy": [_INT],
     "set_thread_policy": [_INT],
     "forget_thread_object": [_TEXT],
+    "thread_object_policy": [],
     "set_known_speed": [_TEXT],
     "declined_calls": [_INT],
     "aten_sum": [_INT, _INT, _ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS],
@@ -250,6 +251,11 @@ def set_thread_policy(policy: int) -> int:
 def forget_thread_object(key: str) -> None:
     """Removes this thread's object (torch_cubin/_pytorch/thread_objects.py), if it has one."""
     load().torch_cubin_forget_thread_object(_text(key))
+
+
+def thread_object_policy() -> int:
+    """The policy whose object this thread has; 0: none."""
+    return load().torch_cubin_thread_object_policy()
 
 
 def set_known_speed(table: str) -> None:

@@ -197,6 +197,8 @@ Policy set_thread_policy(Policy policy) {
   return before;
 }
 
+Policy thread_object_policy() { return policy_of_backward(); }
+
 void forget_thread_object(const char* key) noexcept {
   try {
     thread_object_exists(key, /*removes=*/true);

@@ -26,6 +26,9 @@ Policy set_thread_policy(Policy policy);  // drop_in(); returns the previous one
 // Removes an object that PyTorch hands on to the threads of backward(), if this thread has it.
 void forget_thread_object(const char* key) noexcept;
 
+// The policy whose object this thread has.
+Policy thread_object_policy();
+
 // Kinds of calls, whose speeds are known separately.
 enum class CallKind : int { kProduct, kBatched, kVector, kAttention, kCount };
 constexpr int kCallKinds = static_cast<int>(CallKind::kCount);

@@ -1,5 +1,8 @@
 #include "ops/attention/problem/option_table.h"
 
+#include <locale>
+#include <sstream>
+
 namespace torch_cubin {
 
 std::string option_schema(const std::string& name, const OptionalTensor&) {
@@ -19,7 +22,10 @@ std::string option_schema(const std::string& name, int64_t value) {
 }
 
 std::string option_schema(const std::string& name, double value) {
-  return "float " + name + "=" + std::to_string(value);
+  std::ostringstream text;
+  text.imbue(std::locale::classic());  // std::to_string writes the process's decimal comma
+  text << "float " << name << "=" << value;
+  return text.str();
 }
 
 }  // namespace torch_cubin
