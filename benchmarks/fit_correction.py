@@ -4,7 +4,7 @@
 
 The planner's model of time (csrc/ops/matmul/sm90_cost.cpp) predicts each config that was measured,
 on the tests' stand-in driver. A table of factors for a GPU, by tile (weight gradients apart), by
-cluster and by the way K is split, corrects it: at most 40 numbers, none of which belongs to one
+cluster and by how K is split, corrects it: at most 40 numbers, none of which belongs to one
 product. They minimise the regret, smoothed, of 16-bit products of more than 64 rows and columns:
 how much longer the chosen config takes than the best one measured. "Held out" is the regret of
 products whose sizes took no part in the fit, in five folds of sizes.

@@ -1,5 +1,5 @@
 """Our kernels over aten's on the CPU's key: each file of over_aten_*.py in a process of its own,
-since what is registered stays so for the rest of the process."""
+since a registration lasts as long as its process."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 // What the model of sm90_cost.cpp does not explain, by GPU: how much longer than predicted a config
-// of a tile, of a cluster and of a way to split K takes on average.
+// of a tile, of a cluster and of a split of K takes on average.
 #pragma once
 
 #include <string>
