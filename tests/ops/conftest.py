@@ -34,8 +34,10 @@ def _report_of_this_test() -> None:
 
 @pytest.fixture(autouse=True)
 def _drop_in_as_on_a_cpu_build(monkeypatch: pytest.MonkeyPatch) -> None:
-    """drop_in() serves by its mode, whatever PyTorch runs the tests. (over_aten_drop_in_thread.py has
-    the other path.)"""
+    """drop_in() serves by its mode, whatever PyTorch runs the tests.
+
+    over_aten_drop_in_thread.py has the other path.
+    """
     monkeypatch.setattr(aten_kernels, "below_autograd", lambda: False)
 
 
