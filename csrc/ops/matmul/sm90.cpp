@@ -188,7 +188,7 @@ class Sm90Matmul : public MatmulKernels {
     plan.splits = config.plan.splits;
     if (c.row_parts) plan.row_parts = plan.splits * row_parts(config.plan, c.n);
     plan.microseconds = config.microseconds;
-    const bool many = c.m > kFewRows && c.n > kFewRows;
+    const bool many = c.m > kSm90FewRows && c.n > kSm90FewRows;
     const bool reads = config.plan.reads_a || config.plan.reads_b;
     plan.microseconds *= reads ? kShareOfReads : many ? kShareToCompare : kShareOfFewRows;
     return plan;
