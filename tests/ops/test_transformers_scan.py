@@ -73,4 +73,5 @@ def test_types_of_several_kinds(scan, model_type, result):
     import torch_cubin.huggingface
 
     torch_cubin.huggingface.register()
-    assert scan.scan(model_type)["result"] == result
+    line = scan.scan(model_type)
+    assert line["result"] == result, line
