@@ -43,7 +43,7 @@ def arguments_of(op: str) -> tuple[Argument, ...]:
         type_, _, rest = text.partition(" ")
         name, _, default = rest.partition("=")
         value = ast.literal_eval(default) if default else None
-        if type_ == "float" and default:
+        if type_ == "float" and value is not None:
             value = float(value)  # the schema's text has no decimal point, which locales differ in
         arguments.append(Argument(type_, name, value, by_name))
     return tuple(arguments)
