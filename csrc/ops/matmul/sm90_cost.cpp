@@ -111,7 +111,8 @@ class Chooser {
       : c_(problem),
         multiprocessors_(capacity.multiprocessors),
         largest_cluster_(capacity.cluster),
-        correction_(problem.math != kMathTF32 && problem.m > kSm90FewRows && problem.n > kSm90FewRows
+        correction_(problem.math != kMathTF32 && problem.m > kSm90FewRows &&
+                            problem.n > kSm90FewRows
                         ? capacity.correction
                         : nullptr) {
     const double element = problem.math == kMathTF32 ? 4 : 2;
