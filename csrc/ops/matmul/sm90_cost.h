@@ -13,7 +13,7 @@ namespace torch_cubin {
 
 // One entry of the catalog.
 struct Sm90Row {
-  Sm90Row(PackageKernel& entry);  // throws [file] for a field that is wrong
+  explicit Sm90Row(PackageKernel& entry);  // throws [file] for a field that is wrong
 
   PackageKernel* kernel;
   Math math;
