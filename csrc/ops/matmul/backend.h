@@ -116,8 +116,8 @@ struct MatmulOperands {
   int64_t bias_stride = 0;       // elements; 0 where it is one number
   const char* addend = nullptr;  // of the output's type; null: none
   char* c = nullptr;
-  // Sums of A's rows over K, M of the operands' type; or float32, M of each of a plan's parts. Null:
-  // not wanted.
+  // Sums of A's rows over K, M of the operands' type; or float32, M of each of a plan's parts.
+  // Null: not wanted.
   char* row_sums = nullptr;
   const void* a_scales = nullptr;  // float32, as the problem's Scales say
   const void* b_scales = nullptr;

@@ -106,7 +106,8 @@ class FinishKernels : public MatmulKernels {
     bool split;  // K
   };
 
-  // Whether kernels of products do all of the epilogue themselves; they leave sums of rows in parts.
+  // Whether kernels of products do all of the epilogue themselves; they leave sums of rows in
+  // parts.
   static bool is_finished(const MatmulCase& c) { return c.only_bias() && c.row_sums; }
 
   MatmulPlan plan_with(const MatmulCase& c, FinishPlan chosen) const {

@@ -54,8 +54,8 @@ std::tuple<Tensor, Tensor> linear_activation_aux_cuda(const Tensor& input, const
                                                       const std::optional<Tensor>& bias,
                                                       const std::string& activation);
 
-// activation'(aux) * (grad @ weight): the gradient of `aux`, the input of an activation, out of that
-// of the next layer, whose weight it is.
+// activation'(aux) * (grad @ weight): the gradient of `aux`, the input of an activation, out of
+// that of the next layer, whose weight it is.
 Tensor linear_activation_backward_cpu(const Tensor& grad, const Tensor& weight, const Tensor& aux,
                                       const std::string& activation);
 Tensor linear_activation_backward_cuda(const Tensor& grad, const Tensor& weight, const Tensor& aux,

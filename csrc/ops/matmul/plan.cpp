@@ -126,8 +126,8 @@ json watched_product(const MatmulTable& table, const Device& device, const Matmu
 
 MatmulPlan watched_plan(const MatmulTable& table, const Device& device, const MatmulCase& problem) {
   MatmulPlan plan;
-  // "split/128x128 4 splits": what is before the slash runs the product, and what is behind it the
-  // sums of the splits.
+  // "split/128x128 4 splits": the backend named before the slash runs the product, and the config
+  // behind it the sums of the splits.
   const std::string& forced = forced_config();
   const size_t slash = std::min(forced.find('/'), forced.size());
   const std::string inner = forced.substr(std::min(slash + 1, forced.size()));
@@ -190,8 +190,8 @@ const MatmulPlan& plan_matmul(const Device& device, const MatmulCase& problem) {
     // Planning may ask for other plans, which may take the same slot: the answer is copied.
     const MatmulPlan plan =
         watched ? watched_plan(table, device, problem) : quickest(table, device, problem);
-    // A case with split sums is a part of another case's plan: without a kernel that plan is left
-    // out.
+    // A case with split sums is a part of another case's plan: without a kernel that plan is
+    // skipped.
     const bool needed = !plan.too_large && !problem.split_sums && !problem.sums_rows();
     if (plan.kernels == nullptr && needed) table.family.fail_no_kernel("this product");
     slot.plan = plan;

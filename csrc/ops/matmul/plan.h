@@ -27,9 +27,9 @@ nlohmann::json watched_plans();
 // "microseconds", "sum_order"}, and all "configs" on request.
 nlohmann::json planned(const Device& device, const MatmulCase& problem, bool with_configs);
 
-// The case that JSON describes: as a tuned table's line does (tuned.h), with "dtype" and, where they
-// are not as usual, "bias", "activation", "scaled", "addend", "batch_invariant", "float_output",
-// "a_unit", "b_unit", "a_broadcast", "b_broadcast". Throws [input].
+// The case that JSON describes: as a tuned table's line does (tuned.h), with "dtype" and, where
+// they are not as usual, "bias", "activation", "scaled", "addend", "batch_invariant",
+// "float_output", "a_unit", "b_unit", "a_broadcast", "b_broadcast". Throws [input].
 MatmulCase described_case(const nlohmann::json& from);
 
 // While plans are watched, this thread's products that have a config of that name take it, with any

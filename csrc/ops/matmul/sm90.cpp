@@ -23,9 +23,9 @@ constexpr int32_t kPolls = 10000;
 
 // The portable kernels' model tells less than they take (on an H200 66 us of 81 for 128 x 28672 x
 // 4096, which these do in 61), so what these tell to be compared is a share of their time. Fitted,
-// with those of sm90_skinny.cpp, to 5,200 timings of 545 products: what is chosen of all kernels
-// then takes 9% longer than the best on average where rows are few, 3% elsewhere, 1% where rows
-// begin anywhere.
+// with those of sm90_skinny.cpp, to 5,200 timings of 545 products: the config that is chosen of
+// all kernels then takes 9% longer than the best on average where rows are few, 3% elsewhere, 1%
+// where rows begin anywhere.
 constexpr double kShareToCompare = 0.615, kShareOfFewRows = 0.64;
 // Of rows that are read by threads, beside kernels that read by elements and copies.
 constexpr double kShareOfReads = 0.8;

@@ -39,12 +39,12 @@ constexpr double kEnergyOfShared = 0.2, kLeastShared = 0.03;
 // Rows and columns of a tile outside the matrices, which the TMA fills with zeros, cost more than
 // others: 64 x 4096 x 4096 with tiles of 128 x 64 took 19 us, 128 x 4096 x 4096 took 12.
 constexpr double kOutside = 1.13;
-// Clusters of four find room for fewer blocks than there are multiprocessors, since these come in
+// A device holds fewer blocks in clusters of four than it has multiprocessors, since these come in
 // groups of 16 or 18: 30 of 33 on an H200, and 15 of 16 of eight. And more blocks wait for one
 // another: the timings of eight do not tell this constant from that of four.
 constexpr int64_t kFoursOf = 11, kFoursFound = 10;
 constexpr double kFourFixed = 0.25;  // us
-// Where nearly all clusters of four that find room are needed and an eighth of their tiles lie
+// Where nearly all clusters of four that fit are needed and an eighth of their tiles lie
 // outside, they took longer (2536 x 800 x 3920 by 128 x 160: 39 us in 30 of 2 x 2, 27 in 25 of 1 x
 // 4).
 constexpr int64_t kFoursSure = 28;
@@ -59,7 +59,7 @@ constexpr double kStoreAnywhereBytes = 10, kStoreNarrowBytes = 7;
 // A stage whose operands are read by threads: its latency, and cycles for 128 bytes.
 constexpr double kReadFixed = 1400, kReadLine = 8;
 // Sums of a split, written and read: bytes a microsecond, of the L2 cache; bytes a cycle of one
-// block, which writes them by way of shared memory, four columns at a time or single ones; us.
+// block, which writes them through shared memory, four columns at a time or single ones; us.
 constexpr double kSplitBytesPerMicrosecond = 4e6, kSplitFixed = 0.7;
 constexpr double kSumsBytesPerCycle = 8, kSingleSumsBytesPerCycle = 3;
 constexpr int64_t kMostSumsBytes = 64 << 20;
@@ -190,8 +190,8 @@ class Chooser {
       }
       const double tile = k_blocks * k_block;
       keep(plan, ceil_div(cluster_tiles, slots) * tile, waves, extra + stores(row, tile, waves));
-      // Fewer than two waves are streamed for weight gradients (TN) alone: 256 x 8192 x 28672 NT takes
-      // 205 us so on an H200, and 198 by the best config that does not stream.
+      // Fewer than two waves are streamed for weight gradients (TN) alone: 256 x 8192 x 28672 NT
+      // takes 205 us so on an H200, and 198 by the best config that does not stream.
       const bool is_tn = row.a_mn_major && row.b_mn_major;
       if (row.streams && size <= 2 && !c_.batch_invariant &&
           (is_tn || tiles >= 2 * multiprocessors_)) {
@@ -213,10 +213,10 @@ class Chooser {
     return none ? 0 : std::max(0.0, readers - kCrowdedFrom);
   }
 
-  // The last, partial wave of tiles, its K split over all clusters, or, where waves are few, in equal
-  // parts over as many as that takes. Parts that are not equal stand at different k, so that little
-  // of what one cluster has read is still in the L2 cache for another, but what blocks share: 2304 x
-  // 768 x 32768 took 1.6 times cuBLAS's time so.
+  // The last, partial wave of tiles, its K split over all clusters, or, where waves are few, in
+  // equal parts over as many as that takes. Parts that are not equal stand at different k, so that
+  // little of what one cluster has read is still in the L2 cache for another, but what blocks
+  // share: 2304 x 768 x 32768 took 1.6 times cuBLAS's time so.
   void stream(const Sm90Plan& plan, int64_t slots, int64_t k_blocks, double k_block, double waves) {
     const int64_t whole = plan.whole_tiles / slots, rest = plan.whole_tiles % slots;
     if (rest == 0) return;
@@ -230,7 +230,7 @@ class Chooser {
     }
   }
 
-  // `clusters` share out the k blocks of the tiles that do not fill a wave of `slots`.
+  // `clusters` divide the k blocks of the tiles that do not fill a wave of `slots`.
   void stream_over(Sm90Plan plan, int64_t clusters, int64_t slots, int64_t k_blocks, double k_block,
                    double waves) {
     const int64_t whole = plan.whole_tiles / slots, rest = plan.whole_tiles % slots;

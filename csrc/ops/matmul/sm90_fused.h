@@ -15,8 +15,8 @@ struct FusedLayer {
   MatmulOperands operands;
 };
 
-// Whether the kernels take a layer at all: K-major operands that tensor maps describe, whole vectors
-// of outputs, a contiguous bias. `activation` and `out` play no part.
+// Whether the kernels take a layer at all: K-major operands that tensor maps describe, whole
+// vectors of outputs, a contiguous bias. `activation` and `out` play no part.
 bool takes_fused(const Device& device, const FusedLayer& layer);
 
 // The following run nothing and return false where the device has no such kernel, or where tiles
@@ -27,8 +27,8 @@ bool run_layers(const Device& device, const FusedLayer* layers, int count);
 // The layer with its problem's activation; `aux` gets its sums before that.
 bool run_activation_aux(const Device& device, const FusedLayer& layer, char* aux);
 
-// activation(gate) * up to the gate's `c`, with the gate's activation. `gate_out` and `up_out`, both
-// or none, get the layers' own results.
+// activation(gate) * up to the gate's `c`, with the gate's activation. `gate_out` and `up_out`,
+// both or none, get the layers' own results.
 bool run_gated(const Device& device, const FusedLayer& gate, const FusedLayer& up, char* gate_out,
                char* up_out);
 

@@ -16,10 +16,10 @@ constexpr int64_t kSkinnyBlockK = 128;           // of the kernels
 constexpr int64_t kSkinnyPanelBytes = 128;       // of a row in shared memory
 constexpr int64_t kSkinnyGroupBytes = 128 * 16;  // the sums of 64 rows x 8 tokens
 constexpr int64_t kSkinnyMostStages = 16;
-constexpr int64_t kBeside = 4096;         // bytes of shared memory, at least what is static
+constexpr int64_t kBeside = 4096;         // bytes of shared memory, at least as many as are static
 constexpr int64_t kSkinnyMostSplits = 8;  // blocks of a cluster, on every GPU
 // Dynamic shared memory of a block that has half a multiprocessor, beside its static kilobyte: the
-// next kernel's blocks then find room while this one's are running.
+// next kernel's blocks then fit while this one's are running.
 constexpr int64_t kSkinnyHalfShared = 113 * 1024 - 1024;
 // Bytes of the weights that keep a block busy for long (15 us on the H200).
 constexpr int64_t kSkinnyLongBytes = int64_t{1} << 20;
@@ -32,7 +32,7 @@ constexpr double kSkinnyMultiprocessorRate = 20;
 constexpr double kSkinnyShareToCompare = 0.74, kSkinnyMore = 0.6, kSkinnyAlone = 1.5,
                  kSkinnySplit = 0.1;
 
-// How K and the weights' rows are shared out: a function of them alone, so that the order in which
+// How K and the weights' rows are divided: a function of them alone, so that the order in which
 // K is added up does not depend on the number of tokens. The rule is what sweeps on the H200 left
 // of many choices (benchmarks/sm90/bench_skinny.py).
 struct SkinnyTiles {
@@ -289,8 +289,8 @@ class Sm90Skinny : public MatmulKernels {
     return row.rows_contiguous ? ceil_div(rows, int64_t{64}) * 64 : rows;
   }
 
-  // As many stages as have room beside the next kernel's block; where those are few, or a block
-  // runs for so long that an early start of the next kernel is nothing to it, as have room at all.
+  // As many stages as fit beside the next kernel's block; where those are few, or a block runs for
+  // so long that an early start of the next kernel is nothing to it, as fit at all.
   static bool fit_stages(const SkinnyRow& row, int64_t k, SkinnyPlan& plan) {
     const int64_t rows = plan.tiles.rows, splits = plan.tiles.splits;
     const int64_t stage = (stage_rows(row, rows) + row.tokens) * kSkinnyPanelBytes * 2;

@@ -14,7 +14,7 @@ namespace torch_cubin {
 namespace {
 
 constexpr int64_t kUnalignedMostSplits = 8;  // blocks of a cluster, on every GPU
-constexpr int64_t kUnalignedStretch = 64;    // of K, what is multiplied at a time
+constexpr int64_t kUnalignedStretch = 64;    // elements of K that are multiplied at a time
 constexpr int64_t kUnalignedWarps = 8;
 constexpr int64_t kUnalignedMostSize = int64_t{1} << 30;  // the kernels' numbers are 32-bit
 
@@ -111,7 +111,8 @@ class Unaligned : public MatmulKernels {
   }
 
  private:
-  // Rows of A along K, rows of B along either dim. What is all aligned has quicker kernels.
+  // Rows of A along K, rows of B along either dim. Operands that are all aligned have quicker
+  // kernels.
   static bool takes(const MatmulCase& c) {
     return (c.math == kMathFloat16 || c.math == kMathBFloat16) && c.output == c.input &&
            c.a_scales == Scales::kNone && c.b_scales == Scales::kNone && c.only_bias() &&
