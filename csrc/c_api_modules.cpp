@@ -39,6 +39,8 @@ const char* number_name(Number number) {
       return "bool";
     case Number::kFloat:
       return "float";
+    case Number::kNone:
+      return "none";
     case Number::kUnsaid:
       break;
   }

@@ -409,6 +409,9 @@ static PyObject* launcher_bind(PyObject* object, PyObject* arguments) {
         self->params[i].most = ~(uint64_t)0 >> (64 - 8 * size);
       } else if (strcmp(number, "bool") == 0) {
         self->params[i].most = 1;
+      } else if (strcmp(number, "none") == 0) { /* every int is left to Python, which refuses it */
+        self->params[i].least = INT64_MAX;
+        self->params[i].most = 1;
       }
     }
   }

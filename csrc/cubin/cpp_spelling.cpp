@@ -36,6 +36,13 @@ std::string joined(const std::vector<std::string_view>& words) {
   return text;
 }
 
+// Whether the text's character there belongs to a function's name, as in `operator<`.
+bool is_operator(std::string_view text, size_t at) {
+  constexpr std::string_view kWord = "operator";
+  while (at > 0 && (text[at - 1] == '<' || text[at - 1] == '>' || text[at - 1] == '-')) --at;
+  return at >= kWord.size() && text.substr(at - kWord.size(), kWord.size()) == kWord;
+}
+
 struct Spelling {
   std::string_view from, to;
 };
@@ -90,6 +97,24 @@ std::string_view without_suffix(std::string_view word) {
 }
 
 }  // namespace
+
+std::vector<int> bracket_depths(std::string_view text) {
+  std::vector<int> depths(text.size());
+  std::string open;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    // A demangler puts operands into parentheses, and template arguments behind names.
+    const bool is_angle = (c == '<' || c == '>') && !is_operator(text, i);
+    const bool opens = c == '(' || c == '[' || c == '{' ||
+                       (c == '<' && is_angle && i > 0 && text[i - 1] != ')' && text[i - 1] != '<');
+    const bool closes = c == ')' || c == ']' || c == '}' ||
+                        (c == '>' && is_angle && !open.empty() && open.back() == '<');
+    if (closes && !open.empty()) open.pop_back();
+    depths[i] = static_cast<int>(open.size());
+    if (opens) open += c;
+  }
+  return depths;
+}
 
 std::string without_blanks(std::string_view text) { return joined(words_of(text)); }
 

@@ -26,29 +26,31 @@ bool is_identifier(char c) {
   return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
 }
 
+// The position of the bracket that the text's last character closes; the text's end if it is none.
+size_t last_bracket(std::string_view text, char open, char close) {
+  if (text.empty() || text.back() != close) return text.size();
+  const std::vector<int> depths = bracket_depths(text);
+  for (size_t i = text.size() - 1; i-- > 0;) {
+    if (text[i] == open && depths[i] == depths.back()) return i;
+  }
+  return text.size();
+}
+
 // The position of the '(' that opens the parameter list at the end of the text; the text's end if
 // there is none, as for a variable.
 size_t parameters_at(std::string_view text) {
   const size_t clone = text.find(" [clone");
   if (clone != std::string_view::npos) text = text.substr(0, clone);
-  if (text.empty() || text.back() != ')') return text.size();
-  int depth = 0;
-  for (size_t i = text.size(); i-- > 0;) {
-    if (text[i] == ')') ++depth;
-    if (text[i] == '(' && --depth == 0) return i;
-  }
-  return text.size();
+  return last_bracket(text, '(', ')');
 }
 
 // The positions after each `separator` outside of template arguments and parentheses, the last
 // first.
 std::vector<size_t> places_behind(std::string_view name, std::string_view separator) {
   std::vector<size_t> places;
-  int depth = 0;
+  const std::vector<int> depths = bracket_depths(name);
   for (size_t i = name.size(); i-- > 0;) {
-    if (name[i] == '>' || name[i] == ')' || name[i] == '}') ++depth;
-    if (name[i] == '<' || name[i] == '(' || name[i] == '{') --depth;
-    if (depth == 0 && name.substr(i, separator.size()) == separator) {
+    if (depths[i] == 0 && name.substr(i, separator.size()) == separator) {
       places.push_back(i + separator.size());
     }
   }
@@ -56,15 +58,7 @@ std::vector<size_t> places_behind(std::string_view name, std::string_view separa
 }
 
 // The position of the last component's template arguments; the name's end if it has none.
-size_t template_at(std::string_view name) {
-  if (name.empty() || name.back() != '>') return name.size();
-  int depth = 0;
-  for (size_t i = name.size(); i-- > 0;) {
-    if (name[i] == '>') ++depth;
-    if (name[i] == '<' && --depth == 0) return i;
-  }
-  return name.size();
-}
+size_t template_at(std::string_view name) { return last_bracket(name, '<', '>'); }
 
 // Whether `name` refers to the demangled function. Both must be spelled by the same function.
 bool is_name_of(std::string_view demangled, std::string_view name) {

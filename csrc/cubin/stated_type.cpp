@@ -91,22 +91,30 @@ constexpr KnownType kCppTypes[] = {
     {"at::BFloat16", kBrain, Number::kFloat, 2},
     {"cutlass::bfloat16_t", kBrain, Number::kFloat, 2},
     {"cutlass::tfloat32_t", kFloat, Number::kFloat, 4},
-    {"__half2", kHalf | elements(E::kComplex32), Number::kUnsaid, 4},
-    {"__nv_bfloat162", kBrain, Number::kUnsaid, 4},
-    {"__nv_fp8_e4m3", kStored | elements(E::kFloat8E4M3), Number::kUnsaid, 1},
-    {"__nv_fp8x2_e4m3", kStored | elements(E::kFloat8E4M3), Number::kUnsaid, 2},
-    {"__nv_fp8x4_e4m3", kStored | elements(E::kFloat8E4M3), Number::kUnsaid, 4},
-    {"c10::Float8_e4m3fn", kStored | elements(E::kFloat8E4M3), Number::kUnsaid, 1},
-    {"cutlass::float_e4m3_t", kStored | elements(E::kFloat8E4M3), Number::kUnsaid, 1},
-    {"__nv_fp8_e5m2", kStored | elements(E::kFloat8E5M2), Number::kUnsaid, 1},
-    {"__nv_fp8x2_e5m2", kStored | elements(E::kFloat8E5M2), Number::kUnsaid, 2},
-    {"__nv_fp8x4_e5m2", kStored | elements(E::kFloat8E5M2), Number::kUnsaid, 4},
-    {"c10::Float8_e5m2", kStored | elements(E::kFloat8E5M2), Number::kUnsaid, 1},
-    {"cutlass::float_e5m2_t", kStored | elements(E::kFloat8E5M2), Number::kUnsaid, 1},
-    {"__nv_fp8_e8m0", kStored | elements(E::kFloat8E8M0), Number::kUnsaid, 1},
-    {"__nv_fp4_e2m1", kStored | elements(E::kFloat4), Number::kUnsaid, 1},
-    {"__nv_fp4x2_e2m1", kStored | elements(E::kFloat4), Number::kUnsaid, 1},
-    {"__nv_fp4x4_e2m1", kStored | elements(E::kFloat4), Number::kUnsaid, 2},
+    {"__half2", kHalf | elements(E::kComplex32), Number::kNone, 4},
+    {"__nv_bfloat162", kBrain, Number::kNone, 4},
+    {"__nv_fp8_e4m3", kStored | elements(E::kFloat8E4M3), Number::kNone, 1},
+    {"__nv_fp8x2_e4m3", kStored | elements(E::kFloat8E4M3), Number::kNone, 2},
+    {"__nv_fp8x4_e4m3", kStored | elements(E::kFloat8E4M3), Number::kNone, 4},
+    {"c10::Float8_e4m3fn", kStored | elements(E::kFloat8E4M3), Number::kNone, 1},
+    {"cutlass::float_e4m3_t", kStored | elements(E::kFloat8E4M3), Number::kNone, 1},
+    {"__nv_fp8_e5m2", kStored | elements(E::kFloat8E5M2), Number::kNone, 1},
+    {"__nv_fp8x2_e5m2", kStored | elements(E::kFloat8E5M2), Number::kNone, 2},
+    {"__nv_fp8x4_e5m2", kStored | elements(E::kFloat8E5M2), Number::kNone, 4},
+    {"c10::Float8_e5m2", kStored | elements(E::kFloat8E5M2), Number::kNone, 1},
+    {"cutlass::float_e5m2_t", kStored | elements(E::kFloat8E5M2), Number::kNone, 1},
+    {"__nv_fp8_e8m0", kStored | elements(E::kFloat8E8M0), Number::kNone, 1},
+    {"__nv_fp4_e2m1", kStored | elements(E::kFloat4), Number::kNone, 1},
+    {"__nv_fp4x2_e2m1", kStored | elements(E::kFloat4), Number::kNone, 1},
+    {"__nv_fp4x4_e2m1", kStored | elements(E::kFloat4), Number::kNone, 2},
+};
+
+constexpr KnownType kComplex[] = {
+    // in any namespace
+    {"::complex<float>", elements(E::kComplex64), Number::kNone, 8},
+    {"::complex<double>", elements(E::kComplex128), Number::kNone, 16},
+    {"::complex<__half>", elements(E::kComplex32), Number::kNone, 4},
+    {"::complex<c10::Half>", elements(E::kComplex32), Number::kNone, 4},
 };
 
 // CUDA's vector types, such as float4. A vector of two floats may be a complex number.
@@ -140,14 +148,11 @@ bool ends_with(std::string_view text, std::string_view end) {
   return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
 }
 
-// The element types of memory of that type: `is_raw` for any, all zero if unknown.
-KnownType pointee(std::string_view name) {
+// A type of the table, a complex number or a vector; all zero if unknown.
+KnownType known_type(std::string_view name) {
   if (const KnownType* known = find_known(name)) return *known;
-  for (const auto& [end, takes] : {std::pair("::complex<float>", elements(E::kComplex64)),
-                                   std::pair("::complex<double>", elements(E::kComplex128)),
-                                   std::pair("::complex<__half>", elements(E::kComplex32)),
-                                   std::pair("::complex<c10::Half>", elements(E::kComplex32))}) {
-    if (ends_with(name, end)) return {name, takes, Number::kUnsaid, 0};
+  for (const KnownType& known : kComplex) {
+    if (ends_with(name, known.name)) return known;
   }
   std::string_view vector = name;
   for (const std::string_view aligned : {"_16a", "_32a"}) {
@@ -158,6 +163,8 @@ KnownType pointee(std::string_view name) {
     if (vector.substr(0, vector.size() - 1) != known.name) continue;
     KnownType found = *find_known(known.element);
     if (vector.back() == '2') found.takes |= known.also;
+    found.number = Number::kNone;
+    found.size *= static_cast<uint32_t>(vector.back() - '0');
     return found;
   }
   return {};
@@ -166,18 +173,21 @@ KnownType pointee(std::string_view name) {
 // Splits a list at its commas outside of brackets.
 std::vector<std::string_view> parts_of(std::string_view list) {
   std::vector<std::string_view> parts;
-  int depth = 0;
+  const std::vector<int> depths = bracket_depths(list);
   size_t start = 0;
   for (size_t i = 0; i <= list.size(); ++i) {
-    if (i == list.size() || (list[i] == ',' && depth == 0)) {
-      parts.push_back(list.substr(start, i - start));
-      start = i + 1;
-      continue;
-    }
-    if (std::string_view("<([{").find(list[i]) != std::string_view::npos) ++depth;
-    if (std::string_view(">)]}").find(list[i]) != std::string_view::npos) --depth;
+    if (i < list.size() && (list[i] != ',' || depths[i] != 0)) continue;
+    parts.push_back(list.substr(start, i - start));
+    start = i + 1;
   }
   return parts;
+}
+
+// Whether a type's name is that of a class or an enum, not of a type that an expression gives, such
+// as `decltype(...)` or `std::conditional<...>::type`, which may be any.
+bool is_class(std::string_view name) {
+  return !name.empty() && name.find_first_of("([") == std::string_view::npos &&
+         !ends_with(name, "::type");
 }
 
 }  // namespace
@@ -199,7 +209,10 @@ std::string elements_text(Elements set) {
 }
 
 std::string stated_text(const StatedType& stated) {
-  return elements_text(stated.takes) + ", for '" + printable(stated.text) + "'";
+  const std::string taken = stated.takes != 0                ? elements_text(stated.takes)
+                            : stated.number == Number::kNone ? "a value's bytes"
+                                                             : "an int or a value's bytes";
+  return taken + ", for '" + printable(stated.text) + "'";
 }
 
 StatedType stated_type_of_cpp(std::string_view type) {
@@ -212,6 +225,7 @@ StatedType stated_type_of_cpp(std::string_view type) {
   const size_t array = name.find("(*)[");
   if (array != std::string::npos) name = name.substr(0, array) + "*";
   size_t depth = 0;
+  if (ends_with(name, "::*")) return stated;  // a pointer to a member, which is an offset
   while (!name.empty() && (name.back() == '*' || name.back() == '&')) {
     name.pop_back();
     ++depth;
@@ -223,17 +237,17 @@ StatedType stated_type_of_cpp(std::string_view type) {
     return stated;
   }
   if (depth == 1) {
-    const KnownType to = pointee(name);
+    const KnownType to = known_type(name);
     stated.is_pointer = true;
     stated.size = 8;
     if (!to.is_raw) stated.takes = to.takes;
     return stated;
   }
-  if (const KnownType* known = find_known(name)) {
-    stated.takes = known->takes;
-    stated.number = known->number;
-    stated.size = known->size;
-  }
+  const KnownType known = known_type(name);
+  stated.takes = known.takes;
+  stated.number = known.number;
+  stated.size = known.size;
+  if (known.size == 0 && is_class(name)) stated.number = Number::kAnyInteger;
   return stated;
 }
 

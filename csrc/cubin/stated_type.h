@@ -50,13 +50,14 @@ const char* element_name(int number);
 // "float32 or complex64"
 std::string elements_text(Elements set);
 
-// The kind of a number that is passed by value.
-enum class Number : uint8_t { kUnsaid, kAnyInteger, kSigned, kUnsigned, kBool, kFloat };
+// The kind of a number that is passed by value. An unknown class takes integers, since it may be an
+// enum, but no float; vectors and complex numbers take no number at all (kNone).
+enum class Number : uint8_t { kUnsaid, kAnyInteger, kSigned, kUnsigned, kBool, kFloat, kNone };
 
 struct StatedType {
   std::string text;  // "float const*", "f32"; "" if not stated
-  // The element types that it may point to or be. Empty if unspecified (void*, char*, structs,
-  // enums), which accepts anything of its size.
+  // The element types that it may point to or be; empty if unspecified (void*, char*, structs,
+  // enums).
   Elements takes = 0;
   Number number = Number::kUnsaid;  // for a value
   bool is_pointer = false;
@@ -70,6 +71,11 @@ std::string stated_text(const StatedType& stated);
 StatedType stated_type_of_cpp(std::string_view type);
 // Parses a PTX type without its dot: "f32", "u64", "b8[128]".
 StatedType stated_type_of_ptx(std::string_view type);
+
+// Whether arguments are compared with it.
+inline bool is_compared(const StatedType& stated) {
+  return stated.takes != 0 || stated.number != Number::kUnsaid;
+}
 
 // The parameter types in a function's demangled name; empty if it has no parameters.
 std::vector<StatedType> stated_types(std::string_view demangled);

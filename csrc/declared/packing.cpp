@@ -48,6 +48,7 @@ char code_of(const StatedType& stated, const ScalarKind* kind, char code,
   if (stated.is_pointer) {  // an address as a number
     if (is_integer && (kind == nullptr || kind->size == sizeof(void*))) return code;
   } else if (kind != nullptr) {
+    if (stated.takes == 0) return code;
     ScalarType dtype{};
     const char* const name = kind->code == 't' ? "bfloat16" : kind->name;
     if (find_dtype(name, &dtype) && has_element(stated.takes, number_of(dtype))) return code;
@@ -69,6 +70,8 @@ char code_of(const StatedType& stated, const ScalarKind* kind, char code,
         break;
       case Number::kUnsaid:
         return code;
+      case Number::kNone:
+        break;
     }
   }
   fail({"params", label, "is of another type than its parameter", stated_text(stated),
@@ -126,7 +129,7 @@ Packing::Packing(const json& arguments, const KernelInfo& kernel, const Argument
     const uint32_t wanted = kernel.params[i].size;
     const StatedType& stated = kernel.params[i].stated;
     const uint32_t size = add(arguments[i], start, wanted, true,
-                              stated.takes != 0 ? &stated : nullptr, label, places);
+                              is_compared(stated) ? &stated : nullptr, label, places);
     if (size != wanted) {
       fail({"params", label, "does not fit its parameter", counted(wanted, "byte"),
             counted(size, "byte") + " (" + shown_json(arguments[i]) + ")",

@@ -126,6 +126,35 @@ def test_pointees(driver, index):
                 kernel(*arguments, grid=1, block=32)
 
 
+# cond<4, float>(std::enable_if<((4)>(3)), float>::type*, int)
+CONDITION = "_Z4condILi4EfEvPNSt9enable_ifIXgtT_Li3EET0_E4typeEi"
+
+
+def test_an_operator_in_a_name_is_no_bracket(driver):
+    kernel = loaded(driver, {CONDITION: (8, 4)})["cond<4, float>"]
+    x = torch.zeros(4)
+    kernel(x, 3, grid=1, block=32)
+    assert params(driver)[1] == packed("i", 3)
+    with pytest.raises(errors.ParamsError, match="another type.*for 'int'"):
+        kernel(x, 3.0, grid=1, block=32)
+
+
+# (std::complex<float>, float2, __half2, E, int S::*): three that are no numbers, and an enum
+VALUES = "_Z6valuesSt7complexIfE6float27__half21EM1Si"
+
+
+@pytest.mark.parametrize("index", range(4))
+def test_a_value_that_is_no_number_takes_none(driver, index):
+    kernel = loaded(driver, {VALUES: (8, 8, 4, 4, 8)})["values"]
+    right = [bytes(8), bytes(8), bytes(4), 1, 8]
+    kernel(*right, grid=1, block=32)
+    wrong = (2.5, 3, None, torch.zeros(4)) if index < 3 else (2.5, None, torch.zeros(4))
+    for argument in wrong:
+        with pytest.raises(errors.ParamsError):
+            kernel(*right[:index], argument, *right[index + 1 :], grid=1, block=32)
+    kernel(*right[:3], torch_cubin.bits(torch_cubin.float32(2)), 8, grid=1, block=32)
+
+
 def test_extern_c_states_nothing(driver):
     kernel = loaded(driver, {"plain": (8, 4)})["plain"]
     for x in (torch.zeros(4), torch.zeros(4).half(), torch.zeros(4).int()):

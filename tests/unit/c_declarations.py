@@ -43,6 +43,11 @@ PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
                     "#endif\nstruct P {\n#ifdef OLD\n  int old;\n#elif FP8\n  char a[N];\n#else\n"
                     "  long b;\n#endif\n  int c;\n};\n", {"c": 9}),
     "if zero": ("struct P {\n#if 0\n  long a;\n#endif\n  char b; int c;\n};\n", {}),
+    "macros of the compiler": ("\n#if defined(__clang__) || __GNUC__ < 5\nstruct P { int a; };\n"
+                               "#else\nstruct P { long a; };\n#endif\n", {}),
+    "features of clang": ("\n#ifndef __has_feature\n#define __has_feature(x) 0\n#endif\n"
+                          "struct P {\n#if __has_feature(cxx_rtti) || defined(__clang_major__)\n"
+                          "int a;\n#else\nlong a;\n#endif\n};\n", {}),
     "a redefined macro": ("\n#define M 2\nstruct A { int x[M]; };\n#undef M\n#define M 3\n"
                           "struct P { A a; int b[M]; };\n", {}),
     "scopes": ("typedef float E; struct X { typedef unsigned short E; E a; };"
@@ -158,6 +163,7 @@ PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
                      "struct P { int a = INT_MAX; int b{-7}; float c = 1; bool d = true;"
                      " unsigned char e = 'x'; void* f = nullptr; double g = -0.5; long h = {}; };",
                      {}),
+    "pointers to nothing": ("struct P { void* a = 0; int* b{0}; char c; };", {}),
     "initialisers of arrays": ("struct P { int a[4] = {1, -2}; float b[2]{}; char c[2] = {3, 4};"
                                " };", {}),
     "initialisers of constants": ("enum class E : short { A = 4 }; constexpr int k = 3 * 5;"

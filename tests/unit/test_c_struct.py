@@ -445,3 +445,10 @@ def test_bits_of_floats_in_ctypes_structures() -> None:
         Bits, h=torch_cubin.float16(1.0), f=torch_cubin.float32(2.0), d=torch_cubin.float64(3.0)
     )
     assert [kind for _, (kind, _) in made.members] == ["float16", "float32", "float64"]
+
+
+def test_headers_see_the_macros_of_gcc(tmp_path: Path) -> None:
+    text = "#ifdef __clang__\nstruct Q { int a; };\n#else\nstruct Q { long a; };\n#endif\n"
+    (tmp_path / "q.h").write_text(text)
+    (tmp_path / "p.h").write_text('#include "q.h"\nstruct P { Q q; char c; };\n')
+    assert torch_cubin.c_struct(tmp_path / "p.h", "P").size == 16

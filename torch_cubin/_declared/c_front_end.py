@@ -28,6 +28,11 @@ _SKIP_BODIES, _WARNING, _ERROR = 0x40, 2, 3
 _MOST_ROUNDS = 8  # of names that only show once others are declared
 # Attributes that clang ignores may affect g++'s layout.
 _IGNORED = {"-Wunknown-attributes", "-Wignored-attributes", "-Wignored-pragmas"}
+# Names of clang, which the user's files do not see, and of g++, whose values they see instead.
+_OF_COMPILER = re.compile(
+    r"\b__(?:clang\w*__|llvm__|has_feature|has_extension|GNUC(?:_MINOR|_PATCHLEVEL)?__)(?!\w)"
+)
+_GCC = (12, 2, 0)  # where g++ is not installed
 # Macros of nvcc, and their values for texts that use them.
 _OF_NVCC = re.compile(r"\b__(?:CUDACC|NVCC|CUDA_ARCH|CUDACC_VER_MAJOR)__\b")
 _AS_NVCC = (
@@ -96,20 +101,27 @@ def pretty(cursor: Any) -> str:
 
 
 @functools.cache
-def system_folders() -> tuple[str, ...]:
-    """g++'s include folders, in its order; empty without g++."""
+def _gcc() -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """g++'s include folders, in its order, and its version; no folders without g++."""
     compiler = shutil.which("g++") or shutil.which("c++")
     if compiler is None:
-        return ()
+        return (), _GCC
     try:
         said = subprocess.run(
             [compiler, "-E", "-v", "-x", "c++", os.devnull], capture_output=True, text=True,
             timeout=60, env={**os.environ, "LC_ALL": "C"},
         ).stderr  # fmt: skip
     except (OSError, subprocess.SubprocessError):
-        return ()
+        return (), _GCC
     found = re.search(r"#include <\.\.\.> search starts here:\n(.*?)\nEnd of search", said, re.S)
-    return tuple(line.strip() for line in found[1].splitlines()) if found else ()
+    version = re.search(r"^gcc version (\d+)\.(\d+)\.(\d+)", said, re.M)
+    folders = tuple(line.strip() for line in found[1].splitlines()) if found else ()
+    return folders, tuple(map(int, version.groups())) if version else _GCC
+
+
+def system_folders() -> tuple[str, ...]:
+    """g++'s include folders, in its order; empty without g++."""
+    return _gcc()[0]
 
 
 @dataclasses.dataclass
@@ -126,7 +138,7 @@ class Text:
     def __init__(
         self, text: str, label: str, include: Sequence[Any] = (), options: Sequence[str] = ()
     ) -> None:
-        self.text, self.label = text, label
+        self.text, self.label = _OF_COMPILER.sub(r"TORCH_CUBIN\g<0>", text), label
         self.headers: dict[str, str] = {}  # override those on the disk
         folders = [os.path.abspath(path) for path in include]
         # Headers of CUDA and g++ are system headers: their #ifs do not concern the user.
@@ -138,7 +150,10 @@ class Text:
             *c_builtin.KEYWORDS,
             *(option for path in folders if path not in cuda for option in ("-I", path)),
             *(option for path in self.system for option in ("-isystem", path)),
-            *("-idirafter", _STAND_INS), *options,
+            *("-idirafter", _STAND_INS),
+            *(f"-DTORCH_CUBIN__GNUC{part}__={number}" for part, number in
+              zip(("", "_MINOR", "_PATCHLEVEL"), _gcc()[1], strict=True)),
+            *options,
         ]  # fmt: skip
 
     def parse(self, more: str = "", options: Sequence[str] = ()) -> Parsed:
@@ -146,6 +161,9 @@ class Text:
         added: set[str] = set()
         for _ in range(_MOST_ROUNDS):
             unit = self._unit(more, added, options)
+            if seen := self._substituted(unit, _OF_COMPILER):
+                self.headers.update(seen)
+                unit = self._unit(more, added, options)
             wrong = [d for d in unit.diagnostics if d.severity >= _ERROR]
             missing = {
                 name
@@ -174,16 +192,26 @@ class Text:
         changed = copy.copy(self)
         changed.text = _OF_NVCC.sub(r"TORCH_CUBIN\g<0>", self.text)
         changed.options = [*self.options, *_AS_NVCC]
-        changed.headers = {}
-        for include in parsed.unit.get_includes():
+        seen = self._substituted(parsed.unit, _OF_NVCC)
+        changed.headers = {**self.headers, **seen}
+        return changed if seen or changed.text != self.text else None
+
+    def _substituted(self, unit: Any, names: re.Pattern[str]) -> dict[str, str]:
+        """The user's headers that use some of these names, which get a prefix."""
+        out = {}
+        for include in unit.get_includes():
             name = include.include.name
-            if not name.startswith((_FOLDER, *self.system)):
-                with contextlib.suppress(OSError), open(name, errors="replace") as file:
-                    before = file.read()
-                    after = _OF_NVCC.sub(r"TORCH_CUBIN\g<0>", before)
-                    if before != after:
-                        changed.headers[name] = after
-        return changed if changed.headers or changed.text != self.text else None
+            if name.startswith((_FOLDER, *self.system)):
+                continue
+            with contextlib.suppress(OSError):
+                before = self.headers.get(name)
+                if before is None:
+                    with open(name, errors="replace") as file:
+                        before = file.read()
+                after = names.sub(r"TORCH_CUBIN\g<0>", before)
+                if before != after:
+                    out[name] = after
+        return out
 
     def _unit(self, more: str, added: set[str], options: Sequence[str]) -> Any:
         module = cindex()

@@ -320,6 +320,8 @@ class Reader:
         type_ = cursor.type.get_canonical().get_declaration().spelling
         if said in ("{}", "nullptr", "{nullptr}", f"{type_}{{}}", f"{type_}()"):
             return 0
+        if kind == "pointer" and said in ("0", "{0}"):
+            return 0
         value: Any = None
         children = list(cursor.get_children())
         if cursor.is_bitfield():  # libclang shows the width of a bit field, not its initialiser

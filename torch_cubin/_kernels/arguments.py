@@ -72,7 +72,7 @@ class Stated(NamedTuple):
 
     kind: str = ""  # "pointer", "value" or "unknown"; "" for what the binary alone says
     type: str = ""  # "float const*"
-    number: str = ""  # of a value: "integer", "signed", "unsigned", "bool", "float"
+    number: str = ""  # "integer", "signed", "unsigned", "bool", "float"; "none" for a vector, say
     is_pointer: bool = False
     takes: int = 0  # the dtypes as bits
     dtypes: Sequence[str] = ()  # that it is, or points to; none where nothing is stated
@@ -163,11 +163,12 @@ class _Packer:
         return self.stated.kind or self.param.kind
 
     def _wrong_type(self, got: str) -> errors.Error:
+        what = "a value's bytes" if self.stated.number == "none" else "an int or a value's bytes"
         convert = "Convert it with .to(dtype)" if self.stated.is_pointer else "Convert it"
         return self._fault(
             "params",
             "is of another type than its parameter",
-            f"{' or '.join(self.stated.dtypes)}, for '{self.stated.type}'",
+            f"{' or '.join(self.stated.dtypes) or what}, for '{self.stated.type}'",
             got,
             f"{convert}, or pass torch_cubin.bits(...) where its bits are meant.",
         )
@@ -234,6 +235,8 @@ class _Packer:
 
     def _int(self, value: int) -> bytes:
         size = self.param.size
+        if self.stated.number == "none":
+            raise self._wrong_type(f"the int {value}"[:80])
         if self.stated.number == "float":
             try:
                 return self._float(float(value))
