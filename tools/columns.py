@@ -131,7 +131,7 @@ def mark_of(name: str) -> str | None:
 
 
 def rendered(text: str) -> str:
-    """The HTML of a page as GitHub makes it and as the site's Markdown does, spaces aside."""
+    """The HTML of a page as GitHub and as the site render it; spaces count only in code blocks."""
     import markdown
     import markdown_it
 
@@ -139,7 +139,7 @@ def rendered(text: str) -> str:
         markdown_it.MarkdownIt("gfm-like", {"linkify": False}).render(text),
         markdown.markdown(text, extensions=["tables", "fenced_code", "toc"]),
     )
-    return re.sub(r"\s+", " ", " ".join(pages))
+    return re.sub(r"(<pre>.*?</pre>)|\s+", lambda part: part[1] or " ", " ".join(pages), flags=re.S)
 
 
 def files() -> dict[str, str]:

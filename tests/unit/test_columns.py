@@ -60,6 +60,8 @@ def test_the_comparison_of_pages_sees_a_change() -> None:
     pytest.importorskip("markdown")
     pytest.importorskip("markdown_it")
     assert columns.rendered("a\n- b\n") != columns.rendered("a - b\n")
+    # The lines of an indented code block must not be joined.
+    assert columns.rendered("a\n\n    b\n    c\n") != columns.rendered("a\n\n    b c\n")
     assert columns.rendered("a b\n") == columns.rendered("a\nb\n")
 
 
