@@ -1,4 +1,4 @@
-"""Counts the words that the glossary retired (docs/architecture.md, "Words"), by folder.
+"""Counts the words that the glossary retired (docs/architecture.md, "Glossary"), by folder.
 
     python tools/words.py [REV]       # a Markdown table: old word, new word, counts (REV -> now)
     python tools/words.py --check     # what `make lint` runs: names each line with a retired word
