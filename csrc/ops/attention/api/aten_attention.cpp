@@ -12,8 +12,10 @@
 namespace torch_cubin {
 namespace {
 
-constexpr int64_t kFlashHeadDim = 256;  // the widest of PyTorch's flash attention and cuDNN's
-constexpr int64_t kRowsOfSums = 32;     // PyTorch pads the efficient kernel's logsumexp to these
+// The widest head that PyTorch's flash attention and cuDNN support.
+constexpr int64_t kFlashHeadDim = 256;
+// PyTorch pads the row dim of the efficient kernel's logsumexp to a multiple of this.
+constexpr int64_t kRowsOfSums = 32;
 
 bool is_16_bit(ScalarType dtype) {
   return dtype == ScalarType::Half || dtype == ScalarType::BFloat16;
@@ -41,7 +43,7 @@ struct Inputs {
   int64_t columns() const { return k.sizes[2]; }
 };
 
-// Why none of the three is served; null if they may be.
+// Why a call with these inputs is not served; null if it may be.
 const char* why_not_inputs(Policy policy, const Inputs& in, double dropout_p) {
   if (dropout_p > 0) return "dropout, whose numbers PyTorch's backward draws again";
   if (in.q.dim != 4 || in.k.dim != 4 || in.v.dim != 4) return "a rank that is not 4";
@@ -70,22 +72,22 @@ const char* why_not_bias(const Inputs& in, const TensorView& bias) {
   return typed && bias.dim <= 4 ? nullptr : "a mask of another dtype";
 }
 
-// cuDNN's causal mask begins at the first key, the efficient kernel's too; flash attention's ends
-// at the last.
+// The causal mask of cuDNN and of the efficient kernel is aligned top left, that of flash attention
+// bottom right.
 const char* why_not_cudnn(Policy policy, const Inputs& in, double dropout_p, bool is_causal) {
   if (const char* reason = why_not_flash(policy, in, dropout_p)) return reason;
   return is_causal && in.rows() != in.columns() ? "is_causal with other keys than queries"
                                                 : nullptr;
 }
 
-// The policy, after the calls that are to be declined were counted.
+// Whether the policy serves the call; counts the call as declined if there is a reason.
 bool serves(const AtenOp& op, const char* reason) {
   if (reason == nullptr) return true;
   count_declined(op.name, reason);
   return false;
 }
 
-// `result` where it has these strides, or a copy that has.
+// `result` itself if it has these strides, else a copy that has them.
 Tensor with_strides(const Tensor& result, const int64_t* strides) {
   const TensorView view(result);
   bool same = true;
@@ -97,7 +99,7 @@ Tensor with_strides(const Tensor& result, const int64_t* strides) {
   return torch::stable::copy_(out, result);
 }
 
-// With the strides of torch.empty_like(like), which has the same sizes.
+// `result` with the strides of torch.empty_like(like), which has the same sizes.
 Tensor laid_out_as(const Tensor& result, const Tensor& like) {
   const TensorView own(result), other(like);
   if (std::equal(own.strides, own.strides + own.dim, other.strides)) return result;
@@ -105,7 +107,8 @@ Tensor laid_out_as(const Tensor& result, const Tensor& like) {
   return with_strides(result, TensorView(wanted).strides);
 }
 
-// [batch, heads, rows, head_dim] whose heads lie inside of rows, as the efficient kernel's results.
+// [batch, heads, rows, head_dim] with the heads inside the rows in memory, as the efficient kernel
+// lays out its results.
 Tensor rows_before_heads(const Tensor& result) {
   const TensorView view(result);
   const int64_t heads = view.sizes[1], rows = view.sizes[2], columns = view.sizes[3];
@@ -145,7 +148,7 @@ ThreeTensors backward(const Inputs& in, const Tensor& grad_out, const Tensor& qu
              logsumexp);
 }
 
-// PyTorch's kernels write inf for rows that see no key, ours -inf.
+// PyTorch's kernels write inf for rows that see no key; ours write -inf.
 void mark_empty_rows(Tensor& logsumexp) {
   const double inf = std::numeric_limits<double>::infinity();
   StableIValue stack[] = {
@@ -179,7 +182,7 @@ Function present(Function function, const AtenOp& op) {
         "none of its kernels", ""});
 }
 
-// A logsumexp as PyTorch's kernels leave it, as ours: [batch, heads, rows], contiguous.
+// Converts a logsumexp from PyTorch's layout to ours: [batch, heads, rows], contiguous.
 Tensor sums_of_rows(const Tensor& logsumexp, const Inputs& in) {
   const TensorView view(logsumexp);
   Tensor sums = logsumexp;

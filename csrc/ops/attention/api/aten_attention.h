@@ -1,9 +1,10 @@
-// PyTorch's fused attentions as install() and drop_in() serve them, below autograd:
-// aten::_scaled_dot_product_{flash,efficient,cudnn}_attention and their backwards, between which
-// F.scaled_dot_product_attention chooses.
+// PyTorch's fused attention ops as install() and drop_in() serve them, below autograd:
+// aten::_scaled_dot_product_{flash,efficient,cudnn}_attention, among which
+// F.scaled_dot_product_attention chooses, and their backwards.
 //
-// A served forward leaves what PyTorch's backward expects (shapes and strides, the logsumexp), and
-// a backward takes what PyTorch's forward left: either may be switched off between the two.
+// A served forward returns what PyTorch's backward expects (shapes, strides, logsumexp), and a
+// served backward accepts what PyTorch's forward saved: serving may be switched on or off between
+// the two.
 #pragma once
 
 #include <cstdint>

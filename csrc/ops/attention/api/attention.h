@@ -1,6 +1,6 @@
 // The attention family's entry points, as ops_attention.cpp registers them.
 //
-// Each allocates fresh outputs whose dims lie in memory in the order of query's (output_strides in
+// Each allocates fresh outputs whose dims have the order of query's in memory (output_strides in
 // problem/checks.h). The CPU ones are references made of ATen (reference.cpp). The public ops
 // forward to these from csrc/ops_attention.cpp, scaled_dot_product_attention through composite.cpp
 // and flash_attention through flash_attention.cpp.
@@ -14,7 +14,8 @@
 
 namespace torch_cubin {
 
-// out and logsumexp, which is undefined where it is not wanted; on the CPU it is always there.
+// out and logsumexp. The logsumexp is undefined if it is not wanted, except on the CPU, where it is
+// always returned.
 std::tuple<Tensor, Tensor> attention_forward_cpu(AttentionArguments arguments, bool want_logsumexp);
 std::tuple<Tensor, Tensor> attention_forward_cuda(AttentionArguments arguments,
                                                   bool want_logsumexp);
@@ -30,20 +31,20 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward_cuda(AttentionArguments ar
 Tensor flash_attention_with_kvcache_cpu(KvCacheArguments arguments);
 Tensor flash_attention_with_kvcache_cuda(KvCacheArguments arguments);
 
-// float32 [heads]: minus the sum over rows of exp(sinks - logsumexp) * sum(grad_out * out), of
-// float16, bfloat16 or float32 [batch, heads, rows, head_dim]. Throws [no_kernel] where the catalog
-// has none.
+// float32 [heads]: minus the sum over rows of exp(sinks - logsumexp) * sum(grad_out * out), for
+// float16, bfloat16 or float32 tensors of [batch, heads, rows, head_dim]. Throws [no_kernel] if the
+// catalog has no kernel for it.
 Tensor attention_sinks_gradient_cuda(const Tensor& grad_out, const Tensor& out,
                                      const Tensor& logsumexp, const Tensor& sinks);
 
-// The public ops that do more than to forward by the grad mode, boxed.
+// The boxed kernels of public ops that do more than choose an op by the grad mode.
 void scaled_dot_product_attention_composite(StableIValue* stack, uint64_t, uint64_t);
-// Other layouts of the same attention. Throws [input] where a rank or the packing is wrong;
+// The same attention for other layouts. Throws [input] if a rank or the packing is wrong;
 // attention_forward checks the rest.
 void flash_attention_composite(StableIValue* stack, uint64_t, uint64_t);
 
-// call_op() of cubin::_attention_forward, of _attention_forward_e4m3 or of the variant of either
-// with a derivative for another public op, the `caller`: errors name that one.
+// Calls cubin::_attention_forward, _attention_forward_e4m3 or the autograd variant of either for
+// another public op, the `caller`, which errors name instead.
 void call_attention_forward(const char* op, const char* caller, StableIValue* stack);
 
 }  // namespace torch_cubin

@@ -1,5 +1,5 @@
-// Attention backward on CUDA: check -> plan -> launch. Gradients of operands that were broadcast
-// are summed at the end.
+// Attention backward on CUDA: check -> plan -> launch. Gradients of broadcast operands are summed
+// at the end.
 #include "ops/attention/api/attention.h"
 #include "ops/attention/compose/compose.h"
 #include "ops/attention/plan/plan.h"
@@ -9,8 +9,8 @@
 namespace torch_cubin {
 namespace {
 
-// Where a kernel writes the gradient of one operand: the result itself, or, where rows are no whole
-// vectors or the operand was broadcast, a tensor beside it.
+// Where a kernel writes the gradient of one operand: the result itself, or a temporary tensor if
+// rows are not whole vectors or the operand was broadcast.
 struct Gradient {
   Tensor result, written;
   int64_t columns;  // of the result
@@ -69,7 +69,7 @@ Gradients run_fused_backward(const AttentionCall& call, const AttentionKernels& 
 
   problem.batch = operands.problem.batch();
   const BackwardPlan plan = plan_backward(kernels, problem);
-  // Rows of no sequence would keep what the memory held.
+  // No kernel would write the rows outside all sequences.
   if (shape.packed && !plan.kernels->clears_empty_rows()) {
     for (Gradient* each : {&dq, &dk, &dv}) torch::stable::zero_(each->written);
   }

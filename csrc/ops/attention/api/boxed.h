@@ -1,5 +1,5 @@
-// The raw ops of the attention family as boxed kernels: their arguments by the signatures, given to
-// the entry points of either device.
+// The raw ops of the attention family as boxed kernels: they unbox their arguments by the
+// signatures and call the entry points of either device.
 #pragma once
 
 #include <utility>
@@ -9,8 +9,8 @@
 
 namespace torch_cubin {
 
-// Of the references (kReference) each tensor is checked to have memory: ATen's ops, which they
-// call, crash on some without. Kernels' own functions check what they read.
+// For the references (kReference), each tensor is checked to have memory: they call ops of ATen,
+// some of which crash without it. The functions that launch kernels check what they read.
 template <bool kReference>
 AttentionArguments take_attention(const char* op, const AttentionSignature& signature,
                                   const StableIValue* stack) {
@@ -40,7 +40,7 @@ void boxed_forward(StableIValue* stack, uint64_t, uint64_t) {
   stack[1] = torch::stable::detail::from(logsumexp);
 }
 
-// The same op of float8_e4m3fn, under a name and a schema of its own.
+// The same op for float8_e4m3fn, under its own name and schema.
 template <auto* kForward, bool kReference>
 void boxed_forward_e4m3(StableIValue* stack, uint64_t, uint64_t) {
   AttentionArguments arguments =

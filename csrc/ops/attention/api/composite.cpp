@@ -16,21 +16,21 @@ namespace {
 using torch::stable::detail::from;
 using torch::stable::detail::to;
 
-// The boxed seed for the arguments of scaled_dot_product_attention. Where the draw throws (vmap
-// with randomness "error" refuses it), the arguments are given back.
+// The boxed seed for the arguments of scaled_dot_product_attention. If the draw throws (vmap with
+// randomness "error" refuses it), the arguments are released.
 StableIValue draw_seed_for_attention(StableIValue* stack) {
   try {
     return from(std::optional<Tensor>(draw_seed(to<AtenTensorHandle>(stack[0]))));
   } catch (...) {
-    // Each conversion takes an argument over, and its result lets it go.
+    // Each conversion takes ownership of an argument, and its result releases it.
     for (int i = 0; i < 3; ++i) to<Tensor>(stack[i]);
     sdpa_signature().take(stack);
     throw;
   }
 }
 
-// The op below takes the dropout's seed, too: random numbers never hide inside a raw op, where
-// torch.compile would merge two calls or replay one.
+// The op below takes the dropout's seed as an argument. A raw op must not draw random numbers
+// itself, because torch.compile would merge two calls or replay one.
 void call_scaled_dot_product_attention(StableIValue* stack) {
   const AttentionSignature& own = sdpa_signature();
   const bool drops = to<double>(stack[own.place("dropout_p")]) > 0;
@@ -52,8 +52,8 @@ void call_scaled_dot_product_attention(StableIValue* stack) {
 
 }  // namespace
 
-// The callee cannot tell whom it serves: an argument that said so would be in every graph. So the
-// text changes on the error path only, which costs a call nothing.
+// The callee cannot know its caller: an argument for it would be in every graph. So the error's
+// text is changed when it is rethrown, which costs successful calls nothing.
 void call_attention_forward(const char* op, const char* caller, StableIValue* stack) {
   try {
     call_op(op, "", stack);
@@ -62,7 +62,7 @@ void call_attention_forward(const char* op, const char* caller, StableIValue* st
     const std::string callee = e4m3 ? "]: attention_forward_e4m3 " : "]: attention_forward ";
     const std::string text = error.what();
     const size_t at = text.find(callee);
-    // Only as the object of an error, right behind its tag.
+    // Only if it is the object of the error, directly after the tag.
     if (text.rfind("torch_cubin [", 0) != 0 || at != text.find("]: ")) throw;
     throw std::runtime_error(text.substr(0, at) + "]: " + caller + " " +
                              text.substr(at + callee.size()));

@@ -1,9 +1,9 @@
-// flash_attention: attention_forward for tensors laid out as the FlashAttention package has them,
+// flash_attention: attention_forward for tensors in the layout of the FlashAttention package,
 // (batch, rows, heads, head_dim), or (rows of all sequences, heads, head_dim) with cu_seqlens.
 //
-// Only views and defaults: everything goes through the dispatcher, so that torch.compile, autograd
-// and vmap see ordinary ops.
-// NOTE: no size is read here (ops/common/dispatch.h says why); a rank is no size.
+// It only makes views and fills in defaults. Every op is called through the dispatcher, so that
+// torch.compile, autograd and vmap see ordinary ops. NOTE: it must not read sizes
+// (ops/common/dispatch.h says why); reading a rank is fine.
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
 #include <string>
@@ -28,7 +28,7 @@ int64_t rank(const Tensor& tensor) {
   return dim;
 }
 
-// The layouts that an argument can have; the heads are always the last dim but one.
+// A layout that an argument can have; the heads are always the second last dim.
 struct PackedLayout {
   int64_t dims;
   const char* text;
@@ -43,8 +43,8 @@ void check_rank(const char* name, const Tensor& tensor, int64_t expected, const 
         counted(static_cast<uint64_t>(dims), "dimension"), ""});
 }
 
-// Views of what lies packed in one tensor, as (..., `count`, heads, head_dim). One unbind, not a
-// select for each: its derivative writes the packed gradient once.
+// Views of the tensors packed in one, as (..., `count`, heads, head_dim). It uses one unbind
+// instead of a select for each, because the derivative of unbind writes the packed gradient once.
 std::vector<Tensor> unpack_views(const char* name, const Tensor& tensor, const PackedLayout& layout,
                                  size_t count) {
   const std::string dim = count == 3 ? "3" : "2";
@@ -64,7 +64,7 @@ std::vector<Tensor> unpack_views(const char* name, const Tensor& tensor, const P
   return parts;
 }
 
-// Query, key and value, each of layout.dims dims.
+// Query, key and value, each with layout.dims dims.
 std::vector<Tensor> separate(const PackedLayout& layout, const Tensor& query,
                              const OptionalTensor& key, const OptionalTensor& value) {
   if (!key) {
@@ -91,7 +91,7 @@ bool is_e4m3(const Tensor& tensor) {
   return dtype == aoti_torch_dtype_float8_e4m3fn();
 }
 
-// The first result of a raw op, or of its autograd variant where the call may be differentiated.
+// The first result of a raw op, or of its autograd variant if the call may be differentiated.
 Tensor attend(const char* raw, const char* autograd, const AttentionSignature& signature,
               const std::vector<Tensor>& qkv, const AttentionOptions& options) {
   StableIValue stack[kMostArguments];
@@ -103,7 +103,7 @@ Tensor attend(const char* raw, const char* autograd, const AttentionSignature& s
   return out;
 }
 
-// What float8_e4m3fn alone has, and what it has not.
+// Refuses options that only float8_e4m3fn has, and those that it lacks.
 void check_e4m3_options(bool e4m3, const AttentionOptions& options) {
   const bool has_descale = options.q_descale || options.k_descale || options.v_descale;
   if (!e4m3 && has_descale) {
@@ -131,19 +131,20 @@ Tensor flash_attention(const Tensor& query, const OptionalTensor& key, const Opt
   if (!varlen) {
     for (Tensor& tensor : qkv) tensor = swap_heads(tensor);
   }
-  // Before the stack, whose handles nobody would release if this threw.
+  // Drawn before the stack is filled, because nobody would release its handles if this threw.
   if (options.dropout_p > 0) options.dropout_seed = draw_seed(query.get());
-  if (!key && !value && !options.cu_seqlens_k) {  // rows packed together have one set of offsets
+  // Rows that are packed together share one set of offsets.
+  if (!key && !value && !options.cu_seqlens_k) {
     options.cu_seqlens_k = options.cu_seqlens_q;
     if (options.max_seqlen_k == 0) options.max_seqlen_k = options.max_seqlen_q;
   }
-  options.enable_gqa = true;  // the heads' numbers determine sharing
+  options.enable_gqa = true;  // the numbers of heads determine the sharing
   Tensor out =
       e4m3 ? attend("cubin::_attention_forward_e4m3", "cubin::_attention_forward_e4m3_autograd",
                     e4m3_signature(), qkv, options)
            : attend("cubin::_attention_forward", "cubin::_attention_forward_autograd",
                     forward_signature(), qkv, options);
-  // Already so where query's dims lie in this order, packed or not (output_strides).
+  // Already contiguous if query's dims have this order in memory, packed or not (output_strides).
   return call_tensor_op("aten::contiguous", "", varlen ? out : swap_heads(out),
                         torch::headeronly::MemoryFormat::Contiguous);
 }

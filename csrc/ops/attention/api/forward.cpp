@@ -12,7 +12,7 @@
 namespace torch_cubin {
 namespace {
 
-// No keys: rows that see nothing.
+// Without keys, no row sees any.
 void fill_empty(Tensor& out, Tensor* logsumexp) {
   torch::stable::zero_(out);
   if (logsumexp != nullptr) {
@@ -20,7 +20,7 @@ void fill_empty(Tensor& out, Tensor* logsumexp) {
   }
 }
 
-// The fused kernels. Returns false, having done nothing, where none takes this problem.
+// The fused kernels. Returns false, having done nothing, if none supports this problem.
 bool run_fused(const AttentionCall& call, Tensor& out, Tensor* logsumexp) {
   const AttentionShape& shape = call.shape;
   const AttentionKernels& kernels = attention_kernels(device(call.device_index));
@@ -28,7 +28,7 @@ bool run_fused(const AttentionCall& call, Tensor& out, Tensor* logsumexp) {
   if (plan_forward(kernels, problem).kernels == nullptr) return false;
 
   FusedOperands operands(call);
-  // Rows that are no whole vectors are written beside the output, and copied.
+  // Rows that are not whole vectors are written to a temporary tensor and copied to the output.
   const bool beside = operands.one_launch || !has_vector_rows(TensorView(out)) ||
                       (call.options.e4m3 && problem.head_dim_v != shape.head_dim_v);
   Tensor wide_out = out;
@@ -41,12 +41,13 @@ bool run_fused(const AttentionCall& call, Tensor& out, Tensor* logsumexp) {
   operands.problem.merge();
 
   problem.batch = operands.problem.batch();
-  // The split of the keys may depend on one sequence's lengths, and not on the number of sequences.
+  // The split of the keys may depend on the lengths of one sequence, but not on the number of
+  // sequences.
   AttentionCase planned = problem;
   planned.batch_invariant = batch_invariant();
   if (planned.batch_invariant) planned.batch = 1;
   const ForwardPlan plan = plan_forward(kernels, planned);
-  // Rows of no sequence would keep what the memory held.
+  // No kernel would write the rows outside all sequences.
   if (shape.packed && !plan.kernels->clears_empty_rows()) fill_empty(wide_out, logsumexp);
   float* sums = logsumexp != nullptr ? static_cast<float*>(logsumexp->mutable_data_ptr()) : nullptr;
   plan.kernels->launch(plan, problem, operands, sums);
@@ -75,7 +76,7 @@ std::tuple<Tensor, Tensor> attention_forward_cuda(AttentionArguments arguments,
     fill_empty(out, sums);
     return {out, logsumexp};
   }
-  // Packed sequences never compose; the kernels read the sinks where there are no keys, too.
+  // Packed sequences are never composed; the kernels also handle sinks without keys.
   const bool fusable = shape.out.numel() > 0 && (!no_keys || shape.packed);
   if (fusable && run_fused(call, out, sums)) {
     return {out, logsumexp};

@@ -1,6 +1,6 @@
 // flash_attention_with_kvcache on the CPU: plain loops that write, rotate and gather rows as
-// decode/append.cu and decode/decode.cu do, and the reference of attention (reference.cpp) for each
-// sequence, in float32 where the caches are of e4m3. For development and tests, no more.
+// decode/append.cu and decode/decode.cu do, then the reference of attention (reference.cpp) for
+// each sequence, in float32 for e4m3 caches. For development and tests only.
 #include <torch/headeronly/util/BFloat16.h>
 #include <torch/headeronly/util/Float8_e4m3fn.h>
 #include <torch/headeronly/util/Half.h>
@@ -19,7 +19,7 @@
 namespace torch_cubin {
 namespace {
 
-// A tensor of (batch or pages, rows, heads, columns), whose columns are neighbours.
+// A tensor of (batch or pages, rows, heads, columns) with contiguous columns.
 template <class T>
 struct Rows {
   explicit Rows(const Tensor& tensor) : view(tensor) {}
@@ -30,7 +30,7 @@ struct Rows {
   TensorView view;
 };
 
-// T: of the query; C: of the caches.
+// T: dtype of the query; C: dtype of the caches.
 template <class T, class C>
 class Reference {
   static constexpr bool kQuantised = !std::is_same_v<T, C>;
@@ -87,7 +87,7 @@ class Reference {
     return std::min(std::max<int64_t>(lengths_[batch], 0), shape_.capacity);
   }
 
-  // Of a sequence's column: which sequence or page of the cache, and which row of it.
+  // The sequence or page of the cache that has this column of a sequence, and the row in it.
   void find(int64_t batch, int64_t column, int64_t* first, int64_t* row) const {
     if (pages_ == nullptr) {
       *first = sequences_ == nullptr ? batch : sequences_[batch];
@@ -143,7 +143,7 @@ class Reference {
     return static_cast<const float*>(view.data())[batch * view.strides[0] + head * view.strides[1]];
   }
 
-  // Into a cache of e4m3: to nearest even, at most 448 in magnitude; NaN stays.
+  // Converts to e4m3 for the cache: rounds to nearest even, clamps to 448 in magnitude, keeps NaN.
   template <class To>
   static To rounded(float x, float descale) {
     if constexpr (std::is_same_v<To, torch::headeronly::Float8_e4m3fn>) {
@@ -197,7 +197,7 @@ class Reference {
       for (int64_t column = 0; column < columns; ++column, to += width) {
         int64_t first, row;
         find(batch, column, &first, &row);
-        // As on the GPU, where an unsigned minimum makes the last page of a negative one.
+        // On the GPU an unsigned minimum turns a negative page into the last one.
         if (pages_ == nullptr) first = std::max<int64_t>(first, 0);
         first = first < 0 ? limit() - 1 : std::min(first, limit() - 1);
         const C* source = from.at(first, row, head);
@@ -232,7 +232,7 @@ Tensor flash_attention_with_kvcache_cpu(KvCacheArguments arguments) {
 #define TC_PLAIN(type, name, ...) make_plain(call.name);
   TC_KV_CACHE_OPTIONS(TC_PLAIN)
 #undef TC_PLAIN
-  if (call.k) {  // after the copies, which may find no memory
+  if (call.k) {  // after the copies, which may run out of memory
     bump_version(call.k_cache.get());
     bump_version(call.v_cache.get());
   }

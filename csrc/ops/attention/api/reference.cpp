@@ -1,8 +1,8 @@
-// Attention on the CPU: the composition (compose.h), whose parts are references there; of
-// float8_e4m3fn its numbers times their factors. For development and tests, no more.
+// Attention on the CPU: the composition (compose.h), whose parts are references on the CPU. For
+// float8_e4m3fn the inputs are first multiplied by their factors. For development and tests only.
 //
-// NOTE: ATen's scaled_dot_product_attention knows neither our options nor our seed for dropout, and
-// tells no logsumexp.
+// NOTE: ATen's scaled_dot_product_attention supports neither our options nor our dropout seed, and
+// returns no logsumexp.
 #include <algorithm>
 #include <limits>
 #include <vector>
@@ -77,7 +77,7 @@ Gradients backward_dense(const AttentionCall& call, const Tensor& grad_out, cons
   return compose_gradients(call, grad_out, out, logsumexp);
 }
 
-// Where each packed sequence begins, and where the last ends.
+// The offset at which each packed sequence begins, and the end of the last.
 std::vector<int64_t> offsets(const OptionalTensor& cu_seqlens, const TensorView& packed,
                              const char* name) {
   const Tensor all = torch::stable::contiguous(*cu_seqlens);
@@ -110,7 +110,7 @@ struct PackedSequence {
         {call.op, of_query(call.query), of_key(call.key), of_key(call.value), options});
   }
 
-  // (1, heads, rows, columns) back to its place.
+  // Copies (1, heads, rows, columns) back to its position.
   static void put(Tensor& packed, int64_t begin, int64_t rows, const Tensor& one) {
     Tensor all = packed, own = one;
     Tensor place = torch::stable::narrow(all, 0, begin, rows);
@@ -175,7 +175,7 @@ Tensor times(const Tensor& tensor, const Tensor& factors) {
   return call_tensor_op("aten::mul", "Tensor", tensor, factors);
 }
 
-// `tensor` in float32, times `descale`, of which each entry is for `group` heads.
+// `tensor` in float32 times `descale`, each of whose entries applies to `group` heads.
 Tensor dequantised(const Tensor& tensor, const OptionalTensor& descale, int64_t group,
                    const OptionalTensor& cu_seqlens) {
   Tensor wide = torch::stable::to(detach(tensor), ScalarType::Float);
@@ -188,7 +188,7 @@ Tensor dequantised(const Tensor& tensor, const OptionalTensor& descale, int64_t 
   const auto* offsets = static_cast<const int32_t*>(all.data_ptr());
   const int64_t rows = TensorView(wide).sizes[0];
   for (int64_t b = 0; b + 1 < TensorView(all).sizes[0]; ++b) {
-    // Offsets that are none are refused later, by the reference.
+    // The reference refuses invalid offsets later.
     const int64_t begin = std::clamp<int64_t>(offsets[b], 0, rows);
     const int64_t end = std::clamp<int64_t>(offsets[b + 1], begin, rows);
     Tensor place = torch::stable::narrow(wide, 0, begin, end - begin);
@@ -199,7 +199,7 @@ Tensor dequantised(const Tensor& tensor, const OptionalTensor& descale, int64_t 
   return wide;
 }
 
-// Query, key and value of float8_e4m3fn times their factors, in float32.
+// Query, key and value of float8_e4m3fn in float32, times their factors.
 AttentionArguments dequantised(AttentionArguments arguments, const AttentionCall& call) {
   AttentionOptions& options = arguments.options;
   arguments.query =

@@ -1,4 +1,4 @@
-// The schemas of the attention family's ops: which options each has, in which order.
+// The schemas of the attention family's ops: the options of each, in order.
 #pragma once
 
 #include "ops/attention/problem/kv_cache.h"
@@ -8,10 +8,10 @@ namespace torch_cubin {
 
 using AttentionSignature = Signature<AttentionOptions>;
 
-constexpr int kMostArguments = 32;  // of an op, for its stack
+constexpr int kMostArguments = 32;  // of one op, for its stack
 
-const AttentionSignature& sdpa_signature();      // of the public op
-const AttentionSignature& raw_sdpa_signature();  // with the seed of dropout
+const AttentionSignature& sdpa_signature();  // of the public op
+const AttentionSignature& raw_sdpa_signature();  // with the dropout seed
 const AttentionSignature& forward_signature();
 const AttentionSignature& backward_signature();
 const AttentionSignature& e4m3_signature();

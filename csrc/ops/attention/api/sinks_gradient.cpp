@@ -1,6 +1,6 @@
-// The gradient of attention's sinks, (heads,), from what a forward saved, by portable/delta.cu: a
-// term of each row, then their sum. torch_cubin/_ops/attention_autograd.py calls it, and has the
-// formula for what it does not take.
+// The gradient of attention's sinks, (heads,), from what a forward saved: portable/delta.cu
+// computes a term for each row, then they are summed. torch_cubin/_ops/attention_autograd.py calls
+// it, and has the formula for calls that it does not support.
 #include <algorithm>
 
 #include "cubin/error.h"

@@ -14,7 +14,7 @@
 namespace torch_cubin {
 namespace {
 
-// Rows, columns and heads stay below it: kernels add a tile's rows to kNoBound in 32 bits.
+// Rows, columns and heads must stay below this: kernels add a tile's rows to kNoBound in 32 bits.
 constexpr int64_t kMaxLength = kNoBound - 256;
 
 struct Argument {
@@ -60,7 +60,7 @@ void set_heads(const char* op, AttentionShape& shape, int64_t q, int64_t k, int6
       fail_heads(op, "heads of key and value that divide those of query", got, "");
     }
     shape.heads = q;
-    shape.kv_heads = k == v ? k : q;  // those of fewer heads are repeated (repeat_heads)
+    shape.kv_heads = k == v ? k : q;  // fewer heads are repeated (repeat_heads)
     return;
   }
   int64_t heads = 1;
@@ -73,7 +73,7 @@ void set_heads(const char* op, AttentionShape& shape, int64_t q, int64_t k, int6
     heads = size;
   }
   shape.heads = heads;
-  // Heads that all share one key and value: the kernels read it once.
+  // If all heads share one key and value, the kernels read it once.
   shape.kv_heads = k == 1 && v == 1 && q == heads && heads > 0 ? 1 : heads;
 }
 
@@ -135,7 +135,7 @@ void set_packed(const char* op, AttentionShape& shape, const Argument (&all)[3],
   shape.batch.sizes[0] = q_offsets.sizes[0] - 1;
   const int64_t rows_q = shape.total_q = query.sizes[0];
   const int64_t rows_k = shape.total_k = all[1].view->sizes[0];
-  // A bound that is not given is the rows of all sequences: right, with blocks that find no work.
+  // Without a bound, use the rows of all sequences: correct, but some blocks find no work.
   shape.seqlen_q = options.max_seqlen_q > 0 ? std::min(options.max_seqlen_q, rows_q) : rows_q;
   shape.seqlen_k = options.max_seqlen_k > 0 ? std::min(options.max_seqlen_k, rows_k) : rows_k;
   shape.out.append(rows_q);
@@ -186,8 +186,8 @@ void check_per_head(const char* op, const char* name, const std::optional<Tensor
         view.shape_text(), ""});
 }
 
-// What holds for float8_e4m3fn beside the rest. A factor belongs to a head of the keys, which is
-// never copied, so there is no broadcasting.
+// The additional requirements of float8_e4m3fn. A factor belongs to a head of the keys, which is
+// never copied, so broadcasting is not allowed.
 void check_e4m3(const char* op, const AttentionShape& shape, const Argument (&all)[3],
                 const AttentionViews& options) {
   const TensorView &query = *all[0].view, &key = *all[1].view, &value = *all[2].view;
@@ -274,7 +274,7 @@ AttentionShape check_attention(const char* op, const TensorView& query, const Te
           "less than " + std::to_string(kMaxLength),
           query.shape_text() + ", " + key.shape_text() + ", " + value.shape_text(), ""});
   }
-  // Kernels add a row of its sequence to the rows before it.
+  // Kernels add a row's index in its sequence to the rows before the sequence.
   if (std::max(shape.total_q, shape.total_k) >= kMostPackedRows ||
       std::max(shape.total_q + shape.seqlen_q, shape.total_k + shape.seqlen_k) > INT_MAX) {
     fail({"input", op, "has too many rows in its packed sequences",
@@ -288,7 +288,7 @@ AttentionShape check_attention(const char* op, const TensorView& query, const Te
   check_per_head(op, "sinks", options.sinks, shape, query, false);
   if (options.dropout_seed && options.dropout_p > 0) {
     const TensorView& seed = *options.dropout_seed;
-    check_device(op, "dropout_seed", seed, "query", query);  // attention_settings sees to the rest
+    check_device(op, "dropout_seed", seed, "query", query);  // attention_settings checks the rest
   }
   return shape;
 }
@@ -296,7 +296,7 @@ AttentionShape check_attention(const char* op, const TensorView& query, const Te
 AttentionSettings attention_settings(const char* op, const AttentionShape& shape,
                                      const AttentionViews& options) {
   AttentionSettings s;
-  // Scores of no columns are 0 whatever the scale; 1 / sqrt(0) would make them NaN.
+  // Without columns, scores are 0 for every scale; 1 / sqrt(0) would make them NaN.
   const double root = std::sqrt(static_cast<double>(std::max<int64_t>(shape.head_dim, 1)));
   s.scale = options.scale.value_or(1 / root);
   if (!(options.dropout_p >= 0 && options.dropout_p <= 1)) {
@@ -319,7 +319,7 @@ AttentionSettings attention_settings(const char* op, const AttentionShape& shape
     s.drop_below = static_cast<int>(std::lround(options.dropout_p * 65536));
     s.keep_scale = keep_scale_of(s.drop_below);
   }
-  // Kernels take it as a float: one that is 0 there would silently mean none.
+  // Kernels take it as a float: a value that rounds to 0 would silently mean no softcap.
   if (!(options.softcap >= 0) || std::isinf(static_cast<float>(options.softcap)) ||
       (options.softcap > 0 && !std::isnormal(static_cast<float>(options.softcap)))) {
     fail({"input", argument_text(op, "softcap"), "is out of range", "0 (none) or 1.2e-38 to 3.4e38",
@@ -365,12 +365,12 @@ void output_strides(const TensorView& like, const Shape& sizes, int64_t* strides
   std::iota(order, order + dim, 0);
   bool follow = like.dim == dim && std::equal(like.sizes, like.sizes + dim - 1, sizes.sizes);
   if (follow) {
-    for (int64_t i = 1; i < dim; ++i) {  // by insertion: stable, and quick for a handful
+    for (int64_t i = 1; i < dim; ++i) {  // insertion sort: stable, and fast for a few dims
       for (int64_t j = i; j > 0 && like.strides[order[j - 1]] < like.strides[order[j]]; --j) {
         std::swap(order[j - 1], order[j]);
       }
     }
-    int64_t reach = 1;  // elements that the dims within span
+    int64_t reach = 1;  // number of elements that the inner dims span
     for (int64_t i = dim - 1; i >= 0; --i) {
       const int64_t d = order[i];
       if (like.sizes[d] == 1) continue;

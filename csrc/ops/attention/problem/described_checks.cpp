@@ -1,4 +1,4 @@
-// The checks of attention for a call of which only its tensors' metadata are known.
+// The checks of attention for a call of which only the tensors' metadata is known.
 #include <nlohmann/json.hpp>
 
 #include "ops/attention/problem/checks.h"
@@ -9,8 +9,8 @@ namespace torch_cubin {
 
 namespace {
 
-// The options of a described call: tensors among the others, numbers on their own. Scale is
-// skipped, since no check depends on it.
+// The options of a described call: tensors together with the other tensors, numbers separately.
+// Scale is omitted, because no check depends on it.
 struct DescribedOptions {
   const nlohmann::json &tensors, &numbers;
   DescribedTensors& known;

@@ -1,13 +1,14 @@
-// The random numbers of attention weights, as csrc/kernels/common/dropout.cuh defines them: a pure
-// function of the seed and of a weight's place (Philox 4x32, 7 rounds: Salmon et al., SC 2011).
+// The random numbers for dropout of attention weights, as csrc/kernels/common/dropout.cuh defines
+// them: a pure function of the seed and a weight's position (Philox 4x32, 7 rounds: Salmon et al.,
+// SC 2011).
 #pragma once
 
 #include <cstdint>
 
 namespace torch_cubin {
 
-// One call gives the numbers of 8 weights of a row, in columns 32 block + 8 word + 2 pair + half
-// for word = 0..3 and half = 0..1: 16 bits each, the low half of a word first.
+// One Philox call gives the numbers of 8 weights of a row, in columns 32 block + 8 word + 2 pair +
+// half for word = 0..3 and half = 0..1: 16 bits each, the low half of a word first.
 struct DropoutBits {
   uint32_t words[4];
 
@@ -40,7 +41,7 @@ struct DropoutBits {
   }
 };
 
-// That of one weight, of row i and column j.
+// The random number of the weight in row i and column j.
 inline int dropout_bits(uint64_t seed, int64_t head, int64_t i, int64_t j) {
   return DropoutBits(seed, head, i, j / 32, j % 8 / 2).number(j % 32 / 8, j % 2);
 }

@@ -1,4 +1,4 @@
-// What forward and backward share between their checks and their launches.
+// The code that forward and backward share between their checks and their launches.
 #pragma once
 
 #include "kernels/attention/attention_params.h"
@@ -6,7 +6,7 @@
 
 namespace torch_cubin {
 
-// The arguments of one call, each tensor opened once, and checked.
+// The arguments of one call, each tensor opened once and checked.
 struct AttentionCall : AttentionArguments {
   explicit AttentionCall(AttentionArguments arguments);
 
@@ -18,12 +18,12 @@ struct AttentionCall : AttentionArguments {
   int32_t device_index;
 };
 
-// query, key, value and the mask as the fused kernels read them: copied where they must be, and
-// alive as long as this is.
+// query, key, value and the mask as the fused kernels read them, copied if necessary. It owns the
+// copies.
 struct FusedOperands {
   explicit FusedOperands(const AttentionCall& call);
 
-  // All that does not depend on the part; fill() adds the rest.
+  // The parameters that do not depend on the part; fill() adds the rest.
   AttentionParams params(int64_t head_dim, int64_t head_dim_v) const;
   void fill(AttentionParams& params, int64_t part) const;
 
@@ -31,8 +31,8 @@ struct FusedOperands {
   Tensor query, key, value;
   OptionalTensor slopes, sinks, cu_seqlens_q, cu_seqlens_k;  // contiguous
   AttentionProblem problem;
-  // Dropout's numbers count all batches, and a launch knows only its own: with several batch dims,
-  // which might not merge, all operands are contiguous then, copies if need be.
+  // Dropout's random numbers count all batches, but a launch only knows its own. So with dropout
+  // and several batch dims, which might not merge, all operands are made contiguous.
   bool one_launch;
 
  private:

@@ -1,5 +1,5 @@
 // flash_attention_with_kvcache: attention of a few queries over a cache of keys and values, to
-// which it adds new ones in the same call. The checked arguments of one call.
+// which the same call appends new ones. The checked arguments of one call.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace torch_cubin {
 
-// The list of the op's options, as TC_ATTENTION_OPTIONS is of the others.
+// The list of the op's options, like TC_ATTENTION_OPTIONS for the others.
 #define TC_KV_CACHE_OPTIONS(X)                          \
   X(OptionalTensor, k, std::nullopt)                    \
   X(OptionalTensor, v, std::nullopt)                    \
@@ -33,7 +33,7 @@ template <class T>
 struct KvCacheOptionsOf {
   TC_KV_CACHE_OPTIONS(TC_OPTION_MEMBER)
 
-  // Whether the query's rows stand at positions of their own; else all at the first new one.
+  // Whether each query row has its own position for rotation; otherwise all use the first new one.
   bool rotates_by_row() const { return causal || window_left >= 0 || window_right >= 0; }
 };
 
@@ -41,7 +41,7 @@ struct KvCacheOptions : KvCacheOptionsOf<Tensor> {
   static const std::vector<OptionEntry<KvCacheOptions>>& entries();
 };
 
-// All arguments of a call. Options come first, so that a name of theirs is a member.
+// All arguments of a call. Options are members under their own names.
 template <class Options, class T>
 struct KvCacheArgumentsOf : Options {
   T q, k_cache, v_cache;
@@ -52,23 +52,22 @@ using KvCacheViews = KvCacheArgumentsOf<KvCacheOptionsOf<TensorView>, TensorView
 struct KvCacheShape {
   int64_t batch, heads, kv_heads, head_dim, head_dim_v;
   int64_t seqlen_q, new_columns;
-  int64_t capacity;     // columns that a sequence can have
+  int64_t capacity;  // columns that a sequence can have
   int64_t cache_batch;  // sequences of the cache; with pages: 0
   int64_t pages, page_size;
   int64_t rotary_dim, positions;
-  bool e4m3;  // the caches' dtype; else that of the query
+  bool e4m3;  // the caches' dtype; otherwise it is the query's
   AttentionSettings settings;
 
   int64_t group() const { return kv_heads > 0 ? heads / kv_heads : 1; }
-  // Without any, a call may still write new keys.
+  // A call without queries may still write new keys.
   bool has_queries() const { return seqlen_q > 0 && heads > 0; }
 };
 
 // Throws [input].
 KvCacheShape check_kv_cache(const KvCacheViews& views);
 
-// The arguments, checked, their tensors as kernels read them; those of the cache are where they
-// were.
+// The checked arguments, with tensors as kernels read them; the caches are used in place.
 struct KvCacheCall : KvCacheArguments {
   explicit KvCacheCall(KvCacheArguments arguments);
 

@@ -1,5 +1,5 @@
-// What flash_attention_with_kvcache requires of its arguments, checked alike on every device and
-// for calls that are only described.
+// The requirements of flash_attention_with_kvcache on its arguments, checked in the same manner on
+// every device and for described calls.
 #include <algorithm>
 #include <climits>
 #include <cstdint>
@@ -47,7 +47,7 @@ void check_cache_side(const char* name, const TensorView& view, const TensorView
   check_side(kCacheOp, name, view, "q", q, dtype);
 }
 
-// A cache cannot be copied where kernels could not read it: it is written to.
+// A cache whose layout kernels cannot read is refused, not copied, because it is written to.
 void check_cache(const char* name, const TensorView& view, int64_t vector, bool written) {
   bool fits = view.sizes[3] <= 1 || view.strides[3] == 1;
   for (int64_t i = 0; i < 3; ++i) {
@@ -65,8 +65,8 @@ void check_cache(const char* name, const TensorView& view, int64_t vector, bool 
         tuple_text(view.strides, view.dim) + " as strides", ""});
 }
 
-// Memory of a cache that is written must be neither read nor written elsewhere: blocks run in any
-// order.
+// Blocks run in any order, so the memory of a cache that is written must not be read or written
+// through another argument.
 void check_caches_apart(const KvCacheViews& views) {
   const TensorView* caches[] = {&views.k_cache, &views.v_cache};
   const char* names[] = {"k_cache", "v_cache"};
@@ -87,7 +87,7 @@ void check_caches_apart(const KvCacheViews& views) {
   }
 }
 
-// Caches are of the query's dtype or of e4m3, which alone have factors.
+// Caches have the query's dtype or e4m3; only e4m3 has factors.
 void check_cache_dtype(const KvCacheViews& views, KvCacheShape& shape) {
   const TensorView &q = views.q, &k_cache = views.k_cache;
   shape.e4m3 = k_cache.dtype == ScalarType::Float8_e4m3fn;
@@ -202,7 +202,7 @@ KvCacheShape check_kv_cache(const KvCacheViews& views) {
     if (shape.pages == 0) {
       shape.capacity = 0;
     } else if (__builtin_mul_overflow(table.sizes[1], shape.page_size, &shape.capacity)) {
-      shape.capacity = INT64_MAX;  // refused below, as every length from 2^30 on
+      shape.capacity = INT64_MAX;  // refused below, like every length from 2^30 on
     }
   } else {
     shape.cache_batch = k_cache.sizes[0];
@@ -241,7 +241,8 @@ KvCacheShape check_kv_cache(const KvCacheViews& views) {
   check_rotary(views, shape);
   if (views.k) check_caches_apart(views);
 
-  // The rest is as for every attention: keys and values as (batch, heads, rows, head_dim).
+  // The other checks are those of every attention: keys and values as (batch, heads, rows,
+  // head_dim).
   const int64_t sizes[3][4] = {{shape.batch, shape.heads, shape.seqlen_q, shape.head_dim},
                                {shape.batch, shape.kv_heads, shape.capacity, shape.head_dim},
                                {shape.batch, shape.kv_heads, shape.capacity, shape.head_dim_v}};

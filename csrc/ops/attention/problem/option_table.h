@@ -1,7 +1,7 @@
-// What follows from the list of an op's options: its schema, and options from boxed arguments.
+// Derives from the list of an op's options: its schema, and the conversion from boxed arguments.
 //
-// A list is a macro over X(type, name, default). A struct of options is made of it, and the entries
-// from which signatures take the options by name.
+// A list is a macro over X(type, name, default). It expands to a struct of options, and to the
+// entries by which signatures look up options by name.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -20,7 +20,7 @@ namespace torch_cubin {
 
 using OptionalTensor = std::optional<Tensor>;
 
-// The type of an option where tensors are T: views of them, say.
+// The type of an option if tensors are of type T, for example views of them.
 template <class T, class Type>
 using OptionOf = std::conditional_t<std::is_same_v<Type, OptionalTensor>, std::optional<T>, Type>;
 
@@ -57,12 +57,12 @@ struct OptionEntry {
   const char* name;
   std::string schema;                          // "float softcap=0.0"
   void (*take)(Options&, StableIValue);        // consumes the boxed value
-  StableIValue (*give)(const Options&);        // a boxed value, which the caller owns
-  bool (*given)(const Options&);               // whether it is not the default
-  AtenTensorHandle (*tensor)(const Options&);  // null where it is none
+  StableIValue (*give)(const Options&);  // a boxed value that the caller owns
+  bool (*given)(const Options&);  // whether it differs from the default
+  AtenTensorHandle (*tensor)(const Options&);  // null if it is not a tensor or not given
 };
 
-// For the lists: a member of a struct template over T; an entry, where Options are in scope; an
+// For use with the lists: a member of a struct template over T; an entry, with Options in scope; an
 // option opened from `from`.
 #define TC_OPTION_MEMBER(type, name, ...) OptionOf<T, type> name = __VA_ARGS__;
 #define TC_OPTION_ENTRY(type, name, ...)                                             \
@@ -80,8 +80,8 @@ struct OptionEntry {
 template <class Options>
 class Signature {
  public:
-  // `options`: their names in the order of the schema, "*" before those that are passed by name;
-  // "name=True" has another default than the list.
+  // `options`: their names in the order of the schema, "*" before the keyword-only ones;
+  // "name=True" overrides the list's default.
   Signature(const std::string& tensors, const std::string& options, const std::string& results)
       : results_(results), tensors_(1) {
     for (const char c : tensors) tensors_ += c == ',' ? 1 : 0;
@@ -113,7 +113,7 @@ class Signature {
 
   int64_t size() const { return tensors_ + static_cast<int64_t>(places_.size()); }
 
-  // The options behind the tensors in `stack`, which it consumes.
+  // The options after the tensors in `stack`; consumes them.
   Options take(const StableIValue* stack) const {
     Options options;
     for (size_t i = 0; i < places_.size(); ++i) entry(i).take(options, stack[tensors_ + i]);
@@ -124,10 +124,10 @@ class Signature {
     for (size_t i = 0; i < places_.size(); ++i) stack[tensors_ + i] = entry(i).give(options);
   }
 
-  // Moves the arguments of an op with as many tensors and no other options; those that it lacks get
-  // their defaults.
+  // Moves the arguments from the stack of an op that has the same number of tensors and no
+  // additional options; options that it lacks get their defaults.
   void move_from(const Signature& other, const StableIValue* from, StableIValue* to) const {
-    give(Options(), to);  // tensors are none, and own nothing
+    give(Options(), to);  // the default of a tensor option is none, which owns nothing
     for (int64_t i = 0; i < tensors_; ++i) to[i] = from[i];
     for (size_t i = 0; i < places_.size(); ++i) {
       const int64_t place = other.place(entry(i).name);
@@ -135,7 +135,7 @@ class Signature {
     }
   }
 
-  // Of an option in a stack; -1 where the op lacks it.
+  // Index of an option in a stack; -1 if the op does not have it.
   int64_t place(const std::string& name) const {
     for (size_t i = 0; i < places_.size(); ++i) {
       if (name == entry(i).name) return tensors_ + static_cast<int64_t>(i);
@@ -143,7 +143,7 @@ class Signature {
     return -1;
   }
 
-  // Throws [input] where a tensor has elements and no memory.
+  // Throws [input] if a tensor has elements but no memory.
   void require_memory(const char* op, const Options& options,
                       std::initializer_list<const Tensor*> tensors) const {
     size_t argument = 0;
@@ -156,7 +156,7 @@ class Signature {
     }
   }
 
-  // Whether an option that the op lacks is given.
+  // Whether an option is given that the op does not have.
   bool lacks_one_of(const Options& options) const {
     for (const OptionEntry<Options>& each : Options::entries()) {
       if (each.given(options) && place(each.name) < 0) return true;
@@ -169,7 +169,7 @@ class Signature {
 
   std::string arguments_, results_;
   int64_t tensors_;
-  std::vector<size_t> places_;  // of its options in the list
+  std::vector<size_t> places_;  // index in the list for each of its options
 };
 
 }  // namespace torch_cubin

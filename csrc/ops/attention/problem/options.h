@@ -1,13 +1,14 @@
-// Attention's options: what a user passes besides query, key and value, and the same as numbers.
+// Attention's options: the arguments besides query, key and value, and the same as numbers.
 #pragma once
 
 #include "ops/attention/problem/option_table.h"
 
 namespace torch_cubin {
 
-// The one list of them. From it follow the schemas (signatures.h), the boxed arguments, the struct,
-// calls that Python describes and, by the schemas, Python's own Options; docs/ops.md says what each
-// does. A new one stands here and in the signatures of the ops that have it.
+// The only list of the options. The schemas (signatures.h), the boxed arguments, the struct, calls
+// that Python describes and, through the schemas, Python's own Options are derived from it;
+// docs/ops.md documents each. A new option is added here and to the signatures of the ops that have
+// it.
 #define TC_ATTENTION_OPTIONS(X)                 \
   X(OptionalTensor, attn_mask, std::nullopt)    \
   X(double, dropout_p, 0.0)                     \
@@ -32,8 +33,8 @@ namespace torch_cubin {
 template <class T>
 struct AttentionOptionsOf {
   TC_ATTENTION_OPTIONS(TC_OPTION_MEMBER)
-  // Of an op for float8_e4m3fn: query, key and value are, and the output is bfloat16. They are
-  // multiplied by their descales, float32 (batch, heads of key); none: 1.
+  // For ops of float8_e4m3fn: query, key and value have that dtype, and the output is bfloat16.
+  // They are multiplied by their descales, float32 (batch, heads of key); default: 1.
   bool e4m3 = false;
 };
 
@@ -44,24 +45,24 @@ struct AttentionOptions : AttentionOptionsOf<Tensor> {
 using AttentionViews = AttentionOptionsOf<TensorView>;
 AttentionViews views_of(const AttentionOptions& options);
 
-// The arguments of a forward, and most of a backward's. `op` names the op in errors.
+// The arguments of a forward, and most of those of a backward. `op` names the op in errors.
 struct AttentionArguments {
   const char* op;
   Tensor query, key, value;
   AttentionOptions options;
 };
 
-// The options as numbers, ready for a kernel; defaults resolved, ranges checked.
+// The options as numbers for a kernel, with defaults resolved and ranges checked.
 struct AttentionSettings {
   double scale = 1;
   double softcap = 0;         // 0: none
   int first = 0, last = 0;    // row i sees columns i + first .. i + last (kNoBound: open)
   bool bottom_right = false;  // the band is shifted by seqlen_k - seqlen_q
   int drop_below = 0;         // dropout: a 16-bit random number below this drops a weight
-  double keep_scale = 1;      // 1 / kept fraction; 0 where all are dropped
+  double keep_scale = 1;  // 1 / kept fraction; 0 if all are dropped
 };
 
-// AttentionSettings::keep_scale for a drop_below.
+// AttentionSettings::keep_scale for a value of drop_below.
 inline double keep_scale_of(int drop_below) {
   return drop_below < 65536 ? 65536.0 / (65536 - drop_below) : 0;
 }

@@ -7,7 +7,7 @@ namespace {
 
 constexpr int64_t kVector = 16;  // bytes
 
-// Stride of the i-th dim from the end; 0 where the tensor is broadcast.
+// Stride of the i-th dim from the end; 0 if the tensor is broadcast there.
 int64_t stride_from_end(const TensorView& view, int64_t i) {
   return i <= view.dim && view.sizes[view.dim - i] != 1 ? view.strides[view.dim - i] : 0;
 }

@@ -1,4 +1,4 @@
-// One attention problem in numbers: sizes, and where every operand's rows lie.
+// One attention problem in numbers: sizes, and the memory layout of every operand.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace torch_cubin {
 
 struct AttentionParams;
 
-// The tensors that a kernel finds by strides.
+// The tensors that a kernel addresses by strides.
 enum AttentionOperand {
   kQuery,
   kKey,
@@ -28,16 +28,16 @@ class AttentionProblem {
  public:
   explicit AttentionProblem(const AttentionShape& shape) : shape_(shape) {}
 
-  // `view` has the problem's own dims, or fewer, or size 1 where it is broadcast.
+  // `view` has the problem's own dims, fewer dims, or size 1 in broadcast dims.
   void add(AttentionOperand operand, const TensorView& view);
 
-  // Merges neighbouring batch dims where the strides of all operands run on. What remains besides
-  // the innermost takes a launch for each index: parts().
+  // Merges neighbouring batch dims if the strides of all operands allow it. For the remaining outer
+  // dims there is one launch for each index: parts().
   void merge();
   int64_t parts() const;
 
-  // Fills in what depends on the operands, for part `part`: pointers, strides, sizes. Those that
-  // run through all batches (logsumexp) are moved by part * batch * heads * rows.
+  // Fills in everything that depends on the operands for part `part`: pointers, strides, sizes.
+  // Pointers that run through all batches (logsumexp) advance by part * batch * heads * rows.
   void fill(AttentionParams& params, int64_t part) const;
   int64_t batch() const { return dims_ > 0 ? sizes_[0] : 1; }
 
@@ -55,8 +55,8 @@ class AttentionProblem {
   int64_t sizes_[kMaxDims] = {};  // of the batch dims, innermost first
 };
 
-// Whether kernels can read (and write) a tensor's rows where they lie: columns contiguous, 16-byte
-// vectors throughout.
+// Whether kernels can read and write a tensor's rows in place: contiguous columns, all in whole
+// 16-byte vectors.
 bool has_vector_rows(const TensorView& view);
 
 }  // namespace torch_cubin
