@@ -87,7 +87,8 @@ def _find_own_attention(config_class: type) -> str:
 
     Such a layer adds its mask to its scores, but "sdpa" makes no mask if is_causal suffices: the
     model would not be causal. The two kinds of models are distinguished by the code of the layers.
-    Models of several parts (audio beside text) have layers of both kinds, and ask where it matters.
+    Models with several parts (audio and text) have layers of both kinds, and use the interface
+    where it matters.
     """
     for module_classes in _classes_beside(config_class):
         layers = [cls for cls in module_classes if "Attention" in cls.__name__]
@@ -106,9 +107,9 @@ def _needs_mask(config_class: type) -> bool:
 
 @cache
 def _find_needs_mask(config_class: type) -> bool:
-    """Whether a model was never made for "sdpa", so that its layers do not say `is_causal`
-    (BigBird-Pegasus, ALIGN), or say it of layers that see everything (BridgeTower). Then every
-    causal call gets a mask, and no mask means none, as under "eager"."""
+    """Whether a model was not written for "sdpa": its layers do not set `is_causal`
+    (BigBird-Pegasus, ALIGN), or set it for layers that see everything (BridgeTower). Then every
+    causal call gets a mask, and no mask means that nothing is hidden, as under "eager"."""
     return any(
         any(getattr(cls, "_supports_sdpa", None) is False for cls in classes)
         and any(_asks(x) for x in classes)
@@ -117,8 +118,8 @@ def _find_needs_mask(config_class: type) -> bool:
 
 
 def _classes_beside(config_class: type) -> Iterator[list[type]]:
-    """The torch.nn.Modules that stand in the modules modeling_* of a config's package, and those
-    beside each of its base classes."""
+    """The torch.nn.Modules in the modules modeling_* of a config's package, and of the packages of
+    its base classes."""
     for cls in config_class.__mro__:
         package = cls.__module__.rpartition(".")[0]
         found: list[type] = []
@@ -140,7 +141,7 @@ def _asks(layer: type) -> bool:
 
 
 def _names_in(layer: type) -> set[str]:
-    """Global names and attributes that the methods of a class and of its bases use, without those
+    """Global names and attributes that the methods of a class and its bases use, except methods
     that it overrides."""
     names: set[str] = set()
     classes = layer.__mro__[: layer.__mro__.index(torch.nn.Module)]
@@ -176,23 +177,23 @@ def attention(
     """The function that transformers calls for a layer.
 
     Args:
-        module: the layer; `module.is_causal` (default: True) applies if there is no mask, but for
-            models that were never made for "sdpa", where no mask hides nothing.
+        module: the layer; `module.is_causal` (default: True) applies if there is no mask, except
+            for models that were not written for "sdpa", where no mask means nothing is hidden.
         query: (batch, heads, rows, head_dim).
         key: (batch, heads that divide those of query, columns, head_dim).
-        value: as key; head_dim may be another.
+        value: like key; head_dim may differ.
         attention_mask: bool (False hides) or added to the scores; broadcasts to
             (batch, heads, rows, columns).
         position_bias: added to the scores as well (T5).
         softcap: scores become softcap * tanh(scores / softcap).
-        s_aux: (heads,): a logit that joins each row's softmax, without a value.
-        indices: (batch, rows, any number): the columns that each row sees, of those that the mask
-            lets it see (DeepSeek V3.2).
+        s_aux: (heads,): an extra logit in each row's softmax, without a value.
+        indices: (batch, rows, any number): the columns that each row sees, among those that the
+            mask allows (DeepSeek V3.2).
         block_indices: the same by blocks (MiniMax M3), of an unknown size: refused.
-        sliding_window: columns that a row of packed sequences sees, itself included; a mask says so
-            for others.
-        cu_seq_lens_q, cu_seq_lens_k: where each sequence begins in rows and in columns, of a batch
-            of one that is several sequences one after another: they do not see each other.
+        sliding_window: the number of columns that a row of packed sequences sees, including
+            itself; other calls have a mask for it.
+        cu_seq_lens_q, cu_seq_lens_k: the offsets of packed sequences in rows and in columns, for a
+            batch of one: sequences do not see each other.
         max_length_q, max_length_k: the longest sequence's rows and columns.
 
     Returns:
@@ -284,8 +285,8 @@ def paged_attention(
 ) -> tuple[Tensor, None]:
     """Called by transformers for a layer in continuous batching, as "paged|cubin" (up to 5.22).
 
-    The rows of all requests lie one after another, (1, heads, rows, head_dim), and `cache` gives
-    the keys and values that each sees, old and new.
+    The rows of all requests are concatenated, (1, heads, rows, head_dim), and `cache` provides the
+    keys and values that each sees, old and new.
     """
     if cache is None or block_table is not None:
         raise errors.fault(
@@ -344,7 +345,7 @@ def _packed(
     softcap: float | None,
     s_aux: Tensor | None,
 ) -> Tensor:
-    """Sequences one after another in a batch of one; (1, rows, heads, head_dim of value)."""
+    """Concatenated sequences in a batch of one; returns (1, rows, heads, head_dim of value)."""
     if query.shape[0] != 1:
         raise errors.fault(
             "input", 'attention "cubin"', "is given cu_seq_lens_q for several rows of a batch",
@@ -379,7 +380,7 @@ def _same_sequence(rows: Tensor, columns: Tensor, count: int, key_count: int) ->
 
 
 def _narrowed(mask: Tensor | None, seen: Tensor, is_causal: bool) -> Tensor:
-    """The mask (None: that of is_causal) where `seen` is True, and nothing elsewhere."""
+    """The mask (None: that of is_causal) where `seen` is True; hidden elsewhere."""
     if mask is None:
         return seen & ~seen.new_ones(seen.shape[-2:]).triu(1) if is_causal else seen
     if mask.dtype == torch.bool:
@@ -388,10 +389,10 @@ def _narrowed(mask: Tensor | None, seen: Tensor, is_causal: bool) -> Tensor:
 
 
 def _selected(indices: Tensor, mask: Tensor | None, is_causal: bool, key: Tensor) -> Tensor:
-    """The mask without the columns that are not among `indices`.
+    """The mask without the columns that are not in `indices`.
 
-    Models with sparse attention make this mask themselves only for "eager" and "sdpa", and pass the
-    indices to every other implementation.
+    Models with sparse attention build this mask themselves only for "eager" and "sdpa", and pass
+    the indices to every other implementation.
     """
     hidden = torch.ones(*indices.shape[:-1], key.shape[2], dtype=torch.bool, device=key.device)
     hidden = hidden.scatter(-1, indices.long(), False).unsqueeze(1)

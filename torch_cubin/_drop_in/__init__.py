@@ -1,1 +1,2 @@
-"""What drop_in() serves, why it leaves a call to PyTorch, and the report of both."""
+"""The calls that drop_in() serves, the reasons for those that it leaves to PyTorch, and the
+report."""

@@ -1,5 +1,5 @@
-# Our kernels over aten's own, below autograd: registered once, then switched (install.py for the
-# process, drop_in.py for a thread). Which call they serve is decided in C++
+# Registers our kernels for aten's own operators, below autograd. They are registered once, then
+# switched (install.py for the process, drop_in.py for a thread). C++ decides which calls they serve
 # (csrc/ops/matmul/aten_products.cpp).
 """Registers the kernels that install() and drop_in() switch on."""
 
@@ -18,13 +18,13 @@ from torch_cubin import errors
 from torch_cubin._native import library
 from torch_cubin._pytorch import aten_kernels, thread_objects
 
-# As csrc/ops/common/serving.h numbers them.
+# The numbers of csrc/ops/common/serving.h.
 POLICIES = {"off": 0, "fastest": 1, "all": 2}
-# By their numbers in csrc/ops/matmul/aten_products.h: operators, and where their result goes.
+# Numbered as in csrc/ops/matmul/aten_products.h: operators, and the destination of the result.
 _SUMS = ("addmm", "baddbmm", "addmv")
 _FORMS = ("{}", "{}.out", "{}_")
 
-# What install() serves. The others are registered in csrc/c_api_install.cpp.
+# The operators that install() serves. The others are registered in csrc/c_api_install.cpp.
 OPERATORS = (
     *("mm", "mm.out", "bmm", "bmm.out", "mv"),
     *(form.format(name) for name in _SUMS for form in _FORMS),
@@ -49,11 +49,11 @@ def number_of(policy: str) -> int:
 
 
 def register(key: str = "CUDA") -> None:
-    """Stands over aten's kernels of this dispatch key, once; where this PyTorch has any.
+    """Registers our kernels for this dispatch key, once, if this PyTorch has kernels for it.
 
-    NOTE: the registrations stay. Taken away, they would race with other threads' calls inside
-    PyTorch's dispatcher: a call may read the old kernel's boxed function with the new one's state.
-    Adding one over PyTorch's kernels is safe, because these are called unboxed and have no state.
+    NOTE: the registrations are never removed. Removing them would race with other threads' calls
+    inside PyTorch's dispatcher: a call could combine the old kernel's boxed function with the new
+    one's state. Adding one is safe, because PyTorch's kernels are called unboxed and have no state.
     """
     with _lock:
         if key in _registered or (key == "CUDA" and not aten_kernels.has_cuda()):
@@ -105,7 +105,7 @@ def _no_kernel(name: str, *args: object, **kwargs: object) -> None:
 
 @functools.cache
 def _extension() -> Any:
-    """The extension module with what it needs, or None: addmm and its kin are not served then."""
+    """The extension module if it has the functions for addmm and the other sums, else None."""
     try:
         extension: Any = importlib.import_module("torch_cubin._launch")
     except ImportError:
@@ -134,12 +134,13 @@ _entered = threading.local()  # .scopes: (scope, its number) of this thread, the
 
 
 def below_autograd() -> bool:
-    """Whether drop_in() serves eager code by these kernels: not on a CPU build of PyTorch."""
+    """Whether drop_in() serves eager code with these kernels: not on a CPU build of PyTorch."""
     return aten_kernels.has_cuda() and _has_shims("CUDA")
 
 
 def enter_thread(scope: object, policy: str) -> bool:
-    """Switches this thread to the policy; False, having done nothing, on a CPU build of PyTorch."""
+    """Switches this thread to the policy. On a CPU build of PyTorch it does nothing and returns
+    False."""
     if not below_autograd():
         return False
     register()
@@ -151,9 +152,9 @@ def enter_thread(scope: object, policy: str) -> bool:
 
 
 def leave_thread(scope: object) -> bool:
-    """Undoes enter_thread(); False if this thread has not entered the scope by it.
+    """Undoes enter_thread(); False if this thread has not entered the scope.
 
-    Not always the last one: the scopes of two generators end in any order.
+    The scope need not be the innermost: the scopes of two generators can end in any order.
     """
     scopes = _entered.__dict__.get("scopes", [])
     last = next((i for i in reversed(range(len(scopes))) if scopes[i][0] is scope), None)
@@ -169,7 +170,7 @@ def _switch_thread(before: int, after: int) -> None:
     if before == after:
         return
     library.set_thread_policy(after)
-    # For the threads that compute the gradients of a backward() that this thread calls.
+    # For the threads that compute the gradients of a backward() called in this thread.
     if before:
         library.forget_thread_object(thread_objects.KEYS[before])
     if after:
@@ -177,12 +178,13 @@ def _switch_thread(before: int, after: int) -> None:
 
 
 def serves_sums() -> bool:
-    """Whether addmm and its kin can be served in this process."""
+    """Whether addmm and the other sums can be served in this process."""
     return _extension() is not None
 
 
 def is_ours(op: str, key: str = "CUDA") -> bool:
-    """Whether the dispatch key calls our kernel of an operator: another may stand over it."""
+    """Whether the dispatch key calls our kernel for an operator: another library may have replaced
+    it."""
     where = aten_kernels.registered_at(op, key)
     return "c_api_install.cpp:" in where or f"{Path(__file__)}:" in where
 

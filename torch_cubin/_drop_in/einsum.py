@@ -1,6 +1,6 @@
-# Reads an einsum equation of two operands and says how one matrix product computes it.
-# It plans on labels alone: no tensor comes here, so a plan can be kept for an equation.
-"""Which einsum equations are one matrix product, and which permutations make them one."""
+# Parses an einsum equation of two operands and plans it as one matrix product. The plan depends
+# only on labels, not on tensors, so it can be cached for each equation.
+"""Finds the einsum equations that are one matrix product, and the permutations for it."""
 
 import string
 from collections.abc import Sequence
@@ -36,9 +36,10 @@ class Plan(NamedTuple):
 
 
 def plan(equation: str, dims: tuple[int, int]) -> Plan | str:
-    """The plan for an equation over operands of these numbers of dims, or why there is none.
+    """The plan for an equation over operands with these numbers of dims, or the reason why there is
+    none.
 
-    A wrong equation gives a reason too: torch.einsum then raises its own error.
+    An invalid equation gives a reason too: torch.einsum then raises its own error.
     """
     equation = equation.replace(" ", "")
     inputs, arrow, output = equation.partition("->")
@@ -86,7 +87,8 @@ def plan(equation: str, dims: tuple[int, int]) -> Plan | str:
 
 
 def equation(inputs: Sequence[Sequence[object]], output: Sequence[object] | None) -> str:
-    """The equation of einsum's other form, lists of integers and Ellipsis; "" for a wrong one."""
+    """The equation for einsum's other form, lists of integers and Ellipsis; "" for an invalid
+    one."""
     terms = [_letters(term) for term in inputs]
     last = None if output is None else _letters(output)
     known = [term for term in terms if term is not None]
@@ -108,7 +110,7 @@ def _letters(term: Sequence[object]) -> str | None:
 
 
 def _labels(term: str, dims: int) -> list[str] | None:
-    """One label a dim. The dims of an ellipsis are "...1" (the last), "...2" and so on."""
+    """One label for each dim. The dims of an ellipsis are "...1" (the last), "...2" and so on."""
     covered = dims - len(term.replace("...", ""))
     if covered < 0 or (covered > 0 and "..." not in term):
         return None

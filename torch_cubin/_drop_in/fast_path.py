@@ -1,7 +1,8 @@
-# PyTorch's fused inference path of nn.MultiheadAttention and nn.TransformerEncoderLayer, which
-# multiplies where no mode can see it: off in a thread that is inside drop_in(), unchanged in every
-# other, and left to PyTorch for nested tensors, which these layers take on that path alone.
-"""The switch of PyTorch's fused attention layers, for each thread by itself."""
+# Disables PyTorch's fused inference path of nn.MultiheadAttention and nn.TransformerEncoderLayer in
+# threads that are inside drop_in(), because no mode can intercept its products. Other threads are
+# not affected. Nested tensors are left to PyTorch, because these layers only accept them on that
+# path.
+"""A per-thread switch for PyTorch's fused attention layers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,17 +19,16 @@ _serving: tuple[type, ...] = ()
 
 
 def serves(kind: type) -> None:
-    """Switch the fused path off where a mode of this class is entered, from now on."""
+    """Disables the fused path, from now on, in threads that have entered a mode of this class."""
     global _serving
     _serving = (*_serving, kind)
 
 
 def _get_fastpath_enabled() -> bool:
-    """PyTorch's function of this name; False in a thread that is inside drop_in().
+    """Replaces PyTorch's function of this name; returns False in a thread that is inside drop_in().
 
-    Any mode keeps eager code from the fused path; torch.compile takes it all the same. PyTorch's
-    own switch is one for all threads: set for one thread, it would make the nested tensors of
-    another fail.
+    In eager code any mode disables the fused path, but torch.compile takes it regardless. PyTorch's
+    own switch is global: setting it for one thread would break nested tensors in another.
     """
     if not torch.jit.is_scripting():
         modes = pytorch_modes.function_modes()
@@ -43,7 +43,7 @@ def _given_nested(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _without_serving(modes: list[Any], call: Callable[..., Any]) -> object:
-    """What the call gives with those of this thread's modes that do not serve."""
+    """Runs the call without those of this thread's modes that serve."""
     for _ in modes:
         pytorch_modes.pop_mode()
     try:
@@ -61,10 +61,11 @@ def _without_serving(modes: list[Any], call: Callable[..., Any]) -> object:
 
 
 def _call_of(name: str) -> Callable[..., Any]:
-    """nn.Module.__call__ of the layer of this name, without drop_in() around it for nested tensors.
+    """nn.Module.__call__ of the layer of this name, which leaves drop_in() for nested tensors.
 
-    The fused path is the only one of these layers that takes them, and any mode keeps PyTorch from
-    it. Other modes stay: under one of those the layer raises, as it does without drop_in().
+    Only the fused path of these layers accepts nested tensors, and any mode keeps PyTorch from it.
+    Other modes stay active: under one of those the layer raises an error, as it does without
+    drop_in().
     """
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -78,7 +79,7 @@ def _call_of(name: str) -> Callable[..., Any]:
     return __call__
 
 
-# Once and for good, so that no thread sees them change.
+# Patched once and never restored, so that no thread sees a change.
 if pytorch_modes.FAST_PATHS.available:
     mha.get_fastpath_enabled = _get_fastpath_enabled
     layer: Any

@@ -1,14 +1,14 @@
 # The implementation "cubin" in PyTorch's registry of flash attention: our kernels behind the
 # operators aten::_flash_attention_* and aten::_scaled_dot_product_flash_attention*, while the user
-# has it activated. It maps arguments and results between both; what it cannot serve it leaves to
+# has it activated. It converts arguments and results, and leaves calls that it cannot serve to
 # PyTorch's kernel.
 """``torch.nn.attention.activate_flash_attention_impl("cubin")``.
 
-Everything that ends in PyTorch's flash attention then runs from cubins, unchanged:
-F.scaled_dot_product_attention where PyTorch chooses that backend, torch.nn.attention.varlen, nested
+Everything that uses PyTorch's flash attention then runs from cubins, unchanged:
+F.scaled_dot_product_attention if PyTorch chooses that backend, torch.nn.attention.varlen, nested
 tensors, context parallel, and the graphs of torch.compile, forward and backward.
-``restore_flash_attention_impl()`` gives PyTorch its kernels back. Importing torch_cubin registers
-the implementation, which activates nothing.
+``restore_flash_attention_impl()`` restores PyTorch's kernels. Importing torch_cubin registers the
+implementation but does not activate it.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _forward = torch.ops.cubin._attention_forward.default
 _backward = torch.ops.cubin._attention_backward.default
 
 _DTYPES = (torch.float16, torch.bfloat16)
-_HEAD_DIM = 256  # the widest that PyTorch's flash attention takes
+_HEAD_DIM = 256  # the widest head that PyTorch's flash attention supports
 
 
 def _why_not(
     query: Tensor, key: Tensor, value: Tensor, dropout_p: float, offsets: tuple[Any, Any]
 ) -> str:
-    """Why neither forward nor backward is served; "" where both are."""
+    """The reason why neither forward nor backward is served; "" if both are."""
     if dropout_p > 0:
         return "dropout, whose numbers PyTorch's backward draws again"
     if not query.dtype == key.dtype == value.dtype or query.dtype not in _DTYPES:
@@ -62,7 +62,7 @@ def _why_not(
 
 
 def _why_not_sums(logsumexp: Tensor, query: Tensor) -> str:
-    """Why this logsumexp is not ours; `query` has its heads before its rows."""
+    """The reason why this logsumexp cannot be used; `query` has its heads before its rows."""
     if logsumexp.shape == query.shape[:-1] and logsumexp.dtype == torch.float32:
         return ""
     return "a logsumexp of another layout"
@@ -73,16 +73,17 @@ _SEVERAL_KERNELS = "num_splits=1 with packed sequences, which have several kerne
 
 
 def _has_one_packed_kernel(device: torch.device) -> bool:
-    """Whether batch_invariant() covers packed sequences there: the CPU's reference, and Hopper."""
+    """Whether batch_invariant() covers packed sequences on the device: the CPU's reference, and
+    Hopper."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device) == (9, 0)
 
 
-# Of the keyword arguments of PyTorch's operators, those that are served whatever they are.
+# Keyword arguments of PyTorch's operators that are served for every value.
 _OPTIONS = frozenset(("scale", "window_size_left", "window_size_right", "num_splits"))
 
 
 def _unknown_option(options: dict[str, Any]) -> str:
-    """The keyword argument that is not served; "" where all are."""
+    """A keyword argument that is not served; "" if all are."""
     unknown = (
         name for name, value in options.items() if name not in _OPTIONS and value is not None
     )
@@ -90,7 +91,7 @@ def _unknown_option(options: dict[str, Any]) -> str:
 
 
 def _packed(offsets: tuple[Any, Any], longest: tuple[int, int]) -> dict[str, Any]:
-    """The options of the cubin ops for packed rows; none without offsets."""
+    """The options of the cubin ops for packed rows; empty without offsets."""
     if offsets[0] is None:
         return {}
     options = {"cu_seqlens_q": offsets[0], "cu_seqlens_k": offsets[1]}
@@ -102,7 +103,7 @@ def _window(size: int | None) -> int:
 
 
 def _layout_of(result: Tensor, like: Tensor) -> Tensor:
-    """`result` with the strides of torch.empty_like(like), which graphs count on."""
+    """`result` with the strides of torch.empty_like(like), which graphs rely on."""
     if result.stride() == like.stride():
         return result
     wanted = torch.empty_like(like)
@@ -121,7 +122,7 @@ def _attend(
 ) -> tuple[Tensor, Tensor]:
     """Output and logsumexp of (batch, heads, rows, head_dim), or of packed rows."""
     options = _packed(offsets, longest)
-    # The operators of aten have no rule of autocast: they compute in the dtype that they are given.
+    # aten's operators have no autocast rule: they compute in the dtype of their arguments.
     with dispatch_keys.without_autocast():
         out, logsumexp = _forward(
             query,
@@ -135,7 +136,7 @@ def _attend(
             bottom_right=True,
             **options,
         )
-    # PyTorch's kernels write inf for rows that see no key, ours -inf.
+    # PyTorch's kernels write inf for rows that see no key; ours write -inf.
     beyond = 0 if is_causal else window[1]
     rows, columns = query.shape[-2], key.shape[-2]
     if options or columns == 0 or (beyond >= 0 and rows > columns + beyond):
@@ -144,7 +145,7 @@ def _attend(
 
 
 def _auxiliary(query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """rng_state, unused and debug_attn_mask of a call without dropout, which are not read."""
+    """rng_state, unused and debug_attn_mask for a call without dropout; nobody reads them."""
     return (
         query.new_empty(2, dtype=torch.uint64),
         query.new_empty((), dtype=torch.uint64),
@@ -153,11 +154,12 @@ def _auxiliary(query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class Implementation:
-    """The registered functions while it is active; PyTorch's registry keeps it, calls remove()."""
+    """The registered functions while the implementation is active; PyTorch's registry owns it and
+    calls remove()."""
 
     def __init__(self, dispatch_key: str = "CUDA") -> None:
         self._dispatch_key = dispatch_key
-        self._own = threading.local()  # .depth: this thread is inside of PyTorch's own kernels
+        self._own = threading.local()  # .depth > 0: this thread is inside PyTorch's own kernels
         self._kernels: dict[str, Any] = {}
         self._library: torch.library.Library | None = torch.library.Library("aten", "IMPL")
         for name, function in (
@@ -167,14 +169,14 @@ class Implementation:
             ("_scaled_dot_product_flash_attention", self.sdpa),
             ("_scaled_dot_product_flash_attention_backward", self.sdpa_backward),
         ):
-            if hasattr(torch.ops.aten, name):  # the second is not in every PyTorch
+            if hasattr(torch.ops.aten, name):  # not every PyTorch has the second one
                 self._register(name, function)
 
     def _register(self, name: str, function: Callable[..., Any]) -> None:
         try:
-            # Before the override: afterwards it would be the override.
+            # Looked up before the override, because afterwards it would return the override.
             kernel = torch.library.get_kernel(f"aten::{name}", self._dispatch_key)
-        except RuntimeError:  # a PyTorch without CUDA has none
+        except RuntimeError:  # a PyTorch without CUDA has no kernel
             kernel = None
         self._kernels[name] = kernel
         assert self._library is not None
@@ -183,11 +185,12 @@ class Implementation:
         )
 
     def remove(self) -> None:
-        """Gives PyTorch its kernels back."""
-        self._library = None  # its registrations go with it
+        """Restores PyTorch's kernels."""
+        self._library = None  # dropping the library removes its registrations
 
     def _decline(self, keys: Any, name: str, reason: str, *args: Any, **kwargs: Any) -> Any:
-        """PyTorch's own kernel; the operators that it calls lead here, and back to PyTorch."""
+        """Calls PyTorch's own kernel. The operators that it calls come back here, and go to PyTorch
+        too."""
         depth = getattr(self._own, "depth", 0)
         if depth == 0:
             report.count_declined(name, reason)
@@ -262,7 +265,7 @@ class Implementation:
         num_splits: int | None = None,
         **_: Any,
     ) -> tuple[Tensor, Tensor]:
-        """For (batch, rows, heads, head_dim), or packed rows."""
+        """Handles (batch, rows, heads, head_dim), or packed rows."""
         if num_splits == 1:
             with batch_invariant():
                 return self._rows_first(
@@ -354,7 +357,7 @@ def _swap_heads(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def _swap_ranked(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """_swap_heads() of tensors of four dims; others, of a wrong rank, as they are."""
+    """_swap_heads() for tensors with four dims; tensors of a wrong rank are returned unchanged."""
     return tuple(x.transpose(1, 2) if x.dim() == 4 else x for x in tensors)
 
 
@@ -394,7 +397,7 @@ def _differentiate(
 
 
 def register() -> None:
-    """Adds the implementation to PyTorch's registry, where this PyTorch has one."""
+    """Adds the implementation to PyTorch's registry, if this PyTorch has one."""
     add = getattr(torch.nn.attention, "register_flash_attention_impl", None)
     if add is not None and hasattr(torch.library, "get_kernel"):
         add(NAME, register_fn=Implementation)

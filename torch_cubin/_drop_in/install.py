@@ -1,6 +1,7 @@
-# The switch of our kernels for the whole process. aten_kernels.py registers them, and
+# Switches our kernels for the whole process. aten_kernels.py registers them, and
 # csrc/ops/matmul/aten_products.cpp decides which calls they serve.
-"""``torch_cubin.install()``: any program's products from cubins, below autograd."""
+"""``torch_cubin.install()``: serves a program's products and attention from cubins, below
+autograd."""
 
 from __future__ import annotations
 
@@ -13,11 +14,11 @@ from torch_cubin._drop_in import aten_kernels, report
 from torch_cubin._native import library
 
 _lock = threading.Lock()
-_active: list[Installation] = []  # the last one's policy holds; guarded by _lock
+_active: list[Installation] = []  # the last one's policy applies; guarded by _lock
 
 
 class Installation:
-    """What :func:`install` returns: it holds until :meth:`remove`, or the end of its ``with``."""
+    """The result of :func:`install`: active until :meth:`remove`, or the end of its ``with``."""
 
     def __init__(self, policy: str) -> None:
         self.policy = policy
@@ -28,9 +29,9 @@ class Installation:
         return self in _active
 
     def remove(self) -> None:
-        """Gives the calls back to PyTorch, in all threads; a second time, does nothing.
+        """Returns the calls to PyTorch, in all threads. Calling it again does nothing.
 
-        Our registrations stay below PyTorch's autograd and pass every call on, which costs it a few
+        Our registrations stay below PyTorch's autograd and forward every call, which costs it a few
         tenths of a microsecond.
         """
         with _lock:
@@ -50,7 +51,7 @@ class Installation:
 
 
 def is_active() -> bool:
-    """Whether any handle is active, whose counts would be lost if they began anew."""
+    """Whether any handle is active; if so, resetting the counts would lose calls."""
     return bool(_active)
 
 
@@ -62,19 +63,20 @@ def _switch() -> None:
 def install(*, policy: str = "fastest") -> Installation:
     """Serve the products and attention of the whole process from cubins, until ``handle.remove()``.
 
-    Our kernels stand under ``aten::mm``, ``bmm``, ``mv``, ``addmm``, ``baddbmm`` and ``addmv``,
-    their ``out=`` and in-place forms, and PyTorch's fused attentions, below autograd, for CUDA
-    tensors of float16, bfloat16, float32 and float64. So they serve eager code and the graphs of
-    ``torch.compile``, forward and backward, on every thread, in C++ modules, DTensor and FSDP;
-    derivatives, autocast and vmap are PyTorch's own. Other calls run PyTorch's kernels;
-    :func:`torch_cubin.report` counts both, with the reason.
+    Our kernels replace those of ``aten::mm``, ``bmm``, ``mv``, ``addmm``, ``baddbmm`` and
+    ``addmv``, their ``out=`` and in-place variants, and PyTorch's fused attention ops, below
+    autograd, for CUDA tensors of float16, bfloat16, float32 and float64. So they serve eager code
+    and the graphs of ``torch.compile``, forward and backward, on every thread, in C++ modules,
+    DTensor and FSDP; derivatives, autocast and vmap are PyTorch's own. Other calls run PyTorch's
+    kernels; :func:`torch_cubin.report` counts both, with the reason.
 
-    The handle is a context manager. ``TORCH_CUBIN_INSTALL=1`` in the environment installs at import
-    of PyTorch, for programs that do not know of torch_cubin (docs/serving_a_model.md).
+    The handle is a context manager. ``TORCH_CUBIN_INSTALL=1`` in the environment installs when
+    PyTorch is imported, for programs that do not mention torch_cubin (docs/serving_a_model.md).
 
     Args:
-        policy: ``"fastest"`` serves calls of the GPUs, dtypes and kinds that were measured to be as
-            quick as PyTorch's at least; ``"all"`` serves whatever can be served.
+        policy: ``"fastest"`` serves calls on the GPUs, with the dtypes and of the kinds for which
+            our kernels were measured to be at least as fast as PyTorch's; ``"all"`` serves every
+            call that can be served.
     """
     aten_kernels.number_of(policy)
     aten_kernels.register()
@@ -88,7 +90,7 @@ def install(*, policy: str = "fastest") -> Installation:
 
 
 def install_by_environment() -> None:
-    """What ``TORCH_CUBIN_INSTALL`` asks for, at import: a policy, or 1 for the default one."""
+    """Handles ``TORCH_CUBIN_INSTALL`` at import: a policy, or 1 for the default policy."""
     value = os.environ.get("TORCH_CUBIN_INSTALL", "")
     if value not in ("", "0"):
         install(policy="fastest" if value == "1" else value)

@@ -1,6 +1,6 @@
-# Functions of PyTorch that are written in Python and multiply matrices inside (attention, for one),
-# made callable with a torch-function mode still on. It knows no operator of ours.
-"""Enter a Python function of torch so that the mode sees the calls inside it."""
+# Calls Python functions of PyTorch that multiply matrices internally (attention, for example) with
+# a torch-function mode still enabled. It knows no operator of ours.
+"""Enters a Python function of torch, so that the mode sees the calls inside it."""
 
 import dis
 import functools
@@ -13,8 +13,8 @@ _CHECKS = (
     overrides.has_torch_function_unary,
     overrides.has_torch_function_variadic,
 )
-# Names by which a function is known to multiply inside. The last two stand for all that backward()
-# may run: hooks, custom functions, and what activation checkpointing computes again.
+# Names that show that a function multiplies matrices. The last two stand for everything that
+# backward() may run: hooks, custom functions, and the recomputation of activation checkpointing.
 _PRODUCTS = frozenset(("matmul", "mm", "mv", "bmm", "dot", "inner", "vdot", "einsum", "linear"))
 _PRODUCTS |= {"scaled_dot_product_attention"}
 _PRODUCTS |= {"addmm", "addmv", "addbmm", "baddbmm", "backward", "_engine_run_backward"}
@@ -28,11 +28,11 @@ def without_check(function: types.FunctionType) -> types.FunctionType | None:
     """A copy of `function` that does not ask whether its arguments override it.
 
     A Python function of torch begins with ``if has_torch_function(...): return
-    handle_torch_function(...)``, which is true while a mode is on, so calling it with the mode on
-    comes back to the mode for ever. The copy has the same code and sees the same globals, but for
-    that check. (torch.overrides.redispatch_function does this since 2.13, but not under
-    torch.compile.) None where the function makes no such check by name: it cannot be entered. Nor
-    can one that :func:`checks_by_attribute`.
+    handle_torch_function(...)``. The condition is true while a mode is enabled, so calling the
+    function with the mode enabled would recurse forever. The copy has the same code and globals,
+    except for that check. (torch.overrides.redispatch_function does this since 2.13, but not under
+    torch.compile.) Returns None if the function makes no such check by name, because then it cannot
+    be entered. Nor can one that :func:`checks_by_attribute`.
     """
     scope = function.__globals__
     names = _names(function.__code__)
@@ -52,7 +52,7 @@ def without_check(function: types.FunctionType) -> types.FunctionType | None:
 
 
 def refresh(copy: types.FunctionType, function: types.FunctionType) -> None:
-    """Take over what was rebound in the original's module since (people patch torch)."""
+    """Copies names that were rebound in the original's module since (people patch torch)."""
     own, scope = copy.__globals__, function.__globals__
     for name, value in own.items():
         if value is not _nothing_overrides and scope.get(name, value) is not value:
@@ -60,7 +60,7 @@ def refresh(copy: types.FunctionType, function: types.FunctionType) -> None:
 
 
 def multiplies(function: types.FunctionType, depth: int = 3) -> bool:
-    """Whether the function, or a Python function it names, spells a matrix product."""
+    """Whether the function, or a Python function that it names, contains a matrix product."""
     names = _names(function.__code__)
     if names & _PRODUCTS or _has_matmul_operator(function.__code__):
         return True
@@ -72,7 +72,8 @@ def multiplies(function: types.FunctionType, depth: int = 3) -> bool:
 
 
 def checks_by_attribute(function: types.FunctionType) -> bool:
-    """Whether it spells a check as ``torch.overrides.has_torch_function``: a copy would keep it."""
+    """Whether it contains a check as ``torch.overrides.has_torch_function``, which a copy would
+    keep."""
     return any(
         isinstance(step.argval, str)
         and step.argval.startswith("has_torch_function")
@@ -89,6 +90,6 @@ def _names(code: types.CodeType) -> frozenset[str]:
 
 def _has_matmul_operator(code: types.CodeType) -> bool:
     return any(
-        step.argrepr == "@" or step.opname == "BINARY_MATRIX_MULTIPLY"  # the latter: Python 3.10
+        step.argrepr == "@" or step.opname == "BINARY_MATRIX_MULTIPLY"  # the latter in Python 3.10
         for step in dis.get_instructions(code)
     )

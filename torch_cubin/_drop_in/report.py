@@ -1,5 +1,5 @@
-# What drop_in() served and what it left to PyTorch: the counts, and the report that shows them.
-# It counts; it decides nothing (served.py) and calls no operator.
+# Counts the calls that install() and drop_in() served or left to PyTorch, and formats the report.
+# It decides nothing (served.py does) and calls no operator.
 """The counts behind :func:`torch_cubin.report`."""
 
 import dataclasses
@@ -13,19 +13,20 @@ from torch_cubin import errors
 from torch_cubin._native import library
 from torch_cubin._pytorch.compiler import assume_constant_result
 
-# A program whose shapes never repeat must not grow its counts for ever.
+# A limit for programs whose shapes never repeat.
 MAX_SHAPES = 10_000
 
 
 @dataclasses.dataclass(frozen=True)
 class Served:
-    """One row of what ran in cubin ops: a torch function, and the dtype and device of its results.
+    """One row of the calls served by cubin ops: a torch function, and the dtype and device of its
+    results.
 
-    ``device`` is "cuda" for what ran from cubins, "cpu" for what the ops' reference implementation
-    computed. ``calls`` counts eager calls. ``traced`` counts the times torch.compile traced the
-    call into a graph, since the process began: what a graph then does is seen in :class:`Ran`.
-    ``shapes`` is the number of different operand shapes among the eager calls (it stops at 10,000);
-    None for operators of aten, of which no shapes are kept.
+    ``device`` is "cuda" for calls that ran from cubins, "cpu" for those that the ops' reference
+    implementation computed. ``calls`` counts eager calls. ``traced`` counts how often torch.compile
+    traced the call into a graph since the process began; the calls of the graph are in
+    :class:`Ran`. ``shapes`` is the number of different operand shapes among the eager calls (it
+    stops at 10,000); None for operators of aten, whose shapes are not recorded.
     """
 
     function: str
@@ -38,7 +39,8 @@ class Served:
 
 @dataclasses.dataclass(frozen=True)
 class Declined:
-    """One row of what went to PyTorch, and why. ``calls`` and ``traced`` as in :class:`Served`."""
+    """One row of the calls left to PyTorch, with the reason. ``calls`` and ``traced`` as in
+    :class:`Served`."""
 
     function: str
     reason: str
@@ -48,9 +50,9 @@ class Declined:
 
 @dataclasses.dataclass(frozen=True)
 class Ran:
-    """One row of what ran, whoever called it: an op of torch.ops.cubin, and the dtype and device
-    of its first tensor. ``calls`` counts eager code, compiled graphs and backward(); of a CUDA
-    graph its capture, and no replay.
+    """One row of the ops that ran, regardless of the caller: an op of torch.ops.cubin, and the
+    dtype and device of its first tensor. ``calls`` counts eager code, compiled graphs and
+    backward(); for a CUDA graph it counts the capture, but no replay.
     """
 
     op: str
@@ -61,8 +63,8 @@ class Ran:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What :func:`torch_cubin.drop_in` served and what it did not, and which of our ops ran in all;
-    ``str()`` is a table of it."""
+    """The calls that install() and :func:`torch_cubin.drop_in` served and did not serve, and how
+    often each of our ops ran; ``str()`` formats it as a table."""
 
     served: tuple[Served, ...]
     declined: tuple[Declined, ...]
@@ -109,7 +111,7 @@ def _cells(row: object, columns: Sequence[str]) -> tuple[object, ...]:
 
 
 def table(header: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -> list[str]:
-    """Columns under a header; text to the left, numbers to the right."""
+    """Columns under a header; text is left-aligned, numbers are right-aligned."""
     widths = [max(len(str(row[i])) for row in [header, *rows]) for i in range(len(header))]
     lines = []
     for row in [header, *rows]:
@@ -133,7 +135,7 @@ class _Row:
         self.shapes: set[tuple[torch.Size, torch.Size | None]] = set()
 
 
-# Reentrant, because a garbage collection in here may run code of the user's that multiplies.
+# Reentrant, because a garbage collection in here may run user code that multiplies matrices.
 _lock = threading.RLock()
 _served: dict[tuple[str, object, str], _Row] = {}  # by name, dtype and device; guarded by _lock
 _declined: dict[tuple[str, str], _Row] = {}  # guarded by _lock
@@ -141,8 +143,8 @@ _declined: dict[tuple[str, str], _Row] = {}  # guarded by _lock
 
 def count_served(name: str, args: tuple[object, ...], result: torch.Tensor) -> None:
     key = (name, result.dtype, result.device.type)
-    # Every operand's shape would cost more than all the rest here. The result and the second
-    # argument fix M, N and K; the batches of the others are in the result's.
+    # Recording every operand's shape would cost more than everything else here. The result and the
+    # second argument determine M, N and K; the batch dims of the others are in the result's.
     shapes = (result.shape, getattr(args[1], "shape", None) if len(args) > 1 else None)
     with _lock:
         row = _served.get(key)
@@ -153,7 +155,8 @@ def count_served(name: str, args: tuple[object, ...], result: torch.Tensor) -> N
             try:
                 row.shapes.add(shapes)
             except TypeError:
-                return  # a symbolic size (export, make_fx) has no hash: the call counts without it
+                # A symbolic size (export, make_fx) has no hash: the call is counted without it.
+                return
 
 
 def count_declined(name: str, reason: str) -> None:
@@ -161,7 +164,7 @@ def count_declined(name: str, reason: str) -> None:
         _declined.setdefault((name, reason), _Row()).calls += 1
 
 
-# Under torch.compile a plain count would become part of the graph's guards and compile it again at
+# Under torch.compile, updating a count would become part of the graph's guards and recompile it at
 # every call. A function whose result is assumed constant is instead run once, while tracing.
 @assume_constant_result
 def count_traced_served(name: str, dtype: object, device: str) -> int:
@@ -178,7 +181,7 @@ def count_traced_declined(name: str, reason: str) -> int:
 
 
 def clear(*, graphs: bool = False) -> None:
-    """Start the counts anew; what was traced stays, as its graphs do, unless `graphs`."""
+    """Resets the counts. Traced calls stay, because their graphs do, unless `graphs`."""
     with _lock:
         _clear(graphs)
         library.op_calls(clear=True)
@@ -197,18 +200,20 @@ def _clear(graphs: bool = False) -> None:
 
 @errors.named_keywords
 def report(*, reset: bool = False) -> Report:
-    """What install() and drop_in() served and what they left to PyTorch, since the first was on.
+    """The calls that install() and drop_in() served and left to PyTorch, since the outermost was
+    entered.
 
-    So do calls of PyTorch's flash attention while
-    ``torch.nn.attention.activate_flash_attention_impl("cubin")`` holds, compiled ones included.
+    It includes the calls of PyTorch's flash attention while
+    ``torch.nn.attention.activate_flash_attention_impl("cubin")`` is active, compiled ones included.
 
-    "Outermost" is over all threads: while any drop_in() is entered, the counts of all threads add
-    up, and they stay readable afterwards. Under torch.compile a call is counted once, when it is
-    traced (``traced``), and not each time the compiled graph runs. Since a graph may be called
-    again in any later drop_in(), what was traced stays listed; ``ran`` tells how often our ops ran.
+    "Outermost" is over all threads: while any drop_in() is entered, the calls of all threads are
+    added, and the counts stay readable afterwards. Under torch.compile a call is counted once, when
+    it is traced (``traced``), and not each time the compiled graph runs. Because a graph may be
+    called again in a later drop_in(), traced calls stay listed; ``ran`` counts how often our ops
+    ran.
 
     Args:
-        reset: start the counts anew after reading them.
+        reset: reset the counts after reading them.
 
     Returns:
         A :class:`Report`: ``served``, ``declined`` and ``ran`` rows, most calls first; ``str()`` is

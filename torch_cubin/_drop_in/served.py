@@ -1,7 +1,7 @@
-# The table from torch functions to what serves them: for each, a handler that checks whether the
-# operators of torch.ops.cubin take this call, and makes it. Counts nothing and enters no mode
-# (drop_in.py); what a handler cannot serve it answers with the reason, a string.
-"""Which torch functions are served from cubins, and how a call is turned into ours."""
+# The table of the torch functions that are served. For each, a handler checks whether the operators
+# of torch.ops.cubin support the call, and makes it; if not, it returns the reason, a string. It
+# counts nothing and enters no mode (drop_in.py does).
+"""Decides which torch functions are served from cubins, and converts their calls to ours."""
 
 import math
 import operator
@@ -26,7 +26,7 @@ Handler = Callable[..., Result]
 
 
 def _unlike(rest: tuple[object, ...], out: object, others: dict[str, object]) -> str | None:
-    """The reason not to serve a call with arguments beyond those that a handler names."""
+    """The reason not to serve a call with arguments that its handler does not name."""
     if out is not None:
         return "out= was given"
     if others:
@@ -50,7 +50,8 @@ def _rmatmul(self: Any = None, other: Any = None, *rest: Any, **others: Any) -> 
     return _matmul(other, self, *rest, **others)
 
 
-# Autocast lowers these on no device, or on CUDA alone, where it lowers matmul on every one.
+# Autocast lowers these functions on no device, or only on CUDA, whereas it lowers matmul
+# everywhere.
 _AUTOCAST = "autocast, whose rule for it is not matmul's"
 
 
@@ -59,7 +60,7 @@ def _of_dims(
 ) -> Handler:
     """A product of operands with fixed numbers of dims: mm, bmm, mv, dot.
 
-    `lowered_on`: the devices on which autocast treats it as it treats matmul.
+    `lowered_on`: the devices on which autocast treats it like matmul.
     """
 
     def handler(
@@ -166,13 +167,14 @@ def _attention(
 
 
 def _broadcast(*shapes: torch.Size) -> list[int] | None:
-    """The shape that the shapes broadcast to; None where they do not."""
+    """The shape that the shapes broadcast to; None if they do not."""
     out: list[int] = []
     for shape in shapes:
         if len(shape) > len(out):
             out = [*shape[: len(shape) - len(out)], *out]
         for i in range(1, len(shape) + 1):
-            # Equal first: whether a size that is data is 1, torch.compile cannot tell.
+            # Equality is tested first, because torch.compile cannot decide whether a data-dependent
+            # size is 1.
             if shape[-i] != out[-i] and shape[-i] != 1:
                 if out[-i] != 1:
                     return None
@@ -282,7 +284,7 @@ def _einsum_product(*args: Any, **others: Any) -> Result:
     batch_b, inner_b, columns = _split(b.shape, plan.batch, plan.inner)
     if inner != inner_b:  # einsum broadcasts a size of 1 here too
         return "an inner size of 1 that is broadcast"
-    # torch.einsum then multiplies element by element, which autocast leaves in the dtype it has.
+    # torch.einsum then multiplies elementwise, and autocast does not change the dtype of that.
     if torch.is_autocast_enabled(a.device.type) and all(size == 1 for size in inner):
         return _AUTOCAST
     a = a.reshape((*batch, math.prod(rows), math.prod(inner)))
@@ -329,8 +331,8 @@ _NO_KERNEL = "no kernel for it in this version"
 _OPERATOR = "called as an operator"
 _FUSED = "PyTorch fuses the whole layer"
 
-# What a mode is given as the function -> how report() calls it, and its handler or why there is
-# none. Functions that are no matrix product are not here: they pass, and report() is silent.
+# Maps the function that a mode receives to its name in report(), and to its handler or the reason
+# why it has none. Functions that are not matrix products are not listed and not reported.
 SERVED: dict[Callable[..., object], tuple[str, Handler | str]] = {
     **{function: (name, _NO_KERNEL) for function, name in products.functions().items()},
     **{operator: (name, _OPERATOR) for operator, name in products.operators().items()},

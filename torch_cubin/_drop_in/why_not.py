@@ -1,5 +1,5 @@
-# The checks that every served function shares: may these tensors go to torch.ops.cubin at all?
-# On each call of a model, so each check is one attribute read. The handlers check shapes.
+# The checks that all served functions share: can these tensors be passed to torch.ops.cubin at all?
+# They run on each call of a model, so each check is one attribute read. The handlers check shapes.
 """Why tensors cannot be served from cubins, as the short reasons that report() shows."""
 
 import torch
@@ -11,7 +11,7 @@ from torch_cubin._pytorch.compiler import TRACING_TYPES, assume_constant_result
 
 SHAPES = "shapes that it does not take"  # PyTorch then serves it, or raises its own error
 
-# Any other subclass (DTensor, quantised and nested tensors, a user's own) brings its own meaning.
+# Any other subclass (DTensor, quantised and nested tensors, a user's own) may change the semantics.
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, *TRACING_TYPES})
 _DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 _CAST = _DTYPES - {torch.float64}
@@ -24,7 +24,7 @@ def plain(types: tuple[type, ...]) -> bool:
 
 
 def why_not(a: torch.Tensor, b: torch.Tensor) -> str | None:
-    """The reason why this pair of tensors goes to PyTorch, or None."""
+    """The reason why this pair of tensors is left to PyTorch, or None."""
     if type(a) not in _PLAIN:
         return _strange(a)
     if a.dtype not in _DTYPES:
@@ -36,7 +36,7 @@ def why_not(a: torch.Tensor, b: torch.Tensor) -> str | None:
 
 
 def why_not_with(a: torch.Tensor, b: torch.Tensor) -> str | None:
-    """The same for another tensor beside `a`, which has passed the checks."""
+    """The same for another tensor together with `a`, which has passed the checks."""
     if type(b) not in _PLAIN:
         return _strange(b)
     if b.dtype is not a.dtype and not _autocast_joins(a.dtype, b.dtype, a.device.type):
@@ -45,7 +45,8 @@ def why_not_with(a: torch.Tensor, b: torch.Tensor) -> str | None:
 
 
 def why_no_mask(query: torch.Tensor, mask: torch.Tensor) -> str | None:
-    """The same for a mask beside the query of attention: bool and float32 go with every dtype."""
+    """The same for an attention mask together with the query: bool and float32 work with every
+    dtype."""
     if type(mask) in _PLAIN and mask.dtype in (torch.bool, torch.float32):
         return _why_not_beside(query, mask)
     return why_not_with(query, mask)
@@ -72,9 +73,10 @@ def _where(a: torch.Tensor) -> str | None:
 
 
 def _where_traced(a: torch.Tensor) -> str | None:
-    """What _where() says, by attributes that torch.compile folds: others become part of its graph.
+    """The same as _where(), using only attributes that torch.compile folds: others would become
+    part of its graph.
 
-    Layouts need no look here: torch.compile gives up on sparse and nested tensors by itself.
+    Layouts need no check here: torch.compile itself refuses sparse and nested tensors.
     """
     device = a.device
     if device.type not in ("cuda", "cpu"):
@@ -88,7 +90,7 @@ def _laid_out(tensor: torch.Tensor) -> str:
 
 
 def _autocast_joins(a: torch.dtype, b: torch.dtype, device: str) -> bool:
-    """Whether autocast gives both its own dtype; it leaves float64 as it is."""
+    """Whether autocast converts both to its own dtype; it does not convert float64."""
     return a in _CAST and b in _CAST and torch.is_autocast_enabled(device)
 
 
@@ -102,11 +104,11 @@ _refused: dict[int, int] = {}
 
 
 def _refused_sm(index: int) -> int:
-    """0, or the sm number of a GPU that no shipped kernel is for; asked once a device.
+    """0, or the sm number of a GPU for which no kernel ships; looked up once for each device.
 
-    Any other trouble (a catalog that cannot be read, a broken driver) is not hidden by going to
-    PyTorch: the operator raises its error. It raises none for fake tensors, whose device this
-    machine may lack.
+    Other failures (a catalog that cannot be read, a broken driver) are not hidden by leaving the
+    call to PyTorch: the operator raises its error. For fake tensors it raises none, because this
+    machine may not have their device.
     """
     try:
         return _refused[index]
@@ -120,5 +122,5 @@ def _refused_sm(index: int) -> int:
     return _refused.setdefault(index, facts["sm"] if refused else 0)
 
 
-# NOTE: a number, because a string that comes out of such a function cannot be tested in a trace.
+# NOTE: a number, because a string returned by such a function cannot be tested in a trace.
 _refused_sm_traced = assume_constant_result(_refused_sm)

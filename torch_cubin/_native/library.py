@@ -234,17 +234,19 @@ def op_calls(*, clear: bool = False) -> list[dict[str, Any]]:
 
 
 def stand_over_aten(key: str) -> None:
-    """Registers our kernels over aten's for a dispatch key (csrc/c_api_install.cpp); once each."""
+    """Registers our kernels for aten's operators and a dispatch key (csrc/c_api_install.cpp); once
+    each."""
     _answer(load().torch_cubin_stand_over_aten(_text(key)))
 
 
 def set_process_policy(policy: int) -> None:
-    """Which calls of aten's products are served in every thread (csrc/ops/common/serving.h)."""
+    """Sets which calls of aten's products are served in every thread
+    (csrc/ops/common/serving.h)."""
     _answer(load().torch_cubin_set_process_policy(policy))
 
 
 def set_thread_policy(policy: int) -> int:
-    """The same for this thread; returns its previous policy."""
+    """Sets it for this thread; returns its previous policy."""
     return load().torch_cubin_set_thread_policy(policy)
 
 
@@ -254,17 +256,17 @@ def forget_thread_object(key: str) -> None:
 
 
 def thread_object_policy() -> int:
-    """The policy whose object this thread has; 0: none."""
+    """The policy of this thread's object; 0 if it has none."""
     return load().torch_cubin_thread_object_policy()
 
 
 def set_known_speed(table: str) -> None:
-    """Which calls are known to be quick: JSON, before the first call."""
+    """Sets which calls are known to be fast: JSON, before the first call."""
     _answer(load().torch_cubin_set_known_speed(_text(table)))
 
 
 def declined_calls(*, clear: bool = False) -> list[dict[str, Any]]:
-    """The "op", "reason" and "calls" of what was left to PyTorch."""
+    """The "op", "reason" and "calls" of the calls left to PyTorch."""
     return _answer(load().torch_cubin_declined_calls(clear))["calls"]
 
 
@@ -452,8 +454,8 @@ def attention_schemas() -> dict[str, str]:
 def planned(
     products: list[dict[str, Any]], configs: bool = False, device: int = 0
 ) -> list[dict[str, Any]]:
-    """What products that are only described would run there (csrc/ops/matmul/plan.h); `configs`:
-    beside all else that they could."""
+    """The kernels that described products would run there (csrc/ops/matmul/plan.h); with `configs`,
+    also all others that they could run."""
     text = json.dumps(products).encode()
     return _answer(load().torch_cubin_planned(device, text, bool(configs)))["plans"]
 

@@ -10,7 +10,7 @@ using AttentionSignature = Signature<AttentionOptions>;
 
 constexpr int kMostArguments = 32;  // of one op, for its stack
 
-const AttentionSignature& sdpa_signature();  // of the public op
+const AttentionSignature& sdpa_signature();      // of the public op
 const AttentionSignature& raw_sdpa_signature();  // with the dropout seed
 const AttentionSignature& forward_signature();
 const AttentionSignature& backward_signature();

@@ -52,7 +52,7 @@ using KvCacheViews = KvCacheArgumentsOf<KvCacheOptionsOf<TensorView>, TensorView
 struct KvCacheShape {
   int64_t batch, heads, kv_heads, head_dim, head_dim_v;
   int64_t seqlen_q, new_columns;
-  int64_t capacity;  // columns that a sequence can have
+  int64_t capacity;     // columns that a sequence can have
   int64_t cache_batch;  // sequences of the cache; with pages: 0
   int64_t pages, page_size;
   int64_t rotary_dim, positions;

@@ -57,8 +57,8 @@ struct OptionEntry {
   const char* name;
   std::string schema;                          // "float softcap=0.0"
   void (*take)(Options&, StableIValue);        // consumes the boxed value
-  StableIValue (*give)(const Options&);  // a boxed value that the caller owns
-  bool (*given)(const Options&);  // whether it differs from the default
+  StableIValue (*give)(const Options&);        // a boxed value that the caller owns
+  bool (*given)(const Options&);               // whether it differs from the default
   AtenTensorHandle (*tensor)(const Options&);  // null if it is not a tensor or not given
 };
 

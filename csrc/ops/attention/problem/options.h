@@ -59,7 +59,7 @@ struct AttentionSettings {
   int first = 0, last = 0;    // row i sees columns i + first .. i + last (kNoBound: open)
   bool bottom_right = false;  // the band is shifted by seqlen_k - seqlen_q
   int drop_below = 0;         // dropout: a 16-bit random number below this drops a weight
-  double keep_scale = 1;  // 1 / kept fraction; 0 if all are dropped
+  double keep_scale = 1;      // 1 / kept fraction; 0 if all are dropped
 };
 
 // AttentionSettings::keep_scale for a value of drop_below.
