@@ -1,5 +1,5 @@
-// The C API behind install() and drop_in() (torch_cubin/_drop_in): our kernels over aten's, the
-// switches, and what was declined.
+// The C API behind install() and drop_in() (torch_cubin/_drop_in): registers our kernels for aten's
+// operators, sets the policies, and returns the counts of declined calls.
 #include <torch/csrc/stable/library.h>
 
 #include <nlohmann/json.hpp>
@@ -28,8 +28,8 @@ Policy policy_of(int number) {
 
 }  // namespace
 
-// Registers our kernels over aten's for the dispatch key "CUDA" or "CPU", for the life of the
-// process. Called once a key, where the C shims of csrc/pytorch/aten_kernels.h exist. They change
+// Registers our kernels for aten's operators and the dispatch key "CUDA" or "CPU", permanently.
+// Called once for each key, if the C shims of csrc/pytorch/aten_kernels.h exist. They change
 // nothing until a policy is set.
 TORCH_CUBIN_API char* torch_cubin_stand_over_aten(const char* key) {
   return answer([&] {
@@ -38,7 +38,8 @@ TORCH_CUBIN_API char* torch_cubin_stand_over_aten(const char* key) {
     if (!on_cuda && name != "CPU") {
       fail({"internal", "a dispatch key", "has no kernels", "CUDA or CPU", name, ""});
     }
-    // Both leaked on purpose: PyTorch keeps the key's address, and a registration never goes.
+    // Both are leaked on purpose: PyTorch keeps the key's address, and registrations are never
+    // removed.
     auto* const library = new StableLibrary(StableLibrary::Kind::IMPL, "aten",
                                             on_cuda ? "CUDA" : "CPU", __FILE__, __LINE__);
     library->impl("mm", TORCH_BOX(&aten_mm));
@@ -46,7 +47,7 @@ TORCH_CUBIN_API char* torch_cubin_stand_over_aten(const char* key) {
     library->impl("bmm", TORCH_BOX(&aten_bmm));
     library->impl("bmm.out", TORCH_BOX(&aten_bmm_out));
     library->impl("mv", TORCH_BOX(&aten_mv));
-    // A CPU build has none of PyTorch's fused attentions; tests call ours there.
+    // A CPU build has none of PyTorch's fused attention ops; there tests call ours.
     const AtenAttentions& aten = aten_attentions();
 #define TC_ATTENTION_OP(name)                                                                      \
   if (!on_cuda || (aten.name && aten.name##_backward)) {                                           \
@@ -75,7 +76,7 @@ TORCH_CUBIN_API int torch_cubin_thread_object_policy() {
   return static_cast<int>(thread_object_policy());
 }
 
-// Removes an object of this thread that drop_in() has left for the threads of backward().
+// Removes an object that drop_in() left in this thread for the threads of backward().
 TORCH_CUBIN_API void torch_cubin_forget_thread_object(const char* key) {
   forget_thread_object(key);
 }
@@ -90,15 +91,15 @@ TORCH_CUBIN_API char* torch_cubin_declined_calls(int clear) {
   return answer([&] { return nlohmann::json{{"calls", declined_calls(clear != 0)}}; });
 }
 
-// Deletes a handle of a tensor that torch_cubin_aten_sum made.
+// Deletes the handle of a tensor that torch_cubin_aten_sum returned.
 TORCH_CUBIN_API void torch_cubin_release_tensor(void* tensor) {
   aoti_torch_delete_tensor_object(static_cast<AtenTensorHandle>(tensor));
 }
 
 // For the extension module (csrc/python_products.c): aten_sum() of ops/matmul/aten_products.h.
-// `factors` are beta and alpha; null for numbers that no double holds.
-// Returns 1 if the call was computed, 0 if PyTorch's kernel must be called by its Python, or -1
-// with the error's text, which is valid until this thread's next error.
+// `factors` are beta and alpha; null if a number does not fit a double. Returns 1 if the call was
+// computed, 0 if the caller must run PyTorch's kernel through Python, or -1 with the error's text,
+// which is valid until this thread's next error.
 TORCH_CUBIN_API int torch_cubin_aten_sum(int op, int form, void* const* tensors,
                                          const double* factors, void** result, const char** text) {
   static thread_local std::string error;

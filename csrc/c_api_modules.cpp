@@ -76,8 +76,8 @@ TORCH_CUBIN_API char* torch_cubin_cubin_at(const char* path) {
 }
 
 // Opens a module from the bytes of one or more files: {"handle": ..., "images": [...], "places":
-// [...]}, the places being where each image's bytes are until it is loaded. Each file's path tells
-// where Triton's notes are; "" for bytes alone. Never touches the driver.
+// [...]}, the places being where each image's bytes are until it is loaded. Each file's path
+// locates Triton's notes; it is "" for bytes alone. Never touches the driver.
 TORCH_CUBIN_API char* torch_cubin_module_open(const uint8_t* const* data, const size_t* sizes,
                                               const char* const* origins, const char* const* paths,
                                               size_t count, const char* origin, int jit) {
@@ -110,8 +110,8 @@ TORCH_CUBIN_API char* torch_cubin_module_open(const uint8_t* const* data, const 
   });
 }
 
-// {"handle": ..., "name": its symbol, "params": [what its files state of each], "filled": what
-// launches get that callers do not pass, or null} of a kernel.
+// {"handle": ..., "name": its symbol, "params": [the facts that its files state of each], "filled":
+// what launches get that callers do not pass, or null} of a kernel.
 TORCH_CUBIN_API char* torch_cubin_module_kernel(void* module, const char* name, size_t size) {
   return answer([&] {
     Kernel& kernel = module_of(module).kernel_called(name_of(name, size));

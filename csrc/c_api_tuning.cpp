@@ -24,7 +24,8 @@ TORCH_CUBIN_API char* torch_cubin_watched_plans() {
   return answer([] { return nlohmann::json{{"plans", watched_plans()}}; });
 }
 
-// {"plans": [...]}: what each product of a JSON list would run (planned() of ops/matmul/plan.h).
+// {"plans": [...]}: the kernels that each product of a JSON list would run (planned() of
+// ops/matmul/plan.h).
 TORCH_CUBIN_API char* torch_cubin_planned(int index, const char* text, int with_configs) {
   return answer([&] {
     const nlohmann::json products = parse_json(given(text, "products"), "products");
@@ -36,7 +37,7 @@ TORCH_CUBIN_API char* torch_cubin_planned(int index, const char* text, int with_
   });
 }
 
-// Forces this thread's products to the config of that name, where they have it; null or "" resets.
+// Forces this thread's products to the config of that name, if they have it; null or "" resets.
 TORCH_CUBIN_API char* torch_cubin_force_config(const char* name) {
   return answer([&] { force_config(name != nullptr ? name : ""); });
 }

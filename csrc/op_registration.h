@@ -27,8 +27,8 @@ void require_memory_of(const char* op, size_t argument, const std::vector<Item>&
 template <class Other>
 void require_memory_of(const char*, size_t, const Other&) {}
 
-// The function, which throws [input] for a tensor without memory: ATen's ops, which the CPU
-// references call, crash on some of these.
+// Wraps the function to throw [input] for a tensor without memory, because some ops of ATen, which
+// the CPU references call, crash on it.
 template <const char* kOp, auto kFunction>
 struct WithMemory;
 template <const char* kOp, class Result, class... Args, Result (*kFunction)(Args...)>

@@ -9,8 +9,8 @@
 namespace torch_cubin {
 namespace {
 
-// torch::autograd::ForwardADLevel::try_get_by_idx, whose result is only compared with null. Any
-// std::shared_ptr is returned alike, so the pointee's type need not be known.
+// torch::autograd::ForwardADLevel::try_get_by_idx, whose result is only compared with null. Every
+// std::shared_ptr is returned in the same manner, so the pointee's type need not be known.
 using TryGetLevel = std::shared_ptr<void> (*)(uint64_t index);
 
 // c10::TensorImpl::requires_grad() const. A handle is the address of an at::Tensor, which holds one

@@ -13,8 +13,8 @@ namespace torch_cubin {
 // symbol that is not in the table.
 void* pytorch_symbol(const char* symbol);
 
-// The table with what was found, as JSON: {"symbols": [{"name", "library", "feature", "without",
-// "found": null where the library is not loaded}]}.
+// The table with the lookups' results, as JSON: {"symbols": [{"name", "library", "feature",
+// "without", "found": null if the library is not loaded}]}.
 std::string pytorch_symbols_json();
 
 }  // namespace torch_cubin

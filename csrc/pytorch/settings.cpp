@@ -32,7 +32,7 @@ struct PrecisionReader {
 // nullopt if a symbol or a name is missing.
 std::optional<PrecisionReader> find_precision_reader() {
 #if defined(__GLIBCXX__) && !_GLIBCXX_USE_CXX11_ABI
-  return std::nullopt;  // std::string is not PyTorch's
+  return std::nullopt;  // std::string here has another ABI than PyTorch's
 #else
   using GlobalContext = const void* (*)();
   using OfName = Enumerator (*)(const std::string&);

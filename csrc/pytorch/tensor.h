@@ -86,7 +86,7 @@ Tensor empty_cuda_strided(const int64_t* sizes, const int64_t* strides, int64_t 
 AtenTensorHandle allocate_cuda(const int64_t* sizes, const int64_t* strides, int64_t dim,
                                ScalarType dtype, int32_t device_index);
 
-// A fresh tensor on the device of `like`, contiguous where no strides are given.
+// A fresh tensor on the device of `like`, contiguous if no strides are given.
 Tensor empty_near(const TensorView& like, const int64_t* sizes, int64_t dim, ScalarType dtype,
                   const int64_t* strides = nullptr);
 

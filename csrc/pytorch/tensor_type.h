@@ -1,5 +1,5 @@
-// The Python type of a tensor, for errors about tensors that have no memory of their own: a wrapper
-// subclass that lets PyTorch compute with itself, instead of with what it wraps.
+// The Python type of a tensor, for errors about tensors without memory of their own: a wrapper
+// subclass that passes itself to PyTorch's ops instead of the tensor that it wraps.
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -9,17 +9,18 @@
 
 namespace torch_cubin {
 
-// Writes the name of the type of the tensor whose at::TensorImpl is `implementation` to `name`, of
-// `size` bytes with the null at its end; leaves it alone where it finds none.
+// Writes the name of the type of the tensor whose at::TensorImpl is `implementation` to `name`,
+// which has `size` bytes including the terminating null. Leaves `name` unchanged if it finds no
+// type.
 using FindTensorType = void (*)(const void* implementation, char* name, size_t size);
 
 // Called once by the Python package. Without Python no type is named.
 void set_find_tensor_type(FindTensorType find);
 
-// "a Wrapper", or "a tensor" where its type is not known.
+// "a Wrapper", or "a tensor" if its type is not known.
 std::string tensor_type_text(AtenTensorHandle tensor);
 
-// Throws [input] for a tensor with elements and no memory; `argument` counts from 1.
+// Throws [input] for a tensor that has elements but no memory; `argument` counts from 1.
 void require_memory(const char* op, size_t argument, AtenTensorHandle tensor);
 
 }  // namespace torch_cubin

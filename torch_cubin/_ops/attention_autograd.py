@@ -1,10 +1,10 @@
 """Derivatives of the attention ops: attention_backward if it suffices, else a composition.
 
-`cubin::_attention_forward_autograd` gets a kernel on its Autograd key. Where plain backward() is
-all that can be asked for, its Function saves what `attention_backward` needs and calls it; the
-gradient of sinks follows, row by row, from the saved tensors. Derivatives that this op lacks
-(forward mode, torch.func's transforms, the gradients of a mask, of slopes and by logsumexp, second
-order) come from the ops composed in attention_compose.py, with derivatives of every order.
+`cubin::_attention_forward_autograd` gets a kernel on its Autograd key. If only a plain backward()
+can follow, its Function saves what `attention_backward` needs and calls it; the gradient of sinks
+is then computed, row by row, from the saved tensors. Other derivatives (forward mode, torch.func's
+transforms, gradients of a mask, of slopes and through logsumexp, second order) come from the ops
+composed in attention_compose.py, which have derivatives of every order.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Attention(transforms.SingleLevelFunction):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        sinks: Tensor | None,  # those of kwargs, which get no gradient there
+        sinks: Tensor | None,  # the sinks in kwargs, which get no gradient there
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> tuple[Tensor, Tensor]:
@@ -75,7 +75,7 @@ class _Attention(transforms.SingleLevelFunction):
 def _fused_gradients(
     saved: Sequence[Tensor], options: Options, grad_out: Tensor, needed: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
-    """dq, dk, dv (None where none of them is needed) and the sinks' gradient (likewise)."""
+    """dq, dk, dv (None if none of them is needed) and the sinks' gradient (likewise)."""
     grads: tuple[Tensor | None, ...] = (None, None, None)
     if any(needed[:3]):
         grads = attention_backward(grad_out, *saved, *options.positional(), **options.named())
@@ -89,12 +89,12 @@ def _fused_gradients(
 
 
 def _gradient_of_sinks(grad_out: Tensor, out: Tensor, logsumexp: Tensor, sinks: Tensor) -> Tensor:
-    """Of outputs (..., heads, rows, head_dim): by one kernel, or by a formula of many."""
+    """For outputs (..., heads, rows, head_dim): one kernel, or a formula of several ops."""
     fused = out.is_cuda and out.dtype != torch.float64
     if not fused or torch.is_grad_enabled() or transforms.transforms_active():
         delta = (grad_out * out.to(logsumexp.dtype)).sum(-1)
         return softmax.sinks_gradient(sinks, logsumexp, delta)
-    if out.dim() != 4:  # NOTE: not where it changes nothing, as in attention_compose.py
+    if out.dim() != 4:  # NOTE: not if it changes nothing, as in attention_compose.py
         sizes = math.prod(out.shape[:-3]), sinks.shape[0], *out.shape[-2:]
         grad_out, out = grad_out.reshape(sizes), out.reshape(sizes)
         logsumexp = logsumexp.reshape(sizes[:3])
@@ -109,9 +109,9 @@ def _gradients(
     *,
     of_sinks: bool = False,
 ) -> tuple[Tensor | None, ...]:
-    """dq, dk, dv of the composition and, where asked for, the sinks' gradient (else None).
+    """dq, dk, dv of the composition and, if requested, the sinks' gradient (else None).
 
-    Where grad mode is on they can be differentiated again.
+    With grad mode on they can be differentiated again.
     """
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
@@ -148,7 +148,8 @@ def _requires_grad(values: Iterable[Any]) -> bool:
 
 
 def _has_derivative(tensor: Tensor) -> bool:
-    """Whether a derivative by this tensor is needed at the current level, in either mode."""
+    """Whether a derivative with respect to this tensor is needed at the current level, in either
+    mode."""
     if tensor.requires_grad and torch.is_grad_enabled():
         return True
     if not tensor.is_floating_point() or not _forward_mode_possible():
@@ -193,8 +194,8 @@ def _backward(tensors: tuple[Tensor, ...], options: Options) -> tuple[Tensor | N
             "Differentiate scaled_dot_product_attention or attention_forward instead.",
         )
     if wanted:
-        # out and logsumexp are functions of the others, and so are their derivatives. They are not
-        # read here, and must be right all the same.
+        # out and logsumexp are functions of the other arguments, and so are their derivatives. They
+        # are not read here, but must be valid all the same.
         check_attention(
             "attention_backward", query, key, value, options,
             grad_out=grad_out, out=out, logsumexp=logsumexp,
@@ -224,7 +225,7 @@ def _forward_kernel(
     try:
         return _forward(made, query, key, value, args, kwargs)
     except transforms.StopRecomputation:  # as in autograd.apply()
-        if not made:  # by one of the ops of a composition
+        if not made:  # for one of the ops of a composition
             with torch.no_grad():
                 return attention_compose.attention(query, key, value, *args, **kwargs)
         return made[0].detach(), made[1].detach()

@@ -1,8 +1,8 @@
 """Shapes and strides of the attention ops' outputs for arguments whose sizes may be symbolic.
 
-C++ checks the arguments (csrc/ops/attention/problem/checks.cpp), for fake tensors and under vmap
-too, by what describes them. The shapes and strides of outputs stand there and here, because a
-symbol's formula must be Python's; tests compare both on random layouts.
+C++ checks the arguments (csrc/ops/attention/problem/checks.cpp), also for fake tensors and under
+vmap, which Python describes. The shapes and strides of outputs are computed both there and here,
+because formulas of symbols must be in Python; tests compare both on random layouts.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from torch_cubin._ops.raw_ops import E4M3
 
 
 class Argument(NamedTuple):
-    """An argument of one of the ops: "float softcap=0.0", say."""
+    """An argument of one of the ops, for example "float softcap=0.0"."""
 
     type: str
     name: str
-    default: Any  # None where it has none
+    default: Any  # None if it has no default
     by_name: bool  # keyword-only
 
 
 @functools.cache
 def arguments_of(op: str) -> tuple[Argument, ...]:
-    """As the library's schema has them. The options among them stand once, in
+    """The arguments in the library's schema. The list of the options is
     csrc/ops/attention/problem/options.h."""
     schema = library.attention_schemas()[op]
     arguments, by_name = [], False
@@ -44,14 +44,15 @@ def arguments_of(op: str) -> tuple[Argument, ...]:
         name, _, default = rest.partition("=")
         value = ast.literal_eval(default) if default else None
         if type_ == "float" and value is not None:
-            value = float(value)  # the schema's text has no decimal point, which locales differ in
+            # The schema's text has no decimal point, which would depend on the locale.
+            value = float(value)
         arguments.append(Argument(type_, name, value, by_name))
     return tuple(arguments)
 
 
 def _option_arguments() -> list[Argument]:
-    """Those of attention_forward besides query, key and value, then those that float8_e4m3fn alone
-    has."""
+    """The arguments of attention_forward after query, key and value, then those that only
+    float8_e4m3fn has."""
     forward, e4m3 = (arguments_of(op)[3:] for op in ("attention_forward", E4M3))
     names = {argument.name for argument in forward}
     return [*forward, *(argument for argument in e4m3 if argument.name not in names)]
@@ -71,8 +72,8 @@ def _fields() -> Any:
 
 
 def numbers_of(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers among a call's options as JSON, floats as texts: it has neither infinities nor
-    NaN."""
+    """The numeric options of a call as JSON, with floats as strings, because JSON has neither
+    infinities nor NaN."""
     return {
         name: str(float(values[name])) if isinstance(default, float) else values[name]
         for name, default in defaults.items()
@@ -131,7 +132,8 @@ def check_attention(
 ) -> Shape:
     """Raises the op's error for these arguments, else returns the sizes of its outputs.
 
-    `saved`: grad_out, out and logsumexp of a backward. `dims`: the dim of each that vmap maps over.
+    `saved`: grad_out, out and logsumexp of a backward. `dims`: for each tensor the dim that vmap
+    maps over.
     """
     dims = dims or {}
     tensors = {"query": query, "key": key, "value": value, **options.tensors(), **saved}
@@ -149,7 +151,7 @@ def check_attention(
 def _shape(
     query: Sequence[int], key: Sequence[int], value: Sequence[int], options: Options
 ) -> Shape:
-    """The sizes for arguments of these shapes that fit together."""
+    """The sizes for arguments of these shapes, which must be compatible."""
     if options.cu_seqlens_q is not None:  # packed
         checks.unify(key[0], value[0])
         sequences = options.cu_seqlens_q.shape[0] - 1
@@ -182,12 +184,11 @@ def saved_dtype(query: Tensor) -> torch.dtype:
 
 
 def output_order(like: Tensor, sizes: Sequence[int]) -> list[int]:
-    """The dims of a fresh tensor of `sizes`, in the order in which they lie in memory.
+    """The dims of a fresh tensor of `sizes`, in their order in memory.
 
-    That is the order of `like`'s strides, largest first (ties: the order of the dims), where `like`
-    has the same sizes but for the last, its dims lie one within the other (gaps are allowed, as a
-    part of a packed tensor has them; no element is shared), and its last dim is the innermost;
-    otherwise that of the dims.
+    This is the order of `like`'s strides, largest first (ties: the order of the dims). If `like`
+    differs in a size other than the last, its elements overlap (gaps are allowed, as in a part of a
+    packed tensor), or its last dim is not the innermost, it is the order of the dims.
     """
     order = list(range(len(sizes)))
     if like.dim() == len(sizes) and all(map(checks.equal, like.shape[:-1], sizes[:-1])):
@@ -202,7 +203,7 @@ def output_order(like: Tensor, sizes: Sequence[int]) -> list[int]:
 
 
 def output_strides(like: Tensor, sizes: Sequence[int]) -> list[int]:
-    """Strides of a fresh tensor of `sizes` whose dims lie in output_order()."""
+    """Strides of a fresh tensor of `sizes` with the dims in output_order()."""
     strides = [1] * len(sizes)
     step = 1
     for d in reversed(output_order(like, sizes)):
@@ -212,7 +213,7 @@ def output_strides(like: Tensor, sizes: Sequence[int]) -> list[int]:
 
 
 def _is_nested(tensor: Tensor, order: Sequence[int]) -> bool:
-    reach = 1  # elements that the dims within span
+    reach = 1  # number of elements that the inner dims span
     for d in reversed(order):
         size, stride = tensor.shape[d], tensor.stride(d)
         if checks.equal(size, 1):
@@ -228,7 +229,7 @@ def _is_symbol(size: int | torch.SymInt) -> bool:
 
 
 def _reaches(stride: int | torch.SymInt, reach: int | torch.SymInt) -> bool:
-    """Whether a dim steps over `reach` elements; what only run time knows counts as done so."""
+    """Whether a dim steps over `reach` elements; assumed if it depends on data."""
     if _is_symbol(stride) or _is_symbol(reach):
         from torch.fx.experimental.symbolic_shapes import guard_or_true
 
@@ -237,7 +238,7 @@ def _reaches(stride: int | torch.SymInt, reach: int | torch.SymInt) -> bool:
 
 
 def _compare(a: int | torch.SymInt, b: int | torch.SymInt) -> int:
-    """-1, 0 or 1, as strides are ordered; a size that only run time knows counts as large."""
+    """-1, 0 or 1 for comparing strides; a data-dependent size counts as large."""
     if not (_is_symbol(a) or _is_symbol(b)):
         return int(a > b) - int(a < b)
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, guard_or_false
@@ -250,5 +251,5 @@ def _compare(a: int | torch.SymInt, b: int | torch.SymInt) -> int:
 
 
 def _size(shape: Sequence[int], i: int) -> int:
-    """A size counted from the end; 1 for a dim that is not there."""
+    """A size counted from the end; 1 for a dim that does not exist."""
     return shape[i] if -i <= len(shape) else 1

@@ -1,8 +1,9 @@
 """Attention composed of ops that have derivatives of every order: product, softmax, product.
 
-For derivatives that `attention_backward` lacks: gradients of a mask or of slopes and by logsumexp,
-forward mode, torch.func's transforms, second order. The C++ half, for float64 and wide heads, is
-csrc/ops/attention/compose/compose.cpp; both compute scores in float32, or float64 for float64.
+For derivatives that `attention_backward` lacks: gradients of a mask or of slopes and through
+logsumexp, forward mode, torch.func's transforms, second order. The C++ counterpart, for float64 and
+wide heads, is csrc/ops/attention/compose/compose.cpp; both compute scores in float32, or in float64
+for float64.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ def attention(
 ) -> tuple[Tensor, Tensor]:
     """The result of `cubin::attention_forward`, differentiable by every floating-point tensor.
 
-    The arguments are those of that op; packed sequences are refused. The output's dims lie in
-    memory as everywhere (attention_checks.output_strides).
+    The arguments are those of that op; packed sequences are refused. The output has the usual
+    layout (attention_checks.output_strides).
     """
     options = Options(*args, **kwargs)
     op = "attention_forward"
@@ -42,7 +43,7 @@ def attention(
             "another derivative of packed sequences",
             "Compute each sequence by a call of its own.",
         )
-    # NOTE: products in the dtype of autocast would round the scores.
+    # NOTE: products in autocast's dtype would round the scores.
     with without_autocast():
         out, logsumexp = _attention(query, key, value, options, shape)
     return _laid_out(out.to(query.dtype), query), logsumexp
@@ -77,9 +78,10 @@ def _attention(
     return out.reshape(shape.out), logsumexp.reshape(shape.logsumexp)
 
 
-# NOTE: no reshape that changes nothing: torch.compile spends a second on each of symbolic sizes.
+# NOTE: a reshape must not be called if it changes nothing: torch.compile spends a second on each
+# with symbolic sizes.
 def _together(tensor: Tensor, group: int) -> Tensor:
-    """The heads that share a key as more rows of one matrix, which one product multiplies."""
+    """Stacks the heads that share a key as additional rows of one matrix, for a single product."""
     if group == 1:
         return tensor
     return tensor.unflatten(1, (tensor.shape[1] // group, group)).flatten(2, 3)
@@ -108,7 +110,7 @@ def _operand(tensor: Tensor, batch: list[int], heads: int) -> Tensor:
 
 
 def _mask(mask: Tensor | None, batch: list[int]) -> Tensor | None:
-    """Up to four dims, which broadcast to those of the scores."""
+    """At most four dims, which broadcast to those of the scores."""
     if mask is None or (len(batch) <= 1 and mask.dim() <= 4):
         return mask
     mask = mask[(None,) * (len(batch) + 3 - mask.dim())]
@@ -119,12 +121,12 @@ def _mask(mask: Tensor | None, batch: list[int]) -> Tensor | None:
 
 
 def _scale(query: Tensor, options: Options) -> float:
-    """Scores of no columns are 0 whatever the scale."""
+    """The scale; finite without columns, where scores are 0 for every scale."""
     return 1 / math.sqrt(max(query.shape[-1], 1)) if options.scale is None else options.scale
 
 
 def _band(options: Options) -> tuple[int, int, bool]:
-    """Row i sees the columns i + first to i + last."""
+    """(first, last, bottom_right): row i sees the columns i + first to i + last."""
     open_ = softmax.OPEN
     first = -open_ if options.window_left < 0 else -min(options.window_left, open_)
     last = open_ if options.window_right < 0 else min(options.window_right, open_)
@@ -132,12 +134,12 @@ def _band(options: Options) -> tuple[int, int, bool]:
 
 
 def _laid_out(out: Tensor, query: Tensor) -> Tensor:
-    """`out` with its dims in memory in the order of query's."""
+    """`out` with its dims in the order of query's in memory."""
     order = attention_checks.output_order(query, out.shape)
     if order == list(range(out.dim())):
         return out
     inverse = [order.index(d) for d in range(out.dim())]
-    # Not contiguous(), which leaves the stride of a size of 1 as it is.
+    # Not contiguous(), which does not change the stride of a dim of size 1.
     return out.permute(order).clone(memory_format=torch.contiguous_format).permute(inverse)
 
 

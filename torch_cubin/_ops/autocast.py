@@ -1,11 +1,11 @@
 """Autocast: under torch.autocast the ops cast their arguments to its dtype, like torch.matmul.
 
-What addmm adds to a float32 output stays float32. With a cache of keys and values, they cast to the
-cache's dtype, because the cache is written to.
-Float8 arguments of attention are not cast, and mixing them with other dtypes is an error: a cast
-would drop their scale factors. Products of float8 are cast, as torch's are.
-All ops get kernels on the Autocast keys, because torch.library.register_autocast fixes one dtype at
-registration and fails on keyword arguments. float64 is not cast, as in torch.
+The addend of addmm with a float32 output stays float32. With a cache of keys and values, arguments
+are cast to the cache's dtype, because the cache is written to. Float8 arguments of attention are
+not cast, and mixing them with other dtypes is an error: a cast would drop their scale factors.
+Products of float8 are cast, like those of torch. All ops get kernels on the Autocast keys, because
+torch.library.register_autocast fixes one dtype at registration and fails on keyword arguments.
+float64 is not cast, as in torch.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _cast_once(weight: torch.Tensor, device_type: str, dtype: torch.dtype) -> to
     return weight.to(dtype)
 
 
-# Floating-point arguments that are read in their own dtype, whatever the dtype of query is.
+# Floating-point arguments that are read in their own dtype, independent of the query's.
 _KEPT = frozenset(("logsumexp", *TENSOR_OPTIONS)) - {"attn_mask"}
 # Mutated arguments: a cast copy would receive the writes.
 _KEPT |= {"k_cache", "v_cache", "out"}

@@ -1,6 +1,7 @@
 """The products for graphs (csrc/ops/matmul/fused.h): fake kernels and batching rules.
 
-They have no autograd variants: fused_autograd.py puts their derivatives on their own Autograd keys.
+They have no autograd variants: fused_autograd.py registers their derivatives on their own Autograd
+keys.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ def _linear_activation_backward(
 
 # ---- batching rules
 #
-# A batch of inputs is one call with more rows. Where weights are mapped, the op is composed of
-# batched products, which round what lies between.
+# A batch of inputs is one call with more rows. If weights are mapped, the op is composed of batched
+# products, which also round the intermediate results.
 
 
 def _linear_op(
@@ -71,7 +72,7 @@ def _linear_op(
 
 
 def _whole(tensor: Tensor, dim: int | None, size: int) -> Tensor:
-    """With the batch dim of that size in front."""
+    """The tensor with the batch dim of that size in front."""
     return tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
 
 
@@ -159,7 +160,7 @@ def _backward_rule(
 
 
 def activate(x: Tensor, activation: str, *, copy: bool = False) -> Tensor:
-    """PyTorch's activation; where it is none, x or its copy."""
+    """PyTorch's activation; for "none", x or a copy of it."""
     from torch_cubin._ops.autograd import ACTIVATIONS
 
     if activation == "none":
@@ -168,7 +169,7 @@ def activate(x: Tensor, activation: str, *, copy: bool = False) -> Tensor:
 
 
 def activation_backward(grad: Tensor, x: Tensor, activation: str) -> Tensor:
-    """grad * activation'(x), which has derivatives of every order where they may be needed."""
+    """grad * activation'(x), with derivatives of every order if they may be needed."""
     aten = torch.ops.aten
     if activation == "relu":
         return aten.threshold_backward(grad, x, 0)

@@ -1,8 +1,8 @@
 """Derivatives of the products for graphs, on their own Autograd keys.
 
-Gated linear layers and activations keep what lies before the activation, which the `_aux` ops store
-beside the result; nothing is computed again. _linears and _linear_activation_backward are composed
-of ops that have derivatives where one is asked for.
+Gated linear layers and activations save the values before the activation, which the `_aux` ops
+return with the result; nothing is recomputed. _linears and _linear_activation_backward are composed
+of differentiable ops if a derivative is needed.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ def _kernel(name: str) -> Callable[..., Any]:
         for value in (*args, *kwargs.values()):
             if isinstance(value, Tensor) and _is_differentiated(value):
                 error = DERIVATIVES.error(f"the derivative of {name}")
-                checks.keep(error)  # the text would be lost in a public op of an older torch
+                checks.keep(error)  # a public op of an older torch would lose the text
                 raise error
         return op(*args, **kwargs)
 

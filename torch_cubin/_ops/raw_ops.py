@@ -12,7 +12,7 @@ import torch
 
 PRODUCTS = ("matmul", "linear", "linear_activation", "addmm", "addmm_dtype")
 ADDMM_INTO = "addmm_into"
-FUSED = (  # for graphs, with derivatives of their own (fused_autograd.py)
+FUSED = (  # for graphs, with their own derivatives (fused_autograd.py)
     *("linear_glu", "linear_glu_aux", "linears"),
     *("linear_activation_aux", "linear_activation_backward"),
 )

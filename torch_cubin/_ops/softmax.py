@@ -1,9 +1,9 @@
 """The private ops between the products of a composed attention, with all their derivatives.
 
 `_attention_softmax` turns scores into probabilities, `_attention_softmax_backward` is its
-derivative, `_attention_dropout` is linear. Each is one op with a kernel on its Autograd key, made
-as those of autograd.py: forward and first order are kernels of ours; the derivative of the
-derivative is written in elementwise ops of torch, which compose further.
+derivative, `_attention_dropout` is linear. Each is one op with a kernel on its Autograd key, like
+those of autograd.py. Forward and first order are kernels of ours; the derivative of the derivative
+is composed of elementwise ops of torch, which have derivatives of every order.
 
     logit = softcap(scale * score) - slope * distance + mask      softcap(x) = c * tanh(x / c)
     prob = exp(logit - logsumexp)
@@ -28,7 +28,7 @@ softmax = torch.ops.cubin._attention_softmax.default
 softmax_backward = torch.ops.cubin._attention_softmax_backward.default
 dropout = torch.ops.cubin._attention_dropout.default
 
-# A side of the band without a bound: kNoBound in csrc/kernels/attention/attention_params.h.
+# An unbounded side of the band: kNoBound in csrc/kernels/attention/attention_params.h.
 OPEN = 1 << 30
 
 
@@ -65,7 +65,7 @@ def _sink_weight(sinks: Tensor, logsumexp: Tensor) -> Tensor:
 def sinks_gradient(sinks: Tensor, logsumexp: Tensor, delta: Tensor) -> Tensor:
     """The gradient of sinks (heads,), from logsumexp and delta (..., heads, rows).
 
-    A row whose logsumexp is -inf contributes nothing, whatever the gradient of its output.
+    A row whose logsumexp is -inf contributes nothing, even if the gradient of its output is NaN.
     """
     of_rows = -_sink_weight(sinks, logsumexp) * delta
     of_rows = torch.where(logsumexp == -math.inf, 0, of_rows)
@@ -153,7 +153,7 @@ class _Softmax(transforms.SingleLevelFunction):
             if sinks_t is not None:
                 sink_t = _sink_weight(sinks, logsumexp) * sinks_t.unsqueeze(-1)
                 logsumexp_t = logsumexp_t + sink_t
-            # The derivative is symmetric; a sink's part stands where grad_logsumexp's does.
+            # The derivative is symmetric; the sink's term takes the place of grad_logsumexp.
             from_sinks = None if sink_t is None else -sink_t.to(probs.dtype)
             probs_t = softmax_backward(logits_t, probs, from_sinks, None, 1.0, 0.0)
             return probs_t, logsumexp_t.to(probs.dtype)

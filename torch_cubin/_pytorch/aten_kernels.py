@@ -1,4 +1,4 @@
-"""Registration of kernels over PyTorch's own, and calls of what they stand over."""
+"""Registration of kernels over PyTorch's own, and calls of the kernels that they replace."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _key_set = SUMS.find("_C.DispatchKeySet", None)
 _base = SUMS.find("_C.TensorBase", None)
 _get_kernel: Any = SUMS.find("library.get_kernel", None)
 
-# THPVariable_Wrap(const at::TensorBase&), or of an older torch (at::TensorBase), which is passed by
-# reference, too, and may take the tensor away.
+# THPVariable_Wrap(const at::TensorBase&). An older torch has (at::TensorBase), which is passed by
+# reference too, and may move the tensor out.
 _WRAP = ("_Z16THPVariable_WrapRKN2at10TensorBaseE", "_Z16THPVariable_WrapN2at10TensorBaseE")
 
 
 def has_cuda() -> bool:
-    """Whether PyTorch has kernels for CUDA to stand over: a CPU build has none."""
+    """Whether PyTorch has CUDA kernels to replace: a CPU build has none."""
     try:
         ctypes.CDLL("libtorch_cuda.so", os.RTLD_NOLOAD)
     except OSError:
@@ -38,7 +38,7 @@ def has_cuda() -> bool:
 
 
 def wrap_function() -> int | None:
-    """The address of PyTorch's function that makes a torch.Tensor of an at::Tensor, or None."""
+    """The address of PyTorch's function that converts an at::Tensor to a torch.Tensor, or None."""
     try:
         library = ctypes.CDLL("libtorch_python.so", os.RTLD_NOLOAD)
     except OSError:
@@ -51,7 +51,7 @@ def wrap_function() -> int | None:
 
 
 def tensor_base() -> tuple[type, int] | None:
-    """The base class of all tensors, and where its objects keep their at::Tensor."""
+    """The base class of all tensors, and the offset of the at::Tensor in its objects."""
     offset = tensors.tensor_offset()
     return None if _base is None or offset is None else (_base, offset)
 
@@ -59,7 +59,7 @@ def tensor_base() -> tuple[type, int] | None:
 def own_kernel(op: str, key: str) -> Callable[..., Any] | None:
     """PyTorch's kernel of an operator for a dispatch key, as a function; None if it has none.
 
-    Called before another is registered: afterwards it would be that one.
+    Call it before registering another kernel: afterwards it would return that one.
     """
     if not SUMS.available:
         return None
@@ -78,15 +78,15 @@ _dump = OVERRIDES.find("_C._dispatch_dump", lambda name: "")
 
 
 def registered_at(op: str, key: str) -> str:
-    """The source line that registered the kernel of an operator that a dispatch key calls now."""
+    """The source line that registered the current kernel of an operator for a dispatch key."""
     match = re.search(rf"^{key}: registered at (\S+)", _dump(f"aten::{op}"), re.M)
     return match.group(1) if match else ""
 
 
 def warn_of_override_now() -> None:
-    """Spends PyTorch's warning, once a process, that a kernel is registered over another.
+    """Triggers PyTorch's once-per-process warning that a kernel is registered over another.
 
-    Our kernels are registered from C++, where no filter of Python's sees the warning.
+    Our kernels are registered from C++, where Python's warning filters do not apply.
     """
     always = torch.is_warn_always_enabled()
     torch.set_warn_always(False)

@@ -39,7 +39,8 @@ def hint_of(symbol: Any) -> int | float | bool | None:
 
 
 def fix(number: Any) -> bool:
-    """Guards every symbol in a number, so that it becomes the one that it is now; False: none is.
+    """Guards every symbol in a number, so that its value becomes a constant; False: it has no
+    symbols.
 
     A guard on the number alone would leave the symbols of a product in the graph.
     """

@@ -1,4 +1,4 @@
-"""Dispatch keys, for autocast: which a call excludes, and which a context disables."""
+"""Dispatch keys, for autocast: which keys a call excludes, and which a context disables."""
 
 from __future__ import annotations
 

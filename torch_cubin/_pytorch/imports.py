@@ -1,4 +1,4 @@
-"""Modules of PyTorch that are large, and that most processes never import."""
+"""Hooks for modules of PyTorch that are large, and that most processes never import."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def when_imported(name: str, action: Callable[[ModuleType], None]) -> None:
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """It stays: a search need not lead to an import, and a reload begins anew."""
+    """It stays installed: a search need not lead to an import, and a reload searches again."""
 
     def __init__(self, name: str, action: Callable[[ModuleType], None]) -> None:
         self._name, self._action = name, action
-        self._here = threading.local()  # another's finder may start the search anew, within ours
+        self._here = threading.local()  # another finder may restart the search within ours
 
     def find_spec(
         self, fullname: str, path: Any = None, target: Any = None

@@ -57,7 +57,7 @@ def argument_names(overload: Any, most: int = 64) -> list[str]:
 
 
 def parse_schema(schema: str) -> Any:
-    """The parsed schema; RuntimeError where it does not parse."""
+    """The parsed schema; RuntimeError if it does not parse."""
     if _parse_schema is None:
         raise SCHEMAS.error("define_op")
     return _parse_schema(schema)

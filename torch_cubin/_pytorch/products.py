@@ -1,6 +1,7 @@
-"""PyTorch's products and attention that no op of ours takes over: what drop_in() reports as left.
+"""PyTorch's products and attention that no op of ours replaces: drop_in() reports them as left to
+PyTorch.
 
-Private names among them are no feature that could be missing: what a PyTorch lacks it cannot run.
+Private names among them are not registered as a feature: if a PyTorch lacks one, it cannot call it.
 """
 
 from __future__ import annotations
@@ -21,24 +22,25 @@ _OWNERS = (
     ("torch.sparse", torch.sparse),
     ("Tensor", torch.Tensor),
 )
-# By name in any of these. Those that are served stand in _drop_in/served.py, too, which goes first.
+# Looked up by name in each of these. Served functions are also in _drop_in/served.py, which is
+# checked first.
 _NAMES = (
-    # of groups, and with scales
+    # grouped and scaled
     *("grouped_mm", "scaled_mm", "scaled_grouped_mm", "linear_cross_entropy"),
     *("_grouped_mm", "_scaled_mm", "_scaled_mm_v2", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"),
     *("_foreach_mm", "_addmm_activation"),
-    # of integers and packed weights
+    # integers and packed weights
     *("_int_mm", "_weight_int8pack_mm", "_weight_int4pack_mm", "_weight_int4pack_mm_for_cpu"),
     *("_weight_int4pack_mm_with_scales_and_zeros", "_dyn_quant_matmul_4bit"),
     *("_mixed_dtypes_linear", "_wrapped_quantized_linear_prepacked"),
     *("fbgemm_linear_fp16_weight", "fbgemm_linear_fp16_weight_fp32_activation"),
     *("fbgemm_linear_int8_weight", "fbgemm_linear_int8_weight_fp32_activation"),
-    # of sparse matrices
+    # sparse matrices
     *("_sparse_mm", "_sparse_addmm", "_sparse_sparse_matmul", "sparse_sampled_addmm"),
     *("_sparse_semi_structured_mm", "_sparse_semi_structured_addmm", "_cslt_sparse_mm"),
     *("_sparse_semi_structured_linear", "sampled_addmm", "smm", "sspaddmm", "hspmm", "saddmm"),
     *("spmm", "dsmm", "hsmm"),
-    # of more than two, or with themselves
+    # several operands
     *("chain_matmul", "multi_dot", "tensordot", "bilinear", "_trilinear"),
     *("matrix_power", "matrix_exp", "cov", "corrcoef", "cdist", "vecdot"),
     *("linalg_multi_dot", "linalg_matrix_power", "linalg_matrix_exp", "linalg_vecdot"),
@@ -54,17 +56,17 @@ _NAMES = (
     *("_scaled_dot_product_fused_attention_overrideable", "_triton_multi_head_attention"),
     *("_flash_attention_forward", "_efficient_attention_forward", "_cudnn_attention_forward"),
     *("_flash_attention_forward_no_dropout_inplace",),
-    # served where they are called as functions
+    # served when called as functions
     *("mm", "mv", "bmm", "dot", "vdot", "inner", "matmul", "linear", "einsum"),
     *("addmm", "addmv", "addbmm", "baddbmm", "addmm_", "addmv_", "addbmm_", "baddbmm_"),
     "scaled_dot_product_attention",
 )
-# Whole layers: as functions they are listed by modes.fused_layers.
+# Whole layers; calls of them as functions are listed by modes.fused_layers.
 _LAYERS = ("_native_multi_head_attention", "_transformer_encoder_layer_fwd")
 
 
 def functions() -> dict[Any, str]:
-    """What a torch-function mode is given for them, and how report() calls it."""
+    """Maps what a torch-function mode receives for them to their names in report()."""
     found: dict[Any, str] = {}
     for name in _NAMES:
         for label, owner in _OWNERS:
@@ -80,7 +82,7 @@ def functions() -> dict[Any, str]:
 
 
 def operators() -> dict[Any, str]:
-    """The same for direct calls of torch.ops.aten: the operators, and each of their overloads."""
+    """The same for direct calls of torch.ops.aten: the operators and all of their overloads."""
     found: dict[Any, str] = {}
     for name in (*_NAMES, *_LAYERS):
         packet = getattr(torch.ops.aten, name, None)
@@ -91,11 +93,12 @@ def operators() -> dict[Any, str]:
 
 
 def _show_to_modes(dynamo: ModuleType) -> None:
-    """torch.compile passes a mode the functions that PyTorch lists as overridable, and these, which
-    a mode of eager code is given: without this, compiled code leaves them unlisted."""
+    """torch.compile passes a mode only the functions that PyTorch lists as overridable. This adds
+    the others that a mode receives in eager code, so that report() lists them in compiled code
+    too."""
     find = getattr(dynamo, "get_overridable_functions", None)
     listed = find() if find is not None else None
-    if isinstance(listed, set):  # the one that is kept
+    if isinstance(listed, set):  # the set that PyTorch caches
         listed.update(functions())
 
 

@@ -1,4 +1,4 @@
-"""Whether PyTorch records calls in a graph now, which a raw launch would be missing from."""
+"""Whether PyTorch currently records calls in a graph, in which a raw launch would be missing."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _TLS = "_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE"
 
 
 def recorder(arguments: Iterable[Any] = ()) -> str:
-    """What records this thread's calls, or nothing: "torch.jit.trace", "make_fx", ... A proxy among
-    the arguments tells of torch.fx.symbolic_trace."""
+    """The recorder of this thread's calls, "torch.jit.trace", "make_fx", ..., or "". A proxy among
+    the arguments indicates torch.fx.symbolic_trace."""
     if _tracing_state() is not None:
         return "torch.jit.trace"
-    fx: Any = sys.modules.get("torch.fx")  # a proxy's module is there already
+    fx: Any = sys.modules.get("torch.fx")  # a proxy implies that the module is loaded
     if fx is not None and any(isinstance(argument, fx.Proxy) for argument in arguments):
         return "torch.fx.symbolic_trace"
     if _mode_keys is None:
@@ -50,7 +50,7 @@ def recorder(arguments: Iterable[Any] = ()) -> str:
 
 def is_included() -> tuple[int, int, int, int] | None:
     """The address of c10::impl::tls_is_dispatch_key_included(DispatchKey), and the keys that are
-    included while a trace or any dispatch mode is on: for the extension module."""
+    included during a trace or in any dispatch mode: for the extension module."""
     if _parse is None:
         return None
     try:

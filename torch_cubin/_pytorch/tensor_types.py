@@ -18,9 +18,9 @@ _as_plain = _NAMED.find("_C.DisableTorchFunctionSubclass", None)
 
 
 def _tensors() -> Iterator[torch.Tensor]:
-    """All tensors of the process, which only an error is worth."""
+    """All tensors of the process; expensive, so only for errors."""
     for value in gc.get_objects():
-        if issubclass(type(value), torch.Tensor):  # isinstance would ask proxies
+        if issubclass(type(value), torch.Tensor):  # isinstance would call into proxies
             yield value
 
 

@@ -1,4 +1,4 @@
-"""Objects that PyTorch hands on from a thread to those that compute its gradients."""
+"""Objects that PyTorch passes from a thread to the threads that compute its gradients."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ THREAD_OBJECTS = Feature(
 )
 _stash = THREAD_OBJECTS.find("_C._stash_obj_in_tls", lambda key, value: None)
 
-# By the number of the policy (csrc/ops/common/serving.h), as csrc/ops/common/serving.cpp reads
-# them.
+# By the number of the policy (csrc/ops/common/serving.h); csrc/ops/common/serving.cpp reads them.
 KEYS = {1: "torch_cubin.drop_in.fastest", 2: "torch_cubin.drop_in.all"}
 
 
 def leave(key: str) -> None:
-    """Leaves an object in this thread, until library.forget_thread_object()."""
-    # PyTorch takes a reference over without counting it, and gives it back when the object goes.
+    """Stores an object in this thread, until library.forget_thread_object()."""
+    # PyTorch takes ownership of a reference without incrementing the count, and releases it with
+    # the object.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(key))
     _stash(key, key)
 

@@ -1,4 +1,4 @@
-// DeviceTables: one object a device, built on first use.
+// DeviceTables: one object for each device, built on first use.
 #pragma once
 
 #include <atomic>
@@ -8,12 +8,12 @@
 
 namespace torch_cubin {
 
-// Thread-safe; a failed build is retried by the next call. The tables are leaked on purpose, as the
-// catalog's kernels are.
+// Thread-safe; a failed build is retried by the next call. The tables are leaked on purpose, like
+// the catalog's kernels.
 template <class Table>
 class DeviceTables {
  public:
-  // build(device) returns a new Table; it is called once a device.
+  // build(device) returns a new Table; it is called once for each device.
   template <class Build>
   const Table& get(const Device& device, Build&& build) {
     const Table* table = tables_[device.index].load(std::memory_order_acquire);
@@ -29,7 +29,7 @@ class DeviceTables {
 
  private:
   std::atomic<const Table*> tables_[kMaxDevices] = {};
-  std::mutex mutex_;  // guards the making of entries
+  std::mutex mutex_;  // guards the creation of entries
 };
 
 }  // namespace torch_cubin

@@ -24,7 +24,7 @@ namespace torch_cubin {
 bool differentiable();
 
 // Calls the op, consumes the boxed arguments in `stack` and leaves the results there. Rethrows the
-// op's error with its text, whatever the version of PyTorch.
+// op's error with its text, on every version of PyTorch.
 void call_op(const char* op, const char* overload, StableIValue* stack);
 
 // call_op() with typed arguments, for an op that returns one tensor.
@@ -39,7 +39,7 @@ Tensor call_tensor_op(const char* op, const char* overload, const Args&... args)
 void call_by_grad_mode(const char* raw, const char* autograd, StableIValue* stack);
 
 // `tensors` names the leading arguments in `stack`. Returns the name of the first that is an
-// undefined tensor, or null. PyTorch converts Python's None to one, whatever the schema says.
+// undefined tensor, or null. PyTorch converts Python's None to one, regardless of the schema.
 const char* find_undefined(std::initializer_list<const char*> tensors, const StableIValue* stack);
 
 [[noreturn]] void fail_undefined(const char* op, const char* argument);

@@ -1,6 +1,6 @@
-// How often each op ran since they were last cleared: what torch_cubin.report() says of compiled
-// code and of backward(), where no Python runs. Counted where the op's kernel is called, so fakes
-// and traces count nothing, and a CUDA graph counts its capture alone.
+// How often each op ran since the counts were last cleared, for torch_cubin.report(): in compiled
+// code and in backward() no Python runs that could count. Calls are counted where the op's kernel
+// is called, so fakes and traces count nothing, and a CUDA graph counts only its capture.
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -12,12 +12,12 @@
 
 namespace torch_cubin {
 
-// Of one op on one kind of device.
+// The counts of one op on one kind of device.
 class OpCalls {
  public:
   static constexpr int kDtypes = 64;  // PyTorch's ScalarType has fewer
 
-  // The slot of a tensor's dtype; negative where it has none, as an undefined tensor.
+  // The slot of a tensor's dtype; negative if it has none, like an undefined tensor.
   static int slot(AtenTensorHandle tensor) noexcept;
   void add(int slot) noexcept {
     if (slot >= 0) calls_[slot].fetch_add(1, std::memory_order_relaxed);
@@ -28,11 +28,10 @@ class OpCalls {
   std::array<std::atomic<int64_t>, kDtypes> calls_{};
 };
 
-// The same object for the same words, which must be literals; it is never freed.
+// Returns the same object for the same names, which must be literals; it is never freed.
 OpCalls& op_calls_of(const char* op, const char* device);
 
-// [{"op": "matmul", "device": "cuda", "dtype": "bfloat16", "calls": 3}]; with `clear` they begin
-// anew.
+// [{"op": "matmul", "device": "cuda", "dtype": "bfloat16", "calls": 3}]; `clear` resets the counts.
 nlohmann::json op_calls(bool clear);
 
 }  // namespace torch_cubin

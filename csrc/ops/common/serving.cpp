@@ -25,19 +25,20 @@ using nlohmann::json;
 #define TC_OF_STRING "ERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
 
 std::atomic<Policy> g_process_policy{Policy::kOff};
-// How many threads have a policy: while none has, no thread looks for one that it works for.
+// Number of threads with a policy of their own. While it is 0, no call looks for the policy of the
+// thread that called backward().
 std::atomic<int> g_threads{0};
 thread_local Policy t_policy = Policy::kOff;
 thread_local int t_serving = 0;
 
-// at::impl::ThreadLocalPythonObjects: PyTorch hands these objects on to the threads that compute
-// gradients. drop_in() leaves one there (torch_cubin/_pytorch/thread_objects.py). It is removed by
-// a null in its place: torch 2.11 has no erase().
+// at::impl::ThreadLocalPythonObjects: PyTorch passes these objects to the threads that compute
+// gradients. drop_in() stores one there (torch_cubin/_pytorch/thread_objects.py). It is removed by
+// storing null, because torch 2.11 has no erase().
 bool thread_object_exists(const std::string& key, bool removes = false) {
 #if defined(__GLIBCXX__) && !_GLIBCXX_USE_CXX11_ABI
-  return false;  // std::string is not PyTorch's
+  return false;  // std::string here has another ABI than PyTorch's
 #else
-  struct SafePyObject;  // c10's: only whether there is one matters
+  struct SafePyObject;  // c10's: only its presence matters
   using Object = std::shared_ptr<SafePyObject>;
   using Contains = bool (*)(const std::string&);
   using Get = const Object& (*)(const std::string&);
@@ -75,7 +76,7 @@ KnownSpeed& known_speed() {
   return *known;
 }
 
-// float32 counts twice, because TF32 has kernels of its own.
+// float32 has two entries, because TF32 has its own kernels.
 enum SpeedType : int { kHalf, kBFloat16, kTF32, kFloat32, kFloat64, kSpeedTypes };
 constexpr const char* kSpeedTypeNames[] = {"float16", "bfloat16", "tf32", "float32", "float64"};
 constexpr const char* kCallKindNames[] = {"product", "batched", "vector", "attention"};
@@ -94,9 +95,9 @@ int speed_type(ScalarType dtype) {
   }
 }
 
-// What a device's calls come to.
+// The known speed of calls on one device.
 struct DeviceSpeed {
-  const char* no_kernels = nullptr;  // the reason where this GPU has no kernels at all
+  const char* no_kernels = nullptr;  // the reason if this GPU has no kernels at all
   bool measured = false;
   bool quick[kCallKinds][kSpeedTypes] = {};
 };
@@ -115,7 +116,7 @@ const DeviceSpeed* read_speed(const Device& device) {
   } catch (const Error& error) {
     if (error.tag() != "arch") {
       delete speed;
-      throw;  // a catalog that cannot be read is no reason to be silent
+      throw;  // an unreadable catalog must not be hidden
     }
     speed->no_kernels =
         (new std::string("no kernels for sm_" + std::to_string(device.sm)))->c_str();
@@ -184,7 +185,7 @@ Policy serving_policy() {
     policy = policy_of_backward();
   }
   if (policy == Policy::kOff) policy = g_process_policy.load(std::memory_order_relaxed);
-  // PyTorch's kernels do not keep the property that batch_invariant() asks for.
+  // PyTorch's kernels are not batch-invariant.
   return policy == Policy::kFastest && batch_invariant() ? Policy::kAll : policy;
 }
 
@@ -215,7 +216,7 @@ void set_known_speed(const json& table) {
 const char* why_not_tensor(const TensorView& tensor, CallKind kind, Policy policy) {
   const int type = speed_type(tensor.dtype);
   if (type < 0) return dtype_reason(tensor.dtype);
-  if (!tensor.on_cuda()) return nullptr;  // the reference, which no speed is expected of
+  if (!tensor.on_cuda()) return nullptr;  // the reference, for which no speed is promised
   const DeviceSpeed& speed = speed_of(tensor.device_index);
   if (speed.no_kernels != nullptr) return speed.no_kernels;
   if (policy == Policy::kAll || speed.quick[static_cast<int>(kind)][type]) return nullptr;

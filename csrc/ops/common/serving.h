@@ -1,8 +1,9 @@
-// Which calls of aten's operators our kernels serve (install(), drop_in()), and what was declined.
+// Which calls of aten's operators our kernels serve (install(), drop_in()), and the counts of
+// declined calls.
 //
-// Our kernels are registered over aten's once and stay (csrc/c_api_install.cpp): taking a
-// registration away while other threads call the operator is a race inside PyTorch's dispatcher.
-// The switches here decide call by call.
+// Our kernels are registered for aten's operators once and permanently (csrc/c_api_install.cpp):
+// removing a registration while other threads call the operator is a race inside PyTorch's
+// dispatcher. The switches here decide for each call.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -12,41 +13,43 @@
 
 namespace torch_cubin {
 
-// kFastest serves calls that are known to be as quick as PyTorch's, kAll whatever can be served.
+// kFastest serves calls that are known to be at least as fast as PyTorch's, kAll all that can be
+// served.
 enum class Policy : int { kOff, kFastest, kAll };
 
-// The policy of this thread's calls: its own, else that of the thread that called backward() which
-// this one works for, else the process's. kOff inside a call that is being served; kAll for
-// kFastest inside batch_invariant().
+// The policy of this thread's calls: its own; else, in a thread of backward(), that of the calling
+// thread; else the process's. kOff inside a call that is being served; kAll instead of kFastest
+// inside batch_invariant().
 Policy serving_policy();
 
 void set_process_policy(Policy policy);   // install()
 Policy set_thread_policy(Policy policy);  // drop_in(); returns the previous one
 
-// Removes an object that PyTorch hands on to the threads of backward(), if this thread has it.
+// Removes an object that PyTorch passes to the threads of backward(), if this thread has it.
 void forget_thread_object(const char* key) noexcept;
 
 // The policy whose object this thread has.
 Policy thread_object_policy();
 
-// Kinds of calls, whose speeds are known separately.
+// Kinds of calls whose speed is recorded separately.
 enum class CallKind : int { kProduct, kBatched, kVector, kAttention, kCount };
 constexpr int kCallKinds = static_cast<int>(CallKind::kCount);
 
-// The known speed of our kernels: {"rows": [{"gpu", "dtypes", "kinds"}]}, each row a
-// promise that no such call is slower than PyTorch's.
+// The known speed of our kernels: {"rows": [{"gpu", "dtypes", "kinds"}]}, each row a promise that
+// calls of these kinds are not slower than PyTorch's in the geometric mean.
 void set_known_speed(const nlohmann::json& table);
 
-// The reason to leave a call to PyTorch, whatever its shapes are; null if it can be served.
-// Literals, apart from kept ones (which are few): compared and stored as pointers.
+// The reason to leave a call to PyTorch for any shape; null if it can be served. Reasons are
+// compared and stored as pointers: they are literals, or texts that are kept forever (there are
+// few).
 const char* why_not_tensor(const TensorView& tensor, CallKind kind, Policy policy);
 
 void count_declined(const char* op, const char* reason);
 
-// [{"op": "aten::mm", "reason": "dtype int64", "calls": 3}]; with `clear` they begin anew.
+// [{"op": "aten::mm", "reason": "dtype int64", "calls": 3}]; `clear` resets the counts.
 nlohmann::json declined_calls(bool clear);
 
-// An operator of aten's that our kernels stand over, and how often they served it.
+// An operator of aten that our kernels serve, with the number of calls served.
 struct AtenOp {
   AtenOp(const char* name, CallKind kind);
 
@@ -59,8 +62,8 @@ struct AtenOp {
   }
 };
 
-// While one lives, this thread's calls go to PyTorch's kernels: the CPU references are made of
-// ATen.
+// While an instance exists, this thread's calls go to PyTorch's kernels: the CPU references are
+// made of ATen.
 class ServedCall {
  public:
   ServedCall();
