@@ -1,4 +1,4 @@
-// The products for graphs on CUDA: one kernel where sm90_fused.cpp takes them, else composed.
+// The products for graphs on CUDA: one kernel if sm90_fused.cpp supports them, else composed.
 #include "ops/matmul/fused.h"
 
 #include "ops/common/batch_invariant.h"
@@ -14,7 +14,7 @@ namespace {
 
 char* data_of(const Tensor& tensor) { return static_cast<char*>(tensor.mutable_data_ptr()); }
 
-// A layer's outputs, and the layer where the fused kernels take it.
+// A layer's outputs, and the layer if the fused kernels support it.
 struct LayerCall {
   LayerCall(const TensorView& x, const TensorView& weight, const std::optional<TensorView>& bias,
             const Shape& shape)
@@ -37,12 +37,14 @@ struct LayerCall {
   bool fused = false;
 };
 
-// The gated product with its own outputs where `gate_out` has memory; false where it is composed.
+// The gated product; also writes its two products if `gate_out` has memory. False if it must be
+// composed.
 bool try_gated(const Tensor& input, const Tensor& gate, const Tensor& up, Activation activation,
                Tensor& out, Tensor* gate_out, Tensor* up_out) {
   const TensorView x(input), g(gate), u(up);
   const Shape shape = check_linear_glu(x, g, u);
-  // Composed results are rounded more often, and which of the two runs depends on the rows.
+  // Composed results are rounded more often, and the number of rows would decide which of the two
+  // runs.
   if (batch_invariant()) return false;
   LayerCall of_gate(x, g, {}, shape), of_up(x, u, {}, shape);
   if (!of_gate.fused || !of_up.fused) return false;
@@ -107,7 +109,7 @@ std::vector<Tensor> linears_cuda(const Tensor& input, const std::vector<Tensor>&
   const Device& gpu = device(x.device_index);
   std::vector<Tensor> out;
   out.reserve(weights.size());
-  std::vector<FusedLayer> group;  // one launch's
+  std::vector<FusedLayer> group;  // the layers of one launch
   std::vector<size_t> composed, grouped;
   const auto run_group = [&] {
     const auto count = static_cast<int>(group.size());

@@ -1,8 +1,9 @@
-// Products for graphs that fuse more than a bias and an activation. Private ops: graphs call them,
-// and _ops/fused.py has their derivatives and batching rules.
+// Products for graphs that fuse more than a bias and an activation. They are private ops: graph
+// compilers call them, and _ops/fused.py has their derivatives and batching rules.
 //
-// On Hopper, 16-bit operands that tensor maps describe take one kernel (sm90_fused.cpp); all others
-// are composed of the family's other ops, and then round what lies between in the operands' dtype.
+// On Hopper, 16-bit operands that tensor maps can describe use one kernel (sm90_fused.cpp). All
+// others are composed of the family's other ops, which round intermediate results to the operands'
+// dtype.
 #pragma once
 
 #include <optional>
@@ -20,7 +21,7 @@ using LinearFunction = Tensor(const Tensor&, const Tensor&, const std::optional<
 void check_all_linears(const Tensor& input, const std::vector<Tensor>& weights,
                        const OptionalTensors& biases);
 
-// linears() by `linear`, with the checks of all arguments before the first product.
+// linears() as calls of `linear`; checks all arguments before the first product.
 std::vector<Tensor> linears_one_by_one(const Tensor& input, const std::vector<Tensor>& weights,
                                        const OptionalTensors& biases, LinearFunction* linear);
 
@@ -30,8 +31,8 @@ Tensor linear_glu_cpu(const Tensor& input, const Tensor& gate, const Tensor& up,
 Tensor linear_glu_cuda(const Tensor& input, const Tensor& gate, const Tensor& up,
                        const std::string& activation);
 
-// The same and, for its derivative, the two products, rounded. The result is computed from their
-// sums before they are rounded.
+// The same and, for its derivative, the two products, rounded. The result is computed from the
+// unrounded sums.
 std::tuple<Tensor, Tensor, Tensor> linear_glu_aux_cpu(const Tensor& input, const Tensor& gate,
                                                       const Tensor& up,
                                                       const std::string& activation);
@@ -45,8 +46,8 @@ std::vector<Tensor> linears_cpu(const Tensor& input, const std::vector<Tensor>& 
 std::vector<Tensor> linears_cuda(const Tensor& input, const std::vector<Tensor>& weights,
                                  const OptionalTensors& biases);
 
-// linear(input, weight, bias, activation), and what its derivative needs: the sums before the
-// activation, rounded.
+// linear(input, weight, bias, activation), and the sums before the activation, rounded, which its
+// derivative needs.
 std::tuple<Tensor, Tensor> linear_activation_aux_cpu(const Tensor& input, const Tensor& weight,
                                                      const std::optional<Tensor>& bias,
                                                      const std::string& activation);
@@ -54,8 +55,8 @@ std::tuple<Tensor, Tensor> linear_activation_aux_cuda(const Tensor& input, const
                                                       const std::optional<Tensor>& bias,
                                                       const std::string& activation);
 
-// activation'(aux) * (grad @ weight): the gradient of `aux`, the input of an activation, out of
-// that of the next layer, whose weight it is.
+// activation'(aux) * (grad @ weight): the gradient with respect to `aux`, the input of an
+// activation, given `grad` and `weight` of the next layer.
 Tensor linear_activation_backward_cpu(const Tensor& grad, const Tensor& weight, const Tensor& aux,
                                       const std::string& activation);
 Tensor linear_activation_backward_cuda(const Tensor& grad, const Tensor& weight, const Tensor& aux,
