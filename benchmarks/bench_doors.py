@@ -1,14 +1,14 @@
-"""What install() and drop_in() cost the host, and what they gain a small model in eager code.
+"""Host cost of install() and drop_in(), and the speedup of a small model in eager code.
 
     python benchmarks/bench_doors.py
-    python benchmarks/bench_doors.py --device cpu      # without a GPU: the calls that are passed on
+    python benchmarks/bench_doors.py --device cpu      # without a GPU: only forwarded calls
     python benchmarks/bench_doors.py --json FILE
 
-Calls: microseconds of the host for a call of 64 x 64 operands in bfloat16, submitted without
-waiting. Models: a step of eight transformer blocks at 1 x 128 and 4 x 2048 tokens, waited for. The
-contenders alternate in one process; the median of the rounds counts, and the median of the rounds'
-ratios to stock. Once install() was called, stock calls pass through our kernels: the lines
-"before the first install()" are without.
+Calls: microseconds of the host for a call with 64 x 64 operands in bfloat16, submitted without
+waiting. Models: a step of eight transformer blocks at 1 x 128 and 4 x 2048 tokens, including the
+wait for the GPU. The contenders alternate in one process; reported are the median over the rounds,
+and the median of the rounds' ratios to stock PyTorch. After the first install(), stock calls pass
+through our kernels; the lines "before the first install()" are measured without that.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import torch_cubin
 from torch_cubin._drop_in import aten_kernels
 
 ROUNDS = 30
-CALLS = 300  # a block; the launch queue holds 1,024
+CALLS = 300  # per block; the launch queue holds 1,024
 
 CONTENDERS: dict[str, Callable[[], contextlib.AbstractContextManager]] = {
     "stock": contextlib.nullcontext,
@@ -115,7 +115,7 @@ def models_of(device: str) -> dict[str, Callable[[], object]]:
 def measure(
     work: Callable[[], object], device: str, calls: int, waits: bool
 ) -> dict[str, list[float]]:
-    """Seconds a call of each contender, one entry a round."""
+    """Seconds per call for each contender, one entry per round."""
     times: dict[str, list[float]] = {name: [] for name in CONTENDERS}
     order = list(CONTENDERS)
     for turn in range(ROUNDS + 2):
@@ -131,7 +131,7 @@ def measure(
                     finish(device)
                 elapsed = time.perf_counter() - begin
                 finish(device)
-            if turn >= 2:  # the first two warm up
+            if turn >= 2:  # the first two are warm-up
                 times[name].append(elapsed / calls)
     return times
 
@@ -175,7 +175,7 @@ def main() -> None:
     if options.device == "cuda":
         common.print_machine("install() and drop_in()")
     unregistered = {}
-    if options.device == "cuda":  # before our kernels stand over PyTorch's
+    if options.device == "cuda":  # before our kernels are registered over PyTorch's
         for what, work in calls_of("cuda").items():
             work()
             seconds = []

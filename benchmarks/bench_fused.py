@@ -1,9 +1,10 @@
-"""The products for graphs and into float32, beside PyTorch's kernels and our own, composed.
+"""The products for graphs and those with float32 output, compared with PyTorch's kernels and with
+our composed ops.
 
     python benchmarks/bench_fused.py [--json FILE]
 
 Each contender is a CUDA graph of calls whose operands rotate over several times the L2 cache; the
-contenders alternate. "torch" is what eager PyTorch runs, "composed" our own ops one by one.
+contenders alternate. "torch" is eager PyTorch, "composed" our own ops one after the other.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def draw(*shape: int) -> torch.Tensor:
 
 
 def copies(outputs: int, *shapes: tuple[int, ...]) -> list[list[torch.Tensor]]:
-    """Sets of operands; `outputs`: elements that a call writes."""
+    """Sets of operands; `outputs`: the number of elements that a call writes."""
     size = 2 * (outputs + sum(math.prod(shape) for shape in shapes))
     return [[draw(*x) for x in shapes] for _ in range(max(1, min(12, int(ROTATED_BYTES / size))))]
 
@@ -107,7 +108,7 @@ def aux_cases() -> Iterator[Case]:
 
 def backward_cases() -> Iterator[Case]:
     gelu_backward = torch.ops.aten.gelu_backward
-    for tokens, outputs, inputs in LAYERS:  # of the layer behind the activation
+    for tokens, outputs, inputs in LAYERS:  # of the layer after the activation
         sets = copies(tokens * inputs, (tokens, outputs), (outputs, inputs), (tokens, inputs))
         calls = {
             "ours": lambda *x: ops._linear_activation_backward(*x, "gelu"),

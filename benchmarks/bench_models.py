@@ -1,4 +1,5 @@
-"""torch_cubin beside torch on the shapes of public models (models.py): products, whole blocks.
+"""torch_cubin compared with torch on the shapes of public models (models.py): products, whole
+blocks.
 
     python benchmarks/bench_models.py --products --json result.json    # about four minutes
     python benchmarks/bench_models.py --blocks --json result.json      # about two minutes
@@ -6,8 +7,8 @@
 
 All contenders are CUDA graphs in one process, interleaved in a random order each round, and settle
 before they are measured. A ratio above 1 means that torch_cubin is faster. `--sweep` times every
-config that the planner could take for each product, so that a loss can be attributed to
-the choice or to the kernel; its lines are those of `python -m torch_cubin tune --sweep`.
+config that the planner could choose for each product, so that a loss can be attributed to the
+choice or to the kernel; its lines have the format of `python -m torch_cubin tune --sweep`.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def run(todo: Iterator[tuple[str, Callable]], show: bool) -> tuple[list[Any], li
                         f"{getattr(line, 'config', '')}",
                         flush=True,
                     )
-        except Exception as error:  # one bad line must not lose the others' numbers
+        except Exception as error:  # keep the numbers of the other lines
             failures.append(f"{name}: {type(error).__name__}: {error}")
         torch.cuda.empty_cache()
     return lines, failures

@@ -1,4 +1,4 @@
-"""What the project aims at, by group: the benchmarks and the page of results share this table."""
+"""The project's goals, by group: the benchmarks and the page of results share this table."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""One transformer block of each model in a CUDA graph, stock PyTorch beside the same in drop_in().
+"""One transformer block of each model in a CUDA graph: stock PyTorch compared with drop_in().
 
-Stock runs with the quickest of PyTorch's attention backends for that block and direction. Training
-is a forward and the gradients of the input and of all parameters.
+Stock PyTorch uses its fastest attention backend for that block and direction. Training is a forward
+and the gradients of the input and all parameters.
 """
 
 from __future__ import annotations
@@ -81,13 +81,13 @@ class Block(nn.Module):
 class Captured:
     graph: torch.cuda.CUDAGraph
     results: tuple[Tensor, ...]
-    read: tuple[object, ...]  # by the graph: block, input, gradient
+    read: tuple[object, ...]  # what the graph reads: block, input, gradient
 
 
 def graph_of_block(
     model: Model, direction: str, context: Callable[[], contextlib.AbstractContextManager]
 ) -> Captured:
-    """A graph of one pass. Weights and input have the same values at each call."""
+    """A graph of one pass. Weights and input have the same values in each call."""
     torch.manual_seed(0)
     with torch.device("cuda"):
         block = Block(model).to(torch.bfloat16)
@@ -116,7 +116,7 @@ def graph_of_block(
 def measured(model: Model, direction: str, seed: int) -> Iterator[Line]:
     captured = {}
     for backend in BACKENDS:
-        # A backend that does not take this block takes no part.
+        # A backend that does not support this block is skipped.
         with contextlib.suppress(RuntimeError):
             captured[backend.name] = graph_of_block(
                 model, direction, lambda b=backend: sdpa_kernel(b)

@@ -1,9 +1,9 @@
-"""The products of models, forward and both gradients, beside torch's: in context and back to back.
+"""The products of models, forward and both gradients, compared with torch: in context and back to
+back.
 
-In context each product reads what a layer norm has just written, as it does in a model: short
-products then run at full clocks, and their operands lie in the cache. The ratio compares the time
-of the norms and products less that of the norms alone. Back to back, long products run at the power
-limit.
+In context, each product reads the output of a preceding layer norm, as in a model: short products
+then run at full clocks, with operands in the cache. The ratio compares the time of norms and
+products minus the time of the norms alone. Back to back, long products run at the power limit.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from models import ModelProduct
 from torch_cubin._tuning import measure
 from torch_cubin._tuning.products import Product
 
-# "dW, db": with the gradient of the bias, which torch reads the incoming gradient again for.
+# "dW, db": with the gradient of the bias, for which torch reads the incoming gradient again.
 DIRECTIONS = ("forward", "dX", "dW", "dW, db")
 CONTEXTS = ("in context", "back to back")
 ROUNDS = 5
 SHORT = measure.Effort(settle_ms=4, measure_ms=6, rounds=ROUNDS)
-LONG = measure.Effort(settle_ms=15, measure_ms=15, rounds=ROUNDS)  # the power limit takes time
+# The power limit takes time to settle.
+LONG = measure.Effort(settle_ms=15, measure_ms=15, rounds=ROUNDS)
 ROTATED_BYTES = 240e6  # of all operand sets together: several times the L2 cache
 
 Function = Callable[[torch.Tensor, torch.Tensor], Any]
@@ -37,7 +38,7 @@ Function = Callable[[torch.Tensor, torch.Tensor], Any]
 
 @dataclass(frozen=True)
 class Operands:
-    """One set. `incoming` is what the norm before the product writes."""
+    """One set of operands. `incoming` is written by the norm before the product."""
 
     incoming: torch.Tensor
     other: torch.Tensor
@@ -48,17 +49,17 @@ class Line:
     group: str
     case: str
     value: float  # torch's time over ours
-    rate: float  # TFLOP/s of ours
+    rate: float  # our TFLOP/s
     low: float
     high: float
     cubin_us: float
     torch_us: float
-    config: str  # that the planner chose
+    config: str  # the planner's choice
     library: str  # the kernels that torch ran
 
 
 def shape_of(x: ModelProduct, direction: str) -> Product:
-    """M, N, K and layout of the product that is computed."""
+    """M, N, K and layout of the product."""
     sizes = {
         "forward": (x.tokens, x.outputs, x.inputs, "nt"),
         "dX": (x.tokens, x.inputs, x.outputs, "nn"),
@@ -69,7 +70,7 @@ def shape_of(x: ModelProduct, direction: str) -> Product:
 
 
 def distinct(found: Sequence[ModelProduct], direction: str) -> list[ModelProduct]:
-    """A bias makes a difference to the forward alone."""
+    """Products without duplicates; a bias only matters for the forward."""
     kept: dict[tuple[Product, bool], ModelProduct] = {}
     for x in found:
         if direction != "dW, db" or x.bias:
@@ -93,7 +94,7 @@ def operand_sets(x: ModelProduct, direction: str) -> list[Operands]:
 
 
 def functions_of(direction: str, bias: torch.Tensor | None) -> dict[str, Function]:
-    """By contender; the first argument is what the norm wrote."""
+    """The functions by contender; the first argument is the norm's output."""
     linear, matmul = torch.ops.cubin.linear.default, torch.ops.cubin.matmul.default
     if direction == "forward":
         return {
@@ -112,7 +113,7 @@ def functions_of(direction: str, bias: torch.Tensor | None) -> dict[str, Functio
 
 
 def library_kernels(function: Function, operands: Operands) -> str:
-    """What a call of torch's runs on the GPU."""
+    """The kernels that a call of torch runs on the GPU."""
     function(operands.incoming, operands.other)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         function(operands.incoming, operands.other)
@@ -199,7 +200,7 @@ def check(
 
 
 def sweep_products(found: Sequence[ModelProduct], directions: Sequence[str]) -> list[Product]:
-    """What `--sweep` measures: every config of each, forward without its bias."""
+    """The products that `--sweep` measures: every config of each, the forward without its bias."""
     shapes = {
         shape_of(x, direction): None
         for direction in directions

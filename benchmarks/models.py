@@ -1,7 +1,7 @@
 """The configurations of public models: the products of their blocks and heads, and the blocks.
 
-A number of tokens is a batch times the length that the model is used at: 64 images of 197 patches,
-8 recordings of 1,500 frames, two sequences of 4,096 tokens.
+The number of tokens is a batch size times the length at which the model is used: 64 images of 197
+patches, 8 recordings of 1,500 frames, two sequences of 4,096 tokens.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Model:
-    """`mlp`: "gelu", or "glu" where gate and up projection are one weight. `head`: rows of the
-    matrix that gives logits; 0: there is none."""
+    """`mlp`: "gelu", or "glu" if gate and up projection are one weight. `head`: rows of the matrix
+    that computes the logits; 0 if there is none."""
 
     name: str
     batch: int
@@ -21,12 +21,12 @@ class Model:
     hidden: int
     intermediate: int
     heads: int
-    kv_heads: int = 0  # as many as heads
-    head_dim: int = 0  # hidden / heads
+    kv_heads: int = 0  # default: heads
+    head_dim: int = 0  # default: hidden / heads
     mlp: str = "gelu"
     norm: str = "layer_norm"
     bias: bool = True
-    qkv_bias: bool | None = None  # as bias
+    qkv_bias: bool | None = None  # default: bias
     causal: bool = False
     head: int = 0
     head_tokens: int = 4096
@@ -37,7 +37,7 @@ class Model:
 
     @property
     def width(self) -> int:
-        """Of a head."""
+        """The width of a head."""
         return self.head_dim or self.hidden // self.heads
 
     @property
@@ -62,7 +62,7 @@ class ModelProduct:
 
 def _decoder(name: str, batch: int, length: int, hidden: int, intermediate: int, heads: int,
              kv_heads: int, head: int, **others: object) -> Model:  # fmt: skip
-    """One of the Llama kind: RMSNorm, SwiGLU, no biases, causal."""
+    """A model like Llama: RMSNorm, SwiGLU, no biases, causal."""
     return Model(
         *(name, batch, length, hidden, intermediate, heads, kv_heads),
         **{"mlp": "glu", "norm": "rms_norm", "bias": False, "causal": True, "head": head, **others},
@@ -123,7 +123,7 @@ def products_of(model: Model) -> Iterator[ModelProduct]:
 
 
 def products() -> list[ModelProduct]:
-    """Each product once, under the first model that has it."""
+    """Each product once, attributed to the first model that has it."""
     found: dict[tuple[int, int, int, bool], ModelProduct] = {}
     for model in MODELS:
         for x in products_of(model):

@@ -1,12 +1,12 @@
-"""How much longer products take than they could, for the planner's choices: its regret on sweeps.
+"""The planner's regret on sweeps: how much longer products take than with the best config.
 
     python benchmarks/planner_regret.py [SWEEP.jsonl ...] [--worst 20]    # needs no GPU
 
-A product's regret is how much longer the config takes that the planner predicts to be the quickest
-of those measured than the best of them: of all kernels, not of sm90.cu's alone (as
-benchmarks/sm90/fit_cost.py has it), and without the tuned tables. Sweeps are what
-`python -m torch_cubin tune --sweep --lines` writes, in files that name their GPU; by default all of
-the tree. Products are planned on the tests' stand-in driver, with that GPU's memory.
+A product's regret is the time of the measured config that the planner predicts to be fastest,
+relative to that of the best one. It covers all kernels (benchmarks/sm90/fit_cost.py only those of
+sm90.cu), without tuned tables. Sweeps are the output of `python -m torch_cubin tune --sweep
+--lines`, in files that name their GPU; by default all sweeps of the tree. Products are planned on
+the tests' stand-in driver, with that GPU's memory.
 """
 
 from __future__ import annotations
@@ -86,13 +86,13 @@ def regrets_of(path: Path) -> list[dict[str, Any]]:
 
 
 def this_name(name: str) -> str:
-    """The first sweeps gave portable kernels their full names."""
+    """The first sweeps used the full names of portable kernels."""
     found = re.fullmatch(r"(\w+?)_matmul_\w+?_(\d+x[\dx]+)( swapped)?", name)
     return f"{found[1]} {found[2]}{found[3] or ''}" if found else name
 
 
 def with_lines(product: dict[str, Any]) -> dict[str, Any]:
-    """The first sweeps called all aligned rows vectors."""
+    """The first sweeps labelled all aligned rows as vectors."""
     size = {"16_bit": 2, "float64": 8}.get(product["math"], 4)
 
     def access(name: str, own: int) -> str:

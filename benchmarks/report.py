@@ -1,10 +1,10 @@
 """Writes docs/performance.md, the README's table and the plots of docs/ from benchmarks/results/.
 
-    python benchmarks/report.py            # needs matplotlib (`make report` brings it), no GPU
-    python benchmarks/report.py --check    # exits 1 where page, table or plots are not up to date
+    python benchmarks/report.py            # needs matplotlib (`make report` installs it), no GPU
+    python benchmarks/report.py --check    # exits with 1 if page, table or plots are stale
 
-Nothing on these pages is written by hand: groups stand in report_sections.py, goals in goals.py,
-why a goal is missed in misses.json, which must explain every miss and nothing else.
+Nothing on these pages is written by hand: groups are in report_sections.py, goals in goals.py, and
+the reasons for missed goals in misses.json, which must explain every miss and nothing else.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def numbers(found: Measured | None) -> list[str]:
 
 
 def group_table(section: Section) -> str:
-    """A row a group; mean and worst line of each GPU."""
+    """One row per group; mean and worst line of each GPU."""
     found = section.measured()
     header = ["group", "lines"]
     for gpu in found:
@@ -74,7 +74,7 @@ def group_table(section: Section) -> str:
 
 
 def case_table(section: Section) -> str:
-    """A row a case, a column each of its numbers; the GPUs' numbers beside one another."""
+    """One row per case, one column per number; the GPUs' numbers next to each other."""
     found = section.measured()
     values: dict[tuple[str, str], dict[str, float]] = {}
     for gpu, groups in found.items():
@@ -93,7 +93,7 @@ def case_table(section: Section) -> str:
 
 
 def sources(section: Section) -> str:
-    """Links to the files that the section's numbers come from."""
+    """Links to the files with the section's numbers."""
     links = {}
     for gpu, groups in section.measured().items():
         for run in groups.values():
@@ -112,7 +112,7 @@ def render_section(section: Section) -> Iterator[str]:
 
 
 def missed(section: Section) -> Iterator[tuple[str, dict[str, Measured]]]:
-    """The groups under their goal on any GPU, with all GPUs' numbers."""
+    """The groups that miss their goal on any GPU, with all GPUs' numbers."""
     found = section.measured()
     for group, goal in section.goals.items():
         runs = {gpu: groups[group] for gpu, groups in found.items() if group in groups}
@@ -176,7 +176,7 @@ def readme() -> str:
 
 
 def stale() -> list[str]:
-    """What does not say what the results say."""
+    """The outputs that differ from the results."""
     found = [path.name for path, text in texts().items() if path.read_text() != text]
     for section in SECTIONS:
         if section.plot:

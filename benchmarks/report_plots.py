@@ -1,7 +1,7 @@
 """The plots of docs/, drawn from the same results as the tables.
 
-What a plot is drawn from is plain data (`data`), whose digest is kept in the PNG: so a test tells
-whether a plot is up to date without drawing it, as pixels differ from machine to machine.
+The input of a plot is plain data (`data`), whose digest is stored in the PNG. So a test can check
+whether a plot is up to date without drawing it; pixels differ between machines.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import goals
 import report_results
 
-KEYWORD = "Data"  # of the PNG's text chunk that holds the digest
+KEYWORD = "Data"  # of the PNG's text chunk with the digest
 COLORS = {"H200": "tab:blue", "H100": "tab:orange"}
 HEAD_DIMS = (64, 128, 256)
 
@@ -112,8 +112,8 @@ def digest(name: str) -> str:
 
 
 def digest_in(png: Path) -> str | None:
-    """What draw() wrote to the file's text chunk."""
-    content, at = png.read_bytes(), 8  # behind the signature
+    """The text chunk that draw() wrote to the file."""
+    content, at = png.read_bytes(), 8  # after the signature
     while at < len(content):
         size, kind = struct.unpack_from(">I4s", content, at)
         keyword, _, text = content[at + 8 : at + 8 + size].partition(b"\0")

@@ -1,7 +1,9 @@
-"""Reads benchmarks/results/ for the page of results: one reader a format, the newest run a group.
+"""Reads benchmarks/results/ for the page of results: one reader per format, the newest run per
+group.
 
-A file is named DATE_GPU_NAME.json, as `2026-11-26_h200_goals.json`; NAME says which benchmark wrote
-it. A later file replaces the groups that it holds, GPU by GPU, and leaves the others.
+A file is named DATE_GPU_NAME.json, for example `2026-11-26_h200_goals.json`; NAME identifies the
+benchmark that wrote it. A later file replaces the groups that it contains, separately for each GPU,
+and leaves the others.
 """
 
 from __future__ import annotations
@@ -20,13 +22,13 @@ FILE_NAME = re.compile(r"(?P<date>\d{4}-\d\d-\d\d)_(?P<gpu>[a-z]+\d+)_(?P<name>\
 
 @dataclass(frozen=True)
 class Line:
-    """One measured number. `column` is set where a table has more than one a case."""
+    """One measured number. `column` is set if a table has more than one number per case."""
 
     group: str
     case: str
     value: float
     column: str = ""
-    rate: float | None = None  # TFLOP/s of ours
+    rate: float | None = None  # our TFLOP/s
 
 
 Reader = Callable[[Any], Iterable[Line]]
@@ -49,7 +51,7 @@ class Measured:
 
 
 def measured(name: str, read: Reader, folder: Path = RESULTS) -> dict[str, dict[str, Measured]]:
-    """By GPU ("H200" before "H100"), then by group."""
+    """Maps GPU ("H200" before "H100") and group to results."""
     found: dict[str, dict[str, Measured]] = {}
     for path in sorted(folder.glob(f"*_{name}.json")):
         match = FILE_NAME.fullmatch(path.name)
@@ -64,7 +66,7 @@ def measured(name: str, read: Reader, folder: Path = RESULTS) -> dict[str, dict[
 
 
 def listed(content: Any) -> Iterator[Line]:
-    """`results` is a list of {"group", "case", "value"}: what a new benchmark should write."""
+    """`results` is a list of {"group", "case", "value"}, the format for new benchmarks."""
     for line in content["results"]:
         yield Line(line["group"], line["case"], line["value"], rate=line.get("rate"))
 
@@ -76,7 +78,7 @@ def products(content: Any) -> Iterator[Line]:
 
 
 def options(content: Any) -> Iterator[Line]:
-    """The lines of bench_attention_goals.py that are shares of our own dense rate."""
+    """The lines of bench_attention_goals.py that are fractions of our own dense rate."""
     for line in content["results"]:
         if line["group"] in ("windows, packed, GQA", "boolean masks"):
             direction, head_dim, case = line["case"].split(" ", 2)
@@ -110,7 +112,7 @@ def float8(content: Any) -> Iterator[Line]:
 
 
 def triton(content: Any) -> Iterator[Line]:
-    """bench_triton_launch.py: the host's time for Triton's launcher over that for our op."""
+    """bench_triton_launch.py: the host's time with Triton's launcher over that with our op."""
     times = content["microseconds"]
     for name in times:
         case, _, who = name.rpartition(", ")

@@ -1,4 +1,4 @@
-"""What the page of results shows, in its order. A new group of results is one entry here."""
+"""The sections of the page of results, in order. A new group of results is one entry here."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Section:
     results: str  # NAME of the files DATE_GPU_NAME.json
     read: Reader
     command: str
-    about: str  # what a number says
+    about: str  # the meaning of the numbers
     groups: Mapping[str, str]  # group: its title
     goals: Mapping[str, goals.Goal] = field(default_factory=dict)
     plot: str = ""  # docs/<plot>.png: a function of report_plots.py
-    by_case: bool = False  # a row a case, in place of a row a group
+    by_case: bool = False  # one row per case instead of one per group
 
     def measured(self) -> dict[str, dict[str, Measured]]:
         return {
@@ -129,7 +129,8 @@ SECTIONS = (
     ),
 )
 
-# The README's table: a row's title, and where its numbers come from. "-" where no result is yet.
+# The README's table: title of each row, and the source of its numbers. "-" if there is no result
+# yet.
 README_ROWS = (
     ("16-bit products, M from 1,024 on", "goals", "large"),
     ("16-bit products, M = 128 to 512", "goals", "middle"),

@@ -4,10 +4,10 @@
     git checkout mine && make && python tools/attention_plans.py compare /tmp/before.json
 
 Forward, backward, caches and float8_e4m3fn, with every option, in several layouts, run on the
-tests' stand-in driver, as on an H200 or (`--gpu h100`) an H100. Recorded are the kernels that a
-call launches, in their order, with their grids, shared memory, attributes and the bytes of their
-parameters, or the error that it raises. Addresses are numbered in the order in which they occur,
-since no two processes have the same. The exit status is 1 where a call differs.
+tests' stand-in driver, as on an H200 or (`--gpu h100`) an H100. The record has the kernels that a
+call launches, in order, with their grids, shared memory, attributes and the bytes of their
+parameters, or the error that it raises. Addresses are replaced by numbers in order of occurrence,
+because they differ between processes. The exit status is 1 if a call differs.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import stand_in
 
-# Words of parameters in this range are taken for addresses of the process.
+# Parameter words in this range are assumed to be addresses of the process.
 FIRST_ADDRESS, LAST_ADDRESS = 1 << 42, 1 << 47
-ALIGNED = 512  # bytes: what the stand-in's allocations are aligned to
-MOST_ELEMENTS = 1 << 26  # of a tensor
+ALIGNED = 512  # bytes: the alignment of the stand-in's allocations
+MOST_ELEMENTS = 1 << 26  # of one tensor
 
 
 def main() -> int:
@@ -73,7 +73,7 @@ def compare(calls: list[dict], before: list[Any], after: list[Any], show: int) -
     return 1 if changed else 0
 
 
-# How a call is launched.
+# Launching a call.
 
 
 def launches_of(driver: Any, call: dict[str, Any]) -> list[list[Any]]:
@@ -89,7 +89,7 @@ def launches_of(driver: Any, call: dict[str, Any]) -> list[list[Any]]:
     try:
         with torch.no_grad(), context:
             getattr(torch.ops.cubin, call["op"])(**arguments(call))
-    except Exception as found:  # the record contains which one
+    except Exception as found:  # the record contains the error
         error = [[f"{type(found).__name__}: {found}".split("\n")[0]]]
     return [launch_of(launch) for launch in driver.launches()] + error
 
@@ -103,7 +103,7 @@ def launch_of(launch: dict[str, Any]) -> list[Any]:
 
 
 def without_addresses(params: bytes) -> bytes:
-    """The parameters with addresses numbered in the order in which they occur."""
+    """The parameters with addresses replaced by numbers in order of occurrence."""
     seen: dict[int, int] = {}
     out = bytearray(params)
     for at in range(0, len(params) - 7, 8):
@@ -115,7 +115,7 @@ def without_addresses(params: bytes) -> bytes:
 
 
 def arguments(call: dict[str, Any]) -> dict[str, Any]:
-    """With tensors in place of their descriptions."""
+    """The call with tensors in place of their descriptions."""
     import torch
     from fake_driver import tensors
 
@@ -139,7 +139,7 @@ def random_call(rng: random.Random) -> dict[str, Any]:
 
 def tensor(rng: random.Random, size: tuple[int, ...], dtype: str, order: tuple[int, ...] = (),
            offset: int = 0) -> dict[str, Any]:  # fmt: skip
-    """`order`: the dims as they lie in memory, outermost first."""
+    """`order`: the dims in memory order, outermost first."""
     stride, step = [0] * len(size), 1
     for dim in reversed(order or range(len(size))):
         stride[dim] = step
@@ -235,7 +235,7 @@ def dense(rng: random.Random) -> tuple[str, dict[str, Any]]:
 
 def saved(rng: random.Random, rows: tuple[int, ...], head_dim_v: int, dtype: str,
           order: tuple[int, ...] = ()) -> dict[str, Any]:  # fmt: skip
-    """What a backward has besides its forward's tensors."""
+    """The arguments of a backward in addition to its forward's tensors."""
     out = {name: tensor(rng, (*rows, head_dim_v), dtype, order) for name in ("grad_out", "out")}
     return {**out, "logsumexp": tensor(rng, rows, "float32")}
 

@@ -26,12 +26,12 @@ MARKS = {"//": (".c", ".h", ".cpp", ".cu", ".cuh"), "#": (".py", ".pyi", ".sh", 
 ITEM = re.compile(r"\s*(?:[-*+]|\d+[.)])\s+")
 # Pieces that stay on one line: code spans, links with short texts, other words.
 PIECE = re.compile(r"(?:`[^`]+`|!?\[[^\]]*\]\([^)]*\)|\S)+")
-# A line that began so would be a list, a heading, a quote, a table or a rule.
+# A line that begins with this would be a list, a heading, a quote, a table or a rule.
 STARTS_A_BLOCK = re.compile(r"(?:[-+*]|#+|\d+[.)])$|[>|]|[=-]+$|```|~~~")
 
 
 def wrapped(text: str, first: str, rest: str) -> list[str]:
-    """The words of a paragraph in lines that begin with `first` and then with `rest`."""
+    """The words of a paragraph as lines; the first begins with `first`, the others with `rest`."""
     lines: list[list[str]] = [[]]
     for match in PIECE.finditer(text):
         piece = re.sub(r"\s*\n\s*", " ", match[0])
@@ -47,7 +47,7 @@ def wrapped(text: str, first: str, rest: str) -> list[str]:
 
 
 def paragraphs(lines: list[str]) -> Iterator[tuple[int, int, str, str]]:
-    """Of Markdown's paragraphs and list items: first line, end, and the prefixes of their lines."""
+    """Markdown's paragraphs and list items: first line, end, and the prefixes of their lines."""
     fence, start, end = "", 0, 0
     while start < len(lines):
         line = lines[start]
@@ -85,7 +85,7 @@ def wrap_markdown(text: str) -> str:
 
 
 def comment(mark: str) -> re.Pattern[str]:
-    """A line that is a comment, but for those that tools read."""
+    """Matches a comment line, except directives that tools read."""
     return re.compile(rf"(\s*{mark} )((?!NOLINT|clang-format|noqa|fmt:|type:|ruff:)\S.*)")
 
 

@@ -1,9 +1,9 @@
-"""Writes build/compile_commands.json: how each C++ file of csrc/ is compiled by itself.
+"""Writes build/compile_commands.json: the command that compiles each C++ file of csrc/ separately.
 
     python tools/compile_commands.py
 
-The build compiles a folder as one file (write_units in setup.py). clang-tidy and editors want a
-command a file, with the same options; so a file that does not include what it uses is found, too.
+The build compiles a folder as one file (write_units in setup.py). clang-tidy and editors need one
+command per file, with the same options. This also finds files that do not include what they use.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "build" / "compile_commands.json"
-STANDARD = "-std=c++20"  # what PyTorch's headers need today
-# Options of GCC alone, and those that only change texts in the object file.
+STANDARD = "-std=c++20"  # the minimum for PyTorch's current headers
+# Options that only GCC has, and options that only change strings in the object file.
 NOT_CLANGS = ("-fno-gnu-unique", "-Wno-maybe-uninitialized", "-ffile-prefix-map")
 
 
@@ -34,7 +34,7 @@ def sources() -> list[Path]:
 
 
 def include_flags(folder: Path) -> tuple[str, str]:
-    """Others' headers as the system's, whose warnings are not ours."""
+    """Marks other projects' headers as system headers, whose warnings are not reported."""
     ours = (ROOT / "csrc", ROOT / "torch_cubin", ROOT / "build")
     is_ours = any(path == folder or path in folder.parents for path in ours)
     return ("-I" if is_ours else "-isystem", str(folder))

@@ -2,9 +2,9 @@
 
     python tools/docs_site.py
 
-The site's pages are the Markdown files of the tree, copied to build/site_sources as they lie, with
-the files that they link to, so that a link is right in the tree and on the site. The reference is
-made of the docstrings of what the package exports.
+The site's pages are the Markdown files of the tree, copied to build/site_sources with the same
+relative paths, together with the files that they link to, so links work in both. The reference is
+generated from the docstrings of the exported names.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SOURCES = ROOT / "build" / "site_sources"
 
 
 def exported() -> dict[str, str]:
-    """Of each public name of torch_cubin the module that defines it, read without importing it."""
+    """Maps each public name of torch_cubin to the module that defines it, without importing it."""
     found = {}
     for node in ast.walk(ast.parse((ROOT / "torch_cubin" / "__init__.py").read_text())):
         if isinstance(node, ast.ImportFrom) and node.module is not None:
@@ -32,7 +32,7 @@ def exported() -> dict[str, str]:
 
 
 def reference() -> dict[str, str]:
-    """The pages of the reference: what mkdocstrings is to show of which objects."""
+    """The pages of the reference: the objects that mkdocstrings renders on each."""
     producers = (ROOT / "torch_cubin" / "producers").glob("[a-z]*.py")
     pages = {
         "python": ("torch_cubin", exported().values()),

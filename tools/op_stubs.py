@@ -2,7 +2,7 @@
 
     python tools/op_stubs.py
 
-PyTorch finds ops by name while a program runs, so that no editor completes `torch.ops.cubin`.
+PyTorch looks up ops by name at run time, so editors cannot complete `torch.ops.cubin` without it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Prints comment paragraphs of an older revision, picked at random, beside what they are now.
+"""Prints random comment paragraphs of an older revision next to their current versions.
 
     python tools/paragraphs.py SEED REV [COUNT]
 
-A paragraph is one of a comment or docstring of csrc, torch_cubin, tools, benchmarks or examples, of
-at least 12 words. Its counterpart is the most similar paragraph of the same file (under the name
-that git finds for it), or of all files if it is gone.
+A paragraph is part of a comment or docstring of csrc, torch_cubin, tools, benchmarks or examples,
+and has at least 12 words. Its counterpart is the most similar paragraph of the same file (under its
+current name, as git detects it), or of all files if the file is gone.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def sources(revision: str | None) -> dict[str, list[str]]:
 
 
 def renamed(revision: str) -> dict[str, str]:
-    """Where files of the revision are now, if git finds them under another name."""
+    """The current names of files that git detects as renamed since the revision."""
     listed = words.git("diff", "-M40%", "--diff-filter=R", "--name-status", revision).decode()
     return dict(line.split("\t")[1:3] for line in listed.splitlines())
 

@@ -4,10 +4,10 @@
     git checkout mine && make && python tools/plan_changes.py compare /tmp/before.json [--show 40]
 
 Each product is planned on the tests' stand-in driver, as on an H200 or (`--gpu h100`) an H100, by
-the models alone: no tuned table is asked. `compare` prints every product whose config changed, with
-the microseconds that the new model predicts for both configs, and what the old one predicted. A
-batch-invariant product may change its config only where its sums have the same order, and so the
-same bits: another order is an error, and the exit status reports it.
+the cost models only, without tuned tables. `compare` prints every product whose config changed,
+with the new model's predicted microseconds for both configs, and the old model's prediction. A
+batch-invariant product may only change to a config with the same order of additions, and therefore
+the same bits: any other change is an error, which the exit status reports.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def as_recorded(plan: dict[str, Any]) -> list[Any]:
 
 
 def compare(products: list[dict[str, Any]], before: list[list[Any]], show: int) -> int:
-    """Prints what changed; 1 where a batch-invariant product's sums have another order."""
+    """Prints the changes; returns 1 if the order of a batch-invariant product's additions
+    changed."""
     changes: collections.Counter[tuple[str, str]] = collections.Counter()
     wrong, shown = 0, 0
     after = [as_recorded(plan) for plan in plans_of(products)]
@@ -112,7 +113,7 @@ def random_product(rng: random.Random) -> dict[str, Any]:
 
 
 def random_access(rng: random.Random, own: int, k: int, bytes_each: int) -> str:
-    """As a contiguous operand of these sizes is read, K along its rows or not."""
+    """How a contiguous operand of these sizes is read, with K along its rows or not."""
     dim = rng.choice(("k", "k", "own"))
     row = (k if dim == "k" else own) * bytes_each
     return f"{dim}_{'lines' if row % 128 == 0 else 'vectors' if row % 16 == 0 else 'elements'}"

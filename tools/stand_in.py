@@ -19,7 +19,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-# The memory's clock (kHz) and the width of its bus (bits).
+# The memory's clock (kHz) and bus width (bits).
 MEMORY = {"h200": (3201000, 6144), "h100": (2619000, 5120)}
 NAMES = {"h200": "NVIDIA H200", "h100": "NVIDIA H100 80GB HBM3"}
 
@@ -29,8 +29,8 @@ def is_there() -> bool:
 
 
 def run_again(gpu: str = "h200", *more: str, name: str | None = None) -> int:
-    """This script once more, with more arguments, in a process that finds the stand-in, whose GPU
-    has another name on request; its exit status."""
+    """Runs this script again with more arguments, in a process that finds the stand-in (whose GPU
+    gets another name on request); returns its exit status."""
     from fake_driver.build import build
 
     clock, bus = MEMORY[gpu]
@@ -50,8 +50,8 @@ def run_again(gpu: str = "h200", *more: str, name: str | None = None) -> int:
 
 
 def driver(family: str = "matmul") -> tuple[Any, list[dict[str, Any]]]:
-    """The stand-in driver that reports the GPU's memory, and the package's kernels of a family,
-    which it knows from here on."""
+    """The stand-in driver, reporting the GPU's memory, and the package's kernels of a family, which
+    are registered with it."""
     ctypes.CDLL("libtorch_cuda.so", mode=ctypes.RTLD_GLOBAL)
     from fake_driver.control import FakeDriver
     from faults import catalogs

@@ -1,10 +1,10 @@
-"""clang-tidy over the C++ of csrc/, by .clang-tidy, each file by itself.
+"""Runs clang-tidy, configured by .clang-tidy, on the C++ of csrc/, each file separately.
 
     python tools/tidy.py               # every file: some minutes on two cores
     python tools/tidy.py --changed     # those that differ from main: what `make lint` runs
 
-A changed header is read with the file of its name, or the first that includes it. On main itself
-the last commit counts as the change.
+A changed header is checked with the source of the same name, or the first that includes it. On main
+itself, the last commit counts as the change.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def git(*arguments: str) -> str | None:
 
 
 def base() -> str | None:
-    """The commit that changes are counted from; None where git cannot tell."""
+    """The commit to compare with; None if git cannot determine it."""
     head = git("rev-parse", "HEAD")
     for branch in ("main", "origin/main"):
         found = git("merge-base", "HEAD", branch)
@@ -37,7 +37,8 @@ def base() -> str | None:
 
 
 def changed() -> set[Path]:
-    """Sources that differ from the base, committed or not; all of them where git cannot tell."""
+    """Sources that differ from the base, committed or not; all of them if git cannot determine
+    it."""
     start = base()
     if start is None:
         return set(compile_commands.sources())
@@ -48,7 +49,7 @@ def changed() -> set[Path]:
 
 
 def read_for(path: Path) -> list[Path]:
-    """The sources to read for a changed file."""
+    """The sources to check for a changed file."""
     known = compile_commands.sources()
     if path in known:
         return [path]
@@ -60,7 +61,7 @@ def read_for(path: Path) -> list[Path]:
 
 
 def tidy(path: Path) -> str:
-    """What clang-tidy says of a file; "" where it is content."""
+    """clang-tidy's findings for a file; "" if there are none."""
     words = [sys.executable, "-c", "from clang_tidy import clang_tidy; clang_tidy()"]
     options = ["-p", str(compile_commands.TARGET.parent), "--quiet", str(path)]
     done = subprocess.run([*words, *options], capture_output=True, text=True, cwd=ROOT)

@@ -1,8 +1,8 @@
-"""Small models of every type that transformers knows, with random weights, and inputs for them.
+"""Small models of every type in transformers, with random weights, and inputs for them.
 
-tools/transformers_scan.py compares them; nothing here knows of torch_cubin. A config is made small
-by the names of its attributes and a model is called by the names of its forward's parameters, so
-a new type of transformers is tried without a line of its own here.
+tools/transformers_scan.py compares them; this module does not use torch_cubin. A config is reduced
+by the names of its attributes, and a model is called by the names of its forward's parameters, so
+new types in transformers need no code here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TOKENS = 12
 VOCABULARY = 128
 MOST_PARAMETERS = 200_000_000
 
-# Names of config attributes and what they become where the default is larger.
+# Names of config attributes, and their values if the default is larger.
 _SIZES = {
     64: "hidden_size d_model n_embd dim embed_dim embedding_size projection_dim d_embed emb_dim "
         "hidden_dim encoder_hidden_size decoder_hidden_size width text_embed_dim",
@@ -47,15 +47,15 @@ _TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_tok
 
 
 class Smaller:
-    """A choice of the sizes made small: all of them together give some types no valid config."""
+    """Which sizes to reduce: reducing all of them gives no valid config for some types."""
 
     def __init__(
         self, names: set[str], layers: int = 2, width: int = 1, head_dim: bool = False
     ) -> None:
         self.names = names
         self.width = width  # times the small sizes
-        self.layers = layers  # hybrids have their first attention layer behind others
-        self.head_dim = head_dim  # the default's head_dim stays, which rotary sections add up to
+        self.layers = layers  # the first attention layer of hybrid models follows other layers
+        self.head_dim = head_dim  # keep the default head_dim, which rotary sections sum to
 
 
 CHOICES = (
@@ -70,7 +70,7 @@ CHOICES = (
 
 
 def small_config(cls: type, smaller: Smaller, depth: int = 0) -> Any:
-    """A config of the class, its sub-configs too."""
+    """A small config of the class, including sub-configs."""
     default = cls()
     given: dict[str, Any] = {}
     layers = smaller.layers
@@ -86,8 +86,9 @@ def small_config(cls: type, smaller: Smaller, depth: int = 0) -> Any:
         elif "vocab_size" in smaller.names and name in _TOKEN_IDS and _is_large(value):
             given[name] = _TOKEN_IDS.index(name)
         elif isinstance(value, (list, tuple)) and len(value) == depth_of_default != 0:
-            given[name] = value[:layers]  # one entry a layer
-    if not _get(default, "attn_layer_indices", True):  # of a hybrid: all of another kind
+            given[name] = value[:layers]  # one entry per layer
+    # Hybrid model: all of these layers are of another kind.
+    if not _get(default, "attn_layer_indices", True):
         given["attn_layer_indices"] = [1]
     kinds = _get(default, "layer_types")
     if isinstance(kinds, (list, tuple)) and kinds and not any(map(_attends, kinds[:layers])):
@@ -121,7 +122,8 @@ def _attends(kind: str) -> bool:
 
 
 def _get(config: Any, name: str, otherwise: Any = None) -> Any:
-    """An attribute of a config; some raise errors of their own for what their layers differ in."""
+    """An attribute of a config. Some configs raise their own errors for attributes that differ by
+    layer."""
     try:
         return getattr(config, name)
     except Exception:
@@ -137,15 +139,15 @@ def _is_large(value: object) -> bool:
 
 
 def model_class(config: Any) -> Any:
-    """Of causal language where the type has one, else the base model, else the class beside the
-    config that names it as its own (the parts of models of several modalities)."""
+    """The class for causal language modelling if the type has one, else the base model, else the
+    class in the config's module that names the config as its own (parts of multimodal models)."""
     from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
 
     for auto in (AutoModelForCausalLM, AutoModel):
         if type(config) in auto._model_mapping:
             found = auto._model_mapping[type(config)]
             cls = found[0] if isinstance(found, tuple) else found
-            if cls.config_class is type(config):  # else it is made for the text's part
+            if cls.config_class is type(config):  # otherwise it is for the text part
                 return cls
     stem = type(config).__name__.removesuffix("Config")
     package = importlib.import_module(type(config).__module__.rpartition(".")[0])
@@ -175,7 +177,8 @@ def build(config: Any, implementation: str) -> Any:
     model = cls._from_config(config, attn_implementation=implementation).eval()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for parameter in model.parameters():  # as some begin at zero, which hides attention
+        # Some are initialised to zero, which would hide attention.
+        for parameter in model.parameters():
             if parameter.dim() > 1 and parameter.is_floating_point():
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.08)
     return model
@@ -195,8 +198,9 @@ class Inputs:
         self.main = main if isinstance(main, str) else main[0]
 
     def candidates(self) -> Iterator[tuple[list[str], int]]:
-        """From what the model asks for to what models of several encoders want beside it, and
-        sound and patches in the other orders in which models take them."""
+        """Yields arguments: first those that the model requires, then those that models with
+        several encoders also need, with sound and patches in the other orders of dims that models
+        use."""
         required = dict.fromkeys([self.main, *self.required])
         required = [x for x in required if x in self.names]
         if self.setting("is_encoder_decoder") and "decoder_input_ids" in self.names:
@@ -254,7 +258,7 @@ class Inputs:
         return int(size if isinstance(size, int) else size[0])
 
     def patch_width(self) -> int:
-        """Numbers of one patch, of models that are given an image cut into patches."""
+        """The number of values in a patch, for models whose input is an image cut into patches."""
         return self.channels() * self.patch() ** 2 * int(self.setting("temporal_patch_size") or 1)
 
     def hidden(self) -> int:
@@ -269,7 +273,7 @@ class Inputs:
         return 2 * int(self.setting("max_source_positions", default=32))
 
 
-_PATCHES = 4  # along each side of an image that comes in patches
+_PATCHES = 4  # along each side of an image that is passed as patches
 
 _Maker = Callable[[Inputs], Tensor]
 _ids: tuple[_Maker, ...] = (
@@ -277,7 +281,7 @@ _ids: tuple[_Maker, ...] = (
     lambda x: x.ids().expand(int(x.setting("num_codebooks", default=1)), TOKENS).contiguous(),
 )
 _grid: tuple[_Maker, ...] = (lambda x: torch.tensor([[1, _PATCHES, _PATCHES]]),)
-# What stands for a parameter of this name; several where models differ in the order of dims.
+# Values for a parameter of this name; several if models differ in the order of dims.
 _MAKERS: dict[str, tuple[_Maker, ...]] = {
     "input_ids": _ids,
     "decoder_input_ids": (lambda x: x.ids().flip(1),),
@@ -344,7 +348,7 @@ _MAKERS: dict[str, tuple[_Maker, ...]] = {
     "lang_id": (lambda x: torch.tensor([0]),),
 }  # fmt: skip
 _LAYOUTS = max(len(makers) for makers in _MAKERS.values())
-# What a model of several encoders may want beside its main input.
+# Further inputs that a model with several encoders may need.
 _BESIDE = ("pixel_values", "input_ids", "encoder_hidden_states", "bbox", "visual_feats",
            "visual_pos", "query_embeds",
            "spatial_shapes", "image_grid_thw", "qformer_input_ids", "decoder_input_ids",

@@ -1,16 +1,16 @@
-"""Which models of transformers are right under attn_implementation="cubin", against "eager".
+"""Checks models of transformers under attn_implementation="cubin" against "eager".
 
     python tools/transformers_scan.py [--out docs/transformers_scan.json] [--resume] [model types]
 
-Every model type that transformers knows is built from its config, made small, with random weights
-of one seed, and called once with each implementation on the CPU. The outputs must be equal and,
-where a model is causal under "eager", it must be causal under "cubin": another last token moves
-no earlier output. "as sdpa": transformers' own "sdpa" differs from "eager" likewise. A type
-that cannot be built or called so is "not tried", with its reason.
+Every model type in transformers is built from a reduced config, with random weights of one seed,
+and called once with each implementation on the CPU. The outputs must be equal, and a model that is
+causal under "eager" must be causal under "cubin": changing the last token changes no earlier
+output. "as sdpa": transformers' own "sdpa" differs from "eager" likewise. A type that cannot be
+built or called is "not tried", with the reason.
 
-Each type runs in a fork of its own, as many at a time as there are CPUs: a model that exhausts
-memory or time ends alone. The list is written after each type; `--resume` keeps the lines of a list
-that the same versions made, and tries the rest.
+Each type runs in its own forked process, as many at a time as there are CPUs, so a model that
+exhausts memory or time only ends its own process. The list is written after each type; `--resume`
+keeps the lines of a list that was made with the same versions, and tries the rest.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-# Not this folder, whose kernels.py would be the package that transformers looks for.
+# Not this folder: transformers would import its kernels.py instead of the package `kernels`.
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-os.environ["HF_HUB_OFFLINE"] = "1"  # nothing is downloaded, and nothing waits for it
+os.environ["HF_HUB_OFFLINE"] = "1"  # prevents downloads and waiting for them
 
 import torch  # noqa: E402
 
@@ -47,8 +47,8 @@ from tools.transformers_models import (  # noqa: E402
     small_config,
 )
 
-SECONDS = 40  # of the CPU, for a type
-TOLERANCE = 2e-4  # of the largest output; float32, two layers
+SECONDS = 40  # of CPU time, for a type
+TOLERANCE = 2e-4  # relative to the largest output; float32, two layers
 
 
 def outputs_of(model: Any, given: dict[str, torch.Tensor]) -> list[torch.Tensor]:
@@ -62,7 +62,7 @@ def outputs_of(model: Any, given: dict[str, torch.Tensor]) -> list[torch.Tensor]
 
 
 def difference(left: list[torch.Tensor], right: list[torch.Tensor]) -> float:
-    """The largest of all outputs, as a part of the largest value."""
+    """The maximum difference over all outputs, relative to the largest value."""
     if [x.shape for x in left] != [x.shape for x in right]:
         return float("inf")
     worst = 0.0
@@ -75,7 +75,7 @@ def difference(left: list[torch.Tensor], right: list[torch.Tensor]) -> float:
 
 
 def moved_by_last_token(model: Any, given: dict[str, torch.Tensor]) -> float | None:
-    """How far earlier outputs move where the last token changes; None where there are no tokens."""
+    """How much earlier outputs change if the last token changes; None if there are no tokens."""
     name = "decoder_input_ids" if "decoder_input_ids" in given else "input_ids"
     if name not in given:
         return None
@@ -91,8 +91,8 @@ Called = tuple[Smaller, Any, dict[str, torch.Tensor], list[torch.Tensor]]
 
 
 def called(config_class: type) -> Called | str:
-    """A small model under "eager" with inputs that it takes, and its outputs; or why there is none:
-    of the attempts that came furthest, the first one's reason."""
+    """A small model under "eager" with valid inputs, and its outputs; or the reason why there is
+    none: of the attempts that got furthest, the first one's."""
     reasons: dict[str, str] = {}
     start = time.process_time()
     for smaller in CHOICES:
@@ -103,7 +103,7 @@ def called(config_class: type) -> Called | str:
             eager = build(small_config(config_class, smaller), "eager")
             step = "call"
             inputs = Inputs(eager)
-        except Exception as error:  # whatever a config of a stranger raises is its reason
+        except Exception as error:  # any exception of a third-party config is its reason
             reasons.setdefault(step, _reason(error))
             continue
         for names, layout in inputs.candidates():
@@ -128,7 +128,7 @@ def scan(model_type: str) -> dict[str, Any]:
     if isinstance(found, str):
         return {"result": "not tried", "why": found}
     smaller, eager, given, expected = found
-    # A model's own randomness (noise in forward, uninitialised buffers) is not ours to judge.
+    # A model's own randomness (noise in forward, uninitialised buffers) does not count as an error.
     if difference(expected, outputs_of(eager, given)) > TOLERANCE:
         return {"result": "not tried", "why": "call: two calls of eager differ"}
     try:
@@ -147,7 +147,7 @@ def scan(model_type: str) -> dict[str, Any]:
                 sdpa = build(small_config(config_class, smaller), "sdpa")
                 sdpa.load_state_dict(eager.state_dict())
                 same = difference(outputs_of(sdpa, given), got) <= TOLERANCE
-            except ValueError:  # the type does not take "sdpa"
+            except ValueError:  # the type does not support "sdpa"
                 same = False
             return {"result": "as sdpa" if same else "wrong", **line, "moved": after}
         return {"result": "served" if served else "computes attention itself", **line}
@@ -240,7 +240,8 @@ def counts(results: dict[str, dict[str, Any]]) -> dict[str, int]:
 
 
 def write(out: Path, versions: dict[str, str], results: dict[str, dict[str, Any]]) -> None:
-    """The whole list, one line a type; a run that is cut leaves the list of its last type."""
+    """Writes the whole list, one line per type; an interrupted run leaves the list up to its last
+    type."""
     lines = ",\n".join(f'    "{k}": {json.dumps(results[k])}' for k in sorted(results))
     head = json.dumps({"versions": versions, "counts": counts(results)}, indent=2)[:-2]
     partial = out.with_suffix(".partial")

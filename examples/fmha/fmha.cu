@@ -1,8 +1,8 @@
 // Attention in the style of a vendor's library of cubins: hundreds of kernels that differ by dtype,
-// layout, head size and mask, one struct by value, a table of them (examples/fmha_library.py).
+// layout, head size and mask, one struct by value, and a table of them (examples/fmha_library.py).
 //
-// Simple on purpose: a warp takes a row of queries at a time, keys are added up one by one with an
-// online softmax in float32.
+// Simple on purpose: a warp processes one query row at a time, and adds up the keys one by one with
+// an online softmax in float32.
 //
 //   nvcc -cubin -arch=sm_90a -DTYPE=bf16 -DHEAD=64 -DARCH=sm90 fmha.cu
 #include <cuda_bf16.h>

@@ -20,6 +20,6 @@ struct FmhaParams {
   int32_t heads_kv;
   int32_t page_size;
   int32_t pages_per_sequence;
-  int32_t window = 1;   // keys that a query of the mask SLIDING sees, its own included
+  int32_t window = 1;   // keys that a query sees with the mask SLIDING, including its own
   uint32_t scale_bits;  // of a float
 };

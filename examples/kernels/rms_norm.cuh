@@ -1,4 +1,4 @@
-// What both kernels of rms_norm.py share: vectors of elements, and a sum over a block.
+// Shared by both kernels of rms_norm.py: vectors of elements, and a sum over a block.
 #pragma once
 
 #include <cuda_bf16.h>

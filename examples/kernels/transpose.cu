@@ -1,5 +1,5 @@
-// out = x.t() of float32: each block has the Tensor Memory Accelerator fetch a tile of 32 x 32, and
-// writes it with rows and columns swapped. What lies outside x is fetched as zeros.
+// out = x.t() of float32: in each block the Tensor Memory Accelerator fetches a tile of 32 x 32,
+// which is written with rows and columns swapped. Elements outside x are fetched as zeros.
 //
 //   nvcc -cubin -arch=sm_90a transpose.cu -o transpose.sm_90a.cubin
 #include <cstdint>

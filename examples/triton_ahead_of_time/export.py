@@ -45,7 +45,7 @@ def attention() -> torch_cubin.Op:
     """A kernel for each head size and mask; the folded constants D and CAUSAL are checked.
 
     Each is compiled twice: for numbers of rows and keys that are multiples of 16, as Triton's own
-    launcher does for such calls, and for all others. A call takes the first one that it may.
+    launcher does for such calls, and for all others. A call uses the first kernel that accepts it.
     """
     found: list[torch_cubin.KernelChoice] = []
     for (head_dim, stages), causal in itertools.product(((64, 3), (128, 2)), (True, False)):

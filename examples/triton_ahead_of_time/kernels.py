@@ -84,7 +84,7 @@ def attention(
             seen = seen & (first + n[None, :] <= m[:, None] + keys - rows)
         scores = tl.where(seen, scores, float("-inf"))
         now = tl.maximum(most, tl.max(scores, 1))
-        # A row that has seen no key yet: exp2 of -inf less -inf would be no number.
+        # For a row that has seen no key yet, exp2(-inf - -inf) would be NaN.
         base = tl.where(now == float("-inf"), 0.0, now)
         p = tl.exp2(scores - base[:, None])
         rescale = tl.exp2(most - base)
