@@ -24,8 +24,8 @@ struct torch_cubin_v1_error {
 struct torch_cubin_v1_kernel {
   torch_cubin::Kernel* kernel;
   std::vector<torch_cubin_v1_param> params;
-  // Beside params: the element types that an argument may be, or point to, shifted by the one bit
-  // of arguments that say none; all bits where the file states nothing.
+  // Parallel to params: the element types that an argument may have, or point to, shifted by the
+  // one bit of arguments without a type; all bits if the file states nothing.
   std::vector<uint64_t> takes;
   // Where it is not null, params and takes lack its hidden parameters, which launches add.
   const torch_cubin::LaunchNotes* filled = nullptr;
@@ -39,7 +39,7 @@ struct torch_cubin_v1_module {
   std::atomic<int64_t> references{1};
   torch_cubin::Module module;
   const std::vector<std::string> names;
-  std::mutex mutex;  // guards what follows
+  std::mutex mutex;  // guards the following members
   std::map<const torch_cubin::Kernel*, std::unique_ptr<torch_cubin_v1_kernel>> kernels;
 };
 

@@ -1,4 +1,4 @@
-// The C ABI of what a file holds. Never touches the driver.
+// The part of the C ABI that reads files. Never touches the driver.
 #include "cubin/inspect.h"
 
 #include <cstdlib>

@@ -41,7 +41,7 @@ bool is_of_kind(const torch_cubin_v1_param& param, const torch_cubin_v1_argument
 
 bool fits(const torch_cubin_v1_param& param, uint64_t takes,
           const torch_cubin_v1_argument& argument) {
-  // A number may stand for an address of whatever type.
+  // A number may be an address of any type.
   const bool is_address =
       param.kind == TORCH_CUBIN_V1_POINTER && (argument.kind & kKinds) != TORCH_CUBIN_V1_POINTER;
   const uint32_t element = argument.kind >> TORCH_CUBIN_V1_ELEMENT_SHIFT & 63;
@@ -124,7 +124,7 @@ void fill_block(const torch_cubin_v1_kernel& handle, int32_t device,
   std::copy(required.begin(), required.end(), launch.block);
 }
 
-// Adds what the notes say and the caller does not.
+// Adds the launch facts that the notes state and the caller does not.
 void fill_shape(const torch_cubin_v1_kernel& handle, int32_t device,
                 torch_cubin_v1_launch_call& launch) {
   fill_block(handle, device, launch);

@@ -44,7 +44,7 @@ struct Entry {
   // Found by a symbol of a host file's data: may be any array that begins like an image.
   bool is_guess = false;
   bool is_file = false;     // a file embedded by torch_cubin.embed
-  bool in_package = false;  // an embedded file beside a manifest.json
+  bool in_package = false;  // an embedded file next to a manifest.json
 };
 
 struct Container {

@@ -103,7 +103,7 @@ std::vector<int> bracket_depths(std::string_view text) {
   std::string open;
   for (size_t i = 0; i < text.size(); ++i) {
     const char c = text[i];
-    // A demangler puts operands into parentheses, and template arguments behind names.
+    // A demangler puts operands in parentheses, and template arguments after names.
     const bool is_angle = (c == '<' || c == '>') && !is_operator(text, i);
     const bool opens = c == '(' || c == '[' || c == '{' ||
                        (c == '<' && is_angle && i > 0 && text[i - 1] != ')' && text[i - 1] != '<');

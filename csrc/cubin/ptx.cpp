@@ -130,7 +130,7 @@ class PtxReader : private PtxScanner {
     std::set<Body*> calls;
   };
   std::map<std::string_view, bool> imports_;    // declared `.extern`; whether a body refers to it
-  std::map<std::string_view, Body> functions_;  // declared before use, too
+  std::map<std::string_view, Body> functions_;  // declared before use
   std::deque<Body> entries_;                    // parallel to ptx_.kernels
   Body* body_ = nullptr;                        // the one that is being read
 };

@@ -33,7 +33,7 @@ class PtxScanner {
   [[noreturn]] void damaged(const std::string& problem) const;
 
   const std::string_view text_;
-  size_t at_ = 0;          // behind the current word
+  size_t at_ = 0;          // after the current word
   std::string_view word_;  // a word, punctuation or a string; empty at the end
 
  private:

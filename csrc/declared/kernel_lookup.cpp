@@ -111,7 +111,7 @@ KernelLookup::KernelLookup(const std::vector<const json*>& conditions, const Sco
     }
     found[key][value].push_back(static_cast<int32_t>(i));
   }
-  // The tables that skip most; the others' kernels are asked one by one.
+  // The tables that skip most kernels; the conditions of the others are evaluated one by one.
   std::vector<std::pair<size_t, const json*>> order;
   for (const auto& entry : found) {
     size_t count = 0;

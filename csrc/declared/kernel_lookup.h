@@ -20,7 +20,7 @@ namespace torch_cubin {
 
 class KernelLookup {
  public:
-  // With fewer kernels, evaluating each condition is as quick.
+  // With fewer kernels, evaluating each condition is as fast.
   static constexpr size_t kLeast = 5;
 
   // `conditions`: the parsed `when` of each kernel, null for none.

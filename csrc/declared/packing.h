@@ -92,8 +92,9 @@ class Packing {
     std::string label;
   };
 
-  // Adds an argument at `at`, of at most `capacity` bytes; gives its size. `param`: it is a whole
-  // parameter. `stated`: what the file states of that parameter; null where types do not matter.
+  // Adds an argument of at most `capacity` bytes at `at`; returns its size. `param`: it is a whole
+  // parameter. `stated`: the type that the file states for that parameter; null if types do not
+  // matter.
   uint32_t add(const nlohmann::json& argument, uint32_t at, uint32_t capacity, bool param,
                const StatedType* stated, const std::string& label, const ArgumentPlaces& places);
   uint32_t add_pointer(const nlohmann::json& argument, Piece piece, const ArgumentPlaces& places);

@@ -17,7 +17,7 @@ using nlohmann::json;
 // Contracts are leaked on purpose, replaced ones too: another thread may be inside a call, and a
 // CUDA graph may replay the kernels.
 std::atomic<const Contract*> g_slots[kMaxDeclaredOps];
-std::mutex g_define_mutex;  // guards what follows
+std::mutex g_define_mutex;  // guards the following members
 
 std::map<std::string, size_t>& slots_by_name() {
   static auto* const slots = new std::map<std::string, size_t>;

@@ -34,8 +34,8 @@ class CallKey {
   }
   void add_strides() { has_strides_ = true; }
 
-  // The key of a call: how many of `out`'s kMostWords it takes; 0 for one that takes more, or that
-  // holds a string which is none of `words`.
+  // The key of a call: the number of `out`'s kMostWords that it uses; 0 if it needs more, or
+  // contains a string that is not in `words`.
   size_t write(const CallState& state, const Words& words, int64_t* out) const;
 
   // The key in a table's form: {"x": ["float16", [2, 3]], "n": 5, "mode": "fast", "bias": null}.

@@ -34,7 +34,7 @@ std::string password_home() {
   return error != 0 || found == nullptr || entry.pw_dir == nullptr ? "" : entry.pw_dir;
 }
 
-// "" where there is none.
+// "" if there is none.
 std::string cache_folder() {
   const auto given = [](const char* name) {
     const char* const value = std::getenv(name);

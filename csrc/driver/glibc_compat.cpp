@@ -18,7 +18,7 @@ char __libc_single_threaded = 0;
 
 #if defined(__GLIBCXX__)
 namespace std {
-// GLIBCXX_3.4.29: what std::allocator and `new T[n]` of GCC >= 11 call where n is too large.
+// GLIBCXX_3.4.29: called by std::allocator and `new T[n]` of GCC >= 11 if n is too large.
 void __throw_bad_array_new_length();
 void __throw_bad_array_new_length() { throw bad_array_new_length(); }
 }  // namespace std

@@ -74,7 +74,7 @@ LaunchNotes notes_from(const json& found, const std::string& origin) {
   return notes;
 }
 
-// Refuses what null pointers and a plain grid do not serve.
+// Refuses launches that need more than null pointers and a plain grid.
 void check_fillable(const json& found, const LaunchNotes& notes) {
   const std::string object = "Triton's kernel '" + printable(notes.kernel) + "' of " + notes.origin;
   if (notes.scratch != 0) {

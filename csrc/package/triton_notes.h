@@ -1,4 +1,4 @@
-// What Triton writes beside a cubin in a cache folder: NAME.json with NAME.cubin.
+// The notes that Triton writes next to a cubin in a cache folder: NAME.json for NAME.cubin.
 #pragma once
 
 #include <string>
@@ -8,13 +8,13 @@
 
 namespace torch_cubin {
 
-// The path itself, and for a folder that of the one cubin in it that has a .json of its name.
-// Throws [file] where there is none, or several, whose names it lists.
+// The path itself; for a folder, that of the only cubin in it that has a .json of the same name.
+// Throws [file] if there is none, or if there are several, which it lists.
 std::string cubin_at(const std::string& path);
 
-// Notes how the kernel is launched, with what stands beside a cubin; `path` is the cubin's or its
-// folder's. From a folder its launches are filled in: throws [file] and [input] where the notes are
-// damaged or ask for more than that. Beside a cubin, files that are no notes are ignored.
+// Reads the notes next to a cubin, which say how its kernel is launched; `path` is the cubin or its
+// folder. For a folder, the notes complete its launches: throws [file] and [input] if they are
+// damaged or require more than that. Next to a cubin, files that are not notes are ignored.
 void add_triton_notes(const std::string& path, std::vector<SourceImage>& images);
 
 }  // namespace torch_cubin

@@ -81,7 +81,7 @@ class Kernel {
     CUkernel handle = nullptr;
     int max_threads = 0;  // per block; registers may allow fewer than 1024
 
-    std::mutex mutex;             // guards what follows
+    std::mutex mutex;             // guards the following members
     Residency residency;          // of the last shape queried
     bool large_clusters = false;  // more than 8 blocks were requested and allowed
     int priorities[2] = {1, 0};   // greatest (a lower number) and least; not queried yet

@@ -125,7 +125,7 @@ bool add_common_attributes(const Kernel::OnDevice& here, const torch_cubin_launc
     return false;
   }
   CUlaunchConfig config{};
-  CUlaunchAttribute attributes[2];  // filled as they are added
+  CUlaunchAttribute attributes[2];  // filled in order
   if (here->has_cluster || (call.flags & ~TORCH_CUBIN_STREAM) != 0) {
     config.attrs = attributes;
     if (!add_common_attributes(*here, call, config)) return false;
@@ -210,7 +210,7 @@ class Launch {
                   ? static_cast<CUstream>(call_.stream)
                   : current_stream_(device.index),
               config);
-    CUlaunchAttribute attributes[4];  // filled as they are added
+    CUlaunchAttribute attributes[4];  // filled in order
     config.attrs = attributes;
     // The driver applies a compiled cluster by itself.
     if (clustered_ && info_.cluster[0] == 0) set_cluster(cluster_, config);

@@ -1,4 +1,5 @@
-// LaunchNotes: what a compiler's file beside a cubin says of launches (Triton's NAME.json).
+// LaunchNotes: the facts about launches in a file that a compiler wrote next to a cubin (Triton's
+// NAME.json).
 #pragma once
 
 #include <cstddef>
@@ -25,8 +26,8 @@ struct LaunchNotes {
 // if the kernel's images say different things.
 const LaunchNotes* filled_notes(const Kernel& kernel);
 
-// The advice for a call with `given` arguments where the kernel has another number of parameters,
-// as far as notes beside its file, or pointers at the end, say that a compiler added some; or "".
+// The advice for a call with `given` arguments if the kernel has another number of parameters and
+// the notes next to its file, or pointers at the end, show that a compiler added some; or "".
 std::string hidden_advice(const Kernel& kernel, size_t given);
 
 }  // namespace torch_cubin

@@ -158,11 +158,12 @@ class Module {
   std::string origin_;
   // The errors that kernel() throws for conflicting kernels, by name.
   std::map<std::string, Fault> refused_;
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the following members
   std::vector<std::shared_ptr<const LoadedImage>>
       loaded_images_;  // parallel to images_; null until loaded
   bool used_[kMaxDevices] = {};
-  std::mutex kernels_mutex_;  // guards what follows; separate because it is held only briefly
+  // Guards the following members; separate because it is held only briefly.
+  std::mutex kernels_mutex_;
   std::map<std::string, std::unique_ptr<Kernel>> kernels_;
   std::map<std::string, Kernel*> called_;  // kernel_called()'s results
   std::mutex unload_mutex_;                // serialises unload()

@@ -235,7 +235,8 @@ def _lost(feature: str, lacks: str, without: str) -> str:
 
 
 def _install() -> Iterator[Finding]:
-    """Whether install() can serve, and whose kernels stand over PyTorch's beside ours."""
+    """Whether install() can serve, and which other libraries have registered kernels over
+    PyTorch's."""
     if not has_cuda():
         yield None, "install() serves nothing: a CPU build of PyTorch"
         return
@@ -294,7 +295,8 @@ def _cpp_compiler() -> str | None:
 
 
 def _libcrypto() -> str | None:
-    for name in ("libcrypto.so.3", "libcrypto.so.1.1"):  # as csrc/package/signature.cpp asks
+    # In the same order as csrc/package/signature.cpp.
+    for name in ("libcrypto.so.3", "libcrypto.so.1.1"):
         try:
             ctypes.CDLL(name)
         except OSError:

@@ -1,9 +1,10 @@
-"""What was compiled before, on disk, by content.
+"""The on-disk cache of compiled code, keyed by content.
 
-One file an entry, written at once under a name of its own: any number of processes may read, write
-and evict side by side. An entry that is damaged counts as absent. Beside them lie the folders that
-torch_cubin.cpp.load_inline builds in, NAME_HASH with a file "lock". The whole is bounded: what was
-used longest ago goes first, and so do temporary files of processes that ended while they wrote.
+Each entry is one file, written atomically, so any number of processes can read, write and evict
+concurrently. A damaged entry counts as missing. The cache also has the folders in which
+torch_cubin.cpp.load_inline builds, NAME_HASH with a file "lock". Its total size is limited: the
+least recently used entries are evicted first, and so are temporary files of processes that ended
+while writing.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ MOST_BYTES = 512 << 20
 MOST_FILES = 4096
 _SUFFIX = ".compiled"
 _BUILD_FOLDER = re.compile(r"\w+_[0-9a-f]{16}")
-# What write_file and evict_folder give a name while they work; none of it takes long.
+# Names that write_file and evict_folder use temporarily, for a short time.
 _TEMPORARY = re.compile(rf"\.(?:[0-9a-f]+{re.escape(_SUFFIX)}|evicted)\.[0-9a-f]{{16}}")
 _TEMPORARY_SECONDS = 3600
 
 
 def folder() -> Path | None:
-    """TORCH_CUBIN_CACHE, or one in the user's cache folder; None where it is turned off ("0")."""
+    """TORCH_CUBIN_CACHE, or a folder in the user's cache folder; None if it is disabled ("0")."""
     named = os.environ.get("TORCH_CUBIN_CACHE")
     if named == "0":
         return None
@@ -81,10 +82,10 @@ def keep(name: str, facts: dict[str, Any], body: bytes) -> None:
 
 
 def locked_folder(path: Path) -> IO[str]:
-    """Makes a folder that one process at a time builds in, and gives its lock, to be closed.
+    """Creates a folder in which only one process at a time builds; returns its open lock file.
 
-    Another process may evict the folder while this one waits, so what the lock was taken in is
-    compared with what then stands under the path.
+    Another process may evict the folder while this one waits, so the locked file is compared with
+    the one that is then at the path.
     """
     while True:
         path.mkdir(parents=True, exist_ok=True)
@@ -105,7 +106,7 @@ def locked_folder(path: Path) -> IO[str]:
 
 
 def evict() -> None:
-    """Brings the cache below its bounds. Says nothing of what cannot be removed."""
+    """Brings the cache below its limits. Does not report files that cannot be removed."""
     root = folder()
     if root is not None:
         with contextlib.suppress(OSError):
@@ -116,7 +117,7 @@ def _evict(root: Path) -> None:
     entries = []
     with os.scandir(root) as found:
         for entry in found:
-            with contextlib.suppress(OSError):  # another process evicts, too
+            with contextlib.suppress(OSError):  # another process is evicting too
                 facts = entry.stat(follow_symlinks=False)
                 if _TEMPORARY.fullmatch(entry.name):
                     if time.time() - facts.st_mtime > _TEMPORARY_SECONDS:
@@ -124,8 +125,8 @@ def _evict(root: Path) -> None:
                 elif entry.name.endswith(_SUFFIX):
                     entries.append((facts.st_mtime_ns, facts.st_size, entry.path))
                 elif _is_build_folder(entry):
-                    # Another process may have emptied the folder since: then it counts as what
-                    # was used when the folder was.
+                    # If another process has emptied the folder since, it counts with the folder's
+                    # time of last use.
                     files = [file.stat() for file in os.scandir(entry.path)]
                     used = max((file.st_mtime_ns for file in files), default=facts.st_mtime_ns)
                     entries.append((used, sum(file.st_size for file in files), entry.path))

@@ -94,7 +94,7 @@ def compile(
     else:
         raise _refuse("compiler", "is unknown", "'nvrtc' or 'nvcc'", repr(compiler)[:80])
     made = load([cubin for cubin, _ in compiled])
-    # A source of variables alone, for global_tensor(), has no __global__ function in its text.
+    # A source with only variables, for global_tensor(), has no __global__ function.
     cubins = [cubin for cubin, _ in compiled]
     only_variables = "__global__" not in text and any(map(_has_variables, cubins))
     if not made.names and not expressions and not only_variables:

@@ -109,7 +109,7 @@ class Reader:
             try:
                 self.parsed = self.text.parse(f"\n{use}{asked}{self.value}", self.options)
             except errors.InputError as error:
-                if self.value == _VALUE:  # no default constructor, say
+                if self.value == _VALUE:  # for example because it has no default constructor
                     self.value = " "
                     continue
                 raise self.refuse("cannot be laid out", "a complete struct, and fields of bases"

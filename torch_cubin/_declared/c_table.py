@@ -27,7 +27,7 @@ _TOKEN = re.compile(
 )
 _KINDS = ("enum", "struct", "class", "union")
 _OPEN, _CLOSE = {"(": ")", "{": "}", "[": "]"}, {")", "}", "]"}
-# What a type consists of beside one name, and the built-in types, which go without a name.
+# Words of a type besides one name, and the built-in types, which have no name.
 _BUILT_IN = {"bool", "char", "short", "int", "long", "float", "double", "signed", "unsigned",
              "void", "wchar_t", "char8_t", "char16_t", "char32_t", "type"}  # fmt: skip
 _QUALIFIERS = {"const", "volatile", "constexpr", "inline", "mutable", "typename", "__restrict__",
@@ -268,7 +268,7 @@ class CTables:
             if type_ is None:  # the first has the type
                 type_ = declared[:-1]
                 named = [word for word in type_ if _is_name(word) and word not in _QUALIFIERS]
-                # Another name beside the type is a macro, which may hold more fields.
+                # Another name next to the type is a macro, which may expand to more fields.
                 if not named or (len(named) > 1 and not _BUILT_IN.issuperset(named)):
                     raise refuse()
             if not declared or not _is_name(declared[-1]) or "::" in declared[-1]:

@@ -168,7 +168,7 @@ class Image(_Kernels):
 
 @dataclasses.dataclass(frozen=True)
 class PtxParam:
-    """One parameter of a PTX entry, as its declaration says."""
+    """One parameter of a PTX entry, as declared."""
 
     index: int
     name: str

@@ -32,7 +32,7 @@ DEVICE_TYPE = "cuda"
 
 
 class Strided:
-    """A tensor that is passed whatever its strides: see strided()."""
+    """A tensor that is passed regardless of its strides: see strided()."""
 
     __slots__ = ("tensor",)
 
@@ -50,7 +50,7 @@ def strided(tensor: Any) -> Strided:
 
 
 class Bits:
-    """An argument that is passed whatever its type: see bits()."""
+    """An argument that is passed regardless of its type: see bits()."""
 
     __slots__ = ("argument",)
 
@@ -59,10 +59,11 @@ class Bits:
 
 
 def bits(argument: Any) -> Bits:
-    """Declares that the kernel takes this argument's bits, whatever type the file states.
+    """Declares that the kernel takes this argument's bits, regardless of the type that the file
+    states.
 
-    `argument` is what a kernel takes: a tensor, strided(tensor), int32(n) and its kin. Without it a
-    half tensor for a `float*` and an int32(n) for a `float` are refused.
+    `argument` is any argument of a kernel: a tensor, strided(tensor), int32(n) and similar. Without
+    it, a half tensor for a `float*` and an int32(n) for a `float` are refused.
     """
     return Bits(argument)
 
@@ -70,9 +71,10 @@ def bits(argument: Any) -> Bits:
 class Stated(NamedTuple):
     """The facts that a kernel's files state of a parameter (csrc/cubin/stated_type.h)."""
 
-    kind: str = ""  # "pointer", "value" or "unknown"; "" for what the binary alone says
+    kind: str = ""  # "pointer", "value" or "unknown"; "" if only the binary is known
     type: str = ""  # "float const*"
-    number: str = ""  # "integer", "signed", "unsigned", "bool", "float"; "none" for a vector, say
+    # "integer", "signed", "unsigned", "bool", "float"; "none" for example for a vector.
+    number: str = ""
     is_pointer: bool = False
     takes: int = 0  # the dtypes as bits
     dtypes: Sequence[str] = ()  # that it is, or points to; none where nothing is stated
@@ -174,7 +176,8 @@ class _Packer:
         )
 
     def _check_dtype(self, dtype: str, is_pointer: bool) -> None:
-        """Compares what an argument is, or points to, with what the file states."""
+        """Compares the argument's dtype, or that of its memory, with the type that the file
+        states."""
         stated = self.stated
         if stated.dtypes and stated.is_pointer == is_pointer and dtype not in stated.dtypes:
             raise self._wrong_type(dtype)
@@ -205,7 +208,7 @@ class _Packer:
             if (dtype := _number_type(argument)) is not None:
                 self._check_dtype(dtype, is_pointer=False)
             return self._exact(data, f"{len(data)} bytes ({exact.__name__})"), None
-        if isinstance(argument, int):  # a bool, too
+        if isinstance(argument, int):  # including bool
             return self._int(argument), None
         if isinstance(argument, float):
             return self._float(argument), None
@@ -228,7 +231,7 @@ class _Packer:
         return self._exact(data, f"{value!r}"), devices[0] if devices else None
 
     def _in_struct(self, value: Any, size: int, label: str) -> tuple[bytes, int | None]:
-        """As `pack` for a field of a struct, which the binary does not know."""
+        """Like `pack`, for a field of a struct, which the binary has no entry for."""
         field = _Packer(self.facts, f"{label} of ")
         field.param = dataclasses.replace(self.param, size=size, kind="unknown")
         return field.pack(value)

@@ -107,8 +107,8 @@ class Kernel(Launcher):
 
 
 class FilledKernel(Kernel):
-    """A kernel of a folder of Triton's: its notes give what a call does not say of the block,
-    shared memory and so on, and the hidden parameters at the end are null pointers."""
+    """A kernel from a folder of Triton's: its notes supply the block, shared memory and so on if
+    the call does not give them, and the hidden parameters at the end are null pointers."""
 
     def __init__(self, module: Module, facts: KernelFacts, found: dict[str, Any]) -> None:
         super().__init__(module, facts, found)
@@ -174,11 +174,11 @@ gc.callbacks.append(_follow_collection)
 
 
 class Module:
-    """The kernels of one or more images: what load() returns.
+    """The kernels of one or more images: the result of load().
 
     A mapping from names to kernels: `module["name"]`, `name in module`, iteration, `len`. A name is
-    a symbol, or what C++ calls it: "scale", "ns::scale<float, 4>", "scale(float*, int)". As a
-    context manager it unloads at the end.
+    a symbol or a C++ name: "scale", "ns::scale<float, 4>", "scale(float*, int)". As a context
+    manager it unloads at the end.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class Module:
         self._producer: dict[str, Any] | None = None  # the producer, for manifests
 
     def _name(self, aliases: dict[str, str], producer: dict[str, Any] | None) -> None:
-        """Says by which names its kernels are known beside their symbols, and what made them."""
+        """Sets the names of its kernels in addition to their symbols, and their producer."""
         self._aliases = {_normal(alias): symbol for alias, symbol in aliases.items()}
         self._producer = producer
 
@@ -276,17 +276,17 @@ class Module:
     ) -> torch.Tensor:
         """The `__device__` or `__constant__` variable `name` as a CUDA tensor over its memory.
 
-        `name` is its symbol, or what C++ calls it: "table", "ns::table".
+        `name` is its symbol or its C++ name: "table", "ns::table".
 
-        The bytes of `dtype` and `shape` must be those of the variable. Each device has its own copy
+        The bytes of `dtype` and `shape` must match the variable. Each device has its own copy
         (default: PyTorch's current one). Writes go to the variable in the order of their stream,
         and kernels of other streams may see either value; write a `__constant__` one with copy_().
         The tensor cannot be resized, does not come from PyTorch's allocator, and keeps the module
         loaded while it lives.
 
         Raises NoKernelError [no_kernel] for an unknown name, InputError [input] for another size,
-        ImageError [image] for a variable that two of the device's images have: the kernels of each
-        see their own.
+        ImageError [image] for a variable that two of the device's images define, because the
+        kernels of each image see their own.
         """
         self._check_open()
         index = device_index(device)
@@ -331,10 +331,10 @@ class Module:
         return self._stays("a CUDA graph that captured a kernel of it", "")
 
     def image(self, arch: str | None = None) -> bytes:
-        """The bytes of its image: a cubin, or PTX where there is none. `arch` ("sm_90a") says
-        which, where it has several (`module.images` lists them).
+        """The bytes of its image: a cubin, or PTX if there is no cubin. `arch` ("sm_90a") selects
+        one of several (`module.images` lists them).
 
-        Files are read again. Raises InputError [input] for an arch of none or of several of its
+        Files are read again. Raises InputError [input] if `arch` matches none or several of its
         images, FileError [file] for a file that is missing, HashError [hash] for one that has
         changed.
         """
@@ -399,21 +399,21 @@ class Module:
 def load(source: Source | Sequence[Source], *, jit: bool = False) -> Module:
     """Opens a cubin, from a path or its bytes, for launching its kernels.
 
-    A fatbin, an object, library or program with fatbins in it or with what torch_cubin.embed put
-    there, C source with device code in arrays, and a zip archive of such files (AOTInductor's
-    `.pt2`) are opened too (torch_cubin.inspect lists what they hold), and cuda.core's ObjectCode,
-    whose kernels are known by the names that were asked for, too. Several sources, and several
-    images in one, are one module: of the images that have a kernel, each device gets the best
-    (exactly its own sm_XYa, then its family, then the same major with the nearest lower minor).
-    The bytes are checked now; the driver is first asked at the first launch, so this needs no GPU.
-    A folder of Triton's cache with one kernel (NAME.cubin, NAME.json) is opened, too: calls pass
-    the user's arguments and the grid.
-    PTX is taken only with `jit=True`: then the driver compiles it where no cubin runs.
+    It also opens fatbins; objects, libraries and programs that contain fatbins or data of
+    torch_cubin.embed; C source with device code in arrays; zip archives of such files
+    (AOTInductor's `.pt2`); and cuda.core's ObjectCode, whose kernels keep the names that were
+    requested. torch_cubin.inspect lists the contents. Several sources, and several images in one,
+    form one module: for each kernel, a device uses the best image that contains it (exactly its own
+    sm_XYa, then its family, then the same major with the nearest lower minor). The bytes are
+    checked now; the driver is first called at the first launch, so this needs no GPU. A folder of
+    Triton's cache with one kernel (NAME.cubin, NAME.json) can be opened too: calls pass the user's
+    arguments and the grid. PTX is accepted only with `jit=True`: then the driver compiles it if no
+    cubin can run.
 
-    Raises FileError [file] for a path that cannot be read, ImageError [image] for bytes that are no
-    loadable cubin. Two files may have different kernels of one name for one architecture, and
-    images may disagree on a kernel's parameters: such a kernel alone is refused, where the module
-    is asked for it, with ImageError [image] or ParamsError [params].
+    Raises FileError [file] for a path that cannot be read, ImageError [image] for bytes that are
+    not a loadable cubin. Two files may have different kernels with the same name and architecture,
+    and images may disagree on a kernel's parameters: only looking up such a kernel raises
+    ImageError [image] or ParamsError [params].
     """
     if isinstance(source, (list, tuple)):
         given = [(one, f"source {index}") for index, one in enumerate(source)]

@@ -53,7 +53,7 @@ def _loaded(source: Stored, what: str) -> Loaded:
 def opened(source: Any, what: str) -> list[tuple[Any, Loaded]]:
     """The files of one source of load(): for each, the source to read it again, and its content.
 
-    An archive gives its files with device code. `what` names bytes in errors.
+    For an archive these are its files with device code. `what` names bytes in errors.
     """
     if _is_object_code(source):
         source = source.code  # bytes or a path
@@ -92,7 +92,7 @@ def read_again(known: Sequence[Known]) -> list[Loaded]:
 
 
 def by_kernel(files: Sequence[Loaded]) -> dict[str, list[Loaded]]:
-    """The files that have a kernel, by its name."""
+    """The files that contain a kernel, by its name."""
     found: dict[str, list[Loaded]] = {}
     for file in files:
         content = _content(library.inspect(file.data, file.origin))

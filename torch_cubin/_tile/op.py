@@ -144,7 +144,7 @@ def _flat(parameters: Sequence[Any]) -> list[Any]:
 
 
 class TileArguments(Produced):
-    """The arguments of one kernel. `given` is what define_op's `args` says."""
+    """The arguments of one kernel. `given` is the `args` of define_op."""
 
     def __init__(self, signature: TileSignature, given: Any) -> None:
         self.signature, self.given = signature, given
@@ -276,8 +276,8 @@ class _Resolver:
             raise _refuse(self.scope, what, "is no multiple", str(multiple), tree)
 
     def _of_output(self, tree: list[Any], name: str, what: str) -> Any:
-        """A size or stride of what the op allocates, contiguous, in terms of its arguments: what a
-        kernel requires is known before anything is allocated."""
+        """A size or stride of a contiguous output, expressed by the op's arguments: a kernel's
+        requirements are checked before anything is allocated."""
         operation, _, place = tree
         entry = self.scope.entries.get(name, {})
         shape = entry.get("shape") or []

@@ -73,7 +73,7 @@ class _Step:
     # "close", "branch", "label"
     operands: list[str]
     results: list[str]
-    name: str = ""  # of a call, an opened region's kind, a label
+    name: str = ""  # of a call, the kind of an opened region, a label
 
 
 @dataclasses.dataclass
@@ -84,7 +84,7 @@ class _Function:
 
 
 class AccessError(Exception):
-    """The IR has a form that this reader does not know."""
+    """The IR has a form that this reader does not support."""
 
 
 def accesses(ttir: str) -> list[Access] | None:
@@ -109,10 +109,10 @@ def numbers(ttir: str) -> frozenset[int]:
 
 
 def program_steps(ttir: str) -> list[int | None]:
-    """By axis of the grid: the largest constant that a program's index is multiplied by, where
-    nothing else is done with the index; else None.
+    """For each axis of the grid: the largest constant that a program's index is multiplied by, if
+    that is its only use; else None.
 
-    Such a program computes that many elements, unless it also asks how many programs there are.
+    Such a program computes that many elements, unless it also reads the number of programs.
     """
     text = _LOCATION.sub("", _QUOTED.sub('""', ttir[:_MOST]))
     indices: dict[str, int] = {}

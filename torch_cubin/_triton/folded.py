@@ -1,5 +1,5 @@
-"""What `folded=` says of a cache folder's kernel, compared with what its IR tells: Triton keeps
-neither the names nor the places of the arguments that it folded."""
+"""Compares the values in `folded=` for a kernel from a cache folder with its IR: Triton records
+neither the names nor the positions of the arguments that it folded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def check(resolver: Resolver) -> None:
-    """Raises InputError [input] for what the IR contradicts."""
+    """Raises InputError [input] if the IR contradicts a value."""
     _check_reach(resolver)
     _check_folded(resolver)
     _check_grid(resolver)

@@ -62,7 +62,7 @@ def function_of(value: Any) -> Any:
 
 
 def with_decorators(kernels: Iterable[TritonKernel], value: Any) -> list[TritonKernel]:
-    """The kernels, with what the decorators above @triton.jit say of their parameters.
+    """The kernels, with the facts about their parameters from the decorators above @triton.jit.
 
     A heuristic (@triton.heuristics) computes a constexpr value from a call's arguments (whether K
     is a multiple of a block, for example), so it may differ at the next call. Its name must be in

@@ -233,8 +233,8 @@ def of(
 
 
 def _names(found: list[tuple[tuple[Any, ...], Config]]) -> list[str]:
-    """Refuses keys whose names are needed: files do not record them. Keys of dtypes alone need
-    none."""
+    """Refuses keys whose names are needed, because files do not record them. Keys of dtypes only
+    need none."""
     values = [v for key, _ in found for v in key if not str(v).startswith("torch.")]
     if values:
         raise errors.fault(

@@ -26,8 +26,8 @@ class Effort:
     settle_ms: float = 4
     measure_ms: float = 6
     rounds: int = 3
-    # A config takes part where its predicted time is at most `near` times the best; `most_configs`
-    # do.
+    # A config is measured if its predicted time is at most `near` times the best, up to
+    # `most_configs`.
     near: float = 1.6
     most_configs: int = 12
 
@@ -39,8 +39,8 @@ class Times:
     product: Product
     rounds: dict[str, list[float]]
     predicted: dict[str, float]
-    chosen: str  # what the library would have run
-    tuned: str = ""  # what a table said of it
+    chosen: str  # the library's default choice
+    tuned: str = ""  # the choice of a tuned table
 
     def median(self, name: str) -> float:
         return statistics.median(self.rounds[name])

@@ -36,7 +36,7 @@ class CallTimes:
     """Microseconds of one call by each kernel that it can take, a number for each round."""
 
     op: str
-    key: dict[str, Any]  # what tells the call from others, beside `chosen`
+    key: dict[str, Any]  # identifies the call, together with `chosen`
     chosen: int  # the kernel that it takes without a table
     rounds: dict[int, list[float]]
     names: dict[int, str]
@@ -108,7 +108,7 @@ def op_of(work: Any) -> Op | None:
 
 
 def calls_of(op: Op, inputs: Any) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """The calls that `inputs` says: (args, kwargs) of each."""
+    """The calls in `inputs`: (args, kwargs) of each."""
 
     def one(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if isinstance(given, tuple):

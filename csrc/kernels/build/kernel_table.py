@@ -105,9 +105,10 @@ def family_of(source: pathlib.Path) -> str:
 
 
 def name_prefixes(source: pathlib.Path) -> list[str]:
-    """What the names of a source's kernels may begin with: its name, or the first words of it, with
-    the name of its folder in the family's before it, or not, or that alone; then the family's. Of
-    attention/sm90/backward_delta.cu "sm90_backward_delta_attention" and "sm90_attention", say."""
+    """Prefixes that the names of a source's kernels may have: its own name, or the first words of
+    it, with or without its folder's name in front, or the folder's name alone; then the family's
+    name. For attention/sm90/backward_delta.cu, for example, "sm90_backward_delta_attention" and
+    "sm90_attention"."""
     family, *folders = name_of(source).split("/")[:-1]
     words = source.stem.split("_")
     stems = ["_".join(words[:count]) for count in range(len(words), 0, -1)]
@@ -116,9 +117,9 @@ def name_prefixes(source: pathlib.Path) -> list[str]:
 
 
 def params_header(source: pathlib.Path) -> pathlib.Path:
-    """The header that declares a kernel's parameters: the source's own where it has one (say
-    matmul/sm90_params.h for matmul/sm90.cu), else that of the source whose name begins its own
-    (attention/sm90/backward_params.h for attention/sm90/backward_delta.cu), else its family's
+    """The header that declares a kernel's parameters: the source's own if it has one
+    (matmul/sm90_params.h for matmul/sm90.cu), else that of the source whose name is a prefix of its
+    own (attention/sm90/backward_params.h for attention/sm90/backward_delta.cu), else its family's
     (matmul/matmul_params.h)."""
     words = source.stem.split("_")
     for count in range(len(words), 0, -1):
@@ -257,7 +258,7 @@ def digest(*parts: str | bytes) -> str:
 
 def with_includes(source: pathlib.Path) -> dict[str, str]:
     """The texts, by name, of a file and of every header of csrc/kernels that it includes, resolved
-    as the compiler does: beside the includer, else from csrc/kernels. Without kernel tables: each
+    as the compiler does: next to the includer, else from csrc/kernels. Without kernel tables: each
     kernel's row is part of its own key."""
     root = root_of(source.resolve())
     seen: dict[str, str] = {}

@@ -149,7 +149,7 @@ class Body:
         return self.labels.get((scope, label))
 
     def touches(self, statement: Statement) -> bool:
-        """Whether it may read or write memory that other kernels know of, or end the kernel."""
+        """Whether it may read or write memory that other kernels can access, or end the kernel."""
         opcode, *modifiers = statement.opcode.split(".")
         if opcode == "" or HARMLESS.fullmatch(opcode) or HARMLESS_FORMS.match(statement.opcode):
             return False
@@ -163,8 +163,8 @@ class Body:
 
 
 def first_touch(ptx: str) -> str | None:
-    """The first instruction found that touches memory, or ends the kernel, on a path without
-    `griddepcontrol.wait` before it; None where there is none."""
+    """The first instruction found that accesses memory, or ends the kernel, on a path without
+    `griddepcontrol.wait` before it; None if there is none."""
     body = Body(ptx)
     waiting, seen = [0], set()
     while waiting:

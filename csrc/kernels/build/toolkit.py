@@ -116,7 +116,7 @@ def find_toolkit(
         try:
             return Toolkit(nvcc, ptxas, include, read_release(nvcc))
         except (OSError, subprocess.SubprocessError):
-            continue  # an nvcc for another processor, say: the next folder may do
+            continue  # for example an nvcc for another processor: try the next folder
     places = ", ".join(str(root) for root in looked) or "no folder"
     raise BuildError(
         "file",

@@ -832,8 +832,8 @@ class Module {
 
   Module() = default;
 
-  // Opens a cubin, fatbin, PTX, host ELF file, C source with arrays, a package's folder, or one of
-  // Triton's cache with one kernel, whose launches take the user's arguments alone.
+  // Opens a cubin, fatbin, PTX, host ELF file, C source with arrays, a package's folder, or a
+  // folder of Triton's cache with one kernel, whose launches take only the user's arguments.
   static Result<Module> try_from_file(const std::string& path, uint32_t flags = kNone) {
     return try_from_files({path}, flags);
   }

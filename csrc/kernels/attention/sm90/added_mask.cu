@@ -1,6 +1,6 @@
 // Before the `added` kernels of sm90/forward.cu: classifies an additive mask. For each tile of
-// queries and block of keys, whether all numbers are -inf, all are 0, or neither. The first are
-// skipped and the second not read, as in causal masks and padding.
+// queries and block of keys it records whether all numbers are -inf, all are 0, or neither. Blocks
+// that are all -inf are skipped and blocks of zeros are not read, as in causal masks and padding.
 //
 // A block of threads reads a tile of queries by four blocks of keys. If rows do not begin with
 // whole vectors, because of their strides or their address, it also writes a copy in which they do.

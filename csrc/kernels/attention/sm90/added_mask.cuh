@@ -1,12 +1,12 @@
 // Adds a mask's numbers to the logits of a warp's 16 queries and a block of keys, in wgmma's
 // layout, for the `added` kernels of sm90/forward.cu.
 //
-// If each thread reads its own elements, eight rows of 16 bytes at a time, the L1 cache cannot
-// serve the requests beside products of 64 columns: with one batch's mask at head_dim 64 a call
-// took 1840 us while cuDNN's takes 1030. So a warp copies its part of the mask to shared memory,
-// rows of 16-byte pieces, before it issues the block's products, and reads it as a matrix when they
-// are done. Where registers do not suffice for that it reads pairs, which at head_dim 256 is quick
-// enough.
+// If each thread read its own elements, eight rows of 16 bytes at a time, the L1 cache could not
+// serve the requests fast enough next to products of 64 columns: with one batch's mask at head_dim
+// 64 a call took 1840 us, cuDNN's takes 1030. So a warp copies its part of the mask to shared
+// memory, in rows of 16-byte pieces, before it issues the block's products, and reads it as a
+// matrix when they are done. If there are not enough registers for that, it reads pairs, which is
+// fast enough at head_dim 256.
 #pragma once
 
 #include "common/dtype.cuh"
@@ -23,7 +23,7 @@ struct MaskPart {
 template <DType kDType, int kN, int kBytes>
 class AddedMask {
  public:
-  // p must outlive this object. `shared`: kBytes for this warp alone.
+  // p must outlive this object. `shared`: kBytes for this warp only.
   TC_DEVICE AddedMask(const Sm90AddedMask& p, u32 shared) : p_(p), shared_(shared) {}
 
   // Requests the numbers, if they go to shared memory. All lanes must have added the previous ones.
@@ -53,7 +53,7 @@ class AddedMask {
   static constexpr bool kIsCopied = 16 * kN * kSize <= kBytes;
 
   // The offset of a piece of a row. Pieces are permuted so that eight rows of one piece, or four of
-  // two, are in all banks.
+  // two, cover all banks.
   static TC_DEVICE int place(int size, int row, int piece) {
     return row * kN * size + (size == 2 ? piece ^ row % 8 : piece ^ row % 4 * 2) * 16;
   }

@@ -72,16 +72,16 @@ TC_DEVICE bool adds_mask(const Sm90BackwardParams& p, u32 shared, u32 q, int par
   return C::kAdded && p.mask_added != 0 && StepPlace::read<C>(shared, q, part).adds_mask;
 }
 
-// A weight, 2^exponent, at most 1: if all keys of a row were moved by -1e9, say, logits and
-// logsumexp are rounded to multiples of 64, and their difference may be positive.
+// A weight, 2^exponent, at most 1. If a mask moves all keys of a row by -1e9, for example, logits
+// and logsumexp are rounded to multiples of 64, and their difference may be positive.
 TC_DEVICE float weight_of(float exponent) {
   asm("min.NaN.f32 %0, %0, 0f00000000;" : "+f"(exponent));
   return exp2_approx(exponent);
 }
 
-// s = q.k becomes P with the mask's numbers added, or, with `adds` false, where they are all 0.
-// `from`: this thread's logsumexp of the step, a natural logit. Elements hidden by an added -inf
-// may have any value.
+// s = q.k becomes P with the mask's numbers added, or without if all are 0 (`adds` false). `from`:
+// this thread's logsumexp of the step, a natural logit. Elements hidden by an additive -inf may
+// have any value.
 template <class C>
 TC_DEVICE void exponentiate_added(float (&s)[C::kRows / 2], const Sm90BackwardParams& p, bool adds,
                                   u32 shared, const KeyBlock& work, u32 q, int part, u32 from) {

@@ -162,7 +162,7 @@ struct Values : WideGroup<C> {
         int i = 4 * j + r;
         bool keeps = (kept >> i & 1) != 0;
         float weight = weight_of((s[i] - lse[r % 2]) * kLog2e);
-        // The score, and so its derivative, may be NaN where an added -inf hides it.
+        // The score, and so its derivative, may be NaN if an additive -inf hides it.
         float factor = weight == 0.0f ? 0.0f : fabsf(weight * derivative[r]);
         handed[r] = __uint_as_float(__float_as_uint(factor) | (keeps ? 0u : 0x80000000u));
         s[i] = keeps ? weight : 0.0f;

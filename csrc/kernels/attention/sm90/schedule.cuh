@@ -246,7 +246,7 @@ class AttentionSchedule {
       }
       int pairs = (p_.tiles + 1) / 2, head = next_ / pairs;
       if (head >= p_.batch * p_.heads) return false;
-      // Shifted from round to round: a middle tile, alone, is half a pair.
+      // Shifted from round to round: an unpaired middle tile is half a pair.
       int place = (next_ - head * pairs + head * pairs / blocks_) % pairs;
       set(tile, p_.tiles - 1 - place, head);
       if (place != p_.tiles - 1 - place) second_ = place;

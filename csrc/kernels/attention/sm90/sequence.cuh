@@ -57,7 +57,7 @@ struct Sm90Sequence {
     q = {kRaggedRows - rows, q_row + rows};
     k = {kRaggedRows - columns, k_row + columns};
     wrap = kRaggedRows;
-    if (p.bottom_right) {  // an open side stays as it is: far outside
+    if (p.bottom_right) {  // an open side stays unchanged: far outside
       if (first > -kOpenSide) first += columns - rows;
       if (last < kOpenSide) last += columns - rows;
     }
