@@ -7,7 +7,10 @@ import warnings
 
 import pytest
 import torch
+from declared import vec_add
 from torch._subclasses import FakeTensorMode
+
+from torch_cubin import errors
 
 matmul = torch.ops.cubin.matmul
 linear = torch.ops.cubin.linear
@@ -119,3 +122,18 @@ def test_compile_refuses_alike(device) -> None:
     dense = torch.ones(2, 2, device=device)
     with pytest.raises(RuntimeError, match=r"torch_cubin \[input\]: .*sparse_coo"):
         product(make("coo", device), dense)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_declared_ops_take_only_dense_tensors(kind, mode) -> None:
+    if (kind, mode) == ("jagged", "inference"):
+        pytest.skip("a subclass that then answers for itself, before any kernel of ours")
+    op, strange, dense = vec_add(), make(kind, "cpu"), torch.ones(2, 2)
+    for name, args in (("x", (strange, dense)), ("y", (dense, strange))):
+        expected = rf"\[input\]: op '{op.name}' argument '{name}' has an unsupported layout: .*"
+        with MODES[mode](), pytest.raises(errors.InputError, match=expected) as caught:
+            op(*args)
+        assert f"got {KINDS[kind][1]}. " in str(caught.value)
+        with MODES[mode](), pytest.raises(RuntimeError, match=expected):
+            op.overload(*args)

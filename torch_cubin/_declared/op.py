@@ -23,7 +23,7 @@ from torch_cubin._declared.contract_call import Output, outputs_of, refuse_deriv
 from torch_cubin._declared.package_images import Image, of_package
 from torch_cubin._kernels.memory import has_memory
 from torch_cubin._native import library as _library
-from torch_cubin._ops import mutated
+from torch_cubin._ops import layouts, mutated
 from torch_cubin._pytorch import operators, transforms
 
 
@@ -143,6 +143,8 @@ class Op:
         library.impl(signature.local_name, cpu, "CPU")
         transform = autograd.transform_kernel(self.overload, signature, lambda: self._formula)
         library.impl(signature.local_name, transform, autograd.FRONT_KEY)
+        names = [argument.name for argument in signature.arguments]
+        layouts.refuse_in(library, signature.local_name, f"op '{self.name}'", names)
 
     def _on_fake(self, values: dict[str, Any]) -> Any:
         refuse_derivative(self._signature, values)

@@ -137,15 +137,19 @@ def check_dense(op: str, name: str, tensor: torch.Tensor) -> None:
         "has an unsupported layout",
         "a dense tensor (torch.strided)",
         got,
-        f"Convert it with .{method}, or use torch.{_replacement(op)}.",
+        f"Convert it with .{method}{_replacement(op)}.",
     )
 
 
 def _replacement(op: str) -> str:
+    """PyTorch's function that takes such tensors, as advice; none for a declared op."""
+    if op.startswith("op '"):
+        return ""
     for name in ("matmul", "addmm"):
         if op.startswith(name):
-            return name
-    return "nn.functional." + ("linear" if "linear" in op else "scaled_dot_product_attention")
+            return f", or use torch.{name}"
+    name = "linear" if "linear" in op else "scaled_dot_product_attention"
+    return f", or use torch.nn.functional.{name}"
 
 
 def check_product(

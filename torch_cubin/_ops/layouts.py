@@ -1,4 +1,4 @@
-"""Errors of the ops for tensors that are not dense: sparse, quantised, nested, MKL-DNN's.
+"""Errors of built-in and declared ops for tensors that are not dense: sparse, quantised, nested, MKL-DNN's.
 
 Such a tensor has its own dispatch key, for which the ops have no kernel. Without these errors,
 PyTorch would raise its own, whose text the C API before torch 2.13 loses.
@@ -6,7 +6,7 @@ PyTorch would raise its own, whose text the C API before torch 2.13 loses.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -21,10 +21,7 @@ _KEYS = (
 )
 
 
-def _refusal(op: str, name: str) -> Callable[..., torch.Tensor]:
-    op = op.removesuffix("_activation")
-    arguments = operators.argument_names(raw_ops.overload(name))
-
+def _refusal(op: str, arguments: Sequence[str]) -> Callable[..., torch.Tensor]:
     def refuse(*args: object, **kwargs: object) -> torch.Tensor:
         given = {**dict(zip(arguments, args, strict=False)), **kwargs}
         for argument, value in given.items():
@@ -36,9 +33,16 @@ def _refusal(op: str, name: str) -> Callable[..., torch.Tensor]:
     return refuse
 
 
+def refuse_in(
+    library: torch.library.Library, name: str, label: str, arguments: Sequence[str]
+) -> None:
+    """Registers the errors for one op of a library, which calls itself `label` there."""
+    for key in _KEYS:
+        library.impl(name, _refusal(label, arguments), key)
+
+
 def register(library: torch.library.Library) -> None:
     for op in raw_ops.ALL:
         for name in raw_ops.raw_names(op):
-            refuse = _refusal(op, name)
-            for key in _KEYS:
-                library.impl(name, refuse, key)
+            arguments = operators.argument_names(raw_ops.overload(name))
+            refuse_in(library, name, op.removesuffix("_activation"), arguments)
