@@ -12,6 +12,7 @@ namespace {
 
 constexpr uint64_t kMemberHeaderBytes = 60;
 constexpr std::string_view kStart = "!<arch>\n";
+constexpr int kMostNested = 8;  // libraries in libraries
 
 [[noreturn]] void damaged_library(const std::string& origin, uint64_t offset,
                                   const std::string& problem) {
@@ -80,8 +81,11 @@ std::vector<LibraryMember> members_of(const Bytes& library, const std::string& o
   return members;
 }
 
-void list_static_library(const Bytes& file, const std::string& origin, Container& container) {
-  for (const LibraryMember& member : members_of(file, origin)) {
+namespace {
+
+void list_members(const Bytes& library, const std::string& origin, int depth,
+                  Container& container) {
+  for (const LibraryMember& member : members_of(library, origin)) {
     const std::string name = "member '" + printable(member.name) + "' of " + origin;
     const Format format = sniff(member.content.data(), member.content.size(), name).format;
     Container found;
@@ -94,6 +98,9 @@ void list_static_library(const Bytes& file, const std::string& origin, Container
       whole.stored = member.content;
       whole.size = member.content.size();
       found.entries.push_back(std::move(whole));
+    } else if (format == Format::kStaticLibrary) {
+      if (depth == kMostNested) damaged_library(origin, member.offset, "is nested too deeply");
+      list_members(member.content, name, depth + 1, found);
     }
     if (container.machine.empty()) container.machine = found.machine;
     if (found.entries.size() > kMaxEntries - container.entries.size()) {
@@ -105,6 +112,12 @@ void list_static_library(const Bytes& file, const std::string& origin, Container
       container.entries.push_back(std::move(entry));
     }
   }
+}
+
+}  // namespace
+
+void list_static_library(const Bytes& file, const std::string& origin, Container& container) {
+  list_members(file, origin, 0, container);
   if (container.entries.empty()) {
     fail({"image", origin, "is a static library without device code in it",
           "an object with a section .nv_fatbin, __nv_relfatbin or .torch_cubin", "",

@@ -67,6 +67,19 @@ def test_other_layouts(members: list) -> None:
     assert entry.name.split(":")[0] in ("a_long_name_of_an_object.o", "name.o", "vec.cubin")
 
 
+def test_a_library_in_a_library() -> None:
+    inner = library((b"text/", b"odd"), (b"a.o/", OBJECT.read_bytes()))
+    data = library((b"none.a/", library()), (b"inner.a/", inner))
+    (entry,) = torch_cubin.inspect(data).entries
+    assert entry.name == "inner.a: a.o: .nv_fatbin"
+    assert torch_cubin.inspect(data[entry.offset :][: entry.stored_size]) == entry.content
+    assert list(torch_cubin.load(data)) == ["vec_add"]
+    for _ in range(12):
+        data = library((b"l.a/", data))
+    with pytest.raises(errors.ImageError, match="nested too deeply"):
+        torch_cubin.inspect(data)
+
+
 GOOD = library((b"a.o/", OBJECT.read_bytes()))
 HOSTILE = {
     "cut short": (GOOD[:40], "is cut short"),
