@@ -1,5 +1,5 @@
 // The C API of what the library and PyTorch's Python know of each other: the symbols outside its
-// stable ABI, for `doctor`, and the types of tensors, for errors.
+// stable ABI, for `doctor`, and the types of tensors and names of arguments, for errors.
 #include "c_answer.h"
 #include "pytorch/internals.h"
 #include "pytorch/tensor_type.h"
@@ -12,6 +12,6 @@ TORCH_CUBIN_API char* torch_cubin_pytorch_symbols() {
 }
 
 // pytorch/tensor_type.h
-TORCH_CUBIN_API void torch_cubin_set_find_tensor_type(FindTensorType find) {
-  set_find_tensor_type(find);
+TORCH_CUBIN_API void torch_cubin_set_error_names(FindTensorType type, FindArgument argument) {
+  set_error_names(type, argument);
 }

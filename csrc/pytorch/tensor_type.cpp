@@ -9,10 +9,21 @@ namespace torch_cubin {
 namespace {
 
 std::atomic<FindTensorType> find_type{nullptr};
+std::atomic<FindArgument> find_argument{nullptr};
+
+std::string argument_text(const char* op, size_t argument) {
+  const FindArgument find = find_argument;
+  char name[128] = "";
+  if (find != nullptr) find(op, argument, name, sizeof(name));
+  return name[0] == '\0' ? std::to_string(argument) : "'" + std::string(name) + "'";
+}
 
 }  // namespace
 
-void set_find_tensor_type(FindTensorType find) { find_type = find; }
+void set_error_names(FindTensorType type, FindArgument argument) {
+  find_type = type;
+  find_argument = argument;
+}
 
 std::string tensor_type_text(AtenTensorHandle tensor) {
   const FindTensorType find = find_type;
@@ -27,7 +38,7 @@ void require_memory(const char* op, size_t argument, AtenTensorHandle tensor) {
   void* data = nullptr;
   if (aoti_torch_get_numel(tensor, &elements) != 0 || elements == 0) return;
   if (aoti_torch_get_data_ptr(tensor, &data) == 0 && is_memory(data, tensor)) return;
-  fail({"input", std::string(op) + " argument " + std::to_string(argument),
+  fail({"input", std::string(op) + " argument " + argument_text(op, argument),
         "has elements but no memory", "a tensor whose storage is allocated",
         tensor_type_text(tensor), "Pass what a wrapper wraps."});
 }

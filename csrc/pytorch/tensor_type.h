@@ -1,5 +1,6 @@
-// The Python type of a tensor, for errors about tensors without memory of their own: a wrapper
-// subclass that passes itself to PyTorch's ops instead of the tensor that it wraps.
+// The Python type of a tensor and the name of an op's argument, for errors about tensors without
+// memory of their own: a wrapper subclass that passes itself to PyTorch's ops instead of the tensor
+// that it wraps.
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -14,8 +15,11 @@ namespace torch_cubin {
 // type.
 using FindTensorType = void (*)(const void* implementation, char* name, size_t size);
 
-// Called once by the Python package. Without Python no type is named.
-void set_find_tensor_type(FindTensorType find);
+// Writes the name of an op's argument, which counts from 1, in the same way.
+using FindArgument = void (*)(const char* op, size_t argument, char* name, size_t size);
+
+// Called once by the Python package. Without Python no type is named, and arguments are numbers.
+void set_error_names(FindTensorType type, FindArgument argument);
 
 // "a Wrapper", or "a tensor" if its type is not known.
 std::string tensor_type_text(AtenTensorHandle tensor);

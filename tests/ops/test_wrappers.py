@@ -53,6 +53,24 @@ CALLS = {
 }
 
 
+NAMES = {
+    "matmul, second": "matmul argument 'other'",
+    "linear, bias": "linear argument 'bias'",
+    "linear, activation": "argument 'bias'",
+    "addmm, last": "addmm argument 'mat2'",
+    "_linears, a bias": "linears argument 'biases'",
+    "attention_forward, sinks": "attention_forward argument 'sinks'",
+    "flash_attention_with_kvcache": "flash_attention_with_kvcache argument 'k_cache'",
+    "declared, as an operator": "argument 'y'",
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_argument_is_named(name) -> None:
+    with pytest.raises((RuntimeError, ValueError), match=NAMES[name]), torch.no_grad():
+        CALLS[name](Wrapper)
+
+
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("name", CALLS)
 def test_a_wrapper_without_memory_is_named(name, grad) -> None:

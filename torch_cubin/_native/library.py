@@ -77,7 +77,7 @@ def load() -> ctypes.CDLL:
         library.torch_cubin_free,
         library.torch_cubin_keep_error,
         library.torch_cubin_module_drop,
-        library.torch_cubin_set_find_tensor_type,
+        library.torch_cubin_set_error_names,
         library.torch_cubin_release_tensor,
         library.torch_cubin_forget_thread_object,
     ):
@@ -104,7 +104,7 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "op_calls": [_INT],
     "keep_error": [_TEXT],
     "set_batch_invariant": [_INT],
-    "set_find_tensor_type": [_ADDRESS],
+    "set_error_names": [_ADDRESS, _ADDRESS],
     "pytorch_symbols": [],
     "attention_schemas": [],
     "check_attention": [_TEXT],

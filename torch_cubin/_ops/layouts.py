@@ -1,4 +1,4 @@
-"""Errors of built-in and declared ops for tensors that are not dense: sparse, quantised, nested, MKL-DNN's.
+"""Errors of built-in and declared ops for tensors that are not dense: sparse, nested, and others.
 
 Such a tensor has its own dispatch key, for which the ops have no kernel. Without these errors,
 PyTorch would raise its own, whose text the C API before torch 2.13 loses.

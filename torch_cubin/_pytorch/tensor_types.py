@@ -1,4 +1,5 @@
-"""The Python types of tensors that the library knows by address, for its errors."""
+"""For the library's errors: the Python types of tensors that it knows by address, and the names of
+arguments that it knows by number."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 
+from torch_cubin._pytorch import operators
 from torch_cubin._pytorch.internals import Feature
 
 _NAMED = Feature("types of tensors without memory in the library's errors", "they are not named")
@@ -39,15 +41,26 @@ def _find(implementation: int) -> str:
 
 @ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 def _find_type(implementation: int, name: int, size: int) -> None:
-    found = _find(implementation).encode()[: size - 1]
+    _write(_find(implementation), name, size)
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t)
+def _find_argument(op: bytes, argument: int, name: int, size: int) -> None:
+    raw_op = getattr(torch.ops.cubin, f"_{op.decode()}", None)
+    if raw_op is not None:
+        _write(operators.argument_names(raw_op.default)[argument - 1], name, size)
+
+
+def _write(text: str, place: int, size: int) -> None:
+    found = text.encode()[: size - 1]
     if found:
-        ctypes.memmove(name, found + b"\0", len(found) + 1)
+        ctypes.memmove(place, found + b"\0", len(found) + 1)
 
 
 def register(library: Any) -> None:
-    """Lets the library name types; `library` is _C.so."""
+    """Lets the library name types and arguments; `library` is _C.so."""
     if _NAMED.available:
-        library.torch_cubin_set_find_tensor_type(_find_type)
+        library.torch_cubin_set_error_names(_find_type, _find_argument)
 
 
 __all__ = ["register"]
