@@ -238,7 +238,7 @@ def test_a_tensor_map_in_a_struct(driver, several):
     assert first == second != bytes(128).hex()
 
 
-def test_a_wrong_struct_is_no_launch(driver, several):
+def test_a_wrong_struct_is_not_launched(driver, several):
     small = torch_cubin.c_struct("struct P { int a; float* x; };", "P")
     params = torch_cubin.c_struct(PARAMS, "Params")
     three = torch_cubin.struct(Three, a=1, b=2, c=3)

@@ -324,7 +324,7 @@ def test_tensor_maps_are_those_of_direct_launches(driver):
             assert got == want.encoded(), (fields, size)
 
 
-def test_tensor_maps_are_kept_and_belong_to_what_lies_there_now(driver):
+def test_cached_tensor_maps_follow_the_memory_they_describe(driver):
     op, wide = tma(), tma(box=[4, 16])
 
     def encoded(op, x, box=(8, 8)) -> int:

@@ -130,7 +130,7 @@ def test_an_activation_and_its_input(driver, catalog) -> None:
         lambda: [tensors.strided((1024, 512), (513, 1), torch.bfloat16)] * 2,
     ],
 )
-def test_what_no_fused_kernel_takes_is_composed(driver, catalog, weights) -> None:
+def test_calls_without_a_fused_kernel_are_composed(driver, catalog, weights) -> None:
     def call() -> None:
         ops._linears(empty(4096, 512), weights(), [])
 

@@ -127,7 +127,7 @@ def test_the_default_stream_gets_the_devices_context(driver, vec_add):
     driver.make_current(0)
 
 
-def test_the_default_stream_of_a_green_context_is_meant(driver, vec_add):
+def test_launches_use_the_default_stream_of_a_green_context(driver, vec_add):
     """PyTorch makes one current (torch.cuda.green_contexts), and its own work goes there."""
     add(vec_add)
     green, primary = 0x3000 - 0x1000, 0

@@ -74,7 +74,7 @@ def test_the_order_of_sums_does_not_depend_on_the_number_of_rows(driver, catalog
     assert not changed, changed[:5]
 
 
-def test_a_product_that_is_no_product_is_refused(driver, catalog) -> None:
+def test_a_malformed_product_is_refused(driver, catalog) -> None:
     def run() -> list:
         good = described(8, 8, 8, "nt", "float16")
         wrong = [{**good, "m": -1}, {**good, "math": "x"}, {**good, "a": 3}, {"m": 1}, 3]

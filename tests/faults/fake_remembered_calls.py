@@ -165,7 +165,7 @@ def test_a_wrong_call_after_a_right_one_is_refused(driver) -> None:
         refused(op, one, *rest, match="has elements but no memory")
 
 
-def test_maps_of_other_memory(driver) -> None:
+def test_a_cached_call_updates_its_tensor_maps(driver) -> None:
     """A remembered call has its own tensors' addresses in its tensor maps."""
     kernel = {
         "images": [0],
@@ -212,7 +212,7 @@ def test_a_failed_launch_is_not_remembered(driver) -> None:
         assert_same(launch_of(driver, op, call), fresh, call)
 
 
-def test_an_address_may_be_of_any_multiple(driver) -> None:
+def test_a_multiple_need_not_be_a_power_of_two(driver) -> None:
     """24 is no power of two, so that every bit of an address decides."""
     contract = several_kernels()
     contract["kernels"][0]["requires"][0]["multiple_of"] = 24

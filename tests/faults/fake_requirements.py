@@ -40,7 +40,7 @@ NUMEL = ["numel", "x"]
 SIXTEENTHS = {"argument": "n_elements", "value": NUMEL, "multiple_of": 16}
 
 
-def test_a_multiple(driver):
+def test_a_required_multiple_selects_the_kernel(driver):
     op = op_with({"requires": [SIXTEENTHS]})
     assert chosen(driver, op, tensors.empty(32), tensors.empty(32)) == 0
     short = tensors.empty(33)

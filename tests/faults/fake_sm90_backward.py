@@ -236,7 +236,7 @@ def check_kinds(catalog, launches: list[dict], softcap: float) -> None:
 
 @pytest.mark.parametrize("broadcast", [(), (1,), (0, 1), (1, 2), (0, 1, 2)], ids=str)
 @pytest.mark.parametrize(("head_dim", "softcap"), itertools.product([64, 128, 256], [0.0, 20.0]))
-def test_a_boolean_mask_is_made_to_bits_first(
+def test_a_boolean_mask_is_packed_to_bits_first(
     driver, catalog, head_dim: int, softcap: float, broadcast: tuple
 ) -> None:
     """Words for as many batches, heads and tiles of queries as the mask has, of all keys."""

@@ -246,7 +246,7 @@ def test_batches_are_dims_of_the_tensor_maps(driver, sm90) -> None:
     assert out["strides"] == [256 * 2, 128 * 256 * 2, 2 * 128 * 256 * 2, 0]
 
 
-def test_batch_invariant_products_walk_k_forwards_and_whole(driver, sm90) -> None:
+def test_batch_invariant_products_accumulate_all_of_k_in_order(driver, sm90) -> None:
     backwards, split, streamed = (4096, 4096, 4096), (128, 512, 8192), (8192, 14336, 4096)
 
     def multiply(shape: tuple[int, int, int], switch: bool) -> None:

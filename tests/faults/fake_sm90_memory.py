@@ -56,7 +56,7 @@ def test_few_rows_run_on_their_own_kernels_whatever_the_memory(driver, catalog) 
             assert plan["chosen"].startswith("sm90_skinny "), f"{shape} of {memory}"
 
 
-def test_times_of_long_reads_follow_the_memory(driver, catalog) -> None:
+def test_predicted_times_of_long_reads_follow_the_bandwidth(driver, catalog) -> None:
     shapes = [(64, 57344, 8192)]
     (fast,), (slow,) = plans(driver, H200, shapes), plans(driver, H100, shapes)
     rate = 3201 * 6144 / (2619 * 5120)

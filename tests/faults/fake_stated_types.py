@@ -164,7 +164,7 @@ def test_extern_c_states_nothing(driver):
         assert params(driver)[1] == packed("f", 3)
 
 
-def test_a_name_that_tells_of_other_parameters_states_nothing(driver):
+def test_a_name_with_other_parameters_states_no_types(driver):
     """A compiler may pass more, as Numba does for arrays, or others than the source says."""
     x = torch.zeros(4).half()
     for sizes in ((8, 8, 4), (4, 8)):

@@ -273,7 +273,7 @@ def test_a_file_is_found_at_the_first_call(driver, cache) -> None:
     ],
     ids=lambda damage: str(damage)[:20],
 )
-def test_a_damaged_kept_file_is_not_used(driver, damage) -> None:
+def test_a_damaged_stored_file_is_not_used(driver, damage) -> None:
     op = op_of(contract_with([None] * 3))
     call = tensors.empty(5), None, 1, "a", 1.0
     path = kept_file(op)
@@ -359,9 +359,7 @@ def test_without_a_cache_folder_nothing_is_read(driver, monkeypatch) -> None:
         ({"calls": [{"key": {"x": 1}}]}, "a key, the number of a kernel"),
     ],
 )
-def test_a_table_that_is_loaded_and_is_of_anything_else_is_refused(
-    driver, tmp_path, change, message
-) -> None:
+def test_a_loaded_table_for_another_gpu_or_op_is_refused(driver, tmp_path, change, message) -> None:
     op = op_of(contract_with([None] * 3))
     call = tensors.empty(5), None, 1, "a", 1.0
     store.write(table_of(op, 2, *call, **change), tmp_path / "table.json")

@@ -143,7 +143,7 @@ def test_accumulates_the_gradients_of_micro_batches(generator: torch.Generator) 
     assert torch.equal(main.double(), exact)
 
 
-def test_bits_repeat_in_a_graph(generator: torch.Generator) -> None:
+def test_results_are_deterministic_in_a_graph(generator: torch.Generator) -> None:
     a = cases.draw((12008, 640), torch.bfloat16, False, generator).t()
     b = cases.draw((12008, 640), torch.bfloat16, False, generator)
     c = torch.randn(640, 640, generator=generator, device="cuda")

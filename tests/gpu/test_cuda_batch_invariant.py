@@ -77,7 +77,7 @@ def test_rows_have_the_bits_that_they_have_among_others(
     assert wrong == []
 
 
-def test_the_switch_is_needed(generator: torch.Generator) -> None:
+def test_results_differ_without_batch_invariant(generator: torch.Generator) -> None:
     """Outside, speed decides: the test above would fail without the switch."""
     with torch.no_grad():
         a, b = operands(4096, 4096, "nt", torch.bfloat16, generator)
@@ -187,7 +187,7 @@ def test_a_packed_sequence_among_others(head_dim: int, generator: torch.Generato
             numerics.check_bits(attend(rows, [0, length], length), full[rows])
 
 
-def test_drop_in_obeys(generator: torch.Generator) -> None:
+def test_drop_in_is_batch_invariant(generator: torch.Generator) -> None:
     a, b = operands(4096, 4096, "nt", torch.bfloat16, generator)
     with torch.no_grad(), torch_cubin.batch_invariant(), torch_cubin.drop_in():
         full = a @ b

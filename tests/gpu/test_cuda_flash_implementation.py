@@ -100,7 +100,7 @@ def test_compiled_forward_and_backward() -> None:
     assert served() == {SDPA: 1, f"{SDPA}_backward": 1}
 
 
-def test_dropout_is_pytorchs_to_the_bit() -> None:
+def test_dropout_matches_pytorch_bitwise() -> None:
     """Its seed and offset come from the same generator, and its backward draws the same again."""
 
     def step():

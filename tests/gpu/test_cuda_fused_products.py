@@ -191,7 +191,7 @@ def test_other_dtypes_are_composed(dtype, generator: torch.Generator) -> None:
     numerics.check_exact(ops._linear_activation_aux(x, gate, None, "relu")[0], g.relu(), "aux")
 
 
-def test_bits_repeat(generator: torch.Generator) -> None:
+def test_results_are_deterministic(generator: torch.Generator) -> None:
     x = cases.draw((3000, 1024), torch.bfloat16, False, generator)
     gate, up = (cases.draw((4104, 1024), torch.bfloat16, False, generator) for _ in range(2))
     first = ops._linear_glu_aux(x, gate, up, "gelu")

@@ -311,7 +311,7 @@ def test_the_policy_fastest_leaves_calls_not_known_to_be_quicker() -> None:
                for row in report.declined)  # fmt: skip
 
 
-def test_nothing_stands_over_our_kernels() -> None:
+def test_no_other_kernels_replace_ours() -> None:
     aten_kernels.register()
     assert aten_kernels.serves_sums()
     assert [op for op in aten_kernels.OPERATORS if not aten_kernels.is_ours(op)] == []

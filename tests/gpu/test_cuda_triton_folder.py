@@ -70,7 +70,7 @@ def test_from_cpp(version: str, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "right\n"), done
 
 
-def test_what_triton_has_just_compiled(tmp_path: Path) -> None:
+def test_kernels_that_triton_compiled_in_this_process(tmp_path: Path) -> None:
     """By another process, with shared memory and more warps than the default."""
     pytest.importorskip("triton", reason="Triton is not installed")
     source = tmp_path / "row_sums.py"

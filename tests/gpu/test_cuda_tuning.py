@@ -161,7 +161,7 @@ def test_tune_measures_what_a_callable_multiplies(tmp_path: Path) -> None:
     assert torch_cubin.load_tuned(tmp_path / "tuned.json") == len(tuning.table["products"])
 
 
-def test_a_table_decides(tmp_path: Path) -> None:
+def test_a_table_overrides_the_cost_model(tmp_path: Path) -> None:
     """Every config that is named in a table is taken from then on, whatever the model says."""
     a = torch.randn(200, 1032, device="cuda", dtype=torch.bfloat16)
     b = torch.randn(1032, 640, device="cuda", dtype=torch.bfloat16)

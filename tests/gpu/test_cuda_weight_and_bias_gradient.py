@@ -72,7 +72,7 @@ def test_every_config_is_exact(generator: torch.Generator) -> None:
         assert any("streamed" in name for name in ran)
 
 
-def test_bits_repeat(generator: torch.Generator) -> None:
+def test_results_are_deterministic(generator: torch.Generator) -> None:
     grad = cases.draw((12008, 1280), torch.bfloat16, False, generator)
     input = cases.draw((12008, 1280), torch.bfloat16, False, generator)
     first = op(grad, input)

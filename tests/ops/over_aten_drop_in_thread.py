@@ -99,7 +99,7 @@ def test_it_serves_only_threads_that_enter_it() -> None:
     assert counts == {"True": 1, "False": 0}
 
 
-def test_a_thread_that_works_for_backward_is_served() -> None:
+def test_a_thread_of_backward_is_served() -> None:
     """PyTorch hands the object of the thread that called backward() on; on a GPU, to another."""
     a = integers(4, 4)
     seen: list[dict[str, int]] = []

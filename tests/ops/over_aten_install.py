@@ -346,7 +346,7 @@ def test_compiled_graphs_reach_it_by_out(fresh_dynamo) -> None:
 # --- the switch ---
 
 
-def test_handles_nest_and_removing_twice_is_nothing() -> None:
+def test_handles_nest_and_removing_twice_does_nothing() -> None:
     aten_kernels.register("CPU")
     first = torch_cubin.install(policy="all")
     second = torch_cubin.install(policy="all")

@@ -94,7 +94,7 @@ def _compare(own: Any, wanted: Any, where: str) -> None:
 
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.formatted_name)
-def test_samples_are_as_without(op) -> None:
+def test_samples_give_the_same_without_install(op) -> None:
     for dtype in DTYPES:
         if dtype not in op.supported_dtypes("cpu"):
             continue
@@ -116,7 +116,7 @@ def test_samples_are_as_without(op) -> None:
 @pytest.mark.parametrize(
     "op", [op for op in OPS if op.error_inputs_func is not None], ids=lambda op: op.formatted_name
 )
-def test_errors_are_as_without(op) -> None:
+def test_errors_are_the_same_without_install(op) -> None:
     for number, wrong in enumerate(op.error_inputs("cpu")):
         wanted = _run(op, wrong.sample_input)
         with installed():

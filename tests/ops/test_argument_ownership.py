@@ -92,7 +92,7 @@ def _only_what_a_call_makes_is_collected() -> None:
 
 @pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
 @pytest.mark.parametrize("name", CASES)
-def test_arguments_are_given_back(name, grad, device):
+def test_arguments_are_released(name, grad, device):
     """Counted are the owners of the tensor and those of its memory, which views share."""
     x = torch.randn(3, 2, 4, 8, device=device, requires_grad=grad)
     storage = x.untyped_storage()

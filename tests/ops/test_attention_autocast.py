@@ -79,7 +79,7 @@ def test_float64_is_not_cast(device):
         near(out.detach(), stock(*args).detach())
 
 
-def test_a_learnt_mask(device):
+def test_a_trainable_mask(device):
     """Composed, in the dtype of autocast as well, and no product inside is cast once more."""
     args = make_qkv(CROSS, device)
     mask = torch.randn(5, 7, device=device, requires_grad=True)

@@ -147,7 +147,7 @@ def test_declined(case, device):
         assert result == expected
 
 
-def test_a_mask_and_is_causal_are_torchs_to_refuse(device):
+def test_torch_refuses_a_mask_with_is_causal(device):
     args = make_qkv(CROSS, device)
     *_, report = run(lambda: refused(lambda: sdpa(*args, args[0].new_ones(5, 7), is_causal=True)))
     assert [row.reason for row in report.declined] == ["a mask and is_causal"]

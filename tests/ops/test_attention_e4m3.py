@@ -70,7 +70,7 @@ def test_schema() -> None:
     )
 
 
-def test_packed_tensors_are_the_same_as_apart(device):
+def test_packed_tensors_give_the_same_as_separate_ones(device):
     qkv = quantised((2, 9, 3, 4, 32), device)
     apart = flash_attention(*qkv.unbind(2), is_causal=True)
     assert torch.equal(flash_attention(qkv, is_causal=True), apart)
@@ -128,7 +128,7 @@ def test_empty(sizes, shape, device):
 
 
 @pytest.mark.parametrize("ends", [[0], [0, 0], [0, 2], [0, 1, 3]], ids=str)
-def test_rows_of_no_sequence(ends, device):
+def test_rows_outside_all_sequences(ends, device):
     tensors = [quantised((5, 2, 32), device) for _ in "qkv"]
     offsets = torch.tensor(ends, dtype=torch.int32, device=device)
     out, logsumexp = forward(*tensors, cu_seqlens_q=offsets, cu_seqlens_k=offsets)

@@ -148,7 +148,7 @@ def test_mistakes_in_options(case, mode, device):
 @pytest.mark.parametrize(
     "wrong", [[0, 2, 7], [-1, 2, 6], [0, 4, 2], [7, 7, 7], [0, 2**31 - 1, -(2**31)]], ids=str
 )
-def test_the_reference_refuses_what_are_no_offsets(wrong, which):
+def test_the_reference_refuses_invalid_offsets(wrong, which):
     """On a GPU only the kernels read them, whose results are then NaN."""
     rows, right = ones(6, 2, 8, device="cpu"), torch.tensor([0, 2, 6]).int()
     options = {"cu_seqlens_q": right, "cu_seqlens_k": right, which: torch.tensor(wrong).int()}

@@ -96,7 +96,7 @@ def test_a_query_that_shares_elements_gives_a_contiguous_output(device):
         assert attention(query, key, key).is_contiguous()
 
 
-def test_a_cut_of_a_length_that_only_run_time_knows_keeps_the_order():
+def test_a_slice_of_data_dependent_length_keeps_the_order():
     with FakeTensorMode(shape_env=ShapeEnv()) as mode:
         rows = mode.shape_env.create_unbacked_symint()
         torch._check(rows >= 2)
@@ -122,7 +122,7 @@ def test_symbolic_sizes_keep_the_order(device):
     assert not isinstance(out.stride(0), int)
 
 
-def test_sizes_that_only_run_time_knows():
+def test_data_dependent_sizes():
     with FakeTensorMode(shape_env=ShapeEnv()) as mode:
         rows = mode.shape_env.create_unbacked_symint()
         torch._check(rows >= 2)

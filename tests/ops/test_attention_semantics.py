@@ -354,7 +354,7 @@ def test_manual_seed_decides_the_dropout(grad, device):
     assert torch.equal(run(), second)
 
 
-def test_the_seed_is_the_same_in_every_grad_mode(device):
+def test_the_seed_does_not_depend_on_the_grad_mode(device):
     args = make_qkv(CROSS, device)
     results = []
     for mode in (torch.enable_grad, torch.no_grad, torch.inference_mode):

@@ -190,7 +190,7 @@ def test_in_a_compiled_graph(device):
         near(one, other)
 
 
-def test_slopes_that_learn_do_not_hide_the_sinks(device):
+def test_trainable_slopes_do_not_hide_the_sinks(device):
     """Slopes are composed; sinks beside them get their gradient all the same."""
     args, sinks = make_qkv(SHAPES, device), make_sinks(device)
     slopes = torch.rand(4, device=device, requires_grad=True)
@@ -202,7 +202,7 @@ def test_slopes_that_learn_do_not_hide_the_sinks(device):
         near(one, other)
 
 
-def test_packed_sequences_whose_slopes_learn_are_refused(device):
+def test_packed_sequences_with_trainable_slopes_are_refused(device):
     args, sinks = make_qkv(((8, 4, 8),) * 3, device), make_sinks(device)
     at = torch.tensor([0, 3, 8], dtype=torch.int32, device=device)
     options = {"cu_seqlens_q": at, "cu_seqlens_k": at, "sinks": sinks}

@@ -170,7 +170,7 @@ def test_the_mode_applies_inside_a_compiled_function() -> None:
         assert torch.equal(second, outside)
 
 
-def test_drop_in_obeys() -> None:
+def test_drop_in_is_batch_invariant() -> None:
     x, weight, bias = operands(torch.float32)
     with torch_cubin.batch_invariant():
         inside = linear(x, weight, bias)

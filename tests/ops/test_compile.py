@@ -200,7 +200,7 @@ def _attention_of_some_rows(x, keep, weight, bias):
 
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("function", [_products_of_some_rows, _attention_of_some_rows])
-def test_rows_whose_number_is_data(function, grad, device):
+def test_a_data_dependent_number_of_rows(function, grad, device):
     """One graph, forward and backward, for every number of rows that a mask leaves."""
     x, weight, bias = make_all(((8, 8), (6, 8), (6,)), device)
     counter = CompileCounterWithBackend("aot_eager")

@@ -78,7 +78,7 @@ def test_cpu_tensors_without_a_cpu_function() -> None:
         torch.compile(op, backend="eager", fullgraph=True)(X, X)
 
 
-def test_a_cpu_function_is_held_to_the_definition() -> None:
+def test_a_cpu_function_is_checked_against_the_definition() -> None:
     for wrong in (
         lambda x, y: (x + y).half(),
         lambda x, y: (x + y).view(-1),

@@ -160,7 +160,7 @@ def test_graph_break_inside(where, device) -> None:
 
 
 @pytest.mark.parametrize("made", ["inside", "outside"])
-def test_an_instance_within_itself(made, device) -> None:
+def test_an_instance_can_be_entered_twice(made, device) -> None:
     outside = torch_cubin.drop_in()
 
     def function(a):
@@ -255,7 +255,7 @@ def test_export(strict, device) -> None:
     torch.testing.assert_close(program.module()(x), model(x), rtol=1e-4, atol=1e-5)
 
 
-def test_a_batch_whose_size_is_data(device) -> None:
+def test_a_batch_of_data_dependent_size(device) -> None:
     """Sizes are compared with each other first: whether one is 1, a graph for all cannot ask."""
 
     def some(x, keep):

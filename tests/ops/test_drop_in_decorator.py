@@ -207,7 +207,7 @@ def test_methods_partials_and_objects_that_are_called(a) -> None:
     assert asyncio.run(torch_cubin.drop_in()(Model())())
 
 
-def test_a_generator_that_can_be_awaited_stays_one(a) -> None:
+def test_an_awaitable_generator_stays_awaitable(a) -> None:
     @torch_cubin.drop_in()
     @types.coroutine
     def step():

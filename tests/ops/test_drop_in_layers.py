@@ -102,7 +102,7 @@ def test_a_patched_torch_is_seen_inside_entered_functions(monkeypatch, device) -
     torch.testing.assert_close(result, layer.out_proj.bias.expand_as(result))
 
 
-def test_an_instance_within_itself(device) -> None:
+def test_an_instance_can_be_entered_twice(device) -> None:
     a, mode = integers(4, 4, device=device), torch_cubin.drop_in()
     with mode:
         with mode:

@@ -84,7 +84,7 @@ def test_threads_add_up_without_losing_a_call() -> None:
     assert _counts() == {"Tensor.matmul (@)": (800, 1)}
 
 
-def test_a_kept_mode_can_be_entered_again() -> None:
+def test_a_stored_mode_can_be_entered_again() -> None:
     a = integers(4, 4)
     mode = torch_cubin.drop_in()
     for _ in range(2):

@@ -120,7 +120,7 @@ def test_of_a_cache() -> None:
 
 
 @pytest.mark.usefixtures("fresh_dynamo")
-def test_of_a_sum() -> None:
+def test_addmm_into_of_a_dropped_clone() -> None:
     """addmm_into adds a product of a clone of the sum to it."""
 
     def call(total, factor):

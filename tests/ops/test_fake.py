@@ -95,7 +95,7 @@ def test_symbolic_sizes(device):
             assert fake.dim() == 0 or not all(isinstance(size, int) for size in fake.shape)
 
 
-def test_sizes_that_only_run_time_knows():
+def test_data_dependent_sizes():
     """Unbacked symbols: the check becomes one at run time instead of an error now."""
 
     with FakeTensorMode(shape_env=ShapeEnv()) as mode:

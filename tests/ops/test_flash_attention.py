@@ -66,7 +66,7 @@ def test_separate_tensors_equal_scaled_dot_product_attention(dtype, kv_heads, gr
 
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_packed_is_the_same_as_apart(dtype, grad, device):
+def test_packed_tensors_equal_separate_ones(dtype, grad, device):
     qkv = packed(device, dtype, requires_grad=grad)
     query, key, value = (x.detach().requires_grad_(grad) for x in qkv.unbind(2))
     apart = flash_attention(query, key, value, is_causal=True)

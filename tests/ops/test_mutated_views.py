@@ -86,7 +86,7 @@ def test_a_layer_of_a_pool(step, dynamic, backend, device):
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("step", ONE_GRAPH)
-def test_a_layer_that_is_a_tensor_is_one_graph(step, backend, device):
+def test_a_layer_index_in_a_tensor_needs_one_graph(step, backend, device):
     torch.compiler.reset()
     counter = CompileCounterWithBackend(backend)
     compiled = torch.compile(step, backend=counter, fullgraph=True)

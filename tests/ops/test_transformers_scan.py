@@ -43,7 +43,7 @@ def run(scan, monkeypatch, out, *options, most=None):
     return tried
 
 
-def test_a_run_that_is_cut_is_resumed(scan, monkeypatch, tmp_path):
+def test_an_interrupted_run_is_resumed(scan, monkeypatch, tmp_path):
     out = tmp_path / "scan.json"
     everything = sorted(transformers.CONFIG_MAPPING.keys())
     assert run(scan, monkeypatch, out, most=5) == everything[:5]

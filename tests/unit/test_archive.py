@@ -408,7 +408,7 @@ def test_hostile_wrappers_cost_no_more_than_their_size() -> None:
         assert len(found.entries[0].launches) >= 1
 
 
-def test_blanks_in_a_wrapper_are_read_once() -> None:
+def test_blanks_in_a_wrapper_take_linear_time() -> None:
     """Eight times the blanks cost no more than some eight times the time, and no second."""
 
     def seconds(blanks: int) -> float:

@@ -62,12 +62,12 @@ def test_bools_are_compared(function: Any) -> None:
         lambda a: not a,
     ],
 )
-def test_what_would_be_constant_is_refused(function: Any) -> None:
+def test_conditions_that_would_be_traced_to_constants_are_refused(function: Any) -> None:
     with pytest.raises(errors.InputError, match="which each call decides|each call decides"):
         traced(function)
 
 
-def test_identity_of_a_functions_own_values_is_its_own() -> None:
+def test_a_function_may_compare_its_own_values_by_identity() -> None:
     own = object()
     assert traced(lambda a, own=own: own is None) is False
     with pytest.raises(errors.InputError, match="uses a bool as a number"):

@@ -41,7 +41,7 @@ def test_null_is_refused(name: str) -> None:
     assert answer["error"]["message"].startswith("torch_cubin [input]: the C API was given a null ")
 
 
-def test_null_may_be_dropped_and_is_no_tensor() -> None:
+def test_null_can_be_dropped_and_is_not_a_tensor() -> None:
     loaded = library.load()
     loaded.torch_cubin_module_drop(None)
     loaded.torch_cubin_free(None)

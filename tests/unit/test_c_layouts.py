@@ -110,12 +110,12 @@ def test_ctypes_reads_what_c_struct_writes() -> None:
     ["int a : 3, b : 5;", "union { int a; float b; };", "union { long a; char b; }; int c;",
      "char a; int b __attribute__((packed));", "char a; long double b;"],
 )  # fmt: skip
-def test_what_ctypes_would_lay_out_otherwise_is_refused(fields: str) -> None:
+def test_structs_that_ctypes_lays_out_differently_are_refused(fields: str) -> None:
     with pytest.raises(ValueError, match=r"^P"):
         structure_of(f"struct P {{ {fields} }};")
 
 
-def test_a_launch_of_python_is_the_header_s() -> None:
+def test_the_launch_struct_of_python_matches_the_header() -> None:
     """torch_cubin._kernels.launch writes it by hand: an installed package has no header."""
     header = c_layouts.structure("csrc/runtime/launch_call.h", "torch_cubin_launch_call")
 

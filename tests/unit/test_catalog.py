@@ -161,7 +161,7 @@ def test_numbers_at_the_edge_of_their_range_are_taken(read, tmp_path: Path) -> N
     assert answer["refused"] == []
 
 
-def test_a_field_that_no_host_code_can_use_is_the_entrys_own_error(read, tmp_path: Path) -> None:
+def test_an_invalid_field_refuses_only_its_entry(read, tmp_path: Path) -> None:
     entries = [{**entry, "name": case} for case, (_, entry) in FIELDS.items()]
     (answer,) = read(write(tmp_path / "package", changed(name="good"), *entries))
     texts = {refused["name"]: refused["message"] for refused in answer["refused"]}
@@ -171,7 +171,7 @@ def test_a_field_that_no_host_code_can_use_is_the_entrys_own_error(read, tmp_pat
         assert texts[case].startswith(start), texts[case]
 
 
-def test_a_kind_that_no_host_code_takes_is_the_entrys_own_error(read, tmp_path: Path) -> None:
+def test_an_unknown_kind_refuses_only_its_entry(read, tmp_path: Path) -> None:
     (answer,) = read(write(tmp_path / "package", ENTRY, changed(name="new", kind="sm999")))
     (refused,) = answer["refused"]
     assert refused["name"] == "new"

@@ -181,7 +181,7 @@ def test_a_table_whose_values_cannot_be_counted_is_refused(fields: str, row: str
             kernel_table.read(before + text)
 
 
-def test_a_struct_that_no_table_is_made_of_may_be_any() -> None:
+def test_a_struct_without_a_table_may_have_any_members() -> None:
     text = """
 #ifndef GUARD_H
 #define GUARD_H
@@ -264,7 +264,7 @@ def test_where_selects_among_rows_under_an_if(tmp_path: Path) -> None:
     assert len(torch_cubin.choices(cubin, table=rows_alone, where=lambda row: row.d == 5)) == 1
 
 
-def test_a_row_knows_the_bytes_of_the_parameters() -> None:
+def test_a_row_has_the_size_of_the_parameters() -> None:
     cubin = DATA / "several.sm_90a.cuda130.cubin"
     facts = {k.name: k for k in torch_cubin.inspect(cubin).kernels}
     rows = [c.produced["constants"]["row"] for c in torch_cubin.choices(cubin)]

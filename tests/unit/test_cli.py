@@ -182,7 +182,7 @@ def _doctor(capsys) -> tuple[int, str]:
     return status, capsys.readouterr().out
 
 
-def test_doctor_is_content_without_a_gpu(no_gpu, capsys) -> None:
+def test_doctor_succeeds_without_a_gpu(no_gpu, capsys) -> None:
     status, text = _doctor(capsys)
     assert status == 0
     assert "torch finds none" in text

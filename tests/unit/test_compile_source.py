@@ -242,7 +242,7 @@ def test_files_and_their_headers(library, folder: Path, tmp_path: Path) -> None:
         torch_cubin.compile(tmp_path / "none.cu", archs="sm_90a")
 
 
-def test_headers_come_from_no_working_folder(
+def test_headers_do_not_depend_on_the_working_folder(
     library, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which folder a process runs in decides nothing, and no cached kernel hides that."""
@@ -510,7 +510,7 @@ def test_nvcc(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["-I/my/folder", "--include-path=/x", "-include", "@flags"])
-def test_files_that_options_bring_are_in_no_key(
+def test_kernels_whose_options_include_files_are_not_cached(
     option: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kernels compiled with them are not cached, because the files may change."""

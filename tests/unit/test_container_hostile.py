@@ -230,7 +230,7 @@ def test_host_sections_are_checked(tmp_path: Path) -> None:
     refused(tmp_path, moved, "section 1 ends past")
 
 
-def test_work_is_bounded(tmp_path: Path) -> None:
+def test_the_amount_of_work_is_bounded(tmp_path: Path) -> None:
     """Overlapping sections, armies of entries, sources of braces: none takes long."""
     start = cubin_check.processor_seconds()
     many = host([(b".nv_fatbin", 1, fatbin(entry()) * 100)] * 1)

@@ -377,7 +377,7 @@ def test_expressions_may_read_names_that_every_call_binds() -> None:
         define(contract | {"dtypes": {"T": ["float16"]}})
 
 
-def test_items_are_pointers_by_index_alone() -> None:
+def test_items_of_lists_are_passed_by_index_only() -> None:
     contract = typed()
     pointer = "kernels/0/args/0"
     defined(changed(contract, pointer, ["pointer", "l", 2]))
@@ -419,7 +419,9 @@ EFFECTS = [
 
 
 @pytest.mark.parametrize(("schema", "backward", "says"), EFFECTS)
-def test_effects_and_derivatives(schema: str, backward: str | None, says: str | None) -> None:
+def test_schemas_that_can_have_a_backward(
+    schema: str, backward: str | None, says: str | None
+) -> None:
     contract = vec_add() | {"schema": new_name() + schema, "backward": backward}
     if schema.endswith("()"):
         contract["outputs"] = []

@@ -45,7 +45,7 @@ def test_in_a_model() -> None:
     assert copied_object.kernel is model.kernel
 
 
-def test_pickles_of_paths_and_of_bytes(tmp_path: Path) -> None:
+def test_modules_of_paths_and_of_bytes_can_be_pickled(tmp_path: Path) -> None:
     for source in (CUBIN, str(CUBIN), CUBIN.read_bytes(), [CUBIN, CUBIN.read_bytes()]):
         module = torch_cubin.load(source)
         again = pickle.loads(pickle.dumps(module))
@@ -67,7 +67,7 @@ def test_a_file_that_has_changed_since(tmp_path: Path) -> None:
         pickle.loads(pickled)
 
 
-def test_ops_are_known_by_name() -> None:
+def test_ops_are_found_by_name() -> None:
     op = torch_cubin.define_op(
         declared.schema("copied(Tensor x) -> Tensor"),
         kernel=(declared.DECLARED, "affine"),

@@ -356,7 +356,7 @@ def test_a_default_is_kept_where_a_pattern_binds_a_size_of_its_name(part: str) -
 
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("name", ["n", "sm"])
-def test_a_default_for_a_name_of_the_ops_own_is_refused(part: str, name: str) -> None:
+def test_a_default_for_one_of_the_ops_own_names_is_refused(part: str, name: str) -> None:
     """It could mean the call's value or the definition's."""
     if name == "sm" and part in ("output", "scratch"):
         return  # they know no device, so that the name is free there
@@ -365,7 +365,7 @@ def test_a_default_for_a_name_of_the_ops_own_is_refused(part: str, name: str) ->
     assert part.replace("output", "out").replace("scratch", "partial") in str(caught.value)
 
 
-def test_a_block_that_the_binary_demands() -> None:
+def test_a_block_that_the_binary_requires() -> None:
     op = torch_cubin.define_op(
         schema("fill(Tensor x) -> Tensor"),
         kernel=(DECLARED, "fill_64"),

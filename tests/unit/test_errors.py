@@ -76,7 +76,7 @@ def test_fault_builds_the_template_as_cpp_does() -> None:
         assert {"tag": made.tag, "message": str(made)} == json.loads(line)["error"]
 
 
-def test_names_of_files_move_no_cursor(tmp_path: Path) -> None:
+def test_names_of_files_are_escaped_for_the_terminal(tmp_path: Path) -> None:
     """Line ends and escape sequences of a name stand escaped, in C++'s messages and in Python's."""
     name = "a\n\x1b[31mb\x9b\udcff"
     for function in (torch_cubin.load, torch_cubin.inspect, torch_cubin.load_package):

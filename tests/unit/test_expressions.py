@@ -204,7 +204,7 @@ def test_errors_show_the_expression(program) -> None:
     assert "a test" in got["message"]
 
 
-def test_products_of_sizes_do_not_wrap(program) -> None:
+def test_products_of_sizes_do_not_overflow(program) -> None:
     def numel(*sizes: int) -> dict:
         facts = {"sizes": sizes, "strides": [0] * len(sizes), "itemsize": 4, "dtype": "float32"}
         line = {"tree": ["numel", "x"], "tensors": {"x": facts}, "numbers": {}, "texts": {}}
@@ -258,7 +258,7 @@ def trace(function):
     return ex.trace(function, arguments, "a test")
 
 
-def test_traced_functions_give_what_they_would_give() -> None:
+def test_traced_functions_compute_the_same_as_in_python() -> None:
     functions = [
         lambda x, y: ex.cdiv(x.numel(), 256),
         lambda x, y: x.shape[0] * y.shape[-1] + 3,

@@ -452,7 +452,7 @@ def test_a_build_ends_whichever_worker_takes_the_last_item(
     assert errors
 
 
-def test_worktree_takes_what_its_main_checkout_has_built(
+def test_a_worktree_reuses_kernels_of_its_main_checkout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     main, tree = tmp_path / "main", tmp_path / "tree"

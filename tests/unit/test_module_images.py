@@ -49,7 +49,7 @@ def test_two_images_of_one_arch_are_not_guessed() -> None:
         module.image("sm_90a")
 
 
-def test_a_cubin_comes_before_ptx_of_its_arch_and_ptx_alone_is_given() -> None:
+def test_a_cubin_is_preferred_to_ptx_of_its_arch() -> None:
     ptx = DATA / "pointers.ptx"
     alone = torch_cubin.load(ptx, jit=True)
     assert alone.image().rstrip(b"\0") == ptx.read_bytes().rstrip(b"\0")

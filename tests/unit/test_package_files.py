@@ -83,7 +83,7 @@ for _ in range(150):
 
 
 @pytest.mark.fault_case(12)
-def test_a_file_that_takes_an_images_name_meanwhile(tmp_path: Path, monkeypatch) -> None:
+def test_a_file_created_under_an_images_name_while_saving(tmp_path: Path, monkeypatch) -> None:
     """As another process does that writes a package of its own at the same time."""
     from torch_cubin._declared import package as module
 

@@ -254,7 +254,7 @@ def test_an_op_listed_twice_is_loaded_once(package) -> None:
 
 
 @pytest.mark.fault_case(15)
-def test_a_name_with_a_nul_is_not_the_one_before_it(package) -> None:
+def test_a_name_is_not_truncated_at_a_nul(package) -> None:
     with pytest.raises(errors.InputError, match="NUL"):
         torch_cubin.load_package(f"{package}\0evil")
 
@@ -444,7 +444,7 @@ def test_an_image_that_is_named_200_000_times_is_opened_once(package) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 600 * 1024
 
 
-def test_lists_that_every_op_would_answer_with_are_bounded(package) -> None:
+def test_lists_repeated_for_every_op_are_bounded(package) -> None:
     manifest = renamed(package)
     manifest["images"] = [manifest["images"][0]] * 20_000
     manifest["ops"] = [manifest["ops"][0]] * 100
@@ -462,6 +462,6 @@ def test_a_folder_in_a_file_s_place(package) -> None:
 
 @pytest.mark.fault_case(15)
 @pytest.mark.parametrize("name", [chr(0xD800), f"a{chr(0xDFFF)}b", chr(0xDC80)], ids=ascii)
-def test_names_that_are_no_text_are_no_kernel(name: str) -> None:
+def test_names_that_are_not_text_find_no_kernel(name: str) -> None:
     with pytest.raises(torch_cubin.Error, match=r"\[no_kernel\]"):
         torch_cubin.load(DECLARED)[name]

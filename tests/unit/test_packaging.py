@@ -48,7 +48,7 @@ def python(code: str, path: Path | None = None, **environment: str) -> subproces
 # --- one constant for torch ---
 
 
-def test_target_version_is_a_byte_a_part():
+def test_target_version_has_one_byte_per_part():
     setup = load_file("setup.py")
     assert setup.torch_target_version((2, 11)) == "0x020b000000000000"
     assert setup.torch_target_version((2, 9)) == "0x0209000000000000"

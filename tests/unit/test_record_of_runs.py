@@ -119,7 +119,7 @@ def test_the_record_does_not_wait_for_the_end_of_the_run(
     ],
     ids=" ".join,
 )
-def test_a_part_of_the_tests_is_not_recorded(
+def test_a_partial_run_is_not_recorded(
     tree: Path, options: tuple[str, ...], selection: tuple[str, ...]
 ) -> None:
     assert run(tree, *options, *selection) is None

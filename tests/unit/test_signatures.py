@@ -68,7 +68,7 @@ def test_a_signed_package_is_loaded_by_its_key(tmp_path: Path, key, python) -> N
     assert done.stdout.strip() == op.name, done.stderr
 
 
-def test_keys_in_files(tmp_path: Path, key) -> None:
+def test_keys_are_read_from_files(tmp_path: Path, key) -> None:
     (tmp_path / "key.pem").write_bytes(
         key.private_bytes(
             serialization.Encoding.PEM,

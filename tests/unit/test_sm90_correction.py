@@ -28,7 +28,7 @@ def test_a_gpu_has_few_numbers_and_small_ones() -> None:
 
 
 @pytest.mark.parametrize("gpu", ["h200", "h100"])
-def test_choices_are_better_by_it(gpu: str) -> None:
+def test_the_correction_improves_the_choices(gpu: str) -> None:
     """On the sweeps in the tree: regret of products of more than 64 rows and columns."""
     torch = pytest.importorskip("torch")
     if torch.version.cuda is not None:

@@ -82,7 +82,7 @@ def test_damaged_symbols_are_refused_or_read() -> None:
                 raise
 
 
-def test_parameters_and_what_was_taken_for_granted() -> None:
+def test_parameters_and_assumptions_of_the_compiler() -> None:
     kernels = define("add.sm_80.cubin", "add.sm_90.cubin")
     assert [kernel["block"] for kernel in kernels] == [[128, 1, 1]] * 2
     assert kernels[0]["args"][:3] == [

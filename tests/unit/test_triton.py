@@ -558,7 +558,7 @@ def test_kernels_that_take_the_same_calls_are_refused() -> None:
     assert len(define_add(kernel=[first, first]).contract["kernels"]) == 1
 
 
-def test_types_that_differ_decide_by_range() -> None:
+def test_kernels_that_differ_in_types_are_chosen_by_range() -> None:
     wide = [parameter("n", "i64")]
     (found,) = [k for k in tct.read(DATA / "cache_3.6.0_sm_90a") if k.name == "add"]
     with pytest.raises(errors.ParamsError, match="other parameters than its binary"):
@@ -778,7 +778,7 @@ def test_an_autotuners_files(tmp_path: Path) -> None:
 
 
 @needs_later
-def test_autotuners_that_cannot_be_followed() -> None:
+def test_unsupported_autotuners_are_refused() -> None:
     with pytest.raises(errors.InputError, match="has no results"):
         define_tuned(autotuned({}))
     with pytest.raises(errors.InputError, match="goes with another kernel"):

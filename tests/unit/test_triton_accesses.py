@@ -235,7 +235,7 @@ def test_calls_in_calls_are_visited_once() -> None:
     assert shown(module(f"tt.call @f0(%p0) : ({P}) -> ()", more="".join(functions)))[0] == "w"
 
 
-def test_text_that_is_none_claims_nothing() -> None:
+def test_text_that_is_not_ir_has_no_accesses() -> None:
     assert accesses("") is None
     assert (
         accesses("tt.func public @k(%a: !tt.ptr<f32>) {\n tt.call @none(%a) : () -> ()\n}") is None
@@ -287,7 +287,7 @@ ATOMIC = r"tt\.store (%\S+), (%\S+), (%\S+) :.*"
 ADDED = r"%77 = tt.atomic_rmw fadd, acq_rel, gpu, \1, \2, \3 : (t) -> t loc(#loc)"
 
 
-def test_the_kernel_as_it_is_is_taken() -> None:
+def test_an_unchanged_kernel_is_accepted() -> None:
     add(FOLDER)
 
 
@@ -311,7 +311,7 @@ def test_a_fresh_output_that_is_updated_is_refused_unless_it_is_zeroed(tmp_path:
 
 
 @pytest.mark.parametrize("field", ["reset_to_zero", "restore_value"])
-def test_what_an_autotuner_prepares_is_read_before_it_is_written(field: str) -> None:
+def test_memory_prepared_by_an_autotuner_counts_as_read_first(field: str) -> None:
     """The IR has a plain store to `out` alone: that it covers `out` nobody can tell."""
     (kernel,) = tct.read(FOLDER)
     names = {p.name: p for p in kernel.parameters}
@@ -368,7 +368,7 @@ def test_an_argument_that_is_never_written_warns_and_an_output_is_refused(tmp_pa
         add(folder)
 
 
-def test_what_was_written_for_other_machines_tells_it_too(tmp_path: Path) -> None:
+def test_written_kernels_keep_their_accesses(tmp_path: Path) -> None:
     (kernel,) = tct.read(FOLDER)
     tct.write(tmp_path / "kept", [kernel])
     (again,) = tct.read(tmp_path / "kept")
@@ -417,7 +417,7 @@ def test_how_many_elements_a_program_computes(body: str, steps: list[int | None]
     assert program_steps(module(before + body)) == steps
 
 
-def test_a_constant_that_is_missing_is_asked_for() -> None:
+def test_the_error_names_a_missing_constant() -> None:
     with pytest.raises(errors.InputError, match=r"folded=dict\(B=VALUE\)") as caught:
         add(FOLDER, folded={})
     assert "none of the op's" not in str(caught.value)

@@ -199,7 +199,7 @@ def one_op_table(key: dict, kernel: int, **head) -> dict:
     return {"version": 1, "gpu": "g", "driver": "1", "ops": [op]} | head
 
 
-def test_kept_tables_of_an_op_are_merged(tmp_path: Path) -> None:
+def test_stored_tables_of_an_op_are_merged(tmp_path: Path) -> None:
     path = tmp_path / "new" / "a.json"
     store.keep(one_op_table({"n": 1}, 1), path)
     store.keep(one_op_table({"n": 2}, 2), path)
@@ -219,7 +219,7 @@ def test_kept_tables_of_an_op_are_merged(tmp_path: Path) -> None:
     assert "file" in store.keep(one_op_table({"n": 5}, 5), tmp_path / "file" / "a.json")
 
 
-def test_a_kept_file_stays_as_small_as_one_may_be(tmp_path: Path, monkeypatch) -> None:
+def test_a_stored_file_is_bounded(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(store, "_MOST_CALLS", 8)
     for i in range(12):
         assert store.keep(one_op_table({"n": i}, i), tmp_path / "a.json") == ""
@@ -261,7 +261,7 @@ def test_copies_have_the_strides_of_their_originals(tensor) -> None:
     assert not tensor.numel() or copy.data_ptr() != tensor.data_ptr()
 
 
-def test_a_table_is_a_path() -> None:
+def test_load_tuned_takes_a_path() -> None:
     with pytest.raises(torch_cubin.Error, match=r"\[input\].*load_tuned takes a path"):
         torch_cubin.load_tuned(5)
 

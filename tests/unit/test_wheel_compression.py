@@ -84,7 +84,7 @@ def described(path: Path) -> list[tuple]:
 
 
 @with_each_compressor
-def test_all_but_the_compression_stays(tmp_path, monkeypatch, compressor):
+def test_recompressing_changes_only_the_compression(tmp_path, monkeypatch, compressor):
     choose(monkeypatch, compressor)
     path = write(tmp_path / "tiny.whl", ENTRIES)
     before = described(path)
@@ -157,7 +157,7 @@ def test_libdeflate_packs_no_worse_than_zlib(tmp_path, monkeypatch, capsys):
     assert by_libdeflate < path.stat().st_size
 
 
-def test_zlib_in_place_of_libdeflate_is_said(tmp_path, monkeypatch, capsys):
+def test_using_zlib_instead_of_libdeflate_prints_a_note(tmp_path, monkeypatch, capsys):
     choose(monkeypatch, "zlib")
     portability.compress_best(write(tmp_path / "tiny.whl", ENTRIES))
     (line,) = capsys.readouterr().out.splitlines()

@@ -68,7 +68,7 @@ def test_inspect() -> None:
 @pytest.mark.parametrize(
     ("given", "tag"), [("b'no device code'", "ImageError image"), ("'/nowhere'", "FileError file")]
 )
-def test_errors_of_inspect_are_what_they_are_beside_torch(given, tag) -> None:
+def test_errors_of_inspect_do_not_depend_on_torch(given, tag) -> None:
     found = python(
         "try:\n"
         f"    torch_cubin.inspect({given})\n"
