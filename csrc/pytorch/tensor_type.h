@@ -15,7 +15,7 @@ namespace torch_cubin {
 // type.
 using FindTensorType = void (*)(const void* implementation, char* name, size_t size);
 
-// Writes the name of an op's argument, which counts from 1, in the same way.
+// Writes the name of an op's argument, which counts from 1, likewise.
 using FindArgument = void (*)(const char* op, size_t argument, char* name, size_t size);
 
 // Called once by the Python package. Without Python no type is named, and arguments are numbers.
