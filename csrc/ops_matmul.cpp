@@ -9,6 +9,7 @@
 #include "op_registration.h"
 #include "ops/matmul/fused.h"
 #include "ops/matmul/matmul.h"
+#include "ops/matmul/out.h"
 
 namespace {
 
@@ -62,6 +63,18 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
   m.def(
       "_linear_activation_backward(Tensor grad, Tensor weight, Tensor aux, str activation) -> "
       "Tensor");
+
+  // The out= forms, which graphs call (ops/matmul/out.h).
+  // NOTE: not tagged as out= variants: torch 2.13 would lower such an op by itself, and wrongly.
+#define TC_INTO "Tensor(a!) out) -> Tensor(a!)"
+  m.def("_matmul.out(Tensor self, Tensor other, *, " TC_INTO);
+  m.def("_linear.out(Tensor input, Tensor weight, Tensor? bias=None, *, " TC_INTO);
+  m.def(
+      "_linear_activation.out(Tensor input, Tensor weight, Tensor? bias, str activation, "
+      "*, " TC_INTO);
+  m.def(
+      "_addmm.out(Tensor input, Tensor mat1, Tensor mat2, *, float beta=1, float alpha=1, " TC_INTO);
+  m.def("_linear_glu.out(Tensor input, Tensor gate, Tensor up, str activation, *, " TC_INTO);
 }
 
 void implement_matmul_ops(torch::stable::detail::StableLibrary& m) {
@@ -89,7 +102,12 @@ STABLE_TORCH_LIBRARY_IMPL(cubin, FuncTorchBatchedDecomposition, m) { implement_m
   TC_RAW(linear_glu_aux, device);                 \
   TC_RAW(linears, device);                        \
   TC_RAW(linear_activation_aux, device);          \
-  TC_RAW(linear_activation_backward, device)
+  TC_RAW(linear_activation_backward, device);     \
+  TC_OUT(matmul, device);                         \
+  TC_OUT(linear, device);                         \
+  TC_OUT(linear_activation, device);              \
+  TC_OUT(addmm, device);                          \
+  TC_OUT(linear_glu, device)
 
 STABLE_TORCH_LIBRARY_IMPL(cubin, CPU, m) { TC_RAW_MATMUL_OPS(cpu); }
 STABLE_TORCH_LIBRARY_IMPL(cubin, CUDA, m) { TC_RAW_MATMUL_OPS(cuda); }

@@ -17,8 +17,8 @@ char* data_of(const Tensor& tensor) { return static_cast<char*>(tensor.mutable_d
 // A layer's outputs, and the layer if the fused kernels support it.
 struct LayerCall {
   LayerCall(const TensorView& x, const TensorView& weight, const std::optional<TensorView>& bias,
-            const Shape& shape)
-      : out(empty_cuda(shape.sizes, shape.dim, x.dtype, x.device_index)) {
+            const Shape& shape, const Tensor* to = nullptr)
+      : out(to != nullptr ? *to : empty_cuda(shape.sizes, shape.dim, x.dtype, x.device_index)) {
     if (shape.numel() == 0 || x.sizes[x.dim - 1] == 0) return;
     layer.problem = linear_problem(x, weight);
     layer.operands.a = static_cast<const char*>(x.data());
@@ -37,16 +37,16 @@ struct LayerCall {
   bool fused = false;
 };
 
-// The gated product; also writes its two products if `gate_out` has memory. False if it must be
-// composed.
+// The gated product, to `to` if it is given; also writes its two products if `gate_out` is given.
+// False if it must be composed.
 bool try_gated(const Tensor& input, const Tensor& gate, const Tensor& up, Activation activation,
-               Tensor& out, Tensor* gate_out, Tensor* up_out) {
+               const Tensor* to, Tensor& out, Tensor* gate_out, Tensor* up_out) {
   const TensorView x(input), g(gate), u(up);
   const Shape shape = check_linear_glu(x, g, u);
   // Composed results are rounded more often, and the number of rows would decide which of the two
   // runs.
   if (batch_invariant()) return false;
-  LayerCall of_gate(x, g, {}, shape), of_up(x, u, {}, shape);
+  LayerCall of_gate(x, g, {}, shape, to), of_up(x, u, {}, shape);
   if (!of_gate.fused || !of_up.fused) return false;
   of_gate.layer.problem.activation = activation;
   const auto same = [&] { return empty_cuda(shape.sizes, shape.dim, x.dtype, x.device_index); };
@@ -87,9 +87,18 @@ Tensor linear_glu_cuda(const Tensor& input, const Tensor& gate, const Tensor& up
                        const std::string& activation) {
   const Activation known = check_activation(activation);
   Tensor out = input;
-  if (try_gated(input, gate, up, known, out, nullptr, nullptr)) return out;
+  if (try_gated(input, gate, up, known, nullptr, out, nullptr, nullptr)) return out;
   const Tensor activated = linear_activation_cuda(input, gate, {}, activation);
   return multiplied(activated, linear_cuda(input, up, {}));
+}
+
+void linear_glu_out_cuda(const Tensor& input, const Tensor& gate, const Tensor& up,
+                         const std::string& activation, const Tensor& out) {
+  const Activation known = check_activation(activation);
+  Tensor to = out;
+  if (try_gated(input, gate, up, known, &out, to, nullptr, nullptr)) return;
+  linear_activation_out_cuda(input, gate, {}, activation, out);
+  torch::stable::copy_(to, multiplied(out, linear_cuda(input, up, {})));
 }
 
 std::tuple<Tensor, Tensor, Tensor> linear_glu_aux_cuda(const Tensor& input, const Tensor& gate,
@@ -97,7 +106,9 @@ std::tuple<Tensor, Tensor, Tensor> linear_glu_aux_cuda(const Tensor& input, cons
                                                        const std::string& activation) {
   const Activation known = check_activation(activation);
   Tensor out = input, gate_out = input, up_out = input;
-  if (try_gated(input, gate, up, known, out, &gate_out, &up_out)) return {out, gate_out, up_out};
+  if (try_gated(input, gate, up, known, nullptr, out, &gate_out, &up_out)) {
+    return {out, gate_out, up_out};
+  }
   const Tensor of_gate = linear_cuda(input, gate, {}), of_up = linear_cuda(input, up, {});
   return {multiplied(apply_activation(of_gate, known), of_up), of_gate, of_up};
 }

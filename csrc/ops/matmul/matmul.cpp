@@ -95,15 +95,19 @@ bool is_one_row(const TensorView& addend) {
   return true;
 }
 
+// To `to` if it is given: contiguous, of the result's shape and dtype.
 Tensor linear_with(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
-                   Activation activation) {
+                   Activation activation, const Tensor* to = nullptr) {
   const TensorView a(input);
   const TensorView b(weight);
   const std::optional<TensorView> bias_view = view_of(bias);
   const Shape shape = check_linear(a, b, bias_view);
-  Tensor out = empty_output(shape, a);
+  Tensor out = to != nullptr ? *to : empty_output(shape, a);
   if (shape.numel() == 0) return out;
-  if (a.sizes[a.dim - 1] == 0) return apply_activation(empty_sums(out, bias), activation);
+  if (a.sizes[a.dim - 1] == 0) {
+    const Tensor activated = apply_activation(empty_sums(out, bias), activation);
+    return to != nullptr ? torch::stable::copy_(out, activated) : activated;
+  }
   MatmulProblem problem = linear_problem(a, b);
   problem.activation = activation;
   run_matmul(problem, out, a, b, bias_view);
@@ -225,6 +229,12 @@ void matmul_out_cuda(const Tensor& self, const Tensor& other, const Tensor& out)
   } else {
     run_matmul(matmul_problem(a, b, shape), to, a, b, {});
   }
+}
+
+void linear_activation_out_cuda(const Tensor& input, const Tensor& weight,
+                                const std::optional<Tensor>& bias, const std::string& activation,
+                                const Tensor& out) {
+  linear_with(input, weight, bias, check_activation(activation), &out);
 }
 
 void addmm_out_cuda(const Tensor& input, const Tensor& mat1, const Tensor& mat2, double beta,

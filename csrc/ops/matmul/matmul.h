@@ -47,10 +47,16 @@ Tensor addmm_dtype_cuda(const Tensor& input, const Tensor& mat1, const Tensor& m
 // dtype.
 void addmm_into_cuda(const Tensor& out, const Tensor& mat1, const Tensor& mat2, double beta,
                      double alpha);
-// The same two results, written to `out`: contiguous, of the result's shape and dtype. It shares no
+// The same results, written to `out`: contiguous, of the result's shape and dtype. It shares no
 // memory with the factors, and may be the input itself.
 void matmul_out_cpu(const Tensor& self, const Tensor& other, const Tensor& out);
 void matmul_out_cuda(const Tensor& self, const Tensor& other, const Tensor& out);
+void linear_activation_out_cpu(const Tensor& input, const Tensor& weight,
+                               const std::optional<Tensor>& bias, const std::string& activation,
+                               const Tensor& out);
+void linear_activation_out_cuda(const Tensor& input, const Tensor& weight,
+                                const std::optional<Tensor>& bias, const std::string& activation,
+                                const Tensor& out);
 void addmm_out_cpu(const Tensor& input, const Tensor& mat1, const Tensor& mat2, double beta,
                    double alpha, const Tensor& out);
 void addmm_out_cuda(const Tensor& input, const Tensor& mat1, const Tensor& mat2, double beta,
