@@ -22,6 +22,7 @@ if not _process.without_torch():
     from torch_cubin._drop_in.install import Installation, install
     from torch_cubin._drop_in.install import install_by_environment as _install_by_environment
     from torch_cubin._drop_in.report import Report
+    from torch_cubin._inductor import register as _inductor
     from torch_cubin._ops import register as _register
     from torch_cubin._ops.batch_invariant import batch_invariant
     from torch_cubin.drop_in import drop_in, report
@@ -47,6 +48,7 @@ _LATER = {
         "select",
         "sqrt",
     ),
+    "_inductor.options": ("aot_options",),
     "_inspection.inspect": ("inspect",),
     "_declared.kernel_arguments": ("struct",),
     "_kernels.module": ("Kernel", "Module", "load", "preload"),
@@ -84,6 +86,7 @@ if _typing.TYPE_CHECKING:
     from torch_cubin._declared.package import save_package as save_package
     from torch_cubin._declared.patterns import empty as empty
     from torch_cubin._declared.patterns import like as like
+    from torch_cubin._inductor.options import aot_options as aot_options
     from torch_cubin._inspection.inspect import inspect as inspect
     from torch_cubin._kernels.arguments import bits as bits
     from torch_cubin._kernels.arguments import strided as strided
@@ -137,6 +140,7 @@ def __dir__() -> list[str]:
 
 if not _process.without_torch():
     _register.register()
+    _inductor.register()
     _flash_implementation.register()
     try:
         _library.packages_error()  # of TORCH_CUBIN_PACKAGES, which the library has loaded
@@ -159,6 +163,7 @@ __all__ = [
     "TensorMap",
     "Tuning",
     "__version__",
+    "aot_options",
     "batch_invariant",
     "bfloat16",
     "bits",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -123,9 +124,40 @@ def _extension() -> Any:
 
 
 @functools.cache
+def _known_speed() -> str:
+    return Path(__file__).with_name("known_speed.json").read_text(encoding="utf-8")
+
+
+@functools.cache
 def _send_known_speed() -> None:
-    table = Path(__file__).with_name("known_speed.json").read_text(encoding="utf-8")
-    library.set_known_speed(table)
+    library.set_known_speed(_known_speed())
+
+
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def serves(value: torch.Tensor, policy: str) -> bool:
+    """Whether the policy serves products of this tensor's device and dtype, which may be a fake.
+
+    As csrc/ops/common/serving.cpp decides, but never float32 under "fastest": that depends on a
+    setting that may change while a graph lives.
+    """
+    if value.dtype not in _FLOATS or value.device.type.upper() not in _registered:
+        return False
+    if policy != "fastest":
+        return policy == "all"
+    if not value.is_cuda:
+        return False
+    name, dtype = _gpu_name(value.device.index or 0), str(value.dtype).removeprefix("torch.")
+    return any(
+        row["gpu"] in name and dtype in row["dtypes"] and "product" in row["kinds"]
+        for row in json.loads(_known_speed())["rows"]
+    )
+
+
+@functools.cache
+def _gpu_name(index: int) -> str:
+    return torch.cuda.get_device_name(index)
 
 
 # --- drop_in(): the switch of a thread ---

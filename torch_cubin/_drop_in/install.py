@@ -9,6 +9,8 @@ import os
 import threading
 from typing import Any
 
+import torch
+
 from torch_cubin import errors
 from torch_cubin._drop_in import aten_kernels, report
 from torch_cubin._native import library
@@ -59,6 +61,16 @@ def _switch() -> None:
     library.set_process_policy(aten_kernels.POLICIES[_active[-1].policy if _active else "off"])
 
 
+def graph_policy() -> str:
+    """The policy of the products in a graph that is being compiled; "off" without install()."""
+    return _active[-1].policy if _active else "off"
+
+
+def serves_graph(value: torch.Tensor) -> bool:
+    """Whether products of this (fake) result are served where they run."""
+    return aten_kernels.serves(value, graph_policy())
+
+
 @errors.named_keywords
 def install(*, policy: str = "fastest") -> Installation:
     """Serve the products and attention of the whole process from cubins, until ``handle.remove()``.
@@ -96,4 +108,11 @@ def install_by_environment() -> None:
         install(policy="fastest" if value == "1" else value)
 
 
-__all__ = ["Installation", "install", "install_by_environment", "is_active"]
+__all__ = [
+    "Installation",
+    "graph_policy",
+    "install",
+    "install_by_environment",
+    "is_active",
+    "serves_graph",
+]

@@ -86,6 +86,12 @@ def load() -> ctypes.CDLL:
     return library
 
 
+def make_global() -> None:
+    """Lets libraries that are loaded later, as compiled graphs are, find our C functions."""
+    load()
+    ctypes.CDLL(str(PATH), os.RTLD_NOLOAD | os.RTLD_NOW | os.RTLD_GLOBAL)
+
+
 def _import_error(problem: str, **parts: str) -> ImportError:
     message = errors.fault("file", f"library '{PATH}'", problem, **parts)
     return ImportError(str(message), path=str(PATH))

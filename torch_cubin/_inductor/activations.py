@@ -1,0 +1,101 @@
+"""Activations as they appear in graphs: trees of pointwise ops, by Inductor's own decompositions.
+
+Compared with casts and views skipped, so that one tree serves every dtype and rank.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from typing import Any
+
+import torch
+
+from torch_cubin._ops.autograd import ACTIVATIONS
+from torch_cubin._pytorch import inductor
+
+aten = torch.ops.aten
+VIEWS = (aten.reshape.default, aten.view.default)
+CASTS = (torch.ops.prims.convert_element_type.default, aten._to_copy.default)
+
+# A leaf, a number, or an op and the trees of its arguments.
+Tree = Any
+LEAF = "x"
+
+
+@functools.cache
+def trees() -> dict[str, list[Tree]]:
+    """By activation, its trees for 16 bits and for float32, which may differ."""
+    found: dict[str, list[Tree]] = {}
+    for name, function in ACTIVATIONS.items():
+        for dtype in (torch.bfloat16, torch.float32):
+            graph = inductor.traced(function, torch.ones(2, 2, dtype=dtype))
+            (result,) = (node for node in graph.nodes if node.op == "output")
+            root = result.args[0]
+            tree = _tree(root[0] if isinstance(root, (list, tuple)) else root)
+            if tree not in found.setdefault(name, []):
+                found[name].append(tree)
+    return found
+
+
+def _tree(value: Any) -> Tree:
+    if not isinstance(value, torch.fx.Node):
+        return value
+    if value.op == "placeholder":
+        return LEAF
+    if value.target in CASTS:
+        return _tree(value.args[0])
+    return (value.target, *map(_tree, value.args))
+
+
+def skip(value: Any, dtype: torch.dtype, skipped: set[torch.fx.Node]) -> Any:
+    """What a chain of views and casts was made of.
+
+    Casts to dtypes other than the result's and wider ones are no part of an activation: they round.
+    """
+    while isinstance(value, torch.fx.Node) and value.op == "call_function":
+        if value.target not in VIEWS:
+            if value.target not in CASTS:
+                break
+            if value.meta["val"].dtype not in (dtype, torch.float32, torch.float64):
+                break
+        skipped.add(value)
+        value = value.args[0]
+    return value
+
+
+def match(tree: Tree, value: Any, dtype: torch.dtype, seen: set[torch.fx.Node]) -> Any:
+    """The node that the tree's leaf stands for, or None; `seen` gets the nodes in between."""
+    if tree == LEAF:
+        return skip(value, dtype, seen)
+    if not isinstance(tree, tuple):
+        same = not isinstance(value, torch.fx.Node) and _is_number(tree, value)
+        return operator if same else None  # any constant will do: no leaf is here
+    value = skip(value, dtype, seen)
+    if not isinstance(value, torch.fx.Node) or value.target != tree[0] or value.kwargs:
+        return None
+    if len(value.args) != len(tree) - 1:
+        return None
+    seen.add(value)
+    leaves = {match(part, arg, dtype, seen) for part, arg in zip(tree[1:], value.args, strict=True)}
+    leaves.discard(operator)
+    return leaves.pop() if len(leaves) == 1 else None
+
+
+def _is_number(wanted: Any, value: Any) -> bool:
+    if isinstance(wanted, (int, float)) and isinstance(value, (int, float)):
+        return abs(wanted - value) <= 1e-9 * abs(wanted)
+    return bool(wanted == value)
+
+
+def activation_of(
+    value: Any, dtype: torch.dtype
+) -> tuple[str, torch.fx.Node, set[torch.fx.Node]] | None:
+    """The activation that a node computes, of which node, and the nodes in between."""
+    for name, alternatives in trees().items():
+        for tree in alternatives:
+            seen: set[torch.fx.Node] = set()
+            leaf = match(tree, value, dtype, seen)
+            if isinstance(leaf, torch.fx.Node):
+                return name, leaf, seen
+    return None

@@ -1,0 +1,288 @@
+"""The pass that folds products with what follows them, on graphs after AOTAutograd.
+
+An activation and a product become `_linear_activation`, SwiGLU and its kin `_linear_glu`, a residual
+and a product `_addmm`, products of one input `_linears`, the gradients of a weight and its bias
+`_weight_and_bias_gradient`. Where the backward keeps what lies in between, the op's variant writes
+it, too. A graph without products is left as it is.
+
+Not folded: the gradient of an activation into the product before it. Inductor fuses it with its
+neighbours, which is quicker (benchmarks/bench_fused.py, "dX and GELU'").
+"""
+
+from __future__ import annotations
+
+import collections
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from torch_cubin._inductor import activations
+from torch_cubin._inductor.products import Product, product_at, same_number, transposed
+from torch_cubin._pytorch import inductor
+
+aten = torch.ops.aten
+ops = torch.ops.cubin
+Node = torch.fx.Node
+
+# Part of the key of Inductor's caches: changes with what the pass does.
+VERSION = 1
+
+
+def fold(graph: torch.fx.Graph) -> None:
+    passes = (_fold_epilogues, _fold_one_input, _fold_gradients)
+    folded = [run(graph) for run in passes]
+    if any(folded):
+        inductor.sort(graph)
+        graph.eliminate_dead_code()
+        graph.lint()
+
+
+def _fold_epilogues(graph: torch.fx.Graph) -> bool:
+    folded = False
+    for node in reversed(list(graph.nodes)):  # a gated product before the activation in it
+        if node.op != "call_function":
+            continue
+        if not node.users and not node.is_impure():  # part of what has been folded
+            graph.erase_node(node)
+        elif _is_float(node):
+            folded |= any(run(graph, node) for run in _EPILOGUES)
+    return folded
+
+
+def _is_float(node: Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def _fold_activation(graph: torch.fx.Graph, root: Node) -> bool:
+    dtype = root.meta["val"].dtype
+    found = activations.activation_of(root, dtype)
+    if found is None:
+        return False
+    name, leaf, seen = found
+    product = product_at(leaf)
+    if product is None or not _result_of(root, product, seen):
+        return False
+    call = _Call(graph, root, product)
+    weight = call.weight(product)
+    if _are_private(seen | {leaf}, root):
+        out = call.insert(
+            ops._linear_activation.default, product.input, weight, product.bias, name
+        )
+        return call.replace(root, out, seen)
+    both = call.insert(
+        ops._linear_activation_aux.default, product.input, weight, product.bias, name
+    )
+    return call.replace_all(both, [root, leaf], seen)
+
+
+def _fold_gated(graph: torch.fx.Graph, root: Node) -> bool:
+    if root.target is not aten.mul.Tensor or not all(isinstance(a, Node) for a in root.args):
+        return False
+    dtype = root.meta["val"].dtype
+    for gate_value, up_value in (root.args, root.args[::-1]):
+        found = activations.activation_of(gate_value, dtype)
+        if found is None:
+            continue
+        name, gate_leaf, seen = found
+        up_leaf = activations.skip(up_value, dtype, seen)
+        gate, up = product_at(gate_leaf), product_at(up_leaf)
+        if gate is None or up is None or gate_leaf is up_leaf:
+            continue
+        if gate.bias is not None or up.bias is not None or not _same_input(gate, up):
+            continue
+        if not (_result_of(root, gate, seen) and _result_of(root, up, seen)):
+            continue
+        if _depend([gate, up]):
+            continue
+        call = _Call(graph, root, gate)
+        weights = [call.weight(product) for product in (gate, up)]
+        if _are_private(seen | {gate_leaf, up_leaf}, root):
+            out = call.insert(ops._linear_glu.default, gate.input, *weights, name)
+            return call.replace(root, out, seen)
+        three = call.insert(ops._linear_glu_aux.default, gate.input, *weights, name)
+        return call.replace_all(three, [root, gate_leaf, up_leaf], seen)
+    return False
+
+
+def _fold_residual(graph: torch.fx.Graph, root: Node) -> bool:
+    if root.target is not aten.add.Tensor or root.kwargs:
+        return False
+    if len(root.args) != 2 or not all(isinstance(a, Node) for a in root.args):
+        return False
+    value = root.meta["val"]
+    for product_value, residual in (root.args, root.args[::-1]):
+        seen: set[Node] = set()
+        leaf = activations.skip(product_value, value.dtype, seen)
+        product = product_at(leaf)
+        if product is None or product.bias is not None or not _result_of(root, product, seen):
+            continue
+        added = residual.meta["val"]
+        columns = product.value.shape[-1]
+        if not _same_shape(added, value) or added.dtype != value.dtype:
+            continue
+        if not isinstance(columns, int) or not _are_private(seen | {leaf}, root):
+            continue
+        if product.value.dim() != 2 and not _same_shape(added, product.value):
+            continue
+        call = _Call(graph, root, product)
+        matrix = product.matrix or call.insert(aten.permute.default, product.weight, [1, 0])
+        if not _same_shape(added, product.value):
+            residual = call.insert(aten.reshape.default, residual, [-1, columns])
+        out = call.insert(ops._addmm.default, residual, product.input, matrix)
+        return call.replace(root, out, seen)
+    return False
+
+
+_EPILOGUES = (_fold_gated, _fold_activation, _fold_residual)
+
+
+def _fold_gradients(graph: torch.fx.Graph) -> bool:
+    sums = collections.defaultdict(list)
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target is aten.sum.dim_IntList and not node.kwargs:
+            grad, dims = node.args[:2]
+            if list(dims) in ([0], [-2]) and grad.meta["val"].dim() == 2:
+                sums[_base(grad)].append(node)
+    folded = False
+    for node in list(graph.nodes) if sums else ():
+        product = product_at(node)
+        if product is None or product.bias is not None or product.matrix is None:
+            continue
+        grad = transposed(product.input)
+        of_bias = next((each for each in sums[_base(grad)] if _sums(each, grad)), None) if grad else None
+        if of_bias is None:
+            continue
+        call = _Call(graph, node, product)
+        both = call.insert(ops._weight_and_bias_gradient.default, grad, product.matrix)
+        weight, bias = (call.insert(operator.getitem, both, i) for i in range(2))
+        node.replace_all_uses_with(weight)
+        if of_bias.meta["val"].dim() == 2:
+            bias = call.insert(aten.unsqueeze.default, bias, 0)
+        of_bias.replace_all_uses_with(bias)
+        sums[_base(grad)].remove(of_bias)
+        folded = True
+    return folded
+
+
+def _sums(node: Node, grad: Node) -> bool:
+    value, summed = grad.meta["val"], node.args[0].meta["val"]
+    return _same_shape(summed, value) and node.meta["val"].dtype == value.dtype == summed.dtype
+
+
+def _fold_one_input(graph: torch.fx.Graph) -> bool:
+    groups: dict[Any, list[Product]] = collections.defaultdict(list)
+    for node in graph.nodes:
+        product = product_at(node)
+        if product is not None and product.weight is not None:
+            shape = tuple(str(size) for size in product.input.meta["val"].shape)
+            groups[_base(product.input), shape].append(product)
+    folded = False
+    for products in groups.values():
+        if len(products) < 2 or _depend(products):
+            continue
+        call = _Call(graph, products[-1].node, products[0])
+        biases = [product.bias for product in products]
+        weights = [product.weight for product in products]
+        arguments = (products[0].input, weights, biases if any(biases) else [])
+        outs = call.insert(ops._linears.default, *arguments)
+        folded |= call.replace_all(outs, [product.node for product in products], ())
+    return folded
+
+
+def _base(node: Node) -> Node:
+    while node.op == "call_function" and node.target in activations.VIEWS:
+        node = node.args[0]  # type: ignore[assignment]
+    return node
+
+
+def _same_input(a: Product, b: Product) -> bool:
+    return (
+        _base(a.input) is _base(b.input)
+        and _same_shape(a.input.meta["val"], b.input.meta["val"])
+        and _same_shape(a.value, b.value)
+    )
+
+
+def _result_of(root: Node, product: Product, seen: Iterable[Node]) -> bool:
+    """Whether the root has the product's elements, and not more that broadcast them."""
+    value = root.meta["val"]
+    if value.dtype != product.value.dtype or value.device != product.value.device:
+        return False
+    if not same_number(value.numel(), product.value.numel()):
+        return False
+    return _same_shape(value, product.value) or _view_to(root, seen) is not None
+
+
+def _same_shape(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dim() == b.dim() and all(map(same_number, a.shape, b.shape))
+
+
+def _view_to(root: Node, seen: Iterable[Node]) -> Node | None:
+    """A view to the root's shape, whose sizes are nodes of the graph where they are symbols."""
+    for node in seen:
+        if node.target in activations.VIEWS and _same_shape(node.meta["val"], root.meta["val"]):
+            return node
+    return None
+
+
+def _are_private(nodes: Iterable[Node], root: Node) -> bool:
+    """Whether nothing but the root is read by the rest of the graph."""
+    inside = {*nodes, root}
+    return all(user in inside for node in inside if node is not root for user in node.users)
+
+
+def _depend(products: list[Product]) -> bool:
+    """Whether an operand of one is computed from another."""
+    results = {product.node for product in products}
+    seen: set[Node] = set()
+    stack = [source for product in products for source in product.sources()]
+    while stack:
+        node = stack.pop()
+        if node in results:
+            return True
+        if node not in seen:
+            seen.add(node)
+            stack.extend(node.all_input_nodes)
+    return False
+
+
+_KEPT_META = ("stack_trace", "nn_module_stack", "source_fn_stack", "original_aten")
+
+
+class _Call:
+    """Calls that replace nodes of a graph, all before one node."""
+
+    def __init__(self, graph: torch.fx.Graph, before: Node, product: Product) -> None:
+        self._graph, self._before, self._like = graph, before, product.value
+
+    def insert(self, target: Callable[..., Any], *args: Any) -> Node:
+        with self._graph.inserting_before(self._before):
+            node = self._graph.call_function(target, args)
+        for key in _KEPT_META:
+            if key in self._before.meta:
+                node.meta[key] = self._before.meta[key]
+        values = torch.fx.map_arg(args, lambda argument: argument.meta["val"])
+        with self._like.fake_mode:  # type: ignore[attr-defined]
+            node.meta["val"] = target(*values)
+        return node
+
+    def weight(self, product: Product) -> Node:
+        if product.weight is not None:
+            return product.weight
+        return self.insert(aten.permute.default, product.matrix, [1, 0])
+
+    def replace(self, node: Node, by: Node, seen: Iterable[Node]) -> bool:
+        if not _same_shape(node.meta["val"], by.meta["val"]):
+            view = _view_to(node, seen)
+            assert view is not None  # _result_of()
+            by = self.insert(aten.reshape.default, by, view.args[1])
+        node.replace_all_uses_with(by)
+        return True
+
+    def replace_all(self, results: Node, nodes: list[Node], seen: Iterable[Node]) -> bool:
+        # All items first: the nodes are arguments of one another.
+        items = [self.insert(operator.getitem, results, i) for i in range(len(nodes))]
+        return all([self.replace(*both, seen) for both in zip(nodes, items, strict=True)])

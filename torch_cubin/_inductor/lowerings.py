@@ -1,0 +1,52 @@
+"""Our ops in generated code: extern kernels that write to Inductor's memory.
+
+Without a lowering Inductor calls an op of another library through the dispatcher, asserts its
+result's strides, and neither reuses nor plans its memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torch_cubin._ops import raw_ops
+from torch_cubin._pytorch.inductor import INDUCTOR, ExternKernels
+
+# Ops with an out= form (csrc/ops/matmul/out.h).
+WITH_OUT = ("matmul", "linear", "linear_activation", "addmm", "linear_glu")
+# Several results, each allocated by the op.
+WITHOUT_OUT = ("linear_glu_aux", "linears", "linear_activation_aux", "weight_and_bias_gradient")
+
+_TENSOR = "AtenTensorHandle"
+# The arguments of the C shims in csrc/c_shims.cpp.
+_SHIMS = {
+    "matmul": (_TENSOR,) * 3,
+    "linear": (_TENSOR,) * 4,
+    "linear_activation": (*(_TENSOR,) * 4, "const char*"),
+    "addmm": (*(_TENSOR,) * 4, "double", "double"),
+    "linear_glu": (*(_TENSOR,) * 4, "const char*"),
+}
+
+
+def _out_op(name: str) -> Any:
+    return getattr(torch.ops.cubin, f"_{name}").out
+
+
+def register() -> None:
+    kernels = ExternKernels()
+    if not INDUCTOR.available:
+        return
+    for name in WITH_OUT:
+        ops = [raw_ops.overload(raw) for raw in raw_ops.raw_names(name)]
+        kernels.lower(ops, _out_op(name), f"cubin_{name}", f"aoti_torch_cubin_{name}_out")
+    for name in WITHOUT_OUT:
+        kernels.lower_without_out(raw_ops.overload(f"_{name}"))
+
+
+def declarations() -> dict[Any, list[str]]:
+    """By out= form, what compiled C++ declares to call it without the dispatcher."""
+    return {
+        _out_op(name): [f"AOTITorchError aoti_torch_cubin_{name}_out({', '.join(arguments)})"]
+        for name, arguments in _SHIMS.items()
+    }

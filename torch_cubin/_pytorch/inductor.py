@@ -1,0 +1,123 @@
+"""Inductor's private names: lowerings to extern kernels, custom passes, decompositions.
+
+Inductor takes seconds to import, so that nothing here is looked up before somebody has imported it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from torch_cubin._pytorch.imports import when_imported
+from torch_cubin._pytorch.internals import Feature
+
+INDUCTOR = Feature(
+    "lowerings and the fold pass of torch.compile",
+    "graphs call our ops as any custom op, one by one, into memory of their own",
+)
+
+
+def when_loaded(action: Callable[[], None]) -> None:
+    """Runs `action` once Inductor is there, before it compiles its first graph."""
+
+    def loaded(module: ModuleType) -> None:
+        action()
+
+    # The last of its modules: the others can be imported from here.
+    when_imported("torch._inductor.compile_fx", loaded)
+
+
+class ExternKernels:
+    """Registers lowerings of ops to their out= forms, in memory that Inductor plans."""
+
+    def __init__(self) -> None:
+        def find(name: str) -> Any:
+            return INDUCTOR.find(f"_inductor.{name}", None)
+
+        self._ir = find("ir")
+        self._register = find("lowering.register_lowering")
+        self._realizes = find("lowering.add_needs_realized_inputs")
+        self._fallback = find("lowering.fallback_handler")
+        self._choice = find("select_algorithm.ExternKernelChoice")
+        self._virtualized = find("virtualized.V")
+        self._shape = find("utils.convert_shape_to_inductor")
+
+    def lower(self, ops: Sequence[Any], out_op: Any, name: str, shim: str) -> None:
+        """Lowers `ops`, all of one schema, to calls of `out_op`, which generated code knows as
+        ``extern_kernels.<name>``, and C++ as the function `shim`.
+
+        NOTE: the name is in cached graphs of other processes: another meaning needs another name.
+        """
+        choice = self._choice(out_op, shim, name=name)
+        self._realizes(list(ops))
+        for op in ops:
+            self._register(op, type_promotion_kind=None)(self._lowering(op, out_op, choice))
+
+    def lower_without_out(self, op: Any) -> None:
+        """An op that allocates its results, which reads inputs of any strides."""
+        self._realizes([op])
+        self._register(op, type_promotion_kind=None)(self._fallback(op, add_to_fallback_set=False))
+
+    def _lowering(self, op: Any, out_op: Any, choice: Any) -> Any:
+        ir = self._ir
+        fallback = self._fallback(op, add_to_fallback_set=False)
+
+        def lowering(*args: Any, **kwargs: Any) -> Any:
+            graph = self._virtualized.graph
+            if graph.cpp_wrapper and out_op not in declared_shims():
+                return fallback(*args, **kwargs)
+            tensors, rest = [], {}
+            for i, argument in enumerate(op._schema.arguments):
+                default = argument.default_value
+                value = args[i] if i < len(args) else kwargs.get(argument.name, default)
+                if isinstance(value, ir.IRNode):
+                    tensors.append(ir.ExternKernel.realize_input(value))
+                else:
+                    rest[argument.name] = value
+            value = self._virtualized.current_node.meta["val"]
+            layout = ir.FixedLayout(
+                tensors[0].get_device(),
+                tensors[0].get_dtype(),
+                self._shape(value.size()),
+                self._shape(value.stride()),
+            )
+            bound = choice.bind(tensors, layout, ordered_kwargs_for_cpp_kernel=[*rest], **rest)
+            return bound.output_node()
+
+        return lowering
+
+
+SHIMS_OPTION = "aot_inductor.custom_ops_to_c_shims"
+
+
+def declared_shims() -> Any:
+    """The C functions that generated C++ may call, by op: Inductor's setting."""
+    return INDUCTOR.find(f"_inductor.config.{SHIMS_OPTION}", {})
+
+
+def set_pass(make: Callable[[Any], Any]) -> None:
+    """Puts a pass before Inductor's own ones over a graph; `make` gets the user's, or None.
+
+    From torch 2.13 the setting may be a list.
+    """
+    config = INDUCTOR.find("_inductor.config", None)
+    if config is not None and hasattr(config, "post_grad_custom_pre_pass"):
+        config.post_grad_custom_pre_pass = make(config.post_grad_custom_pre_pass)
+
+
+def pass_type() -> Any:
+    return INDUCTOR.find("_inductor.custom_graph_pass.CustomGraphPass", None)
+
+
+def sort(graph: torch.fx.Graph) -> None:
+    """Moves nodes behind their arguments, and otherwise keeps their order."""
+    INDUCTOR.find("_inductor.pattern_matcher.stable_topological_sort", None)(graph)
+
+
+def traced(function: Callable[..., Any], example: torch.Tensor) -> torch.fx.Graph:
+    """The graph of a function by Inductor's decompositions."""
+    trace = INDUCTOR.find("_inductor.pattern_matcher.fwd_only", None)
+    return trace(lambda x: function(x), [example]).graph  # a builtin has no signature to read
