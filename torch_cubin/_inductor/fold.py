@@ -1,12 +1,13 @@
 """The pass that folds products with what follows them, on graphs after AOTAutograd.
 
-An activation and a product become `_linear_activation`, SwiGLU and its kin `_linear_glu`, a residual
-and a product `_addmm`, products of one input `_linears`, the gradients of a weight and its bias
-`_weight_and_bias_gradient`. Where the backward keeps what lies in between, the op's variant writes
-it, too. A graph without products is left as it is.
+An activation and a product become `_linear_activation`, SwiGLU and its kin `_linear_glu`, products
+of one input `_linears`, the gradients of a weight and its bias `_weight_and_bias_gradient`. Where
+the backward keeps what lies in between, the op's variant writes it, too. A graph without products
+is left as it is.
 
-Not folded: the gradient of an activation into the product before it. Inductor fuses it with its
-neighbours, which is quicker (benchmarks/bench_fused.py, "dX and GELU'").
+Not folded, as measured (benchmarks/NOTES.md): the gradient of an activation into the product before
+it, and a residual into the product that it is added to. Inductor fuses these with a norm or another
+neighbour, which is as quick, and rounds less.
 """
 
 from __future__ import annotations
@@ -107,36 +108,7 @@ def _fold_gated(graph: torch.fx.Graph, root: Node) -> bool:
     return False
 
 
-def _fold_residual(graph: torch.fx.Graph, root: Node) -> bool:
-    if root.target is not aten.add.Tensor or root.kwargs:
-        return False
-    if len(root.args) != 2 or not all(isinstance(a, Node) for a in root.args):
-        return False
-    value = root.meta["val"]
-    for product_value, residual in (root.args, root.args[::-1]):
-        seen: set[Node] = set()
-        leaf = activations.skip(product_value, value.dtype, seen)
-        product = product_at(leaf)
-        if product is None or product.bias is not None or not _result_of(root, product, seen):
-            continue
-        added = residual.meta["val"]
-        columns = product.value.shape[-1]
-        if not _same_shape(added, value) or added.dtype != value.dtype:
-            continue
-        if not isinstance(columns, int) or not _are_private(seen | {leaf}, root):
-            continue
-        if product.value.dim() != 2 and not _same_shape(added, product.value):
-            continue
-        call = _Call(graph, root, product)
-        matrix = product.matrix or call.insert(aten.permute.default, product.weight, [1, 0])
-        if not _same_shape(added, product.value):
-            residual = call.insert(aten.reshape.default, residual, [-1, columns])
-        out = call.insert(ops._addmm.default, residual, product.input, matrix)
-        return call.replace(root, out, seen)
-    return False
-
-
-_EPILOGUES = (_fold_gated, _fold_activation, _fold_residual)
+_EPILOGUES = (_fold_gated, _fold_activation)
 
 
 def _fold_gradients(graph: torch.fx.Graph) -> bool:

@@ -10,36 +10,37 @@ from torch_cubin._pytorch import inductor
 
 
 def register() -> None:
-    inductor.when_loaded(_register)
+    inductor.set_pass(beside)
+    inductor.when_loaded(_lower)
 
 
 @functools.cache
-def _register() -> None:
+def _lower() -> None:
     from torch_cubin._inductor import lowerings
 
     lowerings.register()
-    if inductor.pass_type() is not None:
-        inductor.set_pass(beside)
 
 
 def beside(users: Any) -> Any:
     """A pass that runs the user's, where there is one, and then ours."""
-    from torch_cubin._inductor.fold import VERSION, fold
-
     base: Any = inductor.pass_type()
     passes = users if isinstance(users, (list, tuple)) else [users] if users is not None else []
 
     class Fold(base):  # type: ignore[misc]
         def __call__(self, graph: Any) -> None:
+            from torch_cubin._inductor import fold  # imported late, since its imports are large
+
             for each in passes:
                 each(graph)
-            fold(graph)
+            fold.fold(graph)
 
         def uuid(self) -> Any:
             # None, as a user's pass without a key says: do not cache.
             theirs = [each.uuid() if isinstance(each, base) else None for each in passes]
             if None in theirs:
                 return None
-            return ("torch_cubin.fold", VERSION, install.graph_policy(), *theirs)
+            from torch_cubin._inductor import fold
+
+            return ("torch_cubin.fold", fold.VERSION, install.graph_policy(), *theirs)
 
     return Fold()

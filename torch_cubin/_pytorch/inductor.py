@@ -101,11 +101,14 @@ def declared_shims() -> Any:
 def set_pass(make: Callable[[Any], Any]) -> None:
     """Puts a pass before Inductor's own ones over a graph; `make` gets the user's, or None.
 
-    From torch 2.13 the setting may be a list.
+    As soon as there are settings: later, somebody's temporary ones might be in place.
     """
-    config = INDUCTOR.find("_inductor.config", None)
-    if config is not None and hasattr(config, "post_grad_custom_pre_pass"):
-        config.post_grad_custom_pre_pass = make(config.post_grad_custom_pre_pass)
+
+    def loaded(config: ModuleType) -> None:
+        if hasattr(config, "post_grad_custom_pre_pass") and pass_type() is not None:
+            config.post_grad_custom_pre_pass = make(config.post_grad_custom_pre_pass)
+
+    when_imported("torch._inductor.config", loaded)
 
 
 def pass_type() -> Any:

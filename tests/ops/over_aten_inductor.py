@@ -1,0 +1,304 @@
+"""torch.compile by Inductor under install(): products fold with what follows them, and only where
+that is right. Compared with the same graph without torch_cubin's pass."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import uuid
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch._inductor.config as inductor_config
+import torch.nn.functional as F
+from installed import installed
+from torch import nn
+from torch._inductor.custom_graph_pass import CustomGraphPass
+
+import torch_cubin
+from torch_cubin._inductor import fold, register
+
+
+M, K, N = 6, 8, 16
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+class Seen:
+    """The targets of the graphs after our pass, which runs first here."""
+
+    def __init__(self) -> None:
+        self.graphs: list[collections.Counter[str]] = []
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        seen = self
+
+        class Watch(CustomGraphPass):
+            def __call__(self, graph: torch.fx.Graph) -> None:
+                fold.fold(graph)
+                calls = [node for node in graph.nodes if node.op == "call_function"]
+                seen.graphs.append(collections.Counter(str(node.target) for node in calls))
+
+            def uuid(self) -> None:
+                return None
+
+        with inductor_config.patch(post_grad_custom_pre_pass=Watch()):
+            yield
+
+    def count(self, op: str) -> int:
+        return sum(graph[f"cubin.{op}.default"] for graph in self.graphs)
+
+
+def _compiled(function, *args, train: bool = False, **options):
+    """The results (and gradients) of eager PyTorch and of the folded graph, and what it calls."""
+    torch._dynamo.reset()
+    seen = Seen()
+
+    def run(f):
+        if not train:
+            with torch.no_grad():
+                return f(*args), []
+        leaves = [arg.detach().requires_grad_() for arg in args]
+        result = f(*leaves)
+        (result.float() ** 2).sum().backward()
+        return result, [leaf.grad for leaf in leaves]
+
+    want = run(function)
+    with installed(), seen.watching():
+        got = run(torch.compile(function, **options))
+    tolerance = {"rtol": 2e-2, "atol": 2e-2} if args[0].dtype == torch.bfloat16 else {}
+    torch.testing.assert_close(got[0], want[0], **tolerance)
+    for g, w in zip(got[1], want[1], strict=True):
+        torch.testing.assert_close(g, w, rtol=5e-2, atol=5e-2 * w.abs().max().item())
+    return seen
+
+
+def _tensors(*shapes, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(*shape, generator=generator).to(dtype) / 2 for shape in shapes]
+
+
+ACTIVATIONS = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_an_activation_joins_its_product(name, dtype) -> None:
+    def layer(x, w, b):
+        return ACTIVATIONS[name](F.linear(x, w, b)) * 2
+
+    seen = _compiled(layer, *_tensors((2, M, K), (N, K), (N,), dtype=dtype))
+    assert seen.count("_linear_activation") == 1
+
+
+def test_dynamic_sizes() -> None:
+    def layer(x, w, b):
+        return F.gelu(F.linear(x, w, b)) * 2
+
+    seen = _compiled(layer, *_tensors((2, M, K), (N, K), (N,)), dynamic=True)
+    assert seen.count("_linear_activation") == 1
+
+
+def test_a_matrix_that_is_not_transposed() -> None:
+    seen = _compiled(lambda x, w: F.relu(x @ w), *_tensors((M, K), (K, N)))
+    assert seen.count("_linear_activation") == 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_training_keeps_the_sums(dtype) -> None:
+    def layer(x, w, b):
+        return F.gelu(F.linear(x, w, b))
+
+    seen = _compiled(layer, *_tensors((2, M, K), (N, K), (N,), dtype=dtype), train=True)
+    assert seen.count("_linear_activation_aux") == 1
+    assert seen.count("_weight_and_bias_gradient") == 1
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_gate_and_up_are_one(name, swapped) -> None:
+    def layer(x, g, u):
+        gate, up = ACTIVATIONS[name](F.linear(x, g)), F.linear(x, u)
+        return up * gate if swapped else gate * up
+
+    seen = _compiled(layer, *_tensors((2, M, K), (N, K), (N, K)))
+    assert seen.count("_linear_glu") == 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gate_and_up_in_training(dtype) -> None:
+    def layer(x, g, u):
+        return F.silu(F.linear(x, g)) * F.linear(x, u)
+
+    seen = _compiled(layer, *_tensors((2, M, K), (N, K), (N, K), dtype=dtype), train=True)
+    assert seen.count("_linear_glu_aux") == 1
+
+
+def test_products_of_one_input_are_one() -> None:
+    def layer(x, q, k, v, b):
+        return F.linear(x, q), F.linear(x, k, b).sin(), F.linear(x, v)
+
+    args = _tensors((2, M, K), (N, K), (N // 2, K), (N // 2, K), (N // 2,))
+    seen = _compiled(lambda *args: torch.cat(layer(*args), -1), *args)
+    assert seen.count("_linears") == 1
+
+
+# Each looks like something to fold, and is not, or not wholly.
+def _rounded_between(x, w):
+    return F.relu(F.linear(x, w).to(torch.float8_e4m3fn).to(x.dtype))
+
+
+def _outer(x, w):
+    y = F.linear(x, w)
+    return F.silu(y)[:, None, :] * y[None, :, :]
+
+
+def _half_gelu(x, w):
+    y = F.linear(x, w)
+    return y * 0.5 * (1 + torch.erf(y * 0.7))
+
+
+def _another_input(x, w):
+    return F.silu(F.linear(x, w)) * F.linear(x + 1, w)
+
+
+def _chained(x, w):
+    y = F.linear(x, w)
+    return F.linear(x, w + y.sum()).sin() + y.cos()
+
+
+NOT_FOLDED = [_rounded_between, _half_gelu, _another_input, _chained]
+
+
+@pytest.mark.parametrize("function", NOT_FOLDED, ids=lambda function: function.__name__)
+def test_what_only_looks_alike_stays(function) -> None:
+    seen = _compiled(function, *_tensors((M, K), (N, K)))
+    ours = {key for graph in seen.graphs for key in graph if key.startswith("cubin.")}
+    assert ours <= {"cubin._linear_activation.default"}
+    if function is not _another_input:  # whose gate alone is a product with an activation
+        assert not ours
+
+
+def test_a_product_that_others_read_stays_whole() -> None:
+    seen = _compiled(_outer, *_tensors((M, K), (N, K)))
+    assert seen.count("_linear_activation_aux") == 1
+
+
+def test_without_install_products_of_pytorch_stay() -> None:
+    torch._dynamo.reset()
+    seen = Seen()
+    x, w = _tensors((M, K), (N, K))
+    with seen.watching(), torch.no_grad():
+        torch.compile(lambda x, w: F.relu(F.linear(x, w)))(x, w)
+    assert not [key for graph in seen.graphs for key in graph if key.startswith("cubin.")]
+
+
+def test_generated_code_writes_to_inductors_memory() -> None:
+    from torch._inductor.utils import run_and_get_code
+
+    torch._dynamo.reset()
+    x, w, w2 = _tensors((M, K), (N, K), (K, N))
+    with installed(), torch.no_grad():
+        result, code = run_and_get_code(
+            torch.compile(lambda x, w, w2: F.linear(F.gelu(F.linear(x, w)), w2)), x, w, w2
+        )
+    assert "extern_kernels.cubin_linear_activation(" in code[0]
+    assert "torch.ops.cubin" not in code[0]
+    torch.testing.assert_close(result, F.linear(F.gelu(F.linear(x, w)), w2))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(K)
+        self.q, self.k, self.v = (nn.Linear(K, K) for _ in range(3))
+        self.o = nn.Linear(K, K, bias=False)
+        self.gate, self.up = (nn.Linear(K, N, bias=False) for _ in range(2))
+        self.down = nn.Linear(N, K, bias=False)
+
+    def forward(self, x):
+        h = self.norm(x)
+        q, k, v = (layer(h).unflatten(-1, (2, -1)).mT for layer in (self.q, self.k, self.v))
+        x = x + self.o(F.scaled_dot_product_attention(q, k, v).mT.flatten(-2))
+        h = self.norm(x)
+        return x + self.down(F.silu(self.gate(h)) * self.up(h))
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_blocks_training_step(autocast) -> None:
+    """Autocast's casts of the weights stand between the products that are folded."""
+    torch._dynamo.reset()
+    block, x = Block(), torch.randn(2, M, K)
+
+    def step(f):
+        block.zero_grad()
+        with torch.autocast("cpu", enabled=autocast):
+            y = f(x)
+        (y.float() ** 2).sum().backward()
+        return [y, *(parameter.grad.clone() for parameter in block.parameters())]
+
+    want = step(block)
+    seen = Seen()
+    with installed(), seen.watching():
+        got = step(torch.compile(block))
+    assert seen.count("_linear_glu_aux") == 1 and seen.count("_linears") == 1
+    for g, w in zip(got, want, strict=True):
+        tolerance = 5e-2 * w.abs().max().item() if autocast else 1e-4
+        torch.testing.assert_close(g, w, rtol=1e-2 if autocast else 1e-4, atol=tolerance)
+
+
+def test_the_users_pass_runs_beside_ours() -> None:
+    ran = []
+
+    class Users(CustomGraphPass):
+        def __call__(self, graph: torch.fx.Graph) -> None:
+            ran.append(len(graph.nodes))
+
+        def uuid(self) -> str:
+            return name
+
+    torch._dynamo.reset()
+    name = str(uuid.uuid4())  # not in a cache
+    both = register.beside(Users())
+    key = both.uuid()
+    assert name in key
+    x, w = _tensors((M, K), (N, K))
+    with installed(), inductor_config.patch(post_grad_custom_pre_pass=both), torch.no_grad():
+        assert both.uuid() != key  # install() is part of the key
+        torch.compile(lambda x, w: F.relu(F.linear(x, w)).cos())(x, w)
+        assert ran
+        assert register.beside([Users()]).uuid() == both.uuid()
+    assert register.beside(lambda graph: None).uuid() is None  # a pass without a key: no caching
+
+
+def test_the_handle_ends_the_folding_of_new_graphs() -> None:
+    torch._dynamo.reset()
+    x, w = _tensors((M, K), (N, K))
+    handle = torch_cubin.install(policy="all")
+    handle.remove()
+    seen = Seen()
+    with seen.watching(), torch.no_grad():
+        torch.compile(lambda x, w: F.relu(F.linear(x, w)).tan())(x, w)
+    assert seen.count("_linear_activation") == 0
+
+
+def test_inductors_cache_is_kept(tmp_path, monkeypatch) -> None:
+    from torch._dynamo.utils import counters
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    x, w = _tensors((M, K), (N, K))
+    counted = []
+    for _ in range(2):
+        torch._dynamo.reset()
+        counters.clear()
+        with installed(), torch.no_grad():
+            torch.compile(lambda x, w: F.relu(F.linear(x, w)).sinh())(x, w)
+        counted.append({k: v for c in counters.values() for k, v in c.items() if "cache" in k})
+    assert not any("bypass" in key for counts in counted for key in counts), counted
+    assert any("hit" in key for key in counted[1]), counted

@@ -1,0 +1,123 @@
+"""Inductor and our ops: out= forms, extern kernels in generated Python, and C functions in C++."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from drop_in_cases import integers
+from torch import nn
+from torch._inductor.utils import run_and_get_code
+
+import torch_cubin
+from torch_cubin._inductor import lowerings
+
+ops = torch.ops.cubin
+M, K, N = 3, 4, 5
+
+# Name, shapes of the tensors, the other arguments.
+OUT_OPS = [
+    ("_matmul", [(2, M, K), (K, N)], {}),
+    ("_matmul", [(M, 0), (0, N)], {}),
+    ("_linear", [(2, M, K), (N, K), (N,)], {}),
+    ("_linear", [(M, K), (N, K)], {}),
+    ("_linear", [(M, 0), (N, 0), (N,)], {}),
+    ("_linear_activation", [(M, K), (N, K), (N,)], {"activation": "gelu"}),
+    ("_linear_activation", [(M, 0), (N, 0), (N,)], {"activation": "relu"}),
+    ("_linear_activation", [(M, K), (N, K)], {"bias": None, "activation": "silu"}),
+    ("_addmm", [(N,), (M, K), (K, N)], {"beta": 0.5, "alpha": 2.0}),
+    ("_addmm", [(N,), (M, K), (K, N)], {"alpha": 0.0}),
+    ("_linear_glu", [(M, K), (N, K), (N, K)], {"activation": "silu"}),
+]
+
+
+@pytest.mark.parametrize("name, shapes, rest", OUT_OPS, ids=lambda value: str(value))
+def test_an_out_form_writes_what_the_op_returns(name, shapes, rest) -> None:
+    tensors = [integers(*shape, dtype=torch.float32, seed=i) for i, shape in enumerate(shapes)]
+    want = getattr(ops, name).default(*tensors, **rest)
+    out = torch.full_like(want, 7)
+    version = out._version
+    assert getattr(ops, name).out(*tensors, **rest, out=out) is out
+    assert torch.equal(out, want)
+    assert out._version > version  # autograd must notice
+
+
+def test_an_out_form_refuses_other_outs() -> None:
+    x, w = torch.ones(M, K), torch.ones(N, K)
+    for out in (
+        torch.empty(M, N + 1),
+        torch.empty(M, N, dtype=torch.bfloat16),
+        torch.empty(N, M).t(),
+        torch.empty(M, N, device="meta"),
+    ):
+        with pytest.raises((RuntimeError, NotImplementedError)):
+            ops._linear.out(x, w, None, out=out)
+    square = torch.ones(K, K)
+    with pytest.raises(RuntimeError, match=r"\[input\].*'out' shares memory"):
+        ops._matmul.out(square, square.clone(), out=square)
+
+
+def test_every_lowered_op_has_its_forms() -> None:
+    for name in lowerings.WITH_OUT:
+        raw = getattr(ops, f"_{name}")
+        of_op, of_out = raw.default._schema.arguments, raw.out._schema.arguments
+        facts = [
+            [(a.name, str(a.type), a.default_value) for a in arguments if a.name != "out"]
+            for arguments in (of_op, of_out)
+        ]
+        assert facts[0] == facts[1]
+        (declared,) = lowerings.declarations()[raw.out]
+        assert declared.count(",") + 1 == len(of_out)
+
+
+class Model(nn.Module):
+    """All ops that are lowered, traced inside drop_in()."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 16), nn.Linear(16, 8, bias=False)
+        self.gate, self.up = (nn.Linear(8, 16, bias=False) for _ in range(2))
+
+    def forward(self, x):
+        with torch_cubin.drop_in():
+            y = self.b(F.gelu(self.a(x)))
+            gated = F.silu(self.gate(x)) * self.up(x)
+            return torch.addmm(y, gated, self.b.weight.t(), beta=0.5) @ y.t()
+
+
+CALLS = ("linear_activation", "linear", "linear_glu", "addmm", "matmul")
+
+
+def test_generated_python_calls_extern_kernels() -> None:
+    model, x = Model(), torch.randn(6, 8)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        result, code = run_and_get_code(torch.compile(model), x)
+    torch.testing.assert_close(result, model(x))
+    for name in CALLS:
+        assert f"extern_kernels.cubin_{name}(" in code[0]
+    assert "torch.ops.cubin" not in code[0]
+
+
+@pytest.mark.parametrize("by_c_functions", [True, False])
+def test_generated_cpp(by_c_functions) -> None:
+    model, x = Model(), torch.randn(6, 8)
+    options = {"cpp_wrapper": True, **(torch_cubin.aot_options() if by_c_functions else {})}
+    torch._dynamo.reset()
+    with torch.no_grad():
+        result, code = run_and_get_code(torch.compile(model, options=options), x)
+    torch.testing.assert_close(result, model(x))
+    for name in CALLS:
+        assert (f"(aoti_torch_cubin_{name}_out(" in code[0]) == by_c_functions
+
+
+def test_aot_inductor(tmp_path) -> None:
+    model, x = Model(), torch.randn(6, 8)
+    exported = torch.export.export(model, (x,))
+    with torch.no_grad():
+        path = torch._inductor.aoti_compile_and_package(
+            exported,
+            package_path=str(tmp_path / "model.pt2"),
+            inductor_configs=torch_cubin.aot_options(),
+        )
+        torch.testing.assert_close(torch._inductor.aoti_load_package(path)(x), model(x))
