@@ -25,7 +25,7 @@ from torch_cubin._pytorch import inductor
 
 aten = torch.ops.aten
 ops = torch.ops.cubin
-Node = torch.fx.Node
+Node = Any  # torch.fx.Node, whose arguments' types say little
 
 # Part of the key of Inductor's caches: changes with what the pass does.
 VERSION = 1
@@ -69,9 +69,7 @@ def _fold_activation(graph: torch.fx.Graph, root: Node) -> bool:
     call = _Call(graph, root, product)
     weight = call.weight(product)
     if _are_private(seen | {leaf}, root):
-        out = call.insert(
-            ops._linear_activation.default, product.input, weight, product.bias, name
-        )
+        out = call.insert(ops._linear_activation.default, product.input, weight, product.bias, name)
         return call.replace(root, out, seen)
     both = call.insert(
         ops._linear_activation_aux.default, product.input, weight, product.bias, name
@@ -80,7 +78,9 @@ def _fold_activation(graph: torch.fx.Graph, root: Node) -> bool:
 
 
 def _fold_gated(graph: torch.fx.Graph, root: Node) -> bool:
-    if root.target is not aten.mul.Tensor or not all(isinstance(a, Node) for a in root.args):
+    if root.target is not aten.mul.Tensor:
+        return False
+    if not all(isinstance(factor, torch.fx.Node) for factor in root.args):
         return False
     dtype = root.meta["val"].dtype
     for gate_value, up_value in (root.args, root.args[::-1]):
@@ -112,36 +112,45 @@ _EPILOGUES = (_fold_gated, _fold_activation)
 
 
 def _fold_gradients(graph: torch.fx.Graph) -> bool:
-    sums = collections.defaultdict(list)
+    """``grad.t() @ input`` and ``grad.sum(0)``."""
+    sums: dict[Node, list[Node]] = collections.defaultdict(list)
     for node in graph.nodes:
-        if node.op == "call_function" and node.target is aten.sum.dim_IntList and not node.kwargs:
-            grad, dims = node.args[:2]
-            if list(dims) in ([0], [-2]) and grad.meta["val"].dim() == 2:
-                sums[_base(grad)].append(node)
+        if _sums_columns(node):
+            sums[_base(node.args[0])].append(node)
     folded = False
     for node in list(graph.nodes) if sums else ():
         product = product_at(node)
         if product is None or product.bias is not None or product.matrix is None:
             continue
         grad = transposed(product.input)
-        of_bias = next((each for each in sums[_base(grad)] if _sums(each, grad)), None) if grad else None
-        if of_bias is None:
+        of_bias = None if grad is None else _sum_of(grad, sums[_base(grad)])
+        if of_bias is None or _computed_from(product.sources(), {of_bias}):
             continue
+        sums[_base(grad)].remove(of_bias)
         call = _Call(graph, node, product)
         both = call.insert(ops._weight_and_bias_gradient.default, grad, product.matrix)
         weight, bias = (call.insert(operator.getitem, both, i) for i in range(2))
-        node.replace_all_uses_with(weight)
-        if of_bias.meta["val"].dim() == 2:
+        if of_bias.meta["val"].dim() == 2:  # keepdim
             bias = call.insert(aten.unsqueeze.default, bias, 0)
+        node.replace_all_uses_with(weight)
         of_bias.replace_all_uses_with(bias)
-        sums[_base(grad)].remove(of_bias)
         folded = True
     return folded
 
 
-def _sums(node: Node, grad: Node) -> bool:
-    value, summed = grad.meta["val"], node.args[0].meta["val"]
-    return _same_shape(summed, value) and node.meta["val"].dtype == value.dtype == summed.dtype
+def _sums_columns(node: Node) -> bool:
+    if node.op != "call_function" or node.target is not aten.sum.dim_IntList or node.kwargs:
+        return False
+    return list(node.args[1]) in ([0], [-2]) and node.args[0].meta["val"].dim() == 2
+
+
+def _sum_of(grad: Node, sums: list[Node]) -> Node | None:
+    value = grad.meta["val"]
+    for node in sums:
+        summed = node.args[0].meta["val"]
+        if _same_shape(summed, value) and node.meta["val"].dtype == value.dtype == summed.dtype:
+            return node
+    return None
 
 
 def _fold_one_input(graph: torch.fx.Graph) -> bool:
@@ -166,7 +175,7 @@ def _fold_one_input(graph: torch.fx.Graph) -> bool:
 
 def _base(node: Node) -> Node:
     while node.op == "call_function" and node.target in activations.VIEWS:
-        node = node.args[0]  # type: ignore[assignment]
+        node = node.args[0]
     return node
 
 
@@ -208,12 +217,15 @@ def _are_private(nodes: Iterable[Node], root: Node) -> bool:
 
 def _depend(products: list[Product]) -> bool:
     """Whether an operand of one is computed from another."""
-    results = {product.node for product in products}
+    sources = [source for product in products for source in product.sources()]
+    return _computed_from(sources, {product.node for product in products})
+
+
+def _computed_from(stack: list[Node], nodes: set[Node]) -> bool:
     seen: set[Node] = set()
-    stack = [source for product in products for source in product.sources()]
     while stack:
         node = stack.pop()
-        if node in results:
+        if node in nodes:
             return True
         if node not in seen:
             seen.add(node)
@@ -257,4 +269,6 @@ class _Call:
     def replace_all(self, results: Node, nodes: list[Node], seen: Iterable[Node]) -> bool:
         # All items first: the nodes are arguments of one another.
         items = [self.insert(operator.getitem, results, i) for i in range(len(nodes))]
-        return all([self.replace(*both, seen) for both in zip(nodes, items, strict=True)])
+        for node, item in zip(nodes, items, strict=True):
+            self.replace(node, item, seen)
+        return True

@@ -66,9 +66,10 @@ def _is_row(bias: torch.fx.Node | None, node: torch.fx.Node) -> bool:
     return value.dim() == 1 and same_number(value.shape[0], columns)
 
 
-def _atens(node: torch.fx.Node) -> Product | None:
+def _atens(node: Any) -> Product | None:
     if node.target is aten.mm.default:
-        return _with_matrix(node, *node.args[:2], None) if len(node.args) == 2 else None
+        input, matrix = node.args
+        return _with_matrix(node, input, matrix, None)
     bias, input, matrix = node.args
     factors = {node.kwargs.get(name, 1) for name in ("alpha", "beta")}
     if factors != {1} or not _is_row(bias, node):

@@ -26,7 +26,7 @@ def beside(users: Any) -> Any:
     base: Any = inductor.pass_type()
     passes = users if isinstance(users, (list, tuple)) else [users] if users is not None else []
 
-    class Fold(base):  # type: ignore[misc]
+    class Fold(base):
         def __call__(self, graph: Any) -> None:
             from torch_cubin._inductor import fold  # imported late, since its imports are large
 

@@ -104,7 +104,7 @@ def set_pass(make: Callable[[Any], Any]) -> None:
     As soon as there are settings: later, somebody's temporary ones might be in place.
     """
 
-    def loaded(config: ModuleType) -> None:
+    def loaded(config: Any) -> None:
         if hasattr(config, "post_grad_custom_pre_pass") and pass_type() is not None:
             config.post_grad_custom_pre_pass = make(config.post_grad_custom_pre_pass)
 
