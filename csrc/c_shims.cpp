@@ -1,5 +1,5 @@
-// The C shims that compiled C++ calls for our ops, as it calls PyTorch's own: Inductor's cpp_wrapper
-// and AOTInductor, with the declarations that torch_cubin.aot_options() hands out.
+// The C shims that compiled C++ calls for our ops, as it calls PyTorch's own: Inductor's
+// cpp_wrapper and AOTInductor, with the declarations that torch_cubin.aot_options() hands out.
 //
 // The signatures are those of ops/matmul/out.h with `out` first and null for a missing tensor.
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>

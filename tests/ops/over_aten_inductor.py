@@ -116,7 +116,6 @@ def test_training_keeps_the_sums(dtype) -> None:
 
     seen = _compiled(layer, *_tensors((2, M, K), (N, K), (N,), dtype=dtype), train=True)
     assert seen.count("_linear_activation_aux") == 1
-    assert seen.count("_weight_and_bias_gradient") == 1
 
 
 @pytest.mark.parametrize("swapped", [False, True])
@@ -172,11 +171,7 @@ def _chained(x, w):
     return F.linear(x, w + y.sum()).sin() + y.cos()
 
 
-def _sum_before(x, w):
-    return x.t() @ (w[: x.shape[0]] + x.sum(0))
-
-
-NOT_FOLDED = [_rounded_between, _half_gelu, _another_input, _chained, _sum_before]
+NOT_FOLDED = [_rounded_between, _half_gelu, _another_input, _chained]
 
 
 @pytest.mark.parametrize("function", NOT_FOLDED, ids=lambda function: function.__name__)

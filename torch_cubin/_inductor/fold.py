@@ -1,13 +1,12 @@
 """The pass that folds products with what follows them, on graphs after AOTAutograd.
 
 An activation and a product become `_linear_activation`, SwiGLU and its kin `_linear_glu`, products
-of one input `_linears`, the gradients of a weight and its bias `_weight_and_bias_gradient`. Where
-the backward keeps what lies in between, the op's variant writes it, too. A graph without products
-is left as it is.
+of one input `_linears`. Where the backward keeps what lies in between, the op's variant writes it,
+too. A graph without products is left as it is.
 
 Not folded, as measured (benchmarks/NOTES.md): the gradient of an activation into the product before
-it, and a residual into the product that it is added to. Inductor fuses these with a norm or another
-neighbour, which is as quick, and rounds less.
+it, a residual into the product that it is added to, a bias's gradient into its weight's. Inductor
+fuses these with a norm or another neighbour, which is as quick or quicker, and rounds less.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 
 from torch_cubin._inductor import activations
-from torch_cubin._inductor.products import Product, product_at, same_number, transposed
+from torch_cubin._inductor.products import Product, product_at, same_number
 from torch_cubin._pytorch import inductor
 
 aten = torch.ops.aten
@@ -32,8 +31,7 @@ VERSION = 1
 
 
 def fold(graph: torch.fx.Graph) -> None:
-    passes = (_fold_epilogues, _fold_one_input, _fold_gradients)
-    folded = [run(graph) for run in passes]
+    folded = [run(graph) for run in (_fold_epilogues, _fold_one_input)]
     if any(folded):
         inductor.sort(graph)
         graph.eliminate_dead_code()
@@ -111,48 +109,6 @@ def _fold_gated(graph: torch.fx.Graph, root: Node) -> bool:
 _EPILOGUES = (_fold_gated, _fold_activation)
 
 
-def _fold_gradients(graph: torch.fx.Graph) -> bool:
-    """``grad.t() @ input`` and ``grad.sum(0)``."""
-    sums: dict[Node, list[Node]] = collections.defaultdict(list)
-    for node in graph.nodes:
-        if _sums_columns(node):
-            sums[_base(node.args[0])].append(node)
-    folded = False
-    for node in list(graph.nodes) if sums else ():
-        product = product_at(node)
-        if product is None or product.bias is not None or product.matrix is None:
-            continue
-        grad = transposed(product.input)
-        of_bias = None if grad is None else _sum_of(grad, sums[_base(grad)])
-        if of_bias is None or _computed_from(product.sources(), {of_bias}):
-            continue
-        sums[_base(grad)].remove(of_bias)
-        call = _Call(graph, node, product)
-        both = call.insert(ops._weight_and_bias_gradient.default, grad, product.matrix)
-        weight, bias = (call.insert(operator.getitem, both, i) for i in range(2))
-        if of_bias.meta["val"].dim() == 2:  # keepdim
-            bias = call.insert(aten.unsqueeze.default, bias, 0)
-        node.replace_all_uses_with(weight)
-        of_bias.replace_all_uses_with(bias)
-        folded = True
-    return folded
-
-
-def _sums_columns(node: Node) -> bool:
-    if node.op != "call_function" or node.target is not aten.sum.dim_IntList or node.kwargs:
-        return False
-    return list(node.args[1]) in ([0], [-2]) and node.args[0].meta["val"].dim() == 2
-
-
-def _sum_of(grad: Node, sums: list[Node]) -> Node | None:
-    value = grad.meta["val"]
-    for node in sums:
-        summed = node.args[0].meta["val"]
-        if _same_shape(summed, value) and node.meta["val"].dtype == value.dtype == summed.dtype:
-            return node
-    return None
-
-
 def _fold_one_input(graph: torch.fx.Graph) -> bool:
     groups: dict[Any, list[Product]] = collections.defaultdict(list)
     for node in graph.nodes:
@@ -217,15 +173,12 @@ def _are_private(nodes: Iterable[Node], root: Node) -> bool:
 
 def _depend(products: list[Product]) -> bool:
     """Whether an operand of one is computed from another."""
-    sources = [source for product in products for source in product.sources()]
-    return _computed_from(sources, {product.node for product in products})
-
-
-def _computed_from(stack: list[Node], nodes: set[Node]) -> bool:
+    results = {product.node for product in products}
     seen: set[Node] = set()
+    stack = [source for product in products for source in product.sources()]
     while stack:
         node = stack.pop()
-        if node in nodes:
+        if node in results:
             return True
         if node not in seen:
             seen.add(node)

@@ -80,11 +80,11 @@ def _atens(node: Any) -> Product | None:
 def _with_matrix(node: torch.fx.Node, input: Any, matrix: Any, bias: Any) -> Product | None:
     if not all(value.meta["val"].dtype in _DTYPES for value in (node, input, matrix)):
         return None
-    weight = transposed(matrix)
+    weight = _transposed(matrix)
     return Product(node, input, weight, matrix if weight is None else None, bias)
 
 
-def transposed(node: torch.fx.Node) -> torch.fx.Node | None:
+def _transposed(node: torch.fx.Node) -> torch.fx.Node | None:
     """The matrix that a node is the transposed view of."""
     if node.op != "call_function" or node.target not in (aten.permute.default, aten.t.default):
         return None

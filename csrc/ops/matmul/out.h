@@ -1,5 +1,6 @@
-// The out= forms of the family's ops, private ones: graphs of torch.compile call them, which own the
-// memory (torch_cubin/_inductor/lowerings.py), and the C shims of compiled C++ (csrc/c_shims.cpp).
+// The out= forms of the family's ops, private ones: graphs of torch.compile call them, which own
+// the memory (torch_cubin/_inductor/lowerings.py), and the C shims of compiled C++
+// (csrc/c_shims.cpp).
 //
 // `out` is contiguous, of the result's shape, dtype and device, and shares no memory with the
 // operands; [input] otherwise. Each serves both devices and returns `out`.
