@@ -222,8 +222,9 @@ TC_DEVICE void prefetch_tensor_map(const void* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// Cache hints: the policies that createpolicy.fractional.L2 creates for evict_first and evict_last
-// with fraction 1.
+// Cache hints: the policies that createpolicy.fractional.L2 creates for evict_normal, evict_first
+// and evict_last with fraction 1.
+constexpr u64 kEvictNormal = 0x10F0000000000000ull;
 constexpr u64 kEvictFirst = 0x12F0000000000000ull;
 constexpr u64 kEvictLast = 0x14F0000000000000ull;
 
@@ -299,6 +300,25 @@ TC_DEVICE void tma_store(const void* map, u32 shared, int x, int y, int b0, int 
                          u64 hint) {
   asm volatile(
       "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group.L2::cache_hint"
+      " [%0, {%2, %3, %4, %5, %6}], [%1], %7;" ::"l"(map),
+      "r"(shared), "r"(x), "r"(y), "r"(b0), "r"(b1), "r"(b2), "l"(hint)
+      : "memory");
+}
+
+// tma_store that adds floats to those in global memory, in the L2 cache. Subnormal numbers count as
+// zeros there.
+TC_DEVICE void tma_add(const void* map, u32 shared, int x, int y, u64 hint) {
+  asm volatile(
+      "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group.L2::cache_hint"
+      " [%0, {%2, %3}], [%1], %4;" ::"l"(map),
+      "r"(shared), "r"(x), "r"(y), "l"(hint)
+      : "memory");
+}
+
+TC_DEVICE void tma_add(const void* map, u32 shared, int x, int y, int b0, int b1, int b2,
+                       u64 hint) {
+  asm volatile(
+      "cp.reduce.async.bulk.tensor.5d.global.shared::cta.add.tile.bulk_group.L2::cache_hint"
       " [%0, {%2, %3, %4, %5, %6}], [%1], %7;" ::"l"(map),
       "r"(shared), "r"(x), "r"(y), "r"(b0), "r"(b1), "r"(b2), "l"(hint)
       : "memory");

@@ -335,7 +335,7 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
 #pragma unroll
     for (int i = 0; i < C::kBlocksM; ++i) {
       if (C::kElement == 2 && (p.flags & kSm90Sums)) {
-        store_sums<C>(p, m + 64 * i, w, sum[i]);
+        store_rows<Widened<C>>(p, staging, turn, m + 64 * i, w, sum[i]);
       } else if (p.flags & kSm90General) {
         finish_rows<C>(p, staging, m + 64 * i, w, sum[i]);
       } else {
@@ -517,7 +517,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     "l": [{"layout": "tn", "a_mn": 1, "b_mn": 1}],
     "t": [
      {"name": "256x192", "tile": [256, 192, 64], "stages": 3, "consumers": 2, "threads": 384,
-      "shared": 222528, "streams": 1, "pairs": 0, "reads": 0, "spill": 160},
+      "shared": 222528, "streams": 1, "pairs": 0, "reads": 0, "spill": 176},
      {"name": "256x128", "tile": [256, 128, 64], "stages": 4, "consumers": 2, "threads": 384,
       "shared": 230480, "streams": 1, "pairs": 0, "reads": 0, "spill": 0},
      {"name": "128x256", "tile": [128, 256, 64], "stages": 4, "consumers": 2, "threads": 384,

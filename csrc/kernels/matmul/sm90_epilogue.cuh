@@ -162,10 +162,21 @@ TC_DEVICE void store_panel(const Sm90MatmulParams& p, u32 buffer, int m, int n, 
   __syncwarp();
   if (threadIdx.x % 32 != 0) return;
   if (m < p.m && n < p.n) {
-    if (p.flags & kSm90Batched) {
-      tma_store(&p.out_map, buffer, n, m, w.b0, w.b1, w.b2, kEvictFirst);
+    const bool batched = p.flags & (kSm90Batched | kSm90SplitK);
+    if (C::kWidened && (p.flags & kSm90Accumulate)) {
+      if (batched) {
+        tma_add(&p.out_map, buffer, n, m, w.b0, w.b1, w.b2, kEvictFirst);
+      } else {
+        tma_add(&p.out_map, buffer, n, m, kEvictFirst);
+      }
     } else {
-      tma_store(&p.out_map, buffer, n, m, kEvictFirst);
+      // Sums are read again by the next kernel.
+      constexpr u64 kHint = C::kWidened ? kEvictNormal : kEvictFirst;
+      if (batched) {
+        tma_store(&p.out_map, buffer, n, m, w.b0, w.b1, w.b2, kHint);
+      } else {
+        tma_store(&p.out_map, buffer, n, m, kHint);
+      }
     }
   }
   tma_store_commit();
@@ -357,36 +368,13 @@ TC_DEVICE void finish_and_store(const Sm90MatmulParams& p, u32 staging, u32 bias
   }
 }
 
-// kSm90Sums: stores one warp's 16 rows as float32 directly from registers. Four lanes write 32
-// bytes of a row, a whole sector of the L2 cache. Through shared memory, as in finish_rows, a tile
-// of 128 x 128 took 8,000 cycles.
+// kSm90Sums: a Config whose tiles are stored as float32.
 template <class C>
-TC_DEVICE void store_sums(const Sm90MatmulParams& p, int m, const Work& w,
-                          const float (&sum)[C::kTileN / 2]) {
-  m += threadIdx.x % 32 / 4;
-  const int n = w.n0 + threadIdx.x % 4 * 2;
-  float* out = static_cast<float*>(p.out) + w.b0 * p.out_batch_stride[0] +
-               w.b1 * p.out_batch_stride[1] + w.b2 * p.out_batch_stride[2] + n;
-  const float* addend = static_cast<const float*>(p.addend) + w.b0 * p.addend_batch_stride[0] +
-                        w.b1 * p.addend_batch_stride[1] + w.b2 * p.addend_batch_stride[2] + n;
-#pragma unroll
-  for (int half = 0; half < 2; ++half, m += 8) {
-    const int columns = m < p.m ? p.n - n : 0;  // remaining
-    float* to = out + m * p.out_stride_m;
-    const float* from = addend + m * p.addend_stride_m;
-#pragma unroll
-    for (int j = 0; j < C::kTileN / 8; ++j) {
-      if (8 * j >= columns) break;
-      float low = p.alpha * sum[4 * j + 2 * half], high = p.alpha * sum[4 * j + 2 * half + 1];
-      if (p.addend != nullptr) {
-        const float2 more = *reinterpret_cast<const float2*>(from + 8 * j);
-        low = __fmaf_rn(p.beta, more.x, low);
-        high = __fmaf_rn(p.beta, more.y, high);
-      }
-      *reinterpret_cast<float2*>(to + 8 * j) = make_float2(low, high);
-    }
-  }
-}
+struct Widened : C {
+  static constexpr bool kWidened = true;
+  static constexpr int kElement = 4;
+  static constexpr int kPanel = C::kTileN % 32 == 0 ? 32 : 16;
+};
 
 // kSm90General: bias, activation, addend, any output type and any alignment. The sums go through
 // shared memory as floats, 16 rows x kChunk columns at a time, after which a lane has adjacent

@@ -7,7 +7,7 @@
 // depend on the tile and on the cluster:
 //   K-major operand of R rows per tile: {128 bytes of K, R}, or R / s if s blocks share it
 //   MN-major operand:                   {128 bytes of M or N, tile K}, or tile K / s
-//   out (16-bit, or float of TF32):     {panel columns, 16}, swizzled by the panel's bytes
+//   out:                                {panel columns, 16}, swizzled by the panel's bytes
 // NOTE: the TMA clips stores in steps of 16 bytes, so rows of out whose length (not only stride) is
 // no multiple of that use kSm90OutUnaligned or the general epilogue.
 #pragma once
@@ -43,8 +43,8 @@ enum Sm90Flags {
   // addend n is even.
   kSm90Finish = 1 << 16,
   kSm90Activate = 1 << 17,  // (kSm90Finish) more than a bias and ReLU
-  // (general) The outermost dim of the tiles' order is the split of K: each split's sums go to a
-  // separate matrix of out, out_batch_stride[0] apart.
+  // (general, or kSm90Sums) The outermost dim of the tiles' order is the split of K: each split's
+  // sums go to a separate matrix of out, out_batch_stride[0] apart.
   kSm90SplitK = 1 << 18,
   // No tensor map: the producer's threads read A's (B's) unaligned rows.
   kSm90ReadA = 1 << 19,
@@ -53,9 +53,9 @@ enum Sm90Flags {
   // (A from registers) out is contiguous along m, and out_stride_m is the stride along n. With
   // kSm90Finish there is a contiguous bias of rows.
   kSm90Transposed = 1 << 23,
-  // (general, 16-bit operands) out and addend are float32 with rows of whole, aligned pairs, and
-  // there is neither bias nor activation: lanes store their accumulators directly.
+  // (not general, 16-bit operands) out_map is of float32, and there is no epilogue.
   kSm90Sums = 1 << 24,
+  kSm90Accumulate = 1 << 25,  // (kSm90Sums) out += sum, by the TMA: nothing is read
 };
 
 // A 16-bit operand that the producer's threads read: rows along its contiguous dim.

@@ -25,6 +25,7 @@ struct Config {
   // Optional features: streaming tiles, splitting K between the blocks of a cluster, reading
   // unaligned rows.
   static constexpr bool kStreams = kStreamsValue, kInPairs = kPairsValue, kReads = kReadsValue;
+  static constexpr bool kWidened = false;  // the epilogue's Widened
   static constexpr int kThreads = kWarpgroup * (1 + kConsumers);
   static constexpr int kBlocksM = kTileM / (64 * kConsumers);  // m64 blocks per warpgroup
   static constexpr int kElement = kType == DType::float32 ? 4 : 2;

@@ -114,24 +114,9 @@ Tensor linear_with(const Tensor& input, const Tensor& weight, const std::optiona
   return out;
 }
 
-bool begins_pair(const void* data) {
-  return reinterpret_cast<uintptr_t>(data) % (2 * sizeof(float)) == 0;
-}
-
-// Whether it meets a MatmulProblem's requirements for an addend of a wider type than the operands'.
-bool is_read_in_pairs(const TensorView& addend, const Shape& out) {
-  const int64_t last = addend.dim - 1;
-  // NOTE: if N is 1, a batch dim may become N.
-  bool pairs = last >= 0 && addend.strides[last] == 1 && addend.sizes[last] > 1 &&
-               addend.sizes[last] == out.sizes[out.dim - 1] && begins_pair(addend.data());
-  for (int64_t i = 0; i + 1 < addend.dim; ++i) {
-    pairs = pairs && (addend.sizes[i] == 1 || addend.strides[i] % 2 == 0);
-  }
-  return pairs;
-}
-
 // out = beta * addend + alpha * (a @ b), all with elements, and K > 0. `out` is contiguous and has
-// the addend's dtype; it may be the addend.
+// the addend's dtype; it may be the addend, and is added to in one pass where it is of a wider type
+// than the operands and beta is 1.
 void run_addmm(Tensor& out, const Shape& shape, const TensorView& addend, const TensorView& a,
                const TensorView& b, double beta, double alpha) {
   const bool adds = beta != 0;
@@ -179,14 +164,12 @@ Tensor addmm_dtype_cuda(const Tensor& input, const Tensor& mat1, const Tensor& m
   if (a.sizes[a.dim - 1] == 0 || alpha == 0) {
     return scaled_addend(empty_sums(out, {}), input, beta);
   }
-  const TensorView addend(input);
-  const bool copies =
-      addend.dtype != out_dtype || (out_dtype != a.dtype && !is_read_in_pairs(addend, shape));
-  if (beta != 0 && copies) {
-    torch::stable::copy_(out, input);
-    run_addmm(out, shape, TensorView(out), a, b, beta, alpha);
+  if (out_dtype == a.dtype || beta == 0) {
+    run_addmm(out, shape, TensorView(input), a, b, beta, alpha);
   } else {
-    run_addmm(out, shape, addend, a, b, beta, alpha);
+    torch::stable::copy_(out, input);
+    if (beta != 1) torch::stable::copy_(out, scaled(out, beta));
+    run_addmm(out, shape, TensorView(out), a, b, 1, alpha);
   }
   return out;
 }
@@ -210,12 +193,14 @@ void addmm_into_cuda(const Tensor& out, const Tensor& mat1, const Tensor& mat2, 
     } else if (beta != 1) {
       torch::stable::copy_(to, scaled(out, beta));
     }
-  } else if (is_contiguous(c.sizes, c.strides, c.dim) &&
-             (c.dtype == a.dtype || begins_pair(c.data()))) {
+  } else if (!is_contiguous(c.sizes, c.strides, c.dim)) {
+    // Kernels write contiguous outputs.
+    torch::stable::copy_(to, addmm_dtype_cuda(out, mat1, mat2, c.dtype, beta, alpha));
+  } else if (c.dtype == a.dtype || beta == 0 || beta == 1) {
     run_addmm(to, shape, c, a, b, beta, alpha);
   } else {
-    // Kernels write contiguous outputs, and pairs of wider ones.
-    torch::stable::copy_(to, addmm_dtype_cuda(out, mat1, mat2, c.dtype, beta, alpha));
+    torch::stable::copy_(to, scaled(out, beta));
+    run_addmm(to, shape, c, a, b, 1, alpha);
   }
 }
 

@@ -38,8 +38,7 @@ struct MatmulProblem {
   int64_t b_batch_stride[kMaxDims];
   Activation activation = kActivationNone;
   double alpha = 1, beta = 1;
-  // 0 broadcasts, or there is none. An addend of a wider type than the operands' is contiguous
-  // along N, its other strides are even, and it and C begin at multiples of two elements.
+  // 0 broadcasts, or there is none.
   int64_t addend_stride_m = 0, addend_stride_n = 0;
   int64_t addend_batch_stride[kMaxDims];
 

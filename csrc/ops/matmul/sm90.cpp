@@ -44,18 +44,20 @@ struct Mapped {
   int64_t dims[2];
   int64_t stride;               // of the second dim; elements, as those of the batch
   const int64_t* batch_stride;  // null: no batch
+  const int64_t* batch_size;
+  int batch_dims;
   int64_t box[2];
   MapSwizzle swizzle;
 };
 
-void encode(const Mapped& x, const MatmulProblem& p, const Device& device, Sm90TensorMap& out) {
+void encode(const Mapped& x, const Device& device, Sm90TensorMap& out) {
   const auto dim = [](int64_t size, int64_t bytes, int64_t box) {
     return MapDim{static_cast<uint64_t>(size), static_cast<uint64_t>(bytes),
                   static_cast<uint32_t>(box)};
   };
   const auto batch = [&](int i) {
-    if (i >= p.batch_dims) return dim(1, 0, 1);
-    return dim(p.batch_size[i], x.batch_stride[i] * x.element_bytes, 1);
+    if (i >= x.batch_dims) return dim(1, 0, 1);
+    return dim(x.batch_size[i], x.batch_stride[i] * x.element_bytes, 1);
   };
   // The stride of a single row is any; problems say 0.
   const int64_t step = x.dims[1] == 1 ? kVectorBytes : x.stride * x.element_bytes;
@@ -137,10 +139,10 @@ class Sm90Matmul : public MatmulKernels {
 
   static bool takes(const MatmulCase& c) {
     const bool maths = c.math == kMathFloat16 || c.math == kMathBFloat16 || c.math == kMathTF32;
-    // A bias has the output's type, and is read as the operands' type; a float32 addend of 16-bit
-    // operands is read in pairs (MatmulProblem).
-    const bool widens = c.output == ScalarType::Float && !c.has_bias &&
-                        c.activation == kActivationNone && !(c.has_addend && c.n % 2 != 0);
+    // A bias has the output's type, and is read as the operands' type. A float32 addend of 16-bit
+    // operands is not read: C is added to.
+    const bool widens = c.output == ScalarType::Float && !c.has_bias && !c.scaled &&
+                        c.activation == kActivationNone && (!c.has_addend || c.accumulates);
     const bool types = c.output == c.input || widens;
     const bool unscaled = c.a_scales == Scales::kNone && c.b_scales == Scales::kNone;
     const bool mappable = c.a_mappable && c.b_mappable && c.batch_dims <= kSm90BatchDims;
@@ -206,17 +208,16 @@ class Sm90Matmul : public MatmulKernels {
     if (plan.transposed) std::swap(a, b);
     const auto describe = [&](const Operand& of, bool mn_major, int64_t tile, int64_t sharers,
                               Sm90TensorMap& map) {
-      Mapped x{of.data, type,
-               bytes,   {},
-               0,       batched ? of.batch_stride : nullptr,
-               {},      MapSwizzle::k128Bytes};
+      Mapped x{of.data,      type,         bytes, {},
+               0,            batched ? of.batch_stride : nullptr,
+               p.batch_size, p.batch_dims, {},    MapSwizzle::k128Bytes};
       const int64_t rows = mn_major ? row.tile_k : tile;
       x.dims[0] = mn_major ? of.size : p.k;
       x.dims[1] = mn_major ? p.k : of.size;
       x.stride = mn_major ? of.k_stride : of.own_stride;
       x.box[0] = kRowBytes / bytes;
       x.box[1] = rows / sharers;
-      encode(x, p, device_, map);
+      encode(x, device_, map);
     };
     const auto to_read = [&](const Operand& of, bool mn_major, Sm90Rows& rows) {
       rows.from = of.data;
@@ -256,7 +257,7 @@ class Sm90Matmul : public MatmulKernels {
     if (row.from_registers()) {
       fill_out_from_registers(out, plan, c_batch_stride, p, operands);
     } else {
-      fill_out(out, row, c_batch_stride, p, operands);
+      fill_out(out, plan, c_batch_stride, p, operands);
     }
     out.bias = operands.bias;
     out.row_sums = reinterpret_cast<float*>(operands.row_sums);
@@ -266,7 +267,7 @@ class Sm90Matmul : public MatmulKernels {
     if (plan.splits > 1) {
       out.flags |= kSm90SplitK;
       out.split_blocks = plan.split_blocks;
-      out.batch[0] = plan.splits;
+      out.batch[0] = static_cast<int>(plan.splits);
       out.out_batch_stride[0] = p.m * p.n;
     }
     if (plan.cluster.splits_k) out.flags |= kSm90SplitPair;
@@ -284,55 +285,72 @@ class Sm90Matmul : public MatmulKernels {
   }
 
   // How the tiles get to C, whose batch strides these are.
-  void fill_out(Sm90MatmulParams& out, const Sm90Row& row, const int64_t* batch_stride,
+  void fill_out(Sm90MatmulParams& out, const Sm90Plan& plan, const int64_t* batch_stride,
                 const MatmulProblem& p, const MatmulOperands& operands) const {
     const int64_t out_bytes = element_size(p.output);
-    const bool aligned = reinterpret_cast<uintptr_t>(operands.c) % kVectorBytes == 0;
+    const bool aligned = reinterpret_cast<uintptr_t>(operands.c) % kVectorBytes == 0 &&
+                         p.n * out_bytes % kVectorBytes == 0;
     const bool paired = operands.bias_stride == 1 &&
                         reinterpret_cast<uintptr_t>(operands.bias) % (2 * out_bytes) == 0;
     const bool sum_and_bias = is_sum_and_bias(p, operands);
+    const bool widens = p.output != p.input;
     // What the kernel does to the accumulators themselves.
     const bool in_registers =
-        (sum_and_bias || (out_bytes == 2 && addend_in_pairs(p, operands.addend))) &&
-        (operands.bias == nullptr || paired) && p.output == p.input;
-    const bool to_finish = operands.bias != nullptr || !sum_and_bias;
-    const bool stored_by_tma = in_registers && aligned && p.n * out_bytes % kVectorBytes == 0;
-    const bool to_activate = p.activation != kActivationNone && p.activation != kActivationRelu;
-    if (to_activate || p.alpha != 1 || operands.addend != nullptr) out.flags |= kSm90Activate;
-    if (to_finish && (stored_by_tma || (in_registers && out_bytes == 2))) out.flags |= kSm90Finish;
-    if (stored_by_tma) {
-      const int64_t in_row = row.tile_n * out_bytes;
-      const int64_t panel = in_row % 128 == 0 ? 128 : in_row % 64 == 0 ? 64 : 32;
-      const MapSwizzle swizzle = panel == 128  ? MapSwizzle::k128Bytes
-                                 : panel == 64 ? MapSwizzle::k64Bytes
-                                               : MapSwizzle::k32Bytes;
-      Mapped x{operands.c, p.math == kMathTF32 ? MapType::kFloat32 : map_type(p.math),
-               out_bytes,  {p.n, p.m},
-               p.n,        p.batch_dims > 0 ? batch_stride : nullptr,
-               {},         swizzle};
-      x.box[0] = panel / out_bytes;
-      x.box[1] = 16;
-      encode(x, p, device_, out.out_map);
+        widens ? aligned
+               : (sum_and_bias || (out_bytes == 2 && addend_in_pairs(p, operands.addend))) &&
+                     (operands.bias == nullptr || paired);
+    if (widens && in_registers) {
+      out.flags |= kSm90Sums;
+      if (operands.addend != nullptr) out.flags |= kSm90Accumulate;
     } else {
-      out.out = operands.c;
-      out.out_stride_m = p.n;
-      std::copy_n(batch_stride, kSm90BatchDims, out.out_batch_stride);
-      if (in_registers && out_bytes == 2) {
-        out.flags |= kSm90OutUnaligned;
-      } else {
-        out.flags |= kSm90General;
-        if (p.output == ScalarType::Float) out.flags |= kSm90OutFloat;
-        if (is_sums(p, operands)) {
-          out.flags |= kSm90Sums;
-        } else if (p.output != p.input && operands.addend != nullptr) {
-          // The kernel would read it as the operands' type.
-          fail({"internal", "the addend of a product into float32", "is not read in pairs",
-                "as MatmulProblem says", "", ""});
-        }
-        if (aligned && p.n % 4 == 0) out.flags |= kSm90OutVector;
-        out.bias_stride = operands.bias_stride;
-      }
+      const bool to_activate = p.activation != kActivationNone && p.activation != kActivationRelu;
+      if (to_activate || p.alpha != 1 || operands.addend != nullptr) out.flags |= kSm90Activate;
+      const bool to_finish = operands.bias != nullptr || !sum_and_bias;
+      if (to_finish && in_registers && (aligned || out_bytes == 2)) out.flags |= kSm90Finish;
     }
+    if (in_registers && aligned) {
+      describe_out(out, plan, batch_stride, p, operands.c);
+      return;
+    }
+    out.out = operands.c;
+    out.out_stride_m = p.n;
+    std::copy_n(batch_stride, kSm90BatchDims, out.out_batch_stride);
+    if (in_registers && out_bytes == 2) {
+      out.flags |= kSm90OutUnaligned;
+      return;
+    }
+    if (widens && operands.addend != nullptr) {
+      // The kernel would read it as the operands' type.
+      fail({"internal", "the addend of a product into float32", "is not C, in vectors",
+            "as MatmulCase::accumulates says", "", ""});
+    }
+    out.flags |= kSm90General;
+    if (p.output == ScalarType::Float) out.flags |= kSm90OutFloat;
+    if (aligned) out.flags |= kSm90OutVector;
+    out.bias_stride = operands.bias_stride;
+  }
+
+  // The tensor map by which panels of a warp's 16 rows are stored.
+  void describe_out(Sm90MatmulParams& out, const Sm90Plan& plan, const int64_t* batch_stride,
+                    const MatmulProblem& p, const char* c) const {
+    const int64_t bytes = element_size(p.output), in_row = plan.row->tile_n * bytes;
+    const int64_t panel = in_row % 128 == 0 ? 128 : in_row % 64 == 0 ? 64 : 32;
+    const MapSwizzle swizzle = panel == 128  ? MapSwizzle::k128Bytes
+                               : panel == 64 ? MapSwizzle::k64Bytes
+                                             : MapSwizzle::k32Bytes;
+    const MapType type = p.output == ScalarType::Float ? MapType::kFloat32 : map_type(p.math);
+    Mapped x{c, type, bytes, {p.n, p.m}, p.n, nullptr, nullptr, 0, {panel / bytes, 16}, swizzle};
+    const int64_t splits = plan.splits, of_split = p.m * p.n;
+    if (plan.splits > 1) {
+      x.batch_stride = &of_split;
+      x.batch_size = &splits;
+      x.batch_dims = 1;
+    } else if (p.batch_dims > 0) {
+      x.batch_stride = batch_stride;
+      x.batch_size = p.batch_size;
+      x.batch_dims = p.batch_dims;
+    }
+    encode(x, device_, out.out_map);
   }
 
   // The same where lanes write what they have: two neighbours at a time, or anything.
@@ -360,15 +378,6 @@ class Sm90Matmul : public MatmulKernels {
 
   static bool is_sum_and_bias(const MatmulProblem& p, const MatmulOperands& operands) {
     return p.activation == kActivationNone && p.alpha == 1 && operands.addend == nullptr;
-  }
-
-  // Whether all that is written are sums of 16-bit products, in float32, two columns at a time.
-  static bool is_sums(const MatmulProblem& p, const MatmulOperands& operands) {
-    constexpr uintptr_t kPair = 2 * sizeof(float);
-    return p.output == ScalarType::Float && element_size(p.input) == 2 && p.n % 2 == 0 &&
-           operands.bias == nullptr && p.activation == kActivationNone &&
-           reinterpret_cast<uintptr_t>(operands.c) % kPair == 0 &&
-           addend_in_pairs(p, operands.addend);
   }
 
   static MapType map_type(Math math) {
