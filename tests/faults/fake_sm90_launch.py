@@ -21,6 +21,7 @@ ALONG_N, ALONG_M = 1, 21  # the first of two bits
 CLUSTER = 3 << ALONG_N | 3 << ALONG_M | SPLIT_PAIR
 OUT_FLOAT, OUT_UNALIGNED, FINISH, ACTIVATE = 1 << 8, 1 << 15, 1 << 16, 1 << 17
 SPLIT_K, READ_A, READ_B, TRANSPOSED = 1 << 18, 1 << 19, 1 << 20, 1 << 23
+SUMS = 1 << 24
 BIAS_ROW = 128
 
 
@@ -375,12 +376,11 @@ def test_split_sums_go_to_matrices_of_their_own(driver, tmp_path, monkeypatch) -
     assert product["kernel"].startswith("sm90_matmul_bf16_nt_")
     assert finish["kernel"] == "finish_matmul_bf16"
     params = launch_params.read(product, Params)
-    assert params.flags & (SPLIT_K | GENERAL | OUT_FLOAT) == SPLIT_K | GENERAL | OUT_FLOAT
-    assert not params.flags & (BATCHED | SPLIT_PAIR)
+    assert params.flags & (SPLIT_K | SUMS) == SPLIT_K | SUMS
+    assert not params.flags & (BATCHED | SPLIT_PAIR | GENERAL)
     splits = params.batch[0]
     assert splits > 2
     assert params.k_blocks == 255
     assert (splits - 1) * params.split_blocks < 255 <= splits * params.split_blocks
     assert params.whole_tiles == splits * params.tiles_m * params.tiles_n
-    assert params.out_stride_m == 136
     assert params.out_batch_stride[0] == 128 * 136  # from split to split

@@ -1,5 +1,5 @@
 """addmm(out_dtype=torch.float32) and addmm_into: 16-bit products added to float32, in one kernel
-where rows are whole pairs, else in two."""
+where C has rows of 16-byte vectors and both factors are 1, else in two."""
 
 from __future__ import annotations
 
@@ -141,6 +141,16 @@ def test_accumulates_the_gradients_of_micro_batches(generator: torch.Generator) 
         ops.addmm_into(main, grad.t(), x)
         exact += grad.double().t() @ x.double()
     assert torch.equal(main.double(), exact)
+
+
+@pytest.mark.parametrize("tokens", [64, 8192])  # one kernel; K split
+def test_special_values_of_the_sum_are_kept(tokens: int) -> None:
+    grad = torch.zeros(tokens, 256, dtype=torch.bfloat16, device="cuda")
+    main = torch.full((256, 256), 1e-40, device="cuda")
+    main[1, :4] = torch.tensor([float("nan"), float("inf"), -float("inf"), 2.0**-149])
+    out = main.clone()
+    ops.addmm_into(out, grad.t(), grad)
+    numerics.check_bits(out, main)
 
 
 def test_results_are_deterministic_in_a_graph(generator: torch.Generator) -> None:

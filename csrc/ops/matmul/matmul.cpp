@@ -116,7 +116,7 @@ Tensor linear_with(const Tensor& input, const Tensor& weight, const std::optiona
 
 // out = beta * addend + alpha * (a @ b), all with elements, and K > 0. `out` is contiguous and has
 // the addend's dtype; it may be the addend, and is added to in one pass where it is of a wider type
-// than the operands and beta is 1.
+// than the operands, and alpha and beta are 1.
 void run_addmm(Tensor& out, const Shape& shape, const TensorView& addend, const TensorView& a,
                const TensorView& b, double beta, double alpha) {
   const bool adds = beta != 0;
@@ -164,12 +164,14 @@ Tensor addmm_dtype_cuda(const Tensor& input, const Tensor& mat1, const Tensor& m
   if (a.sizes[a.dim - 1] == 0 || alpha == 0) {
     return scaled_addend(empty_sums(out, {}), input, beta);
   }
-  if (out_dtype == a.dtype || beta == 0) {
-    run_addmm(out, shape, TensorView(input), a, b, beta, alpha);
-  } else {
+  const TensorView addend(input);
+  // Kernels add to a wider C itself, without a factor; a second kernel does the rest.
+  const bool in_place = out_dtype != a.dtype && alpha == 1 && beta == 1;
+  if (beta != 0 && (in_place || addend.dtype != out_dtype)) {
     torch::stable::copy_(out, input);
-    if (beta != 1) torch::stable::copy_(out, scaled(out, beta));
-    run_addmm(out, shape, TensorView(out), a, b, 1, alpha);
+    run_addmm(out, shape, TensorView(out), a, b, beta, alpha);
+  } else {
+    run_addmm(out, shape, addend, a, b, beta, alpha);
   }
   return out;
 }
@@ -196,11 +198,8 @@ void addmm_into_cuda(const Tensor& out, const Tensor& mat1, const Tensor& mat2, 
   } else if (!is_contiguous(c.sizes, c.strides, c.dim)) {
     // Kernels write contiguous outputs.
     torch::stable::copy_(to, addmm_dtype_cuda(out, mat1, mat2, c.dtype, beta, alpha));
-  } else if (c.dtype == a.dtype || beta == 0 || beta == 1) {
-    run_addmm(to, shape, c, a, b, beta, alpha);
   } else {
-    torch::stable::copy_(to, scaled(out, beta));
-    run_addmm(to, shape, c, a, b, 1, alpha);
+    run_addmm(to, shape, c, a, b, beta, alpha);
   }
 }
 

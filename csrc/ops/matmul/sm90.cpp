@@ -208,9 +208,16 @@ class Sm90Matmul : public MatmulKernels {
     if (plan.transposed) std::swap(a, b);
     const auto describe = [&](const Operand& of, bool mn_major, int64_t tile, int64_t sharers,
                               Sm90TensorMap& map) {
-      Mapped x{of.data,      type,         bytes, {},
-               0,            batched ? of.batch_stride : nullptr,
-               p.batch_size, p.batch_dims, {},    MapSwizzle::k128Bytes};
+      Mapped x{of.data,
+               type,
+               bytes,
+               {},
+               0,
+               batched ? of.batch_stride : nullptr,
+               p.batch_size,
+               p.batch_dims,
+               {},
+               MapSwizzle::k128Bytes};
       const int64_t rows = mn_major ? row.tile_k : tile;
       x.dims[0] = mn_major ? of.size : p.k;
       x.dims[1] = mn_major ? p.k : of.size;
