@@ -10,6 +10,7 @@ generated from the docstrings of the exported names.
 from __future__ import annotations
 
 import ast
+import re
 import shutil
 import subprocess
 import sys
@@ -48,6 +49,11 @@ def reference() -> dict[str, str]:
     }
 
 
+def site_text(text: str) -> str:
+    """A page for the site, whose Markdown accepts a language after a fence but no other words."""
+    return re.sub(r"^(```\w+) .*$", r"\1", text, flags=re.M)
+
+
 def copy_sources() -> None:
     shutil.rmtree(SOURCES, ignore_errors=True)
     files = set(links.pages())
@@ -56,7 +62,10 @@ def copy_sources() -> None:
     for path in files:
         copy = SOURCES / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, copy)
+        if path.suffix == ".md":
+            copy.write_text(site_text(path.read_text()))
+        else:
+            shutil.copyfile(path, copy)
     (SOURCES / "api").mkdir()
     for name, text in reference().items():
         (SOURCES / "api" / f"{name}.md").write_text(text)

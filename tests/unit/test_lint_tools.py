@@ -46,6 +46,21 @@ def test_every_page_of_the_tree_is_on_the_site() -> None:
     assert [page for page in pages if page not in navigation] == []
 
 
+def test_the_site_renders_the_same_blocks_as_github() -> None:
+    """The site's Markdown needs blank lines around nested lists, indented by four."""
+    markdown, markdown_it = map(pytest.importorskip, ("markdown", "markdown_it"))
+    github = markdown_it.MarkdownIt("gfm-like", {"linkify": False})
+    extensions = ["tables", "fenced_code", "toc"]
+
+    def blocks(html: str) -> list[str]:
+        return re.findall(r"<(?:ul|ol|li|pre|table|h\d)\b", html)
+
+    for page in links.pages():
+        text = docs_site.site_text(page.read_text())
+        site = markdown.markdown(text, extensions=extensions)
+        assert blocks(site) == blocks(github.render(page.read_text())), page
+
+
 @pytest.mark.parametrize(
     ("changed", "read"),
     [
