@@ -1,5 +1,5 @@
-// The C shims that compiled C++ calls for our ops, as it calls PyTorch's own: Inductor's
-// cpp_wrapper and AOTInductor, with the declarations that torch_cubin.aot_options() hands out.
+// The C shims through which compiled C++ (Inductor's cpp_wrapper and AOTInductor) calls our ops,
+// like PyTorch's own shims. torch_cubin.aot_options() provides the declarations.
 //
 // The signatures are those of ops/matmul/out.h with `out` first and null for a missing tensor.
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -26,7 +26,7 @@ std::optional<Tensor> borrowed_if(AtenTensorHandle handle) {
   return handle != nullptr ? std::optional<Tensor>(borrowed(handle)) : std::nullopt;
 }
 
-// PyTorch's shims report an exception's text on stderr, too: the caller throws its own.
+// Like PyTorch's shims, reports an exception's text on stderr: the caller throws its own.
 template <class Call>
 AOTITorchError status_of(Call&& call) {
   try {
@@ -56,9 +56,11 @@ TORCH_CUBIN_API AOTITorchError aoti_torch_cubin_linear_out(AtenTensorHandle out,
       [&] { linear_to(borrowed(input), borrowed(weight), borrowed_if(bias), borrowed(out)); });
 }
 
-TORCH_CUBIN_API AOTITorchError aoti_torch_cubin_linear_activation_out(
-    AtenTensorHandle out, AtenTensorHandle input, AtenTensorHandle weight, AtenTensorHandle bias,
-    const char* activation) {
+TORCH_CUBIN_API AOTITorchError aoti_torch_cubin_linear_activation_out(AtenTensorHandle out,
+                                                                      AtenTensorHandle input,
+                                                                      AtenTensorHandle weight,
+                                                                      AtenTensorHandle bias,
+                                                                      const char* activation) {
   return status_of([&] {
     linear_activation_to(borrowed(input), borrowed(weight), borrowed_if(bias), activation,
                          borrowed(out));

@@ -64,8 +64,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
       "_linear_activation_backward(Tensor grad, Tensor weight, Tensor aux, str activation) -> "
       "Tensor");
 
-  // The out= forms, which graphs call (ops/matmul/out.h).
-  // NOTE: not tagged as out= variants: torch 2.13 would lower such an op by itself, and wrongly.
+  // The out= variants, which graphs call (ops/matmul/out.h). NOTE: not tagged as out= variants:
+  // torch 2.13 would lower such an op by itself, incorrectly.
 #define TC_INTO "Tensor(a!) out) -> Tensor(a!)"
   m.def("_matmul.out(Tensor self, Tensor other, *, " TC_INTO);
   m.def("_linear.out(Tensor input, Tensor weight, Tensor? bias=None, *, " TC_INTO);
@@ -73,7 +73,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
       "_linear_activation.out(Tensor input, Tensor weight, Tensor? bias, str activation, "
       "*, " TC_INTO);
   m.def(
-      "_addmm.out(Tensor input, Tensor mat1, Tensor mat2, *, float beta=1, float alpha=1, " TC_INTO);
+      "_addmm.out(Tensor input, Tensor mat1, Tensor mat2, *, float beta=1, float "
+      "alpha=1, " TC_INTO);
   m.def("_linear_glu.out(Tensor input, Tensor gate, Tensor up, str activation, *, " TC_INTO);
 }
 

@@ -15,10 +15,11 @@ namespace torch_cubin {
 // type.
 using FindTensorType = void (*)(const void* implementation, char* name, size_t size);
 
-// Writes the name of an op's argument, which counts from 1, likewise.
+// Writes the name of an op's argument, counted from 1, in the same format.
 using FindArgument = void (*)(const char* op, size_t argument, char* name, size_t size);
 
-// Called once by the Python package. Without Python no type is named, and arguments are numbers.
+// Called once by the Python package. Without Python, types are not named and arguments are
+// numbered.
 void set_error_names(FindTensorType type, FindArgument argument);
 
 // "a Wrapper", or "a tensor" if its type is not known.

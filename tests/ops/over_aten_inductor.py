@@ -1,5 +1,5 @@
-"""torch.compile by Inductor under install(): products fold with what follows them, and only where
-that is right. Compared with the same graph without torch_cubin's pass."""
+"""torch.compile with Inductor under install(): products are folded with the ops that follow them,
+and only if that is correct. Results are compared with the same graph without torch_cubin's pass."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ class Seen:
 
 
 def _compiled(function, *args, train: bool = False, **options):
-    """The results (and gradients) of eager PyTorch and of the folded graph, and what it calls."""
+    """The results (and gradients) of eager PyTorch and of the folded graph, and the ops that it
+    calls."""
     torch._dynamo.reset()
     seen = Seen()
 
@@ -147,7 +148,7 @@ def test_products_of_one_input_are_one() -> None:
     assert seen.count("_linears") == 1
 
 
-# Each looks like something to fold, and is not, or not wholly.
+# Graphs that look foldable but are not, or only in part.
 def _rounded_between(x, w):
     return F.relu(F.linear(x, w).to(torch.float8_e4m3fn).to(x.dtype))
 
@@ -179,7 +180,7 @@ def test_what_only_looks_alike_stays(function) -> None:
     seen = _compiled(function, *_tensors((M, K), (N, K)))
     ours = {key for graph in seen.graphs for key in graph if key.startswith("cubin.")}
     assert ours <= {"cubin._linear_activation.default"}
-    if function is not _another_input:  # whose gate alone is a product with an activation
+    if function is not _another_input:  # where only the gate is a product with an activation
         assert not ours
 
 
@@ -230,7 +231,7 @@ class Block(nn.Module):
 
 @pytest.mark.parametrize("autocast", [False, True])
 def test_a_blocks_training_step(autocast) -> None:
-    """Autocast's casts of the weights stand between the products that are folded."""
+    """Autocast's casts of the weights are between the products that are folded."""
     torch._dynamo.reset()
     block, x = Block(), torch.randn(2, M, K)
 

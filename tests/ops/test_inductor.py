@@ -1,4 +1,5 @@
-"""Inductor and our ops: out= forms, extern kernels in generated Python, and C functions in C++."""
+"""Inductor and our ops: out= variants, extern kernels in generated Python, and C functions in
+C++."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def test_an_out_form_writes_what_the_op_returns(name, shapes, rest) -> None:
     version = out._version
     assert getattr(ops, name).out(*tensors, **rest, out=out) is out
     assert torch.equal(out, want)
-    assert out._version > version  # autograd must notice
+    assert out._version > version  # autograd must detect the mutation
 
 
 def test_an_out_form_refuses_other_outs() -> None:
@@ -71,7 +72,7 @@ def test_every_lowered_op_has_its_forms() -> None:
 
 
 class Model(nn.Module):
-    """All ops that are lowered, traced inside drop_in()."""
+    """A model with all lowered ops, traced inside drop_in()."""
 
     def __init__(self) -> None:
         super().__init__()

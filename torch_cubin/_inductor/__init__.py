@@ -1,1 +1,2 @@
-"""torch.compile's Inductor: our ops as extern kernels, and products folded with what follows."""
+"""Support for torch.compile's Inductor: our ops as extern kernels, and products folded with the ops
+that follow them."""

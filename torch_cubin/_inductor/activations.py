@@ -1,6 +1,6 @@
-"""Activations as they appear in graphs: trees of pointwise ops, by Inductor's own decompositions.
+"""Activations in graphs: trees of pointwise ops, as Inductor decomposes them.
 
-Compared with casts and views skipped, so that one tree serves every dtype and rank.
+Casts and views are skipped in the comparison, so that one tree matches every dtype and rank.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LEAF = "x"
 
 @functools.cache
 def trees() -> dict[str, list[Tree]]:
-    """By activation, its trees for 16 bits and for float32, which may differ."""
+    """For each activation, its trees for 16 bits and for float32, which may differ."""
     found: dict[str, list[Tree]] = {}
     for name, function in ACTIVATIONS.items():
         for dtype in (torch.bfloat16, torch.float32):
@@ -49,9 +49,9 @@ def _tree(value: Any) -> Tree:
 
 
 def skip(value: Any, dtype: torch.dtype, skipped: set[torch.fx.Node]) -> Any:
-    """What a chain of views and casts was made of.
+    """The input of a chain of views and casts.
 
-    Casts to dtypes other than the result's and wider ones are no part of an activation: they round.
+    Casts to dtypes other than the result's and wider ones are not skipped, because they round.
     """
     while isinstance(value, torch.fx.Node) and value.op == "call_function":
         if value.target not in VIEWS:
@@ -65,12 +65,12 @@ def skip(value: Any, dtype: torch.dtype, skipped: set[torch.fx.Node]) -> Any:
 
 
 def match(tree: Tree, value: Any, dtype: torch.dtype, seen: set[torch.fx.Node]) -> Any:
-    """The node that the tree's leaf stands for, or None; `seen` gets the nodes in between."""
+    """The node at the tree's leaf, or None; adds the nodes in between to `seen`."""
     if tree == LEAF:
         return skip(value, dtype, seen)
     if not isinstance(tree, tuple):
         same = not isinstance(value, torch.fx.Node) and _is_number(tree, value)
-        return operator if same else None  # any constant will do: no leaf is here
+        return operator if same else None  # any constant is fine: the tree has no leaf here
     value = skip(value, dtype, seen)
     if not isinstance(value, torch.fx.Node) or value.target != tree[0] or value.kwargs:
         return None
@@ -91,7 +91,7 @@ def _is_number(wanted: Any, value: Any) -> bool:
 def activation_of(
     value: Any, dtype: torch.dtype
 ) -> tuple[str, torch.fx.Node, set[torch.fx.Node]] | None:
-    """The activation that a node computes, of which node, and the nodes in between."""
+    """The activation that a node computes, its input, and the nodes in between."""
     for name, alternatives in trees().items():
         for tree in alternatives:
             seen: set[torch.fx.Node] = set()

@@ -1,12 +1,12 @@
-"""The pass that folds products with what follows them, on graphs after AOTAutograd.
+"""The pass that folds products with the ops that follow them, on graphs after AOTAutograd.
 
-An activation and a product become `_linear_activation`, SwiGLU and its kin `_linear_glu`, products
-of one input `_linears`. Where the backward keeps what lies in between, the op's variant writes it,
-too. A graph without products is left as it is.
+A product with an activation becomes `_linear_activation`, SwiGLU and similar `_linear_glu`,
+products of one input `_linears`. If the backward saves the intermediate values, the variant of the
+op that also returns them is used. Graphs without products are not changed.
 
-Not folded, as measured (benchmarks/NOTES.md): the gradient of an activation into the product before
+Measured and not folded (benchmarks/NOTES.md): the gradient of an activation into the product before
 it, a residual into the product that it is added to, a bias's gradient into its weight's. Inductor
-fuses these with a norm or another neighbour, which is as quick or quicker, and rounds less.
+fuses these with a norm or another neighbour, which is as fast or faster, and rounds less.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from torch_cubin._pytorch import inductor
 
 aten = torch.ops.aten
 ops = torch.ops.cubin
-Node = Any  # torch.fx.Node, whose arguments' types say little
+Node = Any  # torch.fx.Node; its arguments have no useful types
 
-# Part of the key of Inductor's caches: changes with what the pass does.
+# Part of the key of Inductor's caches: increase it when the pass changes.
 VERSION = 1
 
 
@@ -40,10 +40,11 @@ def fold(graph: torch.fx.Graph) -> None:
 
 def _fold_epilogues(graph: torch.fx.Graph) -> bool:
     folded = False
-    for node in reversed(list(graph.nodes)):  # a gated product before the activation in it
+    # So that a gated product is matched before the activation in it.
+    for node in reversed(list(graph.nodes)):
         if node.op != "call_function":
             continue
-        if not node.users and not node.is_impure():  # part of what has been folded
+        if not node.users and not node.is_impure():  # replaced by a folded op
             graph.erase_node(node)
         elif _is_float(node):
             folded |= any(run(graph, node) for run in _EPILOGUES)
@@ -144,7 +145,7 @@ def _same_input(a: Product, b: Product) -> bool:
 
 
 def _result_of(root: Node, product: Product, seen: Iterable[Node]) -> bool:
-    """Whether the root has the product's elements, and not more that broadcast them."""
+    """Whether the root has exactly the product's elements, without broadcasting."""
     value = root.meta["val"]
     if value.dtype != product.value.dtype or value.device != product.value.device:
         return False
@@ -158,7 +159,7 @@ def _same_shape(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _view_to(root: Node, seen: Iterable[Node]) -> Node | None:
-    """A view to the root's shape, whose sizes are nodes of the graph where they are symbols."""
+    """A view to the root's shape; symbolic sizes are nodes of the graph."""
     for node in seen:
         if node.target in activations.VIEWS and _same_shape(node.meta["val"], root.meta["val"]):
             return node
@@ -166,13 +167,13 @@ def _view_to(root: Node, seen: Iterable[Node]) -> Node | None:
 
 
 def _are_private(nodes: Iterable[Node], root: Node) -> bool:
-    """Whether nothing but the root is read by the rest of the graph."""
+    """Whether the rest of the graph reads only the root."""
     inside = {*nodes, root}
     return all(user in inside for node in inside if node is not root for user in node.users)
 
 
 def _depend(products: list[Product]) -> bool:
-    """Whether an operand of one is computed from another."""
+    """Whether an operand of one product is computed from another product."""
     results = {product.node for product in products}
     seen: set[Node] = set()
     stack = [source for product in products for source in product.sources()]
@@ -190,7 +191,7 @@ _KEPT_META = ("stack_trace", "nn_module_stack", "source_fn_stack", "original_ate
 
 
 class _Call:
-    """Calls that replace nodes of a graph, all before one node."""
+    """Inserts calls that replace nodes of a graph, all before one node."""
 
     def __init__(self, graph: torch.fx.Graph, before: Node, product: Product) -> None:
         self._graph, self._before, self._like = graph, before, product.value
@@ -214,13 +215,13 @@ class _Call:
     def replace(self, node: Node, by: Node, seen: Iterable[Node]) -> bool:
         if not _same_shape(node.meta["val"], by.meta["val"]):
             view = _view_to(node, seen)
-            assert view is not None  # _result_of()
+            assert view is not None  # guaranteed by _result_of()
             by = self.insert(aten.reshape.default, by, view.args[1])
         node.replace_all_uses_with(by)
         return True
 
     def replace_all(self, results: Node, nodes: list[Node], seen: Iterable[Node]) -> bool:
-        # All items first: the nodes are arguments of one another.
+        # All items are inserted first, because the nodes are arguments of one another.
         items = [self.insert(operator.getitem, results, i) for i in range(len(nodes))]
         for node, item in zip(nodes, items, strict=True):
             self.replace(node, item, seen)

@@ -1,7 +1,7 @@
 """Our ops in generated code: extern kernels that write to Inductor's memory.
 
-Without a lowering Inductor calls an op of another library through the dispatcher, asserts its
-result's strides, and neither reuses nor plans its memory.
+Without a lowering, Inductor calls an op of another library through the dispatcher, asserts the
+strides of its result, and neither reuses nor plans its memory.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import torch
 from torch_cubin._ops import raw_ops
 from torch_cubin._pytorch.inductor import INDUCTOR, ExternKernels
 
-# Ops with an out= form (csrc/ops/matmul/out.h).
+# Ops with an out= variant (csrc/ops/matmul/out.h).
 WITH_OUT = ("matmul", "linear", "linear_activation", "addmm", "linear_glu")
-# Several results, each allocated by the op.
+# Ops with several results, which they allocate.
 WITHOUT_OUT = ("linear_glu_aux", "linears", "linear_activation_aux", "weight_and_bias_gradient")
 
 _TENSOR = "AtenTensorHandle"
@@ -45,7 +45,8 @@ def register() -> None:
 
 
 def declarations() -> dict[Any, list[str]]:
-    """By out= form, what compiled C++ declares to call it without the dispatcher."""
+    """For each out= variant, the declarations with which compiled C++ calls it without the
+    dispatcher."""
     return {
         _out_op(name): [f"AOTITorchError aoti_torch_cubin_{name}_out({', '.join(arguments)})"]
         for name, arguments in _SHIMS.items()

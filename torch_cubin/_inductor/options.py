@@ -10,7 +10,7 @@ from torch_cubin._pytorch import inductor
 
 
 def aot_options() -> dict[str, Any]:
-    """Inductor's options with which compiled C++ calls our ops by their C functions.
+    """Options for Inductor with which compiled C++ calls our ops through their C functions.
 
     Without them it calls the ops through PyTorch's dispatcher, with the same results::
 
@@ -18,8 +18,8 @@ def aot_options() -> dict[str, Any]:
         torch.compile(model, options={"cpp_wrapper": True, **aot_options()})
 
     The compiled file needs ``_C.so`` of this package: a C++ program links it
-    (:func:`torch_cubin.library_path`), Python imports torch_cubin first. Inductor keeps graphs that
-    are compiled with these options out of its caches.
+    (:func:`torch_cubin.library_path`), Python imports torch_cubin first. Inductor does not cache
+    graphs that are compiled with these options.
     """
     library.make_global()
     return {inductor.SHIMS_OPTION: {**inductor.declared_shims(), **lowerings.declarations()}}

@@ -17,9 +17,9 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 @dataclasses.dataclass
 class Product:
-    """``input @ matrix + bias``, where `input` may have more dims than two.
+    """``input @ matrix + bias``, where `input` may have more than two dims.
 
-    Either `weight` is known, the matrix transposed, or only the `matrix` is.
+    Either `weight` is known, the transposed matrix, or only `matrix`.
     """
 
     node: torch.fx.Node
@@ -38,7 +38,7 @@ class Product:
 
 
 def product_at(node: Any) -> Product | None:
-    """The product of a node that may be folded with others; None for all other nodes."""
+    """The product of a node that may be folded; None for all other nodes."""
     if not isinstance(node, torch.fx.Node) or node.op != "call_function":
         return None
     if node.target in (aten.mm.default, aten.addmm.default):
@@ -85,7 +85,7 @@ def _with_matrix(node: torch.fx.Node, input: Any, matrix: Any, bias: Any) -> Pro
 
 
 def _transposed(node: torch.fx.Node) -> torch.fx.Node | None:
-    """The matrix that a node is the transposed view of."""
+    """The matrix of which a node is the transposed view."""
     if node.op != "call_function" or node.target not in (aten.permute.default, aten.t.default):
         return None
     if node.target is aten.permute.default and list(node.args[1]) != [1, 0]:  # type: ignore[arg-type]
@@ -94,7 +94,7 @@ def _transposed(node: torch.fx.Node) -> torch.fx.Node | None:
 
 
 def same_number(a: Any, b: Any) -> bool:
-    """Whether two sizes are equal whatever the symbols are."""
+    """Whether two sizes are equal for all values of the symbols."""
     if isinstance(a, int) and isinstance(b, int):
         return a == b
     from torch.fx.experimental.symbolic_shapes import statically_known_true

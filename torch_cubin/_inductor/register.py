@@ -1,4 +1,4 @@
-"""Registers the lowerings and the fold pass when somebody imports Inductor."""
+"""Registers the lowerings and the fold pass when Inductor is imported."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ def _lower() -> None:
 
 
 def beside(users: Any) -> Any:
-    """A pass that runs the user's, where there is one, and then ours."""
+    """A pass that runs the user's pass, if there is one, and then ours."""
     base: Any = inductor.pass_type()
     passes = users if isinstance(users, (list, tuple)) else [users] if users is not None else []
 
     class Fold(base):
         def __call__(self, graph: Any) -> None:
-            from torch_cubin._inductor import fold  # imported late, since its imports are large
+            from torch_cubin._inductor import fold  # imported late, because its imports are large
 
             for each in passes:
                 each(graph)
             fold.fold(graph)
 
         def uuid(self) -> Any:
-            # None, as a user's pass without a key says: do not cache.
+            # None, as from a user's pass without a key, disables caching.
             theirs = [each.uuid() if isinstance(each, base) else None for each in passes]
             if None in theirs:
                 return None

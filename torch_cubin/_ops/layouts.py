@@ -36,7 +36,7 @@ def _refusal(op: str, arguments: Sequence[str]) -> Callable[..., torch.Tensor]:
 def refuse_in(
     library: torch.library.Library, name: str, label: str, arguments: Sequence[str]
 ) -> None:
-    """Registers the errors for one op of a library, which calls itself `label` there."""
+    """Registers the errors for one op of a library, which they call `label`."""
     for key in _KEYS:
         library.impl(name, _refusal(label, arguments), key)
 

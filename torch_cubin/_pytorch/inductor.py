@@ -1,6 +1,6 @@
 """Inductor's private names: lowerings to extern kernels, custom passes, decompositions.
 
-Inductor takes seconds to import, so that nothing here is looked up before somebody has imported it.
+Inductor takes seconds to import, so nothing here is looked up before it has been imported.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ INDUCTOR = Feature(
 
 
 def when_loaded(action: Callable[[], None]) -> None:
-    """Runs `action` once Inductor is there, before it compiles its first graph."""
+    """Runs `action` when Inductor is imported, before it compiles its first graph."""
 
     def loaded(module: ModuleType) -> None:
         action()
 
-    # The last of its modules: the others can be imported from here.
+    # Inductor's last module: the others can be imported from here.
     when_imported("torch._inductor.compile_fx", loaded)
 
 
 class ExternKernels:
-    """Registers lowerings of ops to their out= forms, in memory that Inductor plans."""
+    """Registers lowerings of ops to their out= variants, in memory that Inductor plans."""
 
     def __init__(self) -> None:
         def find(name: str) -> Any:
@@ -46,10 +46,10 @@ class ExternKernels:
         self._shape = find("utils.convert_shape_to_inductor")
 
     def lower(self, ops: Sequence[Any], out_op: Any, name: str, shim: str) -> None:
-        """Lowers `ops`, all of one schema, to calls of `out_op`, which generated code knows as
-        ``extern_kernels.<name>``, and C++ as the function `shim`.
+        """Lowers `ops`, which share a schema, to calls of `out_op`, named ``extern_kernels.<name>``
+        in generated Python and `shim` in generated C++.
 
-        NOTE: the name is in cached graphs of other processes: another meaning needs another name.
+        NOTE: the name is in cached graphs of other processes: a changed meaning needs a new name.
         """
         choice = self._choice(out_op, shim, name=name)
         self._realizes(list(ops))
@@ -57,7 +57,7 @@ class ExternKernels:
             self._register(op, type_promotion_kind=None)(self._lowering(op, out_op, choice))
 
     def lower_without_out(self, op: Any) -> None:
-        """An op that allocates its results, which reads inputs of any strides."""
+        """Lowers an op that allocates its results and reads inputs of any strides."""
         self._realizes([op])
         self._register(op, type_promotion_kind=None)(self._fallback(op, add_to_fallback_set=False))
 
@@ -94,14 +94,14 @@ SHIMS_OPTION = "aot_inductor.custom_ops_to_c_shims"
 
 
 def declared_shims() -> Any:
-    """The C functions that generated C++ may call, by op: Inductor's setting."""
+    """Inductor's setting that lists, for each op, the C functions that generated C++ may call."""
     return INDUCTOR.find(f"_inductor.config.{SHIMS_OPTION}", {})
 
 
 def set_pass(make: Callable[[Any], Any]) -> None:
-    """Puts a pass before Inductor's own ones over a graph; `make` gets the user's, or None.
+    """Puts a pass before Inductor's own passes over a graph; `make` gets the user's pass, or None.
 
-    As soon as there are settings: later, somebody's temporary ones might be in place.
+    Called as soon as the settings exist: later, temporary settings might be in place.
     """
 
     def loaded(config: Any) -> None:
@@ -116,11 +116,11 @@ def pass_type() -> Any:
 
 
 def sort(graph: torch.fx.Graph) -> None:
-    """Moves nodes behind their arguments, and otherwise keeps their order."""
+    """Moves nodes after their arguments, and otherwise keeps their order."""
     INDUCTOR.find("_inductor.pattern_matcher.stable_topological_sort", None)(graph)
 
 
 def traced(function: Callable[..., Any], example: torch.Tensor) -> torch.fx.Graph:
-    """The graph of a function by Inductor's decompositions."""
+    """The graph of a function with Inductor's decompositions."""
     trace = INDUCTOR.find("_inductor.pattern_matcher.fwd_only", None)
-    return trace(lambda x: function(x), [example]).graph  # a builtin has no signature to read
+    return trace(lambda x: function(x), [example]).graph  # a builtin has no readable signature

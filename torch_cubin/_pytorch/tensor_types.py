@@ -1,5 +1,5 @@
 """For the library's errors: the Python types of tensors that it knows by address, and the names of
-arguments that it knows by number."""
+arguments that it knows by index."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-// The out= forms of the family's ops, private ones: graphs of torch.compile call them, which own
-// the memory (torch_cubin/_inductor/lowerings.py), and the C shims of compiled C++
+// The out= variants of the family's ops. They are private: graphs of torch.compile, which own the
+// memory, call them (torch_cubin/_inductor/lowerings.py), and the C shims of compiled C++
 // (csrc/c_shims.cpp).
 //
-// `out` is contiguous, of the result's shape, dtype and device, and shares no memory with the
-// operands; [input] otherwise. Each serves both devices and returns `out`.
+// `out` must be contiguous, have the result's shape, dtype and device, and share no memory with the
+// operands; otherwise they throw [input]. Each works on both devices and returns `out`.
 #pragma once
 
 #include <optional>
