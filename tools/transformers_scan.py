@@ -1,6 +1,7 @@
 """Checks models of transformers under attn_implementation="cubin" against "eager".
 
-    python tools/transformers_scan.py [--out docs/transformers_scan.json] [--resume] [model types]
+    python tools/transformers_scan.py --out docs/transformers_scan.json    (make transformers-scan)
+    python tools/transformers_scan.py bloom llama
 
 Every model type in transformers is built from a reduced config, with random weights of one seed,
 and called once with each implementation on the CPU. The outputs must be equal, and a model that is
@@ -9,14 +10,16 @@ output. "as sdpa": transformers' own "sdpa" differs from "eager" likewise. A typ
 built or called is "not tried", with the reason.
 
 Each type runs in its own forked process, as many at a time as there are CPUs, so a model that
-exhausts memory or time only ends its own process. The list is written after each type; `--resume`
-keeps the lines of a list that was made with the same versions, and tries the rest.
+exhausts memory or time only ends its own process. A run writes its lines to NAME.unfinished after
+each type, and replaces the list once all are there; the next run continues an interrupted one that
+was made by the same versions and sources. Single types are only printed.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import json
 import multiprocessing
 import os
@@ -31,8 +34,9 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).resolve().parents[1]
 # Not this folder: transformers would import its kernels.py instead of the package `kernels`.
-sys.path[0] = str(Path(__file__).resolve().parents[1])
+sys.path[0] = str(ROOT)
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # prevents downloads and waiting for them
 
@@ -48,6 +52,8 @@ from tools.transformers_models import (  # noqa: E402
 )
 
 SECONDS = 40  # of CPU time, for a type
+SOURCES = ("torch_cubin/huggingface.py", "tools/transformers_models.py",
+           "tools/transformers_scan.py")  # fmt: skip
 TOLERANCE = 2e-4  # relative to the largest output; float32, two layers
 
 
@@ -204,11 +210,12 @@ def scan_all(types: list[str], jobs: int) -> Iterator[tuple[str, dict[str, Any]]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("types", nargs="*", help="only these; the others' lines stay")
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--resume", action="store_true", help="keep the lines that --out has")
+    parser.add_argument("types", nargs="*", help="only these, without a list")
+    parser.add_argument("--out", type=Path, help="the list of all types")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
+    if bool(options.types) == bool(options.out):
+        parser.error("either model types, or --out for all of them")
 
     import transformers
     from transformers import CONFIG_MAPPING
@@ -219,18 +226,23 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
     torch_cubin.huggingface.register()
-    versions = {x.__name__: x.__version__ for x in (transformers, torch)}
-    results: dict[str, dict[str, Any]] = {}
-    if options.out and options.out.exists() and (options.types or options.resume):
-        earlier = json.loads(options.out.read_text())
-        if earlier["versions"] == versions:
-            results = earlier["models"]
+    sources = b"".join((ROOT / name).read_bytes() for name in SOURCES)
+    made_by = {
+        **{x.__name__: x.__version__ for x in (transformers, torch)},
+        "sources": hashlib.sha256(sources).hexdigest()[:16],
+    }
+    out: Path | None = options.out
+    unfinished = out.with_suffix(".unfinished") if out is not None else None
+    results = lines_of(unfinished, made_by) if unfinished is not None else {}
     types = options.types or [x for x in sorted(CONFIG_MAPPING.keys()) if x not in results]
     for model_type, line in scan_all(types, options.jobs):
         results[model_type] = line
         print(model_type, json.dumps(line), flush=True)
-        if options.out:
-            write(options.out, versions, results)
+        if unfinished is not None:
+            write(unfinished, made_by, results)
+    if out is not None and unfinished is not None:
+        write(unfinished, made_by, results)
+        unfinished.replace(out)
     print(counts(results))
     sys.exit(any(line["result"] in ("wrong", "error") for line in results.values()))
 
@@ -239,11 +251,18 @@ def counts(results: dict[str, dict[str, Any]]) -> dict[str, int]:
     return dict(sorted(Counter(line["result"] for line in results.values()).items()))
 
 
-def write(out: Path, versions: dict[str, str], results: dict[str, dict[str, Any]]) -> None:
-    """Writes the whole list, one line per type; an interrupted run leaves the list up to its last
-    type."""
+def lines_of(path: Path, made_by: dict[str, str]) -> dict[str, dict[str, Any]]:
+    """The lines of a list that the same versions and sources made; none of any other."""
+    if not path.exists():
+        return {}
+    found = json.loads(path.read_text())
+    return found["models"] if found["made_by"] == made_by else {}
+
+
+def write(out: Path, made_by: dict[str, str], results: dict[str, dict[str, Any]]) -> None:
+    """Writes the whole list, one line per type."""
     lines = ",\n".join(f'    "{k}": {json.dumps(results[k])}' for k in sorted(results))
-    head = json.dumps({"versions": versions, "counts": counts(results)}, indent=2)[:-2]
+    head = json.dumps({"made_by": made_by, "counts": counts(results)}, indent=2)[:-2]
     partial = out.with_suffix(".partial")
     partial.write_text(f'{head},\n  "models": {{\n{lines}\n  }}\n}}\n')
     partial.replace(out)

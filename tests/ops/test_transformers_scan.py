@@ -24,6 +24,10 @@ def scan(monkeypatch):
     return module
 
 
+def models_of(path):
+    return json.loads(path.read_text())["models"]
+
+
 def run(scan, monkeypatch, out, *options, most=None):
     """The types that main() tried; the run is cut after `most`."""
     tried = []
@@ -34,7 +38,7 @@ def run(scan, monkeypatch, out, *options, most=None):
                 raise KeyboardInterrupt
             tried.append(name)
             yield name, {"result": "served"}
-            assert name in json.loads(out.read_text())["models"]  # before the next type begins
+            assert name in models_of(out.with_suffix(".unfinished"))  # before the next type begins
 
     monkeypatch.setattr(scan, "scan_all", scan_all)
     monkeypatch.setattr(sys, "argv", ["scan", "--out", str(out), *options])
@@ -45,19 +49,26 @@ def run(scan, monkeypatch, out, *options, most=None):
 
 def test_an_interrupted_run_is_resumed(scan, monkeypatch, tmp_path):
     out = tmp_path / "scan.json"
+    unfinished = out.with_suffix(".unfinished")
     everything = sorted(transformers.CONFIG_MAPPING.keys())
     assert run(scan, monkeypatch, out, most=5) == everything[:5]
-    assert run(scan, monkeypatch, out, "--resume", most=7) == everything[5:12]
-    assert run(scan, monkeypatch, out, "llama", "bert") == ["llama", "bert"]
-    kept = json.loads(out.read_text())
-    assert len(kept["models"]) == 14
-    assert kept["counts"] == {"served": 14}
-    assert kept["versions"]["transformers"] == transformers.__version__
-    assert "torch" in kept["versions"]
-    kept["versions"]["transformers"] = "4.53.0"  # another version's lines are not kept
-    out.write_text(json.dumps(kept))
-    assert run(scan, monkeypatch, out, "--resume", most=1) == everything[:1]
-    assert list(json.loads(out.read_text())["models"]) == everything[:1]
+    assert run(scan, monkeypatch, out, most=7) == everything[5:12]
+    assert not out.exists()
+    kept = json.loads(unfinished.read_text())
+    assert kept["counts"] == {"served": 12}
+    assert {"transformers", "torch", "sources"} == kept["made_by"].keys()
+    kept["made_by"]["transformers"] = "4.53.0"  # another version's lines are not kept
+    unfinished.write_text(json.dumps(kept))
+    assert run(scan, monkeypatch, out, most=1) == everything[:1]
+    assert list(models_of(unfinished)) == everything[:1]
+    assert run(scan, monkeypatch, out) == everything[1:]
+    assert not unfinished.exists()
+    assert sorted(models_of(out)) == everything
+    assert run(scan, monkeypatch, out) == everything  # a complete list is made anew
+
+
+def test_the_list_of_the_tree_is_complete():
+    assert len(models_of(ROOT / "docs" / "transformers_scan.json")) > 700
 
 
 @pytest.mark.parametrize(
