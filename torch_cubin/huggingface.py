@@ -206,6 +206,12 @@ def attention(
         )
         if not torch.compiler.is_compiling():
             report.count_declined(f"{_REPORTED} weights", "output_attentions")
+    if kwargs.get("head_mask") is not None:  # up to transformers 4
+        raise errors.fault(
+            "input", 'attention "cubin"', "is given a head_mask, which scales attention weights",
+            expected="none", got=type(module).__name__,
+            advice='Use attn_implementation="eager" where heads are masked.',
+        )  # fmt: skip
     if is_causal is None:
         config_class = type(getattr(module, "config", None))
         is_causal = not _needs_mask(config_class) and getattr(module, "is_causal", True)

@@ -261,6 +261,10 @@ def test_blocks_selected_by_an_indexer_are_refused(device):
         torch_cubin.huggingface.attention(
             torch.nn.Module(), query, query, query, None, block_indices=blocks
         )
+    with pytest.raises(torch_cubin.errors.InputError, match="head_mask"):
+        torch_cubin.huggingface.attention(
+            torch.nn.Module(), query, query, query, None, head_mask=torch.ones(query.shape[1])
+        )
 
 
 def test_asking_for_attention_weights_warns(device):
