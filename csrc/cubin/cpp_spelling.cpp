@@ -124,7 +124,10 @@ std::string common_spelling(std::string_view text) {
   std::vector<std::string_view> out;
   for (size_t i = 0; i < words.size(); ++i) {
     const std::string_view word = words[i];
-    if (is_one_of(word, {"const", "volatile", "__restrict__", "__restrict", "restrict"})) continue;
+    if (is_one_of(word, {"const", "volatile", "__restrict__", "__restrict", "restrict", "struct",
+                         "class", "union", "enum"})) {
+      continue;
+    }
     if (words.size() - i >= std::size(kUnnamed) &&
         std::equal(std::begin(kUnnamed), std::end(kUnnamed), &words[i])) {
       i += std::size(kUnnamed) - 1;

@@ -68,7 +68,10 @@ bool is_name_of(std::string_view demangled, std::string_view name) {
   std::string_view function = demangled.substr(0, open);
   const std::vector<size_t> blanks = places_behind(function, " ");
   if (!blanks.empty()) function.remove_prefix(blanks.front());  // the return type
-  std::vector<size_t> starts = places_behind(function, "::");
+  const bool is_global = name.substr(0, 2) == "::";
+  if (is_global) name.remove_prefix(2);
+  std::vector<size_t> starts;
+  if (!is_global) starts = places_behind(function, "::");
   starts.push_back(0);
   return std::any_of(starts.begin(), starts.end(), [&](size_t start) {
     const std::string_view scoped = function.substr(start);

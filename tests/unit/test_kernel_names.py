@@ -31,6 +31,9 @@ CALLED = {
     "scale<float>": "_Z5scaleIfEvPT_",
     "scale<half>": "_Z5scaleI6__halfEvPT_",
     "a::same": "_ZN1a4sameEPKfj",
+    "::a::same": "_ZN1a4sameEPKfj",
+    "::ns::run": "_ZN2ns12_GLOBAL__N_13runEPi",
+    "::scale<struct __half>": "_Z5scaleI6__halfEvPT_",
     "b::same(const float*, unsigned)": "_ZN1b4sameEPKfj",
     "b::same(float const*, unsigned int)": "_ZN1b4sameEPKfj",
     "vecAdd": "_Z6vecAddPf",
@@ -162,3 +165,8 @@ def test_a_name_that_repeats_itself_without_end_is_not_spelled_out() -> None:
         name += f"St4pairI{part}{part}E"
     image = torch_cubin.inspect(cubin({name: (8,)}))
     assert image.kernels[0].cpp_name == ""
+
+
+@pytest.mark.parametrize("name", ["::same", "::run", "::"])
+def test_a_global_name_has_all_scopes(module, name: str) -> None:
+    assert name not in module
