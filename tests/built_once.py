@@ -14,9 +14,10 @@ BUILD = ROOT / "build" / "unit"
 
 @contextlib.contextmanager
 def built_once(output: Path) -> Iterator[Path | None]:
-    """Where to build a file or folder, whose name is KIND-HASH; None where it is there already.
+    """Yields the path at which to build a file or folder named KIND-HASH; None if it exists
+    already.
 
-    It gets its name when it is whole, and older ones of its kind are removed. A second process
+    It gets its name when it is complete, and older ones of its kind are removed. A second process
     waits for the first.
     """
     output.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,8 @@
 """Layouts of the structs that the project's own headers declare, for tests and benchmarks.
 
-They stand in tests/data/c_layouts.json, since the machines with GPUs have no libclang to read the
-headers with. `python tests/c_layouts.py` writes it; a layout of an older header is refused.
+They are stored in tests/data/c_layouts.json, because machines with GPUs may have no libclang to
+read the headers with. `python tests/c_layouts.py` writes it; a layout of an older header is
+refused.
 """
 
 from __future__ import annotations

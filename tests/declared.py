@@ -61,7 +61,7 @@ def cube(**changes: Any) -> torch_cubin.Op:
 
 
 def cube_backward(**changes: Any) -> torch_cubin.Op:
-    """The derivative of cube, in the names that `backward=` wants."""
+    """The derivative of cube, with the names that `backward=` requires."""
     return torch_cubin.define_op(
         changes.pop("schema", None)
         or schema("cube_backward(Tensor grad_out, Tensor x) -> (Tensor grad_x)"),

@@ -206,7 +206,7 @@ def check_bits(out: torch.Tensor, expected: torch.Tensor, label: str = "result")
 
 
 def check_same_class(out: torch.Tensor, own: torch.Tensor, label: str = "result") -> None:
-    """NaN, +inf and -inf stand in the same places in both."""
+    """NaN, +inf and -inf are in the same positions in both."""
     for name, test in (("NaN", torch.isnan), ("+inf", torch.isposinf), ("-inf", torch.isneginf)):
         mine, theirs = test(out), test(own)
         if not torch.equal(mine, theirs):

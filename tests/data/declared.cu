@@ -8,7 +8,7 @@ __device__ int64_t place() { return blockIdx.x * static_cast<int64_t>(blockDim.x
 
 }  // namespace
 
-// A dtype variable: the bits of x, whatever they mean. Two kernels, chosen by the size of an item.
+// A dtype variable: copies the bits of x. Two kernels, chosen by the size of an item.
 extern "C" __global__ void copy_16(const uint16_t* x, uint16_t* out, int64_t n) {
   if (place() < n) out[place()] = x[place()];
 }

@@ -17,7 +17,7 @@ extern "C" __global__ void vec_add(const float* x, const float* y, float* z, int
   if (i < n) z[i] = x[i] + y[i];
 }
 
-// Every kind of scalar, given back as it came: out[i] holds the bits of argument i.
+// Every kind of scalar, returned unchanged: out[i] holds the bits of argument i.
 extern "C" __global__ void echo(bool flag, int8_t i8, uint8_t u8, int16_t i16, uint16_t half_bits,
                                 int32_t i32, uint32_t u32, float f32, int64_t i64, double f64,
                                 const void* pointer, int64_t* out) {

@@ -1,7 +1,7 @@
-"""docs/attention.md's table of which kernels serve which option on Hopper, as they are launched.
+"""docs/attention.md's table of the kernels that serve each option on Hopper, as they are launched.
 
-The test fails where the page differs from what the stand-in driver records;
-tools/attention_matrix.py writes it.
+The test fails if the page differs from what the stand-in driver records; tools/attention_matrix.py
+writes it.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def kinds(driver, known: dict[str, str], row: str, head_dim: int, backward: bool
 
 
 def cell(driver, known: dict[str, str], row: str, backward: bool) -> str:
-    """The kinds by head_dim, those of all in one where they are the same."""
+    """The kinds by head_dim; one entry if they are the same for all."""
     found: dict[str, list[str]] = {}
     for head_dim in HEAD_DIMS:
         text = ", ".join(f"`{kind}`" for kind in kinds(driver, known, row, head_dim, backward))

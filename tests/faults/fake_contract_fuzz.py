@@ -166,7 +166,7 @@ GOOD = {
 def call(r: random.Random, op) -> bool:
     """Whether a call of random arguments went through."""
     good = GOOD.get(len(op._schema.arguments), list)()
-    wrong = r.randrange(-len(good), len(good)) if good else 0  # none of them half of the time
+    wrong = r.randrange(-len(good), len(good)) if good else 0  # half of the time it stays correct
     arguments, keywords = [], {}
     for index, argument in enumerate(op._schema.arguments):
         random_one = not good or index == wrong
@@ -191,7 +191,7 @@ def call(r: random.Random, op) -> bool:
 def test_mutations(driver, clean, tmp_path, base, package) -> None:
     declare(driver)
     file = LAUNCH if base is tma else contracts.SEVERAL
-    op_of(base(), files=(file,))  # it is right as it is
+    op_of(base(), files=(file,))  # the unchanged file is valid
     r = random.Random(f"{base.__name__} {package}")
     defined = called = refused = 0
     tags, half = set(), False

@@ -1,4 +1,4 @@
-"""Random calls, through the extension and through Python alone, end alike."""
+"""Random calls end in the same result or error, through the extension and through Python alone."""
 
 from __future__ import annotations
 

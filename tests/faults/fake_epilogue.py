@@ -165,7 +165,7 @@ def test_batches_of_an_addend(driver, catalog) -> None:
         for strides in ((4096, 2048, 32, 1), (2048, 0, 32, 1), (0, 2048, 0, 1)):
             addend = tensors.strided((3, 2, 64, 32), strides, torch.float32)
             torch.ops.cubin._addmm(addend, a, b, alpha=2)
-        # Batches of A that share B are more rows, but for an addend that is not.
+        # Batches of A that share B become more rows, unless there is an addend that prevents it.
         shared, few = (tensors.empty(*n, dtype=torch.float32) for n in ((64, 32), (3, 64, 64)))
         torch.ops.cubin._addmm(tensors.strided((3, 64, 32), (0, 32, 1), torch.float32), few, shared)
 

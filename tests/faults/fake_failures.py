@@ -70,7 +70,7 @@ def memory_and_devices() -> None:
         assert read.raw == b"12345678"
     finally:
         call("deallocate", CURRENT, memory)
-        _library.load().torch_cubin_v1_set_device(0)  # whatever a failure has left
+        _library.load().torch_cubin_v1_set_device(0)  # resets what a failure may have left
 
 
 def scenario(driver) -> None:

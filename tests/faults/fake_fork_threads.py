@@ -28,7 +28,7 @@ def ends_of_children(work) -> list[str]:
             try:
                 work()
                 text = "no error"
-            except BaseException as error:  # the child must end here, whatever happens
+            except BaseException as error:  # the child must always end here
                 text = str(error)
             os.write(write, text.encode()[:4000])
             os._exit(0)

@@ -125,7 +125,7 @@ def test_an_activation_and_its_input(driver, catalog) -> None:
 @pytest.mark.parametrize(
     "weights",
     [
-        lambda: [empty(1001, 512), empty(1001, 512)],  # rows of outputs are no whole vectors
+        lambda: [empty(1001, 512), empty(1001, 512)],  # rows of outputs are not whole vectors
         lambda: [tensors.strided((1024, 512), (1, 1024), torch.bfloat16)] * 2,
         lambda: [tensors.strided((1024, 512), (513, 1), torch.bfloat16)] * 2,
     ],

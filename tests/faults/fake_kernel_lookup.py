@@ -43,7 +43,7 @@ def op_with(conditions: list[Any], schema: str = SCHEMA) -> Any:
 
 
 Call = tuple[Any, Any, int, str, bool]
-# A part of a condition, and whether it holds; None where it has no value.
+# A part of a condition, and whether it holds; None if it has no value.
 Part = tuple[Any, Callable[[Call], "bool | None"]]
 
 

@@ -140,7 +140,7 @@ def test_launches_use_the_default_stream_of_a_green_context(driver, vec_add):
             assert driver.journal()[-1] == ("cuLaunchKernelEx" if device else "cuCtxPopCurrent")
     driver.make_current(0x3000)
     driver.reset()
-    add(vec_add)  # PyTorch's other streams bring their context, whatever is current
+    add(vec_add)  # PyTorch's other streams have their own context, regardless of the current one
     assert driver.launches()[-1]["device"] == primary
     driver.make_current(0)
 

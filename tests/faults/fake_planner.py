@@ -53,7 +53,8 @@ def test_a_described_product_is_planned_as_the_same_product_of_tensors(
 
 
 def test_the_order_of_sums_does_not_depend_on_the_number_of_rows(driver, catalog) -> None:
-    """Inside batch_invariant(), whatever the planner prefers: a plan's sum_order is its bits."""
+    """Inside batch_invariant(), whatever the planner prefers: plans with the same sum_order give
+    the same bits."""
 
     def run() -> list:
         products = plan_changes.random_products(3000, seed=3)

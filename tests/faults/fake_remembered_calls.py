@@ -213,7 +213,7 @@ def test_a_failed_launch_is_not_remembered(driver) -> None:
 
 
 def test_a_multiple_need_not_be_a_power_of_two(driver) -> None:
-    """24 is no power of two, so that every bit of an address decides."""
+    """24 is not a power of two, so every bit of an address matters."""
     contract = several_kernels()
     contract["kernels"][0]["requires"][0]["multiple_of"] = 24
     op = op_of(contract)

@@ -103,7 +103,7 @@ def image(arch: int) -> bytes:
 
 
 def test_kernels_for_other_gpus_are_passed_over(driver):
-    """The device is 9.0. A kernel without code for it is never chosen, whatever it requires."""
+    """The device is 9.0. A kernel without code for it is never chosen."""
     contract = contracts.vec_add()
     plain = contract["kernels"][0]
     contract["kernels"] = [
@@ -133,7 +133,7 @@ def test_tuned_tables(driver):
     for shape, want in (
         ((2, 8), 1),  # the first of the group that takes it
         ((2, 7), 4),  # the other of the group
-        ((2, 5), 0),  # none of the group: what unknown keys get
+        ((2, 5), 0),  # no kernel of the group: the group for unknown keys is used
         ((2, 16), 2),
         ((2, 9), 2),
         ((3, 5), 3),

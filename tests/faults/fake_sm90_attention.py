@@ -249,14 +249,14 @@ def test_a_mask_whose_copy_would_take_gigabytes_is_not_copied(driver, catalog) -
     assert not any(name.startswith("sm90_") for name in kernels), kernels
 
 
-# Keys, the mask's dims that are 1, and whether it is read as it is.
+# Keys, the mask's dims of size 1, and whether it is read directly.
 @pytest.mark.parametrize(
     ("keys", "broadcast", "read"),
     [
         (4096, (), True),
         (4096, (1,), True),
         (4096, (0, 1, 2), True),
-        (4098, (), False),  # rows that begin with no whole vector
+        (4098, (), False),  # rows that do not begin with whole vectors
         (4096, (3,), False),
     ],
 )

@@ -208,7 +208,7 @@ def test_rows_that_begin_anywhere_are_read(driver, sm90) -> None:
 
 
 def test_a_bias_of_pairs_stays_in_the_registers(driver, sm90) -> None:
-    """Any other bias takes the general epilogue; rows that are no multiple of 16 bytes are stored
+    """Any other bias uses the general epilogue; rows that are not multiples of 16 bytes are stored
     without the TMA, and have no map."""
     cases = {
         "pairs": ((256, 512), 1, 0, 0),
@@ -284,8 +284,8 @@ def test_a_bias_of_tf32_rows_that_have_no_map(driver, sm90, n: int, flag: int) -
 
 @pytest.mark.parametrize("layout", ["nn", "tt"])
 def test_tf32_along_m_or_n_is_a_of_the_kernel(driver, sm90, layout: str) -> None:
-    """The product is the transposed one where that is B. Sums are stored in pairs, with the bias of
-    a transposed product; all else takes the general epilogue."""
+    """If that operand is B, the product is transposed. Sums are stored in pairs, with the bias of a
+    transposed product; everything else uses the general epilogue."""
     m, k = 1000, 520
     plain = FINISH if layout == "nn" else GENERAL
     cases = [
@@ -354,7 +354,7 @@ def test_a_transposed_product_swaps_broadcasts_and_clusters_too(driver, sm90) ->
 
 
 def test_split_sums_go_to_matrices_of_their_own(driver, tmp_path, monkeypatch) -> None:
-    """Whole blocks of K, of which no split is empty; the second kernel adds them all up."""
+    """Whole blocks of K, no split is empty; the second kernel adds all of them."""
     kinds = ("sm90", "finish")
     kernels = catalogs.kernels_of("matmul", lambda k: k["kind"] in kinds)
     catalogs.install(driver, tmp_path, monkeypatch, kernels)

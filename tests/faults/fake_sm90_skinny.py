@@ -97,7 +97,7 @@ def launches_of(driver, call) -> list[dict]:
 
 
 def check(launch: Launch, tokens: int, rows: int, k: int) -> None:
-    """What every launch must satisfy, whatever the plan."""
+    """Properties of every launch, for any plan."""
     kernel_tokens, kernel_rows = map(int, launch.name.rsplit("_", 1)[1].split("x"))
     n = launch.params
     assert (n.tokens_count, n.rows_count, n.k) == (tokens, rows, k)

@@ -139,7 +139,7 @@ def test_an_operator_in_a_name_is_no_bracket(driver):
         kernel(x, 3.0, grid=1, block=32)
 
 
-# (std::complex<float>, float2, __half2, E, int S::*): three that are no numbers, and an enum
+# (std::complex<float>, float2, __half2, E, int S::*): three are not numbers, one is an enum
 VALUES = "_Z6valuesSt7complexIfE6float27__half21EM1Si"
 
 

@@ -107,7 +107,7 @@ def test_a_tuned_call_takes_its_kernel_and_other_calls_take_theirs(driver, count
     assert {taken(driver, op, *call) for call in calls} == {0}
     library.add_tuned_table(table_of(op, count - 1, *calls[0]))
     assert [taken(driver, op, *call) for call in calls] == [count - 1] + [0] * (len(calls) - 1)
-    # Floats are numbers of a schedule: they tell no calls apart unless a condition reads them.
+    # Floats vary from step to step: they do not distinguish calls unless a condition reads them.
     assert taken(driver, op, x, None, 1, "a", 0.25) == count - 1
     # A second table adds to the first, and replaces what it says again.
     library.add_tuned_table(table_of(op, 1, *calls[5]))
@@ -210,8 +210,8 @@ SIXTEENTHS = {"argument": "x_ptr", "address_of": "x", "multiple_of": 16}
 
 
 def test_a_table_serves_only_calls_that_would_take_the_same_kernel(driver) -> None:
-    """Alignment is no part of a key: a misaligned call's kernel is not for aligned ones, nor the
-    reverse, whatever the second kernel's condition."""
+    """Alignment is not part of a key: the kernel of a misaligned call is not used for aligned ones,
+    nor the reverse, for any condition of the second kernel."""
     for condition in (None, ["le", 0, ["number", "head"]]):
         contract = contract_with([None, condition, None])
         contract["kernels"][0]["requires"] = [SIXTEENTHS]
@@ -237,7 +237,7 @@ def kept_file(op: Any) -> Path:
 
 
 def test_a_file_is_found_at_the_first_call(driver, cache) -> None:
-    """Which stands for a later process: the op of the same content has a name of its own."""
+    """This simulates a later process: an op with the same content has another name."""
     contract = contract_with([None] * 3)
     op = op_of(contract)
     call = tensors.empty(5), None, 1, "a", 1.0

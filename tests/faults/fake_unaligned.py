@@ -135,7 +135,7 @@ def test_short_k_is_not_split_further_than_its_tiles(driver, catalog) -> None:
 def test_splits_beyond_the_devices_cluster_capacity_are_not_launched(
     driver, catalog, largest: int
 ) -> None:
-    """If a process may use few multiprocessors, as under MPS, there is no capacity for clusters."""
+    """If a process may use only few multiprocessors, as under MPS, clusters do not fit."""
 
     def run() -> list[dict]:
         driver.set("largest_cluster", largest)

@@ -145,7 +145,7 @@ def test_variables_of_an_image_beside_kernels(driver):
 
 
 def test_variables_of_the_better_image(driver):
-    """One source for sm_90 and sm_90a, of which the latter alone has the kernel."""
+    """One source for sm_90 and sm_90a; only the latter has the kernel."""
     driver.declare_global("both", 8)
     only_here = elf_builder.Section(".nv.compat", elf_builder.NV_COMPAT, bytes([2, 9, 1, 0]))
     module = torch_cubin.load([image("", ("both",)), image("a", ("both",), 90, only_here)])

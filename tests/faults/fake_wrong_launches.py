@@ -210,7 +210,8 @@ def test_registers_limit_the_block(driver, vec_add):
 @pytest.mark.fault_case(19)
 @pytest.mark.parametrize("sizes", [[32756], [4] * 8189, [32757], [40000], [60000, 4], [8] * 5000])
 def test_as_many_bytes_of_parameters_as_cuda_passes(driver, sizes):
-    """32,764, in few parameters or many. No compiler makes a kernel of more; files may say it."""
+    """32,764, in few parameters or many. Compilers make no kernels with more, but a file may claim
+    it."""
     sizes = [8, *sizes]  # an address first
     ends = [*itertools.accumulate(sizes)]
     info = b"".join(

@@ -15,7 +15,7 @@ def forked(function: Callable[[], object]) -> object:
     if pid == 0:
         try:
             message = {"result": function()}
-        except BaseException:  # the child must end here, whatever happens
+        except BaseException:  # the child must always end here
             message = {"error": traceback.format_exc()}
         with os.fdopen(write, "w") as file:
             json.dump(message, file)

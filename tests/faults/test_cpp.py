@@ -33,7 +33,7 @@ TORCH_LIBRARIES = Path(torch.__file__).parent / "lib"
 
 pytestmark = [
     pytest.mark.skipif(not SHARED.is_file(), reason="not a built checkout"),
-    # As in test_faults.py: the stand-in is no driver for libcudart.
+    # As in test_faults.py: libcudart does not accept the stand-in as a driver.
     pytest.mark.skipif(torch.version.cuda is not None, reason="needs a CPU build of torch"),
 ]
 

@@ -1,6 +1,6 @@
-"""What the lists of wrong calls share (fake_wrong_*.py): how they are written, made and checked.
+"""Shared by the lists of wrong calls (fake_wrong_*.py): how they are written, made and checked.
 
-An entry is (call, class, message after "torch_cubin [tag]: "); a "..." stands for anything.
+An entry is (call, class, message after "torch_cubin [tag]: "); "..." matches anything.
 """
 
 from __future__ import annotations

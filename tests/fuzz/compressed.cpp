@@ -10,8 +10,8 @@ using torch_cubin::Bytes;
 
 constexpr size_t kMost = 1 << 16;  // bytes out
 
-// A decoder of LZ4 blocks that is written anew, after the format's document; false for bytes that
-// are no block of at most kMost bytes.
+// An independent decoder of LZ4 blocks, written from the format's document; false for bytes that
+// are not a block of at most kMost bytes.
 bool plain_lz4(const uint8_t* in, size_t size, Buffer& out) {
   size_t at = 0;
   const auto length = [&](size_t nibble, size_t& total) {
@@ -56,7 +56,7 @@ void run_lz4(const uint8_t* data, size_t size) {
                    [&] { torch_cubin::lz4_decompress(Bytes(data, size), other, "the input"); }));
 }
 
-// The size that the frame's header claims; where it has none, its last byte.
+// The size that the frame's header claims; if it claims none, from the last byte.
 void run_zstd(const uint8_t* data, size_t size) {
   size_t wanted = size == 0 ? 0 : data[size - 1];
   if (size > 13) {

@@ -285,7 +285,7 @@ void call(const Contract& contract, Decisions& decisions) {
       aoti_torch_delete_tensor_object(torch::stable::detail::to<AtenTensorHandle>(stack[i]));
     }
   }
-  require(objects_alive() == alive);  // arguments are given back once, outputs handed over once
+  require(objects_alive() == alive);  // arguments are released once, outputs handed over once
 }
 
 void run_call(const uint8_t* data, size_t size) {

@@ -54,7 +54,7 @@ FORMATS = {
     "tuned": 1024,
 }
 DECLARED = ("schema", "expression", "contract", "manifest", "call", "tuned")
-# What needs PyTorch or a driver: torch_shims.cpp and declared.cpp stand in.
+# Files that need PyTorch or a driver: torch_shims.cpp and declared.cpp replace them.
 REPLACED = {"slots.cpp", "catalog.cpp", "stream.cpp", "internals.cpp", "settings.cpp", "dl.cpp"}
 
 # What only makes messages, checks or hashes: coverage there would count as progress.
@@ -172,7 +172,7 @@ def sources(group: str) -> list[Path]:
 
 
 def parts_of(source: Path) -> list[Path]:
-    """The file, and what it includes where it is one of units/."""
+    """The file itself; for a file of units/, the files that it includes."""
     return [source, *map(Path, re.findall(r'^#include "(/.*)"$', source.read_text(), re.MULTILINE))]
 
 

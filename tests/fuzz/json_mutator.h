@@ -7,7 +7,7 @@
 
 namespace fuzz {
 
-// Values that a contract's reader may trip over, beside those that stand in the text.
+// Values that may confuse a contract's reader, in addition to those in the text.
 inline const nlohmann::json& odd_json() {
   static const auto* const odd = new nlohmann::json(nlohmann::json::parse(R"json([
     null, true, false, 0, 1, -1, 2, 3, 4, 64, 2147483648, 4294967296, 9007199254740993,

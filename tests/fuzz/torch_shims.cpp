@@ -143,7 +143,7 @@ CUresult launch(const CUlaunchConfig* config, CUfunction function, void** params
   return CUDA_SUCCESS;
 }
 
-// The rest, of which nothing is needed.
+// The other functions, which are not needed.
 template <class Type>
 struct Succeeds;
 template <class... Arguments>

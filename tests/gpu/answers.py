@@ -7,7 +7,7 @@ import sys
 
 
 def kernels_launched() -> list[str]:
-    """The package's kernels that this process has launched; none where it has no package."""
+    """The package's kernels that this process has launched; empty if it has no package."""
     if "torch_cubin" not in sys.modules:
         return []
     from torch_cubin._native import library

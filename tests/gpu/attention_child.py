@@ -197,7 +197,7 @@ def attention_sanitize(tool: str, *dtypes: str) -> dict:
             bare = [_bare(x, r.choice(orders), r.choice((0, 0, 8, 3))) for x in args]
             bare_grad = _bare(grad, r.choice(orders), 0)
             options = _options(raw, shape, dtype)
-            # Fresh memory filled by torch, and left as it is; initcheck knows what was written.
+            # With fresh memory filled by torch, and unfilled; initcheck tracks what was written.
             torch.use_deterministic_algorithms(index % 2 == 1 and tool != "initcheck")
             label = f"{dtype} {shape} {raw}"
             compare(label, dtype, args, grad, bare, bare_grad, options)

@@ -190,7 +190,7 @@ def _reference(
         return result
 
     def gather(full: Tensor, operand: Tensor) -> Tensor:
-        """The sum over whatever shared or broadcast an operand."""
+        """The sum over everything that shared or broadcast an operand."""
         if group > 1 and operand is not query:
             *leading, heads, n, width = full.shape
             full = full.reshape(*leading, heads // group, group, n, width).sum(-3)
@@ -448,7 +448,7 @@ def check(name: str, label: str, ours: list[Tensor], want: Reference) -> None:
 
 
 def check_sinks(name: str, sinks: Tensor, mine: Tensor, want: Reference, grad: Tensor) -> None:
-    """The gradient of sinks, (heads,), of which each row's part is -weight * sum(grad * out)."""
+    """The gradient of sinks, (heads,): each row contributes -weight * sum(grad * out)."""
     grad, out = grad.double(), want.out
     if out.dim() == 3:  # packed: (rows, heads, head_dim)
         grad, out = grad.transpose(0, 1), out.transpose(0, 1)

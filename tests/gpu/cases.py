@@ -85,7 +85,7 @@ def draw(shape: Sequence[int], dtype: torch.dtype, integers: bool, g: torch.Gene
 class Layout:
     """How a tensor lies in memory. The default is contiguous."""
 
-    order: tuple[int, ...] = ()  # dims from outermost to innermost; empty: as they are
+    order: tuple[int, ...] = ()  # dims from outermost to innermost; empty: unchanged
     pad: int = 0  # elements between the rows of the innermost dim
     step: int = 1  # stride of the innermost dim
     offset: int = 0  # elements by which the start is moved

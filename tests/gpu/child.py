@@ -148,7 +148,7 @@ def _in_fork(action) -> dict:
     if pid == 0:
         try:
             message = json.dumps({"result": action()})
-        except BaseException as error:  # the child must end here, whatever happens
+        except BaseException as error:  # the child must always end here
             message = json.dumps({"error": f"{type(error).__name__}: {error}"})
         os.write(write, message.encode())
         os._exit(0)
@@ -326,7 +326,7 @@ def configs_sanitize(tool: str, mode: str) -> dict:
     import torch_cubin  # noqa: F401
     from torch_cubin._native import library
 
-    # Tails in every dim. A last wave of tiles is streamed where there are two whole ones before it.
+    # Tails in every dim. A last wave of tiles is streamed if there are two whole ones before it.
     middle, streamed = (200, 264, 1032), (3080, 4616, 264)
     few = [(m, 520, 1032) for m in (1, 16, 24, 40, 64)]
     unaligned = (131, 75, 101)  # read by the kernel itself: K is short
@@ -361,7 +361,8 @@ def configs_sanitize(tool: str, mode: str) -> dict:
                 for number, config in enumerate(configs):
                     library.force_config(config)
                     out = torch.ops.cubin.matmul(a, b)
-                    # If the forced config does not support the call, another config is no failure.
+                    # If the forced config does not support the call, using another config is not a
+                    # failure.
                     forced = {x["chosen"] for x in library.watched_plans()}
                     if config not in forced:
                         wrong.append(f"{mode} {layout} {(m, n, k)} {config} was not taken")

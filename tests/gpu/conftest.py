@@ -172,9 +172,9 @@ def generator(request: pytest.FixtureRequest) -> torch.Generator:
 
 
 def _start_children(items: list[pytest.Item]) -> None:
-    """Starts the child processes of these tests, each of which costs seconds, most of it import.
+    """Starts the child processes of these tests; each takes seconds, most of it for imports.
 
-    Not those of tests that are skipped: under a sanitizer they take minutes.
+    Not for skipped tests: under a sanitizer they take minutes.
     """
     for item in items:
         if evaluate_skip_marks(item) is not None:

@@ -89,9 +89,9 @@ def broken_catalog(kind: str, folder: Path) -> Path:
 
 
 def tile_catalog(family: str, kind: str, tile: str, folder: Path) -> Path:
-    """A catalog of this GPU's kernels of one kind and tile only: the chosen kernel is known.
-    `tile` is "128x256", or "128x128x64" where its last size says what the kernel is for. Of
-    attention's that take more or fewer features, those of plain calls where there are any."""
+    """A catalog of this GPU's kernels of one kind and tile only, so that the chosen kernel is
+    known. `tile` is "128x256", or "128x128x64" if its last size matters. Among attention kernels
+    with different features, those for plain calls are used if there are any."""
     import torch
 
     arch = "sm_" + "".join(map(str, torch.cuda.get_device_capability()))

@@ -125,8 +125,8 @@ def test_errors_are_those_of_float32_sums(dtype, generator: torch.Generator) -> 
         exact = c.double() + a.double() @ b.double()
         out = ops.addmm(c, a, b, out_dtype=torch.float32)
         own = torch.addmm(c, a, b, out_dtype=torch.float32)
-        # Tensor cores cut a sum off at each step of 16 along K; PyTorch may split K into shorter
-        # chains, so that its error is no measure for a whole one.
+        # Tensor cores truncate a sum at each step of 16 along K; PyTorch may split K into shorter
+        # chains, so its error is not a measure for a whole one.
         cut_off = k / 16 * 2.0**-24 * exact.abs().max().item()
         error, of_torch = ((x.double() - exact).abs().max().item() for x in (out, own))
         assert not numerics.exceeds(error, 2 * of_torch + cut_off), ((m, n, k), error, of_torch)

@@ -76,7 +76,7 @@ def test_a_package_that_is_missing_is_named(made) -> None:
 
 
 def test_its_package_lists_the_kernels_with_their_launches(made) -> None:
-    """Inductor's Triton kernels, of which the first is launched by what the wrapper says."""
+    """Inductor's Triton kernels; the first is launched as the wrapper says."""
     folder, _ = made
     (package,) = folder.glob("*.pt2")
     found = torch_cubin.inspect(package)

@@ -180,7 +180,8 @@ def test_error_under_masks(name: str, kind: str) -> None:
 
 @pytest.mark.parametrize("name", ac.DTYPES)
 def test_equal_weights_of_small_integers_are_exact(name: str) -> None:
-    """A query of zeros weighs alike what it sees; a power of two of it gives exact means."""
+    """A query of zeros weights all visible keys equally; a power of two of them gives exact
+    means."""
     dtype = ac.DTYPES[name]
     g = ac.generator(name)
     for (rows, columns), head_dim in itertools.product(

@@ -161,7 +161,7 @@ def test_fully_masked_rows_and_keys(head_dim: int, nan_memory) -> None:
     assert bool((out[:, :, :300] == 0).all())
     assert bool((dq[:, :, :300] == 0).all())
     assert bool((dq[:, :, 301:] != 0).any(-1).all())
-    # Row i sees keys i to i + 9 of 400: those from 109 on are seen by none of 100 rows.
+    # Row i sees keys i to i + 9 of 400: none of 100 rows sees those from 109 on.
     short = [x[:, :, :100].contiguous() for x in (q, grad)]
     (_, dq, dk, dv), _ = ar.both(short[0], k, v, short[1], window_left=0, window_right=9)
     assert bool((dk[:, :, 109:] == 0).all())

@@ -26,7 +26,7 @@ RANDOM = [(name, seed) for name in ac.HALVES for seed in ("11", "12")]
     [pytest.param(*x, marks=pytest.mark.child("attention_options", *x)) for x in RANDOM],
 )
 def test_random_options(name: str, seed: str, child) -> None:
-    """120 random calls a process, in which these kernels compute whatever they can."""
+    """120 random calls per process, in which these kernels compute everything that they support."""
     answer = child.check()
     assert answer["wrong"] == []
     loaded = {x for x in answer["loaded"] if SHORT[name] in x.split("_")}

@@ -109,7 +109,7 @@ def test_a_swap_leaves_captured_kernels_alone() -> None:
 
 
 def test_on_another_stream() -> None:
-    """The launch goes to the current stream: it comes after the wait there."""
+    """The launch goes to the current stream, after the wait there."""
     contract = {
         "schema": new_name("wait") + "(Tensor(a!) out, int cycles, int value) -> ()",
         "tensors": {"out": {"dtype": "int32", "shape": [1], "align": 4}},
@@ -305,7 +305,8 @@ def test_a_package(tmp_path) -> None:
 
 
 def test_compile_without_a_fake_is_an_error() -> None:
-    """Python registers fakes; without one torch.compile says so and computes nothing wrong."""
+    """Python registers fakes; without one, torch.compile raises an error and computes nothing
+    wrong."""
     op = op_of(contracts.vec_add())
     x = small(16)
     with pytest.raises(Exception, match="[Ff]ake|[Mm]eta|[Uu]nsupported"):

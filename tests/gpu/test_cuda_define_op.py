@@ -305,7 +305,7 @@ def test_a_tensor_map() -> None:
     assert torch.equal(beyond[:4, :8], x[96:, 56:])
     assert not beyond[4:].any()
     with pytest.raises(RuntimeError, match=r"\[input\]"):
-        op(small(100, 63), 0, 0)  # rows that are no multiples of 16 bytes
+        op(small(100, 63), 0, 0)  # rows that are not multiples of 16 bytes
 
 
 def test_cooperative_grids_and_clusters() -> None:

@@ -21,7 +21,8 @@ ACTIVATIONS = {
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "silu": F.silu,
 }
-# M, N, K: one block, whole tiles, tails, rows of no whole vector, few rows and columns, a split K.
+# M, N, K: one block, whole tiles, tails, rows that are not whole vectors, few rows and columns, a
+# split K.
 SHAPES = [
     (512, 512, 512), (4096, 1024, 256), (300, 264, 1000), (129, 131, 67), (1, 4096, 4096),
     (4, 1000, 512), (64, 1024, 2048), (16, 128, 16384), (2048, 3, 100), (1, 1, 5), (700, 1, 64),

@@ -172,7 +172,7 @@ def test_jagged_nested_tensors_forward_and_backward() -> None:
         near(mine.detach(), wanted.detach()[0].transpose(0, 1), f"sequence {i}")
         expected = torch.autograd.grad(wanted.square().sum(), leaves)
         for own, theirs in zip(gradients, expected, strict=True):
-            # Of one key alone dq and dk are zero but for rounding.
+            # With a single key, dq and dk are zero except for rounding.
             if lengths[i] > 1:
                 near(own[i], theirs[0].transpose(0, 1), f"gradient of sequence {i}")
     assert served() == {"_flash_attention_forward": 1, "_flash_attention_backward": 1}

@@ -11,7 +11,8 @@ from torch.nn import attention
 
 import torch_cubin
 
-# Of the tests, not of the file: a run that collects nothing of it is no whole one (record.py).
+# Marks the tests instead of skipping the file: a run that collects nothing of it would not be
+# complete (record.py).
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("transformers") is None, reason="transformers is not installed"
 )

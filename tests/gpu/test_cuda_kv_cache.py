@@ -142,7 +142,8 @@ def test_batch_invariance_of_long_sequences():
 @pytest.mark.parametrize("dim", [64, 128, 256])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_one_visible_e4m3_value_is_returned(dim, dtype):
-    """One key has all the weight, and its value comes out, but for a weight's rounding."""
+    """One key has all the weight, and its value is the output, except for the rounding of a
+    weight."""
     torch.manual_seed(0)
     args = make(DEVICE, dim=dim, capacity=513, dtype=dtype, e4m3=True, rows=5, softmax_scale=1.0)
     for name in ("q", "k_cache", "v_cache"):

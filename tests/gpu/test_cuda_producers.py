@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module", autouse=True)
 def allocator() -> None:
-    """Memory for Triton's own launches that want scratch."""
+    """Memory for Triton's own launches that need scratch."""
     triton.set_allocator(
         lambda size, align, stream: torch.empty(size, device="cuda", dtype=torch.int8)
     )

@@ -10,7 +10,7 @@ from gpu import cases
 
 pytestmark = pytest.mark.usefixtures("nan_memory")
 
-# Whole tiles of the copy, tails in every dim, rows of no whole vector.
+# Whole tiles of the copy, tails in every dim, rows that are not whole vectors.
 SHAPES = ((1024, 1024, 1024), (520, 776, 1000), (1031, 1033, 2049), (300, 2051, 517))
 LAYOUTS = {
     "n": cases.Layout(),

@@ -162,7 +162,7 @@ def test_tune_measures_what_a_callable_multiplies(tmp_path: Path) -> None:
 
 
 def test_a_table_overrides_the_cost_model(tmp_path: Path) -> None:
-    """Every config that is named in a table is taken from then on, whatever the model says."""
+    """Every config that a table names is used from then on, regardless of the model."""
     a = torch.randn(200, 1032, device="cuda", dtype=torch.bfloat16)
     b = torch.randn(1032, 640, device="cuda", dtype=torch.bfloat16)
     product = Product.of_layout(200, 640, 1032, "nn", "bfloat16")

@@ -114,7 +114,7 @@ def formula(
 
 
 def reference(*args, **options) -> Tensor:
-    """torch's attention, but for sizes of 0: those of heads crash torch 2.11 on the CPU."""
+    """torch's attention, except for sizes of 0: 0 heads crash torch 2.11 on the CPU."""
     if all(tensor.numel() for tensor in args[:3]):
         return stock(*args, **options)
     return formula(*args, **options)[0].to(args[0].dtype)

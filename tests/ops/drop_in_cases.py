@@ -1,7 +1,7 @@
-"""Calls that drop_in() serves, and what the tests of it share.
+"""Calls that drop_in() serves, shared by its tests.
 
 Operands are small integers whose products and sums are exact in every dtype, bfloat16 included, so
-a result is compared bit by bit whatever kernel made it.
+results of all kernels are compared bit by bit.
 """
 
 from __future__ import annotations

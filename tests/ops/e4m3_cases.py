@@ -1,5 +1,5 @@
-"""Calls of flash_attention of float8_e4m3fn, and what they must give: the formula in float64 of the
-numbers that the tensors stand for."""
+"""Calls of flash_attention of float8_e4m3fn, and the expected results: the formula in float64 for
+the values of the tensors."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def _below_autograd(monkeypatch, _drop_in_as_on_a_cpu_build) -> None:
 
 
 def left_in_this_thread(key: str) -> bool:
-    """Whether an object stands there: a null is none, and PyTorch cannot be asked for it."""
+    """Whether there is an object: null means none, and PyTorch has no query for it."""
     policies = {name: number for number, name in thread_objects.KEYS.items()}
     return library.thread_object_policy() == policies[key]
 

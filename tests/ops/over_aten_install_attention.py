@@ -1,7 +1,7 @@
-"""install() under PyTorch's fused attentions: results, layouts and gradients as PyTorch's are.
+"""install() below PyTorch's fused attention ops: results, layouts and gradients match PyTorch's.
 
-A CPU build has none of them, so their operators are called directly, and compared with attention by
-its definition.
+A CPU build has none of them, so their operators are called directly, and compared with the
+definition of attention.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Arguments outlive no call: the boxed kernels give back what they are given, errors included."""
+"""Arguments do not outlive a call: the boxed kernels release their arguments, also on errors."""
 
 from __future__ import annotations
 

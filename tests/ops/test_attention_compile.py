@@ -123,7 +123,7 @@ def test_transforms_inside_the_graph(device):
     near(compiled(query, key, value), stock(query, key, value))
 
 
-# NOTE: a graph draws the numbers of eager code, but for inductor's, which draws its own unless
+# NOTE: a graph draws the same numbers as eager code, except inductor's, which draws its own unless
 # torch._inductor.config.fallback_random is set.
 @pytest.mark.parametrize(
     ("backend", "grad"), [("eager", False), ("aot_eager", False), ("inductor", True)]

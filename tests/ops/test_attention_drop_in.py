@@ -201,7 +201,7 @@ def test_compiled(inside, device):
     assert sum("cubin.scaled_dot_product_attention" in name for name in graphs[0]) == 2
     traced = {row.function: row.traced for row in torch_cubin.report().served}
     assert traced.keys() == {NAME}
-    assert traced[NAME] >= 2  # torch.compile may begin its trace anew
+    assert traced[NAME] >= 2  # torch.compile may restart its trace
 
 
 @pytest.mark.usefixtures("fresh_dynamo")

@@ -1,4 +1,5 @@
-"""Mistakes in calling attention: tagged, in every grad mode, alike with and without data."""
+"""Mistakes in calling attention: the same tagged error in every grad mode, with and without
+data."""
 
 from __future__ import annotations
 

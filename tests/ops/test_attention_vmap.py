@@ -25,7 +25,7 @@ DIMS = [(0, 0, 0), (-1, 0, 1), (0, None, None), (None, 0, None), (None, -1, 0), 
 
 
 def one_by_one(op, dims, *args):
-    """What vmap stands for."""
+    """The definition of vmap."""
     results = [
         op(*(x if d is None else x.select(d, i) for x, d in zip(args, dims, strict=True)))
         for i in range(BATCH)

@@ -45,7 +45,7 @@ def test_the_reference_is_batch_invariant(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "silu"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_activations_are_batch_invariant(dtype: torch.dtype, activation: str) -> None:
-    """Of widths that are no multiple of a vector: the last elements of a tensor are special."""
+    """Widths are not multiples of a vector: the last elements of a tensor are special."""
     for n in (1, 13, 41):
         x, weight, bias = operands(dtype, m=50, n=n, k=9)
         with torch_cubin.batch_invariant():

@@ -1,4 +1,5 @@
-"""addmm and its kin in 16 bits: PyTorch rounds once, after factors and sum; so must drop_in()."""
+"""addmm and related functions in 16 bits: PyTorch rounds once, after factors and sum; so must
+drop_in()."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The private names of torch that the package leans on: where they may stand, and what it costs to
-lack one. And what importing the package costs.
+"""The private names of torch that the package uses: where they may appear, and the effect of
+missing one. Also the cost of importing the package.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch_cubin._pytorch.internals import Feature
 
 ROOT = Path(__file__).resolve().parents[2]
 DOOR = ROOT / "torch_cubin" / "_pytorch"
-# Private attributes of PyTorch's objects, by whatever name the object goes.
+# Private attributes of PyTorch's objects, for any name of the object.
 OF_OBJECTS = frozenset(("_schema", "_destroy", "_dispatch_cache", "_dynamo_marked_constant"))
 
 

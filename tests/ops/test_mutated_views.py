@@ -50,7 +50,7 @@ def by_batch_index(k_pool, v_pool, q, k, v, lengths, layer):
 
 
 def by_block_table(k_pool, v_pool, q, k, v, lengths, layer):
-    """The same of pages: all layers' pages are one cache, of which a sequence has four here."""
+    """The same with pages: all layers' pages form one cache, in which a sequence has four."""
     pages = BATCH * ROWS // PAGE
     table = torch.arange(pages, dtype=torch.int32, device=q.device).view(BATCH, -1)
     caches = (x.view(LAYERS * pages, PAGE, HEADS, WIDTH) for x in (k_pool, v_pool))

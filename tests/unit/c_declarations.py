@@ -1,6 +1,6 @@
-"""Declarations of a struct P, for c_struct and a C++ compiler to lay out alike.
+"""Declarations of a struct P, which c_struct and a C++ compiler must lay out identically.
 
-Each is the text, and values to give to some of its fields: the bytes are compared, too.
+Each has the text, and values for some of its fields: the bytes are compared too.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def sources() -> list[Path]:
 
 
 def compile_cpp(*words: object) -> None:
-    """Runs g++ with sanitizers, where it has them."""
+    """Runs g++, with sanitizers if it has them."""
     command = ["g++", *FLAGS, f"-I{CSRC}", f"-isystem{json_include()}", *map(str, words)]
     found = subprocess.run([*command, *SANITIZE], capture_output=True, text=True)
     if found.returncode != 0 and "asan" in found.stderr:  # no runtime of the sanitizers

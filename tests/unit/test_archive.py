@@ -183,7 +183,7 @@ def test_an_archive_without_device_code_says_so() -> None:
 
 
 def test_two_models_with_another_kernel_of_one_name(tmp_path: Path) -> None:
-    """Inductor's names begin anew with each model of a package."""
+    """Inductor numbers names from the start in each model of a package."""
     changed = SEVERAL  # it has another vec_add, with the same parameters
     package = pt2(tmp_path / "m.pt2", {"data/one/a.cubin": CUBIN, "data/two/b.cubin": changed})
     (tmp_path / "a.cubin").write_bytes(CUBIN)

@@ -62,7 +62,7 @@ def test_is_read(name: str) -> None:
 
 
 ROW = '{"k", 3}'
-# What a compiler would make of it is beside those where it is not plain.
+# The compiler's view is noted where it is not obvious.
 REFUSED = {
     "a base": (table(ROW, FIELDS).replace("struct K {", "struct K : B {"), "with a base"),
     "a method": (table(ROW, f"int f(); {FIELDS}"), "no plain field"),

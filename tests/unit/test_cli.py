@@ -1,4 +1,4 @@
-"""python -m torch_cubin: each command's output and exit status, good and bad machines alike."""
+"""python -m torch_cubin: each command's output and exit status, on good and bad machines."""
 
 from __future__ import annotations
 

@@ -364,7 +364,7 @@ def test_a_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.fault_case(45)
 def test_a_cache_on_a_full_disk(folder: Path) -> None:
-    """The system refuses to write past a limit, as it does where a disk is full."""
+    """The system refuses to write past a limit, as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     signal_before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:

@@ -150,7 +150,7 @@ HARMLESS = (
         ("sm_90a", "cp.async.cg.shared.global [%r1], [%rd1], 16; griddepcontrol.wait;", False),
         *[("sm_90a", f"{touch}; griddepcontrol.wait; ret;", False) for touch in TOUCHES],
         *[("sm_90a", f"{harmless}; griddepcontrol.wait; ret;", True) for harmless in HARMLESS],
-        # Along every path: branches over the wait, a role without one, a wait under a predicate.
+        # Along every path: branches over the wait, a role without a wait, a wait under a predicate.
         ("sm_90a", "@%p1 bra $L; griddepcontrol.wait; $L: ld.global.u32 %r1, [%rd1]; ret;", False),
         (
             "sm_90a",

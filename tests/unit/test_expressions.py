@@ -1,4 +1,5 @@
-"""Expressions: C++ and Python evaluate the same trees alike, and tracing says what it cannot do."""
+"""Expressions: C++ and Python evaluate the same trees identically, and tracing reports what it
+cannot do."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ SAMPLES = (
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_sm_89_runs_the_code_of_sm_86(name: str, tools: toolkit.Toolkit, tmp_path) -> None:
-    """Why sm_89 is no part of a complete wheel, where sm_86's kernels serve it."""
+    """This is why a complete wheel has no sm_89: sm_86's kernels serve it."""
     (kernel,) = [k for k in kernel_table.read_tables(KERNELS) if k.name == name]
     builder = build.Builder(tools, KERNELS)
     with build.locked(build.ROOT / builder.cache):

@@ -1,4 +1,4 @@
-"""What cuda.core compiles is taken as it is: its code, and symbols by the names asked for."""
+"""cuda.core's compiled code is accepted unchanged: its code, and symbols by the requested names."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def test_a_folder_without_the_right_to_write() -> None:
 
 @pytest.mark.fault_case(45)
 def test_a_full_disk_leaves_no_package(tmp_path: Path) -> None:
-    """The system refuses to write past a limit, as it does where a disk is full."""
+    """The system refuses to write past a limit, as on a full disk."""
     op = vec_add()
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     signal_before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -110,7 +110,7 @@ def test_a_file_created_under_an_images_name_while_saving(tmp_path: Path, monkey
 
 @pytest.mark.fault_case(12)
 def test_two_processes_that_write_one_folder(tmp_path: Path) -> None:
-    """Whenever a reader looks, there is no package, or a whole one of either."""
+    """At any time a reader finds no package, or a complete one of either."""
     other = tmp_path / contracts.SEVERAL.name  # another image of that name
     other.write_bytes((DATA / "vec_add.sm_90a.cuda124.cubin").read_bytes())
     for name, image in (("one", contracts.SEVERAL), ("two", other)):

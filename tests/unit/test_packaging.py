@@ -155,7 +155,7 @@ def test_a_wheel_for_some_architectures_says_which(tmp_path):
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    """What `make wheel` gives but for the tag: this tree, the kernels that lie there, `make`'s
+    """The result of `make wheel` except for the tag: this tree, the existing kernels, `make`'s
     objects."""
     # A module that was removed since would still lie among what was collected for the last wheel.
     for lib in ROOT.glob("build/lib.*/torch_cubin"):

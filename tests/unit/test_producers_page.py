@@ -1,4 +1,4 @@
-"""The examples of docs/producers.md run as they are written."""
+"""The examples of docs/producers.md run unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schemas: what csrc/declared takes, PyTorch's own parser takes and reads alike."""
+"""Schemas: PyTorch's own parser accepts what csrc/declared accepts, and reads it identically."""
 
 from __future__ import annotations
 

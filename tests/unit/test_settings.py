@@ -1,5 +1,5 @@
-"""PyTorch's TF32 setting as csrc/pytorch/settings.cpp reads it: as torch.backends says, whatever
-numbers a torch gives to its enumerators, and IEEE where it cannot tell."""
+"""PyTorch's TF32 setting as csrc/pytorch/settings.cpp reads it: the same as torch.backends, for any
+numbering of a torch's enumerators, and IEEE if it cannot be determined."""
 
 from __future__ import annotations
 

@@ -208,7 +208,7 @@ def test_stored_tables_of_an_op_are_merged(tmp_path: Path) -> None:
         {"key": {"n": 2}, "kernel": 2, "instead_of": 0},
         {"key": {"n": 1}, "kernel": 3, "instead_of": 0},  # the newest stand last
     ]
-    # What was measured with another driver is no part of it, nor is a damaged file.
+    # Measurements with another driver are not used, nor is a damaged file.
     store.keep(one_op_table({"n": 4}, 4, driver="2"), path)
     assert len(store.read(path)["ops"][0]["calls"]) == 1
     for damaged in ("{", "[]", '{"version": 1, "ops": 5}'):

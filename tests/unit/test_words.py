@@ -1,4 +1,4 @@
-"""tools/words.py: the glossary's retired words do not come back, and are found where they do."""
+"""tools/words.py: the glossary's retired words do not come back, and are found if they do."""
 
 from __future__ import annotations
 
