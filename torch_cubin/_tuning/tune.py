@@ -195,9 +195,8 @@ def load_tuned(path: str | os.PathLike[str]) -> int:
 
     Raises:
         torch_cubin.Error: [file] for a missing file; [input] if it is not such a table, was
-        measured
-            on a GPU that this process does not have, or, for a declared op, with another driver or
-            other kernels, or if that op is not declared. Then the table is not used.
+            measured on a GPU that this process does not have, or, for a declared op, with another
+            driver or other kernels, or if that op is not declared. Then the table is not used.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise errors.fault(
