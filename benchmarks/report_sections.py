@@ -39,7 +39,7 @@ SECTIONS = (
         results="goals",
         read=report_results.products,
         command="benchmarks/bench_goals.py --lines --json FILE",
-        about="cuBLAS's time over ours, through PyTorch; `epilogues`: our plain product's time "
+        about="cuBLAS's time over ours, through PyTorch. `epilogues`: our plain product's time "
         "over ours with a bias, or a bias and an activation.",
         groups=titles(goals.PRODUCTS),
         goals=goals.PRODUCTS,
@@ -50,9 +50,9 @@ SECTIONS = (
         results="attention_goals",
         read=report_results.listed,
         command="benchmarks/bench_attention_goals.py --lines --json FILE",
-        about="bfloat16, 16,384 tokens, 2,048 columns of all heads, head dims 64, 128 and 256. The "
-        "peer's time over ours, or the share of our own rate that is named. FlashAttention-3 (FA3) "
-        "was not run beside ours: its lead over cuDNN on an H200 stands in the script.",
+        about="bfloat16, 16,384 tokens, heads * head_dim = 2,048, head dims 64, 128 and 256. The "
+        "peer's time over ours, or the fraction of the named rate. FlashAttention-3 (FA3) was not "
+        "run: its speedup over cuDNN on an H200 is in the script.",
         groups=titles(goals.ATTENTION),
         goals=goals.ATTENTION,
         plot="attention",
@@ -62,7 +62,7 @@ SECTIONS = (
         results="attention_goals",
         read=report_results.options,
         command="benchmarks/bench_attention_goals.py --only options --json FILE",
-        about="The share of our own dense rate for each visible score, by direction and head_dim.",
+        about="The fraction of our own dense rate per visible score, by direction and head_dim.",
         groups={"windows, packed, GQA": "", "boolean masks": ""},
         by_case=True,
     ),
@@ -71,12 +71,12 @@ SECTIONS = (
         results="attention_scores",
         read=report_results.scores,
         command="benchmarks/bench_attention_options.py --only scores --json FILE",
-        about="The share of our own causal dense rate: 8 sequences of 2,048 rows.",
+        about="The fraction of our own causal dense rate: 8 sequences of 2,048 rows.",
         groups={"scores": ""},
         by_case=True,
     ),
     Section(
-        title="Attention: masks that are added",
+        title="Attention: additive masks",
         results="added_masks",
         read=report_results.added_masks,
         command="benchmarks/bench_added_masks.py --json FILE",
@@ -89,8 +89,8 @@ SECTIONS = (
         results="attention_e4m3",
         read=report_results.float8,
         command="benchmarks/bench_attention.py --only forward_e4m3 --json FILE",
-        about="Our bfloat16's time over ours of float8, by rows of a sequence; the kernel that "
-        "lays out the values is included.",
+        about="Our bfloat16 kernels' time over that of our float8 kernels, by rows per sequence, "
+        "including the transpose of the values.",
         groups={"float8": ""},
         by_case=True,
     ),
@@ -124,7 +124,7 @@ SECTIONS = (
         results="triton_launch",
         read=report_results.triton,
         command="benchmarks/bench_triton_launch.py --json FILE",
-        about="The host's time for a launch by Triton over that of the same kernel as an op.",
+        about="The host's time for a launch by Triton over that for the same kernel as an op.",
         groups={"launch": "host cost of a call"},
     ),
 )
