@@ -5,6 +5,7 @@
 #include "c_answer.h"
 #include "ops/attention/api/signatures.h"
 #include "ops/attention/problem/checks.h"
+#include "ops/grouped/grouped.h"
 #include "ops/matmul/checks.h"
 
 using namespace torch_cubin;
@@ -18,6 +19,11 @@ TORCH_CUBIN_API char* torch_cubin_check_attention(const char* call) {
 // The same for matmul and linear (check_described_product in ops/matmul/checks.h).
 TORCH_CUBIN_API char* torch_cubin_check_product(const char* call) {
   return answer([&] { check_described_product(nlohmann::json::parse(given(call, "call"))); });
+}
+
+// The same for grouped_matmul: {"mat_a": tensor, "mat_b": tensor, "offs": tensor}.
+TORCH_CUBIN_API char* torch_cubin_check_grouped(const char* call) {
+  return answer([&] { check_described_grouped(nlohmann::json::parse(given(call, "call"))); });
 }
 
 // {"attention_forward": its schema, ...}: torch_cubin/_ops takes the options and their defaults

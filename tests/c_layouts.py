@@ -32,6 +32,7 @@ LISTED = (
     (f"{MATMUL}/matmul_params.h", "MatmulParams"),
     (f"{MATMUL}/pad_params.h", "PadParams"),
     (f"{MATMUL}/sm90_fused_params.h", "Sm90FusedParams"),
+    (f"{MATMUL}/sm90_grouped_params.h", "Sm90GroupedParams"),
     (f"{MATMUL}/sm90_params.h", "Sm90MatmulParams"),
     (f"{MATMUL}/sm90_skinny_params.h", "Sm90SkinnyParams"),
     (f"{MATMUL}/transpose_params.h", "TransposeParams"),

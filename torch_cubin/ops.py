@@ -17,6 +17,7 @@ attention_forward = torch.ops.cubin.attention_forward
 attention_forward_e4m3 = torch.ops.cubin.attention_forward_e4m3
 flash_attention = torch.ops.cubin.flash_attention
 flash_attention_with_kvcache = torch.ops.cubin.flash_attention_with_kvcache
+grouped_matmul = torch.ops.cubin.grouped_matmul
 linear = torch.ops.cubin.linear
 matmul = torch.ops.cubin.matmul
 scaled_dot_product_attention = torch.ops.cubin.scaled_dot_product_attention
@@ -29,6 +30,7 @@ __all__ = [
     "attention_forward_e4m3",
     "flash_attention",
     "flash_attention_with_kvcache",
+    "grouped_matmul",
     "linear",
     "matmul",
     "scaled_dot_product_attention",

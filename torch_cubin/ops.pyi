@@ -141,6 +141,14 @@ def flash_attention_with_kvcache(
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
 ) -> Tensor: ...
+def grouped_matmul(
+    mat_a: Tensor,
+    mat_b: Tensor,
+    *,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: dtype | None = None,
+) -> Tensor: ...
 def linear(
     input: Tensor,
     weight: Tensor,

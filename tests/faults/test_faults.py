@@ -51,6 +51,7 @@ CPP_ONLY = (
     "fake_epilogue",
     "fake_fmha_library",
     "fake_fused",
+    "fake_grouped",
     "fake_install",
     "fake_kernel_lookup",
     "fake_kv_cache",

@@ -11,6 +11,7 @@ from torch.func import vmap
 
 ops = torch.ops.cubin
 CALLS = 5
+_ENDS = torch.tensor([1, 4])
 
 
 def attention_options(tensor: torch.Tensor) -> dict:
@@ -35,6 +36,7 @@ REFUSED = {
     "addmm": lambda x: ops.addmm(x, x, x.mT, alpha=2),
     "addmm, a dtype": lambda x: ops.addmm(x, x, x.mT, torch.float16),
     "addmm_into": lambda x: ops.addmm_into(x, x, x.mT),
+    "grouped_matmul": lambda x: ops.grouped_matmul(x[0, 0], x[0], offs=_ENDS.to(x.device)),
     "_linears": lambda x: ops._linears(x, [x[0, 0], x[0, 0, :, :3]], [None, x[0, 0, 0]]),
     "_linear_glu": lambda x: ops._linear_glu(x, x[0, 0], x[0, 0, :2], "silu"),
     "attention": lambda x: ops.scaled_dot_product_attention(x, x[..., :4], x),
@@ -63,6 +65,7 @@ SERVED = {
     "addmm": lambda x: ops.addmm(x[..., :4], x, x.mT, beta=2, alpha=3),
     "addmm, a dtype": lambda x: ops.addmm(x[..., :4], x, x.mT, x.dtype, beta=2),
     "addmm_into": lambda x: ops.addmm_into(x.detach()[..., :4].clone(), x.detach(), x.mT.detach()),
+    "grouped_matmul": lambda x: ops.grouped_matmul(x[0, 0], x[0].mT, offs=_ENDS.to(x.device)),
     "_linears": lambda x: ops._linears(x, [x[0, 0], x[0, 1, :2]], [x[0, 0, :, 0], None])[1],
     "_linear_glu": lambda x: ops._linear_glu(x, x[0, 0], x[0, 1], "silu"),
     "attention": lambda x: ops.scaled_dot_product_attention(x, x, x, x[..., :1], 0.5, scale=0.5),

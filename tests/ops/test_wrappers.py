@@ -37,6 +37,7 @@ CALLS = {
     "addmm": lambda made: ops.addmm(made(8, 8), _A, _A),
     "addmm, last": lambda made: ops.addmm(_A, _A, made(8, 8)),
     "addmm_into": lambda made: ops.addmm_into(made(8, 8), _A, _A),
+    "grouped_matmul": lambda made: ops.grouped_matmul(_A, made(1, 8, 8), offs=_ROWS),
     "_linears, a weight": lambda made: ops._linears(_A, [_A, made(8, 8)], [None, None]),
     "_linears, a bias": lambda made: ops._linears(_A, [_A, _A], [None, made(8)]),
     "_linear_glu": lambda made: ops._linear_glu(_A, _A, made(8, 8), "silu"),

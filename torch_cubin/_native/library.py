@@ -114,6 +114,7 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "pytorch_symbols": [],
     "attention_schemas": [],
     "check_attention": [_TEXT],
+    "check_grouped": [_TEXT],
     "check_product": [_TEXT],
     "check_call": [_TEXT],
     "cubin_at": [_TEXT],

@@ -13,6 +13,7 @@ from torch_cubin._ops import raw_ops
 _RUNS = {
     "linear": ("linear", "linear_activation", "linear_activation_aux"),
     "addmm": ("addmm", "addmm_dtype"),
+    "grouped_matmul": ("grouped_matmul", "matmul"),  # of two batches
     "scaled_dot_product_attention": ("scaled_dot_product_attention", "attention_forward"),
     "flash_attention": ("attention_forward", raw_ops.E4M3),
 }

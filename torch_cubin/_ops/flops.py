@@ -62,6 +62,13 @@ def _linear_aux_flops(input: Tensor, *args: Any, out_val: Any, **kwargs: Any) ->
     return 2 * out.numel() * input.shape[-1]
 
 
+def _grouped_flops(mat_a: Tensor, mat_b: Tensor, *args: Any, out_val: Tensor, **kwargs: Any) -> int:
+    """As if every row, or every column of K, belonged to a group."""
+    if mat_a.dim() == mat_b.dim() == 3:
+        return _matmul_flops(mat_a, mat_b, out_val=out_val)
+    return 2 * mat_a.shape[-2] * mat_a.shape[-1] * mat_b.shape[-1]
+
+
 def _weight_gradient_flops(grad: Tensor, input: Tensor, **kwargs: Any) -> int:
     return 2 * grad.numel() * input.shape[1]
 
@@ -165,6 +172,7 @@ def _add_formulas(counter: ModuleType) -> None:
         ("linears", _linears_flops),
         ("linear_activation_aux", _linear_aux_flops),
         ("linear_activation_backward", _linear_aux_flops),
+        (raw_ops.GROUPED, _grouped_flops),
         ("scaled_dot_product_attention", _attention_flops),
         ("attention_forward", _attention_flops),
         (raw_ops.E4M3, _attention_e4m3_flops),

@@ -18,15 +18,18 @@ FUSED = (  # for graphs, with their own derivatives (fused_autograd.py)
 )
 ATTENTION = ("scaled_dot_product_attention", "attention_forward", "attention_backward")
 E4M3 = "attention_forward_e4m3"  # called by flash_attention of float8_e4m3fn
+GROUPED = "grouped_matmul"
 KV_CACHE = "flash_attention_with_kvcache"
-ALL = (*PRODUCTS, ADDMM_INTO, *FUSED, *ATTENTION, E4M3, KV_CACHE)
+ALL = (*PRODUCTS, ADDMM_INTO, *FUSED, GROUPED, *ATTENTION, E4M3, KV_CACHE)
 # Parts of cubin::linear and cubin::addmm.
 _WITHOUT_PUBLIC_OP = ("linear_activation", "addmm_dtype", *FUSED)
 # attention_forward has the derivative of scaled_dot_product_attention.
 _WITHOUT_AUTOGRAD = ("scaled_dot_product_attention", *FUSED)
 # Autograd variants with formulas; those of E4M3, KV_CACHE and ADDMM_INTO refuse to be
 # differentiated.
-DIFFERENTIABLE = tuple(name for name in (*PRODUCTS, *ATTENTION) if name not in _WITHOUT_AUTOGRAD)
+DIFFERENTIABLE = tuple(
+    name for name in (*PRODUCTS, GROUPED, *ATTENTION) if name not in _WITHOUT_AUTOGRAD
+)
 
 
 def raw_names(name: str) -> list[str]:

@@ -19,6 +19,7 @@ from torch_cubin._ops import (
     flops,
     fused,
     fused_autograd,
+    grouped,
     kv_cache,
     layouts,
     no_derivatives,
@@ -43,6 +44,7 @@ def register() -> torch.library.Library:
     autocast.register(library)
     vmap.register(library)
     fused.register(library)
+    grouped.register(library)
     addmm_into.register(library)
     kv_cache.register(library)
     attention_e4m3.register(library)
@@ -50,5 +52,5 @@ def register() -> torch.library.Library:
     flops.register()
     causal_bias.register()
     # Frames below an op are never compiled, even if torch.compile gives up on an outer frame.
-    skip_frames([autograd, batch_invariant, fused_autograd])
+    skip_frames([autograd, batch_invariant, fused_autograd, grouped])
     return library

@@ -1,0 +1,345 @@
+// Products of groups on Hopper, whose sizes only the device knows: a persistent, warp-specialized
+// kernel with TMA and wgmma. sm90_grouped_params.h says what it computes.
+//
+// The loop is that of sm90_fused.cu. A tile begins at its group's first row, so its last rows
+// may be the next group's: warps with 16 rows of the group have the TMA store them, others store
+// their rows themselves. Where groups divide K, a group's last k block has rows of the next group,
+// which the consumers overwrite with zeros in shared memory.
+//
+//   shared memory: kStages x (A tile, B tile) | one staging buffer per warp | full, empty barriers
+//     | a ring of work items
+//   full[s]: the producer's arrival and all bytes of the stage
+//   empty[s]: one arrival per consumer warpgroup of every block that receives this block's loads
+//
+// K runs forwards in every tile, so that a row's bits do not depend on the other groups.
+#include "common/wgmma.cuh"
+#include "sm90_epilogue.cuh"
+#include "sm90_grouped_params.h"
+#include "sm90_grouped_schedule.cuh"
+
+namespace torch_cubin::TC_KERNEL {
+
+using namespace sm90;
+
+// Groups divide K where A is contiguous along M, else M.
+template <class C>
+constexpr bool kContraction = C::kAMnMajor;
+template <class C>
+using Schedule = GroupedSchedule<kContraction<C>, C::kTileM, C::kTileN>;
+
+constexpr int kHalves = 2;         // of a tile of B, of which each block of a cluster loads one
+constexpr int kPanelBytes = 8192;  // 64 rows of 128 bytes
+
+// ---- producer -----------------------------------------------------------------------------------
+
+template <class C>
+TC_DEVICE void load_b(const Sm90GroupedParams& p, u32 to, u32 arrived, int k, int n, int group,
+                      bool pair) {
+  if constexpr (kContraction<C>) group = 0;
+  auto load = [&](u32 part, int x, int y) {
+    if (pair) {
+      tma_multicast(part, &p.b, arrived, 3, x, y, group, 0, 0);
+    } else {
+      tma_load(part, &p.b, arrived, x, y, group, 0, 0);
+    }
+  };
+  const int rank = cluster_rank() & 1;
+#pragma unroll
+  for (int half = 0; half < kHalves; ++half) {
+    if (pair && half != rank) continue;
+    const int columns = half * (C::kTileN / kHalves);
+    if constexpr (C::kBMnMajor) {
+#pragma unroll
+      for (int panel = 0; panel < C::kTileN / kHalves / 64; ++panel) {
+        const int column = columns + panel * 64;
+        load(to + column / 64 * kPanelBytes, n + column, k);
+      }
+    } else {
+      load(to + columns * 128, k, n + columns);
+    }
+  }
+}
+
+template <class C>
+TC_DEVICE void load_stage(const Sm90GroupedParams& p, u32 to, u32 arrived, const GroupedWork& w,
+                          int k, bool pair) {
+  barrier_expect(arrived, C::kStageBytes);
+  if constexpr (C::kAMnMajor) {
+#pragma unroll
+    for (int panel = 0; panel < C::kTileM / 64; ++panel) {
+      tma_load(to + panel * kPanelBytes, &p.a, arrived, w.m0 + panel * 64, k);
+    }
+  } else {
+    tma_load(to, &p.a, arrived, k, w.m0);
+  }
+  load_b<C>(p, to + C::kABytes, arrived, k, w.n0, w.group, pair);
+}
+
+// Executed by one warp, whose first lane loads.
+template <class C>
+TC_DEVICE void produce(const Sm90GroupedParams& p, u32 shared, u32 full, u32 empty,
+                       GroupedWork* ring) {
+  Schedule<C> schedule(p);
+  const bool pair = p.flags & kGroupedPair, loads = threadIdx.x == 0;
+  int stage = 0, number = 0;
+  u32 phase = 0;
+  GroupedWork w;
+  wait_for_previous_grid();
+  while (schedule.next(w)) {
+    if (loads) {
+      barrier_wait_bounded(empty + 8 * stage, phase ^ 1);
+      ring[number++ % C::kRing] = w;
+      int k = w.k0;
+#pragma unroll 1
+      for (int i = 0; i < max(w.k_blocks, 1); ++i, k += 64) {
+        barrier_wait_bounded(empty + 8 * stage, phase ^ 1);
+        if (w.k_blocks == 0) {
+          barrier_arrive(full + 8 * stage);
+        } else {
+          load_stage<C>(p, shared + stage * C::kStageBytes, full + 8 * stage, w, k, pair);
+        }
+        if (++stage == C::kStages) {
+          stage = 0;
+          phase ^= 1;
+        }
+      }
+    }
+    __syncwarp();
+  }
+  if (!loads) return;
+  barrier_wait_bounded(empty + 8 * stage, phase ^ 1);
+  ring[number % C::kRing].kind = kWorkEnd;
+  barrier_arrive(full + 8 * stage);
+}
+
+// ---- consumers ----------------------------------------------------------------------------------
+
+template <class C>
+TC_DEVICE void multiply(float (&sum)[C::kBlocksM][C::kTileN / 2], u64 a, u64 b, int add) {
+  constexpr WgmmaType kType = C::kType == DType::bfloat16 ? WgmmaType::bf16 : WgmmaType::f16;
+  wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+#pragma unroll
+    for (int i = 0; i < C::kBlocksM; ++i) {
+      Wgmma<C::kTileN>::template run<kType, C::kAMnMajor, C::kBMnMajor>(
+          sum[i], advance(a, i * kPanelBytes + k * (C::kAMnMajor ? kMnMajorStep : 32)),
+          advance(b, k * (C::kBMnMajor ? kMnMajorStep : 32)), k == 0 ? add : 1);
+    }
+  }
+  wgmma_commit();
+}
+
+// Overwrites the rows of a stage from `tail` on with zeros, in A and in B: what is there may be NaN.
+template <class C>
+TC_DEVICE void clear_tail(u32 stage, int group, int tail) {
+  constexpr int kTailBarrier = 5;
+  constexpr int kPanels = C::kTileM / 64 + C::kTileN / 64;
+  const u32 zeros[4] = {0, 0, 0, 0};
+  for (int panel = group; panel < kPanels; panel += C::kConsumers) {
+    const u32 at = stage + panel * kPanelBytes;
+    for (int byte = tail * 128 + threadIdx.x % kWarpgroup * 16; byte < kPanelBytes;
+         byte += kWarpgroup * 16) {
+      store_shared(at + byte, zeros);
+    }
+  }
+  fence_async_proxy();
+  named_sync(kTailBarrier, C::kConsumers * kWarpgroup);
+}
+
+// Rounds and stores one warp's 16 rows from row m on.
+template <class C>
+TC_DEVICE void store_rows(const Sm90GroupedParams& p, const GroupedWork& w, u32 staging, int& turn,
+                          int m, const float (&sum)[C::kTileN / 2]) {
+  const int rows = w.m_end - m, group = kContraction<C> ? w.group : 0;
+  const bool by_tma = rows >= 16 && !(p.flags & kGroupedOutUnaligned);
+#pragma unroll
+  for (int panel = 0; panel < C::kTileN / 64; ++panel) {
+    const u32 buffer = next_buffer<C>(staging, turn);
+    stage_columns<C, 64>(buffer, 0, sum + panel * 32);
+    const int n = w.n0 + panel * 64;
+    if (by_tma) fence_async_proxy();
+    __syncwarp();
+    if (by_tma) {
+      if (threadIdx.x % 32 == 0 && n < p.n) {
+        tma_store(&p.out_map, buffer, n, m, group, 0, 0, kEvictFirst);
+      }
+    } else if (rows > 0 && n < p.n) {
+      u16* out = static_cast<u16*>(p.out) + group * p.out_group_stride + m * p.out_stride + n;
+      store_panel_unaligned<C>(buffer, out, p.out_stride, min(rows, 16), min(64, p.n - n));
+    }
+    if (threadIdx.x % 32 == 0) tma_store_commit();  // next_buffer counts a group for each buffer
+  }
+}
+
+template <class C>
+TC_DEVICE void consume(const Sm90GroupedParams& p, u32 shared, u32 full, u32 empty,
+                       const GroupedWork* ring, int warp) {
+  int stage = 0, number = 0, turn = 0;
+  u32 phase = 0;
+  const int group = warp / 4, pair = p.flags & kGroupedPair ? 1 : 0;
+  // Frees a stage in this block and in the one that shares B with it: one lane of the warpgroup
+  // each.
+  const int source = threadIdx.x % 32 * 4 + warp % 4;
+  const bool frees = source <= pair;
+  const u32 target = cluster_rank() ^ static_cast<u32>(source);
+  bool leads = C::kConsumers == 2 && group == 0;
+  const u32 staging = shared + C::kStaging + warp * C::kWarpBytes;
+  const u64 a0 = wgmma_descriptor(shared + group * C::kBlocksM * kPanelBytes, kPanelBytes, 1024);
+  const u64 b0 = wgmma_descriptor(shared + C::kABytes, kPanelBytes, 1024);
+  auto let_follow = [&] {
+    if (leads) named_arrive(kSkewBarrier, 2 * kWarpgroup);
+    leads = false;
+  };
+
+  if (C::kConsumers == 2 && group == 1) named_sync(kSkewBarrier, 2 * kWarpgroup);
+  for (;; ++number) {
+    barrier_wait(full + 8 * stage, phase);
+    const GroupedWork& w = ring[number % C::kRing];
+    if (w.kind == kWorkEnd) break;
+    float sum[C::kBlocksM][C::kTileN / 2];
+    int previous = stage;
+    auto release_previous = [&] {
+      if (frees) barrier_arrive_remote(map_to_rank(empty + 8 * previous, target));
+    };
+    auto next_stage = [&] {
+      previous = stage;
+      if (++stage == C::kStages) {
+        stage = 0;
+        phase ^= 1;
+      }
+    };
+    const int k_blocks = w.k_blocks, tail = w.k_tail;
+    auto step = [&](bool last, int add) {
+      if constexpr (kContraction<C>) {
+        if (last && tail < 64) {
+          let_follow();  // the other warpgroup takes part in what follows
+          clear_tail<C>(shared + stage * C::kStageBytes, group, tail);
+        }
+      }
+      const u32 offset = stage * (C::kStageBytes >> 4);
+      multiply<C>(sum, a0 + offset, b0 + offset, add);
+      if (add) {
+        wgmma_wait<1>();
+        release_previous();
+        let_follow();
+      }
+      next_stage();
+    };
+    if (k_blocks == 0) {
+      const float value = w.kind == kWorkNaN ? __int_as_float(0x7fc00000) : 0.0f;
+#pragma unroll
+      for (int i = 0; i < C::kBlocksM; ++i) {
+#pragma unroll
+        for (int j = 0; j < C::kTileN / 2; ++j) sum[i][j] = value;
+      }
+      next_stage();
+      release_previous();
+    } else {
+      step(k_blocks == 1, 0);
+#pragma unroll 1
+      for (int i = 1; i < k_blocks; ++i) {
+        barrier_wait(full + 8 * stage, phase);
+        step(i == k_blocks - 1, 1);
+      }
+      wgmma_wait<0>();
+#pragma unroll
+      for (int i = 0; i < C::kBlocksM; ++i) keep_in_place(sum[i]);
+      release_previous();
+    }
+    let_follow();
+    const int m = w.m0 + group * C::kBlocksM * 64 + warp % 4 * 16;
+#pragma unroll
+    for (int i = 0; i < C::kBlocksM; ++i) {
+      store_rows<C>(p, w, staging, turn, m + 64 * i, sum[i]);
+    }
+  }
+  let_follow();  // there was no tile
+  if (threadIdx.x % 32 == 0) tma_store_wait_read<0>();
+}
+
+template <class C>
+TC_DEVICE void run(const Sm90GroupedParams& p) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  const u32 shared = shared_address(memory);
+  const u32 full = shared + C::kBarriers, empty = full + 8 * C::kStages;
+  static_assert(sizeof(GroupedWork) <= 64 && C::kRing > C::kStages);
+  auto ring = reinterpret_cast<GroupedWork*>(memory + C::kBarriers + 16 * C::kStages + 16);
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+  const bool pair = p.flags & kGroupedPair;
+
+  if (threadIdx.x == 0) {
+    if (shared % 1024 != 0) asm volatile("trap;");
+    prefetch_tensor_map(&p.a);
+    prefetch_tensor_map(&p.b);
+    if (!(p.flags & kGroupedOutUnaligned)) prefetch_tensor_map(&p.out_map);
+    for (int s = 0; s < C::kStages; ++s) {
+      barrier_init(full + 8 * s, 1);
+      barrier_init(empty + 8 * s, C::kConsumers * (pair ? 2 : 1));
+    }
+    fence_barrier_init();
+  }
+  if (pair) {
+    __syncwarp();
+    cluster_meet();
+  } else {
+    __syncthreads();
+  }
+
+  // The next grid's blocks may start as soon as they fit; they wait for the end of this grid.
+  launch_next_grid();
+  if (warp < 4) {
+    if constexpr (C::kConsumers > 1) fewer_registers<C::kProducerRegisters>();
+    if (warp == 0) {
+      produce<C>(p, shared, full, empty, ring);
+    } else {
+      wait_for_previous_grid();
+    }
+    __syncwarp();
+  } else {
+    if constexpr (C::kConsumers > 1) more_registers<C::kConsumerRegisters>();
+    wait_for_previous_grid();
+    consume<C>(p, shared, full, empty, ring, warp - 4);
+  }
+  // A block must not exit while the other one of its cluster may still write to its shared memory.
+  if (pair) cluster_meet();
+}
+
+extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
+    TC_KERNEL(const __grid_constant__ Sm90GroupedParams p) {
+  using C = Config<DType::TC_DTYPE, TC_A_MN, TC_B_MN, TC_TILE_M, TC_TILE_N, TC_STAGES, TC_CONSUMERS,
+                   false, false, false>;
+  static_assert(C::kThreads == TC_THREADS && C::kSharedBytes == TC_DYNAMIC_SHARED);
+  static_assert(C::kTileK == TC_TILE_K && C::kPanel == 64, "128 bytes of K and of a panel");
+  static_assert(C::kTileN % 128 == 0, "halves of whole panels");
+  run<C>(p);
+}
+
+}  // namespace torch_cubin::TC_KERNEL
+
+/* torch_cubin kernels
+{"virtual_arch": ["90a"],
+ "kernels": [
+  {"name": "sm90_grouped_matmul_{d.short}_{l.layout}_{t.name}",
+   "family": "grouped", "kind": "sm90_grouped", "archs": ["sm_90a"],
+   "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{l.layout}", "alignment": 16,
+   "tile": "{t.tile}", "stages": "{t.stages}", "block": ["{t.threads}", 1, 1],
+   "dynamic_shared": "{t.shared}", "cost": {},
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_CONSUMERS": "{t.consumers}",
+               "TC_A_MN": "{l.a_mn}", "TC_B_MN": "{l.b_mn}"},
+   "for": {
+    "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
+    "l": [{"layout": "nt", "a_mn": 0, "b_mn": 0}, {"layout": "nn", "a_mn": 0, "b_mn": 1},
+          {"layout": "tn", "a_mn": 1, "b_mn": 1}],
+    "t": [
+     {"name": "128x256", "tile": [128, 256, 64], "stages": 4, "consumers": 2, "threads": 384,
+      "shared": 230992},
+     {"name": "256x128", "tile": [256, 128, 64], "stages": 4, "consumers": 2, "threads": 384,
+      "shared": 230480},
+     {"name": "128x128", "tile": [128, 128, 64], "stages": 6, "consumers": 2, "threads": 384,
+      "shared": 230512},
+     {"name": "64x256", "tile": [64, 256, 64], "stages": 5, "consumers": 1, "threads": 256,
+      "shared": 230496},
+     {"name": "64x128", "tile": [64, 128, 64], "stages": 8, "consumers": 1, "threads": 256,
+      "shared": 230800}]}}]}
+*/

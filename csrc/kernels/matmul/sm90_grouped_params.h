@@ -1,0 +1,48 @@
+// The parameter of the kernels of sm90_grouped.cu, shared by host and device code.
+//
+// Groups follow one another along one dim of the operands; group g begins where g - 1 ends (the
+// first one at 0) and ends at ends[g], which is read on the device:
+//   rows (layouts nt and nn): out[m, n] = round(sum_k A[m, k] * B[g, k, n]) for the rows m of group
+//     g; rows past the last end are not written, or with kGroupedZeroRest zero
+//   contraction (layout tn): out[g, m, n] = round(sum_k A[m, k] * B[k, n]) over the k of group g
+//
+// An end is wrong if it is less than the one before it or more than `limit`. From the first wrong
+// one on all is NaN: the rows from the group's beginning to `limit`, or the outputs of that group
+// and of those after it.
+//
+// Tensor maps, innermost dim first, swizzled by 128 bytes; boxes in parentheses:
+//   A: nt, nn {K (64), M (tile M)}; tn {M (64), K (64)}
+//   B: nt {K (64), N (tile N / 2), groups (1)}; nn {N (64), K (64), groups (1)}; tn the same of one
+//     group
+//   out: {N (64), M (16), groups (1)}; rows have one group
+// B and out have two more dims, of size 1.
+#pragma once
+
+namespace torch_cubin {
+
+struct alignas(64) Sm90GroupedMap {
+  unsigned long long words[16];
+};
+
+enum Sm90GroupedFlags {
+  kGroupedWideEnds = 1,  // ends are 64-bit
+  kGroupedPair = 2,      // clusters of two blocks along M, each of which loads half of B for both
+  kGroupedZeroRest = 4,  // rows: those past the last end are zero
+  kGroupedOutUnaligned = 8,  // out has no map: its rows are not multiples of 16 bytes
+};
+
+struct Sm90GroupedParams {
+  Sm90GroupedMap a, b, out_map;
+  const void* ends;
+  void* out;
+  long long out_stride, out_group_stride;  // elements, of a row and of a group of outputs
+  int groups;
+  int limit;     // the size of the dim that the groups divide
+  int m, n;      // of the output, or of a group's
+  int k_blocks;  // rows: of 64
+  int tiles_n;
+  int raster;  // rows of tiles that follow one another, column by column
+  int flags;
+};
+
+}  // namespace torch_cubin

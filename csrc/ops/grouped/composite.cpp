@@ -1,0 +1,61 @@
+// The public op grouped_matmul; ops/common/dispatch.h says what such ops may do. It reads ranks and
+// no sizes.
+#include "cubin/error.h"
+#include "ops/common/argument_checks.h"
+#include "ops/common/dispatch.h"
+#include "ops/common/stable_ops.h"
+#include "ops/grouped/grouped.h"
+
+namespace torch_cubin {
+namespace {
+
+Tensor call_grouped(const Tensor& mat_a, const Tensor& mat_b, const Tensor& offs) {
+  const char* op = differentiable() ? "cubin::_grouped_matmul_autograd" : "cubin::_grouped_matmul";
+  return call_tensor_op(op, "", mat_a, mat_b, offs, false);
+}
+
+[[noreturn]] void fail_offs(const std::string& problem, const std::string& expected,
+                            const std::string& got) {
+  fail({"input", argument_text(kGroupedOp, "offs"), problem, expected, got, ""});
+}
+
+Tensor grouped_matmul(const Tensor& mat_a, const Tensor& mat_b, const std::optional<Tensor>& offs,
+                      const std::optional<Tensor>& bias, std::optional<ScalarType> out_dtype) {
+  if (bias) {
+    fail({"input", argument_text(kGroupedOp, "bias"), "is not supported", "None", "a tensor",
+          "Add it to the result."});
+  }
+  if (out_dtype && *out_dtype != mat_a.scalar_type()) {
+    fail({"input", argument_text(kGroupedOp, "out_dtype"), "differs from the operands' dtype",
+          dtype_name(mat_a.scalar_type()), dtype_name(*out_dtype),
+          "Convert the result with .to(dtype)."});
+  }
+  if (mat_a.dim() == 3 && mat_b.dim() == 3) {
+    if (offs) fail_offs("is given for two batches", "None", "a tensor");
+    const char* op = differentiable() ? "cubin::_matmul_autograd" : "cubin::_matmul";
+    return call_tensor_op(op, "", mat_a, mat_b);
+  }
+  if (!offs) {
+    fail_offs("is missing", "the end of each group, for operands of which one has 2 dimensions",
+              "None");
+  }
+  if (mat_a.dim() == 3) {  // the groups are columns
+    const Tensor columns =
+        call_grouped(matrices_transposed(mat_b), matrices_transposed(mat_a), *offs);
+    return torch::stable::contiguous(matrices_transposed(columns));
+  }
+  return call_grouped(mat_a, mat_b, *offs);
+}
+
+}  // namespace
+
+Tensor matrices_transposed(const Tensor& tensor) {
+  return torch::stable::transpose(tensor, -2, -1);
+}
+
+void grouped_matmul_composite(StableIValue* stack, uint64_t arguments, uint64_t results) {
+  call_with_tensors(kGroupedOp, {"mat_a", "mat_b"}, stack,
+                    [=] { TORCH_BOX (&grouped_matmul)(stack, arguments, results); });
+}
+
+}  // namespace torch_cubin

@@ -1,0 +1,186 @@
+#include "ops/grouped/sm90_grouped.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "cubin/error.h"
+#include "kernels/matmul/sm90_grouped_params.h"
+#include "ops/common/backend.h"
+#include "ops/common/cluster_capacity.h"
+#include "ops/common/device_tables.h"
+#include "ops/common/shape.h"
+#include "runtime/tensor_map.h"
+
+namespace torch_cubin {
+namespace {
+
+constexpr int64_t kBytes = 2;            // of an element
+constexpr int64_t kPanel = 64;           // elements of a box along K, and of an output's box
+constexpr int64_t kStoreRows = 16;       // of an output's box
+constexpr int64_t kHalves = 2;           // of a tile of B
+constexpr int64_t kRaster = 8;           // rows of tiles that follow one another
+constexpr int64_t kVectorBytes = 16;     // bytes that strides of tensor maps are multiples of
+constexpr int64_t kMostTiles = 1 << 30;  // counted in 32 bits
+
+constexpr const char* kLayouts[] = {"nt", "nn", "tn"};
+
+struct GroupedRow {
+  explicit GroupedRow(PackageKernel& entry) : kernel(&entry) {
+    constexpr const char* kDtypes[] = {"float16", "bfloat16"};
+    const KernelFields fields(entry);
+    dtype = fields.index("dtype", kDtypes) == 0 ? ScalarType::Half : ScalarType::BFloat16;
+    layout = fields.index("layout", kLayouts);
+    fields.triple("tile", 1, tile);
+    if (tile[1] % (kHalves * kPanel) != 0 || tile[2] != kPanel) {
+      fields.refuse("tile", "multiples of 128 columns, and 64 of K");
+    }
+  }
+
+  PackageKernel* kernel;
+  ScalarType dtype;
+  int layout;  // of kLayouts
+  int64_t tile[3];
+};
+
+class Sm90GroupedBackend : public KernelBackend {
+ public:
+  Sm90GroupedBackend() : KernelBackend("grouped", {"sm90_grouped"}) {}
+
+  void check(PackageKernel& kernel) const override {
+    check_params(kernel.entry(), "matmul/sm90_grouped", sizeof(Sm90GroupedParams));
+    GroupedRow{kernel};  // throws for a field that is wrong
+  }
+};
+
+const Sm90GroupedBackend g_sm90_grouped;
+
+struct GroupedTable {
+  explicit GroupedTable(const Device& device) : family("grouped", device) {
+    family.for_each_backend<KernelBackend>([&](const KernelBackend&, const auto& kernels) {
+      for (PackageKernel* kernel : kernels) rows.emplace_back(*kernel);
+    });
+  }
+  FamilyKernels family;
+  std::vector<GroupedRow> rows;
+  ClusterCapacity clusters{2};
+};
+
+const GroupedTable& grouped_table(const Device& device) {
+  static DeviceTables<GroupedTable> tables;
+  return tables.get(device, [](const Device& device) {
+    return std::make_unique<GroupedTable>(device).release();
+  });
+}
+
+struct GroupedPlan {
+  const GroupedRow* row = nullptr;
+  bool pair = false;
+  int64_t tiles = 0;  // at most, of a cluster
+  double cost = std::numeric_limits<double>::infinity();
+};
+
+// The host does not know the groups' sizes: plans are for groups of equal size.
+GroupedPlan plan_grouped(const GroupedTable& table, const Device& device, const GroupedCall& call) {
+  const int layout = call.contraction ? 2 : call.b_mn_major ? 1 : 0;
+  const int64_t rows =
+      call.contraction ? call.m : ceil_div(call.m, std::max<int64_t>(call.groups, 1));
+  const char* forced = std::getenv("TC_GROUPED_TILE");
+  GroupedPlan best;
+  for (const GroupedRow& row : table.rows) {
+    if (row.dtype != call.dtype || row.layout != layout) continue;
+    for (const bool pair : {false, true}) {
+      if (pair && table.clusters.ask(*row.kernel, device) < 2) continue;
+      GroupedPlan plan;
+      plan.row = &row;
+      plan.pair = pair;
+      const int64_t height = row.tile[0] * (pair ? 2 : 1);
+      const int64_t tiles_n = ceil_div(call.n, row.tile[1]);
+      plan.tiles = (call.contraction ? ceil_div(call.m, height) * call.groups
+                                     : ceil_div(call.m, height) + call.groups + 1) *
+                   tiles_n;
+      if (plan.tiles > kMostTiles) continue;
+      const int64_t clusters = device.multiprocessors / (pair ? 2 : 1);
+      const int64_t likely = ceil_div(rows, height) * tiles_n * std::max<int64_t>(call.groups, 1);
+      const double rate = row.tile[0] * row.tile[1] >= 128 * 256 ? 1.0 : 0.8;
+      plan.cost = static_cast<double>(ceil_div(likely, clusters)) *
+                  static_cast<double>(row.tile[0] * row.tile[1]) / rate * (pair ? 0.97 : 1);
+      if (forced != nullptr) {
+        const std::string name = row.kernel->entry().name + (pair ? "_pair" : "_single");
+        if (name.find(forced) == std::string::npos) continue;
+      }
+      if (plan.cost < best.cost) best = plan;
+    }
+  }
+  if (best.row == nullptr) {
+    table.family.fail_no_kernel("grouped_matmul of " + dtype_name(call.dtype) + ", layout " +
+                                kLayouts[layout]);
+  }
+  return best;
+}
+
+struct Box {
+  int64_t columns, rows;
+};
+
+void encode(Sm90GroupedMap& map, const char* data, ScalarType dtype, Box size, int64_t stride,
+            Box box, const Device& device, int64_t groups = 0, int64_t group_stride = 0) {
+  const auto dim = [](int64_t size, int64_t stride, int64_t box) {
+    return MapDim{static_cast<uint64_t>(size), static_cast<uint64_t>(stride * kBytes),
+                  static_cast<uint32_t>(box)};
+  };
+  const MapType type = dtype == ScalarType::Half ? MapType::kFloat16 : MapType::kBFloat16;
+  const MapDim columns = dim(size.columns, 0, box.columns), rows = dim(size.rows, stride, box.rows);
+  if (groups == 0) {
+    encode_tiled_map(&map, data, type, MapSwizzle::k128Bytes, {columns, rows}, device.index);
+  } else {
+    const MapDim one = dim(1, 0, 1);
+    encode_tiled_map(&map, data, type, MapSwizzle::k128Bytes,
+                     {columns, rows, dim(groups, group_stride, 1), one, one}, device.index);
+  }
+}
+
+}  // namespace
+
+void run_sm90_grouped(const Device& device, const GroupedCall& call) {
+  const GroupedPlan plan = plan_grouped(grouped_table(device), device, call);
+  const GroupedRow& row = *plan.row;
+  Sm90GroupedParams params{};
+  const Box a_size = call.contraction ? Box{call.m, call.k} : Box{call.k, call.m};
+  encode(params.a, call.a, call.dtype, a_size, call.a_stride,
+         {kPanel, call.contraction ? kPanel : row.tile[0]}, device);
+  const Box b_size = call.b_mn_major ? Box{call.n, call.k} : Box{call.k, call.n};
+  encode(params.b, call.b, call.dtype, b_size, call.b_stride,
+         {kPanel, call.b_mn_major ? kPanel : row.tile[1] / kHalves}, device,
+         call.contraction ? 1 : call.groups, call.b_group_stride);
+  const int64_t out_groups = call.contraction ? call.groups : 1;
+  const bool aligned = call.n * kBytes % kVectorBytes == 0 &&
+                       reinterpret_cast<uintptr_t>(call.out) % kVectorBytes == 0;
+  if (aligned) {
+    encode(params.out_map, call.out, call.dtype, {call.n, call.m}, call.n, {kPanel, kStoreRows},
+           device, out_groups, call.m * call.n);
+  } else {
+    params.flags |= kGroupedOutUnaligned;
+  }
+  params.ends = call.ends;
+  params.out = call.out;
+  params.out_stride = call.n;
+  params.out_group_stride = call.m * call.n;
+  params.groups = static_cast<int>(call.groups);
+  params.limit = static_cast<int>(call.contraction ? call.k : call.m);
+  params.m = static_cast<int>(call.m);
+  params.n = static_cast<int>(call.n);
+  params.k_blocks = static_cast<int>(ceil_div(call.k, kPanel));
+  params.tiles_n = static_cast<int>(ceil_div(call.n, row.tile[1]));
+  params.raster = static_cast<int>(kRaster);
+  if (call.wide_ends) params.flags |= kGroupedWideEnds;
+  if (call.zero_rest) params.flags |= kGroupedZeroRest;
+  if (plan.pair) params.flags |= kGroupedPair;
+  const int64_t size = plan.pair ? 2 : 1;
+  const int64_t clusters = std::min(plan.tiles, device.multiprocessors / size);
+  launch(*row.kernel, {clusters * size, 1, 1, size}, device, params);
+}
+
+}  // namespace torch_cubin

@@ -1,0 +1,28 @@
+// The kernels of csrc/kernels/matmul/sm90_grouped.cu: products of groups of 16-bit types.
+#pragma once
+
+#include "ops/common/launch.h"
+#include "pytorch/tensor.h"
+
+namespace torch_cubin {
+
+// Operands and outputs as the kernels read and write them. Sizes are positive, strides in elements.
+struct GroupedCall {
+  ScalarType dtype = ScalarType::BFloat16;
+  bool contraction = false;  // else rows
+  bool zero_rest = false;
+  int64_t m = 0, n = 0, k = 0, groups = 0;
+  // Contiguous along K, or along M or N (mn_major); addresses and strides are multiples of 16 bytes.
+  const char* a = nullptr;
+  const char* b = nullptr;
+  bool b_mn_major = false;  // in contraction both are
+  int64_t a_stride = 0, b_stride = 0, b_group_stride = 0;
+  char* out = nullptr;  // contiguous
+  const void* ends = nullptr;
+  bool wide_ends = false;  // int64
+};
+
+// Throws [no_kernel] or [arch] where the device has no such kernel.
+void run_sm90_grouped(const Device& device, const GroupedCall& call);
+
+}  // namespace torch_cubin

@@ -1,0 +1,33 @@
+// Schemas and registrations of the grouped family, without logic; ops_matmul.cpp says how ops
+// forward.
+#include <torch/csrc/stable/library.h>
+
+#include "op_registration.h"
+#include "ops/grouped/grouped.h"
+
+namespace {
+
+using namespace torch_cubin;
+
+STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
+  m.def(
+      "grouped_matmul(Tensor mat_a, Tensor mat_b, *, Tensor? offs=None, Tensor? bias=None, "
+      "ScalarType? out_dtype=None) -> Tensor");
+#define TC_GROUPED_MATMUL "(Tensor mat_a, Tensor mat_b, Tensor offs, bool zero_rest) -> Tensor"
+  m.def("_grouped_matmul" TC_GROUPED_MATMUL);
+  m.def("_grouped_matmul_autograd" TC_GROUPED_MATMUL);
+}
+
+STABLE_TORCH_LIBRARY_IMPL(cubin, CompositeImplicitAutograd, m) {
+  m.impl("grouped_matmul", &grouped_matmul_composite);
+}
+
+// Without this registration torch.vmap would loop over the batch instead of decomposing the op.
+STABLE_TORCH_LIBRARY_IMPL(cubin, FuncTorchBatchedDecomposition, m) {
+  m.impl("grouped_matmul", &grouped_matmul_composite);
+}
+
+STABLE_TORCH_LIBRARY_IMPL(cubin, CPU, m) { TC_RAW_AND_AUTOGRAD(grouped_matmul, cpu); }
+STABLE_TORCH_LIBRARY_IMPL(cubin, CUDA, m) { TC_RAW_AND_AUTOGRAD(grouped_matmul, cuda); }
+
+}  // namespace

@@ -1,0 +1,144 @@
+"""What the kernels of groups are launched with, on the stand-in driver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from c_layouts import MATMUL, structure
+from fake_driver import tensors
+from faults import catalogs, launch_params
+from faults.forked import forked
+from faults.launch_params import read_map
+
+PARAMS = structure(f"{MATMUL}/sm90_grouped_params.h", "Sm90GroupedParams")
+WIDE, PAIR, ZERO_REST, UNALIGNED = 1, 2, 4, 8
+op = torch.ops.cubin._grouped_matmul
+
+
+@pytest.fixture
+def catalog(driver, tmp_path, monkeypatch) -> dict[str, dict]:
+    """A catalog of the grouped kernels, by name."""
+    kernels = catalogs.kernels_of("grouped")
+    catalogs.install(driver, tmp_path, monkeypatch, kernels)
+    return {kernel["symbol"]: kernel for kernel in kernels}
+
+
+def launch_of(driver, catalog, call: Callable[[], object]):
+    """The only launch's kernel, its grid and its parameter."""
+
+    def run() -> list:
+        call()
+        return driver.launches()
+
+    (launch,) = forked(run)
+    return catalog[launch["kernel"]], launch["grid"], launch_params.read(launch, PARAMS)
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return tensors.empty(*shape, dtype=dtype)
+
+
+def weights(groups: int, k: int, n: int, layout: str, dtype: torch.dtype) -> torch.Tensor:
+    """(groups, k, n), contiguous along k in "nt", else along n."""
+    strides = (n * k, 1, k) if layout == "nt" else (n * k, n, 1)
+    return tensors.strided((groups, k, n), strides, dtype)
+
+
+def check_grid(kernel: dict, grid: list[int], params, tiles_m: int) -> None:
+    """Whole clusters, no more than the tiles that groups could have."""
+    pair = 2 if params.flags & PAIR else 1
+    assert grid[0] % pair == 0
+    assert grid[0] <= min(132, pair * tiles_m * params.tiles_n)
+    assert params.tiles_n == -(-params.n // kernel["tile"][1])
+
+
+@pytest.mark.parametrize("offs_dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("layout", ["nt", "nn"])
+@pytest.mark.parametrize(("m", "groups"), [(32768, 4), (8192, 128), (1, 64), (70, 3)])
+def test_rows(driver, catalog, m, groups, layout, dtype, offs_dtype) -> None:
+    k, n = 1032, 520
+
+    def call() -> None:
+        b = weights(groups, k, n, layout, dtype)
+        op(empty(m, k, dtype=dtype), b, empty(groups, dtype=offs_dtype), True)
+
+    kernel, grid, params = launch_of(driver, catalog, call)
+    assert (kernel["layout"], kernel["dtype"]) == (layout, str(dtype).removeprefix("torch."))
+    check_grid(kernel, grid, params, -(-m // kernel["tile"][0]) + groups + 1)
+    assert bool(params.flags & WIDE) == (offs_dtype == torch.int64)
+    assert params.flags & ZERO_REST
+    assert not params.flags & UNALIGNED
+    assert (params.m, params.n, params.limit, params.groups) == (m, n, m, groups)
+    assert params.k_blocks == -(-k // 64)
+    a, b, out = map(read_map, (params.a, params.b, params.out_map))
+    assert (a["dims"], a["box"]) == ([k, m], [64, kernel["tile"][0]])
+    if layout == "nt":
+        assert (b["dims"][:3], b["box"][:3]) == ([k, n, groups], [64, kernel["tile"][1] // 2, 1])
+    else:
+        assert (b["dims"][:3], b["box"][:3]) == ([n, k, groups], [64, 64, 1])
+    assert b["strides"][1] == 2 * n * k
+    assert (out["dims"][:3], out["box"][:3]) == ([n, m, 1], [64, 16, 1])
+    assert (params.out, params.out_stride) == (out["address"], n)
+
+
+def test_contraction(driver, catalog) -> None:
+    k, m, n, groups = 4096, 768, 1024, 16
+
+    def call() -> None:
+        a = tensors.strided((m, k), (1, m), torch.bfloat16)
+        op(a, empty(k, n), empty(groups, dtype=torch.int32), False)
+
+    kernel, grid, params = launch_of(driver, catalog, call)
+    assert kernel["layout"] == "tn"
+    check_grid(kernel, grid, params, -(-m // kernel["tile"][0]) * groups)
+    assert (params.m, params.n, params.limit, params.groups) == (m, n, k, groups)
+    a, b, out = map(read_map, (params.a, params.b, params.out_map))
+    assert (a["dims"], a["box"]) == ([m, k], [64, 64])
+    assert (b["dims"][:3], b["box"][:3]) == ([n, k, 1], [64, 64, 1])
+    assert (out["dims"][:3], out["strides"][1]) == ([n, m, groups], 2 * m * n)
+    assert params.out_group_stride == m * n
+
+
+def test_weights_of_every_second_group_are_read_where_they_are(driver, catalog) -> None:
+    def call() -> None:
+        b = tensors.strided((4, 128, 256), (2 * 128 * 256, 256, 1), torch.bfloat16)
+        op(empty(64, 128), b, empty(4, dtype=torch.int32), False)
+
+    _, _, params = launch_of(driver, catalog, call)
+    b = read_map(params.b)
+    assert (b["dims"][:3], b["strides"][:2]) == ([256, 128, 4], [512, 2 * 2 * 128 * 256])
+
+
+def test_outputs_of_unaligned_rows_have_no_map(driver, catalog) -> None:
+    def call() -> None:
+        b = tensors.strided((4, 128, 129), (136 * 128, 1, 128), torch.bfloat16)
+        op(empty(64, 128), b, empty(4, dtype=torch.int32), False)
+
+    _, _, params = launch_of(driver, catalog, call)
+    assert params.flags & UNALIGNED
+    assert (params.n, params.out_stride) == (129, 129)
+
+
+@pytest.mark.parametrize(
+    ("m", "k", "n", "groups"), [(0, 64, 64, 2), (64, 0, 64, 2), (64, 64, 0, 2), (64, 64, 64, 0)]
+)
+def test_nothing_to_multiply_launches_nothing(driver, catalog, m, k, n, groups) -> None:
+    def run() -> list:
+        op(empty(m, k), empty(groups, k, n), empty(groups, dtype=torch.int32), False)
+        return [launch["kernel"] for launch in driver.launches() if launch["kernel"] in catalog]
+
+    assert forked(run) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_other_dtypes_are_refused(driver, catalog, dtype) -> None:
+    with pytest.raises(RuntimeError, match=r"\[no_kernel\]: grouped_matmul .*float16 or bfloat16"):
+        op(
+            empty(64, 128, dtype=dtype),
+            empty(4, 128, 64, dtype=dtype),
+            empty(4, dtype=torch.int32),
+            False,
+        )
