@@ -87,6 +87,24 @@ def test_wrong_ends_make_nan_of_what_follows(ends: tuple[int, ...], valid: int) 
     assert not gradients[:right].isnan().any()
 
 
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize(
+    ("ends", "message"),
+    [
+        ((4, 2, 10), r"group 1: expected a number from 4 to 10, got 2"),
+        ((4, 8, 11), r"group 2: expected a number from 8 to 10, got 11"),
+        ((-1, 8, 10), r"group 0: expected a number from 0 to 10, got -1"),
+    ],
+)
+def test_checked_ends(ends: tuple[int, ...], message: str, grad: bool, monkeypatch: Any) -> None:
+    monkeypatch.setenv("TORCH_CUBIN_CHECK", "1")
+    a, offs = torch.randn(10, 6, requires_grad=grad), torch.tensor(ends)
+    for operands_ in ((a, torch.randn(3, 6, 3)), (a.t(), torch.randn(10, 3))):
+        with pytest.raises(RuntimeError, match=rf"\[input\]: grouped_matmul .*{message}"):
+            op(*operands_, offs=offs)
+    assert op(a, torch.randn(3, 6, 3), offs=ends_of(4, 0, 6)).shape == (10, 3)
+
+
 @pytest.mark.parametrize("mode", ["rows", "columns", "contraction"])
 def test_derivatives_of_every_order(mode: str) -> None:
     a, b = operands(mode, (2, 0, 3), requires_grad=True)

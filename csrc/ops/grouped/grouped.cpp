@@ -79,6 +79,7 @@ Tensor grouped_matmul_cuda(const Tensor& mat_a, const Tensor& mat_b, const Tenso
           "float16 or bfloat16", dtype_name(x.dtype),
           "Convert the operands, or use torch.nn.functional.grouped_mm."});
   }
+  check_ends(offs, y.dim == 2 ? x.sizes[1] : x.sizes[0]);
   GroupedCall call;
   call.dtype = x.dtype;
   call.contraction = y.dim == 2;

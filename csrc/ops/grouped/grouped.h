@@ -10,6 +10,7 @@
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
+#include <vector>
 
 #include "ops/common/shape.h"
 #include "pytorch/tensor.h"
@@ -30,6 +31,13 @@ Shape check_grouped(const TensorView& mat_a, const TensorView& mat_b, const Tens
 // The same checks for tensors that Python describes: {"mat_a": tensor, "mat_b": tensor, "offs":
 // tensor}.
 void check_described_grouped(const nlohmann::json& tensors);
+
+// With TORCH_CUBIN_CHECK=1: copies the ends to the host, for which it waits, and throws [input] for a
+// wrong one of groups that divide `limit` rows or columns. Not during a CUDA graph's capture.
+void check_ends(const Tensor& offs, int64_t limit);
+
+// The ends as numbers; waits for the device that has them.
+std::vector<int64_t> ends_on_host(const Tensor& offs);
 
 // Rows or contraction, by the rank of mat_b. Rows past the last end are not written, or with
 // `zero_rest` zero.

@@ -1,6 +1,5 @@
 // grouped_matmul on the CPU: one product a group, by the reference of matmul.
 #include <cmath>
-#include <vector>
 
 #include "ops/common/aten.h"
 #include "ops/common/stable_ops.h"
@@ -9,17 +8,6 @@
 
 namespace torch_cubin {
 namespace {
-
-std::vector<int64_t> ends_of(const Tensor& offs) {
-  const Tensor ends = torch::stable::contiguous(detach(offs));
-  const TensorView view(ends);
-  std::vector<int64_t> out(static_cast<size_t>(view.sizes[0]));
-  for (size_t i = 0; i < out.size(); ++i) {
-    out[i] = view.dtype == ScalarType::Int ? static_cast<const int32_t*>(view.data())[i]
-                                           : static_cast<const int64_t*>(view.data())[i];
-  }
-  return out;
-}
 
 Tensor part_of(Tensor tensor, int64_t dim, int64_t start, int64_t size) {
   return torch::stable::narrow(tensor, dim, start, size);
@@ -39,11 +27,12 @@ Tensor grouped_matmul_cpu(const Tensor& mat_a, const Tensor& mat_b, const Tensor
   const Shape shape = check_grouped(a, b, TensorView(offs));
   const bool contraction = b.dim == 2;
   const int64_t limit = contraction ? a.sizes[1] : a.sizes[0];
+  check_ends(offs, limit);
   const Tensor rows = detach(mat_a), matrices = detach(mat_b);
   const Tensor out = empty_near(a, shape.sizes, shape.dim, a.dtype);
   int64_t start = 0, group = 0;
   bool wrong = false;
-  for (const int64_t end : ends_of(offs)) {
+  for (const int64_t end : ends_on_host(offs)) {
     wrong = wrong || end < start || end > limit;
     if (contraction) {
       const Tensor own = torch::stable::select(out, 0, group);

@@ -1,0 +1,149 @@
+"""Products of groups in bfloat16, beside PyTorch's and a loop of products.
+
+    python benchmarks/bench_grouped.py [--json FILE] [--only TEXT]
+
+Each contender is a CUDA graph of calls whose operands rotate over several times the L2 cache; the
+contenders alternate. "torch" is torch._grouped_mm, "loop" torch.mm of each group, for which the
+host must know the sizes. A row's other numbers: DeepGEMM 54e2261 (JIT) and a Triton kernel, as
+parts of torch's speed in a run of their own on an H200 (2026-11-26), where they were measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import math
+import random
+from collections.abc import Callable
+from typing import Any
+
+import common
+import torch
+
+import torch_cubin  # noqa: F401  (registers the ops)
+
+op = torch.ops.cubin.grouped_matmul
+ROTATED_BYTES = 200e6
+DTYPE = torch.bfloat16
+
+
+def zipf(total: int, groups: int, empty: int) -> list[int]:
+    weights = [1 / (i + 1) for i in range(groups - empty)]
+    sizes = [max(1, int(total * weight / sum(weights))) for weight in weights]
+    sizes[0] += total - sum(sizes)
+    sizes += [0] * empty
+    random.Random(1).shuffle(sizes)
+    return sizes
+
+
+UNEVEN = [0 if i % 5 == 0 else 1260 + 97 * (i - 8) for i in range(16)]
+FEW = [1 if i % 32 == 0 else 0 for i in range(256)]
+# Name, sizes of the groups, N, K; the speed of DeepGEMM and of Triton as parts of torch's.
+CASES: list[tuple[str, list[int], int, int, float, float]] = [
+    ("4 x 8192", [8192] * 4, 4096, 7168, 1.03, 0.90),
+    ("4 x 8192", [8192] * 4, 7168, 2048, 1.05, 0.85),
+    ("8 x 4096", [4096] * 8, 4096, 7168, 1.01, 0.88),
+    ("8 x 4096", [4096] * 8, 7168, 2048, 1.10, 0.87),
+    ("32 x 256", [256] * 32, 4096, 7168, 1.01, 0.76),
+    ("32 x 256", [256] * 32, 7168, 2048, 1.07, 0.79),
+    ("128 x 64", [64] * 128, 1536, 2048, 1.14, 1.22),
+    ("128 x 64", [64] * 128, 2048, 768, 1.15, 1.19),
+    ("256 x 32", [32] * 256, 2048, 7168, 1.11, 1.28),
+    ("16 uneven, 4 empty", UNEVEN, 4096, 7168, 1.15, 0.93),
+    ("16 uneven, 4 empty", UNEVEN, 7168, 2048, 1.14, 0.90),
+    ("128 Zipf, 20 empty", zipf(8192, 128, 20), 1536, 2048, 1.24, 1.15),
+    ("8 rows, 256 groups", FEW, 2048, 7168, 1.36, 1.02),
+]
+
+
+def draw(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, device="cuda", dtype=DTYPE) * shape[-1] ** -0.25
+
+
+def copies(outputs: int, *shapes: tuple[int, ...]) -> list[list[torch.Tensor]]:
+    """Sets of operands; `outputs`: elements that a call writes."""
+    size = 2 * (outputs + sum(math.prod(shape) for shape in shapes))
+    return [[draw(*x) for x in shapes] for _ in range(max(1, min(8, int(ROTATED_BYTES / size))))]
+
+
+def contenders(what: str, sizes: list[int], offs: torch.Tensor) -> dict[str, Callable[..., Any]]:
+    """Calls of rows and weights; `dW` of rows and the gradient of their outputs."""
+
+    def operands(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return (a.t(), b) if what == "dW" else (a, b.mT if what == "forward" else b)
+
+    def loop(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        a, b = operands(a, b)
+        if what == "dW":
+            outs = [x @ y for x, y in zip(a.split(sizes, 1), b.split(sizes), strict=True)]
+        else:
+            outs = [x @ y for x, y in zip(a.split(sizes), b, strict=True) if len(x)]
+        return outs[0]
+
+    return {
+        "ours": lambda a, b: op(*operands(a, b), offs=offs),
+        "torch": lambda a, b: torch._grouped_mm(*operands(a, b), offs=offs),
+        "loop": loop,
+    }
+
+
+def measure(what: str, case: tuple[str, list[int], int, int, float, float]) -> dict[str, Any]:
+    name, sizes, n, k, deep_gemm, triton = case
+    rows, groups = sum(sizes), len(sizes)
+    offs = torch.tensor(sizes, device="cuda").cumsum(0).to(torch.int32)
+    shapes = {
+        "forward": ((rows, k), (groups, n, k)),
+        "dX": ((rows, n), (groups, n, k)),
+        "dW": ((rows, n), (rows, k)),
+    }[what]
+    outputs = {"forward": rows * n, "dX": rows * k, "dW": groups * n * k}[what]
+    sets = copies(outputs, *shapes)
+    with torch.no_grad():
+        graphs = {
+            who: common.graph_of([functools.partial(call, *own) for own in sets])[0]
+            for who, call in contenders(what, sizes, offs).items()
+        }
+    runs = {who: graph.replay for who, graph in graphs.items()}
+    times = common.interleaved(runs, block_ms=12, rounds=5)
+    times = {who: time / len(sets) for who, time in times.items()}
+    if what == "forward":
+        times["DeepGEMM, by its ratio"] = times["torch"] / deep_gemm
+        times["Triton, by its ratio"] = times["torch"] / triton
+    moved = 2 * (outputs + rows * shapes[0][1])
+    moved += 2 * (rows * k if what == "dW" else sum(size > 0 for size in sizes) * n * k)
+    return {"case": f"{what} {name}: N {n}, K {k}", "us": times, "bytes": moved,
+            "flops": 2.0 * rows * n * k}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json")
+    parser.add_argument("--only", default="")
+    arguments = parser.parse_args()
+    common.require_gpu()
+    common.print_machine("Products of groups, bfloat16, microseconds a call")
+    results, ratios = [], []
+    for what in ("forward", "dX", "dW"):
+        for case in CASES:
+            if arguments.only not in f"{what} {case[0]}":
+                continue
+            result = measure(what, case)
+            times = result["us"]
+            best = min((time, who) for who, time in times.items() if who != "ours")
+            ratios.append(best[0] / times["ours"])
+            rest = "  ".join(f"{who} {time:.1f}" for who, time in times.items())
+            print(
+                f"{result['case']}: {ratios[-1]:.3f} of {best[1]}, "
+                f"{result['flops'] / times['ours'] / 1e6:.0f} TF, "
+                f"{result['bytes'] / times['ours'] / 1e6:.2f} TB/s  {rest}",
+                flush=True,
+            )
+            results.append(result)
+            torch.cuda.empty_cache()
+    mean = common.geometric_mean(ratios)
+    print(f"mean {mean:.3f}, least {min(ratios):.3f} of the best of all (goals 1.03 and 0.96)")
+    common.write_json(arguments.json, results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,210 @@
+"""grouped_matmul on a GPU: exact on small integers for any sizes of groups, wrong ends, graphs,
+determinism, derivatives. Memory is full of NaN, so that what a kernel must not read would show.
+"""
+
+from __future__ import annotations
+
+import random
+
+import numerics
+import pytest
+import torch
+from torch import Tensor
+
+import torch_cubin  # noqa: F401  (registers the ops)
+
+pytestmark = pytest.mark.usefixtures("nan_memory")
+
+op = torch.ops.cubin.grouped_matmul
+raw = torch.ops.cubin._grouped_matmul
+INT = torch.int32
+# Sizes of groups, rows that follow them, N, K: whole tiles and tails, groups without rows, many of
+# one row, several waves, short K, odd N and K (copies, outputs without a tensor map).
+CASES = [
+    ((5, 0, 130, 17, 64), 9, 264, 136), ((0, 0, 300), 0, 130, 70), ((1,) * 70, 3, 64, 64),
+    ((2048, 1000, 3000), 5, 1032, 256), ((64,) * 128, 0, 512, 128), ((0,) * 40, 7, 64, 64),
+    ((4096,), 0, 4096, 72), ((33, 31) * 40, 1, 200, 8), ((700, 0, 1), 2, 8, 1000),
+    ((16,) * 300, 0, 64, 64), ((257, 255), 0, 129, 129),
+]  # fmt: skip
+
+
+def ends_of(sizes: tuple[int, ...], dtype: torch.dtype = INT) -> Tensor:
+    return torch.tensor(sizes, device="cuda").cumsum(0).to(dtype)
+
+
+def integers(shape, dtype, generator) -> Tensor:
+    return torch.randint(-3, 4, shape, generator=generator, device="cuda").to(dtype)
+
+
+def weights(groups: int, k: int, n: int, layout: str, dtype, generator) -> Tensor:
+    """(groups, k, n), contiguous along k in "nt", else along n."""
+    if layout == "nt":
+        return integers((groups, n, k), dtype, generator).mT
+    return integers((groups, k, n), dtype, generator)
+
+
+def products_of_rows(a: Tensor, b: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    own = list(a.double().split([*sizes, a.shape[0] - sum(sizes)]))
+    zeros = own[-1].new_zeros(own[-1].shape[0], b.shape[2])
+    return torch.cat([*(x @ y.double() for x, y in zip(own, b, strict=False)), zeros])
+
+
+def sums_of_groups(a: Tensor, b: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    """a (K, M) and b (K, N), whose K the groups divide."""
+    parts = [x.double().split([*sizes, x.shape[0] - sum(sizes)])[:-1] for x in (a, b)]
+    return torch.stack([x.t() @ y for x, y in zip(*parts, strict=True)])
+
+
+@pytest.mark.parametrize("offs_dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{len(case[0])} groups {case[2:]}")
+def test_small_integers_are_exact(case, dtype, offs_dtype, generator: torch.Generator) -> None:
+    sizes, rest, n, k = case
+    offs, rows = ends_of(sizes, offs_dtype), sum(sizes) + rest
+    for layout in ("nt", "nn"):
+        a, b = integers((rows, k), dtype, generator), weights(len(sizes), k, n, layout, dtype,
+                                                              generator)  # fmt: skip
+        expected = products_of_rows(a, b, sizes)
+        out = op(a, b, offs=offs)
+        numerics.check_exact(out[: sum(sizes)], expected[: sum(sizes)], f"{layout} {case}")
+        numerics.check_exact(raw(a, b, offs, True), expected, f"zero rest, {layout} {case}")
+        columns = op(b.mT, a.mT, offs=offs)
+        numerics.check_exact(
+            columns[:, : sum(sizes)], expected[: sum(sizes)].t(), f"columns {case}"
+        )
+    a, b = integers((rows, k), dtype, generator), integers((rows, n), dtype, generator)
+    a[sum(sizes) :], b[sum(sizes) :] = torch.nan, torch.nan
+    numerics.check_exact(op(a.t(), b, offs=offs), sums_of_groups(a, b, sizes), f"K {case}")
+
+
+def test_random_groups_are_exact(generator: torch.Generator) -> None:
+    source = random.Random(0)
+    for _ in range(150):
+        count = source.randint(1, 100)
+        sizes = tuple(source.choice([0, 0, 1, 3, 16, 40, 64, 100, 257]) for _ in range(count))
+        rest, n = source.choice([0, 0, 5, 200]), source.choice([8, 64, 129, 256, 640])
+        k, layout = source.choice([8, 64, 72, 200, 512]), source.choice(["nt", "nn"])
+        dtype = source.choice([torch.bfloat16, torch.float16])
+        a = integers((sum(sizes) + rest, k), dtype, generator)
+        b = weights(count, k, n, layout, dtype, generator)
+        expected, offs = products_of_rows(a, b, sizes), ends_of(sizes)
+        numerics.check_exact(raw(a, b, offs, True), expected, f"{sizes} {rest} {n} {k} {layout}")
+        c = integers((sum(sizes) + rest, n), dtype, generator)
+        sums = sums_of_groups(a, c, sizes)
+        numerics.check_exact(op(a.t(), c, offs=offs), sums, f"K {sizes} {rest} {n} {k}")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_errors_are_those_of_a_product_of_each_group(dtype, generator: torch.Generator) -> None:
+    sizes = (300, 20, 0, 700)
+    a = torch.randn(sum(sizes), 2048, generator=generator, device="cuda", dtype=dtype)
+    b = torch.randn(4, 2048, 512, generator=generator, device="cuda", dtype=dtype)
+    judge = numerics.Judge(dtype)
+    own = torch.cat([x @ y for x, y in zip(a.split(sizes), b, strict=True)])
+    judge.add("rows", op(a, b, offs=ends_of(sizes)), own, products_of_rows(a, b, sizes))
+    judge.finish()
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [(100, 50, 200, 300), (100, 400, 200, 300), (-5, 100, 200, 300), (100, 200, 250, 301),
+     (2**40, 1, 2, 3), (100, -(2**40), 300, 300)],
+)  # fmt: skip
+def test_wrong_ends_write_nan_inside_the_output_alone(ends, generator: torch.Generator) -> None:
+    a = integers((300, 64), torch.bfloat16, generator)
+    b = integers((4, 64, 128), torch.bfloat16, generator)
+    c = integers((300, 128), torch.bfloat16, generator)
+    for offs_dtype in (torch.int32, torch.int64):
+        if max(map(abs, ends)) > 2**31 and offs_dtype == torch.int32:
+            continue
+        offs = torch.tensor(ends, dtype=offs_dtype, device="cuda")
+        rows, sums = raw(a, b, offs, True), op(a.t(), c, offs=offs)
+        start = group = 0
+        while start <= ends[group] <= 300:
+            end = ends[group]
+            numerics.check_exact(rows[start:end], a[start:end].double() @ b[group].double(), "rows")
+            product = a[start:end].double().t() @ c[start:end].double()
+            numerics.check_exact(sums[group], product, "sums")
+            start, group = end, group + 1
+        assert rows[start:].isnan().all()
+        assert sums[group:].isnan().all()
+    torch.cuda.synchronize()
+    assert torch.ones(1, device="cuda").item() == 1
+
+
+def test_checked_ends_name_the_group(monkeypatch) -> None:
+    monkeypatch.setenv("TORCH_CUBIN_CHECK", "1")
+    a, b = (torch.ones(shape, device="cuda", dtype=torch.half) for shape in ((9, 8), (2, 8, 8)))
+    with pytest.raises(RuntimeError, match=r"\[input\]: grouped_matmul .*group 1.*got 10"):
+        op(a, b, offs=torch.tensor([4, 10], device="cuda"))
+
+
+def test_no_group_and_empty_operands() -> None:
+    made = {"device": "cuda", "dtype": torch.bfloat16}
+    none = torch.zeros(0, dtype=INT, device="cuda")
+    assert (
+        op(torch.ones(0, 512, **made), torch.ones(0, 256, 512, **made).mT, offs=none).numel() == 0
+    )
+    assert raw(torch.ones(5, 64, **made), torch.ones(0, 64, 8, **made), none, True).sum() == 0
+    ends = torch.zeros(4, dtype=INT, device="cuda")
+    assert op(torch.ones(0, 64, **made), torch.ones(4, 64, 8, **made), offs=ends).shape == (0, 8)
+    assert op(torch.ones(8, 0, **made), torch.ones(0, 16, **made), offs=ends).eq(0).all()
+    assert op(torch.ones(8, 9, **made), torch.ones(9, 16, **made), offs=ends).eq(0).all()
+
+
+def test_a_row_has_the_same_bits_whatever_the_other_groups(generator: torch.Generator) -> None:
+    a = torch.randn(600, 1000, generator=generator, device="cuda", dtype=torch.bfloat16)
+    b = torch.randn(40, 1000, 512, generator=generator, device="cuda", dtype=torch.bfloat16)
+    alone = op(a[:37].clone(), b[:1], offs=ends_of((37,)))
+    for sizes in ((37, 563), (37, *(14,) * 39), (37, 0, 100, 0, 463)):
+        out = op(a, b[: len(sizes)], offs=ends_of(sizes))
+        assert torch.equal(out[:37], alone), sizes
+        assert torch.equal(out, op(a, b[: len(sizes)], offs=ends_of(sizes)))
+
+
+def test_a_graph_is_replayed_with_other_ends(generator: torch.Generator) -> None:
+    a, c = (integers((300, n), torch.bfloat16, generator) for n in (64, 128))
+    b, offs = integers((3, 64, 128), torch.bfloat16, generator), ends_of((100, 100, 100))
+
+    def call() -> tuple[Tensor, Tensor]:
+        return raw(a, b, offs, True), op(a.t(), c, offs=offs)
+
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        rows, sums = call()
+    for sizes in ((10, 0, 290), (0, 300, 0), (1, 2, 3)):
+        offs.copy_(ends_of(sizes))
+        graph.replay()
+        numerics.check_exact(rows, products_of_rows(a, b, sizes), f"{sizes}")
+        numerics.check_exact(sums, sums_of_groups(a, c, sizes), f"{sizes}")
+
+
+@pytest.mark.parametrize("mode", ["rows", "contraction"])
+def test_derivatives_are_exact(mode, generator: torch.Generator) -> None:
+    sizes, rest, k, n = (40, 0, 100, 3), 6, 72, 136
+    offs = ends_of(sizes)
+    a = integers((sum(sizes) + rest, k), torch.bfloat16, generator)
+    if mode == "rows":
+        b = integers((4, n, k), torch.bfloat16, generator).mT
+        grad = integers((a.shape[0], n), torch.bfloat16, generator)
+    else:
+        a, b = a.t(), integers((sum(sizes) + rest, n), torch.bfloat16, generator)
+        grad = integers((4, k, n), torch.bfloat16, generator)
+    a.requires_grad_()
+    b.requires_grad_()
+    grad_a, grad_b = torch.autograd.grad(op(a, b, offs=offs), (a, b), grad)
+    a, b = a.detach(), b.detach()
+    if mode == "rows":
+        numerics.check_exact(grad_a, products_of_rows(grad, b.mT, sizes), "grad_a")
+        numerics.check_exact(grad_b, sums_of_groups(a, grad, sizes), "grad_b")
+    else:
+        numerics.check_exact(grad_a, products_of_rows(b, grad.mT, sizes).t(), "grad_a")
+        numerics.check_exact(grad_b, products_of_rows(a.t(), grad, sizes), "grad_b")
+
+
+def test_other_dtypes_are_refused() -> None:
+    a, b = torch.ones(8, 8, device="cuda"), torch.ones(2, 8, 8, device="cuda")
+    with pytest.raises(RuntimeError, match=r"\[no_kernel\]: grouped_matmul .*float16 or bfloat16"):
+        op(a, b, offs=ends_of((4, 4)))
