@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import grouped_sizes
 import pytest
 import torch
 from c_layouts import MATMUL, structure
@@ -142,3 +143,21 @@ def test_other_dtypes_are_refused(driver, catalog, dtype) -> None:
             empty(4, dtype=torch.int32),
             False,
         )
+
+
+def test_every_kernel_is_planned_for_some_sizes(driver, catalog) -> None:
+    """For those of tests/gpu/test_cuda_grouped.py, which so runs every kernel."""
+
+    def run() -> list[str]:
+        for dtype in (torch.bfloat16, torch.float16):
+            for m, groups, n in grouped_sizes.ROWS:
+                ends = empty(groups, dtype=torch.int32)
+                for layout in ("nt", "nn"):
+                    op(empty(m, 72, dtype=dtype), weights(groups, 72, n, layout, dtype), ends, True)
+            ends = empty(grouped_sizes.SUMMED_GROUPS, dtype=torch.int32)
+            for k, m, n in grouped_sizes.SUMS:
+                a = tensors.strided((m, k), (1, m), dtype)
+                op(a, empty(k, n, dtype=dtype), ends, False)
+        return [launch["kernel"] for launch in driver.launches()]
+
+    assert set(forked(run)) == set(catalog)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 
+import grouped_sizes
 import numerics
 import pytest
 import torch
@@ -208,3 +209,19 @@ def test_other_dtypes_are_refused() -> None:
     a, b = torch.ones(8, 8, device="cuda"), torch.ones(2, 8, 8, device="cuda")
     with pytest.raises(RuntimeError, match=r"\[no_kernel\]: grouped_matmul .*float16 or bfloat16"):
         op(a, b, offs=ends_of((4, 4)))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_every_kernel_is_exact(dtype, generator: torch.Generator) -> None:
+    for m, count, n in grouped_sizes.ROWS:
+        own = (m // count,) * count
+        for layout in ("nt", "nn"):
+            a = integers((m, 72), dtype, generator)
+            b = weights(count, 72, n, layout, dtype, generator)
+            label = f"{layout} {m} {count} {n}"
+            numerics.check_exact(op(a, b, offs=ends_of(own)), products_of_rows(a, b, own), label)
+    for k, m, n in grouped_sizes.SUMS:
+        a, b = integers((k, m), dtype, generator), integers((k, n), dtype, generator)
+        own = (k // grouped_sizes.SUMMED_GROUPS,) * grouped_sizes.SUMMED_GROUPS
+        expected = sums_of_groups(a, b, own)
+        numerics.check_exact(op(a.t(), b, offs=ends_of(own)), expected, f"K {k} {m} {n}")

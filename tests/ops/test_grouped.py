@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -292,6 +294,16 @@ def test_fake_tensors_get_the_same_errors() -> None:
         assert op(a, b, offs=offs).shape == (10, 4)
         with pytest.raises(RuntimeError, match=r"\[input\]: grouped_matmul .*cannot be multiplied"):
             op(a, b[:, :5], offs=offs)
+
+
+def test_the_example_of_the_docs() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "moe.md").read_text()
+    names: dict[str, Any] = {}
+    exec(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1], names)
+    x, w13, w2, expert = (names[name] for name in ("x", "w13", "w2", "expert"))
+    gate, up = torch.einsum("tk,tnk->tn", x, w13[expert]).chunk(2, -1)
+    want = torch.einsum("tk,tnk->tn", torch.nn.functional.silu(gate) * up, w2[expert])
+    torch.testing.assert_close(names["out"], want, atol=1e-4, rtol=1e-4)
 
 
 def test_flops() -> None:

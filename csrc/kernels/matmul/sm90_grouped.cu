@@ -130,7 +130,7 @@ TC_DEVICE void multiply(float (&sum)[C::kBlocksM][C::kTileN / 2], u64 a, u64 b, 
   wgmma_commit();
 }
 
-// Overwrites the rows of a stage from `tail` on with zeros, in A and in B: what is there may be NaN.
+// Overwrites the rows of a stage from `tail` on with zeros, in A and in B: they may hold NaN.
 template <class C>
 TC_DEVICE void clear_tail(u32 stage, int group, int tail) {
   constexpr int kTailBarrier = 5;
@@ -334,8 +334,6 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     "t": [
      {"name": "128x256", "tile": [128, 256, 64], "stages": 4, "consumers": 2, "threads": 384,
       "shared": 230992},
-     {"name": "256x128", "tile": [256, 128, 64], "stages": 4, "consumers": 2, "threads": 384,
-      "shared": 230480},
      {"name": "128x128", "tile": [128, 128, 64], "stages": 6, "consumers": 2, "threads": 384,
       "shared": 230512},
      {"name": "64x256", "tile": [64, 256, 64], "stages": 5, "consumers": 1, "threads": 256,

@@ -1,8 +1,8 @@
 // The products of groups: each group of rows has its own matrix, or each group of K its own result.
 //
 // Where groups divide a dim, `offs` on the tensors' device says where each ends, and the host never
-// reads it. Group g begins where g - 1 ends, the first at 0; what follows the last end belongs to no
-// group.
+// reads it. Group g begins where g - 1 ends, the first at 0; what follows the last end belongs to
+// no group.
 //   2D x 3D, rows: out[m] = mat_a[m] @ mat_b[g] for the rows m of group g
 //   2D x 2D, contraction: out[g] = mat_a[:, k] @ mat_b[k] for the k of group g
 //   3D x 2D: columns, by the transposes of the first; 3D x 3D: a batched product
@@ -32,8 +32,8 @@ Shape check_grouped(const TensorView& mat_a, const TensorView& mat_b, const Tens
 // tensor}.
 void check_described_grouped(const nlohmann::json& tensors);
 
-// With TORCH_CUBIN_CHECK=1: copies the ends to the host, for which it waits, and throws [input] for a
-// wrong one of groups that divide `limit` rows or columns. Not during a CUDA graph's capture.
+// With TORCH_CUBIN_CHECK=1: copies the ends to the host, for which it waits, and throws [input] for
+// a wrong one of groups that divide `limit` rows or columns. Not during a CUDA graph's capture.
 void check_ends(const Tensor& offs, int64_t limit);
 
 // The ends as numbers; waits for the device that has them.

@@ -1,7 +1,7 @@
 #include "ops/grouped/sm90_grouped.h"
 
 #include <algorithm>
-#include <cstdlib>
+#include <cmath>
 #include <limits>
 #include <memory>
 #include <vector>
@@ -82,12 +82,45 @@ struct GroupedPlan {
   double cost = std::numeric_limits<double>::infinity();
 };
 
-// The host does not know the groups' sizes: plans are for groups of equal size.
+// Outputs that a tile computes in a unit of time, for each k, as parts of the quickest tile's.
+double rate_of(const GroupedRow& row, bool pair) {
+  const bool wide = row.tile[1] > 2 * kPanel;
+  if (row.tile[0] <= kPanel) return wide ? 0.85 : 0.6;
+  return (wide ? 1.0 : 0.96) * (pair ? 1.02 : 1.0);
+}
+
+// Outputs that the quickest tile computes in the time in which a block's part of the memory's
+// bandwidth reads a column of B, for each k.
+constexpr double kOutputsPerColumn = 157;
+
+// The host does not know the groups' sizes: it plans for equal ones, whose last tile is half full.
+void price(GroupedPlan& plan, const GroupedCall& call, int64_t clusters) {
+  const GroupedRow& row = *plan.row;
+  const int64_t height = row.tile[0] * (plan.pair ? 2 : 1);
+  const int64_t tiles_n = ceil_div(call.n, row.tile[1]);
+  const auto of_height = [&](int64_t rows) {
+    return static_cast<double>(rows) / static_cast<double>(height);
+  };
+  double likely, tiles_m;  // of all groups; of one
+  if (call.contraction) {
+    plan.tiles = ceil_div(call.m, height) * call.groups * tiles_n;
+    tiles_m = static_cast<double>(ceil_div(call.m, height));
+    likely = static_cast<double>(plan.tiles);
+  } else {
+    plan.tiles = (ceil_div(call.m, height) + call.groups + 1) * tiles_n;
+    const int64_t groups = std::min(call.groups, call.m);
+    tiles_m = std::max(1.0, of_height(call.m) / static_cast<double>(groups) + 0.5);
+    likely = tiles_m * static_cast<double>(groups * tiles_n);
+  }
+  const auto outputs = static_cast<double>(row.tile[0] * row.tile[1]);
+  const double reads = kOutputsPerColumn * static_cast<double>(row.tile[1]) / tiles_m;
+  // The last part decides between tiles of which the memory allows equally many.
+  const double cost = std::max(outputs / rate_of(row, plan.pair), reads) + outputs / 16;
+  plan.cost = std::ceil(likely / static_cast<double>(clusters)) * cost;
+}
+
 GroupedPlan plan_grouped(const GroupedTable& table, const Device& device, const GroupedCall& call) {
   const int layout = call.contraction ? 2 : call.b_mn_major ? 1 : 0;
-  const int64_t rows =
-      call.contraction ? call.m : ceil_div(call.m, std::max<int64_t>(call.groups, 1));
-  const char* forced = std::getenv("TC_GROUPED_TILE");
   GroupedPlan best;
   for (const GroupedRow& row : table.rows) {
     if (row.dtype != call.dtype || row.layout != layout) continue;
@@ -96,22 +129,8 @@ GroupedPlan plan_grouped(const GroupedTable& table, const Device& device, const 
       GroupedPlan plan;
       plan.row = &row;
       plan.pair = pair;
-      const int64_t height = row.tile[0] * (pair ? 2 : 1);
-      const int64_t tiles_n = ceil_div(call.n, row.tile[1]);
-      plan.tiles = (call.contraction ? ceil_div(call.m, height) * call.groups
-                                     : ceil_div(call.m, height) + call.groups + 1) *
-                   tiles_n;
-      if (plan.tiles > kMostTiles) continue;
-      const int64_t clusters = device.multiprocessors / (pair ? 2 : 1);
-      const int64_t likely = ceil_div(rows, height) * tiles_n * std::max<int64_t>(call.groups, 1);
-      const double rate = row.tile[0] * row.tile[1] >= 128 * 256 ? 1.0 : 0.8;
-      plan.cost = static_cast<double>(ceil_div(likely, clusters)) *
-                  static_cast<double>(row.tile[0] * row.tile[1]) / rate * (pair ? 0.97 : 1);
-      if (forced != nullptr) {
-        const std::string name = row.kernel->entry().name + (pair ? "_pair" : "_single");
-        if (name.find(forced) == std::string::npos) continue;
-      }
-      if (plan.cost < best.cost) best = plan;
+      price(plan, call, device.multiprocessors / (pair ? 2 : 1));
+      if (plan.tiles <= kMostTiles && plan.cost < best.cost) best = plan;
     }
   }
   if (best.row == nullptr) {

@@ -12,7 +12,8 @@ struct GroupedCall {
   bool contraction = false;  // else rows
   bool zero_rest = false;
   int64_t m = 0, n = 0, k = 0, groups = 0;
-  // Contiguous along K, or along M or N (mn_major); addresses and strides are multiples of 16 bytes.
+  // Contiguous along K, or along M or N (mn_major); addresses and strides are multiples of 16
+  // bytes.
   const char* a = nullptr;
   const char* b = nullptr;
   bool b_mn_major = false;  // in contraction both are
