@@ -114,8 +114,8 @@ void price(GroupedPlan& plan, const GroupedCall& call, int64_t clusters) {
   }
   const auto outputs = static_cast<double>(row.tile[0] * row.tile[1]);
   const double reads = kOutputsPerColumn * static_cast<double>(row.tile[1]) / tiles_m;
-  // The last part decides between tiles of which the memory allows equally many.
-  const double cost = std::max(outputs / rate_of(row, plan.pair), reads) + outputs / 16;
+  // The small parts decide between tiles of which the memory allows equally many.
+  const double cost = std::max(outputs / rate_of(row, plan.pair), reads) + outputs / 16 + 256;
   plan.cost = std::ceil(likely / static_cast<double>(clusters)) * cost;
 }
 
