@@ -319,18 +319,18 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
 
 /* torch_cubin kernels
 {"virtual_arch": ["90a"],
+ "defaults": {
+  "family": "grouped", "kind": "sm90_grouped", "archs": ["sm_90a"], "alignment": 16, "cost": {},
+  "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{l.layout}",
+  "tile": "{t.tile}", "stages": "{t.stages}", "block": ["{t.threads}", 1, 1],
+  "dynamic_shared": "{t.shared}",
+  "defines": {"TC_DTYPE": "{d.dtype}", "TC_CONSUMERS": "{t.consumers}",
+              "TC_A_MN": "{l.a_mn}", "TC_B_MN": "{l.b_mn}"}},
  "kernels": [
   {"name": "sm90_grouped_matmul_{d.short}_{l.layout}_{t.name}",
-   "family": "grouped", "kind": "sm90_grouped", "archs": ["sm_90a"],
-   "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{l.layout}", "alignment": 16,
-   "tile": "{t.tile}", "stages": "{t.stages}", "block": ["{t.threads}", 1, 1],
-   "dynamic_shared": "{t.shared}", "cost": {},
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_CONSUMERS": "{t.consumers}",
-               "TC_A_MN": "{l.a_mn}", "TC_B_MN": "{l.b_mn}"},
    "for": {
     "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
-    "l": [{"layout": "nt", "a_mn": 0, "b_mn": 0}, {"layout": "nn", "a_mn": 0, "b_mn": 1},
-          {"layout": "tn", "a_mn": 1, "b_mn": 1}],
+    "l": [{"layout": "nt", "a_mn": 0, "b_mn": 0}, {"layout": "nn", "a_mn": 0, "b_mn": 1}],
     "t": [
      {"name": "128x256", "tile": [128, 256, 64], "stages": 4, "consumers": 2, "threads": 384,
       "shared": 230992},
@@ -339,5 +339,14 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
      {"name": "64x256", "tile": [64, 256, 64], "stages": 5, "consumers": 1, "threads": 256,
       "shared": 230496},
      {"name": "64x128", "tile": [64, 128, 64], "stages": 8, "consumers": 1, "threads": 256,
-      "shared": 230800}]}}]}
+      "shared": 230800}]}},
+  {"name": "sm90_grouped_matmul_{d.short}_{l.layout}_{t.name}",
+   "for": {
+    "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
+    "l": [{"layout": "tn", "a_mn": 1, "b_mn": 1}],
+    "t": [
+     {"name": "128x256", "tile": [128, 256, 64], "stages": 4, "consumers": 2, "threads": 384,
+      "shared": 230992},
+     {"name": "128x128", "tile": [128, 128, 64], "stages": 6, "consumers": 2, "threads": 384,
+      "shared": 230512}]}}]}
 */
