@@ -70,5 +70,6 @@ def test_no_example_is_forgotten() -> None:
     """Those that train or need a model's files are run by hand; aoti_runner has its own test."""
     found = {path.stem for path in EXAMPLES.glob("*.py")} | {"embedded/run"}
     by_hand = {"generate", "sentence_encoder", "train_transformer", "support"}
+    by_hand |= {"tensor_parallel"}  # by torchrun: tests/ops/test_sharding.py
     by_hand |= {"triton_kernels"}  # test_cuda_producers.py, in a process of its own
     assert found - by_hand == set(SAYS)

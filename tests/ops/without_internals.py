@@ -290,6 +290,20 @@ def thread_objects(name: str) -> None:
     thread_objects.leave("key")  # nothing
 
 
+def sharded(name: str) -> None:
+    from torch_cubin._pytorch import sharding
+
+    assert name in sharding.SHARDING.missing
+    torch.testing.assert_close(torch.ops.cubin.matmul(A, B), A @ B)
+
+
+def compiled(name: str) -> None:
+    from torch_cubin._pytorch import inductor
+
+    assert name in inductor.INDUCTOR.missing
+    assert torch.compile(torch.ops.cubin.matmul)(A, B).shape == (3, 5)
+
+
 COST: dict[str, Callable[[str], None]] = {
     "derivatives of the built-in ops": derivatives,
     "activation checkpointing that stops its recomputation early": checkpointing,
@@ -316,6 +330,8 @@ COST: dict[str, Callable[[str], None]] = {
     "install() of addmm, baddbmm and addmv (nn.Linear with a bias)": sums,
     "doctor's check of kernels that stand over ours": overrides,
     "drop_in() around backward() on a GPU": thread_objects,
+    "our ops of DTensors": sharded,
+    "lowerings and the fold pass of torch.compile": compiled,
 }
 
 

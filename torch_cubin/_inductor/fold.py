@@ -4,9 +4,9 @@ A product with an activation becomes `_linear_activation`, SwiGLU and similar `_
 products of one input `_linears`. If the backward saves the intermediate values, the variant of the
 op that also returns them is used. Graphs without products are not changed.
 
-Measured and not folded (benchmarks/NOTES.md): the gradient of an activation into the product before
-it, a residual into the product that it is added to, a bias's gradient into its weight's. Inductor
-fuses these with a norm or another neighbour, which is as fast or faster, and rounds less.
+Not folded (benchmarks/NOTES.md): the gradient of an activation into the product before it, a
+residual into the product that it is added to, a bias's gradient into its weight's. Inductor fuses
+these with a norm or another neighbour, which was as quick where it was measured, and rounds less.
 """
 
 from __future__ import annotations

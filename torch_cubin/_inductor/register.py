@@ -32,7 +32,8 @@ def beside(users: Any) -> Any:
 
             for each in passes:
                 each(graph)
-            fold.fold(graph)
+            if inductor.can_fold():
+                fold.fold(graph)
 
         def uuid(self) -> Any:
             # None, as from a user's pass without a key, disables caching.

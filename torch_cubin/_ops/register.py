@@ -23,6 +23,7 @@ from torch_cubin._ops import (
     kv_cache,
     layouts,
     no_derivatives,
+    sharding,
     vmap,
 )
 from torch_cubin._pytorch.compiler import skip_frames
@@ -51,6 +52,7 @@ def register() -> torch.library.Library:
     layouts.register(library)
     flops.register()
     causal_bias.register()
+    sharding.register()
     # Frames below an op are never compiled, even if torch.compile gives up on an outer frame.
     skip_frames([autograd, batch_invariant, fused_autograd, grouped])
     return library

@@ -115,12 +115,25 @@ def pass_type() -> Any:
     return INDUCTOR.find("_inductor.custom_graph_pass.CustomGraphPass", None)
 
 
+def can_fold() -> bool:
+    """Whether this PyTorch has what a pass needs."""
+    return None not in (_find_sort(), _find_trace())
+
+
+def _find_sort() -> Any:
+    return INDUCTOR.find("_inductor.pattern_matcher.stable_topological_sort", None)
+
+
+def _find_trace() -> Any:
+    return INDUCTOR.find("_inductor.pattern_matcher.fwd_only", None)
+
+
 def sort(graph: torch.fx.Graph) -> None:
-    """Moves nodes after their arguments, and otherwise keeps their order."""
-    INDUCTOR.find("_inductor.pattern_matcher.stable_topological_sort", None)(graph)
+    """Moves nodes behind their arguments, and otherwise keeps their order."""
+    _find_sort()(graph)
 
 
 def traced(function: Callable[..., Any], example: torch.Tensor) -> torch.fx.Graph:
-    """The graph of a function with Inductor's decompositions."""
-    trace = INDUCTOR.find("_inductor.pattern_matcher.fwd_only", None)
-    return trace(lambda x: function(x), [example]).graph  # a builtin has no readable signature
+    """The graph of a function by Inductor's decompositions."""
+    # A lambda, since a builtin has no signature to read.
+    return _find_trace()(lambda x: function(x), [example]).graph

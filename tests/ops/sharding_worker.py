@@ -1,0 +1,210 @@
+"""One rank of test_sharding.py: our ops of DTensors on the CPU, beside those of whole tensors."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Replicate,
+    Shard,
+    distribute_tensor,
+    init_device_mesh,
+)
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+import torch_cubin
+
+ops = torch.ops.cubin
+B, M, K, N, H = 4, 8, 16, 12, 4
+R, S0, S1, S2, P = Replicate(), Shard(0), Shard(1), Shard(2), Partial()
+
+
+def tensor(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
+
+
+x, w, b, c = tensor(B, M, K), tensor(N, K), tensor(N), tensor(N, K, seed=1)
+q, k, v = (tensor(B, H, M, K, seed=i) for i in range(3))
+k2, v2 = k[:, :2], v[:, :2]
+kept = tensor(B, M, K, seed=5)
+slopes, mask = tensor(H).abs(), tensor(B, 1, M, M) > 0
+
+# Name, the call, its tensors, their placements, and the placements of the (first) result.
+CASES: list[tuple[str, Any, list[torch.Tensor], list[Any], Any]] = [
+    ("linear column", ops.linear, [x, w, b], [R, S0, S0], S2),
+    ("linear row", ops.linear, [x, w], [S2, S1], P),
+    ("linear row, bias", ops.linear, [x, w, b], [S2, S1, R], P),
+    ("linear data", ops.linear, [x, w, b], [S0, R, R], S0),
+    ("linear rows", ops.linear, [x, w, b], [S1, R, R], S1),
+    ("gelu column", lambda *t: ops.linear(*t, activation="gelu"), [x, w, b], [R, S0, S0], S2),
+    ("gelu row", lambda *t: ops.linear(*t, activation="gelu"), [x, w, b], [S2, S1, R], None),
+    ("matmul column", ops.matmul, [x, w.t()], [R, S1], S2),
+    ("matmul row", ops.matmul, [x, w.t()], [S2, S0], P),
+    ("matmul batch", ops.matmul, [x, x.mT], [S0, S0], S0),
+    ("matmul broadcast", ops.matmul, [x[:1], x.mT], [R, S0], S0),
+    ("matmul of vectors", ops.matmul, [x[0, 0], x[0, 1]], [S0, S0], P),
+    ("addmm", ops.addmm, [b, x[0], w.t()], [S0, R, S1], S1),
+    ("addmm row", lambda *t: ops.addmm(*t, beta=0.5), [b, x[0], w.t()], [R, S1, S0], P),
+    ("glu", lambda *t: ops._linear_glu(*t, "silu"), [x, w, c], [R, S0, S0], S2),
+    ("linears", lambda *t: ops._linears(t[0], t[1:], [])[1], [x, w, c], [R, S0, S0], S2),
+    ("linears row", lambda *t: ops._linears(t[0], t[1:], [])[0], [x, w, c], [S2, S1, S1], P),
+    ("one of linears", lambda *t: ops._linears(t[0], t[1:], [])[0], [x, w], [R, S0], S2),
+    ("aux", lambda *t: ops._linear_activation_aux(*t, "gelu")[1], [x, w, b], [R, S0, S0], S2),
+    ("sdpa heads", ops.scaled_dot_product_attention, [q, k, v], [S1] * 3, S1),
+    ("sdpa batch", ops.scaled_dot_product_attention, [q, k, v], [S0] * 3, S0),
+    ("sdpa mask", ops.scaled_dot_product_attention, [q, k, v, mask], [S1, S1, S1, R], S1),
+    (
+        "sdpa grouped",  # 2 heads of keys on 4 ranks: they are gathered
+        lambda *t: ops.scaled_dot_product_attention(*t, enable_gqa=True, is_causal=True),
+        [q, k2, v2],
+        [S0, S0, S0],
+        S0,
+    ),
+    (
+        "slopes",
+        lambda *t: ops.attention_forward(*t[:3], alibi_slopes=t[3])[0],
+        [q, k, v, slopes],
+        [S1, S1, S1, S0],
+        S1,
+    ),
+]
+
+
+def full(value: Any) -> Any:
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def check_case(mesh: Any, case: tuple[Any, ...]) -> str:
+    name, call, tensors, placements, expected = case
+    learns = [t.is_floating_point() and t is not slopes for t in tensors]
+    plain = [t.clone().requires_grad_(learn) for t, learn in zip(tensors, learns, strict=True)]
+    want = call(*plain)
+    sharded = [
+        distribute_tensor(t.clone(), mesh, [p]).requires_grad_(learn)
+        for t, p, learn in zip(tensors, placements, learns, strict=True)
+    ]
+    got = call(*sharded)
+    if expected is not None and tuple(got.placements) != (expected,):
+        return f"{name}: {got.placements}"
+    if not torch.allclose(full(got), want, atol=1e-4):
+        return f"{name}: wrong by {(full(got) - want).abs().max()}"
+    with torch.no_grad():  # the op without a derivative
+        if not torch.allclose(full(call(*sharded)), want, atol=1e-4):
+            return f"{name}: wrong without gradients"
+    want.square().sum().backward()
+    full(got).square().sum().backward()
+    for p, s in zip(plain, sharded, strict=True):
+        if p.grad is not None and not torch.allclose(full(s.grad), p.grad, atol=1e-3, rtol=1e-3):
+            return f"{name}: a wrong gradient, {s.placements}"
+    return ""
+
+
+def check_written(mesh: Any) -> list[str]:
+    """Ops that write an argument: on its own shards, or refused."""
+    out, a, m = tensor(M, N), tensor(M, K), tensor(K, N)
+    want = out + a @ m
+    wrong = []
+    for placements in ([S0, S0, R], [S1, R, S1], [R, R, R], [S0, R, R]):
+        parts = [distribute_tensor(t.clone(), mesh, [p]) for t, p in zip((out, a, m), placements)]
+        ops.addmm_into(*parts)
+        if not torch.allclose(full(parts[0]), want, atol=1e-4):
+            wrong.append(f"addmm_into {placements}")
+    return wrong
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.norm2 = nn.RMSNorm(K), nn.RMSNorm(K)
+        self.q, self.k, self.v, self.o = (nn.Linear(K, K, bias=False) for _ in range(4))
+        self.gate, self.up = (nn.Linear(K, 2 * K, bias=False) for _ in range(2))
+        self.down = nn.Linear(2 * K, K, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.norm(x)
+        q, k, v = (
+            layer(h).unflatten(-1, (-1, K // H)).transpose(1, 2)
+            for layer in (self.q, self.k, self.v)
+        )
+        heads = ops.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.o(heads.transpose(1, 2).flatten(-2))
+        h = self.norm2(x)
+        return x + self.down(F.silu(self.gate(h)) * self.up(h))
+
+
+def check_block(mesh: Any, how: str, served: bool) -> dict[str, Any]:
+    x = tensor(B, M, K)
+    reference = Block()
+    want = reference(x)
+    want.square().sum().backward()
+    block = Block()
+    split = {"output_layouts": Shard(1), "use_local_output": False} if how == "sequence" else {}
+    if how == "fsdp":
+        fully_shard(block, mesh=mesh)
+    else:
+        plan: dict[str, Any] = dict.fromkeys(("q", "k", "v", "gate", "up"), ColwiseParallel())
+        plan |= dict.fromkeys(("o", "down"), RowwiseParallel(**split))
+        if how == "sequence":
+            columns = ColwiseParallel(input_layouts=Shard(1))
+            plan |= dict.fromkeys(("q", "k", "v", "gate", "up"), columns)
+            plan |= dict.fromkeys(("norm", "norm2"), SequenceParallel())
+        parallelize_module(block, mesh, plan)
+    inputs = distribute_tensor(x, mesh, [Shard(1)]) if how == "sequence" else x
+    with CommDebugMode() as communication:
+        if served:
+            with torch_cubin.drop_in():
+                got = block(inputs)
+                got.square().sum().backward()
+        else:
+            got = block(inputs)
+            got.square().sum().backward()
+    right = torch.allclose(full(got), want, atol=1e-4)
+    for name, parameter in block.named_parameters():
+        expected = dict(reference.named_parameters())[name].grad
+        if how == "sequence" and name.startswith("norm"):
+            continue  # a partial sum by design of SequenceParallel
+        right &= torch.allclose(full(parameter.grad), expected, atol=1e-3)
+    return {"right": right, "collectives": communication.get_total_counts()}
+
+
+def main(rank: int, ranks: int, folder: str) -> None:
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=ranks)
+    mesh = init_device_mesh("cpu", (ranks,))
+    wrong = []
+    for case in CASES:
+        try:
+            wrong.append(check_case(mesh, case))
+        except Exception as error:
+            wrong.append(f"{case[0]}: {type(error).__name__} {str(error)[:300]}")
+    wrong += check_written(mesh)
+    blocks = {
+        f"{how}, {'ours' if served else 'stock'}": check_block(mesh, how, served)
+        for how in ("tensor", "sequence", "fsdp")
+        for served in (False, True)
+    }
+    print(json.dumps({"wrong": [each for each in wrong if each], "blocks": blocks}))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

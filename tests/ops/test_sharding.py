@@ -1,0 +1,66 @@
+"""Our ops of DTensors, and tensor, sequence and data parallel layers: four ranks on the CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+HERE = Path(__file__).resolve().parent
+RANKS = 4
+
+
+@pytest.fixture(scope="module")
+def answer(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    """What the ranks report, which is the same."""
+    if not dist.is_available() or not dist.is_gloo_available():
+        pytest.skip("this PyTorch has no gloo")
+    folder = tmp_path_factory.mktemp("ranks")
+    paths = [str(HERE.parents[1]), *filter(None, sys.path)]
+    script = str(HERE / "sharding_worker.py")
+    processes = [
+        subprocess.Popen(
+            [sys.executable, script, str(rank), str(RANKS), str(folder)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(RANKS)
+    ]  # fmt: skip
+    try:
+        said = [process.communicate(timeout=300) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for process, (out, error) in zip(processes, said, strict=True):
+        assert process.returncode == 0, out + error[-4000:]
+    answers = [json.loads(out.splitlines()[-1]) for out, _ in said]
+    assert all(each == answers[0] for each in answers)
+    return answers[0]
+
+
+def test_ops_of_shards_equal_those_of_whole_tensors(answer) -> None:
+    assert answer["wrong"] == []
+
+
+@pytest.mark.parametrize("how", ["tensor", "sequence", "fsdp"])
+def test_layers_are_right_with_pytorchs_collectives(answer, how) -> None:
+    stock, ours = (answer["blocks"][f"{how}, {whose}"] for whose in ("stock", "ours"))
+    assert stock["right"]
+    assert ours["right"]
+    assert ours["collectives"] <= stock["collectives"]
+
+
+def test_the_example_trains_alike_in_two_processes(answer) -> None:
+    example = HERE.parents[1] / "examples" / "tensor_parallel.py"
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    run = subprocess.run(
+        [*launcher, str(example), "--device", "cpu", "--steps", "3"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stdout + run.stderr[-4000:]
+    assert "2 processes, cpu: loss" in run.stdout

@@ -1,0 +1,109 @@
+"""DTensor's private names: the strategy of an op, from rules about one dim of a mesh."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch_cubin import errors
+from torch_cubin._pytorch.imports import when_imported
+from torch_cubin._pytorch.internals import Feature
+
+SHARDING = Feature("our ops of DTensors", "they raise: DTensor knows no sharding strategy for them")
+
+
+@dataclasses.dataclass
+class Rules:
+    """What an op may do with the shards of one dim of a mesh.
+
+    Each choice has a placement for every result and every tensor argument, in the schema's order.
+    """
+
+    results: int
+    choices: list[tuple[list[Any], list[Any]]]
+    # Dims of tensor arguments (by number) that only equal shards may divide.
+    even: Sequence[tuple[int, int]] = ()
+    # Tensor arguments that are written, or that DTensor passes on as they are.
+    fixed: Sequence[int] = ()
+    is_list: bool = False  # the results are a list
+
+
+def when_loaded(action: Callable[[], None]) -> None:
+    """Runs `action` once somebody has imported DTensor."""
+    when_imported("torch.distributed.tensor", lambda module: action())
+
+
+def register(ops: Sequence[Any], rules: Callable[..., Rules]) -> None:
+    """`rules` gets the op's arguments, with objects that have a shape in place of tensors."""
+
+    def find(name: str) -> Any:
+        return SHARDING.find(f"distributed.tensor.{name}", None)
+
+    dispatcher = find("DTensor._op_dispatcher")
+    info = find("_op_schema.RuntimeSchemaInfo")
+    if not SHARDING.available:
+        return
+    for op in ops:
+        dispatcher.sharding_propagator.register_op_strategy(
+            op, lambda schema: _strategy(schema, rules), _runtime_info(op, info)
+        )
+
+
+def _runtime_info(op: Any, info: Any) -> Any:
+    """All arguments that are no tensors are part of the cached strategy's key."""
+    arguments = op._schema.arguments
+    others = [i for i, each in enumerate(arguments) if "Tensor" not in str(each.type)]
+    positional = [i for i in others if not arguments[i].kwarg_only]
+    named = [arguments[i].name for i in others if arguments[i].kwarg_only]
+    return info(min(positional, default=100), named or None, needs_pytree=True)
+
+
+def _strategy(schema: Any, rules: Callable[..., Rules]) -> Any:
+    strategy_type = SHARDING.find("distributed.tensor._op_schema.OpStrategy", None)
+    tuple_type = SHARDING.find("distributed.tensor._op_schema.TupleStrategy", None)
+    expand = SHARDING.find("distributed.tensor._ops.utils.expand_to_full_mesh_op_strategy", None)
+
+    def spec(value: Any) -> Any:
+        if isinstance(value, strategy_type):
+            return value.strategies[0].output_spec
+        if isinstance(value, tuple_type):
+            return [spec(child) for child in getattr(value, "children", ())]
+        return [spec(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+    found = rules(
+        *map(spec, schema.args_schema), **{k: spec(v) for k, v in schema.kwargs_schema.items()}
+    )
+    mesh = schema.get_mesh_from_args()
+    strategies = [results + arguments for results, arguments in found.choices]
+    expanded = expand(mesh, schema, strategies, input_index=found.results)
+    given = [each.strategies[0].output_spec for each in _inputs(schema)]
+    expanded.strategies = [
+        each
+        for each in expanded.strategies
+        if all(_is_even(each.input_specs[i], given[i], dim) for i, dim in found.even)
+        and all(each.input_specs[i].placements == given[i].placements for i in found.fixed)
+    ]
+    if not expanded.strategies:
+        raise errors.fault(
+            "input", f"torch.ops.{schema.op}", "cannot run on these shards",
+            expected="an argument that is written, or given by name, in a placement that the "
+            "op supports", got=", ".join(str(each.placements) for each in given),
+            advice="Redistribute it before the call.",
+        )  # fmt: skip
+    if found.is_list and found.results == 1:
+        for each in expanded.strategies:
+            each.output_specs = (each.output_specs,)
+    return expanded
+
+
+def _inputs(schema: Any) -> list[Any]:
+    return [*schema.args_strategy, *schema.kwargs_strategy]
+
+
+def _is_even(spec: Any, given: Any, dim: int) -> bool:
+    shards = math.prod(
+        spec.mesh.size(i) for i, each in enumerate(spec.placements) if each.is_shard(dim)
+    )
+    return bool(given.shape[dim] % shards == 0)
