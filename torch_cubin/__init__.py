@@ -34,6 +34,7 @@ _LATER = {
     "cpp": ("include_path", "library_path"),
     "_kernels.arguments": ("bits", "strided"),
     "_ops.checkpointing": ("checkpoint_ops",),
+    "_ops.experts": ("moe",),
     "_compile.compile": ("compile",),
     "_declared.c_struct": ("c_struct",),
     "_declared.choices": ("choices",),
@@ -108,6 +109,7 @@ if _typing.TYPE_CHECKING:
     from torch_cubin._kernels.scalars import uint64 as uint64
     from torch_cubin._kernels.tensor_map import TensorMap as TensorMap
     from torch_cubin._ops.checkpointing import checkpoint_ops as checkpoint_ops
+    from torch_cubin._ops.experts import moe as moe
     from torch_cubin._tuning.tune import Tuning as Tuning
     from torch_cubin._tuning.tune import load_tuned as load_tuned
     from torch_cubin._tuning.tune import tune as tune
@@ -196,6 +198,7 @@ __all__ = [
     "load_tuned",
     "maximum",
     "minimum",
+    "moe",
     "next_power_of_2",
     "ops",
     "preload",

@@ -28,13 +28,16 @@ _REPORTED = "transformers attention"
 
 
 def register() -> None:
-    """Adds "cubin" to the attention implementations of transformers.
+    """Adds "cubin" to the attention implementations of transformers, and to those of experts.
 
     It supports the arguments and masks of "sdpa", and also soft-capped logits (Gemma 2) and
     attention sinks (GPT-OSS), which "sdpa" lacks; heads that share keys and values are not
     repeated. Prefill and cached generation, with static caches and padded batches, run from cubins.
     :func:`torch_cubin.report` counts the calls, and lists requests for attention weights, which are
     not returned. Calling it again changes nothing.
+
+    `experts_implementation="cubin"` computes mixtures of experts by :func:`torch_cubin.moe`
+    (transformers 5), in float16 and bfloat16 on Hopper, and on the CPU.
 
     Raises:
         ImportError: transformers is missing, or older than 4.53.
@@ -53,6 +56,30 @@ def register() -> None:
     AttentionInterface.register(NAME, attention)
     AttentionInterface.register(f"paged|{NAME}", paged_attention)
     AttentionMaskInterface.register(NAME, _mask_function(AttentionMaskInterface()["sdpa"]))
+    try:
+        from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+    except ImportError:  # an older one, whose experts are loops
+        return
+    ALL_EXPERTS_FUNCTIONS.register(NAME, experts)
+
+
+def experts(
+    self: torch.nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
+) -> Tensor:
+    """The experts of a layer (`experts_implementation="cubin"`): torch_cubin.moe with the layer's
+    own gate, weights and biases."""
+    from torch_cubin._ops import experts as mixtures
+
+    layer: Any = self
+    first, gate = (
+        ("gate_up_proj", layer._apply_gate) if layer.has_gate else ("up_proj", layer.act_fn)
+    )
+    names = (first, "down_proj")
+    matrices = [getattr(layer, name) for name in names]
+    if not layer.is_transposed:
+        matrices = [matrix.mT for matrix in matrices]
+    biases = [getattr(layer, f"{name}_bias") if layer.has_bias else None for name in names]
+    return mixtures.experts(hidden_states, top_k_index, top_k_weights, *matrices, gate, *biases)
 
 
 @cache

@@ -1,0 +1,157 @@
+"""torch_cubin.moe and transformers' experts on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+
+import torch_cubin
+
+HIDDEN, INNER, EXPERTS = 12, 20, 5
+
+
+def layer(tokens: int = 9, k: int = 2, **options: Any) -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    options = {"dtype": torch.float64, **options}
+    return {
+        "x": torch.randn(tokens, HIDDEN, **options),
+        "topk_ids": torch.stack([torch.randperm(EXPERTS)[:k] for _ in range(tokens)]),
+        "topk_weights": torch.rand(tokens, k, **options),
+        "w13": torch.randn(EXPERTS, 2 * INNER, HIDDEN, **options),
+        "w2": torch.randn(EXPERTS, HIDDEN, INNER, **options),
+    }
+
+
+def expected(x, topk_ids, topk_weights, w13, w2, b13=None, b2=None, act=F.silu) -> Tensor:
+    rows = []
+    for token, own_ids, own_weights in zip(x, topk_ids, topk_weights, strict=True):
+        row = torch.zeros_like(token)
+        for expert, weight in zip(own_ids.tolist(), own_weights, strict=True):
+            if 0 <= expert < len(w13):
+                gate, up = F.linear(token, w13[expert], None if b13 is None else b13[expert]).chunk(
+                    2
+                )
+                out = F.linear(act(gate) * up, w2[expert], None if b2 is None else b2[expert])
+                row = row + weight * out
+        rows.append(row)
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("ids_dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("k", [1, 2, 5])
+def test_outputs(k: int, ids_dtype: torch.dtype) -> None:
+    args = layer(k=k)
+    args["topk_ids"] = args["topk_ids"].to(ids_dtype)
+    torch.testing.assert_close(torch_cubin.moe(**args), expected(**args))
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu"])
+def test_activations(activation: str) -> None:
+    args = layer()
+    act = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu,
+           "gelu_tanh": lambda x: F.gelu(x, approximate="tanh")}[activation]  # fmt: skip
+    out = torch_cubin.moe(**args, activation=activation)
+    torch.testing.assert_close(out, expected(**args, act=act))
+
+
+def test_a_gate_of_the_model_and_transposed_weights() -> None:
+    args = layer()
+
+    def interleaved(rows: Tensor) -> Tensor:
+        return F.silu(rows[:, ::2]) * rows[:, 1::2]
+
+    mixed = dict(args)
+    mixed["w13"] = args["w13"].view(EXPERTS, 2, INNER, HIDDEN).transpose(1, 2).flatten(1, 2)
+    mixed["w2"] = args["w2"].mT.contiguous().mT
+    out = torch_cubin.moe(**mixed, activation=interleaved)
+    torch.testing.assert_close(out, expected(**args))
+
+
+@pytest.mark.parametrize("biases", [False, True])
+def test_ids_of_no_expert_are_skipped(biases: bool) -> None:
+    args = layer(k=3)
+    args["topk_ids"][::2, 0] = EXPERTS
+    args["topk_ids"][1::3, 2] = -1
+    args["topk_ids"][4] = 2**31 - 1
+    if biases:
+        made = {"dtype": torch.float64}
+        args |= {"b13": torch.randn(EXPERTS, 2 * INNER, **made)}
+        args |= {"b2": torch.randn(EXPERTS, HIDDEN, **made)}
+    out = torch_cubin.moe(**args)
+    torch.testing.assert_close(out, expected(**args))
+    assert out[4].eq(0).all()
+
+
+def test_no_token() -> None:
+    args = {name: x[:0] if x.dim() == 2 else x for name, x in layer().items()}
+    assert torch_cubin.moe(**args).shape == (0, HIDDEN)
+
+
+def test_derivatives() -> None:
+    args = layer(requires_grad=True)
+    args["topk_ids"][0, 0] = EXPERTS
+    names = ("x", "topk_weights", "w13", "w2")
+    tensors = [args[name] for name in names]
+    got = torch.autograd.grad(torch_cubin.moe(**args).square().sum(), tensors)
+    want = torch.autograd.grad(expected(**args).square().sum(), tensors)
+    torch.testing.assert_close(got, want)
+
+
+def test_compile_makes_one_graph_of_all_sizes() -> None:
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(torch_cubin.moe, backend=counter, fullgraph=True, dynamic=True)
+    for tokens in (9, 4, 17):
+        args = layer(tokens=tokens)
+        torch.testing.assert_close(compiled(**args), expected(**args))
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"topk_ids": torch.zeros(9, 2)}, "'topk_ids' has a wrong dtype"),
+        ({"topk_ids": torch.zeros(9, dtype=torch.int64)}, "'topk_ids' has a wrong rank"),
+        ({"topk_weights": torch.zeros(9, 3)}, "'topk_ids' and topk_weights do not fit"),
+        ({"w2": torch.zeros(4, HIDDEN, INNER)}, "'w13' and w2 are of other numbers"),
+        ({"activation": "swish"}, "'activation' is not known"),
+    ],
+)
+def test_errors(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(torch_cubin.Error, match=rf"\[input\]: torch_cubin.moe argument {message}"):
+        torch_cubin.moe(**{**layer(), **change})
+
+
+transformers = pytest.importorskip("transformers")
+
+
+def _small(name: str) -> Any:
+    sizes = {
+        "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "num_local_experts": 4,
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+    }  # fmt: skip
+    config = getattr(transformers, f"{name}Config")(**sizes)
+    torch.manual_seed(0)
+    return getattr(transformers, f"{name}ForCausalLM")(config).double().eval()
+
+
+@pytest.mark.parametrize("name", ["Mixtral", "Qwen3Moe", "GptOss"])
+def test_a_models_experts(name: str) -> None:
+    if not hasattr(transformers.PreTrainedModel, "set_experts_implementation"):
+        pytest.skip("transformers 4 has experts in loops")
+    torch_cubin.huggingface.register()
+    model, ids = _small(name), torch.arange(24).view(2, 12)
+    results = []
+    for implementation in ("eager", "cubin"):
+        model.set_experts_implementation(implementation)
+        model.zero_grad()
+        out = model(ids, labels=ids)
+        out.loss.backward()
+        results.append((out.logits, [p.grad for p in model.parameters() if p.grad is not None]))
+    torch.testing.assert_close(results[1], results[0])

@@ -1,0 +1,123 @@
+"""Mixtures of experts made of grouped_matmul: torch_cubin.moe, and transformers' experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from torch_cubin import errors
+from torch_cubin._ops.autograd import ACTIVATIONS
+from torch_cubin._ops.grouped import grouped
+
+Gate = Callable[[Tensor], Tensor]
+
+
+def moe(
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    *,
+    activation: str | Gate = "silu",
+    b13: Tensor | None = None,
+    b2: Tensor | None = None,
+) -> Tensor:
+    """A mixture of experts' output: each token's experts, by their weights.
+
+        gate, up = linear(x[t], w13[e], b13[e]).chunk(2, -1)    # of each expert e of token t
+        out[t] = sum over e of topk_weights * linear(silu(gate) * up, w2[e], b2[e])
+
+    Two products of groups and PyTorch's ops between them: nothing waits for the GPU, the same
+    inputs give the same bits, and it has derivatives of every order.
+
+    Args:
+        x: (tokens, hidden).
+        topk_ids: (tokens, k), the experts of each token, int32 or int64. Numbers that are no
+            expert's, such as those of another rank's experts, are skipped.
+        topk_weights: (tokens, k); with float32 ones the sum over experts is computed in float32.
+        w13: (experts, 2 * inner, hidden), gate above up. Any strides: weights that are stored
+            transposed are passed as `w13.mT`.
+        w2: (experts, hidden, inner).
+        activation: the gate's: "silu", "gelu", "gelu_tanh" or "relu"; or a function from the first
+            product (rows, w13.shape[1]) to the second one's rows (rows, w2.shape[2]), which is the
+            model's own gate, or an activation without one.
+        b13, b2: the experts' biases, (experts, w13.shape[1]) and (experts, hidden).
+
+    Returns:
+        (tokens, hidden), of x's dtype.
+
+    Raises InputError [input] for arguments that do not fit together; the ops' own errors.
+    """
+    tensors = {"x": (x, 2), "topk_ids": (topk_ids, 2), "topk_weights": (topk_weights, 2),
+               "w13": (w13, 3), "w2": (w2, 3)}  # fmt: skip
+    for name, (tensor, dims) in tensors.items():
+        if tensor.dim() != dims:
+            raise _fault(name, "has a wrong rank", f"{dims} dimensions", str(tuple(tensor.shape)))
+    if topk_ids.dtype not in (torch.int32, torch.int64):
+        raise _fault("topk_ids", "has a wrong dtype", "int32 or int64", str(topk_ids.dtype))
+    if topk_weights.shape != topk_ids.shape or topk_ids.shape[0] != x.shape[0]:
+        got = f"{tuple(topk_ids.shape)} and {tuple(topk_weights.shape)}"
+        expected = f"two of ({x.shape[0]}, k)"
+        raise _fault("topk_ids", "and topk_weights do not fit the tokens", expected, got)
+    if w13.shape[0] != w2.shape[0] or w13.shape[0] == 0:
+        got = f"{w13.shape[0]} and {w2.shape[0]}"
+        raise _fault("w13", "and w2 are of other numbers of experts", "one number, not 0", got)
+    if isinstance(activation, str) and activation not in ACTIVATIONS:
+        expected = "a function, or one of " + ", ".join(map(repr, ACTIVATIONS))
+        raise _fault("activation", "is not known", expected, repr(activation)[:200])
+    gate = gated(ACTIVATIONS[activation]) if isinstance(activation, str) else activation
+    return experts(x, topk_ids, topk_weights, w13.mT, w2.mT, gate, b13, b2)
+
+
+def _fault(argument: str, problem: str, expected: str, got: str) -> errors.Error:
+    what = f"torch_cubin.moe argument '{argument}'"
+    return errors.fault("input", what, problem, expected=expected, got=got)
+
+
+def gated(activation: Gate) -> Gate:
+    """activation(gate) * up, for rows of both."""
+
+    def gate(rows: Tensor) -> Tensor:
+        gates, ups = rows.chunk(2, -1)
+        return activation(gates) * ups
+
+    return gate
+
+
+def experts(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    first: Tensor,
+    second: Tensor,
+    gate: Gate,
+    first_bias: Tensor | None = None,
+    second_bias: Tensor | None = None,
+) -> Tensor:
+    """moe() with matrices that rows are multiplied by: first (experts, hidden, outputs)."""
+    count, k = first.shape[0], ids.shape[1]
+    flat = ids.reshape(-1)
+    # The others' rows come last, where they belong to no group.
+    flat = torch.where((flat < 0) | (flat >= count), count, flat)
+    own, order = torch.sort(flat, stable=True)
+    numbers = torch.arange(count, device=own.device, dtype=own.dtype)
+    ends = torch.searchsorted(own, numbers, right=True)
+    served = own.clamp(max=count - 1)
+
+    rows = grouped(x[order // k], first, ends, True)
+    if first_bias is not None:
+        rows = rows + first_bias[served]
+    rows = grouped(gate(rows), second, ends, True)
+    if second_bias is not None:
+        rows = torch.where((own < count).unsqueeze(-1), rows + second_bias[served], 0)
+    # Sums over k, not additions to a token's row: their order is fixed.
+    numbers = torch.arange(order.shape[0], device=order.device)
+    places = torch.empty_like(order).scatter(0, order, numbers)
+    rows = rows[places].view(*ids.shape, second.shape[-1]) * weights.unsqueeze(-1)
+    return rows.sum(1).to(x.dtype)
+
+
+__all__ = ["moe"]
