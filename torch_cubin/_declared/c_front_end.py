@@ -31,6 +31,7 @@ _IGNORED = {"-Wunknown-attributes", "-Wignored-attributes", "-Wignored-pragmas"}
 # Names of clang, which the user's files do not see, and of g++, whose values they see instead.
 _OF_COMPILER = re.compile(
     r"\b__(?:clang\w*__|llvm__|has_feature|has_extension|GNUC(?:_MINOR|_PATCHLEVEL)?__)(?!\w)"
+    r"|\b__has_cpp_attribute(?=\s*\(\s*clang\s*::)"
 )
 _GCC = (12, 2, 0)  # where g++ is not installed
 # Macros of nvcc, and their values for texts that use them.
@@ -151,6 +152,7 @@ class Text:
             *(option for path in folders if path not in cuda for option in ("-I", path)),
             *(option for path in self.system for option in ("-isystem", path)),
             *("-idirafter", _STAND_INS),
+            "-DTORCH_CUBIN__has_cpp_attribute(...)=0",
             *(f"-DTORCH_CUBIN__GNUC{part}__={number}" for part, number in
               zip(("", "_MINOR", "_PATCHLEVEL"), _gcc()[1], strict=True)),
             *options,

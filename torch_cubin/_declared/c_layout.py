@@ -204,6 +204,7 @@ class Reader:
         for base in self._bases(declaration):
             yield from self._of_base(type_, base)
         for cursor in type_.get_fields():
+            self._check_alignment(cursor, type_)
             place = cursor.get_field_offsetof()
             if place < 0:
                 raise self.refuse("has a field that cannot be placed", "a complete type", cursor)
@@ -352,8 +353,25 @@ class Reader:
         name = rf"(?<![\w$]){re.escape(cursor.spelling)}(?![\w$])"
         return re.search(rf"{name}.*?((?<![=!<>])=(?!=)|{{)(.*)", c_front_end.pretty(cursor), re.S)
 
+    def _check_alignment(self, cursor: Any, record: Any) -> None:
+        """Refuses what g++ and clang honour, and nvcc's device compiler does not: a typedef that
+        lowers an alignment, and `#pragma pack` for a field with an alignment of its own."""
+        packed = self.kinds.PACKED_ATTR
+        is_packed = any(child.kind == packed for owner in (cursor, record.get_declaration())
+                        for child in owner.get_children())  # fmt: skip
+        own = re.findall(r"\b(?:alignas|aligned)\((\d+)\)", c_front_end.pretty(cursor))
+        is_lowered = cursor.type.get_align() < cursor.type.get_canonical().get_align()
+        if (is_lowered and not is_packed) or any(int(n) > record.get_align() for n in own):
+            raise self.refuse("has a field that g++ and nvcc's device compiler place differently",
+                              "an alignment that nothing lowers", cursor, cursor.spelling)  # fmt: skip
+
     def _check_attributes(self, declaration: Any) -> None:
         """Refuses a struct with an attribute that clang ignores, but that g++ may honour."""
+        for child in declaration.get_children():
+            names = [token.spelling for token in child.get_tokens()][:1]
+            if child.kind == self.kinds.UNEXPOSED_ATTR and names == ["ms_struct"]:
+                raise self.refuse("has an attribute that nvcc's device compiler ignores",
+                                  "what all compilers lay out alike", child, "ms_struct")  # fmt: skip
         start, end = declaration.extent.start, declaration.extent.end
         file = start.file.name if start.file is not None else ""
         last = end.offset
