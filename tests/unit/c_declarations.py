@@ -48,8 +48,8 @@ PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "features of clang": ("\n#ifndef __has_feature\n#define __has_feature(x) 0\n#endif\n"
                           "struct P {\n#if __has_feature(cxx_rtti) || defined(__clang_major__)\n"
                           "int a;\n#else\nlong a;\n#endif\n};\n", {}),
-    "attributes of clang": ("\n#if __has_cpp_attribute(clang::lifetimebound)\nstruct P { int a; };\n"
-                            "#else\nstruct P { long a; };\n#endif\n", {}),
+    "attributes of clang": ("\n#if __has_cpp_attribute(clang::lifetimebound)\n"
+                            "struct P { int a; };\n#else\nstruct P { long a; };\n#endif\n", {}),
     "a redefined macro": ("\n#define M 2\nstruct A { int x[M]; };\n#undef M\n#define M 3\n"
                           "struct P { A a; int b[M]; };\n", {}),
     "scopes": ("typedef float E; struct X { typedef unsigned short E; E a; };"
@@ -80,8 +80,6 @@ PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "empty structs": ("struct E {}; struct P { E a; int b; E c; E d; };", {"b": 3}),
     "no unique address": ("struct E {}; struct P { [[no_unique_address]] E a; int b;"
                           " [[no_unique_address]] E c; char d; };", {"b": 3, "d": 4}),
-    "no unique address, twice": ("struct E {}; struct P { [[no_unique_address]] E a;"
-                                 " [[no_unique_address]] E b; char c; };", {}),
     "no unique padding": ("struct Q { Q() {} int a; char b; };"
                           "struct P { [[no_unique_address]] Q q; char c; };", {}),
     "a base": ("struct B { int b; char c; }; struct P : B { char d; };", {"b": 3, "d": 4}),

@@ -166,6 +166,13 @@ REFUSED = {
                                 "#pragma pack(pop)\n", "place differently"),
     "aligned and pragma pack": ("\n#pragma pack(1)\nstruct P { char a;"
                                 " int c __attribute__((aligned(4))); };\n", "place differently"),
+    "no unique address, twice": ("struct E {}; struct P { [[no_unique_address]] E a;"
+                                 " [[no_unique_address]] E b; char c; };", "place differently"),
+    "no unique address, in a base": ("struct E {}; struct P : E { [[no_unique_address]] E a;"
+                                     " int c; };", "place differently"),
+    "no unique address, of a base": ("struct E {}; struct F : E {}; struct P {"
+                                     " [[no_unique_address]] F a; [[no_unique_address]] E b;"
+                                     " char c; };", "place differently"),
     "the layout of MSVC": ("struct __attribute__((ms_struct)) P { char c; int a : 3; };",
                            "device compiler ignores"),
     "a pragma that is ignored": ("#pragma pack(sideways)\nstruct P { char a; int b; };",

@@ -201,13 +201,24 @@ class Reader:
     def _fields(self, type_: Any) -> Iterator[tuple[Any, int]]:
         """Each field and its first bit, including those of bases and of anonymous members."""
         declaration = type_.get_declaration()
+        end = 0  # of the data so far
         for base in self._bases(declaration):
-            yield from self._of_base(type_, base)
+            for cursor, place in self._of_base(type_, base):
+                end = max(end, place + 8 * cursor.type.get_size())
+                yield cursor, place
         for cursor in type_.get_fields():
             self._check_alignment(cursor, type_)
             place = cursor.get_field_offsetof()
             if place < 0:
                 raise self.refuse("has a field that cannot be placed", "a complete type", cursor)
+            is_shared = self._shares_address(cursor)
+            if is_shared and place > end:
+                raise self.refuse(
+                    "has an empty field that g++ and nvcc's device compiler place differently",
+                    "[[no_unique_address]] for fields of different types", cursor, cursor.spelling,
+                )  # fmt: skip
+            if not is_shared:
+                end = max(end, place + 8 * cursor.type.get_size())
             inner = cursor.type.get_canonical()
             if self.library.clang_Cursor_isAnonymousRecordDecl(inner.get_declaration()):
                 self._check_attributes(inner.get_declaration())
@@ -353,6 +364,14 @@ class Reader:
         name = rf"(?<![\w$]){re.escape(cursor.spelling)}(?![\w$])"
         return re.search(rf"{name}.*?((?<![=!<>])=(?!=)|{{)(.*)", c_front_end.pretty(cursor), re.S)
 
+    def _shares_address(self, cursor: Any) -> bool:
+        """Whether it is a field of an empty class with [[no_unique_address]]."""
+        attributes = (x for x in cursor.get_children() if x.kind == self.kinds.UNEXPOSED_ATTR)
+        names = {token.spelling for x in attributes for token in x.get_tokens()}
+        type_ = cursor.type.get_canonical()
+        is_class = type_._kind_id == _RECORD and "no_unique_address" in names
+        return is_class and not any(self._fields(type_))
+
     def _check_alignment(self, cursor: Any, record: Any) -> None:
         """Refuses what g++ and clang honour, and nvcc's device compiler does not: a typedef that
         lowers an alignment, and `#pragma pack` for a field with an alignment of its own."""
@@ -362,16 +381,20 @@ class Reader:
         own = re.findall(r"\b(?:alignas|aligned)\((\d+)\)", c_front_end.pretty(cursor))
         is_lowered = cursor.type.get_align() < cursor.type.get_canonical().get_align()
         if (is_lowered and not is_packed) or any(int(n) > record.get_align() for n in own):
-            raise self.refuse("has a field that g++ and nvcc's device compiler place differently",
-                              "an alignment that nothing lowers", cursor, cursor.spelling)  # fmt: skip
+            raise self.refuse(
+                "has a field that g++ and nvcc's device compiler place differently",
+                "an alignment that nothing lowers", cursor, cursor.spelling,
+            )  # fmt: skip
 
     def _check_attributes(self, declaration: Any) -> None:
         """Refuses a struct with an attribute that clang ignores, but that g++ may honour."""
         for child in declaration.get_children():
             names = [token.spelling for token in child.get_tokens()][:1]
             if child.kind == self.kinds.UNEXPOSED_ATTR and names == ["ms_struct"]:
-                raise self.refuse("has an attribute that nvcc's device compiler ignores",
-                                  "what all compilers lay out alike", child, "ms_struct")  # fmt: skip
+                raise self.refuse(
+                    "has an attribute that nvcc's device compiler ignores",
+                    "what all compilers lay out alike", child, "ms_struct",
+                )  # fmt: skip
         start, end = declaration.extent.start, declaration.extent.end
         file = start.file.name if start.file is not None else ""
         last = end.offset
