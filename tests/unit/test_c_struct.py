@@ -173,6 +173,11 @@ REFUSED = {
     "no unique address, of a base": ("struct E {}; struct F : E {}; struct P {"
                                      " [[no_unique_address]] F a; [[no_unique_address]] E b;"
                                      " char c; };", "place differently"),
+    **{f"padding of a class with {more}": (
+        f"struct B {{ int a; char b; {more} }}; {rest}", "use differently")
+       for more in ("B(const B&) = default;", "B(B&&) = delete;")
+       for rest in ("struct P : B { char d; };", "struct P { [[no_unique_address]] B b; char d; };",
+                    "struct C { B b[2]; char c; }; struct P : C { char d; };")},
     "the layout of MSVC": ("struct __attribute__((ms_struct)) P { char c; int a : 3; };",
                            "device compiler ignores"),
     "a pragma that is ignored": ("#pragma pack(sideways)\nstruct P { char a; int b; };",

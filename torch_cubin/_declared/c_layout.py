@@ -73,6 +73,13 @@ _MAPS = ("CUtensorMap_st", "CUtensorMap")
 _VALUE = "inline auto* torch_cubin_value = new torch_cubin_wanted{};"
 
 
+def _item(type_: Any) -> Any:
+    """The type of an array's items; the type itself if it is no array."""
+    while type_._kind_id == _ARRAY:
+        type_ = type_.element_type.get_canonical()
+    return type_
+
+
 class _Hidden(Exception):
     """The reason why libclang does not list the fields of a struct whose size clang knows."""
 
@@ -203,6 +210,7 @@ class Reader:
         declaration = type_.get_declaration()
         end = 0  # of the data so far
         for base in self._bases(declaration):
+            self._check_padding(base)
             for cursor, place in self._of_base(type_, base):
                 end = max(end, place + 8 * cursor.type.get_size())
                 yield cursor, place
@@ -211,7 +219,11 @@ class Reader:
             place = cursor.get_field_offsetof()
             if place < 0:
                 raise self.refuse("has a field that cannot be placed", "a complete type", cursor)
-            is_shared = self._shares_address(cursor)
+            inner = cursor.type.get_canonical()
+            is_shared = False
+            if inner._kind_id == _RECORD and self._has_no_unique_address(cursor):
+                self._check_padding(inner)
+                is_shared = not any(self._fields(inner))
             if is_shared and place > end:
                 raise self.refuse(
                     "has an empty field that g++ and nvcc's device compiler place differently",
@@ -219,7 +231,6 @@ class Reader:
                 )  # fmt: skip
             if not is_shared:
                 end = max(end, place + 8 * cursor.type.get_size())
-            inner = cursor.type.get_canonical()
             if self.library.clang_Cursor_isAnonymousRecordDecl(inner.get_declaration()):
                 self._check_attributes(inner.get_declaration())
                 for member, offset in self._fields(inner):
@@ -229,11 +240,9 @@ class Reader:
 
     def _bases(self, declaration: Any) -> list[Any]:
         """The types of the base classes. Refuses structs with virtual functions."""
-        template = self.library.clang_getSpecializedCursorTemplate(declaration)
-        members = list(declaration.get_children())
-        is_instantiated = template is not None and not members
+        is_instantiated = not any(True for _ in declaration.get_children())
         bases = []
-        for member in list(template.get_children()) if is_instantiated else members:
+        for member in self._members(declaration):
             if member.kind == self.kinds.CXX_BASE_SPECIFIER:
                 if is_instantiated:
                     raise _Hidden(self.refuse(
@@ -247,6 +256,12 @@ class Reader:
                 raise self.refuse("has a virtual function, whose table is the host's",
                                   "plain functions", member, member.spelling)  # fmt: skip
         return bases
+
+    def _members(self, declaration: Any) -> list[Any]:
+        """A class's members; those of its template where libclang lists none of an instance."""
+        members = list(declaration.get_children())
+        template = self.library.clang_getSpecializedCursorTemplate(declaration)
+        return members if members or template is None else list(template.get_children())
 
     def _of_base(self, type_: Any, base: Any) -> Iterator[tuple[Any, int]]:
         fields = list(self._fields(base))
@@ -364,13 +379,40 @@ class Reader:
         name = rf"(?<![\w$]){re.escape(cursor.spelling)}(?![\w$])"
         return re.search(rf"{name}.*?((?<![=!<>])=(?!=)|{{)(.*)", c_front_end.pretty(cursor), re.S)
 
-    def _shares_address(self, cursor: Any) -> bool:
-        """Whether it is a field of an empty class with [[no_unique_address]]."""
+    def _has_no_unique_address(self, cursor: Any) -> bool:
         attributes = (x for x in cursor.get_children() if x.kind == self.kinds.UNEXPOSED_ATTR)
-        names = {token.spelling for x in attributes for token in x.get_tokens()}
-        type_ = cursor.type.get_canonical()
-        is_class = type_._kind_id == _RECORD and "no_unique_address" in names
-        return is_class and not any(self._fields(type_))
+        return "no_unique_address" in {t.spelling for x in attributes for t in x.get_tokens()}
+
+    def _check_padding(self, class_: Any) -> None:
+        """Refuses a base, or a [[no_unique_address]] field, whose padding at the end nvcc's device
+        compiler uses for the next field, and g++ and clang do not."""
+        ends = [place + (cursor.get_bitfield_width() if cursor.is_bitfield() else
+                         8 * cursor.type.get_size())
+                for cursor, place in self._fields(class_)]  # fmt: skip
+        if max(ends, default=0) < 8 * class_.get_size() and self._only_copies(class_):
+            raise self.refuse(
+                "has a class whose padding g++ and nvcc's device compiler use differently",
+                "a class that declares a default constructor", class_.get_declaration(),
+                class_.spelling,
+            )  # fmt: skip
+
+    def _only_copies(self, class_: Any) -> bool:
+        """Whether all constructors that the class declares, or a class within it, are defaulted or
+        deleted ones that copy or move."""
+        declaration = class_.get_declaration()
+        constructors = [x for x in self._members(declaration) if x.kind == self.kinds.CONSTRUCTOR]
+        if constructors and all(
+            (x.is_copy_constructor() or x.is_move_constructor())
+            and (x.is_default_method() or x.is_deleted_method())
+            for x in constructors
+        ):
+            return True
+        within = [*self._bases(declaration), *(x.type for x in class_.get_fields())]
+        return any(
+            self._only_copies(type_)
+            for type_ in (_item(type_.get_canonical()) for type_ in within)
+            if type_._kind_id == _RECORD
+        )
 
     def _check_alignment(self, cursor: Any, record: Any) -> None:
         """Refuses what g++ and clang honour, and nvcc's device compiler does not: a typedef that
