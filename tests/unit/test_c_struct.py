@@ -178,6 +178,8 @@ REFUSED = {
        for more in ("B(const B&) = default;", "B(B&&) = delete;")
        for rest in ("struct P : B { char d; };", "struct P { [[no_unique_address]] B b; char d; };",
                     "struct C { B b[2]; char c; }; struct P : C { char d; };")},
+    "packed, with a base": ("struct B { int a; char b; }; struct __attribute__((packed)) D : B {"
+                            " int c; }; struct P { char x; D d; };", "is packed and has a base"),
     "the layout of MSVC": ("struct __attribute__((ms_struct)) P { char c; int a : 3; };",
                            "device compiler ignores"),
     "a pragma that is ignored": ("#pragma pack(sideways)\nstruct P { char a; int b; };",

@@ -251,11 +251,18 @@ class Reader:
                 if self.library.clang_isVirtualBase(member):
                     raise self.refuse("has a virtual base", "plain bases", member, member.spelling)
                 bases.append(member.type.get_canonical())
+                is_packed = self._is_packed(declaration)
+                if is_packed and bases[-1].get_align() > 1:  # nvcc's device compiler packs it, too
+                    raise self.refuse("is packed and has a base", "a packed struct without bases",
+                                      member, member.spelling)  # fmt: skip
             is_method = member.kind in (self.kinds.CXX_METHOD, self.kinds.DESTRUCTOR)
             if is_method and member.is_virtual_method():
                 raise self.refuse("has a virtual function, whose table is the host's",
                                   "plain functions", member, member.spelling)  # fmt: skip
         return bases
+
+    def _is_packed(self, cursor: Any) -> bool:
+        return any(x.kind == self.kinds.PACKED_ATTR for x in cursor.get_children())
 
     def _members(self, declaration: Any) -> list[Any]:
         """A class's members; those of its template where libclang lists none of an instance."""
@@ -417,9 +424,7 @@ class Reader:
     def _check_alignment(self, cursor: Any, record: Any) -> None:
         """Refuses what g++ and clang honour, and nvcc's device compiler does not: a typedef that
         lowers an alignment, and `#pragma pack` for a field with an alignment of its own."""
-        packed = self.kinds.PACKED_ATTR
-        is_packed = any(child.kind == packed for owner in (cursor, record.get_declaration())
-                        for child in owner.get_children())  # fmt: skip
+        is_packed = self._is_packed(cursor) or self._is_packed(record.get_declaration())
         own = re.findall(r"\b(?:alignas|aligned)\((\d+)\)", c_front_end.pretty(cursor))
         is_lowered = cursor.type.get_align() < cursor.type.get_canonical().get_align()
         if (is_lowered and not is_packed) or any(int(n) > record.get_align() for n in own):
