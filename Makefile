@@ -29,7 +29,7 @@ export PYTHONPYCACHEPREFIX ?= $(CURDIR)/build/pycache
 endif
 
 .PHONY: help demo test thread-test fault-cases triton-test transformers-scan gpu-test lint format
-.PHONY: tidy compile-commands report docs bench build wheel clean environment
+.PHONY: tidy compile-commands report docs bench build wheel hub clean environment
 
 help:
 	@echo 'make demo    a first look: kernels at work on a real model (no GPU: on the CPU reference)'
@@ -48,6 +48,7 @@ help:
 	@echo 'make bench   speed against torch.matmul (needs a GPU)'
 	@echo 'make build   the library and the kernels of every architecture'
 	@echo 'make wheel   a wheel in dist/, tagged by what it really needs'
+	@echo 'make hub     the wheel as a kernel of the Hugging Face hub, in dist/hub'
 	@echo 'make clean   removes what was built; .venv stays'
 
 environment: $(READY)
@@ -146,6 +147,9 @@ wheel: $(READY)
 	@PATH="$$PWD/.venv/bin:$$PATH" TORCH_CUBIN_ARCHS="$${TORCH_CUBIN_ARCHS:-all}" $(PY) -m pip wheel --quiet --disable-pip-version-check \
 		--no-build-isolation --no-deps --wheel-dir dist .
 	@$(PY) tools/portability.py --tag dist
+
+hub: wheel
+	@$(PY) tools/hub.py dist/torch_cubin-*.whl
 
 clean:
 	rm -rf build dist torch_cubin/cubins torch_cubin/_C.so torch_cubin/_launch.abi3.so torch_cubin.egg-info

@@ -1,0 +1,164 @@
+"""torch.compile on a GPU: our ops write to Inductor's memory, and install() folds its products."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import torch_cubin
+
+pytestmark = pytest.mark.usefixtures("nan_memory")
+
+ops = torch.ops.cubin
+WIDTH, INNER, HEADS, ROWS = 256, 512, 4, 384
+
+
+def integers(*shape: int, dtype=torch.bfloat16, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    return torch.randint(-2, 3, shape, generator=generator, device="cuda").to(dtype)
+
+
+# Name, shapes of the tensors, the other arguments: one kernel, skinny, composed, no columns of K.
+OUT_OPS = [
+    ("_matmul", [(512, 256), (256, 384)], {}),
+    ("_matmul", [(3, 33, 7), (3, 7, 5)], {}),
+    ("_matmul", [(16, 0), (0, 24)], {}),
+    ("_linear", [(512, 256), (384, 256), (384,)], {}),
+    ("_linear", [(4, 256), (384, 256)], {}),
+    ("_linear", [(16, 0), (24, 0), (24,)], {}),
+    ("_linear_activation", [(512, 256), (384, 256), (384,)], {"activation": "relu"}),
+    ("_linear_activation", [(16, 0), (24, 0), (24,)], {"activation": "gelu"}),
+    ("_addmm", [(384,), (512, 256), (256, 384)], {}),
+    ("_addmm", [(512, 384), (512, 256), (256, 384)], {"beta": 0.5, "alpha": 2.0}),
+    ("_addmm", [(384,), (512, 256), (256, 384)], {"alpha": 0.0}),
+    ("_linear_glu", [(2048, 256), (1024, 256), (1024, 256)], {"activation": "silu"}),
+    ("_linear_glu", [(33, 24), (17, 24), (17, 24)], {"activation": "silu"}),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(("name", "shapes", "rest"), OUT_OPS, ids=str)
+def test_an_out_form_writes_what_the_op_returns(name, shapes, rest, dtype) -> None:
+    tensors = [integers(*shape, dtype=dtype, seed=i) for i, shape in enumerate(shapes)]
+    want = getattr(ops, name).default(*tensors, **rest)
+    out = torch.full_like(want, float("nan"))
+    assert getattr(ops, name).out(*tensors, **rest, out=out) is out
+    assert torch.equal(out, want)
+
+
+class Block(nn.Module):
+    def __init__(self, bias: bool) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH)
+        self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH, bias=bias) for _ in range(3))
+        self.out = nn.Linear(WIDTH, WIDTH, bias=bias)
+        self.gate, self.up = (nn.Linear(WIDTH, INNER, bias=False) for _ in range(2))
+        self.down = nn.Linear(INNER, WIDTH, bias=bias)
+        self.wide, self.narrow = nn.Linear(WIDTH, INNER), nn.Linear(INNER, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.norm1(x)
+        q, k, v = (
+            layer(h).unflatten(-1, (HEADS, -1)).transpose(1, 2)
+            for layer in (self.q, self.k, self.v)
+        )
+        heads = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(heads.transpose(1, 2).flatten(-2))
+        h = self.norm2(x)
+        x = x + self.down(F.silu(self.gate(h)) * self.up(h))
+        return x + self.narrow(F.gelu(self.wide(x)))
+
+
+@pytest.fixture
+def block() -> Block:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    return Block(bias=True).cuda()
+
+
+def _ran() -> set[str]:
+    return {row.op.removeprefix("cubin::") for row in torch_cubin.report().ran}
+
+
+def _error(got: torch.Tensor, want: torch.Tensor) -> float:
+    return ((got.double() - want).abs().max() / want.abs().max()).item()
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_inference_under_install(block, dynamic) -> None:
+    x = torch.randn(2, ROWS, WIDTH, device="cuda")
+    want = block.double()(x.double()).detach()
+    block.bfloat16()
+    with torch.no_grad():
+        stock = _error(block(x.bfloat16()), want)
+        with torch_cubin.install(policy="all"):
+            compiled = torch.compile(block, dynamic=dynamic)
+            assert not _error(compiled(x.bfloat16()), want) > 1.5 * stock
+            if dynamic:
+                longer = torch.randn(3, ROWS + 40, WIDTH, device="cuda")
+                expected = block.double()(longer.double())
+                block.bfloat16()
+                assert not _error(compiled(longer.bfloat16()), expected) > 2 * stock
+            assert {"linear_glu", "linear_activation", "linears"} <= _ran()
+
+
+def test_a_training_step_under_install(block) -> None:
+    x = torch.randn(2, ROWS, WIDTH, device="cuda")
+
+    def gradients(function, dtype) -> list[torch.Tensor]:
+        block.to(dtype).zero_grad()
+        y = function(x.to(dtype))
+        y.backward(torch.ones_like(y))
+        return [y.detach(), *(parameter.grad.clone() for parameter in block.parameters())]
+
+    want = gradients(block, torch.float64)
+    stock = [_error(g, w) for g, w in zip(gradients(block, torch.bfloat16), want, strict=True)]
+    with torch_cubin.install(policy="all"):
+        got = gradients(torch.compile(block), torch.bfloat16)
+        assert {"linear_glu_aux", "linear_activation_aux", "linears"} <= _ran()
+    for g, w, of_stock in zip(got, want, stock, strict=True):
+        assert not _error(g, w) > 2 * of_stock + 1e-2
+
+
+def test_a_graph_of_drop_in_is_captured(block) -> None:
+    """mode="reduce-overhead": CUDA graphs of ops that write to Inductor's memory."""
+    block.bfloat16()
+    x = torch.randn(2, ROWS, WIDTH, device="cuda", dtype=torch.bfloat16)
+
+    @torch.compile(mode="reduce-overhead")
+    def served(x: torch.Tensor) -> torch.Tensor:
+        with torch_cubin.drop_in():
+            return block(x)
+
+    with torch.no_grad():
+        want = block(x)
+        for _ in range(4):
+            torch.compiler.cudagraph_mark_step_begin()
+            got = served(x).clone()
+            torch.testing.assert_close(got, want, rtol=3e-2, atol=3e-2)
+
+
+def test_aot_inductor_calls_our_functions(block, tmp_path) -> None:
+    block.bfloat16()
+
+    class Served(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = block
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch_cubin.drop_in():
+                return self.block(x)
+
+    x = torch.randn(2, ROWS, WIDTH, device="cuda", dtype=torch.bfloat16)
+    with torch.no_grad():
+        want = block(x)
+        path = torch._inductor.aoti_compile_and_package(
+            torch.export.export(Served(), (x,)),
+            package_path=str(tmp_path / "block.pt2"),
+            inductor_configs=torch_cubin.aot_options(),
+        )
+        got = torch._inductor.aoti_load_package(path)(x)
+    torch.testing.assert_close(got, want, rtol=3e-2, atol=3e-2)

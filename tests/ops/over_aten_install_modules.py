@@ -1,0 +1,62 @@
+"""PyTorch's own samples of its modules (module_db) give the same with install() as without."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from installed import installed
+from over_aten_install_opinfo import _clone, _compare, _tensors
+from torch.testing._internal.common_modules import module_db
+
+import torch_cubin
+
+MOST_SAMPLES = 3
+
+
+def _samples(info: Any, training: bool) -> list[Any]:
+    torch.manual_seed(0)
+    samples = info.module_inputs_func(
+        info, device="cpu", dtype=torch.float32, requires_grad=True, training=training
+    )
+    return samples[:MOST_SAMPLES]
+
+
+def _run(info: Any, sample: Any, training: bool) -> Any:
+    """The results, and the gradients of inputs and parameters; or the error."""
+    torch.manual_seed(0)
+    made, given = sample.constructor_input, sample.forward_input
+    arguments = [_clone(each) for each in given.args]
+    keywords = {name: _clone(value) for name, value in given.kwargs.items()}
+    try:
+        module = info.module_cls(*made.args, **made.kwargs).train(training)
+        results = module(*arguments, **keywords)
+    except Exception as error:  # what PyTorch raises without install()
+        return type(error).__name__, str(error)
+    leaves = [*module.parameters(), *_tensors([arguments, list(keywords.values())])]
+    leaves = [leaf for leaf in leaves if leaf.requires_grad]
+    total = sum(each.sum() for each in _tensors(results) if each.requires_grad)
+    if not isinstance(total, torch.Tensor) or not leaves:
+        return results
+    return results, torch.autograd.grad(total, leaves, allow_unused=True)
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+@pytest.mark.parametrize("info", module_db, ids=lambda info: info.name)
+def test_a_module_is_the_same(info, training) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for i, sample in enumerate(_samples(info, training)):
+            wanted = _run(info, sample, training)
+            with installed():
+                own = _run(info, sample, training)
+            _compare(own, wanted, f"{info.name}, sample {i}")
+
+
+def test_modules_of_linear_layers_are_served() -> None:
+    (info,) = (info for info in module_db if info.module_cls is torch.nn.LSTMCell)
+    with installed():
+        _run(info, _samples(info, True)[0], True)
+        assert {"aten::addmm", "aten::mm"} <= {row.function for row in torch_cubin.report().served}
