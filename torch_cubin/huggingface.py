@@ -74,12 +74,11 @@ def experts(
     first, gate = (
         ("gate_up_proj", layer._apply_gate) if layer.has_gate else ("up_proj", layer.act_fn)
     )
-    names = (first, "down_proj")
-    matrices = [getattr(layer, name) for name in names]
+    up, down = getattr(layer, first), layer.down_proj
     if not layer.is_transposed:
-        matrices = [matrix.mT for matrix in matrices]
-    biases = [getattr(layer, f"{name}_bias") if layer.has_bias else None for name in names]
-    return mixtures.experts(hidden_states, top_k_index, top_k_weights, *matrices, gate, *biases)
+        up, down = up.mT, down.mT
+    biases = (getattr(layer, f"{first}_bias"), layer.down_proj_bias) if layer.has_bias else ()
+    return mixtures.experts(hidden_states, top_k_index, top_k_weights, up, down, gate, *biases)
 
 
 @cache

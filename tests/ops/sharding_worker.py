@@ -43,7 +43,13 @@ x, w, b, c = tensor(B, M, K), tensor(N, K), tensor(N), tensor(N, K, seed=1)
 q, k, v = (tensor(B, H, M, K, seed=i) for i in range(3))
 k2, v2 = k[:, :2], v[:, :2]
 kept = tensor(B, M, K, seed=5)
+experts, ends = tensor(2, K, N), torch.tensor([3, M])
 slopes, mask = tensor(H).abs(), tensor(B, 1, M, M) > 0
+
+
+def grouped(mat_a: torch.Tensor, mat_b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+    return ops.grouped_matmul(mat_a, mat_b, offs=offs)
+
 
 # Name, the call, its tensors, their placements, and the placements of the (first) result.
 CASES: list[tuple[str, Any, list[torch.Tensor], list[Any], Any]] = [
@@ -61,6 +67,9 @@ CASES: list[tuple[str, Any, list[torch.Tensor], list[Any], Any]] = [
     ("matmul of vectors", ops.matmul, [x[0, 0], x[0, 1]], [S0, S0], P),
     ("addmm", ops.addmm, [b, x[0], w.t()], [S0, R, S1], S1),
     ("addmm row", lambda *t: ops.addmm(*t, beta=0.5), [b, x[0], w.t()], [R, S1, S0], P),
+    ("grouped column", grouped, [x[0], experts, ends], [R, S2, R], S1),
+    ("grouped row", grouped, [x[0], experts, ends], [S1, S1, R], P),
+    ("grouped sums", grouped, [x[0].t(), x[1], ends], [S0, R, R], S1),
     ("glu", lambda *t: ops._linear_glu(*t, "silu"), [x, w, c], [R, S0, S0], S2),
     ("linears", lambda *t: ops._linears(t[0], t[1:], [])[1], [x, w, c], [R, S0, S0], S2),
     ("linears row", lambda *t: ops._linears(t[0], t[1:], [])[0], [x, w, c], [S2, S1, S1], P),

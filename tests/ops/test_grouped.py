@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._inductor.utils import run_and_get_code
 
 import torch_cubin
 
@@ -223,6 +224,15 @@ def test_compiled_training() -> None:
     compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
     got = torch.autograd.grad(compiled(a, b), (a, b))
     torch.testing.assert_close(got, torch.autograd.grad(loss(a, b), (a, b)))
+
+
+def test_inductor_calls_an_extern_kernel() -> None:
+    torch._dynamo.reset()
+    a, b = torch.randn(10, 6), torch.randn(3, 6, 4)
+    with torch.no_grad():
+        out, code = run_and_get_code(torch.compile(lambda a, b, c: op(a, b, offs=c)), a, b, _OFFS)
+    torch.testing.assert_close(out, expected(a, b, _OFFS))
+    assert "cubin" in code[0]
 
 
 def test_export() -> None:

@@ -16,7 +16,10 @@ from torch_cubin._pytorch.inductor import INDUCTOR, ExternKernels
 # Ops with an out= variant (csrc/ops/matmul/out.h).
 WITH_OUT = ("matmul", "linear", "linear_activation", "addmm", "linear_glu")
 # Ops with several results, which they allocate.
-WITHOUT_OUT = ("linear_glu_aux", "linears", "linear_activation_aux", "weight_and_bias_gradient")
+WITHOUT_OUT = (
+    *("linear_glu_aux", "linears", "linear_activation_aux", "weight_and_bias_gradient"),
+    "grouped_matmul",
+)
 
 _TENSOR = "AtenTensorHandle"
 # The arguments of the C shims in csrc/c_shims.cpp.

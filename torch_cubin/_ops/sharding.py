@@ -96,6 +96,13 @@ def _matmul(self: Any, other: Any) -> Description:
     return Description([a, b], [out], summed=["k"])
 
 
+def _grouped(mat_a: Any, mat_b: Any, offs: Any, zero_rest: bool) -> Description:
+    """Of what the groups do not divide."""
+    if len(mat_b.shape) == 2:
+        return Description([["m", None], [None, "n"], [None]], [[None, "m", "n"]])
+    return Description([[None, "k"], [None, "k", "n"], [None]], [[None, "n"]], summed=["k"])
+
+
 def _linear(
     input: Any, weight: Any, bias: Any = None, activation: str = "none", results: int = 1
 ) -> Description:
@@ -335,6 +342,7 @@ RULES = {
     "addmm": _addmm,
     "addmm_dtype": _addmm,
     "addmm_into": _addmm_into,
+    "grouped_matmul": _grouped,
     "linear_glu": _linear_glu,
     "linear_glu_aux": _linear_glu_aux,
     "linears": _linears,
