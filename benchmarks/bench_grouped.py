@@ -139,10 +139,10 @@ def main() -> None:
                 flush=True,
             )
             results.append(result)
+            common.write_json(arguments.json, results)  # the next case may be ended
             torch.cuda.empty_cache()
     mean = common.geometric_mean(ratios)
     print(f"mean {mean:.3f}, least {min(ratios):.3f} of the best of all (goals 1.03 and 0.96)")
-    common.write_json(arguments.json, results)
 
 
 if __name__ == "__main__":
