@@ -80,8 +80,6 @@ PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "empty structs": ("struct E {}; struct P { E a; int b; E c; E d; };", {"b": 3}),
     "no unique address": ("struct E {}; struct P { [[no_unique_address]] E a; int b;"
                           " [[no_unique_address]] E c; char d; };", {"b": 3, "d": 4}),
-    "no unique padding": ("struct Q { Q() {} int a; char b; };"
-                          "struct P { [[no_unique_address]] Q q; char c; };", {}),
     "a base": ("struct B { int b; char c; }; struct P : B { char d; };", {"b": 3, "d": 4}),
     "a base's padding": ("class B { public: int b; private: char c; };"
                          "struct P : B { char d; };", {"d": 4}),

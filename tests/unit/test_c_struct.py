@@ -178,6 +178,19 @@ REFUSED = {
        for more in ("B(const B&) = default;", "B(B&&) = delete;")
        for rest in ("struct P : B { char d; };", "struct P { [[no_unique_address]] B b; char d; };",
                     "struct C { B b[2]; char c; }; struct P : C { char d; };")},
+    "packed, with alignas": ("struct __attribute__((packed, aligned(4))) P { int a; alignas(32)"
+                             " char b; };", "place differently"),
+    "packed, with a field of no bits": ("struct __attribute__((packed)) P { float a; long : 0;"
+                                        " char b; };", "place differently"),
+    "no unique address, aligned": ("struct alignas(16) E {}; struct P { double a;"
+                                   " [[no_unique_address]] E e; unsigned b : 24; long c; };",
+                                   "place differently"),
+    "alignas in a struct with one, and pragma pack":
+        ("\n#pragma pack(2)\nstruct alignas(16) P { short a; alignas(16) int b; };\n",
+         "place differently"),
+    "no unique address, padding": ("struct Q { Q() {} int a; char b; };"
+                                   "struct P { [[no_unique_address]] Q q; char c; };",
+                                   "use differently"),
     "packed, with a base": ("struct B { int a; char b; }; struct __attribute__((packed)) D : B {"
                             " int c; }; struct P { char x; D d; };", "is packed and has a base"),
     "the layout of MSVC": ("struct __attribute__((ms_struct)) P { char c; int a : 3; };",

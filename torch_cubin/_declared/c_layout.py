@@ -210,7 +210,7 @@ class Reader:
         declaration = type_.get_declaration()
         end = 0  # of the data so far
         for base in self._bases(declaration):
-            self._check_padding(base)
+            self._check_padding(base, self._only_copies(base))
             for cursor, place in self._of_base(type_, base):
                 end = max(end, place + 8 * cursor.type.get_size())
                 yield cursor, place
@@ -222,9 +222,9 @@ class Reader:
             inner = cursor.type.get_canonical()
             is_shared = False
             if inner._kind_id == _RECORD and self._has_no_unique_address(cursor):
-                self._check_padding(inner)
                 is_shared = not any(self._fields(inner))
-            if is_shared and place > end:
+                self._check_padding(inner, not is_shared)
+            if is_shared and (place > end or inner.get_align() > 1):
                 raise self.refuse(
                     "has an empty field that g++ and nvcc's device compiler place differently",
                     "[[no_unique_address]] for fields of different types", cursor, cursor.spelling,
@@ -390,17 +390,16 @@ class Reader:
         attributes = (x for x in cursor.get_children() if x.kind == self.kinds.UNEXPOSED_ATTR)
         return "no_unique_address" in {t.spelling for x in attributes for t in x.get_tokens()}
 
-    def _check_padding(self, class_: Any) -> None:
-        """Refuses a base, or a [[no_unique_address]] field, whose padding at the end nvcc's device
-        compiler uses for the next field, and g++ and clang do not."""
+    def _check_padding(self, class_: Any, is_disputed: bool) -> None:
+        """Refuses a base, or a [[no_unique_address]] field, with padding at its end that g++ and
+        nvcc's device compiler may use differently for what follows."""
         ends = [place + (cursor.get_bitfield_width() if cursor.is_bitfield() else
                          8 * cursor.type.get_size())
                 for cursor, place in self._fields(class_)]  # fmt: skip
-        if max(ends, default=0) < 8 * class_.get_size() and self._only_copies(class_):
+        if max(ends, default=0) < 8 * class_.get_size() and is_disputed:
             raise self.refuse(
                 "has a class whose padding g++ and nvcc's device compiler use differently",
-                "a class that declares a default constructor", class_.get_declaration(),
-                class_.spelling,
+                "a class without padding at its end", class_.get_declaration(), class_.spelling,
             )  # fmt: skip
 
     def _only_copies(self, class_: Any) -> bool:
@@ -423,11 +422,19 @@ class Reader:
 
     def _check_alignment(self, cursor: Any, record: Any) -> None:
         """Refuses what g++ and clang honour, and nvcc's device compiler does not: a typedef that
-        lowers an alignment, and `#pragma pack` for a field with an alignment of its own."""
-        is_packed = self._is_packed(cursor) or self._is_packed(record.get_declaration())
+        lowers an alignment, and a packed struct's field with an alignment of its own, or of no
+        bits."""
+        in_packed = self._is_packed(record.get_declaration())
+        is_packed = in_packed or self._is_packed(cursor)
         own = re.findall(r"\b(?:alignas|aligned)\((\d+)\)", c_front_end.pretty(cursor))
         is_lowered = cursor.type.get_align() < cursor.type.get_canonical().get_align()
-        if (is_lowered and not is_packed) or any(int(n) > record.get_align() for n in own):
+        is_empty = cursor.is_bitfield() and cursor.get_bitfield_width() == 0
+        is_aligned = any(x.kind == self.kinds.ALIGNED_ATTR for x in cursor.get_children())
+        differs = is_aligned or is_empty if in_packed else is_lowered and not is_packed
+        place = cursor.get_field_offsetof()
+        if differs or any(
+            int(n) > record.get_align() or place % (8 * int(n)) for n in own if int(n)
+        ):
             raise self.refuse(
                 "has a field that g++ and nvcc's device compiler place differently",
                 "an alignment that nothing lowers", cursor, cursor.spelling,
