@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch_cubin import errors
-from torch_cubin._declared import c_builtin, c_front_end
+from torch_cubin._declared import c_builtin, c_device, c_front_end
 
 _MOST_FIELDS, _MOST_SIZE = 4096, 1 << 20
 
@@ -71,13 +71,6 @@ _MAPS = ("CUtensorMap_st", "CUtensorMap")
 
 
 _VALUE = "inline auto* torch_cubin_value = new torch_cubin_wanted{};"
-
-
-def _item(type_: Any) -> Any:
-    """The type of an array's items; the type itself if it is no array."""
-    while type_._kind_id == _ARRAY:
-        type_ = type_.element_type.get_canonical()
-    return type_
 
 
 class _Hidden(Exception):
@@ -196,7 +189,7 @@ class Reader:
         declaration = type_.get_declaration()
         self._check_attributes(declaration)
         fields: dict[str, Field] = {}
-        for cursor, place in self._fields(type_):
+        for cursor, place in self.fields(type_):
             self.count += 1
             if cursor.spelling in fields or self.count > _MOST_FIELDS:
                 raise self.refuse("has a field twice, or too many", "each once, in bases too",
@@ -205,44 +198,35 @@ class Reader:
         name = declaration.spelling if declaration.spelling.isidentifier() else "(unnamed)"
         return CStruct(name, type_.get_size(), type_.get_align(), fields)
 
-    def _fields(self, type_: Any) -> Iterator[tuple[Any, int]]:
+    def fields(self, type_: Any) -> Iterator[tuple[Any, int]]:
         """Each field and its first bit, including those of bases and of anonymous members."""
         declaration = type_.get_declaration()
         end = 0  # of the data so far
-        for base in self._bases(declaration):
-            self._check_padding(base, self._only_copies(base))
+        for base in self.bases(declaration):
+            c_device.check_base(self, declaration, base)
             for cursor, place in self._of_base(type_, base):
                 end = max(end, place + 8 * cursor.type.get_size())
                 yield cursor, place
         for cursor in type_.get_fields():
-            self._check_alignment(cursor, type_)
             place = cursor.get_field_offsetof()
             if place < 0:
                 raise self.refuse("has a field that cannot be placed", "a complete type", cursor)
-            inner = cursor.type.get_canonical()
-            is_shared = False
-            if inner._kind_id == _RECORD and self._has_no_unique_address(cursor):
-                is_shared = not any(self._fields(inner))
-                self._check_padding(inner, not is_shared)
-            if is_shared and (place > end or inner.get_align() > 1):
-                raise self.refuse(
-                    "has an empty field that g++ and nvcc's device compiler place differently",
-                    "[[no_unique_address]] for fields of different types", cursor, cursor.spelling,
-                )  # fmt: skip
-            if not is_shared:
+            c_device.check_alignment(self, cursor, type_)
+            if not c_device.is_empty_without_address(self, cursor, end):
                 end = max(end, place + 8 * cursor.type.get_size())
+            inner = cursor.type.get_canonical()
             if self.library.clang_Cursor_isAnonymousRecordDecl(inner.get_declaration()):
                 self._check_attributes(inner.get_declaration())
-                for member, offset in self._fields(inner):
+                for member, offset in self.fields(inner):
                     yield member, place + offset
             elif cursor.spelling:  # bit fields without a name are padding
                 yield cursor, place
 
-    def _bases(self, declaration: Any) -> list[Any]:
+    def bases(self, declaration: Any) -> list[Any]:
         """The types of the base classes. Refuses structs with virtual functions."""
         is_instantiated = not any(True for _ in declaration.get_children())
         bases = []
-        for member in self._members(declaration):
+        for member in self.members(declaration):
             if member.kind == self.kinds.CXX_BASE_SPECIFIER:
                 if is_instantiated:
                     raise _Hidden(self.refuse(
@@ -251,27 +235,20 @@ class Reader:
                 if self.library.clang_isVirtualBase(member):
                     raise self.refuse("has a virtual base", "plain bases", member, member.spelling)
                 bases.append(member.type.get_canonical())
-                is_packed = self._is_packed(declaration)
-                if is_packed and bases[-1].get_align() > 1:  # nvcc's device compiler packs it, too
-                    raise self.refuse("is packed and has a base", "a packed struct without bases",
-                                      member, member.spelling)  # fmt: skip
             is_method = member.kind in (self.kinds.CXX_METHOD, self.kinds.DESTRUCTOR)
             if is_method and member.is_virtual_method():
                 raise self.refuse("has a virtual function, whose table is the host's",
                                   "plain functions", member, member.spelling)  # fmt: skip
         return bases
 
-    def _is_packed(self, cursor: Any) -> bool:
-        return any(x.kind == self.kinds.PACKED_ATTR for x in cursor.get_children())
-
-    def _members(self, declaration: Any) -> list[Any]:
+    def members(self, declaration: Any) -> list[Any]:
         """A class's members; those of its template where libclang lists none of an instance."""
         members = list(declaration.get_children())
         template = self.library.clang_getSpecializedCursorTemplate(declaration)
         return members if members or template is None else list(template.get_children())
 
     def _of_base(self, type_: Any, base: Any) -> Iterator[tuple[Any, int]]:
-        fields = list(self._fields(base))
+        fields = list(self.fields(base))
         if not fields:
             return
         # The offset of one field gives that of the base; offsetof does not take bit fields.
@@ -386,69 +363,9 @@ class Reader:
         name = rf"(?<![\w$]){re.escape(cursor.spelling)}(?![\w$])"
         return re.search(rf"{name}.*?((?<![=!<>])=(?!=)|{{)(.*)", c_front_end.pretty(cursor), re.S)
 
-    def _has_no_unique_address(self, cursor: Any) -> bool:
-        attributes = (x for x in cursor.get_children() if x.kind == self.kinds.UNEXPOSED_ATTR)
-        return "no_unique_address" in {t.spelling for x in attributes for t in x.get_tokens()}
-
-    def _check_padding(self, class_: Any, is_disputed: bool) -> None:
-        """Refuses a base, or a [[no_unique_address]] field, with padding at its end that g++ and
-        nvcc's device compiler may use differently for what follows."""
-        ends = [place + (cursor.get_bitfield_width() if cursor.is_bitfield() else
-                         8 * cursor.type.get_size())
-                for cursor, place in self._fields(class_)]  # fmt: skip
-        if max(ends, default=0) < 8 * class_.get_size() and is_disputed:
-            raise self.refuse(
-                "has a class whose padding g++ and nvcc's device compiler use differently",
-                "a class without padding at its end", class_.get_declaration(), class_.spelling,
-            )  # fmt: skip
-
-    def _only_copies(self, class_: Any) -> bool:
-        """Whether all constructors that the class declares, or a class within it, are defaulted or
-        deleted ones that copy or move."""
-        declaration = class_.get_declaration()
-        constructors = [x for x in self._members(declaration) if x.kind == self.kinds.CONSTRUCTOR]
-        if constructors and all(
-            (x.is_copy_constructor() or x.is_move_constructor())
-            and (x.is_default_method() or x.is_deleted_method())
-            for x in constructors
-        ):
-            return True
-        within = [*self._bases(declaration), *(x.type for x in class_.get_fields())]
-        return any(
-            self._only_copies(type_)
-            for type_ in (_item(type_.get_canonical()) for type_ in within)
-            if type_._kind_id == _RECORD
-        )
-
-    def _check_alignment(self, cursor: Any, record: Any) -> None:
-        """Refuses what g++ and clang honour, and nvcc's device compiler does not: a typedef that
-        lowers an alignment, and a packed struct's field with an alignment of its own, or of no
-        bits."""
-        in_packed = self._is_packed(record.get_declaration())
-        is_packed = in_packed or self._is_packed(cursor)
-        own = re.findall(r"\b(?:alignas|aligned)\((\d+)\)", c_front_end.pretty(cursor))
-        is_lowered = cursor.type.get_align() < cursor.type.get_canonical().get_align()
-        is_empty = cursor.is_bitfield() and cursor.get_bitfield_width() == 0
-        is_aligned = any(x.kind == self.kinds.ALIGNED_ATTR for x in cursor.get_children())
-        differs = is_aligned or is_empty if in_packed else is_lowered and not is_packed
-        place = cursor.get_field_offsetof()
-        if differs or any(
-            int(n) > record.get_align() or place % (8 * int(n)) for n in own if int(n)
-        ):
-            raise self.refuse(
-                "has a field that g++ and nvcc's device compiler place differently",
-                "an alignment that nothing lowers", cursor, cursor.spelling,
-            )  # fmt: skip
-
     def _check_attributes(self, declaration: Any) -> None:
         """Refuses a struct with an attribute that clang ignores, but that g++ may honour."""
-        for child in declaration.get_children():
-            names = [token.spelling for token in child.get_tokens()][:1]
-            if child.kind == self.kinds.UNEXPOSED_ATTR and names == ["ms_struct"]:
-                raise self.refuse(
-                    "has an attribute that nvcc's device compiler ignores",
-                    "what all compilers lay out alike", child, "ms_struct",
-                )  # fmt: skip
+        c_device.check_attributes(self, declaration)
         start, end = declaration.extent.start, declaration.extent.end
         file = start.file.name if start.file is not None else ""
         last = end.offset
