@@ -148,7 +148,8 @@ def _replacement(op: str) -> str:
     for name in ("matmul", "addmm"):
         if op.startswith(name):
             return f", or use torch.{name}"
-    name = "linear" if "linear" in op else "scaled_dot_product_attention"
+    functions = {"linear": "linear", "grouped": "grouped_mm", "": "scaled_dot_product_attention"}
+    name = next(function for part, function in functions.items() if part in op)
     return f", or use torch.nn.functional.{name}"
 
 
