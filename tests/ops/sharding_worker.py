@@ -137,6 +137,30 @@ def check_written(mesh: Any) -> list[str]:
     return wrong
 
 
+def check_two_dims(ranks: int) -> list[str]:
+    """Data and tensor parallel at once, and columns that the ranks cannot share equally."""
+    mesh = init_device_mesh("cpu", (2, ranks // 2))
+    odd, more = tensor(N - 1, K), tensor(N - 1)
+    wrong = []
+    for weight, bias in ((w, b), (odd, more)):
+        plain = [t.clone().requires_grad_() for t in (x, weight, bias)]
+        want = ops.linear(*plain, activation="silu")
+        placements = ([S0, R], [R, S0], [R, S0])
+        parts = [
+            distribute_tensor(t.clone(), mesh, p).requires_grad_()
+            for t, p in zip((x, weight, bias), placements, strict=True)
+        ]
+        got = ops.linear(*parts, activation="silu")
+        if tuple(got.placements) != (S0, S2) or not torch.allclose(full(got), want, atol=1e-4):
+            wrong.append(f"two dims {tuple(weight.shape)}: {got.placements}")
+        want.square().sum().backward()
+        full(got).square().sum().backward()
+        for p, s in zip(plain, parts, strict=True):
+            if not torch.allclose(full(s.grad), p.grad, atol=1e-3, rtol=1e-3):
+                wrong.append(f"two dims {tuple(weight.shape)}: a wrong gradient")
+    return wrong
+
+
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -205,6 +229,7 @@ def main(rank: int, ranks: int, folder: str) -> None:
         except Exception as error:
             wrong.append(f"{case[0]}: {type(error).__name__} {str(error)[:300]}")
     wrong += check_written(mesh)
+    wrong += check_two_dims(ranks)
     blocks = {
         f"{how}, {'ours' if served else 'stock'}": check_block(mesh, how, served)
         for how in ("tensor", "sequence", "fsdp")
