@@ -76,14 +76,21 @@ def _strategy(schema: Any, rules: Callable[..., Rules]) -> Any:
         *map(spec, schema.args_schema), **{k: spec(v) for k, v in schema.kwargs_schema.items()}
     )
     mesh = schema.get_mesh_from_args()
-    strategies = [results + arguments for results, arguments in found.choices]
-    expanded = expand(mesh, schema, strategies, input_index=found.results)
     given = [each.strategies[0].output_spec for each in _inputs(schema)]
+    choices = [
+        results + arguments[: len(given)]
+        for results, arguments in found.choices
+        if all(each.is_replicate() for each in arguments[len(given) :])
+    ]
+    expanded = expand(mesh, schema, choices, input_index=found.results)
+    even = [(i, dim) for i, dim in found.even if i < len(given)]
+    fixed = [i for i in found.fixed if i < len(given)]
     expanded.strategies = [
         each
         for each in expanded.strategies
-        if all(_is_even(each.input_specs[i], given[i], dim) for i, dim in found.even)
-        and all(each.input_specs[i].placements == given[i].placements for i in found.fixed)
+        if all(_is_even(each.input_specs[i], given[i], dim) for i, dim in even)
+        and all(each.input_specs[i].placements == given[i].placements for i in fixed)
+        and _ignored_are_whole(schema)
     ]
     if not expanded.strategies:
         raise errors.fault(
@@ -99,7 +106,18 @@ def _strategy(schema: Any, rules: Callable[..., Rules]) -> Any:
 
 
 def _inputs(schema: Any) -> list[Any]:
-    return [*schema.args_strategy, *schema.kwargs_strategy]
+    """The tensors that DTensor chooses placements for: in older versions, positional ones alone."""
+    return [*schema.args_strategy, *getattr(schema, "kwargs_strategy", ())]
+
+
+def _ignored_are_whole(schema: Any) -> bool:
+    """Whether the tensors that DTensor does not look at are the same on every rank."""
+    if hasattr(schema, "kwargs_strategy"):
+        return True
+    specs = [getattr(each, "output_spec", each) for each in schema.kwargs_schema.values()]
+    return all(
+        placement.is_replicate() for spec in specs for placement in getattr(spec, "placements", ())
+    )
 
 
 def _is_even(spec: Any, given: Any, dim: int) -> bool:
