@@ -1,11 +1,12 @@
-"""Products of groups in bfloat16, beside PyTorch's and a loop of products.
+"""Speed of grouped_matmul in bfloat16, compared with PyTorch's and with a loop of products.
 
     python benchmarks/bench_grouped.py [--json FILE] [--only TEXT]
 
 Each contender is a CUDA graph of calls whose operands rotate over several times the L2 cache; the
-contenders alternate. "torch" is torch._grouped_mm, "loop" torch.mm of each group, for which the
-host must know the sizes. A row's other numbers: DeepGEMM 54e2261 (JIT) and a Triton kernel, as
-parts of torch's speed in a run of their own on an H200 (2026-11-26), where they were measured.
+contenders alternate. "torch" is torch._grouped_mm, "loop" a product for each group, for which the
+host must know the sizes. DeepGEMM 54e2261 (JIT) and a Triton kernel are not run here: in a separate
+run on an H200 (2026-11-26) their forward was compared with torch, and "by its ratio" is torch's
+time divided by that ratio.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def zipf(total: int, groups: int, empty: int) -> list[int]:
 
 UNEVEN = [0 if i % 5 == 0 else 1260 + 97 * (i - 8) for i in range(16)]
 FEW = [1 if i % 32 == 0 else 0 for i in range(256)]
-# Name, sizes of the groups, N, K; the speed of DeepGEMM and of Triton as parts of torch's.
+# Name, sizes of the groups, N, K; the speeds of DeepGEMM and of Triton relative to torch.
 CASES: list[tuple[str, list[int], int, int, float, float]] = [
     ("4 x 8192", [8192] * 4, 4096, 7168, 1.03, 0.90),
     ("4 x 8192", [8192] * 4, 7168, 2048, 1.05, 0.85),
@@ -67,7 +68,7 @@ def copies(outputs: int, *shapes: tuple[int, ...]) -> list[list[torch.Tensor]]:
 
 
 def contenders(what: str, sizes: list[int], offs: torch.Tensor) -> dict[str, Callable[..., Any]]:
-    """Calls of rows and weights; `dW` of rows and the gradient of their outputs."""
+    """Functions of rows and weights; for `dW`, of the gradient of the outputs and the rows."""
 
     def operands(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return (a.t(), b) if what == "dW" else (a, b.mT if what == "forward" else b)

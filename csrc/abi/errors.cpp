@@ -41,7 +41,7 @@ void check_struct(uint64_t size, uint64_t least, const char* name) {
 }
 
 namespace {
-// Allocates that error when the library is loaded, while there is memory.
+// Allocates the error for lack of memory when the library is loaded, while there is memory.
 [[maybe_unused]] torch_cubin_v1_error* const g_no_memory = no_memory_for_errors();
 }  // namespace
 

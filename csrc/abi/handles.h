@@ -27,7 +27,8 @@ struct torch_cubin_v1_kernel {
   // Parallel to params: the element types that an argument may have, or point to, shifted by the
   // one bit of arguments without a type; all bits if the file states nothing.
   std::vector<uint64_t> takes;
-  // Where it is not null, params and takes lack its hidden parameters, which launches add.
+  // What a launch adds, if a file beside the cubin says so (Triton's .json); else null. params and
+  // takes then lack the hidden parameters.
   const torch_cubin::LaunchNotes* filled = nullptr;
 };
 

@@ -106,7 +106,7 @@ std::string hidden_advice_of(const torch_cubin_v1_kernel& kernel, uint64_t given
         std::string(type) + " of " + counted(arguments[wrong].size, "byte"), table_of(kernel)});
 }
 
-// Replaces a block of 0, 0, 0 by the block size that the notes or the binary require.
+// Replaces a block of 0, 0, 0 by the block size that the launch notes or the binary require.
 void fill_block(const torch_cubin_v1_kernel& handle, int32_t device,
                 torch_cubin_v1_launch_call& launch) {
   if (launch.block[0] != 0 || launch.block[1] != 0 || launch.block[2] != 0) return;
@@ -124,7 +124,7 @@ void fill_block(const torch_cubin_v1_kernel& handle, int32_t device,
   std::copy(required.begin(), required.end(), launch.block);
 }
 
-// Adds the launch facts that the notes state and the caller does not.
+// Adds what the launch notes state and the caller does not: block, shared memory, flags.
 void fill_shape(const torch_cubin_v1_kernel& handle, int32_t device,
                 torch_cubin_v1_launch_call& launch) {
   fill_block(handle, device, launch);
@@ -200,7 +200,7 @@ torch_cubin_v1_error* torch_cubin_v1_kernel_check(const torch_cubin_v1_kernel* k
 
 namespace {
 
-// A launch of which notes say the rest.
+// A launch that is completed from the launch notes, and gets null for each hidden parameter.
 [[gnu::cold]] void launch_filled(const torch_cubin_v1_kernel& kernel,
                                  const torch_cubin_v1_launch_call& given) {
   struct torch_cubin_v1_launch_call filled = from_caller(&given);

@@ -30,7 +30,8 @@ def checkpoint_ops(*ops: Any) -> list[Any]:
 
     For the lists and policy functions of torch.utils.checkpoint: a public op such as
     `torch.ops.cubin.linear` forwards to others and is never seen itself. Declared ops and those of
-    other libraries are listed unchanged. List calls inside drop_in() by our names, not aten's.
+    other libraries are listed unchanged. Inside drop_in(), eager code on a CUDA build of PyTorch
+    calls aten's ops, so list those; traced code, and code on a CPU build, calls ours.
     Attention composed of products (options without a fused derivative) is always recomputed.
 
     Raises InputError [input] for arguments that are not ops.

@@ -7,8 +7,8 @@ namespace torch_cubin {
 
 // The only list of the options. The schemas (signatures.h), the boxed arguments, the struct, calls
 // that Python describes and, through the schemas, Python's own Options are derived from it;
-// docs/ops.md documents each. A new option is added here and to the signatures of the ops that have
-// it.
+// docs/attention.md documents each. A new option is added here and to the signatures of the ops
+// that have it.
 #define TC_ATTENTION_OPTIONS(X)                 \
   X(OptionalTensor, attn_mask, std::nullopt)    \
   X(double, dropout_p, 0.0)                     \
