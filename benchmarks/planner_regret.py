@@ -3,10 +3,9 @@
     python benchmarks/planner_regret.py [SWEEP.jsonl ...] [--worst 20]    # needs no GPU
 
 A product's regret is the time of the measured config that the planner predicts to be fastest,
-relative to that of the best one. It covers all kernels (benchmarks/sm90/fit_cost.py only those of
-sm90.cu), without tuned tables. Sweeps are the output of `python -m torch_cubin tune --sweep
---lines`, in files that name their GPU; by default all sweeps of the tree. Products are planned on
-the tests' stand-in driver, with that GPU's memory.
+relative to that of the best one. It covers all kernels, without tuned tables. Sweeps are the output
+of `python -m torch_cubin tune --sweep --lines`, in files that name their GPU; by default all sweeps
+of the tree. Products are planned on the tests' stand-in driver, with that GPU's memory.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ import stand_in  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 LINE_BYTES = 128
+KINDS = ("few rows", "rows anywhere", "others")
 
 
 def main() -> int:
@@ -37,8 +37,7 @@ def main() -> int:
         gpus = [options.gpu] if options.gpu else list(stand_in.MEMORY)
         return max(stand_in.run_again(gpu, "--gpu", gpu) for gpu in gpus)
     stand_in.driver()
-    every = options.sweeps or sorted(RESULTS.glob("*sweep*.jsonl"))
-    paths = [path for path in every if f"_{options.gpu}_" in path.name]
+    paths = sweeps_of(options.gpu, options.sweeps)
     found = [regret for path in paths for regret in regrets_of(path)]
     for what, regrets in ({"all": found} | by_kind(found)).items():
         values = [regret["regret"] for regret in regrets]
@@ -51,24 +50,37 @@ def main() -> int:
     return 0
 
 
+def sweeps_of(gpu: str, paths: list[Path] | None = None) -> list[Path]:
+    every = paths or sorted(RESULTS.glob("*sweep*.jsonl"))
+    return [path for path in every if f"_{gpu}_" in path.name]
+
+
+def kind_of(product: dict[str, Any]) -> str:
+    few = min(product["m"], product["n"]) <= 64
+    anywhere = "elements" in product["a"] + product["b"]
+    return "rows anywhere" if anywhere else "few rows" if few else "others"
+
+
 def by_kind(found: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    kinds: dict[str, list[dict[str, Any]]] = {"few rows": [], "rows anywhere": [], "others": []}
-    for regret in found:
-        p = regret["sizes"]
-        few = min(p["m"], p["n"]) <= 64
-        kind = "rows anywhere" if "elements" in p["a"] + p["b"] else "few rows" if few else "others"
-        kinds[kind].append(regret)
-    return kinds
+    return {kind: [each for each in found if kind_of(each["sizes"]) == kind] for kind in KINDS}
+
+
+def lines(path: Path) -> list[tuple[dict[str, Any], dict[str, float]]]:
+    """A sweep's products, with the microseconds of each config."""
+    read = [json.loads(text) for text in path.read_text().splitlines()]
+    return [
+        (with_lines(line["product"]), {this_name(n): t for n, t in line["microseconds"].items()})
+        for line in read
+    ]
 
 
 def regrets_of(path: Path) -> list[dict[str, Any]]:
     from torch_cubin._native import library
 
-    lines = [json.loads(text) for text in path.read_text().splitlines()]
-    products = [with_lines(line["product"]) for line in lines]
+    sweep = lines(path)
     regrets = []
-    for product, line, plan in zip(products, lines, library.planned(products, True), strict=True):
-        times = {this_name(name): us for name, us in line["microseconds"].items()}
+    plans = library.planned([product for product, _ in sweep], True)
+    for (product, times), plan in zip(sweep, plans, strict=True):
         predicted = {
             config["name"]: config["microseconds"]
             for config in plan["configs"]

@@ -24,16 +24,17 @@ TORCH_CUBIN_API char* torch_cubin_watched_plans() {
   return answer([] { return nlohmann::json{{"plans", watched_plans()}}; });
 }
 
-// {"plans": [...]}: the kernels that each product of a JSON list would run (planned() of
-// ops/matmul/plan.h).
+// {"plans": [...], "terms"}: the kernels that each of {"products": [...], "terms"} would run
+// (planned() of ops/matmul/plan.h), and the device's terms.
 TORCH_CUBIN_API char* torch_cubin_planned(int index, const char* text, int with_configs) {
   return answer([&] {
-    const nlohmann::json products = parse_json(given(text, "products"), "products");
+    const nlohmann::json asked = parse_json(given(text, "products"), "products");
     nlohmann::json plans = nlohmann::json::array();
-    for (const nlohmann::json& each : products) {
-      plans.push_back(planned(device(index), described_case(each), with_configs != 0));
+    for (const nlohmann::json& each : asked.at("products")) {
+      plans.push_back(
+          planned(device(index), described_case(each), with_configs != 0, asked.at("terms")));
     }
-    return nlohmann::json{{"plans", plans}};
+    return nlohmann::json{{"plans", plans}, {"terms", planner_terms(device(index))}};
   });
 }
 

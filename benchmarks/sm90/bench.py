@@ -1,6 +1,6 @@
 """Speed of the kernels of a folder compared with torch.matmul (cuBLAS), several configs of each.
 
-    python benchmarks/sm90/bench.py FOLDER [--plan large|middle|model|gradients|training] [--zeros]
+    python benchmarks/sm90/bench.py FOLDER [--plan large|middle|gradients|training] [--zeros]
         [--seconds 60] [--json FILE]
 
 One process. Every contender is a CUDA graph over inputs that rotate through at least 240 MB of
@@ -23,7 +23,6 @@ from pathlib import Path
 
 import torch
 from harness import TYPES, How, Launch, Workspace, load
-from model import candidates, predict
 
 
 def plans(which: str):
@@ -73,16 +72,6 @@ def plans(which: str):
             ]
             for shape in shapes:
                 yield shape, layout, configs
-    if which == "model":
-        for size in (512, 1024, 1536, 2048, 3072):
-            yield (size, size, size), "nt", None
-        for m in (128, 256, 512, 1024):
-            for n, k in ((4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336), (10240, 8192),
-                         (8192, 28672)):  # fmt: skip
-                yield (m, n, k), "nt", None
-        yield (4096, 6144, 4096), "nt", None
-        yield (300, 5000, 3000), "nt", None
-        yield (700, 1100, 2048), "nt", None
     if which == "middle":
         first = [("64x128", How(pdl=True)), ("64x128", How()), ("128x128", How("k", pdl=True)),
                  ("128x64", How(pdl=True)), ("64x64", How(pdl=True))]  # fmt: skip
@@ -136,7 +125,7 @@ def milliseconds(g, count: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    plan_names = ("large", "middle", "model", "gradients", "training")
+    plan_names = ("large", "middle", "gradients", "training")
     parser.add_argument("--plan", default="large", choices=plan_names)
     parser.add_argument("--type", default="bf16")
     parser.add_argument("--seconds", type=float, default=60)
@@ -144,7 +133,6 @@ def main() -> None:
     parser.add_argument("--measure-ms", type=float, default=60)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--zeros", action="store_true", help="data that takes little power")
-    parser.add_argument("--count", type=int, default=8, help="contenders that the model chooses")
     parser.add_argument("--json")
     arguments = parser.parse_args()
     begin = time.time()
@@ -162,14 +150,6 @@ def main() -> None:
             break
         m, n, k = shape
         sets = sets_of(arguments.type, layout, shape, 0 if arguments.zeros else 1)
-        if configs is None:
-            best = candidates(kernels, f"{arguments.type}_{layout}_", m, n, k)
-            configs, seen = [], {}
-            for _, name, how in best:  # at most two configs per tile
-                tile = name.split("_")[2]
-                seen[tile] = seen.get(tile, 0) + 1
-                if seen[tile] <= 2 and len(configs) < arguments.count:
-                    configs.append((tile, how))
         once_us = max(2.0, 2 * m * n * k / 650e6)
         repeats = len(sets) * max(1, round(4000 / once_us / len(sets)))
         own = torch.empty_like(sets[0][2])
@@ -194,8 +174,7 @@ def main() -> None:
             out = rotation[-1][2]
             difference = (out.float() - own.float()).abs().max().item() / math.sqrt(k)
             verdict = "" if difference < 0.05 else f" DIFFERS {difference:.3g}"
-            guess = predict(kernels[name].facts, how, m, n, k)
-            labels.append(f"{tile} {how} [{guess:.1f}]{verdict}")
+            labels.append(f"{tile} {how}{verdict}")
             graphs.append(g)
         once = [min(milliseconds(g, 1) for _ in range(2)) for g in graphs]
         times: list[list[float]] = [[] for _ in graphs]

@@ -86,6 +86,47 @@ def test_a_malformed_product_is_refused(driver, catalog) -> None:
         assert text.startswith("torch_cubin [input]: a product cannot be planned")
 
 
+def test_the_plan_is_the_config_of_the_least_predicted_time(driver, catalog) -> None:
+    """Rewrites included; inside batch_invariant() the order of sums comes first."""
+
+    def run() -> list:
+        products = plan_changes.random_products(1500, seed=7)
+        products = [p for p in products if not p["batch_invariant"]]
+        return [products, library.planned(products, configs=True)]
+
+    products, plans = forked(run)
+    assert len(products) > 1000
+    for product, plan in zip(products, plans, strict=True):
+        least = min(plan["configs"], key=lambda config: config["microseconds"])
+        assert plan["microseconds"] == pytest.approx(least["microseconds"]), product
+        names = [config["name"] for config in plan["configs"]]
+        assert plan["chosen"] in names
+        assert len(set(names)) == len(names), product
+
+
+def test_terms_of_other_values_change_the_predictions(driver, catalog) -> None:
+    """As benchmarks/fit_planner.py asks for them."""
+
+    def run() -> list:
+        products = [described(256, 512, 1024, "nt", "bfloat16")]
+        terms = library.planner_terms()
+        (plan,) = library.planned(products, configs=True)
+        more = {"launch": terms["launch"] + 5}
+        (slower,) = library.planned(products, configs=True, terms=more)
+        wrong = [{"launches": 1}, {"launch": "5"}]
+        errors = [error_of(lambda e=e: library.planned(products, terms=e)) for e in wrong]
+        return [plan, slower, errors]
+
+    plan, slower, errors = forked(run)
+    times = {config["name"]: config["microseconds"] for config in plan["configs"]}
+    for config in slower["configs"]:
+        if config["name"].startswith("sm90 "):
+            assert config["microseconds"] == pytest.approx(times[config["name"]] + 5)
+    for kind, text in errors:
+        assert kind == "InputError"
+        assert text.startswith("torch_cubin [input]: a term of the planner is not known")
+
+
 def test_plan_changes_finds_nothing_where_nothing_changed(driver, catalog, capsys) -> None:
     def run() -> list:
         products = plan_changes.random_products(200, seed=5)

@@ -115,7 +115,7 @@ def check(launch: Launch, tokens: int, rows: int, k: int) -> None:
     assert 2 <= n.stages <= 16
     parts = kernel_rows // 64 * kernel_tokens // 8
     parts = -(-parts // n.splits) * n.splits * 2048 if n.splits > 1 else 0
-    beyond = 0 if contiguous else (kernel_rows - n.rows) * 128
+    beyond = (kernel_rows - stage_rows) * (256 if contiguous else 128)
     assert launch.shared == n.ring_bytes + max(parts, beyond) <= LIMIT
     assert launch.tokens.dims == (k, tokens)
     assert launch.tokens.box == (64, kernel_tokens)
@@ -143,10 +143,12 @@ def test_tokens_in_rows(driver, catalog, tokens: int, layout: str) -> None:
         for n, k in SHAPES:
             torch.ops.cubin._matmul(*operands(tokens, n, k, layout))
 
-    records = launches_of(driver, call)
-    for record, (n, k) in zip(records, SHAPES, strict=True):
-        launch = Launch.read(record)
-        assert launch.name.startswith(f"sm90_skinny_matmul_bf16_{layout}_")
+    own = f"sm90_skinny_matmul_bf16_{layout}_"
+    records = [record for record in launches_of(driver, call) if record["kernel"].startswith(own)]
+    assert len(records) > len(SHAPES) / 2  # some run as fast on tiles
+    for launch in map(Launch.read, records):
+        n, k = launch.weights_size()
+        assert (n, k) in SHAPES
         check(launch, tokens, n, k)
         assert launch.out_strides == (1, n)
         assert launch.params.pairs == 1
@@ -169,19 +171,6 @@ def test_tokens_in_columns(driver, catalog, tokens: int) -> None:
         check(launch, tokens, m, k)
         assert launch.out_strides == (tokens, 1)
         assert launch.params.pairs == 0  # rows of out are an odd number of elements apart
-
-
-def test_the_order_of_k_does_not_depend_on_the_number_of_tokens(driver, catalog) -> None:
-    def call() -> None:
-        for n, k in SHAPES:
-            for layout in ("nt", "nn"):
-                for tokens in (8, 16, 32, 64):
-                    torch.ops.cubin._matmul(*operands(tokens, n, k, layout))
-
-    records = launches_of(driver, call)
-    for first in range(0, len(records), 4):
-        several = [Launch.read(record).params for record in records[first : first + 4]]
-        assert len({(each.rows, each.splits) for each in several}) == 1
 
 
 def test_batch_invariant_products_do_not_split_k(driver, catalog) -> None:

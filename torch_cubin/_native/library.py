@@ -459,12 +459,22 @@ def attention_schemas() -> dict[str, str]:
 
 
 def planned(
-    products: list[dict[str, Any]], configs: bool = False, device: int = 0
+    products: list[dict[str, Any]],
+    configs: bool = False,
+    device: int = 0,
+    terms: dict[str, float] | None = None,
 ) -> list[dict[str, Any]]:
     """The kernels that described products would run there (csrc/ops/matmul/plan.h); with `configs`,
-    also all others that they could run."""
-    text = json.dumps(products).encode()
+    also all others that they could run; `terms`: values of the planner's terms to use instead of
+    the device's."""
+    text = json.dumps({"products": products, "terms": terms or {}}).encode()
     return _answer(load().torch_cubin_planned(device, text, bool(configs)))["plans"]
+
+
+def planner_terms(device: int = 0) -> dict[str, float]:
+    """What the planner takes for the device's rates and times (csrc/ops/matmul/cost.h)."""
+    text = json.dumps({"products": [], "terms": {}}).encode()
+    return _answer(load().torch_cubin_planned(device, text, 0))["terms"]
 
 
 def force_config(name: str) -> None:

@@ -2,7 +2,7 @@
 // csrc/kernels/matmul/<name>.cu.
 //
 //   class Sm90Kernels : public MatmulKernels {     // on one device
-//     MatmulPlan plan(const MatmulCase& c) const override;     // takes it? in what time?
+//     void configs(const MatmulCase& c, MatmulConfigs& out) const override;  // what could run it
 //     std::string name(const MatmulPlan&) const override;      // for tuned tables
 //     void launch(const MatmulPlan&, const MatmulProblem&, const MatmulOperands&) const override;
 //   };
@@ -15,18 +15,20 @@
 //     }
 //   } const g_sm90;                                // registers itself
 //
-// plan.cpp asks all backends alike and keeps the quickest answer, unless a tuned table (tuned.h)
-// names another. A launch may run several kernels (launch() and Workspace of ops/common/launch.h;
-// tensor maps: runtime/tensor_map.h).
+// plan.cpp asks all backends alike, prices what they offer (cost.h) and keeps the quickest, unless
+// a tuned table (tuned.h) names another. A launch may run several kernels (launch() and Workspace
+// of ops/common/launch.h; tensor maps: runtime/tensor_map.h).
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "ops/common/backend.h"
+#include "ops/matmul/cost.h"
 #include "ops/matmul/problem.h"
 
 namespace torch_cubin {
@@ -139,19 +141,81 @@ struct MatmulPlan : PlanDetails<96> {
   int row_parts = 0;  // of all splits together, for a case of them
 };
 
+// What a kernel that only moves data takes, by its entry's "cost": the share of the memory's peak
+// that it reaches, and the cycles of its launch.
+struct CopyCost {
+  CopyCost() = default;
+  explicit CopyCost(const KernelFields& fields)
+      : share(fields.object("cost").number("share", 0.1)),
+        fixed(fields.object("cost").number("fixed", 0)) {}
+
+  Work work(double bytes) const {
+    Work work;
+    work.beside_cycles = fixed;
+    work.beside_bytes = bytes / share;
+    return work;
+  }
+
+  double share = 1, fixed = 0;
+};
+
+// What a rewrite moves beside the product that it leaves, in bytes: always, for each split of K,
+// and for each part of the sums of rows (MatmulPlan::splits, row_parts of that product's plan).
+struct RewriteBytes {
+  double always = 0, of_split = 0, of_part = 0;
+};
+
+// What backends offer for one case: kernels that run it, and rewrites, which make another case of
+// it (operands copied before the product, sums finished after it). The planner prices the former by
+// cost.h, and the latter with the quickest plan of the case that they leave.
+class MatmulConfigs {
+ public:
+  using Planner = std::function<MatmulPlan(const MatmulCase&)>;  // of the cases that rewrites leave
+
+  MatmulConfigs(const Terms& terms, bool batch_invariant, const Planner& planner,
+                std::vector<MatmulPlan>* all = nullptr)
+      : terms_(terms), batch_invariant_(batch_invariant), planner_(planner), all_(all) {}
+
+  // Who offers from now on.
+  void from(const MatmulKernels* kernels) { kernels_ = kernels; }
+  void offer(MatmulPlan plan, const Work& work);
+  void rewrite(MatmulPlan plan, const MatmulCase& product, const RewriteBytes& bytes,
+               const CopyCost& cost);
+  double price(const Work& work) const { return microseconds(work, terms_); }
+  // A smaller batch of the case, or a smaller product, would be taken.
+  void too_large() { too_large_ = true; }
+
+  // The quickest; of a batch-invariant case, of those with the lowest sum_order.
+  MatmulPlan best();
+
+ private:
+  struct Rewrite {
+    MatmulPlan plan;
+    MatmulCase product;
+    RewriteBytes bytes;
+    CopyCost cost;
+  };
+  void search(const Rewrite& rewrite);
+  void keep(const MatmulPlan& plan);
+
+  const Terms& terms_;
+  const bool batch_invariant_;
+  const Planner& planner_;
+  std::vector<MatmulPlan>* all_;
+  const MatmulKernels* kernels_ = nullptr;
+  std::vector<Rewrite> rewrites_;
+  MatmulPlan best_;
+  bool too_large_ = false;
+};
+
 // A backend's kernels on one device. Used by many threads at once.
 class MatmulKernels {
  public:
   virtual ~MatmulKernels() = default;
 
-  // The quickest config of these kernels, with its predicted time; infinite where none takes the
-  // case. Deterministic: depends on the case alone, and on what has_capacity() says of the device.
-  virtual MatmulPlan plan(const MatmulCase& problem) const = 0;
-
-  // Every config that could run the case, plan()'s among them: what a sweep measures.
-  virtual void configs(const MatmulCase& problem, std::vector<MatmulPlan>& out) const {
-    out.push_back(plan(problem));
-  }
+  // Offers every config that could run the case: none where these kernels do not take it.
+  // Deterministic: depends on the case alone, and on what has_capacity() says of the device.
+  virtual void configs(const MatmulCase& problem, MatmulConfigs& out) const = 0;
 
   // Whether the device can run a plan of these kernels at all: asked before it is launched or
   // offered. Where it cannot (clusters, under MPS), no later plan is of that kind. A fact of the
@@ -189,21 +253,6 @@ class MatmulBackendOf : public MatmulBackend {
                                     const std::vector<PackageKernel*>& kernels) const override {
     return std::make_unique<Kernels>(device, kernels);
   }
-};
-
-// What a kernel that only moves data takes, by its entry's "cost": the share of the memory's peak
-// that it reaches, and the cycles of its launch.
-struct CopyCost {
-  CopyCost() = default;
-  explicit CopyCost(const KernelFields& fields)
-      : share(fields.object("cost").number("share", 0.1)),
-        fixed(fields.object("cost").number("fixed", 0)) {}
-
-  double microseconds(double bytes, const Device& device) const {
-    return (bytes / (device.bytes_per_cycle * share) + fixed) / device.cycles_per_microsecond;
-  }
-
-  double share = 1, fixed = 0;
 };
 
 }  // namespace torch_cubin

@@ -28,13 +28,23 @@ class FinishKernels : public MatmulKernels {
 
   static constexpr const char* kFinishDtypes[] = {"float16", "bfloat16", "float32", "float64"};
 
-  MatmulPlan plan(const MatmulCase& c) const override {
-    const MatmulPlan whole = plan_with(c, {false}), split = plan_with(c, {true});
-    return split.microseconds < whole.microseconds ? split : whole;
-  }
-
-  void configs(const MatmulCase& c, std::vector<MatmulPlan>& out) const override {
-    for (const bool split : {false, true}) out.push_back(plan_with(c, {split}));
+  void configs(const MatmulCase& c, MatmulConfigs& out) const override {
+    // A wider output without an epilogue is what other kernels leave to this one.
+    const bool widens = c.output != c.input;
+    if (widens && (c.output != sums_dtype(c.input) || c.only_bias())) return;
+    if (c.split_sums || c.row_parts || kernel_for(c.output) == nullptr) return;
+    MatmulCase sums = c;
+    sums.row_parts = c.row_sums;
+    sums.row_sums = false;
+    if (is_finished(c)) rewrite(c, sums, {false}, out);
+    sums.activation = kActivationNone;
+    sums.scaled = sums.has_addend = sums.has_bias = false;
+    sums.output = sums_dtype(c.input);
+    if (!c.only_bias()) rewrite(c, sums, {false}, out);
+    const bool short_types = c.math == kMathFloat16 || c.math == kMathBFloat16;
+    if (!short_types || c.batch_dims > 0 || c.batch_invariant) return;
+    sums.split_sums = true;
+    rewrite(c, sums, {true}, out);
   }
 
   // What the product itself runs on is chosen by itself.
@@ -110,46 +120,24 @@ class FinishKernels : public MatmulKernels {
   // parts.
   static bool is_finished(const MatmulCase& c) { return c.only_bias() && c.row_sums; }
 
-  MatmulPlan plan_with(const MatmulCase& c, FinishPlan chosen) const {
-    MatmulPlan plan;
-    // A wider output without an epilogue is what other kernels leave to this one.
-    const bool widens = c.output != c.input;
-    if (widens && (c.output != sums_dtype(c.input) || c.only_bias())) return plan;
-    if (c.split_sums || c.row_parts || kernel_for(c.output) == nullptr) return plan;
-    const bool short_types = c.math == kMathFloat16 || c.math == kMathBFloat16;
-    if (chosen.split ? !short_types || c.batch_dims > 0 || c.batch_invariant
-                     : c.only_bias() && !c.row_sums) {
-      return plan;
-    }
-    MatmulCase product = c;
-    product.split_sums = chosen.split;
-    product.row_parts = c.row_sums;
-    product.row_sums = false;
-    const bool finishes = chosen.split || !is_finished(c);
-    if (finishes) {
-      product.activation = kActivationNone;
-      product.scaled = product.has_addend = product.has_bias = false;
-      product.output = sums_dtype(c.input);
-    }
-    const MatmulPlan& inner = plan_matmul(device_, product);
-    plan.too_large = inner.too_large && !chosen.split;
-    if (inner.kernels == nullptr) return plan;
-    plan.microseconds = inner.microseconds;
-    plan.sum_order = inner.sum_order;
-    plan.set(chosen);
-    const double rows = static_cast<double>(c.batch) * static_cast<double>(c.m);
+  void rewrite(const MatmulCase& c, const MatmulCase& sums, FinishPlan chosen,
+               MatmulConfigs& out) const {
     const auto sum_bytes = static_cast<double>(element_size(sums_dtype(c.input)));
     const auto out_bytes = static_cast<double>(element_size(c.output));
+    const auto m = static_cast<double>(c.m);
+    RewriteBytes bytes;
     if (c.row_sums) {
-      const double each = inner.row_parts * sum_bytes + out_bytes;
-      plan.microseconds += cost_.microseconds(static_cast<double>(c.m) * each, device_);
+      bytes.of_part = m * sum_bytes;
+      bytes.always = m * out_bytes;
     }
-    if (finishes) {
-      const double each = sum_bytes + (c.has_addend ? 2 : 1) * out_bytes;
-      const double bytes = rows * static_cast<double>(c.n) * each;
-      plan.microseconds += cost_.microseconds(bytes, device_);
+    if (chosen.split || !is_finished(c)) {
+      const double outputs = static_cast<double>(c.batch) * m * static_cast<double>(c.n);
+      bytes.of_split = outputs * sum_bytes;
+      bytes.always += outputs * (c.has_addend ? 2 : 1) * out_bytes;
     }
-    return plan;
+    MatmulPlan plan;
+    plan.set(chosen);
+    out.rewrite(plan, sums, bytes, cost_);
   }
 
   void launch_finish(FinishParams& params, const MatmulProblem& p) const {

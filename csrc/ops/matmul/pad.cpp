@@ -28,11 +28,6 @@ constexpr int64_t kMostColumns = int64_t{1} << 31;  // of a row: the kernel's ar
 // Multiplications below which a second launch costs more than slow reads.
 constexpr double kLeastPaddedWork = 256.0 * 256 * 256;
 
-// The work after a copy counts as a share of its time (sm90.cpp); a product with a short K, most of
-// whose time its stores take, as a smaller one.
-constexpr double kInnerBesideElements = 1.28, kInnerOfShortK = 1.6;
-constexpr int64_t kShortK = 128;
-
 // An operand as rows of the dim whose stride is 1.
 struct PaddedOperand {
   int64_t batch, rows, columns;
@@ -66,16 +61,21 @@ class PadKernels : public MatmulKernels {
     }
   }
 
-  MatmulPlan plan(const MatmulCase& c) const override {
-    MatmulPlan best;
-    for_each_config(c, [&](const MatmulPlan& plan) {
-      if (plan.microseconds < best.microseconds) best = plan;
-    });
-    return best;
-  }
-
-  void configs(const MatmulCase& c, std::vector<MatmulPlan>& out) const override {
-    for_each_config(c, [&](const MatmulPlan& plan) { out.push_back(plan); });
+  void configs(const MatmulCase& c, MatmulConfigs& out) const override {
+    const double work = static_cast<double>(c.batch) * c.m * c.n * c.k;
+    if (kernel_for(element_size(c.input)) == nullptr || c.batch_dims > 1 || c.split_sums ||
+        c.sums_rows() || (work < kLeastPaddedWork && !c.batch_invariant)) {
+      return;
+    }
+    const bool must_a = !is_vectors(c.a), must_b = !is_vectors(c.b);
+    for (const bool a : {false, true}) {
+      for (const bool b : {false, true}) {
+        if ((must_a && !a) || (must_b && !b) || (!a && !b)) continue;
+        if (c.batch_invariant && (a != must_a || b != must_b)) continue;
+        if ((a && (c.a_lines || !c.a_unit)) || (b && (c.b_lines || !c.b_unit))) continue;
+        rewrite(c, {a, b}, out);
+      }
+    }
   }
 
   // What follows the copy is chosen by itself.
@@ -131,27 +131,7 @@ class PadKernels : public MatmulKernels {
     return element_bytes == 2 ? of_2_bytes_ : element_bytes == 4 ? of_4_bytes_ : nullptr;
   }
 
-  template <class Visit>
-  void for_each_config(const MatmulCase& c, Visit visit) const {
-    const double work = static_cast<double>(c.batch) * c.m * c.n * c.k;
-    if (kernel_for(element_size(c.input)) == nullptr || c.batch_dims > 1 || c.split_sums ||
-        c.sums_rows() || (work < kLeastPaddedWork && !c.batch_invariant)) {
-      return;
-    }
-    const bool must_a = !is_vectors(c.a), must_b = !is_vectors(c.b);
-    for (const bool a : {false, true}) {
-      for (const bool b : {false, true}) {
-        if ((must_a && !a) || (must_b && !b) || (!a && !b)) continue;
-        if (c.batch_invariant && (a != must_a || b != must_b)) continue;
-        if ((a && (c.a_lines || !c.a_unit)) || (b && (c.b_lines || !c.b_unit))) continue;
-        const MatmulPlan plan = plan_with(c, {a, b});
-        if (plan.microseconds < std::numeric_limits<double>::infinity()) visit(plan);
-      }
-    }
-  }
-
-  MatmulPlan plan_with(const MatmulCase& c, PadPlan chosen) const {
-    MatmulPlan plan;
+  void rewrite(const MatmulCase& c, PadPlan chosen, MatmulConfigs& out) const {
     const int64_t bytes = element_size(c.input);
     MatmulCase aligned = c;
     double moved = 0, written = 0, taken = 0;  // bytes
@@ -171,18 +151,10 @@ class PadKernels : public MatmulKernels {
     };
     if (chosen.a) copy(c.a_broadcast, c.m, aligned.a, aligned.a_mappable, aligned.a_lines);
     if (chosen.b) copy(c.b_broadcast, c.n, aligned.b, aligned.b_mappable, aligned.b_lines);
-    if (c.batch_invariant ? written > kMostChunkBytes : taken > kMostPadBytes) return plan;
-    const MatmulPlan& inner = plan_matmul(device_, aligned);
-    if (inner.kernels == nullptr) return plan;
-    // What kernels for Hopper tell is a share of their time (sm90.cpp), for comparison with kernels
-    // that read vectors; those that read by elements tell more of theirs.
-    const bool must = !is_vectors(c.a) || !is_vectors(c.b);
-    const double beside = c.k <= kShortK ? kInnerOfShortK : kInnerBesideElements;
-    const double product = inner.microseconds * (must ? beside : 1);
-    plan.microseconds = product + cost_.microseconds(moved + written, device_);
-    plan.sum_order = inner.sum_order;
+    if (c.batch_invariant ? written > kMostChunkBytes : taken > kMostPadBytes) return;
+    MatmulPlan plan;
     plan.set(chosen);
-    return plan;
+    out.rewrite(plan, aligned, {moved + written}, cost_);
   }
 
   static void fill_job(PadJob& job, const PaddedOperand& x, const char* from, char* to,

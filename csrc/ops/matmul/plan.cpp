@@ -1,7 +1,6 @@
 #include "ops/matmul/plan.h"
 
 #include <atomic>
-#include <cmath>
 #include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -16,57 +15,59 @@ using nlohmann::json;
 
 // What every backend has for one device.
 struct MatmulTable {
-  explicit MatmulTable(const Device& device) : family("matmul", device) {
+  explicit MatmulTable(const Device& device)
+      : family("matmul", device), device(device), terms(terms_of(device)) {
     family.for_each_backend<MatmulBackend>([&](const MatmulBackend& backend, const auto& entries) {
       kernels.push_back(backend.on(device, entries));
     });
   }
   FamilyKernels family;
   std::vector<std::unique_ptr<MatmulKernels>> kernels;
+  const Device& device;
+  const Terms terms;
+
+  // What all backends offer for a case.
+  MatmulPlan best(const MatmulCase& problem, std::vector<MatmulPlan>* all = nullptr) const {
+    const auto planner = [&](const MatmulCase& product) { return plan_matmul(device, product); };
+    return best(problem, terms, planner, all);
+  }
+  MatmulPlan best(const MatmulCase& problem, const Terms& priced,
+                  const MatmulConfigs::Planner& planner,
+                  std::vector<MatmulPlan>* all = nullptr) const {
+    MatmulConfigs configs(priced, problem.batch_invariant, planner, all);
+    for (const std::unique_ptr<MatmulKernels>& each : kernels) {
+      configs.from(each.get());
+      each->configs(problem, configs);
+    }
+    return configs.best();
+  }
 };
 
 DeviceTables<MatmulTable> g_matmul_tables;
 
+bool has_capacity(const MatmulPlan& plan) {
+  return plan.kernels == nullptr || plan.kernels->has_capacity(plan);
+}
+
 MatmulPlan by_name(const MatmulTable& table, const MatmulCase& problem, const std::string& name) {
-  std::vector<MatmulPlan> configs;
-  for (const std::unique_ptr<MatmulKernels>& kernels : table.kernels) {
-    configs.clear();
-    kernels->configs(problem, configs);
-    for (MatmulPlan& plan : configs) {
-      if (!std::isfinite(plan.microseconds) || kernels->name(plan) != name) continue;
-      if (!kernels->has_capacity(plan)) return {};
-      plan.kernels = kernels.get();
-      return plan;
-    }
+  std::vector<MatmulPlan> all;
+  table.best(problem, &all);
+  for (const MatmulPlan& plan : all) {
+    if (plan.kernels->name(plan) == name) return has_capacity(plan) ? plan : MatmulPlan();
   }
   return {};
 }
 
 bool is_better(const MatmulPlan& x, const MatmulPlan& y, bool batch_invariant) {
-  if (batch_invariant && x.kernels != nullptr && y.kernels != nullptr &&
-      x.sum_order != y.sum_order) {
-    return x.sum_order < y.sum_order;
-  }
+  if (y.kernels == nullptr) return true;
+  if (batch_invariant && x.sum_order != y.sum_order) return x.sum_order < y.sum_order;
   return x.microseconds < y.microseconds;
-}
-
-MatmulPlan predicted_at_once(const MatmulTable& table, const MatmulCase& problem) {
-  MatmulPlan best;
-  bool too_large = false;
-  for (const std::unique_ptr<MatmulKernels>& kernels : table.kernels) {
-    MatmulPlan plan = kernels->plan(problem);
-    too_large = too_large || plan.too_large;
-    plan.kernels = std::isfinite(plan.microseconds) ? kernels.get() : nullptr;
-    if (plan.kernels != nullptr && is_better(plan, best, problem.batch_invariant)) best = plan;
-  }
-  best.too_large = too_large && best.kernels == nullptr;
-  return best;
 }
 
 MatmulPlan predicted(const MatmulTable& table, const MatmulCase& problem) {
   for (;;) {
-    const MatmulPlan best = predicted_at_once(table, problem);
-    if (best.kernels == nullptr || best.kernels->has_capacity(best)) return best;
+    const MatmulPlan best = table.best(problem);
+    if (has_capacity(best)) return best;
   }
 }
 
@@ -95,15 +96,11 @@ std::string& forced_config() {
   return name;
 }
 
-json configs_of(const MatmulTable& table, const MatmulCase& problem) {
+json configs_of(const std::vector<MatmulPlan>& all) {
   json configs = json::array();
-  for (const std::unique_ptr<MatmulKernels>& kernels : table.kernels) {
-    std::vector<MatmulPlan> plans;
-    kernels->configs(problem, plans);
-    for (const MatmulPlan& plan : plans) {
-      if (!std::isfinite(plan.microseconds) || !kernels->has_capacity(plan)) continue;
-      configs.push_back({{"name", kernels->name(plan)}, {"microseconds", plan.microseconds}});
-    }
+  for (const MatmulPlan& plan : all) {
+    if (!has_capacity(plan)) continue;
+    configs.push_back({{"name", plan.kernels->name(plan)}, {"microseconds", plan.microseconds}});
   }
   return configs;
 }
@@ -116,12 +113,14 @@ json watched_product(const MatmulTable& table, const Device& device, const Matmu
                      const MatmulPlan& chosen) {
   constexpr const char* kDtypes[kMathCount] = {"float16", "bfloat16", "float32", "float32",
                                                "float64"};
+  std::vector<MatmulPlan> all;
+  table.best(problem, &all);
   return {{"device", device.index},
           {"dtype", kDtypes[problem.math]},
           {"product", tuned_product(problem)},
           {"chosen", name_of(chosen)},
           {"tuned", tuned_config(device, problem)},
-          {"configs", configs_of(table, problem)}};
+          {"configs", configs_of(all)}};
 }
 
 MatmulPlan watched_plan(const MatmulTable& table, const Device& device, const MatmulCase& problem) {
@@ -179,6 +178,47 @@ size_t slot_of(const MatmulCase& problem) {
 
 }  // namespace
 
+void MatmulConfigs::offer(MatmulPlan plan, const Work& work) {
+  plan.kernels = kernels_;
+  plan.microseconds = price(work);
+  keep(plan);
+}
+
+void MatmulConfigs::keep(const MatmulPlan& plan) {
+  if (is_better(plan, best_, batch_invariant_)) best_ = plan;
+  if (all_ != nullptr) all_->push_back(plan);
+}
+
+void MatmulConfigs::rewrite(MatmulPlan plan, const MatmulCase& product, const RewriteBytes& bytes,
+                            const CopyCost& cost) {
+  plan.kernels = kernels_;
+  rewrites_.push_back({plan, product, bytes, cost});
+}
+
+void MatmulConfigs::search(const Rewrite& rewrite) {
+  const auto [always, of_split, of_part] = rewrite.bytes;
+  MatmulPlan plan = rewrite.plan;
+  // One that takes longer than all of another plan needs no search.
+  plan.microseconds = price(rewrite.cost.work(always));
+  if (!batch_invariant_ && all_ == nullptr && !is_better(plan, best_, false)) return;
+  const MatmulPlan inner = planner_(rewrite.product);
+  too_large_ = too_large_ || inner.too_large;
+  if (inner.kernels == nullptr) return;
+  const double bytes = always + of_split * inner.splits + of_part * inner.row_parts;
+  plan.microseconds = inner.microseconds + price(rewrite.cost.work(bytes));
+  plan.sum_order = inner.sum_order;
+  keep(plan);
+}
+
+// Rewrites come last: what the kernels take without one bounds the search.
+MatmulPlan MatmulConfigs::best() {
+  for (const Rewrite& each : rewrites_) search(each);
+  rewrites_.clear();
+  MatmulPlan plan = best_;
+  plan.too_large = too_large_ && plan.kernels == nullptr;
+  return plan;
+}
+
 const MatmulPlan& plan_matmul(const Device& device, const MatmulCase& problem) {
   static thread_local RememberedPlan remembered[kRememberedPlans];
   const MatmulTable& table = table_of(device);
@@ -202,15 +242,30 @@ const MatmulPlan& plan_matmul(const Device& device, const MatmulCase& problem) {
   return slot.plan;
 }
 
-json planned(const Device& device, const MatmulCase& problem, bool with_configs) {
+json planned(const Device& device, const MatmulCase& problem, bool with_configs,
+             const json& terms) {
   const MatmulTable& table = table_of(device);
-  const MatmulPlan plan = predicted(table, problem);
+  const Terms priced = changed_terms(table.terms, terms);
+  // Neither tuned tables nor remembered plans are used, for rewritten cases either.
+  const MatmulConfigs::Planner planner = [&](const MatmulCase& product) {
+    for (;;) {
+      const MatmulPlan plan = table.best(product, priced, planner);
+      if (has_capacity(plan)) return plan;
+    }
+  };
+  const MatmulPlan plan = planner(problem);
   json out = {{"chosen", name_of(plan)},
               {"microseconds", plan.kernels == nullptr ? 0 : plan.microseconds},
               {"sum_order", plan.sum_order}};
-  if (with_configs) out["configs"] = configs_of(table, problem);
+  if (with_configs) {
+    std::vector<MatmulPlan> all;
+    table.best(problem, priced, planner, &all);
+    out["configs"] = configs_of(all);
+  }
   return out;
 }
+
+json planner_terms(const Device& device) { return numbers_of(table_of(device).terms); }
 
 void watch_plans(bool on) {
   std::lock_guard<std::mutex> lock(g_watch_mutex);

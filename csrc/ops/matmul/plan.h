@@ -24,8 +24,11 @@ void watch_plans(bool on);
 nlohmann::json watched_plans();
 
 // What a product that is only described would run, without the tuned tables: {"chosen",
-// "microseconds", "sum_order"}, and all "configs" on request.
-nlohmann::json planned(const Device& device, const MatmulCase& problem, bool with_configs);
+// "microseconds", "sum_order"}, and all "configs" on request. `terms`: those that are to be others
+// than the device's, which planner_terms() has (cost.h); an empty object: none.
+nlohmann::json planned(const Device& device, const MatmulCase& problem, bool with_configs,
+                       const nlohmann::json& terms);
+nlohmann::json planner_terms(const Device& device);
 
 // The case that JSON describes: as a tuned table's line does (tuned.h), with "dtype" and, where
 // they are not as usual, "bias", "activation", "scaled", "addend", "batch_invariant",

@@ -5,7 +5,7 @@
 #include "ops/common/launch.h"
 #include "ops/matmul/backend.h"
 #include "ops/matmul/params.h"
-#include "ops/matmul/portable_cost.h"
+#include "ops/matmul/portable_configs.h"
 
 namespace torch_cubin {
 namespace {
@@ -28,16 +28,16 @@ class PortableMatmul : public MatmulKernels {
   PortableMatmul(const Device& device, const std::vector<PackageKernel*>& kernels)
       : device_(device), table_(device, kernels) {}
 
-  MatmulPlan plan(const MatmulCase& problem) const override {
-    if (!takes(problem)) return {};
-    return plan_of(plan_portable(table_, problem), problem);
-  }
-
-  void configs(const MatmulCase& problem, std::vector<MatmulPlan>& out) const override {
+  void configs(const MatmulCase& problem, MatmulConfigs& out) const override {
     if (!takes(problem)) return;
-    for (const PortableConfig& config : portable_configs(table_, problem)) {
-      out.push_back(plan_of(config, problem));
-    }
+    const auto price = [&](const Work& work) { return out.price(work); };
+    portable_configs(table_, problem, price, [&](const PortablePlan& chosen, const Work& work) {
+      if (chosen.tiles_m * chosen.tiles_n > kMaxGrid[0] / problem.batch) return out.too_large();
+      MatmulPlan plan;
+      plan.sum_order = problem.math == kMathTF32 ? 1 : 0;
+      plan.set(chosen);
+      out.offer(plan, work);
+    });
   }
 
   std::string name(const MatmulPlan& plan) const override {
@@ -79,20 +79,6 @@ class PortableMatmul : public MatmulKernels {
     return (problem.input == problem.output || sums) && problem.a_scales == Scales::kNone &&
            problem.b_scales == Scales::kNone && problem.only_bias() && !problem.split_sums &&
            !problem.sums_rows();
-  }
-
-  MatmulPlan plan_of(const PortableConfig& config, const MatmulCase& problem) const {
-    MatmulPlan plan;
-    const PortablePlan& chosen = config.plan;
-    if (chosen.kernel == nullptr) return plan;
-    if (chosen.tiles_m * chosen.tiles_n > kMaxGrid[0] / problem.batch) {
-      plan.too_large = true;
-      return plan;
-    }
-    plan.microseconds = config.cycles / device_.cycles_per_microsecond;
-    plan.sum_order = problem.math == kMathTF32 ? 1 : 0;
-    plan.set(chosen);
-    return plan;
   }
 
   const Device& device_;

@@ -32,10 +32,11 @@ PortableRow::PortableRow(PackageKernel& entry, const Device& device) : kernel(&e
   cost_k_tile = cost.number("k_tile", 0);
   cost_fixed = cost.number("fixed", 0);
   cost_lone = cost.number("lone", 0, 0.5);
+  correction = Corrections(device).of(kPortableKindNames[kind]);
 }
 
 PortableTable::PortableTable(const Device& device, const std::vector<PackageKernel*>& kernels)
-    : multiprocessors(device.multiprocessors), bytes_per_cycle(device.bytes_per_cycle) {
+    : multiprocessors(device.multiprocessors) {
   for (PackageKernel* kernel : kernels) {
     const PortableRow row(*kernel, device);
     switch (row.kind) {
@@ -45,6 +46,7 @@ PortableTable::PortableTable(const Device& device, const std::vector<PackageKern
       case kMatmulReduce:
         reduce[row.math] = kernel;
         reduce_outputs[row.math] = row.tile_n;
+        reduce_cycles[row.math] = row.cost_fixed;
         break;
       default:
         tiles[row.math][row.layout].push_back(row);
@@ -55,6 +57,7 @@ PortableTable::PortableTable(const Device& device, const std::vector<PackageKern
   for (int i = 0; i < kAccessCount; ++i) dots[kMathTF32][i] = dots[kMathFloat32][i];
   reduce[kMathTF32] = reduce[kMathFloat32];
   reduce_outputs[kMathTF32] = reduce_outputs[kMathFloat32];
+  reduce_cycles[kMathTF32] = reduce_cycles[kMathFloat32];
 }
 
 }  // namespace torch_cubin

@@ -31,6 +31,7 @@ struct PortableRow {
   double cost_k_tile;  // cycles of one block per k tile
   double cost_fixed;   // cycles of one block outside the k loop
   double cost_lone;    // share of cost_k_tile that a block alone on its multiprocessor needs
+  double correction;   // of its kind (Corrections)
 
   bool dot() const { return kind == kMatmulDot; }
   // A block can compute several tiles, one after the other, if all are whole.
@@ -44,8 +45,8 @@ struct PortableTable {
   std::vector<PortableRow> dots[kMathCount][kAccessCount];   // by B: at most tile_m rows of A
   PackageKernel* reduce[kMathCount] = {};                    // adds split-K partials
   int64_t reduce_outputs[kMathCount] = {};                   // of a block
+  double reduce_cycles[kMathCount] = {};                     // of a launch
   int64_t multiprocessors = 0;
-  double bytes_per_cycle = 0;  // of the device's memory
 };
 
 }  // namespace torch_cubin

@@ -7,8 +7,7 @@
 #include "ops/common/cluster_capacity.h"
 #include "ops/common/launch.h"
 #include "ops/matmul/backend.h"
-#include "ops/matmul/sm90_correction.h"
-#include "ops/matmul/sm90_cost.h"
+#include "ops/matmul/sm90_configs.h"
 #include "runtime/tensor_map.h"
 
 namespace torch_cubin {
@@ -21,14 +20,6 @@ constexpr int32_t kGroup = 8;       // tile rows that follow one another; 4 and 
 // A finisher waits for the other parts for a millisecond at most, which is longer than any takes.
 constexpr int32_t kPolls = 10000;
 
-// The portable kernels' model tells less than they take (on an H200 66 us of 81 for 128 x 28672 x
-// 4096, which these do in 61), so what these tell to be compared is a share of their time. Fitted,
-// with those of sm90_skinny.cpp, to 5,200 timings of 545 products: the config that is chosen of
-// all kernels then takes 9% longer than the best on average where rows are few, 3% elsewhere, 1%
-// where rows begin anywhere.
-constexpr double kShareToCompare = 0.615, kShareOfFewRows = 0.64;
-// Of rows that are read by threads, beside kernels that read by elements and copies.
-constexpr double kShareOfReads = 0.8;
 constexpr int64_t kLargestCluster = 8;  // blocks; more are not portable
 constexpr int64_t kMostRowParts = 8;    // sums of a row of A, each of some k blocks
 constexpr int64_t kMostReadK = 128;     // where K is longer a copy is quicker
@@ -80,27 +71,28 @@ struct Operand {
 
 class Sm90Matmul : public MatmulKernels {
  public:
-  Sm90Matmul(const Device& device, const std::vector<PackageKernel*>& kernels) : device_(device) {
-    for (PackageKernel* kernel : kernels) rows_.emplace_back(*kernel);
-  }
+  Sm90Matmul(const Device& device, const std::vector<PackageKernel*>& kernels)
+      : device_(device), table_(device, kernels) {}
 
-  MatmulPlan plan(const MatmulCase& c) const override {
-    if (!takes(c)) return {};
-    return plan_of(plan_sm90(rows_, seen_by_kernels(c), capacity()), c);
-  }
-
-  void configs(const MatmulCase& c, std::vector<MatmulPlan>& out) const override {
+  void configs(const MatmulCase& c, MatmulConfigs& out) const override {
     if (!takes(c)) return;
-    for (const Sm90Config& config : sm90_configs(rows_, seen_by_kernels(c), capacity())) {
-      out.push_back(plan_of(config, c));
-    }
+    const bool transposed = transposes(c);
+    const auto offer = [&](Sm90Plan chosen, const Work& work) {
+      MatmulPlan plan;
+      chosen.transposed = transposed;
+      plan.splits = chosen.splits;
+      if (c.row_parts) plan.row_parts = plan.splits * row_parts(chosen, c.n);
+      plan.set(chosen);
+      out.offer(plan, work);
+    };
+    sm90_configs(table_, seen_by_kernels(c), clusters_.largest(), offer);
   }
 
   bool has_capacity(const MatmulPlan& plan) const override {
     const auto chosen = plan.get<Sm90Plan>();
     const int64_t size = chosen.cluster.size();
     // Blocks of all these kernels take a multiprocessor each.
-    return size == 1 || size <= clusters_.ask(*rows_.front().kernel, device_);
+    return size == 1 || size <= clusters_.ask(*table_.rows.front().kernel, device_);
   }
 
   std::string name(const MatmulPlan& plan) const override {
@@ -132,11 +124,6 @@ class Sm90Matmul : public MatmulKernels {
   }
 
  private:
-  Sm90Capacity capacity() const {
-    return {device_.multiprocessors, clusters_.largest(),
-            device_.bytes_per_cycle * device_.cycles_per_microsecond, &correction_};
-  }
-
   static bool takes(const MatmulCase& c) {
     const bool maths = c.math == kMathFloat16 || c.math == kMathBFloat16 || c.math == kMathTF32;
     // A bias has the output's type, and is read as the operands' type. A float32 addend of 16-bit
@@ -180,20 +167,6 @@ class Sm90Matmul : public MatmulKernels {
   static int row_parts(const Sm90Plan& plan, int64_t n) {
     const int64_t most = std::max<int64_t>(kMostRowParts / plan.splits, 1);
     return static_cast<int>(std::min(ceil_div(n, plan.row->tile_n), most));
-  }
-
-  static MatmulPlan plan_of(Sm90Config config, const MatmulCase& c) {
-    MatmulPlan plan;
-    if (config.plan.row == nullptr) return plan;
-    config.plan.transposed = transposes(c);
-    plan.set(config.plan);
-    plan.splits = config.plan.splits;
-    if (c.row_parts) plan.row_parts = plan.splits * row_parts(config.plan, c.n);
-    plan.microseconds = config.microseconds;
-    const bool many = c.m > kSm90FewRows && c.n > kSm90FewRows;
-    const bool reads = config.plan.reads_a || config.plan.reads_b;
-    plan.microseconds *= reads ? kShareOfReads : many ? kShareToCompare : kShareOfFewRows;
-    return plan;
   }
 
   void fill(Sm90MatmulParams& out, const Sm90Plan& plan, const MatmulProblem& p,
@@ -418,8 +391,7 @@ class Sm90Matmul : public MatmulKernels {
   }
 
   const Device& device_;
-  const Sm90Correction correction_{device_.name};
-  std::vector<Sm90Row> rows_;
+  const Sm90Table table_;
   ClusterCapacity clusters_{kLargestCluster};
 };
 

@@ -6,6 +6,7 @@
 #include "ops/common/cluster_capacity.h"
 #include "ops/common/device_tables.h"
 #include "ops/common/launch.h"
+#include "ops/matmul/sm90_configs.h"
 #include "runtime/tensor_map.h"
 
 namespace torch_cubin {
@@ -20,8 +21,6 @@ constexpr int64_t kFusedLeastRows = 65;  // fewer have kernels of their own
 constexpr int64_t kMostTiles = 1 << 30;  // counted in 32 bits
 // Where tiles fill less of the device, splitting K is quicker.
 constexpr double kFusedLeastShare = 0.5;
-// Cycles of a tile beside its k blocks, and of a k block, as a share of the tensor cores' peak.
-constexpr double kFusedTileCycles = 3000, kFusedRate = 0.85, kFusedNarrowRate = 0.72;
 
 struct FusedRow {
   explicit FusedRow(PackageKernel& entry) : kernel(&entry) {
@@ -78,7 +77,7 @@ struct FusedPlan {
   const FusedRow* row = nullptr;
   bool pair = false;
   int64_t tiles_m = 0, tiles_n = 0;  // of a cluster
-  double cycles = std::numeric_limits<double>::infinity();
+  double microseconds = std::numeric_limits<double>::infinity();
 };
 
 // What all products of the kernels have in common.
@@ -104,6 +103,7 @@ int64_t tiles_n_of(const FusedCall& call, const FusedRow& row) {
 FusedPlan plan_fused(const FusedTable& table, const Device& device, const FusedCall& call) {
   const MatmulProblem& p = call.problem();
   const auto k_blocks = static_cast<double>(ceil_div(p.k, kFusedPanel));
+  const Terms terms = terms_of(device);
   FusedPlan best;
   for (const FusedRow& row : table.rows) {
     if (row.math != p.math || row.gated != call.gated) continue;
@@ -118,12 +118,10 @@ FusedPlan plan_fused(const FusedTable& table, const Device& device, const FusedC
       const int64_t clusters = device.multiprocessors / (pair ? 2 : 1);
       if (tiles > kMostTiles) continue;
       if (static_cast<double>(tiles) < kFusedLeastShare * static_cast<double>(clusters)) continue;
-      const double rate = row.tile[1] > 2 * kFusedPanel ? kFusedRate : kFusedNarrowRate;
-      const double block = static_cast<double>(row.tile[0] * row.tile[1]) / 32 / rate;
-      // Blocks of a pair read half as much of B.
-      const double cycles = k_blocks * block * (pair ? 0.97 : 1) + kFusedTileCycles;
-      plan.cycles = static_cast<double>(ceil_div(tiles, clusters)) * cycles;
-      if (plan.cycles < best.cycles) best = plan;
+      const auto turns = static_cast<double>(ceil_div(tiles, clusters));
+      const Sm90Tile tile = {row.tile[0], row.tile[1], false, false, 1, pair ? 2 : 1};
+      plan.microseconds = microseconds(sm90_work(tile, turns, turns * k_blocks), terms);
+      if (plan.microseconds < best.microseconds) best = plan;
     }
   }
   return best;

@@ -2,6 +2,7 @@
 // of B, on Hopper. The small operand is called the tokens, the other one the weights.
 #include <algorithm>
 #include <limits>
+#include <vector>
 
 #include "kernels/matmul/sm90_skinny_params.h"
 #include "ops/common/cluster_capacity.h"
@@ -23,64 +24,11 @@ constexpr int64_t kSkinnyMostSplits = 8;  // blocks of a cluster, on every GPU
 constexpr int64_t kSkinnyHalfShared = 113 * 1024 - 1024;
 // Bytes of the weights that keep a block busy for long (15 us on the H200).
 constexpr int64_t kSkinnyLongBytes = int64_t{1} << 20;
-// Share of the memory's peak that the kernels reach, the bytes a cycle that one multiprocessor
-// takes at most; fitted to timings on the H200.
-constexpr double kSkinnyMemoryShare = 0.9;
-constexpr double kSkinnyMultiprocessorRate = 20;
-// Overheads outside these bounds, fitted so that times compare with those of other kernels
-// (sm90.cpp): us, and for each split more, which joins the sums of 32 tokens.
-constexpr double kSkinnyShareToCompare = 0.74, kSkinnyMore = 0.6, kSkinnyAlone = 1.5,
-                 kSkinnySplit = 0.1;
 
-// How K and the weights' rows are divided: a function of them alone, so that the order in which
-// K is added up does not depend on the number of tokens. The rule is what sweeps on the H200 left
-// of many choices (benchmarks/sm90/bench_skinny.py).
+// How the weights' rows and K are divided.
 struct SkinnyTiles {
   int32_t rows, splits;
 };
-
-SkinnyTiles skinny_tiles(int64_t rows_count, int64_t k, bool rows_contiguous, bool may_split,
-                         int64_t multiprocessors) {
-  const int64_t k_blocks = may_split ? ceil_div(k, kSkinnyBlockK) : 1;
-  if (rows_contiguous) {
-    // Whole lines of 64 rows: others would be read twice. A cluster computes one tile.
-    // A short K gains less by a split, which costs the same.
-    constexpr double kLongK = 32;
-    const double long_k = std::min(1.0, static_cast<double>(ceil_div(k, kSkinnyBlockK)) / kLongK);
-    SkinnyTiles best = {64, 1};
-    double least = std::numeric_limits<double>::infinity();
-    for (int32_t splits = 1; splits <= 4; ++splits) {
-      for (const int32_t rows : {64, 192}) {
-        const int64_t blocks = ceil_div(rows_count, rows) * splits;
-        if (splits > 1 && (blocks > multiprocessors || splits * 2 > k_blocks)) continue;
-        const double cost =
-            static_cast<double>(ceil_div(blocks, multiprocessors)) * rows / splits * long_k +
-            6.0 * splits;
-        if (cost < least) {
-          least = cost;
-          best = {rows, splits};
-        }
-      }
-    }
-    return best;
-  }
-  // As many tiles as multiprocessors, or a whole multiple.
-  constexpr int64_t kMostRows = 112, kLeastRows = 48;
-  const int64_t waves = ceil_div(rows_count, multiprocessors * kMostRows);
-  int64_t rows = ceil_div(rows_count, multiprocessors * waves * 8) * 8;
-  if (!may_split) return {static_cast<int32_t>(rows), 1};
-  int64_t splits = 1;
-  if (rows < kLeastRows && k_blocks >= 4) {
-    splits = 2;
-    rows = ceil_div(rows_count, multiprocessors / 2 * 8) * 8;
-  }
-  if (rows < kLeastRows && k_blocks >= 6) {
-    rows = 64;
-    const int64_t most = std::max<int64_t>(1, multiprocessors / ceil_div(rows_count, rows));
-    splits = std::min({std::max<int64_t>(3, k_blocks / 8), kSkinnyMostSplits, most});
-  }
-  return {static_cast<int32_t>(std::max(rows, kLeastRows)), static_cast<int32_t>(splits)};
-}
 
 // One entry of the catalog.
 struct SkinnyRow {
@@ -93,7 +41,6 @@ struct SkinnyRow {
     rows_contiguous = fields.index("layout", kLayouts) == 1;
     int64_t tile[3];
     fields.triple("tile", 8, tile);
-    fixed_cycles = fields.object("cost").number("fixed", 0);
     tokens = tile[0];
     rows = tile[1];
     if (tokens > 64 || tokens % 8 != 0 || rows % 64 != 0 || tile[2] != kSkinnyBlockK) {
@@ -105,7 +52,6 @@ struct SkinnyRow {
   Math math;
   bool rows_contiguous;
   int64_t tokens, rows;  // at most
-  double fixed_cycles;   // of a launch: its start and its end
 };
 
 // What a launch needs besides the problem.
@@ -121,52 +67,34 @@ struct SkinnyPlan {
 
 class Sm90Skinny : public MatmulKernels {
  public:
-  Sm90Skinny(const Device& device, const std::vector<PackageKernel*>& kernels) : device_(device) {
+  Sm90Skinny(const Device& device, const std::vector<PackageKernel*>& kernels)
+      : device_(device), correction_(Corrections(device).of("sm90_skinny")) {
     for (PackageKernel* kernel : kernels) rows_.emplace_back(*kernel);
   }
 
-  MatmulPlan plan(const MatmulCase& c) const override {
-    if (!takes(c)) return {};
-    const SkinnySides sides(c);
-    return plan_with(c, sides,
-                     skinny_tiles(sides.rows_count, c.k, sides.rows_contiguous, may_split(c),
-                                  device_.multiprocessors));
-  }
-
-  // The tiles of the rule, and others near them.
-  void configs(const MatmulCase& c, std::vector<MatmulPlan>& out) const override {
+  // As many tiles as multiprocessors, or a whole multiple, and tiles of whole lines of 64 rows.
+  // None depends on the number of tokens.
+  void configs(const MatmulCase& c, MatmulConfigs& out) const override {
     if (!takes(c)) return;
     const SkinnySides sides(c);
-    const int64_t multiprocessors = device_.multiprocessors;
     const int64_t k_blocks = ceil_div(c.k, kSkinnyBlockK);
-    std::vector<SkinnyTiles> tiles = {
-        skinny_tiles(sides.rows_count, c.k, sides.rows_contiguous, may_split(c), multiprocessors)};
-    if (!may_split(c)) {
-      out.push_back(plan_with(c, sides, tiles[0]));
-      return;
-    }
-    const auto add = [&](int64_t rows, int64_t splits) {
-      const SkinnyTiles each = {static_cast<int32_t>(rows), static_cast<int32_t>(splits)};
-      for (const SkinnyTiles& known : tiles) {
-        if (known.rows == each.rows && known.splits == each.splits) return;
-      }
-      tiles.push_back(each);
-    };
-    for (int64_t splits = 1; splits <= kSkinnyMostSplits && splits * 2 <= k_blocks; ++splits) {
+    const int64_t most = may_split(c) ? std::min(kSkinnyMostSplits, k_blocks / 2) : 1;
+    for (int64_t splits = 1; splits <= std::max<int64_t>(most, 1); ++splits) {
       if (sides.rows_contiguous) {
-        add(64, splits);
-        add(128, splits);
-        add(192, splits);
+        for (const int64_t rows : {64, 128, 192}) offer(c, sides, rows, splits, out);
         continue;
       }
-      for (int64_t waves = 1; waves <= 3; ++waves) {
-        const int64_t slots = multiprocessors / splits * waves;
-        const int64_t rows = ceil_div(ceil_div(sides.rows_count, slots), int64_t{8}) * 8;
-        if (rows >= 40 && rows <= 128) add(rows, splits);
+      constexpr int64_t kWaves = 3, kLeastRows = 40, kMostRows = 128;
+      const int64_t slots = device_.multiprocessors / splits;
+      const int64_t first = ceil_div(sides.rows_count, slots * kMostRows);
+      for (int64_t waves = first; waves < first + kWaves; ++waves) {
+        const int64_t rows = ceil_div(ceil_div(sides.rows_count, slots * waves), int64_t{8}) * 8;
+        if (rows >= kLeastRows && rows <= kMostRows && rows != 64) {
+          offer(c, sides, rows, splits, out);
+        }
       }
-      add(64, splits);
+      offer(c, sides, 64, splits, out);
     }
-    for (const SkinnyTiles& each : tiles) out.push_back(plan_with(c, sides, each));
   }
 
   bool has_capacity(const MatmulPlan& plan) const override {
@@ -248,8 +176,9 @@ class Sm90Skinny : public MatmulKernels {
            sides.rows_count <= kMost && c.k >= kSkinnyBlockK && c.k <= kMost;
   }
 
-  MatmulPlan plan_with(const MatmulCase& c, const SkinnySides& sides, SkinnyTiles tile) const {
-    MatmulPlan plan;
+  void offer(const MatmulCase& c, const SkinnySides& sides, int64_t rows, int64_t splits,
+             MatmulConfigs& out) const {
+    const SkinnyTiles tile = {static_cast<int32_t>(rows), static_cast<int32_t>(splits)};
     const SkinnyRow* row = nullptr;  // the smallest that fits
     for (const SkinnyRow& each : rows_) {
       if (each.math != c.math || each.rows_contiguous != sides.rows_contiguous) continue;
@@ -257,32 +186,34 @@ class Sm90Skinny : public MatmulKernels {
       if (row != nullptr && each.tokens * each.rows >= row->tokens * row->rows) continue;
       row = &each;
     }
-    if (row == nullptr) return plan;
+    if (row == nullptr) return;
     SkinnyPlan chosen{};
     chosen.row = row;
     chosen.tiles = tile;
     chosen.swapped = sides.swapped;
-    if (!fit_stages(*row, c.k, chosen)) return plan;
+    if (!fit_stages(*row, c.k, chosen)) return;
 
     const int64_t tiles = ceil_div(sides.rows_count, int64_t{tile.rows});
-    const int64_t splits = tile.splits;
     chosen.blocks = splits > 1 ? tiles * splits : std::min<int64_t>(tiles, device_.multiprocessors);
 
-    const double bytes = 2.0 * (static_cast<double>(c.m) * c.k + static_cast<double>(c.k) * c.n +
-                                static_cast<double>(c.m) * c.n);
-    const double rounds = static_cast<double>(ceil_div(tiles * splits, device_.multiprocessors));
-    const double of_one = rounds * stage_rows(*row, tile.rows) *
-                          static_cast<double>(ceil_div(ceil_div(c.k, kSkinnyBlockK), splits)) *
-                          kSkinnyBlockK * 2;
-    const double cycles = std::max(bytes / (device_.bytes_per_cycle * kSkinnyMemoryShare),
-                                   of_one / kSkinnyMultiprocessorRate) +
-                          row->fixed_cycles;
-    plan.microseconds = kSkinnyShareToCompare * cycles / device_.cycles_per_microsecond +
-                        (splits > 1 ? kSkinnyMore : kSkinnyAlone) +
-                        kSkinnySplit * static_cast<double>(splits - 1) *
-                            (static_cast<double>(sides.tokens) / 32 + 0.5);
+    Work work;
+    work.bytes = 2.0 * (static_cast<double>(c.m) * c.k + static_cast<double>(c.k) * c.n +
+                        static_cast<double>(c.m) * c.n);
+    const auto rounds =
+        static_cast<double>(ceil_div(tiles, clusters_at_once(device_.multiprocessors, splits)));
+    const double k_blocks = static_cast<double>(ceil_div(ceil_div(c.k, kSkinnyBlockK), splits));
+    work.once_bytes = rounds * stage_rows(*row, tile.rows) * k_blocks * kSkinnyBlockK * 2;
+    work.narrow =
+        rounds * k_blocks * 8 * ceil_div(int64_t{tile.rows}, int64_t{64}) * row->tokens / 8;
+    work.l2_bytes = rounds * row->tokens * k_blocks * kSkinnyBlockK * 2;
+    work.tiles = rounds;
+    work.values = rounds * static_cast<double>(row->rows * row->tokens);
+    work.handshakes = splits > 1 ? 1 : 0;
+    work.sums_bytes = static_cast<double>((splits - 1) * tile.rows * row->tokens * 4 / splits);
+    work.correction = correction_;
+    MatmulPlan plan;
     plan.set(chosen);
-    return plan;
+    out.offer(plan, work);
   }
 
   static int64_t stage_rows(const SkinnyRow& row, int64_t rows) {
@@ -330,6 +261,7 @@ class Sm90Skinny : public MatmulKernels {
   }
 
   const Device& device_;
+  const double correction_;
   std::vector<SkinnyRow> rows_;
   ClusterCapacity clusters_{kSkinnyMostSplits};
 };

@@ -37,21 +37,11 @@ class TransposeKernels : public MatmulKernels {
   TransposeKernels(const Device& device, const std::vector<PackageKernel*>& kernels)
       : device_(device), kernel_(*kernels.front()), cost_(KernelFields(kernel_)) {}
 
-  MatmulPlan plan(const MatmulCase& c) const override {
-    std::vector<MatmulPlan> all;
-    configs(c, all);
-    MatmulPlan best;
-    for (const MatmulPlan& each : all) {
-      if (each.microseconds < best.microseconds) best = each;
-    }
-    return best;
-  }
-
-  void configs(const MatmulCase& c, std::vector<MatmulPlan>& out) const override {
+  void configs(const MatmulCase& c, MatmulConfigs& out) const override {
     const bool a = !is_along_k(c.a), b = !is_along_k(c.b);
-    if (a) out.push_back(plan_with(c, {true, false}));
-    if (b) out.push_back(plan_with(c, {false, true}));
-    if (a && b) out.push_back(plan_with(c, {true, true}));
+    if (a) rewrite(c, {true, false}, out);
+    if (b) rewrite(c, {false, true}, out);
+    if (a && b) rewrite(c, {true, true}, out);
   }
 
   // What follows the copy is chosen by itself.
@@ -108,17 +98,16 @@ class TransposeKernels : public MatmulKernels {
   }
 
  private:
-  MatmulPlan plan_with(const MatmulCase& c, TransposePlan chosen) const {
-    MatmulPlan plan;
+  void rewrite(const MatmulCase& c, TransposePlan chosen, MatmulConfigs& out) const {
     const double work = static_cast<double>(c.batch) * c.m * c.n * c.k;
     // Which kernels follow could depend on the number of rows: not for batch-invariant products.
     if (c.math != kMathTF32 || c.split_sums || c.sums_rows() || c.batch_invariant ||
         c.batch_dims > 1 || work < kLeastTransposedWork) {
-      return plan;
+      return;
     }
-    if ((chosen.a && !c.a_unit) || (chosen.b && !c.b_unit)) return plan;
+    if ((chosen.a && !c.a_unit) || (chosen.b && !c.b_unit)) return;
     constexpr int64_t kMostSize = (int64_t{1} << 31) - kTransposeTile;
-    if (c.m > kMostSize || c.n > kMostSize || c.k > kMostSize) return plan;
+    if (c.m > kMostSize || c.n > kMostSize || c.k > kMostSize) return;
     MatmulCase turned = c;
     double copied = 0;  // bytes
     const auto turn = [&](bool broadcast, int64_t own, Access& access, bool& mappable,
@@ -130,17 +119,15 @@ class TransposeKernels : public MatmulKernels {
     };
     if (chosen.a) turn(c.a_broadcast, c.m, turned.a, turned.a_mappable, turned.a_lines);
     if (chosen.b) turn(c.b_broadcast, c.n, turned.b, turned.b_mappable, turned.b_lines);
-    if (copied > kMostTransposedBytes) return plan;
-    const MatmulPlan& inner = plan_matmul(device_, turned);
-    if (inner.kernels == nullptr) return plan;
-    plan.microseconds = inner.microseconds + cost_.microseconds(2 * copied, device_);
+    if (copied > kMostTransposedBytes) return;
+    MatmulPlan plan;
     plan.set(chosen);
-    return plan;
+    out.rewrite(plan, turned, {2 * copied}, cost_);
   }
 
   const Device& device_;
   PackageKernel& kernel_;
-  CopyCost cost_;
+  const CopyCost cost_;
 };
 
 class TransposeBackend : public MatmulBackendOf<TransposeKernels> {

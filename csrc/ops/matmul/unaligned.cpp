@@ -1,7 +1,6 @@
 // The backend of csrc/kernels/matmul/unaligned.cu: small products on Hopper of 16-bit operands
 // whose rows begin anywhere, which it reads without a copy.
 #include <algorithm>
-#include <cmath>
 #include <string>
 #include <vector>
 
@@ -18,18 +17,11 @@ constexpr int64_t kUnalignedStretch = 64;    // elements of K that are multiplie
 constexpr int64_t kUnalignedWarps = 8;
 constexpr int64_t kUnalignedMostSize = int64_t{1} << 30;  // the kernels' numbers are 32-bit
 
-// What the kernels take, in us, fitted to 197 timings of 61 products on an H200 (root mean square
-// error 13%; chosen among these configs and the others' by it, 61 products take 1.7% longer than by
-// the best, 12% less than without these kernels): a launch; a row of a k tile, which a warp brings
-// one after the other; a stretch of K of a tile of 64 rows; stores of 1,024 results; a split, and
-// each one. Of the blocks of a multiprocessor each but the first takes a share of its time, and
-// more. And megabytes a us.
-constexpr double kUnalignedFixed = 0.612, kUnalignedRow = 0.0692, kUnalignedStretchTime = 0.359,
-                 kUnalignedStore = 0.233, kUnalignedSplit = 0.786, kUnalignedEachSplit = 0.142,
-                 kUnalignedFurtherShare = 0.355, kUnalignedFurther = 1.19, kUnalignedMemory = 1.47,
-                 kUnalignedMemoryFixed = 2.09;
-// Batches were not measured: there these kernels are taken only where they are much quicker.
-constexpr double kUnalignedBatches = 1.5;
+// Cycles of what the kernels' rows do not say: a row of a k tile, which a warp brings one after the
+// other, and a stretch of K of a tile of 64 rows.
+constexpr double kUnalignedRowCycles = 137, kUnalignedStretchCycles = 711;
+// Of the blocks of a multiprocessor each but the first takes this share of its time.
+constexpr double kUnalignedFurtherShare = 0.5;
 // Multiplications of the largest product: the fit knows none that is larger, and a copy pays there.
 constexpr double kUnalignedMostWork = 1 << 30;
 
@@ -70,16 +62,14 @@ class Unaligned : public MatmulKernels {
     for (PackageKernel* kernel : kernels) rows_.emplace_back(*kernel);
   }
 
-  MatmulPlan plan(const MatmulCase& c) const override {
-    MatmulPlan best;
-    for_each_config(c, [&](const MatmulPlan& plan) {
-      if (plan.microseconds < best.microseconds) best = plan;
-    });
-    return best;
-  }
-
-  void configs(const MatmulCase& c, std::vector<MatmulPlan>& out) const override {
-    for_each_config(c, [&](const MatmulPlan& plan) { out.push_back(plan); });
+  void configs(const MatmulCase& c, MatmulConfigs& out) const override {
+    if (!takes(c)) return;
+    for (const UnalignedRow& row : rows_) {
+      if (row.math != c.math || row.b_along_k != is_along_k(c.b)) continue;
+      for (int64_t splits = 1; splits <= clusters_.largest(); splits *= 2) {
+        offer(c, row, splits, out);
+      }
+    }
   }
 
   bool has_capacity(const MatmulPlan& plan) const override {
@@ -120,20 +110,8 @@ class Unaligned : public MatmulKernels {
            c.b_unit && !(is_vectors(c.a) && is_vectors(c.b));
   }
 
-  template <class Visit>
-  void for_each_config(const MatmulCase& c, Visit visit) const {
-    if (!takes(c)) return;
-    for (const UnalignedRow& row : rows_) {
-      if (row.math != c.math || row.b_along_k != is_along_k(c.b)) continue;
-      for (int64_t splits = 1; splits <= clusters_.largest(); splits *= 2) {
-        const MatmulPlan plan = plan_with(c, row, splits);
-        if (std::isfinite(plan.microseconds)) visit(plan);
-      }
-    }
-  }
-
-  MatmulPlan plan_with(const MatmulCase& c, const UnalignedRow& row, int64_t splits) const {
-    MatmulPlan plan;
+  void offer(const MatmulCase& c, const UnalignedRow& row, int64_t splits,
+             MatmulConfigs& out) const {
     UnalignedPlan chosen;
     chosen.row = &row;
     chosen.tiles_m = ceil_div(c.m, row.tile_m);
@@ -143,22 +121,22 @@ class Unaligned : public MatmulKernels {
     chosen.splits = splits;
     const double work = static_cast<double>(c.batch) * static_cast<double>(c.m) *
                         static_cast<double>(c.n) * static_cast<double>(c.k);
-    if (std::max({c.m, c.n, c.k}) > kUnalignedMostSize || work > kUnalignedMostWork) return plan;
-    if (splits > 1 && splits > k_tiles) return plan;
-    if (chosen.tiles_m * chosen.tiles_n > kMaxGrid[0] / (c.batch * splits)) return plan;
+    if (std::max({c.m, c.n, c.k}) > kUnalignedMostSize || work > kUnalignedMostWork) return;
+    if (splits > 1 && splits > k_tiles) return;
+    if (chosen.tiles_m * chosen.tiles_n > kMaxGrid[0] / (c.batch * splits)) return;
+    MatmulPlan plan;
     plan.set(chosen);
-    plan.microseconds = (c.batch > 1 ? kUnalignedBatches : 1) * microseconds(c, chosen);
-    return plan;
+    out.offer(plan, work_of(c, chosen));
   }
 
-  double microseconds(const MatmulCase& c, const UnalignedPlan& plan) const {
+  Work work_of(const MatmulCase& c, const UnalignedPlan& plan) const {
     const UnalignedRow& row = *plan.row;
     const int64_t blocks = plan.tiles_m * plan.tiles_n * c.batch * plan.splits;
     const int64_t k = std::min(c.k, plan.k_tiles_per_split * row.tile_k);  // of a block
     const int64_t rows = plan.k_tiles_per_split * std::min(c.m, row.tile_m) +
                          (row.b_along_k ? plan.k_tiles_per_split * std::min(c.n, row.tile_n) : k);
-    const double block = kUnalignedRow * static_cast<double>(rows) / kUnalignedWarps +
-                         kUnalignedStretchTime *
+    const double block = kUnalignedRowCycles * static_cast<double>(rows) / kUnalignedWarps +
+                         kUnalignedStretchCycles *
                              static_cast<double>(ceil_div(k, kUnalignedStretch)) *
                              (0.5 + static_cast<double>(row.tile_m) / 128);
     // Up to `slots` blocks share a multiprocessor, then come the next ones.
@@ -167,19 +145,15 @@ class Unaligned : public MatmulKernels {
         blocks > at_once
             ? static_cast<double>(ceil_div(blocks, at_once) * row.slots)
             : std::max(1.0, static_cast<double>(blocks) / static_cast<double>(multiprocessors));
-    const double results =
-        static_cast<double>(std::min(c.m, row.tile_m) * std::min(c.n, row.tile_n)) / 1024;
-    double busy = kUnalignedFixed + block * (1 + (turns - 1) * kUnalignedFurtherShare) +
-                  (turns - 1) * kUnalignedFurther + kUnalignedStore * turns * results;
-    if (plan.splits > 1) {
-      busy += kUnalignedSplit + kUnalignedEachSplit * static_cast<double>(plan.splits);
-    }
+    Work work;
+    work.threads = block * (1 + (turns - 1) * kUnalignedFurtherShare);
+    work.tiles = turns;
+    work.store_bytes =
+        static_cast<double>(std::min(c.m, row.tile_m) * std::min(c.n, row.tile_n) * 2);
+    work.handshakes = plan.splits > 1 ? 1 : 0;
     const double m = static_cast<double>(c.m), n = static_cast<double>(c.n);
-    const double megabytes =
-        2e-6 * static_cast<double>(c.batch) * (static_cast<double>(c.k) * (m + n) + m * n);
-    const double memory = megabytes / kUnalignedMemory + kUnalignedMemoryFixed;
-    const double squares = busy * busy * busy * busy + memory * memory * memory * memory;
-    return std::sqrt(std::sqrt(squares));
+    work.bytes = 2 * static_cast<double>(c.batch) * (static_cast<double>(c.k) * (m + n) + m * n);
+    return work;
   }
 
   const Device& device_;

@@ -1,8 +1,9 @@
-// What a product will cost with the portable kernels: a cost model over the manifest's figures.
+// The configs that the portable kernels have for a product (row, split of K), and what each asks of
+// the device, by the manifest's figures.
 #pragma once
 
 #include <cstdint>
-#include <limits>
+#include <functional>
 
 #include "ops/matmul/portable_table.h"
 
@@ -18,15 +19,10 @@ struct PortablePlan {
   int64_t k_tiles_per_split = 0;
 };
 
-struct PortableConfig {
-  PortablePlan plan;
-  double cycles = std::numeric_limits<double>::infinity();
-};
-
-// The quickest config of each kernel that takes the problem.
-std::vector<PortableConfig> portable_configs(const PortableTable& table, const MatmulCase& problem);
-
-// The quickest of portable_configs().
-PortableConfig plan_portable(const PortableTable& table, const MatmulCase& problem);
+// Calls offer(plan, work) for each row that takes the problem, with the split of K whose price is
+// least.
+void portable_configs(const PortableTable& table, const MatmulCase& problem,
+                      const std::function<double(const Work&)>& price,
+                      const std::function<void(const PortablePlan&, const Work&)>& offer);
 
 }  // namespace torch_cubin

@@ -1,8 +1,9 @@
-#include "ops/matmul/portable_cost.h"
+#include "ops/matmul/portable_configs.h"
 
 #include <algorithm>
 #include <cmath>
 #include <iterator>
+#include <limits>
 
 namespace torch_cubin {
 namespace {
@@ -10,15 +11,10 @@ namespace {
 constexpr int kSplits[] = {1,  2,  3,  4,  5,  6,  7,  8,   10,  12,  14,  16,  20,
                            24, 28, 32, 40, 48, 64, 96, 128, 192, 264, 384, 528, 660};
 
-// Cycles of a second kernel and its launch, fitted to timings on the H200: 1.7 us.
-constexpr double kReduceFixed = 3000;
-// Share of the memory's peak that a streaming kernel reaches (H200: 4.3 of 4.9 TB/s).
-constexpr double kMemoryShare = 0.9;
-
 constexpr int64_t kChainedTile = 64;  // of simt.cu
 
-// Share of its time that a float64 product gives for the accuracy of split sums.
-constexpr double kWorthOfAccuracy = 1.15;
+using Price = std::function<double(const Work&)>;
+using Offer = std::function<void(const PortablePlan&, const Work&)>;
 
 int64_t accumulator_bytes(Math math) { return math == kMathFloat64 ? 8 : 4; }
 int64_t element_bytes_of(Math math) {
@@ -51,6 +47,9 @@ double straddle_cycles(const PortableRow& row, const MatmulCase& problem) {
   const bool b = problem.b == kOwnVectors && problem.n % in_vector != 0;
   return (a ? kStraddleCycles : 0) + (b ? kStraddleCycles : 0);
 }
+
+// Logarithm of the share of its time that a float64 product gives for the accuracy of split sums.
+constexpr double kWorthOfAccuracy = 0.14;
 
 // Bytes of split-K partials that a product may take.
 int64_t workspace_limit(Math math) { return int64_t{math == kMathFloat64 ? 512 : 128} << 20; }
@@ -85,57 +84,61 @@ int64_t blocks_for(const PortableRow& row, const Extent& x, const PortablePlan& 
   return ceil_div(tiles, ceil_div(tiles, row.slots));
 }
 
-void consider(PortableConfig& best, const PortableTable& table, const MatmulCase& problem,
-              const PortableRow& row, const Extent& x, bool swapped) {
+void count(const PortableTable& table, const MatmulCase& problem, const PortableRow& row,
+           const Extent& x, bool swapped, const Price& price, const Offer& offer) {
   const Math math = problem.math;
   const bool batch_invariant = problem.batch_invariant;
   const bool sums_alone = problem.output != problem.input;
   const PackageKernel* reduce = table.reduce[sums_alone ? kMathFloat32 : math];
   // The float32 kernels of small tiles add up in chains of 256 terms, the others in one.
   if (batch_invariant && row.kind == kMatmulSimt && row.tile_m != kChainedTile) return;
-  const int64_t tiles_m = ceil_div(x.m, row.tile_m);
-  const int64_t tiles_n = ceil_div(x.n, row.tile_n);
+  PortablePlan plan;
+  plan.kernel = row.kernel;
+  plan.swapped = swapped;
+  plan.tiles_m = ceil_div(x.m, row.tile_m);
+  plan.tiles_n = ceil_div(x.n, row.tile_n);
   const int64_t k_tiles = ceil_div(x.k, row.tile_k);
-  const double tiles = static_cast<double>(tiles_m) * tiles_n * x.batch;
+  const double tiles = static_cast<double>(plan.tiles_m) * plan.tiles_n * x.batch;
   const double outputs = static_cast<double>(x.m) * x.n * x.batch;
-  const double rate = table.bytes_per_cycle * kMemoryShare;
-  const double bytes = element_bytes_of(math) * x.batch *
-                       (static_cast<double>(x.m) * x.k + static_cast<double>(x.k) * x.n +
-                        static_cast<double>(x.m) * x.n);
+  Work work;
+  work.bytes =
+      element_bytes_of(math) *
+      (x.batch * (static_cast<double>(x.m) * x.k + static_cast<double>(x.k) * x.n) + outputs);
   const double split_bytes = outputs * accumulator_bytes(math);
   const int64_t least = batch_invariant ? 1
                                         : least_splits(math, row, tiles / table.multiprocessors,
                                                        x.k, k_tiles, split_bytes);
+  PortablePlan best;
+  Work best_work;
+  double least_price = std::numeric_limits<double>::infinity();
   for (const int wanted : kSplits) {
     if (wanted > k_tiles || (wanted > 1 && batch_invariant)) break;
     if (wanted > 1 && wanted < least) continue;
-    const int64_t per_split = ceil_div(k_tiles, wanted);
-    const auto splits = static_cast<int>(ceil_div(k_tiles, per_split));  // none is empty
-    const double partial = splits * split_bytes;
-    if (splits > 1 && (reduce == nullptr || partial > workspace_limit(math))) break;
-    const double waves = std::max(
-        1.0,
-        static_cast<double>(static_cast<int64_t>((tiles * splits + row.slots - 1) / row.slots)));
+    plan.k_tiles_per_split = ceil_div(k_tiles, wanted);
+    plan.splits = static_cast<int32_t>(ceil_div(k_tiles, plan.k_tiles_per_split));  // none is empty
+    plan.reduces = plan.splits > 1;
+    const double partial = plan.splits * split_bytes;
+    if (plan.reduces && (reduce == nullptr || partial > workspace_limit(math))) break;
+    const double blocks = tiles * plan.splits;
+    const double turns = std::max(1.0, std::ceil(blocks / row.slots));
     const double k_tile =
-        k_tile_cycles(row, tiles * splits, table.multiprocessors) + straddle_cycles(row, problem);
-    const double compute = waves * (per_split * k_tile + row.cost_fixed);
-    double cycles = std::max(compute, bytes / rate + row.cost_fixed);
-    if (splits > 1) cycles += kReduceFixed + 2 * partial / rate;
-    if (wanted < least && !row.dot()) cycles *= kWorthOfAccuracy;
-    if (cycles < best.cycles) {
-      best.cycles = cycles;
-      best.plan.kernel = row.kernel;
-      best.plan.reduces = splits > 1;
-      best.plan.tiles_m = tiles_m;
-      best.plan.tiles_n = tiles_n;
-      best.plan.k_tiles_per_split = per_split;
-      best.plan.splits = splits;
-      best.plan.swapped = swapped;
-      // Of several tiles of a block only the last may be left as sums.
-      best.plan.blocks = sums_alone ? tiles_m * tiles_n * x.batch : blocks_for(row, x, best.plan);
+        k_tile_cycles(row, blocks, table.multiprocessors) + straddle_cycles(row, problem);
+    work.threads = turns * (static_cast<double>(plan.k_tiles_per_split) * k_tile + row.cost_fixed);
+    work.beside_cycles = plan.reduces ? table.reduce_cycles[sums_alone ? kMathFloat32 : math] : 0;
+    work.beside_bytes = plan.reduces ? 2 * partial : 0;
+    work.correction = row.correction;
+    if (wanted < least && !row.dot()) work.correction += kWorthOfAccuracy;
+    // Of several tiles of a block only the last may be left as sums.
+    plan.blocks = sums_alone ? plan.tiles_m * plan.tiles_n * x.batch : blocks_for(row, x, plan);
+    const double priced = price(work);
+    if (priced < least_price) {
+      least_price = priced;
+      best = plan;
+      best_work = work;
     }
-    if (tiles * splits >= 4.0 * row.slots) break;  // the device is full: more splits only cost
+    if (blocks >= 4.0 * row.slots) break;  // the device is full: more splits only cost
   }
+  if (best.kernel != nullptr) offer(best, best_work);
 }
 
 Layout layout_of(const MatmulCase& access) {
@@ -172,23 +175,11 @@ void for_each_row(const PortableTable& table, const MatmulCase& problem, Visit v
 
 }  // namespace
 
-PortableConfig plan_portable(const PortableTable& table, const MatmulCase& problem) {
-  PortableConfig best;
+void portable_configs(const PortableTable& table, const MatmulCase& problem, const Price& price,
+                      const Offer& offer) {
   for_each_row(table, problem, [&](const PortableRow& row, const Extent& x, bool swapped) {
-    consider(best, table, problem, row, x, swapped);
+    count(table, problem, row, x, swapped, price, offer);
   });
-  return best;
-}
-
-std::vector<PortableConfig> portable_configs(const PortableTable& table,
-                                             const MatmulCase& problem) {
-  std::vector<PortableConfig> configs;
-  for_each_row(table, problem, [&](const PortableRow& row, const Extent& x, bool swapped) {
-    PortableConfig config;
-    consider(config, table, problem, row, x, swapped);
-    if (config.plan.kernel != nullptr) configs.push_back(config);
-  });
-  return configs;
 }
 
 }  // namespace torch_cubin

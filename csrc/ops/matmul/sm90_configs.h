@@ -1,9 +1,10 @@
-// What a product will cost with the kernels of sm90.cu, and the quickest config for it: a model of
-// what bounds a block, fitted to timings on an H200.
+// The configs that the kernels of sm90.cu have for a product (tile, cluster, split of K), and what
+// each asks of the device.
 #pragma once
 
 #include <cstdint>
-#include <limits>
+#include <functional>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -20,10 +21,11 @@ struct Sm90Row {
   bool a_mn_major, b_mn_major;
   int64_t tile_m, tile_n, tile_k;
   int64_t threads;
-  bool one_warpgroup;  // computes; else two
-  bool streams;        // can split the last tiles' K over all clusters
-  bool pairs;          // can split K between the two blocks of a cluster
-  bool reads;          // for operands whose rows begin anywhere, and no others
+  bool one_warpgroup;     // computes; else two
+  bool streams;           // can split the last tiles' K over all clusters
+  bool pairs;             // can split K between the two blocks of a cluster
+  bool reads;             // for operands whose rows begin anywhere, and no others
+  double correction = 0;  // of its tile (Corrections)
 
   // Beside the product (Config::kRowSums of sm90_schedule.cuh).
   bool adds_rows() const {
@@ -74,26 +76,32 @@ struct Sm90Plan {
   }
 };
 
-struct Sm90Config {
-  Sm90Plan plan;
-  double microseconds = std::numeric_limits<double>::infinity();
+// A tile as a block of these kernels, or of others that are built like them, computes it: what it
+// loads is shared by so many blocks of a cluster. `lines`: rows begin at lines of the cache.
+struct Sm90Tile {
+  int64_t m, n;
+  bool a_mn_major = false, b_mn_major = false;
+  int64_t of_a = 1, of_b = 1;
+  bool a_lines = true, b_lines = true;
 };
 
-// Of a device.
-struct Sm90Capacity {
+// What `tiles` tiles of `k_blocks` blocks of K (128 bytes each) in all ask of one multiprocessor.
+Work sm90_work(const Sm90Tile& tile, double tiles, double k_blocks);
+
+// A device's kernels of sm90.cu.
+struct Sm90Table {
+  Sm90Table(const Device& device, const std::vector<PackageKernel*>& kernels);
+
   int64_t multiprocessors;
-  int64_t cluster;                      // blocks of the largest one that it runs
-  double memory_bytes_per_microsecond;  // at its peak
-  const class Sm90Correction* correction;
+  std::vector<Sm90Row> rows;
+  double of_cluster[std::size(kSm90Clusters)];  // corrections
+  double of_splits, of_read, of_streamed, of_streamed_evenly;
 };
 
-// All configs that the rows offer.
-std::vector<Sm90Config> sm90_configs(const std::vector<Sm90Row>& rows, const MatmulCase& problem,
-                                     const Sm90Capacity& capacity);
-
-// The quickest of them.
-Sm90Config plan_sm90(const std::vector<Sm90Row>& rows, const MatmulCase& problem,
-                     const Sm90Capacity& capacity);
+// Calls offer(plan, work) for each config that the rows have. `largest_cluster`: blocks of the
+// largest one that the device runs.
+void sm90_configs(const Sm90Table& table, const MatmulCase& problem, int64_t largest_cluster,
+                  const std::function<void(const Sm90Plan&, const Work&)>& offer);
 
 // "256x192 share_a streamed", "64x64 read 4 splits"
 std::string sm90_name(const Sm90Plan& plan);

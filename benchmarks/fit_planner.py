@@ -1,0 +1,213 @@
+"""Fits the planner of products (csrc/ops/matmul/cost.h) to the sweeps of the tree. Needs no GPU.
+
+    python benchmarks/fit_planner.py [--write]
+
+The planner predicts each config that was measured, on the tests' stand-in driver: the formula is
+asked, not copied, and so are its derivatives by the terms of cost.h. Two things are fitted so that
+the regret is least (smoothed: how much longer the chosen config takes than the best one measured):
+the terms, which all GPUs have in common and which are printed, for a person to enter; and, with the
+terms as they stand, csrc/ops/matmul/cost_corrections.h, which `--write` writes. It has at most 40
+factors a GPU, of tiles (those of weight gradients apart), clusters, splits of K and two kernels;
+none belongs to one product. "Held out" is the regret of products whose sizes took no part in the
+fit of terms and factors, in five folds of sizes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tools"))
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import planner_regret  # noqa: E402
+import stand_in  # noqa: E402
+
+TABLE = ROOT / "csrc" / "ops" / "matmul" / "cost_corrections.h"
+CLUSTERS = r"share_a|share_b|split_k|share_both|four_a|four_b|2x4|4x2|eight_a|eight_b"
+CONFIG = re.compile(
+    rf"sm90 (\d+x\d+)( (?:{CLUSTERS}))?( read)?(?: \d+( splits))?( streamed(?: evenly)?)?"
+)
+CORRECTED_KERNELS = ("mma", "sm90_skinny")  # beside those of sm90.cu
+OF_DEVICE = ("cycles_per_microsecond", "memory_bytes_per_microsecond")  # read, not fitted
+FOLDS, STEPS, RATE = 5, 200, 0.02
+DIFFERENCE = 0.05  # of a term's logarithm
+PENALTY, PENALTY_OF_TERMS = 0.02, 0.002  # of squared logarithms
+MOST_NUMBERS = 40
+
+
+class Timings:
+    """Configs of products that were measured: times, predictions, and what corrects which."""
+
+    def __init__(self, found: dict[str, dict[str, Any]]) -> None:
+        self.gpus = list(found)
+        self.terms = next(iter(found.values()))["terms"]
+        self.names: dict[tuple[str, str], int] = {}  # of the corrections: GPU, what
+        rows, entries, derivatives, sizes, kinds = [], [], [], [], []
+        for gpu, columns in found.items():
+            for product in columns["products"]:
+                for config in product["configs"]:
+                    rows.append((len(sizes), config["us"], config["predicted"]))
+                    derivatives.append(config["derivatives"])
+                    for what in corrections_of(product["product"], config["name"]):
+                        number = self.names.setdefault((gpu, what), len(self.names))
+                        entries.append((len(rows) - 1, number))
+                p = product["product"]
+                sizes.append((p["m"], p["n"], p["k"]))
+                kinds.append(f"{gpu} {planner_regret.kind_of(p)}")
+        columns = torch.tensor(rows, dtype=torch.float64)
+        self.product, self.us, self.predicted = columns[:, 0].long(), columns[:, 1], columns[:, 2]
+        self.predicted = self.predicted.log()
+        self.derivatives = torch.tensor(derivatives, dtype=torch.float64)
+        self.entry = torch.tensor(entries).T
+        self.kinds = numpy.array(kinds)
+        self.products = len(sizes)
+        self.worse = self.us / self.least(self.us)[self.product] - 1
+        self.near = torch.exp(-6 * self.worse)
+        _, size = numpy.unique(numpy.array(sizes), axis=0, return_inverse=True)
+        shuffled = numpy.random.default_rng(0).permutation(size.max() + 1) % FOLDS
+        self.fold = torch.tensor(shuffled[size.reshape(-1)])
+
+    def least(self, values: torch.Tensor) -> torch.Tensor:
+        start = torch.full((self.products,), math.inf, dtype=torch.float64)
+        return start.scatter_reduce(0, self.product, values, "amin")
+
+    def sums(self, values: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(self.products, dtype=torch.float64).index_add(0, self.product, values)
+
+    def corrected(self, terms: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+        by_terms = self.predicted + self.derivatives @ terms
+        return by_terms.index_add(0, self.entry[0], factors[self.entry[1]])
+
+    def regrets(self, predicted: torch.Tensor) -> torch.Tensor:
+        chosen = (predicted <= self.least(predicted)[self.product] + 1e-9).double()
+        return self.sums(self.worse * chosen) / self.sums(chosen)
+
+    def loss(self, predicted: torch.Tensor, softness: float, weights: torch.Tensor) -> torch.Tensor:
+        """The regret of a soft choice, and the errors of a product's configs near the best."""
+        least = self.least(predicted).detach()[self.product]
+        chosen = torch.exp((least - predicted) / softness)
+        regret = self.sums(chosen * self.worse.clamp(max=0.6)) / self.sums(chosen)
+        error, near = predicted - self.us.log(), self.sums(self.near)
+        mean = self.sums(error * self.near) / near
+        own = self.sums(self.near * (error - mean[self.product]) ** 2) / near
+        return ((regret + 0.5 * own + 0.3 * mean**2) * weights).sum() / weights.sum()
+
+    def fit(self, weights: torch.Tensor, moves: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logarithms: of what the terms are to be multiplied by, where they move; of factors."""
+        terms = torch.zeros(self.derivatives.shape[1], dtype=torch.float64, requires_grad=moves)
+        factors = torch.zeros(len(self.names), dtype=torch.float64, requires_grad=True)
+        optimizer = torch.optim.Adam([terms, factors] if moves else [factors], lr=RATE)
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            loss = self.loss(self.corrected(terms, factors), 0.06 * 0.25 ** (step / STEPS), weights)
+            penalty = PENALTY * (factors**2).sum() + PENALTY_OF_TERMS * (terms**2).sum()
+            (loss + penalty).backward()
+            optimizer.step()
+            optimizer.param_groups[0]["lr"] = RATE * (1 - 0.9 * step / STEPS)
+        return terms.detach(), factors.detach()
+
+    def describe(self, what: str, regrets: torch.Tensor) -> None:
+        for gpu in self.gpus:
+            of_gpu = numpy.char.startswith(self.kinds, gpu)
+            parts = [f"{regrets[of_gpu].mean():.2%} of {of_gpu.sum()}"]
+            for kind in planner_regret.KINDS:
+                parts.append(f"{kind} {regrets[self.kinds == f'{gpu} {kind}'].mean():.2%}")
+            print(f"{gpu} {what}: regret {', '.join(parts)}", flush=True)
+
+    def table(self, factors: torch.Tensor) -> str:
+        lines = ["// Written by benchmarks/fit_planner.py --write.", "// clang-format off"]
+        for gpu in self.gpus:
+            own = {what: i for (of, what), i in self.names.items() if of == gpu}
+            if len(own) > MOST_NUMBERS:
+                raise SystemExit(f"{gpu}: {len(own)} numbers, more than {MOST_NUMBERS}")
+            lines += [
+                f'{{"{stand_in.NAMES[gpu]}", "{what}", {factors[own[what]]:.3f}}},'
+                for what in sorted(own)
+            ]
+        return "\n".join(lines) + "\n"
+
+
+def corrections_of(product: dict[str, Any], name: str) -> list[str]:
+    """The names, in the table, of what a config has in common with others."""
+    kernel = name.split(" ")[0]
+    found = CONFIG.fullmatch(name)
+    if not found:
+        return [kernel] if kernel in CORRECTED_KERNELS else []
+    tile, *others = found.groups()
+    gradient = product["a"][0] == product["b"][0] == "o"
+    return [tile + (" tn" if gradient else ""), *(other for other in others if other)]
+
+
+def asked(gpu: str) -> dict[str, Any]:
+    """Of each config in a GPU's sweeps: time, prediction, its derivatives by the terms."""
+    from torch_cubin._native import library
+
+    terms = {k: v for k, v in library.planner_terms().items() if k not in OF_DEVICE}
+    lines = [line for path in planner_regret.sweeps_of(gpu) for line in planner_regret.lines(path)]
+    described = [product for product, _ in lines]
+
+    def predicted(changed: dict[str, float]) -> list[dict[str, float]]:
+        plans = library.planned(described, True, terms=changed)
+        return [{c["name"]: c["microseconds"] for c in plan["configs"]} for plan in plans]
+
+    at = predicted({})
+    other = [predicted({name: terms[name] * math.exp(DIFFERENCE)}) for name in terms]
+    products = []
+    for i, (product, times) in enumerate(lines):
+        configs = [
+            {"name": name, "us": times[name], "predicted": us,
+             "derivatives": [math.log(o[i][name] / us) / DIFFERENCE for o in other]}
+            for name, us in at[i].items() if name in times
+        ]  # fmt: skip
+        if len(configs) > 1:
+            products.append({"product": product, "configs": configs})
+    return {"terms": terms, "products": products}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="write the table")
+    parser.add_argument("--ask", nargs=2, metavar=("GPU", "FILE"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.ask:
+        stand_in.driver()
+        Path(options.ask[1]).write_text(json.dumps(asked(options.ask[0])))
+        return 0
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for gpu in stand_in.MEMORY:
+            file = Path(folder) / gpu
+            # Named otherwise, so that no table of the library's takes part.
+            if status := stand_in.run_again(gpu, "--ask", gpu, str(file), name="a GPU"):
+                return status
+            found[gpu] = json.loads(file.read_text())
+    x = Timings(found)
+    everything = torch.ones(x.products, dtype=torch.float64)
+    x.describe("without factors", x.regrets(x.predicted))
+    stay, factors = x.fit(everything, moves=False)
+    x.describe("with factors", x.regrets(x.corrected(stay, factors)))
+    held_out = torch.zeros(x.products, dtype=torch.float64)
+    for fold in range(FOLDS):
+        others = x.fit(everything * (x.fold != fold), moves=True)
+        held_out[x.fold == fold] = x.regrets(x.corrected(*others))[x.fold == fold]
+    x.describe("held out", held_out)
+    moved, _ = x.fit(everything, moves=True)
+    for (name, value), log in zip(x.terms.items(), moved.tolist(), strict=True):
+        print(f"  {name} {value:.4g}, better {value * math.exp(log):.4g}")
+    if options.write:
+        TABLE.write_text(x.table(factors))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

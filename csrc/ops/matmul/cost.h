@@ -1,0 +1,86 @@
+// What a kernel costs, for every backend alike. A backend counts what a config asks of the device
+// (Work); Terms say what the device takes for each; microseconds() is the only place where the two
+// meet. No time and no rate of the device stands in a backend.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+
+#include "runtime/device.h"
+
+namespace torch_cubin {
+
+// A product, counted. "Of one" is the multiprocessor that has the most to do, all its tiles
+// together; the rest is of the whole device.
+struct Work {
+  // Of one, beside one another: the longest of them counts.
+  double multiply = 0;        // cycles of the tensor cores
+  double shared = 0;          // cycles of shared memory, 128 bytes each
+  double l2_bytes = 0;        // loaded, where rows begin at lines of the cache
+  double l2_split_bytes = 0;  // loaded, where 128 bytes lie across two lines
+  double once_bytes = 0;      // loaded that no other multiprocessor loads: they come from memory
+  // Of one, one after another.
+  double narrow = 0;        // cycles of the tensor cores that wait for each load
+  double threads = 0;       // cycles of threads, as the kernels' rows say them
+  double tiles = 0;         // tiles of kernels whose rows do not
+  double values = 0;        // results of those tiles
+  double store_bytes = 0;   // of a tile's results, where threads store them
+  double store_hidden = 0;  // share of a tile's time that hides the stores of the one before
+  double sums_bytes = 0;    // partial sums that it exchanges with others
+  double handshakes = 0;    // waits for another block's sums
+  // Of the device.
+  double outside = 0;        // share of the tiles that lies outside the matrices
+  double bytes = 0;          // the operands and the output, once
+  double bytes_again = 0;    // of operands that more than one cluster reads
+  double correction = 0;     // logarithm of a factor (Corrections)
+  double beside_cycles = 0;  // fixed, of a kernel before or after the product
+  double beside_bytes = 0;   // at the rate of the memory's peak, of that kernel
+};
+
+// What a device takes for each. Its clock and its memory's rate are read off the device; the others
+// are fitted to sweeps on an H200 and an H100 (benchmarks/fit_planner.py) and serve every GPU.
+struct Terms {
+  double cycles_per_microsecond = 0;        // of the multiprocessors
+  double memory_bytes_per_microsecond = 0;  // at its peak
+  double read_again = 0.399;                // of the memory's time, for bytes_again
+  double l2_bytes_per_cycle = 64.4;         // of one
+  double split_lines = 1.95;                // time of 128 bytes across two lines, to that of a line
+  double once_bytes_per_cycle = 33.5;       // of one
+  double narrow_cycles = 4.7;               // for each cycle of narrow products
+  double launch = 0.914;                    // us
+  double tile_cycles = 1160;                // first loads and last products of a tile
+  double value_cycles = 0.139;              // of a result, in the epilogue
+  double sums_bytes_per_cycle = 11.6;       // of one
+  double handshake = 0.299;                 // us
+  double outside = 0.163;               // more time, by the share of the tiles that lies outside
+  double store_bytes_per_cycle = 6.42;  // of the threads of one
+};
+
+// Every number of them, by its name; and terms with some of another value. Throws [input].
+nlohmann::json numbers_of(const Terms& terms);
+Terms changed_terms(Terms terms, const nlohmann::json& values);
+
+double microseconds(const Work& work, const Terms& terms);
+
+Terms terms_of(const Device& device);
+
+// What the formula does not explain: by how much longer than predicted configs take that have
+// something in common (a tile, a cluster, a split of K, a kernel), on a GPU of that name. The table
+// is data, written by benchmarks/fit_planner.py; what it does not name is not corrected.
+class Corrections {
+ public:
+  explicit Corrections(const Device& device) : gpu_(device.name) {}
+  // The logarithm of the factor.
+  double of(const std::string& what) const;
+
+ private:
+  const std::string gpu_;
+};
+
+// Clusters of so many blocks, one a multiprocessor, that run at a time. Multiprocessors come in
+// groups of 16 or 18, some smaller, and a cluster lies within one: of four there are 30 of 33 on an
+// H200, and 15 of 16 of eight.
+int64_t clusters_at_once(int64_t multiprocessors, int64_t size);
+
+}  // namespace torch_cubin

@@ -1,0 +1,296 @@
+#include "ops/matmul/sm90_configs.h"
+
+#include <algorithm>
+
+namespace torch_cubin {
+namespace {
+
+constexpr const char* kSm90MathNames[] = {"float16", "bfloat16", "tf32"};
+constexpr const char* kSm90LayoutNames[] = {"nn", "nt", "tn", "tt"};
+
+constexpr double kReadCycles = 1400;          // latency of a k block that threads read
+constexpr int64_t kMostSumsBytes = 64 << 20;  // of split sums
+constexpr int64_t kLeastSplitBlocks = 4;      // k blocks
+constexpr int32_t kMostSplits = 16;
+constexpr int64_t kLeastStreamBlocks = 8;  // k blocks of a part of a streamed tile
+constexpr int64_t kLeastSplitK = 512;
+
+// What the TMA loads of an operand: whole panels of 64 where its own dim is contiguous.
+double loaded_size(int64_t tile, bool mn_major) {
+  return static_cast<double>(mn_major ? ceil_div(tile, int64_t{64}) * 64 : tile);
+}
+
+class Counter {
+ public:
+  using Offer = std::function<void(const Sm90Plan&, const Work&)>;
+
+  Counter(const Sm90Table& table, const MatmulCase& problem, int64_t largest_cluster,
+          const Offer& offer)
+      : table_(table),
+        c_(problem),
+        multiprocessors_(table.multiprocessors),
+        largest_cluster_(largest_cluster),
+        offer_(offer) {
+    const double element = problem.math == kMathTF32 ? 4 : 2;
+    const double batch = static_cast<double>(c_.batch);
+    const auto m = static_cast<double>(c_.m), n = static_cast<double>(c_.n),
+               k = static_cast<double>(c_.k);
+    bytes_of_a_ = batch * element * m * k;
+    bytes_of_b_ = batch * element * k * n;
+    bytes_of_c_ = batch * m * n * static_cast<double>(element_size(c_.output));
+  }
+
+  void count(const Sm90Row& row) {
+    const int64_t tiles_m = ceil_div(c_.m, row.tile_m), tiles_n = ceil_div(c_.n, row.tile_n);
+    const int64_t k_blocks = ceil_div(c_.k, row.tile_k);
+    // Sizes, and numbers of tiles and of k blocks, are 32-bit on the device.
+    constexpr int64_t kMostRows = (int64_t{1} << 31) - 2048;  // the last cluster's tiles fit, too
+    constexpr int64_t kMostTiles = int64_t{1} << 30;
+    if (c_.m > kMostRows || c_.n > kMostRows || c_.k > kMostTiles) return;
+    if (static_cast<double>(tiles_m + 1) * static_cast<double>(tiles_n + 1) *
+            static_cast<double>(c_.batch) >
+        static_cast<double>(kMostTiles)) {
+      return;
+    }
+    const bool reads_a = !is_vectors(c_.a), reads_b = !is_vectors(c_.b);
+    for (const Sm90Cluster& cluster : kSm90Clusters) {
+      const int64_t of_a = cluster.of_a, of_b = cluster.of_b, size = cluster.size();
+      if ((of_a > 1 && tiles_n < of_a) || (of_b > 1 && tiles_m < of_b)) continue;
+      // Each block loads whole groups of 8 rows. (Of a tile that is not K-major it loads a share of
+      // its K, of TF32 in clusters of eight along N half a group: the swizzle goes by addresses.)
+      if (row.tile_m % (8 * of_a) != 0 || row.tile_n % (8 * of_b) != 0) continue;
+      if (size > largest_cluster_ || (size > 1 && (reads_a || reads_b))) continue;
+      const int64_t slots = clusters_at_once(multiprocessors_, size);
+      if (slots == 0) continue;
+      Sm90Plan plan;
+      plan.row = &row;
+      plan.cluster = cluster;
+      plan.reads_a = reads_a;
+      plan.reads_b = reads_b;
+      plan.tiles_m = static_cast<int32_t>(ceil_div(tiles_m, of_b));
+      plan.tiles_n = static_cast<int32_t>(ceil_div(tiles_n, of_a));
+      const int64_t cluster_tiles = c_.batch * plan.tiles_m * plan.tiles_n;
+      plan.whole_tiles = static_cast<int32_t>(cluster_tiles);
+      plan.clusters = static_cast<int32_t>(std::min(slots, cluster_tiles));
+      outside_ = 1 - static_cast<double>(c_.m) / static_cast<double>(tiles_m * row.tile_m) *
+                         static_cast<double>(c_.n) / static_cast<double>(tiles_n * row.tile_n);
+      of_cluster_ = row.correction + table_.of_cluster[&cluster - kSm90Clusters];
+      if (c_.split_sums) {
+        if (!cluster.splits_k) split(plan, slots, k_blocks);
+        continue;
+      }
+      if (cluster.splits_k) {
+        if (!row.pairs || cluster_tiles > slots || c_.k < kLeastSplitK) continue;
+        if (c_.batch_invariant || c_.row_parts) continue;
+        Work work = work_of(plan, 1, static_cast<double>(ceil_div(k_blocks, int64_t{2})));
+        work.sums_bytes = tile_bytes(row) / 2;  // each of the two finishes half of the tile
+        work.handshakes = 1;
+        offer_(plan, work);
+        continue;
+      }
+      const int64_t turns = ceil_div(cluster_tiles, slots);
+      Work work = work_of(plan, turns, static_cast<double>(turns * k_blocks));
+      store(row, work);
+      offer_(plan, work);
+      // Fewer than two waves are streamed for weight gradients (TN) alone: 256 x 8192 x 28672 NT
+      // takes 205 us so on an H200, and 198 by the best config that does not stream.
+      const bool is_tn = row.a_mn_major && row.b_mn_major;
+      if (row.streams && size <= 2 && !c_.batch_invariant &&
+          (is_tn || tiles_m * tiles_n * c_.batch >= 2 * multiprocessors_)) {
+        stream(plan, slots, k_blocks);
+      }
+    }
+  }
+
+ private:
+  static double tile_bytes(const Sm90Row& row) {  // of float32 sums
+    return static_cast<double>(row.tile_m * row.tile_n) * sizeof(float);
+  }
+
+  // The busiest multiprocessor's tiles and k blocks in all.
+  Work work_of(const Sm90Plan& plan, int64_t tiles, double k_blocks) const {
+    const Sm90Row& row = *plan.row;
+    Work work = sm90_work({row.tile_m, row.tile_n, row.a_mn_major, row.b_mn_major,
+                           plan.cluster.of_a, plan.cluster.of_b, c_.a_lines, c_.b_lines},
+                          static_cast<double>(tiles), k_blocks);
+    // A's tile is read from shared memory once more.
+    if (row.from_registers()) work.shared += k_blocks * static_cast<double>(row.tile_m);
+    work.outside = outside_;
+    work.correction = of_cluster_;
+    if (plan.reads_a || plan.reads_b) {
+      work.threads = k_blocks * kReadCycles;
+      work.correction += table_.of_read;
+    }
+    // Each row of clusters reads B, each column A.
+    work.bytes = bytes_of_a_ + bytes_of_b_ + bytes_of_c_;
+    work.bytes_again = (plan.tiles_n > 1 ? bytes_of_a_ : 0) + (plan.tiles_m > 1 ? bytes_of_b_ : 0);
+    return work;
+  }
+
+  // The last, partial wave of tiles, its K split over all clusters, or, where waves are few, in
+  // equal parts over as many as that takes. Parts that are not equal stand at different k, so that
+  // little of what one cluster has read is still in the L2 cache for another, but what blocks
+  // share: 2304 x 768 x 32768 took 1.6 times cuBLAS's time so.
+  void stream(const Sm90Plan& plan, int64_t slots, int64_t k_blocks) const {
+    const int64_t whole = plan.whole_tiles / slots, rest = plan.whole_tiles % slots;
+    if (rest == 0) return;
+    const int64_t parts = std::min(slots, rest * k_blocks / kLeastStreamBlocks);
+    const int64_t even = parts / rest * rest;
+    if (whole >= kSm90ManyWaves || (plan.cluster.size() > 1 && even != parts)) {
+      stream_over(plan, std::max(rest, parts), slots, k_blocks);
+    }
+    if (whole < kSm90ManyWaves && even > rest) {
+      stream_over(plan, even, whole == 0 ? even : slots, k_blocks);
+    }
+  }
+
+  // `clusters` divide the k blocks of the tiles that do not fill a wave of `slots`.
+  void stream_over(Sm90Plan plan, int64_t clusters, int64_t slots, int64_t k_blocks) const {
+    const int64_t whole = plan.whole_tiles / slots, rest = plan.whole_tiles % slots;
+    if (clusters * rest * k_blocks >= (int64_t{1} << 31)) return;
+    plan.clusters = static_cast<int32_t>(slots);
+    plan.stream_tiles = static_cast<int32_t>(rest);
+    plan.stream_clusters = static_cast<int32_t>(clusters);
+    plan.whole_tiles -= plan.stream_tiles;
+    const double share = static_cast<double>(clusters) / static_cast<double>(rest);
+    Work work = work_of(plan, whole + 1,
+                        (static_cast<double>(whole) + 1 / share) * static_cast<double>(k_blocks));
+    store(*plan.row, work);
+    work.correction += plan.streams_evenly() ? table_.of_streamed_evenly : table_.of_streamed;
+    work.sums_bytes = tile_bytes(*plan.row) * share;
+    work.handshakes = 2;  // with the kernel that sets the counters to zero
+    if (!plan.streams_evenly()) {
+      // What clusters load that stand at different places of K stays in no cache.
+      const double k_bytes = static_cast<double>(k_blocks) * 128;
+      const double rows = static_cast<double>(plan.row->tile_m * plan.cluster.of_b) +
+                          static_cast<double>(plan.row->tile_n * plan.cluster.of_a);
+      work.bytes_again += static_cast<double>(rest) * rows * k_bytes;
+    }
+    offer_(plan, work);
+  }
+
+  // Parts of K, each of whose sums are a matrix of their own.
+  void split(Sm90Plan plan, int64_t slots, int64_t k_blocks) const {
+    const double outputs = static_cast<double>(c_.m) * static_cast<double>(c_.n);
+    const int64_t tiles = plan.whole_tiles;
+    int32_t last = 1;
+    for (int32_t wanted = 2; wanted <= kMostSplits; ++wanted) {
+      const int64_t blocks = ceil_div(k_blocks, int64_t{wanted});
+      const auto splits = static_cast<int32_t>(ceil_div(k_blocks, blocks));  // none is empty
+      const double bytes = outputs * 4 * splits;
+      if (blocks < kLeastSplitBlocks || bytes > kMostSumsBytes || tiles * (splits - 1) >= 2 * slots)
+        break;
+      if (splits == last) continue;
+      last = splits;
+      plan.splits = splits;
+      plan.split_blocks = static_cast<int32_t>(blocks);
+      plan.whole_tiles = static_cast<int32_t>(tiles * splits);
+      plan.clusters = static_cast<int32_t>(std::min(slots, tiles * splits));
+      const int64_t turns = ceil_div(tiles * splits, slots);
+      Work work = work_of(plan, turns, static_cast<double>(turns * blocks));
+      work.correction += table_.of_splits;
+      work.bytes = bytes_of_a_ + bytes_of_b_;
+      work.sums_bytes = work.tiles * tile_bytes(*plan.row);
+      offer_(plan, work);
+    }
+  }
+
+  // What threads store. A tile's products are half done when one warpgroup of two begins to store
+  // the tile before.
+  void store(const Sm90Row& row, Work& work) const {
+    if (c_.n * element_size(c_.output) % kVectorBytes == 0 || row.from_registers()) return;
+    work.store_bytes = (1 - work.outside) * static_cast<double>(row.tile_m * row.tile_n) *
+                       static_cast<double>(element_size(c_.output));
+    work.store_hidden = row.one_warpgroup ? 0 : 0.5;
+  }
+
+  const Sm90Table& table_;
+  const MatmulCase& c_;
+  const int64_t multiprocessors_, largest_cluster_;
+  const Offer& offer_;
+  double bytes_of_a_, bytes_of_b_, bytes_of_c_;
+  double outside_ = 0, of_cluster_ = 0;  // of the configs that are being counted
+};
+
+}  // namespace
+
+Sm90Row::Sm90Row(PackageKernel& entry) : kernel(&entry) {
+  const KernelFields fields(entry);
+  math = static_cast<Math>(fields.index("math", kSm90MathNames));
+  const std::string layout = kSm90LayoutNames[fields.index("layout", kSm90LayoutNames)];
+  a_mn_major = layout[0] == 't';
+  b_mn_major = layout[1] == 'n';
+  int64_t tile[3];
+  fields.triple("tile", 1, tile);
+  tile_m = tile[0];
+  tile_n = tile[1];
+  tile_k = tile[2];
+  threads = entry.entry().block[0];
+  one_warpgroup = threads == 256;
+  streams = fields.integer("streams", 0, 1) != 0;
+  pairs = fields.integer("pairs", 0, 1) != 0;
+  reads = fields.integer("reads", 0, 1) != 0;
+}
+
+Sm90Table::Sm90Table(const Device& device, const std::vector<PackageKernel*>& kernels)
+    : multiprocessors(device.multiprocessors) {
+  const Corrections corrections(device);
+  for (PackageKernel* kernel : kernels) {
+    rows.emplace_back(*kernel);
+    Sm90Row& row = rows.back();
+    const bool is_tn = row.a_mn_major && row.b_mn_major;
+    const std::string tile = std::to_string(row.tile_m) + "x" + std::to_string(row.tile_n);
+    row.correction = corrections.of(tile + (is_tn ? " tn" : ""));
+  }
+  for (size_t i = 0; i < std::size(kSm90Clusters); ++i) {
+    of_cluster[i] = corrections.of(kSm90Clusters[i].name);
+  }
+  of_splits = corrections.of(" splits");
+  of_read = corrections.of(" read");
+  of_streamed = corrections.of(" streamed");
+  of_streamed_evenly = corrections.of(" streamed evenly");
+}
+
+Work sm90_work(const Sm90Tile& tile, double tiles, double k_blocks) {
+  Work work;
+  const double a = loaded_size(tile.m, tile.a_mn_major), b = loaded_size(tile.n, tile.b_mn_major);
+  const auto m = static_cast<double>(tile.m), n = static_cast<double>(tile.n);
+  work.tiles = tiles;
+  work.values = tiles * m * n;
+  work.multiply = k_blocks * m * n / 32;
+  // What the TMA writes, and what wgmma, which computes 64 rows at a time, reads.
+  work.shared = k_blocks * (a + b + m / 64 * (64 + n));
+  const double k_bytes = k_blocks * 128;
+  (tile.a_lines ? work.l2_bytes : work.l2_split_bytes) +=
+      k_bytes * a / static_cast<double>(tile.of_a);
+  (tile.b_lines ? work.l2_bytes : work.l2_split_bytes) +=
+      k_bytes * b / static_cast<double>(tile.of_b);
+  return work;
+}
+
+void sm90_configs(const Sm90Table& table, const MatmulCase& problem, int64_t largest_cluster,
+                  const std::function<void(const Sm90Plan&, const Work&)>& offer) {
+  Counter counter(table, problem, largest_cluster, offer);
+  const bool a_mn_major = !is_along_k(problem.a), b_mn_major = !is_along_k(problem.b);
+  const bool reads = !is_vectors(problem.a) || !is_vectors(problem.b);
+  for (const Sm90Row& row : table.rows) {
+    if (reads != row.reads || (problem.row_parts && !row.adds_rows())) continue;
+    // TF32 whose rows cannot be mapped goes to portable kernels, which round otherwise.
+    if (problem.batch_invariant && row.from_registers()) continue;
+    if (row.math == problem.math && row.a_mn_major == a_mn_major && row.b_mn_major == b_mn_major) {
+      counter.count(row);
+    }
+  }
+}
+
+std::string sm90_name(const Sm90Plan& plan) {
+  const bool reads = plan.reads_a || plan.reads_b;
+  return std::to_string(plan.row->tile_m) + "x" + std::to_string(plan.row->tile_n) +
+         plan.cluster.name + (reads ? " read" : "") +
+         (plan.splits > 1 ? " " + std::to_string(plan.splits) + " splits" : "") +
+         (plan.stream_tiles == 0  ? ""
+          : plan.streams_evenly() ? " streamed evenly"
+                                  : " streamed");
+}
+
+}  // namespace torch_cubin

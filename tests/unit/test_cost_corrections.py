@@ -1,0 +1,65 @@
+"""The planner of products on the tree's sweeps, and the table that corrects its predictions
+(csrc/ops/matmul/cost_corrections.h)."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TABLE = ROOT / "csrc" / "ops" / "matmul" / "cost_corrections.h"
+MOST_NUMBERS = 40
+
+
+def table() -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = {}
+    for gpu, what, number in re.findall(
+        r'\{"([^"]+)", "([^"]+)", (-?[\d.]+)\},', TABLE.read_text()
+    ):
+        assert what not in found.setdefault(gpu, {}), what
+        found[gpu][what] = float(number)
+    return found
+
+
+def test_a_gpu_has_few_numbers_and_small_ones() -> None:
+    assert set(table()) == {"NVIDIA H200", "NVIDIA H100 80GB HBM3"}
+    for gpu, numbers in table().items():
+        assert 20 < len(numbers) <= MOST_NUMBERS, gpu
+        assert max(map(abs, numbers.values())) < 0.15, gpu
+
+
+def test_no_number_belongs_to_one_product() -> None:
+    """Of tiles, clusters, splits and kernels."""
+    tile = r"\d+x\d+( tn)?"
+    cluster = r" (share_a|share_b|split_k|share_both|four_a|four_b|2x4|4x2|eight_a|eight_b)"
+    pattern = rf"{tile}|{cluster}| splits| read| streamed( evenly)?|mma|sm90_skinny"
+    for numbers in table().values():
+        assert not [what for what in numbers if not re.fullmatch(pattern, what)]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "most"),
+    [
+        ("h200", {"all": 2.9, "few rows": 3.3, "rows anywhere": 1.6, "others": 3.2}),
+        ("h100", {"all": 5.1, "few rows": 5.2, "rows anywhere": 10.0, "others": 4.0}),
+    ],
+)
+def test_the_choices_on_the_sweeps_in_the_tree(gpu: str, most: dict[str, float]) -> None:
+    """Regret, in percent, a little above what `python benchmarks/planner_regret.py` prints."""
+    torch = pytest.importorskip("torch")
+    if torch.version.cuda is not None:
+        pytest.skip("the stand-in driver needs a CPU build of torch")
+    run = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "planner_regret.py", "--gpu", gpu],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = re.findall(rf"{gpu} ([\w ]+): \d+ products, regret ([\d.]+)%", run.stdout)
+    assert {kind: float(regret) <= most[kind] for kind, regret in found} == dict.fromkeys(
+        most, True
+    )
