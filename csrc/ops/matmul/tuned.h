@@ -1,5 +1,5 @@
 // Tuned tables: for products that were measured on one kind of GPU, the config that was quickest.
-// The package brings some (csrc/kernels/matmul/tuned/), torch_cubin.tune() adds others. A table of
+// A package may bring some (ours has none), torch_cubin.tune() adds others. A table of
 // another GPU is never used.
 #pragma once
 
