@@ -1,13 +1,15 @@
 """torch_cubin compared with torch on the shapes of public models (models.py): products, whole
-blocks.
+blocks, and whole models in PyTorch's own modes.
 
     python benchmarks/bench_models.py --products --json result.json    # about four minutes
     python benchmarks/bench_models.py --blocks --json result.json      # about two minutes
+    python benchmarks/bench_models.py --models --json result.json      # some minutes a mode
+    python benchmarks/bench_models.py --models --device cpu --small    # to try the script
     python benchmarks/bench_models.py --sweep lines.jsonl --seconds 300
 
-All contenders are CUDA graphs in one process, interleaved in a random order each round, and settle
-before they are measured. A ratio above 1 means that torch_cubin is faster. `--sweep` times every
-config that the planner could choose for each product, so that a loss can be attributed to the
+Products and blocks are CUDA graphs in one process, interleaved in a random order each round, and
+settle before they are measured. A ratio above 1 means that torch_cubin is faster. `--sweep` times
+every config that the planner could choose for each product, so that a loss can be attributed to the
 choice or to the kernel; its lines have the format of `python -m torch_cubin tune --sweep`.
 """
 
@@ -25,6 +27,7 @@ import model_blocks
 import model_products
 import models
 import torch
+import whole_models
 from goals import MODELS as GOALS
 
 from torch_cubin._tuning import measure, sweep
@@ -49,6 +52,20 @@ def block_lines(only: Sequence[str]) -> Iterator[tuple[str, Callable]]:
         for direction in model_blocks.DIRECTIONS:
             name = f"{direction} {model.name}"
             yield name, lambda s, m=model, d=direction: model_blocks.measured(m, d, s)
+
+
+def whole(options: argparse.Namespace, only: Sequence[str]) -> tuple[list[Any], list[str]]:
+    device, modes = torch.device(options.device), options.modes.split(",")
+    cells: list[Any] = []
+    failures = []
+    for work in whole_models.works(options.small):
+        if not matches(work.name, only):
+            continue
+        try:
+            cells += whole_models.measured(work, modes, device)
+        except Exception as error:  # keep the numbers of the other models
+            failures.append(f"{work.name} {work.what}: {type(error).__name__}: {error}")
+    return cells, failures
 
 
 def matches(name: str, only: Sequence[str]) -> bool:
@@ -97,6 +114,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--products", action="store_true")
     parser.add_argument("--blocks", action="store_true")
+    parser.add_argument("--models", action="store_true", help="whole models, by transformers")
+    modes = ",".join(whole_models.MODES)
+    parser.add_argument("--modes", default=modes, help=f"of --models: some of '{modes}'")
+    parser.add_argument("--device", default="cuda", help="of --models")
+    parser.add_argument("--small", action="store_true", help="of --models: tiny ones")
     parser.add_argument("--sweep", metavar="FILE", type=Path, help="append to these lines")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="most of the sweep")
     parser.add_argument("--only", metavar="MODEL,...", default="", help="parts of models' names")
@@ -106,8 +128,9 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE", help="write all numbers")
     parser.add_argument("--markdown", action="store_true")
     options = parser.parse_args()
-    common.require_gpu()
-    common.print_machine("torch_cubin beside torch on the shapes of models (GPU time, graphs)")
+    if options.device == "cuda":
+        common.require_gpu()
+        common.print_machine("torch_cubin beside torch on the shapes of models (GPU time, graphs)")
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     only = [part for part in options.only.split(",") if part]
@@ -124,7 +147,13 @@ def main() -> None:
             failures += more[1]
     if lines:
         print_summary(lines, options.markdown)
-    print(f"clocks and power at the end: {bench_goals.clocks()}")
+    if options.models:
+        cells, more_failures = whole(options, only)
+        whole_models.print_cells(cells, options.markdown)
+        lines += cells
+        failures += more_failures
+    if options.device == "cuda":
+        print(f"clocks and power at the end: {bench_goals.clocks()}")
     common.write_json(options.json, [asdict(line) for line in lines])
     if options.sweep:
         found = [x for x in models.products() if matches(x.model, only)]
