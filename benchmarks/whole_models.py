@@ -154,7 +154,7 @@ class _Runner:
             return function(**self.inputs)
 
     def call(self, mode: str) -> Callable[[], Any]:
-        """What is timed: a step of training, a forward, or the next token after a prompt."""
+        """The timed call: a step of training, a forward, or the next token after a prompt."""
         function: Any = self.model
         if mode != "eager":
             function = torch.compile(self.model, mode=None if mode == "default" else mode)
