@@ -32,7 +32,8 @@ void check_out(const Tensor& out, const Shape& shape, const TensorView& like,
     fail_out("has the wrong shape", tuple_text(shape.sizes, shape.dim), to.shape_text());
   }
   if (!is_contiguous(to.sizes, to.strides, to.dim)) {
-    fail_out("is not contiguous", "a contiguous tensor", "strides " + tuple_text(to.strides, to.dim));
+    fail_out("is not contiguous", "a contiguous tensor",
+             "strides " + tuple_text(to.strides, to.dim));
   }
   const MemoryFacts own = memory_of(to);
   for (const Tensor* operand : operands) {
