@@ -10,6 +10,7 @@
 #include "ops/matmul/fused.h"
 #include "ops/matmul/matmul.h"
 #include "ops/matmul/out.h"
+#include "ops/matmul/symmetric.h"
 
 namespace {
 
@@ -45,6 +46,15 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
   m.def("addmm_into" TC_ADDMM_INTO);
   m.def("_addmm_into" TC_ADDMM_INTO);
   m.def("_addmm_into_autograd" TC_ADDMM_INTO);
+
+#define TC_SYMMETRIC \
+  ", Tensor? c=None, *, float beta=0, float alpha=1, ScalarType? out_dtype=None) -> Tensor"
+  m.def("syrk(Tensor x" TC_SYMMETRIC);
+  m.def("_syrk(Tensor x" TC_SYMMETRIC);
+  m.def("_syrk_autograd(Tensor x" TC_SYMMETRIC);
+  m.def("symm_square(Tensor a" TC_SYMMETRIC);
+  m.def("_symm_square(Tensor a" TC_SYMMETRIC);
+  m.def("_symm_square_autograd(Tensor a" TC_SYMMETRIC);
 
   // The weight and bias gradients of a linear layer: grad.t() @ input and grad.sum(0).
   m.def(
@@ -82,6 +92,8 @@ void implement_matmul_ops(torch::stable::detail::StableLibrary& m) {
   TC_BY_GRAD_MODE("matmul", "self", "other");
   TC_BY_GRAD_MODE("addmm", "input", "mat1", "mat2");
   TC_BY_GRAD_MODE("addmm_into", "out", "mat1", "mat2");
+  TC_BY_GRAD_MODE("syrk", "x");
+  TC_BY_GRAD_MODE("symm_square", "a");
   m.impl("addmm.dtype", &addmm_dtype_composite);
   m.impl("linear", &linear_composite);
 }
@@ -99,6 +111,8 @@ STABLE_TORCH_LIBRARY_IMPL(cubin, FuncTorchBatchedDecomposition, m) { implement_m
   TC_RAW_AND_AUTOGRAD(addmm, device);             \
   TC_RAW_AND_AUTOGRAD(addmm_dtype, device);       \
   TC_RAW_AND_AUTOGRAD(addmm_into, device);        \
+  TC_RAW_AND_AUTOGRAD(syrk, device);              \
+  TC_RAW_AND_AUTOGRAD(symm_square, device);       \
   TC_RAW(linear_glu, device);                     \
   TC_RAW(linear_glu_aux, device);                 \
   TC_RAW(linears, device);                        \

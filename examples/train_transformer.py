@@ -4,6 +4,7 @@
     python examples/train_transformer.py --size large        # 200 million parameters, half a minute
     python examples/train_transformer.py --size long         # with 16,384 characters, heads of 64
     python examples/train_transformer.py --dtype float32
+    python examples/train_transformer.py --optimizer muon    # torch.optim.Muon for the matrices
     python examples/train_transformer.py --device cpu        # a smaller model, half a minute
 
 The same model (nn.Linear, F.scaled_dot_product_attention, no torch_cubin) is trained twice from the
@@ -111,10 +112,42 @@ def corpus() -> tuple[Tensor, int]:
     return torch.tensor([number[character] for character in text]), len(characters)
 
 
+class Timer:
+    """Milliseconds from its construction to stop(), on the GPU if the device is one."""
+
+    def __init__(self, device: str) -> None:
+        self._events: list[torch.cuda.Event] = []
+        if device.startswith("cuda"):
+            self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+            self._events[0].record()
+        self._seconds = time.perf_counter()
+
+    def stop(self) -> None:
+        self._seconds = time.perf_counter() - self._seconds
+        if self._events:
+            self._events[1].record()
+
+    def milliseconds(self) -> float:
+        if self._events:
+            return self._events[0].elapsed_time(self._events[1])
+        return self._seconds * 1e3
+
+
+def optimizers_of(model: Transformer, name: str, rate: float) -> list[torch.optim.Optimizer]:
+    """AdamW; or Muon for the matrices of the blocks, and AdamW for the rest."""
+    if name == "adamw":
+        return [torch.optim.AdamW(model.parameters(), lr=rate)]
+    matrices = [x for x in model.blocks.parameters() if x.ndim == 2]
+    taken = set(map(id, matrices))
+    rest = [x for x in model.parameters() if id(x) not in taken]
+    muon = torch.optim.Muon(matrices, lr=rate, adjust_lr_fn="match_rms_adamw")
+    return [muon, torch.optim.AdamW(rest, lr=rate)]
+
+
 class Training:
     """A model and its training steps. All random numbers come from one seed, on the CPU."""
 
-    def __init__(self, size: Size, device: str, dtype: torch.dtype) -> None:
+    def __init__(self, size: Size, device: str, dtype: torch.dtype, optimizer: str) -> None:
         torch.manual_seed(0)
         text, characters = corpus()
         self.size, self.device = size, device
@@ -122,7 +155,8 @@ class Training:
         self.window = torch.arange(size.context + 1)
         self.draw = torch.Generator().manual_seed(1)
         self.model = Transformer(characters, size).to(device)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=size.rate)
+        self.optimizers = optimizers_of(self.model, optimizer, size.rate)
+        self.optimizer_times: list[Timer] = []
         self.lowered = torch.autocast(
             torch.device(device).type, dtype, enabled=dtype != torch.float32
         )
@@ -145,10 +179,13 @@ class Training:
         with self.lowered:
             logits = self.model(batch[:, :-1])
             loss = F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
-        self.optimizer.zero_grad()
+        self.model.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
+        self.optimizer_times.append(Timer(self.device))
+        for optimizer in self.optimizers:
+            optimizer.step()
+        self.optimizer_times[-1].stop()
         return loss.detach()
 
     def curve(self) -> list[float]:
@@ -158,15 +195,20 @@ class Training:
         """Milliseconds per step: the median over the blocks, without the first."""
         return statistics.median(self.block_times[1:] or self.block_times)
 
+    def optimizer_milliseconds(self) -> float:
+        """Milliseconds of the optimizers in a step: the median, without the first block."""
+        times = [timer.milliseconds() for timer in self.optimizer_times]
+        return statistics.median(times[BLOCK:] or times)
+
 
 def train_interleaved(
-    size: Size, device: str, dtype: torch.dtype
+    size: Size, device: str, dtype: torch.dtype, optimizer: str
 ) -> tuple[Training, Training, list[torch_cubin.Report]]:
     """Alternates ten steps of stock PyTorch and of drop_in(), because a warm GPU gets slower.
 
     Also returns the report of each block of drop_in().
     """
-    stock, served = Training(size, device, dtype), Training(size, device, dtype)
+    stock, served = (Training(size, device, dtype, optimizer) for _ in range(2))
     reports = []
     left = size.steps
     while left > 0:
@@ -244,6 +286,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="bfloat16 on a GPU")
     parser.add_argument("--steps", type=int, help="of each of the two trainings")
     parser.add_argument("--plot", type=Path, default=PLOT, help="where matplotlib writes a PNG")
+    parser.add_argument("--optimizer", choices=["adamw", "muon"], default="adamw")
     parser.add_argument("--size", choices=["small", "large", "long"], default="small")
     options = parser.parse_args(arguments)
 
@@ -256,7 +299,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"{size.steps} steps in {dtype} on {options.device}, torch {torch.__version__}\n")
 
     with _threads_for(options.device):
-        stock, served, reports = train_interleaved(size, options.device, dtype)
+        stock, served, reports = train_interleaved(size, options.device, dtype, options.optimizer)
     curves = {"stock PyTorch": stock.curve(), "drop_in()": served.curve()}
 
     for name, run in (("stock PyTorch", stock), ("inside drop_in()", served)):
@@ -264,8 +307,11 @@ def main(arguments: list[str] | None = None) -> int:
         first, last = losses[0], statistics.mean(losses[-10:])
         speed = size.tokens() / run.milliseconds() * 1e3
         print(f"{name:<17} loss {first:.4f} -> {last:.4f}", end="")
-        print(f"   {run.milliseconds():.2f} ms a step, {speed:,.0f} tokens/s")
-    print(f"drop_in() is {stock.milliseconds() / served.milliseconds():.3f} times as fast")
+        print(f"   {run.milliseconds():.2f} ms a step, {speed:,.0f} tokens/s", end="")
+        print(f"   {options.optimizer} {run.optimizer_milliseconds():.2f} ms")
+    print(f"drop_in() is {stock.milliseconds() / served.milliseconds():.3f} times as fast", end="")
+    faster = stock.optimizer_milliseconds() / served.optimizer_milliseconds()
+    print(f", in the optimizer {faster:.3f}")
     single, smooth = (largest_difference(*curves.values(), mean) for mean in (1, 10))
     print(f"largest difference: {single:.2e} of the loss; of means of ten steps {smooth:.2e}")
     plot(curves, options.plot)

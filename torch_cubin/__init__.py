@@ -35,6 +35,7 @@ _LATER = {
     "_kernels.arguments": ("bits", "strided"),
     "_ops.checkpointing": ("checkpoint_ops",),
     "_ops.experts": ("moe",),
+    "_ops.newton_schulz": ("newton_schulz",),
     "_compile.compile": ("compile",),
     "_declared.c_struct": ("c_struct",),
     "_declared.choices": ("choices",),
@@ -110,6 +111,7 @@ if _typing.TYPE_CHECKING:
     from torch_cubin._kernels.tensor_map import TensorMap as TensorMap
     from torch_cubin._ops.checkpointing import checkpoint_ops as checkpoint_ops
     from torch_cubin._ops.experts import moe as moe
+    from torch_cubin._ops.newton_schulz import newton_schulz as newton_schulz
     from torch_cubin._tuning.tune import Tuning as Tuning
     from torch_cubin._tuning.tune import load_tuned as load_tuned
     from torch_cubin._tuning.tune import tune as tune
@@ -199,6 +201,7 @@ __all__ = [
     "maximum",
     "minimum",
     "moe",
+    "newton_schulz",
     "next_power_of_2",
     "ops",
     "preload",

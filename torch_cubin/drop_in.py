@@ -18,6 +18,7 @@ from torch_cubin import errors
 from torch_cubin._drop_in import aten_kernels as _aten_kernels
 from torch_cubin._drop_in import fast_path as _fast_path
 from torch_cubin._drop_in import install as _install
+from torch_cubin._drop_in import muon as _muon
 from torch_cubin._drop_in import python_functions as _python_functions
 from torch_cubin._drop_in import report as _report
 from torch_cubin._drop_in import served as _served
@@ -225,12 +226,14 @@ class _Outermost:
             if not self._times_entered and not _install.is_active():
                 _report.clear()
             self._times_entered[mode] = self._times_entered.get(mode, 0) + 1
+            _muon.set_serving("drop_in", True)
 
     def leave(self, mode: drop_in) -> None:
         with self._lock:
             times = self._times_entered.pop(mode, 0)
             if times > 1:
                 self._times_entered[mode] = times - 1
+            _muon.set_serving("drop_in", bool(self._times_entered))
 
 
 _outermost = _Outermost()

@@ -171,3 +171,19 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor: ...
+def symm_square(
+    a: Tensor,
+    c: Tensor | None = None,
+    *,
+    beta: float = 0.0,
+    alpha: float = 1.0,
+    out_dtype: dtype | None = None,
+) -> Tensor: ...
+def syrk(
+    x: Tensor,
+    c: Tensor | None = None,
+    *,
+    beta: float = 0.0,
+    alpha: float = 1.0,
+    out_dtype: dtype | None = None,
+) -> Tensor: ...

@@ -60,6 +60,7 @@ CPP_ONLY = (
     "fake_remembered_calls",
     "fake_requirements",
     "fake_sm90",
+    "fake_symmetric",
     "fake_transpose",
     "fake_unaligned",
     "fake_triton",

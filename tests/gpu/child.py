@@ -313,8 +313,37 @@ def sanitize(tool: str) -> dict:
                 wrong.append(f"gradient of a weight {dtype} {(rows, outputs, inputs)}")
             if not torch.equal(bias.cpu(), grad.double().sum(0).to(dtype)):
                 wrong.append(f"gradient of a bias {dtype} {(rows, outputs, inputs)}")
+    wrong += _wrong_symmetric_products()
     torch.cuda.synchronize()
     return {"wrong": wrong, "calls": calls}
+
+
+def _wrong_symmetric_products() -> list[str]:
+    """syrk and symm_square in every config of sm90_symmetric.cu, and by a product in full."""
+    from gpu import cases
+
+    from torch_cubin._native import library
+
+    syrk, symm_square = torch.ops.cubin.syrk, torch.ops.cubin.symm_square
+    tiles = ["128x256", "128x192", "128x128"]
+    wrong = []
+    for mode in ("bfloat16", "float16", "tf32"):
+        with cases.math_mode(mode) as dtype, torch.no_grad():
+            for n, k, configs in ((136, 200, tiles), (33, 17, [""])):
+                x, a, c = (torch.randint(-3, 4, shape) for shape in ((n, k), (n, n), (n, n)))
+                rows, square, addend = (value.to(dtype).cuda() for value in (x, a, c))
+                gram, product = (y.double() for y in (x @ x.t() + c, a @ a))
+                for config in configs:
+                    library.watch_plans(True)
+                    library.force_config(f"sm90_symmetric {config}")
+                    outs = syrk(rows, addend, beta=1), symm_square(square)
+                    library.force_config("")
+                    library.watch_plans(False)
+                    for out, full in zip(outs, (gram, product), strict=True):
+                        expected = full.tril() + full.tril(-1).t()
+                        if not torch.equal(out.cpu(), expected.to(dtype)):
+                            wrong.append(f"symmetric {mode} {(n, k)} {config}")
+    return wrong
 
 
 def configs_sanitize(tool: str, mode: str) -> dict:

@@ -44,6 +44,7 @@ q, k, v = (tensor(B, H, M, K, seed=i) for i in range(3))
 k2, v2 = k[:, :2], v[:, :2]
 kept = tensor(B, M, K, seed=5)
 experts, ends = tensor(2, K, N), torch.tensor([3, M])
+square = tensor(2, B, M, M)
 slopes, mask = tensor(H).abs(), tensor(B, 1, M, M) > 0
 
 
@@ -70,6 +71,12 @@ CASES: list[tuple[str, Any, list[torch.Tensor], list[Any], Any]] = [
     ("grouped column", grouped, [x[0], experts, ends], [R, S2, R], S1),
     ("grouped row", grouped, [x[0], experts, ends], [S1, S1, R], P),
     ("grouped sums", grouped, [x[0].t(), x[1], ends], [S0, R, R], S1),
+    ("syrk batch", ops.syrk, [x], [S0], S0),
+    ("syrk row", ops.syrk, [x], [S2], P),
+    ("syrk, addend", lambda *t: ops.syrk(*t, beta=0.5), [x, square[0, 0]], [S2, R], P),
+    ("syrk rows", ops.syrk, [x], [S1], None),
+    ("square", lambda *t: ops.symm_square(*t, beta=0.5), [square[0], square[1]], [S0, S0], S0),
+    ("square rows", ops.symm_square, [square[0]], [S1], None),
     ("glu", lambda *t: ops._linear_glu(*t, "silu"), [x, w, c], [R, S0, S0], S2),
     ("linears", lambda *t: ops._linears(t[0], t[1:], [])[1], [x, w, c], [R, S0, S0], S2),
     ("linears row", lambda *t: ops._linears(t[0], t[1:], [])[0], [x, w, c], [S2, S1, S1], P),

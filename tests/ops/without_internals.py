@@ -304,6 +304,20 @@ def compiled(name: str) -> None:
     assert torch.compile(torch.ops.cubin.matmul)(A, B).shape == (3, 5)
 
 
+def muon(name: str) -> None:
+    import torch_cubin
+
+    weight = torch.nn.Parameter(torch.zeros(16, 16))
+    weight.grad = torch.randn(16, 16)
+    optimizer = torch.optim.Muon([weight])
+    with torch_cubin.drop_in():
+        optimizer.step()
+        ran = [row.op for row in torch_cubin.report().ran]
+    assert torch.isfinite(weight).all()
+    assert weight.abs().sum() > 0
+    assert not any("symm_square" in op for op in ran), ran
+
+
 COST: dict[str, Callable[[str], None]] = {
     "derivatives of the built-in ops": derivatives,
     "activation checkpointing that stops its recomputation early": checkpointing,
@@ -332,6 +346,7 @@ COST: dict[str, Callable[[str], None]] = {
     "drop_in() around backward() on a GPU": thread_objects,
     "our ops of DTensors": sharded,
     "lowerings and the fold pass of torch.compile": compiled,
+    "torch.optim.Muon's symmetric products at half the work": muon,
 }
 
 

@@ -209,6 +209,12 @@ def _switch_thread(before: int, after: int) -> None:
         thread_objects.leave(thread_objects.KEYS[after])
 
 
+def serves_this_thread() -> bool:
+    """Whether drop_in() serves this thread's eager code by these kernels."""
+    scopes = _entered.__dict__.get("scopes")
+    return bool(scopes) and scopes[-1][1] != POLICIES["off"]
+
+
 def serves_sums() -> bool:
     """Whether addmm and the other sums can be served in this process."""
     return _extension() is not None

@@ -24,6 +24,11 @@ def serves(kind: type) -> None:
     _serving = (*_serving, kind)
 
 
+def mode_serves() -> bool:
+    """Whether a mode that serves is on in this thread."""
+    return any(isinstance(mode, _serving) for mode in pytorch_modes.function_modes())
+
+
 def _get_fastpath_enabled() -> bool:
     """Replaces PyTorch's function of this name; returns False in a thread that is inside drop_in().
 
@@ -31,10 +36,7 @@ def _get_fastpath_enabled() -> bool:
     own switch is global: setting it for one thread would break nested tensors in another.
     """
     if not torch.jit.is_scripting():
-        modes = pytorch_modes.function_modes()
-        return pytorch_modes.fast_path_is_on() and not any(
-            isinstance(mode, _serving) for mode in modes
-        )
+        return pytorch_modes.fast_path_is_on() and not mode_serves()
     return True
 
 

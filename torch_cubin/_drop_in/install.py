@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from torch_cubin import errors
-from torch_cubin._drop_in import aten_kernels, report
+from torch_cubin._drop_in import aten_kernels, muon, report
 from torch_cubin._native import library
 
 _lock = threading.Lock()
@@ -59,6 +59,7 @@ def is_active() -> bool:
 
 def _switch() -> None:
     library.set_process_policy(aten_kernels.POLICIES[_active[-1].policy if _active else "off"])
+    muon.set_serving("install", bool(_active))
 
 
 def graph_policy() -> str:

@@ -35,7 +35,7 @@ def without_check(function: types.FunctionType) -> types.FunctionType | None:
     be entered. Nor can one that :func:`checks_by_attribute`.
     """
     scope = function.__globals__
-    names = _names(function.__code__)
+    names = names_in(function.__code__)
     # Only the names that the code uses, and no __name__: torch.compile would look the names up in
     # the module of that name, find the real check there, and refuse its own guard.
     own = {name: scope[name] for name in names if name in scope}
@@ -61,7 +61,7 @@ def refresh(copy: types.FunctionType, function: types.FunctionType) -> None:
 
 def multiplies(function: types.FunctionType, depth: int = 3) -> bool:
     """Whether the function, or a Python function that it names, contains a matrix product."""
-    names = _names(function.__code__)
+    names = names_in(function.__code__)
     if names & _PRODUCTS or _has_matmul_operator(function.__code__):
         return True
     callees = (function.__globals__.get(name) for name in names)
@@ -83,8 +83,9 @@ def checks_by_attribute(function: types.FunctionType) -> bool:
 
 
 @functools.cache
-def _names(code: types.CodeType) -> frozenset[str]:
-    inner = (_names(const) for const in code.co_consts if isinstance(const, types.CodeType))
+def names_in(code: types.CodeType) -> frozenset[str]:
+    """The names that code and the functions inside it use."""
+    inner = (names_in(const) for const in code.co_consts if isinstance(const, types.CodeType))
     return frozenset(code.co_names).union(*inner)
 
 

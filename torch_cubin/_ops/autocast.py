@@ -61,6 +61,10 @@ _KEPT = frozenset(("logsumexp", *TENSOR_OPTIONS)) - {"attn_mask"}
 _KEPT |= {"k_cache", "v_cache", "out"}
 
 
+# Arguments that are added to a product.
+_ADDENDS = ("input", "c")
+
+
 def _dtype_of(arguments: dict[str, Any], device_type: str) -> torch.dtype:
     """Autocast's dtype, or with a 16-bit cache the cache's, which cannot be cast."""
     cache = arguments.get("k_cache")
@@ -87,7 +91,8 @@ def _kernel(op: Any, key: str, device_type: str) -> Callable[..., Any]:
             kept = not casts or name in _KEPT or dispatch_keys.autocast_is_off()
             kept |= attends and isinstance(value, torch.Tensor) and value.itemsize == 1
             # An addend of the output's dtype is not rounded first.
-            kept |= name == "input" and isinstance(value, torch.Tensor) and value.dtype == out_dtype
+            adds = name in _ADDENDS and isinstance(value, torch.Tensor)
+            kept |= adds and value.dtype == out_dtype
             return value if kept else _cast(value, device_type, dtype)
 
         # Before the key is excluded: PyTorch's weight cache needs it.

@@ -148,6 +148,8 @@ def _replacement(op: str) -> str:
     for name in ("matmul", "addmm"):
         if op.startswith(name):
             return f", or use torch.{name}"
+    if op in ("syrk", "symm_square"):
+        return ", or use torch.matmul"
     functions = {"linear": "linear", "grouped": "grouped_mm", "": "scaled_dot_product_attention"}
     name = next(function for part, function in functions.items() if part in op)
     return f", or use torch.nn.functional.{name}"
@@ -192,12 +194,16 @@ def check_addmm(
     tensors = {"input": input, "mat1": mat1, "mat2": mat2}
     options = {} if out_dtype is None else {"out_dtype": str(out_dtype).removeprefix("torch.")}
     check_product("addmm", dict(zip(tensors, dims, strict=True)), tensors, **options)
-    addend = shape_of(input, dims[0])
     shape = product_shape(shape_of(mat1, dims[1]), shape_of(mat2, dims[2]))
+    unify_addend(shape_of(input, dims[0]), shape)
+    return shape
+
+
+def unify_addend(addend: list[int], shape: list[int]) -> None:
+    """Informs torch.compile that an addend broadcasts to a product of that shape."""
     for size, wanted in zip(reversed(addend), reversed(shape), strict=False):
         if not equal(size, 1):
             unify(size, wanted)
-    return shape
 
 
 def check_linear(

@@ -44,6 +44,11 @@ def _addmm_flops(
     return 2 * out_val.numel() * mat1.shape[-1]
 
 
+def _symmetric_flops(operand: Tensor, *args: Any, out_val: Tensor, **kwargs: Any) -> int:
+    """Of the whole product, as torch counts it."""
+    return 2 * out_val.numel() * operand.shape[-1]
+
+
 def _addmm_into_flops(out: Tensor, mat1: Tensor, *args: Any, **kwargs: Any) -> int:
     return 2 * out.numel() * mat1.shape[-1]
 
@@ -166,6 +171,7 @@ def _add_formulas(counter: ModuleType) -> None:
         ("linear_activation", _linear_flops),
         ("addmm", _addmm_flops),
         ("addmm_dtype", _addmm_flops),
+        *((name, _symmetric_flops) for name in raw_ops.SYMMETRIC),
         (raw_ops.ADDMM_INTO, _addmm_into_flops),
         ("linear_glu", _linear_glu_flops),
         ("linear_glu_aux", _linear_glu_flops),

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 PRODUCTS = ("matmul", "linear", "linear_activation", "addmm", "addmm_dtype")
+SYMMETRIC = ("syrk", "symm_square")
 ADDMM_INTO = "addmm_into"
 FUSED = (  # for graphs, with their own derivatives (fused_autograd.py)
     *("linear_glu", "linear_glu_aux", "linears"),
@@ -20,7 +21,7 @@ ATTENTION = ("scaled_dot_product_attention", "attention_forward", "attention_bac
 E4M3 = "attention_forward_e4m3"  # called by flash_attention of float8_e4m3fn
 GROUPED = "grouped_matmul"
 KV_CACHE = "flash_attention_with_kvcache"
-ALL = (*PRODUCTS, ADDMM_INTO, *FUSED, GROUPED, *ATTENTION, E4M3, KV_CACHE)
+ALL = (*PRODUCTS, *SYMMETRIC, ADDMM_INTO, *FUSED, GROUPED, *ATTENTION, E4M3, KV_CACHE)
 # Parts of cubin::linear and cubin::addmm.
 _WITHOUT_PUBLIC_OP = ("linear_activation", "addmm_dtype", *FUSED)
 # attention_forward has the derivative of scaled_dot_product_attention.
@@ -28,7 +29,7 @@ _WITHOUT_AUTOGRAD = ("scaled_dot_product_attention", *FUSED)
 # Autograd variants with formulas; those of E4M3, KV_CACHE and ADDMM_INTO refuse to be
 # differentiated.
 DIFFERENTIABLE = tuple(
-    name for name in (*PRODUCTS, GROUPED, *ATTENTION) if name not in _WITHOUT_AUTOGRAD
+    name for name in (*PRODUCTS, *SYMMETRIC, GROUPED, *ATTENTION) if name not in _WITHOUT_AUTOGRAD
 )
 
 

@@ -24,6 +24,7 @@ from torch_cubin._ops import (
     layouts,
     no_derivatives,
     sharding,
+    symmetric,
     vmap,
 )
 from torch_cubin._pytorch.compiler import skip_frames
@@ -44,6 +45,7 @@ def register() -> torch.library.Library:
     attention_compose.register(library)
     autocast.register(library)
     vmap.register(library)
+    symmetric.register(library)
     fused.register(library)
     grouped.register(library)
     addmm_into.register(library)
@@ -54,5 +56,5 @@ def register() -> torch.library.Library:
     causal_bias.register()
     sharding.register()
     # Frames below an op are never compiled, even if torch.compile gives up on an outer frame.
-    skip_frames([autograd, batch_invariant, fused_autograd, grouped])
+    skip_frames([autograd, batch_invariant, fused_autograd, grouped, symmetric])
     return library

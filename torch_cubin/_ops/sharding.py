@@ -158,15 +158,37 @@ def _weight_and_bias_gradient(grad: Any, input: Any) -> Description:
 
 def _addmm(input: Any, mat1: Any, mat2: Any, *rest: Any, **factors: float) -> Description:
     a, b, out = _matmul_labels(mat1, mat2)
-    shape = _sizes(out, (a, mat1), (b, mat2))
-    added = list(input.shape)
-    labels = [
-        None if size == 1 and whole != 1 else label
-        for size, whole, label in zip(
-            added, shape[len(shape) - len(added) :], out[len(out) - len(added) :], strict=True
-        )
-    ]
+    labels = _added(input, out, _sizes(out, (a, mat1), (b, mat2)))
     return Description([labels, a, b], [out], summed=["k"], addends=[0])
+
+
+def _added(addend: Any, out: Labels, shape: Sequence[int]) -> Labels:
+    """Labels of what broadcasts to a product of that shape."""
+    sizes = list(addend.shape)
+    last = len(out) - len(sizes)
+    return [
+        None if size == 1 and whole != 1 else label
+        for size, whole, label in zip(sizes, shape[last:], out[last:], strict=True)
+    ]
+
+
+def _syrk(x: Any, c: Any = None, **options: Any) -> Description:
+    return _symmetric(x, c, "k")
+
+
+def _symm_square(a: Any, c: Any = None, **options: Any) -> Description:
+    return _symmetric(a, c, None)
+
+
+def _symmetric(operand: Any, c: Any, k: str | None) -> Description:
+    """Rows of the operand are rows and columns of the result: neither is sharded."""
+    shape = list(operand.shape)
+    batch = _batch(operand, 2, shape[:-2])
+    out = [*batch, None, None]
+    arguments: list[Labels] = [[*batch, None, k]]
+    if c is not None:
+        arguments.append(_added(c, out, [*shape[:-1], shape[-2]]))
+    return Description(arguments, [out], summed=[k] if k else [], addends=[1])
 
 
 def _sizes(labels: Labels, *tensors: tuple[Labels, Any]) -> list[int]:
@@ -343,6 +365,8 @@ RULES = {
     "addmm_dtype": _addmm,
     "addmm_into": _addmm_into,
     "grouped_matmul": _grouped,
+    "syrk": _syrk,
+    "symm_square": _symm_square,
     "linear_glu": _linear_glu,
     "linear_glu_aux": _linear_glu_aux,
     "linears": _linears,

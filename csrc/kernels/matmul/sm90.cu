@@ -23,57 +23,18 @@
 // launch do not all run at the same time, the part that completes last finishes the tile.
 //
 // The kernel table at the end makes this file longer than most.
-#include "common/wgmma.cuh"
 #include "sm90_epilogue.cuh"
 #include "sm90_read.cuh"
 #include "sm90_registers.cuh"
 #include "sm90_row_sums.cuh"
 #include "sm90_split.cuh"
+#include "sm90_tiles.cuh"
 
 namespace torch_cubin::TC_KERNEL {
 
 using namespace sm90;
 
 // ---- producer -----------------------------------------------------------------------------------
-
-// The part of an operand's tile that a block loads: one of 2^log_parts equal parts, for all blocks
-// in `mask`.
-struct Share {
-  int log_parts, part;
-  u16 mask;
-};
-
-TC_DEVICE void load_box(const Sm90TensorMap& map, u32 to, u32 full, const Share& share,
-                        bool batched, int x, int y, const Work& w) {
-  if (share.log_parts != 0) {
-    if (batched) {
-      tma_multicast(to, &map, full, share.mask, x, y, w.b0, w.b1, w.b2);
-    } else {
-      tma_multicast(to, &map, full, share.mask, x, y);
-    }
-  } else if (batched) {
-    tma_load(to, &map, full, x, y, w.b0, w.b1, w.b2);
-  } else {
-    tma_load(to, &map, full, x, y);
-  }
-}
-
-// Loads one operand's tile, or this block's part of it.
-template <bool kMnMajor, int kRows, int kTileK>
-TC_DEVICE void load_operand(const Sm90TensorMap& map, u32 to, u32 full, const Share& share,
-                            bool batched, int mn, int k, const Work& w) {
-  if constexpr (kMnMajor) {
-    int skipped = share.part * (kTileK >> share.log_parts);
-#pragma unroll
-    for (int panel = 0; panel < (kRows + kTileK - 1) / kTileK; ++panel) {
-      load_box(map, to + panel * (kTileK * 128) + skipped * 128, full, share, batched,
-               mn + kTileK * panel, k + skipped, w);
-    }
-  } else {
-    int skipped = share.part * (kRows >> share.log_parts);
-    load_box(map, to + skipped * 128, full, share, batched, k, mn + skipped, w);
-  }
-}
 
 template <class C>
 TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empty, Work* ring) {
@@ -192,26 +153,6 @@ TC_DEVICE void produce_by_reading(const Sm90MatmulParams& p, u32 shared, u32 ful
 }
 
 // ---- consumers ----------------------------------------------------------------------------------
-
-// Issues the products of one stage and does not wait for them. `a` and `b` describe the stage's
-// tiles.
-template <class C>
-TC_DEVICE void multiply(float (&sum)[C::kBlocksM][C::kTileN / 2], u64 a, u64 b, int add) {
-  constexpr WgmmaType kType = C::kType == DType::bfloat16  ? WgmmaType::bf16
-                              : C::kType == DType::float16 ? WgmmaType::f16
-                                                           : WgmmaType::tf32;
-  wgmma_fence();
-#pragma unroll
-  for (int k = 0; k < 4; ++k) {
-#pragma unroll
-    for (int i = 0; i < C::kBlocksM; ++i) {
-      Wgmma<C::kTileN>::template run<kType, C::kAMnMajor, C::kBMnMajor>(
-          sum[i], advance(a, i * 8192 + k * (C::kAMnMajor ? kMnMajorStep : 32)),
-          advance(b, k * (C::kBMnMajor ? kMnMajorStep : 32)), k == 0 ? add : 1);
-    }
-  }
-  wgmma_commit();
-}
 
 template <class C>
 TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empty, u32 word,

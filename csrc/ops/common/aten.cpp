@@ -45,6 +45,14 @@ Tensor call_aten_boxed(const char* op, const char* overload, StableIValue* stack
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
 
+bool aten_equal(const Tensor& a, const Tensor& b) {
+  StableIValue stack[] = {torch::stable::detail::from(a), torch::stable::detail::from(b)};
+  if (torch_call_dispatcher("aten::equal", "", stack, TORCH_ABI_VERSION) != AOTI_TORCH_SUCCESS) {
+    fail_by_pytorch("PyTorch's aten::equal");
+  }
+  return torch::stable::detail::to<bool>(stack[0]);
+}
+
 void fail_stable_op(const char* call) { fail_by_pytorch("PyTorch's " + op_in(call)); }
 
 Tensor detach(const Tensor& tensor) { return call_aten("aten::detach", tensor); }

@@ -26,6 +26,9 @@ Tensor call_aten_overload(const char* op, const char* overload, const Args&... a
   return call_aten_boxed(op, overload, stack);
 }
 
+// aten::equal, which waits for the tensors' values.
+bool aten_equal(const Tensor& a, const Tensor& b);
+
 // Without a backward graph and without a tangent.
 Tensor detach(const Tensor& tensor);
 

@@ -82,6 +82,9 @@ struct MatmulCase {
   // finish.cpp asks for and adds up: a plan says how many. Backends that cannot give them refuse;
   // without a kernel there is no plan, which is no error.
   bool row_sums, row_parts;
+  // Only the lower triangle of the output has to be computed, if its mirror image is stored above
+  // the diagonal (MatmulPlan::mirrors). C begins at a vector, and is M x M.
+  bool symmetric;
 
   bool sums_rows() const { return row_sums || row_parts; }
 
@@ -104,7 +107,7 @@ struct MatmulCase {
     packed = packed << 3 | static_cast<uint64_t>(activation);
     for (const bool fact : {a_mappable, b_mappable, a_lines, b_lines, a_unit, b_unit, a_broadcast,
                             b_broadcast, has_bias, scaled, has_addend, accumulates, batch_invariant,
-                            split_sums, row_sums, row_parts}) {
+                            split_sums, row_sums, row_parts, symmetric}) {
       packed = packed << 1 | static_cast<uint64_t>(fact);
     }
     return packed;
@@ -137,8 +140,9 @@ struct MatmulPlan : PlanDetails<96> {
   // For a batch-invariant case: plans of the same number give the same bits, and the lowest number
   // is taken before time is compared. So a backend's number may not depend on M or on the batch.
   int sum_order = 0;
-  int splits = 1;     // of K, for a case of split sums
-  int row_parts = 0;  // of all splits together, for a case of them
+  int splits = 1;        // of K, for a case of split sums
+  int row_parts = 0;     // of all splits together, for a case of them
+  bool mirrors = false;  // computes the lower triangle, and stores it twice
 };
 
 // What a kernel that only moves data takes, by its entry's "cost": the share of the memory's peak

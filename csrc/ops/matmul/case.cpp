@@ -116,6 +116,8 @@ MatmulCase matmul_case(const MatmulProblem& p, const MatmulOperands& operands) {
   c.batch_invariant = p.batch_invariant;
   c.split_sums = p.split_sums;
   c.row_parts = p.row_parts;
+  c.symmetric =
+      p.symmetry != Symmetry::kNone && reinterpret_cast<uintptr_t>(operands.c) % kVectorBytes == 0;
   c.row_sums = operands.row_sums != nullptr && !p.row_parts;
   return c;
 }

@@ -64,6 +64,26 @@ void check_out_dtype(const std::string& what, ScalarType out_dtype, const Tensor
         element_size(operand.dtype) == 2 ? own + " or float32" : own, dtype_name(out_dtype), ""});
 }
 
+// An addend has the output's dtype or the operand's, and broadcasts to the output.
+void check_addend(const char* op, const char* name, const TensorView& addend,
+                  const char* operand_name, const TensorView& operand, ScalarType out_dtype,
+                  const Shape& out) {
+  if (addend.dtype == out_dtype) {
+    check_device(op, name, addend, operand_name, operand);
+  } else {
+    check_like(op, name, addend, operand_name, operand);
+  }
+  bool expands = addend.dim <= out.dim;
+  for (int64_t i = 1; expands && i <= addend.dim; ++i) {
+    const int64_t size = addend.sizes[addend.dim - i];
+    expands = size == 1 || size == out.sizes[out.dim - i];
+  }
+  if (!expands) {
+    fail({"input", argument_text(op, name), "does not broadcast to the product", out.text(),
+          addend.shape_text(), ""});
+  }
+}
+
 // Shape of input @ weight.t() of an op with arguments of these names; the weight is a matrix, or,
 // as in F.linear, a vector.
 Shape layer_shape(const char* op, const TensorView& input, const char* weight_name,
@@ -111,20 +131,29 @@ Shape check_addmm(const TensorView& input, const TensorView& mat1, const TensorV
                   ScalarType out_dtype) {
   const Shape out = product_shape("addmm", "mat1", mat1, "mat2", mat2);
   check_out_dtype("addmm argument 'out_dtype'", out_dtype, mat1);
-  if (input.dtype == out_dtype) {
-    check_device("addmm", "input", input, "mat1", mat1);
-  } else {
-    check_like("addmm", "input", input, "mat1", mat1);
+  check_addend("addmm", "input", input, "mat1", mat1, out_dtype, out);
+  return out;
+}
+
+Shape check_symmetric_product(const std::string& op, const TensorView& operand,
+                              const std::optional<TensorView>& c, ScalarType out_dtype) {
+  const bool squares = op == "symm_square";
+  const char* const name = squares ? "a" : "x";
+  check_float_dtype(op.c_str(), name, operand, "torch.matmul");
+  if (operand.dim < 2) {
+    fail({"input", argument_text(op.c_str(), name), "is no matrix", "at least 2 dimensions",
+          "shape " + operand.shape_text(), ""});
   }
-  bool expands = input.dim <= out.dim;
-  for (int64_t i = 1; expands && i <= input.dim; ++i) {
-    const int64_t size = input.sizes[input.dim - i];
-    expands = size == 1 || size == out.sizes[out.dim - i];
+  const int64_t n = operand.sizes[operand.dim - 2];
+  if (squares && operand.sizes[operand.dim - 1] != n) {
+    fail({"input", argument_text(op.c_str(), name), "is not square", "as many columns as rows",
+          "shape " + operand.shape_text(), "Call syrk for a matrix times its transpose."});
   }
-  if (!expands) {
-    fail({"input", "addmm argument 'input'", "does not broadcast to the product", out.text(),
-          input.shape_text(), ""});
-  }
+  check_out_dtype(op + " argument 'out_dtype'", out_dtype, operand);
+  Shape out;
+  for (int64_t i = 0; i + 1 < operand.dim; ++i) out.append(operand.sizes[i]);
+  out.append(n);
+  if (c) check_addend(op.c_str(), "c", *c, name, operand, out_dtype, out);
   return out;
 }
 

@@ -25,6 +25,10 @@ Shape check_addmm(const TensorView& input, const TensorView& mat1, const TensorV
 // The same for addmm_into(out, mat1, mat2), which writes to `out`.
 Shape check_addmm_into(const TensorView& out, const TensorView& mat1, const TensorView& mat2);
 
+// Shape of syrk and symm_square (ops/matmul/symmetric.h), of `operand` with itself.
+Shape check_symmetric_product(const std::string& op, const TensorView& operand,
+                              const std::optional<TensorView>& c, ScalarType out_dtype);
+
 // Throws if no activation has this name.
 Activation check_activation(const std::string& name);
 

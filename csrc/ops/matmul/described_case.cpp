@@ -43,6 +43,7 @@ MatmulCase read_case(const json& from) {
   c.has_addend = flag("addend");
   c.batch_invariant = flag("batch_invariant");
   c.split_sums = false;
+  c.symmetric = flag("symmetric");
   return c;
 }
 

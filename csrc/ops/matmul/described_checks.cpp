@@ -7,6 +7,17 @@
 
 namespace torch_cubin {
 
+namespace {
+
+// The operand's where the call names none.
+ScalarType out_dtype_of(const nlohmann::json& call, const TensorView& operand) {
+  ScalarType out_dtype = operand.dtype;
+  if (call.contains("out_dtype")) find_dtype(call.at("out_dtype").get<std::string>(), &out_dtype);
+  return out_dtype;
+}
+
+}  // namespace
+
 void check_described_product(const nlohmann::json& call) {
   const auto op = call.at("op").get<std::string>();
   const nlohmann::json& named = call.at("tensors");
@@ -16,11 +27,10 @@ void check_described_product(const nlohmann::json& call) {
     check_matmul(get("self"), get("other"));
   } else if (op == "addmm") {
     const TensorView mat1 = get("mat1");
-    ScalarType out_dtype = mat1.dtype;
-    if (call.contains("out_dtype")) {
-      find_dtype(call.at("out_dtype").get<std::string>(), &out_dtype);
-    }
-    check_addmm(get("input"), mat1, get("mat2"), out_dtype);
+    check_addmm(get("input"), mat1, get("mat2"), out_dtype_of(call, mat1));
+  } else if (op == "syrk" || op == "symm_square") {
+    const TensorView operand = get(op == "syrk" ? "x" : "a");
+    check_symmetric_product(op, operand, tensors.find(named, "c"), out_dtype_of(call, operand));
   } else if (op == "addmm_into") {
     check_addmm_into(get("out"), get("mat1"), get("mat2"));
   } else if (op == "_linear_glu") {

@@ -7,8 +7,10 @@
 #include "ops/common/stable_ops.h"
 #include "ops/matmul/checks.h"
 #include "ops/matmul/elementwise.h"
+#include "ops/matmul/mirror.h"
 #include "ops/matmul/plan.h"
 #include "ops/matmul/problem.h"
+#include "ops/matmul/sum.h"
 #include "pytorch/autograd_state.h"
 #include "pytorch/contiguous.h"
 #include "runtime/device.h"
@@ -47,8 +49,15 @@ void run(const MatmulProblem& p, const MatmulOperands& operands, const Device& d
   if (p.batch_dims > kMaxPlannedBatchDims || one_by_one) {
     return run_in_parts(p, operands, device, 1);
   }
-  const MatmulPlan& plan = plan_matmul(device, matmul_case(p, operands));
-  if (!plan.too_large) return plan.kernels->launch(plan, p, operands);
+  // A copy: a launch may plan other products.
+  const MatmulPlan plan = plan_matmul(device, matmul_case(p, operands));
+  if (!plan.too_large) {
+    plan.kernels->launch(plan, p, operands);
+    if (p.symmetry == Symmetry::kLower && !plan.mirrors) {
+      mirror_lower(operands.c, p.m, p.batch(), element_size(p.output), device);
+    }
+    return;
+  }
   if (p.batch_dims == 0) {
     fail({"input", "this product", "is too large for one launch", "fewer tiles of output",
           std::to_string(p.m) + " x " + std::to_string(p.n), "Multiply it in parts."});
@@ -66,13 +75,21 @@ Tensor empty_sums(Tensor out, const std::optional<Tensor>& bias) {
   return torch::stable::zero_(out);
 }
 
+// Whether B is A's transpose, in the same memory. Operands of equal values elsewhere are not:
+// whether they are equal could only be known by reading them.
+bool multiplies_own_transpose(const MatmulProblem& p, const MatmulOperands& operands) {
+  return operands.a == operands.b && p.m == p.n && p.a_stride_m == p.b_stride_n &&
+         p.a_stride_k == p.b_stride_k &&
+         std::equal(p.a_batch_stride, p.a_batch_stride + p.batch_dims, p.b_batch_stride);
+}
+
 // The element stride of a vector that is added to every row; 0 if it is one number.
 int64_t row_stride(const TensorView& bias) {
   return bias.dim > 0 && bias.sizes[bias.dim - 1] != 1 ? bias.strides[bias.dim - 1] : 0;
 }
 
 // `out` is contiguous; `addend`, which may be `out`, is the one that the problem was made with.
-void run_matmul(const MatmulProblem& problem, Tensor& out, const TensorView& a, const TensorView& b,
+void run_matmul(MatmulProblem problem, Tensor& out, const TensorView& a, const TensorView& b,
                 const std::optional<TensorView>& bias, const TensorView* addend = nullptr) {
   const Device& gpu = device(a.device_index);
   MatmulOperands operands;
@@ -84,6 +101,11 @@ void run_matmul(const MatmulProblem& problem, Tensor& out, const TensorView& a, 
     operands.bias_stride = row_stride(*bias);
   }
   if (addend != nullptr) operands.addend = static_cast<const char*>(addend->data());
+  const bool only_product = problem.symmetry == Symmetry::kNone && !bias && addend == nullptr &&
+                            problem.activation == kActivationNone;
+  if (only_product && multiplies_own_transpose(problem, operands)) {
+    problem.symmetry = Symmetry::kProduct;
+  }
   run(problem, operands, gpu);
 }
 
@@ -114,23 +136,40 @@ Tensor linear_with(const Tensor& input, const Tensor& weight, const std::optiona
   return out;
 }
 
+// The lower triangle of the last two dims, which are equal, to the upper one. `out` is contiguous.
+void mirror(const Tensor& out, const Shape& shape) {
+  const TensorView view(out);
+  const int64_t n = shape.sizes[shape.dim - 1];
+  mirror_lower(static_cast<char*>(out.mutable_data_ptr()), n, shape.numel() / (n * n),
+               element_size(view.dtype), device(view.device_index));
+}
+
 // out = beta * addend + alpha * (a @ b), all with elements, and K > 0. `out` is contiguous and has
 // the addend's dtype; it may be the addend, and is added to in one pass where it is of a wider type
 // than the operands, and alpha and beta are 1.
 void run_addmm(Tensor& out, const Shape& shape, const TensorView& addend, const TensorView& a,
-               const TensorView& b, double beta, double alpha) {
+               const TensorView& b, double beta, double alpha,
+               Symmetry symmetry = Symmetry::kNone) {
   const bool adds = beta != 0;
   MatmulProblem p = matmul_problem(a, b, shape, adds ? &addend : nullptr);
+  // Batches of an expanded tensor may have become rows: the problem is then not one of M x M.
+  const bool square = symmetry == Symmetry::kLower;
+  const int64_t n = square ? shape.sizes[shape.dim - 1] : 0;
+  const bool folded = square && (p.m != n || p.n != n);
+  p.symmetry = folded ? Symmetry::kNone : symmetry;
   p.output = TensorView(out).dtype;
   p.alpha = alpha;
-  if (!adds) return run_matmul(p, out, a, b, {});
-  if (alpha == 1 && beta == 1 && b.dim > 1 && is_one_row(addend) && p.output == p.input) {
+  if (!adds) {
+    run_matmul(p, out, a, b, {});
+  } else if (alpha == 1 && beta == 1 && b.dim > 1 && is_one_row(addend) && p.output == p.input) {
     // Made with the addend: without it, batches could become columns, which a row of n does not
     // have.
-    return run_matmul(p, out, a, b, addend);
+    run_matmul(p, out, a, b, addend);
+  } else {
+    p.beta = beta;
+    run_matmul(p, out, a, b, {}, &addend);
   }
-  p.beta = beta;
-  run_matmul(p, out, a, b, {}, &addend);
+  if (folded) mirror(out, shape);
 }
 
 }  // namespace
@@ -155,25 +194,32 @@ Tensor linear_activation_cuda(const Tensor& input, const Tensor& weight,
   return linear_with(input, weight, bias, check_activation(activation));
 }
 
-Tensor addmm_dtype_cuda(const Tensor& input, const Tensor& mat1, const Tensor& mat2,
-                        ScalarType out_dtype, double beta, double alpha) {
-  const TensorView a(mat1), b(mat2);
-  const Shape shape = check_addmm(TensorView(input), a, b, out_dtype);
+Tensor sum_cuda(const Tensor& input, const TensorView& a, const TensorView& b, const Shape& shape,
+                ScalarType out_dtype, double beta, double alpha, Symmetry symmetry) {
   Tensor out = empty_cuda(shape.sizes, shape.dim, out_dtype, a.device_index);
   if (shape.numel() == 0) return out;
   if (a.sizes[a.dim - 1] == 0 || alpha == 0) {
-    return scaled_addend(empty_sums(out, {}), input, beta);
+    out = scaled_addend(empty_sums(out, {}), input, beta);
+    if (symmetry == Symmetry::kLower) mirror(out, shape);
+    return out;
   }
   const TensorView addend(input);
   // Kernels add to a wider C itself, without a factor; a second kernel does the rest.
   const bool in_place = out_dtype != a.dtype && alpha == 1 && beta == 1;
   if (beta != 0 && (in_place || addend.dtype != out_dtype)) {
     torch::stable::copy_(out, input);
-    run_addmm(out, shape, TensorView(out), a, b, beta, alpha);
+    run_addmm(out, shape, TensorView(out), a, b, beta, alpha, symmetry);
   } else {
-    run_addmm(out, shape, addend, a, b, beta, alpha);
+    run_addmm(out, shape, addend, a, b, beta, alpha, symmetry);
   }
   return out;
+}
+
+Tensor addmm_dtype_cuda(const Tensor& input, const Tensor& mat1, const Tensor& mat2,
+                        ScalarType out_dtype, double beta, double alpha) {
+  const TensorView a(mat1), b(mat2);
+  const Shape shape = check_addmm(TensorView(input), a, b, out_dtype);
+  return sum_cuda(input, a, b, shape, out_dtype, beta, alpha, Symmetry::kNone);
 }
 
 Tensor addmm_cuda(const Tensor& input, const Tensor& mat1, const Tensor& mat2, double beta,

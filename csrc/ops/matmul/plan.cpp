@@ -73,7 +73,9 @@ MatmulPlan predicted(const MatmulTable& table, const MatmulCase& problem) {
 
 // As it was measured, else as the models predict.
 MatmulPlan quickest(const MatmulTable& table, const Device& device, const MatmulCase& problem) {
-  const std::string config = problem.batch_invariant ? "" : tuned_config(device, problem);
+  // Nor are products of a matrix with its own transpose measured.
+  const bool measured = !problem.batch_invariant && !problem.symmetric;
+  const std::string config = measured ? tuned_config(device, problem) : "";
   if (!config.empty()) {
     const MatmulPlan plan = by_name(table, problem, config);
     if (plan.kernels != nullptr) return plan;
@@ -135,7 +137,7 @@ MatmulPlan watched_plan(const MatmulTable& table, const Device& device, const Ma
   if (!name.empty()) plan = by_name(table, problem, name);
   if (plan.kernels == nullptr) plan = quickest(table, device, problem);
   // The tables know sums in the operands' type, and at most a bias.
-  if (!problem.only_bias() || problem.output != problem.input) return plan;
+  if (!problem.only_bias() || problem.output != problem.input || problem.symmetric) return plan;
   const std::string key = std::to_string(device.index) + tuned_product(problem).dump();
   const std::string chosen = name_of(plan);
   {

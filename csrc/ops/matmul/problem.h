@@ -21,6 +21,13 @@ enum Math { kMathFloat16, kMathBFloat16, kMathTF32, kMathFloat32, kMathFloat64, 
 // B), or one for each block of K of each row.
 enum class Scales : uint8_t { kNone, kTensor, kRow, kBlock };
 
+// A fact about the output, which is M x M unless it is kNone.
+enum class Symmetry : uint8_t {
+  kNone,
+  kProduct,  // a matrix times its transpose: kernels may compute the lower triangle alone
+  kLower,    // the op is defined as the lower triangle and its mirror image
+};
+
 struct MatmulProblem {
   ScalarType input = ScalarType::Float;   // of A and B
   ScalarType output = ScalarType::Float;  // of C and the bias
@@ -29,6 +36,7 @@ struct MatmulProblem {
   bool split_sums = false;       // see MatmulCase
   bool row_parts = false;        // see MatmulCase
   bool batch_invariant = false;  // see MatmulCase
+  Symmetry symmetry = Symmetry::kNone;
   int64_t m = 1, n = 1, k = 1;
   int64_t a_stride_m = 0, a_stride_k = 0;  // elements; 0 if the size is 1
   int64_t b_stride_k = 0, b_stride_n = 0;

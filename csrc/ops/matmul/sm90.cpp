@@ -3,17 +3,15 @@
 #include <utility>
 
 #include "cubin/error.h"
-#include "kernels/matmul/sm90_params.h"
 #include "ops/common/cluster_capacity.h"
 #include "ops/common/launch.h"
 #include "ops/matmul/backend.h"
 #include "ops/matmul/sm90_configs.h"
-#include "runtime/tensor_map.h"
+#include "ops/matmul/sm90_map.h"
 
 namespace torch_cubin {
 namespace {
 
-constexpr int kSm90BatchDims = 3;   // a tensor map has 5 dims
 constexpr int64_t kRowBytes = 128;  // of an operand's tile in shared memory: the swizzle's
 constexpr int32_t kGroup = 8;       // tile rows that follow one another; 4 and 16 are no different
 
@@ -26,41 +24,6 @@ constexpr int64_t kMostReadK = 128;     // where K is longer a copy is quicker
 
 // Of 1, 2, 4 or 8.
 int log2_of(int64_t size) { return size == 8 ? 3 : static_cast<int>(size / 2); }
-
-// A matrix of up to 5 dims, innermost first, as the TMA sees it.
-struct Mapped {
-  const char* data;
-  MapType type;
-  int64_t element_bytes;
-  int64_t dims[2];
-  int64_t stride;               // of the second dim; elements, as those of the batch
-  const int64_t* batch_stride;  // null: no batch
-  const int64_t* batch_size;
-  int batch_dims;
-  int64_t box[2];
-  MapSwizzle swizzle;
-};
-
-void encode(const Mapped& x, const Device& device, Sm90TensorMap& out) {
-  const auto dim = [](int64_t size, int64_t bytes, int64_t box) {
-    return MapDim{static_cast<uint64_t>(size), static_cast<uint64_t>(bytes),
-                  static_cast<uint32_t>(box)};
-  };
-  const auto batch = [&](int i) {
-    if (i >= x.batch_dims) return dim(1, 0, 1);
-    return dim(x.batch_size[i], x.batch_stride[i] * x.element_bytes, 1);
-  };
-  // The stride of a single row is any; problems say 0.
-  const int64_t step = x.dims[1] == 1 ? kVectorBytes : x.stride * x.element_bytes;
-  const MapDim columns = dim(x.dims[0], 0, x.box[0]), rows = dim(x.dims[1], step, x.box[1]);
-  if (x.batch_stride == nullptr) {
-    encode_tiled_map(&out, x.data, x.type, x.swizzle, {columns, rows}, device.index);
-  } else {
-    static_assert(kSm90BatchDims == 3);
-    encode_tiled_map(&out, x.data, x.type, x.swizzle, {columns, rows, batch(0), batch(1), batch(2)},
-                     device.index);
-  }
-}
 
 // What the kernel calls A or B. Strides in elements.
 struct Operand {
@@ -175,29 +138,29 @@ class Sm90Matmul : public MatmulKernels {
     const int64_t of_a = plan.cluster.of_a, of_b = plan.cluster.of_b;
     const bool batched = p.batch_dims > 0;
     const int64_t bytes = element_size(p.input);
-    const MapType type = map_type(p.math);
+    const MapType type = sm90_map_type(p.math);
     Operand a = {operands.a, p.m, p.a_stride_m, p.a_stride_k, p.a_batch_stride};
     Operand b = {operands.b, p.n, p.b_stride_n, p.b_stride_k, p.b_batch_stride};
     if (plan.transposed) std::swap(a, b);
     const auto describe = [&](const Operand& of, bool mn_major, int64_t tile, int64_t sharers,
                               Sm90TensorMap& map) {
-      Mapped x{of.data,
-               type,
-               bytes,
-               {},
-               0,
-               batched ? of.batch_stride : nullptr,
-               p.batch_size,
-               p.batch_dims,
-               {},
-               MapSwizzle::k128Bytes};
+      Sm90Matrix x{of.data,
+                   type,
+                   bytes,
+                   {},
+                   0,
+                   batched ? of.batch_stride : nullptr,
+                   p.batch_size,
+                   p.batch_dims,
+                   {},
+                   MapSwizzle::k128Bytes};
       const int64_t rows = mn_major ? row.tile_k : tile;
       x.dims[0] = mn_major ? of.size : p.k;
       x.dims[1] = mn_major ? p.k : of.size;
       x.stride = mn_major ? of.k_stride : of.own_stride;
       x.box[0] = kRowBytes / bytes;
       x.box[1] = rows / sharers;
-      encode(x, device_, map);
+      encode_sm90_map(x, device_, map);
     };
     const auto to_read = [&](const Operand& of, bool mn_major, Sm90Rows& rows) {
       rows.from = of.data;
@@ -318,8 +281,9 @@ class Sm90Matmul : public MatmulKernels {
     const MapSwizzle swizzle = panel == 128  ? MapSwizzle::k128Bytes
                                : panel == 64 ? MapSwizzle::k64Bytes
                                              : MapSwizzle::k32Bytes;
-    const MapType type = p.output == ScalarType::Float ? MapType::kFloat32 : map_type(p.math);
-    Mapped x{c, type, bytes, {p.n, p.m}, p.n, nullptr, nullptr, 0, {panel / bytes, 16}, swizzle};
+    const MapType type = p.output == ScalarType::Float ? MapType::kFloat32 : sm90_map_type(p.math);
+    Sm90Matrix x{c,       type,    bytes, {p.n, p.m},          p.n,
+                 nullptr, nullptr, 0,     {panel / bytes, 16}, swizzle};
     const int64_t splits = plan.splits, of_split = p.m * p.n;
     if (plan.splits > 1) {
       x.batch_stride = &of_split;
@@ -330,7 +294,7 @@ class Sm90Matmul : public MatmulKernels {
       x.batch_size = p.batch_size;
       x.batch_dims = p.batch_dims;
     }
-    encode(x, device_, out.out_map);
+    encode_sm90_map(x, device_, out.out_map);
   }
 
   // The same where lanes write what they have: two neighbours at a time, or anything.
@@ -358,12 +322,6 @@ class Sm90Matmul : public MatmulKernels {
 
   static bool is_sum_and_bias(const MatmulProblem& p, const MatmulOperands& operands) {
     return p.activation == kActivationNone && p.alpha == 1 && operands.addend == nullptr;
-  }
-
-  static MapType map_type(Math math) {
-    return math == kMathTF32      ? MapType::kTFloat32
-           : math == kMathFloat16 ? MapType::kFloat16
-                                  : MapType::kBFloat16;
   }
 
   // Whether neighbouring columns of the addend can be read two at a time, everywhere.

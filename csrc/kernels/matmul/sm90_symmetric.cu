@@ -1,0 +1,489 @@
+// Symmetric products on Hopper: the tiles of the lower triangle, each stored twice, the second time
+// transposed. A persistent, warp-specialized kernel with TMA and wgmma; sm90_symmetric_params.h
+// says what it computes.
+//
+// It is sm90.cu with a triangle of tiles and an epilogue of its own, without clusters: two blocks
+// that shared a tile of B were no faster on an H200 (benchmarks/NOTES.md).
+//
+// The epilogue stages squares of 128 bytes (64 columns of 16-bit types, 32 of TF32). Tiles begin at
+// multiples of a square's size, so each square is below the diagonal, and stored twice; or above
+// it, and skipped; or on it: then its lower half is written to both halves. So the result is
+// symmetric bit by bit, whatever the operands.
+//
+//   shared memory: kStages x (A tile, B tile) | staging buffers | full, empty barriers | work items
+//   full[s]: the producer's arrival and all bytes of the stage
+//   empty[s]: one arrival per consumer warpgroup
+#include "sm90_epilogue.cuh"
+#include "sm90_symmetric_params.h"
+#include "sm90_tiles.cuh"
+
+namespace torch_cubin::TC_KERNEL {
+
+using namespace sm90;
+
+// Results are likely to be read next: a hint for the L2 cache, as createpolicy's evict_normal.
+constexpr u64 kEvictNormal = 0x1000000000000000ull;
+
+// The staging buffers of a warpgroup: 64 rows of 128 bytes for squares as they are, and as many for
+// transposed ones, once or twice.
+template <class C>
+struct Layout {
+  static constexpr int kRows = 64, kHalfBytes = kRows * 128, kBufferBytes = 2 * kHalfBytes;
+  static constexpr int kControlBytes = 16 * C::kStages + 64 * C::kRing;
+  static constexpr int kStaging = C::kStages * C::kStageBytes;
+  static constexpr int kFit =
+      (kMaxShared - kControlBytes - kStaging) / (C::kConsumers * kBufferBytes);
+  static constexpr int kBuffers = kFit > 2 ? 2 : kFit;
+  static constexpr int kBarriers = kStaging + C::kConsumers * kBuffers * kBufferBytes;
+  static constexpr int kRing = kBarriers + 16 * C::kStages;
+  static constexpr int kSharedBytes = kRing + 64 * C::kRing;
+  static_assert(kBuffers >= 1 && kSharedBytes <= kMaxShared, "shared memory of a block");
+  static_assert(C::kBlocksM == 1 && C::kTileM % C::kPanel == 0 && C::kTileN % C::kPanel == 0);
+  static_assert(C::kPanel * C::kElement == 128 && C::kRing > C::kStages && sizeof(Work) == 64);
+};
+
+// ---- producer -----------------------------------------------------------------------------------
+
+// The tile scheduler of a block. Rows of tiles are in groups; the tiles of a group are ordered
+// column by column, so that blocks that run at the same time share rows and columns in the L2
+// cache.
+template <class C>
+struct Triangle {
+  const Sm90SymmetricParams& p;
+  int tile, rows, columns;
+  // The column of a group that the last tile was in, and the number of its first tile in the
+  // matrix.
+  int matrix = 0, group = 0, column = 0, first = 0;
+
+  TC_DEVICE explicit Triangle(const Sm90SymmetricParams& params) : p(params), tile(blockIdx.x) {
+    rows = (p.n + C::kTileM - 1) / C::kTileM;
+    columns = (p.n + C::kTileN - 1) / C::kTileN;
+  }
+
+  // The block's next tile; false without one.
+  TC_DEVICE bool get(Work& w) {
+    if (tile >= p.all_tiles) return false;
+    const int own = tile / p.tiles;
+    if (own != matrix) {
+      matrix = own;
+      group = column = first = 0;
+    }
+    w.m0 = find(tile - own * p.tiles) * C::kTileM;
+    w.n0 = column * C::kTileN;
+    w.b0 = own % p.batch[0];
+    const int outer = own / p.batch[0];
+    w.b1 = outer % p.batch[1];
+    w.b2 = outer / p.batch[1];
+    w.k_count = p.k_blocks;
+    tile += gridDim.x;
+    return true;
+  }
+
+ private:
+  // Walks to the column of tile `number`, and returns its row.
+  TC_DEVICE int find(int number) {
+    for (;;) {
+      const int end = min((group + 1) * p.group, rows);
+      const int top = max(group * p.group, column * C::kTileN / C::kTileM);
+      if (number < first + end - top) return top + number - first;
+      first += end - top;
+      if (++column == min(columns, (end * C::kTileM + C::kTileN - 1) / C::kTileN)) {
+        column = 0;
+        ++group;
+      }
+    }
+  }
+};
+
+template <class C>
+TC_DEVICE void produce(const Sm90SymmetricParams& p, u32 shared, u32 full, u32 empty, Work* ring) {
+  Triangle<C> triangle(p);
+  const Share alone = {0, 0, 1};
+  const bool batched = p.flags & kSymmetricBatched;
+  int stage = 0, number = 0;
+  u32 phase = 0;
+  bool backwards = false;
+  Work w;
+  bool any = triangle.get(w);
+  wait_for_previous_grid();
+  for (; any; any = triangle.get(w)) {
+    int k = backwards ? (w.k_count - 1) * C::kTileK : 0;
+    const int step = backwards ? -C::kTileK : C::kTileK;
+    barrier_wait_bounded(empty + 8 * stage, phase ^ 1);
+    ring[number++ % C::kRing] = w;
+#pragma unroll 1
+    for (int i = 0; i < w.k_count; ++i, k += step) {
+      barrier_wait_bounded(empty + 8 * stage, phase ^ 1);
+      const u32 arrived = full + 8 * stage, to = shared + stage * C::kStageBytes;
+      barrier_expect(arrived, C::kStageBytes);
+      load_operand<C::kAMnMajor, C::kTileM, C::kTileK>(p.a, to, arrived, alone, batched, w.m0, k,
+                                                       w);
+      load_operand<C::kBMnMajor, C::kTileN, C::kTileK>(p.b, to + C::kABytes, arrived, alone,
+                                                       batched, w.n0, k, w);
+      if (++stage == C::kStages) {
+        stage = 0;
+        phase ^= 1;
+      }
+    }
+    if (p.flags & kSymmetricSerpentine) backwards = !backwards;
+  }
+  barrier_wait_bounded(empty + 8 * stage, phase ^ 1);
+  ring[number % C::kRing].k_count = 0;
+  barrier_arrive(full + 8 * stage);
+}
+
+// ---- consumers ----------------------------------------------------------------------------------
+
+// The address of an element of 128-byte rows with the TMA's swizzle.
+template <class C>
+TC_DEVICE u32 element_at(u32 rows, int row, int column) {
+  const int byte = column * C::kElement;
+  return rows + row * 128 + ((byte / 16) ^ (row & 7)) * 16 + byte % 16;
+}
+
+template <class C>
+TC_DEVICE void store_shared(u32 at, float value) {
+  if constexpr (C::kElement == 2) {
+    const u16 bits = static_cast<u16>(DTypeTraits<C::kType>::pack(value, 0.0f));
+    asm volatile("st.shared.b16 [%0], %1;" ::"r"(at), "h"(bits) : "memory");
+  } else {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(value) : "memory");
+  }
+}
+
+// stmatrix (common/hopper.cuh) of the transposed matrices.
+TC_DEVICE void stmatrix_transposed(u32 shared, u32 a, u32 b, u32 c, u32 d) {
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared),
+      "r"(a), "r"(b), "r"(c), "r"(d)
+      : "memory");
+}
+
+// stage_columns of a warp's 16 rows, transposed: `rows` are those of the square's columns.
+template <class C>
+TC_DEVICE void stage_transposed(u32 rows, int warp, const float (&x)[C::kPanel / 2]) {
+  const int lane = threadIdx.x % 32, m = warp * 16 % C::kPanel;
+  if constexpr (C::kElement == 2) {
+#pragma unroll
+    for (int j = 0; j < C::kPanel / 16; ++j) {
+      const float* s = x + 8 * j;
+      const int n = 16 * j + lane / 16 * 8 + lane % 8;
+      stmatrix_transposed(
+          element_at<C>(rows, n, m + lane / 8 % 2 * 8), DTypeTraits<C::kType>::pack(s[0], s[1]),
+          DTypeTraits<C::kType>::pack(s[2], s[3]), DTypeTraits<C::kType>::pack(s[4], s[5]),
+          DTypeTraits<C::kType>::pack(s[6], s[7]));
+    }
+  } else {
+    rows += warp * 16 / C::kPanel * (C::kPanel * 128);  // each square has its own rows
+#pragma unroll
+    for (int i = 0; i < C::kPanel / 2; ++i) {
+      const int n = i / 4 * 8 + lane % 4 * 2 + i % 2;
+      store_shared<C>(element_at<C>(rows, n, m + lane / 4 + i / 2 % 2 * 8), x[i]);
+    }
+  }
+}
+
+// A warp's 16 rows of a square on the diagonal: the elements below it, and their transpose.
+template <class C>
+TC_DEVICE void stage_diagonal(u32 rows, int warp, const float (&x)[C::kPanel / 2]) {
+  const int lane = threadIdx.x % 32;
+  rows += warp * 16 / C::kPanel * (C::kPanel * 128);  // the square's
+#pragma unroll
+  for (int i = 0; i < C::kPanel / 2; ++i) {
+    const int m = warp * 16 % C::kPanel + lane / 4 + i / 2 % 2 * 8;
+    const int n = i / 4 * 8 + lane % 4 * 2 + i % 2;
+    if (n <= m) store_shared<C>(element_at<C>(rows, m, n), x[i]);
+    if (n < m) store_shared<C>(element_at<C>(rows, n, m), x[i]);
+  }
+}
+
+// A warp's 16 rows of a square of the addend, from row m and column n on: a lane copies 16 bytes of
+// every fourth row to the warp's own staging rows, zeros for what lies outside.
+template <class C>
+TC_DEVICE void request_addend(const Sm90SymmetricParams& p, const Work& w, u32 rows, int m, int n) {
+  constexpr int kVector = 16 / C::kElement;
+  const int lane = threadIdx.x % 32, column = n + lane % 8 * kVector;
+  const tc_int64 batch = w.b0 * p.addend_batch_stride[0] + w.b1 * p.addend_batch_stride[1] +
+                         w.b2 * p.addend_batch_stride[2];
+#pragma unroll
+  for (int row = lane / 8; row < 16; row += 4) {
+    const bool exists = m + row < p.n && column < p.n;
+    const tc_int64 at = exists ? batch + (m + row) * p.addend_stride_m + column : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
+                     element_at<C>(rows, row, lane % 8 * kVector)),
+                 "l"(static_cast<const char*>(p.addend) + at * C::kElement), "r"(exists ? 16 : 0)
+                 : "memory");
+  }
+}
+
+// Adds beta times what request_addend copied.
+template <class C>
+TC_DEVICE void add_requested(const Sm90SymmetricParams& p, u32 rows, float (&x)[C::kPanel / 2]) {
+  using Traits = DTypeTraits<C::kType>;
+  const int lane = threadIdx.x % 32;
+  asm volatile("cp.async.wait_all;" ::: "memory");
+  __syncwarp();
+  if constexpr (C::kElement == 2) {
+#pragma unroll
+    for (int j = 0; j < C::kPanel / 16; ++j) {
+      u32 pairs[4];
+      ldmatrix<false>(pairs, element_at<C>(rows, lane % 16, 16 * j + lane / 16 * 8));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float* s = x + 8 * j + 2 * i;
+        s[0] = __fmaf_rn(p.beta, Traits::load(static_cast<u16>(pairs[i])), s[0]);
+        s[1] = __fmaf_rn(p.beta, Traits::load(static_cast<u16>(pairs[i] >> 16)), s[1]);
+      }
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < C::kPanel / 4; ++i) {
+      float low, high;
+      const int row = lane / 4 + i % 2 * 8, column = i / 2 * 8 + lane % 4 * 2;
+      asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                   : "=f"(low), "=f"(high)
+                   : "r"(element_at<C>(rows, row, column))
+                   : "memory");
+      x[2 * i] = __fmaf_rn(p.beta, low, x[2 * i]);
+      x[2 * i + 1] = __fmaf_rn(p.beta, high, x[2 * i + 1]);
+    }
+  }
+}
+
+// The same for an addend of other strides, read by elements; m and n are the lane's first row and
+// column.
+template <class C>
+TC_DEVICE void add_elements(const Sm90SymmetricParams& p, const Work& w, int m, int n,
+                            float (&x)[C::kPanel / 2]) {
+  using Traits = DTypeTraits<C::kType>;
+  const tc_int64 batch = w.b0 * p.addend_batch_stride[0] + w.b1 * p.addend_batch_stride[1] +
+                         w.b2 * p.addend_batch_stride[2];
+  const auto from = static_cast<const typename Traits::Storage*>(p.addend) + batch;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = m + 8 * half;
+    const auto of_row = from + row * p.addend_stride_m;
+#pragma unroll
+    for (int j = 0; j < C::kPanel / 8; ++j) {
+      const int column = n + 8 * j;
+      if (row >= p.n || column >= p.n) continue;
+      float* s = x + 4 * j + 2 * half;
+      const auto pair = of_row + column * p.addend_stride_n;
+      s[0] = __fmaf_rn(p.beta, Traits::load(pair[0]), s[0]);
+      s[1] = __fmaf_rn(p.beta, Traits::load(pair[p.addend_stride_n]), s[1]);
+    }
+  }
+}
+
+// Whether a warpgroup's rows have squares in these columns: none is above the diagonal only.
+template <class C>
+TC_DEVICE bool has_squares(const Sm90SymmetricParams& p, int m0, int n0) {
+  return m0 < p.n && n0 < m0 + Layout<C>::kRows;
+}
+
+template <class C>
+TC_DEVICE void store_box(const Sm90SymmetricParams& p, const Work& w, u32 from, int m, int n) {
+  if (m >= p.n || n >= p.n) return;
+  if (p.flags & kSymmetricBatched) {
+    tma_store(&p.out, from, n, m, w.b0, w.b1, w.b2, kEvictNormal);
+  } else {
+    tma_store(&p.out, from, n, m, kEvictNormal);
+  }
+}
+
+// Stores a warpgroup's 64 rows of a tile, square by square, and each square's transpose.
+template <class C>
+TC_DEVICE void store_squares(const Sm90SymmetricParams& p, const Work& w, u32 staging, int& turn,
+                             int group, const float (&sum)[1][C::kTileN / 2]) {
+  constexpr int kSteps = C::kTileN / C::kPanel;
+  const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+  const int m0 = w.m0 + group * Layout<C>::kRows;
+#pragma unroll 1
+  for (int step = 0; step < kSteps; ++step) {
+    const int n0 = w.n0 + step * C::kPanel;
+    if (!has_squares<C>(p, m0, n0)) break;
+    float x[C::kPanel / 2];
+#pragma unroll
+    for (int i = 0; i < C::kPanel / 2; ++i) x[i] = 0.0f;
+    take_sums<C, C::kPanel, 0, kSteps>(step, p.alpha, sum, x);
+    const u32 direct = staging + turn * Layout<C>::kBufferBytes, own = direct + warp * 2048;
+    const u32 transposed = direct + Layout<C>::kHalfBytes;
+    turn = turn + 1 == Layout<C>::kBuffers ? 0 : turn + 1;
+    if (lane == 0) tma_store_wait_read<Layout<C>::kBuffers - 1>();
+    if (p.flags & kSymmetricAddVectors) {
+      if (step >= Layout<C>::kBuffers) {
+        __syncwarp();
+        request_addend<C>(p, w, own, m0 + warp * 16, n0);
+      }
+      add_requested<C>(p, own, x);
+    } else if (p.addend != nullptr) {
+      add_elements<C>(p, w, m0 + warp * 16 + lane / 4, n0 + lane % 4 * 2, x);
+    }
+    named_sync(kGroupBarrier + group, kWarpgroup);  // the TMA has read all warps' parts of a buffer
+    const int square = m0 + warp * 16 / C::kPanel * C::kPanel;  // its first row
+    if (square > n0) {
+      stage_columns<C, C::kPanel>(own, 0, x);
+      stage_transposed<C>(transposed, warp, x);
+    } else if (square == n0) {
+      stage_diagonal<C>(direct, warp, x);
+    }
+    fence_async_proxy();
+    named_sync(kGroupBarrier + group, kWarpgroup);
+    if (lane == 0) {
+      if (square >= n0) store_box<C>(p, w, own, m0 + warp * 16, n0);
+      if (square > n0) {
+        store_box<C>(p, w, transposed + warp * 2048, n0 + warp * 16 % C::kPanel, square);
+      }
+      tma_store_commit();
+    }
+  }
+}
+
+// Requests the addend for as many squares as there are buffers, while the tile is multiplied.
+template <class C>
+TC_DEVICE void request_first_squares(const Sm90SymmetricParams& p, const Work& w, u32 staging,
+                                     int turn, int group) {
+  const int warp = threadIdx.x / 32 % 4;
+  if (threadIdx.x % 32 == 0) tma_store_wait_read<0>();  // buffers are free
+  __syncwarp();
+#pragma unroll
+  for (int step = 0; step < Layout<C>::kBuffers; ++step) {
+    const int m0 = w.m0 + group * Layout<C>::kRows, n0 = w.n0 + step * C::kPanel;
+    if (!has_squares<C>(p, m0, n0)) break;
+    const u32 direct = staging + turn * Layout<C>::kBufferBytes;
+    turn = turn + 1 == Layout<C>::kBuffers ? 0 : turn + 1;
+    request_addend<C>(p, w, direct + warp * 2048, m0 + warp * 16, n0);
+  }
+}
+
+template <class C>
+TC_DEVICE void consume(const Sm90SymmetricParams& p, u32 shared, u32 full, u32 empty,
+                       const Work* ring, int warp) {
+  int stage = 0, number = 0, turn = 0;
+  u32 phase = 0;
+  const int group = warp / 4;
+  const bool frees = threadIdx.x % kWarpgroup == 0;
+  bool leads = C::kConsumers == 2 && group == 0;
+  const u32 staging =
+      shared + Layout<C>::kStaging + group * (Layout<C>::kBuffers * Layout<C>::kBufferBytes);
+  const u64 a0 = wgmma_descriptor(shared + group * 8192, 8192, 1024);
+  const u64 b0 = wgmma_descriptor(shared + C::kABytes, 8192, 1024);
+
+  if (C::kConsumers == 2 && group == 1) named_sync(kSkewBarrier, 2 * kWarpgroup);
+  for (;; ++number) {
+    barrier_wait(full + 8 * stage, phase);
+    const Work& w = ring[number % C::kRing];
+    const int k_count = w.k_count;
+    if (k_count == 0) break;
+    float sum[1][C::kTileN / 2];
+    int previous = stage;
+    auto step = [&](int add) {
+      barrier_wait(full + 8 * stage, phase);
+      multiply<C>(sum, a0 + stage * (C::kStageBytes >> 4), b0 + stage * (C::kStageBytes >> 4), add);
+      if (add) {
+        wgmma_wait<1>();
+        if (frees) barrier_arrive(empty + 8 * previous);
+        if (leads) {
+          named_arrive(kSkewBarrier, 2 * kWarpgroup);
+          leads = false;
+        }
+      }
+      previous = stage;
+      if (++stage == C::kStages) {
+        stage = 0;
+        phase ^= 1;
+      }
+    };
+    step(0);
+    if (p.flags & kSymmetricAddVectors) request_first_squares<C>(p, w, staging, turn, group);
+#pragma unroll 1
+    for (int i = 1; i < k_count; ++i) step(1);
+    wgmma_wait<0>();
+    keep_in_place(sum[0]);
+    if (frees) barrier_arrive(empty + 8 * previous);
+    if (leads) {
+      named_arrive(kSkewBarrier, 2 * kWarpgroup);
+      leads = false;
+    }
+    store_squares<C>(p, w, staging, turn, group, sum);
+  }
+  if (leads) named_arrive(kSkewBarrier, 2 * kWarpgroup);  // there was no tile
+  if (threadIdx.x % 32 == 0) tma_store_wait_read<0>();
+}
+
+template <class C>
+TC_DEVICE void run(const Sm90SymmetricParams& p) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  const u32 shared = shared_address(memory);
+  const u32 full = shared + Layout<C>::kBarriers, empty = full + 8 * C::kStages;
+  const auto ring = reinterpret_cast<Work*>(memory + Layout<C>::kRing);
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+
+  if (threadIdx.x == 0) {
+    if (shared % 1024 != 0) asm volatile("trap;");
+    prefetch_tensor_map(&p.a);
+    prefetch_tensor_map(&p.b);
+    prefetch_tensor_map(&p.out);
+    for (int s = 0; s < C::kStages; ++s) {
+      barrier_init(full + 8 * s, 1);
+      barrier_init(empty + 8 * s, C::kConsumers);
+    }
+    fence_barrier_init();
+  }
+  __syncthreads();
+
+  // The next grid's blocks may start as soon as they fit; they wait for the end of this grid.
+  launch_next_grid();
+  if (warp < 4) {
+    fewer_registers<C::kProducerRegisters>();
+    if (threadIdx.x == 0) {
+      produce<C>(p, shared, full, empty, ring);
+    } else {
+      wait_for_previous_grid();
+    }
+    __syncwarp();
+  } else {
+    more_registers<C::kConsumerRegisters>();
+    wait_for_previous_grid();
+    consume<C>(p, shared, full, empty, ring, warp - 4);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
+    TC_KERNEL(const __grid_constant__ Sm90SymmetricParams p) {
+  using C = Config<DType::TC_DTYPE, TC_A_MN, TC_B_MN, TC_TILE_M, TC_TILE_N, TC_STAGES, 2, false,
+                   false, false>;
+  static_assert(C::kThreads == TC_THREADS && Layout<C>::kSharedBytes == TC_DYNAMIC_SHARED);
+  static_assert(C::kTileK == TC_TILE_K, "128 bytes of K");
+  run<C>(p);
+}
+
+}  // namespace torch_cubin::TC_KERNEL
+
+/* torch_cubin kernels
+{"virtual_arch": ["90a"],
+ "defaults": {
+  "kind": "sm90_symmetric", "archs": ["sm_90a"], "alignment": 16, "cost": {},
+  "block": [384, 1, 1], "tile": "{t.tile}", "stages": "{t.stages}",
+  "dynamic_shared": "{t.shared}",
+  "defines": {"TC_DTYPE": "{d.dtype}", "TC_A_MN": "{l.a_mn}", "TC_B_MN": "{l.b_mn}"}},
+ "kernels": [
+  {"name": "sm90_symmetric_matmul_{d.short}_{l.layout}_{t.name}",
+   "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{l.layout}",
+   "for": {
+    "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
+    "l": [{"layout": "nt", "a_mn": 0, "b_mn": 0}, {"layout": "tn", "a_mn": 1, "b_mn": 1},
+          {"layout": "nn", "a_mn": 0, "b_mn": 1}],
+    "t": [
+     {"name": "128x256", "tile": [128, 256, 64], "stages": 4, "shared": 229952},
+     {"name": "128x192", "tile": [128, 192, 64], "stages": 4, "shared": 229952},
+     {"name": "128x128", "tile": [128, 128, 64], "stages": 5, "shared": 229968}]}},
+  {"name": "sm90_symmetric_matmul_tf32_{l.layout}_{t.name}",
+   "dtype": "float32", "math": "tf32", "layout": "{l.layout}",
+   "for": {
+    "d": [{"dtype": "float32"}],
+    "l": [{"layout": "nt", "a_mn": 0, "b_mn": 0}],
+    "t": [
+     {"name": "128x256", "tile": [128, 256, 32], "stages": 4, "shared": 229952},
+     {"name": "128x128", "tile": [128, 128, 32], "stages": 5, "shared": 229968}]}}]}
+*/

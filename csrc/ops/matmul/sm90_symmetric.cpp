@@ -1,0 +1,224 @@
+// The backend of csrc/kernels/matmul/sm90_symmetric.cu: products on Hopper of which the lower
+// triangle is computed, and stored twice.
+#include <algorithm>
+
+#include "kernels/matmul/sm90_symmetric_params.h"
+#include "ops/common/launch.h"
+#include "ops/matmul/backend.h"
+#include "ops/matmul/sm90_configs.h"
+#include "ops/matmul/sm90_map.h"
+
+namespace torch_cubin {
+namespace {
+
+constexpr int64_t kOperandRow = 128;  // bytes of an operand's tile in shared memory: the swizzle's
+constexpr int64_t kStoreRows = 16;    // of an output's box
+constexpr int64_t kRowsOfGroup = 2048;            // of the output, whose tiles follow one another
+constexpr int64_t kMostSymmetricTiles = 1 << 30;  // counted in 32 bits
+constexpr int64_t kMostSymmetricSize = 1 << 30;
+
+struct SymmetricRow {
+  explicit SymmetricRow(PackageKernel& entry) : kernel(&entry) {
+    constexpr const char* kMaths[] = {"float16", "bfloat16", "tf32"};
+    constexpr const char* kLayouts[] = {"nt", "tn", "nn"};
+    const KernelFields fields(entry);
+    math = static_cast<Math>(fields.index("math", kMaths));
+    const int layout = fields.index("layout", kLayouts);
+    a_mn_major = layout == 1;
+    b_mn_major = layout != 0;
+    int64_t tile[3];
+    fields.triple("tile", 1, tile);
+    tile_m = tile[0];
+    tile_n = tile[1];
+    tile_k = tile[2];
+    if (tile_m % 64 != 0 || tile_n % 64 != 0 || kRowsOfGroup % tile_m != 0) {
+      fields.refuse("tile", "multiples of 64, and rows that divide 2048");
+    }
+  }
+
+  PackageKernel* kernel;
+  Math math;
+  bool a_mn_major, b_mn_major;
+  int64_t tile_m, tile_n, tile_k;
+};
+
+struct SymmetricPlan {
+  const SymmetricRow* row;
+  int64_t tiles;  // of one matrix
+};
+
+// The tiles of the lower triangle, whole or in part.
+int64_t count_tiles(const SymmetricRow& row, int64_t n) {
+  const int64_t rows = ceil_div(n, row.tile_m), columns = ceil_div(n, row.tile_n);
+  int64_t tiles = 0;
+  for (int64_t column = 0; column < columns; ++column) {
+    tiles += rows - column * row.tile_n / row.tile_m;
+  }
+  return tiles;
+}
+
+class SymmetricKernels : public MatmulKernels {
+ public:
+  SymmetricKernels(const Device& device, const std::vector<PackageKernel*>& kernels)
+      : device_(device) {
+    for (PackageKernel* kernel : kernels) rows_.emplace_back(*kernel);
+  }
+
+  void configs(const MatmulCase& c, MatmulConfigs& out) const override {
+    if (!takes(c)) return;
+    for (const SymmetricRow& row : rows_) {
+      if (row.math != c.math || row.a_mn_major != !is_along_k(c.a) ||
+          row.b_mn_major != !is_along_k(c.b)) {
+        continue;
+      }
+      const SymmetricPlan chosen = {&row, count_tiles(row, c.m)};
+      if (chosen.tiles * c.batch > kMostSymmetricTiles) continue;
+      MatmulPlan plan;
+      plan.set(chosen);
+      plan.mirrors = true;
+      out.offer(plan, work_of(chosen, c));
+    }
+  }
+
+  std::string name(const MatmulPlan& plan) const override {
+    const auto chosen = plan.get<SymmetricPlan>();
+    return "sm90_symmetric " + std::to_string(chosen.row->tile_m) + "x" +
+           std::to_string(chosen.row->tile_n);
+  }
+
+  void launch(const MatmulPlan& plan, const MatmulProblem& p,
+              const MatmulOperands& operands) const override {
+    const auto chosen = plan.get<SymmetricPlan>();
+    const SymmetricRow& row = *chosen.row;
+    Sm90SymmetricParams params{};
+    const bool batched = p.batch_dims > 0;
+    describe(operands.a, row.a_mn_major, row.tile_m, p.a_stride_m, p.a_stride_k,
+             batched ? p.a_batch_stride : nullptr, row, p, params.a);
+    describe(operands.b, row.b_mn_major, row.tile_n, p.b_stride_n, p.b_stride_k,
+             batched ? p.b_batch_stride : nullptr, row, p, params.b);
+    describe_out(p, operands.c, params);
+    params.addend = operands.addend;
+    params.alpha = static_cast<float>(p.alpha);
+    params.beta = static_cast<float>(p.beta);
+    params.addend_stride_m = p.addend_stride_m;
+    params.addend_stride_n = p.addend_stride_n;
+    if (operands.addend != nullptr) {
+      std::copy_n(p.addend_batch_stride, p.batch_dims, params.addend_batch_stride);
+    }
+    params.n = static_cast<int>(p.m);
+    params.k_blocks = static_cast<int>(ceil_div(p.k, row.tile_k));
+    params.group = static_cast<int>(kRowsOfGroup / row.tile_m);
+    params.tiles = static_cast<int>(chosen.tiles);
+    params.all_tiles = static_cast<int>(chosen.tiles * p.batch());
+    if (batched) params.flags |= kSymmetricBatched;
+    if (!p.batch_invariant) params.flags |= kSymmetricSerpentine;
+    if (addend_in_vectors(p, operands.addend)) params.flags |= kSymmetricAddVectors;
+    const int64_t blocks = std::min<int64_t>(params.all_tiles, device_.multiprocessors);
+    torch_cubin::launch(*row.kernel, {blocks}, device_, params);
+  }
+
+ private:
+  static bool takes(const MatmulCase& c) {
+    const bool maths = c.math == kMathFloat16 || c.math == kMathBFloat16 || c.math == kMathTF32;
+    const bool unscaled = c.a_scales == Scales::kNone && c.b_scales == Scales::kNone;
+    const bool plain = !c.has_bias && c.activation == kActivationNone && !c.split_sums &&
+                       !c.sums_rows() && c.output == c.input;
+    return c.symmetric && maths && unscaled && plain && c.a_mappable && c.b_mappable &&
+           c.batch_dims <= kSm90BatchDims && c.m <= kMostSymmetricSize &&
+           c.k <= kMostSymmetricSize && c.m * element_size(c.output) % kVectorBytes == 0;
+  }
+
+  Work work_of(const SymmetricPlan& plan, const MatmulCase& c) const {
+    const SymmetricRow& row = *plan.row;
+    const auto turns = static_cast<double>(ceil_div(plan.tiles * c.batch, device_.multiprocessors));
+    const auto k_blocks = static_cast<double>(ceil_div(c.k, row.tile_k));
+    Work work = sm90_work(
+        {row.tile_m, row.tile_n, row.a_mn_major, row.b_mn_major, 1, 1, c.a_lines, c.b_lines}, turns,
+        turns * k_blocks);
+    work.values *= 2;  // results are stored twice
+    const auto covered = [&](int64_t tile) {
+      return static_cast<double>(c.m) / static_cast<double>(ceil_div(c.m, tile) * tile);
+    };
+    work.outside = 1 - covered(row.tile_m) * covered(row.tile_n);
+    const auto bytes = static_cast<double>(c.batch * c.m * element_size(c.input));
+    work.bytes = bytes * static_cast<double>(c.k + c.m);
+    work.bytes_again = plan.tiles > 1 ? bytes * static_cast<double>(c.k) : 0;
+    return work;
+  }
+
+  void describe(const char* data, bool mn_major, int64_t tile, int64_t own_stride, int64_t k_stride,
+                const int64_t* batch_stride, const SymmetricRow& row, const MatmulProblem& p,
+                Sm90TensorMap& map) const {
+    const int64_t bytes = element_size(p.input);
+    Sm90Matrix x{data,
+                 sm90_map_type(p.math),
+                 bytes,
+                 {p.k, p.m},
+                 own_stride,
+                 batch_stride,
+                 p.batch_size,
+                 p.batch_dims,
+                 {kOperandRow / bytes, tile},
+                 MapSwizzle::k128Bytes};
+    if (mn_major) {
+      std::swap(x.dims[0], x.dims[1]);
+      x.stride = k_stride;
+      x.box[1] = row.tile_k;
+    }
+    encode_sm90_map(x, device_, map);
+  }
+
+  void describe_out(const MatmulProblem& p, const char* data, Sm90SymmetricParams& params) const {
+    int64_t batch_stride[kSm90BatchDims] = {};
+    int64_t inner = p.m * p.m;
+    for (int i = 0; i < kSm90BatchDims; ++i) {
+      params.batch[i] = 1;
+      if (i >= p.batch_dims) continue;
+      params.batch[i] = static_cast<int>(p.batch_size[i]);
+      batch_stride[i] = inner;
+      inner *= p.batch_size[i];
+    }
+    const int64_t bytes = element_size(p.output);
+    const MapType type = p.math == kMathTF32 ? MapType::kFloat32 : sm90_map_type(p.math);
+    const Sm90Matrix x{data,
+                       type,
+                       bytes,
+                       {p.m, p.m},
+                       p.m,
+                       p.batch_dims > 0 ? batch_stride : nullptr,
+                       p.batch_size,
+                       p.batch_dims,
+                       {kOperandRow / bytes, kStoreRows},
+                       MapSwizzle::k128Bytes};
+    encode_sm90_map(x, device_, params.out);
+  }
+
+  // Whether the addend's rows are vectors of 16 bytes, everywhere.
+  static bool addend_in_vectors(const MatmulProblem& p, const char* addend) {
+    const int64_t vector = kVectorBytes / element_size(p.output);
+    bool vectors = addend != nullptr && p.addend_stride_n == 1 && p.addend_stride_m % vector == 0 &&
+                   reinterpret_cast<uintptr_t>(addend) % kVectorBytes == 0;
+    for (int i = 0; i < p.batch_dims; ++i) {
+      vectors = vectors && p.addend_batch_stride[i] % vector == 0;
+    }
+    return vectors;
+  }
+
+  const Device& device_;
+  std::vector<SymmetricRow> rows_;
+};
+
+class SymmetricBackend : public MatmulBackendOf<SymmetricKernels> {
+ public:
+  SymmetricBackend() : MatmulBackendOf({"sm90_symmetric"}) {}
+
+  void check(PackageKernel& kernel) const override {
+    check_params(kernel.entry(), "matmul/sm90_symmetric", sizeof(Sm90SymmetricParams));
+    SymmetricRow{kernel};  // throws for a field that is wrong
+  }
+};
+
+const SymmetricBackend g_symmetric;
+
+}  // namespace
+}  // namespace torch_cubin

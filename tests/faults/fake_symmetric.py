@@ -1,0 +1,208 @@
+"""Launches of symmetric products on the stand-in driver: which calls take the kernels of the lower
+triangle, which are mirrored, and which merely look alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from c_layouts import MATMUL, structure
+from fake_driver import tensors
+from faults import catalogs, launch_params
+from faults.forked import forked
+from faults.launch_params import read_map
+
+import torch_cubin
+
+PARAMS = structure(f"{MATMUL}/sm90_symmetric_params.h", "Sm90SymmetricParams")
+MIRROR = structure(f"{MATMUL}/mirror_params.h", "MirrorParams")
+BATCHED, SERPENTINE, ADD_VECTORS = 1, 2, 4
+N = 4096
+ops = torch.ops.cubin
+
+
+@pytest.fixture(autouse=True)
+def catalog(driver, tmp_path, monkeypatch) -> dict[str, dict]:
+    kernels = catalogs.kernels_of("matmul") + catalogs.kernels_of("mirror")
+    catalogs.install(driver, tmp_path, monkeypatch, kernels)
+    return {kernel["symbol"]: kernel for kernel in kernels}
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return tensors.empty(*shape, dtype=dtype)
+
+
+def view(base: torch.Tensor, of: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """A view of a tensor that nothing can be computed with."""
+    meta = torch.empty_strided(base.shape, base.stride(), device="meta", dtype=base.dtype)
+    return tensors.part(base, of(meta))
+
+
+def transposed(base: torch.Tensor) -> torch.Tensor:
+    return view(base, lambda x: x.mT)
+
+
+def launches_of(driver, call: Callable[[], object]) -> list[dict]:
+    def run() -> list:
+        call()
+        return driver.launches()
+
+    return forked(run)
+
+
+def tiles_of(kernel: dict, n: int) -> int:
+    m, width = kernel["tile"][:2]
+    return sum(row * m + m > column for row in range(-(-n // m)) for column in range(0, n, width))
+
+
+@pytest.mark.parametrize("call", ["matmul", "linear", "syrk", "addmm without an addend"])
+@pytest.mark.parametrize("layout", ["nt", "tn"])
+def test_a_matrix_times_its_own_transpose(driver, catalog, call: str, layout: str) -> None:
+    def run() -> None:
+        x = empty(N, 1000) if layout == "nt" else transposed(empty(1000, N))
+        {
+            "matmul": lambda: ops.matmul(x, transposed(x)),
+            "linear": lambda: ops.linear(x, x),
+            "syrk": lambda: ops.syrk(x),
+            "addmm without an addend": lambda: ops.addmm(empty(N), x, transposed(x), beta=0),
+        }[call]()
+
+    (launch,) = launches_of(driver, run)
+    kernel = catalog[launch["kernel"]]
+    assert kernel["kind"] == "sm90_symmetric"
+    assert kernel["layout"] == layout
+    params = launch_params.read(launch, PARAMS)
+    assert params.tiles == params.all_tiles == tiles_of(kernel, N)
+    assert launch["grid"][0] == min(params.tiles, 132)
+    assert params.flags == SERPENTINE
+    assert (params.n, params.k_blocks, params.alpha) == (N, 16, 1)
+    a, b, out = map(read_map, (params.a, params.b, params.out))
+    assert a["address"] == b["address"] != out["address"]
+    assert (out["dims"], out["strides"], out["box"]) == ([N, N], [2 * N], [64, 16])
+
+
+@pytest.mark.parametrize("op", ["syrk", "symm_square"])
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_batches_with_an_addend(driver, catalog, op: str, is_transposed: bool) -> None:
+    def run() -> None:
+        c = empty(N, N)
+        getattr(ops, op)(empty(3, N, N), transposed(c) if is_transposed else c, beta=0.5, alpha=2)
+
+    (launch,) = launches_of(driver, run)
+    kernel = catalog[launch["kernel"]]
+    assert (kernel["kind"], kernel["layout"]) == (
+        "sm90_symmetric",
+        "nt" if op == "syrk" else "nn",
+    )
+    params = launch_params.read(launch, PARAMS)
+    assert params.all_tiles == 3 * params.tiles
+    assert params.flags == BATCHED | SERPENTINE | (0 if is_transposed else ADD_VECTORS)
+    assert (params.alpha, params.beta) == (2, 0.5)
+    assert list(params.batch) == [3, 1, 1]
+    assert list(params.addend_batch_stride) == [0, 0, 0]
+    strides = (params.addend_stride_m, params.addend_stride_n)
+    assert strides == ((1, N) if is_transposed else (N, 1))
+
+
+def another_tensor() -> None:
+    ops.matmul(empty(N, N), transposed(empty(N, N)))
+
+
+def no_transpose() -> None:
+    x = empty(N, N)
+    ops.matmul(x, x)
+
+
+def of_memory(offset: int, *strides: int) -> None:
+    memory = empty(2 * N * N)
+    x, y = (
+        view(memory, lambda whole, at=at, by=by: whole.as_strided((N, N), by, at))
+        for at, by in ((0, (N, 1)), (offset, strides))
+    )
+    ops.matmul(x, y)
+
+
+def another_offset() -> None:
+    of_memory(8, 1, N)
+
+
+def other_strides() -> None:
+    of_memory(0, 1, 2 * N)
+
+
+def another_batch() -> None:
+    x = empty(2, N, N)
+    ops.matmul(x, view(x, lambda whole: whole[:1].mT.expand(2, N, N)))
+
+
+def a_bias() -> None:
+    x = empty(N, N)
+    ops.linear(x, x, empty(N))
+
+
+def an_addend() -> None:
+    x = empty(N, N)
+    ops.addmm(empty(N, N), x, transposed(x))
+
+
+def an_activation() -> None:
+    x = empty(N, N)
+    ops.linear(x, x, activation="relu")
+
+
+LOOK_ALIKES = [another_tensor, no_transpose, another_offset, other_strides, another_batch]
+LOOK_ALIKES += [a_bias, an_addend, an_activation]
+
+
+@pytest.mark.parametrize("call", LOOK_ALIKES)
+def test_operands_that_merely_look_alike(driver, catalog, call: Callable[[], None]) -> None:
+    launches = launches_of(driver, call)
+    assert launches
+    for launch in launches:
+        assert catalog[launch["kernel"]]["kind"] not in ("sm90_symmetric", "mirror")
+
+
+@pytest.mark.parametrize("op", ["syrk", "symm_square"])
+@pytest.mark.parametrize(
+    ("n", "dtype", "options"),
+    [
+        (64, torch.bfloat16, {}),  # few tiles: the full product is faster
+        (4097, torch.bfloat16, {}),  # rows of no whole vectors
+        (N, torch.float64, {}),
+        (N, torch.bfloat16, {"out_dtype": torch.float32}),
+    ],
+    ids=str,
+)
+def test_full_products_are_mirrored(driver, catalog, op: str, n: int, dtype, options) -> None:
+    def run() -> None:
+        getattr(ops, op)(empty(2, n, n, dtype=dtype), **options)
+
+    *_, product, last = launches_of(driver, run)
+    assert catalog[product["kernel"]]["kind"] not in ("sm90_symmetric", "mirror")
+    kernel = catalog[last["kernel"]]
+    assert kernel["kind"] == "mirror"
+    assert kernel["alignment"] == options.get("out_dtype", dtype).itemsize
+    params = launch_params.read(last, MIRROR)
+    assert (params.n, params.tiles) == (n, -(-n // 64))
+    assert last["grid"][0] == 2 * params.tiles**2
+
+
+def test_a_product_that_need_not_be_mirrored_is_not(driver, catalog) -> None:
+    def run() -> None:
+        x = empty(64, 64)
+        ops.matmul(x, transposed(x))
+
+    launches = launches_of(driver, run)
+    assert all(catalog[launch["kernel"]]["kind"] != "mirror" for launch in launches)
+
+
+def test_batch_invariant_products_run_from_the_beginning_of_k(driver, catalog) -> None:
+    def run() -> None:
+        x = empty(N, 1000)
+        with torch_cubin.batch_invariant():
+            ops.syrk(x)
+
+    launches = launches_of(driver, run)
+    if catalog[launches[0]["kernel"]]["kind"] == "sm90_symmetric":
+        assert launch_params.read(launches[0], PARAMS).flags == 0
