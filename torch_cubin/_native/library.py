@@ -2,6 +2,7 @@
 
 The library does not use Python's C API. torch registers its ops (torch.ops.load_library); ctypes
 calls its functions that are not ops. Nothing here touches the CUDA driver, except `device()`.
+Over 500 lines: every C function that is no op has its wrapper here.
 """
 
 from __future__ import annotations
