@@ -13,11 +13,13 @@ import time
 import zipfile
 from pathlib import Path
 
+import containers
 import elf_builder
 import pytest
 import real_cubins
 import torch
 from elf_builder import value
+from test_static_library import library
 
 import torch_cubin
 from torch_cubin import errors
@@ -174,6 +176,18 @@ def test_compressed_packages_and_packages_with_cubins_in_a_library(tmp_path: Pat
     (entry,) = torch_cubin.inspect(data).entries
     assert entry.kind == "host_elf"
     assert [launch.kernel for launch in entry.launches] == ["vec_add"]
+
+
+def test_libraries_with_versions_static_ones_and_ptx() -> None:
+    """As in wheels of CUDA libraries."""
+    object_ = (containers.FOLDER / "vec_add.object").read_bytes()
+    static = library((b"a.o/", object_))
+    for name, content in (("lib/libk.so.12", object_), ("lib/libk.so.1.2.3", object_),
+                          ("lib/libk.a", static)):  # fmt: skip
+        module = torch_cubin.load(zipped((name, content), ("README", b"text")))
+        assert list(module) == ["vec_add"], name
+    ptx = b".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k()\n{\nret;\n}\n"
+    assert list(torch_cubin.load(zipped(("k.ptx", ptx)), jit=True)) == ["k"]
 
 
 def test_an_archive_without_device_code_says_so() -> None:

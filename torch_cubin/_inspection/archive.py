@@ -27,7 +27,9 @@ FREE_BYTES, BYTES_A_BYTE, MOST_BYTES = 16 << 20, 32, 1 << 30
 MOST_DIRECTORY_BYTES = 8 << 20  # some 60,000 entries
 MOST_TEXT_BYTES = 64 << 20  # of the wrappers
 _CODE = (".cubin", ".fatbin")
-_HOST = (".so", ".o")  # may contain cubins: AOTInductor's embed_kernel_binary
+# May contain device code, as AOTInductor's libraries do (embed_kernel_binary): opened if no file
+# has one of the names above.
+_OTHERS = re.compile(r".*\.(?:so(?:\.\d+)*|o|a|ptx)", re.DOTALL)
 _KINDS = {zipfile.ZIP_STORED: "none", zipfile.ZIP_DEFLATED: "deflate"}
 _DAMAGED = (
     *(zipfile.BadZipFile, zlib.error, EOFError, struct.error, ValueError, OverflowError),
@@ -92,8 +94,8 @@ def inspect(source: Any, origin: str) -> Container:
         code = [info for info in infos if info.filename.endswith(_CODE)]
         found = [archive.entry(info) for info in code]
         if not found:
-            hosts = [info for info in infos if info.filename.endswith(_HOST)]
-            entries = [archive.entry(info) for info in hosts]
+            others = [info for info in infos if _OTHERS.fullmatch(info.filename)]
+            entries = [archive.entry(info) for info in others]
             found = [one for one in entries if one.error is None and one.content is not None]
             # If nothing was found, report libraries that could not be unpacked.
             found = found or [one for one in entries if one.name in archive.unread]
