@@ -252,6 +252,18 @@ def test_a_blocks_training_step(autocast) -> None:
         torch.testing.assert_close(g, w, rtol=1e-2 if autocast else 1e-4, atol=tolerance)
 
 
+@pytest.mark.parametrize("train", [False, True])
+def test_parameters_do_not_make_a_graph_compose_its_ops(train) -> None:
+    """They require a gradient, but no graph records one: AOTAutograd has computed the backward."""
+    torch._dynamo.reset()
+    block, x = Block(), torch.randn(2, M, K)
+    with installed(), torch.set_grad_enabled(train):
+        torch.compile(block)(x)
+        ran = {row.op.removeprefix("cubin::") for row in torch_cubin.report().ran}
+    assert {"linear_glu_aux" if train else "linear_glu", "linears"} <= ran
+    assert "linear" not in ran
+
+
 def test_the_users_pass_runs_beside_ours() -> None:
     ran = []
 

@@ -108,7 +108,7 @@ def test_opcheck(activation, requires_grad) -> None:
         (ops._linear_activation_aux, (x, gate, bias, activation)),
         (ops._linear_activation_backward, (grad, weight, before, activation)),
     ):
-        torch.library.opcheck(op, args, test_utils=CHECKS)
+        torch.library.opcheck(op.default, args, test_utils=CHECKS)
 
 
 @pytest.mark.parametrize("requires_grad", [True, False])

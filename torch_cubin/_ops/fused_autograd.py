@@ -165,7 +165,8 @@ def _kernel(op: Any, differentiated: Callable[..., Any]) -> Callable[..., Any]:
             if (
                 transforms.transforms_active()
                 or transforms.dual_level_is_open()
-                or autograd._requires_grad(tensors)
+                # Compiled graphs call the op with parameters, but record nothing.
+                or (torch.is_grad_enabled() and autograd._requires_grad(tensors))
             ):
                 return differentiated(*args)
             with transforms.below_autograd():
