@@ -211,7 +211,7 @@ def _switch_thread(before: int, after: int) -> None:
 
 def serves_this_thread() -> bool:
     """Whether drop_in() serves this thread's eager code by these kernels."""
-    scopes = _entered.__dict__.get("scopes")
+    scopes = _entered.__dict__.get("scopes", [])
     return bool(scopes) and scopes[-1][1] != POLICIES["off"]
 
 
