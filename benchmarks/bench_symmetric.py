@@ -187,7 +187,7 @@ def main() -> None:
             continue
         for name, count, calls in cases():
             with torch.no_grad():
-                times = common.interleaved(calls, block_ms=25, rounds=5)
+                times = common.interleaved(calls, block_ms=50, rounds=5, settle_ms=60)
             times = {who: time / count for who, time in times.items()}
             rest = "  ".join(f"{who} {time:.1f}" for who, time in times.items())
             print(f"{name}: {times['torch'] / times['ours']:.3f}  {rest}", flush=True)

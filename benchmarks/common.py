@@ -93,10 +93,13 @@ def milliseconds(run: Callable[[], object], count: int) -> float:
 
 
 def interleaved(
-    runs: Mapping[str, Callable[[], object]], block_ms: float, rounds: int = 5
+    runs: Mapping[str, Callable[[], object]],
+    block_ms: float,
+    rounds: int = 5,
+    settle_ms: float = 0,
 ) -> dict[str, float]:
     """Median microseconds of each contender, interleaved in blocks of block_ms, in another order
-    each round."""
+    each round. Each block begins with settle_ms of unmeasured runs, in which the clocks settle."""
     counts = {}
     for name, run in runs.items():
         milliseconds(run, 3)
@@ -104,7 +107,8 @@ def interleaved(
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in random.sample(list(runs.items()), len(runs)):
-            run()
+            for _ in range(max(1, int(counts[name] * settle_ms / block_ms))):
+                run()
             times[name].append(milliseconds(run, counts[name]) / counts[name] * 1e3)
     return {name: statistics.median(x) for name, x in times.items()}
 

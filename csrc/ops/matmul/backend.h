@@ -83,8 +83,9 @@ struct MatmulCase {
   // without a kernel there is no plan, which is no error.
   bool row_sums, row_parts;
   // Only the lower triangle of the output has to be computed, if its mirror image is stored above
-  // the diagonal (MatmulPlan::mirrors). C begins at a vector, and is M x M.
-  bool symmetric;
+  // the diagonal (MatmulPlan::mirrors). C begins at a vector, and is M x M. If the mirror image is
+  // needed, another kernel (mirror.h) follows plans that do not store it.
+  bool symmetric, needs_mirror;
 
   bool sums_rows() const { return row_sums || row_parts; }
 
@@ -107,7 +108,7 @@ struct MatmulCase {
     packed = packed << 3 | static_cast<uint64_t>(activation);
     for (const bool fact : {a_mappable, b_mappable, a_lines, b_lines, a_unit, b_unit, a_broadcast,
                             b_broadcast, has_bias, scaled, has_addend, accumulates, batch_invariant,
-                            split_sums, row_sums, row_parts, symmetric}) {
+                            split_sums, row_sums, row_parts, symmetric, needs_mirror}) {
       packed = packed << 1 | static_cast<uint64_t>(fact);
     }
     return packed;
@@ -186,6 +187,8 @@ class MatmulConfigs {
   void rewrite(MatmulPlan plan, const MatmulCase& product, const RewriteBytes& bytes,
                const CopyCost& cost);
   double price(const Work& work) const { return microseconds(work, terms_); }
+  // Plans that do not mirror are followed by a kernel with this work.
+  void follow_by_mirror(const Work& work) { mirror_ = price(work); }
   // A smaller batch of the case, or a smaller product, would be taken.
   void too_large() { too_large_ = true; }
 
@@ -200,7 +203,7 @@ class MatmulConfigs {
     CopyCost cost;
   };
   void search(const Rewrite& rewrite);
-  void keep(const MatmulPlan& plan);
+  void keep(MatmulPlan plan);
 
   const Terms& terms_;
   const bool batch_invariant_;
@@ -208,6 +211,7 @@ class MatmulConfigs {
   std::vector<MatmulPlan>* all_;
   const MatmulKernels* kernels_ = nullptr;
   std::vector<Rewrite> rewrites_;
+  double mirror_ = 0;  // us
   MatmulPlan best_;
   bool too_large_ = false;
 };

@@ -44,6 +44,7 @@ MatmulCase read_case(const json& from) {
   c.batch_invariant = flag("batch_invariant");
   c.split_sums = false;
   c.symmetric = flag("symmetric");
+  c.needs_mirror = flag("needs_mirror");
   return c;
 }
 

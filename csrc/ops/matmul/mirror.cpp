@@ -4,10 +4,9 @@
 
 #include "cubin/error.h"
 #include "kernels/matmul/mirror_params.h"
-#include "ops/common/backend.h"
 #include "ops/common/device_tables.h"
 #include "ops/common/launch.h"
-#include "ops/common/shape.h"
+#include "ops/matmul/backend.h"
 
 namespace torch_cubin {
 namespace {
@@ -27,6 +26,7 @@ class MirrorBackend : public KernelBackend {
       fields.refuse("tile", "64 rows and columns");
     }
     fields.integer("alignment", 1);
+    CopyCost{fields};  // throws for a figure that is wrong
   }
 };
 
@@ -53,14 +53,23 @@ struct MirrorTable {
   std::vector<std::pair<int64_t, PackageKernel*>> by_bytes;
 };
 
+const MirrorTable& mirror_table(const Device& device) {
+  static DeviceTables<MirrorTable> tables;
+  return tables.get(
+      device, [](const Device& device) { return std::make_unique<MirrorTable>(device).release(); });
+}
+
 }  // namespace
+
+Work mirror_work(int64_t n, int64_t batch, int64_t element_bytes, const Device& device) {
+  const KernelFields fields(mirror_table(device).of(element_bytes));
+  // One triangle is read, one is written.
+  return CopyCost(fields).work(static_cast<double>(batch * n * n * element_bytes));
+}
 
 void mirror_lower(char* data, int64_t n, int64_t batch, int64_t element_bytes,
                   const Device& device) {
-  static DeviceTables<MirrorTable> tables;
-  const MirrorTable& table = tables.get(
-      device, [](const Device& device) { return std::make_unique<MirrorTable>(device).release(); });
-  PackageKernel& kernel = table.of(element_bytes);
+  PackageKernel& kernel = mirror_table(device).of(element_bytes);
   const int64_t tiles = ceil_div(n, kMirrorTile);
   // The blocks of a launch are counted in 31 bits.
   const int64_t at_once = std::max<int64_t>(INT32_MAX / (tiles * tiles), 1);

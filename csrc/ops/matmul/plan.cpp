@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ops/common/device_tables.h"
+#include "ops/matmul/mirror.h"
 #include "ops/matmul/tuned.h"
 
 namespace torch_cubin {
@@ -35,6 +36,10 @@ struct MatmulTable {
                   const MatmulConfigs::Planner& planner,
                   std::vector<MatmulPlan>* all = nullptr) const {
     MatmulConfigs configs(priced, problem.batch_invariant, planner, all);
+    if (problem.needs_mirror) {
+      const int64_t bytes = element_size(problem.output);
+      configs.follow_by_mirror(mirror_work(problem.m, problem.batch, bytes, device));
+    }
     for (const std::unique_ptr<MatmulKernels>& each : kernels) {
       configs.from(each.get());
       each->configs(problem, configs);
@@ -186,7 +191,8 @@ void MatmulConfigs::offer(MatmulPlan plan, const Work& work) {
   keep(plan);
 }
 
-void MatmulConfigs::keep(const MatmulPlan& plan) {
+void MatmulConfigs::keep(MatmulPlan plan) {
+  if (!plan.mirrors) plan.microseconds += mirror_;
   if (is_better(plan, best_, batch_invariant_)) best_ = plan;
   if (all_ != nullptr) all_->push_back(plan);
 }
@@ -195,6 +201,7 @@ void MatmulConfigs::rewrite(MatmulPlan plan, const MatmulCase& product, const Re
                             const CopyCost& cost) {
   plan.kernels = kernels_;
   rewrites_.push_back({plan, product, bytes, cost});
+  rewrites_.back().product.needs_mirror = false;  // it follows the rewrite
 }
 
 void MatmulConfigs::search(const Rewrite& rewrite) {
