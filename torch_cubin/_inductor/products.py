@@ -78,7 +78,8 @@ def _atens(node: Any) -> Product | None:
 
 
 def _with_matrix(node: torch.fx.Node, input: Any, matrix: Any, bias: Any) -> Product | None:
-    if not all(value.meta["val"].dtype in _DTYPES for value in (node, input, matrix)):
+    values = [each.meta["val"] for each in (node, input, matrix)]
+    if not all(value.dtype in _DTYPES and value.layout == torch.strided for value in values):
         return None
     weight = _transposed(matrix)
     return Product(node, input, weight, matrix if weight is None else None, bias)
