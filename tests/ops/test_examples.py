@@ -107,6 +107,15 @@ def test_training_is_the_same_with_and_without_drop_in(training, device, capsys,
     assert plot.is_file() == (importlib.util.find_spec("matplotlib") is not None)
 
 
+def test_training_by_muon(training, device, capsys, tmp_path) -> None:
+    plot = tmp_path / "losses.png"
+    arguments = ["--device", device, "--steps", "12", "--plot", str(plot), "--optimizer", "muon"]
+    assert training.main(arguments) == 0
+    text = capsys.readouterr().out
+    assert text.count(" muon ") == 2
+    assert ", in the optimizer " in text
+
+
 def test_generation_says_both_speeds(device, capsys) -> None:
     pytest.importorskip("transformers", reason="generation needs transformers")
     arguments = ["--device", device, "--batch", "2", "--new", "3", "--prompt", "24"]
