@@ -188,7 +188,10 @@ def test_flops(name: str) -> None:
         (syrk, (torch.randn(3, 3),), {"out_dtype": torch.float16}, "out_dtype"),
         (syrk, (torch.randn(3, 3).to_sparse(),), {}, "unsupported layout"),
     ],
-    ids=str,
+    ids=[
+        "vector", "not square", "c of another size", "c of another dtype", "integers",
+        "out_dtype", "sparse",
+    ],  # fmt: skip
 )
 def test_errors(op, args, options, match: str) -> None:
     with pytest.raises(RuntimeError, match=rf"torch_cubin \[input\]: .*{match}"):
