@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
 
@@ -101,6 +102,27 @@ def test_outside_nothing_changes() -> None:
         got = _muon._zeropower_via_newtonschulz(*args)
     assert calls.squares() == 0
     assert torch.equal(got, _muon._zeropower_via_newtonschulz.__wrapped__(*args))
+
+
+def test_another_thread_inside_changes_nothing_here() -> None:
+    (parameter,) = parameters((16, 16))
+    entered, done = threading.Event(), threading.Event()
+
+    def inside() -> None:
+        with torch_cubin.drop_in():
+            entered.set()
+            done.wait(60)
+
+    thread = threading.Thread(target=inside)
+    thread.start()
+    try:
+        assert entered.wait(60)
+        with Calls() as calls:
+            _muon._zeropower_via_newtonschulz(parameter.grad, (3.4, -4.7, 2.0), 5, 1e-7)
+    finally:
+        done.set()
+        thread.join()
+    assert calls.squares() == 0
 
 
 def test_a_users_addmm_of_one_tensor_stays_a_product() -> None:
