@@ -189,8 +189,13 @@ def test_flops(name: str) -> None:
         (syrk, (torch.randn(3, 3).to_sparse(),), {}, "unsupported layout"),
     ],
     ids=[
-        "vector", "not square", "c of another size", "c of another dtype", "integers",
-        "out_dtype", "sparse",
+        "vector",
+        "not square",
+        "c of another size",
+        "c of another dtype",
+        "integers",
+        "out_dtype",
+        "sparse",
     ],  # fmt: skip
 )
 def test_errors(op, args, options, match: str) -> None:
