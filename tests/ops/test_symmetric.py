@@ -196,7 +196,7 @@ def test_flops(name: str) -> None:
         "integers",
         "out_dtype",
         "sparse",
-    ],  # fmt: skip
+    ],
 )
 def test_errors(op, args, options, match: str) -> None:
     with pytest.raises(RuntimeError, match=rf"torch_cubin \[input\]: .*{match}"):
