@@ -87,6 +87,18 @@ def test_ids_of_no_expert_are_skipped(biases: bool) -> None:
     assert out[4].eq(0).all()
 
 
+def test_weights_of_skipped_ids_are_not_used() -> None:
+    args = layer(k=3, requires_grad=True)
+    args["topk_ids"][::2, 0] = -1
+    args["topk_weights"].data[::2, 0] = float("nan")
+    names = ("x", "topk_weights", "w13", "w2")
+    tensors = [args[name] for name in names]
+    out, want = torch_cubin.moe(**args), expected(**args)
+    torch.testing.assert_close(out, want)
+    got = torch.autograd.grad(out.square().sum(), tensors)
+    torch.testing.assert_close(got, torch.autograd.grad(want.square().sum(), tensors))
+
+
 def test_no_token() -> None:
     args = {name: x[:0] if x.dim() == 2 else x for name, x in layer().items()}
     assert torch_cubin.moe(**args).shape == (0, HIDDEN)
@@ -120,6 +132,15 @@ def test_compile_makes_one_graph_of_all_sizes() -> None:
         ({"topk_weights": torch.zeros(9, 3)}, "'topk_ids' and topk_weights do not fit"),
         ({"w2": torch.zeros(4, HIDDEN, INNER)}, "'w13' and w2 are of other numbers"),
         ({"activation": "swish"}, "'activation' is not known"),
+        ({"topk_weights": torch.ones(9, 2, dtype=torch.int64)}, "'topk_weights' has a wrong dtype"),
+        # The rest would broadcast, or be read in part.
+        (
+            {"w13": torch.zeros(EXPERTS, 3, HIDDEN), "w2": torch.zeros(EXPERTS, HIDDEN, 2)},
+            "'w13' and w2 do not fit together",
+        ),
+        ({"b13": torch.zeros(EXPERTS, 1)}, "'b13' has a wrong shape"),
+        ({"b13": torch.zeros(2 * INNER)}, "'b13' has a wrong shape"),
+        ({"b2": torch.zeros(EXPERTS + 1, HIDDEN)}, "'b2' has a wrong shape"),
     ],
 )
 def test_errors(change: dict[str, Any], message: str) -> None:

@@ -57,7 +57,8 @@ def skip(value: Any, dtype: torch.dtype, skipped: set[torch.fx.Node]) -> Any:
         if value.target not in VIEWS:
             if value.target not in CASTS:
                 break
-            if value.meta["val"].dtype not in (dtype, torch.float32, torch.float64):
+            to = value.meta["val"].dtype
+            if to != dtype and not (to.is_floating_point and to.itemsize > dtype.itemsize):
                 break
         skipped.add(value)
         value = value.args[0]

@@ -27,15 +27,16 @@ ops = torch.ops.cubin
 Node = Any  # torch.fx.Node; its arguments have no useful types
 
 # Part of the key of Inductor's caches: increase it when the pass changes.
-VERSION = 1
+VERSION = 2
 
 
 def fold(graph: torch.fx.Graph) -> None:
-    folded = [run(graph) for run in (_fold_epilogues, _fold_one_input)]
-    if any(folded):
-        inductor.sort(graph)
-        graph.eliminate_dead_code()
-        graph.lint()
+    for run in (_fold_epilogues, _fold_one_input):
+        if run(graph):
+            inductor.sort(graph)
+            # Before the next run, which would fold replaced products once more.
+            graph.eliminate_dead_code()
+            graph.lint()
 
 
 def _fold_epilogues(graph: torch.fx.Graph) -> bool:
@@ -111,14 +112,16 @@ _EPILOGUES = (_fold_gated, _fold_activation)
 
 
 def _fold_one_input(graph: torch.fx.Graph) -> bool:
-    groups: dict[Any, list[Product]] = collections.defaultdict(list)
+    groups: dict[Any, list[Node]] = collections.defaultdict(list)
     for node in graph.nodes:
         product = product_at(node)
         if product is not None and product.weight is not None:
             shape = tuple(str(size) for size in product.input.meta["val"].shape)
-            groups[_base(product.input), shape].append(product)
+            groups[_base(product.input), shape].append(node)
     folded = False
-    for products in groups.values():
+    for nodes in groups.values():
+        # Only now: results of other groups, which are replaced by then, may be their operands.
+        products = [product for product in map(product_at, nodes) if product is not None]
         if len(products) < 2 or _depend(products):
             continue
         call = _Call(graph, products[-1].node, products[0])
@@ -126,7 +129,7 @@ def _fold_one_input(graph: torch.fx.Graph) -> bool:
         weights = [product.weight for product in products]
         arguments = (products[0].input, weights, biases if any(biases) else [])
         outs = call.insert(ops._linears.default, *arguments)
-        folded |= call.replace_all(outs, [product.node for product in products], ())
+        folded |= call.replace_all(outs, nodes, ())
     return folded
 
 

@@ -36,7 +36,7 @@ def moe(
     Args:
         x: (tokens, hidden).
         topk_ids: (tokens, k), the experts of each token, int32 or int64. Numbers that are no
-            expert's, such as those of another rank's experts, are skipped.
+            expert's, such as those of another rank's experts, are skipped, whatever their weights.
         topk_weights: (tokens, k); with float32 ones the sum over experts is computed in float32.
         w13: (experts, 2 * inner, hidden), gate above up. Any strides: weights that are stored
             transposed are passed as `w13.mT`.
@@ -62,12 +62,22 @@ def moe(
         got = f"{tuple(topk_ids.shape)} and {tuple(topk_weights.shape)}"
         expected = f"two of ({x.shape[0]}, k)"
         raise _fault("topk_ids", "and topk_weights do not fit the tokens", expected, got)
+    if not topk_weights.is_floating_point():
+        raise _fault("topk_weights", "has a wrong dtype", "floating", str(topk_weights.dtype))
     if w13.shape[0] != w2.shape[0] or w13.shape[0] == 0:
         got = f"{w13.shape[0]} and {w2.shape[0]}"
         raise _fault("w13", "and w2 are of other numbers of experts", "one number, not 0", got)
     if isinstance(activation, str) and activation not in ACTIVATIONS:
         expected = "a function, or one of " + ", ".join(map(repr, ACTIVATIONS))
         raise _fault("activation", "is not known", expected, repr(activation)[:200])
+    if isinstance(activation, str) and w13.shape[1] != 2 * w2.shape[2]:
+        expected = f"2 * {w2.shape[2]} outputs: w2's columns, as gate and as up"
+        raise _fault("w13", "and w2 do not fit together", expected, str(w13.shape[1]))
+    # Others might broadcast.
+    for name, bias, weight in (("b13", b13, w13), ("b2", b2, w2)):
+        if bias is not None and bias.shape != weight.shape[:2]:
+            got = str(tuple(bias.shape))
+            raise _fault(name, "has a wrong shape", str(tuple(weight.shape[:2])), got)
     gate = gated(ACTIVATIONS[activation]) if isinstance(activation, str) else activation
     return experts(x, topk_ids, topk_weights, w13.mT, w2.mT, gate, b13, b2)
 
@@ -99,9 +109,10 @@ def experts(
 ) -> Tensor:
     """moe() with matrices that rows are multiplied by: first (experts, hidden, outputs)."""
     count, k = first.shape[0], ids.shape[1]
-    flat = ids.reshape(-1)
+    skipped = (ids < 0) | (ids >= count)
+    weights = weights.masked_fill(skipped, 0)  # NaN times zeros would be NaN
     # The others' rows come last, where they belong to no group.
-    flat = torch.where((flat < 0) | (flat >= count), count, flat)
+    flat = ids.masked_fill(skipped, count).reshape(-1)
     own, order = torch.sort(flat, stable=True)
     numbers = torch.arange(count, device=own.device, dtype=own.dtype)
     ends = torch.searchsorted(own, numbers, right=True)

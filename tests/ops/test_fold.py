@@ -1,0 +1,121 @@
+"""The fold pass on graphs by themselves: each product is computed once, and results stay."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from drop_in_cases import integers
+from torch._inductor.decomposition import select_decomp_table
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import torch_cubin  # noqa: F401
+from torch_cubin._inductor import fold
+
+linear = torch.ops.cubin._linear.default
+matmul = torch.ops.cubin._matmul.default
+M, K, N = 4, 8, 16
+
+
+def folded(
+    function: Callable[..., Any], *args: torch.Tensor, mode: str = "symbolic"
+) -> collections.Counter[str]:
+    """Our ops in the function's graph after the pass, whose results are compared."""
+    functional = torch.func.functionalize(function)
+    graph = make_fx(functional, decomposition_table=select_decomp_table(), tracing_mode=mode)(*args)
+    fold.fold(graph.graph)
+    graph.recompile()
+    torch.testing.assert_close(graph(*args), function(*args))
+    targets = [str(node.target) for node in graph.graph.nodes]
+    return collections.Counter(
+        target.split(".")[1] for target in targets if target.startswith("cubin.")
+    )
+
+
+def tensors(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    return [integers(*shape, dtype=dtype, seed=i) / 8 for i, shape in enumerate(shapes)]
+
+
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+def test_a_product_that_joined_its_activation_is_not_computed_again(mode: str) -> None:
+    def layer(x, w, v):
+        return F.gelu(linear(x, w)), linear(x, v)
+
+    seen = folded(layer, *tensors((M, K), (N, K), (N, K)), mode=mode)
+    assert seen == {"_linear_activation": 1, "_linear": 1}
+
+
+def test_groups_of_products_that_follow_one_another() -> None:
+    def layers(x, a, b, c, d):
+        h = linear(x, a)
+        return linear(x, b), linear(h, c), linear(h, d)
+
+    seen = folded(layers, *tensors((M, K), (K, K), (N, K), (N, K), (N, K)))
+    assert seen == {"_linears": 2}
+
+
+def test_groups_that_would_wait_for_one_another() -> None:
+    """By themselves, neither group's products depend on one another."""
+
+    def layers(x, y, a, b, c, d):
+        p = linear(x, a)
+        q = linear(y, c)
+        return linear(x, b, q[0]), linear(y, d, p[0])
+
+    seen = folded(layers, *tensors((M, K), (M, K), (N, K), (N, K), (N, K), (N, K)))
+    assert seen == {"_linears": 1, "_linear": 2}
+
+
+def test_a_cast_to_fewer_bits_than_the_result_has_stays() -> None:
+    def layer(x, w):
+        return F.silu(linear(x, w).float().double())
+
+    seen = folded(layer, *tensors((M, K), (N, K), dtype=torch.float64))
+    assert seen == {"_linear": 1}
+
+
+NOT_FOLDED: dict[str, Callable[..., Any]] = {
+    "broadcast": lambda x, w, v: linear(x, w).view(1, -1) * torch.sigmoid(linear(x, w).view(-1, 1)),
+    "transposed": lambda x, w, v: linear(x, w[:M]) * torch.sigmoid(linear(x, w[:M]).t()),
+    "a quick GELU": lambda x, w, v: linear(x, w) * torch.sigmoid(1.702 * linear(x, w)),
+    "narrower": lambda x, w, v: F.silu(linear(x, w).bfloat16()),
+    "rounded": lambda x, w, v: F.silu(linear(x, w).half().float()),
+    "integers": lambda x, w, v: F.relu(linear(x, w).int()).float(),
+}
+
+
+@pytest.mark.parametrize("name", NOT_FOLDED)
+def test_not_folded(name: str) -> None:
+    seen = folded(NOT_FOLDED[name], *tensors((M, K), (N, K), (N, K)))
+    assert not {"_linear_activation", "_linear_glu"} & set(seen)
+
+
+FOLDED: dict[str, Callable[..., Any]] = {
+    "swapped factors": lambda x, w, v: linear(x, w) * F.gelu(linear(x, v), approximate="tanh"),
+    "one weight": lambda x, w, v: F.silu(linear(x, w)) * linear(x, w),
+    "two activations": lambda x, w, v: F.silu(linear(x, w)) * F.silu(linear(x, v)),
+    "sums that are returned": lambda x, w, v: (F.relu(linear(x, w)), linear(x, w)),
+    "one row": lambda x, w, v: F.silu(linear(x[:1], w)) * linear(x[:1], v),
+    "a column": lambda x, w, v: F.silu(linear(x, w)) * linear(x, v[:1]),
+    "no rows": lambda x, w, v: F.gelu(linear(x[:0], w)),
+    "a vector": lambda x, w, v: F.gelu(linear(x[0], w)),
+    "its own transpose": lambda x, w, v: F.gelu(matmul(x, x.t())),
+    "views": lambda x, w, v: F.silu(linear(x, w).view(2, 2, N)) * linear(x, v).view(2, 2, N),
+}
+
+
+def _overwritten(x, w, v):
+    sums = linear(x, w)
+    active = F.relu(sums)
+    sums.add_(1)
+    return active, sums
+
+
+@pytest.mark.parametrize("name", [*FOLDED, "overwritten sums"])
+def test_results_stay(name: str) -> None:
+    function = FOLDED.get(name, _overwritten)
+    assert folded(function, *tensors((M, K), (N, K), (N, K)))
