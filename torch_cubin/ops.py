@@ -21,6 +21,8 @@ grouped_matmul = torch.ops.cubin.grouped_matmul
 linear = torch.ops.cubin.linear
 matmul = torch.ops.cubin.matmul
 scaled_dot_product_attention = torch.ops.cubin.scaled_dot_product_attention
+symm_square = torch.ops.cubin.symm_square
+syrk = torch.ops.cubin.syrk
 
 __all__ = [
     "addmm",
@@ -34,4 +36,6 @@ __all__ = [
     "linear",
     "matmul",
     "scaled_dot_product_attention",
+    "symm_square",
+    "syrk",
 ]

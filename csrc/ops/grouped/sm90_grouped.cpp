@@ -22,7 +22,7 @@ constexpr int64_t kPanel = 64;           // elements of a box along K, and of an
 constexpr int64_t kStoreRows = 16;       // of an output's box
 constexpr int64_t kHalves = 2;           // of a tile of B
 constexpr int64_t kRaster = 8;           // rows of tiles that follow one another
-constexpr int64_t kVectorBytes = 16;     // bytes that strides of tensor maps are multiples of
+constexpr int64_t kMapBytes = 16;        // bytes that strides of tensor maps are multiples of
 constexpr int64_t kMostTiles = 1 << 30;  // counted in 32 bits
 
 constexpr const char* kLayouts[] = {"nt", "nn", "tn"};
@@ -175,8 +175,8 @@ void run_sm90_grouped(const Device& device, const GroupedCall& call) {
          {kPanel, call.b_mn_major ? kPanel : row.tile[1] / kHalves}, device,
          call.contraction ? 1 : call.groups, call.b_group_stride);
   const int64_t out_groups = call.contraction ? call.groups : 1;
-  const bool aligned = call.n * kBytes % kVectorBytes == 0 &&
-                       reinterpret_cast<uintptr_t>(call.out) % kVectorBytes == 0;
+  const bool aligned =
+      call.n * kBytes % kMapBytes == 0 && reinterpret_cast<uintptr_t>(call.out) % kMapBytes == 0;
   if (aligned) {
     encode(params.out_map, call.out, call.dtype, {call.n, call.m}, call.n, {kPanel, kStoreRows},
            device, out_groups, call.m * call.n);
