@@ -89,10 +89,9 @@ assert get_local_kernel(path, backend="cpu") is ours
 
 @pytest.mark.parametrize("importer", ["kernels", "alike"])
 def test_it_loads_from_a_local_folder(hub, wheel, tmp_path, importer) -> None:
-    if importer == "kernels":
-        # Not by import: tools/kernels.py has that name, too.
-        if not list(importlib.metadata.distributions(name="kernels")):
-            pytest.skip("needs `pip install kernels`")
+    # Not by import: tools/kernels.py has that name, too.
+    if importer == "kernels" and not list(importlib.metadata.distributions(name="kernels")):
+        pytest.skip("needs `pip install kernels`")
     hub.lay_out(wheel, tmp_path, ["cpu"])
     loads = IMPORTER if importer == "alike" else "from kernels import get_local_kernel\n"
     code = f"import importlib.util, json, sys, torch\nfrom pathlib import Path\n{loads}{USE}"
