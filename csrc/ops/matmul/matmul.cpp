@@ -299,7 +299,7 @@ std::tuple<Tensor, Tensor> weight_and_bias_gradient_cuda(const Tensor& grad, con
   operands.c = static_cast<char*>(weight.mutable_data_ptr());
   operands.row_sums = static_cast<char*>(bias.mutable_data_ptr());
   const Device& gpu = device(g.device_index);
-  const MatmulPlan& both = plan_matmul(gpu, matmul_case(p, operands));
+  const MatmulPlan both = plan_matmul(gpu, matmul_case(p, operands));
   if (both.kernels != nullptr) {
     both.kernels->launch(both, p, operands);
     return {weight, bias};
