@@ -95,6 +95,18 @@ def test_random_groups_are_exact(generator: torch.Generator) -> None:
         numerics.check_exact(op(a.t(), c, offs=offs), sums, f"K {sizes} {rest} {n} {k}")
 
 
+@pytest.mark.parametrize(("m", "n", "k"), [(768, 640, 24), (3000, 96, 17)])
+def test_rows_of_groups_without_k_never_part_the_warps(m, n, k, generator) -> None:
+    """Without a product, nothing but a barrier keeps the four warps that share a stage together."""
+    source = random.Random(1)
+    for _ in range(20):
+        cuts = [*sorted(source.choices(range(k + 1), k=63)), k]
+        sizes = tuple(end - start for start, end in zip([0, *cuts], cuts, strict=False))
+        a, b = (integers((k, x), torch.bfloat16, generator) for x in (m, n))
+        sums = sums_of_groups(a, b, sizes)
+        numerics.check_exact(op(a.t(), b, offs=ends_of(sizes)), sums, f"K {sizes}")
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_errors_are_those_of_a_product_of_each_group(dtype, generator: torch.Generator) -> None:
     sizes = (300, 20, 0, 700)

@@ -233,6 +233,8 @@ TC_DEVICE void consume(const Sm90GroupedParams& p, u32 shared, u32 full, u32 emp
 #pragma unroll
         for (int j = 0; j < C::kTileN / 2; ++j) sum[i][j] = value;
       }
+      // One warp frees the stage for all four, which no wgmma holds together here.
+      named_sync(kGroupBarrier + group, kWarpgroup);
       next_stage();
       release_previous();
     } else {
