@@ -28,7 +28,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX ?= $(CURDIR)/build/pycache
 endif
 
-.PHONY: help demo test thread-test fault-cases triton-test transformers-scan gpu-test lint format
+.PHONY: help demo test thread-test kernel-test fault-cases triton-test transformers-scan gpu-test lint format
 .PHONY: tidy compile-commands report docs bench build wheel hub clean environment
 
 help:
@@ -36,6 +36,7 @@ help:
 	@echo 'make test    build, then every test; those for a GPU are skipped and counted without one'
 	@echo 'make gpu-test  the tests that need a GPU, side by side, and their record'
 	@echo 'make thread-test  first uses by 32 threads under ThreadSanitizer'
+	@echo 'make kernel-test  the kernels of every architecture, and the tests of them (every night)'
 	@echo 'make fault-cases  the table of 45 fault cases: the definitions, and which tests show them'
 	@echo 'make triton-test  the tests of Triton kernels with every version of Triton from 3.3 on (every night)'
 	@echo 'make transformers-scan  every model type of transformers under "cubin" against "eager", and its list'
@@ -88,6 +89,10 @@ test: built-test
 
 thread-test: | $(READY)
 	@$(PY) tests/threads/run.py
+
+# What `make test` does for one architecture (tools/kernels.py), for all of a wheel.
+kernel-test: build
+	@$(PY) -m pytest tests/unit/test_kernel_sass.py tests/unit/test_packaging.py
 
 fault-cases: built-test
 	@$(PY) tools/fault_cases.py

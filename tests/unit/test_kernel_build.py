@@ -166,6 +166,24 @@ def test_sm_89_runs_the_code_of_sm_86(name: str, tools: toolkit.Toolkit, tmp_pat
     assert dataclasses.replace(own, blocks=other.blocks) == other
 
 
+@pytest.mark.parametrize(("arch", "which"), [("sm_80", 0), ("sm_120a", -1)])
+def test_a_sample_is_built_for_an_older_and_a_newer_arch(
+    arch: str, which: int, tools: toolkit.Toolkit
+) -> None:
+    """Of each source and kind of kernel one, with all of a build's checks; `make test` builds the
+    package for one architecture, because each takes minutes."""
+    kinds: dict[tuple[Path, str], list[kernel_table.Kernel]] = {}
+    for kernel in kernel_table.read_tables(KERNELS):
+        if kernel.archs is None or arch in kernel.archs:
+            kinds.setdefault((kernel.source, kernel.fields["kind"]), []).append(kernel)
+    jobs = [(kernels[which], arch) for kernels in kinds.values()]
+    builder = build.Builder(tools, KERNELS)
+    with build.locked(build.ROOT / builder.cache):
+        entries = builder.build(jobs, 1, print)
+    assert [entry["name"] for entry in entries] == [kernel.name for kernel, _ in jobs]
+    assert len({kernel.source for kernel, _ in jobs}) >= 18
+
+
 def test_package_matches_its_manifest(package: Package, tmp_path: Path) -> None:
     lines = package.build("sm_80", "sm_90a")
     assert sum(line.startswith("[") for line in lines) == 4
