@@ -3,7 +3,7 @@
 How a ratio is measured: both contenders run in one process, one block after the other, in an order
 that flips every round. Each block first runs unmeasured until the clocks have settled; without
 this, a slow contender leaves power budget to the next one (a false 1.16x was seen on an H200). A
-round gives one ratio; the median and the range over the rounds are reported.
+round gives one ratio; the median over the rounds and its interval are reported.
 
 After some milliseconds, large products run at the card's power limit, where a kernel that uses more
 energy per product loses more clock. `rest_ms` measures the other regime: a few milliseconds of work
@@ -115,7 +115,8 @@ def interleaved(
 
 @dataclass(frozen=True)
 class Ratio:
-    """Microseconds per call of both contenders, and first / second (above 1: second is faster)."""
+    """Microseconds per call of both contenders, and first / second (above 1: second is faster),
+    with the interval of that median."""
 
     first_us: float
     second_us: float
@@ -125,15 +126,27 @@ class Ratio:
 
 
 def summarise(rounds: Sequence[tuple[float, float]]) -> Ratio:
-    """Medians and ranges of (first, second) microseconds, one pair per round."""
+    """Medians of (first, second) microseconds, one pair per round, and of their ratios."""
     ratios = [first / second for first, second in rounds]
+    low, high = median_interval(ratios)
     return Ratio(
         first_us=statistics.median(first for first, _ in rounds),
         second_us=statistics.median(second for _, second in rounds),
         ratio=statistics.median(ratios),
-        low=min(ratios),
-        high=max(ratios),
+        low=low,
+        high=high,
     )
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Two of the values, between which lies the median of what they were drawn from, in 95% of all
+    cases: of up to 8 values the least and the largest, of 20 the sixth and the fifteenth."""
+    count = len(values)
+    rank, tail = 0, 2.0**-count  # the probability that at most `rank` of them are below the median
+    while (more := tail + math.comb(count, rank + 1) * 2.0**-count) <= 0.025:
+        rank, tail = rank + 1, more
+    ordered = sorted(values)
+    return ordered[rank], ordered[count - 1 - rank]
 
 
 def alternate(

@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import torch_cubin
 from torch_cubin._tuning import measure
 
-EFFORT = measure.Effort(settle_ms=15, measure_ms=20, rounds=5)
+EFFORT = measure.Effort(settle_ms=30, rounds=30)
 BACKENDS = (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION)
 DIRECTIONS = ("forward", "training")
 

@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 sys.path.append(str(BENCHMARKS))
 
+import common  # noqa: E402
 import report  # noqa: E402
 import report_results  # noqa: E402
 from report_sections import SECTIONS  # noqa: E402
@@ -74,3 +75,12 @@ def test_an_unexplained_miss_is_refused(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(report, "MISSES", reasons)
     with pytest.raises(SystemExit, match=r"missing \[.*goals/middle.*no longer missed .*nothing"):
         report.misses_table()
+
+
+@pytest.mark.parametrize(("count", "low", "high"), [(1, 1, 1), (8, 1, 8), (9, 2, 8), (20, 6, 15)])
+def test_interval_of_a_median(count: int, low: int, high: int) -> None:
+    """The ranks are those of the binomial distribution (a sign test at 5%)."""
+    values = [float(x) for x in range(count, 0, -1)]
+    assert common.median_interval(values) == (low, high)
+    ratio = common.summarise([(x, 2.0) for x in values])
+    assert (ratio.low, ratio.high) == (low / 2, high / 2)

@@ -130,6 +130,15 @@ def test_an_interrupted_sweep_measures_each_product_once(
     assert f"{5 - len(kept)}/{5 - len(kept)}, 0 s left, 64x64x320" in shown
 
 
+def test_times_do_not_depend_on_the_clocks_of_a_round() -> None:
+    """The second config was disturbed in one round, and is as fast as the first."""
+    clocks = (1.0, 1.3, 1.2, 0.8, 1.1)
+    rounds = {name: [10 * clock for clock in clocks] for name in CONFIGS}
+    rounds[CONFIGS[1]][0] = 14
+    found = measure.Times(Product.of_layout(64, 64, 64, "nt", "bfloat16"), rounds, {}, CONFIGS[0])
+    assert found.median(CONFIGS[1]) / found.median(CONFIGS[0]) == pytest.approx(1)
+
+
 def test_a_table_lists_only_faster_configs(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(sweep, "measured_on", lambda: {"gpu": "a GPU"})
     other = Product.of_layout(64, 64, 128, "nt", "bfloat16")

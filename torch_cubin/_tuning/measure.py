@@ -19,13 +19,15 @@ from torch_cubin._tuning.products import Operands, Product
 TORCH = "torch.matmul"
 
 
+RUN_MS = 1.5  # of a contender in a round
+
+
 @dataclasses.dataclass(frozen=True)
 class Effort:
-    """How long each contender runs, in milliseconds, in each round."""
+    """How long all contenders run before they are measured, and how often each is measured."""
 
-    settle_ms: float = 4
-    measure_ms: float = 6
-    rounds: int = 3
+    settle_ms: float = 20
+    rounds: int = 15
     # A config is measured if its predicted time is at most `near` times the best, up to
     # `most_configs`.
     near: float = 1.6
@@ -43,7 +45,12 @@ class Times:
     tuned: str = ""  # the choice of a tuned table
 
     def median(self, name: str) -> float:
-        return statistics.median(self.rounds[name])
+        """Of the rounds, without what was slower or faster in a round for all contenders."""
+        means = [
+            statistics.geometric_mean(times) for times in zip(*self.rounds.values(), strict=True)
+        ]
+        own = zip(self.rounds[name], means, strict=True)
+        return statistics.median(time / mean for time, mean in own) * statistics.median(means)
 
     def ratio(self, name: str, reference: str) -> float:
         """Speed of one contender over another's: the median of the rounds' ratios."""
@@ -100,7 +107,7 @@ def measure(
     product: Product, operands: Operands, effort: Effort, beside_torch: bool, seed: int = 0
 ) -> Times:
     """Times each contender as a CUDA graph over operands that together exceed the L2 cache. In each
-    round they are interleaved in a random order, and each settles before it is measured."""
+    round they are interleaved in a random order."""
     with float32_math(product), watching(), torch.cuda.device(operands.device):
         sets = operands.sets(product)
         first = torch.ops.cubin.matmul(*sets[0])
@@ -165,32 +172,49 @@ def _check(product: Product, name: str, out: torch.Tensor, reference: torch.Tens
 
 
 _Name = TypeVar("_Name")
+_Events = tuple[torch.cuda.Event, torch.cuda.Event]
 
 
 def rounds_of(
     graphs: dict[_Name, torch.cuda.CUDAGraph], repeats: int, effort: Effort, seed: int
 ) -> dict[_Name, list[float]]:
-    """Microseconds of one of a graph's `repeats`, a number for each round, by contender."""
+    """Microseconds of one of a graph's `repeats`, a number for each round, by contender.
+
+    At the power limit the clocks wander by 10% and more within tens of milliseconds. A round is
+    short, so that its contenders, in a random order, find the same clocks: compare within rounds.
+    """
     once = {name: min(_milliseconds(graph, 1) for _ in range(2)) for name, graph in graphs.items()}
+    counts = {name: max(1, round(RUN_MS / time)) for name, time in once.items()}
+    of_round = sum(counts[name] * time for name, time in once.items())
     order = list(graphs)
-    times: dict[_Name, list[float]] = {name: [] for name in graphs}
     shuffle = random.Random(seed)
-    for _ in range(effort.rounds):
+    events: dict[_Name, list[_Events]] = {name: [] for name in graphs}
+    # Nothing waits between the rounds, so that the GPU is never idle.
+    for number in range(-math.ceil(effort.settle_ms / of_round), effort.rounds):
         shuffle.shuffle(order)
         for name in order:
-            for _ in range(max(1, round(effort.settle_ms / once[name]))):
-                graphs[name].replay()
-            count = max(1, round(effort.measure_ms / once[name]))
-            microseconds = _milliseconds(graphs[name], count) / count / repeats * 1e3
-            times[name].append(microseconds)
-    return times
+            recorded = _recorded(graphs[name], counts[name])
+            if number >= 0:
+                events[name].append(recorded)
+    torch.cuda.synchronize()
+    return {
+        name: [
+            start.elapsed_time(end) / counts[name] / repeats * 1e3 for start, end in events[name]
+        ]
+        for name in graphs
+    }
 
 
-def _milliseconds(graph: torch.cuda.CUDAGraph, count: int) -> float:
+def _recorded(graph: torch.cuda.CUDAGraph, count: int) -> _Events:
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     for _ in range(count):
         graph.replay()
     end.record()
+    return start, end
+
+
+def _milliseconds(graph: torch.cuda.CUDAGraph, count: int) -> float:
+    start, end = _recorded(graph, count)
     end.synchronize()
     return start.elapsed_time(end)
