@@ -9,11 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_cubin import errors
-from torch_cubin._ops import attention_checks, checks, mutated
+from torch_cubin._ops import attention_checks, checks, mutated, refusals
 from torch_cubin._ops.raw_ops import KV_CACHE as NAME
 from torch_cubin._ops.raw_ops import raw_names
-from torch_cubin._pytorch import transforms
 
 _DEFAULTS = {each.name: each.default for each in attention_checks.arguments_of(NAME)}
 
@@ -30,26 +28,8 @@ def _fake(*args: Any, **named: Any) -> Tensor:
     return tensors["q"].new_empty(*tensors["q"].shape[:-1], tensors["v_cache"].shape[-1])
 
 
-def _refusal(transform: str, advice: str) -> errors.Error:
-    problem = f"has no rule for {transform}: it writes to its caches"
-    return checks.fault(NAME, problem, "a call outside of it", "one inside", advice)
-
-
-def _autograd(*args: Any, **kwargs: Any) -> Tensor:
-    """Refuses calls that need a derivative; all others run as without gradients."""
-    tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
-    if any(x.requires_grad for x in tensors) or transforms.dual_level_is_open():
-        raise _refusal("derivatives", "Call it under torch.no_grad().")
-    with transforms.below_autograd():
-        return torch.ops.cubin._flash_attention_with_kvcache.default(*args, **kwargs)
-
-
-def _vmap(*args: Any, **kwargs: Any) -> Tensor:
-    raise _refusal("torch.vmap", "Give it the whole batch.")
-
-
 def register(library: torch.library.Library) -> None:
     for name in raw_names(NAME):
         torch.library.register_fake(f"cubin::{name}", _fake, lib=library)
-        library.impl(name, _vmap, "FuncTorchBatched")
-    library.impl(f"_{NAME}_autograd", _autograd, "Autograd")
+    reason, advice = ": it writes to its caches", "Call it under torch.no_grad()."
+    refusals.refuse_transforms(library, NAME, advice=advice, reason=reason)
