@@ -7,6 +7,8 @@
 #include "ops/attention/problem/checks.h"
 #include "ops/grouped/grouped.h"
 #include "ops/matmul/checks.h"
+#include "ops/quantize/quantize.h"
+#include "ops/scaled/scaled.h"
 
 using namespace torch_cubin;
 
@@ -24,6 +26,16 @@ TORCH_CUBIN_API char* torch_cubin_check_product(const char* call) {
 // The same for grouped_matmul: {"mat_a": tensor, "mat_b": tensor, "offs": tensor}.
 TORCH_CUBIN_API char* torch_cubin_check_grouped(const char* call) {
   return answer([&] { check_described_grouped(nlohmann::json::parse(given(call, "call"))); });
+}
+
+// The same for scaled_matmul (check_described_scaled in ops/scaled/scaled.h).
+TORCH_CUBIN_API char* torch_cubin_check_scaled(const char* call) {
+  return answer([&] { check_described_scaled(nlohmann::json::parse(given(call, "call"))); });
+}
+
+// The same for quantize (check_described_quantize in ops/quantize/quantize.h).
+TORCH_CUBIN_API char* torch_cubin_check_quantize(const char* call) {
+  return answer([&] { check_described_quantize(nlohmann::json::parse(given(call, "call"))); });
 }
 
 // {"attention_forward": its schema, ...}: torch_cubin/_ops takes the options and their defaults

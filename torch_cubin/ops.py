@@ -20,7 +20,9 @@ flash_attention_with_kvcache = torch.ops.cubin.flash_attention_with_kvcache
 grouped_matmul = torch.ops.cubin.grouped_matmul
 linear = torch.ops.cubin.linear
 matmul = torch.ops.cubin.matmul
+quantize = torch.ops.cubin.quantize
 scaled_dot_product_attention = torch.ops.cubin.scaled_dot_product_attention
+scaled_matmul = torch.ops.cubin.scaled_matmul
 symm_square = torch.ops.cubin.symm_square
 syrk = torch.ops.cubin.syrk
 
@@ -35,7 +37,9 @@ __all__ = [
     "grouped_matmul",
     "linear",
     "matmul",
+    "quantize",
     "scaled_dot_product_attention",
+    "scaled_matmul",
     "symm_square",
     "syrk",
 ]

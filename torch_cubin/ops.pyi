@@ -160,6 +160,15 @@ def matmul(
     self: Tensor,
     other: Tensor,
 ) -> Tensor: ...
+def quantize(
+    x: Tensor,
+    recipe: int,
+    *,
+    transpose: bool = False,
+    power_of_two: bool = False,
+    gate: str = "none",
+    dtype: dtype | None = None,
+) -> tuple[Tensor, Tensor]: ...
 def scaled_dot_product_attention(
     query: Tensor,
     key: Tensor,
@@ -170,6 +179,18 @@ def scaled_dot_product_attention(
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
+) -> Tensor: ...
+def scaled_matmul(
+    mat_a: Tensor,
+    mat_b: Tensor,
+    scale_a: Tensor,
+    scale_recipe_a: int,
+    scale_b: Tensor,
+    scale_recipe_b: int,
+    *,
+    bias: Tensor | None = None,
+    output_dtype: dtype | None = None,
+    use_fast_accum: bool = False,
 ) -> Tensor: ...
 def symm_square(
     a: Tensor,

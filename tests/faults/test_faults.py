@@ -59,6 +59,7 @@ CPP_ONLY = (
     "fake_planner",
     "fake_remembered_calls",
     "fake_requirements",
+    "fake_scaled",
     "fake_sm90",
     "fake_symmetric",
     "fake_transpose",

@@ -2,10 +2,11 @@
 
 The addend of addmm with a float32 output stays float32. With a cache of keys and values, arguments
 are cast to the cache's dtype, because the cache is written to. Float8 arguments of attention are
-not cast, and mixing them with other dtypes is an error: a cast would drop their scale factors.
-Products of float8 are cast, like those of torch. All ops get kernels on the Autocast keys, because
-torch.library.register_autocast fixes one dtype at registration and fails on keyword arguments.
-float64 is not cast, as in torch.
+not cast, and mixing them with other dtypes is an error: a cast would drop their scale factors. Nor
+are arguments of scaled_matmul and quantize. Other products of float8 are cast, like those of torch.
+All ops get kernels on the Autocast keys, because torch.library.register_autocast fixes one dtype at
+registration and fails on keyword arguments. float64 is not
+cast, as in torch.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def _kernel(op: Any, key: str, device_type: str) -> Callable[..., Any]:
     without_this_key = dispatch_keys.without_key(key)
     names = operators.argument_names(op)
     # Nothing is cast, but the op runs without the key: the ATen ops of its CPU reference need that.
-    casts = raw_ops.E4M3 not in op.name()
+    casts = not any(name in op.name() for name in raw_ops.FLOAT8)
     attends = "attention" in op.name()
 
     def autocast(*args: Any, **kwargs: Any) -> Any:

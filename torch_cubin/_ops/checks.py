@@ -150,7 +150,12 @@ def _replacement(op: str) -> str:
             return f", or use torch.{name}"
     if op in ("syrk", "symm_square"):
         return ", or use torch.matmul"
-    functions = {"linear": "linear", "grouped": "grouped_mm", "": "scaled_dot_product_attention"}
+    functions = {
+        "linear": "linear",
+        "grouped": "grouped_mm",
+        "scaled_matmul": "scaled_mm",
+        "": "scaled_dot_product_attention",
+    }
     name = next(function for part, function in functions.items() if part in op)
     return f", or use torch.nn.functional.{name}"
 

@@ -74,6 +74,10 @@ def _grouped_flops(mat_a: Tensor, mat_b: Tensor, *args: Any, out_val: Tensor, **
     return 2 * mat_a.shape[-2] * mat_a.shape[-1] * mat_b.shape[-1]
 
 
+def _scaled_flops(mat_a: Tensor, mat_b: Tensor, *args: Any, **kwargs: Any) -> int:
+    return 2 * mat_a.shape[0] * mat_a.shape[1] * mat_b.shape[1]
+
+
 def _weight_gradient_flops(grad: Tensor, input: Tensor, **kwargs: Any) -> int:
     return 2 * grad.numel() * input.shape[1]
 
@@ -179,6 +183,7 @@ def _add_formulas(counter: ModuleType) -> None:
         ("linear_activation_aux", _linear_aux_flops),
         ("linear_activation_backward", _linear_aux_flops),
         (raw_ops.GROUPED, _grouped_flops),
+        (raw_ops.SCALED, _scaled_flops),
         ("scaled_dot_product_attention", _attention_flops),
         ("attention_forward", _attention_flops),
         (raw_ops.E4M3, _attention_e4m3_flops),

@@ -20,13 +20,18 @@ FUSED = (  # for graphs, with their own derivatives (fused_autograd.py)
 ATTENTION = ("scaled_dot_product_attention", "attention_forward", "attention_backward")
 E4M3 = "attention_forward_e4m3"  # called by flash_attention of float8_e4m3fn
 GROUPED = "grouped_matmul"
+SCALED, QUANTIZE = "scaled_matmul", "quantize"
 KV_CACHE = "flash_attention_with_kvcache"
-ALL = (*PRODUCTS, *SYMMETRIC, ADDMM_INTO, *FUSED, GROUPED, *ATTENTION, E4M3, KV_CACHE)
+FLOAT8 = (E4M3, SCALED, QUANTIZE)  # autocast does not cast their arguments
+ALL = (
+    *(*PRODUCTS, *SYMMETRIC, ADDMM_INTO, *FUSED, GROUPED, SCALED, QUANTIZE),
+    *(*ATTENTION, E4M3, KV_CACHE),
+)
 # Parts of cubin::linear and cubin::addmm.
 _WITHOUT_PUBLIC_OP = ("linear_activation", "addmm_dtype", *FUSED)
 # attention_forward has the derivative of scaled_dot_product_attention.
 _WITHOUT_AUTOGRAD = ("scaled_dot_product_attention", *FUSED)
-# Autograd variants with formulas; those of E4M3, KV_CACHE and ADDMM_INTO refuse to be
+# Autograd variants with formulas; those of FLOAT8, KV_CACHE and ADDMM_INTO refuse to be
 # differentiated.
 DIFFERENTIABLE = tuple(
     name for name in (*PRODUCTS, *SYMMETRIC, GROUPED, *ATTENTION) if name not in _WITHOUT_AUTOGRAD

@@ -23,6 +23,7 @@ from torch_cubin._ops import (
     kv_cache,
     layouts,
     no_derivatives,
+    scaled,
     sharding,
     symmetric,
     vmap,
@@ -48,6 +49,7 @@ def register() -> torch.library.Library:
     symmetric.register(library)
     fused.register(library)
     grouped.register(library)
+    scaled.register(library)
     addmm_into.register(library)
     kv_cache.register(library)
     attention_e4m3.register(library)

@@ -1,0 +1,50 @@
+// The parameter of the kernels of sm90_scaled.cu, shared by host and device code.
+//
+//   out[m, n] = round(sum_k A[m, k] * B[n, k] * s(m, n, k) + bias[n])
+//
+// for 8-bit floats whose rows are contiguous along K. Scales are float32 at any address:
+//   s = scale_a[m * a_stride] * scale_b[n * b_stride], the same for all k; stride 0: one scale
+//   with kScaledBlocks, for each 128 of K (the last block of K may be shorter):
+//     s = scale_a[(m >> a_shift) * a_stride + k / 128 * a_stride_k] * scale_b[...], the same of n
+// Products of each 128 of K are added in float32, unless the kernel is `fast`: then the tensor
+// cores, whose sums have about 14 bits, add all of K.
+//
+// Tensor maps, innermost dim first, swizzled by 128 bytes; boxes in parentheses:
+//   A: {K (128), M (tile M)}   B: {K (128), N (tile N / 2)}
+//   out: {N (a panel: 128 bytes, or all of a narrower tile), M (16)}, swizzled by the panel's bytes
+#pragma once
+
+namespace torch_cubin {
+
+struct alignas(64) Sm90ScaledMap {
+  unsigned long long words[16];
+};
+
+enum Sm90ScaledFlags {
+  kScaledPair = 1,    // clusters of two blocks along M, each of which loads half of B for both
+  kScaledBlocks = 2,  // scales of blocks of K
+  kScaledOutUnaligned = 4,  // out has no map: its rows are not multiples of 16 bytes
+};
+
+enum Sm90ScaledType { kScaledBFloat16, kScaledFloat16, kScaledFloat32 };  // of out, of bias
+
+struct Sm90ScaledParams {
+  Sm90ScaledMap a, b, out_map;
+  const float* scale_a;
+  const float* scale_b;
+  const void* bias;  // null: none
+  void* out;
+  long long out_stride;                                  // elements
+  long long a_stride, b_stride, a_stride_k, b_stride_k;  // of scales, elements
+  long long bias_stride;
+  int a_shift, b_shift;  // 0: a scale for each row of A (B); 7: for 128 of them
+  int m, n;
+  int k_blocks;  // of 128
+  int tiles_m;   // clusters along M
+  int tiles_n;
+  int group;  // rows of tiles that follow one another, column by column
+  int out_type, bias_type;
+  int flags;
+};
+
+}  // namespace torch_cubin

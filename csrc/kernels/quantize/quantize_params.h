@@ -1,0 +1,38 @@
+// The parameter of the kernels of this folder, shared by host and device code.
+//
+// Elements x of float16, bfloat16 or float32 become 8-bit floats q and scales s, with x ~ q * s:
+//   s = the block's largest finite magnitude / the largest 8-bit number (448, or 57344 of e5m2),
+//     at least 2^-126, or 1 if that magnitude is 0; with kQuantizePowerOfTwo the next power of two
+//   q = x * (1 / s), rounded to nearest, ties to even; NaN if x is NaN or infinite
+// in float32. A block is
+//   rows.cu: 128 columns of a row, or all of a row; of `gated` kernels x is silu(gate) * up, with
+//     the gate at x and the up `up` elements after it
+//   tiles.cu: 128 x 128, or with kQuantizeColumns 128 rows of a column
+#pragma once
+
+namespace torch_cubin {
+
+enum QuantizeFlags {
+  kQuantizePowerOfTwo = 1,
+  kQuantizeE5m2 = 2,
+  kQuantizeVectors = 4,     // x may be read by 16 bytes
+  kQuantizeOutVectors = 8,  // data may be written by 8 bytes
+  kQuantizeColumns = 16,    // tiles: a scale for 128 rows of each column
+  kQuantizeTransposed = 32  // tiles: data is (columns, rows)
+};
+
+struct QuantizeParams {
+  const void* x;
+  unsigned char* data;
+  float* scales;
+  long long x_stride;     // elements, from row to row; columns are contiguous
+  long long up;           // elements
+  long long data_stride;  // bytes, from row to row of data
+  // The scale of rows r (r / 128) and columns c is at r * scale_stride + c / 128 * scale_stride_k.
+  // With kQuantizeColumns, at c * scale_stride + r / 128 * scale_stride_k.
+  long long scale_stride, scale_stride_k;
+  int rows, columns;  // of the result
+  int flags;
+};
+
+}  // namespace torch_cubin

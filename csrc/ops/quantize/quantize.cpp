@@ -1,0 +1,151 @@
+// quantize on CUDA: the backend of csrc/kernels/quantize.
+#include "ops/quantize/quantize.h"
+
+#include <algorithm>
+#include <memory>
+
+#include "cubin/error.h"
+#include "kernels/quantize/quantize_params.h"
+#include "ops/common/aten.h"
+#include "ops/common/backend.h"
+#include "ops/common/device_tables.h"
+#include "ops/common/launch.h"
+#include "ops/common/stable_ops.h"
+#include "runtime/device.h"
+
+namespace torch_cubin {
+namespace {
+
+constexpr int64_t kReadBytes = 16;  // at a time
+constexpr int64_t kWriteBytes = 8;
+constexpr int64_t kMostBlocks = 1 << 30;  // counted in 32 bits
+
+constexpr const char* kDtypes[] = {"float16", "bfloat16", "float32"};
+constexpr ScalarType kTypes[] = {ScalarType::Half, ScalarType::BFloat16, ScalarType::Float};
+constexpr const char* kKinds[] = {"rows", "tiles"};
+
+enum Mode { kBlockMode, kGatedMode, kRowMode, kTileMode, kModes };
+constexpr const char* kModeNames[] = {"block", "gated", "row"};
+
+struct QuantizeKernel {
+  explicit QuantizeKernel(PackageKernel& entry) : kernel(&entry) {
+    const KernelFields fields(entry);
+    dtype = fields.index("dtype", kDtypes);
+    mode = fields.index("kind", kKinds) == 1 ? kTileMode : fields.index("mode", kModeNames);
+    int64_t tile[3];
+    fields.triple("tile", 1, tile);
+    blocks = tile[0];
+  }
+
+  PackageKernel* kernel;
+  int dtype, mode;
+  int64_t blocks;  // of 128 columns, that a block of threads quantises
+};
+
+class QuantizeBackend : public KernelBackend {
+ public:
+  QuantizeBackend() : KernelBackend("quantize") {}
+
+  void check(PackageKernel& kernel) const override {
+    check_params(kernel.entry(), "quantize", sizeof(QuantizeParams));
+    QuantizeKernel{kernel};  // throws for a field that is wrong
+  }
+};
+
+const QuantizeBackend g_quantize;
+
+struct QuantizeTable {
+  explicit QuantizeTable(const Device& device) : family("quantize", device) {
+    family.for_each_backend<KernelBackend>([&](const KernelBackend&, const auto& kernels) {
+      for (PackageKernel* kernel : kernels) {
+        const QuantizeKernel own(*kernel);
+        rows[own.mode][own.dtype] = std::make_unique<QuantizeKernel>(own);
+      }
+    });
+  }
+
+  const QuantizeKernel& find(int mode, ScalarType dtype) const {
+    const auto at = std::find(kTypes, kTypes + std::size(kTypes), dtype) - kTypes;
+    const auto& row = rows[mode][at];
+    if (row == nullptr) family.fail_no_kernel("quantize of " + dtype_name(dtype));
+    return *row;
+  }
+
+  FamilyKernels family;
+  std::unique_ptr<QuantizeKernel> rows[kModes][std::size(kTypes)];
+};
+
+const QuantizeTable& quantize_table(const Device& device) {
+  static DeviceTables<QuantizeTable> tables;
+  return tables.get(device, [](const Device& device) {
+    return std::make_unique<QuantizeTable>(device).release();
+  });
+}
+
+int mode_of(const QuantizeCall& call) {
+  if (call.gated) return kGatedMode;
+  if (call.recipe == kScaleRow) return kRowMode;
+  return call.recipe == kScaleBlock1x128 && !call.transpose ? kBlockMode : kTileMode;
+}
+
+}  // namespace
+
+Quantized quantize_cuda(const Tensor& x, int64_t recipe, bool transpose, bool power_of_two,
+                        const std::string& gate, std::optional<ScalarType> dtype) {
+  TensorView view(x);
+  const QuantizeCall call = check_quantize(view, recipe, transpose, power_of_two, gate, dtype);
+  const int64_t sizes[] = {call.rows, call.k};
+  Tensor data = empty_cuda(sizes, 2, call.dtype, view.device_index);
+  Tensor scales = empty_cuda_strided(call.scale.sizes, call.scale_strides, 2, ScalarType::Float,
+                                     view.device_index);
+  if (call.rows == 0 || call.k == 0) {
+    if (call.scale.numel() > 0) torch::stable::fill_(scales, 1);
+    return {data, scales};
+  }
+  std::optional<Tensor> copy;
+  if (view.sizes[1] > 1 && view.strides[1] != 1) {
+    copy = torch::stable::contiguous(detach(x));
+    view = TensorView(*copy);
+  }
+  const Device& gpu = device(view.device_index);
+  const int mode = mode_of(call);
+  const QuantizeKernel& kernel = quantize_table(gpu).find(mode, view.dtype);
+  const int64_t bytes = element_size(view.dtype), stride = view.sizes[0] > 1 ? view.strides[0] : 0;
+  QuantizeParams params{};
+  params.x = view.data();
+  params.data = static_cast<unsigned char*>(data.mutable_data_ptr());
+  params.scales = static_cast<float*>(scales.mutable_data_ptr());
+  params.x_stride = stride;
+  params.up = call.k;
+  params.data_stride = call.k;
+  params.rows = static_cast<int>(view.sizes[0]);
+  params.columns = static_cast<int>(call.transpose ? call.rows : call.k);
+  const bool reads = reinterpret_cast<uintptr_t>(params.x) % kReadBytes == 0 &&
+                     stride * bytes % kReadBytes == 0 &&
+                     (!call.gated || call.k * bytes % kReadBytes == 0);
+  if (reads) params.flags |= kQuantizeVectors;
+  if (call.k % kWriteBytes == 0) params.flags |= kQuantizeOutVectors;
+  if (call.power_of_two) params.flags |= kQuantizePowerOfTwo;
+  if (call.dtype == ScalarType::Float8_e5m2) params.flags |= kQuantizeE5m2;
+  if (call.transpose) params.flags |= kQuantizeTransposed;
+  params.scale_stride = call.scale_strides[0];
+  params.scale_stride_k = call.scale_strides[1];
+  if (recipe == kScaleBlock128x128 && !call.transpose) {  // the scales' first dim is that of K
+    std::swap(params.scale_stride, params.scale_stride_k);
+  }
+  if (mode == kTileMode && recipe == kScaleBlock1x128) params.flags |= kQuantizeColumns;
+
+  const int64_t across = ceil_div(int64_t{params.columns}, kScaleBlock);
+  int64_t blocks = int64_t{params.rows};
+  if (mode == kTileMode) blocks = ceil_div(blocks, kScaleBlock) * across;
+  if (mode == kBlockMode || mode == kGatedMode) blocks = blocks * across;
+  if (std::max({blocks, view.sizes[0], view.sizes[1]}) > kMostBlocks) {
+    fail({"no_kernel", kQuantizeOp, "has a size that no kernel takes",
+          "at most " + std::to_string(kMostBlocks) + " rows, columns and blocks", view.shape_text(),
+          ""});
+  }
+  launch(*kernel.kernel, {ceil_div(blocks, mode == kTileMode ? 1 : kernel.blocks)}, gpu, params);
+  return {data, scales};
+}
+
+}  // namespace torch_cubin

@@ -1,0 +1,59 @@
+// Products of 8-bit floats with scales:
+//
+//   out[m, n] = round(sum_k mat_a[m, k] * scale_a(m, k) * mat_b[k, n] * scale_b(n, k) + bias[n])
+//
+// A recipe says what a scale belongs to, and so the shape of the scales, which have any strides:
+//   kScaleTensor: the whole operand; one element
+//   kScaleRow: a row of mat_a, a column of mat_b; M or N elements
+//   kScaleBlock1x128: 128 of K of one row (column); (M, ceil(K / 128)), for mat_b (N, ...)
+//   kScaleBlock128x128: 128 of K of 128 rows (columns); (ceil(K / 128), ceil(M / 128)), for mat_b
+//     (..., ceil(N / 128)). The first size may be padded to a multiple of 4, as cuBLAS requires.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+
+#include "ops/common/shape.h"
+#include "pytorch/tensor.h"
+
+namespace torch_cubin {
+
+constexpr const char* kScaledOp = "scaled_matmul";
+constexpr int64_t kScaleBlock = 128;
+
+// The numbers of torch.nn.functional.ScalingType.
+enum ScaleRecipe : int64_t {
+  kScaleTensor = 0,
+  kScaleRow = 1,
+  kScaleBlock1x128 = 4,
+  kScaleBlock128x128 = 5,
+};
+
+inline bool is_block(int64_t recipe) { return recipe >= kScaleBlock1x128; }
+
+struct ScaledArguments {
+  TensorView mat_a, mat_b, scale_a, scale_b;
+  int64_t recipe_a, recipe_b;
+  std::optional<TensorView> bias;
+  ScalarType out_dtype;
+  bool fast;  // use_fast_accum
+};
+
+// The output's shape; throws [input] for arguments that are wrong on every device.
+Shape check_scaled(const ScaledArguments& arguments);
+
+// The same for tensors that Python describes: {"tensors": {"mat_a": tensor, ...}, "recipe_a": 0,
+// "recipe_b": 0, "output_dtype": "bfloat16", "use_fast_accum": false}.
+void check_described_scaled(const nlohmann::json& call);
+
+// cubin::_scaled_matmul; the output is bfloat16 if no dtype is given.
+Tensor scaled_matmul_cpu(const Tensor& mat_a, const Tensor& mat_b, const Tensor& scale_a,
+                         int64_t recipe_a, const Tensor& scale_b, int64_t recipe_b,
+                         const std::optional<Tensor>& bias, std::optional<ScalarType> out_dtype,
+                         bool use_fast_accum);
+Tensor scaled_matmul_cuda(const Tensor& mat_a, const Tensor& mat_b, const Tensor& scale_a,
+                          int64_t recipe_a, const Tensor& scale_b, int64_t recipe_b,
+                          const std::optional<Tensor>& bias, std::optional<ScalarType> out_dtype,
+                          bool use_fast_accum);
+
+}  // namespace torch_cubin

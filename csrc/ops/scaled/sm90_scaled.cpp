@@ -1,0 +1,220 @@
+#include "ops/scaled/sm90_scaled.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "cubin/error.h"
+#include "kernels/matmul/sm90_scaled_params.h"
+#include "ops/common/backend.h"
+#include "ops/common/cluster_capacity.h"
+#include "ops/common/device_tables.h"
+#include "ops/common/shape.h"
+#include "ops/scaled/scaled.h"
+#include "runtime/tensor_map.h"
+
+namespace torch_cubin {
+namespace {
+
+constexpr int64_t kTileK = 128;       // elements, and bytes
+constexpr int64_t kPanelBytes = 128;  // of an output's box
+constexpr int64_t kStoreRows = 16;    // of an output's box
+constexpr int64_t kHalves = 2;        // of a tile of B
+constexpr int64_t kGroup = 8;         // rows of tiles that follow one another
+constexpr int64_t kMapBytes = 16;     // bytes that strides of tensor maps are multiples of
+constexpr int64_t kMostTiles = 1 << 30;
+
+// Which sums a kernel computes: all of K by the tensor cores; each 128 of K in float32; the same,
+// with scales for single columns of B's blocks.
+enum Sums { kFast, kPromoted, kColumns };
+constexpr const char* kSums[] = {"fast", "promoted", "columns"};
+
+ScalarType dtype_of(const KernelFields& fields, const char* name) {
+  constexpr const char* kTypes[] = {"e4m3", "e5m2"};
+  return fields.index(name, kTypes) == 0 ? ScalarType::Float8_e4m3fn : ScalarType::Float8_e5m2;
+}
+
+struct ScaledRow {
+  explicit ScaledRow(PackageKernel& entry) : kernel(&entry) {
+    const KernelFields fields(entry);
+    a_dtype = dtype_of(fields, "a");
+    b_dtype = dtype_of(fields, "b");
+    sums = fields.index("math", kSums);
+    fields.triple("tile", 1, tile);
+    if (tile[1] % 32 != 0 || tile[2] != kTileK) {
+      fields.refuse("tile", "multiples of 32 columns, and 128 of K");
+    }
+  }
+
+  PackageKernel* kernel;
+  ScalarType a_dtype, b_dtype;
+  int sums;
+  int64_t tile[3];
+};
+
+class Sm90ScaledBackend : public KernelBackend {
+ public:
+  Sm90ScaledBackend() : KernelBackend("scaled", {"sm90_scaled"}) {}
+
+  void check(PackageKernel& kernel) const override {
+    check_params(kernel.entry(), "matmul/sm90_scaled", sizeof(Sm90ScaledParams));
+    ScaledRow{kernel};  // throws for a field that is wrong
+  }
+};
+
+const Sm90ScaledBackend g_sm90_scaled;
+
+struct ScaledTable {
+  explicit ScaledTable(const Device& device) : family("scaled", device) {
+    family.for_each_backend<KernelBackend>([&](const KernelBackend&, const auto& kernels) {
+      for (PackageKernel* kernel : kernels) rows.emplace_back(*kernel);
+    });
+  }
+  FamilyKernels family;
+  std::vector<ScaledRow> rows;
+  ClusterCapacity clusters{2};
+};
+
+const ScaledTable& scaled_table(const Device& device) {
+  static DeviceTables<ScaledTable> tables;
+  return tables.get(
+      device, [](const Device& device) { return std::make_unique<ScaledTable>(device).release(); });
+}
+
+struct ScaledPlan {
+  const ScaledRow* row = nullptr;
+  bool pair = false;
+  int64_t tiles_m = 0, tiles_n = 0;  // of a cluster
+  double cost = std::numeric_limits<double>::infinity();
+};
+
+// Outputs that a tile computes in a unit of time, for each k, as parts of the quickest tile's.
+double rate_of(const ScaledRow& row, bool pair) {
+  const double pairs = pair ? 1.02 : 1.0;
+  if (row.tile[0] <= 64) return row.tile[1] <= 32 ? 0.15 : 0.6;
+  return pairs * (row.tile[0] * row.tile[1] > 128 * 128 ? 1.0 : 0.9);
+}
+
+// Outputs that the quickest tile computes in the time in which a block's part of the memory's
+// bandwidth reads one k of a row of A or of a column of B.
+constexpr double kOutputsPerRow = 157;
+
+void price(ScaledPlan& plan, const ScaledCall& call, int64_t multiprocessors) {
+  const ScaledRow& row = *plan.row;
+  const int64_t blocks = plan.pair ? 2 : 1;
+  plan.tiles_m = ceil_div(call.m, row.tile[0] * blocks);
+  plan.tiles_n = ceil_div(call.n, row.tile[1]);
+  const auto outputs = static_cast<double>(row.tile[0] * row.tile[1]);
+  const auto tiles = static_cast<double>(plan.tiles_m * plan.tiles_n);
+  const int64_t resident = multiprocessors / blocks;
+  const auto clusters = static_cast<double>(resident);
+  const double waves = std::ceil(tiles / clusters);
+  const double multiply = waves * outputs / rate_of(row, plan.pair);
+  // B is read once from memory by all blocks; few blocks read it at less than the full rate.
+  const double busy = std::min(1.0, 2.0 * tiles / clusters);
+  const double read = kOutputsPerRow * static_cast<double>(call.n + call.m) /
+                      (static_cast<double>(multiprocessors) * busy);
+  plan.cost = std::max(multiply, read) + waves * (outputs / 16 + 256);
+}
+
+bool serves(const ScaledRow& row, const ScaledCall& call, Sums sums) {
+  return row.a_dtype == call.a_dtype && row.b_dtype == call.b_dtype && row.sums == sums;
+}
+
+// The same for all sizes, so that a row's bits do not depend on the other rows.
+Sums sums_of(const ScaledTable& table, const ScaledCall& call) {
+  if (call.blocks && !call.b_scales.of_128_rows) return kColumns;
+  const bool fast =
+      call.fast && std::any_of(table.rows.begin(), table.rows.end(),
+                               [&](const ScaledRow& row) { return serves(row, call, kFast); });
+  return fast ? kFast : kPromoted;
+}
+
+ScaledPlan plan_scaled(const ScaledTable& table, const Device& device, const ScaledCall& call) {
+  const Sums sums = sums_of(table, call);
+  ScaledPlan best;
+  for (const ScaledRow& row : table.rows) {
+    if (!serves(row, call, sums)) continue;
+    for (const bool pair : {false, true}) {
+      if (pair && table.clusters.ask(*row.kernel, device) < 2) continue;
+      ScaledPlan plan;
+      plan.row = &row;
+      plan.pair = pair;
+      price(plan, call, device.multiprocessors);
+      if (plan.tiles_m * plan.tiles_n <= kMostTiles && plan.cost < best.cost) best = plan;
+    }
+  }
+  if (best.row == nullptr) {
+    table.family.fail_no_kernel("scaled_matmul of " + dtype_name(call.a_dtype) + " and " +
+                                dtype_name(call.b_dtype) + " (" + kSums[sums] + " sums)");
+  }
+  return best;
+}
+
+MapDim dim(int64_t size, int64_t stride_bytes, int64_t box) {
+  return {static_cast<uint64_t>(size), static_cast<uint64_t>(stride_bytes),
+          static_cast<uint32_t>(box)};
+}
+
+Sm90ScaledType type_of(ScalarType dtype) {
+  if (dtype == ScalarType::Half) return kScaledFloat16;
+  return dtype == ScalarType::Float ? kScaledFloat32 : kScaledBFloat16;
+}
+
+void encode_out(Sm90ScaledParams& params, const ScaledCall& call, int64_t tile_n,
+                const Device& device) {
+  const int64_t bytes = element_size(call.out_dtype);
+  if (call.n * bytes % kMapBytes != 0 || reinterpret_cast<uintptr_t>(call.out) % kMapBytes != 0) {
+    params.flags |= kScaledOutUnaligned;
+    return;
+  }
+  constexpr MapType kTypes[] = {MapType::kBFloat16, MapType::kFloat16, MapType::kFloat32};
+  const int64_t panel = std::min(tile_n, kPanelBytes / bytes);
+  const MapSwizzle swizzle =
+      panel * bytes == kPanelBytes ? MapSwizzle::k128Bytes : MapSwizzle::k64Bytes;
+  encode_tiled_map(&params.out_map, call.out, kTypes[type_of(call.out_dtype)], swizzle,
+                   {dim(call.n, 0, panel), dim(call.m, call.n * bytes, kStoreRows)}, device.index);
+}
+
+}  // namespace
+
+void run_sm90_scaled(const Device& device, const ScaledCall& call) {
+  const ScaledPlan plan = plan_scaled(scaled_table(device), device, call);
+  const ScaledRow& row = *plan.row;
+  Sm90ScaledParams params{};
+  encode_tiled_map(&params.a, call.a, MapType::kUInt8, MapSwizzle::k128Bytes,
+                   {dim(call.k, 0, kTileK), dim(call.m, call.a_stride, row.tile[0])}, device.index);
+  encode_tiled_map(&params.b, call.b, MapType::kUInt8, MapSwizzle::k128Bytes,
+                   {dim(call.k, 0, kTileK), dim(call.n, call.b_stride, row.tile[1] / kHalves)},
+                   device.index);
+  encode_out(params, call, row.tile[1], device);
+  params.scale_a = call.a_scales.data;
+  params.scale_b = call.b_scales.data;
+  params.a_stride = call.a_scales.stride;
+  params.b_stride = call.b_scales.stride;
+  params.a_stride_k = call.a_scales.stride_k;
+  params.b_stride_k = call.b_scales.stride_k;
+  params.a_shift = call.a_scales.of_128_rows ? 7 : 0;
+  params.b_shift = call.b_scales.of_128_rows ? 7 : 0;
+  params.bias = call.bias;
+  params.bias_type = type_of(call.bias_dtype);
+  params.bias_stride = call.bias_stride;
+  params.out = call.out;
+  params.out_type = type_of(call.out_dtype);
+  params.out_stride = call.n;
+  params.m = static_cast<int>(call.m);
+  params.n = static_cast<int>(call.n);
+  params.k_blocks = static_cast<int>(ceil_div(call.k, kTileK));
+  params.tiles_m = static_cast<int>(plan.tiles_m);
+  params.tiles_n = static_cast<int>(plan.tiles_n);
+  params.group = static_cast<int>(kGroup);
+  if (plan.pair) params.flags |= kScaledPair;
+  if (call.blocks) params.flags |= kScaledBlocks;
+  const int64_t size = plan.pair ? 2 : 1;
+  const int64_t clusters = std::min(plan.tiles_m * plan.tiles_n, device.multiprocessors / size);
+  launch(*row.kernel, {clusters * size, 1, 1, size}, device, params);
+}
+
+}  // namespace torch_cubin

@@ -1,0 +1,37 @@
+// The kernels of csrc/kernels/matmul/sm90_scaled.cu: products of 8-bit floats with scales.
+#pragma once
+
+#include "ops/common/launch.h"
+#include "pytorch/tensor.h"
+
+namespace torch_cubin {
+
+// The scales of an operand's rows (of the transpose's, for B), strides in elements.
+struct Scales {
+  const float* data = nullptr;
+  int64_t stride = 0;    // from row to row, 0 if all have one; of blocks from 128 rows to the next
+  int64_t stride_k = 0;  // of blocks: from 128 of K to the next
+  bool of_128_rows = false;
+};
+
+// Operands and outputs as the kernels read and write them. Sizes are positive, strides in elements.
+struct ScaledCall {
+  ScalarType a_dtype, b_dtype, out_dtype;
+  int64_t m = 0, n = 0, k = 0;
+  // Contiguous along K; addresses and strides are multiples of 16 bytes.
+  const char* a = nullptr;
+  const char* b = nullptr;
+  int64_t a_stride = 0, b_stride = 0;
+  bool blocks = false;  // whether scales belong to blocks of K
+  bool fast = false;    // whether the tensor cores may add all of K
+  Scales a_scales, b_scales;
+  const void* bias = nullptr;  // null: none
+  ScalarType bias_dtype = ScalarType::Float;
+  int64_t bias_stride = 0;
+  char* out = nullptr;  // contiguous
+};
+
+// Throws [no_kernel] or [arch] where the device has no such kernel.
+void run_sm90_scaled(const Device& device, const ScaledCall& call);
+
+}  // namespace torch_cubin

@@ -1,0 +1,34 @@
+// Schemas and registrations of the scaled family, without logic; ops_matmul.cpp says how ops
+// forward.
+#include <torch/csrc/stable/library.h>
+
+#include "op_registration.h"
+#include "ops/scaled/scaled.h"
+
+namespace {
+
+using namespace torch_cubin;
+
+STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
+#define TC_SCALED_MATMUL                                                              \
+  "(Tensor mat_a, Tensor mat_b, Tensor scale_a, int scale_recipe_a, Tensor scale_b, " \
+  "int scale_recipe_b, *, Tensor? bias=None, ScalarType? output_dtype=None, "         \
+  "bool use_fast_accum=False) -> Tensor"
+  m.def("scaled_matmul" TC_SCALED_MATMUL);
+  m.def("_scaled_matmul" TC_SCALED_MATMUL);
+  m.def("_scaled_matmul_autograd" TC_SCALED_MATMUL);
+}
+
+STABLE_TORCH_LIBRARY_IMPL(cubin, CompositeImplicitAutograd, m) {
+  TC_BY_GRAD_MODE("scaled_matmul", "mat_a", "mat_b", "scale_a");
+}
+
+// Without this registration torch.vmap would loop over the batch instead of decomposing the op.
+STABLE_TORCH_LIBRARY_IMPL(cubin, FuncTorchBatchedDecomposition, m) {
+  TC_BY_GRAD_MODE("scaled_matmul", "mat_a", "mat_b", "scale_a");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(cubin, CPU, m) { TC_RAW_AND_AUTOGRAD(scaled_matmul, cpu); }
+STABLE_TORCH_LIBRARY_IMPL(cubin, CUDA, m) { TC_RAW_AND_AUTOGRAD(scaled_matmul, cuda); }
+
+}  // namespace

@@ -1,0 +1,119 @@
+"""What the kernels of scaled_matmul and quantize are launched with, on the stand-in driver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import scaled_sizes
+import torch
+from c_layouts import MATMUL, structure
+from fake_driver import tensors
+from faults import catalogs, launch_params
+from faults.forked import forked
+from faults.launch_params import read_map
+from scaled_cases import BLOCK_1X128, BLOCK_128X128, E4M3, E5M2, ROW, TENSOR, scale_shape
+
+PARAMS = structure(f"{MATMUL}/sm90_scaled_params.h", "Sm90ScaledParams")
+QUANTIZE = structure("csrc/kernels/quantize/quantize_params.h", "QuantizeParams")
+PAIR, BLOCKS, UNALIGNED = 1, 2, 4
+op = torch.ops.cubin._scaled_matmul
+quantize = torch.ops.cubin._quantize
+
+
+@pytest.fixture
+def catalog(driver, tmp_path, monkeypatch) -> dict[str, dict]:
+    """A catalog of the kernels of both ops, by name."""
+    kernels = catalogs.kernels_of("scaled") + catalogs.kernels_of("quantize")
+    catalogs.install(driver, tmp_path, monkeypatch, kernels)
+    return {kernel["symbol"]: kernel for kernel in kernels}
+
+
+def launches_of(driver, catalog, call: Callable[[], object]) -> list[dict]:
+    def run() -> list:
+        call()
+        return [launch for launch in driver.launches() if launch["kernel"] in catalog]
+
+    return forked(run)
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return tensors.empty(*shape, dtype=dtype)
+
+
+def multiply(m, n, k, recipes=(ROW, ROW), types=(E4M3, E4M3), **options) -> None:
+    a, b = empty(m, k, dtype=types[0]), empty(n, k, dtype=types[1])
+    b = tensors.strided((k, n), (1, k), types[1])
+    scale_a = empty(*scale_shape(recipes[0], m, k))
+    op(a, b, scale_a, recipes[0], empty(*scale_shape(recipes[1], n, k)), recipes[1], **options)
+
+
+@pytest.mark.parametrize("recipes", [(TENSOR, ROW), (ROW, TENSOR), (4, 5), (5, 4), (4, 4)])
+def test_parameters(driver, catalog, recipes) -> None:
+    m, n, k = 300, 520, 1040
+    (launch,) = launches_of(driver, catalog, lambda: multiply(m, n, k, recipes))
+    kernel, params = catalog[launch["kernel"]], launch_params.read(launch, PARAMS)
+    tile_m, tile_n, _ = kernel["tile"]
+    a, b, out = map(read_map, (params.a, params.b, params.out_map))
+    assert (a["dims"], a["box"], a["strides"]) == ([k, m], [128, tile_m], [k])
+    assert (b["dims"], b["box"], b["strides"]) == ([k, n], [128, tile_n // 2], [k])
+    assert (out["dims"], out["box"]) == ([n, m], [min(tile_n, 64), 16])
+    assert (params.m, params.n, params.k_blocks, params.out_stride) == (m, n, 9, n)
+    assert bool(params.flags & BLOCKS) == (recipes[0] >= BLOCK_1X128)
+    assert kernel["math"] == ("columns" if recipes[1] == BLOCK_1X128 else "promoted")
+    blocks_m, blocks_n = -(-m // 128), -(-n // 128)
+    strides = {TENSOR: (0, 0, 0), ROW: (1, 0, 0), BLOCK_1X128: (9, 1, 0)}
+    sides = (
+        (recipes[0], blocks_m, (params.a_stride, params.a_stride_k, params.a_shift)),
+        (recipes[1], blocks_n, (params.b_stride, params.b_stride_k, params.b_shift)),
+    )
+    for recipe, blocks, found in sides:
+        assert found == (strides[recipe] if recipe != BLOCK_128X128 else (1, blocks, 7))
+    assert launch["grid"][0] % (2 if params.flags & PAIR else 1) == 0
+
+
+def test_unaligned_outputs_have_no_map(driver, catalog) -> None:
+    (launch,) = launches_of(driver, catalog, lambda: multiply(64, 129, 256))
+    assert launch_params.read(launch, PARAMS).flags & UNALIGNED
+
+
+@pytest.mark.parametrize("sizes", [(0, 64, 64), (64, 0, 64), (64, 64, 0)])
+def test_nothing_to_multiply_launches_nothing(driver, catalog, sizes) -> None:
+    assert launches_of(driver, catalog, lambda: multiply(*sizes)) == []
+
+
+def test_every_kernel_is_planned_for_some_sizes(driver, catalog) -> None:
+    """For those of tests/gpu/test_cuda_scaled.py, which so runs every kernel."""
+
+    def call() -> None:
+        for m, n in scaled_sizes.SIZES:
+            for fast in (False, True):
+                multiply(m, n, 256, use_fast_accum=fast)
+            multiply(m, n, 256, (BLOCK_1X128, BLOCK_1X128))
+        for types in ((E4M3, E5M2), (E5M2, E4M3)):
+            for fast in (False, True):
+                multiply(64, 64, 256, types=types, use_fast_accum=fast)
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            x = empty(300, 520, dtype=dtype)
+            for recipe in (ROW, BLOCK_1X128, BLOCK_128X128):
+                quantize(x, recipe)
+            quantize(x, BLOCK_1X128, gate="silu")
+
+    launched = {launch["kernel"] for launch in launches_of(driver, catalog, call)}
+    assert launched == set(catalog)
+
+
+def test_quantize(driver, catalog) -> None:
+    def call() -> None:
+        quantize(empty(300, 520, dtype=torch.bfloat16), BLOCK_1X128, transpose=True)
+        quantize(empty(300, 520, dtype=torch.bfloat16), BLOCK_128X128)
+        quantize(empty(300, 1040, dtype=torch.bfloat16), BLOCK_1X128, gate="silu")
+
+    columns, tiles, gated = launches_of(driver, catalog, call)
+    params = [launch_params.read(launch, QUANTIZE) for launch in (columns, tiles, gated)]
+    assert [launch["grid"][0] for launch in (columns, tiles, gated)] == [15, 15, -(-1500 // 32)]
+    assert [(p.rows, p.columns, p.data_stride) for p in params] == [(300, 520, 300)] + [
+        (300, 520, 520)
+    ] * 2
+    assert [(p.scale_stride, p.scale_stride_k) for p in params] == [(1, 520), (5, 1), (1, 300)]
+    assert params[2].up == 520

@@ -1,0 +1,80 @@
+"""Operands of scaled_matmul with scales of every recipe, and the expected result in float64."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Tensor
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+TENSOR, ROW, BLOCK_1X128, BLOCK_128X128 = 0, 1, 4, 5  # torch.nn.functional.ScalingType's numbers
+WHOLE = list(itertools.product((TENSOR, ROW), repeat=2))
+BLOCKS = list(itertools.product((BLOCK_1X128, BLOCK_128X128), repeat=2))
+PAIRS = [*WHOLE, *BLOCKS]
+TYPES = [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3)]
+OUT_DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+
+
+def scale_shape(recipe: int, rows: int, k: int) -> tuple[int, ...]:
+    blocks = -(-k // 128)
+    return {
+        TENSOR: (),
+        ROW: (rows, 1),
+        BLOCK_1X128: (rows, blocks),
+        BLOCK_128X128: (blocks, -(-rows // 128)),
+    }[recipe]
+
+
+def scales_of_elements(scale: Tensor, recipe: int, rows: int, k: int) -> Tensor:
+    """(rows, k) or what broadcasts to it."""
+    if recipe == TENSOR:
+        return scale.reshape(1, 1)
+    if recipe == ROW:
+        return scale.reshape(rows, 1)
+    if recipe == BLOCK_128X128:
+        scale = scale.t().repeat_interleave(128, 0)[:rows]
+    return scale.repeat_interleave(128, 1)[:, :k]
+
+
+def expected(
+    mat_a: Tensor,
+    mat_b: Tensor,
+    scale_a: Tensor,
+    recipe_a: int,
+    scale_b: Tensor,
+    recipe_b: int,
+    bias: Tensor | None = None,
+) -> Tensor:
+    (m, k), n = mat_a.shape, mat_b.shape[1]
+    a = mat_a.double() * scales_of_elements(scale_a.double(), recipe_a, m, k)
+    b = mat_b.t().double() * scales_of_elements(scale_b.double(), recipe_b, n, k)
+    return a @ b.t() + (0 if bias is None else bias.double())
+
+
+def integers(shape: tuple[int, ...], generator: torch.Generator, most: int = 3) -> Tensor:
+    return torch.randint(
+        -most, most + 1, shape, generator=generator, device=generator.device
+    ).float()
+
+
+def powers(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Powers of two, so that products with them are exact; of a permuted layout if 2-D."""
+    exponents = torch.randint(-1, 2, shape[::-1], generator=generator, device=generator.device)
+    return torch.exp2(exponents.float()).permute(tuple(reversed(range(len(shape)))))
+
+
+def operands(
+    m: int,
+    n: int,
+    k: int,
+    recipes: tuple[int, int],
+    generator: torch.Generator,
+    types: tuple[torch.dtype, torch.dtype] = (E4M3, E4M3),
+) -> tuple[Tensor, Tensor, Tensor, int, Tensor, int]:
+    """Small integers and powers of two: sums that float32 holds exactly."""
+    a = integers((m, k), generator).to(types[0])
+    b = integers((n, k), generator).to(types[1])
+    scale_a = powers(scale_shape(recipes[0], m, k), generator)
+    scale_b = powers(scale_shape(recipes[1], n, k), generator)
+    return a, b.t(), scale_a, recipes[0], scale_b, recipes[1]

@@ -1,0 +1,81 @@
+"""scaled_matmul (csrc/ops/scaled/scaled.h) and quantize (csrc/ops/quantize/quantize.h): fake
+kernels, and errors for transforms."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from torch_cubin._ops import checks, raw_ops, refusals
+from torch_cubin._ops.raw_ops import QUANTIZE, SCALED
+
+# The numbers of torch.nn.functional.ScalingType.
+ROW, BLOCK_1X128, BLOCK_128X128 = 1, 4, 5
+_BLOCK = 128
+
+
+def _scaled_matmul(
+    mat_a: Tensor,
+    mat_b: Tensor,
+    scale_a: Tensor,
+    scale_recipe_a: int,
+    scale_b: Tensor,
+    scale_recipe_b: int,
+    *,
+    bias: Tensor | None = None,
+    output_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
+) -> Tensor:
+    tensors = {"mat_a": mat_a, "mat_b": mat_b, "scale_a": scale_a, "scale_b": scale_b, "bias": bias}
+    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    for name, tensor in given.items():
+        checks.check_dense(SCALED, name, tensor)
+    dtype = torch.bfloat16 if output_dtype is None else output_dtype
+    call = {
+        "tensors": {name: checks.described(tensor) for name, tensor in given.items()},
+        "recipe_a": scale_recipe_a,
+        "recipe_b": scale_recipe_b,
+        "output_dtype": str(dtype).removeprefix("torch."),
+        "use_fast_accum": use_fast_accum,
+    }
+    checks.ask("check_scaled", call)
+    return mat_a.new_empty(checks.product_shape(list(mat_a.shape), list(mat_b.shape)), dtype=dtype)
+
+
+def _quantize(
+    x: Tensor,
+    recipe: int,
+    *,
+    transpose: bool = False,
+    power_of_two: bool = False,
+    gate: str = "none",
+    dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]:
+    checks.check_dense(QUANTIZE, "x", x)
+    dtype = torch.float8_e4m3fn if dtype is None else dtype
+    call = {"recipe": recipe, "transpose": transpose, "power_of_two": power_of_two, "gate": gate}
+    name = str(dtype).removeprefix("torch.")
+    checks.ask("check_quantize", {"x": checks.described(x), "dtype": name, **call})
+    rows, k = x.shape
+    if gate != "none":
+        k = k // 2
+    if transpose:
+        rows, k = k, rows
+    data, blocks = x.new_empty(rows, k, dtype=dtype), (k + _BLOCK - 1) // _BLOCK
+    if recipe == ROW:
+        return data, x.new_empty(rows, 1, dtype=torch.float32)
+    if recipe == BLOCK_1X128:
+        scale = x.new_empty(blocks, rows, dtype=torch.float32)
+    else:
+        scale = x.new_empty((rows + _BLOCK - 1) // _BLOCK, blocks, dtype=torch.float32)
+    return data, scale.t()
+
+
+def register(library: torch.library.Library) -> None:
+    for op, fake in ((SCALED, _scaled_matmul), (QUANTIZE, _quantize)):
+        for name in raw_ops.raw_names(op):
+            torch.library.register_fake(f"cubin::{name}", fake, lib=library)
+    advice = "Call it under torch.no_grad(); its derivative needs operands in other scales."
+    refusals.refuse_transforms(library, SCALED, advice=advice)
+    advice = "Call it under torch.no_grad(), or on x.detach()."
+    refusals.refuse_transforms(library, QUANTIZE, advice=advice)
