@@ -1,0 +1,187 @@
+"""Speed of scaled_matmul and quantize, compared with PyTorch's products and with a copy.
+
+    python benchmarks/bench_fp8.py [--json FILE] [--rows 64,4096] [--only block] [--no-quantize]
+
+Each contender is a CUDA graph of calls whose operands rotate over several times the L2 cache; the
+contenders alternate. "goal" is the speed that the project aims at, relative to the contender named.
+DeepGEMM 54e2261 (JIT) is not run here: in a separate run on an H200 (2026-11-26) its products with
+block scales were compared with cuBLAS, and "by its ratio" is cuBLAS's time divided by the geometric
+mean of that ratio at this number of rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import common
+import torch
+import torch.nn.functional as F
+
+import torch_cubin  # noqa: F401  (registers the ops)
+
+op = torch.ops.cubin.scaled_matmul
+quantize = torch.ops.cubin.quantize
+ROTATED_BYTES = 200e6
+E4M3, BF16 = torch.float8_e4m3fn, torch.bfloat16
+TENSOR, ROW, BLOCK_1X128, BLOCK_128X128 = 0, 1, 4, 5  # F.ScalingType's numbers
+ROWS = (1, 16, 64, 128, 512, 2048, 4096, 8192)
+# N, K.
+WEIGHTS = [
+    (2112, 7168), (4096, 7168), (7168, 2048), (24576, 1536), (32768, 512), (7168, 16384),
+    (4096, 4096), (28672, 4096), (4096, 14336),
+]  # fmt: skip
+# cuBLAS's time over DeepGEMM's, by the number of rows; none below 16, which cuBLAS refuses.
+DEEP_GEMM = {16: 1.27, 64: 1.54, 128: 1.38, 512: 1.09, 2048: 1.11, 4096: 1.19, 8192: 1.12}
+Calls = dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]
+
+
+def goal_of(recipe: str, m: int) -> tuple[float, str]:
+    """The goal, and the contender that it is relative to ("" for the best)."""
+    if recipe == "block":
+        return 1.03, ""
+    if m <= 128:
+        return (1.35, "torch row fast") if recipe == "fast" else (1.0, "torch row")
+    return (1.0, "") if recipe == "fast" else (1.03, "")
+
+
+def scaled_mm_v1(
+    scale_a: torch.Tensor, scale_b: torch.Tensor, fast: bool
+) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    return lambda a, b: torch._scaled_mm(
+        a, b.t(), scale_a, scale_b, out_dtype=BF16, use_fast_accum=fast
+    )
+
+
+def contenders(recipe: str, m: int, n: int, k: int) -> Calls:
+    """Functions of a (M, K) and b (N, K); `recipe`: "fast", "exact" (tensor and row scales) or
+    "block" (1x128 for a, 128x128 for b)."""
+    one = torch.ones((), device="cuda")
+    rows, columns = torch.rand(m, 1, device="cuda"), torch.rand(1, n, device="cuda")
+    if recipe != "block":
+        fast = recipe == "fast"
+        suffix = " fast" if fast else ""
+        return {
+            "ours": lambda a, b: op(a, b.t(), rows, ROW, columns, ROW, use_fast_accum=fast),
+            f"torch tensor{suffix}": scaled_mm_v1(one, one, fast),
+            f"torch row{suffix}": scaled_mm_v1(rows, columns, fast),
+        }
+    blocks = -(-k // 128)
+    padded = -(-blocks // 4) * 4
+    scale_a = torch.rand(blocks, m, device="cuda").t()
+    scale_b = torch.rand(-(-n // 128), padded, device="cuda").t()
+    types = F.ScalingType
+    calls: Calls = {
+        "ours": lambda a, b: op(a, b.t(), scale_a, BLOCK_1X128, scale_b, BLOCK_128X128),
+    }
+    if m % 4 == 0 and m >= 16:  # others are refused
+        calls["torch block"] = lambda a, b: F.scaled_mm(
+            a, b.t(), scale_a, types.BlockWise1x128, scale_b, types.BlockWise128x128
+        )
+    return calls
+
+
+def times_of(calls: dict[str, Callable[..., Any]], sets: list[Any]) -> dict[str, float]:
+    with torch.no_grad():
+        graphs = {
+            who: common.graph_of([functools.partial(call, *own) for own in sets])[0]
+            for who, call in calls.items()
+        }
+    runs = {who: graph.replay for who, graph in graphs.items()}
+    times = common.interleaved(runs, block_ms=12, rounds=5, settle_ms=12)
+    return {who: time / len(sets) for who, time in times.items()}
+
+
+def measure(recipe: str, m: int, n: int, k: int) -> dict[str, Any]:
+    moved = m * k + n * k + 2 * m * n
+    sets = [
+        [(torch.randn(rows, k, device="cuda") * 30).to(E4M3) for rows in (m, n)]
+        for _ in range(max(1, min(16, int(ROTATED_BYTES / moved))))
+    ]
+    times = times_of(contenders(recipe, m, n, k), sets)
+    if "torch block" in times:
+        times["DeepGEMM, by its ratio"] = times["torch block"] / DEEP_GEMM[m]
+    goal, against = goal_of(recipe, m)
+    others = {who: time for who, time in times.items() if who != "ours"}
+    best = against or min(others, key=lambda who: others[who], default="")
+    ratio = others[best] / times["ours"] if best else math.nan
+    return {
+        "case": f"{recipe} {m} x {n} x {k}", "recipe": recipe, "us": times, "bytes": moved,
+        "flops": 2.0 * m * n * k, "goal": goal, "of": best, "ratio": ratio,
+    }  # fmt: skip
+
+
+QUANTIZE = {
+    "copy": lambda x: x.clone(),
+    "1x128": lambda x: quantize(x, BLOCK_1X128)[0],
+    "1x128 transposed": lambda x: quantize(x, BLOCK_1X128, transpose=True)[0],
+    "128x128": lambda x: quantize(x, BLOCK_128X128)[0],
+    "row": lambda x: quantize(x, ROW)[0],
+    "silu * up, 1x128": lambda x: quantize(x, BLOCK_1X128, gate="silu")[0],
+}
+
+
+def bytes_of(what: str, m: int, k: int) -> float:
+    """Read and written, without the scales of rows."""
+    written = {"copy": 2.0, "silu * up, 1x128": 0.5}.get(what, 1.0)
+    scales = 4 / 128 if "x128" in what else 0
+    return m * k * (2 + written * (1 + scales if what != "copy" else 1))
+
+
+def measure_quantize(m: int, k: int) -> dict[str, Any]:
+    count = max(1, min(16, int(ROTATED_BYTES / (3 * m * k))))
+    sets = [[torch.randn(m, k, device="cuda", dtype=BF16)] for _ in range(count)]
+    times = times_of(QUANTIZE, sets)
+    rates = {what: bytes_of(what, m, k) / time / 1e6 for what, time in times.items()}
+    parts = {what: rate / rates["copy"] for what, rate in rates.items()}
+    return {"case": f"quantize {m} x {k}", "us": times, "TB/s": rates, "of a copy": parts}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json")
+    parser.add_argument("--rows", default=",".join(map(str, ROWS)))
+    parser.add_argument("--only", default="", help="fast, exact or block")
+    parser.add_argument("--no-quantize", action="store_true")
+    arguments = parser.parse_args()
+    common.require_gpu()
+    common.print_machine("Products of float8_e4m3fn, microseconds a call")
+    results: list[dict[str, Any]] = []
+    for recipe in ("fast", "exact", "block"):
+        for m in map(int, arguments.rows.split(",")):
+            if arguments.only not in recipe:
+                continue
+            own = []
+            for n, k in WEIGHTS:
+                result = measure(recipe, m, n, k)
+                own.append(result)
+                times = result["us"]
+                print(
+                    f"{result['case']}: {result['ratio']:.3f} of {result['of']}, "
+                    f"{result['flops'] / times['ours'] / 1e6:.0f} TF, "
+                    f"{result['bytes'] / times['ours'] / 1e6:.2f} TB/s  "
+                    + "  ".join(f"{who} {time:.1f}" for who, time in times.items()),
+                    flush=True,
+                )
+                results.append(result)
+                common.write_json(arguments.json, results)  # the next case may be ended
+                torch.cuda.empty_cache()
+            ratios = [each["ratio"] for each in own]
+            mean = common.geometric_mean(ratios)
+            print(f"{recipe}, {m} rows: mean {mean:.3f}, least {min(ratios):.3f} "
+                  f"(goal {own[0]['goal']})\n", flush=True)  # fmt: skip
+    for m, k in () if arguments.no_quantize else ((16384, 7168), (4096, 7168), (4096, 2048)):
+        result = measure_quantize(m, k)
+        results.append(result)
+        common.write_json(arguments.json, results)
+        print(
+            result["case"],
+            "  ".join(f"{what} {x:.2f}" for what, x in result["of a copy"].items()),
+        )
+
+
+if __name__ == "__main__":
+    main()
