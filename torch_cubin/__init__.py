@@ -35,6 +35,7 @@ _LATER = {
     "_kernels.arguments": ("bits", "strided"),
     "_ops.checkpointing": ("checkpoint_ops",),
     "_ops.experts": ("moe",),
+    "_ops.float8": ("Float8Linear", "float8"),
     "_ops.newton_schulz": ("newton_schulz",),
     "_compile.compile": ("compile",),
     "_declared.c_struct": ("c_struct",),
@@ -111,6 +112,8 @@ if _typing.TYPE_CHECKING:
     from torch_cubin._kernels.tensor_map import TensorMap as TensorMap
     from torch_cubin._ops.checkpointing import checkpoint_ops as checkpoint_ops
     from torch_cubin._ops.experts import moe as moe
+    from torch_cubin._ops.float8 import Float8Linear as Float8Linear
+    from torch_cubin._ops.float8 import float8 as float8
     from torch_cubin._ops.newton_schulz import newton_schulz as newton_schulz
     from torch_cubin._tuning.tune import Tuning as Tuning
     from torch_cubin._tuning.tune import load_tuned as load_tuned
@@ -158,6 +161,7 @@ if not _process.without_torch():
 __version__ = "0.1.0"
 __all__ = [
     "Error",
+    "Float8Linear",
     "Installation",
     "Kernel",
     "KernelChoice",
@@ -181,6 +185,7 @@ __all__ = [
     "drop_in",
     "embed",
     "empty",
+    "float8",
     "float16",
     "float32",
     "float64",

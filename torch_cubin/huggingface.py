@@ -1,4 +1,4 @@
-"""The attention implementation "cubin" for models of Hugging Face's transformers.
+"""The implementation "cubin" for Hugging Face's transformers: attention, experts, FP8Linear.
 
     torch_cubin.huggingface.register()
     model = AutoModel.from_pretrained(name, attn_implementation="cubin")
@@ -8,6 +8,7 @@ Importing this module does not import transformers; :func:`register` does.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
 import types
@@ -25,6 +26,7 @@ from torch_cubin._pytorch.compiler import assume_constant_result
 
 NAME = "cubin"
 _REPORTED = "transformers attention"
+_FP8_LINEAR = "transformers fp8_linear"
 
 
 def register() -> None:
@@ -38,6 +40,11 @@ def register() -> None:
 
     `experts_implementation="cubin"` computes mixtures of experts by :func:`torch_cubin.moe`
     (transformers 5), in float16 and bfloat16 on Hopper, and on the CPU.
+
+    FP8Linear, the layer of checkpoints in 8-bit floats, computes blocks of 128 x 128 by
+    :func:`torch_cubin.ops.quantize` and `scaled_matmul` on Hopper and on the CPU; other calls go to
+    transformers' own function, and :func:`torch_cubin.report` lists them. :func:`unregister` puts
+    that function back.
 
     Raises:
         ImportError: transformers is missing, or older than 4.53.
@@ -56,11 +63,65 @@ def register() -> None:
     AttentionInterface.register(NAME, attention)
     AttentionInterface.register(f"paged|{NAME}", paged_attention)
     AttentionMaskInterface.register(NAME, _mask_function(AttentionMaskInterface()["sdpa"]))
-    try:
+    # Older ones have neither: their experts are loops, and FP8Linear calls Triton directly.
+    with contextlib.suppress(ImportError):
         from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
-    except ImportError:  # an older one, whose experts are loops
-        return
-    ALL_EXPERTS_FUNCTIONS.register(NAME, experts)
+
+        ALL_EXPERTS_FUNCTIONS.register(NAME, experts)
+    with contextlib.suppress(ImportError):
+        from transformers.integrations import finegrained_fp8
+
+        own = getattr(finegrained_fp8, "fp8_linear", None)
+        if own is not None and not hasattr(own, _OTHERS):
+            finegrained_fp8.fp8_linear = _fp8_linear_before(own)
+
+
+def unregister() -> None:
+    """Puts back transformers' own function of FP8Linear. The names that :func:`register` added
+    stay, and nothing asks for them by itself."""
+    module: Any = sys.modules.get("transformers.integrations.finegrained_fp8")
+    if module is not None:
+        module.fp8_linear = getattr(module.fp8_linear, _OTHERS, module.fp8_linear)
+
+
+_OTHERS = "torch_cubin_others"  # attribute of our function: transformers' own
+
+
+def _fp8_linear_before(others: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """FP8Linear's function, which calls `others` where a weight's scales are not ours."""
+    from torch_cubin._ops import float8
+
+    def fp8_linear(
+        input: Tensor,
+        weight: Tensor,
+        weight_scale_inv: Tensor,
+        block_size: Any = None,
+        bias: Tensor | None = None,
+        activation_scale: Tensor | None = None,
+        **options: Any,
+    ) -> Tensor:
+        args = (input, weight, weight_scale_inv, block_size)
+        reason = float8.why_not(*args, activation_scale)
+        if reason:
+            count = (
+                report.count_traced_declined
+                if torch.compiler.is_compiling()
+                else report.count_declined
+            )
+            count(_FP8_LINEAR, reason)
+            return others(*args, bias, activation_scale, **options)
+        # Scales of UE8M0 are powers of two; parameters of transformers' layers require gradients.
+        scale = weight_scale_inv.detach().float().t()
+        own_bias = None if bias is None else bias.detach()
+        out = float8.linear(input, weight.detach(), scale, own_bias, "block")
+        if torch.compiler.is_compiling():
+            report.count_traced_served(_FP8_LINEAR, out.dtype, out.device.type)
+        else:
+            report.count_served(_FP8_LINEAR, (input, weight), out)
+        return out
+
+    setattr(fp8_linear, _OTHERS, others)
+    return fp8_linear
 
 
 def experts(

@@ -1,0 +1,102 @@
+"""torch_cubin.float8 and FP8Linear of transformers, on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import torch_cubin
+
+
+def relative_error(out: Tensor, wanted: Tensor) -> float:
+    return float((out.float() - wanted.float()).norm() / wanted.float().norm())
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(200, 300), nn.GELU(), nn.Linear(300, 130, bias=False)).bfloat16()
+
+
+@pytest.mark.parametrize("recipe", ["block", "row"])
+@torch.no_grad()
+def test_a_model_of_8_bit_weights(recipe) -> None:
+    plain, x = model(), torch.randn(2, 5, 200, dtype=torch.bfloat16)
+    wanted = plain(x)
+    own = torch_cubin.float8(plain, recipe)
+    assert own is plain
+    out = own(x)
+    assert (out.shape, out.dtype) == (wanted.shape, wanted.dtype)
+    assert relative_error(out, wanted) < 0.08
+    assert torch.equal(torch.compile(own, backend="eager", fullgraph=True)(x), out)
+    fresh = nn.Sequential(
+        torch_cubin.Float8Linear(200, 300, recipe=recipe, dtype=torch.bfloat16),
+        nn.GELU(),
+        torch_cubin.Float8Linear(300, 130, bias=False, recipe=recipe),
+    )
+    fresh.load_state_dict(own.state_dict())
+    assert torch.equal(fresh(x), out)
+
+
+def test_the_state_is_that_of_deepseeks_checkpoints() -> None:
+    layer = torch_cubin.float8(nn.Linear(200, 300))
+    shapes = {name: (tuple(x.shape), x.dtype) for name, x in layer.state_dict().items()}
+    assert shapes == {
+        "weight": ((300, 200), torch.float8_e4m3fn),
+        "weight_scale_inv": ((3, 2), torch.float32),
+        "bias": ((300,), torch.float32),
+    }
+    scales = layer.weight_scale_inv.repeat_interleave(128, 0)[:300]
+    weight = layer.weight.float() * scales.repeat_interleave(128, 1)[:, :200]
+    x = torch.randn(7, 200)
+    assert relative_error(layer(x), F.linear(x, weight, layer.bias)) < 0.05
+
+
+def test_filters_and_shared_layers() -> None:
+    own = model()
+    own.append(own[0])
+    names = []
+
+    def chosen(name: str, layer: nn.Linear) -> bool:
+        names.append(name)
+        return name != "2"
+
+    torch_cubin.float8(own, filter=chosen)
+    assert names == ["0", "2", "3"]
+    assert type(own[2]) is nn.Linear
+    assert type(own[0]) is torch_cubin.Float8Linear
+    assert own[3] is own[0]
+
+
+def test_errors() -> None:
+    with pytest.raises(torch_cubin.Error, match=r"\[input\]: torch_cubin.float8 argument 'recipe'"):
+        torch_cubin.float8(model(), "mx")
+    layer = torch_cubin.float8(nn.Linear(200, 300))
+    with pytest.raises(RuntimeError, match="no rule for derivatives"):
+        layer(torch.ones(2, 200, requires_grad=True))
+
+
+def test_fp8_linear_of_transformers(monkeypatch) -> None:
+    fp8 = pytest.importorskip("transformers.integrations.finegrained_fp8")
+    torch_cubin.huggingface.unregister()
+    own = lambda input, *args, **options: input.new_zeros(1)  # noqa: E731
+    monkeypatch.setattr(fp8, "fp8_linear", own)
+    torch_cubin.huggingface.register()
+    registered = fp8.fp8_linear
+    torch_cubin.huggingface.register()
+    assert fp8.fp8_linear is registered is not own
+    x, plain = torch.randn(2, 3, 200), nn.Linear(200, 300)
+    for scale_fmt in ("float", "ue8m0"):
+        layer = fp8.FP8Linear(200, 300, (128, 128), scale_fmt=scale_fmt, has_bias=True)
+        options = {"power_of_two": scale_fmt == "ue8m0"}
+        data, scale = torch_cubin.ops.quantize(plain.weight.detach(), 5, **options)
+        layer.weight.data, layer.bias.data = data, plain.bias.detach()
+        layer.weight_scale_inv.data = scale.t().contiguous().to(layer.weight_scale_inv.dtype)
+        assert relative_error(layer(x), plain(x)) < 0.05
+    layer.block_size = None
+    assert layer(x).shape == (1,)
+    reasons = [row.reason for row in torch_cubin.report(reset=True).declined]
+    assert "scales that do not belong to blocks of 128 x 128" in reasons
+    torch_cubin.huggingface.unregister()
+    assert fp8.fp8_linear is own

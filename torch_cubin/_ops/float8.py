@@ -1,0 +1,158 @@
+"""Linear layers of 8-bit floats: torch_cubin.float8, its module, and what transformers' FP8Linear
+calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torch_cubin import errors
+from torch_cubin._ops.scaled import BLOCK_1X128, BLOCK_128X128, ROW
+
+E4M3 = torch.float8_e4m3fn
+# By recipe: that of activations, and that of weights.
+_RECIPES = {"block": (BLOCK_1X128, BLOCK_128X128), "row": (ROW, ROW)}
+
+
+def linear(
+    input: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, recipe: str
+) -> Tensor:
+    """F.linear of an input that is quantised here; `scale` as torch.ops.cubin.quantize returns
+    it for the weight. The output has the input's dtype."""
+    of_input, of_weight = _RECIPES[recipe]
+    rows = input.reshape(-1, input.shape[-1])
+    data, own_scale = torch.ops.cubin.quantize(rows, of_input)
+    out = torch.ops.cubin.scaled_matmul(
+        *(data, weight.t(), own_scale, of_input, scale, of_weight),
+        bias=bias,
+        output_dtype=input.dtype,
+    )
+    return out.view(*input.shape[:-1], weight.shape[0])
+
+
+class Float8Linear(nn.Module):
+    """nn.Linear for inference with a weight of float8_e4m3fn; inputs are quantised in each call.
+
+    Its state is that of DeepSeek's checkpoints: `weight` (out_features, in_features) and
+    `weight_scale_inv`, float32, (ceil(out / 128), ceil(in / 128)), or (out_features, 1) of
+    recipe "row"; and `bias`.
+    """
+
+    weight: nn.Parameter
+    weight_scale_inv: nn.Parameter
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        recipe: str = "block",
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        _check_recipe(recipe)
+        self.in_features, self.out_features, self.recipe = in_features, out_features, recipe
+        blocks = -(-out_features // 128), -(-in_features // 128)
+        scales = blocks if recipe == "block" else (out_features, 1)
+        for name, shape, own in (
+            ("weight", (out_features, in_features), E4M3),
+            ("weight_scale_inv", scales, torch.float32),
+            ("bias", (out_features,) if bias else None, dtype),
+        ):
+            value = None if shape is None else torch.zeros(shape, device=device).to(own)
+            parameter = None if value is None else nn.Parameter(value, requires_grad=False)
+            self.register_parameter(name, parameter)
+
+    @classmethod
+    @torch.no_grad()
+    def from_linear(cls, layer: nn.Linear, recipe: str = "block") -> Float8Linear:
+        """Quantises the weight of an nn.Linear; the bias is shared with it."""
+        _check_recipe(recipe)
+        data, scale = torch.ops.cubin.quantize(layer.weight, _RECIPES[recipe][1])
+        with torch.device("meta"):
+            own = cls(layer.in_features, layer.out_features, layer.bias is not None, recipe)
+        own.weight = nn.Parameter(data, requires_grad=False)
+        scale = scale.t().contiguous() if recipe == "block" else scale
+        own.weight_scale_inv = nn.Parameter(scale, requires_grad=False)
+        if layer.bias is not None:
+            own.bias = nn.Parameter(layer.bias.detach(), requires_grad=False)
+        return own.train(layer.training)
+
+    def forward(self, input: Tensor) -> Tensor:
+        scale = self.weight_scale_inv.t() if self.recipe == "block" else self.weight_scale_inv
+        return linear(input, self.weight, scale, self.bias, self.recipe)
+
+    def extra_repr(self) -> str:
+        bias = self.bias is not None
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, bias={bias}, "
+            f"recipe={self.recipe}"
+        )
+
+
+def float8(
+    model: nn.Module,
+    recipe: str = "block",
+    filter: Callable[[str, nn.Linear], bool] | None = None,
+) -> nn.Module:
+    """Replaces the linear layers of a model by layers with weights of float8_e4m3fn, for inference.
+
+        model = torch_cubin.float8(model, filter=lambda name, layer: name != "lm_head")
+
+    The model is changed in place. A layer under several names stays one layer. Calls that need a
+    derivative raise an error.
+
+    Args:
+        model: layers of the type nn.Linear are replaced; if it is one, a new layer is returned.
+        recipe: "block" (scales for 1x128 of the inputs and 128x128 of the weights, DeepSeek's) or
+            "row" (a scale for each row of both).
+        filter: called with a layer's name and the layer; those for which it returns False stay.
+
+    Returns:
+        The model.
+
+    Raises InputError [input] for another recipe, and quantize's errors for weights of other dtypes.
+    """
+    _check_recipe(recipe)
+    replaced: dict[nn.Linear, nn.Module] = {}
+    for name, layer in list(model.named_modules(remove_duplicate=False)):
+        if type(layer) is not nn.Linear or (filter is not None and not filter(name, layer)):
+            continue
+        if layer not in replaced:
+            replaced[layer] = Float8Linear.from_linear(layer, recipe)
+        if not name:
+            return replaced[layer]
+        parent, _, own = name.rpartition(".")
+        setattr(model.get_submodule(parent), own, replaced[layer])
+    return model
+
+
+def _check_recipe(recipe: str) -> None:
+    if recipe not in _RECIPES:
+        names = " or ".join(map(repr, _RECIPES))
+        raise errors.fault(
+            "input", "torch_cubin.float8 argument 'recipe'", "is not known", expected=names,
+            got=repr(recipe),
+        )  # fmt: skip
+
+
+def why_not(
+    input: Tensor, weight: Tensor, scale: Tensor, block_size: Any, activation_scale: Tensor | None
+) -> str:
+    """Why :func:`linear` does not compute a call of transformers' fp8_linear; "" if it does."""
+    if weight.dtype != E4M3:
+        return f"a weight of {str(weight.dtype).removeprefix('torch.')}"
+    if block_size is None or tuple(block_size) != (128, 128) or scale.dim() != 2:
+        return "scales that do not belong to blocks of 128 x 128"
+    if activation_scale is not None:
+        return "a static scale of activations"
+    if input.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        return f"an input of {str(input.dtype).removeprefix('torch.')}"
+    if input.is_cuda and torch.cuda.get_device_capability(input.device)[0] != 9:
+        return "a GPU that is not Hopper"
+    return ""
