@@ -56,8 +56,8 @@ def test_every_truncation_gives_facts_or_an_error(path: Path) -> None:
 
 @pytest.mark.parametrize("path", containers.COMMITTED, ids=lambda path: path.name)
 def test_random_bit_flips_are_survived(path: Path) -> None:
-    found = tally("flip_inspect", path, 20261121, 1500)
-    assert found["refused"] + found["accepted"] == 1500
+    found = tally("flip_inspect", path, 20261121, 400)
+    assert found["refused"] + found["accepted"] == 400
     assert found["seconds"] < 2
 
 
@@ -73,8 +73,8 @@ def test_sources_are_survived(tmp_path: Path) -> None:
     path = source_file(tmp_path)
     found = tally("truncate_inspect", path)
     assert found["refused"] + found["accepted"] == path.stat().st_size
-    found = tally("flip_inspect", path, 5, 2000)
-    assert found["refused"] + found["accepted"] == 2000
+    found = tally("flip_inspect", path, 5, 500)
+    assert found["refused"] + found["accepted"] == 500
 
 
 def entry(

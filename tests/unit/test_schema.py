@@ -12,7 +12,7 @@ import pytest
 import torch
 
 HERE = Path(__file__).resolve().parent
-CASES = 5000
+CASES = 2000
 
 
 @pytest.fixture(scope="module")
