@@ -106,17 +106,26 @@ triton-test: $(LIBRARY) | $(READY)
 gpu-test: built-demo
 	@$(PY) tools/gpu_tests.py $(PYTEST)
 
+# Its parts at the same time; each prints what it has once it is done.
 lint: $(LIBRARY)
+	@$(MAKE) --no-print-directory -j2 --output-sync lint-python lint-cpp lint-texts
+
+.PHONY: lint-python lint-cpp lint-texts
+lint-python:
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
+
+lint-cpp:
 	@$(PY) -c 'from clang_format import clang_format; clang_format()' --dry-run -Werror $(FORMATTED)
+	@$(PY) tools/abi_audit.py $(LIBRARY)
+	@$(PY) tools/tidy.py --changed
+
+lint-texts:
 	@$(PY) tools/links.py
 	@$(PY) tools/words.py --check
 	@$(PY) tools/columns.py --check
-	@$(PY) tools/tidy.py --changed
 	@for script in $(SCRIPTS); do bash -n "$$script"; done
-	@$(PY) tools/abi_audit.py $(LIBRARY)
 
 tidy: $(LIBRARY)
 	@$(PY) tools/tidy.py
