@@ -3,7 +3,7 @@ blocks, and whole models in PyTorch's own modes.
 
     python benchmarks/bench_models.py --products --json result.json    # about four minutes
     python benchmarks/bench_models.py --blocks --json result.json      # about two minutes
-    python benchmarks/bench_models.py --models --json result.json      # some minutes a mode
+    python benchmarks/bench_models.py --models --json result.json      # about six minutes
     python benchmarks/bench_models.py --models --device cpu --small    # to try the script
     python benchmarks/bench_models.py --sweep lines.jsonl --seconds 300
 
@@ -11,11 +11,16 @@ Products and blocks are CUDA graphs in one process, interleaved in a random orde
 after the clocks have settled. A ratio above 1 means that torch_cubin is faster. `--sweep` times
 every config that the planner could choose for each product, so that a loss can be attributed to the
 choice or to the kernel; its lines have the format of `python -m torch_cubin tune --sweep`.
+
+`--models` writes its file after each cell (a model, what it does, a mode), and skips the cells that
+the file has: a run with `--seconds` is continued by the same command.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -27,6 +32,7 @@ import model_blocks
 import model_products
 import models
 import torch
+import whole_model_cases
 import whole_models
 from goals import MODELS as GOALS
 
@@ -56,16 +62,43 @@ def block_lines(only: Sequence[str]) -> Iterator[tuple[str, Callable]]:
 
 def whole(options: argparse.Namespace, only: Sequence[str]) -> tuple[list[Any], list[str]]:
     device, modes = torch.device(options.device), options.modes.split(",")
-    cells: list[Any] = []
-    failures = []
-    for work in whole_models.works(options.small):
-        if not matches(work.name, only):
+    contenders = options.contenders.split(",")
+    cells, failures = cells_in(options.json), []
+    have = {(cell.model, cell.what, cell.mode) for cell in cells}
+    end = time.monotonic() + options.seconds
+    for case in whole_model_cases.cases(options.small):
+        key = case.model, f"{case.what} {case.batch} x {case.length}"
+        wanted = [mode for mode in case.modes if mode in modes and (*key, mode) not in have]
+        if not matches(str(case), only) or not wanted or time.monotonic() > end:
             continue
-        try:
-            cells += whole_models.measured(work, modes, device)
-        except Exception as error:  # keep the numbers of the other models
-            failures.append(f"{work.name} {work.what}: {type(error).__name__}: {error}")
+        runner = whole_models.Runner(case, device)
+        for mode in wanted:
+            begin = time.monotonic()
+            if begin > end:
+                break
+            try:
+                found = list(runner.measured(mode, contenders))
+            except Exception as error:  # keep the numbers of the other cells
+                failures.append(f"{case}, {mode}: {type(error).__name__}: {error}")
+                continue
+            cells += found
+            print(
+                f"{case}, {mode}: {time.monotonic() - begin:.1f} s, of stock "
+                + ", ".join(f"{cell.contender} {cell.ratio:.3f}" for cell in found),
+                flush=True,
+            )
+            common.write_json(options.json, [asdict(cell) for cell in cells])
+        del runner
+        torch._dynamo.reset()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
     return cells, failures
+
+
+def cells_in(path: str | None) -> list[whole_models.Cell]:
+    if path is None or not Path(path).exists():
+        return []
+    return [whole_models.Cell(**cell) for cell in json.loads(Path(path).read_text())["results"]]
 
 
 def matches(name: str, only: Sequence[str]) -> bool:
@@ -116,12 +149,19 @@ def main() -> None:
     parser.add_argument("--products", action="store_true")
     parser.add_argument("--blocks", action="store_true")
     parser.add_argument("--models", action="store_true", help="whole models, by transformers")
-    modes = ",".join(whole_models.MODES)
+    modes = ",".join(whole_model_cases.MODES)
     parser.add_argument("--modes", default=modes, help=f"of --models: some of '{modes}'")
+    contenders = ",".join(whole_models.CONTENDERS)
+    parser.add_argument("--contenders", default=contenders, help=f"some of '{contenders}'")
     parser.add_argument("--device", default="cuda", help="of --models")
     parser.add_argument("--small", action="store_true", help="of --models: tiny ones")
     parser.add_argument("--sweep", metavar="FILE", type=Path, help="append to these lines")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="most of the sweep")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=float("inf"),
+        help="no new line of --sweep, no new cell of --models after these",
+    )
     parser.add_argument("--only", metavar="MODEL,...", default="", help="parts of models' names")
     directions = ";".join(model_products.DIRECTIONS)
     parser.add_argument("--directions", default=directions, help=f"some of '{directions}'")

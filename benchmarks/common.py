@@ -12,6 +12,7 @@ after a rest, at full clocks, like a product between lighter work.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import platform
@@ -31,6 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path += [str(ROOT), str(ROOT / "tests")]
 
 
+@functools.cache
 def machine() -> dict[str, str]:
     """GPU, driver and versions, printed above every table."""
     import torch_cubin
@@ -42,9 +44,12 @@ def machine() -> dict[str, str]:
         ).stdout
     except (OSError, subprocess.SubprocessError):
         driver = "unknown\n"
-    gpu = torch.cuda.get_device_properties(0)
+    gpu = "none"
+    if torch.cuda.is_available():
+        found = torch.cuda.get_device_properties(0)
+        gpu = f"{found.name}, {found.multi_processor_count} multiprocessors"
     return {
-        "GPU": f"{gpu.name}, {gpu.multi_processor_count} multiprocessors",
+        "GPU": gpu,
         "driver": driver.splitlines()[0],
         "torch": torch.__version__,
         "torch_cubin": getattr(torch_cubin, "__version__", "unknown"),

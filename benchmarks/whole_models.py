@@ -1,23 +1,29 @@
-"""Whole models of transformers with random weights, for bench_models.py --models: stock PyTorch,
-drop_in() and install(), eager and compiled.
+"""Whole models (whole_model_cases.py), for bench_models.py --models: stock PyTorch, drop_in() and
+install(), eager and compiled.
 
-A cell is a model, what it does, and a mode. Contenders are measured one after the other, each twice
-in opposite orders, since torch.compile shares its cache between them and is reset in between. The
-error is that of the outputs against the same model in float32.
+A cell is a case in a mode. Its contenders alternate in one process; a cell's number is the median
+over the rounds. Once install() has registered our kernels, stock's calls pass through them, at some
+tenths of a microsecond a call (`--contenders stock` measures stock without that).
+
+drop_in() around a compiled function changes what its extern kernels run, so stock and drop_in()
+share one compiled function. Under install() graphs are folded, so it has its own.
 """
 
 from __future__ import annotations
 
 import contextlib
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import common
 import torch
-from torch import Tensor, nn
+from served_share import Share, share_of
+from torch import Tensor
+from whole_model_cases import Case
 
 import torch_cubin
 
@@ -27,211 +33,209 @@ CONTENDERS: dict[str, Callable[[], contextlib.AbstractContextManager]] = {
     "drop_in": torch_cubin.drop_in,
     "install": torch_cubin.install,
 }
-MODES = ("eager", "default", "reduce-overhead", "max-autotune")
-CALLS = 5
+ROUNDS = 6
+BLOCK_SECONDS = 0.06  # of a contender in a round, but at least one call
 
 
 @dataclass
 class Cell:
     model: str
-    what: str  # "infer 8 x 2048", "train 4 x 2048", "decode 16"
+    what: str  # "infer 8 x 2048"
     mode: str
     contender: str
     tokens_per_second: float
-    ratio: float  # to stock
+    ratio: float  # stock's time over this one's: the median, least and most of the rounds
+    low: float
+    high: float
     peak_bytes: int
-    error: float  # relative, in the mean; of inference alone
-
-
-@dataclass
-class Work:
-    """A model, what it is called with, and its size."""
-
-    name: str
-    build: Callable[[], nn.Module]
-    what: str
-    batch: int
-    length: int
-    inputs: Callable[[int, int, torch.device], dict[str, Tensor]]
-    tokens: int = 0  # of each element of the batch, where they are not its length
-
-    @property
-    def trains(self) -> bool:
-        return self.what == "train"
-
-
-def _ids(vocabulary: int) -> Callable[[int, int, torch.device], dict[str, Tensor]]:
-    return lambda batch, length, device: {
-        "input_ids": torch.randint(vocabulary, (batch, length), device=device)
-    }
-
-
-def _padded_ids(batch: int, length: int, device: torch.device) -> dict[str, Tensor]:
-    lengths = torch.linspace(length // 4, length, batch, device=device).long()
-    mask = torch.arange(length, device=device) < lengths[:, None]
-    return {**_ids(1000)(batch, length, device), "attention_mask": mask.long()}
-
-
-def _pixels(batch: int, length: int, device: torch.device) -> dict[str, Tensor]:
-    return {"pixel_values": torch.randn(batch, 3, length, length, device=device)}
-
-
-def _sound(batch: int, length: int, device: torch.device) -> dict[str, Tensor]:
-    return {"input_features": torch.randn(batch, 80, length, device=device)}
-
-
-def works(small: bool) -> Iterator[Work]:
-    """`small`: for a test without a GPU."""
-    import transformers as t
-
-    def sized(**sizes: int) -> dict[str, int]:
-        return {name: 32 if small else size for name, size in sizes.items()}
-
-    layers = 1 if small else None
-    heads = {"num_attention_heads": 2} if small else {}
-    llama = t.LlamaConfig(
-        vocab_size=1000 if small else 32000, num_hidden_layers=layers or 16,
-        num_attention_heads=2 if small else 32, num_key_value_heads=2 if small else 8,
-        **sized(hidden_size=2048, intermediate_size=8192),
-    )  # fmt: skip
-    bert = t.BertConfig(
-        num_hidden_layers=layers or 12, **sized(hidden_size=768, intermediate_size=3072), **heads
-    )
-    vit = t.ViTConfig(
-        num_hidden_layers=layers or 24, num_attention_heads=2 if small else 16,
-        **sized(hidden_size=1024, intermediate_size=4096),
-    )  # fmt: skip
-    whisper = t.WhisperConfig(
-        encoder_layers=layers or 12, encoder_attention_heads=2 if small else 12,
-        **sized(d_model=768, encoder_ffn_dim=3072),
-    )  # fmt: skip
-    moe = t.Qwen3MoeConfig(
-        num_hidden_layers=layers or 8, num_experts=4 if small else 32, num_experts_per_tok=2,
-        num_attention_heads=2 if small else 16, num_key_value_heads=2 if small else 4,
-        vocab_size=1000 if small else 32000, head_dim=16 if small else 64,
-        **sized(hidden_size=1024, intermediate_size=3072, moe_intermediate_size=768),
-    )  # fmt: skip
-    long = 16 if small else 2048
-    whole = [("infer", 8, long), ("train", 4, long), ("infer", 1, 128), ("train", 1, 128)]
-    whole = [(what, 1 if small else batch, min(length, long)) for what, batch, length in whole]
-    for what, batch, length in whole:
-        build = lambda: t.LlamaForCausalLM(llama)  # noqa: E731
-        yield Work("Llama 1 B", build, what, batch, length, _ids(1000))
-    for batch in (1,) if small else (1, 16, 64):
-        yield Work("Llama 1 B", lambda: t.LlamaForCausalLM(llama), "decode", batch, 8, _ids(1000))
-    side, few = 224, 1 if small else 32
-    yield Work("BERT-base", lambda: t.BertModel(bert), "infer", few, min(512, long), _padded_ids)
-    yield Work("ViT-L", lambda: t.ViTModel(vit), "infer", few, side, _pixels, (side // 16) ** 2 + 1)
-    encoder = lambda: t.models.whisper.modeling_whisper.WhisperEncoder(whisper)  # noqa: E731
-    yield Work("Whisper", encoder, "infer", 1 if small else 8, 3000, _sound, 1500)
-    yield Work("Qwen3-MoE", lambda: t.Qwen3MoeForCausalLM(moe), "infer", few, min(512, long),
-               _ids(1000))  # fmt: skip
+    error: float  # of the outputs' mean, to the model in float32; nan in training and decoding
+    served: float = float("nan")  # the part of the floating-point work that our kernels did
+    left: dict[str, float] = field(default_factory=dict)  # the rest, by operator
 
 
 def _output(result: Any) -> Tensor:
+    if isinstance(result, Tensor):
+        return result
     return result.logits if hasattr(result, "logits") else result.last_hidden_state
 
 
-class _Runner:
-    """One work on one device, as a call without arguments."""
+class Runner:
+    """One case on one device, as calls without arguments."""
 
-    def __init__(self, work: Work, device: torch.device) -> None:
+    def __init__(self, case: Case, device: torch.device) -> None:
         torch.manual_seed(0)
-        self.work, self.device = work, device
-        self.model = work.build().to(device).train(work.trains)
-        self.inputs = work.inputs(work.batch, work.length, device)
-        self.reference = None if work.trains else _output(self._infer(self.model)).float()
+        self.case, self.device = case, device
+        with device:
+            self.model = case.build().to(device).train(case.what == "train")
+        self.inputs = case.inputs(case.batch, case.length, device)
+        self.reference: Tensor | None = None
+        if case.what == "infer":
+            self.reference = _output(self._infer()).float()
         self.model.to(DTYPE)
         self.inputs = {
-            name: value.to(DTYPE) if value.is_floating_point() else value
+            name: value.to(DTYPE) if isinstance(value, Tensor) and value.is_floating_point()
+            else value
             for name, value in self.inputs.items()
-        }
-        of_each = 1 if work.what == "decode" else work.tokens or work.length
-        self.tokens = work.batch * of_each
+        }  # fmt: skip
+        self.run: Callable[[], Any] = {
+            "infer": self._infer, "train": self._train, "decode": self._infer,
+        }[case.what]  # fmt: skip
+        if case.what == "decode":
+            self._fill_cache()
 
-    def _infer(self, function: Callable[..., Any]) -> Any:
+    @property
+    def tokens(self) -> int:
+        return self.case.batch * self.case.tokens_of_each
+
+    def _infer(self) -> Any:
         with torch.no_grad():
-            return function(**self.inputs)
+            return self.model(**self.inputs)
 
-    def call(self, mode: str) -> Callable[[], Any]:
-        """The timed call: a step of training, a forward, or the next token after a prompt."""
-        function: Any = self.model
-        if mode != "eager":
-            function = torch.compile(self.model, mode=None if mode == "default" else mode)
-        if self.work.trains:
-            return lambda: self._train(function)
-        if self.work.what == "decode":
-            return self._decode(function)
-        return lambda: self._infer(function)
-
-    def _train(self, function: Callable[..., Any]) -> None:
+    def _train(self) -> Any:
         self.model.zero_grad()
-        _output(function(**self.inputs)).float().square().mean().backward()
+        _output(self.model(**self.inputs)).float().square().mean().backward()
 
-    def _decode(self, function: Callable[..., Any]) -> Callable[[], Any]:
+    def _fill_cache(self) -> None:
         from transformers import StaticCache
 
-        cache = StaticCache(config=self.model.config, max_cache_len=64)
-        last = self.inputs["input_ids"][:, -1:]
-        at = torch.tensor([self.work.length], device=self.device)
+        length = self.case.length
+        cache = StaticCache(config=self.model.config, max_cache_len=length + 64)
         with torch.no_grad():
-            self.model(**self.inputs, past_key_values=cache)
+            self.model(input_ids=self.inputs["input_ids"], past_key_values=cache)
+        at = torch.tensor([[length]], device=self.device).expand(self.case.batch, 1)
+        self.inputs = {
+            "input_ids": self.inputs["input_ids"][:, -1:].clone(),
+            "past_key_values": cache,
+            "position_ids": at,
+        }
 
-        def step() -> Any:
-            with torch.no_grad():
-                positions = at[None].expand(self.work.batch, 1)
-                return function(last, past_key_values=cache, position_ids=positions)
+    def _empty_cache(self) -> None:
+        """Forgets the steps after the prompt: a cache has its length in a tensor of each layer,
+        which every step increments."""
+        if self.case.what == "decode":
+            for layer in self.inputs["past_key_values"].layers:
+                layer.cumulative_length.fill_(self.case.length)
 
-        return step
+    def compiled(self, mode: str) -> Callable[[], Any]:
+        """The call with the case's layers compiled. Each result of this has its own graphs."""
+        from torch._inductor import compile_fx, list_mode_options
 
-    def measure(self, mode: str, enter: Callable[..., Any]) -> tuple[float, int, float]:
-        """Seconds of a call, the peak of memory, and the error."""
-        torch._dynamo.reset()
-        cuda = self.device.type == "cuda"
-        synchronize = torch.cuda.synchronize if cuda else lambda: None
-        with enter():
-            call = self.call(mode)
-            for _ in range(3):
+        patches = {} if mode == "default" else list_mode_options(mode)
+
+        def backend(graph: Any, inputs: Any) -> Any:
+            return compile_fx.compile_fx(graph, inputs, config_patches=patches)
+
+        layers = self.case.layers(self.model)
+        forwards = [torch.compile(layer.forward, backend=backend) for layer in layers]
+
+        def call() -> Any:
+            for layer, forward in zip(layers, forwards, strict=True):
+                layer.forward = forward
+            try:
+                return self.run()
+            finally:
+                for layer in layers:
+                    del layer.forward
+
+        return call
+
+    def captured(self) -> Callable[[], Any]:
+        """A CUDA graph of the eager call."""
+        graph = torch.cuda.CUDAGraph()
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            self.run()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, stream=stream):
+            result = self.run()
+
+        def call() -> Any:
+            graph.replay()
+            return result
+
+        return call
+
+    def calls(self, mode: str, contenders: list[str]) -> dict[str, Callable[[], Any]]:
+        if mode == "eager":
+            return dict.fromkeys(contenders, self.run)
+        calls: dict[str, Callable[[], Any]] = {}
+        for name in contenders:
+            with CONTENDERS[name]():
+                if mode == "graph":
+                    calls[name] = self.captured()
+                elif name == "drop_in" and "stock" in calls and not mode.startswith("reduce"):
+                    calls[name] = calls["stock"]
+                else:
+                    calls[name] = self.compiled(mode)
+        return calls
+
+    def block(self, call: Callable[[], Any], count: int) -> float:
+        """Seconds of a call."""
+        finish = torch.cuda.synchronize if self.device.type == "cuda" else lambda: None
+        self._empty_cache()
+        call()
+        finish()
+        begin = time.perf_counter()
+        for _ in range(count):
+            call()
+        finish()
+        return (time.perf_counter() - begin) / count
+
+    def measured(self, mode: str, contenders: list[str]) -> Iterator[Cell]:
+        calls = self.calls(mode, contenders)
+        counts, memory, errors, shares = {}, {}, {}, {}
+        for name, call in calls.items():
+            with CONTENDERS[name]():
+                self._empty_cache()
                 result = call()
-            error = float("nan")
-            if self.reference is not None and self.work.what == "infer":
-                difference = (_output(result).float() - self.reference).abs().mean()
-                error = (difference / self.reference.abs().mean()).item()
-            if cuda:
-                torch.cuda.reset_peak_memory_stats()
-            times = []
-            for _ in range(CALLS):
-                synchronize()
-                begin = time.perf_counter()
-                call()
-                synchronize()
-                times.append(time.perf_counter() - begin)
-            return statistics.median(times), torch.cuda.max_memory_allocated() if cuda else 0, error
+                call()  # CUDA graphs of Inductor are recorded at the second call
+                errors[name] = self._error(result)
+                del result
+                memory[name] = self._peak(call)
+                seconds = self.block(call, 1)
+                counts[name] = max(1, min(50, round(BLOCK_SECONDS / seconds)))
+                if mode == "eager" and name == "install":
+                    shares[name] = share_of(call)
+        times: dict[str, list[float]] = {name: [] for name in calls}
+        for _ in range(ROUNDS):
+            for name in random.sample(list(calls), len(calls)):
+                with CONTENDERS[name]():
+                    times[name].append(self.block(calls[name], counts[name]))
+        for name, seconds in times.items():
+            ratios = [a / b for a, b in zip(times[contenders[0]], seconds, strict=True)]
+            share = shares.get(name, Share(float("nan"), {}))
+            case = self.case
+            yield Cell(
+                *(case.model, f"{case.what} {case.batch} x {case.length}", mode, name),
+                self.tokens / statistics.median(seconds),
+                *(statistics.median(ratios), min(ratios), max(ratios)),
+                *(memory[name], errors[name], share.served, share.left),
+            )
 
+    def _peak(self, call: Callable[[], Any]) -> int:
+        if self.device.type != "cuda":
+            return 0
+        torch.cuda.reset_peak_memory_stats()
+        call()
+        return torch.cuda.max_memory_allocated()
 
-def measured(work: Work, modes: list[str], device: torch.device) -> Iterator[Cell]:
-    runner = _Runner(work, device)
-    what = f"{work.what} {work.batch} x {work.length}"
-    for mode in modes:
-        order = [*CONTENDERS, *reversed(CONTENDERS)]
-        found: dict[str, list[tuple[float, int, float]]] = {name: [] for name in CONTENDERS}
-        for name in order:
-            found[name].append(runner.measure(mode, CONTENDERS[name]))
-        stock = min(seconds for seconds, *_ in found["stock"])
-        for name, results in found.items():
-            seconds, memory, error = min(results)
-            yield Cell(work.name, what, mode, name, runner.tokens / seconds, stock / seconds,
-                       memory, error)  # fmt: skip
+    def _error(self, result: Any) -> float:
+        if self.reference is None:
+            return float("nan")
+        difference = (_output(result).float() - self.reference).abs().mean()
+        return (difference / self.reference.abs().mean()).item()
 
 
 def print_cells(cells: list[Cell], markdown: bool) -> None:
     rows = [
         [
             *(cell.model, cell.what, cell.mode, cell.contender),
-            *(f"{cell.tokens_per_second:,.0f}", f"{cell.ratio:.2f}"),
-            *(f"{cell.peak_bytes / 2**30:.2f}", f"{cell.error:.1e}"),
+            *(f"{cell.tokens_per_second:,.0f}", f"{cell.ratio:.3f}"),
+            f"{cell.low:.2f}-{cell.high:.2f}",
+            *(f"{cell.peak_bytes / 2**30:.2f}", f"{cell.error:.1e}", f"{cell.served:.3f}"),
+            ", ".join(f"{name} {part:.3f}" for name, part in cell.left.items()),
         ]
         for cell in cells
     ]
-    headers = ["model", "", "mode", "", "tokens/s", "of stock", "GiB", "error"]
-    common.print_table(headers, rows, markdown)
+    headers = ["model", "", "mode", "", "tokens/s", "of stock", "rounds", "GiB", "error", "served"]
+    common.print_table([*headers, "left"], rows, markdown)
