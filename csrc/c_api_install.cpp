@@ -86,6 +86,23 @@ TORCH_CUBIN_API char* torch_cubin_set_known_speed(const char* text) {
   return answer([&] { set_known_speed(parse_json(given(text, "table"), "known speed")); });
 }
 
+// The function that measures a GPU which the known speeds do not name (ops/common/serving.h).
+TORCH_CUBIN_API void torch_cubin_set_calibrate(int (*calibrate)(int device)) {
+  set_calibrate(calibrate);
+}
+
+TORCH_CUBIN_API char* torch_cubin_set_calibrated_speed(int index, const char* text) {
+  return answer([&] {
+    set_calibrated_speed(device(index).index, parse_json(given(text, "table"), "measured speed"));
+  });
+}
+
+// 0: this thread's calls are those of a program; 1, 2: they run PyTorch's kernels or ours, to be
+// measured, and are not counted.
+TORCH_CUBIN_API void torch_cubin_set_measuring(int state) {
+  set_measuring(static_cast<Measuring>(state));
+}
+
 // {"calls": [...]}: declined_calls() of ops/common/serving.h.
 TORCH_CUBIN_API char* torch_cubin_declined_calls(int clear) {
   return answer([&] { return nlohmann::json{{"calls", declined_calls(clear != 0)}}; });

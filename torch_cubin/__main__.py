@@ -81,6 +81,13 @@ def _parser() -> argparse.ArgumentParser:
     inspect.add_argument("--json", action="store_true", help="for programs: see docs/inspect.md")
     inspect.set_defaults(run=_inspect)
 
+    calibrate = commands.add_parser(
+        "calibrate", help="measure which calls are faster than PyTorch's: the policy 'fastest'"
+    )
+    calibrate.add_argument("--device", type=int, default=0, metavar="INDEX")
+    calibrate.add_argument("--again", action="store_true", help="even if a result was kept")
+    calibrate.set_defaults(run=_calibrate)
+
     doctor = commands.add_parser("doctor", help="check the installation, the driver and the GPU")
     doctor.add_argument("--all", action="store_true", help="list all of PyTorch's internals")
     doctor.set_defaults(run=_doctor)
@@ -150,6 +157,12 @@ def _doctor(options: argparse.Namespace) -> int:
     from torch_cubin._command_line import doctor
 
     return doctor.run(all=options.all)
+
+
+def _calibrate(options: argparse.Namespace) -> int:
+    from torch_cubin._command_line import calibrate
+
+    return calibrate.run(options.device, again=options.again)
 
 
 def _tune(options: argparse.Namespace) -> int:

@@ -42,6 +42,8 @@ constexpr Internal kInternals[] = {
     {kCpu, "_ZN2at11str2backend" TC_OF_NAME, kSettings, kIeee},
     {kCpu, "_ZN2at6str2op" TC_OF_NAME, kSettings, kIeee},
     {kCpu, "_ZN2at13str2precision" TC_OF_NAME, kSettings, kIeee},
+    {kCpu, "_ZNK2at7Context23deterministicAlgorithmsEv", "the calibration of GPUs",
+     "only GPUs that were measured before are served by the policy fastest"},
     {kCpu, "_ZN5torch8autograd14ForwardADLevel14try_get_by_idxEm",
      "forward mode under no_grad, and its refusal by declared ops", "a tangent is lost there"},
     {"libc10.so", "_ZNK3c1010TensorImpl13requires_gradEv",

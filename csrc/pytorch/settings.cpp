@@ -71,4 +71,14 @@ bool tf32_allowed() {
   return reader && reader->allows_tf32();
 }
 
+bool deterministic_algorithms() {
+  using GlobalContext = const void* (*)();
+  using Reader = bool (*)(const void* context);
+  static const auto context =
+      reinterpret_cast<GlobalContext>(pytorch_symbol("_ZN2at13globalContextEv"));
+  static const auto reader =
+      reinterpret_cast<Reader>(pytorch_symbol("_ZNK2at7Context23deterministicAlgorithmsEv"));
+  return context == nullptr || reader == nullptr || reader(context());
+}
+
 }  // namespace torch_cubin

@@ -202,6 +202,56 @@ def test_a_gpu_that_was_not_measured(products, policy) -> None:
         assert (served, pytorchs) == ([], 1)
 
 
+def test_a_gpu_that_was_not_measured_is_calibrated_once(products) -> None:
+    def call() -> list[int]:
+        know()
+        asked = []
+
+        def calibrate(index: int) -> int:
+            asked.append(index)
+            if len(asked) == 1:  # as during a capture
+                return 0
+            torch.mm(half(256, 256), half(256, 256))  # another call meanwhile goes to PyTorch
+            row = {"kinds": ["product"], "dtypes": ["float16"]}
+            library.set_calibrated_speed(index, json.dumps({"rows": [row]}))
+            return 1
+
+        library.set_calibrate(calibrate)
+        for _ in range(4):
+            torch.mm(half(256, 256), half(256, 256))
+        torch.bmm(half(2, 64, 64), half(2, 64, 64))
+        torch.use_deterministic_algorithms(True)
+        torch.mm(half(256, 256), half(256, 256))
+        torch.use_deterministic_algorithms(False)
+        return asked
+
+    _, served, declined, pytorchs, asked = products(call, "fastest")
+    assert asked == [0, 0]
+    assert served == [["aten::mm", "cuda", 3]]
+    assert sorted(declined) == [
+        ["aten::bmm", "float16, which is not known to be quicker"],
+        ["aten::mm", "this GPU has not been measured"],
+    ]
+    assert pytorchs == 4
+
+
+def test_calls_that_measure_are_not_counted(products) -> None:
+    def call() -> list[int]:
+        know()
+        library.set_calibrate(lambda index: 1)
+        counts = []
+        for state in (1, 2):
+            library.set_measuring(state)
+            torch.mm(half(256, 256), half(256, 256))
+            counts.append(ctypes.CDLL("libtorch_cuda.so").fake_products())
+        library.set_measuring(0)
+        return counts
+
+    launches, served, declined, _, counts = products(call, "fastest")
+    assert (served, declined, counts) == ([], [], [1, 1])
+    assert len(launches) >= 1
+
+
 def test_the_shipped_table_names_gpus_that_were_measured() -> None:
     path = Path(aten_kernels.__file__).with_name("known_speed.json")
     for row in json.loads(path.read_text())["rows"]:

@@ -11,7 +11,7 @@ import ctypes
 import functools
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,8 @@ def load() -> ctypes.CDLL:
         library.torch_cubin_set_error_names,
         library.torch_cubin_release_tensor,
         library.torch_cubin_forget_thread_object,
+        library.torch_cubin_set_calibrate,
+        library.torch_cubin_set_measuring,
     ):
         function.restype = None
     tensor_types.register(library)
@@ -155,6 +157,9 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "forget_thread_object": [_TEXT],
     "thread_object_policy": [],
     "set_known_speed": [_TEXT],
+    "set_calibrate": [_ADDRESS],
+    "set_calibrated_speed": [_INT, _TEXT],
+    "set_measuring": [_INT],
     "declined_calls": [_INT],
     "aten_sum": [_INT, _INT, _ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS],
     "release_tensor": [_ADDRESS],
@@ -273,6 +278,26 @@ def thread_object_policy() -> int:
 def set_known_speed(table: str) -> None:
     """Sets which calls are known to be fast: JSON, before the first call."""
     _answer(load().torch_cubin_set_known_speed(_text(table)))
+
+
+def set_calibrate(function: Callable[[int], int]) -> None:
+    """Sets the function that measures a GPU, by index, which the known speeds do not name; it
+    returns 0 to be asked again. Call it once: the library keeps the function."""
+    global _calibrate
+    _calibrate = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)(function)
+    load().torch_cubin_set_calibrate(_calibrate)
+
+
+_calibrate: Any = None
+
+
+def set_calibrated_speed(device: int, table: str) -> None:
+    _answer(load().torch_cubin_set_calibrated_speed(device, _text(table)))
+
+
+def set_measuring(state: int) -> None:
+    """1, 2: this thread's calls run PyTorch's kernels or ours and are not counted; 0 ends that."""
+    load().torch_cubin_set_measuring(state)
 
 
 def declined_calls(*, clear: bool = False) -> list[dict[str, Any]]:

@@ -20,9 +20,14 @@ AllOpCalls& all_op_calls() {
   return *all;
 }
 
+thread_local bool t_counts = true;
+
 }  // namespace
 
+void OpCalls::count_in_this_thread(bool on) noexcept { t_counts = on; }
+
 int OpCalls::slot(AtenTensorHandle tensor) noexcept {
+  if (!t_counts) return -1;
   int32_t dtype = -1;
   if (aoti_torch_get_dtype(tensor, &dtype) != AOTI_TORCH_SUCCESS) return -1;
   return dtype < kDtypes ? dtype : -1;

@@ -17,8 +17,10 @@ class OpCalls {
  public:
   static constexpr int kDtypes = 64;  // PyTorch's ScalarType has fewer
 
-  // The slot of a tensor's dtype; negative if it has none, like an undefined tensor.
+  // The slot of a tensor's dtype; negative if it has none, like an undefined tensor, or if this
+  // thread's calls are not counted.
   static int slot(AtenTensorHandle tensor) noexcept;
+  static void count_in_this_thread(bool on) noexcept;
   void add(int slot) noexcept {
     if (slot >= 0) calls_[slot].fetch_add(1, std::memory_order_relaxed);
   }

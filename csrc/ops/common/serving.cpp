@@ -30,6 +30,7 @@ std::atomic<Policy> g_process_policy{Policy::kOff};
 std::atomic<int> g_threads{0};
 thread_local Policy t_policy = Policy::kOff;
 thread_local int t_serving = 0;
+thread_local Measuring t_measuring = Measuring::kNo;
 
 // at::impl::ThreadLocalPythonObjects: PyTorch passes these objects to the threads that compute
 // gradients. drop_in() stores one there (torch_cubin/_pytorch/thread_objects.py). It is removed by
@@ -100,6 +101,8 @@ struct DeviceSpeed {
   const char* no_kernels = nullptr;  // the reason if this GPU has no kernels at all
   bool measured = false;
   bool quick[kCallKinds][kSpeedTypes] = {};
+
+  void add(const json& row);
 };
 
 bool lists(const json& list, const char* name) {
@@ -107,6 +110,16 @@ bool lists(const json& list, const char* name) {
     if (each == name) return true;
   }
   return false;
+}
+
+void DeviceSpeed::add(const json& row) {
+  measured = true;
+  for (int kind = 0; kind < kCallKinds; ++kind) {
+    for (int type = 0; type < kSpeedTypes; ++type) {
+      quick[kind][type] |= lists(row.at("kinds"), kCallKindNames[kind]) &&
+                           lists(row.at("dtypes"), kSpeedTypeNames[type]);
+    }
+  }
 }
 
 const DeviceSpeed* read_speed(const Device& device) {
@@ -125,14 +138,7 @@ const DeviceSpeed* read_speed(const Device& device) {
   KnownSpeed& known = known_speed();
   std::lock_guard<std::mutex> lock(known.mutex);
   for (const json& row : known.rows) {
-    if (device.name.find(row.at("gpu").get<std::string>()) == std::string::npos) continue;
-    speed->measured = true;
-    for (int kind = 0; kind < kCallKinds; ++kind) {
-      for (int type = 0; type < kSpeedTypes; ++type) {
-        speed->quick[kind][type] |= lists(row.at("kinds"), kCallKindNames[kind]) &&
-                                    lists(row.at("dtypes"), kSpeedTypeNames[type]);
-      }
-    }
+    if (device.name.find(row.at("gpu").get<std::string>()) != std::string::npos) speed->add(row);
   }
   return speed;
 }
@@ -140,6 +146,32 @@ const DeviceSpeed* read_speed(const Device& device) {
 const DeviceSpeed& speed_of(int index) {
   static auto* const tables = new DeviceTables<DeviceSpeed>;
   return tables->get(device(index), &read_speed);
+}
+
+// --- calibration ---
+
+struct Calibration {
+  std::atomic<bool> asked{false};
+  std::atomic<const DeviceSpeed*> speed{nullptr};  // never freed: calls may read it
+};
+
+Calibration& calibration_of(int index) {
+  static auto* const all = new Calibration[kMaxDevices];  // leaked on purpose, as above
+  return all[index];
+}
+
+std::atomic<Calibrate> g_calibrate{nullptr};
+
+// Null if the GPU has not been calibrated. No lock is held while it is: other threads' calls go to
+// PyTorch meanwhile.
+const DeviceSpeed* calibrated_speed(int index) {
+  if (deterministic_algorithms()) return nullptr;
+  Calibration& own = calibration_of(index);
+  if (const DeviceSpeed* speed = own.speed.load(std::memory_order_acquire)) return speed;
+  const Calibrate calibrate = g_calibrate.load();
+  if (calibrate == nullptr || own.asked.exchange(true)) return nullptr;
+  if (calibrate(index) == 0) own.asked.store(false);
+  return own.speed.load(std::memory_order_acquire);
 }
 
 constexpr const char* kNotMeasured = "this GPU has not been measured";
@@ -180,6 +212,9 @@ const char* dtype_reason(ScalarType dtype) {
 
 Policy serving_policy() {
   if (t_serving > 0) return Policy::kOff;
+  if (t_measuring != Measuring::kNo) {
+    return t_measuring == Measuring::kOurs ? Policy::kAll : Policy::kOff;
+  }
   Policy policy = t_policy;
   if (policy == Policy::kOff && g_threads.load(std::memory_order_relaxed) > 0) {
     policy = policy_of_backward();
@@ -196,6 +231,11 @@ Policy set_thread_policy(Policy policy) {
   g_threads += (policy != Policy::kOff) - (before != Policy::kOff);
   t_policy = policy;
   return before;
+}
+
+void set_measuring(Measuring state) {
+  t_measuring = state;
+  OpCalls::count_in_this_thread(state == Measuring::kNo);
 }
 
 Policy thread_object_policy() { return policy_of_backward(); }
@@ -220,10 +260,23 @@ const char* why_not_tensor(const TensorView& tensor, CallKind kind, Policy polic
   const DeviceSpeed& speed = speed_of(tensor.device_index);
   if (speed.no_kernels != nullptr) return speed.no_kernels;
   if (policy == Policy::kAll || speed.quick[static_cast<int>(kind)][type]) return nullptr;
-  return speed.measured ? kSlower[type] : kNotMeasured;
+  if (speed.measured) return kSlower[type];
+  const DeviceSpeed* const calibrated = calibrated_speed(tensor.device_index);
+  if (calibrated == nullptr) return kNotMeasured;
+  return calibrated->quick[static_cast<int>(kind)][type] ? nullptr : kSlower[type];
+}
+
+void set_calibrate(Calibrate calibrate) { g_calibrate.store(calibrate); }
+
+void set_calibrated_speed(int device, const json& table) {
+  auto* const speed = new DeviceSpeed;
+  speed->measured = true;
+  for (const json& row : table.at("rows")) speed->add(row);
+  calibration_of(device).speed.store(speed, std::memory_order_release);
 }
 
 void count_declined(const char* op, const char* reason) {
+  if (t_measuring != Measuring::kNo) return;
   Declined& all = declined();
   std::lock_guard<std::mutex> lock(all.mutex);
   ++all.calls[{op, reason}];

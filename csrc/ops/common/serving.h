@@ -25,6 +25,11 @@ Policy serving_policy();
 void set_process_policy(Policy policy);   // install()
 Policy set_thread_policy(Policy policy);  // drop_in(); returns the previous one
 
+// A thread that measures: its calls run PyTorch's kernels or ours, whatever the policy, and are not
+// counted.
+enum class Measuring : int { kNo, kPyTorchs, kOurs };
+void set_measuring(Measuring state);
+
 // Removes an object that PyTorch passes to the threads of backward(), if this thread has it.
 void forget_thread_object(const char* key) noexcept;
 
@@ -38,6 +43,15 @@ constexpr int kCallKinds = static_cast<int>(CallKind::kCount);
 // The known speed of our kernels: {"rows": [{"gpu", "dtypes", "kinds"}]}, each row a promise that
 // calls of these kinds are not slower than PyTorch's in the geometric mean.
 void set_known_speed(const nlohmann::json& table);
+
+// Measures a GPU that the known speeds do not name, at its first call under kFastest, and passes
+// the result to set_calibrated_speed(). Returns 0 if it must be asked again at a later call.
+// Deterministic algorithms use no such measurement.
+using Calibrate = int (*)(int device);
+void set_calibrate(Calibrate calibrate);
+
+// {"rows": [{"dtypes", "kinds"}]}
+void set_calibrated_speed(int device, const nlohmann::json& table);
 
 // The reason to leave a call to PyTorch for any shape; null if it can be served. Reasons are
 // compared and stored as pointers: they are literals, or texts that are kept forever (there are
