@@ -643,6 +643,35 @@ def your_own_kernel() -> dict:
         return tutorial.run(Path(folder), gpu=True)
 
 
+def calibrated() -> dict:
+    """A GPU without known speeds, under the policy fastest, twice; the cache folder is empty."""
+    import tempfile
+
+    import torch_cubin
+    from torch_cubin._drop_in import aten_kernels, calibrate
+
+    torch.use_deterministic_algorithms(False)  # nothing is measured with them
+    os.environ["TORCH_CUBIN_CACHE"] = tempfile.mkdtemp()
+    aten_kernels._known_speed = lambda: '{"rows": []}'
+    x = torch.randn(1024, 1024, device="cuda", dtype=torch.bfloat16)
+    random_state = torch.cuda.get_rng_state()
+    seconds = []
+    with torch_cubin.install(), torch.autocast("cuda", torch.float16):
+        for _ in range(2):
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            torch.mm(x, x)
+            seconds.append(time.perf_counter() - begin)
+        report = torch_cubin.report()
+    return {
+        "seconds": seconds,
+        "calls": sum(row.calls for row in (*report.served, *report.declined)),
+        "ran": [str(row) for row in report.ran],
+        "lines": [[line.kind, line.dtype, line.speed] for line in calibrate.lines_of(0)],
+        "same random numbers": torch.equal(random_state, torch.cuda.get_rng_state()),
+    }
+
+
 if __name__ == "__main__":
     from gpu import answers, fresh_memory
 

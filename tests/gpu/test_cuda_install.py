@@ -317,3 +317,16 @@ def test_no_other_kernels_replace_ours() -> None:
     aten_kernels.register()
     assert aten_kernels.serves_sums()
     assert [op for op in aten_kernels.OPERATORS if not aten_kernels.is_ours(op)] == []
+
+
+@pytest.mark.child("calibrated")
+def test_a_gpu_without_known_speeds_is_calibrated_at_its_first_call(child) -> None:
+    answer = child.check()
+    first, second = answer["seconds"]
+    assert first < 4, answer  # two of measuring, and loading of kernels
+    assert second < 0.1, answer
+    assert (answer["calls"], answer["ran"]) == (2, []), answer
+    assert answer["same random numbers"]
+    speeds = {(kind, dtype): speed for kind, dtype, speed in answer["lines"]}
+    assert {("product", "bfloat16"), ("attention", "bfloat16")} <= set(speeds), answer
+    assert all(0.1 < speed < 20 for speed in speeds.values()), answer

@@ -43,7 +43,7 @@ def kept(folder: Path) -> list[Path]:
     return sorted((folder / "calibration").glob("*.json"))
 
 
-def test_what_is_at_least_as_fast_is_served() -> None:
+def test_quick_kinds_are_served() -> None:
     assert calibrate.rows(LINES) == ROWS
 
 

@@ -218,6 +218,14 @@ def fast_paths(name: str) -> None:
         torch.testing.assert_close(inside, layer(x))
 
 
+def quick_fakes(name: str) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode() as mode:
+        a, b = mode.from_tensor(A), mode.from_tensor(B)
+        assert torch.ops.cubin._matmul(a, b).shape == (3, 5)
+
+
 def schema_objects(name: str) -> None:
     import declared
 
@@ -330,6 +338,7 @@ COST: dict[str, Callable[[str], None]] = {
     "a derivative that is given to an op after torch.compile has traced it": late_derivatives,
     "taking back what a failed define_op() has registered": failed_definitions,
     "sizes compared at run time in exported graphs": symbolic_checks,
+    "registration of fakes without looking up source lines": quick_fakes,
     "drop_in() under torch.export and torch.compile": tracing,
     "drop_in() around a graph break of torch.compile": skipped_frames,
     "drop_in() beside activation checkpointing": checkpoints,

@@ -26,7 +26,7 @@ from torch_cubin._native.files import write_file
 from torch_cubin._pytorch import process_group
 
 VERSION = 1
-SECONDS = 2.0  # what is not measured by then is left to PyTorch
+SECONDS = 2.0  # PyTorch computes the kinds that are not measured by then
 _WAIT_SECONDS = 10.0  # for another process that measures
 _PYTORCHS, _OURS = 1, 2  # Measuring in csrc/ops/common/serving.h
 _ROUNDS, _BLOCK_MS = 3, 1.5
@@ -56,7 +56,7 @@ def speed_type(dtype: torch.dtype) -> str:
 
 
 def rows(lines: list[Line]) -> list[dict[str, list[str]]]:
-    """The rows of known_speed.json for what is at least as fast."""
+    """The rows of known_speed.json for the kinds that are at least as fast."""
     return [{"kinds": [x.kind], "dtypes": [x.dtype]} for x in lines if x.speed >= 1]
 
 

@@ -13,7 +13,7 @@ from torch_cubin import errors
 from torch_cubin._ops import checks, mutated
 from torch_cubin._ops.raw_ops import ADDMM_INTO as NAME
 from torch_cubin._ops.raw_ops import raw_names
-from torch_cubin._pytorch import transforms
+from torch_cubin._pytorch import operators, transforms
 
 
 def _fake(out: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> None:
@@ -43,6 +43,6 @@ def _vmap(*args: Any, **kwargs: Any) -> None:
 
 def register(library: torch.library.Library) -> None:
     for name in raw_names(NAME):
-        torch.library.register_fake(f"cubin::{name}", _fake, lib=library)
+        operators.register_fake(f"cubin::{name}", _fake, library)
         library.impl(name, _vmap, "FuncTorchBatched")
     library.impl(f"_{NAME}_autograd", _autograd, "Autograd")

@@ -13,6 +13,7 @@ from torch_cubin._ops import attention_checks, refusals
 from torch_cubin._ops.attention_checks import Options, output_strides
 from torch_cubin._ops.raw_ops import E4M3 as NAME
 from torch_cubin._ops.raw_ops import raw_names
+from torch_cubin._pytorch import operators
 
 
 def options_of(arguments: dict[str, Any]) -> Options:
@@ -29,6 +30,6 @@ def _fake(query: Tensor, key: Tensor, value: Tensor, **arguments: Any) -> tuple[
 
 def register(library: torch.library.Library) -> None:
     for name in raw_names(NAME):
-        torch.library.register_fake(f"cubin::{name}", _fake, lib=library)
+        operators.register_fake(f"cubin::{name}", _fake, library)
     advice = "Call it under torch.no_grad(), or convert to bfloat16."
     refusals.refuse_transforms(library, NAME, advice=advice)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from torch_cubin._ops import attention_checks, checks, raw_ops
 from torch_cubin._ops.attention_checks import Options, output_strides
+from torch_cubin._pytorch import operators
 
 
 def _matmul(self: Tensor, other: Tensor) -> Tensor:
@@ -111,10 +112,6 @@ def register(library: torch.library.Library) -> None:
         ("attention_backward", _attention_backward),
     ):
         for name in raw_ops.raw_names(op):
-            torch.library.register_fake(f"cubin::{name}", fake, lib=library)
-    torch.library.register_fake(
-        "cubin::_weight_and_bias_gradient", _weight_and_bias_gradient, lib=library
-    )
-    torch.library.register_fake(
-        "cubin::_attention_sinks_gradient", _attention_sinks_gradient, lib=library
-    )
+            operators.register_fake(f"cubin::{name}", fake, library)
+    operators.register_fake("cubin::_weight_and_bias_gradient", _weight_and_bias_gradient, library)
+    operators.register_fake("cubin::_attention_sinks_gradient", _attention_sinks_gradient, library)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torch_cubin._ops import checks, raw_ops
 from torch_cubin._ops.vmap import batched_linear, batched_matmul, front
-from torch_cubin._pytorch import transforms
+from torch_cubin._pytorch import operators, transforms
 
 Dims = Sequence[int | None]
 OptionalTensors = Sequence[Tensor | None]
@@ -199,5 +199,5 @@ def register(library: torch.library.Library) -> None:
         ("linear_activation_backward", _linear_activation_backward, _backward_rule),
     ):
         (raw,) = raw_ops.raw_names(name)
-        torch.library.register_fake(f"cubin::{raw}", fake, lib=library)
+        operators.register_fake(f"cubin::{raw}", fake, library)
         torch.library.register_vmap(f"cubin::{raw}", rule, lib=library)

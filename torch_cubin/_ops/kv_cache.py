@@ -12,6 +12,7 @@ from torch import Tensor
 from torch_cubin._ops import attention_checks, checks, mutated, refusals
 from torch_cubin._ops.raw_ops import KV_CACHE as NAME
 from torch_cubin._ops.raw_ops import raw_names
+from torch_cubin._pytorch import operators
 
 _DEFAULTS = {each.name: each.default for each in attention_checks.arguments_of(NAME)}
 
@@ -30,6 +31,6 @@ def _fake(*args: Any, **named: Any) -> Tensor:
 
 def register(library: torch.library.Library) -> None:
     for name in raw_names(NAME):
-        torch.library.register_fake(f"cubin::{name}", _fake, lib=library)
+        operators.register_fake(f"cubin::{name}", _fake, library)
     reason, advice = ": it writes to its caches", "Call it under torch.no_grad()."
     refusals.refuse_transforms(library, NAME, advice=advice, reason=reason)

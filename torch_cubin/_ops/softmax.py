@@ -22,7 +22,7 @@ from torch import Tensor
 
 from torch_cubin._ops import autograd
 from torch_cubin._ops.vmap import one_by_one
-from torch_cubin._pytorch import transforms
+from torch_cubin._pytorch import operators, transforms
 
 softmax = torch.ops.cubin._attention_softmax.default
 softmax_backward = torch.ops.cubin._attention_softmax_backward.default
@@ -332,7 +332,7 @@ def register(library: torch.library.Library) -> None:
         (dropout, 2, _Dropout, _fake_dropout, _dropout_rule),
     ):
         name = op.name()
-        torch.library.register_fake(name, fake, lib=library)
+        operators.register_fake(name, fake, library)
         torch.library.register_vmap(name, rule, lib=library)
         if not transforms.DERIVATIVES.available:
             continue

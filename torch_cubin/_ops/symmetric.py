@@ -17,7 +17,7 @@ from torch_cubin._ops import autograd, checks, raw_ops
 from torch_cubin._ops.autograd import matmul
 from torch_cubin._ops.batch_invariant import is_batch_invariant
 from torch_cubin._ops.vmap import Dims, front
-from torch_cubin._pytorch import transforms
+from torch_cubin._pytorch import operators, transforms
 
 _OPERANDS = {"syrk": "x", "symm_square": "a"}
 
@@ -172,6 +172,6 @@ def register(library: torch.library.Library) -> None:
         if transforms.DERIVATIVES.available:
             library.impl(f"_{name}_autograd", _kernel(name), "Autograd")
         for raw in raw_ops.raw_names(name):
-            torch.library.register_fake(f"cubin::{raw}", _fake(name), lib=library)
+            operators.register_fake(f"cubin::{raw}", _fake(name), library)
             op = raw_ops.overload(raw)
             torch.library.register_vmap(op.name(), _batched(name, op), lib=library)
