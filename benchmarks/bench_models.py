@@ -31,6 +31,7 @@ import common
 import model_blocks
 import model_products
 import models
+import served_calls
 import torch
 import whole_model_cases
 import whole_models
@@ -72,6 +73,9 @@ def whole(options: argparse.Namespace, only: Sequence[str]) -> tuple[list[Any], 
         if not matches(str(case), only) or not wanted or time.monotonic() > end:
             continue
         runner = whole_models.Runner(case, device)
+        if options.calls:
+            served_calls.print_lines(str(case), served_calls.lines_of(runner.run))
+            continue
         for mode in wanted:
             begin = time.monotonic()
             if begin > end:
@@ -154,6 +158,9 @@ def main() -> None:
     contenders = ",".join(whole_models.CONTENDERS)
     parser.add_argument("--contenders", default=contenders, help=f"some of '{contenders}'")
     parser.add_argument("--device", default="cuda", help="of --models")
+    parser.add_argument(
+        "--calls", action="store_true", help="of --models: time their products and attentions"
+    )
     parser.add_argument("--small", action="store_true", help="of --models: tiny ones")
     parser.add_argument("--sweep", metavar="FILE", type=Path, help="append to these lines")
     parser.add_argument(

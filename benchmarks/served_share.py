@@ -25,15 +25,35 @@ class Share:
     left: dict[str, float]  # operator: its part of the work, for those that PyTorch computed
 
 
-def _grouped_mm(
-    a: Any, b: Any, offsets: Any = None, *rest: Any, out_val: Any, **others: Any
-) -> int:
+def _grouped_mm(a: Any, b: Any, *rest: Any, **others: Any) -> int:
     """Every row times one matrix; of two matrices, groups of the inner dim."""
     return 2 * a.numel() * b.shape[-1]
 
 
-_FORMULAS: dict[Any, Callable[..., Any]] = {**flop_registry}
-_FORMULAS.setdefault(torch.ops.aten._grouped_mm, _grouped_mm)
+def _attention(q: Any, k: Any, v: Any, *rest: Any, **others: Any) -> int:
+    """Two products, with any number of heads of the keys. Hidden scores count."""
+    return 2 * q.numel() * k.shape[-2] + 2 * q.numel() // q.shape[-1] * k.shape[-2] * v.shape[-1]
+
+
+def _attention_backward(gradient: Any, *rest: Any, **others: Any) -> int:
+    """Five products."""
+    return _attention(*rest) * 5 // 2
+
+
+_FORMULAS: dict[Any, Callable[..., Any]] = {
+    **flop_registry,
+    torch.ops.aten._grouped_mm: _grouped_mm,
+    **{
+        getattr(torch.ops.aten, f"_scaled_dot_product_{kind}_attention{direction}"): formula
+        for kind in ("flash", "efficient", "cudnn")
+        for direction, formula in (("", _attention), ("_backward", _attention_backward))
+    },
+}
+
+
+def has_formula(func: Any) -> bool:
+    """Whether an operator is a product or an attention."""
+    return func._overloadpacket in _FORMULAS and "convolution" not in func.name()
 
 
 def _calls_of(names: set[str]) -> int:
@@ -50,16 +70,13 @@ class _Counting(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        formula = _FORMULAS.get(func._overloadpacket)
-        if formula is None:
+        if not has_formula(func):
             return func(*args, **kwargs)
         name = func.name()
         names = {name, name.removesuffix(".default"), name.partition(".")[0]}
         before = _calls_of(names)
         result = func(*args, **kwargs)
-        work = formula(*args, **kwargs, out_val=result)
-        if "convolution" in name:  # not a product or an attention
-            return result
+        work = _FORMULAS[func._overloadpacket](*args, **kwargs, out_val=result)
         if _calls_of(names) > before:
             self.served += work
         else:

@@ -29,7 +29,7 @@ VERSION = 1
 SECONDS = 2.0  # PyTorch computes the kinds that are not measured by then
 _WAIT_SECONDS = 10.0  # for another process that measures
 _PYTORCHS, _OURS = 1, 2  # Measuring in csrc/ops/common/serving.h
-_ROUNDS, _BLOCK_MS = 3, 1.5
+_WARM_UP_MS, _ROUNDS, _BLOCK_MS = 100.0, 3, 1.5
 
 # Batch, M, N and K; of attention batch, heads, rows and head_dim.
 _SHAPES = {
@@ -130,6 +130,12 @@ def _speed(call: Callable[[], object]) -> float:
 def _lines(device: torch.device) -> Iterator[Line]:
     """Measures kind by kind, until the time is over."""
     end = time.monotonic() + SECONDS
+    (product,) = _calls("product", _SHAPES["product"][-1], torch.float16, device)
+    library.set_measuring(_PYTORCHS)
+    _milliseconds(product, 1)
+    warm = time.monotonic() + _WARM_UP_MS / 1e3
+    while time.monotonic() < warm:  # an idle GPU has low clocks
+        _milliseconds(product, 5)
     for dtype in (*_HALVES, torch.float32, torch.float64):
         for kind, shapes in _SHAPES.items():
             if kind == "attention" and dtype not in _HALVES:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from torch_cubin._ops import checks, raw_ops, refusals
 from torch_cubin._ops.raw_ops import QUANTIZE, SCALED
+from torch_cubin._pytorch import operators
 
 # The numbers of torch.nn.functional.ScalingType.
 ROW, BLOCK_1X128, BLOCK_128X128 = 1, 4, 5
@@ -74,7 +75,7 @@ def _quantize(
 def register(library: torch.library.Library) -> None:
     for op, fake in ((SCALED, _scaled_matmul), (QUANTIZE, _quantize)):
         for name in raw_ops.raw_names(op):
-            torch.library.register_fake(f"cubin::{name}", fake, lib=library)
+            operators.register_fake(f"cubin::{name}", fake, library)
     advice = "Call it under torch.no_grad(); its derivative needs operands in other scales."
     refusals.refuse_transforms(library, SCALED, advice=advice)
     advice = "Call it under torch.no_grad(), or on x.detach()."
