@@ -225,8 +225,7 @@ def ops_of(program) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize(("strict", "grad"), [(False, True), (True, False)])
 def test_export_keeps_the_public_op(strict, grad, device):
     model = Attention(attention).to(device)
 

@@ -97,8 +97,10 @@ def test_linears() -> None:
     assert len({out.untyped_storage().data_ptr() for out in outs}) == 3
 
 
-@pytest.mark.parametrize("requires_grad", [True, False])
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize(
+    ("activation", "requires_grad"),
+    [*((name, True) for name in ACTIVATIONS), ("gelu", False)],
+)
 def test_opcheck(activation, requires_grad) -> None:
     shapes = ((5, 6), (8, 6), (8, 6), (8,), (5, 3), (3, 8), (5, 8))
     x, gate, up, bias, grad, weight, before = draw(*shapes, requires_grad=requires_grad)

@@ -102,7 +102,9 @@ def test_generated_python_calls_extern_kernels() -> None:
 
 def test_generated_cpp_calls_c_functions() -> None:
     model, x = Model(), torch.randn(6, 8)
-    options = {"cpp_wrapper": True, **torch_cubin.aot_options()}
+    # Precompiled headers would serve this one file, and take longer than it.
+    options = {"cpp_wrapper": True, "cpp_cache_precompile_headers": False}
+    options |= torch_cubin.aot_options()
     torch._dynamo.reset()
     with torch.no_grad():
         result, code = run_and_get_code(torch.compile(model, options=options), x)
@@ -118,6 +120,9 @@ def test_aot_inductor(tmp_path) -> None:
         path = torch._inductor.aoti_compile_and_package(
             exported,
             package_path=str(tmp_path / "model.pt2"),
-            inductor_configs=torch_cubin.aot_options(),
+            inductor_configs={
+                "aot_inductor.precompile_headers": False,
+                **torch_cubin.aot_options(),
+            },
         )
         torch.testing.assert_close(torch._inductor.aoti_load_package(path)(x), model(x))

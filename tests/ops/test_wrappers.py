@@ -72,8 +72,8 @@ def test_the_argument_is_named(name) -> None:
         CALLS[name](Wrapper)
 
 
-@pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("name", CALLS)
+# Each of these errors takes a fifth of a second: PyTorch's own has C++'s stack in its text.
+@pytest.mark.parametrize(("name", "grad"), [(name, i % 2 == 0) for i, name in enumerate(CALLS)])
 def test_a_wrapper_without_memory_is_named(name, grad) -> None:
     error = pytest.raises((RuntimeError, ValueError), match=r"\[input\]: .*a Wrapper")
     with error, torch.set_grad_enabled(grad):
@@ -86,9 +86,8 @@ def test_a_plain_tensor_whose_storage_was_resized() -> None:
         tensor.untyped_storage().resize_(0)
         return tensor
 
-    for name, call in CALLS.items():
-        if name == "flash_attention":  # PyTorch's transpose refuses it
-            continue
+    # flash_attention: PyTorch's transpose refuses it
+    for call in [call for name, call in CALLS.items() if name != "flash_attention"][::3]:
         with pytest.raises((RuntimeError, ValueError), match=r"\[input\]: .*no memory"):
             call(made)
     assert ops.matmul(torch.ones(0, 8), _A).shape == (0, 8)  # no elements need none

@@ -109,20 +109,18 @@ def test_the_record_does_not_wait_for_the_end_of_the_run(
     assert found["passed"] == 4
 
 
-@pytest.mark.parametrize("options", [(), PARALLEL], ids=["one process", "two"])
 @pytest.mark.parametrize(
     "selection",
     [
         *[("-k", "not test_a", "tests/gpu"), ("tests/gpu", "--deselect", "tests/gpu/test_one.py")],
         *[("tests/gpu/test_one.py",), ("tests/gpu/test_one.py::test_a", "tests/gpu/test_two.py")],
         *[("--collect-only", "tests/gpu"), ("--setup-only", "tests/gpu")],
+        *[(*PARALLEL, "-k", "not test_a", "tests/gpu"), (*PARALLEL, "tests/gpu/test_one.py")],
     ],
     ids=" ".join,
 )
-def test_a_partial_run_is_not_recorded(
-    tree: Path, options: tuple[str, ...], selection: tuple[str, ...]
-) -> None:
-    assert run(tree, *options, *selection) is None
+def test_a_partial_run_is_not_recorded(tree: Path, selection: tuple[str, ...]) -> None:
+    assert run(tree, *selection) is None
 
 
 @pytest.mark.parametrize(
