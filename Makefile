@@ -81,8 +81,8 @@ built-demo built-test: built-%:
 demo: built-demo
 	@$(PY) -m torch_cubin demo
 
-# A file's tests stay in one process, and the files keep their order: the slowest come first. On a
-# GPU eight processes share it at most.
+# A file's tests stay in one process, and the files keep their order: the slowest come first
+# (tests/conftest.py). On a GPU eight processes share it at most.
 test: built-test
 	@$(PY) -m pytest --numprocesses $$($(PY) -c 'import os; print(min(8, os.cpu_count() or 1))') \
 		--dist loadfile --no-loadscope-reorder --durations 10 $(PYTEST)

@@ -22,6 +22,11 @@ import pytest
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
 
+# A file's tests stay in one process (make test). These, which take a minute each, come first: with
+# one of them last, the other processes would wait for it.
+LONGEST = ("ops/test_over_aten.py", "faults/test_faults.py", "unit/test_packaging.py",
+           "unit/test_fuzz_replay.py")  # fmt: skip
+
 # Last, so that an installed torch_cubin wins over the sources where both could be imported.
 for folder in (TESTS, ROOT):
     if str(folder) not in sys.path:
@@ -87,6 +92,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = {TESTS / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path, len(order)))
     for item in items:
         if TESTS / "gpu" in item.path.parents and item.get_closest_marker("gpu") is None:
             item.add_marker(pytest.mark.gpu)
