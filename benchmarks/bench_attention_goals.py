@@ -1,6 +1,6 @@
 """torch.ops.cubin's attention over the cases of the project's goals, by group.
 
-    python benchmarks/bench_attention_goals.py --lines --json result.json    # about two minutes
+    python benchmarks/bench_attention_goals.py --lines --json result.json    # about four minutes
     python benchmarks/bench_attention_goals.py --only windows,paged
 
 `forward` and `backward` are bf16, 16,384 tokens, heads * head_dim = 2,048, sequences of 512 to
@@ -10,8 +10,8 @@ FlashAttention-3 over cuDNN that was measured on an H200 (FA3_OVER_CUDNN), the f
 FlashAttention-3 was faster.
 The other groups are fractions of our dense rate per visible score (bench_attention_options.py), of
 a copy's bandwidth, or of our contiguous cache, or ratios to the faster of cuDNN and flash
-(bench_attention.py, sections kvcache and paged). Outputs are checked. The goal of a group is a
-geometric mean and a minimum.
+(bench_attention.py, sections kvcache and paged). `shapes` are those of models
+(attention_shapes.py). Outputs are checked. The goal of a group is a geometric mean and a minimum.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
+import attention_shapes
 import bench_attention
 import bench_attention_options
 import common
@@ -32,6 +33,11 @@ MEASURED = {  # values of --only: the groups that each produces
     "backward": ("backward", "backward, FA3"),
     "options": ("windows, packed, GQA", "boolean masks"),
     "caches": ("decode, of a copy", "decode, one sequence", "paged"),
+    "shapes": tuple(
+        f"{group}: {direction}"
+        for group in attention_shapes.SHAPES
+        for direction in attention_shapes.DIRECTIONS
+    ),
 }
 # (head_dim, causal): FlashAttention-3's rate over cuDNN's, per length of bench_attention.LENGTHS.
 FA3_OVER_CUDNN = {
@@ -125,6 +131,11 @@ def caches(budget_ms: float) -> Iterator[Line]:
         yield Line("paged", row.case, row.ratio, row.cubin_us, row.cubin_rate)
 
 
+def shapes(budget_ms: float) -> Iterator[Line]:
+    for line in attention_shapes.lines(budget_ms):
+        yield Line(**asdict(line))
+
+
 def print_groups(lines: list[Line], markdown: bool) -> None:
     table = []
     for group, goal in GOALS.items():
@@ -142,11 +153,16 @@ def print_groups(lines: list[Line], markdown: bool) -> None:
     common.print_table(headers, table, markdown)
 
 
+def print_line(x: Line) -> None:
+    print(f"{x.group:28} {x.case:44} {x.value:6.3f} {x.microseconds:9.1f} us {x.rate:5.0f}",
+          flush=True)  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", metavar="PART,...", help=f"of {', '.join(MEASURED)}")
     parser.add_argument("--budget", type=float, default=60, help="milliseconds a line (60)")
-    parser.add_argument("--lines", action="store_true", help="print each line, too")
+    parser.add_argument("--lines", action="store_true", help="print each line when it is measured")
     parser.add_argument("--json", metavar="FILE", help="write all numbers")
     parser.add_argument("--markdown", action="store_true")
     chosen = parser.parse_args()
@@ -161,6 +177,7 @@ def main() -> None:
         "backward": lambda: dense(True, chosen.budget),
         "options": options,
         "caches": lambda: caches(chosen.budget),
+        "shapes": lambda: shapes(chosen.budget),
     }
     lines: list[Line] = []
     failures: list[str] = []
@@ -170,17 +187,11 @@ def main() -> None:
             try:
                 for line in measures[part]():
                     lines.append(line)
+                    if chosen.lines:
+                        print_line(line)
             except Exception as error:  # keep the numbers of the other parts
                 failures.append(f"{part}: {type(error).__name__}: {error}")
             torch.cuda.empty_cache()
-    if chosen.lines:
-        headers = ["group", "case", "value", "us", "rate"]
-        rows = [
-            [x.group, x.case, f"{x.value:.3f}", f"{x.microseconds:.1f}", f"{x.rate:.0f}"]
-            for x in lines
-        ]
-        common.print_table(headers, rows, chosen.markdown)
-        print()
     print_groups(lines, chosen.markdown)
     common.write_json(chosen.json, [asdict(line) for line in lines])
     common.end_with(failures)

@@ -30,6 +30,15 @@ ATTENTION = {
     "decode, of a copy": Goal("decode, batch 16 to 128 / a copy's rate", 0.97, 0.94),
     "decode, one sequence": Goal("decode of one sequence / best peer", 1.30, 1.00),
     "paged": Goal("pages of 16 and 64 / contiguous", 0.97, 0.95),
+    # attention_shapes.py: the faster of cuDNN and flash over ours.
+    "grouped heads: forward": Goal("grouped heads, forward", 1.10, 1.00),
+    "grouped heads: training": Goal("grouped heads, training", 1.10, 1.05),
+    "head dims between: forward": Goal("head dims of 40 to 160, forward", 1.10, 1.03),
+    "head dims between: training": Goal("head dims of 40 to 160, training", 1.10, 1.03),
+    "short rows: forward": Goal("128 to 577 rows of large batches, forward", 1.10, 1.03),
+    "short rows: training": Goal("128 to 577 rows of large batches, training", 1.10, 1.03),
+    "models: forward": Goal("attention of models, forward", 1.20, 1.00),
+    "models: training": Goal("attention of models, training", 1.15, 1.00),
 }
 # bench_models.py: torch's time over ours.
 MODELS = {

@@ -68,11 +68,11 @@ class Kernel:
         size += self.q_stages * (8 * self.rows + 4 + 4)
         if self.pair:
             size += 8 + 16 * self.q_stages + 16 * self.grad_stages + 16 + 16 * panels + 16 + 32
-            return (size + 48 + 15) // 16 * 16 + 32 + 144
+            return (size + 48 + 15) // 16 * 16 + 32 + 160
         size += self.q_stages * 8 * self.keys * -(-self.rows // 64)  # a mask's bits
         size += 8 + 16 * self.q_stages + 16 * self.grad_stages + 32 + 32 * panels + 16 * self.wide
         rows_out = 0 if self.wide else 8 * 8 * row  # staging of dk and dv for the store
-        return (size + 48 + 15) // 16 * 16 + 144 + rows_out
+        return (size + 48 + 15) // 16 * 16 + 160 + rows_out
 
 
 def kernels() -> list[Kernel]:
@@ -155,7 +155,7 @@ class Backward:
         p.logsumexp_stride = (ctypes.c_int64 * 2)(heads * seqlen_q, seqlen_q)
         bench_attention.set_lengths(p.lengths, seqlen_q, seqlen_k, first, last)
         p.head_dim, p.head_dim_v = head_dim, v.shape[3]
-        p.together = min(together, batch * kv_heads)
+        p.parts, p.together = 1, min(together, batch * kv_heads)
         p.scale = 1 / math.sqrt(head_dim) if scale is None else scale
         p.unit = p.scale * math.log2(math.e)
         p.logsumexp_unit = math.log2(math.e)

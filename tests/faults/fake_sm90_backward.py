@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 
@@ -12,6 +13,8 @@ from fake_driver import tensors
 from faults import catalogs, launch_params
 from faults.forked import forked
 from faults.launch_params import read_map
+
+import torch_cubin
 
 NO_BOUND = 1 << 30
 H100, H200 = 50 << 20, 60 << 20  # bytes of the L2 cache, by which heads side by side are chosen
@@ -47,13 +50,13 @@ def launches_of(driver, q, k, v, l2_bytes: int = H200, **options) -> list[dict]:
     return forked(run)
 
 
-# batch, heads, heads of key, rows, keys, head_dim, options, heads together
+# batch, heads, heads of key, rows, keys, head_dim, options, heads of keys together
 CALLS = [
     (2, 4, 4, 4096, 4096, 128, {}, 8),
     (1, 16, 16, 16384, 16384, 64, {"is_causal": True}, 8),
     (3, 6, 3, 1000, 777, 64, {"is_causal": True, "bottom_right": True}, 9),
     (1, 8, 1, 520, 520, 96, {"window_left": 100, "window_right": 30, "scale": 0.5}, 1),
-    (8, 16, 2, 2048, 2048, 128, {"is_causal": True}, 9),  # one set fills the device
+    (8, 16, 2, 2048, 2048, 128, {"is_causal": True}, 16),  # 9 fill the device, and leave 7
     (2, 4, 2, 300, 700, 200, {"is_causal": True}, 4),
     (8, 8, 8, 2048, 2048, 256, {"is_causal": True}, 16),  # a band has half of each head in use
     (1, 8, 8, 16384, 16384, 256, {"window_left": 1023, "window_right": 0}, 8),
@@ -94,7 +97,8 @@ def test_parameters_of_the_three_launches(
     rows, columns, width = kernel["tile"]
     assert {x["dtype"] for x in (delta, kernel, convert)} == {str(dtype).removeprefix("torch.")}
     assert kernel["cluster"] == [blocks, 1, 1]
-    assert (columns, width) == ((64 * blocks, 256) if d > 128 else (128, 64 if d <= 64 else 128))
+    widths = [64, 96, 128, 256]
+    assert (columns, width) == (64 * blocks if d > 128 else 128, min(x for x in widths if x >= d))
     key_box = columns // blocks
     for map_, heads, length, box in (
         (params.q, h, s, rows),
@@ -117,23 +121,28 @@ def test_parameters_of_the_three_launches(
     assert (params.batch, params.heads, params.group) == (b, h, h // kv_heads)
     assert (params.lengths.seqlen_q, params.lengths.seqlen_k) == (s, keys)
     assert (params.head_dim, params.head_dim_v) == (d, d)
-    assert params.together == together
+    assert params.together == together * params.parts
     scale = options.get("scale", 1 / math.sqrt(d))
     assert math.isclose(params.scale, scale, rel_tol=1e-6)
     assert math.isclose(params.unit, scale * math.log2(math.e), rel_tol=1e-6)
     assert (params.tile_rows, params.tile_keys, params.tile_columns) == (rows, columns, width)
     assert (params.tiles, params.key_tiles) == (-(-s // rows), -(-keys // columns))
-    tiles = b * h * params.tiles
+    tiles, items = b * h * params.tiles, b * kv_heads * params.key_tiles * params.parts
+    panels = -(-width // 64)
+    warps = tiles * (rows // 8) * panels
+    if params.parts > 1:  # of 16 keys and 32 columns, of dk and dv
+        warps += items // params.parts * 2 * (columns // 16) * (width // 32)
     assert [x["grid"] for x in launches] == [
         [tiles * rows // delta["tile"][0], 1, 1],
-        [min(132, b * kv_heads * params.key_tiles * blocks), 1, 1],
-        [-(-tiles * (rows // 8) * (width // 64) // 8), 1, 1],
+        [min(132, items * blocks), 1, 1],
+        [-(-warps // 8), 1, 1],
     ]
     # TMA's addresses, and memory that does not overlap.
-    assert params.dq_sum % 16 == params.sums % 16 == 0
-    assert params.sums == params.dq_sum + 4 * tiles * rows * width
+    assert params.dq_sum % 16 == params.sums % 16 == params.part_sums % 16 == 0
+    assert params.sums == params.dq_sum + 4 * tiles * rows * panels * 64
     assert params.turns == params.sums + 8 * tiles * rows
     assert params.ticket == params.turns + 4 * tiles
+    assert (params.part_sums > params.ticket) == (params.parts > 1)
     assert params.mask == params.bits.words == 0
     assert list(params.dq_stride)[1:] == [d, h * d]
 
@@ -169,7 +178,8 @@ def test_heads_side_by_side(driver, catalog, l2_bytes: int) -> None:
             for d in (64, 128, 256):
                 q, k, v = (made(16384 // rows, 2048 // d, rows, d) for _ in range(3))
                 launches = launches_of(driver, q, k, v, l2_bytes, is_causal=is_causal)
-                own.append(launch_params.read(launches[1], Params).together)
+                params = launch_params.read(launches[1], Params)
+                own.append(params.together // params.parts)
         found[rows] = tuple(own)
     assert found == TOGETHER[l2_bytes]
 
@@ -182,6 +192,42 @@ def test_heads_side_by_side_with_a_boolean_mask(driver, catalog) -> None:
         launch = launches_of(driver, q, k, v, H100, attn_mask=mask)[2]
         found[rows] = launch_params.read(launch, Params).together
     assert found == {512: 20, 1024: 10, 2048: 8, 4096: 4}
+
+
+# batch, heads, heads of key, rows, head_dim, options; and whether several work items share a tile
+# of keys on 132 multiprocessors.
+SHARED = [
+    ((1, 64, 8, 512, 128, {"is_causal": True}), True),
+    ((1, 28, 4, 1024, 128, {}), True),
+    ((4, 8, 1, 2048, 256, {"is_causal": True}), True),
+    ((1, 8, 8, 2048, 64, {"is_causal": True}), True),  # tiles of queries, not heads of a group
+    ((1, 1, 1, 96, 64, {}), False),  # one step
+    ((2, 4, 4, 4096, 128, {}), False),  # as many as fit side by side, and alike
+    ((8, 16, 16, 2048, 64, {"is_causal": True}), False),
+]
+
+
+@pytest.mark.parametrize(("call", "shared"), SHARED, ids=str)
+def test_few_tiles_of_keys_have_several_work_items(driver, catalog, call, shared: bool) -> None:
+    b, h, kv_heads, s, d, options = call
+    q, (k, v) = made(b, h, s, d), (made(b, kv_heads, s, d) for _ in range(2))
+    params = launch_params.read(launches_of(driver, q, k, v, **options)[1], Params)
+    assert (params.parts > 1) == shared
+    assert params.parts <= -(-s // params.tile_rows) * (h // kv_heads)
+
+
+@pytest.mark.parametrize("invariant", [False, True])
+def test_parts_of_a_sequence_depend_on_the_batch_unless_invariant(
+    driver, catalog, invariant: bool
+) -> None:
+    found = set()
+    for batch in (1, 2, 7, 64):
+        q, (k, v) = made(batch, 8, 512, 128), (made(batch, 1, 512, 128) for _ in range(2))
+        with torch_cubin.batch_invariant() if invariant else contextlib.nullcontext():
+            launches = launches_of(driver, q, k, v, is_causal=True)
+        found.add(launch_params.read(launches[1], Params).parts)
+    assert (len(found) == 1) == invariant
+    assert max(found) > 1
 
 
 @pytest.mark.parametrize("largest", [1, 16])

@@ -60,7 +60,8 @@ def score_options(kind: str, batch: int, heads: int, g: torch.Generator) -> dict
 
 def sm90_backward_tile(head_dim: int) -> str:
     """Queries, keys and head_dim of Hopper's kernel."""
-    return {64: "96x128x64", 128: "48x128x128", 256: "64x128x256"}[head_dim]
+    tiles = {64: "96x128x64", 96: "64x128x96", 128: "48x128x128", 256: "64x128x256"}
+    return tiles[min(width for width in tiles if width >= head_dim)]
 
 
 def poison_pools(megabytes: int = 64) -> None:

@@ -11,6 +11,7 @@ from gpu import attention_reference as ar
 from gpu import cases
 from gpu.profiled import kernels_that_run
 
+import torch_cubin
 from torch_cubin._native import library
 
 pytestmark = pytest.mark.skipif(
@@ -41,6 +42,10 @@ CALLS = [
     (1, 8, 8, 2100, 2100, {"is_causal": True}),
     (1, 4, 1, 1300, 2500, {}),
     (1, 2, 1, 300, 1111, {"scale": 0.01}),
+    # Several work items a tile of keys; 7 do not divide the heads of a group.
+    (1, 8, 1, 512, 512, {"is_causal": True}),
+    (1, 14, 2, 400, 200, {}),
+    (1, 3, 3, 1500, 1500, {"is_causal": True}),
 ]
 
 
@@ -48,7 +53,7 @@ def kernels_loaded() -> set[str]:
     return {entry["name"] for entry in library.catalog()["loaded"]}
 
 
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
 @pytest.mark.parametrize("name", ac.HALVES)
 def test_gradients_against_float64(name: str, head_dim: int, nan_memory) -> None:
     dtype, g = ac.DTYPES[name], ac.generator(f"{name} {head_dim}")
@@ -69,6 +74,24 @@ def test_gradients_against_float64(name: str, head_dim: int, nan_memory) -> None
             ar.check(name, label, ours, ar.reference(q, k, v, grad, **options))
     short = {"float16": "f16", "bfloat16": "bf16"}[name]
     assert f"sm90_backward_attention_{short}_{ac.sm90_backward_tile(head_dim)}" in kernels_loaded()
+
+
+@pytest.mark.parametrize("head_dim", [64, 96, 256])
+def test_gradients_of_a_sequence_among_others(head_dim: int) -> None:
+    """Under batch_invariant(): otherwise few sequences have more work items a tile of keys."""
+    g = ac.generator(f"among {head_dim}")
+    q, grad = (ac.draw((16, 8, 512, head_dim), torch.bfloat16, g) for _ in range(2))
+    k, v = (ac.draw((16, 2, 512, head_dim), torch.bfloat16, g) for _ in range(2))
+    options = {"is_causal": True, "enable_gqa": True}
+
+    def differs() -> bool:
+        (_, *all_of_them), _ = ar.both(q, k, v, grad, **options)
+        (_, *alone), _ = ar.both(*(x[3:4] for x in (q, k, v, grad)), **options)
+        return any(not torch.equal(a[3:4], b) for a, b in zip(all_of_them, alone, strict=True))
+
+    with torch_cubin.batch_invariant():
+        assert not differs()
+    assert differs()
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@
 //   dv = P^T grad_out    dk = scale dS^T q           dq = scale dS k
 //
 // A block owns 128 keys of one head of keys at a time; it loops over the tiles of queries that
-// attend to them, last queries first, each for all heads of the group. Its warpgroups:
+// attend to them, last queries first, each for all heads of the group, or, where tiles of keys are
+// few, over a part of these steps (sm90/backward_parts.cuh). Its warpgroups:
 //
 //   producer, queries   of sm90/backward_block.cuh: loads, dq
 //   keys (2)            64 keys each: S, dP and dS, transposed, so that P and dS are operands in
@@ -270,19 +271,29 @@ struct Keys {
       u32 steps = whole_warp(work().steps);
       if (steps > 0) run_steps(step + steps);
       release(shared + C::kKeysEmpty);
-      int own = key + 16 * warp() + lane() / 4;
-      // One half of each through shared memory: the last is stored while the next work item runs.
-      u32 staging = shared + C::kOut + (4 * group + warp()) * C::kOutBytes;
-      SumRows<C> dv_rows(dv, C::kGeneral ? p.score.keep_scale : 1.0f, p.dv, p.dv_stride,
-                         p.head_dim_v, work(), own);
-      dv_rows.send(0, staging);
-      dv_rows.store(1);
-      SumRows<C> dk_rows(dk, p.scale, p.dk, p.dk_stride, p.head_dim, work(), own);
-      dk_rows.store(0);
-      dk_rows.send(1, staging);
+      if (p.part_sums != nullptr) {
+        store_part<C::kD>(p, work().index, kPartDv, group, dv);
+        store_part<C::kD>(p, work().index, kPartDk, group, dk);
+      } else {
+        store_rows();
+      }
       __syncwarp();
       if (lane() == 0) release_work<C>(shared, number);
     }
+  }
+
+ private:
+  TC_DEVICE void store_rows() {
+    int own = key + 16 * warp() + lane() / 4;
+    // One half of each through shared memory: the last is stored while the next work item runs.
+    u32 staging = shared + C::kOut + (4 * group + warp()) * C::kOutBytes;
+    SumRows<C> dv_rows(dv, C::kGeneral ? p.score.keep_scale : 1.0f, p.dv, p.dv_stride, p.head_dim_v,
+                       work(), own);
+    dv_rows.send(0, staging);
+    dv_rows.store(1);
+    SumRows<C> dk_rows(dk, p.scale, p.dk, p.dk_stride, p.head_dim, work(), own);
+    dk_rows.store(0);
+    dk_rows.send(1, staging);
   }
 };
 
@@ -306,13 +317,12 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
 }  // namespace torch_cubin::TC_KERNEL
 /* torch_cubin kernels
 {"virtual_arch": ["90a"],
+ "defaults": {"kind": "sm90_backward", "archs": ["sm_90a"], "layout": "any", "alignment": 16,
+              "stages": 3, "block": [512, 1, 1], "accepted_spill": {"sm_90a": 128}},
  "kernels": [
-  {"name": "sm90_backward_attention_{d.short}_{g.name}{t.name}", "kind": "sm90_backward",
-   "archs": ["sm_90a"], "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "any",
-   "takes": "{g.takes}",
-   "alignment": 16, "tile": "{t.tile}", "stages": 3, "block": [512, 1, 1],
+  {"name": "sm90_backward_attention_{d.short}_{g.name}{t.name}",
+   "dtype": "{d.dtype}", "math": "{d.dtype}", "takes": "{g.takes}", "tile": "{t.tile}",
    "dynamic_shared": "{t.shared}", "cost": "{t.cost}",
-   "accepted_spill": {"sm_90a": 180},
    "defines": {"TC_DTYPE": "{d.dtype}", "TC_GRAD_STAGES": 2, "TC_GENERAL": "{g.general}",
                "TC_ADDED": "{g.added}"},
    "for": {
@@ -325,8 +335,13 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
            "takes": ["plain", "unmasked", "bool_mask", "added_alone", "added_mask", "float_mask",
                      "sinks", "rule"]}],
     "t": [
-     {"name": "96x128x64", "tile": [96, 128, 64], "shared": 225904,
+     {"name": "96x128x64", "tile": [96, 128, 64], "shared": 225920,
       "cost": {"k_tile": 2900, "fixed": 6000}},
-     {"name": "48x128x128", "tile": [48, 128, 128], "shared": 229904,
-      "cost": {"k_tile": 3000, "fixed": 7000}}]}}]}
+     {"name": "48x128x128", "tile": [48, 128, 128], "shared": 229920,
+      "cost": {"k_tile": 3000, "fixed": 7000}}]}},
+  {"name": "sm90_backward_attention_{d.short}_64x128x96",
+   "dtype": "{d.dtype}", "math": "{d.dtype}", "takes": ["plain", "unmasked", "bool_mask", "sinks"],
+   "tile": [64, 128, 96], "dynamic_shared": 230304, "cost": {"k_tile": 3000, "fixed": 6500},
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_GRAD_STAGES": 2, "TC_GENERAL": 0, "TC_ADDED": 0},
+   "for": {"d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}]}}]}
 */

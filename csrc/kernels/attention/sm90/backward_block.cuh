@@ -20,10 +20,9 @@
 // of the next item are in flight while the last sums of the previous one are added and stored.
 #pragma once
 
-#include "attention/quad.cuh"
 #include "backward_dq.cuh"
-#include "common/dtype.cuh"
-#include "common/wgmma.cuh"
+#include "backward_sums.cuh"
+#include "wgmma_registers.cuh"
 
 namespace torch_cubin {
 namespace sm90 {
@@ -37,34 +36,33 @@ struct PairPlace {
 };
 
 // A work item, which one thread passes to the others through shared memory.
-struct KeyBlock {
-  Sm90Sequence sequence;
-  int key_tile;     // negative: no more work items
-  int head, batch;  // head: of the keys
-  int first_tile;   // the number of the first tile of queries of the group's first head
-  int begin, end;   // tiles of queries that attend to the keys
-  int steps;        // of all heads of the group, without steps that a mask hides
+struct KeyBlock : KeyTile {  // no tile: there are no more work items
+  int first_tile;            // the number of the first tile of queries of the group's first head
+  int begin, end;            // tiles of queries that attend to the keys
+  int first;  // of the steps, in the order of Steps: its own are every p.parts-th from here on
+  int steps;  // its own, without those that a mask hides
+  int index;  // its number, for sm90/backward_parts.cuh
 
   // Takes the next number, in one thread of the block or the pair. Not blockIdx.x: blocks wait for
   // the turns of earlier work items, which must have been taken.
   static TC_DEVICE u32 take(const Sm90BackwardParams& p) { return atomicAdd(p.ticket, 1u); }
 
-  // In one thread. Consecutive work items have the same keys of `together` heads; then come the
-  // next keys.
-  TC_DEVICE KeyBlock(const Sm90BackwardParams& p, u32 index, int rows, int keys) {
+  // In one thread. Consecutive work items have the same keys of `together` parts of heads; then
+  // come the next keys.
+  TC_DEVICE KeyBlock(const Sm90BackwardParams& p, u32 number, int rows, int keys) {
     int kv_heads = p.heads / p.group;
     bool packed = p.order != nullptr;
-    u32 pairs = static_cast<u32>(packed ? 1 : p.batch) * kv_heads;
-    u32 places = packed ? p.order->count : p.key_tiles;
-    u32 all = pairs * places;
-    if (index >= all) {
+    WorkItems items(p);
+    if (number >= items.heads * items.places) {
       key_tile = -1;
       return;
     }
-    u32 each = static_cast<u32>(p.together) * places;
-    u32 set = index / each, rest = index % each;
-    u32 here = min(static_cast<u32>(p.together), pairs - set * p.together);
-    u32 pair = set * p.together + rest % here;
+    u32 each = static_cast<u32>(p.together) * items.places;
+    u32 set = number / each, rest = number % each;
+    u32 here = items.together(set * p.together);
+    u32 part = set * p.together + rest % here, pair = part / p.parts;
+    index = static_cast<int>(number);
+    first = static_cast<int>(part % p.parts);
     key_tile = static_cast<int>(rest / here);
     batch = static_cast<int>(pair / kv_heads);
     head = static_cast<int>(pair % kv_heads);
@@ -77,7 +75,8 @@ struct KeyBlock {
     SeenTiles seen(sequence, key_tile, rows, keys);
     begin = seen.begin;
     end = seen.end;
-    steps = p.bits.steps == nullptr ? max(0, end - begin) * p.group : 0;
+    int all = max(0, end - begin) * p.group;
+    steps = p.bits.steps == nullptr ? (all + p.parts - 1 - first) / p.parts : 0;
     first_tile =
         packed ? head * p.group * p.tiles + first_query_tile(p.lengths.cu_seqlens_q, batch, rows)
                : (batch * p.heads + head * p.group) * p.tiles;
@@ -101,7 +100,7 @@ struct BackwardConfig {
   static constexpr int kKeys = kWide ? 64 : 128, kKeyGroups = kKeys / 64,
                        kThreads = kBackwardThreads;
   static constexpr int kBlocks = kPair ? 2 : 1, kWorkKeys = kBlocks * kKeys;  // of a work item
-  static constexpr int kPanels = kD / 64, kRowPanels = (kRows + 63) / 64;
+  static constexpr int kPanels = (kD + 63) / 64, kRowPanels = (kRows + 63) / 64;
   static constexpr int kPieces = kPanels / kBlocks;  // of dq, that a block adds to
   // Numbers of arrivals: readers of q or grad_out, writers of dS, and readers of dS.
   static constexpr int kReaders = kWide ? 8 : 2, kScoreWriters = 4 * kKeyGroups,
@@ -114,13 +113,18 @@ struct BackwardConfig {
 
   static constexpr int kPanelBytes = kKeys * 128;  // of k and v
   static constexpr int kScorePanelBytes = kWorkKeys * 128;
-  static constexpr int kKeyBytes = kPanels * kPanelBytes, kQBytes = kRows * kD * 2;
+  static constexpr int kKeyBytes = kPanels * kPanelBytes, kQBytes = kPanels * kRows * 128;
   static constexpr int kScoreBytes = kRowPanels * kScorePanelBytes, kPieceBytes = 64 * kRows * 4;
   static constexpr int kSumBytes = 2 * kRows * 4;
   // For a thread that multiplies keys: a bit for each of its scores.
   static constexpr int kMaskWords = (kRows / 2 + 31) / 32;
   static constexpr int kMaskBytes = 2 * kKeys * kMaskWords * 4;
-  static constexpr int kDqSlots = kPair ? 1 : kWide ? 2 : kDqStages * kPieces;
+  // Buffers of dq's pieces: of two steps, if 208 KB suffice beside them, or of one.
+  static constexpr bool kTwoStepsFit = 2 * kKeyBytes + (kQStages + kGradStages) * kQBytes +
+                                           kScoreStages * kScoreBytes +
+                                           kDqStages * kPieces * kPieceBytes <=
+                                       208 * 1024;
+  static constexpr int kDqSlots = kPair ? 1 : kWide ? 2 : (kTwoStepsFit ? kDqStages : 1) * kPieces;
   // For a pair: the other block's keys, in the columns whose dq this block computes.
   static constexpr int kOtherBytes = kPair ? kPieces * kPanelBytes : 0;
   static constexpr int kK = 0, kV = kKeyBytes, kOther = 2 * kKeyBytes, kQ = kOther + kOtherBytes,
@@ -177,49 +181,49 @@ TC_DEVICE u32 mask_step(const Sm90BackwardParams& p, const KeyBlock& work, int h
   return __ldg(p.bits.steps + at.step(p, work.key_tile));
 }
 
-// The steps of a work item: tiles of queries, the last one first, each for all heads of the group.
-// With one head after the other, blocks of keys with few queries would wait, for the next head's
-// turns, for blocks with many. Steps that a mask hides are included.
+// The steps of a work item: tiles of queries, the last one first, each for all heads of the group;
+// of these, every p.parts-th. With one head after the other, blocks of keys with few queries would
+// wait, for the next head's turns, for blocks with many. Steps that a mask hides are included.
 struct Steps {
-  int tile, head = 0;
+  int tile, head;
   u32 word;  // its entry of Sm90MaskSteps::steps
 
-  TC_DEVICE Steps(const Sm90BackwardParams& p, const KeyBlock& work) : tile(work.end - 1) {
+  TC_DEVICE Steps(const Sm90BackwardParams& p, const KeyBlock& work)
+      : tile(work.end - 1), head(work.first) {
     look(p, work);
   }
   // Advances. NOTE: call before this step's waits, so that they hide its load.
   TC_DEVICE void next(const Sm90BackwardParams& p, const KeyBlock& work) {
-    if (++head == p.group) {
-      head = 0;
-      --tile;
-    }
+    head += p.parts;
     look(p, work);
   }
 
  private:
   TC_DEVICE void look(const Sm90BackwardParams& p, const KeyBlock& work) {
+    for (; head >= p.group; head -= p.group) --tile;
     // After the last step there may be no tile.
     word = mask_step(p, work, head, max(tile, 0));
   }
 };
 
-// Trims a work item to the steps that a mask leaves, in a whole warp. Otherwise the tiles of
-// queries after the last of them would be stepped through before the first loads.
+// Trims a work item to the steps that a mask leaves, in a whole warp. Otherwise the steps before
+// the first of them would be stepped through before the first loads.
 TC_DEVICE void skip_hidden(const Sm90BackwardParams& p, KeyBlock& work) {
-  int begin = work.begin, all = max(0, work.end - begin) * p.group, own = 0, end = 0;
+  int all = max(0, work.end - work.begin) * p.group, own = 0, first = all;
 #pragma unroll 2
-  for (int i = threadIdx.x % 32; i < all; i += 32) {
-    int tile = begin + i / p.group;
+  for (int i = work.first + threadIdx.x % 32 * p.parts; i < all; i += 32 * p.parts) {
+    int tile = work.end - 1 - i / p.group;
     if (step_class(mask_step(p, work, i % p.group, tile)) < kStepHidesAll) {
       ++own;
-      end = tile + 1;
+      first = min(first, i);
     }
   }
   own = __reduce_add_sync(~0u, own);
-  end = __reduce_max_sync(~0u, end);
+  first = __reduce_min_sync(~0u, first);
   if (threadIdx.x % 32 == 0) {
     work.steps = own;
-    work.end = end;
+    work.end -= first / p.group;
+    work.first = first % p.group;
   }
 }
 
@@ -471,7 +475,8 @@ TC_DEVICE void add_dq_of_work(const Sm90BackwardParams& p, u32 shared, const Key
       MaskPlace at(p.bits, work.batch, work.head * p.group + now.head, now.tile);
       rank = step_rank_from(p, at, first, now.word);
     }
-    float* to = p.dq_sum + tile * (C::kRows * C::kD) + pair.rank * (C::kPieces * 64 * C::kRows);
+    float* to =
+        p.dq_sum + tile * (C::kRows * C::kPanels * 64) + pair.rank * (C::kPieces * 64 * C::kRows);
     Turn* turn = turns + tile * C::kBlocks;
     if (rank > 0) {
       wait_for_turn(turn, rank);
@@ -729,77 +734,6 @@ TC_DEVICE void store_scores(const u32 (&w)[C::kRows / 16][4], u32 to, u32 full) 
   store_matrices<C>(w, to);
   if (threadIdx.x % 32 == 0) barrier_arrive(full);
 }
-
-// Stores a warp's dk or dv to global memory.
-template <class C>
-class SumRows {
- public:
-  // `width`: columns of `out`. `own`: this thread's first key.
-  TC_DEVICE SumRows(const float (&sum)[C::kD / 2], float factor, void* out,
-                    const tc_int64 (&stride)[3], int width, const KeyBlock& work, int own)
-      : sum_(sum), factor_(factor), width_(width), own_(own), end_(work.sequence.columns) {
-    row_stride_ = stride[2];
-    base_ = static_cast<u16*>(out) + work.batch * stride[0] + work.head * stride[1] +
-            work.sequence.k_row * row_stride_;
-  }
-
-  TC_DEVICE void store_all() const {
-    store(0);
-    store(1);
-  }
-
-  // Stores rows 0 to 7 (`half` 0) or 8 to 15, by ordinary stores.
-  TC_DEVICE void store(int half) const {
-    int row = own_ + 8 * half, t = threadIdx.x % 4;
-    u16* to = base_ + row * row_stride_ + 8 * t;
-#pragma unroll
-    for (int a = 0; a < C::kD / 32; ++a) {
-      u32 word[4];
-      pack(word, half, a);
-      if (row < end_ && 32 * a + 8 * t < width_) {
-        *reinterpret_cast<uint4*>(to + 32 * a) = make_uint4(word[0], word[1], word[2], word[3]);
-      }
-    }
-  }
-
-  // The same through the warp's `staging` buffer in shared memory, from which the TMA copies them
-  // while the warp continues. Each row's first thread waits until the previous rows have been
-  // copied.
-  TC_DEVICE void send(int half, u32 staging) const {
-    int row = own_ + 8 * half, t = threadIdx.x % 4;
-    u32 from = staging + threadIdx.x % 32 / 4 * (C::kD * 2);
-    if (t == 0) tma_store_wait_read<0>();
-    __syncwarp();
-#pragma unroll
-    for (int a = 0; a < C::kD / 32; ++a) {
-      u32 word[4];
-      pack(word, half, a);
-      store_shared(from + 64 * a + 16 * t, word);
-    }
-    fence_async_proxy();
-    __syncwarp();
-    if (t != 0) return;
-    if (row < end_) bulk_store(base_ + row * row_stride_, from, width_ * 2);
-    tma_store_commit();
-  }
-
- private:
-  // Columns 32 a + 8 t to 32 a + 8 t + 7 of a row.
-  TC_DEVICE void pack(u32 (&word)[4], int half, int a) const {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      int at = 16 * a + 4 * j + 2 * half;
-      word[j] = DTypeTraits<C::kDType>::pack(sum_[at] * factor_, sum_[at + 1] * factor_);
-    }
-    quad_transpose(word);
-  }
-
-  const float (&sum_)[C::kD / 2];
-  float factor_;
-  int width_, own_, end_;
-  tc_int64 row_stride_;
-  u16* base_;
-};
 
 // ---- block --------------------------------------------------------------------------------------
 

@@ -1,12 +1,13 @@
 // The end of attention's backward on Hopper: dq = scale * dq_sum, rounded, reordered from
 // sm90/backward.cu's order (sm90/backward_dq.cuh) to dq's strides. Queries that attend to no key
-// get zeros, since their sums were never written.
+// get zeros, since their sums were never written. And dk and dv, if they were computed in parts
+// (sm90/backward_parts.cuh).
 //
-// A warp has 8 queries and 64 columns, which it transposes: 8 x 8 of them at a time, then within
-// each quad, so that every lane has 8 adjacent columns of one query.
-#include "attention/quad.cuh"
+// A warp of dq has 8 queries and 64 columns, which it transposes: 8 x 8 of them at a time, then
+// within each quad, so that every lane has 8 adjacent columns of one query. A warp of dk or dv has
+// 16 keys and 32 columns.
 #include "backward_dq.cuh"
-#include "common/dtype.cuh"
+#include "backward_sums.cuh"
 
 namespace torch_cubin::TC_KERNEL {
 
@@ -14,14 +15,73 @@ using namespace sm90;
 
 constexpr DType kDType = DType::TC_DTYPE;
 
+struct JoinConfig {  // of SumRows
+  static constexpr DType kDType = DType::TC_DTYPE;
+  static constexpr int kD = 32;  // of a warp: more would take registers from dq's warps
+};
+
+// dk or dv of 16 keys and 32 columns: the sum of the parts, rounded. In warp number `index` of
+// these.
+TC_DEVICE void join(const Sm90BackwardParams& p, u32 index) {
+  u32 panels = p.tile_columns / JoinConfig::kD, strips = p.tile_keys / 16, piece = index % panels;
+  u32 strip = index / panels % strips, rest = index / (panels * strips);
+  PartSum which = rest % kPartSums == kPartDv ? kPartDv : kPartDk;
+  WorkItems items(p);
+  u32 heads = items.heads / p.parts, head = rest / kPartSums % heads;
+  u32 place = rest / (kPartSums * heads);
+  if (place >= items.places) return;
+  KeyTile of;
+  u32 kv_heads = p.heads / p.group;
+  of.key_tile = static_cast<int>(place);
+  of.head = static_cast<int>(head % kv_heads);
+  of.batch = static_cast<int>(head / kv_heads);
+  if (p.order != nullptr) {
+    if (wrong_offsets_of(p) != 0) return;
+    of.key_tile = p.order->places[place].tile;
+    of.batch = p.order->places[place].sequence;
+  }
+  of.sequence = Sm90Sequence(p.lengths, of.batch);
+  u32 lane = threadIdx.x % 32;
+  const float* from =
+      p.part_sums +
+      part_place(p, items.number(head * p.parts, place), which, strip / 4, strip % 4 * 32 + lane) +
+      piece * (JoinConfig::kD / 8 * 4 * kPartThreads);
+  tc_int64 next = static_cast<tc_int64>(kPartSums) * p.tile_keys * p.tile_columns;
+  float sum[JoinConfig::kD / 2];
+#pragma unroll
+  for (float& x : sum) x = 0.0f;
+#pragma unroll 1
+  for (int part = 0; part < p.parts; ++part, from += next) {
+#pragma unroll
+    for (int i = 0; i < JoinConfig::kD / 8; ++i) {
+      float4 x = __ldcs(reinterpret_cast<const float4*>(from + i * (4 * kPartThreads)));
+      sum[4 * i] += x.x;
+      sum[4 * i + 1] += x.y;
+      sum[4 * i + 2] += x.z;
+      sum[4 * i + 3] += x.w;
+    }
+  }
+  bool is_dv = which == kPartDv;
+  void* out = static_cast<u16*>(is_dv ? p.dv : p.dk) + JoinConfig::kD * piece;
+  int width = (is_dv ? p.head_dim_v : p.head_dim) - static_cast<int>(JoinConfig::kD * piece);
+  SumRows<JoinConfig>(sum, is_dv ? p.score.keep_scale : p.scale, out,
+                      is_dv ? p.dv_stride : p.dk_stride, width, of,
+                      of.key_tile * p.tile_keys + static_cast<int>(16 * strip + lane / 4))
+      .store_all();
+}
+
 extern "C" __global__ void __launch_bounds__(TC_THREADS)
     TC_KERNEL(const __grid_constant__ Sm90BackwardParams p) {
   wait_for_previous_kernel();
-  int octets = p.tile_rows / 8, panels = p.tile_columns / 64, here = octets * panels;
+  int octets = p.tile_rows / 8, panels = (p.tile_columns + 63) / 64, here = octets * panels;
   u32 index = blockIdx.x * (TC_THREADS / 32) + threadIdx.x / 32;
   u32 tile = index / here;
   int piece = static_cast<int>(index % here) / octets, octet = static_cast<int>(index % octets);
-  if (tile >= static_cast<u32>(p.tiles) * p.heads * (p.order == nullptr ? p.batch : 1)) return;
+  u32 tiles = static_cast<u32>(p.tiles) * p.heads * (p.order == nullptr ? p.batch : 1);
+  if (tile >= tiles) {
+    if (p.part_sums != nullptr) join(p, index - tiles * here);
+    return;
+  }
   int wrong_offsets = wrong_offsets_of(p);
   QueryTile place(p, tile);
   Sm90Sequence sequence(p.lengths, place.batch);

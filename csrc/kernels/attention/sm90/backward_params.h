@@ -36,11 +36,13 @@ struct Sm90BackwardParams {
   Sm90AttentionMap q, k, v, grad_out;
 
   // Between the kernels, for each tile of tile_rows queries:
-  float* sums;    // [2][tile_rows]: logsumexp * logsumexp_unit, and delta
-  float* dq_sum;  // [tile_columns * tile_rows], in the order of sm90/backward_dq.cuh
-  int* turns;     // number of blocks that have added to dq_sum; for pairs, 16 bits for each block
+  float* sums;  // [2][tile_rows]: logsumexp * logsumexp_unit, and delta
+  float*
+      dq_sum;  // [tile_columns, rounded up to 64][tile_rows], in the order of sm90/backward_dq.cuh
+  int* turns;  // number of blocks that have added to dq_sum; for pairs, 16 bits for each block
   unsigned*
       ticket;  // for the whole grid: work items that the blocks of sm90/backward.cu have taken
+  float* part_sums;  // dk and dv of each work item, see sm90/backward_parts.cuh; null: one part
 
   const void* out;            // used with grad_out, for delta
   const void* grad_out_rows;  // the tensor that the map describes
@@ -58,7 +60,8 @@ struct Sm90BackwardParams {
   // Of a step: queries, keys, and the kernel's head_dim.
   int tile_rows, tile_keys, tile_columns;
   int tiles, key_tiles;  // along the queries and the keys; packed: an upper bound
-  int together;          // heads of keys whose blocks run concurrently
+  int parts;             // work items that share the queries of a tile of keys
+  int together;  // parts of heads of keys whose blocks run concurrently, a multiple of parts
   float scale,
       unit;  // unit: scale * log2(e), a positive normal number; not used by general kernels
   float logsumexp_unit;  // log2(e); for general kernels, and if a mask is added: 1

@@ -74,6 +74,14 @@ struct WideGroup {
     barrier_wait(shared + C::kKeysFull, phase<1>(number));
     return true;
   }
+  TC_DEVICE void store(PartSum which, const float (&sum)[C::kD / 2], float factor, void* out,
+                       const tc_int64 (&stride)[3], int width) const {
+    if (p.part_sums != nullptr) {
+      store_part<C::kD>(p, work().index, which, static_cast<int>(pair.rank), sum);
+    } else {
+      SumRows<C>(sum, factor, out, stride, width, work(), own_key()).store_all();
+    }
+  }
   // Call when the work item's sums are stored.
   TC_DEVICE void end() {
     __syncwarp();
@@ -217,10 +225,8 @@ struct Values : WideGroup<C> {
       u32 steps = whole_warp(this->work().steps);
       if (steps > 0) run_steps(this->step + steps);
       this->release(this->shared + C::kKeysEmpty);
-      float factor = C::kGeneral ? this->p.score.keep_scale : 1.0f;
-      SumRows<C>(dv, factor, this->p.dv, this->p.dv_stride, this->p.head_dim_v, this->work(),
-                 this->own_key())
-          .store_all();
+      this->store(kPartDv, dv, C::kGeneral ? this->p.score.keep_scale : 1.0f, this->p.dv,
+                  this->p.dv_stride, this->p.head_dim_v);
       this->end();
     }
   }
@@ -315,9 +321,7 @@ struct WideKeys : WideGroup<C> {
       u32 steps = whole_warp(this->work().steps);
       if (steps > 0) run_steps(this->step + steps);
       this->release(this->shared + C::kKeysEmpty);
-      SumRows<C>(dk, this->p.scale, this->p.dk, this->p.dk_stride, this->p.head_dim, this->work(),
-                 this->own_key())
-          .store_all();
+      this->store(kPartDk, dk, this->p.scale, this->p.dk, this->p.dk_stride, this->p.head_dim);
       this->end();
     }
   }
@@ -366,7 +370,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
            "takes": ["plain", "unmasked", "bool_mask", "added_alone", "added_mask", "float_mask",
                      "sinks", "rule"]}],
     "t": [
-     {"name": "64x64x256", "tile": [64, 64, 256], "pair": 0, "cluster": [1, 1, 1], "shared": 231872},
+     {"name": "64x64x256", "tile": [64, 64, 256], "pair": 0, "cluster": [1, 1, 1], "shared": 231888},
      {"name": "64x128x256", "tile": [64, 128, 256], "pair": 1, "cluster": [2, 1, 1],
-      "shared": 231856}]}}]}
+      "shared": 231872}]}}]}
 */

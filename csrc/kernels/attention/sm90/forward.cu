@@ -24,10 +24,10 @@
 #include "added_mask.cuh"
 #include "common/dropout.cuh"
 #include "common/dtype.cuh"
-#include "common/wgmma.cuh"
 #include "rule.cuh"
 #include "schedule.cuh"
 #include "softmax.cuh"
+#include "wgmma_registers.cuh"
 
 namespace torch_cubin::TC_KERNEL {
 
@@ -59,13 +59,13 @@ struct AttentionConfig {
   // `masked` kernels serve them.
   static constexpr bool kTakesSinks = kMasked || kD > 64;
   static constexpr int kRows = 64 * kGroups, kThreads = kWarpgroup * (kGroups + 1);
-  static constexpr int kPanels = kD / 64;
+  static constexpr int kPanels = (kD + 63) / 64;  // of 64 columns in shared memory
   // With 32, the warp that schedules tiles spills a few words; no other warp waits for it.
   static constexpr int kProducerRegisters = kGroups == 2 ? 40 : kGroups == 3 ? 32 : 24;
   static constexpr int kConsumerRegisters = kGroups == 2 ? 232 : kGroups == 3 ? 160 : 112;
   static constexpr WgmmaType kType = kDType == DType::bfloat16 ? WgmmaType::bf16 : WgmmaType::f16;
 
-  static constexpr int kQBytes = 64 * kD * 2, kKvBytes = kN * kD * 2, kRing = 8;
+  static constexpr int kQBytes = kPanels * 64 * 128, kKvBytes = kPanels * kN * 128, kRing = 8;
   static constexpr int kK = kQSlots * kGroups * kQBytes, kV = kK + kStages * kKvBytes;
   static constexpr int kQFull = kV + kStages * kKvBytes, kQEmpty = kQFull + 8 * kQSlots * kGroups;
   static constexpr int kKFull = kQEmpty + 8 * kQSlots * kGroups, kKEmpty = kKFull + 8 * kStages;
@@ -80,7 +80,7 @@ struct AttentionConfig {
   static constexpr int kNumbers = (kNextBlock + (kSendsNextBlock ? 16 : 0) + 15) / 16 * 16;
   static constexpr int kSharedBytes = kNumbers + 4 * kGroups * kAddedBytes;
   static_assert(4 * kStages <= 16, "one word of the next block for each stage of K");
-  static_assert(kN % 16 == 0 && kD % 64 == 0);
+  static_assert(kN % 16 == 0 && kD % 16 == 0);
   static_assert(kN <= 128, "a lane's keys of a block have a bit each in one word");
 };
 
@@ -714,6 +714,9 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
      {"name": "128x128x64", "takes": ["plain"],
       "masked": 0, "added": 0, "general": 0, "tile": [128, 128, 64], "q_slots": 2, "stages": 2,
       "threads": 384, "shared": 99040, "spill": 16, "cost": {"k_tile": 2370, "fixed": 1930}},
+     {"name": "128x128x96", "takes": ["plain"],
+      "masked": 0, "added": 0, "general": 0, "tile": [128, 128, 96], "q_slots": 2, "stages": 2,
+      "threads": 384, "shared": 197344, "spill": 0, "cost": {"k_tile": 2750, "fixed": 3000}},
      {"name": "128x128x128", "takes": ["plain", "unmasked", "sinks"],
       "masked": 0, "added": 0, "general": 0, "tile": [128, 128, 128], "q_slots": 2, "stages": 2,
       "threads": 384, "shared": 197344, "spill": 0, "cost": {"k_tile": 3120, "fixed": 3960}},

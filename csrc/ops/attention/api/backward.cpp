@@ -68,7 +68,7 @@ Gradients run_fused_backward(const AttentionCall& call, const AttentionKernels& 
   operands.problem.merge();
 
   problem.batch = operands.problem.batch();
-  const BackwardPlan plan = plan_backward(kernels, problem);
+  const BackwardPlan plan = plan_backward(kernels, planned_case(problem));
   // No kernel would write the rows outside all sequences.
   if (shape.packed && !plan.kernels->clears_empty_rows()) {
     for (Gradient* each : {&dq, &dk, &dv}) torch::stable::zero_(each->written);

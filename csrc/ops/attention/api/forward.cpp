@@ -6,7 +6,6 @@
 #include "ops/attention/compose/compose.h"
 #include "ops/attention/plan/plan.h"
 #include "ops/attention/problem/operands.h"
-#include "ops/common/batch_invariant.h"
 #include "ops/common/stable_ops.h"
 
 namespace torch_cubin {
@@ -41,12 +40,7 @@ bool run_fused(const AttentionCall& call, Tensor& out, Tensor* logsumexp) {
   operands.problem.merge();
 
   problem.batch = operands.problem.batch();
-  // The split of the keys may depend on the lengths of one sequence, but not on the number of
-  // sequences.
-  AttentionCase planned = problem;
-  planned.batch_invariant = batch_invariant();
-  if (planned.batch_invariant) planned.batch = 1;
-  const ForwardPlan plan = plan_forward(kernels, planned);
+  const ForwardPlan plan = plan_forward(kernels, planned_case(problem));
   // No kernel would write the rows outside all sequences.
   if (shape.packed && !plan.kernels->clears_empty_rows()) fill_empty(wide_out, logsumexp);
   float* sums = logsumexp != nullptr ? static_cast<float*>(logsumexp->mutable_data_ptr()) : nullptr;

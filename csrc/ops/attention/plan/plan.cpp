@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "ops/attention/problem/operands.h"
+#include "ops/common/batch_invariant.h"
 #include "ops/common/device_tables.h"
 
 namespace torch_cubin {
@@ -95,6 +96,12 @@ AttentionCase attention_case(const AttentionCall& call) {
 
 const AttentionKernels& attention_kernels(const Device& device) {
   return g_attention_kernels.get(device, make_attention_kernels);
+}
+
+AttentionCase planned_case(AttentionCase problem) {
+  problem.batch_invariant = batch_invariant();
+  if (problem.batch_invariant) problem.batch = 1;
+  return problem;
 }
 
 ForwardPlan plan_forward(const AttentionKernels& kernels, const AttentionCase& problem) {

@@ -1,0 +1,55 @@
+#include "ops/attention/sm90/backward_parts.h"
+
+#include <algorithm>
+
+namespace torch_cubin {
+namespace {
+
+constexpr int64_t kMostParts = 16;
+// With so many work items a slot, the last ones to end are short beside the time of all.
+constexpr int64_t kEnoughItems = 8;
+// Of the time, that more parts must save.
+constexpr double kLeastGain = 0.03;
+
+// Steps of a head of keys: of the tile of keys with the most, and of all tiles.
+struct Steps {
+  int64_t longest = 0, all = 0;
+
+  Steps(const Sm90KeyWork& work, const AttentionRow& row) {
+    for (int64_t key = 0; key < work.seqlen_k; key += row.columns) {
+      const int64_t begin = std::max<int64_t>(0, key - work.last) / row.rows;
+      const int64_t end =
+          ceil_div(std::clamp<int64_t>(key + row.columns - work.first, 0, work.seqlen_q), row.rows);
+      const int64_t own = std::max<int64_t>(0, end - begin) * work.group;
+      longest = std::max(longest, own);
+      all += own;
+    }
+  }
+};
+
+}  // namespace
+
+int64_t sm90_backward_parts(const Sm90KeyWork& work, const AttentionRow& row,
+                            const Device& device) {
+  const int64_t tiles = ceil_div(work.seqlen_k, row.columns) * work.heads;
+  if (tiles == 0 || tiles >= kEnoughItems * work.slots) return 1;
+  const Steps steps(work, row);
+  const bool alike = steps.longest * tiles == steps.all * work.heads;
+  const double bytes = 2.0 * row.columns * row.head_dim * 2 * sizeof(float);  // written and read
+  double least = 0;
+  int64_t best = 1;
+  for (int64_t parts = 1; parts <= std::min(kMostParts, steps.longest); ++parts) {
+    const int64_t items = tiles * parts;
+    const double longest = ceil_div(steps.longest, parts) * row.cost_tile + row.cost_fixed;
+    const double all = steps.all * work.heads * row.cost_tile + items * row.cost_fixed;
+    double cycles = alike ? ceil_div(items, work.slots) * longest
+                          : std::max(longest, all / work.slots + all / items / 8);
+    if (parts > 1) cycles += items * bytes / device.bytes_per_cycle;
+    if (parts > 1 && cycles >= least * (1 - kLeastGain)) continue;
+    least = cycles;
+    best = parts;
+  }
+  return best;
+}
+
+}  // namespace torch_cubin

@@ -1,0 +1,20 @@
+// How many work items share a tile of keys in the backward for Hopper
+// (kernels/attention/sm90/backward_parts.cuh).
+#pragma once
+
+#include "kernels/attention/sm90/forward_params.h"
+#include "ops/attention/plan/rows.h"
+
+namespace torch_cubin {
+
+// `heads`: of keys, in all sequences; 0: one part. `slots`: work items that run at a time.
+struct Sm90KeyWork {
+  int64_t heads, group, slots;
+  int64_t seqlen_q, seqlen_k;  // of a sequence, the average if they are packed
+  int64_t first, last;         // the band, see Sm90Lengths
+};
+
+// The number that takes the least time. One is enough if all multiprocessors are busy with it.
+int64_t sm90_backward_parts(const Sm90KeyWork& work, const AttentionRow& row, const Device& device);
+
+}  // namespace torch_cubin
