@@ -36,10 +36,9 @@ struct Sm90BackwardParams {
   Sm90AttentionMap q, k, v, grad_out;
 
   // Between the kernels, for each tile of tile_rows queries:
-  float* sums;  // [2][tile_rows]: logsumexp * logsumexp_unit, and delta
-  float*
-      dq_sum;  // [tile_columns, rounded up to 64][tile_rows], in the order of sm90/backward_dq.cuh
-  int* turns;  // number of blocks that have added to dq_sum; for pairs, 16 bits for each block
+  float* sums;    // [2][tile_rows]: logsumexp * logsumexp_unit, and delta
+  float* dq_sum;  // [tile_columns, up to a multiple of 64][tile_rows], see sm90/backward_dq.cuh
+  int* turns;     // number of blocks that have added to dq_sum; for pairs, 16 bits for each block
   unsigned*
       ticket;  // for the whole grid: work items that the blocks of sm90/backward.cu have taken
   float* part_sums;  // dk and dv of each work item, see sm90/backward_parts.cuh; null: one part
