@@ -1,14 +1,17 @@
-"""PyTorch's own samples of its modules (module_db) give the same with install() as without."""
+"""PyTorch's own samples of its modules (module_db, common_nn) give the same with install() as
+without."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from installed import installed
 from over_aten_install_opinfo import _clone, _compare, _tensors
+from torch.testing._internal import common_nn
 from torch.testing._internal.common_modules import module_db
 
 import torch_cubin
@@ -53,6 +56,48 @@ def test_a_module_is_the_same(info, training) -> None:
             with installed():
                 own = _run(info, sample, training)
             _compare(own, wanted, f"{info.name}, sample {i}")
+
+
+@pytest.fixture
+def float64() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def _older_cases() -> Iterator[common_nn.NewModuleTest]:
+    for sample in (*common_nn.module_tests, *common_nn.get_new_module_tests()):
+        options = dict(sample)
+        if "constructor" not in options:
+            options["constructor"] = getattr(torch.nn, options.pop("module_name"))
+        yield common_nn.NewModuleTest(**options)
+
+
+def _run_older(case: common_nn.NewModuleTest) -> Any:
+    inputs = _tensors([_clone(case._get_input())])  # random numbers at the first call
+    torch.manual_seed(0)
+    module = case.constructor(*case.constructor_args)
+    for x in inputs:
+        x.requires_grad_(x.is_floating_point())
+    results = module(*inputs)
+    leaves = [x for x in (*inputs, *module.parameters()) if x.requires_grad]
+    total = sum(each.sum() for each in _tensors([results]))
+    if not leaves or not total.requires_grad:
+        return results
+    return results, torch.autograd.grad(total, leaves, allow_unused=True)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_older_samples_are_the_same(float64) -> None:
+    served = set()
+    for case in _older_cases():
+        wanted = _run_older(case)
+        with installed():
+            own = _run_older(case)
+            if torch_cubin.report().served:
+                served.add(case.get_name())
+        _compare(own, wanted, case.get_name())
+    assert len(served) > 5, served
 
 
 def test_modules_of_linear_layers_are_served() -> None:
