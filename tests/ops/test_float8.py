@@ -11,6 +11,7 @@ import torch_cubin
 
 
 def relative_error(out: Tensor, wanted: Tensor) -> float:
+    out, wanted = out.detach(), wanted.detach()
     return float((out.float() - wanted.float()).norm() / wanted.float().norm())
 
 
@@ -70,11 +71,34 @@ def test_filters_and_shared_layers() -> None:
 
 
 def test_errors() -> None:
-    with pytest.raises(torch_cubin.Error, match=r"\[input\]: torch_cubin.float8 argument 'recipe'"):
-        torch_cubin.float8(model(), "mx")
+    for recipe, training in (("mx", False), ("row", True)):
+        with pytest.raises(torch_cubin.Error, match=r"\[input\]: torch_cubin.float8 argument"):
+            torch_cubin.float8(model(), recipe, training=training)
     layer = torch_cubin.float8(nn.Linear(200, 300))
     with pytest.raises(RuntimeError, match="no rule for derivatives"):
         layer(torch.ones(2, 200, requires_grad=True))
+
+
+def test_training() -> None:
+    """Gradients beside float32's, and the same in a compiled graph."""
+    torch.manual_seed(0)
+    plain = nn.Linear(200, 300)
+    own = torch_cubin.float8(plain, training=True)
+    assert own.weight is plain.weight
+    assert own.state_dict().keys() == plain.state_dict().keys()
+    x, grad = torch.randn(3, 50, 200, requires_grad=True), torch.randn(3, 50, 300)
+    tensors = (x, own.weight, own.bias)
+    wanted = torch.autograd.grad(plain(x), tensors, grad)
+    out = own(x)
+    assert relative_error(out, plain(x)) < 0.05
+    found = torch.autograd.grad(out, tensors, grad)
+    for mine, theirs in zip(found, wanted, strict=True):
+        assert relative_error(mine, theirs) < 0.06
+    compiled = torch.compile(own, backend="aot_eager", fullgraph=True)
+    for mine, theirs in zip(torch.autograd.grad(compiled(x), tensors, grad), found, strict=True):
+        assert torch.equal(mine, theirs)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert own(x).dtype == torch.bfloat16
 
 
 def test_fp8_linear_of_transformers(monkeypatch) -> None:

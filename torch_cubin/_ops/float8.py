@@ -95,36 +95,95 @@ class Float8Linear(nn.Module):
         )
 
 
+class _Product(torch.autograd.Function):
+    """x @ weight.t() + bias by three products with scales of blocks: 1x128 of x, of the gradient
+    and of their transposes, 128x128 of the weight. x is kept for backward in 8 bits."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype
+    ) -> Tensor:
+        ctx.save_for_backward(weight, *torch.ops.cubin.quantize(x, BLOCK_1X128, transpose=True))
+        ctx.dtype = x.dtype
+        data, scale = torch.ops.cubin.quantize(x, BLOCK_1X128)
+        w, w_scale = torch.ops.cubin.quantize(weight, BLOCK_128X128)
+        return torch.ops.cubin.scaled_matmul(
+            *(data, w.t(), scale, BLOCK_1X128, w_scale, BLOCK_128X128),
+            bias=bias,
+            output_dtype=dtype,
+        )
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        weight, x, x_scale = ctx.saved_tensors
+        grad_x = grad_weight = grad_bias = None
+        if ctx.needs_input_grad[0]:
+            data, scale = torch.ops.cubin.quantize(grad, BLOCK_1X128)
+            w, w_scale = torch.ops.cubin.quantize(weight, BLOCK_128X128, transpose=True)
+            grad_x = torch.ops.cubin.scaled_matmul(
+                *(data, w.t(), scale, BLOCK_1X128, w_scale, BLOCK_128X128), output_dtype=ctx.dtype
+            )
+        if ctx.needs_input_grad[1]:
+            data, scale = torch.ops.cubin.quantize(grad, BLOCK_1X128, transpose=True)
+            grad_weight = torch.ops.cubin.scaled_matmul(
+                *(data, x.t(), scale, BLOCK_1X128, x_scale, BLOCK_1X128), output_dtype=weight.dtype
+            )
+        if ctx.needs_input_grad[2]:
+            grad_bias = grad.sum(0)
+        return grad_x, grad_weight, grad_bias, None
+
+
+class TrainedLinear(nn.Linear):
+    """nn.Linear whose three products, forward and backward, are of 8-bit floats; weight and state
+    are nn.Linear's. Outputs have the input's dtype, or autocast's."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        device, dtype = input.device.type, input.dtype
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+        rows = input.reshape(-1, input.shape[-1])
+        out = _Product.apply(rows, self.weight, self.bias, dtype)
+        return out.view(*input.shape[:-1], self.out_features)
+
+
 def float8(
     model: nn.Module,
     recipe: str = "block",
     filter: Callable[[str, nn.Linear], bool] | None = None,
+    *,
+    training: bool = False,
 ) -> nn.Module:
-    """Replaces the linear layers of a model by layers with weights of float8_e4m3fn, for inference.
+    """Gives the linear layers of a model products of float8_e4m3fn.
 
         model = torch_cubin.float8(model, filter=lambda name, layer: name != "lm_head")
 
-    The model is changed in place. A layer under several names stays one layer. Calls that need a
-    derivative raise an error.
+    For inference the layers become :class:`Float8Linear`, with weights of float8_e4m3fn; calls that
+    need a derivative raise an error. With `training` they keep their weights and state, and
+    quantise what they multiply, forward and backward, with the scales of recipe "block".
+
+    The model is changed in place. A layer under several names stays one layer.
 
     Args:
         model: layers of the type nn.Linear are replaced; if it is one, a new layer is returned.
         recipe: "block" (scales for 1x128 of the inputs and 128x128 of the weights, DeepSeek's) or
             "row" (a scale for each row of both).
         filter: called with a layer's name and the layer; those for which it returns False stay.
+        training: for training, of recipe "block" alone.
 
     Returns:
         The model.
 
     Raises InputError [input] for another recipe, and quantize's errors for weights of other dtypes.
     """
-    _check_recipe(recipe)
+    _check_recipe(recipe, training)
     replaced: dict[nn.Linear, nn.Module] = {}
     for name, layer in list(model.named_modules(remove_duplicate=False)):
         if type(layer) is not nn.Linear or (filter is not None and not filter(name, layer)):
             continue
         if layer not in replaced:
-            replaced[layer] = Float8Linear.from_linear(layer, recipe)
+            made = _trained(layer) if training else Float8Linear.from_linear(layer, recipe)
+            replaced[layer] = made
         if not name:
             return replaced[layer]
         parent, _, own = name.rpartition(".")
@@ -132,9 +191,18 @@ def float8(
     return model
 
 
-def _check_recipe(recipe: str) -> None:
-    if recipe not in _RECIPES:
-        names = " or ".join(map(repr, _RECIPES))
+def _trained(layer: nn.Linear) -> TrainedLinear:
+    """The same layer with products of 8-bit floats; it shares the parameters."""
+    with torch.device("meta"):
+        own = TrainedLinear(layer.in_features, layer.out_features, layer.bias is not None)
+    own.weight, own.bias = layer.weight, layer.bias
+    return own.train(layer.training)
+
+
+def _check_recipe(recipe: str, training: bool = False) -> None:
+    known = ("block",) if training else tuple(_RECIPES)
+    if recipe not in known:
+        names = " or ".join(map(repr, known))
         raise errors.fault(
             "input", "torch_cubin.float8 argument 'recipe'", "is not known", expected=names,
             got=repr(recipe),
