@@ -196,6 +196,8 @@ def main() -> int:
     x.describe("without factors", x.regrets(x.predicted))
     stay, factors = x.fit(everything, moves=False)
     x.describe("with factors", x.regrets(x.corrected(stay, factors)))
+    if options.write:
+        TABLE.write_text(x.table(factors))
     held_out = torch.zeros(x.products, dtype=torch.float64)
     for fold in range(FOLDS):
         others = x.fit(everything * (x.fold != fold), moves=True)
@@ -204,8 +206,6 @@ def main() -> int:
     moved, _ = x.fit(everything, moves=True)
     for (name, value), log in zip(x.terms.items(), moved.tolist(), strict=True):
         print(f"  {name} {value:.4g}, better {value * math.exp(log):.4g}")
-    if options.write:
-        TABLE.write_text(x.table(factors))
     return 0
 
 

@@ -392,7 +392,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
     "t": [
      {"name": "64x64x64", "tile": [64, 64, 64], "wm": 32, "wn": 32, "fragments": 2, "stages": 4,
       "shared": 65536, "threads": 128, "blocks": 3,
-      "cost": {"k_tile": 1080, "fixed": 5000, "lone": 0.4}},
+      "cost": {"k_tile": 1500, "fixed": 3500, "lone": 0.4}},
      {"name": "16x128x64", "tile": [16, 128, 64], "wm": 16, "wn": 32, "fragments": 2, "stages": 5,
       "shared": 92160, "threads": 128, "blocks": 2,
       "cost": {"k_tile": 1070, "fixed": 4200}}]}},
@@ -404,10 +404,10 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
     "t": [
      {"name": "128x128x32", "tile": [128, 128, 32], "wm": 64, "wn": 32, "fragments": 1, "stages": 2,
       "shared": 32768, "threads": 256, "blocks": 1,
-      "cost": {"k_tile": 2300, "fixed": 14000}},
+      "cost": {"k_tile": 2300, "fixed": 7000}},
      {"name": "64x64x64", "tile": [64, 64, 64], "wm": 32, "wn": 16, "fragments": 1, "stages": 2,
       "shared": 32768, "threads": 256, "blocks": 1,
-      "cost": {"k_tile": 1900, "fixed": 6000}}]}},
+      "cost": {"k_tile": 2100, "fixed": 3700}}]}},
   {"name": "mma_matmul_tf32_{layout}_{t.name}", "dtype": "float32", "math": "tf32", "alignment": 16,
    "for": {
     "d": [{"dtype": "float32"}],
@@ -436,6 +436,15 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
      {"name": "64x64x16", "tile": [64, 64, 16], "wm": 32, "wn": 32, "fragments": 1, "stages": 3,
       "shared": 49152, "threads": 128, "blocks": 3,
       "alignment": 16, "cost": {"k_tile": 1650, "fixed": 6000}}]}},
+  {"name": "mma_matmul_f64_{layout}_{t.name}", "dtype": "{d.dtype}", "math": "{d.dtype}",
+   "alignment": 16, "archs": ["sm_90a"],
+   "for": {
+    "d": [{"dtype": "float64"}],
+    "layout": ["nn", "nt", "tn", "tt"],
+    "t": [
+     {"name": "128x64x16", "tile": [128, 64, 16], "wm": 64, "wn": 32, "fragments": 1, "stages": 4,
+      "shared": 98304, "threads": 128, "blocks": 2,
+      "cost": {"k_tile": 2150, "fixed": 6000}}]}},
   {"name": "mma_matmul_f64_{layout}_{t.name}", "dtype": "float64", "math": "float64", "alignment": 8,
    "for": {
     "d": [{"dtype": "float64"}],

@@ -183,7 +183,8 @@ class MatmulConfigs {
 
   // Who offers from now on.
   void from(const MatmulKernels* kernels) { kernels_ = kernels; }
-  void offer(MatmulPlan plan, const Work& work);
+  // `last`: what follows `work` in the same kernel, if anything does.
+  void offer(MatmulPlan plan, const Work& work, const Work* last = nullptr);
   void rewrite(MatmulPlan plan, const MatmulCase& product, const RewriteBytes& bytes,
                const CopyCost& cost);
   double price(const Work& work) const { return microseconds(work, terms_); }

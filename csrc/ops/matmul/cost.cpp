@@ -21,6 +21,7 @@ constexpr NamedTerm kTerms[] = {
     {"memory_bytes_per_microsecond", &Terms::memory_bytes_per_microsecond},
     {"read_again", &Terms::read_again},
     {"l2_bytes_per_cycle", &Terms::l2_bytes_per_cycle},
+    {"idle_l2", &Terms::idle_l2},
     {"split_lines", &Terms::split_lines},
     {"once_bytes_per_cycle", &Terms::once_bytes_per_cycle},
     {"narrow_cycles", &Terms::narrow_cycles},
@@ -80,7 +81,8 @@ Terms changed_terms(Terms terms, const json& values) {
 }
 
 double microseconds(const Work& w, const Terms& t) {
-  const double l2 = (w.l2_bytes + w.l2_split_bytes * t.split_lines) / t.l2_bytes_per_cycle;
+  const double l2 = (w.l2_bytes + w.l2_split_bytes * t.split_lines) / t.l2_bytes_per_cycle *
+                    (1 - t.idle_l2 * (1 - w.filled));
   double cycles =
       std::max(smooth_max(w.multiply, w.shared, l2), w.once_bytes / t.once_bytes_per_cycle);
   cycles += w.narrow * t.narrow_cycles;
@@ -91,8 +93,8 @@ double microseconds(const Work& w, const Terms& t) {
   // exp() of a small number; std::exp would need a newer glibc than 2.28.
   const double factor = 1 + w.correction + w.correction * w.correction / 2;
   // Rows and columns outside, which the TMA fills with zeros, cost memory-bound products, too.
-  return factor * (1 + t.outside * w.outside) * smooth_max(compute, memory) + t.launch +
-         w.beside_bytes / t.memory_bytes_per_microsecond +
+  return factor * (1 + t.outside * w.outside) * smooth_max(compute, memory) +
+         (w.follows ? 0 : t.launch) + w.beside_bytes / t.memory_bytes_per_microsecond +
          w.beside_cycles / t.cycles_per_microsecond;
 }
 

@@ -11,8 +11,9 @@
 
 namespace torch_cubin {
 
-// A product, counted. "Of one" is the multiprocessor that has the most to do, all its tiles
-// together; the rest is of the whole device.
+// A product, counted, or a phase of it, which follows another one of the same kernel. "Of one" is
+// the multiprocessor that has the most to do, all its tiles together; the rest is of the whole
+// device.
 struct Work {
   // Of one, beside one another: the longest of them counts.
   double multiply = 0;        // cycles of the tensor cores
@@ -30,6 +31,8 @@ struct Work {
   double sums_bytes = 0;    // partial sums that it exchanges with others
   double handshakes = 0;    // waits for another block's sums
   // Of the device.
+  bool follows = false;      // without a launch of its own
+  double filled = 1;         // share of the multiprocessors that have something to do
   double outside = 0;        // share of the tiles that lies outside the matrices
   double bytes = 0;          // the operands and the output, once
   double bytes_again = 0;    // of operands that more than one cluster reads
@@ -43,18 +46,19 @@ struct Work {
 struct Terms {
   double cycles_per_microsecond = 0;        // of the multiprocessors
   double memory_bytes_per_microsecond = 0;  // at its peak
-  double read_again = 0.399;                // of the memory's time, for bytes_again
-  double l2_bytes_per_cycle = 64.4;         // of one
-  double split_lines = 1.95;                // time of 128 bytes across two lines, to that of a line
-  double once_bytes_per_cycle = 33.5;       // of one
-  double narrow_cycles = 4.7;               // for each cycle of narrow products
-  double launch = 0.914;                    // us
+  double read_again = 0.41;                 // of the memory's time, for bytes_again
+  double l2_bytes_per_cycle = 58.6;         // of one
+  double idle_l2 = 0.391;                   // share of what the idle leave that others can use
+  double split_lines = 2.06;                // time of 128 bytes across two lines, to that of a line
+  double once_bytes_per_cycle = 32.6;       // of one
+  double narrow_cycles = 5.02;              // for each cycle of narrow products
+  double launch = 0.972;                    // us
   double tile_cycles = 1160;                // first loads and last products of a tile
-  double value_cycles = 0.139;              // of a result, in the epilogue
-  double sums_bytes_per_cycle = 11.6;       // of one
-  double handshake = 0.299;                 // us
-  double outside = 0.163;               // more time, by the share of the tiles that lies outside
-  double store_bytes_per_cycle = 6.42;  // of the threads of one
+  double value_cycles = 0.13;               // of a result, in the epilogue
+  double sums_bytes_per_cycle = 12.7;       // of one
+  double handshake = 0.322;                 // us
+  double outside = 0.165;               // more time, by the share of the tiles that lies outside
+  double store_bytes_per_cycle = 7.44;  // of the threads of one
 };
 
 // Every number of them, by its name; and terms with some of another value. Throws [input].

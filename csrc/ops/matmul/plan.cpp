@@ -185,9 +185,9 @@ size_t slot_of(const MatmulCase& problem) {
 
 }  // namespace
 
-void MatmulConfigs::offer(MatmulPlan plan, const Work& work) {
+void MatmulConfigs::offer(MatmulPlan plan, const Work& work, const Work* last) {
   plan.kernels = kernels_;
-  plan.microseconds = price(work);
+  plan.microseconds = price(work) + (last == nullptr ? 0 : price(*last));
   keep(plan);
 }
 

@@ -54,6 +54,13 @@ constexpr double kWorthOfAccuracy = 0.14;
 // Bytes of split-K partials that a product may take.
 int64_t workspace_limit(Math math) { return int64_t{math == kMathFloat64 ? 512 : 128} << 20; }
 
+// Tiles of 64 x 64 a multiprocessor.
+double filling(const PortableTable& table, const Extent& x) {
+  constexpr int64_t kTile = 64;
+  const auto tiles = static_cast<double>(ceil_div(x.m, kTile) * ceil_div(x.n, kTile));
+  return tiles * static_cast<double>(x.batch) / static_cast<double>(table.multiprocessors);
+}
+
 // Fewest splits that keep the error of float64 near that of PyTorch, which splits a long K by how
 // far the outputs fill the device. On the H200, by its errors: into 4 to 30 parts where they are up
 // to 1.5 tiles of 64 x 64 a multiprocessor (chains of 1,024 terms had twice its error for 16 x 6144
@@ -105,9 +112,8 @@ void count(const PortableTable& table, const MatmulCase& problem, const Portable
       element_bytes_of(math) *
       (x.batch * (static_cast<double>(x.m) * x.k + static_cast<double>(x.k) * x.n) + outputs);
   const double split_bytes = outputs * accumulator_bytes(math);
-  const int64_t least = batch_invariant ? 1
-                                        : least_splits(math, row, tiles / table.multiprocessors,
-                                                       x.k, k_tiles, split_bytes);
+  const int64_t least =
+      batch_invariant ? 1 : least_splits(math, row, filling(table, x), x.k, k_tiles, split_bytes);
   PortablePlan best;
   Work best_work;
   double least_price = std::numeric_limits<double>::infinity();

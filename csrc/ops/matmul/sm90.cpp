@@ -40,13 +40,13 @@ class Sm90Matmul : public MatmulKernels {
   void configs(const MatmulCase& c, MatmulConfigs& out) const override {
     if (!takes(c)) return;
     const bool transposed = transposes(c);
-    const auto offer = [&](Sm90Plan chosen, const Work& work) {
+    const auto offer = [&](Sm90Plan chosen, const Work& work, const Work* last) {
       MatmulPlan plan;
       chosen.transposed = transposed;
       plan.splits = chosen.splits;
       if (c.row_parts) plan.row_parts = plan.splits * row_parts(chosen, c.n);
       plan.set(chosen);
-      out.offer(plan, work);
+      out.offer(plan, work, last);
     };
     sm90_configs(table_, seen_by_kernels(c), clusters_.largest(), offer);
   }

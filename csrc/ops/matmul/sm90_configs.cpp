@@ -22,10 +22,8 @@ double loaded_size(int64_t tile, bool mn_major) {
 
 class Counter {
  public:
-  using Offer = std::function<void(const Sm90Plan&, const Work&)>;
-
   Counter(const Sm90Table& table, const MatmulCase& problem, int64_t largest_cluster,
-          const Offer& offer)
+          const Sm90Offer& offer)
       : table_(table),
         c_(problem),
         multiprocessors_(table.multiprocessors),
@@ -85,13 +83,13 @@ class Counter {
         Work work = work_of(plan, 1, static_cast<double>(ceil_div(k_blocks, int64_t{2})));
         work.sums_bytes = tile_bytes(row) / 2;  // each of the two finishes half of the tile
         work.handshakes = 1;
-        offer_(plan, work);
+        offer_(plan, work, nullptr);
         continue;
       }
-      const int64_t turns = ceil_div(cluster_tiles, slots);
-      Work work = work_of(plan, turns, static_cast<double>(turns * k_blocks));
-      store(row, work);
-      offer_(plan, work);
+      const int64_t rest = cluster_tiles % slots;
+      Work last = work_of(plan, 1, static_cast<double>(k_blocks), share(rest, cluster_tiles));
+      last.filled = share(rest, slots);
+      offer_phases(plan, cluster_tiles / slots, cluster_tiles, k_blocks, last);
       // Fewer than two waves are streamed for weight gradients (TN) alone: 256 x 8192 x 28672 NT
       // takes 205 us so on an H200, and 198 by the best config that does not stream.
       const bool is_tn = row.a_mn_major && row.b_mn_major;
@@ -107,8 +105,8 @@ class Counter {
     return static_cast<double>(row.tile_m * row.tile_n) * sizeof(float);
   }
 
-  // The busiest multiprocessor's tiles and k blocks in all.
-  Work work_of(const Sm90Plan& plan, int64_t tiles, double k_blocks) const {
+  // The busiest multiprocessor's tiles and k blocks in all, of a share of the product's tiles.
+  Work work_of(const Sm90Plan& plan, int64_t tiles, double k_blocks, double part = 1) const {
     const Sm90Row& row = *plan.row;
     Work work = sm90_work({row.tile_m, row.tile_n, row.a_mn_major, row.b_mn_major,
                            plan.cluster.of_a, plan.cluster.of_b, c_.a_lines, c_.b_lines},
@@ -122,9 +120,28 @@ class Counter {
       work.correction += table_.of_read;
     }
     // Each row of clusters reads B, each column A.
-    work.bytes = bytes_of_a_ + bytes_of_b_ + bytes_of_c_;
-    work.bytes_again = (plan.tiles_n > 1 ? bytes_of_a_ : 0) + (plan.tiles_m > 1 ? bytes_of_b_ : 0);
+    work.bytes = part * (bytes_of_a_ + bytes_of_b_ + bytes_of_c_);
+    work.bytes_again =
+        part * ((plan.tiles_n > 1 ? bytes_of_a_ : 0) + (plan.tiles_m > 1 ? bytes_of_b_ : 0));
     return work;
+  }
+
+  static double share(int64_t part, int64_t all) {
+    return static_cast<double>(part) / static_cast<double>(all);
+  }
+
+  // Waves of tiles, all clusters busy with whole ones, then those left over, of which `last` is the
+  // work.
+  void offer_phases(const Sm90Plan& plan, int64_t waves, int64_t tiles, int64_t k_blocks,
+                    Work last) const {
+    const int64_t left = tiles - waves * plan.clusters;
+    store(*plan.row, last);
+    if (waves == 0) return offer_(plan, last, nullptr);
+    Work work = work_of(plan, waves, static_cast<double>(waves * k_blocks), 1 - share(left, tiles));
+    work.correction = last.correction;
+    store(*plan.row, work);
+    last.follows = true;
+    offer_(plan, work, left == 0 ? nullptr : &last);
   }
 
   // The last, partial wave of tiles, its K split over all clusters, or, where waves are few, in
@@ -152,21 +169,21 @@ class Counter {
     plan.stream_tiles = static_cast<int32_t>(rest);
     plan.stream_clusters = static_cast<int32_t>(clusters);
     plan.whole_tiles -= plan.stream_tiles;
-    const double share = static_cast<double>(clusters) / static_cast<double>(rest);
-    Work work = work_of(plan, whole + 1,
-                        (static_cast<double>(whole) + 1 / share) * static_cast<double>(k_blocks));
-    store(*plan.row, work);
-    work.correction += plan.streams_evenly() ? table_.of_streamed_evenly : table_.of_streamed;
-    work.sums_bytes = tile_bytes(*plan.row) * share;
-    work.handshakes = 2;  // with the kernel that sets the counters to zero
+    const int64_t tiles = whole * slots + rest;
+    Work last =
+        work_of(plan, 1, share(rest, clusters) * static_cast<double>(k_blocks), share(rest, tiles));
+    last.filled = share(clusters, slots);
+    last.correction += plan.streams_evenly() ? table_.of_streamed_evenly : table_.of_streamed;
+    last.sums_bytes = tile_bytes(*plan.row) * share(clusters, rest);
+    last.handshakes = 2;  // with the kernel that sets the counters to zero
     if (!plan.streams_evenly()) {
       // What clusters load that stand at different places of K stays in no cache.
       const double k_bytes = static_cast<double>(k_blocks) * 128;
       const double rows = static_cast<double>(plan.row->tile_m * plan.cluster.of_b) +
                           static_cast<double>(plan.row->tile_n * plan.cluster.of_a);
-      work.bytes_again += static_cast<double>(rest) * rows * k_bytes;
+      last.bytes_again += static_cast<double>(rest) * rows * k_bytes;
     }
-    offer_(plan, work);
+    offer_phases(plan, whole, tiles, k_blocks, last);
   }
 
   // Parts of K, each of whose sums are a matrix of their own.
@@ -191,7 +208,7 @@ class Counter {
       work.correction += table_.of_splits;
       work.bytes = bytes_of_a_ + bytes_of_b_;
       work.sums_bytes = work.tiles * tile_bytes(*plan.row);
-      offer_(plan, work);
+      offer_(plan, work, nullptr);
     }
   }
 
@@ -207,7 +224,7 @@ class Counter {
   const Sm90Table& table_;
   const MatmulCase& c_;
   const int64_t multiprocessors_, largest_cluster_;
-  const Offer& offer_;
+  const Sm90Offer& offer_;
   double bytes_of_a_, bytes_of_b_, bytes_of_c_;
   double outside_ = 0, of_cluster_ = 0;  // of the configs that are being counted
 };
@@ -269,7 +286,7 @@ Work sm90_work(const Sm90Tile& tile, double tiles, double k_blocks) {
 }
 
 void sm90_configs(const Sm90Table& table, const MatmulCase& problem, int64_t largest_cluster,
-                  const std::function<void(const Sm90Plan&, const Work&)>& offer) {
+                  const Sm90Offer& offer) {
   Counter counter(table, problem, largest_cluster, offer);
   const bool a_mn_major = !is_along_k(problem.a), b_mn_major = !is_along_k(problem.b);
   const bool reads = !is_vectors(problem.a) || !is_vectors(problem.b);

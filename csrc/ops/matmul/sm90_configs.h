@@ -98,10 +98,13 @@ struct Sm90Table {
   double of_splits, of_read, of_streamed, of_streamed_evenly;
 };
 
-// Calls offer(plan, work) for each config that the rows have. `largest_cluster`: blocks of the
-// largest one that the device runs.
+// A config, its work, and the last phase of that, which may be null.
+using Sm90Offer = std::function<void(const Sm90Plan&, const Work&, const Work*)>;
+
+// Offers each config that the rows have. `largest_cluster`: blocks of the largest one that the
+// device runs.
 void sm90_configs(const Sm90Table& table, const MatmulCase& problem, int64_t largest_cluster,
-                  const std::function<void(const Sm90Plan&, const Work&)>& offer);
+                  const Sm90Offer& offer);
 
 // "256x192 share_a streamed", "64x64 read 4 splits"
 std::string sm90_name(const Sm90Plan& plan);
