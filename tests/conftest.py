@@ -12,6 +12,7 @@ import gc
 import json
 import os
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -22,6 +23,7 @@ import pytest
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
 
+CI_LIMIT = 900  # seconds of .ci/run on two processors; more than 800 are shown in red
 # A file's tests stay in one process (make test). These, which take a minute each, come first: with
 # one of them last, the other processes would wait for it.
 LONGEST = ("ops/test_over_aten.py", "faults/test_faults.py", "unit/test_packaging.py",
@@ -185,3 +187,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             f"GPU tests not run: {count}: {reason.removeprefix('Skipped: ')}", yellow=True
         )
     terminalreporter.write_line(record.describe(ROOT))
+    if "CI_BEGAN" in os.environ:  # by .ci/run
+        seconds = round(time.time()) - int(os.environ["CI_BEGAN"])
+        late = seconds > CI_LIMIT - 100
+        terminalreporter.write_line(f"CI: {seconds} s of at most {CI_LIMIT} s", red=late)
