@@ -1,12 +1,15 @@
 """Speed of grouped_matmul in bfloat16, compared with PyTorch's and with a loop of products.
 
-    python benchmarks/bench_grouped.py [--json FILE] [--only TEXT]
+    python benchmarks/bench_grouped.py [--moe [--compile]] [--json FILE] [--only TEXT]
 
 Each contender is a CUDA graph of calls whose operands rotate over several times the L2 cache; the
 contenders alternate. "torch" is torch._grouped_mm, "loop" a product for each group, for which the
 host must know the sizes. DeepGEMM 54e2261 (JIT) and a Triton kernel are not run here: in a separate
 run on an H200 (2026-11-26) their forward was compared with torch, and "by its ratio" is torch's
 time divided by that ratio.
+
+--moe measures whole layers (moe_layers.py): torch_cubin.moe through transformers' "cubin", and
+transformers' own implementations. "loop" waits for the GPU, so it is no graph.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 import common
+import moe_layers
 import torch
 
 import torch_cubin  # noqa: F401  (registers the ops)
@@ -116,12 +120,73 @@ def measure(what: str, case: tuple[str, list[int], int, int, float, float]) -> d
             "flops": 2.0 * rows * n * k}  # fmt: skip
 
 
+def measure_layer(layer: Any, sizes: tuple[Any, ...], tokens: int, compiles: bool) -> Any:
+    name, experts, k, hidden, inner = sizes
+    inputs = [
+        moe_layers.routed(tokens, experts, k, hidden) for _ in range(4 if tokens < 999 else 1)
+    ]
+    with torch.no_grad():
+        graphs = {
+            who: common.graph_of([functools.partial(call, *own) for own in inputs])[0]
+            for who, call in moe_layers.contenders(layer, tokens, compiles).items()
+        }
+        runs: dict[str, Callable[[], Any]] = {who: graph.replay for who, graph in graphs.items()}
+        loop = moe_layers.loop(layer)
+        runs["loop"] = lambda: [loop(*own) for own in inputs]
+        times = common.interleaved(runs, block_ms=20, rounds=5)
+    used = sum(len(ids.unique()) for _, ids, _ in inputs) / len(inputs)
+    return {
+        "case": f"{name}, {tokens} tokens",
+        "us": {who: time / len(inputs) for who, time in times.items()},
+        "bytes": 2 * (used * 3 * hidden * inner + 2 * tokens * hidden),
+        "flops": 6.0 * tokens * k * hidden * inner,
+    }
+
+
+def measure_layers(arguments: argparse.Namespace) -> list[float]:
+    results, ratios = [], []
+    for sizes in moe_layers.MODELS:
+        if arguments.only not in sizes[0]:
+            continue
+        layer = moe_layers.experts_of(*sizes)
+        for tokens in moe_layers.TOKENS:
+            results.append(measure_layer(layer, sizes, tokens, arguments.compile))
+            ratios.append(show(results[-1]))
+            common.write_json(arguments.json, results)  # the next case may be ended
+        del layer
+        torch.cuda.empty_cache()
+    return ratios
+
+
+def show(result: dict[str, Any]) -> float:
+    """Prints a result, and returns our speed in parts of the best other one's."""
+    times = result["us"]
+    best = min((time, who) for who, time in times.items() if who != "ours")
+    ratio = best[0] / times["ours"]
+    rest = "  ".join(f"{who} {time:.1f}" for who, time in times.items())
+    print(
+        f"{result['case']}: {ratio:.3f} of {best[1]}, "
+        f"{result['flops'] / times['ours'] / 1e6:.0f} TF, "
+        f"{result['bytes'] / times['ours'] / 1e6:.2f} TB/s  {rest}",
+        flush=True,
+    )
+    return ratio
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json")
     parser.add_argument("--only", default="")
+    parser.add_argument("--moe", action="store_true")
+    parser.add_argument("--compile", action="store_true", help="grouped_mm compiled, too")
     arguments = parser.parse_args()
     common.require_gpu()
+    if arguments.moe:
+        common.print_machine("Mixtures of experts, bfloat16, microseconds a layer")
+        ratios = measure_layers(arguments)
+        mean = common.geometric_mean(ratios)
+        print(f"mean {mean:.3f}, least {min(ratios):.3f} of the best of all (goal 1.15)")
+        return
     common.print_machine("Products of groups, bfloat16, microseconds a call")
     results, ratios = [], []
     for what in ("forward", "dX", "dW"):
@@ -129,16 +194,7 @@ def main() -> None:
             if arguments.only not in f"{what} {case[0]}":
                 continue
             result = measure(what, case)
-            times = result["us"]
-            best = min((time, who) for who, time in times.items() if who != "ours")
-            ratios.append(best[0] / times["ours"])
-            rest = "  ".join(f"{who} {time:.1f}" for who, time in times.items())
-            print(
-                f"{result['case']}: {ratios[-1]:.3f} of {best[1]}, "
-                f"{result['flops'] / times['ours'] / 1e6:.0f} TF, "
-                f"{result['bytes'] / times['ours'] / 1e6:.2f} TB/s  {rest}",
-                flush=True,
-            )
+            ratios.append(show(result))
             results.append(result)
             common.write_json(arguments.json, results)  # the next case may be ended
             torch.cuda.empty_cache()

@@ -5,6 +5,7 @@
 #include "c_answer.h"
 #include "ops/attention/api/signatures.h"
 #include "ops/attention/problem/checks.h"
+#include "ops/experts/experts.h"
 #include "ops/grouped/grouped.h"
 #include "ops/matmul/checks.h"
 #include "ops/quantize/quantize.h"
@@ -36,6 +37,11 @@ TORCH_CUBIN_API char* torch_cubin_check_scaled(const char* call) {
 // The same for quantize (check_described_quantize in ops/quantize/quantize.h).
 TORCH_CUBIN_API char* torch_cubin_check_quantize(const char* call) {
   return answer([&] { check_described_quantize(nlohmann::json::parse(given(call, "call"))); });
+}
+
+// The same for moe, by its arguments' names.
+TORCH_CUBIN_API char* torch_cubin_check_moe(const char* call) {
+  return answer([&] { check_described_moe(nlohmann::json::parse(given(call, "call"))); });
 }
 
 // {"attention_forward": its schema, ...}: torch_cubin/_ops takes the options and their defaults

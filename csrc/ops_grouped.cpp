@@ -3,6 +3,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include "op_registration.h"
+#include "ops/grouped/aten_grouped.h"
 #include "ops/grouped/grouped.h"
 
 namespace {
@@ -16,6 +17,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
 #define TC_GROUPED_MATMUL "(Tensor mat_a, Tensor mat_b, Tensor offs, bool zero_rest) -> Tensor"
   m.def("_grouped_matmul" TC_GROUPED_MATMUL);
   m.def("_grouped_matmul_autograd" TC_GROUPED_MATMUL);
+  m.def(
+      "_aten_grouped_mm(Tensor self, Tensor mat2, Tensor? offs, Tensor? bias, ScalarType? "
+      "out_dtype) -> Tensor[]");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(cubin, CompositeImplicitAutograd, m) {
@@ -27,7 +31,13 @@ STABLE_TORCH_LIBRARY_IMPL(cubin, FuncTorchBatchedDecomposition, m) {
   m.impl("grouped_matmul", &grouped_matmul_composite);
 }
 
-STABLE_TORCH_LIBRARY_IMPL(cubin, CPU, m) { TC_RAW_AND_AUTOGRAD(grouped_matmul, cpu); }
-STABLE_TORCH_LIBRARY_IMPL(cubin, CUDA, m) { TC_RAW_AND_AUTOGRAD(grouped_matmul, cuda); }
+STABLE_TORCH_LIBRARY_IMPL(cubin, CPU, m) {
+  TC_RAW_AND_AUTOGRAD(grouped_matmul, cpu);
+  m.impl("_aten_grouped_mm", TORCH_BOX(&aten_grouped_mm));
+}
+STABLE_TORCH_LIBRARY_IMPL(cubin, CUDA, m) {
+  TC_RAW_AND_AUTOGRAD(grouped_matmul, cuda);
+  m.impl("_aten_grouped_mm", TORCH_BOX(&aten_grouped_mm));
+}
 
 }  // namespace

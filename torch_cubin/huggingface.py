@@ -139,7 +139,32 @@ def experts(
     if not layer.is_transposed:
         up, down = up.mT, down.mT
     biases = (getattr(layer, f"{first}_bias"), layer.down_proj_bias) if layer.has_bias else ()
+    activation = _gate_activation(layer)
+    if activation is not None:
+        return mixtures.moe(
+            hidden_states, top_k_index, top_k_weights, up.mT, down.mT, activation=activation
+        )
     return mixtures.experts(hidden_states, top_k_index, top_k_weights, up, down, gate, *biases)
+
+
+def _gate_activation(layer: Any) -> str | None:
+    """The name by which moe() knows the activation of the layer's gate; None for other layers."""
+    from transformers import activations
+    from transformers.integrations import moe as integration
+
+    default = getattr(integration, "_default_apply_gate", None)
+    if not layer.has_gate or layer.has_bias or type(layer)._apply_gate is not default:
+        return None
+    if not getattr(layer, "is_concatenated", True):
+        return None
+    names = {
+        torch.nn.SiLU: "silu",
+        torch.nn.ReLU: "relu",
+        activations.SiLUActivation: "silu",
+        activations.GELUActivation: "gelu",
+        activations.GELUTanh: "gelu_tanh",
+    }
+    return names.get(type(layer.act_fn))
 
 
 @cache

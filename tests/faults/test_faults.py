@@ -52,6 +52,7 @@ CPP_ONLY = (
     "fake_fmha_library",
     "fake_fused",
     "fake_grouped",
+    "fake_moe",
     "fake_install",
     "fake_kernel_lookup",
     "fake_kv_cache",

@@ -314,8 +314,44 @@ def sanitize(tool: str) -> dict:
             if not torch.equal(bias.cpu(), grad.double().sum(0).to(dtype)):
                 wrong.append(f"gradient of a bias {dtype} {(rows, outputs, inputs)}")
     wrong += _wrong_symmetric_products()
+    wrong += _wrong_products_of_groups()
     torch.cuda.synchronize()
     return {"wrong": wrong, "calls": calls}
+
+
+def _wrong_products_of_groups() -> list[str]:
+    """Rows and sums of uneven groups, and mixtures of experts: one chunk of ids, and two."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        return []
+    wrong = []
+    offs = torch.tensor([5, 5, 77, 90], dtype=torch.int32)
+    starts = [0, *offs.tolist()]
+    parts = list(zip(starts, offs.tolist(), strict=False))
+    for k, n in ((72, 136), (64, 51)):  # the second one's rows are no multiples of 16 bytes
+        a = torch.randint(-3, 4, (90, k)).bfloat16()
+        b = torch.randint(-3, 4, (4, n, k)).bfloat16()
+        grad = torch.randint(-3, 4, (90, n)).bfloat16()
+        rows = torch.cat([a[i:j] @ own.t() for (i, j), own in zip(parts, b, strict=True)])
+        sums = torch.stack([a[i:j].t() @ grad[i:j] for i, j in parts])
+        for weights in (b.cuda().mT, b.mT.contiguous().cuda()):
+            out = torch.ops.cubin.grouped_matmul(a.cuda(), weights, offs=offs.cuda())
+            if not torch.equal(out.cpu(), rows):
+                wrong.append(f"rows of groups {k} {n}")
+        out = torch.ops.cubin.grouped_matmul(a.cuda().t(), grad.cuda(), offs=offs.cuda())
+        if not torch.equal(out.cpu(), sums):
+            wrong.append(f"sums of groups {k} {n}")
+    for tokens, hidden, inner in ((7, 72, 40), (300, 136, 136), (9, 51, 27)):
+        layer = [
+            torch.randn(tokens, hidden).bfloat16(),
+            torch.rand(tokens, 6).argsort(-1)[:, :4] - 1,  # -1 is no expert
+            torch.rand(tokens, 4),
+            (torch.randn(4, 2 * inner, hidden) / hidden**0.5).bfloat16(),
+            (torch.randn(4, hidden, inner) / inner**0.5).bfloat16(),
+        ]
+        out = torch.ops.cubin._moe(*(x.cuda() for x in layer), "silu").cpu()
+        if not torch.allclose(out, torch.ops.cubin._moe(*layer, "silu"), rtol=0.02, atol=0.02):
+            wrong.append(f"mixture of experts {tokens} {hidden} {inner}")
+    return wrong
 
 
 def _wrong_symmetric_products() -> list[str]:

@@ -78,23 +78,6 @@ def test_small_integers_are_exact(case, dtype, offs_dtype, generator: torch.Gene
     numerics.check_exact(op(a.t(), b, offs=offs), sums_of_groups(a, b, sizes), f"K {case}")
 
 
-def test_random_groups_are_exact(generator: torch.Generator) -> None:
-    source = random.Random(0)
-    for _ in range(150):
-        count = source.randint(1, 100)
-        sizes = tuple(source.choice([0, 0, 1, 3, 16, 40, 64, 100, 257]) for _ in range(count))
-        rest, n = source.choice([0, 0, 5, 200]), source.choice([8, 64, 129, 256, 640])
-        k, layout = source.choice([8, 64, 72, 200, 512]), source.choice(["nt", "nn"])
-        dtype = source.choice([torch.bfloat16, torch.float16])
-        a = integers((sum(sizes) + rest, k), dtype, generator)
-        b = weights(count, k, n, layout, dtype, generator)
-        expected, offs = products_of_rows(a, b, sizes), ends_of(sizes)
-        numerics.check_exact(raw(a, b, offs, True), expected, f"{sizes} {rest} {n} {k} {layout}")
-        c = integers((sum(sizes) + rest, n), dtype, generator)
-        sums = sums_of_groups(a, c, sizes)
-        numerics.check_exact(op(a.t(), c, offs=offs), sums, f"K {sizes} {rest} {n} {k}")
-
-
 @pytest.mark.parametrize(("m", "n", "k"), [(768, 640, 24), (3000, 96, 17)])
 def test_rows_of_groups_without_k_never_part_the_warps(m, n, k, generator) -> None:
     """Without a product, nothing but a barrier keeps the four warps that share a stage together."""

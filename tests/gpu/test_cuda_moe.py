@@ -73,3 +73,84 @@ def test_a_graph_serves_other_ids(generator: torch.Generator) -> None:
             args[1].copy_(layer(64, torch.bfloat16, generator)[1])
             graph.replay()
             assert torch.equal(out, torch_cubin.moe(*args))
+
+
+ACTIVATIONS = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "relu": F.relu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
+# Tokens, experts, experts of a token, hidden, inner: one chunk of ids and several, one token, tiles
+# that are not full, rows that are no multiples of 16 bytes, more experts than threads of a block.
+LAYERS = [
+    (1, 16, 4, 256, 384),
+    (300, 16, 4, 256, 384),
+    (128, 8, 8, 136, 72),
+    (2500, 128, 8, 512, 96),
+    (700, 7, 3, 260, 100),
+    (4100, 512, 1, 64, 64),
+    (33, 4, 2, 51, 27),
+]
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("sizes", LAYERS, ids=str)
+def test_a_layer_without_gradients(sizes, dtype, activation, generator: torch.Generator) -> None:
+    tokens, experts, k, hidden, inner = sizes
+    made = {"generator": generator, "device": "cuda"}
+    x = torch.randn(tokens, hidden, dtype=dtype, **made)
+    ids = torch.rand(tokens, experts + 2, **made).argsort(-1)[:, :k] - 1  # -1 and `experts`: none's
+    weights = torch.rand(tokens, k, **made)
+    weights[(ids < 0) | (ids >= experts)] = torch.nan  # not used
+    w13 = torch.randn(experts, 2 * inner, hidden, dtype=dtype, **made) * hidden**-0.5
+    w2 = torch.randn(experts, hidden, inner, dtype=dtype, **made) * inner**-0.5
+    if activation == "gelu":  # weights that are stored transposed, 32-bit ids, rows with gaps
+        w13, w2 = w13.mT.contiguous().mT, w2.mT.contiguous().mT
+        ids = ids.int()
+        x = torch.cat([x, x.new_full((tokens, 8), torch.nan)], 1)[:, :hidden]
+    if activation == "relu":
+        weights = weights.to(dtype)
+    act = ACTIVATIONS[activation]
+
+    def by_experts(x: Tensor, weights: Tensor, w13: Tensor, w2: Tensor) -> Tensor:
+        out = torch.zeros(tokens, hidden, dtype=weights.dtype, device="cuda")
+        for expert in range(experts):
+            token, place = torch.where(ids == expert)
+            gate, up = (x[token] @ w13[expert].t()).chunk(2, -1)
+            own = (act(gate) * up) @ w2[expert].t()
+            out.index_add_(0, token, own * weights[token, place, None])
+        return out.to(x.dtype)
+
+    with torch.no_grad():
+        out, again = (
+            torch_cubin.moe(x, ids, weights, w13, w2, activation=activation) for _ in range(2)
+        )
+    peer = by_experts(x, weights.float(), w13, w2)
+    right = by_experts(x.double(), weights.double(), w13.double(), w2.double())
+    judge = numerics.Judge(dtype)
+    judge.add(f"{sizes} {activation}", out, peer, right)
+    judge.finish()
+    assert torch.equal(out, again)
+
+
+def test_a_tokens_bits_do_not_depend_on_the_other_tokens(generator: torch.Generator) -> None:
+    x, ids, weights, w13, w2 = layer(3000, torch.bfloat16, generator)
+    with torch.no_grad():
+        out = torch_cubin.moe(x, ids, weights, w13, w2)
+        for part in (slice(5, 6), slice(40, 57), slice(100, 1100)):
+            own = torch_cubin.moe(x[part], ids[part], weights[part], w13, w2)
+            assert torch.equal(own, out[part])
+
+
+def test_one_tokens_nan_stays_its_own(generator: torch.Generator) -> None:
+    x, ids, weights, w13, w2 = layer(500, torch.bfloat16, generator)
+    ids[7] = torch.arange(4, device="cuda")
+    bad = x.clone()
+    bad[7] = torch.nan
+    with torch.no_grad():
+        out, with_nan = (torch_cubin.moe(rows, ids, weights, w13, w2) for rows in (x, bad))
+    assert with_nan[7].isnan().all()
+    out[7] = with_nan[7] = 0
+    assert torch.equal(out, with_nan)

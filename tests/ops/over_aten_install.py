@@ -365,6 +365,61 @@ def test_handles_nest_and_removing_twice_does_nothing() -> None:
     assert _served() == {"aten::mm": 1}  # counted anew
 
 
+def _groups() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    offs = torch.tensor([3, 3, 10], dtype=torch.int32)
+    return torch.randn(10, 16).bfloat16(), torch.randn(3, 16, 8).bfloat16(), offs
+
+
+@pytest.mark.parametrize("mode", ["rows", "columns", "contraction", "batches"])
+def test_products_of_groups(mode: str) -> None:
+    rows, matrices, offs = _groups()
+    a, b, ends = {
+        "rows": (rows, matrices, offs),
+        "columns": (matrices, torch.randn(8, 16).bfloat16(), offs // 2),
+        "contraction": (rows.t(), torch.randn(10, 8).bfloat16(), offs),
+        "batches": (torch.randn(3, 2, 16).bfloat16(), matrices, None),
+    }[mode]
+    expected = torch._grouped_mm(a, b, offs=ends)
+    with installed():
+        out = torch._grouped_mm(a, b, offs=ends)
+    assert _served() == {"aten::_grouped_mm": 1}
+    assert out.stride() == expected.stride()
+    if mode == "columns":  # what follows the last end is nobody's
+        out, expected = out[:, :5], expected[:, :5]
+    torch.testing.assert_close(out, expected)
+
+
+def test_gradients_of_products_of_groups() -> None:
+    rows, matrices, offs = _groups()
+    rows.requires_grad_()
+    matrices.requires_grad_()
+
+    def gradients() -> tuple[torch.Tensor, ...]:
+        out = F.grouped_mm(rows, matrices, offs=offs)
+        return torch.autograd.grad(out.float().square().sum(), (rows, matrices))
+
+    expected = gradients()
+    with installed():
+        torch.testing.assert_close(gradients(), expected)
+    assert _served()["aten::_grouped_mm"] == 3
+
+
+def test_products_of_groups_that_are_left_to_pytorch() -> None:
+    rows, matrices, offs = _groups()
+    name = "aten::_grouped_mm"
+    with installed():
+        out = torch._grouped_mm(rows, matrices[..., :7], offs=offs)
+        with pytest.raises(RuntimeError, match="^Offsets have to be int32"):
+            torch._grouped_mm(rows, matrices, offs=offs.long())
+        with pytest.raises(RuntimeError, match="^Bias not supported yet"):
+            torch._grouped_mm(rows, matrices, offs=offs, bias=torch.ones(8))
+    torch.testing.assert_close(out[3:], rows[3:] @ matrices[2, :, :7])
+    reason = "rows of results that are no multiples of 16 bytes"
+    reasons = (reason, "shapes that it does not take", "a bias")
+    declined = {key: calls for key, calls in _declined().items() if key[0] == name}
+    assert declined == {(name, each): 1 for each in reasons}
+
+
 def test_a_wrong_policy_is_refused() -> None:
     with pytest.raises(errors.InputError, match="policy"):
         torch_cubin.install(policy="quickest")

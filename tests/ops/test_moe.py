@@ -114,6 +114,54 @@ def test_derivatives() -> None:
     torch.testing.assert_close(got, want)
 
 
+def test_second_derivatives() -> None:
+    args = layer(tokens=3)
+    args["topk_ids"][0, 0] = EXPERTS
+    small = [args["x"][:, :3], args["topk_weights"], args["w13"][:, :4, :3], args["w2"][:, :3, :2]]
+    inputs = [x.clone().requires_grad_() for x in small]
+
+    def function(x: Tensor, weights: Tensor, w13: Tensor, w2: Tensor) -> Tensor:
+        return torch_cubin.moe(x, args["topk_ids"], weights, w13, w2)
+
+    assert torch.autograd.gradgradcheck(function, inputs, check_fwd_over_rev=True)
+
+
+def test_the_op_without_derivatives() -> None:
+    """torch_cubin.moe calls it where nothing is differentiated."""
+    args = list(layer().values())
+    torch.library.opcheck(torch.ops.cubin._moe, (*args, "silu"))
+    half = [x.bfloat16() if x.is_floating_point() else x for x in args]
+    half[2] = args[2].float()
+    out = torch_cubin.moe(*half)
+    assert out.dtype == torch.bfloat16
+    right = expected(*(x.double() if x.is_floating_point() else x for x in half))
+    torch.testing.assert_close(out.double(), right, rtol=0.02, atol=0.3)
+    half[3] = args[3].float()
+    with pytest.raises(RuntimeError, match=r"\[input\]: moe argument 'w13' has another dtype"):
+        torch.ops.cubin._moe(*half, "silu")
+
+
+def test_transforms() -> None:
+    args = layer()
+    x, *rest = args.values()
+    tangent = torch.randn_like(x)
+    out = torch.func.jvp(lambda x: torch_cubin.moe(x, *rest), (x,), (tangent,))
+    torch.testing.assert_close(out, torch.func.jvp(lambda x: expected(x, *rest), (x,), (tangent,)))
+    with torch.no_grad():
+        many = torch.func.vmap(lambda x: torch_cubin.moe(x, *rest))(torch.stack([x, tangent]))
+    torch.testing.assert_close(many, torch.stack([expected(x, *rest), expected(tangent, *rest)]))
+
+
+def test_autocast_keeps_the_weights_of_the_sum() -> None:
+    args = layer(dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = torch_cubin.moe(**args)
+    rounded = {name: x.bfloat16() if x.is_floating_point() else x for name, x in args.items()}
+    torch.testing.assert_close(
+        out, torch_cubin.moe(**{**rounded, "topk_weights": args["topk_weights"]})
+    )
+
+
 def test_compile_makes_one_graph_of_all_sizes() -> None:
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")

@@ -11,6 +11,7 @@ import importlib
 import json
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ _FORMS = ("{}", "{}.out", "{}_")
 
 # The operators that install() serves. The others are registered in csrc/c_api_install.cpp.
 OPERATORS = (
-    *("mm", "mm.out", "bmm", "bmm.out", "mv"),
+    *("mm", "mm.out", "bmm", "bmm.out", "mv", "_grouped_mm"),
     *(form.format(name) for name in _SUMS for form in _FORMS),
     *(
         f"_scaled_dot_product_{kind}_attention{direction}"
@@ -74,6 +75,9 @@ def register(key: str = "CUDA") -> None:
             for op, name in enumerate(_SUMS):
                 for form, pattern in enumerate(_FORMS):
                     _register_sum(owner, extension, key, pattern.format(name), (op, form))
+        grouped = aten_kernels.own_kernel("_grouped_mm", key)
+        if grouped is not None:
+            owner.impl("_grouped_mm", _grouped_kernel(grouped), key, allow_override=True)
         library.stand_over_aten(key)
         _registered[key] = owner
 
@@ -96,6 +100,22 @@ def _register_sum(
         key,
         allow_override=True,
     )
+
+
+def _grouped_kernel(pytorchs: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    serve = torch.ops.cubin._aten_grouped_mm.default
+
+    def kernel(
+        self: torch.Tensor,
+        mat2: torch.Tensor,
+        offs: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        made: list[torch.Tensor] = serve(self, mat2, offs, bias, out_dtype)
+        return made[0] if made else pytorchs(self, mat2, offs, bias, out_dtype)
+
+    return kernel
 
 
 def _no_kernel(name: str, *args: object, **kwargs: object) -> None:

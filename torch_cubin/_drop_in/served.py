@@ -19,6 +19,7 @@ from torch_cubin._pytorch.compiler import assume_constant_result
 _cubin_matmul = torch.ops.cubin.matmul.default
 _cubin_linear = torch.ops.cubin.linear.default
 _cubin_addmm = torch.ops.cubin.addmm.default
+_cubin_grouped = torch.ops.cubin.grouped_matmul.default
 _cubin_attention = torch.ops.cubin.scaled_dot_product_attention.default
 
 Result = torch.Tensor | str
@@ -119,6 +120,44 @@ def _linear(
         if bias.dim() != 1 or bias.shape[0] != right[0]:
             return SHAPES
     return _cubin_linear(input, weight, bias)
+
+
+def _grouped(
+    input: Any = None,
+    mat2: Any = None,
+    offs: Any = None,
+    bias: Any = None,
+    out_dtype: Any = None,
+    *rest: Any,
+    mat_a: Any = None,
+    mat_b: Any = None,
+    **others: Any,
+) -> Result:
+    """torch._grouped_mm, or F.grouped_mm, whose operands are mat_a and mat_b."""
+    a, b = (input if mat_a is None else mat_a), (mat2 if mat_b is None else mat_b)
+    reason = _unlike(rest, None, others) or why_not(a, b)
+    if reason:
+        return reason
+    device = a.device.type
+    if torch.is_autocast_enabled(device):
+        return _AUTOCAST
+    if bias is not None:
+        return "a bias"
+    if out_dtype is not None and out_dtype != a.dtype:
+        return "an out_dtype other than the operands'"
+    if min(a.dim(), b.dim()) < 2 or max(a.dim(), b.dim()) > 3 or a.shape[-1] != b.shape[-2]:
+        return SHAPES
+    if a.dim() == b.dim() == 3:
+        return SHAPES if offs is not None or a.shape[0] != b.shape[0] else _cubin_grouped(a, b)
+    if type(offs) is not torch.Tensor or offs.dim() != 1 or offs.dtype != torch.int32:
+        return "offs that it does not take"
+    if offs.device != a.device:
+        return "tensors on different devices"
+    if a.dim() != b.dim() and offs.shape[0] != (a if a.dim() == 3 else b).shape[0]:
+        return SHAPES
+    if device == "cuda" and a.itemsize != 2:
+        return "a dtype without kernels of groups"
+    return _cubin_grouped(a, b, offs=offs)
 
 
 def _attention(
@@ -336,6 +375,14 @@ _FUSED = "PyTorch fuses the whole layer"
 SERVED: dict[Callable[..., object], tuple[str, Handler | str]] = {
     **{function: (name, _NO_KERNEL) for function, name in products.functions().items()},
     **{operator: (name, _OPERATOR) for operator, name in products.operators().items()},
+    **{
+        getattr(owner, function): (f"{name}.{function}", _grouped)
+        for name, owner, function in (
+            ("torch", torch, "_grouped_mm"),
+            ("torch.nn.functional", F, "grouped_mm"),
+        )
+        if hasattr(owner, function)
+    },
     F.linear: ("torch.nn.functional.linear", _linear),
     torch.matmul: ("torch.matmul", _matmul),
     torch.linalg.matmul: ("torch.linalg.matmul", _matmul),

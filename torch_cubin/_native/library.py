@@ -118,6 +118,7 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "attention_schemas": [],
     "check_attention": [_TEXT],
     "check_grouped": [_TEXT],
+    "check_moe": [_TEXT],
     "check_product": [_TEXT],
     "check_quantize": [_TEXT],
     "check_scaled": [_TEXT],

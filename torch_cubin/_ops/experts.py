@@ -9,9 +9,12 @@ from torch import Tensor
 
 from torch_cubin import errors
 from torch_cubin._ops.autograd import ACTIVATIONS
+from torch_cubin._ops.expert_rows import rows_of, sum_of
 from torch_cubin._ops.grouped import grouped
 
 Gate = Callable[[Tensor], Tensor]
+
+_moe = torch.ops.cubin._moe_autograd.default
 
 
 def moe(
@@ -78,6 +81,8 @@ def moe(
         if bias is not None and bias.shape != weight.shape[:2]:
             got = str(tuple(bias.shape))
             raise _fault(name, "has a wrong shape", str(tuple(weight.shape[:2])), got)
+    if isinstance(activation, str) and b13 is None and b2 is None:
+        return _moe(x, topk_ids, topk_weights, w13, w2, activation)
     gate = gated(ACTIVATIONS[activation]) if isinstance(activation, str) else activation
     return experts(x, topk_ids, topk_weights, w13.mT, w2.mT, gate, b13, b2)
 
@@ -108,27 +113,25 @@ def experts(
     second_bias: Tensor | None = None,
 ) -> Tensor:
     """moe() with matrices that rows are multiplied by: first (experts, hidden, outputs)."""
-    count, k = first.shape[0], ids.shape[1]
-    skipped = (ids < 0) | (ids >= count)
-    weights = weights.masked_fill(skipped, 0)  # NaN times zeros would be NaN
+    count = first.shape[0]
     # The others' rows come last, where they belong to no group.
-    flat = ids.masked_fill(skipped, count).reshape(-1)
+    flat = ids.masked_fill((ids < 0) | (ids >= count), count).reshape(-1)
     own, order = torch.sort(flat, stable=True)
     numbers = torch.arange(count, device=own.device, dtype=own.dtype)
     ends = torch.searchsorted(own, numbers, right=True)
-    served = own.clamp(max=count - 1)
+    numbers = torch.arange(order.shape[0], device=order.device)
+    places = torch.empty_like(order).scatter(0, order, numbers)
+    places = places.masked_fill(flat == count, -1).view(ids.shape).int()
+    index = (order // ids.shape[1], order, places)
 
-    rows = grouped(x[order // k], first, ends, True)
+    rows = grouped(rows_of(x, *index), first, ends, True)
+    served = own.clamp(max=count - 1)
     if first_bias is not None:
         rows = rows + first_bias[served]
     rows = grouped(gate(rows), second, ends, True)
     if second_bias is not None:
-        rows = torch.where((own < count).unsqueeze(-1), rows + second_bias[served], 0)
-    # Sums over k, not additions to a token's row: their order is fixed.
-    numbers = torch.arange(order.shape[0], device=order.device)
-    places = torch.empty_like(order).scatter(0, order, numbers)
-    rows = rows[places].view(*ids.shape, second.shape[-1]) * weights.unsqueeze(-1)
-    return rows.sum(1).to(x.dtype)
+        rows = rows + second_bias[served]
+    return sum_of(rows, *index, weights)
 
 
 __all__ = ["moe"]

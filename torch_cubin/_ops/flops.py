@@ -78,6 +78,20 @@ def _scaled_flops(mat_a: Tensor, mat_b: Tensor, *args: Any, **kwargs: Any) -> in
     return 2 * mat_a.shape[0] * mat_a.shape[1] * mat_b.shape[1]
 
 
+def _moe_flops(
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    *args: Any,
+    **kw: Any,
+) -> int:
+    """As if every id were an expert's."""
+    matrices = w13.shape[1] * w13.shape[2] + w2.shape[1] * w2.shape[2]
+    return 2 * topk_ids.numel() * matrices
+
+
 def _weight_gradient_flops(grad: Tensor, input: Tensor, **kwargs: Any) -> int:
     return 2 * grad.numel() * input.shape[1]
 
@@ -184,6 +198,7 @@ def _add_formulas(counter: ModuleType) -> None:
         ("linear_activation_backward", _linear_aux_flops),
         (raw_ops.GROUPED, _grouped_flops),
         (raw_ops.SCALED, _scaled_flops),
+        (raw_ops.MOE, _moe_flops),
         ("scaled_dot_product_attention", _attention_flops),
         ("attention_forward", _attention_flops),
         (raw_ops.E4M3, _attention_e4m3_flops),

@@ -153,10 +153,10 @@ class _LinearActivationAux(transforms.SingleLevelFunction):
             return activation_backward(of_aux, aux, ctx.activation).clone(), of_aux
 
 
-def _kernel(op: Any, differentiated: Callable[..., Any]) -> Callable[..., Any]:
+def kernel(op: Any, differentiated: Callable[..., Any]) -> Callable[..., Any]:
     """The kernel on the Autograd key: `differentiated` for calls that need a derivative."""
 
-    def kernel(*args: Any) -> Any:
+    def run(*args: Any) -> Any:
         tensors: list[Tensor | None] = []
         for arg in args:
             tensors += arg if isinstance(arg, (list, tuple)) else [arg]
@@ -175,7 +175,7 @@ def _kernel(op: Any, differentiated: Callable[..., Any]) -> Callable[..., Any]:
             autograd.keep(error)
             raise
 
-    return kernel
+    return run
 
 
 def _call(op: Any, activation: str, *tensors: Tensor | None) -> Any:
@@ -225,4 +225,4 @@ def register(library: torch.library.Library) -> None:
         (linear_activation_backward, _activation_backward),
     ):
         name = op.name().removeprefix("cubin::")
-        library.impl(name, _kernel(op, differentiated), "Autograd")
+        library.impl(name, kernel(op, differentiated), "Autograd")

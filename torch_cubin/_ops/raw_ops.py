@@ -21,20 +21,24 @@ ATTENTION = ("scaled_dot_product_attention", "attention_forward", "attention_bac
 E4M3 = "attention_forward_e4m3"  # called by flash_attention of float8_e4m3fn
 GROUPED = "grouped_matmul"
 SCALED, QUANTIZE = "scaled_matmul", "quantize"
+MOE = "moe"  # called by torch_cubin.moe
+EXPERTS = ("expert_rows", "expert_sum")  # parts of layers that are differentiated
 KV_CACHE = "flash_attention_with_kvcache"
 FLOAT8 = (E4M3, SCALED, QUANTIZE)  # autocast does not cast their arguments
 ALL = (
     *(*PRODUCTS, *SYMMETRIC, ADDMM_INTO, *FUSED, GROUPED, SCALED, QUANTIZE),
-    *(*ATTENTION, E4M3, KV_CACHE),
+    *(MOE, *EXPERTS, *ATTENTION, E4M3, KV_CACHE),
 )
-# Parts of cubin::linear and cubin::addmm.
-_WITHOUT_PUBLIC_OP = ("linear_activation", "addmm_dtype", *FUSED)
+# Parts of cubin::linear and cubin::addmm, and ops that Python functions call.
+_WITHOUT_PUBLIC_OP = ("linear_activation", "addmm_dtype", *FUSED, MOE, *EXPERTS)
 # attention_forward has the derivative of scaled_dot_product_attention.
 _WITHOUT_AUTOGRAD = ("scaled_dot_product_attention", *FUSED)
 # Autograd variants with formulas; those of FLOAT8, KV_CACHE and ADDMM_INTO refuse to be
 # differentiated.
 DIFFERENTIABLE = tuple(
-    name for name in (*PRODUCTS, *SYMMETRIC, GROUPED, *ATTENTION) if name not in _WITHOUT_AUTOGRAD
+    name
+    for name in (*PRODUCTS, *SYMMETRIC, GROUPED, MOE, *EXPERTS, *ATTENTION)
+    if name not in _WITHOUT_AUTOGRAD
 )
 
 

@@ -15,6 +15,7 @@ from torch_cubin._ops import (
     autograd,
     batch_invariant,
     causal_bias,
+    expert_rows,
     fake,
     flops,
     fused,
@@ -22,6 +23,7 @@ from torch_cubin._ops import (
     grouped,
     kv_cache,
     layouts,
+    moe,
     no_derivatives,
     scaled,
     sharding,
@@ -50,6 +52,8 @@ def register() -> torch.library.Library:
     fused.register(library)
     grouped.register(library)
     scaled.register(library)
+    moe.register(library)
+    expert_rows.register(library)
     addmm_into.register(library)
     kv_cache.register(library)
     attention_e4m3.register(library)
@@ -58,5 +62,5 @@ def register() -> torch.library.Library:
     causal_bias.register()
     sharding.register()
     # Frames below an op are never compiled, even if torch.compile gives up on an outer frame.
-    skip_frames([autograd, batch_invariant, fused_autograd, grouped, symmetric])
+    skip_frames([autograd, batch_invariant, expert_rows, fused_autograd, grouped, symmetric])
     return library

@@ -103,6 +103,26 @@ def _grouped(mat_a: Any, mat_b: Any, offs: Any, zero_rest: bool) -> Description:
     return Description([[None, "k"], [None, "k", "n"], [None]], [[None, "n"]], summed=["k"])
 
 
+def _moe(
+    x: Any, topk_ids: Any, topk_weights: Any, w13: Any, w2: Any, activation: str
+) -> Description:
+    """Of the tokens."""
+    tokens: Labels = ["token", None]
+    return Description([tokens, tokens, tokens, [None] * 3, [None] * 3], [tokens])
+
+
+def _expert_rows(x: Any, tokens: Any, order: Any, places: Any) -> Description:
+    index: list[Labels] = [[None], [None], [None, None]]
+    return Description([[None, "column"], *index], [[None, "column"]])
+
+
+def _expert_sum(
+    rows: Any, tokens: Any, order: Any, places: Any, topk_weights: Any = None
+) -> Description:
+    index: list[Labels] = [[None], [None], *[[None, None]] * (1 if topk_weights is None else 2)]
+    return Description([[None, "column"], *index], [[None, "column"]])
+
+
 def _linear(
     input: Any, weight: Any, bias: Any = None, activation: str = "none", results: int = 1
 ) -> Description:
@@ -365,6 +385,9 @@ RULES = {
     "addmm_dtype": _addmm,
     "addmm_into": _addmm_into,
     "grouped_matmul": _grouped,
+    "moe": _moe,
+    "expert_rows": _expert_rows,
+    "expert_sum": _expert_sum,
     "syrk": _syrk,
     "symm_square": _symm_square,
     "linear_glu": _linear_glu,

@@ -12,6 +12,7 @@
 #include "common/wgmma.cuh"
 #include "sm90_epilogue.cuh"
 #include "sm90_fused_params.h"
+#include "sm90_gate.cuh"
 
 namespace torch_cubin::TC_KERNEL {
 
@@ -146,7 +147,6 @@ TC_DEVICE void store_columns(const Sm90FusedParams& p, u32 staging, int& turn, c
 template <class C>
 TC_DEVICE void store_gated(const Sm90FusedParams& p, const Walk<C>& w, u32 staging, int& turn,
                            int m, float (&sum)[C::kTileN / 2]) {
-  constexpr int kHalf = C::kTileN / 4;  // sums of the gate
   if (p.flags & kFusedAux) {
 #pragma unroll
     for (int panel = 0; panel < C::kTileN / 64; ++panel) {
@@ -155,26 +155,7 @@ TC_DEVICE void store_gated(const Sm90FusedParams& p, const Walk<C>& w, u32 stagi
                        w.n0 + in_half * 64, p.n[0]);
     }
   }
-  const int activation = p.flags >> kFusedActivation & 7;
-  auto follow = [&](auto exponent) {
-#pragma unroll
-    for (int i = 0; i < kHalf; ++i) {
-      sum[i] = __fmul_rn(divide_by_exponential(sum[i], exponent(sum[i])), sum[kHalf + i]);
-    }
-  };
-  if (activation == kActivationSilu) {
-    follow([&](float value) { return curve_exponent<0>(value, p.curve); });
-  } else if (activation == kActivationGeluTanh) {
-    follow([&](float value) { return curve_exponent<1>(value, p.curve); });
-  } else if (activation == kActivationGelu) {
-    follow([&](float value) { return curve_exponent<5>(value, p.curve); });
-  } else {
-    const bool relu = activation == kActivationRelu;
-#pragma unroll
-    for (int i = 0; i < kHalf; ++i) {
-      sum[i] = __fmul_rn(relu && sum[i] < 0.0f ? 0.0f : sum[i], sum[kHalf + i]);
-    }
-  }
+  apply_gate<C::kTileN / 4, false>(sum, p.flags >> kFusedActivation & 7, p.curve);
 #pragma unroll
   for (int panel = 0; panel < kOutputs<C> / 64; ++panel) {
     store_columns<C>(p, staging, turn, sum + panel * 32, 0, m, w.n0 + panel * 64, p.n[0]);

@@ -8,12 +8,14 @@
 //
 //   shared memory: kStages x (A tile, B tile) | one staging buffer per warp | full, empty barriers
 //     | a ring of work items
-//   full[s]: the producer's arrival and all bytes of the stage
+//   full[s]: the producer's arrival and all bytes of the stage; gathered rows: the arrival of every
+//     producer thread, too
 //   empty[s]: one arrival per consumer warpgroup of every block that receives this block's loads
 //
 // K runs forwards in every tile, so that a row's bits do not depend on the other groups.
 #include "common/wgmma.cuh"
 #include "sm90_epilogue.cuh"
+#include "sm90_gate.cuh"
 #include "sm90_grouped_params.h"
 #include "sm90_grouped_schedule.cuh"
 
@@ -25,7 +27,10 @@ using namespace sm90;
 template <class C>
 constexpr bool kContraction = C::kAMnMajor;
 template <class C>
-using Schedule = GroupedSchedule<kContraction<C>, C::kTileM, C::kTileN>;
+using Schedule = GroupedSchedule<kContraction<C>, C::kTileM>;
+
+// Whether the kernel has the options of rows: gathered rows, and an activation.
+constexpr bool kExperts = TC_EXPERTS;
 
 constexpr int kHalves = 2;         // of a tile of B, of which each block of a cluster loads one
 constexpr int kPanelBytes = 8192;  // 64 rows of 128 bytes
@@ -47,15 +52,15 @@ TC_DEVICE void load_b(const Sm90GroupedParams& p, u32 to, u32 arrived, int k, in
 #pragma unroll
   for (int half = 0; half < kHalves; ++half) {
     if (pair && half != rank) continue;
-    const int columns = half * (C::kTileN / kHalves);
+    const u32 part = to + half * (C::kBBytes / kHalves);
+    const int column = n + half * p.half_columns;
     if constexpr (C::kBMnMajor) {
 #pragma unroll
       for (int panel = 0; panel < C::kTileN / kHalves / 64; ++panel) {
-        const int column = columns + panel * 64;
-        load(to + column / 64 * kPanelBytes, n + column, k);
+        load(part + panel * kPanelBytes, column + panel * 64, k);
       }
     } else {
-      load(to + columns * 128, k, n + columns);
+      load(part, k, column);
     }
   }
 }
@@ -112,6 +117,85 @@ TC_DEVICE void produce(const Sm90GroupedParams& p, u32 shared, u32 full, u32 emp
   barrier_arrive(full + 8 * stage);
 }
 
+// Copies 16 bytes of K of some rows of A to a stage, in the layout of the TMA.
+template <class C>
+struct RowGatherer {
+  static constexpr int kVectors = 8, kStep = kWarpgroup / kVectors, kPasses = C::kTileM / kStep;
+
+  int row[kPasses];  // of A; -1: none
+
+  static TC_DEVICE int vector() { return threadIdx.x % kVectors; }
+  static TC_DEVICE int line() { return threadIdx.x / kVectors; }
+
+  TC_DEVICE void find(const Sm90GroupedParams& p, const GroupedWork& w) {
+#pragma unroll
+    for (int i = 0; i < kPasses; ++i) {
+      const int m = w.m0 + line() + i * kStep;
+      row[i] = m < w.m_end && w.k_blocks > 0 ? p.rows[m] : -1;
+      if (static_cast<u32>(row[i]) >= static_cast<u32>(p.a_height)) row[i] = -1;
+    }
+  }
+
+  TC_DEVICE void load(const Sm90GroupedParams& p, u32 stage, int k) const {
+    const u32 to = stage + line() * 128 + ((vector() ^ (line() & 7)) * 16);
+    k += vector() * 8;
+    const int bytes = min(p.k - k, 8) * 2;  // what follows K may be NaN
+    const u16* from = static_cast<const u16*>(p.a_rows) + k;
+#pragma unroll
+    for (int i = 0; i < kPasses; ++i) {
+      const bool exists = bytes > 0 && row[i] >= 0;
+      cp_async_bytes(to + i * kStep * 128, exists ? from + row[i] * p.a_stride : p.a_rows,
+                     exists ? bytes : 0);
+    }
+  }
+};
+
+// produce() by all threads of the producer's warpgroup, which copy A's rows themselves.
+template <class C>
+TC_DEVICE void produce_gathered(const Sm90GroupedParams& p, u32 shared, u32 full, u32 empty,
+                                GroupedWork* ring) {
+  Schedule<C> schedule(p);
+  const bool pair = p.flags & kGroupedPair, leads = threadIdx.x == 0;
+  int stage = 0, number = 0;
+  u32 phase = 0;
+  GroupedWork w;
+  RowGatherer<C> rows;
+  wait_for_previous_grid();
+  for (bool more = true; more;) {
+    more = schedule.next(w);
+    if (more) {
+      rows.find(p, w);
+    } else {
+      w.kind = kWorkEnd;
+      w.k_blocks = 0;
+    }
+    int k = 0;
+#pragma unroll 1
+    for (int i = 0; i < max(w.k_blocks, 1); ++i, k += 64) {
+      const u32 arrived = full + 8 * stage, to = shared + stage * C::kStageBytes;
+      barrier_wait_bounded(empty + 8 * stage, phase ^ 1);
+      if (leads && i == 0) ring[number++ % C::kRing] = w;
+      if (w.k_blocks == 0) {
+        if (leads) barrier_arrive(arrived);
+        barrier_arrive(arrived);
+      } else {
+        if (leads) {
+          barrier_expect(arrived, C::kBBytes);
+          load_b<C>(p, to + C::kABytes, arrived, k, w.n0, w.group, pair);
+        }
+        rows.load(p, to, k);
+        // Arrives once the thread's copies have.
+        asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(arrived)
+                     : "memory");
+      }
+      if (++stage == C::kStages) {
+        stage = 0;
+        phase ^= 1;
+      }
+    }
+  }
+}
+
 // ---- consumers ----------------------------------------------------------------------------------
 
 template <class C>
@@ -155,6 +239,7 @@ TC_DEVICE void store_rows(const Sm90GroupedParams& p, const GroupedWork& w, u32 
   const bool by_tma = rows >= 16 && !(p.flags & kGroupedOutUnaligned);
 #pragma unroll
   for (int panel = 0; panel < C::kTileN / 64; ++panel) {
+    if (panel * 64 >= p.tile_columns) break;
     const u32 buffer = next_buffer<C>(staging, turn);
     stage_columns<C, 64>(buffer, 0, sum + panel * 32);
     const int n = w.n0 + panel * 64;
@@ -184,6 +269,8 @@ TC_DEVICE void consume(const Sm90GroupedParams& p, u32 shared, u32 full, u32 emp
   const bool frees = source <= pair;
   const u32 target = cluster_rank() ^ static_cast<u32>(source);
   bool leads = C::kConsumers == 2 && group == 0;
+  const bool gathers = kExperts && (p.flags & kGroupedGather);
+  const int activation = kExperts ? p.flags >> kGroupedActivation & 7 : kActivationNone;
   const u32 staging = shared + C::kStaging + warp * C::kWarpBytes;
   const u64 a0 = wgmma_descriptor(shared + group * C::kBlocksM * kPanelBytes, kPanelBytes, 1024);
   const u64 b0 = wgmma_descriptor(shared + C::kABytes, kPanelBytes, 1024);
@@ -193,8 +280,12 @@ TC_DEVICE void consume(const Sm90GroupedParams& p, u32 shared, u32 full, u32 emp
   };
 
   if (C::kConsumers == 2 && group == 1) named_sync(kSkewBarrier, 2 * kWarpgroup);
-  for (;; ++number) {
+  auto wait_for_stage = [&] {
     barrier_wait(full + 8 * stage, phase);
+    if (gathers) fence_async_proxy();  // A was written by threads
+  };
+  for (;; ++number) {
+    wait_for_stage();
     const GroupedWork& w = ring[number % C::kRing];
     if (w.kind == kWorkEnd) break;
     float sum[C::kBlocksM][C::kTileN / 2];
@@ -241,7 +332,7 @@ TC_DEVICE void consume(const Sm90GroupedParams& p, u32 shared, u32 full, u32 emp
       step(k_blocks == 1, 0);
 #pragma unroll 1
       for (int i = 1; i < k_blocks; ++i) {
-        barrier_wait(full + 8 * stage, phase);
+        wait_for_stage();
         step(i == k_blocks - 1, 1);
       }
       wgmma_wait<0>();
@@ -253,6 +344,9 @@ TC_DEVICE void consume(const Sm90GroupedParams& p, u32 shared, u32 full, u32 emp
     const int m = w.m0 + group * C::kBlocksM * 64 + warp % 4 * 16;
 #pragma unroll
     for (int i = 0; i < C::kBlocksM; ++i) {
+      if (kExperts && activation != kActivationNone) {
+        apply_gate<C::kTileN / 4, true>(sum[i], activation, p.curve);
+      }
       store_rows<C>(p, w, staging, turn, m + 64 * i, sum[i]);
     }
   }
@@ -269,14 +363,15 @@ TC_DEVICE void run(const Sm90GroupedParams& p) {
   auto ring = reinterpret_cast<GroupedWork*>(memory + C::kBarriers + 16 * C::kStages + 16);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
   const bool pair = p.flags & kGroupedPair;
+  const bool gathers = kExperts && (p.flags & kGroupedGather);
 
   if (threadIdx.x == 0) {
     if (shared % 1024 != 0) asm volatile("trap;");
-    prefetch_tensor_map(&p.a);
+    if (!gathers) prefetch_tensor_map(&p.a);
     prefetch_tensor_map(&p.b);
     if (!(p.flags & kGroupedOutUnaligned)) prefetch_tensor_map(&p.out_map);
     for (int s = 0; s < C::kStages; ++s) {
-      barrier_init(full + 8 * s, 1);
+      barrier_init(full + 8 * s, gathers ? 1 + kWarpgroup : 1);
       barrier_init(empty + 8 * s, C::kConsumers * (pair ? 2 : 1));
     }
     fence_barrier_init();
@@ -292,7 +387,9 @@ TC_DEVICE void run(const Sm90GroupedParams& p) {
   launch_next_grid();
   if (warp < 4) {
     if constexpr (C::kConsumers > 1) fewer_registers<C::kProducerRegisters>();
-    if (warp == 0) {
+    if (gathers) {
+      if constexpr (kExperts) produce_gathered<C>(p, shared, full, empty, ring);
+    } else if (warp == 0) {
       produce<C>(p, shared, full, empty, ring);
     } else {
       wait_for_previous_grid();
@@ -325,8 +422,9 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
   "family": "grouped", "kind": "sm90_grouped", "archs": ["sm_90a"], "alignment": 16, "cost": {},
   "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{l.layout}",
   "tile": "{t.tile}", "stages": "{t.stages}", "block": ["{t.threads}", 1, 1],
-  "dynamic_shared": "{t.shared}",
+  "dynamic_shared": "{t.shared}", "experts": "{t.experts}",
   "defines": {"TC_DTYPE": "{d.dtype}", "TC_CONSUMERS": "{t.consumers}",
+              "TC_EXPERTS": "{t.experts}",
               "TC_A_MN": "{l.a_mn}", "TC_B_MN": "{l.b_mn}"}},
  "kernels": [
   {"name": "sm90_grouped_matmul_{d.short}_{l.layout}_{t.name}",
@@ -335,20 +433,20 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     "l": [{"layout": "nt", "a_mn": 0, "b_mn": 0}, {"layout": "nn", "a_mn": 0, "b_mn": 1}],
     "t": [
      {"name": "128x256", "tile": [128, 256, 64], "stages": 4, "consumers": 2, "threads": 384,
-      "shared": 230992},
+      "shared": 230992, "experts": 1},
      {"name": "128x128", "tile": [128, 128, 64], "stages": 6, "consumers": 2, "threads": 384,
-      "shared": 230512},
+      "shared": 230512, "experts": 0},
      {"name": "64x256", "tile": [64, 256, 64], "stages": 5, "consumers": 1, "threads": 256,
-      "shared": 230496},
+      "shared": 230496, "experts": 1},
      {"name": "64x128", "tile": [64, 128, 64], "stages": 8, "consumers": 1, "threads": 256,
-      "shared": 230800}]}},
+      "shared": 230800, "experts": 0}]}},
   {"name": "sm90_grouped_matmul_{d.short}_{l.layout}_{t.name}",
    "for": {
     "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
     "l": [{"layout": "tn", "a_mn": 1, "b_mn": 1}],
     "t": [
      {"name": "128x256", "tile": [128, 256, 64], "stages": 4, "consumers": 2, "threads": 384,
-      "shared": 230992},
+      "shared": 230992, "experts": 0},
      {"name": "128x128", "tile": [128, 128, 64], "stages": 6, "consumers": 2, "threads": 384,
-      "shared": 230512}]}}]}
+      "shared": 230512, "experts": 0}]}}]}
 */

@@ -5,6 +5,10 @@
 //   rows (layouts nt and nn): out[m, n] = round(sum_k A[m, k] * B[g, k, n]) for the rows m of group
 //     g; rows past the last end are not written, or with kGroupedZeroRest zero
 //   contraction (layout tn): out[g, m, n] = round(sum_k A[m, k] * B[k, n]) over the k of group g
+// Rows have two options:
+//   kGroupedGather: A[rows[m], k] in place of A[m, k]; a row that A does not have is zero
+//   an activation (activation_params.h): B[g] has two halves of n columns, of which g and u are the
+//     sums, and out[m, n] = round(activation(g) * u)
 //
 // An end is wrong if it is less than the one before it or more than `limit`. From the first wrong
 // one on all is NaN: the rows from the group's beginning to `limit`, or the outputs of that group
@@ -13,10 +17,12 @@
 // Tensor maps, innermost dim first, swizzled by 128 bytes; boxes in parentheses:
 //   A: nt, nn {K (64), M (tile M)}; tn {M (64), K (64)}
 //   B: nt {K (64), N (tile N / 2), groups (1)}; nn {N (64), K (64), groups (1)}; tn the same of one
-//     group
+//     group. A tile is two boxes along N (of nt), half_columns apart
 //   out: {N (64), M (16), groups (1)}; rows have one group
 // B and out have two more dims, of size 1.
 #pragma once
+
+#include "activation_params.h"
 
 namespace torch_cubin {
 
@@ -29,20 +35,29 @@ enum Sm90GroupedFlags {
   kGroupedPair = 2,      // clusters of two blocks along M, each of which loads half of B for both
   kGroupedZeroRest = 4,  // rows: those past the last end are zero
   kGroupedOutUnaligned = 8,  // out has no map: its rows are not multiples of 16 bytes
+  kGroupedGather = 16,       // the kernel reads A's rows without a map
+  kGroupedActivation = 5,    // the gate's activation is at bits 5 to 7
 };
 
 struct Sm90GroupedParams {
   Sm90GroupedMap a, b, out_map;
   const void* ends;
   void* out;
+  const int* rows;     // gather: a row of A for each row
+  const void* a_rows;  // gather: A, contiguous along K, rows at multiples of 16 bytes
+  long long a_stride;  // gather: elements, of a row of A
   long long out_stride, out_group_stride;  // elements, of a row and of a group of outputs
   int groups;
-  int limit;     // the size of the dim that the groups divide
-  int m, n;      // of the output, or of a group's
-  int k_blocks;  // rows: of 64
+  int limit;        // the size of the dim that the groups divide
+  int m, n;         // of the output, or of a group's
+  int k_blocks;     // rows: of 64
+  int a_height, k;  // gather: of A
   int tiles_n;
-  int raster;  // rows of tiles that follow one another, column by column
+  int tile_columns;  // outputs of a tile: tile N, or half of it with an activation
+  int half_columns;  // from the first box of B of a tile to the second
+  int raster;        // rows of tiles that follow one another, column by column
   int flags;
+  ActivationCurve curve;
 };
 
 }  // namespace torch_cubin

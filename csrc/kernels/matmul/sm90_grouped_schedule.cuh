@@ -24,7 +24,7 @@ enum GroupedWorkKind { kWorkEnd, kWorkTile, kWorkNaN };
 
 // Executed by all lanes of a warp, which hold 32 consecutive groups at a time. Blocks take tiles in
 // ascending order, so each warp reads the ends once.
-template <bool kContraction, int kTileM, int kTileN>
+template <bool kContraction, int kTileM>
 class GroupedSchedule {
  public:
   TC_DEVICE explicit GroupedSchedule(const Sm90GroupedParams& params) : p_(params) {
@@ -126,7 +126,7 @@ class GroupedSchedule {
     const int row = band * p_.raster + inside - column * height;
     if (band & 1) column = p_.tiles_n - 1 - column;
     work.m0 = ((row << pair_) + rank_) * kTileM;
-    work.n0 = column * kTileN;
+    work.n0 = column * p_.tile_columns;
   }
 
   const Sm90GroupedParams& p_;

@@ -34,6 +34,7 @@ struct GroupedRow {
     dtype = fields.index("dtype", kDtypes) == 0 ? ScalarType::Half : ScalarType::BFloat16;
     layout = fields.index("layout", kLayouts);
     fields.triple("tile", 1, tile);
+    experts = fields.integer("experts", 0, 1) != 0;
     if (tile[1] % (kHalves * kPanel) != 0 || tile[2] != kPanel) {
       fields.refuse("tile", "multiples of 128 columns, and 64 of K");
     }
@@ -43,6 +44,7 @@ struct GroupedRow {
   ScalarType dtype;
   int layout;  // of kLayouts
   int64_t tile[3];
+  bool experts;  // whether it gathers rows and applies activations
 };
 
 class Sm90GroupedBackend : public KernelBackend {
@@ -82,6 +84,13 @@ struct GroupedPlan {
   double cost = std::numeric_limits<double>::infinity();
 };
 
+bool is_gated(const GroupedCall& call) { return call.activation != kActivationNone; }
+
+// Columns of the outputs of a tile.
+int64_t tile_columns(const GroupedRow& row, const GroupedCall& call) {
+  return is_gated(call) ? row.tile[1] / kHalves : row.tile[1];
+}
+
 // Outputs that a tile computes in a unit of time, for each k, as parts of the quickest tile's.
 double rate_of(const GroupedRow& row, bool pair) {
   const bool wide = row.tile[1] > 2 * kPanel;
@@ -97,7 +106,7 @@ constexpr double kOutputsPerColumn = 157;
 void price(GroupedPlan& plan, const GroupedCall& call, int64_t clusters) {
   const GroupedRow& row = *plan.row;
   const int64_t height = row.tile[0] * (plan.pair ? 2 : 1);
-  const int64_t tiles_n = ceil_div(call.n, row.tile[1]);
+  const int64_t tiles_n = ceil_div(call.n, tile_columns(row, call));
   const auto of_height = [&](int64_t rows) {
     return static_cast<double>(rows) / static_cast<double>(height);
   };
@@ -124,6 +133,7 @@ GroupedPlan plan_grouped(const GroupedTable& table, const Device& device, const 
   GroupedPlan best;
   for (const GroupedRow& row : table.rows) {
     if (row.dtype != call.dtype || row.layout != layout) continue;
+    if (!row.experts && (call.rows != nullptr || is_gated(call))) continue;
     for (const bool pair : {false, true}) {
       if (pair && table.clusters.ask(*row.kernel, device) < 2) continue;
       GroupedPlan plan;
@@ -167,10 +177,20 @@ void run_sm90_grouped(const Device& device, const GroupedCall& call) {
   const GroupedPlan plan = plan_grouped(grouped_table(device), device, call);
   const GroupedRow& row = *plan.row;
   Sm90GroupedParams params{};
-  const Box a_size = call.contraction ? Box{call.m, call.k} : Box{call.k, call.m};
-  encode(params.a, call.a, call.dtype, a_size, call.a_stride,
-         {kPanel, call.contraction ? kPanel : row.tile[0]}, device);
-  const Box b_size = call.b_mn_major ? Box{call.n, call.k} : Box{call.k, call.n};
+  if (call.rows != nullptr) {
+    params.flags |= kGroupedGather;
+    params.rows = static_cast<const int*>(call.rows);
+    params.a_rows = call.a;
+    params.a_stride = call.a_stride;
+    params.a_height = static_cast<int>(call.a_height);
+    params.k = static_cast<int>(call.k);
+  } else {
+    const Box a_size = call.contraction ? Box{call.m, call.k} : Box{call.k, call.m};
+    encode(params.a, call.a, call.dtype, a_size, call.a_stride,
+           {kPanel, call.contraction ? kPanel : row.tile[0]}, device);
+  }
+  const int64_t b_columns = is_gated(call) ? kHalves * call.n : call.n;
+  const Box b_size = call.b_mn_major ? Box{b_columns, call.k} : Box{call.k, b_columns};
   encode(params.b, call.b, call.dtype, b_size, call.b_stride,
          {kPanel, call.b_mn_major ? kPanel : row.tile[1] / kHalves}, device,
          call.contraction ? 1 : call.groups, call.b_group_stride);
@@ -192,7 +212,12 @@ void run_sm90_grouped(const Device& device, const GroupedCall& call) {
   params.m = static_cast<int>(call.m);
   params.n = static_cast<int>(call.n);
   params.k_blocks = static_cast<int>(ceil_div(call.k, kPanel));
-  params.tiles_n = static_cast<int>(ceil_div(call.n, row.tile[1]));
+  const int64_t columns = tile_columns(row, call);
+  params.tiles_n = static_cast<int>(ceil_div(call.n, columns));
+  params.tile_columns = static_cast<int>(columns);
+  params.half_columns = static_cast<int>(is_gated(call) ? call.n : row.tile[1] / kHalves);
+  params.flags |= call.activation << kGroupedActivation;
+  params.curve = kActivationCurves[call.activation];
   params.raster = static_cast<int>(kRaster);
   if (call.wide_ends) params.flags |= kGroupedWideEnds;
   if (call.zero_rest) params.flags |= kGroupedZeroRest;

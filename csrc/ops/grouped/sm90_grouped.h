@@ -1,6 +1,7 @@
 // The kernels of csrc/kernels/matmul/sm90_grouped.cu: products of groups of 16-bit types.
 #pragma once
 
+#include "kernels/matmul/activation_params.h"
 #include "ops/common/launch.h"
 #include "pytorch/tensor.h"
 
@@ -21,6 +22,11 @@ struct GroupedCall {
   char* out = nullptr;  // contiguous
   const void* ends = nullptr;
   bool wide_ends = false;  // int64
+  // Options of rows. With `rows`, int32 on the device, row m of the product is of A's row rows[m];
+  // A has a_height rows. With an activation B has 2 * n columns, of gates and of ups.
+  const void* rows = nullptr;
+  int64_t a_height = 0;
+  Activation activation = kActivationNone;
 };
 
 // Throws [no_kernel] or [arch] where the device has no such kernel.

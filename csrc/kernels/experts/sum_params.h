@@ -1,0 +1,24 @@
+// The parameter of sum.cu, shared by host and device code.
+//
+//   out[t, n] = round(sum over j of weights[t, j] * rows[places[t, j], n])
+//
+// in float32, in the order of j; a place that `rows` does not have, such as -1, adds nothing,
+// whatever its weight. All are contiguous.
+#pragma once
+
+namespace torch_cubin {
+
+enum ExpertWeights { kWeightsOne, kWeightsFloat32, kWeightsFloat16, kWeightsBFloat16 };
+
+struct ExpertSumParams {
+  const void* rows;
+  const int* places;
+  const void* weights;
+  void* out;
+  int row_count;
+  int tokens, columns, k;
+  int elements;  // of a thread: 8, or 1 unless columns are a multiple of 8
+  int weights_type;
+};
+
+}  // namespace torch_cubin

@@ -1,0 +1,58 @@
+// The checks of moe's arguments, the same on every device.
+#include <nlohmann/json.hpp>
+
+#include "cubin/error.h"
+#include "ops/common/argument_checks.h"
+#include "ops/experts/experts.h"
+#include "pytorch/described_tensor.h"
+
+namespace torch_cubin {
+namespace {
+
+void check_sizes_of(const char* name, const TensorView& view, const std::vector<int64_t>& sizes) {
+  const auto count = static_cast<int64_t>(sizes.size());
+  if (view.dim == count && std::equal(sizes.begin(), sizes.end(), view.sizes)) return;
+  fail({"input", argument_text(kMoeOp, name), "has a wrong shape", tuple_text(sizes.data(), count),
+        view.shape_text(), ""});
+}
+
+void check_rank(const char* name, const TensorView& view, int64_t rank) {
+  if (view.dim == rank) return;
+  fail({"input", argument_text(kMoeOp, name), "has a wrong rank", counted(rank, "dimension"),
+        view.shape_text(), ""});
+}
+
+}  // namespace
+
+void check_moe(const TensorView& x, const TensorView& topk_ids, const TensorView& topk_weights,
+               const TensorView& w13, const TensorView& w2) {
+  check_float_dtype(kMoeOp, "x", x, "PyTorch's products");
+  check_rank("x", x, 2);
+  check_rank("topk_ids", topk_ids, 2);
+  check_like(kMoeOp, "w13", w13, "x", x);
+  check_like(kMoeOp, "w2", w2, "x", x);
+  check_rank("w2", w2, 3);
+  check_device(kMoeOp, "topk_ids", topk_ids, "x", x);
+  check_device(kMoeOp, "topk_weights", topk_weights, "x", x);
+  if (topk_ids.dtype != ScalarType::Int && topk_ids.dtype != ScalarType::Long) {
+    fail_dtype(kMoeOp, "topk_ids", "int32 or int64", topk_ids);
+  }
+  check_float_dtype(kMoeOp, "topk_weights", topk_weights, "PyTorch's products");
+  const int64_t tokens = x.sizes[0], hidden = x.sizes[1], experts = w2.sizes[0];
+  check_sizes_of("topk_ids", topk_ids, {tokens, topk_ids.sizes[1]});
+  check_sizes_of("topk_weights", topk_weights, {tokens, topk_ids.sizes[1]});
+  if (experts == 0) {
+    fail({"input", argument_text(kMoeOp, "w2"), "has no expert", "at least one matrix",
+          w2.shape_text(), ""});
+  }
+  check_sizes_of("w13", w13, {experts, 2 * w2.sizes[2], hidden});
+  check_sizes_of("w2", w2, {experts, hidden, w2.sizes[2]});
+}
+
+void check_described_moe(const nlohmann::json& tensors) {
+  DescribedTensors described;
+  const auto get = [&](const char* name) { return described.view(tensors.at(name)); };
+  check_moe(get("x"), get("topk_ids"), get("topk_weights"), get("w13"), get("w2"));
+}
+
+}  // namespace torch_cubin

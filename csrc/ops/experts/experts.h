@@ -1,0 +1,70 @@
+// Mixtures of experts: each token's rows through the two products of its experts, and their sum.
+//
+//   gate, up = the halves of x[t] @ w13[e].t(), for each expert e = topk_ids[t, j]
+//   out[t] = sum over j of topk_weights[t, j] * ((activation(gate) * up) @ w2[e].t())
+//
+// Ids that are no expert's are skipped, whatever their weights. Sums are in float32 at least, in
+// the order of j.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+
+#include "ops/common/shape.h"
+#include "pytorch/tensor.h"
+#include "runtime/device.h"
+
+namespace torch_cubin {
+
+constexpr const char* kMoeOp = "moe";
+
+// Throws [input] for arguments that do not fit together.
+void check_moe(const TensorView& x, const TensorView& topk_ids, const TensorView& topk_weights,
+               const TensorView& w13, const TensorView& w2);
+
+// The same for tensors that Python describes, by their names.
+void check_described_moe(const nlohmann::json& tensors);
+
+Tensor moe_cpu(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weights,
+               const Tensor& w13, const Tensor& w2, const std::string& activation);
+Tensor moe_cuda(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weights,
+                const Tensor& w13, const Tensor& w2, const std::string& activation);
+
+// ---- for layers that are composed of ops, which have derivatives -------------------------------
+
+// out[i] = x[tokens[i]]. `order` and `places` (as below) are for the derivative.
+Tensor expert_rows_cpu(const Tensor& x, const Tensor& tokens, const Tensor& order,
+                       const Tensor& places);
+Tensor expert_rows_cuda(const Tensor& x, const Tensor& tokens, const Tensor& order,
+                        const Tensor& places);
+
+// out[t] = sum over j of weights[t, j] * rows[places[t, j]], without weights of the rows. A place
+// of -1 adds nothing, whatever its weight. `places` is int32.
+Tensor expert_sum_cpu(const Tensor& rows, const Tensor& tokens, const Tensor& order,
+                      const Tensor& places, const std::optional<Tensor>& weights);
+Tensor expert_sum_cuda(const Tensor& rows, const Tensor& tokens, const Tensor& order,
+                       const Tensor& places, const std::optional<Tensor>& weights);
+
+// ---- the parts of moe_cuda ----------------------------------------------------------------------
+
+// The order of tokens by their experts (kernels/experts/order_params.h), int32 on the device.
+struct ExpertOrder {
+  // `ids`: contiguous, (tokens, k), not empty.
+  ExpertOrder(const Device& device, const TensorView& ids, int64_t experts);
+
+  Tensor memory;
+  int *tokens, *places, *ends;
+};
+
+// out = the sum of rows by the weights, if any (kernels/experts/sum_params.h); places are (tokens,
+// k). All are contiguous.
+void sum_experts(const Device& device, const Tensor& rows, const int* places, int64_t k,
+                 const std::optional<Tensor>& weights, const Tensor& out);
+
+// The tensor itself, or a contiguous copy.
+Tensor as_contiguous(const Tensor& tensor);
+
+// The weights as the kernel takes them: contiguous, float32 or 16-bit.
+Tensor summable(const Tensor& weights);
+
+}  // namespace torch_cubin

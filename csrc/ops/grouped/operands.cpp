@@ -1,0 +1,103 @@
+#include "ops/grouped/operands.h"
+
+#include <algorithm>
+
+#include "cubin/error.h"
+#include "ops/common/aten.h"
+#include "ops/common/shape.h"
+#include "ops/common/stable_ops.h"
+#include "ops/grouped/grouped.h"
+
+namespace torch_cubin {
+namespace {
+
+constexpr int64_t kVectorElements = 8;  // of 16 bytes
+
+// Matrices as kernels read them: `columns` follow one another in memory. Strides in elements.
+struct Matrices {
+  // Contiguous along the tensor's dim -2 with `along_rows`, else along -1.
+  Matrices(const TensorView& x, bool along_rows) : data(static_cast<const char*>(x.data())) {
+    // The stride of a single row is any.
+    const auto stride_of = [&](int64_t dim, int64_t otherwise) {
+      return x.sizes[dim] > 1 ? x.strides[dim] : otherwise;
+    };
+    column_stride = stride_of(along_rows ? x.dim - 2 : x.dim - 1, 1);
+    stride = stride_of(along_rows ? x.dim - 1 : x.dim - 2, kVectorElements);
+    group_stride = x.dim == 3 ? stride_of(0, kVectorElements) : kVectorElements;
+  }
+
+  // Whether a tensor map describes them.
+  bool mappable() const {
+    const auto aligned = [](int64_t stride) { return stride > 0 && stride % kVectorElements == 0; };
+    return column_stride == 1 && aligned(stride) && aligned(group_stride) &&
+           reinterpret_cast<uintptr_t>(data) % (2 * kVectorElements) == 0;
+  }
+
+  const char* data;
+  int64_t column_stride, stride, group_stride;
+};
+
+// A copy whose rows are contiguous and begin at multiples of 16 bytes.
+Tensor padded_copy(const Tensor& tensor) {
+  const TensorView x(tensor);
+  int64_t sizes[3];
+  std::copy(x.sizes, x.sizes + x.dim, sizes);
+  const int64_t columns = sizes[x.dim - 1];
+  sizes[x.dim - 1] = ceil_div(columns, kVectorElements) * kVectorElements;
+  Tensor padded = empty_cuda(sizes, x.dim, x.dtype, x.device_index);
+  Tensor copy = torch::stable::narrow(padded, x.dim - 1, 0, columns);
+  torch::stable::copy_(copy, tensor);
+  return copy;
+}
+
+// The operand contiguous along dim -2 (`along_rows`) or -1; `copy` owns what was copied for that.
+Matrices read_along(bool along_rows, const Tensor& tensor, std::optional<Tensor>& copy) {
+  const Matrices own(TensorView(tensor), along_rows);
+  if (own.mappable()) return own;
+  copy = padded_copy(along_rows ? matrices_transposed(detach(tensor)) : detach(tensor));
+  return {TensorView(*copy), false};
+}
+
+void check_sizes(const char* op, const GroupedCall& call) {
+  constexpr int64_t kMost = INT32_MAX / 2;
+  if (std::max({call.m, call.n, call.k, call.groups}) <= kMost) return;
+  fail({"no_kernel", op, "has a size that no kernel takes", "at most " + std::to_string(kMost),
+        tuple_text(&call.m, 3) + " as M, N and K, " + counted(call.groups, "group"), ""});
+}
+
+}  // namespace
+
+void check_grouped_dtype(const char* op, ScalarType dtype, const std::string& instead) {
+  if (element_size(dtype) == 2) return;
+  fail({"no_kernel", op, "has no kernel for this dtype on CUDA", "float16 or bfloat16",
+        dtype_name(dtype), "Convert the operands, or use " + instead + "."});
+}
+
+GroupedOperands::GroupedOperands(const char* op, const Tensor& mat_a, const Tensor& mat_b,
+                                 int64_t groups, bool transposed, Activation activation) {
+  const TensorView x(mat_a), y(mat_b);
+  call.dtype = x.dtype;
+  call.contraction = y.dim == 2;
+  call.m = x.sizes[0];
+  call.k = x.sizes[1];
+  call.n = y.sizes[y.dim - (transposed ? 2 : 1)];
+  call.groups = groups;
+  check_sizes(op, call);
+  // Kernels read A along M where groups divide K, and B along N unless it is contiguous along K.
+  const Matrices along_k(y, !transposed);
+  // NOTE: the TMA faults where a box begins at no multiple of 16 bytes of a row, as a second half
+  // may.
+  const bool halves_begin_aligned =
+      activation == kActivationNone || call.n / 2 % kVectorElements == 0;
+  call.b_mn_major = call.contraction || (!along_k.mappable() && halves_begin_aligned);
+  const Matrices a = read_along(call.contraction, mat_a, a_copy_);
+  const Matrices b = read_along(call.b_mn_major == transposed, mat_b, b_copy_);
+  call.a = a.data;
+  call.b = b.data;
+  call.a_stride = a.stride;
+  call.b_stride = b.stride;
+  call.b_group_stride = b.group_stride;
+  call.activation = activation;
+}
+
+}  // namespace torch_cubin

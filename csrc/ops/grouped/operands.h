@@ -1,0 +1,36 @@
+// The operands of groups' products as the kernels read them, copied where no tensor map describes
+// them.
+#pragma once
+
+#include <optional>
+
+#include "ops/grouped/sm90_grouped.h"
+
+namespace torch_cubin {
+
+// Throws [no_kernel] unless kernels multiply this dtype. `instead` is what else the user can call.
+void check_grouped_dtype(const char* op, ScalarType dtype, const std::string& instead);
+
+// Sets the operands' fields of a call, and owns the copies.
+class GroupedOperands {
+ public:
+  // Rows or contraction, by the rank of mat_b. Operands are not empty.
+  GroupedOperands(const char* op, const Tensor& mat_a, const Tensor& mat_b, int64_t groups)
+      : GroupedOperands(op, mat_a, mat_b, groups, false, kActivationNone) {}
+
+  // Rows of a mat_b that is given with its last two dims exchanged; with an activation it has two
+  // halves of columns.
+  GroupedOperands(const char* op, const Tensor& mat_a, const Tensor& mat_b, int64_t groups,
+                  Activation activation)
+      : GroupedOperands(op, mat_a, mat_b, groups, true, activation) {}
+
+  GroupedCall call;
+
+ private:
+  GroupedOperands(const char* op, const Tensor& mat_a, const Tensor& mat_b, int64_t groups,
+                  bool transposed, Activation activation);
+
+  std::optional<Tensor> a_copy_, b_copy_;
+};
+
+}  // namespace torch_cubin

@@ -1,0 +1,34 @@
+// Schemas and registrations of mixtures of experts, without logic; torch_cubin.moe calls them.
+#include <torch/csrc/stable/library.h>
+
+#include "op_registration.h"
+#include "ops/experts/experts.h"
+
+namespace {
+
+using namespace torch_cubin;
+
+STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
+#define TC_MOE                                                                                  \
+  "(Tensor x, Tensor topk_ids, Tensor topk_weights, Tensor w13, Tensor w2, str activation) -> " \
+  "Tensor"
+  m.def("_moe" TC_MOE);
+  m.def("_moe_autograd" TC_MOE);
+#define TC_EXPERT_ROWS "(Tensor x, Tensor tokens, Tensor order, Tensor places) -> Tensor"
+  m.def("_expert_rows" TC_EXPERT_ROWS);
+  m.def("_expert_rows_autograd" TC_EXPERT_ROWS);
+#define TC_EXPERT_SUM \
+  "(Tensor rows, Tensor tokens, Tensor order, Tensor places, Tensor? topk_weights) -> Tensor"
+  m.def("_expert_sum" TC_EXPERT_SUM);
+  m.def("_expert_sum_autograd" TC_EXPERT_SUM);
+}
+
+#define TC_EXPERTS_OPS(device)              \
+  TC_RAW_AND_AUTOGRAD(moe, device);         \
+  TC_RAW_AND_AUTOGRAD(expert_rows, device); \
+  TC_RAW_AND_AUTOGRAD(expert_sum, device)
+
+STABLE_TORCH_LIBRARY_IMPL(cubin, CPU, m) { TC_EXPERTS_OPS(cpu); }
+STABLE_TORCH_LIBRARY_IMPL(cubin, CUDA, m) { TC_EXPERTS_OPS(cuda); }
+
+}  // namespace

@@ -1,0 +1,82 @@
+"""What torch_cubin.moe launches, on the stand-in driver."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from c_layouts import MATMUL, structure
+from fake_driver import tensors
+from faults import catalogs, launch_params
+from faults.forked import forked
+
+GROUPED = structure(f"{MATMUL}/sm90_grouped_params.h", "Sm90GroupedParams")
+ORDER = structure("csrc/kernels/experts/order_params.h", "ExpertOrderParams")
+SUM = structure("csrc/kernels/experts/sum_params.h", "ExpertSumParams")
+GATHER, SILU = 16, 4
+op = torch.ops.cubin._moe
+
+
+@pytest.fixture
+def catalog(driver, tmp_path, monkeypatch) -> dict[str, dict]:
+    kernels = [*catalogs.kernels_of("grouped"), *catalogs.kernels_of("experts")]
+    catalogs.install(driver, tmp_path, monkeypatch, kernels)
+    return {kernel["symbol"]: kernel for kernel in kernels}
+
+
+def arguments(
+    tokens: int, experts: int = 16, dtype: torch.dtype = torch.bfloat16
+) -> list[torch.Tensor]:
+    hidden, inner, k = 256, 384, 4
+    return [
+        tensors.empty(tokens, hidden, dtype=dtype),
+        tensors.empty(tokens, k, dtype=torch.int64),
+        tensors.empty(tokens, k, dtype=torch.float32),
+        tensors.empty(experts, 2 * inner, hidden, dtype=dtype),
+        tensors.empty(experts, hidden, inner, dtype=dtype),
+    ]
+
+
+def launches_of(driver, args: list[torch.Tensor]) -> list[dict]:
+    def run() -> list:
+        op(*args, "silu")
+        return driver.launches()
+
+    return forked(run)
+
+
+@pytest.mark.parametrize(("tokens", "chunks"), [(1, 1), (256, 1), (257, 2), (5000, 20)])
+def test_the_kernels_of_a_layer(driver, catalog, tokens, chunks) -> None:
+    args = arguments(tokens)
+    launches = launches_of(driver, args)
+    kinds = [catalog[launch["kernel"]]["kind"] for launch in launches]
+    orders = 1 if chunks == 1 else 2
+    assert kinds == [*["order"] * orders, "sm90_grouped", "sm90_grouped", "sum"]
+    order = launch_params.read(launches[orders - 1], ORDER)
+    assert [launch["grid"][0] for launch in launches[:orders]] == [chunks] * orders
+    assert (order.size, order.k, order.experts) == (4 * tokens, 4, 16)
+    assert order.wide_ids
+    assert not order.counts_only
+
+    first, second = (launch_params.read(launch, GROUPED) for launch in launches[orders:-1])
+    assert first.flags & GATHER
+    assert first.flags >> 5 & 7 == SILU
+    assert (first.rows, first.ends) == (order.tokens, order.ends)
+    assert (first.a_height, first.k, first.m, first.n) == (tokens, 256, 4 * tokens, 384)
+    assert first.half_columns == 384
+    assert 2 * first.tile_columns == catalog[launches[orders]["kernel"]]["tile"][1]
+    assert not second.flags & GATHER
+    assert second.flags >> 5 & 7 == 0
+    assert (second.m, second.n, second.ends) == (4 * tokens, 256, order.ends)
+
+    total = launch_params.read(launches[-1], SUM)
+    assert (total.rows, total.places) == (second.out, order.places)
+    assert (total.tokens, total.k, total.columns, total.elements) == (tokens, 4, 256, 8)
+
+
+def test_what_no_kernel_takes_is_refused(driver, catalog) -> None:
+    with pytest.raises(
+        RuntimeError, match=r"\[no_kernel\]: moe has more experts .* 1024, got 1025"
+    ):
+        op(*arguments(8, experts=1025), "silu")
+    with pytest.raises(RuntimeError, match=r"\[no_kernel\]: moe has no kernel for this dtype"):
+        op(*arguments(8, dtype=torch.float32), "silu")
