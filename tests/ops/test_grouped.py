@@ -60,6 +60,20 @@ def test_products_of_groups(mode: str, sizes: tuple[int, ...], offs_dtype: torch
     assert out.is_contiguous()
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+def test_gradients_of_matrices_have_their_layout(transposed: bool) -> None:
+    """Else autograd copies each gradient of a parameter to the parameter's layout."""
+    a, b = operands("rows", (4, 0, 5))
+    weight = (b.mT.contiguous() if transposed else b).requires_grad_()
+    offs = ends_of(4, 0, 5)
+    out = op(a, weight.mT if transposed else weight, offs=offs)
+    (grad,) = torch.autograd.grad(out.square().sum(), weight)
+    assert grad.is_contiguous()
+    own = b.detach().requires_grad_()
+    (want,) = torch.autograd.grad(expected(a, own, offs).square().sum(), own)
+    torch.testing.assert_close(grad.mT if transposed else grad, want)
+
+
 def test_two_batches_are_a_batched_product() -> None:
     a, b = torch.randn(3, 4, 5), torch.randn(3, 5, 2)
     torch.testing.assert_close(op(a, b), a @ b)

@@ -57,6 +57,7 @@ class _GroupedMatmul(transforms.SingleLevelFunction):
         ctx.set_materialize_grads(False)
         ctx.batch_invariant = is_batch_invariant()
         ctx.contracts, ctx.zero_rest = mat_b.dim() == 2, zero_rest
+        ctx.b_is_transposed = not ctx.contracts and mat_b.stride(-2) == 1
         ctx.save_for_backward(mat_a if needs_b else None, mat_b if needs_a else None, offs)
         ctx.save_for_forward(mat_a, mat_b, offs)
         made.append(autograd.call_below_autograd(grouped, mat_a, mat_b, offs, zero_rest))
@@ -75,7 +76,10 @@ class _GroupedMatmul(transforms.SingleLevelFunction):
             else:
                 grad_a = grouped(grad, mat_b.mT, offs, True)
         if grad is not None and needs_b:
-            grad_b = grouped(mat_a.mT, grad, offs, True)
+            if ctx.b_is_transposed:  # as mat_b is, so that autograd copies it to no other layout
+                grad_b = grouped(grad.mT, mat_a, offs, True).mT
+            else:
+                grad_b = grouped(mat_a.mT, grad, offs, True)
         return None, grad_a, grad_b, None, None
 
     @staticmethod
