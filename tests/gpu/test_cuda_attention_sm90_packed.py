@@ -12,6 +12,7 @@ from gpu import attention_cases as ac
 from gpu import attention_reference as ar
 from gpu import cases
 
+import torch_cubin
 from torch_cubin._native import library
 
 pytestmark = pytest.mark.skipif(
@@ -262,6 +263,26 @@ def test_wrong_offsets(is_nan: bool, child) -> None:
     assert answer["changed"] == []
     if is_nan:
         assert answer["not_nan"] == []
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_gradients_of_a_sequence_among_others(head_dim: int) -> None:
+    """Under batch_invariant(): else the parts of a tile of keys follow the number of sequences."""
+    g = ac.generator(f"among {head_dim}")
+    lengths = [300, 511, 40, 900]
+    at = offsets(lengths)
+    tensors = draw(torch.bfloat16, g, int(at[-1]), int(at[-1]), 8, 2, head_dim, head_dim)
+    options = {"is_causal": True, "enable_gqa": True}
+    with torch_cubin.batch_invariant():
+        together, _ = ar.both(*tensors, cu_seqlens_q=at, cu_seqlens_k=at, **options)
+        for i, length in enumerate(lengths):
+            own = slice(int(at[i]), int(at[i + 1]))
+            alone_at = offsets([length])
+            alone, _ = ar.both(
+                *(x[own] for x in tensors), cu_seqlens_q=alone_at, cu_seqlens_k=alone_at, **options
+            )
+            for mine, all_of_them in zip(alone, together, strict=True):
+                assert torch.equal(mine, all_of_them[own]), length
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])

@@ -151,7 +151,9 @@ class Sm90Backward : public AttentionBackwardKernels {
     const double steps = static_cast<double>(problem.batch) * tiles * blocks;
     plan.microseconds = (steps / device_.multiprocessors) * static_cast<double>(row->cost_tile) /
                         device_.cycles_per_microsecond;
-    const int64_t batch = problem.packed && problem.batch_invariant ? 0 : problem.batch;
+    const bool any_length = problem.packed && problem.batch_invariant;  // one kernel serves all
+    if (any_length) plan.microseconds = 0;
+    const int64_t batch = any_length ? 0 : problem.batch;
     plan.set(Sm90BackwardPlan{&delta_[dtype][0], row, pair, &convert_[dtype][0], batch});
     return plan;
   }
