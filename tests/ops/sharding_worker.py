@@ -1,10 +1,15 @@
-"""One rank of test_sharding.py: our ops of DTensors on the CPU, beside those of whole tensors."""
+"""The ranks of test_sharding.py: our ops of DTensors on the CPU, beside those of whole tensors.
+
+python sharding_worker.py RANKS FOLDER      writes FOLDER/RANK.json
+"""
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -242,10 +247,22 @@ def main(rank: int, ranks: int, folder: str) -> None:
         for how in ("tensor", "sequence", "fsdp")
         for served in (False, True)
     }
-    print(json.dumps({"wrong": [each for each in wrong if each], "blocks": blocks}))
+    answer = {"wrong": [each for each in wrong if each], "blocks": blocks}
+    Path(folder, f"{rank}.json").write_text(json.dumps(answer))
     dist.barrier()
     dist.destroy_process_group()
 
 
+def fork(ranks: int, folder: str) -> int:
+    """The imports, which take as long as the work, are done once. Returns the exit status."""
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=main, args=(rank, ranks, folder)) for rank in range(ranks)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    return int(any(process.exitcode for process in processes))
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    sys.exit(fork(int(sys.argv[1]), sys.argv[2]))

@@ -22,23 +22,11 @@ def answer(tmp_path_factory: pytest.TempPathFactory) -> dict:
         pytest.skip("this PyTorch has no gloo")
     folder = tmp_path_factory.mktemp("ranks")
     paths = [str(HERE.parents[1]), *filter(None, sys.path)]
-    script = str(HERE / "sharding_worker.py")
-    processes = [
-        subprocess.Popen(
-            [sys.executable, script, str(rank), str(RANKS), str(folder)],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(RANKS)
-    ]  # fmt: skip
-    try:
-        said = [process.communicate(timeout=300) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for process, (out, error) in zip(processes, said, strict=True):
-        assert process.returncode == 0, out + error[-4000:]
-    answers = [json.loads(out.splitlines()[-1]) for out, _ in said]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(HERE / "sharding_worker.py"), str(RANKS), str(folder)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+    answers = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
     assert all(each == answers[0] for each in answers)
     return answers[0]
 
