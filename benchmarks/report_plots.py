@@ -48,6 +48,41 @@ def attention_data() -> dict[str, Any]:
     return {"gpu": gpu, "series": data}
 
 
+def models_data() -> dict[str, Any]:
+    """Ratios by case and mode of the first GPU."""
+    found = report_results.measured("whole_models", report_results.whole_models)
+    gpu, groups = next(iter(found.items()))
+    cases: dict[str, dict[str, float]] = {}
+    for group, run in groups.items():
+        mode = group.partition(",")[0]
+        for line in run.lines:
+            cases.setdefault(line.case, {})[mode] = line.value
+    return {"gpu": gpu, "cases": cases}
+
+
+def draw_models(data: dict[str, Any]) -> Any:
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(9, 4.6), layout="constrained")
+    colors = {"eager": "tab:blue", "compiled": "tab:orange", "CUDA graph": "tab:green"}
+    cases = list(data["cases"])
+    for place, case in enumerate(cases):
+        modes = data["cases"][case]
+        for number, (mode, ratio) in enumerate(modes.items()):
+            at = place + (number - (len(modes) - 1) / 2) * 0.25
+            axes.barh(at, ratio - 1, 0.22, left=1, color=colors[mode])
+            axes.text(max(ratio, 1), at, f" {ratio:.2f}", va="center", fontsize=7)
+    for mode, color in colors.items():
+        axes.barh(0, 0, left=1, color=color, label=mode)
+    axes.axvline(1, color="gray", linewidth=1)
+    axes.set_yticks(range(len(cases)), cases, fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel("speed over stock PyTorch in the same mode", fontsize=9)
+    axes.set_title(f"Whole models under torch_cubin.install(), one {data['gpu']}", fontsize=10)
+    axes.legend(fontsize=8)
+    return figure
+
+
 def draw_matmul(data: dict[str, Any]) -> Any:
     from matplotlib import pyplot
 
@@ -103,6 +138,7 @@ def draw_attention(data: dict[str, Any]) -> Any:
 PLOTS: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[dict[str, Any]], Any]]] = {
     "matmul": (matmul_data, draw_matmul),
     "attention": (attention_data, draw_attention),
+    "models": (models_data, draw_models),
 }
 
 

@@ -111,6 +111,17 @@ def float8(content: Any) -> Iterator[Line]:
         yield Line("float8", case, line["ratio"], f"{line['length']} rows")
 
 
+def whole_models(content: Any) -> Iterator[Line]:
+    """bench_models.py --models: stock's time over that under install()."""
+    for line in content["results"]:
+        if line["contender"] == "install":
+            action, _, size = line["what"].partition(" ")
+            short = size.startswith("1 x")
+            mode = {"eager": "eager", "graph": "CUDA graph"}.get(line["mode"], "compiled")
+            group = "decode" if action == "decode" else "short" if short else "long"
+            yield Line(f"{mode}, {group}", f"{line['model']}, {line['what']}", line["ratio"])
+
+
 def triton(content: Any) -> Iterator[Line]:
     """bench_triton_launch.py: the host's time with Triton's launcher over that with our op."""
     times = content["microseconds"]

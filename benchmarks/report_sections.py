@@ -120,6 +120,20 @@ SECTIONS = (
         goals=goals.MODELS,
     ),
     Section(
+        title="Whole models",
+        results="whole_models",
+        read=report_results.whole_models,
+        command="benchmarks/bench_models.py --models --json FILE",
+        about="Stock PyTorch's time over that under `install()`, the host's included: a Llama of "
+        "1 B, BERT-base, ViT-L, Whisper, DiT-XL/2, a Qwen3-MoE; 1 x 128 is short.",
+        groups={
+            f"{mode}, {size}": f"{mode}, {size}"
+            for size in ("long", "short", "decode")
+            for mode in ("eager", "compiled", "CUDA graph")
+        },
+        plot="models",
+    ),
+    Section(
         title="Triton kernels as ops",
         results="triton_launch",
         read=report_results.triton,

@@ -17,7 +17,6 @@ if not _process.without_torch():
 
     _library.load()  # first: the other modules use the ops that the library defines
 
-    from torch_cubin import huggingface
     from torch_cubin._drop_in import flash_implementation as _flash_implementation
     from torch_cubin._drop_in.install import Installation, install
     from torch_cubin._drop_in.install import install_by_environment as _install_by_environment
@@ -70,6 +69,7 @@ _MODULE_OF = {name: module for module, names in _LATER.items() for name in names
 if _typing.TYPE_CHECKING:
     from torch_cubin import cpp as cpp
     from torch_cubin import embed as embed
+    from torch_cubin import huggingface as huggingface
     from torch_cubin import ops as ops
     from torch_cubin._compile.compile import compile as compile
     from torch_cubin._declared.c_struct import c_struct as c_struct
@@ -124,7 +124,7 @@ else:
 
     def __getattr__(name: str) -> object:
         try:
-            if name in ("cpp", "embed", "ops"):
+            if name in ("cpp", "embed", "huggingface", "ops"):
                 return _import_module(f"torch_cubin.{name}")
             if name in _MODULE_OF:
                 value = getattr(_import_module(f"torch_cubin.{_MODULE_OF[name]}"), name)
