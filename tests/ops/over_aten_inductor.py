@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from installed import installed
 from torch import nn
 from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._inductor.select_algorithm import AlgorithmSelectorCache
+from torch._inductor.utils import run_and_get_code
 
 import torch_cubin
 from torch_cubin._inductor import fold, register
@@ -318,3 +320,44 @@ def test_inductors_cache_is_kept(tmp_path, monkeypatch) -> None:
         counted.append({k: v for c in counters.values() for k, v in c.items() if "cache" in k})
     assert not any("bypass" in key for counts in counted for key in counts), counted
     assert any("hit" in key for key in counted[1]), counted
+
+
+needs_choices = pytest.mark.skipif(
+    not hasattr(inductor_config, "_cache_config_factory_keys"),
+    reason="this torch pickles the factory of choices",
+)
+
+
+@needs_choices
+@pytest.mark.parametrize("quicker", ["mm", "cubin_pytorchs_mm"])
+def test_max_autotune_times_pytorchs_kernel_beside_ours(quicker, monkeypatch) -> None:
+    timed: list[list[str]] = []
+
+    def times(self, choices, *args, **kwargs):
+        timed.append([choice.choice.name for choice in choices])
+        return {choice: float(choice.choice.name != quicker) for choice in choices}
+
+    monkeypatch.setattr(AlgorithmSelectorCache, "benchmark", times, raising=False)
+    monkeypatch.setattr(AlgorithmSelectorCache, "make_benchmark_fn", lambda *a, **k: (
+        lambda choices: times(None, choices)))  # fmt: skip
+    torch._dynamo.reset()
+    x, w = _tensors((M, K), (K, N))
+    options = {"max_autotune": True, "max_autotune_gemm_backends": "ATEN"}
+    config = {**options, "fx_graph_cache": False, "autotune_local_cache": False}
+    with torch.no_grad(), installed(), inductor_config.patch(config):
+        compiled = torch.compile(lambda x, w: x @ w)
+        torch.testing.assert_close(compiled(x, w), x @ w)
+        torch_cubin.report(reset=True)
+        _, (code,) = run_and_get_code(torch.compile(lambda x, w: x @ w), x, w)
+        compiled(x, w)
+        report = torch_cubin.report()
+    assert ["mm", "cubin_pytorchs_mm"] in timed
+    assert f"extern_kernels.{quicker}(" in code
+    served = {row.function: row.calls for row in report.served}
+    declined = {row.reason: row.calls for row in report.declined}
+    if quicker == "mm":
+        assert set(served) == {"aten::mm.out"}
+        assert declined == {}
+    else:
+        assert served == {}
+        assert set(declined) == {"measured by max-autotune to be quicker"}

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from torch_cubin._ops import raw_ops
-from torch_cubin._pytorch.inductor import INDUCTOR, ExternKernels
+from torch_cubin._pytorch.inductor import INDUCTOR, ExternKernels, declared_shims
 
 # Ops with an out= variant (csrc/ops/matmul/out.h).
 WITH_OUT = ("matmul", "linear", "linear_activation", "addmm", "linear_glu")
@@ -36,6 +36,18 @@ def _out_op(name: str) -> Any:
     return getattr(torch.ops.cubin, f"_{name}").out
 
 
+# Our op for a product of aten.
+_OF_ATEN = {"mm": "matmul", "bmm": "matmul", "addmm": "addmm", "baddbmm": "addmm"}
+_choices: dict[Any, Any] = {}  # Inductor's object for each out= variant
+
+
+def choice_of(product: str) -> Any:
+    """Our kernel for a product of aten in compiled C++; None if its C function is not declared
+    (aot_options())."""
+    out_op = _out_op(_OF_ATEN[product])
+    return _choices.get(out_op) if out_op in declared_shims() else None
+
+
 def register() -> None:
     kernels = ExternKernels()
     if not INDUCTOR.available:
@@ -45,6 +57,7 @@ def register() -> None:
         kernels.lower(ops, _out_op(name), f"cubin_{name}", f"aoti_torch_cubin_{name}_out")
     for name in WITHOUT_OUT:
         kernels.lower_without_out(raw_ops.overload(f"_{name}"))
+    _choices.update(kernels.choices)
 
 
 def declarations() -> dict[Any, list[str]]:

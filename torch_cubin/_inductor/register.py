@@ -11,14 +11,29 @@ from torch_cubin._pytorch import inductor
 
 def register() -> None:
     inductor.set_pass(beside)
+    inductor.set_choices(_choices, _choices_key)
     inductor.when_loaded(_lower)
 
 
 @functools.cache
 def _lower() -> None:
-    from torch_cubin._inductor import lowerings
+    from torch_cubin._inductor import choices, lowerings
 
     lowerings.register()
+    if inductor.CHOICES.available:
+        choices.register()
+
+
+def _choices(op: str, theirs: list[Any]) -> list[Any]:
+    from torch_cubin._inductor import choices
+
+    return choices.choices(op, theirs)
+
+
+def _choices_key() -> Any:
+    from torch_cubin._inductor import choices
+
+    return choices.key()
 
 
 def beside(users: Any) -> Any:

@@ -5,6 +5,7 @@ Inductor takes seconds to import, so nothing here is looked up before it has bee
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
@@ -44,6 +45,7 @@ class ExternKernels:
         self._choice = find("select_algorithm.ExternKernelChoice")
         self._virtualized = find("virtualized.V")
         self._shape = find("utils.convert_shape_to_inductor")
+        self.choices: dict[Any, Any] = {}  # by out= variant
 
     def lower(self, ops: Sequence[Any], out_op: Any, name: str, shim: str) -> None:
         """Lowers `ops`, which share a schema, to calls of `out_op`, named ``extern_kernels.<name>``
@@ -51,7 +53,7 @@ class ExternKernels:
 
         NOTE: the name is in cached graphs of other processes: a changed meaning needs a new name.
         """
-        choice = self._choice(out_op, shim, name=name)
+        choice = self.choices[out_op] = self._choice(out_op, shim, name=name)
         self._realizes(list(ops))
         for op in ops:
             self._register(op, type_promotion_kind=None)(self._lowering(op, out_op, choice))
@@ -88,6 +90,75 @@ class ExternKernels:
             return bound.output_node()
 
         return lowering
+
+
+CHOICES = Feature(
+    "PyTorch's own products beside ours under max-autotune",
+    "the choice that is timed as PyTorch's runs ours where install() serves it",
+)
+
+
+def set_choices(choices: Callable[[str, list[Any]], list[Any]], key: Callable[[], Any]) -> None:
+    """Passes Inductor's choices for each product through a function, unless the user has set
+    choices before. `key` becomes part of the key of Inductor's caches.
+
+    Only where PyTorch calls the factory for that key (2.13): older versions pickle it.
+    """
+
+    def loaded(config: Any) -> None:
+        factories = getattr(config, "_cache_config_factory_keys", ())
+        if "inductor_choices_class" in factories and config.inductor_choices_class is None:
+            config.inductor_choices_class = functools.partial(_make_choices, choices, key)
+
+    when_imported("torch._inductor.config", loaded)
+
+
+def _make_choices(choices: Callable[[str, list[Any]], list[Any]], key: Callable[[], Any]) -> Any:
+    base: Any = CHOICES.find("_inductor.choices.InductorChoices", None)
+
+    class Choices(base):
+        def get_template_configs(self, *args: Any, **kwargs: Any) -> list[Any]:
+            theirs = super().get_template_configs(*args, **kwargs)
+            return choices(args[2] if len(args) > 2 else kwargs["op_name"], theirs)
+
+        def uuid(self) -> Any:
+            return key()
+
+    return Choices()
+
+
+def extern_choice(function: Callable[..., Any], cpp_name: str, op: Any) -> Any:
+    choice = CHOICES.find("_inductor.select_algorithm.ExternKernelChoice", None)
+    return choice(function, cpp_name, op_overload=op)
+
+
+def name_of_extern(choice: Any) -> str:
+    """The name of an extern kernel among the choices; "" for templates."""
+    return getattr(getattr(choice, "choice", None), "name", "")
+
+
+def like_extern(choice: Any, kernel: Any, keywords: dict[str, Any] | None = None) -> Any:
+    """Another extern kernel, called as this choice; `keywords` are all of its C function's, with
+    their defaults, where it is not the choice's own."""
+    order = choice.choice.ordered_kwargs_for_cpp_kernel if keywords is None else [*keywords]
+    given = {**(keywords or {}), **choice.kwargs}
+    return kernel.bind(choice.input_nodes, choice.layout, order, **given)
+
+
+def example_of(choice: Any) -> torch.Tensor:
+    """A fake tensor of the dtype and device of the choice's result."""
+    fake_mode = CHOICES.find("_inductor.virtualized.V", None).fake_mode
+    with fake_mode:
+        return torch.empty(0, dtype=choice.layout.dtype, device=choice.layout.device)
+
+
+def compiles_cpp() -> bool:
+    return CHOICES.find("_inductor.virtualized.V", None).graph.cpp_wrapper
+
+
+def times_products() -> bool:
+    config = CHOICES.find("_inductor.config", None)
+    return config.max_autotune or config.max_autotune_gemm
 
 
 SHIMS_OPTION = "aot_inductor.custom_ops_to_c_shims"
