@@ -183,3 +183,18 @@ def test_declined_calls_have_a_reason(call, reason) -> None:
         with pytest.raises(RuntimeError, match="only PyTorch could serve"):  # not on the CPU
             call(query)
         assert reports() == ([], [reason])
+
+
+@pytest.mark.parametrize("policy", ["fastest", "all"])
+def test_short_masks_are_cudnns_under_fastest(policy) -> None:
+    query = operand(4, 24, BHSD, torch.bfloat16)
+    with installed(policy):
+        call = aten._scaled_dot_product_cudnn_attention
+        if policy == "all":
+            call(query, query, query, torch.zeros(24, 24, dtype=query.dtype), True)
+            assert reports() == (["aten::_scaled_dot_product_cudnn_attention"], [])
+            return
+        with pytest.raises(RuntimeError, match="only PyTorch could serve"):
+            call(query, query, query, torch.zeros(24, 24, dtype=query.dtype), True)
+        reason = "a mask over fewer than 1,024 keys, which is not known to be quicker"
+        assert reports() == ([], [reason])
