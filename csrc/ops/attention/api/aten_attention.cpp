@@ -72,8 +72,8 @@ const char* why_not_bias(const Inputs& in, const TensorView& bias) {
   return typed && bias.dim <= 4 ? nullptr : "a mask of another dtype";
 }
 
-// Below this number of keys, cuDNN was quicker with a mask (a row of 192 keys 0.75, rows of 512 keys
-// 0.87 of its speed on an H200); from 2,048 on, ours was.
+// Below this number of keys, cuDNN was quicker with a mask (a row of 192 keys 0.75, rows of 512
+// keys 0.87 of its speed on an H200); from 2,048 on, ours was.
 constexpr int64_t kFewMaskedKeys = 1024;
 
 const char* why_not_cudnn_bias(Policy policy, const Inputs& in, const TensorView& bias,
