@@ -49,3 +49,16 @@ MODELS = {
     "blocks: forward": Goal("a block of models, forward", 1.05, 1.00),
     "blocks: training": Goal("a block of models, training", 1.03, 0.99),
 }
+# bench_models.py --models: stock PyTorch's time over that under install().
+WHOLE_MODELS = {
+    f"{mode}, {size}": Goal(f"whole models, {mode}, {size}", mean, 0.99)
+    for size, mode, mean in (
+        ("long", "eager", 1.08),
+        ("long", "compiled", 1.30),
+        ("short", "eager", 1.00),
+        ("short", "compiled", 1.00),
+        ("decode", "eager", 1.00),
+        ("decode", "CUDA graph", 1.10),
+        ("decode", "compiled", 1.10),
+    )
+}

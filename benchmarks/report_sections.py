@@ -126,11 +126,8 @@ SECTIONS = (
         command="benchmarks/bench_models.py --models --json FILE",
         about="Stock PyTorch's time over that under `install()`, the host's included: a Llama of "
         "1 B, BERT-base, ViT-L, Whisper, DiT-XL/2, a Qwen3-MoE; 1 x 128 is short.",
-        groups={
-            f"{mode}, {size}": f"{mode}, {size}"
-            for size in ("long", "short", "decode")
-            for mode in ("eager", "compiled", "CUDA graph")
-        },
+        groups={group: group for group in goals.WHOLE_MODELS},
+        goals=goals.WHOLE_MODELS,
         plot="models",
     ),
     Section(
