@@ -10,6 +10,7 @@
 #include "ops/matmul/checks.h"
 #include "ops/quantize/quantize.h"
 #include "ops/scaled/scaled.h"
+#include "ops/rows/rows.h"
 
 using namespace torch_cubin;
 
@@ -42,6 +43,11 @@ TORCH_CUBIN_API char* torch_cubin_check_quantize(const char* call) {
 // The same for moe, by its arguments' names.
 TORCH_CUBIN_API char* torch_cubin_check_moe(const char* call) {
   return answer([&] { check_described_moe(nlohmann::json::parse(given(call, "call"))); });
+}
+
+// The same for ops over rows (check_described_rows in ops/rows/rows.h).
+TORCH_CUBIN_API char* torch_cubin_check_rows(const char* call) {
+  return answer([&] { check_described_rows(nlohmann::json::parse(given(call, "call"))); });
 }
 
 // {"attention_forward": its schema, ...}: torch_cubin/_ops takes the options and their defaults

@@ -13,6 +13,8 @@
 
 namespace torch_cubin {
 
+template <class Other>
+void require_memory_of(const char*, size_t, const Other&) {}
 inline void require_memory_of(const char* op, size_t argument, const Tensor& tensor) {
   require_memory(op, argument, tensor.get());
 }
@@ -24,8 +26,6 @@ template <class Item>
 void require_memory_of(const char* op, size_t argument, const std::vector<Item>& items) {
   for (const Item& item : items) require_memory_of(op, argument, item);
 }
-template <class Other>
-void require_memory_of(const char*, size_t, const Other&) {}
 
 // Wraps the function to throw [input] for a tensor without memory, because some ops of ATen, which
 // the CPU references call, crash on it.

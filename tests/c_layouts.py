@@ -23,6 +23,7 @@ from kernel_table import params_digest  # noqa: E402  (needs the path above)
 STORED = ROOT / "tests" / "data" / "c_layouts.json"
 COMMAND = "python tests/c_layouts.py"
 ATTENTION, MATMUL = "csrc/kernels/attention", "csrc/kernels/matmul"
+ROWS = "csrc/kernels/rows"
 LISTED = (
     (f"{ATTENTION}/sm90/backward_params.h", "Sm90BackwardParams"),
     (f"{ATTENTION}/sm90/e4m3_params.h", "Sm90E4m3Params"),
@@ -42,6 +43,8 @@ LISTED = (
     (f"{MATMUL}/sm90_symmetric_params.h", "Sm90SymmetricParams"),
     (f"{MATMUL}/transpose_params.h", "TransposeParams"),
     ("csrc/kernels/quantize/quantize_params.h", "QuantizeParams"),
+    (f"{ROWS}/norm_params.h", "NormParams"),
+    (f"{ROWS}/softmax_params.h", "RowsSoftmaxParams"),
     ("csrc/runtime/launch_call.h", "torch_cubin_launch_call"),
     ("examples/fmha/fmha_params.h", "FmhaParams"),
     ("tests/data/struct_params.h", "Params"),

@@ -17,9 +17,11 @@ ROOT = Path(__file__).resolve().parents[1]
 STUBS = ROOT / "torch_cubin" / "ops.pyi"
 TYPES = {"Tensor": "Tensor", "float": "float", "int": "int", "bool": "bool", "str": "str"}
 TYPES["ScalarType"] = "dtype"
+TYPES["List[int]"] = "Sequence[int]"
 HEADER = '''\
 """The types of the public ops; written by `python tools/op_stubs.py` from their schemas."""
 
+from collections.abc import Sequence
 from typing import overload
 
 from torch import Tensor, dtype

@@ -1,9 +1,17 @@
 """The types of the public ops; written by `python tools/op_stubs.py` from their schemas."""
 
+from collections.abc import Sequence
 from typing import overload
 
 from torch import Tensor, dtype
 
+def add_rms_norm(
+    input: Tensor,
+    residual: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> tuple[Tensor, Tensor]: ...
 @overload
 def addmm(
     input: Tensor,
@@ -96,6 +104,14 @@ def attention_forward_e4m3(
     max_seqlen_q: int = 0,
     max_seqlen_k: int = 0,
 ) -> tuple[Tensor, Tensor]: ...
+def cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor: ...
 def flash_attention(
     query: Tensor,
     key: Tensor | None = None,
@@ -149,12 +165,24 @@ def grouped_matmul(
     bias: Tensor | None = None,
     out_dtype: dtype | None = None,
 ) -> Tensor: ...
+def layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-05,
+) -> Tensor: ...
 def linear(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
     *,
     activation: str = "none",
+) -> Tensor: ...
+def log_softmax(
+    input: Tensor,
+    dim: int,
+    dtype: dtype | None = None,
 ) -> Tensor: ...
 def matmul(
     self: Tensor,
@@ -169,6 +197,12 @@ def quantize(
     gate: str = "none",
     dtype: dtype | None = None,
 ) -> tuple[Tensor, Tensor]: ...
+def rms_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Tensor: ...
 def scaled_dot_product_attention(
     query: Tensor,
     key: Tensor,
@@ -191,6 +225,11 @@ def scaled_matmul(
     bias: Tensor | None = None,
     output_dtype: dtype | None = None,
     use_fast_accum: bool = False,
+) -> Tensor: ...
+def softmax(
+    input: Tensor,
+    dim: int,
+    dtype: dtype | None = None,
 ) -> Tensor: ...
 def symm_square(
     a: Tensor,

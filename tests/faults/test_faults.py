@@ -61,6 +61,7 @@ CPP_ONLY = (
     "fake_remembered_calls",
     "fake_requirements",
     "fake_scaled",
+    "fake_rows",
     "fake_sm90",
     "fake_symmetric",
     "fake_transpose",

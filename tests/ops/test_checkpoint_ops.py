@@ -31,6 +31,8 @@ CALLS = {
     "addmm_into": lambda x, q: cubin.addmm_into(x.detach().clone(), x.detach(), _W),
     "grouped_matmul": lambda x, q: cubin.grouped_matmul(x, _W[None], offs=_LENGTHS),
     "grouped_matmul of batches": lambda x, q: cubin.grouped_matmul(x[None], _W[None]),
+    "layer_norm": lambda x, q: cubin.layer_norm(x, (8,)),
+    "log_softmax": lambda x, q: cubin.log_softmax(x, 1),
     "scaled_dot_product_attention": lambda x, q: cubin.scaled_dot_product_attention(q, q, q),
     "scaled_dot_product_attention with dropout": lambda x, q: cubin.scaled_dot_product_attention(
         q, q, q, dropout_p=0.5

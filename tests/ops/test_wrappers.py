@@ -38,6 +38,8 @@ CALLS = {
     "addmm, last": lambda made: ops.addmm(_A, _A, made(8, 8)),
     "addmm_into": lambda made: ops.addmm_into(made(8, 8), _A, _A),
     "grouped_matmul": lambda made: ops.grouped_matmul(_A, made(1, 8, 8), offs=_ROWS),
+    "rms_norm, weight": lambda made: ops.rms_norm(_A, (8,), made(8)),
+    "softmax": lambda made: ops.softmax(made(8, 8), 0),
     "_linears, a weight": lambda made: ops._linears(_A, [_A, made(8, 8)], [None, None]),
     "_linears, a bias": lambda made: ops._linears(_A, [_A, _A], [None, made(8)]),
     "_linear_glu": lambda made: ops._linear_glu(_A, _A, made(8, 8), "silu"),

@@ -122,6 +122,7 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "check_product": [_TEXT],
     "check_quantize": [_TEXT],
     "check_scaled": [_TEXT],
+    "check_rows": [_TEXT],
     "check_call": [_TEXT],
     "cubin_at": [_TEXT],
     "module_open": [_TEXTS, _SIZES, _TEXTS, _TEXTS, _SIZE, _TEXT, _INT],

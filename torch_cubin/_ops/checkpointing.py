@@ -16,8 +16,11 @@ _RUNS = {
     "grouped_matmul": ("grouped_matmul", "matmul"),  # of two batches
     "scaled_dot_product_attention": ("scaled_dot_product_attention", "attention_forward"),
     "flash_attention": ("attention_forward", raw_ops.E4M3),
+    **dict.fromkeys(("rms_norm", "add_rms_norm", "layer_norm"), ("norm",)),
+    **dict.fromkeys(("softmax", "log_softmax"), ("softmax",)),
+    "cross_entropy": ("cross_entropy",),
 }
-_PUBLIC = (*(name for name in raw_ops.ALL if raw_ops.has_public_op(name)), "flash_attention")
+_PUBLIC = tuple({**dict.fromkeys(filter(raw_ops.has_public_op, raw_ops.ALL)), **_RUNS})
 _Packet, _Overload = type(torch.ops.aten.mm), type(torch.ops.aten.mm.default)
 
 

@@ -154,6 +154,11 @@ def _replacement(op: str) -> str:
         "linear": "linear",
         "grouped": "grouped_mm",
         "scaled_matmul": "scaled_mm",
+        "layer_norm": "layer_norm",
+        "norm": "rms_norm",
+        "log_softmax": "log_softmax",
+        "softmax": "softmax",
+        "cross_entropy": "cross_entropy",
         "": "scaled_dot_product_attention",
     }
     name = next(function for part, function in functions.items() if part in op)

@@ -42,7 +42,7 @@ def refuse_in(
 
 
 def register(library: torch.library.Library) -> None:
-    for op in raw_ops.ALL:
+    for op in (*raw_ops.ALL, *raw_ops.ROWS):
         for name in raw_ops.raw_names(op):
             arguments = operators.argument_names(raw_ops.overload(name))
             refuse_in(library, name, op.removesuffix("_activation"), arguments)

@@ -29,6 +29,11 @@ ALL = (
     *(*PRODUCTS, *SYMMETRIC, ADDMM_INTO, *FUSED, GROUPED, SCALED, QUANTIZE),
     *(MOE, *EXPERTS, *ATTENTION, E4M3, KV_CACHE),
 )
+# Parts of the public ops in rows.py and cross_entropy.py, which have all of their rules.
+ROWS = (
+    *("norm", "norm_backward", "softmax", "softmax_backward"),
+    *("cross_entropy", "cross_entropy_backward"),
+)
 # Parts of cubin::linear and cubin::addmm, and ops that Python functions call.
 _WITHOUT_PUBLIC_OP = ("linear_activation", "addmm_dtype", *FUSED, MOE, *EXPERTS)
 # attention_forward has the derivative of scaled_dot_product_attention.
@@ -37,7 +42,7 @@ _WITHOUT_AUTOGRAD = ("scaled_dot_product_attention", *FUSED)
 # differentiated.
 DIFFERENTIABLE = tuple(
     name
-    for name in (*PRODUCTS, *SYMMETRIC, GROUPED, MOE, *EXPERTS, *ATTENTION)
+    for name in (*PRODUCTS, *SYMMETRIC, GROUPED, MOE, *EXPERTS, *ATTENTION, *ROWS)
     if name not in _WITHOUT_AUTOGRAD
 )
 

@@ -15,6 +15,7 @@ from torch_cubin._ops import (
     autograd,
     batch_invariant,
     causal_bias,
+    cross_entropy,
     expert_rows,
     fake,
     flops,
@@ -25,6 +26,7 @@ from torch_cubin._ops import (
     layouts,
     moe,
     no_derivatives,
+    rows,
     scaled,
     sharding,
     symmetric,
@@ -54,6 +56,8 @@ def register() -> torch.library.Library:
     scaled.register(library)
     moe.register(library)
     expert_rows.register(library)
+    rows.register(library)
+    cross_entropy.register(library)
     addmm_into.register(library)
     kv_cache.register(library)
     attention_e4m3.register(library)
@@ -62,5 +66,10 @@ def register() -> torch.library.Library:
     causal_bias.register()
     sharding.register()
     # Frames below an op are never compiled, even if torch.compile gives up on an outer frame.
-    skip_frames([autograd, batch_invariant, expert_rows, fused_autograd, grouped, symmetric])
+    skip_frames(
+        [
+            *(autograd, batch_invariant, cross_entropy, expert_rows, fused_autograd, grouped),
+            *(rows, symmetric),
+        ]
+    )
     return library

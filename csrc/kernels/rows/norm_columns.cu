@@ -1,0 +1,97 @@
+// The gradients of weight and bias of layer norm and RMS norm: sums over rows. It either sums a
+// part of the rows into sums_w and sums_b, or sums such parts, its own or norm_backward's, and
+// rounds the result. Both orders depend on the sizes alone.
+//
+// Block (x, y): part y of the columns of eight adjacent threads, of which a warp has four rows at a
+// time.
+#include "norm_params.h"
+#include "rows.cuh"
+
+namespace torch_cubin::TC_KERNEL {
+
+constexpr int kBlock = TC_THREADS;
+constexpr int kAcross = 8;               // threads of a row
+constexpr int kRows = kBlock / kAcross;  // at once
+
+// Sums over the threads with the same columns, for those of the first row.
+template <int kElements>
+TC_DEVICE void join_rows(float (&sums)[kElements]) {
+  __shared__ float parts[kRows][kAcross * kElements + 4];
+  const int first = threadIdx.x % kAcross * kElements, own = threadIdx.x / kAcross;
+#pragma unroll
+  for (int j = 0; j < kElements; ++j) parts[own][first + j] = sums[j];
+  __syncthreads();
+#pragma unroll 1
+  for (int half = kRows / 2; half > 0; half /= 2) {
+    if (own < half) {
+#pragma unroll
+      for (int j = 0; j < kElements; ++j) parts[own][first + j] += parts[own + half][first + j];
+    }
+    __syncthreads();
+  }
+#pragma unroll
+  for (int j = 0; j < kElements; ++j) sums[j] = parts[own][first + j];
+  __syncthreads();  // before the next sums
+}
+
+template <class Access>
+TC_DEVICE void sum_columns(const NormParams& p) {
+  constexpr int kElements = Access::kElements;
+  const int own = threadIdx.x / kAcross;
+  const int column = static_cast<int>(blockIdx.x * kAcross + threadIdx.x % kAcross) * kElements;
+  const bool valid = column < p.columns;
+  float of_weight[kElements] = {}, of_bias[kElements] = {}, x[kElements], grad[kElements];
+  if (p.sums_parts > 0) {
+#pragma unroll 2
+    for (int part = own; valid && part < p.sums_parts; part += kRows) {
+      const tc_int64 first = static_cast<tc_int64>(part) * p.columns;
+      if (p.sums_w != nullptr) Access::load(x, RowOf(p.sums_w, first, kRowFloat32), column);
+      if (p.sums_b != nullptr) Access::load(grad, RowOf(p.sums_b, first, kRowFloat32), column);
+#pragma unroll
+      for (int j = 0; j < kElements; ++j) {
+        of_weight[j] += x[j];
+        of_bias[j] += grad[j];
+      }
+    }
+  } else {
+    const tc_int64 size = (p.rows + p.parts - 1) / p.parts, begin = size * blockIdx.y;
+    const tc_int64 end = min(begin + size, p.rows);
+#pragma unroll 2
+    for (tc_int64 row = begin + own; valid && row < end; row += kRows) {
+      Access::load(x, RowOf(p.x, row * p.x_stride, p.row_dtype), column);
+      Access::load(grad, RowOf(p.grad_out, row * p.grad_out_stride, p.row_dtype), column);
+      const float mean = p.centered ? p.mean[row] : 0.0f, rstd = p.rstd[row];
+#pragma unroll
+      for (int j = 0; j < kElements; ++j) {
+        of_weight[j] += grad[j] * ((x[j] - mean) * rstd);
+        of_bias[j] += grad[j];
+      }
+    }
+  }
+  const auto write = [&](float (&sums)[kElements], float* parts, void* gradient, int dtype) {
+    if (parts == nullptr) return;  // for all threads
+    join_rows(sums);
+    if (own > 0 || !valid) return;
+    const tc_int64 first = static_cast<tc_int64>(blockIdx.y) * p.columns;
+    Access::store(p.sums_parts > 0 ? RowOf(gradient, 0, dtype) : RowOf(parts, first, kRowFloat32),
+                  sums, column);
+  };
+  write(of_weight, p.sums_w, p.grad_weight, p.weight_dtype);
+  write(of_bias, p.sums_b, p.grad_bias, p.bias_dtype);
+}
+
+extern "C" __global__ void __launch_bounds__(kBlock)
+    TC_KERNEL(const __grid_constant__ NormParams p) {
+  wait_for_previous_kernel();
+  with_access(p.columns, p.row_dtype, [&](auto access) { sum_columns<decltype(access)>(p); });
+}
+
+}  // namespace torch_cubin::TC_KERNEL
+
+/* torch_cubin kernels
+{"virtual_arch": [80, 90],
+ "kernels": [
+  {"name": "norm_columns_rows", "kind": "norm_columns", "dtype": "any", "math": "float32",
+   "layout": "any", "alignment": 2, "tile": [64, 64, 1], "stages": 1, "block": [512, 1, 1],
+   "dynamic_shared": 0, "blocks": 1, "cost": {"k_tile": 0, "fixed": 0}}]}
+*/

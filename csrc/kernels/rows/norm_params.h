@@ -1,0 +1,49 @@
+// The parameter of the norm kernels, shared by host and device code: layer norm and RMS norm.
+//
+// norm            sum = round(x + residual), or x without a residual
+//                 out = (sum - mean) * rstd * weight + bias, mean and rstd of each row
+// norm_backward   x is the sum of the above:
+//                 grad_x = rstd * (g - x_hat * mean(g * x_hat) - mean(g)) + grad_sum
+//                 with g = grad_out * weight, x_hat = (x - mean) * rstd
+//                 sums_w and sums_b: grad_out * x_hat and grad_out, summed over a part of the rows
+// norm_columns    the sums over rows, of norm_backward's parts or from the beginning
+//
+// Without `centered` (RMS norm) mean and mean(g) are zero. Rows are contiguous, and
+// follow each other in strides of elements; strides of other tensors are `columns`. If `columns` is
+// a multiple of eight, all rows begin at multiples of 16 bytes.
+#pragma once
+
+namespace torch_cubin {
+
+typedef long long tc_int64;  // device code includes no <cstdint>
+
+struct NormParams {
+  const void* x;
+  const void* residual;  // null: none
+  const void* weight;    // null: ones
+  const void* bias;      // null: zeros
+  void* out;
+  void* sum;    // null: not written
+  float* mean;  // one a row; null unless centered
+  float* rstd;
+  const void* grad_out;
+  const void* grad_sum;  // null: none
+  void* grad_x;
+  float* sums_w;  // [parts][columns]; null: not needed
+  float* sums_b;
+  void* grad_weight;  // of norm_columns, null: leaves sums of `parts` parts
+  void* grad_bias;
+  tc_int64 rows;
+  tc_int64 x_stride, residual_stride, grad_out_stride, grad_sum_stride;
+  int columns;
+  int threads;    // of a row
+  int resident;   // vectors of a thread in shared memory, of each tensor
+  int row_dtype;  // of all tensors but these
+  int weight_dtype, bias_dtype;
+  int centered;
+  int parts;       // norm_columns: of the rows
+  int sums_parts;  // norm_columns: parts to sum; 0: the rows themselves
+  float eps;
+};
+
+}  // namespace torch_cubin

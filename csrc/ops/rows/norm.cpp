@@ -1,0 +1,181 @@
+// Layer norm, RMS norm and their derivative on CUDA, by csrc/kernels/rows/norm*.cu.
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/rows/norm_params.h"
+#include "ops/common/stable_ops.h"
+#include "ops/rows/kernels.h"
+#include "runtime/device.h"
+
+namespace torch_cubin {
+namespace {
+
+// Blocks of norm_backward that sum gradients of weight and bias: their number fixes the order of
+// the sums, so that it depends on no device. Two for each multiprocessor of an H100.
+constexpr int64_t kSummingBlocks = 264;
+// norm_columns: rows of a part at least, and most parts.
+constexpr int64_t kRowsOfPart = 256, kMostParts = 64;
+constexpr int64_t kAcross = 8;  // threads of a row in a block of norm_columns
+
+Tensor empty_like_rows(const TensorView& x) {
+  return empty_cuda(x.sizes, x.dim, x.dtype, x.device_index);
+}
+
+void* written(const Tensor& tensor) { return tensor.mutable_data_ptr(); }
+float* floats(const Tensor& tensor) { return static_cast<float*>(tensor.mutable_data_ptr()); }
+
+}  // namespace
+
+Normed norm_cuda(const Tensor& input, const OptionalTensor& residual,
+                 const std::vector<int64_t>& normalized_shape, const OptionalTensor& weight,
+                 const OptionalTensor& bias, std::optional<double> eps, bool centered) {
+  const char* op = norm_name(centered, residual.has_value());
+  const TensorView x(input);
+  const auto dims = static_cast<int64_t>(normalized_shape.size());
+  const RowSizes sizes =
+      check_norm(op, x, view_of(residual), normalized_shape, view_of(weight), view_of(bias));
+  NormParams p{};
+  p.row_dtype = row_dtype(op, x.dtype);
+  check_length(op, sizes);
+  const Shape statistics = statistics_shape(x, dims);
+  const auto new_statistics = [&] {
+    return empty_cuda(statistics.sizes, statistics.dim, ScalarType::Float, x.device_index);
+  };
+  const Tensor out = empty_like_rows(x);
+  const Tensor sum = residual ? empty_like_rows(x) : no_elements(x, x.dtype);
+  const Tensor mean = centered ? new_statistics() : no_elements(x, ScalarType::Float);
+  const Tensor rstd = new_statistics();
+  Normed result{out, sum, mean, rstd};
+  if (sizes.rows == 0) return result;
+  if (sizes.columns == 0) {
+    torch::stable::fill_(mean, NAN);
+    torch::stable::fill_(rstd, NAN);
+    return result;
+  }
+  std::optional<RowsOperand> own[4];
+  const auto read = [&](int index, const Tensor& tensor) -> const RowsOperand& {
+    return own[index].emplace(tensor, dims, sizes);
+  };
+  p.x = read(0, input).data;
+  p.x_stride = own[0]->stride;
+  if (residual) {
+    p.residual = read(1, *residual).data;
+    p.residual_stride = own[1]->stride;
+    p.sum = written(sum);
+  }
+  if (weight) {
+    p.weight = read(2, *weight).data;
+    p.weight_dtype = row_dtype(op, TensorView(*weight).dtype);
+  }
+  if (bias) {
+    p.bias = read(3, *bias).data;
+    p.bias_dtype = row_dtype(op, TensorView(*bias).dtype);
+  }
+  p.out = written(out);
+  if (centered) p.mean = floats(mean);
+  p.rstd = floats(rstd);
+  p.rows = sizes.rows;
+  p.columns = static_cast<int>(sizes.columns);
+  p.centered = centered;
+  p.eps = static_cast<float>(eps_of(eps, x.dtype));
+  const Device& gpu = device(x.device_index);
+  PackageKernel& kernel = rows_kernel(kNorm, gpu);
+  const RowsLayout layout(kernel, gpu, sizes, residual ? 2 : 1, x.dtype);
+  p.threads = static_cast<int>(layout.threads);
+  p.resident = static_cast<int>(layout.resident);
+  launch(kernel, layout.grid(gpu), gpu, p);
+  return result;
+}
+
+NormGradients norm_backward_cuda(const Tensor& grad_out, const OptionalTensor& grad_sum,
+                                 const Tensor& x_tensor, const Tensor& mean, const Tensor& rstd,
+                                 const OptionalTensor& weight, int64_t dims,
+                                 std::optional<double> /*eps*/, bool centered, bool needs_weight,
+                                 std::optional<ScalarType> bias_dtype) {
+  constexpr const char* kOp = "_norm_backward";
+  const TensorView x(x_tensor);
+  const RowSizes sizes =
+      check_norm_backward(TensorView(grad_out), view_of(grad_sum), x, TensorView(mean),
+                          TensorView(rstd), view_of(weight), dims, centered);
+  NormParams p{};
+  p.row_dtype = row_dtype(kOp, x.dtype);
+  check_length(kOp, sizes);
+  needs_weight = needs_weight && weight;
+  const auto gradient = [&](bool needed, ScalarType dtype) {
+    if (!needed) return no_elements(x, dtype);
+    return empty_cuda(x.sizes + x.dim - dims, dims, dtype, x.device_index);
+  };
+  const ScalarType weight_dtype = weight ? TensorView(*weight).dtype : x.dtype;
+  const Tensor grad_x = empty_like_rows(x);
+  const Tensor grad_weight = gradient(needs_weight, weight_dtype);
+  const Tensor grad_bias = gradient(bias_dtype.has_value(), bias_dtype.value_or(x.dtype));
+  NormGradients result{grad_x, grad_weight, grad_bias};
+  if (sizes.rows == 0) {
+    torch::stable::fill_(grad_weight, 0);
+    torch::stable::fill_(grad_bias, 0);
+    return result;
+  }
+  if (sizes.columns == 0) return result;
+  const RowsOperand x_rows(x_tensor, dims, sizes), grad_rows(grad_out, dims, sizes);
+  std::optional<RowsOperand> sum_rows, weight_rows;
+  const Tensor rstd_dense = torch::stable::contiguous(rstd);
+  const Tensor mean_dense = torch::stable::contiguous(mean);
+  p.x = x_rows.data;
+  p.x_stride = x_rows.stride;
+  p.grad_out = grad_rows.data;
+  p.grad_out_stride = grad_rows.stride;
+  if (grad_sum) {
+    sum_rows.emplace(*grad_sum, dims, sizes);
+    p.grad_sum = sum_rows->data;
+    p.grad_sum_stride = sum_rows->stride;
+  }
+  if (weight) {
+    weight_rows.emplace(*weight, dims, sizes);
+    p.weight = weight_rows->data;
+  }
+  p.weight_dtype = row_dtype(kOp, weight_dtype);
+  p.bias_dtype = row_dtype(kOp, bias_dtype.value_or(x.dtype));
+  p.grad_x = written(grad_x);
+  p.mean = centered ? floats(mean_dense) : nullptr;
+  p.rstd = floats(rstd_dense);
+  p.rows = sizes.rows;
+  p.columns = static_cast<int>(sizes.columns);
+  p.centered = centered;
+
+  const Device& gpu = device(x.device_index);
+  PackageKernel& kernel = rows_kernel(kNormBackward, gpu);
+  const int64_t sums = (needs_weight ? 1 : 0) + (bias_dtype ? 1 : 0);
+  RowsLayout layout(kernel, gpu, sizes, 2, x.dtype, sums);
+  const bool fused = sums > 0 && has_vectors(sizes) && layout.resident == layout.vectors;
+  if (!fused) layout = RowsLayout(kernel, gpu, sizes, 2, x.dtype);
+  Grid grid = layout.grid(gpu);
+  if (fused) grid.x = std::min(layout.tiles, kSummingBlocks);
+  const int64_t parts = fused
+                            ? grid.x * layout.at_once
+                            : std::clamp<int64_t>(ceil_div(sizes.rows, kRowsOfPart), 1, kMostParts);
+  const int64_t bytes = parts * sizes.columns * 4;
+  const Workspace of_weight(gpu, needs_weight ? bytes : 0), of_bias(gpu, bias_dtype ? bytes : 0);
+  const auto set_sums = [&] {
+    if (needs_weight) p.sums_w = reinterpret_cast<float*>(of_weight.data());
+    if (bias_dtype) p.sums_b = reinterpret_cast<float*>(of_bias.data());
+  };
+  if (fused) set_sums();
+  p.threads = static_cast<int>(layout.threads);
+  p.resident = static_cast<int>(layout.resident);
+  launch(kernel, grid, gpu, p);
+  if (sums == 0) return result;
+  set_sums();
+  PackageKernel& columns = rows_kernel(kNormColumns, gpu);
+  const int64_t blocks = ceil_div(sizes.columns, kAcross * (has_vectors(sizes) ? kRowVector : 1));
+  if (!fused) {
+    p.parts = static_cast<int>(parts);
+    launch(columns, {blocks, parts}, gpu, p);
+  }
+  p.sums_parts = static_cast<int>(parts);
+  p.grad_weight = needs_weight ? written(grad_weight) : nullptr;
+  p.grad_bias = bias_dtype ? written(grad_bias) : nullptr;
+  launch(columns, {blocks}, gpu, p);
+  return result;
+}
+
+}  // namespace torch_cubin

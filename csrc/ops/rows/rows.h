@@ -1,0 +1,117 @@
+// Ops over rows, the last dimension of a tensor or the last few: layer norm, RMS norm, softmax,
+// log-softmax and cross entropy, and their derivatives. Rows are independent: a row's bits depend
+// on its own values and its length alone.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "ops/common/shape.h"
+#include "pytorch/tensor.h"
+
+namespace torch_cubin {
+
+// The public ops, with the arguments of PyTorch's.
+void rms_norm_composite(StableIValue* stack, uint64_t, uint64_t);
+void add_rms_norm_composite(StableIValue* stack, uint64_t, uint64_t);
+void layer_norm_composite(StableIValue* stack, uint64_t, uint64_t);
+void softmax_composite(StableIValue* stack, uint64_t, uint64_t);
+void log_softmax_composite(StableIValue* stack, uint64_t, uint64_t);
+
+void cross_entropy_composite(StableIValue* stack, uint64_t, uint64_t);
+
+using OptionalTensor = std::optional<Tensor>;
+
+// The result, input + residual (empty without one), and the statistics of each row: its mean (empty
+// unless `centered`) and 1 / sqrt(variance + eps), around 0 unless centered. `eps` is by default
+// that of float32, for float64 its own.
+using Normed = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+Normed norm_cpu(const Tensor& input, const OptionalTensor& residual,
+                const std::vector<int64_t>& normalized_shape, const OptionalTensor& weight,
+                const OptionalTensor& bias, std::optional<double> eps, bool centered);
+Normed norm_cuda(const Tensor& input, const OptionalTensor& residual,
+                 const std::vector<int64_t>& normalized_shape, const OptionalTensor& weight,
+                 const OptionalTensor& bias, std::optional<double> eps, bool centered);
+
+// The gradients of what was normalized, x, to which grad_sum is added, and of weight and bias, each
+// empty unless asked for. eps is for the derivative of this op.
+using NormGradients = std::tuple<Tensor, Tensor, Tensor>;
+NormGradients norm_backward_cpu(const Tensor& grad_out, const OptionalTensor& grad_sum,
+                                const Tensor& x, const Tensor& mean, const Tensor& rstd,
+                                const OptionalTensor& weight, int64_t dims,
+                                std::optional<double> eps, bool centered, bool needs_weight,
+                                std::optional<ScalarType> bias_dtype);
+NormGradients norm_backward_cuda(const Tensor& grad_out, const OptionalTensor& grad_sum,
+                                 const Tensor& x, const Tensor& mean, const Tensor& rstd,
+                                 const OptionalTensor& weight, int64_t dims,
+                                 std::optional<double> eps, bool centered, bool needs_weight,
+                                 std::optional<ScalarType> bias_dtype);
+
+// Along the last dim. `dtype` is the result's: the input's, or float32.
+Tensor softmax_cpu(const Tensor& input, bool log, ScalarType dtype);
+Tensor softmax_cuda(const Tensor& input, bool log, ScalarType dtype);
+
+// The gradient of the input, which had the dtype `dtype`; `output` is softmax's.
+Tensor softmax_backward_cpu(const Tensor& grad_out, const Tensor& output, bool log,
+                            ScalarType dtype);
+Tensor softmax_backward_cuda(const Tensor& grad_out, const Tensor& output, bool log,
+                             ScalarType dtype);
+
+// Of each row of classes, the last dim, in float32 (float64): its loss, whether it counts (1, or 0
+// if its target is ignore_index), and logsumexp. A target that is no class makes NaN on CUDA and an
+// error on the CPU.
+using Losses = std::tuple<Tensor, Tensor, Tensor>;
+Losses cross_entropy_cpu(const Tensor& input, const Tensor& target, int64_t ignore_index,
+                         double label_smoothing);
+Losses cross_entropy_cuda(const Tensor& input, const Tensor& target, int64_t ignore_index,
+                          double label_smoothing);
+Tensor cross_entropy_backward_cpu(const Tensor& grad_losses, const Tensor& input,
+                                  const Tensor& target, const Tensor& logsumexp,
+                                  int64_t ignore_index, double label_smoothing);
+Tensor cross_entropy_backward_cuda(const Tensor& grad_losses, const Tensor& input,
+                                   const Tensor& target, const Tensor& logsumexp,
+                                   int64_t ignore_index, double label_smoothing);
+
+// Rows of one tensor.
+struct RowSizes {
+  int64_t rows = 1, columns = 1;
+};
+
+// The checks of these ops, which throw [input]; on every device.
+RowSizes check_norm(const char* op, const TensorView& input,
+                    const std::optional<TensorView>& residual,
+                    const std::vector<int64_t>& normalized_shape,
+                    const std::optional<TensorView>& weight, const std::optional<TensorView>& bias);
+RowSizes check_norm_backward(const TensorView& grad_out, const std::optional<TensorView>& grad_sum,
+                             const TensorView& x, const TensorView& mean, const TensorView& rstd,
+                             const std::optional<TensorView>& weight, int64_t dims, bool centered);
+RowSizes check_softmax(const TensorView& input, bool log, ScalarType dtype);
+RowSizes check_softmax_backward(const TensorView& grad_out, const TensorView& output, bool log,
+                                ScalarType dtype);
+
+RowSizes check_cross_entropy(const TensorView& input, const TensorView& target,
+                             double label_smoothing);
+RowSizes check_cross_entropy_backward(const TensorView& grad_losses, const TensorView& input,
+                                      const TensorView& target, const TensorView& logsumexp,
+                                      double label_smoothing);
+
+// The public op that a call of norm is made by.
+const char* norm_name(bool centered, bool residual);
+// The dtype of a row's statistics.
+inline ScalarType statistics_dtype(ScalarType dtype) { return sums_dtype(dtype); }
+double eps_of(std::optional<double> eps, ScalarType dtype);
+// The statistics' shape: that of x with the last `dims` sizes 1.
+Shape statistics_shape(const TensorView& x, int64_t dims);
+
+// What an op returns in place of a result that a call does not have.
+Tensor no_elements(const TensorView& like, ScalarType dtype);
+
+// The checks of norm and softmax for tensors that Python describes: {"op": a public op,
+// "normalized_shape": [...], "tensors": {"input": tensor, "residual": ...}}, or "dtype", or
+// "label_smoothing".
+void check_described_rows(const nlohmann::json& call);
+
+}  // namespace torch_cubin

@@ -1,0 +1,83 @@
+// Schemas and registrations of the family of rows, without logic; ops_matmul.cpp says how ops
+// forward.
+#include <torch/csrc/stable/library.h>
+
+#include "op_registration.h"
+#include "ops/rows/rows.h"
+
+namespace {
+
+using namespace torch_cubin;
+
+STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
+  m.def(
+      "rms_norm(Tensor input, int[] normalized_shape, Tensor? weight=None, float? eps=None) -> "
+      "Tensor");
+  m.def(
+      "add_rms_norm(Tensor input, Tensor residual, int[] normalized_shape, Tensor? weight=None, "
+      "float? eps=None) -> (Tensor, Tensor)");
+  m.def(
+      "layer_norm(Tensor input, int[] normalized_shape, Tensor? weight=None, Tensor? bias=None, "
+      "float eps=1e-05) -> Tensor");
+  m.def("softmax(Tensor input, int dim, ScalarType? dtype=None) -> Tensor");
+  m.def("log_softmax(Tensor input, int dim, ScalarType? dtype=None) -> Tensor");
+
+  m.def(
+      "cross_entropy(Tensor input, Tensor target, Tensor? weight=None, int ignore_index=-100, "
+      "str reduction='mean', float label_smoothing=0.0) -> Tensor");
+
+#define TC_NORM                                                                             \
+  "(Tensor input, Tensor? residual, int[] normalized_shape, Tensor? weight, Tensor? bias, " \
+  "float? eps, bool centered) -> (Tensor out, Tensor sum, Tensor mean, Tensor rstd)"
+#define TC_NORM_BACKWARD                                                                        \
+  "(Tensor grad_out, Tensor? grad_sum, Tensor x, Tensor mean, Tensor rstd, Tensor? weight, "    \
+  "int dims, float? eps, bool centered, bool needs_weight, ScalarType? bias_dtype) -> (Tensor " \
+  "grad_x, Tensor grad_weight, Tensor grad_bias)"
+#define TC_SOFTMAX "(Tensor input, bool log, ScalarType dtype) -> Tensor"
+#define TC_SOFTMAX_BACKWARD "(Tensor grad_out, Tensor output, bool log, ScalarType dtype) -> Tensor"
+#define TC_CROSS_ENTROPY                                                                       \
+  "(Tensor input, Tensor target, int ignore_index, float label_smoothing) -> (Tensor losses, " \
+  "Tensor counted, Tensor logsumexp)"
+#define TC_CROSS_ENTROPY_BACKWARD                                                          \
+  "(Tensor grad_losses, Tensor input, Tensor target, Tensor logsumexp, int ignore_index, " \
+  "float label_smoothing) -> Tensor"
+  m.def("_cross_entropy" TC_CROSS_ENTROPY);
+  m.def("_cross_entropy_autograd" TC_CROSS_ENTROPY);
+  m.def("_cross_entropy_backward" TC_CROSS_ENTROPY_BACKWARD);
+  m.def("_cross_entropy_backward_autograd" TC_CROSS_ENTROPY_BACKWARD);
+  m.def("_norm" TC_NORM);
+  m.def("_norm_autograd" TC_NORM);
+  m.def("_norm_backward" TC_NORM_BACKWARD);
+  m.def("_norm_backward_autograd" TC_NORM_BACKWARD);
+  m.def("_softmax" TC_SOFTMAX);
+  m.def("_softmax_autograd" TC_SOFTMAX);
+  m.def("_softmax_backward" TC_SOFTMAX_BACKWARD);
+  m.def("_softmax_backward_autograd" TC_SOFTMAX_BACKWARD);
+}
+
+void implement_rows_ops(torch::stable::detail::StableLibrary& m) {
+  m.impl("rms_norm", &rms_norm_composite);
+  m.impl("add_rms_norm", &add_rms_norm_composite);
+  m.impl("layer_norm", &layer_norm_composite);
+  m.impl("softmax", &softmax_composite);
+  m.impl("log_softmax", &log_softmax_composite);
+  m.impl("cross_entropy", &cross_entropy_composite);
+}
+
+STABLE_TORCH_LIBRARY_IMPL(cubin, CompositeImplicitAutograd, m) { implement_rows_ops(m); }
+
+// Without this registration torch.vmap would loop over the batch instead of decomposing the op.
+STABLE_TORCH_LIBRARY_IMPL(cubin, FuncTorchBatchedDecomposition, m) { implement_rows_ops(m); }
+
+#define TC_ROWS(device)                                \
+  TC_RAW_AND_AUTOGRAD(norm, device);                   \
+  TC_RAW_AND_AUTOGRAD(cross_entropy, device);          \
+  TC_RAW_AND_AUTOGRAD(cross_entropy_backward, device); \
+  TC_RAW_AND_AUTOGRAD(norm_backward, device);          \
+  TC_RAW_AND_AUTOGRAD(softmax, device);                \
+  TC_RAW_AND_AUTOGRAD(softmax_backward, device)
+
+STABLE_TORCH_LIBRARY_IMPL(cubin, CPU, m) { TC_ROWS(cpu); }
+STABLE_TORCH_LIBRARY_IMPL(cubin, CUDA, m) { TC_ROWS(cuda); }
+
+}  // namespace

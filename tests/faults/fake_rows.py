@@ -1,0 +1,107 @@
+"""Launches of the kernels over rows on the stand-in driver: threads, sizes, strides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from c_layouts import ROWS, structure
+from fake_driver import tensors
+from faults import catalogs, launch_params
+from faults.forked import forked
+
+NORM = structure(f"{ROWS}/norm_params.h", "NormParams")
+SOFTMAX = structure(f"{ROWS}/softmax_params.h", "RowsSoftmaxParams")
+ops = torch.ops.cubin
+
+
+@pytest.fixture(autouse=True)
+def catalog(driver, tmp_path, monkeypatch) -> None:
+    catalogs.install(driver, tmp_path, monkeypatch, catalogs.kernels_of("rows"))
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return tensors.empty(*shape, dtype=dtype)
+
+
+def launches_of(driver, call: Callable[[], object], type_: Any) -> list[tuple[Any, Any]]:
+    """Each launch, and its parameter."""
+
+    def run() -> list:
+        call()
+        return driver.launches()
+
+    launches = [each for each in forked(run) if each["kernel"].endswith("_rows")]
+    return [(each, launch_params.read(each, type_)) for each in launches]
+
+
+def norm(*args: Any, weight: Any = None) -> Callable[[], object]:
+    residual = args[1] if len(args) > 1 else None
+    return lambda: ops._norm(args[0], residual, args[0].shape[-1:], weight, None, None, False)
+
+
+@pytest.mark.parametrize(
+    ("columns", "threads", "resident"),
+    [(1, 1, 0), (16, 1, 2), (17, 4, 0), (4096, 256, 2), (8192, 256, 4), (2**20, 256, 14)],
+)
+def test_threads_of_a_row(driver, columns: int, threads: int, resident: int) -> None:
+    ((launch, params),) = launches_of(driver, norm(empty(64, columns)), NORM)
+    assert (params.threads, params.resident, params.columns) == (threads, resident, columns)
+    assert (params.rows, params.x_stride) == (64, columns)
+    assert launch["grid"][0] <= max(1, 64 * threads // 256)
+
+
+def test_parts_of_wider_rows_are_read_where_they_are(driver) -> None:
+    x = tensors.strided((3, 5, 128), (5 * 384, 384, 1), torch.bfloat16)
+    ((_, params),) = launches_of(driver, norm(x, empty(3, 5, 128), weight=empty(128)), NORM)
+    assert (params.rows, params.x_stride, params.residual_stride) == (15, 384, 128)
+    x = tensors.strided((15, 100), (385, 1), torch.bfloat16)
+    ((_, params),) = launches_of(driver, norm(x), NORM)
+    assert params.x_stride == 385
+
+
+@pytest.mark.parametrize("columns", [4096, 65536])
+def test_gradients_of_parameters_are_summed_in_parts(driver, columns: int) -> None:
+    def call() -> None:
+        rows, statistics = empty(4096, columns), empty(4096, 1, dtype=torch.float32)
+        weight = empty(columns)
+        rest = (weight, 1, None, True, True, torch.bfloat16)
+        ops._norm_backward(rows, None, rows, statistics, statistics, *rest)
+
+    launches = launches_of(driver, call, NORM)
+    names = [launch["kernel"] for launch, _ in launches]
+    first, last = launches[0][1], launches[-1][1]
+    assert last.grad_weight
+    assert last.grad_bias
+    if columns == 4096:
+        assert names == ["norm_backward_rows", "norm_columns_rows"]
+        assert first.sums_w
+        assert first.sums_b
+        assert last.sums_parts == launches[0][0]["grid"][0] * (256 // first.threads)
+    else:
+        assert names == ["norm_backward_rows", "norm_columns_rows", "norm_columns_rows"]
+        assert not first.sums_w
+        assert (launches[1][1].parts, launches[1][1].sums_parts, last.sums_parts) == (16, 0, 16)
+
+
+def test_softmax_writes_float32_of_16_bits(driver) -> None:
+    def call() -> None:
+        ops._softmax(empty(64, 100, dtype=torch.float16), True, torch.float32)
+
+    ((_, params),) = launches_of(driver, call, SOFTMAX)
+    assert (params.x_dtype, params.out_dtype, params.log) == (0, 2, 1)
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (8, 0)])
+def test_nothing_launches_nothing(driver, shape: tuple[int, int]) -> None:
+    def call() -> None:
+        ops._softmax(empty(*shape), False, torch.bfloat16)
+
+    assert launches_of(driver, call, SOFTMAX) == []
+
+
+def test_float64_is_refused(driver) -> None:
+    with pytest.raises(RuntimeError, match=r"\[no_kernel\]: softmax .*bfloat16 or float32"):
+        ops._softmax(empty(8, 8, dtype=torch.float64), False, torch.float64)

@@ -1,0 +1,306 @@
+"""The ops over rows on a GPU: errors against float64, layouts, rows that are not finite, bits.
+
+Memory is full of NaN, so that what a kernel must not read would show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numerics
+import pytest
+import torch
+import torch.nn.functional as F
+from gpu import cases
+from torch import Tensor
+
+import torch_cubin
+
+pytestmark = pytest.mark.usefixtures("nan_memory")
+
+ops = torch.ops.cubin
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+# Lengths of rows: one element, parts of a vector, unaligned rows, one to several vectors of a
+# thread, all threads of a block, longer than shared memory holds. The numbers of rows differ.
+SIZES = [(5, 1), (300, 7), (64, 64), (1000, 100), (33, 1001), (257, 1024), (130, 4096), (31, 5120),
+         (70, 8192), (9, 12289), (13, 16384), (4, 50257), (3, 131072)]  # fmt: skip
+Inf = float("inf")
+
+
+def residual(norm: Callable[..., Tensor]) -> Callable[..., Any]:
+    def call(x: Tensor, y: Tensor, *rest: Any) -> Any:
+        total = x + y
+        return norm(total, *rest), total
+
+    return call
+
+
+# Ours, PyTorch's; which arguments are a row's parameters.
+CALLS: dict[str, tuple[Callable[..., Any], Callable[..., Any], str]] = {
+    "rms_norm": (
+        lambda x, w: ops.rms_norm(x, w.shape, w, 1e-5),
+        lambda x, w: F.rms_norm(x, w.shape, w, 1e-5),
+        "xw",
+    ),
+    "add_rms_norm": (
+        lambda x, y, w: ops.add_rms_norm(x, y, w.shape, w, 1e-5),
+        residual(lambda x, w: F.rms_norm(x, w.shape, w, 1e-5)),
+        "xxw",
+    ),
+    "layer_norm": (
+        lambda x, w, b: ops.layer_norm(x, w.shape, w, b),
+        lambda x, w, b: F.layer_norm(x, w.shape, w, b),
+        "xww",
+    ),
+    "layer_norm alone": (
+        lambda x: ops.layer_norm(x, x.shape[-1:]),
+        lambda x: F.layer_norm(x, x.shape[-1:]),
+        "x",
+    ),
+    "softmax": (lambda x: ops.softmax(x, -1), lambda x: torch.softmax(x, -1), "x"),
+    "log_softmax": (lambda x: ops.log_softmax(x, -1), lambda x: torch.log_softmax(x, -1), "x"),
+}
+
+
+def results(found: Any) -> list[Tensor]:
+    return [found] if isinstance(found, Tensor) else list(found)
+
+
+def draw(kinds: str, rows: int, columns: int, dtype: torch.dtype, generator: Any) -> list[Tensor]:
+    def one(kind: str) -> Tensor:
+        shape = (rows, columns) if kind == "x" else (columns,)
+        x = torch.randn(shape, device="cuda", generator=generator) * 2 + 0.5
+        return x.to(dtype).requires_grad_()
+
+    return [one(kind) for kind in kinds]
+
+
+def forward_and_backward(
+    call: Callable[..., Any], tensors: list[Tensor], grads: list[Tensor]
+) -> list[Tensor]:
+    out = results(call(*tensors))
+    grads = [grad.to(x.dtype) for grad, x in zip(grads, out, strict=False)]
+    return [*out, *torch.autograd.grad(out, tensors, grads)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", CALLS)
+def test_errors_against_float64(name: str, dtype: torch.dtype, generator: torch.Generator) -> None:
+    ours, torchs, kinds = CALLS[name]
+    judges: list[numerics.Judge] = []
+    for rows, columns in SIZES:
+        tensors = draw(kinds, rows, columns, dtype, generator)
+        grads = [torch.randn(rows, columns, device="cuda", generator=generator).to(dtype)] * 2
+        wide = [x.detach().double().requires_grad_() for x in tensors]
+        got = forward_and_backward(ours, tensors, grads)
+        own = forward_and_backward(torchs, tensors, grads)
+        if name == "add_rms_norm":
+            # The rounded sum is normalized.
+            total = (tensors[0] + tensors[1]).detach().double()
+            wide[0] = (total - wide[1].detach()).requires_grad_()
+        want = forward_and_backward(torchs, wide, [grad.double() for grad in grads])
+        judges = judges or [numerics.Judge(dtype) for _ in got]
+        for i, judge in enumerate(judges):
+            parameter = i >= len(got) - kinds.count("w")  # sums over rows
+            scale = rows**0.5 if parameter else 1.0
+            judge.add(f"{i} {rows} x {columns}", got[i], own[i], want[i], scale)
+    for judge in judges:
+        judge.finish()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_softmax_in_float32_of_16_bits(dtype: torch.dtype, generator: torch.Generator) -> None:
+    for columns in (7, 512, 9000):
+        (x,) = draw("x", 40, columns, dtype, generator)
+        for ours, torchs in ((ops.softmax, torch.softmax), (ops.log_softmax, torch.log_softmax)):
+            got, want = (f(x, -1, dtype=torch.float32) for f in (ours, torchs))
+            torch.testing.assert_close(got, want, atol=1e-6, rtol=1e-5)
+            grad = torch.randn_like(got)
+            got, want = (torch.autograd.grad(y, x, grad)[0] for y in (got, want))
+            torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("columns", [7, 64, 100, 8193])
+def test_layouts_that_are_not_contiguous(columns: int, generator: torch.Generator) -> None:
+    base = torch.randn(6, 5, 3 * columns + 9, device="cuda", generator=generator).bfloat16()
+    weight = torch.randn(2 * columns, device="cuda", generator=generator).bfloat16()[::2]
+    views = {
+        "part of wider rows": base[..., 3 : 3 + columns],
+        "every second row": base[::2, :, 8 : 8 + columns],
+        "transposed": base[..., :columns].transpose(0, 1),
+        "along another dim": base[..., : 2 * columns : 2],
+        "expanded rows": base[:1, :1, :columns].expand(4, 3, columns),
+        "expanded columns": base[..., :1].expand(6, 5, columns),
+    }
+    for name, view in views.items():
+        dense = view.clone(memory_format=torch.contiguous_format)
+        grad = view.flip(0)
+        for call in (
+            lambda x: ops.softmax(x, -1),
+            lambda x: ops.rms_norm(x, x.shape[-1:], weight),
+            lambda x: ops.layer_norm(x, x.shape[-1:], weight, weight),
+            lambda x: ops.add_rms_norm(x, x, x.shape[-1:])[0],
+            lambda x: ops.softmax(x, 1),
+        ):
+            x, y = view.detach().requires_grad_(), dense.requires_grad_()
+            got, want = call(x), call(y)
+            assert torch.equal(got, want), name
+            (of_view,) = torch.autograd.grad(got, x, grad)
+            (of_dense,) = torch.autograd.grad(want, y, grad.contiguous())
+            assert torch.equal(of_view, of_dense), name
+            (of_sum,) = torch.autograd.grad(call(y).sum(), y)
+            assert of_sum.isfinite().all()
+
+
+@pytest.mark.parametrize("columns", [3, 100, 9000, 131072])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_rows_that_are_not_finite(dtype: torch.dtype, columns: int) -> None:
+    x = torch.zeros(7, columns, device="cuda", dtype=dtype)
+    x[0], x[1, 1:], x[2, 2], x[3, 1] = -Inf, -Inf, Inf, torch.nan
+    x[4], x[4, -1], x[5], x[5, 0] = -Inf, -3e4, -3e4, 3e4
+    for ours, torchs in ((ops.softmax, torch.softmax), (ops.log_softmax, torch.log_softmax)):
+        torch.testing.assert_close(ours(x, -1), torchs(x, -1), equal_nan=True)
+
+
+@pytest.mark.parametrize("shape", [(0, 6), (3, 0), (0,), ()])
+def test_empty_tensors(shape: tuple[int, ...]) -> None:
+    x = torch.ones(shape, device="cuda", requires_grad=True)
+    torch.testing.assert_close(ops.softmax(x, -1), torch.softmax(x, -1))
+    if shape:
+        w = torch.ones(shape[-1:], device="cuda", requires_grad=True)
+        out = ops.layer_norm(x, shape[-1:], w, w)
+        assert out.shape == shape
+        assert all(not g.any() for g in torch.autograd.grad(out.sum(), (x, w)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", CALLS)
+def test_a_rows_bits_do_not_depend_on_other_rows(name: str, dtype, generator) -> None:
+    ours, _, kinds = CALLS[name]
+    for columns in (5, 64, 100, 1000, 4096, 8192, 20000):
+        tensors = draw(kinds, 400, columns, dtype, generator)
+        grads = [torch.randn(400, columns, device="cuda", generator=generator).to(dtype)] * 2
+        whole = forward_and_backward(ours, tensors, grads)
+        again = forward_and_backward(ours, tensors, grads)
+        assert all(map(torch.equal, whole, again)), (name, columns)
+        for begin, end in ((0, 1), (7, 8), (123, 380)):
+            part = [
+                (x[begin:end].clone() if kind == "x" else x).detach().requires_grad_()
+                for x, kind in zip(tensors, kinds, strict=True)
+            ]
+            own = forward_and_backward(ours, part, [grad[begin:end] for grad in grads])
+            for i, (x, y) in enumerate(zip(own, whole, strict=True)):
+                if y.dim() == 2:  # else a parameter's gradient
+                    assert torch.equal(x, y[begin:end]), (name, columns, begin, i)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_cross_entropy(dtype: torch.dtype, smoothing: float, generator: torch.Generator) -> None:
+    options = {"label_smoothing": smoothing, "reduction": "none", "ignore_index": 1}
+    losses, gradients = numerics.Judge(dtype), numerics.Judge(dtype)
+    for rows, columns in SIZES:
+        (x,) = draw("x", rows, columns, dtype, generator)
+        target = torch.randint(0, columns, (rows,), device="cuda", generator=generator)
+        grad = torch.randn(rows, device="cuda", generator=generator).to(dtype)
+
+        def run(call: Any, x: Tensor, target: Any = target, grad: Any = grad) -> list[Tensor]:
+            out = call(x, target, **options)
+            return [out, *torch.autograd.grad(out, x, grad.to(x.dtype))]
+
+        got, own = run(ops.cross_entropy, x), run(F.cross_entropy, x)
+        want = run(F.cross_entropy, x.detach().double().requires_grad_())
+        for i, judge in enumerate((losses, gradients)):
+            judge.add(f"{rows} x {columns}", got[i], own[i], want[i])
+        again = run(ops.cross_entropy, x)
+        assert all(map(torch.equal, got, again))
+        part = ops.cross_entropy(x[:1].clone(), target[:1], **options)
+        assert torch.equal(part, got[0][:1])
+        for reduction in ("mean", "sum"):
+            loss, other = (
+                call(x.float(), target, reduction=reduction)
+                for call in (ops.cross_entropy, F.cross_entropy)
+            )
+            torch.testing.assert_close(loss, other, rtol=1e-4, atol=1e-5)
+    losses.finish()
+    gradients.finish()
+
+
+def test_cross_entropy_of_rows_that_are_ignored_or_have_no_class() -> None:
+    x = torch.randn(6, 40, device="cuda", requires_grad=True)
+    target = torch.tensor([-100, 3, -1, 40, 2**40, 39], device="cuda")
+    out = ops.cross_entropy(x, target, reduction="none")
+    (grad,) = torch.autograd.grad(out.sum(), x)
+    for found in (out[:, None], grad):
+        assert not found[0].any()
+        assert found[2:5].isnan().all()
+        assert found[[1, 5]].isfinite().all()
+
+
+def test_a_graph_is_replayed(generator: torch.Generator) -> None:
+    x, w = (t.detach() for t in draw("xw", 100, 4096, torch.bfloat16, generator))
+
+    def call() -> list[Tensor]:
+        out, _, mean, rstd = ops._norm(x, None, w.shape, w, None, None, True)
+        args = (out, None, x, mean, rstd, w, 1, None, True, True, torch.bfloat16)
+        return [out, *ops._norm_backward(*args), ops.softmax(out, -1)]
+
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = call()
+    x.copy_(x.flip(0))
+    graph.replay()
+    assert all(map(torch.equal, captured, call()))
+
+
+@pytest.mark.usefixtures("freed_memory")
+def test_more_than_2_to_31_elements() -> None:
+    cases.need_memory(14)
+    x = torch.ones(2**20 + 1, 2056, device="cuda", dtype=torch.bfloat16)
+    x[-1, ::2] = 3
+    out = ops.softmax(x, -1)
+    assert torch.equal(out[-1], ops.softmax(x[-1:].clone(), -1)[0])
+    assert torch.equal(out[12345], out[0])
+    del out
+    out = ops.rms_norm(x, (2056,))
+    assert torch.equal(out[-1], ops.rms_norm(x[-1:].clone(), (2056,))[0])
+
+
+def test_under_autocast_they_run_in_float32(generator: torch.Generator) -> None:
+    x, w = draw("xw", 9, 64, torch.bfloat16, generator)
+    with torch.autocast("cuda", torch.bfloat16):
+        for got, want in (
+            (ops.softmax(x, -1), torch.softmax(x, -1)),
+            (ops.layer_norm(x, (64,), w), F.layer_norm(x, (64,), w)),
+        ):
+            assert got.dtype == want.dtype == torch.float32
+            torch.testing.assert_close(got, want)
+        assert ops.softmax(x, -1, dtype=torch.bfloat16).dtype == torch.bfloat16
+
+
+def test_float64_is_refused() -> None:
+    x = torch.ones(3, 4, device="cuda", dtype=torch.float64)
+    for call in (lambda: ops.softmax(x, -1), lambda: ops.rms_norm(x, (4,))):
+        with pytest.raises(RuntimeError, match=r"\[no_kernel\].*float16, bfloat16 or float32"):
+            call()
+
+
+def test_compiled(generator: torch.Generator) -> None:
+    x, w = draw("xw", 64, 512, torch.bfloat16, generator)
+
+    def loss(x: Tensor, w: Tensor) -> Tensor:
+        y, total = ops.add_rms_norm(x, x, w.shape, w)
+        return (ops.softmax(y, -1) * total).sum()
+
+    got = torch.autograd.grad(torch.compile(loss, fullgraph=True)(x, w), (x, w))
+    torch.testing.assert_close(got, torch.autograd.grad(loss(x, w), (x, w)))
+
+
+def test_they_are_batch_invariant_with_or_without_the_switch(generator) -> None:
+    (x,) = draw("x", 50, 3000, torch.bfloat16, generator)
+    with torch_cubin.batch_invariant():
+        inside = ops.softmax(x, -1)
+    assert torch.equal(inside, ops.softmax(x, -1))

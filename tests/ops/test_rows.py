@@ -1,0 +1,305 @@
+"""The ops over rows on the CPU: PyTorch's values, derivatives, transforms, graphs, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
+
+import torch_cubin  # noqa: F401  (registers the ops)
+
+ops, raw = torch.ops.cubin, torch.ops.cubin
+Inf = float("inf")
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float64, grad: bool = False) -> Tensor:
+    return torch.randn(shape, dtype=dtype, generator=_generator).requires_grad_(grad)
+
+
+_generator = torch.Generator().manual_seed(0)
+_TARGET = torch.tensor([4, -100, 3, 0])
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, shape: Any, weight: Any, eps: Any) -> Any:
+    total = x + residual
+    return F.rms_norm(total, shape, weight, eps), total
+
+
+# Ours, PyTorch's, and the shapes of the tensors of a call.
+CALLS: dict[str, tuple[Callable[..., Any], Callable[..., Any], list[tuple[int, ...]]]] = {
+    "rms_norm": (lambda x: ops.rms_norm(x, (6,)), lambda x: F.rms_norm(x, (6,)), [(3, 2, 6)]),
+    "rms_norm weight": (
+        lambda x, w: ops.rms_norm(x, (2, 6), w, 0.1),
+        lambda x, w: F.rms_norm(x, (2, 6), w, 0.1),
+        [(3, 2, 6), (2, 6)],
+    ),
+    "add_rms_norm": (
+        lambda x, y, w: ops.add_rms_norm(x, y, (6,), w, 0.1),
+        lambda x, y, w: add_rms_norm(x, y, (6,), w, 0.1),
+        [(3, 2, 6), (3, 2, 6), (6,)],
+    ),
+    "layer_norm": (
+        lambda x, w, b: ops.layer_norm(x, (6,), w, b),
+        lambda x, w, b: F.layer_norm(x, (6,), w, b),
+        [(3, 2, 6), (6,), (6,)],
+    ),
+    "layer_norm bias": (
+        lambda x, b: ops.layer_norm(x, (2, 6), None, b, 0.1),
+        lambda x, b: F.layer_norm(x, (2, 6), None, b, 0.1),
+        [(2, 6), (2, 6)],
+    ),
+    "softmax": (lambda x: ops.softmax(x, -1), lambda x: torch.softmax(x, -1), [(3, 5)]),
+    "log_softmax": (lambda x: ops.log_softmax(x, 1), lambda x: x.log_softmax(1), [(3, 5, 2)]),
+    "cross_entropy": (
+        lambda x: ops.cross_entropy(x, _TARGET, label_smoothing=0.1),
+        lambda x: F.cross_entropy(x, _TARGET, label_smoothing=0.1),
+        [(4, 5)],
+    ),
+    "cross_entropy sum": (
+        lambda x: ops.cross_entropy(x, _TARGET, None, -100, "sum"),
+        lambda x: F.cross_entropy(x, _TARGET, reduction="sum"),
+        [(4, 5)],
+    ),
+    "cross_entropy none": (
+        lambda x: ops.cross_entropy(x, _TARGET[0], reduction="none"),
+        lambda x: F.cross_entropy(x, _TARGET[0], reduction="none"),
+        [(5,)],
+    ),
+    "softmax of a number": (lambda x: ops.softmax(x, 0), lambda x: torch.softmax(x, 0), [()]),
+}
+by_call = pytest.mark.parametrize("name", CALLS)
+
+
+def tensors_of(name: str, **options: Any) -> list[Tensor]:
+    return [randn(*shape, **options) for shape in CALLS[name][2]]
+
+
+def results(found: Any) -> tuple[Tensor, ...]:
+    return (found,) if isinstance(found, Tensor) else tuple(found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@by_call
+def test_values_and_gradients_are_pytorchs(name: str, dtype: torch.dtype) -> None:
+    ours, torchs, _ = CALLS[name]
+    tensors = tensors_of(name, dtype=dtype, grad=True)
+    got, want = results(ours(*tensors)), results(torchs(*tensors))
+    grads = [randn(*x.shape, dtype=dtype) for x in want]
+    torch.testing.assert_close(got, want)
+    assert all(x.is_contiguous() for x in got)
+    with torch.no_grad():
+        assert all(map(torch.equal, results(ours(*tensors)), got))
+    # In 16 bits PyTorch's gradients on the CPU are rounded more than once.
+    wide = [x.detach().double().requires_grad_() for x in tensors]
+    want = results(torchs(*wide))
+    grads_wide = torch.autograd.grad(want, wide, [grad.double() for grad in grads])
+    for own, other in zip(torch.autograd.grad(got, tensors, grads), grads_wide, strict=True):
+        tolerance = {"atol": 0.02, "rtol": 0.02} if dtype.itemsize == 2 else {}
+        torch.testing.assert_close(own, other.to(dtype), **tolerance)
+
+
+@by_call
+def test_derivatives_of_every_order(name: str) -> None:
+    ours, tensors = CALLS[name][0], tuple(tensors_of(name, grad=True))
+    assert torch.autograd.gradcheck(ours, tensors, check_forward_ad=True, fast_mode=True)
+    assert torch.autograd.gradgradcheck(ours, tensors, check_fwd_over_rev=True, fast_mode=True)
+
+
+def test_torch_func() -> None:
+    x, w = randn(4, 6), randn(6)
+
+    def loss(norm: Any) -> Any:
+        return lambda x, w: norm(x, (6,), w).log_softmax(-1).square().sum()
+
+    for transform in (torch.func.grad, torch.func.hessian, torch.func.jacfwd):
+        got, want = (transform(loss(norm), 1)(x, w) for norm in (ops.rms_norm, F.rms_norm))
+        torch.testing.assert_close(got, want)
+
+
+def test_only_what_needs_a_gradient_gets_one() -> None:
+    x, w = randn(3, 6), randn(6, grad=True)
+    (got,) = torch.autograd.grad(ops.layer_norm(x, (6,), w).sum(), w)
+    torch.testing.assert_close(got, torch.autograd.grad(F.layer_norm(x, (6,), w).sum(), w)[0])
+    y = randn(3, 6, grad=True)
+    _, total = ops.add_rms_norm(x, y, (6,))
+    assert torch.equal(torch.autograd.grad(total.sum(), y)[0], torch.ones(3, 6))
+
+
+def test_opcheck() -> None:
+    x, y, w = randn(3, 6, grad=True), randn(3, 6), randn(6, grad=True)
+    _, _, mean, rstd = raw._norm(y, None, (6,), w, None, 0.1, True)
+    gradient = (y, x, y, mean, rstd, w, 1, 0.1, True, True, torch.float64)
+    for op, args in (
+        (raw._norm_autograd, (x, None, (6,), w, w, None, True)),
+        (raw._norm_autograd, (y, x, (6,), None, w, 0.1, False)),
+        (raw._norm_backward_autograd, gradient),
+        (raw._softmax_autograd, (x, False, x.dtype)),
+        (raw._softmax_backward_autograd, (x, y, True, x.dtype)),
+        (ops.rms_norm, (x, (6,))),
+        (ops.add_rms_norm, (x, x, (6,))),
+        (ops.layer_norm, (x, (6,))),
+        (ops.softmax, (x, 0)),
+        (ops.log_softmax, (x, 0)),
+        (ops.cross_entropy, (x, torch.tensor([1, 2, 5]))),
+        (raw._cross_entropy_autograd, (x, torch.tensor([1, 2, 5]), 2, 0.1)),
+    ):
+        # torch.compile is below.
+        utilities = ("test_schema", "test_autograd_registration", "test_faketensor")
+        torch.library.opcheck(op, args, test_utils=utilities)
+
+
+@pytest.mark.parametrize("in_dims", [(0, None), (2, None), (None, 0), (0, 1)])
+def test_vmap(in_dims: tuple[int | None, int | None]) -> None:
+    x = randn(*((3, 6) if in_dims[0] is None else (2, 3, 6))).movedim(0, in_dims[0] or 0)
+    w = randn(*((6,) if in_dims[1] is None else (2, 6))).movedim(0, in_dims[1] or 0)
+
+    def of(norm: Any) -> Any:
+        def gradients(x: Tensor, w: Tensor) -> Any:
+            return torch.func.grad(lambda *t: norm(t[0], (6,), t[1]).square().sum(), (0, 1))(x, w)
+
+        return torch.vmap(lambda x, w: (norm(x, (6,), w), *gradients(x, w)), in_dims=in_dims)(x, w)
+
+    torch.testing.assert_close(of(ops.layer_norm), of(F.layer_norm))
+
+
+def test_vmap_of_softmax_and_residuals() -> None:
+    x, y = randn(4, 3, 5), randn(3, 5)
+    for dim in (0, -1):
+        got = torch.vmap(lambda x, dim=dim: ops.softmax(x, dim), 1)(x)
+        torch.testing.assert_close(got, torch.vmap(lambda x, dim=dim: torch.softmax(x, dim), 1)(x))
+    assert torch.equal(torch.vmap(lambda x: ops.softmax(x, 0))(y[0]), torch.ones(5))
+    got = torch.vmap(lambda x: ops.add_rms_norm(x, y, (5,)))(x)
+    torch.testing.assert_close(got, torch.vmap(lambda x: add_rms_norm(x, y, (5,), None, None))(x))
+
+
+def test_compile_makes_one_graph_of_all_sizes() -> None:
+    torch._dynamo.reset()
+    graphs: list[Any] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    @torch.compile(backend=backend, fullgraph=True, dynamic=True)
+    def call(x: Tensor, w: Tensor) -> Tensor:
+        y, total = ops.add_rms_norm(x, x, (6,), w)
+        return ops.softmax(ops.layer_norm(y, (6,)) + total, -1, dtype=torch.float32)
+
+    w = randn(6, dtype=torch.float32)
+    for rows in (3, 7, 11):
+        x = randn(rows, 6, dtype=torch.float32)
+        y, total = add_rms_norm(x, x, (6,), w, None)
+        torch.testing.assert_close(call(x, w), torch.softmax(F.layer_norm(y, (6,)) + total, -1))
+    assert len(graphs) == 1
+
+
+@pytest.mark.parametrize("name", ["add_rms_norm", "cross_entropy"])
+def test_compiled_training(name: str) -> None:
+    torch._dynamo.reset()
+    ours, tensors = CALLS[name][0], tensors_of(name, grad=True)
+
+    def loss(*tensors: Tensor) -> Tensor:
+        return sum(x.square().sum() for x in results(ours(*tensors)))
+
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    got = torch.autograd.grad(compiled(*tensors), tensors)
+    torch.testing.assert_close(got, torch.autograd.grad(loss(*tensors), tensors))
+
+
+def test_export() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return ops.log_softmax(ops.rms_norm(x, (6,)), -1)
+
+    rows = torch.export.Dim("rows", min=2)
+    exported = torch.export.export(Model(), (randn(4, 6),), dynamic_shapes=({0: rows},))
+    x = randn(9, 6)
+    torch.testing.assert_close(exported.module()(x), F.rms_norm(x, (6,)).log_softmax(-1))
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_rows_that_are_not_finite(log: bool) -> None:
+    x = torch.tensor([[1, -Inf, 2], [-Inf] * 3, [Inf, 1, 1], [torch.nan, 1, -Inf]])
+    ours, torchs = (ops.log_softmax, torch.log_softmax) if log else (ops.softmax, torch.softmax)
+    torch.testing.assert_close(ours(x, -1), torchs(x, -1), equal_nan=True)
+
+
+@pytest.mark.parametrize("shape", [(0, 6), (3, 0), (3, 1), (0,)])
+def test_empty_tensors_and_rows_of_one_element(shape: tuple[int, ...]) -> None:
+    x = randn(*shape, grad=True)
+    torch.testing.assert_close(ops.softmax(x, -1), torch.softmax(x, -1))
+    w = torch.ones(shape[-1:], dtype=x.dtype, requires_grad=True)
+    got, want = (norm(x, shape[-1:], w) for norm in (ops.layer_norm, F.layer_norm))
+    torch.testing.assert_close(got, want)
+    for each in zip(*(torch.autograd.grad(y.sum(), (x, w)) for y in (got, want)), strict=True):
+        torch.testing.assert_close(*each)
+
+
+def test_dtypes() -> None:
+    x = randn(3, 6, dtype=torch.bfloat16)
+    w = randn(6, dtype=torch.float32)
+    assert ops.softmax(x, -1, dtype=torch.float32).dtype == torch.float32
+    assert ops.log_softmax(x, -1, dtype=torch.float64).dtype == torch.float64
+    assert ops.layer_norm(x, (6,), w, w).dtype == torch.bfloat16
+    torch.testing.assert_close(ops.layer_norm(x, (6,), w, w), F.layer_norm(x, (6,), w, w))
+    y = x.clone().requires_grad_()
+    ops.softmax(y, -1, dtype=torch.float32).square().sum().backward()
+    assert y.grad is not None
+    assert y.grad.dtype == torch.bfloat16
+
+
+_X, _W = torch.randn(3, 6), torch.randn(6)
+
+
+@pytest.mark.parametrize("fake", [False, True])
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x, w: ops.rms_norm(x, (5,)), "rms_norm argument 'normalized_shape'"),
+        (lambda x, w: ops.rms_norm(x, ()), "rms_norm argument 'normalized_shape'"),
+        (lambda x, w: ops.rms_norm(x, (6,), w[:5]), "rms_norm argument 'weight' has a wrong shape"),
+        (lambda x, w: ops.rms_norm(x, (6,), w.half()), "rms_norm argument 'weight' has a wrong dt"),
+        (lambda x, w: ops.rms_norm(x.int(), (6,)), "rms_norm argument 'input' has an unsupported"),
+        (lambda x, w: ops.layer_norm(x, (6,), w, x), "layer_norm argument 'bias' has a wrong sha"),
+        (lambda x, w: ops.add_rms_norm(x, w, (6,)), "add_rms_norm argument 'residual' has a wron"),
+        (lambda x, w: ops.add_rms_norm(x, x.half(), (6,)), "'residual' has another dtype"),
+        (lambda x, w: ops.softmax(x, 2), "softmax argument 'dim' is out of range"),
+        (lambda x, w: ops.cross_entropy(x, x), "cross_entropy argument 'target' has a wrong dtype"),
+        (lambda x, w: ops.cross_entropy(x, w.long()), "cross_entropy argument 'target' has a wron"),
+        (lambda x, w: ops.cross_entropy(x[None], x), "cross_entropy argument 'input' has unsuppor"),
+        (lambda x, w: ops.cross_entropy(x, x, w), "cross_entropy argument 'weight' is not suppor"),
+        (lambda x, w: ops.cross_entropy(x, x, reduction="x"), "'reduction' is not known"),
+        (lambda x, w: ops.log_softmax(x.bool(), 1), "log_softmax argument 'input' has an unsupp"),
+    ],
+)
+def test_errors(call: Any, message: str, grad: bool, fake: bool) -> None:
+    with torch.set_grad_enabled(grad), FakeTensorMode() as mode:
+        tensors = [mode.from_tensor(x) for x in (_X, _W)]
+        if fake:
+            with pytest.raises(RuntimeError, match=rf"\[input\]: .*{message}"):
+                call(*tensors)
+    if not fake:
+        with pytest.raises(RuntimeError, match=rf"\[input\]: .*{message}"):
+            call(_X, _W)
+
+
+def test_a_missing_tensor_and_a_sparse_one() -> None:
+    with pytest.raises(RuntimeError, match=r"\[input\]: rms_norm argument 'input' is missing"):
+        ops.rms_norm(None, (6,))
+    with pytest.raises(RuntimeError, match=r"unsupported layout.*functional.softmax"):
+        ops.softmax(_X.to_sparse(), 1)
+
+
+def test_cross_entropy_of_ignored_rows_and_of_no_class() -> None:
+    x = randn(3, 5, grad=True)
+    none = torch.full((3,), -100)
+    assert ops.cross_entropy(x, none).isnan()
+    assert not torch.autograd.grad(ops.cross_entropy(x, none, reduction="sum"), x)[0].any()
+    with pytest.raises(RuntimeError, match=r"\[input\]: cross_entropy .*no class.*0 to 4.*got 5"):
+        ops.cross_entropy(x, torch.tensor([1, 5, 2]))
