@@ -85,7 +85,12 @@ class Timed:
     rate: float
 
 
-def graph_of(shape: Shape, direction: str, attention: Callable) -> tuple:
+Results = tuple[torch.Tensor, ...]
+
+
+def graph_of(
+    shape: Shape, direction: str, attention: Callable[..., torch.Tensor]
+) -> tuple[torch.cuda.CUDAGraph, Results]:
     """A graph of the direction, and its results. Inputs have the same values in each call."""
     torch.manual_seed(0)
 
@@ -97,7 +102,7 @@ def graph_of(shape: Shape, direction: str, attention: Callable) -> tuple:
     grad = made(shape.heads)
     options = {"is_causal": shape.causal, "enable_gqa": shape.kv_heads != shape.heads}
 
-    def run() -> tuple[torch.Tensor, ...]:
+    def run() -> Results:
         if direction == "forward":
             return (attention(*leaves, **options),)
         with torch.enable_grad():
@@ -115,7 +120,7 @@ def graph_of(shape: Shape, direction: str, attention: Callable) -> tuple:
     return graph, results
 
 
-def check(ours, theirs, what: str) -> None:
+def check(ours: Results, theirs: Results, what: str) -> None:
     for own, other in zip(ours, theirs, strict=True):
         difference = ((own.float() - other.float()).norm() / other.float().norm()).item()
         if not difference < LIMIT:
