@@ -89,10 +89,105 @@ TC_DEVICE void normalize(const NormParams& p) {
   });
 }
 
+constexpr int kHeld = 2;  // vectors of a thread
+
+// The same for rows of at most kHeld vectors a thread, which stay in registers, as the weight does
+// from row to row.
+template <class Access>
+TC_DEVICE void normalize_held(const NormParams& p) {
+  const Lane<Access> at(p.threads, p.columns);
+  const Stages<Access, kBlock> stages(p.residual != nullptr ? 2 : 1, p.resident, p.row_dtype);
+  const float part = 1.0f / static_cast<float>(p.columns);
+  const RowOf weight(p.weight, 0, p.weight_dtype), bias(p.bias, 0, p.bias_dtype);
+  const auto copy = [&](tc_int64 row, int stage) {
+    stages.copy(stage, 0, RowOf(p.x, row * p.x_stride, p.row_dtype), at);
+    if (p.residual == nullptr) return;
+    stages.copy(stage, 1, RowOf(p.residual, row * p.residual_stride, p.row_dtype), at);
+  };
+  // Calls body(i, column) for the thread's vectors, where i is a constant after unrolling.
+  const auto for_held = [&](auto&& body) {
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      const int column = (at.lane + i * p.threads) * 8;
+      if (column < p.columns) body(i, column);
+    }
+  };
+  float factor[kHeld][8];
+  for_held([&](int i, int column) {
+    if (p.weight != nullptr) {
+      Access::load(factor[i], weight, column);
+    } else {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) factor[i][j] = 1;
+    }
+  });
+  for_each_row<kBlock, kStages>(p.rows, p.threads, copy, [&](tc_int64 row, int stage, bool valid) {
+    float x[kHeld][8], mean = 0, squares = 0;
+    if (valid) {
+      for_held([&](int i, int column) {
+        stages.get_resident(x[i], stage, 0, i);
+        if (p.residual != nullptr) {
+          float y[8];
+          stages.get_resident(y, stage, 1, i);
+#pragma unroll
+          for (int j = 0; j < 8; ++j) x[i][j] += y[j];
+          Access::round(x[i], p.row_dtype);
+          Access::store_own(RowOf(p.sum, row * p.columns, p.row_dtype), x[i], column);
+        }
+      });
+    }
+    if (p.centered) {
+      if (valid) {
+        for_held([&](int i, int) {
+#pragma unroll
+          for (int j = 0; j < 8; ++j) mean += x[i][j];
+        });
+      }
+      mean = join_row<kBlock>(mean, p.threads, Add{}) * part;
+      if (valid) {
+        for_held([&](int i, int) {
+#pragma unroll
+          for (int j = 0; j < 8; ++j) x[i][j] -= mean;
+        });
+      }
+    }
+    if (valid) {
+      for_held([&](int i, int) {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) squares += x[i][j] * x[i][j];
+      });
+    }
+    squares = join_row<kBlock>(squares, p.threads, Add{});
+    if (!valid) return;
+    const float rstd = rsqrtf(squares * part + p.eps);
+    if (at.lane == 0) {
+      if (p.mean != nullptr) p.mean[row] = mean;
+      p.rstd[row] = rstd;
+    }
+    for_held([&](int i, int column) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) x[i][j] *= rstd * factor[i][j];
+      if (p.bias != nullptr) {
+        float shift[8];
+        Access::load(shift, bias, column);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) x[i][j] += shift[j];
+      }
+      Access::store_own(RowOf(p.out, row * p.columns, p.row_dtype), x[i], column);
+    });
+  });
+}
+
 extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
     TC_KERNEL(const __grid_constant__ NormParams p) {
   wait_for_previous_kernel();
-  with_access(p.columns, p.row_dtype, [&](auto access) { normalize<decltype(access)>(p); });
+  with_access(p.columns, p.row_dtype, [&](auto access) {
+    using Access = decltype(access);
+    if constexpr (Access::kElements > 1) {
+      if (p.columns <= p.threads * 8 * min(kHeld, p.resident)) return normalize_held<Access>(p);
+    }
+    normalize<Access>(p);
+  });
 }
 
 }  // namespace torch_cubin::TC_KERNEL

@@ -36,6 +36,7 @@ struct RowOf {
 template <bool kIsFloat>
 struct Vectors {
   static constexpr int kElements = 8;
+  static constexpr bool kExact = kIsFloat;         // whether results need all of float32's digits
   static constexpr int kParts = kIsFloat ? 2 : 1;  // of 16 bytes, of a vector of most rows
 
   static TC_DEVICE void unpack(float (&x)[8], const FourWords (&raw)[kParts], int dtype) {
@@ -87,6 +88,13 @@ struct Vectors {
     }
   }
 
+  static TC_DEVICE void round(float (&x)[8], int dtype) {
+    FourWords raw[kParts];
+    pack(raw, x, dtype);
+    unpack(x, raw, dtype);
+  }
+
+  // To a row of the kind of most rows.
   static TC_DEVICE void store_own(const RowOf& row, const float (&x)[8], int column) {
     auto to = reinterpret_cast<FourWords*>(row.data) + column / 8 * tc_int64(kParts);
     FourWords raw[kParts];
@@ -99,6 +107,7 @@ struct Vectors {
 // Access to all other rows, by single elements.
 struct Singles {
   static constexpr int kElements = 1;
+  static constexpr bool kExact = true;
 
   static TC_DEVICE void load(float (&x)[1], const RowOf& row, int column) {
     if (row.dtype == kRowFloat32) {
@@ -247,17 +256,18 @@ struct Stages {
   TC_DEVICE void get(float (&x)[kElements], int stage, int tensor, const RowOf& row, int i,
                      int column) const {
     if constexpr (kElements > 1) {
-      if (i < resident) {
-        FourWords raw[Access::kParts];
-#pragma unroll
-        for (int part = 0; part < Access::kParts; ++part) {
-          load_shared(raw[part].words, address(stage, tensor, i) + part * kBlock * 16);
-        }
-        Access::unpack(x, raw, dtype);
-        return;
-      }
+      if (i < resident) return get_resident(x, stage, tensor, i);
     }
     Access::load(x, row, column);
+  }
+
+  TC_DEVICE void get_resident(float (&x)[kElements], int stage, int tensor, int i) const {
+    FourWords raw[Access::kParts];
+#pragma unroll
+    for (int part = 0; part < Access::kParts; ++part) {
+      load_shared(raw[part].words, address(stage, tensor, i) + part * kBlock * 16);
+    }
+    Access::unpack(x, raw, dtype);
   }
 };
 

@@ -21,13 +21,13 @@ struct ExpSum {
     if (max != -kInfinity) total *= exp2_approx((max - higher) * kLog2E);
     max = higher;
   }
-  template <int kElements>
+  template <bool kExact, int kElements>
   TC_DEVICE void add(float (&x)[kElements]) {
     float highest = x[0];
 #pragma unroll
     for (int j = 1; j < kElements; ++j) highest = fmaxf(highest, x[j]);
     raise(highest);
-    exponentials(x, max == -kInfinity ? 0.0f : max);  // of -inf alone, and NaN
+    exponentials<kExact>(x, max == -kInfinity ? 0.0f : max);  // of -inf alone, and NaN
 #pragma unroll
     for (int j = 0; j < kElements; ++j) total += x[j];
   }
@@ -64,7 +64,7 @@ TC_DEVICE void softmax(const RowsSoftmaxParams& p) {
 #pragma unroll
             for (int j = 0; j < kElements; ++j) sum_x += x[j];
           }
-          own.add(x);
+          own.template add<Access::kExact>(x);
         });
       }
       max = join_row<kBlock>(own.max, p.threads, Max{});
@@ -95,7 +95,7 @@ TC_DEVICE void softmax(const RowsSoftmaxParams& p) {
     at.for_each([&](int i, int column) {
       float x[kElements];
       stages.get(x, stage, 0, x_row, i, column);
-      if (!p.log) exponentials(x, max);
+      if (!p.log) exponentials<Access::kExact>(x, max);
 #pragma unroll
       for (int j = 0; j < kElements; ++j) {
         x[j] = p.log ? x[j] - max - log_sum : x[j] * scale - shift;

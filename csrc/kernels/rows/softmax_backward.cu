@@ -45,7 +45,7 @@ TC_DEVICE void differentiate(const RowsSoftmaxParams& p) {
       float y[kElements], grad[kElements];
       stages.get(y, stage, 0, y_row, i, column);
       stages.get(grad, stage, 1, grad_row, i, column);
-      if (p.log) exponentials(y, 0.0f);
+      if (p.log) exponentials<Access::kExact>(y, 0.0f);
 #pragma unroll
       for (int j = 0; j < kElements; ++j) {
         grad[j] = p.log ? grad[j] - y[j] * sum : y[j] * (grad[j] - sum);
