@@ -16,6 +16,9 @@ import torch
 import torch.nn.functional as F
 from gpu import cases
 
+from torch_cubin._native import library
+from torch_cubin._tuning import measure
+
 pytestmark = pytest.mark.usefixtures("nan_memory")
 
 # M, N, K. A name for each, because that is what a failure prints.
@@ -129,6 +132,26 @@ def test_long_sums_of_float64(a_layout: str, b_layout: str, generator: torch.Gen
     out = torch.ops.cubin.matmul(a, b)
     label = f"float64 {(m, n, k)} {a_layout} {b_layout}"
     numerics.check_close(out, own, numerics.reference_matmul(a, b), label)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_every_config_is_exact_on_small_integers(dtype, generator: torch.Generator) -> None:
+    """Tiles that end within an operand or a vector, K that ends within a k tile, few k tiles."""
+    layouts = cases.matrix_layouts(2)
+    for m, n, k in ((130, 132, 24), (129, 257, 1000), (200, 136, 4104), (256, 256, 16)):
+        for pair in itertools.product(("rows", "columns"), repeat=2):
+            a = cases.place(cases.draw((m, k), dtype, True, generator), layouts[pair[0]])
+            b = cases.place(cases.draw((k, n), dtype, True, generator), layouts[pair[1]])
+            exact = (a.double() @ b.double()).to(dtype)
+            with measure.watching():
+                torch.ops.cubin.matmul(a, b)
+                plans = library.watched_plans()
+                names = {config["name"] for plan in plans for config in plan["configs"]}
+                for name in sorted(names):
+                    library.force_config(name)
+                    out = torch.ops.cubin.matmul(a, b)
+                    library.force_config("")
+                    assert torch.equal(out, exact), f"{name} {(m, n, k)} {pair}"
 
 
 # Whole tiles of 128 x 256, more than any GPU has multiprocessors: blocks compute several of them.
