@@ -88,8 +88,8 @@ def test_every_kernel_is_planned_for_some_sizes(driver, catalog) -> None:
     def call() -> None:
         for m, n in scaled_sizes.SIZES:
             for fast in (False, True):
-                multiply(m, n, 256, use_fast_accum=fast)
-            multiply(m, n, 256, (BLOCK_1X128, BLOCK_1X128))
+                multiply(m, n, scaled_sizes.K, use_fast_accum=fast)
+            multiply(m, n, scaled_sizes.K, (BLOCK_1X128, BLOCK_1X128))
         for types in ((E4M3, E5M2), (E5M2, E4M3)):
             for fast in (False, True):
                 multiply(64, 64, 256, types=types, use_fast_accum=fast)

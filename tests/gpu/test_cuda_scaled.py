@@ -115,7 +115,7 @@ def test_block_scales_padded_as_cublas_requires(generator: torch.Generator) -> N
 def test_every_kernel_is_exact(generator: torch.Generator) -> None:
     for m, n in scaled_sizes.SIZES:
         for recipes in ((ROW, ROW), (BLOCK_1X128, BLOCK_1X128)):
-            args = operands(m, n, 256, recipes, generator)
+            args = operands(m, n, scaled_sizes.K, recipes, generator)
             wanted = expected(*args)
             for fast in (False, True):
                 out = op(*args, use_fast_accum=fast)

@@ -65,6 +65,17 @@ def test_opcheck() -> None:
         torch.library.opcheck(quantize.default, args, options, test_utils=CHECKS)
 
 
+@pytest.mark.parametrize("shape", [(0, 200), (130, 0), (0, 0), (1, 1), (130, 257)], ids=str)
+def test_fakes_have_the_same_strides(shape) -> None:
+    for recipe in (ROW, BLOCK_1X128, BLOCK_128X128):
+        for transpose in (False, True)[: 1 + (recipe != ROW)]:
+            own = quantize(torch.ones(shape), recipe, transpose=transpose)
+            fake = quantize(torch.ones(shape, device="meta"), recipe, transpose=transpose)
+            assert [(x.shape, x.stride(), x.dtype) for x in own] == [
+                (x.shape, x.stride(), x.dtype) for x in fake
+            ]
+
+
 def test_one_graph_serves_all_numbers_of_rows() -> None:
     weight, w_scale = quantize(torch.randn(64, 200), BLOCK_128X128)
 

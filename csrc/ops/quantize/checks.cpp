@@ -1,4 +1,5 @@
 // The checks of quantize's arguments, the same on every device.
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "cubin/error.h"
@@ -70,11 +71,11 @@ QuantizeCall check_quantize(const TensorView& x, int64_t recipe, bool transpose,
   } else if (recipe == kScaleBlock1x128) {
     call.scale = {2, {call.rows, blocks}};
     call.scale_strides[0] = 1;
-    call.scale_strides[1] = call.rows;
+    call.scale_strides[1] = std::max(call.rows, int64_t{1});
   } else {
     call.scale = {2, {blocks, ceil_div(call.rows, kScaleBlock)}};
     call.scale_strides[0] = 1;
-    call.scale_strides[1] = blocks;
+    call.scale_strides[1] = std::max(blocks, int64_t{1});
   }
   return call;
 }

@@ -1,7 +1,6 @@
 #include "ops/scaled/sm90_scaled.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <memory>
 #include <vector>
@@ -25,6 +24,9 @@ constexpr int64_t kHalves = 2;        // of a tile of B
 constexpr int64_t kGroup = 8;         // rows of tiles that follow one another
 constexpr int64_t kMapBytes = 16;     // bytes that strides of tensor maps are multiples of
 constexpr int64_t kMostTiles = 1 << 30;
+// Two blocks that share B: worth it for the largest tiles alone (H200, 2026-11-27).
+constexpr int64_t kPairedOutputs = 128 * 256;
+constexpr double kPairCost = 0.99;
 
 // Which sums a kernel computes: all of K by the tensor cores; each 128 of K in float32; the same,
 // with scales for single columns of B's blocks.
@@ -43,6 +45,9 @@ struct ScaledRow {
     b_dtype = dtype_of(fields, "b");
     sums = fields.index("math", kSums);
     fields.triple("tile", 1, tile);
+    const KernelFields cost = fields.object("cost");
+    k_tile_cost = cost.number("k_tile", 0);
+    fixed_cost = cost.number("fixed", 0);
     if (tile[1] % 32 != 0 || tile[2] != kTileK) {
       fields.refuse("tile", "multiples of 32 columns, and 128 of K");
     }
@@ -52,6 +57,7 @@ struct ScaledRow {
   ScalarType a_dtype, b_dtype;
   int sums;
   int64_t tile[3];
+  double k_tile_cost = 0, fixed_cost = 0;  // nanoseconds, of a tile
 };
 
 class Sm90ScaledBackend : public KernelBackend {
@@ -90,33 +96,26 @@ struct ScaledPlan {
   double cost = std::numeric_limits<double>::infinity();
 };
 
-// Outputs that a tile computes in a unit of time, for each k, as parts of the quickest tile's.
-double rate_of(const ScaledRow& row, bool pair) {
-  const double pairs = pair ? 1.02 : 1.0;
-  if (row.tile[0] <= 64) return row.tile[1] <= 32 ? 0.15 : 0.6;
-  return pairs * (row.tile[0] * row.tile[1] > 128 * 128 ? 1.0 : 0.9);
-}
+// Bytes that the memory reads or writes in a nanosecond, on an H200.
+constexpr double kMemoryBytes = 3900;
 
-// Outputs that the quickest tile computes in the time in which a block's part of the memory's
-// bandwidth reads one k of a row of A or of a column of B.
-constexpr double kOutputsPerRow = 157;
-
+// In nanoseconds: the slower of all waves of tiles and of the memory. A part of the former decides
+// between tiles for which the memory takes equally long.
 void price(ScaledPlan& plan, const ScaledCall& call, int64_t multiprocessors) {
   const ScaledRow& row = *plan.row;
   const int64_t blocks = plan.pair ? 2 : 1;
   plan.tiles_m = ceil_div(call.m, row.tile[0] * blocks);
   plan.tiles_n = ceil_div(call.n, row.tile[1]);
-  const auto outputs = static_cast<double>(row.tile[0] * row.tile[1]);
-  const auto tiles = static_cast<double>(plan.tiles_m * plan.tiles_n);
-  const int64_t resident = multiprocessors / blocks;
-  const auto clusters = static_cast<double>(resident);
-  const double waves = std::ceil(tiles / clusters);
-  const double multiply = waves * outputs / rate_of(row, plan.pair);
-  // B is read once from memory by all blocks; few blocks read it at less than the full rate.
-  const double busy = std::min(1.0, 2.0 * tiles / clusters);
-  const double read = kOutputsPerRow * static_cast<double>(call.n + call.m) /
-                      (static_cast<double>(multiprocessors) * busy);
-  plan.cost = std::max(multiply, read) + waves * (outputs / 16 + 256);
+  const int64_t waves = ceil_div(plan.tiles_m * plan.tiles_n, multiprocessors / blocks);
+  const auto k_tiles = static_cast<double>(ceil_div(call.k, kTileK));
+  const double pair = plan.pair ? kPairCost : 1.0;
+  const double compute =
+      static_cast<double>(waves) * (k_tiles * row.k_tile_cost + row.fixed_cost) * pair;
+  const int64_t out_bytes = element_size(call.out_dtype);
+  const auto bytes =
+      static_cast<double>(call.m) * static_cast<double>(call.k + out_bytes * call.n) +
+      static_cast<double>(call.n) * static_cast<double>(call.k);
+  plan.cost = std::max(compute, bytes / kMemoryBytes) + compute / 16;
 }
 
 bool serves(const ScaledRow& row, const ScaledCall& call, Sums sums) {
@@ -138,6 +137,7 @@ ScaledPlan plan_scaled(const ScaledTable& table, const Device& device, const Sca
   for (const ScaledRow& row : table.rows) {
     if (!serves(row, call, sums)) continue;
     for (const bool pair : {false, true}) {
+      if (pair && row.tile[0] * row.tile[1] < kPairedOutputs) continue;
       if (pair && table.clusters.ask(*row.kernel, device) < 2) continue;
       ScaledPlan plan;
       plan.row = &row;
