@@ -1,6 +1,7 @@
 """Symmetric products and Muon, compared with PyTorch's own.
 
-    python benchmarks/bench_symmetric.py [--json FILE] [--plot FILE] [--only TEXT]
+    python benchmarks/bench_symmetric.py [--json FILE] [--plot FILE] [--only TEXT ...]
+    python benchmarks/bench_symmetric.py --configs [--json FILE] [--only TEXT ...]
 
 - products: `x @ x.t()` through `cubin::matmul`, and `b g + c g g` of a symmetric g by
   `cubin::symm_square`, as CUDA graphs whose operands rotate over more than the L2 cache;
@@ -8,8 +9,12 @@
   batches and in its Gram form;
 - steps: `torch.optim.Muon(...).step()` of the matrices of Llama-3.2-1B, and of larger ones.
 
-The contenders alternate in one process. Ratios are PyTorch's time to ours: above 1, ours is faster.
-`--plot` draws the ratios of the products by size (matplotlib).
+Each contender alternates with PyTorch in one process; the first half of each block lets the clocks
+settle. Ratios are PyTorch's time to a contender's, the median of five rounds and their range: above
+1, ours is faster. All takes some two minutes, the products one. --only keeps the cases whose names
+contain some TEXT ("x x^T", "Newton-Schulz 4096"). --json is written after every case. --plot draws the
+ratios of the products by size (matplotlib). --configs times each config that the planner could take
+for `x @ x.t()` once, with its predicted time, in place of the contenders.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ import argparse
 import functools
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import common
@@ -26,9 +32,12 @@ from torch import Tensor
 from torch.optim import _muon
 
 import torch_cubin
+from torch_cubin._native import library
+from torch_cubin._tuning import measure
 
 ops = torch.ops.cubin
 Calls = dict[str, Callable[[], object]]
+ROUNDS, BUDGET_MS = 5, 1200  # of a pair of contenders
 ROTATED_BYTES = 150e6
 # Rows, columns.
 PRODUCTS = [
@@ -51,6 +60,17 @@ NEWTON_SCHULZ = functools.partial(
 )
 
 
+@dataclass
+class Case:
+    """`calls` makes the contenders' calls, of which one runs the product `count` times; the first
+    contender is PyTorch."""
+
+    name: str
+    calls: Callable[[], Calls]
+    count: int = 1
+    product: tuple[torch.dtype, int, int] | None = field(default=None, compare=False)
+
+
 def served(call: Callable[[], object]) -> Callable[[], object]:
     def inside() -> object:
         with torch_cubin.drop_in():
@@ -63,93 +83,160 @@ def draw(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     return torch.randn(shape, device="cuda", dtype=dtype)
 
 
-def products() -> Iterator[tuple[str, float, Calls]]:
-    """Each contender is a graph of calls with operands of their own."""
-    for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        sizes = PRODUCTS if dtype == torch.bfloat16 else [(2048, 2048), (4096, 4096)]
-        name = "TF32" if dtype == torch.float32 else str(dtype).removeprefix("torch.")
-        for n, k in sizes:
-            size = draw(1, dtype=dtype).itemsize * n * (n + k)
-            count = max(1, min(12, math.ceil(ROTATED_BYTES / size)))
-            sets = [draw(n, k, dtype=dtype) for _ in range(count)]
-            pairs: dict[str, Callable[[Tensor], Tensor]] = {
-                "torch": lambda x: x @ x.t(),
-                "ours": lambda x: ops.matmul(x, x.t()),
-            }
-            yield f"x x^T {name} {n} x {k}", count, graphs(pairs, sets)
-            if n != k:
-                continue
-            sets = [ops.syrk(x) / n for x in sets]
-            pairs = {
-                "torch": lambda g: torch.addmm(g, g, g, beta=-4.775, alpha=2.0315),
-                "ours": lambda g: ops.symm_square(g, g, beta=-4.775, alpha=2.0315),
-            }
-            yield f"b g + c g g {name} {n}", count, graphs(pairs, sets)
-
-
 def graphs(calls: dict[str, Callable[[Tensor], Tensor]], sets: list[Tensor]) -> Calls:
+    """Each contender is a graph of calls with operands of their own."""
     return {
         who: common.graph_of([functools.partial(call, x) for x in sets])[0].replay
         for who, call in calls.items()
     }
 
 
-def newton_schulz() -> Iterator[tuple[str, float, Calls]]:
+def operands(dtype: torch.dtype, n: int, k: int, count: int, gram: bool = False) -> list[Tensor]:
+    sets = [draw(n, k, dtype=dtype) for _ in range(count)]
+    return [ops.syrk(x) / k for x in sets] if gram else sets
+
+
+def products() -> Iterator[Case]:
+    times_transpose = {
+        "torch": lambda x: x @ x.t(),
+        "ours": lambda x: ops.matmul(x, x.t()),
+    }
+    square = {
+        "torch": lambda g: torch.addmm(g, g, g, beta=-4.775, alpha=2.0315),
+        "ours": lambda g: ops.symm_square(g, g, beta=-4.775, alpha=2.0315),
+    }
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        sizes = PRODUCTS if dtype == torch.bfloat16 else [(2048, 2048), (4096, 4096)]
+        name = "TF32" if dtype == torch.float32 else str(dtype).removeprefix("torch.")
+        for n, k in sizes:
+            size = dtype.itemsize * n * (n + k)
+            count = max(1, min(12, math.ceil(ROTATED_BYTES / size)))
+            draws = functools.partial(operands, dtype, n, k, count)
+            yield Case(
+                f"x x^T {name} {n} x {k}",
+                lambda draws=draws: graphs(times_transpose, draws()),
+                count,
+                (dtype, n, k),
+            )
+            if n == k:
+                yield Case(
+                    f"b g + c g g {name} {n}",
+                    lambda draws=draws: graphs(square, draws(gram=True)),
+                    count,
+                )
+
+
+def newton_schulz() -> Iterator[Case]:
     for shape in MATRICES:
-        grad = draw(*shape)
-        own = functools.partial(NEWTON_SCHULZ, grad)
-        calls: Calls = {
-            "torch": own,
-            "ours": served(own),
-            "gram": functools.partial(torch_cubin.newton_schulz, grad, gram=True),
-        }
-        if shape == COMPILED:
-            step = functools.partial(torch.compile(NEWTON_SCHULZ), grad)
-            inside = served(functools.partial(torch.compile(own)))
-            calls |= {"torch, compiled": step, "ours, compiled": inside}
-        yield f"Newton-Schulz {shape[0]} x {shape[1]}", 1, calls
-    for batch, rows, columns in BATCHES:
-        grads = draw(batch, rows, columns)
-
-        def one_by_one(grads: Tensor = grads) -> None:
-            for grad in grads:
-                NEWTON_SCHULZ(grad)
-
-        calls = {
-            "torch": one_by_one,
-            "ours": functools.partial(torch_cubin.newton_schulz, grads),
-            "one by one": served(one_by_one),
-            "gram": functools.partial(torch_cubin.newton_schulz, grads, gram=True),
-        }
-        yield f"Newton-Schulz batch {batch} of {rows} x {columns}", 1, calls
+        yield Case(f"Newton-Schulz {shape[0]} x {shape[1]}", functools.partial(of_one, *shape))
+    for shape in BATCHES:
+        name = f"Newton-Schulz batch {shape[0]} of {shape[1]} x {shape[2]}"
+        yield Case(name, functools.partial(of_batch, *shape))
 
 
-def steps() -> Iterator[tuple[str, float, Calls]]:
+def of_one(*shape: int) -> Calls:
+    grad = draw(*shape)
+    own = functools.partial(NEWTON_SCHULZ, grad)
+    calls: Calls = {
+        "torch": own,
+        "ours": served(own),
+        "gram": functools.partial(torch_cubin.newton_schulz, grad, gram=True),
+    }
+    if shape == COMPILED:
+        calls["torch, compiled"] = functools.partial(torch.compile(NEWTON_SCHULZ), grad)
+        calls["ours, compiled"] = served(torch.compile(own))
+    return calls
+
+
+def of_batch(*shape: int) -> Calls:
+    grads = draw(*shape)
+    one_by_one = functools.partial(each, [grads])
+    return {
+        "torch": one_by_one,
+        "ours": functools.partial(torch_cubin.newton_schulz, grads),
+        "one by one": served(one_by_one),
+        "gram": functools.partial(torch_cubin.newton_schulz, grads, gram=True),
+    }
+
+
+def each(batches: list[Tensor]) -> None:
+    for batch in batches:
+        for grad in batch:
+            NEWTON_SCHULZ(grad)
+
+
+def batched(batches: list[Tensor], gram: bool = False) -> None:
+    for batch in batches:
+        torch_cubin.newton_schulz(batch, gram=gram)
+
+
+def steps() -> Iterator[Case]:
     for name, matrices in (("Llama-3.2-1B", LLAMA_1B), ("from 4096 on", LARGE)):
-        parameters = []
-        for shape, count in matrices.items():
-            for _ in range(count):
-                parameters.append(torch.nn.Parameter(draw(*shape)))
-                parameters[-1].grad = draw(*shape)
-        own = torch.optim.Muon(parameters, lr=1e-4).step
-        yield f"Muon.step() {name}", 1, {"torch": own, "ours": served(own)}
-        grads = {shape: draw(count, *shape) for shape, count in matrices.items()}
+        yield Case(f"Muon.step() {name}", functools.partial(of_step, matrices))
+        yield Case(f"batches of one shape {name}", functools.partial(of_batches, matrices))
 
-        def one_by_one(grads: dict[Any, Tensor] = grads) -> None:
-            for batch in grads.values():
-                for grad in batch:
-                    NEWTON_SCHULZ(grad)
 
-        def batched(grads: dict[Any, Tensor] = grads, gram: bool = False) -> None:
-            for batch in grads.values():
-                torch_cubin.newton_schulz(batch, gram=gram)
+def of_step(matrices: dict[tuple[int, int], int]) -> Calls:
+    parameters = []
+    for shape, count in matrices.items():
+        for _ in range(count):
+            parameters.append(torch.nn.Parameter(draw(*shape)))
+            parameters[-1].grad = draw(*shape)
+    own = torch.optim.Muon(parameters, lr=1e-4).step
+    return {"torch": own, "ours": served(own)}
 
-        calls: Calls = {
-            "torch": one_by_one,
-            "ours": batched,
-            "gram": functools.partial(batched, gram=True),
-        }
-        yield f"batches of one shape {name}", 1, calls
+
+def of_batches(matrices: dict[tuple[int, int], int]) -> Calls:
+    batches = [draw(count, *shape) for shape, count in matrices.items()]
+    return {
+        "torch": functools.partial(each, batches),
+        "ours": functools.partial(batched, batches),
+        "gram": functools.partial(batched, batches, gram=True),
+    }
+
+
+def compared(case: Case) -> dict[str, Any]:
+    """A case's result, printed."""
+    calls = case.calls()
+    torch_call = calls.pop("torch")
+    result = {}
+    for who, call in calls.items():
+        ratio = common.alternate(torch_call, call, case.count, BUDGET_MS, ROUNDS)
+        result[who] = asdict(ratio)
+        us = f"{ratio.first_us:.1f} -> {ratio.second_us:.1f} us"
+        print(
+            f"{case.name}: {ratio.ratio:.3f} ({ratio.low:.3f}-{ratio.high:.3f})  {who}  {us}",
+            flush=True,
+        )
+    return {"case": case.name, "ratios": result}
+
+
+def configs(case: Case) -> dict[str, Any]:
+    """The times of all configs of a case, printed."""
+    dtype, n, k = case.product
+    line = "k_lines" if k * dtype.itemsize % 128 == 0 else "k_vectors"
+    described = {"m": n, "n": n, "k": k, "batch": 1, "a": line, "b": line, "symmetric": True}
+    described["math"] = "tf32" if dtype == torch.float32 else "16_bit"
+    (plan,) = library.planned([described], True)
+    predicted = {config["name"]: config["microseconds"] for config in plan["configs"]}
+    # Of full products, the three that seem quickest.
+    full = [name for name in predicted if "symmetric" not in name]
+    names = [name for name in predicted if "symmetric" in name]
+    names += sorted(full, key=lambda name: predicted[name])[:3]
+    sets = operands(dtype, n, k, case.count)
+    runs = graphs({"torch": lambda x: x @ x.t()}, sets)
+    for name in names:
+        with measure.watching():
+            library.force_config(name)
+            runs |= graphs({name: lambda x: ops.matmul(x, x.t())}, sets)
+    times = common.interleaved(runs, block_ms=12, rounds=3, settle_ms=12)
+    times = {name: time / case.count for name, time in times.items()}
+    print(f"{case.name}: {times['torch']:.2f} us, chosen {plan['chosen']}")
+    for name in sorted(names, key=lambda name: times[name]):
+        print(
+            f"  {times['torch'] / times[name]:.3f} {times[name]:.2f} {predicted[name]:.2f} {name}"
+        )
+    return {"case": case.name, "chosen": plan["chosen"], "us": times, "predicted": predicted}
 
 
 def plot(results: list[dict[str, Any]], path: str) -> None:
@@ -161,9 +248,9 @@ def plot(results: list[dict[str, Any]], path: str) -> None:
         points = []
         for result in results:
             case = result["case"]
-            rest = case.removeprefix(kind).split(" x ") if case.startswith(kind) else []
-            if rest and len(set(map(int, rest))) == 1:
-                points.append((int(rest[0]), result["us"]["torch"] / result["us"]["ours"]))
+            sizes = case.removeprefix(kind).split(" x ") if case.startswith(kind) else []
+            if sizes and len(set(map(int, sizes))) == 1:
+                points.append((int(sizes[0]), result["ratios"]["ours"]["ratio"]))
         if points:
             axes.plot(*zip(*sorted(points), strict=True), "o-", label=kind)
     axes.axhline(1, color="gray", linewidth=0.8)
@@ -176,25 +263,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json")
     parser.add_argument("--plot")
-    parser.add_argument("--only", default="")
+    parser.add_argument("--only", nargs="+", default=[""])
+    parser.add_argument("--configs", action="store_true")
     arguments = parser.parse_args()
     common.require_gpu()
     torch.backends.cuda.matmul.allow_tf32 = True
-    common.print_machine("Symmetric products, microseconds a call")
-    results = []
-    for cases in (products, newton_schulz, steps):
-        if arguments.only not in cases.__name__:
-            continue
-        for name, count, calls in cases():
-            with torch.no_grad():
-                times = common.interleaved(calls, block_ms=50, rounds=5, settle_ms=60)
-            times = {who: time / count for who, time in times.items()}
-            rest = "  ".join(f"{who} {time:.1f}" for who, time in times.items())
-            print(f"{name}: {times['torch'] / times['ours']:.3f}  {rest}", flush=True)
-            results.append({"case": name, "us": times})
-            del calls
-            torch.cuda.empty_cache()
-    common.write_json(arguments.json, results)
+    common.print_machine("Symmetric products")
+    cases = [case for group in (products, newton_schulz, steps) for case in group()]
+    cases = [case for case in cases if any(text in case.name for text in arguments.only)]
+    if arguments.configs:
+        cases = [case for case in cases if case.product]
+    if not cases:
+        parser.error(f"no case's name contains {arguments.only!r}")
+    results: list[dict[str, Any]] = []
+    for case in cases:
+        with torch.no_grad():
+            results.append(configs(case) if arguments.configs else compared(case))
+        common.write_json(arguments.json, results)
+        torch.cuda.empty_cache()
     if arguments.plot:
         plot(results, arguments.plot)
 

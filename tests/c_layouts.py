@@ -40,7 +40,6 @@ LISTED = (
     (f"{MATMUL}/sm90_params.h", "Sm90MatmulParams"),
     (f"{MATMUL}/sm90_scaled_params.h", "Sm90ScaledParams"),
     (f"{MATMUL}/sm90_skinny_params.h", "Sm90SkinnyParams"),
-    (f"{MATMUL}/sm90_symmetric_params.h", "Sm90SymmetricParams"),
     (f"{MATMUL}/transpose_params.h", "TransposeParams"),
     ("csrc/kernels/quantize/quantize_params.h", "QuantizeParams"),
     (f"{ROWS}/norm_params.h", "NormParams"),

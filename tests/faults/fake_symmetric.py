@@ -15,9 +15,9 @@ from faults.launch_params import read_map
 
 import torch_cubin
 
-PARAMS = structure(f"{MATMUL}/sm90_symmetric_params.h", "Sm90SymmetricParams")
+PARAMS = structure(f"{MATMUL}/sm90_params.h", "Sm90MatmulParams")
 MIRROR = structure(f"{MATMUL}/mirror_params.h", "MirrorParams")
-BATCHED, SERPENTINE, ADD_VECTORS = 1, 2, 4
+BATCHED, SERPENTINE, ADD_VECTORS = 1, 16, 1024  # sm90_params.h
 N = 4096
 ops = torch.ops.cubin
 
@@ -73,11 +73,12 @@ def test_a_matrix_times_its_own_transpose(driver, catalog, call: str, layout: st
     assert kernel["kind"] == "sm90_symmetric"
     assert kernel["layout"] == layout
     params = launch_params.read(launch, PARAMS)
-    assert params.tiles == params.all_tiles == tiles_of(kernel, N)
-    assert launch["grid"][0] == min(params.tiles, 132)
+    assert params.tiles_m == params.whole_tiles + params.stream_tiles == tiles_of(kernel, N)
+    assert launch["grid"][0] == min(params.tiles_m, 132)
     assert params.flags == SERPENTINE
-    assert (params.n, params.k_blocks, params.alpha) == (N, 16, 1)
-    a, b, out = map(read_map, (params.a, params.b, params.out))
+    assert (params.m, params.n, params.tiles_n) == (N, N, 1)
+    assert (params.k_blocks, params.alpha) == (16, 1)
+    a, b, out = map(read_map, (params.a, params.b, params.out_map))
     assert a["address"] == b["address"] != out["address"]
     assert (out["dims"], out["strides"], out["box"]) == ([N, N], [2 * N], [64, 16])
 
@@ -96,7 +97,7 @@ def test_batches_with_an_addend(driver, catalog, op: str, is_transposed: bool) -
         "nt" if op == "syrk" else "nn",
     )
     params = launch_params.read(launch, PARAMS)
-    assert params.all_tiles == 3 * params.tiles
+    assert params.whole_tiles + params.stream_tiles == 3 * params.tiles_m
     assert params.flags == BATCHED | SERPENTINE | (0 if is_transposed else ADD_VECTORS)
     assert (params.alpha, params.beta) == (2, 0.5)
     assert list(params.batch) == [3, 1, 1]

@@ -361,15 +361,16 @@ def _wrong_symmetric_products() -> list[str]:
     from torch_cubin._native import library
 
     syrk, symm_square = torch.ops.cubin.syrk, torch.ops.cubin.symm_square
-    tiles = ["128x256", "128x192", "128x128"]
+    tiles = ["128x256", "128x192", "128x128", "128x64"]
+    configs = [*tiles, *(f"{tile} streamed in 2" for tile in tiles)]
     wrong = []
     for mode in ("bfloat16", "float16", "tf32"):
         with cases.math_mode(mode) as dtype, torch.no_grad():
-            for n, k, configs in ((136, 200, tiles), (33, 17, [""])):
+            for n, k, names in ((264, 520, configs), (33, 17, [""])):
                 x, a, c = (torch.randint(-3, 4, shape) for shape in ((n, k), (n, n), (n, n)))
                 rows, square, addend = (value.to(dtype).cuda() for value in (x, a, c))
                 gram, product = (y.double() for y in (x @ x.t() + c, a @ a))
-                for config in configs:
+                for config in names:
                     library.watch_plans(True)
                     library.force_config(f"sm90_symmetric {config}")
                     outs = syrk(rows, addend, beta=1), symm_square(square)

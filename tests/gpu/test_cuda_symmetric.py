@@ -25,9 +25,11 @@ pytestmark = pytest.mark.usefixtures("nan_memory")
 
 ops = torch.ops.cubin
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]  # the last as TF32
-CONFIGS = ["128x256", "128x192", "128x128"]
+CONFIGS = ["128x256", "128x192", "128x128", "128x64"]
 # N, K: one tile, tails of tiles, odd numbers of rows of tiles, groups of rows, short K.
 SIZES = [(8, 8), (64, 64), (136, 200), (392, 72), (520, 328), (1000, 136), (2184, 264), (4232, 64)]
+# N, K, batch: the last wave of tiles is streamed after none, one or several whole ones.
+STREAMED = [(1000, 520, 1), (2184, 1160, 1), (712, 1160, 5)]
 # Rows that the kernels do not take: odd ones, and few.
 OTHERS = [(1, 5), (2, 1), (3, 3), (33, 17), (131, 77), (513, 300), (1001, 64)]
 
@@ -97,6 +99,57 @@ def test_every_kernel_is_exact(sizes, dtype: torch.dtype, generator: torch.Gener
         # Neither is symmetric: only their lower triangles count.
         out = forced(config, lambda: ops.symm_square(a, c, beta=-1, alpha=2))
         numerics.check_exact(out, mirrored(2 * square - c.double()), f"square {label}")
+
+
+def streamed_configs(n: int, k: int, batch: int, dtype: torch.dtype) -> list[str]:
+    """The names behind "sm90_symmetric ", two of each tile: equal parts, and others."""
+    math, lines = ("tf32", 32) if dtype == torch.float32 else ("16_bit", 64)
+    access = "k_lines" if k % lines == 0 else "k_vectors"
+    case = {"m": n, "n": n, "k": k, "batch": batch, "math": math, "a": access, "b": access,
+            "symmetric": True}  # fmt: skip
+    (plan,) = library.planned([case], True)
+    names = [config["name"].removeprefix("sm90_symmetric ") for config in plan["configs"]]
+    first: dict[tuple[str, bool], str] = {}
+    for name in names:
+        if "streamed" in name:
+            first.setdefault((name.split()[0], " in " in name), name)
+    return list(first.values())
+
+
+@hopper
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sizes", STREAMED, ids=str)
+def test_streamed_tiles_are_exact(sizes, dtype: torch.dtype, generator: torch.Generator) -> None:
+    n, k, batch = sizes
+    configs = streamed_configs(n, k, batch, dtype)
+    assert {config.split()[0] for config in configs} == set(configs_for(dtype))
+    shape = (n, k) if batch == 1 else (batch, n, k)
+    x = integers(shape, dtype, generator)
+    y = integers((*shape[:-2], k, n), dtype, generator).mT
+    c = integers((n, n), dtype, generator)
+    for config in configs:
+        label = f"{sizes} {config}"
+        for own in (x,) if dtype == torch.float32 else (x, y):
+            gram = own.double() @ own.double().mT
+            numerics.check_exact(forced(config, lambda: ops.matmul(own, own.mT)), gram, label)  # noqa: B023
+            for addend in (c, c.mT):
+                out = forced(config, lambda: ops.syrk(own, addend, beta=-1, alpha=2))  # noqa: B023
+                expected = mirrored(2 * gram - addend.double())
+                numerics.check_exact(out, expected, f"sum {label}")
+
+
+@hopper
+def test_streamed_tiles_keep_their_bits(generator: torch.Generator) -> None:
+    """Whichever block completes last, the parts are added in one order."""
+    n, k = 2184, 1160
+    x = cases.draw((n, k), torch.bfloat16, False, generator)
+    for config in streamed_configs(n, k, 1, torch.bfloat16):
+        first = forced(config, lambda: ops.syrk(x))
+        assert torch.equal(first, first.mT)
+        numerics.check_close(first, x @ x.mT, numerics.reference_matmul(x, x.mT), config)
+        with measure.watching():
+            library.force_config(f"sm90_symmetric {config}")
+            assert count_different(lambda: [ops.syrk(x)], [first], 300) == 0, config
 
 
 @hopper

@@ -1,41 +1,51 @@
 // Symmetric products on Hopper: the tiles of the lower triangle, each stored twice, the second time
-// transposed. A persistent, warp-specialized kernel with TMA and wgmma; sm90_symmetric_params.h
-// says what it computes.
+// transposed. A persistent, warp-specialized kernel with TMA and wgmma. For n <= m:
+//
+//   out[b, m, n] = out[b, n, m] = round(alpha * sum_k A[b, m, k] * B[b, k, n] + beta * addend[b, m, n])
 //
 // It is sm90.cu with a triangle of tiles and an epilogue of its own, without clusters: two blocks
-// that shared a tile of B were no faster on an H200 (benchmarks/NOTES.md).
+// that shared a tile of B were no faster on an H200 (benchmarks/NOTES.md). As there, the tiles of
+// the last wave may be streamed: several blocks have parts of their K.
+//
+// Sm90MatmulParams is sm90.cu's; these kernels read it so:
+//   m, n                 rows and columns of out
+//   tiles_m, tiles_n     tiles of one matrix's lower triangle, whole or in part; 1
+//   group                rows of tiles per group of the triangle's order
+//   out_map              of 128 bytes of columns and 16 rows, whose rows are multiples of 16 bytes
+//   addend               null: none; of it, too, only the lower triangle is used
+//   kSm90AddVector       the addend has aligned rows of whole 16-byte vectors
+//   kSm90Batched, kSm90Serpentine, the fields of streamed tiles: as in sm90.cu
 //
 // The epilogue stages squares of 128 bytes (64 columns of 16-bit types, 32 of TF32). Tiles begin at
 // multiples of a square's size, so each square is below the diagonal, and stored twice; or above
 // it, and skipped; or on it: then its lower half is written to both halves. So the result is
 // symmetric bit by bit, whatever the operands.
 //
-//   shared memory: kStages x (A tile, B tile) | staging buffers | full, empty barriers | work items
+//   shared memory: kStages x (A tile, B tile) | staging buffers | full, empty barriers | a word per
+//     warpgroup | work items
 //   full[s]: the producer's arrival and all bytes of the stage
 //   empty[s]: one arrival per consumer warpgroup
 #include "sm90_epilogue.cuh"
-#include "sm90_symmetric_params.h"
+#include "sm90_split.cuh"
 #include "sm90_tiles.cuh"
 
 namespace torch_cubin::TC_KERNEL {
 
 using namespace sm90;
 
-// Results are likely to be read next: a hint for the L2 cache, as createpolicy's evict_normal.
-constexpr u64 kEvictNormal = 0x1000000000000000ull;
-
 // The staging buffers of a warpgroup: 64 rows of 128 bytes for squares as they are, and as many for
 // transposed ones, once or twice.
 template <class C>
 struct Layout {
   static constexpr int kRows = 64, kHalfBytes = kRows * 128, kBufferBytes = 2 * kHalfBytes;
-  static constexpr int kControlBytes = 16 * C::kStages + 64 * C::kRing;
+  static constexpr int kControlBytes = 16 * C::kStages + 16 + 64 * C::kRing;
   static constexpr int kStaging = C::kStages * C::kStageBytes;
   static constexpr int kFit =
       (kMaxShared - kControlBytes - kStaging) / (C::kConsumers * kBufferBytes);
   static constexpr int kBuffers = kFit > 2 ? 2 : kFit;
   static constexpr int kBarriers = kStaging + C::kConsumers * kBuffers * kBufferBytes;
-  static constexpr int kRing = kBarriers + 16 * C::kStages;
+  static constexpr int kWords = kBarriers + 16 * C::kStages;
+  static constexpr int kRing = kWords + 16;
   static constexpr int kSharedBytes = kRing + 64 * C::kRing;
   static_assert(kBuffers >= 1 && kSharedBytes <= kMaxShared, "shared memory of a block");
   static_assert(C::kBlocksM == 1 && C::kTileM % C::kPanel == 0 && C::kTileN % C::kPanel == 0);
@@ -44,44 +54,34 @@ struct Layout {
 
 // ---- producer -----------------------------------------------------------------------------------
 
-// The tile scheduler of a block. Rows of tiles are in groups; the tiles of a group are ordered
-// column by column, so that blocks that run at the same time share rows and columns in the L2
-// cache.
+// The tile scheduler of a block. Schedule numbers a matrix's tiles, and this places them: rows of
+// tiles are in groups, and the tiles of a group are ordered column by column, so that blocks that
+// run at the same time share rows and columns in the L2 cache.
 template <class C>
 struct Triangle {
-  const Sm90SymmetricParams& p;
-  int tile, rows, columns;
-  // The column of a group that the last tile was in, and the number of its first tile in the
-  // matrix.
-  int matrix = 0, group = 0, column = 0, first = 0;
+  const Sm90MatmulParams& p;
+  Schedule<C> schedule;
+  int rows, columns;
+  // The column of a group that the last tile was in, and the number of its first tile.
+  int group = 0, column = 0, first = 0;
 
-  TC_DEVICE explicit Triangle(const Sm90SymmetricParams& params) : p(params), tile(blockIdx.x) {
+  TC_DEVICE explicit Triangle(const Sm90MatmulParams& params) : p(params), schedule(params) {
     rows = (p.n + C::kTileM - 1) / C::kTileM;
     columns = (p.n + C::kTileN - 1) / C::kTileN;
   }
 
-  // The block's next tile; false without one.
+  // The block's next tile, or part of one; false without one.
   TC_DEVICE bool get(Work& w) {
-    if (tile >= p.all_tiles) return false;
-    const int own = tile / p.tiles;
-    if (own != matrix) {
-      matrix = own;
-      group = column = first = 0;
-    }
-    w.m0 = find(tile - own * p.tiles) * C::kTileM;
+    if (!schedule.get(w)) return false;
+    w.m0 = find(w.m0 / C::kTileM) * C::kTileM;
     w.n0 = column * C::kTileN;
-    w.b0 = own % p.batch[0];
-    const int outer = own / p.batch[0];
-    w.b1 = outer % p.batch[1];
-    w.b2 = outer / p.batch[1];
-    w.k_count = p.k_blocks;
-    tile += gridDim.x;
     return true;
   }
 
  private:
   // Walks to the column of tile `number`, and returns its row.
   TC_DEVICE int find(int number) {
+    if (number < first) group = column = first = 0;
     for (;;) {
       const int end = min((group + 1) * p.group, rows);
       const int top = max(group * p.group, column * C::kTileN / C::kTileM);
@@ -96,10 +96,10 @@ struct Triangle {
 };
 
 template <class C>
-TC_DEVICE void produce(const Sm90SymmetricParams& p, u32 shared, u32 full, u32 empty, Work* ring) {
+TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empty, Work* ring) {
   Triangle<C> triangle(p);
   const Share alone = {0, 0, 1};
-  const bool batched = p.flags & kSymmetricBatched;
+  const bool batched = p.flags & kSm90Batched;
   int stage = 0, number = 0;
   u32 phase = 0;
   bool backwards = false;
@@ -107,7 +107,8 @@ TC_DEVICE void produce(const Sm90SymmetricParams& p, u32 shared, u32 full, u32 e
   bool any = triangle.get(w);
   wait_for_previous_grid();
   for (; any; any = triangle.get(w)) {
-    int k = backwards ? (w.k_count - 1) * C::kTileK : 0;
+    const int k_begin = triangle.schedule.k_begin;
+    int k = (backwards ? k_begin + w.k_count - 1 : k_begin) * C::kTileK;
     const int step = backwards ? -C::kTileK : C::kTileK;
     barrier_wait_bounded(empty + 8 * stage, phase ^ 1);
     ring[number++ % C::kRing] = w;
@@ -125,7 +126,7 @@ TC_DEVICE void produce(const Sm90SymmetricParams& p, u32 shared, u32 full, u32 e
         phase ^= 1;
       }
     }
-    if (p.flags & kSymmetricSerpentine) backwards = !backwards;
+    if (p.flags & kSm90Serpentine) backwards = !backwards;
   }
   barrier_wait_bounded(empty + 8 * stage, phase ^ 1);
   ring[number % C::kRing].k_count = 0;
@@ -133,6 +134,13 @@ TC_DEVICE void produce(const Sm90SymmetricParams& p, u32 shared, u32 full, u32 e
 }
 
 // ---- consumers ----------------------------------------------------------------------------------
+
+// The lane; values derived from it do not stay in registers from one square to the next.
+TC_DEVICE int lane_of_square() {
+  int lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane;
+}
 
 // The address of an element of 128-byte rows with the TMA's swizzle.
 template <class C>
@@ -162,7 +170,7 @@ TC_DEVICE void stmatrix_transposed(u32 shared, u32 a, u32 b, u32 c, u32 d) {
 // stage_columns of a warp's 16 rows, transposed: `rows` are those of the square's columns.
 template <class C>
 TC_DEVICE void stage_transposed(u32 rows, int warp, const float (&x)[C::kPanel / 2]) {
-  const int lane = threadIdx.x % 32, m = warp * 16 % C::kPanel;
+  const int lane = lane_of_square(), m = warp * 16 % C::kPanel;
   if constexpr (C::kElement == 2) {
 #pragma unroll
     for (int j = 0; j < C::kPanel / 16; ++j) {
@@ -186,7 +194,7 @@ TC_DEVICE void stage_transposed(u32 rows, int warp, const float (&x)[C::kPanel /
 // A warp's 16 rows of a square on the diagonal: the elements below it, and their transpose.
 template <class C>
 TC_DEVICE void stage_diagonal(u32 rows, int warp, const float (&x)[C::kPanel / 2]) {
-  const int lane = threadIdx.x % 32;
+  const int lane = lane_of_square();
   rows += warp * 16 / C::kPanel * (C::kPanel * 128);  // the square's
 #pragma unroll
   for (int i = 0; i < C::kPanel / 2; ++i) {
@@ -200,9 +208,9 @@ TC_DEVICE void stage_diagonal(u32 rows, int warp, const float (&x)[C::kPanel / 2
 // A warp's 16 rows of a square of the addend, from row m and column n on: a lane copies 16 bytes of
 // every fourth row to the warp's own staging rows, zeros for what lies outside.
 template <class C>
-TC_DEVICE void request_addend(const Sm90SymmetricParams& p, const Work& w, u32 rows, int m, int n) {
+TC_DEVICE void request_addend(const Sm90MatmulParams& p, const Work& w, u32 rows, int m, int n) {
   constexpr int kVector = 16 / C::kElement;
-  const int lane = threadIdx.x % 32, column = n + lane % 8 * kVector;
+  const int lane = lane_of_square(), column = n + lane % 8 * kVector;
   const tc_int64 batch = w.b0 * p.addend_batch_stride[0] + w.b1 * p.addend_batch_stride[1] +
                          w.b2 * p.addend_batch_stride[2];
 #pragma unroll
@@ -218,9 +226,9 @@ TC_DEVICE void request_addend(const Sm90SymmetricParams& p, const Work& w, u32 r
 
 // Adds beta times what request_addend copied.
 template <class C>
-TC_DEVICE void add_requested(const Sm90SymmetricParams& p, u32 rows, float (&x)[C::kPanel / 2]) {
+TC_DEVICE void add_requested(const Sm90MatmulParams& p, u32 rows, float (&x)[C::kPanel / 2]) {
   using Traits = DTypeTraits<C::kType>;
-  const int lane = threadIdx.x % 32;
+  const int lane = lane_of_square();
   asm volatile("cp.async.wait_all;" ::: "memory");
   __syncwarp();
   if constexpr (C::kElement == 2) {
@@ -253,7 +261,7 @@ TC_DEVICE void add_requested(const Sm90SymmetricParams& p, u32 rows, float (&x)[
 // The same for an addend of other strides, read by elements; m and n are the lane's first row and
 // column.
 template <class C>
-TC_DEVICE void add_elements(const Sm90SymmetricParams& p, const Work& w, int m, int n,
+TC_DEVICE void add_elements(const Sm90MatmulParams& p, const Work& w, int m, int n,
                             float (&x)[C::kPanel / 2]) {
   using Traits = DTypeTraits<C::kType>;
   const tc_int64 batch = w.b0 * p.addend_batch_stride[0] + w.b1 * p.addend_batch_stride[1] +
@@ -277,23 +285,23 @@ TC_DEVICE void add_elements(const Sm90SymmetricParams& p, const Work& w, int m, 
 
 // Whether a warpgroup's rows have squares in these columns: none is above the diagonal only.
 template <class C>
-TC_DEVICE bool has_squares(const Sm90SymmetricParams& p, int m0, int n0) {
+TC_DEVICE bool has_squares(const Sm90MatmulParams& p, int m0, int n0) {
   return m0 < p.n && n0 < m0 + Layout<C>::kRows;
 }
 
 template <class C>
-TC_DEVICE void store_box(const Sm90SymmetricParams& p, const Work& w, u32 from, int m, int n) {
+TC_DEVICE void store_box(const Sm90MatmulParams& p, const Work& w, u32 from, int m, int n) {
   if (m >= p.n || n >= p.n) return;
-  if (p.flags & kSymmetricBatched) {
-    tma_store(&p.out, from, n, m, w.b0, w.b1, w.b2, kEvictNormal);
+  if (p.flags & kSm90Batched) {
+    tma_store(&p.out_map, from, n, m, w.b0, w.b1, w.b2, kEvictNormal);
   } else {
-    tma_store(&p.out, from, n, m, kEvictNormal);
+    tma_store(&p.out_map, from, n, m, kEvictNormal);
   }
 }
 
 // Stores a warpgroup's 64 rows of a tile, square by square, and each square's transpose.
 template <class C>
-TC_DEVICE void store_squares(const Sm90SymmetricParams& p, const Work& w, u32 staging, int& turn,
+TC_DEVICE void store_squares(const Sm90MatmulParams& p, const Work& w, u32 staging, int& turn,
                              int group, const float (&sum)[1][C::kTileN / 2]) {
   constexpr int kSteps = C::kTileN / C::kPanel;
   const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
@@ -310,8 +318,8 @@ TC_DEVICE void store_squares(const Sm90SymmetricParams& p, const Work& w, u32 st
     const u32 transposed = direct + Layout<C>::kHalfBytes;
     turn = turn + 1 == Layout<C>::kBuffers ? 0 : turn + 1;
     if (lane == 0) tma_store_wait_read<Layout<C>::kBuffers - 1>();
-    if (p.flags & kSymmetricAddVectors) {
-      if (step >= Layout<C>::kBuffers) {
+    if (p.flags & kSm90AddVector) {
+      if (step >= Layout<C>::kBuffers || w.streamed) {
         __syncwarp();
         request_addend<C>(p, w, own, m0 + warp * 16, n0);
       }
@@ -341,7 +349,7 @@ TC_DEVICE void store_squares(const Sm90SymmetricParams& p, const Work& w, u32 st
 
 // Requests the addend for as many squares as there are buffers, while the tile is multiplied.
 template <class C>
-TC_DEVICE void request_first_squares(const Sm90SymmetricParams& p, const Work& w, u32 staging,
+TC_DEVICE void request_first_squares(const Sm90MatmulParams& p, const Work& w, u32 staging,
                                      int turn, int group) {
   const int warp = threadIdx.x / 32 % 4;
   if (threadIdx.x % 32 == 0) tma_store_wait_read<0>();  // buffers are free
@@ -357,7 +365,7 @@ TC_DEVICE void request_first_squares(const Sm90SymmetricParams& p, const Work& w
 }
 
 template <class C>
-TC_DEVICE void consume(const Sm90SymmetricParams& p, u32 shared, u32 full, u32 empty,
+TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empty, u32 word,
                        const Work* ring, int warp) {
   int stage = 0, number = 0, turn = 0;
   u32 phase = 0;
@@ -395,7 +403,10 @@ TC_DEVICE void consume(const Sm90SymmetricParams& p, u32 shared, u32 full, u32 e
       }
     };
     step(0);
-    if (p.flags & kSymmetricAddVectors) request_first_squares<C>(p, w, staging, turn, group);
+    // Another block may finish a streamed tile, so nothing is requested for it before join().
+    if (p.flags & kSm90AddVector && !w.streamed) {
+      request_first_squares<C>(p, w, staging, turn, group);
+    }
 #pragma unroll 1
     for (int i = 1; i < k_count; ++i) step(1);
     wgmma_wait<0>();
@@ -405,6 +416,8 @@ TC_DEVICE void consume(const Sm90SymmetricParams& p, u32 shared, u32 full, u32 e
       named_arrive(kSkewBarrier, 2 * kWarpgroup);
       leads = false;
     }
+    float no_rows[C::kBlocksM];
+    if (w.streamed && !join<C>(p, w, group, word + 4 * group, sum, false, no_rows)) continue;
     store_squares<C>(p, w, staging, turn, group, sum);
   }
   if (leads) named_arrive(kSkewBarrier, 2 * kWarpgroup);  // there was no tile
@@ -412,10 +425,11 @@ TC_DEVICE void consume(const Sm90SymmetricParams& p, u32 shared, u32 full, u32 e
 }
 
 template <class C>
-TC_DEVICE void run(const Sm90SymmetricParams& p) {
+TC_DEVICE void run(const Sm90MatmulParams& p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const u32 shared = shared_address(memory);
   const u32 full = shared + Layout<C>::kBarriers, empty = full + 8 * C::kStages;
+  const u32 word = shared + Layout<C>::kWords;
   const auto ring = reinterpret_cast<Work*>(memory + Layout<C>::kRing);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
 
@@ -423,7 +437,7 @@ TC_DEVICE void run(const Sm90SymmetricParams& p) {
     if (shared % 1024 != 0) asm volatile("trap;");
     prefetch_tensor_map(&p.a);
     prefetch_tensor_map(&p.b);
-    prefetch_tensor_map(&p.out);
+    prefetch_tensor_map(&p.out_map);
     for (int s = 0; s < C::kStages; ++s) {
       barrier_init(full + 8 * s, 1);
       barrier_init(empty + 8 * s, C::kConsumers);
@@ -445,13 +459,13 @@ TC_DEVICE void run(const Sm90SymmetricParams& p) {
   } else {
     more_registers<C::kConsumerRegisters>();
     wait_for_previous_grid();
-    consume<C>(p, shared, full, empty, ring, warp - 4);
+    consume<C>(p, shared, full, empty, word, ring, warp - 4);
   }
 }
 
 extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
-    TC_KERNEL(const __grid_constant__ Sm90SymmetricParams p) {
-  using C = Config<DType::TC_DTYPE, TC_A_MN, TC_B_MN, TC_TILE_M, TC_TILE_N, TC_STAGES, 2, false,
+    TC_KERNEL(const __grid_constant__ Sm90MatmulParams p) {
+  using C = Config<DType::TC_DTYPE, TC_A_MN, TC_B_MN, TC_TILE_M, TC_TILE_N, TC_STAGES, 2, true,
                    false, false>;
   static_assert(C::kThreads == TC_THREADS && Layout<C>::kSharedBytes == TC_DYNAMIC_SHARED);
   static_assert(C::kTileK == TC_TILE_K, "128 bytes of K");
@@ -475,15 +489,17 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     "l": [{"layout": "nt", "a_mn": 0, "b_mn": 0}, {"layout": "tn", "a_mn": 1, "b_mn": 1},
           {"layout": "nn", "a_mn": 0, "b_mn": 1}],
     "t": [
-     {"name": "128x256", "tile": [128, 256, 64], "stages": 4, "shared": 229952},
-     {"name": "128x192", "tile": [128, 192, 64], "stages": 4, "shared": 229952},
-     {"name": "128x128", "tile": [128, 128, 64], "stages": 5, "shared": 229968}]}},
+     {"name": "128x256", "tile": [128, 256, 64], "stages": 4, "shared": 229968},
+     {"name": "128x192", "tile": [128, 192, 64], "stages": 4, "shared": 229968},
+     {"name": "128x128", "tile": [128, 128, 64], "stages": 5, "shared": 229984},
+     {"name": "128x64", "tile": [128, 64, 64], "stages": 6, "shared": 213616}]}},
   {"name": "sm90_symmetric_matmul_tf32_{l.layout}_{t.name}",
    "dtype": "float32", "math": "tf32", "layout": "{l.layout}",
    "for": {
     "d": [{"dtype": "float32"}],
     "l": [{"layout": "nt", "a_mn": 0, "b_mn": 0}],
     "t": [
-     {"name": "128x256", "tile": [128, 256, 32], "stages": 4, "shared": 229952},
-     {"name": "128x128", "tile": [128, 128, 32], "stages": 5, "shared": 229968}]}}]}
+     {"name": "128x256", "tile": [128, 256, 32], "stages": 4, "shared": 229968},
+     {"name": "128x128", "tile": [128, 128, 32], "stages": 5, "shared": 229984},
+     {"name": "128x64", "tile": [128, 64, 32], "stages": 6, "shared": 213616}]}}]}
 */

@@ -2,11 +2,12 @@
 // triangle is computed, and stored twice.
 #include <algorithm>
 
-#include "kernels/matmul/sm90_symmetric_params.h"
+#include "kernels/matmul/sm90_params.h"
 #include "ops/common/launch.h"
 #include "ops/matmul/backend.h"
 #include "ops/matmul/sm90_configs.h"
 #include "ops/matmul/sm90_map.h"
+#include "ops/matmul/sm90_stream.h"
 
 namespace torch_cubin {
 namespace {
@@ -14,8 +15,9 @@ namespace {
 constexpr int64_t kOperandRow = 128;  // bytes of an operand's tile in shared memory: the swizzle's
 constexpr int64_t kStoreRows = 16;    // of an output's box
 constexpr int64_t kRowsOfGroup = 2048;            // of the output, whose tiles follow one another
-constexpr int64_t kMostSymmetricTiles = 1 << 30;  // counted in 32 bits
+constexpr int64_t kMostSymmetricTiles = 1 << 30;  // counted in 32 bits, as are their rows
 constexpr int64_t kMostSymmetricSize = 1 << 30;
+constexpr int64_t kWarpgroups = 2;  // that multiply
 
 struct SymmetricRow {
   explicit SymmetricRow(PackageKernel& entry) : kernel(&entry) {
@@ -45,6 +47,7 @@ struct SymmetricRow {
 struct SymmetricPlan {
   const SymmetricRow* row;
   int64_t tiles;  // of one matrix
+  Sm90Stream stream;
 };
 
 // The tiles of the lower triangle, whole or in part.
@@ -71,26 +74,33 @@ class SymmetricKernels : public MatmulKernels {
           row.b_mn_major != !is_along_k(c.b)) {
         continue;
       }
-      const SymmetricPlan chosen = {&row, count_tiles(row, c.m)};
-      if (chosen.tiles * c.batch > kMostSymmetricTiles) continue;
-      MatmulPlan plan;
-      plan.set(chosen);
-      plan.mirrors = true;
-      out.offer(plan, work_of(chosen, c));
+      const int64_t tiles = count_tiles(row, c.m), blocks = device_.multiprocessors;
+      if (tiles * row.tile_m > kMostSymmetricTiles || tiles * c.batch > kMostSymmetricTiles) {
+        continue;
+      }
+      const auto offer = [&](const Sm90Stream& stream) {
+        MatmulPlan plan;
+        plan.set(SymmetricPlan{&row, tiles, stream});
+        plan.mirrors = true;
+        out.offer(plan, work_of(plan.get<SymmetricPlan>(), c));
+      };
+      offer(sm90_unstreamed(tiles * c.batch, blocks));
+      if (c.batch_invariant) continue;
+      sm90_streams(tiles * c.batch, blocks, ceil_div(c.k, row.tile_k), offer);
     }
   }
 
   std::string name(const MatmulPlan& plan) const override {
     const auto chosen = plan.get<SymmetricPlan>();
     return "sm90_symmetric " + std::to_string(chosen.row->tile_m) + "x" +
-           std::to_string(chosen.row->tile_n);
+           std::to_string(chosen.row->tile_n) + chosen.stream.name();
   }
 
   void launch(const MatmulPlan& plan, const MatmulProblem& p,
               const MatmulOperands& operands) const override {
     const auto chosen = plan.get<SymmetricPlan>();
     const SymmetricRow& row = *chosen.row;
-    Sm90SymmetricParams params{};
+    Sm90MatmulParams params{};
     const bool batched = p.batch_dims > 0;
     describe(operands.a, row.a_mn_major, row.tile_m, p.a_stride_m, p.a_stride_k,
              batched ? p.a_batch_stride : nullptr, row, p, params.a);
@@ -105,16 +115,15 @@ class SymmetricKernels : public MatmulKernels {
     if (operands.addend != nullptr) {
       std::copy_n(p.addend_batch_stride, p.batch_dims, params.addend_batch_stride);
     }
-    params.n = static_cast<int>(p.m);
+    params.m = params.n = static_cast<int>(p.m);
     params.k_blocks = static_cast<int>(ceil_div(p.k, row.tile_k));
     params.group = static_cast<int>(kRowsOfGroup / row.tile_m);
-    params.tiles = static_cast<int>(chosen.tiles);
-    params.all_tiles = static_cast<int>(chosen.tiles * p.batch());
-    if (batched) params.flags |= kSymmetricBatched;
-    if (!p.batch_invariant) params.flags |= kSymmetricSerpentine;
-    if (addend_in_vectors(p, operands.addend)) params.flags |= kSymmetricAddVectors;
-    const int64_t blocks = std::min<int64_t>(params.all_tiles, device_.multiprocessors);
-    torch_cubin::launch(*row.kernel, {blocks}, device_, params);
+    params.tiles_m = static_cast<int>(chosen.tiles);
+    params.tiles_n = 1;
+    if (batched) params.flags |= kSm90Batched;
+    if (!p.batch_invariant) params.flags |= kSm90Serpentine;
+    if (addend_in_vectors(p, operands.addend)) params.flags |= kSm90AddVector;
+    launch_sm90(*row.kernel, chosen.stream, {row.tile_m, row.tile_n}, kWarpgroups, device_, params);
   }
 
  private:
@@ -130,11 +139,10 @@ class SymmetricKernels : public MatmulKernels {
 
   Work work_of(const SymmetricPlan& plan, const MatmulCase& c) const {
     const SymmetricRow& row = *plan.row;
-    const auto turns = static_cast<double>(ceil_div(plan.tiles * c.batch, device_.multiprocessors));
     const auto k_blocks = static_cast<double>(ceil_div(c.k, row.tile_k));
     Work work = sm90_work(
-        {row.tile_m, row.tile_n, row.a_mn_major, row.b_mn_major, 1, 1, c.a_lines, c.b_lines}, turns,
-        turns * k_blocks);
+        {row.tile_m, row.tile_n, row.a_mn_major, row.b_mn_major, 1, 1, c.a_lines, c.b_lines},
+        plan.stream.turns(), plan.stream.tiles_of_one() * k_blocks);
     work.values *= 2;  // results are stored twice
     const auto covered = [&](int64_t tile) {
       return static_cast<double>(c.m) / static_cast<double>(ceil_div(c.m, tile) * tile);
@@ -143,6 +151,7 @@ class SymmetricKernels : public MatmulKernels {
     const auto bytes = static_cast<double>(c.batch * c.m * element_size(c.input));
     work.bytes = bytes * static_cast<double>(c.k + c.m);
     work.bytes_again = plan.tiles > 1 ? bytes * static_cast<double>(c.k) : 0;
+    plan.stream.add_work(row.tile_m, row.tile_n, k_blocks, work);
     return work;
   }
 
@@ -168,7 +177,7 @@ class SymmetricKernels : public MatmulKernels {
     encode_sm90_map(x, device_, map);
   }
 
-  void describe_out(const MatmulProblem& p, const char* data, Sm90SymmetricParams& params) const {
+  void describe_out(const MatmulProblem& p, const char* data, Sm90MatmulParams& params) const {
     int64_t batch_stride[kSm90BatchDims] = {};
     int64_t inner = p.m * p.m;
     for (int i = 0; i < kSm90BatchDims; ++i) {
@@ -190,7 +199,7 @@ class SymmetricKernels : public MatmulKernels {
                        p.batch_dims,
                        {kOperandRow / bytes, kStoreRows},
                        MapSwizzle::k128Bytes};
-    encode_sm90_map(x, device_, params.out);
+    encode_sm90_map(x, device_, params.out_map);
   }
 
   // Whether the addend's rows are vectors of 16 bytes, everywhere.
@@ -213,7 +222,7 @@ class SymmetricBackend : public MatmulBackendOf<SymmetricKernels> {
   SymmetricBackend() : MatmulBackendOf({"sm90_symmetric"}) {}
 
   void check(PackageKernel& kernel) const override {
-    check_params(kernel.entry(), "matmul/sm90_symmetric", sizeof(Sm90SymmetricParams));
+    check_params(kernel.entry(), "matmul/sm90", sizeof(Sm90MatmulParams));
     SymmetricRow{kernel};  // throws for a field that is wrong
   }
 };
