@@ -14,6 +14,8 @@ from faults.forked import forked
 from faults.launch_params import read_map
 
 import torch_cubin
+from torch_cubin._native import library
+from torch_cubin._tuning import measure
 
 PARAMS = structure(f"{MATMUL}/sm90_params.h", "Sm90MatmulParams")
 MIRROR = structure(f"{MATMUL}/mirror_params.h", "MirrorParams")
@@ -187,6 +189,34 @@ def test_full_products_are_mirrored(driver, catalog, op: str, n: int, dtype, opt
     params = launch_params.read(last, MIRROR)
     assert (params.n, params.tiles) == (n, -(-n // 64))
     assert last["grid"][0] == 2 * params.tiles**2
+
+
+def test_operands_that_are_copied_first_are_not_mirrored_again(driver, catalog) -> None:
+    def run() -> None:
+        ops.syrk(empty(N, 1001))
+        torch.backends.cuda.matmul.allow_tf32 = True
+        ops.symm_square(empty(N, N, dtype=torch.float32))
+
+    kinds = [catalog[launch["kernel"]]["kind"] for launch in launches_of(driver, run)]
+    assert kinds == ["pad", "sm90_symmetric", "transpose", "sm90_symmetric"]
+
+
+def test_the_last_wave_is_streamed(driver, catalog) -> None:
+    """Its parts are counted in memory that is zero before the launch."""
+
+    def run() -> None:
+        with measure.watching():
+            library.force_config("sm90_symmetric 128x128 streamed in 4")
+            ops.syrk(empty(4104, 4096))
+
+    *_, launch = launches_of(driver, run)
+    params = launch_params.read(launch, PARAMS)
+    assert launch["grid"][0] == 132
+    assert (params.whole_tiles, params.stream_tiles) == (4 * 132, 33)
+    assert params.tiles_m == params.whole_tiles + params.stream_tiles
+    assert params.stream_clusters == 4 * params.stream_tiles
+    assert params.partial != 0
+    assert params.counters != 0
 
 
 def test_a_product_that_need_not_be_mirrored_is_not(driver, catalog) -> None:

@@ -143,7 +143,7 @@ struct MatmulPlan : PlanDetails<96> {
   int sum_order = 0;
   int splits = 1;        // of K, for a case of split sums
   int row_parts = 0;     // of all splits together, for a case of them
-  bool mirrors = false;  // computes the lower triangle, and stores it twice
+  bool mirrors = false;  // stores the mirror image, too; of a rewrite: its product's plan does
 };
 
 // What a kernel that only moves data takes, by its entry's "cost": the share of the memory's peak

@@ -118,7 +118,7 @@ MatmulCase matmul_case(const MatmulProblem& p, const MatmulOperands& operands) {
   c.row_parts = p.row_parts;
   c.symmetric =
       p.symmetry != Symmetry::kNone && reinterpret_cast<uintptr_t>(operands.c) % kVectorBytes == 0;
-  c.needs_mirror = c.symmetric && p.symmetry == Symmetry::kLower;
+  c.needs_mirror = p.symmetry == Symmetry::kLower;
   c.row_sums = operands.row_sums != nullptr && !p.row_parts;
   return c;
 }

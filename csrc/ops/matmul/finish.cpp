@@ -40,6 +40,7 @@ class FinishKernels : public MatmulKernels {
     sums.activation = kActivationNone;
     sums.scaled = sums.has_addend = sums.has_bias = false;
     sums.output = sums_dtype(c.input);
+    sums.needs_mirror = false;  // the addend comes after it
     if (!c.only_bias()) rewrite(c, sums, {false}, out);
     const bool short_types = c.math == kMathFloat16 || c.math == kMathBFloat16;
     if (!short_types || c.batch_dims > 0 || c.batch_invariant) return;
@@ -60,6 +61,7 @@ class FinishKernels : public MatmulKernels {
     MatmulProblem product = p;
     product.split_sums = split;
     product.row_parts = operands.row_sums != nullptr;
+    if (p.symmetry == Symmetry::kLower) product.symmetry = Symmetry::kProduct;
     if (finishes) {
       product.output = sums_dtype(p.input);
       product.activation = kActivationNone;

@@ -52,10 +52,7 @@ void run(const MatmulProblem& p, const MatmulOperands& operands, const Device& d
   // A copy: a launch may plan other products.
   const MatmulPlan plan = plan_matmul(device, matmul_case(p, operands));
   if (!plan.too_large) {
-    plan.kernels->launch(plan, p, operands);
-    if (p.symmetry == Symmetry::kLower && !plan.mirrors) {
-      mirror_lower(operands.c, p.m, p.batch(), element_size(p.output), device);
-    }
+    launch_plan(plan, p, operands, device);
     return;
   }
   if (p.batch_dims == 0) {

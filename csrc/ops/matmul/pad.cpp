@@ -123,7 +123,7 @@ class PadKernels : public MatmulKernels {
     params.first_blocks = static_cast<unsigned>(first);
     torch_cubin::launch(*kernel_for(bytes), {first + second}, device_, params);
     const MatmulPlan inner = plan_matmul(device_, matmul_case(aligned, copies));
-    inner.kernels->launch(inner, aligned, copies);
+    launch_plan(inner, aligned, copies, device_);
   }
 
  private:

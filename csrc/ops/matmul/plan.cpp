@@ -200,8 +200,8 @@ void MatmulConfigs::keep(MatmulPlan plan) {
 void MatmulConfigs::rewrite(MatmulPlan plan, const MatmulCase& product, const RewriteBytes& bytes,
                             const CopyCost& cost) {
   plan.kernels = kernels_;
+  plan.mirrors = product.needs_mirror;
   rewrites_.push_back({plan, product, bytes, cost});
-  rewrites_.back().product.needs_mirror = false;  // it follows the rewrite
 }
 
 void MatmulConfigs::search(const Rewrite& rewrite) {
@@ -249,6 +249,14 @@ const MatmulPlan& plan_matmul(const Device& device, const MatmulCase& problem) {
     slot.generation = generation;
   }
   return slot.plan;
+}
+
+void launch_plan(const MatmulPlan& plan, const MatmulProblem& p, const MatmulOperands& operands,
+                 const Device& device) {
+  plan.kernels->launch(plan, p, operands);
+  if (p.symmetry == Symmetry::kLower && !plan.mirrors) {
+    mirror_lower(operands.c, p.m, p.batch(), element_size(p.output), device);
+  }
 }
 
 json planned(const Device& device, const MatmulCase& problem, bool with_configs,

@@ -14,6 +14,10 @@ namespace torch_cubin {
 // (too_large).
 const MatmulPlan& plan_matmul(const Device& device, const MatmulCase& problem);
 
+// Runs a plan of the problem, and the kernel that stores the mirror image where the plan does not.
+void launch_plan(const MatmulPlan& plan, const MatmulProblem& problem,
+                 const MatmulOperands& operands, const Device& device);
+
 // What torch_cubin.tune needs: from now on every product that is planned, on any thread, is written
 // down, if it is one of the operands' type with at most a bias (tables know no others); what was
 // written down before is forgotten. Planning is slow until it is turned off.

@@ -94,7 +94,7 @@ class TransposeKernels : public MatmulKernels {
     }
     torch_cubin::launch(kernel_, {blocks}, device_, params);
     const MatmulPlan inner = plan_matmul(device_, matmul_case(turned, copies));
-    inner.kernels->launch(inner, turned, copies);
+    launch_plan(inner, turned, copies, device_);
   }
 
  private:
