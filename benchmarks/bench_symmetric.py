@@ -1,6 +1,6 @@
 """Symmetric products and Muon, compared with PyTorch's own.
 
-    python benchmarks/bench_symmetric.py [--json FILE] [--plot FILE] [--only TEXT ...]
+    python benchmarks/bench_symmetric.py [--json FILE] [--only TEXT ...]
     python benchmarks/bench_symmetric.py --configs [--json FILE] [--only TEXT ...]
 
 - products: `x @ x.t()` through `cubin::matmul`, and `b g + c g g` of a symmetric g by
@@ -12,9 +12,9 @@
 Each contender alternates with PyTorch in one process; the first half of each block lets the clocks
 settle. Ratios are PyTorch's time to a contender's, the median of five rounds and their range: above
 1, ours is faster. All takes some two minutes, the products one. --only keeps the cases whose names
-contain some TEXT ("x x^T", "Newton-Schulz 4096"). --json is written after every case. --plot draws the
-ratios of the products by size (matplotlib). --configs times each config that the planner could take
-for `x @ x.t()` once, with its predicted time, in place of the contenders.
+contain some TEXT ("x x^T", "Newton-Schulz 4096"). --json is written after every case. --configs
+times each config that the planner could take for `x @ x.t()`, beside its predicted time, in place
+of the contenders.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import argparse
 import functools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import common
@@ -62,13 +62,13 @@ NEWTON_SCHULZ = functools.partial(
 
 @dataclass
 class Case:
-    """`calls` makes the contenders' calls, of which one runs the product `count` times; the first
-    contender is PyTorch."""
+    """`calls` makes the contenders' calls, PyTorch's first; each runs the product `count` times."""
 
+    group: str  # of goals.SYMMETRIC
     name: str
     calls: Callable[[], Calls]
     count: int = 1
-    product: tuple[torch.dtype, int, int] | None = field(default=None, compare=False)
+    product: tuple[torch.dtype, int, int] | None = None  # of --configs
 
 
 def served(call: Callable[[], object]) -> Callable[[], object]:
@@ -112,7 +112,9 @@ def products() -> Iterator[Case]:
             size = dtype.itemsize * n * (n + k)
             count = max(1, min(12, math.ceil(ROTATED_BYTES / size)))
             draws = functools.partial(operands, dtype, n, k, count)
+            rows = "from 4,096 rows" if n >= 4096 else "fewer rows"
             yield Case(
+                f"x x^T, {rows}",
                 f"x x^T {name} {n} x {k}",
                 lambda draws=draws: graphs(times_transpose, draws()),
                 count,
@@ -120,6 +122,7 @@ def products() -> Iterator[Case]:
             )
             if n == k:
                 yield Case(
+                    f"b g + c g g, {rows}",
                     f"b g + c g g {name} {n}",
                     lambda draws=draws: graphs(square, draws(gram=True)),
                     count,
@@ -128,10 +131,12 @@ def products() -> Iterator[Case]:
 
 def newton_schulz() -> Iterator[Case]:
     for shape in MATRICES:
-        yield Case(f"Newton-Schulz {shape[0]} x {shape[1]}", functools.partial(of_one, *shape))
+        group = "Newton-Schulz" if min(shape) >= 4096 else "Newton-Schulz, smaller"
+        name = f"Newton-Schulz {shape[0]} x {shape[1]}"
+        yield Case(group, name, functools.partial(of_one, *shape))
     for shape in BATCHES:
         name = f"Newton-Schulz batch {shape[0]} of {shape[1]} x {shape[2]}"
-        yield Case(name, functools.partial(of_batch, *shape))
+        yield Case("Newton-Schulz, batches", name, functools.partial(of_batch, *shape))
 
 
 def of_one(*shape: int) -> Calls:
@@ -171,9 +176,10 @@ def batched(batches: list[Tensor], gram: bool = False) -> None:
 
 
 def steps() -> Iterator[Case]:
-    for name, matrices in (("Llama-3.2-1B", LLAMA_1B), ("from 4096 on", LARGE)):
-        yield Case(f"Muon.step() {name}", functools.partial(of_step, matrices))
-        yield Case(f"batches of one shape {name}", functools.partial(of_batches, matrices))
+    for name, matrices in (("Llama-3.2-1B", LLAMA_1B), ("from 4,096 rows", LARGE)):
+        step, batches = f"Muon.step(), {name}", f"Muon's matrices in batches, {name}"
+        yield Case(step, step, functools.partial(of_step, matrices))
+        yield Case(batches, batches, functools.partial(of_batches, matrices))
 
 
 def of_step(matrices: dict[tuple[int, int], int]) -> Calls:
@@ -195,23 +201,25 @@ def of_batches(matrices: dict[tuple[int, int], int]) -> Calls:
     }
 
 
-def compared(case: Case) -> dict[str, Any]:
-    """A case's result, printed."""
+def compared(case: Case) -> list[dict[str, Any]]:
+    """One line for each contender but PyTorch, printed."""
     calls = case.calls()
     torch_call = calls.pop("torch")
-    result = {}
+    lines = []
     for who, call in calls.items():
         ratio = common.alternate(torch_call, call, case.count, BUDGET_MS, ROUNDS)
-        result[who] = asdict(ratio)
-        us = f"{ratio.first_us:.1f} -> {ratio.second_us:.1f} us"
+        spread = f"{ratio.ratio:.3f} ({ratio.low:.3f}-{ratio.high:.3f})"
         print(
-            f"{case.name}: {ratio.ratio:.3f} ({ratio.low:.3f}-{ratio.high:.3f})  {who}  {us}",
+            f"{case.name}: {spread}  {who}  {ratio.first_us:.1f} -> {ratio.second_us:.1f} us",
             flush=True,
         )
-    return {"case": case.name, "ratios": result}
+        group = case.group if who == "ours" else f"{case.group}: {who}"
+        line = {"group": group, "case": case.name, "value": ratio.ratio}
+        lines.append(line | asdict(ratio))
+    return lines
 
 
-def configs(case: Case) -> dict[str, Any]:
+def configs(case: Case) -> list[dict[str, Any]]:
     """The times of all configs of a case, printed."""
     dtype, n, k = case.product
     line = "k_lines" if k * dtype.itemsize % 128 == 0 else "k_vectors"
@@ -236,33 +244,12 @@ def configs(case: Case) -> dict[str, Any]:
         print(
             f"  {times['torch'] / times[name]:.3f} {times[name]:.2f} {predicted[name]:.2f} {name}"
         )
-    return {"case": case.name, "chosen": plan["chosen"], "us": times, "predicted": predicted}
-
-
-def plot(results: list[dict[str, Any]], path: str) -> None:
-    import matplotlib.figure
-
-    figure = matplotlib.figure.Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.subplots()
-    for kind in ("x x^T bfloat16", "b g + c g g bfloat16"):
-        points = []
-        for result in results:
-            case = result["case"]
-            sizes = case.removeprefix(kind).split(" x ") if case.startswith(kind) else []
-            if sizes and len(set(map(int, sizes))) == 1:
-                points.append((int(sizes[0]), result["ratios"]["ours"]["ratio"]))
-        if points:
-            axes.plot(*zip(*sorted(points), strict=True), "o-", label=kind)
-    axes.axhline(1, color="gray", linewidth=0.8)
-    axes.set(xlabel="rows and columns", ylabel="PyTorch's time / ours", xscale="log")
-    axes.legend()
-    figure.savefig(path)
+    return [{"case": case.name, "chosen": plan["chosen"], "us": times, "predicted": predicted}]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json")
-    parser.add_argument("--plot")
     parser.add_argument("--only", nargs="+", default=[""])
     parser.add_argument("--configs", action="store_true")
     arguments = parser.parse_args()
@@ -278,11 +265,9 @@ def main() -> None:
     results: list[dict[str, Any]] = []
     for case in cases:
         with torch.no_grad():
-            results.append(configs(case) if arguments.configs else compared(case))
+            results += configs(case) if arguments.configs else compared(case)
         common.write_json(arguments.json, results)
         torch.cuda.empty_cache()
-    if arguments.plot:
-        plot(results, arguments.plot)
 
 
 if __name__ == "__main__":

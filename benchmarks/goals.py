@@ -62,3 +62,16 @@ WHOLE_MODELS = {
         ("decode", "compiled", 1.10),
     )
 }
+# bench_symmetric.py: PyTorch's time over ours.
+SYMMETRIC = {
+    "x x^T, from 4,096 rows": Goal("x x^T, from 4,096 rows on", 1.75, 1.75),
+    "x x^T, fewer rows": Goal("x x^T, 256 to 3,072 rows", 1.20, 1.00),
+    "b g + c g g, from 4,096 rows": Goal("b g + c g g, from 4,096 rows on", 1.75, 1.75),
+    "b g + c g g, fewer rows": Goal("b g + c g g, 256 to 3,072 rows", 1.20, 1.00),
+    "Newton-Schulz": Goal("Newton-Schulz, from 4,096 rows on", 1.40, 1.30),
+    "Newton-Schulz, smaller": Goal("Newton-Schulz, 512 to 2,048 rows", 1.00, 1.00),
+    "Muon.step(), Llama-3.2-1B": Goal("Muon.step(), Llama-3.2-1B", 1.08, 1.08),
+    "Muon.step(), from 4,096 rows": Goal("Muon.step(), from 4,096 rows on", 1.30, 1.30),
+    "Muon's matrices in batches, Llama-3.2-1B": Goal("batches, Llama-3.2-1B", 1.25, 1.25),
+    "Muon's matrices in batches, from 4,096 rows": Goal("batches, from 4,096 rows on", 1.30, 1.30),
+}

@@ -83,6 +83,18 @@ def draw_models(data: dict[str, Any]) -> Any:
     return figure
 
 
+def symmetric_data() -> dict[str, Any]:
+    """(rows, ratio) of squares of bfloat16, by GPU and product."""
+    data: dict[str, Any] = {}
+    for gpu, groups in report_results.measured("symmetric", report_results.listed).items():
+        for line in (line for run in groups.values() for line in run.lines):
+            product, _, sizes = line.case.partition(" bfloat16 ")
+            if sizes and len(set(sizes.split(" x "))) == 1:
+                point = [int(sizes.split(" x ")[0]), line.value]
+                data.setdefault(gpu, {}).setdefault(product, []).append(point)
+    return data
+
+
 def draw_matmul(data: dict[str, Any]) -> Any:
     from matplotlib import pyplot
 
@@ -135,10 +147,29 @@ def draw_attention(data: dict[str, Any]) -> Any:
     return figure
 
 
+def draw_symmetric(data: dict[str, Any]) -> Any:
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 4), layout="constrained")
+    for gpu, products in data.items():
+        for style, (product, points) in zip(("o-", "s--"), products.items()):
+            rows, ratios = zip(*sorted(points))
+            label = f"{product}, {gpu}"
+            axes.plot(rows, ratios, style, markersize=3, color=COLORS[gpu], label=label)
+    axes.axhline(1, color="gray", linewidth=1, linestyle="--")
+    axes.set_xscale("log", base=2)
+    axes.set_xlabel("rows and columns", fontsize=9)
+    axes.set_ylabel("speed over cuBLAS's", fontsize=9)
+    axes.set_title("Symmetric products of bfloat16 matrices", fontsize=10)
+    axes.legend(fontsize=8)
+    return figure
+
+
 PLOTS: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[dict[str, Any]], Any]]] = {
     "matmul": (matmul_data, draw_matmul),
     "attention": (attention_data, draw_attention),
     "models": (models_data, draw_models),
+    "symmetric": (symmetric_data, draw_symmetric),
 }
 
 

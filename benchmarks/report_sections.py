@@ -131,6 +131,18 @@ SECTIONS = (
         plot="models",
     ),
     Section(
+        title="Symmetric products and Muon",
+        results="symmetric",
+        read=report_results.listed,
+        command="benchmarks/bench_symmetric.py --json FILE",
+        about="`x @ x.t()`, `cubin::symm_square` and `torch.optim.Muon` inside `drop_in()`: "
+        "PyTorch's time over ours. The goals of batches compare `newton_schulz()` of a batch with "
+        "Muon's function for each matrix.",
+        groups=titles(goals.SYMMETRIC),
+        goals=goals.SYMMETRIC,
+        plot="symmetric",
+    ),
+    Section(
         title="Triton kernels as ops",
         results="triton_launch",
         read=report_results.triton,
