@@ -238,7 +238,7 @@ def configs(case: Case) -> list[dict[str, Any]]:
             runs |= graphs({name: lambda x: ops.matmul(x, x.t())}, sets)
     times = common.interleaved(runs, block_ms=12, rounds=3, settle_ms=12)
     times = {name: time / case.count for name, time in times.items()}
-    print(f"{case.name}: {times['torch']:.2f} us, chosen {plan['chosen']}")
+    print(f"{case.name}: {times['torch']:.2f} us, chosen {plan['chosen']}", flush=True)
     for name in sorted(names, key=lambda name: times[name]):
         print(
             f"  {times['torch'] / times[name]:.3f} {times[name]:.2f} {predicted[name]:.2f} {name}"
