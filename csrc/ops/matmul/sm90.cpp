@@ -8,15 +8,13 @@
 #include "ops/matmul/backend.h"
 #include "ops/matmul/sm90_configs.h"
 #include "ops/matmul/sm90_map.h"
+#include "ops/matmul/sm90_stream.h"
 
 namespace torch_cubin {
 namespace {
 
 constexpr int64_t kRowBytes = 128;  // of an operand's tile in shared memory: the swizzle's
 constexpr int32_t kGroup = 8;       // tile rows that follow one another; 4 and 16 are no different
-
-// A finisher waits for the other parts for a millisecond at most, which is longer than any takes.
-constexpr int32_t kPolls = 10000;
 
 constexpr int64_t kLargestCluster = 8;  // blocks; more are not portable
 constexpr int64_t kMostRowParts = 8;    // sums of a row of A, each of some k blocks
@@ -68,22 +66,9 @@ class Sm90Matmul : public MatmulKernels {
     Sm90MatmulParams params{};
     fill(params, chosen, p, operands);
     const int64_t size = chosen.cluster.size();
-    const Grid grid = {chosen.clusters * size, 1, 1, size};
-    if (chosen.stream_tiles == 0) {
-      torch_cubin::launch(*chosen.row->kernel, grid, device_, params);
-      return;
-    }
-    const int64_t tile_bytes = chosen.row->tile_m * chosen.row->tile_n * int64_t{sizeof(float)};
-    const Workspace partial(device_, 2 * chosen.clusters * size * tile_bytes);
-    const int64_t warpgroups = chosen.row->threads / 128 - 1;
-    const Workspace counters(device_,
-                             warpgroups * chosen.stream_tiles * size * int64_t{sizeof(int)}, true);
-    const int64_t row_bytes = operands.row_sums == nullptr ? 0 : chosen.row->tile_m * 4;
-    const Workspace rows(device_, 2 * chosen.clusters * size * row_bytes);
-    params.partial = reinterpret_cast<float*>(partial.data());
-    params.row_partial = reinterpret_cast<float*>(rows.data());
-    params.counters = reinterpret_cast<int*>(counters.data());
-    torch_cubin::launch(*chosen.row->kernel, grid, device_, params);
+    const Sm90Row& row = *chosen.row;
+    launch_sm90(*row.kernel, {chosen.clusters * size, 1, 1, size},
+                {row.tile_m, row.tile_n, row.threads / 128 - 1}, device_, params);
   }
 
  private:
@@ -224,7 +209,6 @@ class Sm90Matmul : public MatmulKernels {
     out.whole_tiles = plan.whole_tiles;
     out.stream_tiles = plan.stream_tiles;
     out.stream_clusters = plan.stream_clusters;
-    out.polls = kPolls;
   }
 
   // How the tiles get to C, whose batch strides these are.

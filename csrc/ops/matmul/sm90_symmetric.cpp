@@ -17,7 +17,9 @@ constexpr int64_t kStoreRows = 16;    // of an output's box
 constexpr int64_t kRowsOfGroup = 2048;            // of the output, whose tiles follow one another
 constexpr int64_t kMostSymmetricTiles = 1 << 30;  // counted in 32 bits, as are their rows
 constexpr int64_t kMostSymmetricSize = 1 << 30;
-constexpr int64_t kWarpgroups = 2;  // that multiply
+constexpr int64_t kWarpgroups = 2;       // that multiply
+constexpr int64_t kLeastPartBlocks = 4;  // k blocks of a part of a streamed tile
+constexpr int64_t kMostEqualParts = 8;   // of such a tile
 
 struct SymmetricRow {
   explicit SymmetricRow(PackageKernel& entry) : kernel(&entry) {
@@ -78,22 +80,22 @@ class SymmetricKernels : public MatmulKernels {
       if (tiles * row.tile_m > kMostSymmetricTiles || tiles * c.batch > kMostSymmetricTiles) {
         continue;
       }
+      const int64_t k_blocks = ceil_div(c.k, row.tile_k);
       const auto offer = [&](const Sm90Stream& stream) {
         MatmulPlan plan;
         plan.set(SymmetricPlan{&row, tiles, stream});
         plan.mirrors = true;
         out.offer(plan, work_of(plan.get<SymmetricPlan>(), c));
       };
-      offer(sm90_unstreamed(tiles * c.batch, blocks));
-      if (c.batch_invariant) continue;
-      sm90_streams(tiles * c.batch, blocks, ceil_div(c.k, row.tile_k), offer);
+      offer(sm90_whole(tiles * c.batch, blocks));
+      if (!c.batch_invariant) stream(tiles * c.batch, blocks, k_blocks, offer);
     }
   }
 
   std::string name(const MatmulPlan& plan) const override {
     const auto chosen = plan.get<SymmetricPlan>();
     return "sm90_symmetric " + std::to_string(chosen.row->tile_m) + "x" +
-           std::to_string(chosen.row->tile_n) + chosen.stream.name();
+           std::to_string(chosen.row->tile_n) + streamed(chosen.stream);
   }
 
   void launch(const MatmulPlan& plan, const MatmulProblem& p,
@@ -123,7 +125,9 @@ class SymmetricKernels : public MatmulKernels {
     if (batched) params.flags |= kSm90Batched;
     if (!p.batch_invariant) params.flags |= kSm90Serpentine;
     if (addend_in_vectors(p, operands.addend)) params.flags |= kSm90AddVector;
-    launch_sm90(*row.kernel, chosen.stream, {row.tile_m, row.tile_n}, kWarpgroups, device_, params);
+    chosen.stream.fill(params);
+    launch_sm90(*row.kernel, {chosen.stream.clusters}, {row.tile_m, row.tile_n, kWarpgroups},
+                device_, params);
   }
 
  private:
@@ -137,12 +141,32 @@ class SymmetricKernels : public MatmulKernels {
            c.k <= kMostSymmetricSize && c.m * element_size(c.output) % kVectorBytes == 0;
   }
 
+  // The tiles that fill no whole wave, in equal parts, or in parts that occupy all blocks.
+  static void stream(int64_t tiles, int64_t blocks, int64_t k_blocks,
+                     const std::function<void(const Sm90Stream&)>& offer) {
+    const int64_t rest = tiles % blocks;
+    if (rest == 0) return;
+    for (int64_t parts = 2; parts <= kMostEqualParts; ++parts) {
+      if (rest * parts > blocks || k_blocks < parts * kLeastPartBlocks) break;
+      sm90_stream_over(tiles, blocks, rest * parts, k_blocks, offer);
+    }
+    if (blocks % rest != 0 && rest * k_blocks >= blocks * kLeastPartBlocks) {
+      sm90_stream_over(tiles, blocks, blocks, k_blocks, offer);
+    }
+  }
+
+  static std::string streamed(const Sm90Stream& stream) {
+    if (stream.tiles == 0) return "";
+    if (!stream.has_equal_parts()) return " streamed";
+    return " streamed in " + std::to_string(stream.by_clusters / stream.tiles);
+  }
+
   Work work_of(const SymmetricPlan& plan, const MatmulCase& c) const {
     const SymmetricRow& row = *plan.row;
-    const auto k_blocks = static_cast<double>(ceil_div(c.k, row.tile_k));
+    const int64_t k_blocks = ceil_div(c.k, row.tile_k);
     Work work = sm90_work(
         {row.tile_m, row.tile_n, row.a_mn_major, row.b_mn_major, 1, 1, c.a_lines, c.b_lines},
-        plan.stream.turns(), plan.stream.tiles_of_one() * k_blocks);
+        plan.stream.turns(), plan.stream.whole_turns() * static_cast<double>(k_blocks));
     work.values *= 2;  // results are stored twice
     const auto covered = [&](int64_t tile) {
       return static_cast<double>(c.m) / static_cast<double>(ceil_div(c.m, tile) * tile);
@@ -151,7 +175,10 @@ class SymmetricKernels : public MatmulKernels {
     const auto bytes = static_cast<double>(c.batch * c.m * element_size(c.input));
     work.bytes = bytes * static_cast<double>(c.k + c.m);
     work.bytes_again = plan.tiles > 1 ? bytes * static_cast<double>(c.k) : 0;
-    plan.stream.add_work(row.tile_m, row.tile_n, k_blocks, work);
+    if (plan.stream.tiles > 0) {
+      plan.stream.add_work(row.tile_m * row.tile_n, row.tile_m + row.tile_n, k_blocks,
+                           plan.stream.has_equal_parts(), work);
+    }
     return work;
   }
 
