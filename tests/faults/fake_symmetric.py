@@ -62,7 +62,7 @@ def tiles_of(kernel: dict, n: int) -> int:
 @pytest.mark.parametrize("layout", ["nt", "tn"])
 def test_a_matrix_times_its_own_transpose(driver, catalog, call: str, layout: str) -> None:
     def run() -> None:
-        x = empty(N, 1000) if layout == "nt" else transposed(empty(1000, N))
+        x = empty(N, 1024) if layout == "nt" else transposed(empty(1024, N))
         {
             "matmul": lambda: ops.matmul(x, transposed(x)),
             "linear": lambda: ops.linear(x, x),
@@ -195,10 +195,16 @@ def test_operands_that_are_copied_first_are_not_mirrored_again(driver, catalog) 
     def run() -> None:
         ops.syrk(empty(N, 1001))
         torch.backends.cuda.matmul.allow_tf32 = True
+        ops.syrk(transposed(empty(1000, N, dtype=torch.float32)))
         ops.symm_square(empty(N, N, dtype=torch.float32))
 
-    kinds = [catalog[launch["kernel"]]["kind"] for launch in launches_of(driver, run)]
-    assert kinds == ["pad", "sm90_symmetric", "transpose", "sm90_symmetric"]
+    launches = launches_of(driver, run)
+    kinds = [catalog[launch["kernel"]]["kind"] for launch in launches]
+    assert kinds == ["pad", *["sm90_symmetric", "transpose"] * 2, "sm90_symmetric"]
+    # One copy serves as both operands, but for the square, whose A is read as it is.
+    maps = [launch_params.read(launch, PARAMS) for launch in launches[1::2]]
+    same = [read_map(params.a)["address"] == read_map(params.b)["address"] for params in maps]
+    assert same == [True, True, False]
 
 
 def test_the_last_wave_is_streamed(driver, catalog) -> None:
@@ -230,7 +236,7 @@ def test_a_product_that_need_not_be_mirrored_is_not(driver, catalog) -> None:
 
 def test_batch_invariant_products_run_from_the_beginning_of_k(driver, catalog) -> None:
     def run() -> None:
-        x = empty(N, 1000)
+        x = empty(N, 1024)
         with torch_cubin.batch_invariant():
             ops.syrk(x)
 

@@ -43,6 +43,10 @@ struct PaddedOperand {
   int64_t bytes(int64_t element_bytes) const {
     return batch * rows * row_chunks(element_bytes) * kVectorBytes;
   }
+  bool is_like(const PaddedOperand& y) const {
+    return batch == y.batch && rows == y.rows && columns == y.columns &&
+           row_stride == y.row_stride && batch_stride == y.batch_stride;
+  }
 };
 
 // Which operands a plan copies.
@@ -93,6 +97,7 @@ class PadKernels : public MatmulKernels {
     MatmulOperands copies = operands;
     PadParams params{};
     std::vector<Workspace> memory;
+    PaddedOperand first{};
     int jobs = 0;
     const auto copy = [&](Access access, const char*& data, int64_t own, int64_t& own_stride,
                           int64_t& k_stride, int64_t* batch_stride) {
@@ -104,9 +109,14 @@ class PadKernels : public MatmulKernels {
       x.columns = along_k ? p.k : own;
       x.row_stride = along_k ? own_stride : k_stride;
       x.batch_stride = several ? batch_stride[0] : 0;
-      memory.emplace_back(device_, x.bytes(bytes));
       const int64_t columns = x.row_chunks(bytes) * kVectorBytes / bytes;
-      fill_job(params.jobs[jobs++], x, data, memory.back().data(), bytes);
+      // A matrix times itself, or its transpose, is copied once.
+      const bool copied = c.symmetric && jobs == 1 && x.is_like(first);
+      if (!copied) {
+        first = x;
+        memory.emplace_back(device_, x.bytes(bytes));
+        fill_job(params.jobs[jobs++], x, data, memory.back().data(), bytes);
+      }
       data = memory.back().data();
       own_stride = along_k ? columns : 1;
       k_stride = along_k ? 1 : columns;
@@ -118,10 +128,10 @@ class PadKernels : public MatmulKernels {
     if (chosen.b) {
       copy(c.b, copies.b, p.n, aligned.b_stride_n, aligned.b_stride_k, aligned.b_batch_stride);
     }
-    const int64_t first = ceil_div(int64_t{params.jobs[0].total}, kPadBlockChunks);
-    const int64_t second = ceil_div(int64_t{params.jobs[1].total}, kPadBlockChunks);
-    params.first_blocks = static_cast<unsigned>(first);
-    torch_cubin::launch(*kernel_for(bytes), {first + second}, device_, params);
+    const int64_t of_first = ceil_div(int64_t{params.jobs[0].total}, kPadBlockChunks);
+    const int64_t of_second = ceil_div(int64_t{params.jobs[1].total}, kPadBlockChunks);
+    params.first_blocks = static_cast<unsigned>(of_first);
+    torch_cubin::launch(*kernel_for(bytes), {of_first + of_second}, device_, params);
     const MatmulPlan inner = plan_matmul(device_, matmul_case(aligned, copies));
     launch_plan(inner, aligned, copies, device_);
   }
@@ -137,17 +147,19 @@ class PadKernels : public MatmulKernels {
     double moved = 0, written = 0, taken = 0;  // bytes
     const auto copy = [&](bool broadcast, int64_t own, Access& access, bool& mappable,
                           bool& lines) {
+      const bool along_k = is_along_k(access);
+      access = along_k ? kKVectors : kOwnVectors;
+      mappable = lines = true;
+      if (c.symmetric && moved > 0) return;  // the copy of A serves
       PaddedOperand x{};
       x.batch = broadcast ? 1 : c.batch;
-      x.rows = is_along_k(access) ? own : c.k;
-      x.columns = is_along_k(access) ? c.k : own;
+      x.rows = along_k ? own : c.k;
+      x.columns = along_k ? c.k : own;
       const double rows = static_cast<double>(x.batch) * static_cast<double>(x.rows);
       if (x.columns >= kMostColumns) taken = written = std::numeric_limits<double>::infinity();
       moved += rows * static_cast<double>(x.columns * bytes);
       written += rows * static_cast<double>(x.chunks(bytes) * kVectorBytes);
       taken += rows * static_cast<double>(x.row_chunks(bytes) * kVectorBytes);
-      access = is_along_k(access) ? kKVectors : kOwnVectors;
-      mappable = lines = true;
     };
     if (chosen.a) copy(c.a_broadcast, c.m, aligned.a, aligned.a_mappable, aligned.a_lines);
     if (chosen.b) copy(c.b_broadcast, c.n, aligned.b, aligned.b_mappable, aligned.b_lines);

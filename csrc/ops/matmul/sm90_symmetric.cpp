@@ -44,6 +44,9 @@ struct SymmetricRow {
   Math math;
   bool a_mn_major, b_mn_major;
   int64_t tile_m, tile_n, tile_k;
+  double correction = 0;  // that of sm90.cu's tile
+
+  std::string tile() const { return std::to_string(tile_m) + "x" + std::to_string(tile_n); }
 };
 
 struct SymmetricPlan {
@@ -66,7 +69,13 @@ class SymmetricKernels : public MatmulKernels {
  public:
   SymmetricKernels(const Device& device, const std::vector<PackageKernel*>& kernels)
       : device_(device) {
-    for (PackageKernel* kernel : kernels) rows_.emplace_back(*kernel);
+    const Corrections corrections(device);
+    for (PackageKernel* kernel : kernels) {
+      rows_.emplace_back(*kernel);
+      rows_.back().correction = corrections.of(rows_.back().tile());
+    }
+    of_streamed_ = corrections.of(" streamed");
+    of_streamed_evenly_ = corrections.of(" streamed evenly");
   }
 
   void configs(const MatmulCase& c, MatmulConfigs& out) const override {
@@ -94,8 +103,7 @@ class SymmetricKernels : public MatmulKernels {
 
   std::string name(const MatmulPlan& plan) const override {
     const auto chosen = plan.get<SymmetricPlan>();
-    return "sm90_symmetric " + std::to_string(chosen.row->tile_m) + "x" +
-           std::to_string(chosen.row->tile_n) + streamed(chosen.stream);
+    return "sm90_symmetric " + chosen.row->tile() + streamed(chosen.stream);
   }
 
   void launch(const MatmulPlan& plan, const MatmulProblem& p,
@@ -175,9 +183,11 @@ class SymmetricKernels : public MatmulKernels {
     const auto bytes = static_cast<double>(c.batch * c.m * element_size(c.input));
     work.bytes = bytes * static_cast<double>(c.k + c.m);
     work.bytes_again = plan.tiles > 1 ? bytes * static_cast<double>(c.k) : 0;
+    work.correction = row.correction;
     if (plan.stream.tiles > 0) {
-      plan.stream.add_work(row.tile_m * row.tile_n, row.tile_m + row.tile_n, k_blocks,
-                           plan.stream.has_equal_parts(), work);
+      const bool equal = plan.stream.has_equal_parts();
+      work.correction += equal ? of_streamed_evenly_ : of_streamed_;
+      plan.stream.add_work(row.tile_m * row.tile_n, row.tile_m + row.tile_n, k_blocks, equal, work);
     }
     return work;
   }
@@ -242,6 +252,7 @@ class SymmetricKernels : public MatmulKernels {
 
   const Device& device_;
   std::vector<SymmetricRow> rows_;
+  double of_streamed_, of_streamed_evenly_;  // corrections
 };
 
 class SymmetricBackend : public MatmulBackendOf<SymmetricKernels> {

@@ -64,6 +64,14 @@ class TransposeKernels : public MatmulKernels {
       const bool several = p.batch_dims == 1 && batch_stride[0] != 0;
       const int64_t batch = several ? p.batch_size[0] : 1;
       const int64_t pitch = transposed_pitch(p.k);
+      const auto use_copy = [&] {
+        data = memory.back().data();
+        own_stride = pitch;
+        k_stride = 1;
+        if (several) batch_stride[0] = own * pitch;
+      };
+      // A matrix times its transpose is copied once.
+      if (jobs == 1 && p.symmetry != Symmetry::kNone) return use_copy();
       memory.emplace_back(device_, batch * own * pitch * kFloatBytes);
       TransposeJob& job = params.jobs[jobs++];
       job.from = data;
@@ -81,10 +89,7 @@ class TransposeKernels : public MatmulKernels {
                     k_stride % kVector == 0 && job.batch_stride % kVector == 0;
       blocks += batch * job.tiles_rows * job.tiles_columns;
       if (jobs == 1) params.first_blocks = static_cast<unsigned>(blocks);
-      data = memory.back().data();
-      own_stride = pitch;
-      k_stride = 1;
-      if (several) batch_stride[0] = own * pitch;
+      use_copy();
     };
     if (chosen.a) {
       copy(copies.a, p.m, turned.a_stride_m, turned.a_stride_k, turned.a_batch_stride);
@@ -112,10 +117,11 @@ class TransposeKernels : public MatmulKernels {
     double copied = 0;  // bytes
     const auto turn = [&](bool broadcast, int64_t own, Access& access, bool& mappable,
                           bool& lines) {
-      copied += static_cast<double>(broadcast ? 1 : c.batch) * static_cast<double>(own) *
-                static_cast<double>(transposed_pitch(c.k) * kFloatBytes);
       access = kKVectors;
       mappable = lines = true;
+      if (c.symmetric && copied > 0) return;  // the copy of A serves
+      copied += static_cast<double>(broadcast ? 1 : c.batch) * static_cast<double>(own) *
+                static_cast<double>(transposed_pitch(c.k) * kFloatBytes);
     };
     if (chosen.a) turn(c.a_broadcast, c.m, turned.a, turned.a_mappable, turned.a_lines);
     if (chosen.b) turn(c.b_broadcast, c.n, turned.b, turned.b_mappable, turned.b_lines);
