@@ -37,7 +37,7 @@ from torch_cubin._tuning import measure
 
 ops = torch.ops.cubin
 Calls = dict[str, Callable[[], object]]
-ROUNDS, BUDGET_MS = 5, 1200  # of a pair of contenders
+ROUNDS, BUDGET_MS = 5, 900  # of a pair of contenders
 ROTATED_BYTES = 150e6
 # Rows, columns.
 PRODUCTS = [
