@@ -392,6 +392,9 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
 #pragma unroll 1
       for (int i = 0; i < k_count; ++i) {
         barrier_wait(full + 8 * stage, phase);
+        // All have seen the phase before one thread frees the stage for all: a warp that is late by
+        // two phases could not tell them apart, and would wait forever.
+        named_sync(kGroupBarrier + group, kWarpgroup);
         if (frees) barrier_arrive(empty + 8 * stage);
         if (++stage == C::kStages) {
           stage = 0;

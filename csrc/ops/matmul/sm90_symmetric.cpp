@@ -51,8 +51,12 @@ struct SymmetricRow {
 
 struct SymmetricPlan {
   const SymmetricRow* row;
-  int64_t tiles;  // of one matrix
-  Sm90Stream stream;
+  int64_t tiles;   // of one matrix
+  int64_t all;     // of all matrices
+  int64_t rest;    // of those, what fills no wave of all multiprocessors
+  int64_t shares;  // blocks that divide the k blocks of the rest; 0: each tile has a block
+
+  bool has_equal_parts() const { return shares % rest == 0; }
 };
 
 // The tiles of the lower triangle, whole or in part.
@@ -85,25 +89,26 @@ class SymmetricKernels : public MatmulKernels {
           row.b_mn_major != !is_along_k(c.b)) {
         continue;
       }
-      const int64_t tiles = count_tiles(row, c.m), blocks = device_.multiprocessors;
-      if (tiles * row.tile_m > kMostSymmetricTiles || tiles * c.batch > kMostSymmetricTiles) {
-        continue;
-      }
-      const int64_t k_blocks = ceil_div(c.k, row.tile_k);
-      const auto offer = [&](const Sm90Stream& stream) {
+      const int64_t tiles = count_tiles(row, c.m), all = tiles * c.batch;
+      if (tiles * row.tile_m > kMostSymmetricTiles || all > kMostSymmetricTiles) continue;
+      const auto offer = [&](int64_t shares) {
+        const SymmetricPlan chosen = {&row, tiles, all, all % device_.multiprocessors, shares};
         MatmulPlan plan;
-        plan.set(SymmetricPlan{&row, tiles, stream});
+        plan.set(chosen);
         plan.mirrors = true;
-        out.offer(plan, work_of(plan.get<SymmetricPlan>(), c));
+        offer_phases(plan, chosen, c, out);
       };
-      offer(sm90_whole(tiles * c.batch, blocks));
-      if (!c.batch_invariant) stream(tiles * c.batch, blocks, k_blocks, offer);
+      offer(0);
+      if (!c.batch_invariant) stream(all, ceil_div(c.k, row.tile_k), offer);
     }
   }
 
   std::string name(const MatmulPlan& plan) const override {
     const auto chosen = plan.get<SymmetricPlan>();
-    return "sm90_symmetric " + chosen.row->tile() + streamed(chosen.stream);
+    const std::string name = "sm90_symmetric " + chosen.row->tile();
+    if (chosen.shares == 0) return name;
+    if (!chosen.has_equal_parts()) return name + " streamed";
+    return name + " streamed in " + std::to_string(chosen.shares / chosen.rest);
   }
 
   void launch(const MatmulPlan& plan, const MatmulProblem& p,
@@ -133,9 +138,13 @@ class SymmetricKernels : public MatmulKernels {
     if (batched) params.flags |= kSm90Batched;
     if (!p.batch_invariant) params.flags |= kSm90Serpentine;
     if (addend_in_vectors(p, operands.addend)) params.flags |= kSm90AddVector;
-    chosen.stream.fill(params);
-    launch_sm90(*row.kernel, {chosen.stream.clusters}, {row.tile_m, row.tile_n, kWarpgroups},
-                device_, params);
+    params.stream_tiles = static_cast<int>(chosen.shares > 0 ? chosen.rest : 0);
+    params.stream_clusters = static_cast<int>(chosen.shares);
+    params.whole_tiles = static_cast<int>(chosen.all - params.stream_tiles);
+    // Without a whole wave only blocks with a share have work.
+    const int64_t most = params.whole_tiles > 0 ? chosen.all : std::max(chosen.all, chosen.shares);
+    const int64_t blocks = std::min<int64_t>(most, device_.multiprocessors);
+    launch_sm90(*row.kernel, {blocks}, {row.tile_m, row.tile_n, kWarpgroups}, device_, params);
   }
 
  private:
@@ -149,46 +158,61 @@ class SymmetricKernels : public MatmulKernels {
            c.k <= kMostSymmetricSize && c.m * element_size(c.output) % kVectorBytes == 0;
   }
 
-  // The tiles that fill no whole wave, in equal parts, or in parts that occupy all blocks.
-  static void stream(int64_t tiles, int64_t blocks, int64_t k_blocks,
-                     const std::function<void(const Sm90Stream&)>& offer) {
-    const int64_t rest = tiles % blocks;
-    if (rest == 0) return;
+  // Offers numbers of blocks that divide the tiles that fill no wave: in equal parts, or all
+  // blocks.
+  void stream(int64_t tiles, int64_t k_blocks, const std::function<void(int64_t)>& offer) const {
+    const int64_t blocks = device_.multiprocessors, rest = tiles % blocks;
+    // Kernels count the parts' k blocks in 31 bits.
+    if (rest == 0 || blocks * rest * k_blocks >= (int64_t{1} << 31)) return;
     for (int64_t parts = 2; parts <= kMostEqualParts; ++parts) {
       if (rest * parts > blocks || k_blocks < parts * kLeastPartBlocks) break;
-      sm90_stream_over(tiles, blocks, rest * parts, k_blocks, offer);
+      offer(rest * parts);
     }
-    if (blocks % rest != 0 && rest * k_blocks >= blocks * kLeastPartBlocks) {
-      sm90_stream_over(tiles, blocks, blocks, k_blocks, offer);
-    }
+    if (blocks % rest != 0 && rest * k_blocks >= blocks * kLeastPartBlocks) offer(blocks);
   }
 
-  static std::string streamed(const Sm90Stream& stream) {
-    if (stream.tiles == 0) return "";
-    if (!stream.has_equal_parts()) return " streamed";
-    return " streamed in " + std::to_string(stream.by_clusters / stream.tiles);
+  // Whole waves, and then the rest.
+  void offer_phases(const MatmulPlan& plan, const SymmetricPlan& chosen, const MatmulCase& c,
+                    MatmulConfigs& out) const {
+    const SymmetricRow& row = *chosen.row;
+    const int64_t blocks = device_.multiprocessors, waves = chosen.all / blocks;
+    const auto k_blocks = static_cast<double>(ceil_div(c.k, row.tile_k));
+    const auto rest = static_cast<double>(chosen.rest), shares = static_cast<double>(chosen.shares);
+    const double of_rest = rest / static_cast<double>(chosen.all);
+    const double parts = chosen.shares > 0 ? shares / rest : 1;  // of a tile of the rest
+    Work last = work_of(row, c, 1, k_blocks / parts, of_rest);
+    last.filled = rest * parts / static_cast<double>(blocks);
+    last.follows = waves > 0;
+    if (chosen.shares > 0) {
+      last.sums_bytes = static_cast<double>(row.tile_m * row.tile_n) * sizeof(float) * parts;
+      last.handshakes = 2;  // with the kernel that sets the counters to zero
+      last.correction += chosen.has_equal_parts() ? of_streamed_evenly_ : of_streamed_;
+      // What blocks load that stand at different places of K stays in no cache.
+      if (!chosen.has_equal_parts()) {
+        last.bytes_again += rest * static_cast<double>(row.tile_m + row.tile_n) * k_blocks * 128;
+      }
+    }
+    if (waves == 0) return out.offer(plan, last);
+    const auto turns = static_cast<double>(waves);
+    const Work whole = work_of(row, c, turns, turns * k_blocks, 1 - of_rest);
+    out.offer(plan, whole, chosen.rest > 0 ? &last : nullptr);
   }
 
-  Work work_of(const SymmetricPlan& plan, const MatmulCase& c) const {
-    const SymmetricRow& row = *plan.row;
-    const int64_t k_blocks = ceil_div(c.k, row.tile_k);
+  // Of the busiest block, for a share of the tiles.
+  Work work_of(const SymmetricRow& row, const MatmulCase& c, double tiles, double k_blocks,
+               double part) const {
     Work work = sm90_work(
-        {row.tile_m, row.tile_n, row.a_mn_major, row.b_mn_major, 1, 1, c.a_lines, c.b_lines},
-        plan.stream.turns(), plan.stream.whole_turns() * static_cast<double>(k_blocks));
+        {row.tile_m, row.tile_n, row.a_mn_major, row.b_mn_major, 1, 1, c.a_lines, c.b_lines}, tiles,
+        k_blocks);
     work.values *= 2;  // results are stored twice
     const auto covered = [&](int64_t tile) {
       return static_cast<double>(c.m) / static_cast<double>(ceil_div(c.m, tile) * tile);
     };
     work.outside = 1 - covered(row.tile_m) * covered(row.tile_n);
-    const auto bytes = static_cast<double>(c.batch * c.m * element_size(c.input));
-    work.bytes = bytes * static_cast<double>(c.k + c.m);
-    work.bytes_again = plan.tiles > 1 ? bytes * static_cast<double>(c.k) : 0;
     work.correction = row.correction;
-    if (plan.stream.tiles > 0) {
-      const bool equal = plan.stream.has_equal_parts();
-      work.correction += equal ? of_streamed_evenly_ : of_streamed_;
-      plan.stream.add_work(row.tile_m * row.tile_n, row.tile_m + row.tile_n, k_blocks, equal, work);
-    }
+    const auto bytes = part * static_cast<double>(c.batch * c.m * element_size(c.input));
+    work.bytes = bytes * static_cast<double>(c.k + c.m);
+    work.bytes_again = c.m > row.tile_m ? bytes * static_cast<double>(c.k) : 0;
     return work;
   }
 
