@@ -383,26 +383,6 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
     const Work& w = ring[number % C::kRing];
     const int k_count = w.k_count;
     if (k_count == 0) break;
-    if (!has_squares<C>(p, w.m0 + group * Layout<C>::kRows, w.n0)) {
-      // The warpgroup's rows lie above the diagonal, or outside.
-      if (leads) {
-        named_arrive(kSkewBarrier, 2 * kWarpgroup);
-        leads = false;
-      }
-#pragma unroll 1
-      for (int i = 0; i < k_count; ++i) {
-        barrier_wait(full + 8 * stage, phase);
-        // All have seen the phase before one thread frees the stage for all: a warp that is late by
-        // two phases could not tell them apart, and would wait forever.
-        named_sync(kGroupBarrier + group, kWarpgroup);
-        if (frees) barrier_arrive(empty + 8 * stage);
-        if (++stage == C::kStages) {
-          stage = 0;
-          phase ^= 1;
-        }
-      }
-      continue;
-    }
     float sum[1][C::kTileN / 2];
     int previous = stage;
     auto step = [&](int add) {
