@@ -136,8 +136,7 @@ SECTIONS = (
         read=report_results.listed,
         command="benchmarks/bench_symmetric.py --json FILE",
         about="`x @ x.t()`, `cubin::symm_square` and `torch.optim.Muon` inside `drop_in()`: "
-        "PyTorch's time over ours. The goals of batches compare `newton_schulz()` of a batch with "
-        "Muon's function for each matrix.",
+        "PyTorch's time over ours. Batches: `newton_schulz()`.",
         groups=titles(goals.SYMMETRIC),
         goals=goals.SYMMETRIC,
         plot="symmetric",
