@@ -7,7 +7,8 @@
 // loop over whole k tiles has no bounds tests. Layouts nn, nt, tn, tt read 16 bytes at a time;
 // `any` reads single elements at any strides.
 //
-// Roles: all threads load, multiply and store. Requires sm_80 only.
+// Roles: all threads load, multiply and store. Requires sm_80 only. Layout `any` holds an address
+// for each element that a thread reads: on sm_120a six of them are in local memory.
 #include "common/ptx.cuh"
 #include "tile.cuh"
 
@@ -317,6 +318,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
    "kind": "simt", "dtype": "float32", "math": "float32", "layout": "{layout}",
    "alignment": "{alignment.{layout}}", "tile": "{t.tile}", "stages": 2,
    "block": ["{t.threads}", 1, 1], "dynamic_shared": 0, "cost": "{t.{cost.{layout}}}",
+   "accepted_spill": "{t.spill}",
    "defines": {"TC_LAYOUT": "{layout}", "TC_MIN_BLOCKS": "{t.blocks}"},
    "for": {
     "layout": ["nn", "nt", "tn", "tt", "any"],
@@ -325,9 +327,9 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
      {"nn": "vectors", "nt": "vectors", "tn": "vectors", "tt": "vectors", "any": "elements"}],
     "t": [
      {"name": "128x128x8", "tile": [128, 128, 8], "threads": 128, "blocks": 2,
-      "vectors": {"k_tile": 2780, "fixed": 4000, "lone": 0.58},
+      "spill": {"sm_120a": 48}, "vectors": {"k_tile": 2780, "fixed": 4000, "lone": 0.58},
       "elements": {"k_tile": 2950, "fixed": 4000, "lone": 0.58}},
      {"name": "64x64x8", "tile": [64, 64, 8], "threads": 64, "blocks": 4,
-      "vectors": {"k_tile": 1560, "fixed": 3500, "lone": 0.85},
+      "spill": {}, "vectors": {"k_tile": 1560, "fixed": 3500, "lone": 0.85},
       "elements": {"k_tile": 1750, "fixed": 3500, "lone": 0.85}}]}}]}
 */
