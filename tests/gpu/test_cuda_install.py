@@ -330,3 +330,30 @@ def test_a_gpu_without_known_speeds_is_calibrated_at_its_first_call(child) -> No
     speeds = {(kind, dtype): speed for kind, dtype, speed in answer["lines"]}
     assert {("product", "bfloat16"), ("attention", "bfloat16")} <= set(speeds), answer
     assert all(0.1 < speed < 20 for speed in speeds.values()), answer
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_products_of_groups_and_their_gradients(dtype) -> None:
+    sizes = (5, 0, 120, 17)
+    offs = torch.tensor(sizes, device="cuda").cumsum(0).to(torch.int32)
+    a = integers(sum(sizes), 64, dtype=dtype).requires_grad_()
+    b = integers(len(sizes), 136, 64, dtype=dtype, seed=1).requires_grad_()
+    grad = integers(sum(sizes), 136, dtype=dtype, seed=2)
+    own = zip(a.double().split(sizes), b.double(), strict=True)
+    right = torch.cat([x @ w.t() for x, w in own])
+    with counted() as counts:
+        out = F.grouped_mm(a, b.mT, offs=offs)
+        got = torch.autograd.grad(out, (a, b), grad)
+        assert counts()[0] == {"aten::_grouped_mm": 3}
+    numerics.check_exact(out, right, "rows")
+    for one, want in zip(got, torch.autograd.grad(right, (a, b), grad.double()), strict=True):
+        numerics.check_exact(one, want.double(), "gradient")
+
+
+def test_products_of_groups_that_are_left_to_pytorch() -> None:
+    offs = torch.tensor([3, 10], device="cuda", dtype=torch.int32)
+    with counted() as counts:
+        out = torch._grouped_mm(torch.ones(10, 8, device="cuda"),
+                                torch.ones(2, 8, 4, device="cuda"), offs=offs)  # fmt: skip
+        assert counts()[1]["aten::_grouped_mm"] == "a dtype without kernels of groups"
+    assert torch.equal(out, torch.full_like(out, 8))
