@@ -33,14 +33,14 @@ def moe(
         gate, up = linear(x[t], w13[e], b13[e]).chunk(2, -1)    # of each expert e of token t
         out[t] = sum over e of topk_weights * linear(silu(gate) * up, w2[e], b2[e])
 
-    Two products of groups and PyTorch's ops between them: nothing waits for the GPU, the same
-    inputs give the same bits, and it has derivatives of every order.
+    Nothing waits for the GPU, the same inputs give the same bits, and it has derivatives of every
+    order. Calls without derivatives, biases and functions for gates run as one op (docs/moe.md).
 
     Args:
         x: (tokens, hidden).
         topk_ids: (tokens, k), the experts of each token, int32 or int64. Numbers that are no
             expert's, such as those of another rank's experts, are skipped, whatever their weights.
-        topk_weights: (tokens, k); with float32 ones the sum over experts is computed in float32.
+        topk_weights: (tokens, k), of any floating dtype; sums over experts are in float32.
         w13: (experts, 2 * inner, hidden), gate above up. Any strides: weights that are stored
             transposed are passed as `w13.mT`.
         w2: (experts, hidden, inner).
