@@ -16,7 +16,7 @@ Tensor repeated(const Tensor& scale, int64_t dim, int64_t size) {
 }
 
 // The scales of each element of an operand (size, k).
-Tensor scales_of(const Tensor& scale, int64_t recipe, int64_t size, int64_t k) {
+Tensor scale_of_each(const Tensor& scale, int64_t recipe, int64_t size, int64_t k) {
   switch (recipe) {
     case kScaleTensor:
       return call_aten("aten::reshape", scale, std::vector<int64_t>{1, 1});
@@ -31,7 +31,7 @@ Tensor scales_of(const Tensor& scale, int64_t recipe, int64_t size, int64_t k) {
 
 Tensor dequantised(const Tensor& x, const Tensor& scale, int64_t recipe) {
   const Tensor values = torch::stable::to(x, ScalarType::Float);
-  const Tensor scales = scales_of(scale, recipe, values.size(0), values.size(1));
+  const Tensor scales = scale_of_each(scale, recipe, values.size(0), values.size(1));
   return call_aten_overload("aten::mul", "Tensor", values, scales);
 }
 
