@@ -9,8 +9,8 @@
 #include "ops/grouped/grouped.h"
 #include "ops/matmul/checks.h"
 #include "ops/quantize/quantize.h"
-#include "ops/scaled/scaled.h"
 #include "ops/rows/rows.h"
+#include "ops/scaled/scaled.h"
 
 using namespace torch_cubin;
 

@@ -124,3 +124,25 @@ def test_fp8_linear_of_transformers(monkeypatch) -> None:
     assert "scales that do not belong to blocks of 128 x 128" in reasons
     torch_cubin.huggingface.unregister()
     assert fp8.fp8_linear is own
+
+
+def hooked() -> nn.Linear:
+    layer = nn.Linear(64, 64)
+    layer.register_forward_hook(lambda *_: None)
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [(hooked, "layer '0' has hooks"),
+     (lambda: nn.TransformerEncoderLayer(64, 2, 64), r"layer '0\.linear1' has a parent that reads")],
+)  # fmt: skip
+def test_layers_of_which_something_would_be_lost_are_refused(layers, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        torch_cubin.float8(nn.Sequential(layers()))
+
+
+def test_a_state_that_is_not_quantised_is_refused() -> None:
+    layers = torch_cubin.float8(nn.Sequential(nn.Linear(64, 64)))
+    with pytest.raises(ValueError, match=r"state '0\.weight' is not quantised"):
+        layers.load_state_dict(nn.Sequential(nn.Linear(64, 64)).state_dict(), strict=False)

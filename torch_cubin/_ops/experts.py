@@ -128,6 +128,9 @@ def experts(
     served = own.clamp(max=count - 1)
     if first_bias is not None:
         rows = rows + first_bias[served]
+    # The gate's derivative at rows of no expert, NaN perhaps, belongs to no bias.
+    if first_bias is not None:
+        rows = torch.where((own == count).unsqueeze(-1), rows.detach(), rows)
     rows = grouped(gate(rows), second, ends, True)
     if second_bias is not None:
         rows = rows + second_bias[served]

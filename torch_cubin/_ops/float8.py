@@ -87,6 +87,17 @@ class Float8Linear(nn.Module):
         scale = self.weight_scale_inv.t() if self.recipe == "block" else self.weight_scale_inv
         return linear(input, self.weight, scale, self.bias, self.recipe)
 
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        """Refuses a weight that is not quantised: copy_ would round it without its scales."""
+        weight = state_dict.get(f"{prefix}weight")
+        if weight is not None and weight.dtype != E4M3:
+            raise errors.fault(
+                "input", f"Float8Linear state '{prefix}weight'", "is not quantised",
+                expected="float8_e4m3fn", got=str(weight.dtype).removeprefix("torch."),
+                advice="Load it before torch_cubin.float8(model).",
+            )  # fmt: skip
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
     def extra_repr(self) -> str:
         bias = self.bias is not None
         return (
@@ -182,6 +193,7 @@ def float8(
         if type(layer) is not nn.Linear or (filter is not None and not filter(name, layer)):
             continue
         if layer not in replaced:
+            _check_layer(model, name, layer)
             made = _trained(layer) if training else Float8Linear.from_linear(layer, recipe)
             replaced[layer] = made
         if not name:
@@ -197,6 +209,32 @@ def _trained(layer: nn.Linear) -> TrainedLinear:
         own = TrainedLinear(layer.in_features, layer.out_features, layer.bias is not None)
     own.weight, own.bias = layer.weight, layer.bias
     return own.train(layer.training)
+
+
+# Of blocks of weights in checkpoints.
+_SCALES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e8m0fnu)
+_HOOKS = (
+    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
+)  # fmt: skip
+
+
+def _check_layer(model: nn.Module, name: str, layer: nn.Linear) -> None:
+    """Refuses layers of which something would silently be lost."""
+    own = [hooks.strip("_") for hooks in _HOOKS if getattr(layer, hooks)]
+    own += ["a forward of its own"] if "forward" in vars(layer) else []
+    if own:
+        raise errors.fault(
+            "input", f"torch_cubin.float8 layer '{name}'", "has hooks, which a new layer has not",
+            expected="a layer without hooks", got=", ".join(own),
+            advice="Register them afterwards, or exclude the layer by `filter`.",
+        )  # fmt: skip
+    parent = model.get_submodule(name.rpartition(".")[0])
+    if isinstance(parent, nn.TransformerEncoderLayer):
+        raise errors.fault(
+            "input", f"torch_cubin.float8 layer '{name}'", "has a parent that reads its weight",
+            expected="a layer that is only called", got="a layer of nn.TransformerEncoderLayer",
+            advice="Exclude it by `filter`.",
+        )  # fmt: skip
 
 
 def _check_recipe(recipe: str, training: bool = False) -> None:
@@ -215,10 +253,15 @@ def why_not(
     """Why :func:`linear` does not compute a call of transformers' fp8_linear; "" if it does."""
     if weight.dtype != E4M3:
         return f"a weight of {str(weight.dtype).removeprefix('torch.')}"
-    if block_size is None or tuple(block_size) != (128, 128) or scale.dim() != 2:
+    blocks = tuple(-(-size // 128) for size in weight.shape)
+    if block_size is None or tuple(block_size) != (128, 128) or tuple(scale.shape) != blocks:
         return "scales that do not belong to blocks of 128 x 128"
+    if scale.dtype not in _SCALES:
+        return f"scales of {str(scale.dtype).removeprefix('torch.')}"
     if activation_scale is not None:
         return "a static scale of activations"
+    if torch.is_grad_enabled() and input.requires_grad:
+        return "an input that requires a gradient"
     if input.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         return f"an input of {str(input.dtype).removeprefix('torch.')}"
     if input.is_cuda and torch.cuda.get_device_capability(input.device)[0] != 9:

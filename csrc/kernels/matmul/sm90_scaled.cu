@@ -429,8 +429,8 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
 
 }  // namespace torch_cubin::TC_KERNEL
 
-// Costs in nanoseconds on an H200 (2026-11-27), when all multiprocessors compute: each 128 of K of a
-// tile, and the rest of a tile.
+// Costs in nanoseconds on an H200 (2026-11-27), when all multiprocessors compute: each 128 of K of
+// a tile, and the rest of a tile.
 /* torch_cubin kernels
 {"virtual_arch": ["90a"],
  "defaults": {

@@ -44,6 +44,11 @@ Tensor moe_cuda(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weig
     torch::stable::zero_(out);
     return out;
   }
+  constexpr int64_t kMostRows = INT32_MAX / 2;
+  if (rows > kMostRows) {
+    fail({"no_kernel", kMoeOp, "has more ids than a kernel takes",
+          "at most " + std::to_string(kMostRows), std::to_string(rows), "Pass fewer tokens."});
+  }
   const Device& gpu = device(tokens.device_index);
   const ExpertOrder order(gpu, TensorView(ids), experts);
   GroupedOperands gated(kMoeOp, x, w13, experts, gate);

@@ -20,7 +20,10 @@ void check_expert_sum(const TensorView& rows, const TensorView& places,
   const bool fits = rows.dim == 2 && places.dim == 2 &&
                     (!weights || (weights->dim == 2 &&
                                   std::equal(places.sizes, places.sizes + 2, weights->sizes)));
-  if (weights) check_device(kSumOp, "weights", *weights, "rows", rows);
+  if (weights) {
+    check_device(kSumOp, "weights", *weights, "rows", rows);
+    check_float_dtype(kSumOp, "weights", *weights, "PyTorch's ops");
+  }
   if (fits) return;
   fail({"input", kSumOp, "takes rows, and places and weights of each token",
         "2 dimensions each, and places and weights of one shape",

@@ -81,7 +81,9 @@ void sum_experts(const Device& device, const Tensor& rows, const int* places, in
   params.tokens = static_cast<int>(to.sizes[0]);
   params.columns = static_cast<int>(to.sizes[1]);
   params.k = static_cast<int>(k);
-  const int64_t elements = to.sizes[1] % kSumElements == 0 ? kSumElements : 1;
+  const bool vectors = to.sizes[1] % kSumElements == 0 &&
+                       reinterpret_cast<uintptr_t>(from.data()) % (2 * kSumElements) == 0;
+  const int64_t elements = vectors ? kSumElements : 1;
   params.elements = static_cast<int>(elements);
   if (weights) {
     const TensorView by(*weights);
