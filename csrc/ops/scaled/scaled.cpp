@@ -39,8 +39,8 @@ Rows rows_of(const Tensor& tensor, int64_t k_dim, std::optional<Tensor>& copy) {
   return {static_cast<const char*>(TensorView(*copy).data()), sizes[1]};
 }
 
-Scales scales_of(const TensorView& scale, int64_t recipe) {
-  Scales out;
+OperandScales scales_of(const TensorView& scale, int64_t recipe) {
+  OperandScales out;
   out.data = static_cast<const float*>(scale.data());
   if (recipe == kScaleRow) {
     for (int64_t i = 0; i < scale.dim; ++i) {

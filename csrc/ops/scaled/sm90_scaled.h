@@ -7,7 +7,7 @@
 namespace torch_cubin {
 
 // The scales of an operand's rows (of the transpose's, for B), strides in elements.
-struct Scales {
+struct OperandScales {
   const float* data = nullptr;
   int64_t stride = 0;    // from row to row, 0 if all have one; of blocks from 128 rows to the next
   int64_t stride_k = 0;  // of blocks: from 128 of K to the next
@@ -24,7 +24,7 @@ struct ScaledCall {
   int64_t a_stride = 0, b_stride = 0;
   bool blocks = false;  // whether scales belong to blocks of K
   bool fast = false;    // whether the tensor cores may add all of K
-  Scales a_scales, b_scales;
+  OperandScales a_scales, b_scales;
   const void* bias = nullptr;  // null: none
   ScalarType bias_dtype = ScalarType::Float;
   int64_t bias_stride = 0;
