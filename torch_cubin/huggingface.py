@@ -3,7 +3,8 @@
     torch_cubin.huggingface.register()
     model = AutoModel.from_pretrained(name, attn_implementation="cubin")
 
-Importing this module does not import transformers; :func:`register` does.
+Importing this module does not import transformers; :func:`register` does. It is over 500 lines
+because each of attention's arguments that transformers passes needs its own check.
 """
 
 from __future__ import annotations

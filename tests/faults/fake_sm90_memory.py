@@ -62,7 +62,7 @@ def test_predicted_times_of_long_reads_follow_the_bandwidth(driver, catalog) -> 
     (fast,), (slow,) = plans(driver, H200, shapes), plans(driver, H100, shapes)
     rate = 3201 * 6144 / (2619 * 5120)
     for config in ("sm90 64x128 share_a", "sm90_skinny 112 rows 1 splits"):
-        assert slow["times"][config] / fast["times"][config] == pytest.approx(rate, rel=0.04), (
+        assert slow["times"][config] / fast["times"][config] == pytest.approx(rate, rel=0.05), (
             config
         )
 

@@ -1,4 +1,7 @@
-"""install(): calls that it serves below autograd, and those that it passes on: both as without."""
+"""install(): calls that it serves below autograd, and those that it passes on: both as without.
+
+The file is over 500 lines because its tests share one process, whose dispatcher install() changes.
+"""
 
 from __future__ import annotations
 

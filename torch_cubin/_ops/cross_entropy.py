@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torch_cubin._ops import autograd, checks, raw_ops
 from torch_cubin._ops.rows import autocast_to_float, by_formula, each_rule, real, statistics_dtype
-from torch_cubin._pytorch import dispatch_keys, transforms
+from torch_cubin._pytorch import dispatch_keys, operators, transforms
 
 NAME = "cross_entropy"
 op = torch.ops.cubin._cross_entropy_autograd.default
@@ -120,7 +120,7 @@ def register(library: torch.library.Library) -> None:
         (f"{NAME}_backward", _fake_backward, by_formula(backward, _backward_formula)),
     ):
         for raw in raw_ops.raw_names(name):
-            torch.library.register_fake(f"cubin::{raw}", fake, lib=library)
+            operators.register_fake(f"cubin::{raw}", fake, library)
             own = raw_ops.overload(raw)
             torch.library.register_vmap(own.name(), each_rule(own), lib=library)
         if transforms.DERIVATIVES.available:  # else no_derivatives.py refuses them

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torch_cubin._ops import autograd, checks, raw_ops
 from torch_cubin._ops.vmap import front, one_by_one
-from torch_cubin._pytorch import dispatch_keys, transforms
+from torch_cubin._pytorch import dispatch_keys, operators, transforms
 
 norm = torch.ops.cubin._norm_autograd.default
 norm_backward = torch.ops.cubin._norm_backward_autograd.default
@@ -412,7 +412,7 @@ def register(library: torch.library.Library) -> None:
         ("softmax_backward", _fake_softmax_backward, softmax_backward_kernel, each_rule),
     ):
         for raw in raw_ops.raw_names(name):
-            torch.library.register_fake(f"cubin::{raw}", fake, lib=library)
+            operators.register_fake(f"cubin::{raw}", fake, library)
             op = raw_ops.overload(raw)
             torch.library.register_vmap(op.name(), rule(op), lib=library)
         if transforms.DERIVATIVES.available:  # else no_derivatives.py refuses them

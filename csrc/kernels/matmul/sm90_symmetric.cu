@@ -7,6 +7,8 @@
 // that shared a tile of B were no faster on an H200 (benchmarks/NOTES.md). As there, the tiles of
 // the last wave may be streamed: several blocks have parts of their K.
 //
+// It is over 500 lines because its epilogue stores each tile twice.
+//
 // Sm90MatmulParams is sm90.cu's; these kernels read it so:
 //   m, n                 rows and columns of out
 //   tiles_m, tiles_n     tiles of one matrix's lower triangle, whole or in part; 1
