@@ -81,7 +81,7 @@ def parts(target: Path) -> list[Path]:
 
 def digest(command: list[str]) -> str:
     """Of all that the built library depends on."""
-    found = hashlib.sha256(repr((command, torch.__version__)).encode())
+    found = hashlib.sha256(repr((command, torch.__version__, sorted(SKIPPED))).encode())
     files = [path for path in CSRC.rglob("*") if path.suffix in (".cpp", ".h")]
     for path in sorted([*files, HERE / "attention_host.cpp"]):
         found.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
