@@ -90,8 +90,9 @@ Results = tuple[torch.Tensor, ...]
 
 def graph_of(
     shape: Shape, direction: str, attention: Callable[..., torch.Tensor]
-) -> tuple[torch.cuda.CUDAGraph, Results]:
-    """A graph of the direction, and its results. Inputs have the same values in each call."""
+) -> tuple[torch.cuda.CUDAGraph, Results, Results]:
+    """A graph of the direction, its results, and its inputs, which have the same values in each
+    call. Replays read the inputs, so the caller keeps them."""
     torch.manual_seed(0)
 
     def made(heads: int) -> torch.Tensor:
@@ -117,7 +118,7 @@ def graph_of(
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
         results = run()
-    return graph, results
+    return graph, results, (*leaves, grad)
 
 
 def check(ours: Results, theirs: Results, what: str) -> None:
@@ -129,12 +130,15 @@ def check(ours: Results, theirs: Results, what: str) -> None:
 
 def measured(shape: Shape, direction: str, budget_ms: float) -> tuple[float, float]:
     """The faster peer's time over ours, and our microseconds."""
-    graphs, results = {}, {}
+    graphs, results, inputs = {}, {}, {}
     for name, backend in PEERS.items():
         # A backend that does not support the shape is skipped.
         with contextlib.suppress(RuntimeError):
-            graphs[name], results[name] = graph_of(shape, direction, bench_attention.stock(backend))
-    graphs["cubin"], own = graph_of(shape, direction, torch.ops.cubin.scaled_dot_product_attention)
+            graphs[name], results[name], inputs[name] = graph_of(
+                shape, direction, bench_attention.stock(backend)
+            )
+    ours = torch.ops.cubin.scaled_dot_product_attention
+    graphs["cubin"], own, inputs["cubin"] = graph_of(shape, direction, ours)
     for graph in graphs.values():
         graph.replay()
     for other in results.values():
