@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from torchrun import ROOT, torchrun
 
 HERE = Path(__file__).resolve().parent
 RANKS = 4
@@ -44,11 +45,6 @@ def test_layers_are_right_with_pytorchs_collectives(answer, how) -> None:
 
 
 def test_the_example_trains_alike_in_two_processes(answer) -> None:
-    example = HERE.parents[1] / "examples" / "tensor_parallel.py"
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    run = subprocess.run(
-        [*launcher, str(example), "--device", "cpu", "--steps", "3"],
-        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stdout + run.stderr[-4000:]
-    assert "2 processes, cpu: loss" in run.stdout
+    example = ROOT / "examples" / "tensor_parallel.py"
+    said = torchrun(example, "--device", "cpu", "--steps", "3")
+    assert "2 processes, cpu: loss" in said
