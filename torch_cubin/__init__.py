@@ -17,21 +17,20 @@ if not _process.without_torch():
 
     _library.load()  # first: the other modules use the ops that the library defines
 
-    from torch_cubin._drop_in import flash_implementation as _flash_implementation
-    from torch_cubin._drop_in.install import Installation, install
-    from torch_cubin._drop_in.install import install_by_environment as _install_by_environment
-    from torch_cubin._drop_in.report import Report
+    from torch_cubin._drop_in import at_import as _drop_in_at_import
     from torch_cubin._inductor import register as _inductor
     from torch_cubin._ops import register as _register
-    from torch_cubin._ops.batch_invariant import batch_invariant
-    from torch_cubin.drop_in import drop_in, report
 
 from torch_cubin.errors import Error  # noqa: E402
 
-# Modules for custom kernels are imported at first use: they would double the import time.
+# Whatever registers nothing is imported at first use: it would triple the import time.
 _LATER = {
     "cpp": ("include_path", "library_path"),
+    "_drop_in.install": ("Installation", "install"),
+    "_drop_in.report": ("Report", "report"),
+    "_drop_in.scope": ("drop_in",),
     "_kernels.arguments": ("bits", "strided"),
+    "_ops.batch_invariant": ("batch_invariant",),
     "_ops.checkpointing": ("checkpoint_ops",),
     "_ops.experts": ("moe",),
     "_ops.float8": ("Float8Linear", "float8"),
@@ -89,6 +88,11 @@ if _typing.TYPE_CHECKING:
     from torch_cubin._declared.package import save_package as save_package
     from torch_cubin._declared.patterns import empty as empty
     from torch_cubin._declared.patterns import like as like
+    from torch_cubin._drop_in.install import Installation as Installation
+    from torch_cubin._drop_in.install import install as install
+    from torch_cubin._drop_in.report import Report as Report
+    from torch_cubin._drop_in.report import report as report
+    from torch_cubin._drop_in.scope import drop_in as drop_in
     from torch_cubin._inductor.options import aot_options as aot_options
     from torch_cubin._inspection.inspect import inspect as inspect
     from torch_cubin._kernels.arguments import bits as bits
@@ -110,6 +114,7 @@ if _typing.TYPE_CHECKING:
     from torch_cubin._kernels.scalars import uint32 as uint32
     from torch_cubin._kernels.scalars import uint64 as uint64
     from torch_cubin._kernels.tensor_map import TensorMap as TensorMap
+    from torch_cubin._ops.batch_invariant import batch_invariant as batch_invariant
     from torch_cubin._ops.checkpointing import checkpoint_ops as checkpoint_ops
     from torch_cubin._ops.experts import moe as moe
     from torch_cubin._ops.float8 import Float8Linear as Float8Linear
@@ -148,7 +153,7 @@ def __dir__() -> list[str]:
 if not _process.without_torch():
     _register.register()
     _inductor.register()
-    _flash_implementation.register()
+    _drop_in_at_import.register()
     try:
         _library.packages_error()  # of TORCH_CUBIN_PACKAGES, which the library has loaded
     except Error:
@@ -156,7 +161,7 @@ if not _process.without_torch():
             raise
     if _library.defined_ops():
         _import_module("torch_cubin._declared.op").adopt_all()
-    _install_by_environment()
+    _drop_in_at_import.install_by_environment()
 
 __version__ = "0.1.0"
 __all__ = [

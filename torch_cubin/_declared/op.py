@@ -143,8 +143,7 @@ class Op:
         library.impl(signature.local_name, cpu, "CPU")
         transform = autograd.transform_kernel(self.overload, signature, lambda: self._formula)
         library.impl(signature.local_name, transform, autograd.FRONT_KEY)
-        names = [argument.name for argument in signature.arguments]
-        layouts.refuse_in(library, signature.local_name, f"op '{self.name}'", names)
+        layouts.refuse_in(library, signature.local_name, f"op '{self.name}'", lambda: self.overload)
 
     def _on_fake(self, values: dict[str, Any]) -> Any:
         refuse_derivative(self._signature, values)

@@ -1,5 +1,5 @@
 # Registers our kernels for aten's own operators, below autograd. They are registered once, then
-# switched (install.py for the process, drop_in.py for a thread). C++ decides which calls they serve
+# switched (install.py for the process, scope.py for a thread). C++ decides which calls they serve
 # (csrc/ops/matmul/aten_products.cpp).
 """Registers the kernels that install() and drop_in() switch on."""
 

@@ -14,7 +14,7 @@ from torch.backends import mha
 from torch_cubin._drop_in import report
 from torch_cubin._pytorch import modes as pytorch_modes
 
-# The classes of the modes that serve; drop_in.py adds its own. (A tuple: torch.compile reads it.)
+# The classes of the modes that serve; scope.py adds its own. (A tuple: torch.compile reads it.)
 _serving: tuple[type, ...] = ()
 
 

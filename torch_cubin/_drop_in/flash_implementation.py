@@ -26,8 +26,6 @@ from torch_cubin._drop_in import report
 from torch_cubin._ops.batch_invariant import batch_invariant
 from torch_cubin._pytorch import dispatch_keys
 
-NAME = "cubin"
-
 _forward = torch.ops.cubin._attention_forward.default
 _backward = torch.ops.cubin._attention_backward.default
 
@@ -394,10 +392,3 @@ def _differentiate(
             bottom_right=True,
             **options,
         )
-
-
-def register() -> None:
-    """Adds the implementation to PyTorch's registry, if this PyTorch has one."""
-    add = getattr(torch.nn.attention, "register_flash_attention_impl", None)
-    if add is not None and hasattr(torch.library, "get_kernel"):
-        add(NAME, register_fn=Implementation)

@@ -5,7 +5,6 @@ autograd."""
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import Any
 
@@ -102,18 +101,10 @@ def install(*, policy: str = "fastest") -> Installation:
     return handle
 
 
-def install_by_environment() -> None:
-    """Handles ``TORCH_CUBIN_INSTALL`` at import: a policy, or 1 for the default policy."""
-    value = os.environ.get("TORCH_CUBIN_INSTALL", "")
-    if value not in ("", "0"):
-        install(policy="fastest" if value == "1" else value)
-
-
 __all__ = [
     "Installation",
     "graph_policy",
     "install",
-    "install_by_environment",
     "is_active",
     "serves_graph",
 ]

@@ -1,6 +1,6 @@
 # The table of the torch functions that are served. For each, a handler checks whether the operators
 # of torch.ops.cubin support the call, and makes it; if not, it returns the reason, a string. It
-# counts nothing and enters no mode (drop_in.py does).
+# counts nothing and enters no mode (scope.py does).
 """Decides which torch functions are served from cubins, and converts their calls to ours."""
 
 import math

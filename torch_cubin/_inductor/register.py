@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from torch_cubin._drop_in import install
 from torch_cubin._pytorch import inductor
 
 
@@ -55,6 +54,7 @@ def beside(users: Any) -> Any:
             theirs = [each.uuid() if isinstance(each, base) else None for each in passes]
             if None in theirs:
                 return None
+            from torch_cubin._drop_in import install
             from torch_cubin._inductor import fold
 
             return ("torch_cubin.fold", fold.VERSION, install.graph_policy(), *theirs)

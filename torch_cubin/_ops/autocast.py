@@ -11,6 +11,7 @@ cast, as in torch.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -76,14 +77,20 @@ def _dtype_of(arguments: dict[str, Any], device_type: str) -> torch.dtype:
     return torch.get_autocast_dtype(device_type)
 
 
-def _kernel(op: Any, key: str, device_type: str) -> Callable[..., Any]:
+def _kernel(name: str, key: str, device_type: str) -> Callable[..., Any]:
     without_this_key = dispatch_keys.without_key(key)
-    names = operators.argument_names(op)
     # Nothing is cast, but the op runs without the key: the ATen ops of its CPU reference need that.
-    casts = not any(name in op.name() for name in raw_ops.FLOAT8)
-    attends = "attention" in op.name()
+    casts = not any(kept in name for kept in raw_ops.FLOAT8)
+    attends = "attention" in name
+
+    @functools.cache
+    def found() -> tuple[Any, list[str]]:
+        # At the first call: it takes longer than everything else about an import of the op.
+        op = raw_ops.overload(name)
+        return op, operators.argument_names(op)
 
     def autocast(*args: Any, **kwargs: Any) -> Any:
+        op, names = found()
         given = dict(zip(names, args, strict=False)) | kwargs
         dtype = _dtype_of(given, device_type)
         out_dtype = given.get("out_dtype")
@@ -111,6 +118,5 @@ def register(library: torch.library.Library) -> None:
     if not dispatch_keys.AUTOCAST.available:
         return
     for name in [name for op in raw_ops.ALL for name in raw_ops.all_names(op)]:
-        op = raw_ops.overload(name)
         for key, device_type in (("AutocastCUDA", "cuda"), ("AutocastCPU", "cpu")):
-            library.impl(name, _kernel(op, key, device_type), key)
+            library.impl(name, _kernel(name, key, device_type), key)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from torch_cubin._ops import autograd, checks, raw_ops
 from torch_cubin._ops.rows import autocast_to_float, by_formula, each_rule, real, statistics_dtype
+from torch_cubin._ops.vmap import register_rule
 from torch_cubin._pytorch import dispatch_keys, operators, transforms
 
 NAME = "cross_entropy"
@@ -121,9 +122,8 @@ def register(library: torch.library.Library) -> None:
     ):
         for raw in raw_ops.raw_names(name):
             operators.register_fake(f"cubin::{raw}", fake, library)
-            own = raw_ops.overload(raw)
-            torch.library.register_vmap(own.name(), each_rule(own), lib=library)
+            register_rule(library, raw, each_rule)
         if transforms.DERIVATIVES.available:  # else no_derivatives.py refuses them
             library.impl(f"_{name}_autograd", kernel, "Autograd")
     if dispatch_keys.AUTOCAST.available:
-        library.impl(NAME, autocast_to_float(raw_ops.overload(NAME)), "AutocastCUDA")
+        library.impl(NAME, autocast_to_float(NAME), "AutocastCUDA")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torch_cubin._ops import autograd, raw_ops
 from torch_cubin._ops.batch_invariant import is_batch_invariant
-from torch_cubin._ops.vmap import one_by_one
+from torch_cubin._ops.vmap import one_by_one, register_rule
 from torch_cubin._pytorch import operators, transforms
 
 rows_of = torch.ops.cubin._expert_rows_autograd.default
@@ -125,9 +125,8 @@ def _register(
     library: torch.library.Library, op: str, fake: Callable[..., Any], kernel: Callable[..., Any]
 ) -> None:
     for name in raw_ops.raw_names(op):
-        rule = _rule(raw_ops.overload(name))
         operators.register_fake(f"cubin::{name}", fake, library)
-        torch.library.register_vmap(f"cubin::{name}", rule, lib=library)
+        register_rule(library, name, _rule)
     if transforms.DERIVATIVES.available:  # else no_derivatives.py refuses them
         library.impl(f"_{op}_autograd", kernel, "Autograd")
 

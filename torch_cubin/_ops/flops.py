@@ -16,10 +16,7 @@ from torch import Tensor
 from torch_cubin._ops import raw_ops
 from torch_cubin._ops.attention_checks import Options
 from torch_cubin._ops.attention_e4m3 import options_of
-from torch_cubin._pytorch import imports
 from torch_cubin._pytorch.compiler import TRACING_TYPES
-
-_COUNTER = "torch.utils.flop_counter"
 
 
 def _matmul_flops(a: Tensor, b: Tensor, *args: Any, out_val: Tensor, **kwargs: Any) -> int:
@@ -179,10 +176,12 @@ def _is_folded(matrices: Tensor, vector: Tensor) -> bool:
 
 def _is_counted(op: Any) -> bool:
     """Whether torch counts the op: not yet mv and dot."""
-    return op in sys.modules[_COUNTER].flop_registry
+    return op in sys.modules["torch.utils.flop_counter"].flop_registry
 
 
-def _add_formulas(counter: ModuleType) -> None:
+def register(counter: ModuleType) -> None:
+    """Registers the formulas when the counter is imported: its module loads Triton, which takes
+    0.6 s, and most processes do not count flops."""
     for op, formula in (
         ("matmul", _matmul_flops),
         ("linear", _linear_flops),
@@ -212,9 +211,3 @@ def _add_formulas(counter: ModuleType) -> None:
     counter.register_flop_formula(torch.ops.cubin.flash_attention, get_raw=True)(
         _flash_attention_flops
     )
-
-
-def register() -> None:
-    """Registers the formulas when the counter is imported: its module loads Triton, which takes
-    0.6 s, and most processes do not count flops."""
-    imports.when_imported(_COUNTER, _add_formulas)

@@ -6,6 +6,7 @@ keys.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from torch_cubin._ops import checks, raw_ops
-from torch_cubin._ops.vmap import batched_linear, batched_matmul, front
+from torch_cubin._ops.vmap import batched_linear, batched_matmul, front, register_rule
 from torch_cubin._pytorch import operators, transforms
 
 Dims = Sequence[int | None]
@@ -190,6 +191,11 @@ def _may_be_differentiated() -> bool:
     )
 
 
+def _same(rule: Any, op: Any) -> Any:
+    """These rules call other ops than their own."""
+    return rule
+
+
 def register(library: torch.library.Library) -> None:
     for name, fake, rule in (
         ("linear_glu", _linear_glu, _glu_rule),
@@ -200,4 +206,4 @@ def register(library: torch.library.Library) -> None:
     ):
         (raw,) = raw_ops.raw_names(name)
         operators.register_fake(f"cubin::{raw}", fake, library)
-        torch.library.register_vmap(f"cubin::{raw}", rule, lib=library)
+        register_rule(library, raw, functools.partial(_same, rule))

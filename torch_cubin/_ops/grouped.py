@@ -15,7 +15,7 @@ from torch import Tensor
 from torch_cubin._ops import autograd, checks, raw_ops
 from torch_cubin._ops.batch_invariant import is_batch_invariant
 from torch_cubin._ops.raw_ops import GROUPED as NAME
-from torch_cubin._ops.vmap import one_by_one
+from torch_cubin._ops.vmap import one_by_one, register_rule
 from torch_cubin._pytorch import operators, transforms
 
 grouped = torch.ops.cubin._grouped_matmul_autograd.default
@@ -126,7 +126,6 @@ def _rule(op: Any) -> Callable[..., Any]:
 def register(library: torch.library.Library) -> None:
     for name in raw_ops.raw_names(NAME):
         operators.register_fake(f"cubin::{name}", _fake, library)
-        rule = _rule(raw_ops.overload(name))
-        torch.library.register_vmap(f"cubin::{name}", rule, lib=library)
+        register_rule(library, name, _rule)
     if transforms.DERIVATIVES.available:  # else no_derivatives.py refuses them
         library.impl(f"_{NAME}_autograd", _autograd, "Autograd")

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch_cubin._ops import checks, experts, fused_autograd, raw_ops
 from torch_cubin._ops.autograd import ACTIVATIONS
 from torch_cubin._ops.raw_ops import MOE as NAME
-from torch_cubin._ops.vmap import one_by_one
+from torch_cubin._ops.vmap import one_by_one, register_rule
 from torch_cubin._pytorch import operators, transforms
 
 _NAMES = ("x", "topk_ids", "topk_weights", "w13", "w2")
@@ -58,7 +58,7 @@ def _rule(op: Any) -> Callable[..., Any]:
 def register(library: torch.library.Library) -> None:
     for name in raw_ops.raw_names(NAME):
         operators.register_fake(f"cubin::{name}", _fake, library)
-        torch.library.register_vmap(f"cubin::{name}", _rule(raw_ops.overload(name)), lib=library)
+        register_rule(library, name, _rule)
     if transforms.DERIVATIVES.available:  # else no_derivatives.py refuses them
         op = raw_ops.overload(f"_{NAME}_autograd")
         library.impl(f"_{NAME}_autograd", fused_autograd.kernel(op, _composed), "Autograd")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from types import ModuleType
 
 import torch
 
@@ -18,7 +19,6 @@ from torch_cubin._ops import (
     cross_entropy,
     expert_rows,
     fake,
-    flops,
     fused,
     fused_autograd,
     grouped,
@@ -28,11 +28,11 @@ from torch_cubin._ops import (
     no_derivatives,
     rows,
     scaled,
-    sharding,
     symmetric,
     vmap,
 )
 from torch_cubin._pytorch.compiler import skip_frames
+from torch_cubin._pytorch.imports import when_imported
 from torch_cubin._pytorch.transforms import DERIVATIVES
 
 
@@ -62,9 +62,8 @@ def register() -> torch.library.Library:
     kv_cache.register(library)
     attention_e4m3.register(library)
     layouts.register(library)
-    flops.register()
     causal_bias.register()
-    sharding.register()
+    _register_late()
     # Frames below an op are never compiled, even if torch.compile gives up on an outer frame.
     skip_frames(
         [
@@ -73,3 +72,20 @@ def register() -> torch.library.Library:
         ]
     )
     return library
+
+
+def _register_late() -> None:
+    """Rules for modules of PyTorch that most processes never import."""
+
+    def flops(counter: ModuleType) -> None:
+        from torch_cubin._ops import flops
+
+        flops.register(counter)
+
+    def sharding(module: ModuleType) -> None:
+        from torch_cubin._ops import sharding
+
+        sharding.register()
+
+    when_imported("torch.utils.flop_counter", flops)
+    when_imported("torch.distributed.tensor", sharding)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from torch_cubin._ops import autograd, checks, raw_ops
-from torch_cubin._ops.vmap import front, one_by_one
+from torch_cubin._ops.vmap import front, one_by_one, register_rule
 from torch_cubin._pytorch import dispatch_keys, operators, transforms
 
 norm = torch.ops.cubin._norm_autograd.default
@@ -371,7 +371,7 @@ def each_rule(op: Any) -> Callable[..., Any]:
 # torch.autocast runs these in float32, on CUDA alone.
 
 
-def autocast_to_float(op: Any) -> Callable[..., Any]:
+def autocast_to_float(name: str) -> Callable[..., Any]:
     without_this_key = dispatch_keys.without_key("AutocastCUDA")
 
     def cast(value: Any) -> Any:
@@ -384,12 +384,12 @@ def autocast_to_float(op: Any) -> Callable[..., Any]:
         args = tuple(map(cast, args))
         kwargs = {name: cast(value) for name, value in kwargs.items()}
         with without_this_key():
-            return op(*args, **kwargs)
+            return raw_ops.overload(name)(*args, **kwargs)
 
     return kernel
 
 
-def _autocast_softmax(op: Any) -> Callable[..., Any]:
+def _autocast_softmax(name: str) -> Callable[..., Any]:
     without_this_key = dispatch_keys.without_key("AutocastCUDA")
 
     def kernel(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
@@ -397,7 +397,7 @@ def _autocast_softmax(op: Any) -> Callable[..., Any]:
         if dtype is None and lower and not dispatch_keys.autocast_is_off():
             dtype = torch.float32
         with without_this_key():
-            return op(input, dim, dtype)
+            return raw_ops.overload(name)(input, dim, dtype)
 
     return kernel
 
@@ -413,8 +413,7 @@ def register(library: torch.library.Library) -> None:
     ):
         for raw in raw_ops.raw_names(name):
             operators.register_fake(f"cubin::{raw}", fake, library)
-            op = raw_ops.overload(raw)
-            torch.library.register_vmap(op.name(), rule(op), lib=library)
+            register_rule(library, raw, rule)
         if transforms.DERIVATIVES.available:  # else no_derivatives.py refuses them
             library.impl(f"_{name}_autograd", autograd_kernel, "Autograd")
     if dispatch_keys.AUTOCAST.available:
@@ -422,4 +421,4 @@ def register(library: torch.library.Library) -> None:
             *((name, autocast_to_float) for name in ("rms_norm", "add_rms_norm", "layer_norm")),
             *((name, _autocast_softmax) for name in ("softmax", "log_softmax")),
         ):
-            library.impl(name, kernel(raw_ops.overload(name)), "AutocastCUDA")
+            library.impl(name, kernel(name), "AutocastCUDA")

@@ -404,10 +404,7 @@ RULES = {
 
 
 def register() -> None:
-    sharding.when_loaded(_register)
-
-
-def _register() -> None:
+    """Called once somebody has imported DTensor."""
     for name, describe in RULES.items():
         ops = [raw_ops.overload(raw) for raw in raw_ops.raw_names(name)]
         sharding.register(ops, _rules_of(describe))

@@ -8,6 +8,7 @@ symm_square need not be symmetric; its symmetric part is the gradient among symm
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch_cubin._ops import autograd, checks, raw_ops
 from torch_cubin._ops.autograd import matmul
 from torch_cubin._ops.batch_invariant import is_batch_invariant
-from torch_cubin._ops.vmap import Dims, front
+from torch_cubin._ops.vmap import Dims, front, register_rule
 from torch_cubin._pytorch import operators, transforms
 
 _OPERANDS = {"syrk": "x", "symm_square": "a"}
@@ -173,5 +174,4 @@ def register(library: torch.library.Library) -> None:
             library.impl(f"_{name}_autograd", _kernel(name), "Autograd")
         for raw in raw_ops.raw_names(name):
             operators.register_fake(f"cubin::{raw}", _fake(name), library)
-            op = raw_ops.overload(raw)
-            torch.library.register_vmap(op.name(), _batched(name, op), lib=library)
+            register_rule(library, raw, functools.partial(_batched, name))

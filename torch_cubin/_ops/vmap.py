@@ -6,7 +6,8 @@ belong to, so that an outer transform still sees an op that it can differentiate
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -253,13 +254,13 @@ def one_by_one(op: Any, size: int, args: Sequence[Any], dims: Sequence[int | Non
 _NO_DIMS = Options._make([None] * len(Options._fields))
 
 
-def _attention_rule(op: Any) -> Any:
+def _attention_kernel(name: str) -> Any:
     """A kernel for the FuncTorchBatched key: register_vmap takes no keyword-only tensors."""
-    count = 6 if "backward" in op.name() else 3
+    count = 6 if "backward" in name else 3
 
     def call(*operands: Any) -> Any:
         *args, kwargs = operands
-        return op(*args, **kwargs)
+        return raw_ops.overload(name)(*args, **kwargs)
 
     def rule(info: Any, in_dims: tuple[Any, ...], *operands: Any) -> tuple[Any, Any]:
         *args, kwargs = operands
@@ -268,7 +269,9 @@ def _attention_rule(op: Any) -> Any:
         rest = _NO_DIMS._replace(**dict(zip(names, dims[count:], strict=True)), **named_dims)
         options = Options(*args[count:], **kwargs)
         tensors, own_dims = list(args[:count]), tuple(dims[:count])
-        return _batched_attention(op, info.batch_size, tensors, own_dims, options, rest)
+        return _batched_attention(
+            raw_ops.overload(name), info.batch_size, tensors, own_dims, options, rest
+        )
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         return transforms.vmap_helper(transforms.current_interpreter(), rule, call, *args, kwargs)
@@ -276,20 +279,47 @@ def _attention_rule(op: Any) -> Any:
     return kernel
 
 
+def register_rule(library: torch.library.Library, name: str, rule_of: Callable[[Any], Any]) -> None:
+    """torch.library.register_vmap(), but the op is looked up, and its rule made, at the first call:
+    for all ops of ours, that takes as long as a tenth of the import."""
+    if not transforms.VMAP_OF_ATTENTION.available:
+        rule = rule_of(raw_ops.overload(name))
+        torch.library.register_vmap(f"cubin::{name}", rule, lib=library)
+        return
+
+    @functools.cache
+    def found() -> tuple[Any, Any]:
+        op = raw_ops.overload(name)
+        return rule_of(op), op
+
+    def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        interpreter = transforms.current_interpreter()
+        return transforms.vmap_helper(interpreter, *found(), *args, **kwargs)
+
+    library.impl(name, kernel, "FuncTorchBatched", with_keyset=True)
+
+
+def _register_products(library: torch.library.Library, names: Sequence[str]) -> None:
+    """Those of raw ops or of autograd variants: a rule calls products of its own kind."""
+    matmul, linear, activation, addmm, addmm_dtype = names
+
+    def linear_rule(op: Any) -> Any:
+        return _linear_rule(op, raw_ops.overload(matmul))
+
+    def activation_rule(op: Any) -> Any:
+        return _activation_rule(op, raw_ops.overload(linear), raw_ops.overload(matmul))
+
+    register_rule(library, matmul, _matmul_rule)
+    register_rule(library, linear, linear_rule)
+    register_rule(library, activation, activation_rule)
+    register_rule(library, addmm, _addmm_rule)
+    register_rule(library, addmm_dtype, _addmm_dtype_rule)
+
+
 def register(library: torch.library.Library) -> None:
-    # Raw ops, then autograd variants: a rule calls products of its own kind.
-    for ops in zip(*map(raw_ops.raw_names, raw_ops.PRODUCTS), strict=True):
-        matmul, linear, activation, addmm, addmm_dtype = map(raw_ops.overload, ops)
-        for op, rule in (
-            (matmul, _matmul_rule(matmul)),
-            (linear, _linear_rule(linear, matmul)),
-            (activation, _activation_rule(activation, linear, matmul)),
-            (addmm, _addmm_rule(addmm)),
-            (addmm_dtype, _addmm_dtype_rule(addmm_dtype)),
-        ):
-            torch.library.register_vmap(op.name(), rule, lib=library)
+    for names in zip(*map(raw_ops.raw_names, raw_ops.PRODUCTS), strict=True):
+        _register_products(library, names)
     if not transforms.VMAP_OF_ATTENTION.available:
         return
     for name in [name for op in raw_ops.ATTENTION for name in raw_ops.raw_names(op)]:
-        kernel = _attention_rule(raw_ops.overload(name))
-        library.impl(name, kernel, "FuncTorchBatched", with_keyset=True)
+        library.impl(name, _attention_kernel(name), "FuncTorchBatched", with_keyset=True)

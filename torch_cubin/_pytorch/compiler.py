@@ -4,6 +4,7 @@ import types
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from torch_cubin._pytorch.imports import when_imported
 from torch_cubin._pytorch.internals import Feature
 
 TRACING = Feature(
@@ -82,8 +83,11 @@ def skip_frames(modules: Iterable[types.ModuleType]) -> None:
     give one graph of one operator per call, and recompilation warnings. That is what happens on a
     torch without this switch; results are the same.
     """
-    if not SKIPPED_FRAMES.available:
-        return
+    if SKIPPED_FRAMES.available:
+        when_imported("torch._dynamo", lambda dynamo: _skip(modules))
+
+
+def _skip(modules: Iterable[types.ModuleType]) -> None:
     strategy = _Strategy(_Action.SKIP, _Action.DEFAULT)
     for module in modules:
         for code in _codes(vars(module), module.__name__):

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch_cubin import errors
-from torch_cubin._pytorch.imports import when_imported
 from torch_cubin._pytorch.internals import Feature
 
 SHARDING = Feature("our ops of DTensors", "they raise: DTensor knows no sharding strategy for them")
@@ -28,11 +27,6 @@ class Rules:
     # Tensor arguments that are written, or that DTensor passes on as they are.
     fixed: Sequence[int] = ()
     is_list: bool = False  # the results are a list
-
-
-def when_loaded(action: Callable[[], None]) -> None:
-    """Runs `action` once somebody has imported DTensor."""
-    when_imported("torch.distributed.tensor", lambda module: action())
 
 
 def register(ops: Sequence[Any], rules: Callable[..., Rules]) -> None:

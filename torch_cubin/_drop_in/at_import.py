@@ -1,0 +1,31 @@
+# What `import torch_cubin` does for the ways into PyTorch's own operators. The modules that serve
+# calls are imported at first use.
+"""Registers the flash attention "cubin", and reads TORCH_CUBIN_INSTALL."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+
+def register() -> None:
+    """Adds the implementation to PyTorch's registry of flash attention, if it has one."""
+    add = getattr(torch.nn.attention, "register_flash_attention_impl", None)
+    if add is not None and hasattr(torch.library, "get_kernel"):
+        add("cubin", register_fn=_implementation)
+
+
+def _implementation() -> object:
+    from torch_cubin._drop_in import flash_implementation
+
+    return flash_implementation.Implementation()
+
+
+def install_by_environment() -> None:
+    """Handles ``TORCH_CUBIN_INSTALL`` at import: a policy, or 1 for the default policy."""
+    value = os.environ.get("TORCH_CUBIN_INSTALL", "")
+    if value not in ("", "0"):
+        from torch_cubin._drop_in.install import install
+
+        install(policy="fastest" if value == "1" else value)
