@@ -102,7 +102,10 @@ def whole(options: argparse.Namespace, only: Sequence[str]) -> tuple[list[Any], 
 def cells_in(path: str | None) -> list[whole_models.Cell]:
     if path is None or not Path(path).exists():
         return []
-    return [whole_models.Cell(**cell) for cell in json.loads(Path(path).read_text())["results"]]
+    content = json.loads(Path(path).read_text())
+    if content["machine"] != common.machine():
+        raise SystemExit(f"{path} is of another machine: {content['machine']}")
+    return [whole_models.Cell(**cell) for cell in content["results"]]
 
 
 def matches(name: str, only: Sequence[str]) -> bool:

@@ -2,6 +2,7 @@
 
     python benchmarks/bench_overhead.py
     python benchmarks/bench_overhead.py --markdown --json result.json
+    python benchmarks/bench_overhead.py --import-only      # without a GPU
 
 64x64 bf16 operands on the GPU; attention has 4 such heads. A block of calls is submitted without
 waiting (few enough that the driver's queue never fills), then the GPU is awaited outside the
@@ -208,12 +209,23 @@ def import_milliseconds(rounds: int = 7) -> list[float]:
     ]
 
 
+def print_import(times: list[float]) -> None:
+    print(
+        f"\nimport torch_cubin after torch: {statistics.median(times):.1f} ms "
+        f"({min(times):.1f}-{max(times):.1f}, {len(times)} fresh processes)"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--json", metavar="FILE", help="write all numbers")
     parser.add_argument("--markdown", action="store_true")
+    parser.add_argument("--import-only", action="store_true", help="the time of the import alone")
     options = parser.parse_args()
+    if options.import_only:
+        print_import(import_milliseconds())
+        return
     common.require_gpu()
     import torch_cubin  # noqa: F401  (registers the ops)
 
@@ -232,10 +244,7 @@ def main() -> None:
 
     common.print_times("call", times, {"of torch's": share}, options.markdown)
     imports = import_milliseconds()
-    print(
-        f"\nimport torch_cubin after torch: {statistics.median(imports):.1f} ms "
-        f"({min(imports):.1f}-{max(imports):.1f}, {len(imports)} fresh processes)"
-    )
+    print_import(imports)
     common.write_json(options.json, {"microseconds": times, "import_milliseconds": imports})
 
 

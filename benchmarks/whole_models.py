@@ -51,12 +51,24 @@ class Cell:
     error: float  # of the outputs' mean, to the model in float32; nan in training and decoding
     served: float = float("nan")  # the part of the floating-point work that our kernels did
     left: dict[str, float] = field(default_factory=dict)  # the rest, by operator
+    launches: int = 0  # of kernels, in a step of decoding
 
 
 def _output(result: Any) -> Tensor:
     if isinstance(result, Tensor):
         return result
     return result.logits if hasattr(result, "logits") else result.last_hidden_state
+
+
+def launches_of(call: Callable[[], object]) -> int:
+    """The kernels of a call, also those of its CUDA graphs."""
+    if not torch.cuda.is_available():
+        return 0
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        call()
+        torch.cuda.synchronize()
+    on_gpu = [x for x in profile.events() if x.device_type == torch.autograd.DeviceType.CUDA]
+    return sum(not event.name.startswith("Mem") for event in on_gpu)
 
 
 class Runner:
@@ -183,7 +195,7 @@ class Runner:
 
     def measured(self, mode: str, contenders: list[str]) -> Iterator[Cell]:
         calls = self.calls(mode, contenders)
-        counts, memory, errors, shares = {}, {}, {}, {}
+        counts, memory, errors, shares, launches = {}, {}, {}, {}, {}
         for name, call in calls.items():
             with CONTENDERS[name]():
                 self._empty_cache()
@@ -196,6 +208,7 @@ class Runner:
                 counts[name] = max(1, min(50, round(BLOCK_SECONDS / seconds)))
                 if mode == "eager" and name == "install":
                     shares[name] = share_of(call)
+                launches[name] = launches_of(call) if self.case.what == "decode" else 0
         times: dict[str, list[float]] = {name: [] for name in calls}
         for _ in range(ROUNDS):
             for name in random.sample(list(calls), len(calls)):
@@ -209,7 +222,7 @@ class Runner:
                 *(case.model, f"{case.what} {case.batch} x {case.length}", mode, name),
                 self.tokens / statistics.median(seconds),
                 *(statistics.median(ratios), min(ratios), max(ratios)),
-                *(memory[name], errors[name], share.served, share.left),
+                *(memory[name], errors[name], share.served, share.left, launches[name]),
             )
 
     def _peak(self, call: Callable[[], Any]) -> int:
@@ -233,9 +246,22 @@ def print_cells(cells: list[Cell], markdown: bool) -> None:
             *(f"{cell.tokens_per_second:,.0f}", f"{cell.ratio:.3f}"),
             f"{cell.low:.2f}-{cell.high:.2f}",
             *(f"{cell.peak_bytes / 2**30:.2f}", f"{cell.error:.1e}", f"{cell.served:.3f}"),
+            str(cell.launches or ""),
             ", ".join(f"{name} {part:.3f}" for name, part in cell.left.items()),
         ]
         for cell in cells
     ]
-    headers = ["model", "", "mode", "", "tokens/s", "of stock", "rounds", "GiB", "error", "served"]
+    headers = [
+        "model",
+        "",
+        "mode",
+        "",
+        "tokens/s",
+        "of stock",
+        "rounds",
+        "GiB",
+        "error",
+        "served",
+        "launches",
+    ]
     common.print_table([*headers, "left"], rows, markdown)

@@ -185,16 +185,19 @@ def test_declined_calls_have_a_reason(call, reason) -> None:
         assert reports() == ([], [reason])
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("policy", ["fastest", "all"])
-def test_short_masks_are_cudnns_under_fastest(policy) -> None:
-    query = operand(4, 24, BHSD, torch.bfloat16)
+def test_short_masks_are_cudnns_under_fastest(policy, dtype) -> None:
+    """A step of decoding: one row of queries, and a mask of the cache's keys."""
+    query, keys = torch.randn(64, 32, 1, 64).bfloat16(), torch.randn(64, 32, 192, 64).bfloat16()
+    mask = (torch.arange(192) < 130).expand(64, 1, 1, 192).to(dtype)
     with installed(policy):
         call = aten._scaled_dot_product_cudnn_attention
         if policy == "all":
-            call(query, query, query, torch.zeros(24, 24, dtype=query.dtype), True)
+            call(query, keys, keys, mask, True)
             assert reports() == (["aten::_scaled_dot_product_cudnn_attention"], [])
             return
         with pytest.raises(RuntimeError, match="only PyTorch could serve"):
-            call(query, query, query, torch.zeros(24, 24, dtype=query.dtype), True)
+            call(query, keys, keys, mask, True)
         reason = "a mask over fewer than 1,024 keys, which is not known to be quicker"
         assert reports() == ([], [reason])

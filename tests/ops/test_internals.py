@@ -159,17 +159,20 @@ before = set(sys.modules)
 import torch_cubin
 print(sorted({name.split(".")[0] for name in set(sys.modules) - before} - {"torch_cubin", "torch"}))
 print(sorted(name for name in set(sys.modules) - before if name.startswith("torch.")))
+print(sorted(name for name in sys.modules if name.startswith("torch_cubin.")))
 """
     done = torch_python.run(code)
     assert done.returncode == 0, done.stderr
-    others, of_torch = done.stdout.splitlines()
+    others, of_torch, ours = done.stdout.splitlines()
     for heavy in ("triton", "sympy", "numpy"):
         assert heavy not in others
     for heavy in ("torch._dynamo", "torch._inductor", "torch.utils.flop_counter"):
         assert f"'{heavy}" not in of_torch
+    for unused in ("_drop_in.install", "_drop_in.served", "_ops.sharding", "_ops.flops"):
+        assert f"'torch_cubin.{unused}'" not in ours
 
 
-def test_import_adds_at_most_50_ms():
+def test_import_adds_at_most_30_ms():
     code = """
 import time
 start = time.process_time()
@@ -182,11 +185,11 @@ print(between - start, time.process_time() - between)
     # torch's import leaves the collector of garbage about to run, and whoever allocates next pays.
     # The minimum of several CPU times: the test measures the import, not the machine's other work.
     # The first may have to compile the sources. A processor that other work slows down also takes
-    # longer for torch, whose import takes 2 s on an idle one.
+    # longer for torch, whose import takes 1 to 2 s on an idle one.
     times = []
-    while len(times) < 6 and (len(times) < 2 or min(own for _, own in times) > 0.05):
+    while len(times) < 6 and (len(times) < 2 or min(own for _, own in times) > 0.03):
         times.append(tuple(map(float, run(code).split())))
-    limit = max(0.05, 0.025 * min(of_torch for of_torch, _ in times))
+    limit = max(0.03, 0.025 * min(of_torch for of_torch, _ in times))
     assert min(own for _, own in times) <= limit, times
 
 
