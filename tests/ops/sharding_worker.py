@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as checkpoint
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.fsdp import fully_shard
@@ -194,23 +195,28 @@ class Block(nn.Module):
         return x + self.down(F.silu(self.gate(h)) * self.up(h))
 
 
-def check_block(mesh: Any, how: str, served: bool) -> dict[str, Any]:
-    x = tensor(B, M, K)
-    reference = Block()
-    want = reference(x)
-    want.square().sum().backward()
+def split(mesh: Any, how: str) -> Block:
     block = Block()
-    split = {"output_layouts": Shard(1), "use_local_output": False} if how == "sequence" else {}
+    rows = {"output_layouts": Shard(1), "use_local_output": False} if how == "sequence" else {}
     if how == "fsdp":
         fully_shard(block, mesh=mesh)
     else:
         plan: dict[str, Any] = dict.fromkeys(("q", "k", "v", "gate", "up"), ColwiseParallel())
-        plan |= dict.fromkeys(("o", "down"), RowwiseParallel(**split))
+        plan |= dict.fromkeys(("o", "down"), RowwiseParallel(**rows))
         if how == "sequence":
             columns = ColwiseParallel(input_layouts=Shard(1))
             plan |= dict.fromkeys(("q", "k", "v", "gate", "up"), columns)
             plan |= dict.fromkeys(("norm", "norm2"), SequenceParallel())
         parallelize_module(block, mesh, plan)
+    return block
+
+
+def check_block(mesh: Any, how: str, served: bool) -> dict[str, Any]:
+    x = tensor(B, M, K)
+    reference = Block()
+    want = reference(x)
+    want.square().sum().backward()
+    block = split(mesh, how)
     inputs = distribute_tensor(x, mesh, [Shard(1)]) if how == "sequence" else x
     with CommDebugMode() as communication:
         if served:
@@ -229,6 +235,20 @@ def check_block(mesh: Any, how: str, served: bool) -> dict[str, Any]:
     return {"right": right, "collectives": communication.get_total_counts()}
 
 
+def check_checkpoint(mesh: Any, how: str, folder: str) -> str:
+    """A block of all ranks is saved after a step, and loaded into blocks of two ranks each."""
+    block, path = split(mesh, how), f"{folder}/{how}"
+    with torch_cubin.drop_in():
+        block(tensor(B, M, K)).square().sum().backward()
+    torch.optim.SGD(block.parameters(), lr=0.1).step()
+    checkpoint.save(block.state_dict(), checkpoint_id=path)
+    pairs = init_device_mesh("cpu", (mesh.size() // 2, 2), mesh_dim_names=("pairs", "ranks"))
+    state = split(pairs["ranks"], how).state_dict()
+    checkpoint.load(state, checkpoint_id=path)
+    same = all(torch.equal(full(state[key]), full(x)) for key, x in block.state_dict().items())
+    return "" if same else f"{how}: the checkpoint of two ranks differs"
+
+
 def main(rank: int, ranks: int, folder: str) -> None:
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
@@ -242,6 +262,7 @@ def main(rank: int, ranks: int, folder: str) -> None:
             wrong.append(f"{case[0]}: {type(error).__name__} {str(error)[:300]}")
     wrong += check_written(mesh)
     wrong += check_two_dims(ranks)
+    wrong += [check_checkpoint(mesh, how, folder) for how in ("tensor", "fsdp")]
     blocks = {
         f"{how}, {'ours' if served else 'stock'}": check_block(mesh, how, served)
         for how in ("tensor", "sequence", "fsdp")

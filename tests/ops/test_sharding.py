@@ -32,7 +32,7 @@ def answer(tmp_path_factory: pytest.TempPathFactory) -> dict:
     return answers[0]
 
 
-def test_ops_of_shards_equal_those_of_whole_tensors(answer) -> None:
+def test_ops_and_checkpoints_of_shards_equal_those_of_whole_tensors(answer) -> None:
     assert answer["wrong"] == []
 
 
