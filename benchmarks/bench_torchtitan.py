@@ -1,0 +1,130 @@
+"""torchtitan's debug model on several GPUs, FSDP2 and tensor parallel, with and without install().
+
+    pip install torchtitan==0.2.2
+    python benchmarks/bench_torchtitan.py --json result.json        # four GPUs
+
+The program is unchanged: TORCH_CUBIN_INSTALL=1 is read through PyTorch's entry point for backends,
+for which an installed torch_cubin is put on the path. The tokenizer and the text are made here. The
+losses of both runs are compared step by step, and tokens a second of a GPU at the last step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import common
+
+CONFIG = """
+[model]
+name = "llama3"
+flavor = "debugmodel"
+hf_assets_path = "{folder}"
+[training]
+dataset = "c4_test"
+dataset_path = "{folder}/text"
+local_batch_size = 8
+seq_len = 2048
+steps = {steps}
+[parallelism]
+data_parallel_shard_degree = -1
+tensor_parallel_degree = 2
+[optimizer]
+lr = 8e-4
+[lr_scheduler]
+warmup_steps = 2
+[metrics]
+log_freq = 1
+disable_color_printing = true
+[debug]
+seed = 0
+deterministic = false
+"""
+STEP = re.compile(r"step: +(\d+) .*?loss: +([\d.]+) .*?tps: ([\d,]+)")
+
+
+def write_assets(folder: Path) -> None:
+    """A tokenizer of 2,048 tokens and the text that it was trained on: this project's docs."""
+    from tokenizers import ByteLevelBPETokenizer
+
+    texts = [path.read_text() for path in sorted((common.ROOT / "docs").glob("*.md"))]
+    tokenizer = ByteLevelBPETokenizer()
+    special = ["<s>", "</s>"]
+    tokenizer.train_from_iterator(texts, vocab_size=2048, special_tokens=special)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"bos_token": special[0], "eos_token": special[1]}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "text").mkdir()
+    lines = "\n".join(json.dumps({"text": text}) for text in texts)
+    (folder / "text" / "data.json").write_text(lines)
+
+
+def write_distribution(folder: Path) -> None:
+    """The metadata of an installed torch_cubin, by which PyTorch finds its entry point."""
+    info = folder / "torch_cubin-0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch_cubin\nVersion: 0\n")
+    entry = "[torch.backends]\ntorch_cubin = torch_cubin_autoload:load\n"
+    (info / "entry_points.txt").write_text(entry)
+
+
+def train(folder: Path, gpus: int, install: str) -> list[tuple[int, float, int]]:
+    """Step, loss and tokens a second of a GPU."""
+    paths = [str(folder), str(common.ROOT), *filter(None, sys.path)]
+    launcher = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={gpus}"]
+    run = subprocess.run(
+        [*(sys.executable, "-m", "torch.distributed.run"), *launcher, "--role=rank", "--tee=3",
+         "--local-ranks-filter=0", "-m", "torchtitan.train",
+         f"--job.config_file={folder}/config.toml", f"--job.dump_folder={folder}/out"],
+        cwd=folder, capture_output=True, text=True, check=False,
+        env={"NCCL_NVLS_ENABLE": "0", **os.environ, "OMP_NUM_THREADS": "1",
+             "PYTHONPATH": os.pathsep.join(paths), "TORCH_CUBIN_INSTALL": install},
+    )  # fmt: skip
+    steps = {
+        int(step): (float(loss), int(tps.replace(",", "")))
+        for step, loss, tps in STEP.findall(run.stdout + run.stderr)
+    }
+    if run.returncode or not steps:
+        raise SystemExit(run.stdout[-4000:] + run.stderr[-8000:])
+    return [(step, *values) for step, values in sorted(steps.items())]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--gpus", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--json", metavar="FILE")
+    options = parser.parse_args()
+    common.require_gpu()
+    common.print_machine(
+        f"torchtitan's debug model on {options.gpus} GPUs, FSDP2 and 2 ranks of TP"
+    )
+    results = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_assets(folder)
+        write_distribution(folder)
+        (folder / "config.toml").write_text(CONFIG.format(folder=folder, steps=options.steps))
+        for contender, install in (("stock", "0"), ("install", "1")):
+            results[contender] = train(folder, options.gpus, install)
+    apart = max(
+        abs(own - stock) / stock
+        for (_, stock, _), (_, own, _) in zip(results["stock"], results["install"], strict=True)
+    )
+    rows = [
+        [name, f"{steps[0][1]:.4f}", f"{steps[-1][1]:.4f}", f"{steps[-1][2]:,}"]
+        for name, steps in results.items()
+    ]
+    common.print_table(["", "first loss", "last loss", "tokens/s of a GPU"], rows, markdown=False)
+    print(f"losses differ by at most {apart:.1e}")
+    common.write_json(options.json, results)
+
+
+if __name__ == "__main__":
+    main()
