@@ -11,6 +11,7 @@ from declared import vec_add
 from torch._subclasses import FakeTensorMode
 
 from torch_cubin import errors
+from torch_cubin._ops import layouts
 
 matmul = torch.ops.cubin.matmul
 linear = torch.ops.cubin.linear
@@ -114,6 +115,14 @@ def test_a_sparse_meta_tensor_is_refused() -> None:
     with contextlib.suppress(NotImplementedError):  # a torch that cannot make one
         sparse = torch.sparse_coo_tensor(size=(2, 2), device="meta")
         refused(matmul, "self", "torch.sparse_coo", sparse, dense)
+
+
+def test_other_devices_have_no_kernel() -> None:
+    """What a tensor of such a device reaches, which no PyTorch for CUDA can make."""
+    dense, op = torch.ones(2, 2), torch.ops.cubin._matmul.default
+    with pytest.raises(errors.InputError, match="matmul has no kernel for these tensors"):
+        layouts._refusal("matmul", lambda: op)(dense, dense)
+    assert torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), "XPU")
 
 
 def test_compile_refuses_alike(device) -> None:

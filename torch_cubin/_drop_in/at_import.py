@@ -1,5 +1,5 @@
-# What `import torch_cubin` does for the ways into PyTorch's own operators. The modules that serve
-# calls are imported at first use.
+# What `import torch_cubin` does for install() and for PyTorch's flash attention. The modules that
+# serve calls are imported at first use.
 """Registers the flash attention "cubin", and reads TORCH_CUBIN_INSTALL."""
 
 from __future__ import annotations
