@@ -222,8 +222,11 @@ class Runner:
                 *(case.model, f"{case.what} {case.batch} x {case.length}", mode, name),
                 self.tokens / statistics.median(seconds),
                 *(statistics.median(ratios), min(ratios), max(ratios)),
-                *(memory[name], errors[name], share.served, share.left),
-                launches=launches[name],
+                memory[name],
+                errors[name],
+                share.served,
+                share.left,
+                launches[name],
             )
 
     def _peak(self, call: Callable[[], Any]) -> int:
