@@ -55,7 +55,8 @@ class Block(nn.Module):
 
 
 def train(block: nn.Module, x: Tensor, target: Tensor, steps: int) -> list[float]:
-    optimizer = torch.optim.SGD(block.parameters(), lr=0.1)
+    # Not foreach, the default on GPUs: it refuses DTensors beside tensors (weights of the norms).
+    optimizer = torch.optim.SGD(block.parameters(), lr=0.1, foreach=False)
     losses = []
     for _ in range(steps):
         optimizer.zero_grad()

@@ -65,7 +65,8 @@ def whole(value: Any) -> Tensor:
 
 
 def step(model: nn.Module, x: Tensor, target: Tensor) -> None:
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    # Not foreach, the default on GPUs: it refuses DTensors beside tensors (weights of the norms).
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, foreach=False)
     (whole(model(x)).float() - target).square().mean().backward()
     optimizer.step()
 
