@@ -86,7 +86,7 @@ def test_launch_parameters(driver, catalog, order: str, dtype: torch.dtype) -> N
         params, kernel = params_of(launch), catalog[launch["kernel"]]
         rows, columns, width = kernel["tile"]
         assert kernel["dtype"] == str(dtype).removeprefix("torch.")
-        assert width == next(x for x in (64, 96, 128, 256) if x >= d), call
+        assert width == next(x for x in (64, 96, 128, 192, 256) if x >= d), call
         for map_, heads, length, box in (
             (params.q, h, s, 64),
             (params.k, kv_heads, keys, columns),

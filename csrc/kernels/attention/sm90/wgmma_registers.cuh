@@ -29,6 +29,7 @@ namespace sm90 {
   };
 
 TC_BETWEEN(96, 11, "48", "49", "50", "51", "52", "53", "54")
+TC_BETWEEN(192, 23, "96", "97", "98", "99", "100", "101", "102")
 
 #undef TC_BETWEEN
 #undef TC_BETWEEN_ASM
