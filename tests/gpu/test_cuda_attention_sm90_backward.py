@@ -53,7 +53,7 @@ def kernels_loaded() -> set[str]:
     return {entry["name"] for entry in library.catalog()["loaded"]}
 
 
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 192, 256])
 @pytest.mark.parametrize("name", ac.HALVES)
 def test_gradients_against_float64(name: str, head_dim: int, nan_memory) -> None:
     dtype, g = ac.DTYPES[name], ac.generator(f"{name} {head_dim}")
