@@ -23,6 +23,7 @@
 #include "attention/portable/softmax.cuh"
 #include "columns.cuh"
 #include "common/dropout.cuh"
+#include "mask_numbers.cuh"
 
 namespace torch_cubin::TC_KERNEL {
 
@@ -149,6 +150,15 @@ struct PagedRows {
 TC_DEVICE float descale_of(const float* descale, const tc_int64 (&stride)[2], const Sequence& s) {
   return descale != nullptr ? descale[s.batch * stride[0] + s.kv_head * stride[1]] : 1.0f;
 }
+
+// Whether MaskNumbers adds a mask's numbers. Wider heads lack the registers for it, and no call has
+// a mask and keys of e4m3.
+constexpr bool kMaskAhead = Config::kTileK <= 128 && !Config::kE4m3;
+
+struct DecodeRule : ScoreRule<kDType> {
+  using ScoreRule<kDType>::ScoreRule;
+  TC_DEVICE bool has_mask() const { return !kMaskAhead && ScoreRule<kDType>::has_mask(); }
+};
 
 struct Decode {
   u32 q[kSteps][4];
@@ -390,6 +400,17 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
 
   PackedRow rows[2] = {PackedRow(p, s, packed + lane / 4), PackedRow(p, s, packed + lane / 4 + 8)};
   Decode decode(p, s, rows);
+  const bool adds_mask = kMaskAhead && p.mask != nullptr;
+  MaskNumbers<kDType> mask(p, column + lane % 4 * 2);
+  if (adds_mask) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      Sequence of_head = s;
+      of_head.head = rows[h].head;
+      if (rows[h].exists) mask.set_row(p, of_head, h, rows[h].row);
+    }
+    mask.request(s.columns - column - lane % 4 * 2);
+  }
   FragmentAddress<Fragment::b, kRowBytes> k_address(0);
   FragmentAddress<Fragment::b_transposed, kRowBytes> v_address(0);
 #pragma unroll 1
@@ -413,7 +434,12 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
       };
       Sequence of_head = s;
       of_head.head = rows[h].exists ? rows[h].head : s.head;
-      apply_rule(ScoreRule<kDType>(p, of_head), each, each);
+      apply_rule(DecodeRule(p, of_head), each, each);
+    }
+    if (adds_mask) {
+      mask.add(decode.score, s.columns - j);
+      mask.advance(Config::kTileN);
+      mask.request(s.columns - j - Config::kTileN);
     }
     if (column < whole_begin || column + 16 > whole_end) {
 #pragma unroll
