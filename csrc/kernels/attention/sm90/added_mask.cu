@@ -13,64 +13,94 @@ namespace torch_cubin::TC_KERNEL {
 
 using namespace sm90;
 
-constexpr int kInPairs =
-    kMaskTileBlocks * kMaskTileColumns / 64;  // the most keys of a row that a lane has
-constexpr int kTogether = 8;                  // rows whose keys a thread requests at once
+constexpr int kTogether = 8;  // rows whose keys a thread requests at once
 constexpr int kWarps = TC_THREADS / 32;
 
-// Classes of this thread's part of the tile, two bits for each of the four blocks of keys.
+// Calls function(lane's first key, its block's place in the chunk) for this warp's keys up to `end`,
+// of which each lane has kKeys at a time.
+template <int kKeys, class Function>
+TC_DEVICE void for_each_key(const Sm90AddedMaskParams& p, int first_column, int end,
+                            Function&& function) {
+#pragma unroll 1
+  for (int column = first_column + threadIdx.x % 32 * kKeys; column < end; column += 32 * kKeys) {
+    function(column, (column - first_column) / p.tile_columns);
+  }
+}
+
+// Classes of this thread's part of the tile, two bits for each of the four blocks of keys. Rows
+// begin with whole vectors, and blocks of keys are whole vectors.
+template <class Type>
+TC_DEVICE u32 classes_of(const Sm90AddedMaskParams& p, const typename Type::Number* from, int rows,
+                         int first_column, int end) {
+  constexpr int kKeys = 16 / sizeof(typename Type::Number);
+  int warp = threadIdx.x / 32;
+  u32 found = 0;
+  for_each_key<kKeys>(p, first_column, min(end, p.columns), [&](int column, int block) {
+    u32 of_block = 0;
+    if (column + kKeys <= p.columns) {
+#pragma unroll 1
+      for (int first = warp; first < rows; first += kTogether * kWarps) {
+        uint4 vector[kTogether];
+#pragma unroll
+        for (int j = 0; j < kTogether; ++j) {
+          int row = min(first + j * kWarps, rows - 1);
+          vector[j] = __ldg(reinterpret_cast<const uint4*>(from + row * p.stride[2] + column));
+        }
+#pragma unroll
+        for (int j = 0; j < kTogether; ++j) of_block |= class_of<Type>(vector[j], p.minus_infinity);
+      }
+    } else {  // the memory after the last key is not part of the mask
+#pragma unroll 1
+      for (int row = warp; row < rows; row += kWarps) {
+        for (int i = column; i < p.columns; ++i) {
+          auto number = __ldg(from + row * p.stride[2] + i);
+          of_block |= class_of<Type>(Type::join(number, number), p.minus_infinity);
+        }
+      }
+    }
+    found |= of_block << 2 * block;
+  });
+  return found;
+}
+
+// The same, and writes the copy, in which rows begin with whole vectors. They are written up to a
+// whole vector, because they are read so.
+template <class Type>
+TC_DEVICE u32 copy_and_classes_of(const Sm90AddedMaskParams& p, const typename Type::Number* from,
+                                  typename Type::Number* to, int rows, int first_column, int end) {
+  using Number = typename Type::Number;
+  using Pair = typename Type::Pair;
+  u32 found = 0;
+  for_each_key<2>(p, first_column, min(end, p.copy_columns), [&](int column, int block) {
+    u32 of_block = 0;
+#pragma unroll 1
+    for (int row = threadIdx.x / 32; row < rows; row += kWarps) {
+      const Number* at = from + row * p.stride[2] + column * p.stride[3];
+      Pair pair = Type::join(0, 0);
+      if (column < p.columns) {
+        Number left = __ldg(at), right = column + 1 == p.columns ? left : __ldg(at + p.stride[3]);
+        pair = Type::join(left, right);
+        of_block |= class_of<Type>(pair, p.minus_infinity);
+      }
+      *reinterpret_cast<Pair*>(to + tc_int64(row) * p.copy_columns + column) = pair;
+    }
+    found |= of_block << 2 * block;
+  });
+  return found;
+}
+
 template <class Type>
 TC_DEVICE u32 classes_of(const Sm90AddedMaskParams& p, tc_int64 batch, tc_int64 head, int first_row,
                          int first_column) {
   using Number = typename Type::Number;
-  using Pair = typename Type::Pair;
-  int rows = min(p.tile_rows, p.rows - first_row), warp = threadIdx.x / 32;
-  // A copy's rows are written up to a whole vector, because they are read so.
-  int end = min(p.copies == nullptr ? p.columns : p.copy_columns,
-                first_column + kMaskTileBlocks * p.tile_columns);
+  int rows = min(p.tile_rows, p.rows - first_row);
+  int end = first_column + kMaskTileBlocks * p.tile_columns;
   auto from = static_cast<const Number*>(p.mask) + batch * p.stride[0] + head * p.stride[1] +
               first_row * p.stride[2];
+  if (p.copies == nullptr) return classes_of<Type>(p, from, rows, first_column, end);
   auto to = static_cast<Number*>(p.copies) +
             ((batch * p.heads + head) * p.rows + first_row) * p.copy_columns;
-  u32 found = 0;
-#pragma unroll 1
-  for (int k = 0; k < kInPairs; ++k) {
-    int column = first_column + 64 * k + threadIdx.x % 32 * 2;
-    if (column >= end) break;
-    u32 of_block = 0;
-    bool last = column + 1 == p.columns;  // the memory after it is not part of the mask
-    bool behind = column >= p.columns;    // exists in a copy only
-    if (p.copies == nullptr) {
-#pragma unroll 1
-      for (int first = warp; first < rows; first += kTogether * kWarps) {
-        Pair pair[kTogether];
-#pragma unroll
-        for (int j = 0; j < kTogether; ++j) {
-          int row = min(first + j * kWarps, rows - 1);
-          pair[j] = __ldg(reinterpret_cast<const Pair*>(from + row * p.stride[2] + column));
-        }
-#pragma unroll
-        for (int j = 0; j < kTogether; ++j) {
-          auto left = static_cast<Number>(Type::of(pair[j], 0));
-          of_block |= class_of<Type>(last ? Type::join(left, left) : pair[j], p.minus_infinity);
-        }
-      }
-    } else {
-#pragma unroll 1
-      for (int row = warp; row < rows; row += kWarps) {
-        const Number* at = from + row * p.stride[2] + column * p.stride[3];
-        Pair pair = Type::join(0, 0);
-        if (!behind) {
-          Number left = __ldg(at), right = last ? left : __ldg(at + p.stride[3]);
-          pair = Type::join(left, right);
-          of_block |= class_of<Type>(pair, p.minus_infinity);
-        }
-        *reinterpret_cast<Pair*>(to + tc_int64(row) * p.copy_columns + column) = pair;
-      }
-    }
-    found |= of_block << (column - first_column) / p.tile_columns * 2;
-  }
-  return found;
+  return copy_and_classes_of<Type>(p, from, to, rows, first_column, end);
 }
 
 extern "C" __global__ void __launch_bounds__(TC_THREADS, 4)

@@ -52,6 +52,10 @@ class AddedMask {
   template <int kSize>  // bytes of a number
   static constexpr bool kIsCopied = 16 * kN * kSize <= kBytes;
 
+  // Whether all queries have the same numbers. Sixteen requests of one row by every warp took a third
+  // of the time of calls with a mask of the keys alone.
+  TC_DEVICE bool one_row() const { return p_.stride[2] == 0; }
+
   // The offset of a piece of a row. Pieces are permuted so that eight rows of one piece, or four of
   // two, cover all banks.
   static TC_DEVICE int place(int size, int row, int piece) {
@@ -75,6 +79,7 @@ class AddedMask {
       int bytes = min(max((part.keys - key) * kSize, 0), 16);
 #pragma unroll
       for (int first = 0; first < 16; first += kTogether) {
+        if (first > 0 && one_row()) break;
         int row = first + lane / kPieces;
         cp_async_bytes(shared_ + place(kSize, row, piece),
                        row_of<Number>(part, row) + (bytes > 0 ? key : 0), bytes);
@@ -86,7 +91,7 @@ class AddedMask {
   // Numbers of keys that do not exist are hidden afterwards.
   TC_DEVICE void add_halves(float (&s)[kN / 2], const MaskPart& part, float scale) const {
     if constexpr (kIsCopied<2>) {
-      int row = threadIdx.x % 16, right = threadIdx.x % 32 / 16;
+      int row = one_row() ? 0 : threadIdx.x % 16, right = threadIdx.x % 32 / 16;
 #pragma unroll
       for (int j = 0; j < kN / 16; ++j) {
         u32 pair[4];  // of rows g and g + 8, and again of the next eight keys
@@ -101,11 +106,12 @@ class AddedMask {
 
   TC_DEVICE void add_floats(float (&s)[kN / 2], const MaskPart& part, float scale) const {
     if constexpr (kIsCopied<4>) {
-      int row = threadIdx.x % 32 / 4, lane = threadIdx.x % 4;
+      int lane = threadIdx.x % 4, row = one_row() ? 0 : threadIdx.x % 32 / 4;
+      int below = one_row() ? 0 : 8;
 #pragma unroll
       for (int i = 0; i < kN / 4; ++i) {
         float pair[2];
-        load_shared(pair, shared_ + place(4, row + i % 2 * 8, i / 2 * 2 + lane / 2) + lane % 2 * 8);
+        load_shared(pair, shared_ + place(4, row + i % 2 * below, i / 2 * 2 + lane / 2) + lane % 2 * 8);
         add_pair(s, 2 * i, pair, scale);
       }
     } else {

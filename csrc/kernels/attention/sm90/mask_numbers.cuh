@@ -37,5 +37,17 @@ TC_DEVICE u32 class_of(typename Type::Pair pair, u32 minus_infinity) {
   return found;
 }
 
+template <class Type>
+TC_DEVICE u32 class_of(uint4 vector, u32 minus_infinity) {
+  using Pair = typename Type::Pair;
+  constexpr int kPairs = 16 / sizeof(Pair);
+  Pair pair[kPairs];
+  *reinterpret_cast<uint4*>(pair) = vector;
+  u32 found = 0;
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i) found |= class_of<Type>(pair[i], minus_infinity);
+  return found;
+}
+
 }  // namespace sm90
 }  // namespace torch_cubin
