@@ -280,10 +280,8 @@ def test_a_mask_that_is_added_is_read_as_it_is_or_copied(
     (before, launch), address = forked(run)
     assert before["kernel"] == "sm90_added_mask_attention"
     takes = catalog[launch["kernel"]]["takes"]
-    # Tiles of 192 queries cannot hold float32 masks.
-    general = softcap > 0 or (floats and head_dim == 64)
     assert "unmasked" not in takes
-    assert ("rule" in takes) == general
+    assert ("rule" in takes) == (softcap > 0)
     params = params_of(launch)
     assert params.mask.words == 0
     assert params.mask.classes % 4 == 0

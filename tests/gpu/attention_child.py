@@ -101,6 +101,7 @@ def _calls(r: random.Random, tool: str) -> list[tuple]:
         # A mask of each head, in two chunks of keys that are read in vectors; in pairs of blocks.
         (1, 2, 1, 200, 528, 64, 64),
         (1, 2, 2, 300, 320, 256, 256),
+        (1, 2, 1, 130, 100, 192, 184),
     ]
     options = [
         {}, {"is_causal": True}, {"attn_mask": "bool"}, {"attn_mask": "own"},

@@ -60,15 +60,12 @@ def draw_mask(kind: str, shape: tuple[int, ...], dtype: torch.dtype, g) -> torch
     return numbers.to(dtype).clone()
 
 
-def kernels_expected(head_dim: int, name: str, floats: bool) -> set[str]:
+def kernels_expected(head_dim: int, name: str) -> set[str]:
     short = {"float16": "f16", "bfloat16": "bf16"}[name]
-    tile = {64: "192x128x64", 128: "128x128x128", 256: "128x80x256"}[head_dim]
-    layout = "added"
-    if floats and head_dim == 64:  # no shared memory is left for floats beside 192 queries
-        tile, layout = "128x128x64", "general_added"
+    tile = {64: "128x128x64", 128: "128x128x128", 256: "128x80x256"}[head_dim]
     return {
         "sm90_added_mask_attention",
-        f"sm90_attention_{short}_{layout}_{tile}",
+        f"sm90_attention_{short}_added_{tile}",
         "sm90_backward_added_mask_attention",
         f"sm90_backward_attention_{short}_added_{ac.sm90_backward_tile(head_dim)}",
     }
@@ -102,7 +99,7 @@ def test_masks_of_numbers(name: str, kind: str, head_dim: int, floats: bool, nan
         if number == 0:
             with kernels_that_run() as kernels:
                 ar.both(q, k, v, grad, mask, enable_gqa=True, **band)
-            assert kernels >= kernels_expected(head_dim, name, floats)
+            assert kernels >= kernels_expected(head_dim, name)
         ours, logsumexp = ar.both(q, k, v, grad, mask, enable_gqa=True, **band)
         want = ar.reference(q, k, v, grad, mask, enable_gqa=True, **band)
         label = f"{name} {head_dim} {kind} {floats} {CALLS[number]}"
@@ -131,7 +128,7 @@ def test_options_beside_masks_of_numbers(
     ar.check_logsumexp(name, label, logsumexp, want.logsumexp)
     short = {"float16": "f16", "bfloat16": "bf16"}[name]
     if option == "sinks":  # which these kernels take, too
-        assert kernels >= kernels_expected(head_dim, name, floats)
+        assert kernels >= kernels_expected(head_dim, name)
         return
     tile = {64: "128x128x64", 128: "128x128x128", 256: "128x80x256"}[head_dim]
     assert f"sm90_attention_{short}_general_added_{tile}" in kernels

@@ -1,5 +1,5 @@
-// A mask's numbers for a lane's scores of a tile of decode.cu. They are requested a tile ahead, and
-// what is the same for all tiles is computed once: otherwise a mask took a third of a call's time.
+// A mask's numbers for a lane's scores of a tile of decode.cu. They are requested a tile ahead,
+// from addresses computed once for all tiles: otherwise a mask took a third of a call's time.
 #pragma once
 
 #include "attention/portable/score.cuh"
@@ -37,7 +37,7 @@ class MaskNumbers {
     }
   }
 
-  // Goes `columns` on.
+  // Moves by `columns` to the next tile.
   TC_DEVICE void advance(int columns) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {

@@ -16,8 +16,8 @@ using namespace sm90;
 constexpr int kTogether = 8;  // rows whose keys a thread requests at once
 constexpr int kWarps = TC_THREADS / 32;
 
-// Calls function(lane's first key, its block's place in the chunk) for this warp's keys up to `end`,
-// of which each lane has kKeys at a time.
+// Calls function(lane's first key, its block's place in the chunk) for this warp's keys up to
+// `end`, of which each lane has kKeys at a time.
 template <int kKeys, class Function>
 TC_DEVICE void for_each_key(const Sm90AddedMaskParams& p, int first_column, int end,
                             Function&& function) {

@@ -52,8 +52,8 @@ class AddedMask {
   template <int kSize>  // bytes of a number
   static constexpr bool kIsCopied = 16 * kN * kSize <= kBytes;
 
-  // Whether all queries have the same numbers. Sixteen requests of one row by every warp took a third
-  // of the time of calls with a mask of the keys alone.
+  // Whether all queries have the same numbers. Sixteen requests of one row by every warp took a
+  // third of the time of calls with a mask of the keys alone.
   TC_DEVICE bool one_row() const { return p_.stride[2] == 0; }
 
   // The offset of a piece of a row. Pieces are permuted so that eight rows of one piece, or four of
@@ -111,7 +111,8 @@ class AddedMask {
 #pragma unroll
       for (int i = 0; i < kN / 4; ++i) {
         float pair[2];
-        load_shared(pair, shared_ + place(4, row + i % 2 * below, i / 2 * 2 + lane / 2) + lane % 2 * 8);
+        load_shared(pair,
+                    shared_ + place(4, row + i % 2 * below, i / 2 * 2 + lane / 2) + lane % 2 * 8);
         add_pair(s, 2 * i, pair, scale);
       }
     } else {

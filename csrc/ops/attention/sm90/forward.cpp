@@ -182,7 +182,7 @@ class Sm90Forward : public AttentionForwardKernels {
 
   const Device& device_;
   int64_t blocks_;
-  AttentionTable rows_;  // tiles of 192 queries take no float masks: no shared memory is left
+  AttentionTable rows_;
   PackageKernel* order_ = nullptr;
   PackageKernel* mask_ = nullptr;
   PackageKernel* added_mask_ = nullptr;
