@@ -28,8 +28,8 @@ from pathlib import Path
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
-# For the checkout's torch_cubin, unless one is installed, and for tests/numerics.py.
-sys.path += [str(ROOT), str(ROOT / "tests")]
+# For the checkout's torch_cubin, unless one is installed, tests/numerics.py, and the examples.
+sys.path += [str(ROOT), str(ROOT / "tests"), str(ROOT / "examples")]
 
 
 @functools.cache

@@ -66,9 +66,15 @@ TORCH_CUBIN_API void torch_cubin_keep_error(const char* message) {
 
 TORCH_CUBIN_API void torch_cubin_free(char* text) { std::free(text); }
 
-// Sets this thread's batch invariance (ops/common/batch_invariant.h) and returns the previous
-// value.
-TORCH_CUBIN_API int torch_cubin_set_batch_invariant(int on) { return set_batch_invariant(on != 0); }
+// Batch invariance (ops/common/batch_invariant.h): the state of this thread's calls, this thread's
+// own (the previous one is returned), and the process's.
+TORCH_CUBIN_API int torch_cubin_batch_invariant() { return batch_invariant(); }
+TORCH_CUBIN_API int torch_cubin_set_batch_invariant(int state) {
+  return set_batch_invariant(state);
+}
+TORCH_CUBIN_API void torch_cubin_set_process_batch_invariant(int on) {
+  set_process_batch_invariant(on != 0);
+}
 
 // {"calls": [...]}: how often each op ran (ops/common/op_calls.h) since `clear` was last set.
 TORCH_CUBIN_API char* torch_cubin_op_calls(int clear) {

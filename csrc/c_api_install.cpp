@@ -8,7 +8,9 @@
 #include "c_answer.h"
 #include "cubin/error.h"
 #include "ops/attention/api/aten_attention.h"
+#include "ops/common/batch_invariant.h"
 #include "ops/common/serving.h"
+#include "ops/common/thread_objects.h"
 #include "ops/matmul/aten_products.h"
 #include "package/package.h"
 #include "pytorch/aten_kernels.h"
@@ -80,6 +82,14 @@ TORCH_CUBIN_API int torch_cubin_thread_object_policy() {
 TORCH_CUBIN_API void torch_cubin_forget_thread_object(const char* key) {
   forget_thread_object(key);
 }
+
+// Whether this thread's calls are served by kernels whose rows are independent of each other.
+TORCH_CUBIN_API int torch_cubin_serves_invariant() {
+  return serving_policy() != Policy::kOff && batch_invariant();
+}
+
+// The number of calls that were served in this thread.
+TORCH_CUBIN_API int64_t torch_cubin_calls_served() { return calls_served(); }
 
 // The known speed of our kernels (ops/common/serving.h), before the first call.
 TORCH_CUBIN_API char* torch_cubin_set_known_speed(const char* text) {

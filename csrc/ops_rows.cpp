@@ -49,6 +49,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
   m.def("_norm_autograd" TC_NORM);
   m.def("_norm_backward" TC_NORM_BACKWARD);
   m.def("_norm_backward_autograd" TC_NORM_BACKWARD);
+  m.def("_row_sums(Tensor input, int kind, float divisor, ScalarType dtype) -> Tensor");
   m.def("_softmax" TC_SOFTMAX);
   m.def("_softmax_autograd" TC_SOFTMAX);
   m.def("_softmax_backward" TC_SOFTMAX_BACKWARD);
@@ -70,6 +71,7 @@ STABLE_TORCH_LIBRARY_IMPL(cubin, CompositeImplicitAutograd, m) { implement_rows_
 STABLE_TORCH_LIBRARY_IMPL(cubin, FuncTorchBatchedDecomposition, m) { implement_rows_ops(m); }
 
 #define TC_ROWS(device)                                \
+  TC_RAW(row_sums, device);                            \
   TC_RAW_AND_AUTOGRAD(norm, device);                   \
   TC_RAW_AND_AUTOGRAD(cross_entropy, device);          \
   TC_RAW_AND_AUTOGRAD(cross_entropy_backward, device); \

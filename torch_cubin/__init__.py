@@ -49,6 +49,7 @@ _LATER = {
         "select",
         "sqrt",
     ),
+    "_drop_in.audit": ("Audit", "audit"),
     "_inductor.options": ("aot_options",),
     "_inspection.inspect": ("inspect",),
     "_declared.kernel_arguments": ("struct",),
@@ -88,6 +89,8 @@ if _typing.TYPE_CHECKING:
     from torch_cubin._declared.package import save_package as save_package
     from torch_cubin._declared.patterns import empty as empty
     from torch_cubin._declared.patterns import like as like
+    from torch_cubin._drop_in.audit import Audit as Audit
+    from torch_cubin._drop_in.audit import audit as audit
     from torch_cubin._drop_in.install import Installation as Installation
     from torch_cubin._drop_in.install import install as install
     from torch_cubin._drop_in.report import Report as Report
@@ -165,6 +168,7 @@ if not _process.without_torch():
 
 __version__ = "0.1.0"
 __all__ = [
+    "Audit",
     "Error",
     "Float8Linear",
     "Installation",
@@ -177,6 +181,7 @@ __all__ = [
     "Tuning",
     "__version__",
     "aot_options",
+    "audit",
     "batch_invariant",
     "bfloat16",
     "bits",

@@ -312,6 +312,12 @@ def compiled(name: str) -> None:
     assert torch.compile(torch.ops.cubin.matmul)(A, B).shape == (3, 5)
 
 
+def audit(name: str) -> None:
+    import torch_cubin
+
+    refused(torch_cubin.audit, name)
+
+
 def muon(name: str) -> None:
     import torch_cubin
 
@@ -353,6 +359,7 @@ COST: dict[str, Callable[[str], None]] = {
     "install() of addmm, baddbmm and addmv (nn.Linear with a bias)": sums,
     "doctor's check of kernels that stand over ours": overrides,
     "drop_in() around backward() on a GPU": thread_objects,
+    "audit()": audit,
     "our ops of DTensors": sharded,
     "lowerings and the fold pass of torch.compile": compiled,
     "torch.optim.Muon's symmetric products at half the work": muon,

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from torch_cubin import errors
-from torch_cubin._drop_in import aten_kernels, muon, report
+from torch_cubin._drop_in import aten_kernels, muon, report, row_kernels
 from torch_cubin._native import library
+from torch_cubin._ops.batch_invariant import is_batch_invariant
 
 _lock = threading.Lock()
 _active: list[Installation] = []  # the last one's policy applies; guarded by _lock
@@ -21,8 +22,9 @@ _active: list[Installation] = []  # the last one's policy applies; guarded by _l
 class Installation:
     """The result of :func:`install`: active until :meth:`remove`, or the end of its ``with``."""
 
-    def __init__(self, policy: str) -> None:
+    def __init__(self, policy: str, batch_invariant: bool) -> None:
         self.policy = policy
+        self.batch_invariant = batch_invariant
 
     @property
     def active(self) -> bool:
@@ -48,7 +50,8 @@ class Installation:
 
     def __repr__(self) -> str:
         state = "active" if self.active else "removed"
-        return f"<torch_cubin.Installation: policy {self.policy!r}, {state}>"
+        invariant = ", batch-invariant" if self.batch_invariant else ""
+        return f"<torch_cubin.Installation: policy {self.policy!r}{invariant}, {state}>"
 
 
 def is_active() -> bool:
@@ -58,6 +61,7 @@ def is_active() -> bool:
 
 def _switch() -> None:
     library.set_process_policy(aten_kernels.POLICIES[_active[-1].policy if _active else "off"])
+    library.set_process_batch_invariant(bool(_active) and _active[-1].batch_invariant)
     muon.set_serving("install", bool(_active))
 
 
@@ -72,7 +76,7 @@ def serves_graph(value: torch.Tensor) -> bool:
 
 
 @errors.named_keywords
-def install(*, policy: str = "fastest") -> Installation:
+def install(*, policy: str = "fastest", batch_invariant: bool = False) -> Installation:
     """Serve the products and attention of the whole process from cubins, until ``handle.remove()``.
 
     Our kernels replace those of ``aten::mm``, ``bmm``, ``mv``, ``addmm``, ``baddbmm`` and
@@ -89,10 +93,19 @@ def install(*, policy: str = "fastest") -> Installation:
         policy: ``"fastest"`` serves calls on the GPUs, with the dtypes and of the kinds for which
             our kernels were measured to be at least as fast as PyTorch's; ``"all"`` serves every
             call that can be served.
+        batch_invariant: gives every row of a model's forward and backward the same bits, whatever
+            else is in the batch, in all threads (docs/same_bits.md): every call that can be served
+            is, also those of softmax, norms and reductions over rows, which are otherwise left to
+            PyTorch. ``with torch_cubin.batch_invariant(False)`` excepts a thread.
     """
     aten_kernels.number_of(policy)
+    if not isinstance(batch_invariant, bool):
+        what = "torch_cubin.install argument 'batch_invariant'"
+        raise errors.wrong_type(what, "a bool", batch_invariant)
     aten_kernels.register()
-    handle = Installation(policy)
+    if batch_invariant or is_batch_invariant():
+        row_kernels.register()
+    handle = Installation(policy, batch_invariant)
     with _lock:
         if not _active:
             report.clear()

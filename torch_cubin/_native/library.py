@@ -68,8 +68,11 @@ def load() -> ctypes.CDLL:
         # JSON that the library must free, hence returned as a plain address.
         function.argtypes, function.restype = arguments, ctypes.c_void_p
     library.torch_cubin_launches.restype = ctypes.c_int64
+    library.torch_cubin_calls_served.restype = ctypes.c_int64
     for function in (
+        library.torch_cubin_batch_invariant,
         library.torch_cubin_set_batch_invariant,
+        library.torch_cubin_serves_invariant,
         library.torch_cubin_set_thread_policy,
         library.torch_cubin_aten_sum,
     ):
@@ -82,6 +85,7 @@ def load() -> ctypes.CDLL:
         library.torch_cubin_release_tensor,
         library.torch_cubin_forget_thread_object,
         library.torch_cubin_set_calibrate,
+        library.torch_cubin_set_process_batch_invariant,
         library.torch_cubin_set_measuring,
     ):
         function.restype = None
@@ -112,7 +116,11 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "launches": [],
     "op_calls": [_INT],
     "keep_error": [_TEXT],
+    "batch_invariant": [],
     "set_batch_invariant": [_INT],
+    "set_process_batch_invariant": [_INT],
+    "serves_invariant": [],
+    "calls_served": [],
     "set_error_names": [_ADDRESS, _ADDRESS],
     "pytorch_symbols": [],
     "attention_schemas": [],
@@ -265,6 +273,11 @@ def set_process_policy(policy: int) -> None:
 def set_thread_policy(policy: int) -> int:
     """Sets it for this thread; returns its previous policy."""
     return load().torch_cubin_set_thread_policy(policy)
+
+
+def set_process_batch_invariant(on: bool) -> None:
+    """install(): whether calls of threads without a state of their own are batch-invariant."""
+    load().torch_cubin_set_process_batch_invariant(on)
 
 
 def forget_thread_object(key: str) -> None:

@@ -1,8 +1,7 @@
-"""The per-thread switch of batch invariance, which the library stores."""
+"""The switch of batch invariance, of a thread and of the process, which the library stores."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
@@ -10,19 +9,20 @@ from typing import Any
 from torch_cubin import errors
 from torch_cubin._native import library
 from torch_cubin._ops import decorator
+from torch_cubin._pytorch import thread_objects
 from torch_cubin._pytorch.compiler import never_traced
 
 _library = library.load()
-_local = threading.local()
 
 
 def is_batch_invariant() -> bool:
-    """Whether this thread is inside :class:`batch_invariant`."""
-    return getattr(_local, "on", False)
+    """Whether this thread's calls are batch-invariant: it is inside :class:`batch_invariant`, or
+    the process is by ``install(batch_invariant=True)``."""
+    return bool(_library.torch_cubin_batch_invariant())
 
 
 class batch_invariant:
-    """Products inside give each row the same bits, whatever the number of other rows.
+    """Calls inside give each row the same bits, whatever the number of other rows.
 
     A context manager and a decorator for the thread that enters it, like :class:`torch.no_grad`::
 
@@ -34,16 +34,18 @@ class batch_invariant:
     depend on the other requests in the batch. This holds for one GPU model, one build of
     torch_cubin, and equal layouts of the operands: K is summed from beginning to end whatever the
     other sizes are. It costs speed for few rows, for which K would otherwise be split.
+    docs/same_bits.md says what is promised for every op; ``install(batch_invariant=True)`` promises
+    it for the whole process, and serves more of PyTorch's own operators for it.
 
-    It applies to all code that runs inside, including compiled code, wherever it was compiled, and
-    to ``backward()`` of our ops' eager products that were computed inside, wherever it runs; not to
-    that of products that :func:`torch_cubin.install` or :func:`torch_cubin.drop_in` served, which
-    PyTorch computes in threads of its own. Both serve here whatever they can, also by the policy
-    "fastest". Under ``torch.compile``, enter it around the compiled function: inside one it breaks
-    the graph.
+    It applies to all code that runs inside, including compiled code, wherever it was compiled, to
+    every ``backward()`` that is called inside, and to that of our ops' eager products that were
+    computed inside, wherever it is called. :func:`torch_cubin.install` and
+    :func:`torch_cubin.drop_in` serve here whatever they can, also by the policy "fastest". Under
+    ``torch.compile``, enter it around the compiled function: inside one it breaks the graph.
 
     Args:
-        enabled: False disables it for the code inside.
+        enabled: False disables it for the code inside, also under
+            ``install(batch_invariant=True)``.
     """
 
     def __init__(self, enabled: bool = True) -> None:
@@ -52,10 +54,10 @@ class batch_invariant:
             advice = "A decorator is written with brackets: @torch_cubin.batch_invariant()."
             raise errors.wrong_type(what, "a bool", enabled, advice)
         self._enabled = enabled
-        self._before: list[bool] = []
+        self._before: list[int] = []
 
     def __enter__(self) -> None:
-        self._before.append(_switch(self._enabled))
+        self._before.append(_switch(int(self._enabled)))
 
     def __exit__(
         self,
@@ -79,6 +81,12 @@ class batch_invariant:
 
 
 @never_traced
-def _switch(on: bool) -> bool:
-    _local.on = on
-    return bool(_library.torch_cubin_set_batch_invariant(on))
+def _switch(state: int) -> int:
+    """Sets this thread's own state, -1 for none, and returns the previous one."""
+    before: int = _library.torch_cubin_set_batch_invariant(state)
+    # For the threads that compute the gradients of a backward() called in this thread.
+    if before == 1 != state:
+        library.forget_thread_object(thread_objects.BATCH_INVARIANT)
+    elif state == 1 != before:
+        thread_objects.leave(thread_objects.BATCH_INVARIANT)
+    return before

@@ -13,6 +13,7 @@ _stash = THREAD_OBJECTS.find("_C._stash_obj_in_tls", lambda key, value: None)
 
 # By the number of the policy (csrc/ops/common/serving.h); csrc/ops/common/serving.cpp reads them.
 KEYS = {1: "torch_cubin.drop_in.fastest", 2: "torch_cubin.drop_in.all"}
+BATCH_INVARIANT = "torch_cubin.batch_invariant"  # csrc/ops/common/batch_invariant.cpp reads it
 
 
 def leave(key: str) -> None:
@@ -23,4 +24,4 @@ def leave(key: str) -> None:
     _stash(key, key)
 
 
-__all__ = ["KEYS", "leave"]
+__all__ = ["BATCH_INVARIANT", "KEYS", "leave"]

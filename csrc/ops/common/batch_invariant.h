@@ -1,14 +1,17 @@
-// The state of torch_cubin.batch_invariant(): whether a row's bits must not depend on the number of
-// other rows of the product.
+// The state of torch_cubin.batch_invariant() and install(batch_invariant=True): whether a row's bits
+// must not depend on the number of other rows.
 #pragma once
 
 namespace torch_cubin {
 
-// This thread's state. Ops read it when they run, so compiled code obeys the context it is called
-// in.
+// The state of this thread's calls: its own; else, in a thread of backward(), that of the calling
+// thread; else the process's. Ops read it when they run, so compiled code obeys the context it is
+// called in.
 bool batch_invariant();
 
-// Sets this thread's state; returns the previous one.
-bool set_batch_invariant(bool on);
+// Sets this thread's state: 0 or 1, or -1 for none of its own. Returns the previous one.
+int set_batch_invariant(int state);
+
+void set_process_batch_invariant(bool on);  // install()
 
 }  // namespace torch_cubin

@@ -12,17 +12,14 @@
 #include "cubin/error.h"
 #include "ops/common/batch_invariant.h"
 #include "ops/common/device_tables.h"
+#include "ops/common/thread_objects.h"
 #include "package/catalog.h"
-#include "pytorch/internals.h"
 #include "pytorch/settings.h"
 
 namespace torch_cubin {
 namespace {
 
 using nlohmann::json;
-
-#define TC_THREAD_OBJECTS "_ZN2at4impl24ThreadLocalPythonObjects"
-#define TC_OF_STRING "ERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
 
 std::atomic<Policy> g_process_policy{Policy::kOff};
 // Number of threads with a policy of their own. While it is 0, no call looks for the policy of the
@@ -31,32 +28,6 @@ std::atomic<int> g_threads{0};
 thread_local Policy t_policy = Policy::kOff;
 thread_local int t_serving = 0;
 thread_local Measuring t_measuring = Measuring::kNo;
-
-// at::impl::ThreadLocalPythonObjects: PyTorch passes these objects to the threads that compute
-// gradients. drop_in() stores one there (torch_cubin/_pytorch/thread_objects.py). It is removed by
-// storing null, because torch 2.11 has no erase().
-bool thread_object_exists(const std::string& key, bool removes = false) {
-#if defined(__GLIBCXX__) && !_GLIBCXX_USE_CXX11_ABI
-  return false;  // std::string here has another ABI than PyTorch's
-#else
-  struct SafePyObject;  // c10's: only its presence matters
-  using Object = std::shared_ptr<SafePyObject>;
-  using Contains = bool (*)(const std::string&);
-  using Get = const Object& (*)(const std::string&);
-  using Set = void (*)(const std::string&, Object);
-  static const auto contains =
-      reinterpret_cast<Contains>(pytorch_symbol(TC_THREAD_OBJECTS "8contains" TC_OF_STRING));
-  static const auto get =
-      reinterpret_cast<Get>(pytorch_symbol(TC_THREAD_OBJECTS "3get" TC_OF_STRING));
-  static const auto set = reinterpret_cast<Set>(
-      pytorch_symbol(TC_THREAD_OBJECTS "3set" TC_OF_STRING "St10shared_ptrIN3c1012SafePyObjectEE"));
-  // An object that could not be removed would outlive its drop_in().
-  const bool exists = contains != nullptr && get != nullptr && set != nullptr && contains(key) &&
-                      get(key) != nullptr;
-  if (exists && removes) set(key, nullptr);
-  return exists;
-#endif
-}
 
 Policy policy_of_backward() {
   static const auto* const all = new std::string("torch_cubin.drop_in.all");
@@ -240,13 +211,6 @@ void set_measuring(Measuring state) {
 
 Policy thread_object_policy() { return policy_of_backward(); }
 
-void forget_thread_object(const char* key) noexcept {
-  try {
-    thread_object_exists(key, /*removes=*/true);
-  } catch (...) {  // out of memory for the key
-  }
-}
-
 void set_known_speed(const json& table) {
   KnownSpeed& known = known_speed();
   std::lock_guard<std::mutex> lock(known.mutex);
@@ -291,6 +255,11 @@ json declined_calls(bool clear) {
   }
   if (clear) all.calls.clear();
   return found;
+}
+
+int64_t& calls_served() {
+  static thread_local int64_t calls = 0;
+  return calls;
 }
 
 ServedCall::ServedCall() { ++t_serving; }

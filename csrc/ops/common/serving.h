@@ -30,9 +30,6 @@ Policy set_thread_policy(Policy policy);  // drop_in(); returns the previous one
 enum class Measuring : int { kNo, kPyTorchs, kOurs };
 void set_measuring(Measuring state);
 
-// Removes an object that PyTorch passes to the threads of backward(), if this thread has it.
-void forget_thread_object(const char* key) noexcept;
-
 // The policy whose object this thread has.
 Policy thread_object_policy();
 
@@ -63,6 +60,9 @@ void count_declined(const char* op, const char* reason);
 // [{"op": "aten::mm", "reason": "dtype int64", "calls": 3}]; `clear` resets the counts.
 nlohmann::json declined_calls(bool clear);
 
+// The number of calls that were served in this thread, for audit().
+int64_t& calls_served();
+
 // An operator of aten that our kernels serve, with the number of calls served.
 struct AtenOp {
   AtenOp(const char* name, CallKind kind);
@@ -73,6 +73,7 @@ struct AtenOp {
 
   void count_served(const TensorView& first) const {
     (first.on_cuda() ? cuda : cpu).add(OpCalls::slot(first.handle));
+    ++calls_served();
   }
 };
 

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cubin/error.h"
+#include "kernels/rows/sum_params.h"
 #include "ops/common/argument_checks.h"
 #include "ops/rows/rows.h"
 #include "pytorch/described_tensor.h"
@@ -135,6 +136,20 @@ RowSizes check_softmax_backward(const TensorView& grad_out, const TensorView& ou
           dtype_name(dtype), ""});
   }
   return row_sizes(output, std::min<int64_t>(output.dim, 1));
+}
+
+RowSizes check_row_sums(const TensorView& input, int64_t kind) {
+  constexpr const char* kOp = "_row_sums";
+  check_float_dtype(kOp, "input", input, "torch.sum");
+  if (input.dim < 1) {
+    fail({"input", argument_text(kOp, "input"), "has no rows", "at least 1 dimension",
+          input.shape_text(), ""});
+  }
+  if (kind < 0 || kind >= kRowSumKinds) {
+    fail({"input", argument_text(kOp, "kind"), "is not known",
+          "0 to " + std::to_string(kRowSumKinds - 1), std::to_string(kind), ""});
+  }
+  return row_sizes(input, 1);
 }
 
 RowSizes check_cross_entropy(const TensorView& input, const TensorView& target,

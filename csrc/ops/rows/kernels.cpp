@@ -6,6 +6,7 @@
 #include "cubin/error.h"
 #include "kernels/rows/norm_params.h"
 #include "kernels/rows/softmax_params.h"
+#include "kernels/rows/sum_params.h"
 #include "ops/common/aten.h"
 #include "ops/common/backend.h"
 #include "ops/common/device_tables.h"
@@ -21,17 +22,28 @@ constexpr int64_t kReservedShared = 1024;  // of each block: the system's, and f
 constexpr int64_t kMostColumns = INT32_MAX - 4096 * kRowVector;
 constexpr int64_t kAlignment = 16;  // bytes
 
-constexpr const char* kKindNames[] = {"norm", "norm_backward", "norm_columns", "softmax",
-                                      "softmax_backward"};
+constexpr const char* kKindNames[] = {"norm",    "norm_backward",    "norm_columns",
+                                      "softmax", "softmax_backward", "sum"};
+
+// The parameter struct of a kind, and the header that has it.
+struct KindParams {
+  const char* header;
+  size_t bytes;
+};
+
+KindParams params_of(int kind) {
+  if (kind == kRowsSum) return {"rows/sum", sizeof(RowSumParams)};
+  if (kind >= kRowsSoftmax) return {"rows/softmax", sizeof(RowsSoftmaxParams)};
+  return {"rows/norm", sizeof(NormParams)};
+}
 
 class RowsBackend : public KernelBackend {
  public:
   RowsBackend() : KernelBackend("rows") {}
   void check(PackageKernel& kernel) const override {
     const KernelFields fields(kernel);
-    const bool softmax = fields.index("kind", kKindNames) >= kRowsSoftmax;
-    check_params(kernel.entry(), softmax ? "rows/softmax" : "rows/norm",
-                 softmax ? sizeof(RowsSoftmaxParams) : sizeof(NormParams));
+    const KindParams params = params_of(fields.index("kind", kKindNames));
+    check_params(kernel.entry(), params.header, params.bytes);
     fields.integer("stages", 1);
     fields.integer("blocks", 1);
   }
@@ -98,6 +110,7 @@ RowsLayout::RowsLayout(PackageKernel& kernel, const Device& device, const RowSiz
   vectors = ceil_div(sizes.columns, threads * kRowVector);
   const int64_t of_vector =
       block * kRowVector * (stages * tensors * element_size(row_dtype) + sums * 4);
+  if (of_vector == 0) return;  // the kernel stages nothing
   resident = std::min(vectors, (device.shared_optin - kReservedShared) / of_vector);
   shared = resident * of_vector;
 }

@@ -15,6 +15,7 @@ enum RowsKind {
   kNormColumns,
   kRowsSoftmax,
   kRowsSoftmaxBackward,
+  kRowsSum,
   kRowsKinds
 };
 

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "cubin/error.h"
+#include "kernels/rows/sum_params.h"
 #include "ops/common/argument_checks.h"
 #include "ops/common/aten.h"
 #include "ops/common/stable_ops.h"
@@ -158,6 +159,24 @@ Tensor softmax_backward_cpu(const Tensor& grad_out, const Tensor& output, bool l
       out.row(row, columns)[j] =
           log ? of_own[j] - std::exp(own[j]) * sum : own[j] * (of_own[j] - sum);
     }
+  }
+  return out.rounded(dtype);
+}
+
+Tensor row_sums_cpu(const Tensor& input, int64_t kind, double divisor, ScalarType dtype) {
+  const TensorView view(input);
+  const auto [rows, columns] = check_row_sums(view, kind);
+  Values x(input), out(view, view.sizes, view.dim - 1);
+  for (int64_t row = 0; row < rows; ++row) {
+    const double* own = x.row(row, columns);
+    double mean = 0;
+    if (kind == kRowDeviations) {
+      mean = sum_of(columns, [&](int64_t j) { return own[j]; }) / static_cast<double>(columns);
+    }
+    const double sum = sum_of(columns, [&](int64_t j) {
+      return kind == kRowSum ? own[j] : (own[j] - mean) * (own[j] - mean);
+    });
+    out.data()[row] = sum / divisor;
   }
   return out.rounded(dtype);
 }

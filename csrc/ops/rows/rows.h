@@ -60,6 +60,11 @@ Tensor softmax_backward_cpu(const Tensor& grad_out, const Tensor& output, bool l
 Tensor softmax_backward_cuda(const Tensor& grad_out, const Tensor& output, bool log,
                              ScalarType dtype);
 
+// Sums over the last dim, by kind (kernels/rows/sum_params.h), in `dtype`: for the reductions that
+// install(batch_invariant=True) serves.
+Tensor row_sums_cpu(const Tensor& input, int64_t kind, double divisor, ScalarType dtype);
+Tensor row_sums_cuda(const Tensor& input, int64_t kind, double divisor, ScalarType dtype);
+
 // Of each row of classes, the last dim, in float32 (float64): its loss, whether it counts (1, or 0
 // if its target is ignore_index), and logsumexp. A target that is no class makes NaN on CUDA and an
 // error on the CPU.
@@ -91,6 +96,8 @@ RowSizes check_norm_backward(const TensorView& grad_out, const std::optional<Ten
 RowSizes check_softmax(const TensorView& input, bool log, ScalarType dtype);
 RowSizes check_softmax_backward(const TensorView& grad_out, const TensorView& output, bool log,
                                 ScalarType dtype);
+
+RowSizes check_row_sums(const TensorView& input, int64_t kind);
 
 RowSizes check_cross_entropy(const TensorView& input, const TensorView& target,
                              double label_smoothing);

@@ -9,6 +9,9 @@
 //
 // A maximum in every block would cost a tenth of the instructions, at the head of the chain that
 // the next product waits for. Weights up to kMost are safe in float16 too.
+//
+// A warp votes on whether anything is to be done. What is done to a row depends on that row alone,
+// and factors of other rows are exactly 1: a row's bits do not depend on the rows beside it.
 #pragma once
 
 #include "attention/numbers.cuh"
@@ -38,14 +41,16 @@ TC_DEVICE float reciprocal_approx(float x) {
 }
 
 // kMoves: something is added to the scores, ALiBi or a mask, so that logits may grow from block to
-// block. If one block's maximum was needed, those of the tile's other blocks are computed too, so
-// that scores are not computed twice each time.
+// block. If one block's maximum was needed, those of the row's other blocks in the tile are computed
+// too, so that scores are not computed twice each time.
 template <bool kMoves>
 struct RunningSoftmax {
   float reference[2];  // in powers of two; kLowest until a block with scores has been seen
   float sum[2];        // this thread's part
-  bool look;           // the next block's maximum is needed; the same in all threads of a warp
-  bool grows;          // kMoves: and those of all later blocks
+  // Two bits each for the rows, the same in a quad: whether a row wants the next block's maximum;
+  // whether it wants that of all later blocks (kMoves); whether the maximum of this block was found.
+  // And a bit that is the same in a warp: whether a row of it wants one.
+  u32 state;
 
   TC_DEVICE void reset() {
 #pragma unroll
@@ -53,8 +58,7 @@ struct RunningSoftmax {
       reference[h] = kLowest;
       sum[h] = 0.0f;
     }
-    look = true;
-    grows = false;
+    state = kWants | kLook;
   }
 
   // The first block's scores to weights.
@@ -63,6 +67,7 @@ struct RunningSoftmax {
     float factor[2], block[2];
     find_maximum(s, unit, factor);
     exponentiate(s, unit, block);
+    state &= ~kFound;
     sum[0] = block[0];
     sum[1] = block[1];
   }
@@ -73,17 +78,21 @@ struct RunningSoftmax {
   template <int kCount>
   TC_DEVICE bool weigh(float (&s)[kCount], float unit, float (&factor)[2], bool& moves) {
     float block[2];
-    moves = look;
-    if (__builtin_expect(look, 0)) find_maximum(s, unit, factor);
+    moves = (state & kLook) != 0;
+    if (__builtin_expect(moves, 0)) find_maximum(s, unit, factor);
     exponentiate(s, unit, block);
-    if (!moves && __builtin_expect(!__all_sync(~0u, block[0] <= kMost && block[1] <= kMost), 0)) {
-      if (!__all_sync(~0u, block[0] <= kFar && block[1] <= kFar)) {
-        look = grows = true;
+    if (__builtin_expect(!__all_sync(~0u, block[0] <= kMost && block[1] <= kMost), 0)) {
+      u32 found = (state & kFound) / kFound1;
+      u32 far = rows_above(block, kFar) & ~found;
+      if (__any_sync(~0u, far != 0)) {
+        // Of rows whose maximum was found, it is found again: for NaN there is no other end.
+        state |= far | found | (kMoves ? far * kGrows1 : 0) | kLook;
         return false;
       }
-      step_down(s, block, factor);
+      step_down(s, block, factor, rows_above(block, kMost) & ~found);
       moves = true;
     }
+    if (__builtin_expect(moves, 0)) state &= ~kFound;
     sum[0] += block[0];
     sum[1] += block[1];
     return true;
@@ -101,10 +110,22 @@ struct RunningSoftmax {
   }
 
  private:
+  static constexpr u32 kWants = 3, kGrows1 = 4, kFound1 = 16, kFound = 3 * kFound1, kLook = 64;
+
+  // The bits of the rows of which a thread's sum of weights is above the limit, or NaN.
+  static TC_DEVICE u32 rows_above(const float (&block)[2], float limit) {
+    u32 quad = 15u << threadIdx.x % 32 / 4 * 4, rows = 0;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      rows |= (__ballot_sync(~0u, !(block[h] <= limit)) & quad) != 0 ? 1u << h : 0u;
+    }
+    return rows;
+  }
+
   template <int kCount>
   TC_DEVICE void exponentiate(float (&s)[kCount], float unit, float (&block)[2]) const {
     float part[2][2] = {};
-    float minus[2] = {look ? 0.0f : -reference[0], look ? 0.0f : -reference[1]};
+    float minus[2] = {state & 1 ? 0.0f : -reference[0], state & 2 ? 0.0f : -reference[1]};
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       int h = i / 2 % 2;
@@ -123,13 +144,15 @@ struct RunningSoftmax {
     return quad_max(top);
   }
 
-  // The reference becomes the maximum of the scores, or stays if it is larger. While one of the
-  // warp's references is huge (`look` stays true), it is subtracted from the scores here.
+  // The references of rows that want it become the maximum of the scores, or stay if they are larger.
+  // A row that still wants its maxima, because its reference is huge, has it subtracted from the
+  // scores here.
   template <int kCount>
   TC_DEVICE void find_maximum(float (&s)[kCount], float unit, float (&factor)[2]) {
     float top[2], own[2], before[2];
     bool seen[2];
-    look = kMoves && grows;
+    u32 wanted = state & kWants, grows = kMoves ? state / kGrows1 & kWants : 0;
+    state = (grows * (1 + kGrows1)) | (wanted * kFound1);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float found = row_maximum(s, h);
@@ -142,19 +165,21 @@ struct RunningSoftmax {
         seen[h] = found > -kInfinity;
       }
       before[h] = reference[h];
-      float scaled = fmaxf(before[h], seen[h] ? own[h] : before[h]);
-      if (before[h] != kLowest) factor[h] = exp2_approx(before[h] - scaled);
-      sum[h] *= before[h] != kLowest ? factor[h] : 1.0f;
+      float scaled = fmaxf(before[h], seen[h] && wanted >> h & 1 ? own[h] : before[h]);
+      float step = before[h] != kLowest ? exp2_approx(before[h] - scaled) : 1.0f;
+      factor[h] *= step;
+      sum[h] *= step;
       reference[h] = scaled;
-      look |= !(fabsf(scaled) <= kHuge);
+      if (!(fabsf(scaled) <= kHuge)) state |= 1u << h;
     }
-    look = __any_sync(~0u, look);
-    if (!look) return;
+    if (!__any_sync(~0u, (state & kWants) != 0)) return;
+    state |= kLook;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       // A reference that stays belongs to an earlier block, whose scores are gone.
       bool stays = seen[h] && own[h] < before[h];
       float raw = stays ? before[h] / unit : top[h];
+      if (!(state >> h & 1)) raw = 0.0f;
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
         if (i / 2 % 2 == h) s[i] -= raw;
@@ -162,19 +187,22 @@ struct RunningSoftmax {
     }
   }
 
-  // Divides this block's weights and earlier sums by the power of two in the largest weight.
+  // Divides the rows' weights of this block, and earlier sums, by the power of two in the largest
+  // weight.
   template <int kCount>
-  TC_DEVICE void step_down(float (&s)[kCount], float (&block)[2], float (&factor)[2]) {
+  TC_DEVICE void step_down(float (&s)[kCount], float (&block)[2], float (&factor)[2], u32 rows) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       int exponent = max((__float_as_int(row_maximum(s, h)) >> 23) - 127, 0);
-      factor[h] = __int_as_float((127 - exponent) << 23);
+      if (!(rows >> h & 1)) exponent = 0;
+      float step = __int_as_float((127 - exponent) << 23);
+      factor[h] *= step;
       reference[h] += static_cast<float>(exponent);
-      block[h] *= factor[h];
-      sum[h] *= factor[h];
+      block[h] *= step;
+      sum[h] *= step;
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
-        if (i / 2 % 2 == h) s[i] *= factor[h];
+        if (i / 2 % 2 == h) s[i] *= step;
       }
     }
   }

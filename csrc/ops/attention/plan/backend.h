@@ -58,8 +58,8 @@ struct AttentionCase {
   // Of one launch; 1 if it is not known yet, and for a batch-invariant plan: launch() then gets
   // another batch than plan() did.
   int64_t batch;
-  // Nothing may depend on the other sequences. Of packed ones only the longest's length is known,
-  // so one kernel has to serve all lengths.
+  // Nothing may depend on the other sequences, nor on the other rows of the same one: a kernel that
+  // serves every number of rows has precedence.
   bool batch_invariant = false;
 
   int64_t group() const { return kv_heads > 0 ? heads / kv_heads : 1; }

@@ -51,7 +51,8 @@ class Sm90Forward : public AttentionForwardKernels {
     }
     const Sm90Band all = {problem.seqlen_q, problem.seqlen_k, -kNoBound, kNoBound};
     const AttentionRow* row = choose(problem, all, &plan.microseconds);
-    if (row != nullptr && problem.packed && problem.batch_invariant) plan.microseconds = 0;
+    // One kernel has to serve every number of rows: decoding and prefill then give the same bits.
+    if (row != nullptr && problem.batch_invariant) plan.microseconds = 0;
     return plan;
   }
 
@@ -89,14 +90,36 @@ class Sm90Forward : public AttentionForwardKernels {
     return best;
   }
 
+  // With a single query that sees all keys, the heads that share keys become its rows, so that keys
+  // are read once. Rows are independent of each other: no bit changes.
+  static bool heads_become_rows(const AttentionCase& problem, AttentionParams& all) {
+    const Sm90Lengths lengths = sm90_lengths(all);
+    if (problem.packed || problem.needs != kPlainCall || all.seqlen_q != 1 || all.group == 1 ||
+        lengths.first > 0 || lengths.last < all.seqlen_k - 1) {
+      return false;
+    }
+    for (tc_int64(*stride)[3] : {&all.q_stride, &all.out_stride}) {
+      (*stride)[2] = (*stride)[1];
+      (*stride)[1] *= all.group;
+    }
+    all.heads /= all.group;
+    all.seqlen_q = all.total_q = all.group;
+    all.group = 1;
+    all.first = -kNoBound;
+    all.last = kNoBound;
+    return true;
+  }
+
   void launch_part(const AttentionCase& problem, const FusedOperands& operands,
-                   const AttentionParams& all) const {
+                   AttentionParams all) const {
+    const bool rows_are_heads = heads_become_rows(problem, all);
     const Sm90Lengths lengths = sm90_lengths(all);
     const Sm90Band band = {all.seqlen_q, all.seqlen_k, lengths.first, lengths.last};
     double time;
     const AttentionRow& row = *choose(problem, band, &time);
     const bool packed = problem.packed;
-    const Sm90Rows rows(problem, operands);
+    Sm90Rows rows(problem, operands);
+    if (rows_are_heads) rows.q = all.seqlen_q;
     const int64_t tiles = rows.tiles(rows.q, row.rows);
     const int64_t heads = packed ? all.heads : int64_t{all.batch} * all.heads;
     if (!check_blocks(tiles * heads, kMostTiles, "tiles of output")) return;

@@ -1,0 +1,188 @@
+"""install(batch_invariant=True) on a GPU: rows have the same bits alone, in batches, in chunks."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import torch_cubin
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))
+
+import same_bits
+
+ops = torch.ops.cubin
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+SIZES = [(5, 1), (300, 7), (64, 64), (33, 1001), (257, 1024), (130, 4096), (31, 5120), (4, 50257),
+         (3, 131072), (2000, 24)]  # fmt: skip
+
+
+@pytest.fixture
+def installed():
+    with torch_cubin.install(batch_invariant=True) as handle:
+        yield handle
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> Tensor:
+    return (torch.randn(shape, device="cuda") * scale).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_sums_of_rows(size, dtype, nan_memory) -> None:
+    x = draw(*size, dtype=dtype) + 0.5
+    wide, columns = x.double(), size[1]
+    deviations = (wide - wide.mean(-1, keepdim=True)).square().sum(-1)
+    exact = (wide.sum(-1), wide.square().sum(-1), deviations)
+    # The terms' magnitudes bound what sums of 256 threads, of some elements each, may lose.
+    size_of = (wide.abs().sum(-1), exact[1], exact[1])
+    for kind, (wanted, bound) in enumerate(zip(exact, size_of, strict=True)):
+        out = ops._row_sums(x, kind, 2.0, torch.float32)
+        limit = bound * 2e-6 + 1e-30
+        assert not ((out.double() * 2 - wanted).abs() > limit).any(), (kind, columns)
+        assert torch.equal(ops._row_sums(x, kind, 2.0, dtype), out.to(dtype))
+    twice = torch.cat((x, x), 1)[:, :columns]
+    assert torch.equal(ops._row_sums(twice, 2, 2.0, torch.float32), out)
+    integers = torch.randint(-8, 8, size, device="cuda")
+    sums = ops._row_sums(integers.to(dtype), 0, 1.0, torch.float32)
+    assert torch.equal(sums.long(), integers.sum(-1))
+
+
+ROWS = {
+    "softmax": lambda x: x.softmax(-1),
+    "log_softmax": lambda x: x.log_softmax(-1),
+    "mean": lambda x: x.float().pow(2).mean(-1, keepdim=True),
+    "sum": lambda x: x.sum(-1),
+    "var": lambda x: x.var(-1),
+    "norm": lambda x: x.norm(dim=-1),
+    "rms_norm": lambda x: F.rms_norm(x, x.shape[-1:], torch.ones_like(x[0])),
+    "layer_norm": lambda x: F.layer_norm(x, x.shape[-1:]),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_alone_and_in_a_batch(name, installed) -> None:
+    for rows, columns in ((700, 64), (64, 4096), (37, 1000), (5, 32000)):
+        for dtype in DTYPES:
+            x = draw(rows, columns, dtype=dtype).requires_grad_()
+            whole = ROWS[name](x)
+            grad = torch.randn_like(whole)
+            whole.backward(grad)
+            for first, count in ((0, 1), (3, 2), (rows - 1, 1)):
+                own = x.detach()[first : first + count].clone().requires_grad_()
+                part = ROWS[name](own)
+                assert torch.equal(part, whole[first : first + count]), (rows, columns, dtype)
+                part.backward(grad[first : first + count])
+                assert torch.equal(own.grad, x.grad[first : first + count])
+    declined = {row.function for row in torch_cubin.report().declined}
+    assert not declined, torch_cubin.report()
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal, with the last query at the last key; (batch, rows, heads, head_dim)."""
+    return ops.flash_attention(q, k, v, causal=True)
+
+
+@pytest.mark.parametrize("growth", [0.0, 6.0, 60.0], ids=["plain", "growing", "far"])
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+def test_attention_of_chunks_and_single_tokens(dtype, head_dim, growth, installed) -> None:
+    """Some queries' scores grow from key to key, in the order of the kernel, more than others': the
+    rows beside them must not follow."""
+    length, heads, kv_heads = 333, 4, 2
+    q = draw(2, length, heads, head_dim, dtype=dtype)
+    k, v = (draw(2, length, kv_heads, head_dim, dtype=dtype) for _ in range(2))
+    if growth:
+        ramp = torch.linspace(growth, 0, length, device="cuda")[None, :, None, None]
+        direction = draw(1, 1, 1, head_dim).sign()
+        k = (k.float() + ramp * direction).to(dtype)
+        picked = (torch.arange(length, device="cuda") % 7 == 0)[None, :, None, None]
+        q = torch.where(picked, q.float() + direction, q.float() * 0.1).to(dtype)
+    whole = attend(q, k, v)
+    assert whole.isfinite().all()
+    for batch in ([0], [1], [1, 0, 1]):
+        assert torch.equal(attend(q[batch], k[batch], v[batch]), whole[batch])
+    for first, last in ((0, 1), (130, 131), (332, 333), (100, 117), (60, 257), (320, 333)):
+        part = attend(q[:, first:last], k[:, :last], v[:, :last])
+        differs = (part != whole[:, first:last]).sum().item()
+        assert differs == 0, (first, last, differs)
+    for head in range(heads):
+        own = attend(q[:, :, head : head + 1], *(x[:, :, [head // 2]] for x in (k, v)))
+        assert torch.equal(own, whole[:, :, head : head + 1])
+
+
+def test_attention_behind_a_mask(installed) -> None:
+    """Padded keys that a mask hides change no bit, if they come after the sequence's own."""
+    q, k, v = (draw(3, 4, 200, 64, dtype=torch.bfloat16) for _ in range(3))
+    lengths = torch.tensor([200, 77, 130], device="cuda")
+    seen = torch.arange(200, device="cuda") < lengths[:, None, None, None]
+    both = seen & torch.ones(200, 200, dtype=torch.bool, device="cuda").tril()
+    whole = F.scaled_dot_product_attention(q, k, v, attn_mask=both)
+    for i, length in enumerate(lengths.tolist()):
+        own = [x[i : i + 1, :, :length] for x in (q, k, v)]
+        alone = F.scaled_dot_product_attention(*own, is_causal=True)
+        assert torch.equal(alone[0], whole[i, :, :length]), i
+
+
+def test_gradients_of_a_sequence(installed) -> None:
+    def gradients(batch: list[int]) -> list[Tensor]:
+        own = [x[batch].clone().requires_grad_() for x in (q, k, v)]
+        return list(torch.autograd.grad(attend(*own), own, grad[batch]))
+
+    q, grad = (draw(6, 500, 4, 128, dtype=torch.bfloat16) for _ in range(2))
+    k, v = (draw(6, 500, 2, 128, dtype=torch.bfloat16) for _ in range(2))
+    whole = gradients(list(range(6)))
+    for batch in ([2], [5, 0], [1, 2, 3]):
+        for own, wanted in zip(gradients(batch), whole, strict=True):
+            assert torch.equal(own, wanted[batch]), batch
+
+
+def test_products_with_a_float32_result(installed) -> None:
+    a, b = draw(300, 512, dtype=torch.bfloat16), draw(512, 640, dtype=torch.bfloat16)
+    whole = torch.mm(a, b, out_dtype=torch.float32)
+    torch.testing.assert_close(whole, a.float() @ b.float(), rtol=1e-4, atol=1e-3)
+    for first, last in ((0, 1), (5, 69), (299, 300)):
+        assert torch.equal(torch.mm(a[first:last], b, out_dtype=torch.float32), whole[first:last])
+    batch = torch.bmm(a.view(3, 100, 512), b.expand(3, -1, -1), out_dtype=torch.float32)
+    assert torch.equal(batch.flatten(0, 1), whole)
+
+
+def test_a_thousand_draws(installed) -> None:
+    """Models of one layer, prompts, batches and cuts."""
+    draws = random.Random(5)
+    torch.manual_seed(5)
+    for head_dim, heads, kv_heads in ((64, 4, 2), (128, 2, 1), (64, 3, 3), (256, 2, 2)):
+        sizes = {"vocab": 160, "width": head_dim * heads, "hidden": 200, "layers": 1}
+        with torch.device("cuda"), torch.no_grad():
+            model = same_bits.Llama(**sizes, heads=heads, kv_heads=kv_heads).to(torch.bfloat16)
+        others = torch.randint(160, (16, 420), device="cuda")
+        for _ in range(5):
+            length = draws.randint(2, 400)
+            prompt = torch.randint(160, (1, length), device="cuda")
+            with torch.no_grad():
+                wanted = model(prompt)
+            for _ in range(50):
+                batch, longer = draws.randint(1, 16), draws.choice((0, 0, draws.randint(1, 20)))
+                place = draws.randrange(batch)
+                ids = others[:batch, : length + longer].clone()
+                ids[place, :length] = prompt[0]
+                cuts = sorted(draws.sample(range(1, length), min(draws.randint(0, 3), length - 1)))
+                if draws.random() < 0.5:
+                    cuts += range(max([*cuts, 0, length - 3]) + 1, length)  # decoded at last
+                ends = [*cuts, length + longer]
+                parts = [end - start for start, end in zip([0, *cuts], ends, strict=True)]
+                with torch.no_grad():
+                    logits = same_bits.in_chunks(model, ids, parts)
+                same = torch.equal(logits[place, :length], wanted[0])
+                assert same, (head_dim, heads, kv_heads, length, longer, batch, place, parts)
+
+
+def test_sampler_and_trainer(installed) -> None:
+    model = same_bits.make()
+    assert same_bits.reinforce(model) == (0.0, 0.0)

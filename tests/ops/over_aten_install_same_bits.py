@@ -1,0 +1,204 @@
+"""install(batch_invariant=True): the operators over rows that it serves, and what audit() says."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import torch_cubin
+from torch_cubin import errors
+from torch_cubin._drop_in import aten_kernels, row_kernels
+from torch_cubin._ops.batch_invariant import is_batch_invariant
+
+
+@pytest.fixture(autouse=True)
+def registered():
+    aten_kernels.register("CPU")
+    row_kernels.register("CPU")
+
+
+def _layer_norm(x):
+    weight = torch.linspace(-1, 1, x.shape[-1], dtype=x.dtype, requires_grad=True)
+    return F.layer_norm(x, x.shape[-1:], weight, weight + 1)
+
+
+def _out(function):
+    def call(x):
+        wanted = function(x.detach())
+        out = torch.empty_like(wanted)
+        result = function(x.detach(), out=out)
+        assert result is out
+        return out
+
+    return call
+
+
+# The operator, and a call of a tensor of (3, 5, 8).
+CALLS = [
+    ("_softmax", lambda x: x.softmax(-1)),
+    ("_softmax", lambda x: x.softmax(1)),
+    ("_softmax", lambda x: x[0, 0].softmax(0)),
+    ("_softmax", lambda x: x.transpose(0, 1).softmax(2)),
+    ("_log_softmax", lambda x: x.log_softmax(-1)),
+    ("_log_softmax", lambda x: F.cross_entropy(x.flatten(0, 1), torch.arange(15) % 8)),
+    ("_log_softmax", lambda x: x.log_softmax(0)),
+    ("native_layer_norm", _layer_norm),
+    ("native_layer_norm", lambda x: F.layer_norm(x, x.shape[1:])),
+    ("sum.dim_IntList", lambda x: x.sum(-1)),
+    ("sum.dim_IntList", lambda x: x.sum((1, 2), keepdim=True)),
+    ("sum.dim_IntList", lambda x: x.sum(1)),
+    ("sum.dim_IntList", lambda x: x[0, 0].sum(0)),
+    ("sum.dim_IntList", lambda x: x[:, :, :0].sum(-1)),
+    ("sum.IntList_out", _out(lambda x, out=None: torch.sum(x, -1, out=out))),
+    ("sum.IntList_out", lambda x: x.logsumexp(-1)),
+    ("mean.dim", lambda x: x.pow(2).mean(-1, keepdim=True)),
+    ("mean.dim", lambda x: x.transpose(1, 2).mean((1, 2))),
+    ("mean.out", _out(lambda x, out=None: torch.mean(x, 2, out=out))),
+    ("var.correction", lambda x: x.var(-1)),
+    ("var.correction", lambda x: x.var((1, 2), correction=0, keepdim=True)),
+    ("std.correction", lambda x: x.std(-1)),
+    ("var_mean.correction", lambda x: torch.stack(torch.var_mean(x, 1))),
+    ("std_mean.correction", lambda x: torch.stack(torch.std_mean(x, -1))),
+    ("linalg_vector_norm", lambda x: x.norm(dim=-1)),
+    ("linalg_vector_norm", lambda x: torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True)),
+]
+
+
+def _run(call, x):
+    x = x.clone().requires_grad_()
+    result = call(x)
+    if result.requires_grad:
+        result.backward(torch.full_like(result, 0.5))
+    return result.detach(), x.grad
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", CALLS, ids=lambda case: case[0])
+def test_calls_are_served_and_equal_pytorchs(case, dtype) -> None:
+    op, call = case
+    x = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(1)).to(dtype)
+    expected = _run(call, x)
+    with torch_cubin.install(batch_invariant=True):
+        result = _run(call, x)
+        served = {row.function: row.calls for row in torch_cubin.report().served}
+    assert served.get(f"aten::{op}"), served
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
+    for own, wanted in zip(result, expected, strict=True):
+        assert (own is None) == (wanted is None)
+        if own is not None:
+            assert own.stride() == wanted.stride()
+            torch.testing.assert_close(own, wanted, rtol=tolerance, atol=tolerance)
+
+
+# Calls that are left to PyTorch, and the beginning of the reason.
+DECLINED = [
+    (lambda x: x.sum(), row_kernels.WHOLE_TENSOR),
+    (lambda x: x.mean((0, 1, 2)), row_kernels.WHOLE_TENSOR),
+    (lambda x: x.sum(0), row_kernels.OVER_BATCH),
+    (lambda x: x.sum((0, 2)), row_kernels.OVER_BATCH),
+    (lambda x: x.long().sum(-1), "dtype int64"),
+    (lambda x: torch.linalg.vector_norm(x, 1, dim=-1), "an order other than 2"),
+    (lambda x: x.sum(-1, dtype=torch.float64), "a dtype that the sum"),
+]
+
+
+@pytest.mark.parametrize("case", DECLINED, ids=lambda case: case[1][:20])
+def test_other_calls_are_pytorchs(case) -> None:
+    call, reason = case
+    x = torch.arange(120.0).reshape(3, 5, 8)
+    expected = call(x)
+    with torch_cubin.install(batch_invariant=True):
+        assert torch.equal(call(x), expected)
+        declined = {row.reason for row in torch_cubin.report().declined}
+    assert any(each.startswith(reason) for each in declined), declined
+
+
+def test_nothing_is_served_without_the_switch() -> None:
+    x = torch.randn(4, 8)
+    with torch_cubin.install(policy="all"):
+        x.softmax(-1)
+        assert not torch_cubin.report().served
+        with torch_cubin.batch_invariant():
+            x.softmax(-1)
+        assert [row.function for row in torch_cubin.report().served] == ["aten::_softmax"]
+    with torch_cubin.batch_invariant():  # nothing is installed
+        x.softmax(-1)
+    with torch_cubin.install(batch_invariant=True), torch_cubin.batch_invariant(False):
+        x.softmax(-1)
+        assert not torch_cubin.report().served
+
+
+def test_the_switch_is_the_processs() -> None:
+    seen: list[bool] = []
+
+    def work() -> None:
+        seen.append(is_batch_invariant())
+        with torch_cubin.batch_invariant(False):
+            seen.append(is_batch_invariant())
+
+    with torch_cubin.install(batch_invariant=True) as outer:
+        assert "batch-invariant" in repr(outer)
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        with torch_cubin.install():  # the last one's applies
+            assert not is_batch_invariant()
+        assert is_batch_invariant()
+    assert not is_batch_invariant()
+    assert seen == [True, False]
+    with pytest.raises(errors.InputError, match=r"\[input\].*batch_invariant"):
+        torch_cubin.install(batch_invariant=1)
+
+
+def _kinds(found: torch_cubin.Audit) -> dict[str, tuple[str, str]]:
+    return {row.op: (row.ran, row.kind) for row in found.rows}
+
+
+def test_audit() -> None:
+    x, weight = torch.randn(4, 8, requires_grad=True), torch.randn(3, 8, requires_grad=True)
+
+    def step() -> None:
+        y = F.linear(torch.relu(x), weight)
+        (y.softmax(-1) + y.mean(-1, keepdim=True)).sum().backward()
+
+    with torch_cubin.audit() as found:
+        assert str(found) == "no op ran"
+        step()
+    kinds = _kinds(found)
+    assert kinds["aten::mm"] == kinds["aten::_softmax"] == ("PyTorch", "deterministic")
+    assert kinds["aten::relu"] == kinds["aten::t"] == ("PyTorch", "batch-invariant")
+    assert not found.batch_invariant
+    assert found.deterministic
+    with torch_cubin.install(batch_invariant=True), torch_cubin.audit(strict=True) as found:
+        step()
+        kinds = _kinds(found)
+        for op in ("mm", "_softmax", "_softmax_backward_data", "mean"):
+            assert kinds[f"aten::{op}"] == ("cubin", "batch-invariant"), op
+        assert found.batch_invariant
+        x.long().sum(-1)  # exact
+        weight.sum(0)  # by nature
+        one = torch.tensor([1])
+        for bad in (lambda: x.cumsum(0), lambda: torch.zeros(3).index_add(0, one, x[0, :1])):
+            with pytest.raises(errors.InputError, match="may give a row other bits"):
+                bad()
+    assert not found.deterministic
+    assert found.rows[0].kind == "neither"
+    assert "aten::index_add" in str(found)
+    with pytest.raises(errors.InputError, match="strict"):
+        torch_cubin.audit(strict=1)
+
+
+def test_audit_of_our_own_ops() -> None:
+    x = torch.randn(4, 8)
+    with torch_cubin.audit() as found:
+        torch.ops.cubin.matmul(x, x.t())
+        torch.ops.cubin.softmax(x, -1)
+        with torch_cubin.batch_invariant():
+            torch.ops.cubin.matmul(x, x.t())
+    kinds = [(row.op, row.kind) for row in found.rows if row.ran == "cubin"]
+    assert ("cubin::_matmul_autograd", "deterministic") in kinds
+    assert ("cubin::_matmul_autograd", "batch-invariant") in kinds
+    assert ("cubin::_softmax_autograd", "batch-invariant") in kinds

@@ -1,0 +1,334 @@
+# Registers kernels for aten's operators whose bits may depend on the batch and that are not among
+# the products and attentions of aten_kernels.py: softmax, norms, reductions, and products with a
+# float32 result. They serve calls under the switch of batch invariance only
+# (csrc/ops/common/batch_invariant.h), and are registered when it is first used with install() or
+# drop_in(). They are in Python because PyTorch has no C shims for most of the kernels they replace.
+"""PyTorch's operators over rows, as install(batch_invariant=True) serves them."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_cubin._drop_in import report
+from torch_cubin._native import library
+from torch_cubin._pytorch import aten_kernels
+
+_ops = torch.ops.cubin
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+# Numbered as in csrc/kernels/rows/sum_params.h.
+_SUM, _SQUARES, _DEVIATIONS = range(3)
+# A whole vector is one row, which one block sums; longer ones are sums over a batch.
+_LONGEST_VECTOR = 1 << 18
+# Reasons to leave a call to PyTorch.
+WHOLE_TENSOR = "a sum over all elements, which all of the batch has a part in"
+OVER_BATCH = "a sum over dim 0, which all of the batch has a part in"
+
+# A kernel's result, or the reason why PyTorch's kernel is to run.
+Served = Any
+
+
+def _dtype_reason(*tensors: Tensor | None) -> str | None:
+    for tensor in tensors:
+        if tensor is not None and tensor.dtype not in _FLOATS:
+            if tensor.dtype == torch.float64 and tensor.device.type == "cpu":
+                continue  # the reference computes it
+            return f"dtype {str(tensor.dtype).removeprefix('torch.')}"
+    return None
+
+
+# --- softmax ---
+
+
+def _along(input: Tensor, dim: int, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """`function`, which takes rows, along any dim; contiguous as aten's results."""
+    if input.dim() < 2 or dim in (-1, input.dim() - 1):
+        return function(input)
+    return function(input.transpose(dim, -1)).transpose(dim, -1).contiguous()
+
+
+def _softmax(log: bool) -> Callable[..., Served]:
+    def serve(self: Tensor, dim: int, half_to_float: bool) -> Served:
+        dtype = torch.float32 if half_to_float else self.dtype
+        return _dtype_reason(self) or _along(self, dim, lambda x: _ops._softmax(x, log, dtype))
+
+    return serve
+
+
+def _softmax_backward(log: bool) -> Callable[..., Served]:
+    def serve(grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Served:
+        if reason := _dtype_reason(grad_output, output):
+            return reason
+        if grad_output.dtype != output.dtype:
+            return "different dtypes"
+        if output.dim() < 2 or dim in (-1, output.dim() - 1):
+            return _ops._softmax_backward(grad_output, output, log, input_dtype)
+        rows = (each.transpose(dim, -1) for each in (grad_output, output))
+        return _ops._softmax_backward(*rows, log, input_dtype).transpose(dim, -1).contiguous()
+
+    return serve
+
+
+# --- norms ---
+
+
+def _norm_reason(input: Tensor, *weights: Tensor | None) -> str | None:
+    if reason := _dtype_reason(input, *weights):
+        return reason
+    if any(each is not None and each.dtype not in (input.dtype, torch.float32) for each in weights):
+        return "different dtypes"
+    return None
+
+
+def _layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+) -> Served:
+    if reason := _norm_reason(input, weight, bias):
+        return reason
+    out, _, mean, rstd = _ops._norm(input, None, normalized_shape, weight, bias, eps, True)
+    return out, mean, rstd
+
+
+def _layer_norm_backward(
+    grad_out: Tensor,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    output_mask: Sequence[bool],
+) -> Served:
+    if reason := _norm_reason(input, weight, bias):
+        return reason
+    bias_dtype = bias.dtype if bias is not None and output_mask[2] else None
+    grads = _ops._norm_backward(
+        *(grad_out, None, input, mean, rstd, weight, len(normalized_shape), None, True),
+        *(output_mask[1] and weight is not None, bias_dtype),
+    )
+    wanted = (output_mask[0], output_mask[1] and weight is not None, bias_dtype is not None)
+    return tuple(grad if each else None for grad, each in zip(grads, wanted, strict=True))
+
+
+def _rms_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, eps: float | None
+) -> Served:
+    if reason := _norm_reason(input, weight):
+        return reason
+    out, _, _, rstd = _ops._norm(input, None, normalized_shape, weight, None, eps, False)
+    return out, rstd
+
+
+def _rms_norm_backward(
+    grad_out: Tensor,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    rstd: Tensor,
+    weight: Tensor | None,
+    output_mask: Sequence[bool],
+) -> Served:
+    if reason := _norm_reason(input, weight):
+        return reason
+    needs_weight = output_mask[1] and weight is not None
+    grad_x, grad_weight, _ = _ops._norm_backward(
+        *(grad_out, None, input, rstd.new_empty(0), rstd, weight, len(normalized_shape)),
+        *(None, False, needs_weight, None),
+    )
+    return grad_x if output_mask[0] else None, grad_weight if needs_weight else None
+
+
+# --- reductions ---
+
+
+def _reduction(input: Tensor, dim: Any, dtype: torch.dtype | None) -> str | tuple[list[int], int]:
+    """The dims that are reduced, and their number of elements; or the reason for PyTorch's."""
+    if reason := _dtype_reason(input):
+        return reason
+    if dtype not in (None, input.dtype, torch.float32):
+        return "a dtype that the sum would be rounded to"
+    return reduced_dims(input, dim)
+
+
+def reduced_dims(input: Tensor, dim: Any) -> str | tuple[list[int], int]:
+    """The same, apart from dtypes."""
+    rank = input.dim()
+    dims = sorted({each % rank for each in ([dim] if isinstance(dim, int) else dim or ())})
+    if not dims or (len(dims) == rank and (rank > 1 or input.numel() > _LONGEST_VECTOR)):
+        return WHOLE_TENSOR
+    if dims[0] == 0 and rank > 1:
+        return OVER_BATCH
+    return dims, math.prod(input.shape[each] for each in dims)
+
+
+def _sums(
+    input: Tensor, dims: list[int], kind: int, divisor: float, keepdim: bool, dtype: torch.dtype
+) -> Tensor:
+    kept = [each for each in range(input.dim()) if each not in dims]
+    sizes = [input.shape[each] for each in kept]
+    count = math.prod(input.shape[each] for each in dims)
+    rows = input.permute(*kept, *dims).reshape(*sizes, count)
+    out: Tensor = _ops._row_sums(rows, kind, divisor, dtype)
+    if keepdim:
+        out = out.reshape([1 if i in dims else size for i, size in enumerate(input.shape)])
+    return out
+
+
+def _sum_or_mean(divides: bool) -> Callable[..., Served]:
+    def serve(
+        self: Tensor, dim: Any, keepdim: bool = False, *, dtype: torch.dtype | None = None
+    ) -> Served:
+        found = _reduction(self, dim, dtype)
+        if isinstance(found, str):
+            return found
+        dims, count = found
+        return _sums(self, dims, _SUM, count if divides else 1, keepdim, dtype or self.dtype)
+
+    return serve
+
+
+def _into(function: Callable[..., Served]) -> Callable[..., Served]:
+    """The out= variant."""
+
+    def serve(*args: Any, out: Tensor, dtype: torch.dtype | None = None, **rest: Any) -> Served:
+        if (dtype or args[0].dtype) != out.dtype:
+            return "out= of another dtype"
+        result = function(*args, **rest, dtype=dtype)
+        if isinstance(result, str):
+            return result
+        if out.shape != result.shape:
+            if out.numel() > 0:
+                return "out= of another shape"
+            out.resize_(result.shape)
+        return out.copy_(result)
+
+    return serve
+
+
+def _variance(root: bool, with_mean: bool) -> Callable[..., Served]:
+    def serve(
+        self: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+    ) -> Served:
+        found = _reduction(self, dim, None)
+        if isinstance(found, str):
+            return found
+        dims, count = found
+        divisor = max(count - (1 if correction is None else correction), 0)
+        wide = torch.float64 if self.dtype == torch.float64 else torch.float32
+        out = _sums(self, dims, _DEVIATIONS, divisor, keepdim, wide)
+        out = (out.sqrt() if root else out).to(self.dtype)
+        return (out, _sums(self, dims, _SUM, count, keepdim, self.dtype)) if with_mean else out
+
+    return serve
+
+
+def _vector_norm(
+    self: Tensor,
+    ord: Any = 2,
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Served:
+    found = _reduction(self, dim, dtype)
+    if isinstance(found, str):
+        return found
+    if ord != 2:
+        return "an order other than 2"
+    wide = torch.float64 if self.dtype == torch.float64 else torch.float32
+    return _sums(self, found[0], _SQUARES, 1, keepdim, wide).sqrt().to(dtype or self.dtype)
+
+
+# --- products with a float32 result ---
+
+
+def _product(self: Tensor, mat2: Tensor, out_dtype: torch.dtype) -> Served:
+    return _sum_of_products(self.new_zeros((), dtype=out_dtype), self, mat2, out_dtype, beta=0)
+
+
+def _sum_of_products(
+    self: Tensor, a: Tensor, b: Tensor, out_dtype: torch.dtype, *, beta: Any = 1, alpha: Any = 1
+) -> Served:
+    if out_dtype not in (a.dtype, torch.float32) or a.dtype not in _FLOATS:
+        return "a dtype of the result that is not float32"
+    if a.dtype != b.dtype or self.dtype not in (a.dtype, out_dtype):
+        return "different dtypes"
+    return _ops._addmm_dtype(self, a, b, out_dtype, beta=beta, alpha=alpha)
+
+
+SERVED: dict[str, Callable[..., Served]] = {
+    "_softmax": _softmax(False),
+    "_log_softmax": _softmax(True),
+    "_softmax_backward_data": _softmax_backward(False),
+    "_log_softmax_backward_data": _softmax_backward(True),
+    "native_layer_norm": _layer_norm,
+    "native_layer_norm_backward": _layer_norm_backward,
+    "_fused_rms_norm": _rms_norm,
+    "_fused_rms_norm_backward": _rms_norm_backward,
+    "sum.dim_IntList": _sum_or_mean(False),
+    "sum.IntList_out": _into(_sum_or_mean(False)),
+    "mean.dim": _sum_or_mean(True),
+    "mean.out": _into(_sum_or_mean(True)),
+    "var.correction": _variance(False, False),
+    "std.correction": _variance(True, False),
+    "var_mean.correction": _variance(False, True),
+    "std_mean.correction": _variance(True, True),
+    "linalg_vector_norm": _vector_norm,
+    "mm.dtype": _product,
+    "bmm.dtype": _product,
+    "addmm.dtype": _sum_of_products,
+    "baddbmm.dtype": _sum_of_products,
+}
+
+_lock = threading.Lock()
+_registered: dict[str, torch.library.Library] = {}  # by dispatch key; guarded by _lock
+_counts = threading.local()  # .served: calls of this thread
+
+
+def register(key: str = "CUDA") -> None:
+    """Registers the kernels for a dispatch key, once and permanently, as aten_kernels.py does."""
+    with _lock:
+        if key in _registered or (key == "CUDA" and not aten_kernels.has_cuda()):
+            return
+        owner = torch.library.Library("aten", "IMPL")
+        for op, serve in SERVED.items():
+            pytorchs = aten_kernels.own_kernel(op, key)
+            if pytorchs is not None:
+                owner.impl(op, _kernel(f"aten::{op}", serve, pytorchs), key, allow_override=True)
+        _registered[key] = owner
+
+
+def _kernel(
+    name: str, serve: Callable[..., Served], pytorchs: Callable[..., Any]
+) -> Callable[..., Any]:
+    serves = library.load().torch_cubin_serves_invariant
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        if not serves():
+            return pytorchs(*args, **kwargs)
+        result = serve(*args, **kwargs)
+        if isinstance(result, str):
+            report.count_declined(name, result)
+            return pytorchs(*args, **kwargs)
+        _counts.served = calls_served() + 1
+        results = result if isinstance(result, tuple) else (result,)
+        report.count_served(name, args, next(each for each in results if each is not None))
+        return result
+
+    return kernel
+
+
+def calls_served() -> int:
+    """The number of calls that these kernels served in this thread."""
+    return getattr(_counts, "served", 0)
+
+
+__all__ = ["SERVED", "calls_served", "register"]
