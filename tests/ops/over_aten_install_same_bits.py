@@ -17,7 +17,6 @@ from torch_cubin._ops.batch_invariant import is_batch_invariant
 @pytest.fixture(autouse=True)
 def registered():
     aten_kernels.register("CPU")
-    row_kernels.register("CPU")
 
 
 def _layer_norm(x):
@@ -189,6 +188,14 @@ def test_audit() -> None:
     assert "aten::index_add" in str(found)
     with pytest.raises(errors.InputError, match="strict"):
         torch_cubin.audit(strict=1)
+
+
+def test_audit_in_inference_mode() -> None:
+    x = torch.randn(4, 8)
+    with torch.inference_mode(), torch_cubin.install(batch_invariant=True):
+        with torch_cubin.audit(strict=True) as found:
+            F.linear(x, x).softmax(-1)
+    assert {"aten::mm", "aten::_softmax"} <= _kinds(found).keys()
 
 
 def test_audit_of_our_own_ops() -> None:

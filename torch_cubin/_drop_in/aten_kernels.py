@@ -80,6 +80,18 @@ def register(key: str = "CUDA") -> None:
             owner.impl("_grouped_mm", _grouped_kernel(grouped), key, allow_override=True)
         library.stand_over_aten(key)
         _registered[key] = owner
+    if library.load().torch_cubin_batch_invariant():
+        register_rows()
+
+
+def register_rows() -> None:
+    """Registers the kernels of row_kernels.py, which run under the switch of batch invariance, for
+    the keys that have ours."""
+    if _registered:
+        from torch_cubin._drop_in import row_kernels  # imported late: few processes need it
+
+        for key in list(_registered):
+            row_kernels.register(key)
 
 
 @functools.cache

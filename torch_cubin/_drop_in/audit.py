@@ -18,7 +18,7 @@ from torch_cubin import errors
 from torch_cubin._drop_in import report, row_kernels
 from torch_cubin._native import library
 from torch_cubin._ops.batch_invariant import is_batch_invariant
-from torch_cubin._pytorch.dispatch_modes import DISPATCH_MODES, Mode
+from torch_cubin._pytorch.dispatch_modes import DISPATCH_MODES, Mode, is_composite
 
 INVARIANT, DETERMINISTIC, NEITHER = "batch-invariant", "deterministic", "neither"
 
@@ -130,11 +130,14 @@ class audit(Mode):
     def __torch_dispatch__(
         self, func: Any, types: Iterable[Any], args: Any = (), kwargs: Any = None
     ) -> Any:
+        if is_composite(func):
+            with self:
+                return func.decompose(*args, **(kwargs or {}))
         before = _calls_served()
         result = func(*args, **(kwargs or {}))
         ours = func.namespace == "cubin" or _calls_served() > before
         kind, because = classify(func, args, kwargs or {}, ours)
-        name = f"{func.namespace}::{func._schema.name.partition('::')[2]}"
+        name = func.name().partition(".")[0]  # without the overload
         self._found._add(name, "cubin" if ours else "PyTorch", kind, because)
         if self._found.strict and not _passes(kind, because):
             raise errors.fault(
@@ -154,7 +157,7 @@ def _calls_served() -> int:
 
 def classify(func: Any, args: Any, kwargs: Any, ours: bool) -> tuple[str, str]:
     """The class of a call, and the reason."""
-    name = func._schema.name.partition("::")[2]
+    name = func.name().partition("::")[2].partition(".")[0]
     base = name.removesuffix("_") if name not in _MOVING else name
     if torch.Tag.nondeterministic_seeded in func.tags:
         return NEITHER, _RANDOM

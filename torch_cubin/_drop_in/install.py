@@ -11,9 +11,8 @@ from typing import Any
 import torch
 
 from torch_cubin import errors
-from torch_cubin._drop_in import aten_kernels, muon, report, row_kernels
+from torch_cubin._drop_in import aten_kernels, muon, report
 from torch_cubin._native import library
-from torch_cubin._ops.batch_invariant import is_batch_invariant
 
 _lock = threading.Lock()
 _active: list[Installation] = []  # the last one's policy applies; guarded by _lock
@@ -103,8 +102,8 @@ def install(*, policy: str = "fastest", batch_invariant: bool = False) -> Instal
         what = "torch_cubin.install argument 'batch_invariant'"
         raise errors.wrong_type(what, "a bool", batch_invariant)
     aten_kernels.register()
-    if batch_invariant or is_batch_invariant():
-        row_kernels.register()
+    if batch_invariant:
+        aten_kernels.register_rows()
     handle = Installation(policy, batch_invariant)
     with _lock:
         if not _active:

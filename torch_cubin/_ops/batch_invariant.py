@@ -89,4 +89,7 @@ def _switch(state: int) -> int:
         library.forget_thread_object(thread_objects.BATCH_INVARIANT)
     elif state == 1 != before:
         thread_objects.leave(thread_objects.BATCH_INVARIANT)
+        from torch_cubin._drop_in import aten_kernels  # imported late: it needs the ops
+
+        aten_kernels.register_rows()
     return before
