@@ -186,3 +186,29 @@ def test_a_thousand_draws(installed) -> None:
 def test_sampler_and_trainer(installed) -> None:
     model = same_bits.make()
     assert same_bits.reinforce(model) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("page_size", [0, 16, 256])
+def test_a_cache_gives_the_bits_of_a_prefill(page_size, installed) -> None:
+    """Rows behind a sequence's length hold NaN."""
+    capacity, lengths = 512, (333, 20, 512)
+    q = draw(3, capacity, 8, 128, dtype=torch.bfloat16)
+    k, v = (draw(3, capacity, 2, 128, dtype=torch.bfloat16) for _ in range(2))
+    whole = [attend(*(x[b : b + 1, :n] for x in (q, k, v))) for b, n in enumerate(lengths)]
+    caches = {"k_cache": k.clone(), "v_cache": v.clone()}
+    for cache in caches.values():
+        for b, length in enumerate(lengths):
+            cache[b, length:] = float("nan")
+    options = {"cache_seqlens": torch.tensor(lengths, dtype=torch.int32, device="cuda")}
+    if page_size:
+        pages = 3 * capacity // page_size
+        order = torch.randperm(pages, device="cuda")
+        for name, cache in caches.items():
+            caches[name] = torch.empty_like(cache.view(pages, page_size, 2, 128))
+            caches[name][order] = cache.view(pages, page_size, 2, 128)
+        options["block_table"] = order.view(3, -1).int()
+    for rows in (1, 5, 20):
+        last = torch.stack([q[b, n - rows : n] for b, n in enumerate(lengths)])
+        out = ops.flash_attention_with_kvcache(last, **caches, **options, causal=True)
+        for b, wanted in enumerate(whole):
+            assert torch.equal(out[b], wanted[0, -rows:]), (rows, b)

@@ -1,13 +1,44 @@
-// flash_attention_with_kvcache on CUDA: check -> launch.
+// flash_attention_with_kvcache on CUDA: check -> launch. Under batch_invariant() the sequences are
+// packed and attended to as packed ones, by the kernels of a prefill, whose bits it then has.
 #include "cubin/error.h"
 #include "kernels/attention/attention_params.h"
 #include "ops/attention/api/attention.h"
 #include "ops/attention/plan/plan.h"
 #include "ops/attention/problem/operands.h"
 #include "ops/attention/problem/problem.h"
+#include "ops/common/batch_invariant.h"
 #include "ops/common/stable_ops.h"
 
 namespace torch_cubin {
+namespace {
+
+Tensor attend_packed(const KvCacheCall& call, const PackedKvCache& packed) {
+  const KvCacheShape& shape = call.shape;
+  const Tensor q = torch::stable::reshape(
+      packed.q, {shape.batch * shape.seqlen_q, shape.heads, shape.head_dim});
+  AttentionArguments arguments{"flash_attention_with_kvcache", q, packed.k, packed.v, {}};
+  AttentionOptions& options = arguments.options;
+  options.is_causal = call.causal;
+  options.scale = call.softmax_scale;
+  options.enable_gqa = true;
+  options.window_left = call.window_left;
+  options.window_right = call.window_right;
+  options.bottom_right = true;
+  options.softcap = call.softcap;
+  options.alibi_slopes = call.alibi_slopes;
+  options.sinks = call.sinks;
+  options.cu_seqlens_q = packed.cu_seqlens_q;
+  options.cu_seqlens_k = packed.cu_seqlens_k;
+  options.max_seqlen_q = shape.seqlen_q;
+  options.max_seqlen_k = shape.capacity;
+  const auto [out, logsumexp] = attention_forward_cuda(std::move(arguments), false);
+  return torch::stable::reshape(
+      torch::stable::contiguous(out),
+      {shape.batch, shape.seqlen_q, shape.heads, shape.head_dim_v});
+}
+
+}  // namespace
+
 Tensor flash_attention_with_kvcache_cuda(KvCacheArguments arguments) {
   KvCacheCall call(std::move(arguments));
   const KvCacheShape& shape = call.shape;
@@ -23,8 +54,12 @@ Tensor flash_attention_with_kvcache_cuda(KvCacheArguments arguments) {
         &call.block_table, &call.alibi_slopes, &call.sinks}) {
     *whole = contiguous(*whole);
   }
+  PackedKvCache packed;
+  const bool packs = batch_invariant() && !shape.e4m3 && shape.has_queries() && shape.capacity > 0;
   for (const auto& kernels : attention_kernels(device(call.device_index)).kv_cache) {
-    if (kernels->run(call)) return call.out;
+    if (kernels->run(call, packs ? &packed : nullptr)) {
+      return packs ? attend_packed(call, packed) : call.out;
+    }
   }
   const std::string head_dims = "none for head_dim " + std::to_string(shape.head_dim) + " and " +
                                 std::to_string(shape.head_dim_v);

@@ -113,12 +113,19 @@ class AttentionBackwardKernels {
   }
 };
 
+// The queries of a call, and the sequences of its cache, as packed sequences.
+struct PackedKvCache {
+  Tensor q, k, v;  // (rows, heads, head_dim)
+  Tensor cu_seqlens_q, cu_seqlens_k;
+};
+
 // A backend's kernels for flash_attention_with_kvcache on one device.
 class KvCacheKernels {
  public:
   virtual ~KvCacheKernels() = default;
-  // Returns false, having done nothing, if it has no kernel for the dtype and head dims.
-  virtual bool run(const KvCacheCall& call) const = 0;
+  // Returns false, having done nothing, if it has no kernel for the dtype and head dims. With
+  // `packed` it attends to nothing, and copies the sequences there instead.
+  virtual bool run(const KvCacheCall& call, PackedKvCache* packed) const = 0;
 };
 
 class AttentionBackend : public KernelBackend {

@@ -5,6 +5,7 @@
 
 #include "kernels/attention/decode/append_params.h"
 #include "kernels/attention/decode/decode_params.h"
+#include "kernels/attention/decode/gather_params.h"
 #include "kernels/attention/portable/combine_params.h"
 #include "ops/attention/portable/portable.h"
 
@@ -46,7 +47,7 @@ class PortableForward : public AttentionForwardKernels {
     for (PackageKernel* kernel : kernels) {
       const AttentionRow row(*kernel, device);
       const std::string& kind = kernel->entry().kind;
-      if (kind == "decode_e4m3" || is_append(kind)) continue;  // for caches only
+      if (kind == "decode_e4m3" || kind == "gather" || is_append(kind)) continue;  // for caches only
       if (kind == "combine") {
         combine_[row.dtype].push_back(row);
       } else {
@@ -162,13 +163,16 @@ class PortableForward : public AttentionForwardKernels {
 class PortableForwardBackend : public AttentionBackend {
  public:
   PortableForwardBackend()
-      : AttentionBackend({"mma", "combine", "append", "append_e4m3", "decode", "decode_e4m3"}) {}
+      : AttentionBackend(
+            {"mma", "combine", "append", "append_e4m3", "decode", "decode_e4m3", "gather"}) {}
   void check(PackageKernel& kernel) const override {
     const std::string& kind = kernel.entry().kind;
     if (is_decode(kind)) {
       check_portable(kernel, true, "attention/decode/decode", sizeof(DecodeParams));
     } else if (kind == "combine") {
       check_portable(kernel, false, "attention/portable/combine", sizeof(CombineParams));
+    } else if (kind == "gather") {
+      check_portable(kernel, false, "attention/decode/gather", sizeof(DecodeGatherParams));
     } else if (is_append(kind)) {
       check_portable(kernel, false, "attention/decode/append", sizeof(DecodeAppendParams));
     } else {

@@ -1,11 +1,12 @@
 // The portable kernels behind flash_attention_with_kvcache: decode/append.cu writes and rotates new
 // keys and values, decode/decode.cu reads the cache, portable/combine.cu combines the parts of
-// split sequences.
+// split sequences. decode/gather.cu packs the sequences, for other kernels.
 #include <algorithm>
 #include <climits>
 
 #include "kernels/attention/decode/append_params.h"
 #include "kernels/attention/decode/decode_params.h"
+#include "kernels/attention/decode/gather_params.h"
 #include "kernels/attention/portable/combine_params.h"
 #include "ops/attention/portable/portable.h"
 #include "ops/common/batch_invariant.h"
@@ -16,6 +17,7 @@ namespace torch_cubin {
 namespace {
 
 constexpr int64_t kFewestCachedColumns = 128;  // of a part
+constexpr int64_t kGatherThreads = 256, kGatherBlocks = 8;  // of a block; of a multiprocessor
 // Under batch_invariant(): the maximal number of parts of a sequence, whatever the batch.
 constexpr int64_t kInvariantParts = 32;
 
@@ -39,7 +41,7 @@ void strides_of(const TensorView& view, std::initializer_list<int> dims, tc_int6
   for (const int dim : dims) *out++ = view.sizes[dim] > 1 ? view.strides[dim] : 0;
 }
 
-// The common parameters of the kernels that write and read the cache.
+// The common parameters of the kernels that write, read and pack the cache.
 template <class Params>
 void fill_cache(Params& p, const KvCacheCall& call) {
   const KvCacheShape& shape = call.shape;
@@ -56,6 +58,10 @@ void fill_cache(Params& p, const KvCacheCall& call) {
   p.cache_batch_idx = ints(call.cache_batch_idx);
   p.block_table = ints(call.block_table);
   if (call.block_table) p.block_table_stride = TensorView(*call.block_table).sizes[1];
+}
+
+template <class Params>
+void fill_descales(Params& p, const KvCacheCall& call) {
   p.k_descale = descale_of(call.k_descale, p.k_descale_stride);
   p.v_descale = descale_of(call.v_descale, p.v_descale_stride);
 }
@@ -70,17 +76,19 @@ class PortableKvCache : public KvCacheKernels {
       if (kind == "decode") decode_.add(row);
       if (kind == "combine") combine_[row.dtype].push_back(row);
       if (kind == "append") append_[row.dtype].push_back(row);
+      if (kind == "gather") gather_[row.dtype].push_back(row);
       if (kind == "decode_e4m3") decode_e4m3_.add(row);
       if (kind == "append_e4m3") append_e4m3_[row.dtype].push_back(row);
     }
   }
 
-  bool run(const KvCacheCall& call) const override {
+  bool run(const KvCacheCall& call, PackedKvCache* packed) const override {
     const KvCacheShape& shape = call.shape;
     const AttentionDtype dtype = attention_dtype(call.dtype);
     if (dtype == kAttendDtypes) return false;
     const AttentionRows& append_rows = shape.e4m3 ? append_e4m3_[dtype] : append_[dtype];
     if (combine_[dtype].empty() || append_rows.empty()) return false;
+    if (packed != nullptr && gather_[dtype].empty()) return false;
     const int64_t blocks = ceil_div(shape.seqlen_q * shape.group(), 16) * shape.kv_heads;
     // Pages keep the memory busier with two blocks a multiprocessor (measured: 2%).
     const bool few_blocks = !batch_invariant() && !call.block_table;
@@ -92,7 +100,11 @@ class PortableKvCache : public KvCacheKernels {
     if (decode == nullptr) return false;
     Tensor q = call.q;
     if (call.k) append(call, *append_rows[0].kernel, q);
-    if (shape.has_queries()) attend(call, *decode, combine_[dtype][0], q);
+    if (packed != nullptr) {
+      gather(call, *gather_[dtype][0].kernel, q, *packed);
+    } else if (shape.has_queries()) {
+      attend(call, *decode, combine_[dtype][0], q);
+    }
     return true;
   }
 
@@ -102,6 +114,7 @@ class PortableKvCache : public KvCacheKernels {
     const KvCacheShape& shape = call.shape;
     DecodeAppendParams p{};
     fill_cache(p, call);
+    fill_descales(p, call);
     const bool rotates = shape.rotary_dim > 0 && shape.has_queries();
     if (rotates) {
       const int64_t sizes[] = {shape.batch, shape.seqlen_q, shape.heads, shape.head_dim};
@@ -147,12 +160,50 @@ class PortableKvCache : public KvCacheKernels {
     launch(kernel, {ceil_div(vectors, 256)}, device_, p);
   }
 
+  void gather(const KvCacheCall& call, PackageKernel& kernel, const Tensor& q,
+              PackedKvCache& packed) const {
+    const KvCacheShape& shape = call.shape;
+    const auto empty = [&](int64_t rows, int64_t columns) {
+      const int64_t sizes[] = {rows, shape.kv_heads, columns};
+      return empty_cuda(sizes, 3, call.dtype, device_.index);
+    };
+    const int64_t offsets = shape.batch + 1, rows = shape.batch * shape.capacity;
+    packed.q = q;
+    packed.k = empty(rows, shape.head_dim);
+    packed.v = empty(rows, shape.head_dim_v);
+    packed.cu_seqlens_q = empty_cuda(&offsets, 1, ScalarType::Int, device_.index);
+    packed.cu_seqlens_k = empty_cuda(&offsets, 1, ScalarType::Int, device_.index);
+    DecodeGatherParams p{};
+    fill_cache(p, call);
+    p.k = call.k_cache.data_ptr();
+    p.v = call.v_cache.data_ptr();
+    p.k_out = packed.k.mutable_data_ptr();
+    p.v_out = packed.v.mutable_data_ptr();
+    p.cu_q = static_cast<int*>(packed.cu_seqlens_q.mutable_data_ptr());
+    p.cu_k = static_cast<int*>(packed.cu_seqlens_k.mutable_data_ptr());
+    strides_of(TensorView(call.k_cache), {0, 1, 2}, p.k_stride);
+    strides_of(TensorView(call.v_cache), {0, 1, 2}, p.v_stride);
+    p.kv_heads = static_cast<int>(shape.kv_heads);
+    p.capacity = static_cast<int>(shape.capacity);
+    const int64_t vectors =
+        shape.capacity * shape.kv_heads * ((shape.head_dim + shape.head_dim_v) / 8);
+    if (vectors > INT_MAX) {
+      fail({"input", "flash_attention_with_kvcache", "has too long sequences for batch_invariant()",
+            "less than 2^34 elements of a sequence", std::to_string(vectors) + " vectors of 8",
+            "Use a cache of fewer rows, or pages."});
+    }
+    const int64_t most = ceil_div(kGatherBlocks * device_.multiprocessors, shape.batch);
+    const int64_t blocks = std::clamp<int64_t>(ceil_div(vectors, kGatherThreads), 1, most);
+    launch(kernel, {blocks, shape.batch}, device_, p);
+  }
+
   void attend(const KvCacheCall& call, const AttentionRow& decode, const AttentionRow& combine,
               const Tensor& q) const {
     const KvCacheShape& shape = call.shape;
     const AttentionSettings& s = shape.settings;
     DecodeParams p{};
     fill_cache(p, call);
+    fill_descales(p, call);
     p.q = q.data_ptr();
     p.k = call.k_cache.data_ptr();
     p.v = call.v_cache.data_ptr();
@@ -215,6 +266,7 @@ class PortableKvCache : public KvCacheKernels {
   const Device& device_;
   AttentionTable decode_, decode_e4m3_;
   AttentionRows combine_[kAttendDtypes], append_[kAttendDtypes], append_e4m3_[kAttendDtypes];
+  AttentionRows gather_[kAttendDtypes];
 };
 
 }  // namespace
