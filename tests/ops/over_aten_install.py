@@ -507,7 +507,7 @@ loaded = "torch_cubin" in sys.modules
 import torch_cubin
 from torch_cubin._drop_in import aten_kernels, install
 aten_kernels.register("CPU")
-print(loaded, [handle.policy for handle in install._active])
+print(loaded, *((each.policy, each.batch_invariant) for each in install._active))
 """
 
 
@@ -525,7 +525,11 @@ def site(tmp_path) -> str:
 
 @pytest.mark.parametrize(
     ("value", "printed"),
-    [("1", "True ['fastest']"), ("all", "True ['all']"), ("0", "False []")],
+    [
+        ("all", "True ('all', False)"),
+        ("batch_invariant", "True ('fastest', True)"),
+        ("0", "False"),
+    ],
 )
 def test_the_environment_installs_in_an_unchanged_program(site, value, printed) -> None:
     assert _python(_PROGRAM, site, TORCH_CUBIN_INSTALL=value).stdout.strip() == printed

@@ -23,9 +23,13 @@ def _implementation() -> object:
 
 
 def install_by_environment() -> None:
-    """Handles ``TORCH_CUBIN_INSTALL`` at import: a policy, or 1 for the default policy."""
+    """Handles ``TORCH_CUBIN_INSTALL`` at import: a policy, 1 for the default one, or
+    batch_invariant."""
     value = os.environ.get("TORCH_CUBIN_INSTALL", "")
     if value not in ("", "0"):
         from torch_cubin._drop_in.install import install
 
-        install(policy="fastest" if value == "1" else value)
+        if value == "batch_invariant":
+            install(batch_invariant=True)
+        else:
+            install(policy="fastest" if value == "1" else value)
