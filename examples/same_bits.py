@@ -5,7 +5,7 @@
 
 A prompt's logits are computed alone, in batches, in chunks and token by token, and hashed: one
 sha256. Then a step of reinforcement learning: tokens are sampled with a cache in one batch, and
-trained on in batches that are cut in another way. The log-probabilities of the sampler and of the
+trained on in batches that are cut differently. The log-probabilities of the sampler and of the
 trainer are equal, and so are a sequence's gradients alone and beside others. With PyTorch's own
 kernels neither holds; the example prints by how much. The exit status says whether all of it held
 with ours.
@@ -123,8 +123,8 @@ def in_chunks(model: Llama, ids: Tensor, sizes: list[int]) -> Tensor:
     return torch.cat([model(part, cache) for part in ids.split(sizes, 1)], 1)
 
 
-def ways(model: Llama, prompt: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """The logits of the prompt, computed in several ways."""
+def paths(model: Llama, prompt: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """The logits of the prompt, by several paths."""
     length = prompt.shape[1]
     others = torch.randint(model.embed.num_embeddings, (64, length + 100), device="cuda")
     yield "alone", model(prompt)
@@ -192,9 +192,9 @@ def reinforce(model: Llama) -> tuple[float, float]:
 def run(model: Llama, prompt: Tensor) -> tuple[set[str], tuple[float, float]]:
     hashes = set()
     with torch.no_grad():
-        for way, logits in ways(model, prompt):
+        for path, logits in paths(model, prompt):
             hashes.add(digest(logits))
-            print(f"  {way:32} {digest(logits)[:16]}")
+            print(f"  {path:32} {digest(logits)[:16]}")
     differences = reinforce(model)
     print(f"  sampler and trainer: log-probabilities differ by {differences[0]}")
     print(f"  gradients of a sequence, alone and in a batch: differ by {differences[1]}")
@@ -219,7 +219,7 @@ def main(arguments: list[str] | None = None) -> int:
         with torch_cubin.audit() as found:
             trained(model, prompt, 20)
     print(f"sha256 of the logits: {', '.join(sorted(hashes))}")
-    print("\nThe ops of a training step, and what is promised for them:\n")
+    print("\nThe ops of a training step, and the promise for each:\n")
     print(found)
     return 0 if len(hashes) == 1 and differences == (0.0, 0.0) and found.batch_invariant else 1
 

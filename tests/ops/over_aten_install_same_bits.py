@@ -192,9 +192,9 @@ def test_audit() -> None:
 
 def test_audit_in_inference_mode() -> None:
     x = torch.randn(4, 8)
-    with torch.inference_mode(), torch_cubin.install(batch_invariant=True):
-        with torch_cubin.audit(strict=True) as found:
-            F.linear(x, x).softmax(-1)
+    installed = torch_cubin.install(batch_invariant=True)
+    with torch.inference_mode(), installed, torch_cubin.audit(strict=True) as found:
+        F.linear(x, x).softmax(-1)
     assert {"aten::mm", "aten::_softmax"} <= _kinds(found).keys()
 
 

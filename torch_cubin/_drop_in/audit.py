@@ -44,7 +44,7 @@ _OUR_ROWS = ("norm", "softmax", "cross_entropy", "row_sums", "quantize", "scaled
 
 @dataclasses.dataclass(frozen=True)
 class Audited:
-    """One row of an :class:`Audit`: an op, whose kernel ran it, and what is known of its bits."""
+    """One row of an :class:`Audit`: an op, whose kernel ran it, and the class of its bits."""
 
     op: str
     ran: str  # "cubin" or "PyTorch"
@@ -123,7 +123,7 @@ class audit(Mode):
             raise errors.wrong_type("torch_cubin.audit argument 'strict'", "a bool", strict)
         self._found = Audit(strict)
 
-    def __enter__(self) -> Audit:  # type: ignore[override]
+    def __enter__(self) -> Audit:
         super().__enter__()
         return self._found
 
@@ -165,7 +165,7 @@ def classify(func: Any, args: Any, kwargs: Any, ours: bool) -> tuple[str, str]:
         return _ours(func.namespace, base)
     if func.is_view or torch.Tag.pointwise in func.tags:
         return INVARIANT, _ELEMENTS if not func.is_view else _MOVES
-    if "index_put" in base and (kwargs.get("accumulate") or len(args) > 3 and args[3]):
+    if "index_put" in base and (kwargs.get("accumulate") or (len(args) > 3 and args[3])):
         return DETERMINISTIC, _OVER_BATCH
     if func.namespace == "prim" or base in _MOVING:
         return INVARIANT, _MOVES

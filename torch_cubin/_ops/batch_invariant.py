@@ -34,7 +34,7 @@ class batch_invariant:
     depend on the other requests in the batch. This holds for one GPU model, one build of
     torch_cubin, and equal layouts of the operands: K is summed from beginning to end whatever the
     other sizes are. It costs speed for few rows, for which K would otherwise be split.
-    docs/same_bits.md says what is promised for every op; ``install(batch_invariant=True)`` promises
+    docs/same_bits.md has the promise for every op; ``install(batch_invariant=True)`` promises
     it for the whole process, and serves more of PyTorch's own operators for it.
 
     It applies to all code that runs inside, including compiled code, wherever it was compiled, to

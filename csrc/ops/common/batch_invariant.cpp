@@ -19,7 +19,8 @@ thread_local int t_invariant = -1;
 bool batch_invariant() {
   static auto* const key = new std::string("torch_cubin.batch_invariant");  // leaked on purpose
   if (t_invariant >= 0) return t_invariant != 0;
-  if (g_invariant_threads.load(std::memory_order_relaxed) > 0 && thread_object_exists(*key)) return true;
+  if (g_invariant_threads.load(std::memory_order_relaxed) > 0 && thread_object_exists(*key))
+    return true;
   return g_invariant_process.load(std::memory_order_relaxed);
 }
 

@@ -1,5 +1,5 @@
-// The state of torch_cubin.batch_invariant() and install(batch_invariant=True): whether a row's bits
-// must not depend on the number of other rows.
+// The state of torch_cubin.batch_invariant() and install(batch_invariant=True): whether a row's
+// bits must not depend on the number of other rows.
 #pragma once
 
 namespace torch_cubin {

@@ -1,8 +1,7 @@
 // Sums over rows on CUDA, by csrc/kernels/rows/sum.cu.
-#include "kernels/rows/sum_params.h"
-
 #include <algorithm>
 
+#include "kernels/rows/sum_params.h"
 #include "ops/rows/kernels.h"
 #include "runtime/device.h"
 

@@ -45,7 +45,8 @@ TC_DEVICE tc_int64 row_of(const DecodeGatherParams& p, int column, const tc_int6
 // Copies the vector with this number of a column.
 TC_DEVICE void copy(const DecodeGatherParams& p, const void* from, void* to, tc_int64 row,
                     const tc_int64 (&stride)[3], int head_dim, int first, int column, u32 vector) {
-  u32 vectors = head_dim / kVector, head = vector / vectors, at = (vector - head * vectors) * kVector;
+  u32 vectors = head_dim / kVector, head = vector / vectors,
+      at = (vector - head * vectors) * kVector;
   tc_int64 out = (static_cast<tc_int64>(first + column) * p.kv_heads + head) * head_dim + at;
   auto source = static_cast<const u16*>(from) + row + head * stride[2] + at;
   *reinterpret_cast<uint4*>(static_cast<u16*>(to) + out) = *reinterpret_cast<const uint4*>(source);

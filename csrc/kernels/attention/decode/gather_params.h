@@ -12,8 +12,8 @@ struct DecodeGatherParams {
   const void* v;
   void* k_out;  // [rows of all sequences][kv_heads][head_dim]
   void* v_out;
-  int* cu_q;  // [batch + 1]: multiples of seqlen_q
-  int* cu_k;  // [batch + 1]
+  int* cu_q;                 // [batch + 1]: multiples of seqlen_q
+  int* cu_k;                 // [batch + 1]
   const int* cache_seqlens;  // see decode_params.h
   const int* cache_batch_idx;
   const int* block_table;

@@ -10,8 +10,8 @@
 // A maximum in every block would cost a tenth of the instructions, at the head of the chain that
 // the next product waits for. Weights up to kMost are safe in float16 too.
 //
-// A warp votes on whether anything is to be done. What is done to a row depends on that row alone,
-// and factors of other rows are exactly 1: a row's bits do not depend on the rows beside it.
+// A warp votes on whether anything is to be done. Each row then follows its own scores, and factors
+// of other rows are exactly 1: a row's bits do not depend on the rows beside it.
 #pragma once
 
 #include "attention/numbers.cuh"
@@ -41,15 +41,15 @@ TC_DEVICE float reciprocal_approx(float x) {
 }
 
 // kMoves: something is added to the scores, ALiBi or a mask, so that logits may grow from block to
-// block. If one block's maximum was needed, those of the row's other blocks in the tile are computed
-// too, so that scores are not computed twice each time.
+// block. If one block's maximum was needed, those of the row's other blocks in the tile are
+// computed too, so that scores are not computed twice each time.
 template <bool kMoves>
 struct RunningSoftmax {
   float reference[2];  // in powers of two; kLowest until a block with scores has been seen
   float sum[2];        // this thread's part
   // Two bits each for the rows, the same in a quad: whether a row wants the next block's maximum;
-  // whether it wants that of all later blocks (kMoves); whether the maximum of this block was found.
-  // And a bit that is the same in a warp: whether a row of it wants one.
+  // whether it wants that of all later blocks (kMoves); whether the maximum of this block was
+  // found. And a bit that is the same in a warp: whether a row of it wants one.
   u32 state;
 
   TC_DEVICE void reset() {
@@ -144,9 +144,9 @@ struct RunningSoftmax {
     return quad_max(top);
   }
 
-  // The references of rows that want it become the maximum of the scores, or stay if they are larger.
-  // A row that still wants its maxima, because its reference is huge, has it subtracted from the
-  // scores here.
+  // The references of rows that want it become the maximum of the scores, or stay if they are
+  // larger. A row that still wants its maxima, because its reference is huge, has it subtracted
+  // from the scores here.
   template <int kCount>
   TC_DEVICE void find_maximum(float (&s)[kCount], float unit, float (&factor)[2]) {
     float top[2], own[2], before[2];

@@ -14,8 +14,8 @@ namespace {
 
 Tensor attend_packed(const KvCacheCall& call, const PackedKvCache& packed) {
   const KvCacheShape& shape = call.shape;
-  const Tensor q = torch::stable::reshape(
-      packed.q, {shape.batch * shape.seqlen_q, shape.heads, shape.head_dim});
+  const Tensor q =
+      torch::stable::reshape(packed.q, {shape.batch * shape.seqlen_q, shape.heads, shape.head_dim});
   AttentionArguments arguments{"flash_attention_with_kvcache", q, packed.k, packed.v, {}};
   AttentionOptions& options = arguments.options;
   options.is_causal = call.causal;
@@ -32,9 +32,8 @@ Tensor attend_packed(const KvCacheCall& call, const PackedKvCache& packed) {
   options.max_seqlen_q = shape.seqlen_q;
   options.max_seqlen_k = shape.capacity;
   const auto [out, logsumexp] = attention_forward_cuda(std::move(arguments), false);
-  return torch::stable::reshape(
-      torch::stable::contiguous(out),
-      {shape.batch, shape.seqlen_q, shape.heads, shape.head_dim_v});
+  return torch::stable::reshape(torch::stable::contiguous(out),
+                                {shape.batch, shape.seqlen_q, shape.heads, shape.head_dim_v});
 }
 
 }  // namespace

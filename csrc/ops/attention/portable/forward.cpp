@@ -47,7 +47,8 @@ class PortableForward : public AttentionForwardKernels {
     for (PackageKernel* kernel : kernels) {
       const AttentionRow row(*kernel, device);
       const std::string& kind = kernel->entry().kind;
-      if (kind == "decode_e4m3" || kind == "gather" || is_append(kind)) continue;  // for caches only
+      if (kind == "decode_e4m3" || kind == "gather" || is_append(kind))
+        continue;  // for caches only
       if (kind == "combine") {
         combine_[row.dtype].push_back(row);
       } else {

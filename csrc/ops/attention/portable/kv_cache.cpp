@@ -16,7 +16,7 @@
 namespace torch_cubin {
 namespace {
 
-constexpr int64_t kFewestCachedColumns = 128;  // of a part
+constexpr int64_t kFewestCachedColumns = 128;               // of a part
 constexpr int64_t kGatherThreads = 256, kGatherBlocks = 8;  // of a block; of a multiprocessor
 // Under batch_invariant(): the maximal number of parts of a sequence, whatever the batch.
 constexpr int64_t kInvariantParts = 32;
