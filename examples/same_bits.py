@@ -31,7 +31,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import torch_cubin
 
-SMALL = {"vocab": 4096, "width": 512, "hidden": 1408, "layers": 4, "heads": 8, "kv_heads": 2}
+SMALL = {"vocab": 4096, "width": 2048, "hidden": 8192, "layers": 2, "heads": 32, "kv_heads": 8}
 LARGE = {"vocab": 32000, "width": 2048, "hidden": 8192, "layers": 16, "heads": 32, "kv_heads": 8}
 
 
@@ -73,9 +73,11 @@ class Layer(nn.Module):
         v = heads[2].transpose(1, 2)
         if append is not None:
             k, v = append(k, v)
-        mask = causal_lower_right(q.shape[2], k.shape[2]) if q.shape[2] > 1 else None
+        rows, keys = q.shape[2], k.shape[2]
+        mask = causal_lower_right(rows, keys) if 1 < rows < keys else None
+        options = {"attn_mask": mask, "is_causal": 1 < rows == keys, "enable_gqa": True}
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+            y = F.scaled_dot_product_attention(q, k, v, **options)
         x = x + self.out(y.transpose(1, 2).flatten(2))
         normed = self.norms[1](x)
         return x + self.down(F.silu(self.gate(normed)) * self.up(normed))

@@ -25,6 +25,7 @@ COMMAND = "python tests/c_layouts.py"
 ATTENTION, MATMUL = "csrc/kernels/attention", "csrc/kernels/matmul"
 ROWS = "csrc/kernels/rows"
 LISTED = (
+    (f"{ATTENTION}/decode/gather_params.h", "DecodeGatherParams"),
     (f"{ATTENTION}/sm90/backward_params.h", "Sm90BackwardParams"),
     (f"{ATTENTION}/sm90/e4m3_params.h", "Sm90E4m3Params"),
     (f"{ATTENTION}/sm90/e4m3_values_params.h", "Sm90E4m3ValuesParams"),

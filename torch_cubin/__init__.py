@@ -35,6 +35,7 @@ _LATER = {
     "_ops.experts": ("moe",),
     "_ops.float8": ("Float8Linear", "float8"),
     "_ops.newton_schulz": ("newton_schulz",),
+    "_ops.row_parallel": ("row_parallel_linear",),
     "_compile.compile": ("compile",),
     "_declared.c_struct": ("c_struct",),
     "_declared.choices": ("choices",),
@@ -123,6 +124,7 @@ if _typing.TYPE_CHECKING:
     from torch_cubin._ops.float8 import Float8Linear as Float8Linear
     from torch_cubin._ops.float8 import float8 as float8
     from torch_cubin._ops.newton_schulz import newton_schulz as newton_schulz
+    from torch_cubin._ops.row_parallel import row_parallel_linear as row_parallel_linear
     from torch_cubin._tuning.tune import Tuning as Tuning
     from torch_cubin._tuning.tune import load_tuned as load_tuned
     from torch_cubin._tuning.tune import tune as tune
@@ -221,6 +223,7 @@ __all__ = [
     "ops",
     "preload",
     "report",
+    "row_parallel_linear",
     "save_package",
     "select",
     "sqrt",

@@ -14,11 +14,14 @@ from faults import catalogs, launch_params
 from faults.forked import forked
 from faults.launch_params import read_map
 
+import torch_cubin
+
 NO_BOUND = 1 << 30
 ROUND_ROBIN, IN_PAIRS, BY_QUERIES = 0, -1, -2
 
 
 Params = c_layouts.structure(f"{c_layouts.ATTENTION}/sm90/forward_params.h", "Sm90AttentionParams")
+Gather = c_layouts.structure(f"{c_layouts.ATTENTION}/decode/gather_params.h", "DecodeGatherParams")
 
 
 @pytest.fixture
@@ -297,3 +300,46 @@ def test_a_mask_that_is_added_is_read_as_it_is_or_copied(
     strides[1] = 0 if planes[1] == 1 else planes[2] * row
     strides[2] = 0 if planes[0] == 1 else planes[1] * planes[2] * row
     assert list(params.added.stride) == strides[::-1]
+
+
+@pytest.mark.parametrize("rows", [1, 3, 500])
+def test_one_kernel_serves_every_number_of_rows_under_the_switch(driver, catalog, rows) -> None:
+    """With a single query, the heads that share keys are the rows of one tile."""
+    shape, options = (2, 8, rows, 128), {"is_causal": True, "bottom_right": True}
+
+    def call() -> None:
+        with torch_cubin.batch_invariant():
+            attend(shape, 2, 4096, "bhsd", **options)
+
+    (launch,) = launches_of(driver, [call])
+    params = params_of(launch)
+    assert launch["kernel"].endswith("_128x128x128")
+    assert (params.heads, params.group, params.lengths.seqlen_q) == (
+        (2, 1, 4) if rows == 1 else (8, 4, rows)
+    )
+    assert read_map(params.q)["dims"][1] == (4 if rows == 1 else rows)
+
+
+@pytest.mark.parametrize("pages", [False, True])
+def test_a_cache_is_packed_under_the_switch(driver, catalog, pages) -> None:
+    q = tensors.empty(3, 1, 8, 128, dtype=torch.bfloat16)
+    options = {"cache_seqlens": tensors.empty(3, dtype=torch.int32), "causal": True}
+    sizes = (3, 256, 2, 128)
+    if pages:
+        options["block_table"] = tensors.empty(3, 16, dtype=torch.int32)
+        sizes = (48, 16, 2, 128)
+    caches = [tensors.empty(*sizes, dtype=torch.bfloat16) for _ in range(2)]
+
+    def run() -> list:
+        with torch_cubin.batch_invariant():
+            torch.ops.cubin.flash_attention_with_kvcache(q, *caches, **options)
+        return driver.launches()
+
+    launches = forked(run)
+    names = [launch["kernel"] for launch in launches]
+    assert names[0] == "decode_gather_attention_bf16"
+    assert names[-1].startswith("sm90_attention_bf16_")
+    gathered = launch_params.read(launches[0], Gather)
+    assert (gathered.batch, gathered.capacity, gathered.kv_heads) == (3, 256, 2)
+    assert (gathered.page_size, gathered.pages) == ((16, 48) if pages else (0, 0))
+    assert launches[0]["grid"][1] == 3

@@ -86,7 +86,7 @@ def test_rows_alone_and_in_a_batch(name, installed) -> None:
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Causal, with the last query at the last key; (batch, rows, heads, head_dim)."""
-    return ops.flash_attention(q, k, v, causal=True)
+    return ops.flash_attention(q, k, v, is_causal=True)
 
 
 @pytest.mark.parametrize("growth", [0.0, 6.0, 60.0], ids=["plain", "growing", "far"])

@@ -198,6 +198,23 @@ def test_audit_in_inference_mode() -> None:
     assert {"aten::mm", "aten::_softmax"} <= _kinds(found).keys()
 
 
+def test_row_parallel_linear() -> None:
+    """Four ranks are in sharding_worker.py."""
+    x, weight, bias = torch.randn(3, 5, 24), torch.randn(7, 24), torch.randn(7)
+    for dtype in (torch.float32, torch.bfloat16):
+        tensors = [each.to(dtype) for each in (x, weight, bias)]
+        wanted = F.linear(*tensors)
+        for parts in (1, 2, 3, 4):
+            out = torch_cubin.row_parallel_linear(*tensors, parts=parts)
+            assert out.dtype == dtype
+            torch.testing.assert_close(out, wanted, rtol=1e-2, atol=1e-2)
+        one = torch_cubin.row_parallel_linear(tensors[0][1, 2], tensors[1], tensors[2], parts=4)
+        assert torch.equal(one, out[1, 2])
+    for arguments, parts in (((x, weight), 0), ((x, weight), 5), ((x[..., :3], weight), 1)):
+        with pytest.raises(errors.InputError, match="row_parallel_linear"):
+            torch_cubin.row_parallel_linear(*arguments, parts=parts)
+
+
 def test_audit_of_our_own_ops() -> None:
     x = torch.randn(4, 8)
     with torch_cubin.audit() as found:

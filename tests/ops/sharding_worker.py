@@ -249,6 +249,28 @@ def check_checkpoint(mesh: Any, how: str, folder: str) -> str:
     return "" if same else f"{how}: the checkpoint of two ranks differs"
 
 
+def check_row_parallel(mesh: Any) -> list[str]:
+    """One, two and four ranks sum K in the same order."""
+
+    def run(x: torch.Tensor, w: torch.Tensor, group: Any) -> tuple[torch.Tensor, ...]:
+        x, w, own = (each.detach().clone().requires_grad_() for each in (x, w, b))
+        out = torch_cubin.row_parallel_linear(x, w, own, parts=4, group=group)
+        return out, *torch.autograd.grad(out.square().sum(), (x, w, own))
+
+    pairs = init_device_mesh("cpu", (mesh.size() // 2, 2), mesh_dim_names=("pairs", "ranks"))
+    wrong, want = [], run(x, w, None)
+    torch.testing.assert_close(want[0], F.linear(x, w, b))
+    for ranks in (mesh, pairs["ranks"]):
+        group = ranks.get_group()
+        got = run(*(t.chunk(group.size(), -1)[group.rank()] for t in (x, w)), group)
+        whole = [t.chunk(group.size(), -1)[group.rank()] for t in want[1:3]]
+        for name, own, expected in zip(("out", "input", "weight", "bias"), got,
+                                       (want[0], *whole, want[3]), strict=True):  # fmt: skip
+            if not torch.equal(own, expected):
+                wrong.append(f"row_parallel_linear, {group.size()} ranks: {name}")
+    return wrong
+
+
 def main(rank: int, ranks: int, folder: str) -> None:
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
@@ -262,6 +284,7 @@ def main(rank: int, ranks: int, folder: str) -> None:
             wrong.append(f"{case[0]}: {type(error).__name__} {str(error)[:300]}")
     wrong += check_written(mesh)
     wrong += check_two_dims(ranks)
+    wrong += check_row_parallel(mesh)
     wrong += [check_checkpoint(mesh, how, folder) for how in ("tensor", "fsdp")]
     blocks = {
         f"{how}, {'ours' if served else 'stock'}": check_block(mesh, how, served)

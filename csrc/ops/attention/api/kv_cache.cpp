@@ -8,14 +8,26 @@
 #include "ops/attention/problem/problem.h"
 #include "ops/common/batch_invariant.h"
 #include "ops/common/stable_ops.h"
+#include "pytorch/aten_kernels.h"
 
 namespace torch_cubin {
 namespace {
 
+// A contiguous tensor's memory with other sizes.
+template <size_t kDim>
+Tensor with_sizes(const Tensor& tensor, const int64_t (&sizes)[kDim]) {
+  int64_t strides[kDim], next = 1;
+  for (size_t i = kDim; i-- > 0; next *= sizes[i]) strides[i] = next;
+  AtenTensorHandle made = nullptr;
+  check_aten(aoti_torch__reinterpret_tensor(tensor.get(), kDim, sizes, strides, 0, &made),
+             "flash_attention_with_kvcache");
+  return Tensor(made);
+}
+
 Tensor attend_packed(const KvCacheCall& call, const PackedKvCache& packed) {
   const KvCacheShape& shape = call.shape;
-  const Tensor q =
-      torch::stable::reshape(packed.q, {shape.batch * shape.seqlen_q, shape.heads, shape.head_dim});
+  const Tensor q = with_sizes(torch::stable::contiguous(packed.q),
+                              {shape.batch * shape.seqlen_q, shape.heads, shape.head_dim});
   AttentionArguments arguments{"flash_attention_with_kvcache", q, packed.k, packed.v, {}};
   AttentionOptions& options = arguments.options;
   options.is_causal = call.causal;
@@ -32,8 +44,8 @@ Tensor attend_packed(const KvCacheCall& call, const PackedKvCache& packed) {
   options.max_seqlen_q = shape.seqlen_q;
   options.max_seqlen_k = shape.capacity;
   const auto [out, logsumexp] = attention_forward_cuda(std::move(arguments), false);
-  return torch::stable::reshape(torch::stable::contiguous(out),
-                                {shape.batch, shape.seqlen_q, shape.heads, shape.head_dim_v});
+  return with_sizes(torch::stable::contiguous(out),
+                    {shape.batch, shape.seqlen_q, shape.heads, shape.head_dim_v});
 }
 
 }  // namespace

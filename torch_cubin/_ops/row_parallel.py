@@ -1,0 +1,103 @@
+"""A linear layer whose K is divided among ranks, with a sum in one order for every number of ranks.
+
+NCCL chooses the order in which an all-reduce adds, by the number of ranks and the size. Here the
+partial products travel in float32 and every rank adds them by the same tree.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from torch_cubin import errors
+from torch_cubin._ops.batch_invariant import batch_invariant
+
+_NAME = "row_parallel_linear"
+
+
+class _Gather(torch.autograd.Function):
+    """The parts of all ranks. Each rank then computes the same, so its gradient is its own part's."""
+
+    @staticmethod
+    def forward(ctx: Any, parts: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.own = slice(group.rank() * len(parts), (group.rank() + 1) * len(parts))
+        gathered = parts.new_empty(group.size() * len(parts), *parts.shape[1:])
+        dist.all_gather_into_tensor(gathered, parts.contiguous(), group=group)
+        return gathered
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return grad[ctx.own], None
+
+
+def row_parallel_linear(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    parts: int,
+    group: dist.ProcessGroup | None = None,
+) -> Tensor:
+    """``input @ weight.t() + bias``, where K is summed in ``parts`` parts that a tree joins.
+
+    Each part is summed from zero in float32, batch-invariantly, and the parts are added as a tree
+    by their numbers: (0 + 1) + (2 + 3). So 1, 2 and 4 ranks give the same bits for ``parts=4``, the
+    one rank with the whole ``input`` and ``weight``, others with their columns of both. It replaces
+    a product and an all-reduce, and sends ``parts`` times as many float32 elements.
+
+    Args:
+        input: (..., K), of this rank's columns.
+        weight: (N, K), of this rank's columns, of input's dtype.
+        bias: (N,), the same on all ranks; added once, before the result is rounded.
+        parts: into which the K of all ranks is cut; a multiple of the number of ranks.
+        group: the ranks; None for one process alone.
+    """
+    ranks = 1 if group is None else group.size()
+    own, rest = divmod(parts, ranks)
+    if own < 1 or rest:
+        raise _fault(
+            "argument 'parts'", "does not fit the group", f"a multiple of {ranks}", str(parts)
+        )
+    if input.dim() < 1 or weight.dim() != 2 or input.shape[-1] != weight.shape[1]:
+        shapes = f"{tuple(input.shape)} and {tuple(weight.shape)}"
+        raise _fault("", "has shapes that do not fit", "input (..., K) and weight (N, K)", shapes)
+    if weight.shape[1] % own:
+        raise _fault(
+            "argument 'weight'", "cannot be cut into equal parts", f"K a multiple of {own}",
+            str(weight.shape[1]),
+        )  # fmt: skip
+    rows = input.reshape(-1, input.shape[-1])
+    cuts = [each.chunk(own, 1) if own > 1 else (each,) for each in (rows, weight)]
+    with batch_invariant():
+        products = [_product(x, w) for x, w in zip(*cuts, strict=True)]
+    partial = torch.stack(products)
+    total = _tree(partial if group is None else _Gather.apply(partial, group))
+    if bias is not None:
+        total = total + bias
+    return total.to(input.dtype).reshape(*input.shape[:-1], weight.shape[0])
+
+
+def _product(x: Tensor, weight: Tensor) -> Tensor:
+    if x.dtype in (torch.float16, torch.bfloat16):
+        zero = x.new_zeros((), dtype=torch.float32)
+        return torch.ops.cubin.addmm(zero, x, weight.t(), out_dtype=torch.float32, beta=0)
+    return torch.ops.cubin.linear(x, weight)
+
+
+def _tree(parts: Tensor) -> Tensor:
+    """The sum over the first dim: neighbours first, then the sums of neighbours."""
+    while len(parts) > 1:
+        pairs = parts[0 : len(parts) // 2 * 2 : 2] + parts[1::2]
+        parts = torch.cat((pairs, parts[-1:])) if len(parts) % 2 else pairs
+    return parts[0]
+
+
+def _fault(what: str, problem: str, expected: str, got: str) -> errors.Error:
+    object = f"torch_cubin.{_NAME} {what}".rstrip()
+    return errors.fault("input", object, problem, expected=expected, got=got)
+
+
+__all__ = ["row_parallel_linear"]
