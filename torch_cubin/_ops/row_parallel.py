@@ -29,7 +29,7 @@ class _Gather(torch.autograd.Function):
         return gathered
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return grad[ctx.own], None
 
 
