@@ -1,6 +1,6 @@
 """Speed of grouped_matmul in bfloat16, compared with PyTorch's and with a loop of products.
 
-    python benchmarks/bench_grouped.py [--moe [--compile]] [--json FILE] [--only TEXT]
+    python benchmarks/bench_grouped.py [--moe [--compile] | --training] [--json FILE] [--only TEXT]
 
 Each contender is a CUDA graph of calls whose operands rotate over several times the L2 cache; the
 contenders alternate. "torch" is torch._grouped_mm, "loop" a product for each group, for which the
@@ -9,7 +9,8 @@ run on an H200 (2026-11-26) their forward was compared with torch, and "by its r
 time divided by that ratio.
 
 --moe measures whole layers (moe_layers.py): torch_cubin.moe through transformers' "cubin", and
-transformers' own implementations. "loop" waits for the GPU, so it is no graph.
+transformers' own implementations. "loop" waits for the GPU, so it is no graph. --training measures
+layers forward and backward, called one after the other, and in CUDA graphs.
 """
 
 from __future__ import annotations
@@ -143,16 +144,37 @@ def measure_layer(layer: Any, sizes: tuple[Any, ...], tokens: int, compiles: boo
     }
 
 
-def measure_layers(arguments: argparse.Namespace) -> list[float]:
+def measure_training(layer: Any, sizes: tuple[Any, ...], tokens: int, graphs: bool) -> Any:
+    name, experts, k, hidden, inner = sizes
+    runs = moe_layers.steps(layer, *moe_layers.routed(tokens, experts, k, hidden))
+    if graphs:
+        runs = {who: common.graph_of([step])[0].replay for who, step in runs.items()}
+    times = common.interleaved(runs, block_ms=60, rounds=5)
+    weights = 3 * experts * hidden * inner
+    return {
+        "case": f"{name}, training, {tokens} tokens{', graph' if graphs else ''}",
+        "us": times,
+        "bytes": 2 * 3 * weights,
+        "flops": 18.0 * tokens * k * hidden * inner,
+    }
+
+
+Measured = Callable[[Any, tuple[Any, ...], int], Any]
+
+
+def measure_layers(
+    arguments: argparse.Namespace, models: Any, all_tokens: Any, *measures: Measured
+) -> list[float]:
     results, ratios = [], []
-    for sizes in moe_layers.MODELS:
+    for sizes in models:
         if arguments.only not in sizes[0]:
             continue
         layer = moe_layers.experts_of(*sizes)
-        for tokens in moe_layers.TOKENS:
-            results.append(measure_layer(layer, sizes, tokens, arguments.compile))
-            ratios.append(show(results[-1]))
-            common.write_json(arguments.json, results)  # the next case may be ended
+        for tokens in all_tokens:
+            for measure in measures:
+                results.append(measure(layer, sizes, tokens))
+                ratios.append(show(results[-1]))
+                common.write_json(arguments.json, results)  # the next case may be ended
         del layer
         torch.cuda.empty_cache()
     return ratios
@@ -178,12 +200,19 @@ def main() -> None:
     parser.add_argument("--json")
     parser.add_argument("--only", default="")
     parser.add_argument("--moe", action="store_true")
+    parser.add_argument("--training", action="store_true", help="layers, forward and backward")
     parser.add_argument("--compile", action="store_true", help="grouped_mm compiled, too")
     arguments = parser.parse_args()
     common.require_gpu()
-    if arguments.moe:
+    if arguments.moe or arguments.training:
         common.print_machine("Mixtures of experts, bfloat16, microseconds a layer")
-        ratios = measure_layers(arguments)
+        if arguments.training:
+            measures = [functools.partial(measure_training, graphs=on) for on in (False, True)]
+            cases = moe_layers.TRAINED_MODELS, moe_layers.TRAINED_TOKENS
+            ratios = measure_layers(arguments, *cases, *measures)
+        else:
+            timed = functools.partial(measure_layer, compiles=arguments.compile)
+            ratios = measure_layers(arguments, moe_layers.MODELS, moe_layers.TOKENS, timed)
         mean = common.geometric_mean(ratios)
         print(f"mean {mean:.3f}, least {min(ratios):.3f} of the best of all (goal 1.15)")
         return

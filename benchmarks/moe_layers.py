@@ -17,6 +17,8 @@ MODELS = (
     ("Qwen3-30B-A3B", 128, 8, 2048, 768),
     ("DeepSeek-V3", 256, 8, 7168, 2048),
 )
+# Layers that are trained; DeepSeek-V3's and its gradients do not fit twice.
+TRAINED_MODELS, TRAINED_TOKENS = MODELS[:1], (128, 1024, 8192)
 DTYPE = torch.bfloat16
 # batched_mm copies the weights of every token's experts.
 MOST_BATCHED_TOKENS = 16
@@ -69,6 +71,20 @@ def contenders(layer: Any, tokens: int, compiles: bool) -> dict[str, Layer]:
         forward = functools.partial(moe.grouped_mm_experts_forward, layer)
         found["grouped_mm, compiled"] = torch.compile(forward, dynamic=False)
     return found
+
+
+def steps(layer: Any, rows: Tensor, ids: Tensor, weights: Tensor) -> dict[str, Callable[[], Any]]:
+    """Forward and backward of ours and of transformers' "grouped_mm": the gradients of the rows,
+    of the tokens' weights and of the layer's."""
+    layer.requires_grad_(True)
+    rows, weights = rows.requires_grad_(), weights.requires_grad_()
+    wanted, grad = [rows, weights, *layer.parameters()], torch.randn_like(rows)
+
+    def step(forward: Layer) -> Tensor:
+        return torch.autograd.grad(forward(rows, ids, weights), wanted, grad)[0]
+
+    forwards = contenders(layer, MOST_BATCHED_TOKENS + 1, False)
+    return {who: functools.partial(step, forward) for who, forward in forwards.items()}
 
 
 def loop(layer: Any) -> Layer:

@@ -14,6 +14,13 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
   "Tensor"
   m.def("_moe" TC_MOE);
   m.def("_moe_autograd" TC_MOE);
+  m.def(
+      "_moe_forward(Tensor x, Tensor topk_ids, Tensor topk_weights, Tensor w13, Tensor w2, "
+      "str activation) -> (Tensor out, Tensor before, Tensor order)");
+  m.def(
+      "_moe_backward(Tensor grad, Tensor x, Tensor topk_weights, Tensor w13, Tensor w2, "
+      "Tensor before, Tensor order, str activation, bool of_x, bool of_w13, bool of_w2) -> "
+      "(Tensor grad_x, Tensor grad_topk_weights, Tensor grad_w13, Tensor grad_w2)");
 #define TC_EXPERT_ROWS "(Tensor x, Tensor tokens, Tensor order, Tensor places) -> Tensor"
   m.def("_expert_rows" TC_EXPERT_ROWS);
   m.def("_expert_rows_autograd" TC_EXPERT_ROWS);
@@ -25,6 +32,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
 
 #define TC_EXPERTS_OPS(device)              \
   TC_RAW_AND_AUTOGRAD(moe, device);         \
+  TC_RAW(moe_forward, device);              \
+  TC_RAW(moe_backward, device);             \
   TC_RAW_AND_AUTOGRAD(expert_rows, device); \
   TC_RAW_AND_AUTOGRAD(expert_sum, device)
 

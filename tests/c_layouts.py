@@ -30,6 +30,7 @@ LISTED = (
     (f"{ATTENTION}/sm90/e4m3_params.h", "Sm90E4m3Params"),
     (f"{ATTENTION}/sm90/e4m3_values_params.h", "Sm90E4m3ValuesParams"),
     (f"{ATTENTION}/sm90/forward_params.h", "Sm90AttentionParams"),
+    ("csrc/kernels/experts/gate_params.h", "ExpertGateParams"),
     ("csrc/kernels/experts/order_params.h", "ExpertOrderParams"),
     ("csrc/kernels/experts/sum_params.h", "ExpertSumParams"),
     (f"{MATMUL}/finish_params.h", "FinishParams"),

@@ -12,6 +12,7 @@ from faults.forked import forked
 GROUPED = structure(f"{MATMUL}/sm90_grouped_params.h", "Sm90GroupedParams")
 ORDER = structure("csrc/kernels/experts/order_params.h", "ExpertOrderParams")
 SUM = structure("csrc/kernels/experts/sum_params.h", "ExpertSumParams")
+GATE = structure("csrc/kernels/experts/gate_params.h", "ExpertGateParams")
 GATHER, SILU = 16, 4
 op = torch.ops.cubin._moe
 
@@ -71,6 +72,37 @@ def test_the_kernels_of_a_layer(driver, catalog, tokens, chunks) -> None:
     total = launch_params.read(launches[-1], SUM)
     assert (total.rows, total.places) == (second.out, order.places)
     assert (total.tokens, total.k, total.columns, total.elements) == (tokens, 4, 256, 8)
+
+
+def test_the_kernels_of_a_trained_layer(driver, catalog) -> None:
+    x, ids, weights, w13, w2 = arguments(256)
+
+    def run() -> list:
+        _, before, order = torch.ops.cubin._moe_forward(x, ids, weights, w13, w2, "gelu")
+        forward = len(driver.launches())
+        args = (x, x, weights, w13, w2, before, order, "gelu")
+        torch.ops.cubin._moe_backward(*args, True, True, True)
+        return [driver.launches(), forward]
+
+    launches, forward = forked(run)
+    kinds = [catalog[launch["kernel"]]["kind"] for launch in launches]
+    assert kinds[:forward] == ["order", "sm90_grouped", "gate", "sm90_grouped", "sum"]
+    backward = ["sum", "sm90_grouped", "gate_backward", "sm90_grouped", "sum"]
+    assert kinds[forward:] == [*backward, "sum", "sm90_grouped", "sm90_grouped"]
+    order = launch_params.read(launches[0], ORDER)
+    grouped = [
+        launch_params.read(launch, GROUPED)
+        for launch, kind in zip(launches, kinds, strict=True)
+        if kind == "sm90_grouped"
+    ]
+    assert {each.ends for each in grouped} == {order.ends}
+    assert [(each.m, each.n) for each in grouped] == [
+        *((1024, 768), (1024, 256)),  # forward
+        *((1024, 384), (1024, 256), (768, 256), (256, 384)),  # gradients of rows and of weights
+    ]
+    gate = launch_params.read(launches[2], GATE)
+    assert (gate.before, gate.places) == (grouped[0].out, order.places)
+    assert (gate.slots, gate.row_count, gate.inner, gate.elements) == (1024, 1024, 384, 8)
 
 
 def test_what_no_kernel_takes_is_refused(driver, catalog) -> None:

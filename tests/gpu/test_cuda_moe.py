@@ -13,42 +13,76 @@ import torch_cubin
 pytestmark = pytest.mark.usefixtures("nan_memory")
 
 
-def layer(tokens: int, dtype: torch.dtype, generator: torch.Generator) -> list[Tensor]:
-    """x, ids of which some are no expert's, weights, w13, w2."""
-    hidden, inner, experts, k = 256, 384, 16, 4
+ACTIVATIONS = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "relu": F.relu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
+# Experts, experts of a token, hidden, inner.
+SMALL = (16, 4, 256, 384)
+
+
+def layer(sizes: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> list[Tensor]:
+    """x, ids of which some are no expert's, weights, which are NaN there, w13, w2."""
+    tokens, experts, k, hidden, inner = sizes
     made = {"generator": generator, "device": "cuda"}
-    ids = torch.rand(tokens, experts + 2, **made).argsort(-1)[:, :k]
+    ids = torch.rand(tokens, experts + 2, **made).argsort(-1)[:, :k] - 1
+    weights = torch.rand(tokens, k, **made)
+    weights[(ids < 0) | (ids >= experts)] = torch.nan  # not used
     shapes = ((experts, 2 * inner, hidden), (experts, hidden, inner))
     return [
         torch.randn(tokens, hidden, dtype=dtype, **made),
         ids,
-        torch.rand(tokens, k, dtype=torch.float32, **made),
+        weights,
         *(torch.randn(shape, dtype=dtype, **made) * shape[-1] ** -0.5 for shape in shapes),
     ]
 
 
-def by_experts(x: Tensor, ids: Tensor, weights: Tensor, w13: Tensor, w2: Tensor) -> Tensor:
+def by_experts(
+    x: Tensor, ids: Tensor, weights: Tensor, w13: Tensor, w2: Tensor, activation: str = "silu"
+) -> Tensor:
     out = torch.zeros_like(x, dtype=weights.dtype)
-    for expert, (first, second) in enumerate(zip(w13, w2, strict=True)):
-        gate, up = (x @ first.t()).chunk(2, -1)
-        weight = torch.where(ids == expert, weights, 0).sum(-1, keepdim=True)
-        out = out + weight * ((F.silu(gate) * up) @ second.t())
+    for expert in range(len(w13)):
+        token, place = torch.where(ids == expert)
+        gate, up = (x[token] @ w13[expert].t()).chunk(2, -1)
+        own = (ACTIVATIONS[activation](gate) * up) @ w2[expert].t()
+        out = out.index_add(0, token, own * weights[token, place, None])
     return out.to(x.dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("tokens", [1, 7, 300, 5000])
-def test_outputs_and_gradients(tokens, dtype, generator: torch.Generator) -> None:
-    args = layer(tokens, dtype, generator)
-    grad = torch.randn(tokens, 256, device="cuda", generator=generator).to(dtype)
+# Tokens, and the sizes of SMALL.
+TRAINED = [
+    *((tokens, *SMALL) for tokens in (1, 7, 300, 5000)),
+    *((128, 8, 8, 136, 72), (2500, 128, 8, 512, 96), (700, 7, 3, 260, 100), (33, 4, 2, 51, 27)),
+]
+CASES = [
+    (TRAINED[i], dtype, list(ACTIVATIONS)[i % 4])
+    for i in range(len(TRAINED))
+    for dtype in (torch.bfloat16, torch.float16)
+]
+
+
+@pytest.mark.parametrize(("sizes", "dtype", "activation"), CASES, ids=str)
+def test_outputs_and_gradients(sizes, dtype, activation, generator: torch.Generator) -> None:
+    args = layer(sizes, dtype, generator)
+    if activation == "gelu":  # weights that are stored transposed, 32-bit ids, rows with gaps
+        args[3:] = [weight.mT.contiguous().mT for weight in args[3:]]
+        args[1] = args[1].int()
+        padding = args[0].new_full((sizes[0], 8), torch.nan)
+        args[0] = torch.cat([args[0], padding], 1)[:, : sizes[3]]
+    if activation == "relu":
+        args[2] = args[2].to(dtype)
+    grad = torch.randn(args[0].shape, device="cuda", generator=generator).to(dtype)
 
     def run(function, tensors: list[Tensor], grad: Tensor) -> list[Tensor]:
-        tensors = [x.clone().requires_grad_(x.is_floating_point()) for x in tensors]
+        tensors = [x.detach().requires_grad_(x.is_floating_point()) for x in tensors]
         wanted = [x for x in tensors if x.requires_grad]
-        out = function(*tensors)
+        out = function(*tensors, activation=activation)
         return [out.detach(), *torch.autograd.grad(out, wanted, grad)]
 
     ours, again = (run(torch_cubin.moe, args, grad) for _ in range(2))
+    args[2] = args[2].float()
     own = run(by_experts, args, grad)
     wide = [x.double() if x.is_floating_point() else x for x in args]
     reference = run(by_experts, wide, grad.double())
@@ -56,13 +90,34 @@ def test_outputs_and_gradients(tokens, dtype, generator: torch.Generator) -> Non
         ("out", "x", "weights", "w13", "w2"), ours, again, own, reference, strict=True
     ):
         judge = numerics.Judge(out.dtype)
-        judge.add(f"{name} {tokens}", out, peer, right)
+        judge.add(f"{name} {sizes} {activation}", out, peer.to(out.dtype), right)
         judge.finish()
         assert torch.equal(out, same), name
 
 
+def test_gradients_in_a_graph_serve_other_ids(generator: torch.Generator) -> None:
+    sizes = (64, *SMALL)
+    args = layer(sizes, torch.bfloat16, generator)
+    inputs = [x.requires_grad_(x.is_floating_point()) for x in args]
+    wanted, grad = [x for x in inputs if x.requires_grad], torch.randn_like(args[0])
+
+    def step() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(torch_cubin.moe(*inputs), wanted, grad)
+
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outs = step()
+    for _ in range(2):
+        args[1].copy_(layer(sizes, torch.bfloat16, generator)[1])
+        graph.replay()
+        for out, right in zip(outs, step(), strict=True):
+            assert torch.equal(out, right)
+
+
 def test_a_graph_serves_other_ids(generator: torch.Generator) -> None:
-    args = layer(64, torch.bfloat16, generator)
+    args = layer((64, *SMALL), torch.bfloat16, generator)
     with torch.no_grad():
         torch_cubin.moe(*args)
         torch.cuda.synchronize()
@@ -70,17 +125,11 @@ def test_a_graph_serves_other_ids(generator: torch.Generator) -> None:
         with torch.cuda.graph(graph):
             out = torch_cubin.moe(*args)
         for _ in range(3):
-            args[1].copy_(layer(64, torch.bfloat16, generator)[1])
+            args[1].copy_(layer((64, *SMALL), torch.bfloat16, generator)[1])
             graph.replay()
             assert torch.equal(out, torch_cubin.moe(*args))
 
 
-ACTIVATIONS = {
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "relu": F.relu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-}
 # Tokens, experts, experts of a token, hidden, inner: one chunk of ids and several, one token, tiles
 # that are not full, rows that are no multiples of 16 bytes, more experts than threads of a block.
 LAYERS = [
@@ -98,37 +147,19 @@ LAYERS = [
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("sizes", LAYERS, ids=str)
 def test_a_layer_without_gradients(sizes, dtype, activation, generator: torch.Generator) -> None:
-    tokens, experts, k, hidden, inner = sizes
-    made = {"generator": generator, "device": "cuda"}
-    x = torch.randn(tokens, hidden, dtype=dtype, **made)
-    ids = torch.rand(tokens, experts + 2, **made).argsort(-1)[:, :k] - 1  # -1 and `experts`: none's
-    weights = torch.rand(tokens, k, **made)
-    weights[(ids < 0) | (ids >= experts)] = torch.nan  # not used
-    w13 = torch.randn(experts, 2 * inner, hidden, dtype=dtype, **made) * hidden**-0.5
-    w2 = torch.randn(experts, hidden, inner, dtype=dtype, **made) * inner**-0.5
+    x, ids, weights, w13, w2 = layer(sizes, dtype, generator)
     if activation == "gelu":  # weights that are stored transposed, 32-bit ids, rows with gaps
         w13, w2 = w13.mT.contiguous().mT, w2.mT.contiguous().mT
         ids = ids.int()
-        x = torch.cat([x, x.new_full((tokens, 8), torch.nan)], 1)[:, :hidden]
+        x = torch.cat([x, x.new_full((len(x), 8), torch.nan)], 1)[:, : x.shape[1]]
     if activation == "relu":
         weights = weights.to(dtype)
-    act = ACTIVATIONS[activation]
-
-    def by_experts(x: Tensor, weights: Tensor, w13: Tensor, w2: Tensor) -> Tensor:
-        out = torch.zeros(tokens, hidden, dtype=weights.dtype, device="cuda")
-        for expert in range(experts):
-            token, place = torch.where(ids == expert)
-            gate, up = (x[token] @ w13[expert].t()).chunk(2, -1)
-            own = (act(gate) * up) @ w2[expert].t()
-            out.index_add_(0, token, own * weights[token, place, None])
-        return out.to(x.dtype)
-
     with torch.no_grad():
         out, again = (
             torch_cubin.moe(x, ids, weights, w13, w2, activation=activation) for _ in range(2)
         )
-    peer = by_experts(x, weights.float(), w13, w2)
-    right = by_experts(x.double(), weights.double(), w13.double(), w2.double())
+    peer = by_experts(x, ids, weights.float(), w13, w2, activation)
+    right = by_experts(x.double(), ids, weights.double(), w13.double(), w2.double(), activation)
     judge = numerics.Judge(dtype)
     judge.add(f"{sizes} {activation}", out, peer, right)
     judge.finish()
@@ -136,7 +167,7 @@ def test_a_layer_without_gradients(sizes, dtype, activation, generator: torch.Ge
 
 
 def test_a_tokens_bits_do_not_depend_on_the_other_tokens(generator: torch.Generator) -> None:
-    x, ids, weights, w13, w2 = layer(3000, torch.bfloat16, generator)
+    x, ids, weights, w13, w2 = layer((3000, *SMALL), torch.bfloat16, generator)
     with torch.no_grad():
         out = torch_cubin.moe(x, ids, weights, w13, w2)
         for part in (slice(5, 6), slice(40, 57), slice(100, 1100)):
@@ -145,7 +176,7 @@ def test_a_tokens_bits_do_not_depend_on_the_other_tokens(generator: torch.Genera
 
 
 def test_one_tokens_nan_stays_its_own(generator: torch.Generator) -> None:
-    x, ids, weights, w13, w2 = layer(500, torch.bfloat16, generator)
+    x, ids, weights, w13, w2 = layer((500, *SMALL), torch.bfloat16, generator)
     ids[7] = torch.arange(4, device="cuda")
     bad = x.clone()
     bad[7] = torch.nan

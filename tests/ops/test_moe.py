@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -114,6 +116,72 @@ def test_derivatives() -> None:
     torch.testing.assert_close(got, want)
 
 
+def gradients(args: dict[str, Any], wanted: list[str], function: Any = torch_cubin.moe) -> Any:
+    """Of a product of the outputs with fixed numbers, whose gradients are no constants."""
+    tensors = {name: x.detach().requires_grad_(name in wanted) for name, x in args.items()}
+    out = function(**tensors)
+    grad = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape)
+    return torch.autograd.grad(out, [tensors[name] for name in wanted], grad)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu"])
+def test_derivatives_of_activations(activation: str) -> None:
+    args, names = layer(k=3), ["x", "topk_weights", "w13", "w2"]
+    act = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu,
+           "gelu_tanh": lambda x: F.gelu(x, approximate="tanh")}[activation]  # fmt: skip
+    got = gradients(args, names, functools.partial(torch_cubin.moe, activation=activation))
+    torch.testing.assert_close(got, gradients(args, names, functools.partial(expected, act=act)))
+
+
+@pytest.mark.parametrize(
+    "wanted", [["x"], ["topk_weights"], ["w13"], ["w2"], ["x", "w2"], ["topk_weights", "w13"]]
+)
+def test_derivatives_of_some(wanted: list[str]) -> None:
+    args = layer()
+    torch.testing.assert_close(gradients(args, wanted), gradients(args, wanted, expected))
+
+
+def test_gradients_have_the_layout_of_their_weights() -> None:
+    args, names = layer(), ["w13", "w2"]
+    for stored in (args, {**args, **{name: args[name].mT.contiguous().mT for name in names}}):
+        got = gradients(stored, names)
+        assert [x.stride() for x in got] == [stored[name].stride() for name in names]
+        torch.testing.assert_close(got, gradients(args, names, expected))
+
+
+@pytest.mark.parametrize("sizes", [(0, 2, INNER), (9, 0, INNER), (9, 2, 0)], ids=str)
+def test_derivatives_without_products_are_zero(sizes: tuple[int, int, int]) -> None:
+    tokens, k, inner = sizes
+    args = layer(tokens=max(tokens, 1), k=max(k, 1))
+    args = {name: x[:tokens] if x.dim() == 2 else x for name, x in args.items()}
+    args |= {name: args[name][:, :k] for name in ("topk_ids", "topk_weights")}
+    args |= {"w13": args["w13"][:, : 2 * inner], "w2": args["w2"][..., :inner]}
+    for got, name in zip(gradients(args, ["x", "w13", "w2"]), ("x", "w13", "w2"), strict=True):
+        assert got.shape == args[name].shape
+        assert got.eq(0).all()
+
+
+def test_checkpointing_and_a_tensor_that_is_two_arguments() -> None:
+    args = layer()
+    args["w13"] = args["w13"][:, :HIDDEN, :]
+    args["w2"] = args["w2"][..., : HIDDEN // 2]
+    names = ["x", "topk_weights", "w13", "w2"]
+
+    def checkpointed(**tensors: Tensor) -> Any:
+        run = functools.partial(torch_cubin.moe, **tensors)
+        return torch.utils.checkpoint.checkpoint(run, use_reentrant=False)
+
+    torch.testing.assert_close(gradients(args, names, checkpointed), gradients(args, names))
+    weights = args["w13"].detach().requires_grad_()
+    shared = {**args, "w13": weights, "w2": weights[..., : HIDDEN // 2]}
+    for create_graph in (False, True):
+        got, want = (
+            torch.autograd.grad(f(**shared).square().sum(), weights, create_graph=create_graph)
+            for f in (torch_cubin.moe, expected)
+        )
+        torch.testing.assert_close(got, want)
+
+
 def test_second_derivatives() -> None:
     args = layer(tokens=3)
     args["topk_ids"][0, 0] = EXPERTS
@@ -130,6 +198,13 @@ def test_the_op_without_derivatives() -> None:
     """torch_cubin.moe calls it where nothing is differentiated."""
     args = list(layer().values())
     torch.library.opcheck(torch.ops.cubin._moe, (*args, "silu"))
+    out, before, order = torch.ops.cubin._moe_forward(*args, "silu")
+    torch.testing.assert_close(out, torch_cubin.moe(*args))
+    torch.library.opcheck(torch.ops.cubin._moe_forward, (*args, "silu"))
+    x, _, weights, w13, w2 = args
+    backward = (torch.randn_like(out), x, weights, w13, w2.mT.contiguous().mT, before, order)
+    for asked in ((True, True, True), (False, True, False)):
+        torch.library.opcheck(torch.ops.cubin._moe_backward, (*backward, "silu", *asked))
     half = [x.bfloat16() if x.is_floating_point() else x for x in args]
     half[2] = args[2].float()
     out = torch_cubin.moe(*half)

@@ -18,7 +18,7 @@ WITH_OUT = ("matmul", "linear", "linear_activation", "addmm", "linear_glu")
 # Ops with several results, which they allocate.
 WITHOUT_OUT = (
     *("linear_glu_aux", "linears", "linear_activation_aux", "weight_and_bias_gradient"),
-    *("grouped_matmul", "moe"),
+    *("grouped_matmul", "moe", "moe_forward", "moe_backward"),
 )
 
 _TENSOR = "AtenTensorHandle"

@@ -89,6 +89,24 @@ def _moe_flops(
     return 2 * topk_ids.numel() * matrices
 
 
+def _moe_backward_flops(
+    grad: Tensor,
+    x: Tensor,
+    topk_weights: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    before: Tensor,
+    order: Tensor,
+    activation: str,
+    of_x: bool,
+    of_w13: bool,
+    of_w2: bool,
+    **kw: Any,
+) -> int:
+    first, second = (2 * topk_weights.numel() * w.shape[1] * w.shape[2] for w in (w13, w2))
+    return first * (of_x + of_w13) + second * (1 + of_w2)
+
+
 def _weight_gradient_flops(grad: Tensor, input: Tensor, **kwargs: Any) -> int:
     return 2 * grad.numel() * input.shape[1]
 
@@ -205,6 +223,8 @@ def register(counter: ModuleType) -> None:
     ):
         targets = [getattr(torch.ops.cubin, name) for name in raw_ops.all_names(op)]
         counter.register_flop_formula(targets, get_raw=True)(formula)
+    counter.register_flop_formula(torch.ops.cubin._moe_forward, get_raw=True)(_moe_flops)
+    counter.register_flop_formula(torch.ops.cubin._moe_backward, get_raw=True)(_moe_backward_flops)
     counter.register_flop_formula(torch.ops.cubin._weight_and_bias_gradient, get_raw=True)(
         _weight_gradient_flops
     )

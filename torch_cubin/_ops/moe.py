@@ -1,23 +1,29 @@
-"""cubin::_moe (csrc/ops/experts/experts.h): fake kernel, derivatives, batching rule.
+"""cubin::_moe (csrc/ops/experts/experts.h): fake kernels, derivatives, batching rule.
 
-The op is the layer without derivatives. A call that needs one is composed of differentiable ops.
+A call that backward() differentiates runs as _moe_forward and _moe_backward. Derivatives of other
+orders, forward mode and torch.func's are those of the layer composed of differentiable ops.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torch_cubin._ops import checks, experts, fused_autograd, raw_ops
+from torch_cubin._ops import autograd, checks, experts, fused_autograd, raw_ops
 from torch_cubin._ops.autograd import ACTIVATIONS
+from torch_cubin._ops.batch_invariant import is_batch_invariant
 from torch_cubin._ops.raw_ops import MOE as NAME
 from torch_cubin._ops.vmap import one_by_one, register_rule
 from torch_cubin._pytorch import operators, transforms
 
 _NAMES = ("x", "topk_ids", "topk_weights", "w13", "w2")
+
+_moe = torch.ops.cubin._moe.default
+_forward = torch.ops.cubin._moe_forward.default
+_backward = torch.ops.cubin._moe_backward.default
 
 
 def _check(tensors: tuple[Tensor, ...], activation: str, dims: tuple[int | None, ...]) -> None:
@@ -35,11 +41,106 @@ def _fake(*args: Any) -> Tensor:
     return tensors[0].new_empty(tensors[0].shape)
 
 
-def _composed(
+def _fake_forward(
     x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w13: Tensor, w2: Tensor, activation: str
-) -> Tensor:
+) -> tuple[Tensor, Tensor, Tensor]:
+    out = _fake(x, topk_ids, topk_weights, w13, w2, activation)
+    rows = topk_ids.shape[0] * topk_ids.shape[1]
+    order = topk_ids.new_empty((2 * rows + w2.shape[0],), dtype=torch.int32)
+    return out, x.new_empty((rows, w13.shape[1])), order
+
+
+def _fake_backward(
+    grad: Tensor,
+    x: Tensor,
+    topk_weights: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    before: Tensor,
+    order: Tensor,
+    activation: str,
+    of_x: bool,
+    of_w13: bool,
+    of_w2: bool,
+) -> tuple[Tensor, ...]:
+    return (
+        x.new_empty(x.shape if of_x else (0,)),
+        topk_weights.new_empty(topk_weights.shape),
+        *(
+            _like_weight(weight) if wanted else x.new_empty((0,))
+            for weight, wanted in ((w13, of_w13), (w2, of_w2))
+        ),
+    )
+
+
+def _like_weight(weight: Tensor) -> Tensor:
+    """Contiguous where the weight is (is_stored_transposed() in csrc/ops/experts/experts.h)."""
+    if weight.stride(1) == 1 and weight.stride(2) != 1:
+        return weight.new_empty(weight.mT.shape).mT
+    return weight.new_empty(weight.shape)
+
+
+def _composed(tensors: Sequence[Tensor], activation: str) -> Tensor:
+    x, topk_ids, topk_weights, w13, w2 = tensors
     gate = experts.gated(ACTIVATIONS[activation])
     return experts.experts(x, topk_ids, topk_weights, w13.mT, w2.mT, gate)
+
+
+class _Moe(transforms.SingleLevelFunction):
+    @staticmethod
+    def forward(ctx: Any, made: list[Tensor], *args: Any) -> Tensor:
+        *tensors, activation = args
+        ctx.set_materialize_grads(False)
+        ctx.batch_invariant = is_batch_invariant()
+        ctx.activation = activation
+        out, *kept = autograd.call_below_autograd(_forward, *args)
+        ctx.save_for_backward(*tensors, *kept)
+        made.append(out)
+        return out
+
+    @staticmethod
+    @autograd._as_forward
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            return (None,) * 7
+        x, ids, weights, w13, w2, before, order = ctx.saved_tensors
+        _, *needs, _ = ctx.needs_input_grad
+        tensors = (x, ids, weights, w13, w2)
+        if torch.is_grad_enabled():  # to be differentiated again
+            return None, *_composed_gradients(grad, tensors, ctx.activation, needs), None
+        of_x, _, of_weights, of_w13, of_w2 = needs
+        grads = _backward(
+            *(grad, x, weights, w13, w2, before, order, ctx.activation), of_x, of_w13, of_w2
+        )
+        x_grad, weights_grad, w13_grad, w2_grad = grads
+        return (
+            *(None, x_grad if of_x else None, None, weights_grad if of_weights else None),
+            *(w13_grad if of_w13 else None, w2_grad if of_w2 else None, None),
+        )
+
+
+def _composed_gradients(
+    grad: Tensor, tensors: Sequence[Tensor], activation: str, needs: Sequence[bool]
+) -> list[Tensor | None]:
+    """The gradients of the tensors that need one, which can be differentiated again."""
+    # Views, because one tensor may be several arguments.
+    inputs = [tensor.view_as(tensor) for tensor in tensors]
+    wanted = [tensor for tensor, needed in zip(inputs, needs, strict=True) if needed]
+    out = _composed(inputs, activation)
+    found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
+    return [next(found) if needed else None for needed in needs]
+
+
+def _differentiated(*args: Any) -> Any:
+    *tensors, activation = args
+    if transforms.transforms_active() or transforms.dual_level_is_open():
+        return _composed(tensors, activation)
+
+    def op(*tensors: Tensor) -> Tensor:
+        out: Tensor = _moe(*tensors, activation)
+        return out
+
+    return autograd.apply(_Moe, op, *tensors, rest=(activation,))
 
 
 def _rule(op: Any) -> Callable[..., Any]:
@@ -59,6 +160,8 @@ def register(library: torch.library.Library) -> None:
     for name in raw_ops.raw_names(NAME):
         operators.register_fake(f"cubin::{name}", _fake, library)
         register_rule(library, name, _rule)
+    operators.register_fake("cubin::_moe_forward", _fake_forward, library)
+    operators.register_fake("cubin::_moe_backward", _fake_backward, library)
     if transforms.DERIVATIVES.available:  # else no_derivatives.py refuses them
-        op = raw_ops.overload(f"_{NAME}_autograd")
-        library.impl(f"_{NAME}_autograd", fused_autograd.kernel(op, _composed), "Autograd")
+        kernel = fused_autograd.kernel(raw_ops.overload(f"_{NAME}_autograd"), _differentiated)
+        library.impl(f"_{NAME}_autograd", kernel, "Autograd")

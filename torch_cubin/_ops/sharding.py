@@ -8,6 +8,7 @@ an addend contributes once.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -109,6 +110,12 @@ def _moe(
     """Of the tokens."""
     tokens: Labels = ["token", None]
     return Description([tokens, tokens, tokens, [None] * 3, [None] * 3], [tokens])
+
+
+def _moe_parts(results: int, *args: Any) -> Description:
+    """Of nothing: each GPU computes all of it."""
+    tensors: list[Labels] = [[None] * len(x.shape) for x in args if hasattr(x, "shape")]
+    return Description(tensors, [[]] * results)
 
 
 def _expert_rows(x: Any, tokens: Any, order: Any, places: Any) -> Description:
@@ -408,8 +415,12 @@ def register() -> None:
     for name, describe in RULES.items():
         ops = [raw_ops.overload(raw) for raw in raw_ops.raw_names(name)]
         sharding.register(ops, _rules_of(describe))
-    gradient = raw_ops.overload("_weight_and_bias_gradient")
-    sharding.register([gradient], _rules_of(_weight_and_bias_gradient))
+    for name, describe in (
+        ("_weight_and_bias_gradient", _weight_and_bias_gradient),
+        ("_moe_forward", functools.partial(_moe_parts, 3)),
+        ("_moe_backward", functools.partial(_moe_parts, 4)),
+    ):
+        sharding.register([raw_ops.overload(name)], _rules_of(describe))
 
 
 def _rules_of(describe: Any) -> Any:

@@ -4,17 +4,11 @@
 // of 16 bytes. Bound by memory bandwidth.
 #include "common/dtype.cuh"
 #include "sum_params.h"
+#include "weights.cuh"
 
 namespace torch_cubin::TC_KERNEL {
 
 using Traits = DTypeTraits<DType::TC_DTYPE>;
-
-TC_DEVICE float weight_of(const ExpertSumParams& p, tc_int64 at) {
-  if (p.weights_type == kWeightsOne) return 1.0f;
-  if (p.weights_type == kWeightsFloat32) return static_cast<const float*>(p.weights)[at];
-  const u16 bits = static_cast<const u16*>(p.weights)[at];
-  return p.weights_type == kWeightsFloat16 ? f16_to_float(bits) : bf16_to_float(bits);
-}
 
 // The sum of `kElements` columns from `column` on of all rows of a token.
 template <int kElements>
@@ -25,7 +19,7 @@ TC_DEVICE void add_rows(const ExpertSumParams& p, tc_int64 token, int column,
   for (int j = 0; j < p.k; ++j) {
     const tc_int64 at = token * p.k + j, place = p.places[at];
     const bool exists = place >= 0 && place < p.row_count;
-    const float weight = exists ? weight_of(p, at) : 0.0f;
+    const float weight = exists ? read_weight(p.weights, p.weights_type, at) : 0.0f;
     const u16* const from = rows + (exists ? place : 0) * p.columns;
     if constexpr (kElements == 1) {
       if (exists) sum[0] = __fmaf_rn(weight, Traits::load(*from), sum[0]);

@@ -6,9 +6,9 @@
 // whatever its weight. All are contiguous.
 #pragma once
 
-namespace torch_cubin {
+#include "weights.h"
 
-enum ExpertWeights { kWeightsOne, kWeightsFloat32, kWeightsFloat16, kWeightsBFloat16 };
+namespace torch_cubin {
 
 struct ExpertSumParams {
   const void* rows;

@@ -22,6 +22,24 @@ void check_rank(const char* name, const TensorView& view, int64_t rank) {
         view.shape_text(), ""});
 }
 
+// All arguments but x's own rank and the ids.
+void check_weights(const TensorView& x, int64_t k, const TensorView& topk_weights,
+                   const TensorView& w13, const TensorView& w2) {
+  check_like(kMoeOp, "w13", w13, "x", x);
+  check_like(kMoeOp, "w2", w2, "x", x);
+  check_rank("w2", w2, 3);
+  check_device(kMoeOp, "topk_weights", topk_weights, "x", x);
+  check_float_dtype(kMoeOp, "topk_weights", topk_weights, "PyTorch's products");
+  check_sizes_of("topk_weights", topk_weights, {x.sizes[0], k});
+  const int64_t experts = w2.sizes[0];
+  if (experts == 0) {
+    fail({"input", argument_text(kMoeOp, "w2"), "has no expert", "at least one matrix",
+          w2.shape_text(), ""});
+  }
+  check_sizes_of("w13", w13, {experts, 2 * w2.sizes[2], x.sizes[1]});
+  check_sizes_of("w2", w2, {experts, x.sizes[1], w2.sizes[2]});
+}
+
 }  // namespace
 
 void check_moe(const TensorView& x, const TensorView& topk_ids, const TensorView& topk_weights,
@@ -29,24 +47,31 @@ void check_moe(const TensorView& x, const TensorView& topk_ids, const TensorView
   check_float_dtype(kMoeOp, "x", x, "PyTorch's products");
   check_rank("x", x, 2);
   check_rank("topk_ids", topk_ids, 2);
-  check_like(kMoeOp, "w13", w13, "x", x);
-  check_like(kMoeOp, "w2", w2, "x", x);
-  check_rank("w2", w2, 3);
   check_device(kMoeOp, "topk_ids", topk_ids, "x", x);
-  check_device(kMoeOp, "topk_weights", topk_weights, "x", x);
   if (topk_ids.dtype != ScalarType::Int && topk_ids.dtype != ScalarType::Long) {
     fail_dtype(kMoeOp, "topk_ids", "int32 or int64", topk_ids);
   }
-  check_float_dtype(kMoeOp, "topk_weights", topk_weights, "PyTorch's products");
-  const int64_t tokens = x.sizes[0], hidden = x.sizes[1], experts = w2.sizes[0];
-  check_sizes_of("topk_ids", topk_ids, {tokens, topk_ids.sizes[1]});
-  check_sizes_of("topk_weights", topk_weights, {tokens, topk_ids.sizes[1]});
-  if (experts == 0) {
-    fail({"input", argument_text(kMoeOp, "w2"), "has no expert", "at least one matrix",
-          w2.shape_text(), ""});
-  }
-  check_sizes_of("w13", w13, {experts, 2 * w2.sizes[2], hidden});
-  check_sizes_of("w2", w2, {experts, hidden, w2.sizes[2]});
+  check_sizes_of("topk_ids", topk_ids, {x.sizes[0], topk_ids.sizes[1]});
+  check_weights(x, topk_ids.sizes[1], topk_weights, w13, w2);
+}
+
+void check_moe_backward(const TensorView& grad, const TensorView& x, const TensorView& topk_weights,
+                        const TensorView& w13, const TensorView& w2, const TensorView& before,
+                        const TensorView& order) {
+  check_rank("x", x, 2);
+  check_rank("topk_weights", topk_weights, 2);
+  check_weights(x, topk_weights.sizes[1], topk_weights, w13, w2);
+  const int64_t rows = topk_weights.sizes[0] * topk_weights.sizes[1];
+  check_like(kMoeOp, "grad", grad, "x", x);
+  check_like(kMoeOp, "before", before, "x", x);
+  check_side(kMoeOp, "order", order, "x", x, ScalarType::Int);
+  check_sizes_of("grad", grad, {x.sizes[0], w2.sizes[1]});
+  check_sizes_of("before", before, {rows, 2 * w2.sizes[2]});
+  check_sizes_of("order", order, {expert_order_size(rows, w2.sizes[0])});
+}
+
+bool is_stored_transposed(const TensorView& weight) {
+  return weight.strides[1] == 1 && weight.strides[2] != 1;
 }
 
 void check_described_moe(const nlohmann::json& tensors) {

@@ -9,7 +9,10 @@
 
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
+#include <string>
+#include <tuple>
 
+#include "kernels/matmul/activation_params.h"
 #include "ops/common/shape.h"
 #include "pytorch/tensor.h"
 #include "runtime/device.h"
@@ -30,6 +33,43 @@ Tensor moe_cpu(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weigh
 Tensor moe_cuda(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weights,
                 const Tensor& w13, const Tensor& w2, const std::string& activation);
 
+// ---- with derivatives ---------------------------------------------------------------------------
+
+// What the derivative needs: the gates' and ups' sums, rounded, (rows, 2 * inner), in the experts'
+// order, and that order (ExpertOrder).
+struct MoeKept {
+  Tensor before, order;
+};
+
+// The layer, and what it keeps.
+std::tuple<Tensor, Tensor, Tensor> moe_forward_cpu(const Tensor& x, const Tensor& topk_ids,
+                                                   const Tensor& topk_weights, const Tensor& w13,
+                                                   const Tensor& w2, const std::string& activation);
+std::tuple<Tensor, Tensor, Tensor> moe_forward_cuda(const Tensor& x, const Tensor& topk_ids,
+                                                    const Tensor& topk_weights, const Tensor& w13,
+                                                    const Tensor& w2,
+                                                    const std::string& activation);
+
+// Of x, topk_weights, w13 and w2. Those that are not asked for are empty; those of weights have the
+// weights' layout (is_stored_transposed()), contiguous.
+using MoeGradients = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+
+void check_moe_backward(const TensorView& grad, const TensorView& x, const TensorView& topk_weights,
+                        const TensorView& w13, const TensorView& w2, const TensorView& before,
+                        const TensorView& order);
+
+MoeGradients moe_backward_cpu(const Tensor& grad, const Tensor& x, const Tensor& topk_weights,
+                              const Tensor& w13, const Tensor& w2, const Tensor& before,
+                              const Tensor& order, const std::string& activation, bool of_x,
+                              bool of_w13, bool of_w2);
+MoeGradients moe_backward_cuda(const Tensor& grad, const Tensor& x, const Tensor& topk_weights,
+                               const Tensor& w13, const Tensor& w2, const Tensor& before,
+                               const Tensor& order, const std::string& activation, bool of_x,
+                               bool of_w13, bool of_w2);
+
+// Whether matrices are contiguous along dim 1, and not along dim 2.
+bool is_stored_transposed(const TensorView& weight);
+
 // ---- for layers that are composed of ops, which have derivatives -------------------------------
 
 // out[i] = x[tokens[i]]. `order` and `places` (as below) are for the derivative.
@@ -47,19 +87,42 @@ Tensor expert_sum_cuda(const Tensor& rows, const Tensor& tokens, const Tensor& o
 
 // ---- the parts of moe_cuda ----------------------------------------------------------------------
 
-// The order of tokens by their experts (kernels/experts/order_params.h), int32 on the device.
+// The order of tokens by their experts (kernels/experts/order_params.h): tokens and places of all
+// rows, and the experts' ends, int32, one after the other in one tensor.
 struct ExpertOrder {
-  // `ids`: contiguous, (tokens, k), not empty.
-  ExpertOrder(const Device& device, const TensorView& ids, int64_t experts);
+  ExpertOrder(const Tensor& memory, int64_t rows);
 
   Tensor memory;
   int *tokens, *places, *ends;
 };
 
+constexpr int64_t expert_order_size(int64_t rows, int64_t experts) { return 2 * rows + experts; }
+
+// `ids`: contiguous, (tokens, k), not empty.
+ExpertOrder order_experts(const Device& device, const TensorView& ids, int64_t experts);
+
+// Rows of gates and ups to gated rows; with `backward` to gradients
+// (kernels/experts/gate_params.h). All tensors are contiguous.
+struct ExpertGateBackward {
+  Tensor grad, weights, before_grad, weights_grad;
+};
+struct ExpertGate {
+  Tensor before;
+  const int* places;
+  int64_t slots;
+  Activation activation;
+  Tensor inside;
+  std::optional<ExpertGateBackward> backward;
+};
+void gate_experts(const Device& device, const ExpertGate& gate);
+
 // out = the sum of rows by the weights, if any (kernels/experts/sum_params.h); places are (tokens,
 // k). All are contiguous.
 void sum_experts(const Device& device, const Tensor& rows, const int* places, int64_t k,
                  const std::optional<Tensor>& weights, const Tensor& out);
+
+// x[index], by ATen.
+Tensor selected(const Tensor& x, const Tensor& index);
 
 // The tensor itself, or a contiguous copy.
 Tensor as_contiguous(const Tensor& tensor);

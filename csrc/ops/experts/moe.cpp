@@ -1,10 +1,15 @@
-// moe on CUDA: the tokens' order, the gated product of gathered rows, the second product, the sum.
+// moe on CUDA: the tokens' order, the gated product of gathered rows, the second product, the sum;
+// and the layer whose forward keeps what its derivative needs.
+#include <utility>
+
 #include "cubin/error.h"
 #include "ops/common/aten.h"
 #include "ops/common/stable_ops.h"
 #include "ops/experts/experts.h"
+#include "ops/grouped/grouped.h"
 #include "ops/grouped/operands.h"
 #include "ops/matmul/checks.h"
+#include "ops/matmul/elementwise.h"
 
 namespace torch_cubin {
 namespace {
@@ -14,50 +19,183 @@ Tensor matrix(int64_t rows, int64_t columns, const TensorView& like) {
   return empty_cuda(sizes, 2, like.dtype, like.device_index);
 }
 
-// Runs the product of groups whose ends are the order's, into a new tensor of `columns`.
-Tensor product(const Device& device, GroupedOperands& operands, const ExpertOrder& order,
-               int64_t rows, int64_t columns, const TensorView& like) {
-  Tensor out = matrix(rows, columns, like);
+// Runs a product of groups whose ends are the order's, into `out`.
+void run_product(const Device& device, GroupedOperands& operands, const ExpertOrder& order,
+                 const Tensor& out) {
   GroupedCall& call = operands.call;
-  call.m = rows;
-  call.n = columns;
   call.ends = order.ends;
   call.out = static_cast<char*>(out.mutable_data_ptr());
   run_sm90_grouped(device, call);
+}
+
+// The same of rows, into a new tensor of `columns`.
+Tensor product(const Device& device, GroupedOperands& operands, const ExpertOrder& order,
+               int64_t rows, int64_t columns, const TensorView& like) {
+  Tensor out = matrix(rows, columns, like);
+  operands.call.m = rows;
+  operands.call.n = columns;
+  run_product(device, operands, order, out);
   return out;
+}
+
+// A tensor for the gradient of a weight, contiguous where the weight is.
+Tensor weight_memory(const TensorView& weight) {
+  int64_t sizes[] = {weight.sizes[0], weight.sizes[1], weight.sizes[2]};
+  if (is_stored_transposed(weight)) std::swap(sizes[1], sizes[2]);
+  return empty_cuda(sizes, 3, weight.dtype, weight.device_index);
+}
+
+Tensor as_weight(const Tensor& memory, const TensorView& weight) {
+  return is_stored_transposed(weight) ? matrices_transposed(memory) : memory;
+}
+
+// Each expert's outputs.t() @ inputs of its rows.
+Tensor weight_gradient(const Device& device, const ExpertOrder& order, const Tensor& outputs,
+                       const Tensor& inputs, const TensorView& weight) {
+  const bool transposed = is_stored_transposed(weight);
+  const Tensor &left = transposed ? inputs : outputs, &right = transposed ? outputs : inputs;
+  const Tensor out = weight_memory(weight);
+  GroupedOperands operands(kMoeOp, left, right, weight.sizes[0], kActivationNone);
+  run_product(device, operands, order, out);
+  return as_weight(out, weight);
+}
+
+// x[tokens[i]] for each row i of the experts.
+Tensor gathered(const Device& device, const Tensor& x, const ExpertOrder& order, int64_t rows) {
+  const Tensor whole = as_contiguous(x);
+  const TensorView from(whole);
+  Tensor out = matrix(rows, from.sizes[1], from);
+  sum_experts(device, whole, order.tokens, 1, std::nullopt, out);
+  return out;
+}
+
+// The sizes of a call whose arguments fit together; throws for those that no kernel takes.
+struct MoeSizes {
+  MoeSizes(const TensorView& x, const TensorView& weights, const TensorView& w2) {
+    check_grouped_dtype(kMoeOp, x.dtype, "PyTorch's products");
+    tokens = x.sizes[0];
+    k = weights.sizes[1];
+    rows = tokens * k;
+    experts = w2.sizes[0];
+    hidden = w2.sizes[1];
+    inner = w2.sizes[2];
+    constexpr int64_t kMostRows = INT32_MAX / 2;
+    if (rows > kMostRows) {
+      fail({"no_kernel", kMoeOp, "has more ids than a kernel takes",
+            "at most " + std::to_string(kMostRows), std::to_string(rows), "Pass fewer tokens."});
+    }
+  }
+
+  // Without products; results are zero.
+  bool is_empty() const { return rows == 0 || inner == 0 || hidden == 0; }
+
+  int64_t tokens, k, rows, experts, hidden, inner;
+};
+
+// The layer; `kept`, where given, gets what the derivative needs.
+Tensor run_moe(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weights,
+               const Tensor& w13, const Tensor& w2, Activation activation, MoeKept* kept) {
+  const TensorView view(x), weights(topk_weights), second(w2);
+  check_moe(view, TensorView(topk_ids), weights, TensorView(w13), second);
+  const MoeSizes sizes(view, weights, second);
+  Tensor out = matrix(sizes.tokens, sizes.hidden, view);
+  if (kept != nullptr) {
+    const int64_t size = expert_order_size(sizes.rows, sizes.experts);
+    kept->before = matrix(sizes.rows, 2 * sizes.inner, view);
+    kept->order = empty_cuda(&size, 1, ScalarType::Int, view.device_index);
+  }
+  if (sizes.is_empty()) {
+    torch::stable::zero_(out);
+    return out;
+  }
+  const Device& gpu = device(view.device_index);
+  const Tensor ids = as_contiguous(topk_ids);
+  const ExpertOrder order = order_experts(gpu, TensorView(ids), sizes.experts);
+  const Activation fused = kept == nullptr ? activation : kActivationNone;
+  GroupedOperands up(kMoeOp, x, w13, sizes.experts, fused);
+  up.call.rows = order.tokens;
+  up.call.a_height = sizes.tokens;
+  Tensor inside;
+  if (kept == nullptr) {
+    inside = product(gpu, up, order, sizes.rows, sizes.inner, view);
+  } else {
+    kept->order = order.memory;
+    kept->before = product(gpu, up, order, sizes.rows, 2 * sizes.inner, view);
+    inside = matrix(sizes.rows, sizes.inner, view);
+    gate_experts(gpu, {kept->before, order.places, sizes.rows, activation, inside, std::nullopt});
+  }
+  GroupedOperands down(kMoeOp, inside, w2, sizes.experts, kActivationNone);
+  const Tensor results = product(gpu, down, order, sizes.rows, sizes.hidden, view);
+  sum_experts(gpu, results, order.places, sizes.k, summable(topk_weights), out);
+  return out;
+}
+
+Tensor none_of(const TensorView& like) {
+  const int64_t size = 0;
+  return empty_cuda(&size, 1, like.dtype, like.device_index);
+}
+
+Tensor zeroed(Tensor tensor) {
+  torch::stable::zero_(tensor);
+  return tensor;
 }
 
 }  // namespace
 
 Tensor moe_cuda(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weights,
                 const Tensor& w13, const Tensor& w2, const std::string& activation) {
-  const TensorView tokens(x), second(w2);
+  return run_moe(x, topk_ids, topk_weights, w13, w2, check_activation(activation), nullptr);
+}
+
+std::tuple<Tensor, Tensor, Tensor> moe_forward_cuda(const Tensor& x, const Tensor& topk_ids,
+                                                    const Tensor& topk_weights, const Tensor& w13,
+                                                    const Tensor& w2,
+                                                    const std::string& activation) {
+  MoeKept kept;
+  Tensor out = run_moe(x, topk_ids, topk_weights, w13, w2, check_activation(activation), &kept);
+  return {out, kept.before, kept.order};
+}
+
+MoeGradients moe_backward_cuda(const Tensor& grad, const Tensor& x, const Tensor& topk_weights,
+                               const Tensor& w13, const Tensor& w2, const Tensor& before,
+                               const Tensor& order, const std::string& activation, bool of_x,
+                               bool of_w13, bool of_w2) {
+  const TensorView view(x), weights(topk_weights), first(w13), second(w2);
   const Activation gate = check_activation(activation);
-  check_moe(tokens, TensorView(topk_ids), TensorView(topk_weights), TensorView(w13), second);
-  check_grouped_dtype(kMoeOp, tokens.dtype, "PyTorch's products");
-  const int64_t experts = second.sizes[0], hidden = second.sizes[1], inner = second.sizes[2];
-  Tensor out = matrix(tokens.sizes[0], hidden, tokens);
-  const Tensor ids = as_contiguous(topk_ids);
-  const int64_t rows = TensorView(ids).sizes[0] * TensorView(ids).sizes[1];
-  if (tokens.sizes[0] == 0 || hidden == 0) return out;
-  if (rows == 0 || inner == 0) {
-    torch::stable::zero_(out);
+  check_moe_backward(TensorView(grad), view, weights, first, second, TensorView(before),
+                     TensorView(order));
+  const MoeSizes sizes(view, weights, second);
+  MoeGradients out{none_of(view), none_of(weights), none_of(view), none_of(view)};
+  auto& [x_grad, weights_grad, w13_grad, w2_grad] = out;
+  if (sizes.is_empty()) {
+    weights_grad = zeroed(empty_cuda(weights.sizes, 2, weights.dtype, weights.device_index));
+    if (of_x) x_grad = zeroed(matrix(sizes.tokens, sizes.hidden, view));
+    if (of_w13) w13_grad = as_weight(zeroed(weight_memory(first)), first);
+    if (of_w2) w2_grad = as_weight(zeroed(weight_memory(second)), second);
     return out;
   }
-  constexpr int64_t kMostRows = INT32_MAX / 2;
-  if (rows > kMostRows) {
-    fail({"no_kernel", kMoeOp, "has more ids than a kernel takes",
-          "at most " + std::to_string(kMostRows), std::to_string(rows), "Pass fewer tokens."});
+  const Device& gpu = device(view.device_index);
+  const ExpertOrder own(order, sizes.rows);
+  const Tensor grad_rows = gathered(gpu, grad, own, sizes.rows);
+  GroupedOperands down(kMoeOp, grad_rows, w2, sizes.experts);
+  const Tensor inside_grad = product(gpu, down, own, sizes.rows, sizes.inner, view);
+  const Tensor inside = matrix(sizes.rows, sizes.inner, view);
+  const Tensor before_grad = matrix(sizes.rows, 2 * sizes.inner, view);
+  const Tensor sums = empty_cuda(weights.sizes, weights.dim, ScalarType::Float, view.device_index);
+  gate_experts(gpu, {as_contiguous(before), own.places, sizes.rows, gate, inside,
+                     ExpertGateBackward{inside_grad, summable(topk_weights), before_grad, sums}});
+  weights_grad = narrow_to(sums, weights.dtype);
+  if (of_x) {
+    GroupedOperands up(kMoeOp, before_grad, w13, sizes.experts);
+    const Tensor of_rows = product(gpu, up, own, sizes.rows, sizes.hidden, view);
+    x_grad = matrix(sizes.tokens, sizes.hidden, view);
+    sum_experts(gpu, of_rows, own.places, sizes.k, std::nullopt, x_grad);
   }
-  const Device& gpu = device(tokens.device_index);
-  const ExpertOrder order(gpu, TensorView(ids), experts);
-  GroupedOperands gated(kMoeOp, x, w13, experts, gate);
-  gated.call.rows = order.tokens;
-  gated.call.a_height = tokens.sizes[0];
-  const Tensor inside = product(gpu, gated, order, rows, inner, tokens);
-  GroupedOperands down(kMoeOp, inside, w2, experts, kActivationNone);
-  const Tensor results = product(gpu, down, order, rows, hidden, tokens);
-  sum_experts(gpu, results, order.places, TensorView(ids).sizes[1], summable(topk_weights), out);
+  if (of_w13) {
+    const Tensor rows = gathered(gpu, x, own, sizes.rows);
+    w13_grad = weight_gradient(gpu, own, before_grad, rows, first);
+  }
+  if (of_w2) w2_grad = weight_gradient(gpu, own, grad_rows, inside, second);
   return out;
 }
 

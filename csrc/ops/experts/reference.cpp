@@ -1,12 +1,13 @@
-// moe on the CPU, expert by expert, by the references of products.
+// moe on the CPU: the experts' rows through the reference of grouped_matmul.
+#include <cmath>
 #include <vector>
 
 #include "ops/common/aten.h"
 #include "ops/common/stable_ops.h"
 #include "ops/experts/experts.h"
+#include "ops/grouped/grouped.h"
 #include "ops/matmul/checks.h"
 #include "ops/matmul/elementwise.h"
-#include "ops/matmul/fused.h"
 #include "ops/matmul/matmul.h"
 
 namespace torch_cubin {
@@ -16,53 +17,171 @@ Tensor contiguous_as(const Tensor& tensor, ScalarType dtype) {
   return torch::stable::contiguous(narrow_to(detach(tensor), dtype));
 }
 
-Tensor index_of(const std::vector<int64_t>& numbers, const TensorView& like) {
-  const int64_t size = static_cast<int64_t>(numbers.size());
-  const Tensor out = empty_near(like, &size, 1, ScalarType::Long);
-  std::copy(numbers.begin(), numbers.end(), static_cast<int64_t*>(out.mutable_data_ptr()));
-  return out;
+Tensor part(const Tensor& tensor, int64_t dim, int64_t start, int64_t size) {
+  Tensor own = tensor;
+  return torch::stable::narrow(own, dim, start, size);
+}
+
+// ExpertOrder of contiguous ids, int64.
+Tensor order_on_host(const TensorView& ids, int64_t experts) {
+  const int64_t rows = ids.sizes[0] * ids.sizes[1], size = expert_order_size(rows, experts);
+  const auto* id = static_cast<const int64_t*>(ids.find_data());
+  std::vector<std::vector<int32_t>> slots(static_cast<size_t>(experts) + 1);
+  for (int64_t i = 0; i < rows; ++i) {
+    const bool exists = id[i] >= 0 && id[i] < experts;
+    slots[static_cast<size_t>(exists ? id[i] : experts)].push_back(static_cast<int32_t>(i));
+  }
+  const Tensor memory = empty_near(ids, &size, 1, ScalarType::Int);
+  const ExpertOrder order(memory, rows);
+  int32_t place = 0;
+  for (size_t expert = 0; expert < slots.size(); ++expert) {
+    const bool exists = expert < static_cast<size_t>(experts);
+    for (const int32_t slot : slots[expert]) {
+      order.tokens[place] = slot / static_cast<int32_t>(ids.sizes[1]);
+      order.places[slot] = exists ? place : -1;
+      ++place;
+    }
+    if (exists) order.ends[expert] = place;
+  }
+  return memory;
+}
+
+// The parts of an order.
+struct HostOrder {
+  HostOrder(const Tensor& memory, int64_t rows, int64_t experts)
+      : tokens(part(memory, 0, 0, rows)),
+        places(part(memory, 0, rows, rows)),
+        ends(part(memory, 0, 2 * rows, experts)) {}
+
+  Tensor tokens, places, ends;
+};
+
+// activation(gate) and up of rows of both.
+struct Halves {
+  Halves(const Tensor& rows, int64_t inner)
+      : gate(torch::stable::contiguous(part(rows, 1, 0, inner))),
+        up(torch::stable::contiguous(part(rows, 1, inner, inner))) {}
+
+  Tensor gate, up;
+};
+
+Tensor gated(const Tensor& rows, int64_t inner, Activation activation) {
+  const Halves own(rows, inner);
+  return multiplied(apply_activation(own.gate, activation), own.up);
+}
+
+// Sums over slots, of rows without weights.
+Tensor summed(const Tensor& rows, const HostOrder& order, int64_t tokens, int64_t k) {
+  const Tensor places = torch::stable::view(order.places, {tokens, k});
+  return expert_sum_cpu(rows, order.tokens, order.tokens, places, std::nullopt);
+}
+
+// Each row's weight, (rows, 1) of the dtype; 0 of rows of no expert.
+Tensor weights_of_rows(const Tensor& topk_weights, const HostOrder& order, ScalarType dtype) {
+  const Tensor weights = contiguous_as(topk_weights, ScalarType::Double);
+  const TensorView view(weights);
+  const int64_t sizes[] = {view.sizes[0] * view.sizes[1], 1};
+  Tensor out = empty_near(view, sizes, 2, ScalarType::Double);
+  torch::stable::zero_(out);
+  const auto* weight = static_cast<const double*>(view.find_data());
+  const auto* place = static_cast<const int32_t*>(TensorView(order.places).find_data());
+  auto* to = static_cast<double*>(out.mutable_data_ptr());
+  for (int64_t slot = 0; slot < sizes[0]; ++slot) {
+    if (place[slot] >= 0) to[place[slot]] = weight[slot];
+  }
+  return narrow_to(out, dtype);
+}
+
+// Each expert's outputs.t() @ inputs of its rows, in the layout of its weights.
+Tensor weight_gradient(const HostOrder& order, const Tensor& outputs, const Tensor& inputs,
+                       const TensorView& weight) {
+  const bool transposed = is_stored_transposed(weight);
+  const Tensor &left = transposed ? inputs : outputs, &right = transposed ? outputs : inputs;
+  const Tensor out = narrow_to(
+      grouped_matmul_cpu(matrices_transposed(left), right, order.ends, false), weight.dtype);
+  return transposed ? matrices_transposed(out) : out;
+}
+
+Tensor run_moe(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weights,
+               const Tensor& w13, const Tensor& w2, const std::string& activation, MoeKept* kept) {
+  const TensorView view(x), ids(topk_ids), second(w2);
+  const Activation known = check_activation(activation);
+  check_moe(view, ids, TensorView(topk_weights), TensorView(w13), second);
+  const int64_t experts = second.sizes[0], rows = ids.sizes[0] * ids.sizes[1];
+  const Tensor all = contiguous_as(topk_ids, ScalarType::Long);
+  const Tensor memory = order_on_host(TensorView(all), experts);
+  const HostOrder order(memory, rows, experts);
+  Tensor sums = grouped_matmul_cpu(selected(wide(x), order.tokens), matrices_transposed(wide(w13)),
+                                   order.ends, true);
+  if (kept != nullptr) {
+    kept->before = narrow_to(sums, view.dtype);
+    kept->order = memory;
+    sums = wide(kept->before);
+  }
+  const Tensor inside = narrow_to(gated(sums, second.sizes[2], known), view.dtype);
+  const Tensor results =
+      grouped_matmul_cpu(inside, matrices_transposed(detach(w2)), order.ends, true);
+  const Tensor places = torch::stable::view(order.places, {ids.sizes[0], ids.sizes[1]});
+  return expert_sum_cpu(results, order.tokens, order.tokens, places, topk_weights);
 }
 
 }  // namespace
 
 Tensor moe_cpu(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weights,
                const Tensor& w13, const Tensor& w2, const std::string& activation) {
-  const TensorView rows(x), second(w2);
-  check_activation(activation);
-  check_moe(rows, TensorView(topk_ids), TensorView(topk_weights), TensorView(w13), second);
-  const int64_t tokens = rows.sizes[0], hidden = rows.sizes[1], inner = second.sizes[2];
-  const int64_t k = TensorView(topk_ids).sizes[1];
-  const Tensor ids = contiguous_as(topk_ids, ScalarType::Long);
-  const auto* id = static_cast<const int64_t*>(TensorView(ids).find_data());
-  const int64_t counts[] = {tokens, k};
-  Tensor flat = empty_near(rows, counts, 2, ScalarType::Int);  // of each id
-  auto* place = static_cast<int32_t*>(flat.mutable_data_ptr());
+  return run_moe(x, topk_ids, topk_weights, w13, w2, activation, nullptr);
+}
 
-  std::vector<std::vector<int64_t>> places(static_cast<size_t>(second.sizes[0]));
-  for (int64_t i = 0; i < tokens * k; ++i) {
-    const bool exists = id[i] >= 0 && id[i] < second.sizes[0];
-    place[i] = exists ? static_cast<int32_t>(i) : -1;
-    if (exists) places[static_cast<size_t>(id[i])].push_back(i);
+std::tuple<Tensor, Tensor, Tensor> moe_forward_cpu(const Tensor& x, const Tensor& topk_ids,
+                                                   const Tensor& topk_weights, const Tensor& w13,
+                                                   const Tensor& w2,
+                                                   const std::string& activation) {
+  MoeKept kept;
+  const Tensor out = run_moe(x, topk_ids, topk_weights, w13, w2, activation, &kept);
+  return {out, kept.before, kept.order};
+}
+
+MoeGradients moe_backward_cpu(const Tensor& grad, const Tensor& x, const Tensor& topk_weights,
+                              const Tensor& w13, const Tensor& w2, const Tensor& before,
+                              const Tensor& memory, const std::string& activation, bool of_x,
+                              bool of_w13, bool of_w2) {
+  const TensorView view(x), weights(topk_weights), first(w13), second(w2), sums(before);
+  const Activation known = check_activation(activation);
+  check_moe_backward(TensorView(grad), view, weights, first, second, sums, TensorView(memory));
+  const int64_t tokens = weights.sizes[0], k = weights.sizes[1], inner = second.sizes[2];
+  const HostOrder order(memory, tokens * k, second.sizes[0]);
+  const Tensor grad_rows = selected(wide(grad), order.tokens);
+  const Tensor inside_grad = grouped_matmul_cpu(grad_rows, wide(w2), order.ends, true);
+  const Tensor kept = wide(before);
+  const Halves own(kept, inner);
+  const Tensor value = apply_activation(own.gate, known), inside = multiplied(value, own.up);
+  const ScalarType dtype = TensorView(inside).dtype;
+  const int64_t column[] = {inner, 1}, none = 0;
+  Tensor ones = empty_near(view, column, 2, dtype);
+  torch::stable::fill_(ones, 1);
+  const Tensor dots = matmul_cpu(multiplied(inside_grad, inside), ones);
+  const Tensor slots = torch::stable::view(order.places, {tokens * k, 1});
+  const Tensor weights_grad = expert_sum_cpu(dots, order.tokens, order.tokens, slots, std::nullopt);
+  const Tensor by = weights_of_rows(topk_weights, order, dtype);
+  const Tensor weighted = multiplied(inside_grad, by);
+  Tensor before_grad = empty_near(view, sums.sizes, 2, dtype);
+  Tensor of_gate = part(before_grad, 1, 0, inner), of_up = part(before_grad, 1, inner, inner);
+  torch::stable::copy_(of_gate,
+                       apply_activation_backward(multiplied(weighted, own.up), own.gate, known));
+  torch::stable::copy_(of_up, multiplied(weighted, value));
+  const auto nothing = [&] { return empty_near(view, &none, 1, view.dtype); };
+  MoeGradients out{nothing(),
+                   torch::stable::view(narrow_to(weights_grad, weights.dtype), {tokens, k}),
+                   nothing(), nothing()};
+  auto& [x_grad, unused, w13_grad, w2_grad] = out;
+  if (of_x) {
+    const Tensor rows = grouped_matmul_cpu(before_grad, wide(w13), order.ends, true);
+    x_grad = narrow_to(summed(rows, order, tokens, k), view.dtype);
   }
-  const int64_t sizes[] = {tokens * k, hidden};
-  Tensor results = empty_near(rows, sizes, 2, rows.dtype);
-  torch::stable::zero_(results);
-  for (size_t expert = 0; expert < places.size(); ++expert) {
-    if (places[expert].empty()) continue;
-    const Tensor index = index_of(places[expert], rows);
-    std::vector<int64_t> own = places[expert];
-    for (int64_t& place : own) place /= k;
-    const auto number = static_cast<int64_t>(expert);
-    const Tensor first = torch::stable::select(detach(w13), 0, number);
-    const Tensor inside = linear_glu_cpu(
-        call_aten("aten::index_select", detach(x), int64_t{0}, index_of(own, rows)),
-        torch::stable::narrow(const_cast<Tensor&>(first), 0, 0, inner),
-        torch::stable::narrow(const_cast<Tensor&>(first), 0, inner, inner), activation);
-    const Tensor result =
-        linear_cpu(inside, torch::stable::select(detach(w2), 0, number), std::nullopt);
-    results = call_aten("aten::index_copy", results, int64_t{0}, index, result);
-  }
-  return expert_sum_cpu(results, ids, ids, flat, topk_weights);
+  if (of_w13)
+    w13_grad = weight_gradient(order, before_grad, selected(wide(x), order.tokens), first);
+  if (of_w2) w2_grad = weight_gradient(order, grad_rows, multiplied(inside, by), second);
+  return out;
 }
 
 }  // namespace torch_cubin

@@ -32,11 +32,11 @@ void check_expert_sum(const TensorView& rows, const TensorView& places,
         ""});
 }
 
+}  // namespace
+
 Tensor selected(const Tensor& x, const Tensor& tokens) {
   return call_aten("aten::index_select", detach(x), int64_t{0}, detach(tokens));
 }
-
-}  // namespace
 
 Tensor as_contiguous(const Tensor& tensor) {
   const TensorView view(tensor);

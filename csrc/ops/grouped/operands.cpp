@@ -78,20 +78,22 @@ GroupedOperands::GroupedOperands(const char* op, const Tensor& mat_a, const Tens
   const TensorView x(mat_a), y(mat_b);
   call.dtype = x.dtype;
   call.contraction = y.dim == 2;
-  call.m = x.sizes[0];
-  call.k = x.sizes[1];
-  call.n = y.sizes[y.dim - (transposed ? 2 : 1)];
+  const bool a_transposed = transposed && call.contraction;
+  const bool b_transposed = transposed && !call.contraction;
+  call.m = x.sizes[a_transposed ? 1 : 0];
+  call.k = x.sizes[a_transposed ? 0 : 1];
+  call.n = y.sizes[y.dim - (b_transposed ? 2 : 1)];
   call.groups = groups;
   check_sizes(op, call);
   // Kernels read A along M where groups divide K, and B along N unless it is contiguous along K.
-  const Matrices along_k(y, !transposed);
+  const Matrices along_k(y, !b_transposed);
   // NOTE: the TMA faults where a box begins at no multiple of 16 bytes of a row, as a second half
   // may.
   const bool halves_begin_aligned =
       activation == kActivationNone || call.n / 2 % kVectorElements == 0;
   call.b_mn_major = call.contraction || (!along_k.mappable() && halves_begin_aligned);
-  const Matrices a = read_along(call.contraction, mat_a, a_copy_);
-  const Matrices b = read_along(call.b_mn_major == transposed, mat_b, b_copy_);
+  const Matrices a = read_along(call.contraction && !a_transposed, mat_a, a_copy_);
+  const Matrices b = read_along(call.b_mn_major == b_transposed, mat_b, b_copy_);
   call.a = a.data;
   call.b = b.data;
   call.a_stride = a.stride;

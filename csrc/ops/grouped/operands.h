@@ -18,8 +18,8 @@ class GroupedOperands {
   GroupedOperands(const char* op, const Tensor& mat_a, const Tensor& mat_b, int64_t groups)
       : GroupedOperands(op, mat_a, mat_b, groups, false, kActivationNone) {}
 
-  // Rows of a mat_b that is given with its last two dims exchanged; with an activation it has two
-  // halves of columns.
+  // The same with the dims of matrices exchanged: for rows the last two of mat_b, which with an
+  // activation has two halves of columns; for contraction those of mat_a.
   GroupedOperands(const char* op, const Tensor& mat_a, const Tensor& mat_b, int64_t groups,
                   Activation activation)
       : GroupedOperands(op, mat_a, mat_b, groups, true, activation) {}

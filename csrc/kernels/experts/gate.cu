@@ -1,0 +1,130 @@
+// The gate of experts' rows and its derivative. gate_params.h defines the result.
+//
+// A warp has a slot's row. Each lane has 8 columns at a time, or 1 where rows are no multiples of
+// 16 bytes. Bound by memory bandwidth.
+#include "common/dtype.cuh"
+#include "gate_params.h"
+#include "matmul/activation.cuh"
+#include "weights.cuh"
+
+namespace torch_cubin::TC_KERNEL {
+
+using Traits = DTypeTraits<DType::TC_DTYPE>;
+constexpr bool kBackward = TC_BACKWARD;
+
+// activation(x) and its derivative, in float32.
+struct ValueAndSlope {
+  float value, slope;
+};
+
+TC_DEVICE ValueAndSlope activate_with_slope(float x, int activation) {
+  if (activation == kActivationNone) return {x, 1.0f};
+  if (activation == kActivationRelu) return {x < 0.0f ? 0.0f : x, x <= 0.0f ? 0.0f : 1.0f};
+  if (activation == kActivationGelu) {
+    const float part = 0.5f * (1.0f + erff(0.70710678118654752f * x));
+    return {x * part, part + x * 0.39894228040143268f * expf(-0.5f * x * x)};
+  }
+  float y = x, slope = 1.0f;  // x * sigmoid(y), and dy / dx
+  if (activation == kActivationGeluTanh) {
+    constexpr float kScale = 2.0f * 0.79788456080286536f;
+    y = kScale * (x + 0.044715f * x * x * x);
+    slope = kScale * (1.0f + 3.0f * 0.044715f * x * x);
+  }
+  const float part = __fdiv_rn(1.0f, 1.0f + expf(-y));
+  return {x * part, part + x * part * (1.0f - part) * slope};
+}
+
+template <int kElements>
+TC_DEVICE void load(const void* from, tc_int64 at, float (&x)[kElements]) {
+  const u16* const source = static_cast<const u16*>(from) + at;
+  if constexpr (kElements == 1) {
+    x[0] = Traits::load(*source);
+  } else {
+    const uint4 own = *reinterpret_cast<const uint4*>(source);
+    const u32 words[4] = {own.x, own.y, own.z, own.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      x[2 * i] = Traits::load(static_cast<u16>(words[i]));
+      x[2 * i + 1] = Traits::load(static_cast<u16>(words[i] >> 16));
+    }
+  }
+}
+
+template <int kElements>
+TC_DEVICE void store(void* to, tc_int64 at, const float (&x)[kElements]) {
+  u16* const target = static_cast<u16*>(to) + at;
+  if constexpr (kElements == 1) {
+    *target = Traits::round(x[0]);
+  } else {
+    *reinterpret_cast<uint4*>(target) =
+        make_uint4(Traits::pack(x[0], x[1]), Traits::pack(x[2], x[3]), Traits::pack(x[4], x[5]),
+                   Traits::pack(x[6], x[7]));
+  }
+}
+
+// The row of a slot, with its weight: the lane's columns, `kElements` at a time. Returns its part
+// of the weight's gradient.
+template <int kElements>
+TC_DEVICE float run(const ExpertGateParams& p, tc_int64 row, float weight) {
+  float sum = 0.0f;
+  for (int i = threadIdx.x % 32 * kElements; i < p.inner; i += 32 * kElements) {
+    const tc_int64 at = row * p.inner + i, before = row * 2 * p.inner + i;
+    float gate[kElements], up[kElements], grad[kElements], inside[kElements];
+    load(p.before, before, gate);
+    load(p.before, before + p.inner, up);
+    if constexpr (kBackward) load(p.grad, at, grad);
+#pragma unroll
+    for (int e = 0; e < kElements; ++e) {
+      if constexpr (kBackward) {
+        const ValueAndSlope own = activate_with_slope(gate[e], p.activation);
+        const float result = own.value * up[e];
+        sum = __fmaf_rn(grad[e], result, sum);
+        inside[e] = weight * result;
+        grad[e] *= weight;
+        gate[e] = grad[e] * up[e] * own.slope;
+        up[e] = grad[e] * own.value;
+      } else {
+        inside[e] = activate<true>(gate[e], p.activation, ActivationCurve{}) * up[e];
+      }
+    }
+    store(p.inside, at, inside);
+    if constexpr (kBackward) {
+      store(p.before_grad, before, gate);
+      store(p.before_grad, before + p.inner, up);
+    }
+  }
+  return sum;
+}
+
+extern "C" __global__ void __launch_bounds__(TC_THREADS)
+    TC_KERNEL(const __grid_constant__ ExpertGateParams p) {
+  wait_for_previous_kernel();
+  const tc_int64 slot = static_cast<tc_int64>(blockIdx.x) * (TC_THREADS / 32) + threadIdx.x / 32;
+  if (slot >= p.slots) return;
+  const int row = p.places[slot];
+  const bool exists = static_cast<u32>(row) < static_cast<u32>(p.row_count);
+  float sum = 0.0f;
+  if (exists) {
+    const float weight = kBackward ? read_weight(p.weights, p.weights_type, slot) : 1.0f;
+    sum = p.elements == 1 ? run<1>(p, row, weight) : run<8>(p, row, weight);
+  }
+  if constexpr (kBackward) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+    if (threadIdx.x % 32 == 0) p.weights_grad[slot] = sum;
+  }
+}
+
+}  // namespace torch_cubin::TC_KERNEL
+
+/* torch_cubin kernels
+{"virtual_arch": ["90a"],
+ "kernels": [
+  {"name": "gate_experts_{b.name}{d.short}", "kind": "gate{b.kind}", "archs": ["sm_90a"],
+   "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "any", "alignment": 16,
+   "tile": [8, 256, 1], "stages": 1, "block": [256, 1, 1], "dynamic_shared": 0,
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_BACKWARD": "{b.backward}"}, "cost": {},
+   "for": {"d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}],
+           "b": [{"name": "", "kind": "", "backward": 0},
+                 {"name": "backward_", "kind": "_backward", "backward": 1}]}}]}
+*/

@@ -1,0 +1,93 @@
+#include "ops/experts/kernels.h"
+
+#include <memory>
+
+#include "kernels/experts/gate_params.h"
+#include "kernels/experts/order_params.h"
+#include "kernels/experts/sum_params.h"
+#include "kernels/experts/weights.h"
+#include "ops/common/backend.h"
+#include "ops/common/device_tables.h"
+
+namespace torch_cubin {
+namespace {
+
+struct ExpertKind {
+  const char* name;
+  const char* header;
+  size_t bytes;  // of the parameter
+  // The tile that the host counts on.
+  int64_t rows, columns;
+};
+
+constexpr ExpertKind kKinds[kExpertKernels] = {
+    {"order", "experts/order", sizeof(ExpertOrderParams), kOrderChunk, 1},
+    {"sum", "experts/sum", sizeof(ExpertSumParams), 1, 256 * kExpertVector},
+    {"gate", "experts/gate", sizeof(ExpertGateParams), 8, 32 * kExpertVector},
+    {"gate_backward", "experts/gate", sizeof(ExpertGateParams), 8, 32 * kExpertVector},
+};
+
+constexpr const char* kKindNames[] = {kKinds[0].name, kKinds[1].name, kKinds[2].name,
+                                      kKinds[3].name};
+constexpr const char* kDtypes[] = {"float16", "bfloat16", "any"};
+
+// The index of a dtype's kernel.
+int dtype_index(ExpertKernel kind, ScalarType dtype) {
+  return kind == kOrderExperts ? 2 : dtype == ScalarType::Half ? 0 : 1;
+}
+
+class ExpertsBackend : public KernelBackend {
+ public:
+  ExpertsBackend() : KernelBackend("experts") {}
+
+  void check(PackageKernel& kernel) const override {
+    const KernelFields fields(kernel);
+    const ExpertKind& kind = kKinds[fields.index("kind", kKindNames)];
+    check_params(kernel.entry(), kind.header, kind.bytes);
+    fields.index("dtype", kDtypes);  // throws for one that is not known
+    int64_t tile[3];
+    fields.triple("tile", 1, tile);
+    if (tile[0] != kind.rows || tile[1] != kind.columns) {
+      fields.refuse("tile", std::to_string(kind.rows) + " rows of " + std::to_string(kind.columns));
+    }
+  }
+};
+
+const ExpertsBackend g_experts;
+
+struct ExpertsTable {
+  explicit ExpertsTable(const Device& device) : family("experts", device) {
+    family.for_each_backend<KernelBackend>([&](const KernelBackend&, const auto& own) {
+      for (PackageKernel* kernel : own) {
+        const KernelFields fields(*kernel);
+        kernels[fields.index("kind", kKindNames)][fields.index("dtype", kDtypes)] = kernel;
+      }
+    });
+  }
+  FamilyKernels family;
+  PackageKernel* kernels[kExpertKernels][3] = {};
+};
+
+DeviceTables<ExpertsTable> g_tables;
+
+}  // namespace
+
+PackageKernel& expert_kernel(ExpertKernel kind, ScalarType dtype, const Device& device) {
+  const ExpertsTable& table = g_tables.get(device, [](const Device& device) {
+    return std::make_unique<ExpertsTable>(device).release();
+  });
+  PackageKernel* const kernel = table.kernels[kind][dtype_index(kind, dtype)];
+  if (kernel == nullptr) {
+    table.family.fail_no_kernel(std::string("experts, ") + kKinds[kind].name + " of " +
+                                dtype_name(dtype));
+  }
+  return *kernel;
+}
+
+int type_of_weights(ScalarType dtype) {
+  return dtype == ScalarType::Half       ? kWeightsFloat16
+         : dtype == ScalarType::BFloat16 ? kWeightsBFloat16
+                                         : kWeightsFloat32;
+}
+
+}  // namespace torch_cubin
