@@ -4,7 +4,6 @@
 // 16 bytes. Bound by memory bandwidth.
 #include "common/dtype.cuh"
 #include "gate_params.h"
-#include "matmul/activation.cuh"
 #include "weights.cuh"
 
 namespace torch_cubin::TC_KERNEL {
@@ -18,14 +17,14 @@ struct ValueAndSlope {
 };
 
 TC_DEVICE ValueAndSlope activate_with_slope(float x, int activation) {
-  if (activation == kActivationNone) return {x, 1.0f};
-  if (activation == kActivationRelu) return {x < 0.0f ? 0.0f : x, x <= 0.0f ? 0.0f : 1.0f};
-  if (activation == kActivationGelu) {
+  if (activation == kGateNone) return {x, 1.0f};
+  if (activation == kGateRelu) return {x < 0.0f ? 0.0f : x, x <= 0.0f ? 0.0f : 1.0f};
+  if (activation == kGateGelu) {
     const float part = 0.5f * (1.0f + erff(0.70710678118654752f * x));
     return {x * part, part + x * 0.39894228040143268f * expf(-0.5f * x * x)};
   }
   float y = x, slope = 1.0f;  // x * sigmoid(y), and dy / dx
-  if (activation == kActivationGeluTanh) {
+  if (activation == kGateGeluTanh) {
     constexpr float kScale = 2.0f * 0.79788456080286536f;
     y = kScale * (x + 0.044715f * x * x * x);
     slope = kScale * (1.0f + 3.0f * 0.044715f * x * x);
@@ -84,7 +83,7 @@ TC_DEVICE float run(const ExpertGateParams& p, tc_int64 row, float weight) {
         gate[e] = grad[e] * up[e] * own.slope;
         up[e] = grad[e] * own.value;
       } else {
-        inside[e] = activate<true>(gate[e], p.activation, ActivationCurve{}) * up[e];
+        inside[e] = activate_with_slope(gate[e], p.activation).value * up[e];
       }
     }
     store(p.inside, at, inside);

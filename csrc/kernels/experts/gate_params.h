@@ -12,6 +12,8 @@
 
 namespace torch_cubin {
 
+enum ExpertActivation { kGateNone, kGateRelu, kGateGelu, kGateGeluTanh, kGateSilu };
+
 struct ExpertGateParams {
   const void* before;
   const int* places;
@@ -22,8 +24,8 @@ struct ExpertGateParams {
   void* before_grad;
   float* weights_grad;
   int slots, row_count, inner;
-  int elements;  // of a thread: 8, or 1 unless `inner` is a multiple of 8
-  int activation;
+  int elements;      // of a thread: 8, or 1 unless `inner` is a multiple of 8
+  int activation;    // ExpertActivation
   int weights_type;  // ExpertWeights of weights.h
 };
 

@@ -9,6 +9,11 @@ namespace {
 
 constexpr int64_t kSlots = 8;  // of a block
 
+// The numbers of both are the same.
+static_assert(int{kGateNone} == kActivationNone && int{kGateRelu} == kActivationRelu &&
+              int{kGateGelu} == kActivationGelu && int{kGateGeluTanh} == kActivationGeluTanh &&
+              int{kGateSilu} == kActivationSilu);
+
 }  // namespace
 
 void gate_experts(const Device& device, const ExpertGate& gate) {

@@ -5,7 +5,6 @@
 #include "kernels/experts/gate_params.h"
 #include "kernels/experts/order_params.h"
 #include "kernels/experts/sum_params.h"
-#include "kernels/experts/weights.h"
 #include "ops/common/backend.h"
 #include "ops/common/device_tables.h"
 
