@@ -12,6 +12,7 @@
 #include "ops/common/serving.h"
 #include "ops/common/thread_objects.h"
 #include "ops/matmul/aten_products.h"
+#include "ops/scaled/aten_scaled.h"
 #include "package/package.h"
 #include "pytorch/aten_kernels.h"
 
@@ -49,6 +50,9 @@ TORCH_CUBIN_API char* torch_cubin_stand_over_aten(const char* key) {
     library->impl("bmm", TORCH_BOX(&aten_bmm));
     library->impl("bmm.out", TORCH_BOX(&aten_bmm_out));
     library->impl("mv", TORCH_BOX(&aten_mv));
+    if (aten_products(on_cuda).scaled_mm != nullptr) {
+      library->impl("_scaled_mm", TORCH_BOX(&aten_scaled_mm));
+    }
     // A CPU build has none of PyTorch's fused attention ops; there tests call ours.
     const AtenAttentions& aten = aten_attentions();
 #define TC_ATTENTION_OP(name)                                                                      \

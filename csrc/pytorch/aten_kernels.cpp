@@ -22,6 +22,7 @@ AtenProducts find_products(const std::string& device) {
   find_shim(found.addmm_out, "aoti_torch_" + device + "_addmm_out");
   find_shim(found.baddbmm_out, "aoti_torch_" + device + "_baddbmm_out");
   find_shim(found.addmv, "aoti_torch_" + device + "_addmv");
+  find_shim(found.scaled_mm, "aoti_torch_" + device + "__scaled_mm");
   return found;
 }
 

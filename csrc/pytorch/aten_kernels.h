@@ -13,9 +13,16 @@ struct AtenProducts {
                                  AtenTensorHandle, double beta, double alpha);
   using NewSum = AOTITorchError (*)(AtenTensorHandle self, AtenTensorHandle, AtenTensorHandle,
                                     double beta, double alpha, AtenTensorHandle* result);
+  // Null pointers, or pointers to an optional tensor or number.
+  using Scaled = AOTITorchError (*)(AtenTensorHandle self, AtenTensorHandle,
+                                    AtenTensorHandle scale_a, AtenTensorHandle scale_b,
+                                    AtenTensorHandle* bias, AtenTensorHandle* scale_result,
+                                    int32_t* out_dtype, int32_t use_fast_accum,
+                                    AtenTensorHandle* result);
   Product mm_out, bmm_out;
   Sum addmm_out, baddbmm_out;
   NewSum addmv;
+  Scaled scaled_mm;
 };
 
 const AtenProducts& aten_products(bool on_cuda);

@@ -31,6 +31,9 @@ constexpr const char* kNotInstalled = "install() serves no product";
 #define TC_ATEN_ATTENTION(name)                                     \
   {"libtorch_cuda.so", "aoti_torch_cuda__scaled_dot_product_" name, \
    "install() of scaled_dot_product_attention", "PyTorch's kernels compute it"}
+#define TC_ATEN_SCALED(library, device)                                                  \
+  {library, "aoti_torch_" device "__scaled_mm", "install() of products of 8-bit floats", \
+   "PyTorch's kernels compute them"}
 #define TC_OF_NAME "ERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
 
 constexpr Internal kInternals[] = {
@@ -54,6 +57,7 @@ constexpr Internal kInternals[] = {
     {kCpu, "torch_exception_get_what_without_backtrace", "the reason of a failed allocation",
      "it is taken for a lack of memory"},
     TC_ATEN_PRODUCTS("libtorch_cuda.so", "cuda"),
+    TC_ATEN_SCALED("libtorch_cuda.so", "cuda"),
     TC_ATEN_ATTENTION("flash_attention"),
     TC_ATEN_ATTENTION("flash_attention_backward"),
     TC_ATEN_ATTENTION("efficient_attention"),
@@ -61,6 +65,7 @@ constexpr Internal kInternals[] = {
     TC_ATEN_ATTENTION("cudnn_attention"),
     TC_ATEN_ATTENTION("cudnn_attention_backward"),
     TC_ATEN_PRODUCTS(kCpu, "cpu"),
+    TC_ATEN_SCALED(kCpu, "cpu"),
     {kCpu, "_ZN2at4impl24ThreadLocalPythonObjects8contains" TC_OF_NAME,
      "drop_in() around backward() on a GPU", "PyTorch's kernels compute the gradients"},
     {kCpu, "_ZN2at4impl24ThreadLocalPythonObjects3get" TC_OF_NAME,

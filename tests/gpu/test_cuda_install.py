@@ -357,3 +357,17 @@ def test_products_of_groups_that_are_left_to_pytorch() -> None:
                                 torch.ones(2, 8, 4, device="cuda"), offs=offs)  # fmt: skip
         assert counts()[1]["aten::_grouped_mm"] == "a dtype without kernels of groups"
     assert torch.equal(out, torch.full_like(out, 8))
+
+
+@pytest.mark.parametrize("scales", ["rows", "tensors"])
+def test_products_of_8_bit_floats(scales: str) -> None:
+    a, b = (torch.randn(n, 64, device="cuda").to(torch.float8_e4m3fn) for n in (40, 48))
+    scale_a, scale_b = (torch.rand(n, device="cuda") + 1 for n in (40, 48))
+    if scales == "tensors":
+        scale_a, scale_b = scale_a[:1], scale_b[:1]
+    operands = a, b.t(), scale_a[:, None], scale_b[None]
+    stock = torch._scaled_mm(*operands, out_dtype=torch.bfloat16)
+    with counted() as counts:
+        out = torch._scaled_mm(*operands, out_dtype=torch.bfloat16)
+        assert counts()[0]["aten::_scaled_mm"] == 1
+    torch.testing.assert_close(out, stock, rtol=1e-2, atol=1e-2)

@@ -5,6 +5,7 @@ The file is over 500 lines because its tests share one process, whose dispatcher
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -421,6 +422,52 @@ def test_products_of_groups_that_are_left_to_pytorch() -> None:
     reasons = (reason, "shapes that it does not take", "a bias")
     declined = {key: calls for key, calls in _declined().items() if key[0] == name}
     assert declined == {(name, each): 1 for each in reasons}
+
+
+def _scaled(rows: int, scales: str):
+    """Operands of torch._scaled_mm, and the product in float32."""
+    a, b = (
+        torch.randn(rows, 32).to(torch.float8_e4m3fn),
+        torch.randn(16, 32).to(torch.float8_e4m3fn),
+    )
+    scale_a, scale_b = torch.rand(rows, 1) + 1, torch.rand(1, 16) + 1
+    if scales == "tensors":
+        scale_a, scale_b = scale_a[:1], scale_b[:, :1]
+    return (a, b.t(), scale_a, scale_b), (a.float() * scale_a) @ (b.t().float() * scale_b)
+
+
+@pytest.mark.parametrize("scales", ["rows", "tensors"])
+def test_products_of_8_bit_floats(scales: str) -> None:
+    operands, expected = _scaled(40, scales)
+    bias = torch.randn(16).bfloat16()
+    with installed():
+        out = torch._scaled_mm(*operands, bias=bias, out_dtype=torch.bfloat16)
+    assert _served() == {"aten::_scaled_mm": 1}
+    torch.testing.assert_close(out.float(), expected + bias.float(), rtol=1e-2, atol=1e-2)
+
+
+def test_products_of_8_bit_floats_that_are_left_to_pytorch() -> None:
+    few, many, tensors = (
+        _scaled(*case)[0] for case in ((8, "rows"), (129, "rows"), (8, "tensors"))
+    )
+    options = {"out_dtype": torch.bfloat16}
+    name = "aten::_scaled_mm"
+    with installed("fastest"):
+        torch._scaled_mm(*few, **options)
+        torch._scaled_mm(*tensors, **options)
+        with contextlib.suppress(RuntimeError):  # of rows, PyTorch's on the CPU depends on it
+            torch._scaled_mm(*many, **options)
+        torch._scaled_mm(*tensors)
+        with pytest.raises(RuntimeError):
+            torch._scaled_mm(tensors[0], tensors[1][:24], *tensors[2:], **options)
+        assert _served()[name] == 1  # and PyTorch's on the CPU multiplies by aten::mm
+    declined = {key[1]: calls for key, calls in _declined().items() if key[0] == name}
+    assert declined == {
+        "scales of tensors, which are not known to be quicker": 1,
+        "more than 128 rows, which are not known to be quicker": 1,
+        "an out_dtype that is not bfloat16 or float16": 1,
+        "shapes that it does not take": 1,
+    }
 
 
 def test_a_wrong_policy_is_refused() -> None:

@@ -29,7 +29,7 @@ _FORMS = ("{}", "{}.out", "{}_")
 
 # The operators that install() serves. The others are registered in csrc/c_api_install.cpp.
 OPERATORS = (
-    *("mm", "mm.out", "bmm", "bmm.out", "mv", "_grouped_mm"),
+    *("mm", "mm.out", "bmm", "bmm.out", "mv", "_grouped_mm", "_scaled_mm"),
     *(form.format(name) for name in _SUMS for form in _FORMS),
     *(
         f"_scaled_dot_product_{kind}_attention{direction}"
@@ -99,7 +99,7 @@ def _has_shims(key: str) -> bool:
     """Whether PyTorch's own products can be called below its dispatcher."""
     start = f"aoti_torch_{key.lower()}_"
     symbols = [each for each in library.pytorch_symbols() if each["name"].startswith(start)]
-    return all(each["found"] for each in symbols if "scaled_dot_product" not in each["name"])
+    return all(each["found"] for each in symbols if "_scaled_" not in each["name"])
 
 
 def _register_sum(

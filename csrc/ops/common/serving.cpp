@@ -49,12 +49,17 @@ KnownSpeed& known_speed() {
 }
 
 // float32 has two entries, because TF32 has its own kernels.
-enum SpeedType : int { kHalf, kBFloat16, kTF32, kFloat32, kFloat64, kSpeedTypes };
-constexpr const char* kSpeedTypeNames[] = {"float16", "bfloat16", "tf32", "float32", "float64"};
-constexpr const char* kCallKindNames[] = {"product", "batched", "vector", "attention"};
+enum SpeedType : int { kHalf, kBFloat16, kTF32, kFloat32, kFloat64, kFloat8, kSpeedTypes };
+constexpr const char* kSpeedTypeNames[] = {"float16", "bfloat16", "tf32",
+                                           "float32", "float64",  "float8"};
+constexpr const char* kCallKindNames[] = {"product", "batched", "vector", "attention", "scaled"};
 static_assert(std::size(kSpeedTypeNames) == kSpeedTypes && std::size(kCallKindNames) == kCallKinds);
 
-int speed_type(ScalarType dtype) {
+int speed_type(ScalarType dtype, CallKind kind) {
+  const bool is_float8 = dtype == ScalarType::Float8_e4m3fn || dtype == ScalarType::Float8_e5m2;
+  if (is_float8 || kind == CallKind::kScaled) {
+    return is_float8 && kind == CallKind::kScaled ? kFloat8 : -1;
+  }
   switch (dtype) {
     case ScalarType::Half:
       return kHalf;
@@ -152,6 +157,7 @@ constexpr const char* kSlower[] = {
     "float32 by TF32, which is not known to be quicker",
     "float32 without TF32, which is not known to be quicker",
     "float64, which is not known to be quicker",
+    "8-bit floats, which are not known to be quicker",
 };
 
 // --- counts ---
@@ -218,7 +224,7 @@ void set_known_speed(const json& table) {
 }
 
 const char* why_not_tensor(const TensorView& tensor, CallKind kind, Policy policy) {
-  const int type = speed_type(tensor.dtype);
+  const int type = speed_type(tensor.dtype, kind);
   if (type < 0) return dtype_reason(tensor.dtype);
   if (!tensor.on_cuda()) return nullptr;  // the reference, for which no speed is promised
   const DeviceSpeed& speed = speed_of(tensor.device_index);

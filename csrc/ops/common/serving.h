@@ -34,7 +34,7 @@ void set_measuring(Measuring state);
 Policy thread_object_policy();
 
 // Kinds of calls whose speed is recorded separately.
-enum class CallKind : int { kProduct, kBatched, kVector, kAttention, kCount };
+enum class CallKind : int { kProduct, kBatched, kVector, kAttention, kScaled, kCount };
 constexpr int kCallKinds = static_cast<int>(CallKind::kCount);
 
 // The known speed of our kernels: {"rows": [{"gpu", "dtypes", "kinds"}]}, each row a promise that
@@ -54,6 +54,10 @@ void set_calibrated_speed(int device, const nlohmann::json& table);
 // compared and stored as pointers: they are literals, or texts that are kept forever (there are
 // few).
 const char* why_not_tensor(const TensorView& tensor, CallKind kind, Policy policy);
+
+inline bool same_device(const TensorView& a, const TensorView& b) {
+  return a.device_type == b.device_type && a.device_index == b.device_index;
+}
 
 void count_declined(const char* op, const char* reason);
 

@@ -16,10 +16,6 @@ const AtenOp& grouped_op() {
   return op;
 }
 
-bool same_place(const TensorView& a, const TensorView& b) {
-  return a.device_type == b.device_type && a.device_index == b.device_index;
-}
-
 // Whether PyTorch takes the shapes, too.
 bool fits(const TensorView& a, const TensorView& b, const std::optional<TensorView>& offs) {
   if (a.dim < 2 || a.dim > 3 || b.dim < 2 || b.dim > 3) return false;
@@ -35,7 +31,7 @@ const char* why_not_grouped(const TensorView& a, const TensorView& b,
   if (has_bias) return "a bias";
   if (a.dtype != b.dtype) return "different dtypes";
   if (out_dtype && *out_dtype != a.dtype) return "an out_dtype other than the operands'";
-  if (!same_place(a, b) || (offs && !same_place(a, *offs))) return "tensors on different devices";
+  if (!same_device(a, b) || (offs && !same_device(a, *offs))) return "tensors on different devices";
   if (!fits(a, b, offs)) return "shapes that it does not take";
   // PyTorch's results have gaps between their rows then.
   if (b.sizes[b.dim - 1] * element_size(a.dtype) % 16 != 0) {

@@ -49,10 +49,6 @@ struct ProductShape {
   int64_t sizes[3];
 };
 
-bool same_device(const TensorView& a, const TensorView& b) {
-  return a.device_type == b.device_type && a.device_index == b.device_index;
-}
-
 const char* why_not_beside(const TensorView& a, const TensorView& b) {
   if (a.dtype != b.dtype) return kDtypes;
   return same_device(a, b) ? nullptr : kDevices;
