@@ -74,6 +74,10 @@ def test_boxes_of_a_stage_have_the_bytes_that_its_barrier_expects(
 
 def check_launch(sm90, layout: str, shape, launch: dict, params: Params) -> None:
     m, n, k = shape
+    out = [n, m]
+    if params.flags & TRANSPOSED:  # the kernel's operands are B^T and A^T
+        m, n = n, m
+        layout = {"nt": "nt", "nn": "tt", "tn": "tn", "tt": "nn"}[layout]
     kernel = next(x for x in sm90 if x["name"] == launch["kernel"])
     assert kernel["layout"] == layout
     tile = kernel["tile"]
@@ -103,7 +107,11 @@ def check_launch(sm90, layout: str, shape, launch: dict, params: Params) -> None
         assert clusters == params.whole_tiles
         assert params.k_blocks >= 2
     assert not params.flags & GENERAL
-    assert read_map(params.out_map)["dims"] == [n, m]
+    found = read_map(params.out_map)
+    assert found["dims"] == out
+    if params.flags & TRANSPOSED:
+        assert kernel["swaps"] == 1
+        assert (found["box"], found["swizzle"]) == ([64, 32], 3)
 
 
 @pytest.mark.parametrize("layout", ["nt", "nn"])
@@ -129,6 +137,39 @@ def test_blocks_of_a_cluster_share_operands(
     assert 1 << (params.flags >> ALONG_M & 3) == along_m
     assert 1 << (params.flags >> ALONG_N & 3) == along_n
     check_launch(sm90, layout, (m, n, k), launch, params)
+
+
+@pytest.mark.parametrize("layout", ["nt", "nn", "tn"])
+def test_swapped_operands_and_their_transposed_tiles(driver, sm90, layout: str) -> None:
+    """A tile of 128 x 192 stores one of 192 x 128, with a bias of its rows. Bits that may not
+    depend on M, epilogues and outputs without vectors run as they are."""
+    m, n, k = 1000, 1096, 264
+    name = "sm90 128x192 swapped share_b"
+
+    def linear(n: int = n, activation: str = "none", invariant: bool = False) -> None:
+        x = tensors.strided((m, k), (k, 1) if layout[0] == "n" else (1, m), torch.bfloat16)
+        w = tensors.strided((n, k), (k, 1) if layout[1] == "t" else (1, n), torch.bfloat16)
+        bias = tensors.empty(n, dtype=torch.bfloat16)
+        with measure.watching():
+            library.force_config(name)
+            if activation != "none":
+                torch.ops.cubin._linear_activation(x, w, bias, activation)
+            elif invariant:
+                with torch_cubin.batch_invariant():
+                    torch.ops.cubin._linear(x, w, bias)
+            else:
+                torch.ops.cubin._linear(x, w, bias)
+
+    calls = [linear, partial(linear, activation="relu"), partial(linear, invariant=True)]
+    if layout == "nt":
+        calls.append(partial(linear, n=1100))
+    (launch, params), *others = launches_of(driver, calls)
+    assert launch["kernel"].endswith("_128x192")
+    assert params.flags & (TRANSPOSED | FINISH) == TRANSPOSED
+    assert (params.m, params.n, params.bias_stride) == (n, m, 1)
+    assert params.flags & CLUSTER == 1 << ALONG_M
+    check_launch(sm90, layout, (m, n, k), launch, params)
+    assert not any(params.flags & TRANSPOSED for _, params in others)
 
 
 @pytest.mark.parametrize("largest", [1, 2, 4])

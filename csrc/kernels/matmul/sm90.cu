@@ -29,6 +29,7 @@
 #include "sm90_row_sums.cuh"
 #include "sm90_split.cuh"
 #include "sm90_tiles.cuh"
+#include "sm90_transposed.cuh"
 
 namespace torch_cubin::TC_KERNEL {
 
@@ -169,6 +170,7 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
   bool frees = source < cluster.sources();
   u32 target = cluster_rank() ^ cluster.source(source);
   bool finishes = p.flags & kSm90Finish;
+  const bool transposes = C::kSwaps && (p.flags & kSm90Transposed);
   bool leads = C::kConsumers == 2 && group == 0 && !(p.flags & kSm90NoSkew);
   u32 staging = shared + C::kStaging + warp * C::kWarpBytes;
   u32 bias = shared + C::kBias + group * (C::kTileN * C::kElement);
@@ -189,6 +191,12 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
         C::kConsumers == 2 && (p.flags & kSm90Activate) && k_count >= 2 * C::kStages;
     const int waits_at = takes_turns && group == 1 ? C::kStages : 0;
     if (finishes) request_bias<C>(p, bias, group, w.n0);
+    [[maybe_unused]] float bias_of_rows[C::kBlocksM][2];
+    if constexpr (C::kSwaps) {
+      if (transposes) {
+        load_bias_of_rows<C>(p, w.m0 + group * C::kBlocksM * 64 + warp % 4 * 16, bias_of_rows);
+      }
+    }
     float sum[C::kBlocksM][C::kTileN / 2];
     // The tiles of a row divide the k blocks whose rows of A they add, while the tensor cores
     // multiply.
@@ -263,6 +271,13 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
     }
     if constexpr (C::kInPairs) {
       if ((p.flags & kSm90SplitPair) && !exchange<C>(group, shared, sum)) continue;
+    }
+    if constexpr (C::kSwaps) {
+      if (transposes) {
+        store_transposed<C>(p, staging - warp % 4 * C::kWarpBytes, group, turn,
+                            w.m0 + group * C::kBlocksM * 64, w, bias_of_rows, sum);
+        continue;
+      }
     }
     int m = w.m0 + group * C::kBlocksM * 64 + warp % 4 * 16;
     if (finishes) {
@@ -355,8 +370,9 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
 
 extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     TC_KERNEL(const __grid_constant__ Sm90MatmulParams p) {
-  using C = Config<DType::TC_DTYPE, TC_A_MN, TC_B_MN, TC_TILE_M, TC_TILE_N, TC_STAGES, TC_CONSUMERS,
-                   TC_STREAMS, TC_PAIRS, TC_READS>;
+  using Tile = Config<DType::TC_DTYPE, TC_A_MN, TC_B_MN, TC_TILE_M, TC_TILE_N, TC_STAGES,
+                      TC_CONSUMERS, TC_STREAMS, TC_PAIRS, TC_READS>;
+  using C = Swapping<Tile, TC_SWAPS>;
   static_assert(C::kThreads == TC_THREADS && C::kSharedBytes == TC_DYNAMIC_SHARED);
   static_assert(C::kTileK == TC_TILE_K, "128 bytes of K");
   run<C>(p);
@@ -369,10 +385,11 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
  "defaults": {
   "kind": "sm90", "archs": ["sm_90a"], "alignment": 16, "cost": {},
   "block": ["{t.threads}", 1, 1], "tile": "{t.tile}", "stages": "{t.stages}",
-  "dynamic_shared": "{t.shared}", "streams": "{t.streams}", "pairs": "{t.pairs}", "reads": "{t.reads}",
+  "dynamic_shared": "{t.shared}", "streams": "{t.streams}", "pairs": "{t.pairs}",
+  "reads": "{t.reads}", "swaps": "{t.swaps}",
   "defines": {"TC_DTYPE": "{d.dtype}", "TC_A_MN": "{l.a_mn}", "TC_B_MN": "{l.b_mn}",
               "TC_CONSUMERS": "{t.consumers}", "TC_STREAMS": "{t.streams}", "TC_PAIRS": "{t.pairs}",
-              "TC_READS": "{t.reads}"}},
+              "TC_READS": "{t.reads}", "TC_SWAPS": "{t.swaps}"}},
  "kernels": [
   {"name": "sm90_matmul_{d.short}_{l.layout}_{t.name}",
    "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{l.layout}",
@@ -382,39 +399,39 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     "l": [{"layout": "nt", "a_mn": 0, "b_mn": 0}],
     "t": [
      {"name": "256x192", "tile": [256, 192, 64], "stages": 3, "consumers": 2, "threads": 384,
-      "shared": 222528, "streams": 1, "pairs": 0, "reads": 0, "spill": 160},
+      "shared": 222528, "streams": 1, "pairs": 0, "reads": 0, "swaps": 0, "spill": 160},
      {"name": "256x160", "tile": [256, 160, 64], "stages": 3, "consumers": 2, "threads": 384,
-      "shared": 226496, "streams": 0, "pairs": 0, "reads": 0, "spill": 160},
+      "shared": 226496, "streams": 0, "pairs": 0, "reads": 0, "swaps": 0, "spill": 160},
      {"name": "256x128", "tile": [256, 128, 64], "stages": 4, "consumers": 2, "threads": 384,
-      "shared": 230480, "streams": 0, "pairs": 0, "reads": 0, "spill": 0},
+      "shared": 230480, "streams": 0, "pairs": 0, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "128x256", "tile": [128, 256, 64], "stages": 4, "consumers": 2, "threads": 384,
-      "shared": 230992, "streams": 0, "pairs": 0, "reads": 0, "spill": 0},
+      "shared": 230992, "streams": 0, "pairs": 0, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "128x224", "tile": [128, 224, 64], "stages": 4, "consumers": 2, "threads": 384,
-      "shared": 230864, "streams": 0, "pairs": 0, "reads": 0, "spill": 0},
+      "shared": 230864, "streams": 0, "pairs": 0, "reads": 0, "swaps": 1, "spill": 0},
      {"name": "128x192", "tile": [128, 192, 64], "stages": 5, "consumers": 2, "threads": 384,
-      "shared": 222560, "streams": 0, "pairs": 1, "reads": 0, "spill": 0},
+      "shared": 222560, "streams": 0, "pairs": 1, "reads": 0, "swaps": 1, "spill": 0},
      {"name": "128x160", "tile": [128, 160, 64], "stages": 5, "consumers": 2, "threads": 384,
-      "shared": 218336, "streams": 0, "pairs": 1, "reads": 0, "spill": 0},
+      "shared": 218336, "streams": 0, "pairs": 1, "reads": 0, "swaps": 1, "spill": 0},
      {"name": "128x128", "tile": [128, 128, 64], "stages": 6, "consumers": 2, "threads": 384,
-      "shared": 230512, "streams": 0, "pairs": 1, "reads": 0, "spill": 0},
+      "shared": 230512, "streams": 0, "pairs": 1, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "128x96", "tile": [128, 96, 64], "stages": 7, "consumers": 2, "threads": 384,
-      "shared": 218112, "streams": 0, "pairs": 1, "reads": 0, "spill": 0},
+      "shared": 218112, "streams": 0, "pairs": 1, "reads": 0, "swaps": 1, "spill": 0},
      {"name": "128x80", "tile": [128, 80, 64], "stages": 7, "consumers": 2, "threads": 384,
-      "shared": 220096, "streams": 0, "pairs": 1, "reads": 0, "spill": 0},
+      "shared": 220096, "streams": 0, "pairs": 1, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "192x192", "tile": [192, 192, 64], "stages": 4, "consumers": 3, "threads": 512,
-      "shared": 222928, "streams": 0, "pairs": 0, "reads": 0, "spill": 0},
+      "shared": 222928, "streams": 0, "pairs": 0, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "64x192", "tile": [64, 192, 64], "stages": 6, "consumers": 1, "threads": 256,
-      "shared": 230384, "streams": 0, "pairs": 0, "reads": 0, "spill": 0},
+      "shared": 230384, "streams": 0, "pairs": 0, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "128x64", "tile": [128, 64, 64], "stages": 8, "consumers": 2, "threads": 384,
-      "shared": 230800, "streams": 0, "pairs": 1, "reads": 0, "spill": 0},
+      "shared": 230800, "streams": 0, "pairs": 1, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "64x128", "tile": [64, 128, 64], "stages": 8, "consumers": 1, "threads": 256,
-      "shared": 230800, "streams": 0, "pairs": 0, "reads": 0, "spill": 0},
+      "shared": 230800, "streams": 0, "pairs": 0, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "64x96", "tile": [64, 96, 64], "stages": 9, "consumers": 1, "threads": 256,
-      "shared": 218464, "streams": 0, "pairs": 0, "reads": 0, "spill": 0},
+      "shared": 218464, "streams": 0, "pairs": 0, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "64x64", "tile": [64, 64, 64], "stages": 10, "consumers": 1, "threads": 256,
-      "shared": 197936, "streams": 0, "pairs": 0, "reads": 0, "spill": 0},
+      "shared": 197936, "streams": 0, "pairs": 0, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "64x64_read", "tile": [64, 64, 64], "stages": 10, "consumers": 1, "threads": 256,
-      "shared": 197936, "streams": 0, "pairs": 0, "reads": 1, "spill": 0}]}},
+      "shared": 197936, "streams": 0, "pairs": 0, "reads": 1, "swaps": 0, "spill": 0}]}},
   {"name": "sm90_matmul_{d.short}_{l.layout}_{t.name}",
    "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{l.layout}",
    "accepted_spill": {"sm_90a": "{t.spill}"},
@@ -423,33 +440,33 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     "l": [{"layout": "nn", "a_mn": 0, "b_mn": 1}],
     "t": [
      {"name": "256x192", "tile": [256, 192, 64], "stages": 3, "consumers": 2, "threads": 384,
-      "shared": 222528, "streams": 1, "pairs": 0, "reads": 0, "spill": 160},
+      "shared": 222528, "streams": 1, "pairs": 0, "reads": 0, "swaps": 0, "spill": 160},
      {"name": "256x160", "tile": [256, 160, 64], "stages": 3, "consumers": 2, "threads": 384,
-      "shared": 222400, "streams": 0, "pairs": 0, "reads": 0, "spill": 160},
+      "shared": 222400, "streams": 0, "pairs": 0, "reads": 0, "swaps": 0, "spill": 160},
      {"name": "256x128", "tile": [256, 128, 64], "stages": 4, "consumers": 2, "threads": 384,
-      "shared": 230480, "streams": 0, "pairs": 0, "reads": 0, "spill": 0},
+      "shared": 230480, "streams": 0, "pairs": 0, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "128x256", "tile": [128, 256, 64], "stages": 4, "consumers": 2, "threads": 384,
-      "shared": 230992, "streams": 0, "pairs": 0, "reads": 0, "spill": 0},
+      "shared": 230992, "streams": 0, "pairs": 0, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "128x192", "tile": [128, 192, 64], "stages": 5, "consumers": 2, "threads": 384,
-      "shared": 222560, "streams": 0, "pairs": 1, "reads": 0, "spill": 0},
+      "shared": 222560, "streams": 0, "pairs": 1, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "128x160", "tile": [128, 160, 64], "stages": 5, "consumers": 2, "threads": 384,
-      "shared": 222432, "streams": 0, "pairs": 1, "reads": 0, "spill": 0},
+      "shared": 222432, "streams": 0, "pairs": 1, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "128x128", "tile": [128, 128, 64], "stages": 6, "consumers": 2, "threads": 384,
-      "shared": 230512, "streams": 0, "pairs": 1, "reads": 0, "spill": 0},
+      "shared": 230512, "streams": 0, "pairs": 1, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "128x96", "tile": [128, 96, 64], "stages": 6, "consumers": 2, "threads": 384,
-      "shared": 230384, "streams": 0, "pairs": 1, "reads": 0, "spill": 0},
+      "shared": 230384, "streams": 0, "pairs": 1, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "192x192", "tile": [192, 192, 64], "stages": 4, "consumers": 3, "threads": 512,
-      "shared": 222928, "streams": 0, "pairs": 0, "reads": 0, "spill": 0},
+      "shared": 222928, "streams": 0, "pairs": 0, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "64x192", "tile": [64, 192, 64], "stages": 6, "consumers": 1, "threads": 256,
-      "shared": 230384, "streams": 0, "pairs": 0, "reads": 0, "spill": 0},
+      "shared": 230384, "streams": 0, "pairs": 0, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "128x64", "tile": [128, 64, 64], "stages": 8, "consumers": 2, "threads": 384,
-      "shared": 230800, "streams": 0, "pairs": 1, "reads": 0, "spill": 0},
+      "shared": 230800, "streams": 0, "pairs": 1, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "64x128", "tile": [64, 128, 64], "stages": 8, "consumers": 1, "threads": 256,
-      "shared": 230800, "streams": 0, "pairs": 0, "reads": 0, "spill": 0},
+      "shared": 230800, "streams": 0, "pairs": 0, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "64x64", "tile": [64, 64, 64], "stages": 10, "consumers": 1, "threads": 256,
-      "shared": 197936, "streams": 0, "pairs": 0, "reads": 0, "spill": 0},
+      "shared": 197936, "streams": 0, "pairs": 0, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "64x64_read", "tile": [64, 64, 64], "stages": 10, "consumers": 1, "threads": 256,
-      "shared": 197936, "streams": 0, "pairs": 0, "reads": 1, "spill": 0}]}},
+      "shared": 197936, "streams": 0, "pairs": 0, "reads": 1, "swaps": 0, "spill": 0}]}},
   {"name": "sm90_matmul_{d.short}_{l.layout}_{t.name}",
    "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{l.layout}",
    "accepted_spill": {"sm_90a": "{t.spill}"},
@@ -458,21 +475,21 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     "l": [{"layout": "tn", "a_mn": 1, "b_mn": 1}],
     "t": [
      {"name": "256x192", "tile": [256, 192, 64], "stages": 3, "consumers": 2, "threads": 384,
-      "shared": 222528, "streams": 1, "pairs": 0, "reads": 0, "spill": 176},
+      "shared": 222528, "streams": 1, "pairs": 0, "reads": 0, "swaps": 0, "spill": 176},
      {"name": "256x128", "tile": [256, 128, 64], "stages": 4, "consumers": 2, "threads": 384,
-      "shared": 230480, "streams": 1, "pairs": 0, "reads": 0, "spill": 0},
+      "shared": 230480, "streams": 1, "pairs": 0, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "128x256", "tile": [128, 256, 64], "stages": 4, "consumers": 2, "threads": 384,
-      "shared": 230992, "streams": 1, "pairs": 0, "reads": 0, "spill": 0},
+      "shared": 230992, "streams": 1, "pairs": 0, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "128x192", "tile": [128, 192, 64], "stages": 5, "consumers": 2, "threads": 384,
-      "shared": 222560, "streams": 1, "pairs": 1, "reads": 0, "spill": 0},
+      "shared": 222560, "streams": 1, "pairs": 1, "reads": 0, "swaps": 1, "spill": 0},
      {"name": "128x160", "tile": [128, 160, 64], "stages": 5, "consumers": 2, "threads": 384,
-      "shared": 222432, "streams": 1, "pairs": 1, "reads": 0, "spill": 0},
+      "shared": 222432, "streams": 1, "pairs": 1, "reads": 0, "swaps": 1, "spill": 0},
      {"name": "128x128", "tile": [128, 128, 64], "stages": 6, "consumers": 2, "threads": 384,
-      "shared": 230512, "streams": 1, "pairs": 1, "reads": 0, "spill": 0},
+      "shared": 230512, "streams": 1, "pairs": 1, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "192x192", "tile": [192, 192, 64], "stages": 4, "consumers": 3, "threads": 512,
-      "shared": 222928, "streams": 1, "pairs": 0, "reads": 0, "spill": 0},
+      "shared": 222928, "streams": 1, "pairs": 0, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "64x128", "tile": [64, 128, 64], "stages": 8, "consumers": 1, "threads": 256,
-      "shared": 230800, "streams": 0, "pairs": 0, "reads": 0, "spill": 0}]}},
+      "shared": 230800, "streams": 0, "pairs": 0, "reads": 0, "swaps": 0, "spill": 0}]}},
   {"name": "sm90_matmul_{d.short}_{l.layout}_{t.name}",
    "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{l.layout}",
    "accepted_spill": {"sm_90a": "{t.spill}"},
@@ -481,11 +498,15 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     "l": [{"layout": "tt", "a_mn": 1, "b_mn": 0}],
     "t": [
      {"name": "128x256", "tile": [128, 256, 64], "stages": 4, "consumers": 2, "threads": 384,
-      "shared": 230992, "streams": 0, "pairs": 0, "reads": 0, "spill": 0},
+      "shared": 230992, "streams": 0, "pairs": 0, "reads": 0, "swaps": 0, "spill": 0},
+     {"name": "128x192", "tile": [128, 192, 64], "stages": 5, "consumers": 2, "threads": 384,
+      "shared": 222560, "streams": 0, "pairs": 0, "reads": 0, "swaps": 1, "spill": 0},
+     {"name": "128x160", "tile": [128, 160, 64], "stages": 5, "consumers": 2, "threads": 384,
+      "shared": 218336, "streams": 0, "pairs": 0, "reads": 0, "swaps": 1, "spill": 0},
      {"name": "128x128", "tile": [128, 128, 64], "stages": 6, "consumers": 2, "threads": 384,
-      "shared": 230512, "streams": 0, "pairs": 1, "reads": 0, "spill": 0},
+      "shared": 230512, "streams": 0, "pairs": 1, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "64x128", "tile": [64, 128, 64], "stages": 8, "consumers": 1, "threads": 256,
-      "shared": 230800, "streams": 0, "pairs": 0, "reads": 0, "spill": 0}]}},
+      "shared": 230800, "streams": 0, "pairs": 0, "reads": 0, "swaps": 0, "spill": 0}]}},
   {"name": "sm90_matmul_tf32_{l.layout}_{t.name}",
    "dtype": "float32", "math": "tf32", "layout": "{l.layout}",
    "for": {
@@ -493,11 +514,11 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     "l": [{"layout": "nt", "a_mn": 0, "b_mn": 0}],
     "t": [
      {"name": "128x256", "tile": [128, 256, 32], "stages": 4, "consumers": 2, "threads": 384,
-      "shared": 232016, "streams": 0, "pairs": 0, "reads": 0},
+      "shared": 232016, "streams": 0, "pairs": 0, "reads": 0, "swaps": 0},
      {"name": "128x128", "tile": [128, 128, 32], "stages": 6, "consumers": 2, "threads": 384,
-      "shared": 231024, "streams": 0, "pairs": 1, "reads": 0},
+      "shared": 231024, "streams": 0, "pairs": 1, "reads": 0, "swaps": 0},
      {"name": "64x128", "tile": [64, 128, 32], "stages": 8, "consumers": 1, "threads": 256,
-      "shared": 231056, "streams": 0, "pairs": 0, "reads": 0}]}},
+      "shared": 231056, "streams": 0, "pairs": 0, "reads": 0, "swaps": 0}]}},
   {"name": "sm90_matmul_tf32_{l.layout}_{t.name}",
    "dtype": "float32", "math": "tf32", "layout": "{l.layout}",
    "for": {
@@ -505,7 +526,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     "l": [{"layout": "tt", "a_mn": 1, "b_mn": 0}],
     "t": [
      {"name": "128x256", "tile": [128, 256, 32], "stages": 4, "consumers": 2, "threads": 384,
-      "shared": 232016, "streams": 0, "pairs": 0, "reads": 0},
+      "shared": 232016, "streams": 0, "pairs": 0, "reads": 0, "swaps": 0},
      {"name": "128x128", "tile": [128, 128, 32], "stages": 6, "consumers": 2, "threads": 384,
-      "shared": 231024, "streams": 0, "pairs": 1, "reads": 0}]}}]}
+      "shared": 231024, "streams": 0, "pairs": 1, "reads": 0, "swaps": 0}]}}]}
 */

@@ -72,6 +72,7 @@ struct MatmulCase {
   Activation activation;
   bool scaled, has_addend;  // alpha is not 1; something is added, times beta
   bool accumulates;  // has_addend: it is C itself, beta is 1, and C's rows are 16-byte vectors
+  bool out_vectors;  // C's rows are 16-byte vectors
   // Each row of C must have the same bits whatever M and the batch are. So K is added up from its
   // beginning to its end, in one chain of the tensor cores' instructions: not split, nor backwards.
   bool batch_invariant;
@@ -107,8 +108,9 @@ struct MatmulCase {
     packed = packed << 3 | static_cast<uint64_t>(batch_dims);
     packed = packed << 3 | static_cast<uint64_t>(activation);
     for (const bool fact : {a_mappable, b_mappable, a_lines, b_lines, a_unit, b_unit, a_broadcast,
-                            b_broadcast, has_bias, scaled, has_addend, accumulates, batch_invariant,
-                            split_sums, row_sums, row_parts, symmetric, needs_mirror}) {
+                            b_broadcast, has_bias, scaled, has_addend, accumulates, out_vectors,
+                            batch_invariant, split_sums, row_sums, row_parts, symmetric,
+                            needs_mirror}) {
       packed = packed << 1 | static_cast<uint64_t>(fact);
     }
     return packed;

@@ -58,9 +58,14 @@ bool is_unit(const OperandLayout& x, Access access) {
   return is_along_k(access) ? x.k_stride == 1 || x.k == 1 : x.own_stride == 1 || x.own_size == 1;
 }
 
+// MatmulCase::out_vectors.
+bool begins_vectors(const MatmulProblem& p, const void* c) {
+  return reinterpret_cast<uintptr_t>(c) % kVectorBytes == 0 &&
+         p.n * element_size(p.output) % kVectorBytes == 0;
+}
+
 // MatmulCase::accumulates, of an addend.
 bool adds_to_output(const MatmulProblem& p, const MatmulOperands& operands) {
-  const auto is_aligned = [](int64_t bytes) { return bytes % kVectorBytes == 0; };
   bool same = operands.addend == operands.c && p.beta == 1 && p.addend_stride_n == 1 &&
               (p.m == 1 || p.addend_stride_m == p.n);
   int64_t stride = p.m * p.n;
@@ -68,8 +73,7 @@ bool adds_to_output(const MatmulProblem& p, const MatmulOperands& operands) {
     same = same && p.addend_batch_stride[i] == stride;
     stride *= p.batch_size[i];
   }
-  return same && is_aligned(static_cast<int64_t>(reinterpret_cast<uintptr_t>(operands.c))) &&
-         is_aligned(p.n * element_size(p.output));
+  return same && begins_vectors(p, operands.c);
 }
 
 bool is_broadcast(const OperandLayout& x) {
@@ -113,6 +117,7 @@ MatmulCase matmul_case(const MatmulProblem& p, const MatmulOperands& operands) {
   c.scaled = p.alpha != 1;
   c.has_addend = operands.addend != nullptr;
   c.accumulates = c.has_addend && adds_to_output(p, operands);
+  c.out_vectors = begins_vectors(p, operands.c);
   c.batch_invariant = p.batch_invariant;
   c.split_sums = p.split_sums;
   c.row_parts = p.row_parts;

@@ -41,6 +41,7 @@ MatmulCase read_case(const json& from) {
   c.activation = static_cast<Activation>(from.value("activation", 0));
   c.scaled = flag("scaled");
   c.has_addend = flag("addend");
+  c.out_vectors = flag("out_vectors", c.n * element_size(c.output) % kVectorBytes == 0);
   c.batch_invariant = flag("batch_invariant");
   c.split_sums = false;
   c.symmetric = flag("symmetric");

@@ -36,7 +36,7 @@ nlohmann::json planner_terms(const Device& device);
 
 // The case that JSON describes: as a tuned table's line does (tuned.h), with "dtype" and, where
 // they are not as usual, "bias", "activation", "scaled", "addend", "batch_invariant",
-// "float_output", "a_unit", "b_unit", "a_broadcast", "b_broadcast". Throws [input].
+// "float_output", "out_vectors", "a_unit", "b_unit", "a_broadcast", "b_broadcast". Throws [input].
 MatmulCase described_case(const nlohmann::json& from);
 
 // While plans are watched, this thread's products that have a config of that name take it, with any

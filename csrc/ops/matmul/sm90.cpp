@@ -37,16 +37,9 @@ class Sm90Matmul : public MatmulKernels {
 
   void configs(const MatmulCase& c, MatmulConfigs& out) const override {
     if (!takes(c)) return;
-    const bool transposed = transposes(c);
-    const auto offer = [&](Sm90Plan chosen, const Work& work, const Work* last) {
-      MatmulPlan plan;
-      chosen.transposed = transposed;
-      plan.splits = chosen.splits;
-      if (c.row_parts) plan.row_parts = plan.splits * row_parts(chosen, c.n);
-      plan.set(chosen);
-      out.offer(plan, work, last);
-    };
-    sm90_configs(table_, seen_by_kernels(c), clusters_.largest(), offer);
+    const bool must_swap = c.math == kMathTF32 && is_along_k(c.a) && !is_along_k(c.b);
+    if (!must_swap) configs(c, false, out);
+    if (must_swap || may_swap(c)) configs(swapped(c), true, out);
   }
 
   bool has_capacity(const MatmulPlan& plan) const override {
@@ -93,15 +86,28 @@ class Sm90Matmul : public MatmulKernels {
            (c.b_mappable || (!is_vectors(c.b) && c.b_unit));
   }
 
-  // Kernels take TF32 that is not contiguous along K as A alone: where B is, and A is not, the
-  // product is transposed.
-  static bool transposes(const MatmulCase& c) {
-    return c.math == kMathTF32 && is_along_k(c.a) && !is_along_k(c.b);
+  void configs(const MatmulCase& seen, bool transposed, MatmulConfigs& out) const {
+    const auto offer = [&](Sm90Plan chosen, const Work& work, const Work* last) {
+      MatmulPlan plan;
+      chosen.transposed = transposed;
+      plan.splits = chosen.splits;
+      if (seen.row_parts) plan.row_parts = plan.splits * row_parts(chosen, seen.n);
+      plan.set(chosen);
+      out.offer(plan, work, last);
+    };
+    sm90_configs(table_, seen, clusters_.largest(), transposed, offer);
   }
 
-  static MatmulCase seen_by_kernels(const MatmulCase& c) {
+  // Whether kernels that store their tiles transposed can compute C^T = B^T A^T instead. Kernels
+  // take TF32 that is not contiguous along K as A alone, and store it from registers: where B is,
+  // and A is not, they must.
+  static bool may_swap(const MatmulCase& c) {
+    return c.math != kMathTF32 && c.output == c.input && c.out_vectors && c.only_bias() &&
+           c.a_mappable && c.b_mappable && !c.batch_invariant && !c.split_sums && !c.row_parts;
+  }
+
+  static MatmulCase swapped(const MatmulCase& c) {
     MatmulCase seen = c;
-    if (!transposes(c)) return seen;
     std::swap(seen.m, seen.n);
     std::swap(seen.a, seen.b);
     std::swap(seen.a_mappable, seen.b_mappable);
@@ -184,6 +190,10 @@ class Sm90Matmul : public MatmulKernels {
     if (operands.addend != nullptr) fill_addend(out, p, operands.addend);
     if (row.from_registers()) {
       fill_out_from_registers(out, plan, c_batch_stride, p, operands);
+    } else if (plan.transposed) {
+      out.flags |= kSm90Transposed;
+      out.bias_stride = operands.bias_stride;
+      describe_out(out, plan, c_batch_stride, p, operands.c);
     } else {
       fill_out(out, plan, c_batch_stride, p, operands);
     }
@@ -257,17 +267,19 @@ class Sm90Matmul : public MatmulKernels {
     out.bias_stride = operands.bias_stride;
   }
 
-  // The tensor map by which panels of a warp's 16 rows are stored.
+  // The tensor map by which panels are stored: a warp's 16 rows, or, of a transposed tile, a
+  // warpgroup's 64 columns.
   void describe_out(Sm90MatmulParams& out, const Sm90Plan& plan, const int64_t* batch_stride,
                     const MatmulProblem& p, const char* c) const {
     const int64_t bytes = element_size(p.output), in_row = plan.row->tile_n * bytes;
-    const int64_t panel = in_row % 128 == 0 ? 128 : in_row % 64 == 0 ? 64 : 32;
+    const int64_t panel = plan.transposed || in_row % 128 == 0 ? 128 : in_row % 64 == 0 ? 64 : 32;
+    const int64_t rows = plan.transposed && plan.row->tile_n % 32 == 0 ? 32 : 16;
     const MapSwizzle swizzle = panel == 128  ? MapSwizzle::k128Bytes
                                : panel == 64 ? MapSwizzle::k64Bytes
                                              : MapSwizzle::k32Bytes;
     const MapType type = p.output == ScalarType::Float ? MapType::kFloat32 : sm90_map_type(p.math);
     Sm90Matrix x{c,       type,    bytes, {p.n, p.m},          p.n,
-                 nullptr, nullptr, 0,     {panel / bytes, 16}, swizzle};
+                 nullptr, nullptr, 0,     {panel / bytes, rows}, swizzle};
     const int64_t splits = plan.splits, of_split = p.m * p.n;
     if (plan.splits > 1) {
       x.batch_stride = &of_split;

@@ -22,12 +22,13 @@ double loaded_size(int64_t tile, bool mn_major) {
 
 class Counter {
  public:
-  Counter(const Sm90Table& table, const MatmulCase& problem, int64_t largest_cluster,
+  Counter(const Sm90Table& table, const MatmulCase& problem, int64_t largest_cluster, bool swapped,
           const Sm90Offer& offer)
       : table_(table),
         c_(problem),
         multiprocessors_(table.multiprocessors),
         largest_cluster_(largest_cluster),
+        of_swapped_(swapped ? table.of_swapped : 0),
         offer_(offer) {
     const double element = problem.math == kMathTF32 ? 4 : 2;
     const double batch = static_cast<double>(c_.batch);
@@ -72,7 +73,8 @@ class Counter {
       plan.clusters = static_cast<int32_t>(std::min(slots, cluster_tiles));
       outside_ = 1 - static_cast<double>(c_.m) / static_cast<double>(tiles_m * row.tile_m) *
                          static_cast<double>(c_.n) / static_cast<double>(tiles_n * row.tile_n);
-      of_cluster_ = row.correction + table_.of_cluster[&cluster - kSm90Clusters];
+      of_cluster_ =
+          row.correction + of_swapped_ + table_.of_cluster[&cluster - kSm90Clusters];
       if (c_.split_sums) {
         if (!cluster.splits_k) split(plan, slots, k_blocks);
         continue;
@@ -224,6 +226,7 @@ class Counter {
   const Sm90Table& table_;
   const MatmulCase& c_;
   const int64_t multiprocessors_, largest_cluster_;
+  const double of_swapped_;
   const Sm90Offer& offer_;
   double bytes_of_a_, bytes_of_b_, bytes_of_c_;
   double outside_ = 0, of_cluster_ = 0;  // of the configs that are being counted
@@ -247,6 +250,7 @@ Sm90Row::Sm90Row(PackageKernel& entry) : kernel(&entry) {
   streams = fields.integer("streams", 0, 1) != 0;
   pairs = fields.integer("pairs", 0, 1) != 0;
   reads = fields.integer("reads", 0, 1) != 0;
+  swaps = fields.integer("swaps", 0, 1) != 0;
 }
 
 Sm90Table::Sm90Table(const Device& device, const std::vector<PackageKernel*>& kernels)
@@ -266,6 +270,7 @@ Sm90Table::Sm90Table(const Device& device, const std::vector<PackageKernel*>& ke
   of_read = corrections.of(" read");
   of_streamed = corrections.of(" streamed");
   of_streamed_evenly = corrections.of(" streamed evenly");
+  of_swapped = corrections.of(" swapped");
 }
 
 Work sm90_work(const Sm90Tile& tile, double tiles, double k_blocks) {
@@ -286,12 +291,13 @@ Work sm90_work(const Sm90Tile& tile, double tiles, double k_blocks) {
 }
 
 void sm90_configs(const Sm90Table& table, const MatmulCase& problem, int64_t largest_cluster,
-                  const Sm90Offer& offer) {
-  Counter counter(table, problem, largest_cluster, offer);
+                  bool swapped, const Sm90Offer& offer) {
+  Counter counter(table, problem, largest_cluster, swapped, offer);
   const bool a_mn_major = !is_along_k(problem.a), b_mn_major = !is_along_k(problem.b);
   const bool reads = !is_vectors(problem.a) || !is_vectors(problem.b);
   for (const Sm90Row& row : table.rows) {
     if (reads != row.reads || (problem.row_parts && !row.adds_rows())) continue;
+    if (swapped && !row.stores_transposed()) continue;
     // TF32 whose rows cannot be mapped goes to portable kernels, which round otherwise.
     if (problem.batch_invariant && row.from_registers()) continue;
     if (row.math == problem.math && row.a_mn_major == a_mn_major && row.b_mn_major == b_mn_major) {
@@ -303,7 +309,7 @@ void sm90_configs(const Sm90Table& table, const MatmulCase& problem, int64_t lar
 std::string sm90_name(const Sm90Plan& plan) {
   const bool reads = plan.reads_a || plan.reads_b;
   return std::to_string(plan.row->tile_m) + "x" + std::to_string(plan.row->tile_n) +
-         plan.cluster.name + (reads ? " read" : "") +
+         (plan.transposed && plan.row->swaps ? " swapped" : "") + plan.cluster.name + (reads ? " read" : "") +
          (plan.splits > 1 ? " " + std::to_string(plan.splits) + " splits" : "") +
          (plan.stream_tiles == 0  ? ""
           : plan.streams_evenly() ? " streamed evenly"

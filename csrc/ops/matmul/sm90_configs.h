@@ -25,6 +25,7 @@ struct Sm90Row {
   bool streams;           // can split the last tiles' K over all clusters
   bool pairs;             // can split K between the two blocks of a cluster
   bool reads;             // for operands whose rows begin anywhere, and no others
+  bool swaps;             // can store a tile transposed: takes products with swapped operands
   double correction = 0;  // of its tile (Corrections)
 
   // Beside the product (Config::kRowSums of sm90_schedule.cuh).
@@ -35,6 +36,8 @@ struct Sm90Row {
 
   // TF32 that wgmma cannot read from shared memory: A passes through registers.
   bool from_registers() const { return math == kMathTF32 && a_mn_major; }
+
+  bool stores_transposed() const { return swaps || from_registers(); }
 };
 
 // Up to so many rows (or columns) there are kernels of their own: sm90_skinny.cu's, and portable
@@ -95,18 +98,19 @@ struct Sm90Table {
   int64_t multiprocessors;
   std::vector<Sm90Row> rows;
   double of_cluster[std::size(kSm90Clusters)];  // corrections
-  double of_splits, of_read, of_streamed, of_streamed_evenly;
+  double of_splits, of_read, of_streamed, of_streamed_evenly, of_swapped;
 };
 
 // A config, its work, and the last phase of that, which may be null.
 using Sm90Offer = std::function<void(const Sm90Plan&, const Work&, const Work*)>;
 
 // Offers each config that the rows have. `largest_cluster`: blocks of the largest one that the
-// device runs.
+// device runs. `swapped`: the problem's operands are, so that only rows that can store their tiles
+// transposed take it.
 void sm90_configs(const Sm90Table& table, const MatmulCase& problem, int64_t largest_cluster,
-                  const Sm90Offer& offer);
+                  bool swapped, const Sm90Offer& offer);
 
-// "256x192 share_a streamed", "64x64 read 4 splits"
+// "256x192 share_a streamed", "64x64 read 4 splits", "128x192 swapped share_b"
 std::string sm90_name(const Sm90Plan& plan);
 
 }  // namespace torch_cubin
