@@ -3,6 +3,7 @@ blocks, and whole models in PyTorch's own modes.
 
     python benchmarks/bench_models.py --products --json result.json    # about four minutes
     python benchmarks/bench_models.py --blocks --json result.json      # about two minutes
+    python benchmarks/bench_models.py --products --every 3 --json result.json    # a third of them
     python benchmarks/bench_models.py --models --json result.json      # about six minutes
     python benchmarks/bench_models.py --models --device cpu --small    # to try the script
     python benchmarks/bench_models.py --sweep lines.jsonl --seconds 300
@@ -42,9 +43,12 @@ from torch_cubin._tuning import measure, sweep
 SWEEP_EFFORT = measure.Effort(settle_ms=10, rounds=6, near=1.6, most_configs=16)
 
 
-def product_lines(only: Sequence[str], directions: Sequence[str]) -> Iterator[tuple[str, Callable]]:
-    for direction in directions:
-        for x in model_products.distinct(models.products(), direction):
+def product_lines(
+    only: Sequence[str], directions: Sequence[str], every: int
+) -> Iterator[tuple[str, Callable]]:
+    for first, direction in enumerate(directions):
+        every_one = model_products.distinct(models.products(), direction)
+        for x in every_one[first % every :: every]:
             if matches(x.model, only):
                 yield (
                     f"{direction} {x}",
@@ -52,8 +56,8 @@ def product_lines(only: Sequence[str], directions: Sequence[str]) -> Iterator[tu
                 )
 
 
-def block_lines(only: Sequence[str]) -> Iterator[tuple[str, Callable]]:
-    for model in models.MODELS:
+def block_lines(only: Sequence[str], every: int) -> Iterator[tuple[str, Callable]]:
+    for model in models.MODELS[::every]:
         if not matches(model.name, only):
             continue
         for direction in model_blocks.DIRECTIONS:
@@ -172,6 +176,13 @@ def main() -> None:
         default=float("inf"),
         help="no new line of --sweep, no new cell of --models after these",
     )
+    parser.add_argument(
+        "--every",
+        type=int,
+        default=1,
+        metavar="N",
+        help="only every N-th product of a direction, or every N-th block: always the same ones",
+    )
     parser.add_argument("--only", metavar="MODEL,...", default="", help="parts of models' names")
     directions = ";".join(model_products.DIRECTIONS)
     parser.add_argument("--directions", default=directions, help=f"some of '{directions}'")
@@ -189,8 +200,8 @@ def main() -> None:
     lines: list[Any] = []
     failures: list[str] = []
     for wanted, todo in (
-        (options.products, product_lines(only, wanted_directions)),
-        (options.blocks, block_lines(only)),
+        (options.products, product_lines(only, wanted_directions, options.every)),
+        (options.blocks, block_lines(only, options.every)),
     ):
         if wanted:
             more = run(todo, options.lines)
