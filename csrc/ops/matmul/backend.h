@@ -59,7 +59,6 @@ struct MatmulCase {
   int32_t batch_dims;  // of those that remain after merging; 4 at most
   ScalarType input, output;
   Math math;
-  Scales a_scales, b_scales;
   Access a, b;
   // A and B: whether a tensor map (TMA) with a dim for each batch dim can describe the operand:
   // read by vectors, no row begins within another, strides below 2^40 bytes. Rank and box are the
@@ -101,8 +100,6 @@ struct MatmulCase {
     uint64_t packed = static_cast<uint64_t>(static_cast<uint8_t>(input));
     packed = packed << 8 | static_cast<uint64_t>(static_cast<uint8_t>(output));
     packed = packed << 4 | static_cast<uint64_t>(math);
-    packed = packed << 2 | static_cast<uint64_t>(a_scales);
-    packed = packed << 2 | static_cast<uint64_t>(b_scales);
     packed = packed << 2 | a;
     packed = packed << 2 | b;
     packed = packed << 3 | static_cast<uint64_t>(batch_dims);
@@ -128,8 +125,6 @@ struct MatmulOperands {
   // Sums of A's rows over K, M of the operands' type; or float32, M of each of a plan's parts.
   // Null: not wanted.
   char* row_sums = nullptr;
-  const void* a_scales = nullptr;  // float32, as the problem's Scales say
-  const void* b_scales = nullptr;
 };
 
 MatmulCase matmul_case(const MatmulProblem& problem, const MatmulOperands& operands);

@@ -100,8 +100,6 @@ MatmulCase matmul_case(const MatmulProblem& p, const MatmulOperands& operands) {
   c.input = p.input;
   c.output = p.output;
   c.math = p.math;
-  c.a_scales = p.a_scales;
-  c.b_scales = p.b_scales;
   c.a = access_of(a);
   c.b = access_of(b);
   c.a_mappable = is_mappable(a, c.a);

@@ -30,7 +30,6 @@ MatmulCase read_case(const json& from) {
   c.input = type_of(c.math);
   c.output = flag("float_output") ? ScalarType::Float : c.input;
   c.batch_dims = c.batch > 1 ? 1 : 0;
-  c.a_scales = c.b_scales = Scales::kNone;
   c.a_mappable = is_vectors(c.a);
   c.b_mappable = is_vectors(c.b);
   c.a_unit = flag("a_unit", true);

@@ -76,9 +76,8 @@ class PortableMatmul : public MatmulKernels {
  private:
   static bool takes(const MatmulCase& problem) {
     const bool sums = problem.output == ScalarType::Float && !problem.has_bias;
-    return (problem.input == problem.output || sums) && problem.a_scales == Scales::kNone &&
-           problem.b_scales == Scales::kNone && problem.only_bias() && !problem.split_sums &&
-           !problem.sums_rows();
+    return (problem.input == problem.output || sums) && problem.only_bias() &&
+           !problem.split_sums && !problem.sums_rows();
   }
 
   const Device& device_;

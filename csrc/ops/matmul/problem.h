@@ -17,10 +17,6 @@ namespace torch_cubin {
 // The type of the multiplications. float32 tensors have two.
 enum Math { kMathFloat16, kMathBFloat16, kMathTF32, kMathFloat32, kMathFloat64, kMathCount };
 
-// The scales of an operand's elements: one factor for the tensor, one for each row of A (column of
-// B), or one for each block of K of each row.
-enum class Scales : uint8_t { kNone, kTensor, kRow, kBlock };
-
 // A fact about the output, which is M x M unless it is kNone.
 enum class Symmetry : uint8_t {
   kNone,
@@ -32,7 +28,6 @@ struct MatmulProblem {
   ScalarType input = ScalarType::Float;   // of A and B
   ScalarType output = ScalarType::Float;  // of C and the bias
   Math math = kMathFloat32;
-  Scales a_scales = Scales::kNone, b_scales = Scales::kNone;
   bool split_sums = false;       // see MatmulCase
   bool row_parts = false;        // see MatmulCase
   bool batch_invariant = false;  // see MatmulCase

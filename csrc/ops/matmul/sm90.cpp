@@ -72,9 +72,8 @@ class Sm90Matmul : public MatmulKernels {
     const bool widens = c.output == ScalarType::Float && !c.has_bias && !c.scaled &&
                         c.activation == kActivationNone && (!c.has_addend || c.accumulates);
     const bool types = c.output == c.input || widens;
-    const bool unscaled = c.a_scales == Scales::kNone && c.b_scales == Scales::kNone;
     const bool mappable = c.a_mappable && c.b_mappable && c.batch_dims <= kSm90BatchDims;
-    return maths && types && unscaled && (mappable || is_readable(c)) && !c.row_sums &&
+    return maths && types && (mappable || is_readable(c)) && !c.row_sums &&
            (!(c.split_sums || c.row_parts) || (c.batch_dims == 0 && c.math != kMathTF32));
   }
 

@@ -150,10 +150,9 @@ class SymmetricKernels : public MatmulKernels {
  private:
   static bool takes(const MatmulCase& c) {
     const bool maths = c.math == kMathFloat16 || c.math == kMathBFloat16 || c.math == kMathTF32;
-    const bool unscaled = c.a_scales == Scales::kNone && c.b_scales == Scales::kNone;
     const bool plain = !c.has_bias && c.activation == kActivationNone && !c.split_sums &&
                        !c.sums_rows() && c.output == c.input;
-    return c.symmetric && maths && unscaled && plain && c.a_mappable && c.b_mappable &&
+    return c.symmetric && maths && plain && c.a_mappable && c.b_mappable &&
            c.batch_dims <= kSm90BatchDims && c.m <= kMostSymmetricSize &&
            c.k <= kMostSymmetricSize && c.m * element_size(c.output) % kVectorBytes == 0;
   }
