@@ -35,7 +35,8 @@ import stand_in  # noqa: E402
 TABLE = ROOT / "csrc" / "ops" / "matmul" / "cost_corrections.h"
 CLUSTERS = r"share_a|share_b|split_k|share_both|four_a|four_b|2x4|4x2|eight_a|eight_b"
 CONFIG = re.compile(
-    rf"sm90 (\d+x\d+)( swapped)?( (?:{CLUSTERS}))?( read)?(?: \d+( splits))?( streamed(?: evenly)?)?"
+    rf"sm90 (\d+x\d+)( swapped)?( (?:{CLUSTERS}))?( read)?"
+    r"(?: \d+( splits))?( streamed(?: evenly)?)?"
 )
 CORRECTED_KERNELS = ("mma", "sm90_skinny")  # beside those of sm90.cu
 OF_DEVICE = ("cycles_per_microsecond", "memory_bytes_per_microsecond")  # read, not fitted

@@ -36,7 +36,7 @@ def test_no_number_belongs_to_one_product() -> None:
     """Of tiles, clusters, splits and kernels."""
     tile = r"\d+x\d+( tn)?"
     cluster = r" (share_a|share_b|split_k|share_both|four_a|four_b|2x4|4x2|eight_a|eight_b)"
-    pattern = rf"{tile}|{cluster}| splits| read| streamed( evenly)?|mma|sm90_skinny"
+    pattern = rf"{tile}|{cluster}| splits| read| swapped| streamed( evenly)?|mma|sm90_skinny"
     for numbers in table().values():
         assert not [what for what in numbers if not re.fullmatch(pattern, what)]
 
@@ -44,7 +44,7 @@ def test_no_number_belongs_to_one_product() -> None:
 @pytest.mark.parametrize(
     ("gpu", "most"),
     [
-        ("h200", {"all": 2.6, "few rows": 3.1, "rows anywhere": 1.3, "others": 2.9}),
+        ("h200", {"all": 2.5, "few rows": 3.2, "rows anywhere": 1.3, "others": 2.6}),
         ("h100", {"all": 4.5, "few rows": 5.4, "rows anywhere": 7.2, "others": 3.6}),
     ],
 )
