@@ -74,24 +74,29 @@ def write_distribution(folder: Path) -> None:
     (info / "entry_points.txt").write_text(entry)
 
 
-def train(folder: Path, gpus: int, install: str) -> list[tuple[int, float, int]]:
+def train(folder: Path, gpus: int, install: str, seconds: float) -> list[tuple[int, float, int]]:
     """Step, loss and tokens a second of a GPU."""
     paths = [str(folder), str(common.ROOT), *filter(None, sys.path)]
     launcher = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={gpus}"]
-    run = subprocess.run(
+    with subprocess.Popen(
         [*(sys.executable, "-m", "torch.distributed.run"), *launcher, "--role=rank", "--tee=3",
          "--local-ranks-filter=0", "-m", "torchtitan.train",
          f"--job.config_file={folder}/config.toml", f"--job.dump_folder={folder}/out"],
-        cwd=folder, capture_output=True, text=True, check=False,
-        env={"NCCL_NVLS_ENABLE": "0", **os.environ, "OMP_NUM_THREADS": "1",
+        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env={"NCCL_NVLS_ENABLE": "0", **os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
              "PYTHONPATH": os.pathsep.join(paths), "TORCH_CUBIN_INSTALL": install},
-    )  # fmt: skip
+    ) as run:  # fmt: skip
+        try:
+            said, _ = run.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            run.terminate()  # torchrun then ends its processes
+            said, _ = run.communicate()
     steps = {
         int(step): (float(loss), int(tps.replace(",", "")))
-        for step, loss, tps in STEP.findall(run.stdout + run.stderr)
+        for step, loss, tps in STEP.findall(said)
     }
     if run.returncode or not steps:
-        raise SystemExit(run.stdout[-4000:] + run.stderr[-8000:])
+        raise SystemExit(f"exit status {run.returncode}\n{said[-8000:]}")
     return [(step, *values) for step, values in sorted(steps.items())]
 
 
@@ -99,6 +104,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gpus", type=int, default=4)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=120, help="at most, of each run")
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
     common.require_gpu()
@@ -112,7 +118,7 @@ def main() -> None:
         write_distribution(folder)
         (folder / "config.toml").write_text(CONFIG.format(folder=folder, steps=options.steps))
         for contender, install in (("stock", "0"), ("install", "1")):
-            results[contender] = train(folder, options.gpus, install)
+            results[contender] = train(folder, options.gpus, install, options.seconds)
     apart = max(
         abs(own - stock) / stock
         for (_, stock, _), (_, own, _) in zip(results["stock"], results["install"], strict=True)
