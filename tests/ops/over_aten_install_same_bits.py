@@ -138,8 +138,11 @@ def test_the_switch_is_the_processs() -> None:
         with torch_cubin.batch_invariant(False):
             seen.append(is_batch_invariant())
 
+    config = pytest.importorskip("torch._inductor.config")
+    option = getattr(config, "batch_invariant", None)
     with torch_cubin.install(batch_invariant=True) as outer:
         assert "batch-invariant" in repr(outer)
+        assert getattr(config, "batch_invariant", None) in (True, None)
         thread = threading.Thread(target=work)
         thread.start()
         thread.join()
@@ -147,6 +150,7 @@ def test_the_switch_is_the_processs() -> None:
             assert not is_batch_invariant()
         assert is_batch_invariant()
     assert not is_batch_invariant()
+    assert getattr(config, "batch_invariant", None) == option
     assert seen == [True, False]
     with pytest.raises(errors.InputError, match=r"\[input\].*batch_invariant"):
         torch_cubin.install(batch_invariant=1)

@@ -318,6 +318,13 @@ def audit(name: str) -> None:
     refused(torch_cubin.audit, name)
 
 
+def graphs_of_sums(name: str) -> None:
+    import torch_cubin
+
+    with torch_cubin.install(batch_invariant=True) as handle:
+        assert handle.batch_invariant
+
+
 def muon(name: str) -> None:
     import torch_cubin
 
@@ -360,6 +367,7 @@ COST: dict[str, Callable[[str], None]] = {
     "doctor's check of kernels that stand over ours": overrides,
     "drop_in() around backward() on a GPU": thread_objects,
     "audit()": audit,
+    "install(batch_invariant=True) for the sums that torch.compile generates": graphs_of_sums,
     "our ops of DTensors": sharded,
     "lowerings and the fold pass of torch.compile": compiled,
     "torch.optim.Muon's symmetric products at half the work": muon,

@@ -16,6 +16,7 @@ from torch_cubin._native import library
 
 _lock = threading.Lock()
 _active: list[Installation] = []  # the last one's policy applies; guarded by _lock
+_graphs_before: bool | None = None  # Inductor's option before ours; guarded by _lock
 
 
 class Installation:
@@ -60,13 +61,31 @@ def is_active() -> bool:
 
 def _switch() -> None:
     library.set_process_policy(aten_kernels.POLICIES[_active[-1].policy if _active else "off"])
-    library.set_process_batch_invariant(bool(_active) and _active[-1].batch_invariant)
+    invariant = bool(_active) and _active[-1].batch_invariant
+    library.set_process_batch_invariant(invariant)
+    _set_for_graphs(invariant)
     muon.set_serving("install", bool(_active))
+
+
+def _set_for_graphs(on: bool) -> None:
+    """Sets Inductor's own option, which a program may have set before."""
+    global _graphs_before
+    if on and _graphs_before is None:
+        from torch_cubin._pytorch import inductor_config  # imported late: it imports Inductor
+
+        _graphs_before = inductor_config.set_batch_invariant(True)
+    elif not on and _graphs_before is not None:
+        from torch_cubin._pytorch import inductor_config
+
+        inductor_config.set_batch_invariant(_graphs_before)
+        _graphs_before = None
 
 
 def graph_policy() -> str:
     """The policy of the products in a graph that is being compiled; "off" without install()."""
-    return _active[-1].policy if _active else "off"
+    if not _active:
+        return "off"
+    return "all" if _active[-1].batch_invariant else _active[-1].policy
 
 
 def serves_graph(value: torch.Tensor) -> bool:

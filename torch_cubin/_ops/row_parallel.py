@@ -19,7 +19,7 @@ _NAME = "row_parallel_linear"
 
 
 class _Gather(torch.autograd.Function):
-    """The parts of all ranks. Each rank then computes the same, so its gradient is its own part's."""
+    """The parts of all ranks. All then compute the same, so a rank's gradient is its own part's."""
 
     @staticmethod
     def forward(ctx: Any, parts: Tensor, group: dist.ProcessGroup) -> Tensor:
