@@ -142,6 +142,18 @@ SECTIONS = (
         plot="symmetric",
     ),
     Section(
+        title="The same bits",
+        results="same_bits",
+        read=report_results.listed,
+        command="benchmarks/bench_same_bits.py --json FILE",
+        about="A Llama of 1.1 B under `install(batch_invariant=True)` ([same_bits.md]"
+        "(same_bits.md)): the time under `install()` over it, and stock PyTorch's. Generation: a "
+        "step in a CUDA graph, 1,024 tokens so far, batches of 1 to 128.",
+        groups=titles(goals.SAME_BITS)
+        | {f"{group}, PyTorch": f"{group}, over PyTorch" for group in goals.SAME_BITS},
+        goals=goals.SAME_BITS,
+    ),
+    Section(
         title="Triton kernels as ops",
         results="triton_launch",
         read=report_results.triton,
