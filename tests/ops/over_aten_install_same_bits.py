@@ -115,6 +115,32 @@ def test_other_calls_are_pytorchs(case) -> None:
     assert any(each.startswith(reason) for each in declined), declined
 
 
+WRONG = [
+    lambda x: x.softmax(3),
+    lambda x: x[0, 0].softmax(1),
+    lambda x: x.log_softmax(-4),
+    lambda x: x.sum(5),
+    lambda x: x.sum((1, -2)),
+    lambda x: x.mean((1, 3)),
+    lambda x: torch.softmax(x.long(), -1),
+    lambda x: F.layer_norm(x, (7,)),
+]
+
+
+@pytest.mark.parametrize("call", WRONG)
+def test_wrong_calls_raise_pytorchs_errors(call) -> None:
+    x = torch.randn(3, 5, 8)
+    with pytest.raises((RuntimeError, IndexError)) as wanted:
+        call(x)
+    with torch_cubin.install(batch_invariant=True):
+        with pytest.raises((RuntimeError, IndexError)) as raised:
+            call(x)
+        one = torch.tensor(3.0)  # a tensor without dims has one row
+        assert one.sum(0) == one.mean(-1) == 3
+        assert one.softmax(0) == 1
+    assert issubclass(raised.type, wanted.type)
+
+
 def test_nothing_is_served_without_the_switch() -> None:
     x = torch.randn(4, 8)
     with torch_cubin.install(policy="all"):

@@ -218,7 +218,7 @@ def test_wheel_holds_library_and_kernels_and_nothing_else(wheel):
     expected |= {str(path.relative_to(ROOT)) for path in for_cpp}
     expected |= {f"torch_cubin/lib/libtorch_cubin.{kind}" for kind in ("so", "a")}
     expected |= {"torch_cubin/ops.pyi", "torch_cubin/py.typed", "torch_cubin_autoload.py"}
-    expected |= {"torch_cubin/_drop_in/known_speed.json"}
+    expected |= {f"torch_cubin/_drop_in/{name}.json" for name in ("audit_ops", "known_speed")}
     expected |= {"torch_cubin/_launch.abi3.so"}  # where Python's headers are, as they are here
     assert {name for name in names if ".dist-info/" not in name} == expected
 

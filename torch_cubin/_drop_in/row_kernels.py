@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -25,7 +26,9 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 _SUM, _SQUARES, _DEVIATIONS = range(3)
 # A whole vector is one row, which one block sums; longer ones are sums over a batch.
 _LONGEST_VECTOR = 1 << 18
-# Reasons to leave a call to PyTorch.
+# Reasons to leave a call to PyTorch. Its kernels are replaced with their checks: calls with wrong
+# dims are left to it, so that it raises its errors.
+_DIMS = "dims that it does not take"
 WHOLE_TENSOR = "a sum over all elements, which all of the batch has a part in"
 OVER_BATCH = "a sum over dim 0, which all of the batch has a part in"
 
@@ -45,17 +48,20 @@ def _dtype_reason(*tensors: Tensor | None) -> str | None:
 # --- softmax ---
 
 
-def _along(input: Tensor, dim: int, function: Callable[[Tensor], Tensor]) -> Tensor:
+def _along(function: Callable[..., Tensor], dim: int, *inputs: Tensor) -> Served:
     """`function`, which takes rows, along any dim; contiguous as aten's results."""
-    if input.dim() < 2 or dim in (-1, input.dim() - 1):
-        return function(input)
-    return function(input.transpose(dim, -1)).transpose(dim, -1).contiguous()
+    rank = max(inputs[0].dim(), 1)
+    if not -rank <= dim < rank:
+        return _DIMS
+    if dim in (-1, rank - 1):
+        return function(*inputs)
+    return function(*(each.transpose(dim, -1) for each in inputs)).transpose(dim, -1).contiguous()
 
 
 def _softmax(log: bool) -> Callable[..., Served]:
     def serve(self: Tensor, dim: int, half_to_float: bool) -> Served:
         dtype = torch.float32 if half_to_float else self.dtype
-        return _dtype_reason(self) or _along(self, dim, lambda x: _ops._softmax(x, log, dtype))
+        return _dtype_reason(self) or _along(lambda x: _ops._softmax(x, log, dtype), dim, self)
 
     return serve
 
@@ -64,12 +70,10 @@ def _softmax_backward(log: bool) -> Callable[..., Served]:
     def serve(grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Served:
         if reason := _dtype_reason(grad_output, output):
             return reason
-        if grad_output.dtype != output.dtype:
-            return "different dtypes"
-        if output.dim() < 2 or dim in (-1, output.dim() - 1):
-            return _ops._softmax_backward(grad_output, output, log, input_dtype)
-        rows = (each.transpose(dim, -1) for each in (grad_output, output))
-        return _ops._softmax_backward(*rows, log, input_dtype).transpose(dim, -1).contiguous()
+        if grad_output.dtype != output.dtype or grad_output.shape != output.shape:
+            return "a gradient of another dtype or shape"
+        backward = functools.partial(_ops._softmax_backward, log=log, dtype=input_dtype)
+        return _along(backward, dim, grad_output, output)
 
     return serve
 
@@ -161,8 +165,13 @@ def _reduction(input: Tensor, dim: Any, dtype: torch.dtype | None) -> str | tupl
 def reduced_dims(input: Tensor, dim: Any) -> str | tuple[list[int], int]:
     """The same, apart from dtypes."""
     rank = input.dim()
-    dims = sorted({each % rank for each in ([dim] if isinstance(dim, int) else dim or ())})
-    if not dims or (len(dims) == rank and (rank > 1 or input.numel() > _LONGEST_VECTOR)):
+    given = [dim] if isinstance(dim, int) else list(dim or ())
+    if rank == 0 or not given:
+        return WHOLE_TENSOR
+    dims = sorted({each % rank for each in given if -rank <= each < rank})
+    if len(dims) < len(given):
+        return _DIMS
+    if len(dims) == rank and (rank > 1 or input.numel() > _LONGEST_VECTOR):
         return WHOLE_TENSOR
     if dims[0] == 0 and rank > 1:
         return OVER_BATCH
@@ -199,8 +208,8 @@ def _into(function: Callable[..., Served]) -> Callable[..., Served]:
     """The out= variant."""
 
     def serve(*args: Any, out: Tensor, dtype: torch.dtype | None = None, **rest: Any) -> Served:
-        if (dtype or args[0].dtype) != out.dtype:
-            return "out= of another dtype"
+        if (dtype or args[0].dtype) != out.dtype or out.device != args[0].device:
+            return "out= of another dtype or device"
         result = function(*args, **rest, dtype=dtype)
         if isinstance(result, str):
             return result
