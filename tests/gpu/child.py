@@ -351,7 +351,21 @@ def _wrong_products_of_groups() -> list[str]:
         out = torch.ops.cubin._moe(*(x.cuda() for x in layer), "silu").cpu()
         if not torch.allclose(out, torch.ops.cubin._moe(*layer, "silu"), rtol=0.02, atol=0.02):
             wrong.append(f"mixture of experts {tokens} {hidden} {inner}")
+        on_cpu, on_gpu = (
+            _layer_and_gradients([tensor.to(device) for tensor in layer])
+            for device in ("cpu", "cuda")
+        )
+        for name, own, right in zip(("out", "x", "weights", "w13", "w2"), on_gpu, on_cpu):
+            if not torch.allclose(own.cpu(), right, rtol=0.05, atol=0.1):
+                wrong.append(f"trained mixture of experts {tokens} {hidden} {inner}: {name}")
     return wrong
+
+
+def _layer_and_gradients(layer: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    x, _, weights, w13, w2 = layer
+    out, *kept = torch.ops.cubin._moe_forward(*layer, "gelu")
+    args = torch.ones_like(out), x, weights, w13, w2, *kept, "gelu"
+    return out, *torch.ops.cubin._moe_backward(*args, True, True, True)
 
 
 def _wrong_symmetric_products() -> list[str]:

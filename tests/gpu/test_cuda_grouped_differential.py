@@ -8,6 +8,7 @@ same dtype (numerics.Judge). A failure prints the seed and the case.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import numerics
 import pytest
@@ -89,11 +90,19 @@ def layer(x: Tensor, ids: Tensor, weights: Tensor, w13: Tensor, w2: Tensor) -> T
     return out.to(x.dtype)
 
 
+def with_gradients(function: Callable[..., Tensor], ids: Tensor, *tensors: Tensor) -> list[Tensor]:
+    """The output and the gradients of x, the tokens' weights, w13 and w2, for a gradient that is
+    the last tensor."""
+    x, weights, w13, w2 = inputs = [tensor.detach().requires_grad_() for tensor in tensors[:4]]
+    out = function(x, ids, weights, w13, w2)
+    return [out.detach(), *torch.autograd.grad(out, inputs, tensors[4])]
+
+
 @pytest.mark.parametrize("seed", seeds(2))
 def test_random_layers_match_pytorch(seed: int) -> None:
     source, generator = random.Random(seed), torch.Generator("cuda").manual_seed(seed)
     made = {"generator": generator, "device": "cuda"}
-    judges = {dtype: numerics.Judge(dtype) for dtype in DTYPES}
+    judges = {dtype: numerics.Judge(dtype) for dtype in (*DTYPES, torch.float32)}
     for index in range(CASES):
         tokens, experts = source.choice([1, 2, 7, 64, 129, 300, 700]), source.choice([1, 3, 8, 40])
         k, dtype = source.randint(1, min(experts, 8)), source.choice(DTYPES)
@@ -111,10 +120,19 @@ def test_random_layers_match_pytorch(seed: int) -> None:
                 strict=True,
             )
         )
-        with torch.no_grad():
-            out = torch_cubin.moe(x, ids, weights, w13, w2)
-        right = layer(x.double(), ids, weights.double(), w13.double(), w2.double())
         label = f"seed {seed}, case {index}: {dtype} {layouts} {tokens} {experts} {k} {hidden}"
-        judges[dtype].add(f"{label} {inner}", out, layer(x, ids, weights, w13, w2), right)
+        args = x, weights, w13, w2
+        wide = [tensor.double() for tensor in args]
+        if index % 2:
+            grad = torch.randn(x.shape, **made).to(dtype)
+            outs = with_gradients(torch_cubin.moe, ids, *args, grad)
+            peers = with_gradients(layer, ids, *args, grad)
+            rights = with_gradients(layer, ids, *wide, grad.double())
+        else:
+            with torch.no_grad():
+                outs = [torch_cubin.moe(x, ids, *args[1:])]
+            peers, rights = [layer(x, ids, *args[1:])], [layer(wide[0], ids, *wide[1:])]
+        for out, peer, right in zip(outs, peers, rights, strict=True):
+            judges[out.dtype].add(f"{label} {inner}", out, peer, right)
     for judge in judges.values():
         judge.finish()
