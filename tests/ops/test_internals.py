@@ -172,7 +172,7 @@ print(sorted(name for name in sys.modules if name.startswith("torch_cubin.")))
         assert f"'torch_cubin.{unused}'" not in ours
 
 
-def test_import_adds_at_most_30_ms():
+def test_import_adds_at_most_40_ms():
     code = """
 import time
 start = time.process_time()
@@ -183,13 +183,13 @@ import torch_cubin
 print(between - start, time.process_time() - between)
 """
     # torch's import leaves the collector of garbage about to run, and whoever allocates next pays.
-    # The minimum of several CPU times: the test measures the import, not the machine's other work.
+    # 25 ms on an idle machine. The minimum of several CPU times: the test measures the import, not the machine's other work.
     # The first may have to compile the sources. A processor that other work slows down also takes
     # longer for torch, whose import takes 1 to 2 s on an idle one.
     times = []
-    while len(times) < 6 and (len(times) < 2 or min(own for _, own in times) > 0.03):
+    while len(times) < 6 and (len(times) < 2 or min(own for _, own in times) > 0.04):
         times.append(tuple(map(float, run(code).split())))
-    limit = max(0.03, 0.025 * min(of_torch for of_torch, _ in times))
+    limit = max(0.04, 0.03 * min(of_torch for of_torch, _ in times))
     assert min(own for _, own in times) <= limit, times
 
 
