@@ -143,6 +143,19 @@ def test_gradients_of_a_sequence(installed) -> None:
             assert torch.equal(own, wanted[batch]), batch
 
 
+def test_the_switch_of_a_thread_reaches_the_threads_of_its_backward() -> None:
+    def served() -> set[str]:
+        x.softmax(-1).square().mean(-1).sum().backward()
+        return {row.function for row in torch_cubin.report(reset=True).served}
+
+    x = draw(64, 128).requires_grad_()
+    with torch_cubin.install():
+        assert "aten::_softmax_backward_data" not in served()
+        with torch_cubin.batch_invariant():
+            assert {"aten::_softmax", "aten::_softmax_backward_data"} <= served()
+        assert "aten::_softmax_backward_data" not in served()
+
+
 def test_products_with_a_float32_result(installed) -> None:
     a, b = draw(300, 512, dtype=torch.bfloat16), draw(512, 640, dtype=torch.bfloat16)
     whole = torch.mm(a, b, out_dtype=torch.float32)
