@@ -118,15 +118,17 @@ def test_attention_of_chunks_and_single_tokens(dtype, head_dim, growth, installe
 
 
 def test_attention_behind_a_mask(installed) -> None:
-    """Padded keys that a mask hides change no bit, if they come after the sequence's own."""
+    """Padded keys that a boolean mask hides change no bit, if they come after the sequence's own.
+    F.scaled_dot_product_attention would make the mask additive."""
+    attend = ops.scaled_dot_product_attention
     q, k, v = (draw(3, 4, 200, 64, dtype=torch.bfloat16) for _ in range(3))
     lengths = torch.tensor([200, 77, 130], device="cuda")
     seen = torch.arange(200, device="cuda") < lengths[:, None, None, None]
     both = seen & torch.ones(200, 200, dtype=torch.bool, device="cuda").tril()
-    whole = F.scaled_dot_product_attention(q, k, v, attn_mask=both)
+    whole = attend(q, k, v, attn_mask=both)
     for i, length in enumerate(lengths.tolist()):
         own = [x[i : i + 1, :, :length] for x in (q, k, v)]
-        alone = F.scaled_dot_product_attention(*own, is_causal=True)
+        alone = attend(*own, is_causal=True)
         assert torch.equal(alone[0], whole[i, :, :length]), i
 
 

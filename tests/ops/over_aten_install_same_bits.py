@@ -252,6 +252,13 @@ def test_audit_of_our_own_ops() -> None:
         torch.ops.cubin.softmax(x, -1)
         with torch_cubin.batch_invariant():
             torch.ops.cubin.matmul(x, x.t())
+            q, mask = torch.randn(1, 1, 4, 8), torch.ones(4, 4).tril()
+            for each, p in ((None, 0.0), (mask.bool(), 0.0), (mask, 0.0), (None, 0.5)):
+                torch.ops.cubin.scaled_dot_product_attention(q, q, q, each, p)
+    reasons = {row.because: row.calls for row in found.rows if "attention" in row.op}
+    assert reasons.pop("under the switch") == 2
+    assert set(reasons.values()) == {1}
+    assert len(reasons) == 2
     kinds = [(row.op, row.kind) for row in found.rows if row.ran == "cubin"]
     assert ("cubin::_matmul_autograd", "deterministic") in kinds
     assert ("cubin::_matmul_autograd", "batch-invariant") in kinds

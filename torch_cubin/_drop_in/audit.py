@@ -19,6 +19,7 @@ from torch_cubin._drop_in import report, row_kernels
 from torch_cubin._native import library
 from torch_cubin._ops.batch_invariant import is_batch_invariant
 from torch_cubin._pytorch.dispatch_modes import DISPATCH_MODES, Mode, is_composite
+from torch_cubin._pytorch.operators import argument_names
 
 INVARIANT, DETERMINISTIC, NEITHER = "batch-invariant", "deterministic", "neither"
 
@@ -159,10 +160,10 @@ def classify(func: Any, args: Any, kwargs: Any, ours: bool) -> tuple[str, str]:
     """The class of a call, and the reason."""
     name = func.name().partition("::")[2].partition(".")[0]
     base = name.removesuffix("_") if name not in _MOVING else name
+    if ours:
+        return _ours(func, base, args, kwargs)
     if torch.Tag.nondeterministic_seeded in func.tags:
         return NEITHER, _RANDOM
-    if ours:
-        return _ours(func.namespace, base)
     if func.is_view or torch.Tag.pointwise in func.tags:
         return INVARIANT, _ELEMENTS if not func.is_view else _MOVES
     if "index_put" in base and (kwargs.get("accumulate") or (len(args) > 3 and args[3])):
@@ -191,11 +192,21 @@ def _summing(base: str, args: Any, kwargs: Any) -> tuple[str, str]:
     return DETERMINISTIC, _ORDER
 
 
-def _ours(namespace: str, base: str) -> tuple[str, str]:
-    if namespace == "cubin" and base.lstrip("_").startswith(_OUR_ROWS):
+def _ours(func: Any, base: str, args: Any, kwargs: Any) -> tuple[str, str]:
+    if func.namespace == "cubin" and base.lstrip("_").startswith(_OUR_ROWS):
         return INVARIANT, "rows by themselves"
     if "e4m3" in base:
         return DETERMINISTIC, _ORDER
+    if "attention" in base:
+        given = {**dict(zip(argument_names(func), args, strict=False)), **kwargs}
+        mask = given.get("attn_mask", given.get("attn_bias"))
+        if given.get("dropout_p"):
+            return DETERMINISTIC, _RANDOM
+        if isinstance(mask, torch.Tensor) and mask.dtype != torch.bool:
+            return (
+                DETERMINISTIC,
+                "an additive mask, which rows of a tile are computed with together",
+            )
     if is_batch_invariant():
         return INVARIANT, "under the switch"
     return DETERMINISTIC, _ORDER
