@@ -401,7 +401,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
   PackedRow rows[2] = {PackedRow(p, s, packed + lane / 4), PackedRow(p, s, packed + lane / 4 + 8)};
   Decode decode(p, s, rows);
   const bool adds_mask = kMaskAhead && p.mask != nullptr;
-  MaskNumbers<kDType> mask(p, column + lane % 4 * 2);
+  MaskNumbers<kDType, Config::kTileN> mask(p, column + lane % 4 * 2);
   if (adds_mask) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -438,8 +438,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
     }
     if (adds_mask) {
       mask.add(decode.score, s.columns - j);
-      mask.advance(Config::kTileN);
-      mask.request(s.columns - j - Config::kTileN);
+      mask.request_next(s.columns - j - Config::kTileN);
     }
     if (column < whole_begin || column + 16 > whole_end) {
 #pragma unroll

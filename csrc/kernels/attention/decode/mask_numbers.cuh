@@ -6,7 +6,7 @@
 
 namespace torch_cubin {
 
-template <DType kDType>
+template <DType kDType, int kTileN>
 class MaskNumbers {
  public:
   // `column`: of the lane's first score in the first tile.
@@ -22,11 +22,13 @@ class MaskNumbers {
     row_[h] = rule.mask + row * p.mask_stride[2] * rule.mask_element(p) + begin_;
   }
 
-  // Of a tile with `left` columns from the lane's first score on. Others are not read.
+  // Of a tile with `left` columns from the lane's first score on. Others are not read. The next
+  // tile's numbers go to the L1 cache: one tile takes less time than the L2 cache's latency.
   TC_DEVICE void request(int left) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       if (row_[h] == nullptr) continue;
+      if (left > kTileN) asm volatile("prefetch.global.L1 [%0];" ::"l"(row_[h] + kTileN * step_));
       if (flags_ & kAttendBoolMask) {
         read<unsigned char>(h, left);
       } else if (flags_ & kAttendFloatMask) {
@@ -37,12 +39,13 @@ class MaskNumbers {
     }
   }
 
-  // Moves by `columns` to the next tile.
-  TC_DEVICE void advance(int columns) {
+  // The same for the next tile.
+  TC_DEVICE void request_next(int left) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      if (row_[h] != nullptr) row_[h] += columns * step_;
+      if (row_[h] != nullptr) row_[h] += kTileN * step_;
     }
+    request(left);
   }
 
   // Adds what was requested. Scores of columns that do not exist become -inf.
