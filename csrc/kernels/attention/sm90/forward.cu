@@ -142,6 +142,14 @@ TC_DEVICE void produce_q(const Sm90AttentionParams& p, u32 shared, typename C::T
   }
 }
 
+// Whether a tile's blocks of keys are those of the previous tile, which then are in the same slots.
+template <class C>
+TC_DEVICE bool has_same_keys(const typename C::Tile& tile, const typename C::Tile& previous) {
+  return !C::kMasked && tile.blocks == C::kStages && previous.blocks == C::kStages &&
+         tile.last_block == previous.last_block && tile.kv_head == previous.kv_head &&
+         tile.batch == previous.batch;
+}
+
 // One thread: loads the blocks of K, or of V, of one tile after the other.
 template <class C>
 TC_DEVICE void produce_keys(const Sm90AttentionParams& p, const Sm90AttentionMap& map, u32 shared,
@@ -152,6 +160,7 @@ TC_DEVICE void produce_keys(const Sm90AttentionParams& p, const Sm90AttentionMap
     int entry = number % C::kRing;
     barrier_sleep(shared + C::kTileFull + 8 * entry, number / C::kRing % 2);
     if (tiles[entry].blocks == 0) return;
+    bool loaded = number > 0 && has_same_keys<C>(tiles[entry], tiles[(number - 1) % C::kRing]);
     KeyBlocks<C::kRows, C::kMasked> blocks(p, tiles[entry]);
     int head = tiles[entry].kv_head;
     MapPlace keys = tiles[entry].sequence.k;
@@ -167,10 +176,15 @@ TC_DEVICE void produce_keys(const Sm90AttentionParams& p, const Sm90AttentionMap
                        ReceivedKeyBlocks::describe_next(blocks));
         }
       }
-      barrier_expect(arrived, C::kKvBytes);
+      if (loaded) {
+        barrier_arrive(arrived);
+      } else {
+        barrier_expect(arrived, C::kKvBytes);
 #pragma unroll
-      for (int panel = 0; panel < C::kPanels; ++panel) {
-        tma_load(to + panel * C::kN * 128, &map, arrived, 64 * panel, row, head, keys.batch, wrap);
+        for (int panel = 0; panel < C::kPanels; ++panel) {
+          tma_load(to + panel * C::kN * 128, &map, arrived, 64 * panel, row, head, keys.batch,
+                   wrap);
+        }
       }
       slot.next();
       if (blocks.is_last()) break;

@@ -31,10 +31,12 @@ enum Sm90TileSchedule {
   // Every block takes every n-th tile, n the number of blocks: for tiles that all take the same
   // time.
   kRoundRobin = 0,
-  // Every n-th pair of a head's tiles, the longest with the shortest: for causal attention.
+  // Every n-th pair of a head's tiles, the longest with the shortest: for causal attention, and for
+  // tiles whose keys all fit in shared memory.
   kInPairs = -1,
-  // All heads' last tiles first, and every block takes every n-th of them: for windows, whose first
-  // tiles are short and so even out the end.
+  // All heads' last tiles first, in rounds of a tile a block, every second round backwards: for
+  // windows, whose first tiles are short and so even out the end, and where pairs would leave blocks
+  // idle.
   kByQueries = -2,
   // A positive number h: tiles of h heads at a time, the last queries first, each to the block with
   // the least work. With `next` a block takes one when it needs it. Otherwise every block computes

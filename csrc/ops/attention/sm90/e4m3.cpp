@@ -21,10 +21,6 @@ constexpr int64_t kMostKeys = (int64_t{1} << 31) - 1;
 constexpr int64_t kValuesGroup = 16;       // keys whose order is one pattern
 constexpr int64_t kValuesThreadGroup = 8;  // threads that write adjacent groups
 constexpr int kE4m3RowsTogether = 32768;   // see sm90/forward.cpp
-// Blocks take tiles dynamically if pairs would leave this fraction of a launch idle: 3% less time
-// at 4,096 causal rows of head_dim 128, whose pairs fill 5.3 of 6 rounds. Elsewhere pairs take up
-// to 3% less.
-constexpr double kIdleInPairs = 1.06;
 constexpr double kE4m3Log2e = 1.4426950408889634;
 
 // The keys of a box of the values.
@@ -89,10 +85,8 @@ class Sm90E4m3Forward : public AttentionForwardKernels {
     const Grid grid = {std::min(blocks_, tiles * heads)};
     if (!rows.packed) {
       params.schedule = sm90_tile_schedule(row, band, tiles, heads, blocks_, 1);
-      const int64_t pairs = ceil_div(tiles, 2) * heads;
-      const int64_t capacity = ceil_div(pairs, blocks_) * blocks_;
       if (params.schedule == kInPairs &&
-          static_cast<double>(capacity) > kIdleInPairs * static_cast<double>(pairs)) {
+          sm90_idle_in_pairs(tiles, heads, blocks_) > kSm90IdleInPairs) {
         params.schedule = sm90_heads_together(tiles);
       } else {
         params.next = nullptr;

@@ -22,6 +22,9 @@ constexpr int kPackedRowsTogether = 32768;
 constexpr const char* kForwardKind = "sm90";
 constexpr const char* kOrderKind = "sm90_order";
 constexpr const char* kMaskKind = "sm90_mask";  // before those that read one, of the same `takes`
+// Tiles are scheduled by queries instead of in pairs only if the keys and values of all heads, which
+// the blocks then walk through together, take no more than this.
+constexpr int64_t kByQueriesBytes = int64_t{64} << 20;
 constexpr double kLog2e = 1.4426950408889634;
 
 class Sm90Forward : public AttentionForwardKernels {
@@ -137,8 +140,7 @@ class Sm90Forward : public AttentionForwardKernels {
     if (problem.has(kBoolMask)) lay_out_mask(params, all, row, mask);
     if (problem.has(kAnyAdded)) lay_out_added_mask(params, all, row, mask);
     if (!packed) {
-      params.schedule =
-          mask ? sm90_heads_together(tiles) : sm90_tile_schedule(row, band, tiles, heads, blocks_);
+      params.schedule = mask ? sm90_heads_together(tiles) : schedule(row, band, tiles, heads, all);
       torch_cubin::launch(*row.kernel, {std::min(blocks_, tiles * heads)}, device_, params);
       return;
     }
@@ -155,6 +157,22 @@ class Sm90Forward : public AttentionForwardKernels {
         sm90_empty_rows(all.out, all.out_stride, all.heads, all.head_dim_v, false);
     order.make(*order_, device_, all, making);
     torch_cubin::launch(*row.kernel, {std::min(blocks_, tiles * heads)}, device_, params);
+  }
+
+  int schedule(const AttentionRow& row, const Sm90Band& band, int64_t tiles, int64_t heads,
+               const AttentionParams& all) const {
+    const int found = sm90_tile_schedule(row, band, tiles, heads, blocks_);
+    if (found == kInPairs) {
+      const int64_t bytes = heads / all.group * band.seqlen_k * row.head_dim * 4;
+      const bool idle = sm90_idle_in_pairs(tiles, heads, blocks_) > kSm90IdleInPairs;
+      return idle && bytes <= kByQueriesBytes ? kByQueries : found;
+    }
+    // The second tile of a pair finds its keys in shared memory if they fill the ring.
+    const auto fills = [&](int64_t tile) { return band.key_blocks(row, tile) == row.stages; };
+    const bool same_keys = ceil_div(band.seqlen_k, row.columns) == row.stages && tiles % 2 == 0 &&
+                           fills(0) && fills(tiles - 1);
+    const int64_t rounds = ceil_div(tiles / 2 * heads, blocks_);
+    return same_keys && 2 * rounds <= ceil_div(tiles * heads, blocks_) ? kInPairs : found;
   }
 
   // Bytes for a tile of queries: two bits for each block of keys, in whole words.
