@@ -258,7 +258,7 @@ class AttentionSchedule {
     if (p_.schedule == kByQueries) {
       int heads = p_.batch * p_.heads, row = next_ / heads;
       set(tile, p_.tiles - 1 - row, next_ - row * heads);
-      next_ = 2 * (next_ / blocks_ + 1) * blocks_ - 1 - next_;
+      next_ += 2 * (blocks_ - next_ % blocks_) - 1;
       return true;
     }
     if (first_) {  // the first tiles are assigned in order

@@ -15,7 +15,7 @@ namespace torch_cubin {
 namespace {
 
 constexpr int64_t kQueryRows = 64;  // of a box: those of a warpgroup
-constexpr int64_t kMostTiles = (int64_t{1} << 31) - 1 - kSm90MostBlocks;
+constexpr int64_t kMostTiles = (int64_t{1} << 31) - 1 - 2 * kSm90MostBlocks;
 
 // For packed sequences: queries whose tiles are ordered by length, and so share the L2 cache.
 constexpr int kPackedRowsTogether = 32768;
