@@ -105,7 +105,8 @@ def added_masks(content: Any) -> Iterator[Line]:
 
 
 def float8(content: Any) -> Iterator[Line]:
-    """bench_attention.py --only forward_e4m3: our bfloat16's time over ours of float8."""
+    """The time of our bfloat16 (bench_attention.py --only forward_e4m3) or of cuDNN's float8
+    (bench_attention_fp8.py) over ours of float8."""
     for line in content["results"]:
         case = f"head_dim {line['head_dim']}{', causal' if line['causal'] else ''}"
         yield Line("float8", case, line["ratio"], f"{line['length']} rows")

@@ -95,6 +95,16 @@ SECTIONS = (
         by_case=True,
     ),
     Section(
+        title="Attention of float8_e4m3fn beside cuDNN's",
+        results="attention_fp8",
+        read=report_results.float8,
+        command="benchmarks/bench_attention_fp8.py --json FILE",
+        about="cuDNN's time over ours, by rows per sequence, including the transpose of the "
+        "values. cuDNN's result is float8, ours bfloat16.",
+        groups={"float8": ""},
+        by_case=True,
+    ),
+    Section(
         title="Products of models",
         results="model_products",
         read=report_results.listed,

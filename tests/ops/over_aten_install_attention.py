@@ -187,7 +187,7 @@ def test_declined_calls_have_a_reason(call, reason) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("policy", ["fastest", "all"])
-def test_short_masks_are_cudnns_under_fastest(policy, dtype) -> None:
+def test_masks_for_few_queries_are_cudnns_under_fastest(policy, dtype) -> None:
     """A step of decoding: one row of queries, and a mask of the cache's keys."""
     query, keys = torch.randn(64, 32, 1, 64).bfloat16(), torch.randn(64, 32, 192, 64).bfloat16()
     mask = (torch.arange(192) < 130).expand(64, 1, 1, 192).to(dtype)
@@ -199,5 +199,5 @@ def test_short_masks_are_cudnns_under_fastest(policy, dtype) -> None:
             return
         with pytest.raises(RuntimeError, match="only PyTorch could serve"):
             call(query, keys, keys, mask, True)
-        reason = "a mask over fewer than 1,024 keys, which is not known to be quicker"
+        reason = "a mask for fewer than 128 queries, which is not known to be quicker"
         assert reports() == ([], [reason])

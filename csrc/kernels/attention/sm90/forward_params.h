@@ -35,8 +35,8 @@ enum Sm90TileSchedule {
   // tiles whose keys all fit in shared memory.
   kInPairs = -1,
   // All heads' last tiles first, in rounds of a tile a block, every second round backwards: for
-  // windows, whose first tiles are short and so even out the end, and where pairs would leave blocks
-  // idle.
+  // windows, whose first tiles are short and so even out the end, and where pairs would leave
+  // blocks idle.
   kByQueries = -2,
   // A positive number h: tiles of h heads at a time, the last queries first, each to the block with
   // the least work. With `next` a block takes one when it needs it. Otherwise every block computes

@@ -41,9 +41,9 @@ inline double sm90_tile_cycles(const AttentionRow& row, const Sm90Band& band) {
   return band.average(row) * row.cost_tile + row.cost_fixed;
 }
 
-// Pairs that leave this fraction of a launch idle are not worth it. For e4m3, tiles taken dynamically
-// need 3% less time at 4,096 causal rows of head_dim 128, whose pairs fill 5.3 of 6 rounds;
-// elsewhere pairs take up to 3% less.
+// Pairs that leave this fraction of a launch idle are not worth it. For e4m3, tiles taken
+// dynamically need 3% less time at 4,096 causal rows of head_dim 128, whose pairs fill 5.3 of 6
+// rounds; elsewhere pairs take up to 3% less.
 constexpr double kSm90IdleInPairs = 1.06;
 
 // The blocks of a schedule in pairs, over those that are busy.
