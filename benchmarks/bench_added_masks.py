@@ -7,6 +7,9 @@ bfloat16, 8 sequences of 2,048 rows, heads * head_dim = 2,048. Masks: causal and
 microseconds of `attention_forward` and `attention_backward`, and of F.scaled_dot_product_attention
 with the cuDNN backend and its backward: medians of five interleaved rounds. "dense" is ours
 without a mask.
+
+Then padding in the shapes of SHORT, as transformers writes it: the lowest bfloat16 hides keys. Only
+the forward, as CUDA graphs, because the host takes longer than the GPU.
 """
 
 from __future__ import annotations
@@ -26,6 +29,15 @@ import torch_cubin  # noqa: F401
 
 BATCH, ROWS, COLUMNS = 8, 2048, 2048
 ROUNDS, CALLS = 5, 6
+# (batch, heads, queries, keys, head_dim) of encoders, cross-attention and steps of decoding.
+SHORT = (
+    (32, 12, 512, 512, 64),
+    (64, 12, 197, 197, 64),
+    (8, 8, 4096, 77, 64),
+    (8, 32, 512, 512, 128),
+    (64, 32, 1, 192, 64),
+    (16, 32, 1, 4096, 128),
+)
 
 
 def masks(heads: int) -> dict[str, torch.Tensor]:
@@ -57,13 +69,34 @@ def calls(q, k, v, grad, mask: torch.Tensor | None) -> dict[str, Callable[[], ob
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
         theirs = F.scaled_dot_product_attention(*leaves, mask)
 
-    def cudnn() -> torch.Tensor:
-        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            return F.scaled_dot_product_attention(q, k, v, mask)
-
-    found["cuDNN's forward"] = cudnn
+    found["cuDNN's forward"] = lambda: cudnn(q, k, v, mask)
     found["cuDNN's backward"] = lambda: torch.autograd.grad(theirs, leaves, grad, retain_graph=True)
     return found
+
+
+def cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        return F.scaled_dot_product_attention(q, k, v, mask)
+
+
+def short_padding(
+    batch: int, heads: int, queries: int, keys: int, head_dim: int
+) -> dict[str, float]:
+    q, k, v = (
+        torch.randn(batch, rows, heads, head_dim, device="cuda").bfloat16().transpose(1, 2)
+        for rows in (queries, keys, keys)
+    )
+    lengths = torch.linspace(keys // 4, keys, batch, device="cuda").long()
+    hidden = torch.arange(keys, device="cuda") >= lengths[:, None, None, None]
+    mask = torch.zeros(batch, 1, queries, keys, device="cuda", dtype=torch.bfloat16)
+    mask = mask.masked_fill(hidden, torch.finfo(torch.bfloat16).min)
+    runs: dict[str, Callable[[], torch.Tensor]] = {
+        "forward": lambda: torch.ops.cubin.attention_forward(q, k, v, mask)[0],
+        "cuDNN's forward": lambda: cudnn(q, k, v, mask),
+    }
+    graphs = {which: common.graph_of([run] * CALLS)[0] for which, run in runs.items()}
+    times = common.interleaved({which: graph.replay for which, graph in graphs.items()}, 4)
+    return {which: us / CALLS for which, us in times.items()}
 
 
 def main() -> None:
@@ -89,6 +122,12 @@ def main() -> None:
             rows.append({"head_dim": head_dim, "mask": name, **found})
             text = ", ".join(f"{which} {value:.0f}" for which, value in found.items())
             print(f"head_dim {head_dim}, {name}: {text}", flush=True)
+    for batch, heads, queries, keys, head_dim in SHORT:
+        case = f"padding, {batch} x {queries}" + (f", {keys} keys" if keys != queries else "")
+        found = short_padding(batch, heads, queries, keys, head_dim)
+        rows.append({"head_dim": head_dim, "mask": case, **found})
+        text = ", ".join(f"{which} {value:.1f}" for which, value in found.items())
+        print(f"head_dim {head_dim}, {case}, {heads} heads: {text}", flush=True)
     if options.json:
         common.write_json(options.json, rows)
 
