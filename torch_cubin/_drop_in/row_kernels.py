@@ -181,10 +181,10 @@ def reduced_dims(input: Tensor, dim: Any) -> str | tuple[list[int], int]:
 def _sums(
     input: Tensor, dims: list[int], kind: int, divisor: float, keepdim: bool, dtype: torch.dtype
 ) -> Tensor:
-    kept = [each for each in range(input.dim()) if each not in dims]
-    sizes = [input.shape[each] for each in kept]
-    count = math.prod(input.shape[each] for each in dims)
-    rows = input.permute(*kept, *dims).reshape(*sizes, count)
+    rows = input
+    if dims != [input.dim() - 1]:
+        kept = [each for each in range(input.dim()) if each not in dims]
+        rows = input.permute(*kept, *dims).flatten(len(kept))
     out: Tensor = _ops._row_sums(rows, kind, divisor, dtype)
     if keepdim:
         out = out.reshape([1 if i in dims else size for i, size in enumerate(input.shape)])
