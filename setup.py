@@ -277,7 +277,7 @@ def copy_kernels(source: Path, target: Path) -> None:
     """Copies the manifest and the files that it lists: the folder may contain older cubins."""
     shutil.rmtree(target, ignore_errors=True)
     manifest = json.loads((source / "manifest.json").read_text())
-    listed = [entry["file"] for entry in (*manifest["kernels"], *manifest.get("tuned", []))]
+    listed = [entry["file"] for entry in manifest["kernels"]]
     for name in ["manifest.json", *listed]:
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source / name, target / name)

@@ -30,9 +30,9 @@ def declare(driver, kernels: list[dict]) -> None:
 
 
 def install(driver, folder: Path, monkeypatch, kernels: list[dict]) -> None:
-    """A catalog of those entries in a folder, without tuned tables, for the library to use."""
+    """A catalog of those entries in a folder, for the library to use."""
     declare(driver, kernels)
     manifest = json.loads((CUBINS / "manifest.json").read_text())
     (folder / "sm_90a").symlink_to(CUBINS / "sm_90a")
-    (folder / "manifest.json").write_text(json.dumps({**manifest, "kernels": kernels, "tuned": []}))
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "kernels": kernels}))
     monkeypatch.setenv("TORCH_CUBIN_CATALOG", str(folder))

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,19 +20,8 @@ PRODUCT = Product.of_layout(256, 512, 1024, "nt", "bfloat16")
 
 
 @pytest.fixture
-def catalog(driver, tmp_path, monkeypatch) -> Path:
-    """The package's matmul kernels, without its tuned tables."""
+def catalog(driver, tmp_path, monkeypatch) -> None:
     catalogs.install(driver, tmp_path, monkeypatch, catalogs.kernels_of("matmul"))
-    return tmp_path
-
-
-def add_table(folder: Path, table: dict, sha256: str | None = None) -> None:
-    data = json.dumps(table).encode()
-    (folder / "table.json").write_bytes(data)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    sha256 = sha256 or hashlib.sha256(data).hexdigest()
-    manifest["tuned"] = [{"gpu": table["gpu"], "file": "table.json", "sha256": sha256}]
-    (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
 def table_of(config: str, gpu: str = GPU) -> dict:
@@ -91,26 +77,22 @@ def test_a_config_is_forced_with_every_epilogue(driver, catalog) -> None:
     assert forked(run) == [f"sm90_matmul_bf16_nt_{tile}" for tile in tiles for _ in range(2)]
 
 
-def test_a_package_s_table_decides_for_its_gpu_and_its_products(driver, catalog) -> None:
-    def configs() -> list:
+def test_a_table_decides_for_its_products(driver, catalog) -> None:
+    def run() -> list:
         plan = watched()
-        return [plan["chosen"], [config["name"] for config in plan["configs"]]]
+        predicted, names = plan["chosen"], [config["name"] for config in plan["configs"]]
+        other = next(n for n in names if n != predicted and n.startswith("sm90 ") and "x64" in n)
+        library.add_tuned_table(table_of(other))
+        chosen = [watched()["chosen"], watched(dtype=torch.float16)["chosen"]]
+        chosen.append(watched(255)["chosen"])
+        # A config that this library, or this case, does not have is none.
+        library.add_tuned_table(table_of("sm90 7x7"))
+        return [predicted, other, *chosen, watched()["chosen"]]
 
-    predicted, names = forked(configs)
-    other = next(n for n in names if n != predicted and n.startswith("sm90 ") and "x64" in n)
-    add_table(catalog, table_of(other))
-
-    def chosen() -> list:
-        return [watched()["chosen"], watched(dtype=torch.float16)["chosen"], watched(255)["chosen"]]
-
-    same, float16, other_shape = forked(chosen)
+    predicted, other, same, float16, other_shape, unknown = forked(run)
     assert same == float16 == other
     assert other_shape != other
-    add_table(catalog, table_of(other, gpu="Some other GPU"))
-    assert forked(chosen)[0] == predicted
-    # A config that this library, or this case, does not have is none.
-    add_table(catalog, table_of("sm90 7x7"))
-    assert forked(chosen)[0] == predicted
+    assert unknown == predicted
 
 
 def test_a_table_that_is_added_replaces_what_was_planned(driver, catalog) -> None:
@@ -177,10 +159,3 @@ def test_a_wrong_table_is_refused_and_changes_nothing(driver, catalog, table, me
     assert text.startswith("torch_cubin [input]: a tuned table")
     assert re.search(message, text), text
     assert before == after
-
-
-def test_a_damaged_table_of_the_package_is_a_hash_error(driver, catalog) -> None:
-    add_table(catalog, table_of("sm90 64x64"), sha256="0" * 64)
-    _, message = forked(lambda: error_of(multiply))
-    assert "torch_cubin [hash]: file" in message
-    assert "table.json" in message

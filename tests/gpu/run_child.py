@@ -58,7 +58,6 @@ def broken_catalog(kind: str, folder: Path) -> Path:
     shutil.copytree(_package(), package)
     path = package / "manifest.json"
     manifest = json.loads(path.read_text())
-    manifest["tuned"] = []
     if kind == "other_arch":  # the kernels of one architecture, all said to be another one's
         kept = manifest["kernels"][0]["arch"]
         manifest["kernels"] = [k for k in manifest["kernels"] if k["arch"] == kept]
@@ -98,7 +97,6 @@ def tile_catalog(family: str, kind: str, tile: str, folder: Path) -> Path:
     package = folder / "catalog"
     package.mkdir()
     manifest = json.loads((_package() / "manifest.json").read_text())
-    manifest["tuned"] = []
     manifest["kernels"] = [
         kernel
         for kernel in manifest["kernels"]
@@ -125,7 +123,6 @@ def catalog_without_pairs(folder: Path) -> Path:
         for kernel in manifest["kernels"]
         if not (kernel["kind"].startswith("sm90_backward") and kernel["tile"] == [64, 128, 256])
     ]
-    manifest["tuned"] = []
     _favour(manifest)
     for arch in {kernel["arch"] for kernel in manifest["kernels"]}:
         (package / arch).symlink_to(_package() / arch)

@@ -207,21 +207,6 @@ def test_package_matches_its_manifest(package: Package, tmp_path: Path) -> None:
     assert other.files() == files
 
 
-def test_tuned_tables_are_part_of_the_package(package: Package) -> None:
-    tuned = package.sources / "matmul" / "tuned"
-    tuned.mkdir()
-    (tuned / "some_gpu.json").write_text('{"gpu": "Some GPU", "products": []}')
-    package.build("sm_80")
-    (entry,) = package.manifest()["tuned"]
-    assert entry["gpu"] == "Some GPU"
-    data = package.files()[entry["file"]]
-    assert hashlib.sha256(data).hexdigest() == entry["sha256"]
-    (tuned / "some_gpu.json").unlink()
-    package.build("sm_80")
-    assert package.manifest()["tuned"] == []
-    assert entry["file"] not in package.files()
-
-
 def test_package_facts_are_those_of_the_parser(package: Package) -> None:
     """csrc/cubin reads the same facts from the cubins as the build from ptxas' log."""
     body = """\

@@ -207,7 +207,6 @@ def test_wheel_holds_library_and_kernels_and_nothing_else(wheel):
     assert "torch_cubin/_C.so" in names
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "torch_cubin").rglob("*.py")}
     expected = {f"torch_cubin/cubins/{kernel['file']}" for kernel in manifest["kernels"]}
-    expected |= {f"torch_cubin/cubins/{table['file']}" for table in manifest["tuned"]}
     expected |= modules | {"torch_cubin/_C.so", "torch_cubin/cubins/manifest.json"}
     folder = ROOT / "torch_cubin"
     for_cpp = (

@@ -137,9 +137,6 @@ def _catalog() -> Iterator[Finding]:
         )
         for file in changed:
             yield False, f"{file} is missing or not what the manifest promises: build it again"
-    for table in catalog.get("tuned", ()):
-        whole = _is_whole(catalog["path"], table)
-        yield whole, f"a tuned table for {table['gpu']}, {table['file']}"
     for refused in catalog["refused"]:
         yield False, f"{refused['arch']}: {refused['message']}"
 

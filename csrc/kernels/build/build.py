@@ -393,22 +393,6 @@ def batches_of(
     return batches
 
 
-def install_tuned(out_dir: pathlib.Path, sources: pathlib.Path) -> list[dict[str, str]]:
-    """Copies the tuned tables, <family>/tuned/<gpu>.json; returns their manifest entries."""
-    entries = []
-    for path in sorted(sources.glob("*/tuned/*.json")):
-        data = path.read_bytes()
-        name = f"tuned/{path.parent.parent.name}_{path.name}"
-        replace_file(out_dir / name, data)
-        digest = hashlib.sha256(data).hexdigest()
-        entries.append({"gpu": json.loads(data)["gpu"], "file": name, "sha256": digest})
-    wanted = {out_dir / entry["file"] for entry in entries}
-    for path in out_dir.glob("tuned/*.json"):
-        if path not in wanted:
-            path.unlink()
-    return entries
-
-
 def install(
     out_dir: pathlib.Path, entries: list[dict[str, Any]], builder: Builder, compiler: str
 ) -> int:
@@ -418,12 +402,10 @@ def install(
         data = (ROOT / builder.cache / entry["file"]).read_bytes()
         replace_file(out_dir / entry["file"], data)
         total += len(data)
-    tuned = install_tuned(out_dir, builder.sources)
     manifest = {
         "version": MANIFEST_VERSION,
         "package": "torch_cubin",
         "compiler": compiler,
-        "tuned": tuned,
         "kernels": sorted(entries, key=lambda entry: (entry["name"], entry["arch"])),
     }
     text = json.dumps(manifest, indent=1, sort_keys=True) + "\n"

@@ -8,7 +8,6 @@
 #include <tuple>
 
 #include "cubin/error.h"
-#include "package/catalog.h"
 #include "package/fields.h"
 
 namespace torch_cubin {
@@ -17,7 +16,6 @@ namespace {
 using nlohmann::json;
 
 constexpr int kTunedVersion = 1;
-constexpr size_t kMaxTunedBytes = 16u << 20;
 
 // float16 and bfloat16 run alike: a config of the one serves the other, where it has no type in its
 // name.
@@ -69,16 +67,17 @@ class TunedTables {
 
   std::string config(const Device& device, const MatmulCase& problem) {
     std::lock_guard<std::mutex> lock(mutex_);
-    const Configs& configs = configs_of(device.name);
-    const auto found = configs.find(product_of(problem));
-    return found == configs.end() ? "" : found->second;
+    const auto of_gpu = by_gpu_.find(device.name);
+    if (of_gpu == by_gpu_.end()) return "";
+    const auto found = of_gpu->second.find(product_of(problem));
+    return found == of_gpu->second.end() ? "" : found->second;
   }
 
   void add(const json& table) {
     const std::string gpu = checked_gpu(table);
     devices_of_table(gpu);  // throws where there is none
     std::lock_guard<std::mutex> lock(mutex_);
-    Configs configs = configs_of(gpu);
+    Configs configs = by_gpu_[gpu];  // a copy: a malformed table adds nothing
     read_lines(table, configs);
     by_gpu_[gpu] = std::move(configs);
     g_generation.fetch_add(1, std::memory_order_release);
@@ -127,31 +126,8 @@ class TunedTables {
     }
   }
 
-  // Of the GPUs of that name: at first what the package brings for it, by its manifest's "tuned":
-  // [{"gpu", "file", "sha256"}].
-  const Configs& configs_of(const std::string& gpu) {
-    const auto known = by_gpu_.find(gpu);
-    if (known != by_gpu_.end()) return known->second;
-    Configs configs;
-    const Package& package = catalog();
-    const auto entries = package.manifest().find("tuned");
-    if (entries != package.manifest().end()) {
-      for (const json& entry : *entries) {
-        if (entry.at("gpu").get<std::string>() != gpu) continue;
-        const std::string file = entry.at("file").get<std::string>();
-        const std::vector<uint8_t> bytes =
-            read_hashed(*package.files(), file, entry.at("sha256").get<std::string>(),
-                        kMaxTunedBytes, "Build the kernels again, or install the package again.");
-        const json table =
-            parse_json(std::string(bytes.begin(), bytes.end()), package.files()->origin(file));
-        if (checked_gpu(table) == gpu) read_lines(table, configs);
-      }
-    }
-    return by_gpu_.emplace(gpu, std::move(configs)).first->second;
-  }
-
-  std::mutex mutex_;  // guards what follows
-  std::map<std::string, Configs> by_gpu_;
+  std::mutex mutex_;                       // guards what follows
+  std::map<std::string, Configs> by_gpu_;  // by its name
 };
 
 TunedTables& tuned_tables() {

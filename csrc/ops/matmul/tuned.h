@@ -1,6 +1,5 @@
 // Tuned tables: for products that were measured on one kind of GPU, the config that was quickest.
-// A package may bring some (ours has none), torch_cubin.tune() adds others. A table of
-// another GPU is never used.
+// torch_cubin.tune() and load_tuned() add them. A table of another GPU is never used.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
