@@ -168,7 +168,10 @@ def main() -> None:
                 shown = "  ".join(f"{who} {each:.1f}" for who, each in times.items())
                 rest = ", ".join(f"{ratio:.2f} of {who}" for who, ratio in ratios.items())
                 print(f"{label} {direction}: {rest}  ({shown})", flush=True)
-                found.append({"case": label, "direction": direction, "us": times})
+                found += [
+                    {"group": f"{direction}, {who}", "case": label, "value": ratio, "us": times}
+                    for who, ratio in ratios.items()
+                ]
                 del runs, froms, to
             del sets
             torch.cuda.empty_cache()

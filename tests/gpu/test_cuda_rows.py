@@ -22,9 +22,10 @@ pytestmark = pytest.mark.usefixtures("nan_memory")
 ops = torch.ops.cubin
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 # Lengths of rows: one element, parts of a vector, unaligned rows, one to several vectors of a
-# thread, all threads of a block, longer than shared memory holds. The numbers of rows differ.
+# thread, all threads of a block, of a cluster, longer than a cluster holds. The numbers of rows
+# differ.
 SIZES = [(5, 1), (300, 7), (64, 64), (1000, 100), (33, 1001), (257, 1024), (130, 4096), (31, 5120),
-         (70, 8192), (9, 12289), (13, 16384), (4, 50257), (3, 131072)]  # fmt: skip
+         (70, 8192), (9, 12289), (13, 16384), (7, 24000), (4, 50257), (3, 131072), (2, 262144)]  # fmt: skip
 Inf = float("inf")
 
 
@@ -178,13 +179,14 @@ def test_empty_tensors(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("name", CALLS)
 def test_a_rows_bits_do_not_depend_on_other_rows(name: str, dtype, generator) -> None:
     ours, _, kinds = CALLS[name]
-    for columns in (5, 64, 100, 1000, 4096, 8192, 20000):
-        tensors = draw(kinds, 400, columns, dtype, generator)
-        grads = [torch.randn(400, columns, device="cuda", generator=generator).to(dtype)] * 2
+    for columns in (5, 64, 100, 1000, 4096, 8192, 20000, 131072):
+        rows = 400 if columns < 131072 else 40
+        tensors = draw(kinds, rows, columns, dtype, generator)
+        grads = [torch.randn(rows, columns, device="cuda", generator=generator).to(dtype)] * 2
         whole = forward_and_backward(ours, tensors, grads)
         again = forward_and_backward(ours, tensors, grads)
         assert all(map(torch.equal, whole, again)), (name, columns)
-        for begin, end in ((0, 1), (7, 8), (123, 380)):
+        for begin, end in ((0, 1), (7, 8), (rows // 3, rows - 20)):
             part = [
                 (x[begin:end].clone() if kind == "x" else x).detach().requires_grad_()
                 for x, kind in zip(tensors, kinds, strict=True)
@@ -225,6 +227,37 @@ def test_cross_entropy(dtype: torch.dtype, smoothing: float, generator: torch.Ge
             torch.testing.assert_close(loss, other, rtol=1e-4, atol=1e-5)
     losses.finish()
     gradients.finish()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_cross_entropy_of_large_logits(dtype: torch.dtype, generator: torch.Generator) -> None:
+    # exp(x - logsumexp) of logits around 1,000 would have an error of 3e-5 from logsumexp alone.
+    (x,) = draw("x", 40, 9000, dtype, generator)
+    x = (x.detach() + 1000).requires_grad_()
+    target = torch.randint(0, 9000, (40,), device="cuda", generator=generator)
+    wide = x.detach().double().requires_grad_()
+    judges = numerics.Judge(dtype), numerics.Judge(dtype)
+    found = []
+    for call, own in ((ops.cross_entropy, x), (F.cross_entropy, x), (F.cross_entropy, wide)):
+        losses = call(own, target, reduction="none")
+        found.append((losses, *torch.autograd.grad(losses.sum(), own)))
+    for judge, got, own, want in zip(judges, *found, strict=True):
+        judge.add("large logits", got, own, want)
+        judge.finish()
+
+
+@pytest.mark.parametrize("columns", [5, 40, 9000, 131072])
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+def test_cross_entropy_of_classes_that_are_masked_out(smoothing: float, columns: int) -> None:
+    x = torch.randn(3, columns, device="cuda")
+    x[0, 2] = x[1, 4] = -Inf  # the target of the first row, another class of the second
+    target = torch.tensor([2, 0, 1], device="cuda")
+    got, want = (
+        call(x, target, reduction="none", label_smoothing=smoothing)
+        for call in (ops.cross_entropy, F.cross_entropy)
+    )
+    assert got[0] == Inf
+    torch.testing.assert_close(got, want)
 
 
 def test_cross_entropy_of_rows_that_are_ignored_or_have_no_class() -> None:

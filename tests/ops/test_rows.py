@@ -296,6 +296,19 @@ def test_a_missing_tensor_and_a_sparse_one() -> None:
         ops.softmax(_X.to_sparse(), 1)
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+def test_cross_entropy_of_classes_that_are_masked_out(smoothing: float) -> None:
+    x = randn(3, 5)
+    x[0, 2] = x[1, 4] = -Inf  # the target of the first row, another class of the second
+    target = torch.tensor([2, 0, 1])
+    got, want = (
+        call(x, target, reduction="none", label_smoothing=smoothing)
+        for call in (ops.cross_entropy, F.cross_entropy)
+    )
+    assert got[0] == Inf
+    torch.testing.assert_close(got, want)
+
+
 def test_cross_entropy_of_ignored_rows_and_of_no_class() -> None:
     x = randn(3, 5, grad=True)
     none = torch.full((3,), -100)

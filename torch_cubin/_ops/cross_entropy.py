@@ -33,14 +33,15 @@ def _fake(
     for own, wanted in zip(target.shape, input.shape, strict=False):
         checks.unify(own, wanted)
     dtype = statistics_dtype(input)
-    return tuple(target.new_empty(target.shape, dtype=dtype) for _ in range(3))
+    return tuple(target.new_empty(target.shape, dtype=dtype) for _ in range(4))
 
 
 def _fake_backward(
     grad_losses: Tensor,
     input: Tensor,
     target: Tensor,
-    logsumexp: Tensor,
+    max: Tensor,
+    log_sum: Tensor,
     ignore_index: int,
     label_smoothing: float,
 ) -> Tensor:
@@ -63,7 +64,8 @@ def _backward_formula(
     grad_losses: Tensor,
     input: Tensor,
     target: Tensor,
-    logsumexp: Tensor,
+    max: Tensor,
+    log_sum: Tensor,
     ignore_index: int,
     label_smoothing: float,
 ) -> Tensor:
@@ -85,11 +87,11 @@ class _CrossEntropy(transforms.SingleLevelFunction):
         ctx.set_materialize_grads(False)
         ctx.options = ignore_index, label_smoothing
         made += autograd.call_below_autograd(op, input, target, ignore_index, label_smoothing)
-        losses, counted, logsumexp = made
-        ctx.mark_non_differentiable(counted, logsumexp)
-        ctx.save_for_backward(input, target, logsumexp)
+        losses, *others = made
+        ctx.mark_non_differentiable(*others)
+        ctx.save_for_backward(input, target, *others[1:])
         ctx.save_for_forward(input, target)
-        return losses, counted, logsumexp
+        return losses, *others
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
@@ -103,7 +105,7 @@ class _CrossEntropy(transforms.SingleLevelFunction):
             saved, target = ctx.saved_tensors
             input = autograd._primal(saved)
             slopes = _slopes(input, target, real(input).logsumexp(-1), *ctx.options)
-            return (slopes * real(tangent)).sum(-1), None, None
+            return (slopes * real(tangent)).sum(-1), None, None, None
 
 
 def _autograd(input: Tensor, target: Tensor, ignore_index: int, label_smoothing: float) -> Any:

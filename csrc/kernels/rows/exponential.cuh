@@ -1,4 +1,4 @@
-// The exponentials of softmax.
+// The exponentials of softmax, and sums of them.
 #pragma once
 
 #include <limits>
@@ -10,15 +10,57 @@ namespace torch_cubin {
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// x = exp(x - shift). Not `exact`: with a relative error of 2^-22 and another 2^-24 for each unit
-// of the exponent, at a third of expf's instructions.
-template <bool kExact, int kElements>
-TC_DEVICE void exponentials(float (&x)[kElements], float shift) {
-#pragma unroll
-  for (int j = 0; j < kElements; ++j) {
-    x[j] -= shift;
-    x[j] = kExact ? expf(x[j]) : exp2_approx(x[j] * kLog2E);
-  }
+// exp(x). Not `exact`: with a relative error of 2^-22 and another 2^-24 for each unit of the
+// exponent, at a third of expf's instructions.
+template <bool kExact>
+TC_DEVICE float exponential(float x) {
+  return kExact ? expf(x) : exp2_approx(x * kLog2E);
 }
+
+// The sum of exp(x - max) over some elements. NaN propagates to the total; max is never NaN.
+template <bool kExact>
+struct ExpSum {
+  static constexpr int kCount = 2;
+  float of[kCount];
+
+  TC_DEVICE float& max() { return of[0]; }
+  TC_DEVICE float& total() { return of[1]; }
+  TC_DEVICE void clear() {
+    max() = -kInfinity;
+    total() = 0;
+  }
+
+  // What `total` is multiplied by when the maximum rises.
+  static TC_DEVICE float factor(float lower, float higher) {
+    return lower == higher ? 1.0f : exponential<kExact>(lower - higher);
+  }
+  TC_DEVICE void raise(float higher) {
+    if (!(higher > max())) return;
+    total() *= factor(max(), higher);
+    max() = higher;
+  }
+  // Adds elements, of which some may be -inf alone.
+  template <int kElements>
+  TC_DEVICE void add(const float (&x)[kElements]) {
+    float highest = x[0];
+#pragma unroll
+    for (int j = 1; j < kElements; ++j) highest = fmaxf(highest, x[j]);
+    raise(highest);
+    const float shift = max() == -kInfinity ? 0.0f : max();
+#pragma unroll
+    for (int j = 0; j < kElements; ++j) total() += exponential<kExact>(x[j] - shift);
+  }
+
+  struct Join {
+    TC_DEVICE ExpSum operator()(ExpSum a, ExpSum b) const {
+      ExpSum out;
+      out.max() = fmaxf(a.max(), b.max());
+      const bool first = a.max() >= b.max();
+      const float lower = first ? b.total() : a.total(), higher = first ? a.total() : b.total();
+      out.total() = higher + lower * factor(fminf(a.max(), b.max()), out.max());
+      return out;
+    }
+  };
+};
 
 }  // namespace torch_cubin

@@ -1,5 +1,5 @@
 // The gradients of weight and bias of layer norm and RMS norm: sums over rows. It either sums a
-// part of the rows into sums_w and sums_b, or sums such parts, its own or norm_backward's, and
+// part of the rows into sums_w and sums_b, or sums such parts, its own or norm_backward_sums', and
 // rounds the result. Both orders depend on the sizes alone.
 //
 // Block (x, y): part y of the columns of eight adjacent threads, of which a warp has four rows at a
@@ -83,7 +83,11 @@ TC_DEVICE void sum_columns(const NormParams& p) {
 extern "C" __global__ void __launch_bounds__(kBlock)
     TC_KERNEL(const __grid_constant__ NormParams p) {
   wait_for_previous_kernel();
-  with_access(p.columns, p.row_dtype, [&](auto access) { sum_columns<decltype(access)>(p); });
+  if (p.columns % 8 != 0) {
+    sum_columns<Singles<static_cast<int>(DType::TC_DTYPE)>>(p);
+  } else {
+    sum_columns<Vectors<static_cast<int>(DType::TC_DTYPE)>>(p);
+  }
 }
 
 }  // namespace torch_cubin::TC_KERNEL
@@ -91,7 +95,11 @@ extern "C" __global__ void __launch_bounds__(kBlock)
 /* torch_cubin kernels
 {"virtual_arch": [80, 90],
  "kernels": [
-  {"name": "norm_columns_rows", "kind": "norm_columns", "dtype": "any", "math": "float32",
-   "layout": "any", "alignment": 2, "tile": [64, 64, 1], "stages": 1, "block": [512, 1, 1],
-   "dynamic_shared": 0, "blocks": 1, "cost": {"k_tile": 0, "fixed": 0}}]}
+  {"name": "norm_columns_rows_{d.short}", "kind": "norm_columns", "dtype": "{d.dtype}",
+   "math": "float32", "layout": "any", "alignment": 2, "tile": [64, 64, 1], "stages": 1,
+   "block": [512, 1, 1], "dynamic_shared": 0, "defines": {"TC_DTYPE": "{d.dtype}"},
+   "cost": {"k_tile": 0, "fixed": 0},
+   "for": {"d": [
+     {"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"},
+     {"short": "f32", "dtype": "float32"}]}}]}
 */

@@ -5,8 +5,9 @@
 // norm_backward   x is the sum of the above:
 //                 grad_x = rstd * (g - x_hat * mean(g * x_hat) - mean(g)) + grad_sum
 //                 with g = grad_out * weight, x_hat = (x - mean) * rstd
-//                 sums_w and sums_b: grad_out * x_hat and grad_out, summed over a part of the rows
-// norm_columns    the sums over rows, of norm_backward's parts or from the beginning
+// norm_backward_sums  the same, and sums_w and sums_b: grad_out * x_hat and grad_out, summed over
+//                 a part of the rows
+// norm_columns    the sums over rows, of norm_backward_sums' parts or from the beginning
 //
 // Without `centered` (RMS norm) mean and mean(g) are zero. Rows are contiguous, and
 // follow each other in strides of elements; strides of other tensors are `columns`. If `columns` is
@@ -37,7 +38,8 @@ struct NormParams {
   tc_int64 x_stride, residual_stride, grad_out_stride, grad_sum_stride;
   int columns;
   int threads;    // of a row
-  int resident;   // vectors of a thread in shared memory, of each tensor
+  int cluster;    // blocks of a row
+  int vectors;    // norm_backward_sums: of each thread, at most
   int row_dtype;  // of all tensors but these
   int weight_dtype, bias_dtype;
   int centered;

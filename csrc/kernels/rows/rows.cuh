@@ -1,23 +1,35 @@
-// Rows of any length and dtype, for kernels bound by memory: access to their elements, sums over
-// the threads of a row, and the order in which a block takes rows.
+// Rows of any length and dtype, for kernels bound by memory: access to their elements, which
+// threads hold them, and sums over the threads of a row.
 //
-// A row belongs to `threads` adjacent threads of a block, a power of two that the host chooses by
-// the row's length alone. So do the elements of a thread, and with them the order of every sum: a
-// row's bits depend neither on other rows nor on the device.
+// A row belongs to `threads` adjacent threads of a block, a power of two, or to all threads of the
+// blocks of a cluster. The host chooses both by the row's length alone, and with them the elements
+// of a thread and the order of every sum: a row's bits do not depend on other rows.
 #pragma once
 
+#include "cluster.cuh"
 #include "common/dtype.cuh"
 
 namespace torch_cubin {
 
 // Values of the dtype fields of parameters.
-constexpr int kRowFloat16 = 0;
-constexpr int kRowBFloat16 = 1;
-constexpr int kRowFloat32 = 2;
+constexpr int kRowFloat16 = static_cast<int>(DType::float16);
+constexpr int kRowBFloat16 = static_cast<int>(DType::bfloat16);
+constexpr int kRowFloat32 = static_cast<int>(DType::float32);
 
 struct alignas(16) FourWords {
   u32 words[4];
 };
+
+// Registers of each thread for the elements of a row, of each tensor. 64 bytes a thread are loads
+// enough at a time to use all of the memory's rate.
+constexpr int kRowRegisters = 16;
+
+// Reads 16 bytes that this kernel does not write, past the L1 cache.
+TC_DEVICE void load_once(FourWords& out, const void* from) {
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(out.words[0]), "=r"(out.words[1]), "=r"(out.words[2]), "=r"(out.words[3])
+               : "l"(from));
+}
 
 // A row of a tensor.
 struct RowOf {
@@ -30,265 +42,277 @@ struct RowOf {
         dtype(dtype) {}
 };
 
-// Access to rows whose lengths are multiples of eight and that begin at multiples of 16 bytes, by
-// vectors of eight elements. Most rows are float32 if kIsFloat, else of 16 bits; a result may have
-// the other kind, and parameters of 16-bit rows may be float32.
-template <bool kIsFloat>
+// Access to rows of a dtype whose lengths are multiples of eight, that begin at multiples of 16
+// bytes, and that their threads hold, by vectors of eight elements. A result may have another
+// dtype, and parameters of 16-bit rows may be float32.
+template <int kDtype>
 struct Vectors {
   static constexpr int kElements = 8;
+  static constexpr bool kIsFloat = kDtype == kRowFloat32;
   static constexpr bool kExact = kIsFloat;         // whether results need all of float32's digits
-  static constexpr int kParts = kIsFloat ? 2 : 1;  // of 16 bytes, of a vector of most rows
+  static constexpr int kParts = kIsFloat ? 2 : 1;  // of 16 bytes
+  // A vector as it is in memory.
+  struct Raw {
+    FourWords parts[kParts];
+  };
+  // The vectors of 16 * `count` bytes.
+  static constexpr int held(int count) { return count / kParts; }
+  static constexpr bool kIsHeld = true;  // whether threads hold the whole row
 
-  static TC_DEVICE void unpack(float (&x)[8], const FourWords (&raw)[kParts], int dtype) {
-    if (!kIsFloat && dtype == kRowFloat16) {
+  static TC_DEVICE void load_raw(Raw& raw, const RowOf& row, int column) {
+    const char* from = row.data + column * tc_int64(2 * kParts);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        x[i] = f16_to_float(static_cast<u16>(raw[0].words[i / 2] >> (i % 2 * 16)));
-      }
-      return;
-    }
+    for (int i = 0; i < kParts; ++i) load_once(raw.parts[i], from + i * 16);
+  }
+
+  static TC_DEVICE void unpack(float (&x)[8], const Raw& raw) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
+    for (int i = 0; i < 4 * kParts; ++i) {
+      u32 word = raw.parts[i / 4].words[i % 4];
       if constexpr (kIsFloat) {
-        x[i] = __uint_as_float(raw[i / 4].words[i % 4]);
+        x[i] = __uint_as_float(word);
       } else {
-        const u32 pair = raw[0].words[i / 2];
-        x[i] = __uint_as_float(i % 2 == 0 ? pair << 16 : pair & 0xFFFF0000u);
+        // Hides what the word is: the compiler would keep the floats for the next pass over them,
+        // in twice the registers.
+        asm volatile("" : "+r"(word));
+        if constexpr (kDtype == kRowFloat16) {
+          x[2 * i] = f16_to_float(static_cast<u16>(word));
+          x[2 * i + 1] = f16_to_float(static_cast<u16>(word >> 16));
+        } else {
+          x[2 * i] = __uint_as_float(word << 16);
+          x[2 * i + 1] = __uint_as_float(word & 0xFFFF0000u);
+        }
       }
     }
   }
 
-  static TC_DEVICE void pack(FourWords (&raw)[kParts], const float (&x)[8], int dtype) {
-    if (!kIsFloat && dtype == kRowFloat16) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) raw[0].words[i] = pack_f16(x[2 * i], x[2 * i + 1]);
-      return;
-    }
+  static TC_DEVICE void pack(Raw& raw, const float (&x)[8]) {
 #pragma unroll
     for (int i = 0; i < 4 * kParts; ++i) {
-      raw[i / 4].words[i % 4] =
-          kIsFloat ? __float_as_uint(x[i]) : pack_bf16(x[2 * i % 8], x[(2 * i + 1) % 8]);
+      u32& word = raw.parts[i / 4].words[i % 4];
+      if constexpr (kIsFloat) {
+        word = __float_as_uint(x[i]);
+      } else {
+        word = kDtype == kRowFloat16 ? pack_f16(x[2 * i], x[2 * i + 1])
+                                     : pack_bf16(x[2 * i], x[2 * i + 1]);
+      }
     }
   }
 
   static TC_DEVICE void load(float (&x)[8], const RowOf& row, int column) {
-    if (!kIsFloat && row.dtype == kRowFloat32) return Vectors<true>::load(x, row, column);
+    if (!kIsFloat && row.dtype == kRowFloat32) return Vectors<kRowFloat32>::load(x, row, column);
     auto from = reinterpret_cast<const FourWords*>(row.data) + column / 8 * tc_int64(kParts);
-    FourWords raw[kParts];
+    Raw raw;
 #pragma unroll
-    for (int i = 0; i < kParts; ++i) raw[i] = from[i];
-    unpack(x, raw, row.dtype);
+    for (int i = 0; i < kParts; ++i) raw.parts[i] = from[i];
+    unpack(x, raw);
   }
 
   static TC_DEVICE void store(const RowOf& row, const float (&x)[8], int column) {
-    if ((row.dtype == kRowFloat32) != kIsFloat) {
-      Vectors<!kIsFloat>::store_own(row, x, column);
-    } else {
-      store_own(row, x, column);
-    }
+    if (row.dtype == kDtype) return store_own(row, x, column);
+    if (!kIsFloat) return Vectors<kRowFloat32>::store_own(row, x, column);
+    if (row.dtype == kRowFloat16) return Vectors<kRowFloat16>::store_own(row, x, column);
+    Vectors<kRowBFloat16>::store_own(row, x, column);
   }
 
-  static TC_DEVICE void round(float (&x)[8], int dtype) {
-    FourWords raw[kParts];
-    pack(raw, x, dtype);
-    unpack(x, raw, dtype);
-  }
-
-  // To a row of the kind of most rows.
+  // To a row of this dtype.
   static TC_DEVICE void store_own(const RowOf& row, const float (&x)[8], int column) {
     auto to = reinterpret_cast<FourWords*>(row.data) + column / 8 * tc_int64(kParts);
-    FourWords raw[kParts];
-    pack(raw, x, row.dtype);
+    Raw raw;
+    pack(raw, x);
 #pragma unroll
-    for (int i = 0; i < kParts; ++i) to[i] = raw[i];
+    for (int i = 0; i < kParts; ++i) to[i] = raw.parts[i];
   }
 };
 
-// Access to all other rows, by single elements.
+// Access to all other rows, by single elements. Tensors of another dtype may be read and written as
+// with vectors.
+template <int kDtype>
 struct Singles {
   static constexpr int kElements = 1;
   static constexpr bool kExact = true;
+  using Raw = u32;  // an element's bits, which are converted later than all loads are issued
+  static constexpr int held(int count) { return 2 * count; }
+  static constexpr bool kIsHeld = false;
+
+  static TC_DEVICE u32 bits_at(const RowOf& row, int dtype, int column) {
+    return dtype == kRowFloat32 ? reinterpret_cast<const u32*>(row.data)[column]
+                                : reinterpret_cast<const u16*>(row.data)[column];
+  }
+  static TC_DEVICE float value_of(u32 bits, int dtype) {
+    return dtype == kRowFloat32   ? __uint_as_float(bits)
+           : dtype == kRowFloat16 ? f16_to_float(static_cast<u16>(bits))
+                                  : bf16_to_float(static_cast<u16>(bits));
+  }
+  static TC_DEVICE u32 bits_of(float x, int dtype) {
+    return dtype == kRowFloat32   ? __float_as_uint(x)
+           : dtype == kRowFloat16 ? pack_f16(x, 0)
+                                  : pack_bf16(x, 0);
+  }
+
+  static TC_DEVICE void load_raw(Raw& raw, const RowOf& row, int column) {
+    raw = bits_at(row, kDtype, column);
+  }
+  static TC_DEVICE void unpack(float (&x)[1], const Raw& raw) { x[0] = value_of(raw, kDtype); }
+  static TC_DEVICE void pack(Raw& raw, const float (&x)[1]) { raw = bits_of(x[0], kDtype); }
 
   static TC_DEVICE void load(float (&x)[1], const RowOf& row, int column) {
+    x[0] = value_of(bits_at(row, row.dtype, column), row.dtype);
+  }
+  static TC_DEVICE void store(const RowOf& row, const float (&x)[1], int column) {
+    const u32 bits = bits_of(x[0], row.dtype);
     if (row.dtype == kRowFloat32) {
-      x[0] = reinterpret_cast<const float*>(row.data)[column];
+      reinterpret_cast<u32*>(row.data)[column] = bits;
     } else {
-      const u16 bits = reinterpret_cast<const u16*>(row.data)[column];
-      x[0] = row.dtype == kRowFloat16 ? f16_to_float(bits) : bf16_to_float(bits);
+      reinterpret_cast<u16*>(row.data)[column] = static_cast<u16>(bits);
+    }
+  }
+  static TC_DEVICE void store_own(const RowOf& row, const float (&x)[1], int column) {
+    store(RowOf(row.data, 0, kDtype), x, column);
+  }
+};
+
+// A thread's part of a row: vectors at columns (lane + i * threads) * kElements, i = 0, 1, ..., of
+// which kHeld at a time are in registers. With vectors that is the whole row; by single elements it
+// is read in chunks, and again by each for_each().
+template <class Access>
+struct Lane {
+  static constexpr int kElements = Access::kElements;
+  static constexpr int kHeld = Access::held(kRowRegisters / 4);
+  using Raw = typename Access::Raw;
+  int lane, threads, columns;
+
+  // `threads` of each block.
+  TC_DEVICE Lane(int threads, int cluster, int columns)
+      : lane(static_cast<int>(threadIdx.x) & (threads - 1)),
+        threads(threads * cluster),
+        columns(columns) {
+    if (cluster > 1) lane += static_cast<int>(cluster_rank()) * threads;
+  }
+
+  // Whether threads hold such rows, and have more than the first half of their vectors: then
+  // nothing needs to test those.
+  static TC_DEVICE bool takes(int threads, int cluster, int columns) {
+    const int capacity = threads * cluster * (kElements * kHeld);
+    return columns % kElements == 0 && columns > capacity / 2 && columns <= capacity;
+  }
+
+  TC_DEVICE int column(int first, int i) const { return first + (lane + i * threads) * kElements; }
+  TC_DEVICE bool has(int first, int i) const {
+    return (Access::kIsHeld && i < kHeld / 2) || column(first, i) < columns;
+  }
+
+  TC_DEVICE void load(Raw (&raw)[kHeld], const RowOf& row, int first) const {
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      if (has(first, i)) Access::load_raw(raw[i], row, column(first, i));
     }
   }
 
-  static TC_DEVICE void store(const RowOf& row, const float (&x)[1], int column) {
-    if (row.dtype == kRowFloat32) {
-      reinterpret_cast<float*>(row.data)[column] = x[0];
-    } else {
-      const u32 bits = row.dtype == kRowFloat16 ? pack_f16(x[0], 0) : pack_bf16(x[0], 0);
-      reinterpret_cast<u16*>(row.data)[column] = static_cast<u16>(bits);
+  // Calls body(i, column), with the row's vectors of a chunk in what load(first) has read; the
+  // caller has called load(0).
+  template <class Load, class Body>
+  TC_DEVICE void for_each(Load&& load, Body&& body) const {
+    const int chunk = threads * (kElements * kHeld);
+#pragma unroll 1
+    for (int first = 0; first < (Access::kIsHeld ? 1 : columns); first += chunk) {
+      if (!Access::kIsHeld && columns > chunk) load(first);
+#pragma unroll
+      for (int i = 0; i < kHeld; ++i) {
+        if (has(first, i)) body(i, column(first, i));
+      }
     }
   }
 };
 
 // Calls run(access) with the access for rows of that length and dtype.
-template <class Run>
-TC_DEVICE void with_access(int columns, int dtype, Run&& run) {
-  if (columns % 8 != 0) {
-    run(Singles{});
-  } else if (dtype == kRowFloat32) {
-    run(Vectors<true>{});
+template <DType kDtype, class Run>
+TC_DEVICE void with_access(int threads, int cluster, int columns, Run&& run) {
+  using OwnVectors = Vectors<static_cast<int>(kDtype)>;
+  if (Lane<OwnVectors>::takes(threads, cluster, columns)) {
+    run(OwnVectors{});
   } else {
-    run(Vectors<false>{});
+    run(Singles<static_cast<int>(kDtype)>{});
   }
 }
 
-struct Add {
-  TC_DEVICE float operator()(float a, float b) const { return a + b; }
-};
-struct Max {
-  TC_DEVICE float operator()(float a, float b) const { return fmaxf(a, b); }
-};
+// Joins values over the threads of rows. `Values` is a struct of floats; join(a, b) commutes
+// exactly, so that all threads of a row get the same bits. Every thread of the block, and of the
+// cluster, calls it.
+//
+// Threads that still read the values of one call may not meet those of the next one, which
+// alternate in memory: a thread reaches the call after that only when all have read.
+template <class Values, int kBlock>
+struct RowJoin {
+  static constexpr int kWarps = kBlock / 32;
+  int threads, cluster, call = 0;
 
-// Joins values over the threads of each row; all of them get the same bits, because `join` commutes
-// exactly. Every thread of the block calls it.
-template <int kBlock, int kValues, class Join>
-TC_DEVICE void join_row(float (&values)[kValues], int threads, Join join) {
-  for (int lane = min(threads, 32) / 2; lane > 0; lane /= 2) {
+  TC_DEVICE RowJoin(int threads, int cluster) : threads(threads), cluster(cluster) {
+    if (cluster > 1) cluster_meet();  // no block writes to one that has not started
+  }
+
+  template <class Join>
+  static TC_DEVICE void join_lanes(Values& values, int lanes, Join&& join) {
+    for (int lane = lanes / 2; lane > 0; lane /= 2) {
+      Values other;
 #pragma unroll
-    for (int i = 0; i < kValues; ++i) {
-      values[i] = join(values[i], __shfl_xor_sync(~0u, values[i], lane));
-    }
-  }
-  if (threads <= 32) return;
-  __shared__ float parts[kValues][kBlock / 32];
-  const int warp = threadIdx.x / 32, warps = threads / 32, first = warp & ~(warps - 1);
-  __syncthreads();  // the values of the last call have been read
-#pragma unroll
-  for (int i = 0; i < kValues; ++i) {
-    if (threadIdx.x % 32 == 0) parts[i][warp] = values[i];
-  }
-  __syncthreads();
-#pragma unroll
-  for (int i = 0; i < kValues; ++i) {
-    float value = parts[i][first];
-#pragma unroll 1
-    for (int other = 1; other < warps; ++other) value = join(value, parts[i][first + other]);
-    values[i] = value;
-  }
-}
-
-template <int kBlock, class Join>
-TC_DEVICE float join_row(float value, int threads, Join join) {
-  float values[1] = {value};
-  join_row<kBlock>(values, threads, join);
-  return values[0];
-}
-
-// A thread's part of a row: kElements at columns (lane + i * threads) * kElements, i = 0, 1, ...
-template <class Access>
-struct Lane {
-  static constexpr int kElements = Access::kElements;
-  int lane, threads, columns;
-
-  TC_DEVICE Lane(int threads, int columns)
-      : lane(static_cast<int>(threadIdx.x) & (threads - 1)), threads(threads), columns(columns) {}
-
-  // Calls body(i, column).
-  template <class Body>
-  TC_DEVICE void for_each(Body&& body) const {
-    constexpr int kUnrolled = kElements == 1 ? 2 : 1;
-    int i = 0;
-#pragma unroll kUnrolled
-    for (int column = lane * kElements; column < columns; column += threads * kElements) {
-      body(i++, column);
-    }
-  }
-};
-
-// Shared memory for the first `resident` vectors of each thread, of `tensors` of one dtype and of
-// several rows: the next ones arrive while the kernel works on the current one. A thread reads only
-// what it copied itself, so that nothing needs a barrier. Single elements are not staged.
-template <class Access, int kBlock>
-struct Stages {
-  static constexpr int kElements = Access::kElements;
-  u32 base;
-  int tensors, resident, dtype;
-
-  TC_DEVICE Stages(int tensors, int resident, int dtype)
-      : tensors(tensors), resident(resident), dtype(dtype) {
-    extern __shared__ FourWords staged[];
-    base = shared_address(staged) + threadIdx.x * 16;
-  }
-
-  TC_DEVICE u32 address(int stage, int tensor, int i) const {
-    if constexpr (kElements == 1)
-      return 0;
-    else
-      return base + ((stage * tensors + tensor) * resident + i) * (Access::kParts * kBlock * 16);
-  }
-
-  // Begins to copy a row of a tensor.
-  TC_DEVICE void copy(int stage, int tensor, const RowOf& row, const Lane<Access>& at) const {
-    if constexpr (kElements > 1) {
-      at.for_each([&](int i, int column) {
-        if (i >= resident) return;
-        const u32 to = address(stage, tensor, i);
-        const char* from = row.data + column * tc_int64(2 * Access::kParts);
-#pragma unroll
-        for (int part = 0; part < Access::kParts; ++part) {
-          cp_async<16>(to + part * kBlock * 16, from + part * 16, true);
-        }
-      });
-    }
-  }
-
-  TC_DEVICE void put(const float (&x)[kElements], int stage, int tensor, int i) const {
-    if constexpr (kElements > 1) {
-      if (i >= resident) return;
-      FourWords raw[Access::kParts];
-      Access::pack(raw, x, dtype);
-#pragma unroll
-      for (int part = 0; part < Access::kParts; ++part) {
-        store_shared(address(stage, tensor, i) + part * kBlock * 16, raw[part].words);
+      for (int i = 0; i < Values::kCount; ++i) {
+        other.of[i] = __shfl_xor_sync(~0u, values.of[i], lane);
       }
+      values = join(values, other);
     }
   }
 
-  // The elements of a row that copy() copied; from memory if they are not resident.
-  TC_DEVICE void get(float (&x)[kElements], int stage, int tensor, const RowOf& row, int i,
-                     int column) const {
-    if constexpr (kElements > 1) {
-      if (i < resident) return get_resident(x, stage, tensor, i);
+  template <class Join>
+  TC_DEVICE void operator()(Values& values, Join&& join) {
+    __shared__ Values of_warps[2][kWarps], of_blocks[2][kMostCluster];
+    join_lanes(values, min(threads, 32), join);
+    if (threads <= 32) return;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = threads / 32;
+    if (lane == 0) of_warps[call][warp] = values;
+    __syncthreads();
+    values = of_warps[call][(warp & ~(warps - 1)) + (lane & (warps - 1))];
+    join_lanes(values, warps, join);
+    if (cluster > 1) {
+      if (threadIdx.x < cluster) {
+        write_to_rank(&of_blocks[call][cluster_rank()], values.of, threadIdx.x);
+      }
+      cluster_synchronize();
+      values = of_blocks[call][lane & (cluster - 1)];
+      join_lanes(values, cluster, join);
     }
-    Access::load(x, row, column);
-  }
-
-  TC_DEVICE void get_resident(float (&x)[kElements], int stage, int tensor, int i) const {
-    FourWords raw[Access::kParts];
-#pragma unroll
-    for (int part = 0; part < Access::kParts; ++part) {
-      load_shared(raw[part].words, address(stage, tensor, i) + part * kBlock * 16);
-    }
-    Access::unpack(x, raw, dtype);
+    call ^= 1;
   }
 };
 
-// Calls body(row, stage, valid) for this thread's rows, where `valid` is whether the row exists,
-// after copy(row, stage) has begun the copies of it. All threads of the block take part in each
-// call.
-template <int kBlock, int kStages, class Copy, class Body>
-TC_DEVICE void for_each_row(tc_int64 rows, int threads, Copy&& copy, Body&& body) {
-  const int at_once = kBlock / threads;
-  const tc_int64 step = static_cast<tc_int64>(gridDim.x) * at_once;
-  constexpr int kAhead = kStages - 1;  // rows; before the first one, copies only
-  tc_int64 base = static_cast<tc_int64>(blockIdx.x) * at_once - kAhead * step;
-  tc_int64 row = base + threadIdx.x / threads;
-  for (int stage = 1; base < rows; base += step, row += step) {
-    const int last = stage == 0 ? kAhead : stage - 1;
-    if (row + kAhead * step < rows) copy(row + kAhead * step, last);
-    cp_async_commit();
-    cp_async_wait<kAhead>();
-    if (base >= 0) body(row, stage, row < rows);
-    stage = stage == kAhead ? 0 : stage + 1;
+template <int kFloats>
+struct Sums {
+  static constexpr int kCount = kFloats;
+  float of[kFloats];
+
+  struct Join {
+    TC_DEVICE Sums operator()(const Sums& a, const Sums& b) const {
+      Sums sum;
+#pragma unroll
+      for (int i = 0; i < kFloats; ++i) sum.of[i] = a.of[i] + b.of[i];
+      return sum;
+    }
+  };
+};
+
+// The row of this thread; past the last one, that one once more, which is not `valid`.
+template <int kBlock>
+struct OwnRow {
+  tc_int64 row;
+  bool valid;
+
+  TC_DEVICE OwnRow(tc_int64 rows, int threads, int cluster) {
+    const int log_threads = 31 - __clz(threads), log_cluster = 31 - __clz(cluster);
+    row = static_cast<tc_int64>(blockIdx.x >> log_cluster) * (kBlock >> log_threads) +
+          (threadIdx.x >> log_threads);
+    valid = row < rows;
+    if (!valid) row = rows - 1;
   }
-}
+};
 
 }  // namespace torch_cubin

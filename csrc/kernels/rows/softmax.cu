@@ -1,121 +1,114 @@
 // Softmax and log-softmax over the last dimension, the losses of cross entropy, and their gradient;
-// softmax_params.h defines the computation. The sum is relative to the maximum so far of each
-// thread, so that a row is read once before it is written.
+// softmax_params.h defines the computation. Each thread's sum is relative to the maximum of its own
+// elements, so that a row is read once.
 //
-// A block takes as many rows at a time as fit; any grid.x is correct.
+// Each block takes as many rows as it holds, or each cluster of blocks one row.
 #include "exponential.cuh"
 #include "rows.cuh"
 #include "softmax_params.h"
 
 namespace torch_cubin::TC_KERNEL {
 
-constexpr int kBlock = TC_THREADS, kStages = TC_STAGES;
+constexpr int kBlock = TC_THREADS;
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
-
-// total = sum of exp(x - max) over the elements so far. NaN propagates to total; max is never NaN.
-struct ExpSum {
-  float max = -kInfinity, total = 0;
-
-  TC_DEVICE void raise(float higher) {
-    if (!(higher > max)) return;
-    if (max != -kInfinity) total *= exp2_approx((max - higher) * kLog2E);
-    max = higher;
-  }
-  template <bool kExact, int kElements>
-  TC_DEVICE void add(float (&x)[kElements]) {
-    float highest = x[0];
-#pragma unroll
-    for (int j = 1; j < kElements; ++j) highest = fmaxf(highest, x[j]);
-    raise(highest);
-    exponentials<kExact>(x, max == -kInfinity ? 0.0f : max);  // of -inf alone, and NaN
-#pragma unroll
-    for (int j = 0; j < kElements; ++j) total += x[j];
-  }
-};
 
 template <class Access>
 TC_DEVICE void softmax(const RowsSoftmaxParams& p) {
   constexpr int kElements = Access::kElements;
-  const Lane<Access> at(p.threads, p.columns);
-  const Stages<Access, kBlock> stages(1, p.resident, p.x_dtype);
-  const auto x_of = [&](tc_int64 row) { return RowOf(p.x, row * p.x_stride, p.x_dtype); };
-  const auto copy = [&](tc_int64 row, int stage) { stages.copy(stage, 0, x_of(row), at); };
-  for_each_row<kBlock, kStages>(p.rows, p.threads, copy, [&](tc_int64 row, int stage, bool valid) {
-    const RowOf out(p.out, row * p.columns, p.out_dtype);
-    const RowOf x_row = x_of(row);
-    const bool has_target = p.targets != nullptr, is_gradient = p.grad_losses != nullptr;
-    const tc_int64 target = has_target && valid ? p.targets[row] : 0;
-    const bool ignored = has_target && target == p.ignore_index;
-    const bool is_column = target >= 0 && target < p.columns;
-    const float uniform = p.label_smoothing / static_cast<float>(p.columns);
-    float max, log_sum = 0, scale, shift = 0, sum_x = 0;
-    if (is_gradient) {
-      if (!valid) return;
-      max = p.logsumexp[row];
-      scale = is_column ? p.grad_losses[row] : kNaN;
-      shift = scale * uniform;
-    } else {
-      ExpSum own;
-      if (valid) {
-        at.for_each([&](int i, int column) {
-          float x[kElements];
-          stages.get(x, stage, 0, x_row, i, column);
-          if (uniform != 0) {
-#pragma unroll
-            for (int j = 0; j < kElements; ++j) sum_x += x[j];
-          }
-          own.template add<Access::kExact>(x);
-        });
-      }
-      max = join_row<kBlock>(own.max, p.threads, Max{});
-      own.raise(max);
-      float sums[2] = {own.total, sum_x};
-      join_row<kBlock>(sums, p.threads, Add{});
-      if (!valid) return;
-      log_sum = logf(sums[0]);
-      scale = 1.0f / sums[0];
-      sum_x = sums[1];
-    }
-    if (has_target && !is_gradient) {
-      if (at.lane != 0) return;
-      const float logsumexp = max + log_sum;
-      float loss = ignored ? 0.0f : kNaN;
-      if (is_column && !ignored) {
-        float x[1];
-        Singles::load(x, x_row, static_cast<int>(target));
-        // (x - max) first, as PyTorch: logsumexp - x would lose digits of small losses.
-        loss = log_sum - (x[0] - max);
-        if (uniform != 0) loss += p.label_smoothing * (x[0] - sum_x / p.columns);
-      }
-      p.losses[row] = loss;
-      p.counted[row] = ignored ? 0.0f : 1.0f;
-      p.logsumexp[row] = logsumexp;
-      return;
-    }
-    at.for_each([&](int i, int column) {
+  using Own = Lane<Access>;
+  using Sum = ExpSum<Access::kExact>;
+  RowJoin<Sum, kBlock> join(p.threads, p.cluster);
+  const auto [row, valid] = OwnRow<kBlock>(p.rows, p.threads, p.cluster);
+  const Own at(p.threads, p.cluster, p.columns);
+  const RowOf x_row(p.x, row * p.x_stride, p.x_dtype), out(p.out, row * p.columns, p.out_dtype);
+  typename Own::Raw raw[Own::kHeld];
+  const auto load = [&](int first) { at.load(raw, x_row, first); };
+  const auto for_each = [&](auto&& body) {
+    at.for_each(load, [&](int i, int column) {
       float x[kElements];
-      stages.get(x, stage, 0, x_row, i, column);
-      if (!p.log) exponentials<Access::kExact>(x, max);
+      Access::unpack(x, raw[i]);
+      body(x, column);
+    });
+  };
+  load(0);
+  const bool has_target = p.targets != nullptr;
+  const tc_int64 target = has_target ? p.targets[row] : -1;
+  const bool ignored = has_target && target == p.ignore_index;
+  const bool is_column = target >= 0 && target < p.columns;
+  const float uniform = p.label_smoothing / static_cast<float>(p.columns);
+  if (p.grad_losses != nullptr) {
+    if (!valid) return;
+    const float max = p.max[row], log_sum = p.log_sum[row];
+    const float scale = ignored ? 0.0f : is_column ? p.grad_losses[row] : kNaN;
+    for_each([&](float (&x)[kElements], int column) {
 #pragma unroll
       for (int j = 0; j < kElements; ++j) {
-        x[j] = p.log ? x[j] - max - log_sum : x[j] * scale - shift;
-      }
-      if (is_gradient) {
-#pragma unroll
-        for (int j = 0; j < kElements; ++j) {
-          if (column + j == target) x[j] -= scale * (1.0f - p.label_smoothing);
-          if (ignored) x[j] = 0;
-        }
+        x[j] = exponential<Access::kExact>(x[j] - max - log_sum) - uniform;
+        if (column + j == target) x[j] -= 1.0f - p.label_smoothing;
+        x[j] = ignored ? 0.0f : x[j] * scale;
       }
       Access::store(out, x, column);
     });
-  });
+    return;
+  }
+  float x_target[1] = {0};
+  if (is_column)
+    Singles<static_cast<int>(DType::TC_DTYPE)>::load(x_target, x_row, static_cast<int>(target));
+  Sum sum;
+  sum.clear();
+  for_each([&](float (&x)[kElements], int) { sum.add(x); });
+  join(sum, typename Sum::Join{});
+  const float max = sum.max(), log_sum = logf(sum.total());
+  if (has_target) {
+    float smooth = 0;
+    if (uniform != 0) {
+      RowJoin<Sums<1>, kBlock> join_elements(p.threads, p.cluster);
+      Sums<1> elements = {{0}};
+      for_each([&](float (&x)[kElements], int) {
+#pragma unroll
+        for (int j = 0; j < kElements; ++j) elements.of[0] += x[j];
+      });
+      join_elements(elements, Sums<1>::Join{});
+      smooth = log_sum - (elements.of[0] / p.columns - max);
+    }
+    if (!valid || at.lane != 0) return;
+    float loss = ignored ? 0.0f : kNaN;
+    if (is_column && !ignored) {
+      // Differences from the maximum come first, as in PyTorch: logsumexp would round away digits
+      // of small losses.
+      loss = log_sum - (x_target[0] - max);
+      if (uniform != 0) loss = (1.0f - p.label_smoothing) * loss + p.label_smoothing * smooth;
+    }
+    p.losses[row] = loss;
+    p.counted[row] = ignored ? 0.0f : 1.0f;
+    p.max[row] = max;
+    p.log_sum[row] = log_sum;
+    return;
+  }
+  if (!valid) return;
+  if (p.log) {
+    for_each([&](float (&x)[kElements], int column) {
+#pragma unroll
+      for (int j = 0; j < kElements; ++j) x[j] = x[j] - max - log_sum;
+      Access::store(out, x, column);
+    });
+  } else {
+    const float scale = 1.0f / sum.total();
+    for_each([&](float (&x)[kElements], int column) {
+#pragma unroll
+      for (int j = 0; j < kElements; ++j) {
+        x[j] = exponential<Access::kExact>(x[j] - max) * scale;
+      }
+      Access::store(out, x, column);
+    });
+  }
 }
 
 extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
     TC_KERNEL(const __grid_constant__ RowsSoftmaxParams p) {
   wait_for_previous_kernel();
-  with_access(p.columns, p.x_dtype, [&](auto access) { softmax<decltype(access)>(p); });
+  with_access<DType::TC_DTYPE>(p.threads, p.cluster, p.columns,
+                               [&](auto access) { softmax<decltype(access)>(p); });
 }
 
 }  // namespace torch_cubin::TC_KERNEL
@@ -123,7 +116,13 @@ extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
 /* torch_cubin kernels
 {"virtual_arch": [80, 90],
  "kernels": [
-  {"name": "softmax_rows", "kind": "softmax", "dtype": "any", "math": "float32", "layout": "any",
-   "alignment": 2, "tile": [1, 8, 1], "stages": 2, "block": [512, 1, 1], "dynamic_shared": 0,
-   "defines": {"TC_BLOCKS": 2}, "blocks": 2, "cost": {"k_tile": 0, "fixed": 0}}]}
+  {"name": "softmax_rows_{d.short}_{size.threads}", "kind": "softmax", "dtype": "{d.dtype}",
+   "math": "float32", "layout": "any", "alignment": 2, "tile": [1, 8, 1], "stages": 1,
+   "block": ["{size.threads}", 1, 1], "dynamic_shared": 0,
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": "{size.blocks}"},
+   "cost": {"k_tile": 0, "fixed": 0},
+   "for": {"d": [
+     {"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"},
+     {"short": "f32", "dtype": "float32"}],
+    "size": [{"threads": 256, "blocks": 4}, {"threads": 512, "blocks": 2}, {"threads": 1024, "blocks": 1}]}}]}
 */

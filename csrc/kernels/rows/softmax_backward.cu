@@ -1,64 +1,67 @@
 // The derivative of softmax and log-softmax; softmax_params.h defines the computation.
 //
-// A block takes as many rows at a time as fit; any grid.x is correct.
+// Each block takes as many rows as it holds, or each cluster of blocks one row.
 #include "exponential.cuh"
 #include "rows.cuh"
 #include "softmax_params.h"
 
 namespace torch_cubin::TC_KERNEL {
 
-constexpr int kBlock = TC_THREADS, kStages = TC_STAGES;
+constexpr int kBlock = TC_THREADS;
 
 template <class Access>
 TC_DEVICE void differentiate(const RowsSoftmaxParams& p) {
   constexpr int kElements = Access::kElements;
-  const Lane<Access> at(p.threads, p.columns);
-  const Stages<Access, kBlock> stages(2, p.resident, p.x_dtype);
-  const auto y_of = [&](tc_int64 row) { return RowOf(p.x, row * p.x_stride, p.x_dtype); };
-  const auto grad_of = [&](tc_int64 row) {
-    return RowOf(p.grad_out, row * p.grad_out_stride, p.x_dtype);
+  using Own = Lane<Access>;
+  RowJoin<Sums<1>, kBlock> join(p.threads, p.cluster);
+  const auto [row, valid] = OwnRow<kBlock>(p.rows, p.threads, p.cluster);
+  const Own at(p.threads, p.cluster, p.columns);
+  const RowOf y_row(p.x, row * p.x_stride, p.x_dtype), out(p.out, row * p.columns, p.out_dtype);
+  const RowOf grad_row(p.grad_out, row * p.grad_out_stride, p.x_dtype);
+  typename Own::Raw y_raw[Own::kHeld], grad_raw[Own::kHeld];
+  const auto load = [&](int first) {
+    at.load(grad_raw, grad_row, first);
+    at.load(y_raw, y_row, first);
   };
-  const auto copy = [&](tc_int64 row, int stage) {
-    stages.copy(stage, 0, y_of(row), at);
-    stages.copy(stage, 1, grad_of(row), at);
-  };
-  for_each_row<kBlock, kStages>(p.rows, p.threads, copy, [&](tc_int64 row, int stage, bool valid) {
-    const RowOf out(p.out, row * p.columns, p.out_dtype);
-    const RowOf y_row = y_of(row), grad_row = grad_of(row);
-    float sum = 0;
-    if (valid) {
-      at.for_each([&](int i, int column) {
-        float y[kElements], grad[kElements];
-        stages.get(grad, stage, 1, grad_row, i, column);
-        if (!p.log) {
-          stages.get(y, stage, 0, y_row, i, column);
-#pragma unroll
-          for (int j = 0; j < kElements; ++j) grad[j] *= y[j];
-        }
-#pragma unroll
-        for (int j = 0; j < kElements; ++j) sum += grad[j];
-      });
-    }
-    sum = join_row<kBlock>(sum, p.threads, Add{});
-    if (!valid) return;
-    at.for_each([&](int i, int column) {
+  const auto for_each = [&](auto&& body) {
+    at.for_each(load, [&](int i, int column) {
       float y[kElements], grad[kElements];
-      stages.get(y, stage, 0, y_row, i, column);
-      stages.get(grad, stage, 1, grad_row, i, column);
-      if (p.log) exponentials<Access::kExact>(y, 0.0f);
+      Access::unpack(y, y_raw[i]);
+      Access::unpack(grad, grad_raw[i]);
+      body(y, grad, column);
+    });
+  };
+  load(0);
+  Sums<1> sum = {{0}};
+  for_each([&](float (&y)[kElements], float (&grad)[kElements], int) {
+#pragma unroll
+    for (int j = 0; j < kElements; ++j) sum.of[0] += p.log ? grad[j] : grad[j] * y[j];
+  });
+  join(sum, Sums<1>::Join{});
+  if (!valid) return;
+  const float total = sum.of[0];
+  if (p.log) {
+    for_each([&](float (&y)[kElements], float (&grad)[kElements], int column) {
 #pragma unroll
       for (int j = 0; j < kElements; ++j) {
-        grad[j] = p.log ? grad[j] - y[j] * sum : y[j] * (grad[j] - sum);
+        grad[j] -= exponential<Access::kExact>(y[j]) * total;
       }
       Access::store(out, grad, column);
     });
-  });
+  } else {
+    for_each([&](float (&y)[kElements], float (&grad)[kElements], int column) {
+#pragma unroll
+      for (int j = 0; j < kElements; ++j) grad[j] = y[j] * (grad[j] - total);
+      Access::store(out, grad, column);
+    });
+  }
 }
 
 extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
     TC_KERNEL(const __grid_constant__ RowsSoftmaxParams p) {
   wait_for_previous_kernel();
-  with_access(p.columns, p.x_dtype, [&](auto access) { differentiate<decltype(access)>(p); });
+  with_access<DType::TC_DTYPE>(p.threads, p.cluster, p.columns,
+                               [&](auto access) { differentiate<decltype(access)>(p); });
 }
 
 }  // namespace torch_cubin::TC_KERNEL
@@ -66,8 +69,13 @@ extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
 /* torch_cubin kernels
 {"virtual_arch": [80, 90],
  "kernels": [
-  {"name": "softmax_backward_rows", "kind": "softmax_backward", "dtype": "any", "math": "float32",
-   "layout": "any", "alignment": 2, "tile": [1, 8, 1], "stages": 2, "block": [512, 1, 1],
-   "dynamic_shared": 0, "defines": {"TC_BLOCKS": 2}, "blocks": 2,
-   "cost": {"k_tile": 0, "fixed": 0}}]}
+  {"name": "softmax_backward_rows_{d.short}_{size.threads}", "kind": "softmax_backward", "dtype": "{d.dtype}",
+   "math": "float32", "layout": "any", "alignment": 2, "tile": [1, 8, 1], "stages": 1,
+   "block": ["{size.threads}", 1, 1], "dynamic_shared": 0,
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": "{size.blocks}"},
+   "cost": {"k_tile": 0, "fixed": 0},
+   "for": {"d": [
+     {"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"},
+     {"short": "f32", "dtype": "float32"}],
+    "size": [{"threads": 256, "blocks": 4}, {"threads": 512, "blocks": 2}, {"threads": 1024, "blocks": 1}]}}]}
 */

@@ -1,8 +1,7 @@
-// Sums over the last dimension; sum_params.h defines the computation. Deviations read a row twice,
-// the second time from the caches: the mean is subtracted before squares are added, so that a large
-// mean takes no digits away.
+// Sums over the last dimension; sum_params.h defines the computation. Of deviations the mean is
+// subtracted before squares are added, so that a large mean takes no digits away.
 //
-// A block takes as many rows at a time as fit; any grid.x is correct.
+// Each block takes as many rows as it holds, or each cluster of blocks one row.
 #include "rows.cuh"
 #include "sum_params.h"
 
@@ -20,53 +19,51 @@ TC_DEVICE float sum_of(float (&x)[kElements]) {
   return x[0];
 }
 
-// The sum of a row's terms, by all threads of the block.
-template <class Access, class Term>
-TC_DEVICE float row_total(const Lane<Access>& at, const RowOf& row, bool valid, Term&& term) {
-  float total = 0;
-  if (valid) {
-    at.for_each([&](int, int column) {
-      float x[Access::kElements];
-      Access::load(x, row, column);
-#pragma unroll
-      for (int i = 0; i < Access::kElements; ++i) x[i] = term(x[i]);
-      total += sum_of(x);
-    });
-  }
-  return join_row<kBlock>(total, at.threads, Add{});
-}
-
 template <class Access>
-TC_DEVICE void sum_rows(const RowSumParams& p) {
-  const Lane<Access> at(p.threads, p.columns);
-  const int at_once = kBlock / p.threads;
-  for (tc_int64 base = static_cast<tc_int64>(blockIdx.x) * at_once; base < p.rows;
-       base += static_cast<tc_int64>(gridDim.x) * at_once) {
-    const tc_int64 row = base + threadIdx.x / p.threads;
-    const bool valid = row < p.rows;
-    const RowOf x(p.x, row * p.x_stride, p.x_dtype);
-    const auto plain = [](float element) { return element; };
-    const auto square = [](float element) { return element * element; };
-    float total;
-    if (p.kind == kRowSum) {
-      total = row_total(at, x, valid, plain);
-    } else if (p.kind == kRowSquares) {
-      total = row_total(at, x, valid, square);
-    } else {
-      const float mean = row_total(at, x, valid, plain) / static_cast<float>(p.columns);
-      total = row_total(at, x, valid, [&](float element) { return square(element - mean); });
-    }
-    if (valid && at.lane == 0) {
-      const float out[1] = {total / p.divisor};
-      Singles::store(RowOf(p.out, row, p.out_dtype), out, 0);
-    }
+TC_DEVICE void sum_row(const RowSumParams& p) {
+  using Own = Lane<Access>;
+  RowJoin<Sums<1>, kBlock> join(p.threads, p.cluster);
+  const auto [row, valid] = OwnRow<kBlock>(p.rows, p.threads, p.cluster);
+  const Own at(p.threads, p.cluster, p.columns);
+  const RowOf x_row(p.x, row * p.x_stride, p.x_dtype);
+  typename Own::Raw raw[Own::kHeld];
+  const auto load = [&](int first) { at.load(raw, x_row, first); };
+  // The sum of the row's terms.
+  const auto total_of = [&](auto&& term) {
+    Sums<1> total = {{0}};
+    at.for_each(load, [&](int i, int) {
+      float x[Access::kElements];
+      Access::unpack(x, raw[i]);
+#pragma unroll
+      for (int j = 0; j < Access::kElements; ++j) x[j] = term(x[j]);
+      total.of[0] += sum_of(x);
+    });
+    join(total, Sums<1>::Join{});
+    return total.of[0];
+  };
+  const auto plain = [](float element) { return element; };
+  const auto square = [](float element) { return element * element; };
+  load(0);
+  float total;
+  if (p.kind == kRowSum) {
+    total = total_of(plain);
+  } else if (p.kind == kRowSquares) {
+    total = total_of(square);
+  } else {
+    const float mean = total_of(plain) / static_cast<float>(p.columns);
+    total = total_of([&](float element) { return square(element - mean); });
+  }
+  if (valid && at.lane == 0) {
+    const float out[1] = {total / p.divisor};
+    Singles<static_cast<int>(DType::TC_DTYPE)>::store(RowOf(p.out, row, p.out_dtype), out, 0);
   }
 }
 
 extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
     TC_KERNEL(const __grid_constant__ RowSumParams p) {
   wait_for_previous_kernel();
-  with_access(p.columns, p.x_dtype, [&](auto access) { sum_rows<decltype(access)>(p); });
+  with_access<DType::TC_DTYPE>(p.threads, p.cluster, p.columns,
+                               [&](auto access) { sum_row<decltype(access)>(p); });
 }
 
 }  // namespace torch_cubin::TC_KERNEL
@@ -74,7 +71,13 @@ extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
 /* torch_cubin kernels
 {"virtual_arch": [80, 90],
  "kernels": [
-  {"name": "sum_rows", "kind": "sum", "dtype": "any", "math": "float32", "layout": "any",
-   "alignment": 2, "tile": [1, 8, 1], "stages": 1, "block": [256, 1, 1], "dynamic_shared": 0,
-   "defines": {"TC_BLOCKS": 4}, "blocks": 4, "cost": {"k_tile": 0, "fixed": 0}}]}
+  {"name": "sum_rows_{d.short}_{size.threads}", "kind": "sum", "dtype": "{d.dtype}",
+   "math": "float32", "layout": "any", "alignment": 2, "tile": [1, 8, 1], "stages": 1,
+   "block": ["{size.threads}", 1, 1], "dynamic_shared": 0,
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": "{size.blocks}"},
+   "cost": {"k_tile": 0, "fixed": 0},
+   "for": {"d": [
+     {"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"},
+     {"short": "f32", "dtype": "float32"}],
+    "size": [{"threads": 256, "blocks": 5}, {"threads": 512, "blocks": 2}]}}]}
 */

@@ -20,7 +20,8 @@ struct RowSumParams {
   tc_int64 rows;
   tc_int64 x_stride;
   int columns;
-  int threads;  // of a row
+  int threads;  // of a row, in each of its blocks
+  int cluster;  // blocks of a row
   int x_dtype, out_dtype;
   int kind;
   float divisor;

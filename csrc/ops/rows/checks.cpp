@@ -170,8 +170,8 @@ RowSizes check_cross_entropy(const TensorView& input, const TensorView& target,
 }
 
 RowSizes check_cross_entropy_backward(const TensorView& grad_losses, const TensorView& input,
-                                      const TensorView& target, const TensorView& logsumexp,
-                                      double label_smoothing) {
+                                      const TensorView& target, const TensorView& max,
+                                      const TensorView& log_sum, double label_smoothing) {
   constexpr const char* kOp = "_cross_entropy_backward";
   const RowSizes sizes = check_cross_entropy(input, target, label_smoothing);
   const auto check_rows = [&](const char* name, const TensorView& view) {
@@ -179,7 +179,8 @@ RowSizes check_cross_entropy_backward(const TensorView& grad_losses, const Tenso
     check_shape(kOp, name, view, target.sizes, target.dim, "target");
   };
   check_rows("grad_losses", grad_losses);
-  check_rows("logsumexp", logsumexp);
+  check_rows("max", max);
+  check_rows("log_sum", log_sum);
   return sizes;
 }
 

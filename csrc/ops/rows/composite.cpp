@@ -84,7 +84,9 @@ Tensor cross_entropy(const Tensor& input, const Tensor& target, const OptionalTe
   StableIValue stack[] = {from(input), from(target), from(ignore_index), from(label_smoothing)};
   call_op(records ? "cubin::_cross_entropy_autograd" : "cubin::_cross_entropy", "", stack);
   Tensor loss = to<Tensor>(stack[0]);
-  const Tensor counted_rows = to<Tensor>(stack[1]), logsumexp = to<Tensor>(stack[2]);
+  const Tensor counted_rows = to<Tensor>(stack[1]);
+  to<Tensor>(stack[2]);  // frees the maxima
+  to<Tensor>(stack[3]);
   const auto sum_of_rows = [](const Tensor& rows) {
     return call_tensor_op("aten::sum", "", rows, std::optional<ScalarType>());
   };

@@ -1,6 +1,7 @@
 #include "ops/rows/kernels.h"
 
 #include <algorithm>
+#include <iterator>
 #include <memory>
 
 #include "cubin/error.h"
@@ -9,6 +10,7 @@
 #include "kernels/rows/sum_params.h"
 #include "ops/common/aten.h"
 #include "ops/common/backend.h"
+#include "ops/common/cluster_capacity.h"
 #include "ops/common/device_tables.h"
 #include "ops/common/stable_ops.h"
 #include "runtime/device.h"
@@ -16,14 +18,22 @@
 namespace torch_cubin {
 namespace {
 
-constexpr int64_t kVectorsOfThread = 2;    // of rows that do not need all threads of a block
-constexpr int64_t kSinglesOfThread = 8;    // the same for rows without vectors
-constexpr int64_t kReservedShared = 1024;  // of each block: the system's, and for sums
+constexpr int64_t kThreadBytes = 64;     // of a row, as the kernels hold it: kRowRegisters
+constexpr int64_t kSinglesOfThread = 8;  // the same for rows read by single elements
+constexpr int64_t kMostCluster = 8;
+constexpr int kClusterArch = 90;
+// The number of norm_backward_sums' blocks fixes the order of the sums, so that it depends on no
+// device: as many as fill an H100.
+constexpr int64_t kMultiprocessors = 132;
 constexpr int64_t kMostColumns = INT32_MAX - 4096 * kRowVector;
 constexpr int64_t kAlignment = 16;  // bytes
 
-constexpr const char* kKindNames[] = {"norm",    "norm_backward",    "norm_columns",
-                                      "softmax", "softmax_backward", "sum"};
+constexpr const char* kKindNames[] = {"norm",         "norm_backward", "norm_backward_sums",
+                                      "norm_columns", "softmax",       "softmax_backward",
+                                      "sum"};
+
+constexpr ScalarType kDtypes[] = {ScalarType::Half, ScalarType::BFloat16, ScalarType::Float};
+constexpr const char* kDtypeNames[] = {"float16", "bfloat16", "float32"};
 
 // The parameter struct of a kind, and the header that has it.
 struct KindParams {
@@ -42,8 +52,13 @@ class RowsBackend : public KernelBackend {
   RowsBackend() : KernelBackend("rows") {}
   void check(PackageKernel& kernel) const override {
     const KernelFields fields(kernel);
-    const KindParams params = params_of(fields.index("kind", kKindNames));
+    fields.index("dtype", kDtypeNames);
+    const int kind = fields.index("kind", kKindNames);
+    const KindParams params = params_of(kind);
     check_params(kernel.entry(), params.header, params.bytes);
+    if (kind != kNormBackwardSums) return;
+    int64_t tile[3];
+    fields.triple("tile", 1, tile);
     fields.integer("stages", 1);
     fields.integer("blocks", 1);
   }
@@ -55,12 +70,23 @@ struct RowsTable {
   explicit RowsTable(const Device& device) : family("rows", device) {
     family.for_each_backend<KernelBackend>([&](const KernelBackend&, const auto& own) {
       for (PackageKernel* kernel : own) {
-        kernels[KernelFields(*kernel).index("kind", kKindNames)] = kernel;
+        const KernelFields fields(*kernel);
+        kernels[fields.index("kind", kKindNames)][fields.index("dtype", kDtypeNames)].push_back(
+            kernel);
       }
     });
+    for (auto& of_kind : kernels) {
+      for (auto& of_dtype : of_kind) {
+        std::sort(of_dtype.begin(), of_dtype.end(), [](PackageKernel* a, PackageKernel* b) {
+          return a->entry().block[0] < b->entry().block[0];
+        });
+      }
+    }
   }
   FamilyKernels family;
-  PackageKernel* kernels[kRowsKinds] = {};
+  // Those of few threads first.
+  std::vector<PackageKernel*> kernels[kRowsKinds][std::size(kDtypes)];
+  ClusterCapacity clusters{kMostCluster};
 };
 
 DeviceTables<RowsTable> g_rows_tables;
@@ -85,45 +111,93 @@ bool find_stride(const TensorView& x, int64_t dims, int64_t* stride) {
   return true;
 }
 
+const RowsTable& table_of(const Device& device) {
+  return g_rows_tables.get(
+      device, [](const Device& device) { return std::make_unique<RowsTable>(device).release(); });
+}
+
+const std::vector<PackageKernel*>& kernels_of(RowsKind kind, ScalarType dtype,
+                                              const RowsTable& table) {
+  const int64_t own = std::find(kDtypes, std::end(kDtypes), dtype) - kDtypes;
+  const std::vector<PackageKernel*>& found = table.kernels[kind][own];
+  if (found.empty()) {
+    table.family.fail_no_kernel(std::string("rows, kind ") + kKindNames[kind] + ", " +
+                                kDtypeNames[own]);
+  }
+  return found;
+}
+
+// The least power of two, at most `most`, of which each has `each` of `columns`.
+int64_t shares(int64_t columns, int64_t each, int64_t most) {
+  int64_t count = 1;
+  while (count < most && count * each < columns) count *= 2;
+  return count;
+}
+
 }  // namespace
 
-PackageKernel& rows_kernel(RowsKind kind, const Device& device) {
-  const RowsTable& table = g_rows_tables.get(
-      device, [](const Device& device) { return std::make_unique<RowsTable>(device).release(); });
-  if (table.kernels[kind] == nullptr) {
-    table.family.fail_no_kernel(std::string("rows, kind ") + kKindNames[kind]);
-  }
-  return *table.kernels[kind];
+PackageKernel& rows_kernel(RowsKind kind, ScalarType row_dtype, const Device& device) {
+  return *kernels_of(kind, row_dtype, table_of(device)).front();
 }
 
-RowsLayout::RowsLayout(PackageKernel& kernel, const Device& device, const RowSizes& sizes,
-                       int64_t tensors, ScalarType row_dtype, int64_t sums) {
-  const KernelFields fields(kernel);
-  const int64_t block = kernel.entry().block[0], stages = fields.integer("stages", 1);
-  multiprocessor_blocks = fields.integer("blocks", 1);
-  const int64_t of_thread = has_vectors(sizes) ? kVectorsOfThread * kRowVector : kSinglesOfThread;
-  threads = 1;
-  while (threads < block && threads * of_thread < sizes.columns) threads *= 2;
+RowsLayout::RowsLayout(RowsKind kind, const Device& device, const RowSizes& sizes,
+                       ScalarType row_dtype) {
+  const int64_t of_thread =
+      has_vectors(sizes) ? kThreadBytes / element_size(row_dtype) : kSinglesOfThread;
+  const RowsTable& table = table_of(device);
+  const std::vector<PackageKernel*>& of_kind = kernels_of(kind, row_dtype, table);
+  for (PackageKernel* each : of_kind) {
+    kernel = each;
+    // The widest blocks are for rows that no cluster of others holds.
+    const int64_t width = each->entry().block[0] * of_thread;
+    if (sizes.columns <= (each == of_kind[0] ? width : width * kMostCluster)) break;
+  }
+  const int64_t block = kernel->entry().block[0];
+  threads = shares(sizes.columns, of_thread, block);
+  if (threads == block && device.sm >= kClusterArch) {
+    cluster = shares(sizes.columns, block * of_thread, kMostCluster);
+    if (cluster > 1) cluster = std::min(cluster, table.clusters.ask(*kernel, device));
+  }
   at_once = block / threads;
   tiles = ceil_div(sizes.rows, at_once);
-  if (!has_vectors(sizes)) return;
-  vectors = ceil_div(sizes.columns, threads * kRowVector);
-  const int64_t of_vector =
-      block * kRowVector * (stages * tensors * element_size(row_dtype) + sums * 4);
-  if (of_vector == 0) return;  // the kernel stages nothing
-  resident = std::min(vectors, (device.shared_optin - kReservedShared) / of_vector);
-  shared = resident * of_vector;
 }
 
-Grid RowsLayout::grid(const Device& device) const {
-  // As many blocks as are resident: each prefetches the rows that it takes later.
-  const int64_t of_one =
-      std::clamp<int64_t>((device.shared_optin + kReservedShared) / (shared + kReservedShared), 1,
-                          multiprocessor_blocks);
+Grid RowsLayout::grid() const {
   Grid grid;
-  grid.x = std::min(tiles, of_one * device.multiprocessors);
-  grid.dynamic_shared = shared;
+  grid.x = tiles * cluster;
+  grid.cluster_x = cluster;
   return grid;
+}
+
+SumsLayout::SumsLayout(const Device& device, const RowSizes& sizes, ScalarType row_dtype,
+                       bool with_grad_sum) {
+  if (!has_vectors(sizes)) return;
+  const RowsTable& table = table_of(device);
+  const std::vector<PackageKernel*>& of_kind = kernels_of(kNormBackwardSums, row_dtype, table);
+  for (PackageKernel* each : of_kind) {
+    const KernelFields fields(*each);
+    int64_t tile[3];
+    fields.triple("tile", 1, tile);
+    const int64_t block = each->entry().block[0], width = tile[1];
+    threads = shares(sizes.columns, width / block, block);
+    cluster = 1;
+    if (each == of_kind.back() && device.sm >= kClusterArch) {
+      cluster = shares(sizes.columns, width, kMostCluster);
+      if (cluster > 1) cluster = std::min(cluster, table.clusters.ask(*each, device));
+    }
+    if (sizes.columns > width * cluster) continue;
+    vectors = ceil_div(sizes.columns, threads * cluster * kRowVector);
+    grid.dynamic_shared = fields.integer("stages", 1) * (with_grad_sum ? 3 : 2) * vectors * block *
+                          kRowVector * element_size(row_dtype);
+    constexpr int64_t kReservedShared = 1024;  // the system's, and for sums
+    if (grid.dynamic_shared > device.shared_optin - kReservedShared) continue;
+    kernel = each;
+    parts = std::min(ceil_div(sizes.rows, block / threads),
+                     fields.integer("blocks", 1) * kMultiprocessors / cluster);
+    grid.x = parts * cluster;
+    grid.cluster_x = cluster;
+    return;
+  }
 }
 
 RowsOperand::RowsOperand(const Tensor& tensor, int64_t dims, const RowSizes& sizes) {
@@ -144,9 +218,8 @@ RowsOperand::RowsOperand(const Tensor& tensor, int64_t dims, const RowSizes& siz
 }
 
 int row_dtype(const char* op, ScalarType dtype) {
-  if (dtype == ScalarType::Half) return 0;
-  if (dtype == ScalarType::BFloat16) return 1;
-  if (dtype == ScalarType::Float) return 2;
+  const auto* found = std::find(kDtypes, std::end(kDtypes), dtype);
+  if (found != std::end(kDtypes)) return static_cast<int>(found - kDtypes);
   fail({"no_kernel", op, "has no kernel for this dtype on CUDA", "float16, bfloat16 or float32",
         dtype_name(dtype), "Convert the input, or use PyTorch's function."});
 }

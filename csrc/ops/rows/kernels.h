@@ -1,5 +1,4 @@
-// The kernels of csrc/kernels/rows: which threads take a row, and how much of it waits in shared
-// memory.
+// The kernels of csrc/kernels/rows: which threads take a row, and which kernel of a kind.
 #pragma once
 
 #include <optional>
@@ -12,6 +11,7 @@ namespace torch_cubin {
 enum RowsKind {
   kNorm,
   kNormBackward,
+  kNormBackwardSums,
   kNormColumns,
   kRowsSoftmax,
   kRowsSoftmaxBackward,
@@ -19,32 +19,40 @@ enum RowsKind {
   kRowsKinds
 };
 
-// Throws [no_kernel] or [arch] where the device has no such kernel.
-PackageKernel& rows_kernel(RowsKind kind, const Device& device);
-
 constexpr int64_t kRowVector = 8;  // elements
 
 // Whether kernels read rows of that length by vectors, and not by single elements.
 inline bool has_vectors(const RowSizes& sizes) { return sizes.columns % kRowVector == 0; }
 
-// How a kernel takes rows of a length. Threads, and the elements of each, depend on the length
-// alone.
+// The kernel for rows of a length, and how it takes them: all of it depends on the length alone.
 struct RowsLayout {
-  // `tensors` of `row_dtype` are staged; `sums` is the number of vectors of floats that a thread
-  // keeps beside each staged vector.
-  RowsLayout(PackageKernel& kernel, const Device& device, const RowSizes& sizes, int64_t tensors,
-             ScalarType row_dtype, int64_t sums = 0);
+  // Throws [no_kernel] or [arch] where the device has no such kernel.
+  RowsLayout(RowsKind kind, const Device& device, const RowSizes& sizes, ScalarType row_dtype);
 
-  Grid grid(const Device& device) const;
+  Grid grid() const;
 
-  int64_t threads;                // of a row
-  int64_t vectors = 0;            // of a thread, at most
-  int64_t resident = 0;           // of them in shared memory
-  int64_t at_once;                // rows of a block
-  int64_t tiles;                  // at_once rows each
-  int64_t shared = 0;             // bytes of a block
-  int64_t multiprocessor_blocks;  // resident at a time, by registers
+  PackageKernel* kernel;
+  int64_t threads;      // of a row, in each of its blocks
+  int64_t cluster = 1;  // blocks of a row
+  int64_t at_once;      // rows of a block
+  int64_t tiles;        // at_once rows each
 };
+
+// The same for norm_backward_sums: its blocks take many rows each, and copy them ahead.
+struct SumsLayout {
+  // Null `kernel` where no cluster of blocks holds such a row.
+  SumsLayout(const Device& device, const RowSizes& sizes, ScalarType row_dtype, bool with_grad_sum);
+
+  PackageKernel* kernel = nullptr;
+  int64_t threads = 0;  // of a row, in each of its blocks
+  int64_t cluster = 1;  // blocks of a row
+  int64_t vectors = 0;  // of a thread, at most
+  int64_t parts = 0;    // that the rows are summed in
+  Grid grid;
+};
+
+// The kernel that is the only one of its kind; throws as RowsLayout.
+PackageKernel& rows_kernel(RowsKind kind, ScalarType row_dtype, const Device& device);
 
 // A tensor as kernels read it: rows that are contiguous, follow each other in one stride, and begin
 // at multiples of 16 bytes if they have vectors.

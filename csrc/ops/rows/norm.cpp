@@ -10,15 +10,19 @@
 namespace torch_cubin {
 namespace {
 
-// Blocks of norm_backward that sum gradients of weight and bias: their number fixes the order of
-// the sums, so that it depends on no device. Two for each multiprocessor of an H100.
-constexpr int64_t kSummingBlocks = 264;
 // norm_columns: rows of a part at least, and most parts.
 constexpr int64_t kRowsOfPart = 256, kMostParts = 64;
 constexpr int64_t kAcross = 8;  // threads of a row in a block of norm_columns
 
 Tensor empty_like_rows(const TensorView& x) {
   return empty_cuda(x.sizes, x.dim, x.dtype, x.device_index);
+}
+
+void run(RowsKind kind, NormParams& p, const Device& gpu, const RowSizes& sizes, ScalarType dtype) {
+  const RowsLayout layout(kind, gpu, sizes, dtype);
+  p.threads = static_cast<int>(layout.threads);
+  p.cluster = static_cast<int>(layout.cluster);
+  launch(*layout.kernel, layout.grid(), gpu, p);
 }
 
 void* written(const Tensor& tensor) { return tensor.mutable_data_ptr(); }
@@ -79,11 +83,7 @@ Normed norm_cuda(const Tensor& input, const OptionalTensor& residual,
   p.centered = centered;
   p.eps = static_cast<float>(eps_of(eps, x.dtype));
   const Device& gpu = device(x.device_index);
-  PackageKernel& kernel = rows_kernel(kNorm, gpu);
-  const RowsLayout layout(kernel, gpu, sizes, residual ? 2 : 1, x.dtype);
-  p.threads = static_cast<int>(layout.threads);
-  p.resident = static_cast<int>(layout.resident);
-  launch(kernel, layout.grid(gpu), gpu, p);
+  run(kNorm, p, gpu, sizes, x.dtype);
   return result;
 }
 
@@ -143,29 +143,27 @@ NormGradients norm_backward_cuda(const Tensor& grad_out, const OptionalTensor& g
   p.centered = centered;
 
   const Device& gpu = device(x.device_index);
-  PackageKernel& kernel = rows_kernel(kNormBackward, gpu);
-  const int64_t sums = (needs_weight ? 1 : 0) + (bias_dtype ? 1 : 0);
-  RowsLayout layout(kernel, gpu, sizes, 2, x.dtype, sums);
-  const bool fused = sums > 0 && has_vectors(sizes) && layout.resident == layout.vectors;
-  if (!fused) layout = RowsLayout(kernel, gpu, sizes, 2, x.dtype);
-  Grid grid = layout.grid(gpu);
-  if (fused) grid.x = std::min(layout.tiles, kSummingBlocks);
-  const int64_t parts = fused
-                            ? grid.x * layout.at_once
-                            : std::clamp<int64_t>(ceil_div(sizes.rows, kRowsOfPart), 1, kMostParts);
+  if (!needs_weight && !bias_dtype) {
+    run(kNormBackward, p, gpu, sizes, x.dtype);
+    return result;
+  }
+  const SumsLayout layout(gpu, sizes, x.dtype, grad_sum.has_value());
+  const bool fused = layout.kernel != nullptr;
+  const int64_t parts =
+      fused ? layout.parts : std::clamp<int64_t>(ceil_div(sizes.rows, kRowsOfPart), 1, kMostParts);
   const int64_t bytes = parts * sizes.columns * 4;
   const Workspace of_weight(gpu, needs_weight ? bytes : 0), of_bias(gpu, bias_dtype ? bytes : 0);
-  const auto set_sums = [&] {
-    if (needs_weight) p.sums_w = reinterpret_cast<float*>(of_weight.data());
-    if (bias_dtype) p.sums_b = reinterpret_cast<float*>(of_bias.data());
-  };
-  if (fused) set_sums();
-  p.threads = static_cast<int>(layout.threads);
-  p.resident = static_cast<int>(layout.resident);
-  launch(kernel, grid, gpu, p);
-  if (sums == 0) return result;
-  set_sums();
-  PackageKernel& columns = rows_kernel(kNormColumns, gpu);
+  if (needs_weight) p.sums_w = reinterpret_cast<float*>(of_weight.data());
+  if (bias_dtype) p.sums_b = reinterpret_cast<float*>(of_bias.data());
+  if (fused) {
+    p.threads = static_cast<int>(layout.threads);
+    p.cluster = static_cast<int>(layout.cluster);
+    p.vectors = static_cast<int>(layout.vectors);
+    launch(*layout.kernel, layout.grid, gpu, p);
+  } else {
+    run(kNormBackward, p, gpu, sizes, x.dtype);
+  }
+  PackageKernel& columns = rows_kernel(kNormColumns, x.dtype, gpu);
   const int64_t blocks = ceil_div(sizes.columns, kAcross * (has_vectors(sizes) ? kRowVector : 1));
   if (!fused) {
     p.parts = static_cast<int>(parts);

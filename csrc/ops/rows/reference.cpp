@@ -207,36 +207,46 @@ Losses cross_entropy_cpu(const Tensor& input, const Tensor& target, int64_t igno
   const auto [rows, columns] = check_cross_entropy(view, of_rows, label_smoothing);
   const std::vector<int64_t> classes = classes_of(target, ignore_index, columns);
   Values x(input), losses(view, of_rows.sizes, of_rows.dim);
-  Values counted(view, of_rows.sizes, of_rows.dim), logsumexps(view, of_rows.sizes, of_rows.dim);
+  Values counted(view, of_rows.sizes, of_rows.dim), maxima(view, of_rows.sizes, of_rows.dim);
+  Values log_sums(view, of_rows.sizes, of_rows.dim);
   for (int64_t row = 0; row < rows && columns > 0; ++row) {
     const double* own = x.row(row, columns);
     const double max = *std::max_element(own, own + columns);
     const double sum = sum_of(columns, [&](int64_t j) { return std::exp(own[j] - max); });
-    const double logsumexp = logsumexps.data()[row] = max + std::log(sum);
+    const double log_sum = std::log(sum);
+    maxima.data()[row] = max;
+    log_sums.data()[row] = log_sum;
     if (classes[row] < 0) continue;
     const double mean =
         sum_of(columns, [&](int64_t j) { return own[j]; }) / static_cast<double>(columns);
     counted.data()[row] = 1;
-    losses.data()[row] = logsumexp - own[classes[row]];
-    if (label_smoothing != 0) losses.data()[row] += label_smoothing * (own[classes[row]] - mean);
+    double loss = log_sum - (own[classes[row]] - max);
+    if (label_smoothing != 0) {
+      loss = (1 - label_smoothing) * loss + label_smoothing * (log_sum - (mean - max));
+    }
+    losses.data()[row] = loss;
   }
   const ScalarType dtype = statistics_dtype(view.dtype);
-  return {losses.rounded(dtype), counted.rounded(dtype), logsumexps.rounded(dtype)};
+  return {losses.rounded(dtype), counted.rounded(dtype), maxima.rounded(dtype),
+          log_sums.rounded(dtype)};
 }
 
 Tensor cross_entropy_backward_cpu(const Tensor& grad_losses, const Tensor& input,
-                                  const Tensor& target, const Tensor& logsumexp,
+                                  const Tensor& target, const Tensor& max, const Tensor& log_sum,
                                   int64_t ignore_index, double label_smoothing) {
   const TensorView view(input);
-  const auto [rows, columns] = check_cross_entropy_backward(
-      TensorView(grad_losses), view, TensorView(target), TensorView(logsumexp), label_smoothing);
+  const auto [rows, columns] =
+      check_cross_entropy_backward(TensorView(grad_losses), view, TensorView(target),
+                                   TensorView(max), TensorView(log_sum), label_smoothing);
   const std::vector<int64_t> classes = classes_of(target, ignore_index, columns);
-  Values x(input), grads(grad_losses), sums(logsumexp), out(view, view.sizes, view.dim);
+  Values x(input), grads(grad_losses), maxima(max), log_sums(log_sum);
+  Values out(view, view.sizes, view.dim);
   for (int64_t row = 0; row < rows; ++row) {
     if (classes[row] < 0) continue;
     for (int64_t j = 0; j < columns; ++j) {
       const double hit = j == classes[row] ? 1 - label_smoothing : 0;
-      const double prob = std::exp(x.row(row, columns)[j] - sums.data()[row]);
+      const double prob =
+          std::exp(x.row(row, columns)[j] - maxima.data()[row] - log_sums.data()[row]);
       out.row(row, columns)[j] =
           grads.data()[row] * (prob - hit - label_smoothing / static_cast<double>(columns));
     }

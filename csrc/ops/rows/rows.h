@@ -66,18 +66,19 @@ Tensor row_sums_cpu(const Tensor& input, int64_t kind, double divisor, ScalarTyp
 Tensor row_sums_cuda(const Tensor& input, int64_t kind, double divisor, ScalarType dtype);
 
 // Of each row of classes, the last dim, in float32 (float64): its loss, whether it counts (1, or 0
-// if its target is ignore_index), and logsumexp. A target that is no class makes NaN on CUDA and an
-// error on the CPU.
-using Losses = std::tuple<Tensor, Tensor, Tensor>;
+// if its target is ignore_index), its maximum, and the logarithm of the sum of exp(x - maximum).
+// The last two are apart because their sum, logsumexp, has too few digits for the gradient. A
+// target that is no class makes NaN on CUDA and an error on the CPU.
+using Losses = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 Losses cross_entropy_cpu(const Tensor& input, const Tensor& target, int64_t ignore_index,
                          double label_smoothing);
 Losses cross_entropy_cuda(const Tensor& input, const Tensor& target, int64_t ignore_index,
                           double label_smoothing);
 Tensor cross_entropy_backward_cpu(const Tensor& grad_losses, const Tensor& input,
-                                  const Tensor& target, const Tensor& logsumexp,
+                                  const Tensor& target, const Tensor& max, const Tensor& log_sum,
                                   int64_t ignore_index, double label_smoothing);
 Tensor cross_entropy_backward_cuda(const Tensor& grad_losses, const Tensor& input,
-                                   const Tensor& target, const Tensor& logsumexp,
+                                   const Tensor& target, const Tensor& max, const Tensor& log_sum,
                                    int64_t ignore_index, double label_smoothing);
 
 // Rows of one tensor.
@@ -102,8 +103,8 @@ RowSizes check_row_sums(const TensorView& input, int64_t kind);
 RowSizes check_cross_entropy(const TensorView& input, const TensorView& target,
                              double label_smoothing);
 RowSizes check_cross_entropy_backward(const TensorView& grad_losses, const TensorView& input,
-                                      const TensorView& target, const TensorView& logsumexp,
-                                      double label_smoothing);
+                                      const TensorView& target, const TensorView& max,
+                                      const TensorView& log_sum, double label_smoothing);
 
 // The public op that a call of norm is made by.
 const char* norm_name(bool centered, bool residual);

@@ -15,11 +15,10 @@ void run(RowsKind kind, RowsSoftmaxParams& p, const TensorView& x, const RowSize
   p.rows = sizes.rows;
   p.columns = static_cast<int>(sizes.columns);
   const Device& gpu = device(x.device_index);
-  PackageKernel& kernel = rows_kernel(kind, gpu);
-  const RowsLayout layout(kernel, gpu, sizes, kind == kRowsSoftmax ? 1 : 2, x.dtype);
+  const RowsLayout layout(kind, gpu, sizes, x.dtype);
   p.threads = static_cast<int>(layout.threads);
-  p.resident = static_cast<int>(layout.resident);
-  launch(kernel, layout.grid(gpu), gpu, p);
+  p.cluster = static_cast<int>(layout.cluster);
+  launch(*layout.kernel, layout.grid(), gpu, p);
 }
 
 }  // namespace
@@ -92,34 +91,38 @@ Losses cross_entropy_cuda(const Tensor& input, const Tensor& target, int64_t ign
   const auto empty = [&] {
     return empty_cuda(of_rows.sizes, of_rows.dim, ScalarType::Float, x.device_index);
   };
-  const Tensor losses = empty(), counted = empty(), logsumexp = empty();
-  if (sizes.rows == 0) return {losses, counted, logsumexp};
+  const Tensor losses = empty(), counted = empty(), max = empty(), log_sum = empty();
+  if (sizes.rows == 0) return {losses, counted, max, log_sum};
   const RowsOperand rows(input, 1, sizes);
   const Tensor targets = torch::stable::contiguous(detach(target));
   RowsSoftmaxParams p = loss_params(x, sizes, rows, targets, ignore_index, label_smoothing);
   p.losses = floats_of(losses);
   p.counted = floats_of(counted);
-  p.logsumexp = floats_of(logsumexp);
+  p.max = floats_of(max);
+  p.log_sum = floats_of(log_sum);
   run(kRowsSoftmax, p, x, sizes, nullptr);
-  return {losses, counted, logsumexp};
+  return {losses, counted, max, log_sum};
 }
 
 Tensor cross_entropy_backward_cuda(const Tensor& grad_losses, const Tensor& input,
-                                   const Tensor& target, const Tensor& logsumexp,
+                                   const Tensor& target, const Tensor& max, const Tensor& log_sum,
                                    int64_t ignore_index, double label_smoothing) {
   const TensorView x(input);
-  const RowSizes sizes = check_cross_entropy_backward(
-      TensorView(grad_losses), x, TensorView(target), TensorView(logsumexp), label_smoothing);
+  const RowSizes sizes =
+      check_cross_entropy_backward(TensorView(grad_losses), x, TensorView(target), TensorView(max),
+                                   TensorView(log_sum), label_smoothing);
   row_dtype("cross_entropy", x.dtype);
   const Tensor out = empty_cuda(x.sizes, x.dim, x.dtype, x.device_index);
   if (sizes.rows == 0 || sizes.columns == 0) return out;
   const RowsOperand rows(input, 1, sizes);
   const Tensor targets = torch::stable::contiguous(detach(target));
   const Tensor grads = torch::stable::contiguous(detach(grad_losses));
-  const Tensor sums = torch::stable::contiguous(detach(logsumexp));
+  const Tensor maxima = torch::stable::contiguous(detach(max));
+  const Tensor log_sums = torch::stable::contiguous(detach(log_sum));
   RowsSoftmaxParams p = loss_params(x, sizes, rows, targets, ignore_index, label_smoothing);
   p.grad_losses = floats_of(grads);
-  p.logsumexp = floats_of(sums);
+  p.max = floats_of(maxima);
+  p.log_sum = floats_of(log_sums);
   run(kRowsSoftmax, p, x, sizes, out.mutable_data_ptr());
   return out;
 }

@@ -1,6 +1,4 @@
 // Sums over rows on CUDA, by csrc/kernels/rows/sum.cu.
-#include <algorithm>
-
 #include "kernels/rows/sum_params.h"
 #include "ops/rows/kernels.h"
 #include "runtime/device.h"
@@ -26,12 +24,10 @@ Tensor row_sums_cuda(const Tensor& input, int64_t kind, double divisor, ScalarTy
   p.kind = static_cast<int>(kind);
   p.divisor = static_cast<float>(divisor);
   const Device& gpu = device(x.device_index);
-  PackageKernel& kernel = rows_kernel(kRowsSum, gpu);
-  const RowsLayout layout(kernel, gpu, sizes, 0, x.dtype);
+  const RowsLayout layout(kRowsSum, gpu, sizes, x.dtype);
   p.threads = static_cast<int>(layout.threads);
-  Grid grid;
-  grid.x = std::min(layout.tiles, layout.multiprocessor_blocks * gpu.multiprocessors);
-  launch(kernel, grid, gpu, p);
+  p.cluster = static_cast<int>(layout.cluster);
+  launch(*layout.kernel, layout.grid(), gpu, p);
   return out;
 }
 
