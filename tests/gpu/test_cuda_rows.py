@@ -25,7 +25,8 @@ DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 # thread, all threads of a block, of a cluster, longer than a cluster holds. The numbers of rows
 # differ.
 SIZES = [(5, 1), (300, 7), (64, 64), (1000, 100), (33, 1001), (257, 1024), (130, 4096), (31, 5120),
-         (70, 8192), (9, 12289), (13, 16384), (7, 24000), (4, 50257), (3, 131072), (2, 262144)]  # fmt: skip
+         (70, 8192), (9, 12289), (13, 16384), (7, 24000), (4, 50257), (3, 131072),
+         (2, 262144)]  # fmt: skip
 Inf = float("inf")
 
 
