@@ -8,6 +8,7 @@
 //   K-major operand of R rows per tile: {128 bytes of K, R}, or R / s if s blocks share it
 //   MN-major operand:                   {128 bytes of M or N, tile K}, or tile K / s
 //   out:                                {panel columns, 16}, swizzled by the panel's bytes
+//                                       (kSm90Transposed has others)
 // NOTE: the TMA clips stores in steps of 16 bytes, so rows of out whose length (not only stride) is
 // no multiple of that use kSm90OutUnaligned or the general epilogue.
 #pragma once
@@ -50,8 +51,10 @@ enum Sm90Flags {
   kSm90ReadA = 1 << 19,
   kSm90ReadB = 1 << 20,
   kSm90AlongM = 21,  // at bits 21 and 22
-  // (A from registers) out is contiguous along m, and out_stride_m is the stride along n. With
-  // kSm90Finish there is a contiguous bias of rows.
+  // Operands are swapped: out is contiguous along m. A from registers: out_stride_m is the stride
+  // along n, and with kSm90Finish there is a contiguous bias of rows. Kernels with `swaps`: out_map
+  // is of out as it is, its box {64 columns, 32 rows} (16 where the tile's N is no multiple of 32),
+  // and there is nothing to finish but a bias of rows.
   kSm90Transposed = 1 << 23,
   // (not general, 16-bit operands) out_map is of float32, and there is no epilogue.
   kSm90Sums = 1 << 24,
