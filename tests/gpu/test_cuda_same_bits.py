@@ -203,12 +203,16 @@ def test_sampler_and_trainer(installed) -> None:
     assert same_bits.reinforce(model) == (0.0, 0.0)
 
 
-@pytest.mark.parametrize("page_size", [0, 16, 256])
-def test_a_cache_gives_the_bits_of_a_prefill(page_size, installed) -> None:
+@pytest.mark.parametrize(
+    ("page_size", "dtype"),
+    [(0, torch.bfloat16), (16, torch.float16), (256, torch.bfloat16)],
+    ids=str,
+)
+def test_a_cache_gives_the_bits_of_a_prefill(page_size, dtype, installed) -> None:
     """Rows behind a sequence's length hold NaN."""
     capacity, lengths = 512, (333, 20, 512)
-    q = draw(3, capacity, 8, 128, dtype=torch.bfloat16)
-    k, v = (draw(3, capacity, 2, 128, dtype=torch.bfloat16) for _ in range(2))
+    q = draw(3, capacity, 8, 128, dtype=dtype)
+    k, v = (draw(3, capacity, 2, 128, dtype=dtype) for _ in range(2))
     whole = [attend(*(x[b : b + 1, :n] for x in (q, k, v))) for b, n in enumerate(lengths)]
     caches = {"k_cache": k.clone(), "v_cache": v.clone()}
     for cache in caches.values():
