@@ -12,18 +12,21 @@
 Each contender alternates with PyTorch in one process; the first half of each block lets the clocks
 settle. Ratios are PyTorch's time to a contender's, the median of five rounds and their range: above
 1, ours is faster. All takes some two minutes, the products one. --only keeps the cases whose names
-contain some TEXT ("x x^T", "Newton-Schulz 4096"). --json is written after every case. --configs
-times each config that the planner could take for `x @ x.t()`, beside its predicted time, in place
-of the contenders.
+contain some TEXT ("x x^T", "Newton-Schulz 4096"). --json is written after every case; what the file
+has of other cases, from an earlier run on the same machine, stays. --configs times the configs that
+seem quickest to the planner for `x @ x.t()`, beside their predicted times, in place of contenders.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import json
 import math
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import common
@@ -37,8 +40,9 @@ from torch_cubin._tuning import measure
 
 ops = torch.ops.cubin
 Calls = dict[str, Callable[[], object]]
-ROUNDS, BUDGET_MS = 5, 900  # of a pair of contenders
+ROUNDS, BUDGET_MS = 5, 600  # of a pair of contenders
 ROTATED_BYTES = 150e6
+CONFIGS = 14  # that --configs times of a product
 # Rows, columns.
 PRODUCTS = [
     *((n, n) for n in (256, 512, 768, 1024, 1280, 1536, 1792, 2048, 2560, 3072, 4096, 5120, 6144)),
@@ -226,10 +230,10 @@ def configs(case: Case) -> list[dict[str, Any]]:
     described["math"] = "tf32" if dtype == torch.float32 else "16_bit"
     (plan,) = library.planned([described], True)
     predicted = {config["name"]: config["microseconds"] for config in plan["configs"]}
-    # Of full products, the three that seem quickest.
-    full = [name for name in predicted if "symmetric" not in name]
-    names = [name for name in predicted if "symmetric" in name]
-    names += sorted(full, key=lambda name: predicted[name])[:3]
+    # Those that seem quickest; of full products, three.
+    quickest = sorted(predicted, key=lambda name: predicted[name])
+    names = [name for name in quickest if "symmetric" in name][:CONFIGS]
+    names += [name for name in quickest if "symmetric" not in name][:3]
     sets = operands(dtype, n, k, case.count)
     runs = graphs({"torch": lambda x: x @ x.t()}, sets)
     for name in names:
@@ -244,6 +248,17 @@ def configs(case: Case) -> list[dict[str, Any]]:
             f"  {times['torch'] / times[name]:.3f} {times[name]:.2f} {predicted[name]:.2f} {name}"
         )
     return [{"case": case.name, "chosen": plan["chosen"], "us": times, "predicted": predicted}]
+
+
+def earlier_results(path: str | None, cases: list[Case]) -> list[dict[str, Any]]:
+    """The file's results of other cases, if this machine wrote them."""
+    if path is None or not Path(path).exists():
+        return []
+    content = json.loads(Path(path).read_text())
+    names = {case.name for case in cases}
+    if content["machine"] != common.machine():
+        sys.exit(f"{path} is of another machine: {content['machine']}")
+    return [line for line in content["results"] if line["case"] not in names]
 
 
 def main() -> None:
@@ -261,7 +276,7 @@ def main() -> None:
         cases = [case for case in cases if case.product]
     if not cases:
         parser.error(f"no case's name contains {arguments.only!r}")
-    results: list[dict[str, Any]] = []
+    results = earlier_results(arguments.json, cases)
     for case in cases:
         with torch.no_grad():
             results += configs(case) if arguments.configs else compared(case)

@@ -95,6 +95,14 @@ def symmetric_data() -> dict[str, Any]:
     return data
 
 
+def training_data() -> dict[str, Any]:
+    """The first GPU, and the losses of both trainings."""
+    found = report_results.measured("muon_training", report_results.listed)
+    gpu, groups = next(iter(found.items()))
+    (run,) = groups.values()
+    return {"gpu": gpu, "losses": json.loads(run.file.read_text())["losses"]}
+
+
 def draw_matmul(data: dict[str, Any]) -> Any:
     from matplotlib import pyplot
 
@@ -165,11 +173,25 @@ def draw_symmetric(data: dict[str, Any]) -> Any:
     return figure
 
 
+def draw_training(data: dict[str, Any]) -> Any:
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 4), layout="constrained")
+    for style, (name, losses) in zip(("-", "--"), data["losses"].items()):
+        axes.plot(losses, style, linewidth=1.2, label=name)
+    axes.set_xlabel("step", fontsize=9)
+    axes.set_ylabel("loss", fontsize=9)
+    axes.set_title(f"A transformer trained by torch.optim.Muon, one {data['gpu']}", fontsize=10)
+    axes.legend(fontsize=8)
+    return figure
+
+
 PLOTS: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[dict[str, Any]], Any]]] = {
     "matmul": (matmul_data, draw_matmul),
     "attention": (attention_data, draw_attention),
     "models": (models_data, draw_models),
     "symmetric": (symmetric_data, draw_symmetric),
+    "training": (training_data, draw_training),
 }
 
 

@@ -152,6 +152,18 @@ SECTIONS = (
         plot="symmetric",
     ),
     Section(
+        title="Training with Muon",
+        results="muon_training",
+        read=report_results.listed,
+        command="examples/train_transformer.py --optimizer muon --size large --json FILE",
+        about="PyTorch's time over that inside `drop_in()`: a transformer of 200 million "
+        "parameters, the same batches. The optimizers are Muon for the matrices of the blocks and "
+        "AdamW for the rest.",
+        groups={"training with muon": ""},
+        plot="training",
+        by_case=True,
+    ),
+    Section(
         title="The same bits",
         results="same_bits",
         read=report_results.listed,

@@ -5,6 +5,7 @@
     python examples/train_transformer.py --size long         # with 16,384 characters, heads of 64
     python examples/train_transformer.py --dtype float32
     python examples/train_transformer.py --optimizer muon    # torch.optim.Muon for the matrices
+    python examples/train_transformer.py --json FILE         # both curves and the times
     python examples/train_transformer.py --device cpu        # a smaller model, half a minute
 
 The same model (nn.Linear, F.scaled_dot_product_attention, no torch_cubin) is trained twice from the
@@ -23,6 +24,8 @@ import contextlib
 import dataclasses
 import difflib
 import inspect
+import json
+import platform
 import statistics
 import sys
 import textwrap
@@ -280,12 +283,45 @@ def plot(curves: dict[str, list[float]], path: Path) -> None:
         print(f"The plot: {path}\n")
 
 
+def write_json(path: Path, options: argparse.Namespace, stock: Training, served: Training) -> None:
+    """Both curves, and times as ratios: above 1, drop_in() is faster."""
+    kind = torch.device(options.device).type
+    device = torch.cuda.get_device_name() if kind == "cuda" else platform.machine()
+    times = {
+        "step of the optimizer": [x.optimizer_milliseconds() for x in (stock, served)],
+        "whole step": [x.milliseconds() for x in (stock, served)],
+    }
+    results = [
+        {
+            "group": f"training with {options.optimizer}",
+            "case": f"{case}, {options.size} model",
+            "value": own / ours,
+            "first_us": own * 1e3,
+            "second_us": ours * 1e3,
+        }
+        for case, (own, ours) in times.items()
+    ]
+    content = {
+        "machine": {
+            "GPU": device,
+            "torch": torch.__version__,
+            "torch_cubin": torch_cubin.__version__,
+            "python": platform.python_version(),
+        },
+        "command": sys.argv,
+        "results": results,
+        "losses": {"stock PyTorch": stock.curve(), "drop_in()": served.curve()},
+    }
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="bfloat16 on a GPU")
     parser.add_argument("--steps", type=int, help="of each of the two trainings")
     parser.add_argument("--plot", type=Path, default=PLOT, help="where matplotlib writes a PNG")
+    parser.add_argument("--json", type=Path, help="where to write both curves and the times")
     parser.add_argument("--optimizer", choices=["adamw", "muon"], default="adamw")
     parser.add_argument("--size", choices=["small", "large", "long"], default="small")
     options = parser.parse_args(arguments)
@@ -301,6 +337,8 @@ def main(arguments: list[str] | None = None) -> int:
     with _threads_for(options.device):
         stock, served, reports = train_interleaved(size, options.device, dtype, options.optimizer)
     curves = {"stock PyTorch": stock.curve(), "drop_in()": served.curve()}
+    if options.json:
+        write_json(options.json, options, stock, served)
 
     for name, run in (("stock PyTorch", stock), ("inside drop_in()", served)):
         losses = run.curve()

@@ -53,9 +53,10 @@ def launches_of(driver, call: Callable[[], object]) -> list[dict]:
     return forked(run)
 
 
-def tiles_of(kernel: dict, n: int) -> int:
+def tiles_of(kernel: dict, n: int, in_pairs: int) -> int:
     m, width = kernel["tile"][:2]
-    return sum(row * m + m > column for row in range(-(-n // m)) for column in range(0, n, width))
+    rows, columns = range(-(-n // m)), range(0, n, width)
+    return sum(row * m + m > column for row in rows for column in columns) - in_pairs // 2
 
 
 @pytest.mark.parametrize("call", ["matmul", "linear", "syrk", "addmm without an addend"])
@@ -75,7 +76,11 @@ def test_a_matrix_times_its_own_transpose(driver, catalog, call: str, layout: st
     assert kernel["kind"] == "sm90_symmetric"
     assert kernel["layout"] == layout
     params = launch_params.read(launch, PARAMS)
-    assert params.tiles_m == params.whole_tiles + params.stream_tiles == tiles_of(kernel, N)
+    assert (
+        params.tiles_m
+        == params.whole_tiles + params.stream_tiles
+        == tiles_of(kernel, N, params.row_parts)
+    )
     assert launch["grid"][0] == min(params.tiles_m, 132)
     assert params.flags == SERPENTINE
     assert (params.m, params.n, params.tiles_n) == (N, N, 1)
@@ -223,6 +228,36 @@ def test_the_last_wave_is_streamed(driver, catalog) -> None:
     assert params.stream_clusters == 4 * params.stream_tiles
     assert params.partial != 0
     assert params.counters != 0
+
+
+def test_narrow_tiles_in_pairs(driver, catalog) -> None:
+    """272 tiles, 16 of which are half as wide, fill two waves of 132 multiprocessors."""
+
+    def run() -> None:
+        with measure.watching():
+            library.force_config("sm90_symmetric 128x256 in pairs")
+            ops.syrk(empty(N, N))
+
+    (launch,) = launches_of(driver, run)
+    params = launch_params.read(launch, PARAMS)
+    assert catalog[launch["kernel"]]["tile"] == [128, 256, 64]
+    assert (params.tiles_m, params.whole_tiles, params.row_parts) == (264, 264, 16)
+    assert (launch["grid"][0], params.stream_tiles) == (132, 0)
+    assert read_map(params.b)["box"] == [64, 128]
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_clusters_divide_k(driver, catalog, size: int) -> None:
+    def run() -> None:
+        with measure.watching():
+            library.force_config(f"sm90_symmetric 128x128 split in {size}")
+            ops.syrk(empty(2, 512, 2048))
+
+    (launch,) = launches_of(driver, run)
+    params = launch_params.read(launch, PARAMS)
+    assert (params.tiles_m, params.whole_tiles, params.stream_tiles) == (10, 20, 0)
+    assert launch["grid"][0] == 20 * size
+    assert launch["attributes"]["4"] == [size, 1, 1]
 
 
 def test_a_product_that_need_not_be_mirrored_is_not(driver, catalog) -> None:

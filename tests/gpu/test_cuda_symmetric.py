@@ -29,7 +29,9 @@ CONFIGS = ["128x256", "128x192", "128x128", "128x64"]
 # N, K: one tile, tails of tiles, odd numbers of rows of tiles, groups of rows, short K.
 SIZES = [(8, 8), (64, 64), (136, 200), (392, 72), (520, 328), (1000, 136), (2184, 264), (4232, 64)]
 # N, K, batch: the last wave of tiles is streamed after none, one or several whole ones.
-STREAMED = [(1000, 520, 1), (2184, 1160, 1), (712, 1160, 5)]
+STREAMED = [(1000, 520, 1), (2184, 1160, 1), (712, 1160, 5), (4232, 520, 1)]
+# N, K, batch: K is divided by the blocks of clusters.
+SPLIT = [(136, 1032, 1), (712, 584, 1), (264, 1032, 3)]
 # Rows that the kernels do not take: odd ones, and few.
 OTHERS = [(1, 5), (2, 1), (3, 3), (33, 17), (131, 77), (513, 300), (1001, 64)]
 
@@ -63,17 +65,29 @@ def mirrored(full: Tensor) -> Tensor:
     return full.tril() + full.tril(-1).mT
 
 
+def offered(
+    n: int, k: int, batch: int, dtype: torch.dtype, symmetric: bool = True
+) -> dict[str, str]:
+    """The configs of this kernel, behind "sm90_symmetric ", and the kind of each."""
+    math, lines = ("tf32", 32) if dtype == torch.float32 else ("16_bit", 64)
+    access = "k_lines" if k % lines == 0 else "k_vectors"
+    case = {"m": n, "n": n, "k": k, "batch": batch, "math": math, "a": access, "b": access,
+            "symmetric": symmetric}  # fmt: skip
+    (plan,) = library.planned([case], True)
+    names = [config["name"].partition("sm90_symmetric ")[2] for config in plan["configs"]]
+    # "128x256 in pairs streamed in 4" is one of "in pairs streamed in".
+    return {name: name.partition(" ")[2].rstrip("0123456789 ") for name in names if name}
+
+
 @hopper
 def test_every_config_is_offered() -> None:
     """force_config() ignores the names of others."""
-    for math, dtype in (("16_bit", torch.bfloat16), ("tf32", torch.float32)):
-        case = {"m": 520, "n": 520, "k": 328, "batch": 1, "math": math, "a": "k_lines",
-                "b": "k_lines", "symmetric": True}  # fmt: skip
-        (plan,) = library.planned([case], True)
-        names = {config["name"] for config in plan["configs"]}
-        assert {f"sm90_symmetric {config}" for config in configs_for(dtype)} <= names
-        (plan,) = library.planned([case | {"symmetric": False}], True)
-        assert not any("symmetric" in config["name"] for config in plan["configs"])
+    for dtype in (torch.bfloat16, torch.float32):
+        configs = offered(520, 328, 1, dtype)
+        assert set(configs_for(dtype)) <= set(configs)
+        assert set(configs.values()) == {"", "in pairs", "split in"}
+        assert "in pairs streamed in" in offered(4232, 520, 1, dtype).values()
+        assert not offered(520, 328, 1, dtype, symmetric=False)
 
 
 @hopper
@@ -85,7 +99,9 @@ def test_every_kernel_is_exact(sizes, dtype: torch.dtype, generator: torch.Gener
     a, c = (integers((n, n), dtype, generator) for _ in range(2))
     gram, of_y = x.double() @ x.double().mT, y.double() @ y.double().mT
     square = a.double() @ a.double()
-    for config in configs_for(dtype):
+    for config, kind in offered(n, k, 1, dtype).items():
+        if kind not in ("", "in pairs"):
+            continue
         label = f"{sizes} {config}"
         numerics.check_exact(forced(config, lambda: ops.syrk(x)), gram, label)
         numerics.check_exact(forced(config, lambda: ops.matmul(x, x.mT)), gram, label)
@@ -102,17 +118,11 @@ def test_every_kernel_is_exact(sizes, dtype: torch.dtype, generator: torch.Gener
 
 
 def streamed_configs(n: int, k: int, batch: int, dtype: torch.dtype) -> list[str]:
-    """The names behind "sm90_symmetric ", two of each tile: equal parts, and others."""
-    math, lines = ("tf32", 32) if dtype == torch.float32 else ("16_bit", 64)
-    access = "k_lines" if k % lines == 0 else "k_vectors"
-    case = {"m": n, "n": n, "k": k, "batch": batch, "math": math, "a": access, "b": access,
-            "symmetric": True}  # fmt: skip
-    (plan,) = library.planned([case], True)
-    names = [config["name"].removeprefix("sm90_symmetric ") for config in plan["configs"]]
-    first: dict[tuple[str, bool], str] = {}
-    for name in names:
-        if "streamed" in name:
-            first.setdefault((name.split()[0], " in " in name), name)
+    """One of each tile and kind: in equal parts, and in others; with pairs, and without."""
+    first: dict[tuple[str, str], str] = {}
+    for name, kind in offered(n, k, batch, dtype).items():
+        if "streamed" in kind:
+            first.setdefault((name.split()[0], kind), name)
     return list(first.values())
 
 
@@ -139,11 +149,34 @@ def test_streamed_tiles_are_exact(sizes, dtype: torch.dtype, generator: torch.Ge
 
 
 @hopper
-def test_streamed_tiles_keep_their_bits(generator: torch.Generator) -> None:
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sizes", SPLIT, ids=str)
+def test_tiles_of_clusters_are_exact(sizes, dtype: torch.dtype, generator: torch.Generator) -> None:
+    n, k, batch = sizes
+    configs = [name for name, kind in offered(n, k, batch, dtype).items() if kind == "split in"]
+    assert {config.split()[0] for config in configs} == set(configs_for(dtype))
+    shape = (n, k) if batch == 1 else (batch, n, k)
+    x = integers(shape, dtype, generator)
+    y = integers((*shape[:-2], k, n), dtype, generator).mT
+    c = integers((n, n), dtype, generator)
+    for own in (x,) if dtype == torch.float32 else (x, y):
+        gram = own.double() @ own.double().mT
+        for config in configs:
+            label = f"{sizes} {config}"
+            numerics.check_exact(forced(config, lambda: ops.matmul(own, own.mT)), gram, label)  # noqa: B023
+            for addend in (c, c.mT):
+                out = forced(config, lambda: ops.syrk(own, addend, beta=-1, alpha=2))  # noqa: B023
+                expected = mirrored(2 * gram - addend.double())
+                numerics.check_exact(out, expected, f"sum {label}")
+
+
+@hopper
+def test_tiles_of_several_blocks_keep_their_bits(generator: torch.Generator) -> None:
     """Whichever block completes last, the parts are added in one order."""
     n, k = 2184, 1160
     x = cases.draw((n, k), torch.bfloat16, False, generator)
-    for config in streamed_configs(n, k, 1, torch.bfloat16):
+    several = [name for name, kind in offered(n, k, 1, torch.bfloat16).items() if "split" in kind]
+    for config in streamed_configs(n, k, 1, torch.bfloat16) + several:
         first = forced(config, lambda: ops.syrk(x))
         assert torch.equal(first, first.mT)
         numerics.check_close(first, x @ x.mT, numerics.reference_matmul(x, x.mT), config)
@@ -157,7 +190,7 @@ def test_streamed_tiles_keep_their_bits(generator: torch.Generator) -> None:
 def test_batches_are_exact(dtype: torch.dtype, generator: torch.Generator) -> None:
     x = integers((3, 5, 264, 128), dtype, generator)
     c = integers((5, 264, 264), dtype, generator)
-    for config in configs_for(dtype):
+    for config in (*configs_for(dtype), "128x256 in pairs"):
         for own in (x, x.transpose(0, 1), x[:, ::2], x[:, :1].expand(3, 5, 264, 128)):
             addend = c if own.shape[1] == 5 else c[: own.shape[1]]
             expected = mirrored(own.double() @ own.double().mT + addend[: own.shape[1]].double())

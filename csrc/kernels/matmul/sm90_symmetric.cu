@@ -3,16 +3,23 @@
 //
 //   out[b, m, n] = out[b, n, m] = round(alpha * sum_k A[b, m, k] * B[b, k, n] + beta * addend[b, m, n])
 //
-// It is sm90.cu with a triangle of tiles and an epilogue of its own, without clusters: two blocks
-// that shared a tile of B were no faster on an H200 (benchmarks/NOTES.md). As there, the tiles of
-// the last wave may be streamed: several blocks have parts of their K.
+// It is sm90.cu with a triangle of tiles and an epilogue of its own. Clusters do not share tiles:
+// two blocks that shared one of B were no faster on an H200 (benchmarks/NOTES.md). As there, the
+// tiles of the last wave may be streamed: several blocks have parts of their K. Or each tile has a
+// cluster, whose blocks divide K and exchange their sums through shared memory.
+//
+// The right half of a tile of 128 x 256 at the diagonal is above it, and is not computed. Two such
+// narrow tiles make a pair, which one block computes in the time of one tile: so 4096 x 4096 has
+// two whole waves on 132 multiprocessors.
 //
 // It is over 500 lines because its epilogue stores each tile twice.
 //
 // Sm90MatmulParams is sm90.cu's; these kernels read it so:
 //   m, n                 rows and columns of out
-//   tiles_m, tiles_n     tiles of one matrix's lower triangle, whole or in part; 1
+//   tiles_m, tiles_n     tiles of one matrix's lower triangle, pairs first, each counted as one; 1
+//   row_parts            narrow tiles of one matrix that are in pairs: all or none
 //   group                rows of tiles per group of the triangle's order
+//   b                    boxes of K-major operands have half of a tile's rows if a tile can be narrow
 //   out_map              of 128 bytes of columns and 16 rows, whose rows are multiples of 16 bytes
 //   addend               null: none; of it, too, only the lower triangle is used
 //   kSm90AddVector       the addend has aligned rows of whole 16-byte vectors
@@ -52,7 +59,26 @@ struct Layout {
   static_assert(kBuffers >= 1 && kSharedBytes <= kMaxShared, "shared memory of a block");
   static_assert(C::kBlocksM == 1 && C::kTileM % C::kPanel == 0 && C::kTileN % C::kPanel == 0);
   static_assert(C::kPanel * C::kElement == 128 && C::kRing > C::kStages && sizeof(Work) == 64);
+  // What a block of a cluster sends of a warpgroup's rows and kPanel columns of a tile.
+  static constexpr int kSquareBytes = kRows * C::kPanel * 4;
+  static constexpr bool kNarrows = C::kTileN == 2 * C::kTileM;  // has narrow tiles
 };
+
+// Blocks that divide the K of a tile: a cluster.
+struct Team {
+  int rank = cluster_rank(), size = cluster_size();
+};
+
+// The left half of a tile.
+template <class C>
+struct Narrow : C {
+  static constexpr int kTileN = C::kTileN / 2;
+};
+
+template <class C>
+TC_DEVICE bool is_narrow(const Work& w) {
+  return Layout<C>::kNarrows && w.m0 == w.n0;
+}
 
 // ---- producer -----------------------------------------------------------------------------------
 
@@ -64,6 +90,10 @@ struct Triangle {
   const Sm90MatmulParams& p;
   Schedule<C> schedule;
   int rows, columns;
+  int k_begin = 0;  // of the work item
+  int second = 0;   // the column of a pair's second tile, which comes next; 0: none
+  const Team team;
+  bool part_is_next = team.size > 1;  // of the cluster's only tile
   // The column of a group that the last tile was in, and the number of its first tile.
   int group = 0, column = 0, first = 0;
 
@@ -74,19 +104,46 @@ struct Triangle {
 
   // The block's next tile, or part of one; false without one.
   TC_DEVICE bool get(Work& w) {
-    if (!schedule.get(w)) return false;
-    w.m0 = find(w.m0 / C::kTileM) * C::kTileM;
+    if (second != 0) {
+      w.m0 = w.n0 = second * C::kTileN;
+      second = 0;
+      return true;
+    }
+    if (!(team.size > 1 ? get_part(w) : schedule.get(w))) return false;
+    k_begin = schedule.k_begin;
+    const int number = w.m0 / C::kTileM, pairs = (p.row_parts + 1) / 2;
+    if (number < pairs) {
+      w.m0 = w.n0 = 2 * number * C::kTileN;
+      if (2 * number + 1 < p.row_parts) second = 2 * number + 1;
+      return true;
+    }
+    w.m0 = find(number - pairs) * C::kTileM;
     w.n0 = column * C::kTileN;
     return true;
   }
 
  private:
-  // Walks to the column of tile `number`, and returns its row.
+  // The block's part of its cluster's only tile.
+  TC_DEVICE bool get_part(Work& w) {
+    if (!part_is_next) return false;
+    part_is_next = false;
+    schedule.place(blockIdx.x / team.size, w);
+    const auto first_block = [&](int rank) {
+      return static_cast<int>(static_cast<tc_int64>(p.k_blocks) * rank / team.size);
+    };
+    schedule.k_begin = first_block(team.rank);
+    w.k_count = first_block(team.rank + 1) - schedule.k_begin;
+    w.streamed = 0;
+    return true;
+  }
+
+  // Walks to the column of tile `number` of those that are in no pair, and returns its row.
   TC_DEVICE int find(int number) {
     if (number < first) group = column = first = 0;
     for (;;) {
       const int end = min((group + 1) * p.group, rows);
-      const int top = max(group * p.group, column * C::kTileN / C::kTileM);
+      const int below = column * C::kTileN / C::kTileM + (p.row_parts > 0 ? 1 : 0);
+      const int top = max(group * p.group, below);
       if (number < first + end - top) return top + number - first;
       first += end - top;
       if (++column == min(columns, (end * C::kTileM + C::kTileN - 1) / C::kTileN)) {
@@ -109,20 +166,31 @@ TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
   bool any = triangle.get(w);
   wait_for_previous_grid();
   for (; any; any = triangle.get(w)) {
-    const int k_begin = triangle.schedule.k_begin;
+    const int k_begin = triangle.k_begin;
     int k = (backwards ? k_begin + w.k_count - 1 : k_begin) * C::kTileK;
     const int step = backwards ? -C::kTileK : C::kTileK;
+    const bool narrow = is_narrow<C>(w);
     barrier_wait_bounded(empty + 8 * stage, phase ^ 1);
     ring[number++ % C::kRing] = w;
 #pragma unroll 1
     for (int i = 0; i < w.k_count; ++i, k += step) {
       barrier_wait_bounded(empty + 8 * stage, phase ^ 1);
       const u32 arrived = full + 8 * stage, to = shared + stage * C::kStageBytes;
-      barrier_expect(arrived, C::kStageBytes);
+      barrier_expect(arrived, narrow ? C::kStageBytes - C::kBBytes / 2 : C::kStageBytes);
       load_operand<C::kAMnMajor, C::kTileM, C::kTileK>(p.a, to, arrived, alone, batched, w.m0, k,
                                                        w);
-      load_operand<C::kBMnMajor, C::kTileN, C::kTileK>(p.b, to + C::kABytes, arrived, alone,
-                                                       batched, w.n0, k, w);
+      if constexpr (Layout<C>::kNarrows) {
+        load_operand<C::kBMnMajor, C::kTileN / 2, C::kTileK>(p.b, to + C::kABytes, arrived, alone,
+                                                             batched, w.n0, k, w);
+        if (!narrow) {
+          load_operand<C::kBMnMajor, C::kTileN / 2, C::kTileK>(
+              p.b, to + C::kABytes + C::kBBytes / 2, arrived, alone, batched, w.n0 + C::kTileN / 2,
+              k, w);
+        }
+      } else {
+        load_operand<C::kBMnMajor, C::kTileN, C::kTileK>(p.b, to + C::kABytes, arrived, alone,
+                                                         batched, w.n0, k, w);
+      }
       if (++stage == C::kStages) {
         stage = 0;
         phase ^= 1;
@@ -285,6 +353,9 @@ TC_DEVICE void add_elements(const Sm90MatmulParams& p, const Work& w, int m, int
   }
 }
 
+// Whether other blocks have parts of a tile's K.
+TC_DEVICE bool is_shared(const Work& w) { return w.streamed || cluster_size() > 1; }
+
 // Whether a warpgroup's rows have squares in these columns: none is above the diagonal only.
 template <class C>
 TC_DEVICE bool has_squares(const Sm90MatmulParams& p, int m0, int n0) {
@@ -301,10 +372,70 @@ TC_DEVICE void store_box(const Sm90MatmulParams& p, const Work& w, u32 from, int
   }
 }
 
-// Stores a warpgroup's 64 rows of a tile, square by square, and each square's transpose.
+// The block of a cluster that adds up 64 rows and kPanel columns of the tile, and stores them.
 template <class C>
-TC_DEVICE void store_squares(const Sm90MatmulParams& p, const Work& w, u32 staging, int& turn,
-                             int group, const float (&sum)[1][C::kTileN / 2]) {
+TC_DEVICE int owner_of(const Team& team, int step, int group) {
+  return (step * C::kConsumers + group) % team.size;
+}
+
+// Where the owner of a warpgroup's columns receives them from another block of its cluster: in the
+// stages, whose memory is free after the products.
+template <class C>
+TC_DEVICE u32 received_at(const Team& team, u32 shared, int step, int group, int from) {
+  const int owner = owner_of<C>(team, step, group);
+  const int of_owner = (step * C::kConsumers + group) / team.size;
+  const int number = of_owner * (team.size - 1) + from - (from > owner ? 1 : 0);
+  return shared + number * Layout<C>::kSquareBytes + threadIdx.x % kWarpgroup * 16;
+}
+
+// Sends what others own to them. Contains two cluster barriers, for all threads of the cluster.
+template <class C>
+TC_DEVICE void send_squares(const Sm90MatmulParams& p, const Work& w, const Team& team, int group,
+                            u32 shared, const float (&sum)[1][C::kTileN / 2]) {
+  constexpr int kSteps = C::kTileN / C::kPanel;
+  cluster_sync_unaligned();  // all blocks have read their last stage
+#pragma unroll 1
+  for (int step = 0; step < kSteps; ++step) {
+    if (!has_squares<C>(p, w.m0 + group * Layout<C>::kRows, w.n0 + step * C::kPanel)) break;
+    const int owner = owner_of<C>(team, step, group);
+    if (owner == team.rank) continue;
+    float x[C::kPanel / 2];
+#pragma unroll
+    for (int i = 0; i < C::kPanel / 2; ++i) x[i] = 0.0f;
+    take_sums<C, C::kPanel, 0, kSteps>(step, 1.0f, sum, x);
+    const u32 to = map_to_rank(received_at<C>(team, shared, step, group, team.rank), owner);
+#pragma unroll
+    for (int j = 0; j < C::kPanel / 8; ++j) {
+      store_remote(to + j * (16 * kWarpgroup), x[4 * j], x[4 * j + 1], x[4 * j + 2], x[4 * j + 3]);
+    }
+  }
+  cluster_sync_unaligned();
+}
+
+// Adds what the owner of columns has received, in the order of K.
+template <class C>
+TC_DEVICE void add_received(const Team& team, u32 shared, int step, int group,
+                            float (&x)[C::kPanel / 2]) {
+#pragma unroll 1
+  for (int from = 0; from < team.size; ++from) {
+    if (from == team.rank) continue;
+    const u32 at = received_at<C>(team, shared, step, group, from);
+#pragma unroll
+    for (int j = 0; j < C::kPanel / 8; ++j) {
+      float part[4];
+      load_shared(part, at + j * (16 * kWarpgroup));
+#pragma unroll
+      for (int c = 0; c < 4; ++c) x[4 * j + c] += part[c];
+    }
+  }
+}
+
+// Stores a warpgroup's 64 rows of a tile, square by square, and each square's transpose; of a
+// cluster's tile, its own squares.
+template <class C>
+TC_DEVICE void store_squares(const Sm90MatmulParams& p, const Work& w, const Team& team, u32 shared,
+                             u32 staging, int& turn, int group,
+                             const float (&sum)[1][C::kTileN / 2]) {
   constexpr int kSteps = C::kTileN / C::kPanel;
   const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   const int m0 = w.m0 + group * Layout<C>::kRows;
@@ -312,16 +443,22 @@ TC_DEVICE void store_squares(const Sm90MatmulParams& p, const Work& w, u32 stagi
   for (int step = 0; step < kSteps; ++step) {
     const int n0 = w.n0 + step * C::kPanel;
     if (!has_squares<C>(p, m0, n0)) break;
+    if (owner_of<C>(team, step, group) != team.rank) continue;
     float x[C::kPanel / 2];
 #pragma unroll
     for (int i = 0; i < C::kPanel / 2; ++i) x[i] = 0.0f;
-    take_sums<C, C::kPanel, 0, kSteps>(step, p.alpha, sum, x);
+    if (team.size > 1) add_received<C>(team, shared, step, group, x);
+    take_sums<C, C::kPanel, 0, kSteps>(step, team.size > 1 ? 1.0f : p.alpha, sum, x);
+    if (team.size > 1) {
+#pragma unroll
+      for (int i = 0; i < C::kPanel / 2; ++i) x[i] *= p.alpha;
+    }
     const u32 direct = staging + turn * Layout<C>::kBufferBytes, own = direct + warp * 2048;
     const u32 transposed = direct + Layout<C>::kHalfBytes;
     turn = turn + 1 == Layout<C>::kBuffers ? 0 : turn + 1;
     if (lane == 0) tma_store_wait_read<Layout<C>::kBuffers - 1>();
     if (p.flags & kSm90AddVector) {
-      if (step >= Layout<C>::kBuffers || w.streamed) {
+      if (step >= Layout<C>::kBuffers || is_shared(w)) {
         __syncwarp();
         request_addend<C>(p, w, own, m0 + warp * 16, n0);
       }
@@ -376,8 +513,7 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
   bool leads = C::kConsumers == 2 && group == 0;
   const u32 staging =
       shared + Layout<C>::kStaging + group * (Layout<C>::kBuffers * Layout<C>::kBufferBytes);
-  const u64 a0 = wgmma_descriptor(shared + group * 8192, 8192, 1024);
-  const u64 b0 = wgmma_descriptor(shared + C::kABytes, 8192, 1024);
+  const u64 first_stage = wgmma_descriptor(shared, 8192, 1024);
 
   if (C::kConsumers == 2 && group == 1) named_sync(kSkewBarrier, 2 * kWarpgroup);
   for (;; ++number) {
@@ -386,41 +522,69 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
     const int k_count = w.k_count;
     if (k_count == 0) break;
     float sum[1][C::kTileN / 2];
-    int previous = stage;
-    auto step = [&](int add) {
-      barrier_wait(full + 8 * stage, phase);
-      multiply<C>(sum, a0 + stage * (C::kStageBytes >> 4), b0 + stage * (C::kStageBytes >> 4), add);
-      if (add) {
-        wgmma_wait<1>();
-        if (frees) barrier_arrive(empty + 8 * previous);
-        if (leads) {
-          named_arrive(kSkewBarrier, 2 * kWarpgroup);
-          leads = false;
-        }
-      }
-      previous = stage;
+    const auto next_stage = [&] {
       if (++stage == C::kStages) {
         stage = 0;
         phase ^= 1;
       }
     };
-    step(0);
-    // Another block may finish a streamed tile, so nothing is requested for it before join().
-    if (p.flags & kSm90AddVector && !w.streamed) {
-      request_first_squares<C>(p, w, staging, turn, group);
-    }
+    // For tiles of D's width.
+    const auto multiply_tile = [&](auto width, float (&columns)[1][decltype(width)::kTileN / 2]) {
+      using D = decltype(width);
+      int previous = stage;
+      auto step = [&](int add) {
+        barrier_wait(full + 8 * stage, phase);
+        const u64 tiles = advance(first_stage, stage * C::kStageBytes);
+        multiply<D>(columns, advance(tiles, group * 8192), advance(tiles, C::kABytes), add);
+        if (add) {
+          wgmma_wait<1>();
+          if (frees) barrier_arrive(empty + 8 * previous);
+          if (leads) {
+            named_arrive(kSkewBarrier, 2 * kWarpgroup);
+            leads = false;
+          }
+        }
+        previous = stage;
+        next_stage();
+      };
+      step(0);
+      // Another block may finish a tile that is shared, so nothing is requested for it before.
+      if (p.flags & kSm90AddVector && !is_shared(w)) {
+        request_first_squares<C>(p, w, staging, turn, group);
+      }
 #pragma unroll 1
-    for (int i = 1; i < k_count; ++i) step(1);
-    wgmma_wait<0>();
-    keep_in_place(sum[0]);
-    if (frees) barrier_arrive(empty + 8 * previous);
+      for (int i = 1; i < k_count; ++i) step(1);
+      wgmma_wait<0>();
+      keep_in_place(columns[0]);
+      if (frees) barrier_arrive(empty + 8 * previous);
+    };
+    if (w.m0 + group * Layout<C>::kRows >= p.n) {  // the warpgroup has no rows of the tile
+#pragma unroll 1
+      for (int i = 0; i < k_count; ++i) {
+        barrier_wait(full + 8 * stage, phase);
+        if (frees) barrier_arrive(empty + 8 * stage);
+        next_stage();
+      }
+      if (cluster_size() > 1) {  // matches the barriers of send_squares
+        cluster_sync_unaligned();
+        cluster_sync_unaligned();
+      }
+      continue;
+    }
+    if (is_narrow<C>(w)) {
+      multiply_tile(Narrow<C>(), reinterpret_cast<float (&)[1][C::kTileN / 4]>(sum));
+    } else {
+      multiply_tile(C(), sum);
+    }
     if (leads) {
       named_arrive(kSkewBarrier, 2 * kWarpgroup);
       leads = false;
     }
     float no_rows[C::kBlocksM];
     if (w.streamed && !join<C>(p, w, group, word + 4 * group, sum, false, no_rows)) continue;
-    store_squares<C>(p, w, staging, turn, group, sum);
+    const Team team;  // here, so that it takes no registers from the products
+    if (team.size > 1) send_squares<C>(p, w, team, group, shared, sum);
+    store_squares<C>(p, w, team, shared, staging, turn, group, sum);
   }
   if (leads) named_arrive(kSkewBarrier, 2 * kWarpgroup);  // there was no tile
   if (threadIdx.x % 32 == 0) tma_store_wait_read<0>();
@@ -458,6 +622,10 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
       wait_for_previous_grid();
     }
     __syncwarp();
+    if (Team().size > 1) {  // matches the barriers of send_squares
+      cluster_sync_unaligned();
+      cluster_sync_unaligned();
+    }
   } else {
     more_registers<C::kConsumerRegisters>();
     wait_for_previous_grid();
@@ -476,6 +644,8 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
 
 }  // namespace torch_cubin::TC_KERNEL
 
+// The 16 bytes that tiles of 128 x 256 spill are an address that is loaded for each part of a
+// streamed tile.
 /* torch_cubin kernels
 {"virtual_arch": ["90a"],
  "defaults": {
@@ -486,15 +656,16 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
  "kernels": [
   {"name": "sm90_symmetric_matmul_{d.short}_{l.layout}_{t.name}",
    "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{l.layout}",
+   "accepted_spill": {"sm_90a": "{t.spill}"},
    "for": {
     "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
     "l": [{"layout": "nt", "a_mn": 0, "b_mn": 0}, {"layout": "tn", "a_mn": 1, "b_mn": 1},
           {"layout": "nn", "a_mn": 0, "b_mn": 1}],
     "t": [
-     {"name": "128x256", "tile": [128, 256, 64], "stages": 4, "shared": 229968},
-     {"name": "128x192", "tile": [128, 192, 64], "stages": 4, "shared": 229968},
-     {"name": "128x128", "tile": [128, 128, 64], "stages": 5, "shared": 229984},
-     {"name": "128x64", "tile": [128, 64, 64], "stages": 6, "shared": 213616}]}},
+     {"name": "128x256", "tile": [128, 256, 64], "stages": 4, "shared": 229968, "spill": 16},
+     {"name": "128x192", "tile": [128, 192, 64], "stages": 4, "shared": 229968, "spill": 0},
+     {"name": "128x128", "tile": [128, 128, 64], "stages": 5, "shared": 229984, "spill": 0},
+     {"name": "128x64", "tile": [128, 64, 64], "stages": 6, "shared": 213616, "spill": 0}]}},
   {"name": "sm90_symmetric_matmul_tf32_{l.layout}_{t.name}",
    "dtype": "float32", "math": "tf32", "layout": "{l.layout}",
    "for": {

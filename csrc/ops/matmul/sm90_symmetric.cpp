@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/matmul/sm90_params.h"
+#include "ops/common/cluster_capacity.h"
 #include "ops/common/launch.h"
 #include "ops/matmul/backend.h"
 #include "ops/matmul/sm90_configs.h"
@@ -17,9 +18,12 @@ constexpr int64_t kStoreRows = 16;    // of an output's box
 constexpr int64_t kRowsOfGroup = 2048;            // of the output, whose tiles follow one another
 constexpr int64_t kMostSymmetricTiles = 1 << 30;  // counted in 32 bits, as are their rows
 constexpr int64_t kMostSymmetricSize = 1 << 30;
-constexpr int64_t kWarpgroups = 2;       // that multiply
-constexpr int64_t kLeastPartBlocks = 4;  // k blocks of a part of a streamed tile
-constexpr int64_t kMostEqualParts = 8;   // of such a tile
+constexpr int64_t kWarpgroups = 2;          // that multiply
+constexpr int64_t kLeastPartBlocks = 4;     // k blocks of a part of a streamed tile
+constexpr int64_t kMostEqualParts = 8;      // of such a tile
+constexpr int64_t kMostClusterBlocks = 8;   // blocks; more are not portable
+constexpr int64_t kLeastClusterBlocks = 2;  // k blocks of each of them
+constexpr int64_t kSquare = 64;             // rows of a warpgroup; columns that they are stored by
 
 struct SymmetricRow {
   explicit SymmetricRow(PackageKernel& entry) : kernel(&entry) {
@@ -47,14 +51,18 @@ struct SymmetricRow {
   double correction = 0;  // that of sm90.cu's tile
 
   std::string tile() const { return std::to_string(tile_m) + "x" + std::to_string(tile_n); }
+  // Whether half of a tile at the diagonal is skipped.
+  bool narrows() const { return tile_n == 2 * tile_m; }
 };
 
 struct SymmetricPlan {
   const SymmetricRow* row;
-  int64_t tiles;   // of one matrix
-  int64_t all;     // of all matrices
-  int64_t rest;    // of those, what fills no wave of all multiprocessors
-  int64_t shares;  // blocks that divide the k blocks of the rest; 0: each tile has a block
+  int64_t narrow;   // tiles of one matrix that are in pairs
+  int64_t tiles;    // of one matrix; a pair counts as one
+  int64_t all;      // of all matrices
+  int64_t rest;     // of those, what fills no wave of all multiprocessors
+  int64_t shares;   // blocks that divide the k blocks of the rest; 0: each tile has a block
+  int64_t cluster;  // blocks that divide the k blocks of each tile
 
   bool has_equal_parts() const { return shares % rest == 0; }
 };
@@ -91,21 +99,25 @@ class SymmetricKernels : public MatmulKernels {
       }
       const int64_t tiles = count_tiles(row, c.m), all = tiles * c.batch;
       if (tiles * row.tile_m > kMostSymmetricTiles || all > kMostSymmetricTiles) continue;
-      const auto offer = [&](int64_t shares) {
-        const SymmetricPlan chosen = {&row, tiles, all, all % device_.multiprocessors, shares};
-        MatmulPlan plan;
-        plan.set(chosen);
-        plan.mirrors = true;
-        offer_phases(plan, chosen, c, out);
-      };
-      offer(0);
-      if (!c.batch_invariant) stream(all, ceil_div(c.k, row.tile_k), offer);
+      offer_tiles(row, c, tiles, 0, out);
+      if (!c.batch_invariant) offer_clusters(row, c, tiles, out);
+      // The tiles at the diagonal in pairs, one of them alone if their number is odd.
+      const int64_t narrow = ceil_div(c.m, row.tile_n);
+      if (row.narrows() && narrow > 1) offer_tiles(row, c, tiles - narrow / 2, narrow, out);
     }
+  }
+
+  bool has_capacity(const MatmulPlan& plan) const override {
+    const int64_t size = plan.get<SymmetricPlan>().cluster;
+    // Blocks of all these kernels take a multiprocessor each.
+    return size == 1 || size <= clusters_.ask(*rows_.front().kernel, device_);
   }
 
   std::string name(const MatmulPlan& plan) const override {
     const auto chosen = plan.get<SymmetricPlan>();
-    const std::string name = "sm90_symmetric " + chosen.row->tile();
+    std::string name = "sm90_symmetric " + chosen.row->tile();
+    if (chosen.narrow > 0) name += " in pairs";
+    if (chosen.cluster > 1) return name + " split in " + std::to_string(chosen.cluster);
     if (chosen.shares == 0) return name;
     if (!chosen.has_equal_parts()) return name + " streamed";
     return name + " streamed in " + std::to_string(chosen.shares / chosen.rest);
@@ -119,8 +131,8 @@ class SymmetricKernels : public MatmulKernels {
     const bool batched = p.batch_dims > 0;
     describe(operands.a, row.a_mn_major, row.tile_m, p.a_stride_m, p.a_stride_k,
              batched ? p.a_batch_stride : nullptr, row, p, params.a);
-    describe(operands.b, row.b_mn_major, row.tile_n, p.b_stride_n, p.b_stride_k,
-             batched ? p.b_batch_stride : nullptr, row, p, params.b);
+    describe(operands.b, row.b_mn_major, row.narrows() ? row.tile_n / 2 : row.tile_n, p.b_stride_n,
+             p.b_stride_k, batched ? p.b_batch_stride : nullptr, row, p, params.b);
     describe_out(p, operands.c, params);
     params.addend = operands.addend;
     params.alpha = static_cast<float>(p.alpha);
@@ -135,6 +147,7 @@ class SymmetricKernels : public MatmulKernels {
     params.group = static_cast<int>(kRowsOfGroup / row.tile_m);
     params.tiles_m = static_cast<int>(chosen.tiles);
     params.tiles_n = 1;
+    params.row_parts = static_cast<int>(chosen.narrow);
     if (batched) params.flags |= kSm90Batched;
     if (!p.batch_invariant) params.flags |= kSm90Serpentine;
     if (addend_in_vectors(p, operands.addend)) params.flags |= kSm90AddVector;
@@ -143,8 +156,10 @@ class SymmetricKernels : public MatmulKernels {
     params.whole_tiles = static_cast<int>(chosen.all - params.stream_tiles);
     // Without a whole wave only blocks with a share have work.
     const int64_t most = params.whole_tiles > 0 ? chosen.all : std::max(chosen.all, chosen.shares);
-    const int64_t blocks = std::min<int64_t>(most, device_.multiprocessors);
-    launch_sm90(*row.kernel, {blocks}, {row.tile_m, row.tile_n, kWarpgroups}, device_, params);
+    const int64_t blocks = chosen.cluster > 1 ? chosen.all * chosen.cluster
+                                              : std::min<int64_t>(most, device_.multiprocessors);
+    launch_sm90(*row.kernel, {blocks, 1, 1, chosen.cluster}, {row.tile_m, row.tile_n, kWarpgroups},
+                device_, params);
   }
 
  private:
@@ -155,6 +170,23 @@ class SymmetricKernels : public MatmulKernels {
     return c.symmetric && maths && plain && c.a_mappable && c.b_mappable &&
            c.batch_dims <= kSm90BatchDims && c.m <= kMostSymmetricSize &&
            c.k <= kMostSymmetricSize && c.m * element_size(c.output) % kVectorBytes == 0;
+  }
+
+  // Tiles that a block computes alone, and with the last of them streamed. `narrow` tiles of each
+  // matrix are in pairs.
+  void offer_tiles(const SymmetricRow& row, const MatmulCase& c, int64_t tiles, int64_t narrow,
+                   MatmulConfigs& out) const {
+    const int64_t all = tiles * c.batch, blocks = device_.multiprocessors, rest = all % blocks;
+    const auto offer = [&](int64_t shares) {
+      const SymmetricPlan chosen = {&row, narrow, tiles, all, rest, shares, 1};
+      MatmulPlan plan = plan_of(chosen);
+      offer_phases(plan, chosen, c, out);
+    };
+    offer(0);
+    // Of a matrix, the pairs come first; they are not streamed.
+    if (!c.batch_invariant && rest <= tiles - ceil_div(narrow, int64_t{2})) {
+      stream(all, ceil_div(c.k, row.tile_k), offer);
+    }
   }
 
   // Offers numbers of blocks that divide the tiles that fill no wave: in equal parts, or all
@@ -168,6 +200,32 @@ class SymmetricKernels : public MatmulKernels {
       offer(rest * parts);
     }
     if (blocks % rest != 0 && rest * k_blocks >= blocks * kLeastPartBlocks) offer(blocks);
+  }
+
+  // A cluster for each tile, where all of them run at a time.
+  void offer_clusters(const SymmetricRow& row, const MatmulCase& c, int64_t tiles,
+                      MatmulConfigs& out) const {
+    const int64_t all = tiles * c.batch, k_blocks = ceil_div(c.k, row.tile_k);
+    const int64_t squares = row.tile_m / kSquare * (row.tile_n / kSquare);
+    for (int64_t size = 2; size <= clusters_.largest(); ++size) {
+      const int64_t slots = clusters_at_once(device_.multiprocessors, size);
+      if (all > slots || k_blocks < size * kLeastClusterBlocks) break;
+      Work work = work_of(row, c, 1, static_cast<double>(ceil_div(k_blocks, size)), 1);
+      const auto own = static_cast<double>(ceil_div(squares, size));
+      work.values *= own / static_cast<double>(squares);
+      work.filled = static_cast<double>(all * size) / static_cast<double>(device_.multiprocessors);
+      work.sums_bytes =
+          own * static_cast<double>((size - 1) * kSquare * kSquare * int64_t{sizeof(float)});
+      work.handshakes = 1;
+      out.offer(plan_of({&row, 0, tiles, all, all % device_.multiprocessors, 0, size}), work);
+    }
+  }
+
+  static MatmulPlan plan_of(const SymmetricPlan& chosen) {
+    MatmulPlan plan;
+    plan.set(chosen);
+    plan.mirrors = true;
+    return plan;
   }
 
   // Whole waves, and then the rest.
@@ -275,6 +333,7 @@ class SymmetricKernels : public MatmulKernels {
 
   const Device& device_;
   std::vector<SymmetricRow> rows_;
+  ClusterCapacity clusters_{kMostClusterBlocks};
   double of_streamed_, of_streamed_evenly_;  // corrections
 };
 
