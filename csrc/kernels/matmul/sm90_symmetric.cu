@@ -353,9 +353,6 @@ TC_DEVICE void add_elements(const Sm90MatmulParams& p, const Work& w, int m, int
   }
 }
 
-// Whether other blocks have parts of a tile's K.
-TC_DEVICE bool is_shared(const Work& w) { return w.streamed || cluster_size() > 1; }
-
 // Whether a warpgroup's rows have squares in these columns: none is above the diagonal only.
 template <class C>
 TC_DEVICE bool has_squares(const Sm90MatmulParams& p, int m0, int n0) {
@@ -439,6 +436,7 @@ TC_DEVICE void store_squares(const Sm90MatmulParams& p, const Work& w, const Tea
   constexpr int kSteps = C::kTileN / C::kPanel;
   const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   const int m0 = w.m0 + group * Layout<C>::kRows;
+  int stored = 0;
 #pragma unroll 1
   for (int step = 0; step < kSteps; ++step) {
     const int n0 = w.n0 + step * C::kPanel;
@@ -458,7 +456,7 @@ TC_DEVICE void store_squares(const Sm90MatmulParams& p, const Work& w, const Tea
     turn = turn + 1 == Layout<C>::kBuffers ? 0 : turn + 1;
     if (lane == 0) tma_store_wait_read<Layout<C>::kBuffers - 1>();
     if (p.flags & kSm90AddVector) {
-      if (step >= Layout<C>::kBuffers || is_shared(w)) {
+      if (stored++ >= Layout<C>::kBuffers || w.streamed) {
         __syncwarp();
         request_addend<C>(p, w, own, m0 + warp * 16, n0);
       }
@@ -486,20 +484,25 @@ TC_DEVICE void store_squares(const Sm90MatmulParams& p, const Work& w, const Tea
   }
 }
 
-// Requests the addend for as many squares as there are buffers, while the tile is multiplied.
+// Requests the addend for as many of the block's squares as there are buffers, while the tile is
+// multiplied.
 template <class C>
 TC_DEVICE void request_first_squares(const Sm90MatmulParams& p, const Work& w, u32 staging,
                                      int turn, int group) {
+  const Team team;
   const int warp = threadIdx.x / 32 % 4;
   if (threadIdx.x % 32 == 0) tma_store_wait_read<0>();  // buffers are free
   __syncwarp();
-#pragma unroll
-  for (int step = 0; step < Layout<C>::kBuffers; ++step) {
+  int requested = 0;
+#pragma unroll 1
+  for (int step = 0; step < C::kTileN / C::kPanel; ++step) {
     const int m0 = w.m0 + group * Layout<C>::kRows, n0 = w.n0 + step * C::kPanel;
-    if (!has_squares<C>(p, m0, n0)) break;
+    if (requested == Layout<C>::kBuffers || !has_squares<C>(p, m0, n0)) break;
+    if (owner_of<C>(team, step, group) != team.rank) continue;
     const u32 direct = staging + turn * Layout<C>::kBufferBytes;
     turn = turn + 1 == Layout<C>::kBuffers ? 0 : turn + 1;
     request_addend<C>(p, w, direct + warp * 2048, m0 + warp * 16, n0);
+    ++requested;
   }
 }
 
@@ -548,8 +551,8 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
         next_stage();
       };
       step(0);
-      // Another block may finish a tile that is shared, so nothing is requested for it before.
-      if (p.flags & kSm90AddVector && !is_shared(w)) {
+      // Another block may finish a streamed tile, so nothing is requested for it before join().
+      if (p.flags & kSm90AddVector && !w.streamed) {
         request_first_squares<C>(p, w, staging, turn, group);
       }
 #pragma unroll 1
@@ -559,12 +562,17 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
       if (frees) barrier_arrive(empty + 8 * previous);
     };
     if (w.m0 + group * Layout<C>::kRows >= p.n) {  // the warpgroup has no rows of the tile
+      // One warp frees the stages. A warp that waited by itself could be late by two phases, which
+      // a barrier does not distinguish.
 #pragma unroll 1
       for (int i = 0; i < k_count; ++i) {
-        barrier_wait(full + 8 * stage, phase);
-        if (frees) barrier_arrive(empty + 8 * stage);
+        if (warp % 4 == 0) {
+          barrier_wait(full + 8 * stage, phase);
+          if (frees) barrier_arrive(empty + 8 * stage);
+        }
         next_stage();
       }
+      named_sync(kGroupBarrier + group, kWarpgroup);
       if (cluster_size() > 1) {  // matches the barriers of send_squares
         cluster_sync_unaligned();
         cluster_sync_unaligned();
