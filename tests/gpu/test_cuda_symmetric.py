@@ -85,7 +85,7 @@ def test_every_config_is_offered() -> None:
     for dtype in (torch.bfloat16, torch.float32):
         configs = offered(520, 328, 1, dtype)
         assert set(configs_for(dtype)) <= set(configs)
-        assert set(configs.values()) == {"", "in pairs", "split in"}
+        assert set(configs.values()) >= {"", "in pairs", "split in"}
         assert "in pairs streamed in" in offered(4232, 520, 1, dtype).values()
         assert not offered(520, 328, 1, dtype, symmetric=False)
 

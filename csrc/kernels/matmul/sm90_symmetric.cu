@@ -27,7 +27,7 @@
 //
 // The epilogue stages squares of 128 bytes (64 columns of 16-bit types, 32 of TF32). Tiles begin at
 // multiples of a square's size, so each square is below the diagonal, and stored twice; or above
-// it, and skipped; or on it: then its lower half is written to both halves. So the result is
+// it, and skipped; or on it: then its upper half is replaced by its transpose's. So the result is
 // symmetric bit by bit, whatever the operands.
 //
 //   shared memory: kStages x (A tile, B tile) | staging buffers | full, empty barriers | a word per
@@ -219,16 +219,6 @@ TC_DEVICE u32 element_at(u32 rows, int row, int column) {
   return rows + row * 128 + ((byte / 16) ^ (row & 7)) * 16 + byte % 16;
 }
 
-template <class C>
-TC_DEVICE void store_shared(u32 at, float value) {
-  if constexpr (C::kElement == 2) {
-    const u16 bits = static_cast<u16>(DTypeTraits<C::kType>::pack(value, 0.0f));
-    asm volatile("st.shared.b16 [%0], %1;" ::"r"(at), "h"(bits) : "memory");
-  } else {
-    asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(value) : "memory");
-  }
-}
-
 // stmatrix (common/hopper.cuh) of the transposed matrices.
 TC_DEVICE void stmatrix_transposed(u32 shared, u32 a, u32 b, u32 c, u32 d) {
   asm volatile(
@@ -256,22 +246,32 @@ TC_DEVICE void stage_transposed(u32 rows, int warp, const float (&x)[C::kPanel /
 #pragma unroll
     for (int i = 0; i < C::kPanel / 2; ++i) {
       const int n = i / 4 * 8 + lane % 4 * 2 + i % 2;
-      store_shared<C>(element_at<C>(rows, n, m + lane / 4 + i / 2 % 2 * 8), x[i]);
+      store_shared(element_at<C>(rows, n, m + lane / 4 + i / 2 % 2 * 8), x[i]);
     }
   }
 }
 
-// A warp's 16 rows of a square on the diagonal: the elements below it, and their transpose.
+// A warp's 16 rows of a square on the diagonal, from its row `first` on: what is above the diagonal
+// is replaced by the same rows of the transposed square. A lane has 16 bytes of every fourth row.
 template <class C>
-TC_DEVICE void stage_diagonal(u32 rows, int warp, const float (&x)[C::kPanel / 2]) {
-  const int lane = lane_of_square();
-  rows += warp * 16 / C::kPanel * (C::kPanel * 128);  // the square's
+TC_DEVICE void mirror_rows(u32 rows, u32 transposed, int first) {
+  constexpr int kVector = 16 / C::kElement;
+  const int lane = lane_of_square(), column = lane % 8 * kVector;
+#pragma unroll 1
+  for (int row = lane / 8; row < 16; row += 4) {
+    const int last = first + row - column;  // of the vector's elements that are kept
+    if (last >= kVector - 1) continue;
+    u32 lower[4], upper[4];
+    load_shared(lower, element_at<C>(rows, row, column));
+    load_shared(upper, element_at<C>(transposed, row, column));
 #pragma unroll
-  for (int i = 0; i < C::kPanel / 2; ++i) {
-    const int m = warp * 16 % C::kPanel + lane / 4 + i / 2 % 2 * 8;
-    const int n = i / 4 * 8 + lane % 4 * 2 + i % 2;
-    if (n <= m) store_shared<C>(element_at<C>(rows, m, n), x[i]);
-    if (n < m) store_shared<C>(element_at<C>(rows, n, m), x[i]);
+    for (int i = 0; i < 4; ++i) {
+      constexpr int kInWord = 4 / C::kElement;
+      u32 kept = i * kInWord <= last ? 0xffffffff : 0;
+      if (kInWord == 2 && i * kInWord == last) kept = 0xffff;
+      lower[i] = (lower[i] & kept) | (upper[i] & ~kept);
+    }
+    store_shared(element_at<C>(rows, row, column), lower);
   }
 }
 
@@ -434,6 +434,8 @@ TC_DEVICE void store_squares(const Sm90MatmulParams& p, const Work& w, const Tea
                              u32 staging, int& turn, int group,
                              const float (&sum)[1][C::kTileN / 2]) {
   constexpr int kSteps = C::kTileN / C::kPanel;
+  // Groups of stores after a buffer's own: each square has two, as it is and transposed.
+  constexpr int kPending = 2 * Layout<C>::kBuffers - 1;
   const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   const int m0 = w.m0 + group * Layout<C>::kRows;
   int stored = 0;
@@ -454,7 +456,7 @@ TC_DEVICE void store_squares(const Sm90MatmulParams& p, const Work& w, const Tea
     const u32 direct = staging + turn * Layout<C>::kBufferBytes, own = direct + warp * 2048;
     const u32 transposed = direct + Layout<C>::kHalfBytes;
     turn = turn + 1 == Layout<C>::kBuffers ? 0 : turn + 1;
-    if (lane == 0) tma_store_wait_read<Layout<C>::kBuffers - 1>();
+    if (lane == 0) tma_store_wait_read<kPending>();
     if (p.flags & kSm90AddVector) {
       if (stored++ >= Layout<C>::kBuffers || w.streamed) {
         __syncwarp();
@@ -464,19 +466,39 @@ TC_DEVICE void store_squares(const Sm90MatmulParams& p, const Work& w, const Tea
     } else if (p.addend != nullptr) {
       add_elements<C>(p, w, m0 + warp * 16 + lane / 4, n0 + lane % 4 * 2, x);
     }
-    named_sync(kGroupBarrier + group, kWarpgroup);  // the TMA has read all warps' parts of a buffer
+    __syncwarp();
     const int square = m0 + warp * 16 / C::kPanel * C::kPanel;  // its first row
-    if (square > n0) {
-      stage_columns<C, C::kPanel>(own, 0, x);
-      stage_transposed<C>(transposed, warp, x);
-    } else if (square == n0) {
-      stage_diagonal<C>(direct, warp, x);
+    const bool below = square > n0, diagonal = square == n0;
+    // The rows as they are: a warp stores its own, while it stages their transpose.
+    if (below || diagonal) stage_columns<C, C::kPanel>(own, 0, x);
+    if (below) {
+      fence_async_proxy();
+      __syncwarp();
+      if (lane == 0) store_box<C>(p, w, own, m0 + warp * 16, n0);
     }
+    if (lane == 0) {
+      if (diagonal) {
+        tma_store_wait_read<kPending - 1>();
+      } else {
+        tma_store_commit();
+        tma_store_wait_read<kPending>();
+      }
+    }
+    named_sync(kGroupBarrier + group, kWarpgroup);  // the TMA has read all warps' parts of a buffer
+    if (below || diagonal) stage_transposed<C>(transposed, warp, x);
     fence_async_proxy();
     named_sync(kGroupBarrier + group, kWarpgroup);
+    if (diagonal) {
+      mirror_rows<C>(own, transposed + warp * 2048, warp * 16 % C::kPanel);
+      fence_async_proxy();
+      __syncwarp();
+      if (lane == 0) {
+        store_box<C>(p, w, own, m0 + warp * 16, n0);
+        tma_store_commit();
+      }
+    }
     if (lane == 0) {
-      if (square >= n0) store_box<C>(p, w, own, m0 + warp * 16, n0);
-      if (square > n0) {
+      if (below) {
         store_box<C>(p, w, transposed + warp * 2048, n0 + warp * 16 % C::kPanel, square);
       }
       tma_store_commit();

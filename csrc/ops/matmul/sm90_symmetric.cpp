@@ -184,7 +184,7 @@ class SymmetricKernels : public MatmulKernels {
     };
     offer(0);
     // Of a matrix, the pairs come first; they are not streamed.
-    if (!c.batch_invariant && rest <= tiles - ceil_div(narrow, int64_t{2})) {
+    if (!c.batch_invariant && (narrow == 0 || rest <= tiles - ceil_div(narrow, int64_t{2}))) {
       stream(all, ceil_div(c.k, row.tile_k), offer);
     }
   }
