@@ -42,7 +42,7 @@ ops = torch.ops.cubin
 Calls = dict[str, Callable[[], object]]
 ROUNDS, BUDGET_MS = 5, 600  # of a pair of contenders
 ROTATED_BYTES = 150e6
-CONFIGS = 14  # that --configs times of a product
+CONFIGS = 9  # that --configs times of a product
 # Rows, columns.
 PRODUCTS = [
     *((n, n) for n in (256, 512, 768, 1024, 1280, 1536, 1792, 2048, 2560, 3072, 4096, 5120, 6144)),

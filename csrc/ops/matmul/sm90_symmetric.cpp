@@ -216,7 +216,7 @@ class SymmetricKernels : public MatmulKernels {
       work.filled = static_cast<double>(all * size) / static_cast<double>(device_.multiprocessors);
       work.sums_bytes =
           own * static_cast<double>((size - 1) * kSquare * kSquare * int64_t{sizeof(float)});
-      work.handshakes = 1;
+      work.handshakes = 4;  // its blocks start together, and meet twice
       out.offer(plan_of({&row, 0, tiles, all, all % device_.multiprocessors, 0, size}), work);
     }
   }
@@ -261,7 +261,6 @@ class SymmetricKernels : public MatmulKernels {
     Work work = sm90_work(
         {row.tile_m, row.tile_n, row.a_mn_major, row.b_mn_major, 1, 1, c.a_lines, c.b_lines}, tiles,
         k_blocks);
-    work.values *= 2;  // results are stored twice
     const auto covered = [&](int64_t tile) {
       return static_cast<double>(c.m) / static_cast<double>(ceil_div(c.m, tile) * tile);
     };
