@@ -31,9 +31,10 @@
 // symmetric bit by bit, whatever the operands.
 //
 //   shared memory: kStages x (A tile, B tile) | staging buffers | full, empty barriers | a word per
-//     warpgroup | work items
+//     warpgroup | the barrier of a cluster's parts | work items
 //   full[s]: the producer's arrival and all bytes of the stage
 //   empty[s]: one arrival per consumer warpgroup
+//   parts: one arrival per consumer warpgroup, and all bytes that other blocks of the cluster send
 #include "sm90_epilogue.cuh"
 #include "sm90_split.cuh"
 #include "sm90_tiles.cuh"
@@ -53,12 +54,13 @@ struct Layout {
       (kMaxShared - kControlBytes - kStaging) / (C::kConsumers * kBufferBytes);
   static constexpr int kBuffers = kFit > 2 ? 2 : kFit;
   static constexpr int kBarriers = kStaging + C::kConsumers * kBuffers * kBufferBytes;
-  static constexpr int kWords = kBarriers + 16 * C::kStages;
+  static constexpr int kWords = kBarriers + 16 * C::kStages, kParts = kWords + 8;
   static constexpr int kRing = kWords + 16;
   static constexpr int kSharedBytes = kRing + 64 * C::kRing;
   static_assert(kBuffers >= 1 && kSharedBytes <= kMaxShared, "shared memory of a block");
   static_assert(C::kBlocksM == 1 && C::kTileM % C::kPanel == 0 && C::kTileN % C::kPanel == 0);
   static_assert(C::kPanel * C::kElement == 128 && C::kRing > C::kStages && sizeof(Work) == 64);
+  static_assert(C::kConsumers == 2, "words in front of kParts");
   // What a block of a cluster sends of a warpgroup's rows and kPanel columns of a tile.
   static constexpr int kSquareBytes = kRows * C::kPanel * 4;
   static constexpr bool kNarrows = C::kTileN == 2 * C::kTileM;  // has narrow tiles
@@ -385,28 +387,38 @@ TC_DEVICE u32 received_at(const Team& team, u32 shared, int step, int group, int
   return shared + number * Layout<C>::kSquareBytes + threadIdx.x % kWarpgroup * 16;
 }
 
-// Sends what others own to them. Contains two cluster barriers, for all threads of the cluster.
+// Sends what others own to them, and announces what the block receives. Contains a cluster barrier,
+// for all threads of the cluster.
 template <class C>
 TC_DEVICE void send_squares(const Sm90MatmulParams& p, const Work& w, const Team& team, int group,
                             u32 shared, const float (&sum)[1][C::kTileN / 2]) {
   constexpr int kSteps = C::kTileN / C::kPanel;
-  cluster_sync_unaligned();  // all blocks have read their last stage
+  const u32 parts = shared + Layout<C>::kParts;
+  cluster_meet();  // all blocks have read their last stage
+  int own = 0;
 #pragma unroll 1
   for (int step = 0; step < kSteps; ++step) {
     if (!has_squares<C>(p, w.m0 + group * Layout<C>::kRows, w.n0 + step * C::kPanel)) break;
     const int owner = owner_of<C>(team, step, group);
-    if (owner == team.rank) continue;
+    if (owner == team.rank) {
+      ++own;
+      continue;
+    }
     float x[C::kPanel / 2];
 #pragma unroll
     for (int i = 0; i < C::kPanel / 2; ++i) x[i] = 0.0f;
     take_sums<C, C::kPanel, 0, kSteps>(step, 1.0f, sum, x);
     const u32 to = map_to_rank(received_at<C>(team, shared, step, group, team.rank), owner);
+    const u32 arrived = map_to_rank(parts, owner);
 #pragma unroll
     for (int j = 0; j < C::kPanel / 8; ++j) {
-      store_remote(to + j * (16 * kWarpgroup), x[4 * j], x[4 * j + 1], x[4 * j + 2], x[4 * j + 3]);
+      store_remote_async(to + j * (16 * kWarpgroup), x + 4 * j, arrived);
     }
   }
-  cluster_sync_unaligned();
+  if (threadIdx.x % kWarpgroup == 0) {
+    barrier_expect(parts, own * (team.size - 1) * Layout<C>::kSquareBytes);
+  }
+  barrier_wait(parts, 0);
 }
 
 // Adds what the owner of columns has received, in the order of K.
@@ -595,9 +607,9 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
         next_stage();
       }
       named_sync(kGroupBarrier + group, kWarpgroup);
-      if (cluster_size() > 1) {  // matches the barriers of send_squares
-        cluster_sync_unaligned();
-        cluster_sync_unaligned();
+      if (cluster_size() > 1) {  // as send_squares
+        cluster_meet();
+        if (frees) barrier_arrive(shared + Layout<C>::kParts);
       }
       continue;
     }
@@ -638,6 +650,7 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
       barrier_init(full + 8 * s, 1);
       barrier_init(empty + 8 * s, C::kConsumers);
     }
+    barrier_init(shared + Layout<C>::kParts, C::kConsumers);
     fence_barrier_init();
   }
   __syncthreads();
@@ -652,10 +665,7 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
       wait_for_previous_grid();
     }
     __syncwarp();
-    if (Team().size > 1) {  // matches the barriers of send_squares
-      cluster_sync_unaligned();
-      cluster_sync_unaligned();
-    }
+    if (Team().size > 1) cluster_meet();  // matches that of send_squares
   } else {
     more_registers<C::kConsumerRegisters>();
     wait_for_previous_grid();
@@ -674,8 +684,6 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
 
 }  // namespace torch_cubin::TC_KERNEL
 
-// The 16 bytes that tiles of 128 x 256 spill are an address that is loaded for each part of a
-// streamed tile.
 /* torch_cubin kernels
 {"virtual_arch": ["90a"],
  "defaults": {
@@ -686,16 +694,15 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
  "kernels": [
   {"name": "sm90_symmetric_matmul_{d.short}_{l.layout}_{t.name}",
    "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{l.layout}",
-   "accepted_spill": {"sm_90a": "{t.spill}"},
    "for": {
     "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
     "l": [{"layout": "nt", "a_mn": 0, "b_mn": 0}, {"layout": "tn", "a_mn": 1, "b_mn": 1},
           {"layout": "nn", "a_mn": 0, "b_mn": 1}],
     "t": [
-     {"name": "128x256", "tile": [128, 256, 64], "stages": 4, "shared": 229968, "spill": 16},
-     {"name": "128x192", "tile": [128, 192, 64], "stages": 4, "shared": 229968, "spill": 0},
-     {"name": "128x128", "tile": [128, 128, 64], "stages": 5, "shared": 229984, "spill": 0},
-     {"name": "128x64", "tile": [128, 64, 64], "stages": 6, "shared": 213616, "spill": 0}]}},
+     {"name": "128x256", "tile": [128, 256, 64], "stages": 4, "shared": 229968},
+     {"name": "128x192", "tile": [128, 192, 64], "stages": 4, "shared": 229968},
+     {"name": "128x128", "tile": [128, 128, 64], "stages": 5, "shared": 229984},
+     {"name": "128x64", "tile": [128, 64, 64], "stages": 6, "shared": 213616}]}},
   {"name": "sm90_symmetric_matmul_tf32_{l.layout}_{t.name}",
    "dtype": "float32", "math": "tf32", "layout": "{l.layout}",
    "for": {
