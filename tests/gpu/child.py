@@ -377,24 +377,25 @@ def _wrong_symmetric_products() -> list[str]:
     syrk, symm_square = torch.ops.cubin.syrk, torch.ops.cubin.symm_square
     tiles = ["128x256", "128x192", "128x128", "128x64"]
     configs = [f"{tile}{kind}" for tile in tiles for kind in (" streamed in 2", " split in 3")]
-    configs.append("128x256 in pairs")
+    shapes = {(264, 520): configs, (36, 264, 72): ["128x256 in pairs"], (33, 17): [""]}
     wrong = []
     for mode in ("bfloat16", "float16", "tf32"):
         with cases.math_mode(mode) as dtype, torch.no_grad():
-            for n, k, names in ((264, 520, configs), (33, 17, [""])):
-                x, a, c = (torch.randint(-3, 4, shape) for shape in ((n, k), (n, n), (n, n)))
-                rows, square, addend = (value.to(dtype).cuda() for value in (x, a, c))
-                gram, product = (y.double() for y in (x @ x.t() + c, a @ a))
+            for shape, names in shapes.items():
+                square = (*shape[:-1], shape[-2])
+                x, a, c = (torch.randint(-3, 4, sizes) for sizes in (shape, square, square))
+                rows, of_a, addend = (value.to(dtype).cuda() for value in (x, a, c))
+                gram, product = (y.double() for y in (x @ x.mT + c, a @ a))
                 for config in names:
                     library.watch_plans(True)
                     library.force_config(f"sm90_symmetric {config}")
-                    outs = syrk(rows, addend, beta=1), symm_square(square)
+                    outs = syrk(rows, addend, beta=1), symm_square(of_a)
                     library.force_config("")
                     library.watch_plans(False)
                     for out, full in zip(outs, (gram, product), strict=True):
-                        expected = full.tril() + full.tril(-1).t()
+                        expected = full.tril() + full.tril(-1).mT
                         if not torch.equal(out.cpu(), expected.to(dtype)):
-                            wrong.append(f"symmetric {mode} {(n, k)} {config}")
+                            wrong.append(f"symmetric {mode} {shape} {config}")
     return wrong
 
 

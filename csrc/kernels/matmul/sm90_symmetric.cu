@@ -18,6 +18,7 @@
 //   m, n                 rows and columns of out
 //   tiles_m, tiles_n     tiles of one matrix's lower triangle, pairs first, each counted as one; 1
 //   row_parts            narrow tiles of one matrix that are in pairs: all or none
+//   split_blocks         1: A and B are one matrix, so that a narrow tile needs B alone
 //   group                rows of tiles per group of the triangle's order
 //   b                    boxes of K-major operands have half of a tile's rows if a tile can be narrow
 //   out_map              of 128 bytes of columns and 16 rows, whose rows are multiples of 16 bytes
@@ -80,6 +81,12 @@ struct Narrow : C {
 template <class C>
 TC_DEVICE bool is_narrow(const Work& w) {
   return Layout<C>::kNarrows && w.m0 == w.n0;
+}
+
+// Whether B's half of a narrow tile is A's tile, too.
+template <class C>
+TC_DEVICE bool needs_b_alone(const Sm90MatmulParams& p, const Work& w) {
+  return C::kAMnMajor == C::kBMnMajor && is_narrow<C>(w) && p.split_blocks != 0;
 }
 
 // ---- producer -----------------------------------------------------------------------------------
@@ -171,16 +178,19 @@ TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
     const int k_begin = triangle.k_begin;
     int k = (backwards ? k_begin + w.k_count - 1 : k_begin) * C::kTileK;
     const int step = backwards ? -C::kTileK : C::kTileK;
-    const bool narrow = is_narrow<C>(w);
+    const bool narrow = is_narrow<C>(w), b_alone = needs_b_alone<C>(p, w);
+    const u32 bytes = (b_alone ? 0 : C::kABytes) + (narrow ? C::kBBytes / 2 : C::kBBytes);
     barrier_wait_bounded(empty + 8 * stage, phase ^ 1);
     ring[number++ % C::kRing] = w;
 #pragma unroll 1
     for (int i = 0; i < w.k_count; ++i, k += step) {
       barrier_wait_bounded(empty + 8 * stage, phase ^ 1);
       const u32 arrived = full + 8 * stage, to = shared + stage * C::kStageBytes;
-      barrier_expect(arrived, narrow ? C::kStageBytes - C::kBBytes / 2 : C::kStageBytes);
-      load_operand<C::kAMnMajor, C::kTileM, C::kTileK>(p.a, to, arrived, alone, batched, w.m0, k,
-                                                       w);
+      barrier_expect(arrived, bytes);
+      if (!b_alone) {
+        load_operand<C::kAMnMajor, C::kTileM, C::kTileK>(p.a, to, arrived, alone, batched, w.m0, k,
+                                                         w);
+      }
       if constexpr (Layout<C>::kNarrows) {
         load_operand<C::kBMnMajor, C::kTileN / 2, C::kTileK>(p.b, to + C::kABytes, arrived, alone,
                                                              batched, w.n0, k, w);
@@ -566,13 +576,14 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
       }
     };
     // For tiles of D's width.
+    const u32 rows = (needs_b_alone<C>(p, w) ? C::kABytes : 0) + group * 8192;  // in a stage
     const auto multiply_tile = [&](auto width, float (&columns)[1][decltype(width)::kTileN / 2]) {
       using D = decltype(width);
       int previous = stage;
       auto step = [&](int add) {
         barrier_wait(full + 8 * stage, phase);
         const u64 tiles = advance(first_stage, stage * C::kStageBytes);
-        multiply<D>(columns, advance(tiles, group * 8192), advance(tiles, C::kABytes), add);
+        multiply<D>(columns, advance(tiles, rows), advance(tiles, C::kABytes), add);
         if (add) {
           wgmma_wait<1>();
           if (frees) barrier_arrive(empty + 8 * previous);

@@ -103,7 +103,9 @@ class SymmetricKernels : public MatmulKernels {
       if (!c.batch_invariant) offer_clusters(row, c, tiles, out);
       // The tiles at the diagonal in pairs, one of them alone if their number is odd.
       const int64_t narrow = ceil_div(c.m, row.tile_n);
-      if (row.narrows() && narrow > 1) offer_tiles(row, c, tiles - narrow / 2, narrow, out);
+      if (row.narrows() && narrow > 1 && all > device_.multiprocessors) {
+        offer_tiles(row, c, tiles - narrow / 2, narrow, out);
+      }
     }
   }
 
@@ -148,6 +150,7 @@ class SymmetricKernels : public MatmulKernels {
     params.tiles_m = static_cast<int>(chosen.tiles);
     params.tiles_n = 1;
     params.row_parts = static_cast<int>(chosen.narrow);
+    params.split_blocks = is_one_matrix(p, operands) ? 1 : 0;
     if (batched) params.flags |= kSm90Batched;
     if (!p.batch_invariant) params.flags |= kSm90Serpentine;
     if (addend_in_vectors(p, operands.addend)) params.flags |= kSm90AddVector;
@@ -216,7 +219,7 @@ class SymmetricKernels : public MatmulKernels {
       work.filled = static_cast<double>(all * size) / static_cast<double>(device_.multiprocessors);
       work.sums_bytes =
           own * static_cast<double>((size - 1) * kSquare * kSquare * int64_t{sizeof(float)});
-      work.handshakes = 2;  // its blocks start together
+      work.handshakes = 4;  // its blocks start together, and wait for one another
       out.offer(plan_of({&row, 0, tiles, all, all % device_.multiprocessors, 0, size}), work);
     }
   }
@@ -251,8 +254,19 @@ class SymmetricKernels : public MatmulKernels {
     }
     if (waves == 0) return out.offer(plan, last);
     const auto turns = static_cast<double>(waves);
-    const Work whole = work_of(row, c, turns, turns * k_blocks, 1 - of_rest);
+    Work whole = work_of(row, c, turns, turns * k_blocks, 1 - of_rest);
+    if (chosen.narrow > 0) add_pair(row, k_blocks, whole);
     out.offer(plan, whole, chosen.rest > 0 ? &last : nullptr);
+  }
+
+  // What a pair of narrow tiles takes longer than another tile. If A and B are one matrix, as with
+  // operands of one layout, B alone is loaded.
+  static void add_pair(const SymmetricRow& row, double k_blocks, Work& work) {
+    const bool loads_a = row.a_mn_major != row.b_mn_major;
+    const auto m = static_cast<double>(row.tile_m), n = static_cast<double>(row.tile_n);
+    const double loaded = 2 * (loads_a ? m : 0) + n;
+    work.tiles += 1;
+    work.shared += k_blocks * (loaded + m / 64 * (128 + n) - (m + n) - m / 64 * (64 + n));
   }
 
   // Of the busiest block, for a share of the tiles.
@@ -264,6 +278,7 @@ class SymmetricKernels : public MatmulKernels {
     const auto covered = [&](int64_t tile) {
       return static_cast<double>(c.m) / static_cast<double>(ceil_div(c.m, tile) * tile);
     };
+    work.values *= 2;  // results are stored twice
     work.outside = 1 - covered(row.tile_m) * covered(row.tile_n);
     work.correction = row.correction;
     const auto bytes = part * static_cast<double>(c.batch * c.m * element_size(c.input));
@@ -292,6 +307,13 @@ class SymmetricKernels : public MatmulKernels {
       x.box[1] = row.tile_k;
     }
     encode_sm90_map(x, device_, map);
+  }
+
+  // Whether B is A's transpose, in the same memory.
+  static bool is_one_matrix(const MatmulProblem& p, const MatmulOperands& operands) {
+    return operands.a == operands.b && p.a_stride_m == p.b_stride_n &&
+           p.a_stride_k == p.b_stride_k &&
+           std::equal(p.a_batch_stride, p.a_batch_stride + p.batch_dims, p.b_batch_stride);
   }
 
   void describe_out(const MatmulProblem& p, const char* data, Sm90MatmulParams& params) const {
