@@ -20,7 +20,7 @@
 //   row_parts            narrow tiles of one matrix that are in pairs: all or none
 //   split_blocks         1: A and B are one matrix, so that a narrow tile needs B alone
 //   group                rows of tiles per group of the triangle's order
-//   b                    boxes of K-major operands have half of a tile's rows if a tile can be narrow
+//   b                    where tiles can be narrow, boxes of K-major operands have half of their rows
 //   out_map              of 128 bytes of columns and 16 rows, whose rows are multiples of 16 bytes
 //   addend               null: none; of it, too, only the lower triangle is used
 //   kSm90AddVector       the addend has aligned rows of whole 16-byte vectors
@@ -263,8 +263,8 @@ TC_DEVICE void stage_transposed(u32 rows, int warp, const float (&x)[C::kPanel /
   }
 }
 
-// A warp's 16 rows of a square on the diagonal, from its row `first` on: what is above the diagonal
-// is replaced by the same rows of the transposed square. A lane has 16 bytes of every fourth row.
+// A warp's 16 rows of a square on the diagonal, from its row `first` on: elements above it are
+// replaced by those of the transposed square. A lane has 16 bytes of every fourth row.
 template <class C>
 TC_DEVICE void mirror_rows(u32 rows, u32 transposed, int first) {
   constexpr int kVector = 16 / C::kElement;
