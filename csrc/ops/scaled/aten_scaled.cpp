@@ -21,6 +21,7 @@ struct Call {
   TensorView a, b, scale_a, scale_b;
   std::optional<TensorView> bias, scale_result;
   std::optional<ScalarType> out_dtype;
+  bool fast;
 };
 
 int64_t numel(const TensorView& x) {
@@ -92,6 +93,7 @@ const char* why_not_scaled(const Call& x, Policy policy) {
   }
   if (policy == Policy::kFastest) {
     if (of_tensors(x)) return "scales of tensors, which are not known to be quicker";
+    if (!x.fast) return "use_fast_accum=False, which is not known to be quicker";
     if (x.a.sizes[0] > kFewRows) return "more than 128 rows, which are not known to be quicker";
   }
   return why_not_tensor(x.a, CallKind::kScaled, policy);
@@ -104,13 +106,8 @@ Tensor aten_scaled_mm(const Tensor& self, const Tensor& mat2, const Tensor& scal
                       const std::optional<Tensor>& scale_result,
                       std::optional<ScalarType> out_dtype, bool use_fast_accum) {
   static const AtenOp op("aten::_scaled_mm", CallKind::kScaled);
-  const Call call{TensorView(self),
-                  TensorView(mat2),
-                  TensorView(scale_a),
-                  TensorView(scale_b),
-                  view_of(bias),
-                  view_of(scale_result),
-                  out_dtype};
+  const Call call{TensorView(self), TensorView(mat2),      TensorView(scale_a), TensorView(scale_b),
+                  view_of(bias),    view_of(scale_result), out_dtype,           use_fast_accum};
   const Policy policy = serving_policy();
   if (policy != Policy::kOff) {
     const char* const reason = why_not_scaled(call, policy);
