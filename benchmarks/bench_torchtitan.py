@@ -1,11 +1,15 @@
 """torchtitan's debug model on several GPUs, FSDP2 and tensor parallel, with and without install().
 
     pip install torchtitan==0.2.2
-    python benchmarks/bench_torchtitan.py --json result.json        # four GPUs
+    python benchmarks/bench_torchtitan.py --json result.json                 # four GPUs, 2 x 2
+    python benchmarks/bench_torchtitan.py --gpus 2 --tensor-parallel 1       # FSDP2 alone
 
 The program is unchanged: TORCH_CUBIN_INSTALL=1 is read through PyTorch's entry point for backends,
 for which an installed torch_cubin is put on the path. The tokenizer and the text are made here. The
 losses of both runs are compared step by step, and tokens a second of a GPU at the last step.
+
+Without FSDP2, torchtitan trains in float32, whose products the policy "fastest" leaves to PyTorch;
+so at least two GPUs must be left for it. The run fails if no call was served.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ seq_len = 2048
 steps = {steps}
 [parallelism]
 data_parallel_shard_degree = -1
-tensor_parallel_degree = 2
+tensor_parallel_degree = {tensor_parallel}
 [optimizer]
 lr = 8e-4
 [lr_scheduler]
@@ -45,6 +49,18 @@ disable_color_printing = true
 [debug]
 seed = 0
 deterministic = false
+"""
+# Python imports it at its start: rank 0 prints at its end how many calls were served.
+SITE = """
+import atexit, os, sys
+
+def served():
+    cubin = sys.modules.get("torch_cubin")
+    if cubin is not None and os.environ.get("RANK") == "0":
+        rows = cubin.report().served
+        print("served calls:", sum(row.calls for row in rows), flush=True)
+
+atexit.register(served)
 """
 STEP = re.compile(r"step: +(\d+) .*?loss: +([\d.]+) .*?tps: ([\d,]+)")
 
@@ -67,6 +83,7 @@ def write_assets(folder: Path) -> None:
 
 def write_distribution(folder: Path) -> None:
     """The metadata of an installed torch_cubin, by which PyTorch finds its entry point."""
+    (folder / "sitecustomize.py").write_text(SITE)
     info = folder / "torch_cubin-0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch_cubin\nVersion: 0\n")
@@ -95,7 +112,8 @@ def train(folder: Path, gpus: int, install: str, seconds: float) -> list[tuple[i
         int(step): (float(loss), int(tps.replace(",", "")))
         for step, loss, tps in STEP.findall(said)
     }
-    if run.returncode or not steps:
+    idle = install == "1" and not re.search(r"served calls: [1-9]", said)
+    if run.returncode or not steps or idle:
         raise SystemExit(f"exit status {run.returncode}\n{said[-8000:]}")
     return [(step, *values) for step, values in sorted(steps.items())]
 
@@ -103,20 +121,23 @@ def train(folder: Path, gpus: int, install: str, seconds: float) -> list[tuple[i
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gpus", type=int, default=4)
+    parser.add_argument("--tensor-parallel", type=int, default=2, help="ranks of each group")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=120, help="at most, of each run")
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
     common.require_gpu()
     common.print_machine(
-        f"torchtitan's debug model on {options.gpus} GPUs, FSDP2 and 2 ranks of TP"
+        f"torchtitan's debug model on {options.gpus} GPUs, tensor parallel by "
+        f"{options.tensor_parallel}, the rest FSDP2"
     )
     results = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_assets(folder)
         write_distribution(folder)
-        (folder / "config.toml").write_text(CONFIG.format(folder=folder, steps=options.steps))
+        values = {"steps": options.steps, "tensor_parallel": options.tensor_parallel}
+        (folder / "config.toml").write_text(CONFIG.format(folder=folder, **values))
         for contender, install in (("stock", "0"), ("install", "1")):
             results[contender] = train(folder, options.gpus, install, options.seconds)
     apart = max(
