@@ -33,6 +33,7 @@ SAYS = {
         "paged KV, float16 head_size 128 sliding",
         "the nearest of 24 kernels, got ",
     ],
+    "same_bits": ["log-probabilities differ by 0.0\n", "sha256 of the logits", "batch-invariant"],
     "embedded/run": ["built mine-1.0-py3-none-linux", "mine.vec_add on"],
 }
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch_cubin._drop_in import report
 from torch_cubin._native import library
 from torch_cubin._pytorch import aten_kernels
+from torch_cubin._pytorch.dispatch_modes import has_kernel
 
 _ops = torch.ops.cubin
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
@@ -309,7 +310,8 @@ def register(key: str = "CUDA") -> None:
             return
         owner = torch.library.Library("aten", "IMPL")
         for op, serve in SERVED.items():
-            pytorchs = aten_kernels.own_kernel(op, key)
+            # A kernel beside a composite one would also replace its derivative.
+            pytorchs = aten_kernels.own_kernel(op, key) if has_kernel(f"aten::{op}", key) else None
             if pytorchs is not None:
                 owner.impl(op, _kernel(f"aten::{op}", serve, pytorchs), key, allow_override=True)
         _registered[key] = owner
