@@ -134,7 +134,8 @@ def products() -> Iterator[Case]:
 
 def newton_schulz() -> Iterator[Case]:
     for shape in MATRICES:
-        group = "Newton-Schulz" if min(shape) >= 4096 else "Newton-Schulz, smaller"
+        large = "Newton-Schulz, squares" if shape[0] == shape[1] else "Newton-Schulz, long"
+        group = large if min(shape) >= 4096 else "Newton-Schulz, smaller"
         name = f"Newton-Schulz {shape[0]} x {shape[1]}"
         yield Case(group, name, functools.partial(of_one, *shape))
     for shape in BATCHES:
