@@ -377,13 +377,13 @@ def _wrong_symmetric_products() -> list[str]:
     syrk, symm_square = torch.ops.cubin.syrk, torch.ops.cubin.symm_square
     tiles = ["128x256", "128x192", "128x128", "128x64"]
     configs = [f"{tile}{kind}" for tile in tiles for kind in (" streamed in 2", " split in 3")]
-    shapes = {(264, 520): configs, (36, 264, 72): ["128x256 in pairs"], (33, 17): [""]}
+    shapes = {(264, 520): configs, (33, 17): [""]}
     wrong = []
     for mode in ("bfloat16", "float16", "tf32"):
         with cases.math_mode(mode) as dtype, torch.no_grad():
             for shape, names in shapes.items():
-                square = (*shape[:-1], shape[-2])
-                x, a, c = (torch.randint(-3, 4, sizes) for sizes in (shape, square, square))
+                n, k = shape
+                x, a, c = (torch.randint(-3, 4, sizes) for sizes in (shape, (n, n), (n, n)))
                 rows, of_a, addend = (value.to(dtype).cuda() for value in (x, a, c))
                 gram, product = (y.double() for y in (x @ x.mT + c, a @ a))
                 for config in names:
