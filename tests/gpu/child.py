@@ -382,7 +382,7 @@ def _wrong_symmetric_products() -> list[str]:
     for mode in ("bfloat16", "float16", "tf32"):
         with cases.math_mode(mode) as dtype, torch.no_grad():
             for shape, names in shapes.items():
-                n, k = shape
+                n = shape[0]
                 x, a, c = (torch.randint(-3, 4, sizes) for sizes in (shape, (n, n), (n, n)))
                 rows, of_a, addend = (value.to(dtype).cuda() for value in (x, a, c))
                 gram, product = (y.double() for y in (x @ x.mT + c, a @ a))
