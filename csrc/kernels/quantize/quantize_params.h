@@ -15,7 +15,7 @@ namespace torch_cubin {
 enum QuantizeFlags {
   kQuantizePowerOfTwo = 1,
   kQuantizeE5m2 = 2,
-  kQuantizeVectors = 4,     // x may be read by 16 bytes
+  kQuantizeVectors = 4,     // x may be read by 16 bytes, and columns are a multiple of 8
   kQuantizeOutVectors = 8,  // data may be written by 8 bytes
   kQuantizeColumns = 16,    // tiles: a scale for 128 rows of each column
   kQuantizeTransposed = 32  // tiles: data is (columns, rows)

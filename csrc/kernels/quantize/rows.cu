@@ -1,9 +1,9 @@
 // Quantises rows to 8-bit floats, with a scale for each 128 columns or for a row; bound by memory.
 // quantize_params.h defines the result.
 //
-// Roles: of `block` and `gated` kernels 16 lanes have 128 columns, and a thread reads kTogether of
-// them before it waits. Of `row` kernels a block has a row, which it reads twice: the second time
-// from a cache.
+// Roles: of `block` and `gated` kernels 8 lanes have 128 columns, twice 8 each, and a thread loads
+// kTogether such blocks before it uses them. Of `row` kernels a block has a row; a thread keeps its
+// first kKept times 8 elements, and reads others twice, the second time from a cache.
 #include "numbers.cuh"
 
 namespace torch_cubin::TC_KERNEL {
@@ -11,87 +11,139 @@ namespace torch_cubin::TC_KERNEL {
 constexpr DType kType = DType::TC_DTYPE;
 enum Mode { kBlock, kGated, kRow };
 constexpr Mode kMode = Mode::TC_MODE;
-constexpr int kLanes = 16, kBlockColumns = 128, kTogether = kMode == kGated ? 2 : 4;
+constexpr int kLanes = 8, kBlockColumns = 128, kTogether = kMode == kGated ? 1 : 2;
+constexpr int kEights = kBlockColumns / (kLanes * kEight);  // of a thread in a block
+constexpr int kKept = 4;
 static_assert(TC_TILE_M == kTogether * TC_THREADS / kLanes || kMode == kRow);
 
-TC_DEVICE void load(float (&x)[kEight], const QuantizeParams& p, tc_int64 row, int column) {
-  const tc_int64 at = row * p.x_stride + column;
-  const int count = p.columns - column;
-  const bool vectors = p.flags & kQuantizeVectors;
-  load_eight<kType>(x, p.x, at, count, vectors);
-  if constexpr (kMode == kGated) {
-    float up[kEight];
-    load_eight<kType>(up, p.x, at + p.up, count, vectors);
-#pragma unroll
-    for (int i = 0; i < kEight; ++i) {
-      constexpr float kLog2e = 1.44269504f;
-      x[i] = __fdividef(x[i], 1.0f + exp2_approx(-kLog2e * x[i])) * up[i];
-    }
+// Eight elements, or the eight gates and eight ups that they are made of.
+struct Source {
+  Eight<kType> x, up;
+
+  template <bool kVectors>
+  TC_DEVICE void load(const QuantizeParams& p, tc_int64 row, int column, bool exists = true) {
+    const tc_int64 at = row * p.x_stride + column;
+    const int count = exists ? p.columns - column : 0;
+    x.load<kVectors>(p.x, at, count);
+    if constexpr (kMode == kGated) up.load<kVectors>(p.x, at + p.up, count);
   }
-  drop_infinities(x);
-}
+
+  TC_DEVICE void values(float (&to)[kEight]) const {
+    x.unpack(to);
+    if constexpr (kMode == kGated) {
+      float factors[kEight];
+      up.unpack(factors);
+#pragma unroll
+      for (int i = 0; i < kEight; ++i) {
+        constexpr float kLog2e = 1.44269504f;
+        to[i] = __fdividef(to[i], 1.0f + exp2_approx(-kLog2e * to[i])) * factors[i];
+      }
+    }
+    drop_infinities(to);
+  }
+};
 
 TC_DEVICE void store(const QuantizeParams& p, tc_int64 row, int column, const float (&x)[kEight],
-                     float scale) {
-  store_eight(p.data + row * p.data_stride + column, quantized(x, __fdiv_rn(1.0f, scale), p.flags),
+                     float inverse) {
+  store_eight(p.data + row * p.data_stride + column, quantized(x, inverse, p.flags),
               p.columns - column, p.flags & kQuantizeOutVectors);
 }
 
+template <bool kVectors>
 TC_DEVICE void quantize_blocks(const QuantizeParams& p) {
   const u32 blocks = (p.columns + kBlockColumns - 1) / kBlockColumns;  // of a row
   const u32 total = blocks * p.rows;
-  const u32 first = blockIdx.x * TC_TILE_M + threadIdx.x / kLanes;
   const int lane = threadIdx.x % kLanes;
-  float x[kTogether][kEight];
+  Source sources[kTogether][kEights];
+  u32 rows[kTogether], own_blocks[kTogether];
+  bool exist[kTogether];
 #pragma unroll
   for (int i = 0; i < kTogether; ++i) {
-    const u32 own = first + i * (TC_THREADS / kLanes), row = own / blocks;
-    const int column = (own - row * blocks) * kBlockColumns + lane * kEight;
-    if (own < total) {
-      load(x[i], p, row, column);
-    } else {
+    const u32 own = blockIdx.x * TC_TILE_M + (i * TC_THREADS + threadIdx.x) / kLanes;
+    rows[i] = own / blocks;
+    own_blocks[i] = own - rows[i] * blocks;
+    exist[i] = own < total;
 #pragma unroll
-      for (int j = 0; j < kEight; ++j) x[i][j] = 0.0f;
+    for (int j = 0; j < kEights; ++j) {
+      const int column = own_blocks[i] * kBlockColumns + (j * kLanes + lane) * kEight;
+      sources[i][j].load<kVectors>(p, rows[i], column, exist[i]);
     }
   }
 #pragma unroll
   for (int i = 0; i < kTogether; ++i) {
-    const u32 own = first + i * (TC_THREADS / kLanes), row = own / blocks;
-    const u32 block = own - row * blocks;
-    const float scale = scale_of(largest_of_lanes<kLanes>(largest_of(x[i])), p.flags);
-    if (own >= total) continue;
-    store(p, row, block * kBlockColumns + lane * kEight, x[i], scale);
-    if (lane == 0) p.scales[row * p.scale_stride + block * p.scale_stride_k] = scale;
+    float x[kEights][kEight], largest = 0.0f;
+#pragma unroll
+    for (int j = 0; j < kEights; ++j) {
+      sources[i][j].values(x[j]);
+      largest = largest_of(x[j], largest);
+    }
+    const float scale = scale_of(largest_of_lanes<kLanes>(largest), p.flags);
+    if (!exist[i]) continue;
+    const float inverse = __frcp_rn(scale);
+#pragma unroll
+    for (int j = 0; j < kEights; ++j) {
+      const int column = own_blocks[i] * kBlockColumns + (j * kLanes + lane) * kEight;
+      store(p, rows[i], column, x[j], inverse);
+    }
+    if (lane == 0) {
+      p.scales[rows[i] * p.scale_stride + own_blocks[i] * p.scale_stride_k] = scale;
+    }
   }
 }
 
+template <bool kVectors>
 TC_DEVICE void quantize_row(const QuantizeParams& p) {
   __shared__ float maxima[TC_THREADS / 32];
   const tc_int64 row = blockIdx.x;
-  float largest = 0.0f;
-#pragma unroll 4
-  for (int column = threadIdx.x * kEight; column < p.columns; column += TC_THREADS * kEight) {
-    float x[kEight];
-    load(x, p, row, column);
+  constexpr int kStep = TC_THREADS * kEight;
+  const int first = threadIdx.x * kEight, rest = first + kKept * kStep;
+  Source kept[kKept];
+  float x[kEight], largest = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kKept; ++i) kept[i].load<kVectors>(p, row, first + i * kStep);
+#pragma unroll
+  for (int i = 0; i < kKept; ++i) {
+    kept[i].values(x);
+    largest = largest_of(x, largest);
+  }
+  for (int column = rest; column < p.columns; column += kStep) {
+    Source own;
+    own.load<kVectors>(p, row, column);
+    own.values(x);
     largest = largest_of(x, largest);
   }
   const float scale = scale_of(largest_of_block(largest, maxima), p.flags);
-#pragma unroll 4
-  for (int column = threadIdx.x * kEight; column < p.columns; column += TC_THREADS * kEight) {
-    float x[kEight];
-    load(x, p, row, column);
-    store(p, row, column, x, scale);
+  const float inverse = __frcp_rn(scale);
+#pragma unroll
+  for (int i = 0; i < kKept; ++i) {
+    kept[i].values(x);
+    store(p, row, first + i * kStep, x, inverse);
+  }
+  for (int column = rest; column < p.columns; column += kStep) {
+    Source own;
+    own.load<kVectors>(p, row, column);
+    own.values(x);
+    store(p, row, column, x, inverse);
   }
   if (threadIdx.x == 0) p.scales[row * p.scale_stride] = scale;
+}
+
+template <bool kVectors>
+TC_DEVICE void run(const QuantizeParams& p) {
+  if constexpr (kMode == kRow) {
+    quantize_row<kVectors>(p);
+  } else {
+    quantize_blocks<kVectors>(p);
+  }
 }
 
 extern "C" __global__ void __launch_bounds__(TC_THREADS)
     TC_KERNEL(const __grid_constant__ QuantizeParams p) {
   wait_for_previous_kernel();
-  if constexpr (kMode == kRow) {
-    quantize_row(p);
+  if (p.flags & kQuantizeVectors) {
+    run<true>(p);
   } else {
-    quantize_blocks(p);
+    run<false>(p);
   }
 }
 

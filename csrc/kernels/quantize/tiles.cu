@@ -10,7 +10,6 @@ namespace torch_cubin::TC_KERNEL {
 
 constexpr DType kType = DType::TC_DTYPE;
 constexpr int kTile = TC_TILE_M, kLanes = kTile / kEight, kWarps = TC_THREADS / 32;
-constexpr int kPitch = kTile + 8;  // bytes of a transposed row
 static_assert(kTile == TC_TILE_N && kLanes * kLanes == TC_THREADS);
 
 // 8 x 8 bytes, rows to columns.
@@ -33,56 +32,68 @@ TC_DEVICE void transpose_eight(uint2 (&rows)[kEight]) {
   for (int i = 0; i < kEight; ++i) rows[i] = out[i];
 }
 
-extern "C" __global__ void __launch_bounds__(TC_THREADS)
-    TC_KERNEL(const __grid_constant__ QuantizeParams p) {
-  __shared__ float maxima[kWarps][kTile];
-  __shared__ __align__(16) unsigned char tile[kTile * kPitch];
-  wait_for_previous_kernel();
+// Eight bytes of a transposed tile in shared memory: rows `row` to `row` + 7 of a column. Their
+// order is swizzled, since both 16 neighbouring multiples of 8 columns and of 8 rows are accessed
+// together.
+TC_DEVICE uint2* transposed(unsigned char* tile, int column, int row) {
+  return reinterpret_cast<uint2*>(tile + column * kTile + (row / kEight ^ column / kEight) * kEight);
+}
+
+template <bool kVectors>
+TC_DEVICE void run(const QuantizeParams& p, float (*maxima)[kTile], unsigned char* tile) {
   const int tiles_k = (p.columns + kTile - 1) / kTile;
   const int tile_row = blockIdx.x / tiles_k, tile_column = blockIdx.x % tiles_k;
   const int own_column = threadIdx.x % kLanes * kEight, own_row = threadIdx.x / kLanes * kEight;
   const int column = tile_column * kTile + own_column, row = tile_row * kTile + own_row;
   const bool columns = p.flags & kQuantizeColumns;
 
-  float x[kEight][kEight];
+  Eight<kType> sources[kEight];
 #pragma unroll
   for (int i = 0; i < kEight; ++i) {
     const int count = row + i < p.rows ? p.columns - column : 0;
-    load_eight<kType>(x[i], p.x, (row + i) * p.x_stride + column, count,
-                      p.flags & kQuantizeVectors);
-    drop_infinities(x[i]);
+    sources[i].load<kVectors>(p.x, (row + i) * p.x_stride + column, count);
   }
-
-  float inverse[kEight];
+  float x[kEight], inverse[kEight];
+  const auto read = [&](int row) {
+    sources[row].unpack(x);
+    drop_infinities(x);
+  };
   if (columns) {
-    const int warp = threadIdx.x / 32;
+    float most[kEight] = {};
+#pragma unroll
+    for (int i = 0; i < kEight; ++i) {
+      read(i);
+#pragma unroll
+      for (int j = 0; j < kEight; ++j) most[j] = fmaxf(most[j], fabsf(x[j]));
+    }
 #pragma unroll
     for (int j = 0; j < kEight; ++j) {
-      float most = 0.0f;
+      most[j] = fmaxf(most[j], __shfl_xor_sync(~0u, most[j], kLanes));
+      if (threadIdx.x % 32 < kLanes) maxima[threadIdx.x / 32][own_column + j] = most[j];
+    }
+    __syncthreads();
+    const int own = threadIdx.x, of_x = tile_column * kTile + own;
+    if (own < kTile) {
+      float largest = 0.0f;
 #pragma unroll
-      for (int i = 0; i < kEight; ++i) most = fmaxf(most, fabsf(x[i][j]));
-      most = fmaxf(most, __shfl_xor_sync(~0u, most, kLanes));
-      if (threadIdx.x % 32 < kLanes) maxima[warp][own_column + j] = most;
+      for (int i = 0; i < kWarps; ++i) largest = fmaxf(largest, maxima[i][own]);
+      const float scale = scale_of(largest, p.flags);
+      maxima[0][own] = __frcp_rn(scale);
+      if (of_x < p.columns) p.scales[of_x * p.scale_stride + tile_row * p.scale_stride_k] = scale;
     }
     __syncthreads();
 #pragma unroll
-    for (int j = 0; j < kEight; ++j) {
-      float most = 0.0f;
-#pragma unroll
-      for (int i = 0; i < kWarps; ++i) most = fmaxf(most, maxima[i][own_column + j]);
-      const float scale = scale_of(most, p.flags);
-      inverse[j] = __fdiv_rn(1.0f, scale);
-      if (own_row == 0 && column + j < p.columns) {
-        p.scales[(column + j) * p.scale_stride + tile_row * p.scale_stride_k] = scale;
-      }
-    }
+    for (int j = 0; j < kEight; ++j) inverse[j] = maxima[0][own_column + j];
   } else {
-    float most = 0.0f;
+    float largest = 0.0f;
 #pragma unroll
-    for (int i = 0; i < kEight; ++i) most = largest_of(x[i], most);
-    const float scale = scale_of(largest_of_block(most, maxima[0]), p.flags);
+    for (int i = 0; i < kEight; ++i) {
+      read(i);
+      largest = largest_of(x, largest);
+    }
+    const float scale = scale_of(largest_of_block(largest, maxima[0]), p.flags);
 #pragma unroll
-    for (int j = 0; j < kEight; ++j) inverse[j] = __fdiv_rn(1.0f, scale);
+    for (int j = 0; j < kEight; ++j) inverse[j] = __frcp_rn(scale);
     if (threadIdx.x == 0) {
       p.scales[tile_row * p.scale_stride + tile_column * p.scale_stride_k] = scale;
     }
@@ -91,9 +102,10 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
   uint2 bytes[kEight];
 #pragma unroll
   for (int i = 0; i < kEight; ++i) {
+    read(i);
 #pragma unroll
-    for (int j = 0; j < kEight; ++j) x[i][j] *= inverse[j];
-    bytes[i] = quantized(x[i], 1.0f, p.flags);
+    for (int j = 0; j < kEight; ++j) x[j] *= inverse[j];
+    bytes[i] = quantized(x, 1.0f, p.flags);
   }
   const bool vectors = p.flags & kQuantizeOutVectors;
   if (!(p.flags & kQuantizeTransposed)) {
@@ -109,7 +121,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
   transpose_eight(bytes);
 #pragma unroll
   for (int j = 0; j < kEight; ++j) {
-    *reinterpret_cast<uint2*>(tile + (own_column + j) * kPitch + own_row) = bytes[j];
+    *transposed(tile, own_column + j, own_row) = bytes[j];
   }
   __syncthreads();
 #pragma unroll
@@ -117,10 +129,21 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
     const int of_tile = threadIdx.x / kLanes + i * kLanes, to = tile_column * kTile + of_tile;
     const int at = tile_row * kTile + own_column;
     if (to < p.columns) {
-      store_eight(p.data + to * p.data_stride + at,
-                  *reinterpret_cast<const uint2*>(tile + of_tile * kPitch + own_column),
+      store_eight(p.data + to * p.data_stride + at, *transposed(tile, of_tile, own_column),
                   p.rows - at, vectors);
     }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(TC_THREADS, kType == DType::float32 ? 2 : 3)
+    TC_KERNEL(const __grid_constant__ QuantizeParams p) {
+  __shared__ float maxima[kWarps][kTile];
+  __shared__ __align__(16) unsigned char tile[kTile * kTile];
+  wait_for_previous_kernel();
+  if (p.flags & kQuantizeVectors) {
+    run<true>(p, maxima, tile);
+  } else {
+    run<false>(p, maxima, tile);
   }
 }
 

@@ -18,6 +18,7 @@ namespace {
 
 constexpr int64_t kReadBytes = 16;  // at a time
 constexpr int64_t kWriteBytes = 8;
+constexpr int kEight = 8;  // elements that a thread handles together
 constexpr int64_t kMostBlocks = 1 << 30;  // counted in 32 bits
 
 constexpr const char* kDtypes[] = {"float16", "bfloat16", "float32"};
@@ -121,7 +122,7 @@ Quantized quantize_cuda(const Tensor& x, int64_t recipe, bool transpose, bool po
   params.rows = static_cast<int>(view.sizes[0]);
   params.columns = static_cast<int>(call.transpose ? call.rows : call.k);
   const bool reads = reinterpret_cast<uintptr_t>(params.x) % kReadBytes == 0 &&
-                     stride * bytes % kReadBytes == 0 &&
+                     stride * bytes % kReadBytes == 0 && params.columns % kEight == 0 &&
                      (!call.gated || call.k * bytes % kReadBytes == 0);
   if (reads) params.flags |= kQuantizeVectors;
   if (call.k % kWriteBytes == 0) params.flags |= kQuantizeOutVectors;
