@@ -271,6 +271,34 @@ def check_row_parallel(mesh: Any) -> list[str]:
     return wrong
 
 
+def check_float8(mesh: Any) -> list[str]:
+    """Layers of 8-bit floats under FSDP2: training, and weights that are stored in 8 bits."""
+    wrong = []
+    for training in (True, False):
+        models = []
+        for _ in range(2):
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(K, N), nn.GELU(), nn.Linear(N, K, bias=False))
+            models.append(torch_cubin.float8(model, training=training))
+        whole, sharded = models
+        for layer in (sharded[0], sharded[2], sharded):
+            fully_shard(layer, mesh=mesh)
+        with torch.set_grad_enabled(training):
+            want, got = whole(x), sharded(x)
+        if not torch.equal(got, want):
+            wrong.append(f"float8, training {training}: output")
+        if training:
+            want.square().sum().backward()
+            got.square().sum().backward()
+        for name, parameter in sharded.named_parameters():
+            plain = whole.get_parameter(name)
+            if not torch.equal(full(parameter.float()), plain.float()):  # gloo has no float8
+                wrong.append(f"float8, training {training}: {name}")
+            if training and not torch.allclose(full(parameter.grad), plain.grad, rtol=1e-4):
+                wrong.append(f"float8: gradient of {name}")
+    return wrong
+
+
 def main(rank: int, ranks: int, folder: str) -> None:
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
@@ -286,6 +314,7 @@ def main(rank: int, ranks: int, folder: str) -> None:
     wrong += check_two_dims(ranks)
     wrong += check_row_parallel(mesh)
     wrong += [check_checkpoint(mesh, how, folder) for how in ("tensor", "fsdp")]
+    wrong += check_float8(mesh)
     blocks = {
         f"{how}, {'ours' if served else 'stock'}": check_block(mesh, how, served)
         for how in ("tensor", "sequence", "fsdp")

@@ -54,6 +54,27 @@ def test_the_state_is_that_of_deepseeks_checkpoints() -> None:
     assert relative_error(layer(x), F.linear(x, weight, layer.bias)) < 0.05
 
 
+@torch.no_grad()
+def test_other_dtypes_of_a_model_leave_quantised_weights() -> None:
+    layer, x = torch_cubin.float8(nn.Linear(200, 300)), torch.randn(7, 200)
+    wanted, state = layer(x), {name: x.clone() for name, x in layer.state_dict().items()}
+    for dtype in (torch.bfloat16, torch.float16):
+        own = layer.to(dtype)
+        assert own is layer
+        assert layer.bias.dtype == dtype
+        for name in ("weight", "weight_scale_inv"):
+            assert torch.equal(getattr(layer, name), state[name])
+        assert relative_error(layer(x.to(dtype)), wanted) < 0.03
+    assert layer.to("meta").weight_scale_inv.device.type == "meta"
+
+
+@torch.no_grad()
+def test_autocast() -> None:
+    layer, x = torch_cubin.float8(nn.Linear(200, 300)), torch.randn(7, 200)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(x).dtype == F.linear(x, x).dtype == torch.bfloat16
+
+
 def test_filters_and_shared_layers() -> None:
     own = model()
     own.append(own[0])

@@ -17,18 +17,26 @@ E4M3 = torch.float8_e4m3fn
 _RECIPES = {"block": (BLOCK_1X128, BLOCK_128X128), "row": (ROW, ROW)}
 
 
+def _output_dtype(input: Tensor) -> torch.dtype:
+    """Of nn.Linear: autocast's, or the input's."""
+    device = input.device.type
+    if torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return input.dtype
+
+
 def linear(
     input: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, recipe: str
 ) -> Tensor:
     """F.linear of an input that is quantised here; `scale` as torch.ops.cubin.quantize returns
-    it for the weight. The output has the input's dtype."""
+    it for the weight. The output has the input's dtype, or autocast's."""
     of_input, of_weight = _RECIPES[recipe]
     rows = input.reshape(-1, input.shape[-1])
     data, own_scale = torch.ops.cubin.quantize(rows, of_input)
     out = torch.ops.cubin.scaled_matmul(
         *(data, weight.t(), own_scale, of_input, scale, of_weight),
         bias=bias,
-        output_dtype=input.dtype,
+        output_dtype=_output_dtype(input),
     )
     return out.view(*input.shape[:-1], weight.shape[0])
 
@@ -38,7 +46,7 @@ class Float8Linear(nn.Module):
 
     Its state is that of DeepSeek's checkpoints: `weight` (out_features, in_features) and
     `weight_scale_inv`, float32, (ceil(out / 128), ceil(in / 128)), or (out_features, 1) of
-    recipe "row"; and `bias`.
+    recipe "row"; and `bias`. `.to(dtype)` converts the bias alone: the other two have one dtype.
     """
 
     weight: nn.Parameter
@@ -86,6 +94,16 @@ class Float8Linear(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         scale = self.weight_scale_inv.t() if self.recipe == "block" else self.weight_scale_inv
         return linear(input, self.weight, scale, self.bias, self.recipe)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Float8Linear:
+        """What .to(), .half() and others call: the quantised weight only changes its device."""
+        quantised = {name: getattr(self, name).detach() for name in ("weight", "weight_scale_inv")}
+        super()._apply(fn, recurse)
+        for name, old in quantised.items():
+            new = getattr(self, name)
+            if new.dtype != old.dtype:
+                setattr(self, name, nn.Parameter(old.to(new.device), requires_grad=False))
+        return self
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         """Refuses a weight that is not quantised: copy_ would round it without its scales."""
@@ -150,11 +168,8 @@ class TrainedLinear(nn.Linear):
     are nn.Linear's. Outputs have the input's dtype, or autocast's."""
 
     def forward(self, input: Tensor) -> Tensor:
-        device, dtype = input.device.type, input.dtype
-        if torch.is_autocast_enabled(device):
-            dtype = torch.get_autocast_dtype(device)
         rows = input.reshape(-1, input.shape[-1])
-        out = _Product.apply(rows, self.weight, self.bias, dtype)
+        out = _Product.apply(rows, self.weight, self.bias, _output_dtype(input))
         return out.view(*input.shape[:-1], self.out_features)
 
 
