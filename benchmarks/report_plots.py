@@ -103,6 +103,21 @@ def training_data() -> dict[str, Any]:
     return {"gpu": gpu, "losses": json.loads(run.file.read_text())["losses"]}
 
 
+def fp8_data() -> dict[str, Any]:
+    """(rows, mean ratio) by GPU and kind of scales and sums."""
+    data: dict[str, Any] = {}
+    for gpu, groups in report_results.measured("fp8", report_results.scaled).items():
+        for group, run in groups.items():
+            kind = group.partition(",")[0]
+            ratios: dict[int, list[float]] = {}
+            for line in run.lines if group != "quantize" else ():
+                ratios.setdefault(int(line.case.split()[1]), []).append(line.value)
+            points = [[rows, statistics.geometric_mean(own)] for rows, own in ratios.items()]
+            data.setdefault(gpu, {}).setdefault(kind, []).extend(points)
+        data[gpu] = {kind: sorted(points) for kind, points in data[gpu].items() if points}
+    return data
+
+
 def draw_matmul(data: dict[str, Any]) -> Any:
     from matplotlib import pyplot
 
@@ -186,12 +201,36 @@ def draw_training(data: dict[str, Any]) -> Any:
     return figure
 
 
+def draw_fp8(data: dict[str, Any]) -> Any:
+    from matplotlib import pyplot
+
+    titles = {
+        "fast": "row scales (few rows: over PyTorch's row scales)",
+        "exact": "row scales, exact sums",
+        "block": "block scales",
+    }
+    figure, axes = pyplot.subplots(figsize=(8, 4), layout="constrained")
+    for gpu, kinds in data.items():
+        for style, (kind, points) in zip(("o-", "^:", "s--"), kinds.items()):
+            rows, ratios = zip(*points)
+            label = f"{titles[kind]}, {gpu}"
+            axes.plot(rows, ratios, style, markersize=3, color=COLORS[gpu], label=label)
+    axes.axhline(1, color="gray", linewidth=1, linestyle="--")
+    axes.set_xscale("log", base=2)
+    axes.set_xlabel("rows (M)", fontsize=9)
+    axes.set_ylabel("speed over the better of PyTorch's", fontsize=9)
+    axes.set_title("Products of float8_e4m3fn, means of nine weights", fontsize=10)
+    axes.legend(fontsize=8)
+    return figure
+
+
 PLOTS: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[dict[str, Any]], Any]]] = {
     "matmul": (matmul_data, draw_matmul),
     "attention": (attention_data, draw_attention),
     "models": (models_data, draw_models),
     "symmetric": (symmetric_data, draw_symmetric),
     "training": (training_data, draw_training),
+    "fp8": (fp8_data, draw_fp8),
 }
 
 

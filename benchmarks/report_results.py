@@ -77,6 +77,21 @@ def products(content: Any) -> Iterator[Line]:
         yield Line(line["group"], f"{line['product']} {line['what']}".strip(), line["ratio"])
 
 
+def scaled(content: Any) -> Iterator[Line]:
+    """bench_fp8.py"""
+    for line in content["results"]:
+        if "recipe" in line:
+            few = ", few rows" if int(line["case"].split()[1]) <= 128 else ""
+            if line["of"]:
+                yield Line(line["recipe"] + few, line["case"], line["ratio"])
+        else:
+            for what, value in line["of a copy"].items():
+                if what != "copy":
+                    yield Line(
+                        "quantize", f"{line['case'].removeprefix('quantize ')} {what}", value
+                    )
+
+
 def options(content: Any) -> Iterator[Line]:
     """The lines of bench_attention_goals.py that are fractions of our own dense rate."""
     for line in content["results"]:
