@@ -25,16 +25,6 @@ def _scaled(function):
 
 # A part of the name in the report, and a call that PyTorch computes.
 LEFT = {
-    "_scaled_mm": lambda: _scaled(torch._scaled_mm),
-    "_scaled_mm_v2": lambda: F.scaled_mm(
-        _F8,
-        _F8.t(),
-        _ONE,
-        F.ScalingType.TensorWise,
-        _ONE,
-        F.ScalingType.TensorWise,
-        output_dtype=torch.bfloat16,
-    ),
     "_int_mm": lambda: torch._int_mm(_BYTES, _BYTES),
     "sparse": lambda: torch.sparse.mm(_A.to_sparse(), _A),
     "torch.ops.aten.mm": lambda: aten.mm(_A, _A),

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from torch_cubin._drop_in import einsum
+from torch_cubin._drop_in import einsum, scaled
 from torch_cubin._drop_in.why_not import SHAPES, why_no_mask, why_not, why_not_with
 from torch_cubin._pytorch import modes, products
 from torch_cubin._pytorch.compiler import assume_constant_result
@@ -382,6 +382,14 @@ SERVED: dict[Callable[..., object], tuple[str, Handler | str]] = {
             ("torch.nn.functional", F, "grouped_mm"),
         )
         if hasattr(owner, function)
+    },
+    **{
+        getattr(torch, function): (f"torch.{function}", handler)
+        for function, handler in (
+            ("_scaled_mm", scaled.scaled_mm_v1),
+            ("_scaled_mm_v2", scaled.scaled_mm_v2),
+        )
+        if hasattr(torch, function)
     },
     F.linear: ("torch.nn.functional.linear", _linear),
     torch.matmul: ("torch.matmul", _matmul),

@@ -14,6 +14,7 @@ SHAPES = "shapes that it does not take"  # PyTorch then serves it, or raises its
 # Any other subclass (DTensor, quantised and nested tensors, a user's own) may change the semantics.
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, *TRACING_TYPES})
 _DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+_EIGHT_BIT = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
 _CAST = _DTYPES - {torch.float64}
 _TOO_MANY_DIMS = f"more than {MAX_DIMS} dimensions"
 
@@ -33,6 +34,33 @@ def why_not(a: torch.Tensor, b: torch.Tensor) -> str | None:
         return _TOO_MANY_DIMS
     reason = _where_traced(a) if torch.compiler.is_compiling() else _where(a)
     return reason or why_not_with(a, b)
+
+
+def why_not_8_bit(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> str | None:
+    """The same for matrices of 8-bit floats and their scales, whose kernels are Hopper's."""
+    for tensor in (a, b):
+        if type(tensor) not in _PLAIN:
+            return _strange(tensor)
+        if tensor.dtype not in _EIGHT_BIT:
+            return f"dtype {str(tensor.dtype)[6:]}"
+        if tensor.dim() != 2:
+            return SHAPES
+    if a.dtype is b.dtype is torch.float8_e5m2:
+        return "two operands of float8_e5m2"
+    reason = _where_traced(a) if torch.compiler.is_compiling() else _where(a)
+    for other in (b, scale_a, scale_b, *(() if bias is None else (bias,))):
+        reason = reason or (_why_not_beside(a, other) if type(other) in _PLAIN else _strange(other))
+    if reason is None and not scale_a.dtype is scale_b.dtype is torch.float32:
+        return "scales that are not float32"
+    if reason is None and a.is_cuda and not _is_hopper(a.get_device()):
+        return "a GPU that is not Hopper"
+    return reason
 
 
 def why_not_with(a: torch.Tensor, b: torch.Tensor) -> str | None:
@@ -120,6 +148,11 @@ def _refused_sm(index: int) -> int:
         return 0
     refused = facts.get("arch_error", {}).get("tag") == "arch"
     return _refused.setdefault(index, facts["sm"] if refused else 0)
+
+
+@assume_constant_result
+def _is_hopper(index: int) -> bool:
+    return torch.cuda.get_device_capability(index)[0] == 9
 
 
 # NOTE: a number, because a string returned by such a function cannot be tested in a trace.

@@ -11,7 +11,7 @@ from torch_cubin._ops.raw_ops import QUANTIZE, SCALED
 from torch_cubin._pytorch import operators
 
 # The numbers of torch.nn.functional.ScalingType.
-ROW, BLOCK_1X128, BLOCK_128X128 = 1, 4, 5
+TENSOR, ROW, BLOCK_1X128, BLOCK_128X128 = 0, 1, 4, 5
 _BLOCK = 128
 
 

@@ -1,0 +1,79 @@
+"""drop_in() serves torch._scaled_mm and F.scaled_mm, and leaves what has no kernel to PyTorch."""
+
+from __future__ import annotations
+
+import pytest
+import scaled_cases as cases
+import torch
+import torch.nn.functional as F
+from scaled_cases import BLOCK_1X128, BLOCK_128X128, E4M3, ROW, TENSOR, expected, operands
+
+import torch_cubin
+
+ONE = torch.ones(())
+
+
+def served(call):
+    """The result in drop_in(), and the functions that were served and left."""
+    torch_cubin.report(reset=True)
+    with torch_cubin.drop_in():
+        out = call()
+    report = torch_cubin.report()
+    return out, [row.function for row in report.served], [row.reason for row in report.declined]
+
+
+def case(m: int, n: int, k: int, recipes: tuple[int, int]):
+    return operands(m, n, k, recipes, torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("recipes", [(TENSOR, TENSOR), (ROW, ROW), *cases.BLOCKS], ids=str)
+def test_scaled_mm(recipes) -> None:
+    """K / 128 is no multiple of 4, for which PyTorch's _scaled_mm has wrong numbers (torch 2.11,
+    an H200) or needs padded scales."""
+    a, b, scale_a, _, scale_b, _ = args = case(32, 384, 1152, recipes)
+    wanted = expected(*args).bfloat16()
+    recipe_a, recipe_b = map(F.ScalingType, recipes)
+    out, own, left = served(lambda: F.scaled_mm(a, b, scale_a, recipe_a, scale_b, recipe_b))
+    assert (own, left) == (["torch._scaled_mm_v2"], [])
+    assert torch.equal(out, wanted)
+    scales = {
+        TENSOR: lambda s: s, ROW: lambda s: s.view(-1, 1),
+        BLOCK_1X128: lambda s: s, BLOCK_128X128: lambda s: s.t(),
+    }  # fmt: skip
+    first, second = scales[recipes[0]](scale_a), scales[recipes[1]](scale_b).t()
+    call = lambda: torch._scaled_mm(a, b, first, second, out_dtype=torch.bfloat16)  # noqa: E731
+    out, own, left = served(call)
+    assert (own, left) == (["torch._scaled_mm"], [])
+    assert torch.equal(out, wanted)
+
+
+def test_options_and_a_compiled_call() -> None:
+    a, b, scale_a, _, scale_b, _ = args = case(32, 64, 256, (TENSOR, TENSOR))
+    bias = torch.ones(64)
+    options = {"bias": bias, "out_dtype": torch.float32, "use_fast_accum": True}
+
+    def call():
+        return torch._scaled_mm(a, b, scale_a=scale_a, scale_b=scale_b, **options)
+
+    for function in (call, torch.compile(call, backend="eager", fullgraph=True)):
+        out, own, left = served(function)
+        assert (own, left) == (["torch._scaled_mm"], [])
+        assert torch.equal(out, expected(*args, bias).float())
+
+
+def test_outputs_of_8_bits() -> None:
+    """The default of torch._scaled_mm; with a scale it is left to PyTorch."""
+    a, b, scale_a, _, scale_b, _ = args = case(32, 64, 256, (TENSOR, TENSOR))
+    out, own, left = served(lambda: torch._scaled_mm(a, b, scale_a, scale_b))
+    assert (own, left) == (["torch._scaled_mm"], [])
+    assert torch.equal(out.float(), expected(*args).clamp(-448, 448).to(E4M3).float())
+    out, own, left = served(lambda: torch._scaled_mm(a, b, scale_a, scale_b, scale_result=ONE))
+    assert out.dtype == E4M3
+    assert (own, left) == ([], ["argument scale_result"])
+
+
+def test_errors_are_pytorchs() -> None:
+    a, b, _, _, scale_b, _ = case(32, 64, 256, (TENSOR, TENSOR))
+    with pytest.raises((RuntimeError, ValueError)) as error:
+        served(lambda: torch._scaled_mm(a, b, torch.ones(3), scale_b, out_dtype=torch.bfloat16))
+    assert "torch_cubin" not in str(error.value)

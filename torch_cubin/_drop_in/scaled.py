@@ -1,0 +1,123 @@
+"""torch._scaled_mm and torch._scaled_mm_v2 (F.scaled_mm) as calls of cubin::scaled_matmul; each
+returns the reason, a string, if it is left to PyTorch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torch_cubin._drop_in.why_not import SHAPES, why_not_8_bit
+from torch_cubin._ops.scaled import BLOCK_1X128, BLOCK_128X128, ROW, TENSOR
+
+_cubin_scaled = torch.ops.cubin.scaled_matmul.default
+_OUTPUTS = (torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn)
+_RECIPES = (TENSOR, ROW, BLOCK_1X128, BLOCK_128X128)
+_OTHER_SCALES = "scales that it does not take"
+
+Result = torch.Tensor | str
+
+
+def _blocks(size: int) -> int:
+    return (size + 127) // 128
+
+
+def _fits(scale: torch.Tensor, recipe: int, size: int, k: int) -> bool:
+    """Whether a scale has the shape that the op takes; `size`: rows of A or columns of B."""
+    shape, blocks = tuple(scale.shape), _blocks(k)
+    if recipe == TENSOR:
+        return scale.numel() == 1
+    if recipe == ROW:
+        return len(shape) <= 2 and scale.numel() == size
+    if recipe == BLOCK_1X128:
+        return shape == (size, blocks)
+    return shape in ((blocks, _blocks(size)), (_blocks(blocks * 32) * 4, _blocks(size)))
+
+
+def _call(
+    a: Any, b: Any, scales: tuple[Any, Any], recipes: tuple[int, int], bias: Any, dtype: Any,
+    fast: bool,
+) -> Result:  # fmt: skip
+    if dtype not in _OUTPUTS:
+        return f"an output of {str(dtype).removeprefix('torch.')}"
+    (m, k), n = a.shape, b.shape[1]
+    if b.shape[0] != k or (bias is not None and tuple(bias.shape) != (n,)):
+        return SHAPES
+    if (recipes[0] >= BLOCK_1X128) != (recipes[1] >= BLOCK_1X128):
+        return _OTHER_SCALES
+    if recipes[0] >= BLOCK_1X128 and not a.dtype == b.dtype == torch.float8_e4m3fn:
+        return "scales of blocks of float8_e5m2"
+    for scale, recipe, size in zip(scales, recipes, (m, n), strict=True):
+        if not _fits(scale, recipe, size, k):
+            return _OTHER_SCALES
+    return _cubin_scaled(
+        *(a, b, scales[0], recipes[0], scales[1], recipes[1]),
+        bias=bias,
+        output_dtype=dtype,
+        use_fast_accum=fast,
+    )
+
+
+def scaled_mm_v2(
+    mat_a: Any,
+    mat_b: Any,
+    scale_a: Any,
+    recipe_a: Any,
+    swizzle_a: Any,
+    scale_b: Any,
+    recipe_b: Any,
+    swizzle_b: Any,
+    bias: Any = None,
+    output_dtype: Any = torch.bfloat16,
+    contraction_dim: Any = (),
+    use_fast_accum: bool = False,
+) -> Result:
+    """torch._scaled_mm_v2, which F.scaled_mm calls with lists of one scale and its recipe."""
+    if not all(len(x) == 1 for x in (scale_a, scale_b, recipe_a, recipe_b)):
+        return "several scales of an operand"
+    if any((*swizzle_a, *swizzle_b)):
+        return "swizzled scales"
+    if len(contraction_dim):
+        return "argument contraction_dim"
+    recipes = recipe_a[0], recipe_b[0]
+    if not all(recipe in _RECIPES for recipe in recipes):
+        return _OTHER_SCALES
+    scales = scale_a[0], scale_b[0]
+    return why_not_8_bit(mat_a, mat_b, *scales, bias) or _call(
+        mat_a, mat_b, scales, recipes, bias, output_dtype, use_fast_accum
+    )
+
+
+def scaled_mm_v1(
+    input: Any,
+    mat2: Any,
+    scale_a: Any,
+    scale_b: Any,
+    bias: Any = None,
+    scale_result: Any = None,
+    out_dtype: Any = None,
+    use_fast_accum: bool = False,
+) -> Result:
+    """torch._scaled_mm, whose scales' shapes say what they are."""
+    if scale_result is not None:
+        return "argument scale_result"
+    reason = why_not_8_bit(input, mat2, scale_a, scale_b, bias)
+    if reason:
+        return reason
+    (m, k), n = input.shape, mat2.shape[1]
+    blocks, a, b = _blocks(k), tuple(scale_a.shape), tuple(scale_b.shape)
+    if scale_a.numel() == scale_b.numel() == 1:
+        recipes = (TENSOR, TENSOR)
+    elif a == (m, 1) and b == (1, n):
+        recipes = (ROW, ROW)
+    elif a in ((m, blocks), (_blocks(m), blocks)) and b in ((blocks, n), (blocks, _blocks(n))):
+        first, second = a == (m, blocks), b == (blocks, n)
+        scale_a, scale_b = scale_a if first else scale_a.t(), scale_b.t() if second else scale_b
+        recipes = (
+            BLOCK_1X128 if first else BLOCK_128X128,
+            BLOCK_1X128 if second else BLOCK_128X128,
+        )
+    else:
+        return _OTHER_SCALES
+    dtype = input.dtype if out_dtype is None else out_dtype
+    return _call(input, mat2, (scale_a, scale_b), recipes, bias, dtype, use_fast_accum)
