@@ -16,7 +16,7 @@ from scaled_cases import BLOCK_1X128, BLOCK_128X128, E4M3, E5M2, ROW, TENSOR, sc
 
 PARAMS = structure(f"{MATMUL}/sm90_scaled_params.h", "Sm90ScaledParams")
 QUANTIZE = structure("csrc/kernels/quantize/quantize_params.h", "QuantizeParams")
-PAIR, BLOCKS, UNALIGNED = 1, 2, 4
+BLOCKS, UNALIGNED = 1, 2
 op = torch.ops.cubin._scaled_matmul
 quantize = torch.ops.cubin._quantize
 
@@ -56,7 +56,7 @@ def test_parameters(driver, catalog, recipes) -> None:
     tile_m, tile_n, _ = kernel["tile"]
     a, b, out = map(read_map, (params.a, params.b, params.out_map))
     assert (a["dims"], a["box"], a["strides"]) == ([k, m], [128, tile_m], [k])
-    assert (b["dims"], b["box"], b["strides"]) == ([k, n], [128, tile_n // 2], [k])
+    assert (b["dims"], b["box"], b["strides"]) == ([k, n], [128, tile_n], [k])
     assert (out["dims"], out["box"]) == ([n, m], [min(tile_n, 64), 16])
     assert (params.m, params.n, params.k_blocks, params.out_stride) == (m, n, 9, n)
     assert bool(params.flags & BLOCKS) == (recipes[0] >= BLOCK_1X128)
@@ -69,7 +69,14 @@ def test_parameters(driver, catalog, recipes) -> None:
     )
     for recipe, blocks, found in sides:
         assert found == (strides[recipe] if recipe != BLOCK_128X128 else (1, blocks, 7))
-    assert launch["grid"][0] % (2 if params.flags & PAIR else 1) == 0
+    assert params.stage_bytes == 128 * (tile_m + tile_n)
+
+
+def test_boxes_have_no_rows_that_do_not_exist(driver, catalog) -> None:
+    (launch,) = launches_of(driver, catalog, lambda: multiply(3, 64, 256))
+    params = launch_params.read(launch, PARAMS)
+    assert read_map(params.a)["box"] == [128, 3]
+    assert params.stage_bytes == 128 * (3 + catalog[launch["kernel"]]["tile"][1])
 
 
 def test_unaligned_outputs_have_no_map(driver, catalog) -> None:

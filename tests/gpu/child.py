@@ -315,6 +315,7 @@ def sanitize(tool: str) -> dict:
                 wrong.append(f"gradient of a bias {dtype} {(rows, outputs, inputs)}")
     wrong += _wrong_symmetric_products()
     wrong += _wrong_products_of_groups()
+    wrong += _wrong_8_bit_products()
     torch.cuda.synchronize()
     return {"wrong": wrong, "calls": calls}
 
@@ -366,6 +367,41 @@ def _layer_and_gradients(layer: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     out, *kept = torch.ops.cubin._moe_forward(*layer, "gelu")
     args = torch.ones_like(out), x, weights, w13, w2, *kept, "gelu"
     return out, *torch.ops.cubin._moe_backward(*args, True, True, True)
+
+
+def _wrong_8_bit_products() -> list[str]:
+    """scaled_matmul with every kind of sums and tails in every dim, and quantize."""
+    import scaled_cases as scaled
+
+    if torch.cuda.get_device_capability() != (9, 0):
+        return []
+    wrong, generator = [], torch.Generator().manual_seed(0)
+    for m, n, k in ((129, 77, 130), (200, 264, 640)):
+        for recipes in ((1, 1), (4, 5), (4, 4)):
+            args = scaled.operands(m, n, k, recipes, generator)
+            bias = scaled.integers((n,), generator)
+            expected = scaled.expected(*args, bias)
+            own = [x.cuda() if isinstance(x, torch.Tensor) else x for x in args]
+            own[1] = args[1].t().cuda().t()
+            for dtype in scaled.OUT_DTYPES:
+                for fast in (False, True):
+                    options = {"bias": bias.cuda(), "output_dtype": dtype, "use_fast_accum": fast}
+                    out = torch.ops.cubin.scaled_matmul(*own, **options)
+                    if not torch.equal(out.cpu(), expected.to(dtype)):
+                        wrong.append(f"scaled {(m, n, k)} {recipes} {dtype} {fast}")
+    for rows, columns in ((129, 257), (40, 1032)):
+        for dtype in (torch.bfloat16, torch.float32):
+            x = torch.randn(rows, columns).to(dtype)
+            for recipe, transpose in ((1, False), (4, False), (4, True), (5, False), (5, True)):
+                found = torch.ops.cubin.quantize(x.cuda(), recipe, transpose=transpose)
+                right = torch.ops.cubin.quantize(x, recipe, transpose=transpose)
+                if not all(
+                    torch.equal(own.cpu().float(), other.float())
+                    for own, other in zip(found, right, strict=True)
+                ):
+                    wrong.append(f"quantize {(rows, columns)} {dtype} {recipe} {transpose}")
+        torch.ops.cubin.quantize(x.cuda()[:, columns % 2 :], 4, gate="silu")
+    return wrong
 
 
 def _wrong_symmetric_products() -> list[str]:

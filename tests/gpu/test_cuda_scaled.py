@@ -46,6 +46,20 @@ def test_small_integers_are_exact(sizes, recipes, generator: torch.Generator) ->
                 numerics.check_exact(out, wanted, f"fast, {label}")
 
 
+def test_outputs_of_8_bits(generator: torch.Generator) -> None:
+    """Rounded once, and saturated; rows at even and odd addresses."""
+    for m, n, k in ((256, 512, 512), (7, 264, 1088), (15, 129, 100), (1000, 1000, 300)):
+        for recipes in ((TENSOR, ROW), (BLOCK_1X128, BLOCK_128X128)):
+            args = operands(m, n, k, recipes, generator)
+            args[0].view(torch.uint8)[m // 2, k // 2] = 0x7F  # NaN
+            wanted = expected(*args)
+            for fast in (False, True)[: 1 + (recipes in cases.WHOLE)]:
+                out = op(*args, output_dtype=E4M3, use_fast_accum=fast).float()
+                right = wanted.clamp(-448, 448).to(E4M3).float()
+                label = f"{m} {n} {k} {recipes} {fast}"
+                assert torch.equal(out.nan_to_num(500), right.nan_to_num(500)), label
+
+
 def random_operands(
     m: int, n: int, k: int, recipes: tuple[int, int], generator: torch.Generator
 ) -> tuple[Tensor, Tensor, Tensor, int, Tensor, int]:
@@ -101,6 +115,16 @@ def test_layouts(recipes, generator: torch.Generator) -> None:
     odd_scales = [s.new_empty(s.numel() + 1)[1:].view(s.shape).copy_(s) for s in (scale_a, scale_b)]
     out = op(a, b, odd_scales[0], recipes[0], odd_scales[1], recipes[1])
     numerics.check_exact(out, wanted, "scales")
+
+
+def test_rows_of_a_larger_batch(generator: torch.Generator) -> None:
+    """PyTorch's row scales at these starts: CUBLAS_STATUS_NOT_SUPPORTED (torch 2.11, an H200)."""
+    for recipes in ((ROW, ROW), (BLOCK_1X128, BLOCK_128X128)):
+        a, b, scale_a, _, scale_b, _ = args = operands(4096, 256, 512, recipes, generator)
+        wanted = expected(*args)
+        for start in (31, 1404, 2955, 3007):
+            out = op(a[start:], b, scale_a[start:], recipes[0], scale_b, recipes[1])
+            numerics.check_exact(out, wanted[start:], f"{recipes} {start}")
 
 
 def test_block_scales_padded_as_cublas_requires(generator: torch.Generator) -> None:

@@ -35,6 +35,15 @@ def test_products(recipes) -> None:
             numerics.check_exact(op(*args, use_fast_accum=True), expected(*args), f"{size}")
 
 
+def test_outputs_of_8_bits_saturate() -> None:
+    """As torch._scaled_mm without scale_result."""
+    a, b = (torch.tensor(rows).to(E4M3) for rows in ([[3.0], [-400], [torch.nan]], [[1.0, 2, 400]]))
+    one = torch.ones(())
+    out = op(a, b, one, TENSOR, one, TENSOR, output_dtype=E4M3)
+    assert out.float()[:2].tolist() == [[3, 6, 448], [-384, -448, -448]]
+    assert out.float()[2].isnan().all()
+
+
 def test_scaling_types_of_torch_are_taken() -> None:
     args = operands(5, 7, 9, (ROW, TENSOR), generator())
     types = F.ScalingType
@@ -134,7 +143,7 @@ A, B, ONE = made(6, 200, dtype=E4M3), made(200, 5, dtype=E4M3), made()
         ((A.to(E5M2), B, made(6, 2), 4, made(2, 1), 5), {}, "float8_e4m3fn alone"),
         ((A, B, ONE, 0, ONE, 0), {"bias": made(6)}, "'bias' has a wrong shape"),
         ((A, B, ONE, 0, ONE, 0), {"bias": made(5).double()}, "'bias' has a wrong dtype"),
-        ((A, B, ONE, 0, ONE, 0), {"output_dtype": E4M3}, "'output_dtype' is not supported"),
+        ((A, B, ONE, 0, ONE, 0), {"output_dtype": E5M2}, "'output_dtype' is not supported"),
     ],
 )
 def test_errors(args, options, match) -> None:

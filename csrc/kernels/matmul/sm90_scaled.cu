@@ -2,15 +2,19 @@
 // and wgmma. sm90_scaled_params.h says what it computes.
 //
 //   shared memory: kStages x (A tile, B tile) | one staging buffer per warp | kStages x (scales of
-//     A's rows, of B's columns) | full, empty barriers
+//     A's rows, of B's columns) | full, empty, turn barriers
 //   full[s]: the producer's arrival and all bytes of the stage; with scales of blocks also the
 //     copies of 32 lanes
-//   empty[s]: one arrival per consumer warpgroup (warp, where warps read scales) of every block
-//     that receives this block's loads
+//   empty[s]: one arrival per warpgroup (warp, where warps read scales) that reads the stage
+//   turn[g]: warpgroup g may multiply; arrivals of the 4 warps of the one before it
+//
+// Sums of all of K: each warpgroup has a tile of its own, and stores it while the other one
+// multiplies (ping-pong), unless there are few tiles. Promoted sums: the warpgroups share a tile,
+// and one adds its part while the others, or its own next products, are multiplied.
 //
 // K runs forwards and each output is a sum of its own in every tile, so that a row's bits do not
 // depend on the other rows.
-#include "sm90_epilogue.cuh"
+#include "sm90_scaled_epilogue.cuh"
 #include "sm90_scaled_params.h"
 #include "sm90_scaled_step.cuh"
 
@@ -18,23 +22,28 @@ namespace torch_cubin::TC_KERNEL {
 
 using namespace sm90;
 
-// A cluster's blocks share a tile of B, in two halves.
-constexpr int kHalves = 2;
 constexpr int kBlockK = 128;
 
 struct Config {
   static constexpr Float8 kA = Float8::TC_A, kB = Float8::TC_B;
   static constexpr int kTileM = TC_TILE_M, kTileN = TC_TILE_N, kStages = TC_STAGES;
   static constexpr int kConsumers = TC_THREADS / kWarpgroup - 1;
-  // Whether each 128 of K is added in float32, and whether these have scales of single columns.
-  static constexpr bool kPromoted = TC_PROMOTED, kColumns = TC_COLUMNS;
-  static constexpr int kBlocksM = kTileM / (64 * kConsumers);  // m64 blocks per warpgroup
+  // Parts, of 128 of K, that are added in float32 at a time: 0, since all of K is one sum; or as
+  // many as registers suffice for. Whether parts have scales of single columns.
+  static constexpr int kParts = TC_PARTS;
+  static constexpr bool kPromoted = kParts > 0, kColumns = TC_COLUMNS;
+  static constexpr bool kPingPong = TC_PING_PONG;
+  static constexpr int kSharing = kPingPong ? 1 : kConsumers;  // warpgroups that share a tile
+  static constexpr int kBlocksM = kTileM / (64 * kSharing);    // m64 blocks per warpgroup
+  // Whether two warpgroups alternate in multiplying: of promoted sums then one multiplies while the
+  // other adds. With two parts, or three warpgroups, that needs no order.
+  static constexpr bool kTurns = kConsumers == 2 && (kPingPong || kParts == 1);
   static constexpr int kABytes = kTileM * kBlockK, kBBytes = kTileN * kBlockK;
   static constexpr int kStageBytes = kABytes + kBBytes;
-  static constexpr int kFreeing = kPromoted ? 4 * kConsumers : kConsumers;
+  static constexpr int kFreeing = kPromoted ? 4 * kSharing : kSharing;
   static constexpr int kScaleColumns = kColumns ? kTileN : 1;
   static constexpr int kScaleBytes = !kPromoted ? 0 : kTileM * 4 + (kColumns ? kTileN * 4 : 16);
-  static constexpr int kControlBytes = kStages * (16 + kScaleBytes);
+  static constexpr int kControlBytes = kStages * (16 + kScaleBytes) + 8 * kConsumers;
   static constexpr int kLeft =
       (kMaxShared - kControlBytes - kStages * kStageBytes) / (4 * kConsumers) / 2048;
   static constexpr int kBuffers = kLeft > 4 ? 4 : kLeft;  // of 16 rows of 128 bytes
@@ -42,38 +51,27 @@ struct Config {
   static constexpr int kStaging = kStages * kStageBytes;
   static constexpr int kScales = kStaging + 4 * kConsumers * kWarpBytes;
   static constexpr int kBarriers = kScales + kStages * kScaleBytes;
-  static constexpr int kSharedBytes = kBarriers + 16 * kStages;
-  static_assert(kTileM == 64 * kConsumers * kBlocksM && kTileN % 32 == 0);
+  static constexpr int kSharedBytes = kBarriers + 16 * kStages + 8 * kConsumers;
+  static_assert(kTileM == 64 * kSharing * kBlocksM && kTileN % 32 == 0);
   static_assert(kSharedBytes <= kMaxShared && kLeft >= 1, "shared memory of a block");
   static_assert(!kPromoted || kTileN <= kBlockK, "a tile has one column of B's blocks");
   static_assert(!kColumns || kPromoted);
-};
-
-// A Config that stores outputs of a type, for sm90_epilogue.cuh.
-template <class C, DType kTypeValue>
-struct Output : C {
-  static constexpr DType kType = kTypeValue;
-  static constexpr int kElement = kType == DType::float32 ? 4 : 2;
-  static constexpr int kPanel = C::kTileN * kElement < 128 ? C::kTileN : 128 / kElement;
 };
 
 // The tiles of a block, one after the other; producers and consumers walk through the same ones.
 template <class C>
 struct Walk {
   const Sm90ScaledParams& p;
-  int pair, rank, clusters, tile;
+  int step, tile;
   int m0, n0;
 
-  TC_DEVICE explicit Walk(const Sm90ScaledParams& params)
-      : p(params), pair(p.flags & kScaledPair ? 1 : 0) {
-    rank = blockIdx.x & pair;
-    clusters = gridDim.x >> pair;
-    tile = static_cast<int>(blockIdx.x >> pair) - clusters;
-  }
+  // Every `every`-th of the block's tiles, from number `first` on.
+  TC_DEVICE explicit Walk(const Sm90ScaledParams& params, int first = 0, int every = 1)
+      : p(params), step(every * gridDim.x), tile(blockIdx.x + first * gridDim.x - step) {}
 
   // Groups of `group` rows of tiles, column by column, with columns reversed in every other group.
   TC_DEVICE bool next() {
-    tile += clusters;
+    tile += step;
     if (tile >= p.tiles_m * p.tiles_n) return false;
     const int group = tile / (p.group * p.tiles_n);
     const int inside = tile - group * p.group * p.tiles_n;
@@ -81,7 +79,7 @@ struct Walk {
     int column = inside / height;
     const int row = group * p.group + inside - column * height;
     if (group & 1) column = p.tiles_n - 1 - column;
-    m0 = ((row << pair) + rank) * C::kTileM;
+    m0 = row * C::kTileM;
     n0 = column * C::kTileN;
     return true;
   }
@@ -99,326 +97,284 @@ struct Stage {
       phase ^= 1;
     }
   }
+
+  TC_DEVICE void advance(int count) {
+    const int next = number + count;
+    phase ^= next / C::kStages & 1;
+    number = next % C::kStages;
+  }
+};
+
+// Addresses of a block's shared memory.
+template <class C>
+struct Shared {
+  u32 base;
+  TC_DEVICE u32 tiles(int stage) const { return base + stage * C::kStageBytes; }
+  TC_DEVICE u32 scales(int stage) const { return base + C::kScales + stage * C::kScaleBytes; }
+  TC_DEVICE u32 full(int stage) const { return base + C::kBarriers + 8 * stage; }
+  TC_DEVICE u32 empty(int stage) const { return full(C::kStages + stage); }
+  TC_DEVICE u32 turn(int group) const { return full(2 * C::kStages + group); }
 };
 
 // ---- producers ----------------------------------------------------------------------------------
 
 template <class C>
-TC_DEVICE void load_tiles(const Sm90ScaledParams& p, u32 shared, u32 full, u32 empty) {
-  constexpr int kHalfRows = C::kTileN / kHalves;
+TC_DEVICE void load_tiles(const Sm90ScaledParams& p, const Shared<C>& shared) {
   Walk<C> walk(p);
   Stage<C> stage;
   while (walk.next()) {
 #pragma unroll 1
     for (int i = 0; i < p.k_blocks; ++i, stage.advance()) {
-      const int k = i * kBlockK;
-      barrier_wait_bounded(empty + 8 * stage.number, stage.phase ^ 1);
-      const u32 arrived = full + 8 * stage.number, to = shared + stage.number * C::kStageBytes;
-      barrier_expect(arrived, C::kStageBytes);
-      tma_load(to, &p.a, arrived, k, walk.m0);
-#pragma unroll
-      for (int half = 0; half < kHalves; ++half) {
-        if (walk.pair && half != walk.rank) continue;
-        const u32 part = to + C::kABytes + half * kHalfRows * kBlockK;
-        if (walk.pair) {
-          tma_multicast(part, &p.b, arrived, 3, k, walk.n0 + half * kHalfRows);
-        } else {
-          tma_load(part, &p.b, arrived, k, walk.n0 + half * kHalfRows);
-        }
-      }
+      barrier_wait_bounded(shared.empty(stage.number), stage.phase ^ 1);
+      const u32 arrived = shared.full(stage.number), to = shared.tiles(stage.number);
+      barrier_expect(arrived, p.stage_bytes);
+      tma_load(to, &p.a, arrived, i * kBlockK, walk.m0);
+      tma_load(to + C::kABytes, &p.b, arrived, i * kBlockK, walk.n0);
     }
   }
 }
 
-// Arrives at the barrier when the thread's copies so far have arrived.
-TC_DEVICE void arrive_after_copies(u32 barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
-}
-
 // Executed by one warp: scales of blocks of K.
 template <class C>
-TC_DEVICE void load_scales(const Sm90ScaledParams& p, u32 shared, u32 full, u32 empty) {
+TC_DEVICE void load_scales(const Sm90ScaledParams& p, const Shared<C>& shared) {
   Walk<C> walk(p);
   Stage<C> stage;
-  const int lane = threadIdx.x % 32;
-  auto copy = [](u32 to, const float* from, int at, int size, int shift, tc_int64 stride) {
-    const bool exists = at < size;
-    cp_async<4>(to, exists ? from + (at >> shift) * stride : from, exists);
-  };
   while (walk.next()) {
+    ScaleCopies<C::kTileM> rows(p.scale_a, walk.m0, p.m, p.a_shift, p.a_stride);
+    ScaleCopies<C::kScaleColumns> columns(p.scale_b, walk.n0, p.n, p.b_shift, p.b_stride);
 #pragma unroll 1
     for (int i = 0; i < p.k_blocks; ++i, stage.advance()) {
-      barrier_wait_bounded(empty + 8 * stage.number, stage.phase ^ 1);
-      const u32 to = shared + C::kScales + stage.number * C::kScaleBytes;
-#pragma unroll
-      for (int row = 0; row < C::kTileM; row += 32) {
-        copy(to + (row + lane) * 4, p.scale_a + i * p.a_stride_k, walk.m0 + row + lane, p.m,
-             p.a_shift, p.a_stride);
-      }
-#pragma unroll
-      for (int column = 0; column < C::kScaleColumns; column += 32) {
-        if (C::kScaleColumns < 32 && lane >= C::kScaleColumns) continue;
-        copy(to + (C::kTileM + column + lane) * 4, p.scale_b + i * p.b_stride_k,
-             walk.n0 + column + lane, p.n, p.b_shift, p.b_stride);
-      }
-      arrive_after_copies(full + 8 * stage.number);
+      barrier_wait_bounded(shared.empty(stage.number), stage.phase ^ 1);
+      const u32 to = shared.scales(stage.number);
+      rows.copy(to, p.a_stride_k);
+      columns.copy(to + C::kTileM * 4, p.b_stride_k);
+      arrive_after_copies(shared.full(stage.number));
     }
   }
 }
 
 // ---- consumers ----------------------------------------------------------------------------------
 
-// Scales and bias of a tile's columns: a lane holds every 32nd column, from its own number on.
-// Loaded before the products, so that their latency is hidden.
-template <int kTileN>
-struct Columns {
-  static constexpr int kOwn = kTileN / 32;
-  float scale[kOwn], bias[kOwn];
+template <class C>
+struct Consumer {
+  using Sum = float[C::kBlocksM][C::kTileN / 2];
 
-  TC_DEVICE void load(const Sm90ScaledParams& p, int n0) {
-    const bool blocks = p.flags & kScaledBlocks;
+  const Sm90ScaledParams& p;
+  Shared<C> shared;
+  int group, lane;
+  int first_row;  // of the warpgroup, in the tile
+  int own_row;    // the lane's first
+  bool frees;
+  u64 a0, b0;
+  Stage<C> stage;
+  u32 turn_phase;
+
+  TC_DEVICE Consumer(const Sm90ScaledParams& params, const Shared<C>& memory, int warp)
+      : p(params), shared(memory), group(warp / 4), lane(threadIdx.x % 32) {
+    first_row = C::kPingPong ? 0 : group * C::kBlocksM * 64;
+    own_row = first_row + warp % 4 * 16 + lane / 4;
+    // Where scales are read, each warp frees a stage, since nothing else keeps the warps together;
+    // else one of the warpgroup, whose warps wgmma keeps together.
+    frees = lane == 0 && (C::kPromoted || warp % 4 == 0);
+    a0 = wgmma_descriptor(shared.tiles(0) + first_row * kBlockK, 8192, 1024);
+    b0 = wgmma_descriptor(shared.tiles(0) + C::kABytes, 8192, 1024);
+    turn_phase = group == 0;  // the first turn is the first warpgroup's
+  }
+
+  TC_DEVICE void wait_for_stage() { barrier_wait(shared.full(stage.number), stage.phase); }
+
+  TC_DEVICE void release(int number) {
+    if (C::kPromoted) __syncwarp();
+    if (frees) barrier_arrive(shared.empty(number));
+  }
+
+  // NOTE: an mbarrier, because ptxas moves additions past a bar.sync, and so into the next turn.
+  TC_DEVICE void wait_for_turn() {
+    if (C::kTurns) barrier_wait(shared.turn(group), turn_phase);
+    turn_phase ^= 1;
+  }
+
+  TC_DEVICE void pass_turn() {
+    const int next = group + 1 == C::kConsumers ? 0 : group + 1;
+    if (C::kTurns && lane == 0) barrier_arrive(shared.turn(next));
+  }
+
+  // Issues the products of m64 block i of the stage, and neither commits nor waits.
+  TC_DEVICE void multiply(float (&sum)[C::kTileN / 2], int i, int add) {
+    const u32 offset = stage.number * (C::kStageBytes >> 4);
+    multiply_stage<C::kTileN, C::kA, C::kB>(sum, a0 + offset + i * (8192 >> 4), b0 + offset, add);
+  }
+
+  TC_DEVICE void issue(Part<C>& part, int i) {
+    wgmma_fence();
+    multiply(part.sum, i, 0);
+    wgmma_commit();
+    part.stage = stage.number;
+    part.load_scales(shared.scales(stage.number), own_row + i * 64, p.flags & kScaledBlocks);
+  }
+
+  // Adds a part whose products are complete; the stage is free after its `last` one.
+  TC_DEVICE void finish(Part<C>& part, float (&sum)[C::kTileN / 2], bool last) {
+    keep_in_place(part.sum);
+    if (last && !C::kColumns) release(part.stage);
+    part.add_to(sum, shared.scales(part.stage));
+    if (last && C::kColumns) release(part.stage);
+  }
+
+  // Sums of all of K by the tensor cores.
+  TC_DEVICE void sum_all(Sum& sum) {
+    int previous = 0;
+    // NOTE: a wait for a stage cannot tell a phase from the one two before it, so that no warpgroup
+    // may wait for stages that come after those of the other one's tile.
+    wait_for_turn();
+#pragma unroll 1
+    for (int k = 0; k < p.k_blocks; ++k) {
+      wait_for_stage();
+      wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-      const int n = n0 + 32 * i + threadIdx.x % 32;
-      const bool exists = n < p.n;
-      scale[i] = blocks || !exists ? 1.0f : p.scale_b[n * p.b_stride];
-      bias[i] = exists && p.bias != nullptr ? load_bias_of(p, n * p.bias_stride) : 0.0f;
+      for (int i = 0; i < C::kBlocksM; ++i) multiply(sum[i], i, k > 0);
+      wgmma_commit();
+      if (k > 0) {
+        wgmma_wait<1>();
+        release(previous);
+      }
+      previous = stage.number;
+      stage.advance();
+    }
+    pass_turn();
+    wgmma_wait<0>();
+#pragma unroll
+    for (int i = 0; i < C::kBlocksM; ++i) keep_in_place(sum[i]);
+    release(previous);
+  }
+
+  // Promoted sums; another warpgroup multiplies while this one adds.
+  TC_DEVICE void sum_one_part(Sum& sum) {
+#pragma unroll 1
+    for (int k = 0; k < p.k_blocks; ++k) {
+      wait_for_stage();
+#pragma unroll
+      for (int i = 0; i < C::kBlocksM; ++i) {
+        Part<C> part;
+        wait_for_turn();
+        issue(part, i);
+        pass_turn();
+        wgmma_wait<0>();
+        finish(part, sum[i], i == C::kBlocksM - 1);
+      }
+      stage.advance();
     }
   }
 
-  static TC_DEVICE float load_bias_of(const Sm90ScaledParams& p, tc_int64 at) {
-    if (p.bias_type == kScaledFloat32) return load_element<DType::float32>(p.bias, at);
-    if (p.bias_type == kScaledFloat16) return load_element<DType::float16>(p.bias, at);
-    return load_element<DType::bfloat16>(p.bias, at);
+  // Promoted sums; while the tensor cores multiply one part, the other one is added.
+  TC_DEVICE void sum_two_parts(float (&sum)[C::kTileN / 2]) {
+    Part<C> first, second;
+    const auto begin = [&](Part<C>& part) {
+      wait_for_stage();
+      issue(part, 0);
+      stage.advance();
+    };
+    begin(first);
+    int left = p.k_blocks - 1;
+#pragma unroll 1
+    for (; left >= 2; left -= 2) {
+      begin(second);
+      wgmma_wait<1>();
+      finish(first, sum, true);
+      begin(first);
+      wgmma_wait<1>();
+      finish(second, sum, true);
+    }
+    if (left == 1) {
+      begin(second);
+      wgmma_wait<1>();
+      finish(first, sum, true);
+      wgmma_wait<0>();
+      finish(second, sum, true);
+    } else {
+      wgmma_wait<0>();
+      finish(first, sum, true);
+    }
+  }
+
+  TC_DEVICE void sum_parts(Sum& sum) {
+#pragma unroll
+    for (int i = 0; i < C::kBlocksM; ++i) {
+#pragma unroll
+      for (int j = 0; j < C::kTileN / 2; ++j) sum[i][j] = 0.0f;
+    }
+    if constexpr (C::kParts == 2) {
+      static_assert(C::kBlocksM == 1, "registers for two parts");
+      sum_two_parts(sum[0]);
+    } else {
+      sum_one_part(sum);
+    }
   }
 };
 
-TC_DEVICE float shuffled(float value, int lane) { return __shfl_sync(~0u, value, lane); }
-
-// Stores the unaligned rows of floats that a warp holds in the accumulators' layout.
-template <int kColumns>
-TC_DEVICE void store_floats(const float (&x)[kColumns / 2], float* out, tc_int64 stride, int rows,
-                            int columns) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int i = 0; i < kColumns / 2; ++i) {
-    const int row = lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
-    if (row < rows && column < columns) out[row * stride + column] = x[i];
-  }
-}
-
-// Scales, rounds and stores one warp's 16 rows from row m on.
-template <class O>
-TC_DEVICE void store_rows(const Sm90ScaledParams& p, int n0, u32 staging, int& turn, int m,
-                          const float (&rows)[2], const Columns<O::kTileN>& columns,
-                          const float (&sum)[O::kTileN / 2]) {
-  const int lane = threadIdx.x % 32;
-  const bool unaligned = p.flags & kScaledOutUnaligned;
-#pragma unroll
-  for (int panel = 0; panel < O::kTileN / O::kPanel; ++panel) {
-    float x[O::kPanel / 2];
-#pragma unroll
-    for (int j = 0; j < O::kPanel / 8; ++j) {
-      const int column = panel * O::kPanel + 8 * j;  // of the tile
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int source = column % 32 + lane % 4 * 2 + i % 2;
-        const float scale = shuffled(columns.scale[column / 32], source);
-        const float bias = shuffled(columns.bias[column / 32], source);
-        x[4 * j + i] = __fmaf_rn(sum[column / 2 + i] * rows[i / 2], scale, bias);
-      }
-    }
-    const int n = n0 + panel * O::kPanel;
-    if (O::kElement == 4 && unaligned) {
-      store_floats<O::kPanel>(x, static_cast<float*>(p.out) + m * p.out_stride + n, p.out_stride,
-                              p.m - m, p.n - n);
-      continue;
-    }
-    const u32 buffer = next_buffer<O>(staging, turn);
-    stage_columns<O, O::kPanel>(buffer, 0, x);
-    if constexpr (O::kElement == 2) {
-      if (unaligned) {
-        __syncwarp();
-        if (m < p.m && n < p.n) {
-          store_panel_unaligned<O>(buffer, static_cast<u16*>(p.out) + m * p.out_stride + n,
-                                   p.out_stride, min(16, p.m - m), min(O::kPanel, p.n - n));
-        }
-        continue;
-      }
-    }
-    fence_async_proxy();
-    __syncwarp();
-    if (lane == 0) {
-      if (m < p.m && n < p.n) tma_store(&p.out_map, buffer, n, m, kEvictFirst);
-      tma_store_commit();
-    }
-  }
-}
-
 template <class C>
-TC_DEVICE void consume(const Sm90ScaledParams& p, u32 shared, u32 full, u32 empty, int warp) {
-  Stage<C> stage;
-  int turn = 0;
-  const int group = warp / 4, lane = threadIdx.x % 32;
-  Walk<C> walk(p);
-  // Frees a stage in this block and in the one that shares B with it. Where scales are read, each
-  // warp does, since nothing else keeps the warps together; else one of the warpgroup, whose warps
-  // wgmma keeps together.
-  const int source = C::kPromoted ? lane : lane * 4 + warp % 4;
-  const bool frees = source <= walk.pair;
-  const u32 target = cluster_rank() ^ static_cast<u32>(source);
-  bool leads = C::kConsumers == 2 && group == 0;
-  const u32 staging = shared + C::kStaging + warp * C::kWarpBytes;
-  const int first_row = group * C::kBlocksM * 64;  // of the tile
-  const u64 a0 = wgmma_descriptor(shared + first_row * kBlockK, 8192, 1024);
-  const u64 b0 = wgmma_descriptor(shared + C::kABytes, 8192, 1024);
-  auto release = [&](int number) {
-    if (C::kPromoted) __syncwarp();
-    if (frees) barrier_arrive_remote(map_to_rank(empty + 8 * number, target));
-    if (leads) named_arrive(kSkewBarrier, 2 * kWarpgroup);
-    leads = false;
-  };
-
-  if (C::kConsumers == 2 && group == 1) named_sync(kSkewBarrier, 2 * kWarpgroup);
+TC_DEVICE void consume(const Sm90ScaledParams& p, const Shared<C>& shared, int warp) {
+  Consumer<C> own(p, shared, warp);
+  Walk<C> walk(p, C::kPingPong ? own.group : 0, C::kPingPong ? C::kConsumers : 1);
+  if (C::kPingPong && own.group == 1) own.stage.advance(p.k_blocks);
+  const u32 staging = shared.base + C::kStaging + warp * C::kWarpBytes;
+  int turn = 0;  // of the warp's staging buffers
   while (walk.next()) {
     Columns<C::kTileN> columns;
     columns.load(p, walk.n0);
-    const int m = walk.m0 + first_row + warp % 4 * 16;
     float rows[C::kBlocksM][2];
-    const bool blocks = p.flags & kScaledBlocks;
 #pragma unroll
-    for (int i = 0; i < 2 * C::kBlocksM; ++i) {
-      const int own = m + i / 2 * 64 + i % 2 * 8 + lane / 4;
-      rows[i / 2][i % 2] = blocks || own >= p.m ? 1.0f : p.scale_a[own * p.a_stride];
-    }
+    for (int i = 0; i < C::kBlocksM; ++i) load_rows(rows[i], p, walk.m0 + own.own_row + i * 64);
 
-    float sum[C::kBlocksM][C::kTileN / 2];
+    typename Consumer<C>::Sum sum;
     if constexpr (C::kPromoted) {
-#pragma unroll
-      for (int i = 0; i < C::kBlocksM; ++i) {
-#pragma unroll
-        for (int j = 0; j < C::kTileN / 2; ++j) sum[i][j] = 0.0f;
-      }
-#pragma unroll 1
-      for (int k = 0; k < p.k_blocks; ++k) {
-        barrier_wait(full + 8 * stage.number, stage.phase);
-        const u32 own = shared + C::kScales + stage.number * C::kScaleBytes;
-        StageScales scales[C::kBlocksM];
-        float column = 1.0f;
-        if (blocks && !C::kColumns) column = load_scale(own + C::kTileM * 4);
-#pragma unroll
-        for (int i = 0; i < 2 * C::kBlocksM; ++i) {
-          float row = 1.0f;
-          const int at = first_row + warp % 4 * 16 + i / 2 * 64 + i % 2 * 8 + lane / 4;
-          if (blocks) row = load_scale(own + at * 4);
-          scales[i / 2].rows[i % 2] = row * column;
-        }
-        const u32 offset = stage.number * (C::kStageBytes >> 4);
-#pragma unroll
-        for (int i = 0; i < C::kBlocksM; ++i) {
-          float part[C::kTileN / 2];
-          wgmma_fence();
-          multiply_stage<C::kTileN, C::kA, C::kB>(part, a0 + offset + i * (8192 >> 4), b0 + offset,
-                                                  0);
-          wgmma_commit();
-          wgmma_wait<0>();
-          keep_in_place(part);
-          const bool last = i == C::kBlocksM - 1;
-          if (last && !C::kColumns) release(stage.number);
-          if constexpr (C::kColumns) {
-            promote_columns<C::kTileN>(sum[i], part, scales[i], own + C::kTileM * 4);
-          } else {
-            promote<C::kTileN>(sum[i], part, scales[i]);
-          }
-          if (last && C::kColumns) release(stage.number);
-        }
-        stage.advance();
-      }
+      own.sum_parts(sum);
     } else {
-      int previous = 0;
-#pragma unroll 1
-      for (int k = 0; k < p.k_blocks; ++k) {
-        barrier_wait(full + 8 * stage.number, stage.phase);
-        const u32 offset = stage.number * (C::kStageBytes >> 4);
-        wgmma_fence();
-#pragma unroll
-        for (int i = 0; i < C::kBlocksM; ++i) {
-          multiply_stage<C::kTileN, C::kA, C::kB>(sum[i], a0 + offset + i * (8192 >> 4),
-                                                  b0 + offset, k > 0);
-        }
-        wgmma_commit();
-        if (k > 0) {
-          wgmma_wait<1>();
-          release(previous);
-        }
-        previous = stage.number;
-        stage.advance();
-      }
-      wgmma_wait<0>();
-#pragma unroll
-      for (int i = 0; i < C::kBlocksM; ++i) keep_in_place(sum[i]);
-      release(previous);
+      own.sum_all(sum);
     }
+    const int m = walk.m0 + own.first_row + warp % 4 * 16;
 #pragma unroll
     for (int i = 0; i < C::kBlocksM; ++i) {
-      auto store = [&](auto output) {
-        using O = decltype(output);
-        store_rows<O>(p, walk.n0, staging, turn, m + 64 * i, rows[i], columns, sum[i]);
-      };
-      if (p.out_type == kScaledBFloat16) {
-        store(Output<C, DType::bfloat16>{});
-      } else if (p.out_type == kScaledFloat16) {
-        store(Output<C, DType::float16>{});
-      } else {
-        store(Output<C, DType::float32>{});
-      }
+      store_rows_of_type<C>(p, walk.n0, staging, turn, m + 64 * i, rows[i], columns, sum[i]);
     }
+    if (C::kPingPong) own.stage.advance(p.k_blocks);
   }
-  if (leads) named_arrive(kSkewBarrier, 2 * kWarpgroup);  // there was no tile
-  if (lane == 0) tma_store_wait_read<0>();
+  if (own.lane == 0) tma_store_wait_read<0>();
 }
 
 template <class C>
 TC_DEVICE void run(const Sm90ScaledParams& p) {
   extern __shared__ __align__(1024) unsigned char memory[];
-  const u32 shared = shared_address(memory);
-  const u32 full = shared + C::kBarriers, empty = full + 8 * C::kStages;
+  const Shared<C> shared{shared_address(memory)};
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-  const bool pair = p.flags & kScaledPair, blocks = p.flags & kScaledBlocks;
+  const bool blocks = p.flags & kScaledBlocks;
 
   if (threadIdx.x == 0) {
-    if (shared % 1024 != 0) asm volatile("trap;");
+    if (shared.base % 1024 != 0) asm volatile("trap;");
     prefetch_tensor_map(&p.a);
     prefetch_tensor_map(&p.b);
     if (!(p.flags & kScaledOutUnaligned)) prefetch_tensor_map(&p.out_map);
     for (int s = 0; s < C::kStages; ++s) {
-      barrier_init(full + 8 * s, C::kPromoted && blocks ? 33 : 1);
-      barrier_init(empty + 8 * s, C::kFreeing * (pair ? 2 : 1));
+      barrier_init(shared.full(s), C::kPromoted && blocks ? 33 : 1);
+      barrier_init(shared.empty(s), C::kFreeing);
     }
+    for (int i = 0; i < C::kConsumers; ++i) barrier_init(shared.turn(i), 4);
     fence_barrier_init();
   }
-  if (pair) {
-    __syncwarp();
-    cluster_meet();
-  } else {
-    __syncthreads();
-  }
+  __syncthreads();
 
   // The next grid's blocks may start as soon as they fit; they wait for the end of this grid.
   launch_next_grid();
   if (warp < 4) {
-    if constexpr (C::kConsumers > 1) fewer_registers<40>();
+    if constexpr (C::kConsumers > 1) fewer_registers<C::kConsumers == 2 ? 40 : 32>();
     wait_for_previous_grid();
-    if (threadIdx.x == 0) load_tiles<C>(p, shared, full, empty);
-    if (C::kPromoted && blocks && warp == 1) load_scales<C>(p, shared, full, empty);
-    __syncwarp();
+    if (threadIdx.x == 0) load_tiles<C>(p, shared);
+    if (C::kPromoted && blocks && warp == 1) load_scales<C>(p, shared);
   } else {
-    if constexpr (C::kConsumers > 1) more_registers<232>();
+    if constexpr (C::kConsumers > 1) more_registers<C::kConsumers == 2 ? 232 : 160>();
     wait_for_previous_grid();
-    consume<C>(p, shared, full, empty, warp - 4);
+    consume<C>(p, shared, warp - 4);
   }
-  // A block must not exit while the other one of its cluster may still write to its shared memory.
-  if (pair) cluster_meet();
 }
 
 extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
@@ -429,8 +385,8 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
 
 }  // namespace torch_cubin::TC_KERNEL
 
-// Costs in nanoseconds on an H200 (2026-11-27), when all multiprocessors compute: each 128 of K of
-// a tile, and the rest of a tile.
+// Costs in nanoseconds on an H200 (2026-11-27): each 128 of K of a tile, the rest of a tile, and of
+// ping-pong once the last tile's epilogue, which nothing hides.
 /* torch_cubin kernels
 {"virtual_arch": ["90a"],
  "defaults": {
@@ -438,42 +394,71 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
   "dtype": "float8_e4m3fn", "layout": "nt", "a": "{d.a}", "b": "{d.b}",
   "tile": "{t.tile}", "stages": "{t.stages}", "block": ["{t.threads}", 1, 1],
   "dynamic_shared": "{t.shared}",
-  "defines": {"TC_A": "{d.a}", "TC_B": "{d.b}", "TC_PROMOTED": "{t.promoted}",
-              "TC_COLUMNS": "{t.columns}"},
+  "accepted_spill": {"sm_90a": 24},
+  "defines": {"TC_A": "{d.a}", "TC_B": "{d.b}", "TC_PARTS": "{t.parts}",
+              "TC_COLUMNS": "{t.columns}", "TC_PING_PONG": "{t.ping_pong}"},
   "math": "{t.math}"},
  "kernels": [
   {"name": "sm90_scaled_matmul_e4m3_{t.math}_{t.name}",
    "for": {
     "d": [{"a": "e4m3", "b": "e4m3"}],
     "t": [
-     {"math": "fast", "promoted": 0, "columns": 0, "name": "128x256", "tile": [128, 256, 128],
-      "cost": {"k_tile": 820, "fixed": 1500}, "stages": 4, "threads": 384, "shared": 229440},
-     {"math": "fast", "promoted": 0, "columns": 0, "name": "128x128", "tile": [128, 128, 128],
-      "cost": {"k_tile": 410, "fixed": 900}, "stages": 6, "threads": 384, "shared": 229472},
-     {"math": "fast", "promoted": 0, "columns": 0, "name": "128x64", "tile": [128, 64, 128],
-      "cost": {"k_tile": 260, "fixed": 800}, "stages": 8, "threads": 384, "shared": 229504},
-     {"math": "fast", "promoted": 0, "columns": 0, "name": "64x128", "tile": [64, 128, 128],
-      "cost": {"k_tile": 260, "fixed": 700}, "stages": 8, "threads": 256, "shared": 229504},
-     {"math": "fast", "promoted": 0, "columns": 0, "name": "64x64", "tile": [64, 64, 128],
-      "cost": {"k_tile": 165, "fixed": 600}, "stages": 12, "threads": 256, "shared": 229568},
-     {"math": "fast", "promoted": 0, "columns": 0, "name": "64x32", "tile": [64, 32, 128],
-      "cost": {"k_tile": 153, "fixed": 600}, "stages": 16, "threads": 256, "shared": 229632},
-     {"math": "promoted", "promoted": 1, "columns": 0, "name": "256x128", "tile": [256, 128, 128],
-      "cost": {"k_tile": 1120, "fixed": 1500}, "stages": 4, "threads": 384, "shared": 217216},
-     {"math": "promoted", "promoted": 1, "columns": 0, "name": "128x128", "tile": [128, 128, 128],
-      "cost": {"k_tile": 620, "fixed": 900}, "stages": 6, "threads": 384, "shared": 216256},
-     {"math": "promoted", "promoted": 1, "columns": 0, "name": "128x64", "tile": [128, 64, 128],
-      "cost": {"k_tile": 420, "fixed": 800}, "stages": 8, "threads": 384, "shared": 217344},
-     {"math": "promoted", "promoted": 1, "columns": 0, "name": "64x64", "tile": [64, 64, 128],
-      "cost": {"k_tile": 270, "fixed": 600}, "stages": 12, "threads": 256, "shared": 224640},
-     {"math": "promoted", "promoted": 1, "columns": 0, "name": "64x32", "tile": [64, 32, 128],
-      "cost": {"k_tile": 230, "fixed": 600}, "stages": 16, "threads": 256, "shared": 225792},
-     {"math": "columns", "promoted": 1, "columns": 1, "name": "128x128", "tile": [128, 128, 128],
-      "cost": {"k_tile": 800, "fixed": 900}, "stages": 6, "threads": 384, "shared": 219232}]}},
+     {"math": "fast", "parts": 0, "columns": 0, "ping_pong": 1, "name": "128x128_ping_pong",
+      "tile": [128, 128, 128], "stages": 5, "threads": 384, "shared": 229472,
+      "cost": {"k_tile": 389, "fixed": 350, "once": 2700}},
+     {"math": "fast", "parts": 0, "columns": 0, "ping_pong": 1, "name": "128x160_ping_pong",
+      "tile": [128, 160, 128], "stages": 5, "threads": 384, "shared": 217184,
+      "cost": {"k_tile": 490, "fixed": 450, "once": 3200}},
+     {"math": "fast", "parts": 0, "columns": 0, "ping_pong": 0, "name": "128x224",
+      "tile": [128, 224, 128], "stages": 4, "threads": 384, "shared": 229456,
+      "cost": {"k_tile": 705, "fixed": 2300}},
+     {"math": "fast", "parts": 0, "columns": 0, "ping_pong": 0, "name": "128x128",
+      "tile": [128, 128, 128], "stages": 6, "threads": 384, "shared": 229488,
+      "cost": {"k_tile": 395, "fixed": 1700}},
+     {"math": "fast", "parts": 0, "columns": 0, "ping_pong": 0, "name": "128x64",
+      "tile": [128, 64, 128], "stages": 8, "threads": 384, "shared": 229520,
+      "cost": {"k_tile": 250, "fixed": 900}},
+     {"math": "fast", "parts": 0, "columns": 0, "ping_pong": 0, "name": "64x128",
+      "tile": [64, 128, 128], "stages": 8, "threads": 256, "shared": 229512,
+      "cost": {"k_tile": 220, "fixed": 1300}},
+     {"math": "fast", "parts": 0, "columns": 0, "ping_pong": 0, "name": "64x64",
+      "tile": [64, 64, 128], "stages": 12, "threads": 256, "shared": 229576,
+      "cost": {"k_tile": 150, "fixed": 700}},
+     {"math": "fast", "parts": 0, "columns": 0, "ping_pong": 0, "name": "64x32",
+      "tile": [64, 32, 128], "stages": 16, "threads": 256, "shared": 229640,
+      "cost": {"k_tile": 127, "fixed": 700}},
+     {"math": "promoted", "parts": 1, "columns": 0, "ping_pong": 0, "name": "256x128",
+      "tile": [256, 128, 128], "stages": 3, "threads": 384, "shared": 216176,
+      "cost": {"k_tile": 880, "fixed": 3300}},
+     {"math": "promoted", "parts": 1, "columns": 0, "ping_pong": 0, "name": "192x128",
+      "tile": [192, 128, 128], "stages": 4, "threads": 512, "shared": 216216,
+      "cost": {"k_tile": 625, "fixed": 2300}},
+     {"math": "promoted", "parts": 2, "columns": 0, "ping_pong": 0, "name": "128x128",
+      "tile": [128, 128, 128], "stages": 5, "threads": 384, "shared": 232112,
+      "cost": {"k_tile": 460, "fixed": 1600}},
+     {"math": "promoted", "parts": 2, "columns": 0, "ping_pong": 0, "name": "128x64",
+      "tile": [128, 64, 128], "stages": 8, "threads": 384, "shared": 217360,
+      "cost": {"k_tile": 310, "fixed": 1500}},
+     {"math": "promoted", "parts": 2, "columns": 0, "ping_pong": 0, "name": "64x128",
+      "tile": [64, 128, 128], "stages": 8, "threads": 256, "shared": 231688,
+      "cost": {"k_tile": 245, "fixed": 1600}},
+     {"math": "promoted", "parts": 2, "columns": 0, "ping_pong": 0, "name": "64x64",
+      "tile": [64, 64, 128], "stages": 12, "threads": 256, "shared": 224648,
+      "cost": {"k_tile": 165, "fixed": 800}},
+     {"math": "promoted", "parts": 2, "columns": 0, "ping_pong": 0, "name": "64x32",
+      "tile": [64, 32, 128], "stages": 16, "threads": 256, "shared": 225800,
+      "cost": {"k_tile": 140, "fixed": 800}},
+     {"math": "columns", "parts": 1, "columns": 1, "ping_pong": 0, "name": "128x128",
+      "tile": [128, 128, 128], "stages": 5, "threads": 384, "shared": 218208,
+      "cost": {"k_tile": 720, "fixed": 2000}},
+     {"math": "columns", "parts": 2, "columns": 1, "ping_pong": 0, "name": "64x64",
+      "tile": [64, 64, 128], "stages": 12, "threads": 256, "shared": 227528,
+      "cost": {"k_tile": 250, "fixed": 900}}]}},
   {"name": "sm90_scaled_matmul_{d.a}_{d.b}_{t.math}_{t.name}",
    "for": {
     "d": [{"a": "e4m3", "b": "e5m2"}, {"a": "e5m2", "b": "e4m3"}],
     "t": [
-     {"math": "promoted", "promoted": 1, "columns": 0, "name": "128x128", "tile": [128, 128, 128],
-      "cost": {"k_tile": 620, "fixed": 900}, "stages": 6, "threads": 384, "shared": 216256}]}}]}
+     {"math": "promoted", "parts": 2, "columns": 0, "ping_pong": 0, "name": "128x128",
+      "tile": [128, 128, 128], "stages": 5, "threads": 384, "shared": 232112,
+      "cost": {"k_tile": 460, "fixed": 1600}}]}}]}
 */

@@ -10,8 +10,9 @@
 // cores, whose sums have about 14 bits, add all of K.
 //
 // Tensor maps, innermost dim first, swizzled by 128 bytes; boxes in parentheses:
-//   A: {K (128), M (tile M)}   B: {K (128), N (tile N / 2)}
-//   out: {N (a panel: 128 bytes, or all of a narrower tile), M (16)}, swizzled by the panel's bytes
+//   A: {K (128), M (tile M, or all of fewer)}   B: {K (128), N (tile N)}
+//   out: {N (a panel: 128 bytes, or 64 if these divide the tile), M (16)}, swizzled by the panel's
+//     bytes
 #pragma once
 
 namespace torch_cubin {
@@ -21,12 +22,13 @@ struct alignas(64) Sm90ScaledMap {
 };
 
 enum Sm90ScaledFlags {
-  kScaledPair = 1,    // clusters of two blocks along M, each of which loads half of B for both
-  kScaledBlocks = 2,  // scales of blocks of K
-  kScaledOutUnaligned = 4,  // out has no map: its rows are not multiples of 16 bytes
+  kScaledBlocks = 1,  // scales of blocks of K
+  kScaledOutUnaligned =
+      2,  // out has no map, for example since its rows are no multiples of 16 bytes
 };
 
-enum Sm90ScaledType { kScaledBFloat16, kScaledFloat16, kScaledFloat32 };  // of out, of bias
+// Of out, of bias. An out of kScaledE4m3 has no map; magnitudes above 448 become 448.
+enum Sm90ScaledType { kScaledBFloat16, kScaledFloat16, kScaledFloat32, kScaledE4m3 };
 
 struct Sm90ScaledParams {
   Sm90ScaledMap a, b, out_map;
@@ -39,9 +41,9 @@ struct Sm90ScaledParams {
   long long bias_stride;
   int a_shift, b_shift;  // 0: a scale for each row of A (B); 7: for 128 of them
   int m, n;
-  int k_blocks;  // of 128
-  int tiles_m;   // clusters along M
-  int tiles_n;
+  int k_blocks;     // of 128
+  int stage_bytes;  // of a box of A and one of B
+  int tiles_m, tiles_n;
   int group;  // rows of tiles that follow one another, column by column
   int out_type, bias_type;
   int flags;

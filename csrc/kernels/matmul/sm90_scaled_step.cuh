@@ -1,11 +1,12 @@
-// One stage of a product of 8-bit floats on Hopper: 128 of K by wgmma, and the addition of its
-// result to float32 sums with scales.
+// One stage of a product of 8-bit floats on Hopper: 128 of K by wgmma, the addition of its result
+// to float32 sums with scales, and the copies of those scales to shared memory.
 //
 // NOTE: wgmma adds products of 8-bit floats with about 14 bits of the largest addend and truncates
 // the rest. So sums of all of K lose precision with K; the promoted step adds each 128 of K to
 // float32 sums instead.
 #pragma once
 
+#include "common/hopper.cuh"
 #include "common/wgmma.cuh"
 
 namespace torch_cubin {
@@ -45,7 +46,8 @@ struct WgmmaFloat8;
 TC_WGMMA_FLOAT8(32, 3, "16", "17", "18")
 TC_WGMMA_FLOAT8(64, 7, "32", "33", "34")
 TC_WGMMA_FLOAT8(128, 15, "64", "65", "66")
-TC_WGMMA_FLOAT8(256, 31, "128", "129", "130")
+TC_WGMMA_FLOAT8(160, 19, "80", "81", "82")
+TC_WGMMA_FLOAT8(224, 27, "112", "113", "114")
 
 #undef TC_WGMMA_FLOAT8
 #undef TC_WGMMA_FLOAT8_ASM
@@ -96,6 +98,65 @@ TC_DEVICE void promote_columns(float (&sum)[kN / 2], const float (&part)[kN / 2]
     }
   }
 }
+
+// The product of one stage, and its scales.
+template <class C>
+struct Part {
+  float sum[C::kTileN / 2];
+  StageScales scales;
+  int stage;
+
+  // From `own`, the stage's in shared memory; `row` is the lane's first, of the tile.
+  TC_DEVICE void load_scales(u32 own, int row, bool blocks) {
+    float column = 1.0f;
+    if (blocks && !C::kColumns) column = load_scale(own + C::kTileM * 4);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      scales.rows[i] = blocks ? load_scale(own + (row + 8 * i) * 4) * column : 1.0f;
+    }
+  }
+
+  TC_DEVICE void add_to(float (&to)[C::kTileN / 2], u32 own) const {
+    if constexpr (C::kColumns) {
+      promote_columns<C::kTileN>(to, sum, scales, own + C::kTileM * 4);
+    } else {
+      promote<C::kTileN>(to, sum, scales);
+    }
+  }
+};
+
+// Arrives at the barrier when the thread's copies so far have arrived.
+TC_DEVICE void arrive_after_copies(u32 barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+// The scales that one warp copies to shared memory for each stage of a tile: of kCount rows, a lane
+// every 32nd.
+template <int kCount>
+struct ScaleCopies {
+  static constexpr int kOwn = (kCount + 31) / 32;
+  const float* from[kOwn];
+  bool exists[kOwn];
+
+  TC_DEVICE ScaleCopies(const float* scales, int first, int size, int shift, tc_int64 stride) {
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const int own = 32 * i + threadIdx.x % 32;
+      exists[i] = first + own < size && own < kCount;
+      from[i] = exists[i] ? scales + ((first + own) >> shift) * stride : scales;
+    }
+  }
+
+  // Those of the next stage, which is `step` elements further.
+  TC_DEVICE void copy(u32 to, tc_int64 step) {
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const int own = 32 * i + threadIdx.x % 32;
+      if (kCount % 32 == 0 || own < kCount) cp_async<4>(to + own * 4, from[i], exists[i]);
+      from[i] += step;
+    }
+  }
+};
 
 }  // namespace sm90
 }  // namespace torch_cubin

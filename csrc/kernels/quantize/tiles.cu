@@ -36,7 +36,8 @@ TC_DEVICE void transpose_eight(uint2 (&rows)[kEight]) {
 // order is swizzled, since both 16 neighbouring multiples of 8 columns and of 8 rows are accessed
 // together.
 TC_DEVICE uint2* transposed(unsigned char* tile, int column, int row) {
-  return reinterpret_cast<uint2*>(tile + column * kTile + (row / kEight ^ column / kEight) * kEight);
+  return reinterpret_cast<uint2*>(tile + column * kTile +
+                                  (row / kEight ^ column / kEight) * kEight);
 }
 
 template <bool kVectors>

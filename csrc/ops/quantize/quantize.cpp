@@ -18,7 +18,7 @@ namespace {
 
 constexpr int64_t kReadBytes = 16;  // at a time
 constexpr int64_t kWriteBytes = 8;
-constexpr int kEight = 8;  // elements that a thread handles together
+constexpr int kEight = 8;                 // elements that a thread handles together
 constexpr int64_t kMostBlocks = 1 << 30;  // counted in 32 bits
 
 constexpr const char* kDtypes[] = {"float16", "bfloat16", "float32"};

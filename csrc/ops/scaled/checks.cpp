@@ -108,9 +108,9 @@ Shape check_scaled(const ScaledArguments& x) {
   }
   if (x.bias) check_bias(*x.bias, x.mat_a, n);
   if (x.out_dtype != ScalarType::BFloat16 && x.out_dtype != ScalarType::Half &&
-      x.out_dtype != ScalarType::Float) {
+      x.out_dtype != ScalarType::Float && x.out_dtype != ScalarType::Float8_e4m3fn) {
     fail({"input", argument_text(kScaledOp, "output_dtype"), "is not supported",
-          "bfloat16, float16 or float32", dtype_name(x.out_dtype),
+          "bfloat16, float16, float32 or float8_e4m3fn", dtype_name(x.out_dtype),
           "Convert the result with .to(dtype)."});
   }
   Shape out;

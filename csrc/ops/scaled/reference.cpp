@@ -1,4 +1,5 @@
 // scaled_matmul on the CPU: the float32 product of the dequantised operands.
+#include <cmath>
 #include <vector>
 
 #include "ops/common/aten.h"
@@ -35,6 +36,15 @@ Tensor dequantised(const Tensor& x, const Tensor& scale, int64_t recipe) {
   return call_aten_overload("aten::mul", "Tensor", values, scales);
 }
 
+// To the largest number of float8_e4m3fn; NaN stays.
+void saturate(Tensor& contiguous) {
+  constexpr float kLargest = 448;
+  auto values = static_cast<float*>(contiguous.mutable_data_ptr());
+  for (int64_t i = 0; i < contiguous.numel(); ++i) {
+    if (std::abs(values[i]) > kLargest) values[i] = std::copysign(kLargest, values[i]);
+  }
+}
+
 }  // namespace
 
 Tensor scaled_matmul_cpu(const Tensor& mat_a, const Tensor& mat_b, const Tensor& scale_a,
@@ -53,6 +63,7 @@ Tensor scaled_matmul_cpu(const Tensor& mat_a, const Tensor& mat_b, const Tensor&
     const Tensor row = torch::stable::to(detach(*bias), ScalarType::Float);
     product = scaled_addend(product, row, 1);
   }
+  if (dtype == ScalarType::Float8_e4m3fn) saturate(product);
   Tensor out = empty_near(a, shape.sizes, shape.dim, dtype);
   torch::stable::copy_(out, product);
   return out;

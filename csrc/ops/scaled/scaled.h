@@ -8,6 +8,8 @@
 //   kScaleBlock1x128: 128 of K of one row (column); (M, ceil(K / 128)), for mat_b (N, ...)
 //   kScaleBlock128x128: 128 of K of 128 rows (columns); (ceil(K / 128), ceil(M / 128)), for mat_b
 //     (..., ceil(N / 128)). The first size may be padded to a multiple of 4, as cuBLAS requires.
+//
+// An output of float8_e4m3fn has no scale: magnitudes above 448, its largest number, become 448.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>

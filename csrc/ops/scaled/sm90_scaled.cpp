@@ -8,7 +8,6 @@
 #include "cubin/error.h"
 #include "kernels/matmul/sm90_scaled_params.h"
 #include "ops/common/backend.h"
-#include "ops/common/cluster_capacity.h"
 #include "ops/common/device_tables.h"
 #include "ops/common/shape.h"
 #include "ops/scaled/scaled.h"
@@ -20,13 +19,9 @@ namespace {
 constexpr int64_t kTileK = 128;       // elements, and bytes
 constexpr int64_t kPanelBytes = 128;  // of an output's box
 constexpr int64_t kStoreRows = 16;    // of an output's box
-constexpr int64_t kHalves = 2;        // of a tile of B
 constexpr int64_t kGroup = 8;         // rows of tiles that follow one another
 constexpr int64_t kMapBytes = 16;     // bytes that strides of tensor maps are multiples of
 constexpr int64_t kMostTiles = 1 << 30;
-// Two blocks that share B: worth it for the largest tiles alone (H200, 2026-11-27).
-constexpr int64_t kPairedOutputs = 128 * 256;
-constexpr double kPairCost = 0.99;
 
 // Which sums a kernel computes: all of K by the tensor cores; each 128 of K in float32; the same,
 // with scales for single columns of B's blocks.
@@ -48,6 +43,7 @@ struct ScaledRow {
     const KernelFields cost = fields.object("cost");
     k_tile_cost = cost.number("k_tile", 0);
     fixed_cost = cost.number("fixed", 0);
+    once_cost = cost.number("once", 0, 0);
     if (tile[1] % 32 != 0 || tile[2] != kTileK) {
       fields.refuse("tile", "multiples of 32 columns, and 128 of K");
     }
@@ -58,6 +54,7 @@ struct ScaledRow {
   int sums;
   int64_t tile[3];
   double k_tile_cost = 0, fixed_cost = 0;  // nanoseconds, of a tile
+  double once_cost = 0;                    // of a call
 };
 
 class Sm90ScaledBackend : public KernelBackend {
@@ -80,7 +77,6 @@ struct ScaledTable {
   }
   FamilyKernels family;
   std::vector<ScaledRow> rows;
-  ClusterCapacity clusters{2};
 };
 
 const ScaledTable& scaled_table(const Device& device) {
@@ -91,8 +87,7 @@ const ScaledTable& scaled_table(const Device& device) {
 
 struct ScaledPlan {
   const ScaledRow* row = nullptr;
-  bool pair = false;
-  int64_t tiles_m = 0, tiles_n = 0;  // of a cluster
+  int64_t tiles_m = 0, tiles_n = 0;
   double cost = std::numeric_limits<double>::infinity();
 };
 
@@ -103,14 +98,12 @@ constexpr double kMemoryBytes = 3900;
 // between tiles for which the memory takes equally long.
 void price(ScaledPlan& plan, const ScaledCall& call, int64_t multiprocessors) {
   const ScaledRow& row = *plan.row;
-  const int64_t blocks = plan.pair ? 2 : 1;
-  plan.tiles_m = ceil_div(call.m, row.tile[0] * blocks);
+  plan.tiles_m = ceil_div(call.m, row.tile[0]);
   plan.tiles_n = ceil_div(call.n, row.tile[1]);
-  const int64_t waves = ceil_div(plan.tiles_m * plan.tiles_n, multiprocessors / blocks);
+  const int64_t waves = ceil_div(plan.tiles_m * plan.tiles_n, multiprocessors);
   const auto k_tiles = static_cast<double>(ceil_div(call.k, kTileK));
-  const double pair = plan.pair ? kPairCost : 1.0;
   const double compute =
-      static_cast<double>(waves) * (k_tiles * row.k_tile_cost + row.fixed_cost) * pair;
+      static_cast<double>(waves) * (k_tiles * row.k_tile_cost + row.fixed_cost) + row.once_cost;
   const int64_t out_bytes = element_size(call.out_dtype);
   const auto bytes =
       static_cast<double>(call.m) * static_cast<double>(call.k + out_bytes * call.n) +
@@ -136,15 +129,10 @@ ScaledPlan plan_scaled(const ScaledTable& table, const Device& device, const Sca
   ScaledPlan best;
   for (const ScaledRow& row : table.rows) {
     if (!serves(row, call, sums)) continue;
-    for (const bool pair : {false, true}) {
-      if (pair && row.tile[0] * row.tile[1] < kPairedOutputs) continue;
-      if (pair && table.clusters.ask(*row.kernel, device) < 2) continue;
-      ScaledPlan plan;
-      plan.row = &row;
-      plan.pair = pair;
-      price(plan, call, device.multiprocessors);
-      if (plan.tiles_m * plan.tiles_n <= kMostTiles && plan.cost < best.cost) best = plan;
-    }
+    ScaledPlan plan;
+    plan.row = &row;
+    price(plan, call, device.multiprocessors);
+    if (plan.tiles_m * plan.tiles_n <= kMostTiles && plan.cost < best.cost) best = plan;
   }
   if (best.row == nullptr) {
     table.family.fail_no_kernel("scaled_matmul of " + dtype_name(call.a_dtype) + " and " +
@@ -160,18 +148,20 @@ MapDim dim(int64_t size, int64_t stride_bytes, int64_t box) {
 
 Sm90ScaledType type_of(ScalarType dtype) {
   if (dtype == ScalarType::Half) return kScaledFloat16;
+  if (dtype == ScalarType::Float8_e4m3fn) return kScaledE4m3;
   return dtype == ScalarType::Float ? kScaledFloat32 : kScaledBFloat16;
 }
 
 void encode_out(Sm90ScaledParams& params, const ScaledCall& call, int64_t tile_n,
                 const Device& device) {
   const int64_t bytes = element_size(call.out_dtype);
-  if (call.n * bytes % kMapBytes != 0 || reinterpret_cast<uintptr_t>(call.out) % kMapBytes != 0) {
+  if (bytes == 1 || call.n * bytes % kMapBytes != 0 ||
+      reinterpret_cast<uintptr_t>(call.out) % kMapBytes != 0) {
     params.flags |= kScaledOutUnaligned;
     return;
   }
   constexpr MapType kTypes[] = {MapType::kBFloat16, MapType::kFloat16, MapType::kFloat32};
-  const int64_t panel = std::min(tile_n, kPanelBytes / bytes);
+  const int64_t full = kPanelBytes / bytes, panel = tile_n % full == 0 ? full : full / 2;
   const MapSwizzle swizzle =
       panel * bytes == kPanelBytes ? MapSwizzle::k128Bytes : MapSwizzle::k64Bytes;
   encode_tiled_map(&params.out_map, call.out, kTypes[type_of(call.out_dtype)], swizzle,
@@ -184,11 +174,13 @@ void run_sm90_scaled(const Device& device, const ScaledCall& call) {
   const ScaledPlan plan = plan_scaled(scaled_table(device), device, call);
   const ScaledRow& row = *plan.row;
   Sm90ScaledParams params{};
+  // Rows that do not exist are no part of the box: copies of boxes with many of them are slow.
+  const int64_t box_m = std::min(row.tile[0], call.m);
+  params.stage_bytes = static_cast<int>((box_m + row.tile[1]) * kTileK);
   encode_tiled_map(&params.a, call.a, MapType::kUInt8, MapSwizzle::k128Bytes,
-                   {dim(call.k, 0, kTileK), dim(call.m, call.a_stride, row.tile[0])}, device.index);
+                   {dim(call.k, 0, kTileK), dim(call.m, call.a_stride, box_m)}, device.index);
   encode_tiled_map(&params.b, call.b, MapType::kUInt8, MapSwizzle::k128Bytes,
-                   {dim(call.k, 0, kTileK), dim(call.n, call.b_stride, row.tile[1] / kHalves)},
-                   device.index);
+                   {dim(call.k, 0, kTileK), dim(call.n, call.b_stride, row.tile[1])}, device.index);
   encode_out(params, call, row.tile[1], device);
   params.scale_a = call.a_scales.data;
   params.scale_b = call.b_scales.data;
@@ -210,11 +202,9 @@ void run_sm90_scaled(const Device& device, const ScaledCall& call) {
   params.tiles_m = static_cast<int>(plan.tiles_m);
   params.tiles_n = static_cast<int>(plan.tiles_n);
   params.group = static_cast<int>(kGroup);
-  if (plan.pair) params.flags |= kScaledPair;
   if (call.blocks) params.flags |= kScaledBlocks;
-  const int64_t size = plan.pair ? 2 : 1;
-  const int64_t clusters = std::min(plan.tiles_m * plan.tiles_n, device.multiprocessors / size);
-  launch(*row.kernel, {clusters * size, 1, 1, size}, device, params);
+  const int64_t blocks = std::min(plan.tiles_m * plan.tiles_n, int64_t{device.multiprocessors});
+  launch(*row.kernel, {blocks}, device, params);
 }
 
 }  // namespace torch_cubin

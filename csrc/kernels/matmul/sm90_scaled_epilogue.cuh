@@ -1,0 +1,170 @@
+// The epilogue of sm90_scaled.cu: scales, bias, rounding and stores of a warp's sums, and what it
+// reads before the products, so that its latency is hidden.
+#pragma once
+
+#include "sm90_epilogue.cuh"
+#include "sm90_scaled_params.h"
+
+namespace torch_cubin {
+namespace sm90 {
+
+// A Config that stores outputs of a type, for sm90_epilogue.cuh.
+template <class C, DType kTypeValue>
+struct Output : C {
+  static constexpr DType kType = kTypeValue;
+  static constexpr int kElement = kType == DType::float32 ? 4 : 2;
+  static constexpr int kFull = 128 / kElement;
+  static constexpr int kPanel = C::kTileN % kFull == 0 ? kFull : kFull / 2;
+};
+
+TC_DEVICE float load_bias_of(const Sm90ScaledParams& p, tc_int64 at) {
+  if (p.bias_type == kScaledFloat32) return load_element<DType::float32>(p.bias, at);
+  if (p.bias_type == kScaledFloat16) return load_element<DType::float16>(p.bias, at);
+  return load_element<DType::bfloat16>(p.bias, at);
+}
+
+TC_DEVICE float shuffled(float value, int lane) { return __shfl_sync(~0u, value, lane); }
+
+// The scales of a lane's two rows: row m, and the one 8 below.
+TC_DEVICE void load_rows(float (&rows)[2], const Sm90ScaledParams& p, int m) {
+  const bool blocks = p.flags & kScaledBlocks;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int own = m + 8 * i;
+    rows[i] = blocks || own >= p.m ? 1.0f : p.scale_a[own * p.a_stride];
+  }
+}
+
+// Scales and bias of a tile's columns: a lane holds every 32nd column, from its own number on.
+template <int kTileN>
+struct Columns {
+  static constexpr int kOwn = kTileN / 32;
+  float scale[kOwn], bias[kOwn];
+
+  TC_DEVICE void load(const Sm90ScaledParams& p, int n0) {
+    const bool blocks = p.flags & kScaledBlocks;
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const int n = n0 + 32 * i + threadIdx.x % 32;
+      const bool exists = n < p.n;
+      scale[i] = blocks || !exists ? 1.0f : p.scale_b[n * p.b_stride];
+      bias[i] = exists && p.bias != nullptr ? load_bias_of(p, n * p.bias_stride) : 0.0f;
+    }
+  }
+
+  // Scales the sums of columns `from` to `from` + kCount - 1, in the accumulators' layout.
+  template <int kCount>
+  TC_DEVICE void apply(float (&x)[kCount / 2], int from, const float (&rows)[2]) const {
+#pragma unroll
+    for (int j = 0; j < kCount / 8; ++j) {
+      const int column = from + 8 * j;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int source = column % 32 + threadIdx.x % 4 * 2 + i;
+        const float factor = shuffled(scale[column / 32], source);
+        const float addend = shuffled(bias[column / 32], source);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float& own = x[4 * j + 2 * half + i];
+          own = __fmaf_rn(own * rows[half], factor, addend);
+        }
+      }
+    }
+  }
+};
+
+// Stores rows of floats that a warp holds in the accumulators' layout, at any address.
+template <int kColumns>
+TC_DEVICE void store_floats(const float (&x)[kColumns / 2], float* out, tc_int64 stride, int rows,
+                            int columns) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < kColumns / 2; ++i) {
+    const int row = lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+    if (row < rows && column < columns) out[row * stride + column] = x[i];
+  }
+}
+
+// The same of e4m3, two columns at a time if rows begin at even addresses.
+template <int kColumns>
+TC_DEVICE void store_e4m3(const float (&x)[kColumns / 2], unsigned char* out, tc_int64 stride,
+                          int rows, int columns) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < kColumns / 2; i += 2) {
+    const int row = lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2;
+    if (row >= rows || column >= columns) continue;
+    const u16 pair = pack_e4m3(x[i], x[i + 1]);
+    unsigned char* to = out + row * stride + column;
+    if (stride % 2 == 0) {
+      *reinterpret_cast<u16*>(to) = pair;
+    } else {
+      to[0] = static_cast<unsigned char>(pair);
+      if (column + 1 < columns) to[1] = static_cast<unsigned char>(pair >> 8);
+    }
+  }
+}
+
+// Scales, rounds and stores one warp's 16 rows from row m on.
+template <class O>
+TC_DEVICE void store_rows(const Sm90ScaledParams& p, int n0, u32 staging, int& turn, int m,
+                          const float (&rows)[2], const Columns<O::kTileN>& columns,
+                          const float (&sum)[O::kTileN / 2]) {
+  const int lane = threadIdx.x % 32;
+  const bool unaligned = p.flags & kScaledOutUnaligned;
+  // NOTE: a branch for each panel; one for each shuffle took a tenth of a product with K of 1536.
+  const bool plain = p.flags & kScaledBlocks && p.bias == nullptr;
+#pragma unroll
+  for (int panel = 0; panel < O::kTileN / O::kPanel; ++panel) {
+    float x[O::kPanel / 2];
+#pragma unroll
+    for (int i = 0; i < O::kPanel / 2; ++i) x[i] = sum[panel * O::kPanel / 2 + i];
+    if (!plain) columns.template apply<O::kPanel>(x, panel * O::kPanel, rows);
+    const int n = n0 + panel * O::kPanel;
+    const tc_int64 at = m * p.out_stride + n;
+    const int left_m = p.m - m, left_n = p.n - n;
+    if (O::kElement == 4 && unaligned) {
+      if (p.out_type == kScaledE4m3) {
+        store_e4m3<O::kPanel>(x, static_cast<unsigned char*>(p.out) + at, p.out_stride, left_m,
+                              left_n);
+      } else {
+        store_floats<O::kPanel>(x, static_cast<float*>(p.out) + at, p.out_stride, left_m, left_n);
+      }
+      continue;
+    }
+    const u32 buffer = next_buffer<O>(staging, turn);
+    stage_columns<O, O::kPanel>(buffer, 0, x);
+    if constexpr (O::kElement == 2) {
+      if (unaligned) {
+        __syncwarp();
+        if (left_m > 0 && left_n > 0) {
+          store_panel_unaligned<O>(buffer, static_cast<u16*>(p.out) + at, p.out_stride,
+                                   min(16, left_m), min(O::kPanel, left_n));
+        }
+        continue;
+      }
+    }
+    fence_async_proxy();
+    __syncwarp();
+    if (lane == 0) {
+      if (left_m > 0 && left_n > 0) tma_store(&p.out_map, buffer, n, m, kEvictFirst);
+      tma_store_commit();
+    }
+  }
+}
+
+template <class C, class Sum>
+TC_DEVICE void store_rows_of_type(const Sm90ScaledParams& p, int n0, u32 staging, int& turn, int m,
+                                  const float (&rows)[2], const Columns<C::kTileN>& columns,
+                                  const Sum& sum) {
+  if (p.out_type == kScaledBFloat16) {
+    store_rows<Output<C, DType::bfloat16>>(p, n0, staging, turn, m, rows, columns, sum);
+  } else if (p.out_type == kScaledFloat16) {
+    store_rows<Output<C, DType::float16>>(p, n0, staging, turn, m, rows, columns, sum);
+  } else {
+    store_rows<Output<C, DType::float32>>(p, n0, staging, turn, m, rows, columns, sum);
+  }
+}
+
+}  // namespace sm90
+}  // namespace torch_cubin
