@@ -125,26 +125,29 @@ def streamed_configs(n: int, k: int, batch: int, dtype: torch.dtype) -> list[str
     return list(first.values())
 
 
-@hopper
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("sizes", STREAMED, ids=str)
-def test_streamed_tiles_are_exact(sizes, dtype: torch.dtype, generator: torch.Generator) -> None:
-    n, k, batch = sizes
-    configs = streamed_configs(n, k, batch, dtype)
+def check_exact_in_all(configs: list[str], sizes, dtype: torch.dtype, generator) -> None:
+    """Products in each config, without and with an addend, of rows and, 16-bit, of columns."""
     assert {config.split()[0] for config in configs} == set(configs_for(dtype))
+    n, k, batch = sizes
     shape = (n, k) if batch == 1 else (batch, n, k)
     x = integers(shape, dtype, generator)
     y = integers((*shape[:-2], k, n), dtype, generator).mT
     c = integers((n, n), dtype, generator)
-    for config in configs:
-        label = f"{sizes} {config}"
-        for own in (x,) if dtype == torch.float32 else (x, y):
-            gram = own.double() @ own.double().mT
+    for own, addend in ((x, c),) if dtype == torch.float32 else ((x, c), (y, c.mT)):
+        gram = own.double() @ own.double().mT
+        expected = mirrored(2 * gram - addend.double())
+        for config in configs:
+            label = f"{sizes} {config}"
             numerics.check_exact(forced(config, lambda: ops.matmul(own, own.mT)), gram, label)  # noqa: B023
-            for addend in (c, c.mT):
-                out = forced(config, lambda: ops.syrk(own, addend, beta=-1, alpha=2))  # noqa: B023
-                expected = mirrored(2 * gram - addend.double())
-                numerics.check_exact(out, expected, f"sum {label}")
+            out = forced(config, lambda: ops.syrk(own, addend, beta=-1, alpha=2))  # noqa: B023
+            numerics.check_exact(out, expected, f"sum {label}")
+
+
+@hopper
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sizes", STREAMED, ids=str)
+def test_streamed_tiles_are_exact(sizes, dtype: torch.dtype, generator: torch.Generator) -> None:
+    check_exact_in_all(streamed_configs(*sizes, dtype), sizes, dtype, generator)
 
 
 def split_configs(n: int, k: int, batch: int, dtype: torch.dtype) -> list[str]:
@@ -158,21 +161,7 @@ def split_configs(n: int, k: int, batch: int, dtype: torch.dtype) -> list[str]:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("sizes", SPLIT, ids=str)
 def test_tiles_of_clusters_are_exact(sizes, dtype: torch.dtype, generator: torch.Generator) -> None:
-    n, k, batch = sizes
-    configs = split_configs(n, k, batch, dtype)
-    assert {config.split()[0] for config in configs} == set(configs_for(dtype))
-    shape = (n, k) if batch == 1 else (batch, n, k)
-    x = integers(shape, dtype, generator)
-    y = integers((*shape[:-2], k, n), dtype, generator).mT
-    c = integers((n, n), dtype, generator)
-    for own, addend in ((x, c),) if dtype == torch.float32 else ((x, c), (y, c.mT)):
-        gram = own.double() @ own.double().mT
-        expected = mirrored(2 * gram - addend.double())
-        for config in configs:
-            label = f"{sizes} {config}"
-            numerics.check_exact(forced(config, lambda: ops.matmul(own, own.mT)), gram, label)  # noqa: B023
-            out = forced(config, lambda: ops.syrk(own, addend, beta=-1, alpha=2))  # noqa: B023
-            numerics.check_exact(out, expected, f"sum {label}")
+    check_exact_in_all(split_configs(*sizes, dtype), sizes, dtype, generator)
 
 
 @hopper
