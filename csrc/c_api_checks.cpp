@@ -35,6 +35,11 @@ TORCH_CUBIN_API char* torch_cubin_check_scaled(const char* call) {
   return answer([&] { check_described_scaled(nlohmann::json::parse(given(call, "call"))); });
 }
 
+// The same for scaled_grouped_matmul.
+TORCH_CUBIN_API char* torch_cubin_check_scaled_grouped(const char* call) {
+  return answer([&] { check_described_scaled_grouped(nlohmann::json::parse(given(call, "call"))); });
+}
+
 // The same for quantize (check_described_quantize in ops/quantize/quantize.h).
 TORCH_CUBIN_API char* torch_cubin_check_quantize(const char* call) {
   return answer([&] { check_described_quantize(nlohmann::json::parse(given(call, "call"))); });
@@ -43,6 +48,11 @@ TORCH_CUBIN_API char* torch_cubin_check_quantize(const char* call) {
 // The same for moe, by its arguments' names.
 TORCH_CUBIN_API char* torch_cubin_check_moe(const char* call) {
   return answer([&] { check_described_moe(nlohmann::json::parse(given(call, "call"))); });
+}
+
+// The same with weights of 8-bit floats.
+TORCH_CUBIN_API char* torch_cubin_check_moe_float8(const char* call) {
+  return answer([&] { check_described_moe_float8(nlohmann::json::parse(given(call, "call"))); });
 }
 
 // The same for ops over rows (check_described_rows in ops/rows/rows.h).

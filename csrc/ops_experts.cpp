@@ -14,6 +14,11 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
   "Tensor"
   m.def("_moe" TC_MOE);
   m.def("_moe_autograd" TC_MOE);
+#define TC_MOE_FLOAT8                                                                        \
+  "(Tensor x, Tensor topk_ids, Tensor topk_weights, Tensor w13, Tensor w13_scale, Tensor w2, " \
+  "Tensor w2_scale) -> Tensor"
+  m.def("_moe_float8" TC_MOE_FLOAT8);
+  m.def("_moe_float8_autograd" TC_MOE_FLOAT8);
   m.def(
       "_moe_forward(Tensor x, Tensor topk_ids, Tensor topk_weights, Tensor w13, Tensor w2, "
       "str activation) -> (Tensor out, Tensor before, Tensor order)");
@@ -32,6 +37,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
 
 #define TC_EXPERTS_OPS(device)              \
   TC_RAW_AND_AUTOGRAD(moe, device);         \
+  TC_RAW_AND_AUTOGRAD(moe_float8, device);  \
   TC_RAW(moe_forward, device);              \
   TC_RAW(moe_backward, device);             \
   TC_RAW_AND_AUTOGRAD(expert_rows, device); \

@@ -17,18 +17,33 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
   m.def("scaled_matmul" TC_SCALED_MATMUL);
   m.def("_scaled_matmul" TC_SCALED_MATMUL);
   m.def("_scaled_matmul_autograd" TC_SCALED_MATMUL);
+#define TC_SCALED_GROUPED_MATMUL                                                      \
+  "(Tensor mat_a, Tensor mat_b, Tensor scale_a, int scale_recipe_a, Tensor scale_b, " \
+  "int scale_recipe_b, *, Tensor offs, ScalarType? output_dtype=None, "               \
+  "bool use_fast_accum=False) -> Tensor"
+  m.def("scaled_grouped_matmul" TC_SCALED_GROUPED_MATMUL);
+  m.def("_scaled_grouped_matmul" TC_SCALED_GROUPED_MATMUL);
+  m.def("_scaled_grouped_matmul_autograd" TC_SCALED_GROUPED_MATMUL);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(cubin, CompositeImplicitAutograd, m) {
   TC_BY_GRAD_MODE("scaled_matmul", "mat_a", "mat_b", "scale_a");
+  TC_BY_GRAD_MODE("scaled_grouped_matmul", "mat_a", "mat_b", "scale_a");
 }
 
 // Without this registration torch.vmap would loop over the batch instead of decomposing the op.
 STABLE_TORCH_LIBRARY_IMPL(cubin, FuncTorchBatchedDecomposition, m) {
   TC_BY_GRAD_MODE("scaled_matmul", "mat_a", "mat_b", "scale_a");
+  TC_BY_GRAD_MODE("scaled_grouped_matmul", "mat_a", "mat_b", "scale_a");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(cubin, CPU, m) { TC_RAW_AND_AUTOGRAD(scaled_matmul, cpu); }
-STABLE_TORCH_LIBRARY_IMPL(cubin, CUDA, m) { TC_RAW_AND_AUTOGRAD(scaled_matmul, cuda); }
+STABLE_TORCH_LIBRARY_IMPL(cubin, CPU, m) {
+  TC_RAW_AND_AUTOGRAD(scaled_matmul, cpu);
+  TC_RAW_AND_AUTOGRAD(scaled_grouped_matmul, cpu);
+}
+STABLE_TORCH_LIBRARY_IMPL(cubin, CUDA, m) {
+  TC_RAW_AND_AUTOGRAD(scaled_matmul, cuda);
+  TC_RAW_AND_AUTOGRAD(scaled_grouped_matmul, cuda);
+}
 
 }  // namespace

@@ -34,6 +34,7 @@ LISTED = (
     ("csrc/kernels/experts/order_params.h", "ExpertOrderParams"),
     ("csrc/kernels/experts/sum_params.h", "ExpertSumParams"),
     (f"{MATMUL}/finish_params.h", "FinishParams"),
+    (f"{MATMUL}/group_rows_params.h", "GroupRowsParams"),
     (f"{MATMUL}/matmul_params.h", "MatmulParams"),
     (f"{MATMUL}/mirror_params.h", "MirrorParams"),
     (f"{MATMUL}/pad_params.h", "PadParams"),

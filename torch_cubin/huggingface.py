@@ -40,7 +40,8 @@ def register() -> None:
     not returned. Calling it again changes nothing.
 
     `experts_implementation="cubin"` computes mixtures of experts by :func:`torch_cubin.moe`
-    (transformers 5), in float16 and bfloat16 on Hopper, and on the CPU.
+    (transformers 5), in float16 and bfloat16 on Hopper, and on the CPU; those of checkpoints in
+    8-bit floats too, for inference.
 
     FP8Linear, the layer of checkpoints in 8-bit floats, computes blocks of 128 x 128 by
     :func:`torch_cubin.ops.quantize` and `scaled_matmul` on Hopper and on the CPU; other calls go to
@@ -72,6 +73,9 @@ def register() -> None:
     with contextlib.suppress(ImportError):
         from transformers.integrations import finegrained_fp8
 
+        interface = getattr(finegrained_fp8, "ALL_FP8_EXPERTS_FUNCTIONS", None)
+        if interface is not None:
+            interface.register(NAME, float8_experts)
         own = getattr(finegrained_fp8, "fp8_linear", None)
         if own is not None and not hasattr(own, _OTHERS):
             finegrained_fp8.fp8_linear = _fp8_linear_before(own)
@@ -148,9 +152,53 @@ def experts(
     return mixtures.experts(hidden_states, top_k_index, top_k_weights, up, down, gate, *biases)
 
 
+def float8_experts(
+    self: torch.nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
+) -> Tensor:
+    """The same for layers of 8-bit floats (FP8Experts), for inference.
+
+    Raises InputError [input] for those whose weights or gates torch_cubin.moe does not take.
+    """
+    from torch_cubin._ops import experts as mixtures
+
+    layer: Any = self
+    reason = _why_not_float8(layer)
+    if reason:
+        raise errors.fault(
+            "input", 'experts "cubin"', f"of 8-bit floats do not take {reason}",
+            expected="float8_e4m3fn in blocks of 128 x 128, with silu(gate) * up",
+            got=type(layer).__name__,
+            advice='Call model.set_experts_implementation("grouped_mm").',
+        )  # fmt: skip
+    weights = layer.gate_up_proj.detach(), layer.down_proj.detach()
+    # Checkpoints may have scales of float8_e8m0fnu.
+    first, second = (
+        scale.detach().float()
+        for scale in (layer.gate_up_proj_scale_inv, layer.down_proj_scale_inv)
+    )
+    return mixtures.moe(
+        *(hidden_states, top_k_index, top_k_weights, *weights), w13_scale=first, w2_scale=second
+    )
+
+
+def _why_not_float8(layer: Any) -> str | None:
+    from transformers.integrations.finegrained_fp8 import FP8Experts
+
+    if not layer.has_gate or type(layer)._apply_gate is not FP8Experts._apply_gate:
+        return "a gate of the model's own"
+    if layer.gate_up_proj.dtype != torch.float8_e4m3fn:
+        return f"weights of {layer.gate_up_proj.dtype}"
+    if tuple(layer.block_size or ()) != (128, 128):
+        return f"blocks of {layer.block_size}"
+    if layer.activation_scheme != "dynamic":
+        return "fixed scales of activations"
+    if layer.swiglu_alpha is not None or layer.limit is not None:
+        return "gates with a limit"
+    return None if _activation_name(layer.act_fn) == "silu" else f"{type(layer.act_fn).__name__}"
+
+
 def _gate_activation(layer: Any) -> str | None:
     """The name by which moe() knows the activation of the layer's gate; None for other layers."""
-    from transformers import activations
     from transformers.integrations import moe as integration
 
     default = getattr(integration, "_default_apply_gate", None)
@@ -158,6 +206,12 @@ def _gate_activation(layer: Any) -> str | None:
         return None
     if not getattr(layer, "is_concatenated", True):
         return None
+    return _activation_name(layer.act_fn)
+
+
+def _activation_name(function: Any) -> str | None:
+    from transformers import activations
+
     names = {
         torch.nn.SiLU: "silu",
         torch.nn.ReLU: "relu",
@@ -165,7 +219,7 @@ def _gate_activation(layer: Any) -> str | None:
         activations.GELUActivation: "gelu",
         activations.GELUTanh: "gelu_tanh",
     }
-    return names.get(type(layer.act_fn))
+    return names.get(type(function))
 
 
 @cache

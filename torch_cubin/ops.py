@@ -27,6 +27,7 @@ matmul = torch.ops.cubin.matmul
 quantize = torch.ops.cubin.quantize
 rms_norm = torch.ops.cubin.rms_norm
 scaled_dot_product_attention = torch.ops.cubin.scaled_dot_product_attention
+scaled_grouped_matmul = torch.ops.cubin.scaled_grouped_matmul
 scaled_matmul = torch.ops.cubin.scaled_matmul
 softmax = torch.ops.cubin.softmax
 symm_square = torch.ops.cubin.symm_square
@@ -50,6 +51,7 @@ __all__ = [
     "quantize",
     "rms_norm",
     "scaled_dot_product_attention",
+    "scaled_grouped_matmul",
     "scaled_matmul",
     "softmax",
     "symm_square",

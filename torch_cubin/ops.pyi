@@ -214,6 +214,18 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor: ...
+def scaled_grouped_matmul(
+    mat_a: Tensor,
+    mat_b: Tensor,
+    scale_a: Tensor,
+    scale_recipe_a: int,
+    scale_b: Tensor,
+    scale_recipe_b: int,
+    *,
+    offs: Tensor,
+    output_dtype: dtype | None = None,
+    use_fast_accum: bool = False,
+) -> Tensor: ...
 def scaled_matmul(
     mat_a: Tensor,
     mat_b: Tensor,

@@ -15,6 +15,7 @@ from faults.launch_params import read_map
 from scaled_cases import BLOCK_1X128, BLOCK_128X128, E4M3, E5M2, ROW, TENSOR, scale_shape
 
 PARAMS = structure(f"{MATMUL}/sm90_scaled_params.h", "Sm90ScaledParams")
+GROUP_ROWS = structure(f"{MATMUL}/group_rows_params.h", "GroupRowsParams")
 QUANTIZE = structure("csrc/kernels/quantize/quantize_params.h", "QuantizeParams")
 BLOCKS, UNALIGNED = 1, 2
 op = torch.ops.cubin._scaled_matmul
@@ -24,7 +25,8 @@ quantize = torch.ops.cubin._quantize
 @pytest.fixture
 def catalog(driver, tmp_path, monkeypatch) -> dict[str, dict]:
     """A catalog of the kernels of both ops, by name."""
-    kernels = catalogs.kernels_of("scaled") + catalogs.kernels_of("quantize")
+    families = ("scaled", "groups", "quantize")
+    kernels = [kernel for family in families for kernel in catalogs.kernels_of(family)]
     catalogs.install(driver, tmp_path, monkeypatch, kernels)
     return {kernel["symbol"]: kernel for kernel in kernels}
 
@@ -89,6 +91,37 @@ def test_nothing_to_multiply_launches_nothing(driver, catalog, sizes) -> None:
     assert launches_of(driver, catalog, lambda: multiply(*sizes)) == []
 
 
+@pytest.mark.parametrize("recipes", [(ROW, ROW), (4, 5)])
+@pytest.mark.parametrize(("rows", "groups"), [(300, 3), (8, 64), (40000, 4)])
+def test_groups_of_rows(driver, catalog, rows, groups, recipes) -> None:
+    n, k = 520, 1040
+    offs = empty(groups, dtype=torch.int64)
+
+    def run() -> None:
+        b = tensors.strided((groups, k, n), (n * k, 1, k), E4M3)
+        b_scale = empty(groups, *(s for s in scale_shape(recipes[1], n, k) if s != 1))
+        a_scale = empty(*scale_shape(recipes[0], rows, k))
+        args = (empty(rows, k, dtype=E4M3), b, a_scale, recipes[0], b_scale, recipes[1])
+        torch.ops.cubin._scaled_grouped_matmul(*args, offs=offs)
+
+    first, second = launches_of(driver, catalog, run)
+    assert catalog[first["kernel"]]["kind"] == "group_rows"
+    kernel, params = catalog[second["kernel"]], launch_params.read(second, PARAMS)
+    found = launch_params.read(first, GROUP_ROWS)
+    height = kernel["tile"][0]
+    assert (found.ends, found.groups, found.limit, found.height) == (
+        offs.data_ptr(), groups, rows, height,
+    )  # fmt: skip
+    assert found.wide_ends
+    assert (params.rows, params.m, params.n) == (found.rows, rows, n)
+    assert kernel["grouped"] == 1
+    b = read_map(params.b)
+    assert b["dims"][:3] == [k, n, groups]
+    assert b["strides"][:2] == [k, n * k]
+    assert params.b_group_stride == (n if recipes[1] == ROW else 9 * 5)
+    assert second["grid"][0] <= 132
+
+
 def test_every_kernel_is_planned_for_some_sizes(driver, catalog) -> None:
     """For those of tests/gpu/test_cuda_scaled.py, which so runs every kernel."""
 
@@ -107,7 +140,11 @@ def test_every_kernel_is_planned_for_some_sizes(driver, catalog) -> None:
             quantize(x, BLOCK_1X128, gate="silu")
 
     launched = {launch["kernel"] for launch in launches_of(driver, catalog, call)}
-    assert launched == set(catalog)
+    of_groups = {
+        name for name, kernel in catalog.items()
+        if kernel.get("grouped") or kernel["kind"] == "group_rows"
+    }  # fmt: skip
+    assert launched == set(catalog) - of_groups
 
 
 def test_quantize(driver, catalog) -> None:

@@ -299,3 +299,93 @@ def test_a_models_experts(name: str) -> None:
         out.loss.backward()
         results.append((out.logits, [p.grad for p in model.parameters() if p.grad is not None]))
     torch.testing.assert_close(results[1], results[0])
+
+
+def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Data and scales of each matrix, in the layout of checkpoints, and what they stand for."""
+    parts = [torch.ops.cubin.quantize(each, 5) for each in weight]
+    return torch.stack([data for data, _ in parts]), torch.stack([s.t() for _, s in parts])
+
+
+def dequantized(data: Tensor, scale: Tensor) -> Tensor:
+    rows, columns = data.shape[-2:]
+    whole = scale.repeat_interleave(128, -2).repeat_interleave(128, -1)
+    return data.double() * whole[..., :rows, :columns]
+
+
+def float8_layer(tokens: int = 9, k: int = 2, hidden: int = 200, inner: int = 168) -> Any:
+    """Arguments of a layer of 8-bit floats, and of the same layer in float64."""
+    torch.manual_seed(0)
+    x = torch.randn(tokens, hidden, dtype=torch.bfloat16)
+    ids = torch.stack([torch.randperm(EXPERTS)[:k] for _ in range(tokens)])
+    weights = torch.rand(tokens, k)
+    w13, s13 = quantized(torch.randn(EXPERTS, 2 * inner, hidden) * hidden**-0.5)
+    w2, s2 = quantized(torch.randn(EXPERTS, hidden, inner) * inner**-0.5)
+    own = {"x": x, "topk_ids": ids, "topk_weights": weights, "w13": w13, "w2": w2}
+    wide = {"w13": dequantized(w13, s13), "w2": dequantized(w2, s2)}
+    exact = {"x": x.double(), "topk_ids": ids, "topk_weights": weights.double(), **wide}
+    return {**own, "w13_scale": s13, "w2_scale": s2}, exact
+
+
+def error_of(out: Tensor, right: Tensor) -> float:
+    """In parts of the result. Rows that are rounded to 8 bits twice have about 0.04."""
+    return float((out.double() - right).norm() / right.norm())
+
+
+def test_weights_of_8_bit_floats() -> None:
+    args, exact = float8_layer(k=3)
+    for each in (args, exact):
+        each["topk_ids"][::2, 0] = -1
+    out, right = torch_cubin.moe(**args), expected(**exact)
+    assert out.dtype == torch.bfloat16
+    assert error_of(out, right) < 0.05
+    order = ("x", "topk_ids", "topk_weights", "w13", "w13_scale", "w2", "w2_scale")
+    # PyTorch cannot compare 8-bit floats on the CPU, as test_schema does.
+    checks = ("test_autograd_registration", "test_faketensor")
+    tensors = [args[name] for name in order]
+    torch.library.opcheck(torch.ops.cubin._moe_float8, tensors, test_utils=checks)
+    empty = {name: value[:0] if value.dim() == 2 else value for name, value in args.items()}
+    assert torch_cubin.moe(**empty).shape == (0, 200)
+    with pytest.raises(RuntimeError, match=r"\[input\]: moe_float8 has no rule for derivatives"):
+        torch_cubin.moe(**{**args, "x": args["x"].requires_grad_()})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"w13_scale": None}, "torch_cubin.moe argument 'w13_scale' is missing"),
+        ({"activation": "gelu"}, "torch_cubin.moe argument 'activation' is not supported"),
+        ({"b2": torch.zeros(EXPERTS, 200)}, "torch_cubin.moe argument 'b2' is not supported"),
+        ({"w2_scale": torch.ones(EXPERTS, 2, 1)}, "moe argument 'w2_scale' has a wrong shape"),
+        ({"w2_scale": torch.ones(EXPERTS, 2, 2).double()}, "moe argument 'w2_scale' has a wrong"),
+        ({"w2": torch.zeros(EXPERTS, 200, 168)}, "moe argument 'w2' has a wrong dtype"),
+    ],
+)
+def test_errors_of_8_bit_floats(change: dict[str, Any], message: str) -> None:
+    args, _ = float8_layer()
+    with pytest.raises(RuntimeError, match=rf"\[input\]: {message}"):
+        torch_cubin.moe(**{**args, **change})
+
+
+def test_a_models_experts_of_8_bit_floats() -> None:
+    fp8 = pytest.importorskip("transformers.integrations.finegrained_fp8")
+    if not hasattr(fp8, "ALL_FP8_EXPERTS_FUNCTIONS"):
+        pytest.skip("transformers 4 has no layers of 8-bit experts")
+    torch_cubin.huggingface.register()
+    args, exact = float8_layer(hidden=256, inner=128)
+    config = transformers.Qwen3MoeConfig(
+        num_experts=EXPERTS, num_experts_per_tok=2, hidden_size=256, moe_intermediate_size=128
+    )
+    layer = fp8.FP8Experts(config, block_size=(128, 128)).requires_grad_(False)
+    layer.gate_up_proj.copy_(args["w13"])
+    layer.gate_up_proj_scale_inv.copy_(args["w13_scale"])
+    layer.down_proj.copy_(args["w2"])
+    layer.down_proj_scale_inv.copy_(args["w2_scale"])
+    run = fp8.ALL_FP8_EXPERTS_FUNCTIONS["cubin"]
+    inputs = args["x"], args["topk_ids"], args["topk_weights"]
+    out = run(layer, *inputs)
+    torch.testing.assert_close(out, torch_cubin.moe(**args))
+    assert error_of(out, expected(**exact)) < 0.05
+    layer.limit = 7.0
+    with pytest.raises(torch_cubin.Error, match=r"\[input\]: experts .* gates with a limit"):
+        run(layer, *inputs)

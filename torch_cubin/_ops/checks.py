@@ -152,6 +152,7 @@ def _replacement(op: str) -> str:
         return ", or use torch.matmul"
     functions = {
         "linear": "linear",
+        "scaled_grouped": "scaled_grouped_mm",
         "grouped": "grouped_mm",
         "scaled_matmul": "scaled_mm",
         "layer_norm": "layer_norm",

@@ -27,6 +27,8 @@ def moe(
     activation: str | Gate = "silu",
     b13: Tensor | None = None,
     b2: Tensor | None = None,
+    w13_scale: Tensor | None = None,
+    w2_scale: Tensor | None = None,
 ) -> Tensor:
     """A mixture of experts' output: each token's experts, by their weights.
 
@@ -48,6 +50,11 @@ def moe(
             product (rows, w13.shape[1]) to the second one's rows (rows, w2.shape[2]), which is the
             model's own gate, or an activation without one.
         b13, b2: the experts' biases, (experts, w13.shape[1]) and (experts, hidden).
+        w13_scale, w2_scale: for w13 and w2 of float8_e4m3fn, which are for inference, with silu and
+            without biases: float32 scales of their blocks of 128 x 128, (experts,
+            ceil(2 * inner / 128), ceil(hidden / 128)) and (experts, ceil(hidden / 128),
+            ceil(inner / 128)), as DeepSeek's checkpoints have them. Rows are quantised with a scale
+            for each 128 columns.
 
     Returns:
         (tokens, hidden), of x's dtype.
@@ -81,6 +88,20 @@ def moe(
         if bias is not None and bias.shape != weight.shape[:2]:
             got = str(tuple(bias.shape))
             raise _fault(name, "has a wrong shape", str(tuple(weight.shape[:2])), got)
+    if w13_scale is not None or w2_scale is not None or w13.dtype == torch.float8_e4m3fn:
+        if w13_scale is None or w2_scale is None:
+            missing = "w13_scale" if w13_scale is None else "w2_scale"
+            raise _fault(missing, "is missing", "scales of both weights", "None")
+        if activation != "silu":
+            what = "is not supported with weights of 8-bit floats"
+            raise _fault("activation", what, "'silu'", repr(activation)[:200])
+        if b13 is not None or b2 is not None:
+            what = "is not supported with weights of 8-bit floats"
+            raise _fault("b2" if b13 is None else "b13", what, "None", "a tensor")
+        name = "_moe_float8_autograd" if torch.is_grad_enabled() else "_moe_float8"
+        op = getattr(torch.ops.cubin, name).default
+        result: Tensor = op(x, topk_ids, topk_weights, w13, w13_scale, w2, w2_scale)
+        return result
     if isinstance(activation, str) and b13 is None and b2 is None:
         return _moe(x, topk_ids, topk_weights, w13, w2, activation)
     gate = gated(ACTIVATIONS[activation]) if isinstance(activation, str) else activation

@@ -72,7 +72,7 @@ def _grouped_flops(mat_a: Tensor, mat_b: Tensor, *args: Any, out_val: Tensor, **
 
 
 def _scaled_flops(mat_a: Tensor, mat_b: Tensor, *args: Any, **kwargs: Any) -> int:
-    return 2 * mat_a.shape[0] * mat_a.shape[1] * mat_b.shape[1]
+    return 2 * mat_a.shape[0] * mat_a.shape[1] * mat_b.shape[-1]
 
 
 def _moe_flops(
@@ -87,6 +87,19 @@ def _moe_flops(
     """As if every id were an expert's."""
     matrices = w13.shape[1] * w13.shape[2] + w2.shape[1] * w2.shape[2]
     return 2 * topk_ids.numel() * matrices
+
+
+def _moe_float8_flops(
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    w13: Tensor,
+    w13_scale: Tensor,
+    w2: Tensor,
+    *args: Any,
+    **kw: Any,
+) -> int:
+    return _moe_flops(x, topk_ids, topk_weights, w13, w2)
 
 
 def _moe_backward_flops(
@@ -215,7 +228,9 @@ def register(counter: ModuleType) -> None:
         ("linear_activation_backward", _linear_aux_flops),
         (raw_ops.GROUPED, _grouped_flops),
         (raw_ops.SCALED, _scaled_flops),
+        (raw_ops.SCALED_GROUPED, _scaled_flops),
         (raw_ops.MOE, _moe_flops),
+        (raw_ops.MOE_FLOAT8, _moe_float8_flops),
         ("scaled_dot_product_attention", _attention_flops),
         ("attention_forward", _attention_flops),
         (raw_ops.E4M3, _attention_e4m3_flops),

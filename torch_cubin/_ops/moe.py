@@ -12,14 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_cubin._ops import autograd, checks, experts, fused_autograd, raw_ops
+from torch_cubin._ops import autograd, checks, experts, fused_autograd, raw_ops, refusals
 from torch_cubin._ops.autograd import ACTIVATIONS
 from torch_cubin._ops.batch_invariant import is_batch_invariant
 from torch_cubin._ops.raw_ops import MOE as NAME
+from torch_cubin._ops.raw_ops import MOE_FLOAT8
 from torch_cubin._ops.vmap import one_by_one, register_rule
 from torch_cubin._pytorch import operators, transforms
 
 _NAMES = ("x", "topk_ids", "topk_weights", "w13", "w2")
+_FLOAT8_NAMES = ("x", "topk_ids", "topk_weights", "w13", "w13_scale", "w2", "w2_scale")
 
 _moe = torch.ops.cubin._moe.default
 _forward = torch.ops.cubin._moe_forward.default
@@ -71,6 +73,17 @@ def _fake_backward(
             for weight, wanted in ((w13, of_w13), (w2, of_w2))
         ),
     )
+
+
+def _fake_float8(x: Tensor, *tensors: Tensor) -> Tensor:
+    for name, tensor in zip(_FLOAT8_NAMES, (x, *tensors), strict=True):
+        checks.check_dense(NAME, name, tensor)
+    described = {
+        name: checks.described(tensor)
+        for name, tensor in zip(_FLOAT8_NAMES, (x, *tensors), strict=True)
+    }
+    checks.ask("check_moe_float8", described)
+    return x.new_empty(x.shape)
 
 
 def _like_weight(weight: Tensor) -> Tensor:
@@ -160,6 +173,10 @@ def register(library: torch.library.Library) -> None:
     for name in raw_ops.raw_names(NAME):
         operators.register_fake(f"cubin::{name}", _fake, library)
         register_rule(library, name, _rule)
+    for name in raw_ops.raw_names(MOE_FLOAT8):
+        operators.register_fake(f"cubin::{name}", _fake_float8, library)
+    advice = "Call it under torch.no_grad(): weights of 8-bit floats are for inference."
+    refusals.refuse_transforms(library, MOE_FLOAT8, advice=advice)
     operators.register_fake("cubin::_moe_forward", _fake_forward, library)
     operators.register_fake("cubin::_moe_backward", _fake_backward, library)
     if transforms.DERIVATIVES.available:  # else no_derivatives.py refuses them

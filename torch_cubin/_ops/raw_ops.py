@@ -21,13 +21,20 @@ ATTENTION = ("scaled_dot_product_attention", "attention_forward", "attention_bac
 E4M3 = "attention_forward_e4m3"  # called by flash_attention of float8_e4m3fn
 GROUPED = "grouped_matmul"
 SCALED, QUANTIZE = "scaled_matmul", "quantize"
-MOE = "moe"  # called by torch_cubin.moe
+SCALED_GROUPED = "scaled_grouped_matmul"
+MOE, MOE_FLOAT8 = "moe", "moe_float8"  # called by torch_cubin.moe
 EXPERTS = ("expert_rows", "expert_sum")  # parts of layers that are differentiated
 KV_CACHE = "flash_attention_with_kvcache"
-FLOAT8 = (E4M3, SCALED, QUANTIZE)  # autocast does not cast their arguments
+FLOAT8 = (
+    E4M3,
+    SCALED,
+    SCALED_GROUPED,
+    QUANTIZE,
+    MOE_FLOAT8,
+)  # autocast does not cast their arguments
 ALL = (
-    *(*PRODUCTS, *SYMMETRIC, ADDMM_INTO, *FUSED, GROUPED, SCALED, QUANTIZE),
-    *(MOE, *EXPERTS, *ATTENTION, E4M3, KV_CACHE),
+    *(*PRODUCTS, *SYMMETRIC, ADDMM_INTO, *FUSED, GROUPED, SCALED, SCALED_GROUPED, QUANTIZE),
+    *(MOE, MOE_FLOAT8, *EXPERTS, *ATTENTION, E4M3, KV_CACHE),
 )
 # Parts of the public ops in rows.py and cross_entropy.py, which have all of their rules.
 ROWS = (
@@ -35,7 +42,7 @@ ROWS = (
     *("cross_entropy", "cross_entropy_backward"),
 )
 # Parts of cubin::linear and cubin::addmm, and ops that Python functions call.
-_WITHOUT_PUBLIC_OP = ("linear_activation", "addmm_dtype", *FUSED, MOE, *EXPERTS)
+_WITHOUT_PUBLIC_OP = ("linear_activation", "addmm_dtype", *FUSED, MOE, MOE_FLOAT8, *EXPERTS)
 # attention_forward has the derivative of scaled_dot_product_attention.
 _WITHOUT_AUTOGRAD = ("scaled_dot_product_attention", *FUSED)
 # Autograd variants with formulas; those of FLOAT8, KV_CACHE and ADDMM_INTO refuse to be

@@ -1,5 +1,5 @@
-"""scaled_matmul (csrc/ops/scaled/scaled.h) and quantize (csrc/ops/quantize/quantize.h): fake
-kernels, and errors for transforms."""
+"""scaled_matmul, scaled_grouped_matmul (csrc/ops/scaled/scaled.h) and quantize
+(csrc/ops/quantize/quantize.h): fake kernels, and errors for transforms."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from torch_cubin._ops import checks, raw_ops, refusals
-from torch_cubin._ops.raw_ops import QUANTIZE, SCALED
+from torch_cubin._ops.raw_ops import QUANTIZE, SCALED, SCALED_GROUPED
 from torch_cubin._pytorch import operators
 
 # The numbers of torch.nn.functional.ScalingType.
@@ -28,19 +28,51 @@ def _scaled_matmul(
     use_fast_accum: bool = False,
 ) -> Tensor:
     tensors = {"mat_a": mat_a, "mat_b": mat_b, "scale_a": scale_a, "scale_b": scale_b, "bias": bias}
+    recipes = scale_recipe_a, scale_recipe_b
+    return _fake_product(SCALED, "check_scaled", tensors, recipes, output_dtype, use_fast_accum)
+
+
+def _scaled_grouped_matmul(
+    mat_a: Tensor,
+    mat_b: Tensor,
+    scale_a: Tensor,
+    scale_recipe_a: int,
+    scale_b: Tensor,
+    scale_recipe_b: int,
+    *,
+    offs: Tensor,
+    output_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
+) -> Tensor:
+    tensors = {"mat_a": mat_a, "mat_b": mat_b, "scale_a": scale_a, "scale_b": scale_b, "offs": offs}
+    recipes, check = (scale_recipe_a, scale_recipe_b), "check_scaled_grouped"
+    return _fake_product(SCALED_GROUPED, check, tensors, recipes, output_dtype, use_fast_accum)
+
+
+def _fake_product(
+    op: str,
+    check: str,
+    tensors: dict[str, Tensor | None],
+    recipes: tuple[int, int],
+    output_dtype: torch.dtype | None,
+    use_fast_accum: bool,
+) -> Tensor:
+    """Checks the call and returns its output without data."""
     given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     for name, tensor in given.items():
-        checks.check_dense(SCALED, name, tensor)
+        checks.check_dense(op, name, tensor)
     dtype = torch.bfloat16 if output_dtype is None else output_dtype
     call = {
         "tensors": {name: checks.described(tensor) for name, tensor in given.items()},
-        "recipe_a": scale_recipe_a,
-        "recipe_b": scale_recipe_b,
+        "recipe_a": recipes[0],
+        "recipe_b": recipes[1],
         "output_dtype": str(dtype).removeprefix("torch."),
         "use_fast_accum": use_fast_accum,
     }
-    checks.ask("check_scaled", call)
-    return mat_a.new_empty(checks.product_shape(list(mat_a.shape), list(mat_b.shape)), dtype=dtype)
+    checks.ask(check, call)
+    mat_a, mat_b = given["mat_a"], given["mat_b"]
+    shape = checks.product_shape(list(mat_a.shape), list(mat_b.shape[-2:]))
+    return mat_a.new_empty(shape, dtype=dtype)
 
 
 def _quantize(
@@ -73,10 +105,12 @@ def _quantize(
 
 
 def register(library: torch.library.Library) -> None:
-    for op, fake in ((SCALED, _scaled_matmul), (QUANTIZE, _quantize)):
+    fakes = {SCALED: _scaled_matmul, SCALED_GROUPED: _scaled_grouped_matmul, QUANTIZE: _quantize}
+    for op, fake in fakes.items():
         for name in raw_ops.raw_names(op):
             operators.register_fake(f"cubin::{name}", fake, library)
     advice = "Call it under torch.no_grad(); its derivative needs operands in other scales."
-    refusals.refuse_transforms(library, SCALED, advice=advice)
+    for op in (SCALED, SCALED_GROUPED):
+        refusals.refuse_transforms(library, op, advice=advice)
     advice = "Call it under torch.no_grad(), or on x.detach()."
     refusals.refuse_transforms(library, QUANTIZE, advice=advice)

@@ -23,6 +23,7 @@ namespace torch_cubin::TC_KERNEL {
 using namespace sm90;
 
 constexpr int kBlockK = 128;
+constexpr bool kGrouped = TC_GROUPED;  // whether each group of rows has a B of its own
 
 struct Config {
   static constexpr Float8 kA = Float8::TC_A, kB = Float8::TC_B;
@@ -62,26 +63,45 @@ struct Config {
 template <class C>
 struct Walk {
   const Sm90ScaledParams& p;
-  int step, tile;
+  int step, tile, tiles_m;
   int m0, n0;
+  // Of the tile: where its group's rows end, the group, and whether its end was wrong.
+  int m_end;
+  int group = 0;
+  bool is_wrong = false;
 
   // Every `every`-th of the block's tiles, from number `first` on.
   TC_DEVICE explicit Walk(const Sm90ScaledParams& params, int first = 0, int every = 1)
-      : p(params), step(every * gridDim.x), tile(blockIdx.x + first * gridDim.x - step) {}
+      : p(params), step(every * gridDim.x), tile(blockIdx.x + first * gridDim.x - step) {
+    tiles_m = kGrouped ? p.rows[0].m0 : p.tiles_m;
+    m_end = p.m;
+  }
 
-  // Groups of `group` rows of tiles, column by column, with columns reversed in every other group.
+  // Bands of `group` rows of tiles, column by column, with columns reversed in every other one.
   TC_DEVICE bool next() {
     tile += step;
-    if (tile >= p.tiles_m * p.tiles_n) return false;
-    const int group = tile / (p.group * p.tiles_n);
-    const int inside = tile - group * p.group * p.tiles_n;
-    const int height = min(p.group, p.tiles_m - group * p.group);
+    if (tile >= tiles_m * p.tiles_n) return false;
+    const int band = tile / (p.group * p.tiles_n);
+    const int inside = tile - band * p.group * p.tiles_n;
+    const int height = min(p.group, tiles_m - band * p.group);
     int column = inside / height;
-    const int row = group * p.group + inside - column * height;
-    if (group & 1) column = p.tiles_n - 1 - column;
-    m0 = row * C::kTileM;
+    const int row = band * p.group + inside - column * height;
+    if (band & 1) column = p.tiles_n - 1 - column;
     n0 = column * C::kTileN;
+    if constexpr (kGrouped) {
+      const GroupRow own = p.rows[1 + row];
+      m0 = own.m0;
+      m_end = own.m_end;
+      group = own.group;
+      is_wrong = own.is_wrong;
+    } else {
+      m0 = row * C::kTileM;
+    }
     return true;
+  }
+
+  TC_DEVICE const float* scale_b() const {
+    return kGrouped ? p.scale_b + group * p.b_group_stride : p.scale_b;
   }
 };
 
@@ -129,7 +149,11 @@ TC_DEVICE void load_tiles(const Sm90ScaledParams& p, const Shared<C>& shared) {
       const u32 arrived = shared.full(stage.number), to = shared.tiles(stage.number);
       barrier_expect(arrived, p.stage_bytes);
       tma_load(to, &p.a, arrived, i * kBlockK, walk.m0);
-      tma_load(to + C::kABytes, &p.b, arrived, i * kBlockK, walk.n0);
+      if constexpr (kGrouped) {
+        tma_load(to + C::kABytes, &p.b, arrived, i * kBlockK, walk.n0, walk.group, 0, 0);
+      } else {
+        tma_load(to + C::kABytes, &p.b, arrived, i * kBlockK, walk.n0);
+      }
     }
   }
 }
@@ -140,8 +164,8 @@ TC_DEVICE void load_scales(const Sm90ScaledParams& p, const Shared<C>& shared) {
   Walk<C> walk(p);
   Stage<C> stage;
   while (walk.next()) {
-    ScaleCopies<C::kTileM> rows(p.scale_a, walk.m0, p.m, p.a_shift, p.a_stride);
-    ScaleCopies<C::kScaleColumns> columns(p.scale_b, walk.n0, p.n, p.b_shift, p.b_stride);
+    ScaleCopies<C::kTileM> rows(p.scale_a, walk.m0, walk.m_end, p.a_shift, p.a_stride);
+    ScaleCopies<C::kScaleColumns> columns(walk.scale_b(), walk.n0, p.n, p.b_shift, p.b_stride);
 #pragma unroll 1
     for (int i = 0; i < p.k_blocks; ++i, stage.advance()) {
       barrier_wait_bounded(shared.empty(stage.number), stage.phase ^ 1);
@@ -321,10 +345,13 @@ TC_DEVICE void consume(const Sm90ScaledParams& p, const Shared<C>& shared, int w
   int turn = 0;  // of the warp's staging buffers
   while (walk.next()) {
     Columns<C::kTileN> columns;
-    columns.load(p, walk.n0);
+    columns.load(p, walk.scale_b(), walk.n0);
     float rows[C::kBlocksM][2];
 #pragma unroll
-    for (int i = 0; i < C::kBlocksM; ++i) load_rows(rows[i], p, walk.m0 + own.own_row + i * 64);
+    for (int i = 0; i < C::kBlocksM; ++i) {
+      load_rows(rows[i], p, walk.m0 + own.own_row + i * 64, walk.m_end);
+      if (walk.is_wrong) rows[i][0] = rows[i][1] = __int_as_float(0x7fc00000);
+    }
 
     typename Consumer<C>::Sum sum;
     if constexpr (C::kPromoted) {
@@ -335,7 +362,8 @@ TC_DEVICE void consume(const Sm90ScaledParams& p, const Shared<C>& shared, int w
     const int m = walk.m0 + own.first_row + warp % 4 * 16;
 #pragma unroll
     for (int i = 0; i < C::kBlocksM; ++i) {
-      store_rows_of_type<C>(p, walk.n0, staging, turn, m + 64 * i, rows[i], columns, sum[i]);
+      store_rows_of_type<C, kGrouped>(p, walk.n0, staging, turn, m + 64 * i, walk.m_end, rows[i],
+                                      columns, sum[i]);
     }
     if (C::kPingPong) own.stage.advance(p.k_blocks);
   }
@@ -396,12 +424,14 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
   "dynamic_shared": "{t.shared}",
   "accepted_spill": {"sm_90a": 24},
   "defines": {"TC_A": "{d.a}", "TC_B": "{d.b}", "TC_PARTS": "{t.parts}",
-              "TC_COLUMNS": "{t.columns}", "TC_PING_PONG": "{t.ping_pong}"},
+              "TC_COLUMNS": "{t.columns}", "TC_PING_PONG": "{t.ping_pong}",
+              "TC_GROUPED": "{g.grouped}"},
+  "grouped": "{g.grouped}",
   "math": "{t.math}"},
  "kernels": [
   {"name": "sm90_scaled_matmul_e4m3_{t.math}_{t.name}",
    "for": {
-    "d": [{"a": "e4m3", "b": "e4m3"}],
+    "d": [{"a": "e4m3", "b": "e4m3"}], "g": [{"grouped": 0}],
     "t": [
      {"math": "fast", "parts": 0, "columns": 0, "ping_pong": 1, "name": "128x128_ping_pong",
       "tile": [128, 128, 128], "stages": 5, "threads": 384, "shared": 229472,
@@ -456,9 +486,28 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
       "cost": {"k_tile": 250, "fixed": 900}}]}},
   {"name": "sm90_scaled_matmul_{d.a}_{d.b}_{t.math}_{t.name}",
    "for": {
-    "d": [{"a": "e4m3", "b": "e5m2"}, {"a": "e5m2", "b": "e4m3"}],
+    "d": [{"a": "e4m3", "b": "e5m2"}, {"a": "e5m2", "b": "e4m3"}], "g": [{"grouped": 0}],
     "t": [
      {"math": "promoted", "parts": 2, "columns": 0, "ping_pong": 0, "name": "128x128",
       "tile": [128, 128, 128], "stages": 5, "threads": 384, "shared": 232112,
-      "cost": {"k_tile": 460, "fixed": 1600}}]}}]}
+      "cost": {"k_tile": 460, "fixed": 1600}}]}},
+  {"name": "sm90_scaled_grouped_matmul_e4m3_{t.math}_{t.name}",
+   "for": {
+    "d": [{"a": "e4m3", "b": "e4m3"}], "g": [{"grouped": 1}],
+    "t": [
+     {"math": "fast", "parts": 0, "columns": 0, "ping_pong": 1, "name": "128x128_ping_pong",
+      "tile": [128, 128, 128], "stages": 5, "threads": 384, "shared": 229472,
+      "cost": {"k_tile": 389, "fixed": 350, "once": 2700}},
+     {"math": "fast", "parts": 0, "columns": 0, "ping_pong": 0, "name": "64x128",
+      "tile": [64, 128, 128], "stages": 8, "threads": 256, "shared": 229512,
+      "cost": {"k_tile": 220, "fixed": 1300}},
+     {"math": "promoted", "parts": 1, "columns": 0, "ping_pong": 0, "name": "256x128",
+      "tile": [256, 128, 128], "stages": 3, "threads": 384, "shared": 216176,
+      "cost": {"k_tile": 880, "fixed": 3300}},
+     {"math": "promoted", "parts": 2, "columns": 0, "ping_pong": 0, "name": "128x128",
+      "tile": [128, 128, 128], "stages": 5, "threads": 384, "shared": 232112,
+      "cost": {"k_tile": 460, "fixed": 1600}},
+     {"math": "promoted", "parts": 2, "columns": 0, "ping_pong": 0, "name": "64x128",
+      "tile": [64, 128, 128], "stages": 8, "threads": 256, "shared": 231688,
+      "cost": {"k_tile": 245, "fixed": 1600}}]}}]}
 */

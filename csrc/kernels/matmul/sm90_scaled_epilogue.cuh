@@ -25,13 +25,13 @@ TC_DEVICE float load_bias_of(const Sm90ScaledParams& p, tc_int64 at) {
 
 TC_DEVICE float shuffled(float value, int lane) { return __shfl_sync(~0u, value, lane); }
 
-// The scales of a lane's two rows: row m, and the one 8 below.
-TC_DEVICE void load_rows(float (&rows)[2], const Sm90ScaledParams& p, int m) {
+// The scales of a lane's two rows: row m, and the one 8 below, of those before m_end.
+TC_DEVICE void load_rows(float (&rows)[2], const Sm90ScaledParams& p, int m, int m_end) {
   const bool blocks = p.flags & kScaledBlocks;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int own = m + 8 * i;
-    rows[i] = blocks || own >= p.m ? 1.0f : p.scale_a[own * p.a_stride];
+    rows[i] = blocks || own >= m_end ? 1.0f : p.scale_a[own * p.a_stride];
   }
 }
 
@@ -41,13 +41,13 @@ struct Columns {
   static constexpr int kOwn = kTileN / 32;
   float scale[kOwn], bias[kOwn];
 
-  TC_DEVICE void load(const Sm90ScaledParams& p, int n0) {
+  TC_DEVICE void load(const Sm90ScaledParams& p, const float* scales, int n0) {
     const bool blocks = p.flags & kScaledBlocks;
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
       const int n = n0 + 32 * i + threadIdx.x % 32;
       const bool exists = n < p.n;
-      scale[i] = blocks || !exists ? 1.0f : p.scale_b[n * p.b_stride];
+      scale[i] = blocks || !exists ? 1.0f : scales[n * p.b_stride];
       bias[i] = exists && p.bias != nullptr ? load_bias_of(p, n * p.bias_stride) : 0.0f;
     }
   }
@@ -105,15 +105,18 @@ TC_DEVICE void store_e4m3(const float (&x)[kColumns / 2], unsigned char* out, tc
   }
 }
 
-// Scales, rounds and stores one warp's 16 rows from row m on.
-template <class O>
+// Scales, rounds and stores one warp's 16 rows from row m on, up to m_end. With kGrouped others may
+// follow.
+template <class O, bool kGrouped>
 TC_DEVICE void store_rows(const Sm90ScaledParams& p, int n0, u32 staging, int& turn, int m,
-                          const float (&rows)[2], const Columns<O::kTileN>& columns,
+                          int m_end, const float (&rows)[2], const Columns<O::kTileN>& columns,
                           const float (&sum)[O::kTileN / 2]) {
   const int lane = threadIdx.x % 32;
-  const bool unaligned = p.flags & kScaledOutUnaligned;
+  const bool unaligned = p.flags & kScaledOutUnaligned || (kGrouped && m_end - m < 16);
   // NOTE: a branch for each panel; one for each shuffle took a tenth of a product with K of 1536.
-  const bool plain = p.flags & kScaledBlocks && p.bias == nullptr;
+  // Rows of a group with a wrong end have the factor NaN.
+  const bool factors = kGrouped && rows[0] != 1.0f;
+  const bool plain = p.flags & kScaledBlocks && p.bias == nullptr && !factors;
 #pragma unroll
   for (int panel = 0; panel < O::kTileN / O::kPanel; ++panel) {
     float x[O::kPanel / 2];
@@ -122,7 +125,7 @@ TC_DEVICE void store_rows(const Sm90ScaledParams& p, int n0, u32 staging, int& t
     if (!plain) columns.template apply<O::kPanel>(x, panel * O::kPanel, rows);
     const int n = n0 + panel * O::kPanel;
     const tc_int64 at = m * p.out_stride + n;
-    const int left_m = p.m - m, left_n = p.n - n;
+    const int left_m = m_end - m, left_n = p.n - n;
     if (O::kElement == 4 && unaligned) {
       if (p.out_type == kScaledE4m3) {
         store_e4m3<O::kPanel>(x, static_cast<unsigned char*>(p.out) + at, p.out_stride, left_m,
@@ -141,6 +144,8 @@ TC_DEVICE void store_rows(const Sm90ScaledParams& p, int n0, u32 staging, int& t
           store_panel_unaligned<O>(buffer, static_cast<u16*>(p.out) + at, p.out_stride,
                                    min(16, left_m), min(O::kPanel, left_n));
         }
+        // next_buffer counts a group for each buffer, of the TMA's stores and of these.
+        if (kGrouped && lane == 0) tma_store_commit();
         continue;
       }
     }
@@ -153,16 +158,19 @@ TC_DEVICE void store_rows(const Sm90ScaledParams& p, int n0, u32 staging, int& t
   }
 }
 
-template <class C, class Sum>
+template <class C, bool kGrouped, class Sum>
 TC_DEVICE void store_rows_of_type(const Sm90ScaledParams& p, int n0, u32 staging, int& turn, int m,
-                                  const float (&rows)[2], const Columns<C::kTileN>& columns,
-                                  const Sum& sum) {
+                                  int m_end, const float (&rows)[2],
+                                  const Columns<C::kTileN>& columns, const Sum& sum) {
   if (p.out_type == kScaledBFloat16) {
-    store_rows<Output<C, DType::bfloat16>>(p, n0, staging, turn, m, rows, columns, sum);
+    store_rows<Output<C, DType::bfloat16>, kGrouped>(p, n0, staging, turn, m, m_end, rows, columns,
+                                                     sum);
   } else if (p.out_type == kScaledFloat16) {
-    store_rows<Output<C, DType::float16>>(p, n0, staging, turn, m, rows, columns, sum);
+    store_rows<Output<C, DType::float16>, kGrouped>(p, n0, staging, turn, m, m_end, rows, columns,
+                                                    sum);
   } else {
-    store_rows<Output<C, DType::float32>>(p, n0, staging, turn, m, rows, columns, sum);
+    store_rows<Output<C, DType::float32>, kGrouped>(p, n0, staging, turn, m, m_end, rows, columns,
+                                                    sum);
   }
 }
 

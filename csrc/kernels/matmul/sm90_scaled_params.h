@@ -9,11 +9,18 @@
 // Products of each 128 of K are added in float32, unless the kernel is `fast`: then the tensor
 // cores, whose sums have about 14 bits, add all of K.
 //
+// Kernels of `grouped` entries multiply the rows of each group by a matrix of its own, B[group],
+// with the scales at scale_b + group * b_group_stride. `rows` has the rows of tiles, of tile M rows
+// (group_rows.h); rows of no group are not written.
+//
 // Tensor maps, innermost dim first, swizzled by 128 bytes; boxes in parentheses:
 //   A: {K (128), M (tile M, or all of fewer)}   B: {K (128), N (tile N)}
+//   grouped: B has a third dim, groups (1), and two more of size 1
 //   out: {N (a panel: 128 bytes, or 64 if these divide the tile), M (16)}, swizzled by the panel's
 //     bytes
 #pragma once
+
+#include "group_rows.h"
 
 namespace torch_cubin {
 
@@ -39,6 +46,8 @@ struct Sm90ScaledParams {
   long long out_stride;                                  // elements
   long long a_stride, b_stride, a_stride_k, b_stride_k;  // of scales, elements
   long long bias_stride;
+  const GroupRow* rows;      // grouped
+  long long b_group_stride;  // grouped: of scales, elements
   int a_shift, b_shift;  // 0: a scale for each row of A (B); 7: for 128 of them
   int m, n;
   int k_blocks;     // of 128

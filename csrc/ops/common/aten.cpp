@@ -5,6 +5,7 @@
 
 #include "cubin/error.h"
 #include "ops/common/stable_ops.h"
+#include "pytorch/contiguous.h"
 #include "pytorch/torch_error.h"
 
 namespace torch_cubin {
@@ -56,5 +57,11 @@ bool aten_equal(const Tensor& a, const Tensor& b) {
 void fail_stable_op(const char* call) { fail_by_pytorch("PyTorch's " + op_in(call)); }
 
 Tensor detach(const Tensor& tensor) { return call_aten("aten::detach", tensor); }
+
+Tensor as_contiguous(const Tensor& tensor) {
+  const TensorView view(tensor);
+  const bool already = is_contiguous(view.sizes, view.strides, view.dim);
+  return already ? tensor : torch::stable::contiguous(detach(tensor));
+}
 
 }  // namespace torch_cubin

@@ -32,4 +32,7 @@ bool aten_equal(const Tensor& a, const Tensor& b);
 // Without a backward graph and without a tangent.
 Tensor detach(const Tensor& tensor);
 
+// The tensor itself, or a contiguous copy.
+Tensor as_contiguous(const Tensor& tensor);
+
 }  // namespace torch_cubin

@@ -24,9 +24,14 @@ void check_rank(const char* name, const TensorView& view, int64_t rank) {
 
 // All arguments but x's own rank and the ids.
 void check_weights(const TensorView& x, int64_t k, const TensorView& topk_weights,
-                   const TensorView& w13, const TensorView& w2) {
-  check_like(kMoeOp, "w13", w13, "x", x);
-  check_like(kMoeOp, "w2", w2, "x", x);
+                   const TensorView& w13, const TensorView& w2, ScalarType weights_dtype) {
+  if (weights_dtype == x.dtype) {
+    check_like(kMoeOp, "w13", w13, "x", x);
+    check_like(kMoeOp, "w2", w2, "x", x);
+  } else {
+    check_side(kMoeOp, "w13", w13, "x", x, weights_dtype);
+    check_side(kMoeOp, "w2", w2, "x", x, weights_dtype);
+  }
   check_rank("w2", w2, 3);
   check_device(kMoeOp, "topk_weights", topk_weights, "x", x);
   check_float_dtype(kMoeOp, "topk_weights", topk_weights, "PyTorch's products");
@@ -44,6 +49,11 @@ void check_weights(const TensorView& x, int64_t k, const TensorView& topk_weight
 
 void check_moe(const TensorView& x, const TensorView& topk_ids, const TensorView& topk_weights,
                const TensorView& w13, const TensorView& w2) {
+  check_moe_of(x, topk_ids, topk_weights, w13, w2, x.dtype);
+}
+
+void check_moe_of(const TensorView& x, const TensorView& topk_ids, const TensorView& topk_weights,
+                  const TensorView& w13, const TensorView& w2, ScalarType weights_dtype) {
   check_float_dtype(kMoeOp, "x", x, "PyTorch's products");
   check_rank("x", x, 2);
   check_rank("topk_ids", topk_ids, 2);
@@ -52,7 +62,7 @@ void check_moe(const TensorView& x, const TensorView& topk_ids, const TensorView
     fail_dtype(kMoeOp, "topk_ids", "int32 or int64", topk_ids);
   }
   check_sizes_of("topk_ids", topk_ids, {x.sizes[0], topk_ids.sizes[1]});
-  check_weights(x, topk_ids.sizes[1], topk_weights, w13, w2);
+  check_weights(x, topk_ids.sizes[1], topk_weights, w13, w2, weights_dtype);
 }
 
 void check_moe_backward(const TensorView& grad, const TensorView& x, const TensorView& topk_weights,
@@ -60,7 +70,7 @@ void check_moe_backward(const TensorView& grad, const TensorView& x, const Tenso
                         const TensorView& order) {
   check_rank("x", x, 2);
   check_rank("topk_weights", topk_weights, 2);
-  check_weights(x, topk_weights.sizes[1], topk_weights, w13, w2);
+  check_weights(x, topk_weights.sizes[1], topk_weights, w13, w2, x.dtype);
   const int64_t rows = topk_weights.sizes[0] * topk_weights.sizes[1];
   check_like(kMoeOp, "grad", grad, "x", x);
   check_like(kMoeOp, "before", before, "x", x);

@@ -25,6 +25,10 @@ constexpr const char* kMoeOp = "moe";
 void check_moe(const TensorView& x, const TensorView& topk_ids, const TensorView& topk_weights,
                const TensorView& w13, const TensorView& w2);
 
+// The same, of weights of another dtype than x's.
+void check_moe_of(const TensorView& x, const TensorView& topk_ids, const TensorView& topk_weights,
+                  const TensorView& w13, const TensorView& w2, ScalarType weights_dtype);
+
 // The same for tensors that Python describes, by their names.
 void check_described_moe(const nlohmann::json& tensors);
 
@@ -32,6 +36,17 @@ Tensor moe_cpu(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weigh
                const Tensor& w13, const Tensor& w2, const std::string& activation);
 Tensor moe_cuda(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weights,
                 const Tensor& w13, const Tensor& w2, const std::string& activation);
+
+// silu as the gate of weights of float8_e4m3fn, w13 (experts, 2 * inner, hidden) and w2, with
+// float32 scales of 128x128 blocks: (experts, ceil(outputs / 128), ceil(inputs / 128)). Rows are
+// quantised with scales of 1x128.
+void check_described_moe_float8(const nlohmann::json& tensors);
+Tensor moe_float8_cpu(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weights,
+                      const Tensor& w13, const Tensor& w13_scale, const Tensor& w2,
+                      const Tensor& w2_scale);
+Tensor moe_float8_cuda(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weights,
+                       const Tensor& w13, const Tensor& w13_scale, const Tensor& w2,
+                       const Tensor& w2_scale);
 
 // ---- with derivatives ---------------------------------------------------------------------------
 
@@ -98,6 +113,14 @@ struct ExpertOrder {
 
 constexpr int64_t expert_order_size(int64_t rows, int64_t experts) { return 2 * rows + experts; }
 
+// The same on the CPU, and its parts; ids are (tokens, k), of any layout.
+Tensor order_on_host(const Tensor& topk_ids, int64_t experts);
+struct HostOrder {
+  HostOrder(const Tensor& memory, int64_t rows, int64_t experts);
+
+  Tensor tokens, places, ends;
+};
+
 // `ids`: contiguous, (tokens, k), not empty.
 ExpertOrder order_experts(const Device& device, const TensorView& ids, int64_t experts);
 
@@ -121,11 +144,11 @@ void gate_experts(const Device& device, const ExpertGate& gate);
 void sum_experts(const Device& device, const Tensor& rows, const int* places, int64_t k,
                  const std::optional<Tensor>& weights, const Tensor& out);
 
+// x[tokens[i]] for each row i of the experts.
+Tensor gathered_rows(const Device& device, const Tensor& x, const ExpertOrder& order, int64_t rows);
+
 // x[index], by ATen.
 Tensor selected(const Tensor& x, const Tensor& index);
-
-// The tensor itself, or a contiguous copy.
-Tensor as_contiguous(const Tensor& tensor);
 
 // The weights as the kernel takes them: contiguous, float32 or 16-bit.
 Tensor summable(const Tensor& weights);

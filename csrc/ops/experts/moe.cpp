@@ -60,15 +60,6 @@ Tensor weight_gradient(const Device& device, const ExpertOrder& order, const Ten
   return as_weight(out, weight);
 }
 
-// x[tokens[i]] for each row i of the experts.
-Tensor gathered(const Device& device, const Tensor& x, const ExpertOrder& order, int64_t rows) {
-  const Tensor whole = as_contiguous(x);
-  const TensorView from(whole);
-  Tensor out = matrix(rows, from.sizes[1], from);
-  sum_experts(device, whole, order.tokens, 1, std::nullopt, out);
-  return out;
-}
-
 // The sizes of a call whose arguments fit together; throws for those that no kernel takes.
 struct MoeSizes {
   MoeSizes(const TensorView& x, const TensorView& weights, const TensorView& w2) {
@@ -176,7 +167,7 @@ MoeGradients moe_backward_cuda(const Tensor& grad, const Tensor& x, const Tensor
   }
   const Device& gpu = device(view.device_index);
   const ExpertOrder own(order, sizes.rows);
-  const Tensor grad_rows = gathered(gpu, grad, own, sizes.rows);
+  const Tensor grad_rows = gathered_rows(gpu, grad, own, sizes.rows);
   GroupedOperands down(kMoeOp, grad_rows, w2, sizes.experts);
   const Tensor inside_grad = product(gpu, down, own, sizes.rows, sizes.inner, view);
   const Tensor inside = matrix(sizes.rows, sizes.inner, view);
@@ -192,7 +183,7 @@ MoeGradients moe_backward_cuda(const Tensor& grad, const Tensor& x, const Tensor
     sum_experts(gpu, of_rows, own.places, sizes.k, std::nullopt, x_grad);
   }
   if (of_w13) {
-    const Tensor rows = gathered(gpu, x, own, sizes.rows);
+    const Tensor rows = gathered_rows(gpu, x, own, sizes.rows);
     w13_grad = weight_gradient(gpu, own, before_grad, rows, first);
   }
   if (of_w2) w2_grad = weight_gradient(gpu, own, grad_rows, inside, second);

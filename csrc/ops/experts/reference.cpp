@@ -22,40 +22,6 @@ Tensor part(const Tensor& tensor, int64_t dim, int64_t start, int64_t size) {
   return torch::stable::narrow(own, dim, start, size);
 }
 
-// ExpertOrder of contiguous ids, int64.
-Tensor order_on_host(const TensorView& ids, int64_t experts) {
-  const int64_t rows = ids.sizes[0] * ids.sizes[1], size = expert_order_size(rows, experts);
-  const auto* id = static_cast<const int64_t*>(ids.find_data());
-  std::vector<std::vector<int32_t>> slots(static_cast<size_t>(experts) + 1);
-  for (int64_t i = 0; i < rows; ++i) {
-    const bool exists = id[i] >= 0 && id[i] < experts;
-    slots[static_cast<size_t>(exists ? id[i] : experts)].push_back(static_cast<int32_t>(i));
-  }
-  const Tensor memory = empty_near(ids, &size, 1, ScalarType::Int);
-  const ExpertOrder order(memory, rows);
-  int32_t place = 0;
-  for (size_t expert = 0; expert < slots.size(); ++expert) {
-    const bool exists = expert < static_cast<size_t>(experts);
-    for (const int32_t slot : slots[expert]) {
-      order.tokens[place] = slot / static_cast<int32_t>(ids.sizes[1]);
-      order.places[slot] = exists ? place : -1;
-      ++place;
-    }
-    if (exists) order.ends[expert] = place;
-  }
-  return memory;
-}
-
-// The parts of an order.
-struct HostOrder {
-  HostOrder(const Tensor& memory, int64_t rows, int64_t experts)
-      : tokens(part(memory, 0, 0, rows)),
-        places(part(memory, 0, rows, rows)),
-        ends(part(memory, 0, 2 * rows, experts)) {}
-
-  Tensor tokens, places, ends;
-};
-
 // activation(gate) and up of rows of both.
 struct Halves {
   Halves(const Tensor& rows, int64_t inner)
@@ -108,8 +74,7 @@ Tensor run_moe(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weigh
   const Activation known = check_activation(activation);
   check_moe(view, ids, TensorView(topk_weights), TensorView(w13), second);
   const int64_t experts = second.sizes[0], rows = ids.sizes[0] * ids.sizes[1];
-  const Tensor all = contiguous_as(topk_ids, ScalarType::Long);
-  const Tensor memory = order_on_host(TensorView(all), experts);
+  const Tensor memory = order_on_host(topk_ids, experts);
   const HostOrder order(memory, rows, experts);
   Tensor sums = grouped_matmul_cpu(selected(wide(x), order.tokens), matrices_transposed(wide(w13)),
                                    order.ends, true);
@@ -126,6 +91,36 @@ Tensor run_moe(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weigh
 }
 
 }  // namespace
+
+Tensor order_on_host(const Tensor& topk_ids, int64_t experts) {
+  const Tensor all = contiguous_as(topk_ids, ScalarType::Long);
+  const TensorView ids(all);
+  const int64_t rows = ids.sizes[0] * ids.sizes[1], size = expert_order_size(rows, experts);
+  const auto* id = static_cast<const int64_t*>(ids.find_data());
+  std::vector<std::vector<int32_t>> slots(static_cast<size_t>(experts) + 1);
+  for (int64_t i = 0; i < rows; ++i) {
+    const bool exists = id[i] >= 0 && id[i] < experts;
+    slots[static_cast<size_t>(exists ? id[i] : experts)].push_back(static_cast<int32_t>(i));
+  }
+  const Tensor memory = empty_near(ids, &size, 1, ScalarType::Int);
+  const ExpertOrder order(memory, rows);
+  int32_t place = 0;
+  for (size_t expert = 0; expert < slots.size(); ++expert) {
+    const bool exists = expert < static_cast<size_t>(experts);
+    for (const int32_t slot : slots[expert]) {
+      order.tokens[place] = slot / static_cast<int32_t>(ids.sizes[1]);
+      order.places[slot] = exists ? place : -1;
+      ++place;
+    }
+    if (exists) order.ends[expert] = place;
+  }
+  return memory;
+}
+
+HostOrder::HostOrder(const Tensor& memory, int64_t rows, int64_t experts)
+    : tokens(part(memory, 0, 0, rows)),
+      places(part(memory, 0, rows, rows)),
+      ends(part(memory, 0, 2 * rows, experts)) {}
 
 Tensor moe_cpu(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weights,
                const Tensor& w13, const Tensor& w2, const std::string& activation) {

@@ -6,7 +6,6 @@
 #include "ops/experts/experts.h"
 #include "ops/matmul/elementwise.h"
 #include "ops/matmul/matmul.h"
-#include "pytorch/contiguous.h"
 
 namespace torch_cubin {
 namespace {
@@ -36,12 +35,6 @@ void check_expert_sum(const TensorView& rows, const TensorView& places,
 
 Tensor selected(const Tensor& x, const Tensor& tokens) {
   return call_aten("aten::index_select", detach(x), int64_t{0}, detach(tokens));
-}
-
-Tensor as_contiguous(const Tensor& tensor) {
-  const TensorView view(tensor);
-  const bool already = is_contiguous(view.sizes, view.strides, view.dim);
-  return already ? tensor : torch::stable::contiguous(detach(tensor));
 }
 
 Tensor summable(const Tensor& weights) {

@@ -1,5 +1,6 @@
 // Launches csrc/kernels/experts/sum.cu.
 #include "kernels/experts/sum_params.h"
+#include "ops/common/aten.h"
 #include "ops/common/shape.h"
 #include "ops/experts/experts.h"
 #include "ops/experts/kernels.h"
@@ -36,6 +37,16 @@ void sum_experts(const Device& device, const Tensor& rows, const int* places, in
   const int64_t units = to.sizes[0] * (to.sizes[1] / elements);
   launch(expert_kernel(kSumExperts, to.dtype, device), {ceil_div(units, kSumThreads)}, device,
          params);
+}
+
+Tensor gathered_rows(const Device& device, const Tensor& x, const ExpertOrder& order,
+                     int64_t rows) {
+  const Tensor whole = as_contiguous(x);
+  const TensorView from(whole);
+  const int64_t sizes[] = {rows, from.sizes[1]};
+  Tensor out = empty_cuda(sizes, 2, from.dtype, from.device_index);
+  sum_experts(device, whole, order.tokens, 1, std::nullopt, out);
+  return out;
 }
 
 }  // namespace torch_cubin

@@ -7,23 +7,17 @@
 #include "pytorch/described_tensor.h"
 
 namespace torch_cubin {
-namespace {
-
-void check_offs(const TensorView& offs, const TensorView& mat_a, const TensorView& mat_b) {
-  check_device(kGroupedOp, "offs", offs, "mat_a", mat_a);
+void check_offs(const char* op, const TensorView& offs, const TensorView& mat_a, int64_t groups) {
+  check_device(op, "offs", offs, "mat_a", mat_a);
   if (offs.dtype != ScalarType::Int && offs.dtype != ScalarType::Long) {
-    fail_dtype(kGroupedOp, "offs", "int32 or int64", offs);
+    fail_dtype(op, "offs", "int32 or int64", offs);
   }
-  const bool fits = offs.dim == 1 && (mat_b.dim == 2 || offs.sizes[0] == mat_b.sizes[0]);
-  if (fits) return;
-  fail({"input", argument_text(kGroupedOp, "offs"), "has a wrong shape",
-        mat_b.dim == 2
-            ? "one end for each group"
-            : "(" + std::to_string(mat_b.sizes[0]) + ",), one end for each of mat_b's matrices",
+  if (offs.dim == 1 && (groups < 0 || offs.sizes[0] == groups)) return;
+  fail({"input", argument_text(op, "offs"), "has a wrong shape",
+        groups < 0 ? "one end for each group"
+                   : "(" + std::to_string(groups) + ",), one end for each of mat_b's matrices",
         offs.shape_text(), ""});
 }
-
-}  // namespace
 
 Shape check_grouped(const TensorView& mat_a, const TensorView& mat_b, const TensorView& offs) {
   const std::string instead = "torch.nn.functional.grouped_mm";
@@ -41,7 +35,7 @@ Shape check_grouped(const TensorView& mat_a, const TensorView& mat_b, const Tens
           "mat_b.size(-2) == " + std::to_string(k) + ", the last size of mat_a",
           std::to_string(mat_b.sizes[mat_b.dim - 2]), ""});
   }
-  check_offs(offs, mat_a, mat_b);
+  check_offs(kGroupedOp, offs, mat_a, mat_b.dim == 2 ? -1 : mat_b.sizes[0]);
   Shape out;
   if (mat_b.dim == 2) out.append(offs.sizes[0]);
   out.append(mat_a.sizes[0]);

@@ -22,7 +22,7 @@ std::vector<int64_t> ends_on_host(const Tensor& offs) {
   return out;
 }
 
-void check_ends(const Tensor& offs, int64_t limit) {
+void check_ends(const char* op, const Tensor& offs, int64_t limit) {
   const char* const chosen = std::getenv("TORCH_CUBIN_CHECK");
   if (chosen == nullptr || std::string_view(chosen) != "1") return;
   const std::vector<int64_t> ends = ends_on_host(offs);
@@ -30,8 +30,7 @@ void check_ends(const Tensor& offs, int64_t limit) {
   for (size_t group = 0; group < ends.size(); ++group) {
     const int64_t end = ends[group];
     if (end < start || end > limit) {
-      fail({"input", argument_text(kGroupedOp, "offs"),
-            "has a wrong end of group " + std::to_string(group),
+      fail({"input", argument_text(op, "offs"), "has a wrong end of group " + std::to_string(group),
             "a number from " + std::to_string(start) + " to " + std::to_string(limit),
             std::to_string(end), "Ends never fall, and stay within the dim that they divide."});
     }

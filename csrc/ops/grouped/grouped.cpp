@@ -13,7 +13,7 @@ Tensor grouped_matmul_cuda(const Tensor& mat_a, const Tensor& mat_b, const Tenso
   const TensorView x(mat_a), y(mat_b);
   const Shape shape = check_grouped(x, y, TensorView(offs));
   check_grouped_dtype(kGroupedOp, x.dtype, "torch.nn.functional.grouped_mm");
-  check_ends(offs, y.dim == 2 ? x.sizes[1] : x.sizes[0]);
+  check_ends(kGroupedOp, offs, y.dim == 2 ? x.sizes[1] : x.sizes[0]);
   const int64_t groups = TensorView(offs).sizes[0];
   Tensor out = empty_cuda(shape.sizes, shape.dim, x.dtype, x.device_index);
   if (shape.numel() == 0) return out;
@@ -25,12 +25,8 @@ Tensor grouped_matmul_cuda(const Tensor& mat_a, const Tensor& mat_b, const Tenso
   GroupedCall& call = operands.call;
   call.zero_rest = zero_rest;
   call.out = static_cast<char*>(out.mutable_data_ptr());
-  std::optional<Tensor> ends_copy;
-  TensorView e(offs);
-  if (groups > 1 && e.strides[0] != 1) {
-    ends_copy = torch::stable::contiguous(detach(offs));
-    e = TensorView(*ends_copy);
-  }
+  const Tensor ends = as_contiguous(offs);
+  const TensorView e(ends);
   call.ends = e.data();
   call.wide_ends = e.dtype == ScalarType::Long;
   run_sm90_grouped(device(x.device_index), call);

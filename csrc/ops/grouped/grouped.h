@@ -32,9 +32,13 @@ Shape check_grouped(const TensorView& mat_a, const TensorView& mat_b, const Tens
 // tensor}.
 void check_described_grouped(const nlohmann::json& tensors);
 
+// Throws [input] unless `offs` has the ends of that many groups, or any number if it is -1, on the
+// device of mat_a.
+void check_offs(const char* op, const TensorView& offs, const TensorView& mat_a, int64_t groups);
+
 // With TORCH_CUBIN_CHECK=1: copies the ends to the host, for which it waits, and throws [input] for
 // a wrong one of groups that divide `limit` rows or columns. Not during a CUDA graph's capture.
-void check_ends(const Tensor& offs, int64_t limit);
+void check_ends(const char* op, const Tensor& offs, int64_t limit);
 
 // The ends as numbers; waits for the device that has them.
 std::vector<int64_t> ends_on_host(const Tensor& offs);

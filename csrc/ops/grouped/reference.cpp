@@ -27,7 +27,7 @@ Tensor grouped_matmul_cpu(const Tensor& mat_a, const Tensor& mat_b, const Tensor
   const Shape shape = check_grouped(a, b, TensorView(offs));
   const bool contraction = b.dim == 2;
   const int64_t limit = contraction ? a.sizes[1] : a.sizes[0];
-  check_ends(offs, limit);
+  check_ends(kGroupedOp, offs, limit);
   const Tensor rows = detach(mat_a), matrices = detach(mat_b);
   const Tensor out = empty_near(a, shape.sizes, shape.dim, a.dtype);
   int64_t start = 0, group = 0;

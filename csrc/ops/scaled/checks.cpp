@@ -9,13 +9,12 @@
 namespace torch_cubin {
 namespace {
 
-void check_operand(const char* name, const TensorView& x) {
+void check_operand(const char* op, const char* name, const TensorView& x) {
   if (x.dtype != ScalarType::Float8_e4m3fn && x.dtype != ScalarType::Float8_e5m2) {
-    fail_dtype(kScaledOp, name, "float8_e4m3fn or float8_e5m2", x);
+    fail_dtype(op, name, "float8_e4m3fn or float8_e5m2", x);
   }
   if (x.dim == 2) return;
-  fail({"input", argument_text(kScaledOp, name), "has a wrong shape", "2 dimensions",
-        x.shape_text(), ""});
+  fail({"input", argument_text(op, name), "has a wrong shape", "2 dimensions", x.shape_text(), ""});
 }
 
 // Whether K has `blocks` blocks, or these padded to a multiple of 4.
@@ -25,16 +24,16 @@ bool counts_blocks(int64_t blocks, int64_t k) {
 }
 
 // `size`: M or N.
-void check_scale(const char* name, const char* recipe_name, const TensorView& scale, int64_t recipe,
-                 int64_t size, int64_t k, const TensorView& mat_a) {
-  check_side(kScaledOp, name, scale, "mat_a", mat_a, ScalarType::Float);
+void check_scale(const char* op, const char* name, const char* recipe_name, const TensorView& scale,
+                 int64_t recipe, int64_t size, int64_t k, const TensorView& mat_a) {
+  check_side(op, name, scale, "mat_a", mat_a, ScalarType::Float);
   int64_t numel = 1;
   for (int64_t i = 0; i < scale.dim; ++i) numel *= scale.sizes[i];
   const int64_t blocks = ceil_div(k, kScaleBlock);
   const auto require = [&](bool fits, const std::string& expected) {
     if (fits) return;
-    fail({"input", argument_text(kScaledOp, name), "has a shape that its recipe does not have",
-          expected, scale.shape_text(), ""});
+    fail({"input", argument_text(op, name), "has a shape that its recipe does not have", expected,
+          scale.shape_text(), ""});
   };
   switch (recipe) {
     case kScaleTensor:
@@ -54,33 +53,33 @@ void check_scale(const char* name, const char* recipe_name, const TensorView& sc
           tuple_text(shape, 2));
     }
     default:
-      fail({"input", argument_text(kScaledOp, recipe_name), "is not supported",
+      fail({"input", argument_text(op, recipe_name), "is not supported",
             "TensorWise (0), RowWise (1), BlockWise1x128 (4) or BlockWise128x128 (5), of "
             "torch.nn.functional.ScalingType",
             std::to_string(recipe), ""});
   }
 }
 
-void check_bias(const TensorView& bias, const TensorView& mat_a, int64_t n) {
-  check_device(kScaledOp, "bias", bias, "mat_a", mat_a);
+void check_bias(const char* op, const TensorView& bias, const TensorView& mat_a, int64_t n) {
+  check_device(op, "bias", bias, "mat_a", mat_a);
   if (bias.dtype != ScalarType::BFloat16 && bias.dtype != ScalarType::Half &&
       bias.dtype != ScalarType::Float) {
-    fail_dtype(kScaledOp, "bias", "bfloat16, float16 or float32", bias);
+    fail_dtype(op, "bias", "bfloat16, float16 or float32", bias);
   }
   if (bias.dim == 1 && bias.sizes[0] == n) return;
-  fail({"input", argument_text(kScaledOp, "bias"), "has a wrong shape",
+  fail({"input", argument_text(op, "bias"), "has a wrong shape",
         tuple_text(&n, 1) + ", one element for each column", bias.shape_text(), ""});
 }
 
 }  // namespace
 
 Shape check_scaled(const ScaledArguments& x) {
-  check_operand("mat_a", x.mat_a);
-  check_operand("mat_b", x.mat_b);
-  check_device(kScaledOp, "mat_b", x.mat_b, "mat_a", x.mat_a);
+  check_operand(x.op, "mat_a", x.mat_a);
+  check_operand(x.op, "mat_b", x.mat_b);
+  check_device(x.op, "mat_b", x.mat_b, "mat_a", x.mat_a);
   const int64_t m = x.mat_a.sizes[0], k = x.mat_a.sizes[1], n = x.mat_b.sizes[1];
   if (x.mat_b.sizes[0] != k) {
-    fail({"input", kScaledOp,
+    fail({"input", x.op,
           "shapes " + x.mat_a.shape_text() + " and " + x.mat_b.shape_text() +
               " cannot be multiplied",
           "mat_b.size(0) == " + std::to_string(k) + ", the last size of mat_a",
@@ -89,27 +88,27 @@ Shape check_scaled(const ScaledArguments& x) {
   const bool both_e5m2 =
       x.mat_a.dtype == ScalarType::Float8_e5m2 && x.mat_b.dtype == ScalarType::Float8_e5m2;
   if (both_e5m2) {
-    fail({"input", kScaledOp, "does not multiply float8_e5m2 by float8_e5m2",
+    fail({"input", x.op, "does not multiply float8_e5m2 by float8_e5m2",
           "at least one operand of float8_e4m3fn", "two of float8_e5m2",
           "Convert one of them: tensor cores have no such product."});
   }
-  check_scale("scale_a", "scale_recipe_a", x.scale_a, x.recipe_a, m, k, x.mat_a);
-  check_scale("scale_b", "scale_recipe_b", x.scale_b, x.recipe_b, n, k, x.mat_a);
+  check_scale(x.op, "scale_a", "scale_recipe_a", x.scale_a, x.recipe_a, m, k, x.mat_a);
+  check_scale(x.op, "scale_b", "scale_recipe_b", x.scale_b, x.recipe_b, n, k, x.mat_a);
   if (is_block(x.recipe_a) != is_block(x.recipe_b)) {
-    fail({"input", kScaledOp, "mixes scales of blocks with scales of whole rows",
+    fail({"input", x.op, "mixes scales of blocks with scales of whole rows",
           "two recipes of blocks, or none",
           "recipes " + std::to_string(x.recipe_a) + " and " + std::to_string(x.recipe_b), ""});
   }
   if (is_block(x.recipe_a) &&
       (x.mat_a.dtype == ScalarType::Float8_e5m2 || x.mat_b.dtype == ScalarType::Float8_e5m2)) {
-    fail({"input", kScaledOp, "takes scales of blocks for float8_e4m3fn alone",
+    fail({"input", x.op, "takes scales of blocks for float8_e4m3fn alone",
           "two operands of float8_e4m3fn",
           dtype_name(x.mat_a.dtype) + " and " + dtype_name(x.mat_b.dtype), ""});
   }
-  if (x.bias) check_bias(*x.bias, x.mat_a, n);
+  if (x.bias) check_bias(x.op, *x.bias, x.mat_a, n);
   if (x.out_dtype != ScalarType::BFloat16 && x.out_dtype != ScalarType::Half &&
       x.out_dtype != ScalarType::Float && x.out_dtype != ScalarType::Float8_e4m3fn) {
-    fail({"input", argument_text(kScaledOp, "output_dtype"), "is not supported",
+    fail({"input", argument_text(x.op, "output_dtype"), "is not supported",
           "bfloat16, float16, float32 or float8_e4m3fn", dtype_name(x.out_dtype),
           "Convert the result with .to(dtype)."});
   }
@@ -125,7 +124,7 @@ void check_described_scaled(const nlohmann::json& call) {
   const auto get = [&](const char* name) { return tensors.view(named.at(name)); };
   ScalarType out_dtype = ScalarType::BFloat16;
   find_dtype(call.at("output_dtype").get<std::string>(), &out_dtype);
-  check_scaled({get("mat_a"), get("mat_b"), get("scale_a"), get("scale_b"),
+  check_scaled({kScaledOp, get("mat_a"), get("mat_b"), get("scale_a"), get("scale_b"),
                 call.at("recipe_a").get<int64_t>(), call.at("recipe_b").get<int64_t>(),
                 tensors.find(named, "bias"), out_dtype, call.at("use_fast_accum").get<bool>()});
 }

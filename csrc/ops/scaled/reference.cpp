@@ -53,8 +53,9 @@ Tensor scaled_matmul_cpu(const Tensor& mat_a, const Tensor& mat_b, const Tensor&
                          bool use_fast_accum) {
   const TensorView a(mat_a);
   const ScalarType dtype = out_dtype.value_or(ScalarType::BFloat16);
-  const Shape shape = check_scaled({a, TensorView(mat_b), TensorView(scale_a), TensorView(scale_b),
-                                    recipe_a, recipe_b, view_of(bias), dtype, use_fast_accum});
+  const Shape shape =
+      check_scaled({kScaledOp, a, TensorView(mat_b), TensorView(scale_a), TensorView(scale_b),
+                    recipe_a, recipe_b, view_of(bias), dtype, use_fast_accum});
   const Tensor columns = torch::stable::transpose(detach(mat_b), 0, 1);
   const Tensor x = dequantised(detach(mat_a), detach(scale_a), recipe_a);
   const Tensor y = dequantised(columns, detach(scale_b), recipe_b);

@@ -7,6 +7,7 @@
 #include "cubin/error.h"
 #include "ops/common/aten.h"
 #include "ops/common/stable_ops.h"
+#include "ops/grouped/grouped.h"
 #include "ops/scaled/sm90_scaled.h"
 #include "runtime/device.h"
 
@@ -15,33 +16,42 @@ namespace {
 
 constexpr int64_t kRowAlignment = 16;  // addresses and strides of tensor maps are multiples of it
 
-// Rows of an operand that are contiguous along K.
+// Rows of an operand, or of each group's, that are contiguous along K.
 struct Rows {
   const char* data;
-  int64_t stride;
+  int64_t stride, group_stride;
 };
 
-// The rows of the operand whose dim `k_dim` is K, where they are; strides of single rows and
-// columns are any. `copy` owns what was copied for that.
+// The rows of matrices whose dim `k_dim` of 0 and 1 is K, where they are; strides of single rows,
+// columns and groups are any. `copy` owns what was copied for that.
 Rows rows_of(const Tensor& tensor, int64_t k_dim, std::optional<Tensor>& copy) {
   const TensorView x(tensor);
-  const int64_t rows = x.sizes[1 - k_dim], k = x.sizes[k_dim];
-  const int64_t stride = rows > 1 ? x.strides[1 - k_dim] : kRowAlignment;
+  const int64_t batch = x.dim - 2, rows = x.sizes[batch + 1 - k_dim], k = x.sizes[batch + k_dim];
+  const auto stride_of = [&](int64_t dim) {
+    return x.sizes[dim] > 1 ? x.strides[dim] : kRowAlignment;
+  };
+  const auto aligned = [](int64_t stride) { return stride > 0 && stride % kRowAlignment == 0; };
+  const int64_t stride = stride_of(batch + 1 - k_dim);
+  const int64_t group_stride = batch == 1 ? stride_of(0) : kRowAlignment;
   const auto data = static_cast<const char*>(x.data());
-  const bool aligned = stride > 0 && stride % kRowAlignment == 0 &&
-                       reinterpret_cast<uintptr_t>(data) % kRowAlignment == 0;
-  if (aligned && (k == 1 || x.strides[k_dim] == 1)) return {data, stride};
-  const int64_t sizes[] = {rows, ceil_div(k, kRowAlignment) * kRowAlignment};
-  copy = empty_cuda(sizes, 2, x.dtype, x.device_index);
-  Tensor part = torch::stable::narrow(*copy, 1, 0, k);
+  if (aligned(stride) && aligned(group_stride) &&
+      reinterpret_cast<uintptr_t>(data) % kRowAlignment == 0 &&
+      (k == 1 || x.strides[batch + k_dim] == 1)) {
+    return {data, stride, group_stride};
+  }
+  int64_t sizes[] = {0, rows, ceil_div(k, kRowAlignment) * kRowAlignment};
+  if (batch == 1) sizes[0] = x.sizes[0];
+  copy = empty_cuda(sizes + 1 - batch, x.dim, x.dtype, x.device_index);
+  Tensor part = torch::stable::narrow(*copy, -1, 0, k);
   const Tensor own = detach(tensor);
-  torch::stable::copy_(part, k_dim == 1 ? own : torch::stable::transpose(own, 0, 1));
-  return {static_cast<const char*>(TensorView(*copy).data()), sizes[1]};
+  torch::stable::copy_(part, k_dim == 1 ? own : torch::stable::transpose(own, -2, -1));
+  return {static_cast<const char*>(TensorView(*copy).data()), sizes[2], rows * sizes[2]};
 }
 
-OperandScales scales_of(const TensorView& scale, int64_t recipe) {
+// The scales at `data`, laid out as `scale`.
+OperandScales scales_of(const TensorView& scale, int64_t recipe, const void* data) {
   OperandScales out;
-  out.data = static_cast<const float*>(scale.data());
+  out.data = static_cast<const float*>(data);
   if (recipe == kScaleRow) {
     for (int64_t i = 0; i < scale.dim; ++i) {
       if (scale.sizes[i] > 1) out.stride = scale.strides[i];
@@ -57,11 +67,11 @@ OperandScales scales_of(const TensorView& scale, int64_t recipe) {
   return out;
 }
 
-void check_sizes(const ScaledCall& call) {
+void check_sizes(const char* op, const ScaledCall& call) {
   constexpr int64_t kMost = INT32_MAX / 2;
-  if (std::max({call.m, call.n, call.k}) <= kMost) return;
-  fail({"no_kernel", kScaledOp, "has a size that no kernel takes",
-        "at most " + std::to_string(kMost), tuple_text(&call.m, 3) + " as M, N and K", ""});
+  if (std::max({call.m, call.n, call.k, call.groups.groups}) <= kMost) return;
+  fail({"no_kernel", op, "has a size that no kernel takes", "at most " + std::to_string(kMost),
+        tuple_text(&call.m, 3) + " as M, N and K", ""});
 }
 
 }  // namespace
@@ -74,8 +84,8 @@ Tensor scaled_matmul_cuda(const Tensor& mat_a, const Tensor& mat_b, const Tensor
   const std::optional<TensorView> z = view_of(bias);
   ScaledCall call;
   call.out_dtype = out_dtype.value_or(ScalarType::BFloat16);
-  const Shape shape =
-      check_scaled({x, y, x_scale, y_scale, recipe_a, recipe_b, z, call.out_dtype, use_fast_accum});
+  const Shape shape = check_scaled(
+      {kScaledOp, x, y, x_scale, y_scale, recipe_a, recipe_b, z, call.out_dtype, use_fast_accum});
   call.m = x.sizes[0];
   call.k = x.sizes[1];
   call.n = y.sizes[1];
@@ -86,7 +96,7 @@ Tensor scaled_matmul_cuda(const Tensor& mat_a, const Tensor& mat_b, const Tensor
     if (bias) torch::stable::copy_(out, detach(*bias));
     return out;
   }
-  check_sizes(call);
+  check_sizes(kScaledOp, call);
   call.a_dtype = x.dtype;
   call.b_dtype = y.dtype;
   std::optional<Tensor> a_copy, b_copy;
@@ -98,13 +108,58 @@ Tensor scaled_matmul_cuda(const Tensor& mat_a, const Tensor& mat_b, const Tensor
   call.b_stride = b.stride;
   call.blocks = is_block(recipe_a);
   call.fast = use_fast_accum && !call.blocks;
-  call.a_scales = scales_of(x_scale, recipe_a);
-  call.b_scales = scales_of(y_scale, recipe_b);
+  call.a_scales = scales_of(x_scale, recipe_a, x_scale.data());
+  call.b_scales = scales_of(y_scale, recipe_b, y_scale.data());
   if (z) {
     call.bias = z->data();
     call.bias_dtype = z->dtype;
     call.bias_stride = z->strides[0];
   }
+  call.out = static_cast<char*>(out.mutable_data_ptr());
+  run_sm90_scaled(device(x.device_index), call);
+  return out;
+}
+
+Tensor scaled_grouped_matmul_cuda(const Tensor& mat_a, const Tensor& mat_b, const Tensor& scale_a,
+                                  int64_t recipe_a, const Tensor& scale_b, int64_t recipe_b,
+                                  const Tensor& offs, std::optional<ScalarType> out_dtype,
+                                  bool use_fast_accum) {
+  const TensorView x(mat_a), y(mat_b), x_scale(scale_a), y_scale(scale_b);
+  ScaledCall call;
+  call.out_dtype = out_dtype.value_or(ScalarType::BFloat16);
+  const Shape shape = check_scaled_grouped(
+      {x, y, x_scale, y_scale, TensorView(offs), recipe_a, recipe_b, call.out_dtype});
+  check_ends(kScaledGroupedOp, offs, x.sizes[0]);
+  call.m = x.sizes[0];
+  call.k = x.sizes[1];
+  call.n = y.sizes[2];
+  call.groups.groups = y.sizes[0];
+  call.groups.rows = call.m;
+  Tensor out = empty_cuda(shape.sizes, shape.dim, call.out_dtype, x.device_index);
+  if (shape.numel() == 0 || y.sizes[0] == 0) return out;
+  if (call.k == 0) {
+    torch::stable::zero_(out);
+    return out;
+  }
+  check_sizes(kScaledGroupedOp, call);
+  call.a_dtype = x.dtype;
+  call.b_dtype = y.dtype;
+  std::optional<Tensor> a_copy, b_copy;
+  const Rows a = rows_of(mat_a, 1, a_copy), b = rows_of(mat_b, 0, b_copy);
+  call.a = a.data;
+  call.a_stride = a.stride;
+  call.b = b.data;
+  call.b_stride = b.stride;
+  call.b_group_stride = b.group_stride;
+  call.blocks = is_block(recipe_a);
+  call.fast = use_fast_accum && !call.blocks;
+  call.a_scales = scales_of(x_scale, recipe_a, x_scale.data());
+  call.b_scales = scales_of(group_of(y_scale), recipe_b, y_scale.data());
+  call.b_scales_group_stride = y_scale.strides[0];
+  const Tensor ends = as_contiguous(offs);
+  const TensorView e(ends);
+  call.groups.ends = e.data();
+  call.groups.wide_ends = e.dtype == ScalarType::Long;
   call.out = static_cast<char*>(out.mutable_data_ptr());
   run_sm90_scaled(device(x.device_index), call);
   return out;

@@ -34,6 +34,7 @@ enum ScaleRecipe : int64_t {
 inline bool is_block(int64_t recipe) { return recipe >= kScaleBlock1x128; }
 
 struct ScaledArguments {
+  const char* op;  // for errors
   TensorView mat_a, mat_b, scale_a, scale_b;
   int64_t recipe_a, recipe_b;
   std::optional<TensorView> bias;
@@ -57,5 +58,37 @@ Tensor scaled_matmul_cuda(const Tensor& mat_a, const Tensor& mat_b, const Tensor
                           int64_t recipe_a, const Tensor& scale_b, int64_t recipe_b,
                           const std::optional<Tensor>& bias, std::optional<ScalarType> out_dtype,
                           bool use_fast_accum);
+
+// cubin::_scaled_grouped_matmul: the rows of each group by the group's own matrix,
+//
+//   out[m] = scaled_matmul(mat_a[m], mat_b[g]) for the rows m of group g
+//
+// for mat_a (M, K), mat_b (G, K, N), scale_b (G, ...) with a matrix's scales each, and `offs`,
+// which is grouped_matmul's (ops/grouped/grouped.h), with the same results for wrong ends and for
+// rows past the last one. Recipes: two of rows, or 1x128 with 128x128.
+constexpr const char* kScaledGroupedOp = "scaled_grouped_matmul";
+
+struct ScaledGroupedArguments {
+  TensorView mat_a, mat_b, scale_a, scale_b, offs;
+  int64_t recipe_a, recipe_b;
+  ScalarType out_dtype;
+};
+
+// The metadata of one group of a tensor, without its memory.
+TensorView group_of(const TensorView& all);
+
+Shape check_scaled_grouped(const ScaledGroupedArguments& arguments);
+
+// As check_described_scaled(), with the tensor "offs".
+void check_described_scaled_grouped(const nlohmann::json& call);
+
+Tensor scaled_grouped_matmul_cpu(const Tensor& mat_a, const Tensor& mat_b, const Tensor& scale_a,
+                                 int64_t recipe_a, const Tensor& scale_b, int64_t recipe_b,
+                                 const Tensor& offs, std::optional<ScalarType> out_dtype,
+                                 bool use_fast_accum);
+Tensor scaled_grouped_matmul_cuda(const Tensor& mat_a, const Tensor& mat_b, const Tensor& scale_a,
+                                  int64_t recipe_a, const Tensor& scale_b, int64_t recipe_b,
+                                  const Tensor& offs, std::optional<ScalarType> out_dtype,
+                                  bool use_fast_accum);
 
 }  // namespace torch_cubin

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "cubin/error.h"
@@ -39,6 +40,7 @@ struct ScaledRow {
     a_dtype = dtype_of(fields, "a");
     b_dtype = dtype_of(fields, "b");
     sums = fields.index("math", kSums);
+    grouped = fields.integer("grouped", 0, 1) != 0;
     fields.triple("tile", 1, tile);
     const KernelFields cost = fields.object("cost");
     k_tile_cost = cost.number("k_tile", 0);
@@ -52,6 +54,7 @@ struct ScaledRow {
   PackageKernel* kernel;
   ScalarType a_dtype, b_dtype;
   int sums;
+  bool grouped;  // whether each group of rows has a B of its own
   int64_t tile[3];
   double k_tile_cost = 0, fixed_cost = 0;  // nanoseconds, of a tile
   double once_cost = 0;                    // of a call
@@ -98,21 +101,31 @@ constexpr double kMemoryBytes = 3900;
 // between tiles for which the memory takes equally long.
 void price(ScaledPlan& plan, const ScaledCall& call, int64_t multiprocessors) {
   const ScaledRow& row = *plan.row;
-  plan.tiles_m = ceil_div(call.m, row.tile[0]);
   plan.tiles_n = ceil_div(call.n, row.tile[1]);
-  const int64_t waves = ceil_div(plan.tiles_m * plan.tiles_n, multiprocessors);
+  int64_t matrices = 1, likely;  // B that are read; rows of tiles
+  if (row.grouped) {
+    plan.tiles_m = call.groups.most_tiles(row.tile[0]);
+    // The host does not know the groups' sizes: it plans for equal ones, whose last tile is half
+    // full.
+    matrices = std::min(call.groups.groups, call.m);
+    likely = std::max(matrices, ceil_div(2 * call.m + row.tile[0] * matrices, 2 * row.tile[0]));
+  } else {
+    likely = plan.tiles_m = ceil_div(call.m, row.tile[0]);
+  }
+  const int64_t waves = ceil_div(likely * plan.tiles_n, multiprocessors);
   const auto k_tiles = static_cast<double>(ceil_div(call.k, kTileK));
   const double compute =
       static_cast<double>(waves) * (k_tiles * row.k_tile_cost + row.fixed_cost) + row.once_cost;
   const int64_t out_bytes = element_size(call.out_dtype);
   const auto bytes =
       static_cast<double>(call.m) * static_cast<double>(call.k + out_bytes * call.n) +
-      static_cast<double>(call.n) * static_cast<double>(call.k);
+      static_cast<double>(matrices * call.n) * static_cast<double>(call.k);
   plan.cost = std::max(compute, bytes / kMemoryBytes) + compute / 16;
 }
 
 bool serves(const ScaledRow& row, const ScaledCall& call, Sums sums) {
-  return row.a_dtype == call.a_dtype && row.b_dtype == call.b_dtype && row.sums == sums;
+  return row.a_dtype == call.a_dtype && row.b_dtype == call.b_dtype && row.sums == sums &&
+         row.grouped == (call.groups.groups > 0);
 }
 
 // The same for all sizes, so that a row's bits do not depend on the other rows.
@@ -135,7 +148,8 @@ ScaledPlan plan_scaled(const ScaledTable& table, const Device& device, const Sca
     if (plan.tiles_m * plan.tiles_n <= kMostTiles && plan.cost < best.cost) best = plan;
   }
   if (best.row == nullptr) {
-    table.family.fail_no_kernel("scaled_matmul of " + dtype_name(call.a_dtype) + " and " +
+    table.family.fail_no_kernel(std::string(call.groups.groups > 0 ? kScaledGroupedOp : kScaledOp) +
+                                " of " + dtype_name(call.a_dtype) + " and " +
                                 dtype_name(call.b_dtype) + " (" + kSums[sums] + " sums)");
   }
   return best;
@@ -179,8 +193,19 @@ void run_sm90_scaled(const Device& device, const ScaledCall& call) {
   params.stage_bytes = static_cast<int>((box_m + row.tile[1]) * kTileK);
   encode_tiled_map(&params.a, call.a, MapType::kUInt8, MapSwizzle::k128Bytes,
                    {dim(call.k, 0, kTileK), dim(call.m, call.a_stride, box_m)}, device.index);
-  encode_tiled_map(&params.b, call.b, MapType::kUInt8, MapSwizzle::k128Bytes,
-                   {dim(call.k, 0, kTileK), dim(call.n, call.b_stride, row.tile[1])}, device.index);
+  const MapDim b_k = dim(call.k, 0, kTileK), b_rows = dim(call.n, call.b_stride, row.tile[1]);
+  std::optional<Workspace> group_rows;
+  if (row.grouped) {
+    const MapDim groups = dim(call.groups.groups, call.b_group_stride, 1), one = dim(1, 0, 1);
+    encode_tiled_map(&params.b, call.b, MapType::kUInt8, MapSwizzle::k128Bytes,
+                     {b_k, b_rows, groups, one, one}, device.index);
+    group_rows = find_group_rows(device, call.groups, row.tile[0]);
+    params.rows = reinterpret_cast<const GroupRow*>(group_rows->data());
+    params.b_group_stride = call.b_scales_group_stride;
+  } else {
+    encode_tiled_map(&params.b, call.b, MapType::kUInt8, MapSwizzle::k128Bytes, {b_k, b_rows},
+                     device.index);
+  }
   encode_out(params, call, row.tile[1], device);
   params.scale_a = call.a_scales.data;
   params.scale_b = call.b_scales.data;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ops/common/launch.h"
+#include "ops/scaled/group_rows.h"
 #include "pytorch/tensor.h"
 
 namespace torch_cubin {
@@ -29,6 +30,9 @@ struct ScaledCall {
   ScalarType bias_dtype = ScalarType::Float;
   int64_t bias_stride = 0;
   char* out = nullptr;  // contiguous
+  // Rows of groups, each of which has a matrix B of its own; without groups: one B for all rows.
+  GroupsOfRows groups;
+  int64_t b_group_stride = 0, b_scales_group_stride = 0;
 };
 
 // Throws [no_kernel] or [arch] where the device has no such kernel.

@@ -1,0 +1,85 @@
+// Finds the rows of tiles of a product of groups. group_rows_params.h defines them.
+//
+// One block. Threads have a group each, and then a row of tiles each, whose group they search.
+#include "common/ptx.cuh"
+#include "group_rows_params.h"
+
+namespace torch_cubin::TC_KERNEL {
+
+TC_DEVICE int end_of(const GroupRowsParams& p, int group) {
+  const tc_int64 end = p.wide_ends ? static_cast<const tc_int64*>(p.ends)[group]
+                                   : static_cast<const int*>(p.ends)[group];
+  return end < 0 || end > p.limit ? -1 : static_cast<int>(end);
+}
+
+// The sum of `value` over the threads up to this one.
+TC_DEVICE int sum_to_here(int value, int* sums) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const int other = __shfl_up_sync(~0u, value, step);
+    if (lane >= step) value += other;
+  }
+  if (lane == 31) sums[warp] = value;
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < TC_THREADS / 32; ++i) {
+    if (i < warp) value += sums[i];
+  }
+  return value;
+}
+
+extern "C" __global__ void __launch_bounds__(TC_THREADS)
+    TC_KERNEL(const __grid_constant__ GroupRowsParams p) {
+  __shared__ int starts[TC_THREADS], last_rows[TC_THREADS], sums[TC_THREADS / 32];
+  __shared__ int first_wrong;
+  wait_for_previous_kernel();
+  if (threadIdx.x == 0) first_wrong = p.groups;
+  __syncthreads();
+  int written = 0;
+  for (int base = 0; base < p.groups; base += TC_THREADS) {
+    const int group = base + threadIdx.x;
+    const bool exists = group < p.groups;
+    const int start = !exists || group == 0 ? 0 : end_of(p, group - 1);
+    int end = exists ? end_of(p, group) : 0;
+    if (exists && end < start) atomicMin(&first_wrong, group);
+    __syncthreads();
+    const bool is_wrong = group == first_wrong;
+    if (is_wrong) end = p.limit;
+    const bool has_rows = exists && group <= first_wrong;
+    const int own = has_rows ? (end - start + p.height - 1) / p.height : 0;
+    starts[threadIdx.x] = start;
+    last_rows[threadIdx.x] = sum_to_here(own, sums);
+    __syncthreads();
+    const int total = last_rows[TC_THREADS - 1];
+    for (int row = threadIdx.x; row < total; row += TC_THREADS) {
+      int low = 0, high = TC_THREADS - 1;  // the first thread with more rows than `row` so far
+      while (low < high) {
+        const int middle = (low + high) / 2;
+        if (last_rows[middle] > row) {
+          high = middle;
+        } else {
+          low = middle + 1;
+        }
+      }
+      const int inside = row - (low == 0 ? 0 : last_rows[low - 1]);
+      const bool wrong = base + low == first_wrong;
+      const int last = wrong ? p.limit : end_of(p, base + low);
+      p.rows[1 + written + row] = {starts[low] + inside * p.height, last, base + low, wrong};
+    }
+    written += total;
+    if (first_wrong < p.groups) break;
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) p.rows[0] = {written, 0, 0, 0};
+}
+
+}  // namespace torch_cubin::TC_KERNEL
+
+/* torch_cubin kernels
+{"virtual_arch": ["90a"],
+ "kernels": [
+  {"name": "group_rows", "family": "groups", "kind": "group_rows", "archs": ["sm_90a"],
+   "dtype": "any", "math": "any", "layout": "any", "alignment": 16, "tile": [1024, 1, 1],
+   "stages": 1, "block": [1024, 1, 1], "dynamic_shared": 0, "defines": {}, "cost": {}}]}
+*/

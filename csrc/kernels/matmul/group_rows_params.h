@@ -1,0 +1,20 @@
+// The parameter of group_rows.cu, shared by host and device code.
+//
+// Group g has the rows from ends[g - 1] (the first one from 0) to ends[g], in rows of tiles of
+// `height` rows each; the last may be shorter. An end is wrong if it is less than the one before it
+// or more than `limit`: then the rows from the group's beginning to `limit` are its own, marked,
+// and the following groups have none.
+#pragma once
+
+#include "group_rows.h"
+
+namespace torch_cubin {
+
+struct GroupRowsParams {
+  const void* ends;
+  GroupRow* rows;  // 1 + groups + limit / height at most
+  int groups, limit, height;
+  int wide_ends;  // 64-bit
+};
+
+}  // namespace torch_cubin

@@ -1,0 +1,127 @@
+// moe with weights of 8-bit floats: rows are quantised before each product, the second time with
+// their gate in the same pass.
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "cubin/error.h"
+#include "ops/common/argument_checks.h"
+#include "ops/common/aten.h"
+#include "ops/common/stable_ops.h"
+#include "ops/experts/experts.h"
+#include "ops/grouped/grouped.h"
+#include "ops/quantize/quantize.h"
+#include "ops/scaled/scaled.h"
+#include "pytorch/described_tensor.h"
+
+namespace torch_cubin {
+namespace {
+
+// A layer's steps on one device.
+struct Float8Steps {
+  decltype(&quantize_cpu) quantize;
+  decltype(&scaled_grouped_matmul_cpu) product;
+};
+
+struct Float8Weight {
+  const Tensor& data;   // (experts, outputs, inputs)
+  const Tensor& scale;  // (experts, ceil(outputs / 128), ceil(inputs / 128))
+};
+
+Tensor product(const Float8Steps& steps, const Tensor& rows, const std::string& gate,
+               const Float8Weight& weight, const Tensor& ends, ScalarType dtype) {
+  const auto [data, scale] =
+      steps.quantize(rows, kScaleBlock1x128, false, false, gate, std::nullopt);
+  return steps.product(data, matrices_transposed(weight.data), scale, kScaleBlock1x128,
+                       matrices_transposed(weight.scale), kScaleBlock128x128, ends, dtype, false);
+}
+
+// The second product's rows.
+Tensor products(const Float8Steps& steps, const Tensor& rows, const Float8Weight& first,
+                const Float8Weight& second, const Tensor& ends) {
+  const ScalarType dtype = TensorView(rows).dtype;
+  const Tensor before = product(steps, rows, "none", first, ends, dtype);
+  return product(steps, before, "silu", second, ends, dtype);
+}
+
+void check_scales(const char* name, const TensorView& scale, const TensorView& weight) {
+  const int64_t sizes[] = {weight.sizes[0], ceil_div(weight.sizes[1], kScaleBlock),
+                           ceil_div(weight.sizes[2], kScaleBlock)};
+  check_device(kMoeOp, name, scale, "x", weight);
+  if (scale.dtype != ScalarType::Float) fail_dtype(kMoeOp, name, "float32", scale);
+  if (scale.dim == 3 && std::equal(sizes, sizes + 3, scale.sizes)) return;
+  fail({"input", argument_text(kMoeOp, name), "has a wrong shape", tuple_text(sizes, 3),
+        scale.shape_text(), ""});
+}
+
+struct Float8Sizes {
+  Float8Sizes(const TensorView& x, const TensorView& ids, const TensorView& weights,
+              const TensorView& first, const TensorView& first_scale, const TensorView& second,
+              const TensorView& second_scale)
+      : view(x) {
+    check_moe_of(x, ids, weights, first, second, ScalarType::Float8_e4m3fn);
+    check_scales("w13_scale", first_scale, first);
+    check_scales("w2_scale", second_scale, second);
+    tokens = ids.sizes[0];
+    k = ids.sizes[1];
+    rows = tokens * k;
+    experts = second.sizes[0];
+    is_empty = rows == 0 || second.sizes[1] == 0 || second.sizes[2] == 0;
+  }
+
+  TensorView view;
+  int64_t tokens, k, rows, experts;
+  bool is_empty;  // without products; results are zero
+};
+
+Tensor zeros_like(const TensorView& view) {
+  Tensor out = empty_near(view, view.sizes, view.dim, view.dtype);
+  torch::stable::zero_(out);
+  return out;
+}
+
+}  // namespace
+
+void check_described_moe_float8(const nlohmann::json& tensors) {
+  DescribedTensors described;
+  const auto get = [&](const char* name) { return described.view(tensors.at(name)); };
+  Float8Sizes(get("x"), get("topk_ids"), get("topk_weights"), get("w13"), get("w13_scale"),
+              get("w2"), get("w2_scale"));
+}
+
+Tensor moe_float8_cpu(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weights,
+                      const Tensor& w13, const Tensor& w13_scale, const Tensor& w2,
+                      const Tensor& w2_scale) {
+  const Float8Sizes sizes{TensorView(x),       TensorView(topk_ids),  TensorView(topk_weights),
+                          TensorView(w13),     TensorView(w13_scale), TensorView(w2),
+                          TensorView(w2_scale)};
+  if (sizes.is_empty) return zeros_like(sizes.view);
+  const HostOrder order(order_on_host(topk_ids, sizes.experts), sizes.rows, sizes.experts);
+  const Tensor results =
+      products({quantize_cpu, scaled_grouped_matmul_cpu}, selected(x, order.tokens),
+               {w13, w13_scale}, {w2, w2_scale}, order.ends);
+  const Tensor places = torch::stable::view(order.places, {sizes.tokens, sizes.k});
+  return expert_sum_cpu(results, order.tokens, order.tokens, places, topk_weights);
+}
+
+Tensor moe_float8_cuda(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weights,
+                       const Tensor& w13, const Tensor& w13_scale, const Tensor& w2,
+                       const Tensor& w2_scale) {
+  const Float8Sizes sizes{TensorView(x),       TensorView(topk_ids),  TensorView(topk_weights),
+                          TensorView(w13),     TensorView(w13_scale), TensorView(w2),
+                          TensorView(w2_scale)};
+  if (sizes.is_empty) return zeros_like(sizes.view);
+  const TensorView& view = sizes.view;
+  const Device& gpu = device(view.device_index);
+  const Tensor ids = as_contiguous(topk_ids);
+  const ExpertOrder order = order_experts(gpu, TensorView(ids), sizes.experts);
+  Tensor memory = order.memory;
+  const Tensor ends = torch::stable::narrow(memory, 0, 2 * sizes.rows, sizes.experts);
+  const Tensor rows = gathered_rows(gpu, x, order, sizes.rows);
+  const Tensor results = products({quantize_cuda, scaled_grouped_matmul_cuda}, rows,
+                                  {w13, w13_scale}, {w2, w2_scale}, ends);
+  Tensor out = empty_cuda(view.sizes, view.dim, view.dtype, view.device_index);
+  sum_experts(gpu, results, order.places, sizes.k, summable(topk_weights), out);
+  return out;
+}
+
+}  // namespace torch_cubin

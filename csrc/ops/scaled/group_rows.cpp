@@ -1,0 +1,52 @@
+#include "ops/scaled/group_rows.h"
+
+#include <memory>
+
+#include "ops/common/backend.h"
+#include "ops/common/device_tables.h"
+
+namespace torch_cubin {
+namespace {
+
+class GroupRowsBackend : public KernelBackend {
+ public:
+  GroupRowsBackend() : KernelBackend("groups") {}
+
+  void check(PackageKernel& kernel) const override {
+    check_params(kernel.entry(), "matmul/group_rows", sizeof(GroupRowsParams));
+  }
+};
+
+const GroupRowsBackend g_group_rows;
+
+struct GroupRowsTable {
+  explicit GroupRowsTable(const Device& device) : family("groups", device) {
+    family.for_each_backend<KernelBackend>(
+        [&](const KernelBackend&, const auto& kernels) { kernel = kernels.front(); });
+    if (kernel == nullptr) family.fail_no_kernel("the rows of tiles of groups");
+  }
+  FamilyKernels family;
+  PackageKernel* kernel = nullptr;
+};
+
+}  // namespace
+
+Workspace find_group_rows(const Device& device, const GroupsOfRows& groups, int64_t height) {
+  static DeviceTables<GroupRowsTable> tables;
+  const GroupRowsTable& table = tables.get(device, [](const Device& device) {
+    return std::make_unique<GroupRowsTable>(device).release();
+  });
+  const int64_t entries = 1 + groups.most_tiles(height);
+  Workspace rows(device, entries * static_cast<int64_t>(sizeof(GroupRow)));
+  GroupRowsParams params{};
+  params.ends = groups.ends;
+  params.rows = reinterpret_cast<GroupRow*>(rows.data());
+  params.groups = static_cast<int>(groups.groups);
+  params.limit = static_cast<int>(groups.rows);
+  params.height = static_cast<int>(height);
+  params.wide_ends = groups.wide_ends;
+  launch(*table.kernel, {1}, device, params);
+  return rows;
+}
+
+}  // namespace torch_cubin

@@ -1,0 +1,102 @@
+// scaled_grouped_matmul: its checks, and the reference on the CPU, one scaled_matmul a group.
+#include "ops/grouped/grouped.h"
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "cubin/error.h"
+#include "ops/common/argument_checks.h"
+#include "ops/common/aten.h"
+#include "ops/common/stable_ops.h"
+#include "ops/scaled/scaled.h"
+#include "pytorch/described_tensor.h"
+
+namespace torch_cubin {
+namespace {
+
+void check_rank(const char* name, const TensorView& x, int64_t rank) {
+  if (x.dim == rank) return;
+  fail({"input", argument_text(kScaledGroupedOp, name), "has a wrong rank",
+        counted(rank, "dimension"), x.shape_text(), ""});
+}
+
+Tensor part(const Tensor& tensor, int64_t start, int64_t size) {
+  Tensor own = tensor;
+  return torch::stable::narrow(own, 0, start, size);
+}
+
+}  // namespace
+
+TensorView group_of(const TensorView& all) {
+  return {all.sizes + 1, all.strides + 1, all.dim - 1,
+          all.dtype,     all.device_type, all.device_index};
+}
+
+Shape check_scaled_grouped(const ScaledGroupedArguments& x) {
+  check_rank("mat_a", x.mat_a, 2);
+  check_rank("mat_b", x.mat_b, 3);
+  const bool rows = x.recipe_a == kScaleRow && x.recipe_b == kScaleRow;
+  const bool blocks = x.recipe_a == kScaleBlock1x128 && x.recipe_b == kScaleBlock128x128;
+  if (!rows && !blocks) {
+    fail({"input", kScaledGroupedOp, "does not have these recipes",
+          "two of rows (1), or 1x128 (4) of mat_a with 128x128 (5) of mat_b",
+          std::to_string(x.recipe_a) + " and " + std::to_string(x.recipe_b), ""});
+  }
+  check_rank("scale_b", x.scale_b, rows ? 2 : 3);
+  const int64_t groups = x.mat_b.sizes[0];
+  if (x.scale_b.sizes[0] != groups) {
+    fail({"input", argument_text(kScaledGroupedOp, "scale_b"), "is of another number of groups",
+          std::to_string(groups) + ", as mat_b", std::to_string(x.scale_b.sizes[0]), ""});
+  }
+  check_offs(kScaledGroupedOp, x.offs, x.mat_a, groups);
+  return check_scaled({kScaledGroupedOp, x.mat_a, group_of(x.mat_b), x.scale_a, group_of(x.scale_b),
+                       x.recipe_a, x.recipe_b, std::nullopt, x.out_dtype, false});
+}
+
+void check_described_scaled_grouped(const nlohmann::json& call) {
+  const nlohmann::json& named = call.at("tensors");
+  DescribedTensors tensors;
+  const auto get = [&](const char* name) { return tensors.view(named.at(name)); };
+  ScalarType out_dtype = ScalarType::BFloat16;
+  find_dtype(call.at("output_dtype").get<std::string>(), &out_dtype);
+  check_scaled_grouped({get("mat_a"), get("mat_b"), get("scale_a"), get("scale_b"), get("offs"),
+                        call.at("recipe_a").get<int64_t>(), call.at("recipe_b").get<int64_t>(),
+                        out_dtype});
+}
+
+Tensor scaled_grouped_matmul_cpu(const Tensor& mat_a, const Tensor& mat_b, const Tensor& scale_a,
+                                 int64_t recipe_a, const Tensor& scale_b, int64_t recipe_b,
+                                 const Tensor& offs, std::optional<ScalarType> out_dtype,
+                                 bool use_fast_accum) {
+  const TensorView a(mat_a);
+  const ScalarType dtype = out_dtype.value_or(ScalarType::BFloat16);
+  const Shape shape =
+      check_scaled_grouped({a, TensorView(mat_b), TensorView(scale_a), TensorView(scale_b),
+                            TensorView(offs), recipe_a, recipe_b, dtype});
+  const int64_t rows = a.sizes[0];
+  check_ends(kScaledGroupedOp, offs, rows);
+  const Tensor out = empty_near(a, shape.sizes, shape.dim, dtype);
+  const Tensor x = detach(mat_a), y = detach(mat_b), y_scale = detach(scale_b);
+  const int64_t k_scales = is_block(recipe_a) ? ceil_div(a.sizes[1], kScaleBlock) : 1;
+  const Tensor x_scale =
+      call_aten("aten::reshape", detach(scale_a), std::vector<int64_t>{rows, k_scales});
+  int64_t start = 0, group = 0;
+  for (const int64_t end : ends_on_host(offs)) {
+    if (end < start || end > rows) {
+      Tensor rest = part(out, start, rows - start);
+      torch::stable::fill_(rest, NAN);
+      break;
+    }
+    Tensor to = part(out, start, end - start);
+    torch::stable::copy_(
+        to, scaled_matmul_cpu(part(x, start, end - start), torch::stable::select(y, 0, group),
+                              part(x_scale, start, end - start), recipe_a,
+                              torch::stable::select(y_scale, 0, group), recipe_b, std::nullopt,
+                              dtype, use_fast_accum));
+    start = end;
+    ++group;
+  }
+  return out;
+}
+
+}  // namespace torch_cubin

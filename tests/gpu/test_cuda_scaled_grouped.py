@@ -1,0 +1,146 @@
+"""scaled_grouped_matmul on a GPU: exact on small integers for any sizes of groups, wrong ends,
+graphs, and layers of experts of 8-bit floats. Memory is full of NaN, so that what a kernel must not
+read would show.
+"""
+
+from __future__ import annotations
+
+import numerics
+import pytest
+import scaled_cases as cases
+import torch
+from scaled_cases import BLOCK_1X128, BLOCK_128X128, ROW, expected
+from torch import Tensor
+
+import torch_cubin
+
+pytestmark = pytest.mark.usefixtures("nan_memory")
+
+op = torch.ops.cubin.scaled_grouped_matmul
+RECIPES = [(ROW, ROW), (BLOCK_1X128, BLOCK_128X128)]
+# Sizes of groups, rows that follow them, N, K: whole tiles and tails, groups without rows, many of
+# one row, more groups than threads of a block, several waves, odd N (outputs without a tensor map).
+CASES = [
+    ((5, 0, 130, 17, 64), 9, 264, 272), ((0, 0, 300), 0, 130, 70), ((1,) * 70, 3, 64, 128),
+    ((1000, 500, 1500), 5, 1032, 256), ((64,) * 128, 0, 512, 128), ((0,) * 40, 7, 64, 64),
+    ((2048,), 0, 2048, 144), ((33, 31) * 40, 1, 200, 16), ((700, 0, 1), 2, 8, 1040),
+    ((2, 0, 1, 1) * 300, 5, 48, 32), ((257, 255), 0, 129, 129),
+]  # fmt: skip
+
+
+def ends_of(sizes: tuple[int, ...], dtype: torch.dtype = torch.int32) -> Tensor:
+    return torch.tensor(sizes, device="cuda").cumsum(0).to(dtype)
+
+
+def group_arguments(recipes, rows: int, groups: int, n: int, k: int, generator) -> list:
+    """Without the ends. Scales of blocks are powers of two, so that sums are exact."""
+
+    def scales(recipe: int, size: int) -> Tensor:
+        shape = cases.scale_shape(recipe, size, k)
+        return 2.0 ** torch.randint(-2, 3, shape, generator=generator, device="cuda")
+
+    a, *b = (cases.integers((size, k), generator).to(cases.E4M3) for size in (rows, *[n] * groups))
+    b_scales = torch.stack([scales(recipes[1], n) for _ in range(groups)])
+    if recipes[1] == ROW:
+        b_scales = b_scales.squeeze(-1)
+    return [a, torch.stack(b).mT, scales(recipes[0], rows), recipes[0], b_scales, recipes[1]]
+
+
+def products(args: list, sizes: tuple[int, ...]) -> Tensor:
+    """Of the groups' rows, in float64."""
+    a, b, a_scale, a_recipe, b_scale, b_recipe = args
+    outs, start = [], 0
+    for group, size in enumerate(sizes):
+        rows = slice(start, start + size)
+        outs.append(expected(a[rows], b[group], a_scale[rows], a_recipe, b_scale[group], b_recipe))
+        start += size
+    return torch.cat(outs)
+
+
+@pytest.mark.parametrize("recipes", RECIPES, ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_small_integers_are_exact(case, recipes, generator: torch.Generator) -> None:
+    sizes, rest, n, k = case
+    rows = sum(sizes) + rest
+    args = group_arguments(recipes, rows, len(sizes), n, k, generator)
+    wanted = products(args, sizes)
+    for dtype in cases.OUT_DTYPES:
+        for fast in (False, True) if recipes[0] == ROW else (False,):
+            offs = ends_of(sizes, torch.int64 if fast else torch.int32)
+            out = op(*args, offs=offs, output_dtype=dtype, use_fast_accum=fast)
+            label = f"{case} {recipes} {dtype} {fast}"
+            numerics.check_exact(out[: len(wanted)], wanted, label)
+            assert out[len(wanted) :].isnan().all(), label  # not written
+
+
+# Ends, and the number of right ones before the first wrong one.
+WRONG = [((50, 40, 90), 1), ((50, 70, 101), 2), ((-1, 50, 90), 0), ((50, 1 << 30, 90), 1)]
+
+
+@pytest.mark.parametrize("recipes", RECIPES, ids=str)
+@pytest.mark.parametrize(("ends", "right"), WRONG)
+def test_what_follows_a_wrong_end_is_nan(ends, right, recipes, generator) -> None:
+    args = group_arguments(recipes, 100, 3, 200, 160, generator)
+    offs = torch.tensor(ends, device="cuda", dtype=torch.int32)
+    sizes = (50, 20)[:right]
+    wanted = products(args, sizes) if right else args[2].new_empty(0, 200)
+    out = op(*args, offs=offs)
+    numerics.check_exact(out[: len(wanted)], wanted, f"{ends}")
+    assert out[len(wanted) :].isnan().all()
+
+
+def test_a_graph_serves_other_sizes(generator: torch.Generator) -> None:
+    args = group_arguments(RECIPES[1], 500, 4, 256, 384, generator)
+    offs = ends_of((100, 100, 100, 200))
+    op(*args, offs=offs)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = op(*args, offs=offs)
+    for sizes in ((0, 0, 500, 0), (1, 2, 3, 494), (125, 125, 125, 125)):
+        offs.copy_(ends_of(sizes))
+        graph.replay()
+        numerics.check_exact(out, products(args, sizes), f"{sizes}")
+
+
+def test_a_rows_bits_do_not_depend_on_the_other_groups(generator: torch.Generator) -> None:
+    for recipes in RECIPES:
+        args = group_arguments(recipes, 700, 3, 512, 640, generator)
+        args[2] = torch.rand_like(args[2]) + 0.5
+        out = op(*args, offs=ends_of((300, 77, 323)))
+        a, b, a_scale, a_recipe, b_scale, b_recipe = args
+        own = op(a[300:377], b[1:2], a_scale[300:377], a_recipe, b_scale[1:2], b_recipe,
+                 offs=ends_of((77,)))  # fmt: skip
+        assert torch.equal(out[300:377], own)
+
+
+@pytest.mark.parametrize(
+    "sizes", [(1, 8, 2, 256, 128), (300, 16, 4, 384, 200), (2000, 64, 8, 512, 96)], ids=str
+)
+def test_a_layer_of_experts(sizes, generator: torch.Generator) -> None:
+    tokens, experts, k, hidden, inner = sizes
+    made = {"generator": generator, "device": "cuda"}
+    x = torch.randn(tokens, hidden, dtype=torch.bfloat16, **made)
+    ids = torch.rand(tokens, experts + 1, **made).argsort(-1)[:, :k]  # `experts`: no expert's
+    weights = torch.rand(tokens, k, **made)
+    wide, layer = [], {}
+    for name, shape in (("w13", (2 * inner, hidden)), ("w2", (hidden, inner))):
+        parts = [
+            torch.ops.cubin.quantize(torch.randn(shape, **made) * shape[1] ** -0.5, BLOCK_128X128)
+            for _ in range(experts)
+        ]
+        layer[name] = torch.stack([data for data, _ in parts])
+        layer[f"{name}_scale"] = torch.stack([scale.t() for _, scale in parts])
+        scale = layer[f"{name}_scale"].repeat_interleave(128, 1).repeat_interleave(128, 2)
+        wide.append(layer[name].double() * scale[:, : shape[0], : shape[1]])
+    with torch.no_grad():
+        out, again = (torch_cubin.moe(x, ids, weights, **layer) for _ in range(2))
+    right = torch.zeros(tokens, hidden, dtype=torch.float64, device="cuda")
+    for expert in range(experts):
+        token, place = torch.where(ids == expert)
+        gate, up = (x[token].double() @ wide[0][expert].t()).chunk(2, -1)
+        own = (torch.nn.functional.silu(gate) * up) @ wide[1][expert].t()
+        right.index_add_(0, token, own * weights[token, place, None].double())
+    error = (out.double() - right).norm() / right.norm()
+    assert error < 0.07  # rows are rounded to 8 bits twice
+    assert torch.equal(out, again)

@@ -1,0 +1,95 @@
+"""cubin::scaled_grouped_matmul on the CPU: its reference, checks and rules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import torch_cubin
+
+op = torch_cubin.ops.scaled_grouped_matmul
+ROW, BLOCK_1X128, BLOCK_128X128 = 1, 4, 5
+# Not test_schema, which compares arguments, and PyTorch cannot compare 8-bit floats on the CPU.
+CHECKS = ("test_autograd_registration", "test_faketensor")
+SIZES = [3, 0, 5]
+M, N, K = sum(SIZES) + 2, 130, 272
+
+
+def arguments(blocks: bool) -> list[Any]:
+    """Without the ends."""
+    torch.manual_seed(0)
+    recipes = (BLOCK_1X128, BLOCK_128X128) if blocks else (ROW, ROW)
+    a, a_scale = torch.ops.cubin.quantize(torch.randn(M, K), recipes[0])
+    parts = [torch.ops.cubin.quantize(torch.randn(N, K), recipes[1]) for _ in SIZES]
+    b = torch.stack([data for data, _ in parts]).mT
+    b_scale = torch.stack([s if blocks else s.view(-1) for _, s in parts])
+    return [a, b, a_scale if blocks else a_scale.view(-1), recipes[0], b_scale, recipes[1]]
+
+
+def ends(dtype: torch.dtype = torch.int32) -> Tensor:
+    return torch.tensor(SIZES).cumsum(0).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("blocks", [False, True])
+def test_each_group_is_a_product_of_its_own(blocks: bool, dtype: torch.dtype) -> None:
+    a, b, a_scale, a_recipe, b_scale, b_recipe = args = arguments(blocks)
+    out = op(*args, offs=ends(dtype), output_dtype=torch.float32)
+    start = 0
+    for group, size in enumerate(SIZES):
+        rows = slice(start, start + size)
+        own = (a[rows], b[group], a_scale[rows], a_recipe, b_scale[group], b_recipe)
+        right = torch_cubin.ops.scaled_matmul(*own, output_dtype=torch.float32)
+        torch.testing.assert_close(out[rows], right)
+        start += size
+
+
+def test_rules() -> None:
+    args = [*arguments(True)]
+    torch.library.opcheck(
+        torch.ops.cubin._scaled_grouped_matmul,
+        args,
+        {"offs": torch.tensor([4, 4, M], dtype=torch.int32)},
+        test_utils=CHECKS,
+    )
+    assert op(*args, offs=ends()).dtype == torch.bfloat16
+    none = [args[0][:0], args[1], args[2][:0], *args[3:]]
+    assert op(*none, offs=ends() * 0).shape == (0, N)
+    with pytest.raises(RuntimeError, match=r"\[input\]: scaled_grouped_matmul has no rule"):
+        torch.vmap(lambda a: op(a, *args[1:], offs=ends()))(torch.stack([args[0]] * 2))
+
+
+@pytest.mark.parametrize("wrong", [[3, 1, 8], [3, 11, 8], [-1, 3, 8]])
+def test_what_follows_a_wrong_end_is_nan(wrong: list[int], monkeypatch) -> None:
+    args, offs = arguments(False), torch.tensor(wrong)
+    first = wrong[0] if wrong[0] >= 0 else 0
+    out = op(*args, offs=offs)
+    assert out[first:].isnan().all()
+    assert not out[:first].isnan().any()
+    monkeypatch.setenv("TORCH_CUBIN_CHECK", "1")
+    group = 0 if wrong[0] < 0 else 1
+    with pytest.raises(RuntimeError, match=rf"scaled_grouped_matmul .* wrong end of group {group}"):
+        op(*args, offs=offs)
+
+
+@pytest.mark.parametrize(
+    ("index", "change", "message"),
+    [
+        (1, lambda b: b[0], "argument 'mat_b' has a wrong rank"),
+        (3, lambda _: BLOCK_128X128, "does not have these recipes"),
+        (4, lambda s: s[:2], "argument 'scale_b' is of another number of groups"),
+        (4, lambda s: s[0], "argument 'scale_b' has a wrong rank"),
+        (4, lambda s: s[:, :1], "argument 'scale_b' has a shape that its recipe does not have"),
+        (2, lambda s: s[:1], "argument 'scale_a' has a shape that its recipe does not have"),
+    ],
+)
+def test_errors(index: int, change: Any, message: str) -> None:
+    args = arguments(True)
+    args[index] = change(args[index])
+    with pytest.raises(RuntimeError, match=rf"\[input\]: scaled_grouped_matmul {message}"):
+        op(*args, offs=ends())
+    with pytest.raises(RuntimeError, match="'offs' has a wrong shape"):
+        op(*arguments(True), offs=ends()[:2])
