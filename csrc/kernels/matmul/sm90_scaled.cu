@@ -491,7 +491,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
      {"math": "promoted", "parts": 2, "columns": 0, "ping_pong": 0, "name": "128x128",
       "tile": [128, 128, 128], "stages": 5, "threads": 384, "shared": 232112,
       "cost": {"k_tile": 460, "fixed": 1600}}]}},
-  {"name": "sm90_scaled_grouped_matmul_e4m3_{t.math}_{t.name}",
+  {"name": "sm90_scaled_matmul_grouped_e4m3_{t.math}_{t.name}",
    "for": {
     "d": [{"a": "e4m3", "b": "e4m3"}], "g": [{"grouped": 1}],
     "t": [
