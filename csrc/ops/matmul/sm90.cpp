@@ -277,8 +277,8 @@ class Sm90Matmul : public MatmulKernels {
                                : panel == 64 ? MapSwizzle::k64Bytes
                                              : MapSwizzle::k32Bytes;
     const MapType type = p.output == ScalarType::Float ? MapType::kFloat32 : sm90_map_type(p.math);
-    Sm90Matrix x{c,       type,    bytes, {p.n, p.m},          p.n,
-                 nullptr, nullptr, 0,     {panel / bytes, rows}, swizzle};
+    Sm90Matrix x{c,      type, bytes, {p.n, p.m}, p.n, nullptr, nullptr, 0, {panel / bytes, rows},
+                 swizzle};
     const int64_t splits = plan.splits, of_split = p.m * p.n;
     if (plan.splits > 1) {
       x.batch_stride = &of_split;
