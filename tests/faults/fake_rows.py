@@ -33,7 +33,7 @@ def launches_of(driver, call: Callable[[], object], type_: Any) -> list[tuple[An
         call()
         return driver.launches()
 
-    launches = [each for each in forked(run) if each["kernel"].endswith("_rows")]
+    launches = [each for each in forked(run) if "_rows_" in each["kernel"]]
     return [(each, launch_params.read(each, type_)) for each in launches]
 
 
@@ -43,14 +43,18 @@ def norm(*args: Any, weight: Any = None) -> Callable[[], object]:
 
 
 @pytest.mark.parametrize(
-    ("columns", "threads", "resident"),
-    [(1, 1, 0), (16, 1, 2), (17, 4, 0), (4096, 256, 2), (8192, 256, 4), (2**20, 256, 14)],
+    ("columns", "block", "threads", "cluster"),
+    [
+        *((1, 256, 1, 1), (16, 256, 1, 1), (17, 256, 4, 1), (4096, 256, 128, 1)),
+        *((8192, 256, 256, 1), (16384, 512, 512, 1), (65536, 512, 512, 4), (2**20, 512, 512, 8)),
+    ],
 )
-def test_threads_of_a_row(driver, columns: int, threads: int, resident: int) -> None:
+def test_threads_of_a_row(driver, columns: int, block: int, threads: int, cluster: int) -> None:
     ((launch, params),) = launches_of(driver, norm(empty(64, columns)), NORM)
-    assert (params.threads, params.resident, params.columns) == (threads, resident, columns)
+    assert launch["kernel"] == f"norm_rows_bf16_{block}"
+    assert (params.threads, params.cluster, params.columns) == (threads, cluster, columns)
     assert (params.rows, params.x_stride) == (64, columns)
-    assert launch["grid"][0] <= max(1, 64 * threads // 256)
+    assert launch["grid"][0] == max(1, 64 * threads // block) * cluster
 
 
 def test_parts_of_wider_rows_are_read_where_they_are(driver) -> None:
@@ -62,8 +66,8 @@ def test_parts_of_wider_rows_are_read_where_they_are(driver) -> None:
     assert params.x_stride == 385
 
 
-@pytest.mark.parametrize("columns", [4096, 65536])
-def test_gradients_of_parameters_are_summed_in_parts(driver, columns: int) -> None:
+@pytest.mark.parametrize(("columns", "cluster"), [(4096, 1), (65536, 8), (131072, 8)])
+def test_gradients_of_parameters_are_summed_in_parts(driver, columns: int, cluster: int) -> None:
     def call() -> None:
         rows, statistics = empty(4096, columns), empty(4096, 1, dtype=torch.float32)
         weight = empty(columns)
@@ -71,18 +75,18 @@ def test_gradients_of_parameters_are_summed_in_parts(driver, columns: int) -> No
         ops._norm_backward(rows, None, rows, statistics, statistics, *rest)
 
     launches = launches_of(driver, call, NORM)
-    names = [launch["kernel"] for launch, _ in launches]
+    names = [launch["kernel"].partition("_rows_")[0] for launch, _ in launches]
     first, last = launches[0][1], launches[-1][1]
+    assert first.cluster == cluster
     assert last.grad_weight
     assert last.grad_bias
-    if columns == 4096:
-        assert names == ["norm_backward_rows", "norm_columns_rows"]
+    if columns < 131072:
+        assert names == ["norm_backward_sums", "norm_columns"]
         assert first.sums_w
         assert first.sums_b
-        assert last.sums_parts == launches[0][0]["grid"][0] * (256 // first.threads)
+        assert last.sums_parts * cluster == launches[0][0]["grid"][0]
     else:
-        assert names == ["norm_backward_rows", "norm_columns_rows", "norm_columns_rows"]
-        assert not first.sums_w
+        assert names == ["norm_backward", "norm_columns", "norm_columns"]
         assert (launches[1][1].parts, launches[1][1].sums_parts, last.sums_parts) == (16, 0, 16)
 
 
