@@ -96,6 +96,8 @@ extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
 
 }  // namespace torch_cubin::TC_KERNEL
 
+// accepted_spill: one register of a kernel that is bound by memory; a fourth block to hide its
+// latency is worth more.
 /* torch_cubin kernels
 {"virtual_arch": [80, 90],
  "kernels": [
@@ -103,9 +105,10 @@ extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
    "math": "float32", "layout": "any", "alignment": 2, "tile": [1, 8, 1], "stages": 1,
    "block": ["{size.threads}", 1, 1], "dynamic_shared": 0,
    "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": "{size.blocks}"},
-   "cost": {"k_tile": 0, "fixed": 0},
+   "accepted_spill": "{d.spill}", "cost": {"k_tile": 0, "fixed": 0},
    "for": {"d": [
-     {"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"},
-     {"short": "f32", "dtype": "float32"}],
+     {"short": "f16", "dtype": "float16", "spill": {}},
+     {"short": "bf16", "dtype": "bfloat16", "spill": {}},
+     {"short": "f32", "dtype": "float32", "spill": {"sm_80": 8}}],
     "size": [{"threads": 256, "blocks": 4}, {"threads": 512, "blocks": 2}]}}]}
 */
