@@ -474,12 +474,23 @@ def test_a_worktree_reuses_kernels_of_its_main_checkout(
     (main / output).write_bytes(b"cubin")
     (main / output.with_suffix(".log")).write_text("log")
     assert not builder.fresh(output, "key")  # no key: unfinished
-    (main / output.with_suffix(".key")).write_text("key")
+    (main / output.with_suffix(".key")).write_text(build.stamp(main / output, "key"))
     assert not builder.fresh(output, "another key")
     assert builder.fresh(output, "key")
     names = sorted(path.name for path in (tree / output).parent.iterdir())
     assert names == ["k.cubin", "k.key", "k.log"]
     assert (tree / output).read_bytes() == b"cubin"
+
+
+def test_a_file_of_another_cache_is_stale(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(build, "ROOT", tmp_path)
+    builder = build.Builder(toolkit.Toolkit(tmp_path, tmp_path, tmp_path, "13.0.0"), tmp_path)
+    output = Path("k.cubin")
+    (tmp_path / output).write_bytes(b"cubin")
+    builder.finish(output, "key")
+    assert builder.fresh(output, "key")
+    (tmp_path / output).write_bytes(b"older")
+    assert not builder.fresh(output, "key")
 
 
 def test_package_skips_other_archs(package: Package) -> None:

@@ -85,10 +85,17 @@ def locked(folder: pathlib.Path) -> Iterator[None]:
         yield
 
 
+def stamp(output: pathlib.Path, key: str) -> str:
+    """What a cached file's .key holds: the hash of its inputs, and its own, so that a file from
+    another cache is noticed."""
+    return f"{key}\n{kernel_table.digest(output.read_bytes())}\n"
+
+
 def has_key(output: pathlib.Path, key: str) -> bool:
-    """Whether a cached file was made from inputs with this hash."""
+    """Whether a cached file was made from inputs with this hash, and is still that file."""
     try:
-        return output.with_suffix(".key").read_text() == key and output.is_file()
+        kept = output.with_suffix(".key").read_text()
+        return kept.startswith(f"{key}\n") and kept == stamp(output, key)
     except OSError:
         return False
 
@@ -162,7 +169,8 @@ class Builder:
         return True
 
     def finish(self, output: pathlib.Path, key: str) -> None:
-        replace_file(ROOT / output.with_suffix(".key"), key.encode())
+        text = stamp(ROOT / output, key)
+        replace_file(ROOT / output.with_suffix(".key"), text.encode())
 
     def compile(self, kernels: Sequence[kernel_table.Kernel], virtual: str) -> None:
         """Compiles several kernels of one source to PTX."""
@@ -475,8 +483,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         if options.clean and (ROOT / CACHE).is_dir():
-            for stamp in (ROOT / CACHE).rglob("*.key"):
-                stamp.unlink()
+            for key in (ROOT / CACHE).rglob("*.key"):
+                key.unlink()
         build_package(
             options.out,
             choose_archs(options.archs),
