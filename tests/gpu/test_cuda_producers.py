@@ -190,7 +190,7 @@ def test_the_example_runs_without_triton(tmp_path: Path) -> None:
     assert call["key"] == {"a": ["float16", [512, 4096]], "b": ["float16", [4096, 4096]]}
 
 
-def test_a_tuned_call_runs_what_was_quickest(tmp_path: Path, monkeypatch, nan_memory) -> None:
+def test_every_tuned_configuration_is_exact(tmp_path: Path, monkeypatch, nan_memory) -> None:
     monkeypatch.setenv("TORCH_CUBIN_CACHE", str(tmp_path))
     ops = torch_cubin.load_package(ROOT / "examples" / "triton_ahead_of_time" / "package")
     op = ops["triton_example::matmul"]
@@ -214,9 +214,8 @@ def test_a_tuned_call_runs_what_was_quickest(tmp_path: Path, monkeypatch, nan_me
             assert torch.equal(op(a, b).double(), a.double() @ b.double())
         library.watch_op(None)
         assert torch.equal(op(a, b).double(), a.double() @ b.double())
-        # The choice goes by the medians of ratios; what other processes run on the GPU meanwhile
-        # disturbs these and the times (1.10 was seen).
-        assert one.median(one.best) <= min(one.median(k) for k in one.rounds) * 1.25
+        # The times prove nothing here: other tests run on the same GPU. Which kernel a table's
+        # line runs is tested on the stand-in driver (tests/faults/fake_tuned_calls.py).
     torch_cubin.load_tuned(tuning.save(tmp_path / "table.json") or tmp_path / "table.json")
     # An op that changes an argument is measured on copies of it.
     kernels = [
