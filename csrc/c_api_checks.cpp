@@ -37,7 +37,8 @@ TORCH_CUBIN_API char* torch_cubin_check_scaled(const char* call) {
 
 // The same for scaled_grouped_matmul.
 TORCH_CUBIN_API char* torch_cubin_check_scaled_grouped(const char* call) {
-  return answer([&] { check_described_scaled_grouped(nlohmann::json::parse(given(call, "call"))); });
+  return answer(
+      [&] { check_described_scaled_grouped(nlohmann::json::parse(given(call, "call"))); });
 }
 
 // The same for quantize (check_described_quantize in ops/quantize/quantize.h).

@@ -14,7 +14,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
   "Tensor"
   m.def("_moe" TC_MOE);
   m.def("_moe_autograd" TC_MOE);
-#define TC_MOE_FLOAT8                                                                        \
+#define TC_MOE_FLOAT8                                                                          \
   "(Tensor x, Tensor topk_ids, Tensor topk_weights, Tensor w13, Tensor w13_scale, Tensor w2, " \
   "Tensor w2_scale) -> Tensor"
   m.def("_moe_float8" TC_MOE_FLOAT8);

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -52,7 +55,7 @@ def _scaled_grouped_matmul(
 def _fake_product(
     op: str,
     check: str,
-    tensors: dict[str, Tensor | None],
+    tensors: Mapping[str, Tensor | None],
     recipes: tuple[int, int],
     output_dtype: torch.dtype | None,
     use_fast_accum: bool,
@@ -105,7 +108,11 @@ def _quantize(
 
 
 def register(library: torch.library.Library) -> None:
-    fakes = {SCALED: _scaled_matmul, SCALED_GROUPED: _scaled_grouped_matmul, QUANTIZE: _quantize}
+    fakes: dict[str, Callable[..., Any]] = {
+        SCALED: _scaled_matmul,
+        SCALED_GROUPED: _scaled_grouped_matmul,
+        QUANTIZE: _quantize,
+    }
     for op, fake in fakes.items():
         for name in raw_ops.raw_names(op):
             operators.register_fake(f"cubin::{name}", fake, library)

@@ -48,7 +48,7 @@ struct Sm90ScaledParams {
   long long bias_stride;
   const GroupRow* rows;      // grouped
   long long b_group_stride;  // grouped: of scales, elements
-  int a_shift, b_shift;  // 0: a scale for each row of A (B); 7: for 128 of them
+  int a_shift, b_shift;      // 0: a scale for each row of A (B); 7: for 128 of them
   int m, n;
   int k_blocks;     // of 128
   int stage_bytes;  // of a box of A and one of B

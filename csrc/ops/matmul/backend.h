@@ -104,10 +104,10 @@ struct MatmulCase {
     packed = packed << 2 | b;
     packed = packed << 3 | static_cast<uint64_t>(batch_dims);
     packed = packed << 3 | static_cast<uint64_t>(activation);
-    for (const bool fact : {a_mappable, b_mappable, a_lines, b_lines, a_unit, b_unit, a_broadcast,
-                            b_broadcast, has_bias, scaled, has_addend, accumulates, out_vectors,
-                            batch_invariant, split_sums, row_sums, row_parts, symmetric,
-                            needs_mirror}) {
+    for (const bool fact :
+         {a_mappable, b_mappable, a_lines, b_lines, a_unit, b_unit, a_broadcast, b_broadcast,
+          has_bias, scaled, has_addend, accumulates, out_vectors, batch_invariant, split_sums,
+          row_sums, row_parts, symmetric, needs_mirror}) {
       packed = packed << 1 | static_cast<uint64_t>(fact);
     }
     return packed;

@@ -73,8 +73,7 @@ class Counter {
       plan.clusters = static_cast<int32_t>(std::min(slots, cluster_tiles));
       outside_ = 1 - static_cast<double>(c_.m) / static_cast<double>(tiles_m * row.tile_m) *
                          static_cast<double>(c_.n) / static_cast<double>(tiles_n * row.tile_n);
-      of_cluster_ =
-          row.correction + of_swapped_ + table_.of_cluster[&cluster - kSm90Clusters];
+      of_cluster_ = row.correction + of_swapped_ + table_.of_cluster[&cluster - kSm90Clusters];
       if (c_.split_sums) {
         if (!cluster.splits_k) split(plan, slots, k_blocks);
         continue;
@@ -309,7 +308,8 @@ void sm90_configs(const Sm90Table& table, const MatmulCase& problem, int64_t lar
 std::string sm90_name(const Sm90Plan& plan) {
   const bool reads = plan.reads_a || plan.reads_b;
   return std::to_string(plan.row->tile_m) + "x" + std::to_string(plan.row->tile_n) +
-         (plan.transposed && plan.row->swaps ? " swapped" : "") + plan.cluster.name + (reads ? " read" : "") +
+         (plan.transposed && plan.row->swaps ? " swapped" : "") + plan.cluster.name +
+         (reads ? " read" : "") +
          (plan.splits > 1 ? " " + std::to_string(plan.splits) + " splits" : "") +
          (plan.stream_tiles == 0  ? ""
           : plan.streams_evenly() ? " streamed evenly"

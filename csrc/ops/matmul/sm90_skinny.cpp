@@ -171,7 +171,8 @@ class Sm90Skinny : public MatmulKernels {
     constexpr int64_t kMost = (int64_t{1} << 31) - 512;
     const SkinnySides sides(c);
     return !c.split_sums && !c.sums_rows() && c.input == c.output && c.batch_dims == 0 &&
-           c.only_bias() && c.a_mappable && c.b_mappable && (sides.swapped ? c.b : c.a) == kKVectors && sides.tokens <= 64 &&
+           c.only_bias() && c.a_mappable && c.b_mappable &&
+           (sides.swapped ? c.b : c.a) == kKVectors && sides.tokens <= 64 &&
            sides.rows_count <= kMost && c.k >= kSkinnyBlockK && c.k <= kMost;
   }
 

@@ -105,8 +105,8 @@ class Unaligned : public MatmulKernels {
   // kernels.
   static bool takes(const MatmulCase& c) {
     return (c.math == kMathFloat16 || c.math == kMathBFloat16) && c.output == c.input &&
-           c.only_bias() && !c.batch_invariant && !c.split_sums && !c.sums_rows() && is_along_k(c.a) && c.a_unit &&
-           c.b_unit && !(is_vectors(c.a) && is_vectors(c.b));
+           c.only_bias() && !c.batch_invariant && !c.split_sums && !c.sums_rows() &&
+           is_along_k(c.a) && c.a_unit && c.b_unit && !(is_vectors(c.a) && is_vectors(c.b));
   }
 
   void offer(const MatmulCase& c, const UnalignedRow& row, int64_t splits,
