@@ -100,6 +100,7 @@ PackageKernel* make_kernel(const char* kind, const char* math, const char* layou
                                 {"layout", layout},
                                 {"takes", takes},
                                 {"tile", {rows, columns, depth}},
+                                {"stages", 1},
                                 {"block", {128, 1, 1}},
                                 {"cluster", {1, 1, 1}},
                                 {"dynamic_shared", 0},

@@ -27,8 +27,8 @@ struct Float8Weight {
   const Tensor& scale;  // (experts, ceil(outputs / 128), ceil(inputs / 128))
 };
 
-Tensor product(const Float8Steps& steps, const Tensor& rows, const std::string& gate,
-               const Float8Weight& weight, const Tensor& ends, ScalarType dtype) {
+Tensor scaled_product(const Float8Steps& steps, const Tensor& rows, const std::string& gate,
+                      const Float8Weight& weight, const Tensor& ends, ScalarType dtype) {
   const auto [data, scale] =
       steps.quantize(rows, kScaleBlock1x128, false, false, gate, std::nullopt);
   return steps.product(data, matrices_transposed(weight.data), scale, kScaleBlock1x128,
@@ -39,8 +39,8 @@ Tensor product(const Float8Steps& steps, const Tensor& rows, const std::string& 
 Tensor products(const Float8Steps& steps, const Tensor& rows, const Float8Weight& first,
                 const Float8Weight& second, const Tensor& ends) {
   const ScalarType dtype = TensorView(rows).dtype;
-  const Tensor before = product(steps, rows, "none", first, ends, dtype);
-  return product(steps, before, "silu", second, ends, dtype);
+  const Tensor before = scaled_product(steps, rows, "none", first, ends, dtype);
+  return scaled_product(steps, before, "silu", second, ends, dtype);
 }
 
 void check_scales(const char* name, const TensorView& scale, const TensorView& weight) {

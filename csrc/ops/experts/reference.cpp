@@ -59,8 +59,8 @@ Tensor weights_of_rows(const Tensor& topk_weights, const HostOrder& order, Scala
 }
 
 // Each expert's outputs.t() @ inputs of its rows, in the layout of its weights.
-Tensor weight_gradient(const HostOrder& order, const Tensor& outputs, const Tensor& inputs,
-                       const TensorView& weight) {
+Tensor host_weight_gradient(const HostOrder& order, const Tensor& outputs, const Tensor& inputs,
+                            const TensorView& weight) {
   const bool transposed = is_stored_transposed(weight);
   const Tensor &left = transposed ? inputs : outputs, &right = transposed ? outputs : inputs;
   const Tensor out = narrow_to(
@@ -68,8 +68,9 @@ Tensor weight_gradient(const HostOrder& order, const Tensor& outputs, const Tens
   return transposed ? matrices_transposed(out) : out;
 }
 
-Tensor run_moe(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weights,
-               const Tensor& w13, const Tensor& w2, const std::string& activation, MoeKept* kept) {
+Tensor moe_on_host(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weights,
+                   const Tensor& w13, const Tensor& w2, const std::string& activation,
+                   MoeKept* kept) {
   const TensorView view(x), ids(topk_ids), second(w2);
   const Activation known = check_activation(activation);
   check_moe(view, ids, TensorView(topk_weights), TensorView(w13), second);
@@ -124,7 +125,7 @@ HostOrder::HostOrder(const Tensor& memory, int64_t rows, int64_t experts)
 
 Tensor moe_cpu(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weights,
                const Tensor& w13, const Tensor& w2, const std::string& activation) {
-  return run_moe(x, topk_ids, topk_weights, w13, w2, activation, nullptr);
+  return moe_on_host(x, topk_ids, topk_weights, w13, w2, activation, nullptr);
 }
 
 std::tuple<Tensor, Tensor, Tensor> moe_forward_cpu(const Tensor& x, const Tensor& topk_ids,
@@ -132,7 +133,7 @@ std::tuple<Tensor, Tensor, Tensor> moe_forward_cpu(const Tensor& x, const Tensor
                                                    const Tensor& w2,
                                                    const std::string& activation) {
   MoeKept kept;
-  const Tensor out = run_moe(x, topk_ids, topk_weights, w13, w2, activation, &kept);
+  const Tensor out = moe_on_host(x, topk_ids, topk_weights, w13, w2, activation, &kept);
   return {out, kept.before, kept.order};
 }
 
@@ -174,8 +175,8 @@ MoeGradients moe_backward_cpu(const Tensor& grad, const Tensor& x, const Tensor&
     x_grad = narrow_to(summed(rows, order, tokens, k), view.dtype);
   }
   if (of_w13)
-    w13_grad = weight_gradient(order, before_grad, selected(wide(x), order.tokens), first);
-  if (of_w2) w2_grad = weight_gradient(order, grad_rows, multiplied(inside, by), second);
+    w13_grad = host_weight_gradient(order, before_grad, selected(wide(x), order.tokens), first);
+  if (of_w2) w2_grad = host_weight_gradient(order, grad_rows, multiplied(inside, by), second);
   return out;
 }
 

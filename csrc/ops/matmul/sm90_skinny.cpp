@@ -209,7 +209,8 @@ class Sm90Skinny : public MatmulKernels {
     work.tiles = rounds;
     work.values = rounds * static_cast<double>(row->rows * row->tokens);
     work.handshakes = splits > 1 ? 1 : 0;
-    work.sums_bytes = static_cast<double>((splits - 1) * tile.rows * row->tokens * 4 / splits);
+    const int64_t sums_bytes = (splits - 1) * tile.rows * row->tokens * 4 / splits;
+    work.sums_bytes = static_cast<double>(sums_bytes);
     work.correction = correction_;
     MatmulPlan plan;
     plan.set(chosen);

@@ -18,7 +18,8 @@ Tensor empty_like_rows(const TensorView& x) {
   return empty_cuda(x.sizes, x.dim, x.dtype, x.device_index);
 }
 
-void run(RowsKind kind, NormParams& p, const Device& gpu, const RowSizes& sizes, ScalarType dtype) {
+void run_norm(RowsKind kind, NormParams& p, const Device& gpu, const RowSizes& sizes,
+              ScalarType dtype) {
   const RowsLayout layout(kind, gpu, sizes, dtype);
   p.threads = static_cast<int>(layout.threads);
   p.cluster = static_cast<int>(layout.cluster);
@@ -83,7 +84,7 @@ Normed norm_cuda(const Tensor& input, const OptionalTensor& residual,
   p.centered = centered;
   p.eps = static_cast<float>(eps_of(eps, x.dtype));
   const Device& gpu = device(x.device_index);
-  run(kNorm, p, gpu, sizes, x.dtype);
+  run_norm(kNorm, p, gpu, sizes, x.dtype);
   return result;
 }
 
@@ -144,7 +145,7 @@ NormGradients norm_backward_cuda(const Tensor& grad_out, const OptionalTensor& g
 
   const Device& gpu = device(x.device_index);
   if (!needs_weight && !bias_dtype) {
-    run(kNormBackward, p, gpu, sizes, x.dtype);
+    run_norm(kNormBackward, p, gpu, sizes, x.dtype);
     return result;
   }
   const SumsLayout layout(gpu, sizes, x.dtype, grad_sum.has_value());
@@ -161,7 +162,7 @@ NormGradients norm_backward_cuda(const Tensor& grad_out, const OptionalTensor& g
     p.vectors = static_cast<int>(layout.vectors);
     launch(*layout.kernel, layout.grid, gpu, p);
   } else {
-    run(kNormBackward, p, gpu, sizes, x.dtype);
+    run_norm(kNormBackward, p, gpu, sizes, x.dtype);
   }
   PackageKernel& columns = rows_kernel(kNormColumns, x.dtype, gpu);
   const int64_t blocks = ceil_div(sizes.columns, kAcross * (has_vectors(sizes) ? kRowVector : 1));

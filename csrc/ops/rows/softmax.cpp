@@ -9,8 +9,8 @@
 namespace torch_cubin {
 namespace {
 
-void run(RowsKind kind, RowsSoftmaxParams& p, const TensorView& x, const RowSizes& sizes,
-         void* out) {
+void launch_softmax(RowsKind kind, RowsSoftmaxParams& p, const TensorView& x, const RowSizes& sizes,
+                    void* out) {
   p.out = out;
   p.rows = sizes.rows;
   p.columns = static_cast<int>(sizes.columns);
@@ -37,7 +37,7 @@ Tensor softmax_cuda(const Tensor& input, bool log, ScalarType dtype) {
   const RowsOperand rows(input, x.dim > 0 ? 1 : 0, sizes);
   p.x = rows.data;
   p.x_stride = rows.stride;
-  run(kRowsSoftmax, p, x, sizes, out.mutable_data_ptr());
+  launch_softmax(kRowsSoftmax, p, x, sizes, out.mutable_data_ptr());
   return out;
 }
 
@@ -59,7 +59,7 @@ Tensor softmax_backward_cuda(const Tensor& grad_out, const Tensor& output, bool 
   p.x_stride = rows.stride;
   p.grad_out = grad.data;
   p.grad_out_stride = grad.stride;
-  run(kRowsSoftmaxBackward, p, y, sizes, out.mutable_data_ptr());
+  launch_softmax(kRowsSoftmaxBackward, p, y, sizes, out.mutable_data_ptr());
   return out;
 }
 
@@ -100,7 +100,7 @@ Losses cross_entropy_cuda(const Tensor& input, const Tensor& target, int64_t ign
   p.counted = floats_of(counted);
   p.max = floats_of(max);
   p.log_sum = floats_of(log_sum);
-  run(kRowsSoftmax, p, x, sizes, nullptr);
+  launch_softmax(kRowsSoftmax, p, x, sizes, nullptr);
   return {losses, counted, max, log_sum};
 }
 
@@ -123,7 +123,7 @@ Tensor cross_entropy_backward_cuda(const Tensor& grad_losses, const Tensor& inpu
   p.grad_losses = floats_of(grads);
   p.max = floats_of(maxima);
   p.log_sum = floats_of(log_sums);
-  run(kRowsSoftmax, p, x, sizes, out.mutable_data_ptr());
+  launch_softmax(kRowsSoftmax, p, x, sizes, out.mutable_data_ptr());
   return out;
 }
 

@@ -46,7 +46,7 @@ int mask_kind_of(ScalarType dtype) {
   }
 }
 
-void same_device(const char* name, const TensorView& view, const TensorView& scores) {
+void check_same_device(const char* name, const TensorView& view, const TensorView& scores) {
   check_device("attention", name, view, "scores", scores);
 }
 
@@ -61,7 +61,7 @@ void require(bool right, const char* name, const char* expected, const TensorVie
 bool is_dense(const TensorView& view) { return is_contiguous(view.sizes, view.strides, view.dim); }
 
 void set_mask(SoftmaxParams& p, const TensorView& mask, const TensorView& scores) {
-  same_device("attn_mask", mask, scores);
+  check_same_device("attn_mask", mask, scores);
   bool fits = mask.dim <= 4;
   for (int64_t i = 0; fits && i < mask.dim; ++i) {
     const int64_t at = 4 - mask.dim + i;
@@ -79,7 +79,7 @@ void set_extras(SoftmaxParams& p, const AttentionExtras& extras, const TensorVie
   if (extras.mask) set_mask(p, TensorView(*extras.mask), scores);
   if (extras.alibi_slopes) {
     const TensorView slopes(*extras.alibi_slopes);
-    same_device("alibi_slopes", slopes, scores);
+    check_same_device("alibi_slopes", slopes, scores);
     const bool batched = slopes.dim == 2 && slopes.sizes[0] == scores.sizes[0];
     require(slopes.dtype == ScalarType::Float && (batched || slopes.dim == 1) &&
                 slopes.sizes[slopes.dim - 1] == scores.sizes[1] &&
@@ -91,7 +91,7 @@ void set_extras(SoftmaxParams& p, const AttentionExtras& extras, const TensorVie
   }
   if (extras.sinks) {
     const TensorView sinks(*extras.sinks);
-    same_device("sinks", sinks, scores);
+    check_same_device("sinks", sinks, scores);
     require(sinks.dtype == ScalarType::Float && sinks.dim == 1 &&
                 sinks.sizes[0] == scores.sizes[1] && is_dense(sinks),
             "sinks", "float32 (heads,), contiguous", sinks);
@@ -122,7 +122,7 @@ SoftmaxParams params_for(const TensorView& scores, const AttentionSettings& sett
 
 void set_dropout(SoftmaxParams& p, const TensorView& seed, const TensorView& scores,
                  int drop_below) {
-  same_device("dropout_seed", seed, scores);
+  check_same_device("dropout_seed", seed, scores);
   bool one = seed.dtype == ScalarType::Long;
   for (int64_t i = 0; i < seed.dim; ++i) one = one && seed.sizes[i] == 1;
   require(one, "dropout_seed", "int64, one number", seed);
@@ -143,7 +143,7 @@ SoftmaxParams params_for(const TensorView& scores, const AttentionSettings& sett
 }
 
 void require_like(const char* name, const TensorView& view, const TensorView& scores, int64_t dim) {
-  same_device(name, view, scores);
+  check_same_device(name, view, scores);
   const bool same = view.dtype == scores.dtype && view.dim == dim &&
                     std::equal(view.sizes, view.sizes + dim, scores.sizes) && is_dense(view);
   require(same, name, "dtype and shape of the scores (of their rows), contiguous", view);
