@@ -23,6 +23,7 @@ import pytest
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
 
+SHOWN = 150  # tests that have not ended when a run is, at most
 CI_LIMIT = 900  # seconds of .ci/run on two processors; more than 800 are shown in red
 # A file's tests stay in one process (make test). These, which take a minute each, come first: with
 # one of them last, the other processes would wait for it.
@@ -187,6 +188,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             f"GPU tests not run: {count}: {reason.removeprefix('Skipped: ')}", yellow=True
         )
     terminalreporter.write_line(record.describe(ROOT))
+    if waiting := sorted(_run["waiting"]):  # ended early, as by tools/gpu_tests.py at a time limit
+        terminalreporter.write_line(f"{len(waiting)} tests have not ended:", red=True)
+        for test in waiting[:SHOWN]:
+            terminalreporter.write_line(f"  {test}")
     if "CI_BEGAN" in os.environ:  # by .ci/run
         seconds = round(time.time()) - int(os.environ["CI_BEGAN"])
         late = seconds > CI_LIMIT - 100

@@ -66,9 +66,10 @@ def run(tree: Path, *options: str, wait: bool = True, **environment: str) -> dic
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "hangs", "-q"]
     command += ["--rootdir", str(tree), *options]
     path = tree / record.RECORD
-    process = subprocess.Popen(
-        command, cwd=tree, env=environment, stdout=subprocess.DEVNULL, start_new_session=True
-    )
+    with (tree / "output").open("w") as output:
+        process = subprocess.Popen(
+            command, cwd=tree, env=environment, stdout=output, start_new_session=True
+        )
     try:
         end = time.monotonic() + 60
         while process.poll() is None and time.monotonic() < end and (wait or not path.is_file()):
@@ -133,3 +134,5 @@ def test_a_run_that_ends_early_is_not_recorded(
 ) -> None:
     (tree / "tests" / "gpu" / "test_zzz.py").write_text("def test_z(): pass\n")
     assert run(tree, *options, "tests/gpu", **environment) is None
+    if options:  # and names the tests that have not ended
+        assert "tests have not ended:\n  tests/gpu/test_" in (tree / "output").read_text()
