@@ -183,7 +183,7 @@ import torch_cubin
 print(between - start, time.process_time() - between)
 """
     # torch's import leaves the collector of garbage about to run, and whoever allocates next pays.
-    # The minimum of several CPU times, which is 25 ms where nothing else runs: the test measures
+    # The minimum of several CPU times, 27 ms where nothing else runs: the test measures
     # the import, not the machine's other work. The first may have to compile the sources. A
     # processor that other work slows down also takes longer for torch, whose import takes 1 to 2 s
     # on an idle one.
