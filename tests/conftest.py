@@ -9,9 +9,11 @@ of the last whole run on a GPU, is of these sources.
 from __future__ import annotations
 
 import gc
+import hashlib
 import json
 import os
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -122,8 +124,20 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()
 
 
+def _mark_of(nodeid: str) -> Path:
+    """A file that is there while a process of this run runs the test."""
+    name = hashlib.sha256(nodeid.encode()).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"tests-{os.environ['PYTEST_XDIST_TESTRUNUID']}-{name}"
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if _WORKER:
+        # A test whose process ended, as at faulthandler_timeout, is run again by pytest-xdist.
+        mark = _mark_of(item.nodeid)
+        if mark.exists():
+            pytest.fail("its process ended: see its traceback above", pytrace=False)
+        mark.touch()
     marker = item.get_closest_marker("gpu")
     if marker is None:
         return
@@ -134,6 +148,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if int(os.environ.get("TORCH_CUBIN_REQUIRE_GPU") or 0) >= wanted:
         pytest.fail(f"{reason} (TORCH_CUBIN_REQUIRE_GPU is set)", pytrace=False)
     pytest.skip(reason)
+
+
+def pytest_runtest_logfinish(nodeid: str) -> None:
+    if _WORKER:
+        _mark_of(nodeid).unlink(missing_ok=True)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -18,6 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PROCESSES = 14  # at most: they share one GPU
 MIB_EACH = 8000  # GPU memory for a process and its children
+SECONDS_EACH = 120  # of a test, at most; the longest compiles a model beside others
 
 
 def gpu_memory() -> int:
@@ -37,7 +38,8 @@ def command(processors: int, memory: int, xdist: bool, options: list[str]) -> li
     processes = min(PROCESSES, processors - 2, memory // MIB_EACH)
     if xdist and processes > 1:
         words += ["-n", str(processes), "--dist", "loadfile", "--no-loadscope-reorder"]
-    return [*words, "--durations", "20", *options]
+    words += ["-o", f"faulthandler_timeout={SECONDS_EACH}", "--durations", "20"]
+    return [*words, *options]
 
 
 def run(words: list[str]) -> int:

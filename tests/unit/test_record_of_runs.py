@@ -126,8 +126,8 @@ def test_a_partial_run_is_not_recorded(tree: Path, selection: tuple[str, ...]) -
 
 @pytest.mark.parametrize(
     ("options", "environment"),
-    [(("-x",), {"FAIL": "1"}), ((), {"CRASH": "1"}), (PARALLEL, {"CRASH": "1"})],
-    ids=["stopped", "crash", "crash of a worker"],
+    [(("-x",), {"FAIL": "1"}), ((), {"CRASH": "1"})],
+    ids=["stopped", "crash"],
 )
 def test_a_run_that_ends_early_is_not_recorded(
     tree: Path, options: tuple[str, ...], environment: dict[str, str]
@@ -136,3 +136,11 @@ def test_a_run_that_ends_early_is_not_recorded(
     assert run(tree, *options, "tests/gpu", **environment) is None
     if options:  # and names the tests that have not ended
         assert "tests have not ended:\n  tests/gpu/test_" in (tree / "output").read_text()
+
+
+def test_a_test_that_ends_its_process_fails_once_and_the_others_go_on(tree: Path) -> None:
+    found = run(tree, *PARALLEL, "tests/gpu", CRASH="1")
+    assert found is not None
+    assert [found[name] for name in ("passed", "failed", "skipped")] == [3, 1, 1]
+    output = (tree / "output").read_text()
+    assert output.count("crashed while running 'tests/gpu/test_two.py::test_c'") == 1
