@@ -413,13 +413,15 @@ def _wrong_symmetric_products() -> list[str]:
     syrk, symm_square = torch.ops.cubin.syrk, torch.ops.cubin.symm_square
     tiles = ["128x256", "128x192", "128x128", "128x64"]
     configs = [f"{tile}{kind}" for tile in tiles for kind in (" streamed in 2", " split in 3")]
-    shapes = {(264, 520): configs, (33, 17): [""]}
+    # Pairs are for more tiles than multiprocessors: of each matrix there are four.
+    shapes = {(264, 520): configs, (33, 17): [""], (34, 264, 8): ["128x256 in pairs"]}
     wrong = []
     for mode in ("bfloat16", "float16", "tf32"):
         with cases.math_mode(mode) as dtype, torch.no_grad():
             for shape, names in shapes.items():
-                n = shape[0]
-                x, a, c = (torch.randint(-3, 4, sizes) for sizes in (shape, (n, n), (n, n)))
+                *batch, n, _ = shape
+                sizes = (shape, (*batch, n, n), (n, n))
+                x, a, c = (torch.randint(-3, 4, each) for each in sizes)
                 rows, of_a, addend = (value.to(dtype).cuda() for value in (x, a, c))
                 gram, product = (y.double() for y in (x @ x.mT + c, a @ a))
                 for config in names:

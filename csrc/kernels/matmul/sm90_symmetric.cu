@@ -607,8 +607,9 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
       if (frees) barrier_arrive(empty + 8 * previous);
     };
     if (w.m0 + group * Layout<C>::kRows >= p.n) {  // the warpgroup has no rows of the tile
-      // One warp frees the stages. A warp that waited by itself could be late by two phases, which
-      // a barrier does not distinguish.
+      // One warp frees the stages, when all have seen the tile. A warp that waited by itself could
+      // be late by two phases, which a barrier does not distinguish: it would wait for ever.
+      named_sync(kGroupBarrier + group, kWarpgroup);
 #pragma unroll 1
       for (int i = 0; i < k_count; ++i) {
         if (warp % 4 == 0) {
