@@ -139,9 +139,12 @@ def test_parameters_of_the_three_launches(
     ]
     # TMA's addresses, and memory that does not overlap.
     assert params.dq_sum % 16 == params.sums % 16 == params.part_sums % 16 == 0
-    assert params.sums == params.dq_sum + 4 * tiles * rows * panels * 64
+    sets = params.sets
+    assert params.query_tiles == tiles
+    assert (sets - 1) * params.set_keys < params.key_tiles <= sets * params.set_keys
+    assert params.sums == params.dq_sum + 4 * sets * tiles * rows * panels * 64
     assert params.turns == params.sums + 8 * tiles * rows
-    assert params.ticket == params.turns + 4 * tiles
+    assert params.ticket == params.turns + 4 * sets * tiles
     assert (params.part_sums > params.ticket) == (params.parts > 1)
     assert params.mask == params.bits.words == 0
     assert list(params.dq_stride)[1:] == [d, h * d]
@@ -214,6 +217,25 @@ def test_few_tiles_of_keys_have_several_work_items(driver, catalog, call, shared
     params = launch_params.read(launches_of(driver, q, k, v, **options)[1], Params)
     assert (params.parts > 1) == shared
     assert params.parts <= -(-s // params.tile_rows) * (h // kv_heads)
+
+
+# batch, heads, heads of key, rows, head_dim, options; and whether tiles of keys, which all begin
+# with the same queries, have several sums of dq.
+SETS = [
+    ((2, 8, 1, 1024, 64, {}), True),
+    ((1, 8, 8, 4096, 128, {}), True),
+    ((2, 8, 1, 1024, 64, {"is_causal": True}), False),
+    ((8, 16, 16, 2048, 64, {}), False),
+    ((1, 8, 8, 96, 64, {}), False),  # one tile of keys
+]
+
+
+@pytest.mark.parametrize(("call", "several"), SETS, ids=str)
+def test_few_heads_have_several_sums_of_dq(driver, catalog, call, several: bool) -> None:
+    b, h, kv_heads, s, d, options = call
+    q, (k, v) = made(b, h, s, d), (made(b, kv_heads, s, d) for _ in range(2))
+    params = launch_params.read(launches_of(driver, q, k, v, **options)[1], Params)
+    assert (params.sets > 1) == several
 
 
 @pytest.mark.parametrize("invariant", [False, True])

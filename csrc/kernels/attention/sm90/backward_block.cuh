@@ -468,8 +468,10 @@ TC_DEVICE void add_dq_of_work(const Sm90BackwardParams& p, u32 shared, const Key
     if (step_class(now.word) >= kStepHidesAll) continue;
     u32 i = next++;
     if (i % C::kDqStages != stage) continue;
-    tc_int64 tile = work.first_tile + now.head * p.tiles + now.tile;
-    int first = first_key_tile(work.sequence, now.tile, C::kRows, C::kWorkKeys);
+    int set = work.key_tile / p.set_keys;
+    tc_int64 tile = work.first_tile + now.head * p.tiles + now.tile +
+                    static_cast<tc_int64>(set) * p.query_tiles;
+    int first = first_key_tile_of(p, set, work.sequence, now.tile, C::kRows, C::kWorkKeys);
     int rank = work.key_tile - first;
     if (p.bits.steps != nullptr) {
       MaskPlace at(p.bits, work.batch, work.head * p.group + now.head, now.tile);

@@ -70,6 +70,20 @@ TC_DEVICE void join(const Sm90BackwardParams& p, u32 index) {
       .store_all();
 }
 
+// Whether any block of keys of a set has added to a tile's dq_sum.
+TC_DEVICE bool has_sum(const Sm90BackwardParams& p, const QueryTile& place,
+                       const Sm90Sequence& sequence, int set) {
+  if (!sees_any_key(sequence, place.tile, p.tile_rows, p.tile_keys)) return false;
+  int begin = first_key_tile_of(p, set, sequence, place.tile, p.tile_rows, p.tile_keys);
+  int last_key =
+      min(place.tile * p.tile_rows + p.tile_rows - 1 + sequence.last, sequence.columns - 1);
+  int last = min(last_key / p.tile_keys, (set + 1) * p.set_keys - 1);
+  if (last < begin || p.bits.steps == nullptr) return last >= begin;
+  MaskPlace at(p.bits, place.batch, place.head, place.tile);
+  u32 step = __ldg(p.bits.steps + at.step(p, last));
+  return step_class(step) < kStepHidesAll || step_rank_from(p, at, begin, step) > 0;
+}
+
 extern "C" __global__ void __launch_bounds__(TC_THREADS)
     TC_KERNEL(const __grid_constant__ Sm90BackwardParams p) {
   wait_for_previous_kernel();
@@ -88,22 +102,23 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
   int first = place.tile * p.tile_rows + octet * 8, lane = threadIdx.x % 32;
   if (wrong_offsets != 0 || place.tile < 0 || first >= sequence.rows || piece * 64 >= p.head_dim)
     return;
-  bool any = sees_any_key(sequence, place.tile, p.tile_rows, p.tile_keys);
-  if (any && p.bits.steps != nullptr) {
-    MaskPlace at(p.bits, place.batch, place.head, place.tile);
-    int begin = first_key_tile(sequence, place.tile, p.tile_rows, p.tile_keys);
-    int last =
-        min(place.tile * p.tile_rows + p.tile_rows - 1 + sequence.last, sequence.columns - 1);
-    u32 step = __ldg(p.bits.steps + at.step(p, last / p.tile_keys));
-    any = step_class(step) < kStepHidesAll || step_rank_from(p, at, begin, step) > 0;
-  }
   auto from = reinterpret_cast<const float4*>(
       p.dq_sum + (static_cast<tc_int64>(tile) * panels + piece) * (64 * p.tile_rows) + octet * 128 +
       lane * 4);
   float4 sum[4];
 #pragma unroll
-  for (int w = 0; w < 4; ++w) {
-    sum[w] = any ? __ldcs(from + w * 4 * p.tile_rows) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  for (int w = 0; w < 4; ++w) sum[w] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll 1
+  for (int set = 0; set < p.sets; ++set, from += tiles * panels * (16 * p.tile_rows)) {
+    if (!has_sum(p, place, sequence, set)) continue;
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      float4 x = __ldcs(from + w * 4 * p.tile_rows);
+      sum[w].x += x.x;
+      sum[w].y += x.y;
+      sum[w].z += x.z;
+      sum[w].w += x.w;
+    }
   }
   int row = first + lane / 4, column = piece * 64 + lane % 4 * 8;
   auto to = static_cast<u16*>(p.dq) + place.batch * p.dq_stride[0] + place.head * p.dq_stride[1] +

@@ -70,7 +70,11 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
   Sm90Sequence sequence(p.lengths, tile.batch);
   int row = tile.tile * p.tile_rows + within, lane = threadIdx.x % kLanes;
   if (wrong_offsets != 0 || tile.tile < 0 || tile.tile * p.tile_rows >= sequence.rows) return;
-  if (threadIdx.x == 0 && within == 0) p.turns[index] = 0;
+  if (threadIdx.x == 0 && within == 0) {
+    for (int set = 0; set < p.sets; ++set) {
+      p.turns[static_cast<tc_int64>(set) * p.query_tiles + index] = 0;
+    }
+  }
   float sum = 0.0f, logsumexp = kInfinity;
   if (row < sequence.rows) {
     tc_int64 at = sequence.q_row + row;

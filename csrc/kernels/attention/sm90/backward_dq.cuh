@@ -11,6 +11,10 @@
 // for work items that were taken before its own, by an atomic counter, and every block ends its
 // work items in the order in which it took them: of the unfinished ones, the first waits for none.
 //
+// All tiles of keys begin with the same queries, so that the last one waits for the additions of all
+// others: where this takes long, tiles of keys are in sets, each with a dq_sum of its own, which
+// sm90/backward_convert.cu adds in the order of the sets.
+//
 // A pair of blocks (sm90/backward_wide.cu) takes one work item together and has one place in that
 // order. Each of the two adds to half of the columns, and has half of the tile's turn, so that
 // neither waits for the other's additions.
@@ -46,6 +50,12 @@ TC_DEVICE int first_key_tile(const Sm90Sequence& s, int tile, int rows, int keys
 TC_DEVICE bool sees_any_key(const Sm90Sequence& s, int tile, int rows, int keys) {
   int first_key = first_key_tile(s, tile, rows, keys) * keys;
   return first_key < s.columns && first_key <= tile * rows + rows - 1 + s.last;
+}
+
+// The first block of keys of those of a set that a tile of queries attends to, if any.
+TC_DEVICE int first_key_tile_of(const Sm90BackwardParams& p, int set, const Sm90Sequence& s,
+                                int tile, int rows, int keys) {
+  return max(first_key_tile(s, tile, rows, keys), set * p.set_keys);
 }
 
 // The position of a mask's tiles for a head and a tile of queries.

@@ -60,6 +60,9 @@ struct Sm90BackwardParams {
   int tile_rows, tile_keys, tile_columns;
   int tiles, key_tiles;  // along the queries and the keys; packed: an upper bound
   int parts;             // work items that share the queries of a tile of keys
+  // Tiles of keys in a set of those that add to the same dq_sum, and the number of sets. Each has
+  // `query_tiles` sums and turns of its own, one set's after the other's.
+  int set_keys, sets, query_tiles;
   int together;  // parts of heads of keys whose blocks run concurrently, a multiple of parts
   float scale,
       unit;  // unit: scale * log2(e), a positive normal number; not used by general kernels

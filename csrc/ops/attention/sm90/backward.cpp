@@ -173,7 +173,8 @@ class Sm90Backward : public AttentionBackwardKernels {
     const int64_t kv_heads = (packed ? 1 : problem.batch) * problem.kv_heads;
     AttentionParams all = operands.params(problem.head_dim, problem.head_dim_v);
     const bool has_band = all.first != -kNoBound || all.last != kNoBound;
-    const int64_t parts = parts_of(chosen, problem, row, rows, all);
+    const Sm90KeyShares shares = shares_of(chosen, problem, row, rows, all);
+    const int64_t parts = shares.parts;
     // The sums of a work item, and the warps of the last kernel that read them.
     const int64_t part_floats = parts > 1 ? 2 * row.columns * row.head_dim : 0;
     const int64_t join_warps = kv_heads * key_tiles * (part_floats / (16 * 32));
@@ -190,8 +191,9 @@ class Sm90Backward : public AttentionBackwardKernels {
     // Floats of a tile: two for each query, dq, and the turn; and the ticket, after which addresses
     // are multiples of 16 again.
     const int64_t sums = heads * tiles * 2 * row.rows;
-    const int64_t dq_sum = heads * tiles * row.rows * dq_panels * 64;
-    const int64_t floats = ceil_div(sums + dq_sum + heads * tiles + 1, 4) * 4;
+    const int64_t dq_sum = shares.sets * heads * tiles * row.rows * dq_panels * 64;
+    const int64_t turns = shares.sets * heads * tiles;
+    const int64_t floats = ceil_div(sums + dq_sum + turns + 1, 4) * 4;
     const Workspace workspace(device_, 4 * (floats + work_items * part_floats));
     auto* const memory = reinterpret_cast<float*>(workspace.data());
 
@@ -199,7 +201,7 @@ class Sm90Backward : public AttentionBackwardKernels {
     params.dq_sum = memory;  // its additions are aligned to 16 bytes, as the sums' loads are
     params.sums = memory + dq_sum;
     params.turns = reinterpret_cast<int*>(memory + dq_sum + sums);
-    params.ticket = reinterpret_cast<unsigned*>(params.turns + heads * tiles);
+    params.ticket = reinterpret_cast<unsigned*>(params.turns + turns);
     params.tile_rows = static_cast<int>(row.rows);
     params.tile_keys = static_cast<int>(row.columns);
     params.tile_columns = static_cast<int>(row.head_dim);
@@ -208,6 +210,9 @@ class Sm90Backward : public AttentionBackwardKernels {
 
     params.part_sums = parts > 1 ? memory + floats : nullptr;
     params.parts = static_cast<int>(parts);
+    params.set_keys = static_cast<int>(ceil_div(key_tiles, shares.sets));
+    params.sets = static_cast<int>(shares.sets);
+    params.query_tiles = static_cast<int>(heads * tiles);
     const int64_t together =
         size_of_sets(kv_heads, heads_together(problem, row, parts, has_band, device_));
     params.together = static_cast<int>(together * parts);
@@ -234,16 +239,18 @@ class Sm90Backward : public AttentionBackwardKernels {
   bool clears_empty_rows() const override { return true; }
 
  private:
-  int64_t parts_of(const Sm90BackwardPlan& plan, const AttentionCase& problem,
-                   const AttentionRow& row, const Sm90Rows& rows,
-                   const AttentionParams& all) const {
+  Sm90KeyShares shares_of(const Sm90BackwardPlan& plan, const AttentionCase& problem,
+                          const AttentionRow& row, const Sm90Rows& rows,
+                          const AttentionParams& all) const {
     const Sm90Lengths lengths = sm90_lengths(all);
     const int64_t sequences = rows.packed ? rows.sequences : 1;
-    return sm90_backward_parts(
+    Sm90KeyShares shares = sm90_key_shares(
         {plan.batch * problem.kv_heads, problem.group(),
          device_.multiprocessors / blocks_of_work(row), ceil_div(rows.q, sequences),
          ceil_div(rows.k, sequences), lengths.first, lengths.last},
         row, device_);
+    if (rows.packed) shares.sets = 1;  // those of the longest sequence would be in one set anyway
+    return shares;
   }
 
   void order_tiles(const Sm90TileOrder& order, const AttentionCase& problem,

@@ -6,6 +6,7 @@ namespace torch_cubin {
 namespace {
 
 constexpr int64_t kMostParts = 16;
+constexpr int64_t kMostSets = 8;  // each takes as much memory as dq in float32
 // With so many work items a slot, the last ones to end are short beside the time of all.
 constexpr int64_t kEnoughItems = 8;
 // Cycles from a block's addition to dq to that of the next block. All tiles of keys begin with the
@@ -35,27 +36,32 @@ struct Steps {
 
 }  // namespace
 
-int64_t sm90_backward_parts(const Sm90KeyWork& work, const AttentionRow& row,
-                            const Device& device) {
-  const int64_t tiles = ceil_div(work.seqlen_k, row.columns) * work.heads;
-  if (tiles == 0 || tiles >= kEnoughItems * work.slots) return 1;
+Sm90KeyShares sm90_key_shares(const Sm90KeyWork& work, const AttentionRow& row,
+                              const Device& device) {
+  const int64_t key_tiles = ceil_div(work.seqlen_k, row.columns), tiles = key_tiles * work.heads;
+  Sm90KeyShares best;
+  if (tiles == 0 || tiles >= kEnoughItems * work.slots) return best;
   const Steps steps(work, row);
   const bool alike = steps.longest * tiles == steps.all * work.heads;
   const double bytes = 2.0 * row.columns * row.head_dim * 2 * sizeof(float);  // written and read
+  const double dq_bytes =
+      static_cast<double>(work.heads) * work.group * work.seqlen_q * row.head_dim * sizeof(float);
   double least = 0;
-  int64_t best = 1;
-  for (int64_t parts = 1; parts <= std::min(kMostParts, steps.longest); ++parts) {
-    const int64_t items = tiles * parts;
-    const double longest = ceil_div(steps.longest, parts) * row.cost_tile + row.cost_fixed;
-    const double all = steps.all * work.heads * row.cost_tile + items * row.cost_fixed;
-    const double turns = (tiles / work.heads - 1) * kTurnCycles;
-    double cycles = alike ? ceil_div(items, work.slots) * longest +
-                                turns * (items <= work.slots ? 1 : kHiddenTurns)
-                          : std::max(longest, all / work.slots + all / items / 8);
-    if (parts > 1) cycles += items * bytes / device.bytes_per_cycle;
-    if (parts > 1 && cycles >= least * (1 - kLeastGain)) continue;
-    least = cycles;
-    best = parts;
+  for (int64_t sets = 1; sets <= std::min(kMostSets, alike ? key_tiles : 1); sets *= 2) {
+    for (int64_t parts = 1; parts <= std::min(kMostParts, steps.longest); ++parts) {
+      const int64_t items = tiles * parts;
+      const double longest = ceil_div(steps.longest, parts) * row.cost_tile + row.cost_fixed;
+      const double all = steps.all * work.heads * row.cost_tile + items * row.cost_fixed;
+      const double turns = (ceil_div(key_tiles, sets) - 1) * kTurnCycles;
+      double cycles = alike ? ceil_div(items, work.slots) * longest +
+                                  turns * (items <= work.slots ? 1 : kHiddenTurns)
+                            : std::max(longest, all / work.slots + all / items / 8);
+      if (parts > 1) cycles += items * bytes / device.bytes_per_cycle;
+      cycles += (sets - 1) * dq_bytes / device.bytes_per_cycle;
+      if (sets * parts > 1 && cycles >= least * (1 - kLeastGain)) continue;
+      least = cycles;
+      best = {parts, ceil_div(key_tiles, ceil_div(key_tiles, sets))};
+    }
   }
   return best;
 }

@@ -1,5 +1,6 @@
 // How many work items share a tile of keys in the backward for Hopper
-// (kernels/attention/sm90/backward_parts.cuh).
+// (kernels/attention/sm90/backward_parts.cuh), and how many tiles of keys a sum of dq
+// (kernels/attention/sm90/backward_dq.cuh).
 #pragma once
 
 #include "kernels/attention/sm90/forward_params.h"
@@ -14,7 +15,13 @@ struct Sm90KeyWork {
   int64_t first, last;         // the band, see Sm90Lengths
 };
 
-// The number that takes the least time. One is enough if all multiprocessors are busy with it.
-int64_t sm90_backward_parts(const Sm90KeyWork& work, const AttentionRow& row, const Device& device);
+struct Sm90KeyShares {
+  int64_t parts = 1;  // of a tile of keys
+  int64_t sets = 1;   // of the tiles of keys
+};
+
+// The numbers that take the least time. One part is enough if all multiprocessors are busy with it.
+Sm90KeyShares sm90_key_shares(const Sm90KeyWork& work, const AttentionRow& row,
+                              const Device& device);
 
 }  // namespace torch_cubin
