@@ -11,9 +11,9 @@
 // for work items that were taken before its own, by an atomic counter, and every block ends its
 // work items in the order in which it took them: of the unfinished ones, the first waits for none.
 //
-// All tiles of keys begin with the same queries, so that the last one waits for the additions of all
-// others: where this takes long, tiles of keys are in sets, each with a dq_sum of its own, which
-// sm90/backward_convert.cu adds in the order of the sets.
+// All tiles of keys begin with the same queries, so that the last one waits for the additions of
+// all others: where this takes long, tiles of keys are in sets, each with a dq_sum of its own,
+// which sm90/backward_convert.cu adds in the order of the sets.
 //
 // A pair of blocks (sm90/backward_wide.cu) takes one work item together and has one place in that
 // order. Each of the two adds to half of the columns, and has half of the tile's turn, so that
