@@ -47,6 +47,9 @@ struct AttentionConfig {
   // A warpgroup skips the tile's first block of keys, or its last one, if it sees nothing of it.
   // Both, of two tiles, may be adjacent while a product with the V before them is still pending.
   static constexpr bool kSkipsBlocks = kGroups > 2 && kStages > 2 && !kMasked;
+  // A warpgroup skips tiles of which it has no rows. With 192 queries, and with more columns, which
+  // are bound by the memory if rows are few, that would spill more.
+  static constexpr bool kSkipsTiles = kGroups == 2 && kD <= 128;
   // The thread that loads K sends consumers the next block. Finding it in the classes of the mask,
   // in the dependency chain of every step, took 2 to 6% of the time.
   static constexpr bool kSendsNextBlock = kMasked && !kGeneral;
@@ -238,12 +241,12 @@ struct Consumer {
   // The first row of this warpgroup in a tile.
   TC_DEVICE int first_row(const Tile& tile) const { return tile.row + 64 * group; }
 
-  // False after the last tile.
+  // False after the last tile, and for a tile without rows for this warpgroup.
   TC_DEVICE bool begin() {
     barrier_wait(q_full(), q_phase());
     const Tile& tile = tiles[number % C::kRing];
-    if (tile.blocks == 0) return false;
     int row = first_row(tile);
+    if (tile.blocks == 0 || (C::kSkipsTiles && row >= tile.sequence.rows)) return false;
     keys = Keys(p, tile);
     const Sm90Sequence& q = tile.sequence;
     open_last = (min(row + q.last, q.columns - 1) + 1) / C::kN - 1;
@@ -283,12 +286,43 @@ struct Consumer {
     begin_turn();
     end_turn();
     barrier_wait(shared + C::kKFull + 8 * slot(step), phase(step));
+    if constexpr (C::kSendsNextBlock)
+      load_shared(next_block, shared + C::kNextBlock + 4 * slot(step));
     __syncwarp();  // one lane arrives for the warp; elsewhere a product orders this
     release(shared + C::kKEmpty + 8 * slot(step));
     barrier_wait(shared + C::kVFull + 8 * slot(step), phase(step));
     __syncwarp();
     release(shared + C::kVEmpty + 8 * slot(step));
     ++step;
+  }
+
+  TC_DEVICE void next_keys() {
+    if constexpr (C::kSendsNextBlock) {
+      keys.next(next_block);
+    } else {
+      keys.next();
+    }
+  }
+
+  // Takes part in the barriers of tiles without rows for this warpgroup: few queries, and the ends
+  // of sequences. False after the last tile.
+  TC_DEVICE bool skip_tiles() {
+#pragma unroll 1
+    while (!begin()) {
+      const Tile& tile = tiles[number % C::kRing];
+      if (!C::kSkipsTiles || tile.blocks == 0) return false;
+      __syncwarp();
+      release(shared + C::kQEmpty + 8 * q_slot());
+      keys = Keys(p, tile);
+#pragma unroll 1
+      for (;; next_keys()) {
+        bool last = keys.is_last();
+        skip_block();
+        if (last) break;
+      }
+      ++number;
+    }
+    return true;
   }
 
   // The high word is the same for all.
@@ -580,12 +614,13 @@ struct Consumer {
 
   TC_DEVICE void run() {
     if (C::kPingPong && group == C::kGroups - 1) named_arrive(kTurn, 2 * kWarpgroup);
-    if (begin()) {
+#pragma unroll 1
+    while (skip_tiles()) {
       if (skips_first()) skip_block();
       load_mask();
-      if (C::kSkipsBlocks) begin_turn();
+      begin_turn();
       score();
-      if (C::kSkipsBlocks) end_turn();
+      end_turn();
       choose_kept();
       wgmma_wait<0>();
       keep_in_place(s);
@@ -605,17 +640,13 @@ struct Consumer {
         if (__builtin_expect(fresh, 0)) {
           if (skips_last()) skip_block();
           ++number;
-          bool more = begin();  // its loads are in flight while sums are added
+          bool more = begin();  // the next tile's loads are in flight while sums are added
           finish_sums(tiles[(number - 1) % C::kRing], factor);
           if (!more) break;
           softmax.reset();
           if (skips_first()) skip_block();
         } else {
-          if constexpr (C::kSendsNextBlock) {
-            keys.next(next_block);
-          } else {
-            keys.next();
-          }
+          next_keys();
         }
         load_mask();
         begin_turn();
@@ -644,7 +675,9 @@ struct Consumer {
       multiply_v(add);
       wgmma_wait<0>();
       keep_in_place(o);
+      release(shared + C::kVEmpty + 8 * slot(before()));
       store(tiles[(number - 1) % C::kRing], factor);
+      if (!C::kSkipsTiles) break;
     }
     if (C::kPingPong && group == 0) named_sync(kTurn, 2 * kWarpgroup);
   }
