@@ -210,7 +210,7 @@ TC_DEVICE void consume(const Sm90SkinnyParams& p, int first_tile, int step, int 
                        u32 ring, u32 full, u32 empty, u32 sums) {
   const u32 weight_bytes = stage_rows<C>(p) * 128 * C::kPanels;
   const u32 stage_bytes = weight_bytes + C::kTokens * 128 * C::kPanels;
-  int stage = 0;
+  int stage = 0, before = 0;
   u32 parity = 0;
   for (int tile = first_tile; tile < p.tiles; tile += step) {
     float sum[C::kBlocks][C::kTokens / 2];
@@ -240,13 +240,19 @@ TC_DEVICE void consume(const Sm90SkinnyParams& p, int first_tile, int step, int 
         }
       }
       wgmma_commit();
-      wgmma_wait<0>();
-      if (threadIdx.x % 32 == 0) barrier_arrive(empty + 8 * stage);
+      // The products of this stage run while the next one's are issued.
+      if (i > 0) {
+        wgmma_wait<1>();
+        if (threadIdx.x % 32 == 0) barrier_arrive(empty + 8 * before);
+      }
+      before = stage;
       if (++stage == p.stages) {
         stage = 0;
         parity ^= 1;
       }
     }
+    wgmma_wait<0>();
+    if (threadIdx.x % 32 == 0) barrier_arrive(empty + 8 * before);
     SkinnyOutput<C> output(p, tile);
     if (p.splits > 1) {
       finish_split<C>(p, output, sum, split, ring + p.ring_bytes, sums);
