@@ -13,13 +13,16 @@ after the clocks have settled. A ratio above 1 means that torch_cubin is faster.
 every config that the planner could choose for each product, so that a loss can be attributed to the
 choice or to the kernel; its lines have the format of `python -m torch_cubin tune --sweep`.
 
-`--models` writes its file after each cell (a model, what it does, a mode), and skips the cells that
-the file has: a run with `--seconds` is continued by the same command.
+The file is written after each product, block or cell (a model, what it does, a mode), so that a run
+that ends early keeps what it measured; directions take turns, so that it has some of each.
+`--models` skips the cells that the file has: a run with `--seconds` is continued by the same
+command.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -46,14 +49,17 @@ SWEEP_EFFORT = measure.Effort(settle_ms=10, rounds=6, near=1.6, most_configs=16)
 def product_lines(
     only: Sequence[str], directions: Sequence[str], every: int
 ) -> Iterator[tuple[str, Callable]]:
+    of_directions = []
     for first, direction in enumerate(directions):
         every_one = model_products.distinct(models.products(), direction)
-        for x in every_one[first % every :: every]:
-            if matches(x.model, only):
-                yield (
-                    f"{direction} {x}",
-                    lambda s, x=x, d=direction: model_products.measured(x, d, s),
-                )
+        chosen = [x for x in every_one[first % every :: every] if matches(x.model, only)]
+        of_directions.append([(direction, x) for x in chosen])
+    for together in itertools.zip_longest(*of_directions):
+        for direction, x in filter(None, together):
+            yield (
+                f"{direction} {x}",
+                lambda s, x=x, d=direction: model_products.measured(x, d, s),
+            )
 
 
 def block_lines(only: Sequence[str], every: int) -> Iterator[tuple[str, Callable]]:
@@ -116,13 +122,23 @@ def matches(name: str, only: Sequence[str]) -> bool:
     return not only or any(part in name for part in only)
 
 
-def run(todo: Iterator[tuple[str, Callable]], show: bool) -> tuple[list[Any], list[str]]:
-    lines, failures = [], []
+def run(
+    todo: Iterator[tuple[str, Callable]],
+    lines: list[Any],
+    options: argparse.Namespace,
+) -> list[str]:
+    """Adds to `lines`, which are written as they come; returns the failures."""
+    failures = []
+    end = time.monotonic() + options.seconds
     for number, (name, measured) in enumerate(todo):
+        if time.monotonic() > end:
+            print(f"--seconds: {name} and what follows are not measured", flush=True)
+            break
         try:
             for line in measured(number):
                 lines.append(line)
-                if show:
+                common.write_json(options.json, [asdict(line) for line in lines])
+                if options.lines:
                     print(
                         f"{line.value:6.3f} ({line.low:.3f}-{line.high:.3f}) "
                         f"{line.cubin_us:9.1f} us  {line.group:32} {line.case}  "
@@ -132,7 +148,7 @@ def run(todo: Iterator[tuple[str, Callable]], show: bool) -> tuple[list[Any], li
         except Exception as error:  # keep the numbers of the other lines
             failures.append(f"{name}: {type(error).__name__}: {error}")
         torch.cuda.empty_cache()
-    return lines, failures
+    return failures
 
 
 def print_summary(lines: Sequence[Any], markdown: bool) -> None:
@@ -174,7 +190,7 @@ def main() -> None:
         "--seconds",
         type=float,
         default=float("inf"),
-        help="no new line of --sweep, no new cell of --models after these",
+        help="no new product, block, cell or line of --sweep after these, for each of the options",
     )
     parser.add_argument(
         "--every",
@@ -204,9 +220,7 @@ def main() -> None:
         (options.blocks, block_lines(only, options.every)),
     ):
         if wanted:
-            more = run(todo, options.lines)
-            lines += more[0]
-            failures += more[1]
+            failures += run(todo, lines, options)
     if lines:
         print_summary(lines, options.markdown)
     if options.models:
