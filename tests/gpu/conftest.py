@@ -103,6 +103,14 @@ def library() -> None:
 
 
 @pytest.fixture(autouse=True)
+def _report_of_this_test() -> None:
+    """Without the graphs that other tests traced, which report() lists even after a reset."""
+    from torch_cubin._drop_in import report
+
+    report.clear(graphs=True)
+
+
+@pytest.fixture(autouse=True)
 def torch_settings():
     """PyTorch at its most exact, and every setting back as it was.
 
