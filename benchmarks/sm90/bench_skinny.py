@@ -148,15 +148,16 @@ class Library:
         tokens, k = x.shape
         box = (width, config.rows) if kernel.layout == "nt" else (64, 128)
         p = SkinnyParams()
-        p.weights.words = driver.encode(w, box)
+        p.weights[0].words = driver.encode(w, box)
         p.tokens.words = driver.encode(x, (width, kernel.pad))
-        p.out, p.bias = out.data_ptr(), bias.data_ptr() if bias is not None else 0
-        p.out_stride_row = out.stride(0) if turned else 1
-        p.out_stride_token = 1 if turned else out.stride(0)
+        p.layers_count, layer = 1, p.layers[0]
+        layer.out, layer.bias = out.data_ptr(), bias.data_ptr() if bias is not None else 0
+        layer.out_stride_row = out.stride(0) if turned else 1
+        layer.out_stride_token = 1 if turned else out.stride(0)
         inner = tokens if turned else rows_count
         p.pairs = int(out.data_ptr() % 4 == 0 and out.stride(0) % 2 == 0 and inner % 2 == 0)
-        p.bias_stride_row, p.bias_stride_token = (0, 1) if turned else (1, 0)
-        p.tokens_count, p.rows_count, p.k = tokens, rows_count, k
+        layer.bias_stride_row, layer.bias_stride_token = (0, 1) if turned else (1, 0)
+        p.tokens_count, layer.rows_count, p.k = tokens, rows_count, k
         p.rows, p.tiles, p.splits = config.rows, -(-rows_count // config.rows), config.splits
         p.stages, p.ring_bytes = config.stages, config.stages * stage_bytes(kernel, config.rows)
         p.prefetched = config.stages if config.prefetched < 0 else config.prefetched

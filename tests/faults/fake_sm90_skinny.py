@@ -1,4 +1,5 @@
-"""Products with few rows or columns: which kernel is launched, and its parameters.
+"""Products with few rows or columns, and layers of one input of few rows: which kernel is
+launched, and its parameters.
 
 The stand-in driver writes tensor maps in a layout of its own, so that the test reads them back.
 """
@@ -6,6 +7,7 @@ The stand-in driver writes tensor maps in a layout of its own, so that the test 
 from __future__ import annotations
 
 import ctypes
+import itertools
 from dataclasses import dataclass
 
 import pytest
@@ -55,11 +57,15 @@ class Launch:
     grid: int
     cluster: int
     shared: int
-    weights: Map
+    weights: Map  # of the first layer
     tokens: Map
     out_strides: tuple[int, int]
     bias_strides: tuple[int, int]
+    layer: ctypes.Structure  # the first
     params: ctypes.Structure
+
+    def layers(self) -> list[ctypes.Structure]:
+        return list(self.params.layers)[: self.params.layers_count]
 
     def weights_size(self) -> tuple[int, int]:
         """Rows and K."""
@@ -68,15 +74,17 @@ class Launch:
     @staticmethod
     def read(record: dict) -> Launch:
         params = launch_params.read(record, PARAMS)
+        layer = params.layers[0]
         return Launch(
             record["kernel"],
             record["grid"][0],
             record["attributes"].get("4", [1])[0],
             record["shared"],
-            Map.read(params.weights),
+            Map.read(params.weights[0]),
             Map.read(params.tokens),
-            (params.out_stride_row, params.out_stride_token),
-            (params.bias_stride_row, params.bias_stride_token),
+            (layer.out_stride_row, layer.out_stride_token),
+            (layer.bias_stride_row, layer.bias_stride_token),
+            layer,
             params,
         )
 
@@ -96,15 +104,19 @@ def launches_of(driver, call) -> list[dict]:
     return forked(run)
 
 
-def check(launch: Launch, tokens: int, rows: int, k: int) -> None:
-    """Properties of every launch, for any plan."""
+def check(launch: Launch, tokens: int, rows: list[int], k: int) -> None:
+    """Properties of every launch, for any plan. `rows`: of each layer with an output."""
     kernel_tokens, kernel_rows = map(int, launch.name.rsplit("_", 1)[1].split("x"))
     n = launch.params
-    assert (n.tokens_count, n.rows_count, n.k) == (tokens, rows, k)
+    assert (n.tokens_count, n.k) == (tokens, k)
+    assert [layer.rows_count for layer in launch.layers()] == rows
     assert tokens <= kernel_tokens
-    assert n.rows % 8 == 0
+    halves = 2 if "_gated_" in launch.name else 1
+    assert n.rows % (8 * halves) == 0
     assert n.rows <= kernel_rows
-    assert n.tiles == -(-rows // n.rows)
+    tiles = [-(-each // (n.rows // halves)) for each in rows]
+    firsts = list(itertools.accumulate(tiles, initial=0))
+    assert [*(layer.first_tile for layer in launch.layers()), n.tiles] == firsts
     assert launch.cluster == n.splits <= 8
     assert n.splits <= -(-k // 128)  # no block without work
     expected = n.tiles * n.splits
@@ -113,19 +125,18 @@ def check(launch: Launch, tokens: int, rows: int, k: int) -> None:
     stage_rows = -(-n.rows // 64) * 64 if contiguous else n.rows
     assert n.ring_bytes == n.stages * (stage_rows + kernel_tokens) * 256
     assert 2 <= n.stages <= 16
-    parts = kernel_rows // 64 * kernel_tokens // 8
-    parts = -(-parts // n.splits) * n.splits * 2048 if n.splits > 1 else 0
+    groups = kernel_rows // 64 // halves * kernel_tokens // 8
+    parts = -(-groups // n.splits) * n.splits * halves * 2048 if n.splits > 1 else 0
     beyond = (kernel_rows - stage_rows) * (256 if contiguous else 128)
     assert launch.shared == n.ring_bytes + max(parts, beyond) <= LIMIT
     assert launch.tokens.dims == (k, tokens)
     assert launch.tokens.box == (64, kernel_tokens)
-    if contiguous:
-        assert launch.weights.dims == (rows, k)
-        assert launch.weights.box == (64, 128)
-    else:
-        assert launch.weights.dims == (k, rows)
-        assert launch.weights.box == (64, n.rows)
-    for each in (launch.tokens, launch.weights):
+    weights = [Map.read(map_) for map_ in n.weights[: len(rows) * halves]]
+    for each, own in zip(weights, rows * halves, strict=True):
+        assert each.dims == ((own, k) if contiguous else (k, own))
+        assert each.box == ((64, 128) if contiguous else (64, n.rows // halves))
+    assert len({each.address for each in weights}) == len(weights)
+    for each in (launch.tokens, *weights):
         assert each.stride % 16 == 0
         assert each.stride >= 2 * each.dims[0]
 
@@ -149,7 +160,7 @@ def test_tokens_in_rows(driver, catalog, tokens: int, layout: str) -> None:
     for launch in map(Launch.read, records):
         n, k = launch.weights_size()
         assert (n, k) in SHAPES
-        check(launch, tokens, n, k)
+        check(launch, tokens, [n], k)
         assert launch.out_strides == (1, n)
         assert launch.params.pairs == 1
 
@@ -168,7 +179,7 @@ def test_tokens_in_columns(driver, catalog, tokens: int) -> None:
     assert rows.name.startswith("sm90_skinny_matmul_f16_nt_")
     assert columns.name.startswith("sm90_skinny_matmul_f16_nn_")
     for launch in (rows, columns):
-        check(launch, tokens, m, k)
+        check(launch, tokens, [m], k)
         assert launch.out_strides == (tokens, 1)
         assert launch.params.pairs == 0  # rows of out are an odd number of elements apart
 
@@ -195,7 +206,8 @@ def test_batch_invariant_products_do_not_split_k(driver, catalog) -> None:
     assert len(launches) >= len(cases) - 8
     for launch in launches:
         assert launch.params.splits == 1
-        check(launch, launch.tokens.dims[1], *launch.weights_size())
+        n, k = launch.weights_size()
+        check(launch, launch.tokens.dims[1], [n], k)
 
 
 @pytest.mark.parametrize(
@@ -226,3 +238,70 @@ def test_a_bias_runs_along_the_columns_of_out(driver, catalog) -> None:
     rows, columns = (Launch.read(record) for record in launches_of(driver, call))
     assert rows.bias_strides == (2, 0)
     assert columns.bias_strides == (0, 2)
+
+
+# q, k and v of a few heads; more layers than tiles; rows of one tile alone.
+@pytest.mark.parametrize("sizes", [(2048, 512, 512), (8, 16, 4096, 72), (57344, 57344)], ids=str)
+def test_layers_of_one_input_are_one_launch(driver, catalog, sizes: tuple[int, ...]) -> None:
+    tokens = (1, 17, 64)
+
+    def call() -> None:
+        for rows in tokens:
+            x = tensors.empty(1, rows, 2048, dtype=torch.float16)
+            weights = [tensors.empty(n, 2048, dtype=torch.float16) for n in sizes]
+            biases = [tensors.empty(n, dtype=torch.float16) for n in sizes]
+            torch.ops.cubin._linears(x, weights, [None, *biases[1:]])
+
+    launches = list(map(Launch.read, launches_of(driver, call)))
+    assert len(launches) == len(tokens)
+    for launch, rows in zip(launches, tokens, strict=True):
+        check(launch, rows, list(sizes), 2048)
+        assert [bool(layer.bias) for layer in launch.layers()] == [False] + [True] * (
+            len(sizes) - 1
+        )
+        assert len({layer.out for layer in launch.layers()}) == len(sizes)
+        for layer, n in zip(launch.layers(), sizes, strict=True):
+            assert (layer.out_stride_row, layer.out_stride_token) == (1, n)
+
+
+def test_no_wave_is_begun_for_the_last_tiles_of_layers(driver, catalog) -> None:
+    """Each layer ends with a tile of its own, so that as many tiles as multiprocessors of all
+    layers together may be more of each."""
+    sizes = (4096, 1032, 1032)
+
+    def call() -> None:
+        weights = [tensors.empty(n, 4096, dtype=torch.bfloat16) for n in sizes]
+        torch.ops.cubin._linears(tensors.empty(8, 4096, dtype=torch.bfloat16), weights, [])
+
+    (launch,) = map(Launch.read, launches_of(driver, call))
+    check(launch, 8, list(sizes), 4096)
+    assert launch.params.tiles * launch.params.splits <= 132
+
+
+@pytest.mark.parametrize("activation", ["none", "gelu_tanh", "silu"])
+@pytest.mark.parametrize("rows", [1, 33])
+def test_a_gated_layer_of_few_rows_is_one_launch(driver, catalog, rows, activation) -> None:
+    sizes = ((8192, 2048), (72, 4104), (28672, 8192))
+
+    def call() -> None:
+        for n, k in sizes:
+            x, gate, up = (tensors.empty(m, k, dtype=torch.bfloat16) for m in (rows, n, n))
+            torch.ops.cubin._linear_glu(x, gate, up, activation)
+
+    launches = list(map(Launch.read, launches_of(driver, call)))
+    for launch, (n, k) in zip(launches, sizes, strict=True):
+        assert launch.name.startswith("sm90_skinny_gated_bf16_nt_")
+        check(launch, rows, [n], k)
+        assert launch.params.activation == {"none": 0, "gelu_tanh": 3, "silu": 4}[activation]
+        assert launch.layer.bias == 0
+
+
+def test_what_few_rows_share_no_launch_for(driver, catalog) -> None:
+    """A K of less than a stage, and fewer columns than rows."""
+
+    def call() -> None:
+        x, weight = (tensors.empty(n, 512, dtype=torch.bfloat16) for n in (32, 2048))
+        torch.ops.cubin._linears(x[:, :64], [weight[:, :64], weight[:, 64:128]], [])
+        torch.ops.cubin._linears(x, [weight[:8], weight[8:16]], [])
+
+    assert len(launches_of(driver, call)) == 4

@@ -6,11 +6,16 @@ are the measure; odd sizes and layouts, which are composed, too.
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numerics
 import pytest
 import torch
 import torch.nn.functional as F
 from gpu import cases
+from gpu.profiled import kernels_that_run
+from gpu.repeats import count_different
 from torch import Tensor
 
 import torch_cubin
@@ -27,12 +32,15 @@ ACTIVATIONS = {
     "silu": F.silu,
 }
 # M, K, N: what one kernel takes (whole tiles and tails, several waves, clusters of odd rows, short
-# K), and what it does not (few rows, few tiles, odd rows of outputs or operands).
+# K; at most 64 rows, with K whole and split), and what it does not (few tiles, a short K of few
+# rows, odd rows of outputs or operands).
 TAKEN = [
     (4096, 256, 2048), (1000, 200, 4104), (129, 64, 16384), (8200, 72, 1032), (300, 8, 9000),
     (65, 1000, 20000), (2048, 4096, 5632), (6000, 640, 136),
+    (16, 512, 4096), (1, 2048, 8192), (5, 8200, 72), (13, 4104, 2056), (33, 1096, 28672),
+    (64, 2048, 1024),
 ]  # fmt: skip
-OTHERS = [(16, 512, 4096), (1, 64, 64), (512, 512, 64), (300, 264, 1001), (300, 261, 2000)]
+OTHERS = [(1, 64, 64), (512, 512, 64), (300, 264, 1001), (300, 261, 2000)]
 
 
 def integers(shape, dtype, generator, most: int = 2) -> Tensor:
@@ -73,6 +81,8 @@ def test_several_weights_are_exact(dtype, generator: torch.Generator) -> None:
     for m, k, sizes in (
         (4096, 256, (2048, 512, 512)), (1000, 200, (4104, 8, 1032, 264)), (129, 72, (8000, 9000)),
         (700, 640, (640,) * 7), (300, 264, (1000, 1001, 1040)), (16, 512, (512, 512)),
+        (1, 2048, (2048, 512, 512)), (7, 4104, (4096, 1032, 8, 1032)), (27, 1000, (72, 16, 10504)),
+        (64, 512, (28672,) * 3), (33, 8200, (136, 136)),
         (512, 64, (64,)), (2000, 64, (0, 2048, 1024)), (0, 64, (64, 64)), (2000, 0, (512, 512)),
     ):  # fmt: skip
         x = integers((m, k), dtype, generator)
@@ -94,7 +104,10 @@ def test_several_weights_are_exact(dtype, generator: torch.Generator) -> None:
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_errors_against_pytorch(activation: str, dtype, generator: torch.Generator) -> None:
     function = ACTIVATIONS[activation]
-    for m, k, n in ((1024, 512, 2048), (520, 1000, 4104), (65, 264, 20000), (16, 512, 512)):
+    for m, k, n in (
+        (1024, 512, 2048), (520, 1000, 4104), (65, 264, 20000), (16, 512, 512), (1, 2048, 8192),
+        (50, 4096, 1032),
+    ):  # fmt: skip
         x = cases.draw((m, k), dtype, False, generator)
         gate, up = (cases.draw((n, k), dtype, False, generator) * k**-0.5 for _ in range(2))
         bias = cases.draw((n,), dtype, False, generator)
@@ -250,3 +263,41 @@ def test_in_a_graph_and_on_a_stream(generator: torch.Generator) -> None:
     graph.replay()
     for out, wanted in zip(outs, expected, strict=True):
         numerics.check_exact(out, wanted, "graph")
+
+
+def test_every_gated_kernel_of_few_rows_runs(generator: torch.Generator) -> None:
+    with kernels_that_run() as ran:
+        for dtype in DTYPES:
+            for m in (8, 16, 32, 64):
+                x = integers((m, 2048), dtype, generator)
+                gate, up = (integers((512, 2048), dtype, generator) for _ in range(2))
+                ops._linear_glu(x, gate, up, "silu")
+    manifest = Path(torch_cubin.__file__).parent / "cubins" / "manifest.json"
+    kernels = json.loads(manifest.read_text())["kernels"]
+    assert {k["name"] for k in kernels if k["kind"] == "sm90_skinny_gated"} - ran == set()
+
+
+def test_gated_results_of_few_rows_repeat(generator: torch.Generator) -> None:
+    """A cluster's blocks exchange the sums of both layers: their order must not show."""
+    x = cases.draw((64, 4096), torch.bfloat16, False, generator)
+    gate, up = (cases.draw((2048, 4096), torch.bfloat16, False, generator) for _ in range(2))
+    call = lambda: [ops._linear_glu(x, gate, up, "silu"), *ops._linears(x, [gate, up], [])]  # noqa: E731
+    assert count_different(call, call()) == 0
+
+
+def test_a_chain_of_few_rows_reads_what_the_kernel_before_wrote(generator: torch.Generator) -> None:
+    """Blocks that start early must load neither tokens nor weights too soon."""
+    identity = torch.eye(1024, device="cuda", dtype=torch.bfloat16)
+    for _ in range(50):
+        x = integers((16, 1024), torch.bfloat16, generator, 1)
+        expected, got = x.double(), x
+        for shift in range(6):
+            moved, twice = identity.roll(shift, 1), 2 * identity
+            first, second = ops._linears(got, [moved, twice], [])
+            got = ops._linear_glu(first - second, moved, identity, "relu") - first
+            wanted = expected @ moved.double().t()
+            difference = wanted - 2 * expected
+            expected = (difference @ moved.double().t()).relu() * difference - wanted
+            got = got.sign()
+            expected = expected.sign()
+        assert torch.equal(got.double(), expected)

@@ -8,6 +8,10 @@
 // rows x 8 tokens are assigned to the blocks round-robin, and a group's owner adds the parts in the
 // order of K.
 //
+// Several layers of the same tokens share a launch: their tiles follow one another. A gated tile has
+// half of its rows from each of two layers; a thread holds both sums of an output, and a group is
+// 64 rows of both.
+//
 //   shared memory:  stages x (weights, tokens) | parts of the sums
 //   full[s]:   the producer's arrival and all bytes of the stage
 //   empty[s]:  one arrival per consumer warp
@@ -24,13 +28,15 @@
 #include "common/dtype.cuh"
 #include "common/hopper.cuh"
 #include "common/wgmma.cuh"
+#include "sm90_gate.cuh"
 #include "sm90_skinny_params.h"
 
 namespace torch_cubin::TC_KERNEL {
 
 using namespace sm90;
 
-template <DType kDTypeValue, bool kRowsContiguousValue, int kBlocksValue, int kTokensValue>
+template <DType kDTypeValue, bool kRowsContiguousValue, int kBlocksValue, int kTokensValue,
+          bool kGatedValue = false>
 struct SkinnyConfig {
   static constexpr DType kDType = kDTypeValue;  // a 16-bit type
   static constexpr WgmmaType kMath = kDType == DType::bfloat16 ? WgmmaType::bf16 : WgmmaType::f16;
@@ -41,7 +47,10 @@ struct SkinnyConfig {
   static constexpr int kPanels = 2;  // per k block
   static constexpr int kTileK = kPanels * kPanel;
   static constexpr u32 kEights = kTokens / 8;
-  static constexpr u32 kGroups = kBlocks * kEights;
+  static constexpr bool kGated = kGatedValue;  // then kBlocks is 2: the gate's, and the up's
+  static constexpr int kHalves = kGated ? 2 : 1;
+  static constexpr u32 kGroups = kBlocks / kHalves * kEights;
+  static_assert(!kGated || (kBlocks == 2 && !kRowsContiguous), "the halves of a gated tile");
 };
 
 constexpr int kSkinnyConsumers = kWarpgroup;
@@ -60,18 +69,35 @@ TC_DEVICE int stage_rows(const Sm90SkinnyParams& p) {
 
 // ---- producer -----------------------------------------------------------------------------------
 
-// Calls body(x, y, offset) for each box of a stage's weights, with its offset in the stage.
+// A tile of all layers, as one of its own layer.
+template <class C>
+struct SkinnyTile {
+  TC_DEVICE SkinnyTile(const Sm90SkinnyParams& p, int tile) {
+    while (layer + 1 < p.layers_count && tile >= p.layers[layer + 1].first_tile) ++layer;
+    row = (tile - p.layers[layer].first_tile) * (p.rows / C::kHalves);
+  }
+
+  int layer = 0, row;
+};
+
+// Calls body(map, x, y, offset) for each box of a stage's weights, with its offset in the stage.
 template <class C, class Body>
-TC_DEVICE void for_each_box(const Sm90SkinnyParams& p, int row, int k, Body&& body) {
+TC_DEVICE void for_each_box(const Sm90SkinnyParams& p, const SkinnyTile<C>& tile, int k,
+                            Body&& body) {
+  const Sm90SkinnyMap* map = &p.weights[tile.layer];
   if constexpr (C::kRowsContiguous) {
 #pragma unroll
     for (int block = 0; block < C::kBlocks; ++block) {
-      if (block * 64 < p.rows) body(row + block * 64, k, block * C::kTileK * 128);
+      if (block * 64 < p.rows) body(map, tile.row + block * 64, k, block * C::kTileK * 128);
     }
   } else {
 #pragma unroll
     for (int panel = 0; panel < C::kPanels; ++panel) {
-      body(k + panel * C::kPanel, row, panel * p.rows * 128);
+#pragma unroll
+      for (int half = 0; half < C::kHalves; ++half) {
+        body(map + half, k + panel * C::kPanel, tile.row,
+             (panel * p.rows + half * (p.rows / C::kHalves)) * 128);
+      }
     }
   }
 }
@@ -83,14 +109,15 @@ TC_DEVICE void produce(const Sm90SkinnyParams& p, int first_tile, int step, int 
   const u32 stage_bytes = weight_bytes + C::kTokens * 128 * C::kPanels;
   int stage = 0;
   u32 parity = 1;
-  for (int tile = first_tile; tile < p.tiles; tile += step) {
+  for (int number = first_tile; number < p.tiles; number += step) {
+    const SkinnyTile<C> tile(p, number);
     for (int i = 0; i < k_count; ++i) {
       int k = (k_begin + i) * C::kTileK;
       u32 to = ring + stage * stage_bytes, barrier = full + 8 * stage;
       barrier_wait_bounded(empty + 8 * stage, parity);
       barrier_expect(barrier, stage_bytes);
-      for_each_box<C>(p, tile * p.rows, k, [&](int x, int y, u32 offset) {
-        tma_load(to + offset, &p.weights, barrier, x, y, kEvictFirst);
+      for_each_box(p, tile, k, [&](const Sm90SkinnyMap* map, int x, int y, u32 offset) {
+        tma_load(to + offset, map, barrier, x, y, kEvictFirst);
       });
 #pragma unroll
       for (int panel = 0; panel < C::kPanels; ++panel) {
@@ -115,36 +142,41 @@ struct SkinnyOutput {
   using Traits = DTypeTraits<C::kDType>;
 
   const Sm90SkinnyParams& p;
+  const Sm90SkinnyLayer& layer;
   const int tile_row;
   const bool turned;       // the lane's two contiguous elements are rows, not tokens
   const int row, token;    // of the lane's first element, in the tile
   const int rows, tokens;  // that exist
   u16* const out;          // the lane's first element
 
-  TC_DEVICE SkinnyOutput(const Sm90SkinnyParams& p, int tile)
+  TC_DEVICE SkinnyOutput(const Sm90SkinnyParams& p, const SkinnyTile<C>& tile)
       : p(p),
-        tile_row(tile * p.rows),
-        turned(p.out_stride_row == 1),
+        layer(p.layers[tile.layer]),
+        tile_row(tile.row),
+        turned(layer.out_stride_row == 1),
         row(threadIdx.x / 32 * 16 + (turned ? threadIdx.x % 4 * 2 : threadIdx.x % 32 / 4)),
         token(turned ? threadIdx.x % 32 / 4 : threadIdx.x % 4 * 2),
-        rows(min(p.rows, p.rows_count - tile_row)),
+        rows(min(p.rows / C::kHalves, layer.rows_count - tile_row)),
         tokens(p.tokens_count),
-        out(static_cast<u16*>(p.out) + (static_cast<tc_int64>(tile_row) + row) * p.out_stride_row +
-            token * p.out_stride_token) {}
+        out(static_cast<u16*>(layer.out) +
+            (static_cast<tc_int64>(tile_row) + row) * layer.out_stride_row +
+            token * layer.out_stride_token) {}
 
   TC_DEVICE float bias(int r, int t) const {
     if (r >= rows || t >= tokens) return 0.0f;
-    tc_int64 at = (tile_row + r) * p.bias_stride_row + t * p.bias_stride_token;
-    return Traits::load(static_cast<const u16*>(p.bias)[at]);
+    tc_int64 at = (tile_row + r) * layer.bias_stride_row + t * layer.bias_stride_token;
+    return Traits::load(static_cast<const u16*>(layer.bias)[at]);
   }
 
-  // Stores a lane's sums of the group from row 64 * block and token 8 * eight on.
-  TC_DEVICE void store(const float (&sum)[4], int block, int eight) const {
+  // Stores a lane's sums of a group: of a gated one, those of both layers.
+  TC_DEVICE void store(float (&sum)[4 * C::kHalves], u32 group) const {
+    if constexpr (C::kGated) apply_gate<4, true>(sum, p.activation, p.curve);
+    const int block = group / C::kEights, eight = group % C::kEights;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       int r = block * 64 + half * 8, t = eight * 8;
       float first_sum = sum[2 * half], second_sum = sum[2 * half + 1];
-      if (p.bias != nullptr) {
+      if (layer.bias != nullptr) {
         int own_row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + r;
         int own_token = threadIdx.x % 4 * 2 + t;
         first_sum += bias(own_row, own_token);
@@ -154,16 +186,23 @@ struct SkinnyOutput {
       if (turned) pair = transpose_8x8(pair);
       bool first = row + r < rows && token + t < tokens;
       bool second = first && (turned ? row + r + 1 < rows : token + t + 1 < tokens);
-      u16* to = out + r * p.out_stride_row + t * p.out_stride_token;
+      u16* to = out + r * layer.out_stride_row + t * layer.out_stride_token;
       if (p.pairs) {
         if (first) *reinterpret_cast<u32*>(to) = pair;
       } else {
         if (first) to[0] = static_cast<u16>(pair);
-        if (second) to[turned ? 1 : p.out_stride_token] = static_cast<u16>(pair >> 16);
+        if (second) to[turned ? 1 : layer.out_stride_token] = static_cast<u16>(pair >> 16);
       }
     }
   }
 };
+
+// A lane's four sums of a group, of one of its layers.
+template <class C>
+TC_DEVICE const float* sums_of(const float (&sum)[C::kBlocks][C::kTokens / 2], u32 group,
+                               int half) {
+  return &sum[C::kGated ? half : group / C::kEights][group % C::kEights * 4];
+}
 
 // Sends this block's sums to their owners in the cluster, and adds and stores those that it owns.
 template <class C>
@@ -175,9 +214,12 @@ TC_DEVICE void finish_split(const Sm90SkinnyParams& p, const SkinnyOutput<C>& ou
   u32 owner = 0, slot = 0;
 #pragma unroll
   for (u32 group = 0; group < C::kGroups; ++group) {
-    u32 to = parts + (slot * splits + split) * kSkinnyGroupBytes + mine;
-    store_remote_async(map_to_rank(to, owner), &sum[group / C::kEights][group % C::kEights * 4],
-                       map_to_rank(barrier, owner));
+#pragma unroll
+    for (int half = 0; half < C::kHalves; ++half) {
+      u32 to = parts + ((slot * splits + split) * C::kHalves + half) * kSkinnyGroupBytes + mine;
+      store_remote_async(map_to_rank(to, owner), sums_of<C>(sum, group, half),
+                         map_to_rank(barrier, owner));
+    }
     if (++owner == splits) {
       owner = 0;
       ++slot;
@@ -188,18 +230,21 @@ TC_DEVICE void finish_split(const Sm90SkinnyParams& p, const SkinnyOutput<C>& ou
   u32 from = parts + mine;
 #pragma unroll 1
   for (u32 group = split; group < C::kGroups; group += splits) {
-    float total[4] = {};
+    float total[4 * C::kHalves] = {};
 #pragma unroll 4
     for (u32 part = 0; part < splits; ++part) {
-      float value[4];
-      asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                   : "=f"(value[0]), "=f"(value[1]), "=f"(value[2]), "=f"(value[3])
-                   : "r"(from));
-      from += kSkinnyGroupBytes;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) total[i] += value[i];
+      for (int half = 0; half < C::kHalves; ++half) {
+        float value[4];
+        asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                     : "=f"(value[0]), "=f"(value[1]), "=f"(value[2]), "=f"(value[3])
+                     : "r"(from));
+        from += kSkinnyGroupBytes;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) total[4 * half + i] += value[i];
+      }
     }
-    output.store(total, group / C::kEights, group % C::kEights);
+    output.store(total, group);
   }
 }
 
@@ -212,7 +257,9 @@ TC_DEVICE void consume(const Sm90SkinnyParams& p, int first_tile, int step, int 
   const u32 stage_bytes = weight_bytes + C::kTokens * 128 * C::kPanels;
   int stage = 0, before = 0;
   u32 parity = 0;
-  for (int tile = first_tile; tile < p.tiles; tile += step) {
+  // Of the second block of rows in a panel, in the units of descriptors.
+  const u32 block_step = C::kGated ? p.rows / 2 * 8 : 512;
+  for (int number = first_tile; number < p.tiles; number += step) {
     float sum[C::kBlocks][C::kTokens / 2];
 #pragma unroll
     for (int block = 0; block < C::kBlocks; ++block) {
@@ -234,7 +281,7 @@ TC_DEVICE void consume(const Sm90SkinnyParams& p, int first_tile, int step, int 
           // are never stored.
           u32 a = C::kRowsContiguous
                       ? weights + (block * C::kTileK * 128 + j * kMnMajorStep) / 16
-                      : weights + (block * 8192 + j % 4 * 32) / 16 + j / 4 * (p.rows * 8);
+                      : weights + block * block_step + j % 4 * 2 + j / 4 * (p.rows * 8);
           Wgmma<C::kTokens>::template run<C::kMath, C::kRowsContiguous, 0>(
               sum[block], skinny_descriptor(a), b, 1);
         }
@@ -253,16 +300,16 @@ TC_DEVICE void consume(const Sm90SkinnyParams& p, int first_tile, int step, int 
     }
     wgmma_wait<0>();
     if (threadIdx.x % 32 == 0) barrier_arrive(empty + 8 * before);
-    SkinnyOutput<C> output(p, tile);
+    SkinnyOutput<C> output(p, SkinnyTile<C>(p, number));
     if (p.splits > 1) {
       finish_split<C>(p, output, sum, split, ring + p.ring_bytes, sums);
     } else {
 #pragma unroll
       for (u32 group = 0; group < C::kGroups; ++group) {
-        float value[4];
+        float value[4 * C::kHalves];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) value[i] = sum[group / C::kEights][group % C::kEights * 4 + i];
-        output.store(value, group / C::kEights, group % C::kEights);
+        for (int i = 0; i < 4 * C::kHalves; ++i) value[i] = sums_of<C>(sum, group, i / 4)[i % 4];
+        output.store(value, group);
       }
     }
   }
@@ -296,10 +343,11 @@ TC_DEVICE void run_skinny(const Sm90SkinnyParams& p) {
     barrier_init(sums, 1);
     fence_barrier_init();
     u32 own = C::kGroups > split ? (C::kGroups - split + splits - 1) / splits : 0;
-    barrier_expect(sums, own * splits * kSkinnyGroupBytes);
+    barrier_expect(sums, own * splits * C::kHalves * kSkinnyGroupBytes);
+    const SkinnyTile<C> tile(p, first_tile);
     for (int i = 0; i < min(k_count, p.prefetched); ++i) {
-      for_each_box<C>(p, first_tile * p.rows, (k_begin + i) * C::kTileK,
-                      [&](int x, int y, u32) { tma_prefetch(&p.weights, x, y); });
+      for_each_box(p, tile, (k_begin + i) * C::kTileK,
+                   [&](const Sm90SkinnyMap* map, int x, int y, u32) { tma_prefetch(map, x, y); });
     }
     prefetch_tensor_map(&p.tokens);
   }
@@ -317,7 +365,8 @@ TC_DEVICE void run_skinny(const Sm90SkinnyParams& p) {
 
 #ifdef TC_DTYPE  // benchmarks/sm90/bench_skinny.cu defines its own kernels
 
-using KernelConfig = SkinnyConfig<DType::TC_DTYPE, TC_ROWS_CONTIGUOUS, TC_TILE_N / 64, TC_TILE_M>;
+using KernelConfig =
+    SkinnyConfig<DType::TC_DTYPE, TC_ROWS_CONTIGUOUS, TC_TILE_N / 64, TC_TILE_M, TC_GATED>;
 static_assert(TC_TILE_K == KernelConfig::kTileK && TC_TILE_N % 64 == 0,
               "the table's tile is wrong");
 
@@ -335,18 +384,24 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
  "defaults": {
   "kind": "sm90_skinny", "archs": ["sm_90a"], "dtype": "{d.dtype}", "math": "{d.dtype}",
   "alignment": 16, "stages": 2, "block": [160, 1, 1], "dynamic_shared": 231424,
-  "cost": {"fixed": 2400}},
+  "cost": {"fixed": 2400}, "gated": 0},
  "kernels": [
   {"name": "sm90_skinny_matmul_{d.name}_nt_{tokens}x{rows}", "layout": "nt",
    "tile": ["{tokens}", "{rows}", 128],
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_ROWS_CONTIGUOUS": "false"},
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_ROWS_CONTIGUOUS": "false", "TC_GATED": "false"},
    "for": {
     "d": [{"name": "f16", "dtype": "float16"}, {"name": "bf16", "dtype": "bfloat16"}],
     "tokens": [8, 16, 32, 64], "rows": [64, 128]}},
   {"name": "sm90_skinny_matmul_{d.name}_nn_{tokens}x{rows}", "layout": "nn",
    "tile": ["{tokens}", "{rows}", 128],
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_ROWS_CONTIGUOUS": "true"},
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_ROWS_CONTIGUOUS": "true", "TC_GATED": "false"},
    "for": {
     "d": [{"name": "f16", "dtype": "float16"}, {"name": "bf16", "dtype": "bfloat16"}],
-    "tokens": [8, 16, 32, 64], "rows": [64, 192]}}]}
+    "tokens": [8, 16, 32, 64], "rows": [64, 192]}},
+  {"name": "sm90_skinny_gated_{d.name}_nt_{tokens}x128", "layout": "nt", "gated": 1,
+   "kind": "sm90_skinny_gated", "tile": ["{tokens}", 128, 128],
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_ROWS_CONTIGUOUS": "false", "TC_GATED": "true"},
+   "for": {
+    "d": [{"name": "f16", "dtype": "float16"}, {"name": "bf16", "dtype": "bfloat16"}],
+    "tokens": [8, 16, 32, 64]}}]}
 */

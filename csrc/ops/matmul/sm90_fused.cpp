@@ -7,6 +7,7 @@
 #include "ops/common/device_tables.h"
 #include "ops/common/launch.h"
 #include "ops/matmul/sm90_configs.h"
+#include "ops/matmul/sm90_skinny.h"
 #include "runtime/tensor_map.h"
 
 namespace torch_cubin {
@@ -17,7 +18,6 @@ constexpr int64_t kFusedPanel = 64;  // elements of a tensor map's box along K, 
 constexpr int64_t kFusedStoreRows = 16;  // of an output's box
 constexpr int64_t kFusedHalves = 2;      // of a tile of B
 constexpr int32_t kFusedGroup = 8;       // rows of tiles that follow one another
-constexpr int64_t kFusedLeastRows = 65;  // fewer have kernels of their own
 constexpr int64_t kMostTiles = 1 << 30;  // counted in 32 bits
 // Where tiles fill less of the device, splitting K is quicker.
 constexpr double kFusedLeastShare = 0.5;
@@ -138,6 +138,8 @@ void encode_fused(Sm90FusedMap& map, const char* data, MapType type, int64_t col
                    device.index);
 }
 
+bool is_skinny(const FusedLayer& layer) { return layer.problem.m <= kSkinnyMostTokens; }
+
 bool run_fused(const Device& device, const FusedCall& call) {
   const FusedTable& table = fused_table(device);
   const FusedPlan plan = plan_fused(table, device, call);
@@ -186,19 +188,18 @@ bool takes_fused(const Device& device, const FusedLayer& layer) {
   const MatmulProblem& p = layer.problem;
   if (p.math != kMathFloat16 && p.math != kMathBFloat16) return false;
   constexpr int64_t kMostRows = INT32_MAX / 2;
-  if (p.batch_dims > 0 || p.m < kFusedLeastRows || std::max({p.m, p.n, p.k}) > kMostRows) {
-    return false;
-  }
+  if (p.batch_dims > 0 || std::max({p.m, p.n, p.k}) > kMostRows) return false;
   const MatmulCase c = matmul_case(p, layer.operands);
   const bool operands = c.a == kKVectors && c.b == kKVectors && c.a_mappable && c.b_mappable;
   const char* bias = layer.operands.bias;
   const bool biased = bias == nullptr || (layer.operands.bias_stride == 1 &&
                                           reinterpret_cast<uintptr_t>(bias) % 4 == 0);
   return operands && biased && p.n * kFusedBytes % kVectorBytes == 0 &&
-         !fused_table(device).rows.empty();
+         (is_skinny(layer) ? has_skinny_kernels(device) : !fused_table(device).rows.empty());
 }
 
 bool run_layers(const Device& device, const FusedLayer* layers, int count) {
+  if (is_skinny(layers[0])) return run_skinny_layers(device, layers, count);
   FusedCall call;
   call.count = call.output_count = count;
   for (int i = 0; i < count; ++i) {
@@ -209,6 +210,7 @@ bool run_layers(const Device& device, const FusedLayer* layers, int count) {
 }
 
 bool run_activation_aux(const Device& device, const FusedLayer& layer, char* aux) {
+  if (is_skinny(layer)) return false;
   FusedCall call;
   call.count = 1;
   call.weights[0] = &layer;
@@ -222,6 +224,7 @@ bool run_activation_aux(const Device& device, const FusedLayer& layer, char* aux
 
 bool run_gated(const Device& device, const FusedLayer& gate, const FusedLayer& up, char* gate_out,
                char* up_out) {
+  if (is_skinny(gate)) return gate_out == nullptr && run_skinny_gated(device, gate, up);
   FusedCall call;
   call.gated = true;
   call.count = 2;

@@ -1,5 +1,5 @@
 // The kernels of csrc/kernels/matmul/sm90_fused.cu: one A with several weights, or with several
-// outputs of one weight, in one launch.
+// outputs of one weight, in one launch. Up to 64 rows of A go to sm90_skinny.h.
 #pragma once
 
 #include <optional>

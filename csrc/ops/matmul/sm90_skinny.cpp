@@ -1,11 +1,15 @@
 // The backend of csrc/kernels/matmul/sm90_skinny.cu: products with at most 64 rows of A, or columns
-// of B, on Hopper. The small operand is called the tokens, the other one the weights.
+// of B, on Hopper. The small operand is called the tokens, the other one the weights. Linear layers
+// of the same tokens are planned as one product, whose weights are those of all layers.
+#include "ops/matmul/sm90_skinny.h"
+
 #include <algorithm>
 #include <limits>
 #include <vector>
 
 #include "kernels/matmul/sm90_skinny_params.h"
 #include "ops/common/cluster_capacity.h"
+#include "ops/common/device_tables.h"
 #include "ops/common/launch.h"
 #include "ops/matmul/backend.h"
 #include "runtime/tensor_map.h"
@@ -25,6 +29,30 @@ constexpr int64_t kSkinnyHalfShared = 113 * 1024 - 1024;
 // Bytes of the weights that keep a block busy for long (15 us on the H200).
 constexpr int64_t kSkinnyLongBytes = int64_t{1} << 20;
 
+static_assert(kSkinnyLayers == kFusedWeights, "a group of layers is one launch of either kernel");
+
+// The rows of each layer's weights: of a product, one layer.
+struct SkinnyLayers {
+  int64_t rows[kSkinnyLayers];
+  int count;
+  bool gated;  // two layers, of as many rows; a tile has half of its rows from each
+
+  int64_t all_rows() const {
+    int64_t sum = 0;
+    for (int i = 0; i < count; ++i) sum += rows[i];
+    return sum;
+  }
+  int outputs() const { return gated ? 1 : count; }
+  int64_t tiles(int i, int64_t tile_rows) const {
+    return ceil_div(rows[i], gated ? tile_rows / 2 : tile_rows);
+  }
+  int64_t all_tiles(int64_t tile_rows) const {
+    int64_t sum = 0;
+    for (int i = 0; i < outputs(); ++i) sum += tiles(i, tile_rows);
+    return sum;
+  }
+};
+
 // How the weights' rows and K are divided.
 struct SkinnyTiles {
   int32_t rows, splits;
@@ -34,6 +62,7 @@ struct SkinnyTiles {
 struct SkinnyRow {
   explicit SkinnyRow(PackageKernel& kernel) : kernel(&kernel) {
     const KernelFields fields(kernel);
+    gated = fields.integer("gated", 0, 1) != 0;
     constexpr const char* kMaths[] = {"float16", "bfloat16"};
     constexpr const char* kLayouts[] = {"nt", "nn"};
     constexpr Math kMathOf[] = {kMathFloat16, kMathBFloat16};
@@ -43,14 +72,14 @@ struct SkinnyRow {
     fields.triple("tile", 8, tile);
     tokens = tile[0];
     rows = tile[1];
-    if (tokens > 64 || tokens % 8 != 0 || rows % 64 != 0 || tile[2] != kSkinnyBlockK) {
+    if (tokens > kSkinnyMostTokens || tokens % 8 != 0 || rows % 64 != 0 || tile[2] != kSkinnyBlockK) {
       fields.refuse("tile", "at most 64 tokens, whole blocks of 64 rows, and 128 of K");
     }
   }
 
   PackageKernel* kernel;
   Math math;
-  bool rows_contiguous;
+  bool rows_contiguous, gated;
   int64_t tokens, rows;  // at most
 };
 
@@ -59,6 +88,7 @@ struct SkinnyPlan {
   const SkinnyRow* row;
   bool swapped;  // the tokens are B's columns
   SkinnyTiles tiles;
+  int32_t tiles_count;
   int32_t stages;
   int32_t ring_bytes;
   int32_t shared;  // dynamic bytes
@@ -77,24 +107,26 @@ class Sm90Skinny : public MatmulKernels {
   void configs(const MatmulCase& c, MatmulConfigs& out) const override {
     if (!takes(c)) return;
     const SkinnySides sides(c);
-    const int64_t k_blocks = ceil_div(c.k, kSkinnyBlockK);
-    const int64_t most = may_split(c) ? std::min(kSkinnyMostSplits, k_blocks / 2) : 1;
-    for (int64_t splits = 1; splits <= std::max<int64_t>(most, 1); ++splits) {
-      if (sides.rows_contiguous) {
-        for (const int64_t rows : {64, 128, 192}) offer(c, sides, rows, splits, out);
-        continue;
-      }
-      constexpr int64_t kWaves = 3, kLeastRows = 40, kMostRows = 128;
-      const int64_t slots = device_.multiprocessors / splits;
-      const int64_t first = ceil_div(sides.rows_count, slots * kMostRows);
-      for (int64_t waves = first; waves < first + kWaves; ++waves) {
-        const int64_t rows = ceil_div(ceil_div(sides.rows_count, slots * waves), int64_t{8}) * 8;
-        if (rows >= kLeastRows && rows <= kMostRows && rows != 64) {
-          offer(c, sides, rows, splits, out);
-        }
-      }
-      offer(c, sides, 64, splits, out);
-    }
+    offer_all(c, sides, {{sides.rows_count}, 1, false}, out);
+  }
+
+  // False if no kernel takes the layers.
+  bool run(const FusedLayer* const* layers, const SkinnyLayers& sizes) const {
+    const FusedLayer& first = *layers[0];
+    MatmulCase c = matmul_case(first.problem, first.operands);
+    c.n = sizes.all_rows();
+    c.activation = kActivationNone;  // of gated kernels
+    if (SkinnySides(c).swapped || !takes(c)) return false;
+    MatmulPlan plan;
+    do {
+      MatmulConfigs configs(terms_, c.batch_invariant, kNoPlanner);
+      configs.from(this);
+      offer_all(c, SkinnySides(c), sizes, configs);
+      plan = configs.best();
+      if (plan.kernels == nullptr) return false;
+    } while (!has_capacity(plan));
+    launch_layers(plan.get<SkinnyPlan>(), layers, sizes);
+    return true;
   }
 
   bool has_capacity(const MatmulPlan& plan) const override {
@@ -110,42 +142,12 @@ class Sm90Skinny : public MatmulKernels {
            std::to_string(chosen.tiles.splits) + " splits";
   }
 
-  void launch(const MatmulPlan& plan, const MatmulProblem& p,
+  void launch(const MatmulPlan& plan, const MatmulProblem& problem,
               const MatmulOperands& operands) const override {
     const auto chosen = plan.get<SkinnyPlan>();
-    const SkinnyRow& row = *chosen.row;
-    const bool swapped = chosen.swapped;
-    Sm90SkinnyParams params;
-    const int64_t tokens = swapped ? p.n : p.m, rows_count = swapped ? p.m : p.n;
-    const char* weights = swapped ? operands.a : operands.b;
-    const int64_t row_stride = swapped ? p.a_stride_m : p.b_stride_n;
-    const int64_t k_stride = swapped ? p.a_stride_k : p.b_stride_k;
-    if (row.rows_contiguous) {
-      describe(params.weights, row, weights, rows_count, p.k, k_stride, 64, kSkinnyBlockK);
-    } else {
-      describe(params.weights, row, weights, p.k, rows_count, row_stride, kSkinnyPanelBytes / 2,
-               chosen.tiles.rows);
-    }
-    describe(params.tokens, row, swapped ? operands.b : operands.a, p.k, tokens,
-             swapped ? p.b_stride_n : p.a_stride_m, kSkinnyPanelBytes / 2, row.tokens);
-    params.out = operands.c;
-    params.bias = operands.bias;
-    params.out_stride_row = swapped ? p.n : 1;
-    params.out_stride_token = swapped ? 1 : p.n;
-    params.bias_stride_row = swapped ? 0 : operands.bias_stride;
-    params.bias_stride_token = swapped ? operands.bias_stride : 0;
-    params.tokens_count = static_cast<int>(tokens);
-    params.rows_count = static_cast<int>(rows_count);
-    params.k = static_cast<int>(p.k);
-    params.rows = chosen.tiles.rows;
-    params.tiles = static_cast<int>(ceil_div(rows_count, int64_t{chosen.tiles.rows}));
-    params.splits = chosen.tiles.splits;
-    params.stages = chosen.stages;
-    params.prefetched = chosen.stages;
-    params.pairs = p.n % 2 == 0 && reinterpret_cast<uintptr_t>(operands.c) % 4 == 0;
-    params.ring_bytes = chosen.ring_bytes;
-    torch_cubin::launch(*row.kernel, {chosen.blocks, 1, 1, chosen.tiles.splits, chosen.shared},
-                        device_, params);
+    const FusedLayer layer = {problem, operands};
+    const FusedLayer* const layers[] = {&layer};
+    launch_layers(chosen, layers, {{chosen.swapped ? problem.m : problem.n}, 1, false});
   }
 
  private:
@@ -172,16 +174,42 @@ class Sm90Skinny : public MatmulKernels {
     const SkinnySides sides(c);
     return !c.split_sums && !c.sums_rows() && c.input == c.output && c.batch_dims == 0 &&
            c.only_bias() && c.a_mappable && c.b_mappable &&
-           (sides.swapped ? c.b : c.a) == kKVectors && sides.tokens <= 64 &&
+           (sides.swapped ? c.b : c.a) == kKVectors && sides.tokens <= kSkinnyMostTokens &&
            sides.rows_count <= kMost && c.k >= kSkinnyBlockK && c.k <= kMost;
   }
 
-  void offer(const MatmulCase& c, const SkinnySides& sides, int64_t rows, int64_t splits,
-             MatmulConfigs& out) const {
+  void offer_all(const MatmulCase& c, const SkinnySides& sides, const SkinnyLayers& layers,
+                 MatmulConfigs& out) const {
+    const int64_t k_blocks = ceil_div(c.k, kSkinnyBlockK);
+    const int64_t most = may_split(c) ? std::min(kSkinnyMostSplits, k_blocks / 2) : 1;
+    for (int64_t splits = 1; splits <= std::max<int64_t>(most, 1); ++splits) {
+      if (sides.rows_contiguous) {
+        for (const int64_t rows : {64, 128, 192}) offer(c, sides, layers, rows, splits, out);
+        continue;
+      }
+      constexpr int64_t kWaves = 3, kLeastRows = 40, kMostRows = 128;
+      const int64_t step = layers.gated ? 16 : 8;
+      const int64_t slots = device_.multiprocessors / splits;
+      const int64_t first = ceil_div(sides.rows_count, slots * kMostRows);
+      for (int64_t waves = first; waves < first + kWaves; ++waves) {
+        int64_t rows = ceil_div(ceil_div(sides.rows_count, slots * waves), step) * step;
+        // The last tile of each layer may be a small one.
+        while (rows <= kMostRows && layers.all_tiles(rows) > slots * waves) rows += step;
+        if (rows >= kLeastRows && rows <= kMostRows && rows != 64) {
+          offer(c, sides, layers, rows, splits, out);
+        }
+      }
+      offer(c, sides, layers, 64, splits, out);
+    }
+  }
+
+  void offer(const MatmulCase& c, const SkinnySides& sides, const SkinnyLayers& layers,
+             int64_t rows, int64_t splits, MatmulConfigs& out) const {
     const SkinnyTiles tile = {static_cast<int32_t>(rows), static_cast<int32_t>(splits)};
     const SkinnyRow* row = nullptr;  // the smallest that fits
     for (const SkinnyRow& each : rows_) {
       if (each.math != c.math || each.rows_contiguous != sides.rows_contiguous) continue;
+      if (each.gated != layers.gated) continue;
       if (each.tokens < sides.tokens || each.rows < tile.rows) continue;
       if (row != nullptr && each.tokens * each.rows >= row->tokens * row->rows) continue;
       row = &each;
@@ -193,7 +221,8 @@ class Sm90Skinny : public MatmulKernels {
     chosen.swapped = sides.swapped;
     if (!fit_stages(*row, c.k, chosen)) return;
 
-    const int64_t tiles = ceil_div(sides.rows_count, int64_t{tile.rows});
+    const int64_t tiles = layers.all_tiles(rows);
+    chosen.tiles_count = static_cast<int32_t>(tiles);
     chosen.blocks = splits > 1 ? tiles * splits : std::min<int64_t>(tiles, device_.multiprocessors);
 
     Work work;
@@ -226,8 +255,10 @@ class Sm90Skinny : public MatmulKernels {
   static bool fit_stages(const SkinnyRow& row, int64_t k, SkinnyPlan& plan) {
     const int64_t rows = plan.tiles.rows, splits = plan.tiles.splits;
     const int64_t stage = (stage_rows(row, rows) + row.tokens) * kSkinnyPanelBytes * 2;
-    const int64_t groups = row.rows / 64 * row.tokens / 8;
-    const int64_t parts = splits > 1 ? ceil_div(groups, splits) * splits * kSkinnyGroupBytes : 0;
+    const int64_t halves = row.gated ? 2 : 1;
+    const int64_t groups = row.rows / 64 / halves * row.tokens / 8;
+    const int64_t parts =
+        splits > 1 ? ceil_div(groups, splits) * splits * halves * kSkinnyGroupBytes : 0;
     // A stage's products read as many rows as the kernel has: in the last stage, past its end.
     const int64_t beyond = row.rows_contiguous
                                ? (row.rows - stage_rows(row, rows)) * kSkinnyPanelBytes * 2
@@ -246,6 +277,58 @@ class Sm90Skinny : public MatmulKernels {
     return true;
   }
 
+  void launch_layers(const SkinnyPlan& chosen, const FusedLayer* const* layers,
+                     const SkinnyLayers& sizes) const {
+    const SkinnyRow& row = *chosen.row;
+    const bool swapped = chosen.swapped;
+    const MatmulProblem& p = layers[0]->problem;
+    const int64_t tokens = swapped ? p.n : p.m;
+    Sm90SkinnyParams params{};
+    describe(params.tokens, row, swapped ? layers[0]->operands.b : layers[0]->operands.a, p.k,
+             tokens, swapped ? p.b_stride_n : p.a_stride_m, kSkinnyPanelBytes / 2, row.tokens);
+    params.pairs = 1;
+    int64_t first_tile = 0;
+    for (int i = 0; i < sizes.count; ++i) {
+      const MatmulProblem& own = layers[i]->problem;
+      const MatmulOperands& operands = layers[i]->operands;
+      const char* weights = swapped ? operands.a : operands.b;
+      const int64_t row_stride = swapped ? own.a_stride_m : own.b_stride_n;
+      const int64_t k_stride = swapped ? own.a_stride_k : own.b_stride_k;
+      if (row.rows_contiguous) {
+        describe(params.weights[i], row, weights, sizes.rows[i], own.k, k_stride, 64,
+                 kSkinnyBlockK);
+      } else {
+        describe(params.weights[i], row, weights, own.k, sizes.rows[i], row_stride,
+                 kSkinnyPanelBytes / 2, chosen.tiles.rows / (sizes.gated ? 2 : 1));
+      }
+      if (i >= sizes.outputs()) continue;
+      Sm90SkinnyLayer& layer = params.layers[i];
+      layer.out = operands.c;
+      layer.bias = operands.bias;
+      layer.out_stride_row = swapped ? own.n : 1;
+      layer.out_stride_token = swapped ? 1 : own.n;
+      layer.bias_stride_row = swapped ? 0 : operands.bias_stride;
+      layer.bias_stride_token = swapped ? operands.bias_stride : 0;
+      layer.rows_count = static_cast<int>(sizes.rows[i]);
+      layer.first_tile = static_cast<int>(first_tile);
+      first_tile += sizes.tiles(i, chosen.tiles.rows);
+      if (own.n % 2 != 0 || reinterpret_cast<uintptr_t>(operands.c) % 4 != 0) params.pairs = 0;
+    }
+    params.layers_count = sizes.outputs();
+    params.tokens_count = static_cast<int>(tokens);
+    params.k = static_cast<int>(p.k);
+    params.rows = chosen.tiles.rows;
+    params.tiles = chosen.tiles_count;
+    params.splits = chosen.tiles.splits;
+    params.stages = chosen.stages;
+    params.prefetched = chosen.stages;
+    params.ring_bytes = chosen.ring_bytes;
+    params.activation = p.activation;
+    params.curve = kActivationCurves[p.activation];
+    torch_cubin::launch(*row.kernel, {chosen.blocks, 1, 1, chosen.tiles.splits, chosen.shared},
+                        device_, params);
+  }
+
   // A map of `rows` rows of `columns` elements of 16 bits, `stride` elements apart.
   void describe(Sm90SkinnyMap& out, const SkinnyRow& row, const char* data, int64_t columns,
                 int64_t rows, int64_t stride, int64_t box_columns, int64_t box_rows) const {
@@ -262,14 +345,16 @@ class Sm90Skinny : public MatmulKernels {
   }
 
   const Device& device_;
+  const Terms terms_ = terms_of(device_);
   const double correction_;
+  const MatmulConfigs::Planner kNoPlanner = {};  // nothing is rewritten here
   std::vector<SkinnyRow> rows_;
   ClusterCapacity clusters_{kSkinnyMostSplits};
 };
 
 class Sm90SkinnyBackend : public MatmulBackendOf<Sm90Skinny> {
  public:
-  Sm90SkinnyBackend() : MatmulBackendOf({"sm90_skinny"}) {}
+  Sm90SkinnyBackend() : MatmulBackendOf({"sm90_skinny", "sm90_skinny_gated"}) {}
 
   void check(PackageKernel& kernel) const override {
     check_params(kernel.entry(), "matmul/sm90_skinny", sizeof(Sm90SkinnyParams));
@@ -279,5 +364,48 @@ class Sm90SkinnyBackend : public MatmulBackendOf<Sm90Skinny> {
 
 const Sm90SkinnyBackend g_sm90_skinny;
 
+struct SkinnyTable {
+  explicit SkinnyTable(const Device& device) {
+    FamilyKernels("matmul", device)
+        .for_each_backend<MatmulBackend>([&](const MatmulBackend& backend, const auto& entries) {
+          if (&backend == &g_sm90_skinny) {
+            kernels = std::make_unique<Sm90Skinny>(device, entries);
+          }
+        });
+  }
+  std::unique_ptr<Sm90Skinny> kernels;  // null: none for this device
+};
+
+const Sm90Skinny* skinny_kernels(const Device& device) {
+  static DeviceTables<SkinnyTable> tables;
+  const auto build = [](const Device& device) {
+    return std::make_unique<SkinnyTable>(device).release();
+  };
+  return tables.get(device, build).kernels.get();
+}
+
+bool run_skinny(const Device& device, const FusedLayer* const* layers, const SkinnyLayers& sizes) {
+  const Sm90Skinny* const kernels = skinny_kernels(device);
+  return kernels != nullptr && kernels->run(layers, sizes);
+}
+
 }  // namespace
+
+bool has_skinny_kernels(const Device& device) { return skinny_kernels(device) != nullptr; }
+
+bool run_skinny_layers(const Device& device, const FusedLayer* layers, int count) {
+  const FusedLayer* all[kSkinnyLayers];
+  SkinnyLayers sizes{{}, count, false};
+  for (int i = 0; i < count; ++i) {
+    all[i] = &layers[i];
+    sizes.rows[i] = layers[i].problem.n;
+  }
+  return run_skinny(device, all, sizes);
+}
+
+bool run_skinny_gated(const Device& device, const FusedLayer& gate, const FusedLayer& up) {
+  const FusedLayer* const both[] = {&gate, &up};
+  return run_skinny(device, both, {{gate.problem.n, up.problem.n}, 2, true});
+}
+
 }  // namespace torch_cubin
