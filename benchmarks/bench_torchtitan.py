@@ -6,7 +6,8 @@
 
 The program is unchanged: TORCH_CUBIN_INSTALL=1 is read through PyTorch's entry point for backends,
 for which an installed torch_cubin is put on the path. The tokenizer and the text are made here. The
-losses of both runs are compared step by step, and tokens a second of a GPU at the last step.
+losses of both runs are compared step by step, and tokens a second of a GPU at the last step. The
+file also has what rank 0 served and left to PyTorch, by function.
 
 Without FSDP2, torchtitan trains in float32, whose products the policy "fastest" leaves to PyTorch;
 so at least two GPUs must be left for it. The run fails if no call was served.
@@ -21,6 +22,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import common
@@ -50,18 +52,21 @@ disable_color_printing = true
 seed = 0
 deterministic = false
 """
-# Python imports it at its start: rank 0 prints at its end how many calls were served.
+# Python imports it at its start: rank 0 prints at its end which calls were served.
 SITE = """
-import atexit, os, sys
+import atexit, json, os, sys
 
-def served():
+def calls():
     cubin = sys.modules.get("torch_cubin")
     if cubin is not None and os.environ.get("RANK") == "0":
-        rows = cubin.report().served
-        print("served calls:", sum(row.calls for row in rows), flush=True)
+        report = cubin.report()
+        served = {f"{row.function} {row.dtype}": row.calls for row in report.served}
+        left = {f"{row.function}: {row.reason}": row.calls for row in report.declined}
+        print("calls:", json.dumps({"served": served, "left": left}), flush=True)
 
-atexit.register(served)
+atexit.register(calls)
 """
+CALLS = re.compile(r"calls: (\{.*\})")
 STEP = re.compile(r"step: +(\d+) .*?loss: +([\d.]+) .*?tps: ([\d,]+)")
 
 
@@ -91,8 +96,14 @@ def write_distribution(folder: Path) -> None:
     (info / "entry_points.txt").write_text(entry)
 
 
-def train(folder: Path, gpus: int, install: str, seconds: float) -> list[tuple[int, float, int]]:
-    """Step, loss and tokens a second of a GPU."""
+@dataclass
+class Run:
+    steps: list[tuple[int, float, int]]  # step, loss, tokens a second of a GPU
+    served: dict[str, int]  # calls of rank 0
+    left: dict[str, int]
+
+
+def train(folder: Path, gpus: int, install: str, seconds: float) -> Run:
     paths = [str(folder), str(common.ROOT), *filter(None, sys.path)]
     launcher = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={gpus}"]
     with subprocess.Popen(
@@ -112,10 +123,11 @@ def train(folder: Path, gpus: int, install: str, seconds: float) -> list[tuple[i
         int(step): (float(loss), int(tps.replace(",", "")))
         for step, loss, tps in STEP.findall(said)
     }
-    idle = install == "1" and not re.search(r"served calls: [1-9]", said)
-    if run.returncode or not steps or idle:
+    found = CALLS.search(said)
+    calls = json.loads(found[1]) if found else {"served": {}, "left": {}}
+    if run.returncode or not steps or (install == "1" and not any(calls["served"].values())):
         raise SystemExit(f"exit status {run.returncode}\n{said[-8000:]}")
-    return [(step, *values) for step, values in sorted(steps.items())]
+    return Run([(step, *values) for step, values in sorted(steps.items())], **calls)
 
 
 def main() -> None:
@@ -142,15 +154,21 @@ def main() -> None:
             results[contender] = train(folder, options.gpus, install, options.seconds)
     apart = max(
         abs(own - stock) / stock
-        for (_, stock, _), (_, own, _) in zip(results["stock"], results["install"], strict=True)
+        for (_, stock, _), (_, own, _) in zip(
+            results["stock"].steps, results["install"].steps, strict=True
+        )
     )
     rows = [
-        [name, f"{steps[0][1]:.4f}", f"{steps[-1][1]:.4f}", f"{steps[-1][2]:,}"]
-        for name, steps in results.items()
+        [
+            *(name, f"{run.steps[0][1]:.4f}", f"{run.steps[-1][1]:.4f}", f"{run.steps[-1][2]:,}"),
+            *(str(sum(calls.values())) for calls in (run.served, run.left)),
+        ]
+        for name, run in results.items()
     ]
-    common.print_table(["", "first loss", "last loss", "tokens/s of a GPU"], rows, markdown=False)
+    headers = ["", "first loss", "last loss", "tokens/s of a GPU", "calls served", "left"]
+    common.print_table(headers, rows, markdown=False)
     print(f"losses differ by at most {apart:.1e}")
-    common.write_json(options.json, results)
+    common.write_json(options.json, {name: asdict(run) for name, run in results.items()})
 
 
 if __name__ == "__main__":
