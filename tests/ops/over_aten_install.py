@@ -133,6 +133,14 @@ DECLINED = [
         "out= of another shape, or not contiguous",
         lambda: torch.empty(5, 3).t().addmm_(A, B, beta=0),
     ),
+    (
+        "an empty matrix, and an addend of another shape",
+        lambda: torch.addmv(S[0], A[:0], A[0], beta=2),  # PyTorch: of the addend's shape
+    ),
+    (
+        "an empty matrix, and an addend of another shape",
+        lambda: torch.addmv(S[:1], A[:, :0], A[0, :0]),
+    ),
 ]
 
 

@@ -21,6 +21,7 @@ constexpr const char* kDevices = "tensors on different devices";
 constexpr const char* kShapes = "shapes that it does not take";
 constexpr const char* kOutLayout = "out= of another shape, or not contiguous";
 constexpr const char* kOutShared = "out= that shares memory with an operand";
+constexpr const char* kEmptyMatrix = "an empty matrix, and an addend of another shape";
 constexpr const char* kFactors = "beta or alpha that no double holds";
 
 // The ranks of an operator's operands.
@@ -229,7 +230,12 @@ const char* why_not_sum(const AtenOp& op, Policy policy, Ranks ranks, const SumC
                         const TensorView& self, const TensorView& a, const TensorView& b) {
   if (const char* reason = why_not_product(op, policy, ranks, a, b)) return reason;
   if (const char* reason = why_not_beside(a, self)) return reason;
-  if (!expands_to(self, ProductShape(a, b))) return kShapes;
+  const ProductShape shape(a, b);
+  if (!expands_to(self, shape)) return kShapes;
+  // PyTorch's addmv then gives the result the addend's shape.
+  const bool is_empty = a.sizes[0] == 0 || a.sizes[1] == 0;
+  const bool has_shape = self.dim == shape.dim && self.sizes[0] == shape.sizes[0];
+  if (call.op == SumOp::kAddmv && is_empty && !has_shape) return kEmptyMatrix;
   if (!call.has_factors) return kFactors;
   if (call.form == SumForm::kNew) return nullptr;
   const TensorView out(call.form == SumForm::kOut ? call.out : call.self);
