@@ -8,9 +8,9 @@
 // rows x 8 tokens are assigned to the blocks round-robin, and a group's owner adds the parts in the
 // order of K.
 //
-// Several layers of the same tokens share a launch: their tiles follow one another. A gated tile has
-// half of its rows from each of two layers; a thread holds both sums of an output, and a group is
-// 64 rows of both.
+// Several layers of the same tokens share a launch: their tiles follow one another. A gated tile
+// has half of its rows from each of two layers; a thread holds both sums of an output, and a group
+// is 64 rows of both.
 //
 //   shared memory:  stages x (weights, tokens) | parts of the sums
 //   full[s]:   the producer's arrival and all bytes of the stage

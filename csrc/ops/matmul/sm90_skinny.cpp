@@ -72,7 +72,8 @@ struct SkinnyRow {
     fields.triple("tile", 8, tile);
     tokens = tile[0];
     rows = tile[1];
-    if (tokens > kSkinnyMostTokens || tokens % 8 != 0 || rows % 64 != 0 || tile[2] != kSkinnyBlockK) {
+    if (tokens > kSkinnyMostTokens || tokens % 8 != 0 || rows % 64 != 0 ||
+        tile[2] != kSkinnyBlockK) {
       fields.refuse("tile", "at most 64 tokens, whole blocks of 64 rows, and 128 of K");
     }
   }
