@@ -6,6 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._inductor import config as inductor_config
+from torch._inductor.utils import run_and_get_code
 
 import torch_cubin
 
@@ -35,6 +37,7 @@ OUT_OPS = [
     ("_addmm", [(384,), (512, 256), (256, 384)], {"alpha": 0.0}),
     ("_linear_glu", [(2048, 256), (1024, 256), (1024, 256)], {"activation": "silu"}),
     ("_linear_glu", [(33, 24), (17, 24), (17, 24)], {"activation": "silu"}),
+    ("_linear_glu", [(4, 256), (512, 256), (512, 256)], {"activation": "silu"}),
 ]
 
 
@@ -102,6 +105,32 @@ def test_inference_under_install(block, dynamic) -> None:
                 block.bfloat16()
                 assert not _error(compiled(longer.bfloat16()), expected) > 2 * stock
             assert {"linear_glu", "linear_activation", "linears"} <= _ran()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_max_autotune_runs_what_it_measured(dtype) -> None:
+    """Ours or PyTorch's: the number is right, and report() says which it was."""
+    torch._dynamo.reset()
+    x, w, b = (integers(*shape, dtype=dtype) for shape in ((512, 256), (256, 384), (384,)))
+    config = {
+        "max_autotune": True, "max_autotune_gemm_backends": "ATEN", "autotune_local_cache": False,
+        "fx_graph_cache": False,
+    }  # fmt: skip
+    with torch.no_grad(), inductor_config.patch(config), torch_cubin.install(policy="all"):
+        compiled = torch.compile(lambda x, w, b: (x @ w, torch.addmm(b, x, w).abs()))
+        results, (code,) = run_and_get_code(compiled, x, w, b)
+        torch_cubin.report(reset=True)
+        compiled(x, w, b)
+        report = torch_cubin.report()
+    product = x.double() @ w.double()
+    assert torch.equal(results[0].double(), product)
+    assert torch.equal(results[1].double(), (product + b).abs())
+    served = {row.function for row in report.served}
+    declined = {row.function for row in report.declined}
+    for name in ("mm", "addmm"):
+        ours = f"extern_kernels.{name}(" in code
+        assert ours != (f"extern_kernels.cubin_pytorchs_{name}(" in code)
+        assert (f"aten::{name}.out" in served, f"aten::{name}.out" in declined) == (ours, not ours)
 
 
 def test_a_training_step_under_install(block) -> None:
