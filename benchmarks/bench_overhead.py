@@ -230,7 +230,9 @@ def main() -> None:
     parser.add_argument("--import-only", action="store_true", help="the time of the import alone")
     options = parser.parse_args()
     if options.import_only:
-        print_import(import_milliseconds())
+        imports = import_milliseconds()
+        print_import(imports)
+        common.write_json(options.json, {"import_milliseconds": imports})
         return
     common.require_gpu()
     import torch_cubin  # noqa: F401  (registers the ops)
