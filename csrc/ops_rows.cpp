@@ -35,12 +35,13 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
   "grad_x, Tensor grad_weight, Tensor grad_bias)"
 #define TC_SOFTMAX "(Tensor input, bool log, ScalarType dtype) -> Tensor"
 #define TC_SOFTMAX_BACKWARD "(Tensor grad_out, Tensor output, bool log, ScalarType dtype) -> Tensor"
-#define TC_CROSS_ENTROPY                                                                       \
-  "(Tensor input, Tensor target, int ignore_index, float label_smoothing) -> (Tensor losses, " \
-  "Tensor counted, Tensor max, Tensor log_sum)"
-#define TC_CROSS_ENTROPY_BACKWARD                                                  \
-  "(Tensor grad_losses, Tensor input, Tensor target, Tensor max, Tensor log_sum, " \
-  "int ignore_index, float label_smoothing) -> Tensor"
+#define TC_CROSS_ENTROPY                                                                   \
+  "(Tensor input, Tensor target, Tensor? weight, str reduction, int ignore_index, "         \
+  "float label_smoothing, ScalarType dtype) -> (Tensor loss, Tensor total, Tensor max, "     \
+  "Tensor log_sum)"
+#define TC_CROSS_ENTROPY_BACKWARD                                                            \
+  "(Tensor grad, Tensor input, Tensor target, Tensor? weight, Tensor total, Tensor max, "    \
+  "Tensor log_sum, str reduction, int ignore_index, float label_smoothing) -> Tensor"
   m.def("_cross_entropy" TC_CROSS_ENTROPY);
   m.def("_cross_entropy_autograd" TC_CROSS_ENTROPY);
   m.def("_cross_entropy_backward" TC_CROSS_ENTROPY_BACKWARD);

@@ -25,6 +25,10 @@ _generator = torch.Generator().manual_seed(0)
 _TARGET = torch.tensor([4, -100, 3, 0])
 
 
+def _weights(x: Tensor) -> Tensor:
+    return torch.tensor([0.5, 2, 0, 1.25, 3], dtype=x.dtype)
+
+
 def add_rms_norm(x: Tensor, residual: Tensor, shape: Any, weight: Any, eps: Any) -> Any:
     total = x + residual
     return F.rms_norm(total, shape, weight, eps), total
@@ -61,8 +65,13 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[..., Any], list[tuple[int, .
         [(4, 5)],
     ),
     "cross_entropy sum": (
-        lambda x: ops.cross_entropy(x, _TARGET, None, -100, "sum"),
-        lambda x: F.cross_entropy(x, _TARGET, reduction="sum"),
+        lambda x: ops.cross_entropy(x, _TARGET, _weights(x), -100, "sum"),
+        lambda x: F.cross_entropy(x, _TARGET, _weights(x), reduction="sum"),
+        [(4, 5)],
+    ),
+    "cross_entropy of weighted classes": (
+        lambda x: ops.cross_entropy(x, _TARGET % 5, _weights(x), 3, label_smoothing=0.2),
+        lambda x: F.cross_entropy(x, _TARGET % 5, _weights(x), ignore_index=3, label_smoothing=0.2),
         [(4, 5)],
     ),
     "cross_entropy none": (
@@ -134,6 +143,7 @@ def test_opcheck() -> None:
     x, y, w = randn(3, 6, grad=True), randn(3, 6), randn(6, grad=True)
     _, _, mean, rstd = raw._norm(y, None, (6,), w, None, 0.1, True)
     gradient = (y, x, y, mean, rstd, w, 1, 0.1, True, True, torch.float64)
+    of_class = torch.tensor([1, 2, 5])
     for op, args in (
         (raw._norm_autograd, (x, None, (6,), w, w, None, True)),
         (raw._norm_autograd, (y, x, (6,), None, w, 0.1, False)),
@@ -145,8 +155,8 @@ def test_opcheck() -> None:
         (ops.layer_norm, (x, (6,))),
         (ops.softmax, (x, 0)),
         (ops.log_softmax, (x, 0)),
-        (ops.cross_entropy, (x, torch.tensor([1, 2, 5]))),
-        (raw._cross_entropy_autograd, (x, torch.tensor([1, 2, 5]), 2, 0.1)),
+        (ops.cross_entropy, (x, of_class)),
+        (raw._cross_entropy_autograd, (x, of_class, w.detach(), "mean", 2, 0.1, x.dtype)),
     ):
         # torch.compile is below.
         utilities = ("test_schema", "test_autograd_registration", "test_faketensor")
@@ -273,8 +283,8 @@ _X, _W = torch.randn(3, 6), torch.randn(6)
         (lambda x, w: ops.cross_entropy(x, x), "cross_entropy argument 'target' has a wrong dtype"),
         (lambda x, w: ops.cross_entropy(x, w.long()), "cross_entropy argument 'target' has a wron"),
         (lambda x, w: ops.cross_entropy(x[None], x), "cross_entropy argument 'input' has unsuppor"),
-        (lambda x, w: ops.cross_entropy(x, x, w), "cross_entropy argument 'weight' is not suppor"),
-        (lambda x, w: ops.cross_entropy(x, x, reduction="x"), "'reduction' is not known"),
+        (lambda x, w: ops.cross_entropy(x, x[:, 0].long(), w[:5]), "argument 'weight' has a wro"),
+        (lambda x, w: ops.cross_entropy(x, x[:, 0].long(), reduction="x"), "'reduction' is not known"),
         (lambda x, w: ops.log_softmax(x.bool(), 1), "log_softmax argument 'input' has an unsupp"),
     ],
 )

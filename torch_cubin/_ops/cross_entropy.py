@@ -1,7 +1,6 @@
 """cross_entropy (csrc/ops/rows/rows.h) for PyTorch: fake kernels, derivatives, batching rules.
 
-The raw op returns losses of rows; the public one reduces them by PyTorch's ops. The gradient is a
-kernel of its own, except where it is itself differentiated.
+The gradient is a kernel of its own, except where it is itself differentiated.
 """
 
 from __future__ import annotations
@@ -22,56 +21,74 @@ backward = torch.ops.cubin._cross_entropy_backward_autograd.default
 
 
 def _fake(
-    input: Tensor, target: Tensor, ignore_index: int, label_smoothing: float
-) -> tuple[Tensor, ...]:
-    tensors = {"input": input, "target": target}
-    for name, tensor in tensors.items():
-        checks.check_dense(NAME, name, tensor)
-    described = {name: checks.described(tensor) for name, tensor in tensors.items()}
-    smoothing = str(label_smoothing) if label_smoothing != label_smoothing else label_smoothing
-    checks.ask("check_rows", {"op": NAME, "tensors": described, "label_smoothing": smoothing})
-    for own, wanted in zip(target.shape, input.shape, strict=False):
-        checks.unify(own, wanted)
-    dtype = statistics_dtype(input)
-    return tuple(target.new_empty(target.shape, dtype=dtype) for _ in range(4))
-
-
-def _fake_backward(
-    grad_losses: Tensor,
     input: Tensor,
     target: Tensor,
-    max: Tensor,
-    log_sum: Tensor,
+    weight: Tensor | None,
+    reduction: str,
     ignore_index: int,
     label_smoothing: float,
-) -> Tensor:
+    dtype: torch.dtype,
+) -> tuple[Tensor, ...]:
+    tensors = {"input": input, "target": target, "weight": weight}
+    described = {}
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            checks.check_dense(NAME, name, tensor)
+            described[name] = checks.described(tensor)
+    smoothing = str(label_smoothing) if label_smoothing != label_smoothing else label_smoothing
+    options = {"reduction": reduction, "label_smoothing": smoothing}
+    checks.ask("check_rows", {"op": NAME, "tensors": described, **options})
+    for own, wanted in zip(target.shape, input.shape, strict=False):
+        checks.unify(own, wanted)
+    if weight is not None:
+        checks.unify(weight.shape[0], input.shape[-1])
+    statistics = statistics_dtype(input)
+    return (
+        target.new_empty(target.shape if reduction == "none" else (), dtype=dtype),
+        target.new_empty(() if reduction == "mean" else (0,), dtype=statistics),
+        *(target.new_empty(target.shape, dtype=statistics) for _ in range(2)),
+    )
+
+
+def _fake_backward(grad: Tensor, input: Tensor, *_: Any) -> Tensor:
     return input.new_empty(input.shape)
 
 
 def _slopes(
-    input: Tensor, target: Tensor, logsumexp: Tensor, ignore_index: int, label_smoothing: float
-) -> Tensor:
-    """Of each loss with respect to its row, made of PyTorch's ops."""
-    ignored = target == ignore_index
-    safe = target.masked_fill(ignored, 0)
-    classes = torch.arange(input.shape[-1], device=input.device)
-    hit = (classes == safe.unsqueeze(-1)).to(logsumexp.dtype)
-    out = (real(input) - logsumexp.unsqueeze(-1)).exp() - hit * (1 - label_smoothing)
-    return (out - label_smoothing / input.shape[-1]).masked_fill(ignored.unsqueeze(-1), 0)
-
-
-def _backward_formula(
-    grad_losses: Tensor,
     input: Tensor,
     target: Tensor,
-    max: Tensor,
-    log_sum: Tensor,
+    weight: Tensor | None,
+    reduction: str,
     ignore_index: int,
     label_smoothing: float,
 ) -> Tensor:
-    sums = real(input).logsumexp(-1)  # differentiable
-    slopes = _slopes(input, target, sums, ignore_index, label_smoothing)
-    return (grad_losses.unsqueeze(-1) * slopes).to(input.dtype)
+    """Of each row's part of the loss with respect to the row, made of PyTorch's ops."""
+    ignored = target == ignore_index
+    safe = target.masked_fill(ignored, 0)
+    probs = real(input).softmax(-1)
+    weights = probs.new_ones(input.shape[-1]) if weight is None else real(weight)
+    classes = torch.arange(input.shape[-1], device=input.device)
+    own = weights[safe].masked_fill(ignored, 0)
+    hit = (classes == safe.unsqueeze(-1)).to(probs.dtype)
+    out = own.unsqueeze(-1) * (probs - hit) * (1 - label_smoothing)
+    uniform = (weights.sum() * probs - weights) * (label_smoothing / input.shape[-1])
+    out = out + uniform
+    if reduction == "mean":
+        out = out / own.sum()
+    return out.masked_fill(ignored.unsqueeze(-1), 0)
+
+
+def _backward_formula(
+    grad: Tensor,
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    total: Tensor,
+    max: Tensor,
+    log_sum: Tensor,
+    *options: Any,
+) -> Tensor:
+    return (grad.unsqueeze(-1) * _slopes(input, target, weight, *options)).to(input.dtype)
 
 
 class _CrossEntropy(transforms.SingleLevelFunction):
@@ -81,40 +98,47 @@ class _CrossEntropy(transforms.SingleLevelFunction):
         made: list[Tensor],
         input: Tensor,
         target: Tensor,
-        ignore_index: int,
-        label_smoothing: float,
+        weight: Tensor | None,
+        *options: Any,
     ) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
-        ctx.options = ignore_index, label_smoothing
-        made += autograd.call_below_autograd(op, input, target, ignore_index, label_smoothing)
-        losses, *others = made
+        *ctx.options, _ = options  # without the result's dtype
+        made += autograd.call_below_autograd(op, input, target, weight, *options)
+        loss, *others = made
         ctx.mark_non_differentiable(*others)
-        ctx.save_for_backward(input, target, *others[1:])
-        ctx.save_for_forward(input, target)
-        return losses, *others
+        ctx.save_for_backward(input, target, weight, *others)
+        ctx.save_for_forward(input, target, weight)
+        return loss, *others
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+        nothing = (None,) * (len(ctx.options) + 3)
         if grad is None:
-            return (None,) * 5
-        return None, backward(grad, *ctx.saved_tensors, *ctx.options), None, None, None
+            return None, None, *nothing
+        return None, backward(grad, *ctx.saved_tensors, *ctx.options), *nothing
 
     @staticmethod
     def jvp(ctx: Any, _: None, tangent: Tensor, *rest: None) -> tuple[Tensor | None, ...]:
         with autograd._outer_levels():
-            saved, target = ctx.saved_tensors
+            saved, target, weight = ctx.saved_tensors
             input = autograd._primal(saved)
-            slopes = _slopes(input, target, real(input).logsumexp(-1), *ctx.options)
-            return (slopes * real(tangent)).sum(-1), None, None, None
+            parts = (_slopes(input, target, weight, *ctx.options) * real(tangent)).sum(-1)
+            out = parts if ctx.options[0] == "none" else parts.sum()
+            return out.to(tangent.dtype), None, None, None
 
 
-def _autograd(input: Tensor, target: Tensor, ignore_index: int, label_smoothing: float) -> Any:
-    rest = (ignore_index, label_smoothing)
+def _autograd(input: Tensor, target: Tensor, weight: Tensor | None, *options: Any) -> Any:
+    if weight is not None and weight.requires_grad:
+        wanted = "weights of classes that do not require grad"
+        checks.fail(
+            *(f"{NAME} argument 'weight'", "has no derivative", wanted, "requires_grad=True"),
+            "Pass weight.detach().",
+        )
 
-    def call(*tensors: Tensor) -> Any:
-        return op(*tensors, *rest)
+    def call(*tensors: Any) -> Any:
+        return op(*tensors, *options)
 
-    return autograd.apply(_CrossEntropy, call, input, target, rest=rest)
+    return autograd.apply(_CrossEntropy, call, input, target, weight, rest=options)
 
 
 def register(library: torch.library.Library) -> None:

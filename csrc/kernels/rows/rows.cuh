@@ -24,9 +24,9 @@ struct alignas(16) FourWords {
 // enough at a time to use all of the memory's rate.
 constexpr int kRowRegisters = 16;
 
-// Reads 16 bytes that this kernel does not write, past the L1 cache.
+// Reads 16 bytes past the L1 cache.
 TC_DEVICE void load_once(FourWords& out, const void* from) {
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(out.words[0]), "=r"(out.words[1]), "=r"(out.words[2]), "=r"(out.words[3])
                : "l"(from));
 }
@@ -125,6 +125,12 @@ struct Vectors {
   }
 };
 
+// The same for rows of any such length, which are read in chunks.
+template <int kDtype>
+struct StreamedVectors : Vectors<kDtype> {
+  static constexpr bool kIsHeld = false;
+};
+
 // Access to all other rows, by single elements. Tensors of another dtype may be read and written as
 // with vectors.
 template <int kDtype>
@@ -182,12 +188,12 @@ struct Lane {
   using Raw = typename Access::Raw;
   int lane, threads, columns;
 
-  // `threads` of each block.
+  // `threads` of each of the `cluster` adjacent blocks of a row.
   TC_DEVICE Lane(int threads, int cluster, int columns)
       : lane(static_cast<int>(threadIdx.x) & (threads - 1)),
         threads(threads * cluster),
         columns(columns) {
-    if (cluster > 1) lane += static_cast<int>(cluster_rank()) * threads;
+    lane += static_cast<int>(blockIdx.x & (cluster - 1)) * threads;
   }
 
   // Whether threads hold such rows, and have more than the first half of their vectors: then
@@ -217,6 +223,21 @@ struct Lane {
 #pragma unroll 1
     for (int first = 0; first < (Access::kIsHeld ? 1 : columns); first += chunk) {
       if (!Access::kIsHeld && columns > chunk) load(first);
+#pragma unroll
+      for (int i = 0; i < kHeld; ++i) {
+        if (has(first, i)) body(i, column(first, i));
+      }
+    }
+  }
+
+  // Calls body(i, column) with all of the row's vectors, in chunks that load(first) reads.
+  template <class Load, class Body>
+  TC_DEVICE void stream(Load&& load, Body&& body) const {
+    static_assert(!Access::kIsHeld);
+    const int chunk = threads * (kElements * kHeld);
+#pragma unroll 1
+    for (int first = 0; first < columns; first += chunk) {
+      load(first);
 #pragma unroll
       for (int i = 0; i < kHeld; ++i) {
         if (has(first, i)) body(i, column(first, i));

@@ -1,6 +1,5 @@
-// Softmax and log-softmax over the last dimension, the losses of cross entropy, and their gradient;
-// softmax_params.h defines the computation. Each thread's sum is relative to the maximum of its own
-// elements, so that a row is read once.
+// Softmax and log-softmax over the last dimension; softmax_params.h defines the computation. Each
+// thread's sum is relative to the maximum of its own elements, so that a row is read once.
 //
 // Each block takes as many rows as it holds, or each cluster of blocks one row.
 #include "exponential.cuh"
@@ -10,7 +9,6 @@
 namespace torch_cubin::TC_KERNEL {
 
 constexpr int kBlock = TC_THREADS;
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 template <class Access>
 TC_DEVICE void softmax(const RowsSoftmaxParams& p) {
@@ -31,60 +29,11 @@ TC_DEVICE void softmax(const RowsSoftmaxParams& p) {
     });
   };
   load(0);
-  const bool has_target = p.targets != nullptr;
-  const tc_int64 target = has_target ? p.targets[row] : -1;
-  const bool ignored = has_target && target == p.ignore_index;
-  const bool is_column = target >= 0 && target < p.columns;
-  const float uniform = p.label_smoothing / static_cast<float>(p.columns);
-  if (p.grad_losses != nullptr) {
-    if (!valid) return;
-    const float max = p.max[row], log_sum = p.log_sum[row];
-    const float scale = ignored ? 0.0f : is_column ? p.grad_losses[row] : kNaN;
-    for_each([&](float (&x)[kElements], int column) {
-#pragma unroll
-      for (int j = 0; j < kElements; ++j) {
-        x[j] = exponential<Access::kExact>(x[j] - max - log_sum) - uniform;
-        if (column + j == target) x[j] -= 1.0f - p.label_smoothing;
-        x[j] = ignored ? 0.0f : x[j] * scale;
-      }
-      Access::store(out, x, column);
-    });
-    return;
-  }
-  float x_target[1] = {0};
-  if (is_column)
-    Singles<static_cast<int>(DType::TC_DTYPE)>::load(x_target, x_row, static_cast<int>(target));
   Sum sum;
   sum.clear();
   for_each([&](float (&x)[kElements], int) { sum.add(x); });
   join(sum, typename Sum::Join{});
   const float max = sum.max(), log_sum = logf(sum.total());
-  if (has_target) {
-    float smooth = 0;
-    if (uniform != 0) {
-      RowJoin<Sums<1>, kBlock> join_elements(p.threads, p.cluster);
-      Sums<1> elements = {{0}};
-      for_each([&](float (&x)[kElements], int) {
-#pragma unroll
-        for (int j = 0; j < kElements; ++j) elements.of[0] += x[j];
-      });
-      join_elements(elements, Sums<1>::Join{});
-      smooth = log_sum - (elements.of[0] / p.columns - max);
-    }
-    if (!valid || at.lane != 0) return;
-    float loss = ignored ? 0.0f : kNaN;
-    if (is_column && !ignored) {
-      // Differences from the maximum come first, as in PyTorch: logsumexp would round away digits
-      // of small losses.
-      loss = log_sum - (x_target[0] - max);
-      if (uniform != 0) loss = (1.0f - p.label_smoothing) * loss + p.label_smoothing * smooth;
-    }
-    p.losses[row] = loss;
-    p.counted[row] = ignored ? 0.0f : 1.0f;
-    p.max[row] = max;
-    p.log_sum[row] = log_sum;
-    return;
-  }
   if (!valid) return;
   if (p.log) {
     for_each([&](float (&x)[kElements], int column) {
@@ -125,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
    "for": {"d": [
      {"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"},
      {"short": "f32", "dtype": "float32"}],
-    "size": [{"threads": 256, "blocks": 4}]}},
+    "size": [{"threads": 256, "blocks": 5}]}},
   {"name": "softmax_rows_{d.short}_{size.threads}", "kind": "softmax", "dtype": "{d.dtype}",
    "math": "float32", "layout": "any", "alignment": 2, "tile": [1, 8, 1], "stages": 1,
    "block": ["{size.threads}", 1, 1], "dynamic_shared": 0, "archs": ["sm_90a"],

@@ -23,15 +23,16 @@ void check_shape(const char* op, const char* name, const TensorView& view, const
         tuple_text(sizes, dim) + ", that of '" + like + "'", view.shape_text(), ""});
 }
 
-// Of the input's dtype or float32, and of the normalized shape.
+// Of the input's dtype or float32, and of the shape of `like`.
 void check_parameter(const char* op, const char* name, const std::optional<TensorView>& view,
-                     const TensorView& input, const int64_t* sizes, int64_t dim) {
+                     const TensorView& input, const int64_t* sizes, int64_t dim,
+                     const char* like = "normalized_shape") {
   if (!view) return;
   check_device(op, name, *view, "input", input);
   if (view->dtype != input.dtype && view->dtype != statistics_dtype(input.dtype)) {
     fail_dtype(op, name, dtype_name(input.dtype) + " like 'input', or float32", *view);
   }
-  check_shape(op, name, *view, sizes, dim, "normalized_shape");
+  check_shape(op, name, *view, sizes, dim, like);
 }
 
 RowSizes row_sizes(const TensorView& x, int64_t dims) {
@@ -153,7 +154,7 @@ RowSizes check_row_sums(const TensorView& input, int64_t kind) {
 }
 
 RowSizes check_cross_entropy(const TensorView& input, const TensorView& target,
-                             double label_smoothing) {
+                             const std::optional<TensorView>& weight, const LossOptions& options) {
   constexpr const char* kOp = "cross_entropy";
   check_float_dtype(kOp, "input", input, in_torch(kOp));
   if (input.dim < 1) {
@@ -162,25 +163,41 @@ RowSizes check_cross_entropy(const TensorView& input, const TensorView& target,
   }
   check_side(kOp, "target", target, "input", input, ScalarType::Long);
   check_shape(kOp, "target", target, input.sizes, input.dim - 1, "input without classes");
-  if (!(label_smoothing >= 0 && label_smoothing <= 1)) {
+  check_parameter(kOp, "weight", weight, input, input.sizes + input.dim - 1, 1, "input's classes");
+  if (!options.of_rows() && !options.is_mean() && options.reduction != "sum") {
+    fail({"input", argument_text(kOp, "reduction"), "is not known", "'mean', 'sum' or 'none'",
+          printable(options.reduction), ""});
+  }
+  if (!(options.label_smoothing >= 0 && options.label_smoothing <= 1)) {
     fail({"input", argument_text(kOp, "label_smoothing"), "is out of range", "0 to 1",
-          std::to_string(label_smoothing), ""});
+          std::to_string(options.label_smoothing), ""});
   }
   return row_sizes(input, 1);
 }
 
-RowSizes check_cross_entropy_backward(const TensorView& grad_losses, const TensorView& input,
-                                      const TensorView& target, const TensorView& max,
-                                      const TensorView& log_sum, double label_smoothing) {
+RowSizes check_cross_entropy_backward(const TensorView& grad, const TensorView& input,
+                                      const TensorView& target,
+                                      const std::optional<TensorView>& weight,
+                                      const TensorView& total, const TensorView& max,
+                                      const TensorView& log_sum, const LossOptions& options) {
   constexpr const char* kOp = "_cross_entropy_backward";
-  const RowSizes sizes = check_cross_entropy(input, target, label_smoothing);
+  const RowSizes sizes = check_cross_entropy(input, target, weight, options);
+  const ScalarType statistics = statistics_dtype(input.dtype);
   const auto check_rows = [&](const char* name, const TensorView& view) {
-    check_side(kOp, name, view, "input", input, statistics_dtype(input.dtype));
+    check_side(kOp, name, view, "input", input, statistics);
     check_shape(kOp, name, view, target.sizes, target.dim, "target");
   };
-  check_rows("grad_losses", grad_losses);
   check_rows("max", max);
   check_rows("log_sum", log_sum);
+  check_device(kOp, "grad", grad, "input", input);
+  if (grad.dtype != input.dtype && grad.dtype != statistics) {
+    fail_dtype(kOp, "grad", dtype_name(input.dtype) + " like 'input', or float32", grad);
+  }
+  check_shape(kOp, "grad", grad, target.sizes, options.of_rows() ? target.dim : 0, "the loss");
+  if (options.is_mean()) {
+    check_side(kOp, "total", total, "input", input, statistics);
+    check_shape(kOp, "total", total, target.sizes, 0, "the loss");
+  }
   return sizes;
 }
 
@@ -196,8 +213,9 @@ void check_described_rows(const nlohmann::json& call) {
     return;
   }
   if (call.contains("label_smoothing")) {
-    check_cross_entropy(input, tensors.view(named.at("target")),
-                        described_float(call.at("label_smoothing")));
+    check_cross_entropy(input, tensors.view(named.at("target")), tensors.find(named, "weight"),
+                        {call.at("reduction").get<std::string>(), 0,
+                         described_float(call.at("label_smoothing"))});
     return;
   }
   ScalarType dtype = input.dtype;

@@ -67,35 +67,18 @@ Tensor call_softmax(const Tensor& input, int64_t dim, std::optional<ScalarType> 
 Tensor cross_entropy(const Tensor& input, const Tensor& target, const OptionalTensor& weight,
                      int64_t ignore_index, const std::string& reduction, double label_smoothing) {
   constexpr const char* kOp = "cross_entropy";
-  if (weight) {
-    fail({"input", argument_text(kOp, "weight"), "is not supported", "None", "a tensor",
-          "Use torch.nn.functional.cross_entropy."});
-  }
   if (input.dim() != 1 && input.dim() != 2) {
     fail({"input", argument_text(kOp, "input"), "has unsupported dimensions",
           "(classes,) or (rows, classes)", counted(input.dim(), "dimension"),
           "Reshape it to rows of classes."});
   }
-  if (reduction != "mean" && reduction != "sum" && reduction != "none") {
-    fail({"input", argument_text(kOp, "reduction"), "is not known", "'mean', 'sum' or 'none'",
-          printable(reduction), ""});
-  }
-  const bool records = differentiable();
-  StableIValue stack[] = {from(input), from(target), from(ignore_index), from(label_smoothing)};
-  call_op(records ? "cubin::_cross_entropy_autograd" : "cubin::_cross_entropy", "", stack);
+  StableIValue stack[] = {from(input),           from(target),       from(weight),
+                          from(reduction),       from(ignore_index), from(label_smoothing),
+                          from(input.scalar_type())};
+  call_by_grad_mode("cubin::_cross_entropy", "cubin::_cross_entropy_autograd", stack);
   Tensor loss = to<Tensor>(stack[0]);
-  const Tensor counted_rows = to<Tensor>(stack[1]);
-  to<Tensor>(stack[2]);  // frees the maxima
-  to<Tensor>(stack[3]);
-  const auto sum_of_rows = [](const Tensor& rows) {
-    return call_tensor_op("aten::sum", "", rows, std::optional<ScalarType>());
-  };
-  if (reduction != "none") loss = sum_of_rows(loss);
-  if (reduction == "mean") {
-    loss = call_tensor_op("aten::div", "Tensor", loss, sum_of_rows(counted_rows));
-  }
-  return call_tensor_op("aten::to", "dtype", loss, input.scalar_type(), false, false,
-                        std::optional<torch::headeronly::MemoryFormat>());
+  for (int i = 1; i < 4; ++i) to<Tensor>(stack[i]);  // frees it
+  return loss;
 }
 
 Tensor softmax(const Tensor& input, int64_t dim, std::optional<ScalarType> dtype) {

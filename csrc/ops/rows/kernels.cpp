@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "cubin/error.h"
+#include "kernels/rows/losses_params.h"
 #include "kernels/rows/norm_params.h"
 #include "kernels/rows/softmax_params.h"
 #include "kernels/rows/sum_params.h"
@@ -21,16 +22,18 @@ namespace {
 constexpr int64_t kThreadBytes = 64;     // of a row, as the kernels hold it: kRowRegisters
 constexpr int64_t kSinglesOfThread = 8;  // the same for rows read by single elements
 constexpr int64_t kMostCluster = 8;
+constexpr int64_t kMostApart = 64;  // blocks of a row that exchange nothing
 constexpr int kClusterArch = 90;
 // The number of norm_backward_sums' blocks fixes the order of the sums, so that it depends on no
 // device: as many as fill an H100.
 constexpr int64_t kMultiprocessors = 132;
-constexpr int64_t kMostColumns = INT32_MAX - 4096 * kRowVector;
+constexpr int64_t kMostColumns = INT32_MAX - (int64_t{1} << 20);  // a chunk more is counted
 constexpr int64_t kAlignment = 16;  // bytes
 
 constexpr const char* kKindNames[] = {"norm",         "norm_backward", "norm_backward_sums",
                                       "norm_columns", "softmax",       "softmax_backward",
-                                      "sum"};
+                                      "sum",          "losses",        "losses_backward",
+                                      "losses_sum"};
 
 constexpr ScalarType kDtypes[] = {ScalarType::Half, ScalarType::BFloat16, ScalarType::Float};
 constexpr const char* kDtypeNames[] = {"float16", "bfloat16", "float32"};
@@ -42,6 +45,7 @@ struct KindParams {
 };
 
 KindParams params_of(int kind) {
+  if (kind >= kLosses) return {"rows/losses", sizeof(LossesParams)};
   if (kind == kRowsSum) return {"rows/sum", sizeof(RowSumParams)};
   if (kind >= kRowsSoftmax) return {"rows/softmax", sizeof(RowsSoftmaxParams)};
   return {"rows/norm", sizeof(NormParams)};
@@ -154,7 +158,10 @@ RowsLayout::RowsLayout(RowsKind kind, const Device& device, const RowSizes& size
   }
   const int64_t block = kernel->entry().block[0];
   threads = shares(sizes.columns, of_thread, block);
-  if (threads == block && device.sm >= kClusterArch) {
+  joins = kind != kLossesBackward;
+  if (!joins) {
+    cluster = shares(sizes.columns, threads * of_thread, kMostApart);
+  } else if (threads == block && device.sm >= kClusterArch) {
     cluster = shares(sizes.columns, block * of_thread, kMostCluster);
     if (cluster > 1) cluster = std::min(cluster, table.clusters.ask(*kernel, device));
   }
@@ -165,7 +172,7 @@ RowsLayout::RowsLayout(RowsKind kind, const Device& device, const RowSizes& size
 Grid RowsLayout::grid() const {
   Grid grid;
   grid.x = tiles * cluster;
-  grid.cluster_x = cluster;
+  if (joins) grid.cluster_x = cluster;
   return grid;
 }
 

@@ -16,6 +16,9 @@ enum RowsKind {
   kRowsSoftmax,
   kRowsSoftmaxBackward,
   kRowsSum,
+  kLosses,
+  kLossesBackward,
+  kLossesSum,
   kRowsKinds
 };
 
@@ -34,6 +37,7 @@ struct RowsLayout {
   PackageKernel* kernel;
   int64_t threads;      // of a row, in each of its blocks
   int64_t cluster = 1;  // blocks of a row
+  bool joins;           // whether they exchange values, as a cluster
   int64_t at_once;      // rows of a block
   int64_t tiles;        // at_once rows each
 };

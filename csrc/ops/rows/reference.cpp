@@ -201,54 +201,76 @@ std::vector<int64_t> classes_of(const Tensor& target, int64_t ignore_index, int6
 
 }  // namespace
 
-Losses cross_entropy_cpu(const Tensor& input, const Tensor& target, int64_t ignore_index,
-                         double label_smoothing) {
+Losses cross_entropy_cpu(const Tensor& input, const Tensor& target, const OptionalTensor& weight,
+                         const std::string& reduction, int64_t ignore_index, double label_smoothing,
+                         ScalarType dtype) {
+  const LossOptions options{reduction, ignore_index, label_smoothing};
   const TensorView view(input), of_rows(target);
-  const auto [rows, columns] = check_cross_entropy(view, of_rows, label_smoothing);
+  const auto [rows, columns] = check_cross_entropy(view, of_rows, view_of(weight), options);
   const std::vector<int64_t> classes = classes_of(target, ignore_index, columns);
-  Values x(input), losses(view, of_rows.sizes, of_rows.dim);
-  Values counted(view, of_rows.sizes, of_rows.dim), maxima(view, of_rows.sizes, of_rows.dim);
-  Values log_sums(view, of_rows.sizes, of_rows.dim);
+  const auto zeros = [&] { return Values(view, of_rows.sizes, of_rows.dim); };
+  Values x(input), losses = zeros(), maxima = zeros(), log_sums = zeros();
+  std::optional<Values> weights = values_of(weight);
+  const auto weight_of = [&](int64_t j) { return weights ? weights->data()[j] : 1.0; };
+  double total = 0, sum = 0;
   for (int64_t row = 0; row < rows && columns > 0; ++row) {
+    if (classes[row] < 0) continue;
     const double* own = x.row(row, columns);
     const double max = *std::max_element(own, own + columns);
-    const double sum = sum_of(columns, [&](int64_t j) { return std::exp(own[j] - max); });
-    const double log_sum = std::log(sum);
+    const double log_sum =
+        std::log(sum_of(columns, [&](int64_t j) { return std::exp(own[j] - max); }));
     maxima.data()[row] = max;
     log_sums.data()[row] = log_sum;
-    if (classes[row] < 0) continue;
-    const double mean =
-        sum_of(columns, [&](int64_t j) { return own[j]; }) / static_cast<double>(columns);
-    counted.data()[row] = 1;
-    double loss = log_sum - (own[classes[row]] - max);
+    double loss = weight_of(classes[row]) * (log_sum - (own[classes[row]] - max));
     if (label_smoothing != 0) {
-      loss = (1 - label_smoothing) * loss + label_smoothing * (log_sum - (mean - max));
+      const double smooth = sum_of(
+          columns, [&](int64_t j) { return weight_of(j) * (log_sum - (own[j] - max)); });
+      loss = (1 - label_smoothing) * loss +
+             label_smoothing / static_cast<double>(columns) * smooth;
     }
     losses.data()[row] = loss;
+    sum += loss;
+    total += weight_of(classes[row]);
   }
-  const ScalarType dtype = statistics_dtype(view.dtype);
-  return {losses.rounded(dtype), counted.rounded(dtype), maxima.rounded(dtype),
-          log_sums.rounded(dtype)};
+  const ScalarType statistics = statistics_dtype(view.dtype);
+  const auto number = [&](double value, ScalarType dtype) {
+    Values out(view, view.sizes, 0);
+    out.data()[0] = value;
+    return out.rounded(dtype);
+  };
+  return {options.of_rows() ? losses.rounded(dtype)
+                            : number(options.is_mean() ? sum / total : sum, dtype),
+          options.is_mean() ? number(total, statistics) : no_elements(view, statistics),
+          maxima.rounded(statistics), log_sums.rounded(statistics)};
 }
 
-Tensor cross_entropy_backward_cpu(const Tensor& grad_losses, const Tensor& input,
-                                  const Tensor& target, const Tensor& max, const Tensor& log_sum,
-                                  int64_t ignore_index, double label_smoothing) {
+Tensor cross_entropy_backward_cpu(const Tensor& grad, const Tensor& input, const Tensor& target,
+                                  const OptionalTensor& weight, const Tensor& total,
+                                  const Tensor& max, const Tensor& log_sum,
+                                  const std::string& reduction, int64_t ignore_index,
+                                  double label_smoothing) {
+  const LossOptions options{reduction, ignore_index, label_smoothing};
   const TensorView view(input);
   const auto [rows, columns] =
-      check_cross_entropy_backward(TensorView(grad_losses), view, TensorView(target),
-                                   TensorView(max), TensorView(log_sum), label_smoothing);
+      check_cross_entropy_backward(TensorView(grad), view, TensorView(target), view_of(weight),
+                                   TensorView(total), TensorView(max), TensorView(log_sum), options);
   const std::vector<int64_t> classes = classes_of(target, ignore_index, columns);
-  Values x(input), grads(grad_losses), maxima(max), log_sums(log_sum);
+  Values x(input), grads(grad), maxima(max), log_sums(log_sum), divisor(total);
+  std::optional<Values> weights = values_of(weight);
+  const auto weight_of = [&](int64_t j) { return weights ? weights->data()[j] : 1.0; };
+  const double all = sum_of(columns, weight_of);
+  const double uniform = label_smoothing / static_cast<double>(columns);
   Values out(view, view.sizes, view.dim);
   for (int64_t row = 0; row < rows; ++row) {
     if (classes[row] < 0) continue;
+    const double scale = grads.data()[options.of_rows() ? row : 0] /
+                         (options.is_mean() ? divisor.data()[0] : 1);
+    const double hit = (1 - label_smoothing) * weight_of(classes[row]);
     for (int64_t j = 0; j < columns; ++j) {
-      const double hit = j == classes[row] ? 1 - label_smoothing : 0;
       const double prob =
           std::exp(x.row(row, columns)[j] - maxima.data()[row] - log_sums.data()[row]);
-      out.row(row, columns)[j] =
-          grads.data()[row] * (prob - hit - label_smoothing / static_cast<double>(columns));
+      out.row(row, columns)[j] = scale * ((hit + uniform * all) * prob -
+                                          (j == classes[row] ? hit : 0) - uniform * weight_of(j));
     }
   }
   return out.rounded(view.dtype);

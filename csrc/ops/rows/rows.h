@@ -65,21 +65,44 @@ Tensor softmax_backward_cuda(const Tensor& grad_out, const Tensor& output, bool 
 Tensor row_sums_cpu(const Tensor& input, int64_t kind, double divisor, ScalarType dtype);
 Tensor row_sums_cuda(const Tensor& input, int64_t kind, double divisor, ScalarType dtype);
 
-// Of each row of classes, the last dim, in float32 (float64): its loss, whether it counts (1, or 0
-// if its target is ignore_index), its maximum, and the logarithm of the sum of exp(x - maximum).
-// The last two are apart because their sum, logsumexp, has too few digits for the gradient. A
-// target that is no class makes NaN on CUDA and an error on the CPU.
+// How cross entropy is reduced, and its other options.
+struct LossOptions {
+  std::string reduction;  // "none", "sum" or "mean"
+  int64_t ignore_index;
+  double label_smoothing;
+
+  bool of_rows() const { return reduction == "none"; }
+  bool is_mean() const { return reduction == "mean"; }
+};
+
+// Of rows of classes, the last dim: their losses or what those are reduced to, in `dtype`; the sum
+// of the rows' weights (empty unless the mean is computed with it); and, in float32 (float64), of
+// each row that counts the maximum and the logarithm of the sum of exp(x - maximum). The last two
+// are apart because their sum, logsumexp, has too few digits for the gradient. A target that is no
+// class makes NaN on CUDA and an error on the CPU.
 using Losses = std::tuple<Tensor, Tensor, Tensor, Tensor>;
-Losses cross_entropy_cpu(const Tensor& input, const Tensor& target, int64_t ignore_index,
-                         double label_smoothing);
-Losses cross_entropy_cuda(const Tensor& input, const Tensor& target, int64_t ignore_index,
-                          double label_smoothing);
-Tensor cross_entropy_backward_cpu(const Tensor& grad_losses, const Tensor& input,
-                                  const Tensor& target, const Tensor& max, const Tensor& log_sum,
-                                  int64_t ignore_index, double label_smoothing);
-Tensor cross_entropy_backward_cuda(const Tensor& grad_losses, const Tensor& input,
-                                   const Tensor& target, const Tensor& max, const Tensor& log_sum,
-                                   int64_t ignore_index, double label_smoothing);
+Losses cross_entropy_cpu(const Tensor& input, const Tensor& target, const OptionalTensor& weight,
+                         const std::string& reduction, int64_t ignore_index, double label_smoothing,
+                         ScalarType dtype);
+Losses cross_entropy_cuda(const Tensor& input, const Tensor& target, const OptionalTensor& weight,
+                          const std::string& reduction, int64_t ignore_index,
+                          double label_smoothing, ScalarType dtype);
+Tensor cross_entropy_backward_cpu(const Tensor& grad, const Tensor& input, const Tensor& target,
+                                  const OptionalTensor& weight, const Tensor& total,
+                                  const Tensor& max, const Tensor& log_sum,
+                                  const std::string& reduction, int64_t ignore_index,
+                                  double label_smoothing);
+Tensor cross_entropy_backward_cuda(const Tensor& grad, const Tensor& input, const Tensor& target,
+                                   const OptionalTensor& weight, const Tensor& total,
+                                   const Tensor& max, const Tensor& log_sum,
+                                   const std::string& reduction, int64_t ignore_index,
+                                   double label_smoothing);
+
+// The gradient written to `out`, of the input's shape, dense; it may be the input itself.
+void cross_entropy_backward_into(const Tensor& out, const Tensor& grad, const Tensor& input,
+                                 const Tensor& target, const OptionalTensor& weight,
+                                 const Tensor& total, const Tensor& max, const Tensor& log_sum,
+                                 const LossOptions& options);
 
 // Rows of one tensor.
 struct RowSizes {
@@ -101,10 +124,12 @@ RowSizes check_softmax_backward(const TensorView& grad_out, const TensorView& ou
 RowSizes check_row_sums(const TensorView& input, int64_t kind);
 
 RowSizes check_cross_entropy(const TensorView& input, const TensorView& target,
-                             double label_smoothing);
-RowSizes check_cross_entropy_backward(const TensorView& grad_losses, const TensorView& input,
-                                      const TensorView& target, const TensorView& max,
-                                      const TensorView& log_sum, double label_smoothing);
+                             const std::optional<TensorView>& weight, const LossOptions& options);
+RowSizes check_cross_entropy_backward(const TensorView& grad, const TensorView& input,
+                                      const TensorView& target,
+                                      const std::optional<TensorView>& weight,
+                                      const TensorView& total, const TensorView& max,
+                                      const TensorView& log_sum, const LossOptions& options);
 
 // The public op that a call of norm is made by.
 const char* norm_name(bool centered, bool residual);

@@ -1,0 +1,95 @@
+// The losses of cross entropy; losses_params.h defines the computation. A row is read once: each
+// thread's sum is relative to the maximum of its own elements.
+//
+// Each block takes as many rows as it holds, or each cluster of blocks one row. Many small blocks
+// hide each other's latency: rows are not held in registers.
+#include "exponential.cuh"
+#include "target.cuh"
+
+namespace torch_cubin::TC_KERNEL {
+
+constexpr int kBlock = TC_THREADS;
+
+template <class Access, bool kSmooth>
+TC_DEVICE void compute_losses(const LossesParams& p) {
+  constexpr int kElements = Access::kElements;
+  using Own = Lane<Access>;
+  using Sum = ExpSum<Access::kExact>;
+  RowJoin<Sum, kBlock> join(p.threads, p.cluster);
+  const auto [row, valid] = OwnRow<kBlock>(p.rows, p.threads, p.cluster);
+  const Own at(p.threads, p.cluster, p.targets[row] == p.ignore_index ? 0 : p.columns);
+  const RowOf x_row(p.x, row * p.x_stride, p.x_dtype), weight(p.weight, 0, p.weight_dtype);
+  typename Own::Raw raw[Own::kHeld];
+  Sum sum;
+  sum.clear();
+  Sums<1> elements = {{0}};  // weighted
+  at.stream([&](int first) { at.load(raw, x_row, first); },
+            [&](int i, int column) {
+              float x[kElements];
+              Access::unpack(x, raw[i]);
+              sum.add(x);
+              if (!kSmooth) return;
+              float factor[kElements];
+              if (p.weight != nullptr) Access::load(factor, weight, column);
+#pragma unroll
+              for (int j = 0; j < kElements; ++j) {
+                elements.of[0] += p.weight == nullptr ? x[j] : x[j] * factor[j];
+              }
+            });
+  join(sum, typename Sum::Join{});
+  if (kSmooth) {
+    RowJoin<Sums<1>, kBlock> join_elements(p.threads, p.cluster);
+    join_elements(elements, Sums<1>::Join{});
+  }
+  if (!valid || at.lane != 0) return;
+  const Target target(p, row);
+  const float max = sum.max(), log_sum = logf(sum.total());
+  float loss[1] = {target.weight};  // 0 if ignored, NaN without a class
+  if (target.valid) {
+    // Differences from the maximum come first, as in PyTorch: logsumexp would round away digits of
+    // small losses.
+    loss[0] *= log_sum - (element_of(x_row.data, p.x_dtype, target.column) - max);
+    if (kSmooth) {
+      const float total = p.weight == nullptr ? static_cast<float>(p.columns) : *p.weight_sum;
+      const float smooth = total * log_sum - (elements.of[0] - total * max);
+      loss[0] = (1.0f - p.label_smoothing) * loss[0] + target.uniform * smooth;
+    }
+  }
+  Singles<kRowFloat32>::store(RowOf(p.losses, row, p.losses_dtype), loss, 0);
+  if (p.weights != nullptr) p.weights[row] = target.weight;
+  p.max[row] = max;
+  p.log_sum[row] = log_sum;
+}
+
+extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
+    TC_KERNEL(const __grid_constant__ LossesParams p) {
+  wait_for_previous_kernel();
+  const auto run = [&](auto access) {
+    using Access = decltype(access);
+    if (p.label_smoothing == 0) {
+      compute_losses<Access, false>(p);
+    } else {
+      compute_losses<Access, true>(p);
+    }
+  };
+  if (p.columns % 8 != 0) {
+    run(Singles<static_cast<int>(DType::TC_DTYPE)>{});
+  } else {
+    run(StreamedVectors<static_cast<int>(DType::TC_DTYPE)>{});
+  }
+}
+
+}  // namespace torch_cubin::TC_KERNEL
+
+/* torch_cubin kernels
+{"virtual_arch": [80, 90],
+ "kernels": [
+  {"name": "losses_rows_{d.short}", "kind": "losses", "dtype": "{d.dtype}",
+   "math": "float32", "layout": "any", "alignment": 2, "tile": [1, 8, 1], "stages": 1,
+   "block": [256, 1, 1], "dynamic_shared": 0,
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": 5}, "accepted_spill": {"sm_90a": 400},
+   "cost": {"k_tile": 0, "fixed": 0},
+   "for": {"d": [
+     {"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"},
+     {"short": "f32", "dtype": "float32"}]}}]}
+*/

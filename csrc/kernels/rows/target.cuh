@@ -1,0 +1,36 @@
+// The target of a row in cross entropy.
+#pragma once
+
+#include <limits>
+
+#include "losses_params.h"
+#include "rows.cuh"
+
+namespace torch_cubin {
+
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+// The element of a tensor of any dtype.
+TC_DEVICE float element_of(const void* tensor, int dtype, tc_int64 index) {
+  float x[1];
+  Singles<kRowFloat32>::load(x, RowOf(tensor, index, dtype), 0);
+  return x[0];
+}
+
+struct Target {
+  tc_int64 column;
+  bool ignored, valid;
+  float weight;   // of its class; NaN without one, 0 if ignored
+  float uniform;  // label_smoothing / columns
+
+  TC_DEVICE Target(const LossesParams& p, tc_int64 row)
+      : column(p.targets[row]),
+        ignored(column == p.ignore_index),
+        valid(!ignored && column >= 0 && column < p.columns),
+        weight(ignored ? 0.0f : kNaN),
+        uniform(p.label_smoothing / static_cast<float>(p.columns)) {
+    if (valid) weight = p.weight == nullptr ? 1.0f : element_of(p.weight, p.weight_dtype, column);
+  }
+};
+
+}  // namespace torch_cubin
