@@ -42,6 +42,25 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
 #define TC_CROSS_ENTROPY_BACKWARD                                                            \
   "(Tensor grad, Tensor input, Tensor target, Tensor? weight, Tensor total, Tensor max, "    \
   "Tensor log_sum, str reduction, int ignore_index, float label_smoothing) -> Tensor"
+  m.def(
+      "linear_cross_entropy(Tensor input, Tensor linear_weight, Tensor target, *, "
+      "Tensor? linear_bias=None, Tensor? weight=None, str reduction='mean', "
+      "int ignore_index=-100, float label_smoothing=0.0, ScalarType? dtype=None, "
+      "bool recompute=False) -> Tensor");
+#define TC_LINEAR_CROSS_ENTROPY                                                              \
+  "(Tensor input, Tensor linear_weight, Tensor target, Tensor? linear_bias, Tensor? weight, " \
+  "str reduction, int ignore_index, float label_smoothing, ScalarType dtype, "                \
+  "bool needs_input, bool needs_weight, bool needs_bias) -> (Tensor loss, Tensor total, "     \
+  "Tensor max, Tensor log_sum, Tensor grad_input, Tensor grad_weight, Tensor grad_bias)"
+#define TC_LINEAR_CROSS_ENTROPY_BACKWARD                                                       \
+  "(Tensor grad, Tensor input, Tensor linear_weight, Tensor target, Tensor? linear_bias, "      \
+  "Tensor? weight, Tensor total, Tensor max, Tensor log_sum, str reduction, int ignore_index, " \
+  "float label_smoothing, bool needs_input, bool needs_weight, bool needs_bias) -> (Tensor "    \
+  "grad_input, Tensor grad_weight, Tensor grad_bias)"
+  m.def("_linear_cross_entropy" TC_LINEAR_CROSS_ENTROPY);
+  m.def("_linear_cross_entropy_autograd" TC_LINEAR_CROSS_ENTROPY);
+  m.def("_linear_cross_entropy_backward" TC_LINEAR_CROSS_ENTROPY_BACKWARD);
+  m.def("_linear_cross_entropy_backward_autograd" TC_LINEAR_CROSS_ENTROPY_BACKWARD);
   m.def("_cross_entropy" TC_CROSS_ENTROPY);
   m.def("_cross_entropy_autograd" TC_CROSS_ENTROPY);
   m.def("_cross_entropy_backward" TC_CROSS_ENTROPY_BACKWARD);
@@ -64,6 +83,7 @@ void implement_rows_ops(torch::stable::detail::StableLibrary& m) {
   m.impl("softmax", &softmax_composite);
   m.impl("log_softmax", &log_softmax_composite);
   m.impl("cross_entropy", &cross_entropy_composite);
+  m.impl("linear_cross_entropy", &linear_cross_entropy_composite);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(cubin, CompositeImplicitAutograd, m) { implement_rows_ops(m); }
@@ -78,7 +98,10 @@ STABLE_TORCH_LIBRARY_IMPL(cubin, FuncTorchBatchedDecomposition, m) { implement_r
   TC_RAW_AND_AUTOGRAD(cross_entropy_backward, device); \
   TC_RAW_AND_AUTOGRAD(norm_backward, device);          \
   TC_RAW_AND_AUTOGRAD(softmax, device);                \
-  TC_RAW_AND_AUTOGRAD(softmax_backward, device)
+  TC_RAW_AND_AUTOGRAD(softmax_backward, device);       \
+  TC_BOXED_AND_AUTOGRAD(linear_cross_entropy, device, TORCH_BOX((&WithMemory<kOp, &linear_cross_entropy>::call))); \
+  TC_BOXED_AND_AUTOGRAD(linear_cross_entropy_backward, device, \
+                        TORCH_BOX((&WithMemory<kOp, &linear_cross_entropy_backward>::call)))
 
 STABLE_TORCH_LIBRARY_IMPL(cubin, CPU, m) { TC_ROWS(cpu); }
 STABLE_TORCH_LIBRARY_IMPL(cubin, CUDA, m) { TC_ROWS(cuda); }

@@ -22,6 +22,7 @@ flash_attention_with_kvcache = torch.ops.cubin.flash_attention_with_kvcache
 grouped_matmul = torch.ops.cubin.grouped_matmul
 layer_norm = torch.ops.cubin.layer_norm
 linear = torch.ops.cubin.linear
+linear_cross_entropy = torch.ops.cubin.linear_cross_entropy
 log_softmax = torch.ops.cubin.log_softmax
 matmul = torch.ops.cubin.matmul
 quantize = torch.ops.cubin.quantize
@@ -46,6 +47,7 @@ __all__ = [
     "grouped_matmul",
     "layer_norm",
     "linear",
+    "linear_cross_entropy",
     "log_softmax",
     "matmul",
     "quantize",

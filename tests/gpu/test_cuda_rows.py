@@ -198,18 +198,25 @@ def test_a_rows_bits_do_not_depend_on_other_rows(name: str, dtype, generator) ->
                     assert torch.equal(x, y[begin:end]), (name, columns, begin, i)
 
 
+@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_cross_entropy(dtype: torch.dtype, smoothing: float, generator: torch.Generator) -> None:
+def test_cross_entropy(
+    dtype: torch.dtype, smoothing: float, weighted: bool, generator: torch.Generator
+) -> None:
     options = {"label_smoothing": smoothing, "reduction": "none", "ignore_index": 1}
     losses, gradients = numerics.Judge(dtype), numerics.Judge(dtype)
     for rows, columns in SIZES:
         (x,) = draw("x", rows, columns, dtype, generator)
         target = torch.randint(0, columns, (rows,), device="cuda", generator=generator)
         grad = torch.randn(rows, device="cuda", generator=generator).to(dtype)
+        weight = torch.rand(columns, device="cuda", generator=generator).to(dtype)
+        weight[::3] = 0
 
-        def run(call: Any, x: Tensor, target: Any = target, grad: Any = grad) -> list[Tensor]:
-            out = call(x, target, **options)
+        def run(
+            call: Any, x: Tensor, target: Any = target, grad: Any = grad, weight: Any = weight
+        ) -> list[Tensor]:
+            out = call(x, target, weight.to(x.dtype) if weighted else None, **options)
             return [out, *torch.autograd.grad(out, x, grad.to(x.dtype))]
 
         got, own = run(ops.cross_entropy, x), run(F.cross_entropy, x)
@@ -218,11 +225,12 @@ def test_cross_entropy(dtype: torch.dtype, smoothing: float, generator: torch.Ge
             judge.add(f"{rows} x {columns}", got[i], own[i], want[i])
         again = run(ops.cross_entropy, x)
         assert all(map(torch.equal, got, again))
-        part = ops.cross_entropy(x[:1].clone(), target[:1], **options)
+        own_weight = weight if weighted else None
+        part = ops.cross_entropy(x[:1].clone(), target[:1], own_weight, **options)
         assert torch.equal(part, got[0][:1])
         for reduction in ("mean", "sum"):
             loss, other = (
-                call(x.float(), target, reduction=reduction)
+                call(x.float(), target, weight.float(), reduction=reduction)
                 for call in (ops.cross_entropy, F.cross_entropy)
             )
             torch.testing.assert_close(loss, other, rtol=1e-4, atol=1e-5)
@@ -270,6 +278,51 @@ def test_cross_entropy_of_rows_that_are_ignored_or_have_no_class() -> None:
         assert not found[0].any()
         assert found[2:5].isnan().all()
         assert found[[1, 5]].isfinite().all()
+
+
+# In several blocks of classes, if gradients are computed later, and in several blocks of rows.
+@pytest.mark.parametrize(("rows", "features", "classes"), [(8192, 64, 9001), (2000, 16, 262152)])
+@pytest.mark.parametrize("options", [{}, {"recompute": True, "label_smoothing": 0.1}], ids=str)
+@pytest.mark.usefixtures("freed_memory")
+def test_linear_cross_entropy(options: Any, rows, features, classes, generator) -> None:
+    cases.need_memory(30)
+    x, w = (draw("x", n, features, torch.bfloat16, generator)[0] for n in (rows, classes))
+    (b,) = draw("w", 1, classes, torch.bfloat16, generator)
+    target = torch.randint(0, classes, (rows,), device="cuda", generator=generator)
+    target[5] = -100
+    tensors = (x, w, b)
+
+    def run(call: Any, tensors: Any) -> list[Tensor]:
+        x, w, b = tensors
+        loss = call(x, w, target, b)
+        return [loss, *torch.autograd.grad(loss, tensors, torch.full_like(loss, 3))]
+
+    def ours(x: Tensor, w: Tensor, target: Tensor, b: Tensor) -> Tensor:
+        return ops.linear_cross_entropy(x, w, target, linear_bias=b, **options)
+
+    def torchs(x: Tensor, w: Tensor, target: Tensor, b: Tensor) -> Tensor:
+        smoothing = options.get("label_smoothing", 0.0)
+        return F.cross_entropy(F.linear(x, w, b), target, label_smoothing=smoothing)
+
+    got, own = run(ours, tensors), run(torchs, tensors)
+    want = run(torchs, [each.detach().double().requires_grad_() for each in tensors])
+    for name, *each in zip(("loss", "x", "weight", "bias"), got, own, want, strict=True):
+        judge = numerics.Judge(torch.bfloat16)
+        judge.add(f"{name} {rows} x {classes}", *each)
+        judge.finish()
+    assert all(map(torch.equal, got, run(ours, tensors)))
+
+
+def test_linear_cross_entropy_of_float16_keeps_small_gradients(generator) -> None:
+    x, w = (draw("x", n, 64, torch.float16, generator)[0] for n in (4096, 4000))
+    target = torch.zeros(4096, dtype=torch.int64, device="cuda")
+    found = []
+    for call in (ops.linear_cross_entropy, lambda x, w, t: F.cross_entropy(F.linear(x, w), t)):
+        with torch.autocast("cuda", torch.float16):
+            loss = call(x, w, target)
+        assert loss.dtype == torch.float32
+        found.append(torch.autograd.grad(loss * 65536, w)[0])
+    torch.testing.assert_close(*found, atol=2e-2, rtol=2e-2)
 
 
 def test_a_graph_is_replayed(generator: torch.Generator) -> None:

@@ -79,6 +79,20 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[..., Any], list[tuple[int, .
         lambda x: F.cross_entropy(x, _TARGET[0], reduction="none"),
         [(5,)],
     ),
+    **{
+        f"linear_cross_entropy {name}": (
+            lambda x, v, b, o=options: ops.linear_cross_entropy(x, v, _TARGET, linear_bias=b, **o),
+            lambda x, v, b, o=options: F.cross_entropy(
+                F.linear(x, v, b), _TARGET, **{k: o[k] for k in o if k != "recompute"}
+            ),
+            [(4, 3), (5, 3), (5,)],
+        )
+        for name, options in {
+            "": {},
+            "sum": {"reduction": "sum", "label_smoothing": 0.2, "recompute": True},
+            "none": {"reduction": "none", "label_smoothing": 0.1},
+        }.items()
+    },
     "softmax of a number": (lambda x: ops.softmax(x, 0), lambda x: torch.softmax(x, 0), [()]),
 }
 by_call = pytest.mark.parametrize("name", CALLS)
@@ -144,6 +158,7 @@ def test_opcheck() -> None:
     _, _, mean, rstd = raw._norm(y, None, (6,), w, None, 0.1, True)
     gradient = (y, x, y, mean, rstd, w, 1, 0.1, True, True, torch.float64)
     of_class = torch.tensor([1, 2, 5])
+    linear = (x, y, of_class % 3, None, None)
     for op, args in (
         (raw._norm_autograd, (x, None, (6,), w, w, None, True)),
         (raw._norm_autograd, (y, x, (6,), None, w, 0.1, False)),
@@ -157,6 +172,8 @@ def test_opcheck() -> None:
         (ops.log_softmax, (x, 0)),
         (ops.cross_entropy, (x, of_class)),
         (raw._cross_entropy_autograd, (x, of_class, w.detach(), "mean", 2, 0.1, x.dtype)),
+        (ops.linear_cross_entropy, (x, y, of_class % 3)),
+        (raw._linear_cross_entropy_autograd, (*linear, "mean", 2, 0.1, x.dtype, True, True, True)),
     ):
         # torch.compile is below.
         utilities = ("test_schema", "test_autograd_registration", "test_faketensor")
@@ -208,7 +225,7 @@ def test_compile_makes_one_graph_of_all_sizes() -> None:
     assert len(graphs) == 1
 
 
-@pytest.mark.parametrize("name", ["add_rms_norm", "cross_entropy"])
+@pytest.mark.parametrize("name", ["add_rms_norm", "cross_entropy", "linear_cross_entropy "])
 def test_compiled_training(name: str) -> None:
     torch._dynamo.reset()
     ours, tensors = CALLS[name][0], tensors_of(name, grad=True)
@@ -266,6 +283,10 @@ def test_dtypes() -> None:
 _X, _W = torch.randn(3, 6), torch.randn(6)
 
 
+def _C(x: Tensor) -> Tensor:
+    return x[:, 0].long()
+
+
 @pytest.mark.parametrize("fake", [False, True])
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize(
@@ -283,8 +304,13 @@ _X, _W = torch.randn(3, 6), torch.randn(6)
         (lambda x, w: ops.cross_entropy(x, x), "cross_entropy argument 'target' has a wrong dtype"),
         (lambda x, w: ops.cross_entropy(x, w.long()), "cross_entropy argument 'target' has a wron"),
         (lambda x, w: ops.cross_entropy(x[None], x), "cross_entropy argument 'input' has unsuppor"),
-        (lambda x, w: ops.cross_entropy(x, x[:, 0].long(), w[:5]), "argument 'weight' has a wro"),
-        (lambda x, w: ops.cross_entropy(x, x[:, 0].long(), reduction="x"), "'reduction' is not known"),
+        (lambda x, w: ops.cross_entropy(x, _C(x), w[:5]), "argument 'weight' has a wro"),
+        (lambda x, w: ops.cross_entropy(x, _C(x), reduction="x"), "'reduction' is not known"),
+        (lambda x, w: ops.linear_cross_entropy(x, x[:, :5], _C(x)), "'linear_weight' does not match"),
+        (lambda x, w: ops.linear_cross_entropy(x, x, w.long()), "'target' has a wrong shape"),
+        (lambda x, w: ops.linear_cross_entropy(x, x, _C(x), linear_bias=w), "'linear_bias' has a w"),
+        (lambda x, w: ops.linear_cross_entropy(x, x, _C(x), weight=w), "'weight' has a wrong shape"),
+        (lambda x, w: ops.linear_cross_entropy(x, x, _C(x), reduction=""), "'reduction' is not kn"),
         (lambda x, w: ops.log_softmax(x.bool(), 1), "log_softmax argument 'input' has an unsupp"),
     ],
 )
@@ -326,3 +352,34 @@ def test_cross_entropy_of_ignored_rows_and_of_no_class() -> None:
     assert not torch.autograd.grad(ops.cross_entropy(x, none, reduction="sum"), x)[0].any()
     with pytest.raises(RuntimeError, match=r"\[input\]: cross_entropy .*no class.*0 to 4.*got 5"):
         ops.cross_entropy(x, torch.tensor([1, 5, 2]))
+
+
+def test_a_second_backward_of_linear_cross_entropy() -> None:
+    x, w = randn(4, 3, grad=True), randn(5, 3, grad=True)
+    loss = ops.linear_cross_entropy(x, w, _TARGET)
+    first = torch.autograd.grad(loss, (x, w), torch.tensor(2.0), retain_graph=True)
+    again = torch.autograd.grad(loss, (x, w), torch.tensor(2.0), retain_graph=True)
+    torch.testing.assert_close(first, again)
+    (own,) = torch.autograd.grad(loss, w)
+    torch.testing.assert_close(first[1], own * 2)
+
+
+def test_linear_cross_entropy_of_one_row_and_of_none() -> None:
+    x, w = randn(3, grad=True), randn(5, 3, grad=True)
+    for reduction in ("mean", "none"):
+        got = ops.linear_cross_entropy(x, w, torch.tensor(2), reduction=reduction)
+        want = F.cross_entropy(F.linear(x, w), torch.tensor(2), reduction=reduction)
+        torch.testing.assert_close(got, want)
+    none = ops.linear_cross_entropy(x[None][:0], w, _TARGET[:0], reduction="sum")
+    assert none == 0
+    assert not torch.autograd.grad(none, w)[0].any()
+
+
+def test_weights_of_classes_have_no_derivative() -> None:
+    w = torch.ones(5, requires_grad=True)
+    for call in (
+        lambda: ops.cross_entropy(torch.ones(4, 5), _TARGET, w),
+        lambda: ops.linear_cross_entropy(torch.ones(4, 3), torch.ones(5, 3), _TARGET, weight=w),
+    ):
+        with pytest.raises(RuntimeError, match=r"\[input\]: .*'weight' has no derivative"):
+            call()

@@ -12,13 +12,14 @@ import torch
 import torch.nn.functional as F
 
 from torch_cubin._drop_in import einsum, scaled
-from torch_cubin._drop_in.why_not import SHAPES, why_no_mask, why_not, why_not_with
+from torch_cubin._drop_in.why_not import PLAIN, SHAPES, why_no_mask, why_not, why_not_with
 from torch_cubin._pytorch import modes, products
 from torch_cubin._pytorch.compiler import assume_constant_result
 
 _cubin_matmul = torch.ops.cubin.matmul.default
 _cubin_linear = torch.ops.cubin.linear.default
 _cubin_addmm = torch.ops.cubin.addmm.default
+_cubin_linear_cross_entropy = torch.ops.cubin.linear_cross_entropy.default
 _cubin_grouped = torch.ops.cubin.grouped_matmul.default
 _cubin_attention = torch.ops.cubin.scaled_dot_product_attention.default
 
@@ -120,6 +121,58 @@ def _linear(
         if bias.dim() != 1 or bias.shape[0] != right[0]:
             return SHAPES
     return _cubin_linear(input, weight, bias)
+
+
+def _linear_cross_entropy(
+    input: Any = None,
+    linear_weight: Any = None,
+    target: Any = None,
+    *rest: Any,
+    linear_bias: Any = None,
+    weight: Any = None,
+    reduction: str = "mean",
+    ignore_index: int | None = None,
+    label_smoothing: float = 0.0,
+    options: Any = None,
+    **others: Any,
+) -> Result:
+    """F.linear_cross_entropy of torch 2.13, of classes; the logits are not kept in memory."""
+    reason = _unlike(rest, None, others) or why_not(input, linear_weight)
+    if reason:
+        return reason
+    if input.dtype == torch.float64 and input.is_cuda:
+        return "dtype float64"
+    if options is not None:
+        return "options of chunks"
+    if type(target) not in PLAIN or target.dtype != torch.int64:
+        return "targets that are not classes"
+    if not input.is_cuda and torch.is_autocast_enabled(input.device.type):
+        return _AUTOCAST
+    if weight is not None and weight.requires_grad:
+        return "weights of classes that require grad"
+    for of_class in (linear_bias, weight):
+        if of_class is None:
+            continue
+        reason = why_not_with(input, of_class)
+        if reason:
+            return reason
+        if of_class.shape != linear_weight.shape[:1]:
+            return SHAPES
+    shapes = input.dim() in (1, 2) and linear_weight.dim() == 2
+    if not shapes or input.shape[-1] != linear_weight.shape[-1]:
+        return SHAPES
+    if target.shape != input.shape[:-1] or target.device != input.device:
+        return SHAPES
+    if reduction not in ("mean", "sum", "none") or not 0 <= label_smoothing <= 1:
+        return "a reduction or label_smoothing that is not one"
+    return _cubin_linear_cross_entropy(
+        *(input, linear_weight, target),
+        linear_bias=linear_bias,
+        weight=weight,
+        reduction=reduction,
+        ignore_index=-100 if ignore_index is None else ignore_index,
+        label_smoothing=label_smoothing,
+    )
 
 
 def _grouped(
@@ -392,6 +445,11 @@ SERVED: dict[Callable[..., object], tuple[str, Handler | str]] = {
         if hasattr(torch, function)
     },
     F.linear: ("torch.nn.functional.linear", _linear),
+    **{
+        getattr(F, name): (f"torch.nn.functional.{name}", _linear_cross_entropy)
+        for name in ("linear_cross_entropy",)
+        if hasattr(F, name)
+    },
     torch.matmul: ("torch.matmul", _matmul),
     torch.linalg.matmul: ("torch.linalg.matmul", _matmul),
     torch.Tensor.matmul: ("Tensor.matmul (@)", _matmul),

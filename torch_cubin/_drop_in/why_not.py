@@ -12,7 +12,7 @@ from torch_cubin._pytorch.compiler import TRACING_TYPES, assume_constant_result
 SHAPES = "shapes that it does not take"  # PyTorch then serves it, or raises its own error
 
 # Any other subclass (DTensor, quantised and nested tensors, a user's own) may change the semantics.
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, *TRACING_TYPES})
+PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, *TRACING_TYPES})
 _DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 _EIGHT_BIT = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
 _CAST = _DTYPES - {torch.float64}
@@ -21,12 +21,12 @@ _TOO_MANY_DIMS = f"more than {MAX_DIMS} dimensions"
 
 def plain(types: tuple[type, ...]) -> bool:
     """Whether none of these types overrides torch functions itself."""
-    return all(kind in _PLAIN for kind in types)
+    return all(kind in PLAIN for kind in types)
 
 
 def why_not(a: torch.Tensor, b: torch.Tensor) -> str | None:
     """The reason why this pair of tensors is left to PyTorch, or None."""
-    if type(a) not in _PLAIN:
+    if type(a) not in PLAIN:
         return _strange(a)
     if a.dtype not in _DTYPES:
         return f"dtype {str(a.dtype)[6:]}"
@@ -45,7 +45,7 @@ def why_not_8_bit(
 ) -> str | None:
     """The same for matrices of 8-bit floats and their scales, whose kernels are Hopper's."""
     for tensor in (a, b):
-        if type(tensor) not in _PLAIN:
+        if type(tensor) not in PLAIN:
             return _strange(tensor)
         if tensor.dtype not in _EIGHT_BIT:
             return f"dtype {str(tensor.dtype)[6:]}"
@@ -55,7 +55,7 @@ def why_not_8_bit(
         return "two operands of float8_e5m2"
     reason = _where_traced(a) if torch.compiler.is_compiling() else _where(a)
     for other in (b, scale_a, scale_b, *(() if bias is None else (bias,))):
-        reason = reason or (_why_not_beside(a, other) if type(other) in _PLAIN else _strange(other))
+        reason = reason or (_why_not_beside(a, other) if type(other) in PLAIN else _strange(other))
     if reason is None and not scale_a.dtype is scale_b.dtype is torch.float32:
         return "scales that are not float32"
     if reason is None and a.is_cuda and not _is_hopper(a.get_device()):
@@ -65,7 +65,7 @@ def why_not_8_bit(
 
 def why_not_with(a: torch.Tensor, b: torch.Tensor) -> str | None:
     """The same for another tensor together with `a`, which has passed the checks."""
-    if type(b) not in _PLAIN:
+    if type(b) not in PLAIN:
         return _strange(b)
     if b.dtype is not a.dtype and not _autocast_joins(a.dtype, b.dtype, a.device.type):
         return "different dtypes"
@@ -75,7 +75,7 @@ def why_not_with(a: torch.Tensor, b: torch.Tensor) -> str | None:
 def why_no_mask(query: torch.Tensor, mask: torch.Tensor) -> str | None:
     """The same for an attention mask together with the query: bool and float32 work with every
     dtype."""
-    if type(mask) in _PLAIN and mask.dtype in (torch.bool, torch.float32):
+    if type(mask) in PLAIN and mask.dtype in (torch.bool, torch.float32):
         return _why_not_beside(query, mask)
     return why_not_with(query, mask)
 

@@ -18,7 +18,7 @@ _RUNS = {
     "flash_attention": ("attention_forward", raw_ops.E4M3),
     **dict.fromkeys(("rms_norm", "add_rms_norm", "layer_norm"), ("norm",)),
     **dict.fromkeys(("softmax", "log_softmax"), ("softmax",)),
-    "cross_entropy": ("cross_entropy",),
+    **{name: (name,) for name in ("cross_entropy", "linear_cross_entropy")},
 }
 _PUBLIC = tuple({**dict.fromkeys(filter(raw_ops.has_public_op, raw_ops.ALL)), **_RUNS})
 _Packet, _Overload = type(torch.ops.aten.mm), type(torch.ops.aten.mm.default)

@@ -151,6 +151,7 @@ def _replacement(op: str) -> str:
     if op in ("syrk", "symm_square"):
         return ", or use torch.matmul"
     functions = {
+        "linear_cross_entropy": "linear_cross_entropy",
         "linear": "linear",
         "scaled_grouped": "scaled_grouped_mm",
         "grouped": "grouped_mm",

@@ -20,6 +20,19 @@ op = torch.ops.cubin._cross_entropy_autograd.default
 backward = torch.ops.cubin._cross_entropy_backward_autograd.default
 
 
+def check(
+    name: str, tensors: dict[str, Tensor | None], reduction: str, label_smoothing: float
+) -> None:
+    described = {}
+    for argument, tensor in tensors.items():
+        if tensor is not None:
+            checks.check_dense(name, argument, tensor)
+            described[argument] = checks.described(tensor)
+    smoothing = str(label_smoothing) if label_smoothing != label_smoothing else label_smoothing
+    options = {"reduction": reduction, "label_smoothing": smoothing}
+    checks.ask("check_rows", {"op": name, "tensors": described, **options})
+
+
 def _fake(
     input: Tensor,
     target: Tensor,
@@ -30,14 +43,7 @@ def _fake(
     dtype: torch.dtype,
 ) -> tuple[Tensor, ...]:
     tensors = {"input": input, "target": target, "weight": weight}
-    described = {}
-    for name, tensor in tensors.items():
-        if tensor is not None:
-            checks.check_dense(NAME, name, tensor)
-            described[name] = checks.described(tensor)
-    smoothing = str(label_smoothing) if label_smoothing != label_smoothing else label_smoothing
-    options = {"reduction": reduction, "label_smoothing": smoothing}
-    checks.ask("check_rows", {"op": NAME, "tensors": described, **options})
+    check(NAME, tensors, reduction, label_smoothing)
     for own, wanted in zip(target.shape, input.shape, strict=False):
         checks.unify(own, wanted)
     if weight is not None:
@@ -45,7 +51,7 @@ def _fake(
     statistics = statistics_dtype(input)
     return (
         target.new_empty(target.shape if reduction == "none" else (), dtype=dtype),
-        target.new_empty(() if reduction == "mean" else (0,), dtype=statistics),
+        target.new_empty((0,) if reduction == "none" else (), dtype=statistics),
         *(target.new_empty(target.shape, dtype=statistics) for _ in range(2)),
     )
 
@@ -54,7 +60,7 @@ def _fake_backward(grad: Tensor, input: Tensor, *_: Any) -> Tensor:
     return input.new_empty(input.shape)
 
 
-def _slopes(
+def slopes(
     input: Tensor,
     target: Tensor,
     weight: Tensor | None,
@@ -78,6 +84,15 @@ def _slopes(
     return out.masked_fill(ignored.unsqueeze(-1), 0)
 
 
+def refuse_derivative_of_weight(name: str, weight: Tensor | None) -> None:
+    if weight is not None and weight.requires_grad:
+        wanted = "weights of classes that do not require grad"
+        checks.fail(
+            *(f"{name} argument 'weight'", "has no derivative", wanted, "requires_grad=True"),
+            "Pass weight.detach().",
+        )
+
+
 def _backward_formula(
     grad: Tensor,
     input: Tensor,
@@ -88,7 +103,7 @@ def _backward_formula(
     log_sum: Tensor,
     *options: Any,
 ) -> Tensor:
-    return (grad.unsqueeze(-1) * _slopes(input, target, weight, *options)).to(input.dtype)
+    return (grad.unsqueeze(-1) * slopes(input, target, weight, *options)).to(input.dtype)
 
 
 class _CrossEntropy(transforms.SingleLevelFunction):
@@ -122,18 +137,13 @@ class _CrossEntropy(transforms.SingleLevelFunction):
         with autograd._outer_levels():
             saved, target, weight = ctx.saved_tensors
             input = autograd._primal(saved)
-            parts = (_slopes(input, target, weight, *ctx.options) * real(tangent)).sum(-1)
+            parts = (slopes(input, target, weight, *ctx.options) * real(tangent)).sum(-1)
             out = parts if ctx.options[0] == "none" else parts.sum()
             return out.to(tangent.dtype), None, None, None
 
 
 def _autograd(input: Tensor, target: Tensor, weight: Tensor | None, *options: Any) -> Any:
-    if weight is not None and weight.requires_grad:
-        wanted = "weights of classes that do not require grad"
-        checks.fail(
-            *(f"{NAME} argument 'weight'", "has no derivative", wanted, "requires_grad=True"),
-            "Pass weight.detach().",
-        )
+    refuse_derivative_of_weight(NAME, weight)
 
     def call(*tensors: Any) -> Any:
         return op(*tensors, *options)

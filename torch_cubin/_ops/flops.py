@@ -50,6 +50,17 @@ def _addmm_into_flops(out: Tensor, mat1: Tensor, *args: Any, **kwargs: Any) -> i
     return 2 * out.numel() * mat1.shape[-1]
 
 
+def _linear_cross_entropy_flops(input: Tensor, linear_weight: Tensor, *args: Any, **_: Any) -> int:
+    products = 1 + args[-3] + args[-2]  # with the gradients of input and linear_weight
+    return 2 * products * input.numel() * linear_weight.shape[0]
+
+
+def _linear_cross_entropy_backward_flops(
+    grad: Tensor, input: Tensor, linear_weight: Tensor, *args: Any, **_: Any
+) -> int:
+    return _linear_cross_entropy_flops(input, linear_weight, *args)
+
+
 def _linear_glu_flops(input: Tensor, gate: Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
     out = out_val if isinstance(out_val, Tensor) else out_val[0]
     return 4 * out.numel() * input.shape[-1]
@@ -224,6 +235,8 @@ def register(counter: ModuleType) -> None:
         ("linear_glu", _linear_glu_flops),
         ("linear_glu_aux", _linear_glu_flops),
         ("linears", _linears_flops),
+        ("linear_cross_entropy", _linear_cross_entropy_flops),
+        ("linear_cross_entropy_backward", _linear_cross_entropy_backward_flops),
         ("linear_activation_aux", _linear_aux_flops),
         ("linear_activation_backward", _linear_aux_flops),
         (raw_ops.GROUPED, _grouped_flops),

@@ -36,13 +36,18 @@ ALL = (
     *(*PRODUCTS, *SYMMETRIC, ADDMM_INTO, *FUSED, GROUPED, SCALED, SCALED_GROUPED, QUANTIZE),
     *(MOE, MOE_FLOAT8, *EXPERTS, *ATTENTION, E4M3, KV_CACHE),
 )
-# Parts of the public ops in rows.py and cross_entropy.py, which have all of their rules.
+# Parts of the public ops in rows.py, cross_entropy.py and linear_cross_entropy.py, which have all
+# of their rules.
 ROWS = (
     *("norm", "norm_backward", "softmax", "softmax_backward"),
     *("cross_entropy", "cross_entropy_backward"),
+    *("linear_cross_entropy", "linear_cross_entropy_backward"),
 )
 # Parts of cubin::linear and cubin::addmm, and ops that Python functions call.
-_WITHOUT_PUBLIC_OP = ("linear_activation", "addmm_dtype", *FUSED, MOE, MOE_FLOAT8, *EXPERTS)
+_WITHOUT_PUBLIC_OP = (
+    *("linear_activation", "addmm_dtype", *FUSED, MOE, MOE_FLOAT8, *EXPERTS),
+    "linear_cross_entropy_backward",
+)
 # attention_forward has the derivative of scaled_dot_product_attention.
 _WITHOUT_AUTOGRAD = ("scaled_dot_product_attention", *FUSED)
 # Autograd variants with formulas; those of FLOAT8, KV_CACHE and ADDMM_INTO refuse to be

@@ -24,6 +24,7 @@ from torch_cubin._ops import (
     grouped,
     kv_cache,
     layouts,
+    linear_cross_entropy,
     moe,
     no_derivatives,
     rows,
@@ -58,6 +59,7 @@ def register() -> torch.library.Library:
     expert_rows.register(library)
     rows.register(library)
     cross_entropy.register(library)
+    linear_cross_entropy.register(library)
     addmm_into.register(library)
     kv_cache.register(library)
     attention_e4m3.register(library)
@@ -68,7 +70,7 @@ def register() -> torch.library.Library:
     skip_frames(
         [
             *(autograd, batch_invariant, cross_entropy, expert_rows, fused_autograd, grouped),
-            *(rows, symmetric),
+            *(linear_cross_entropy, rows, symmetric),
         ]
     )
     return library

@@ -16,32 +16,31 @@ TC_DEVICE void compute_losses(const LossesParams& p) {
   using Own = Lane<Access>;
   using Sum = ExpSum<Access::kExact>;
   RowJoin<Sum, kBlock> join(p.threads, p.cluster);
-  const auto [row, valid] = OwnRow<kBlock>(p.rows, p.threads, p.cluster);
-  const Own at(p.threads, p.cluster, p.targets[row] == p.ignore_index ? 0 : p.columns);
+  const OwnRow<kBlock> own(p.rows, p.threads, p.cluster);
+  const tc_int64 row = own.row;
+  const Own at(p.threads, p.cluster, p.columns);
   const RowOf x_row(p.x, row * p.x_stride, p.x_dtype), weight(p.weight, 0, p.weight_dtype);
-  typename Own::Raw raw[Own::kHeld];
   Sum sum;
   sum.clear();
   Sums<1> elements = {{0}};  // weighted
-  at.stream([&](int first) { at.load(raw, x_row, first); },
-            [&](int i, int column) {
-              float x[kElements];
-              Access::unpack(x, raw[i]);
-              sum.add(x);
-              if (!kSmooth) return;
-              float factor[kElements];
-              if (p.weight != nullptr) Access::load(factor, weight, column);
+  at.stream(
+      x_row, [&] { return p.targets[row] == p.ignore_index; },
+      [&](float (&x)[kElements], int column) {
+        sum.add(x);
+        if (!kSmooth) return;
+        float factor[kElements];
+        if (p.weight != nullptr) Access::load(factor, weight, column);
 #pragma unroll
-              for (int j = 0; j < kElements; ++j) {
-                elements.of[0] += p.weight == nullptr ? x[j] : x[j] * factor[j];
-              }
-            });
+        for (int j = 0; j < kElements; ++j) {
+          elements.of[0] += p.weight == nullptr ? x[j] : x[j] * factor[j];
+        }
+      });
   join(sum, typename Sum::Join{});
   if (kSmooth) {
     RowJoin<Sums<1>, kBlock> join_elements(p.threads, p.cluster);
     join_elements(elements, Sums<1>::Join{});
   }
-  if (!valid || at.lane != 0) return;
+  if (!own.valid || at.lane != 0) return;
   const Target target(p, row);
   const float max = sum.max(), log_sum = logf(sum.total());
   float loss[1] = {target.weight};  // 0 if ignored, NaN without a class
@@ -50,13 +49,12 @@ TC_DEVICE void compute_losses(const LossesParams& p) {
     // small losses.
     loss[0] *= log_sum - (element_of(x_row.data, p.x_dtype, target.column) - max);
     if (kSmooth) {
-      const float total = p.weight == nullptr ? static_cast<float>(p.columns) : *p.weight_sum;
+      const float total = p.weight == nullptr ? static_cast<float>(p.classes) : *p.weight_sum;
       const float smooth = total * log_sum - (elements.of[0] - total * max);
       loss[0] = (1.0f - p.label_smoothing) * loss[0] + target.uniform * smooth;
     }
   }
   Singles<kRowFloat32>::store(RowOf(p.losses, row, p.losses_dtype), loss, 0);
-  if (p.weights != nullptr) p.weights[row] = target.weight;
   p.max[row] = max;
   p.log_sum[row] = log_sum;
 }
@@ -87,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
   {"name": "losses_rows_{d.short}", "kind": "losses", "dtype": "{d.dtype}",
    "math": "float32", "layout": "any", "alignment": 2, "tile": [1, 8, 1], "stages": 1,
    "block": [256, 1, 1], "dynamic_shared": 0,
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": 5}, "accepted_spill": {"sm_90a": 400},
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": 5}, "accepted_spill": {"sm_90a": 120, "sm_80": 400},
    "cost": {"k_tile": 0, "fixed": 0},
    "for": {"d": [
      {"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"},

@@ -14,56 +14,63 @@ template <class Access, bool kWeighted>
 TC_DEVICE void differentiate(const LossesParams& p) {
   constexpr int kElements = Access::kElements;
   using Own = Lane<Access>;
-  const auto [row, valid] = OwnRow<kBlock>(p.rows, p.threads, p.cluster);
-  if (!valid) return;
+  const OwnRow<kBlock> own_row(p.rows, p.threads, p.cluster);
+  const tc_int64 row = own_row.row;
+  if (!own_row.valid) return;
   const Own at(p.threads, p.cluster, p.columns);
-  const RowOf x_row(p.x, row * p.x_stride, p.x_dtype), weight(p.weight, 0, p.weight_dtype);
+  const RowOf x_row(p.x, row * p.x_stride, p.x_dtype), weight(p.weight, p.first, p.weight_dtype);
   const RowOf out(p.out, row * p.columns, p.x_dtype);
-  const Target target(p, row);
-  if (target.ignored) {
-    at.stream([](int) {},
-              [&](int, int column) {
-                const float zeros[kElements] = {};
-                Access::store_own(out, zeros, column);
-              });
-    return;
+  float hit, uniform, of_exp, max, log_sum;
+  int target_column;
+  // Reads all that depends on the row's target, and whether that is ignored.
+  const auto read_target = [&] {
+    const Target target(p, row);
+    if (target.ignored) return true;
+    float scale = element_of(p.grad, p.losses_dtype, p.each_grad ? row : 0);
+    if (p.total != nullptr) scale /= *p.total;
+    max = p.max[row];
+    log_sum = p.log_sum[row];
+    hit = (1.0f - p.label_smoothing) * target.weight * scale;
+    uniform = target.uniform * scale;
+    of_exp = kWeighted             ? hit + uniform * *p.weight_sum
+             : p.weight == nullptr ? target.weight * scale
+                                   : hit;
+    const tc_int64 own = target.column - p.first;
+    const bool is_column = target.valid && own >= 0 && own < p.columns;
+    target_column = is_column ? static_cast<int>(own) : -kElements;
+    return false;
+  };
+  bool ignored = false;
+  at.stream(
+      x_row, [&] { return ignored = read_target(); },
+      [&](float (&x)[kElements], int column) {
+#pragma unroll
+        for (int j = 0; j < kElements; ++j) {
+          x[j] = of_exp * exponential<Access::kExact>(x[j] - max - log_sum);
+        }
+        if constexpr (kWeighted) {
+          float factor[kElements];
+          Access::load(factor, weight, column);
+#pragma unroll
+          for (int j = 0; j < kElements; ++j) x[j] -= uniform * factor[j];
+        } else {
+#pragma unroll
+          for (int j = 0; j < kElements; ++j) x[j] -= uniform;
+        }
+        const int own = target_column - column;
+        if (own >= 0 && own < kElements) {
+#pragma unroll
+          for (int j = 0; j < kElements; ++j) {
+            if (j == own) x[j] -= hit;
+          }
+        }
+        Access::store_own(out, x, column);
+      });
+  if (!ignored) return;
+  for (int column = at.lane * kElements; column < p.columns; column += at.threads * kElements) {
+    const float zeros[kElements] = {};
+    Access::store_own(out, zeros, column);
   }
-  float scale = element_of(p.grad, p.losses_dtype, p.each_grad ? row : 0);
-  if (p.total != nullptr) scale /= *p.total;
-  const float max = p.max[row], log_sum = p.log_sum[row];
-  const float hit = (1.0f - p.label_smoothing) * target.weight * scale;
-  const float uniform = target.uniform * scale;
-  const float of_exp = kWeighted             ? hit + uniform * *p.weight_sum
-                       : p.weight == nullptr ? target.weight * scale
-                                             : hit;
-  const int target_column = target.valid ? static_cast<int>(target.column) : -kElements;
-  typename Own::Raw raw[Own::kHeld];
-  at.stream([&](int first) { at.load(raw, x_row, first); },
-            [&](int i, int column) {
-              float x[kElements];
-              Access::unpack(x, raw[i]);
-#pragma unroll
-              for (int j = 0; j < kElements; ++j) {
-                x[j] = of_exp * exponential<Access::kExact>(x[j] - max - log_sum);
-              }
-              if constexpr (kWeighted) {
-                float factor[kElements];
-                Access::load(factor, weight, column);
-#pragma unroll
-                for (int j = 0; j < kElements; ++j) x[j] -= uniform * factor[j];
-              } else {
-#pragma unroll
-                for (int j = 0; j < kElements; ++j) x[j] -= uniform;
-              }
-              const int own = target_column - column;
-              if (own >= 0 && own < kElements) {
-#pragma unroll
-                for (int j = 0; j < kElements; ++j) {
-                  if (j == own) x[j] -= hit;
-                }
-              }
-              Access::store_own(out, x, column);
-            });
 }
 
 extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
@@ -92,7 +99,7 @@ extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
   {"name": "losses_backward_rows_{d.short}", "kind": "losses_backward", "dtype": "{d.dtype}",
    "math": "float32", "layout": "any", "alignment": 2, "tile": [1, 8, 1], "stages": 1,
    "block": [256, 1, 1], "dynamic_shared": 0,
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": 5}, "accepted_spill": {"sm_90a": 400},
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": 5}, "accepted_spill": {"sm_90a": 120, "sm_80": 400},
    "cost": {"k_tile": 0, "fixed": 0},
    "for": {"d": [
      {"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"},

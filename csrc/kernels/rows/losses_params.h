@@ -1,19 +1,20 @@
 // The parameter of the kernels of cross entropy, shared by host and device code.
 //
-// With w the classes' weights (or ones), W their sum, t the row's target and s = label_smoothing:
+// With w the weights of the classes (or ones), W their sum, t a row's target, logsumexp = max +
+// log_sum, and u = label_smoothing / classes:
 //
-// losses            loss = (1 - s) * w[t] * (logsumexp - x[t])
-//                          + s / columns * (W * logsumexp - sum(w * x)),
-//                   logsumexp = max + log_sum, and w[t], max and log_sum of each row
-// losses_sum        out = sum(losses), or with `total` sum(losses) / sum(weights), and total that
-//                   sum of weights; `columns` of them
-// losses_backward   out = grad / total * (((1 - s) * w[t] + s / columns * W) * exp(x - logsumexp)
-//                                         - (1 - s) * w[t] * [j = t] - s / columns * w)
+// losses            loss = (1 - label_smoothing) * w[t] * (logsumexp - x[t])
+//                          + u * (W * logsumexp - sum(w * x)), and max and log_sum of each row
+// losses_sum        total = sum(w[t]), and with `losses` out = sum(losses), or with mean
+//                   sum(losses) / total
+// losses_backward   out = grad / total * (((1 - label_smoothing) * w[t] + u * W)
+//                                             * exp(x - logsumexp)
+//                                         - (1 - label_smoothing) * w[t] * [j = t] - u * w)
 //
 // Rows are contiguous, and follow each other in strides of elements; those of `out`, which may be
 // x, in `columns`. If `columns` is a multiple of eight, all rows begin at multiples of 16 bytes. A
 // row with a NaN or +inf, or of -inf alone, is all NaN. A row whose target is ignore_index has
-// loss, weight and gradient 0 and is not read; with other targets that are no column they are NaN.
+// loss, weight and gradient 0 and is not read; with other targets that are no class they are NaN.
 #pragma once
 
 namespace torch_cubin {
@@ -25,7 +26,8 @@ struct LossesParams {
   void* out;
   tc_int64 rows;
   tc_int64 x_stride;
-  int columns;
+  int columns;             // losses_sum: the rows
+  int first, classes;      // the columns are these of all classes; losses takes all
   int threads;             // of a row, in each of its blocks
   int cluster;             // blocks of a row
   int x_dtype, out_dtype;  // of losses_backward that of x
@@ -38,11 +40,11 @@ struct LossesParams {
   void* losses;
   int losses_dtype;
   int each_grad;   // whether `grad` has an element for each row, or one for all
-  float* weights;  // null: not written
   float* max;
   float* log_sum;
   const void* grad;  // in the dtype of losses
-  float* total;      // null: 1
+  float* total;      // losses_backward: null for 1
+  int mean;
 };
 
 }  // namespace torch_cubin

@@ -1,7 +1,7 @@
-// The sum of the losses of cross entropy, or their mean by the rows' weights; losses_params.h
-// defines the computation. The order of the sum depends on the number of rows alone.
-#include "losses_params.h"
-#include "rows.cuh"
+// The sum of the losses of cross entropy or their mean, and the sum of the targets' weights;
+// losses_params.h defines the computation. The order of the sums depends on the number of rows
+// alone.
+#include "target.cuh"
 
 namespace torch_cubin::TC_KERNEL {
 
@@ -9,29 +9,23 @@ constexpr int kBlock = TC_THREADS;
 
 extern "C" __global__ void __launch_bounds__(kBlock)
     TC_KERNEL(const __grid_constant__ LossesParams p) {
-  using Access = Singles<kRowFloat32>;
-  using Own = Lane<Access>;
   wait_for_previous_kernel();
   RowJoin<Sums<2>, kBlock> join(p.threads, p.cluster);
-  const auto [row, valid] = OwnRow<kBlock>(1, p.threads, p.cluster);
-  const Own at(p.threads, p.cluster, p.columns);
-  const RowOf losses(p.losses, 0, kRowFloat32), weights(p.weights, 0, kRowFloat32);
-  typename Own::Raw loss[Own::kHeld], weight[Own::kHeld];
+  const bool valid = static_cast<int>(threadIdx.x) < p.threads;
+  const Lane<Singles<kRowFloat32>> at(p.threads, p.cluster, valid ? p.columns : 0);
+  const auto losses = static_cast<const float*>(p.losses);
   Sums<2> sums = {{0, 0}};
-  at.stream(
-      [&](int first) {
-        at.load(loss, losses, first);
-        if (p.total != nullptr) at.load(weight, weights, first);
-      },
-      [&](int i, int) {
-        sums.of[0] += __uint_as_float(loss[i]);
-        if (p.total != nullptr) sums.of[1] += __uint_as_float(weight[i]);
-      });
+#pragma unroll 4
+  for (int row = at.lane; row < at.columns; row += at.threads) {
+    if (losses != nullptr) sums.of[0] += losses[row];
+    sums.of[1] += Target(p, row).weight;
+  }
   join(sums, Sums<2>::Join{});
   if (!valid || at.lane != 0) return;
-  const float out[1] = {p.total == nullptr ? sums.of[0] : sums.of[0] / sums.of[1]};
-  Access::store(RowOf(p.out, 0, p.out_dtype), out, 0);
-  if (p.total != nullptr) *p.total = sums.of[1];
+  *p.total = sums.of[1];
+  if (p.losses == nullptr) return;
+  const float out[1] = {p.mean ? sums.of[0] / sums.of[1] : sums.of[0]};
+  Singles<kRowFloat32>::store(RowOf(p.out, 0, p.out_dtype), out, 0);
 }
 
 }  // namespace torch_cubin::TC_KERNEL

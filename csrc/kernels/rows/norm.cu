@@ -17,7 +17,7 @@ TC_DEVICE void normalize(const NormParams& p) {
   const float part = 1.0f / static_cast<float>(p.columns);
   const RowOf weight(p.weight, 0, p.weight_dtype), bias(p.bias, 0, p.bias_dtype);
   const auto [row, valid] = OwnRow<kBlock>(p.rows, p.threads, p.cluster);
-  const Own at(p.threads, p.cluster, p.columns);
+  Own at(p.threads, p.cluster, p.columns);
   const RowOf x_row(p.x, row * p.x_stride, p.row_dtype);
   const RowOf residual(p.residual, row * p.residual_stride, p.row_dtype);
   typename Own::Raw raw[Own::kHeld];
@@ -107,8 +107,8 @@ extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
    "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": "{size.blocks}"},
    "accepted_spill": "{d.spill}", "cost": {"k_tile": 0, "fixed": 0},
    "for": {"d": [
-     {"short": "f16", "dtype": "float16", "spill": {"sm_90a": 400}},
-     {"short": "bf16", "dtype": "bfloat16", "spill": {"sm_90a": 400}},
-     {"short": "f32", "dtype": "float32", "spill": {"sm_80": 8,"sm_90a": 400}}],
-    "size": [{"threads": 256, "blocks": 5}, {"threads": 512, "blocks": 2}]}}]}
+     {"short": "f16", "dtype": "float16", "spill": {"sm_90a": 72}},
+     {"short": "bf16", "dtype": "bfloat16", "spill": {"sm_90a": 72}},
+     {"short": "f32", "dtype": "float32", "spill": {"sm_80": 8}}],
+    "size": [{"threads": 256, "blocks": 4}, {"threads": 512, "blocks": 2}]}}]}
 */

@@ -17,7 +17,7 @@ TC_DEVICE void differentiate(const NormParams& p) {
   const float part = 1.0f / static_cast<float>(p.columns);
   const RowOf weight(p.weight, 0, p.weight_dtype);
   const auto [row, valid] = OwnRow<kBlock>(p.rows, p.threads, p.cluster);
-  const Own at(p.threads, p.cluster, p.columns);
+  Own at(p.threads, p.cluster, p.columns);
   const RowOf x_row(p.x, row * p.x_stride, p.row_dtype);
   const RowOf grad_row(p.grad_out, row * p.grad_out_stride, p.row_dtype);
   typename Own::Raw x_raw[Own::kHeld], grad_raw[Own::kHeld];

@@ -187,6 +187,7 @@ struct Lane {
   static constexpr int kHeld = Access::held(kRowRegisters / 4);
   using Raw = typename Access::Raw;
   int lane, threads, columns;
+  int loaded = 0;  // the chunk that is in registers
 
   // `threads` of each of the `cluster` adjacent blocks of a row.
   TC_DEVICE Lane(int threads, int cluster, int columns)
@@ -216,13 +217,13 @@ struct Lane {
   }
 
   // Calls body(i, column), with the row's vectors of a chunk in what load(first) has read; the
-  // caller has called load(0).
+  // caller has called load(0) before the first time.
   template <class Load, class Body>
-  TC_DEVICE void for_each(Load&& load, Body&& body) const {
+  TC_DEVICE void for_each(Load&& load, Body&& body) {
     const int chunk = threads * (kElements * kHeld);
 #pragma unroll 1
     for (int first = 0; first < (Access::kIsHeld ? 1 : columns); first += chunk) {
-      if (!Access::kIsHeld && columns > chunk) load(first);
+      if (!Access::kIsHeld && first != loaded) load(loaded = first);
 #pragma unroll
       for (int i = 0; i < kHeld; ++i) {
         if (has(first, i)) body(i, column(first, i));
@@ -230,18 +231,37 @@ struct Lane {
     }
   }
 
-  // Calls body(i, column) with all of the row's vectors, in chunks that load(first) reads.
-  template <class Load, class Body>
-  TC_DEVICE void stream(Load&& load, Body&& body) const {
+  // Calls body(x, column) for the row's vectors, read once, each while the next ones are loaded. It
+  // begins to load before it asks skip() whether to.
+  template <class Skip, class Body>
+  TC_DEVICE void stream(const RowOf& row, Skip&& skip, Body&& body) const {
     static_assert(!Access::kIsHeld);
-    const int chunk = threads * (kElements * kHeld);
-#pragma unroll 1
-    for (int first = 0; first < columns; first += chunk) {
-      load(first);
+    constexpr int kHalf = kHeld / 2;
+    const int half = threads * (kElements * kHalf);
+    Raw raw[2][kHalf];
+    const auto load_half = [&](Raw (&to)[kHalf], int first) {
 #pragma unroll
-      for (int i = 0; i < kHeld; ++i) {
-        if (has(first, i)) body(i, column(first, i));
+      for (int i = 0; i < kHalf; ++i) {
+        if (has(first, i)) Access::load_raw(to[i], row, column(first, i));
       }
+    };
+    const auto take_half = [&](const Raw (&from)[kHalf], int first) {
+#pragma unroll
+      for (int i = 0; i < kHalf; ++i) {
+        if (!has(first, i)) continue;
+        float x[kElements];
+        Access::unpack(x, from[i]);
+        body(x, column(first, i));
+      }
+    };
+    load_half(raw[0], 0);
+    if (skip()) return;
+#pragma unroll 1
+    for (int first = 0; first < columns; first += 2 * half) {
+      load_half(raw[1], first + half);
+      take_half(raw[0], first);
+      load_half(raw[0], first + 2 * half);
+      take_half(raw[1], first + half);
     }
   }
 };
@@ -252,6 +272,8 @@ TC_DEVICE void with_access(int threads, int cluster, int columns, Run&& run) {
   using OwnVectors = Vectors<static_cast<int>(kDtype)>;
   if (Lane<OwnVectors>::takes(threads, cluster, columns)) {
     run(OwnVectors{});
+  } else if (columns % OwnVectors::kElements == 0) {
+    run(StreamedVectors<static_cast<int>(kDtype)>{});
   } else {
     run(Singles<static_cast<int>(kDtype)>{});
   }

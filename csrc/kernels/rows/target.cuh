@@ -18,17 +18,17 @@ TC_DEVICE float element_of(const void* tensor, int dtype, tc_int64 index) {
 }
 
 struct Target {
-  tc_int64 column;
+  tc_int64 column;  // of all classes
   bool ignored, valid;
   float weight;   // of its class; NaN without one, 0 if ignored
-  float uniform;  // label_smoothing / columns
+  float uniform;  // label_smoothing / classes
 
   TC_DEVICE Target(const LossesParams& p, tc_int64 row)
       : column(p.targets[row]),
         ignored(column == p.ignore_index),
-        valid(!ignored && column >= 0 && column < p.columns),
+        valid(!ignored && column >= 0 && column < p.classes),
         weight(ignored ? 0.0f : kNaN),
-        uniform(p.label_smoothing / static_cast<float>(p.columns)) {
+        uniform(p.label_smoothing / static_cast<float>(p.classes)) {
     if (valid) weight = p.weight == nullptr ? 1.0f : element_of(p.weight, p.weight_dtype, column);
   }
 };

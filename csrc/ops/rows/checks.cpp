@@ -43,6 +43,23 @@ RowSizes row_sizes(const TensorView& x, int64_t dims) {
   return sizes;
 }
 
+// What the op is given with logits of these rows on the device of `input`.
+void check_targets(const char* op, const TensorView& input, const TensorView& target,
+                   const std::optional<TensorView>& weight, const int64_t* sizes, int64_t dim,
+                   const LossOptions& options) {
+  check_side(op, "target", target, "input", input, ScalarType::Long);
+  check_shape(op, "target", target, sizes, dim, "input's rows");
+  check_parameter(op, "weight", weight, input, &options.classes, 1, "the classes");
+  if (!options.of_rows() && !options.is_mean() && options.reduction != "sum") {
+    fail({"input", argument_text(op, "reduction"), "is not known", "'mean', 'sum' or 'none'",
+          printable(options.reduction), ""});
+  }
+  if (!(options.label_smoothing >= 0 && options.label_smoothing <= 1)) {
+    fail({"input", argument_text(op, "label_smoothing"), "is out of range", "0 to 1",
+          std::to_string(options.label_smoothing), ""});
+  }
+}
+
 }  // namespace
 
 const char* norm_name(bool centered, bool residual) {
@@ -161,18 +178,35 @@ RowSizes check_cross_entropy(const TensorView& input, const TensorView& target,
     fail({"input", argument_text(kOp, "input"), "has no classes", "at least 1 dimension",
           input.shape_text(), ""});
   }
-  check_side(kOp, "target", target, "input", input, ScalarType::Long);
-  check_shape(kOp, "target", target, input.sizes, input.dim - 1, "input without classes");
-  check_parameter(kOp, "weight", weight, input, input.sizes + input.dim - 1, 1, "input's classes");
-  if (!options.of_rows() && !options.is_mean() && options.reduction != "sum") {
-    fail({"input", argument_text(kOp, "reduction"), "is not known", "'mean', 'sum' or 'none'",
-          printable(options.reduction), ""});
-  }
-  if (!(options.label_smoothing >= 0 && options.label_smoothing <= 1)) {
-    fail({"input", argument_text(kOp, "label_smoothing"), "is out of range", "0 to 1",
-          std::to_string(options.label_smoothing), ""});
-  }
+  check_targets(kOp, input, target, weight, input.sizes, input.dim - 1, options);
   return row_sizes(input, 1);
+}
+
+LossOptions loss_options(const TensorView& input, const std::string& reduction,
+                         int64_t ignore_index, double label_smoothing) {
+  const int64_t classes = input.dim > 0 ? input.sizes[input.dim - 1] : 0;
+  return {reduction, ignore_index, label_smoothing, classes};
+}
+
+RowSizes check_linear_cross_entropy(const TensorView& input, const TensorView& linear_weight,
+                                    const TensorView& target,
+                                    const std::optional<TensorView>& linear_bias,
+                                    const std::optional<TensorView>& weight, LossOptions options) {
+  constexpr const char* kOp = "linear_cross_entropy";
+  check_float_dtype(kOp, "input", input, in_torch(kOp));
+  check_like(kOp, "linear_weight", linear_weight, "input", input);
+  if (input.dim != 2 || linear_weight.dim != 2 || input.sizes[1] != linear_weight.sizes[1]) {
+    fail({"input", argument_text(kOp, "linear_weight"), "does not match 'input'",
+          "(classes, features) for an input of (rows, features)",
+          linear_weight.shape_text() + " for an input of " + input.shape_text(), ""});
+  }
+  options.classes = linear_weight.sizes[0];
+  if (linear_bias) {
+    check_like(kOp, "linear_bias", *linear_bias, "input", input);
+    check_shape(kOp, "linear_bias", *linear_bias, linear_weight.sizes, 1, "linear_weight's classes");
+  }
+  check_targets(kOp, input, target, weight, input.sizes, 1, options);
+  return {input.sizes[0], linear_weight.sizes[0]};
 }
 
 RowSizes check_cross_entropy_backward(const TensorView& grad, const TensorView& input,
@@ -213,9 +247,17 @@ void check_described_rows(const nlohmann::json& call) {
     return;
   }
   if (call.contains("label_smoothing")) {
+    const auto reduction = call.at("reduction").get<std::string>();
+    const double smoothing = described_float(call.at("label_smoothing"));
+    if (named.contains("linear_weight")) {
+      const TensorView linear_weight = tensors.view(named.at("linear_weight"));
+      check_linear_cross_entropy(input, linear_weight, tensors.view(named.at("target")),
+                                 tensors.find(named, "linear_bias"), tensors.find(named, "weight"),
+                                 {reduction, 0, smoothing, 0});
+      return;
+    }
     check_cross_entropy(input, tensors.view(named.at("target")), tensors.find(named, "weight"),
-                        {call.at("reduction").get<std::string>(), 0,
-                         described_float(call.at("label_smoothing"))});
+                        loss_options(input, reduction, 0, smoothing));
     return;
   }
   ScalarType dtype = input.dtype;

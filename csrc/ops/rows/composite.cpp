@@ -81,6 +81,32 @@ Tensor cross_entropy(const Tensor& input, const Tensor& target, const OptionalTe
   return loss;
 }
 
+// A single row is a batch of one. The gradients may be computed with the losses where they are
+// one number's, and its dtype has float32's exponents: float16 would lose those that are small
+// before the gradient of the loss scales them.
+Tensor linear_cross_entropy_of_rows(const Tensor& input, const Tensor& linear_weight,
+                                    const Tensor& target, const OptionalTensor& linear_bias,
+                                    const OptionalTensor& weight, const std::string& reduction,
+                                    int64_t ignore_index, double label_smoothing,
+                                    std::optional<ScalarType> dtype, bool recompute) {
+  const bool is_row = input.dim() == 1;
+  const auto batched = [&](const Tensor& tensor) {
+    return is_row ? call_tensor_op("aten::unsqueeze", "", tensor, int64_t{0}) : tensor;
+  };
+  const bool at_once =
+      !recompute && reduction != "none" && input.scalar_type() != ScalarType::Half;
+  const ScalarType of_loss = dtype.value_or(input.scalar_type());
+  StableIValue stack[] = {from(batched(input)), from(linear_weight),   from(batched(target)),
+                          from(linear_bias),    from(weight),          from(reduction),
+                          from(ignore_index),   from(label_smoothing), from(of_loss),
+                          from(at_once),        from(at_once),         from(at_once)};
+  call_by_grad_mode("cubin::_linear_cross_entropy", "cubin::_linear_cross_entropy_autograd", stack);
+  Tensor loss = to<Tensor>(stack[0]);
+  for (int i = 1; i < 7; ++i) to<Tensor>(stack[i]);  // frees it
+  return is_row && reduction == "none" ? call_tensor_op("aten::squeeze", "dim", loss, int64_t{0})
+                                       : loss;
+}
+
 Tensor softmax(const Tensor& input, int64_t dim, std::optional<ScalarType> dtype) {
   return call_softmax(input, dim, dtype, false);
 }
@@ -114,6 +140,12 @@ void softmax_composite(StableIValue* stack, uint64_t arguments, uint64_t results
 void log_softmax_composite(StableIValue* stack, uint64_t arguments, uint64_t results) {
   call_with_tensors("log_softmax", {"input"}, stack,
                     [=] { TORCH_BOX (&log_softmax)(stack, arguments, results); });
+}
+
+void linear_cross_entropy_composite(StableIValue* stack, uint64_t arguments, uint64_t results) {
+  call_with_tensors(
+      "linear_cross_entropy", {"input", "linear_weight", "target"}, stack,
+      [=] { TORCH_BOX (&linear_cross_entropy_of_rows)(stack, arguments, results); });
 }
 
 void cross_entropy_composite(StableIValue* stack, uint64_t arguments, uint64_t results) {

@@ -201,19 +201,39 @@ std::vector<int64_t> classes_of(const Tensor& target, int64_t ignore_index, int6
 
 }  // namespace
 
+ReducedLosses reduce_losses_cpu(const OptionalTensor& losses, const Tensor& target,
+                                const OptionalTensor& weight, const LossOptions& options,
+                                ScalarType statistics, ScalarType dtype) {
+  const TensorView view(target);
+  double sum = 0, total = 0;
+  std::optional<Values> weights = values_of(weight), each = values_of(losses);
+  const std::vector<int64_t> classes = classes_of(target, options.ignore_index, options.classes);
+  for (size_t row = 0; row < classes.size(); ++row) {
+    if (classes[row] < 0) continue;
+    if (each) sum += each->data()[row];
+    total += weights ? weights->data()[classes[row]] : 1;
+  }
+  const auto number = [&](double value, ScalarType dtype) {
+    Values out(view, view.sizes, 0);
+    out.data()[0] = value;
+    return out.rounded(dtype);
+  };
+  return {losses ? number(options.is_mean() ? sum / total : sum, dtype) : no_elements(view, dtype),
+          number(total, statistics)};
+}
+
 Losses cross_entropy_cpu(const Tensor& input, const Tensor& target, const OptionalTensor& weight,
                          const std::string& reduction, int64_t ignore_index, double label_smoothing,
                          ScalarType dtype) {
-  const LossOptions options{reduction, ignore_index, label_smoothing};
   const TensorView view(input), of_rows(target);
+  const LossOptions options = loss_options(view, reduction, ignore_index, label_smoothing);
   const auto [rows, columns] = check_cross_entropy(view, of_rows, view_of(weight), options);
   const std::vector<int64_t> classes = classes_of(target, ignore_index, columns);
   const auto zeros = [&] { return Values(view, of_rows.sizes, of_rows.dim); };
   Values x(input), losses = zeros(), maxima = zeros(), log_sums = zeros();
   std::optional<Values> weights = values_of(weight);
   const auto weight_of = [&](int64_t j) { return weights ? weights->data()[j] : 1.0; };
-  double total = 0, sum = 0;
-  for (int64_t row = 0; row < rows && columns > 0; ++row) {
+  for (int64_t row = 0; row < rows; ++row) {
     if (classes[row] < 0) continue;
     const double* own = x.row(row, columns);
     const double max = *std::max_element(own, own + columns);
@@ -225,23 +245,19 @@ Losses cross_entropy_cpu(const Tensor& input, const Tensor& target, const Option
     if (label_smoothing != 0) {
       const double smooth = sum_of(
           columns, [&](int64_t j) { return weight_of(j) * (log_sum - (own[j] - max)); });
-      loss = (1 - label_smoothing) * loss +
-             label_smoothing / static_cast<double>(columns) * smooth;
+      loss = (1 - label_smoothing) * loss + label_smoothing / static_cast<double>(columns) * smooth;
     }
     losses.data()[row] = loss;
-    sum += loss;
-    total += weight_of(classes[row]);
   }
   const ScalarType statistics = statistics_dtype(view.dtype);
-  const auto number = [&](double value, ScalarType dtype) {
-    Values out(view, view.sizes, 0);
-    out.data()[0] = value;
-    return out.rounded(dtype);
-  };
-  return {options.of_rows() ? losses.rounded(dtype)
-                            : number(options.is_mean() ? sum / total : sum, dtype),
-          options.is_mean() ? number(total, statistics) : no_elements(view, statistics),
-          maxima.rounded(statistics), log_sums.rounded(statistics)};
+  Tensor loss = losses.rounded(dtype), total = no_elements(view, statistics);
+  if (!options.of_rows()) {
+    const ReducedLosses reduced = reduce_losses_cpu(losses.rounded(statistics), target, weight,
+                                                    options, statistics, dtype);
+    loss = reduced.loss;
+    total = reduced.total;
+  }
+  return {loss, total, maxima.rounded(statistics), log_sums.rounded(statistics)};
 }
 
 Tensor cross_entropy_backward_cpu(const Tensor& grad, const Tensor& input, const Tensor& target,
@@ -249,31 +265,44 @@ Tensor cross_entropy_backward_cpu(const Tensor& grad, const Tensor& input, const
                                   const Tensor& max, const Tensor& log_sum,
                                   const std::string& reduction, int64_t ignore_index,
                                   double label_smoothing) {
-  const LossOptions options{reduction, ignore_index, label_smoothing};
+  const TensorView x(input);
+  const Tensor out = empty_near(x, x.sizes, x.dim, x.dtype);
+  cross_entropy_backward_into_cpu(out, grad, input, target, weight, total, max, log_sum,
+                                  loss_options(x, reduction, ignore_index, label_smoothing));
+  return out;
+}
+
+void cross_entropy_backward_into_cpu(const Tensor& out, const Tensor& grad, const Tensor& input,
+                                     const Tensor& target, const OptionalTensor& weight,
+                                     const Tensor& total, const Tensor& max, const Tensor& log_sum,
+                                     const LossOptions& options) {
   const TensorView view(input);
-  const auto [rows, columns] =
-      check_cross_entropy_backward(TensorView(grad), view, TensorView(target), view_of(weight),
-                                   TensorView(total), TensorView(max), TensorView(log_sum), options);
-  const std::vector<int64_t> classes = classes_of(target, ignore_index, columns);
+  const auto [rows, columns] = check_cross_entropy_backward(
+      TensorView(grad), view, TensorView(target), view_of(weight), TensorView(total),
+      TensorView(max), TensorView(log_sum), options);
+  const std::vector<int64_t> classes = classes_of(target, options.ignore_index, options.classes);
   Values x(input), grads(grad), maxima(max), log_sums(log_sum), divisor(total);
   std::optional<Values> weights = values_of(weight);
   const auto weight_of = [&](int64_t j) { return weights ? weights->data()[j] : 1.0; };
-  const double all = sum_of(columns, weight_of);
-  const double uniform = label_smoothing / static_cast<double>(columns);
-  Values out(view, view.sizes, view.dim);
+  const double all = sum_of(options.classes, weight_of);
+  const double uniform = options.label_smoothing / static_cast<double>(options.classes);
+  Values gradient(view, view.sizes, view.dim);
   for (int64_t row = 0; row < rows; ++row) {
     if (classes[row] < 0) continue;
     const double scale = grads.data()[options.of_rows() ? row : 0] /
                          (options.is_mean() ? divisor.data()[0] : 1);
-    const double hit = (1 - label_smoothing) * weight_of(classes[row]);
+    const double hit = (1 - options.label_smoothing) * weight_of(classes[row]);
     for (int64_t j = 0; j < columns; ++j) {
+      const int64_t of_all = options.first_class + j;
       const double prob =
           std::exp(x.row(row, columns)[j] - maxima.data()[row] - log_sums.data()[row]);
-      out.row(row, columns)[j] = scale * ((hit + uniform * all) * prob -
-                                          (j == classes[row] ? hit : 0) - uniform * weight_of(j));
+      gradient.row(row, columns)[j] =
+          scale * ((hit + uniform * all) * prob - (of_all == classes[row] ? hit : 0) -
+                   uniform * weight_of(of_all));
     }
   }
-  return out.rounded(view.dtype);
+  Tensor to = out;
+  torch::stable::copy_(to, gradient.rounded(view.dtype));
 }
 
 }  // namespace torch_cubin

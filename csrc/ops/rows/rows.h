@@ -22,6 +22,7 @@ void softmax_composite(StableIValue* stack, uint64_t, uint64_t);
 void log_softmax_composite(StableIValue* stack, uint64_t, uint64_t);
 
 void cross_entropy_composite(StableIValue* stack, uint64_t, uint64_t);
+void linear_cross_entropy_composite(StableIValue* stack, uint64_t, uint64_t);
 
 using OptionalTensor = std::optional<Tensor>;
 
@@ -70,16 +71,18 @@ struct LossOptions {
   std::string reduction;  // "none", "sum" or "mean"
   int64_t ignore_index;
   double label_smoothing;
+  int64_t classes;          // all of them, of which gradients may be computed in blocks
+  int64_t first_class = 0;  // of such a block
 
   bool of_rows() const { return reduction == "none"; }
   bool is_mean() const { return reduction == "mean"; }
 };
 
 // Of rows of classes, the last dim: their losses or what those are reduced to, in `dtype`; the sum
-// of the rows' weights (empty unless the mean is computed with it); and, in float32 (float64), of
-// each row that counts the maximum and the logarithm of the sum of exp(x - maximum). The last two
-// are apart because their sum, logsumexp, has too few digits for the gradient. A target that is no
-// class makes NaN on CUDA and an error on the CPU.
+// of the weights of the targets' classes (empty for losses of rows); and, in float32 (float64), of
+// each row that is not ignored the maximum and the logarithm of the sum of exp(x - maximum). The
+// last two are apart because their sum, logsumexp, has too few digits for the gradient. A target
+// that is no class makes NaN on CUDA and an error on the CPU.
 using Losses = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 Losses cross_entropy_cpu(const Tensor& input, const Tensor& target, const OptionalTensor& weight,
                          const std::string& reduction, int64_t ignore_index, double label_smoothing,
@@ -98,11 +101,46 @@ Tensor cross_entropy_backward_cuda(const Tensor& grad, const Tensor& input, cons
                                    const std::string& reduction, int64_t ignore_index,
                                    double label_smoothing);
 
-// The gradient written to `out`, of the input's shape, dense; it may be the input itself.
-void cross_entropy_backward_into(const Tensor& out, const Tensor& grad, const Tensor& input,
-                                 const Tensor& target, const OptionalTensor& weight,
-                                 const Tensor& total, const Tensor& max, const Tensor& log_sum,
-                                 const LossOptions& options);
+// The gradient written to `out`, of the input's shape, dense; it may be the input itself. The input
+// has some of the classes, `weight` all.
+void cross_entropy_backward_into_cpu(const Tensor& out, const Tensor& grad, const Tensor& input,
+                                     const Tensor& target, const OptionalTensor& weight,
+                                     const Tensor& total, const Tensor& max, const Tensor& log_sum,
+                                     const LossOptions& options);
+void cross_entropy_backward_into_cuda(const Tensor& out, const Tensor& grad, const Tensor& input,
+                                      const Tensor& target, const OptionalTensor& weight,
+                                      const Tensor& total, const Tensor& max,
+                                      const Tensor& log_sum, const LossOptions& options);
+
+// The sum or mean of losses of rows, which are float32 (float64), in `dtype`, and the sum of the
+// weights of the targets' classes, without losses that alone.
+struct ReducedLosses {
+  Tensor loss, total;
+};
+ReducedLosses reduce_losses_cpu(const OptionalTensor& losses, const Tensor& target,
+                                const OptionalTensor& weight, const LossOptions& options,
+                                ScalarType statistics, ScalarType dtype);
+ReducedLosses reduce_losses_cuda(const OptionalTensor& losses, const Tensor& target,
+                                 const OptionalTensor& weight, const LossOptions& options,
+                                 ScalarType statistics, ScalarType dtype);
+
+// Cross entropy of linear(input, linear_weight, linear_bias), by linear_loss.cpp: the results of
+// cross_entropy, and the gradients of input, linear_weight and linear_bias for a gradient of one,
+// each empty unless asked for. Those of losses of rows are only computed later.
+using LinearLosses = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+LinearLosses linear_cross_entropy(const Tensor& input, const Tensor& linear_weight,
+                                  const Tensor& target, const OptionalTensor& linear_bias,
+                                  const OptionalTensor& weight, const std::string& reduction,
+                                  int64_t ignore_index, double label_smoothing, ScalarType dtype,
+                                  bool needs_input, bool needs_weight, bool needs_bias);
+
+// The gradients, with the logits computed once more.
+using LinearGradients = std::tuple<Tensor, Tensor, Tensor>;
+LinearGradients linear_cross_entropy_backward(
+    const Tensor& grad, const Tensor& input, const Tensor& linear_weight, const Tensor& target,
+    const OptionalTensor& linear_bias, const OptionalTensor& weight, const Tensor& total,
+    const Tensor& max, const Tensor& log_sum, const std::string& reduction, int64_t ignore_index,
+    double label_smoothing, bool needs_input, bool needs_weight, bool needs_bias);
 
 // Rows of one tensor.
 struct RowSizes {
@@ -130,6 +168,13 @@ RowSizes check_cross_entropy_backward(const TensorView& grad, const TensorView& 
                                       const std::optional<TensorView>& weight,
                                       const TensorView& total, const TensorView& max,
                                       const TensorView& log_sum, const LossOptions& options);
+LossOptions loss_options(const TensorView& input, const std::string& reduction,
+                         int64_t ignore_index, double label_smoothing);
+// The logits' sizes.
+RowSizes check_linear_cross_entropy(const TensorView& input, const TensorView& linear_weight,
+                                    const TensorView& target,
+                                    const std::optional<TensorView>& linear_bias,
+                                    const std::optional<TensorView>& weight, LossOptions options);
 
 // The public op that a call of norm is made by.
 const char* norm_name(bool centered, bool residual);

@@ -1,0 +1,227 @@
+"""linear_cross_entropy (csrc/ops/rows/linear_loss.cpp) for PyTorch: fake kernels, derivatives,
+batching rules.
+
+The gradients of a loss that is one number are computed with it, for a gradient of one, and are
+scaled by the first backward in their own memory. A second backward, and those of other calls,
+compute the logits once more.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from torch_cubin._ops import autograd, checks, raw_ops
+from torch_cubin._ops.batch_invariant import is_batch_invariant
+from torch_cubin._ops.cross_entropy import check, refuse_derivative_of_weight, slopes
+from torch_cubin._ops.rows import by_formula, each_rule, real, statistics_dtype
+from torch_cubin._ops.vmap import register_rule
+from torch_cubin._pytorch import dispatch_keys, operators, transforms
+
+NAME = "linear_cross_entropy"
+_CAST = (torch.float32, torch.float16, torch.bfloat16)
+op = torch.ops.cubin._linear_cross_entropy_autograd.default
+backward = torch.ops.cubin._linear_cross_entropy_backward_autograd.default
+
+
+def _fake(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None,
+    weight: Tensor | None,
+    reduction: str,
+    ignore_index: int,
+    label_smoothing: float,
+    dtype: torch.dtype,
+    *needs: bool,
+) -> tuple[Tensor, ...]:
+    tensors = {"input": input, "linear_weight": linear_weight, "target": target}
+    tensors |= {"linear_bias": linear_bias, "weight": weight}
+    check(NAME, tensors, reduction, label_smoothing)
+    checks.unify(input.shape[1], linear_weight.shape[1])
+    checks.unify(input.shape[0], target.shape[0])
+    for of_class in (linear_bias, weight):
+        if of_class is not None:
+            checks.unify(of_class.shape[0], linear_weight.shape[0])
+    statistics, rows = statistics_dtype(input), input.shape[:1]
+    reduced = reduction != "none"
+    return (
+        input.new_empty(() if reduced else rows, dtype=dtype),
+        input.new_empty(() if reduced else (0,), dtype=statistics),
+        *(input.new_empty(rows, dtype=statistics) for _ in range(2)),
+        *_fake_gradients(input, linear_weight, *needs),
+    )
+
+
+def _fake_gradients(
+    input: Tensor, linear_weight: Tensor, *needs: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    shapes = (input.shape, linear_weight.shape, linear_weight.shape[:1])
+    of_input, of_weight, of_bias = (
+        input.new_empty(shape if needed else (0,))
+        for shape, needed in zip(shapes, needs, strict=True)
+    )
+    return of_input, of_weight, of_bias
+
+
+def _fake_backward(grad: Tensor, input: Tensor, linear_weight: Tensor, *rest: Any) -> Any:
+    return _fake_gradients(input, linear_weight, *rest[-3:])
+
+
+def _backward_formula(
+    grad: Tensor,
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None,
+    weight: Tensor | None,
+    total: Tensor,
+    max: Tensor,
+    log_sum: Tensor,
+    reduction: str,
+    ignore_index: int,
+    label_smoothing: float,
+    *needs: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    logits = F.linear(input, linear_weight, linear_bias)
+    options = (reduction, ignore_index, label_smoothing)
+    of_logits = grad.unsqueeze(-1) * slopes(logits, target, weight, *options)
+    of_logits = of_logits.to(input.dtype)
+    none = input.new_empty(0)
+    return (
+        of_logits @ linear_weight if needs[0] else none,
+        of_logits.mT @ input if needs[1] else none,
+        of_logits.sum(0) if needs[2] else none,
+    )
+
+
+class _LinearCrossEntropy(transforms.SingleLevelFunction):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        made: list[Tensor],
+        input: Tensor,
+        linear_weight: Tensor,
+        target: Tensor,
+        linear_bias: Tensor | None,
+        weight: Tensor | None,
+        *rest: Any,
+    ) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.batch_invariant = is_batch_invariant()
+        *ctx.options, dtype = rest[:4]
+        needs = ctx.needs_input_grad
+        asked = (
+            can and need
+            for can, need in zip(rest[4:], (needs[1], needs[2], needs[4]), strict=True)
+        )
+        tensors = (input, linear_weight, target, linear_bias, weight)
+        made += autograd.call_below_autograd(op, *tensors, *ctx.options, dtype, *asked)
+        loss, *others = made
+        ctx.mark_non_differentiable(*others)
+        ctx.save_for_backward(*tensors, *others[:3])
+        ctx.gradients = others[3:] if any(rest[4:]) else None
+        ctx.save_for_forward(*tensors)
+        return loss, *others
+
+    @staticmethod
+    @autograd._as_forward
+    def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+        needs = (ctx.needs_input_grad[1], ctx.needs_input_grad[2], ctx.needs_input_grad[4])
+        results: list[Tensor | None] = [None] * 3
+        if grad is not None:
+            made, ctx.gradients = ctx.gradients, None
+            if made is not None and not torch.is_grad_enabled():
+                results = [x.mul_(grad) if need else None for x, need in zip(made, needs)]
+            else:
+                found = backward(grad, *ctx.saved_tensors, *ctx.options, *needs)
+                results = [x if need else None for x, need in zip(found, needs)]
+        of_input, of_weight, of_bias = results
+        nothing = (None,) * (len(ctx.needs_input_grad) - 5)
+        return None, of_input, of_weight, None, of_bias, *nothing
+
+    @staticmethod
+    def jvp(
+        ctx: Any,
+        _: None,
+        input_t: Tensor | None,
+        weight_t: Tensor | None,
+        target_t: None,
+        bias_t: Tensor | None,
+        *rest: None,
+    ) -> tuple[Tensor | None, ...]:
+        with autograd._outer_levels():
+            input, linear_weight, target, bias, weight = ctx.saved_tensors
+            input, linear_weight = map(autograd._primal, (input, linear_weight))
+            bias = None if bias is None else autograd._primal(bias)
+            logits = F.linear(input, linear_weight, bias)
+            tangent = torch.zeros_like(real(logits))
+            if input_t is not None:
+                tangent = tangent + F.linear(input_t, linear_weight)
+            if weight_t is not None:
+                tangent = tangent + F.linear(input, weight_t)
+            if bias_t is not None:
+                tangent = tangent + bias_t
+            out = (slopes(logits, target, weight, *ctx.options) * tangent).sum(-1)
+            if ctx.options[0] != "none":
+                out = out.sum()
+            return out.to(input.dtype), *(None,) * 6
+
+
+def _autograd(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None,
+    weight: Tensor | None,
+    *rest: Any,
+) -> Any:
+    refuse_derivative_of_weight(NAME, weight)
+
+    def call(*tensors: Any) -> Any:
+        return op(*tensors, *rest[:4], False, False, False)
+
+    tensors = (input, linear_weight, target, linear_bias, weight)
+    return autograd.apply(_LinearCrossEntropy, call, *tensors, rest=rest)
+
+
+def _autocast(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    *,
+    linear_bias: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    **options: Any,
+) -> Any:
+    """Its products run in autocast's dtype, its loss is float32, like linear and cross_entropy."""
+    without_this_key = dispatch_keys.without_key("AutocastCUDA")
+    if not dispatch_keys.autocast_is_off():
+        to = torch.get_autocast_dtype("cuda")
+        input, linear_weight, linear_bias = (
+            x.to(to) if isinstance(x, Tensor) and x.dtype in _CAST else x
+            for x in (input, linear_weight, linear_bias)
+        )
+        dtype = dtype or torch.float32
+    with without_this_key():
+        return raw_ops.overload(NAME)(
+            *(input, linear_weight, target), linear_bias=linear_bias, dtype=dtype, **options
+        )
+
+
+def register(library: torch.library.Library) -> None:
+    for name, fake, kernel in (
+        (NAME, _fake, _autograd),
+        (f"{NAME}_backward", _fake_backward, by_formula(backward, _backward_formula)),
+    ):
+        for raw in raw_ops.raw_names(name):
+            operators.register_fake(f"cubin::{raw}", fake, library)
+            register_rule(library, raw, each_rule)
+        if transforms.DERIVATIVES.available:  # else no_derivatives.py refuses them
+            library.impl(f"_{name}_autograd", kernel, "Autograd")
+    if dispatch_keys.AUTOCAST.available:
+        library.impl(NAME, _autocast, "AutocastCUDA")
