@@ -45,6 +45,7 @@ LISTED = (
     (f"{MATMUL}/sm90_skinny_params.h", "Sm90SkinnyParams"),
     (f"{MATMUL}/transpose_params.h", "TransposeParams"),
     ("csrc/kernels/quantize/quantize_params.h", "QuantizeParams"),
+    (f"{ROWS}/losses_params.h", "LossesParams"),
     (f"{ROWS}/norm_params.h", "NormParams"),
     (f"{ROWS}/softmax_params.h", "RowsSoftmaxParams"),
     ("csrc/runtime/launch_call.h", "torch_cubin_launch_call"),

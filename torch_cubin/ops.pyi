@@ -179,6 +179,19 @@ def linear(
     *,
     activation: str = "none",
 ) -> Tensor: ...
+def linear_cross_entropy(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    *,
+    linear_bias: Tensor | None = None,
+    weight: Tensor | None = None,
+    reduction: str = "mean",
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    dtype: dtype | None = None,
+    recompute: bool = False,
+) -> Tensor: ...
 def log_softmax(
     input: Tensor,
     dim: int,

@@ -13,6 +13,7 @@ from faults import catalogs, launch_params
 from faults.forked import forked
 
 NORM = structure(f"{ROWS}/norm_params.h", "NormParams")
+LOSSES = structure(f"{ROWS}/losses_params.h", "LossesParams")
 SOFTMAX = structure(f"{ROWS}/softmax_params.h", "RowsSoftmaxParams")
 ops = torch.ops.cubin
 
@@ -88,6 +89,40 @@ def test_gradients_of_parameters_are_summed_in_parts(driver, columns: int, clust
     else:
         assert names == ["norm_backward", "norm_columns", "norm_columns"]
         assert (launches[1][1].parts, launches[1][1].sums_parts, last.sums_parts) == (16, 0, 16)
+
+
+def test_losses_of_rows_and_their_gradients(driver) -> None:
+    logits, targets = empty(64, 131072), empty(64, dtype=torch.int64)
+    each, one = empty(64, dtype=torch.float32), empty(dtype=torch.float32)
+    options = ("mean", -100, 0.1)
+
+    def call() -> None:
+        ops._cross_entropy(logits, targets, None, *options, torch.bfloat16)
+        ops._cross_entropy_backward(one, logits, targets, None, one, each, each, *options)
+
+    (losses, total, gradient) = launches_of(driver, call, LOSSES)
+    assert [launch["grid"][0] for launch, _ in (losses, total, gradient)] == [64 * 8, 1, 64 * 16]
+    assert [params.cluster for _, params in (losses, total, gradient)] == [8, 1, 16]
+    assert (total[1].columns, total[1].classes, total[1].mean) == (64, 131072, 1)
+    assert not losses[1].total
+    assert gradient[1].total
+
+
+def test_gradients_of_a_linear_loss_are_computed_in_blocks_of_classes(driver) -> None:
+    x, w = empty(8192, 64), empty(9000, 64)
+    targets, each = empty(8192, dtype=torch.int64), empty(8192, dtype=torch.float32)
+    one = empty(dtype=torch.float32)
+
+    def call() -> None:
+        ops._linear_cross_entropy_backward(
+            *(one, x, w, targets, None, None, one, each, each, "mean", -100, 0.0),
+            *(False, False, False),
+        )
+
+    blocks = [params for _, params in launches_of(driver, call, LOSSES)]
+    assert [(each.first, each.columns, each.classes) for each in blocks] == [
+        *((0, 4096, 9000), (4096, 4096, 9000), (8192, 808, 9000)),
+    ]
 
 
 def test_softmax_writes_float32_of_16_bits(driver) -> None:

@@ -240,3 +240,21 @@ def test_fused_inference_path_is_disabled_inside_and_restored_outside() -> None:
             assert mha.get_fastpath_enabled() is before
         finally:
             mha.set_fastpath_enabled(True)
+
+
+@pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="PyTorch has it from 2.13 on")
+def test_linear_cross_entropy(device) -> None:
+    x, w, b = (torch.randn(shape, device=device) for shape in ((4, 3), (5, 3), (5,)))
+    target = torch.tensor([1, -100, 4, 0], device=device)
+    options = {"linear_bias": b, "weight": b.abs(), "reduction": "sum", "label_smoothing": 0.1}
+    for served in ({}, options):
+        expected = F.linear_cross_entropy(x, w, target, **served)
+        result, ops, report = run(lambda o=served: F.linear_cross_entropy(x, w, target, **o))
+        torch.testing.assert_close(result, expected)
+        (row,) = report.served
+        assert (row.function, row.calls) == ("torch.nn.functional.linear_cross_entropy", 1)
+        assert ops.aten_products() == []
+    probabilities = torch.full((4, 5), 0.2, device=device)
+    _, _, report = run(lambda: F.linear_cross_entropy(x, w, probabilities))
+    (row,) = report.declined
+    assert row.reason == "targets that are not classes"

@@ -70,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
    "math": "float32", "layout": "any", "alignment": 2, "tile": [1, 8, 1], "stages": 1,
    "block": ["{size.threads}", 1, 1], "dynamic_shared": 0,
    "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": "{size.blocks}"},
-   "cost": {"k_tile": 0, "fixed": 0},
+   "accepted_spill": {"sm_90a": 32}, "cost": {"k_tile": 0, "fixed": 0},
    "for": {"d": [
      {"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"},
      {"short": "f32", "dtype": "float32"}],
