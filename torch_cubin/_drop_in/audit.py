@@ -40,7 +40,9 @@ _MOVING, _SUMMING, _OVER_THE_BATCH, _ADDING = (
     frozenset(_LISTS[key]) for key in ("moving", "summing", "over_the_batch", "adding")
 )
 # Our ops over rows, whose kernels are batch-invariant with and without the switch.
-_OUR_ROWS = ("norm", "softmax", "cross_entropy", "row_sums", "quantize", "scaled_matmul", "expert_")
+_OUR_ROWS = (
+    *("norm", "softmax", "cross_entropy", "row_sums", "quantize", "scaled_matmul", "expert_"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,6 +195,11 @@ def _summing(base: str, args: Any, kwargs: Any) -> tuple[str, str]:
 
 
 def _ours(func: Any, base: str, args: Any, kwargs: Any) -> tuple[str, str]:
+    if base.lstrip("_").startswith(("cross_entropy", "linear_cross_entropy")):
+        given = {**dict(zip(argument_names(func), args, strict=False)), **kwargs}
+        sums = given["reduction"] != "none" and "backward" not in base
+        if sums or "linear_cross_entropy_backward" in base:
+            return DETERMINISTIC, _OVER_BATCH
     if func.namespace == "cubin" and base.lstrip("_").startswith(_OUR_ROWS):
         return INVARIANT, "rows by themselves"
     if "e4m3" in base:

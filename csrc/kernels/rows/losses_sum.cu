@@ -33,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(kBlock)
 /* torch_cubin kernels
 {"virtual_arch": [80, 90],
  "kernels": [
-  {"name": "losses_sum_rows", "kind": "losses_sum", "dtype": "float32",
+  {"name": "losses_sum_rows_f32", "kind": "losses_sum", "dtype": "float32",
    "math": "float32", "layout": "any", "alignment": 4, "tile": [1, 8, 1], "stages": 1,
    "block": [512, 1, 1], "dynamic_shared": 0, "cost": {"k_tile": 0, "fixed": 0}}]}
 */

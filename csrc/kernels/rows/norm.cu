@@ -107,8 +107,8 @@ extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
    "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": "{size.blocks}"},
    "accepted_spill": "{d.spill}", "cost": {"k_tile": 0, "fixed": 0},
    "for": {"d": [
-     {"short": "f16", "dtype": "float16", "spill": {"sm_90a": 72}},
-     {"short": "bf16", "dtype": "bfloat16", "spill": {"sm_90a": 72}},
-     {"short": "f32", "dtype": "float32", "spill": {"sm_80": 8}}],
+     {"short": "f16", "dtype": "float16", "spill": {}},
+     {"short": "bf16", "dtype": "bfloat16", "spill": {}},
+     {"short": "f32", "dtype": "float32", "spill": {"sm_80": 40, "sm_86": 40, "sm_89": 40}}],
     "size": [{"threads": 256, "blocks": 4}, {"threads": 512, "blocks": 2}]}}]}
 */

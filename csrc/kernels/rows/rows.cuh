@@ -266,17 +266,22 @@ struct Lane {
   }
 };
 
-// Calls run(access) with the access for rows of that length and dtype.
-template <DType kDtype, class Run>
+// Calls run(access) with the access for rows of that length and dtype. kStreams: long rows may be
+// read by vectors, once for each pass; else it is by single elements.
+template <DType kDtype, bool kStreams = false, class Run>
 TC_DEVICE void with_access(int threads, int cluster, int columns, Run&& run) {
   using OwnVectors = Vectors<static_cast<int>(kDtype)>;
   if (Lane<OwnVectors>::takes(threads, cluster, columns)) {
     run(OwnVectors{});
-  } else if (columns % OwnVectors::kElements == 0) {
-    run(StreamedVectors<static_cast<int>(kDtype)>{});
-  } else {
-    run(Singles<static_cast<int>(kDtype)>{});
+    return;
   }
+  if constexpr (kStreams) {
+    if (columns % OwnVectors::kElements == 0) {
+      run(StreamedVectors<static_cast<int>(kDtype)>{});
+      return;
+    }
+  }
+  run(Singles<static_cast<int>(kDtype)>{});
 }
 
 // Joins values over the threads of rows. `Values` is a struct of floats; join(a, b) commutes

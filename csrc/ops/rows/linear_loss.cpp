@@ -94,7 +94,7 @@ struct LinearLoss {
 
   // Memory for a gradient, which only a call without logits leaves unwritten.
   Tensor gradient(bool needed, const TensorView& like, int64_t dim, ScalarType dtype) const {
-    if (!needed) return no_elements(x, dtype);
+    if (!needed) return no_elements(x, x.dtype);
     Tensor out = empty_near(x, like.sizes, dim, dtype);
     return sizes.rows * sizes.columns > 0 ? out : torch::stable::fill_(out, 0);
   }
