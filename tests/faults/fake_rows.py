@@ -108,23 +108,6 @@ def test_losses_of_rows_and_their_gradients(driver) -> None:
     assert gradient[1].total
 
 
-def test_gradients_of_a_linear_loss_are_computed_in_blocks_of_classes(driver) -> None:
-    x, w = empty(8192, 64), empty(9000, 64)
-    targets, each = empty(8192, dtype=torch.int64), empty(8192, dtype=torch.float32)
-    one = empty(dtype=torch.float32)
-
-    def call() -> None:
-        ops._linear_cross_entropy_backward(
-            *(one, x, w, targets, None, None, one, each, each, "mean", -100, 0.0),
-            *(False, False, False),
-        )
-
-    blocks = [params for _, params in launches_of(driver, call, LOSSES)]
-    assert [(each.first, each.columns, each.classes) for each in blocks] == [
-        *((0, 4096, 9000), (4096, 4096, 9000), (8192, 808, 9000)),
-    ]
-
-
 def test_softmax_writes_float32_of_16_bits(driver) -> None:
     def call() -> None:
         ops._softmax(empty(64, 100, dtype=torch.float16), True, torch.float32)
