@@ -9,6 +9,7 @@ products without TF32.
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Callable
 
 import common
@@ -47,6 +48,52 @@ def measure(loss: Loss, x: Tensor, w: Tensor, target: Tensor) -> tuple[float, Te
     return (torch.cuda.max_memory_allocated() - before) / 2**20, gradients[1]
 
 
+def compare(rows: int, features: int, classes: int) -> list[dict[str, object]]:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    x = torch.randn(rows, features, device="cuda").bfloat16().requires_grad_()
+    w = torch.randn(classes, features, device="cuda") * features**-0.5
+    w = w.bfloat16().requires_grad_()
+    target = torch.randint(0, classes, (rows,), device="cuda")
+    losses: dict[str, Loss] = {
+        "ours": op,
+        "recompute": lambda *tensors: op(*tensors, recompute=True),
+        "torch": reference,
+        "compiled": torch.compile(reference, dynamic=False),
+    }
+    with torch.no_grad():
+        exact = exact_gradient(x, w, target)
+    size, facts = float(exact.norm()), {}
+    for who, loss in losses.items():
+        measure(loss, x, w, target)  # compiles
+        peak, gradient = measure(loss, x, w, target)
+        error = sum(
+            float((own.float() - want).square().sum())
+            for own, want in zip(gradient.split(4096), exact.split(4096), strict=True)
+        )
+        facts[who] = {"MiB": peak, "dW error": error**0.5 / size}
+        del gradient
+    del exact
+    torch.cuda.empty_cache()
+
+    def run(loss: Loss) -> object:
+        return torch.autograd.grad(loss(x, w, target), (x, w))
+
+    runs = {who: functools.partial(run, loss) for who, loss in losses.items()}
+    times = common.interleaved(runs, block_ms=150, rounds=5)
+    found: list[dict[str, object]] = []
+    for who, each in facts.items():
+        case = f"{rows} x {features} x {classes}"
+        ratio, ms = times["compiled"] / times[who], times[who] / 1e3
+        print(
+            f"{case} {who}: {ratio:.3f} of compiled, {ms:.2f} ms, {each['MiB']:.0f} MiB, "
+            f"error of dW {each['dW error']:.2e}",
+            flush=True,
+        )
+        found.append({"group": who, "case": case, "value": ratio, "ms": ms, **each})
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json")
@@ -54,49 +101,8 @@ def main() -> None:
     common.require_gpu()
     common.print_machine("Cross entropy of a linear layer, bfloat16, forward and backward")
     found = []
-    for rows, features, classes in SHAPES:
-        torch._dynamo.reset()
-        torch.manual_seed(0)
-        x = torch.randn(rows, features, device="cuda").bfloat16().requires_grad_()
-        w = torch.randn(classes, features, device="cuda") * features**-0.5
-        w = w.bfloat16().requires_grad_()
-        target = torch.randint(0, classes, (rows,), device="cuda")
-        losses: dict[str, Loss] = {
-            "ours": op,
-            "recompute": lambda *tensors: op(*tensors, recompute=True),
-            "torch": reference,
-            "compiled": torch.compile(reference, dynamic=False),
-        }
-        with torch.no_grad():
-            exact = exact_gradient(x, w, target)
-        size, facts = exact.norm(), {}
-        for who, loss in losses.items():
-            measure(loss, x, w, target)  # compiles
-            peak, gradient = measure(loss, x, w, target)
-            error = sum(
-                float((own.float() - want).square().sum())
-                for own, want in zip(gradient.split(4096), exact.split(4096), strict=True)
-            )
-            facts[who] = {"MiB": peak, "dW error": error**0.5 / float(size)}
-            del gradient
-        del exact
-        torch.cuda.empty_cache()
-        runs = {
-            who: lambda loss=loss: torch.autograd.grad(loss(x, w, target), (x, w))
-            for who, loss in losses.items()
-        }
-        times = common.interleaved(runs, block_ms=150, rounds=5)
-        for who, each in facts.items():
-            case = f"{rows} x {features} x {classes}"
-            ratio = times["compiled"] / times[who]
-            each["ms"] = times[who] / 1e3
-            print(
-                f"{case} {who}: {ratio:.3f} of compiled, {each['ms']:.2f} ms, "
-                f"{each['MiB']:.0f} MiB, error of dW {each['dW error']:.2e}",
-                flush=True,
-            )
-            found.append({"group": who, "case": case, "value": ratio, **each})
-        del x, w, target, runs, losses
+    for shape in SHAPES:
+        found += compare(*shape)
         torch.cuda.empty_cache()
     common.write_json(arguments.json, found)
 

@@ -233,7 +233,7 @@ def test_cross_entropy(
                 call(x.float(), target, weight.float(), reduction=reduction)
                 for call in (ops.cross_entropy, F.cross_entropy)
             )
-            torch.testing.assert_close(loss, other, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(loss, other, rtol=1e-4, atol=1e-5, equal_nan=True)
     losses.finish()
     gradients.finish()
 
@@ -322,7 +322,8 @@ def test_linear_cross_entropy_of_float16_keeps_small_gradients(generator) -> Non
             loss = call(x, w, target)
         assert loss.dtype == torch.float32
         found.append(torch.autograd.grad(loss * 65536, w)[0])
-    torch.testing.assert_close(*found, atol=2e-2, rtol=2e-2)
+    got, want = (each.float() for each in found)
+    assert (got - want).norm() <= 1e-2 * want.norm()
 
 
 def test_a_graph_is_replayed(generator: torch.Generator) -> None:

@@ -306,10 +306,19 @@ def _C(x: Tensor) -> Tensor:
         (lambda x, w: ops.cross_entropy(x[None], x), "cross_entropy argument 'input' has unsuppor"),
         (lambda x, w: ops.cross_entropy(x, _C(x), w[:5]), "argument 'weight' has a wro"),
         (lambda x, w: ops.cross_entropy(x, _C(x), reduction="x"), "'reduction' is not known"),
-        (lambda x, w: ops.linear_cross_entropy(x, x[:, :5], _C(x)), "'linear_weight' does not match"),
+        (
+            lambda x, w: ops.linear_cross_entropy(x, x[:, :5], _C(x)),
+            "'linear_weight' does not match",
+        ),
         (lambda x, w: ops.linear_cross_entropy(x, x, w.long()), "'target' has a wrong shape"),
-        (lambda x, w: ops.linear_cross_entropy(x, x, _C(x), linear_bias=w), "'linear_bias' has a w"),
-        (lambda x, w: ops.linear_cross_entropy(x, x, _C(x), weight=w), "'weight' has a wrong shape"),
+        (
+            lambda x, w: ops.linear_cross_entropy(x, x, _C(x), linear_bias=w),
+            "'linear_bias' has a w",
+        ),
+        (
+            lambda x, w: ops.linear_cross_entropy(x, x, _C(x), weight=w),
+            "'weight' has a wrong shape",
+        ),
         (lambda x, w: ops.linear_cross_entropy(x, x, _C(x), reduction=""), "'reduction' is not kn"),
         (lambda x, w: ops.log_softmax(x.bool(), 1), "log_softmax argument 'input' has an unsupp"),
     ],

@@ -40,8 +40,8 @@ def _fake(
     *needs: bool,
 ) -> tuple[Tensor, ...]:
     tensors = {"input": input, "linear_weight": linear_weight, "target": target}
-    tensors |= {"linear_bias": linear_bias, "weight": weight}
-    check(NAME, tensors, reduction, label_smoothing)
+    given = {**tensors, "linear_bias": linear_bias, "weight": weight}
+    check(NAME, given, reduction, label_smoothing)
     checks.unify(input.shape[1], linear_weight.shape[1])
     checks.unify(input.shape[0], target.shape[0])
     for of_class in (linear_bias, weight):
@@ -116,8 +116,7 @@ class _LinearCrossEntropy(transforms.SingleLevelFunction):
         *ctx.options, dtype = rest[:4]
         needs = ctx.needs_input_grad
         asked = (
-            can and need
-            for can, need in zip(rest[4:], (needs[1], needs[2], needs[4]), strict=True)
+            can and need for can, need in zip(rest[4:], (needs[1], needs[2], needs[4]), strict=True)
         )
         tensors = (input, linear_weight, target, linear_bias, weight)
         made += autograd.call_below_autograd(op, *tensors, *ctx.options, dtype, *asked)
@@ -201,11 +200,13 @@ def _autocast(
     """Its products run in autocast's dtype, its loss is float32, like linear and cross_entropy."""
     without_this_key = dispatch_keys.without_key("AutocastCUDA")
     if not dispatch_keys.autocast_is_off():
-        to = torch.get_autocast_dtype("cuda")
-        input, linear_weight, linear_bias = (
-            x.to(to) if isinstance(x, Tensor) and x.dtype in _CAST else x
-            for x in (input, linear_weight, linear_bias)
-        )
+        lower = torch.get_autocast_dtype("cuda")
+
+        def cast(tensor: Any) -> Any:
+            known = isinstance(tensor, Tensor) and tensor.dtype in _CAST
+            return tensor.to(lower) if known else tensor
+
+        input, linear_weight, linear_bias = map(cast, (input, linear_weight, linear_bias))
         dtype = dtype or torch.float32
     with without_this_key():
         return raw_ops.overload(NAME)(

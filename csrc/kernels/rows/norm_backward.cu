@@ -17,7 +17,7 @@ TC_DEVICE void differentiate(const NormParams& p) {
   const float part = 1.0f / static_cast<float>(p.columns);
   const RowOf weight(p.weight, 0, p.weight_dtype);
   const auto [row, valid] = OwnRow<kBlock>(p.rows, p.threads, p.cluster);
-  Own at(p.threads, p.cluster, p.columns);
+  const Own at(p.threads, p.cluster, p.columns);
   const RowOf x_row(p.x, row * p.x_stride, p.row_dtype);
   const RowOf grad_row(p.grad_out, row * p.grad_out_stride, p.row_dtype);
   typename Own::Raw x_raw[Own::kHeld], grad_raw[Own::kHeld];
@@ -91,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
    "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": "{size.blocks}"},
    "accepted_spill": "{d.spill}", "cost": {"k_tile": 0, "fixed": 0},
    "for": {"d": [
-     {"short": "f16", "dtype": "float16", "spill": {"sm_80": 80, "sm_86": 80, "sm_89": 80}},
+     {"short": "f16", "dtype": "float16", "spill": {"sm_80": 64}},
      {"short": "bf16", "dtype": "bfloat16", "spill": {}},
      {"short": "f32", "dtype": "float32", "spill": {}}],
     "size": [{"threads": 256, "blocks": 3}]}},
@@ -101,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
    "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": "{size.blocks}"},
    "accepted_spill": "{d.spill}", "cost": {"k_tile": 0, "fixed": 0},
    "for": {"d": [
-     {"short": "f16", "dtype": "float16", "spill": {"sm_80": 80, "sm_86": 80, "sm_89": 80}},
+     {"short": "f16", "dtype": "float16", "spill": {"sm_80": 64}},
      {"short": "bf16", "dtype": "bfloat16", "spill": {}},
      {"short": "f32", "dtype": "float32", "spill": {}}],
     "size": [{"threads": 512, "blocks": 1}]}}]}

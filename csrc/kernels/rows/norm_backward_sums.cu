@@ -19,12 +19,9 @@ struct ColumnSums {
   float of[kVectors][8] = {};
 };
 
-// kCentered: of layer norm, or with the sums for a bias.
-template <bool kCentered>
 struct Differentiation {
   using Access = Vectors<static_cast<int>(DType::TC_DTYPE)>;
   using Raw = typename Access::Raw;
-  using Totals = Sums<kCentered ? 2 : 1>;
   static constexpr int kParts = Access::kParts;
   const NormParams& p;
   const int lane = (static_cast<int>(threadIdx.x) & (p.threads - 1)) +
@@ -78,7 +75,7 @@ struct Differentiation {
   }
 
   TC_DEVICE void run() const {
-    RowJoin<Totals, kBlock> join(p.threads, p.cluster);
+    RowJoin<Sums<2>, kBlock> join(p.threads, p.cluster);
     ColumnSums of_weight, of_bias;
     const int at_once = kBlock / p.threads;
     const tc_int64 step = static_cast<tc_int64>(gridDim.x / p.cluster) * at_once;
@@ -88,7 +85,7 @@ struct Differentiation {
     float mean = 0, rstd = 0;
     const auto read_statistics = [&](tc_int64 of) {
       if (of >= p.rows) return;
-      if (kCentered && p.centered) mean = p.mean[of];
+      if (p.centered) mean = p.mean[of];
       rstd = p.rstd[of];
     };
 #pragma unroll
@@ -107,65 +104,54 @@ struct Differentiation {
     }
     cp_async_wait<0>();
     write(p.sums_w, of_weight);
-    if (kCentered) write(p.sums_b, of_bias);
+    write(p.sums_b, of_bias);
   }
 
   TC_DEVICE void differentiate(tc_int64 row, u32 at, float mean, float rstd,
-                               RowJoin<Totals, kBlock>& join, ColumnSums& of_weight,
+                               RowJoin<Sums<2>, kBlock>& join, ColumnSums& of_weight,
                                ColumnSums& of_bias) const {
     const bool valid = row < p.rows;
     const float part = 1.0f / static_cast<float>(p.columns);
     const RowOf weight(p.weight, 0, p.weight_dtype);
-    // x_hat, grad_out and grad_out * weight of a vector, which are read again after the join:
-    // registers for them would leave fewer blocks to hide its latency.
-    const auto get_vector = [&](float (&x)[8], float (&grad)[8], int i) {
-      get(x, at, i);
-      get(grad, at + of_tensor, i);
-#pragma unroll
-      for (int j = 0; j < 8; ++j) x[j] = (x[j] - mean) * rstd;
-    };
-    const auto scale = [&](float (&grad)[8], int column) {
-      if (p.weight == nullptr) return;
-      float factor[8];
-      Access::load(factor, weight, column);
-#pragma unroll
-      for (int j = 0; j < 8; ++j) grad[j] *= factor[j];
-    };
-    Totals totals = {};
+    float x[kVectors][8], grad[kVectors][8];  // x_hat, and grad_out * weight
+    Sums<2> totals = {{0, 0}};
     if (valid) {
       for_each([&](int i, int column) {
-        float x[8], grad[8];
-        get_vector(x, grad, i);
+        get(x[i], at, i);
+        get(grad[i], at + of_tensor, i);
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
-          if (kCentered) of_bias.of[i][j] += grad[j];
-          of_weight.of[i][j] += grad[j] * x[j];
+          x[i][j] = (x[i][j] - mean) * rstd;
+          of_bias.of[i][j] += grad[i][j];
+          of_weight.of[i][j] += grad[i][j] * x[i][j];
         }
-        scale(grad, column);
+        if (p.weight != nullptr) {
+          float factor[8];
+          Access::load(factor, weight, column);
+#pragma unroll
+          for (int j = 0; j < 8; ++j) grad[i][j] *= factor[j];
+        }
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
-          totals.of[0] += grad[j] * x[j];
-          if (kCentered) totals.of[1] += grad[j];
+          totals.of[0] += grad[i][j] * x[i][j];
+          totals.of[1] += grad[i][j];
         }
       });
     }
-    join(totals, typename Totals::Join{});
+    join(totals, Sums<2>::Join{});
     if (!valid) return;
     const float of_x = totals.of[0] * part;
-    const float shift = kCentered && p.centered ? totals.of[kCentered] * part : 0.0f;
+    const float shift = p.centered ? totals.of[1] * part : 0.0f;
     const RowOf grad_x(p.grad_x, row * p.columns, p.row_dtype);
     for_each([&](int i, int column) {
-      float x[8], grad[8];
-      get_vector(x, grad, i);
-      scale(grad, column);
 #pragma unroll
-      for (int j = 0; j < 8; ++j) x[j] = rstd * (grad[j] - x[j] * of_x - shift);
+      for (int j = 0; j < 8; ++j) x[i][j] = rstd * (grad[i][j] - x[i][j] * of_x - shift);
       if (p.grad_sum != nullptr) {
-        get(grad, at + 2 * of_tensor, i);
+        get(grad[i], at + 2 * of_tensor, i);
 #pragma unroll
-        for (int j = 0; j < 8; ++j) x[j] += grad[j];
+        for (int j = 0; j < 8; ++j) x[i][j] += grad[i][j];
       }
-      Access::store_own(grad_x, x, column);
+      Access::store_own(grad_x, x[i], column);
     });
   }
 
@@ -193,16 +179,11 @@ struct Differentiation {
 extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
     TC_KERNEL(const __grid_constant__ NormParams p) {
   wait_for_previous_kernel();
-  if (p.centered || p.sums_b != nullptr) {
-    Differentiation<true>{p}.run();
-  } else {
-    Differentiation<false>{p}.run();
-  }
+  Differentiation{p}.run();
 }
 
 }  // namespace torch_cubin::TC_KERNEL
 
-// accepted_spill: of the sums of wide blocks, of which a second one is worth more.
 /* torch_cubin kernels
 {"virtual_arch": [80, 90],
  "kernels": [
@@ -211,12 +192,11 @@ extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
    "tile": [1, "{size.columns}", 1], "stages": 3, "block": ["{size.threads}", 1, 1],
    "dynamic_shared": 0, "blocks": "{size.blocks}",
    "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": "{size.blocks}"},
-   "accepted_spill": {"sm_80": 600, "sm_86": 600, "sm_89": 600, "sm_90a": 600, "sm_100a": 600, "sm_120a": 600},
    "cost": {"k_tile": 0, "fixed": 0},
    "for": {"d": [
      {"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"},
      {"short": "f32", "dtype": "float32"}],
     "size": [
-     {"threads": 256, "columns": 4096, "blocks": 3},
-     {"threads": 512, "columns": 8192, "blocks": 2}]}}]}
+     {"threads": 256, "columns": 4096, "blocks": 2},
+     {"threads": 512, "columns": 8192, "blocks": 1}]}}]}
 */

@@ -125,7 +125,7 @@ struct Vectors {
   }
 };
 
-// The same for rows of any such length, which are read in chunks.
+// The same for rows of any such length, which Lane::stream reads.
 template <int kDtype>
 struct StreamedVectors : Vectors<kDtype> {
   static constexpr bool kIsHeld = false;
@@ -187,7 +187,6 @@ struct Lane {
   static constexpr int kHeld = Access::held(kRowRegisters / 4);
   using Raw = typename Access::Raw;
   int lane, threads, columns;
-  int loaded = 0;  // the chunk that is in registers
 
   // `threads` of each of the `cluster` adjacent blocks of a row.
   TC_DEVICE Lane(int threads, int cluster, int columns)
@@ -217,13 +216,13 @@ struct Lane {
   }
 
   // Calls body(i, column), with the row's vectors of a chunk in what load(first) has read; the
-  // caller has called load(0) before the first time.
+  // caller has called load(0).
   template <class Load, class Body>
-  TC_DEVICE void for_each(Load&& load, Body&& body) {
+  TC_DEVICE void for_each(Load&& load, Body&& body) const {
     const int chunk = threads * (kElements * kHeld);
 #pragma unroll 1
     for (int first = 0; first < (Access::kIsHeld ? 1 : columns); first += chunk) {
-      if (!Access::kIsHeld && first != loaded) load(loaded = first);
+      if (!Access::kIsHeld && columns > chunk) load(first);
 #pragma unroll
       for (int i = 0; i < kHeld; ++i) {
         if (has(first, i)) body(i, column(first, i));
@@ -266,22 +265,15 @@ struct Lane {
   }
 };
 
-// Calls run(access) with the access for rows of that length and dtype. kStreams: long rows may be
-// read by vectors, once for each pass; else it is by single elements.
-template <DType kDtype, bool kStreams = false, class Run>
+// Calls run(access) with the access for rows of that length and dtype.
+template <DType kDtype, class Run>
 TC_DEVICE void with_access(int threads, int cluster, int columns, Run&& run) {
   using OwnVectors = Vectors<static_cast<int>(kDtype)>;
   if (Lane<OwnVectors>::takes(threads, cluster, columns)) {
     run(OwnVectors{});
-    return;
+  } else {
+    run(Singles<static_cast<int>(kDtype)>{});
   }
-  if constexpr (kStreams) {
-    if (columns % OwnVectors::kElements == 0) {
-      run(StreamedVectors<static_cast<int>(kDtype)>{});
-      return;
-    }
-  }
-  run(Singles<static_cast<int>(kDtype)>{});
 }
 
 // Joins values over the threads of rows. `Values` is a struct of floats; join(a, b) commutes

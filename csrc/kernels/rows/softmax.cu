@@ -17,7 +17,7 @@ TC_DEVICE void softmax(const RowsSoftmaxParams& p) {
   using Sum = ExpSum<Access::kExact>;
   RowJoin<Sum, kBlock> join(p.threads, p.cluster);
   const auto [row, valid] = OwnRow<kBlock>(p.rows, p.threads, p.cluster);
-  Own at(p.threads, p.cluster, p.columns);
+  const Own at(p.threads, p.cluster, p.columns);
   const RowOf x_row(p.x, row * p.x_stride, p.x_dtype), out(p.out, row * p.columns, p.out_dtype);
   typename Own::Raw raw[Own::kHeld];
   const auto load = [&](int first) { at.load(raw, x_row, first); };
@@ -56,15 +56,12 @@ TC_DEVICE void softmax(const RowsSoftmaxParams& p) {
 extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
     TC_KERNEL(const __grid_constant__ RowsSoftmaxParams p) {
   wait_for_previous_kernel();
-  with_access<DType::TC_DTYPE, true>(p.threads, p.cluster, p.columns,
-                                     [&](auto access) { softmax<decltype(access)>(p); });
+  with_access<DType::TC_DTYPE>(p.threads, p.cluster, p.columns,
+                               [&](auto access) { softmax<decltype(access)>(p); });
 }
 
 }  // namespace torch_cubin::TC_KERNEL
 
-// accepted_spill: a few registers, of kernels that are bound by memory; a fifth block to hide its
-// latency is worth more.
-//
 // Wider blocks are for long rows, and for the GPUs that they were measured on: wheels stay small.
 /* torch_cubin kernels
 {"virtual_arch": [80, 90],
@@ -73,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
    "math": "float32", "layout": "any", "alignment": 2, "tile": [1, 8, 1], "stages": 1,
    "block": ["{size.threads}", 1, 1], "dynamic_shared": 0,
    "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": "{size.blocks}"},
-   "accepted_spill": {"sm_80": 64, "sm_86": 64, "sm_89": 64, "sm_90a": 64, "sm_100a": 64, "sm_120a": 64}, "cost": {"k_tile": 0, "fixed": 0},
+   "cost": {"k_tile": 0, "fixed": 0},
    "for": {"d": [
      {"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"},
      {"short": "f32", "dtype": "float32"}],

@@ -15,7 +15,7 @@ TC_DEVICE void differentiate(const RowsSoftmaxParams& p) {
   using Own = Lane<Access>;
   RowJoin<Sums<1>, kBlock> join(p.threads, p.cluster);
   const auto [row, valid] = OwnRow<kBlock>(p.rows, p.threads, p.cluster);
-  Own at(p.threads, p.cluster, p.columns);
+  const Own at(p.threads, p.cluster, p.columns);
   const RowOf y_row(p.x, row * p.x_stride, p.x_dtype), out(p.out, row * p.columns, p.out_dtype);
   const RowOf grad_row(p.grad_out, row * p.grad_out_stride, p.x_dtype);
   typename Own::Raw y_raw[Own::kHeld], grad_raw[Own::kHeld];
@@ -60,14 +60,12 @@ TC_DEVICE void differentiate(const RowsSoftmaxParams& p) {
 extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
     TC_KERNEL(const __grid_constant__ RowsSoftmaxParams p) {
   wait_for_previous_kernel();
-  with_access<DType::TC_DTYPE, true>(p.threads, p.cluster, p.columns,
-                                     [&](auto access) { differentiate<decltype(access)>(p); });
+  with_access<DType::TC_DTYPE>(p.threads, p.cluster, p.columns,
+                               [&](auto access) { differentiate<decltype(access)>(p); });
 }
 
 }  // namespace torch_cubin::TC_KERNEL
 
-// accepted_spill: of GPUs that it was not tuned on.
-//
 // Wider blocks are for long rows, and for the GPUs that they were measured on: wheels stay small.
 /* torch_cubin kernels
 {"virtual_arch": [80, 90],
@@ -76,7 +74,6 @@ extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
    "math": "float32", "layout": "any", "alignment": 2, "tile": [1, 8, 1], "stages": 1,
    "block": ["{size.threads}", 1, 1], "dynamic_shared": 0,
    "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": "{size.blocks}"},
-   "accepted_spill": {"sm_100a": 336, "sm_120a": 336},
    "cost": {"k_tile": 0, "fixed": 0},
    "for": {"d": [
      {"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"},

@@ -26,8 +26,7 @@ constexpr int64_t kMostApart = 64;  // blocks of a row that exchange nothing
 constexpr int kClusterArch = 90;
 // The number of norm_backward_sums' blocks fixes the order of the sums, so that it depends on no
 // device: as many as fill an H100.
-constexpr int64_t kMultiprocessors = 132, kMultiprocessorShared = 228 << 10;
-constexpr int64_t kBlockShared = 2 << 10;  // besides the rows, at most: the system's, and for sums
+constexpr int64_t kMultiprocessors = 132;
 constexpr int64_t kMostColumns = INT32_MAX - (int64_t{1} << 20);  // a chunk more is counted
 constexpr int64_t kAlignment = 16;  // bytes
 
@@ -197,12 +196,11 @@ SumsLayout::SumsLayout(const Device& device, const RowSizes& sizes, ScalarType r
     vectors = ceil_div(sizes.columns, threads * cluster * kRowVector);
     grid.dynamic_shared = fields.integer("stages", 1) * (with_grad_sum ? 3 : 2) * vectors * block *
                           kRowVector * element_size(row_dtype);
-    if (grid.dynamic_shared > device.shared_optin - kBlockShared) continue;
+    constexpr int64_t kReservedShared = 1024;  // the system's, and for sums
+    if (grid.dynamic_shared > device.shared_optin - kReservedShared) continue;
     kernel = each;
-    const int64_t resident = std::min(fields.integer("blocks", 1),
-                                      kMultiprocessorShared / (grid.dynamic_shared + kBlockShared));
     parts = std::min(ceil_div(sizes.rows, block / threads),
-                     std::max<int64_t>(resident, 1) * kMultiprocessors / cluster);
+                     fields.integer("blocks", 1) * kMultiprocessors / cluster);
     grid.x = parts * cluster;
     grid.cluster_x = cluster;
     return;
