@@ -11,10 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tests"))
 
-from c_layouts import ATTENTION, MATMUL, structure  # noqa: E402  (needs the path above)
+from c_layouts import ATTENTION, structure  # noqa: E402  (needs the path above)
 
 AttentionParams = structure(f"{ATTENTION}/sm90/forward_params.h", "Sm90AttentionParams")
 BackwardParams = structure(f"{ATTENTION}/sm90/backward_params.h", "Sm90BackwardParams")
-MatmulParams = structure(f"{MATMUL}/sm90_params.h", "Sm90MatmulParams")
-PadParams = structure(f"{MATMUL}/pad_params.h", "PadParams")
-SkinnyParams = structure(f"{MATMUL}/sm90_skinny_params.h", "Sm90SkinnyParams")

@@ -363,8 +363,6 @@ TC_DEVICE void run_skinny(const Sm90SkinnyParams& p) {
   }
 }
 
-#ifdef TC_DTYPE  // benchmarks/sm90/bench_skinny.cu defines its own kernels
-
 using KernelConfig =
     SkinnyConfig<DType::TC_DTYPE, TC_ROWS_CONTIGUOUS, TC_TILE_N / 64, TC_TILE_M, TC_GATED>;
 static_assert(TC_TILE_K == KernelConfig::kTileK && TC_TILE_N % 64 == 0,
@@ -374,8 +372,6 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
     TC_KERNEL(const __grid_constant__ Sm90SkinnyParams p) {
   run_skinny<KernelConfig>(p);
 }
-
-#endif
 
 }  // namespace torch_cubin::TC_KERNEL
 
