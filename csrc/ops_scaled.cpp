@@ -3,6 +3,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include "op_registration.h"
+#include "ops/scaled/aten_scaled_grouped.h"
 #include "ops/scaled/scaled.h"
 
 namespace {
@@ -24,6 +25,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
   m.def("scaled_grouped_matmul" TC_SCALED_GROUPED_MATMUL);
   m.def("_scaled_grouped_matmul" TC_SCALED_GROUPED_MATMUL);
   m.def("_scaled_grouped_matmul_autograd" TC_SCALED_GROUPED_MATMUL);
+  m.def(
+      "_aten_scaled_grouped_mm(Tensor self, Tensor mat2, Tensor scale_a, Tensor scale_b, "
+      "Tensor? offs, Tensor? bias, Tensor? scale_result, ScalarType? out_dtype, "
+      "bool use_fast_accum, bool by_rows) -> Tensor[]");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(cubin, CompositeImplicitAutograd, m) {
@@ -40,10 +45,12 @@ STABLE_TORCH_LIBRARY_IMPL(cubin, FuncTorchBatchedDecomposition, m) {
 STABLE_TORCH_LIBRARY_IMPL(cubin, CPU, m) {
   TC_RAW_AND_AUTOGRAD(scaled_matmul, cpu);
   TC_RAW_AND_AUTOGRAD(scaled_grouped_matmul, cpu);
+  m.impl("_aten_scaled_grouped_mm", TORCH_BOX(&aten_scaled_grouped_mm));
 }
 STABLE_TORCH_LIBRARY_IMPL(cubin, CUDA, m) {
   TC_RAW_AND_AUTOGRAD(scaled_matmul, cuda);
   TC_RAW_AND_AUTOGRAD(scaled_grouped_matmul, cuda);
+  m.impl("_aten_scaled_grouped_mm", TORCH_BOX(&aten_scaled_grouped_mm));
 }
 
 }  // namespace

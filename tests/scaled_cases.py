@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +14,7 @@ TENSOR, ROW, BLOCK_1X128, BLOCK_128X128 = 0, 1, 4, 5  # torch.nn.functional.Scal
 WHOLE = list(itertools.product((TENSOR, ROW), repeat=2))
 BLOCKS = list(itertools.product((BLOCK_1X128, BLOCK_128X128), repeat=2))
 PAIRS = [*WHOLE, *BLOCKS]
+OF_GROUPS = [(ROW, ROW), (BLOCK_1X128, BLOCK_128X128)]
 TYPES = [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3)]
 OUT_DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
@@ -78,3 +81,28 @@ def operands(
     scale_a = powers(scale_shape(recipes[0], m, k), generator)
     scale_b = powers(scale_shape(recipes[1], n, k), generator)
     return a, b.t(), scale_a, recipes[0], scale_b, recipes[1]
+
+
+def groups(
+    recipes: tuple[int, int], rows: int, count: int, n: int, k: int, generator: torch.Generator
+) -> list[Any]:
+    """What scaled_grouped_matmul takes, but the ends: `count` matrices for groups of `rows` rows
+    together; sums that float32 holds exactly."""
+    a, b, scale_a, _, _, _ = operands(rows, count * n, k, recipes, generator)
+    scales = [powers(scale_shape(recipes[1], n, k), generator) for _ in range(count)]
+    scale_b = torch.stack(scales).squeeze(-1) if recipes[1] == ROW else torch.stack(scales)
+    of_groups = b.t().view(count, n, k).mT
+    return [a, of_groups, scale_a, recipes[0], scale_b, recipes[1]]
+
+
+def expected_of_groups(args: list[Any], sizes: Sequence[int]) -> Tensor:
+    """Of the rows of groups, in float64."""
+    a, b, scale_a, recipe_a, scale_b, recipe_b = args
+    ends = list(itertools.accumulate(sizes))
+    parts = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+    return torch.cat(
+        [
+            expected(a[rows], b[group], scale_a[rows], recipe_a, scale_b[group], recipe_b)
+            for group, rows in enumerate(parts)
+        ]
+    )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -370,7 +371,7 @@ def _layer_and_gradients(layer: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
 
 
 def _wrong_8_bit_products() -> list[str]:
-    """scaled_matmul with every kind of sums and tails in every dim, and quantize."""
+    """scaled_matmul with every kind of sums and tails in every dim, groups, and quantize."""
     import scaled_cases as scaled
 
     if torch.cuda.get_device_capability() != (9, 0):
@@ -389,6 +390,16 @@ def _wrong_8_bit_products() -> list[str]:
                     out = torch.ops.cubin.scaled_matmul(*own, **options)
                     if not torch.equal(out.cpu(), expected.to(dtype)):
                         wrong.append(f"scaled {(m, n, k)} {recipes} {dtype} {fast}")
+    sizes = (5, 0, 130, 17)
+    offs = torch.tensor(sizes).cumsum(0).cuda()
+    for (n, k), recipes in itertools.product(((136, 272), (77, 130)), scaled.OF_GROUPS):
+        args = scaled.groups(recipes, sum(sizes) + 3, len(sizes), n, k, generator)
+        expected = scaled.expected_of_groups(args, sizes)
+        own = [x.cuda() if isinstance(x, torch.Tensor) else x for x in args]
+        for fast in (False, True) if recipes == scaled.OF_GROUPS[0] else (False,):
+            out = torch.ops.cubin.scaled_grouped_matmul(*own, offs=offs, use_fast_accum=fast)
+            if not torch.equal(out[: sum(sizes)].cpu(), expected.bfloat16()):
+                wrong.append(f"scaled groups {(n, k)} {recipes} {fast}")
     for rows, columns in ((129, 257), (40, 1032)):
         for dtype in (torch.bfloat16, torch.float32):
             x = torch.randn(rows, columns).to(dtype)

@@ -10,12 +10,13 @@ import random
 import numerics
 import pytest
 import scaled_cases as cases
-import scaled_sizes
 import torch
 from scaled_cases import BLOCK_1X128, BLOCK_128X128, E4M3, ROW, TENSOR, expected, operands
 from torch import Tensor
 
 import torch_cubin  # noqa: F401  (registers the ops)
+from torch_cubin._native import library
+from torch_cubin._tuning import measure
 
 pytestmark = pytest.mark.usefixtures("nan_memory")
 
@@ -137,13 +138,33 @@ def test_block_scales_padded_as_cublas_requires(generator: torch.Generator) -> N
 
 
 def test_every_kernel_is_exact(generator: torch.Generator) -> None:
-    for m, n in scaled_sizes.SIZES:
-        for recipes in ((ROW, ROW), (BLOCK_1X128, BLOCK_1X128)):
-            args = operands(m, n, scaled_sizes.K, recipes, generator)
-            wanted = expected(*args)
-            for fast in (False, True):
-                out = op(*args, use_fast_accum=fast)
-                numerics.check_exact(out, wanted, f"{m} {n} {recipes} {fast}")
+    """Each one forced, for tiles and tails in every dim."""
+    types, sizes = {"e4m3": E4M3, "e5m2": cases.E5M2}, (130, 0, 270)
+    for kernel in library.catalog()["kernels"]:
+        if kernel["family"] != "scaled":
+            continue
+        name, fast = kernel["name"], kernel["math"] == "fast"
+        pairs = [(BLOCK_1X128, BLOCK_1X128)]
+        if kernel["math"] != "columns":
+            pairs = [(ROW, ROW), (BLOCK_1X128, BLOCK_128X128)][: 1 if fast else 2]
+        for recipes in pairs:
+            own = types[kernel["a"]], types[kernel["b"]]
+            if recipes != (ROW, ROW) and own != (E4M3, E4M3):
+                continue
+            with measure.watching():
+                library.force_config(name)
+                if kernel["grouped"]:
+                    args = cases.groups(recipes, sum(sizes), len(sizes), 456, 1032, generator)
+                    offs = torch.tensor(sizes, device="cuda").cumsum(0)
+                    out = torch.ops.cubin.scaled_grouped_matmul(
+                        *args, offs=offs, use_fast_accum=fast
+                    )
+                    wanted = cases.expected_of_groups(args, sizes)
+                else:
+                    args = operands(520, 456, 1032, recipes, generator, own)
+                    out, wanted = op(*args, use_fast_accum=fast), expected(*args)
+            numerics.check_exact(out, wanted, f"{name} {recipes}")
+            assert name in {loaded["name"] for loaded in library.catalog()["loaded"]}
 
 
 def test_zero_sizes(generator: torch.Generator) -> None:

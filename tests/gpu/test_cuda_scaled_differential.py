@@ -1,5 +1,5 @@
-"""Randomised differential tests of scaled_matmul and quantize against float64 of the dequantised
-operands.
+"""Randomised differential tests of scaled_matmul, scaled_grouped_matmul and quantize against
+float64 of the dequantised operands.
 
 Sizes, recipes, types, layouts, addresses, scales, bias and outputs are drawn. Half of the products
 hold small integers and must come out bit-exact; the errors of the others are compared with the
@@ -76,16 +76,62 @@ def test_random_products(seed: int) -> None:
         label = f"seed {seed}, case {index}: {m} {n} {k} {recipes} {types} {layouts} {dtype} {fast}"
         if exact:
             numerics.check_exact(out, wanted, label)
-            continue
-        # Tensor cores add with 14 bits of the largest addend: a part of K, or all of it.
-        squares = cases.expected(
-            *(x.float().square() for x in args[:2]), scales[0].square(), recipes[0],
-            scales[1].square(), recipes[1],
-        )  # fmt: skip
-        typical = squares.mean().sqrt()  # of a sum of addends with random signs
-        error = (out.double() - wanted).square().mean().sqrt()
-        limit = (1e-2 if fast else 1e-3) * typical + torch.finfo(dtype).eps * wanted.abs().max()
-        assert error <= limit, label
+        else:
+            squares = cases.expected(*map(squared, args))
+            check_rounding(out, wanted, squares, fast, label)
+
+
+def squared(x: Tensor | int) -> Tensor | int:
+    """Of operands and scales; recipes stay."""
+    return x.float().square() if isinstance(x, Tensor) else x
+
+
+def check_rounding(out: Tensor, wanted: Tensor, squares: Tensor, fast: bool, label: str) -> None:
+    """Tensor cores add with 14 bits of the largest addend: a part of K, or all of it."""
+    typical = squares.mean().sqrt()  # of a sum of addends with random signs
+    error = (out.double() - wanted).square().mean().sqrt()
+    limit = (1e-2 if fast else 1e-3) * typical + torch.finfo(out.dtype).eps * wanted.abs().max()
+    assert error <= limit, label
+
+
+@pytest.mark.parametrize("seed", seeds(2))
+def test_random_groups(seed: int) -> None:
+    """Groups of any sizes, with and without rows behind them, of matrices that need not follow one
+    another."""
+    source, generator = random.Random(seed), torch.Generator("cuda").manual_seed(seed)
+    for index in range(CASES):
+        sizes = source.choices([0, 0, 1, 3, 16, 64, 100, 128, 257], k=source.randint(1, 24))
+        rest, n, k = source.choice([0, 0, 5, 200]), source.choice(N), source.choice(K)
+        recipes, exact = source.choice(cases.OF_GROUPS), source.random() < 0.5
+        layouts, dtype = source.choices(LAYOUTS, k=2), source.choice(cases.OUT_DTYPES)
+        fast = recipes == (cases.ROW, cases.ROW) and source.random() < 0.5
+        args = cases.groups(recipes, sum(sizes) + rest, len(sizes), n, k, generator)
+        if not exact:
+            for place in (0, 1):
+                x = torch.randn(args[place].mT.shape, generator=generator, device="cuda") * 8
+                args[place] = x.to(cases.E4M3).mT
+            for place in (2, 4):
+                scale = torch.rand(args[place].shape, generator=generator, device="cuda")
+                args[place] = scale + 0.5
+        args[0] = placed(args[0], layouts[0])
+        args[1] = placed(args[1].mT.reshape(-1, k), layouts[1]).unflatten(0, (-1, n)).mT
+        if source.random() < 0.3:  # every second matrix
+            spaced = torch.stack([args[1].mT, args[1].mT], 1).flatten(0, 1)[::2]
+            args[1] = spaced.mT
+        type_of_ends = source.choice([torch.int32, torch.int64])
+        offs = torch.tensor(sizes, device="cuda").cumsum(0).to(type_of_ends)
+        out = torch.ops.cubin.scaled_grouped_matmul(
+            *args, offs=offs, output_dtype=dtype, use_fast_accum=fast
+        )
+        label = f"seed {seed}, case {index}: {sizes} {rest} {n} {k} {recipes} {layouts} {dtype} "
+        label += str(fast)
+        own, wanted = out[: sum(sizes)], cases.expected_of_groups(args, sizes)
+        if exact:
+            numerics.check_exact(own, wanted, label)
+        elif len(own):
+            squares = cases.expected_of_groups([squared(x) for x in args], sizes)
+            check_rounding(own, wanted, squares, fast, label)
+        assert out[len(own) :].isnan().all(), label  # not written
 
 
 @pytest.mark.parametrize("seed", seeds(2))

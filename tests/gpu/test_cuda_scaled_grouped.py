@@ -9,7 +9,7 @@ import numerics
 import pytest
 import scaled_cases as cases
 import torch
-from scaled_cases import BLOCK_1X128, BLOCK_128X128, ROW, expected
+from scaled_cases import BLOCK_128X128, ROW
 from torch import Tensor
 
 import torch_cubin
@@ -17,7 +17,7 @@ import torch_cubin
 pytestmark = pytest.mark.usefixtures("nan_memory")
 
 op = torch.ops.cubin.scaled_grouped_matmul
-RECIPES = [(ROW, ROW), (BLOCK_1X128, BLOCK_128X128)]
+RECIPES = cases.OF_GROUPS
 # Sizes of groups, rows that follow them, N, K: whole tiles and tails, groups without rows, many of
 # one row, more groups than threads of a block, several waves, odd N (outputs without a tensor map).
 CASES = [
@@ -32,38 +32,13 @@ def ends_of(sizes: tuple[int, ...], dtype: torch.dtype = torch.int32) -> Tensor:
     return torch.tensor(sizes, device="cuda").cumsum(0).to(dtype)
 
 
-def group_arguments(recipes, rows: int, groups: int, n: int, k: int, generator) -> list:
-    """Without the ends. Scales of blocks are powers of two, so that sums are exact."""
-
-    def scales(recipe: int, size: int) -> Tensor:
-        shape = cases.scale_shape(recipe, size, k)
-        return 2.0 ** torch.randint(-2, 3, shape, generator=generator, device="cuda")
-
-    a, *b = (cases.integers((size, k), generator).to(cases.E4M3) for size in (rows, *[n] * groups))
-    b_scales = torch.stack([scales(recipes[1], n) for _ in range(groups)])
-    if recipes[1] == ROW:
-        b_scales = b_scales.squeeze(-1)
-    return [a, torch.stack(b).mT, scales(recipes[0], rows), recipes[0], b_scales, recipes[1]]
-
-
-def products(args: list, sizes: tuple[int, ...]) -> Tensor:
-    """Of the groups' rows, in float64."""
-    a, b, a_scale, a_recipe, b_scale, b_recipe = args
-    outs, start = [], 0
-    for group, size in enumerate(sizes):
-        rows = slice(start, start + size)
-        outs.append(expected(a[rows], b[group], a_scale[rows], a_recipe, b_scale[group], b_recipe))
-        start += size
-    return torch.cat(outs)
-
-
 @pytest.mark.parametrize("recipes", RECIPES, ids=str)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_small_integers_are_exact(case, recipes, generator: torch.Generator) -> None:
     sizes, rest, n, k = case
     rows = sum(sizes) + rest
-    args = group_arguments(recipes, rows, len(sizes), n, k, generator)
-    wanted = products(args, sizes)
+    args = cases.groups(recipes, rows, len(sizes), n, k, generator)
+    wanted = cases.expected_of_groups(args, sizes)
     for dtype in cases.OUT_DTYPES:
         for fast in (False, True) if recipes[0] == ROW else (False,):
             offs = ends_of(sizes, torch.int64 if fast else torch.int32)
@@ -80,17 +55,37 @@ WRONG = [((50, 40, 90), 1), ((50, 70, 101), 2), ((-1, 50, 90), 0), ((50, 1 << 30
 @pytest.mark.parametrize("recipes", RECIPES, ids=str)
 @pytest.mark.parametrize(("ends", "right"), WRONG)
 def test_what_follows_a_wrong_end_is_nan(ends, right, recipes, generator) -> None:
-    args = group_arguments(recipes, 100, 3, 200, 160, generator)
+    args = cases.groups(recipes, 100, 3, 200, 160, generator)
     offs = torch.tensor(ends, device="cuda", dtype=torch.int32)
     sizes = (50, 20)[:right]
-    wanted = products(args, sizes) if right else args[2].new_empty(0, 200)
+    wanted = cases.expected_of_groups(args, sizes) if right else args[2].new_empty(0, 200)
     out = op(*args, offs=offs)
     numerics.check_exact(out[: len(wanted)], wanted, f"{ends}")
     assert out[len(wanted) :].isnan().all()
 
 
+def test_pytorchs_functions_are_served(generator: torch.Generator) -> None:
+    a, b, a_scale, _, b_scale, _ = args = cases.groups((ROW, ROW), 96, 3, 64, 320, generator)
+    a_scale, sizes, row = a_scale.view(-1), (33, 0, 63), torch.nn.functional.ScalingType.RowWise
+    offs, wanted = ends_of(sizes), cases.expected_of_groups(args, sizes).bfloat16()
+    options = {"offs": offs, "use_fast_accum": True}
+    for serving in (torch_cubin.install(policy="all"), torch_cubin.drop_in()):
+        torch_cubin.report(reset=True)
+        with serving:
+            outs = [
+                torch._scaled_grouped_mm(
+                    a, b, a_scale, b_scale, out_dtype=torch.bfloat16, **options
+                ),
+                torch.nn.functional.scaled_grouped_mm(a, b, a_scale, row, b_scale, row, **options),
+            ]
+        report = torch_cubin.report()
+        assert [(x.function, x.calls) for x in report.served] == [("aten::_scaled_grouped_mm", 2)]
+        assert report.declined == ()
+        assert all(torch.equal(out, wanted) for out in outs)
+
+
 def test_a_graph_serves_other_sizes(generator: torch.Generator) -> None:
-    args = group_arguments(RECIPES[1], 500, 4, 256, 384, generator)
+    args = cases.groups(RECIPES[1], 500, 4, 256, 384, generator)
     offs = ends_of((100, 100, 100, 200))
     op(*args, offs=offs)
     torch.cuda.synchronize()
@@ -100,12 +95,12 @@ def test_a_graph_serves_other_sizes(generator: torch.Generator) -> None:
     for sizes in ((0, 0, 500, 0), (1, 2, 3, 494), (125, 125, 125, 125)):
         offs.copy_(ends_of(sizes))
         graph.replay()
-        numerics.check_exact(out, products(args, sizes), f"{sizes}")
+        numerics.check_exact(out, cases.expected_of_groups(args, sizes), f"{sizes}")
 
 
 def test_a_rows_bits_do_not_depend_on_the_other_groups(generator: torch.Generator) -> None:
     for recipes in RECIPES:
-        args = group_arguments(recipes, 700, 3, 512, 640, generator)
+        args = cases.groups(recipes, 700, 3, 512, 640, generator)
         args[2] = torch.rand_like(args[2]) + 0.5
         out = op(*args, offs=ends_of((300, 77, 323)))
         a, b, a_scale, a_recipe, b_scale, b_recipe = args

@@ -77,3 +77,35 @@ def test_errors_are_pytorchs() -> None:
     with pytest.raises((RuntimeError, ValueError)) as error:
         served(lambda: torch._scaled_mm(a, b, torch.ones(3), scale_b, out_dtype=torch.bfloat16))
     assert "torch_cubin" not in str(error.value)
+
+
+def test_groups() -> None:
+    """Scales of rows, in both forms; other scales are PyTorch's, which refuses them on the CPU."""
+    generator, sizes = torch.Generator().manual_seed(0), (3, 0, 20)
+    args = cases.groups((ROW, ROW), 32, 3, 48, 160, generator)
+    a, b, scale_a, _, scale_b, _ = args
+    scale_a = scale_a.view(-1)
+    offs = torch.tensor(sizes, dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    wanted = cases.expected_of_groups(args, sizes).bfloat16()
+    out, own, left = served(
+        lambda: torch._scaled_grouped_mm(
+            a, b, scale_a, scale_b, offs=offs, out_dtype=torch.bfloat16, use_fast_accum=True
+        )
+    )
+    assert (own, left) == (["torch._scaled_grouped_mm"], [])
+    assert torch.equal(out[: sum(sizes)], wanted)
+    rows = F.ScalingType.RowWise
+    out, own, left = served(
+        lambda: F.scaled_grouped_mm(a, b, scale_a, rows, scale_b, rows, offs=offs)
+    )
+    assert (own, left) == (["torch._scaled_grouped_mm_v2"], [])
+    assert torch.equal(out[: sum(sizes)], wanted)
+    for options, reason in (
+        ({"offs": offs, "out_dtype": torch.float32}, "dtypes that it does not take"),
+        ({"offs": offs[:2], "out_dtype": torch.bfloat16}, "shapes that it does not take"),
+        ({"out_dtype": torch.bfloat16}, "offs that it does not take"),
+    ):
+        torch_cubin.report(reset=True)
+        with torch_cubin.drop_in(), pytest.raises((RuntimeError, ValueError)):
+            torch._scaled_grouped_mm(a, b, scale_a, scale_b, **options)
+        assert [row.reason for row in torch_cubin.report().declined] == [reason]

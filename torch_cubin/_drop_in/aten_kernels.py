@@ -11,7 +11,7 @@ import importlib
 import json
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 
 from torch_cubin import errors
 from torch_cubin._native import library
+from torch_cubin._ops.scaled import ROW
 from torch_cubin._pytorch import aten_kernels, thread_objects
 
 # The numbers of csrc/ops/common/serving.h.
@@ -30,6 +31,7 @@ _FORMS = ("{}", "{}.out", "{}_")
 # The operators that install() serves. The others are registered in csrc/c_api_install.cpp.
 OPERATORS = (
     *("mm", "mm.out", "bmm", "bmm.out", "mv", "_grouped_mm", "_scaled_mm"),
+    *("_scaled_grouped_mm", "_scaled_grouped_mm_v2"),
     *(form.format(name) for name in _SUMS for form in _FORMS),
     *(
         f"_scaled_dot_product_{kind}_attention{direction}"
@@ -75,9 +77,10 @@ def register(key: str = "CUDA") -> None:
             for op, name in enumerate(_SUMS):
                 for form, pattern in enumerate(_FORMS):
                     _register_sum(owner, extension, key, pattern.format(name), (op, form))
-        grouped = aten_kernels.own_kernel("_grouped_mm", key)
-        if grouped is not None:
-            owner.impl("_grouped_mm", _grouped_kernel(grouped), key, allow_override=True)
+        for name, kernel_over in _GROUPED.items():
+            grouped = aten_kernels.own_kernel(name, key)
+            if grouped is not None:
+                owner.impl(name, kernel_over(grouped), key, allow_override=True)
         library.stand_over_aten(key)
         _registered[key] = owner
     if library.load().torch_cubin_batch_invariant():
@@ -128,6 +131,71 @@ def _grouped_kernel(pytorchs: Callable[..., torch.Tensor]) -> Callable[..., torc
         return made[0] if made else pytorchs(self, mat2, offs, bias, out_dtype)
 
     return kernel
+
+
+def _scaled_grouped_kernel(pytorchs: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    serve = torch.ops.cubin._aten_scaled_grouped_mm.default
+
+    def kernel(
+        self: torch.Tensor,
+        mat2: torch.Tensor,
+        scale_a: torch.Tensor,
+        scale_b: torch.Tensor,
+        offs: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        scale_result: torch.Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+        use_fast_accum: bool = False,
+    ) -> torch.Tensor:
+        args = (self, mat2, scale_a, scale_b, offs, bias, scale_result, out_dtype, use_fast_accum)
+        made: list[torch.Tensor] = serve(*args, True)
+        return made[0] if made else pytorchs(*args)
+
+    return kernel
+
+
+def _scaled_grouped_kernel_v2(
+    pytorchs: Callable[..., torch.Tensor],
+) -> Callable[..., torch.Tensor]:
+    """Lists of scales, with recipes and swizzles: those of rows, which are lists of one."""
+    serve = torch.ops.cubin._aten_scaled_grouped_mm.default
+
+    def kernel(
+        self: torch.Tensor,
+        mat2: torch.Tensor,
+        scale_a: list[torch.Tensor],
+        recipe_a: list[int],
+        swizzle_a: list[int],
+        scale_b: list[torch.Tensor],
+        recipe_b: list[int],
+        swizzle_b: list[int],
+        offs: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+        contraction_dim: Sequence[int] = (),
+        use_fast_accum: bool = False,
+    ) -> torch.Tensor:
+        plain = not any((*swizzle_a, *swizzle_b, *contraction_dim))
+        by_rows = plain and [*recipe_a] == [*recipe_b] == [ROW]
+        made: list[torch.Tensor] = serve(
+            self, mat2, scale_a[0], scale_b[0], offs, bias, None, out_dtype, use_fast_accum, by_rows
+        )
+        if made:
+            return made[0]
+        return pytorchs(
+            *(self, mat2, scale_a, recipe_a, swizzle_a, scale_b, recipe_b, swizzle_b),
+            *(offs, bias, out_dtype, contraction_dim, use_fast_accum),
+        )
+
+    return kernel
+
+
+# Operators of groups, each with the function that puts our kernel over PyTorch's.
+_GROUPED = {
+    "_grouped_mm": _grouped_kernel,
+    "_scaled_grouped_mm": _scaled_grouped_kernel,
+    "_scaled_grouped_mm_v2": _scaled_grouped_kernel_v2,
+}
 
 
 def _no_kernel(name: str, *args: object, **kwargs: object) -> None:

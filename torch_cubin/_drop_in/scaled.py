@@ -1,5 +1,6 @@
-"""torch._scaled_mm and torch._scaled_mm_v2 (F.scaled_mm) as calls of cubin::scaled_matmul; each
-returns the reason, a string, if it is left to PyTorch."""
+"""torch._scaled_mm and torch._scaled_mm_v2 (F.scaled_mm) as calls of cubin::scaled_matmul, and the
+same of groups as calls of cubin::scaled_grouped_matmul; each returns the reason, a string, if it is
+left to PyTorch."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from torch_cubin._drop_in.why_not import SHAPES, why_not_8_bit
 from torch_cubin._ops.scaled import BLOCK_1X128, BLOCK_128X128, ROW, TENSOR
 
 _cubin_scaled = torch.ops.cubin.scaled_matmul.default
+_cubin_scaled_grouped = torch.ops.cubin.scaled_grouped_matmul.default
 _OUTPUTS = (torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn)
 _RECIPES = (TENSOR, ROW, BLOCK_1X128, BLOCK_128X128)
 _OTHER_SCALES = "scales that it does not take"
@@ -58,6 +60,15 @@ def _call(
     )
 
 
+def _unlike_plain(lists: tuple[Any, ...], swizzles: tuple[Any, ...], contraction_dim: Any) -> str:
+    """Why _v2 functions are left to PyTorch; "" if each operand has one scale and nothing else."""
+    if not all(len(x) == 1 for x in lists):
+        return "several scales of an operand"
+    if any(swizzles):
+        return "swizzled scales"
+    return "argument contraction_dim" if len(contraction_dim) else ""
+
+
 def scaled_mm_v2(
     mat_a: Any,
     mat_b: Any,
@@ -73,12 +84,11 @@ def scaled_mm_v2(
     use_fast_accum: bool = False,
 ) -> Result:
     """torch._scaled_mm_v2, which F.scaled_mm calls with lists of one scale and its recipe."""
-    if not all(len(x) == 1 for x in (scale_a, scale_b, recipe_a, recipe_b)):
-        return "several scales of an operand"
-    if any((*swizzle_a, *swizzle_b)):
-        return "swizzled scales"
-    if len(contraction_dim):
-        return "argument contraction_dim"
+    reason = _unlike_plain(
+        (scale_a, scale_b, recipe_a, recipe_b), (*swizzle_a, *swizzle_b), contraction_dim
+    )
+    if reason:
+        return reason
     recipes = recipe_a[0], recipe_b[0]
     if not all(recipe in _RECIPES for recipe in recipes):
         return _OTHER_SCALES
@@ -121,3 +131,65 @@ def scaled_mm_v1(
         return _OTHER_SCALES
     dtype = input.dtype if out_dtype is None else out_dtype
     return _call(input, mat2, (scale_a, scale_b), recipes, bias, dtype, use_fast_accum)
+
+
+def scaled_grouped_mm_v1(
+    input: Any,
+    mat2: Any,
+    scale_a: Any,
+    scale_b: Any,
+    offs: Any = None,
+    bias: Any = None,
+    scale_result: Any = None,
+    out_dtype: Any = None,
+    use_fast_accum: bool = False,
+) -> Result:
+    """torch._scaled_grouped_mm, whose scales are of rows: (M,) and (groups, N)."""
+    if bias is not None or scale_result is not None:
+        return "argument bias" if bias is not None else "argument scale_result"
+    if offs is None or offs.dim() != 1 or offs.dtype != torch.int32:
+        return "offs that it does not take"
+    reason = why_not_8_bit(input, mat2, scale_a, scale_b, offs, (2, 3))
+    if reason:
+        return reason
+    if input.shape[1] != mat2.shape[1] or offs.shape[0] != mat2.shape[0]:
+        return SHAPES
+    if not input.dtype == mat2.dtype == torch.float8_e4m3fn or out_dtype != torch.bfloat16:
+        return "dtypes that it does not take"
+    groups, n = mat2.shape[0], mat2.shape[2]
+    if tuple(scale_a.shape) != (input.shape[0],) or tuple(scale_b.shape) != (groups, n):
+        return _OTHER_SCALES
+    return _cubin_scaled_grouped(
+        *(input, mat2, scale_a, ROW, scale_b, ROW),
+        offs=offs,
+        output_dtype=out_dtype,
+        use_fast_accum=use_fast_accum,
+    )
+
+
+def scaled_grouped_mm_v2(
+    input: Any,
+    mat2: Any,
+    scale_a: Any,
+    recipe_a: Any,
+    swizzle_a: Any,
+    scale_b: Any,
+    recipe_b: Any,
+    swizzle_b: Any,
+    offs: Any = None,
+    bias: Any = None,
+    out_dtype: Any = None,
+    contraction_dim: Any = (),
+    use_fast_accum: bool = False,
+) -> Result:
+    """torch._scaled_grouped_mm_v2, which F.scaled_grouped_mm calls with lists of one scale."""
+    reason = _unlike_plain(
+        (scale_a, scale_b, recipe_a, recipe_b), (*swizzle_a, *swizzle_b), contraction_dim
+    )
+    if reason:
+        return reason
+    if recipe_a[0] != ROW or recipe_b[0] != ROW:
+        return _OTHER_SCALES
+    return scaled_grouped_mm_v1(
+        input, mat2, scale_a[0], scale_b[0], offs, bias, None, out_dtype, use_fast_accum
+    )

@@ -441,6 +441,8 @@ SERVED: dict[Callable[..., object], tuple[str, Handler | str]] = {
         for function, handler in (
             ("_scaled_mm", scaled.scaled_mm_v1),
             ("_scaled_mm_v2", scaled.scaled_mm_v2),
+            ("_scaled_grouped_mm", scaled.scaled_grouped_mm_v1),
+            ("_scaled_grouped_mm_v2", scaled.scaled_grouped_mm_v2),
         )
         if hasattr(torch, function)
     },

@@ -41,20 +41,22 @@ def why_not_8_bit(
     b: torch.Tensor,
     scale_a: torch.Tensor,
     scale_b: torch.Tensor,
-    bias: torch.Tensor | None,
+    beside: torch.Tensor | None,
+    dims: tuple[int, int] = (2, 2),
 ) -> str | None:
-    """The same for matrices of 8-bit floats and their scales, whose kernels are Hopper's."""
-    for tensor in (a, b):
+    """The same for operands of 8-bit floats, their scales, and a bias or the ends of groups; the
+    kernels are Hopper's."""
+    for tensor, dim in zip((a, b), dims, strict=True):
         if type(tensor) not in PLAIN:
             return _strange(tensor)
         if tensor.dtype not in _EIGHT_BIT:
             return f"dtype {str(tensor.dtype)[6:]}"
-        if tensor.dim() != 2:
+        if tensor.dim() != dim:
             return SHAPES
     if a.dtype is b.dtype is torch.float8_e5m2:
         return "two operands of float8_e5m2"
     reason = _where_traced(a) if torch.compiler.is_compiling() else _where(a)
-    for other in (b, scale_a, scale_b, *(() if bias is None else (bias,))):
+    for other in (b, scale_a, scale_b, *(() if beside is None else (beside,))):
         reason = reason or (_why_not_beside(a, other) if type(other) in PLAIN else _strange(other))
     if reason is None and not scale_a.dtype is scale_b.dtype is torch.float32:
         return "scales that are not float32"

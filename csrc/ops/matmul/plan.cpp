@@ -98,7 +98,7 @@ std::map<std::string, json>& watched() {
   return *all;
 }
 
-std::string& forced_config() {
+std::string& own_forced_config() {
   static thread_local std::string name;
   return name;
 }
@@ -134,7 +134,7 @@ MatmulPlan watched_plan(const MatmulTable& table, const Device& device, const Ma
   MatmulPlan plan;
   // "split/128x128 4 splits": the backend named before the slash runs the product, and the config
   // behind it the sums of the splits.
-  const std::string& forced = forced_config();
+  const std::string& forced = own_forced_config();
   const size_t slash = std::min(forced.find('/'), forced.size());
   const std::string inner = forced.substr(std::min(slash + 1, forced.size()));
   const bool is_inner = problem.split_sums || problem.row_parts;
@@ -287,7 +287,7 @@ json planner_terms(const Device& device) { return numbers_of(table_of(device).te
 void watch_plans(bool on) {
   std::lock_guard<std::mutex> lock(g_watch_mutex);
   watched().clear();
-  forced_config().clear();
+  own_forced_config().clear();
   g_watched.store(on, std::memory_order_relaxed);
 }
 
@@ -298,6 +298,11 @@ json watched_plans() {
   return all;
 }
 
-void force_config(const std::string& name) { forced_config() = name; }
+void force_config(const std::string& name) { own_forced_config() = name; }
+
+const std::string& forced_config() {
+  static const std::string none;
+  return g_watched.load(std::memory_order_relaxed) ? own_forced_config() : none;
+}
 
 }  // namespace torch_cubin

@@ -40,7 +40,10 @@ nlohmann::json planner_terms(const Device& device);
 MatmulCase described_case(const nlohmann::json& from);
 
 // While plans are watched, this thread's products that have a config of that name take it, with any
-// epilogue; "": none.
+// epilogue; "": none. Products of 8-bit floats take the kernel of that name (ops/scaled).
 void force_config(const std::string& name);
+
+// The thread's forced config; "" if plans are not watched.
+const std::string& forced_config();
 
 }  // namespace torch_cubin

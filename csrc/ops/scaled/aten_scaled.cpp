@@ -11,9 +11,6 @@
 namespace torch_cubin {
 namespace {
 
-constexpr int kHopper = 90;
-// PyTorch's product takes no other sizes of K and N.
-constexpr int64_t kMultiple = 16;
 // With more rows, PyTorch's product with scales of rows was as quick or quicker (docs/fp8.md).
 constexpr int64_t kFewRows = 128;
 
@@ -43,8 +40,8 @@ const char* why_not_operands(const Call& x) {
     return "shapes that it does not take";
   }
   if (x.a.strides[1] != 1 || x.b.strides[0] != 1) return "operands that are not contiguous along K";
-  if (x.a.sizes[1] % kMultiple != 0 || x.b.sizes[1] % kMultiple != 0 || numel(x.a) == 0 ||
-      numel(x.b) == 0) {
+  if (x.a.sizes[1] % kScaledMultiple != 0 || x.b.sizes[1] % kScaledMultiple != 0 ||
+      numel(x.a) == 0 || numel(x.b) == 0) {
     return "sizes that are no multiples of 16";
   }
   if (x.b.dtype != ScalarType::Float8_e4m3fn && x.b.dtype != ScalarType::Float8_e5m2) {
@@ -88,7 +85,7 @@ const char* why_not_scaled(const Call& x, Policy policy) {
   if (const char* reason = why_not_operands(x)) return reason;
   if (const char* reason = why_not_result(x)) return reason;
   if (const char* reason = why_not_scales(x)) return reason;
-  if (x.a.on_cuda() && device(x.a.device_index).sm != kHopper) {
+  if (x.a.on_cuda() && device(x.a.device_index).sm != kScaledSm) {
     return "no kernels of 8-bit floats for this GPU";
   }
   if (policy == Policy::kFastest) {

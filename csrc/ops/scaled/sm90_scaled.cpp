@@ -11,6 +11,7 @@
 #include "ops/common/backend.h"
 #include "ops/common/device_tables.h"
 #include "ops/common/shape.h"
+#include "ops/matmul/plan.h"
 #include "ops/scaled/scaled.h"
 #include "runtime/tensor_map.h"
 
@@ -105,10 +106,10 @@ void price(ScaledPlan& plan, const ScaledCall& call, int64_t multiprocessors) {
   int64_t matrices = 1, likely;  // B that are read; rows of tiles
   if (row.grouped) {
     plan.tiles_m = call.groups.most_tiles(row.tile[0]);
-    // The host does not know the groups' sizes: it plans for equal ones, whose last tile is half
-    // full.
+    // The host does not know the groups' sizes. Their last tiles are full if the sizes are multiples
+    // of tiles, half full if they are random: it plans for a quarter of a tile that is empty.
     matrices = std::min(call.groups.groups, call.m);
-    likely = std::max(matrices, ceil_div(2 * call.m + row.tile[0] * matrices, 2 * row.tile[0]));
+    likely = std::max(matrices, ceil_div(4 * call.m + row.tile[0] * matrices, 4 * row.tile[0]));
   } else {
     likely = plan.tiles_m = ceil_div(call.m, row.tile[0]);
   }
@@ -139,13 +140,16 @@ Sums sums_of(const ScaledTable& table, const ScaledCall& call) {
 
 ScaledPlan plan_scaled(const ScaledTable& table, const Device& device, const ScaledCall& call) {
   const Sums sums = sums_of(table, call);
+  const std::string& forced = forced_config();
   ScaledPlan best;
   for (const ScaledRow& row : table.rows) {
     if (!serves(row, call, sums)) continue;
     ScaledPlan plan;
     plan.row = &row;
     price(plan, call, device.multiprocessors);
-    if (plan.tiles_m * plan.tiles_n <= kMostTiles && plan.cost < best.cost) best = plan;
+    if (plan.tiles_m * plan.tiles_n > kMostTiles) continue;
+    if (row.kernel->entry().name == forced) return plan;
+    if (plan.cost < best.cost) best = plan;
   }
   if (best.row == nullptr) {
     table.family.fail_no_kernel(std::string(call.groups.groups > 0 ? kScaledGroupedOp : kScaledOp) +

@@ -1,0 +1,97 @@
+#include "ops/scaled/aten_scaled_grouped.h"
+
+#include "ops/common/serving.h"
+#include "ops/scaled/aten_scaled.h"
+#include "ops/scaled/scaled.h"
+#include "runtime/device.h"
+
+namespace torch_cubin {
+namespace {
+
+struct GroupedCall {
+  TensorView a, b, scale_a, scale_b;
+  std::optional<TensorView> offs;
+  bool has_bias, has_scale_result, by_rows;
+  std::optional<ScalarType> out_dtype;
+};
+
+const AtenOp& scaled_grouped_op() {
+  static const AtenOp op("aten::_scaled_grouped_mm", CallKind::kScaled);
+  return op;
+}
+
+const char* why_not_grouped_options(const GroupedCall& x) {
+  if (!x.by_rows) return "scales that are not of rows";
+  if (x.has_bias) return "a bias";
+  if (x.has_scale_result) return "a scale of the result";
+  if (x.out_dtype != ScalarType::BFloat16) return "an out_dtype that is not bfloat16";
+  return nullptr;
+}
+
+const char* why_not_grouped_operands(const GroupedCall& x) {
+  if (x.a.dim != 2 || x.b.dim != 3 || !x.offs || x.offs->dim != 1 || x.a.sizes[1] != x.b.sizes[1] ||
+      x.offs->sizes[0] != x.b.sizes[0]) {
+    return "shapes that it does not take";
+  }
+  if (x.offs->dtype != ScalarType::Int) return "offs that are not int32";
+  if (x.a.strides[1] != 1 || x.b.strides[1] != 1) return "operands that are not contiguous along K";
+  if (x.a.sizes[1] % kScaledMultiple != 0 || x.b.sizes[2] % kScaledMultiple != 0) {
+    return "sizes that are no multiples of 16";
+  }
+  if (x.b.dtype != ScalarType::Float8_e4m3fn || x.a.dtype != ScalarType::Float8_e4m3fn) {
+    return "dtypes other than float8_e4m3fn";
+  }
+  for (const TensorView* other : {&x.b, &x.scale_a, &x.scale_b, &*x.offs}) {
+    if (!same_device(*other, x.a)) return "tensors on different devices";
+  }
+  return nullptr;
+}
+
+const char* why_not_grouped_scales(const GroupedCall& x) {
+  if (x.scale_a.dtype != ScalarType::Float || x.scale_b.dtype != ScalarType::Float) {
+    return "scales that are not float32";
+  }
+  const bool fits = x.scale_a.dim == 1 && x.scale_a.sizes[0] == x.a.sizes[0] &&
+                    x.scale_b.dim == 2 && x.scale_b.sizes[0] == x.b.sizes[0] &&
+                    x.scale_b.sizes[1] == x.b.sizes[2] && x.scale_a.strides[0] == 1 &&
+                    x.scale_b.strides[1] == 1;
+  return fits ? nullptr : "scales that are not of rows";
+}
+
+const char* why_not_scaled_grouped(const GroupedCall& x, Policy policy) {
+  if (const char* reason = why_not_grouped_options(x)) return reason;
+  if (const char* reason = why_not_grouped_operands(x)) return reason;
+  if (const char* reason = why_not_grouped_scales(x)) return reason;
+  if (x.a.on_cuda() && device(x.a.device_index).sm != kScaledSm) {
+    return "no kernels of 8-bit floats for this GPU";
+  }
+  return why_not_tensor(x.a, CallKind::kScaled, policy);
+}
+
+}  // namespace
+
+std::vector<Tensor> aten_scaled_grouped_mm(const Tensor& self, const Tensor& mat2,
+                                           const Tensor& scale_a, const Tensor& scale_b,
+                                           const std::optional<Tensor>& offs,
+                                           const std::optional<Tensor>& bias,
+                                           const std::optional<Tensor>& scale_result,
+                                           std::optional<ScalarType> out_dtype, bool use_fast_accum,
+                                           bool by_rows) {
+  const Policy policy = serving_policy();
+  if (policy == Policy::kOff) return {};
+  const GroupedCall call{TensorView(self),         TensorView(mat2), TensorView(scale_a),
+                         TensorView(scale_b),      view_of(offs),    bias.has_value(),
+                         scale_result.has_value(), by_rows,          out_dtype};
+  if (const char* reason = why_not_scaled_grouped(call, policy)) {
+    count_declined(scaled_grouped_op().name, reason);
+    return {};
+  }
+  const ServedCall served;
+  const auto& run = call.a.on_cuda() ? scaled_grouped_matmul_cuda : scaled_grouped_matmul_cpu;
+  Tensor result =
+      run(self, mat2, scale_a, kScaleRow, scale_b, kScaleRow, *offs, out_dtype, use_fast_accum);
+  scaled_grouped_op().count_served(call.a);
+  return {result};
+}
+
+}  // namespace torch_cubin
