@@ -106,8 +106,9 @@ void price(ScaledPlan& plan, const ScaledCall& call, int64_t multiprocessors) {
   int64_t matrices = 1, likely;  // B that are read; rows of tiles
   if (row.grouped) {
     plan.tiles_m = call.groups.most_tiles(row.tile[0]);
-    // The host does not know the groups' sizes. Their last tiles are full if the sizes are multiples
-    // of tiles, half full if they are random: it plans for a quarter of a tile that is empty.
+    // The host does not know the groups' sizes. Their last tiles are full if the sizes are
+    // multiples of tiles, half full if they are random: it plans for a quarter of a tile that is
+    // empty.
     matrices = std::min(call.groups.groups, call.m);
     likely = std::max(matrices, ceil_div(4 * call.m + row.tile[0] * matrices, 4 * row.tile[0]));
   } else {
