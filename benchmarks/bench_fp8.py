@@ -91,7 +91,7 @@ def times_of(calls: dict[str, Callable[..., Any]], sets: list[Any]) -> dict[str,
             for who, call in calls.items()
         }
     runs = {who: graph.replay for who, graph in graphs.items()}
-    times = common.interleaved(runs, block_ms=12, rounds=5, settle_ms=12)
+    times = common.interleaved(runs, block_ms=8, rounds=3, settle_ms=8)
     return {who: time / len(sets) for who, time in times.items()}
 
 

@@ -64,6 +64,17 @@ def test_what_follows_a_wrong_end_is_nan(ends, right, recipes, generator) -> Non
     assert out[len(wanted) :].isnan().all()
 
 
+@pytest.mark.parametrize("recipes", RECIPES, ids=str)
+def test_zero_sizes(recipes, generator: torch.Generator) -> None:
+    """No group ends the process in PyTorch 2.11 (SIGFPE)."""
+    for sizes, n, k in (((), 64, 128), ((0, 0), 64, 128), ((4, 3), 0, 128), ((4, 3), 64, 0)):
+        args = cases.groups(recipes, sum(sizes), len(sizes) or 1, n, k, generator)
+        args[1], args[4] = args[1][: len(sizes)], args[4][: len(sizes)]
+        out = op(*args, offs=ends_of(sizes))
+        assert out.shape == (sum(sizes), n)
+        assert out.eq(0).all()
+
+
 def test_pytorchs_functions_are_served(generator: torch.Generator) -> None:
     a, b, a_scale, _, b_scale, _ = args = cases.groups((ROW, ROW), 96, 3, 64, 320, generator)
     a_scale, sizes, row = a_scale.view(-1), (33, 0, 63), torch.nn.functional.ScalingType.RowWise

@@ -52,8 +52,9 @@ struct Columns {
     }
   }
 
-  // Scales the sums of columns `from` to `from` + kCount - 1, in the accumulators' layout.
-  template <int kCount>
+  // Scales the sums of columns `from` to `from` + kCount - 1, in the accumulators' layout, and adds
+  // the bias if there is one.
+  template <int kCount, bool kBias>
   TC_DEVICE void apply(float (&x)[kCount / 2], int from, const float (&rows)[2]) const {
 #pragma unroll
     for (int j = 0; j < kCount / 8; ++j) {
@@ -62,7 +63,7 @@ struct Columns {
       for (int i = 0; i < 2; ++i) {
         const int source = column % 32 + threadIdx.x % 4 * 2 + i;
         const float factor = shuffled(scale[column / 32], source);
-        const float addend = shuffled(bias[column / 32], source);
+        const float addend = kBias ? shuffled(bias[column / 32], source) : 0.0f;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           float& own = x[4 * j + 2 * half + i];
@@ -116,13 +117,17 @@ TC_DEVICE void store_rows(const Sm90ScaledParams& p, int n0, u32 staging, int& t
   // NOTE: a branch for each panel; one for each shuffle took a tenth of a product with K of 1536.
   // Rows of a group with a wrong end have the factor NaN.
   const bool factors = kGrouped && rows[0] != 1.0f;
-  const bool plain = p.flags & kScaledBlocks && p.bias == nullptr && !factors;
+  const bool plain = p.flags & kScaledBlocks && !factors;
 #pragma unroll
   for (int panel = 0; panel < O::kTileN / O::kPanel; ++panel) {
     float x[O::kPanel / 2];
 #pragma unroll
     for (int i = 0; i < O::kPanel / 2; ++i) x[i] = sum[panel * O::kPanel / 2 + i];
-    if (!plain) columns.template apply<O::kPanel>(x, panel * O::kPanel, rows);
+    if (p.bias != nullptr) {
+      columns.template apply<O::kPanel, true>(x, panel * O::kPanel, rows);
+    } else if (!plain) {
+      columns.template apply<O::kPanel, false>(x, panel * O::kPanel, rows);
+    }
     const int n = n0 + panel * O::kPanel;
     const tc_int64 at = m * p.out_stride + n;
     const int left_m = m_end - m, left_n = p.n - n;
