@@ -300,8 +300,8 @@ def test_what_few_rows_share_no_launch_for(driver, catalog) -> None:
     """A K of less than a stage, and fewer columns than rows."""
 
     def call() -> None:
-        x, weight = (tensors.empty(n, 512, dtype=torch.bfloat16) for n in (32, 2048))
-        torch.ops.cubin._linears(x[:, :64], [weight[:, :64], weight[:, 64:128]], [])
-        torch.ops.cubin._linears(x, [weight[:8], weight[8:16]], [])
+        for rows, k, n in ((16, 64, 2048), (32, 512, 8)):
+            x, *weights = (tensors.empty(m, k, dtype=torch.bfloat16) for m in (rows, n, n))
+            torch.ops.cubin._linears(x, weights, [])
 
     assert len(launches_of(driver, call)) == 4
