@@ -351,3 +351,17 @@ def test_a_cache_is_packed_under_the_switch(driver, catalog, pages) -> None:
     assert (gathered.batch, gathered.capacity, gathered.kv_heads) == (3, 256, 2)
     assert (gathered.page_size, gathered.pages) == ((16, 48) if pages else (0, 0))
     assert launches[0]["grid"][1] == 3
+
+
+def test_tiles_of_more_queries_where_keys_are_loaded_slowly(driver, catalog) -> None:
+    """Rows of 72 columns begin within sectors of 32 bytes; those of 80 do not. Under
+    batch_invariant() all calls have the same blocks of keys."""
+
+    def tile_of(batch: int, rows: int, d: int) -> list[int]:
+        call = partial(attend, (batch, 16, rows, d), 16, rows, "bshd")
+        return catalog[launches_of(driver, [call])[0]["kernel"]]["tile"]
+
+    assert tile_of(8, 1024, 72) == tile_of(32, 729, 72) == [192, 96, 96]
+    assert tile_of(8, 1024, 80) == tile_of(64, 256, 72) == [128, 128, 96]
+    with torch_cubin.batch_invariant():
+        assert tile_of(8, 1024, 72) == [128, 128, 96]

@@ -244,11 +244,11 @@ class Sm90Backward : public AttentionBackwardKernels {
                           const AttentionParams& all) const {
     const Sm90Lengths lengths = sm90_lengths(all);
     const int64_t sequences = rows.packed ? rows.sequences : 1;
-    Sm90KeyShares shares = sm90_key_shares(
-        {plan.batch * problem.kv_heads, problem.group(),
-         device_.multiprocessors / blocks_of_work(row), ceil_div(rows.q, sequences),
-         ceil_div(rows.k, sequences), lengths.first, lengths.last},
-        row, device_);
+    Sm90KeyShares shares =
+        sm90_key_shares({plan.batch * problem.kv_heads, problem.group(),
+                         device_.multiprocessors / blocks_of_work(row), ceil_div(rows.q, sequences),
+                         ceil_div(rows.k, sequences), lengths.first, lengths.last},
+                        row, device_);
     if (rows.packed) shares.sets = 1;  // those of the longest sequence would be in one set anyway
     return shares;
   }

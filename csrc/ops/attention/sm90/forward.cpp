@@ -9,6 +9,7 @@
 #include "ops/attention/sm90/map.h"
 #include "ops/attention/sm90/mask.h"
 #include "ops/attention/sm90/tile_scheduler.h"
+#include "ops/common/batch_invariant.h"
 #include "ops/common/launch.h"
 
 namespace torch_cubin {
@@ -26,6 +27,9 @@ constexpr const char* kMaskKind = "sm90_mask";  // before those that read one, o
 // which the blocks then walk through together, take no more than this.
 constexpr int64_t kByQueriesBytes = int64_t{64} << 20;
 constexpr double kLog2e = 1.4426950408889634;
+// Of a key and its value, where the TMA loads slowly: the more queries share them, the better. 32 x
+// 729 rows with 16 heads of 72 took 263 us with tiles of 128 queries, and 214 with 192 (H100).
+constexpr double kSlowKeyCycles = 26;
 
 class Sm90Forward : public AttentionForwardKernels {
  public:
@@ -53,7 +57,7 @@ class Sm90Forward : public AttentionForwardKernels {
       return plan;
     }
     const Sm90Band all = {problem.seqlen_q, problem.seqlen_k, -kNoBound, kNoBound};
-    const AttentionRow* row = choose(problem, all, &plan.microseconds);
+    const AttentionRow* row = choose(problem, all, false, &plan.microseconds);
     // One kernel has to serve every number of rows: decoding and prefill then give the same bits.
     if (row != nullptr && problem.batch_invariant) plan.microseconds = 0;
     return plan;
@@ -75,17 +79,26 @@ class Sm90Forward : public AttentionForwardKernels {
 
  private:
   // The quickest kernel that is wide enough; null, and an infinite time, if there is none.
-  const AttentionRow* choose(const AttentionCase& problem, const Sm90Band& band,
+  const AttentionRow* choose(const AttentionCase& problem, const Sm90Band& band, bool slow_loads,
                              double* time) const {
     *time = std::numeric_limits<double>::infinity();
     const AttentionDtype dtype = attention_dtype(problem.dtype);
     if (dtype == kAttendDtypes) return nullptr;
     const AttentionRow* best = nullptr;
     const int64_t width = std::max(problem.head_dim, problem.head_dim_v);
+    // Other blocks of keys are added up in another order: batch_invariant() has one size of them.
+    const bool invariant = batch_invariant();
+    int64_t columns = 0;
+    if (invariant) {
+      rows_.for_each(dtype, problem.needs, width,
+                     [&](const AttentionRow& row) { columns = std::max(columns, row.columns); });
+    }
     rows_.for_each(dtype, problem.needs, width, [&](const AttentionRow& row) {
+      if (invariant && row.columns != columns) return;
       const int64_t tiles = ceil_div(band.seqlen_q, row.rows) * problem.heads * problem.batch;
+      const double loads = slow_loads ? kSlowKeyCycles * row.columns : 0;
       const double own = static_cast<double>(ceil_div(tiles, blocks_)) *
-                         sm90_tile_cycles(row, band) / device_.cycles_per_microsecond;
+                         sm90_tile_cycles(row, band, loads) / device_.cycles_per_microsecond;
       if (!(own < *time)) return;
       *time = own;
       best = &row;
@@ -119,7 +132,7 @@ class Sm90Forward : public AttentionForwardKernels {
     const Sm90Lengths lengths = sm90_lengths(all);
     const Sm90Band band = {all.seqlen_q, all.seqlen_k, lengths.first, lengths.last};
     double time;
-    const AttentionRow& row = *choose(problem, band, &time);
+    const AttentionRow& row = *choose(problem, band, loads_are_slow(all), &time);
     const bool packed = problem.packed;
     Sm90Rows rows(problem, operands);
     if (rows_are_heads) rows.q = all.seqlen_q;

@@ -36,9 +36,9 @@ struct Sm90Band {
   }
 };
 
-// Cycles of an average tile.
-inline double sm90_tile_cycles(const AttentionRow& row, const Sm90Band& band) {
-  return band.average(row) * row.cost_tile + row.cost_fixed;
+// Cycles of an average tile, whose blocks of keys take at least `loads` each.
+inline double sm90_tile_cycles(const AttentionRow& row, const Sm90Band& band, double loads = 0) {
+  return band.average(row) * std::max(row.cost_tile, loads) + row.cost_fixed;
 }
 
 // Pairs that leave this fraction of a launch idle are not worth it. For e4m3, tiles taken
