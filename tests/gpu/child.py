@@ -329,26 +329,29 @@ def _wrong_products_of_groups() -> list[str]:
     offs = torch.tensor([5, 5, 77, 90], dtype=torch.int32)
     starts = [0, *offs.tolist()]
     parts = list(zip(starts, offs.tolist(), strict=False))
-    for k, n in ((72, 136), (64, 51)):  # the second one's rows are no multiples of 16 bytes
-        a = torch.randint(-3, 4, (90, k)).bfloat16()
-        b = torch.randint(-3, 4, (4, n, k)).bfloat16()
-        grad = torch.randint(-3, 4, (90, n)).bfloat16()
+    dtypes = torch.bfloat16, torch.float32, torch.float64
+    # The second one's rows are no multiples of 16 bytes.
+    for dtype, (k, n) in itertools.product(dtypes, ((72, 136), (64, 51))):
+        a = torch.randint(-3, 4, (90, k)).to(dtype)
+        b = torch.randint(-3, 4, (4, n, k)).to(dtype)
+        grad = torch.randint(-3, 4, (90, n)).to(dtype)
         rows = torch.cat([a[i:j] @ own.t() for (i, j), own in zip(parts, b, strict=True)])
         sums = torch.stack([a[i:j].t() @ grad[i:j] for i, j in parts])
         for weights in (b.cuda().mT, b.mT.contiguous().cuda()):
             out = torch.ops.cubin.grouped_matmul(a.cuda(), weights, offs=offs.cuda())
             if not torch.equal(out.cpu(), rows):
-                wrong.append(f"rows of groups {k} {n}")
+                wrong.append(f"rows of groups {dtype} {k} {n}")
         out = torch.ops.cubin.grouped_matmul(a.cuda().t(), grad.cuda(), offs=offs.cuda())
         if not torch.equal(out.cpu(), sums):
-            wrong.append(f"sums of groups {k} {n}")
-    for tokens, hidden, inner in ((7, 72, 40), (300, 136, 136), (9, 51, 27)):
+            wrong.append(f"sums of groups {dtype} {k} {n}")
+    sizes = (7, 72, 40), (300, 136, 136), (9, 51, 27)
+    for dtype, (tokens, hidden, inner) in itertools.product(dtypes[:2], sizes):
         layer = [
-            torch.randn(tokens, hidden).bfloat16(),
+            torch.randn(tokens, hidden).to(dtype),
             torch.rand(tokens, 6).argsort(-1)[:, :4] - 1,  # -1 is no expert
             torch.rand(tokens, 4),
-            (torch.randn(4, 2 * inner, hidden) / hidden**0.5).bfloat16(),
-            (torch.randn(4, hidden, inner) / inner**0.5).bfloat16(),
+            (torch.randn(4, 2 * inner, hidden) / hidden**0.5).to(dtype),
+            (torch.randn(4, hidden, inner) / inner**0.5).to(dtype),
         ]
         out = torch.ops.cubin._moe(*(x.cuda() for x in layer), "silu").cpu()
         if not torch.allclose(out, torch.ops.cubin._moe(*layer, "silu"), rtol=0.02, atol=0.02):

@@ -10,6 +10,7 @@ import grouped_sizes
 import numerics
 import pytest
 import torch
+from gpu import cases
 from torch import Tensor
 
 import torch_cubin  # noqa: F401  (registers the ops)
@@ -27,6 +28,16 @@ CASES = [
     ((4096,), 0, 4096, 72), ((33, 31) * 40, 1, 200, 8), ((700, 0, 1), 2, 8, 1000),
     ((16,) * 300, 0, 64, 64), ((257, 255), 0, 129, 129),
 ]  # fmt: skip
+
+
+# The modes of cases.MODES: dtypes, and TF32.
+MODES = list(cases.MODES)
+
+
+@pytest.fixture
+def dtype(mode: str):
+    with cases.math_mode(mode) as own:
+        yield own
 
 
 def ends_of(sizes: tuple[int, ...], dtype: torch.dtype = INT) -> Tensor:
@@ -56,12 +67,11 @@ def sums_of_groups(a: Tensor, b: Tensor, sizes: tuple[int, ...]) -> Tensor:
     return torch.stack([x.t() @ y for x, y in zip(*parts, strict=True)])
 
 
-@pytest.mark.parametrize("offs_dtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{len(case[0])} groups {case[2:]}")
-def test_small_integers_are_exact(case, dtype, offs_dtype, generator: torch.Generator) -> None:
+def test_small_integers_are_exact(case, dtype, generator: torch.Generator) -> None:
     sizes, rest, n, k = case
-    offs, rows = ends_of(sizes, offs_dtype), sum(sizes) + rest
+    offs, rows = ends_of(sizes, torch.int32 if rest else torch.int64), sum(sizes) + rest
     for layout in ("nt", "nn"):
         a, b = integers((rows, k), dtype, generator), weights(len(sizes), k, n, layout, dtype,
                                                               generator)  # fmt: skip
@@ -90,7 +100,7 @@ def test_rows_of_groups_without_k_never_part_the_warps(m, n, k, generator) -> No
         numerics.check_exact(op(a.t(), b, offs=ends_of(sizes)), sums, f"K {sizes}")
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("mode", MODES[:-1])  # the reference is of float64
 def test_errors_are_those_of_a_product_of_each_group(dtype, generator: torch.Generator) -> None:
     sizes = (300, 20, 0, 700)
     a = torch.randn(sum(sizes), 2048, generator=generator, device="cuda", dtype=dtype)
@@ -106,10 +116,11 @@ def test_errors_are_those_of_a_product_of_each_group(dtype, generator: torch.Gen
     [(100, 50, 200, 300), (100, 400, 200, 300), (-5, 100, 200, 300), (100, 200, 250, 301),
      (2**40, 1, 2, 3), (100, -(2**40), 300, 300)],
 )  # fmt: skip
-def test_wrong_ends_write_nan_inside_the_output_alone(ends, generator: torch.Generator) -> None:
-    a = integers((300, 64), torch.bfloat16, generator)
-    b = integers((4, 64, 128), torch.bfloat16, generator)
-    c = integers((300, 128), torch.bfloat16, generator)
+@pytest.mark.parametrize("mode", MODES)
+def test_wrong_ends_write_nan_inside_the_output_alone(ends, dtype, generator) -> None:
+    a = integers((300, 64), dtype, generator)
+    b = integers((4, 64, 128), dtype, generator)
+    c = integers((300, 128), dtype, generator)
     for offs_dtype in (torch.int32, torch.int64):
         if max(map(abs, ends)) > 2**31 and offs_dtype == torch.int32:
             continue
@@ -135,8 +146,9 @@ def test_checked_ends_name_the_group(monkeypatch) -> None:
         op(a, b, offs=torch.tensor([4, 10], device="cuda"))
 
 
-def test_no_group_and_empty_operands() -> None:
-    made = {"device": "cuda", "dtype": torch.bfloat16}
+@pytest.mark.parametrize("mode", MODES)
+def test_no_group_and_empty_operands(dtype) -> None:
+    made = {"device": "cuda", "dtype": dtype}
     none = torch.zeros(0, dtype=INT, device="cuda")
     assert (
         op(torch.ones(0, 512, **made), torch.ones(0, 256, 512, **made).mT, offs=none).numel() == 0
@@ -148,9 +160,10 @@ def test_no_group_and_empty_operands() -> None:
     assert op(torch.ones(8, 9, **made), torch.ones(9, 16, **made), offs=ends).eq(0).all()
 
 
-def test_a_row_has_the_same_bits_whatever_the_other_groups(generator: torch.Generator) -> None:
-    a = torch.randn(600, 1000, generator=generator, device="cuda", dtype=torch.bfloat16)
-    b = torch.randn(40, 1000, 512, generator=generator, device="cuda", dtype=torch.bfloat16)
+@pytest.mark.parametrize("mode", MODES)
+def test_a_row_has_the_same_bits_whatever_the_other_groups(dtype, generator) -> None:
+    a = torch.randn(600, 1000, generator=generator, device="cuda", dtype=dtype)
+    b = torch.randn(40, 1000, 512, generator=generator, device="cuda", dtype=dtype)
     alone = op(a[:37].clone(), b[:1], offs=ends_of((37,)))
     for sizes in ((37, 563), (37, *(14,) * 39), (37, 0, 100, 0, 463)):
         args = (a, b[: len(sizes)], ends_of(sizes), True)
@@ -159,9 +172,10 @@ def test_a_row_has_the_same_bits_whatever_the_other_groups(generator: torch.Gene
         assert torch.equal(out, raw(*args)), sizes
 
 
-def test_a_graph_is_replayed_with_other_ends(generator: torch.Generator) -> None:
-    a, c = (integers((300, n), torch.bfloat16, generator) for n in (64, 128))
-    b, offs = integers((3, 64, 128), torch.bfloat16, generator), ends_of((100, 100, 100))
+@pytest.mark.parametrize("mode", MODES)
+def test_a_graph_is_replayed_with_other_ends(dtype, generator: torch.Generator) -> None:
+    a, c = (integers((300, n), dtype, generator) for n in (64, 128))
+    b, offs = integers((3, 64, 128), dtype, generator), ends_of((100, 100, 100))
 
     def call() -> tuple[Tensor, Tensor]:
         return raw(a, b, offs, True), op(a.t(), c, offs=offs)
@@ -176,24 +190,32 @@ def test_a_graph_is_replayed_with_other_ends(generator: torch.Generator) -> None
         graph.replay()
         numerics.check_exact(rows, products_of_rows(a, b, sizes), f"{sizes}")
         numerics.check_exact(sums, sums_of_groups(a, c, sizes), f"{sizes}")
+    offs.copy_(torch.tensor([10, 5, 300]))  # wrong ones make no difference to what comes later
+    graph.replay()
+    assert rows[10:].isnan().all()
+    assert sums[1:].isnan().all()
+    offs.copy_(ends_of((0, 300, 0)))
+    graph.replay()
+    numerics.check_exact(rows, products_of_rows(a, b, (0, 300, 0)), "after wrong ends")
 
 
-@pytest.mark.parametrize("mode", ["rows", "contraction"])
-def test_derivatives_are_exact(mode, generator: torch.Generator) -> None:
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("divided", ["rows", "contraction"])
+def test_derivatives_are_exact(divided, dtype, generator: torch.Generator) -> None:
     sizes, rest, k, n = (40, 0, 100, 3), 6, 72, 136
     offs = ends_of(sizes)
-    a = integers((sum(sizes) + rest, k), torch.bfloat16, generator)
-    if mode == "rows":
-        b = integers((4, n, k), torch.bfloat16, generator).mT
-        grad = integers((a.shape[0], n), torch.bfloat16, generator)
+    a = integers((sum(sizes) + rest, k), dtype, generator)
+    if divided == "rows":
+        b = integers((4, n, k), dtype, generator).mT
+        grad = integers((a.shape[0], n), dtype, generator)
     else:
-        a, b = a.t(), integers((sum(sizes) + rest, n), torch.bfloat16, generator)
-        grad = integers((4, k, n), torch.bfloat16, generator)
+        a, b = a.t(), integers((sum(sizes) + rest, n), dtype, generator)
+        grad = integers((4, k, n), dtype, generator)
     a.requires_grad_()
     b.requires_grad_()
     grad_a, grad_b = torch.autograd.grad(op(a, b, offs=offs), (a, b), grad)
     a, b = a.detach(), b.detach()
-    if mode == "rows":
+    if divided == "rows":
         numerics.check_exact(grad_a, products_of_rows(grad, b.mT, sizes), "grad_a")
         numerics.check_exact(grad_b, sums_of_groups(a, grad, sizes), "grad_b")
     else:
@@ -201,13 +223,7 @@ def test_derivatives_are_exact(mode, generator: torch.Generator) -> None:
         numerics.check_exact(grad_b, products_of_rows(a.t(), grad, sizes), "grad_b")
 
 
-def test_other_dtypes_are_refused() -> None:
-    a, b = torch.ones(8, 8, device="cuda"), torch.ones(2, 8, 8, device="cuda")
-    with pytest.raises(RuntimeError, match=r"\[no_kernel\]: grouped_matmul .*float16 or bfloat16"):
-        op(a, b, offs=ends_of((4, 4)))
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("mode", MODES)
 def test_every_kernel_is_exact(dtype, generator: torch.Generator) -> None:
     for m, count, n in grouped_sizes.ROWS:
         own = (m // count,) * count

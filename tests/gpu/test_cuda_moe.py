@@ -59,7 +59,7 @@ TRAINED = [
 CASES = [
     (TRAINED[i], dtype, list(ACTIVATIONS)[i % 4])
     for i in range(len(TRAINED))
-    for dtype in (torch.bfloat16, torch.float16)
+    for dtype in (torch.bfloat16, torch.float16, torch.float32)
 ]
 
 
@@ -146,7 +146,7 @@ LAYERS = [
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("sizes", LAYERS, ids=str)
 def test_a_layer_without_gradients(sizes, dtype, activation, generator: torch.Generator) -> None:
     x, ids, weights, w13, w2 = layer(sizes, dtype, generator)
@@ -168,8 +168,9 @@ def test_a_layer_without_gradients(sizes, dtype, activation, generator: torch.Ge
     assert torch.equal(out, again)
 
 
-def test_a_tokens_bits_do_not_depend_on_the_other_tokens(generator: torch.Generator) -> None:
-    x, ids, weights, w13, w2 = layer((3000, *SMALL), torch.bfloat16, generator)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_tokens_bits_do_not_depend_on_the_other_tokens(dtype, generator) -> None:
+    x, ids, weights, w13, w2 = layer((3000, *SMALL), dtype, generator)
     with torch.no_grad():
         out = torch_cubin.moe(x, ids, weights, w13, w2)
         for part in (slice(5, 6), slice(40, 57), slice(100, 1100)):

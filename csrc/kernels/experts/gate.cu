@@ -1,14 +1,14 @@
 // The gate of experts' rows and its derivative. gate_params.h defines the result.
 //
-// A warp has a slot's row. Each lane has 8 columns at a time, or 1 where rows are no multiples of
-// 16 bytes. Bound by memory bandwidth.
-#include "common/dtype.cuh"
+// A warp has a slot's row. Each lane has 16 bytes of columns at a time, or one column where rows are
+// no multiples of 16 bytes. Bound by memory bandwidth.
 #include "gate_params.h"
+#include "vectors.cuh"
 #include "weights.cuh"
 
 namespace torch_cubin::TC_KERNEL {
 
-using Traits = DTypeTraits<DType::TC_DTYPE>;
+using Elements = RowElements<DType::TC_DTYPE>;
 constexpr bool kBackward = TC_BACKWARD;
 
 // activation(x) and its derivative, in float32.
@@ -33,34 +33,6 @@ TC_DEVICE ValueAndSlope activate_with_slope(float x, int activation) {
   return {x * part, part + x * part * (1.0f - part) * slope};
 }
 
-template <int kElements>
-TC_DEVICE void load(const void* from, tc_int64 at, float (&x)[kElements]) {
-  const u16* const source = static_cast<const u16*>(from) + at;
-  if constexpr (kElements == 1) {
-    x[0] = Traits::load(*source);
-  } else {
-    const uint4 own = *reinterpret_cast<const uint4*>(source);
-    const u32 words[4] = {own.x, own.y, own.z, own.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      x[2 * i] = Traits::load(static_cast<u16>(words[i]));
-      x[2 * i + 1] = Traits::load(static_cast<u16>(words[i] >> 16));
-    }
-  }
-}
-
-template <int kElements>
-TC_DEVICE void store(void* to, tc_int64 at, const float (&x)[kElements]) {
-  u16* const target = static_cast<u16*>(to) + at;
-  if constexpr (kElements == 1) {
-    *target = Traits::round(x[0]);
-  } else {
-    *reinterpret_cast<uint4*>(target) =
-        make_uint4(Traits::pack(x[0], x[1]), Traits::pack(x[2], x[3]), Traits::pack(x[4], x[5]),
-                   Traits::pack(x[6], x[7]));
-  }
-}
-
 // The row of a slot, with its weight: the lane's columns, `kElements` at a time. Returns its part
 // of the weight's gradient.
 template <int kElements>
@@ -69,9 +41,9 @@ TC_DEVICE float run(const ExpertGateParams& p, tc_int64 row, float weight) {
   for (int i = threadIdx.x % 32 * kElements; i < p.inner; i += 32 * kElements) {
     const tc_int64 at = row * p.inner + i, before = row * 2 * p.inner + i;
     float gate[kElements], up[kElements], grad[kElements], inside[kElements];
-    load(p.before, before, gate);
-    load(p.before, before + p.inner, up);
-    if constexpr (kBackward) load(p.grad, at, grad);
+    Elements::load(p.before, before, gate);
+    Elements::load(p.before, before + p.inner, up);
+    if constexpr (kBackward) Elements::load(p.grad, at, grad);
 #pragma unroll
     for (int e = 0; e < kElements; ++e) {
       if constexpr (kBackward) {
@@ -86,10 +58,10 @@ TC_DEVICE float run(const ExpertGateParams& p, tc_int64 row, float weight) {
         inside[e] = activate_with_slope(gate[e], p.activation).value * up[e];
       }
     }
-    store(p.inside, at, inside);
+    Elements::store(p.inside, at, inside);
     if constexpr (kBackward) {
-      store(p.before_grad, before, gate);
-      store(p.before_grad, before + p.inner, up);
+      Elements::store(p.before_grad, before, gate);
+      Elements::store(p.before_grad, before + p.inner, up);
     }
   }
   return sum;
@@ -105,7 +77,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
   float sum = 0.0f;
   if (exists) {
     const float weight = kBackward ? read_weight(p.weights, p.weights_type, slot) : 1.0f;
-    sum = p.elements == 1 ? run<1>(p, row, weight) : run<8>(p, row, weight);
+    sum = p.elements == 1 ? run<1>(p, row, weight) : run<Elements::kVector>(p, row, weight);
   }
   if constexpr (kBackward) {
 #pragma unroll
@@ -121,9 +93,11 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
  "kernels": [
   {"name": "gate_experts_{b.name}{d.short}", "kind": "gate{b.kind}", "archs": ["sm_90a"],
    "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "any", "alignment": 16,
-   "tile": [8, 256, 1], "stages": 1, "block": [256, 1, 1], "dynamic_shared": 0,
+   "tile": [8, "{d.columns}", 1], "stages": 1, "block": [256, 1, 1], "dynamic_shared": 0,
    "defines": {"TC_DTYPE": "{d.dtype}", "TC_BACKWARD": "{b.backward}"}, "cost": {},
-   "for": {"d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}],
+   "for": {"d": [{"short": "f16", "dtype": "float16", "columns": 256},
+                 {"short": "bf16", "dtype": "bfloat16", "columns": 256},
+                 {"short": "f32", "dtype": "float32", "columns": 128}],
            "b": [{"name": "", "kind": "", "backward": 0},
                  {"name": "backward_", "kind": "_backward", "backward": 1}]}}]}
 */

@@ -24,7 +24,7 @@ struct ExpertGateParams {
   void* before_grad;
   float* weights_grad;
   int slots, row_count, inner;
-  int elements;      // of a thread: 8, or 1 unless `inner` is a multiple of 8
+  int elements;      // of a thread: of 16 bytes where `inner` is a multiple of them, else 1
   int activation;    // ExpertActivation
   int weights_type;  // ExpertWeights of weights.h
 };

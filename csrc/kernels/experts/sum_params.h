@@ -17,7 +17,7 @@ struct ExpertSumParams {
   void* out;
   int row_count;
   int tokens, columns, k;
-  int elements;  // of a thread: 8, or 1 unless columns are a multiple of 8
+  int elements;  // of a thread: of 16 bytes where columns are a multiple of them, else 1
   int weights_type;
 };
 

@@ -14,10 +14,10 @@
 //
 // K runs forwards in every tile, so that a row's bits do not depend on the other groups.
 #include "common/wgmma.cuh"
+#include "grouped_schedule.cuh"
 #include "sm90_epilogue.cuh"
 #include "sm90_gate.cuh"
 #include "sm90_grouped_params.h"
-#include "sm90_grouped_schedule.cuh"
 
 namespace torch_cubin::TC_KERNEL {
 
@@ -27,7 +27,7 @@ using namespace sm90;
 template <class C>
 constexpr bool kContraction = C::kAMnMajor;
 template <class C>
-using Schedule = GroupedSchedule<kContraction<C>, C::kTileM>;
+using Schedule = GroupedSchedule<Sm90GroupedParams, kContraction<C>, C::kTileM>;
 
 // Whether the kernel has the options of rows: gathered rows, and an activation.
 constexpr bool kExperts = TC_EXPERTS;

@@ -23,6 +23,7 @@
 #pragma once
 
 #include "activation_params.h"
+#include "grouped_params.h"
 
 namespace torch_cubin {
 
@@ -30,10 +31,7 @@ struct alignas(64) Sm90GroupedMap {
   unsigned long long words[16];
 };
 
-enum Sm90GroupedFlags {
-  kGroupedWideEnds = 1,  // ends are 64-bit
-  kGroupedPair = 2,      // clusters of two blocks along M, each of which loads half of B for both
-  kGroupedZeroRest = 4,  // rows: those past the last end are zero
+enum Sm90GroupedFlags {  // and those of GroupedFlags
   kGroupedOutUnaligned = 8,  // out has no map: its rows are not multiples of 16 bytes
   kGroupedGather = 16,       // the kernel reads A's rows without a map
   kGroupedActivation = 5,    // the gate's activation is at bits 5 to 7

@@ -25,7 +25,8 @@ void gate_experts(const Device& device, const ExpertGate& gate) {
   params.slots = static_cast<int>(gate.slots);
   params.row_count = static_cast<int>(inside.sizes[0]);
   params.inner = static_cast<int>(inside.sizes[1]);
-  params.elements = inside.sizes[1] % kExpertVector == 0 ? kExpertVector : 1;
+  const int64_t vector = expert_vector(before.dtype);
+  params.elements = static_cast<int>(inside.sizes[1] % vector == 0 ? vector : 1);
   params.activation = gate.activation;
   if (gate.backward) {
     const ExpertGateBackward& backward = *gate.backward;

@@ -1,5 +1,7 @@
 #include "ops/experts/kernels.h"
 
+#include <algorithm>
+#include <iterator>
 #include <memory>
 
 #include "kernels/experts/gate_params.h"
@@ -15,24 +17,27 @@ struct ExpertKind {
   const char* name;
   const char* header;
   size_t bytes;  // of the parameter
-  // The tile that the host counts on.
-  int64_t rows, columns;
+  int64_t rows, vectors;  // of the tile that the host counts on; no vectors: one column
 };
 
 constexpr ExpertKind kKinds[kExpertKernels] = {
-    {"order", "experts/order", sizeof(ExpertOrderParams), kOrderChunk, 1},
-    {"sum", "experts/sum", sizeof(ExpertSumParams), 1, 256 * kExpertVector},
-    {"gate", "experts/gate", sizeof(ExpertGateParams), 8, 32 * kExpertVector},
-    {"gate_backward", "experts/gate", sizeof(ExpertGateParams), 8, 32 * kExpertVector},
+    {"order", "experts/order", sizeof(ExpertOrderParams), kOrderChunk, 0},
+    {"sum", "experts/sum", sizeof(ExpertSumParams), 1, 256},
+    {"gate", "experts/gate", sizeof(ExpertGateParams), 8, 32},
+    {"gate_backward", "experts/gate", sizeof(ExpertGateParams), 8, 32},
 };
 
 constexpr const char* kKindNames[] = {kKinds[0].name, kKinds[1].name, kKinds[2].name,
                                       kKinds[3].name};
-constexpr const char* kDtypes[] = {"float16", "bfloat16", "any"};
+constexpr const char* kDtypes[] = {"float16", "bfloat16", "float32", "any"};
+constexpr ScalarType kTypes[] = {ScalarType::Half, ScalarType::BFloat16, ScalarType::Float};
+constexpr int kAnyDtype = 3;
 
-// The index of a dtype's kernel.
-int dtype_index(ExpertKernel kind, ScalarType dtype) {
-  return kind == kOrderExperts ? 2 : dtype == ScalarType::Half ? 0 : 1;
+// The index of a dtype's kernel in kDtypes; that of none is the end of kDtypes.
+size_t dtype_index(ExpertKernel kind, ScalarType dtype) {
+  if (kind == kOrderExperts) return kAnyDtype;
+  const size_t index = std::find(std::begin(kTypes), std::end(kTypes), dtype) - std::begin(kTypes);
+  return index < std::size(kTypes) ? index : std::size(kDtypes);
 }
 
 class ExpertsBackend : public KernelBackend {
@@ -43,11 +48,12 @@ class ExpertsBackend : public KernelBackend {
     const KernelFields fields(kernel);
     const ExpertKind& kind = kKinds[fields.index("kind", kKindNames)];
     check_params(kernel.entry(), kind.header, kind.bytes);
-    fields.index("dtype", kDtypes);  // throws for one that is not known
+    const int dtype = fields.index("dtype", kDtypes);  // throws for one that is not known
+    const int64_t columns = dtype == kAnyDtype ? 1 : kind.vectors * expert_vector(kTypes[dtype]);
     int64_t tile[3];
     fields.triple("tile", 1, tile);
-    if (tile[0] != kind.rows || tile[1] != kind.columns) {
-      fields.refuse("tile", std::to_string(kind.rows) + " rows of " + std::to_string(kind.columns));
+    if (tile[0] != kind.rows || tile[1] != columns) {
+      fields.refuse("tile", std::to_string(kind.rows) + " rows of " + std::to_string(columns));
     }
   }
 };
@@ -64,7 +70,7 @@ struct ExpertsTable {
     });
   }
   FamilyKernels family;
-  PackageKernel* kernels[kExpertKernels][3] = {};
+  PackageKernel* kernels[kExpertKernels][std::size(kDtypes) + 1] = {};
 };
 
 DeviceTables<ExpertsTable> g_tables;

@@ -17,7 +17,8 @@ enum ExpertKernel {
 // Throws [no_kernel] or [arch] where the device has no such kernel.
 PackageKernel& expert_kernel(ExpertKernel kind, ScalarType dtype, const Device& device);
 
-constexpr int64_t kExpertVector = 8;  // elements of 16 bytes
+// Elements of 16 bytes, which a thread reads at a time.
+inline int64_t expert_vector(ScalarType dtype) { return 16 / element_size(dtype); }
 
 // ExpertWeights of the weights' dtype.
 int type_of_weights(ScalarType dtype);

@@ -25,7 +25,7 @@ void run_product(const Device& device, GroupedOperands& operands, const ExpertOr
   GroupedCall& call = operands.call;
   call.ends = order.ends;
   call.out = static_cast<char*>(out.mutable_data_ptr());
-  run_sm90_grouped(device, call);
+  run_grouped(device, call);
 }
 
 // The same of rows, into a new tensor of `columns`.
@@ -63,7 +63,10 @@ Tensor weight_gradient(const Device& device, const ExpertOrder& order, const Ten
 // The sizes of a call whose arguments fit together; throws for those that no kernel takes.
 struct MoeSizes {
   MoeSizes(const TensorView& x, const TensorView& weights, const TensorView& w2) {
-    check_grouped_dtype(kMoeOp, x.dtype, "PyTorch's products");
+    if (x.dtype == ScalarType::Double) {
+      fail({"no_kernel", kMoeOp, "has no kernels for this dtype on CUDA",
+            "float16, bfloat16 or float32", dtype_name(x.dtype), "Convert the tensors."});
+    }
     tokens = x.sizes[0];
     k = weights.sizes[1];
     rows = tokens * k;
@@ -102,18 +105,19 @@ Tensor run_moe(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weigh
   const Device& gpu = device(view.device_index);
   const Tensor ids = as_contiguous(topk_ids);
   const ExpertOrder order = order_experts(gpu, TensorView(ids), sizes.experts);
-  const Activation fused = kept == nullptr ? activation : kActivationNone;
-  GroupedOperands up(kMoeOp, x, w13, sizes.experts, fused);
-  up.call.rows = order.tokens;
-  up.call.a_height = sizes.tokens;
-  Tensor inside;
-  if (kept == nullptr) {
-    inside = product(gpu, up, order, sizes.rows, sizes.inner, view);
-  } else {
-    kept->order = order.memory;
-    kept->before = product(gpu, up, order, sizes.rows, 2 * sizes.inner, view);
+  const bool has_options = has_row_options(view.dtype), gates = has_options && kept == nullptr;
+  const Tensor own = has_options ? x : gathered_rows(gpu, x, order, sizes.rows);
+  GroupedOperands up(kMoeOp, own, w13, sizes.experts, gates ? activation : kActivationNone);
+  if (has_options) {
+    up.call.rows = order.tokens;
+    up.call.a_height = sizes.tokens;
+  }
+  Tensor inside = product(gpu, up, order, sizes.rows, (gates ? 1 : 2) * sizes.inner, view);
+  if (!gates) {
+    const Tensor before = inside;
     inside = matrix(sizes.rows, sizes.inner, view);
-    gate_experts(gpu, {kept->before, order.places, sizes.rows, activation, inside, std::nullopt});
+    gate_experts(gpu, {before, order.places, sizes.rows, activation, inside, std::nullopt});
+    if (kept != nullptr) *kept = {before, order.memory};
   }
   GroupedOperands down(kMoeOp, inside, w2, sizes.experts, kActivationNone);
   const Tensor results = product(gpu, down, order, sizes.rows, sizes.hidden, view);

@@ -23,9 +23,10 @@ void sum_experts(const Device& device, const Tensor& rows, const int* places, in
   params.tokens = static_cast<int>(to.sizes[0]);
   params.columns = static_cast<int>(to.sizes[1]);
   params.k = static_cast<int>(k);
-  const bool vectors = to.sizes[1] % kExpertVector == 0 &&
-                       reinterpret_cast<uintptr_t>(from.data()) % (2 * kExpertVector) == 0;
-  const int64_t elements = vectors ? kExpertVector : 1;
+  const int64_t vector = expert_vector(to.dtype);
+  const bool vectors =
+      to.sizes[1] % vector == 0 && reinterpret_cast<uintptr_t>(from.data()) % 16 == 0;
+  const int64_t elements = vectors ? vector : 1;
   params.elements = static_cast<int>(elements);
   if (weights) {
     const TensorView by(*weights);

@@ -12,7 +12,6 @@ Tensor grouped_matmul_cuda(const Tensor& mat_a, const Tensor& mat_b, const Tenso
                            bool zero_rest) {
   const TensorView x(mat_a), y(mat_b);
   const Shape shape = check_grouped(x, y, TensorView(offs));
-  check_grouped_dtype(kGroupedOp, x.dtype, "torch.nn.functional.grouped_mm");
   check_ends(kGroupedOp, offs, y.dim == 2 ? x.sizes[1] : x.sizes[0]);
   const int64_t groups = TensorView(offs).sizes[0];
   Tensor out = empty_cuda(shape.sizes, shape.dim, x.dtype, x.device_index);
@@ -29,7 +28,7 @@ Tensor grouped_matmul_cuda(const Tensor& mat_a, const Tensor& mat_b, const Tenso
   const TensorView e(ends);
   call.ends = e.data();
   call.wide_ends = e.dtype == ScalarType::Long;
-  run_sm90_grouped(device(x.device_index), call);
+  run_grouped(device(x.device_index), call);
   return out;
 }
 

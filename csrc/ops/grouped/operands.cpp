@@ -7,6 +7,8 @@
 #include "ops/common/shape.h"
 #include "ops/common/stable_ops.h"
 #include "ops/grouped/grouped.h"
+#include "ops/grouped/portable.h"
+#include "ops/grouped/sm90_grouped.h"
 
 namespace torch_cubin {
 namespace {
@@ -26,8 +28,9 @@ struct Matrices {
     group_stride = x.dim == 3 ? stride_of(0, kVectorElements) : kVectorElements;
   }
 
-  // Whether a tensor map describes them.
-  bool mappable() const {
+  // Whether the kernels of the dtype read them: those of 16-bit types by a tensor map.
+  bool readable(ScalarType dtype) const {
+    if (element_size(dtype) > 2) return column_stride == 1;
     const auto aligned = [](int64_t stride) { return stride > 0 && stride % kVectorElements == 0; };
     return column_stride == 1 && aligned(stride) && aligned(group_stride) &&
            reinterpret_cast<uintptr_t>(data) % (2 * kVectorElements) == 0;
@@ -53,7 +56,7 @@ Tensor padded_copy(const Tensor& tensor) {
 // The operand contiguous along dim -2 (`along_rows`) or -1; `copy` owns what was copied for that.
 Matrices read_along(bool along_rows, const Tensor& tensor, std::optional<Tensor>& copy) {
   const Matrices own(TensorView(tensor), along_rows);
-  if (own.mappable()) return own;
+  if (own.readable(TensorView(tensor).dtype)) return own;
   copy = padded_copy(along_rows ? matrices_transposed(detach(tensor)) : detach(tensor));
   return {TensorView(*copy), false};
 }
@@ -66,12 +69,6 @@ void check_sizes(const char* op, const GroupedCall& call) {
 }
 
 }  // namespace
-
-void check_grouped_dtype(const char* op, ScalarType dtype, const std::string& instead) {
-  if (element_size(dtype) == 2) return;
-  fail({"no_kernel", op, "has no kernel for this dtype on CUDA", "float16 or bfloat16",
-        dtype_name(dtype), "Convert the operands, or use " + instead + "."});
-}
 
 GroupedOperands::GroupedOperands(const char* op, const Tensor& mat_a, const Tensor& mat_b,
                                  int64_t groups, bool transposed, Activation activation) {
@@ -91,7 +88,7 @@ GroupedOperands::GroupedOperands(const char* op, const Tensor& mat_a, const Tens
   // may.
   const bool halves_begin_aligned =
       activation == kActivationNone || call.n / 2 % kVectorElements == 0;
-  call.b_mn_major = call.contraction || (!along_k.mappable() && halves_begin_aligned);
+  call.b_mn_major = call.contraction || (!along_k.readable(y.dtype) && halves_begin_aligned);
   const Matrices a = read_along(call.contraction && !a_transposed, mat_a, a_copy_);
   const Matrices b = read_along(call.b_mn_major == b_transposed, mat_b, b_copy_);
   call.a = a.data;
@@ -100,6 +97,11 @@ GroupedOperands::GroupedOperands(const char* op, const Tensor& mat_a, const Tens
   call.b_stride = b.stride;
   call.b_group_stride = b.group_stride;
   call.activation = activation;
+}
+
+void run_grouped(const Device& device, const GroupedCall& call) {
+  const auto& run = element_size(call.dtype) == 2 ? run_sm90_grouped : run_portable_grouped;
+  run(device, call);
 }
 
 }  // namespace torch_cubin

@@ -4,12 +4,9 @@
 
 #include <optional>
 
-#include "ops/grouped/sm90_grouped.h"
+#include "ops/grouped/call.h"
 
 namespace torch_cubin {
-
-// Throws [no_kernel] unless kernels multiply this dtype. `instead` is what else the user can call.
-void check_grouped_dtype(const char* op, ScalarType dtype, const std::string& instead);
 
 // Sets the operands' fields of a call, and owns the copies.
 class GroupedOperands {

@@ -61,7 +61,8 @@ const Sm90GroupedBackend g_sm90_grouped;
 
 struct GroupedTable {
   explicit GroupedTable(const Device& device) : family("grouped", device) {
-    family.for_each_backend<KernelBackend>([&](const KernelBackend&, const auto& kernels) {
+    family.for_each_backend<KernelBackend>([&](const KernelBackend& backend, const auto& kernels) {
+      if (&backend != &g_sm90_grouped) return;
       for (PackageKernel* kernel : kernels) rows.emplace_back(*kernel);
     });
   }

@@ -1,33 +1,9 @@
 // The kernels of csrc/kernels/matmul/sm90_grouped.cu: products of groups of 16-bit types.
 #pragma once
 
-#include "kernels/matmul/activation_params.h"
-#include "ops/common/launch.h"
-#include "pytorch/tensor.h"
+#include "ops/grouped/call.h"
 
 namespace torch_cubin {
-
-// Operands and outputs as the kernels read and write them. Sizes are positive, strides in elements.
-struct GroupedCall {
-  ScalarType dtype = ScalarType::BFloat16;
-  bool contraction = false;  // else rows
-  bool zero_rest = false;
-  int64_t m = 0, n = 0, k = 0, groups = 0;
-  // Contiguous along K, or along M or N (mn_major); addresses and strides are multiples of 16
-  // bytes.
-  const char* a = nullptr;
-  const char* b = nullptr;
-  bool b_mn_major = false;  // in contraction both are
-  int64_t a_stride = 0, b_stride = 0, b_group_stride = 0;
-  char* out = nullptr;  // contiguous
-  const void* ends = nullptr;
-  bool wide_ends = false;  // int64
-  // Options of rows. With `rows`, int32 on the device, row m of the product is of A's row rows[m];
-  // A has a_height rows. With an activation B has 2 * n columns, of gates and of ups.
-  const void* rows = nullptr;
-  int64_t a_height = 0;
-  Activation activation = kActivationNone;
-};
 
 // Throws [no_kernel] or [arch] where the device has no such kernel.
 void run_sm90_grouped(const Device& device, const GroupedCall& call);

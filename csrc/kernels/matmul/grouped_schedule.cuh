@@ -1,12 +1,11 @@
-// The tile scheduler of sm90_grouped.cu: which tile a block computes next, from ends of groups that
-// only the device knows.
+// The tile scheduler of products of groups: which tile a block computes next, from ends of groups
+// that only the device knows.
 #pragma once
 
-#include "common/hopper.cuh"
-#include "sm90_grouped_params.h"
+#include "common/ptx.cuh"
+#include "grouped_params.h"
 
 namespace torch_cubin {
-namespace sm90 {
 
 // A work item: one tile. The producer passes it to the consumers in shared memory, before the
 // item's first stage arrives. An item without k blocks takes one empty stage.
@@ -23,11 +22,12 @@ struct alignas(16) GroupedWork {
 enum GroupedWorkKind { kWorkEnd, kWorkTile, kWorkNaN };
 
 // Executed by all lanes of a warp, which hold 32 consecutive groups at a time. Blocks take tiles in
-// ascending order, so each warp reads the ends once.
-template <bool kContraction, int kTileM>
+// ascending order, so each warp reads the ends once. Params has the fields of groups of
+// sm90_grouped_params.h.
+template <class Params, bool kContraction, int kTileM>
 class GroupedSchedule {
  public:
-  TC_DEVICE explicit GroupedSchedule(const Sm90GroupedParams& params) : p_(params) {
+  TC_DEVICE explicit GroupedSchedule(const Params& params) : p_(params) {
     const int pair = p_.flags & kGroupedPair ? 1 : 0;
     pair_ = pair;
     rank_ = blockIdx.x & pair;
@@ -129,7 +129,7 @@ class GroupedSchedule {
     work.n0 = column * p_.tile_columns;
   }
 
-  const Sm90GroupedParams& p_;
+  const Params& p_;
   int pair_, rank_, clusters_, tile_;
   int first_group_ = 0;        // after those that the lanes hold
   int first_ = 0, total_ = 0;  // tile of the first lane's group; the lanes' tiles
@@ -138,5 +138,4 @@ class GroupedSchedule {
   int start_ = 0, end_ = 0, own_first_ = 0, kind_ = 0;  // of the lane's group
 };
 
-}  // namespace sm90
 }  // namespace torch_cubin

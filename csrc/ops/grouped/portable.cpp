@@ -1,0 +1,148 @@
+#include "ops/grouped/portable.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "cubin/error.h"
+#include "kernels/matmul/grouped_params.h"
+#include "ops/common/backend.h"
+#include "ops/common/device_tables.h"
+#include "ops/common/shape.h"
+#include "pytorch/settings.h"
+
+namespace torch_cubin {
+namespace {
+
+constexpr int64_t kRaster = 8;  // rows of tiles that follow one another
+
+constexpr const char* kMaths[] = {"float32", "tf32", "float64"};
+
+int math_of(ScalarType dtype) {
+  return dtype == ScalarType::Double ? 2 : tf32_allowed() ? 1 : 0;
+}
+
+struct PortableGroupedRow {
+  explicit PortableGroupedRow(PackageKernel& entry) : kernel(&entry) {
+    const KernelFields fields(entry);
+    math = fields.index("math", kMaths);
+    fields.triple("tile", 1, tile);
+    const KernelFields cost = fields.object("cost");
+    k_tile_cycles = cost.number("k_tile", 1);
+    fixed_cycles = cost.number("fixed", 1);
+  }
+
+  PackageKernel* kernel;
+  int math;  // of kMaths
+  int64_t tile[3];
+  double k_tile_cycles, fixed_cycles;
+};
+
+class PortableGroupedBackend : public KernelBackend {
+ public:
+  PortableGroupedBackend() : KernelBackend("grouped", {"grouped_simt", "grouped_mma"}) {}
+
+  void check(PackageKernel& kernel) const override {
+    check_params(kernel.entry(), "matmul/grouped", sizeof(GroupedMatmulParams));
+    PortableGroupedRow{kernel};  // throws for a field that is wrong
+  }
+};
+
+const PortableGroupedBackend g_portable_grouped;
+
+struct PortableGroupedTable {
+  explicit PortableGroupedTable(const Device& device) : family("grouped", device) {
+    family.for_each_backend<KernelBackend>([&](const KernelBackend& backend, const auto& kernels) {
+      if (&backend != &g_portable_grouped) return;
+      for (PackageKernel* kernel : kernels) rows.emplace_back(*kernel);
+    });
+  }
+  FamilyKernels family;
+  std::vector<PortableGroupedRow> rows;
+};
+
+const PortableGroupedTable& portable_table(const Device& device) {
+  static DeviceTables<PortableGroupedTable> tables;
+  return tables.get(device, [](const Device& device) {
+    return std::make_unique<PortableGroupedTable>(device).release();
+  });
+}
+
+// Blocks that any sizes of the groups need at most.
+int64_t most_tiles(const PortableGroupedRow& row, const GroupedCall& call) {
+  const int64_t tiles_m = ceil_div(call.m, row.tile[0]), tiles_n = ceil_div(call.n, row.tile[1]);
+  return (call.contraction ? tiles_m * call.groups : tiles_m + call.groups + 1) * tiles_n;
+}
+
+// Cycles, for groups of equal sizes, whose last tile is half full.
+double cost_of(const PortableGroupedRow& row, const GroupedCall& call, int64_t multiprocessors) {
+  const auto groups = static_cast<double>(call.groups);
+  const double own = static_cast<double>(call.contraction ? call.k : call.m) / groups;
+  const double k = call.contraction ? own : static_cast<double>(call.k);
+  const double rows = call.contraction ? static_cast<double>(call.m) : own;
+  const double tiles_m = std::max(1.0, rows / static_cast<double>(row.tile[0]) + 0.5);
+  const double tiles = tiles_m * groups * static_cast<double>(ceil_div(call.n, row.tile[1]));
+  const double waves = std::max(1.0, tiles / static_cast<double>(multiprocessors));
+  const double k_tiles = std::ceil(k / static_cast<double>(row.tile[2]));
+  return waves * (k_tiles * row.k_tile_cycles + row.fixed_cycles);
+}
+
+// Strides of an operand with the two dims that are contiguous along the first.
+MatmulParams product_of(const GroupedCall& call) {
+  MatmulParams p{};
+  p.a = call.a;
+  p.b = call.b;
+  p.c = call.out;
+  p.m = call.m;
+  p.n = call.n;
+  p.k = call.k;
+  p.a_stride_m = call.contraction ? 1 : call.a_stride;
+  p.a_stride_k = call.contraction ? call.a_stride : 1;
+  p.b_stride_n = call.b_mn_major ? 1 : call.b_stride;
+  p.b_stride_k = call.b_mn_major ? call.b_stride : 1;
+  p.c_stride_m = call.n;
+  p.c_stride_n = 1;
+  p.batch = 1;
+  std::fill(std::begin(p.batch_size), std::end(p.batch_size), 1);
+  p.splits = 1;
+  return p;
+}
+
+}  // namespace
+
+void run_portable_grouped(const Device& device, const GroupedCall& call) {
+  const PortableGroupedTable& table = portable_table(device);
+  const int math = math_of(call.dtype);
+  const PortableGroupedRow* best = nullptr;
+  double least = std::numeric_limits<double>::infinity();
+  for (const PortableGroupedRow& row : table.rows) {
+    if (row.math != math || most_tiles(row, call) > INT32_MAX) continue;
+    const double cost = cost_of(row, call, device.multiprocessors);
+    if (cost < least) {
+      least = cost;
+      best = &row;
+    }
+  }
+  if (best == nullptr) {
+    table.family.fail_no_kernel(std::string("grouped_matmul of ") + kMaths[math]);
+  }
+  GroupedMatmulParams params{};
+  params.matmul = product_of(call);
+  params.ends = call.ends;
+  params.b_group_stride = call.b_group_stride;
+  params.groups = static_cast<int>(call.groups);
+  params.limit = static_cast<int>(call.contraction ? call.k : call.m);
+  params.m = static_cast<int>(call.m);
+  params.k_blocks = 1;
+  params.tiles_n = static_cast<int>(ceil_div(call.n, best->tile[1]));
+  params.tile_columns = static_cast<int>(best->tile[1]);
+  params.raster = static_cast<int>(kRaster);
+  if (call.wide_ends) params.flags |= kGroupedWideEnds;
+  if (call.zero_rest) params.flags |= kGroupedZeroRest;
+  if (call.contraction) params.flags |= kGroupedContract;
+  launch(*best->kernel, {most_tiles(*best, call)}, device, params);
+}
+
+}  // namespace torch_cubin
