@@ -13,8 +13,12 @@ using namespace torch_cubin;
 STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
   m.def(
       "grouped_matmul(Tensor mat_a, Tensor mat_b, *, Tensor? offs=None, Tensor? bias=None, "
-      "ScalarType? out_dtype=None) -> Tensor");
-#define TC_GROUPED_MATMUL "(Tensor mat_a, Tensor mat_b, Tensor offs, bool zero_rest) -> Tensor"
+      "ScalarType? out_dtype=None, Tensor? scale=None, Tensor? rows=None, Tensor? out_rows=None, "
+      "str activation='none') -> Tensor");
+#define TC_GROUPED_MATMUL                                                             \
+  "(Tensor mat_a, Tensor mat_b, Tensor offs, bool zero_rest, Tensor? bias=None, "     \
+  "Tensor? scale=None, Tensor? rows=None, Tensor? out_rows=None, str activation='none')" \
+  " -> Tensor"
   m.def("_grouped_matmul" TC_GROUPED_MATMUL);
   m.def("_grouped_matmul_autograd" TC_GROUPED_MATMUL);
   m.def(

@@ -1,18 +1,20 @@
 """grouped_matmul (csrc/ops/grouped/grouped.h): fake kernel, derivatives, batching rule.
 
-Rows and contraction are each other's derivatives, so those of every order are calls of the op.
+Rows and contraction are each other's derivatives, so those of every order are calls of the op. With
+options a call that is differentiated is composed of the op without them, and of PyTorch's ops.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from torch_cubin._ops import autograd, checks, raw_ops
+from torch_cubin._ops import autograd, checks, fused_autograd, raw_ops
 from torch_cubin._ops.batch_invariant import is_batch_invariant
 from torch_cubin._ops.raw_ops import GROUPED as NAME
 from torch_cubin._ops.vmap import one_by_one, register_rule
@@ -21,26 +23,82 @@ from torch_cubin._pytorch import operators, transforms
 grouped = torch.ops.cubin._grouped_matmul_autograd.default
 
 
+class _Options(NamedTuple):
+    """The optional arguments, in the op's order."""
+
+    bias: Tensor | None = None
+    scale: Tensor | None = None
+    rows: Tensor | None = None
+    out_rows: Tensor | None = None
+    activation: str = "none"
+
+
+_NO_OPTIONS = _Options()
+_TENSORS = 3 + len(_NO_OPTIONS) - 1  # arguments that are tensors
+
+
 def _check(
-    mat_a: Tensor, mat_b: Tensor, offs: Tensor, dims: Sequence[int | None] = (None, None, None)
+    mat_a: Tensor,
+    mat_b: Tensor,
+    offs: Tensor,
+    options: _Options = _NO_OPTIONS,
+    dims: Sequence[int | None] = (None,) * _TENSORS,
 ) -> list[Any]:
     """Checks the arguments and returns the output's shape."""
-    tensors = {"mat_a": mat_a, "mat_b": mat_b, "offs": offs}
+    *own, activation = options
+    named = {"mat_a": mat_a, "mat_b": mat_b, "offs": offs}
+    named |= dict(zip(_Options._fields, own, strict=False))
+    mapped = dict(zip(named, dims, strict=True))
+    tensors = {name: tensor for name, tensor in named.items() if tensor is not None}
     for name, tensor in tensors.items():
         checks.check_dense(NAME, name, tensor)
-    pairs = list(zip(tensors.items(), dims, strict=True))
-    described = {name: checks.described(tensor, dim) for (name, tensor), dim in pairs}
-    checks.ask("check_grouped", described)
-    a, b, ends = (checks.shape_of(tensor, dim) for (_, tensor), dim in pairs)
+    described = {name: checks.described(x, mapped[name]) for name, x in tensors.items()}
+    checks.ask("check_grouped", {"tensors": described, "activation": activation})
+    sizes = {name: checks.shape_of(tensor, mapped[name]) for name, tensor in tensors.items()}
+    a, b, ends = sizes["mat_a"], sizes["mat_b"], sizes["offs"]
     checks.unify(a[1], b[-2])
     if len(b) == 2:
         return [ends[0], a[0], b[1]]
     checks.unify(ends[0], b[0])
-    return [a[0], b[2]]
+    (rows,) = sizes.get("rows", a[:1])
+    for name in ("out_rows", "scale"):
+        if name in sizes:
+            checks.unify(sizes[name][0], rows)
+    return [rows, b[2] if activation == "none" else b[2] // 2]
 
 
-def _fake(mat_a: Tensor, mat_b: Tensor, offs: Tensor, zero_rest: bool) -> Tensor:
-    return mat_a.new_empty(_check(mat_a, mat_b, offs))
+def _fake(mat_a: Tensor, mat_b: Tensor, offs: Tensor, zero_rest: bool, *options: Any) -> Tensor:
+    return mat_a.new_empty(_check(mat_a, mat_b, offs, _Options(*options)))
+
+
+def _rows_of(x: Tensor, numbers: Tensor) -> Tensor:
+    """x[numbers], and zeros for numbers that are no rows of x."""
+    count = x.shape[0]
+    known = numbers.long().where((numbers >= 0) & (numbers < count), count)
+    return F.pad(x, (0, 0, 0, 1))[known]
+
+
+def _composed(mat_a: Tensor, mat_b: Tensor, offs: Tensor, options: _Options) -> Tensor:
+    """The op with options, of ops that have derivatives (grouped_by_steps() in csrc/ops/grouped).
+
+    Indexing is differentiated in a fixed order, which index_select is not.
+    """
+    a = mat_a if options.rows is None else _rows_of(mat_a, options.rows)
+    out: Tensor = grouped(a, mat_b, offs, True)
+    count = out.shape[0]
+    if options.bias is not None:
+        numbers = torch.arange(count, device=out.device, dtype=offs.dtype)
+        out = out + _rows_of(options.bias, torch.searchsorted(offs, numbers, right=True))
+    if options.activation != "none":
+        gates, ups = out.chunk(2, -1)
+        out = autograd.ACTIVATIONS[options.activation](gates) * ups
+    if options.scale is not None:
+        out = (out * options.scale.unsqueeze(-1)).to(mat_a.dtype)
+    if options.out_rows is not None:
+        known = (options.out_rows >= 0) & (options.out_rows < count)
+        places = options.out_rows.long().where(known, count)
+        out = out.new_zeros(count + 1, out.shape[1]).index_put((places,), out)[:count]
+    return out
 
 
 class _GroupedMatmul(transforms.SingleLevelFunction):
@@ -104,6 +162,14 @@ def _autograd(mat_a: Tensor, mat_b: Tensor, offs: Tensor, zero_rest: bool) -> An
     return autograd.apply(_GroupedMatmul, op, mat_a, mat_b, offs, rest=(zero_rest,))
 
 
+def _with_options(
+    mat_a: Tensor, mat_b: Tensor, offs: Tensor, zero_rest: bool, *options: Any
+) -> Any:
+    own = _Options(*options)
+    _check(mat_a, mat_b, offs, own)
+    return _composed(mat_a, mat_b, offs, own)
+
+
 def _rule(op: Any) -> Callable[..., Any]:
     def rule(
         info: Any,
@@ -112,15 +178,29 @@ def _rule(op: Any) -> Callable[..., Any]:
         mat_b: Tensor,
         offs: Tensor,
         zero_rest: bool,
+        *rest: Any,
     ) -> tuple[Tensor, int]:
-        _check(mat_a, mat_b, offs, dims[:3])
+        *tensors, activation = options = _Options(*rest)
+        of_options = dims[4 : 4 + len(tensors)]
+        own_dims = *dims[:3], *of_options, *(None,) * (len(tensors) - len(of_options))
+        _check(mat_a, mat_b, offs, options, own_dims)
 
-        def one(*tensors: Tensor) -> Tensor:
-            return op(*tensors, zero_rest)
+        def one(*own: Tensor) -> Tensor:
+            return op(*own[:3], zero_rest, *own[3:], activation)
 
-        return one_by_one(one, info.batch_size, (mat_a, mat_b, offs), dims[:3])
+        return one_by_one(one, info.batch_size, (mat_a, mat_b, offs, *tensors), own_dims)
 
     return rule
+
+
+def _kernel() -> Callable[..., Any]:
+    composed = fused_autograd.kernel(raw_ops.overload(f"_{NAME}_autograd"), _with_options)
+
+    def kernel(*args: Any) -> Any:
+        has_options = tuple(args[4:]) != _NO_OPTIONS[: len(args) - 4]
+        return composed(*args) if has_options else _autograd(*args[:4])
+
+    return kernel
 
 
 def register(library: torch.library.Library) -> None:
@@ -128,4 +208,4 @@ def register(library: torch.library.Library) -> None:
         operators.register_fake(f"cubin::{name}", _fake, library)
         register_rule(library, name, _rule)
     if transforms.DERIVATIVES.available:  # else no_derivatives.py refuses them
-        library.impl(f"_{NAME}_autograd", _autograd, "Autograd")
+        library.impl(f"_{NAME}_autograd", _kernel(), "Autograd")

@@ -29,7 +29,7 @@ constexpr bool kContraction = C::kAMnMajor;
 template <class C>
 using Schedule = GroupedSchedule<Sm90GroupedParams, kContraction<C>, C::kTileM>;
 
-// Whether the kernel has the options of rows: gathered rows, and an activation.
+// Whether the kernel has the options of rows.
 constexpr bool kExperts = TC_EXPERTS;
 
 constexpr int kHalves = 2;         // of a tile of B, of which each block of a cluster loads one
@@ -231,12 +231,78 @@ TC_DEVICE void clear_tail(u32 stage, int group, int tail) {
   named_sync(kTailBarrier, C::kConsumers * kWarpgroup);
 }
 
+// Adds the group's bias to one warp's 16 rows; the bias of a gated product is of two halves.
+template <class C>
+TC_DEVICE void add_bias(const Sm90GroupedParams& p, const GroupedWork& w, bool gated,
+                        float (&sum)[C::kTileN / 2]) {
+  using Traits = DTypeTraits<C::kType>;
+  const tc_int64 columns = gated ? 2 * p.n : p.n;
+  const auto bias = static_cast<const u16*>(p.bias) + w.group * columns;
+  const int first = threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int half = 0; half < kHalves; ++half) {
+    const int column = w.n0 + (gated ? 0 : half * p.half_columns) + first;  // of p.n
+    const u16* const own = bias + w.n0 + half * p.half_columns + first;
+#pragma unroll
+    for (int j = 0; j < C::kTileN / 16; ++j) {
+      float* const x = sum + half * (C::kTileN / 4) + 4 * j;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float value = column + 8 * j + i < p.n ? Traits::load(own[8 * j + i]) : 0.0f;
+        x[i] += value;
+        x[2 + i] += value;
+      }
+    }
+  }
+}
+
+// Multiplies one warp's rows from row m on by their scales.
+template <class C>
+TC_DEVICE void scale_rows(const Sm90GroupedParams& p, const GroupedWork& w, int m,
+                          float (&sum)[C::kTileN / 2]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = m + threadIdx.x % 32 / 4 + 8 * half;
+    const float scale = row < w.m_end ? p.scale[row] : 0.0f;
+#pragma unroll
+    for (int j = 0; j < C::kTileN / 8; ++j) {
+      sum[4 * j + 2 * half] *= scale;
+      sum[4 * j + 2 * half + 1] *= scale;
+    }
+  }
+}
+
+// Stores a panel's rows where out_rows says, a row at a time.
+template <class C>
+TC_DEVICE void store_panel_scattered(const Sm90GroupedParams& p, u32 panel, int m, int n,
+                                     int rows) {
+  const int lane = threadIdx.x % 32, columns = p.n - n - 2 * lane;
+  const bool pairs = !(p.flags & kGroupedOutUnaligned);
+#pragma unroll 4
+  for (int row = 0; row < min(rows, 16); ++row) {
+    const int to = p.out_rows[m + row];
+    if (static_cast<u32>(to) >= static_cast<u32>(p.m) || columns <= 0) continue;
+    u32 own;
+    asm volatile("ld.shared.u32 %0, [%1];"
+                 : "=r"(own)
+                 : "r"(panel + row * 128 + ((lane / 4 ^ panel_swizzle<C>(row)) * 16 + lane % 4 * 4)));
+    u16* const out = static_cast<u16*>(p.out) + to * p.out_stride + n + 2 * lane;
+    if (pairs) {
+      *reinterpret_cast<u32*>(out) = own;
+    } else {
+      out[0] = static_cast<u16>(own);
+      if (columns > 1) out[1] = static_cast<u16>(own >> 16);
+    }
+  }
+}
+
 // Rounds and stores one warp's 16 rows from row m on.
 template <class C>
 TC_DEVICE void store_rows(const Sm90GroupedParams& p, const GroupedWork& w, u32 staging, int& turn,
                           int m, const float (&sum)[C::kTileN / 2]) {
   const int rows = w.m_end - m, group = kContraction<C> ? w.group : 0;
-  const bool by_tma = rows >= 16 && !(p.flags & kGroupedOutUnaligned);
+  const bool scatters = kExperts && p.out_rows != nullptr;
+  const bool by_tma = rows >= 16 && !scatters && !(p.flags & kGroupedOutUnaligned);
 #pragma unroll
   for (int panel = 0; panel < C::kTileN / 64; ++panel) {
     if (panel * 64 >= p.tile_columns) break;
@@ -249,6 +315,8 @@ TC_DEVICE void store_rows(const Sm90GroupedParams& p, const GroupedWork& w, u32 
       if (threadIdx.x % 32 == 0 && n < p.n) {
         tma_store(&p.out_map, buffer, n, m, group, 0, 0, kEvictFirst);
       }
+    } else if (scatters) {
+      store_panel_scattered<C>(p, buffer, m, n, rows);
     } else if (rows > 0 && n < p.n) {
       u16* out = static_cast<u16*>(p.out) + group * p.out_group_stride + m * p.out_stride + n;
       store_panel_unaligned<C>(buffer, out, p.out_stride, min(rows, 16), min(64, p.n - n));
@@ -344,8 +412,12 @@ TC_DEVICE void consume(const Sm90GroupedParams& p, u32 shared, u32 full, u32 emp
     const int m = w.m0 + group * C::kBlocksM * 64 + warp % 4 * 16;
 #pragma unroll
     for (int i = 0; i < C::kBlocksM; ++i) {
-      if (kExperts && activation != kActivationNone) {
-        apply_gate<C::kTileN / 4, true>(sum[i], activation, p.curve);
+      if constexpr (kExperts) {
+        if (p.bias != nullptr && k_blocks > 0) add_bias<C>(p, w, activation != kActivationNone, sum[i]);
+        if (activation != kActivationNone) {
+          apply_gate<C::kTileN / 4, true>(sum[i], activation, p.curve);
+        }
+        if (p.scale != nullptr) scale_rows<C>(p, w, m + 64 * i, sum[i]);
       }
       store_rows<C>(p, w, staging, turn, m + 64 * i, sum[i]);
     }

@@ -5,10 +5,13 @@
 //   rows (layouts nt and nn): out[m, n] = round(sum_k A[m, k] * B[g, k, n]) for the rows m of group
 //     g; rows past the last end are not written, or with kGroupedZeroRest zero
 //   contraction (layout tn): out[g, m, n] = round(sum_k A[m, k] * B[k, n]) over the k of group g
-// Rows have two options:
+// Rows have options:
 //   kGroupedGather: A[rows[m], k] in place of A[m, k]; a row that A does not have is zero
-//   an activation (activation_params.h): B[g] has two halves of n columns, of which g and u are the
-//     sums, and out[m, n] = round(activation(g) * u)
+//   bias: of the dtype, bias[g, n] is added to the sum
+//   an activation (activation_params.h): B[g] and its bias have two halves of n columns, of which g
+//     and u are the sums, and out[m, n] = round(activation(g) * u)
+//   scale: the value is multiplied by scale[m] before it is rounded
+//   out_rows: it goes to out[out_rows[m], n]; a row that out does not have is not stored
 //
 // An end is wrong if it is less than the one before it or more than `limit`. From the first wrong
 // one on all is NaN: the rows from the group's beginning to `limit`, or the outputs of that group
@@ -34,14 +37,18 @@ struct alignas(64) Sm90GroupedMap {
 enum Sm90GroupedFlags {  // and those of GroupedFlags
   kGroupedOutUnaligned = 8,  // out has no map: its rows are not multiples of 16 bytes
   kGroupedGather = 16,       // the kernel reads A's rows without a map
-  kGroupedActivation = 5,    // the gate's activation is at bits 5 to 7
+  kGroupedActivation = 5     // the gate's activation is at bits 5 to 7
 };
 
 struct Sm90GroupedParams {
   Sm90GroupedMap a, b, out_map;
   const void* ends;
   void* out;
-  const int* rows;     // gather: a row of A for each row
+  const int* rows;  // gather: a row of A for each row
+  // Null without the option.
+  const int* out_rows;
+  const float* scale;
+  const void* bias;
   const void* a_rows;  // gather: A, contiguous along K, rows at multiples of 16 bytes
   long long a_stride;  // gather: elements, of a row of A
   long long out_stride, out_group_stride;  // elements, of a row and of a group of outputs

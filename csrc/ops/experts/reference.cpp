@@ -64,7 +64,7 @@ Tensor host_weight_gradient(const HostOrder& order, const Tensor& outputs, const
   const bool transposed = is_stored_transposed(weight);
   const Tensor &left = transposed ? inputs : outputs, &right = transposed ? outputs : inputs;
   const Tensor out = narrow_to(
-      grouped_matmul_cpu(matrices_transposed(left), right, order.ends, false), weight.dtype);
+      grouped_product_cpu(matrices_transposed(left), right, order.ends, false), weight.dtype);
   return transposed ? matrices_transposed(out) : out;
 }
 
@@ -77,7 +77,7 @@ Tensor moe_on_host(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_w
   const int64_t experts = second.sizes[0], rows = ids.sizes[0] * ids.sizes[1];
   const Tensor memory = order_on_host(topk_ids, experts);
   const HostOrder order(memory, rows, experts);
-  Tensor sums = grouped_matmul_cpu(selected(wide(x), order.tokens), matrices_transposed(wide(w13)),
+  Tensor sums = grouped_product_cpu(selected(wide(x), order.tokens), matrices_transposed(wide(w13)),
                                    order.ends, true);
   if (kept != nullptr) {
     kept->before = narrow_to(sums, view.dtype);
@@ -86,7 +86,7 @@ Tensor moe_on_host(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_w
   }
   const Tensor inside = narrow_to(gated(sums, second.sizes[2], known), view.dtype);
   const Tensor results =
-      grouped_matmul_cpu(inside, matrices_transposed(detach(w2)), order.ends, true);
+      grouped_product_cpu(inside, matrices_transposed(detach(w2)), order.ends, true);
   const Tensor places = torch::stable::view(order.places, {ids.sizes[0], ids.sizes[1]});
   return expert_sum_cpu(results, order.tokens, order.tokens, places, topk_weights);
 }
@@ -147,7 +147,7 @@ MoeGradients moe_backward_cpu(const Tensor& grad, const Tensor& x, const Tensor&
   const int64_t tokens = weights.sizes[0], k = weights.sizes[1], inner = second.sizes[2];
   const HostOrder order(memory, tokens * k, second.sizes[0]);
   const Tensor grad_rows = selected(wide(grad), order.tokens);
-  const Tensor inside_grad = grouped_matmul_cpu(grad_rows, wide(w2), order.ends, true);
+  const Tensor inside_grad = grouped_product_cpu(grad_rows, wide(w2), order.ends, true);
   const Tensor kept = wide(before);
   const Halves own(kept, inner);
   const Tensor value = apply_activation(own.gate, known), inside = multiplied(value, own.up);
@@ -171,7 +171,7 @@ MoeGradients moe_backward_cpu(const Tensor& grad, const Tensor& x, const Tensor&
                    nothing(), nothing()};
   auto& [x_grad, unused, w13_grad, w2_grad] = out;
   if (of_x) {
-    const Tensor rows = grouped_matmul_cpu(before_grad, wide(w13), order.ends, true);
+    const Tensor rows = grouped_product_cpu(before_grad, wide(w13), order.ends, true);
     x_grad = narrow_to(summed(rows, order, tokens, k), view.dtype);
   }
   if (of_w13)

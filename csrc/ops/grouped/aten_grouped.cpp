@@ -47,10 +47,10 @@ const char* why_not_grouped(const TensorView& a, const TensorView& b,
 Tensor grouped_product(const Tensor& a, const Tensor& b, const std::optional<Tensor>& offs) {
   const TensorView left(a);
   if (!offs) return left.on_cuda() ? matmul_cuda(a, b) : matmul_cpu(a, b);
-  const auto& run = left.on_cuda() ? grouped_matmul_cuda : grouped_matmul_cpu;
-  if (left.dim == 2) return run(a, b, *offs, false);
+  const auto& run = left.on_cuda() ? grouped_product_cuda : grouped_product_cpu;
+  if (left.dim == 2) return run(a, b, *offs, false, {});
   // The groups are columns.
-  const Tensor columns = run(matrices_transposed(b), matrices_transposed(a), *offs, false);
+  const Tensor columns = run(matrices_transposed(b), matrices_transposed(a), *offs, false, {});
   return torch::stable::contiguous(matrices_transposed(columns));
 }
 

@@ -22,15 +22,22 @@ struct GroupedCall {
   char* out = nullptr;  // contiguous
   const void* ends = nullptr;
   bool wide_ends = false;  // int64
-  // Options of rows, where has_row_options(). With `rows`, int32 on the device, row m of the
-  // product is of A's row rows[m]; A has a_height rows. With an activation B has 2 * n columns, of
-  // gates and of ups.
-  const void* rows = nullptr;
+  // Options of rows, where has_row_options(); kernels/matmul/sm90_grouped_params.h defines them.
+  // With `rows` A has a_height rows; with an activation B has 2 * n columns.
+  const int* rows = nullptr;
   int64_t a_height = 0;
+  const int* out_rows = nullptr;
+  const float* scale = nullptr;
+  const void* bias = nullptr;  // contiguous
   Activation activation = kActivationNone;
+
+  bool has_options() const {
+    return rows != nullptr || out_rows != nullptr || scale != nullptr || bias != nullptr ||
+           activation != kActivationNone;
+  }
 };
 
-// Whether the kernels of a dtype gather rows and apply gates.
+// Whether the kernels of a dtype have the options of rows.
 inline bool has_row_options(ScalarType dtype) { return element_size(dtype) == 2; }
 
 // Throws [no_kernel] or [arch] where the device has no such kernel.

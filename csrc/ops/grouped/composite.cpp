@@ -9,9 +9,11 @@
 namespace torch_cubin {
 namespace {
 
-Tensor call_grouped(const Tensor& mat_a, const Tensor& mat_b, const Tensor& offs) {
+Tensor call_grouped(const Tensor& mat_a, const Tensor& mat_b, const Tensor& offs,
+                    const GroupedOptions& x) {
   const char* op = differentiable() ? "cubin::_grouped_matmul_autograd" : "cubin::_grouped_matmul";
-  return call_tensor_op(op, "", mat_a, mat_b, offs, false);
+  return call_tensor_op(op, "", mat_a, mat_b, offs, false, x.bias, x.scale, x.rows, x.out_rows,
+                        x.activation);
 }
 
 [[noreturn]] void fail_offs(const std::string& problem, const std::string& expected,
@@ -20,10 +22,14 @@ Tensor call_grouped(const Tensor& mat_a, const Tensor& mat_b, const Tensor& offs
 }
 
 Tensor grouped_matmul(const Tensor& mat_a, const Tensor& mat_b, const std::optional<Tensor>& offs,
-                      const std::optional<Tensor>& bias, std::optional<ScalarType> out_dtype) {
-  if (bias) {
-    fail({"input", argument_text(kGroupedOp, "bias"), "is not supported", "None", "a tensor",
-          "Add it to the result."});
+                      const std::optional<Tensor>& bias, std::optional<ScalarType> out_dtype,
+                      const std::optional<Tensor>& scale, const std::optional<Tensor>& rows,
+                      const std::optional<Tensor>& out_rows, const std::string& activation) {
+  const GroupedOptions options{bias, scale, rows, out_rows, activation};
+  if (mat_a.dim() == 3 && options.any()) {
+    fail({"input", kGroupedOp, "has options of rows for a mat_a of 3 dimensions",
+          "a mat_a of 2 dimensions, or no bias, scale, rows, out_rows and activation",
+          "3 dimensions", "Apply them to the result."});
   }
   if (out_dtype && *out_dtype != mat_a.scalar_type()) {
     fail({"input", argument_text(kGroupedOp, "out_dtype"), "differs from the operands' dtype",
@@ -41,10 +47,10 @@ Tensor grouped_matmul(const Tensor& mat_a, const Tensor& mat_b, const std::optio
   }
   if (mat_a.dim() == 3) {  // the groups are columns
     const Tensor columns =
-        call_grouped(matrices_transposed(mat_b), matrices_transposed(mat_a), *offs);
+        call_grouped(matrices_transposed(mat_b), matrices_transposed(mat_a), *offs, {});
     return torch::stable::contiguous(matrices_transposed(columns));
   }
-  return call_grouped(mat_a, mat_b, *offs);
+  return call_grouped(mat_a, mat_b, *offs, options);
 }
 
 }  // namespace

@@ -21,10 +21,11 @@ void copy_product(Tensor to, const Tensor& a, const Tensor& b) {
 
 }  // namespace
 
-Tensor grouped_matmul_cpu(const Tensor& mat_a, const Tensor& mat_b, const Tensor& offs,
-                          bool zero_rest) {
+Tensor grouped_product_cpu(const Tensor& mat_a, const Tensor& mat_b, const Tensor& offs,
+                          bool zero_rest, const GroupedOptions& options) {
   const TensorView a(mat_a), b(mat_b);
-  const Shape shape = check_grouped(a, b, TensorView(offs));
+  const Shape shape = check_grouped(a, b, TensorView(offs), views_of(options));
+  if (options.any()) return grouped_by_steps(grouped_product_cpu, mat_a, mat_b, offs, options);
   const bool contraction = b.dim == 2;
   const int64_t limit = contraction ? a.sizes[1] : a.sizes[0];
   check_ends(kGroupedOp, offs, limit);
@@ -54,6 +55,14 @@ Tensor grouped_matmul_cpu(const Tensor& mat_a, const Tensor& mat_b, const Tensor
   }
   if (!contraction && zero_rest) fill_part(part_of(out, 0, start, limit - start), 0);
   return out;
+}
+
+Tensor grouped_matmul_cpu(const Tensor& mat_a, const Tensor& mat_b, const Tensor& offs,
+                          bool zero_rest, const std::optional<Tensor>& bias,
+                          const std::optional<Tensor>& scale, const std::optional<Tensor>& rows,
+                          const std::optional<Tensor>& out_rows, const std::string& activation) {
+  return grouped_product_cpu(mat_a, mat_b, offs, zero_rest,
+                            {bias, scale, rows, out_rows, activation});
 }
 
 }  // namespace torch_cubin

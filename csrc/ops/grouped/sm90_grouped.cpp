@@ -44,7 +44,7 @@ struct GroupedRow {
   ScalarType dtype;
   int layout;  // of kLayouts
   int64_t tile[3];
-  bool experts;  // whether it gathers rows and applies activations
+  bool experts;  // whether it has the options of rows
 };
 
 class Sm90GroupedBackend : public KernelBackend {
@@ -134,7 +134,7 @@ GroupedPlan plan_grouped(const GroupedTable& table, const Device& device, const 
   GroupedPlan best;
   for (const GroupedRow& row : table.rows) {
     if (row.dtype != call.dtype || row.layout != layout) continue;
-    if (!row.experts && (call.rows != nullptr || is_gated(call))) continue;
+    if (!row.experts && call.has_options()) continue;
     for (const bool pair : {false, true}) {
       if (pair && table.clusters.ask(*row.kernel, device) < 2) continue;
       GroupedPlan plan;
@@ -180,7 +180,7 @@ void run_sm90_grouped(const Device& device, const GroupedCall& call) {
   Sm90GroupedParams params{};
   if (call.rows != nullptr) {
     params.flags |= kGroupedGather;
-    params.rows = static_cast<const int*>(call.rows);
+    params.rows = call.rows;
     params.a_rows = call.a;
     params.a_stride = call.a_stride;
     params.a_height = static_cast<int>(call.a_height);
@@ -204,6 +204,9 @@ void run_sm90_grouped(const Device& device, const GroupedCall& call) {
   } else {
     params.flags |= kGroupedOutUnaligned;
   }
+  params.out_rows = call.out_rows;
+  params.scale = call.scale;
+  params.bias = call.bias;
   params.ends = call.ends;
   params.out = call.out;
   params.out_stride = call.n;
