@@ -9,12 +9,15 @@ import pytest
 import torch
 from c_layouts import MATMUL, structure
 from fake_driver import tensors
+from gpu import cases
 from faults import catalogs, launch_params
 from faults.forked import forked
 from faults.launch_params import read_map
 
 PARAMS = structure(f"{MATMUL}/sm90_grouped_params.h", "Sm90GroupedParams")
+PORTABLE = structure(f"{MATMUL}/grouped_params.h", "GroupedMatmulParams")
 WIDE, PAIR, ZERO_REST, UNALIGNED = 1, 2, 4, 8
+CONTRACT = 8
 op = torch.ops.cubin._grouped_matmul
 
 
@@ -26,14 +29,18 @@ def catalog(driver, tmp_path, monkeypatch) -> dict[str, dict]:
     return {kernel["symbol"]: kernel for kernel in kernels}
 
 
-def launch_of(driver, catalog, call: Callable[[], object]):
-    """The only launch's kernel, its grid and its parameter."""
-
+def only_launch(driver, call: Callable[[], object]):
     def run() -> list:
         call()
         return driver.launches()
 
     (launch,) = forked(run)
+    return launch
+
+
+def launch_of(driver, catalog, call: Callable[[], object]):
+    """The only launch's kernel, its grid and its parameter."""
+    launch = only_launch(driver, call)
     return catalog[launch["kernel"]], launch["grid"], launch_params.read(launch, PARAMS)
 
 
@@ -135,21 +142,45 @@ def test_nothing_to_multiply_launches_nothing(driver, catalog, m, k, n, groups) 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_other_dtypes_are_refused(driver, catalog, dtype) -> None:
-    with pytest.raises(RuntimeError, match=r"\[no_kernel\]: grouped_matmul .*float16 or bfloat16"):
-        op(
-            empty(64, 128, dtype=dtype),
-            empty(4, 128, 64, dtype=dtype),
-            empty(4, dtype=torch.int32),
-            False,
-        )
+@pytest.mark.parametrize("contracts", [False, True])
+def test_wide_dtypes_are_read_where_they_are(driver, catalog, dtype, contracts) -> None:
+    m, k, n, groups = 70, 33, 51, 4
+
+    def call() -> None:
+        ends = empty(groups, dtype=torch.int64)
+        if contracts:
+            a = tensors.strided((m, k), (1, m + 2), dtype)
+            op(a, tensors.strided((k, n), (n + 1, 1), dtype), ends, False)
+        else:
+            b = tensors.strided((groups, k, n), (k * n + 3, 1, k), dtype)
+            op(tensors.strided((m, k), (k + 5, 1), dtype), b, ends, True)
+
+    launch = only_launch(driver, call)
+    params = launch_params.read(launch, PORTABLE)
+    own = params.matmul
+    assert launch["kernel"] in catalog
+    rows, columns, _ = catalog[launch["kernel"]]["tile"]
+    tiles_m, tiles_n = -(-m // rows), -(-n // columns)
+    assert (own.m, own.n, own.k, own.c_stride_m) == (m, n, k, n)
+    assert (params.groups, params.m, params.tiles_n) == (groups, m, tiles_n)
+    if contracts:
+        assert launch["grid"] == [tiles_m * groups * tiles_n, 1, 1]
+        assert (params.limit, params.flags) == (k, WIDE | CONTRACT)
+        assert (own.a_stride_m, own.a_stride_k) == (1, m + 2)
+        assert (own.b_stride_k, own.b_stride_n) == (n + 1, 1)
+    else:
+        assert launch["grid"] == [(tiles_m + groups + 1) * tiles_n, 1, 1]
+        assert (params.limit, params.flags) == (m, WIDE | ZERO_REST)
+        assert (own.a_stride_m, own.a_stride_k) == (k + 5, 1)
+        assert (own.b_stride_k, own.b_stride_n, params.b_group_stride) == (1, k, k * n + 3)
 
 
 def test_every_kernel_is_planned_for_some_sizes(driver, catalog) -> None:
     """For those of tests/gpu/test_cuda_grouped.py, which so runs every kernel."""
 
     def run() -> list[str]:
-        for dtype in (torch.bfloat16, torch.float16):
+        for mode, dtype in cases.MODES.items():
+            torch.backends.cuda.matmul.allow_tf32 = mode == "tf32"
             for m, groups, n in grouped_sizes.ROWS:
                 ends = empty(groups, dtype=torch.int32)
                 for layout in ("nt", "nn"):

@@ -105,10 +105,17 @@ def test_the_kernels_of_a_trained_layer(driver, catalog) -> None:
     assert (gate.slots, gate.row_count, gate.inner, gate.elements) == (1024, 1024, 384, 8)
 
 
+def test_the_kernels_of_a_layer_of_float32(driver, catalog) -> None:
+    """Their products have no options."""
+    launches = launches_of(driver, arguments(256, dtype=torch.float32))
+    kinds = [catalog[launch["kernel"]]["kind"] for launch in launches]
+    assert kinds == ["order", "sum", "grouped_simt", "gate", "grouped_simt", "sum"]
+
+
 def test_what_no_kernel_takes_is_refused(driver, catalog) -> None:
     with pytest.raises(
         RuntimeError, match=r"\[no_kernel\]: moe has more experts .* 1024, got 1025"
     ):
         op(*arguments(8, experts=1025), "silu")
-    with pytest.raises(RuntimeError, match=r"\[no_kernel\]: moe has no kernel for this dtype"):
-        op(*arguments(8, dtype=torch.float32), "silu")
+    with pytest.raises(RuntimeError, match=r"\[no_kernel\]: moe has no kernels for this dtype"):
+        op(*arguments(8, dtype=torch.float64), "silu")

@@ -7,6 +7,8 @@
 
 namespace torch_cubin {
 
+constexpr int64_t kGroupedRaster = 8;  // rows of tiles that follow one another
+
 // Operands and outputs as the kernels read and write them. Sizes are positive, strides in elements.
 struct GroupedCall {
   ScalarType dtype = ScalarType::BFloat16;

@@ -16,8 +16,6 @@
 namespace torch_cubin {
 namespace {
 
-constexpr int64_t kRaster = 8;  // rows of tiles that follow one another
-
 constexpr const char* kMaths[] = {"float32", "tf32", "float64"};
 
 int math_of(ScalarType dtype) {
@@ -138,7 +136,7 @@ void run_portable_grouped(const Device& device, const GroupedCall& call) {
   params.k_blocks = 1;
   params.tiles_n = static_cast<int>(ceil_div(call.n, best->tile[1]));
   params.tile_columns = static_cast<int>(best->tile[1]);
-  params.raster = static_cast<int>(kRaster);
+  params.raster = static_cast<int>(kGroupedRaster);
   if (call.wide_ends) params.flags |= kGroupedWideEnds;
   if (call.zero_rest) params.flags |= kGroupedZeroRest;
   if (call.contraction) params.flags |= kGroupedContract;

@@ -21,7 +21,6 @@ constexpr int64_t kBytes = 2;            // of an element
 constexpr int64_t kPanel = 64;           // elements of a box along K, and of an output's box
 constexpr int64_t kStoreRows = 16;       // of an output's box
 constexpr int64_t kHalves = 2;           // of a tile of B
-constexpr int64_t kRaster = 8;           // rows of tiles that follow one another
 constexpr int64_t kMapBytes = 16;        // bytes that strides of tensor maps are multiples of
 constexpr int64_t kMostTiles = 1 << 30;  // counted in 32 bits
 
@@ -222,7 +221,7 @@ void run_sm90_grouped(const Device& device, const GroupedCall& call) {
   params.half_columns = static_cast<int>(is_gated(call) ? call.n : row.tile[1] / kHalves);
   params.flags |= call.activation << kGroupedActivation;
   params.curve = kActivationCurves[call.activation];
-  params.raster = static_cast<int>(kRaster);
+  params.raster = static_cast<int>(kGroupedRaster);
   if (call.wide_ends) params.flags |= kGroupedWideEnds;
   if (call.zero_rest) params.flags |= kGroupedZeroRest;
   if (plan.pair) params.flags |= kGroupedPair;
