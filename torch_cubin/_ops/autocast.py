@@ -61,8 +61,8 @@ def _cast_once(weight: torch.Tensor, device_type: str, dtype: torch.dtype) -> to
 _KEPT = frozenset(("logsumexp", *TENSOR_OPTIONS)) - {"attn_mask"}
 # Mutated arguments: a cast copy would receive the writes.
 _KEPT |= {"k_cache", "v_cache", "out"}
-# Weights of a sum, not of a product.
-_KEPT |= {"topk_weights"}
+# Weights of a sum and scales of rows, not operands of a product.
+_KEPT |= {"topk_weights", "scale"}
 
 
 # Arguments that are added to a product.

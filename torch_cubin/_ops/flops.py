@@ -79,7 +79,8 @@ def _grouped_flops(mat_a: Tensor, mat_b: Tensor, *args: Any, out_val: Tensor, **
     """As if every row, or every column of K, belonged to a group."""
     if mat_a.dim() == mat_b.dim() == 3:
         return _matmul_flops(mat_a, mat_b, out_val=out_val)
-    return 2 * mat_a.shape[-2] * mat_a.shape[-1] * mat_b.shape[-1]
+    rows = out_val.shape[0] if mat_b.dim() == 3 else mat_a.shape[-2]
+    return 2 * rows * mat_a.shape[-1] * mat_b.shape[-1]
 
 
 def _scaled_flops(mat_a: Tensor, mat_b: Tensor, *args: Any, **kwargs: Any) -> int:

@@ -97,8 +97,12 @@ def _matmul(self: Any, other: Any) -> Description:
     return Description([a, b], [out], summed=["k"])
 
 
-def _grouped(mat_a: Any, mat_b: Any, offs: Any, zero_rest: bool) -> Description:
-    """Of what the groups do not divide."""
+def _grouped(mat_a: Any, mat_b: Any, offs: Any, zero_rest: bool, *options: Any) -> Description:
+    """Of what the groups do not divide; with options of nothing."""
+    tensors = [x for x in options if x is not None and not isinstance(x, str)]
+    if tensors or (options and options[-1] != "none"):
+        given = (mat_a, mat_b, offs, *tensors)
+        return Description([[None] * len(x.shape) for x in given], [[None, None]])
     if len(mat_b.shape) == 2:
         return Description([["m", None], [None, "n"], [None]], [[None, "m", "n"]])
     return Description([[None, "k"], [None, "k", "n"], [None]], [[None, "n"]], summed=["k"])

@@ -13,6 +13,7 @@
 #include "sm90_epilogue.cuh"
 #include "sm90_fused_params.h"
 #include "sm90_gate.cuh"
+#include "sm90_tiles.cuh"
 
 namespace torch_cubin::TC_KERNEL {
 
@@ -98,21 +99,6 @@ TC_DEVICE void produce(const Sm90FusedParams& p, u32 shared, u32 full, u32 empty
       }
     }
   }
-}
-
-template <class C>
-TC_DEVICE void multiply(float (&sum)[C::kBlocksM][C::kTileN / 2], u64 a, u64 b, int add) {
-  constexpr WgmmaType kType = C::kType == DType::bfloat16 ? WgmmaType::bf16 : WgmmaType::f16;
-  wgmma_fence();
-#pragma unroll
-  for (int k = 0; k < 4; ++k) {
-#pragma unroll
-    for (int i = 0; i < C::kBlocksM; ++i) {
-      Wgmma<C::kTileN>::template run<kType, false, false>(sum[i], advance(a, i * 8192 + k * 32),
-                                                          advance(b, k * 32), k == 0 ? add : 1);
-    }
-  }
-  wgmma_commit();
 }
 
 // Starts copying the bias of a tile's columns to the warpgroup's own shared memory; zeros past N or

@@ -18,6 +18,7 @@
 #include "sm90_epilogue.cuh"
 #include "sm90_gate.cuh"
 #include "sm90_grouped_params.h"
+#include "sm90_tiles.cuh"
 
 namespace torch_cubin::TC_KERNEL {
 
@@ -197,22 +198,6 @@ TC_DEVICE void produce_gathered(const Sm90GroupedParams& p, u32 shared, u32 full
 }
 
 // ---- consumers ----------------------------------------------------------------------------------
-
-template <class C>
-TC_DEVICE void multiply(float (&sum)[C::kBlocksM][C::kTileN / 2], u64 a, u64 b, int add) {
-  constexpr WgmmaType kType = C::kType == DType::bfloat16 ? WgmmaType::bf16 : WgmmaType::f16;
-  wgmma_fence();
-#pragma unroll
-  for (int k = 0; k < 4; ++k) {
-#pragma unroll
-    for (int i = 0; i < C::kBlocksM; ++i) {
-      Wgmma<C::kTileN>::template run<kType, C::kAMnMajor, C::kBMnMajor>(
-          sum[i], advance(a, i * kPanelBytes + k * (C::kAMnMajor ? kMnMajorStep : 32)),
-          advance(b, k * (C::kBMnMajor ? kMnMajorStep : 32)), k == 0 ? add : 1);
-    }
-  }
-  wgmma_commit();
-}
 
 // Overwrites the rows of a stage from `tail` on with zeros, in A and in B: they may hold NaN.
 template <class C>

@@ -139,7 +139,7 @@ Tensor zeroed(Tensor tensor) {
 
 Tensor moe_cuda(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weights,
                 const Tensor& w13, const Tensor& w2, const std::string& activation) {
-  return run_moe(x, topk_ids, topk_weights, w13, w2, check_activation(activation), nullptr);
+  return run_moe(x, topk_ids, topk_weights, w13, w2, check_activation(activation, kMoeOp), nullptr);
 }
 
 std::tuple<Tensor, Tensor, Tensor> moe_forward_cuda(const Tensor& x, const Tensor& topk_ids,
@@ -147,7 +147,7 @@ std::tuple<Tensor, Tensor, Tensor> moe_forward_cuda(const Tensor& x, const Tenso
                                                     const Tensor& w2,
                                                     const std::string& activation) {
   MoeKept kept;
-  Tensor out = run_moe(x, topk_ids, topk_weights, w13, w2, check_activation(activation), &kept);
+  Tensor out = run_moe(x, topk_ids, topk_weights, w13, w2, check_activation(activation, kMoeOp), &kept);
   return {out, kept.before, kept.order};
 }
 
@@ -156,7 +156,7 @@ MoeGradients moe_backward_cuda(const Tensor& grad, const Tensor& x, const Tensor
                                const Tensor& order, const std::string& activation, bool of_x,
                                bool of_w13, bool of_w2) {
   const TensorView view(x), weights(topk_weights), first(w13), second(w2);
-  const Activation gate = check_activation(activation);
+  const Activation gate = check_activation(activation, kMoeOp);
   check_moe_backward(TensorView(grad), view, weights, first, second, TensorView(before),
                      TensorView(order));
   const MoeSizes sizes(view, weights, second);

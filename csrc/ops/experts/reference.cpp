@@ -72,7 +72,7 @@ Tensor moe_on_host(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_w
                    const Tensor& w13, const Tensor& w2, const std::string& activation,
                    MoeKept* kept) {
   const TensorView view(x), ids(topk_ids), second(w2);
-  const Activation known = check_activation(activation);
+  const Activation known = check_activation(activation, kMoeOp);
   check_moe(view, ids, TensorView(topk_weights), TensorView(w13), second);
   const int64_t experts = second.sizes[0], rows = ids.sizes[0] * ids.sizes[1];
   const Tensor memory = order_on_host(topk_ids, experts);
@@ -142,7 +142,7 @@ MoeGradients moe_backward_cpu(const Tensor& grad, const Tensor& x, const Tensor&
                               const Tensor& memory, const std::string& activation, bool of_x,
                               bool of_w13, bool of_w2) {
   const TensorView view(x), weights(topk_weights), first(w13), second(w2), sums(before);
-  const Activation known = check_activation(activation);
+  const Activation known = check_activation(activation, kMoeOp);
   check_moe_backward(TensorView(grad), view, weights, first, second, sums, TensorView(memory));
   const int64_t tokens = weights.sizes[0], k = weights.sizes[1], inner = second.sizes[2];
   const HostOrder order(memory, tokens * k, second.sizes[0]);

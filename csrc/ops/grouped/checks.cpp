@@ -63,7 +63,7 @@ Shape check_grouped(const TensorView& mat_a, const TensorView& mat_b, const Tens
   Shape out;
   if (mat_b.dim == 2) out.append(offs.sizes[0]);
   const int64_t columns = mat_b.sizes[mat_b.dim - 1];
-  const bool gates = check_activation(options.activation) != kActivationNone;
+  const bool gates = check_activation(options.activation, kGroupedOp) != kActivationNone;
   const bool has_options =
       options.bias || options.scale || options.rows || options.out_rows || gates;
   if (has_options && mat_b.dim == 2) {

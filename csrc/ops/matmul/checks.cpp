@@ -190,12 +190,12 @@ Shape check_weight_gradient(const TensorView& grad, const TensorView& input) {
   return out;
 }
 
-Activation check_activation(const std::string& name) {
+Activation check_activation(const std::string& name, const char* op) {
   constexpr const char* kNames[] = {"none", "relu", "gelu", "gelu_tanh", "silu"};
   for (int i = 0; i < 5; ++i) {
     if (name == kNames[i]) return static_cast<Activation>(i);
   }
-  fail({"input", "linear argument 'activation'", "is not known",
+  fail({"input", argument_text(op, "activation"), "is not known",
         "'none', 'relu', 'gelu', 'gelu_tanh' or 'silu'", "'" + printable(name) + "'", ""});
 }
 

@@ -29,8 +29,8 @@ Shape check_addmm_into(const TensorView& out, const TensorView& mat1, const Tens
 Shape check_symmetric_product(const std::string& op, const TensorView& operand,
                               const std::optional<TensorView>& c, ScalarType out_dtype);
 
-// Throws if no activation has this name.
-Activation check_activation(const std::string& name);
+// Throws if no activation has this name, an argument of `op`.
+Activation check_activation(const std::string& name, const char* op = "linear");
 
 // Shape of F.linear(input, weight, bias).
 Shape check_linear(const TensorView& input, const TensorView& weight,
