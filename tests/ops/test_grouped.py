@@ -331,14 +331,19 @@ def test_fake_tensors_get_the_same_errors() -> None:
             op(a, b[:, :5], offs=offs)
 
 
-def test_the_example_of_the_docs() -> None:
+def test_the_examples_of_the_docs() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "moe.md").read_text()
+    example, by_options, *_, model = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     names: dict[str, Any] = {}
-    exec(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1], names)
-    x, w13, w2, expert = (names[name] for name in ("x", "w13", "w2", "expert"))
+    exec(example, names)
+    x, w13, w2, expert, out = (names[name] for name in ("x", "w13", "w2", "expert", "out"))
     gate, up = torch.einsum("tk,tnk->tn", x, w13[expert]).chunk(2, -1)
     want = torch.einsum("tk,tnk->tn", torch.nn.functional.silu(gate) * up, w2[expert])
-    torch.testing.assert_close(names["out"], want, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(out, want, atol=1e-4, rtol=1e-4)
+    exec(by_options, names)
+    torch.testing.assert_close(names["out"], out)
+    pytest.importorskip("transformers")
+    exec(model, {})
 
 
 def test_flops() -> None:
