@@ -22,7 +22,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
   {"name": "grouped_mma_matmul_{d.short}_{d.name}", "family": "grouped", "kind": "grouped_mma",
    "dtype": "{d.dtype}", "math": "{d.math}", "layout": "any", "alignment": "{d.alignment}",
    "tile": "{d.tile}", "stages": "{d.stages}", "block": ["{d.threads}", 1, 1],
-   "dynamic_shared": "{d.shared}", "cost": "{d.cost}",
+   "dynamic_shared": "{d.shared}", "cost": {},
    "defines": {"TC_DTYPE": "{d.dtype}", "TC_LAYOUT": "any", "TC_WARP_M": "{d.wm}",
                "TC_WARP_N": "{d.wn}", "TC_FRAGMENTS": 1, "TC_MIN_BLOCKS": "{d.blocks}",
                "TC_PERSISTENT": 0},
@@ -30,8 +30,8 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
     "d": [
      {"short": "tf32", "dtype": "float32", "math": "tf32", "alignment": 4, "name": "128x128x16",
       "tile": [128, 128, 16], "wm": 64, "wn": 32, "stages": 4, "shared": 65536, "threads": 256,
-      "blocks": 1, "cost": {"k_tile": 1350, "fixed": 8000}},
+      "blocks": 1},
      {"short": "f64", "dtype": "float64", "math": "float64", "alignment": 8, "name": "64x64x16",
       "tile": [64, 64, 16], "wm": 32, "wn": 32, "stages": 3, "shared": 49152, "threads": 128,
-      "blocks": 2, "cost": {"k_tile": 1550, "fixed": 6000}}]}}]}
+      "blocks": 2}]}}]}
 */

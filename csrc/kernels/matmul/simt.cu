@@ -19,7 +19,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
    "alignment": "{alignment.{layout}}", "tile": "{t.tile}", "stages": 2,
    "block": ["{t.threads}", 1, 1], "dynamic_shared": 0, "cost": "{t.{cost.{layout}}}",
    "accepted_spill": "{t.spill}",
-   "defines": {"TC_LAYOUT": "{layout}", "TC_MIN_BLOCKS": "{t.blocks}"},
+   "defines": {"TC_LAYOUT": "{layout}", "TC_MIN_BLOCKS": "{t.blocks}", "TC_CHAIN": 256},
    "for": {
     "layout": ["nn", "nt", "tn", "tt", "any"],
     "alignment": [{"nn": 16, "nt": 16, "tn": 16, "tt": 16, "any": 4}],

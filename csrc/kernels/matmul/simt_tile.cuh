@@ -179,9 +179,9 @@ TC_DEVICE void store_row(const MatmulParams& p, const TileCoordinates& t, int ro
 
 // Small tiles serve products with few outputs and a long K, where cuBLAS splits K finely: one chain
 // of thousands of additions had twice its error (16 x 6144 x 4096, H200). So a thread moves its
-// sums to shared memory every 256 terms. Large tiles lack the shared memory for that, and are not
+// sums to shared memory every TC_CHAIN terms. Large tiles lack the shared memory for that, and are not
 // used for such shapes.
-constexpr int kChainTiles = 256 / kTileK;
+constexpr int kChainTiles = TC_CHAIN / kTileK;
 constexpr bool kLongSums = kTileM == 64;
 
 template <bool kOn>

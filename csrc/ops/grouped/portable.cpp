@@ -1,10 +1,9 @@
 #include "ops/grouped/portable.h"
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
+#include <iterator>
 #include <memory>
-#include <vector>
+#include <string>
 
 #include "cubin/error.h"
 #include "kernels/matmul/grouped_params.h"
@@ -23,19 +22,16 @@ int math_of(ScalarType dtype) {
 }
 
 struct PortableGroupedRow {
+  PortableGroupedRow() = default;
   explicit PortableGroupedRow(PackageKernel& entry) : kernel(&entry) {
     const KernelFields fields(entry);
     math = fields.index("math", kMaths);
     fields.triple("tile", 1, tile);
-    const KernelFields cost = fields.object("cost");
-    k_tile_cycles = cost.number("k_tile", 1);
-    fixed_cycles = cost.number("fixed", 1);
   }
 
-  PackageKernel* kernel;
-  int math;  // of kMaths
-  int64_t tile[3];
-  double k_tile_cycles, fixed_cycles;
+  PackageKernel* kernel = nullptr;
+  int math = 0;  // of kMaths
+  int64_t tile[3] = {};
 };
 
 class PortableGroupedBackend : public KernelBackend {
@@ -50,15 +46,19 @@ class PortableGroupedBackend : public KernelBackend {
 
 const PortableGroupedBackend g_portable_grouped;
 
+// One kernel a math: a row's bits must not depend on the other groups, which a choice would.
 struct PortableGroupedTable {
   explicit PortableGroupedTable(const Device& device) : family("grouped", device) {
     family.for_each_backend<KernelBackend>([&](const KernelBackend& backend, const auto& kernels) {
       if (&backend != &g_portable_grouped) return;
-      for (PackageKernel* kernel : kernels) rows.emplace_back(*kernel);
+      for (PackageKernel* kernel : kernels) {
+        const PortableGroupedRow row(*kernel);
+        rows[row.math] = row;
+      }
     });
   }
   FamilyKernels family;
-  std::vector<PortableGroupedRow> rows;
+  PortableGroupedRow rows[std::size(kMaths)];
 };
 
 const PortableGroupedTable& portable_table(const Device& device) {
@@ -72,19 +72,6 @@ const PortableGroupedTable& portable_table(const Device& device) {
 int64_t most_tiles(const PortableGroupedRow& row, const GroupedCall& call) {
   const int64_t tiles_m = ceil_div(call.m, row.tile[0]), tiles_n = ceil_div(call.n, row.tile[1]);
   return (call.contraction ? tiles_m * call.groups : tiles_m + call.groups + 1) * tiles_n;
-}
-
-// Cycles, for groups of equal sizes, whose last tile is half full.
-double cost_of(const PortableGroupedRow& row, const GroupedCall& call, int64_t multiprocessors) {
-  const auto groups = static_cast<double>(call.groups);
-  const double own = static_cast<double>(call.contraction ? call.k : call.m) / groups;
-  const double k = call.contraction ? own : static_cast<double>(call.k);
-  const double rows = call.contraction ? static_cast<double>(call.m) : own;
-  const double tiles_m = std::max(1.0, rows / static_cast<double>(row.tile[0]) + 0.5);
-  const double tiles = tiles_m * groups * static_cast<double>(ceil_div(call.n, row.tile[1]));
-  const double waves = std::max(1.0, tiles / static_cast<double>(multiprocessors));
-  const double k_tiles = std::ceil(k / static_cast<double>(row.tile[2]));
-  return waves * (k_tiles * row.k_tile_cycles + row.fixed_cycles);
 }
 
 // Strides of an operand with the two dims that are contiguous along the first.
@@ -113,18 +100,14 @@ MatmulParams product_of(const GroupedCall& call) {
 void run_portable_grouped(const Device& device, const GroupedCall& call) {
   const PortableGroupedTable& table = portable_table(device);
   const int math = math_of(call.dtype);
-  const PortableGroupedRow* best = nullptr;
-  double least = std::numeric_limits<double>::infinity();
-  for (const PortableGroupedRow& row : table.rows) {
-    if (row.math != math || most_tiles(row, call) > INT32_MAX) continue;
-    const double cost = cost_of(row, call, device.multiprocessors);
-    if (cost < least) {
-      least = cost;
-      best = &row;
-    }
-  }
-  if (best == nullptr) {
+  const PortableGroupedRow& row = table.rows[math];
+  if (row.kernel == nullptr) {
     table.family.fail_no_kernel(std::string("grouped_matmul of ") + kMaths[math]);
+  }
+  const int64_t blocks = most_tiles(row, call);
+  if (blocks > INT32_MAX) {
+    fail({"no_kernel", "grouped_matmul", "has more tiles than a kernel takes",
+          "at most " + std::to_string(INT32_MAX), std::to_string(blocks), "Pass fewer groups."});
   }
   GroupedMatmulParams params{};
   params.matmul = product_of(call);
@@ -134,13 +117,13 @@ void run_portable_grouped(const Device& device, const GroupedCall& call) {
   params.limit = static_cast<int>(call.contraction ? call.k : call.m);
   params.m = static_cast<int>(call.m);
   params.k_blocks = 1;
-  params.tiles_n = static_cast<int>(ceil_div(call.n, best->tile[1]));
-  params.tile_columns = static_cast<int>(best->tile[1]);
+  params.tiles_n = static_cast<int>(ceil_div(call.n, row.tile[1]));
+  params.tile_columns = static_cast<int>(row.tile[1]);
   params.raster = static_cast<int>(kGroupedRaster);
   if (call.wide_ends) params.flags |= kGroupedWideEnds;
   if (call.zero_rest) params.flags |= kGroupedZeroRest;
   if (call.contraction) params.flags |= kGroupedContract;
-  launch(*best->kernel, {most_tiles(*best, call)}, device, params);
+  launch(*row.kernel, {blocks}, device, params);
 }
 
 }  // namespace torch_cubin
