@@ -15,8 +15,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
       "grouped_matmul(Tensor mat_a, Tensor mat_b, *, Tensor? offs=None, Tensor? bias=None, "
       "ScalarType? out_dtype=None, Tensor? scale=None, Tensor? rows=None, Tensor? out_rows=None, "
       "str activation='none') -> Tensor");
-#define TC_GROUPED_MATMUL                                                             \
-  "(Tensor mat_a, Tensor mat_b, Tensor offs, bool zero_rest, Tensor? bias=None, "     \
+#define TC_GROUPED_MATMUL                                                                \
+  "(Tensor mat_a, Tensor mat_b, Tensor offs, bool zero_rest, Tensor? bias=None, "        \
   "Tensor? scale=None, Tensor? rows=None, Tensor? out_rows=None, str activation='none')" \
   " -> Tensor"
   m.def("_grouped_matmul" TC_GROUPED_MATMUL);

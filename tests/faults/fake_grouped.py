@@ -17,7 +17,7 @@ from faults.launch_params import read_map
 PARAMS = structure(f"{MATMUL}/sm90_grouped_params.h", "Sm90GroupedParams")
 PORTABLE = structure(f"{MATMUL}/grouped_params.h", "GroupedMatmulParams")
 WIDE, PAIR, ZERO_REST, UNALIGNED = 1, 2, 4, 8
-CONTRACT = 8
+CONTRACT, GATHER = 8, 16
 op = torch.ops.cubin._grouped_matmul
 
 
@@ -139,6 +139,30 @@ def test_nothing_to_multiply_launches_nothing(driver, catalog, m, k, n, groups) 
         return [launch["kernel"] for launch in driver.launches() if launch["kernel"] in catalog]
 
     assert forked(run) == []
+
+
+@pytest.mark.parametrize("layout", ["nt", "nn"])
+@pytest.mark.parametrize("gated", [False, True])
+def test_options_take_no_other_kernel(driver, catalog, layout, gated) -> None:
+    m, tokens, k, n, groups = 300, 100, 128, 264, 5
+    columns = 2 * n if gated else n
+
+    def call() -> None:
+        b = weights(groups, k, columns, layout, torch.bfloat16)
+        numbers = [empty(m, dtype=torch.int32) for _ in range(2)]
+        bias, scale = empty(groups, columns), empty(m, dtype=torch.float32)
+        options = bias, scale, *numbers, "silu" if gated else "none"
+        op(empty(tokens, k), b, empty(groups, dtype=torch.int32), False, *options)
+
+    kernel, _, params = launch_of(driver, catalog, call)
+    assert kernel["experts"]
+    assert kernel["layout"] == layout
+    assert params.flags & GATHER
+    assert params.flags >> 5 & 7 == (4 if gated else 0)
+    assert (params.a_height, params.k, params.m, params.n) == (tokens, k, m, n)
+    assert (params.limit, params.out_stride) == (m, n)
+    assert params.half_columns == (n if gated else kernel["tile"][1] // 2)
+    assert len({params.bias, params.scale, params.rows, params.out_rows, 0}) == 5
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

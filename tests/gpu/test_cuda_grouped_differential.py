@@ -55,7 +55,10 @@ def test_products_of_random_groups_are_exact(seed: int) -> None:
         mode = source.choice(["rows", "rows", "columns", "contraction"])
         sizes = source.choices([0, 0, 1, 3, 16, 40, 64, 100, 257], k=source.randint(1, 100))
         n = source.choice([1, 8, 51, 64, 129, 256, 640])
-        k, dtype = source.choice([1, 8, 57, 64, 72, 200, 512]), source.choice((*DTYPES, torch.float64))
+        k, dtype = (
+            source.choice([1, 8, 57, 64, 72, 200, 512]),
+            source.choice((*DTYPES, torch.float64)),
+        )
         layouts = source.choices(LAYOUTS, k=2)
         total, groups = sum(sizes) + source.choice([0, 0, 5, 200]), len(sizes)
         shapes = {

@@ -61,6 +61,7 @@ CASES = [
     for i in range(len(TRAINED))
     for dtype in (torch.bfloat16, torch.float16, torch.float32)
 ]
+CASES.append(((65536, 512, 8, 64, 64), torch.bfloat16, "silu"))
 
 
 @pytest.mark.parametrize(("sizes", "dtype", "activation"), CASES, ids=str)

@@ -133,7 +133,7 @@ def test_autocast_keeps_scales() -> None:
     torch.testing.assert_close(out, op(a.bfloat16(), b.bfloat16(), **cast))
 
 
-def test_wrong_ends_make_nan_of_what_is_stored() -> None:
+def test_wrong_ends_store_nan() -> None:
     (a, b), given = call(("bias", "out_rows"))
     given["offs"] = torch.tensor([3, 2, 7, 8], dtype=torch.int32)
     out = op(a, b, **given)

@@ -1,7 +1,7 @@
 // The gate of experts' rows and its derivative. gate_params.h defines the result.
 //
-// A warp has a slot's row. Each lane has 16 bytes of columns at a time, or one column where rows are
-// no multiples of 16 bytes. Bound by memory bandwidth.
+// A warp has a slot's row. Each lane has 16 bytes of columns at a time, or one column where rows
+// are no multiples of 16 bytes. Bound by memory bandwidth.
 #include "gate_params.h"
 #include "vectors.cuh"
 #include "weights.cuh"

@@ -1,4 +1,5 @@
-// A tile of a float32 product without tensor cores: every product and sum is a float32 FMA, no TF32.
+// A tile of a float32 product without tensor cores: every product and sum is a float32 FMA, no
+// TF32.
 //
 // A thread owns 8x16 (8x8 in the small tile) outputs, in runs of 4. Both operands pass through
 // shared memory as [k][m] and [k][n], in two stages; a k tile's elements are held in registers
@@ -179,8 +180,8 @@ TC_DEVICE void store_row(const MatmulParams& p, const TileCoordinates& t, int ro
 
 // Small tiles serve products with few outputs and a long K, where cuBLAS splits K finely: one chain
 // of thousands of additions had twice its error (16 x 6144 x 4096, H200). So a thread moves its
-// sums to shared memory every TC_CHAIN terms. Large tiles lack the shared memory for that, and are not
-// used for such shapes.
+// sums to shared memory every TC_CHAIN terms. Large tiles lack the shared memory for that, and are
+// not used for such shapes.
 constexpr int kChainTiles = TC_CHAIN / kTileK;
 constexpr bool kLongSums = kTileM == 64;
 

@@ -268,9 +268,10 @@ TC_DEVICE void store_panel_scattered(const Sm90GroupedParams& p, u32 panel, int 
     const int to = p.out_rows[m + row];
     if (static_cast<u32>(to) >= static_cast<u32>(p.m) || columns <= 0) continue;
     u32 own;
-    asm volatile("ld.shared.u32 %0, [%1];"
-                 : "=r"(own)
-                 : "r"(panel + row * 128 + ((lane / 4 ^ panel_swizzle<C>(row)) * 16 + lane % 4 * 4)));
+    asm volatile(
+        "ld.shared.u32 %0, [%1];"
+        : "=r"(own)
+        : "r"(panel + row * 128 + ((lane / 4 ^ panel_swizzle<C>(row)) * 16 + lane % 4 * 4)));
     u16* const out = static_cast<u16*>(p.out) + to * p.out_stride + n + 2 * lane;
     if (pairs) {
       *reinterpret_cast<u32*>(out) = own;
@@ -381,6 +382,20 @@ TC_DEVICE void consume(const Sm90GroupedParams& p, u32 shared, u32 full, u32 emp
       named_sync(kGroupBarrier + group, kWarpgroup);
       next_stage();
       release_previous();
+    } else if (C::kConsumers == 2 && w.m0 + group * C::kBlocksM * 64 >= w.m_end) {
+      // A warpgroup without rows leaves the tensor cores to the other one.
+      let_follow();
+#pragma unroll 1
+      for (int i = 0; i < k_blocks; ++i) {
+        if (i > 0) wait_for_stage();
+        if (kContraction<C> && i == k_blocks - 1 && tail < 64) {
+          clear_tail<C>(shared + stage * C::kStageBytes, group, tail);
+        }
+        named_sync(kGroupBarrier + group, kWarpgroup);  // as above
+        next_stage();
+        release_previous();
+      }
+      continue;
     } else {
       step(k_blocks == 1, 0);
 #pragma unroll 1
@@ -398,10 +413,9 @@ TC_DEVICE void consume(const Sm90GroupedParams& p, u32 shared, u32 full, u32 emp
 #pragma unroll
     for (int i = 0; i < C::kBlocksM; ++i) {
       if constexpr (kExperts) {
-        if (p.bias != nullptr && k_blocks > 0) add_bias<C>(p, w, activation != kActivationNone, sum[i]);
-        if (activation != kActivationNone) {
-          apply_gate<C::kTileN / 4, true>(sum[i], activation, p.curve);
-        }
+        const bool gated = activation != kActivationNone;
+        if (p.bias != nullptr && k_blocks > 0) add_bias<C>(p, w, gated, sum[i]);
+        if (gated) apply_gate<C::kTileN / 4, true>(sum[i], activation, p.curve);
         if (p.scale != nullptr) scale_rows<C>(p, w, m + 64 * i, sum[i]);
       }
       store_rows<C>(p, w, staging, turn, m + 64 * i, sum[i]);

@@ -34,7 +34,7 @@ struct alignas(64) Sm90GroupedMap {
   unsigned long long words[16];
 };
 
-enum Sm90GroupedFlags {  // and those of GroupedFlags
+enum Sm90GroupedFlags {      // and those of GroupedFlags
   kGroupedOutUnaligned = 8,  // out has no map: its rows are not multiples of 16 bytes
   kGroupedGather = 16,       // the kernel reads A's rows without a map
   kGroupedActivation = 5     // the gate's activation is at bits 5 to 7

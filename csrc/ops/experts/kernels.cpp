@@ -16,7 +16,7 @@ namespace {
 struct ExpertKind {
   const char* name;
   const char* header;
-  size_t bytes;  // of the parameter
+  size_t bytes;           // of the parameter
   int64_t rows, vectors;  // of the tile that the host counts on; no vectors: one column
 };
 

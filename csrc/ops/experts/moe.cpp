@@ -55,7 +55,7 @@ Tensor weight_gradient(const Device& device, const ExpertOrder& order, const Ten
   const bool transposed = is_stored_transposed(weight);
   const Tensor &left = transposed ? inputs : outputs, &right = transposed ? outputs : inputs;
   const Tensor out = weight_memory(weight);
-  GroupedOperands operands(kMoeOp, left, right, weight.sizes[0], kActivationNone);
+  GroupedOperands operands(kMoeOp, left, right, weight.sizes[0], true);
   run_product(device, operands, order, out);
   return as_weight(out, weight);
 }
@@ -107,7 +107,7 @@ Tensor run_moe(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weigh
   const ExpertOrder order = order_experts(gpu, TensorView(ids), sizes.experts);
   const bool has_options = has_row_options(view.dtype), gates = has_options && kept == nullptr;
   const Tensor own = has_options ? x : gathered_rows(gpu, x, order, sizes.rows);
-  GroupedOperands up(kMoeOp, own, w13, sizes.experts, gates ? activation : kActivationNone);
+  GroupedOperands up(kMoeOp, own, w13, sizes.experts, true, gates ? activation : kActivationNone);
   if (has_options) {
     up.call.rows = order.tokens;
     up.call.a_height = sizes.tokens;
@@ -119,7 +119,7 @@ Tensor run_moe(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weigh
     gate_experts(gpu, {before, order.places, sizes.rows, activation, inside, std::nullopt});
     if (kept != nullptr) *kept = {before, order.memory};
   }
-  GroupedOperands down(kMoeOp, inside, w2, sizes.experts, kActivationNone);
+  GroupedOperands down(kMoeOp, inside, w2, sizes.experts, true);
   const Tensor results = product(gpu, down, order, sizes.rows, sizes.hidden, view);
   sum_experts(gpu, results, order.places, sizes.k, summable(topk_weights), out);
   return out;
@@ -147,7 +147,8 @@ std::tuple<Tensor, Tensor, Tensor> moe_forward_cuda(const Tensor& x, const Tenso
                                                     const Tensor& w2,
                                                     const std::string& activation) {
   MoeKept kept;
-  Tensor out = run_moe(x, topk_ids, topk_weights, w13, w2, check_activation(activation, kMoeOp), &kept);
+  Tensor out =
+      run_moe(x, topk_ids, topk_weights, w13, w2, check_activation(activation, kMoeOp), &kept);
   return {out, kept.before, kept.order};
 }
 

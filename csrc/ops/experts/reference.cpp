@@ -78,7 +78,7 @@ Tensor moe_on_host(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_w
   const Tensor memory = order_on_host(topk_ids, experts);
   const HostOrder order(memory, rows, experts);
   Tensor sums = grouped_product_cpu(selected(wide(x), order.tokens), matrices_transposed(wide(w13)),
-                                   order.ends, true);
+                                    order.ends, true);
   if (kept != nullptr) {
     kept->before = narrow_to(sums, view.dtype);
     kept->order = memory;

@@ -1,4 +1,6 @@
 // The checks of grouped_matmul's arguments, the same on every device.
+#include "ops/matmul/checks.h"
+
 #include <algorithm>
 #include <initializer_list>
 #include <nlohmann/json.hpp>
@@ -6,7 +8,6 @@
 #include "cubin/error.h"
 #include "ops/common/argument_checks.h"
 #include "ops/grouped/grouped.h"
-#include "ops/matmul/checks.h"
 #include "pytorch/described_tensor.h"
 
 namespace torch_cubin {

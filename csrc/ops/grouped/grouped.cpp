@@ -50,7 +50,7 @@ struct OptionMemory {
 }  // namespace
 
 Tensor grouped_product_cuda(const Tensor& mat_a, const Tensor& mat_b, const Tensor& offs,
-                           bool zero_rest, const GroupedOptions& options) {
+                            bool zero_rest, const GroupedOptions& options) {
   const TensorView x(mat_a), y(mat_b);
   const Shape shape = check_grouped(x, y, TensorView(offs), views_of(options));
   const bool has_options = options.any();
@@ -68,13 +68,10 @@ Tensor grouped_product_cuda(const Tensor& mat_a, const Tensor& mat_b, const Tens
   if (x.sizes[1] == 0 || x.sizes[0] == 0) {
     const int64_t rows = std::max<int64_t>(1, x.sizes[0]);
     return grouped_product_cuda(zeros_of_k(x, rows, -1), zeros_of_k(y, groups, y.sizes[2]), offs,
-                               zero_rest, options);
+                                zero_rest, options);
   }
-  const Activation activation = check_activation(options.activation);
-  GroupedOperands operands = activation == kActivationNone
-                                 ? GroupedOperands(kGroupedOp, mat_a, mat_b, groups)
-                                 : GroupedOperands(kGroupedOp, mat_a, matrices_transposed(mat_b),
-                                                   groups, activation);
+  const Activation activation = check_activation(options.activation, kGroupedOp);
+  GroupedOperands operands(kGroupedOp, mat_a, mat_b, groups, false, activation);
   GroupedCall& call = operands.call;
   const OptionMemory memory(options);
   memory.set(call);
@@ -98,7 +95,7 @@ Tensor grouped_matmul_cuda(const Tensor& mat_a, const Tensor& mat_b, const Tenso
                            const std::optional<Tensor>& scale, const std::optional<Tensor>& rows,
                            const std::optional<Tensor>& out_rows, const std::string& activation) {
   return grouped_product_cuda(mat_a, mat_b, offs, zero_rest,
-                            {bias, scale, rows, out_rows, activation});
+                              {bias, scale, rows, out_rows, activation});
 }
 
 }  // namespace torch_cubin

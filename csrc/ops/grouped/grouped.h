@@ -81,9 +81,9 @@ Tensor grouped_matmul_cuda(const Tensor& mat_a, const Tensor& mat_b, const Tenso
 // Rows or contraction, by the rank of mat_b. Rows past the last end are not written, or with
 // `zero_rest` zero.
 Tensor grouped_product_cpu(const Tensor& mat_a, const Tensor& mat_b, const Tensor& offs,
-                          bool zero_rest, const GroupedOptions& options = {});
-Tensor grouped_product_cuda(const Tensor& mat_a, const Tensor& mat_b, const Tensor& offs,
                            bool zero_rest, const GroupedOptions& options = {});
+Tensor grouped_product_cuda(const Tensor& mat_a, const Tensor& mat_b, const Tensor& offs,
+                            bool zero_rest, const GroupedOptions& options = {});
 
 // The options as steps of ATen's around a product without them, whose rows past the last end are
 // zero. Rows of the result that nothing is stored to are zero.

@@ -17,9 +17,7 @@ namespace {
 
 constexpr const char* kMaths[] = {"float32", "tf32", "float64"};
 
-int math_of(ScalarType dtype) {
-  return dtype == ScalarType::Double ? 2 : tf32_allowed() ? 1 : 0;
-}
+int math_of(ScalarType dtype) { return dtype == ScalarType::Double ? 2 : tf32_allowed() ? 1 : 0; }
 
 struct PortableGroupedRow {
   PortableGroupedRow() = default;

@@ -22,7 +22,7 @@ void copy_product(Tensor to, const Tensor& a, const Tensor& b) {
 }  // namespace
 
 Tensor grouped_product_cpu(const Tensor& mat_a, const Tensor& mat_b, const Tensor& offs,
-                          bool zero_rest, const GroupedOptions& options) {
+                           bool zero_rest, const GroupedOptions& options) {
   const TensorView a(mat_a), b(mat_b);
   const Shape shape = check_grouped(a, b, TensorView(offs), views_of(options));
   if (options.any()) return grouped_by_steps(grouped_product_cpu, mat_a, mat_b, offs, options);
@@ -62,7 +62,7 @@ Tensor grouped_matmul_cpu(const Tensor& mat_a, const Tensor& mat_b, const Tensor
                           const std::optional<Tensor>& scale, const std::optional<Tensor>& rows,
                           const std::optional<Tensor>& out_rows, const std::string& activation) {
   return grouped_product_cpu(mat_a, mat_b, offs, zero_rest,
-                            {bias, scale, rows, out_rows, activation});
+                             {bias, scale, rows, out_rows, activation});
 }
 
 }  // namespace torch_cubin

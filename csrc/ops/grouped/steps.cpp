@@ -21,7 +21,8 @@ Tensor known_rows(const Tensor& numbers, int64_t count) {
   const int64_t size = TensorView(own).sizes[0];
   const Tensor end = numbers_near(own, size, static_cast<double>(count));
   const Tensor falls = call_aten_overload("aten::lt", "Tensor", own, numbers_near(own, size, 0));
-  return call_aten_overload("aten::where", "self", falls, end, call_aten("aten::minimum", own, end));
+  return call_aten_overload("aten::where", "self", falls, end,
+                            call_aten("aten::minimum", own, end));
 }
 
 // x with one more row, of zeros.
