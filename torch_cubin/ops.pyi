@@ -164,6 +164,10 @@ def grouped_matmul(
     offs: Tensor | None = None,
     bias: Tensor | None = None,
     out_dtype: dtype | None = None,
+    scale: Tensor | None = None,
+    rows: Tensor | None = None,
+    out_rows: Tensor | None = None,
+    activation: str = "none",
 ) -> Tensor: ...
 def layer_norm(
     input: Tensor,

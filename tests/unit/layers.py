@@ -128,8 +128,9 @@ def violations(path: str, text: str, context: Context) -> list[str]:
 
 def _device_violations(path: str, code: str, context: Context) -> list[str]:
     problems = []
-    if not path.endswith(".cu"):
-        # A header that read them could serve one configuration a file only.
+    if not path.endswith(".cu") and "#pragma once" in code:
+        # A header that read them could serve one configuration a file only, but for a part of
+        # sources that is included in the namespace of each of their kernels.
         macros = context.kernel_macros & set(re.findall(r"\bTC_\w+", without_strings(code)))
         problems += [f"reads the macro {name}: only a .cu does" for name in sorted(macros)]
     own = path.removeprefix("kernels/").rpartition("/")[0]  # "attention/sm90"

@@ -46,7 +46,7 @@ def _check(
 ) -> list[Any]:
     """Checks the arguments and returns the output's shape."""
     *own, activation = options
-    named = {"mat_a": mat_a, "mat_b": mat_b, "offs": offs}
+    named: dict[str, Tensor | None] = {"mat_a": mat_a, "mat_b": mat_b, "offs": offs}
     named |= dict(zip(_Options._fields, own, strict=False))
     mapped = dict(zip(named, dims, strict=True))
     tensors = {name: tensor for name, tensor in named.items() if tensor is not None}
