@@ -35,7 +35,7 @@ LISTED = (
     ("csrc/kernels/experts/sum_params.h", "ExpertSumParams"),
     (f"{MATMUL}/finish_params.h", "FinishParams"),
     (f"{MATMUL}/group_rows_params.h", "GroupRowsParams"),
-    (f"{MATMUL}/grouped_params.h", "GroupedMatmulParams"),
+    (f"{MATMUL}/groups_params.h", "GroupedMatmulParams"),
     (f"{MATMUL}/matmul_params.h", "MatmulParams"),
     (f"{MATMUL}/mirror_params.h", "MirrorParams"),
     (f"{MATMUL}/pad_params.h", "PadParams"),

@@ -15,7 +15,7 @@ from faults.forked import forked
 from faults.launch_params import read_map
 
 PARAMS = structure(f"{MATMUL}/sm90_grouped_params.h", "Sm90GroupedParams")
-PORTABLE = structure(f"{MATMUL}/grouped_params.h", "GroupedMatmulParams")
+PORTABLE = structure(f"{MATMUL}/groups_params.h", "GroupedMatmulParams")
 WIDE, PAIR, ZERO_REST, UNALIGNED = 1, 2, 4, 8
 CONTRACT, GATHER = 8, 16
 op = torch.ops.cubin._grouped_matmul

@@ -123,7 +123,7 @@ BROKEN = [
     ("kernels/matmul/mma.cu", '#include "attention/tile.cuh"', "its own folder and common"),
     ("kernels/common/mma.cuh", '#include "matmul/tile.cuh"', "its own folder and common"),
     ("kernels/common/mma.cuh", '#include "common/ptx.cuh"', "needs no folder"),
-    ("kernels/matmul/tile.cuh", "constexpr int kTileM = TC_TILE_M;", "only a .cu does"),
+    ("kernels/matmul/tile.cuh", "#pragma once\nint kTileM = TC_TILE_M;", "only a .cu does"),
     ("kernels/matmul/mma.cu", "#include <torch/csrc/stable/tensor.h>", "stands alone"),
 ]
 
@@ -162,6 +162,7 @@ HONEST = [
     ("python_calls.h", "#include <Python.h>"),
     ("kernels/matmul/mma.cu", '#include "common/ptx.cuh"\n#include "tile.cuh"\n#include <cstdint>'),
     ("kernels/matmul/mma.cu", "constexpr int kTileM = TC_TILE_M;"),
+    ("kernels/matmul/mma_tile.cuh", "constexpr int kTileM = TC_TILE_M;"),
     ("kernels/matmul/tile.cuh", "TC_DEVICE int f();  // TC_TILE_M\n#define TC_D0 1"),
 ]
 

@@ -14,7 +14,7 @@
 //
 // K runs forwards in every tile, so that a row's bits do not depend on the other groups.
 #include "common/wgmma.cuh"
-#include "grouped_schedule.cuh"
+#include "groups_schedule.cuh"
 #include "sm90_epilogue.cuh"
 #include "sm90_gate.cuh"
 #include "sm90_grouped_params.h"

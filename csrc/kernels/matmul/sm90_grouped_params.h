@@ -26,7 +26,7 @@
 #pragma once
 
 #include "activation_params.h"
-#include "grouped_params.h"
+#include "groups_params.h"
 
 namespace torch_cubin {
 

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "cubin/error.h"
-#include "kernels/matmul/grouped_params.h"
+#include "kernels/matmul/groups_params.h"
 #include "ops/common/backend.h"
 #include "ops/common/device_tables.h"
 #include "ops/common/shape.h"
@@ -34,10 +34,10 @@ struct PortableGroupedRow {
 
 class PortableGroupedBackend : public KernelBackend {
  public:
-  PortableGroupedBackend() : KernelBackend("grouped", {"grouped_simt", "grouped_mma"}) {}
+  PortableGroupedBackend() : KernelBackend("grouped", {"groups_simt", "groups_mma"}) {}
 
   void check(PackageKernel& kernel) const override {
-    check_params(kernel.entry(), "matmul/grouped", sizeof(GroupedMatmulParams));
+    check_params(kernel.entry(), "matmul/groups", sizeof(GroupedMatmulParams));
     PortableGroupedRow{kernel};  // throws for a field that is wrong
   }
 };

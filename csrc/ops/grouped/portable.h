@@ -1,4 +1,4 @@
-// The kernels of csrc/kernels/matmul/grouped_simt.cu and grouped_mma.cu: products of groups of
+// The kernels of csrc/kernels/matmul/groups_simt.cu and groups_mma.cu: products of groups of
 // float32, by TF32 where PyTorch's settings allow it, and of float64.
 #pragma once
 

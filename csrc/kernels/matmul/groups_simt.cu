@@ -1,8 +1,8 @@
 // Products of groups in float32 without tensor cores: a tile of simt_tile.cuh a block.
-// grouped_params.h says what it computes.
+// groups_params.h says what it computes.
 //
 // One tile, because a row's bits depend on no other group: the sums of others have another order.
-#include "grouped_tile.cuh"
+#include "groups_tile.cuh"
 #include "simt_tile.cuh"
 
 namespace torch_cubin::TC_KERNEL {
@@ -21,7 +21,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
 /* torch_cubin kernels
 {"virtual_arch": [80, 90],
  "kernels": [
-  {"name": "grouped_simt_matmul_f32_64x64x8", "family": "grouped", "kind": "grouped_simt",
+  {"name": "groups_simt_matmul_f32_64x64x8", "family": "grouped", "kind": "groups_simt",
    "dtype": "float32", "math": "float32", "layout": "any", "alignment": 4, "tile": [64, 64, 8],
    "stages": 2, "block": [64, 1, 1], "dynamic_shared": 0, "cost": {},
    "defines": {"TC_LAYOUT": "any", "TC_MIN_BLOCKS": 4, "TC_CHAIN": 64}}]}

@@ -1,4 +1,4 @@
-// The parameter of grouped_simt.cu and grouped_mma.cu, shared by host and device code.
+// The parameter of groups_simt.cu and groups_mma.cu, shared by host and device code.
 // sm90_grouped_params.h defines groups, their ends and wrong ends.
 //
 //   rows: C[m, n] = sum_k A[m, k] * B[g, k, n] for the rows m of group g; rows past the last end are

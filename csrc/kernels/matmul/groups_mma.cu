@@ -1,6 +1,6 @@
 // Products of groups with tensor cores, of float32 as tf32 and of float64: a tile of mma_tile.cuh a
-// block. grouped_params.h says what it computes.
-#include "grouped_tile.cuh"
+// block. groups_params.h says what it computes.
+#include "groups_tile.cuh"
 #include "mma_tile.cuh"
 
 namespace torch_cubin::TC_KERNEL {
@@ -19,7 +19,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
 /* torch_cubin kernels
 {"virtual_arch": [80, 90],
  "kernels": [
-  {"name": "grouped_mma_matmul_{d.short}_{d.name}", "family": "grouped", "kind": "grouped_mma",
+  {"name": "groups_mma_matmul_{d.short}_{d.name}", "family": "grouped", "kind": "groups_mma",
    "dtype": "{d.dtype}", "math": "{d.math}", "layout": "any", "alignment": "{d.alignment}",
    "tile": "{d.tile}", "stages": "{d.stages}", "block": ["{d.threads}", 1, 1],
    "dynamic_shared": "{d.shared}", "cost": {},

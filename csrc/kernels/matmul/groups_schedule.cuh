@@ -3,7 +3,7 @@
 #pragma once
 
 #include "common/ptx.cuh"
-#include "grouped_params.h"
+#include "groups_params.h"
 
 namespace torch_cubin {
 

@@ -1,7 +1,7 @@
 // A block's tile of a product of groups, as a tile of a product of its own.
 #pragma once
 
-#include "grouped_schedule.cuh"
+#include "groups_schedule.cuh"
 #include "tile.cuh"
 
 namespace torch_cubin {
