@@ -323,6 +323,8 @@ def sanitize(tool: str) -> dict:
 
 def _wrong_products_of_groups() -> list[str]:
     """Rows and sums of uneven groups, and mixtures of experts: one chunk of ids, and two."""
+    import grouped_options
+
     if torch.cuda.get_device_capability() != (9, 0):
         return []
     wrong = []
@@ -344,6 +346,15 @@ def _wrong_products_of_groups() -> list[str]:
         out = torch.ops.cubin.grouped_matmul(a.cuda().t(), grad.cuda(), offs=offs.cuda())
         if not torch.equal(out.cpu(), sums):
             wrong.append(f"sums of groups {dtype} {k} {n}")
+    for k, n in ((72, 136), (64, 51)):
+        options = grouped_options.OPTIONS
+        args = random.Random(k), (5, 0, 72, 13), k, n, options, torch.bfloat16, "cpu", 3
+        (a, b), given = grouped_options.draw(*args)
+        on_gpu = {x: y.cuda() if torch.is_tensor(y) else y for x, y in given.items()}
+        out = torch.ops.cubin.grouped_matmul(a.cuda(), b.cuda(), **on_gpu).cpu()
+        right, stored = grouped_options.expected(a, b, given)
+        if not torch.allclose(out[stored], right[stored], rtol=0.05, atol=0.05):
+            wrong.append(f"options of groups {k} {n}")
     sizes = (7, 72, 40), (300, 136, 136), (9, 51, 27)
     for dtype, (tokens, hidden, inner) in itertools.product(dtypes[:2], sizes):
         layer = [
