@@ -55,7 +55,8 @@ class Count:
         self.failures: list[str] = []
 
     def pytest_collection_modifyitems(self, items: list) -> None:
-        items[:] = [item for item in items if hasattr(item, "callspec")]  # those with a seed
+        specs = [getattr(item, "callspec", None) for item in items]
+        items[:] = [x for x, spec in zip(items, specs) if spec and "seed" in spec.params]
         items.sort(key=lambda item: item.callspec.params["seed"])
 
     def pytest_runtest_logreport(self, report) -> None:

@@ -51,6 +51,11 @@ def by_experts(
     return out.to(x.dtype)
 
 
+def _relative(dtype: torch.dtype) -> float:
+    """cuBLAS divides K of float32 more finely, and PyTorch sums weights' gradients elsewhere."""
+    return 8 * torch.finfo(dtype).eps if dtype == torch.float32 else 0.0
+
+
 # Tokens, and the sizes of SMALL.
 TRAINED = [
     *((tokens, *SMALL) for tokens in (1, 7, 300, 5000)),
@@ -91,7 +96,8 @@ def test_outputs_and_gradients(sizes, dtype, activation, generator: torch.Genera
         ("out", "x", "weights", "w13", "w2"), ours, again, own, reference, strict=True
     ):
         judge = numerics.Judge(out.dtype)
-        judge.add(f"{name} {sizes} {activation}", out, peer.to(out.dtype), right)
+        relative = _relative(out.dtype)
+        judge.add(f"{name} {sizes} {activation}", out, peer.to(out.dtype), right, 1.0, relative)
         judge.finish()
         assert torch.equal(out, same), name
 
@@ -164,7 +170,7 @@ def test_a_layer_without_gradients(sizes, dtype, activation, generator: torch.Ge
     peer = by_experts(x, ids, weights.float(), w13, w2, activation)
     right = by_experts(x.double(), ids, weights.double(), w13.double(), w2.double(), activation)
     judge = numerics.Judge(dtype)
-    judge.add(f"{sizes} {activation}", out, peer, right)
+    judge.add(f"{sizes} {activation}", out, peer, right, 1.0, _relative(dtype))
     judge.finish()
     assert torch.equal(out, again)
 

@@ -144,8 +144,8 @@ void gate_experts(const Device& device, const ExpertGate& gate);
 void sum_experts(const Device& device, const Tensor& rows, const int* places, int64_t k,
                  const std::optional<Tensor>& weights, const Tensor& out);
 
-// x[tokens[i]] for each row i of the experts.
-Tensor gathered_rows(const Device& device, const Tensor& x, const ExpertOrder& order, int64_t rows);
+// x[numbers[i]] for each row i, zeros for numbers that x does not have.
+Tensor gathered_rows(const Device& device, const Tensor& x, const int* numbers, int64_t rows);
 
 // x[index], by ATen.
 Tensor selected(const Tensor& x, const Tensor& index);

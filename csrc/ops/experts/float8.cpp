@@ -116,7 +116,7 @@ Tensor moe_float8_cuda(const Tensor& x, const Tensor& topk_ids, const Tensor& to
   const ExpertOrder order = order_experts(gpu, TensorView(ids), sizes.experts);
   Tensor memory = order.memory;
   const Tensor ends = torch::stable::narrow(memory, 0, 2 * sizes.rows, sizes.experts);
-  const Tensor rows = gathered_rows(gpu, x, order, sizes.rows);
+  const Tensor rows = gathered_rows(gpu, x, order.tokens, sizes.rows);
   const Tensor results = products({quantize_cuda, scaled_grouped_matmul_cuda}, rows,
                                   {w13, w13_scale}, {w2, w2_scale}, ends);
   Tensor out = empty_cuda(view.sizes, view.dim, view.dtype, view.device_index);

@@ -106,9 +106,10 @@ Tensor run_moe(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weigh
   const Tensor ids = as_contiguous(topk_ids);
   const ExpertOrder order = order_experts(gpu, TensorView(ids), sizes.experts);
   const bool has_options = has_row_options(view.dtype), gates = has_options && kept == nullptr;
-  const Tensor own = has_options ? x : gathered_rows(gpu, x, order, sizes.rows);
+  const bool gathers = has_options && !gathers_slowly(sizes.rows, sizes.experts, 2 * sizes.inner);
+  const Tensor own = gathers ? x : gathered_rows(gpu, x, order.tokens, sizes.rows);
   GroupedOperands up(kMoeOp, own, w13, sizes.experts, true, gates ? activation : kActivationNone);
-  if (has_options) {
+  if (gathers) {
     up.call.rows = order.tokens;
     up.call.a_height = sizes.tokens;
   }
@@ -172,7 +173,7 @@ MoeGradients moe_backward_cuda(const Tensor& grad, const Tensor& x, const Tensor
   }
   const Device& gpu = device(view.device_index);
   const ExpertOrder own(order, sizes.rows);
-  const Tensor grad_rows = gathered_rows(gpu, grad, own, sizes.rows);
+  const Tensor grad_rows = gathered_rows(gpu, grad, own.tokens, sizes.rows);
   GroupedOperands down(kMoeOp, grad_rows, w2, sizes.experts);
   const Tensor inside_grad = product(gpu, down, own, sizes.rows, sizes.inner, view);
   const Tensor inside = matrix(sizes.rows, sizes.inner, view);
@@ -188,7 +189,7 @@ MoeGradients moe_backward_cuda(const Tensor& grad, const Tensor& x, const Tensor
     sum_experts(gpu, of_rows, own.places, sizes.k, std::nullopt, x_grad);
   }
   if (of_w13) {
-    const Tensor rows = gathered_rows(gpu, x, own, sizes.rows);
+    const Tensor rows = gathered_rows(gpu, x, own.tokens, sizes.rows);
     w13_grad = weight_gradient(gpu, own, before_grad, rows, first);
   }
   if (of_w2) w2_grad = weight_gradient(gpu, own, grad_rows, inside, second);

@@ -5,6 +5,7 @@
 
 #include "ops/common/aten.h"
 #include "ops/common/stable_ops.h"
+#include "ops/experts/experts.h"
 #include "ops/grouped/operands.h"
 #include "ops/matmul/checks.h"
 #include "runtime/device.h"
@@ -71,9 +72,16 @@ Tensor grouped_product_cuda(const Tensor& mat_a, const Tensor& mat_b, const Tens
                                 zero_rest, options);
   }
   const Activation activation = check_activation(options.activation, kGroupedOp);
-  GroupedOperands operands(kGroupedOp, mat_a, mat_b, groups, false, activation);
+  OptionMemory memory(options);
+  std::optional<Tensor> gathered;
+  if (memory.rows && gathers_slowly(shape.sizes[0], groups, y.sizes[2])) {
+    const auto* numbers = static_cast<const int*>(TensorView(*memory.rows).data());
+    gathered = gathered_rows(device(x.device_index), mat_a, numbers, shape.sizes[0]);
+    memory.rows.reset();
+  }
+  const Tensor& a = gathered ? *gathered : mat_a;
+  GroupedOperands operands(kGroupedOp, a, mat_b, groups, false, activation);
   GroupedCall& call = operands.call;
-  const OptionMemory memory(options);
   memory.set(call);
   if (call.rows != nullptr) call.a_height = x.sizes[0];
   if (y.dim == 3) {
