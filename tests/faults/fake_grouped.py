@@ -9,10 +9,10 @@ import pytest
 import torch
 from c_layouts import MATMUL, structure
 from fake_driver import tensors
-from gpu import cases
 from faults import catalogs, launch_params
 from faults.forked import forked
 from faults.launch_params import read_map
+from gpu import cases
 
 PARAMS = structure(f"{MATMUL}/sm90_grouped_params.h", "Sm90GroupedParams")
 PORTABLE = structure(f"{MATMUL}/groups_params.h", "GroupedMatmulParams")
