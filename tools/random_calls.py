@@ -5,10 +5,10 @@
 
 Each call is compared with float64, or with the exact result: matmul and linear, attention with
 every option (forward and backward), declared ops, products of groups (with every option), mixtures
-of experts, products of 8-bit floats and their groups. Processes run side by side; each takes up to a
-thousand consecutive seeds, until the time is up. A failure prints seed and case. Exit status 1 if a
-call was wrong or a process crashed. Needs the built library and kernels and a torch with CUDA, but
-no .venv.
+of experts, products of 8-bit floats and their groups. Processes run side by side; each takes up to
+a thousand consecutive seeds, until the time is up. A failure prints seed and case. Exit status 1 if
+a call was wrong or a process crashed. Needs the built library and kernels and a torch with CUDA,
+but no .venv.
 """
 
 from __future__ import annotations

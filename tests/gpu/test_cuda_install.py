@@ -355,7 +355,7 @@ def test_products_of_groups_that_are_left_to_pytorch() -> None:
     with counted() as counts:
         out = torch._grouped_mm(torch.ones(10, 8, device="cuda"),
                                 torch.ones(2, 8, 4, device="cuda"), offs=offs)  # fmt: skip
-        assert counts()[1]["aten::_grouped_mm"] == "a dtype without kernels of groups"
+        assert counts()[1]["aten::_grouped_mm"] == "groups of a wide dtype"
     assert torch.equal(out, torch.full_like(out, 8))
 
 

@@ -209,7 +209,7 @@ def _grouped(
     if a.dim() != b.dim() and offs.shape[0] != (a if a.dim() == 3 else b).shape[0]:
         return SHAPES
     if device == "cuda" and a.itemsize != 2:
-        return "a dtype without kernels of groups"
+        return "groups of a wide dtype"
     return _cubin_grouped(a, b, offs=offs)
 
 

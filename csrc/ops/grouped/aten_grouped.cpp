@@ -38,7 +38,7 @@ const char* why_not_grouped(const TensorView& a, const TensorView& b,
     return "rows of results that are no multiples of 16 bytes";
   }
   if (a.on_cuda() && offs) {
-    if (element_size(a.dtype) != 2) return "a dtype without kernels of groups";
+    if (element_size(a.dtype) != 2) return "groups of a wide dtype";
     if (device(a.device_index).sm != kHopper) return "no kernels of groups for this GPU";
   }
   return why_not_tensor(a, CallKind::kProduct, policy);
