@@ -114,6 +114,22 @@ def test_operands_are_swapped_outside_of_batch_invariant_alone(driver, catalog) 
     assert swapped == [True, False]
 
 
+def test_a_tile_that_only_the_catalog_knows_is_planned(driver, tmp_path, monkeypatch) -> None:
+    """docs/architecture.md: no host file lists tiles."""
+    kernels = catalogs.kernels_of("matmul")
+    like = next(k for k in kernels if k["name"] == "sm90_matmul_bf16_nt_128x192")
+    new = {**like, "name": "sm90_matmul_bf16_nt_128x208", "tile": [128, 208, 64]}
+    catalogs.install(driver, tmp_path, monkeypatch, [*kernels, new])
+
+    def run() -> list:
+        # 16 rows and 8 columns of its tiles are one wave.
+        (plan,) = library.planned([described(2048, 1664, 4096, "nt", "bfloat16")], configs=True)
+        return plan
+
+    plan = forked(run)
+    assert plan["chosen"].startswith("sm90 128x208")
+
+
 def test_terms_of_other_values_change_the_predictions(driver, catalog) -> None:
     """As benchmarks/fit_planner.py asks for them."""
 
