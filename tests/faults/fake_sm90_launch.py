@@ -21,7 +21,8 @@ ALONG_N, ALONG_M = 1, 21  # the first of two bits
 CLUSTER = 3 << ALONG_N | 3 << ALONG_M | SPLIT_PAIR
 OUT_FLOAT, OUT_UNALIGNED, FINISH, ACTIVATE = 1 << 8, 1 << 15, 1 << 16, 1 << 17
 SPLIT_K, READ_A, READ_B, TRANSPOSED = 1 << 18, 1 << 19, 1 << 20, 1 << 23
-SUMS = 1 << 24
+SUMS, KEEP_OUT = 1 << 24, 1 << 26
+L2_BYTES = 60 << 20  # of the stand-in
 BIAS_ROW = 128
 
 
@@ -51,7 +52,7 @@ def launches_of(driver, calls) -> list[tuple[dict, Params]]:
 
 SHAPES = [
     (4096, 4096, 4096), (128, 4096, 4096), (512, 1024, 1000), (64, 512, 520), (8, 8, 8),
-    (3000, 2056, 136), (504, 4744, 2856), (2912, 176, 5944), (6384, 376, 4184),
+    (3000, 2056, 136), (8192, 4096, 64), (504, 4744, 2856), (2912, 176, 5944), (6384, 376, 4184),
 ]  # fmt: skip
 
 
@@ -107,6 +108,7 @@ def check_launch(sm90, layout: str, shape, launch: dict, params: Params) -> None
         assert clusters == params.whole_tiles
         assert params.k_blocks >= 2
     assert not params.flags & GENERAL
+    assert bool(params.flags & KEEP_OUT) == (2 * m * n <= L2_BYTES)
     found = read_map(params.out_map)
     assert found["dims"] == out
     if params.flags & TRANSPOSED:

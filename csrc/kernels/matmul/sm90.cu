@@ -1,21 +1,22 @@
 // Matrix product on Hopper: a persistent, warp-specialized kernel with TMA and wgmma.
 //
-// A block has one producer thread, which keeps loads of kStages tiles of A and B in flight, and one
-// to three consumer warpgroups of 64 or 128 rows of the tile each. Clusters of two, four or eight
-// blocks share A's tile, B's, or both: each block loads a part and multicasts it (the blocks then
-// stay within kStages of one another). Unaligned rows, which the TMA cannot read, are read by the
-// producer's warpgroup if a copy of the operand would cost more (sm90_read.cuh). TF32 whose A is
-// not contiguous along K goes through the consumers' registers (sm90_registers.cuh).
+// A block has one or two producer threads, which keep loads of kStages tiles of A and B in flight,
+// and one to three consumer warpgroups of 64 or 128 rows of the tile each. Clusters of two, four or
+// eight blocks share A's tile, B's, or both: each block loads a part and multicasts it (the blocks
+// then stay within kStages of one another). Unaligned rows, which the TMA cannot read, are read by
+// the producer's warpgroup if a copy of the operand would cost more (sm90_read.cuh). TF32 whose A
+// is not contiguous along K goes through the consumers' registers (sm90_registers.cuh).
 //
 //   shared memory: kStages x (A tile, B tile) | one staging buffer per warp | full, empty barriers
-//   full[s]: the producer's arrivals and all bytes of the stage
+//   full[s]: the producers' arrivals and all bytes of the stage
 //   empty[s]: one arrival per consumer warpgroup (per warp, if A goes through registers) of every
 //     block that receives some of this block's loads
 //
 // Measured on an H200, relative to the speed (benchmarks/NOTES.md has more): one wgmma group stays
 // in flight while the next is issued (without it 0.985); the second warpgroup starts one k block
 // late, once (+1.5%, although by the clock both end the first tile together); K runs backwards in
-// every other tile (less DRAM traffic, hence less power); out is stored evict-first.
+// every other tile (less DRAM traffic, hence less power); an out that is larger than the L2 cache
+// is stored evict-first.
 //
 // The last, partial wave of tiles is streamed: its k blocks are split evenly, so that most of these
 // tiles have parts in several clusters. The cluster with the last part adds the others to its own
@@ -37,8 +38,11 @@ using namespace sm90;
 
 // ---- producer -----------------------------------------------------------------------------------
 
+// The first thread loads A and says what there is to do, the other one loads B; one alone does all.
 template <class C>
-TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empty, Work* ring) {
+TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empty, Work* ring,
+                       bool first) {
+  const bool of_a = C::kProducers == 1 || first, of_b = C::kProducers == 1 || !first;
   Schedule<C> schedule(p);
   int stage = 0, number = 0;
   u32 phase = 0;
@@ -58,17 +62,21 @@ TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
     w.k_first = k / C::kTileK;
     w.k_step = backwards ? -1 : 1;
     barrier_wait_bounded(empty + 8 * stage, phase ^ 1);
-    ring[number++ % C::kRing] = w;
+    if (of_a) ring[number++ % C::kRing] = w;
 #pragma unroll 1
     for (int i = 0; i < w.k_count; ++i, k += step) {
       barrier_wait_bounded(empty + 8 * stage, phase ^ 1);
       u32 arrived = full + 8 * stage;
       u32 to = shared + stage * C::kStageBytes;
-      barrier_expect(arrived, C::kStageBytes);
-      load_operand<C::kAMnMajor, C::kTileM, C::kTileK>(p.a, to, arrived, share_a, batched, w.m0, k,
-                                                       w);
-      load_operand<C::kBMnMajor, C::kTileN, C::kTileK>(p.b, to + C::kABytes, arrived, share_b,
-                                                       batched, w.n0, k, w);
+      barrier_expect(arrived, (of_a ? C::kABytes : 0) + (of_b ? C::kBBytes : 0));
+      if (of_a) {
+        load_operand<C::kAMnMajor, C::kTileM, C::kTileK>(p.a, to, arrived, share_a, batched, w.m0,
+                                                         k, w);
+      }
+      if (of_b) {
+        load_operand<C::kBMnMajor, C::kTileN, C::kTileK>(p.b, to + C::kABytes, arrived, share_b,
+                                                         batched, w.n0, k, w);
+      }
       if (++stage == C::kStages) {
         stage = 0;
         phase ^= 1;
@@ -77,7 +85,7 @@ TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
     if (p.flags & kSm90Serpentine) backwards = !backwards;
   }
   barrier_wait_bounded(empty + 8 * stage, phase ^ 1);
-  ring[number % C::kRing].k_count = 0;
+  if (of_a) ring[number % C::kRing].k_count = 0;
   barrier_arrive(full + 8 * stage);
 #ifdef TC_BOUND_NANOSECONDS
   for (int i = 1; i < C::kStages; ++i) {  // traps if consumers hang
@@ -323,7 +331,7 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
       prefetch_tensor_map(&p.out_map);
     }
     for (int s = 0; s < C::kStages; ++s) {
-      barrier_init(full + 8 * s, reads ? kReadArrivals : 1);
+      barrier_init(full + 8 * s, reads ? kReadArrivals : C::kProducers);
       const int freeing = C::kRowSums && p.row_sums != nullptr ? 4 * C::kConsumers : C::kFreeing;
       barrier_init(empty + 8 * s, freeing * ClusterShape(p.flags).sources());
     }
@@ -342,8 +350,8 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
     if constexpr (C::kConsumers > 1) fewer_registers<C::kProducerRegisters>();
     if (reads) {
       if constexpr (C::kReads) produce_by_reading<C>(p, shared, full, empty, ring);
-    } else if (threadIdx.x == 0) {
-      produce<C>(p, shared, full, empty, ring);
+    } else if (warp < C::kProducers && threadIdx.x % 32 == 0) {
+      produce<C>(p, shared, full, empty, ring, warp == 0);
     } else {
       wait_for_previous_grid();
     }

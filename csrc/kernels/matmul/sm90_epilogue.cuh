@@ -171,11 +171,11 @@ TC_DEVICE void store_panel(const Sm90MatmulParams& p, u32 buffer, int m, int n, 
       }
     } else {
       // Sums are read again by the next kernel.
-      constexpr u64 kHint = C::kWidened ? kEvictNormal : kEvictFirst;
+      const u64 hint = C::kWidened || (p.flags & kSm90KeepOut) ? kEvictNormal : kEvictFirst;
       if (batched) {
-        tma_store(&p.out_map, buffer, n, m, w.b0, w.b1, w.b2, kHint);
+        tma_store(&p.out_map, buffer, n, m, w.b0, w.b1, w.b2, hint);
       } else {
-        tma_store(&p.out_map, buffer, n, m, kHint);
+        tma_store(&p.out_map, buffer, n, m, hint);
       }
     }
   }

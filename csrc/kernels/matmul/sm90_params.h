@@ -59,6 +59,7 @@ enum Sm90Flags {
   // (not general, 16-bit operands) out_map is of float32, and there is no epilogue.
   kSm90Sums = 1 << 24,
   kSm90Accumulate = 1 << 25,  // (kSm90Sums) out += sum, by the TMA: nothing is read
+  kSm90KeepOut = 1 << 26,     // in the L2 cache, for the next kernel; else out is evicted first
 };
 
 // A 16-bit operand that the producer's threads read: rows along its contiguous dim.

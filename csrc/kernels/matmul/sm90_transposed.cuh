@@ -74,11 +74,12 @@ TC_DEVICE void store_transposed(const Sm90MatmulParams& p, u32 staging, int grou
       named_sync(kGroupBarrier + group, kWarpgroup);
       if (!stores) continue;
       const int m = m0 + 64 * i, n = w.n0 + panel * kRows;
+      const u64 hint = p.flags & kSm90KeepOut ? kEvictNormal : kEvictFirst;
       if (m < p.m && n < p.n) {
         if (p.flags & kSm90Batched) {
-          tma_store(&p.out_map, buffer, m, n, w.b0, w.b1, w.b2, kEvictFirst);
+          tma_store(&p.out_map, buffer, m, n, w.b0, w.b1, w.b2, hint);
         } else {
-          tma_store(&p.out_map, buffer, m, n, kEvictFirst);
+          tma_store(&p.out_map, buffer, m, n, hint);
         }
       }
       tma_store_commit();

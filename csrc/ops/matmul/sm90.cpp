@@ -209,6 +209,9 @@ class Sm90Matmul : public MatmulKernels {
     }
     if (plan.cluster.splits_k) out.flags |= kSm90SplitPair;
     if (!p.batch_invariant) out.flags |= kSm90Serpentine;
+    // Where C is larger than the cache, the operands have more use of it.
+    const int64_t out_bytes = p.batch() * p.m * p.n * element_size(p.output);
+    if (out_bytes <= device_.l2_bytes) out.flags |= kSm90KeepOut;
     out.m = static_cast<int>(a.size);
     out.n = static_cast<int>(b.size);
     out.k_blocks = static_cast<int>(ceil_div(p.k, row.tile_k));
