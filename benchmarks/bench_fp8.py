@@ -1,9 +1,11 @@
 """Speed of scaled_matmul and quantize, compared with PyTorch's products and with a copy.
 
     python benchmarks/bench_fp8.py [--json FILE] [--rows 64,4096] [--only block] [--no-quantize]
+                                   [--append]
 
 Each contender is a CUDA graph of calls whose operands rotate over several times the L2 cache; the
 contenders alternate. "goal" is the speed that the project aims at, relative to the contender named.
+--append keeps the cases of FILE that are not measured again.
 DeepGEMM 54e2261 (JIT) is not run here: in a separate run on an H200 (2026-11-26) its products with
 block scales were compared with cuBLAS, and "by its ratio" is cuBLAS's time divided by the geometric
 mean of that ratio at this number of rows.
@@ -13,8 +15,10 @@ from __future__ import annotations
 
 import argparse
 import functools
+import json
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import common
@@ -146,10 +150,19 @@ def main() -> None:
     parser.add_argument("--rows", default=",".join(map(str, ROWS)))
     parser.add_argument("--only", default="", help="fast, exact or block")
     parser.add_argument("--no-quantize", action="store_true")
+    parser.add_argument("--append", action="store_true", help="to the cases of the JSON file")
     arguments = parser.parse_args()
     common.require_gpu()
     common.print_machine("Products of float8_e4m3fn, microseconds a call")
+    kept = json.loads(Path(arguments.json).read_text())["results"] if arguments.append else []
     results: list[dict[str, Any]] = []
+
+    def add(result: dict[str, Any]) -> None:
+        results.append(result)
+        again = {each["case"] for each in results}
+        others = [each for each in kept if each["case"] not in again]
+        common.write_json(arguments.json, others + results)  # the next case may be ended
+
     for recipe in ("fast", "exact", "block"):
         for m in map(int, arguments.rows.split(",")):
             if arguments.only not in recipe:
@@ -166,8 +179,7 @@ def main() -> None:
                     + "  ".join(f"{who} {time:.1f}" for who, time in times.items()),
                     flush=True,
                 )
-                results.append(result)
-                common.write_json(arguments.json, results)  # the next case may be ended
+                add(result)
                 torch.cuda.empty_cache()
             ratios = [each["ratio"] for each in own]
             mean = common.geometric_mean(ratios)
@@ -175,8 +187,7 @@ def main() -> None:
                   f"(goal {own[0]['goal']})\n", flush=True)  # fmt: skip
     for m, k in () if arguments.no_quantize else ((16384, 7168), (4096, 7168), (4096, 2048)):
         result = measure_quantize(m, k)
-        results.append(result)
-        common.write_json(arguments.json, results)
+        add(result)
         print(
             result["case"],
             "  ".join(f"{what} {x:.2f}" for what, x in result["of a copy"].items()),

@@ -49,3 +49,20 @@ def test_training_learns_as_in_bfloat16() -> None:
     plain, own = curves
     assert plain[-1] < 0.5 * plain[0]
     assert (own - plain).abs().max() < 0.05
+
+
+def test_training_takes_no_more_memory_than_in_bfloat16() -> None:
+    def peak(training: bool) -> int:
+        before = torch.cuda.memory_allocated()
+        layers = [layer for _ in range(4) for layer in (nn.Linear(1024, 1024), nn.GELU())]
+        model = nn.Sequential(*layers).to("cuda", torch.bfloat16)
+        if training:
+            torch_cubin.float8(model, training=True)
+        x = torch.randn(4096, 1024, device="cuda", dtype=torch.bfloat16)
+        for _ in range(2):  # the second step has gradients and a workspace
+            torch.cuda.reset_peak_memory_stats()
+            model(x).sum().backward()
+        return torch.cuda.max_memory_allocated() - before
+
+    stock, own = peak(False), peak(True)
+    assert own <= stock

@@ -134,13 +134,7 @@ class _Product(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(weight, *torch.ops.cubin.quantize(x, BLOCK_1X128, transpose=True))
         ctx.dtype = x.dtype
-        data, scale = torch.ops.cubin.quantize(x, BLOCK_1X128)
-        w, w_scale = torch.ops.cubin.quantize(weight, BLOCK_128X128)
-        return torch.ops.cubin.scaled_matmul(
-            *(data, w.t(), scale, BLOCK_1X128, w_scale, BLOCK_128X128),
-            bias=bias,
-            output_dtype=dtype,
-        )
+        return _times_weight(x, weight, dtype, bias=bias)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -148,11 +142,7 @@ class _Product(torch.autograd.Function):
         weight, x, x_scale = ctx.saved_tensors
         grad_x = grad_weight = grad_bias = None
         if ctx.needs_input_grad[0]:
-            data, scale = torch.ops.cubin.quantize(grad, BLOCK_1X128)
-            w, w_scale = torch.ops.cubin.quantize(weight, BLOCK_128X128, transpose=True)
-            grad_x = torch.ops.cubin.scaled_matmul(
-                *(data, w.t(), scale, BLOCK_1X128, w_scale, BLOCK_128X128), output_dtype=ctx.dtype
-            )
+            grad_x = _times_weight(grad, weight, ctx.dtype, transpose=True)
         if ctx.needs_input_grad[1]:
             data, scale = torch.ops.cubin.quantize(grad, BLOCK_1X128, transpose=True)
             grad_weight = torch.ops.cubin.scaled_matmul(
@@ -161,6 +151,23 @@ class _Product(torch.autograd.Function):
         if ctx.needs_input_grad[2]:
             grad_bias = grad.sum(0)
         return grad_x, grad_weight, grad_bias, None
+
+
+def _times_weight(
+    rows: Tensor,
+    weight: Tensor,
+    dtype: torch.dtype,
+    *,
+    transpose: bool = False,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """rows @ weight.t() + bias; rows @ weight with `transpose`. The quantised operands live no
+    longer than the call, so that training takes no more memory than in bfloat16."""
+    data, scale = torch.ops.cubin.quantize(rows, BLOCK_1X128)
+    w, w_scale = torch.ops.cubin.quantize(weight, BLOCK_128X128, transpose=transpose)
+    return torch.ops.cubin.scaled_matmul(
+        *(data, w.t(), scale, BLOCK_1X128, w_scale, BLOCK_128X128), bias=bias, output_dtype=dtype
+    )
 
 
 class TrainedLinear(nn.Linear):
