@@ -6,6 +6,7 @@ whether a plot is up to date without drawing it; pixels differ between machines.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import random
@@ -95,9 +96,9 @@ def symmetric_data() -> dict[str, Any]:
     return data
 
 
-def training_data() -> dict[str, Any]:
+def training_data(results: str) -> dict[str, Any]:
     """The first GPU, and the losses of both trainings."""
-    found = report_results.measured("muon_training", report_results.listed)
+    found = report_results.measured(results, report_results.listed)
     gpu, groups = next(iter(found.items()))
     (run,) = groups.values()
     return {"gpu": gpu, "losses": json.loads(run.file.read_text())["losses"]}
@@ -188,7 +189,7 @@ def draw_symmetric(data: dict[str, Any]) -> Any:
     return figure
 
 
-def draw_training(data: dict[str, Any]) -> Any:
+def draw_training(how: str, data: dict[str, Any]) -> Any:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(8, 4), layout="constrained")
@@ -196,7 +197,7 @@ def draw_training(data: dict[str, Any]) -> Any:
         axes.plot(losses, style, linewidth=1.2, label=name)
     axes.set_xlabel("step", fontsize=9)
     axes.set_ylabel("loss", fontsize=9)
-    axes.set_title(f"A transformer trained by torch.optim.Muon, one {data['gpu']}", fontsize=10)
+    axes.set_title(f"A transformer trained {how}, one {data['gpu']}", fontsize=10)
     axes.legend(fontsize=8)
     return figure
 
@@ -229,7 +230,14 @@ PLOTS: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[dict[str, Any]], 
     "attention": (attention_data, draw_attention),
     "models": (models_data, draw_models),
     "symmetric": (symmetric_data, draw_symmetric),
-    "training": (training_data, draw_training),
+    "training": (
+        functools.partial(training_data, "muon_training"),
+        functools.partial(draw_training, "by torch.optim.Muon"),
+    ),
+    "float8_training": (
+        functools.partial(training_data, "float8_training"),
+        functools.partial(draw_training, "with layers of torch_cubin.float8"),
+    ),
     "fp8": (fp8_data, draw_fp8),
 }
 

@@ -164,6 +164,30 @@ SECTIONS = (
         by_case=True,
     ),
     Section(
+        title="Products of 8-bit floats",
+        results="fp8",
+        read=report_results.scaled,
+        command="benchmarks/bench_fp8.py --json FILE",
+        about="The time of the better of PyTorch's products, with scales of tensors or rows, over "
+        "ours; of block scales, of the better of cuBLASLt and DeepGEMM, whose time is cuBLASLt's "
+        "divided by a ratio that was measured in another run.",
+        groups=titles(goals.FP8),
+        goals=goals.FP8,
+        plot="fp8",
+    ),
+    Section(
+        title="Training with layers of 8-bit floats",
+        results="float8_training",
+        read=report_results.listed,
+        command="examples/train_transformer.py --float8 --steps 300 --json FILE",
+        about="PyTorch's time in bfloat16 over that of layers of `torch_cubin.float8` inside "
+        "`drop_in()`: a transformer of a few million parameters, which the host limits, and the "
+        "same batches.",
+        groups={"training with adamw": ""},
+        plot="float8_training",
+        by_case=True,
+    ),
+    Section(
         title="The same bits",
         results="same_bits",
         read=report_results.listed,
