@@ -168,9 +168,8 @@ SECTIONS = (
         results="fp8",
         read=report_results.scaled,
         command="benchmarks/bench_fp8.py --json FILE",
-        about="The time of the better of PyTorch's products, with scales of tensors or rows, over "
-        "ours; of block scales, of the better of cuBLASLt and DeepGEMM, whose time is cuBLASLt's "
-        "divided by a ratio that was measured in another run.",
+        about="The better of PyTorch's products, with scales of tensors or rows, over ours; of "
+        "block scales, of cuBLASLt and DeepGEMM (cuBLASLt's time by a ratio of another run).",
         groups=titles(goals.FP8),
         goals=goals.FP8,
         plot="fp8",
@@ -181,8 +180,7 @@ SECTIONS = (
         read=report_results.listed,
         command="examples/train_transformer.py --float8 --steps 300 --json FILE",
         about="PyTorch's time in bfloat16 over that of layers of `torch_cubin.float8` inside "
-        "`drop_in()`: a transformer of a few million parameters, which the host limits, and the "
-        "same batches.",
+        "`drop_in()`: a small transformer, which the host limits.",
         groups={"training with adamw": ""},
         plot="float8_training",
         by_case=True,
