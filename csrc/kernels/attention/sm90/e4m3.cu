@@ -1,6 +1,7 @@
 // Attention forward on Hopper for queries, keys and values of e4m3: sm90/forward.cu in bytes.
 //
-// The roles of the warps and the barriers are those of sm90/forward.cu. The differences:
+// The roles of the warps and the barriers are those of sm90/forward_block.cuh. The differences to
+// sm90/forward.cu:
 //   - wgmma needs both 8-bit operands K-major, so values come as (column, key):
 //     sm90/e4m3_values.cu transposes them before, in the order of keys in which weights lie in
 //     registers.
@@ -12,14 +13,13 @@
 //     V, then scores the next block, and computes weights from the scores while the others
 //     multiply. They take turns.
 //
-// The sums of weights, and so the logsumexp, are float32. Longer than files should be, as
-// sm90/forward.cu is: producer and consumers share one set of barriers.
+// The sums of weights, and so the logsumexp, are float32.
 #include "common/dtype.cuh"
 #include "common/wgmma_e4m3.cuh"
 #include "e4m3_layout.cuh"
 #include "e4m3_params.h"
 #include "e4m3_softmax.cuh"
-#include "schedule.cuh"
+#include "forward_block.cuh"
 
 namespace torch_cubin::TC_KERNEL {
 
@@ -32,153 +32,61 @@ struct E4m3Tile : AttentionTile {
   float v_descale;
 };
 
+TC_DEVICE float descale_of(const Sm90Descale& descale, int batch, int head) {
+  if (descale.data == nullptr) return 1.0f;
+  return __ldg(descale.data + batch * descale.stride[0] + head * descale.stride[1]);
+}
+
 template <int kD_, int kN_, int kGroups_, int kQSlots_, int kStages_, bool kPingPong_>
-struct E4m3Config {
-  static constexpr bool kGeneral = false;
-  static constexpr int kD = kD_, kN = kN_, kGroups = kGroups_, kQSlots = kQSlots_;
-  static constexpr int kStages = kStages_;
+struct E4m3Config : ForwardBlock<kGroups_, kQSlots_, kStages_, 64 * kD_, kN_ * kD_, E4m3Tile> {
+  using Block = typename E4m3Config::ForwardBlock;
+  using Params = Sm90E4m3Params;
+  using Block::kGroups, Block::kKvBytes;
+  static constexpr int kD = kD_, kN = kN_;
   static constexpr bool kPingPong = kPingPong_;
-  static constexpr int kRows = 64 * kGroups, kThreads = kWarpgroup * (kGroups + 1);
+  static constexpr bool kMasked = false, kSendsNextBlock = false, kKeepsKeys = false;
+  static constexpr bool kTakesNext = true;
   // Bytes of a row of Q and K, and of a row of the values, in one panel.
-  static constexpr int kPanel = kD < 128 ? 64 : 128, kPanels = kD / kPanel;
+  static constexpr int kPanelBytes = kD < 128 ? 64 : 128, kPanels = kD / kPanelBytes;
+  static constexpr int kPanelColumns = kPanelBytes;
   static constexpr int kKeyPanel = kN % 128 == 0 ? 128 : 64, kKeyPanels = kN / kKeyPanel;
   // With fewer than 40 the warp that schedules tiles spills, which delays no other; with 160, a few
   // outputs are spilled, and three consumers are still quicker than two.
   static constexpr int kProducerRegisters = kGroups == 3 ? 32 : 40;
   static constexpr int kConsumerRegisters = kGroups == 3 ? 160 : 232;
 
-  static constexpr int kQBytes = 64 * kD, kKvBytes = kN * kD, kRing = 8;
-  static constexpr int kK = kQSlots * kGroups * kQBytes, kV = kK + kStages * kKvBytes;
-  static constexpr int kQFull = kV + kStages * kKvBytes, kQEmpty = kQFull + 8 * kQSlots * kGroups;
-  static constexpr int kKFull = kQEmpty + 8 * kQSlots * kGroups, kKEmpty = kKFull + 8 * kStages;
-  static constexpr int kVFull = kKEmpty + 8 * kStages, kVEmpty = kVFull + 8 * kStages;
-  static constexpr int kTileFull = kVEmpty + 8 * kStages;
-  static constexpr int kTiles = (kTileFull + 8 * kRing + 15) / 16 * 16;
-  static constexpr int kSharedBytes = kTiles + kRing * static_cast<int>(sizeof(E4m3Tile));
+  static constexpr int kSharedBytes = Block::kBlockBytes;
   static_assert(kN % 64 == 0 && kD % 64 == 0 && kKvBytes % 1024 == 0);
-};
 
-template <int kStages>
-struct Slot {
-  int stage = 0;
-  u32 phase = 0;
-  TC_DEVICE void next() {
-    if (++stage == kStages) {
-      stage = 0;
-      phase ^= 1;
+  static TC_DEVICE void describe_tile(E4m3Tile& tile, const Params& p, const TilePlace& place) {
+    describe<Block::kRows, kN, false>(tile, p, place);
+    tile.values =
+        p.lengths.cu_seqlens_k == nullptr ? 0 : values_place(tile.sequence.k_row, tile.batch, kN);
+    tile.unit = p.unit * descale_of(p.q_descale, tile.batch, tile.kv_head) *
+                descale_of(p.k_descale, tile.batch, tile.kv_head);
+    tile.v_descale = descale_of(p.v_descale, tile.batch, tile.kv_head);
+  }
+
+  // The values are transposed.
+  static TC_DEVICE void load_values(const Params& p, const E4m3Tile& tile, int block, u32 to,
+                                    u32 arrived) {
+    int batch = p.lengths.cu_seqlens_k == nullptr ? tile.batch : 0;
+#pragma unroll
+    for (int panel = 0; panel < kKeyPanels; ++panel) {
+      tma_load(to + panel * (kD * kKeyPanel), &p.v, arrived,
+               tile.values + block * kN + kKeyPanel * panel, 0, tile.kv_head, batch, 0);
     }
   }
 };
-
-// ---- producers ----------------------------------------------------------------------------------
-
-TC_DEVICE float descale_of(const Sm90Descale& descale, int batch, int head) {
-  if (descale.data == nullptr) return 1.0f;
-  return __ldg(descale.data + batch * descale.stride[0] + head * descale.stride[1]);
-}
-
-template <class C>
-TC_DEVICE void describe_e4m3(E4m3Tile& tile, const Sm90E4m3Params& p, const TilePlace& place) {
-  describe<C::kRows, C::kN, false>(tile, p, place);
-  tile.values =
-      p.lengths.cu_seqlens_k == nullptr ? 0 : values_place(tile.sequence.k_row, tile.batch, C::kN);
-  tile.unit = p.unit * descale_of(p.q_descale, tile.batch, tile.kv_head) *
-              descale_of(p.k_descale, tile.batch, tile.kv_head);
-  tile.v_descale = descale_of(p.v_descale, tile.batch, tile.kv_head);
-}
-
-// A whole warp: schedules tiles, and loads each tile's Q.
-template <class C>
-TC_DEVICE void produce_q(const Sm90E4m3Params& p, u32 shared, E4m3Tile* tiles) {
-  AttentionSchedule<C::kRows, C::kN, true> schedule(p);
-  bool elected = threadIdx.x % 32 == 0;
-  Slot<C::kQSlots> slot;
-  TilePlace place{};
-  wait_for_previous_grid();
-  for (int number = 0;; ++number) {
-    bool any = schedule.next(place);
-    if (elected) {
-      E4m3Tile& tile = tiles[number % C::kRing];
-      if (any) {
-        describe_e4m3<C>(tile, p, place);
-      } else {
-        tile.blocks = 0;
-      }
-      barrier_arrive(shared + C::kTileFull + 8 * (number % C::kRing));
-#pragma unroll
-      for (int g = 0; g < C::kGroups; ++g) {
-        int i = slot.stage * C::kGroups + g;
-        u32 full = shared + C::kQFull + 8 * i, to = shared + i * C::kQBytes;
-        barrier_sleep(shared + C::kQEmpty + 8 * i, slot.phase ^ 1);
-        if (!any) {
-          barrier_arrive(full);
-          continue;
-        }
-        barrier_expect(full, C::kQBytes);
-#pragma unroll
-        for (int panel = 0; panel < C::kPanels; ++panel) {
-          const Sm90Sequence& s = tile.sequence;
-          tma_load(to + panel * (64 * C::kPanel), &p.q, full, C::kPanel * panel,
-                   s.q.place + tile.row + 64 * g, tile.head, s.q.batch, s.wrap);
-        }
-      }
-    }
-    __syncwarp();
-    if (!any) return;
-    slot.next();
-  }
-}
-
-// One thread: loads the blocks of K, or of V, of one tile after the other.
-template <class C, bool kIsValues>
-TC_DEVICE void produce_keys(const Sm90E4m3Params& p, u32 shared, const E4m3Tile* tiles) {
-  u32 ring = shared + (kIsValues ? C::kV : C::kK);
-  u32 full = shared + (kIsValues ? C::kVFull : C::kKFull);
-  u32 empty = shared + (kIsValues ? C::kVEmpty : C::kKEmpty);
-  Slot<C::kStages> slot;
-  wait_for_previous_grid();
-  for (int number = 0;; ++number) {
-    int entry = number % C::kRing;
-    barrier_sleep(shared + C::kTileFull + 8 * entry, number / C::kRing % 2);
-    if (tiles[entry].blocks == 0) return;
-    KeyBlocks<C::kRows, false> blocks(p, tiles[entry]);
-    int head = tiles[entry].kv_head, values = tiles[entry].values;
-    int batch = p.lengths.cu_seqlens_k == nullptr ? tiles[entry].batch : 0;
-    MapPlace keys = tiles[entry].sequence.k;
-    int wrap = tiles[entry].sequence.wrap;
-#pragma unroll 1
-    for (;; blocks.next()) {
-      int key = blocks.block * C::kN;
-      u32 arrived = full + 8 * slot.stage, to = ring + slot.stage * C::kKvBytes;
-      barrier_sleep(empty + 8 * slot.stage, slot.phase ^ 1);
-      barrier_expect(arrived, C::kKvBytes);
-      if constexpr (kIsValues) {
-#pragma unroll
-        for (int panel = 0; panel < C::kKeyPanels; ++panel) {
-          tma_load(to + panel * (C::kD * C::kKeyPanel), &p.v, arrived,
-                   values + key + C::kKeyPanel * panel, 0, head, batch, 0);
-        }
-      } else {
-#pragma unroll
-        for (int panel = 0; panel < C::kPanels; ++panel) {
-          tma_load(to + panel * (C::kN * C::kPanel), &p.k, arrived, C::kPanel * panel,
-                   keys.place + key, head, keys.batch, wrap);
-        }
-      }
-      slot.next();
-      if (blocks.is_last()) break;
-    }
-  }
-}
 
 // ---- consumers ----------------------------------------------------------------------------------
 
 template <class C>
-struct Consumer {
-  const Sm90E4m3Params& p;
-  u32 shared;
-  const E4m3Tile* tiles;
-  int group, warp, lane;
+struct Consumer : ForwardConsumer<C> {
+  using Base = ForwardConsumer<C>;
+  using Base::p, Base::shared, Base::tiles, Base::group, Base::warp, Base::lane, Base::number,
+      Base::step;
+  using Base::slot, Base::phase, Base::q_slot, Base::first_row, Base::thread_row, Base::release;
   u32 q_base, k_base, v_base;  // descriptors of slot 0, their low words
   float s[C::kN / 2], o[C::kD / 2];
   float even[32], odd[32];  // a block's product with V: 64 columns, and the next ones
@@ -187,33 +95,19 @@ struct Consumer {
   float unit;        // of this tile, a positive normal number
   float multiplier;  // factor of the scores if the tile's unit cannot be used
   bool multiplies;
-  u32 number = 0;                   // of the tile whose scores are computed
-  u32 step = 0;                     // blocks of keys scored so far, in all tiles
   KeyBlocks<C::kRows, false> keys;  // of this tile; its block is scored next
   int open_first, open_last;        // blocks that this warpgroup sees entirely
 
   TC_DEVICE Consumer(const Sm90E4m3Params& params, u32 memory, const E4m3Tile* ring, int own_group)
-      : p(params), shared(memory), tiles(ring), group(own_group) {
-    warp = threadIdx.x / 32 % 4;
-    lane = threadIdx.x % 32;
-    q_base = static_cast<u32>(k_major_descriptor<C::kPanel>(shared + group * C::kQBytes));
-    k_base = static_cast<u32>(k_major_descriptor<C::kPanel>(shared + C::kK));
+      : Base(params, memory, ring, own_group) {
+    q_base = static_cast<u32>(k_major_descriptor<C::kPanelBytes>(shared + group * C::kQBytes));
+    k_base = static_cast<u32>(k_major_descriptor<C::kPanelBytes>(shared + C::kK));
     v_base = static_cast<u32>(k_major_descriptor<C::kKeyPanel>(shared + C::kV));
   }
 
-  // The slots, and the parities of their phases.
-  TC_DEVICE u32 q_slot() const { return number % C::kQSlots * C::kGroups + group; }
-  TC_DEVICE u32 q_full() const { return shared + C::kQFull + 8 * q_slot(); }
-  TC_DEVICE u32 q_phase() const { return number / C::kQSlots % 2; }
-  static TC_DEVICE u32 slot(u32 of_step) { return of_step % C::kStages; }
-  static TC_DEVICE u32 phase(u32 of_step) { return of_step / C::kStages % 2; }
-
-  // The first row of this warpgroup in a tile.
-  TC_DEVICE int first_row(const AttentionTile& tile) const { return tile.row + 64 * group; }
-
   // False after the last tile.
   TC_DEVICE bool begin() {
-    barrier_wait(q_full(), q_phase());
+    barrier_wait(Base::q_full(), Base::q_phase());
     const E4m3Tile& tile = tiles[number % C::kRing];
     if (tile.blocks == 0) return false;
     int row = first_row(tile);
@@ -239,8 +133,9 @@ struct Consumer {
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < C::kD / 32; ++i) {
-      WgmmaE4m3<C::kN>::run(s, descriptor<C::kPanel>(q, k_major_bytes<C::kPanel, 64>(i)),
-                            descriptor<C::kPanel>(k, k_major_bytes<C::kPanel, C::kN>(i)), i > 0);
+      WgmmaE4m3<C::kN>::run(s, descriptor<C::kPanelBytes>(q, k_major_bytes<C::kPanelBytes, 64>(i)),
+                            descriptor<C::kPanelBytes>(k, k_major_bytes<C::kPanelBytes, C::kN>(i)),
+                            i > 0);
     }
     wgmma_commit();
   }
@@ -291,20 +186,20 @@ struct Consumer {
   // Computes the same scores in one warp, for the rare case that the softmax needs them again after
   // overwriting them with weights.
   TC_DEVICE void score_again() {
-    u32 q = shared + q_slot() * C::kQBytes + (16 * warp + lane % 16) * C::kPanel;
-    u32 k = shared + C::kK + slot(step) * C::kKvBytes + (lane / 16 * 8 + lane % 8) * C::kPanel;
-    u32 swizzle = lane % 8 * C::kPanel / 128 * 16;
+    u32 q = shared + q_slot() * C::kQBytes + (16 * warp + lane % 16) * C::kPanelBytes;
+    u32 k = shared + C::kK + slot(step) * C::kKvBytes + (lane / 16 * 8 + lane % 8) * C::kPanelBytes;
+    u32 swizzle = lane % 8 * C::kPanelBytes / 128 * 16;
 #pragma unroll
     for (int i = 0; i < C::kN / 2; ++i) s[i] = 0.0f;
 #pragma unroll 1
     for (int i = 0; i < C::kD / 32; ++i) {
-      constexpr int kSteps = C::kPanel / 32;  // of a panel
+      constexpr int kSteps = C::kPanelBytes / 32;  // of a panel
       u32 a[4], b[4];
-      ldmatrix<false>(
-          a, q + i / kSteps * (64 * C::kPanel) + ((i % kSteps * 32 + lane / 16 * 16) ^ swizzle));
+      ldmatrix<false>(a, q + i / kSteps * (64 * C::kPanelBytes) +
+                             ((i % kSteps * 32 + lane / 16 * 16) ^ swizzle));
 #pragma unroll
       for (int j = 0; j < C::kN / 16; ++j) {
-        ldmatrix<false>(b, k + i / kSteps * (C::kN * C::kPanel) + j * (16 * C::kPanel) +
+        ldmatrix<false>(b, k + i / kSteps * (C::kN * C::kPanelBytes) + j * (16 * C::kPanelBytes) +
                                ((i % kSteps * 32 + lane / 8 % 2 * 16) ^ swizzle));
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -333,7 +228,7 @@ struct Consumer {
       int column = keys.block * C::kN + 64 * part + lane % 4 * 2;
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        int row = first_row(tile) + 16 * warp + lane / 4 + 8 * h;
+        int row = thread_row(tile) + 8 * h;
         u32 seen = bits_up_to(min(row + q.last, q.columns - 1) - column) &
                    ~bits_up_to(row + q.first - 1 - column);
 #pragma unroll
@@ -365,17 +260,13 @@ struct Consumer {
       }
   }
 
-  TC_DEVICE void release(u32 barrier) {
-    if (lane == 0) barrier_arrive(barrier);
-  }
-
   // Ends a tile's sums: writes logsumexp, and returns the factor of the outputs.
   TC_DEVICE void finish_sums(const E4m3Tile& tile, float (&inverse)[2]) {
     auto out = p.logsumexp + tile.batch * p.logsumexp_stride[0] +
                tile.head * p.logsumexp_stride[1] + tile.sequence.q_row;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      int i = first_row(tile) + 16 * warp + lane / 4 + 8 * h;
+      int i = thread_row(tile) + 8 * h;
       float total = quad_sum(softmax.sum[h]);
       inverse[h] = total == 0.0f ? 0.0f : tile.v_descale / total;
       if (p.logsumexp != nullptr && lane % 4 == 0 && i < tile.sequence.rows) {
@@ -390,7 +281,7 @@ struct Consumer {
                tile.head * p.out_stride[1] + tile.sequence.q_row * p.out_stride[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      int i = first_row(tile) + 16 * warp + lane / 4 + 8 * h;
+      int i = thread_row(tile) + 8 * h;
       u16* to = out + i * p.out_stride[2] + 8 * t;
 #pragma unroll
       for (int a = 0; a < C::kD / 32; ++a) {
@@ -426,8 +317,7 @@ struct Consumer {
   }
 
   TC_DEVICE void run() {
-    constexpr int kTurn = 1;  // named barriers start here: one for each consumer's turn
-    if (C::kPingPong && group == C::kGroups - 1) named_arrive(kTurn, 2 * kWarpgroup);
+    Base::open_turns();
     if (begin()) {
       float factor[2] = {1.0f, 1.0f}, inverse[2];
       clear_out();
@@ -445,10 +335,10 @@ struct Consumer {
         } else {
           keys.next();
         }
-        if (C::kPingPong) named_sync(kTurn + group, 2 * kWarpgroup);
+        Base::begin_turn();
         accumulate_v(factor);
         score();
-        if (C::kPingPong) named_arrive(kTurn + (group + 1) % C::kGroups, 2 * kWarpgroup);
+        Base::end_turn();
         if (__builtin_expect(fresh, 0)) {
           store(tiles[(number - 1) % C::kRing], inverse);
           clear_out();
@@ -459,63 +349,15 @@ struct Consumer {
       accumulate_v(factor);
       store(tiles[(number - 1) % C::kRing], inverse);
     }
-    if (C::kPingPong && group == 0) named_sync(kTurn, 2 * kWarpgroup);
+    Base::close_turns();
   }
 };
-
-template <class C>
-TC_DEVICE void run(const Sm90E4m3Params& p) {
-  extern __shared__ __align__(1024) unsigned char memory[];
-  u32 shared = shared_address(memory);
-  auto tiles = reinterpret_cast<E4m3Tile*>(memory + C::kTiles);
-  int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-
-  if (threadIdx.x == 0) {
-    if (shared % 1024 != 0) asm volatile("trap;");
-    prefetch_tensor_map(&p.q);
-    prefetch_tensor_map(&p.k);
-    prefetch_tensor_map(&p.v);
-    for (int i = 0; i < C::kQSlots * C::kGroups; ++i) {
-      barrier_init(shared + C::kQFull + 8 * i, 1);
-      barrier_init(shared + C::kQEmpty + 8 * i, 4);
-    }
-    for (int i = 0; i < C::kStages; ++i) {
-      barrier_init(shared + C::kKFull + 8 * i, 1);
-      barrier_init(shared + C::kVFull + 8 * i, 1);
-      barrier_init(shared + C::kKEmpty + 8 * i, 4 * C::kGroups);
-      barrier_init(shared + C::kVEmpty + 8 * i, 4 * C::kGroups);
-    }
-    for (int i = 0; i < C::kRing; ++i) barrier_init(shared + C::kTileFull + 8 * i, 1);
-    fence_barrier_init();
-  }
-  __syncthreads();
-
-  // The next grid's blocks may start as soon as they fit: they wait for the end of this one.
-  launch_next_grid();
-  if (warp < 4) {
-    fewer_registers<C::kProducerRegisters>();
-    if (warp == 1) {
-      produce_q<C>(p, shared, tiles);
-    } else if (threadIdx.x == 0) {
-      produce_keys<C, false>(p, shared, tiles);
-    } else if (threadIdx.x == 64) {
-      produce_keys<C, true>(p, shared, tiles);
-    } else {
-      wait_for_previous_grid();
-    }
-    __syncwarp();
-  } else {
-    more_registers<C::kConsumerRegisters>();
-    wait_for_previous_grid();
-    Consumer<C>(p, shared, tiles, warp / 4 - 1).run();
-  }
-}
 
 extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     TC_KERNEL(const __grid_constant__ Sm90E4m3Params p) {
   using C = E4m3Config<TC_TILE_K, TC_TILE_N, TC_TILE_M / 64, TC_Q_SLOTS, TC_STAGES, TC_PING_PONG>;
   static_assert(C::kThreads == TC_THREADS && C::kSharedBytes == TC_DYNAMIC_SHARED);
-  run<C>(p);
+  run_block<C, Consumer>(p);
 }
 
 }  // namespace torch_cubin::TC_KERNEL

@@ -1,12 +1,6 @@
 // Attention forward on Hopper: a persistent, warp-specialised kernel of TMA and wgmma.
 //
-// A block is a producer warpgroup and two or three consumer warpgroups of 64 queries each. Of the
-// producer's warps one schedules the tiles and loads Q, one loads K and one V.
-//
-//   shared memory:  Q: kQSlots x consumers x 64 rows | K: kStages | V: kStages | barriers | tiles
-//   full barriers:  the producer's arrival and all bytes of the slot
-//   empty barriers: one arrival of each warp that reads the slot: those of one consumer warpgroup
-//                   for Q, of all for K and V
+// The roles of the warps, shared memory and barriers are those of sm90/forward_block.cuh.
 //
 // A consumer issues the scores of the next block of keys before the product of this block's weights
 // with V, and computes weights from the scores while that product runs. It does so across tiles:
@@ -18,14 +12,13 @@
 // same, modify scores before the softmax (sm90/rule.cuh), and drop weights (TC_GENERAL). A single
 // kernel for both sorts of masks had more branches in each step: 2 to 7% of the time with a boolean
 // mask. They spill slightly more: 192 queries leave a consumer 160 registers, and with options and
-// numbers a few words are read again in each step. Longer than files should be: producer and
-// consumers share one set of barriers and one shared memory, and neither can be followed without
-// the other.
+// numbers a few words are read again in each step. Longer than files should be: the options are
+// steps of one loop, whose registers they share.
 #include "added_mask.cuh"
 #include "common/dropout.cuh"
 #include "common/dtype.cuh"
+#include "forward_block.cuh"
 #include "rule.cuh"
-#include "schedule.cuh"
 #include "softmax.cuh"
 #include "wgmma_registers.cuh"
 
@@ -35,12 +28,15 @@ using namespace sm90;
 
 template <DType kDType_, int kD_, int kN_, int kGroups_, int kQSlots_, int kStages_,
           bool kPingPong_, bool kMasked_, bool kAdded_, bool kGeneral_>
-struct AttentionConfig {
+struct AttentionConfig : ForwardBlock<kGroups_, kQSlots_, kStages_, (kD_ + 63) / 64 * 64 * 128,
+                                      (kD_ + 63) / 64 * kN_ * 128, TileOf<kMasked_>> {
+  using Block = typename AttentionConfig::ForwardBlock;
+  using Params = Sm90AttentionParams;
+  using Block::kGroups, Block::kStages;
   static constexpr DType kDType = kDType_;
   static constexpr bool kMasked = kMasked_, kAdded = kAdded_, kGeneral = kGeneral_;
   static_assert(kMasked || !(kAdded || kGeneral));
-  static constexpr int kD = kD_, kN = kN_, kGroups = kGroups_, kQSlots = kQSlots_;
-  static constexpr int kStages = kStages_;
+  static constexpr int kD = kD_, kN = kN_;
   // The consumers take turns to issue their products, so that one's softmax overlaps with the
   // other's.
   static constexpr bool kPingPong = kPingPong_;
@@ -61,22 +57,15 @@ struct AttentionConfig {
   // Sinks would delay the end of tiles of 192 queries without a mask: 2% of the time of all calls.
   // `masked` kernels serve them.
   static constexpr bool kTakesSinks = kMasked || kD > 64;
-  static constexpr int kRows = 64 * kGroups, kThreads = kWarpgroup * (kGroups + 1);
-  static constexpr int kPanels = (kD + 63) / 64;  // of 64 columns in shared memory
+  // Panels in shared memory, of 64 columns.
+  static constexpr int kPanels = (kD + 63) / 64, kPanelColumns = 64, kPanelBytes = 128;
+  static constexpr bool kTakesNext = kMasked, kKeepsKeys = !kMasked;
   // With 32, the warp that schedules tiles spills a few words; no other warp waits for it.
   static constexpr int kProducerRegisters = kGroups == 2 ? 40 : kGroups == 3 ? 32 : 24;
   static constexpr int kConsumerRegisters = kGroups == 2 ? 232 : kGroups == 3 ? 160 : 112;
   static constexpr WgmmaType kType = kDType == DType::bfloat16 ? WgmmaType::bf16 : WgmmaType::f16;
 
-  static constexpr int kQBytes = kPanels * 64 * 128, kKvBytes = kPanels * kN * 128, kRing = 8;
-  static constexpr int kK = kQSlots * kGroups * kQBytes, kV = kK + kStages * kKvBytes;
-  static constexpr int kQFull = kV + kStages * kKvBytes, kQEmpty = kQFull + 8 * kQSlots * kGroups;
-  static constexpr int kKFull = kQEmpty + 8 * kQSlots * kGroups, kKEmpty = kKFull + 8 * kStages;
-  static constexpr int kVFull = kKEmpty + 8 * kStages, kVEmpty = kVFull + 8 * kStages;
-  static constexpr int kTileFull = kVEmpty + 8 * kStages;
-  static constexpr int kTiles = (kTileFull + 8 * kRing + 15) / 16 * 16;
-  using Tile = TileOf<kMasked>;
-  static constexpr int kNextBlock = kTiles + kRing * static_cast<int>(sizeof(Tile));
+  static constexpr int kNextBlock = Block::kBlockBytes;
   // The largest number for which a warp's part of an additive mask fits in shared memory.
   static constexpr int kNumberBytes = kD == 64 && kGroups == 2 ? 4 : 2;
   static constexpr int kAddedBytes = !kAdded || kD > 128 ? 0 : 16 * kN* kNumberBytes;
@@ -85,125 +74,27 @@ struct AttentionConfig {
   static_assert(4 * kStages <= 16, "one word of the next block for each stage of K");
   static_assert(kN % 16 == 0 && kD % 16 == 0);
   static_assert(kN <= 128, "a lane's keys of a block have a bit each in one word");
-};
 
-template <int kStages>
-struct Slot {
-  int stage = 0;
-  u32 phase = 0;
-  TC_DEVICE void next() {
-    if (++stage == kStages) {
-      stage = 0;
-      phase ^= 1;
-    }
+  static TC_DEVICE void describe_tile(TileOf<kMasked>& tile, const Params& p,
+                                      const TilePlace& place) {
+    describe<Block::kRows, kN, kMasked>(tile, p, place);
+  }
+  static TC_DEVICE void load_values(const Params& p, const TileOf<kMasked>& tile, int block, u32 to,
+                                    u32 arrived) {
+    load_rows<AttentionConfig>(p.v, tile, block, to, arrived);
   }
 };
-
-// ---- producers ----------------------------------------------------------------------------------
-
-// A whole warp: schedules tiles, and loads each tile's Q.
-template <class C>
-TC_DEVICE void produce_q(const Sm90AttentionParams& p, u32 shared, typename C::Tile* tiles) {
-  AttentionSchedule<C::kRows, C::kN, C::kMasked> schedule(p);
-  bool elected = threadIdx.x % 32 == 0;
-  Slot<C::kQSlots> slot;
-  TilePlace place{};
-  wait_for_previous_grid();
-  for (int number = 0;; ++number) {
-    bool any = schedule.next(place);
-    if (elected) {
-      // Consumers read a tile's entry until they have stored it; by then they are at most three
-      // tiles behind, the number of slots of Q and K.
-      typename C::Tile& tile = tiles[number % C::kRing];
-      if (any) {
-        describe<C::kRows, C::kN, C::kMasked>(tile, p, place);
-      } else {
-        tile.blocks = 0;
-      }
-      barrier_arrive(shared + C::kTileFull + 8 * (number % C::kRing));
-#pragma unroll
-      for (int g = 0; g < C::kGroups; ++g) {
-        int i = slot.stage * C::kGroups + g;
-        u32 full = shared + C::kQFull + 8 * i, to = shared + i * C::kQBytes;
-        barrier_sleep(shared + C::kQEmpty + 8 * i, slot.phase ^ 1);
-        if (!any) {
-          barrier_arrive(full);
-          continue;
-        }
-        barrier_expect(full, C::kQBytes);
-#pragma unroll
-        for (int panel = 0; panel < C::kPanels; ++panel) {
-          const Sm90Sequence& s = tile.sequence;
-          tma_load(to + panel * 8192, &p.q, full, 64 * panel, s.q.place + tile.row + 64 * g,
-                   tile.head, s.q.batch, s.wrap);
-        }
-      }
-    }
-    __syncwarp();
-    if (!any) return;
-    slot.next();
-  }
-}
-
-// Whether a tile's blocks of keys are those of the previous tile, which then are in the same slots.
-template <class C>
-TC_DEVICE bool has_same_keys(const typename C::Tile& tile, const typename C::Tile& previous) {
-  return !C::kMasked && tile.blocks == C::kStages && previous.blocks == C::kStages &&
-         tile.last_block == previous.last_block && tile.kv_head == previous.kv_head &&
-         tile.batch == previous.batch;
-}
-
-// One thread: loads the blocks of K, or of V, of one tile after the other.
-template <class C>
-TC_DEVICE void produce_keys(const Sm90AttentionParams& p, const Sm90AttentionMap& map, u32 shared,
-                            u32 ring, u32 full, u32 empty, const typename C::Tile* tiles) {
-  Slot<C::kStages> slot;
-  wait_for_previous_grid();
-  for (int number = 0;; ++number) {
-    int entry = number % C::kRing;
-    barrier_sleep(shared + C::kTileFull + 8 * entry, number / C::kRing % 2);
-    if (tiles[entry].blocks == 0) return;
-    bool loaded = number > 0 && has_same_keys<C>(tiles[entry], tiles[(number - 1) % C::kRing]);
-    KeyBlocks<C::kRows, C::kMasked> blocks(p, tiles[entry]);
-    int head = tiles[entry].kv_head;
-    MapPlace keys = tiles[entry].sequence.k;
-    int wrap = tiles[entry].sequence.wrap;
-#pragma unroll 1
-    for (;; blocks.next()) {
-      int row = keys.place + blocks.block * C::kN;
-      u32 arrived = full + 8 * slot.stage, to = ring + slot.stage * C::kKvBytes;
-      barrier_sleep(empty + 8 * slot.stage, slot.phase ^ 1);
-      if constexpr (C::kSendsNextBlock) {
-        if (ring == shared + C::kK) {
-          store_shared(shared + C::kNextBlock + 4 * slot.stage,
-                       ReceivedKeyBlocks::describe_next(blocks));
-        }
-      }
-      if (loaded) {
-        barrier_arrive(arrived);
-      } else {
-        barrier_expect(arrived, C::kKvBytes);
-#pragma unroll
-        for (int panel = 0; panel < C::kPanels; ++panel) {
-          tma_load(to + panel * C::kN * 128, &map, arrived, 64 * panel, row, head, keys.batch,
-                   wrap);
-        }
-      }
-      slot.next();
-      if (blocks.is_last()) break;
-    }
-  }
-}
 
 // ---- consumers ----------------------------------------------------------------------------------
 
 template <class C>
-struct Consumer {
+struct Consumer : ForwardConsumer<C> {
+  using Base = ForwardConsumer<C>;
+  using Base::p, Base::shared, Base::tiles, Base::group, Base::warp, Base::lane, Base::number,
+      Base::step;
+  using Base::slot, Base::phase, Base::q_slot, Base::first_row, Base::thread_row, Base::release,
+      Base::begin_turn, Base::end_turn;
   using Tile = typename C::Tile;
-  const Sm90AttentionParams& p;
-  u32 shared;
-  const Tile* tiles;
-  int group, warp, lane;
   u32 q_base, k_base, v_base;  // descriptors of slot 0, their low words
   float s[C::kN / 2], o[C::kD / 2];
   u32 w[C::kN / 16][4];
@@ -212,9 +103,7 @@ struct Consumer {
   u32 mask[2];         // bits of a boolean mask
   u32 kept[2];         // kDropsEarly: dropout's bits
   float unit;          // kAdded: the factor from this block's scores to powers of two
-  u32 number = 0;      // of the tile whose scores are computed
-  u32 step = 0;        // blocks of keys scored so far, in all tiles
-  u32 scored = 0;      // the last one of them, if some are skipped
+  u32 scored = 0;      // the last scored block of keys, if some are skipped
   // Of this tile; its block is scored next.
   using Keys =
       std::conditional_t<C::kSendsNextBlock, ReceivedKeyBlocks, KeyBlocks<C::kRows, C::kMasked>>;
@@ -223,27 +112,15 @@ struct Consumer {
   int open_first, open_last;  // blocks that this warpgroup sees entirely, apart from a mask
 
   TC_DEVICE Consumer(const Sm90AttentionParams& params, u32 memory, const Tile* ring, int own_group)
-      : p(params), shared(memory), tiles(ring), group(own_group) {
-    warp = threadIdx.x / 32 % 4;
-    lane = threadIdx.x % 32;
+      : Base(params, memory, ring, own_group) {
     q_base = static_cast<u32>(wgmma_descriptor(shared + group * C::kQBytes, 0, 1024));
     k_base = static_cast<u32>(wgmma_descriptor(shared + C::kK, 0, 1024));
     v_base = static_cast<u32>(wgmma_descriptor(shared + C::kV, C::kN * 128, 1024));
   }
 
-  // The slots, and the parities of their phases.
-  TC_DEVICE u32 q_slot() const { return number % C::kQSlots * C::kGroups + group; }
-  TC_DEVICE u32 q_full() const { return shared + C::kQFull + 8 * q_slot(); }
-  TC_DEVICE u32 q_phase() const { return number / C::kQSlots % 2; }
-  static TC_DEVICE u32 slot(u32 of_step) { return of_step % C::kStages; }
-  static TC_DEVICE u32 phase(u32 of_step) { return of_step / C::kStages % 2; }
-
-  // The first row of this warpgroup in a tile.
-  TC_DEVICE int first_row(const Tile& tile) const { return tile.row + 64 * group; }
-
   // False after the last tile, and for a tile without rows for this warpgroup.
   TC_DEVICE bool begin() {
-    barrier_wait(q_full(), q_phase());
+    barrier_wait(Base::q_full(), Base::q_phase());
     const Tile& tile = tiles[number % C::kRing];
     int row = first_row(tile);
     if (tile.blocks == 0 || (C::kSkipsTiles && row >= tile.sequence.rows)) return false;
@@ -271,13 +148,6 @@ struct Consumer {
   TC_DEVICE bool skips_last() const {
     const Tile& tile = tiles[number % C::kRing];
     return C::kSkipsBlocks && keys.block != tile.last_block - tile.blocks + 1;
-  }
-
-  TC_DEVICE void begin_turn() {
-    if (C::kPingPong) named_sync(kTurn + group, 2 * kWarpgroup);
-  }
-  TC_DEVICE void end_turn() {
-    if (C::kPingPong) named_arrive(kTurn + (group + 1) % C::kGroups, 2 * kWarpgroup);
   }
 
   // Takes part in the barriers of a skipped block. Every warp waits for it; otherwise it could
@@ -404,7 +274,7 @@ struct Consumer {
   TC_DEVICE void apply_rule() {
     if constexpr (C::kGeneral) {
       const Tile& tile = tiles[number % C::kRing];
-      int query = first_row(tile) + 16 * warp + lane / 4, key = keys.block * C::kN + lane % 4 * 2;
+      int query = thread_row(tile), key = keys.block * C::kN + lane % 4 * 2;
       TileRule<false> rule(p.score, tile.sequence, query, key, slope);
       auto each = [&](auto&& function) {
 #pragma unroll
@@ -436,7 +306,7 @@ struct Consumer {
     } else if constexpr (C::kMasked) {
       if (!has_bits()) return;
       const Tile& tile = tiles[number % C::kRing];
-      int row = first_row(tile) + 16 * warp + lane / 4;
+      int row = thread_row(tile);
       auto from = p.mask.words + tile.batch * p.mask.word_stride[0] +
                   tile.head * p.mask.word_stride[1] + keys.block * 4 + lane % 4;
 #pragma unroll
@@ -451,7 +321,7 @@ struct Consumer {
   template <class Function>
   TC_DEVICE void for_each_kept(Function&& function) const {
     const Tile& tile = tiles[number % C::kRing];
-    int row = first_row(tile) + 16 * warp + lane / 4, head = tile.batch * p.heads + tile.head;
+    int row = thread_row(tile), head = tile.batch * p.heads + tile.head;
     int word = keys.block * C::kN / 32;
     u64 seed = *p.score.dropout_seed;
 #pragma unroll
@@ -506,7 +376,7 @@ struct Consumer {
     u32 seen[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      int row = first_row(tile) + 16 * warp + lane / 4 + 8 * h;
+      int row = thread_row(tile) + 8 * h;
       seen[h] = bits_up_to(min(row + q.last, q.columns - 1) - column) &
                 ~bits_up_to(row + q.first - 1 - column);
       if (has_bits()) seen[h] &= mask[h];
@@ -537,10 +407,6 @@ struct Consumer {
       }
   }
 
-  TC_DEVICE void release(u32 barrier) {
-    if (lane == 0) barrier_arrive(barrier);
-  }
-
   TC_DEVICE void scale_out(const float (&factor)[2]) {
 #pragma unroll
     for (int i = 0; i < C::kD / 2; ++i) o[i] *= factor[i / 2 % 2];
@@ -569,7 +435,7 @@ struct Consumer {
                tile.head * p.logsumexp_stride[1] + tile.sequence.q_row;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      int i = first_row(tile) + 16 * warp + lane / 4 + 8 * h;
+      int i = thread_row(tile) + 8 * h;
       if (i < tile.sequence.rows) out[i] = logarithm[h];
     }
   }
@@ -588,7 +454,7 @@ struct Consumer {
                tile.head * p.out_stride[1] + tile.sequence.q_row * p.out_stride[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      int i = first_row(tile) + 16 * warp + lane / 4 + 8 * h;
+      int i = thread_row(tile) + 8 * h;
       u16* to = out + i * p.out_stride[2] + column;
 #pragma unroll
       for (int a = 0; a < C::kD / 16; ++a) {
@@ -610,10 +476,8 @@ struct Consumer {
     ++step;
   }
 
-  static constexpr int kTurn = 1;  // named barriers start here: one for each consumer's turn
-
   TC_DEVICE void run() {
-    if (C::kPingPong && group == C::kGroups - 1) named_arrive(kTurn, 2 * kWarpgroup);
+    Base::open_turns();
 #pragma unroll 1
     while (skip_tiles()) {
       if (skips_first()) skip_block();
@@ -679,66 +543,16 @@ struct Consumer {
       store(tiles[(number - 1) % C::kRing], factor);
       if (!C::kSkipsTiles) break;
     }
-    if (C::kPingPong && group == 0) named_sync(kTurn, 2 * kWarpgroup);
+    Base::close_turns();
   }
 };
-
-template <class C>
-TC_DEVICE void run(const Sm90AttentionParams& p) {
-  extern __shared__ __align__(1024) unsigned char memory[];
-  u32 shared = shared_address(memory);
-  auto tiles = reinterpret_cast<typename C::Tile*>(memory + C::kTiles);
-  int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-
-  if (threadIdx.x == 0) {
-    if (shared % 1024 != 0) asm volatile("trap;");
-    prefetch_tensor_map(&p.q);
-    prefetch_tensor_map(&p.k);
-    prefetch_tensor_map(&p.v);
-    for (int i = 0; i < C::kQSlots * C::kGroups; ++i) {
-      barrier_init(shared + C::kQFull + 8 * i, 1);
-      barrier_init(shared + C::kQEmpty + 8 * i, 4);
-    }
-    for (int i = 0; i < C::kStages; ++i) {
-      barrier_init(shared + C::kKFull + 8 * i, 1);
-      barrier_init(shared + C::kVFull + 8 * i, 1);
-      barrier_init(shared + C::kKEmpty + 8 * i, 4 * C::kGroups);
-      barrier_init(shared + C::kVEmpty + 8 * i, 4 * C::kGroups);
-    }
-    for (int i = 0; i < C::kRing; ++i) barrier_init(shared + C::kTileFull + 8 * i, 1);
-    fence_barrier_init();
-  }
-  __syncthreads();
-
-  // The next grid's blocks may start as soon as they fit: they wait for the end of this one.
-  launch_next_grid();
-  if (warp < 4) {
-    fewer_registers<C::kProducerRegisters>();
-    if (warp == 1) {
-      produce_q<C>(p, shared, tiles);
-    } else if (threadIdx.x == 0) {
-      produce_keys<C>(p, p.k, shared, shared + C::kK, shared + C::kKFull, shared + C::kKEmpty,
-                      tiles);
-    } else if (threadIdx.x == 64) {
-      produce_keys<C>(p, p.v, shared, shared + C::kV, shared + C::kVFull, shared + C::kVEmpty,
-                      tiles);
-    } else {
-      wait_for_previous_grid();
-    }
-    __syncwarp();
-  } else {
-    more_registers<C::kConsumerRegisters>();
-    wait_for_previous_grid();
-    Consumer<C>(p, shared, tiles, warp / 4 - 1).run();
-  }
-}
 
 extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     TC_KERNEL(const __grid_constant__ Sm90AttentionParams p) {
   using C = AttentionConfig<DType::TC_DTYPE, TC_TILE_K, TC_TILE_N, TC_TILE_M / 64, TC_Q_SLOTS,
                             TC_STAGES, TC_PING_PONG, TC_MASKED, TC_ADDED, TC_GENERAL>;
   static_assert(C::kThreads == TC_THREADS && C::kSharedBytes == TC_DYNAMIC_SHARED);
-  run<C>(p);
+  run_block<C, Consumer>(p);
 }
 
 }  // namespace torch_cubin::TC_KERNEL

@@ -1,0 +1,261 @@
+// A block of attention's forward on Hopper, for 16-bit types (sm90/forward.cu) and for e4m3
+// (sm90/e4m3.cu): its roles, shared memory and barriers, and the warps that schedule and load. What
+// a consumer computes is its kernel's.
+//
+// A block is a producer warpgroup and two or three consumer warpgroups of 64 queries each. Of the
+// producer's warps one schedules the tiles and loads Q, one loads K and one V.
+//
+//   shared memory:  Q: kQSlots x consumers x 64 rows | K: kStages | V: kStages | barriers | tiles
+//   full barriers:  the producer's arrival and all bytes of the slot
+//   empty barriers: one arrival of each warp that reads the slot: those of one consumer warpgroup
+//                   for Q, of all for K and V
+#pragma once
+
+#include "schedule.cuh"
+
+namespace torch_cubin {
+namespace sm90 {
+
+// The shared memory of a block. `kQBytes`: 64 queries, `kKvBytes`: a block of keys, or of values.
+//
+// Kernels' configs inherit it. They also have: Params; kN, the keys of a block; kPanels of
+// kPanelColumns each, kPanelBytes a row; kPingPong (consumers take turns), kMasked, kTakesNext (of
+// AttentionSchedule), kKeepsKeys (a tile may find the keys of the one before in the ring),
+// kSendsNextBlock and kNextBlock (ReceivedKeyBlocks); the registers of both sorts of warps;
+// describe_tile(), which fills a Tile, and load_values(), which loads a block of values.
+template <int kGroups_, int kQSlots_, int kStages_, int kQBytes_, int kKvBytes_, class Tile_>
+struct ForwardBlock {
+  using Tile = Tile_;
+  static constexpr int kGroups = kGroups_, kQSlots = kQSlots_, kStages = kStages_, kRing = 8;
+  static constexpr int kRows = 64 * kGroups, kThreads = kWarpgroup * (kGroups + 1);
+  static constexpr int kQBytes = kQBytes_, kKvBytes = kKvBytes_;
+  static constexpr int kK = kQSlots * kGroups * kQBytes, kV = kK + kStages * kKvBytes;
+  static constexpr int kQFull = kV + kStages * kKvBytes, kQEmpty = kQFull + 8 * kQSlots * kGroups;
+  static constexpr int kKFull = kQEmpty + 8 * kQSlots * kGroups, kKEmpty = kKFull + 8 * kStages;
+  static constexpr int kVFull = kKEmpty + 8 * kStages, kVEmpty = kVFull + 8 * kStages;
+  static constexpr int kTileFull = kVEmpty + 8 * kStages;
+  static constexpr int kTiles = (kTileFull + 8 * kRing + 15) / 16 * 16;
+  static constexpr int kBlockBytes = kTiles + kRing * static_cast<int>(sizeof(Tile));
+};
+
+template <int kStages>
+struct Slot {
+  int stage = 0;
+  u32 phase = 0;
+  TC_DEVICE void next() {
+    if (++stage == kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+// ---- producers ----------------------------------------------------------------------------------
+
+// A whole warp: schedules tiles, and loads each tile's Q.
+template <class C>
+TC_DEVICE void produce_q(const typename C::Params& p, u32 shared, typename C::Tile* tiles) {
+  AttentionSchedule<C::kRows, C::kN, C::kTakesNext> schedule(p);
+  bool elected = threadIdx.x % 32 == 0;
+  Slot<C::kQSlots> slot;
+  TilePlace place{};
+  wait_for_previous_grid();
+  for (int number = 0;; ++number) {
+    bool any = schedule.next(place);
+    if (elected) {
+      // Consumers read a tile's entry until they have stored it; by then they are at most three
+      // tiles behind, the number of slots of Q and K.
+      typename C::Tile& tile = tiles[number % C::kRing];
+      if (any) {
+        C::describe_tile(tile, p, place);
+      } else {
+        tile.blocks = 0;
+      }
+      barrier_arrive(shared + C::kTileFull + 8 * (number % C::kRing));
+#pragma unroll
+      for (int g = 0; g < C::kGroups; ++g) {
+        int i = slot.stage * C::kGroups + g;
+        u32 full = shared + C::kQFull + 8 * i, to = shared + i * C::kQBytes;
+        barrier_sleep(shared + C::kQEmpty + 8 * i, slot.phase ^ 1);
+        if (!any) {
+          barrier_arrive(full);
+          continue;
+        }
+        barrier_expect(full, C::kQBytes);
+#pragma unroll
+        for (int panel = 0; panel < C::kPanels; ++panel) {
+          const Sm90Sequence& s = tile.sequence;
+          tma_load(to + panel * (64 * C::kPanelBytes), &p.q, full, C::kPanelColumns * panel,
+                   s.q.place + tile.row + 64 * g, tile.head, s.q.batch, s.wrap);
+        }
+      }
+    }
+    __syncwarp();
+    if (!any) return;
+    slot.next();
+  }
+}
+
+// Whether a tile's blocks of keys are those of the previous tile, which then are in the same slots.
+template <class C>
+TC_DEVICE bool has_same_keys(const typename C::Tile& tile, const typename C::Tile& previous) {
+  return C::kKeepsKeys && tile.blocks == C::kStages && previous.blocks == C::kStages &&
+         tile.last_block == previous.last_block && tile.kv_head == previous.kv_head &&
+         tile.batch == previous.batch;
+}
+
+// Keys, or values as rows like them, of one block.
+template <class C>
+TC_DEVICE void load_rows(const Sm90AttentionMap& map, const typename C::Tile& tile, int block,
+                         u32 to, u32 arrived) {
+#pragma unroll
+  for (int panel = 0; panel < C::kPanels; ++panel) {
+    const Sm90Sequence& s = tile.sequence;
+    tma_load(to + panel * (C::kN * C::kPanelBytes), &map, arrived, C::kPanelColumns * panel,
+             s.k.place + block * C::kN, tile.kv_head, s.k.batch, s.wrap);
+  }
+}
+
+// One thread: loads the blocks of K, or of V, of one tile after the other.
+template <class C, bool kIsValues>
+TC_DEVICE void produce_keys(const typename C::Params& p, u32 shared,
+                            const typename C::Tile* tiles) {
+  u32 ring = shared + (kIsValues ? C::kV : C::kK);
+  u32 full = shared + (kIsValues ? C::kVFull : C::kKFull);
+  u32 empty = shared + (kIsValues ? C::kVEmpty : C::kKEmpty);
+  Slot<C::kStages> slot;
+  wait_for_previous_grid();
+  for (int number = 0;; ++number) {
+    int entry = number % C::kRing;
+    barrier_sleep(shared + C::kTileFull + 8 * entry, number / C::kRing % 2);
+    if (tiles[entry].blocks == 0) return;
+    bool loaded = number > 0 && has_same_keys<C>(tiles[entry], tiles[(number - 1) % C::kRing]);
+    KeyBlocks<C::kRows, C::kMasked> blocks(p, tiles[entry]);
+    typename C::Tile tile = tiles[entry];
+#pragma unroll 1
+    for (;; blocks.next()) {
+      u32 arrived = full + 8 * slot.stage, to = ring + slot.stage * C::kKvBytes;
+      barrier_sleep(empty + 8 * slot.stage, slot.phase ^ 1);
+      if constexpr (C::kSendsNextBlock && !kIsValues) {
+        store_shared(shared + C::kNextBlock + 4 * slot.stage,
+                     ReceivedKeyBlocks::describe_next(blocks));
+      }
+      if (loaded) {
+        barrier_arrive(arrived);
+      } else {
+        barrier_expect(arrived, C::kKvBytes);
+        if constexpr (kIsValues) {
+          C::load_values(p, tile, blocks.block, to, arrived);
+        } else {
+          load_rows<C>(p.k, tile, blocks.block, to, arrived);
+        }
+      }
+      slot.next();
+      if (blocks.is_last()) break;
+    }
+  }
+}
+
+// ---- consumers ----------------------------------------------------------------------------------
+
+// What a consumer warpgroup of any kernel knows of its place: tiles, slots, barriers, turns.
+template <class C>
+struct ForwardConsumer {
+  const typename C::Params& p;
+  u32 shared;
+  const typename C::Tile* tiles;
+  int group, warp, lane;
+  u32 number = 0;  // of the tile whose scores are computed
+  u32 step = 0;    // blocks of keys scored so far, in all tiles
+
+  TC_DEVICE ForwardConsumer(const typename C::Params& params, u32 memory,
+                            const typename C::Tile* ring, int own_group)
+      : p(params), shared(memory), tiles(ring), group(own_group) {
+    warp = threadIdx.x / 32 % 4;
+    lane = threadIdx.x % 32;
+  }
+
+  // The slots, and the parities of their phases.
+  TC_DEVICE u32 q_slot() const { return number % C::kQSlots * C::kGroups + group; }
+  TC_DEVICE u32 q_full() const { return shared + C::kQFull + 8 * q_slot(); }
+  TC_DEVICE u32 q_phase() const { return number / C::kQSlots % 2; }
+  static TC_DEVICE u32 slot(u32 of_step) { return of_step % C::kStages; }
+  static TC_DEVICE u32 phase(u32 of_step) { return of_step / C::kStages % 2; }
+
+  // The first row of this warpgroup in a tile, and of this thread.
+  TC_DEVICE int first_row(const AttentionTile& tile) const { return tile.row + 64 * group; }
+  TC_DEVICE int thread_row(const AttentionTile& tile) const {
+    return first_row(tile) + 16 * warp + lane / 4;
+  }
+
+  TC_DEVICE void release(u32 barrier) {
+    if (lane == 0) barrier_arrive(barrier);
+  }
+
+  static constexpr int kTurn = 1;  // named barriers start here: one for each consumer's turn
+  TC_DEVICE void begin_turn() {
+    if (C::kPingPong) named_sync(kTurn + group, 2 * kWarpgroup);
+  }
+  TC_DEVICE void end_turn() {
+    if (C::kPingPong) named_arrive(kTurn + (group + 1) % C::kGroups, 2 * kWarpgroup);
+  }
+  // The first turn is the first warpgroup's, and nobody takes the one after the last.
+  TC_DEVICE void open_turns() {
+    if (C::kPingPong && group == C::kGroups - 1) named_arrive(kTurn, 2 * kWarpgroup);
+  }
+  TC_DEVICE void close_turns() {
+    if (C::kPingPong && group == 0) named_sync(kTurn, 2 * kWarpgroup);
+  }
+};
+
+// The whole kernel.
+template <class C, template <class> class Consumer>
+TC_DEVICE void run_block(const typename C::Params& p) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  u32 shared = shared_address(memory);
+  auto tiles = reinterpret_cast<typename C::Tile*>(memory + C::kTiles);
+  int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+
+  if (threadIdx.x == 0) {
+    if (shared % 1024 != 0) asm volatile("trap;");
+    prefetch_tensor_map(&p.q);
+    prefetch_tensor_map(&p.k);
+    prefetch_tensor_map(&p.v);
+    for (int i = 0; i < C::kQSlots * C::kGroups; ++i) {
+      barrier_init(shared + C::kQFull + 8 * i, 1);
+      barrier_init(shared + C::kQEmpty + 8 * i, 4);
+    }
+    for (int i = 0; i < C::kStages; ++i) {
+      barrier_init(shared + C::kKFull + 8 * i, 1);
+      barrier_init(shared + C::kVFull + 8 * i, 1);
+      barrier_init(shared + C::kKEmpty + 8 * i, 4 * C::kGroups);
+      barrier_init(shared + C::kVEmpty + 8 * i, 4 * C::kGroups);
+    }
+    for (int i = 0; i < C::kRing; ++i) barrier_init(shared + C::kTileFull + 8 * i, 1);
+    fence_barrier_init();
+  }
+  __syncthreads();
+
+  // The next grid's blocks may start as soon as they fit: they wait for the end of this one.
+  launch_next_grid();
+  if (warp < 4) {
+    fewer_registers<C::kProducerRegisters>();
+    if (warp == 1) {
+      produce_q<C>(p, shared, tiles);
+    } else if (threadIdx.x == 0) {
+      produce_keys<C, false>(p, shared, tiles);
+    } else if (threadIdx.x == 64) {
+      produce_keys<C, true>(p, shared, tiles);
+    } else {
+      wait_for_previous_grid();
+    }
+    __syncwarp();
+  } else {
+    more_registers<C::kConsumerRegisters>();
+    wait_for_previous_grid();
+    Consumer<C>(p, shared, tiles, warp / 4 - 1).run();
+  }
+}
+
+}  // namespace sm90
+}  // namespace torch_cubin
