@@ -314,11 +314,30 @@ def sanitize(tool: str) -> dict:
                 wrong.append(f"gradient of a weight {dtype} {(rows, outputs, inputs)}")
             if not torch.equal(bias.cpu(), grad.double().sum(0).to(dtype)):
                 wrong.append(f"gradient of a bias {dtype} {(rows, outputs, inputs)}")
+    wrong += _wrong_layers_of_few_rows()
     wrong += _wrong_symmetric_products()
     wrong += _wrong_products_of_groups()
     wrong += _wrong_8_bit_products()
     torch.cuda.synchronize()
     return {"wrong": wrong, "calls": calls}
+
+
+def _wrong_layers_of_few_rows() -> list[str]:
+    """Several layers of one input, and gated ones, in one launch: K whole and in parts."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        return []
+    wrong = []
+    for rows, k, sizes in ((5, 136, (72, 136, 8)), (33, 2056, (264, 264))):
+        x, *weights = (torch.randint(-1, 2, (n, k)).bfloat16() for n in (rows, *sizes))
+        sums = [x.double() @ weight.double().t() for weight in weights]
+        on_gpu = [weight.cuda() for weight in weights]
+        outs = torch.ops.cubin._linears(x.cuda(), on_gpu, [])
+        if not all(torch.equal(a.cpu(), b.bfloat16()) for a, b in zip(outs, sums, strict=True)):
+            wrong.append(f"layers {rows} {k} {sizes}")
+        out = torch.ops.cubin._linear_glu(x.cuda(), on_gpu[0], on_gpu[0].neg(), "relu")
+        if not torch.equal(out.cpu(), (sums[0].relu() * -sums[0]).bfloat16()):
+            wrong.append(f"gated layer {rows} {k} {sizes}")
+    return wrong
 
 
 def _wrong_products_of_groups() -> list[str]:

@@ -11,8 +11,6 @@
 namespace torch_cubin {
 namespace {
 
-// With more rows, PyTorch's product with scales of rows was as quick or quicker (docs/fp8.md).
-constexpr int64_t kFewRows = 128;
 
 struct Call {
   TensorView a, b, scale_a, scale_b;
@@ -91,7 +89,6 @@ const char* why_not_scaled(const Call& x, Policy policy) {
   if (policy == Policy::kFastest) {
     if (of_tensors(x)) return "scales of tensors, which are not known to be quicker";
     if (!x.fast) return "use_fast_accum=False, which is not known to be quicker";
-    if (x.a.sizes[0] > kFewRows) return "more than 128 rows, which are not known to be quicker";
   }
   return why_not_tensor(x.a, CallKind::kScaled, policy);
 }
