@@ -70,6 +70,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
   m.def("_norm_backward" TC_NORM_BACKWARD);
   m.def("_norm_backward_autograd" TC_NORM_BACKWARD);
   m.def("_row_sums(Tensor input, int kind, float divisor, ScalarType dtype) -> Tensor");
+  m.def("_scale_into(Tensor(a!) out, Tensor factor) -> ()");
   m.def("_softmax" TC_SOFTMAX);
   m.def("_softmax_autograd" TC_SOFTMAX);
   m.def("_softmax_backward" TC_SOFTMAX_BACKWARD);
@@ -92,6 +93,7 @@ STABLE_TORCH_LIBRARY_IMPL(cubin, CompositeImplicitAutograd, m) { implement_rows_
 STABLE_TORCH_LIBRARY_IMPL(cubin, FuncTorchBatchedDecomposition, m) { implement_rows_ops(m); }
 
 #define TC_ROWS(device)                                \
+  TC_RAW(scale_into, device);                          \
   TC_RAW(row_sums, device);                            \
   TC_RAW_AND_AUTOGRAD(norm, device);                   \
   TC_RAW_AND_AUTOGRAD(cross_entropy, device);          \

@@ -101,8 +101,8 @@ def test_losses_of_rows_and_their_gradients(driver) -> None:
         ops._cross_entropy_backward(one, logits, targets, None, one, each, each, *options)
 
     (losses, total, gradient) = launches_of(driver, call, LOSSES)
-    assert [launch["grid"][0] for launch, _ in (losses, total, gradient)] == [64 * 8, 1, 64 * 16]
-    assert [params.cluster for _, params in (losses, total, gradient)] == [8, 1, 16]
+    assert [launch["grid"][0] for launch, _ in (losses, total, gradient)] == [64 * 2, 1, 64 * 16]
+    assert [params.cluster for _, params in (losses, total, gradient)] == [2, 1, 16]
     assert (total[1].columns, total[1].classes, total[1].mean) == (64, 131072, 1)
     assert not losses[1].total
     assert gradient[1].total

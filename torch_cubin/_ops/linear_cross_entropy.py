@@ -99,6 +99,14 @@ def _backward_formula(
     )
 
 
+def _scaled(gradient: Tensor, factor: Tensor) -> Tensor:
+    """In the gradient's memory; our kernel, for calls that are not traced, skips a factor of one."""
+    if type(gradient) is Tensor and type(factor) is Tensor:
+        torch.ops.cubin._scale_into(gradient, factor)
+        return gradient
+    return gradient.mul_(factor)
+
+
 class _LinearCrossEntropy(transforms.SingleLevelFunction):
     @staticmethod
     def forward(
@@ -134,8 +142,9 @@ class _LinearCrossEntropy(transforms.SingleLevelFunction):
         results: list[Tensor | None] = [None] * 3
         if grad is not None:
             made, ctx.gradients = ctx.gradients, None
-            if made is not None and not torch.is_grad_enabled():
-                results = [x.mul_(grad) if need else None for x, need in zip(made, needs)]
+            differentiated = torch.is_grad_enabled() or transforms.transforms_active()
+            if made is not None and not differentiated:
+                results = [_scaled(x, grad) if need else None for x, need in zip(made, needs)]
             else:
                 found = backward(grad, *ctx.saved_tensors, *ctx.options, *needs)
                 results = [x if need else None for x, need in zip(found, needs)]

@@ -91,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
    "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": "{size.blocks}"},
    "accepted_spill": "{d.spill}", "cost": {"k_tile": 0, "fixed": 0},
    "for": {"d": [
-     {"short": "f16", "dtype": "float16", "spill": {"sm_80": 64}},
+     {"short": "f16", "dtype": "float16", "spill": {"sm_80": 96}},
      {"short": "bf16", "dtype": "bfloat16", "spill": {}},
      {"short": "f32", "dtype": "float32", "spill": {}}],
     "size": [{"threads": 256, "blocks": 3}]}},
@@ -101,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
    "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": "{size.blocks}"},
    "accepted_spill": "{d.spill}", "cost": {"k_tile": 0, "fixed": 0},
    "for": {"d": [
-     {"short": "f16", "dtype": "float16", "spill": {"sm_80": 64}},
+     {"short": "f16", "dtype": "float16", "spill": {"sm_80": 96}},
      {"short": "bf16", "dtype": "bfloat16", "spill": {}},
      {"short": "f32", "dtype": "float32", "spill": {}}],
     "size": [{"threads": 512, "blocks": 1}]}}]}

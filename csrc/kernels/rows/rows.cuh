@@ -178,6 +178,13 @@ struct Singles {
   }
 };
 
+// The element of a tensor of any dtype.
+TC_DEVICE float element_of(const void* tensor, int dtype, tc_int64 index) {
+  float x[1];
+  Singles<kRowFloat32>::load(x, RowOf(tensor, index, dtype), 0);
+  return x[0];
+}
+
 // A thread's part of a row: vectors at columns (lane + i * threads) * kElements, i = 0, 1, ..., of
 // which kHeld at a time are in registers. With vectors that is the whole row; by single elements it
 // is read in chunks, and again by each for_each().

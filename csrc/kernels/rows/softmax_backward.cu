@@ -66,6 +66,8 @@ extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
 
 }  // namespace torch_cubin::TC_KERNEL
 
+// accepted_spill: of GPUs that it was not tuned on.
+//
 // Wider blocks are for long rows, and for the GPUs that they were measured on: wheels stay small.
 /* torch_cubin kernels
 {"virtual_arch": [80, 90],
@@ -74,6 +76,7 @@ extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
    "math": "float32", "layout": "any", "alignment": 2, "tile": [1, 8, 1], "stages": 1,
    "block": ["{size.threads}", 1, 1], "dynamic_shared": 0,
    "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": "{size.blocks}"},
+   "accepted_spill": {"sm_100a": 320, "sm_120a": 320},
    "cost": {"k_tile": 0, "fixed": 0},
    "for": {"d": [
      {"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"},

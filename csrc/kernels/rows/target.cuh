@@ -10,13 +10,6 @@ namespace torch_cubin {
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
-// The element of a tensor of any dtype.
-TC_DEVICE float element_of(const void* tensor, int dtype, tc_int64 index) {
-  float x[1];
-  Singles<kRowFloat32>::load(x, RowOf(tensor, index, dtype), 0);
-  return x[0];
-}
-
 struct Target {
   tc_int64 column;  // of all classes
   bool ignored, valid;

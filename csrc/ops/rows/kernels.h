@@ -19,6 +19,7 @@ enum RowsKind {
   kLosses,
   kLossesBackward,
   kLossesSum,
+  kScale,
   kRowsKinds
 };
 

@@ -78,6 +78,10 @@ struct LossOptions {
   bool is_mean() const { return reduction == "mean"; }
 };
 
+// out *= factor, a number on its device, in out's memory, which is contiguous.
+void scale_into_cpu(const Tensor& out, const Tensor& factor);
+void scale_into_cuda(const Tensor& out, const Tensor& factor);
+
 // Of rows of classes, the last dim: their losses or what those are reduced to, in `dtype`; the sum
 // of the weights of the targets' classes (empty for losses of rows); and, in float32 (float64), of
 // each row that is not ignored the maximum and the logarithm of the sum of exp(x - maximum). The

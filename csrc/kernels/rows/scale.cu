@@ -1,0 +1,50 @@
+// Scales a tensor in place; scale_params.h defines the computation. A factor of one, that of most
+// losses' gradients, costs no memory traffic.
+#include "rows.cuh"
+#include "scale_params.h"
+
+namespace torch_cubin::TC_KERNEL {
+
+constexpr int kBlock = TC_THREADS;
+
+template <class Access>
+TC_DEVICE void scale(const ScaleParams& p, float factor) {
+  constexpr int kElements = Access::kElements;
+  const tc_int64 step = static_cast<tc_int64>(gridDim.x) * (kBlock * kElements);
+  tc_int64 first = (static_cast<tc_int64>(blockIdx.x) * kBlock + threadIdx.x) * kElements;
+#pragma unroll 4
+  for (; first < p.count; first += step) {
+    const RowOf at(p.x, first, p.x_dtype);
+    float x[kElements];
+    Access::load(x, at, 0);
+#pragma unroll
+    for (int j = 0; j < kElements; ++j) x[j] *= factor;
+    Access::store_own(at, x, 0);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kBlock)
+    TC_KERNEL(const __grid_constant__ ScaleParams p) {
+  wait_for_previous_kernel();
+  const float factor = element_of(p.factor, p.factor_dtype, 0);
+  if (factor == 1.0f) return;
+  if (p.count % 8 == 0) {
+    scale<Vectors<static_cast<int>(DType::TC_DTYPE)>>(p, factor);
+  } else {
+    scale<Singles<static_cast<int>(DType::TC_DTYPE)>>(p, factor);
+  }
+}
+
+}  // namespace torch_cubin::TC_KERNEL
+
+/* torch_cubin kernels
+{"virtual_arch": [80, 90],
+ "kernels": [
+  {"name": "scale_rows_{d.short}", "kind": "scale", "dtype": "{d.dtype}",
+   "math": "float32", "layout": "any", "alignment": 2, "tile": [1, 8, 1], "stages": 1,
+   "block": [256, 1, 1], "dynamic_shared": 0, "defines": {"TC_DTYPE": "{d.dtype}"},
+   "cost": {"k_tile": 0, "fixed": 0},
+   "for": {"d": [
+     {"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"},
+     {"short": "f32", "dtype": "float32"}]}}]}
+*/

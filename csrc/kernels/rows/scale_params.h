@@ -1,0 +1,18 @@
+// The parameter of the kernel that scales a tensor, shared by host and device code.
+//
+// scale   x *= factor, which is one element on the device; x is dense. If `count` is a multiple of
+//         eight, x begins at a multiple of 16 bytes.
+#pragma once
+
+namespace torch_cubin {
+
+typedef long long tc_int64;  // device code includes no <cstdint>
+
+struct ScaleParams {
+  void* x;
+  const void* factor;
+  tc_int64 count;
+  int x_dtype, factor_dtype;
+};
+
+}  // namespace torch_cubin
