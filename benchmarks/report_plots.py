@@ -119,6 +119,35 @@ def fp8_data() -> dict[str, Any]:
     return data
 
 
+def same_bits_data() -> dict[str, Any]:
+    """Speeds of the first GPU with the switch, by case, over those without it and PyTorch's."""
+    found = report_results.measured("same_bits", report_results.listed)
+    gpu, groups = next(iter(found.items()))
+    cases: dict[str, dict[str, float]] = {}
+    for group, run in groups.items():
+        kind, _, peer = group.partition(", ")
+        for line in run.lines:
+            cases.setdefault(f"{kind}, {line.case}", {})[peer or "install()"] = line.value
+    return {"gpu": gpu, "cases": cases}
+
+
+def draw_same_bits(data: dict[str, Any]) -> Any:
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 4), layout="constrained")
+    cases = data["cases"]
+    for i, peer in enumerate(("install()", "PyTorch")):
+        places = [place + 0.4 * i for place in range(len(cases))]
+        axes.barh(places, [of[peer] for of in cases.values()], 0.4, label=f"over {peer}")
+    axes.set_yticks([place + 0.2 for place in range(len(cases))], cases, fontsize=8)
+    axes.invert_yaxis()
+    axes.axvline(1, color="gray", linewidth=1, linestyle="--")
+    axes.set_xlabel("speed of install(batch_invariant=True)", fontsize=9)
+    axes.set_title(f"The same bits for a row in every batch, one {data['gpu']}", fontsize=10)
+    axes.legend(fontsize=8)
+    return figure
+
+
 def draw_matmul(data: dict[str, Any]) -> Any:
     from matplotlib import pyplot
 
@@ -239,6 +268,7 @@ PLOTS: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[dict[str, Any]], 
         functools.partial(draw_training, "with layers of torch_cubin.float8"),
     ),
     "fp8": (fp8_data, draw_fp8),
+    "same_bits": (same_bits_data, draw_same_bits),
 }
 
 

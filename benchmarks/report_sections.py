@@ -196,6 +196,7 @@ SECTIONS = (
         "tokens.",
         groups=titles(goals.SAME_BITS),
         goals=goals.SAME_BITS,
+        plot="same_bits",
     ),
     Section(
         title="The same bits, over stock PyTorch",
