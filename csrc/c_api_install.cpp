@@ -12,6 +12,7 @@
 #include "ops/common/serving.h"
 #include "ops/common/thread_objects.h"
 #include "ops/matmul/aten_products.h"
+#include "ops/rows/aten_sum.h"
 #include "ops/scaled/aten_scaled.h"
 #include "package/package.h"
 #include "pytorch/aten_kernels.h"
@@ -50,6 +51,7 @@ TORCH_CUBIN_API char* torch_cubin_stand_over_aten(const char* key) {
     library->impl("bmm", TORCH_BOX(&aten_bmm));
     library->impl("bmm.out", TORCH_BOX(&aten_bmm_out));
     library->impl("mv", TORCH_BOX(&aten_mv));
+    library->impl("sum.dim_IntList", TORCH_BOX(&aten_sum_dims));
     if (aten_products(on_cuda).scaled_mm != nullptr) {
       library->impl("_scaled_mm", TORCH_BOX(&aten_scaled_mm));
     }

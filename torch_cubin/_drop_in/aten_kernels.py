@@ -32,6 +32,7 @@ _FORMS = ("{}", "{}.out", "{}_")
 OPERATORS = (
     *("mm", "mm.out", "bmm", "bmm.out", "mv", "_grouped_mm", "_scaled_mm"),
     *("_scaled_grouped_mm", "_scaled_grouped_mm_v2"),
+    "sum.dim_IntList",
     *(form.format(name) for name in _SUMS for form in _FORMS),
     *(
         f"_scaled_dot_product_{kind}_attention{direction}"

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "cubin/error.h"
+#include "kernels/rows/column_sums_params.h"
 #include "kernels/rows/losses_params.h"
 #include "kernels/rows/norm_params.h"
 #include "kernels/rows/scale_params.h"
@@ -32,12 +33,20 @@ constexpr int kClusterArch = 90;
 // device: as many as fill an H100.
 constexpr int64_t kMultiprocessors = 132;
 constexpr int64_t kMostColumns = INT32_MAX - (int64_t{1} << 20);  // a chunk more is counted
-constexpr int64_t kAlignment = 16;  // bytes
+constexpr int64_t kAlignment = 16;                                // bytes
 
-constexpr const char* kKindNames[] = {"norm",         "norm_backward", "norm_backward_sums",
-                                      "norm_columns", "softmax",       "softmax_backward",
-                                      "sum",          "losses",        "losses_backward",
-                                      "losses_sum",   "scale"};
+constexpr const char* kKindNames[] = {"norm",
+                                      "norm_backward",
+                                      "norm_backward_sums",
+                                      "norm_columns",
+                                      "softmax",
+                                      "softmax_backward",
+                                      "sum",
+                                      "column_sums",
+                                      "losses",
+                                      "losses_backward",
+                                      "losses_sum",
+                                      "scale"};
 
 constexpr ScalarType kDtypes[] = {ScalarType::Half, ScalarType::BFloat16, ScalarType::Float};
 constexpr const char* kDtypeNames[] = {"float16", "bfloat16", "float32"};
@@ -51,6 +60,7 @@ struct KindParams {
 KindParams params_of(int kind) {
   if (kind == kScale) return {"rows/scale", sizeof(ScaleParams)};
   if (kind >= kLosses) return {"rows/losses", sizeof(LossesParams)};
+  if (kind == kColumnSums) return {"rows/column_sums", sizeof(ColumnSumsParams)};
   if (kind == kRowsSum) return {"rows/sum", sizeof(RowSumParams)};
   if (kind >= kRowsSoftmax) return {"rows/softmax", sizeof(RowsSoftmaxParams)};
   return {"rows/norm", sizeof(NormParams)};
@@ -213,19 +223,30 @@ SumsLayout::SumsLayout(const Device& device, const RowSizes& sizes, ScalarType r
   }
 }
 
+namespace {
+
+// Whether kernels read the tensor as it is; then also its rows' stride.
+bool find_rows(const TensorView& x, int64_t dims, const RowSizes& sizes, int64_t* stride) {
+  if (!find_stride(x, dims, stride)) return false;
+  const bool aligned = reinterpret_cast<uintptr_t>(x.data()) % kAlignment == 0 &&
+                       (sizes.rows == 1 || *stride * element_size(x.dtype) % kAlignment == 0);
+  return aligned || !has_vectors(sizes);
+}
+
+}  // namespace
+
+bool RowsOperand::is_readable(const TensorView& x, int64_t dims, const RowSizes& sizes) {
+  int64_t stride = 0;
+  return find_rows(x, dims, sizes, &stride);
+}
+
 RowsOperand::RowsOperand(const Tensor& tensor, int64_t dims, const RowSizes& sizes) {
   TensorView x(tensor);
-  const auto fits = [&] {
-    if (!find_stride(x, dims, &stride)) return false;
-    const bool aligned = reinterpret_cast<uintptr_t>(x.data()) % kAlignment == 0 &&
-                         (sizes.rows == 1 || stride * element_size(x.dtype) % kAlignment == 0);
-    return aligned || !has_vectors(sizes);
-  };
-  if (!fits()) {
+  if (!find_rows(x, dims, sizes, &stride)) {
     copy_ = empty_cuda(x.sizes, x.dim, x.dtype, x.device_index);
     torch::stable::copy_(*copy_, detach(tensor));
     x = TensorView(*copy_);
-    fits();
+    find_rows(x, dims, sizes, &stride);
   }
   data = x.data();
 }

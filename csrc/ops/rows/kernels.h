@@ -16,6 +16,7 @@ enum RowsKind {
   kRowsSoftmax,
   kRowsSoftmaxBackward,
   kRowsSum,
+  kColumnSums,
   kLosses,
   kLossesBackward,
   kLossesSum,
@@ -64,6 +65,9 @@ PackageKernel& rows_kernel(RowsKind kind, ScalarType row_dtype, const Device& de
 struct RowsOperand {
   // Copies the tensor if it is no such; the last `dims` dims are a row.
   RowsOperand(const Tensor& tensor, int64_t dims, const RowSizes& sizes);
+
+  // Whether it is one without a copy.
+  static bool is_readable(const TensorView& x, int64_t dims, const RowSizes& sizes);
 
   const void* data = nullptr;
   int64_t stride = 0;  // in elements

@@ -181,6 +181,19 @@ Tensor row_sums_cpu(const Tensor& input, int64_t kind, double divisor, ScalarTyp
   return out.rounded(dtype);
 }
 
+void column_sums_cpu(const Tensor& input, int64_t dims, const Tensor& out) {
+  const TensorView view(input), result(out);
+  RowSizes sizes;
+  for (int64_t i = 0; i < view.dim; ++i) {
+    (i < view.dim - dims ? sizes.rows : sizes.columns) *= view.sizes[i];
+  }
+  Values x(input), sums(view, result.sizes, result.dim);
+  for (int64_t row = 0; row < sizes.rows; ++row) {
+    for (int64_t j = 0; j < sizes.columns; ++j) sums.data()[j] += x.row(row, sizes.columns)[j];
+  }
+  torch::stable::copy_(out, sums.rounded(result.dtype));
+}
+
 namespace {
 
 // The class of a row; -1 if it is ignored. Throws [input] for a target that is no class.

@@ -1,0 +1,81 @@
+// Sums over the rows of a matrix, in parts; column_sums_params.h defines the computation. The order
+// of the additions depends on the sizes alone.
+//
+// Block (x, y): part y of the columns of eight adjacent threads. The block reads kRows rows at a
+// time, and each thread has four vectors under way.
+#include "column_sums_params.h"
+#include "rows.cuh"
+
+namespace torch_cubin::TC_KERNEL {
+
+constexpr int kBlock = TC_THREADS;
+constexpr int kAcross = 8;               // threads of a row
+constexpr int kRows = kBlock / kAcross;  // at once
+
+// Sums over the threads with the same columns, for those of the first row.
+template <int kElements>
+TC_DEVICE void join_rows(float (&sums)[kElements]) {
+  __shared__ float parts[kRows][kAcross * kElements + 4];
+  const int first = threadIdx.x % kAcross * kElements, own = threadIdx.x / kAcross;
+#pragma unroll
+  for (int j = 0; j < kElements; ++j) parts[own][first + j] = sums[j];
+  __syncthreads();
+#pragma unroll 1
+  for (int half = kRows / 2; half > 0; half /= 2) {
+    if (own < half) {
+#pragma unroll
+      for (int j = 0; j < kElements; ++j) parts[own][first + j] += parts[own + half][first + j];
+    }
+    __syncthreads();
+  }
+#pragma unroll
+  for (int j = 0; j < kElements; ++j) sums[j] = parts[own][first + j];
+}
+
+template <class Access>
+TC_DEVICE void sum_columns(const ColumnSumsParams& p) {
+  constexpr int kElements = Access::kElements;
+  const int own = threadIdx.x / kAcross;
+  const int column = static_cast<int>(blockIdx.x * kAcross + threadIdx.x % kAcross) * kElements;
+  const bool valid = column < p.columns;
+  const tc_int64 size = (p.rows + p.parts - 1) / p.parts, begin = size * blockIdx.y;
+  const tc_int64 end = min(begin + size, p.rows);
+  float sums[kElements] = {};
+#pragma unroll 4
+  for (tc_int64 row = begin + own; valid && row < end; row += kRows) {
+    typename Access::Raw raw;
+    float x[kElements];
+    Access::load_raw(raw, RowOf(p.x, row * p.x_stride, static_cast<int>(DType::TC_DTYPE)), column);
+    Access::unpack(x, raw);
+#pragma unroll
+    for (int j = 0; j < kElements; ++j) sums[j] += x[j];
+  }
+  join_rows(sums);
+  if (own > 0 || !valid) return;
+  const tc_int64 first = static_cast<tc_int64>(blockIdx.y) * p.columns;
+  Access::store(RowOf(p.out, first, p.out_dtype), sums, column);
+}
+
+extern "C" __global__ void __launch_bounds__(kBlock)
+    TC_KERNEL(const __grid_constant__ ColumnSumsParams p) {
+  wait_for_previous_kernel();
+  if (p.columns % 8 != 0) {
+    sum_columns<Singles<static_cast<int>(DType::TC_DTYPE)>>(p);
+  } else {
+    sum_columns<Vectors<static_cast<int>(DType::TC_DTYPE)>>(p);
+  }
+}
+
+}  // namespace torch_cubin::TC_KERNEL
+
+/* torch_cubin kernels
+{"virtual_arch": [80, 90],
+ "kernels": [
+  {"name": "column_sums_rows_{d.short}", "kind": "column_sums", "dtype": "{d.dtype}",
+   "math": "float32", "layout": "any", "alignment": 2, "tile": [32, 64, 1], "stages": 1,
+   "block": [256, 1, 1], "dynamic_shared": 0, "defines": {"TC_DTYPE": "{d.dtype}"},
+   "cost": {"k_tile": 0, "fixed": 0},
+   "for": {"d": [
+     {"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"},
+     {"short": "f32", "dtype": "float32"}]}}]}
+*/
