@@ -68,6 +68,17 @@ CALLS = [
     ("aten::baddbmm", [(56,), (3, 33, 40), (3, 40, 56)], torch.baddbmm),
     ("aten::baddbmm.out", [(3, 64, 56), (3, 64, 40), (3, 40, 56)], out_of(torch.baddbmm)),
     ("aten::addmv", [(33,), (33, 40), (40,)], torch.addmv),
+    *(
+        ("aten::sum.dim_IntList", [shape], call)
+        for shape, call in (
+            ((5000, 72), lambda a: a.sum(0)),  # a part's last rows, a strip's last columns
+            ((700, 1001), lambda a: a.sum(-2, keepdim=True)),  # single elements
+            ((3, 500, 4, 128), lambda a: a.sum((1, 0), dtype=torch.float32)),
+            ((600, 2304), lambda a: a[1::2, 8:1544].sum(0)),
+            ((1, 40), lambda a: a.sum(0)),
+            ((4099, 1), lambda a: a.sum(0)),
+        )
+    ),
 ]
 
 
@@ -147,7 +158,7 @@ def test_training_runs_ours_forward_and_backward() -> None:
     with counted() as counts:
         result = gradients(net, x)
         served, declined = counts()
-    assert served == {"aten::addmm": 1, "aten::mm": 5}
+    assert served == {"aten::addmm": 1, "aten::mm": 5, "aten::sum.dim_IntList": 1}
     assert declined == {}
     for own, wanted in zip(result, expected, strict=True):
         torch.testing.assert_close(own, wanted, rtol=2e-2, atol=1e-5)
@@ -311,6 +322,23 @@ def test_the_policy_fastest_leaves_calls_not_known_to_be_quicker() -> None:
     assert len(report.declined) == 2
     assert all("known to be quicker" in row.reason or "not been measured" in row.reason
                for row in report.declined)  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_gradients_of_biases_are_sums_in_float32(dtype: torch.dtype) -> None:
+    """One order of additions, whatever else the GPU does; beyond 2^31 elements, too."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    grad = torch.randn(16384, 392, generator=generator, device="cuda").to(dtype)
+    with torch_cubin.install(policy="all"):
+        results = [grad.sum(0) for _ in range(8)]
+    for other in results[1:]:
+        assert torch.equal(results[0], other)
+    numerics.check_close(results[0], grad.sum(0), grad.double().sum(0), f"sums {dtype}")
+    if dtype == torch.bfloat16:
+        long = torch.ones(2**16 + 3, 2**15 + 8, device="cuda", dtype=dtype)
+        long[-1] = 3
+        with torch_cubin.install(policy="all"):
+            assert (long.sum(0, dtype=torch.float32) == 2**16 + 5).all()
 
 
 def test_no_other_kernels_replace_ours() -> None:

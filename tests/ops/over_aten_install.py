@@ -74,6 +74,9 @@ CALLS = [
     ("aten::addmv", [(3,), (3, 4), (4,)], torch.addmv),
     ("aten::addmv.out", [(1,), (3, 4), (4,)], _out(torch.addmv)),
     ("aten::addmv_", [(3,), (3, 4), (4,)], lambda s, a, b: s.clone().addmv_(a, b, alpha=3)),
+    ("aten::sum.dim_IntList", [(5, 3)], lambda a: a.sum(0)),
+    ("aten::sum.dim_IntList", [(5, 3, 2)], lambda a: a.sum((1, 0), keepdim=True)),
+    ("aten::sum.dim_IntList", [(3, 5)], lambda a: a[:, 1:4].sum(-2, dtype=a.dtype)),
 ]
 
 
@@ -125,6 +128,14 @@ DECLINED = [
     ("dtype complex64", lambda: torch.addmm(S + 0j, A + 1j, B + 0j, beta=2j)),
     ("dtype int64", lambda: torch.mv(A.long(), A.long()[0])),
     ("dtype int64", lambda: torch.bmm(A[None].long(), B[None].long())),
+    ("dtype int64", lambda: A.long().sum(0)),
+    ("dtype bool", lambda: (A > 3).sum(0, keepdim=True)),
+    ("no elements", lambda: A[:0].sum(0)),
+    (
+        "a dtype of the result that is neither float32 nor the input's",
+        lambda: A.sum(0, dtype=torch.float64),
+    ),
+    ("rows that are not contiguous and aligned", lambda: A.t().sum(0)),
     ("out= of another shape, or not contiguous", lambda: torch.mm(A, B, out=torch.empty(0))),
     ("out= of another shape, or not contiguous", lambda: torch.mm(A, B, out=torch.empty(5, 3).t())),
     ("out= that shares memory with an operand", lambda: _onto_itself()),

@@ -31,6 +31,7 @@ struct Reduction {
 
   // The number of dims in front that are all the reduced ones; 0 for other reductions.
   int64_t leading() const {
+    if (!is_valid) return 0;
     const auto kept = std::find(reduced.begin(), reduced.end(), false);
     const bool rest = std::find(kept, reduced.end(), true) != reduced.end();
     return rest || kept == reduced.end() ? 0 : kept - reduced.begin();
@@ -78,22 +79,21 @@ bool is_integral(ScalarType dtype) {
 
 const char* why_not_sum(const TensorView& self, const Reduction& reduction, ScalarType out,
                         Policy policy) {
-  const int64_t leading = reduction.is_valid ? reduction.leading() : 0;
-  if (leading == 0) return "dims that are not the first ones";
+  const int64_t leading = reduction.leading();
   const RowSizes sizes = sizes_of(self, leading);
   if (sizes.rows == 0 || sizes.columns == 0) return "no elements";
-  if (self.dtype != ScalarType::Half && self.dtype != ScalarType::BFloat16 &&
-      self.dtype != ScalarType::Float) {
-    return "a dtype without kernels";
+  if (const char* reason = why_not_tensor(self, CallKind::kSum, policy)) return reason;
+  if (self.on_cuda() && self.dtype == ScalarType::Double) return "float64, which has no kernels";
+  if (out != self.dtype && out != ScalarType::Float) {
+    return "a dtype of the result that is neither float32 nor the input's";
   }
-  if (out != self.dtype && out != ScalarType::Float) return "a dtype of the result without kernels";
   if (!RowsOperand::is_readable(self, self.dim - leading, sizes)) {
     return "rows that are not contiguous and aligned";
   }
   if (policy == Policy::kFastest && (sizes.rows < kFewRows || sizes.columns < kFewColumns)) {
     return "few rows or columns, which are not known to be quicker";
   }
-  return why_not_tensor(self, CallKind::kSum, policy);
+  return nullptr;
 }
 
 // PyTorch's own kernel, into a new tensor: the operator with out= is not ours.
@@ -120,7 +120,8 @@ Tensor aten_sum_dims(const Tensor& self, std::optional<std::vector<int64_t>> dim
   const ScalarType out_dtype =
       dtype.value_or(is_integral(x.dtype) ? ScalarType::Long : x.dtype);
   const Policy policy = serving_policy();
-  if (policy != Policy::kOff) {
+  // Other reductions are none that a product's derivative calls: they are not counted.
+  if (policy != Policy::kOff && reduction.leading() > 0) {
     const char* const reason = why_not_sum(x, reduction, out_dtype, policy);
     if (reason == nullptr) {
       const ServedCall served;

@@ -8,11 +8,11 @@
 namespace torch_cubin {
 namespace {
 
-constexpr const char* kOp = "aten::sum.dim_IntList";
-constexpr int64_t kAcross = 8;  // threads of a row in a block
+constexpr const char* kSumsOp = "aten::sum.dim_IntList";
+constexpr int64_t kSumsAcross = 8;  // threads of a row in a block
 // Each part has some loads of each thread, and all blocks fill an H100 four times. The order of the
 // additions follows from these, so that they depend on no device.
-constexpr int64_t kRowsOfPart = 128, kBlocks = 4 * 132;
+constexpr int64_t kSumsRows = 128, kSumsBlocks = 4 * 132;
 
 void launch_sums(const void* x, int64_t stride, ScalarType dtype, const RowSizes& sizes,
                  int64_t parts, void* out, ScalarType out_dtype, const Device& gpu) {
@@ -23,8 +23,8 @@ void launch_sums(const void* x, int64_t stride, ScalarType dtype, const RowSizes
   p.x_stride = stride;
   p.columns = static_cast<int>(sizes.columns);
   p.parts = static_cast<int>(parts);
-  p.out_dtype = row_dtype(kOp, out_dtype);
-  const int64_t across = kAcross * (has_vectors(sizes) ? kRowVector : 1);
+  p.out_dtype = row_dtype(kSumsOp, out_dtype);
+  const int64_t across = kSumsAcross * (has_vectors(sizes) ? kRowVector : 1);
   launch(rows_kernel(kColumnSums, dtype, gpu), {ceil_div(sizes.columns, across), parts}, gpu, p);
 }
 
@@ -36,13 +36,13 @@ void column_sums_cuda(const Tensor& input, int64_t dims, const Tensor& out) {
   for (int64_t i = 0; i < x.dim; ++i) {
     (i < x.dim - dims ? sizes.rows : sizes.columns) *= x.sizes[i];
   }
-  check_length(kOp, sizes);
+  check_length(kSumsOp, sizes);
   const RowsOperand rows(input, dims, sizes);
   const Device& gpu = device(x.device_index);
-  const int64_t across = kAcross * (has_vectors(sizes) ? kRowVector : 1);
+  const int64_t across = kSumsAcross * (has_vectors(sizes) ? kRowVector : 1);
   const int64_t strips = ceil_div(sizes.columns, across);
   const int64_t parts =
-      std::clamp<int64_t>(ceil_div(kBlocks, strips), 1, ceil_div(sizes.rows, kRowsOfPart));
+      std::clamp<int64_t>(ceil_div(kSumsBlocks, strips), 1, ceil_div(sizes.rows, kSumsRows));
   void* const to = out.mutable_data_ptr();
   if (parts == 1) {
     launch_sums(rows.data, rows.stride, x.dtype, sizes, 1, to, result.dtype, gpu);

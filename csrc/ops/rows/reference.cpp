@@ -191,7 +191,8 @@ void column_sums_cpu(const Tensor& input, int64_t dims, const Tensor& out) {
   for (int64_t row = 0; row < sizes.rows; ++row) {
     for (int64_t j = 0; j < sizes.columns; ++j) sums.data()[j] += x.row(row, sizes.columns)[j];
   }
-  torch::stable::copy_(out, sums.rounded(result.dtype));
+  Tensor to = out;
+  torch::stable::copy_(to, sums.rounded(result.dtype));
 }
 
 namespace {
