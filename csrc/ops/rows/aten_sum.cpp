@@ -54,12 +54,6 @@ struct Reduction {
   bool is_valid = true;
 };
 
-RowSizes sizes_of(const TensorView& self, int64_t leading) {
-  RowSizes sizes;
-  for (int64_t i = 0; i < self.dim; ++i) (i < leading ? sizes.rows : sizes.columns) *= self.sizes[i];
-  return sizes;
-}
-
 bool is_integral(ScalarType dtype) {
   switch (dtype) {
     case ScalarType::Bool:
@@ -79,15 +73,15 @@ bool is_integral(ScalarType dtype) {
 
 const char* why_not_sum(const TensorView& self, const Reduction& reduction, ScalarType out,
                         Policy policy) {
-  const int64_t leading = reduction.leading();
-  const RowSizes sizes = sizes_of(self, leading);
+  const int64_t dims = self.dim - reduction.leading();
+  const RowSizes sizes = row_sizes(self, dims);
   if (sizes.rows == 0 || sizes.columns == 0) return "no elements";
   if (const char* reason = why_not_tensor(self, CallKind::kSum, policy)) return reason;
   if (self.on_cuda() && self.dtype == ScalarType::Double) return "float64, which has no kernels";
   if (out != self.dtype && out != ScalarType::Float) {
     return "a dtype of the result that is neither float32 nor the input's";
   }
-  if (!RowsOperand::is_readable(self, self.dim - leading, sizes)) {
+  if (!RowsOperand::is_readable(self, dims, sizes)) {
     return "rows that are not contiguous and aligned";
   }
   if (policy == Policy::kFastest && (sizes.rows < kFewRows || sizes.columns < kFewColumns)) {
@@ -117,8 +111,7 @@ Tensor aten_sum_dims(const Tensor& self, std::optional<std::vector<int64_t>> dim
   const TensorView x(self);
   const Reduction reduction(x, dims);
   const std::vector<int64_t> shape = reduction.shape(x, keepdim);
-  const ScalarType out_dtype =
-      dtype.value_or(is_integral(x.dtype) ? ScalarType::Long : x.dtype);
+  const ScalarType out_dtype = dtype.value_or(is_integral(x.dtype) ? ScalarType::Long : x.dtype);
   const Policy policy = serving_policy();
   // Other reductions are none that a product's derivative calls: they are not counted.
   if (policy != Policy::kOff && reduction.leading() > 0) {

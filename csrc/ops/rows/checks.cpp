@@ -35,14 +35,6 @@ void check_parameter(const char* op, const char* name, const std::optional<Tenso
   check_shape(op, name, *view, sizes, dim, like);
 }
 
-RowSizes row_sizes(const TensorView& x, int64_t dims) {
-  RowSizes sizes;
-  for (int64_t i = 0; i < x.dim; ++i) {
-    (i < x.dim - dims ? sizes.rows : sizes.columns) *= x.sizes[i];
-  }
-  return sizes;
-}
-
 // What the op is given with logits of these rows on the device of `input`.
 void check_targets(const char* op, const TensorView& input, const TensorView& target,
                    const std::optional<TensorView>& weight, const int64_t* sizes, int64_t dim,
@@ -203,7 +195,8 @@ RowSizes check_linear_cross_entropy(const TensorView& input, const TensorView& l
   options.classes = linear_weight.sizes[0];
   if (linear_bias) {
     check_like(kOp, "linear_bias", *linear_bias, "input", input);
-    check_shape(kOp, "linear_bias", *linear_bias, linear_weight.sizes, 1, "linear_weight's classes");
+    check_shape(kOp, "linear_bias", *linear_bias, linear_weight.sizes, 1,
+                "linear_weight's classes");
   }
   check_targets(kOp, input, target, weight, input.sizes, 1, options);
   return {input.sizes[0], linear_weight.sizes[0]};

@@ -32,10 +32,7 @@ void launch_sums(const void* x, int64_t stride, ScalarType dtype, const RowSizes
 
 void column_sums_cuda(const Tensor& input, int64_t dims, const Tensor& out) {
   const TensorView x(input), result(out);
-  RowSizes sizes;
-  for (int64_t i = 0; i < x.dim; ++i) {
-    (i < x.dim - dims ? sizes.rows : sizes.columns) *= x.sizes[i];
-  }
+  const RowSizes sizes = row_sizes(x, dims);
   check_length(kSumsOp, sizes);
   const RowsOperand rows(input, dims, sizes);
   const Device& gpu = device(x.device_index);

@@ -72,8 +72,12 @@ Tensor cross_entropy(const Tensor& input, const Tensor& target, const OptionalTe
           "(classes,) or (rows, classes)", counted(input.dim(), "dimension"),
           "Reshape it to rows of classes."});
   }
-  StableIValue stack[] = {from(input),           from(target),       from(weight),
-                          from(reduction),       from(ignore_index), from(label_smoothing),
+  StableIValue stack[] = {from(input),
+                          from(target),
+                          from(weight),
+                          from(reduction),
+                          from(ignore_index),
+                          from(label_smoothing),
                           from(input.scalar_type())};
   call_by_grad_mode("cubin::_cross_entropy", "cubin::_cross_entropy_autograd", stack);
   Tensor loss = to<Tensor>(stack[0]);
@@ -93,8 +97,7 @@ Tensor linear_cross_entropy_of_rows(const Tensor& input, const Tensor& linear_we
   const auto batched = [&](const Tensor& tensor) {
     return is_row ? call_tensor_op("aten::unsqueeze", "", tensor, int64_t{0}) : tensor;
   };
-  const bool at_once =
-      !recompute && reduction != "none" && input.scalar_type() != ScalarType::Half;
+  const bool at_once = !recompute && reduction != "none" && input.scalar_type() != ScalarType::Half;
   const ScalarType of_loss = dtype.value_or(input.scalar_type());
   StableIValue stack[] = {from(batched(input)), from(linear_weight),   from(batched(target)),
                           from(linear_bias),    from(weight),          from(reduction),
@@ -143,9 +146,8 @@ void log_softmax_composite(StableIValue* stack, uint64_t arguments, uint64_t res
 }
 
 void linear_cross_entropy_composite(StableIValue* stack, uint64_t arguments, uint64_t results) {
-  call_with_tensors(
-      "linear_cross_entropy", {"input", "linear_weight", "target"}, stack,
-      [=] { TORCH_BOX (&linear_cross_entropy_of_rows)(stack, arguments, results); });
+  call_with_tensors("linear_cross_entropy", {"input", "linear_weight", "target"}, stack,
+                    [=] { TORCH_BOX (&linear_cross_entropy_of_rows)(stack, arguments, results); });
 }
 
 void cross_entropy_composite(StableIValue* stack, uint64_t arguments, uint64_t results) {

@@ -124,7 +124,8 @@ LinearLosses linear_cross_entropy(const Tensor& input, const Tensor& linear_weig
   const Tensor losses = of_rows(), max = of_rows(), log_sum = of_rows();
   Tensor total = no_elements(own.x, own.statistics);
   if (!own.options.of_rows()) {
-    total = own.of.reduce(std::nullopt, own.target, weight, own.options, own.statistics, dtype).total;
+    total =
+        own.of.reduce(std::nullopt, own.target, weight, own.options, own.statistics, dtype).total;
   }
   const Tensor one = torch::stable::fill_(empty_near(own.x, own.x.sizes, 0, own.statistics), 1);
   const Tensor grad_input = own.gradient(needs_input, own.x, 2, own.x.dtype);
@@ -153,8 +154,12 @@ LinearLosses linear_cross_entropy(const Tensor& input, const Tensor& linear_weig
   if (!own.options.of_rows()) {
     loss = own.of.reduce(losses, own.target, weight, own.options, own.statistics, dtype).loss;
   }
-  return {loss,       total,       max,
-          log_sum,    grad_input,  grad_weight,
+  return {loss,
+          total,
+          max,
+          log_sum,
+          grad_input,
+          grad_weight,
           torch::stable::to(grad_bias, own.x.dtype)};
 }
 

@@ -113,8 +113,8 @@ Losses cross_entropy_cuda(const Tensor& input, const Tensor& target, const Optio
 
 void cross_entropy_backward_into_cuda(const Tensor& out, const Tensor& grad, const Tensor& input,
                                       const Tensor& target, const OptionalTensor& weight,
-                                      const Tensor& total, const Tensor& max,
-                                      const Tensor& log_sum, const LossOptions& options) {
+                                      const Tensor& total, const Tensor& max, const Tensor& log_sum,
+                                      const LossOptions& options) {
   const TensorView x(input);
   const RowSizes sizes = check_cross_entropy_backward(
       TensorView(grad), x, TensorView(target), view_of(weight), TensorView(total), TensorView(max),

@@ -183,10 +183,7 @@ Tensor row_sums_cpu(const Tensor& input, int64_t kind, double divisor, ScalarTyp
 
 void column_sums_cpu(const Tensor& input, int64_t dims, const Tensor& out) {
   const TensorView view(input), result(out);
-  RowSizes sizes;
-  for (int64_t i = 0; i < view.dim; ++i) {
-    (i < view.dim - dims ? sizes.rows : sizes.columns) *= view.sizes[i];
-  }
+  const RowSizes sizes = row_sizes(view, dims);
   Values x(input), sums(view, result.sizes, result.dim);
   for (int64_t row = 0; row < sizes.rows; ++row) {
     for (int64_t j = 0; j < sizes.columns; ++j) sums.data()[j] += x.row(row, sizes.columns)[j];
@@ -257,8 +254,8 @@ Losses cross_entropy_cpu(const Tensor& input, const Tensor& target, const Option
     log_sums.data()[row] = log_sum;
     double loss = weight_of(classes[row]) * (log_sum - (own[classes[row]] - max));
     if (label_smoothing != 0) {
-      const double smooth = sum_of(
-          columns, [&](int64_t j) { return weight_of(j) * (log_sum - (own[j] - max)); });
+      const double smooth =
+          sum_of(columns, [&](int64_t j) { return weight_of(j) * (log_sum - (own[j] - max)); });
       loss = (1 - label_smoothing) * loss + label_smoothing / static_cast<double>(columns) * smooth;
     }
     losses.data()[row] = loss;
@@ -266,8 +263,8 @@ Losses cross_entropy_cpu(const Tensor& input, const Tensor& target, const Option
   const ScalarType statistics = statistics_dtype(view.dtype);
   Tensor loss = losses.rounded(dtype), total = no_elements(view, statistics);
   if (!options.of_rows()) {
-    const ReducedLosses reduced = reduce_losses_cpu(losses.rounded(statistics), target, weight,
-                                                    options, statistics, dtype);
+    const ReducedLosses reduced =
+        reduce_losses_cpu(losses.rounded(statistics), target, weight, options, statistics, dtype);
     loss = reduced.loss;
     total = reduced.total;
   }
@@ -303,8 +300,8 @@ void cross_entropy_backward_into_cpu(const Tensor& out, const Tensor& grad, cons
   Values gradient(view, view.sizes, view.dim);
   for (int64_t row = 0; row < rows; ++row) {
     if (classes[row] < 0) continue;
-    const double scale = grads.data()[options.of_rows() ? row : 0] /
-                         (options.is_mean() ? divisor.data()[0] : 1);
+    const double scale =
+        grads.data()[options.of_rows() ? row : 0] / (options.is_mean() ? divisor.data()[0] : 1);
     const double hit = (1 - options.label_smoothing) * weight_of(classes[row]);
     for (int64_t j = 0; j < columns; ++j) {
       const int64_t of_all = options.first_class + j;

@@ -118,8 +118,8 @@ void cross_entropy_backward_into_cpu(const Tensor& out, const Tensor& grad, cons
                                      const LossOptions& options);
 void cross_entropy_backward_into_cuda(const Tensor& out, const Tensor& grad, const Tensor& input,
                                       const Tensor& target, const OptionalTensor& weight,
-                                      const Tensor& total, const Tensor& max,
-                                      const Tensor& log_sum, const LossOptions& options);
+                                      const Tensor& total, const Tensor& max, const Tensor& log_sum,
+                                      const LossOptions& options);
 
 // The sum or mean of losses of rows, which are float32 (float64), in `dtype`, and the sum of the
 // weights of the targets' classes, without losses that alone.
@@ -155,6 +155,15 @@ LinearGradients linear_cross_entropy_backward(
 struct RowSizes {
   int64_t rows = 1, columns = 1;
 };
+
+// Those of a tensor whose last `dims` dims are a row.
+inline RowSizes row_sizes(const TensorView& x, int64_t dims) {
+  RowSizes sizes;
+  for (int64_t i = 0; i < x.dim; ++i) {
+    (i < x.dim - dims ? sizes.rows : sizes.columns) *= x.sizes[i];
+  }
+  return sizes;
+}
 
 // The checks of these ops, which throw [input]; on every device.
 RowSizes check_norm(const char* op, const TensorView& input,
