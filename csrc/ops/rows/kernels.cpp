@@ -45,12 +45,8 @@ constexpr const char* kKindNames[] = {"norm",
                                       "column_sums",
                                       "losses",
                                       "losses_backward",
-<<<<<<< HEAD
                                       "losses_sum",
                                       "scale"};
-=======
-                                      "losses_sum"};
->>>>>>> bc3c7f0d (Rows: one function for a tensor's row sizes)
 
 constexpr ScalarType kDtypes[] = {ScalarType::Half, ScalarType::BFloat16, ScalarType::Float};
 constexpr const char* kDtypeNames[] = {"float16", "bfloat16", "float32"};
