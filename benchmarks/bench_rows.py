@@ -18,13 +18,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import torch_cubin  # noqa: F401  (registers the ops)
+import torch_cubin
 
 ops = torch.ops.cubin
 ROTATED_BYTES = 400e6
 # rows, columns
 NORMS = [(8192, 4096), (16384, 2048), (65536, 128), (8192, 8192), (256, 4096), (4096, 16384)]
 SOFTMAXES = [(16384, 4096), (65536, 512), (8192, 8192), (2048, 128256), (128, 32000)]
+# Gradients of biases: tokens, columns.
+BIASES = [(16384, 384), (12608, 768), (12608, 3072), (8192, 4096), (2048, 768), (256, 1024)]
 Function = Callable[..., Any]
 
 
@@ -49,8 +51,13 @@ def add_torchs(x: Tensor, y: Tensor, w: Tensor) -> Any:
     return F.rms_norm(total, w.shape, w, 1e-5), total
 
 
+def sum_ours(x: Tensor) -> Tensor:
+    with torch_cubin.drop_in(policy="all"):
+        return x.sum(0)
+
+
 # Name, contenders, kinds of arguments (x: rows, w: a row's parameter, t: targets), sizes, tensors
-# of rows that a forward and a backward must move.
+# of rows that a forward and a backward must move; 0: no such direction.
 CASES: list[tuple[str, tuple[Function, Function], str, list[tuple[int, int]], int, int]] = [
     ("rms_norm", norm("rms_norm"), "xww", NORMS, 2, 3),
     ("add_rms_norm", (add_ours, add_torchs), "xxw", NORMS[:3], 4, 4),
@@ -66,6 +73,7 @@ CASES: list[tuple[str, tuple[Function, Function], str, list[tuple[int, int]], in
         *("x", SOFTMAXES[-2:], 2, 3),
     ),
     ("cross_entropy", (ops.cross_entropy, F.cross_entropy), "xt", SOFTMAXES[-2:], 1, 2),
+    ("sum of rows", (sum_ours, lambda x: x.sum(0)), "x", BIASES, 1, 0),
 ]
 
 
@@ -150,6 +158,8 @@ def main() -> None:
                 torch._dynamo.reset()
                 contenders["compiled"] = torch.compile(torchs, dynamic=False)
             for direction, tensors in (("forward", moved), ("backward", moved_back)):
+                if tensors == 0:
+                    continue
                 if direction == "forward":
                     runs = {
                         who: [lambda c=c, own=own: forward(c)(*own) for own in sets]

@@ -87,6 +87,8 @@ CALLS = [
 @pytest.mark.parametrize("case", CALLS, ids=lambda case: case[0])
 def test_operators_run_from_cubins_and_are_exact(case, dtype) -> None:
     op, shapes, call = case
+    if "sum" in op and dtype == torch.float64:
+        pytest.skip("sums of float64 are PyTorch's")
     operands = [integers(*shape, dtype=dtype, seed=i) for i, shape in enumerate(shapes)]
     expected = call(*operands)
     launches = library.launches()
@@ -107,6 +109,7 @@ DECLINED = [
     (LAYOUT, lambda a: torch.mm(a, a, out=a.new_empty(0))),
     (LAYOUT, lambda a: torch.mm(a, a, out=torch.empty_like(a).t())),
     (LAYOUT, lambda a: torch.addmm(a, a, a, out=torch.empty_like(a).t())),
+    ("float64, which has no kernels", lambda a: a.double().sum(0)),
 ]
 
 

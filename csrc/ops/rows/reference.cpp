@@ -181,17 +181,6 @@ Tensor row_sums_cpu(const Tensor& input, int64_t kind, double divisor, ScalarTyp
   return out.rounded(dtype);
 }
 
-void column_sums_cpu(const Tensor& input, int64_t dims, const Tensor& out) {
-  const TensorView view(input), result(out);
-  const RowSizes sizes = row_sizes(view, dims);
-  Values x(input), sums(view, result.sizes, result.dim);
-  for (int64_t row = 0; row < sizes.rows; ++row) {
-    for (int64_t j = 0; j < sizes.columns; ++j) sums.data()[j] += x.row(row, sizes.columns)[j];
-  }
-  Tensor to = out;
-  torch::stable::copy_(to, sums.rounded(result.dtype));
-}
-
 namespace {
 
 // The class of a row; -1 if it is ignored. Throws [input] for a target that is no class.

@@ -66,9 +66,8 @@ Tensor softmax_backward_cuda(const Tensor& grad_out, const Tensor& output, bool 
 Tensor row_sums_cpu(const Tensor& input, int64_t kind, double divisor, ScalarType dtype);
 Tensor row_sums_cuda(const Tensor& input, int64_t kind, double divisor, ScalarType dtype);
 
-// Sums over the rows of a tensor whose last `dims` dims are a row, into a contiguous tensor. On CUDA
-// the input is float16, bfloat16 or float32, and the result of that dtype or float32.
-void column_sums_cpu(const Tensor& input, int64_t dims, const Tensor& out);
+// Sums over the rows of a tensor whose last `dims` dims are a row, into a contiguous tensor of its
+// dtype or float32. The input is float16, bfloat16 or float32.
 void column_sums_cuda(const Tensor& input, int64_t dims, const Tensor& out);
 
 // How cross entropy is reduced, and its other options.
