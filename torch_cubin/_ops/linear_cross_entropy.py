@@ -100,7 +100,7 @@ def _backward_formula(
 
 
 def _scaled(gradient: Tensor, factor: Tensor) -> Tensor:
-    """In the gradient's memory; our kernel, for calls that are not traced, skips a factor of one."""
+    """In the gradient's memory; our kernel, for calls without tracing, skips a factor of one."""
     if type(gradient) is Tensor and type(factor) is Tensor:
         torch.ops.cubin._scale_into(gradient, factor)
         return gradient
