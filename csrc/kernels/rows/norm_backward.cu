@@ -80,8 +80,6 @@ extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
 
 // accepted_spill: a few registers of a kernel that is bound by memory; a third block to hide its
 // latency is worth more.
-//
-// Wider blocks are for long rows, and for the GPUs that they were measured on: wheels stay small.
 /* torch_cubin kernels
 {"virtual_arch": [80, 90],
  "kernels": [
@@ -94,15 +92,5 @@ extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
      {"short": "f16", "dtype": "float16", "spill": {"sm_80": 96}},
      {"short": "bf16", "dtype": "bfloat16", "spill": {}},
      {"short": "f32", "dtype": "float32", "spill": {}}],
-    "size": [{"threads": 256, "blocks": 3}]}},
-  {"name": "norm_backward_rows_{d.short}_{size.threads}", "kind": "norm_backward",
-   "dtype": "{d.dtype}", "math": "float32", "layout": "any", "alignment": 2, "tile": [1, 8, 1], "stages": 1,
-   "block": ["{size.threads}", 1, 1], "dynamic_shared": 0, "archs": ["sm_90a"],
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": "{size.blocks}"},
-   "accepted_spill": "{d.spill}", "cost": {"k_tile": 0, "fixed": 0},
-   "for": {"d": [
-     {"short": "f16", "dtype": "float16", "spill": {"sm_80": 96}},
-     {"short": "bf16", "dtype": "bfloat16", "spill": {}},
-     {"short": "f32", "dtype": "float32", "spill": {}}],
-    "size": [{"threads": 512, "blocks": 1}]}}]}
+    "size": [{"threads": 256, "blocks": 3}]}}]}
 */

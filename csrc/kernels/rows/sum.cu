@@ -68,7 +68,6 @@ extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
 
 }  // namespace torch_cubin::TC_KERNEL
 
-// Wider blocks are for long rows, and for the GPUs that they were measured on: wheels stay small.
 /* torch_cubin kernels
 {"virtual_arch": [80, 90],
  "kernels": [
@@ -80,14 +79,5 @@ extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
    "for": {"d": [
      {"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"},
      {"short": "f32", "dtype": "float32"}],
-    "size": [{"threads": 256, "blocks": 5}]}},
-  {"name": "sum_rows_{d.short}_{size.threads}", "kind": "sum", "dtype": "{d.dtype}",
-   "math": "float32", "layout": "any", "alignment": 2, "tile": [1, 8, 1], "stages": 1,
-   "block": ["{size.threads}", 1, 1], "dynamic_shared": 0, "archs": ["sm_90a"],
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": "{size.blocks}"},
-   "cost": {"k_tile": 0, "fixed": 0},
-   "for": {"d": [
-     {"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"},
-     {"short": "f32", "dtype": "float32"}],
-    "size": [{"threads": 512, "blocks": 2}]}}]}
+    "size": [{"threads": 256, "blocks": 5}]}}]}
 */
