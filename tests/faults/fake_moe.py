@@ -8,7 +8,6 @@ from c_layouts import MATMUL, structure
 from fake_driver import tensors
 from faults import catalogs, launch_params
 from faults.forked import forked
-from faults.launch_params import read_map
 
 GROUPED = structure(f"{MATMUL}/sm90_grouped_params.h", "Sm90GroupedParams")
 ORDER = structure("csrc/kernels/experts/order_params.h", "ExpertOrderParams")
@@ -26,9 +25,9 @@ def catalog(driver, tmp_path, monkeypatch) -> dict[str, dict]:
 
 
 def arguments(
-    tokens: int, experts: int = 16, dtype: torch.dtype = torch.bfloat16, inner: int = 384
+    tokens: int, experts: int = 16, dtype: torch.dtype = torch.bfloat16
 ) -> list[torch.Tensor]:
-    hidden, k = 256, 4
+    hidden, inner, k = 256, 384, 4
     return [
         tensors.empty(tokens, hidden, dtype=dtype),
         tensors.empty(tokens, k, dtype=torch.int64),
@@ -104,17 +103,6 @@ def test_the_kernels_of_a_trained_layer(driver, catalog) -> None:
     gate = launch_params.read(launches[2], GATE)
     assert (gate.before, gate.places) == (grouped[0].out, order.places)
     assert (gate.slots, gate.row_count, gate.inner, gate.elements) == (1024, 1024, 384, 8)
-
-
-def test_rows_of_large_groups_are_copied(driver, catalog) -> None:
-    launches = launches_of(driver, arguments(5000, inner=768))
-    kinds = [catalog[launch["kernel"]]["kind"] for launch in launches]
-    assert kinds == ["order", "order", "sum", "sm90_grouped", "sm90_grouped", "sum"]
-    copied = launch_params.read(launches[2], SUM)
-    first = launch_params.read(launches[3], GROUPED)
-    assert not first.flags & GATHER
-    assert read_map(first.a)["address"] == copied.out
-    assert copied.places == launch_params.read(launches[0], ORDER).tokens
 
 
 def test_the_kernels_of_a_layer_of_float32(driver, catalog) -> None:

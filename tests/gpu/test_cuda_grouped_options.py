@@ -85,7 +85,8 @@ def test_wrong_ends_and_empty_operands() -> None:
     out, places = op(a, b, **given), given["out_rows"].long()
     known = (places >= 0) & (places < len(out))
     assert out[places[100:][known[100:]]].isnan().all()
-    torch.testing.assert_close(out[places[:100][known[:100]]], good[places[:100][known[:100]]])
+    own = places[:100][known[:100]]
+    torch.testing.assert_close(out[own], good[own], rtol=0.02, atol=0.02)
     # Without K there is the bias alone.
     given["offs"] = torch.tensor([100, 150, 210], device="cuda")
     out = op(a[:, :0], b[:, :0], **given)

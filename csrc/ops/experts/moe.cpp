@@ -106,10 +106,9 @@ Tensor run_moe(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weigh
   const Tensor ids = as_contiguous(topk_ids);
   const ExpertOrder order = order_experts(gpu, TensorView(ids), sizes.experts);
   const bool has_options = has_row_options(view.dtype), gates = has_options && kept == nullptr;
-  const bool gathers = has_options && !gathers_slowly(sizes.rows, sizes.experts, 2 * sizes.inner);
-  const Tensor own = gathers ? x : gathered_rows(gpu, x, order.tokens, sizes.rows);
+  const Tensor own = has_options ? x : gathered_rows(gpu, x, order.tokens, sizes.rows);
   GroupedOperands up(kMoeOp, own, w13, sizes.experts, true, gates ? activation : kActivationNone);
-  if (gathers) {
+  if (has_options) {
     up.call.rows = order.tokens;
     up.call.a_height = sizes.tokens;
   }

@@ -42,14 +42,6 @@ struct GroupedCall {
 // Whether the kernels of a dtype have the options of rows.
 inline bool has_row_options(ScalarType dtype) { return element_size(dtype) == 2; }
 
-// Whether a copy of gathered rows is quicker than reading them by their numbers. Products that the
-// tensor cores bound, not the memory, take 1.4 times as long with gathered rows (H200: 8 groups of
-// 4096 rows, 4096 columns and K, 1508 to 2123 us), a copy the time of about 900 columns.
-constexpr bool gathers_slowly(int64_t rows, int64_t groups, int64_t columns) {
-  constexpr int64_t kRowsOfGroup = 160, kColumns = 1024;
-  return rows > kRowsOfGroup * groups && columns > kColumns;
-}
-
 // Throws [no_kernel] or [arch] where the device has no such kernel.
 void run_grouped(const Device& device, const GroupedCall& call);
 

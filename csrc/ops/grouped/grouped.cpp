@@ -5,7 +5,6 @@
 
 #include "ops/common/aten.h"
 #include "ops/common/stable_ops.h"
-#include "ops/experts/experts.h"
 #include "ops/grouped/operands.h"
 #include "ops/matmul/checks.h"
 #include "runtime/device.h"
@@ -72,15 +71,8 @@ Tensor grouped_product_cuda(const Tensor& mat_a, const Tensor& mat_b, const Tens
                                 zero_rest, options);
   }
   const Activation activation = check_activation(options.activation, kGroupedOp);
-  OptionMemory memory(options);
-  std::optional<Tensor> gathered;
-  if (memory.rows && gathers_slowly(shape.sizes[0], groups, y.sizes[2])) {
-    const auto* numbers = static_cast<const int*>(TensorView(*memory.rows).data());
-    gathered = gathered_rows(device(x.device_index), mat_a, numbers, shape.sizes[0]);
-    memory.rows.reset();
-  }
-  const Tensor& a = gathered ? *gathered : mat_a;
-  GroupedOperands operands(kGroupedOp, a, mat_b, groups, false, activation);
+  const OptionMemory memory(options);
+  GroupedOperands operands(kGroupedOp, mat_a, mat_b, groups, false, activation);
   GroupedCall& call = operands.call;
   memory.set(call);
   if (call.rows != nullptr) call.a_height = x.sizes[0];
