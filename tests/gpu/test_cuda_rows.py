@@ -326,6 +326,18 @@ def test_linear_cross_entropy_of_float16_keeps_small_gradients(generator) -> Non
     assert (got - want).norm() <= 1e-2 * want.norm()
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gradients_are_scaled_in_place(dtype: torch.dtype, generator: torch.Generator) -> None:
+    for first, count in ((0, 4096), (1, 4096), (0, 1001), (0, 1)):
+        x = torch.randn(first + count, device="cuda", generator=generator).to(dtype)[first:]
+        for number in (1.0, -3.5, 0.0):
+            factor = torch.full((), number, device="cuda", dtype=dtype)
+            want, version = x * factor, x._version
+            ops._scale_into(x, factor)
+            assert torch.equal(x, want)
+            assert x._version == version + 1
+
+
 def test_a_graph_is_replayed(generator: torch.Generator) -> None:
     x, w = (t.detach() for t in draw("xw", 100, 4096, torch.bfloat16, generator))
 

@@ -28,7 +28,7 @@ extern "C" __global__ void __launch_bounds__(kBlock)
   wait_for_previous_kernel();
   const float factor = element_of(p.factor, p.factor_dtype, 0);
   if (factor == 1.0f) return;
-  if (p.count % 8 == 0) {
+  if (p.vectors) {
     scale<Vectors<static_cast<int>(DType::TC_DTYPE)>>(p, factor);
   } else {
     scale<Singles<static_cast<int>(DType::TC_DTYPE)>>(p, factor);

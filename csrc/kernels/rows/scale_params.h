@@ -1,7 +1,7 @@
 // The parameter of the kernel that scales a tensor, shared by host and device code.
 //
-// scale   x *= factor, which is one element on the device; x is dense. If `count` is a multiple of
-//         eight, x begins at a multiple of 16 bytes.
+// scale   x *= factor, which is one element on the device; x is dense. With `vectors`, `count` is a
+//         multiple of eight, and x begins at a multiple of 16 bytes.
 #pragma once
 
 namespace torch_cubin {
@@ -13,6 +13,7 @@ struct ScaleParams {
   const void* factor;
   tc_int64 count;
   int x_dtype, factor_dtype;
+  int vectors;
 };
 
 }  // namespace torch_cubin

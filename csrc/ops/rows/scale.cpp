@@ -44,9 +44,10 @@ void scale_into_cuda(const Tensor& out, const Tensor& factor) {
   p.x_dtype = row_dtype(kScaleOp, x.dtype);
   p.factor_dtype = row_dtype(kScaleOp, by.dtype);
   if (p.count == 0) return;
+  p.vectors = p.count % kRowVector == 0 && reinterpret_cast<uintptr_t>(p.x) % 16 == 0;
   const Device& gpu = device(x.device_index);
   PackageKernel& kernel = rows_kernel(kScale, x.dtype, gpu);
-  const int64_t of_block = kernel.entry().block[0] * (p.count % kRowVector == 0 ? kRowVector : 1);
+  const int64_t of_block = kernel.entry().block[0] * (p.vectors ? kRowVector : 1);
   launch(kernel, {std::min(ceil_div(p.count, of_block), kMostBlocks)}, gpu, p);
   bump_version(out.get());
 }
