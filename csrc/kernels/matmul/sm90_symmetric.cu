@@ -24,7 +24,7 @@
 //   out_map              of 128 bytes of columns and 16 rows, whose rows are multiples of 16 bytes
 //   addend               null: none; of it, too, only the lower triangle is used
 //   kSm90AddVector       the addend has aligned rows of whole 16-byte vectors
-//   kSm90Batched, kSm90Serpentine, the fields of streamed tiles: as in sm90.cu
+//   kSm90Batched, kSm90Serpentine, kSm90NoSkew, the fields of streamed tiles: as in sm90.cu
 //
 // The epilogue stages squares of 128 bytes (64 columns of 16-bit types, 32 of TF32). Tiles begin at
 // multiples of a square's size, so each square is below the diagonal, and stored twice; or above
@@ -267,23 +267,24 @@ TC_DEVICE void stage_transposed(u32 rows, int warp, const float (&x)[C::kPanel /
 // replaced by those of the transposed square. A lane has 16 bytes of every fourth row.
 template <class C>
 TC_DEVICE void mirror_rows(u32 rows, u32 transposed, int first) {
-  constexpr int kVector = 16 / C::kElement;
+  constexpr int kVector = 16 / C::kElement, kInWord = 4 / C::kElement;
   const int lane = lane_of_square(), column = lane % 8 * kVector;
-#pragma unroll 1
-  for (int row = lane / 8; row < 16; row += 4) {
-    const int last = first + row - column;  // of the vector's elements that are kept
-    if (last >= kVector - 1) continue;
-    u32 lower[4], upper[4];
-    load_shared(lower, element_at<C>(rows, row, column));
-    load_shared(upper, element_at<C>(transposed, row, column));
+  u32 lower[4][4], upper[4][4];
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    load_shared(lower[j], element_at<C>(rows, lane / 8 + 4 * j, column));
+    load_shared(upper[j], element_at<C>(transposed, lane / 8 + 4 * j, column));
+  }
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const int row = lane / 8 + 4 * j, last = first + row - column;  // element that is kept
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      constexpr int kInWord = 4 / C::kElement;
       u32 kept = i * kInWord <= last ? 0xffffffff : 0;
       if (kInWord == 2 && i * kInWord == last) kept = 0xffff;
-      lower[i] = (lower[i] & kept) | (upper[i] & ~kept);
+      lower[j][i] = (lower[j][i] & kept) | (upper[j][i] & ~kept);
     }
-    store_shared(element_at<C>(rows, row, column), lower);
+    store_shared(element_at<C>(rows, row, column), lower[j]);
   }
 }
 
@@ -381,20 +382,33 @@ TC_DEVICE void store_box(const Sm90MatmulParams& p, const Work& w, u32 from, int
   }
 }
 
-// The block of a cluster that adds up 64 rows and kPanel columns of the tile, and stores them.
+// Of 64 rows and kPanel columns of a cluster's tile: the block that adds them up and stores them,
+// and their number among those of that block.
+struct Owner {
+  int rank, number;
+
+  TC_DEVICE Owner(const Team& team, int square) {
+    number = static_cast<u32>(square) / static_cast<u32>(team.size);
+    rank = square - number * team.size;
+  }
+};
+
 template <class C>
-TC_DEVICE int owner_of(const Team& team, int step, int group) {
-  return (step * C::kConsumers + group) % team.size;
+TC_DEVICE Owner owner_of(const Team& team, int step, int group) {
+  return Owner(team, step * C::kConsumers + group);
 }
 
-// Where the owner of a warpgroup's columns receives them from another block of its cluster: in the
-// stages, whose memory is free after the products.
 template <class C>
-TC_DEVICE u32 received_at(const Team& team, u32 shared, int step, int group, int from) {
-  const int owner = owner_of<C>(team, step, group);
-  const int of_owner = (step * C::kConsumers + group) / team.size;
-  const int number = of_owner * (team.size - 1) + from - (from > owner ? 1 : 0);
-  return shared + number * Layout<C>::kSquareBytes + threadIdx.x % kWarpgroup * 16;
+TC_DEVICE bool owns(const Team& team, int step, int group) {
+  return team.size == 1 || owner_of<C>(team, step, group).rank == team.rank;
+}
+
+// Where an owner receives its columns, the parts of other blocks one after another: in the stages,
+// whose memory is free after the products.
+template <class C>
+TC_DEVICE u32 received_at(const Team& team, u32 shared, const Owner& owner, int part) {
+  const int square = owner.number * (team.size - 1) + part;
+  return shared + square * Layout<C>::kSquareBytes + threadIdx.x % kWarpgroup * 16;
 }
 
 // Sends what others own to them, and announces what the block receives. Contains a cluster barrier,
@@ -409,8 +423,8 @@ TC_DEVICE void send_squares(const Sm90MatmulParams& p, const Work& w, const Team
 #pragma unroll 1
   for (int step = 0; step < kSteps; ++step) {
     if (!has_squares<C>(p, w.m0 + group * Layout<C>::kRows, w.n0 + step * C::kPanel)) break;
-    const int owner = owner_of<C>(team, step, group);
-    if (owner == team.rank) {
+    const Owner owner = owner_of<C>(team, step, group);
+    if (owner.rank == team.rank) {
       ++own;
       continue;
     }
@@ -418,8 +432,9 @@ TC_DEVICE void send_squares(const Sm90MatmulParams& p, const Work& w, const Team
 #pragma unroll
     for (int i = 0; i < C::kPanel / 2; ++i) x[i] = 0.0f;
     take_sums<C, C::kPanel, 0, kSteps>(step, 1.0f, sum, x);
-    const u32 to = map_to_rank(received_at<C>(team, shared, step, group, team.rank), owner);
-    const u32 arrived = map_to_rank(parts, owner);
+    const int part = team.rank - (team.rank > owner.rank ? 1 : 0);
+    const u32 to = map_to_rank(received_at<C>(team, shared, owner, part), owner.rank);
+    const u32 arrived = map_to_rank(parts, owner.rank);
 #pragma unroll
     for (int j = 0; j < C::kPanel / 8; ++j) {
       store_remote_async(to + j * (16 * kWarpgroup), x + 4 * j, arrived);
@@ -435,16 +450,15 @@ TC_DEVICE void send_squares(const Sm90MatmulParams& p, const Work& w, const Team
 template <class C>
 TC_DEVICE void add_received(const Team& team, u32 shared, int step, int group,
                             float (&x)[C::kPanel / 2]) {
+  u32 at = received_at<C>(team, shared, owner_of<C>(team, step, group), 0);
 #pragma unroll 1
-  for (int from = 0; from < team.size; ++from) {
-    if (from == team.rank) continue;
-    const u32 at = received_at<C>(team, shared, step, group, from);
+  for (int part = 1; part < team.size; ++part, at += Layout<C>::kSquareBytes) {
 #pragma unroll
     for (int j = 0; j < C::kPanel / 8; ++j) {
-      float part[4];
-      load_shared(part, at + j * (16 * kWarpgroup));
+      float received[4];
+      load_shared(received, at + j * (16 * kWarpgroup));
 #pragma unroll
-      for (int c = 0; c < 4; ++c) x[4 * j + c] += part[c];
+      for (int c = 0; c < 4; ++c) x[4 * j + c] += received[c];
     }
   }
 }
@@ -456,16 +470,14 @@ TC_DEVICE void store_squares(const Sm90MatmulParams& p, const Work& w, const Tea
                              u32 staging, int& turn, int group,
                              const float (&sum)[1][C::kTileN / 2]) {
   constexpr int kSteps = C::kTileN / C::kPanel;
-  // Groups of stores after a buffer's own: each square has two, as it is and transposed.
-  constexpr int kPending = 2 * Layout<C>::kBuffers - 1;
   const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-  const int m0 = w.m0 + group * Layout<C>::kRows;
+  const int m0 = w.m0 + group * Layout<C>::kRows, first_column = w.n0;
   int stored = 0;
 #pragma unroll 1
   for (int step = 0; step < kSteps; ++step) {
-    const int n0 = w.n0 + step * C::kPanel;
+    const int n0 = first_column + step * C::kPanel;
     if (!has_squares<C>(p, m0, n0)) break;
-    if (owner_of<C>(team, step, group) != team.rank) continue;
+    if (!owns<C>(team, step, group)) continue;
     float x[C::kPanel / 2];
 #pragma unroll
     for (int i = 0; i < C::kPanel / 2; ++i) x[i] = 0.0f;
@@ -478,7 +490,8 @@ TC_DEVICE void store_squares(const Sm90MatmulParams& p, const Work& w, const Tea
     const u32 direct = staging + turn * Layout<C>::kBufferBytes, own = direct + warp * 2048;
     const u32 transposed = direct + Layout<C>::kHalfBytes;
     turn = turn + 1 == Layout<C>::kBuffers ? 0 : turn + 1;
-    if (lane == 0) tma_store_wait_read<kPending>();
+    // A square's stores, as it is and transposed, are one group.
+    if (lane == 0) tma_store_wait_read<Layout<C>::kBuffers - 1>();
     if (p.flags & kSm90AddVector) {
       if (stored++ >= Layout<C>::kBuffers || w.streamed) {
         __syncwarp();
@@ -488,38 +501,22 @@ TC_DEVICE void store_squares(const Sm90MatmulParams& p, const Work& w, const Tea
     } else if (p.addend != nullptr) {
       add_elements<C>(p, w, m0 + warp * 16 + lane / 4, n0 + lane % 4 * 2, x);
     }
-    __syncwarp();
     const int square = m0 + warp * 16 / C::kPanel * C::kPanel;  // its first row
     const bool below = square > n0, diagonal = square == n0;
-    // The rows as they are: a warp stores its own, while it stages their transpose.
-    if (below || diagonal) stage_columns<C, C::kPanel>(own, 0, x);
-    if (below) {
-      fence_async_proxy();
-      __syncwarp();
-      if (lane == 0) store_box<C>(p, w, own, m0 + warp * 16, n0);
-    }
-    if (lane == 0) {
-      if (diagonal) {
-        tma_store_wait_read<kPending - 1>();
-      } else {
-        tma_store_commit();
-        tma_store_wait_read<kPending>();
-      }
-    }
     named_sync(kGroupBarrier + group, kWarpgroup);  // the TMA has read all warps' parts of a buffer
-    if (below || diagonal) stage_transposed<C>(transposed, warp, x);
+    if (below || diagonal) {
+      stage_columns<C, C::kPanel>(own, 0, x);
+      stage_transposed<C>(transposed, warp, x);
+    }
     fence_async_proxy();
     named_sync(kGroupBarrier + group, kWarpgroup);
     if (diagonal) {
       mirror_rows<C>(own, transposed + warp * 2048, warp * 16 % C::kPanel);
       fence_async_proxy();
       __syncwarp();
-      if (lane == 0) {
-        store_box<C>(p, w, own, m0 + warp * 16, n0);
-        tma_store_commit();
-      }
     }
     if (lane == 0) {
+      if (below || diagonal) store_box<C>(p, w, own, m0 + warp * 16, n0);
       if (below) {
         store_box<C>(p, w, transposed + warp * 2048, n0 + warp * 16 % C::kPanel, square);
       }
@@ -542,7 +539,7 @@ TC_DEVICE void request_first_squares(const Sm90MatmulParams& p, const Work& w, u
   for (int step = 0; step < C::kTileN / C::kPanel; ++step) {
     const int m0 = w.m0 + group * Layout<C>::kRows, n0 = w.n0 + step * C::kPanel;
     if (requested == Layout<C>::kBuffers || !has_squares<C>(p, m0, n0)) break;
-    if (owner_of<C>(team, step, group) != team.rank) continue;
+    if (!owns<C>(team, step, group)) continue;
     const u32 direct = staging + turn * Layout<C>::kBufferBytes;
     turn = turn + 1 == Layout<C>::kBuffers ? 0 : turn + 1;
     request_addend<C>(p, w, direct + warp * 2048, m0 + warp * 16, n0);
@@ -557,12 +554,12 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
   u32 phase = 0;
   const int group = warp / 4;
   const bool frees = threadIdx.x % kWarpgroup == 0;
-  bool leads = C::kConsumers == 2 && group == 0;
+  bool leads = group == 0 && !(p.flags & kSm90NoSkew);
   const u32 staging =
       shared + Layout<C>::kStaging + group * (Layout<C>::kBuffers * Layout<C>::kBufferBytes);
   const u64 first_stage = wgmma_descriptor(shared, 8192, 1024);
 
-  if (C::kConsumers == 2 && group == 1) named_sync(kSkewBarrier, 2 * kWarpgroup);
+  if (group == 1 && !(p.flags & kSm90NoSkew)) named_sync(kSkewBarrier, 2 * kWarpgroup);
   for (;; ++number) {
     barrier_wait(full + 8 * stage, phase);
     const Work& w = ring[number % C::kRing];

@@ -161,6 +161,9 @@ class SymmetricKernels : public MatmulKernels {
     const int64_t most = params.whole_tiles > 0 ? chosen.all : std::max(chosen.all, chosen.shares);
     const int64_t blocks = chosen.cluster > 1 ? chosen.all * chosen.cluster
                                               : std::min<int64_t>(most, device_.multiprocessors);
+    // A lone tile has no next one that its end could overlap with.
+    const bool lone = chosen.cluster > 1 || (chosen.shares == 0 && chosen.all <= blocks);
+    if (lone && chosen.narrow == 0) params.flags |= kSm90NoSkew;
     launch_sm90(*row.kernel, {blocks, 1, 1, chosen.cluster}, {row.tile_m, row.tile_n, kWarpgroups},
                 device_, params);
   }
