@@ -277,7 +277,7 @@ TC_DEVICE void mirror_rows(u32 rows, u32 transposed, int first) {
   }
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
-    const int row = lane / 8 + 4 * j, last = first + row - column;  // element that is kept
+    const int row = lane / 8 + 4 * j, last = first + row - column;  // element kept
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       u32 kept = i * kInWord <= last ? 0xffffffff : 0;

@@ -222,7 +222,7 @@ class SymmetricKernels : public MatmulKernels {
       work.filled = static_cast<double>(all * size) / static_cast<double>(device_.multiprocessors);
       work.sums_bytes =
           own * static_cast<double>((size - 1) * kSquare * kSquare * int64_t{sizeof(float)});
-      work.handshakes = 4;  // its blocks start together, and wait for one another
+      work.handshakes = 3;  // its blocks start together, and wait for one another
       out.offer(plan_of({&row, 0, tiles, all, all % device_.multiprocessors, 0, size}), work);
     }
   }
