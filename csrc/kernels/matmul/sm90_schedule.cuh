@@ -158,13 +158,14 @@ struct Schedule {
     return ((of_unit + 1) * p.stream_clusters - 1) / all_units();
   }
 
-  TC_DEVICE bool get(Work& work) {
+  // The block's next tile, or part of one; false without one. With `last_first` from the last rows
+  // to the first: in a model, the kernel before wrote those last, so that the L2 cache has them,
+  // and the kernel after reads the first rows first, which are then there.
+  TC_DEVICE bool get(Work& work, bool last_first = true) {
     int tile;
     work.streamed = 0;
     if (next < p.whole_tiles) {
-      // The last rows first: in a model, the kernel before wrote them last, so that the L2 cache
-      // has them, and the kernel after reads the first rows first, which are then there.
-      tile = p.whole_tiles - 1 - next;
+      tile = last_first ? p.whole_tiles - 1 - next : next;
       next += clusters;
       k_begin = 0;
       work.k_count = p.k_blocks;

@@ -118,7 +118,7 @@ struct Triangle {
       second = 0;
       return true;
     }
-    if (!(team.size > 1 ? get_part(w) : schedule.get(w))) return false;
+    if (!(team.size > 1 ? get_part(w) : schedule.get(w, false))) return false;
     k_begin = schedule.k_begin;
     const int number = w.m0 / C::kTileM, pairs = (p.row_parts + 1) / 2;
     if (number < pairs) {
