@@ -2,7 +2,7 @@
 // of the additions depends on the sizes alone.
 //
 // Block (x, y): part y of the columns of eight adjacent threads. The block reads kRows rows at a
-// time, and each thread has four vectors under way.
+// time, and each thread has four vectors in flight.
 #include "column_sums_params.h"
 #include "rows.cuh"
 
