@@ -290,7 +290,7 @@ def test_a_gated_layer_of_few_rows_is_one_launch(driver, catalog, rows, activati
 
     launches = list(map(Launch.read, launches_of(driver, call)))
     for launch, (n, k) in zip(launches, sizes, strict=True):
-        assert launch.name.startswith("sm90_skinny_gated_bf16_nt_")
+        assert launch.name.startswith("sm90_skinny_matmul_gated_bf16_nt_")
         check(launch, rows, [n], k)
         assert launch.params.activation == {"none": 0, "gelu_tanh": 3, "silu": 4}[activation]
         assert launch.layer.bias == 0

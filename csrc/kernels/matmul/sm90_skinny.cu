@@ -394,7 +394,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
    "for": {
     "d": [{"name": "f16", "dtype": "float16"}, {"name": "bf16", "dtype": "bfloat16"}],
     "tokens": [8, 16, 32, 64], "rows": [64, 192]}},
-  {"name": "sm90_skinny_gated_{d.name}_nt_{tokens}x128", "layout": "nt", "gated": 1,
+  {"name": "sm90_skinny_matmul_gated_{d.name}_nt_{tokens}x128", "layout": "nt", "gated": 1,
    "kind": "sm90_skinny_gated", "tile": ["{tokens}", 128, 128],
    "defines": {"TC_DTYPE": "{d.dtype}", "TC_ROWS_CONTIGUOUS": "false", "TC_GATED": "true"},
    "for": {
