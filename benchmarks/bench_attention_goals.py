@@ -10,8 +10,9 @@ FlashAttention-3 over cuDNN that was measured on an H200 (FA3_OVER_CUDNN), the f
 FlashAttention-3 was faster.
 The other groups are fractions of our dense rate per visible score (bench_attention_options.py), of
 a copy's bandwidth, or of our contiguous cache, or ratios to the faster of cuDNN and flash
-(bench_attention.py, sections kvcache and paged). `shapes` are those of models
-(attention_shapes.py). Outputs are checked. The goal of a group is a geometric mean and a minimum.
+(bench_attention.py, sections kvcache and paged). `grouped heads`, `head dims between`, `short rows`
+and `models` are shapes of models (attention_shapes.py). Outputs are checked. The goal of a group is
+a geometric mean and a minimum.
 """
 
 from __future__ import annotations
@@ -33,11 +34,9 @@ MEASURED = {  # values of --only: the groups that each produces
     "backward": ("backward", "backward, FA3"),
     "options": ("windows, packed, GQA", "boolean masks"),
     "caches": ("decode, of a copy", "decode, one sequence", "paged"),
-    "shapes": tuple(
-        f"{group}: {direction}"
-        for group in attention_shapes.SHAPES
-        for direction in attention_shapes.DIRECTIONS
-    ),
+} | {
+    group: tuple(f"{group}: {direction}" for direction in attention_shapes.DIRECTIONS)
+    for group in attention_shapes.SHAPES
 }
 # (head_dim, causal): FlashAttention-3's rate over cuDNN's, per length of bench_attention.LENGTHS.
 FA3_OVER_CUDNN = {
@@ -131,8 +130,8 @@ def caches(budget_ms: float) -> Iterator[Line]:
         yield Line("paged", row.case, row.ratio, row.cubin_us, row.cubin_rate)
 
 
-def shapes(budget_ms: float) -> Iterator[Line]:
-    for line in attention_shapes.lines(budget_ms):
+def shapes(group: str, budget_ms: float) -> Iterator[Line]:
+    for line in attention_shapes.lines(group, budget_ms):
         yield Line(**asdict(line))
 
 
@@ -177,7 +176,8 @@ def main() -> None:
         "backward": lambda: dense(True, chosen.budget),
         "options": options,
         "caches": lambda: caches(chosen.budget),
-        "shapes": lambda: shapes(chosen.budget),
+    } | {
+        group: lambda group=group: shapes(group, chosen.budget) for group in attention_shapes.SHAPES
     }
     lines: list[Line] = []
     failures: list[str] = []

@@ -192,6 +192,21 @@ def test_fully_masked_rows_and_keys(head_dim: int, nan_memory) -> None:
     assert bool((dv[:, :, :109] != 0).any(-1).all())
 
 
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_masks_that_leave_sums_of_dq_empty(head_dim: int, nan_memory) -> None:
+    """Tiles of keys of few heads are in sets, each with a sum of dq. A set whose keys a mask hides
+    from all queries, or from a tile of them, has never written its sum."""
+    g = ac.generator(head_dim)
+    q, grad = (ac.draw((1, 2, 500, head_dim), torch.bfloat16, g) for _ in range(2))
+    k, v = (ac.draw((1, 1, 1100, head_dim), torch.bfloat16, g) for _ in range(2))
+    half = torch.arange(1100, device=q.device) >= 600
+    of_rows = (torch.arange(500, device=q.device) < 250)[:, None] == half
+    for mask in (half.expand(500, 1100), ~half.expand(500, 1100), of_rows):
+        ours, _ = ar.both(q, k, v, grad, mask, enable_gqa=True)
+        want = ar.reference(q, k, v, grad, mask, enable_gqa=True)
+        ar.check("bfloat16", f"{head_dim} {int(mask.sum())}", ours, want)
+
+
 def test_calls_for_the_portable_kernels() -> None:
     g = ac.generator("portable")
     q, k, v, grad = (ac.draw((1, 2, 200, 256), torch.bfloat16, g) for _ in range(4))
