@@ -35,24 +35,24 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
   "grad_x, Tensor grad_weight, Tensor grad_bias)"
 #define TC_SOFTMAX "(Tensor input, bool log, ScalarType dtype) -> Tensor"
 #define TC_SOFTMAX_BACKWARD "(Tensor grad_out, Tensor output, bool log, ScalarType dtype) -> Tensor"
-#define TC_CROSS_ENTROPY                                                                   \
-  "(Tensor input, Tensor target, Tensor? weight, str reduction, int ignore_index, "         \
-  "float label_smoothing, ScalarType dtype) -> (Tensor loss, Tensor total, Tensor max, "     \
+#define TC_CROSS_ENTROPY                                                                 \
+  "(Tensor input, Tensor target, Tensor? weight, str reduction, int ignore_index, "      \
+  "float label_smoothing, ScalarType dtype) -> (Tensor loss, Tensor total, Tensor max, " \
   "Tensor log_sum)"
-#define TC_CROSS_ENTROPY_BACKWARD                                                            \
-  "(Tensor grad, Tensor input, Tensor target, Tensor? weight, Tensor total, Tensor max, "    \
+#define TC_CROSS_ENTROPY_BACKWARD                                                         \
+  "(Tensor grad, Tensor input, Tensor target, Tensor? weight, Tensor total, Tensor max, " \
   "Tensor log_sum, str reduction, int ignore_index, float label_smoothing) -> Tensor"
   m.def(
       "linear_cross_entropy(Tensor input, Tensor linear_weight, Tensor target, *, "
       "Tensor? linear_bias=None, Tensor? weight=None, str reduction='mean', "
       "int ignore_index=-100, float label_smoothing=0.0, ScalarType? dtype=None, "
       "bool recompute=False) -> Tensor");
-#define TC_LINEAR_CROSS_ENTROPY                                                              \
+#define TC_LINEAR_CROSS_ENTROPY                                                               \
   "(Tensor input, Tensor linear_weight, Tensor target, Tensor? linear_bias, Tensor? weight, " \
   "str reduction, int ignore_index, float label_smoothing, ScalarType dtype, "                \
   "bool needs_input, bool needs_weight, bool needs_bias) -> (Tensor loss, Tensor total, "     \
   "Tensor max, Tensor log_sum, Tensor grad_input, Tensor grad_weight, Tensor grad_bias)"
-#define TC_LINEAR_CROSS_ENTROPY_BACKWARD                                                       \
+#define TC_LINEAR_CROSS_ENTROPY_BACKWARD                                                        \
   "(Tensor grad, Tensor input, Tensor linear_weight, Tensor target, Tensor? linear_bias, "      \
   "Tensor? weight, Tensor total, Tensor max, Tensor log_sum, str reduction, int ignore_index, " \
   "float label_smoothing, bool needs_input, bool needs_weight, bool needs_bias) -> (Tensor "    \
@@ -92,17 +92,18 @@ STABLE_TORCH_LIBRARY_IMPL(cubin, CompositeImplicitAutograd, m) { implement_rows_
 // Without this registration torch.vmap would loop over the batch instead of decomposing the op.
 STABLE_TORCH_LIBRARY_IMPL(cubin, FuncTorchBatchedDecomposition, m) { implement_rows_ops(m); }
 
-#define TC_ROWS(device)                                \
-  TC_RAW(scale_into, device);                          \
-  TC_RAW(row_sums, device);                            \
-  TC_RAW_AND_AUTOGRAD(norm, device);                   \
-  TC_RAW_AND_AUTOGRAD(cross_entropy, device);          \
-  TC_RAW_AND_AUTOGRAD(cross_entropy_backward, device); \
-  TC_RAW_AND_AUTOGRAD(norm_backward, device);          \
-  TC_RAW_AND_AUTOGRAD(softmax, device);                \
-  TC_RAW_AND_AUTOGRAD(softmax_backward, device);       \
-  TC_BOXED_AND_AUTOGRAD(linear_cross_entropy, device, TORCH_BOX((&WithMemory<kOp, &linear_cross_entropy>::call))); \
-  TC_BOXED_AND_AUTOGRAD(linear_cross_entropy_backward, device, \
+#define TC_ROWS(device)                                                              \
+  TC_RAW(scale_into, device);                                                        \
+  TC_RAW(row_sums, device);                                                          \
+  TC_RAW_AND_AUTOGRAD(norm, device);                                                 \
+  TC_RAW_AND_AUTOGRAD(cross_entropy, device);                                        \
+  TC_RAW_AND_AUTOGRAD(cross_entropy_backward, device);                               \
+  TC_RAW_AND_AUTOGRAD(norm_backward, device);                                        \
+  TC_RAW_AND_AUTOGRAD(softmax, device);                                              \
+  TC_RAW_AND_AUTOGRAD(softmax_backward, device);                                     \
+  TC_BOXED_AND_AUTOGRAD(linear_cross_entropy, device,                                \
+                        TORCH_BOX((&WithMemory<kOp, &linear_cross_entropy>::call))); \
+  TC_BOXED_AND_AUTOGRAD(linear_cross_entropy_backward, device,                       \
                         TORCH_BOX((&WithMemory<kOp, &linear_cross_entropy_backward>::call)))
 
 STABLE_TORCH_LIBRARY_IMPL(cubin, CPU, m) { TC_ROWS(cpu); }

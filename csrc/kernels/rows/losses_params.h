@@ -39,7 +39,7 @@ struct LossesParams {
   tc_int64 ignore_index;
   void* losses;
   int losses_dtype;
-  int each_grad;   // whether `grad` has an element for each row, or one for all
+  int each_grad;  // whether `grad` has an element for each row, or one for all
   float* max;
   float* log_sum;
   const void* grad;  // in the dtype of losses

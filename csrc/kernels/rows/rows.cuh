@@ -245,13 +245,13 @@ struct Lane {
     constexpr int kHalf = kHeld / 2;
     const int half = threads * (kElements * kHalf);
     Raw raw[2][kHalf];
-    const auto load_half = [&](Raw (&to)[kHalf], int first) {
+    const auto load_half = [&](Raw(&to)[kHalf], int first) {
 #pragma unroll
       for (int i = 0; i < kHalf; ++i) {
         if (has(first, i)) Access::load_raw(to[i], row, column(first, i));
       }
     };
-    const auto take_half = [&](const Raw (&from)[kHalf], int first) {
+    const auto take_half = [&](const Raw(&from)[kHalf], int first) {
 #pragma unroll
       for (int i = 0; i < kHalf; ++i) {
         if (!has(first, i)) continue;

@@ -11,7 +11,6 @@
 namespace torch_cubin {
 namespace {
 
-
 struct Call {
   TensorView a, b, scale_a, scale_b;
   std::optional<TensorView> bias, scale_result;
