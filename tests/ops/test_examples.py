@@ -102,7 +102,8 @@ def test_training_is_the_same_with_and_without_drop_in(training, device, capsys,
     served = {row.function: row.calls for row in torch_cubin.report().served}
     layers = training.SIZES[device].layers
     # Of the second turn, which has the last two steps.
-    assert served[training.ATTENTION] == 2 * layers
+    attended = [calls for function, calls in served.items() if training.ATTENTION in function]
+    assert attended == [2 * layers]
     assert served["torch.nn.functional.linear"] == 2 * (4 * layers + 1)
     assert plot.is_file() == (importlib.util.find_spec("matplotlib") is not None)
 

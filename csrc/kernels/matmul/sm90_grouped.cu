@@ -13,6 +13,8 @@
 //   empty[s]: one arrival per consumer warpgroup of every block that receives this block's loads
 //
 // K runs forwards in every tile, so that a row's bits do not depend on the other groups.
+//
+// It is over 500 lines because its producer gathers rows and its epilogue scatters them.
 #include "common/wgmma.cuh"
 #include "groups_schedule.cuh"
 #include "sm90_epilogue.cuh"

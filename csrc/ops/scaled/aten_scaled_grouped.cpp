@@ -8,7 +8,7 @@
 namespace torch_cubin {
 namespace {
 
-struct GroupedCall {
+struct AtenGroupedCall {
   TensorView a, b, scale_a, scale_b;
   std::optional<TensorView> offs;
   bool has_bias, has_scale_result, by_rows;
@@ -20,7 +20,7 @@ const AtenOp& scaled_grouped_op() {
   return op;
 }
 
-const char* why_not_grouped_options(const GroupedCall& x) {
+const char* why_not_grouped_options(const AtenGroupedCall& x) {
   if (!x.by_rows) return "scales that are not of rows";
   if (x.has_bias) return "a bias";
   if (x.has_scale_result) return "a scale of the result";
@@ -28,7 +28,7 @@ const char* why_not_grouped_options(const GroupedCall& x) {
   return nullptr;
 }
 
-const char* why_not_grouped_operands(const GroupedCall& x) {
+const char* why_not_grouped_operands(const AtenGroupedCall& x) {
   if (x.a.dim != 2 || x.b.dim != 3 || !x.offs || x.offs->dim != 1 || x.a.sizes[1] != x.b.sizes[1] ||
       x.offs->sizes[0] != x.b.sizes[0]) {
     return "shapes that it does not take";
@@ -47,7 +47,7 @@ const char* why_not_grouped_operands(const GroupedCall& x) {
   return nullptr;
 }
 
-const char* why_not_grouped_scales(const GroupedCall& x) {
+const char* why_not_grouped_scales(const AtenGroupedCall& x) {
   if (x.scale_a.dtype != ScalarType::Float || x.scale_b.dtype != ScalarType::Float) {
     return "scales that are not float32";
   }
@@ -58,7 +58,7 @@ const char* why_not_grouped_scales(const GroupedCall& x) {
   return fits ? nullptr : "scales that are not of rows";
 }
 
-const char* why_not_scaled_grouped(const GroupedCall& x, Policy policy) {
+const char* why_not_scaled_grouped(const AtenGroupedCall& x, Policy policy) {
   if (const char* reason = why_not_grouped_options(x)) return reason;
   if (const char* reason = why_not_grouped_operands(x)) return reason;
   if (const char* reason = why_not_grouped_scales(x)) return reason;
@@ -79,7 +79,7 @@ std::vector<Tensor> aten_scaled_grouped_mm(const Tensor& self, const Tensor& mat
                                            bool by_rows) {
   const Policy policy = serving_policy();
   if (policy == Policy::kOff) return {};
-  const GroupedCall call{TensorView(self),         TensorView(mat2), TensorView(scale_a),
+  const AtenGroupedCall call{TensorView(self),         TensorView(mat2), TensorView(scale_a),
                          TensorView(scale_b),      view_of(offs),    bias.has_value(),
                          scale_result.has_value(), by_rows,          out_dtype};
   if (const char* reason = why_not_scaled_grouped(call, policy)) {
