@@ -80,8 +80,8 @@ std::vector<Tensor> aten_scaled_grouped_mm(const Tensor& self, const Tensor& mat
   const Policy policy = serving_policy();
   if (policy == Policy::kOff) return {};
   const AtenGroupedCall call{TensorView(self),         TensorView(mat2), TensorView(scale_a),
-                         TensorView(scale_b),      view_of(offs),    bias.has_value(),
-                         scale_result.has_value(), by_rows,          out_dtype};
+                             TensorView(scale_b),      view_of(offs),    bias.has_value(),
+                             scale_result.has_value(), by_rows,          out_dtype};
   if (const char* reason = why_not_scaled_grouped(call, policy)) {
     count_declined(scaled_grouped_op().name, reason);
     return {};
