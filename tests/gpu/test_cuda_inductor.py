@@ -127,10 +127,13 @@ def test_max_autotune_runs_what_it_measured(dtype) -> None:
     assert torch.equal(results[1].double(), (product + b).abs())
     served = {row.function for row in report.served}
     declined = {row.function for row in report.declined}
-    for name in ("mm", "addmm"):  # any other choice, such as "bias_addmm", calls aten's operator
+    # Inductor may add the bias by a Triton kernel after a product: then there is no addmm.
+    for name, others in (("mm", ()), ("addmm", ("bias_addmm",))):
+        ours = any(f"extern_kernels.{each}(" in code for each in (name, *others))
         pytorchs = f"extern_kernels.cubin_pytorchs_{name}(" in code
+        assert ours or pytorchs or name != "mm", code
         operator = f"aten::{name}.out"
-        assert (operator in served, operator in declined) == (not pytorchs, pytorchs), code
+        assert (operator in served, operator in declined) == (ours, pytorchs), code
 
 
 def test_a_training_step_under_install(block) -> None:
