@@ -96,7 +96,7 @@ extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
 
 }  // namespace torch_cubin::TC_KERNEL
 
-// accepted_spill: one register of a kernel that is bound by memory; a fourth block to hide its
+// accepted_spill: two registers of a kernel that is bound by memory; a fourth block to hide its
 // latency is worth more.
 /* torch_cubin kernels
 {"virtual_arch": [80, 90],
@@ -109,6 +109,6 @@ extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
    "for": {"d": [
      {"short": "f16", "dtype": "float16", "spill": {}},
      {"short": "bf16", "dtype": "bfloat16", "spill": {}},
-     {"short": "f32", "dtype": "float32", "spill": {"sm_80": 8}}],
+     {"short": "f32", "dtype": "float32", "spill": {"sm_80": 16}}],
     "size": [{"threads": 256, "blocks": 4}, {"threads": 512, "blocks": 2}]}}]}
 */
