@@ -123,14 +123,14 @@ def matches(name: str, only: Sequence[str]) -> bool:
 
 
 def run(
-    todo: Iterator[tuple[str, Callable]],
+    work: Iterator[tuple[str, Callable]],
     lines: list[Any],
     options: argparse.Namespace,
 ) -> list[str]:
     """Adds to `lines`, which are written as they come; returns the failures."""
     failures = []
     end = time.monotonic() + options.seconds
-    for number, (name, measured) in enumerate(todo):
+    for number, (name, measured) in enumerate(work):
         if time.monotonic() > end:
             print(f"--seconds: {name} and what follows are not measured", flush=True)
             break
@@ -215,12 +215,12 @@ def main() -> None:
     wanted_directions = options.directions.split(";")
     lines: list[Any] = []
     failures: list[str] = []
-    for wanted, todo in (
+    for wanted, work in (
         (options.products, product_lines(only, wanted_directions, options.every)),
         (options.blocks, block_lines(only, options.every)),
     ):
         if wanted:
-            failures += run(todo, lines, options)
+            failures += run(work, lines, options)
     if lines:
         print_summary(lines, options.markdown)
     if options.models:
@@ -233,8 +233,8 @@ def main() -> None:
     common.write_json(options.json, [asdict(line) for line in lines])
     if options.sweep:
         found = [x for x in models.products() if matches(x.model, only)]
-        todo = model_products.sweep_products(found, wanted_directions)
-        sweep.sweep(todo, options.sweep, SWEEP_EFFORT, options.seconds, show=False)
+        work = model_products.sweep_products(found, wanted_directions)
+        sweep.sweep(work, options.sweep, SWEEP_EFFORT, options.seconds, show=False)
     common.end_with(failures)
 
 

@@ -4,33 +4,12 @@
 // Block (x, y): part y of the columns of eight adjacent threads. The block reads kRows rows at a
 // time, and each thread has four vectors in flight.
 #include "column_sums_params.h"
-#include "rows.cuh"
+#include "columns.cuh"
 
 namespace torch_cubin::TC_KERNEL {
 
 constexpr int kBlock = TC_THREADS;
-constexpr int kAcross = 8;               // threads of a row
 constexpr int kRows = kBlock / kAcross;  // at once
-
-// Sums over the threads with the same columns, for those of the first row.
-template <int kElements>
-TC_DEVICE void join_rows(float (&sums)[kElements]) {
-  __shared__ float parts[kRows][kAcross * kElements + 4];
-  const int first = threadIdx.x % kAcross * kElements, own = threadIdx.x / kAcross;
-#pragma unroll
-  for (int j = 0; j < kElements; ++j) parts[own][first + j] = sums[j];
-  __syncthreads();
-#pragma unroll 1
-  for (int half = kRows / 2; half > 0; half /= 2) {
-    if (own < half) {
-#pragma unroll
-      for (int j = 0; j < kElements; ++j) parts[own][first + j] += parts[own + half][first + j];
-    }
-    __syncthreads();
-  }
-#pragma unroll
-  for (int j = 0; j < kElements; ++j) sums[j] = parts[own][first + j];
-}
 
 template <class Access>
 TC_DEVICE void sum_columns(const ColumnSumsParams& p) {
@@ -50,7 +29,7 @@ TC_DEVICE void sum_columns(const ColumnSumsParams& p) {
 #pragma unroll
     for (int j = 0; j < kElements; ++j) sums[j] += x[j];
   }
-  join_rows(sums);
+  join_rows<kRows>(sums);
   if (own > 0 || !valid) return;
   const tc_int64 first = static_cast<tc_int64>(blockIdx.y) * p.columns;
   Access::store(RowOf(p.out, first, p.out_dtype), sums, column);
