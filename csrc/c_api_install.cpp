@@ -23,6 +23,16 @@ namespace {
 
 using torch::stable::detail::StableLibrary;
 
+// For aten's operators and the dispatch key "CUDA" or "CPU". It and the key are leaked on purpose:
+// PyTorch keeps the key's address, and registrations are never removed.
+StableLibrary& library_over_aten(const std::string& key) {
+  if (key != "CUDA" && key != "CPU") {
+    fail({"internal", "a dispatch key", "has no kernels", "CUDA or CPU", key, ""});
+  }
+  return *new StableLibrary(StableLibrary::Kind::IMPL, "aten", key == "CUDA" ? "CUDA" : "CPU",
+                            __FILE__, __LINE__);
+}
+
 Policy policy_of(int number) {
   if (number < static_cast<int>(Policy::kOff) || number > static_cast<int>(Policy::kAll)) {
     fail({"internal", "a serving policy", "is not known", "0, 1 or 2", std::to_string(number), ""});
@@ -39,33 +49,34 @@ TORCH_CUBIN_API char* torch_cubin_stand_over_aten(const char* key) {
   return answer([&] {
     const std::string name = given(key, "dispatch key");
     const bool on_cuda = name == "CUDA";
-    if (!on_cuda && name != "CPU") {
-      fail({"internal", "a dispatch key", "has no kernels", "CUDA or CPU", name, ""});
-    }
-    // Both are leaked on purpose: PyTorch keeps the key's address, and registrations are never
-    // removed.
-    auto* const library = new StableLibrary(StableLibrary::Kind::IMPL, "aten",
-                                            on_cuda ? "CUDA" : "CPU", __FILE__, __LINE__);
-    library->impl("mm", TORCH_BOX(&aten_mm));
-    library->impl("mm.out", TORCH_BOX(&aten_mm_out));
-    library->impl("bmm", TORCH_BOX(&aten_bmm));
-    library->impl("bmm.out", TORCH_BOX(&aten_bmm_out));
-    library->impl("mv", TORCH_BOX(&aten_mv));
-    library->impl("sum.dim_IntList", TORCH_BOX(&aten_sum_dims));
+    StableLibrary& library = library_over_aten(name);
+    library.impl("mm", TORCH_BOX(&aten_mm));
+    library.impl("mm.out", TORCH_BOX(&aten_mm_out));
+    library.impl("bmm", TORCH_BOX(&aten_bmm));
+    library.impl("bmm.out", TORCH_BOX(&aten_bmm_out));
+    library.impl("mv", TORCH_BOX(&aten_mv));
     if (aten_products(on_cuda).scaled_mm != nullptr) {
-      library->impl("_scaled_mm", TORCH_BOX(&aten_scaled_mm));
+      library.impl("_scaled_mm", TORCH_BOX(&aten_scaled_mm));
     }
     // A CPU build has none of PyTorch's fused attention ops; there tests call ours.
     const AtenAttentions& aten = aten_attentions();
-#define TC_ATTENTION_OP(name)                                                                      \
-  if (!on_cuda || (aten.name && aten.name##_backward)) {                                           \
-    library->impl("_scaled_dot_product_" #name "_attention", TORCH_BOX(&aten_##name##_attention)); \
-    library->impl("_scaled_dot_product_" #name "_attention_backward",                              \
-                  TORCH_BOX(&aten_##name##_attention_backward));                                   \
+#define TC_ATTENTION_OP(name)                                                                     \
+  if (!on_cuda || (aten.name && aten.name##_backward)) {                                          \
+    library.impl("_scaled_dot_product_" #name "_attention", TORCH_BOX(&aten_##name##_attention)); \
+    library.impl("_scaled_dot_product_" #name "_attention_backward",                              \
+                 TORCH_BOX(&aten_##name##_attention_backward));                                   \
   }
     TC_ATTENTION_OP(flash);
     TC_ATTENTION_OP(efficient);
     TC_ATTENTION_OP(cudnn);
+  });
+}
+
+// The same for aten::sum over dims, of which we serve those over the first ones.
+TORCH_CUBIN_API char* torch_cubin_stand_over_sums(const char* key) {
+  return answer([&] {
+    library_over_aten(given(key, "dispatch key"))
+        .impl("sum.dim_IntList", TORCH_BOX(&aten_sum_dims));
   });
 }
 

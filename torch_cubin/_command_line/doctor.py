@@ -238,7 +238,7 @@ def _install() -> Iterator[Finding]:
         yield None, "install() serves nothing: a CPU build of PyTorch"
         return
     before = {op: _overrides(op) for op in aten_kernels.OPERATORS}
-    aten_kernels.register()
+    aten_kernels.register_for("all")
     if not aten_kernels.serves_sums():
         yield None, f"install() serves no addmm: {SUMS.without}"
     for op, others in before.items():

@@ -43,6 +43,7 @@ OPERATORS = (
 
 _lock = threading.Lock()
 _registered: dict[str, torch.library.Library] = {}  # by dispatch key; guarded by _lock
+_with_sums: set[str] = set()  # the keys that have our kernel of aten::sum; guarded by _lock
 
 
 def number_of(policy: str) -> int:
@@ -84,14 +85,36 @@ def register(key: str = "CUDA") -> None:
                 owner.impl(name, kernel_over(grouped), key, allow_override=True)
         library.stand_over_aten(key)
         _registered[key] = owner
+    if any("sum" in row["kinds"] for row in shipped_rows()):
+        register_sums()
     if library.load().torch_cubin_batch_invariant():
         register_rows()
+
+
+def register_for(policy: str) -> None:
+    """Registers what this policy can serve on CUDA."""
+    register()
+    if policy == "all":
+        register_sums()
+
+
+def register_sums() -> None:
+    """Registers our kernel of aten::sum over dims, for the keys that have ours.
+
+    Called before a policy can serve it: registered, it costs the host a microsecond more for every
+    sum of a program.
+    """
+    with _lock:
+        for key in _registered.keys() - _with_sums:
+            library.stand_over_sums(key)
+            _with_sums.add(key)
 
 
 def register_rows() -> None:
     """Registers the kernels of row_kernels.py, which run under the switch of batch invariance, for
     the keys that have ours."""
     if _registered:
+        register_sums()  # first: theirs of aten::sum calls it for the dims that they do not take
         from torch_cubin._drop_in import row_kernels  # imported late: few processes need it
 
         for key in list(_registered):
@@ -270,9 +293,9 @@ def serves(value: torch.Tensor, policy: str) -> bool:
     return any(dtype in row["dtypes"] and "product" in row["kinds"] for row in rows)
 
 
-def shipped_rows(gpu: str) -> list[dict[str, Any]]:
-    """The rows of known_speed.json for a GPU, by the driver's name."""
-    return [row for row in json.loads(_known_speed())["rows"] if row["gpu"] in gpu]
+def shipped_rows(gpu: str | None = None) -> list[dict[str, Any]]:
+    """The rows of known_speed.json, for a GPU by the driver's name."""
+    return [row for row in json.loads(_known_speed())["rows"] if gpu is None or row["gpu"] in gpu]
 
 
 @functools.cache
@@ -295,7 +318,7 @@ def enter_thread(scope: object, policy: str) -> bool:
     False."""
     if not below_autograd():
         return False
-    register()
+    register_for(policy)
     scopes = _entered.__dict__.setdefault("scopes", [])
     before = scopes[-1][1] if scopes else 0
     scopes.append((scope, POLICIES[policy]))
@@ -347,4 +370,4 @@ def is_ours(op: str, key: str = "CUDA") -> bool:
     return "c_api_install.cpp:" in where or f"{Path(__file__)}:" in where
 
 
-__all__ = ["OPERATORS", "is_ours", "number_of", "register", "serves_sums"]
+__all__ = ["OPERATORS", "is_ours", "number_of", "register", "register_for", "serves_sums"]

@@ -120,7 +120,7 @@ def install(*, policy: str = "fastest", batch_invariant: bool = False) -> Instal
     if not isinstance(batch_invariant, bool):
         what = "torch_cubin.install argument 'batch_invariant'"
         raise errors.wrong_type(what, "a bool", batch_invariant)
-    aten_kernels.register()
+    aten_kernels.register_for(policy)
     if batch_invariant:
         aten_kernels.register_rows()
     handle = Installation(policy, batch_invariant)

@@ -164,6 +164,7 @@ _FUNCTIONS: dict[str, list[Any]] = {
     "force_kernel": [_INT],
     "tuned_file": [_TEXT, _INT],
     "stand_over_aten": [_TEXT],
+    "stand_over_sums": [_TEXT],
     "set_process_policy": [_INT],
     "set_thread_policy": [_INT],
     "forget_thread_object": [_TEXT],
@@ -264,6 +265,11 @@ def stand_over_aten(key: str) -> None:
     """Registers our kernels for aten's operators and a dispatch key (csrc/c_api_install.cpp); once
     each."""
     _answer(load().torch_cubin_stand_over_aten(_text(key)))
+
+
+def stand_over_sums(key: str) -> None:
+    """The same for aten::sum over dims."""
+    _answer(load().torch_cubin_stand_over_sums(_text(key)))
 
 
 def set_process_policy(policy: int) -> None:

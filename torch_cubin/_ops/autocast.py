@@ -77,20 +77,21 @@ def _dtype_of(arguments: dict[str, Any], device_type: str) -> torch.dtype:
     return torch.get_autocast_dtype(device_type)
 
 
+@functools.cache
+def _found(name: str) -> tuple[Any, list[str]]:
+    """Of each op at its first call: for all of them, it would take a tenth of the import."""
+    op = raw_ops.overload(name)
+    return op, operators.argument_names(op)
+
+
 def _kernel(name: str, key: str, device_type: str) -> Callable[..., Any]:
     without_this_key = dispatch_keys.without_key(key)
     # Nothing is cast, but the op runs without the key: the ATen ops of its CPU reference need that.
     casts = not any(kept in name for kept in raw_ops.FLOAT8)
     attends = "attention" in name
 
-    @functools.cache
-    def found() -> tuple[Any, list[str]]:
-        # At the first call: it takes longer than everything else about an import of the op.
-        op = raw_ops.overload(name)
-        return op, operators.argument_names(op)
-
     def autocast(*args: Any, **kwargs: Any) -> Any:
-        op, names = found()
+        op, names = _found(name)
         given = dict(zip(names, args, strict=False)) | kwargs
         dtype = _dtype_of(given, device_type)
         out_dtype = given.get("out_dtype")

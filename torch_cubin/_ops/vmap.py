@@ -279,6 +279,12 @@ def _attention_kernel(name: str) -> Any:
     return kernel
 
 
+@functools.cache
+def _found(name: str, rule_of: Callable[[Any], Any]) -> tuple[Any, Any]:
+    op = raw_ops.overload(name)
+    return rule_of(op), op
+
+
 def register_rule(library: torch.library.Library, name: str, rule_of: Callable[[Any], Any]) -> None:
     """torch.library.register_vmap(), but the op is looked up, and its rule made, at the first call:
     for all ops of ours, that takes as long as a tenth of the import."""
@@ -287,14 +293,9 @@ def register_rule(library: torch.library.Library, name: str, rule_of: Callable[[
         torch.library.register_vmap(f"cubin::{name}", rule, lib=library)
         return
 
-    @functools.cache
-    def found() -> tuple[Any, Any]:
-        op = raw_ops.overload(name)
-        return rule_of(op), op
-
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         interpreter = transforms.current_interpreter()
-        return transforms.vmap_helper(interpreter, *found(), *args, **kwargs)
+        return transforms.vmap_helper(interpreter, *_found(name, rule_of), *args, **kwargs)
 
     library.impl(name, kernel, "FuncTorchBatched", with_keyset=True)
 
