@@ -35,6 +35,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 import torch_cubin
+from torch_cubin._ops.scaled import ROW
 
 ops = torch.ops.cubin
 B, M, K, N, H = 4, 8, 16, 12, 4
@@ -51,6 +52,7 @@ k2, v2 = k[:, :2], v[:, :2]
 kept = tensor(B, M, K, seed=5)
 experts, ends = tensor(2, K, N), torch.tensor([3, M])
 square = tensor(2, B, M, M)
+labels = torch.arange(M) % K
 slopes, mask = tensor(H).abs(), tensor(B, 1, M, M) > 0
 
 
@@ -88,6 +90,31 @@ CASES: list[tuple[str, Any, list[torch.Tensor], list[Any], Any]] = [
     ("linears row", lambda *t: ops._linears(t[0], t[1:], [])[0], [x, w, c], [S2, S1, S1], P),
     ("one of linears", lambda *t: ops._linears(t[0], t[1:], [])[0], [x, w], [R, S0], S2),
     ("aux", lambda *t: ops._linear_activation_aux(*t, "gelu")[1], [x, w, b], [R, S0, S0], S2),
+    ("rms_norm", lambda *t: ops.rms_norm(t[0], [K], t[1]), [x, w[0]], [S0, R], S0),
+    ("rms_norm rows", lambda *t: ops.rms_norm(t[0], [K], t[1]), [x, w[0]], [S1, R], S1),
+    ("rms_norm columns", lambda *t: ops.rms_norm(t[0], [K], t[1]), [x, w[0]], [S2, S0], None),
+    ("add_rms_norm", lambda *t: ops.add_rms_norm(*t, [K])[0], [x, kept], [S1, S1], S1),
+    ("layer_norm", lambda *t: ops.layer_norm(t[0], [K], *t[1:]), [x, w[0], w[1]], [S1, R, R], S1),
+    ("layer_norm of two dims", lambda x: ops.layer_norm(x, [M, K]), [x], [S0], S0),
+    ("softmax", lambda x: ops.softmax(x, -1), [x], [S1], S1),
+    ("softmax columns", lambda x: ops.log_softmax(x, -1), [x], [S2], None),
+    ("losses", lambda *t: ops.cross_entropy(*t, reduction="none"), [x[0], labels], [S0, S0], S0),
+    (
+        "a sum of losses",
+        lambda *t: ops.cross_entropy(*t, reduction="sum"),
+        [x[0], labels],
+        [S0, S0],
+        P,
+    ),
+    ("a mean loss", lambda *t: ops.cross_entropy(*t), [x[0], labels], [S0, S0], R),
+    (
+        "weighted",
+        lambda *t: ops.cross_entropy(t[0], t[1], t[2].detach(), reduction="sum"),
+        [x[0], labels, w[0].abs()],
+        [S0, R, R],
+        P,
+    ),
+    ("linear loss", ops.linear_cross_entropy, [x[0], w, labels], [S0, R, S0], R),
     ("sdpa heads", ops.scaled_dot_product_attention, [q, k, v], [S1] * 3, S1),
     ("sdpa batch", ops.scaled_dot_product_attention, [q, k, v], [S0] * 3, S0),
     ("sdpa mask", ops.scaled_dot_product_attention, [q, k, v, mask], [S1, S1, S1, R], S1),
@@ -148,6 +175,31 @@ def check_written(mesh: Any) -> list[str]:
         if not torch.allclose(full(parts[0]), want, atol=1e-4):
             wrong.append(f"addmm_into {placements}")
     return wrong
+
+
+def check_scaled(mesh: Any) -> list[str]:
+    """Products of 8-bit floats with scales of rows: rows and columns are sharded."""
+
+    def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        (a, scale_a), (b, scale_b) = ops.quantize(a, ROW), ops.quantize(b, ROW)
+        return ops.scaled_matmul(a, b.t(), scale_a, ROW, scale_b.t(), ROW)
+
+    wrong, whole = [], (x[0], w)
+    for placements, wanted in (((S0, R), S0), ((R, S0), S1), ((S1, S1), R)):
+        parts = [distribute_tensor(t, mesh, [p]) for t, p in zip(whole, placements, strict=True)]
+        got = product(*parts)
+        if tuple(got.placements) != (wanted,) or not torch.equal(full(got), product(*whole)):
+            wrong.append(f"scaled_matmul {placements}: {got.placements}")
+    return wrong
+
+
+def ops_without_rules() -> list[str]:
+    """Public ops forward to those with rules; out= variants and what stands under aten's operators
+    see local tensors."""
+    names = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("cubin::_")}
+    known = DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs
+    known = {str(op).replace(".", "::", 1).removesuffix(".default") for op in known}
+    return sorted(n for n in names - known if not n.endswith(".out") and "::_aten_" not in n)
 
 
 def check_two_dims(ranks: int) -> list[str]:
@@ -311,6 +363,8 @@ def main(rank: int, ranks: int, folder: str) -> None:
         except Exception as error:
             wrong.append(f"{case[0]}: {type(error).__name__} {str(error)[:300]}")
     wrong += check_written(mesh)
+    wrong += check_scaled(mesh)
+    wrong += [f"{name} has no sharding rule" for name in ops_without_rules()]
     wrong += check_two_dims(ranks)
     wrong += check_row_parallel(mesh)
     wrong += [check_checkpoint(mesh, how, folder) for how in ("tensor", "fsdp")]

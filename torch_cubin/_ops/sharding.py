@@ -27,8 +27,8 @@ class Description:
     """The tensors of a call, without those that are None."""
 
     arguments: list[Labels]
-    results: list[Labels]
-    summed: Sequence[str] = ()  # labels of which results are sums, and may be partial ones
+    results: Sequence[Labels | None]  # None: without elements, and whole on every GPU
+    summed: Sequence[str | None] = ()  # labels of which results are sums, and may be partial ones
     addends: Sequence[int] = ()  # arguments that are added to those sums
     fixed: Sequence[int] = ()
     is_list: bool = False
@@ -41,14 +41,18 @@ class Description:
         return sharding.Rules(len(self.results), choices, even, self.fixed, self.is_list)
 
     def _allows(self, label: str) -> bool:
-        return label in self.summed or all(label in each for each in self.results)
+        return label in self.summed or all(
+            label in each for each in self.results if each is not None
+        )
 
     def _choice(self, label: str | None) -> tuple[list[Any], list[Any]]:
         from torch.distributed.tensor import Partial, Replicate, Shard
 
         summed = label in self.summed
 
-        def placement(labels: Labels, *, is_sum: bool) -> Any:
+        def placement(labels: Labels | None, *, is_sum: bool) -> Any:
+            if labels is None:
+                return Replicate()
             if label is not None and label in labels:
                 return Shard(labels.index(label))
             return Partial() if is_sum and summed else Replicate()
@@ -59,7 +63,7 @@ class Description:
         )
 
 
-def _rows(tensor: Any, *last: str | None) -> list[str | None]:
+def of_rows(tensor: Any, *last: str | None) -> list[str | None]:
     """Labels of a tensor whose other dims are rows, each with a label of its own."""
     return [*(f"row{i}" for i in range(len(tensor.shape) - len(last))), *last]
 
@@ -116,10 +120,11 @@ def _moe(
     return Description([tokens, tokens, tokens, [None] * 3, [None] * 3], [tokens])
 
 
-def _moe_parts(results: int, *args: Any) -> Description:
+def whole(results: int, *args: Any, **options: Any) -> Description:
     """Of nothing: each GPU computes all of it."""
-    tensors: list[Labels] = [[None] * len(x.shape) for x in args if hasattr(x, "shape")]
-    return Description(tensors, [[]] * results)
+    given = (*args, *options.values())
+    tensors: list[Labels] = [[None] * len(x.shape) for x in given if hasattr(x, "shape")]
+    return Description(tensors, [None] * results)
 
 
 def _expert_rows(x: Any, tokens: Any, order: Any, places: Any) -> Description:
@@ -138,11 +143,11 @@ def _linear(
     input: Any, weight: Any, bias: Any = None, activation: str = "none", results: int = 1
 ) -> Description:
     columns = ["n"] if len(weight.shape) == 2 else []
-    arguments: list[Labels] = [_rows(input, "k"), [*columns, "k"]]
+    arguments: list[Labels] = [of_rows(input, "k"), [*columns, "k"]]
     if bias is not None:
         is_row = len(bias.shape) == 1 and bias.shape[0] == weight.shape[0] and columns
         arguments.append(["n"] if is_row else [None] * len(bias.shape))
-    out = [*_rows(input, "k")[:-1], *columns]
+    out = [*of_rows(input, "k")[:-1], *columns]
     return Description(
         arguments,
         [out] * results,
@@ -156,7 +161,7 @@ def _linear_activation_aux(input: Any, weight: Any, bias: Any, activation: str) 
 
 
 def _linear_glu(input: Any, gate: Any, up: Any, activation: str, results: int = 1) -> Description:
-    rows = _rows(input, "k")
+    rows = of_rows(input, "k")
     return Description([rows, ["n", "k"], ["n", "k"]], [[*rows[:-1], "n"]] * results)
 
 
@@ -166,7 +171,7 @@ def _linear_glu_aux(input: Any, gate: Any, up: Any, activation: str) -> Descript
 
 def _linears(input: Any, weights: Sequence[Any], biases: Sequence[Any]) -> Description:
     given = [bias for bias in biases if bias is not None]
-    rows = _rows(input, "k")
+    rows = of_rows(input, "k")
     first = 1 + len(weights)
     return Description(
         [rows, *(["n", "k"] for _ in weights), *(["n"] for _ in given)],
@@ -178,7 +183,7 @@ def _linears(input: Any, weights: Sequence[Any], biases: Sequence[Any]) -> Descr
 
 
 def _linear_activation_backward(grad: Any, weight: Any, aux: Any, activation: str) -> Description:
-    rows = _rows(grad, "n")
+    rows = of_rows(grad, "n")
     k = [*rows[:-1], "k"]
     return Description([rows, ["n", "k"], k], [k], summed=["n"])
 
@@ -414,16 +419,22 @@ RULES = {
 }
 
 
+# Ops without an autograd variant.
+PARTS = {
+    "_weight_and_bias_gradient": _weight_and_bias_gradient,
+    "_moe_forward": functools.partial(whole, 3),
+    "_moe_backward": functools.partial(whole, 4),
+}
+
+
 def register() -> None:
     """Called once somebody has imported DTensor."""
-    for name, describe in RULES.items():
+    from torch_cubin._ops import sharding_rows  # imported late: it needs this module
+
+    for name, describe in {**RULES, **sharding_rows.RULES}.items():
         ops = [raw_ops.overload(raw) for raw in raw_ops.raw_names(name)]
         sharding.register(ops, _rules_of(describe))
-    for name, describe in (
-        ("_weight_and_bias_gradient", _weight_and_bias_gradient),
-        ("_moe_forward", functools.partial(_moe_parts, 3)),
-        ("_moe_backward", functools.partial(_moe_parts, 4)),
-    ):
+    for name, describe in {**PARTS, **sharding_rows.PARTS}.items():
         sharding.register([raw_ops.overload(name)], _rules_of(describe))
 
 
