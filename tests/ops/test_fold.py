@@ -78,6 +78,24 @@ def test_a_cast_to_fewer_bits_than_the_result_has_stays() -> None:
     assert seen == {"_linear": 1}
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["gelu_new", "gelu_fast", "gelu_python"])
+def test_activations_that_models_write_out(name: str, dtype: torch.dtype) -> None:
+    activations = pytest.importorskip("transformers.activations")
+    function = {
+        "gelu_new": activations.NewGELUActivation(),
+        "gelu_fast": activations.FastGELUActivation(),
+        "gelu_python": activations.GELUActivation(use_gelu_python=True),
+    }[name]
+    seen = folded(lambda x, w: function(linear(x, w)), *tensors((M, K), (N, K), dtype=dtype))
+    assert seen == {"_linear_activation": 1}
+    seen = folded(
+        lambda x, w, v: function(linear(x, w)) * linear(x, v),
+        *tensors((M, K), (N, K), (N, K), dtype=dtype),
+    )
+    assert seen == {"_linear_glu": 1}
+
+
 NOT_FOLDED: dict[str, Callable[..., Any]] = {
     "broadcast": lambda x, w, v: linear(x, w).view(1, -1) * torch.sigmoid(linear(x, w).view(-1, 1)),
     "transposed": lambda x, w, v: linear(x, w[:M]) * torch.sigmoid(linear(x, w[:M]).t()),

@@ -139,7 +139,8 @@ def test_a_run_that_ends_early_is_not_recorded(
 
 
 def test_a_test_that_ends_its_process_fails_once_and_the_others_go_on(tree: Path) -> None:
-    # -rN: pytest's summary repeats the line, cut to the terminal's width, but whole where CI is set.
+    # -rN: pytest's summary repeats the line, cut to the terminal's width, but whole where CI is
+    # set.
     found = run(tree, *PARALLEL, "-rN", "tests/gpu", CRASH="1")
     assert found is not None
     assert [found[name] for name in ("passed", "failed", "skipped")] == [3, 1, 1]

@@ -6,7 +6,9 @@ Casts and views are skipped in the comparison, so that one tree matches every dt
 from __future__ import annotations
 
 import functools
+import math
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,11 +25,27 @@ Tree = Any
 LEAF = "x"
 
 
+# What models write for an activation instead of calling PyTorch's function: GPT-2 and its kin, then
+# two of transformers' (activations.py there has all three).
+_WRITTEN_OUT: tuple[tuple[str, Callable[[Any], Any]], ...] = (
+    (
+        "gelu_tanh",
+        lambda x: 0.5 * x * (1.0 + torch.tanh(_ROOT * (x + 0.044715 * torch.pow(x, 3.0)))),
+    ),
+    (
+        "gelu_tanh",
+        lambda x: 0.5 * x * (1.0 + torch.tanh(x * 0.7978845608 * (1.0 + 0.044715 * x * x))),
+    ),
+    ("gelu", lambda x: x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0)))),
+)
+_ROOT = math.sqrt(2.0 / math.pi)
+
+
 @functools.cache
 def trees() -> dict[str, list[Tree]]:
     """For each activation, its trees for 16 bits and for float32, which may differ."""
     found: dict[str, list[Tree]] = {}
-    for name, function in ACTIVATIONS.items():
+    for name, function in (*ACTIVATIONS.items(), *_WRITTEN_OUT):
         for dtype in (torch.bfloat16, torch.float32):
             graph = inductor.traced(function, torch.ones(2, 2, dtype=dtype))
             (result,) = (node for node in graph.nodes if node.op == "output")
