@@ -6,8 +6,6 @@
 
 namespace torch_cubin {
 
-constexpr int kMostCluster = 8;
-
 TC_DEVICE u32 cluster_rank() {
   u32 rank = 0;
 #if __CUDA_ARCH__ >= 900

@@ -6,9 +6,9 @@
 // eight, all rows begin at multiples of 16 bytes.
 #pragma once
 
-namespace torch_cubin {
+#include "rows_params.h"
 
-typedef long long tc_int64;  // device code includes no <cstdint>
+namespace torch_cubin {
 
 struct ColumnSumsParams {
   const void* x;

@@ -5,14 +5,12 @@
 
 namespace torch_cubin {
 
-constexpr int kAcross = 8;  // threads of a row
-
 // Sums over the threads with the same columns, for those of the first of kRows rows. After it, all
 // threads must meet before the next sums.
 template <int kRows, int kElements>
 TC_DEVICE void join_rows(float (&sums)[kElements]) {
-  __shared__ float parts[kRows][kAcross * kElements + 4];
-  const int first = threadIdx.x % kAcross * kElements, own = threadIdx.x / kAcross;
+  __shared__ float parts[kRows][kThreadsAcross * kElements + 4];
+  const int first = threadIdx.x % kThreadsAcross * kElements, own = threadIdx.x / kThreadsAcross;
 #pragma unroll
   for (int j = 0; j < kElements; ++j) parts[own][first + j] = sums[j];
   __syncthreads();

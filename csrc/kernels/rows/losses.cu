@@ -62,19 +62,14 @@ TC_DEVICE void compute_losses(const LossesParams& p) {
 extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
     TC_KERNEL(const __grid_constant__ LossesParams p) {
   wait_for_previous_kernel();
-  const auto run = [&](auto access) {
+  with_access<StreamedVectors, DType::TC_DTYPE>(p.columns, [&](auto access) {
     using Access = decltype(access);
     if (p.label_smoothing == 0) {
       compute_losses<Access, false>(p);
     } else {
       compute_losses<Access, true>(p);
     }
-  };
-  if (p.columns % 8 != 0) {
-    run(Singles<static_cast<int>(DType::TC_DTYPE)>{});
-  } else {
-    run(StreamedVectors<static_cast<int>(DType::TC_DTYPE)>{});
-  }
+  });
 }
 
 }  // namespace torch_cubin::TC_KERNEL

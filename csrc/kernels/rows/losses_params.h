@@ -17,9 +17,9 @@
 // loss, weight and gradient 0 and is not read; with other targets that are no class they are NaN.
 #pragma once
 
-namespace torch_cubin {
+#include "rows_params.h"
 
-typedef long long tc_int64;  // device code includes no <cstdint>
+namespace torch_cubin {
 
 struct LossesParams {
   const void* x;

@@ -36,13 +36,7 @@ TC_DEVICE void normalize(const NormParams& p) {
       Access::pack(raw[i], x);
     }
   };
-  const auto for_each = [&](auto&& body) {
-    at.for_each(load, [&](int i, int column) {
-      float x[kElements];
-      Access::unpack(x, raw[i]);
-      body(x, column);
-    });
-  };
+  const auto for_each = [&](auto&& body) { at.for_each_unpacked(raw, load, body); };
   load(0);
   float mean = 0;
   if (p.centered) {
@@ -90,8 +84,8 @@ TC_DEVICE void normalize(const NormParams& p) {
 extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
     TC_KERNEL(const __grid_constant__ NormParams p) {
   wait_for_previous_kernel();
-  with_access<DType::TC_DTYPE>(p.threads, p.cluster, p.columns,
-                               [&](auto access) { normalize<decltype(access)>(p); });
+  with_held_access<DType::TC_DTYPE>(p.threads, p.cluster, p.columns,
+                                    [&](auto access) { normalize<decltype(access)>(p); });
 }
 
 }  // namespace torch_cubin::TC_KERNEL

@@ -72,8 +72,8 @@ TC_DEVICE void differentiate(const NormParams& p) {
 extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
     TC_KERNEL(const __grid_constant__ NormParams p) {
   wait_for_previous_kernel();
-  with_access<DType::TC_DTYPE>(p.threads, p.cluster, p.columns,
-                               [&](auto access) { differentiate<decltype(access)>(p); });
+  with_held_access<DType::TC_DTYPE>(p.threads, p.cluster, p.columns,
+                                    [&](auto access) { differentiate<decltype(access)>(p); });
 }
 
 }  // namespace torch_cubin::TC_KERNEL

@@ -10,13 +10,14 @@
 namespace torch_cubin::TC_KERNEL {
 
 constexpr int kBlock = TC_THREADS;
-constexpr int kRows = kBlock / kAcross;  // at once
+constexpr int kRows = kBlock / kThreadsAcross;  // at once
 
 template <class Access>
 TC_DEVICE void sum_columns(const NormParams& p) {
   constexpr int kElements = Access::kElements;
-  const int own = threadIdx.x / kAcross;
-  const int column = static_cast<int>(blockIdx.x * kAcross + threadIdx.x % kAcross) * kElements;
+  const int own = threadIdx.x / kThreadsAcross;
+  const int column =
+      static_cast<int>(blockIdx.x * kThreadsAcross + threadIdx.x % kThreadsAcross) * kElements;
   const bool valid = column < p.columns;
   float of_weight[kElements] = {}, of_bias[kElements] = {}, x[kElements], grad[kElements];
   if (p.sums_parts > 0) {
@@ -62,11 +63,8 @@ TC_DEVICE void sum_columns(const NormParams& p) {
 extern "C" __global__ void __launch_bounds__(kBlock)
     TC_KERNEL(const __grid_constant__ NormParams p) {
   wait_for_previous_kernel();
-  if (p.columns % 8 != 0) {
-    sum_columns<Singles<static_cast<int>(DType::TC_DTYPE)>>(p);
-  } else {
-    sum_columns<Vectors<static_cast<int>(DType::TC_DTYPE)>>(p);
-  }
+  with_access<Vectors, DType::TC_DTYPE>(p.columns,
+                                        [&](auto access) { sum_columns<decltype(access)>(p); });
 }
 
 }  // namespace torch_cubin::TC_KERNEL

@@ -14,9 +14,9 @@
 // a multiple of eight, all rows begin at multiples of 16 bytes.
 #pragma once
 
-namespace torch_cubin {
+#include "rows_params.h"
 
-typedef long long tc_int64;  // device code includes no <cstdint>
+namespace torch_cubin {
 
 struct NormParams {
   const void* x;

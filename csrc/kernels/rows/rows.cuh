@@ -8,21 +8,17 @@
 
 #include "cluster.cuh"
 #include "common/dtype.cuh"
+#include "rows_params.h"
 
 namespace torch_cubin {
 
-// Values of the dtype fields of parameters.
-constexpr int kRowFloat16 = static_cast<int>(DType::float16);
-constexpr int kRowBFloat16 = static_cast<int>(DType::bfloat16);
-constexpr int kRowFloat32 = static_cast<int>(DType::float32);
+static_assert(kRowFloat16 == static_cast<int>(DType::float16) &&
+              kRowBFloat16 == static_cast<int>(DType::bfloat16) &&
+              kRowFloat32 == static_cast<int>(DType::float32));
 
 struct alignas(16) FourWords {
   u32 words[4];
 };
-
-// Registers of each thread for the elements of a row, of each tensor. 64 bytes a thread are loads
-// enough at a time to use all of the memory's rate.
-constexpr int kRowRegisters = 16;
 
 // Reads 16 bytes past the L1 cache.
 TC_DEVICE void load_once(FourWords& out, const void* from) {
@@ -47,7 +43,7 @@ struct RowOf {
 // dtype, and parameters of 16-bit rows may be float32.
 template <int kDtype>
 struct Vectors {
-  static constexpr int kElements = 8;
+  static constexpr int kElements = kRowVector;
   static constexpr bool kIsFloat = kDtype == kRowFloat32;
   static constexpr bool kExact = kIsFloat;         // whether results need all of float32's digits
   static constexpr int kParts = kIsFloat ? 2 : 1;  // of 16 bytes
@@ -55,9 +51,8 @@ struct Vectors {
   struct Raw {
     FourWords parts[kParts];
   };
-  // The vectors of 16 * `count` bytes.
-  static constexpr int held(int count) { return count / kParts; }
-  static constexpr bool kIsHeld = true;  // whether threads hold the whole row
+  static constexpr int kHeld = kThreadBytes / (16 * kParts);  // vectors of a thread at a time
+  static constexpr bool kIsHeld = true;                       // whether threads hold the whole row
 
   static TC_DEVICE void load_raw(Raw& raw, const RowOf& row, int column) {
     const char* from = row.data + column * tc_int64(2 * kParts);
@@ -138,7 +133,7 @@ struct Singles {
   static constexpr int kElements = 1;
   static constexpr bool kExact = true;
   using Raw = u32;  // an element's bits, which are converted later than all loads are issued
-  static constexpr int held(int count) { return 2 * count; }
+  static constexpr int kHeld = kThreadSingles;
   static constexpr bool kIsHeld = false;
 
   static TC_DEVICE u32 bits_at(const RowOf& row, int dtype, int column) {
@@ -191,7 +186,7 @@ TC_DEVICE float element_of(const void* tensor, int dtype, tc_int64 index) {
 template <class Access>
 struct Lane {
   static constexpr int kElements = Access::kElements;
-  static constexpr int kHeld = Access::held(kRowRegisters / 4);
+  static constexpr int kHeld = Access::kHeld;
   using Raw = typename Access::Raw;
   int lane, threads, columns;
 
@@ -237,6 +232,16 @@ struct Lane {
     }
   }
 
+  // The same with the elements of each vector: body(x, column).
+  template <class Load, class Body>
+  TC_DEVICE void for_each_unpacked(const Raw (&raw)[kHeld], Load&& load, Body&& body) const {
+    for_each(load, [&](int i, int column) {
+      float x[kElements];
+      Access::unpack(x, raw[i]);
+      body(x, column);
+    });
+  }
+
   // Calls body(x, column) for the row's vectors, read once, each while the next ones are loaded. It
   // begins to load before it asks skip() whether to.
   template <class Skip, class Body>
@@ -272,14 +277,25 @@ struct Lane {
   }
 };
 
-// Calls run(access) with the access for rows of that length and dtype.
+// Calls run(access) with the access for rows of that length and dtype, for kernels whose threads
+// hold them.
 template <DType kDtype, class Run>
-TC_DEVICE void with_access(int threads, int cluster, int columns, Run&& run) {
+TC_DEVICE void with_held_access(int threads, int cluster, int columns, Run&& run) {
   using OwnVectors = Vectors<static_cast<int>(kDtype)>;
   if (Lane<OwnVectors>::takes(threads, cluster, columns)) {
     run(OwnVectors{});
   } else {
     run(Singles<static_cast<int>(kDtype)>{});
+  }
+}
+
+// The same for kernels that read rows of any length by vectors.
+template <template <int> class OfVectors, DType kDtype, class Run>
+TC_DEVICE void with_access(int columns, Run&& run) {
+  if (columns % kRowVector != 0) {
+    run(Singles<static_cast<int>(kDtype)>{});
+  } else {
+    run(OfVectors<static_cast<int>(kDtype)>{});
   }
 }
 

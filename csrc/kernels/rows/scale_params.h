@@ -4,9 +4,9 @@
 //         multiple of eight, and x begins at a multiple of 16 bytes.
 #pragma once
 
-namespace torch_cubin {
+#include "rows_params.h"
 
-typedef long long tc_int64;  // device code includes no <cstdint>
+namespace torch_cubin {
 
 struct ScaleParams {
   void* x;

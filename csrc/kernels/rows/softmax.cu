@@ -21,13 +21,7 @@ TC_DEVICE void softmax(const RowsSoftmaxParams& p) {
   const RowOf x_row(p.x, row * p.x_stride, p.x_dtype), out(p.out, row * p.columns, p.out_dtype);
   typename Own::Raw raw[Own::kHeld];
   const auto load = [&](int first) { at.load(raw, x_row, first); };
-  const auto for_each = [&](auto&& body) {
-    at.for_each(load, [&](int i, int column) {
-      float x[kElements];
-      Access::unpack(x, raw[i]);
-      body(x, column);
-    });
-  };
+  const auto for_each = [&](auto&& body) { at.for_each_unpacked(raw, load, body); };
   load(0);
   Sum sum;
   sum.clear();
@@ -56,8 +50,8 @@ TC_DEVICE void softmax(const RowsSoftmaxParams& p) {
 extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
     TC_KERNEL(const __grid_constant__ RowsSoftmaxParams p) {
   wait_for_previous_kernel();
-  with_access<DType::TC_DTYPE>(p.threads, p.cluster, p.columns,
-                               [&](auto access) { softmax<decltype(access)>(p); });
+  with_held_access<DType::TC_DTYPE>(p.threads, p.cluster, p.columns,
+                                    [&](auto access) { softmax<decltype(access)>(p); });
 }
 
 }  // namespace torch_cubin::TC_KERNEL
@@ -67,31 +61,21 @@ extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
 // Wider blocks are for long rows, and for the GPUs that they were measured on: wheels stay small.
 /* torch_cubin kernels
 {"virtual_arch": [80, 90],
+ "defaults": {
+  "name": "softmax_rows_{d.short}_{size.threads}", "kind": "softmax", "dtype": "{d.dtype}",
+  "math": "float32", "layout": "any", "alignment": 2, "tile": [1, 8, 1], "stages": 1,
+  "block": ["{size.threads}", 1, 1], "dynamic_shared": 0,
+  "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": "{size.blocks}"},
+  "cost": {"k_tile": 0, "fixed": 0}},
  "kernels": [
-  {"name": "softmax_rows_{d.short}_{size.threads}", "kind": "softmax", "dtype": "{d.dtype}",
-   "math": "float32", "layout": "any", "alignment": 2, "tile": [1, 8, 1], "stages": 1,
-   "block": ["{size.threads}", 1, 1], "dynamic_shared": 0,
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": "{size.blocks}"},
-   "accepted_spill": {"sm_80": 48, "sm_86": 48, "sm_89": 48, "sm_90a": 48, "sm_100a": 48, "sm_120a": 48},
-   "cost": {"k_tile": 0, "fixed": 0},
+  {"archs": "{size.archs}", "accepted_spill": "{size.spill}",
    "for": {"d": [
      {"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"},
      {"short": "f32", "dtype": "float32"}],
-    "size": [{"threads": 256, "blocks": 5}]}},
-  {"name": "softmax_rows_{d.short}_{size.threads}", "kind": "softmax", "dtype": "{d.dtype}",
-   "math": "float32", "layout": "any", "alignment": 2, "tile": [1, 8, 1], "stages": 1,
-   "block": ["{size.threads}", 1, 1], "dynamic_shared": 0, "archs": ["sm_90a"],
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": "{size.blocks}"},
-   "cost": {"k_tile": 0, "fixed": 0},
-   "for": {"d": [
-     {"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"},
-     {"short": "f32", "dtype": "float32"}],
-    "size": [{"threads": 512, "blocks": 2}]}},
-  {"name": "softmax_rows_{d.short}_{size.threads}", "kind": "softmax", "dtype": "{d.dtype}",
-   "math": "float32", "layout": "any", "alignment": 2, "tile": [1, 8, 1], "stages": 1,
-   "block": ["{size.threads}", 1, 1], "dynamic_shared": 0, "archs": ["sm_90a"],
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": "{size.blocks}"},
-   "cost": {"k_tile": 0, "fixed": 0},
-   "for": {"d": [{"short": "f32", "dtype": "float32"}],
-    "size": [{"threads": 1024, "blocks": 1}]}}]}
+    "size": [
+     {"threads": 256, "blocks": 5, "archs": [],
+      "spill": {"sm_80": 48, "sm_86": 48, "sm_89": 48, "sm_90a": 48, "sm_100a": 48, "sm_120a": 48}},
+     {"threads": 512, "blocks": 2, "archs": ["sm_90a"], "spill": {}}]}},
+  {"archs": ["sm_90a"],
+   "for": {"d": [{"short": "f32", "dtype": "float32"}], "size": [{"threads": 1024, "blocks": 1}]}}]}
 */

@@ -9,9 +9,9 @@
 // all rows begin at multiples of 16 bytes. A row with a NaN or +inf, or of -inf alone, is all NaN.
 #pragma once
 
-namespace torch_cubin {
+#include "rows_params.h"
 
-typedef long long tc_int64;  // device code includes no <cstdint>
+namespace torch_cubin {
 
 struct RowsSoftmaxParams {
   const void* x;

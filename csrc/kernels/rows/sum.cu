@@ -31,9 +31,7 @@ TC_DEVICE void sum_row(const RowSumParams& p) {
   // The sum of the row's terms.
   const auto total_of = [&](auto&& term) {
     Sums<1> total = {{0}};
-    at.for_each(load, [&](int i, int) {
-      float x[Access::kElements];
-      Access::unpack(x, raw[i]);
+    at.for_each_unpacked(raw, load, [&](float (&x)[Access::kElements], int) {
 #pragma unroll
       for (int j = 0; j < Access::kElements; ++j) x[j] = term(x[j]);
       total.of[0] += sum_of(x);
@@ -62,8 +60,8 @@ TC_DEVICE void sum_row(const RowSumParams& p) {
 extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
     TC_KERNEL(const __grid_constant__ RowSumParams p) {
   wait_for_previous_kernel();
-  with_access<DType::TC_DTYPE>(p.threads, p.cluster, p.columns,
-                               [&](auto access) { sum_row<decltype(access)>(p); });
+  with_held_access<DType::TC_DTYPE>(p.threads, p.cluster, p.columns,
+                                    [&](auto access) { sum_row<decltype(access)>(p); });
 }
 
 }  // namespace torch_cubin::TC_KERNEL

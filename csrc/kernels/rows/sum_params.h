@@ -8,9 +8,9 @@
 // eight, all rows begin at multiples of 16 bytes.
 #pragma once
 
-namespace torch_cubin {
+#include "rows_params.h"
 
-typedef long long tc_int64;  // device code includes no <cstdint>
+namespace torch_cubin {
 
 enum RowSumKind : int { kRowSum, kRowSquares, kRowDeviations, kRowSumKinds };
 

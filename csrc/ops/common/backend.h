@@ -90,12 +90,12 @@ class KernelFields {
   double number(const char* name, double least, double otherwise) const;
   void triple(const char* name, int64_t least, int64_t (&out)[3]) const;
 
-  // The index of the field's string in `names`.
-  template <size_t N>
-  int index(const char* name, const char* const (&known)[N]) const {
+  // The index of the field's string in `known`: of strings, or of structs with a `name`.
+  template <class Known, size_t N>
+  int index(const char* name, const Known (&known)[N]) const {
     const std::string value = text(name);
     for (size_t i = 0; i < N; ++i) {
-      if (value == known[i]) return static_cast<int>(i);
+      if (value == name_of(known[i])) return static_cast<int>(i);
     }
     refuse(name, "a value that this library knows");
   }
@@ -112,6 +112,11 @@ class KernelFields {
   KernelFields(const std::string& kernel, const nlohmann::json& object)
       : kernel_(kernel), object_(object) {}
   const nlohmann::json& at(const char* name) const;
+  static const char* name_of(const char* name) { return name; }
+  template <class Named>
+  static const char* name_of(const Named& named) {
+    return named.name;
+  }
 
   const std::string& kernel_;
   const nlohmann::json& object_;

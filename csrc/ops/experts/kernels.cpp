@@ -27,8 +27,6 @@ constexpr ExpertKind kKinds[kExpertKernels] = {
     {"gate_backward", "experts/gate", sizeof(ExpertGateParams), 8, 32},
 };
 
-constexpr const char* kKindNames[] = {kKinds[0].name, kKinds[1].name, kKinds[2].name,
-                                      kKinds[3].name};
 constexpr const char* kDtypes[] = {"float16", "bfloat16", "float32", "any"};
 constexpr ScalarType kTypes[] = {ScalarType::Half, ScalarType::BFloat16, ScalarType::Float};
 constexpr int kAnyDtype = 3;
@@ -46,7 +44,7 @@ class ExpertsBackend : public KernelBackend {
 
   void check(PackageKernel& kernel) const override {
     const KernelFields fields(kernel);
-    const ExpertKind& kind = kKinds[fields.index("kind", kKindNames)];
+    const ExpertKind& kind = kKinds[fields.index("kind", kKinds)];
     check_params(kernel.entry(), kind.header, kind.bytes);
     const int dtype = fields.index("dtype", kDtypes);  // throws for one that is not known
     const int64_t columns = dtype == kAnyDtype ? 1 : kind.vectors * expert_vector(kTypes[dtype]);
@@ -65,7 +63,7 @@ struct ExpertsTable {
     family.for_each_backend<KernelBackend>([&](const KernelBackend&, const auto& own) {
       for (PackageKernel* kernel : own) {
         const KernelFields fields(*kernel);
-        kernels[fields.index("kind", kKindNames)][fields.index("dtype", kDtypes)] = kernel;
+        kernels[fields.index("kind", kKinds)][fields.index("dtype", kDtypes)] = kernel;
       }
     });
   }

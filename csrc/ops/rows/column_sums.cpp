@@ -9,7 +9,6 @@ namespace torch_cubin {
 namespace {
 
 constexpr const char* kSumsOp = "aten::sum.dim_IntList";
-constexpr int64_t kSumsAcross = 8;  // threads of a row in a block
 // Each part has some loads of each thread, and all blocks fill an H100 four times. The order of the
 // additions follows from these, so that they depend on no device.
 constexpr int64_t kSumsRows = 128, kSumsBlocks = 4 * 132;
@@ -24,8 +23,7 @@ void launch_sums(const void* x, int64_t stride, ScalarType dtype, const RowSizes
   p.columns = static_cast<int>(sizes.columns);
   p.parts = static_cast<int>(parts);
   p.out_dtype = row_dtype(kSumsOp, out_dtype);
-  const int64_t across = kSumsAcross * (has_vectors(sizes) ? kRowVector : 1);
-  launch(rows_kernel(kColumnSums, dtype, gpu), {ceil_div(sizes.columns, across), parts}, gpu, p);
+  launch(rows_kernel(kColumnSums, dtype, gpu), {blocks_of_columns(sizes), parts}, gpu, p);
 }
 
 }  // namespace
@@ -36,10 +34,8 @@ void column_sums_cuda(const Tensor& input, int64_t dims, const Tensor& out) {
   check_length(kSumsOp, sizes);
   const RowsOperand rows(input, dims, sizes);
   const Device& gpu = device(x.device_index);
-  const int64_t across = kSumsAcross * (has_vectors(sizes) ? kRowVector : 1);
-  const int64_t strips = ceil_div(sizes.columns, across);
-  const int64_t parts =
-      std::clamp<int64_t>(ceil_div(kSumsBlocks, strips), 1, ceil_div(sizes.rows, kSumsRows));
+  const int64_t parts = std::clamp<int64_t>(ceil_div(kSumsBlocks, blocks_of_columns(sizes)), 1,
+                                            ceil_div(sizes.rows, kSumsRows));
   void* const to = out.mutable_data_ptr();
   if (parts == 1) {
     launch_sums(rows.data, rows.stride, x.dtype, sizes, 1, to, result.dtype, gpu);

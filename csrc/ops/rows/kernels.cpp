@@ -21,9 +21,6 @@
 namespace torch_cubin {
 namespace {
 
-constexpr int64_t kThreadBytes = 64;     // of a row, as the kernels hold it: kRowRegisters
-constexpr int64_t kSinglesOfThread = 8;  // the same for rows read by single elements
-constexpr int64_t kMostCluster = 8;
 constexpr int64_t kMostApart = 64;  // blocks of a row that exchange nothing
 // A block computes the losses of so many times what its threads hold before others share the row:
 // 2048 x 128256 by clusters of 8, 4, 2 and 1 took 181, 150, 138 and 140 us on an H200.
@@ -35,36 +32,39 @@ constexpr int64_t kMultiprocessors = 132;
 constexpr int64_t kMostColumns = INT32_MAX - (int64_t{1} << 20);  // a chunk more is counted
 constexpr int64_t kAlignment = 16;                                // bytes
 
-constexpr const char* kKindNames[] = {"norm",
-                                      "norm_backward",
-                                      "norm_backward_sums",
-                                      "norm_columns",
-                                      "softmax",
-                                      "softmax_backward",
-                                      "sum",
-                                      "column_sums",
-                                      "losses",
-                                      "losses_backward",
-                                      "losses_sum",
-                                      "scale"};
-
-constexpr ScalarType kDtypes[] = {ScalarType::Half, ScalarType::BFloat16, ScalarType::Float};
-constexpr const char* kDtypeNames[] = {"float16", "bfloat16", "float32"};
-
-// The parameter struct of a kind, and the header that has it.
-struct KindParams {
-  const char* header;
+struct Kind {
+  RowsKind kind;
+  const char* name;    // in the manifest
+  const char* header;  // of its parameter
   size_t bytes;
 };
 
-KindParams params_of(int kind) {
-  if (kind == kScale) return {"rows/scale", sizeof(ScaleParams)};
-  if (kind >= kLosses) return {"rows/losses", sizeof(LossesParams)};
-  if (kind == kColumnSums) return {"rows/column_sums", sizeof(ColumnSumsParams)};
-  if (kind == kRowsSum) return {"rows/sum", sizeof(RowSumParams)};
-  if (kind >= kRowsSoftmax) return {"rows/softmax", sizeof(RowsSoftmaxParams)};
-  return {"rows/norm", sizeof(NormParams)};
+constexpr Kind kKinds[] = {
+    {kNorm, "norm", "rows/norm", sizeof(NormParams)},
+    {kNormBackward, "norm_backward", "rows/norm", sizeof(NormParams)},
+    {kNormBackwardSums, "norm_backward_sums", "rows/norm", sizeof(NormParams)},
+    {kNormColumns, "norm_columns", "rows/norm", sizeof(NormParams)},
+    {kRowsSoftmax, "softmax", "rows/softmax", sizeof(RowsSoftmaxParams)},
+    {kRowsSoftmaxBackward, "softmax_backward", "rows/softmax", sizeof(RowsSoftmaxParams)},
+    {kRowsSum, "sum", "rows/sum", sizeof(RowSumParams)},
+    {kColumnSums, "column_sums", "rows/column_sums", sizeof(ColumnSumsParams)},
+    {kLosses, "losses", "rows/losses", sizeof(LossesParams)},
+    {kLossesBackward, "losses_backward", "rows/losses", sizeof(LossesParams)},
+    {kLossesSum, "losses_sum", "rows/losses", sizeof(LossesParams)},
+    {kScale, "scale", "rows/scale", sizeof(ScaleParams)},
+};
+
+constexpr bool has_every_kind_in_order() {
+  for (size_t i = 0; i < std::size(kKinds); ++i) {
+    if (kKinds[i].kind != static_cast<RowsKind>(i)) return false;
+  }
+  return std::size(kKinds) == kRowsKinds;
 }
+static_assert(has_every_kind_in_order());
+
+// In the order of RowDtype.
+constexpr ScalarType kDtypes[] = {ScalarType::Half, ScalarType::BFloat16, ScalarType::Float};
+constexpr const char* kDtypeNames[] = {"float16", "bfloat16", "float32"};
 
 class RowsBackend : public KernelBackend {
  public:
@@ -72,10 +72,9 @@ class RowsBackend : public KernelBackend {
   void check(PackageKernel& kernel) const override {
     const KernelFields fields(kernel);
     fields.index("dtype", kDtypeNames);
-    const int kind = fields.index("kind", kKindNames);
-    const KindParams params = params_of(kind);
-    check_params(kernel.entry(), params.header, params.bytes);
-    if (kind != kNormBackwardSums) return;
+    const Kind& kind = kKinds[fields.index("kind", kKinds)];
+    check_params(kernel.entry(), kind.header, kind.bytes);
+    if (kind.kind != kNormBackwardSums) return;
     int64_t tile[3];
     fields.triple("tile", 1, tile);
     fields.integer("stages", 1);
@@ -90,8 +89,7 @@ struct RowsTable {
     family.for_each_backend<KernelBackend>([&](const KernelBackend&, const auto& own) {
       for (PackageKernel* kernel : own) {
         const KernelFields fields(*kernel);
-        kernels[fields.index("kind", kKindNames)][fields.index("dtype", kDtypeNames)].push_back(
-            kernel);
+        kernels[fields.index("kind", kKinds)][fields.index("dtype", kDtypeNames)].push_back(kernel);
       }
     });
     for (auto& of_kind : kernels) {
@@ -140,7 +138,7 @@ const std::vector<PackageKernel*>& kernels_of(RowsKind kind, ScalarType dtype,
   const int64_t own = std::find(kDtypes, std::end(kDtypes), dtype) - kDtypes;
   const std::vector<PackageKernel*>& found = table.kernels[kind][own];
   if (found.empty()) {
-    table.family.fail_no_kernel(std::string("rows, kind ") + kKindNames[kind] + ", " +
+    table.family.fail_no_kernel(std::string("rows, kind ") + kKinds[kind].name + ", " +
                                 kDtypeNames[own]);
   }
   return found;
@@ -162,7 +160,7 @@ PackageKernel& rows_kernel(RowsKind kind, ScalarType row_dtype, const Device& de
 RowsLayout::RowsLayout(RowsKind kind, const Device& device, const RowSizes& sizes,
                        ScalarType row_dtype) {
   const int64_t of_thread =
-      has_vectors(sizes) ? kThreadBytes / element_size(row_dtype) : kSinglesOfThread;
+      has_vectors(sizes) ? kThreadBytes / element_size(row_dtype) : kThreadSingles;
   const RowsTable& table = table_of(device);
   const std::vector<PackageKernel*>& of_kind = kernels_of(kind, row_dtype, table);
   for (PackageKernel* each : of_kind) {

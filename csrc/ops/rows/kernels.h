@@ -3,6 +3,7 @@
 
 #include <optional>
 
+#include "kernels/rows/rows_params.h"
 #include "ops/common/launch.h"
 #include "ops/rows/rows.h"
 
@@ -24,8 +25,6 @@ enum RowsKind {
   kRowsKinds
 };
 
-constexpr int64_t kRowVector = 8;  // elements
-
 // Whether kernels read rows of that length by vectors, and not by single elements.
 inline bool has_vectors(const RowSizes& sizes) { return sizes.columns % kRowVector == 0; }
 
@@ -44,6 +43,19 @@ struct RowsLayout {
   int64_t tiles;        // at_once rows each
 };
 
+// Launches a kernel for rows of these sizes, which it writes to the parameter together with the
+// threads that take a row.
+template <class Params>
+void launch_rows(RowsKind kind, Params& p, const Device& device, const RowSizes& sizes,
+                 ScalarType row_dtype) {
+  const RowsLayout layout(kind, device, sizes, row_dtype);
+  p.rows = sizes.rows;
+  p.columns = static_cast<int>(sizes.columns);
+  p.threads = static_cast<int>(layout.threads);
+  p.cluster = static_cast<int>(layout.cluster);
+  launch(*layout.kernel, layout.grid(), device, p);
+}
+
 // The same for norm_backward_sums: its blocks take many rows each, and copy them ahead.
 struct SumsLayout {
   // Null `kernel` where no cluster of blocks holds such a row.
@@ -59,6 +71,11 @@ struct SumsLayout {
 
 // The kernel that is the only one of its kind; throws as RowsLayout.
 PackageKernel& rows_kernel(RowsKind kind, ScalarType row_dtype, const Device& device);
+
+// The blocks that have all columns of a matrix, for kernels that sum over its rows.
+inline int64_t blocks_of_columns(const RowSizes& sizes) {
+  return ceil_div(sizes.columns, kThreadsAcross * (has_vectors(sizes) ? kRowVector : 1));
+}
 
 // A tensor as kernels read it: rows that are contiguous, follow each other in one stride, and begin
 // at multiples of 16 bytes if they have vectors.
@@ -76,7 +93,7 @@ struct RowsOperand {
   std::optional<Tensor> copy_;
 };
 
-// The value of a parameter's dtype field; throws [no_kernel] for one without kernels.
+// The value of a parameter's dtype field, a RowDtype; throws [no_kernel] for one without kernels.
 int row_dtype(const char* op, ScalarType dtype);
 
 // Throws [no_kernel] for rows longer than a kernel counts.

@@ -39,16 +39,6 @@ class Call {
     p.x = logits_.emplace(input, 1, sizes).data;
     p.x_stride = logits_->stride;
     p.x_dtype = row_dtype(kOp, x.dtype);
-    p.rows = sizes.rows;
-    p.columns = static_cast<int>(sizes.columns);
-  }
-
-  void run(RowsKind kind, const RowSizes& sizes, const TensorView& x, ScalarType dtype) {
-    const Device& gpu = device(x.device_index);
-    const RowsLayout layout(kind, gpu, sizes, dtype);
-    p.threads = static_cast<int>(layout.threads);
-    p.cluster = static_cast<int>(layout.cluster);
-    launch(*layout.kernel, layout.grid(), gpu, p);
   }
 
   LossesParams p{};
@@ -72,7 +62,6 @@ ReducedLosses reduce_losses_cuda(const OptionalTensor& losses, const Tensor& tar
   const RowSizes rows{1, target.numel()};
   check_length(kOp, rows);
   Call call(target, weight, options);
-  call.p.columns = static_cast<int>(rows.columns);
   call.p.mean = options.is_mean();
   call.p.total = floats_of(result.total);
   if (losses) {
@@ -80,7 +69,7 @@ ReducedLosses reduce_losses_cuda(const OptionalTensor& losses, const Tensor& tar
     call.p.out = result.loss.mutable_data_ptr();
     call.p.out_dtype = row_dtype(kOp, dtype);
   }
-  call.run(kLossesSum, rows, view, ScalarType::Float);
+  launch_rows(kLossesSum, call.p, device(view.device_index), rows, ScalarType::Float);
   return result;
 }
 
@@ -103,7 +92,7 @@ Losses cross_entropy_cuda(const Tensor& input, const Tensor& target, const Optio
     call.p.losses_dtype = row_dtype(kOp, TensorView(losses).dtype);
     call.p.max = floats_of(max);
     call.p.log_sum = floats_of(log_sum);
-    call.run(kLosses, sizes, x, x.dtype);
+    launch_rows(kLosses, call.p, device(x.device_index), sizes, x.dtype);
   }
   if (options.of_rows()) return {losses, no_elements(x, ScalarType::Float), max, log_sum};
   const auto [loss, total] =
@@ -132,7 +121,7 @@ void cross_entropy_backward_into_cuda(const Tensor& out, const Tensor& grad, con
   if (options.is_mean()) call.p.total = floats_of(total);
   call.p.max = floats_of(maxima);
   call.p.log_sum = floats_of(log_sums);
-  call.run(kLossesBackward, sizes, x, x.dtype);
+  launch_rows(kLossesBackward, call.p, device(x.device_index), sizes, x.dtype);
 }
 
 Tensor cross_entropy_backward_cuda(const Tensor& grad, const Tensor& input, const Tensor& target,

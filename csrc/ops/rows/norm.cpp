@@ -12,22 +12,45 @@ namespace {
 
 // norm_columns: rows of a part at least, and most parts.
 constexpr int64_t kRowsOfPart = 256, kMostParts = 64;
-constexpr int64_t kAcross = 8;  // threads of a row in a block of norm_columns
 
 Tensor empty_like_rows(const TensorView& x) {
   return empty_cuda(x.sizes, x.dim, x.dtype, x.device_index);
 }
 
-void run_norm(RowsKind kind, NormParams& p, const Device& gpu, const RowSizes& sizes,
-              ScalarType dtype) {
-  const RowsLayout layout(kind, gpu, sizes, dtype);
-  p.threads = static_cast<int>(layout.threads);
-  p.cluster = static_cast<int>(layout.cluster);
-  launch(*layout.kernel, layout.grid(), gpu, p);
-}
-
 void* written(const Tensor& tensor) { return tensor.mutable_data_ptr(); }
 float* floats(const Tensor& tensor) { return static_cast<float*>(tensor.mutable_data_ptr()); }
+
+// The gradient of x, with sums over parts of the rows in `sums_w` and `sums_b`, and the gradients
+// of weight and bias that are these sums' sums; each where its tensor is not null.
+void differentiate_with_sums(NormParams& p, const Device& gpu, const RowSizes& sizes,
+                             ScalarType dtype, const Tensor* grad_weight, const Tensor* grad_bias) {
+  const SumsLayout layout(gpu, sizes, dtype, p.grad_sum != nullptr);
+  const bool fused = layout.kernel != nullptr;
+  const int64_t parts =
+      fused ? layout.parts : std::clamp<int64_t>(ceil_div(sizes.rows, kRowsOfPart), 1, kMostParts);
+  const int64_t bytes = parts * sizes.columns * 4;
+  const Workspace of_weight(gpu, grad_weight ? bytes : 0), of_bias(gpu, grad_bias ? bytes : 0);
+  if (grad_weight) p.sums_w = reinterpret_cast<float*>(of_weight.data());
+  if (grad_bias) p.sums_b = reinterpret_cast<float*>(of_bias.data());
+  PackageKernel& columns = rows_kernel(kNormColumns, dtype, gpu);
+  const int64_t blocks = blocks_of_columns(sizes);
+  if (fused) {
+    p.rows = sizes.rows;
+    p.columns = static_cast<int>(sizes.columns);
+    p.threads = static_cast<int>(layout.threads);
+    p.cluster = static_cast<int>(layout.cluster);
+    p.vectors = static_cast<int>(layout.vectors);
+    launch(*layout.kernel, layout.grid, gpu, p);
+  } else {
+    launch_rows(kNormBackward, p, gpu, sizes, dtype);
+    p.parts = static_cast<int>(parts);
+    launch(columns, {blocks, parts}, gpu, p);
+  }
+  p.sums_parts = static_cast<int>(parts);
+  p.grad_weight = grad_weight ? written(*grad_weight) : nullptr;
+  p.grad_bias = grad_bias ? written(*grad_bias) : nullptr;
+  launch(columns, {blocks}, gpu, p);
+}
 
 }  // namespace
 
@@ -79,12 +102,9 @@ Normed norm_cuda(const Tensor& input, const OptionalTensor& residual,
   p.out = written(out);
   if (centered) p.mean = floats(mean);
   p.rstd = floats(rstd);
-  p.rows = sizes.rows;
-  p.columns = static_cast<int>(sizes.columns);
   p.centered = centered;
   p.eps = static_cast<float>(eps_of(eps, x.dtype));
-  const Device& gpu = device(x.device_index);
-  run_norm(kNorm, p, gpu, sizes, x.dtype);
+  launch_rows(kNorm, p, device(x.device_index), sizes, x.dtype);
   return result;
 }
 
@@ -139,41 +159,14 @@ NormGradients norm_backward_cuda(const Tensor& grad_out, const OptionalTensor& g
   p.grad_x = written(grad_x);
   p.mean = centered ? floats(mean_dense) : nullptr;
   p.rstd = floats(rstd_dense);
-  p.rows = sizes.rows;
-  p.columns = static_cast<int>(sizes.columns);
   p.centered = centered;
-
   const Device& gpu = device(x.device_index);
-  if (!needs_weight && !bias_dtype) {
-    run_norm(kNormBackward, p, gpu, sizes, x.dtype);
-    return result;
-  }
-  const SumsLayout layout(gpu, sizes, x.dtype, grad_sum.has_value());
-  const bool fused = layout.kernel != nullptr;
-  const int64_t parts =
-      fused ? layout.parts : std::clamp<int64_t>(ceil_div(sizes.rows, kRowsOfPart), 1, kMostParts);
-  const int64_t bytes = parts * sizes.columns * 4;
-  const Workspace of_weight(gpu, needs_weight ? bytes : 0), of_bias(gpu, bias_dtype ? bytes : 0);
-  if (needs_weight) p.sums_w = reinterpret_cast<float*>(of_weight.data());
-  if (bias_dtype) p.sums_b = reinterpret_cast<float*>(of_bias.data());
-  if (fused) {
-    p.threads = static_cast<int>(layout.threads);
-    p.cluster = static_cast<int>(layout.cluster);
-    p.vectors = static_cast<int>(layout.vectors);
-    launch(*layout.kernel, layout.grid, gpu, p);
+  if (needs_weight || bias_dtype) {
+    differentiate_with_sums(p, gpu, sizes, x.dtype, needs_weight ? &grad_weight : nullptr,
+                            bias_dtype ? &grad_bias : nullptr);
   } else {
-    run_norm(kNormBackward, p, gpu, sizes, x.dtype);
+    launch_rows(kNormBackward, p, gpu, sizes, x.dtype);
   }
-  PackageKernel& columns = rows_kernel(kNormColumns, x.dtype, gpu);
-  const int64_t blocks = ceil_div(sizes.columns, kAcross * (has_vectors(sizes) ? kRowVector : 1));
-  if (!fused) {
-    p.parts = static_cast<int>(parts);
-    launch(columns, {blocks, parts}, gpu, p);
-  }
-  p.sums_parts = static_cast<int>(parts);
-  p.grad_weight = needs_weight ? written(grad_weight) : nullptr;
-  p.grad_bias = bias_dtype ? written(grad_bias) : nullptr;
-  launch(columns, {blocks}, gpu, p);
   return result;
 }
 

@@ -6,22 +6,6 @@
 #include "runtime/device.h"
 
 namespace torch_cubin {
-namespace {
-
-void launch_softmax(RowsKind kind, RowsSoftmaxParams& p, const TensorView& x, const RowSizes& sizes,
-                    void* out) {
-  p.out = out;
-  p.rows = sizes.rows;
-  p.columns = static_cast<int>(sizes.columns);
-  const Device& gpu = device(x.device_index);
-  const RowsLayout layout(kind, gpu, sizes, x.dtype);
-  p.threads = static_cast<int>(layout.threads);
-  p.cluster = static_cast<int>(layout.cluster);
-  launch(*layout.kernel, layout.grid(), gpu, p);
-}
-
-}  // namespace
-
 Tensor softmax_cuda(const Tensor& input, bool log, ScalarType dtype) {
   const char* op = log ? "log_softmax" : "softmax";
   const TensorView x(input);
@@ -36,7 +20,8 @@ Tensor softmax_cuda(const Tensor& input, bool log, ScalarType dtype) {
   const RowsOperand rows(input, x.dim > 0 ? 1 : 0, sizes);
   p.x = rows.data;
   p.x_stride = rows.stride;
-  launch_softmax(kRowsSoftmax, p, x, sizes, out.mutable_data_ptr());
+  p.out = out.mutable_data_ptr();
+  launch_rows(kRowsSoftmax, p, device(x.device_index), sizes, x.dtype);
   return out;
 }
 
@@ -58,7 +43,8 @@ Tensor softmax_backward_cuda(const Tensor& grad_out, const Tensor& output, bool 
   p.x_stride = rows.stride;
   p.grad_out = grad.data;
   p.grad_out_stride = grad.stride;
-  launch_softmax(kRowsSoftmaxBackward, p, y, sizes, out.mutable_data_ptr());
+  p.out = out.mutable_data_ptr();
+  launch_rows(kRowsSoftmaxBackward, p, device(y.device_index), sizes, y.dtype);
   return out;
 }
 

@@ -18,16 +18,10 @@ Tensor row_sums_cuda(const Tensor& input, int64_t kind, double divisor, ScalarTy
   const RowsOperand rows(input, 1, sizes);
   p.x = rows.data;
   p.out = out.mutable_data_ptr();
-  p.rows = sizes.rows;
   p.x_stride = rows.stride;
-  p.columns = static_cast<int>(sizes.columns);
   p.kind = static_cast<int>(kind);
   p.divisor = static_cast<float>(divisor);
-  const Device& gpu = device(x.device_index);
-  const RowsLayout layout(kRowsSum, gpu, sizes, x.dtype);
-  p.threads = static_cast<int>(layout.threads);
-  p.cluster = static_cast<int>(layout.cluster);
-  launch(*layout.kernel, layout.grid(), gpu, p);
+  launch_rows(kRowsSum, p, device(x.device_index), sizes, x.dtype);
   return out;
 }
 
