@@ -15,7 +15,7 @@ READY := .venv/ready
 LIBRARY := torch_cubin/_C.so
 HOST_SOURCES := $(shell find csrc -path csrc/kernels -prune -o \
 	\( -name '*.c' -o -name '*.cpp' -o -name '*.h' -o -name '*.map' \) -print) \
-	$(shell find csrc/kernels -name '*_params.h') \
+	$(shell find csrc/kernels -name '*.h') \
 	torch_cubin/include/torch_cubin/abi.h
 FORMATTED := $(shell find csrc tests examples/cpp torch_cubin/include -name "*.cubin.cpp" -prune -o \( -name '*.c' -o -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) -print)
 SCRIPTS := .ci/run $(wildcard tools/*.sh)

@@ -177,7 +177,7 @@ def extension():
         write_units(kernels, files),
         depends=[
             *(str(path) for path in files if path.suffix in (".cpp", ".h", ".map")),
-            *map(str, kernels.kernel_table.headers_of_params(csrc / "kernels")),
+            *map(str, sorted((csrc / "kernels").rglob("*.h"))),
             str(PACKAGE / "include" / "torch_cubin" / "abi.h"),
             __file__,
         ],
