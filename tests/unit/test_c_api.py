@@ -1,13 +1,59 @@
-"""The C API given null: an error of the caller's, not the end of the process."""
+"""The C API: Python declares its functions as they are, and null is an error of the caller's, not
+the end of the process."""
 
 from __future__ import annotations
 
 import ctypes
 import json
+import re
+from pathlib import Path
 
 import pytest
 
 from torch_cubin._native import library
+from torch_cubin._native.functions import FUNCTIONS
+
+CSRC = Path(__file__).resolve().parents[2] / "csrc"
+
+C_FUNCTION = re.compile(
+    r"^TORCH_CUBIN_API (?:__attribute__\(\(hot\)\) )?(\w+\*?)\s+torch_cubin_(?!v1_)(\w+)\(\s*"
+    r"((?:[^(){]|\([^()]*\))*)\)\s*\{",
+    re.MULTILINE,
+)
+NUMBERS = {"int": 4, "int64_t": 8, "uint64_t": 8, "size_t": 8, "bool": 1}
+# Called by the extension module alone (csrc/python_calls.h).
+NOT_OF_PYTHON = {"read_tensor"}
+
+
+def kind_of_c(declaration: str) -> str:
+    """What ctypes must know of a C type: a pointer, or the bytes of a number."""
+    if "*" in declaration:
+        return "pointer"
+    return str(NUMBERS.get(declaration.split()[0], declaration))
+
+
+def kind_of_ctypes(of: type | None) -> str:
+    if of is None:
+        return "void"
+    code = getattr(of, "_type_", None)
+    return "pointer" if code in ("P", "z") or not isinstance(code, str) else str(ctypes.sizeof(of))
+
+
+def test_functions_are_declared_as_they_are() -> None:
+    found = {}
+    for source in CSRC.glob("c_api*.cpp"):
+        for result, name, arguments in C_FUNCTION.findall(source.read_text()):
+            parts = re.split(r",(?![^(]*\))", arguments) if arguments.strip() else []
+            if name not in NOT_OF_PYTHON:
+                # Function pointers whose types have names (set_error_names) are pointers, too.
+                kinds = [kind_of_c(re.sub(r"Find\w+", "*", part.strip())) for part in parts]
+                found[name] = (kind_of_c(result), kinds)
+    declared = {
+        name: (kind_of_ctypes(result), [kind_of_ctypes(each) for each in arguments])
+        for name, (result, arguments) in FUNCTIONS.items()
+    }
+    assert declared == found
+
 
 NULL = {
     "cubin_at": (None,),

@@ -240,7 +240,7 @@ def test_missing_library_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 def test_library_of_older_sources_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """As after a pull, before it is built again."""
-    monkeypatch.setitem(_library._FUNCTIONS, "of_tomorrow", [])
+    monkeypatch.setitem(_library.functions.FUNCTIONS, "of_tomorrow", (None, []))
     with pytest.raises(ImportError, match=r"torch_cubin \[file\]: .*torch_cubin_of_tomorrow.*make"):
         _library.load.__wrapped__()
 

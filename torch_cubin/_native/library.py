@@ -1,8 +1,8 @@
 """Loads torch_cubin/_C.so and wraps its C functions.
 
 The library does not use Python's C API. torch registers its ops (torch.ops.load_library); ctypes
-calls its functions that are not ops. Nothing here touches the CUDA driver, except `device()`.
-Over 500 lines: every C function that is no op has its wrapper here.
+calls its functions that are not ops, which functions.py declares. Nothing here touches the CUDA
+driver, except `device()`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from torch_cubin import errors
-from torch_cubin._native import process
+from torch_cubin._native import functions, process
+from torch_cubin._native.functions import ADDRESS, ADDRESSES, TEXT
 
 PATH = Path(__file__).resolve().parents[1] / "_C.so"
 # The part of the library that does not need PyTorch, which C++ programs link.
@@ -56,7 +57,7 @@ def load() -> ctypes.CDLL:
         problem = f"cannot be loaded by torch {torch.__version__} ({error})"
         advice = "Build it again with this torch: `make build`."
         raise _import_error(problem, advice=advice) from error
-    for name, arguments in _FUNCTIONS.items():
+    for name, (result, arguments) in functions.FUNCTIONS.items():
         try:
             function = getattr(library, f"torch_cubin_{name}")
         except AttributeError as error:  # the library was built from older sources
@@ -65,30 +66,7 @@ def load() -> ctypes.CDLL:
                 expected=f"the function torch_cubin_{name}",
                 advice="Build it again: `make build`.",
             ) from error
-        # JSON that the library must free, hence returned as a plain address.
-        function.argtypes, function.restype = arguments, ctypes.c_void_p
-    library.torch_cubin_launches.restype = ctypes.c_int64
-    library.torch_cubin_calls_served.restype = ctypes.c_int64
-    for function in (
-        library.torch_cubin_batch_invariant,
-        library.torch_cubin_set_batch_invariant,
-        library.torch_cubin_serves_invariant,
-        library.torch_cubin_set_thread_policy,
-        library.torch_cubin_aten_sum,
-    ):
-        function.restype = ctypes.c_int
-    for function in (
-        library.torch_cubin_free,
-        library.torch_cubin_keep_error,
-        library.torch_cubin_module_drop,
-        library.torch_cubin_set_error_names,
-        library.torch_cubin_release_tensor,
-        library.torch_cubin_forget_thread_object,
-        library.torch_cubin_set_calibrate,
-        library.torch_cubin_set_process_batch_invariant,
-        library.torch_cubin_set_measuring,
-    ):
-        function.restype = None
+        function.argtypes, function.restype = arguments, result
     tensor_types.register(library)
     return library
 
@@ -102,81 +80,6 @@ def make_global() -> None:
 def _import_error(problem: str, **parts: str) -> ImportError:
     message = errors.fault("file", f"library '{PATH}'", problem, **parts)
     return ImportError(str(message), path=str(PATH))
-
-
-_HANDLE = _ADDRESS = ctypes.c_void_p
-_TEXT, _SIZE, _INT = ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int
-_ADDRESSES = ctypes.POINTER(_ADDRESS)
-_TEXTS, _SIZES = ctypes.POINTER(_TEXT), ctypes.POINTER(_SIZE)
-# The arguments of each C function (csrc/c_api*.cpp), whose names begin with "torch_cubin_".
-_FUNCTIONS: dict[str, list[Any]] = {
-    "catalog": [],
-    "device": [_INT],
-    "free": [_ADDRESS],
-    "launches": [],
-    "op_calls": [_INT],
-    "keep_error": [_TEXT],
-    "batch_invariant": [],
-    "set_batch_invariant": [_INT],
-    "set_process_batch_invariant": [_INT],
-    "serves_invariant": [],
-    "calls_served": [],
-    "set_error_names": [_ADDRESS, _ADDRESS],
-    "pytorch_symbols": [],
-    "attention_schemas": [],
-    "check_attention": [_TEXT],
-    "check_grouped": [_TEXT],
-    "check_moe": [_TEXT],
-    "check_moe_float8": [_TEXT],
-    "check_product": [_TEXT],
-    "check_quantize": [_TEXT],
-    "check_scaled": [_TEXT],
-    "check_scaled_grouped": [_TEXT],
-    "check_rows": [_TEXT],
-    "check_call": [_TEXT],
-    "cubin_at": [_TEXT],
-    "module_open": [_TEXTS, _SIZES, _TEXTS, _TEXTS, _SIZE, _TEXT, _INT],
-    "module_kernel": [_HANDLE, _TEXT, _SIZE],
-    "hidden_advice": [_HANDLE, _SIZE],
-    "symbols_called": [_TEXT],
-    "module_global": [_HANDLE, _INT, _TEXT, _SIZE],
-    "module_preload": [_HANDLE, _INT],
-    "module_unload": [_HANDLE, _INT],
-    "module_drop": [_HANDLE],
-    "kernel_preload": [_HANDLE, _INT],
-    "kernel_launch": [_HANDLE, _ADDRESS],
-    "encode_tensor_map": [_TEXT, _TEXT],
-    "pointer_device": [ctypes.c_uint64],
-    "define_ops": [_TEXT, _TEXTS, _SIZES, _TEXTS, _SIZE],
-    "check_schema": [_TEXT, ctypes.c_bool],
-    "load_package": [_TEXT],
-    "load_signed_package": [_TEXT, _TEXT],
-    "ops": [],
-    "packages_error": [],
-    "preload_op": [_TEXT, _INT],
-    "watch_plans": [_INT],
-    "watched_plans": [],
-    "planned": [_INT, _TEXT, _INT],
-    "force_config": [_TEXT],
-    "add_tuned_table": [_TEXT],
-    "watch_op": [_TEXT],
-    "watched_calls": [],
-    "force_kernel": [_INT],
-    "tuned_file": [_TEXT, _INT],
-    "stand_over_aten": [_TEXT],
-    "stand_over_sums": [_TEXT],
-    "set_process_policy": [_INT],
-    "set_thread_policy": [_INT],
-    "forget_thread_object": [_TEXT],
-    "thread_object_policy": [],
-    "set_known_speed": [_TEXT],
-    "set_calibrate": [_ADDRESS],
-    "set_calibrated_speed": [_INT, _TEXT],
-    "set_measuring": [_INT],
-    "declined_calls": [_INT],
-    "aten_sum": [_INT, _INT, _ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS],
-    "release_tensor": [_ADDRESS],
-}
 
 
 def _answer(address: int | None) -> dict[str, Any]:
@@ -206,20 +109,20 @@ def _reader() -> ctypes.CDLL:
                 "file", f"library '{SMALL_PATH}'", f"cannot be loaded ({error})",
                 advice="Build it: `make build` in a checkout, or install the wheel.",
             ) from error  # fmt: skip
-    library.torch_cubin_v1_inspect.argtypes = [_TEXT, ctypes.c_uint64, _TEXT, _ADDRESSES]
-    library.torch_cubin_v1_inspect.restype = _ADDRESS
-    library.torch_cubin_v1_text_free.argtypes = [_ADDRESS]
+    library.torch_cubin_v1_inspect.argtypes = [TEXT, ctypes.c_uint64, TEXT, ADDRESSES]
+    library.torch_cubin_v1_inspect.restype = ADDRESS
+    library.torch_cubin_v1_text_free.argtypes = [ADDRESS]
     library.torch_cubin_v1_text_free.restype = None
-    library.torch_cubin_v1_error_part.argtypes = [_ADDRESS, ctypes.c_uint32]
-    library.torch_cubin_v1_error_part.restype = _TEXT
-    library.torch_cubin_v1_error_free.argtypes = [_ADDRESS]
+    library.torch_cubin_v1_error_part.argtypes = [ADDRESS, ctypes.c_uint32]
+    library.torch_cubin_v1_error_part.restype = TEXT
+    library.torch_cubin_v1_error_free.argtypes = [ADDRESS]
     library.torch_cubin_v1_error_free.restype = None
     return library
 
 
 def inspect(data: bytes, origin: str) -> dict[str, Any]:
     """The facts of a file's bytes (csrc/cubin/inspect.h). `origin` names it in errors."""
-    reader, text = _reader(), _ADDRESS()
+    reader, text = _reader(), ADDRESS()
     error = reader.torch_cubin_v1_inspect(data, len(data), _text(origin), ctypes.byref(text))
     if error:
         tag, message = (reader.torch_cubin_v1_error_part(error, part) for part in (0, 1))
