@@ -3,6 +3,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include "op_registration.h"
+#include "ops/scaled/aten_scaled.h"
 #include "ops/scaled/aten_scaled_grouped.h"
 #include "ops/scaled/scaled.h"
 
@@ -25,10 +26,19 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
   m.def("scaled_grouped_matmul" TC_SCALED_GROUPED_MATMUL);
   m.def("_scaled_grouped_matmul" TC_SCALED_GROUPED_MATMUL);
   m.def("_scaled_grouped_matmul_autograd" TC_SCALED_GROUPED_MATMUL);
+#define TC_SCALES                                                         \
+  "Tensor[] scale_a, int[] recipe_a, int[] swizzle_a, Tensor[] scale_b, " \
+  "int[] recipe_b, int[] swizzle_b, "
+  m.def("_aten_scaled_mm_v2(Tensor self, Tensor mat2, " TC_SCALES
+        "Tensor? bias, ScalarType? out_dtype, int[] contraction_dim, bool use_fast_accum) "
+        "-> Tensor[]");
   m.def(
       "_aten_scaled_grouped_mm(Tensor self, Tensor mat2, Tensor scale_a, Tensor scale_b, "
       "Tensor? offs, Tensor? bias, Tensor? scale_result, ScalarType? out_dtype, "
-      "bool use_fast_accum, bool by_rows) -> Tensor[]");
+      "bool use_fast_accum) -> Tensor[]");
+  m.def("_aten_scaled_grouped_mm_v2(Tensor self, Tensor mat2, " TC_SCALES
+        "Tensor? offs, Tensor? bias, ScalarType? out_dtype, int[] contraction_dim, "
+        "bool use_fast_accum) -> Tensor[]");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(cubin, CompositeImplicitAutograd, m) {
@@ -45,12 +55,16 @@ STABLE_TORCH_LIBRARY_IMPL(cubin, FuncTorchBatchedDecomposition, m) {
 STABLE_TORCH_LIBRARY_IMPL(cubin, CPU, m) {
   TC_RAW_AND_AUTOGRAD(scaled_matmul, cpu);
   TC_RAW_AND_AUTOGRAD(scaled_grouped_matmul, cpu);
+  m.impl("_aten_scaled_mm_v2", TORCH_BOX(&aten_scaled_mm_v2));
   m.impl("_aten_scaled_grouped_mm", TORCH_BOX(&aten_scaled_grouped_mm));
+  m.impl("_aten_scaled_grouped_mm_v2", TORCH_BOX(&aten_scaled_grouped_mm_v2));
 }
 STABLE_TORCH_LIBRARY_IMPL(cubin, CUDA, m) {
   TC_RAW_AND_AUTOGRAD(scaled_matmul, cuda);
   TC_RAW_AND_AUTOGRAD(scaled_grouped_matmul, cuda);
+  m.impl("_aten_scaled_mm_v2", TORCH_BOX(&aten_scaled_mm_v2));
   m.impl("_aten_scaled_grouped_mm", TORCH_BOX(&aten_scaled_grouped_mm));
+  m.impl("_aten_scaled_grouped_mm_v2", TORCH_BOX(&aten_scaled_grouped_mm_v2));
 }
 
 }  // namespace

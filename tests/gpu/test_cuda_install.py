@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import numerics
 import pytest
+import scaled_cases as cases
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -401,4 +402,26 @@ def test_products_of_8_bit_floats(scales: str) -> None:
     with counted() as counts:
         out = torch._scaled_mm(*operands, out_dtype=torch.bfloat16)
         assert counts()[0]["aten::_scaled_mm"] == 1
+        recipe = F.ScalingType.RowWise if scales == "rows" else F.ScalingType.TensorWise
+        second = F.scaled_mm(a, b.t(), operands[2], recipe, operands[3], recipe)
+        assert counts()[0]["aten::_scaled_mm_v2"] == 1
+    assert torch.equal(out, second)
     torch.testing.assert_close(out, stock, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("recipes", cases.BLOCKS, ids=str)
+def test_products_of_8_bit_floats_with_scales_of_blocks(recipes, generator) -> None:
+    """K / 128 is no multiple of 4, and M not of 4: PyTorch's products are wrong, or refuse it."""
+    args = cases.operands(30, 272, 1152, recipes, generator)
+    a, b, scale_a, _, scale_b, _ = args
+    first = scale_a if recipes[0] == cases.BLOCK_1X128 else scale_a.t()
+    second = scale_b.t() if recipes[1] == cases.BLOCK_1X128 else scale_b
+    kinds = [F.ScalingType(recipe) for recipe in recipes]
+    with counted() as counts:
+        outs = [
+            torch._scaled_mm(a, b, first, second, out_dtype=torch.bfloat16),
+            F.scaled_mm(a, b, scale_a, kinds[0], scale_b, kinds[1]),
+        ]
+        own = counts()[0]
+    assert own["aten::_scaled_mm"] == own["aten::_scaled_mm_v2"] == 1
+    assert all(torch.equal(out, cases.expected(*args).bfloat16()) for out in outs)

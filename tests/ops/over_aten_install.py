@@ -15,6 +15,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+import scaled_cases as cases
 import torch
 import torch.nn.functional as F
 from drop_in_cases import DTYPES, integers, same
@@ -455,14 +456,40 @@ def _scaled(rows: int, scales: str):
     return (a, b.t(), scale_a, scale_b), (a.float() * scale_a) @ (b.t().float() * scale_b)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("scales", ["rows", "tensors"])
-def test_products_of_8_bit_floats(scales: str) -> None:
+def test_products_of_8_bit_floats(scales: str, dtype: torch.dtype) -> None:
     operands, expected = _scaled(40, scales)
-    bias = torch.randn(16).bfloat16()
+    a, b, scale_a, scale_b = operands
+    bias = torch.randn(16).to(torch.bfloat16 if dtype == torch.float32 else dtype)
+    recipe = F.ScalingType.RowWise if scales == "rows" else F.ScalingType.TensorWise
     with installed():
-        out = torch._scaled_mm(*operands, bias=bias, out_dtype=torch.bfloat16)
-    assert _served() == {"aten::_scaled_mm": 1}
-    torch.testing.assert_close(out.float(), expected + bias.float(), rtol=1e-2, atol=1e-2)
+        outs = [
+            torch._scaled_mm(*operands, bias=bias, out_dtype=dtype),
+            F.scaled_mm(a, b, scale_a, recipe, scale_b, recipe, bias=bias, output_dtype=dtype),
+        ]
+    assert _served() == {"aten::_scaled_mm": 1, "aten::_scaled_mm_v2": 1}
+    for out in outs:
+        assert out.dtype == dtype
+        torch.testing.assert_close(out.float(), expected + bias.float(), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("recipes", cases.BLOCKS, ids=str)
+def test_products_of_8_bit_floats_with_scales_of_blocks(recipes) -> None:
+    """K / 128 is no multiple of 4, and M not of 4: PyTorch's products are wrong, or refuse it."""
+    args = cases.operands(30, 272, 1152, recipes, torch.Generator().manual_seed(0))
+    a, b, scale_a, _, scale_b, _ = args
+    expected = cases.expected(*args).bfloat16()
+    kinds = [F.ScalingType(recipe) for recipe in recipes]
+    first = scale_a if recipes[0] == cases.BLOCK_1X128 else scale_a.t()
+    second = scale_b.t() if recipes[1] == cases.BLOCK_1X128 else scale_b
+    with installed():
+        outs = [
+            torch._scaled_mm(a, b, first, second, out_dtype=torch.bfloat16),
+            F.scaled_mm(a, b, scale_a, kinds[0], scale_b, kinds[1]),
+        ]
+    assert _served() == {"aten::_scaled_mm": 1, "aten::_scaled_mm_v2": 1}
+    assert all(torch.equal(out, expected) for out in outs)
 
 
 def test_products_of_8_bit_floats_that_are_left_to_pytorch() -> None:
@@ -474,7 +501,8 @@ def test_products_of_8_bit_floats_that_are_left_to_pytorch() -> None:
         torch._scaled_mm(*tensors, **options)
         with contextlib.suppress(RuntimeError):  # of rows, PyTorch's on the CPU depends on it
             torch._scaled_mm(*rows, **options)
-        torch._scaled_mm(*tensors)
+        torch._scaled_mm(*tensors, scale_result=torch.ones(()))
+        torch._scaled_mm(*tensors, out_dtype=torch.float8_e5m2)
         with pytest.raises(RuntimeError):
             torch._scaled_mm(tensors[0], tensors[1][:24], *tensors[2:], **options)
         assert _served()[name] == 1  # and PyTorch's on the CPU multiplies by aten::mm
@@ -482,9 +510,33 @@ def test_products_of_8_bit_floats_that_are_left_to_pytorch() -> None:
     assert declined == {
         "scales of tensors, which are not known to be quicker": 1,
         "use_fast_accum=False, which is not known to be quicker": 1,
-        "an out_dtype that is not bfloat16 or float16": 1,
+        "a scale of the result": 1,
+        "an out_dtype that it does not take": 1,
         "shapes that it does not take": 1,
     }
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({2: [], 3: []}, "several scales of an operand"),
+        ({2: [torch.ones(())] * 2}, "several scales of an operand"),
+        ({4: [1]}, "swizzled scales"),
+        ({10: [1, 0]}, "argument contraction_dim"),
+        ({3: [3], 6: [3]}, "scales that it does not take"),
+        ({2: [torch.ones(8, 1)], 3: [1], 6: [4]}, "scales that it does not take"),
+    ],
+)
+def test_lists_of_scales_that_are_left_to_pytorch(change, reason) -> None:
+    """An operand has one scale, as it is: the second of two is not dropped silently."""
+    a, b, scale_a, scale_b = _scaled(8, "tensors")[0]
+    args = [a, b, [scale_a], [0], [], [scale_b], [0], [], None, torch.bfloat16, [], False]
+    for place, value in change.items():
+        args[place] = value
+    with installed(), contextlib.suppress(RuntimeError, ValueError, IndexError):
+        torch._scaled_mm_v2(*args)
+    assert _declined()["aten::_scaled_mm_v2", reason] == 1
+    assert "aten::_scaled_mm_v2" not in _served()
 
 
 def test_products_of_groups_of_8_bit_floats() -> None:
@@ -493,7 +545,7 @@ def test_products_of_groups_of_8_bit_floats() -> None:
     a, b = (torch.randn(8, k).to(torch.float8_e4m3fn) for k in (32, 2 * 16 * 32))
     b = b[0].view(2, 16, 32).mT
     scales, offs = (torch.rand(8), torch.rand(2, 16)), torch.tensor([3, 8], dtype=torch.int32)
-    args = [a, b, *scales, offs, None, None, torch.bfloat16, False, True]
+    args = [a, b, *scales, offs, None, None, torch.bfloat16, False]
     assert op(*args) == []
     with installed():
         (out,) = op(*args)
@@ -501,7 +553,6 @@ def test_products_of_groups_of_8_bit_floats() -> None:
     assert torch.equal(out, right)
     assert _served()[name] == 1
     for place, value, reason in (
-        (9, False, "scales that are not of rows"),
         (7, torch.float32, "an out_dtype that is not bfloat16"),
         (4, offs.long(), "offs that are not int32"),
         (5, scales[0], "a bias"),
@@ -512,6 +563,20 @@ def test_products_of_groups_of_8_bit_floats() -> None:
         changed[place] = value
         with installed():
             assert op(*changed) == []
+        assert _declined()[name, reason] >= 1
+    lists = [a, b, [scales[0]], [1], [], [scales[1]], [1], []]
+    rest, v2 = [offs, None, torch.bfloat16, [], False], torch.ops.cubin._aten_scaled_grouped_mm_v2
+    with installed():
+        assert torch.equal(v2(*lists, *rest)[0], right)
+    for place, value, reason in (
+        (3, [0], "scales that are not of rows"),
+        (2, [scales[0]] * 2, "several scales of an operand"),
+        (7, [1], "swizzled scales"),
+    ):
+        changed = [*lists]
+        changed[place] = value
+        with installed():
+            assert v2(*changed, *rest) == []
         assert _declined()[name, reason] >= 1
 
 

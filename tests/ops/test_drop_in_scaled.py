@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import scaled_cases as cases
 import torch
@@ -11,6 +13,8 @@ from scaled_cases import BLOCK_1X128, BLOCK_128X128, E4M3, ROW, TENSOR, expected
 import torch_cubin
 
 ONE = torch.ones(())
+SEVERAL = "several scales of an operand"
+NAMES = ("scale_a", "recipe_a", "swizzle_a", "scale_b", "recipe_b", "swizzle_b")
 
 
 def served(call):
@@ -70,6 +74,67 @@ def test_outputs_of_8_bits() -> None:
     out, own, left = served(lambda: torch._scaled_mm(a, b, scale_a, scale_b, scale_result=ONE))
     assert out.dtype == E4M3
     assert (own, left) == ([], ["argument scale_result"])
+
+
+def test_other_forms_of_the_calls() -> None:
+    """Keywords and the dtypes' default are served; destinations and lists are left, and right."""
+    a, b, scale_a, _, scale_b, _ = args = case(32, 64, 256, (TENSOR, TENSOR))
+    wanted, dtype = expected(*args), torch.bfloat16
+    v2, lists = torch._scaled_mm_v2, ([scale_a], [TENSOR], [], [scale_b], [TENSOR], [])
+    tensor, plain = F.ScalingType.TensorWise, F.SwizzleType.NO_SWIZZLE
+    recipes = (scale_a, tensor, scale_b, tensor)
+    destination = a.new_empty(32, 64, dtype=dtype)
+    for call in (
+        lambda: v2(a, b, *lists, bias=None, out_dtype=dtype),
+        lambda: v2(input=a, mat2=b, **dict(zip(NAMES, lists)), bias=None, out_dtype=dtype),
+        lambda: F.scaled_mm(a, b, *recipes, plain, [plain]),
+        lambda: F.scaled_mm(a, b, [scale_a], [tensor], [scale_b], [tensor]),
+        lambda: torch._scaled_mm(a, mat2=b, scale_b=scale_b, scale_a=scale_a, out_dtype=dtype),
+        lambda: torch._scaled_mm(a, b, scale_a, scale_b, None, None, dtype, True),
+    ):
+        out, own, left = served(call)
+        assert (len(own), left) == (1, [])
+        assert torch.equal(out, wanted.to(dtype))
+    out, own, left = served(lambda: F.scaled_mm(a, b, *recipes, output_dtype=None))
+    assert (len(own), left, out.dtype) == (1, [], E4M3)
+    for call, reason in (
+        (lambda: v2(a, b, *lists, None, dtype, out=destination), "out= was given"),
+        (
+            lambda: torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=dtype, out=destination),
+            "out= was given",
+        ),
+        (
+            lambda: F.scaled_mm(a, b, *recipes, contraction_dim=(1, 0)),
+            "argument contraction_dim",
+        ),
+    ):
+        out, own, left = served(call)
+        assert (own, left) == ([], [reason])
+        assert torch.equal(out, wanted.to(dtype))
+    for change, reason in (
+        ({"recipe_a": [TENSOR] * 2, "scale_a": [scale_a] * 2}, SEVERAL),
+        ({"scale_a": [], "recipe_a": []}, SEVERAL),
+        ({"swizzle_a": [1]}, "swizzled scales"),
+        ({"recipe_a": [3], "recipe_b": [3]}, "scales that it does not take"),
+    ):
+        given = dict(zip(NAMES, lists)) | change
+        torch_cubin.report(reset=True)
+        with torch_cubin.drop_in(), contextlib.suppress(RuntimeError, ValueError):
+            v2(a, b, **given, bias=None, out_dtype=dtype)
+        assert [row.reason for row in torch_cubin.report().declined] == [reason]
+
+
+def test_arguments_that_require_grad_are_left() -> None:
+    """PyTorch's result has a gradient that raises in backward(), if anybody calls it."""
+    a, b, scale_a, _, scale_b, _ = case(32, 64, 256, (TENSOR, TENSOR))
+    bias = torch.ones(64, dtype=torch.bfloat16, requires_grad=True)
+    options = {"bias": bias, "out_dtype": torch.bfloat16}
+    out, own, left = served(lambda: torch._scaled_mm(a, b, scale_a, scale_b, **options))
+    assert (own, left) == ([], ["arguments that require grad"])
+    assert out.requires_grad
+    with torch.no_grad():
+        _, own, left = served(lambda: torch._scaled_mm(a, b, scale_a, scale_b, **options))
+    assert (own, left) == (["torch._scaled_mm"], [])
 
 
 def test_errors_are_pytorchs() -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import io
+
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from torch import Tensor, nn
 
 import torch_cubin
@@ -120,6 +125,52 @@ def test_training() -> None:
         assert torch.equal(mine, theirs)
     with torch.autocast("cpu", torch.bfloat16):
         assert own(x).dtype == torch.bfloat16
+
+
+def test_second_derivatives_are_refused() -> None:
+    """A penalty of a gradient would lack a term, without an error, beside another loss."""
+    layer = torch_cubin.float8(nn.Linear(64, 64), training=True)
+    x = torch.randn(3, 64, requires_grad=True)
+    with pytest.raises(RuntimeError, match=r"\[input\]: quantize has no rule for derivatives"):
+        torch.autograd.grad(layer(x).sum(), x, create_graph=True)
+    (own,) = torch.autograd.grad(layer(x.detach()).sum(), layer.weight, create_graph=True)
+    assert not own.requires_grad
+    parameters = dict(layer.named_parameters())
+    with pytest.raises(torch_cubin.Error, match=r"\[input\]: a layer of torch_cubin.float8"):
+        torch.func.grad(lambda p: torch.func.functional_call(layer, p, (x,)).sum())(parameters)
+
+
+@torch.no_grad()
+def test_copies_and_saved_states() -> None:
+    own, x = torch_cubin.float8(model()), torch.randn(5, 200, dtype=torch.bfloat16)
+    out, file = own(x), io.BytesIO()
+    assert torch.equal(copy.deepcopy(own)(x), out)
+    torch.save(own.state_dict(), file)
+    file.seek(0)
+    with torch.device("meta"):
+        empty = torch_cubin.float8(model())
+    empty.load_state_dict(torch.load(file), assign=True)
+    assert torch.equal(empty(x), out)
+    assert own(x[:0]).shape == (0, 130)
+
+
+def test_checkpointing_and_no_rows() -> None:
+    own, x = torch_cubin.float8(model(), training=True), torch.randn(5, 200).bfloat16()
+    run = functools.partial(torch.utils.checkpoint.checkpoint, own, use_reentrant=False)
+    parameters = list(own.parameters())
+    found = [torch.autograd.grad(f(x).float().square().sum(), parameters) for f in (own, run)]
+    assert all(map(torch.equal, *found))
+    for gradient in torch.autograd.grad(own(x[:0]).sum(), parameters):
+        assert gradient.eq(0).all()
+
+
+def test_rows_with_nan_and_infinities_stay_their_own() -> None:
+    x = torch.randn(5, 200, dtype=torch.bfloat16)
+    x[1, 3], x[2, 199] = torch.nan, torch.inf
+    for training in (False, True):
+        out = torch_cubin.float8(model(), training=training)(x)
+        assert out[1:3].isnan().all()
+        assert out[[0, 3, 4]].isfinite().all()
 
 
 def test_fp8_linear_of_transformers(monkeypatch) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+from typing import Any
+
 import numerics
 import pytest
 import scaled_cases as cases
@@ -9,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from scaled_cases import BLOCK_1X128, BLOCK_128X128, E4M3, E5M2, ROW, TENSOR, expected, operands
 from torch import Tensor
+
+import torch_cubin
 
 op = torch.ops.cubin.scaled_matmul
 quantize = torch.ops.cubin.quantize
@@ -208,3 +214,15 @@ def test_gated() -> None:
 def test_quantize_errors(args, options, match) -> None:
     with pytest.raises(RuntimeError, match=rf"torch_cubin \[input\]: quantize.*{match}"):
         quantize(*args, **options)
+
+
+def test_the_examples_of_the_docs() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "fp8.md").read_text()
+    names: dict[str, Any] = {}
+    exec("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)), names)
+    y, dw, x = (names[name] for name in ("y", "dw", "x"))
+    assert y.shape == (8, 256)
+    assert dw[1].eq(0).all()
+    torch.testing.assert_close(dw[2], x[10:].t() @ x[10:])
+    assert isinstance(names["model"][0], torch_cubin.Float8Linear)
+    assert type(names["model"][2]) is torch.nn.Linear

@@ -19,7 +19,6 @@ import torch
 
 from torch_cubin import errors
 from torch_cubin._native import library
-from torch_cubin._ops.scaled import ROW
 from torch_cubin._pytorch import aten_kernels, thread_objects
 
 # The numbers of csrc/ops/common/serving.h.
@@ -30,7 +29,7 @@ _FORMS = ("{}", "{}.out", "{}_")
 
 # The operators that install() serves. The others are registered in csrc/c_api_install.cpp.
 OPERATORS = (
-    *("mm", "mm.out", "bmm", "bmm.out", "mv", "_grouped_mm", "_scaled_mm"),
+    *("mm", "mm.out", "bmm", "bmm.out", "mv", "_grouped_mm", "_scaled_mm", "_scaled_mm_v2"),
     *("_scaled_grouped_mm", "_scaled_grouped_mm_v2"),
     "sum.dim_IntList",
     *(form.format(name) for name in _SUMS for form in _FORMS),
@@ -79,10 +78,10 @@ def register(key: str = "CUDA") -> None:
             for op, name in enumerate(_SUMS):
                 for form, pattern in enumerate(_FORMS):
                     _register_sum(owner, extension, key, pattern.format(name), (op, form))
-        for name, kernel_over in _GROUPED.items():
-            grouped = aten_kernels.own_kernel(name, key)
-            if grouped is not None:
-                owner.impl(name, kernel_over(grouped), key, allow_override=True)
+        for name, kernel_over in _IN_PYTHON.items():
+            pytorchs = aten_kernels.own_kernel(name, key)
+            if pytorchs is not None:
+                owner.impl(name, kernel_over(pytorchs), key, allow_override=True)
         library.stand_over_aten(key)
         _registered[key] = owner
     if any("sum" in row["kinds"] for row in shipped_rows()):
@@ -172,7 +171,32 @@ def _scaled_grouped_kernel(pytorchs: Callable[..., torch.Tensor]) -> Callable[..
         use_fast_accum: bool = False,
     ) -> torch.Tensor:
         args = (self, mat2, scale_a, scale_b, offs, bias, scale_result, out_dtype, use_fast_accum)
-        made: list[torch.Tensor] = serve(*args, True)
+        made: list[torch.Tensor] = serve(*args)
+        return made[0] if made else pytorchs(*args)
+
+    return kernel
+
+
+def _scaled_kernel_v2(pytorchs: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    serve = torch.ops.cubin._aten_scaled_mm_v2.default
+
+    def kernel(
+        self: torch.Tensor,
+        mat2: torch.Tensor,
+        scale_a: list[torch.Tensor],
+        recipe_a: list[int],
+        swizzle_a: list[int],
+        scale_b: list[torch.Tensor],
+        recipe_b: list[int],
+        swizzle_b: list[int],
+        bias: torch.Tensor | None,
+        out_dtype: torch.dtype | None,
+        contraction_dim: Sequence[int] = (),
+        use_fast_accum: bool = False,
+    ) -> torch.Tensor:
+        scales = (scale_a, recipe_a, swizzle_a, scale_b, recipe_b, swizzle_b)
+        args = (self, mat2, *scales, bias, out_dtype, contraction_dim, use_fast_accum)
+        made: list[torch.Tensor] = serve(*args)
         return made[0] if made else pytorchs(*args)
 
     return kernel
@@ -181,8 +205,7 @@ def _scaled_grouped_kernel(pytorchs: Callable[..., torch.Tensor]) -> Callable[..
 def _scaled_grouped_kernel_v2(
     pytorchs: Callable[..., torch.Tensor],
 ) -> Callable[..., torch.Tensor]:
-    """Lists of scales, with recipes and swizzles: those of rows, which are lists of one."""
-    serve = torch.ops.cubin._aten_scaled_grouped_mm.default
+    serve = torch.ops.cubin._aten_scaled_grouped_mm_v2.default
 
     def kernel(
         self: torch.Tensor,
@@ -199,24 +222,19 @@ def _scaled_grouped_kernel_v2(
         contraction_dim: Sequence[int] = (),
         use_fast_accum: bool = False,
     ) -> torch.Tensor:
-        plain = not any((*swizzle_a, *swizzle_b, *contraction_dim))
-        by_rows = plain and [*recipe_a] == [*recipe_b] == [ROW]
-        made: list[torch.Tensor] = serve(
-            self, mat2, scale_a[0], scale_b[0], offs, bias, None, out_dtype, use_fast_accum, by_rows
-        )
-        if made:
-            return made[0]
-        return pytorchs(
-            *(self, mat2, scale_a, recipe_a, swizzle_a, scale_b, recipe_b, swizzle_b),
-            *(offs, bias, out_dtype, contraction_dim, use_fast_accum),
-        )
+        scales = (scale_a, recipe_a, swizzle_a, scale_b, recipe_b, swizzle_b)
+        args = (self, mat2, *scales, offs, bias, out_dtype, contraction_dim, use_fast_accum)
+        made: list[torch.Tensor] = serve(*args)
+        return made[0] if made else pytorchs(*args)
 
     return kernel
 
 
-# Operators of groups, each with the function that puts our kernel over PyTorch's.
-_GROUPED = {
+# Operators whose schemas C++ of the stable ABI or PyTorch's C functions cannot take, each with the
+# function that puts our kernel over PyTorch's.
+_IN_PYTHON = {
     "_grouped_mm": _grouped_kernel,
+    "_scaled_mm_v2": _scaled_kernel_v2,
     "_scaled_grouped_mm": _scaled_grouped_kernel,
     "_scaled_grouped_mm_v2": _scaled_grouped_kernel_v2,
 }

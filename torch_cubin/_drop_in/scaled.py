@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torch_cubin._drop_in.why_not import SHAPES, why_not_8_bit
+from torch_cubin._drop_in.why_not import SHAPES, unlike, why_not_8_bit
 from torch_cubin._ops.scaled import BLOCK_1X128, BLOCK_128X128, ROW, TENSOR
 
 _cubin_scaled = torch.ops.cubin.scaled_matmul.default
@@ -70,8 +70,8 @@ def _unlike_plain(lists: tuple[Any, ...], swizzles: tuple[Any, ...], contraction
 
 
 def scaled_mm_v2(
-    mat_a: Any,
-    mat_b: Any,
+    input: Any,
+    mat2: Any,
     scale_a: Any,
     recipe_a: Any,
     swizzle_a: Any,
@@ -79,12 +79,15 @@ def scaled_mm_v2(
     recipe_b: Any,
     swizzle_b: Any,
     bias: Any = None,
-    output_dtype: Any = torch.bfloat16,
+    out_dtype: Any = None,
     contraction_dim: Any = (),
     use_fast_accum: bool = False,
+    *,
+    out: Any = None,
+    **others: Any,
 ) -> Result:
     """torch._scaled_mm_v2, which F.scaled_mm calls with lists of one scale and its recipe."""
-    reason = _unlike_plain(
+    reason = unlike((), out, others) or _unlike_plain(
         (scale_a, scale_b, recipe_a, recipe_b), (*swizzle_a, *swizzle_b), contraction_dim
     )
     if reason:
@@ -93,8 +96,9 @@ def scaled_mm_v2(
     if not all(recipe in _RECIPES for recipe in recipes):
         return _OTHER_SCALES
     scales = scale_a[0], scale_b[0]
-    return why_not_8_bit(mat_a, mat_b, *scales, bias) or _call(
-        mat_a, mat_b, scales, recipes, bias, output_dtype, use_fast_accum
+    dtype = out_dtype or input.dtype
+    return why_not_8_bit(input, mat2, *scales, bias) or _call(
+        input, mat2, scales, recipes, bias, dtype, use_fast_accum
     )
 
 
@@ -107,11 +111,14 @@ def scaled_mm_v1(
     scale_result: Any = None,
     out_dtype: Any = None,
     use_fast_accum: bool = False,
+    *,
+    out: Any = None,
+    **others: Any,
 ) -> Result:
     """torch._scaled_mm, whose scales' shapes say what they are."""
     if scale_result is not None:
         return "argument scale_result"
-    reason = why_not_8_bit(input, mat2, scale_a, scale_b, bias)
+    reason = unlike((), out, others) or why_not_8_bit(input, mat2, scale_a, scale_b, bias)
     if reason:
         return reason
     (m, k), n = input.shape, mat2.shape[1]
@@ -143,10 +150,13 @@ def scaled_grouped_mm_v1(
     scale_result: Any = None,
     out_dtype: Any = None,
     use_fast_accum: bool = False,
+    **others: Any,
 ) -> Result:
     """torch._scaled_grouped_mm, whose scales are of rows: (M,) and (groups, N)."""
-    if bias is not None or scale_result is not None:
-        return "argument bias" if bias is not None else "argument scale_result"
+    others |= {"bias": bias} if bias is not None else {}
+    others |= {"scale_result": scale_result} if scale_result is not None else {}
+    if others:
+        return f"argument {next(iter(others))}"
     if offs is None or offs.dim() != 1 or offs.dtype != torch.int32:
         return "offs that it does not take"
     reason = why_not_8_bit(input, mat2, scale_a, scale_b, offs, (2, 3))
@@ -181,6 +191,7 @@ def scaled_grouped_mm_v2(
     out_dtype: Any = None,
     contraction_dim: Any = (),
     use_fast_accum: bool = False,
+    **others: Any,
 ) -> Result:
     """torch._scaled_grouped_mm_v2, which F.scaled_grouped_mm calls with lists of one scale."""
     reason = _unlike_plain(
@@ -191,5 +202,6 @@ def scaled_grouped_mm_v2(
     if recipe_a[0] != ROW or recipe_b[0] != ROW:
         return _OTHER_SCALES
     return scaled_grouped_mm_v1(
-        input, mat2, scale_a[0], scale_b[0], offs, bias, None, out_dtype, use_fast_accum
+        *(input, mat2, scale_a[0], scale_b[0], offs, bias, None, out_dtype, use_fast_accum),
+        **others,
     )

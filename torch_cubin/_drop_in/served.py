@@ -12,7 +12,14 @@ import torch
 import torch.nn.functional as F
 
 from torch_cubin._drop_in import einsum, scaled
-from torch_cubin._drop_in.why_not import PLAIN, SHAPES, why_no_mask, why_not, why_not_with
+from torch_cubin._drop_in.why_not import (
+    PLAIN,
+    SHAPES,
+    unlike,
+    why_no_mask,
+    why_not,
+    why_not_with,
+)
 from torch_cubin._pytorch import modes, products
 from torch_cubin._pytorch.compiler import assume_constant_result
 
@@ -27,19 +34,10 @@ Result = torch.Tensor | str
 Handler = Callable[..., Result]
 
 
-def _unlike(rest: tuple[object, ...], out: object, others: dict[str, object]) -> str | None:
-    """The reason not to serve a call with arguments that its handler does not name."""
-    if out is not None:
-        return "out= was given"
-    if others:
-        return f"argument {next(iter(others))}"
-    return "more arguments than it takes" if rest else None
-
-
 def _matmul(
     input: Any = None, other: Any = None, *rest: Any, out: Any = None, **others: Any
 ) -> Result:
-    reason = _unlike(rest, out, others) or why_not(input, other)
+    reason = unlike(rest, out, others) or why_not(input, other)
     if reason:
         return reason
     left, right = input.shape, other.shape
@@ -70,7 +68,7 @@ def _of_dims(
     ) -> Result:
         if other is None:
             other = others.pop(other_name, None)
-        reason = _unlike(rest, out, others) or why_not(input, other)
+        reason = unlike(rest, out, others) or why_not(input, other)
         if reason:
             return reason
         device = input.device.type
@@ -90,7 +88,7 @@ def _of_dims(
 def _inner(
     input: Any = None, other: Any = None, *rest: Any, out: Any = None, **others: Any
 ) -> Result:
-    reason = _unlike(rest, out, others) or why_not(input, other)
+    reason = unlike(rest, out, others) or why_not(input, other)
     if reason:
         return reason
     if torch.is_autocast_enabled(input.device.type):
@@ -108,7 +106,7 @@ def _inner(
 def _linear(
     input: Any = None, weight: Any = None, bias: Any = None, *rest: Any, **others: Any
 ) -> Result:
-    reason = _unlike(rest, None, others) or why_not(input, weight)
+    reason = unlike(rest, None, others) or why_not(input, weight)
     if reason:
         return reason
     left, right = input.shape, weight.shape
@@ -137,7 +135,7 @@ def _linear_cross_entropy(
     **others: Any,
 ) -> Result:
     """F.linear_cross_entropy of torch 2.13, of classes; the logits are not kept in memory."""
-    reason = _unlike(rest, None, others) or why_not(input, linear_weight)
+    reason = unlike(rest, None, others) or why_not(input, linear_weight)
     if reason:
         return reason
     if input.dtype == torch.float64 and input.is_cuda:
@@ -188,7 +186,7 @@ def _grouped(
 ) -> Result:
     """torch._grouped_mm, or F.grouped_mm, whose operands are mat_a and mat_b."""
     a, b = (input if mat_a is None else mat_a), (mat2 if mat_b is None else mat_b)
-    reason = _unlike(rest, None, others) or why_not(a, b)
+    reason = unlike(rest, None, others) or why_not(a, b)
     if reason:
         return reason
     device = a.device.type
@@ -225,7 +223,7 @@ def _attention(
     enable_gqa: Any = False,
     **others: Any,
 ) -> Result:
-    reason = _unlike(rest, None, others) or why_not(query, key) or why_not_with(query, value)
+    reason = unlike(rest, None, others) or why_not(query, key) or why_not_with(query, value)
     if reason:
         return reason
     if not 0 <= dropout_p <= 1:
@@ -298,7 +296,7 @@ def _add_to(
         if b is None:
             b = others.pop(names[1], None)
         reason = (
-            _unlike(rest, out, others)
+            unlike(rest, out, others)
             or why_not(a, b)
             or why_not_with(a, input)
             or _factors(beta, alpha)

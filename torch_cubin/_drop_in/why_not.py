@@ -24,6 +24,15 @@ def plain(types: tuple[type, ...]) -> bool:
     return all(kind in PLAIN for kind in types)
 
 
+def unlike(rest: tuple[object, ...], out: object, others: dict[str, object]) -> str | None:
+    """The reason not to serve a call with arguments that its handler does not name."""
+    if out is not None:
+        return "out= was given"
+    if others:
+        return f"argument {next(iter(others))}"
+    return "more arguments than it takes" if rest else None
+
+
 def why_not(a: torch.Tensor, b: torch.Tensor) -> str | None:
     """The reason why this pair of tensors is left to PyTorch, or None."""
     if type(a) not in PLAIN:
@@ -56,12 +65,16 @@ def why_not_8_bit(
     if a.dtype is b.dtype is torch.float8_e5m2:
         return "two operands of float8_e5m2"
     reason = _where_traced(a) if torch.compiler.is_compiling() else _where(a)
-    for other in (b, scale_a, scale_b, *(() if beside is None else (beside,))):
+    others = (b, scale_a, scale_b, *(() if beside is None else (beside,)))
+    for other in others:
         reason = reason or (_why_not_beside(a, other) if type(other) in PLAIN else _strange(other))
     if reason is None and not scale_a.dtype is scale_b.dtype is torch.float32:
         return "scales that are not float32"
     if reason is None and a.is_cuda and not _is_hopper(a.get_device()):
         return "a GPU that is not Hopper"
+    # PyTorch's result then has a gradient that raises; ours would raise here.
+    if reason is None and torch.is_grad_enabled() and any(x.requires_grad for x in (a, *others)):
+        return "arguments that require grad"
     return reason
 
 

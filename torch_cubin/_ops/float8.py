@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from torch_cubin import errors
 from torch_cubin._ops.scaled import BLOCK_1X128, BLOCK_128X128, ROW
+from torch_cubin._pytorch import transforms
 
 E4M3 = torch.float8_e4m3fn
 # By recipe: that of activations, and that of weights.
@@ -126,7 +127,11 @@ class Float8Linear(nn.Module):
 
 class _Product(torch.autograd.Function):
     """x @ weight.t() + bias by three products with scales of blocks: 1x128 of x, of the gradient
-    and of their transposes, 128x128 of the weight. x is kept for backward in 8 bits."""
+    and of their transposes, 128x128 of the weight. x is kept for backward in 8 bits.
+
+    backward() is not once_differentiable, which overlooks that the gradients depend on x and the
+    weight, too: with create_graph=True, quantize raises where a second derivative would be wrong.
+    """
 
     @staticmethod
     def forward(
@@ -137,7 +142,6 @@ class _Product(torch.autograd.Function):
         return _times_weight(x, weight, dtype, bias=bias)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         weight, x, x_scale = ctx.saved_tensors
         grad_x = grad_weight = grad_bias = None
@@ -175,6 +179,12 @@ class TrainedLinear(nn.Linear):
     are nn.Linear's. Outputs have the input's dtype, or autocast's."""
 
     def forward(self, input: Tensor) -> Tensor:
+        if not torch.compiler.is_compiling() and transforms.transforms_active():
+            raise errors.fault(
+                "input", "a layer of torch_cubin.float8", "has no rule for torch.func",
+                expected="a call outside of its transforms", got="one inside",
+                advice="Use torch.autograd.",
+            )  # fmt: skip
         rows = input.reshape(-1, input.shape[-1])
         out = _Product.apply(rows, self.weight, self.bias, _output_dtype(input))
         return out.view(*input.shape[:-1], self.out_features)

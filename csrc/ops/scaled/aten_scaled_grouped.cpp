@@ -11,17 +11,16 @@ namespace {
 struct AtenGroupedCall {
   TensorView a, b, scale_a, scale_b;
   std::optional<TensorView> offs;
-  bool has_bias, has_scale_result, by_rows;
+  bool has_bias, has_scale_result;
   std::optional<ScalarType> out_dtype;
 };
 
 const AtenOp& scaled_grouped_op() {
-  static const AtenOp op("aten::_scaled_grouped_mm", CallKind::kScaled);
+  static const AtenOp op("aten::_scaled_grouped_mm", CallKind::kScaled);  // and _v2
   return op;
 }
 
 const char* why_not_grouped_options(const AtenGroupedCall& x) {
-  if (!x.by_rows) return "scales that are not of rows";
   if (x.has_bias) return "a bias";
   if (x.has_scale_result) return "a scale of the result";
   if (x.out_dtype != ScalarType::BFloat16) return "an out_dtype that is not bfloat16";
@@ -75,13 +74,13 @@ std::vector<Tensor> aten_scaled_grouped_mm(const Tensor& self, const Tensor& mat
                                            const std::optional<Tensor>& offs,
                                            const std::optional<Tensor>& bias,
                                            const std::optional<Tensor>& scale_result,
-                                           std::optional<ScalarType> out_dtype, bool use_fast_accum,
-                                           bool by_rows) {
+                                           std::optional<ScalarType> out_dtype,
+                                           bool use_fast_accum) {
   const Policy policy = serving_policy();
   if (policy == Policy::kOff) return {};
   const AtenGroupedCall call{TensorView(self),         TensorView(mat2), TensorView(scale_a),
                              TensorView(scale_b),      view_of(offs),    bias.has_value(),
-                             scale_result.has_value(), by_rows,          out_dtype};
+                             scale_result.has_value(), out_dtype};
   if (const char* reason = why_not_scaled_grouped(call, policy)) {
     count_declined(scaled_grouped_op().name, reason);
     return {};
@@ -92,6 +91,27 @@ std::vector<Tensor> aten_scaled_grouped_mm(const Tensor& self, const Tensor& mat
       run(self, mat2, scale_a, kScaleRow, scale_b, kScaleRow, *offs, out_dtype, use_fast_accum);
   scaled_grouped_op().count_served(call.a);
   return {result};
+}
+
+std::vector<Tensor> aten_scaled_grouped_mm_v2(
+    const Tensor& self, const Tensor& mat2, const std::vector<Tensor>& scales_a,
+    const std::vector<int64_t>& recipes_a, const std::vector<int64_t>& swizzles_a,
+    const std::vector<Tensor>& scales_b, const std::vector<int64_t>& recipes_b,
+    const std::vector<int64_t>& swizzles_b, const std::optional<Tensor>& offs,
+    const std::optional<Tensor>& bias, std::optional<ScalarType> out_dtype,
+    const std::vector<int64_t>& contraction_dim, bool use_fast_accum) {
+  if (serving_policy() == Policy::kOff) return {};
+  const char* reason = why_not_lists(
+      {scales_a, scales_b, recipes_a, recipes_b, swizzles_a, swizzles_b, contraction_dim});
+  if (!reason && (recipes_a[0] != kScaleRow || recipes_b[0] != kScaleRow)) {
+    reason = "scales that are not of rows";
+  }
+  if (reason) {
+    count_declined(scaled_grouped_op().name, reason);
+    return {};
+  }
+  return aten_scaled_grouped_mm(self, mat2, scales_a[0], scales_b[0], offs, bias, std::nullopt,
+                                out_dtype, use_fast_accum);
 }
 
 }  // namespace torch_cubin

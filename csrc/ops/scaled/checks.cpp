@@ -1,5 +1,7 @@
 // The checks of scaled_matmul's arguments, the same on every device.
+#include <functional>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "cubin/error.h"
 #include "ops/common/argument_checks.h"
@@ -23,41 +25,28 @@ bool counts_blocks(int64_t blocks, int64_t k) {
   return blocks == own || blocks == ceil_div(own, 4) * 4;
 }
 
-// `size`: M or N.
+// The shape of a scale, for errors. `size`: M or N.
+std::string expected_scale(int64_t recipe, int64_t size, int64_t k) {
+  const int64_t blocks = ceil_div(k, kScaleBlock);
+  if (recipe == kScaleTensor) return "one element";
+  if (recipe == kScaleRow) return std::to_string(size) + " elements in one row or column";
+  const int64_t of_rows[] = {size, blocks}, of_blocks[] = {blocks, ceil_div(size, kScaleBlock)};
+  return tuple_text(recipe == kScaleBlock1x128 ? of_rows : of_blocks, 2);
+}
+
 void check_scale(const char* op, const char* name, const char* recipe_name, const TensorView& scale,
                  int64_t recipe, int64_t size, int64_t k, const TensorView& mat_a) {
   check_side(op, name, scale, "mat_a", mat_a, ScalarType::Float);
-  int64_t numel = 1;
-  for (int64_t i = 0; i < scale.dim; ++i) numel *= scale.sizes[i];
-  const int64_t blocks = ceil_div(k, kScaleBlock);
-  const auto require = [&](bool fits, const std::string& expected) {
-    if (fits) return;
-    fail({"input", argument_text(op, name), "has a shape that its recipe does not have", expected,
-          scale.shape_text(), ""});
-  };
-  switch (recipe) {
-    case kScaleTensor:
-      return require(numel == 1, "one element");
-    case kScaleRow:
-      return require(scale.dim <= 2 && numel == size,
-                     std::to_string(size) + " elements in one row or column");
-    case kScaleBlock1x128: {
-      const int64_t shape[] = {size, blocks};
-      return require(scale.dim == 2 && scale.sizes[0] == size && scale.sizes[1] == blocks,
-                     tuple_text(shape, 2));
-    }
-    case kScaleBlock128x128: {
-      const int64_t shape[] = {blocks, ceil_div(size, kScaleBlock)};
-      return require(
-          scale.dim == 2 && counts_blocks(scale.sizes[0], k) && scale.sizes[1] == shape[1],
-          tuple_text(shape, 2));
-    }
-    default:
-      fail({"input", argument_text(op, recipe_name), "is not supported",
-            "TensorWise (0), RowWise (1), BlockWise1x128 (4) or BlockWise128x128 (5), of "
-            "torch.nn.functional.ScalingType",
-            std::to_string(recipe), ""});
+  if (recipe != kScaleTensor && recipe != kScaleRow && recipe != kScaleBlock1x128 &&
+      recipe != kScaleBlock128x128) {
+    fail({"input", argument_text(op, recipe_name), "is not supported",
+          "TensorWise (0), RowWise (1), BlockWise1x128 (4) or BlockWise128x128 (5), of "
+          "torch.nn.functional.ScalingType",
+          std::to_string(recipe), ""});
   }
+  if (scale_fits(scale, recipe, size, k)) return;
+  fail({"input", argument_text(op, name), "has a shape that its recipe does not have",
+        expected_scale(recipe, size, k), scale.shape_text(), ""});
 }
 
 void check_bias(const char* op, const TensorView& bias, const TensorView& mat_a, int64_t n) {
@@ -72,6 +61,25 @@ void check_bias(const char* op, const TensorView& bias, const TensorView& mat_a,
 }
 
 }  // namespace
+
+bool scale_fits(const TensorView& scale, int64_t recipe, int64_t size, int64_t k) {
+  const int64_t elements =
+      std::accumulate(scale.sizes, scale.sizes + scale.dim, int64_t{1}, std::multiplies<>());
+  const int64_t blocks = ceil_div(k, kScaleBlock);
+  switch (recipe) {
+    case kScaleTensor:
+      return elements == 1;
+    case kScaleRow:
+      return scale.dim <= 2 && elements == size;
+    case kScaleBlock1x128:
+      return scale.dim == 2 && scale.sizes[0] == size && scale.sizes[1] == blocks;
+    case kScaleBlock128x128:
+      return scale.dim == 2 && counts_blocks(scale.sizes[0], k) &&
+             scale.sizes[1] == ceil_div(size, kScaleBlock);
+    default:
+      return false;
+  }
+}
 
 Shape check_scaled(const ScaledArguments& x) {
   check_operand(x.op, "mat_a", x.mat_a);

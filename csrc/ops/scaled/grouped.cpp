@@ -14,10 +14,10 @@
 namespace torch_cubin {
 namespace {
 
-void check_rank(const char* name, const TensorView& x, int64_t rank) {
+void check_rank(const char* name, const TensorView& x, int64_t rank, const char* advice = "") {
   if (x.dim == rank) return;
   fail({"input", argument_text(kScaledGroupedOp, name), "has a wrong rank",
-        counted(rank, "dimension"), x.shape_text(), ""});
+        counted(rank, "dimension"), x.shape_text(), advice});
 }
 
 Tensor part(const Tensor& tensor, int64_t start, int64_t size) {
@@ -34,7 +34,10 @@ TensorView group_of(const TensorView& all) {
 
 Shape check_scaled_grouped(const ScaledGroupedArguments& x) {
   check_rank("mat_a", x.mat_a, 2);
-  check_rank("mat_b", x.mat_b, 3);
+  check_rank("mat_b", x.mat_b, 3,
+             x.mat_b.dim == 2 ? "Groups that divide K, as in gradients of weights, have no kernel "
+                                "for 8-bit floats: give dequantised operands to grouped_matmul."
+                              : "");
   const bool rows = x.recipe_a == kScaleRow && x.recipe_b == kScaleRow;
   const bool blocks = x.recipe_a == kScaleBlock1x128 && x.recipe_b == kScaleBlock128x128;
   if (!rows && !blocks) {

@@ -42,6 +42,9 @@ struct ScaledArguments {
   bool fast;  // use_fast_accum
 };
 
+// Whether a scale has the shape of a known recipe; `size`: M or N.
+bool scale_fits(const TensorView& scale, int64_t recipe, int64_t size, int64_t k);
+
 // The output's shape; throws [input] for arguments that are wrong on every device.
 Shape check_scaled(const ScaledArguments& arguments);
 
