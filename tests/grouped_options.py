@@ -52,6 +52,7 @@ def draw(
     if "out_rows" in options:
         order = torch.randperm(count, **made).int()
         given["out_rows"] = order.where(order % 7 != 3, source.choice([-1, count, 2**31 - 1]))
+        given["out_rows"][sum(sizes) :] = order[0]  # rows of no group go nowhere
     if "activation" in options:
         given["activation"] = source.choice(list(ACTIVATIONS))
     return (normal(tokens, k), b.mT), given

@@ -181,6 +181,9 @@ def test_a_zero_factor_does_not_read_its_operand(device) -> None:
     nan[:] = torch.nan
     assert torch.equal(ops.addmm(nan, a, b, beta=0, alpha=2), torch.full_like(nan, 8.0))
     assert torch.equal(ops.addmm(a @ b, nan[:, :4], b, beta=2, alpha=0), torch.full_like(nan, 8.0))
+    none, alpha = a[:, :0], float("nan")  # of no product
+    assert torch.equal(ops.addmm(a @ b, none, b[:0], alpha=alpha), a @ b)
+    assert not ops.syrk(none, alpha=alpha).any()
     empty = ops.addmm(a @ b, a[:, :0], b[:0], beta=2)
     assert torch.equal(empty, torch.full_like(nan, 8.0))
     with torch.no_grad():

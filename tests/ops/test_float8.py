@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import io
+from typing import Any
 
 import pytest
 import torch
@@ -198,20 +199,33 @@ def test_fp8_linear_of_transformers(monkeypatch) -> None:
     assert fp8.fp8_linear is own
 
 
-def hooked() -> nn.Linear:
+def with_more(method: str, *args: Any) -> nn.Linear:
     layer = nn.Linear(64, 64)
-    layer.register_forward_hook(lambda *_: None)
+    getattr(layer, method)(*args)
     return layer
 
 
 @pytest.mark.parametrize(
-    ("layers", "message"),
-    [(hooked, "layer '0' has hooks"),
-     (lambda: nn.TransformerEncoderLayer(64, 2, 64), "0.linear1. has a parent that reads")],
+    ("layer", "message"),
+    [(with_more("register_forward_hook", len), "layer '0' has what a new .*got forward_hooks"),
+     (with_more("register_state_dict_pre_hook", len), "got state_dict_pre_hooks"),
+     (with_more("register_buffer", "extra", torch.ones(1)), r"got buffers \['extra'\]"),
+     (with_more("add_module", "lora", nn.Linear(64, 2)), r"got modules \['lora'\]"),
+     (nn.TransformerEncoderLayer(64, 2, 64), "0.linear1. has a parent that reads")],
 )  # fmt: skip
-def test_layers_of_which_something_would_be_lost_are_refused(layers, message) -> None:
+def test_layers_of_which_something_would_be_lost_are_refused(layer, message) -> None:
     with pytest.raises(ValueError, match=message):
-        torch_cubin.float8(nn.Sequential(layers()))
+        torch_cubin.float8(nn.Sequential(layer))
+
+
+def test_a_trained_layer_becomes_one_for_inference_and_keeps_attributes() -> None:
+    layer = nn.Linear(64, 64)
+    layer.tag = "own"
+    model = torch_cubin.float8(nn.Sequential(layer), training=True)
+    assert model[0].tag == "own"
+    model = torch_cubin.float8(model)
+    assert type(model[0]) is torch_cubin.Float8Linear
+    assert model[0].tag == "own"
 
 
 def test_a_state_that_is_not_quantised_is_refused() -> None:

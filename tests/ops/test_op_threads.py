@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 
 import pytest
 import torch
 from ops.samples import assert_near, linear, make_all, matmul, reference_linear
+
+import torch_cubin
+from torch_cubin._drop_in import install, report
 
 THREADS = 16
 
@@ -57,3 +62,28 @@ def test_backward_threads_and_data_parallel_style_replicas(device):
         thread.join()
     (expected,) = torch.autograd.grad(reference_linear(x, w).sum(), w)
     assert_near(torch.stack(results).sum(0), expected)
+
+
+def test_a_forked_child_waits_for_no_lock_of_another_thread() -> None:
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with report._lock, install._lock:
+            held.set()
+            done.wait()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)  # ends a child that waits
+        try:
+            torch_cubin.report()
+            torch_cubin.install().remove()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    done.set()
+    holder.join()
+    assert os.waitpid(child, 0)[1] == 0

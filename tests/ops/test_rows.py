@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -371,6 +372,32 @@ def test_a_second_backward_of_linear_cross_entropy() -> None:
     torch.testing.assert_close(first, again)
     (own,) = torch.autograd.grad(loss, w)
     torch.testing.assert_close(first[1], own * 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_a_linear_cross_entropy_of_another_dtype(dtype: torch.dtype) -> None:
+    x, w = randn(4, 3).to(dtype).requires_grad_(), randn(5, 3).to(dtype)
+    (want,) = torch.autograd.grad(ops.linear_cross_entropy(x, w, _TARGET), x)
+    for of_loss in (torch.float64, torch.float16):
+        call = functools.partial(
+            ops.linear_cross_entropy, linear_weight=w, target=_TARGET, dtype=of_loss
+        )
+        for recompute in (False, True):
+            (got,) = torch.autograd.grad(call(x, recompute=recompute), x)
+            torch.testing.assert_close(got, want, rtol=0.02, atol=0.02)
+        loss, tangent = torch.func.jvp(call, (x.detach(),), (torch.ones_like(x),))
+        assert loss.dtype == tangent.dtype == of_loss
+
+
+def test_batched_gradients_of_linear_cross_entropy() -> None:
+    x, w = randn(4, 3, grad=True), randn(5, 3, grad=True)
+    wanted = torch.autograd.grad(F.cross_entropy(x @ w.mT, _TARGET), (x, w))
+    for dtype in (None, torch.float64):
+        loss = ops.linear_cross_entropy(x, w, _TARGET, dtype=dtype)
+        grads = torch.tensor([1, 2, -3]).to(loss.dtype)
+        found = torch.autograd.grad(loss, (x, w), grads, is_grads_batched=True)
+        for each, own in zip(found, wanted, strict=True):
+            torch.testing.assert_close(each, grads.view(3, 1, 1).to(own.dtype) * own)
 
 
 def test_linear_cross_entropy_of_one_row_and_of_none() -> None:

@@ -8,7 +8,6 @@ of the process; a repeated definition changes the op's entry, and the registered
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,6 +22,7 @@ from torch_cubin._declared.contract_call import Output, outputs_of, refuse_deriv
 from torch_cubin._declared.package_images import Image, of_package
 from torch_cubin._kernels.memory import has_memory
 from torch_cubin._native import library as _library
+from torch_cubin._native.locks import fork_safe_lock
 from torch_cubin._ops import layouts, mutated
 from torch_cubin._pytorch import operators, transforms
 
@@ -223,7 +223,7 @@ class Op:
 
 
 # Guards the registry, and serialises definitions, so that C++ and Python have the same contract.
-_lock = threading.RLock()
+_lock = fork_safe_lock()
 _ops: dict[str, Op] = {}
 
 

@@ -19,6 +19,7 @@ import torch
 
 from torch_cubin import errors
 from torch_cubin._native import library
+from torch_cubin._native.locks import fork_safe_lock
 from torch_cubin._pytorch import aten_kernels, thread_objects
 
 # The numbers of csrc/ops/common/serving.h.
@@ -40,7 +41,7 @@ OPERATORS = (
     ),
 )
 
-_lock = threading.Lock()
+_lock = fork_safe_lock()
 _registered: dict[str, torch.library.Library] = {}  # by dispatch key; guarded by _lock
 _with_sums: set[str] = set()  # the keys that have our kernel of aten::sum; guarded by _lock
 

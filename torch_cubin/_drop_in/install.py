@@ -5,7 +5,6 @@ autograd."""
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import torch
@@ -13,8 +12,9 @@ import torch
 from torch_cubin import errors
 from torch_cubin._drop_in import aten_kernels, muon, report
 from torch_cubin._native import library
+from torch_cubin._native.locks import fork_safe_lock
 
-_lock = threading.Lock()
+_lock = fork_safe_lock()
 _active: list[Installation] = []  # the last one's policy applies; guarded by _lock
 _graphs_before: bool | None = None  # Inductor's option before ours; guarded by _lock
 

@@ -3,7 +3,6 @@
 """The counts behind :func:`torch_cubin.report`."""
 
 import dataclasses
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 
 from torch_cubin import errors
 from torch_cubin._native import library
+from torch_cubin._native.locks import fork_safe_lock
 from torch_cubin._pytorch.compiler import assume_constant_result
 
 # A limit for programs whose shapes never repeat.
@@ -136,7 +136,7 @@ class _Row:
 
 
 # Reentrant, because a garbage collection in here may run user code that multiplies matrices.
-_lock = threading.RLock()
+_lock = fork_safe_lock()
 _served: dict[tuple[str, object, str], _Row] = {}  # by name, dtype and device; guarded by _lock
 _declined: dict[tuple[str, str], _Row] = {}  # guarded by _lock
 

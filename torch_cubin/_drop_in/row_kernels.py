@@ -18,6 +18,7 @@ from torch import Tensor
 
 from torch_cubin._drop_in import report
 from torch_cubin._native import library
+from torch_cubin._native.locks import fork_safe_lock
 from torch_cubin._pytorch import aten_kernels
 from torch_cubin._pytorch.dispatch_modes import has_kernel
 
@@ -298,7 +299,7 @@ SERVED: dict[str, Callable[..., Served]] = {
     "baddbmm.dtype": _sum_of_products,
 }
 
-_lock = threading.Lock()
+_lock = fork_safe_lock()
 _registered: dict[str, torch.library.Library] = {}  # by dispatch key; guarded by _lock
 _counts = threading.local()  # .served: calls of this thread
 

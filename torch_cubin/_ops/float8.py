@@ -208,7 +208,8 @@ def float8(
     The model is changed in place. A layer under several names stays one layer.
 
     Args:
-        model: layers of the type nn.Linear are replaced; if it is one, a new layer is returned.
+        model: layers of the type nn.Linear are replaced, and for inference also those of
+            `training`; if it is one, a new layer is returned.
         recipe: "block" (scales for 1x128 of the inputs and 128x128 of the weights, DeepSeek's) or
             "row" (a scale for each row of both).
         filter: called with a layer's name and the layer; those for which it returns False stay.
@@ -221,12 +222,15 @@ def float8(
     """
     _check_recipe(recipe, training)
     replaced: dict[nn.Linear, nn.Module] = {}
+    # After training, a model becomes one for inference.
+    types = (nn.Linear,) if training else (nn.Linear, TrainedLinear)
     for name, layer in list(model.named_modules(remove_duplicate=False)):
-        if type(layer) is not nn.Linear or (filter is not None and not filter(name, layer)):
+        if type(layer) not in types or (filter is not None and not filter(name, layer)):
             continue
         if layer not in replaced:
             _check_layer(model, name, layer)
             made = _trained(layer) if training else Float8Linear.from_linear(layer, recipe)
+            vars(made).update({k: v for k, v in vars(layer).items() if k not in vars(made)})
             replaced[layer] = made
         if not name:
             return replaced[layer]
@@ -245,20 +249,27 @@ def _trained(layer: nn.Linear) -> TrainedLinear:
 
 # Of blocks of weights in checkpoints.
 _SCALES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e8m0fnu)
-_HOOKS = (
-    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
-)  # fmt: skip
+
+
+def _extras(layer: nn.Linear) -> list[str]:
+    """What a layer has beyond an nn.Linear: hooks, parameters, buffers and modules."""
+    usual = vars(nn.Linear(1, 1, device="meta"))
+    return [
+        kind.strip("_") + (f" {sorted(added)}" if all(isinstance(x, str) for x in added) else "")
+        for kind, own in vars(layer).items()
+        if kind in usual and isinstance(own, dict) and (added := own.keys() - usual[kind].keys())
+    ]
 
 
 def _check_layer(model: nn.Module, name: str, layer: nn.Linear) -> None:
     """Refuses layers of which something would silently be lost."""
-    own = [hooks.strip("_") for hooks in _HOOKS if getattr(layer, hooks)]
-    own += ["a forward of its own"] if "forward" in vars(layer) else []
+    own = _extras(layer) + (["a forward of its own"] if "forward" in vars(layer) else [])
     if own:
         raise errors.fault(
-            "input", f"torch_cubin.float8 layer '{name}'", "has hooks, which a new layer has not",
-            expected="a layer without hooks", got=", ".join(own),
-            advice="Register them afterwards, or exclude the layer by `filter`.",
+            "input", f"torch_cubin.float8 layer '{name}'", "has what a new layer has not",
+            expected="no hooks, and no parameters, buffers or modules beyond weight and bias",
+            got=", ".join(own),
+            advice="Add them afterwards, or exclude the layer by `filter`.",
         )  # fmt: skip
     parent = model.get_submodule(name.rpartition(".")[0])
     if isinstance(parent, nn.TransformerEncoderLayer):

@@ -78,6 +78,13 @@ def _rows_of(x: Tensor, numbers: Tensor) -> Tensor:
     return F.pad(x, (0, 0, 0, 1))[known]
 
 
+def _belongs_to_group(offs: Tensor, count: int) -> Tensor:
+    """Of each row; true for all rows if an end is wrong, so that their NaN is stored."""
+    ends = F.pad(offs, (1, 0))
+    wrong = (ends[1:] < ends[:-1]).any()
+    return (torch.arange(count, device=offs.device) < ends[-1]) | wrong
+
+
 def _composed(mat_a: Tensor, mat_b: Tensor, offs: Tensor, options: _Options) -> Tensor:
     """The op with options, of ops that have derivatives (grouped_by_steps() in csrc/ops/grouped).
 
@@ -96,6 +103,7 @@ def _composed(mat_a: Tensor, mat_b: Tensor, offs: Tensor, options: _Options) -> 
         out = (out * options.scale.unsqueeze(-1)).to(mat_a.dtype)
     if options.out_rows is not None:
         known = (options.out_rows >= 0) & (options.out_rows < count)
+        known = known & _belongs_to_group(offs, count)
         places = options.out_rows.long().where(known, count)
         out = out.new_zeros(count + 1, out.shape[1]).index_put((places,), out)[:count]
     return out

@@ -121,16 +121,17 @@ class _LinearCrossEntropy(transforms.SingleLevelFunction):
     ) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.batch_invariant = is_batch_invariant()
-        *ctx.options, dtype = rest[:4]
+        *ctx.options, ctx.dtype = rest[:4]
         needs = ctx.needs_input_grad
         asked = (
             can and need for can, need in zip(rest[4:], (needs[1], needs[2], needs[4]), strict=True)
         )
         tensors = (input, linear_weight, target, linear_bias, weight)
-        made += autograd.call_below_autograd(op, *tensors, *ctx.options, dtype, *asked)
+        made += autograd.call_below_autograd(op, *tensors, *ctx.options, ctx.dtype, *asked)
         loss, *others = made
         ctx.mark_non_differentiable(*others)
         ctx.save_for_backward(*tensors, *others[:3])
+        ctx.grad_dtypes = statistics_dtype(input), input.dtype
         ctx.gradients = others[3:] if any(rest[4:]) else None
         ctx.save_for_forward(*tensors)
         return loss, *others
@@ -142,8 +143,10 @@ class _LinearCrossEntropy(transforms.SingleLevelFunction):
         results: list[Tensor | None] = [None] * 3
         if grad is not None:
             made, ctx.gradients = ctx.gradients, None
-            differentiated = torch.is_grad_enabled() or transforms.transforms_active()
-            if made is not None and not differentiated:
+            transformed = transforms.transforms_active() or transforms.is_wrapped(grad)
+            if grad.dtype not in ctx.grad_dtypes:  # the loss may have any
+                grad = grad.to(ctx.grad_dtypes[0])
+            if made is not None and not (torch.is_grad_enabled() or transformed):
                 results = [_scaled(x, grad) if need else None for x, need in zip(made, needs)]
             else:
                 found = backward(grad, *ctx.saved_tensors, *ctx.options, *needs)
@@ -177,7 +180,7 @@ class _LinearCrossEntropy(transforms.SingleLevelFunction):
             out = (slopes(logits, target, weight, *ctx.options) * tangent).sum(-1)
             if ctx.options[0] != "none":
                 out = out.sum()
-            return out.to(input.dtype), *(None,) * 6
+            return out.to(ctx.dtype), *(None,) * 6
 
 
 def _autograd(

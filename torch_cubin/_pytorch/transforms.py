@@ -66,12 +66,23 @@ GRADIENT_COPIES = Feature(
     'copies of incoming gradients for backward="ns::op"',
     "one that begins at no multiple of 16 bytes is refused by the backward op",
 )
-is_wrapped = GRADIENT_COPIES.find("_C._functorch.is_functorch_wrapped_tensor", lambda tensor: True)
+_is_of_transform = GRADIENT_COPIES.find(
+    "_C._functorch.is_functorch_wrapped_tensor", lambda tensor: True
+)
+_is_of_batched_grads = GRADIENT_COPIES.find(
+    "_C._functorch.is_legacy_batchedtensor", lambda tensor: True
+)
 
 BACKWARD_OF_DECLARED_OPS = Feature(
     "define_op(backward=...) and register_autograd()", "both raise InternalError"
 )
 BACKWARD_OF_DECLARED_OPS.find("_C._AutoDispatchBelowAutograd", None)
+
+
+def is_wrapped(tensor: torch.Tensor) -> bool:
+    """Whether it is a tensor without memory of its own, of a transform or of
+    torch.autograd.grad(is_grads_batched=True), which transforms_active() does not see."""
+    return bool(_is_of_transform(tensor) or _is_of_batched_grads(tensor))
 
 
 def below_autograd() -> Any:

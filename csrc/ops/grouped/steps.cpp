@@ -51,6 +51,22 @@ Tensor groups_of_rows(const Tensor& offs, int64_t rows) {
                             false, std::optional<std::string>(), std::optional<Tensor>());
 }
 
+// Whether each row belongs to a group; if an end is wrong all rows do, so that their NaN is stored.
+Tensor belongs_to_group(const Tensor& offs, int64_t rows) {
+  const int64_t groups = TensorView(offs).sizes[0];
+  Tensor ends = numbers_near(offs, groups + 1, 0);
+  Tensor own = torch::stable::narrow(ends, 0, 1, groups);
+  torch::stable::copy_(own, detach(offs));
+  const Tensor wrong = call_aten(
+      "aten::any",
+      call_aten_overload("aten::lt", "Tensor", own, torch::stable::narrow(ends, 0, 0, groups)));
+  const Tensor counted = call_aten("aten::cumsum", numbers_near(ends, rows, 1), int64_t{0},
+                                   std::optional<ScalarType>());
+  const Tensor before =
+      call_aten_overload("aten::le", "Tensor", counted, torch::stable::select(ends, 0, groups));
+  return call_aten("aten::logical_or", before, wrong);
+}
+
 Tensor half(const Tensor& rows, int64_t number) {
   Tensor own = rows;
   const int64_t size = TensorView(rows).sizes[1] / 2;
@@ -80,7 +96,10 @@ Tensor grouped_by_steps(decltype(&grouped_product_cpu) product, const Tensor& ma
   if (options.out_rows) {
     Tensor all = with_zero_row(out);
     torch::stable::zero_(all);
-    all = call_aten("aten::index_copy", all, int64_t{0}, known_rows(*options.out_rows, rows), out);
+    const Tensor nowhere = numbers_near(offs, rows, static_cast<double>(rows));
+    const Tensor places = call_aten_overload("aten::where", "self", belongs_to_group(offs, rows),
+                                             known_rows(*options.out_rows, rows), nowhere);
+    all = call_aten("aten::index_copy", all, int64_t{0}, places, out);
     out = torch::stable::narrow(all, 0, 0, rows);
   }
   return narrow_to(out, dtype);

@@ -150,7 +150,7 @@ Tensor addmm_dtype_cpu(const Tensor& input, const Tensor& mat1, const Tensor& ma
                        ScalarType out_dtype, double beta, double alpha) {
   const Shape shape = check_addmm(TensorView(input), TensorView(mat1), TensorView(mat2), out_dtype);
   Tensor sums;
-  if (alpha == 0) {
+  if (TensorView(mat1).sizes[mat1.dim() - 1] == 0 || alpha == 0) {  // alpha may be NaN
     sums = wide(torch::stable::new_empty(mat1, shape.vector()));
     torch::stable::zero_(sums);
   } else {

@@ -71,7 +71,7 @@ struct SymmetricCall {
 Tensor on_cpu(const SymmetricCall& call) {
   const Tensor factor = wide(call.operand);
   Tensor sums;
-  if (call.alpha == 0) {
+  if (factor.size(-1) == 0 || call.alpha == 0) {  // alpha may be NaN
     sums = torch::stable::new_empty(factor, call.shape.vector());
     torch::stable::zero_(sums);
   } else {
