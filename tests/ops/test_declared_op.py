@@ -381,6 +381,10 @@ def test_gradients_reach_kernels_without_gaps(declarative) -> None:
     weight = torch.randn(8)
     (torch.cat([declarative(a), declarative(b)]) * weight).sum().backward()
     torch.testing.assert_close(b.grad, 3 * b.detach() ** 2 * weight[3:])
+    several = torch.randn(2, 8)
+    leaf = weight.requires_grad_()
+    (batched,) = torch.autograd.grad(declarative(leaf), leaf, several, is_grads_batched=True)
+    torch.testing.assert_close(batched, 3 * leaf.detach() ** 2 * several)
 
 
 def test_threads(formula) -> None:
