@@ -23,6 +23,7 @@ CASTS = (torch.ops.prims.convert_element_type.default, aten._to_copy.default)
 # A leaf, a number, or an op and the trees of its arguments.
 Tree = Any
 LEAF = "x"
+_ROOT = math.sqrt(2.0 / math.pi)
 
 
 # What models write for an activation instead of calling PyTorch's function: GPT-2 and its kin, then
@@ -38,7 +39,6 @@ _WRITTEN_OUT: tuple[tuple[str, Callable[[Any], Any]], ...] = (
     ),
     ("gelu", lambda x: x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0)))),
 )
-_ROOT = math.sqrt(2.0 / math.pi)
 
 
 @functools.cache

@@ -10,10 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_cubin._ops import autograd, checks, raw_ops
-from torch_cubin._ops.rows import autocast_to_float, by_formula, each_rule, real, statistics_dtype
-from torch_cubin._ops.vmap import register_rule
-from torch_cubin._pytorch import dispatch_keys, operators, transforms
+from torch_cubin._ops import autograd, checks, row_rules
+from torch_cubin._ops.row_rules import (
+    autocast_to_float,
+    by_formula,
+    each_rule,
+    real,
+    statistics_dtype,
+)
+from torch_cubin._pytorch import dispatch_keys, transforms
 
 NAME = "cross_entropy"
 op = torch.ops.cubin._cross_entropy_autograd.default
@@ -152,14 +157,8 @@ def _autograd(input: Tensor, target: Tensor, weight: Tensor | None, *options: An
 
 
 def register(library: torch.library.Library) -> None:
-    for name, fake, kernel in (
-        (NAME, _fake, _autograd),
-        (f"{NAME}_backward", _fake_backward, by_formula(backward, _backward_formula)),
-    ):
-        for raw in raw_ops.raw_names(name):
-            operators.register_fake(f"cubin::{raw}", fake, library)
-            register_rule(library, raw, each_rule)
-        if transforms.DERIVATIVES.available:  # else no_derivatives.py refuses them
-            library.impl(f"_{name}_autograd", kernel, "Autograd")
+    backward_kernel = by_formula(backward, _backward_formula)
+    row_rules.register(library, NAME, _fake, _autograd, each_rule)
+    row_rules.register(library, f"{NAME}_backward", _fake_backward, backward_kernel, each_rule)
     if dispatch_keys.AUTOCAST.available:
         library.impl(NAME, autocast_to_float(NAME), "AutocastCUDA")

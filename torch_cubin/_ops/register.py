@@ -27,6 +27,7 @@ from torch_cubin._ops import (
     linear_cross_entropy,
     moe,
     no_derivatives,
+    row_rules,
     rows,
     scaled,
     symmetric,
@@ -70,7 +71,7 @@ def register() -> torch.library.Library:
     skip_frames(
         [
             *(autograd, batch_invariant, cross_entropy, expert_rows, fused_autograd, grouped),
-            *(linear_cross_entropy, rows, symmetric),
+            *(linear_cross_entropy, row_rules, rows, symmetric),
         ]
     )
     return library

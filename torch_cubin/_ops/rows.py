@@ -13,23 +13,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_cubin._ops import autograd, checks, raw_ops
-from torch_cubin._ops.vmap import front, one_by_one, register_rule
-from torch_cubin._pytorch import dispatch_keys, operators, transforms
+from torch_cubin._ops import autograd, checks, raw_ops, row_rules
+from torch_cubin._ops.row_rules import (
+    autocast_to_float,
+    by_formula,
+    each,
+    each_rule,
+    real,
+    statistics_dtype,
+)
+from torch_cubin._ops.vmap import front
+from torch_cubin._pytorch import dispatch_keys, transforms
 
 norm = torch.ops.cubin._norm_autograd.default
 norm_backward = torch.ops.cubin._norm_backward_autograd.default
 softmax = torch.ops.cubin._softmax_autograd.default
 softmax_backward = torch.ops.cubin._softmax_backward_autograd.default
-
-
-def real(tensor: Tensor) -> Tensor:
-    """In the dtype that is computed in."""
-    return tensor if tensor.dtype == torch.float64 else tensor.float()
-
-
-def statistics_dtype(tensor: Tensor) -> torch.dtype:
-    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
 def _norm_name(residual: Tensor | None, centered: bool) -> str:
@@ -309,20 +308,6 @@ def _softmax_autograd(input: Tensor, log: bool, dtype: torch.dtype) -> Any:
     return autograd.apply(_Softmax, op, input, rest=(log, dtype))
 
 
-def by_formula(op: Any, formula: Callable[..., Any]) -> Callable[..., Any]:
-    """The kernel on the Autograd key of a backward op: the formula where it is differentiated."""
-
-    def kernel(*args: Any) -> Any:
-        tensors = [x for x in args if isinstance(x, Tensor)]
-        recorded = torch.is_grad_enabled() and autograd._requires_grad(tensors)
-        if recorded or transforms.dual_level_is_open(*tensors):
-            return formula(*args)
-        with transforms.below_autograd():
-            return op(*args)
-
-    return kernel
-
-
 # Batching rules: a batch of rows is more rows, unless gradients are summed over rows.
 
 
@@ -332,7 +317,7 @@ def _norm_rule(op: Any) -> Callable[..., Any]:
         own = [dims[0], dims[1], dims[3], dims[4]]
         _check_norm(input, residual, shape, weight, bias, centered, own)
         if own[2] is not None or own[3] is not None:
-            return _one_by_one(op, info.batch_size, args, dims)
+            return each(op, info.batch_size, args, dims)
         sizes = checks.shape_of(input, own[0])
         input = front(input, own[0]).expand(info.batch_size, *sizes)
         if residual is not None:
@@ -356,39 +341,6 @@ def _softmax_rule(op: Any) -> Callable[..., Any]:
     return rule
 
 
-def _one_by_one(op: Any, size: int, args: Sequence[Any], dims: Sequence[Any]) -> tuple[Any, Any]:
-    plain = [dim if isinstance(dim, int) else None for dim in dims]  # a list's are no number
-    return one_by_one(op, size, args, plain)
-
-
-def each_rule(op: Any) -> Callable[..., Any]:
-    def rule(info: Any, dims: Any, *args: Any) -> tuple[Any, Any]:
-        return _one_by_one(op, info.batch_size, args, dims)
-
-    return rule
-
-
-# torch.autocast runs these in float32, on CUDA alone.
-
-
-def autocast_to_float(name: str) -> Callable[..., Any]:
-    without_this_key = dispatch_keys.without_key("AutocastCUDA")
-
-    def cast(value: Any) -> Any:
-        if not isinstance(value, Tensor) or dispatch_keys.autocast_is_off():
-            return value
-        lower = value.device.type == "cuda" and value.dtype in (torch.float16, torch.bfloat16)
-        return value.float() if lower else value
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        args = tuple(map(cast, args))
-        kwargs = {name: cast(value) for name, value in kwargs.items()}
-        with without_this_key():
-            return raw_ops.overload(name)(*args, **kwargs)
-
-    return kernel
-
-
 def _autocast_softmax(name: str) -> Callable[..., Any]:
     without_this_key = dispatch_keys.without_key("AutocastCUDA")
 
@@ -403,19 +355,15 @@ def _autocast_softmax(name: str) -> Callable[..., Any]:
 
 
 def register(library: torch.library.Library) -> None:
-    norm_backward_kernel = by_formula(norm_backward, _norm_backward_formula)
-    softmax_backward_kernel = by_formula(softmax_backward, _softmax_backward_formula)
-    for name, fake, autograd_kernel, rule in (
+    of_norm = by_formula(norm_backward, _norm_backward_formula)
+    of_softmax = by_formula(softmax_backward, _softmax_backward_formula)
+    for rules in (
         ("norm", _fake_norm, _norm_autograd, _norm_rule),
-        ("norm_backward", _fake_norm_backward, norm_backward_kernel, each_rule),
+        ("norm_backward", _fake_norm_backward, of_norm, each_rule),
         ("softmax", _fake_softmax, _softmax_autograd, _softmax_rule),
-        ("softmax_backward", _fake_softmax_backward, softmax_backward_kernel, each_rule),
+        ("softmax_backward", _fake_softmax_backward, of_softmax, each_rule),
     ):
-        for raw in raw_ops.raw_names(name):
-            operators.register_fake(f"cubin::{raw}", fake, library)
-            register_rule(library, raw, rule)
-        if transforms.DERIVATIVES.available:  # else no_derivatives.py refuses them
-            library.impl(f"_{name}_autograd", autograd_kernel, "Autograd")
+        row_rules.register(library, *rules)
     if dispatch_keys.AUTOCAST.available:
         for name, kernel in (
             *((name, autocast_to_float) for name in ("rms_norm", "add_rms_norm", "layer_norm")),
