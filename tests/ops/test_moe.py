@@ -301,9 +301,9 @@ def test_a_models_experts(name: str) -> None:
     torch.testing.assert_close(results[1], results[0])
 
 
-def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Data and scales of each matrix, in the layout of checkpoints, and what they stand for."""
-    parts = [torch.ops.cubin.quantize(each, 5) for each in weight]
+def quantized(weight: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    """Data and scales of each matrix, in the layout of checkpoints."""
+    parts = [torch.ops.cubin.quantize(each, 5, **options) for each in weight]
     return torch.stack([data for data, _ in parts]), torch.stack([s.t() for _, s in parts])
 
 
@@ -348,6 +348,26 @@ def test_weights_of_8_bit_floats() -> None:
     assert torch_cubin.moe(**empty).shape == (0, 200)
     with pytest.raises(RuntimeError, match=r"\[input\]: moe_float8 has no rule for derivatives"):
         torch_cubin.moe(**{**args, "x": args["x"].requires_grad_()})
+
+
+def test_special_numbers_and_ue8m0_scales_of_8_bit_floats() -> None:
+    """Blocks of zeros, scales of a checkpoint's 8 bits, and rows that are not finite, which stay
+    their own."""
+    args, exact = float8_layer()
+    for name in ("w13", "w2"):
+        weight = exact[name].float()
+        weight[1, :128, :128] = 0
+        args[name], scale = quantized(weight, power_of_two=True)
+        args[f"{name}_scale"] = scale.to(torch.float8_e8m0fnu)
+        exact[name] = dequantized(args[name], scale)
+    out, right = torch_cubin.moe(**args), expected(**exact)
+    assert error_of(out, right) < 0.05
+    x = args["x"].clone()
+    x[3, 5], x[4, 199] = torch.nan, torch.inf
+    bad = torch_cubin.moe(**{**args, "x": x})
+    assert bad[3:5].isnan().all()
+    kept = [row for row in range(len(x)) if row not in (3, 4)]
+    assert torch.equal(bad[kept], out[kept])
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def moe(
             model's own gate, or an activation without one.
         b13, b2: the experts' biases, (experts, w13.shape[1]) and (experts, hidden).
         w13_scale, w2_scale: for w13 and w2 of float8_e4m3fn, which are for inference, with silu and
-            without biases: float32 scales of their blocks of 128 x 128, (experts,
+            without biases: float32 or UE8M0 scales of their blocks of 128 x 128, (experts,
             ceil(2 * inner / 128), ceil(hidden / 128)) and (experts, ceil(hidden / 128),
             ceil(inner / 128)), as DeepSeek's checkpoints have them. Rows are quantised with a scale
             for each 128 columns.
@@ -100,7 +100,11 @@ def moe(
             raise _fault("b2" if b13 is None else "b13", what, "None", "a tensor")
         name = "_moe_float8_autograd" if torch.is_grad_enabled() else "_moe_float8"
         op = getattr(torch.ops.cubin, name).default
-        result: Tensor = op(x, topk_ids, topk_weights, w13, w13_scale, w2, w2_scale)
+        first, second = (
+            scale.float() if scale.dtype == torch.float8_e8m0fnu else scale
+            for scale in (w13_scale, w2_scale)
+        )
+        result: Tensor = op(x, topk_ids, topk_weights, w13, first, w2, second)
         return result
     if isinstance(activation, str) and b13 is None and b2 is None:
         return _moe(x, topk_ids, topk_weights, w13, w2, activation)
