@@ -28,7 +28,8 @@ unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX ?= $(CURDIR)/build/pycache
 endif
 
-.PHONY: help demo test thread-test kernel-test fault-cases triton-test transformers-scan gpu-test lint format
+.PHONY: help demo test thread-test kernel-test fault-cases transformers-scan gpu-test lint format
+.PHONY: triton-test hub-test torch-test
 .PHONY: tidy compile-commands report docs bench build wheel hub clean environment
 
 help:
@@ -39,6 +40,8 @@ help:
 	@echo 'make kernel-test  the kernels of every architecture, and the tests of them (every night)'
 	@echo 'make fault-cases  the table of 45 fault cases: the definitions, and which tests show them'
 	@echo 'make triton-test  the tests of Triton kernels with every version of Triton from 3.3 on (every night)'
+	@echo 'make hub-test  loads the package by the library `kernels` (every night)'
+	@echo 'make torch-test  what stands on PyTorch internals, with a newer torch (every night)'
 	@echo 'make transformers-scan  every model type of transformers under "cubin" against "eager", and its list'
 	@echo 'make lint    format, lint, and an audit of what the built library needs'
 	@echo 'make format  rewrites the sources as `make lint` wants them'
@@ -101,7 +104,13 @@ transformers-scan: $(LIBRARY) | $(READY)
 	@$(PY) tools/transformers_scan.py --out docs/transformers_scan.json
 
 triton-test: $(LIBRARY) | $(READY)
-	@$(PY) tools/triton_versions.py
+	@$(PY) tools/library_versions.py triton
+
+hub-test: $(LIBRARY) | $(READY)
+	@$(PY) tools/library_versions.py kernels
+
+torch-test: $(LIBRARY) | $(READY)
+	@$(PY) tools/library_versions.py torch
 
 gpu-test: built-demo
 	@$(PY) tools/gpu_tests.py $(PYTEST)

@@ -96,7 +96,7 @@ def test_removing_gives_the_operators_back():
     aten._scaled_dot_product_flash_attention(q, k, v)
     implementation.remove()
     implementation.remove()
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(RuntimeError):  # NotImplementedError, but on a CUDA build of PyTorch
         aten._scaled_dot_product_flash_attention(q, k, v)
 
 
@@ -465,7 +465,8 @@ REFUSED = {
 def test_calls_left_to_pytorch_without_a_kernel_are_no_kernel_errors(case):
     implementation = flash_implementation.Implementation("CPU")
     try:
-        with pytest.raises(torch_cubin.Error, match=r"\[no_kernel\]: aten::_"):
+        # A torch_cubin.Error, but a RuntimeError of its text where it crosses C++ of a CUDA build.
+        with pytest.raises(RuntimeError, match=r"torch_cubin \[no_kernel\]: aten::_"):
             REFUSED[case](*heads_first("cpu", heads=5, shared=5))
     finally:
         implementation.remove()

@@ -36,7 +36,7 @@ POINTEES = {
     "fp8e4b8": "float8_e4m3fnuz", "fp8e5b16": "float8_e5m2fnuz",
 }  # fmt: skip
 _DESCRIPTOR = re.compile(r"tensordesc<([a-z0-9]+)\[([0-9, ]+)\](?:,[^>]*)?>")
-# Supported versions of Triton, oldest and newest (tools/triton_versions.py tests all of them).
+# Supported versions of Triton, oldest and newest (tools/library_versions.py tests all of them).
 OLDEST, NEWEST = (3, 3), (3, 9)
 _NUMBERS = (
     *("num_warps", "num_ctas", "num_stages", "shared", "tmem_size"),
