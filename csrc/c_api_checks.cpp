@@ -67,6 +67,7 @@ TORCH_CUBIN_API char* torch_cubin_attention_schemas() {
   return answer([] {
     return nlohmann::json{
         {"attention_forward", forward_signature().schema("attention_forward")},
+        {"_attention_softmax", softmax_signature().schema("_attention_softmax")},
         {"attention_forward_e4m3", e4m3_signature().schema("attention_forward_e4m3")},
         {"flash_attention_with_kvcache",
          kv_cache_signature().schema("flash_attention_with_kvcache")}};

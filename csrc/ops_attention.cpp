@@ -29,13 +29,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
   m.def(kv_cache_signature().schema("_flash_attention_with_kvcache").c_str());
   m.def(kv_cache_signature().schema("_flash_attention_with_kvcache_autograd").c_str());
 
-  m.def(
-      "_attention_softmax(Tensor scores, Tensor? attn_mask, Tensor? alibi_slopes, Tensor? sinks, "
-      "float scale, float softcap, int first, int last, bool bottom_right) -> "
-      "(Tensor probs, Tensor logsumexp)");
-  m.def(
-      "_attention_softmax_backward(Tensor grad, Tensor probs, Tensor? grad_logsumexp, "
-      "Tensor? scores, float scale, float softcap) -> Tensor");
+  m.def(softmax_signature().schema("_attention_softmax").c_str());
+  m.def(softmax_backward_signature().schema("_attention_softmax_backward").c_str());
   m.def(
       "_attention_sinks_gradient(Tensor grad_out, Tensor out, Tensor logsumexp, Tensor sinks) -> "
       "Tensor");
@@ -78,8 +73,8 @@ constexpr bool kReferences_cpu = true,
   TC_BOXED_AND_AUTOGRAD(                                                                       \
       flash_attention_with_kvcache, device,                                                    \
       boxed_kv_cache<flash_attention_with_kvcache_##device, kReferences_##device>);            \
-  m.impl("_attention_softmax", TORCH_BOX(&attention_softmax));                                 \
-  m.impl("_attention_softmax_backward", TORCH_BOX(&attention_softmax_backward));               \
+  m.impl("_attention_softmax", &boxed_softmax);                                                \
+  m.impl("_attention_softmax_backward", &boxed_softmax_backward);                              \
   m.impl("_attention_dropout", TORCH_BOX(&attention_dropout))
 
 STABLE_TORCH_LIBRARY_IMPL(cubin, CPU, m) { TC_RAW_ATTENTION_OPS(cpu); }

@@ -19,7 +19,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch_cubin._ops import attention_checks, attention_compose, softmax
 
 ops = torch.ops.cubin
-OPEN = softmax.OPEN
 SMALL = ((1, 2, 2, 2), (1, 1, 3, 2), (1, 1, 3, 2))  # few numbers: each is moved by gradcheck
 
 # What a call adds to query, key and value; a function of the device, for scores (2, 4, 5, 7).
@@ -333,6 +332,20 @@ def test_forward_and_first_order_run_our_kernels(device):
     assert all(name.startswith("cubin::") for name in recorder.names), recorder.names
 
 
+def test_an_option_has_the_same_type_in_every_op():
+    """Also in the op of caches and in the private softmax, where it has no default."""
+    names = ("attention_forward", "attention_backward", "flash_attention", "_attention_softmax",
+             "flash_attention_with_kvcache")  # fmt: skip
+    schemas = [getattr(ops, name).default._schema for name in names]
+    types = [{each.name: str(each.type) for each in schema.arguments} for schema in schemas]
+    for name in softmax.OPTIONS:
+        assert len({own[name] for own in types if name in own}) == 1
+        assert sum(name in own for own in types) >= 3
+    private = {each.name: each for each in schemas[3].arguments}
+    assert not any(each.has_default_value() for each in private.values())
+    assert tuple(private) == ("scores", *softmax.OPTIONS)
+
+
 def test_nothing_lives_longer_than_its_graph(device):
     """Saved outputs would be kept by a cycle through the graph, if they were saved carelessly."""
     gc.collect()
@@ -340,7 +353,7 @@ def test_nothing_lives_longer_than_its_graph(device):
     try:
         q, k, _ = make_qkv(SHAPES[0], device, torch.float64, requires_grad=True)
         scores = (q @ k.mT).contiguous()
-        probs, logsumexp = softmax.softmax(scores, None, None, None, 1.0, 0.0, -OPEN, OPEN, False)
+        probs, logsumexp = softmax.softmax(scores, None, None, None, 1.0, 0.0, False, -1, -1, False)
         alive = weakref.ref(probs)
         assert alive() is not None
         del probs, logsumexp
@@ -357,7 +370,7 @@ def raw_calls(device: str):
     mask = torch.randn(3, 1, 5, **options)
     heads = torch.rand(3, device=device)
     return {
-        "softmax": (softmax.softmax, (scores, mask, heads, heads, 0.5, 2.0, -OPEN, 1, True)),
+        "softmax": (softmax.softmax, (scores, mask, heads, heads, 0.5, 2.0, False, -1, 1, True)),
         "softmax_backward": (softmax.softmax_backward, (scores, probs, rows, scores, 0.5, 2.0)),
         "dropout": (softmax.dropout, (probs, torch.tensor([9], device=device), 30000)),
     }

@@ -60,14 +60,11 @@ def _attention(
     v = _operand(value.to(dtype), shape.batch, kv_heads)
 
     scores = _apart(matmul(_together(q, group), k.mT), group)
+    of_scores = options._replace(
+        attn_mask=_mask(options.attn_mask, shape.batch), scale=_scale(query, options)
+    )
     probs, logsumexp = softmax.softmax(
-        scores,
-        _mask(options.attn_mask, shape.batch),
-        options.alibi_slopes,
-        options.sinks,
-        _scale(query, options),
-        options.softcap,
-        *_band(options),
+        scores, *(getattr(of_scores, name) for name in softmax.OPTIONS)
     )
     drop_below = math.floor(options.dropout_p * 65536 + 0.5)  # as attention_settings in C++
     if drop_below > 0:
@@ -123,14 +120,6 @@ def _mask(mask: Tensor | None, batch: list[int]) -> Tensor | None:
 def _scale(query: Tensor, options: Options) -> float:
     """The scale; finite without columns, where scores are 0 for every scale."""
     return 1 / math.sqrt(max(query.shape[-1], 1)) if options.scale is None else options.scale
-
-
-def _band(options: Options) -> tuple[int, int, bool]:
-    """(first, last, bottom_right): row i sees the columns i + first to i + last."""
-    open_ = softmax.OPEN
-    first = -open_ if options.window_left < 0 else -min(options.window_left, open_)
-    last = open_ if options.window_right < 0 else min(options.window_right, open_)
-    return first, 0 if options.is_causal else last, options.bottom_right
 
 
 def _laid_out(out: Tensor, query: Tensor) -> Tensor:

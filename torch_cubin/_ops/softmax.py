@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from torch_cubin._ops import autograd
+from torch_cubin._ops.attention_checks import arguments_of
 from torch_cubin._ops.vmap import one_by_one
 from torch_cubin._pytorch import operators, transforms
 
@@ -28,8 +29,8 @@ softmax = torch.ops.cubin._attention_softmax.default
 softmax_backward = torch.ops.cubin._attention_softmax_backward.default
 dropout = torch.ops.cubin._attention_dropout.default
 
-# An unbounded side of the band: kNoBound in csrc/kernels/attention/attention_params.h.
-OPEN = 1 << 30
+# The names of the options that _attention_softmax takes after the scores, in its order.
+OPTIONS = tuple(argument.name for argument in arguments_of("_attention_softmax")[1:])
 
 
 def _softcap_slope(scores: Tensor | None, scale: float, softcap: float) -> Tensor | float:
@@ -83,10 +84,10 @@ class _Softmax(transforms.SingleLevelFunction):
         sinks: Tensor | None,
         scale: float,
         softcap: float,
-        *band: int,
+        *rest: Any,
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
-        args = (scores, mask, slopes, sinks, scale, softcap, *band)
+        args = (scores, mask, slopes, sinks, scale, softcap, *rest)
         made += autograd.call_below_autograd(softmax, *args)
         probs, logsumexp = made
         ctx.scale, ctx.softcap = scale, softcap

@@ -6,6 +6,7 @@
 
 #include "ops/attention/api/attention.h"
 #include "ops/attention/api/signatures.h"
+#include "ops/attention/compose/softmax.h"
 
 namespace torch_cubin {
 
@@ -69,6 +70,24 @@ void boxed_backward(StableIValue* stack, uint64_t, uint64_t) {
   stack[0] = torch::stable::detail::from(dq);
   stack[1] = torch::stable::detail::from(dk);
   stack[2] = torch::stable::detail::from(dv);
+}
+
+// The private ops of composed attention (compose/softmax.h), on either device.
+inline void boxed_softmax(StableIValue* stack, uint64_t, uint64_t) {
+  using torch::stable::detail::to;
+  const AttentionOptions options = softmax_signature().take(stack);
+  const auto [probs, logsumexp] = attention_softmax(to<Tensor>(stack[0]), options);
+  stack[0] = torch::stable::detail::from(probs);
+  stack[1] = torch::stable::detail::from(logsumexp);
+}
+
+inline void boxed_softmax_backward(StableIValue* stack, uint64_t, uint64_t) {
+  using torch::stable::detail::to;
+  const AttentionOptions options = softmax_backward_signature().take(stack);
+  const auto grad = to<Tensor>(stack[0]), probs = to<Tensor>(stack[1]);
+  const auto grad_logsumexp = to<OptionalTensor>(stack[2]), scores = to<OptionalTensor>(stack[3]);
+  stack[0] = torch::stable::detail::from(
+      attention_softmax_backward(grad, probs, grad_logsumexp, scores, options));
 }
 
 template <auto* kAttend, bool kReference>

@@ -112,7 +112,7 @@ void check_e4m3_options(bool e4m3, const AttentionOptions& options) {
   }
   if (!e4m3 || !e4m3_signature().lacks_one_of(options)) return;
   fail({"input", "flash_attention of float8_e4m3fn", "has options that it does not take",
-        "none of 'softcap', 'alibi_slopes', 'sinks' and 'dropout_p'", "some",
+        "none of " + flash_signature().names_missing_in(e4m3_signature()), "some",
         "Convert query, key and value with .to(torch.bfloat16)."});
 }
 

@@ -28,22 +28,13 @@ Tensor attend_packed(const KvCacheCall& call, const PackedKvCache& packed) {
   const KvCacheShape& shape = call.shape;
   const Tensor q = with_sizes(torch::stable::contiguous(packed.q),
                               {shape.batch * shape.seqlen_q, shape.heads, shape.head_dim});
-  AttentionArguments arguments{"flash_attention_with_kvcache", q, packed.k, packed.v, {}};
-  AttentionOptions& options = arguments.options;
-  options.is_causal = call.causal;
-  options.scale = call.softmax_scale;
-  options.enable_gqa = true;
-  options.window_left = call.window_left;
-  options.window_right = call.window_right;
-  options.bottom_right = true;
-  options.softcap = call.softcap;
-  options.alibi_slopes = call.alibi_slopes;
-  options.sinks = call.sinks;
+  AttentionOptions options{call.of_attention()};
   options.cu_seqlens_q = packed.cu_seqlens_q;
   options.cu_seqlens_k = packed.cu_seqlens_k;
   options.max_seqlen_q = shape.seqlen_q;
   options.max_seqlen_k = shape.capacity;
-  const auto [out, logsumexp] = attention_forward_cuda(std::move(arguments), false);
+  const auto [out, logsumexp] = attention_forward_cuda(
+      {"flash_attention_with_kvcache", q, packed.k, packed.v, std::move(options)}, false);
   return with_sizes(torch::stable::contiguous(out),
                     {shape.batch, shape.seqlen_q, shape.heads, shape.head_dim_v});
 }

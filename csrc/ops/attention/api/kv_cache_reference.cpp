@@ -57,15 +57,8 @@ class Reference {
       const int64_t columns = std::min(length(batch) + shape_.new_columns, shape_.capacity);
       Tensor own_q = torch::stable::narrow(q, 0, batch, 1);
       if (kQuantised) own_q = torch::stable::to(own_q, ScalarType::Float);
-      AttentionOptions options;
-      options.is_causal = call_.causal;
-      options.scale = call_.softmax_scale;
-      options.enable_gqa = options.bottom_right = true;
-      options.window_left = call_.window_left;
-      options.window_right = call_.window_right;
-      options.softcap = call_.softcap;
+      AttentionOptions options{call_.of_attention()};
       options.alibi_slopes = slopes;
-      options.sinks = call_.sinks;
       const Tensor computed = std::get<0>(attention_forward_cpu(
           {"flash_attention_with_kvcache", torch::stable::transpose(own_q, 1, 2),
            gathered(call_.k_cache, call_.k_descale, batch, columns),

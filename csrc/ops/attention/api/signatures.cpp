@@ -53,6 +53,22 @@ const AttentionSignature& flash_signature() {
   return signature;
 }
 
+const AttentionSignature& softmax_signature() {
+  static const AttentionSignature signature(
+      "Tensor scores",
+      "attn_mask= alibi_slopes= sinks= scale= softcap= is_causal= window_left= window_right= "
+      "bottom_right=",
+      "(Tensor probs, Tensor logsumexp)");
+  return signature;
+}
+
+const AttentionSignature& softmax_backward_signature() {
+  static const AttentionSignature signature(
+      "Tensor grad, Tensor probs, Tensor? grad_logsumexp, Tensor? scores",
+      "scale= softcap=", "Tensor");
+  return signature;
+}
+
 const Signature<KvCacheOptions>& kv_cache_signature() {
   static const Signature<KvCacheOptions> signature(
       "Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache",

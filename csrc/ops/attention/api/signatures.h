@@ -16,6 +16,8 @@ const AttentionSignature& forward_signature();
 const AttentionSignature& backward_signature();
 const AttentionSignature& e4m3_signature();
 const AttentionSignature& flash_signature();
+const AttentionSignature& softmax_signature();  // of the private ops of composed attention
+const AttentionSignature& softmax_backward_signature();
 const Signature<KvCacheOptions>& kv_cache_signature();
 
 }  // namespace torch_cubin

@@ -6,6 +6,7 @@
 
 #include "cubin/error.h"
 #include "kernels/attention/attention_params.h"
+#include "ops/attention/problem/checks.h"
 #include "ops/attention/problem/operands.h"
 #include "ops/common/argument_checks.h"
 #include "ops/common/stable_ops.h"
@@ -110,9 +111,7 @@ SoftmaxParams params_for(const TensorView& scores, const AttentionSettings& sett
   p.seqlen_k = checked_int(scores.sizes[3], "columns");
   checked_int(scores.sizes[0] * scores.sizes[1], "heads");
   p.rows = scores.sizes[0] * scores.sizes[1] * scores.sizes[2];
-  p.scale = bits_of(settings.scale);
-  p.softcap = bits_of(settings.softcap);
-  p.keep_scale = bits_of(settings.keep_scale);
+  copy_score_numbers(p, settings, bits_of);
   const int shift = settings.bottom_right ? p.seqlen_k - p.seqlen_q : 0;
   p.first = settings.first <= -kNoBound ? settings.first : settings.first + shift;
   p.last = settings.last >= kNoBound ? settings.last : settings.last + shift;
@@ -140,6 +139,11 @@ SoftmaxParams params_for(const TensorView& scores, const AttentionSettings& sett
   p.all_heads = checked_int(heads.all_heads, "heads");
   set_dropout(p, TensorView(*extras.dropout_seed), scores, settings.drop_below);
   return p;
+}
+
+// Of one of the private ops; without `scale` it is 1.
+AttentionSettings settings_of(const AttentionOptions& options) {
+  return attention_settings("attention", AttentionShape(), views_of(options));
 }
 
 void require_like(const char* name, const TensorView& view, const TensorView& scores, int64_t dim) {
@@ -174,21 +178,13 @@ void softmax_backward(const AttentionSettings& settings, const AttentionExtras& 
   run_softmax(kSoftmaxBackward, view, p);
 }
 
-std::tuple<Tensor, Tensor> attention_softmax(const Tensor& scores, const OptionalTensor& attn_mask,
-                                             const OptionalTensor& alibi_slopes,
-                                             const OptionalTensor& sinks, double scale,
-                                             double softcap, int64_t first, int64_t last,
-                                             bool bottom_right) {
+std::tuple<Tensor, Tensor> attention_softmax(const Tensor& scores,
+                                             const AttentionOptions& options) {
   const Tensor dense = torch::stable::contiguous(scores);
   const TensorView view(dense);
-  AttentionSettings settings;
-  settings.scale = scale;
-  settings.softcap = softcap;
-  settings.first = static_cast<int>(std::max<int64_t>(first, -kNoBound));
-  settings.last = static_cast<int>(std::min<int64_t>(last, kNoBound));
-  settings.bottom_right = bottom_right;
-  SoftmaxParams p = params_for(view, settings);
-  const AttentionExtras extras = {attn_mask, contiguous(alibi_slopes), contiguous(sinks), {}};
+  SoftmaxParams p = params_for(view, settings_of(options));
+  const AttentionExtras extras = {
+      options.attn_mask, contiguous(options.alibi_slopes), contiguous(options.sinks), {}};
   set_extras(p, extras, view);
   Tensor probs = empty_near(view, view.sizes, 4, view.dtype);
   Tensor logsumexp = empty_near(view, view.sizes, 3, view.dtype);
@@ -201,17 +197,14 @@ std::tuple<Tensor, Tensor> attention_softmax(const Tensor& scores, const Optiona
 
 Tensor attention_softmax_backward(const Tensor& grad, const Tensor& probs,
                                   const OptionalTensor& grad_logsumexp,
-                                  const OptionalTensor& scores, double scale, double softcap) {
+                                  const OptionalTensor& scores, const AttentionOptions& options) {
   const Tensor dense = torch::stable::contiguous(probs);
   const Tensor dense_grad = torch::stable::contiguous(grad);
   const OptionalTensor raw = contiguous(scores), of_rows = contiguous(grad_logsumexp);
   const TensorView view(dense), grad_view(dense_grad);
-  AttentionSettings settings;
-  settings.scale = scale;
-  settings.softcap = softcap;
-  SoftmaxParams p = params_for(view, settings);
+  SoftmaxParams p = params_for(view, settings_of(options));
   require_like("grad", grad_view, view, 4);
-  require(softcap == 0 || raw.has_value(), "softcap", "0 without scores", view);
+  require(options.softcap == 0 || raw.has_value(), "softcap", "0 without scores", view);
   if (raw) {
     require_like("scores", TensorView(*raw), view, 4);
     p.scores = data_of(*raw);

@@ -41,16 +41,12 @@ void softmax_backward(const AttentionSettings& settings, const AttentionExtras& 
                       HeadRange heads, const Tensor& scores, const Tensor& grad,
                       const Tensor& logsumexp, const Tensor& delta);
 
-// The private ops, on either device; ops_attention.cpp has their schemas. The first two have no
-// dropout.
-std::tuple<Tensor, Tensor> attention_softmax(const Tensor& scores, const OptionalTensor& attn_mask,
-                                             const OptionalTensor& alibi_slopes,
-                                             const OptionalTensor& sinks, double scale,
-                                             double softcap, int64_t first, int64_t last,
-                                             bool bottom_right);
+// The private ops, on either device; api/signatures.cpp has the options of the first two, which
+// have no dropout.
+std::tuple<Tensor, Tensor> attention_softmax(const Tensor& scores, const AttentionOptions& options);
 Tensor attention_softmax_backward(const Tensor& grad, const Tensor& probs,
                                   const OptionalTensor& grad_logsumexp,
-                                  const OptionalTensor& scores, double scale, double softcap);
+                                  const OptionalTensor& scores, const AttentionOptions& options);
 Tensor attention_dropout(const Tensor& probs, const Tensor& seed, int64_t drop_below);
 
 enum SoftmaxKind { kSoftmaxForward, kSoftmaxBackward, kSoftmaxDropout, kSoftmaxKinds };

@@ -200,8 +200,8 @@ class PortableKvCache : public KvCacheKernels {
   void attend(const KvCacheCall& call, const AttentionRow& decode, const AttentionRow& combine,
               const Tensor& q) const {
     const KvCacheShape& shape = call.shape;
-    const AttentionSettings& s = shape.settings;
     DecodeParams p{};
+    fill_settings(p, shape.settings);
     fill_cache(p, call);
     fill_descales(p, call);
     p.q = q.data_ptr();
@@ -218,11 +218,6 @@ class PortableKvCache : public KvCacheKernels {
     p.group = static_cast<int>(shape.group());
     p.seqlen_k = p.total_k = static_cast<int>(shape.capacity);
     p.total_q = p.seqlen_q;
-    p.first = s.first;
-    p.last = s.last;
-    p.flags = kAttendBottomRight;
-    p.scale = static_cast<float>(s.scale);
-    p.softcap = static_cast<float>(s.softcap);
     p.cache = 1;
     p.bfloat16 = call.dtype == ScalarType::BFloat16;
 

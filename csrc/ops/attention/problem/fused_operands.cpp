@@ -48,20 +48,21 @@ FusedOperands::FusedOperands(const AttentionCall& call)
   mask_ = mask;
 }
 
+void fill_settings(AttentionParams& params, const AttentionSettings& settings) {
+  params.first = settings.first;
+  params.last = settings.last;
+  if (settings.bottom_right) params.flags |= kAttendBottomRight;
+  copy_score_numbers(params, settings, [](double x) { return static_cast<float>(x); });
+  params.drop_below = settings.drop_below;
+}
+
 AttentionParams FusedOperands::params(int64_t head_dim, int64_t head_dim_v) const {
-  const AttentionSettings& s = call.settings;
   AttentionParams p{};
+  fill_settings(p, call.settings);
   p.head_dim = static_cast<int>(head_dim);
   p.head_dim_v = static_cast<int>(head_dim_v);
-  p.first = s.first;
-  p.last = s.last;
   p.splits = 1;
-  p.scale = static_cast<float>(s.scale);
-  p.softcap = static_cast<float>(s.softcap);
-  p.keep_scale = static_cast<float>(s.keep_scale);
-  p.drop_below = s.drop_below;
-  if (s.bottom_right) p.flags |= kAttendBottomRight;
-  if (s.drop_below > 0) {
+  if (p.drop_below > 0) {
     p.flags |= kAttendDropout;
     p.dropout_seed = static_cast<const tc_int64*>(call.options.dropout_seed->data_ptr());
   }

@@ -6,6 +6,9 @@
 
 namespace torch_cubin {
 
+// Sets the band and the numbers of the rule.
+void fill_settings(AttentionParams& params, const AttentionSettings& settings);
+
 // The arguments of one call, each tensor opened once and checked.
 struct AttentionCall : AttentionArguments {
   explicit AttentionCall(AttentionArguments arguments);

@@ -11,6 +11,7 @@ namespace torch_cubin {
 
 // The list of the op's options, like TC_ATTENTION_OPTIONS for the others.
 #define TC_KV_CACHE_OPTIONS(X)                          \
+  TC_SHARED_OPTIONS(X)                                  \
   X(OptionalTensor, k, std::nullopt)                    \
   X(OptionalTensor, v, std::nullopt)                    \
   X(OptionalTensor, rotary_cos, std::nullopt)           \
@@ -20,12 +21,7 @@ namespace torch_cubin {
   X(OptionalTensor, block_table, std::nullopt)          \
   X(std::optional<double>, softmax_scale, std::nullopt) \
   X(bool, causal, false)                                \
-  X(int64_t, window_left, -1)                           \
-  X(int64_t, window_right, -1)                          \
-  X(double, softcap, 0.0)                               \
   X(bool, rotary_interleaved, true)                     \
-  X(OptionalTensor, alibi_slopes, std::nullopt)         \
-  X(OptionalTensor, sinks, std::nullopt)                \
   X(OptionalTensor, k_descale, std::nullopt)            \
   X(OptionalTensor, v_descale, std::nullopt)
 
@@ -35,6 +31,16 @@ struct KvCacheOptionsOf {
 
   // Whether each query row has its own position for rotation; otherwise all use the first new one.
   bool rotates_by_row() const { return causal || window_left >= 0 || window_right >= 0; }
+
+  // The options of its attention over keys and values that stand in no cache.
+  AttentionOptionsOf<T> of_attention() const {
+    AttentionOptionsOf<T> options;
+    TC_SHARED_OPTIONS(TC_OPTION_COPIED)
+    options.is_causal = causal;
+    options.scale = softmax_scale;
+    options.enable_gqa = options.bottom_right = true;
+    return options;
+  }
 };
 
 struct KvCacheOptions : KvCacheOptionsOf<Tensor> {

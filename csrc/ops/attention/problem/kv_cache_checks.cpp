@@ -250,16 +250,7 @@ KvCacheShape check_kv_cache(const KvCacheViews& views) {
   const auto described = [&](int i) {
     return TensorView(sizes[i], strides, 4, q.dtype, q.device_type, q.device_index);
   };
-  AttentionViews same;
-  same.is_causal = views.causal;
-  same.scale = views.softmax_scale;
-  same.enable_gqa = true;
-  same.window_left = views.window_left;
-  same.window_right = views.window_right;
-  same.bottom_right = true;
-  same.softcap = views.softcap;
-  same.alibi_slopes = views.alibi_slopes;
-  same.sinks = views.sinks;
+  const AttentionViews same = views.of_attention();
   const AttentionShape as_attention =
       check_attention(kCacheOp, described(0), described(1), described(2), same);
   shape.settings = attention_settings(kCacheOp, as_attention, same);

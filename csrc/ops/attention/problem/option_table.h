@@ -63,7 +63,7 @@ struct OptionEntry {
 };
 
 // For use with the lists: a member of a struct template over T; an entry, with Options in scope; an
-// option opened from `from`.
+// option of `options`, opened for `views`; a member's value for `options`.
 #define TC_OPTION_MEMBER(type, name, ...) OptionOf<T, type> name = __VA_ARGS__;
 #define TC_OPTION_ENTRY(type, name, ...)                                             \
   {#name,                                                                            \
@@ -75,13 +75,14 @@ struct OptionEntry {
    [](const Options& options) { return is_other(options.name, type(__VA_ARGS__)); }, \
    [](const Options& options) { return handle_of(options.name); }},
 #define TC_OPTION_OPENED(type, name, ...) views.name = opened(options.name);
+#define TC_OPTION_COPIED(type, name, ...) options.name = name;
 
 // The arguments of one op: tensors, then options.
 template <class Options>
 class Signature {
  public:
   // `options`: their names in the order of the schema, "*" before the keyword-only ones;
-  // "name=True" overrides the list's default.
+  // "name=True" overrides the list's default, "name=" makes the argument a required one.
   Signature(const std::string& tensors, const std::string& options, const std::string& results)
       : results_(results), tensors_(1) {
     for (const char c : tensors) tensors_ += c == ',' ? 1 : 0;
@@ -101,9 +102,9 @@ class Signature {
         continue;
       }
       const std::string& schema = Options::entries()[places_.back()].schema;
-      arguments_ += equals == std::string::npos
-                        ? schema
-                        : schema.substr(0, schema.find('=')) + given.substr(equals);
+      const std::string own = equals == std::string::npos ? "" : given.substr(equals);
+      arguments_ +=
+          own.empty() ? schema : schema.substr(0, schema.find('=')) + (own == "=" ? "" : own);
     }
   }
 
@@ -154,6 +155,17 @@ class Signature {
       const AtenTensorHandle tensor = entry(i).tensor(options);
       if (tensor != nullptr) torch_cubin::require_memory(op, argument + 1, tensor);
     }
+  }
+
+  // The names of the options that `other` lacks: "'softcap', 'alibi_slopes' and 'sinks'".
+  std::string names_missing_in(const Signature& other) const {
+    std::string names, last;
+    for (size_t i = 0; i < places_.size(); ++i) {
+      if (other.place(entry(i).name) >= 0) continue;
+      if (!last.empty()) names += (names.empty() ? "" : ", ") + last;
+      last = std::string("'") + entry(i).name + "'";
+    }
+    return names.empty() ? last : names + " and " + last;
   }
 
   // Whether an option is given that the op does not have.

@@ -9,19 +9,24 @@ namespace torch_cubin {
 // that Python describes and, through the schemas, Python's own Options are derived from it;
 // docs/attention.md documents each. A new option is added here and to the signatures of the ops
 // that have it.
+//
+// TC_SHARED_OPTIONS are also options of flash_attention_with_kvcache (kv_cache.h).
+#define TC_SHARED_OPTIONS(X)                    \
+  X(int64_t, window_left, -1)                   \
+  X(int64_t, window_right, -1)                  \
+  X(double, softcap, 0.0)                       \
+  X(OptionalTensor, alibi_slopes, std::nullopt) \
+  X(OptionalTensor, sinks, std::nullopt)
+
 #define TC_ATTENTION_OPTIONS(X)                 \
+  TC_SHARED_OPTIONS(X)                          \
   X(OptionalTensor, attn_mask, std::nullopt)    \
   X(double, dropout_p, 0.0)                     \
   X(bool, is_causal, false)                     \
   X(OptionalTensor, dropout_seed, std::nullopt) \
   X(std::optional<double>, scale, std::nullopt) \
   X(bool, enable_gqa, false)                    \
-  X(int64_t, window_left, -1)                   \
-  X(int64_t, window_right, -1)                  \
   X(bool, bottom_right, false)                  \
-  X(double, softcap, 0.0)                       \
-  X(OptionalTensor, alibi_slopes, std::nullopt) \
-  X(OptionalTensor, sinks, std::nullopt)        \
   X(OptionalTensor, q_descale, std::nullopt)    \
   X(OptionalTensor, k_descale, std::nullopt)    \
   X(OptionalTensor, v_descale, std::nullopt)    \
@@ -61,6 +66,17 @@ struct AttentionSettings {
   int drop_below = 0;         // dropout: a 16-bit random number below this drops a weight
   double keep_scale = 1;      // 1 / kept fraction; 0 if all are dropped
 };
+
+// The numbers of the rule from scores to weights (kernels/common/score_rule.cuh): members, under
+// these names, of AttentionSettings and of the parameters of every kernel that applies it.
+#define TC_SCORE_NUMBERS(X) X(scale) X(softcap) X(keep_scale)
+
+template <class To, class From, class Convert>
+void copy_score_numbers(To& to, const From& from, Convert&& convert) {
+#define TC_COPY_NUMBER(name) to.name = convert(from.name);
+  TC_SCORE_NUMBERS(TC_COPY_NUMBER)
+#undef TC_COPY_NUMBER
+}
 
 // AttentionSettings::keep_scale for a value of drop_below.
 inline double keep_scale_of(int drop_below) {

@@ -81,9 +81,7 @@ Sm90ScoreRule sm90_score_params(const AttentionParams& all) {
   score.sinks = all.sinks;
   score.alibi_stride = all.alibi_stride;
   score.drop_below = all.drop_below;
-  score.scale = all.scale;
-  score.softcap = all.softcap;
-  score.keep_scale = all.keep_scale;
+  copy_score_numbers(score, all, [](float x) { return x; });
   return score;
 }
 
