@@ -1,5 +1,6 @@
 """Attention at the shapes of models, for bench_attention_goals.py: grouped heads, head dims between
-the powers of two, short rows of large batches, and each model of models.py.
+the powers of two, short rows of large batches, query, key and value as views of one tensor, and
+each model of models.py.
 
 Rows of all heads lie side by side, as a projection writes them. A direction of a shape is one CUDA
 graph, and the contenders are interleaved. Training is a forward and its gradients.
@@ -30,11 +31,13 @@ class Shape:
     head_dim: int
     causal: bool = False
     name: str = ""
+    packed: bool = False  # query, key and value are views of one tensor
 
     def __str__(self) -> str:
         heads = f"{self.heads}/{self.kv_heads}" if self.kv_heads != self.heads else f"{self.heads}"
         shape = f"{self.batch} x {self.length}, {heads} x {self.head_dim}"
-        return f"{self.name} {shape}{' causal' if self.causal else ''}".strip()
+        rest = f"{' causal' if self.causal else ''}{' packed' if self.packed else ''}"
+        return f"{self.name} {shape}{rest}".strip()
 
     def flops(self, direction: str) -> float:
         products = 2 if direction == "forward" else 7
@@ -70,6 +73,13 @@ SHAPES = {
             (32, 512, 16), (32, 577, 16),
         )
     ),
+    "views of one tensor": tuple(
+        Shape(batch, length, heads, heads, width, packed=True)
+        for batch, length, heads, width in (
+            (64, 256, 12, 32), (64, 197, 12, 64), (64, 512, 12, 64), (64, 256, 16, 72),
+            (8, 1024, 25, 64),
+        )
+    ),
     "models": tuple(
         Shape(x.batch, x.length, x.heads, x.keys, x.width, x.causal, x.name) for x in MODELS
     ),
@@ -99,7 +109,10 @@ def graph_of(
         sizes = (shape.batch, shape.length, heads, shape.head_dim)
         return torch.randn(sizes, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
 
-    leaves = [made(heads) for heads in (shape.heads, shape.kv_heads, shape.kv_heads)]
+    heads = (shape.heads, shape.kv_heads, shape.kv_heads)
+    leaves = (
+        list(made(sum(heads)).split(heads, 1)) if shape.packed else [made(own) for own in heads]
+    )
     grad = made(shape.heads)
     options = {"is_causal": shape.causal, "enable_gqa": shape.kv_heads != shape.heads}
 

@@ -37,6 +37,8 @@ ATTENTION = {
     "head dims between: training": Goal("head dims of 40 to 160, training", 1.10, 1.03),
     "short rows: forward": Goal("128 to 577 rows of large batches, forward", 1.10, 1.03),
     "short rows: training": Goal("128 to 577 rows of large batches, training", 1.10, 1.03),
+    "views of one tensor: forward": Goal("heads as views of one tensor, forward", 1.10, 1.03),
+    "views of one tensor: training": Goal("heads as views of one tensor, training", 1.10, 1.03),
     "models: forward": Goal("attention of models, forward", 1.20, 1.00),
     "models: training": Goal("attention of models, training", 1.15, 1.00),
 }
