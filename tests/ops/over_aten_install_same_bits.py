@@ -102,6 +102,7 @@ DECLINED = [
     (lambda x: x.long().sum(-1), "dtype int64"),
     (lambda x: torch.linalg.vector_norm(x, 1, dim=-1), "an order other than 2"),
     (lambda x: x.sum(-1, dtype=torch.float64), "a dtype that the sum"),
+    (lambda x: x[..., :1].var(-1, correction=2).isnan(), "no degrees of freedom"),
 ]
 
 
@@ -125,6 +126,8 @@ WRONG = [
     lambda x: x.mean((1, 3)),
     lambda x: torch.softmax(x.long(), -1),
     lambda x: F.layer_norm(x, (7,)),
+    lambda x: F.layer_norm(x.double(), (8,), torch.ones(8)),
+    lambda x: F.rms_norm(x, (8,), torch.ones(7)),
 ]
 
 
@@ -140,6 +143,7 @@ def test_wrong_calls_raise_pytorchs_errors(call) -> None:
         assert one.sum(0) == one.mean(-1) == 3
         assert one.softmax(0) == 1
     assert issubclass(raised.type, wanted.type)
+    assert str(wanted.value).splitlines()[0] in str(raised.value)
 
 
 def test_nothing_is_served_without_the_switch() -> None:

@@ -83,11 +83,18 @@ def _softmax_backward(log: bool) -> Callable[..., Served]:
 # --- norms ---
 
 
-def _norm_reason(input: Tensor, *weights: Tensor | None) -> str | None:
-    if reason := _dtype_reason(input, *weights):
+def _norm_reason(
+    input: Tensor, normalized_shape: Sequence[int], *weights: Tensor | None
+) -> str | None:
+    given = [each for each in weights if each is not None]
+    if reason := _dtype_reason(input, *given):
         return reason
-    if any(each is not None and each.dtype not in (input.dtype, torch.float32) for each in weights):
+    wide = torch.float64 if input.dtype == torch.float64 else torch.float32
+    if any(each.dtype not in (input.dtype, wide) for each in given):
         return "different dtypes"
+    shape = tuple(normalized_shape)
+    if not shape or input.shape[-len(shape) :] != shape or any(x.shape != shape for x in given):
+        return "shapes that it does not take"
     return None
 
 
@@ -98,7 +105,7 @@ def _layer_norm(
     bias: Tensor | None,
     eps: float,
 ) -> Served:
-    if reason := _norm_reason(input, weight, bias):
+    if reason := _norm_reason(input, normalized_shape, weight, bias):
         return reason
     out, _, mean, rstd = _ops._norm(input, None, normalized_shape, weight, bias, eps, True)
     return out, mean, rstd
@@ -114,7 +121,7 @@ def _layer_norm_backward(
     bias: Tensor | None,
     output_mask: Sequence[bool],
 ) -> Served:
-    if reason := _norm_reason(input, weight, bias):
+    if reason := _norm_reason(input, normalized_shape, weight, bias):
         return reason
     bias_dtype = bias.dtype if bias is not None and output_mask[2] else None
     grads = _ops._norm_backward(
@@ -128,7 +135,7 @@ def _layer_norm_backward(
 def _rms_norm(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, eps: float | None
 ) -> Served:
-    if reason := _norm_reason(input, weight):
+    if reason := _norm_reason(input, normalized_shape, weight):
         return reason
     out, _, _, rstd = _ops._norm(input, None, normalized_shape, weight, None, eps, False)
     return out, rstd
@@ -142,7 +149,7 @@ def _rms_norm_backward(
     weight: Tensor | None,
     output_mask: Sequence[bool],
 ) -> Served:
-    if reason := _norm_reason(input, weight):
+    if reason := _norm_reason(input, normalized_shape, weight):
         return reason
     needs_weight = output_mask[1] and weight is not None
     grad_x, grad_weight, _ = _ops._norm_backward(
@@ -232,7 +239,9 @@ def _variance(root: bool, with_mean: bool) -> Callable[..., Served]:
         if isinstance(found, str):
             return found
         dims, count = found
-        divisor = max(count - (1 if correction is None else correction), 0)
+        divisor = count - (1 if correction is None else correction)
+        if divisor <= 0:
+            return "no degrees of freedom, of which it warns"
         wide = torch.float64 if self.dtype == torch.float64 else torch.float32
         out = _sums(self, dims, _DEVIATIONS, divisor, keepdim, wide)
         out = (out.sqrt() if root else out).to(self.dtype)
