@@ -23,7 +23,7 @@ from installed import installed
 
 import torch_cubin
 from torch_cubin import errors
-from torch_cubin._drop_in import aten_kernels
+from torch_cubin._drop_in import at_import, aten_kernels
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -698,3 +698,9 @@ def site(tmp_path) -> str:
 )
 def test_the_environment_installs_in_an_unchanged_program(site, value, printed) -> None:
     assert _python(_PROGRAM, site, TORCH_CUBIN_INSTALL=value).stdout.strip() == printed
+
+
+def test_an_unknown_value_of_the_variable_names_the_variable(monkeypatch) -> None:
+    monkeypatch.setenv("TORCH_CUBIN_INSTALL", "fast")
+    with pytest.raises(errors.InputError, match=r"TORCH_CUBIN_INSTALL .*batch_invariant.*'fast'"):
+        at_import.install_by_environment()

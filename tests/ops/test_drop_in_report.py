@@ -151,3 +151,4 @@ def test_an_empty_report_says_so() -> None:
     report = torch_cubin.report()
     assert (report.served, report.declined) == ((), ())
     assert "nothing" in str(report)
+    assert ("CPU build" in str(report)) == (torch.version.cuda is None)

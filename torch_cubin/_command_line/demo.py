@@ -90,16 +90,16 @@ def _show_machine(gpu: bool) -> None:
 
 
 def _show_kernels(gpu: bool) -> None:
-    """Prints some kernels of the catalog, with facts read from their cubins."""
+    """Prints the bfloat16 kernels of the catalog, one of each kind, with facts of their cubins."""
     catalog = library.catalog()
     arch = library.device(torch.cuda.current_device())["arch"] if gpu else catalog["archs"][0]
     entries = [entry for entry in catalog["kernels"] if entry["arch"] == arch]
     count = counted(len(entries), "kernel")
-    print(f"{count} for {arch} in {catalog['path']}; one for each dtype and kind:")
+    print(f"{count} for {arch} in {catalog['path']}; one of each kind, for bfloat16:")
     rows = []
-    entries = [entry for entry in entries if entry["kind"] not in HELPERS]
+    entries = [e for e in entries if e["kind"] not in HELPERS and e["dtype"] == "bfloat16"]
     entries.sort(key=lambda entry: math.prod(entry["tile"]))  # so that the largest tile is kept
-    chosen = {tuple(e[key] for key in ("family", "kind", "dtype", "math")): e for e in entries}
+    chosen = {tuple(e[key] for key in ("family", "kind", "math")): e for e in entries}
     for entry in chosen.values():
         image = torch_cubin.inspect(Path(catalog["path"], entry["file"]))
         assert isinstance(image, Image), "the catalog is of cubins"

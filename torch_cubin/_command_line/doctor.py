@@ -70,10 +70,11 @@ def _said(error: Exception) -> str:
 
 
 def _folded(findings: list[Finding]) -> list[Finding]:
-    """One line for all passed findings, and the failed ones."""
+    """One line for all passed findings, and each different one of the others."""
     fine = sum(good is True for good, _ in findings)
     line = f"{fine} of {len(findings)} names and symbols of PyTorch's are there (--all lists them)"
-    return [(True, line), *(finding for finding in findings if finding[0] is not True)]
+    others = dict.fromkeys(finding for finding in findings if finding[0] is not True)
+    return [(True, line), *others]
 
 
 def _versions() -> Iterator[Finding]:
@@ -258,14 +259,14 @@ def _overrides(op: str) -> str:
 
 
 def _own_kernels() -> Iterator[Finding]:
-    """Optional tools for users' own kernels and ops."""
+    """Tools that only users' own kernels and ops need."""
     for what, found, lost in (
         ("C++ headers", _file(cpp.include_path(), "torch_cubin", "cubin.h"), "C++ programs"),
         ("libtorch_cubin.so", _file(cpp.library_path(), "libtorch_cubin.so"), "C++ programs"),
         ("libtorch_cubin.a", _file(cpp.library_path(), "libtorch_cubin.a"), "static linking"),
         ("a C++ compiler", _cpp_compiler, "cpp.load_inline and cpp.Extension"),
         ("nvcc", _compile._nvcc_path, 'compile(..., compiler="nvcc")'),
-        ("NVRTC", lambda: nvrtc.load()._name, 'torch_cubin.compile but by compiler="nvcc"'),
+        ("NVRTC", lambda: nvrtc.load()._name, "torch_cubin.compile, except with nvcc"),
         ("libcrypto", _libcrypto, "load_package(trusted=), which compares signatures"),
         ("Triton", lambda: _module("triton"), "producers.triton.define_op"),
     ):
@@ -320,5 +321,5 @@ CHECKS: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
     ("GPUs", _gpus),
     ("products", _products),
     ("install", _install),
-    ("for your own kernels", _own_kernels),
+    ("tools", _own_kernels),
 ]

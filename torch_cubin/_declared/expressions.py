@@ -234,8 +234,9 @@ class TracedTensor:
     def _no_arithmetic(self, *_: object) -> NoReturn:
         untraceable(
             f"calculates with the address or the elements of the tensor '{self._name}'",
-            f"Write {self._name}.select(dim, i) or {self._name}.narrow(dim, start, length) for a"
-            " place in it.",
+            f"Write {self._name}.shape[i] or {self._name}.numel() for a size, "
+            f"{self._name}.select(dim, i) or {self._name}.narrow(dim, start, length) for a place "
+            "in it.",
         )
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __getitem__ = _no_arithmetic

@@ -5,8 +5,19 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import torch
+
+from torch_cubin import errors
+
+# The arguments of install() for each value of TORCH_CUBIN_INSTALL; "" and "0" install nothing.
+BY_ENVIRONMENT: dict[str, dict[str, Any]] = {
+    "1": {},
+    "fastest": {"policy": "fastest"},
+    "all": {"policy": "all"},
+    "batch_invariant": {"batch_invariant": True},
+}
 
 
 def register() -> None:
@@ -26,10 +37,13 @@ def install_by_environment() -> None:
     """Handles ``TORCH_CUBIN_INSTALL`` at import: a policy, 1 for the default one, or
     batch_invariant."""
     value = os.environ.get("TORCH_CUBIN_INSTALL", "")
-    if value not in ("", "0"):
-        from torch_cubin._drop_in.install import install
+    if value in ("", "0"):
+        return
+    if value not in BY_ENVIRONMENT:
+        raise errors.fault(
+            "input", "environment variable TORCH_CUBIN_INSTALL", "has an unknown value",
+            expected=", ".join([*BY_ENVIRONMENT, "0"]), got=repr(value),
+        )  # fmt: skip
+    from torch_cubin._drop_in.install import install
 
-        if value == "batch_invariant":
-            install(batch_invariant=True)
-        else:
-            install(policy="fastest" if value == "1" else value)
+    install(**BY_ENVIRONMENT[value])

@@ -11,6 +11,7 @@ import torch
 from torch_cubin import errors
 from torch_cubin._native import library
 from torch_cubin._native.locks import fork_safe_lock
+from torch_cubin._pytorch.aten_kernels import has_cuda
 from torch_cubin._pytorch.compiler import assume_constant_result
 
 # A limit for programs whose shapes never repeat.
@@ -93,6 +94,8 @@ class Report:
             sections.append(table(("cubin ops that ran", *ran_columns[1:]), rows))
         lines = sections[0] + [line for section in sections[1:] for line in ("", *section)]
         notes = []
+        if not (self.served or self.ran) and not has_cuda():
+            notes.append("This PyTorch is a CPU build: install() serves nothing.")
         if on_cpu:
             notes.append("cpu: computed by the ops' reference implementation, not by a cubin.")
         if any(row.traced for row in self.served + self.declined):
