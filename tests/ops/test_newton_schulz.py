@@ -70,3 +70,13 @@ def test_bfloat16_input_is_not_overwritten() -> None:
 def test_errors(grad: Tensor) -> None:
     with pytest.raises(torch_cubin.Error, match=r"\[input\]: newton_schulz argument 'grad'"):
         torch_cubin.newton_schulz(grad)
+    with pytest.raises(torch_cubin.Error, match=r"\[input\]: newton_schulz argument 'steps'"):
+        torch_cubin.newton_schulz(torch.ones(3, 3), steps=-1)
+
+
+def test_a_derivative_is_not_cut_off_silently() -> None:
+    grad = draw(8, 8).requires_grad_()
+    with pytest.raises(torch_cubin.Error, match=r"\[input\]: newton_schulz has no rule for deriv"):
+        torch_cubin.newton_schulz(grad)
+    with torch.no_grad():
+        assert not torch_cubin.newton_schulz(grad).requires_grad

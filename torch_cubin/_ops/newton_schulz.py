@@ -17,7 +17,6 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _STEPS_TOGETHER = 3
 
 
-@torch.no_grad()
 def newton_schulz(
     grad: Tensor,
     coefficients: tuple[float, float, float] = COEFFICIENTS,
@@ -43,7 +42,8 @@ def newton_schulz(
         bfloat16, of the shape of ``grad``.
 
     Raises:
-        torch_cubin.Error: [input] for a tensor that is no floating-point matrix.
+        torch_cubin.Error: [input] for a tensor that is no floating-point matrix, or needs a
+            derivative, which there is not; and for a negative number of steps.
     """
     if grad.dim() < 2 or not grad.is_floating_point():
         raise errors.fault(
@@ -51,6 +51,24 @@ def newton_schulz(
             expected="a floating-point tensor with at least 2 dimensions",
             got=f"{grad.dtype} of shape {tuple(grad.shape)}",
         )  # fmt: skip
+    if torch.is_grad_enabled() and grad.requires_grad:
+        raise errors.fault(
+            "input", "newton_schulz", "has no rule for derivatives",
+            expected="a call outside of it", got="one inside",
+            advice="Call it under torch.no_grad(), or on grad.detach().",
+        )  # fmt: skip
+    if steps < 0:
+        raise errors.fault(
+            "input", "newton_schulz argument 'steps'", "is negative", expected="0 or more",
+            got=str(steps),
+        )  # fmt: skip
+    with torch.no_grad():
+        return _orthogonal(grad, coefficients, steps, eps, gram)
+
+
+def _orthogonal(
+    grad: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float, gram: bool
+) -> Tensor:
     tall = grad.shape[-2] > grad.shape[-1]
     x = grad.to(torch.bfloat16, copy=True)
     x = x.mT if tall else x
