@@ -1,4 +1,5 @@
-"""Writes docs/performance.md, the README's table and the plots of docs/ from benchmarks/results/.
+"""Writes docs/performance.md, the tables of README.md and docs/ops.md, and the plots of docs/ from
+benchmarks/results/.
 
     python benchmarks/report.py            # needs matplotlib (`make report` installs it), no GPU
     python benchmarks/report.py --check    # exits with 1 if page, table or plots are stale
@@ -18,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import report_plots
+import report_results
 from goals import Goal
 from report_results import Measured
 from report_sections import README_ROWS, SECTIONS, Section
@@ -26,8 +28,9 @@ COLUMNS = 100
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "performance.md"
 README = ROOT / "README.md"
+OPS = ROOT / "docs" / "ops.md"  # its table of norms, softmax and losses
 MISSES = Path(__file__).resolve().parent / "misses.json"
-README_TABLE = re.compile(r"(?<=<!-- report.py: begin -->\n).*?(?=<!-- report.py: end -->)", re.S)
+GENERATED = re.compile(r"(?<=<!-- report.py: begin -->\n).*?(?=<!-- report.py: end -->)", re.S)
 INTRODUCTION = """\
 # Performance
 
@@ -92,12 +95,14 @@ def case_table(section: Section) -> str:
 
 
 def sources(section: Section) -> str:
-    """Links to the files with the section's numbers."""
+    """Links to the files with the section's numbers, and what a file notes about its run."""
     links = {}
     for gpu, groups in section.measured().items():
         for run in groups.values():
             date = run.file.name.partition("_")[0]
             links[run.file] = f"[{gpu}, {date}](../benchmarks/results/{run.file.name})"
+            note = json.loads(run.file.read_text()).get("note", "")
+            links[run.file] += f":\n{note.rstrip('.')}" if note else ""
     return ",\n".join(links[path] for path in sorted(links, reverse=True))
 
 
@@ -170,8 +175,22 @@ def readme_table() -> str:
     return table(header, rows)
 
 
-def readme() -> str:
-    return README_TABLE.sub(lambda _: readme_table(), README.read_text())
+def rows_table() -> str:
+    """bench_rows.py on an H200: PyTorch's time, eager and compiled, over ours, and the fraction
+    of a copy's rate."""
+    header, columns = ["rows x columns"], []
+    for direction in ("forward", "backward"):
+        for results, peer in (("rows", "torch"), ("rows_compiled", "compiled"), ("rows", "copy")):
+            found = report_results.measured(results, report_results.listed)["H200"]
+            lines = found[f"{direction}, {peer}"].lines
+            columns.append({line.case: f"{line.value:.2f}" for line in lines})
+            header.append({"torch": direction, "copy": "a copy's rate"}.get(peer, peer))
+    rows = [[case, *(column.get(case, "-") for column in columns)] for case in columns[0]]
+    return table(header, rows)
+
+
+def with_table(page: Path, rendered: str) -> str:
+    return GENERATED.sub(lambda _: rendered, page.read_text())
 
 
 def stale() -> list[str]:
@@ -186,7 +205,11 @@ def stale() -> list[str]:
 
 
 def texts() -> dict[Path, str]:
-    return {PAGE: page(), README: readme()}
+    return {
+        PAGE: page(),
+        README: with_table(README, readme_table()),
+        OPS: with_table(OPS, rows_table()),
+    }
 
 
 def plot_path(section: Section) -> Path:
