@@ -35,6 +35,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 import torch_cubin
+from torch_cubin._drop_in import aten_kernels
 from torch_cubin._ops.scaled import ROW
 
 ops = torch.ops.cubin
@@ -323,6 +324,56 @@ def check_row_parallel(mesh: Any) -> list[str]:
     return wrong
 
 
+class Gated(nn.Module):
+    """With an activation that is exact: others differ on the CPU by the place of an element."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.gate, self.up, self.down = nn.Linear(K, 64), nn.Linear(K, 64), nn.Linear(64, 24)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.relu(self.gate(x)) * self.up(x))
+
+
+def check_tensor_parallel(mesh: Any) -> list[str]:
+    """One, two and four ranks have the same bits by install(tensor_parallel=4), and not without;
+    outputs that are gathered and scattered."""
+
+    def run(ranks: Any, dtype: torch.dtype, sequence: bool) -> list[torch.Tensor]:
+        rows: dict[str, Any] = {"output_layouts": Shard(1)} if sequence else {}
+        columns: dict[str, Any] = {"input_layouts": Shard(1)} if sequence else {}
+        plan: dict[str, Any] = dict.fromkeys(("gate", "up"), ColwiseParallel(**columns))
+        plan["down"] = RowwiseParallel(**rows, use_local_output=False)
+        model = parallelize_module(Gated().to(dtype), ranks, plan)
+        own = distribute_tensor(x.to(dtype), ranks, [S1 if sequence else R]).requires_grad_()
+        out = model(own)
+        out.square().sum().backward()
+        return [full(t) for t in (out, own.grad, *(p.grad for p in model.parameters()))]
+
+    aten_kernels.register("CPU")
+    size = mesh.size()
+    one = init_device_mesh("cpu", (size, 1), mesh_dim_names=("others", "ranks"))["ranks"]
+    two = init_device_mesh("cpu", (size // 2, 2), mesh_dim_names=("others", "ranks"))["ranks"]
+    wrong = []
+    for dtype, sequence in ((torch.float32, False), (torch.bfloat16, True)):
+        for parts in (None, 4):
+            with torch_cubin.install(batch_invariant=True, tensor_parallel=parts):
+                want, *others = (run(ranks, dtype, sequence) for ranks in (one, two, mesh))
+            same = [all(map(torch.equal, each, want)) for each in others]
+            if same != [parts is not None] * 2:
+                wrong.append(f"tensor_parallel={parts}, {dtype}: {same}")
+    with torch_cubin.install(batch_invariant=True, tensor_parallel=2):
+        run(two, torch.float32, False)
+        try:
+            run(mesh, torch.float32, False)
+            wrong.append("two parts on four ranks")
+        except torch_cubin.Error as error:
+            if "more ranks than parts" not in str(error):
+                wrong.append(str(error))
+    return wrong
+
+
 def check_float8(mesh: Any) -> list[str]:
     """Layers of 8-bit floats under FSDP2: training, and weights that are stored in 8 bits."""
     wrong = []
@@ -374,6 +425,7 @@ def main(rank: int, ranks: int, folder: str) -> None:
         for how in ("tensor", "sequence", "fsdp")
         for served in (False, True)
     }
+    wrong += check_tensor_parallel(mesh)
     answer = {"wrong": [each for each in wrong if each], "blocks": blocks}
     Path(folder, f"{rank}.json").write_text(json.dumps(answer))
     dist.barrier()

@@ -11,6 +11,7 @@ import torch
 
 from torch_cubin import errors
 from torch_cubin._drop_in import aten_kernels, muon, report
+from torch_cubin._drop_in import tensor_parallel as over_ranks
 from torch_cubin._native import library
 from torch_cubin._native.locks import fork_safe_lock
 
@@ -18,13 +19,22 @@ _lock = fork_safe_lock()
 _active: list[Installation] = []  # the last one's policy applies; guarded by _lock
 _graphs_before: bool | None = None  # Inductor's option before ours; guarded by _lock
 
+_NO_PRODUCT = (
+    "torch_cubin: install(tensor_parallel={}) cut no product. It knows the products whose K ranks "
+    "share by their DTensors: divide the model with parallelize_module, in one process on a mesh "
+    "of one rank."
+)
+
 
 class Installation:
     """The result of :func:`install`: active until :meth:`remove`, or the end of its ``with``."""
 
-    def __init__(self, policy: str, batch_invariant: bool) -> None:
+    def __init__(
+        self, policy: str, batch_invariant: bool, tensor_parallel: int | None = None
+    ) -> None:
         self.policy = policy
         self.batch_invariant = batch_invariant
+        self.tensor_parallel = tensor_parallel
 
     @property
     def active(self) -> bool:
@@ -38,9 +48,12 @@ class Installation:
         tenths of a microsecond.
         """
         with _lock:
+            unused = self in _active and self.tensor_parallel and not over_ranks.products_served()
             if self in _active:
                 _active.remove(self)
                 _switch()
+        if unused:
+            errors.warn(_NO_PRODUCT.format(self.tensor_parallel), RuntimeWarning)
 
     def __enter__(self) -> Installation:
         return self
@@ -51,7 +64,8 @@ class Installation:
     def __repr__(self) -> str:
         state = "active" if self.active else "removed"
         invariant = ", batch-invariant" if self.batch_invariant else ""
-        return f"<torch_cubin.Installation: policy {self.policy!r}{invariant}, {state}>"
+        parts = f", tensor_parallel={self.tensor_parallel}" if self.tensor_parallel else ""
+        return f"<torch_cubin.Installation: policy {self.policy!r}{invariant}{parts}, {state}>"
 
 
 def is_active() -> bool:
@@ -61,6 +75,7 @@ def is_active() -> bool:
 
 def _switch() -> None:
     library.set_process_policy(aten_kernels.POLICIES[_active[-1].policy if _active else "off"])
+    over_ranks.set_parts(_active[-1].tensor_parallel if _active else None)
     invariant = bool(_active) and _active[-1].batch_invariant
     library.set_process_batch_invariant(invariant)
     _set_for_graphs(invariant)
@@ -94,7 +109,12 @@ def serves_graph(value: torch.Tensor) -> bool:
 
 
 @errors.named_keywords
-def install(*, policy: str = "fastest", batch_invariant: bool = False) -> Installation:
+def install(
+    *,
+    policy: str = "fastest",
+    batch_invariant: bool = False,
+    tensor_parallel: int | None = None,
+) -> Installation:
     """Serve the products and attention of the whole process from cubins, until ``handle.remove()``.
 
     Our kernels replace those of ``aten::mm``, ``bmm``, ``mv``, ``addmm``, ``baddbmm`` and
@@ -115,15 +135,27 @@ def install(*, policy: str = "fastest", batch_invariant: bool = False) -> Instal
             else is in the batch, in all threads (docs/same_bits.md): every call that can be served
             is, also those of softmax, norms and reductions over rows, which are otherwise left to
             PyTorch. ``with torch_cubin.batch_invariant(False)`` excepts a thread.
+        tensor_parallel: with ``batch_invariant``, the number of parts that the K of a product of
+            DTensors is cut into where ranks share it: each is summed from zero, and float32 sums
+            are added by one tree. So models that ``parallelize_module`` divides have the same bits
+            on every number of ranks that divides it, one process included, whose model is divided
+            on a mesh of one rank. Calls that cannot have them raise.
     """
     aten_kernels.number_of(policy)
     if not isinstance(batch_invariant, bool):
         what = "torch_cubin.install argument 'batch_invariant'"
         raise errors.wrong_type(what, "a bool", batch_invariant)
+    over_ranks.check(tensor_parallel)
+    if tensor_parallel is not None and not batch_invariant:
+        raise errors.fault(
+            "input", "torch_cubin.install argument 'tensor_parallel'", "is given alone",
+            expected="batch_invariant=True with it", got="batch_invariant=False",
+            advice="Sums over ranks have the same bits only where all other sums have.",
+        )  # fmt: skip
     aten_kernels.register_for(policy)
     if batch_invariant:
         aten_kernels.register_rows()
-    handle = Installation(policy, batch_invariant)
+    handle = Installation(policy, batch_invariant, tensor_parallel)
     with _lock:
         if not _active:
             report.clear()

@@ -54,9 +54,10 @@ def beside(users: Any) -> Any:
             theirs = [each.uuid() if isinstance(each, base) else None for each in passes]
             if None in theirs:
                 return None
-            from torch_cubin._drop_in import install
+            from torch_cubin._drop_in import install, tensor_parallel
             from torch_cubin._inductor import fold
 
-            return ("torch_cubin.fold", fold.VERSION, install.graph_policy(), *theirs)
+            settings = (install.graph_policy(), tensor_parallel.parts_of_graphs())
+            return ("torch_cubin.fold", fold.VERSION, *settings, *theirs)
 
     return Fold()

@@ -1,7 +1,8 @@
 """A linear layer whose K is divided among ranks, with a sum in one order for every number of ranks.
 
 NCCL chooses the order in which an all-reduce adds, by the number of ranks and the size. Here the
-partial products travel in float32 and every rank adds them by the same tree.
+partial products travel in float32 and every rank adds them by the same tree. The parts and the tree
+also serve the products of DTensors (torch_cubin/_drop_in/tensor_parallel.py).
 """
 
 from __future__ import annotations
@@ -46,7 +47,11 @@ def row_parallel_linear(
     Each part is summed from zero in float32, batch-invariantly, and the parts are added as a tree
     by their numbers: (0 + 1) + (2 + 3). So 1, 2 and 4 ranks give the same bits for ``parts=4``, the
     one rank with the whole ``input`` and ``weight``, others with their columns of both. It replaces
-    a product and an all-reduce, and sends ``parts`` times as many float32 elements.
+    a product and an all-reduce, and gathers a result of float32 from every rank (where a rank's
+    number of parts is a power of two; else more).
+
+    ``install(batch_invariant=True, tensor_parallel=4)`` does this for models that
+    ``parallelize_module`` divides.
 
     Args:
         input: (..., K), of this rank's columns.
@@ -69,30 +74,57 @@ def row_parallel_linear(
             "argument 'weight'", "cannot be cut into equal parts", f"K a multiple of {own}",
             str(weight.shape[1]),
         )  # fmt: skip
-    rows = input.reshape(-1, input.shape[-1])
-    cuts = [each.chunk(own, 1) if own > 1 else (each,) for each in (rows, weight)]
-    with batch_invariant():
-        products = [_product(x, w) for x, w in zip(*cuts, strict=True)]
-    partial = torch.stack(products)
-    total = _tree(partial if group is None else _Gather.apply(partial, group))
+    partial = summed_parts(input.reshape(-1, input.shape[-1]), weight.t(), own)
+    total = tree(partial if group is None else _Gather.apply(partial, group))
     if bias is not None:
         total = total + bias
     return total.to(input.dtype).reshape(*input.shape[:-1], weight.shape[0])
 
 
-def _product(x: Tensor, weight: Tensor) -> Tensor:
-    if x.dtype in (torch.float16, torch.bfloat16):
-        zero = x.new_zeros((), dtype=torch.float32)
-        return torch.ops.cubin.addmm(zero, x, weight.t(), out_dtype=torch.float32, beta=0)
-    return torch.ops.cubin.linear(x, weight)
+def summed_parts(a: Tensor, b: Tensor, count: int) -> Tensor:
+    """The products of ``count`` equal parts of K, (parts, ..., M, N), each summed from zero.
+
+    float32 for operands of 16 bits. As long as their number is even, neighbours are added as the
+    tree of all ranks adds them, so that fewer parts travel: a rank's first part has an even number.
+    """
+    with batch_invariant():
+        cuts = zip(_cut(a, a.dim() - 1, count), _cut(b, b.dim() - 2, count), strict=True)
+        partial = torch.stack([_product(*each) for each in cuts])
+    while len(partial) % 2 == 0:
+        partial = _pairs(partial)
+    return partial
 
 
-def _tree(parts: Tensor) -> Tensor:
+def _cut(x: Tensor, dim: int, count: int) -> list[Tensor]:
+    """Equal parts along a dim, of the layout that they have where each is a rank's own tensor."""
+    if count == 1:
+        return [x]
+    size = x.shape[dim] // count
+    parts = [x.narrow(dim, i * size, size) for i in range(count)]
+    steps = [size * x.stride(dim), *(stride for stride in x.stride() if stride != 1)]
+    # Kernels are chosen by whether rows begin at multiples of 16 bytes, and then add alike.
+    aligned = all(step * x.element_size() % 16 == 0 for step in steps)
+    return parts if aligned else [part.clone() for part in parts]
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    if a.dtype in (torch.float16, torch.bfloat16):
+        zero = a.new_zeros((), dtype=torch.float32)
+        return torch.ops.cubin.addmm(zero, a, b, out_dtype=torch.float32, beta=0)
+    return torch.ops.cubin.matmul(a, b)
+
+
+def tree(parts: Tensor) -> Tensor:
     """The sum over the first dim: neighbours first, then the sums of neighbours."""
     while len(parts) > 1:
-        pairs = parts[0 : len(parts) // 2 * 2 : 2] + parts[1::2]
-        parts = torch.cat((pairs, parts[-1:])) if len(parts) % 2 else pairs
+        parts = _pairs(parts)
     return parts[0]
+
+
+def _pairs(parts: Tensor) -> Tensor:
+    """The sums of neighbours; the last one of an odd number remains."""
+    pairs = parts[0 : len(parts) // 2 * 2 : 2] + parts[1::2]
+    return torch.cat((pairs, parts[-1:])) if len(parts) % 2 else pairs
 
 
 def _fault(what: str, problem: str, expected: str, got: str) -> errors.Error:
@@ -100,4 +132,4 @@ def _fault(what: str, problem: str, expected: str, got: str) -> errors.Error:
     return errors.fault("input", object, problem, expected=expected, got=got)
 
 
-__all__ = ["row_parallel_linear"]
+__all__ = ["row_parallel_linear", "summed_parts", "tree"]

@@ -1,8 +1,11 @@
 """torch.compile and torch.export: the tensors that they trace with, and control of tracing."""
 
+import sys
 import types
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+import torch
 
 from torch_cubin._pytorch.imports import when_imported
 from torch_cubin._pytorch.internals import Feature
@@ -63,6 +66,12 @@ def assume_constant_result(function: Any) -> Any:
     """
     function._dynamo_marked_constant = True
     return function
+
+
+def forget_compiled() -> None:
+    """Functions that were compiled are compiled again at their next call."""
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
 
 
 def never_traced(function: Any) -> Any:

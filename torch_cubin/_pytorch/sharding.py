@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,6 +12,8 @@ from torch_cubin import errors
 from torch_cubin._pytorch.internals import Feature
 
 SHARDING = Feature("our ops of DTensors", "they raise: DTensor knows no sharding strategy for them")
+
+HANDLERS = Feature("install(tensor_parallel=) for DTensors", "it raises InternalError")
 
 
 @dataclasses.dataclass
@@ -119,3 +122,50 @@ def _is_even(spec: Any, given: Any, dim: int) -> bool:
         spec.mesh.size(i) for i, each in enumerate(spec.placements) if each.is_shard(dim)
     )
     return bool(given.shape[dim] % shards == 0)
+
+
+# What a product of DTensors is served by, or None for a call that is PyTorch's.
+Handler = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
+
+_before: dict[Any, Any] = {}  # handlers that ours replaced
+
+
+def set_handlers(handlers: dict[Any, Handler]) -> None:
+    """Calls these for ops of DTensors, before PyTorch would choose their shards."""
+    dispatcher = HANDLERS.find("distributed.tensor.DTensor._op_dispatcher", None)
+    if not (HANDLERS.available and all(hasattr(dispatcher, name) for name in _NEEDED)):
+        raise HANDLERS.error("torch_cubin.install(tensor_parallel=)")
+    known = dispatcher._custom_op_handlers
+    for op, handler in handlers.items():
+        _before.setdefault(op, known.get(op))
+        known[op] = functools.partial(_handle, dispatcher, handler)
+
+
+def remove_handlers() -> None:
+    dispatcher = HANDLERS.find("distributed.tensor.DTensor._op_dispatcher", None)
+    while _before:
+        op, before = _before.popitem()
+        if before is None:
+            dispatcher._custom_op_handlers.pop(op, None)
+        else:
+            dispatcher._custom_op_handlers[op] = before
+
+
+_NEEDED = (
+    *("_custom_op_handlers", "unwrap_to_op_info", "sharding_propagator", "wrap"),
+    "_dispatch_get_local_results_slow_path",
+)
+
+
+def _handle(dispatcher: Any, handler: Handler, op: Any, args: Any, kwargs: Any) -> Any:
+    result = handler(op, args, kwargs)
+    if result is not None:
+        return result
+    before = _before.get(op)
+    if before is not None:
+        return before(op, args, kwargs)
+    # As PyTorch's own handlers do (distributed/tensor/_tp_conv.py).
+    info = dispatcher.unwrap_to_op_info(op, args, kwargs)
+    dispatcher.sharding_propagator.propagate(info)
+    results = dispatcher._dispatch_get_local_results_slow_path(op, args, info)
+    return dispatcher.wrap(results, info.output_sharding.output_spec)

@@ -7,6 +7,7 @@
 #include "ops/common/aten.h"
 #include "ops/common/batch_invariant.h"
 #include "ops/common/stable_ops.h"
+#include "ops/common/values.h"
 #include "ops/matmul/checks.h"
 #include "ops/matmul/elementwise.h"
 #include "ops/matmul/matmul.h"
@@ -46,61 +47,57 @@ Tensor contiguous_copy(const Tensor& tensor, const Sizes& sizes) {
   return copy;
 }
 
-// Fills the rows of `out` with multiply(row of `a`, [1, k]), one by one: the libraries that ATen
-// calls choose their algorithm by the number of rows and their address, so each row is in new
-// memory.
-template <class Multiply>
-void multiply_rows(Tensor a, Tensor& out, Multiply&& multiply) {
-  for (int64_t i = 0; i < a.size(0); ++i) {
-    const Tensor row = contiguous_copy(torch::stable::narrow(a, 0, i, 1), {1, a.size(1)});
-    Tensor to = torch::stable::narrow(out, 0, i, 1);
-    torch::stable::copy_(to, multiply(row));
-  }
-}
-
 Tensor aten_matmul(const Tensor& self, const Tensor& other) {
   return call_aten("aten::matmul", self, other);
 }
 
-// torch.matmul row by row; `shape` is the result's.
-Tensor matmul_by_rows(const Tensor& self, const Tensor& other, const Shape& shape) {
+// torch.matmul in float64, plus an addend that broadcasts to `shape`, the result's: every element
+// is summed from the first k to the last, whatever the other sizes are. (The libraries that ATen
+// calls choose an order by all sizes and by addresses.)
+Tensor matmul_in_order(const Tensor& self, const Tensor& other, const std::optional<Tensor>& addend,
+                       const Shape& shape) {
   const TensorView a(self), b(other);
-  const int64_t k = a.sizes[a.dim - 1];
-  const int64_t m = a.dim > 1 ? a.sizes[a.dim - 2] : 1, n = b.dim > 1 ? b.sizes[b.dim - 1] : 1;
-  Sizes a_sizes(shape.sizes, shape.sizes + shape.dim - (a.dim > 1) - (b.dim > 1));
-  Sizes b_sizes = a_sizes;
-  int64_t batch = 1;
-  for (const int64_t size : a_sizes) batch *= size;
-  for (const int64_t size : {m, k}) a_sizes.push_back(size);
-  for (const int64_t size : {k, n}) b_sizes.push_back(size);
-  const Tensor matrix = b.dim > 1 ? other : torch::stable::unsqueeze(other, -1);
-  const Tensor rows = aten_reshape(call_aten("aten::broadcast_to", self, a_sizes), {batch, m, k});
-  const Tensor matrices =
-      aten_reshape(call_aten("aten::broadcast_to", matrix, b_sizes), {batch, k, n});
-  Tensor out = torch::stable::new_empty(self, Sizes{batch, m, n});
-  for (int64_t i = 0; i < batch; ++i) {
-    Tensor products = torch::stable::select(out, 0, i);
-    // A copy, because whether reshape makes one depends on the batch.
-    const Tensor factor = contiguous_copy(torch::stable::select(matrices, 0, i), {k, n});
-    multiply_rows(torch::stable::select(rows, 0, i), products,
-                  [&](const Tensor& row) { return aten_matmul(row, factor); });
+  const int64_t k = a.sizes[a.dim - 1], n = b.dim > 1 ? b.sizes[b.dim - 1] : 1;
+  Tensor left = self, right = other;
+  int64_t m = shape.numel() / n;  // rows of one factor
+  if (b.dim > 2) {
+    m = a.dim > 1 ? a.sizes[a.dim - 2] : 1;
+    Sizes a_sizes(shape.sizes, shape.sizes + shape.dim - (a.dim > 1) - 1), b_sizes = a_sizes;
+    for (const int64_t size : {m, k}) a_sizes.push_back(size);
+    for (const int64_t size : {k, n}) b_sizes.push_back(size);
+    left = call_aten("aten::broadcast_to", self, a_sizes);
+    right = call_aten("aten::broadcast_to", other, b_sizes);
   }
-  return aten_reshape(out, shape.vector());
+  Values rows(left), factors(right);
+  Values out(a, shape.sizes, shape.dim);
+  for (int64_t row = 0; row < shape.numel() / n; ++row) {
+    double* sums = out.row(row, n);
+    for (int64_t i = 0; i < k; ++i) {
+      const double own = rows.row(row, k)[i];
+      const double* factor = factors.row(row / m * k + i, n);
+      for (int64_t j = 0; j < n; ++j) sums[j] += own * factor[j];
+    }
+  }
+  if (addend) {
+    Values added(call_aten("aten::broadcast_to", *addend, shape.vector()));
+    for (int64_t i = 0; i < shape.numel(); ++i) out.data()[i] += added.data()[i];
+  }
+  return out.rounded(a.dtype);
 }
 
 Tensor aten_linear(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias) {
   return call_aten("aten::linear", input, weight, bias);
 }
 
-// F.linear row by row; `shape` is the result's, `weight` a matrix.
-Tensor linear_by_rows(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
-                      const Shape& shape) {
-  const int64_t k = weight.size(1), n = weight.size(0);
-  const int64_t rows = shape.numel() / n;
-  Tensor out = torch::stable::new_empty(input, Sizes{rows, n});
-  multiply_rows(aten_reshape(input, {rows, k}), out,
-                [&](const Tensor& row) { return aten_linear(row, weight, bias); });
-  return aten_reshape(out, shape.vector());
+// Fills the rows of `out` with compute(row of `a`, [1, columns]), each row in new memory: ATen
+// computes the last elements of a tensor by other functions, whose last bits differ.
+template <class Compute>
+void compute_rows(Tensor a, Tensor& out, Compute&& compute) {
+  for (int64_t i = 0; i < a.size(0); ++i) {
+    const Tensor row = contiguous_copy(torch::stable::narrow(a, 0, i, 1), {1, a.size(1)});
+    Tensor to = torch::stable::narrow(out, 0, i, 1);
+    torch::stable::copy_(to, compute(row));
+  }
 }
 
 }  // namespace
@@ -108,20 +105,24 @@ Tensor linear_by_rows(const Tensor& input, const Tensor& weight, const std::opti
 Tensor matmul_cpu(const Tensor& self, const Tensor& other) {
   const Shape shape = check_matmul(TensorView(self), TensorView(other));
   const Tensor a = detach(self), b = detach(other);
-  const bool by_rows = batch_invariant() && shape.numel() > 0;
-  return with_contiguous_strides(by_rows ? matmul_by_rows(a, b, shape) : aten_matmul(a, b), shape);
+  const bool in_order = batch_invariant() && shape.numel() > 0;
+  return with_contiguous_strides(
+      in_order ? matmul_in_order(a, b, std::nullopt, shape) : aten_matmul(a, b), shape);
 }
 
 Tensor linear_cpu(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias) {
   const Shape shape = check_linear(TensorView(input), TensorView(weight), view_of(bias));
-  const bool by_rows = batch_invariant() && shape.numel() > 0;
-  // ATen supports a vector as weight, but then no bias: the vector becomes a matrix of one row.
-  const bool as_row = TensorView(weight).dim == 1 && (bias || by_rows);
+  const bool is_vector = TensorView(weight).dim == 1;
   Tensor matrix = detach(weight);
-  if (as_row) matrix = torch::stable::unsqueeze(matrix, 0);
   const Tensor a = detach(input);
   const std::optional<Tensor> addend = bias ? std::optional<Tensor>(detach(*bias)) : std::nullopt;
-  if (by_rows) return with_contiguous_strides(linear_by_rows(a, matrix, addend, shape), shape);
+  if (batch_invariant() && shape.numel() > 0) {
+    const Tensor factor = is_vector ? matrix : torch::stable::transpose(matrix, 0, 1);
+    return with_contiguous_strides(matmul_in_order(a, factor, addend, shape), shape);
+  }
+  // ATen supports a vector as weight, but then no bias: the vector becomes a matrix of one row.
+  const bool as_row = is_vector && bias;
+  if (as_row) matrix = torch::stable::unsqueeze(matrix, 0);
   const Tensor result = aten_linear(a, matrix, addend);
   return with_contiguous_strides(as_row ? torch::stable::squeeze(result, -1) : result, shape);
 }
@@ -137,12 +138,11 @@ Tensor linear_activation_cpu(const Tensor& input, const Tensor& weight,
   if (!batch_invariant() || shape.numel() == 0) {
     return narrow_to(apply_activation(sums, wanted), dtype);
   }
-  // ATen computes the last elements of a tensor by other functions, whose last bits differ.
   const int64_t columns = TensorView(weight).dim == 2 ? weight.size(0) : 1;
   const int64_t rows = shape.numel() / columns;
   Tensor out = torch::stable::new_empty(sums, Sizes{rows, columns});
-  multiply_rows(aten_reshape(sums, {rows, columns}), out,
-                [&](const Tensor& row) { return apply_activation(row, wanted); });
+  compute_rows(aten_reshape(sums, {rows, columns}), out,
+               [&](const Tensor& row) { return apply_activation(row, wanted); });
   return narrow_to(aten_reshape(out, shape.vector()), dtype);
 }
 

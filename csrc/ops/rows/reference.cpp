@@ -9,6 +9,7 @@
 #include "ops/common/argument_checks.h"
 #include "ops/common/aten.h"
 #include "ops/common/stable_ops.h"
+#include "ops/common/values.h"
 #include "ops/rows/rows.h"
 
 // The newer versions of these need glibc 2.29 (tests/unit/test_abi.py) and differ only in errno.
@@ -19,22 +20,6 @@ __asm__(".symver log,log@GLIBC_2.2.5");
 
 namespace torch_cubin {
 namespace {
-
-// The elements of a tensor in float64, in order; those of a float64 tensor may be its own.
-class Values {
- public:
-  explicit Values(const Tensor& tensor)
-      : tensor_(torch::stable::contiguous(torch::stable::to(detach(tensor), ScalarType::Double))) {}
-  Values(const TensorView& like, const int64_t* sizes, int64_t dim)
-      : tensor_(torch::stable::fill_(empty_near(like, sizes, dim, ScalarType::Double), 0)) {}
-
-  double* row(int64_t number, int64_t columns) { return data() + number * columns; }
-  double* data() { return static_cast<double*>(tensor_.mutable_data_ptr()); }
-  Tensor rounded(ScalarType dtype) const { return torch::stable::to(tensor_, dtype); }
-
- private:
-  Tensor tensor_;
-};
 
 std::optional<Values> values_of(const OptionalTensor& tensor) {
   return tensor ? std::optional<Values>(std::in_place, *tensor) : std::nullopt;
