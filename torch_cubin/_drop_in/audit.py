@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import threading
 from collections.abc import Iterable
@@ -18,7 +19,15 @@ from torch_cubin import errors
 from torch_cubin._drop_in import report, row_kernels
 from torch_cubin._native import library
 from torch_cubin._ops.batch_invariant import is_batch_invariant
-from torch_cubin._pytorch.dispatch_modes import DISPATCH_MODES, Mode, is_composite
+from torch_cubin._pytorch import inductor
+from torch_cubin._pytorch.dispatch_modes import (
+    DISPATCH_MODES,
+    Mode,
+    current_modes,
+    has_subclass,
+    is_composite,
+    is_higher_order,
+)
 from torch_cubin._pytorch.operators import argument_names
 
 INVARIANT, DETERMINISTIC, NEITHER = "batch-invariant", "deterministic", "neither"
@@ -29,16 +38,23 @@ _ORDER = "sums in an order that may depend on the batch"
 _ATOMICS = "adds in an order that may change from run to run"
 _RANDOM = "draws random numbers for the whole call"
 _UNKNOWN = "not known to torch_cubin"
+_ENDS = "PyTorch's CPU kernels compute a tensor's last elements by other functions"
+_RANKS = "a sum over ranks, whose order the communication library chooses"
+_FUSED = "a compiled graph, whose fused kernels audit() does not see"
 _OVER_BATCH = "a sum that all of the batch has a part in"
 
 # PyTorch's own operators by what they do: "moving" ones compute nothing, or what needs no order;
 # of "summing" ones, PyTorch's kernels choose the order by all sizes of a call, also the batch's;
 # "over_the_batch" are sums that all of the batch has a part in; "adding" ones use atomics (the list
-# of torch.use_deterministic_algorithms, and attention's backwards).
+# of torch.use_deterministic_algorithms, and attention's backwards). "exact" ones, among those that
+# PyTorch tags as pointwise, round once, so that every implementation gives the same bits.
 _LISTS = json.loads(Path(__file__).with_name("audit_ops.json").read_text(encoding="utf-8"))
-_MOVING, _SUMMING, _OVER_THE_BATCH, _ADDING = (
-    frozenset(_LISTS[key]) for key in ("moving", "summing", "over_the_batch", "adding")
+_MOVING, _SUMMING, _OVER_THE_BATCH, _ADDING, _EXACT = (
+    frozenset(_LISTS[key]) for key in ("moving", "summing", "over_the_batch", "adding", "exact")
 )
+# Collectives: those with these names add, unless they are called with another reduction.
+_COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
+_REDUCES = ("reduce", "allreduce")
 # Our ops over rows, whose kernels are batch-invariant with and without the switch.
 _OUR_ROWS = (
     *("norm", "softmax", "cross_entropy", "row_sums", "quantize", "scaled_matmul", "expert_"),
@@ -126,13 +142,22 @@ class audit(Mode):
             raise errors.wrong_type("torch_cubin.audit argument 'strict'", "a bool", strict)
         self._found = Audit(strict)
 
+    # PyTorch's name: operators that take functions come here, too.
+    supports_higher_order_operators = True
+
     def __enter__(self) -> Audit:
+        _watch_graphs()
         super().__enter__()
         return self._found
 
     def __torch_dispatch__(
         self, func: Any, types: Iterable[Any], args: Any = (), kwargs: Any = None
     ) -> Any:
+        if has_subclass(types):
+            return NotImplemented  # it calls its parts' ops, which come here
+        if is_higher_order(func):
+            self._record(f"{func.namespace}::{func.name()}", False, NEITHER, _UNKNOWN)
+            return func(*args, **(kwargs or {}))
         if is_composite(func):
             with self:
                 return func.decompose(*args, **(kwargs or {}))
@@ -141,6 +166,10 @@ class audit(Mode):
         ours = func.namespace == "cubin" or _calls_served() > before
         kind, because = classify(func, args, kwargs or {}, ours)
         name = func.name().partition(".")[0]  # without the overload
+        self._record(name, ours, kind, because)
+        return result
+
+    def _record(self, name: str, ours: bool, kind: str, because: str) -> None:
         self._found._add(name, "cubin" if ours else "PyTorch", kind, because)
         if self._found.strict and not _passes(kind, because):
             raise errors.fault(
@@ -150,7 +179,17 @@ class audit(Mode):
                 advice="torch_cubin.install(batch_invariant=True) serves what it can; "
                 "docs/same_bits.md lists the rest.",
             )  # fmt: skip
-        return result
+
+
+@functools.cache
+def _watch_graphs() -> None:
+    inductor.watch_graphs(_graph_runs)
+
+
+def _graph_runs() -> None:
+    for mode in current_modes():
+        if isinstance(mode, audit):
+            mode._record("a compiled graph", False, NEITHER, _FUSED)
 
 
 def _calls_served() -> int:
@@ -166,11 +205,15 @@ def classify(func: Any, args: Any, kwargs: Any, ours: bool) -> tuple[str, str]:
         return _ours(func, base, args, kwargs)
     if torch.Tag.nondeterministic_seeded in func.tags:
         return NEITHER, _RANDOM
-    if func.is_view or torch.Tag.pointwise in func.tags:
-        return INVARIANT, _ELEMENTS if not func.is_view else _MOVES
+    if func.is_view or func.namespace == "prim" or (base in _MOVING and base != "index_put"):
+        return INVARIANT, _MOVES
+    if torch.Tag.pointwise in func.tags:
+        return _pointwise(base, args, kwargs)
+    if func.namespace in _COLLECTIVES:
+        return _collective(base, args, kwargs)
     if "index_put" in base and (kwargs.get("accumulate") or (len(args) > 3 and args[3])):
         return DETERMINISTIC, _OVER_BATCH
-    if func.namespace == "prim" or base in _MOVING:
+    if base in _MOVING:
         return INVARIANT, _MOVES
     if base in _ADDING:
         return NEITHER, _ATOMICS
@@ -179,6 +222,25 @@ def classify(func: Any, args: Any, kwargs: Any, ours: bool) -> tuple[str, str]:
     if base in _SUMMING:
         return _summing(base, args, kwargs)
     return NEITHER, _UNKNOWN
+
+
+def _pointwise(base: str, args: Any, kwargs: Any) -> tuple[str, str]:
+    exact = base in _EXACT or (base == "pow" and args[1:] == (2,))
+    if base in ("add", "sub", "rsub") and kwargs.get("alpha", 1) != 1:
+        exact = False  # one or two roundings
+    on_cpu = any(
+        isinstance(each, torch.Tensor) and each.device.type == "cpu" and each.dim() > 0
+        for each in args
+    )
+    return (INVARIANT, _ELEMENTS) if exact or not on_cpu else (DETERMINISTIC, _ENDS)
+
+
+def _collective(base: str, args: Any, kwargs: Any) -> tuple[str, str]:
+    if not any(part in base for part in _REDUCES):
+        return INVARIANT, _MOVES
+    named = [each for each in (*args, *kwargs.values()) if isinstance(each, str)]
+    picks = any(each in ("max", "min", "band", "bor", "bxor") for each in named)
+    return (INVARIANT, _MOVES) if picks else (DETERMINISTIC, _RANKS)
 
 
 def _summing(base: str, args: Any, kwargs: Any) -> tuple[str, str]:

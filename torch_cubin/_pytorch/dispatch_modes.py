@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from torch_cubin._pytorch.internals import Feature
@@ -11,6 +12,29 @@ Mode: Any = DISPATCH_MODES.find("utils._python_dispatch.TorchDispatchMode", obje
 _has_kernel: Any = DISPATCH_MODES.find(
     "_C._dispatch_has_kernel_for_dispatch_key", lambda name, key: True
 )
+_is_wrapper: Any = DISPATCH_MODES.find(
+    "utils._python_dispatch.is_traceable_wrapper_subclass_type", lambda kind: False
+)
+_HigherOrder: Any = DISPATCH_MODES.find("_ops.HigherOrderOperator", ())
+_mode_stack: Any = DISPATCH_MODES.find(
+    "utils._python_dispatch._get_current_dispatch_mode_stack", list
+)
+
+
+def current_modes() -> list[Any]:
+    """The contexts that see this thread's calls, also in the threads of its backward()."""
+    modes: list[Any] = _mode_stack()
+    return modes
+
+
+def has_subclass(types: Iterable[type]) -> bool:
+    """Whether a tensor of a call is made of others, as a DTensor or a nested tensor is."""
+    return any(map(_is_wrapper, types))
+
+
+def is_higher_order(func: Any) -> bool:
+    """Whether a call is of an operator that takes functions, such as flex_attention."""
+    return isinstance(func, _HigherOrder)
 
 
 def has_kernel(name: str, key: str) -> bool:
@@ -26,4 +50,7 @@ def is_composite(func: Any) -> bool:
     return implicit and not on_cuda and not on_cpu
 
 
-__all__ = ["DISPATCH_MODES", "Mode", "has_kernel", "is_composite"]
+__all__ = [
+    *("DISPATCH_MODES", "Mode", "current_modes", "has_kernel", "has_subclass", "is_composite"),
+    "is_higher_order",
+]

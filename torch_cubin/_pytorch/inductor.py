@@ -31,6 +31,28 @@ def when_loaded(action: Callable[[], None]) -> None:
     when_imported("torch._inductor.compile_fx", loaded)
 
 
+GRAPHS = Feature("compiled graphs in audit()", "it does not say that one ran")
+
+
+def watch_graphs(before: Callable[[], None]) -> None:
+    """Calls `before` whenever a compiled graph is about to run."""
+
+    def watch() -> None:
+        graph: Any = GRAPHS.find("_inductor.output_code.CompiledFxGraph", None)
+        if graph is None:
+            return
+        run = graph.__call__
+
+        @functools.wraps(run)
+        def watched(self: Any, inputs: Any) -> Any:
+            before()
+            return run(self, inputs)
+
+        graph.__call__ = watched
+
+    when_loaded(watch)
+
+
 class ExternKernels:
     """Registers lowerings of ops to their out= variants, in memory that Inductor plans."""
 
