@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "c_answer.h"
+#include "cubin/error.h"
 #include "ops/attention/api/signatures.h"
 #include "ops/attention/problem/checks.h"
 #include "ops/experts/experts.h"
@@ -14,51 +15,37 @@
 
 using namespace torch_cubin;
 
-// {}, or the error of an attention call (check_described_attention in
-// ops/attention/problem/checks.h).
-TORCH_CUBIN_API char* torch_cubin_check_attention(const char* call) {
-  return answer([&] { check_described_attention(nlohmann::json::parse(given(call, "call"))); });
+namespace {
+
+// The checks of calls that are described in JSON; each says where it is declared what it reads.
+constexpr struct {
+  const char* name;
+  void (*check)(const nlohmann::json& call);
+} kChecks[] = {
+    {"attention", check_described_attention},
+    {"product", check_described_product},
+    {"grouped", check_described_grouped},
+    {"scaled", check_described_scaled},
+    {"scaled_grouped", check_described_scaled_grouped},
+    {"quantize", check_described_quantize},
+    {"moe", check_described_moe},
+    {"moe_float8", check_described_moe_float8},
+    {"rows", check_described_rows},
+};
+
+void check_described(const std::string& name, const nlohmann::json& call) {
+  for (const auto& each : kChecks) {
+    if (name == each.name) return each.check(call);
+  }
+  fail({"internal", "a described call", "has no checks", "a name of kChecks", name, ""});
 }
 
-// The same for matmul and linear (check_described_product in ops/matmul/checks.h).
-TORCH_CUBIN_API char* torch_cubin_check_product(const char* call) {
-  return answer([&] { check_described_product(nlohmann::json::parse(given(call, "call"))); });
-}
+}  // namespace
 
-// The same for grouped_matmul: {"mat_a": tensor, "mat_b": tensor, "offs": tensor}.
-TORCH_CUBIN_API char* torch_cubin_check_grouped(const char* call) {
-  return answer([&] { check_described_grouped(nlohmann::json::parse(given(call, "call"))); });
-}
-
-// The same for scaled_matmul (check_described_scaled in ops/scaled/scaled.h).
-TORCH_CUBIN_API char* torch_cubin_check_scaled(const char* call) {
-  return answer([&] { check_described_scaled(nlohmann::json::parse(given(call, "call"))); });
-}
-
-// The same for scaled_grouped_matmul.
-TORCH_CUBIN_API char* torch_cubin_check_scaled_grouped(const char* call) {
+// {}, or the error of a described call.
+TORCH_CUBIN_API char* torch_cubin_check_described(const char* name, const char* call) {
   return answer(
-      [&] { check_described_scaled_grouped(nlohmann::json::parse(given(call, "call"))); });
-}
-
-// The same for quantize (check_described_quantize in ops/quantize/quantize.h).
-TORCH_CUBIN_API char* torch_cubin_check_quantize(const char* call) {
-  return answer([&] { check_described_quantize(nlohmann::json::parse(given(call, "call"))); });
-}
-
-// The same for moe, by its arguments' names.
-TORCH_CUBIN_API char* torch_cubin_check_moe(const char* call) {
-  return answer([&] { check_described_moe(nlohmann::json::parse(given(call, "call"))); });
-}
-
-// The same with weights of 8-bit floats.
-TORCH_CUBIN_API char* torch_cubin_check_moe_float8(const char* call) {
-  return answer([&] { check_described_moe_float8(nlohmann::json::parse(given(call, "call"))); });
-}
-
-// The same for ops over rows (check_described_rows in ops/rows/rows.h).
-TORCH_CUBIN_API char* torch_cubin_check_rows(const char* call) {
-  return answer([&] { check_described_rows(nlohmann::json::parse(given(call, "call"))); });
+      [&] { check_described(given(name, "name"), nlohmann::json::parse(given(call, "call"))); });
 }
 
 // {"attention_forward": its schema, ...}: torch_cubin/_ops takes the options and their defaults

@@ -89,41 +89,17 @@ Contract::Contract(const json& definition, ContractImages& images, std::string p
     (argument.is_text() ? texts_ : numbers_).push_back(i);
   }
 
-  Scope all = names.scope();
   std::vector<std::string> own;  // tensors that the op allocates
-  own.reserve(outputs_.size());
-  for (const Pattern& output : outputs_) own.push_back(output.name());
-  for (const Pattern& pattern : scratch_) own.push_back(pattern.name());
-  all.tensors.insert(all.tensors.end(), own.begin(), own.end());
-  if (all.tensors.size() > kMaxOpTensors) {
-    fail({"input", op_, "has too many tensors", "at most " + std::to_string(kMaxOpTensors),
-          std::to_string(all.tensors.size()), ""});
+  for (const auto* made : {&outputs_, &scratch_}) {
+    for (const Pattern& pattern : *made) own.push_back(pattern.name());
   }
-  if (kernels.empty() || kernels.size() > kMaxKernels) {
-    refuse_json(fields.at("kernels"), "1 to " + std::to_string(kMaxKernels) + " kernels",
-                kernels.size());
-  }
-  for (size_t i = 0; i < kernels.size(); ++i) {
-    launches_.emplace_back(
-        kernels[i], op_ + ": kernels[" + std::to_string(i) + "]", schema_, names.scope(), all,
-        [this](size_t place) { return dtypes_of(place); }, images, jit);
-    launches_.back().number = i;
-  }
-
+  read_kernels(kernels, own, names, images, jit);
   check_outputs_are_written();
 
   read_tuned(tuned, names);
   argument_scope_ = names.scope();
   if (launches_.size() > 1) make_call_key();
-  if (tuned == nullptr && launches_.size() >= KernelLookup::kLeast) {
-    std::vector<const json*> conditions;
-    for (const json& kernel : definition_["kernels"]) {
-      const auto when = kernel.find("when");
-      const bool given = when != kernel.end() && !when->is_null();
-      conditions.push_back(given ? &*when : nullptr);
-    }
-    lookup_.emplace(conditions, argument_scope_, op_ + ": kernels");
-  }
+  if (tuned == nullptr && launches_.size() >= KernelLookup::kLeast) make_lookup();
 
   for (const char* operation : {"size", "stride", "numel", "dim", "itemsize", "defined",
                                 "contiguous", "is_dtype", "address"}) {
@@ -148,6 +124,36 @@ Contract::Contract(const json& definition, ContractImages& images, std::string p
     for (json& index : kernel["images"]) index = images.sha256(index.get<size_t>());
   }
   identity_ = same.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+void Contract::read_kernels(const json& kernels, const std::vector<std::string>& own,
+                            const Names& names, ContractImages& images, bool jit) {
+  Scope all = names.scope();
+  all.tensors.insert(all.tensors.end(), own.begin(), own.end());
+  if (all.tensors.size() > kMaxOpTensors) {
+    fail({"input", op_, "has too many tensors", "at most " + std::to_string(kMaxOpTensors),
+          std::to_string(all.tensors.size()), ""});
+  }
+  if (kernels.empty() || kernels.size() > kMaxKernels) {
+    refuse_json(op_ + ": kernels", "1 to " + std::to_string(kMaxKernels) + " kernels",
+                kernels.size());
+  }
+  for (size_t i = 0; i < kernels.size(); ++i) {
+    launches_.emplace_back(
+        kernels[i], op_ + ": kernels[" + std::to_string(i) + "]", schema_, names.scope(), all,
+        [this](size_t place) { return dtypes_of(place); }, images, jit);
+    launches_.back().number = i;
+  }
+}
+
+void Contract::make_lookup() {
+  std::vector<const json*> conditions;
+  for (const json& kernel : definition_["kernels"]) {
+    const auto when = kernel.find("when");
+    const bool given = when != kernel.end() && !when->is_null();
+    conditions.push_back(given ? &*when : nullptr);
+  }
+  lookup_.emplace(conditions, argument_scope_, op_ + ": kernels");
 }
 
 // Refuses an output that no kernel can write: outputs are not filled, so it would be returned with
@@ -255,21 +261,33 @@ void Contract::add_tuned(int32_t device, const json& calls) const {
 
 void Contract::read_tensors(const json& tensors, const json& outputs, const json* scratch,
                             Names& names) {
-  const auto& arguments = schema_.arguments;
-  std::vector<std::string> known;
-  const auto entry = [&](const std::string& name) -> const json& {
-    const auto found = tensors.find(name);
-    if (found == tensors.end()) {
-      fail({"input", op_ + ": tensors", "lacks an entry", "'" + name + "'", "", ""});
-    }
-    known.push_back(name);
-    return *found;
+  read_arguments(tensors, names);
+  read_outputs(tensors, outputs, names);
+  if (scratch != nullptr) read_scratch(*scratch, names);
+  const auto has_name = [](const std::vector<Pattern>& patterns, const std::string& name) {
+    return std::any_of(patterns.begin(), patterns.end(),
+                       [&](const Pattern& pattern) { return pattern.name() == name; });
   };
+  for (const auto& item : tensors.items()) {
+    if (has_name(patterns_, item.key()) || has_name(outputs_, item.key())) continue;
+    fail({"input", op_ + ": tensors", "has an entry that is no tensor of the op",
+          "Tensor arguments of the schema and 'outputs'", "'" + printable(item.key()) + "'", ""});
+  }
+}
+
+const json& Contract::tensor_entry(const json& tensors, const std::string& name) const {
+  const auto found = tensors.find(name);
+  if (found != tensors.end()) return *found;
+  fail({"input", op_ + ": tensors", "lacks an entry", "'" + name + "'", "", ""});
+}
+
+void Contract::read_arguments(const json& tensors, Names& names) {
+  const auto& arguments = schema_.arguments;
   pattern_of_.assign(arguments.size(), -1);
   const auto read = [&](size_t i) -> Pattern& {
     pattern_of_[i] = static_cast<int>(patterns_.size());
-    patterns_.emplace_back(arguments[i].name, Pattern::Role::kArgument, entry(arguments[i].name),
-                           names);
+    patterns_.emplace_back(arguments[i].name, Pattern::Role::kArgument,
+                           tensor_entry(tensors, arguments[i].name), names);
     return patterns_.back();
   };
   for (size_t i = 0; i < arguments.size(); ++i) {
@@ -288,62 +306,65 @@ void Contract::read_tensors(const json& tensors, const json& outputs, const json
       names.forget(mark);
     }
   }
+}
 
+// The name of an output or scratch tensor, which nothing before it has.
+std::string Contract::new_name(const json& name, const std::string& label,
+                               const Names& names) const {
+  const std::string text = name.is_string() ? name.get<std::string>() : "";
+  bool taken = !is_identifier(text) || names.is_argument(text) || names.find_size(text) >= 0;
+  for (const auto* made : {&outputs_, &scratch_}) {
+    for (const Pattern& pattern : *made) taken |= pattern.name() == text;
+  }
+  if (taken) refuse_json(label, "a name, as \"out\", that nothing else has", name);
+  return text;
+}
+
+void Contract::read_outputs(const json& tensors, const json& outputs, Names& names) {
   if (outputs.size() != schema_.returns.size()) {
     refuse_json(op_ + ": outputs",
                 counted(schema_.returns.size(), "name") + ", as many as the schema returns",
                 outputs);
   }
-  const auto check_new = [&](const json& name, const std::string& label) {
-    const std::string text = name.is_string() ? name.get<std::string>() : "";
-    bool taken = !is_identifier(text) || names.is_argument(text) || names.find_size(text) >= 0;
-    for (const auto* made : {&outputs_, &scratch_}) {
-      for (const Pattern& pattern : *made) taken |= pattern.name() == text;
-    }
-    if (taken) refuse_json(label, "a name, as \"out\", that nothing else has", name);
-    return text;
-  };
   for (size_t i = 0; i < outputs.size(); ++i) {
-    const std::string name = check_new(outputs[i], op_ + ": outputs[" + std::to_string(i) + "]");
+    const std::string label = op_ + ": outputs[" + std::to_string(i) + "]";
+    const std::string name = new_name(outputs[i], label, names);
     const std::string& wanted = schema_.returns[i].empty() ? "out" : schema_.returns[i];
-    if (name != wanted) {
-      refuse_json(op_ + ": outputs[" + std::to_string(i) + "]",
-                  "'" + wanted + "', as the schema calls it", outputs[i]);
-    }
-    const json& fields = entry(name);
+    if (name != wanted) refuse_json(label, "'" + wanted + "', as the schema calls it", outputs[i]);
+    const json& fields = tensor_entry(tensors, name);
     outputs_.emplace_back(name, Pattern::Role::kOutput, fields, names);
-    Pattern& output = outputs_.back();
-    output.read_expressions(names);
-    if (output.like() < 0) continue;
-    const auto like = static_cast<size_t>(output.like());
-    const Pattern& other = patterns_[static_cast<size_t>(pattern_of_[like])];
-    if (other.layout() != Pattern::Layout::kContiguous &&
-        other.layout() != Pattern::Layout::kDense) {
-      fail({"input", op_ + ": tensors." + name + ".like", "names a tensor that may have gaps",
-            "one whose layout is contiguous or dense", "'" + arguments[like].name + "'", ""});
-    }
-    const auto shape = fields.find("shape");
-    const auto others = tensors[arguments[like].name].find("shape");
-    if (shape != fields.end() && !shape->is_null() && *shape != *others) {
-      refuse_json(op_ + ": tensors." + name + ".shape",
-                  "none beside 'like', or " + shown_json(*others), *shape);
-    }
+    outputs_.back().read_expressions(names);
+    if (outputs_.back().like() >= 0) check_like(outputs_.back(), fields, tensors);
   }
-  if (scratch != nullptr) {
-    if (!scratch->is_array()) refuse_json(op_ + ": scratch", "a list", *scratch);
-    for (size_t i = 0; i < scratch->size(); ++i) {
-      const json& fields = (*scratch)[i];
-      const std::string label = op_ + ": scratch[" + std::to_string(i) + "]";
-      const std::string name = check_new(
-          fields.is_object() && fields.contains("name") ? fields["name"] : json(), label + ".name");
-      scratch_.emplace_back(name, Pattern::Role::kScratch, fields, names);
-      scratch_.back().read_expressions(names);
-    }
+}
+
+// Checks an output that has the shape and strides of an argument, which may have no gaps.
+void Contract::check_like(const Pattern& output, const json& fields, const json& tensors) const {
+  const auto like = static_cast<size_t>(output.like());
+  const std::string& argument = schema_.arguments[like].name;
+  const Pattern& other = patterns_[static_cast<size_t>(pattern_of_[like])];
+  if (other.layout() != Pattern::Layout::kContiguous && other.layout() != Pattern::Layout::kDense) {
+    fail({"input", op_ + ": tensors." + output.name() + ".like",
+          "names a tensor that may have gaps", "one whose layout is contiguous or dense",
+          "'" + argument + "'", ""});
   }
-  for (const auto& item : tensors.items()) {
-    if (std::find(known.begin(), known.end(), item.key()) != known.end()) continue;
-    fail({"input", op_ + ": tensors", "has an entry that is no tensor of the op",
-          "Tensor arguments of the schema and 'outputs'", "'" + printable(item.key()) + "'", ""});
+  const auto shape = fields.find("shape");
+  const auto others = tensors[argument].find("shape");
+  if (shape != fields.end() && !shape->is_null() && *shape != *others) {
+    refuse_json(op_ + ": tensors." + output.name() + ".shape",
+                "none beside 'like', or " + shown_json(*others), *shape);
+  }
+}
+
+void Contract::read_scratch(const json& scratch, Names& names) {
+  if (!scratch.is_array()) refuse_json(op_ + ": scratch", "a list", scratch);
+  for (size_t i = 0; i < scratch.size(); ++i) {
+    const json& fields = scratch[i];
+    const std::string label = op_ + ": scratch[" + std::to_string(i) + "].name";
+    const bool named = fields.is_object() && fields.contains("name");
+    const std::string name = new_name(named ? fields["name"] : json(), label, names);
+    scratch_.emplace_back(name, Pattern::Role::kScratch, fields, names);
+    scratch_.back().read_expressions(names);
   }
 }
 

@@ -114,6 +114,18 @@ class Contract {
   const TunedCalls& first_tuned_calls(int32_t device) const;
   void read_tensors(const nlohmann::json& tensors, const nlohmann::json& outputs,
                     const nlohmann::json* scratch, Names& names);
+  const nlohmann::json& tensor_entry(const nlohmann::json& tensors, const std::string& name) const;
+  void read_arguments(const nlohmann::json& tensors, Names& names);
+  std::string new_name(const nlohmann::json& name, const std::string& label,
+                       const Names& names) const;
+  void read_outputs(const nlohmann::json& tensors, const nlohmann::json& outputs, Names& names);
+  void check_like(const Pattern& output, const nlohmann::json& fields,
+                  const nlohmann::json& tensors) const;
+  void read_scratch(const nlohmann::json& scratch, Names& names);
+  // `own`: the names of the tensors that the op allocates.
+  void read_kernels(const nlohmann::json& kernels, const std::vector<std::string>& own,
+                    const Names& names, ContractImages& images, bool jit);
+  void make_lookup();
 
   nlohmann::json definition_;
   std::string package_;

@@ -145,7 +145,10 @@ class Pattern {
   void read_shape(const nlohmann::json& shape, Names& names);
   void read_size(const nlohmann::json& size, size_t dim, Names& names);
   bool bind_shifted(const nlohmann::json& tree, Size& size, Names& names);
+  // The parts of match(), which bind a device, dtypes and sizes or compare with those bound.
+  void check_device(const TensorView& view, int item, CallState& state) const;
   void check_dtype(ScalarType found, int item, CallState& state) const;
+  void match_sizes(const TensorView& view, int item, CallState& state) const;
   void check_layout(const TensorView& view, int item) const;
   [[noreturn]] void refuse(int item, const std::string& problem, const std::string& expected,
                            const std::string& got, const std::string& advice = "") const;

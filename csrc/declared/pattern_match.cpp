@@ -128,7 +128,7 @@ void Pattern::check_layout(const TensorView& view, int item) const {
   }
 }
 
-bool Pattern::match(const TensorView& view, size_t place, int item, CallState& state) const {
+void Pattern::check_device(const TensorView& view, int item, CallState& state) const {
   const bool first = state.device == kNoDevice;
   if (first) {
     if (state.device_type < 0) state.device_type = view.device_type;
@@ -143,8 +143,9 @@ bool Pattern::match(const TensorView& view, size_t place, int item, CallState& s
            device_text(state.device_type, state.device), view.device_text(),
            "Move it with .to(device).");
   }
-  check_dtype(view.dtype, item, state);
+}
 
+void Pattern::match_sizes(const TensorView& view, int item, CallState& state) const {
   // Sizes before a "*s" match from the front, those after it from the back.
   const auto count = static_cast<int64_t>(sizes_.size());
   const int64_t extra = view.dim - count + 1;  // dims that the "*s" matches
@@ -203,7 +204,12 @@ bool Pattern::match(const TensorView& view, size_t place, int item, CallState& s
                " in shape " + expected_shape(),
            std::to_string(view.sizes[dim]) + ", shape " + view.shape_text());
   }
+}
 
+bool Pattern::match(const TensorView& view, size_t place, int item, CallState& state) const {
+  check_device(view, item, state);
+  check_dtype(view.dtype, item, state);
+  match_sizes(view, item, state);
   const bool any = has_elements(view.sizes, view.dim);
   if (any) {
     check_layout(view, item);

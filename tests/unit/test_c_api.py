@@ -71,8 +71,7 @@ NULL = {
     "load_package": (None, None),
     "preload_op": (None, 0),
     "check_call": (None,),
-    "check_attention": (None,),
-    "check_product": (None,),
+    "check_described": (None, None),
     "add_tuned_table": (None,),
 }
 

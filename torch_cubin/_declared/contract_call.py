@@ -17,6 +17,7 @@ from torch_cubin._declared.evaluate import evaluate
 from torch_cubin._declared.patterns import shifted_name
 from torch_cubin._declared.signature import Argument, Signature
 from torch_cubin._kernels.memory import has_memory
+from torch_cubin._native import library
 from torch_cubin._ops import checks
 from torch_cubin._pytorch import transforms
 
@@ -63,7 +64,7 @@ def outputs_of(
         if tensor.layout is not torch.strided:
             checks.fail(what, "is not dense", "torch.strided", str(tensor.layout))
     described = {a.name: _described(a, values[a.name]) for a in signature.arguments}
-    answer = checks.ask("check_call", {"op": signature.name, "arguments": described})
+    answer = checks.ask(library.check_call, {"op": signature.name, "arguments": described})
     sizes = [size for _, tensor in signature.tensors(values) for size in tensor.shape]
     numbers = [value for value in values.values() if not isinstance(value, (Tensor, list, tuple))]
     if answer is None or any(map(checks.is_symbol, [*sizes, *numbers])):

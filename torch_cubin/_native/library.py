@@ -139,9 +139,15 @@ def pytorch_symbols() -> list[dict[str, Any]]:
     return _answer(load().torch_cubin_pytorch_symbols())["symbols"]
 
 
-def check(function: str, call: str) -> dict[str, Any]:
-    """The answer or error for a call that is described in JSON (csrc/c_api_checks.cpp)."""
-    return _answer(getattr(load(), f"torch_cubin_{function}")(call.encode()))
+def check_call(call: str) -> dict[str, Any]:
+    """The outputs of a declared op's call that is described in JSON (csrc/declared/contract.h)."""
+    return _answer(load().torch_cubin_check_call(call.encode()))
+
+
+def check_described(name: str, call: str) -> None:
+    """Raises the error of a call that is described in JSON (csrc/c_api_checks.cpp), if it has
+    one."""
+    _answer(load().torch_cubin_check_described(name.encode(), call.encode()))
 
 
 def _text(name: str) -> bytes:

@@ -140,7 +140,7 @@ def check_attention(
     for name, tensor in tensors.items():
         checks.check_dense(op, name, tensor)
     described = {name: checks.described(tensor, dims.get(name)) for name, tensor in tensors.items()}
-    checks.ask("check_attention", {"op": op, "tensors": described, "options": options.numbers()})
+    checks.ask("attention", {"op": op, "tensors": described, "options": options.numbers()})
 
     def shape_of(name: str) -> Sequence[int]:
         return checks.shape_of(tensors[name], dims.get(name))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -106,8 +106,9 @@ def _plain_number(value: Any) -> Any:
     return hint
 
 
-def ask(function: str, call: dict[str, Any]) -> dict[str, Any] | None:
-    """C++'s answer or error for a call whose tensors it cannot read, by `torch_cubin_<function>`.
+def ask(check: str | Callable[[str], Any], call: dict[str, Any]) -> Any:
+    """What C++ answers to a call whose tensors it cannot read, or its error; by the name of its
+    check (csrc/c_api_checks.cpp), or a function that is given the call's text.
 
     Symbols are passed as their hints. If a size has no hint, C++ is not called: the op itself
     checks it at run time, as it does for all other numbers.
@@ -117,7 +118,7 @@ def ask(function: str, call: dict[str, Any]) -> dict[str, Any] | None:
     except _Unknown:
         return None
     try:
-        return library.check(function, text)
+        return library.check_described(check, text) if isinstance(check, str) else check(text)
     except errors.Error as error:
         keep(error)
         raise
@@ -175,7 +176,7 @@ def check_product(
     for name, tensor in given.items():
         check_dense(op, name, tensor)
     described_ = {name: described(tensor, mapped.get(name)) for name, tensor in given.items()}
-    ask("check_product", {"op": op, "tensors": described_, **options})
+    ask("product", {"op": op, "tensors": described_, **options})
 
 
 def check_matmul(

@@ -35,7 +35,7 @@ def check(
             described[argument] = checks.described(tensor)
     smoothing = str(label_smoothing) if label_smoothing != label_smoothing else label_smoothing
     options = {"reduction": reduction, "label_smoothing": smoothing}
-    checks.ask("check_rows", {"op": name, "tensors": described, **options})
+    checks.ask("rows", {"op": name, "tensors": described, **options})
 
 
 def _fake(

@@ -53,7 +53,7 @@ def _check(
     for name, tensor in tensors.items():
         checks.check_dense(NAME, name, tensor)
     described = {name: checks.described(x, mapped[name]) for name, x in tensors.items()}
-    checks.ask("check_grouped", {"tensors": described, "activation": activation})
+    checks.ask("grouped", {"tensors": described, "activation": activation})
     sizes = {name: checks.shape_of(tensor, mapped[name]) for name, tensor in tensors.items()}
     a, b, ends = sizes["mat_a"], sizes["mat_b"], sizes["offs"]
     checks.unify(a[1], b[-2])

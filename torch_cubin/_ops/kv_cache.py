@@ -25,7 +25,7 @@ def _fake(*args: Any, **named: Any) -> Tensor:
     mutated.fix_offsets(NAME, [(name, tensors[name]) for name in ("k_cache", "v_cache")])
     options = attention_checks.numbers_of(given, _DEFAULTS)
     described = {name: checks.described(tensor) for name, tensor in tensors.items()}
-    checks.ask("check_attention", {"op": NAME, "tensors": described, "options": options})
+    checks.ask("attention", {"op": NAME, "tensors": described, "options": options})
     return tensors["q"].new_empty(*tensors["q"].shape[:-1], tensors["v_cache"].shape[-1])
 
 

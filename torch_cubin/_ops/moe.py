@@ -34,7 +34,7 @@ def _check(tensors: tuple[Tensor, ...], activation: str, dims: tuple[int | None,
     for name, tensor, _ in named:
         checks.check_dense(NAME, name, tensor)
     described = {name: checks.described(tensor, dim) for name, tensor, dim in named}
-    checks.ask("check_moe", described)
+    checks.ask("moe", described)
 
 
 def _fake(*args: Any) -> Tensor:
@@ -82,7 +82,7 @@ def _fake_float8(x: Tensor, *tensors: Tensor) -> Tensor:
         name: checks.described(tensor)
         for name, tensor in zip(_FLOAT8_NAMES, (x, *tensors), strict=True)
     }
-    checks.ask("check_moe_float8", described)
+    checks.ask("moe_float8", described)
     return x.new_empty(x.shape)
 
 

@@ -52,7 +52,7 @@ def _check_norm(
             checks.check_dense(name, argument, tensor)
             described_[argument] = checks.described(tensor, dim)
     call = {"op": name, "normalized_shape": list(normalized_shape), "tensors": described_}
-    checks.ask("check_rows", call)
+    checks.ask("rows", call)
 
 
 def _fake_norm(
@@ -103,7 +103,7 @@ def _fake_softmax(input: Tensor, log: bool, dtype: torch.dtype) -> Tensor:
     checks.check_dense(name, "input", input)
     described_ = {"input": checks.described(input)}
     wanted = str(dtype).removeprefix("torch.")
-    checks.ask("check_rows", {"op": name, "tensors": described_, "dtype": wanted})
+    checks.ask("rows", {"op": name, "tensors": described_, "dtype": wanted})
     return input.new_empty(input.shape, dtype=dtype)
 
 

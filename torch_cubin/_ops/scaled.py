@@ -32,7 +32,7 @@ def _scaled_matmul(
 ) -> Tensor:
     tensors = {"mat_a": mat_a, "mat_b": mat_b, "scale_a": scale_a, "scale_b": scale_b, "bias": bias}
     recipes = scale_recipe_a, scale_recipe_b
-    return _fake_product(SCALED, "check_scaled", tensors, recipes, output_dtype, use_fast_accum)
+    return _fake_product(SCALED, "scaled", tensors, recipes, output_dtype, use_fast_accum)
 
 
 def _scaled_grouped_matmul(
@@ -48,7 +48,7 @@ def _scaled_grouped_matmul(
     use_fast_accum: bool = False,
 ) -> Tensor:
     tensors = {"mat_a": mat_a, "mat_b": mat_b, "scale_a": scale_a, "scale_b": scale_b, "offs": offs}
-    recipes, check = (scale_recipe_a, scale_recipe_b), "check_scaled_grouped"
+    recipes, check = (scale_recipe_a, scale_recipe_b), "scaled_grouped"
     return _fake_product(SCALED_GROUPED, check, tensors, recipes, output_dtype, use_fast_accum)
 
 
@@ -91,7 +91,7 @@ def _quantize(
     dtype = torch.float8_e4m3fn if dtype is None else dtype
     call = {"recipe": recipe, "transpose": transpose, "power_of_two": power_of_two, "gate": gate}
     name = str(dtype).removeprefix("torch.")
-    checks.ask("check_quantize", {"x": checks.described(x), "dtype": name, **call})
+    checks.ask("quantize", {"x": checks.described(x), "dtype": name, **call})
     rows, k = x.shape
     if gate != "none":
         k = k // 2

@@ -13,6 +13,10 @@ namespace torch_cubin {
 template <class Table>
 class DeviceTables {
  public:
+  const Table& get(const Device& device) {
+    return get(device, [](const Device& device) { return new Table(device); });
+  }
+
   // build(device) returns a new Table; it is called once for each device.
   template <class Build>
   const Table& get(const Device& device, Build&& build) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <memory>
 
 #include "kernels/experts/gate_params.h"
 #include "kernels/experts/order_params.h"
@@ -76,9 +75,7 @@ DeviceTables<ExpertsTable> g_tables;
 }  // namespace
 
 PackageKernel& expert_kernel(ExpertKernel kind, ScalarType dtype, const Device& device) {
-  const ExpertsTable& table = g_tables.get(device, [](const Device& device) {
-    return std::make_unique<ExpertsTable>(device).release();
-  });
+  const ExpertsTable& table = g_tables.get(device);
   PackageKernel* const kernel = table.kernels[kind][dtype_index(kind, dtype)];
   if (kernel == nullptr) {
     table.family.fail_no_kernel(std::string("experts, ") + kKinds[kind].name + " of " +

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <memory>
 #include <string>
 
 #include "cubin/error.h"
@@ -61,9 +60,7 @@ struct PortableGroupedTable {
 
 const PortableGroupedTable& portable_table(const Device& device) {
   static DeviceTables<PortableGroupedTable> tables;
-  return tables.get(device, [](const Device& device) {
-    return std::make_unique<PortableGroupedTable>(device).release();
-  });
+  return tables.get(device);
 }
 
 // Blocks that any sizes of the groups need at most.

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <memory>
 #include <vector>
 
 #include "cubin/error.h"
@@ -72,9 +71,7 @@ struct GroupedTable {
 
 const GroupedTable& grouped_table(const Device& device) {
   static DeviceTables<GroupedTable> tables;
-  return tables.get(device, [](const Device& device) {
-    return std::make_unique<GroupedTable>(device).release();
-  });
+  return tables.get(device);
 }
 
 struct GroupedPlan {

@@ -55,8 +55,7 @@ struct MirrorTable {
 
 const MirrorTable& mirror_table(const Device& device) {
   static DeviceTables<MirrorTable> tables;
-  return tables.get(
-      device, [](const Device& device) { return std::make_unique<MirrorTable>(device).release(); });
+  return tables.get(device);
 }
 
 }  // namespace

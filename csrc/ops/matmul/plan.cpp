@@ -169,10 +169,7 @@ struct RememberedPlan {
 };
 constexpr size_t kRememberedPlans = 256;
 
-const MatmulTable& table_of(const Device& device) {
-  return g_matmul_tables.get(
-      device, [](const Device& device) { return std::make_unique<MatmulTable>(device).release(); });
-}
+const MatmulTable& table_of(const Device& device) { return g_matmul_tables.get(device); }
 
 size_t slot_of(const MatmulCase& problem) {
   uint64_t hash = problem.facts() + 1;

@@ -69,8 +69,7 @@ struct FusedTable {
 
 const FusedTable& fused_table(const Device& device) {
   static DeviceTables<FusedTable> tables;
-  return tables.get(
-      device, [](const Device& device) { return std::make_unique<FusedTable>(device).release(); });
+  return tables.get(device);
 }
 
 struct FusedPlan {

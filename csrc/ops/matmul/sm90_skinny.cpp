@@ -401,10 +401,7 @@ struct SkinnyTable {
 
 const Sm90Skinny* skinny_kernels(const Device& device) {
   static DeviceTables<SkinnyTable> tables;
-  const auto build = [](const Device& device) {
-    return std::make_unique<SkinnyTable>(device).release();
-  };
-  return tables.get(device, build).kernels.get();
+  return tables.get(device).kernels.get();
 }
 
 bool run_skinny(const Device& device, const FusedLayer* const* layers, const SkinnyLayers& sizes) {

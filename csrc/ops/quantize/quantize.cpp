@@ -78,9 +78,7 @@ struct QuantizeTable {
 
 const QuantizeTable& quantize_table(const Device& device) {
   static DeviceTables<QuantizeTable> tables;
-  return tables.get(device, [](const Device& device) {
-    return std::make_unique<QuantizeTable>(device).release();
-  });
+  return tables.get(device);
 }
 
 int mode_of(const QuantizeCall& call) {

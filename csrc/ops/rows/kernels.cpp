@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <memory>
 
 #include "cubin/error.h"
 #include "kernels/rows/column_sums_params.h"
@@ -128,10 +127,7 @@ bool find_stride(const TensorView& x, int64_t dims, int64_t* stride) {
   return true;
 }
 
-const RowsTable& table_of(const Device& device) {
-  return g_rows_tables.get(
-      device, [](const Device& device) { return std::make_unique<RowsTable>(device).release(); });
-}
+const RowsTable& table_of(const Device& device) { return g_rows_tables.get(device); }
 
 const std::vector<PackageKernel*>& kernels_of(RowsKind kind, ScalarType dtype,
                                               const RowsTable& table) {

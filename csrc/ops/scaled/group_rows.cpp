@@ -1,7 +1,5 @@
 #include "ops/scaled/group_rows.h"
 
-#include <memory>
-
 #include "ops/common/backend.h"
 #include "ops/common/device_tables.h"
 
@@ -33,9 +31,7 @@ struct GroupRowsTable {
 
 Workspace find_group_rows(const Device& device, const GroupsOfRows& groups, int64_t height) {
   static DeviceTables<GroupRowsTable> tables;
-  const GroupRowsTable& table = tables.get(device, [](const Device& device) {
-    return std::make_unique<GroupRowsTable>(device).release();
-  });
+  const GroupRowsTable& table = tables.get(device);
   const int64_t entries = 1 + groups.most_tiles(height);
   Workspace rows(device, entries * static_cast<int64_t>(sizeof(GroupRow)));
   GroupRowsParams params{};

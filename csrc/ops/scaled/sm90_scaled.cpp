@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <memory>
 #include <optional>
 #include <vector>
 
@@ -85,8 +84,7 @@ struct ScaledTable {
 
 const ScaledTable& scaled_table(const Device& device) {
   static DeviceTables<ScaledTable> tables;
-  return tables.get(
-      device, [](const Device& device) { return std::make_unique<ScaledTable>(device).release(); });
+  return tables.get(device);
 }
 
 struct ScaledPlan {

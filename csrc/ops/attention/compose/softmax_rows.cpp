@@ -71,8 +71,7 @@ void run_softmax(SoftmaxKind kind, const TensorView& scores, const SoftmaxParams
   if (!scores.on_cuda()) return softmax_reference(kind, scores.dtype, params);
   const Device& gpu = device(scores.device_index);
   const bool wide = params.seqlen_k > kWarpColumns;
-  const SoftmaxTable& table = g_softmax_tables.get(
-      gpu, [](const Device& device) { return std::make_unique<SoftmaxTable>(device).release(); });
+  const SoftmaxTable& table = g_softmax_tables.get(gpu);
   const SoftmaxRow& row = table.find(kind, scores.dtype == ScalarType::Double, wide);
   launch(*row.kernel, {std::min(ceil_div(params.rows, row.rows), kMaxGrid[0])}, gpu, params);
 }
