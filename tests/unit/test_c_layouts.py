@@ -130,9 +130,7 @@ def test_the_launch_struct_of_python_matches_the_header() -> None:
 # The structs that tests and benchmarks write by hand, and why. A kernel's parameter is none of
 # them: c_layouts.structure() reads it from its header.
 _ARGUMENT = "an argument under test, as a user writes it"
-_DRIVER = "of cuda.h, which the machines that run benchmarks may lack"
 HAND_WRITTEN = {
-    "benchmarks/sm90/cubin_launch.py": (["Attribute", "LaunchConfig"], _DRIVER),
     "tests/faults/fake_arguments.py": (["Three"], _ARGUMENT),
     "tests/gpu/load.py": (["MallocUsage"], "glibc's struct mallinfo2"),
     "tests/gpu/test_cuda_define_op.py": (["Scale"], _ARGUMENT),
