@@ -11,6 +11,7 @@ sys.path.insert(0, str(KERNELS / "build"))
 
 import build  # noqa: E402
 import cubin_facts  # noqa: E402
+import kernel_cache  # noqa: E402
 import kernel_table  # noqa: E402
 import toolkit  # noqa: E402
 from toolkit import BuildError  # noqa: E402
@@ -35,4 +36,13 @@ def table(*entries: dict, **top: object) -> str:
     return f"struct code;\n\n/* torch_cubin kernels\n{block}\n*/\n"
 
 
-__all__ = ["KERNELS", "BuildError", "build", "cubin_facts", "kernel_table", "table", "toolkit"]
+__all__ = [
+    "KERNELS",
+    "BuildError",
+    "build",
+    "cubin_facts",
+    "kernel_cache",
+    "kernel_table",
+    "table",
+    "toolkit",
+]

@@ -23,6 +23,7 @@ from kernel_sources import (
     BuildError,
     build,
     cubin_facts,
+    kernel_cache,
     kernel_table,
     table,
     toolkit,
@@ -153,7 +154,7 @@ def test_sm_89_runs_the_code_of_sm_86(name: str, tools: toolkit.Toolkit, tmp_pat
     """This is why a complete wheel has no sm_89: sm_86's kernels serve it."""
     (kernel,) = [k for k in kernel_table.read_tables(KERNELS) if k.name == name]
     builder = build.Builder(tools, KERNELS)
-    with build.locked(build.ROOT / builder.cache):
+    with kernel_cache.locked(build.ROOT / builder.cache):
         builder.compile([kernel], "80")
     code = {}
     for arch in ("sm_86", "sm_89", "sm_80"):
@@ -178,7 +179,7 @@ def test_a_sample_is_built_for_an_older_and_a_newer_arch(
             kinds.setdefault((kernel.source, kernel.fields["kind"]), []).append(kernel)
     jobs = [(kernels[which], arch) for kernels in kinds.values()]
     builder = build.Builder(tools, KERNELS)
-    with build.locked(build.ROOT / builder.cache):
+    with kernel_cache.locked(build.ROOT / builder.cache):
         entries = builder.build(jobs, 1, print)
     assert [entry["name"] for entry in entries] == [kernel.name for kernel, _ in jobs]
     assert len({kernel.source for kernel, _ in jobs}) >= 18
@@ -455,42 +456,38 @@ def test_a_build_ends_whichever_worker_takes_the_last_item(
     assert errors
 
 
-def test_a_worktree_reuses_kernels_of_its_main_checkout(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worktree_reuses_kernels_of_its_main_checkout(tmp_path: Path) -> None:
     main, tree = tmp_path / "main", tmp_path / "tree"
     git = main / ".git" / "worktrees" / "tree"
     for folder in (git, tree, main / "build" / "kernels" / "sm_80"):
         folder.mkdir(parents=True)
     (git / "commondir").write_text("../..\n")
-    assert build.main_checkout(tree) is None
+    assert kernel_cache.main_checkout(tree) is None
     (tree / ".git").write_text(f"gitdir: {git}\n")
-    assert build.main_checkout(tree) == main
-    assert build.main_checkout(main) is None
+    assert kernel_cache.main_checkout(tree) == main
+    assert kernel_cache.main_checkout(main) is None
 
-    monkeypatch.setattr(build, "ROOT", tree)
-    builder = build.Builder(toolkit.Toolkit(tree, tree, tree, "13.0.0"), tree)
+    cache = kernel_cache.Cache(tree, shares=True)
     output = Path("build") / "kernels" / "sm_80" / "k.cubin"
     (main / output).write_bytes(b"cubin")
     (main / output.with_suffix(".log")).write_text("log")
-    assert not builder.fresh(output, "key")  # no key: unfinished
-    (main / output.with_suffix(".key")).write_text(build.stamp(main / output, "key"))
-    assert not builder.fresh(output, "another key")
-    assert builder.fresh(output, "key")
+    assert not cache.fresh(output, "key")  # no key: unfinished
+    (main / output.with_suffix(".key")).write_text(kernel_cache.stamp(main / output, "key"))
+    assert not cache.fresh(output, "another key")
+    assert cache.fresh(output, "key")
     names = sorted(path.name for path in (tree / output).parent.iterdir())
     assert names == ["k.cubin", "k.key", "k.log"]
     assert (tree / output).read_bytes() == b"cubin"
 
 
-def test_a_file_of_another_cache_is_stale(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(build, "ROOT", tmp_path)
-    builder = build.Builder(toolkit.Toolkit(tmp_path, tmp_path, tmp_path, "13.0.0"), tmp_path)
+def test_a_file_of_another_cache_is_stale(tmp_path: Path) -> None:
+    cache = kernel_cache.Cache(tmp_path, shares=False)
     output = Path("k.cubin")
     (tmp_path / output).write_bytes(b"cubin")
-    builder.finish(output, "key")
-    assert builder.fresh(output, "key")
+    cache.finish(output, "key")
+    assert cache.fresh(output, "key")
     (tmp_path / output).write_bytes(b"older")
-    assert not builder.fresh(output, "key")
+    assert not cache.fresh(output, "key")
 
 
 def test_package_skips_other_archs(package: Package) -> None:

@@ -4,19 +4,17 @@
 
 setup.py calls `build_package()`. Needs a CUDA compiler (toolkit.py finds it), no torch and no GPU.
 A kernel is compiled to PTX once per virtual architecture and assembled once per architecture. Both
-are cached in build/kernels/ by the hash of their inputs: the sources for PTX, the PTX for a cubin.
+are cached in build/kernels/ (kernel_cache.py) by the hash of their inputs: the sources for PTX,
+the PTX for a cubin.
 So a changed comment reassembles nothing.
 The package is reproducible: the same sources and compiler give the same bytes, whatever the path of
-the checkout. The manifest is written last, atomically. Over 500 lines, because compiling, caching
-and installing share the Builder's jobs and keys.
+the checkout. The manifest is written last, atomically.
 """
 
 from __future__ import annotations
 
 import argparse
 import concurrent.futures
-import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -26,7 +24,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -38,6 +36,7 @@ import cubin_facts  # noqa: E402
 import kernel_table  # noqa: E402
 import ptx_modules  # noqa: E402
 import toolkit as cuda_toolkit  # noqa: E402
+from kernel_cache import Cache, locked, replace_file  # noqa: E402
 from toolkit import BuildError, Toolkit  # noqa: E402
 
 # The architectures of a release wheel. GPUs of compute capability 8.9 run sm_86's cubins: ptxas
@@ -66,49 +65,6 @@ def run(command: Sequence[str | pathlib.Path], what: str) -> str:
     return done.stdout + done.stderr
 
 
-def replace_file(path: pathlib.Path, data: bytes) -> None:
-    """Writes atomically; does not touch a file that already has these bytes."""
-    if path.is_file() and path.read_bytes() == data:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    part.write_bytes(data)
-    os.replace(part, path)
-
-
-@contextlib.contextmanager
-def locked(folder: pathlib.Path) -> Iterator[None]:
-    """Locks the cache: a second build waits."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def stamp(output: pathlib.Path, key: str) -> str:
-    """What a cached file's .key holds: the hash of its inputs, and its own, so that a file from
-    another cache is noticed."""
-    return f"{key}\n{kernel_table.digest(output.read_bytes())}\n"
-
-
-def has_key(output: pathlib.Path, key: str) -> bool:
-    """Whether a cached file was made from inputs with this hash, and is still that file."""
-    try:
-        kept = output.with_suffix(".key").read_text()
-        return kept.startswith(f"{key}\n") and kept == stamp(output, key)
-    except OSError:
-        return False
-
-
-def main_checkout(root: pathlib.Path) -> pathlib.Path | None:
-    """The main checkout of a git worktree; None if `root` is not a worktree."""
-    with contextlib.suppress(OSError):
-        git = pathlib.Path((root / ".git").read_text().removeprefix("gitdir:").strip())
-        common = git / (git / "commondir").read_text().strip()
-        return common.resolve().parent
-    return None
-
-
 class Builder:
     """Builds the cubins of one package in build/kernels."""
 
@@ -121,7 +77,7 @@ class Builder:
         self.headers: set[pathlib.Path] = set()  # of the kernels' parameters
         self.sizes: dict[pathlib.Path, int] = {}  # bytes of the structs that they declare
         self.sizes_lock = threading.Lock()
-        self.main_checkout = None if cache.is_absolute() else main_checkout(ROOT)
+        self.files = Cache(ROOT, shares=not cache.is_absolute())
 
     def ptx_key(self, kernel: kernel_table.Kernel, virtual: str) -> str:
         if kernel.source not in self.digests:
@@ -140,9 +96,9 @@ class Builder:
     def cubin_fresh(self, kernel: kernel_table.Kernel, arch: str) -> bool:
         virtual = kernel.virtual_arch(arch)
         ptx = self.ptx_path(kernel, virtual)
-        if not self.fresh(ptx, self.ptx_key(kernel, virtual)):
+        if not self.files.fresh(ptx, self.ptx_key(kernel, virtual)):
             return False
-        return self.fresh(self.cubin_path(kernel, arch), self.cubin_key(kernel, arch))
+        return self.files.fresh(self.cubin_path(kernel, arch), self.cubin_key(kernel, arch))
 
     def ptx_path(self, kernel: kernel_table.Kernel, virtual: str) -> pathlib.Path:
         return self.cache / f"compute_{virtual}" / f"{kernel.name}.ptx"
@@ -150,34 +106,12 @@ class Builder:
     def cubin_path(self, kernel: kernel_table.Kernel, arch: str) -> pathlib.Path:
         return self.cache / arch / f"{kernel.name}.cubin"
 
-    def fresh(self, output: pathlib.Path, key: str) -> bool:
-        """Whether the file is up to date. Copies it from the main checkout's cache if possible,
-        which saves minutes in each new worktree."""
-        if has_key(ROOT / output, key):
-            return True
-        theirs = self.main_checkout / output if self.main_checkout else None
-        if theirs is None or not has_key(theirs, key):
-            return False
-        parts = [theirs.with_suffix(s) for s in (output.suffix, ".log")]
-        found = {path.name: path.read_bytes() for path in parts if path.is_file()}
-        if not has_key(theirs, key):  # a build there is running: it removes the key first
-            return False
-        (ROOT / output.with_suffix(".key")).unlink(missing_ok=True)
-        for name, data in found.items():
-            replace_file((ROOT / output).with_name(name), data)
-        self.finish(output, key)
-        return True
-
-    def finish(self, output: pathlib.Path, key: str) -> None:
-        text = stamp(ROOT / output, key)
-        replace_file(ROOT / output.with_suffix(".key"), text.encode())
-
     def compile(self, kernels: Sequence[kernel_table.Kernel], virtual: str) -> None:
         """Compiles several kernels of one source to PTX."""
         stale = [
             kernel
             for kernel in kernels
-            if not self.fresh(self.ptx_path(kernel, virtual), self.ptx_key(kernel, virtual))
+            if not self.files.fresh(self.ptx_path(kernel, virtual), self.ptx_key(kernel, virtual))
         ]
         if not stale:
             return
@@ -197,9 +131,9 @@ class Builder:
             ) from None
         for kernel in stale:
             output = self.ptx_path(kernel, virtual)
-            (ROOT / output.with_suffix(".key")).unlink(missing_ok=True)
+            self.files.begin(output)
             replace_file(ROOT / output, modules[kernel.name].encode())
-            self.finish(output, self.ptx_key(kernel, virtual))
+            self.files.finish(output, self.ptx_key(kernel, virtual))
 
     def compile_together(
         self, kernels: Sequence[kernel_table.Kernel], virtual: str
@@ -232,16 +166,15 @@ class Builder:
     def assemble(self, kernel: kernel_table.Kernel, arch: str) -> None:
         """Assembles PTX to a cubin, and keeps ptxas's log."""
         output, key = self.cubin_path(kernel, arch), self.cubin_key(kernel, arch)
-        if self.fresh(output, key):
+        if self.files.fresh(output, key):
             return
-        (ROOT / output).parent.mkdir(parents=True, exist_ok=True)
-        (ROOT / output.with_suffix(".key")).unlink(missing_ok=True)
+        self.files.begin(output)
         ptx = self.ptx_path(kernel, kernel.virtual_arch(arch))
         cubin_facts.check_waits(kernel.name, arch, (ROOT / ptx).read_text())
         command = [self.tools.ptxas, *PTXAS_FLAGS, f"-arch={arch}", "-o", output, ptx]
         log = run(command, f"kernel '{kernel.name}' for {arch}")
         (ROOT / output.with_suffix(".log")).write_text(log)
-        self.finish(output, key)
+        self.files.finish(output, key)
 
     def params_size(self, header: pathlib.Path) -> int:
         """Bytes of the struct that the header declares, according to the compiler."""
@@ -255,12 +188,12 @@ class Builder:
         probe, flags = cubin_facts.size_probe(headers), " ".join(NVCC_FLAGS)
         digests = map(kernel_table.source_digest, headers)
         key = kernel_table.digest(*digests, probe, flags, self.tools.release)
-        if not self.fresh(output, key):
+        if not self.files.fresh(output, key):
             source = output.with_suffix(".cu")
             replace_file(ROOT / source, probe.encode())
             command = [self.tools.nvcc, *NVCC_FLAGS, f"-arch=compute_{PROBE_ARCH}"]
             run([*command, "-I", self.include, "-o", output, source], "a header of parameters")
-            self.finish(output, key)
+            self.files.finish(output, key)
         return cubin_facts.probed_sizes((ROOT / output).read_text(), headers)
 
     def entry(self, kernel: kernel_table.Kernel, arch: str) -> dict[str, Any]:
