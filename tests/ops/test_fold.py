@@ -96,6 +96,50 @@ def test_activations_that_models_write_out(name: str, dtype: torch.dtype) -> Non
     assert seen == {"_linear_glu": 1}
 
 
+def _halves(take: Callable[[torch.Tensor], Any]) -> Callable[..., torch.Tensor]:
+    def layer(x, w):
+        first, second = take(linear(x.reshape(-1, K), w).view(*x.shape[:-1], N))
+        return F.silu(first) * second
+
+    return layer
+
+
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda y: y.chunk(2, dim=-1),
+        lambda y: y.split([N // 2, N // 2], dim=-1)[::-1],
+        lambda y: (y[..., : N // 2], y[..., N // 2 :]),
+    ],
+    ids=["chunk", "split", "slices"],
+)
+def test_gate_and_up_that_are_columns_of_one_product(take, mode: str) -> None:
+    """As in Phi-3 and GLM-4."""
+    for shape in ((M, K), (2, M, K)):
+        assert folded(_halves(take), *tensors(shape, (N, K)), mode=mode) == {"_linear_glu": 1}
+
+
+def _and_its_sums(x, w):
+    sums = linear(x, w)
+    first, second = sums.chunk(2, dim=-1)
+    return F.silu(first) * second, sums
+
+
+COLUMNS_NOT_FOLDED: dict[str, Callable[..., Any]] = {
+    "rows": _halves(lambda y: y.view(-1, 2, N).unbind(1)),
+    "halves of a view": _halves(lambda y: y.view(-1, 2, N // 2).chunk(2, dim=-1)),
+    "every other": _halves(lambda y: (y[:, ::2], y[:, 1::2])),
+    "not all rows": _halves(lambda y: y.chunk(2, dim=0)),
+    "sums that others need": _and_its_sums,
+}
+
+
+@pytest.mark.parametrize("name", COLUMNS_NOT_FOLDED)
+def test_other_parts_of_one_product(name: str) -> None:
+    assert "_linear_glu" not in folded(COLUMNS_NOT_FOLDED[name], *tensors((M, K), (N, K)))
+
+
 NOT_FOLDED: dict[str, Callable[..., Any]] = {
     "broadcast": lambda x, w, v: linear(x, w).view(1, -1) * torch.sigmoid(linear(x, w).view(-1, 1)),
     "transposed": lambda x, w, v: linear(x, w[:M]) * torch.sigmoid(linear(x, w[:M]).t()),

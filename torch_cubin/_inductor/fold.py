@@ -1,8 +1,9 @@
 """The pass that folds products with the ops that follow them, on graphs after AOTAutograd.
 
-A product with an activation becomes `_linear_activation`, SwiGLU and similar `_linear_glu`,
-products of one input `_linears`. If the backward saves the intermediate values, the variant of the
-op that also returns them is used. Graphs without products are not changed.
+A product with an activation becomes `_linear_activation`, SwiGLU and similar `_linear_glu` (also
+where gate and up are columns of one product), products of one input `_linears`. If the backward
+saves the intermediate values, the variant of the op that also returns them is used. Graphs without
+products are not changed.
 
 Not folded (benchmarks/NOTES.md): the gradient of an activation into the product before it, a
 residual into the product that it is added to, a bias's gradient into its weight's. Inductor fuses
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 
 from torch_cubin._inductor import activations
-from torch_cubin._inductor.products import Product, product_at, same_number
+from torch_cubin._inductor.products import Product, columns_at, product_at, same_number
 from torch_cubin._pytorch import inductor
 
 aten = torch.ops.aten
@@ -27,7 +28,7 @@ ops = torch.ops.cubin
 Node = Any  # torch.fx.Node; its arguments have no useful types
 
 # Part of the key of Inductor's caches: increase it when the pass changes.
-VERSION = 3
+VERSION = 4
 
 
 def fold(graph: torch.fx.Graph) -> None:
@@ -89,18 +90,22 @@ def _fold_gated(graph: torch.fx.Graph, root: Node) -> bool:
             continue
         name, gate_leaf, seen = found
         up_leaf = activations.skip(up_value, dtype, seen)
-        gate, up = product_at(gate_leaf), product_at(up_leaf)
+        gate, up = columns_at(gate_leaf), columns_at(up_leaf)
         if gate is None or up is None or gate_leaf is up_leaf:
             continue
         if gate.bias is not None or up.bias is not None or not _same_input(gate, up):
             continue
+        seen |= gate.between | up.between
         if not (_result_of(root, gate, seen) and _result_of(root, up, seen)):
             continue
         if _depend([gate, up]):
             continue
+        private = _are_private(seen | {gate_leaf, up_leaf}, root)
+        if not private and (gate.columns or up.columns):
+            continue  # the whole product is needed, by the backward or others
         call = _Call(graph, root, gate)
         weights = [call.weight(product) for product in (gate, up)]
-        if _are_private(seen | {gate_leaf, up_leaf}, root):
+        if private:
             out = call.insert(ops._linear_glu.default, gate.input, *weights, name)
             return call.replace(root, out, seen)
         three = call.insert(ops._linear_glu_aux.default, gate.input, *weights, name)
@@ -154,18 +159,26 @@ def _result_of(root: Node, product: Product, seen: Iterable[Node]) -> bool:
         return False
     if not same_number(value.numel(), product.value.numel()):
         return False
-    return _same_shape(value, product.value) or _view_to(root, seen) is not None
+    return _same_shape(value, product.value) or _sizes_of(root, seen) is not None
 
 
 def _same_shape(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.dim() == b.dim() and all(map(same_number, a.shape, b.shape))
 
 
-def _view_to(root: Node, seen: Iterable[Node]) -> Node | None:
-    """A view to the root's shape; symbolic sizes are nodes of the graph."""
+def _sizes_of(root: Node, seen: Iterable[Node]) -> list[Any] | None:
+    """The root's sizes, as a view gives them: symbolic ones are nodes of the graph."""
+    shape = root.meta["val"].shape
     for node in seen:
-        if node.target in activations.VIEWS and _same_shape(node.meta["val"], root.meta["val"]):
-            return node
+        if node.target not in activations.VIEWS:
+            continue
+        sizes, own = node.args[1], node.meta["val"].shape
+        if _same_shape(node.meta["val"], root.meta["val"]):
+            return list(sizes)
+        # A view of a product of which the root has some columns.
+        leading = len(own) == len(shape) and all(map(same_number, own[:-1], shape[:-1]))
+        if leading and isinstance(shape[-1], int):
+            return [*sizes[:-1], shape[-1]]
     return None
 
 
@@ -211,15 +224,17 @@ class _Call:
         return node
 
     def weight(self, product: Product) -> Node:
+        if product.columns is not None:
+            return self.insert(aten.slice.Tensor, product.weight, 0, *product.columns)
         if product.weight is not None:
             return product.weight
         return self.insert(aten.permute.default, product.matrix, [1, 0])
 
     def replace(self, node: Node, by: Node, seen: Iterable[Node]) -> bool:
         if not _same_shape(node.meta["val"], by.meta["val"]):
-            view = _view_to(node, seen)
-            assert view is not None  # guaranteed by _result_of()
-            by = self.insert(aten.reshape.default, by, view.args[1])
+            sizes = _sizes_of(node, seen)
+            assert sizes is not None  # guaranteed by _result_of()
+            by = self.insert(aten.reshape.default, by, sizes)
         node.replace_all_uses_with(by)
         return True
 

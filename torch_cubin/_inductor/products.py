@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from typing import Any
 
 import torch
 
 from torch_cubin._drop_in import install
+from torch_cubin._inductor.activations import VIEWS
 
 aten = torch.ops.aten
 _LINEAR = (torch.ops.cubin._linear.default, torch.ops.cubin._linear_autograd.default)
@@ -27,6 +29,9 @@ class Product:
     weight: torch.fx.Node | None
     matrix: torch.fx.Node | None
     bias: torch.fx.Node | None
+    # Of columns_at(): `node` has these columns of the product, which these other nodes pass on.
+    columns: tuple[int, int] | None = None
+    between: frozenset[torch.fx.Node] = frozenset()
 
     @property
     def value(self) -> torch.Tensor:
@@ -52,6 +57,53 @@ def product_at(node: Any) -> Product | None:
         is_matrix = matrix.meta["val"].dim() == 2 and input.meta["val"].dim() > 1
         return _with_matrix(node, input, matrix, None) if is_matrix else None
     return None
+
+
+def columns_at(node: Any) -> Product | None:
+    """product_at(), also of a node that has some columns of a product, as chunk() takes them."""
+    product = product_at(node)
+    if product is not None or not isinstance(node, torch.fx.Node) or node.op != "call_function":
+        return product
+    taken = _taken(node)
+    if taken is None:
+        return None
+    source, start, between = taken
+    width = source.meta["val"].shape[-1]
+    while source.op == "call_function" and source.target in VIEWS:
+        between.add(source)
+        source = source.args[0]
+    whole = product_at(source)
+    if whole is None or whole.weight is None or whole.bias is not None:
+        return None
+    if not same_number(whole.value.shape[-1], width):  # a view that divides rows
+        return None
+    columns = (start, start + node.meta["val"].shape[-1])
+    return dataclasses.replace(
+        whole, node=node, columns=columns, between=frozenset(between | {source})
+    )
+
+
+def _taken(node: torch.fx.Node) -> tuple[Any, int, set[torch.fx.Node]] | None:
+    """The node of which this one takes columns, the first column, and the nodes in between."""
+    if node.target is operator.getitem:
+        parts: Any = node.args[0]
+        if parts.target not in (aten.split.Tensor, aten.split_with_sizes.default):
+            return None
+        (source, _, *dim), index = parts.args, node.args[1]
+        start = sum(part.shape[-1] for part in parts.meta["val"][:index])
+        between = {parts}
+    elif node.target is aten.slice.Tensor:
+        source, *dim = node.args[:2]
+        start = node.args[2] if len(node.args) > 2 else 0
+        if len(node.args) > 4 and node.args[4] != 1:
+            return None
+        between = set()
+    else:
+        return None
+    value = source.meta["val"]
+    last = (dim[0] if dim else 0) in (-1, value.dim() - 1)
+    known = isinstance(start, int) and isinstance(node.meta["val"].shape[-1], int) and start >= 0
+    return (source, start, between) if last and known and not node.kwargs else None
 
 
 def _arguments(node: torch.fx.Node, *names: str) -> list[Any]:
