@@ -346,6 +346,8 @@ def test_weights_of_8_bit_floats() -> None:
     torch.library.opcheck(torch.ops.cubin._moe_float8, tensors, test_utils=checks)
     empty = {name: value[:0] if value.dim() == 2 else value for name, value in args.items()}
     assert torch_cubin.moe(**empty).shape == (0, 200)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(torch_cubin.moe(**{**args, "x": args["x"].float()}), out)
     with pytest.raises(RuntimeError, match=r"\[input\]: moe_float8 has no rule for derivatives"):
         torch_cubin.moe(**{**args, "x": args["x"].requires_grad_()})
 

@@ -11,7 +11,7 @@ import importlib
 import json
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -79,10 +79,10 @@ def register(key: str = "CUDA") -> None:
             for op, name in enumerate(_SUMS):
                 for form, pattern in enumerate(_FORMS):
                     _register_sum(owner, extension, key, pattern.format(name), (op, form))
-        for name, kernel_over in _IN_PYTHON.items():
+        for name in _IN_PYTHON:
             pytorchs = aten_kernels.own_kernel(name, key)
             if pytorchs is not None:
-                owner.impl(name, kernel_over(pytorchs), key, allow_override=True)
+                owner.impl(name, _kernel_over(name, pytorchs), key, allow_override=True)
         library.stand_over_aten(key)
         _registered[key] = owner
     if any("sum" in row["kinds"] for row in shipped_rows()):
@@ -141,104 +141,24 @@ def _register_sum(
     )
 
 
-def _grouped_kernel(pytorchs: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    serve = torch.ops.cubin._aten_grouped_mm.default
-
-    def kernel(
-        self: torch.Tensor,
-        mat2: torch.Tensor,
-        offs: torch.Tensor | None = None,
-        bias: torch.Tensor | None = None,
-        out_dtype: torch.dtype | None = None,
-    ) -> torch.Tensor:
-        made: list[torch.Tensor] = serve(self, mat2, offs, bias, out_dtype)
-        return made[0] if made else pytorchs(self, mat2, offs, bias, out_dtype)
-
-    return kernel
+# Operators whose schemas C++ of the stable ABI or PyTorch's C functions cannot take. Each has an op
+# of ours, `_aten` and its name, with the same arguments: it returns the product, or nothing if the
+# call is left to PyTorch.
+_IN_PYTHON = ("_grouped_mm", "_scaled_mm_v2", "_scaled_grouped_mm", "_scaled_grouped_mm_v2")
 
 
-def _scaled_grouped_kernel(pytorchs: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    serve = torch.ops.cubin._aten_scaled_grouped_mm.default
+def _kernel_over(name: str, pytorchs: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Our kernel of one of these operators, over PyTorch's."""
+    serve = getattr(torch.ops.cubin, f"_aten{name}").default
+    arguments = getattr(torch.ops.aten, name).default._schema.arguments
+    defaults = [argument.default_value for argument in arguments]
 
-    def kernel(
-        self: torch.Tensor,
-        mat2: torch.Tensor,
-        scale_a: torch.Tensor,
-        scale_b: torch.Tensor,
-        offs: torch.Tensor | None = None,
-        bias: torch.Tensor | None = None,
-        scale_result: torch.Tensor | None = None,
-        out_dtype: torch.dtype | None = None,
-        use_fast_accum: bool = False,
-    ) -> torch.Tensor:
-        args = (self, mat2, scale_a, scale_b, offs, bias, scale_result, out_dtype, use_fast_accum)
+    def kernel(*given: Any) -> torch.Tensor:
+        args = (*given, *defaults[len(given) :])  # the dispatcher omits trailing defaults
         made: list[torch.Tensor] = serve(*args)
         return made[0] if made else pytorchs(*args)
 
     return kernel
-
-
-def _scaled_kernel_v2(pytorchs: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    serve = torch.ops.cubin._aten_scaled_mm_v2.default
-
-    def kernel(
-        self: torch.Tensor,
-        mat2: torch.Tensor,
-        scale_a: list[torch.Tensor],
-        recipe_a: list[int],
-        swizzle_a: list[int],
-        scale_b: list[torch.Tensor],
-        recipe_b: list[int],
-        swizzle_b: list[int],
-        bias: torch.Tensor | None,
-        out_dtype: torch.dtype | None,
-        contraction_dim: Sequence[int] = (),
-        use_fast_accum: bool = False,
-    ) -> torch.Tensor:
-        scales = (scale_a, recipe_a, swizzle_a, scale_b, recipe_b, swizzle_b)
-        args = (self, mat2, *scales, bias, out_dtype, contraction_dim, use_fast_accum)
-        made: list[torch.Tensor] = serve(*args)
-        return made[0] if made else pytorchs(*args)
-
-    return kernel
-
-
-def _scaled_grouped_kernel_v2(
-    pytorchs: Callable[..., torch.Tensor],
-) -> Callable[..., torch.Tensor]:
-    serve = torch.ops.cubin._aten_scaled_grouped_mm_v2.default
-
-    def kernel(
-        self: torch.Tensor,
-        mat2: torch.Tensor,
-        scale_a: list[torch.Tensor],
-        recipe_a: list[int],
-        swizzle_a: list[int],
-        scale_b: list[torch.Tensor],
-        recipe_b: list[int],
-        swizzle_b: list[int],
-        offs: torch.Tensor | None = None,
-        bias: torch.Tensor | None = None,
-        out_dtype: torch.dtype | None = None,
-        contraction_dim: Sequence[int] = (),
-        use_fast_accum: bool = False,
-    ) -> torch.Tensor:
-        scales = (scale_a, recipe_a, swizzle_a, scale_b, recipe_b, swizzle_b)
-        args = (self, mat2, *scales, offs, bias, out_dtype, contraction_dim, use_fast_accum)
-        made: list[torch.Tensor] = serve(*args)
-        return made[0] if made else pytorchs(*args)
-
-    return kernel
-
-
-# Operators whose schemas C++ of the stable ABI or PyTorch's C functions cannot take, each with the
-# function that puts our kernel over PyTorch's.
-_IN_PYTHON = {
-    "_grouped_mm": _grouped_kernel,
-    "_scaled_mm_v2": _scaled_kernel_v2,
-    "_scaled_grouped_mm": _scaled_grouped_kernel,
-    "_scaled_grouped_mm_v2": _scaled_grouped_kernel_v2,
-}
 
 
 def _no_kernel(name: str, *args: object, **kwargs: object) -> None:

@@ -104,6 +104,8 @@ def moe(
             scale.float() if scale.dtype == torch.float8_e8m0fnu else scale
             for scale in (w13_scale, w2_scale)
         )
+        if torch.is_autocast_enabled(x.device.type):  # as layers of other weights do
+            x = x.to(torch.get_autocast_dtype(x.device.type))
         result: Tensor = op(x, topk_ids, topk_weights, w13, first, w2, second)
         return result
     if isinstance(activation, str) and b13 is None and b2 is None:
