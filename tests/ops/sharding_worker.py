@@ -5,6 +5,7 @@ python sharding_worker.py RANKS FOLDER      writes FOLDER/RANK.json
 
 from __future__ import annotations
 
+import functools
 import json
 import multiprocessing
 import sys
@@ -17,6 +18,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import (
     DTensor,
@@ -302,6 +304,45 @@ def check_checkpoint(mesh: Any, how: str, folder: str) -> str:
     return "" if same else f"{how}: the checkpoint of two ranks differs"
 
 
+def check_experts(mesh: Any) -> list[str]:
+    """Experts divided among the ranks, which exchange tokens: a grouped product of a rank's own."""
+    ranks, own, tokens, group = mesh.size(), 2, 6, mesh.get_group()
+    weights, x = tensor(own * ranks, K, N), tensor(tokens * ranks, K)
+    expert_of = torch.arange(tokens * ranks) * 5 % 7 % (own * ranks)  # one is empty
+
+    def exchange(rows: torch.Tensor, to: list[int], of: list[int]) -> torch.Tensor:
+        return all_to_all_single_autograd(rows, to, of, group)
+
+    def layer(x: torch.Tensor, weight: torch.Tensor, expert: torch.Tensor) -> torch.Tensor:
+        order = expert.argsort(stable=True)
+        sent = torch.bincount(expert, minlength=own * ranks)
+        got = torch.empty_like(sent)
+        dist.all_to_all_single(got, sent, group=group)
+        splits = [each.view(ranks, own).sum(1).tolist() for each in (got, sent)]
+        rows = exchange(x[order], *splits)
+        # From each rank in turn, the rows of its first expert here, then those of its second.
+        local = torch.arange(own).repeat(ranks).repeat_interleave(got).argsort(stable=True)
+        offs = got.view(ranks, own).sum(0).cumsum(0).to(torch.int32)
+        out = ops.grouped_matmul(rows[local], weight, offs=offs)[local.argsort()]
+        return exchange(out, *splits[::-1])[order.argsort()]
+
+    mine = slice(mesh.get_local_rank() * tokens, (mesh.get_local_rank() + 1) * tokens)
+    held = slice(mesh.get_local_rank() * own, (mesh.get_local_rank() + 1) * own)
+    parts = [x[mine].clone().requires_grad_(), weights[held].clone().requires_grad_()]
+    out = layer(*parts, expert_of[mine])
+    out.square().sum().backward()
+    whole = [x.clone().requires_grad_(), weights.clone().requires_grad_()]
+    want = torch.einsum("tk,tkn->tn", whole[0], whole[1][expert_of])
+    want.square().sum().backward()
+    pairs = {
+        "result": (out, want[mine]),
+        "gradient of tokens": (parts[0].grad, whole[0].grad[mine]),
+        "gradient of experts": (parts[1].grad, whole[1].grad[held]),
+    }
+    near = functools.partial(torch.allclose, atol=1e-4, rtol=1e-4)
+    return [f"experts: {name}" for name, pair in pairs.items() if not near(*pair)]
+
+
 def check_row_parallel(mesh: Any) -> list[str]:
     """One, two and four ranks sum K in the same order."""
 
@@ -417,6 +458,7 @@ def main(rank: int, ranks: int, folder: str) -> None:
     wrong += check_scaled(mesh)
     wrong += [f"{name} has no sharding rule" for name in ops_without_rules()]
     wrong += check_two_dims(ranks)
+    wrong += check_experts(mesh)
     wrong += check_row_parallel(mesh)
     wrong += [check_checkpoint(mesh, how, folder) for how in ("tensor", "fsdp")]
     wrong += check_float8(mesh)
