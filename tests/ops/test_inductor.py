@@ -115,7 +115,8 @@ def test_generated_cpp_calls_c_functions() -> None:
 
 def test_aot_inductor(tmp_path) -> None:
     model, x = Model(), torch.randn(6, 8)
-    exported = torch.export.export(model, (x,))
+    rows = {"x": {0: torch.export.Dim("rows", min=2, max=64)}}
+    exported = torch.export.export(model, (x,), dynamic_shapes=rows)
     with torch.no_grad():
         path = torch._inductor.aoti_compile_and_package(
             exported,
@@ -125,4 +126,6 @@ def test_aot_inductor(tmp_path) -> None:
                 **torch_cubin.aot_options(),
             },
         )
-        torch.testing.assert_close(torch._inductor.aoti_load_package(path)(x), model(x))
+        compiled = torch._inductor.aoti_load_package(path)
+        for given in (x, torch.randn(11, 8)):
+            torch.testing.assert_close(compiled(given), model(given))
