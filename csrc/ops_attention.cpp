@@ -34,7 +34,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
   m.def(
       "_attention_sinks_gradient(Tensor grad_out, Tensor out, Tensor logsumexp, Tensor sinks) -> "
       "Tensor");
-  m.def("_attention_dropout(Tensor probs, Tensor seed, int drop_below) -> Tensor");
+  m.def(dropout_signature().schema("_attention_dropout").c_str());
 }
 
 void implement_attention_ops(torch::stable::detail::StableLibrary& m) {
@@ -75,7 +75,7 @@ constexpr bool kReferences_cpu = true,
       boxed_kv_cache<flash_attention_with_kvcache_##device, kReferences_##device>);            \
   m.impl("_attention_softmax", &boxed_softmax);                                                \
   m.impl("_attention_softmax_backward", &boxed_softmax_backward);                              \
-  m.impl("_attention_dropout", TORCH_BOX(&attention_dropout))
+  m.impl("_attention_dropout", &boxed_dropout)
 
 STABLE_TORCH_LIBRARY_IMPL(cubin, CPU, m) { TC_RAW_ATTENTION_OPS(cpu); }
 STABLE_TORCH_LIBRARY_IMPL(cubin, CUDA, m) {

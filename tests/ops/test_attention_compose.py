@@ -372,7 +372,7 @@ def raw_calls(device: str):
     return {
         "softmax": (softmax.softmax, (scores, mask, heads, heads, 0.5, 2.0, False, -1, 1, True)),
         "softmax_backward": (softmax.softmax_backward, (scores, probs, rows, scores, 0.5, 2.0)),
-        "dropout": (softmax.dropout, (probs, torch.tensor([9], device=device), 30000)),
+        "dropout": (softmax.dropout, (probs, torch.tensor([9], device=device), 0.4)),
     }
 
 

@@ -66,9 +66,8 @@ def _attention(
     probs, logsumexp = softmax.softmax(
         scores, *(getattr(of_scores, name) for name in softmax.OPTIONS)
     )
-    drop_below = math.floor(options.dropout_p * 65536 + 0.5)  # as attention_settings in C++
-    if drop_below > 0:
-        probs = softmax.dropout(probs, options.dropout_seed, drop_below)
+    if options.dropout_p > 0:
+        probs = softmax.dropout(probs, options.dropout_seed, options.dropout_p)
     out = _apart(matmul(_together(probs, group), v), group)
     if len(shape.out) == 4:
         return out, logsumexp

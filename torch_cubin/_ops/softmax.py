@@ -246,24 +246,24 @@ class _SoftmaxBackward(transforms.SingleLevelFunction):
 class _Dropout(transforms.SingleLevelFunction):
     @staticmethod
     def forward(
-        ctx: Any, made: list[Tensor], probs: Tensor, seed: Tensor, drop_below: int
+        ctx: Any, made: list[Tensor], probs: Tensor, seed: Tensor, dropout_p: float
     ) -> Tensor:
-        ctx.drop_below = drop_below
+        ctx.dropout_p = dropout_p
         ctx.save_for_backward(seed)
         ctx.save_for_forward(seed)
-        made.append(autograd.call_below_autograd(dropout, probs, seed, drop_below))
+        made.append(autograd.call_below_autograd(dropout, probs, seed, dropout_p))
         return made[0]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (seed,) = ctx.saved_tensors
-        return None, dropout(grad, seed, ctx.drop_below), None, None
+        return None, dropout(grad, seed, ctx.dropout_p), None, None
 
     @staticmethod
     def jvp(ctx: Any, _: None, probs_t: Tensor, *rest: None) -> Tensor:
         with autograd._outer_levels():
             (seed,) = ctx.saved_tensors
-            return dropout(probs_t, seed, ctx.drop_below)
+            return dropout(probs_t, seed, ctx.dropout_p)
 
 
 def _fake_softmax(scores: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:

@@ -90,6 +90,12 @@ inline void boxed_softmax_backward(StableIValue* stack, uint64_t, uint64_t) {
       attention_softmax_backward(grad, probs, grad_logsumexp, scores, options));
 }
 
+inline void boxed_dropout(StableIValue* stack, uint64_t, uint64_t) {
+  const AttentionOptions options = dropout_signature().take(stack);
+  const auto probs = torch::stable::detail::to<Tensor>(stack[0]);
+  stack[0] = torch::stable::detail::from(attention_dropout(probs, options));
+}
+
 template <auto* kAttend, bool kReference>
 void boxed_kv_cache(StableIValue* stack, uint64_t, uint64_t) {
   using torch::stable::detail::to;

@@ -69,6 +69,11 @@ const AttentionSignature& softmax_backward_signature() {
   return signature;
 }
 
+const AttentionSignature& dropout_signature() {
+  static const AttentionSignature signature("Tensor probs", "dropout_seed= dropout_p=", "Tensor");
+  return signature;
+}
+
 const Signature<KvCacheOptions>& kv_cache_signature() {
   static const Signature<KvCacheOptions> signature(
       "Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache",

@@ -18,6 +18,7 @@ const AttentionSignature& e4m3_signature();
 const AttentionSignature& flash_signature();
 const AttentionSignature& softmax_signature();  // of the private ops of composed attention
 const AttentionSignature& softmax_backward_signature();
+const AttentionSignature& dropout_signature();
 const Signature<KvCacheOptions>& kv_cache_signature();
 
 }  // namespace torch_cubin

@@ -222,14 +222,14 @@ Tensor attention_softmax_backward(const Tensor& grad, const Tensor& probs,
   return out;
 }
 
-Tensor attention_dropout(const Tensor& probs, const Tensor& seed, int64_t drop_below) {
+Tensor attention_dropout(const Tensor& probs, const AttentionOptions& options) {
   const Tensor dense = torch::stable::contiguous(probs);
   const TensorView view(dense);
-  AttentionSettings settings;
-  settings.drop_below = static_cast<int>(std::clamp<int64_t>(drop_below, 0, 65536));
-  settings.keep_scale = keep_scale_of(settings.drop_below);
+  const AttentionSettings settings = settings_of(options);
   SoftmaxParams p = params_for(view, settings);
-  set_dropout(p, TensorView(seed), view, settings.drop_below);
+  if (options.dropout_seed) {
+    set_dropout(p, TensorView(*options.dropout_seed), view, settings.drop_below);
+  }
   Tensor out = empty_near(view, view.sizes, 4, view.dtype);
   p.scores = view.data();
   p.weights = data_of(out);

@@ -41,13 +41,13 @@ void softmax_backward(const AttentionSettings& settings, const AttentionExtras& 
                       HeadRange heads, const Tensor& scores, const Tensor& grad,
                       const Tensor& logsumexp, const Tensor& delta);
 
-// The private ops, on either device; api/signatures.cpp has the options of the first two, which
-// have no dropout.
+// The private ops, on either device; api/signatures.cpp has the options of each. The first two have
+// no dropout.
 std::tuple<Tensor, Tensor> attention_softmax(const Tensor& scores, const AttentionOptions& options);
 Tensor attention_softmax_backward(const Tensor& grad, const Tensor& probs,
                                   const OptionalTensor& grad_logsumexp,
                                   const OptionalTensor& scores, const AttentionOptions& options);
-Tensor attention_dropout(const Tensor& probs, const Tensor& seed, int64_t drop_below);
+Tensor attention_dropout(const Tensor& probs, const AttentionOptions& options);
 
 enum SoftmaxKind { kSoftmaxForward, kSoftmaxBackward, kSoftmaxDropout, kSoftmaxKinds };
 

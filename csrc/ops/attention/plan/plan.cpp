@@ -47,7 +47,7 @@ bool has_rule(const AttentionSettings& settings, const AttentionViews& options) 
   // positive double can become 0 or inf. Below 1e-37 the lowest reference, -FLT_MAX, would be no
   // further from a score than a weight may grow.
   const auto unit = static_cast<float>(settings.scale * 1.4426950408889634);
-  return options.alibi_slopes || settings.drop_below > 0 || settings.softcap > 0 ||
+  return options.alibi_slopes || settings.drop_below > 0 || changes_scores(settings) ||
          !(unit > 1e-37f) || !std::isnormal(unit);
 }
 

@@ -317,7 +317,7 @@ AttentionSettings attention_settings(const char* op, const AttentionShape& shape
             ""});
     }
     s.drop_below = static_cast<int>(std::lround(options.dropout_p * 65536));
-    s.keep_scale = keep_scale_of(s.drop_below);
+    s.keep_scale = s.drop_below < 65536 ? 65536.0 / (65536 - s.drop_below) : 0;
   }
   // Kernels take it as a float: a value that rounds to 0 would silently mean no softcap.
   if (!(options.softcap >= 0) || std::isinf(static_cast<float>(options.softcap)) ||

@@ -78,9 +78,10 @@ void copy_score_numbers(To& to, const From& from, Convert&& convert) {
 #undef TC_COPY_NUMBER
 }
 
-// AttentionSettings::keep_scale for a value of drop_below.
-inline double keep_scale_of(int drop_below) {
-  return drop_below < 65536 ? 65536.0 / (65536 - drop_below) : 0;
+// Whether a logit is more than its score times the scale, apart from ALiBi and masks.
+template <class Numbers>
+bool changes_scores(const Numbers& numbers) {
+  return numbers.softcap != 0;
 }
 
 }  // namespace torch_cubin
