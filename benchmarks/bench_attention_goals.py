@@ -10,9 +10,9 @@ FlashAttention-3 over cuDNN that was measured on an H200 (FA3_OVER_CUDNN), the f
 FlashAttention-3 was faster.
 The other groups are fractions of our dense rate per visible score (bench_attention_options.py), of
 a copy's bandwidth, or of our contiguous cache, or ratios to the faster of cuDNN and flash
-(bench_attention.py, sections kvcache and paged). `grouped heads`, `head dims between`, `short rows`,
-`views of one tensor` and `models` are shapes of models (attention_shapes.py). Outputs are checked.
-The goal of a group is a geometric mean and a minimum.
+(bench_attention.py, sections kvcache and paged). `grouped heads`, `head dims between`, `short rows`
+and the groups after it are shapes of models (attention_shapes.py). Outputs are checked. The goal of
+a group is a geometric mean and a minimum.
 """
 
 from __future__ import annotations
