@@ -36,6 +36,7 @@ _LATER = {
     "_ops.float8": ("Float8Linear", "float8"),
     "_ops.newton_schulz": ("newton_schulz",),
     "_ops.row_parallel": ("row_parallel_linear",),
+    "_ops.weight_gradient": ("accumulate_weight_gradient",),
     "_compile.compile": ("compile",),
     "_declared.c_struct": ("c_struct",),
     "_declared.choices": ("choices",),
@@ -125,6 +126,9 @@ if _typing.TYPE_CHECKING:
     from torch_cubin._ops.float8 import float8 as float8
     from torch_cubin._ops.newton_schulz import newton_schulz as newton_schulz
     from torch_cubin._ops.row_parallel import row_parallel_linear as row_parallel_linear
+    from torch_cubin._ops.weight_gradient import (
+        accumulate_weight_gradient as accumulate_weight_gradient,
+    )
     from torch_cubin._tuning.tune import Tuning as Tuning
     from torch_cubin._tuning.tune import load_tuned as load_tuned
     from torch_cubin._tuning.tune import tune as tune
@@ -182,6 +186,7 @@ __all__ = [
     "TensorMap",
     "Tuning",
     "__version__",
+    "accumulate_weight_gradient",
     "aot_options",
     "audit",
     "batch_invariant",

@@ -7,11 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import row_bits
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 import torch_cubin
+from torch_cubin._drop_in import audit
+from torch_cubin._ops import row_parallel
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))
 
@@ -231,3 +234,47 @@ def test_a_cache_gives_the_bits_of_a_prefill(page_size, dtype, installed) -> Non
         out = ops.flash_attention_with_kvcache(last, **caches, **options, causal=True)
         for b, wanted in enumerate(whole):
             assert torch.equal(out[b], wanted[0, -rows:]), (rows, b)
+
+
+def test_pointwise_operators_as_audit_says(installed) -> None:
+    """Without those that NVRTC would compile."""
+    wrong = []
+    for op in row_bits.POINTWISE:
+        if not op.name().startswith("aten::special_"):
+            for args in row_bits.arguments_of(op, "cuda"):
+                claimed = audit.classify(op, args, {}, False)[0] == audit.INVARIANT
+                if claimed and row_bits.differs(lambda *rows, op=op: op(*rows), args):
+                    wrong.append(op.name())
+    assert not wrong
+    for name, call in row_bits.MOVING.items():
+        for x in row_bits.rows_of("cuda"):
+            assert not row_bits.differs(call, [x]), name
+
+
+@pytest.mark.parametrize("cut", [1024, 2048, 3072])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_weight_gradients_however_a_batch_is_cut(dtype, cut) -> None:
+    grad, x = draw(4000, 520, dtype=dtype), draw(4000, 264, dtype=dtype)
+    whole, parts = (torch.ones(520, 264, device="cuda") for _ in range(2))
+    add = torch_cubin.accumulate_weight_gradient
+    add(whole, grad, x, tokens=1024, last=True)
+    add(parts, grad[:cut].clone(), x[:cut].clone(), tokens=1024)
+    add(parts, grad[cut:].clone(), x[cut:].clone(), tokens=1024, last=True)
+    assert torch.equal(parts, whole)
+    torch.testing.assert_close(whole, 1 + grad.float().t() @ x.float(), rtol=1e-2, atol=0.1)
+
+
+@pytest.mark.parametrize("sizes", [(100, 512, 96), (7, 1000, 33)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_parts_of_a_row_parallel_layer(dtype, sizes) -> None:
+    """The parts of one, two and four ranks, on one GPU: cut from a whole, and tensors of their
+    own."""
+    m, k, n = sizes
+    x, weight = draw(m, k, dtype=dtype), draw(n, k, dtype=dtype)
+    with torch_cubin.batch_invariant():
+        whole = row_parallel.tree(row_parallel.summed_parts(x, weight.t(), 4))
+        for ranks in (2, 4):
+            own = zip(x.chunk(ranks, 1), weight.chunk(ranks, 1), strict=True)
+            sums = [row_parallel.summed_parts(a.clone(), b.clone().t(), 4 // ranks) for a, b in own]
+            assert torch.equal(row_parallel.tree(torch.cat(sums)), whole), ranks
+    torch.testing.assert_close(whole, x.float() @ weight.float().t(), rtol=1e-2, atol=0.5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+import same_bits_draws
 import torch
 import torch.nn.functional as F
 
@@ -268,3 +269,45 @@ def test_audit_of_our_own_ops() -> None:
     assert ("cubin::_matmul_autograd", "deterministic") in kinds
     assert ("cubin::_matmul_autograd", "batch-invariant") in kinds
     assert ("cubin::_softmax_autograd", "batch-invariant") in kinds
+
+
+def test_weight_gradients_however_a_batch_is_cut() -> None:
+    draw = torch.Generator().manual_seed(3)
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        grad, x = (torch.randn(2, 60, n, generator=draw).to(dtype) for n in (5, 7))
+        grad, x = grad.flatten(0, 1), x.flatten(0, 1)
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+
+        def added(cuts, grad=grad, x=x, wide=wide, tokens=32) -> torch.Tensor:
+            main = torch.ones(5, 7, dtype=wide)
+            for i, (own, rows) in enumerate(zip(grad.split(cuts), x.split(cuts), strict=True)):
+                last = i == len(cuts) - 1
+                add = torch_cubin.accumulate_weight_gradient
+                add(main, own, rows, tokens=tokens, last=last)
+            return main
+
+        whole = added([120])
+        torch.testing.assert_close(whole, 1 + grad.to(wide).t() @ x.to(wide), rtol=1e-4, atol=1e-4)
+        for cuts in ([32, 88], [96, 24], [32, 32, 32, 24], [64, 56]):
+            assert torch.equal(added(cuts), whole), cuts
+        assert not torch.equal(added([120], tokens=40), whole), "chunks have nothing to show here"
+        for cuts in ([40, 80], [119, 1]):
+            with pytest.raises(errors.InputError, match="depend on this cut"):
+                added(cuts)
+    main = torch.zeros(5, 7)
+    for arguments, tokens in (
+        ((main, grad, x), 32),  # float64
+        ((main[:, :6], grad.float(), x.float()), 32),
+        ((main, grad.float()[1:], x.float()), 32),
+        ((main, grad.float(), x.float()), 12),
+        ((main, grad.float(), x.float()), 0),
+    ):
+        with pytest.raises(errors.InputError, match="accumulate_weight_gradient"):
+            torch_cubin.accumulate_weight_gradient(*arguments, tokens=tokens, last=True)
+
+
+def test_random_models_batches_and_cuts() -> None:
+    """tests/same_bits_draws.py draws more, on a GPU a thousand."""
+    assert same_bits_draws.differences(range(12), "cpu") == (12, [])
+    without = [same_bits_draws.difference(seed, "cpu") for seed in range(12)]
+    assert any(without), "the switch has nothing to show here"
