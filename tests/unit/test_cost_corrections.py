@@ -11,6 +11,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+import planner_numbers  # noqa: E402  (needs the path above)
+
 TABLE = ROOT / "csrc" / "ops" / "matmul" / "cost_corrections.h"
 MOST_NUMBERS = 40
 
@@ -39,6 +43,36 @@ def test_no_number_belongs_to_one_product() -> None:
     pattern = rf"{tile}|{cluster}| splits| read| swapped| streamed( evenly)?|mma|sm90_skinny"
     for numbers in table().values():
         assert not [what for what in numbers if not re.fullmatch(pattern, what)]
+
+
+def test_fitted_numbers_are_few_and_stand_in_one_place() -> None:
+    numbers = planner_numbers.fitted()
+    assert len(numbers) <= planner_numbers.MOST_FITTED, numbers
+    elsewhere = [number for number in numbers if not number.startswith("cost.h: ")]
+    assert elsewhere == ["backend.h: 0.1"]  # the least that a table may say
+    assert planner_numbers.integers() == set(planner_numbers.INTEGERS)
+
+
+@pytest.mark.parametrize(
+    ("text", "counted"),
+    [
+        ("constexpr double kCycles = 2048;", ["2048"]),
+        ("double a = 7, b = 0, c = 1;", ["7"]),
+        ("if (x < 0.5 * y) return 1.0;  // 3.5", ["0.5"]),
+        ('constexpr int64_t kLimit = int64_t{1} << 30; text = "2.5";', []),
+        ("double Terms::* value; work.tiles = 2 * tiles;", []),
+    ],
+)
+def test_what_counts_as_a_fitted_number(tmp_path, monkeypatch, text, counted) -> None:
+    (tmp_path / "x.cpp").write_text(text + "\n")
+    monkeypatch.setattr(planner_numbers, "FOLDER", tmp_path)
+    assert planner_numbers.fitted() == [f"x.cpp: {number}" for number in counted]
+
+
+def test_other_integers_are_found(tmp_path, monkeypatch) -> None:
+    (tmp_path / "x.cpp").write_text("constexpr int64_t kShare = 137; int8_t y = 64 << 20, z = 9;")
+    monkeypatch.setattr(planner_numbers, "FOLDER", tmp_path)
+    assert planner_numbers.integers() == {("x.cpp", 137)}
 
 
 @pytest.mark.parametrize(

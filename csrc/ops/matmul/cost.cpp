@@ -22,7 +22,6 @@ constexpr NamedTerm kTerms[] = {
     {"read_again", &Terms::read_again},
     {"l2_bytes_per_cycle", &Terms::l2_bytes_per_cycle},
     {"idle_l2", &Terms::idle_l2},
-    {"split_lines", &Terms::split_lines},
     {"once_bytes_per_cycle", &Terms::once_bytes_per_cycle},
     {"narrow_cycles", &Terms::narrow_cycles},
     {"launch", &Terms::launch},
@@ -32,6 +31,10 @@ constexpr NamedTerm kTerms[] = {
     {"handshake", &Terms::handshake},
     {"outside", &Terms::outside},
     {"store_bytes_per_cycle", &Terms::store_bytes_per_cycle},
+    {"row_cycles", &Terms::row_cycles},
+    {"stretch_cycles", &Terms::stretch_cycles},
+    {"lone", &Terms::lone},
+    {"inaccurate", &Terms::inaccurate},
 };
 static_assert(sizeof(Terms) == std::size(kTerms) * sizeof(double), "every number has its name");
 
@@ -55,8 +58,8 @@ double smooth_max(double x, double y, double z = 0) {
 double store_cycles(const Work& w, const Terms& t, double cycles) {
   if (w.store_bytes == 0) return 0;
   const double stored = w.store_bytes / t.store_bytes_per_cycle, tile = cycles / w.tiles;
-  return (w.tiles - 1) * std::max(0.0, stored - w.store_hidden * tile) +
-         std::max(0.0, stored - tile);
+  const double hidden = tile * (w.store_groups - 1) / w.store_groups;
+  return (w.tiles - 1) * std::max(0.0, stored - hidden) + std::max(0.0, stored - tile);
 }
 
 }  // namespace
@@ -81,17 +84,19 @@ Terms changed_terms(Terms terms, const json& values) {
 }
 
 double microseconds(const Work& w, const Terms& t) {
-  const double l2 = (w.l2_bytes + w.l2_split_bytes * t.split_lines) / t.l2_bytes_per_cycle *
-                    (1 - t.idle_l2 * (1 - w.filled));
+  const double l2 = w.l2_bytes / t.l2_bytes_per_cycle * (1 - t.idle_l2 * (1 - w.filled));
   double cycles =
       std::max(smooth_max(w.multiply, w.shared, l2), w.once_bytes / t.once_bytes_per_cycle);
   cycles += w.narrow * t.narrow_cycles;
-  cycles += store_cycles(w, t, cycles) + w.tiles * t.tile_cycles + w.values * t.value_cycles +
-            w.sums_bytes / t.sums_bytes_per_cycle + w.threads;
+  const double block = w.rows * t.row_cycles + w.stretches * t.stretch_cycles;
+  cycles += store_cycles(w, t, cycles) + (w.tiles + w.waits) * t.tile_cycles +
+            w.values * t.value_cycles + w.sums_bytes / t.sums_bytes_per_cycle + w.threads +
+            block * (1 + (w.blocks - 1) * t.lone);
   const double compute = cycles / t.cycles_per_microsecond + w.handshakes * t.handshake;
   const double memory = (w.bytes + t.read_again * w.bytes_again) / t.memory_bytes_per_microsecond;
   // exp() of a small number; std::exp would need a newer glibc than 2.28.
-  const double factor = 1 + w.correction + w.correction * w.correction / 2;
+  const double logarithm = w.correction + (w.inaccurate ? t.inaccurate : 0);
+  const double factor = 1 + logarithm + logarithm * logarithm / 2;
   // Rows and columns outside, which the TMA fills with zeros, cost memory-bound products, too.
   return factor * (1 + t.outside * w.outside) * smooth_max(compute, memory) +
          (w.follows ? 0 : t.launch) + w.beside_bytes / t.memory_bytes_per_microsecond +

@@ -16,18 +16,21 @@ namespace torch_cubin {
 // device.
 struct Work {
   // Of one, beside one another: the longest of them counts.
-  double multiply = 0;        // cycles of the tensor cores
-  double shared = 0;          // cycles of shared memory, 128 bytes each
-  double l2_bytes = 0;        // loaded, where rows begin at lines of the cache
-  double l2_split_bytes = 0;  // loaded, where 128 bytes lie across two lines
-  double once_bytes = 0;      // loaded that no other multiprocessor loads: they come from memory
+  double multiply = 0;    // cycles of the tensor cores
+  double shared = 0;      // cycles of shared memory, 128 bytes each
+  double l2_bytes = 0;    // loaded; twice where 128 bytes lie across two lines of the cache
+  double once_bytes = 0;  // loaded that no other multiprocessor loads: they come from memory
   // Of one, one after another.
   double narrow = 0;        // cycles of the tensor cores that wait for each load
   double threads = 0;       // cycles of threads, as the kernels' rows say them
-  double tiles = 0;         // tiles of kernels whose rows do not
+  double rows = 0;          // of a k tile that a warp brings one after another, and
+  double stretches = 0;     // of 64 elements of K of 64 rows that threads multiply, by
+  double blocks = 1;        // blocks each, that share the multiprocessor
+  double waits = 0;         // blocks of K that threads read element by element
+  double tiles = 0;         // tiles of kernels whose rows do not say their cycles
   double values = 0;        // results of those tiles
   double store_bytes = 0;   // of a tile's results, where threads store them
-  double store_hidden = 0;  // share of a tile's time that hides the stores of the one before
+  double store_groups = 1;  // of threads that store at different times: the others go on
   double sums_bytes = 0;    // partial sums that it exchanges with others
   double handshakes = 0;    // waits for another block's sums
   // Of the device.
@@ -37,6 +40,7 @@ struct Work {
   double bytes = 0;          // the operands and the output, once
   double bytes_again = 0;    // of operands that more than one cluster reads
   double correction = 0;     // logarithm of a factor (Corrections)
+  bool inaccurate = false;   // K is added up in chains longer than PyTorch's
   double beside_cycles = 0;  // fixed, of a kernel before or after the product
   double beside_bytes = 0;   // at the rate of the memory's peak, of that kernel
 };
@@ -49,16 +53,19 @@ struct Terms {
   double read_again = 0.41;                 // of the memory's time, for bytes_again
   double l2_bytes_per_cycle = 58.6;         // of one
   double idle_l2 = 0.391;                   // share of what the idle leave that others can use
-  double split_lines = 2.06;                // time of 128 bytes across two lines, to that of a line
   double once_bytes_per_cycle = 32.6;       // of one
   double narrow_cycles = 5.02;              // for each cycle of narrow products
   double launch = 0.972;                    // us
-  double tile_cycles = 1160;                // first loads and last products of a tile
+  double tile_cycles = 1160;                // first loads and last products of a tile, or a wait
   double value_cycles = 0.13;               // of a result, in the epilogue
   double sums_bytes_per_cycle = 12.7;       // of one
   double handshake = 0.322;                 // us
-  double outside = 0.165;               // more time, by the share of the tiles that lies outside
-  double store_bytes_per_cycle = 7.44;  // of the threads of one
+  double outside = 0.165;                   // more time, by the share that lies outside
+  double store_bytes_per_cycle = 7.44;      // of the threads of one
+  double row_cycles = 137;                  // of a warp
+  double stretch_cycles = 711;              // of a block
+  double lone = 0.5;                        // share of its time beside others that a block takes
+  double inaccurate = 0.14;                 // logarithm of the time that accuracy is worth
 };
 
 // Every number of them, by its name; and terms with some of another value. Throws [input].

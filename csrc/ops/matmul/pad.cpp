@@ -18,15 +18,15 @@ namespace {
 
 constexpr int64_t kPadBlockChunks = 1024;  // of a kernel's block
 // Bytes of copies that a product may take beside its operands and its output.
-constexpr double kMostPadBytes = 2.0 * (1 << 30);
+constexpr int64_t kMostPadBytes = int64_t{2} << 30;
 // A batch-invariant product is copied, or not, whatever its number of rows; up to here the kernel's
 // 32-bit counts of chunks are enough.
-constexpr double kMostChunkBytes = 16.0 * (1 << 30);
+constexpr int64_t kMostChunkBytes = int64_t{16} << 30;
 
 constexpr int64_t kMostColumns = int64_t{1} << 31;  // of a row: the kernel's are 32-bit
 
 // Multiplications below which a second launch costs more than slow reads.
-constexpr double kLeastPaddedWork = 256.0 * 256 * 256;
+constexpr int64_t kLeastPaddedWork = int64_t{1} << 24;
 
 // An operand as rows of the dim whose stride is 1.
 struct PaddedOperand {
@@ -163,7 +163,8 @@ class PadKernels : public MatmulKernels {
     };
     if (chosen.a) copy(c.a_broadcast, c.m, aligned.a, aligned.a_mappable, aligned.a_lines);
     if (chosen.b) copy(c.b_broadcast, c.n, aligned.b, aligned.b_mappable, aligned.b_lines);
-    if (c.batch_invariant ? written > kMostChunkBytes : taken > kMostPadBytes) return;
+    const int64_t most = c.batch_invariant ? kMostChunkBytes : kMostPadBytes;
+    if ((c.batch_invariant ? written : taken) > static_cast<double>(most)) return;
     MatmulPlan plan;
     plan.set(chosen);
     out.rewrite(plan, aligned, {moved + written}, cost_);

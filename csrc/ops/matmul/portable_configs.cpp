@@ -34,22 +34,17 @@ double k_tile_cycles(const PortableRow& row, double blocks, int64_t multiprocess
   return row.cost_k_tile * std::max(held / full, row.cost_lone);
 }
 
-// More cycles of a k tile where rows of a vector kernel's operand end within a vector: a block then
-// copies that vector's elements one by one, in every k tile where the rows run along M or N. (On an
-// H200 135 x 1086 x 4836 took 90 us for 11.)
-constexpr double kStraddleCycles = 2200;
-
-double straddle_cycles(const PortableRow& row, const MatmulCase& problem) {
+// The waits of a k tile where rows of a vector kernel's operand end within a vector: a block then
+// reads that vector's elements one by one and stores them, in every k tile where the rows run along
+// M or N. (On an H200 135 x 1086 x 4836 took 90 us for 11.)
+int straddle_waits(const PortableRow& row, const MatmulCase& problem) {
   const bool vectors = row.kind == kMatmulMma || row.kind == kMatmulPersistent;
   if (!vectors || row.alignment < kVectorBytes) return 0;
   const int64_t in_vector = kVectorBytes / element_bytes_of(problem.math);
   const bool a = problem.a == kOwnVectors && problem.m % in_vector != 0;
   const bool b = problem.b == kOwnVectors && problem.n % in_vector != 0;
-  return (a ? kStraddleCycles : 0) + (b ? kStraddleCycles : 0);
+  return 2 * ((a ? 1 : 0) + (b ? 1 : 0));
 }
-
-// Logarithm of the share of its time that a float64 product gives for the accuracy of split sums.
-constexpr double kWorthOfAccuracy = 0.14;
 
 // Bytes of split-K partials that a product may take.
 int64_t workspace_limit(Math math) { return int64_t{math == kMathFloat64 ? 512 : 128} << 20; }
@@ -74,7 +69,9 @@ int64_t least_splits(Math math, const PortableRow& row, double tiles_each, int64
   const auto fitting = static_cast<int64_t>(workspace_limit(math) / partial_bytes);
   const int64_t least = std::min({ceil_div(k, kLongestChain), k_tiles / 2, kMost, fitting * 2 / 3});
   if (row.dot()) return least;  // a dot kernel's lanes share K out already
-  const double filling = tiles_each <= 1.5 ? std::ceil(12 / tiles_each) : tiles_each <= 4.5 ? 3 : 1;
+  const double filling = 2 * tiles_each <= 3   ? std::ceil(12 / tiles_each)
+                         : 2 * tiles_each <= 9 ? 3
+                                               : 1;
   return std::min(least, static_cast<int64_t>(filling));
 }
 
@@ -127,13 +124,14 @@ void count(const PortableTable& table, const MatmulCase& problem, const Portable
     if (plan.reduces && (reduce == nullptr || partial > workspace_limit(math))) break;
     const double blocks = tiles * plan.splits;
     const double turns = std::max(1.0, std::ceil(blocks / row.slots));
-    const double k_tile =
-        k_tile_cycles(row, blocks, table.multiprocessors) + straddle_cycles(row, problem);
-    work.threads = turns * (static_cast<double>(plan.k_tiles_per_split) * k_tile + row.cost_fixed);
+    const double k_tile = k_tile_cycles(row, blocks, table.multiprocessors);
+    const double k_tiles_of_one = turns * static_cast<double>(plan.k_tiles_per_split);
+    work.threads = k_tiles_of_one * k_tile + turns * row.cost_fixed;
+    work.waits = k_tiles_of_one * straddle_waits(row, problem);
     work.beside_cycles = plan.reduces ? table.reduce_cycles[sums_alone ? kMathFloat32 : math] : 0;
     work.beside_bytes = plan.reduces ? 2 * partial : 0;
     work.correction = row.correction;
-    if (wanted < least && !row.dot()) work.correction += kWorthOfAccuracy;
+    work.inaccurate = wanted < least && !row.dot();
     // Of several tiles of a block only the last may be left as sums.
     plan.blocks = sums_alone ? plan.tiles_m * plan.tiles_n * x.batch : blocks_for(row, x, plan);
     const double priced = price(work);
@@ -142,7 +140,8 @@ void count(const PortableTable& table, const MatmulCase& problem, const Portable
       best = plan;
       best_work = work;
     }
-    if (blocks >= 4.0 * row.slots) break;  // the device is full: more splits only cost
+    if (blocks >= 4 * static_cast<double>(row.slots))
+      break;  // the device is full: more splits only cost
   }
   if (best.kernel != nullptr) offer(best, best_work);
 }

@@ -31,7 +31,7 @@ PortableRow::PortableRow(PackageKernel& entry, const Device& device) : kernel(&e
   const KernelFields cost = fields.object("cost");
   cost_k_tile = cost.number("k_tile", 0);
   cost_fixed = cost.number("fixed", 0);
-  cost_lone = cost.number("lone", 0, 0.5);
+  cost_lone = cost.number("lone", 0, Terms().lone);
   correction = Corrections(device).of(kPortableKindNames[kind]);
 }
 

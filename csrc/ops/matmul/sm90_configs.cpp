@@ -8,7 +8,6 @@ namespace {
 constexpr const char* kSm90MathNames[] = {"float16", "bfloat16", "tf32"};
 constexpr const char* kSm90LayoutNames[] = {"nn", "nt", "tn", "tt"};
 
-constexpr double kReadCycles = 1400;          // latency of a k block that threads read
 constexpr int64_t kMostSumsBytes = 64 << 20;  // of split sums
 constexpr int64_t kLeastSplitBlocks = 4;      // k blocks
 constexpr int32_t kMostSplits = 16;
@@ -117,7 +116,7 @@ class Counter {
     work.outside = outside_;
     work.correction = of_cluster_;
     if (plan.reads_a || plan.reads_b) {
-      work.threads = k_blocks * kReadCycles;
+      work.waits = k_blocks;
       work.correction += table_.of_read;
     }
     // Each row of clusters reads B, each column A.
@@ -213,13 +212,12 @@ class Counter {
     }
   }
 
-  // What threads store. A tile's products are half done when one warpgroup of two begins to store
-  // the tile before.
+  // What threads store.
   void store(const Sm90Row& row, Work& work) const {
     if (c_.n * element_size(c_.output) % kVectorBytes == 0 || row.from_registers()) return;
     work.store_bytes = (1 - work.outside) * static_cast<double>(row.tile_m * row.tile_n) *
                        static_cast<double>(element_size(c_.output));
-    work.store_hidden = row.one_warpgroup ? 0 : 0.5;
+    work.store_groups = row.one_warpgroup ? 1 : 2;
   }
 
   const Sm90Table& table_;
@@ -282,10 +280,8 @@ Work sm90_work(const Sm90Tile& tile, double tiles, double k_blocks) {
   // What the TMA writes, and what wgmma, which computes 64 rows at a time, reads.
   work.shared = k_blocks * (a + b + m / 64 * (64 + n));
   const double k_bytes = k_blocks * 128;
-  (tile.a_lines ? work.l2_bytes : work.l2_split_bytes) +=
-      k_bytes * a / static_cast<double>(tile.of_a);
-  (tile.b_lines ? work.l2_bytes : work.l2_split_bytes) +=
-      k_bytes * b / static_cast<double>(tile.of_b);
+  work.l2_bytes = k_bytes * ((tile.a_lines ? 1 : 2) * a / static_cast<double>(tile.of_a) +
+                             (tile.b_lines ? 1 : 2) * b / static_cast<double>(tile.of_b));
   return work;
 }
 

@@ -19,8 +19,6 @@ constexpr int64_t kFusedStoreRows = 16;  // of an output's box
 constexpr int64_t kFusedHalves = 2;      // of a tile of B
 constexpr int32_t kFusedGroup = 8;       // rows of tiles that follow one another
 constexpr int64_t kMostTiles = 1 << 30;  // counted in 32 bits
-// Where tiles fill less of the device, splitting K is quicker.
-constexpr double kFusedLeastShare = 0.5;
 
 struct FusedRow {
   explicit FusedRow(PackageKernel& entry) : kernel(&entry) {
@@ -116,7 +114,7 @@ FusedPlan plan_fused(const FusedTable& table, const Device& device, const FusedC
       const int64_t tiles = plan.tiles_m * plan.tiles_n;
       const int64_t clusters = device.multiprocessors / (pair ? 2 : 1);
       if (tiles > kMostTiles) continue;
-      if (static_cast<double>(tiles) < kFusedLeastShare * static_cast<double>(clusters)) continue;
+      if (2 * tiles < clusters) continue;  // splitting K is quicker
       const auto turns = static_cast<double>(ceil_div(tiles, clusters));
       const Sm90Tile tile = {row.tile[0], row.tile[1], false, false, 1, pair ? 2 : 1};
       plan.microseconds = microseconds(sm90_work(tile, turns, turns * k_blocks), terms);

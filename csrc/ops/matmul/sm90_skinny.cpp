@@ -249,8 +249,8 @@ class Sm90Skinny : public MatmulKernels {
     chosen.blocks = splits > 1 ? tiles * splits : std::min<int64_t>(tiles, device_.multiprocessors);
 
     Work work;
-    work.bytes = 2.0 * (static_cast<double>(c.m) * c.k + static_cast<double>(c.k) * c.n +
-                        static_cast<double>(c.m) * c.n);
+    work.bytes = 2 * (static_cast<double>(c.m) * c.k + static_cast<double>(c.k) * c.n +
+                      static_cast<double>(c.m) * c.n);
     const auto rounds =
         static_cast<double>(ceil_div(tiles, clusters_at_once(device_.multiprocessors, splits)));
     const double k_blocks = static_cast<double>(ceil_div(ceil_div(c.k, kSkinnyBlockK), splits));

@@ -17,10 +17,10 @@ namespace {
 constexpr int64_t kTransposeTile = 64;
 constexpr int64_t kFloatBytes = 4;
 // Bytes of copies that a product may take beside its operands and its output.
-constexpr double kMostTransposedBytes = 2.0 * (1 << 30);
+constexpr int64_t kMostTransposedBytes = int64_t{2} << 30;
 // Multiplications below which a second launch costs more than the portable kernels' slower
 // products.
-constexpr double kLeastTransposedWork = 256.0 * 256 * 256;
+constexpr int64_t kLeastTransposedWork = int64_t{1} << 24;
 
 // From one row of a copy to the next: rows begin at lines of the cache.
 int64_t transposed_pitch(int64_t k) {

@@ -17,13 +17,8 @@ constexpr int64_t kUnalignedStretch = 64;    // elements of K that are multiplie
 constexpr int64_t kUnalignedWarps = 8;
 constexpr int64_t kUnalignedMostSize = int64_t{1} << 30;  // the kernels' numbers are 32-bit
 
-// Cycles of what the kernels' rows do not say: a row of a k tile, which a warp brings one after the
-// other, and a stretch of K of a tile of 64 rows.
-constexpr double kUnalignedRowCycles = 137, kUnalignedStretchCycles = 711;
-// Of the blocks of a multiprocessor each but the first takes this share of its time.
-constexpr double kUnalignedFurtherShare = 0.5;
 // Multiplications of the largest product: the fit knows none that is larger, and a copy pays there.
-constexpr double kUnalignedMostWork = 1 << 30;
+constexpr int64_t kUnalignedMostWork = int64_t{1} << 30;
 
 // One entry of the catalog.
 struct UnalignedRow {
@@ -134,19 +129,18 @@ class Unaligned : public MatmulKernels {
     const int64_t k = std::min(c.k, plan.k_tiles_per_split * row.tile_k);  // of a block
     const int64_t rows = plan.k_tiles_per_split * std::min(c.m, row.tile_m) +
                          (row.b_along_k ? plan.k_tiles_per_split * std::min(c.n, row.tile_n) : k);
-    const double block = kUnalignedRowCycles * static_cast<double>(rows) / kUnalignedWarps +
-                         kUnalignedStretchCycles *
-                             static_cast<double>(ceil_div(k, kUnalignedStretch)) *
-                             (0.5 + static_cast<double>(row.tile_m) / 128);
     // Up to `slots` blocks share a multiprocessor, then come the next ones.
     const int64_t multiprocessors = device_.multiprocessors, at_once = multiprocessors * row.slots;
-    const double turns =
+    Work work;
+    work.rows = static_cast<double>(rows) / kUnalignedWarps;
+    // A block multiplies 64 rows in half the time of 128, and takes as long again for each stretch.
+    work.stretches = static_cast<double>(ceil_div(k, kUnalignedStretch)) *
+                     static_cast<double>(64 + row.tile_m) / 128;
+    work.blocks =
         blocks > at_once
             ? static_cast<double>(ceil_div(blocks, at_once) * row.slots)
             : std::max(1.0, static_cast<double>(blocks) / static_cast<double>(multiprocessors));
-    Work work;
-    work.threads = block * (1 + (turns - 1) * kUnalignedFurtherShare);
-    work.tiles = turns;
+    work.tiles = work.blocks;
     work.store_bytes =
         static_cast<double>(std::min(c.m, row.tile_m) * std::min(c.n, row.tile_n) * 2);
     work.handshakes = plan.splits > 1 ? 1 : 0;
