@@ -2,18 +2,13 @@
 // csrc/kernels/matmul/<name>.cu.
 //
 //   class Sm90Kernels : public MatmulKernels {     // on one device
+//     static void check(PackageKernel&);             // throws for fields that are wrong
 //     void configs(const MatmulCase& c, MatmulConfigs& out) const override;  // what could run it
 //     std::string name(const MatmulPlan&) const override;      // for tuned tables
 //     void launch(const MatmulPlan&, const MatmulProblem&, const MatmulOperands&) const override;
 //   };
-//   class Sm90Backend : public MatmulBackendOf<Sm90Kernels> {   // once a process
-//    public:
-//     Sm90Backend() : MatmulBackendOf({"sm90"}) {}         // entries of that kind
-//     void check(PackageKernel& kernel) const override {
-//       check_params(kernel.entry(), "matmul/sm90", sizeof(Sm90MatmulParams));
-//       ...                                        // its fields, by KernelFields
-//     }
-//   } const g_sm90;                                // registers itself
+//   // Once a process: registers itself for entries of that kind and parameter.
+//   const MatmulBackendOf<Sm90Kernels, Sm90MatmulParams> g_sm90("matmul/sm90", {"sm90"});
 //
 // plan.cpp asks all backends alike, prices what they offer (cost.h) and keeps the quickest, unless
 // a tuned table (tuned.h) names another. A launch may run several kernels (launch() and Workspace
@@ -250,15 +245,25 @@ class MatmulBackend : public KernelBackend {
                                             const std::vector<PackageKernel*>& kernels) const = 0;
 };
 
-// `Kernels`: the backend's MatmulKernels, constructed with the arguments of on().
-template <class Kernels>
+// `Kernels`: the backend's MatmulKernels, constructed with the arguments of on(). Its entries have
+// one parameter, the struct `Params` of a header (check_params()).
+template <class Kernels, class Params>
 class MatmulBackendOf : public MatmulBackend {
  public:
-  using MatmulBackend::MatmulBackend;
+  template <size_t kKinds>
+  MatmulBackendOf(const char* header, const char* const (&kinds)[kKinds])
+      : MatmulBackend(kinds), header_(header) {}
+  void check(PackageKernel& kernel) const override {
+    check_params(kernel.entry(), header_, sizeof(Params));
+    Kernels::check(kernel);
+  }
   std::unique_ptr<MatmulKernels> on(const Device& device,
                                     const std::vector<PackageKernel*>& kernels) const override {
     return std::make_unique<Kernels>(device, kernels);
   }
+
+ private:
+  const char* const header_;
 };
 
 }  // namespace torch_cubin

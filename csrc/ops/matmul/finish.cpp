@@ -28,6 +28,12 @@ class FinishKernels : public MatmulKernels {
 
   static constexpr const char* kFinishDtypes[] = {"float16", "bfloat16", "float32", "float64"};
 
+  static void check(PackageKernel& kernel) {
+    const KernelFields fields(kernel);
+    fields.index("dtype", kFinishDtypes);
+    CopyCost{fields};  // throws for a figure that is wrong
+  }
+
   void configs(const MatmulCase& c, MatmulConfigs& out) const override {
     // A wider output without an epilogue is what other kernels leave to this one.
     const bool widens = c.output != c.input;
@@ -163,19 +169,7 @@ class FinishKernels : public MatmulKernels {
   CopyCost cost_;
 };
 
-class FinishBackend : public MatmulBackendOf<FinishKernels> {
- public:
-  FinishBackend() : MatmulBackendOf({"finish"}) {}
-
-  void check(PackageKernel& kernel) const override {
-    check_params(kernel.entry(), "matmul/finish", sizeof(FinishParams));
-    const KernelFields fields(kernel);
-    fields.index("dtype", FinishKernels::kFinishDtypes);
-    CopyCost{fields};  // throws for a figure that is wrong
-  }
-};
-
-const FinishBackend g_finish;
+const MatmulBackendOf<FinishKernels, FinishParams> g_finish("matmul/finish", {"finish"});
 
 }  // namespace
 }  // namespace torch_cubin

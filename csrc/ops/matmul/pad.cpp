@@ -65,6 +65,12 @@ class PadKernels : public MatmulKernels {
     }
   }
 
+  static void check(PackageKernel& kernel) {
+    const KernelFields fields(kernel);
+    fields.integer("alignment", 2, 4);
+    CopyCost{fields};  // throws for a figure that is wrong
+  }
+
   void configs(const MatmulCase& c, MatmulConfigs& out) const override {
     const double work = static_cast<double>(c.batch) * c.m * c.n * c.k;
     if (kernel_for(element_size(c.input)) == nullptr || c.batch_dims > 1 || c.split_sums ||
@@ -194,19 +200,7 @@ class PadKernels : public MatmulKernels {
   CopyCost cost_;
 };
 
-class PadBackend : public MatmulBackendOf<PadKernels> {
- public:
-  PadBackend() : MatmulBackendOf({"pad"}) {}
-
-  void check(PackageKernel& kernel) const override {
-    check_params(kernel.entry(), "matmul/pad", sizeof(PadParams));
-    const KernelFields fields(kernel);
-    fields.integer("alignment", 2, 4);
-    CopyCost{fields};  // throws for a figure that is wrong
-  }
-};
-
-const PadBackend g_pad;
+const MatmulBackendOf<PadKernels, PadParams> g_pad("matmul/pad", {"pad"});
 
 }  // namespace
 }  // namespace torch_cubin

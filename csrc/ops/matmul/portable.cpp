@@ -28,6 +28,8 @@ class PortableMatmul : public MatmulKernels {
   PortableMatmul(const Device& device, const std::vector<PackageKernel*>& kernels)
       : device_(device), table_(device, kernels) {}
 
+  static void check(PackageKernel& kernel) { PortableRow(kernel, Device()); }
+
   void configs(const MatmulCase& problem, MatmulConfigs& out) const override {
     if (!takes(problem)) return;
     const auto price = [&](const Work& work) { return out.price(work); };
@@ -84,17 +86,9 @@ class PortableMatmul : public MatmulKernels {
   PortableTable table_;
 };
 
-class PortableMatmulBackend : public MatmulBackendOf<PortableMatmul> {
- public:
-  PortableMatmulBackend() : MatmulBackendOf({"mma", "persistent", "simt", "dot", "reduce"}) {}
-
-  void check(PackageKernel& kernel) const override {
-    check_params(kernel.entry(), "matmul", sizeof(MatmulParams));
-    PortableRow(kernel, Device());  // throws for a field that is wrong
-  }
-};
-
-const PortableMatmulBackend g_portable_matmul;
+const MatmulBackendOf<PortableMatmul, MatmulParams> g_portable_matmul("matmul",
+                                                                      {"mma", "persistent", "simt",
+                                                                       "dot", "reduce"});
 
 }  // namespace
 }  // namespace torch_cubin

@@ -35,6 +35,8 @@ class Sm90Matmul : public MatmulKernels {
   Sm90Matmul(const Device& device, const std::vector<PackageKernel*>& kernels)
       : device_(device), table_(device, kernels) {}
 
+  static void check(PackageKernel& kernel) { Sm90Row{kernel}; }
+
   void configs(const MatmulCase& c, MatmulConfigs& out) const override {
     if (!takes(c)) return;
     const bool must_swap = c.math == kMathTF32 && is_along_k(c.a) && !is_along_k(c.b);
@@ -351,17 +353,7 @@ class Sm90Matmul : public MatmulKernels {
   ClusterCapacity clusters_{kLargestCluster};
 };
 
-class Sm90MatmulBackend : public MatmulBackendOf<Sm90Matmul> {
- public:
-  Sm90MatmulBackend() : MatmulBackendOf({"sm90"}) {}
-
-  void check(PackageKernel& kernel) const override {
-    check_params(kernel.entry(), "matmul/sm90", sizeof(Sm90MatmulParams));
-    Sm90Row{kernel};  // throws for a field that is wrong
-  }
-};
-
-const Sm90MatmulBackend g_sm90_matmul;
+const MatmulBackendOf<Sm90Matmul, Sm90MatmulParams> g_sm90_matmul("matmul/sm90", {"sm90"});
 
 }  // namespace
 }  // namespace torch_cubin

@@ -107,6 +107,8 @@ class Sm90Skinny : public MatmulKernels {
     for (PackageKernel* kernel : kernels) rows_.emplace_back(*kernel);
   }
 
+  static void check(PackageKernel& kernel) { SkinnyRow{kernel}; }
+
   // As many tiles as multiprocessors, or a whole multiple, and tiles of whole lines of 64 rows.
   // None depends on the number of tokens.
   void configs(const MatmulCase& c, MatmulConfigs& out) const override {
@@ -375,17 +377,9 @@ class Sm90Skinny : public MatmulKernels {
   ClusterCapacity clusters_{kSkinnyMostSplits};
 };
 
-class Sm90SkinnyBackend : public MatmulBackendOf<Sm90Skinny> {
- public:
-  Sm90SkinnyBackend() : MatmulBackendOf({"sm90_skinny", "sm90_skinny_gated"}) {}
-
-  void check(PackageKernel& kernel) const override {
-    check_params(kernel.entry(), "matmul/sm90_skinny", sizeof(Sm90SkinnyParams));
-    SkinnyRow{kernel};  // throws for a field that is wrong
-  }
-};
-
-const Sm90SkinnyBackend g_sm90_skinny;
+const MatmulBackendOf<Sm90Skinny, Sm90SkinnyParams> g_sm90_skinny("matmul/sm90_skinny",
+                                                                  {"sm90_skinny",
+                                                                   "sm90_skinny_gated"});
 
 struct SkinnyTable {
   explicit SkinnyTable(const Device& device) {

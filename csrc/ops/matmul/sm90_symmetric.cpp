@@ -90,6 +90,8 @@ class SymmetricKernels : public MatmulKernels {
     of_streamed_evenly_ = corrections.of(" streamed evenly");
   }
 
+  static void check(PackageKernel& kernel) { SymmetricRow{kernel}; }
+
   void configs(const MatmulCase& c, MatmulConfigs& out) const override {
     if (!takes(c)) return;
     for (const SymmetricRow& row : rows_) {
@@ -361,17 +363,8 @@ class SymmetricKernels : public MatmulKernels {
   double of_streamed_, of_streamed_evenly_;  // corrections
 };
 
-class SymmetricBackend : public MatmulBackendOf<SymmetricKernels> {
- public:
-  SymmetricBackend() : MatmulBackendOf({"sm90_symmetric"}) {}
-
-  void check(PackageKernel& kernel) const override {
-    check_params(kernel.entry(), "matmul/sm90", sizeof(Sm90MatmulParams));
-    SymmetricRow{kernel};  // throws for a field that is wrong
-  }
-};
-
-const SymmetricBackend g_symmetric;
+const MatmulBackendOf<SymmetricKernels, Sm90MatmulParams> g_symmetric("matmul/sm90",
+                                                                      {"sm90_symmetric"});
 
 }  // namespace
 }  // namespace torch_cubin

@@ -37,6 +37,16 @@ class TransposeKernels : public MatmulKernels {
   TransposeKernels(const Device& device, const std::vector<PackageKernel*>& kernels)
       : device_(device), kernel_(*kernels.front()), cost_(KernelFields(kernel_)) {}
 
+  static void check(PackageKernel& kernel) {
+    const KernelFields fields(kernel);
+    int64_t tile[3];
+    fields.triple("tile", 1, tile);
+    if (tile[0] != kTransposeTile || tile[1] != kTransposeTile) {
+      fields.refuse("tile", "64 rows and columns");
+    }
+    CopyCost{fields};  // throws for a figure that is wrong
+  }
+
   void configs(const MatmulCase& c, MatmulConfigs& out) const override {
     const bool a = !is_along_k(c.a), b = !is_along_k(c.b);
     if (a) rewrite(c, {true, false}, out);
@@ -136,23 +146,8 @@ class TransposeKernels : public MatmulKernels {
   const CopyCost cost_;
 };
 
-class TransposeBackend : public MatmulBackendOf<TransposeKernels> {
- public:
-  TransposeBackend() : MatmulBackendOf({"transpose"}) {}
-
-  void check(PackageKernel& kernel) const override {
-    check_params(kernel.entry(), "matmul/transpose", sizeof(TransposeParams));
-    const KernelFields fields(kernel);
-    int64_t tile[3];
-    fields.triple("tile", 1, tile);
-    if (tile[0] != kTransposeTile || tile[1] != kTransposeTile) {
-      fields.refuse("tile", "64 rows and columns");
-    }
-    CopyCost{fields};  // throws for a figure that is wrong
-  }
-};
-
-const TransposeBackend g_transpose;
+const MatmulBackendOf<TransposeKernels, TransposeParams> g_transpose("matmul/transpose",
+                                                                     {"transpose"});
 
 }  // namespace
 }  // namespace torch_cubin

@@ -57,6 +57,8 @@ class Unaligned : public MatmulKernels {
     for (PackageKernel* kernel : kernels) rows_.emplace_back(*kernel);
   }
 
+  static void check(PackageKernel& kernel) { UnalignedRow{kernel}; }
+
   void configs(const MatmulCase& c, MatmulConfigs& out) const override {
     if (!takes(c)) return;
     for (const UnalignedRow& row : rows_) {
@@ -154,17 +156,7 @@ class Unaligned : public MatmulKernels {
   ClusterCapacity clusters_{kUnalignedMostSplits};
 };
 
-class UnalignedBackend : public MatmulBackendOf<Unaligned> {
- public:
-  UnalignedBackend() : MatmulBackendOf({"unaligned"}) {}
-
-  void check(PackageKernel& kernel) const override {
-    check_params(kernel.entry(), "matmul", sizeof(MatmulParams));
-    UnalignedRow{kernel};  // throws for a field that is wrong
-  }
-};
-
-const UnalignedBackend g_unaligned;
+const MatmulBackendOf<Unaligned, MatmulParams> g_unaligned("matmul", {"unaligned"});
 
 }  // namespace
 }  // namespace torch_cubin
