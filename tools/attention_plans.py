@@ -12,7 +12,6 @@ because they differ between processes. The exit status is 1 if a call differs.
 
 from __future__ import annotations
 
-import argparse
 import collections
 import contextlib
 import hashlib
@@ -32,14 +31,7 @@ MOST_ELEMENTS = 1 << 26  # of one tensor
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("action", choices=("record", "compare"))
-    parser.add_argument("record", type=Path)
-    parser.add_argument("--calls", type=int, default=10_000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--gpu", choices=stand_in.MEMORY, default="h200")
-    parser.add_argument("--show", type=int, default=20, metavar="CHANGES")
-    options = parser.parse_args()
+    options = stand_in.comparison(__doc__, "calls", show=20)
     if not stand_in.is_there():
         return stand_in.run_again(options.gpu)
     driver, _ = stand_in.driver("attention")

@@ -12,7 +12,6 @@ the same bits: any other change is an error, which the exit status reports.
 
 from __future__ import annotations
 
-import argparse
 import collections
 import json
 import random
@@ -25,14 +24,7 @@ import stand_in
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("action", choices=("record", "compare"))
-    parser.add_argument("record", type=Path)
-    parser.add_argument("--products", type=int, default=10_000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--gpu", choices=stand_in.MEMORY, default="h200")
-    parser.add_argument("--show", type=int, default=40, metavar="CHANGES")
-    options = parser.parse_args()
+    options = stand_in.comparison(__doc__, "products", show=40)
     if not stand_in.is_there():
         return stand_in.run_again(options.gpu)
     stand_in.driver()

@@ -7,6 +7,7 @@ sm_90a (`make build`).
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import os
 import random
@@ -22,6 +23,19 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 # The memory's clock (kHz) and bus width (bits).
 MEMORY = {"h200": (3201000, 6144), "h100": (2619000, 5120)}
 NAMES = {"h200": "NVIDIA H200", "h100": "NVIDIA H100 80GB HBM3"}
+
+
+def comparison(about: str, counted: str, show: int) -> argparse.Namespace:
+    """The arguments of a tool that records what random calls run, and compares it after a change;
+    `counted` names the calls, `show` is how many changes are printed."""
+    parser = argparse.ArgumentParser(description=about.split("\n")[0])
+    parser.add_argument("action", choices=("record", "compare"))
+    parser.add_argument("record", type=Path)
+    parser.add_argument(f"--{counted}", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--gpu", choices=MEMORY, default="h200")
+    parser.add_argument("--show", type=int, default=show, metavar="CHANGES")
+    return parser.parse_args()
 
 
 def is_there() -> bool:

@@ -490,6 +490,18 @@ def test_a_file_of_another_cache_is_stale(tmp_path: Path) -> None:
     assert not cache.fresh(output, "key")
 
 
+def test_a_file_whose_build_was_interrupted_is_stale(tmp_path: Path) -> None:
+    """Its log, written after it, may be that of an earlier build."""
+    cache = kernel_cache.Cache(tmp_path, shares=False)
+    output = Path("sm_80") / "k.cubin"
+    cache.begin(output)
+    (tmp_path / output).write_bytes(b"cubin")
+    cache.finish(output, "key")
+    assert cache.fresh(output, "key")
+    cache.begin(output)
+    assert not cache.fresh(output, "key")
+
+
 def test_package_skips_other_archs(package: Package) -> None:
     package.table({"name": "k", "archs": ["sm_90a"]}, {"name": "l"})
     package.build("sm_80", "sm_90a")
