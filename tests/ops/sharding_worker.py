@@ -177,6 +177,22 @@ def check_written(mesh: Any) -> list[str]:
         ops.addmm_into(*parts)
         if not torch.allclose(full(parts[0]), want, atol=1e-4):
             wrong.append(f"addmm_into {placements}")
+    for placement in (S0, S1, R):
+        part = distribute_tensor(out.clone(), mesh, [placement])
+        ops._scale_into(part, distribute_tensor(torch.tensor(0.5), mesh, [R]))
+        if not torch.equal(full(part), out * 0.5):
+            wrong.append(f"_scale_into {placement}")
+    return wrong
+
+
+def check_row_sums(mesh: Any) -> list[str]:
+    """They stay on the rows' ranks; rows that ranks share are gathered."""
+    wrong, want = [], ops._row_sums(x, 0, 2.0, torch.float32)
+    for placement, wanted in ((S0, S0), (S1, S1), (S2, R)):
+        part = distribute_tensor(x, mesh, [placement])
+        got = ops._row_sums(part, 0, 2.0, torch.float32)
+        if tuple(got.placements) != (wanted,) or not torch.equal(full(got), want):
+            wrong.append(f"_row_sums {placement}: {got.placements}")
     return wrong
 
 
@@ -455,6 +471,7 @@ def main(rank: int, ranks: int, folder: str) -> None:
         except Exception as error:
             wrong.append(f"{case[0]}: {type(error).__name__} {str(error)[:300]}")
     wrong += check_written(mesh)
+    wrong += check_row_sums(mesh)
     wrong += check_scaled(mesh)
     wrong += [f"{name} has no sharding rule" for name in ops_without_rules()]
     wrong += check_two_dims(ranks)

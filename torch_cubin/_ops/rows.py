@@ -23,7 +23,7 @@ from torch_cubin._ops.row_rules import (
     statistics_dtype,
 )
 from torch_cubin._ops.vmap import front
-from torch_cubin._pytorch import dispatch_keys, transforms
+from torch_cubin._pytorch import dispatch_keys, operators, transforms
 
 norm = torch.ops.cubin._norm_autograd.default
 norm_backward = torch.ops.cubin._norm_backward_autograd.default
@@ -111,6 +111,14 @@ def _fake_softmax_backward(
     grad_out: Tensor, output: Tensor, log: bool, dtype: torch.dtype
 ) -> Tensor:
     return output.new_empty(output.shape, dtype=dtype)
+
+
+def _fake_row_sums(input: Tensor, kind: int, divisor: float, dtype: torch.dtype) -> Tensor:
+    return input.new_empty(input.shape[:-1], dtype=dtype)
+
+
+def _fake_scale_into(out: Tensor, factor: Tensor) -> None:
+    pass
 
 
 def _formula_of_rows(x: Tensor, dims: int, eps: float | None, centered: bool) -> tuple[Any, ...]:
@@ -364,6 +372,9 @@ def register(library: torch.library.Library) -> None:
         ("softmax_backward", _fake_softmax_backward, of_softmax, each_rule),
     ):
         row_rules.register(library, *rules)
+    # Parts of other calls, without derivatives.
+    operators.register_fake("cubin::_row_sums", _fake_row_sums, library)
+    operators.register_fake("cubin::_scale_into", _fake_scale_into, library)
     if dispatch_keys.AUTOCAST.available:
         for name, kernel in (
             *((name, autocast_to_float) for name in ("rms_norm", "add_rms_norm", "layer_norm")),
