@@ -92,3 +92,18 @@ def test_names_of_files_are_escaped_for_the_terminal(tmp_path: Path) -> None:
     assert str(fault) == (
         "torch_cubin [file]: file 'a\\n\\x1b[31mb\\x9b\\udcff' is odd: got two\nlines\\x1b."
     )
+
+
+X = torch.ones(2, 4)
+WRONG_TYPES = {
+    "newton_schulz": lambda: torch_cubin.newton_schulz([X, X]),
+    "moe": lambda: torch_cubin.moe(X, [[0], [0]], X[:, :1], X[None], X[None]),
+    "row_parallel_linear": lambda: torch_cubin.row_parallel_linear(X, [X], parts=1),
+    "float8": lambda: torch_cubin.float8([torch.nn.Linear(4, 4)]),
+}
+
+
+@pytest.mark.parametrize("function", WRONG_TYPES)
+def test_a_list_for_a_tensor_or_a_module_is_an_error_that_names_it(function: str) -> None:
+    with pytest.raises(errors.InputError, match=rf"{function} argument '\w+' has a wrong type"):
+        WRONG_TYPES[function]()

@@ -34,6 +34,16 @@ def keep(error: BaseException) -> None:
     library.load().torch_cubin_keep_error(kept)
 
 
+def require_tensors(function: str, **arguments: object) -> None:
+    """Raises for an argument of a Python function that is no tensor."""
+    for name, given in arguments.items():
+        if not isinstance(given, torch.Tensor):
+            raise errors.wrong_type(
+                f"{function} argument '{name}'", "a torch.Tensor", given,
+                "Join the tensors by torch.stack." if isinstance(given, (list, tuple)) else "",
+            )  # fmt: skip
+
+
 def fault(object: str, problem: str, expected: str, got: str, advice: str = "") -> errors.Error:
     """An [input] error, stored for the public op."""
     error = errors.fault("input", object, problem, expected=expected, got=got, advice=advice)

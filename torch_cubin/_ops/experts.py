@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torch_cubin import errors
+from torch_cubin._ops import checks
 from torch_cubin._ops.autograd import ACTIVATIONS
 from torch_cubin._ops.expert_rows import rows_of, sum_of
 from torch_cubin._ops.grouped import grouped
@@ -64,6 +65,7 @@ def moe(
     tensors = {"x": (x, 2), "topk_ids": (topk_ids, 2), "topk_weights": (topk_weights, 2),
                "w13": (w13, 3), "w2": (w2, 3)}  # fmt: skip
     for name, (tensor, dims) in tensors.items():
+        checks.require_tensors("torch_cubin.moe", **{name: tensor})
         if tensor.dim() != dims:
             raise _fault(name, "has a wrong rank", f"{dims} dimensions", str(tuple(tensor.shape)))
     if topk_ids.dtype not in (torch.int32, torch.int64):

@@ -220,6 +220,8 @@ def float8(
 
     Raises InputError [input] for another recipe, and quantize's errors for weights of other dtypes.
     """
+    if not isinstance(model, nn.Module):
+        raise errors.wrong_type("torch_cubin.float8 argument 'model'", "a torch.nn.Module", model)
     _check_recipe(recipe, training)
     replaced: dict[nn.Linear, nn.Module] = {}
     # After training, a model becomes one for inference.

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torch_cubin import errors
+from torch_cubin._ops import checks
 from torch_cubin._ops.batch_invariant import batch_invariant
 
 _NAME = "row_parallel_linear"
@@ -60,6 +61,7 @@ def row_parallel_linear(
         parts: into which the K of all ranks is cut; a multiple of the number of ranks.
         group: the ranks; None for one process alone.
     """
+    checks.require_tensors("torch_cubin.row_parallel_linear", input=input, weight=weight)
     ranks = 1 if group is None else group.size()
     own, rest = divmod(parts, ranks)
     if own < 1 or rest:
