@@ -161,7 +161,7 @@ def page() -> str:
 
 
 def readme_table() -> str:
-    header = ["speed over cuBLAS, cuDNN or stock PyTorch"]
+    header = ["speed over cuBLAS, cuDNN or stock PyTorch (-: not measured)"]
     gpus = ("H200", "H100")
     for gpu in gpus:
         header += [f"{gpu} mean", "worst"]
