@@ -155,7 +155,8 @@ SECTIONS = (
         title="Training with Muon",
         results="muon_training",
         read=report_results.listed,
-        command="examples/train_transformer.py --optimizer muon --size large --json FILE",
+        command="examples/train_transformer.py --optimizer muon --size large --steps 40 "
+        "--json FILE",
         about="PyTorch's time over that inside `drop_in()`: a transformer of 200 million "
         "parameters, the same batches. The optimizers are Muon for the matrices of the blocks and "
         "AdamW for the rest.",
@@ -167,7 +168,7 @@ SECTIONS = (
         title="Products of 8-bit floats",
         results="fp8",
         read=report_results.scaled,
-        command="benchmarks/bench_fp8.py --json FILE",
+        command="benchmarks/bench_fp8.py --rows 512,4096 --no-quantize --json FILE",
         about="The better of PyTorch's products, with scales of tensors or rows, over ours; of "
         "block scales, of cuBLASLt and DeepGEMM (cuBLASLt's time by a ratio of another run).",
         groups=titles(goals.FP8),
