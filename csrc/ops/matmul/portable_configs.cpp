@@ -29,7 +29,8 @@ struct Extent {
 // Cycles of a k tile for one block when a multiprocessor holds `blocks / multiprocessors` of them:
 // a lone block runs faster than at full occupancy, down to what the latency of a tile takes.
 double k_tile_cycles(const PortableRow& row, double blocks, int64_t multiprocessors) {
-  const double full = static_cast<double>(row.slots / multiprocessors);
+  const int64_t slots_of_one = row.slots / multiprocessors;
+  const auto full = static_cast<double>(slots_of_one);
   const double held = std::min(full, std::max(1.0, std::ceil(blocks / multiprocessors)));
   return row.cost_k_tile * std::max(held / full, row.cost_lone);
 }
