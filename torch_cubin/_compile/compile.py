@@ -16,7 +16,7 @@ import torch
 from torch_cubin import errors
 from torch_cubin._compile import cache as _cache
 from torch_cubin._compile import headers, nvrtc
-from torch_cubin._inspection.inspect import _read
+from torch_cubin._inspection.files import read_file
 from torch_cubin._kernels.module import Module, load
 
 _FILE_NAME = re.compile(r"\s*[^\s;{}()]+\.(cu|cuh|cpp|cc|c|h|hpp|ptx|cubin)\s*")
@@ -63,7 +63,7 @@ def compile(
     if is_file:
         path = Path(os.fspath(source))
         label, name = f"file '{path}'", path.name
-        text = _read(str(path)).decode("utf-8", "replace")
+        text = read_file(str(path)).decode("utf-8", "replace")
         folders.insert(0, path.parent)
     assert isinstance(text, str)
     if not is_file and _FILE_NAME.fullmatch(text):

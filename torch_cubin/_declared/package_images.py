@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 
 from torch_cubin import errors
-from torch_cubin._inspection.inspect import _origin, _read
+from torch_cubin._inspection.files import origin_of, read_file
 
 MANIFEST = "manifest.json"
 
@@ -26,7 +26,7 @@ class Image:
         loaded."""
         if self.data is not None:
             return self.data
-        data = _read(self.file)
+        data = read_file(self.file)
         found = hashlib.sha256(data).hexdigest()
         if found != self.sha256:
             problem = "is not the one that was loaded"
@@ -39,7 +39,8 @@ def of_package(files: list[dict[str, str]] | None) -> list[Image] | None:
     if files is None:
         return None
     return [
-        Image(_origin(entry["file"]), file=entry["file"], sha256=entry["sha256"]) for entry in files
+        Image(origin_of(entry["file"]), file=entry["file"], sha256=entry["sha256"])
+        for entry in files
     ]
 
 

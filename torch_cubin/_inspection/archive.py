@@ -18,7 +18,14 @@ from collections.abc import Iterator, Sequence
 from typing import IO, Any, NamedTuple
 
 from torch_cubin import errors
-from torch_cubin._inspection.facts import ArchivedFile, Container, Fault, Launch, shown
+from torch_cubin._inspection.facts import (
+    ArchivedFile,
+    Container,
+    Fault,
+    Launch,
+    content_of,
+    shown,
+)
 from torch_cubin._native import library
 
 MAGIC = b"PK\x03\x04"
@@ -192,8 +199,6 @@ class _Archive:
         return data
 
     def entry(self, info: zipfile.ZipInfo) -> ArchivedFile:
-        from torch_cubin._inspection.inspect import _content
-
         content, fault, kind = None, None, "unknown"
         label = f"{self.origin}: '{shown(info.filename)}'"
         try:
@@ -202,7 +207,7 @@ class _Archive:
                 raise _damaged(label, "is there twice", expected="each name once")
             data = self.read(info)
             self.unread.discard(info.filename)
-            content = _content(library.inspect(data, label))
+            content = content_of(library.inspect(data, label))
             kind = content.kind
         except errors.Error as error:
             fault = Fault(error.tag, str(error))

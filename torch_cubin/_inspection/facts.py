@@ -422,3 +422,34 @@ def shown(text: str, limit: int = 200) -> str:
         c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:limit]
     )
     return safe + "..." if len(text) > limit else safe
+
+
+def content_of(facts: dict[str, Any]) -> Image | Ptx | Container:
+    """The dataclass for a JSON object of csrc/cubin/inspect.cpp, by its kind."""
+    if "entries" in facts:
+        entries = []
+        for entry in facts["entries"]:
+            content, error = entry.pop("content"), entry.pop("error")
+            entries.append(
+                Entry(
+                    content=content_of(content) if content is not None else None,
+                    error=Fault(**error) if error is not None else None,
+                    **entry,
+                )
+            )
+        return Container(**{**facts, "entries": tuple(entries)})
+    classes: tuple[Any, Any, Any] = (
+        (Ptx, PtxKernel, PtxParam) if facts["kind"] == "ptx" else (Image, Kernel, Param)
+    )
+    image, kernel, param = classes
+    kernels = []
+    for entry in facts.pop("kernels"):
+        params = tuple(param(**fields) for fields in entry.pop("params"))
+        for key in ("required_block", "max_block", "cluster"):
+            value = entry.pop(key)
+            entry[key] = tuple(value) if value is not None else None
+        kernels.append(kernel(params=params, **entry))
+    variables = tuple(Variable(**fields) for fields in facts.pop("variables"))
+    if "imports" in facts:
+        facts["imports"] = tuple(facts["imports"])
+    return image(kernels=tuple(kernels), variables=variables, **facts)

@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 
 from torch_cubin import errors
-from torch_cubin._inspection.inspect import Image, Ptx, _content
+from torch_cubin._inspection.facts import Image, Ptx, content_of
 from torch_cubin._inspection.inspect import Kernel as KernelFacts
 from torch_cubin._kernels import global_memory, launch
 from torch_cubin._kernels.arguments import Stated, wrong_count
@@ -194,7 +194,7 @@ class Module:
         self._drop = weakref.finalize(self, _drop, self._handle)
         self._drop.atexit = False
         self.origin = origin
-        self.images = tuple(cast("Image | Ptx", _content(entry)) for entry in facts["images"])
+        self.images = tuple(cast("Image | Ptx", content_of(entry)) for entry in facts["images"])
         self._sources: list[Known] = []
         found: dict[str, list[Any]] = {}
         for image in sorted(self.images, key=lambda image: image.kind == "ptx"):  # it tells less

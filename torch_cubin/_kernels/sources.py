@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from torch_cubin import errors
 from torch_cubin._inspection import archive
-from torch_cubin._inspection.facts import Container, shown
-from torch_cubin._inspection.inspect import _content, _origin, _read
+from torch_cubin._inspection.facts import Container, content_of, shown
+from torch_cubin._inspection.files import origin_of, read_file
 from torch_cubin._native import library
 
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview
@@ -39,15 +39,15 @@ def _loaded(source: Stored, what: str) -> Loaded:
     path = os.fsdecode(source)
     if os.path.isdir(path):
         path = library.cubin_at(path)
-    data = _read(path)
+    data = read_file(path)
     if path.endswith((".cu", ".cuh")) and b"__global__" in data:
         raise errors.fault(
-            "image", _origin(path), "is CUDA C++, which no driver loads", expected="a cubin",
+            "image", origin_of(path), "is CUDA C++, which no driver loads", expected="a cubin",
             got="source",
             advice=f"Compile it: torch_cubin.compile(pathlib.Path({path!r:.80})), or"
             " nvcc -cubin -arch=sm_XY.",
         )  # fmt: skip
-    return Loaded(data, _origin(path))
+    return Loaded(data, origin_of(path))
 
 
 def opened(source: Any, what: str) -> list[tuple[Any, Loaded]]:
@@ -95,7 +95,7 @@ def by_kernel(files: Sequence[Loaded]) -> dict[str, list[Loaded]]:
     """The files that contain a kernel, by its name."""
     found: dict[str, list[Loaded]] = {}
     for file in files:
-        content = _content(library.inspect(file.data, file.origin))
+        content = content_of(library.inspect(file.data, file.origin))
         images = content.images() if isinstance(content, Container) else [content]
         for name in {kernel.name for image in images for kernel in image.kernels}:
             found.setdefault(name, []).append(file)
@@ -129,7 +129,7 @@ def aliases_of(source: Any) -> dict[str, str]:
 
 
 def _archive_origin(source: Any, what: str) -> str:
-    return _origin(os.fsdecode(source)) if isinstance(source, (str, os.PathLike)) else what
+    return origin_of(os.fsdecode(source)) if isinstance(source, (str, os.PathLike)) else what
 
 
 __all__ = [

@@ -102,7 +102,7 @@ def write(
 
 
 def _bytes(path: Path, most: int) -> bytes:
-    from torch_cubin._inspection.inspect import _read
+    from torch_cubin._inspection.files import read_file
 
     try:
         size = path.stat().st_size
@@ -118,7 +118,7 @@ def _bytes(path: Path, most: int) -> bytes:
             expected=f"at most {most} bytes",
             got=str(size),
         )
-    return _read(str(path), is_device_code=False)
+    return read_file(str(path), is_device_code=False)
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
