@@ -72,6 +72,8 @@ def main() -> int:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--steps", type=int, default=10)
     options = parser.parse_args()
+    if "RANK" not in os.environ:
+        parser.error("torchrun starts it: torchrun --nproc-per-node 2 examples/tensor_parallel.py")
     device = torch.device(options.device, int(os.environ.get("LOCAL_RANK", 0)))
     if device.type == "cuda":
         torch.cuda.set_device(device)
