@@ -1,5 +1,6 @@
 #include "pytorch/aten_kernels.h"
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 
@@ -50,6 +51,14 @@ const AtenProducts& aten_products(bool on_cuda) {
   if (!on_cuda) return cpu;
   static const AtenProducts cuda = find_products("cuda");  // at the first call on a GPU
   return cuda;
+}
+
+void check_aten_dim(int64_t dim, int64_t rank) {
+  using WrapDim = int64_t (*)(int64_t dim, int64_t rank, bool wrap_scalar);
+  static const auto wrap =
+      reinterpret_cast<WrapDim>(pytorch_symbol("_ZN3c106detail19maybe_wrap_dim_slowIlEET_S2_S2_b"));
+  const int64_t dims = std::max<int64_t>(rank, 1);  // a scalar has one, too
+  if (wrap != nullptr && (dim < -dims || dim >= dims)) wrap(dim, rank, true);
 }
 
 void check_aten(AOTITorchError error, const char* op) {

@@ -72,6 +72,10 @@ struct AtenAttentions {
 
 const AtenAttentions& aten_attentions();
 
+// Throws PyTorch's IndexError, which Python knows as such, unless a tensor of so many dims has this
+// one. Does nothing where this PyTorch lacks the function: its kernels then raise RuntimeError.
+void check_aten_dim(int64_t dim, int64_t rank);
+
 // Throws PyTorch's error as it is, which the user's own call to PyTorch raised.
 void check_aten(AOTITorchError error, const char* op);
 

@@ -54,6 +54,8 @@ constexpr Internal kInternals[] = {
      "they refuse each call in grad mode"},
     {kCpu, "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE",
      "declared ops that change an argument", "they raise InternalError"},
+    {"libc10.so", "_ZN3c106detail19maybe_wrap_dim_slowIlEET_S2_S2_b",
+     "IndexError of sums over wrong dims, with install()", "it is a RuntimeError"},
     {kCpu, "torch_exception_get_what_without_backtrace", "the reason of a failed allocation",
      "it is taken for a lack of memory"},
     TC_ATEN_PRODUCTS("libtorch_cuda.so", "cuda"),

@@ -194,3 +194,14 @@ def test_audit_sees_the_ops_of_a_dtensor(mesh) -> None:
     assert kinds["c10d::broadcast_"] == "batch-invariant"
     assert kinds["c10d::allreduce_"] == "deterministic"
     assert not found.batch_invariant
+
+
+def test_sums_over_wrong_dims_are_refused_by_pytorch(mesh) -> None:
+    (x,) = shards(mesh, (draw(4, 6), 1))
+    (scalar,) = shards(mesh, (draw(), "R"))
+    with installed():
+        for dims in (2, -3, (0, 0)):
+            with pytest.raises((IndexError, RuntimeError)):
+                x.sum(dims)
+        assert scalar.sum(0).full_tensor() == scalar.full_tensor()
+        assert x.sum(0).placements[0].is_shard(0)

@@ -152,8 +152,10 @@ def _serve_sum(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """
     from torch.distributed.tensor import DTensor, Shard
 
-    x, dims = args[0], args[1]
-    dims = sorted({each % x.dim() for each in dims or ()})
+    x, given = args[0], args[1] or ()
+    dims = sorted({each % x.dim() for each in given if -x.dim() <= each < x.dim()})
+    if len(dims) < len(given):
+        return None  # PyTorch raises an error
     count, keepdim = len(dims), args[2] if len(args) > 2 else False
     placement = x.placements[0] if isinstance(x, DTensor) and x.device_mesh.ndim == 1 else None
     out_dtype = kwargs.get("dtype") or x.dtype

@@ -21,6 +21,7 @@ struct Reduction {
       return;
     }
     reduced.assign(self.dim, false);
+    for (const int64_t dim : *dims) check_aten_dim(dim, self.dim);
     for (int64_t dim : *dims) {
       if (dim < 0) dim += self.dim;
       is_valid &= dim >= 0 && dim < self.dim && !reduced[dim];
