@@ -1,6 +1,8 @@
 """The ranks of test_sharding.py: our ops of DTensors on the CPU, beside those of whole tensors.
 
 python sharding_worker.py RANKS FOLDER      writes FOLDER/RANK.json
+
+Over 500 lines, because four processes that have formed a group run all of it.
 """
 
 from __future__ import annotations
