@@ -205,3 +205,15 @@ def test_sums_over_wrong_dims_are_refused_by_pytorch(mesh) -> None:
                 x.sum(dims)
         assert scalar.sum(0).full_tensor() == scalar.full_tensor()
         assert x.sum(0).placements[0].is_shard(0)
+
+
+def test_a_torch_without_the_handlers_refuses_it(mesh, monkeypatch) -> None:
+    from torch_cubin._pytorch import sharding
+
+    monkeypatch.setattr(sharding, "_NEEDED", ("a_name_that_is_gone",))
+    monkeypatch.setattr(sharding.HANDLERS, "names", {})
+    with pytest.raises(errors.Error, match=r"\[internal\].*tensor_parallel.*that_is_gone"):
+        installed(4)
+    assert tensor_parallel.parts_of_graphs() is None
+    a, b = shards(mesh, (draw(5, 24), 1), (draw(24, 7), 0))
+    assert torch.mm(a, b).placements[0].is_partial()  # PyTorch's

@@ -20,7 +20,7 @@ import torch
 from torch_cubin import errors
 from torch_cubin._native import library
 from torch_cubin._native.locks import fork_safe_lock
-from torch_cubin._pytorch import aten_kernels, thread_objects
+from torch_cubin._pytorch import aten_kernels, operators, thread_objects
 
 # The numbers of csrc/ops/common/serving.h.
 POLICIES = {"off": 0, "fastest": 1, "all": 2}
@@ -150,7 +150,7 @@ _IN_PYTHON = ("_grouped_mm", "_scaled_mm_v2", "_scaled_grouped_mm", "_scaled_gro
 def _kernel_over(name: str, pytorchs: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """Our kernel of one of these operators, over PyTorch's."""
     serve = getattr(torch.ops.cubin, f"_aten{name}").default
-    arguments = getattr(torch.ops.aten, name).default._schema.arguments
+    arguments = operators.schema_of(getattr(torch.ops.aten, name).default).arguments
     defaults = [argument.default_value for argument in arguments]
 
     def kernel(*given: Any) -> torch.Tensor:

@@ -160,7 +160,12 @@ def install(
         if not _active:
             report.clear()
         _active.append(handle)
-        _switch()
+        try:
+            _switch()
+        except BaseException:
+            _active.remove(handle)
+            _switch()
+            raise
     return handle
 
 

@@ -132,8 +132,10 @@ _before: dict[Any, Any] = {}  # handlers that ours replaced
 
 def set_handlers(handlers: dict[Any, Handler]) -> None:
     """Calls these for ops of DTensors, before PyTorch would choose their shards."""
-    dispatcher = HANDLERS.find("distributed.tensor.DTensor._op_dispatcher", None)
-    if not (HANDLERS.available and all(hasattr(dispatcher, name) for name in _NEEDED)):
+    dispatcher = HANDLERS.find(_DISPATCHER, None)
+    for name in _NEEDED:
+        HANDLERS.find(f"{_DISPATCHER}.{name}", None)
+    if not HANDLERS.available:
         raise HANDLERS.error("torch_cubin.install(tensor_parallel=)")
     known = dispatcher._custom_op_handlers
     for op, handler in handlers.items():
@@ -142,7 +144,7 @@ def set_handlers(handlers: dict[Any, Handler]) -> None:
 
 
 def remove_handlers() -> None:
-    dispatcher = HANDLERS.find("distributed.tensor.DTensor._op_dispatcher", None)
+    dispatcher = HANDLERS.find(_DISPATCHER, None)
     while _before:
         op, before = _before.popitem()
         if before is None:
@@ -151,6 +153,7 @@ def remove_handlers() -> None:
             dispatcher._custom_op_handlers[op] = before
 
 
+_DISPATCHER = "distributed.tensor.DTensor._op_dispatcher"
 _NEEDED = (
     *("_custom_op_handlers", "unwrap_to_op_info", "sharding_propagator", "wrap"),
     "_dispatch_get_local_results_slow_path",
