@@ -134,7 +134,7 @@ def examples() -> Path:
         pytest.skip("needs CMake, found none")
     digest = hashlib.sha256(str(ROOT).encode())
     sources = [path for path in EXAMPLES.rglob("*") if path.is_file()]
-    sources += [*(PACKAGE / "cmake").iterdir(), *(PACKAGE / "include").rglob("*.h")]
+    sources += [*(PACKAGE / "cmake").glob("*.*"), *(PACKAGE / "include").rglob("*.h")]
     for path in [*sorted(sources), SHARED.with_suffix(".a")]:
         digest.update(path.read_bytes())
     output = BUILD / f"examples_cpp-{digest.hexdigest()[:16]}"

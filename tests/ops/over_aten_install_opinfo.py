@@ -35,6 +35,9 @@ DECOMPOSITIONS = (
 OPS = [op for op in op_db if op.name in PRODUCTS + DECOMPOSITIONS]
 UNINITIALISED = ("empty", "empty_like", "empty_permuted", "empty_strided")
 UNINITIALISED += ("new_empty", "new_empty_strided")
+# Its sample's results are past e4m3's range. PyTorch's CPU makes them NaN or 448, as the operands'
+# types and the processor have it.
+OVERFLOWING = ("torch._scaled_mm",)
 DTYPES = (torch.float32, torch.bfloat16, torch.complex64)  # decompositions: the first
 MOST_SAMPLES = {**dict.fromkeys(PRODUCTS, 4), **dict.fromkeys(DECOMPOSITIONS, 2)}
 
@@ -129,7 +132,7 @@ def test_all_other_operators_give_the_same() -> None:
         dtypes = sorted(
             op.supported_dtypes("cpu"), key=lambda dtype: (dtype != DTYPES[0], str(dtype))
         )
-        if op in OPS or op.name in UNINITIALISED or not dtypes:
+        if op in OPS or op.name in UNINITIALISED + OVERFLOWING or not dtypes:
             continue
         gradients = op.supports_autograd and dtypes[0].is_floating_point
         sample = next(iter(op.sample_inputs("cpu", dtypes[0], requires_grad=gradients)))
