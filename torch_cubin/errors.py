@@ -84,6 +84,15 @@ class InputError(Error, ValueError, TypeError, tag="input"):
     """
 
 
+class ModeError(Error, ValueError):
+    """[input] A call that a mode refuses, such as ``torch_cubin.audit(strict=True)``.
+
+    No TypeError: for one, ``a @ b`` says that its operands are unsupported, and the text is lost.
+    """
+
+    tag = "input"
+
+
 class LaunchError(Error, ValueError, tag="launch"):
     """[launch] Grid, block, cluster or shared memory are out of range."""
 

@@ -219,8 +219,10 @@ def test_audit() -> None:
         weight.sum(0)  # by nature
         one = torch.tensor([1])
         for bad in (lambda: x.cumsum(0), lambda: torch.zeros(3).index_add(0, one, x[0, :1])):
-            with pytest.raises(errors.InputError, match="may give a row other bits"):
+            with pytest.raises(errors.ModeError, match="may give a row other bits"):
                 bad()
+    with torch_cubin.audit(strict=True), pytest.raises(errors.ModeError, match="aten::mm"):
+        x @ weight.t()  # which takes a TypeError for an unknown operand
     assert not found.deterministic
     assert found.rows[0].kind == "neither"
     assert "aten::index_add" in str(found)

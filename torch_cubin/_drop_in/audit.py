@@ -130,8 +130,8 @@ class audit(Mode):
     they were compiled before: then only their calls of ops are seen, not their fused kernels.
 
     Args:
-        strict: raise a :class:`torch_cubin.Error` at the first op that may give a row other bits in
-            another batch.
+        strict: raise :class:`torch_cubin.errors.ModeError` at the first op that may give a row
+            other bits in another batch.
     """
 
     def __init__(self, *, strict: bool = False) -> None:
@@ -172,13 +172,14 @@ class audit(Mode):
     def _record(self, name: str, ours: bool, kind: str, because: str) -> None:
         self._found._add(name, "cubin" if ours else "PyTorch", kind, because)
         if self._found.strict and not _passes(kind, because):
-            raise errors.fault(
+            fault = errors.fault(
                 "input", f"{name} inside torch_cubin.audit(strict=True)",
                 "may give a row other bits in another batch", expected=INVARIANT,
                 got=f"{kind}: {because}",
                 advice="torch_cubin.install(batch_invariant=True) serves what it can; "
                 "docs/same_bits.md lists the rest.",
             )  # fmt: skip
+            raise errors.ModeError(str(fault))
 
 
 @functools.cache

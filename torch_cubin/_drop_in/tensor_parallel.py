@@ -288,7 +288,8 @@ def _not_served(op: Any) -> errors.Error:
 
 def _fault(what: str, problem: str, expected: str, got: str, advice: str) -> errors.Error:
     object = f"{what} of DTensors under install(tensor_parallel=)"
-    return errors.fault("input", object, problem, expected=expected, got=got, advice=advice)
+    fault = errors.fault("input", object, problem, expected=expected, got=got, advice=advice)
+    return errors.ModeError(str(fault))
 
 
 __all__ = ["check", "parts_of_graphs", "products_served", "set_parts"]
