@@ -95,6 +95,10 @@ def test_filters_and_shared_layers() -> None:
     assert type(own[2]) is nn.Linear
     assert type(own[0]) is torch_cubin.Float8Linear
     assert own[3] is own[0]
+    with pytest.warns(UserWarning, match="replaced no layer.*that `filter` accepts"):
+        torch_cubin.float8(model(), filter=lambda name, layer: False)
+    with pytest.warns(UserWarning, match="replaced no layer"):
+        torch_cubin.float8(own[:1])  # a second time
 
 
 def test_errors() -> None:

@@ -3,6 +3,7 @@ calls."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -205,7 +206,8 @@ def float8(
     need a derivative raise an error. With `training` they keep their weights and state, and
     quantise what they multiply, forward and backward, with the scales of recipe "block".
 
-    The model is changed in place. A layer under several names stays one layer.
+    The model is changed in place. A layer under several names stays one layer. A warning says if no
+    layer was replaced; subclasses of nn.Linear stay as they are.
 
     Args:
         model: layers of the type nn.Linear are replaced, and for inference also those of
@@ -238,6 +240,12 @@ def float8(
             return replaced[layer]
         parent, _, own = name.rpartition(".")
         setattr(model.get_submodule(parent), own, replaced[layer])
+    if not replaced:
+        warnings.warn(
+            "torch_cubin.float8 replaced no layer: the model has none of the type nn.Linear"
+            + (" that `filter` accepts." if filter is not None else "."),
+            stacklevel=2,
+        )
     return model
 
 
