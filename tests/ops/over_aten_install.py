@@ -503,6 +503,8 @@ def test_products_of_8_bit_floats_that_are_left_to_pytorch() -> None:
             torch._scaled_mm(*rows, **options)
         torch._scaled_mm(*tensors, scale_result=torch.ones(()))
         torch._scaled_mm(*tensors, out_dtype=torch.float8_e5m2)
+        e4m3 = torch.zeros(16).to(torch.float8_e4m3fn)
+        torch._scaled_mm(*tensors, bias=e4m3, out_dtype=e4m3.dtype)
         with pytest.raises(RuntimeError):
             torch._scaled_mm(tensors[0], tensors[1][:24], *tensors[2:], **options)
         assert _served()[name] == 1  # and PyTorch's on the CPU multiplies by aten::mm
@@ -511,6 +513,7 @@ def test_products_of_8_bit_floats_that_are_left_to_pytorch() -> None:
         "scales of tensors, which are not known to be quicker": 1,
         "use_fast_accum=False, which is not known to be quicker": 1,
         "a scale of the result": 1,
+        "a bias that it does not take": 1,
         "an out_dtype that it does not take": 1,
         "shapes that it does not take": 1,
     }

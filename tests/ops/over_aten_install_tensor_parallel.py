@@ -68,6 +68,51 @@ CALLS = [
 ]
 
 
+WHOLE = [  # functions that DTensor sees whole in inference mode
+    (torch.nn.functional.linear, [((5, 24), 1), ((7, 24), 1)]),
+    (torch.matmul, [((5, 24), 1), ((24, 7), 0)]),
+    (torch.inner, [((5, 24), 1), ((7, 24), 1)]),
+    (lambda a, b: torch.tensordot(a, b, 1), [((5, 24), 1), ((24, 7), 0)]),
+    (lambda a, b: torch.einsum("mk,kn->mn", a, b), [((5, 24), 1), ((24, 7), 0)]),
+    (lambda a, b: torch.linalg.multi_dot([a, b]), [((5, 24), 1), ((24, 7), 0)]),
+]
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_functions_of_products_are_cut_too(mesh, mode) -> None:
+    for call, operands in WHOLE:
+        plain = [draw(*shape) for shape, _ in operands]
+        with mode(), installed(4):
+            given = shards(mesh, *zip(plain, [where for _, where in operands], strict=True))
+            out = call(*given)
+        assert out.placements[0].is_replicate(), call
+        b = plain[1] if plain[1].shape[0] == 24 else plain[1].t()
+        assert torch.equal(out.to_local(), by_tree(plain[0], b, 4)), call
+    with torch.inference_mode(), installed(4):
+        a, b = shards(mesh, (draw(5, 24), 1), (draw(24, 7), 0))
+        with pytest.raises(RuntimeError, match=r"\[input\].*cannot sum"):
+            torch.ops.cubin.matmul(a, b)
+        with pytest.raises(RuntimeError, match=r"\[input\].*cannot sum"):
+            torch.ops.cubin.linear(a, b.t())
+        torch.mm(a, b)
+
+
+def test_outputs_that_are_given_get_the_placements(mesh) -> None:
+    with installed(4):
+        a, b, out = shards(mesh, (draw(8, 24), 0), (draw(24, 6), "R"), (draw(8, 6), 0))
+        assert torch.mm(a, b, out=out) is out
+        assert torch.equal(out.full_tensor(), draw(8, 24) @ draw(24, 6))
+        torch.mm(*shards(mesh, (draw(8, 24), 1), (draw(24, 6), 0)))
+
+
+def test_an_install_inside_leaves_the_count(mesh, recwarn) -> None:
+    with installed(4):
+        torch.mm(*shards(mesh, (draw(5, 24), 1), (draw(24, 7), 0)))
+        with torch_cubin.install():
+            pass
+    assert not [each for each in recwarn if "cut no product" in str(each.message)]
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 def test_parts_are_summed_by_the_tree(mesh, dtype) -> None:
     for call, operands in CALLS:
@@ -111,6 +156,25 @@ def test_sums_of_columns_do_not_depend_on_their_number(mesh) -> None:
             handle.remove()
 
 
+def _scaled(a, b):
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    own = [x.full_tensor().to(torch.float8_e4m3fn) for x in (a, b.t())]
+    a, b = (DTensor.from_local(x, of.device_mesh, of.placements)
+            for x, of in ((own[0], a), (own[1].t(), b)))  # fmt: skip
+    scales = [distribute_tensor(torch.ones(()), a.device_mesh) for _ in range(2)]
+    return torch._scaled_mm(a, b, *scales, out_dtype=torch.bfloat16)
+
+
+def _of_one_group(a, b):
+    from torch.distributed.tensor import distribute_tensor
+
+    ends = torch.tensor([len(a)], dtype=torch.int32)
+    return torch._grouped_mm(
+        a.bfloat16(), b.bfloat16().unsqueeze(0), offs=distribute_tensor(ends, a.device_mesh)
+    )
+
+
 REFUSED = [
     ([(5, 22), (22, 7)], [1, 0], torch.mm, "equal parts"),
     ([(5, 3), (3, 7)], [1, 0], torch.mm, "equal parts"),  # fewer than parts
@@ -118,6 +182,8 @@ REFUSED = [
     ([(5, 24), (24, 7)], [1, 0], lambda a, b: torch.ops.cubin.matmul(a, b), "cannot sum"),
     ([(5, 24), (7, 24)], [1, 1], lambda a, b: torch.ops.cubin.linear(a, b), "cannot sum"),
     ([(24,), (24,)], [0, 0], torch.vdot, "cannot sum"),
+    ([(16, 32), (32, 16)], [1, 0], _scaled, "cannot sum"),
+    ([(8, 32), (32, 16)], [1, 0], _of_one_group, "cannot sum"),
 ]
 
 

@@ -36,6 +36,7 @@ _ELEMENTS = "each element by itself"
 _MOVES = "moves or compares elements"
 _ORDER = "sums in an order that may depend on the batch"
 _ATOMICS = "adds in an order that may change from run to run"
+_TIES = "which of equal elements it names may change from run to run"
 _RANDOM = "draws random numbers for the whole call"
 _UNKNOWN = "not known to torch_cubin"
 _ENDS = "PyTorch's CPU kernels compute a tensor's last elements by other functions"
@@ -206,6 +207,8 @@ def classify(func: Any, args: Any, kwargs: Any, ours: bool) -> tuple[str, str]:
         return _ours(func, base, args, kwargs)
     if torch.Tag.nondeterministic_seeded in func.tags:
         return NEITHER, _RANDOM
+    if base == "kthvalue" or (base == "median" and len(args) > 1):
+        return NEITHER, _TIES
     if func.is_view or func.namespace == "prim" or (base in _MOVING and base != "index_put"):
         return INVARIANT, _MOVES
     if torch.Tag.pointwise in func.tags:

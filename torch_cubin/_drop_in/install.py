@@ -35,6 +35,7 @@ class Installation:
         self.policy = policy
         self.batch_invariant = batch_invariant
         self.tensor_parallel = tensor_parallel
+        self._products_before = over_ranks.products_served()
 
     @property
     def active(self) -> bool:
@@ -48,7 +49,8 @@ class Installation:
         tenths of a microsecond.
         """
         with _lock:
-            unused = self in _active and self.tensor_parallel and not over_ranks.products_served()
+            served = over_ranks.products_served() - self._products_before
+            unused = self in _active and self.tensor_parallel and not served
             if self in _active:
                 _active.remove(self)
                 _switch()

@@ -17,7 +17,7 @@ from torch_cubin import errors
 from torch_cubin._drop_in import report
 from torch_cubin._ops import raw_ops, row_parallel
 from torch_cubin._ops.sharding import RULES
-from torch_cubin._pytorch import compiler, sharding
+from torch_cubin._pytorch import compiler, dispatch_modes, sharding
 from torch_cubin._pytorch.imports import when_imported
 
 # Labels of the operands, which follow an addend in the last three.
@@ -34,10 +34,15 @@ _SUMS = ("addmm", "baddbmm", "addmv")
 # Products that are refused where K is divided.
 _OTHERS = {"_scaled_mm": ("mk", "kn"), "vdot": ("k", "k")}
 _OURS = (*raw_ops.PRODUCTS, *raw_ops.SYMMETRIC, raw_ops.ADDMM_INTO, *raw_ops.FUSED, raw_ops.GROUPED)
+# Functions that call products. DTensor gets them whole in inference mode, and would sum over ranks.
+_COMPOSITES = (
+    *("linear", "matmul", "inner", "tensordot", "einsum", "bilinear", "chain_matmul"),
+    *("linalg_matmul", "linalg_multi_dot", "linalg_vecdot", "vecdot"),
+)
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 _parts: int | None = None
-_served = 0  # products since the setting changed
+_served = 0  # products
 
 
 def check(parts: object) -> None:
@@ -49,14 +54,16 @@ def check(parts: object) -> None:
             "input", "torch_cubin.install argument 'tensor_parallel'", "is too small",
             expected="a number of parts, at least 1", got=str(parts),
         )  # fmt: skip
+    if parts is not None:
+        sharding.require_handlers()  # not once a later import of DTensor asks for them
 
 
 def set_parts(parts: int | None) -> None:
     """Cuts the K that ranks share into so many parts; None for PyTorch's sums."""
-    global _parts, _served
+    global _parts
     if parts == _parts:
         return
-    _parts, _served = parts, 0
+    _parts = parts
     if parts is not None:
         _watch()
     _update()
@@ -69,7 +76,7 @@ def parts_of_graphs() -> int | None:
 
 
 def products_served() -> int:
-    """Since the number of parts changed."""
+    """In this process."""
     return _served
 
 
@@ -106,10 +113,21 @@ def _handlers() -> Iterator[tuple[Any, sharding.Handler]]:
                 )
                 yield op, functools.partial(_serve if is_served else _refuse, labels)
     yield torch.ops.aten.sum.dim_IntList, _serve_sum
+    yield torch.ops.aten._grouped_mm.default, _refuse_groups
     for name in _OURS:
         describe: Any = RULES[name]
         for raw in raw_ops.raw_names(name):
             yield raw_ops.overload(raw), functools.partial(_refuse_ours, describe)
+    packets = [(torch.ops.aten, name) for name in _COMPOSITES]
+    for namespace, name in (*packets, *((torch.ops.cubin, name) for name in _OURS)):
+        for overload in ("default", "out"):
+            op = getattr(getattr(namespace, name, None), overload, None)
+            if op is not None and dispatch_modes.is_composite(op):
+                yield op, _decompose
+
+
+def _decompose(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    return op.decompose(*args, **kwargs)
 
 
 def _serve(labels: Sequence[str], op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -148,7 +166,8 @@ def _serve(labels: Sequence[str], op: Any, args: Sequence[Any], kwargs: dict[str
 def _serve_sum(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Sums over the first dims, where ranks have parts of the others: gradients of biases.
 
-    Their order would depend on the number of a rank's columns. As products with ones it does not.
+    Their order would depend on the number of a rank's columns. As products with ones, or as sums of
+    rows, it does not.
     """
     from torch.distributed.tensor import DTensor, Shard
 
@@ -169,7 +188,10 @@ def _serve_sum(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         rows = x.to_local().flatten(0, count - 1)
         sizes = [*[1] * (count if keepdim else 0), *rows.shape[1:]]
         rows = rows.reshape(len(rows), -1)
-        total = row_parallel.summed_parts(rows.new_ones(1, len(rows)), rows, 1)
+        if rows.dtype == torch.float32:  # a product may be of TF32, which holds for products alone
+            total = torch.ops.cubin._row_sums(rows.t().contiguous(), 0, 1.0, torch.float32)
+        else:
+            total = row_parallel.summed_parts(rows.new_ones(1, len(rows)), rows, 1)
         dim = placement.dim % x.dim() - (0 if keepdim else count)
         whole = [*sizes[:dim], x.shape[placement.dim], *sizes[dim + 1 :]]
         return DTensor.from_local(
@@ -259,8 +281,15 @@ _DISTRIBUTE = "Distribute all operands (torch.distributed.tensor.distribute_tens
 
 
 def _refuse(labels: Sequence[str], op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    tensors = [each for each in args if isinstance(each, Tensor)]
-    if _is_divided(labels, *tensors[-2:]):
+    name = op.name().partition(".")[0].removeprefix("aten::").removesuffix("_")
+    first = int(name in _SUMS)
+    if _is_divided(labels, *args[first : first + 2]):
+        raise _not_served(op)
+
+
+def _refuse_groups(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    a, b = args[:2]
+    if _is_divided(("." * (a.dim() - 2) + "mk", "." * (b.dim() - 2) + "kn"), a, b):
         raise _not_served(op)
 
 

@@ -25,9 +25,6 @@ Tree = Any
 LEAF = "x"
 _ROOT = math.sqrt(2.0 / math.pi)
 
-
-_ROOT = math.sqrt(2.0 / math.pi)
-
 # What models write for an activation instead of calling PyTorch's function: GPT-2 and its kin, then
 # two of transformers' (activations.py there has all three).
 _WRITTEN_OUT: tuple[tuple[str, Callable[[Any], Any]], ...] = (

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from torch_cubin import errors
+from torch_cubin._ops import checks
 from torch_cubin._ops.batch_invariant import batch_invariant
 
 _NAME = "torch_cubin.accumulate_weight_gradient"
@@ -31,6 +32,7 @@ def accumulate_weight_gradient(
         last: whether the batch ends here. Only then may the number of tokens be no multiple of
             ``tokens``.
     """
+    checks.require_tensors(_NAME, main_grad=main_grad, grad=grad, input=input)
     if grad.dim() < 2 or input.dim() < 2 or grad.shape[:-1] != input.shape[:-1]:
         shapes = f"{tuple(grad.shape)} and {tuple(input.shape)}"
         raise _fault("'grad' and 'input'", "do not fit", "(..., N) and (..., K)", shapes)

@@ -130,13 +130,19 @@ Handler = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
 _before: dict[Any, Any] = {}  # handlers that ours replaced
 
 
-def set_handlers(handlers: dict[Any, Handler]) -> None:
-    """Calls these for ops of DTensors, before PyTorch would choose their shards."""
+def require_handlers() -> Any:
+    """DTensor's dispatcher, which is imported for it; raises if this torch has none as we know."""
     dispatcher = HANDLERS.find(_DISPATCHER, None)
     for name in _NEEDED:
         HANDLERS.find(f"{_DISPATCHER}.{name}", None)
     if not HANDLERS.available:
         raise HANDLERS.error("torch_cubin.install(tensor_parallel=)")
+    return dispatcher
+
+
+def set_handlers(handlers: dict[Any, Handler]) -> None:
+    """Calls these for ops of DTensors, before PyTorch would choose their shards."""
+    dispatcher = require_handlers()
     known = dispatcher._custom_op_handlers
     for op, handler in handlers.items():
         _before.setdefault(op, known.get(op))
@@ -171,4 +177,9 @@ def _handle(dispatcher: Any, handler: Handler, op: Any, args: Any, kwargs: Any) 
     info = dispatcher.unwrap_to_op_info(op, args, kwargs)
     dispatcher.sharding_propagator.propagate(info)
     results = dispatcher._dispatch_get_local_results_slow_path(op, args, info)
-    return dispatcher.wrap(results, info.output_sharding.output_spec)
+    spec = info.output_sharding.output_spec
+    for argument in op._schema.arguments:
+        if argument.is_out:
+            kwargs[argument.name]._spec = spec  # the product's placements, as PyTorch has it
+            return kwargs[argument.name]
+    return dispatcher.wrap(results, spec)

@@ -107,7 +107,8 @@ const char* why_not_result(const Call& x) {
   const TensorView& bias = *x.bias;
   const bool is_16_bit = bias.dtype == ScalarType::BFloat16 || bias.dtype == ScalarType::Half;
   const bool fits = bias.dim == 1 && bias.sizes[0] == x.b.sizes[1] && same_device(bias, x.a) &&
-                    (bias.dtype == dtype || (is_16_bit && element_size(dtype) != 2));
+                    (is_16_bit ? bias.dtype == dtype || element_size(dtype) != 2
+                               : bias.dtype == ScalarType::Float && bias.dtype == dtype);
   return fits ? nullptr : "a bias that it does not take";
 }
 
