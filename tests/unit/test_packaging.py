@@ -210,7 +210,7 @@ def test_wheel_holds_library_and_kernels_and_nothing_else(wheel):
     expected |= modules | {"torch_cubin/_C.so", "torch_cubin/cubins/manifest.json"}
     folder = ROOT / "torch_cubin"
     for_cpp = (
-        *folder.glob("cmake/*"),
+        *folder.glob("cmake/*.*"),
         *folder.glob("include/torch_cubin/*.h"),
         *folder.glob("lib/*/*"),
     )
