@@ -145,7 +145,8 @@ def _serve(labels: Sequence[str], op: Any, args: Sequence[Any], kwargs: dict[str
 
     with torch.no_grad():
         own_a, own_b = (
-            each.redistribute(mesh, [Shard(label.index("k"))]).to_local()
+            # Detached, or torch 2.11 calls detach_() on the result, for which DTensor has no rule.
+            each.detach().redistribute(mesh, [Shard(label.index("k"))]).to_local()
             for each, label in zip((a, b), labels, strict=True)
         )
         own_a = own_a if own_a.dim() > 1 else own_a.unsqueeze(0)
@@ -217,7 +218,7 @@ def _with_addend(total: Tensor, addend: Any, beta: Any, alpha: Any) -> Tensor:
     if addend is None or beta == 0:
         return total
     if isinstance(addend, DTensor):
-        addend = addend.redistribute(addend.device_mesh, [Replicate()]).to_local()
+        addend = addend.detach().redistribute(addend.device_mesh, [Replicate()]).to_local()
     wide = addend.to(total.dtype)
     return total + (wide if beta == 1 else wide * beta)
 
