@@ -218,7 +218,8 @@ def _with_addend(total: Tensor, addend: Any, beta: Any, alpha: Any) -> Tensor:
     if addend is None or beta == 0:
         return total
     if isinstance(addend, DTensor):
-        addend = addend.detach().redistribute(addend.device_mesh, [Replicate()]).to_local()
+        sharded: Any = addend.detach()
+        addend = sharded.redistribute(addend.device_mesh, [Replicate()]).to_local()
     wide = addend.to(total.dtype)
     return total + (wide if beta == 1 else wide * beta)
 
