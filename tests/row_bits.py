@@ -34,8 +34,9 @@ def rows_of(device: str) -> Iterator[Tensor]:
             yield x.to(device, dtype)
 
 
-def arguments_of(op: Any, device: str) -> Iterator[list[Any]]:
-    """Arguments that make a call; none for schemas with others than tensors and numbers."""
+def arguments_of(op: Any, device: str) -> Iterator[tuple[Any, ...]]:
+    """Arguments that make a call, as the dispatcher passes them; none for schemas with others than
+    tensors and numbers."""
     for x in rows_of(device):
         found: list[Any] = []
         for argument in op._schema.arguments:
@@ -54,7 +55,7 @@ def arguments_of(op: Any, device: str) -> Iterator[list[Any]]:
             op(*found)
         except (RuntimeError, NotImplementedError):
             continue  # another dtype
-        yield found
+        yield tuple(found)
 
 
 def differs(call: Callable[..., Any], args: Sequence[Any]) -> bool:
