@@ -5,7 +5,8 @@
 
 Each draw has a seed: a model, a prompt, its place in a batch of others, how many tokens follow it,
 and the lengths of the calls that a cache joins. The prompt's logits are compared with those of the
-prompt alone in one call; in some draws also the gradients of its embeddings. On a GPU the models
+prompt alone in one call; in some draws also the gradients of its embeddings, where a difference
+names the layer that has it first. On a GPU the models
 are those of examples/same_bits.py; on the CPU they are made of operators whose reference has the
 property. The exit status says whether no bit differs.
 """
@@ -98,6 +99,34 @@ def gradients(model: nn.Module, ids: Tensor, place: int, length: int) -> Tensor:
     return torch.autograd.grad(loss, seen[0])[0][place, :length]
 
 
+def first_difference(model: nn.Module, ids: Tensor, place: int, length: int) -> str:
+    """The layer of the backward in which one sequence's gradients differ first; empty for none."""
+
+    def gradients_of_layers(ids: Tensor, place: int) -> list[tuple[str, Tensor]]:
+        found: list[tuple[str, Tensor]] = []
+
+        def hook(name: str, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+            for what, grad in (("output", outputs[0]), ("input", inputs[0])):
+                found.append((f"{what} of {name}", grad[place, :length].clone()))
+
+        handles = [
+            module.register_full_backward_hook(lambda _, *grads, name=name: hook(name, *grads))
+            for name, module in model.named_modules()
+            if isinstance(module, (nn.Linear, nn.LayerNorm, nn.RMSNorm))
+        ]
+        gradients(model, ids, place, length)
+        for handle in handles:
+            handle.remove()
+        return found
+
+    alone = gradients_of_layers(ids[place : place + 1, :length].clone(), 0)
+    for (name, own), (_, grad) in zip(alone, gradients_of_layers(ids, place), strict=True):
+        if not torch.equal(own, grad):
+            count = int((own != grad).any(-1).sum())
+            return f"first at the {name}, in {count} of {length} rows"
+    return ""
+
+
 def difference(seed: int, device: str) -> str:
     """What differs in this draw; empty for nothing."""
     draws = random.Random(seed)
@@ -123,7 +152,7 @@ def difference(seed: int, device: str) -> str:
     if draws.random() < 0.3:
         own = gradients(model, prompt, 0, length)
         if not torch.equal(gradients(model, ids, place, length), own):
-            return f"{call}: gradients"
+            return f"{call}: gradients, {first_difference(model, ids, place, length)}"
     return ""
 
 

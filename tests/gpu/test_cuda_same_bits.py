@@ -148,6 +148,41 @@ def test_gradients_of_a_sequence(installed) -> None:
             assert torch.equal(own, wanted[batch]), batch
 
 
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
+def test_gradients_with_rows_behind_a_sequence(head_dim, installed) -> None:
+    """Padding that no loss reads, with a causal or a boolean mask, and packed sequences: lengths at
+    which the backward would take other kernels, or share its tiles out otherwise."""
+
+    def gradients(*own: Tensor, grad: Tensor, **mask) -> list[Tensor]:
+        own = tuple(x.clone().requires_grad_() for x in own)
+        out = ops.scaled_dot_product_attention(*own, **(mask or {"is_causal": True}),
+                                               enable_gqa=True)  # fmt: skip
+        return list(torch.autograd.grad(out, own, grad))
+
+    behind = 40
+    for length in (20, 79, 120, 186, 380):
+        every = length + behind
+        q, grad = (draw(3, 6, every, head_dim, dtype=torch.bfloat16) for _ in range(2))
+        k, v = (draw(3, 2, every, head_dim, dtype=torch.bfloat16) for _ in range(2))
+        grad[:, :, length:] = 0
+        seen = torch.ones(every, every, dtype=torch.bool, device="cuda").tril()
+        seen[:, length:] = False
+        wanted = gradients(*(x[1:2, :, :length] for x in (q, k, v)), grad=grad[1:2, :, :length])
+        masks = [{}, {"attn_mask": seen}] if not 128 < head_dim <= 192 else [{}]
+        for mask in masks:
+            for own, whole in zip(wanted, gradients(q, k, v, grad=grad, **mask), strict=True):
+                assert torch.equal(own[0], whole[1, :, :length]), (length, mask)
+                assert not whole[1, :, length:].any() or not mask
+        ends = torch.tensor([0, 5, 5 + length], dtype=torch.int32, device="cuda")
+        own = [x[1:2].transpose(1, 2).clone().requires_grad_() for x in (q, k, v)]
+        packed = [torch.cat((x[0, :5], x[0, :length])) for x in own]
+        lengths = {"cu_seqlens_q": ends, "cu_seqlens_k": ends}
+        out = ops.flash_attention(*packed, **lengths, is_causal=True)
+        found = torch.autograd.grad(out[5:], own, grad[1, :, :length].transpose(0, 1))
+        for gradient, each in zip(wanted, found, strict=True):
+            assert torch.equal(gradient[0], each[0, :length].transpose(0, 1)), length
+
+
 def test_the_switch_of_a_thread_reaches_the_threads_of_its_backward() -> None:
     def served() -> set[str]:
         x.softmax(-1).square().mean(-1).sum().backward()

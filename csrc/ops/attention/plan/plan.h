@@ -8,8 +8,8 @@ namespace torch_cubin {
 // Made on first use of the device. Throws [arch] if the catalog has nothing for it.
 const AttentionKernels& attention_kernels(const Device& device);
 
-// What the plan of one launch may depend on: under batch_invariant(), where the split of the keys
-// or of the queries may depend on the lengths of one sequence, not on the number of sequences.
+// What the plan of one launch may depend on: under batch_invariant() not on the number of
+// sequences, and, where a kernel for Hopper serves the call, not on their lengths.
 AttentionCase planned_case(AttentionCase problem);
 
 // Plans without kernels if no fused kernel supports the problem: then it is composed.

@@ -100,7 +100,7 @@ struct Sm90BackwardPlan {
   const AttentionRow* backward;
   const AttentionRow* pair;  // used instead if the device runs clusters of two; or null
   const AttentionRow* convert;
-  int64_t batch;  // that the number of parts may depend on; 0: there is one part
+  int64_t batch;  // that the number of parts and sets may depend on; 0: there is one
 };
 
 class Sm90Backward : public AttentionBackwardKernels {
@@ -151,9 +151,10 @@ class Sm90Backward : public AttentionBackwardKernels {
     const double steps = static_cast<double>(problem.batch) * tiles * blocks;
     plan.microseconds = (steps / device_.multiprocessors) * static_cast<double>(row->cost_tile) /
                         device_.cycles_per_microsecond;
-    const bool any_length = problem.packed && problem.batch_invariant;  // one kernel serves all
-    if (any_length) plan.microseconds = 0;
-    const int64_t batch = any_length ? 0 : problem.batch;
+    // One kernel has to serve every number of rows, and take its steps in one order: a sequence has
+    // the same gradients with padding behind it, and packed.
+    if (problem.batch_invariant) plan.microseconds = 0;
+    const int64_t batch = problem.batch_invariant ? 0 : problem.batch;
     plan.set(Sm90BackwardPlan{&delta_[dtype][0], row, pair, &convert_[dtype][0], batch});
     return plan;
   }
