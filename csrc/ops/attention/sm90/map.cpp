@@ -19,7 +19,17 @@ struct Box {
   MapSwizzle swizzle;
 };
 
+// The L2 cache loads as much around what a box reads. Where a row's neighbours are rows of other
+// heads, whose blocks load them at the same time, it is not more than the row.
+MapL2Promotion promotion_of(const Box& box, const Sm90MapRows& rows) {
+  const int64_t bytes = rows.columns * box.bytes;
+  const bool adjacent = rows.stride[2] == rows.columns || rows.rows == 1;
+  if (adjacent || bytes >= 256) return MapL2Promotion::k256Bytes;
+  return bytes >= 128 ? MapL2Promotion::k128Bytes : MapL2Promotion::k64Bytes;
+}
+
 void encode(Sm90AttentionMap& out, const Box& box, const Sm90MapRows& rows, const Device& device) {
+  const MapL2Promotion promotion = promotion_of(box, rows);
   const auto dim = [&](int64_t size, int64_t stride, int64_t box_size) {
     // The stride of a single index is arbitrary.
     return MapDim{static_cast<uint64_t>(size),
@@ -34,13 +44,13 @@ void encode(Sm90AttentionMap& out, const Box& box, const Sm90MapRows& rows, cons
     encode_tiled_map(&out, rows.data, box.type, box.swizzle,
                      {columns, dim(kRaggedRows, row, box.rows), heads, dim(kMostPackedRows, row, 1),
                       dim(kMostPackedRows, wrap - row, 1)},
-                     device.index);
+                     device.index, promotion);
     return;
   }
   encode_tiled_map(&out, rows.data, box.type, box.swizzle,
                    {columns, dim(rows.rows, row, box.rows), heads,
                     dim(rows.batch, rows.stride[0], 1), dim(1, 0, 1)},
-                   device.index);
+                   device.index, promotion);
 }
 
 }  // namespace
