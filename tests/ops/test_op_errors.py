@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -277,7 +274,7 @@ def test_an_error_of_the_users_names_its_type(error, text, device):
     assert str(caught.value).removeprefix(f"{__name__}.").splitlines()[0] == text
 
 
-def test_ctrl_c_is_not_swallowed():
+def test_ctrl_c_is_not_swallowed(fresh_python):
     """Not even where every RuntimeError is: the signal comes again, after the call."""
     code = """
 import signal, time, torch, torch_cubin
@@ -299,13 +296,7 @@ try:
 except KeyboardInterrupt:
     print("interrupted")
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=50,
-        env={**os.environ, "PYTHONPATH": ":".join(filter(None, sys.path))},
-    )
+    done = fresh_python.run(code, timeout=50)
     assert done.stdout.split() == ["KeyboardInterrupt", "interrupted"], done.stderr
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -97,9 +95,10 @@ def test_alpha_0_computes_no_product(name: str) -> None:
 
 @pytest.mark.parametrize("with_c", [False, True])
 def test_derivatives(name: str, with_c: bool) -> None:
-    args = [operand_of(name).requires_grad_()]
+    # The checks take a hundred derivatives of each element.
+    args = [operand_of(name)[:, :3, :3].clone().requires_grad_()]
     if with_c:
-        args.append(torch.randn(5, 5, dtype=torch.float64, requires_grad=True))
+        args.append(torch.randn(3, 3, dtype=torch.float64, requires_grad=True))
     op = of_two(name)
     gradcheck(
         op, args, check_forward_ad=True, check_batched_grad=True, check_batched_forward_grad=True
@@ -223,14 +222,9 @@ for args in ((a,), (symmetric, c)):
 
 
 @pytest.mark.parametrize("checks", ["0", "1"])
-def test_environment_variable_refuses_asymmetric_arguments(checks: str) -> None:
-    child = subprocess.run(
-        [sys.executable, "-c", CHECKED],
-        env=os.environ | {"TORCH_CUBIN_CHECK": checks},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+def test_environment_variable_refuses_asymmetric_arguments(checks: str, fresh_python) -> None:
+    child = fresh_python.run(CHECKED, env=os.environ | {"TORCH_CUBIN_CHECK": checks})
+    assert child.returncode == 0, child.stderr
     lines = child.stdout.splitlines()
     assert len(lines) == (2 if checks == "1" else 0)
     for line, argument in zip(lines, "ac", strict=False):

@@ -10,8 +10,6 @@ import importlib.util
 import os
 import re
 import shutil
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -105,7 +103,7 @@ needs_extension = pytest.mark.skipif(not EXTENSION.is_file(), reason="built with
 
 @needs_extension
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_the_extension_serves_this_torch(device):
+def test_the_extension_serves_this_torch(device, torch_python):
     """Else calls are quietly some microseconds slower; whatever the default device is."""
     code = f"""
         import torch
@@ -113,9 +111,8 @@ def test_the_extension_serves_this_torch(device):
         from torch_cubin._native import launcher as _extension
         print(_extension.Launcher is not _extension.PlainLauncher)
     """
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TORCH_CUBIN_PLAIN_LAUNCH": ""}
-    command = [sys.executable, "-c", textwrap.dedent(code)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    environment = {**os.environ, "TORCH_CUBIN_PLAIN_LAUNCH": ""}
+    done = torch_python.run(textwrap.dedent(code), env=environment)
     assert done.stdout == "True\n", done.stderr
 
 

@@ -7,8 +7,6 @@ tests/faults/fake_contract.py.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -155,7 +153,7 @@ def test_redefinition() -> None:
     assert contracts.ops()[name]["contract"] == other
 
 
-def test_more_ops_than_slots_are_refused() -> None:
+def test_more_ops_than_slots_are_refused(torch_python) -> None:
     code = """
         import contracts
         from contracts import define, vec_add
@@ -176,10 +174,5 @@ def test_more_ops_than_slots_are_refused() -> None:
         except errors.InputError:
             print("right")
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env={"PYTHONPATH": f"{HERE.parent}:{HERE.parents[1]}", "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-    )
+    done = torch_python.run(textwrap.dedent(code))
     assert done.stdout == "right\n", done.stderr

@@ -455,7 +455,7 @@ def test_damage_anywhere_is_survived(tmp_path: Path) -> None:
     assert found["refused"] + found["accepted"] == 1500
 
 
-def test_the_module_is_an_attribute_that_is_imported_late() -> None:
+def test_the_module_is_an_attribute_that_is_imported_late(torch_python) -> None:
     code = """
 import sys, torch, torch_cubin
 before = set(sys.modules)
@@ -467,4 +467,5 @@ assert "setuptools" in before or "setuptools" not in sys.modules
 from torch_cubin import embed
 assert embed is torch_cubin.embed
 """
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+    done = torch_python.run(code)
+    assert done.returncode == 0, done.stderr

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -41,14 +40,11 @@ def test_no_example_has_the_name_of_a_package_that_is_imported(package: str) -> 
     assert {name for name in names & taken if (package, name) not in HARMLESS} == set()
 
 
-def test_an_example_runs_as_a_program() -> None:
+def test_an_example_runs_as_a_program(torch_python) -> None:
     """Its optimizer imports torch._dynamo, which looks for Triton."""
-    command = [sys.executable, str(EXAMPLES / "train_transformer.py"), "--device", "cpu"]
-    done = subprocess.run(
-        [*command, "--steps", "1", "--plot", os.devnull],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    script = EXAMPLES / "train_transformer.py"
+    argv = [str(script), "--device", "cpu", "--steps", "1", "--plot", os.devnull]
+    path = [str(EXAMPLES), *sys.path]
+    done = torch_python.run(script.read_text(), argv=argv, path=path)
     assert "Traceback" not in done.stderr, done.stderr
     assert "1 steps in torch.float32 on cpu" in done.stdout, done.stderr

@@ -7,10 +7,8 @@ import json
 import math
 import operator
 import random
-import subprocess
-from pathlib import Path
 
-import cubin_check
+import declared_check
 import pytest
 import torch
 
@@ -18,7 +16,6 @@ from torch_cubin import errors
 from torch_cubin._declared import expressions as ex
 from torch_cubin._declared.evaluate import evaluate
 
-HERE = Path(__file__).resolve().parent
 CASES = 8000  # each operation is evaluated a thousand times
 DEVICE = {"sm": 90, "multiprocessors": 132}
 INTERESTING = [0, 1, -1, 2, 3, 7, 255, 256, 2**31 - 1, -(2**31), 2**62, 2**63 - 1, -(2**63)]
@@ -26,23 +23,9 @@ FLOATS = [0.0, -0.0, 1.0, 0.5, -2.75, 1e300, -1e-300, 3.0]
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool]
 
 
-@pytest.fixture(scope="module")
-def program() -> Path:
-    return cubin_check.build(
-        HERE / "expression_check.cpp",
-        more=[
-            *sorted((cubin_check.ROOT / "csrc" / "declared").glob("expression*.cpp")),
-            cubin_check.ROOT / "csrc" / "package" / "fields.cpp",
-        ],
-    )
-
-
-def ask(program: Path, lines: list[dict]) -> list[dict]:
+def ask(lines: list[dict]) -> list[dict]:
     """What C++ makes of each {"tree", "tensors", "numbers"}."""
-    text = "\n".join(json.dumps(line) for line in lines) + "\n"
-    done = subprocess.run([str(program)], input=text, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return declared_check.run("expressions", lines)
 
 
 def facts(tensor: torch.Tensor | None) -> dict | None:
@@ -124,7 +107,7 @@ def outcome(line: dict, tensors: dict, numbers: dict) -> tuple:
     return ("value", type(value).__name__, value)
 
 
-def test_cpp_and_python_agree_on_random_trees(program) -> None:
+def test_cpp_and_python_agree_on_random_trees() -> None:
     r = random.Random(5)
     lines, wanted = [], []
     pool = [random_tensor(r) for _ in range(3000)]  # more layouts than random_tensor can tell apart
@@ -147,7 +130,7 @@ def test_cpp_and_python_agree_on_random_trees(program) -> None:
         lines.append({"tree": tree, "tensors": shown, "numbers": numbers, "texts": texts})
         wanted.append(outcome(lines[-1], tensors, {**numbers, **texts}))
     kinds = {"error": 0, "bool": 0, "int": 0, "float": 0}
-    for line, want, got in zip(lines, wanted, ask(program, lines), strict=True):
+    for line, want, got in zip(lines, wanted, ask(lines), strict=True):
         where = (line, got, want)
         if want[0] == "error":
             kinds["error"] += 1
@@ -177,14 +160,14 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize("tree", MALFORMED, ids=json.dumps)
-def test_malformed_trees_are_refused(program, tree) -> None:
+def test_malformed_trees_are_refused(tree) -> None:
     tensors = {"x": facts(torch.empty(2, 3, device="meta"))}
     line = {"tree": tree, "tensors": tensors, "numbers": {"n": 1}, "texts": {"mode": "fast"}}
-    (got,) = ask(program, [line])
+    (got,) = ask([line])
     assert got.get("tag") == "input", got
 
 
-def test_deep_and_wide_trees_are_refused(program) -> None:
+def test_deep_and_wide_trees_are_refused() -> None:
     deep: ex.Tree = 1
     for _ in range(100):
         deep = ["neg", deep]
@@ -192,24 +175,24 @@ def test_deep_and_wide_trees_are_refused(program) -> None:
     for _ in range(12):
         wide = ["add", wide, wide]
     for tree in (deep, wide):
-        (got,) = ask(program, [{"tree": tree, "tensors": {}, "numbers": {}, "texts": {}}])
+        (got,) = ask([{"tree": tree, "tensors": {}, "numbers": {}, "texts": {}}])
         assert got.get("tag") == "input", got
 
 
-def test_errors_show_the_expression(program) -> None:
+def test_errors_show_the_expression() -> None:
     tree = ["floordiv", ["numel", "x"], ["sub", ["number", "n"], 1]]
     tensors = {"x": facts(torch.empty(2, 3, device="meta"))}
     line = {"tree": tree, "tensors": tensors, "numbers": {"n": 1}, "texts": {}}
-    (got,) = ask(program, [line])
+    (got,) = ask([line])
     assert "(x.numel // (n - 1))" in got["message"]
     assert "a test" in got["message"]
 
 
-def test_products_of_sizes_do_not_overflow(program) -> None:
+def test_products_of_sizes_do_not_overflow() -> None:
     def numel(*sizes: int) -> dict:
         facts = {"sizes": sizes, "strides": [0] * len(sizes), "itemsize": 4, "dtype": "float32"}
         line = {"tree": ["numel", "x"], "tensors": {"x": facts}, "numbers": {}, "texts": {}}
-        return ask(program, [line])[0]
+        return ask([line])[0]
 
     assert "overflows" in numel(2**32 + 1, 2**32)["message"]
     assert "overflows" in numel(2**40, 2**40, 3)["message"]
@@ -220,7 +203,7 @@ def test_products_of_sizes_do_not_overflow(program) -> None:
 BETWEEN = [0, 1, -1, 3, 2**53, 2**53 + 1, -(2**53) - 1, 2**62 + 1, 2**63 - 1, -(2**63)]
 
 
-def test_ints_and_floats_are_compared_exactly(program) -> None:
+def test_ints_and_floats_are_compared_exactly() -> None:
     floats = [x for n in BETWEEN for x in (float(n), n + 0.5, n - 0.25)]
     floats += [-0.0, 1e300, -1e300, 2.0**63, -(2.0**63)]
     operations = {"lt": operator.lt, "le": operator.le, "eq": operator.eq, "ne": operator.ne}
@@ -231,7 +214,7 @@ def test_ints_and_floats_are_compared_exactly(program) -> None:
             numbers = {"n": n, "x": x}
             lines.append({"tree": [name, a, b], "tensors": {}, "numbers": numbers, "texts": {}})
             wanted.append(operations[name](numbers[a[1]], numbers[b[1]]))
-    for line, want, got in zip(lines, wanted, ask(program, lines), strict=True):
+    for line, want, got in zip(lines, wanted, ask(lines), strict=True):
         assert got.get("value") is want, line
     # What JSON cannot say.
     infinite = ["mul", 1e300, 1e300]
@@ -244,7 +227,7 @@ def test_ints_and_floats_are_compared_exactly(program) -> None:
         (["le", nan, 1], False),
         (["lt", 1, nan], False),
     ):
-        (got,) = ask(program, [{"tree": tree, "tensors": {}, "numbers": {}, "texts": {}}])
+        (got,) = ask([{"tree": tree, "tensors": {}, "numbers": {}, "texts": {}}])
         assert got.get("value") is want, tree
 
 

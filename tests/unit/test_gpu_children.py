@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from preloaded import PreloadedPython
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -34,35 +33,36 @@ def pytest_collection_modifyitems(items):
 """
 
 
-def collected(folder: Path, worker: bool, *names: str, **environment: str) -> list[list[str]]:
+def collected(
+    python: PreloadedPython, folder: Path, worker: bool, *names: str, **environment: str
+) -> list[list[str]]:
     """The words of the lines above, for these files of tests/gpu."""
     (folder / "starts.py").write_text(PLUGIN)
     code = f"import sys, pytest; sys.path[:0] = [{str(folder)!r}]; "
     code += "sys.exit(pytest.main(sys.argv[1 + ('worker' in sys.argv) :]))"
-    command = [sys.executable, "-c", code, *(["worker"] if worker else [])]
-    command += ["--collect-only", "-qq", "-s", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    command = ["-c", *(["worker"] if worker else [])]
+    command += ["--collect-only", "-qq", "-s", "-p", "no:cacheprovider"]
     command += ["-p", "starts", *(f"tests/gpu/test_cuda_{name}.py" for name in names)]
     kept = {name: value for name, value in os.environ.items() if "PYTEST" not in name}
     kept.pop("TORCH_CUBIN_SLOW_TESTS", None)
-    done = subprocess.run(
-        command, env={**kept, **environment}, cwd=ROOT, capture_output=True, text=True
-    )
+    kept["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    done = python.run(code, argv=command, env={**kept, **environment}, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     return [line.split() for line in done.stdout.splitlines() if line[:5] in ("child", "test ")]
 
 
-def test_children_of_skipped_tests_are_not_started(tmp_path: Path) -> None:
-    lines = collected(tmp_path, True, "sanitizer")
+def test_children_of_skipped_tests_are_not_started(tmp_path: Path, torch_python) -> None:
+    lines = collected(torch_python, tmp_path, True, "sanitizer")
     assert ["child", "sanitize", "memcheck"] in lines
     assert not [line for line in lines if "configs_sanitize" in line]
-    lines = collected(tmp_path, True, "sanitizer", TORCH_CUBIN_SLOW_TESTS="1")
+    lines = collected(torch_python, tmp_path, True, "sanitizer", TORCH_CUBIN_SLOW_TESTS="1")
     assert ["child", "configs_sanitize", "memcheck", "tf32"] in lines
 
 
 @pytest.mark.parametrize("worker", [True, False])
-def test_tests_that_wait_for_children_run_late(tmp_path: Path, worker: bool) -> None:
+def test_tests_that_wait_for_children_run_late(tmp_path: Path, torch_python, worker: bool) -> None:
     names = ("streams", "examples", "capture")
-    lines = collected(tmp_path, worker, *names)
+    lines = collected(torch_python, tmp_path, worker, *names)
     tests = [line[1:] for line in lines if line[0] == "test"]
     waits = [waiting == "True" for _, waiting in tests]
     if not worker:

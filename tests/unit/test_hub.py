@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import platform
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -88,7 +87,7 @@ assert get_local_kernel(path, backend="cpu") is ours
 
 
 @pytest.mark.parametrize("importer", ["kernels", "alike"])
-def test_it_loads_from_a_local_folder(hub, wheel, tmp_path, importer) -> None:
+def test_it_loads_from_a_local_folder(hub, wheel, tmp_path, importer, torch_python) -> None:
     # Not by import: tools/kernels.py has that name, too.
     if importer == "kernels" and not list(importlib.metadata.distributions(name="kernels")):
         pytest.skip("needs `pip install kernels`")
@@ -98,9 +97,8 @@ def test_it_loads_from_a_local_folder(hub, wheel, tmp_path, importer) -> None:
     paths = [
         path for path in sys.path if path and Path(path).resolve() not in (ROOT, ROOT / "tools")
     ]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"}
-    run = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)],
-        capture_output=True, text=True, env=environment, cwd=tmp_path,
-    )  # fmt: skip
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    run = torch_python.run(
+        code, argv=["-c", str(tmp_path)], env=environment, cwd=tmp_path, path=paths
+    )
     assert run.returncode == 0, run.stderr

@@ -195,7 +195,7 @@ def test_a_subinterpreter_is_refused_and_the_process_ends_well(before: str) -> N
     assert run(SUB.format(before=before or "sys")) == ["done"]
 
 
-def test_import_makes_nothing_on_the_default_device() -> None:
+def test_import_makes_nothing_on_the_default_device(forked) -> None:
     """It would start CUDA, and no process could be forked from then on."""
     script = """
 import torch
@@ -209,4 +209,4 @@ with torch_cubin.drop_in():
     torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False).sum().backward()
 print(x.grad.device)
 """
-    assert run(script) == ["False", "cpu"]
+    assert forked(script) == ["False", "cpu"]

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import os
 import re
 import shutil
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 import real_cubins
+from preloaded import PreloadedPython
 
 from torch_cubin import errors
 from torch_cubin._compile import nvrtc
@@ -60,7 +58,7 @@ def test_every_section_with_code_is_run() -> None:
     assert examples().keys() == NEEDS.keys()
 
 
-def make_library(folder: Path) -> None:
+def make_library(folder: Path, python: PreloadedPython) -> None:
     """What the section's example finds in its folder: a vendor's files."""
     code = (
         "import shutil, sys; from pathlib import Path\n"
@@ -69,11 +67,12 @@ def make_library(folder: Path) -> None:
         "shutil.move('cubins/fmha_table.h', 'fmha_table.h')\n"
         "shutil.copy(example.SOURCES / 'fmha_params.h', 'fmha_params.h')\n"
     )
-    subprocess.run([sys.executable, "-c", code], cwd=folder, check=True)
+    done = python.run(code, cwd=folder)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("title", NEEDS)
-def test_the_example_runs(title: str, tmp_path: Path) -> None:
+def test_the_example_runs(title: str, tmp_path: Path, torch_python) -> None:
     for name in NEEDS[title]:
         if not is_installed(name):
             pytest.skip(f"{name} is not installed")
@@ -82,14 +81,11 @@ def test_the_example_runs(title: str, tmp_path: Path) -> None:
     script = tmp_path / "example.py"
     script.write_text(examples()[title])
     if title == "Libraries of cubins":
-        make_library(tmp_path)
+        make_library(tmp_path, torch_python)
     if title.startswith("AOTInductor"):
         with zipfile.ZipFile(tmp_path / "model.pt2", "w") as package:
             package.write(real_cubins.DATA / "vec_add.sm_80.cuda118.cubin", "data/a.cubin")
-    done = subprocess.run(
-        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=300,
-        env={**os.environ, "PYTHONPATH": ":".join([str(ROOT), *sys.path])},
-    )  # fmt: skip
+    done = torch_python.run(script.read_text(), argv=[str(script)], cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
     if "save_package" in examples()[title]:
         assert (tmp_path / "kernels" / "manifest.json").is_file()

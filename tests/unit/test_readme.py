@@ -6,7 +6,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,13 +21,13 @@ def test_readme_is_a_first_screen() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 
 
-def test_the_first_example_runs() -> None:
+def test_the_first_example_runs(torch_python) -> None:
     """As written, on tensors without memory; in its own process: install() stays."""
     code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1]
     before = "import torch\nmodel, x = torch.relu, torch.zeros(2)\n"
     after = "assert c.shape == (4096, 4096)\nassert o.shape == (4, 16, 2048, 128)\n"
     program = before + code.replace('"cuda"', '"meta"') + after
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    run = torch_python.run(program)
     assert run.returncode == 0, run.stderr
 
 

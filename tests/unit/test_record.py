@@ -184,23 +184,21 @@ def test_no_test_of_the_gpu_imports_files_that_the_record_skips() -> None:
 
 
 @pytest.mark.parametrize(("required", "outcome"), [("", "1 skipped"), ("1", "1 error")])
-def test_gpu_gate_skips_and_counts_or_fails(tmp_path: Path, required: str, outcome: str) -> None:
+def test_gpu_gate_skips_and_counts_or_fails(
+    tmp_path: Path, torch_python, required: str, outcome: str
+) -> None:
     (tmp_path / "test_x.py").write_text("import pytest\n@pytest.mark.gpu\ndef test_x(): pass\n")
     environment = {
         **os.environ,
         "CUDA_VISIBLE_DEVICES": "",
         "TORCH_CUBIN_REQUIRE_GPU": required,
-        "PYTHONPATH": str(TESTS),
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
     }
-    command = [sys.executable, "-m", "pytest", "-p", "conftest", "-p", "no:cacheprovider", "-q"]
-    result = subprocess.run(
-        [*command, "--rootdir", str(tmp_path), str(tmp_path)],
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    arguments = ["-p", "conftest", "-p", "no:cacheprovider", "-q"]
+    arguments += ["--rootdir", str(tmp_path), str(tmp_path)]
+    code = f"import sys, pytest; sys.exit(pytest.main({arguments!r}))"
+    path = [str(TESTS), *sys.path]
+    result = torch_python.run(code, env=environment, cwd=tmp_path, path=path, timeout=120)
     assert outcome in result.stdout
     assert "needs 1 CUDA device, found 0" in result.stdout
     assert "GPU record:" in result.stdout

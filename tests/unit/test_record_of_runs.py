@@ -63,6 +63,8 @@ def run(tree: Path, *options: str, wait: bool = True, **environment: str) -> dic
     environment = {**os.environ, **environment, "PYTHONPATH": str(tree / "plugins")}
     for name in names:
         environment.pop(name, None)
+    # Other packages' plugins are not needed; hypothesis's alone takes as long as such a run.
+    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "hangs", "-q"]
     command += ["--rootdir", str(tree), *options]
     path = tree / record.RECORD
@@ -82,7 +84,7 @@ def run(tree: Path, *options: str, wait: bool = True, **environment: str) -> dic
     return json.loads(path.read_text()) if path.is_file() else None
 
 
-PARALLEL = ("-n2", "--dist", "loadfile")
+PARALLEL = ("-p", "xdist", "-n2", "--dist", "loadfile")
 
 
 @pytest.mark.parametrize("options", [(), PARALLEL], ids=["one process", "two"])

@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import random
-import subprocess
-from pathlib import Path
 
-import cubin_check
+import declared_check
 import pytest
 import torch
 
-HERE = Path(__file__).resolve().parent
 CASES = 2000
 
 
-@pytest.fixture(scope="module")
-def program() -> Path:
-    declared = cubin_check.ROOT / "csrc/declared"
-    sources = [declared / "schema.cpp", declared / "schema_parser.cpp"]
-    return cubin_check.build(HERE / "schema_check.cpp", more=sources)
-
-
-def parse(program: Path, *texts: str) -> list[dict]:
-    lines = "\n".join(map(json.dumps, texts)) + "\n"
-    done = subprocess.run([str(program)], input=lines, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+def parse(*texts: str) -> list[dict]:
+    return declared_check.run("schemas", texts)
 
 
 DEFAULTS = {
@@ -72,10 +58,10 @@ def random_schema(r: random.Random) -> str:
     return f"my_lib::op_1{overload}{space()}({joined}){space()}->{space()}{returns}"
 
 
-def test_random_schemas_mean_what_pytorch_says(program) -> None:
+def test_random_schemas_mean_what_pytorch_says() -> None:
     r = random.Random(11)
     texts = [random_schema(r) for _ in range(CASES)]
-    for text, got in zip(texts, parse(program, *texts), strict=True):
+    for text, got in zip(texts, parse(*texts), strict=True):
         want = torch._C.parse_schema(text)
         where = f"{text!r}: {got}"
         assert "text" in got, where
@@ -93,9 +79,8 @@ def test_random_schemas_mean_what_pytorch_says(program) -> None:
         assert [name or None for name in got["returns"]] == [a.name or None for a in want.returns]
 
 
-def test_equal_schemas_have_one_text(program) -> None:
+def test_equal_schemas_have_one_text() -> None:
     one, other = parse(
-        program,
         "a::b(Tensor x,int n = 3,*,float? s=None) -> (Tensor)",
         "a::b ( Tensor  x , int n=3, * , float? s = None )\n->Tensor",
     )
@@ -150,15 +135,15 @@ BAD = [
 
 
 @pytest.mark.parametrize(("text", "at", "expected"), BAD, ids=[text for text, _, _ in BAD])
-def test_errors_point_at_the_place(program, text: str, at: int, expected: str) -> None:
-    (got,) = parse(program, text)
+def test_errors_point_at_the_place(text: str, at: int, expected: str) -> None:
+    (got,) = parse(text)
     assert got.get("tag") == "input", got
     assert f"(at character {at}: " in got["message"]
     assert expected in got["message"]
 
 
-def test_long_schemas_are_refused(program) -> None:
+def test_long_schemas_are_refused() -> None:
     many = ", ".join(f"int a{i}" for i in range(65))
     for text in (f"a::b({many}) -> ()", "a::" + "b" * 70_000):
-        (got,) = parse(program, text)
+        (got,) = parse(text)
         assert got.get("tag") == "input", got

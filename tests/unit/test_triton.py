@@ -11,8 +11,6 @@ import copy
 import json
 import random
 import shutil
-import subprocess
-import sys
 import types
 import warnings
 from pathlib import Path
@@ -84,7 +82,7 @@ def test_packages_of_every_version_load(version: str) -> None:
     assert required == {"argument": "bias_ptr", "value": ["defined", "bias"], "equals": False}
 
 
-def test_packages_need_no_triton(tmp_path: Path) -> None:
+def test_packages_need_no_triton(torch_python) -> None:
     code = (
         "import sys; sys.modules['triton'] = None\n"
         "import torch_cubin, torch_cubin.producers.triton as tct\n"
@@ -93,9 +91,7 @@ def test_packages_need_no_triton(tmp_path: Path) -> None:
         "try:\n    tct.compile(None, '', 'sm_90a')\n"
         "except torch_cubin.Error as error:\n    print(len(ops), error.tag)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT
-    )
+    done = torch_python.run(code)
     assert done.stdout.split() == ["18", "input"], done.stderr
 
 
@@ -624,7 +620,7 @@ def test_signatures() -> None:
 
 
 @needs_triton
-def test_the_command_line(tmp_path: Path) -> None:
+def test_the_command_line(tmp_path: Path, torch_python) -> None:
     source = tmp_path / "kernels.py"
     source.write_text(
         "import triton\nimport triton.language as tl\n\n\n@triton.jit\n"
@@ -632,16 +628,17 @@ def test_the_command_line(tmp_path: Path) -> None:
         "    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)\n"
         "    tl.store(out_ptr + at, tl.load(x_ptr + at, mask=at < n) * 2, mask=at < n)\n"
     )
-    command = [sys.executable, "-m", "torch_cubin", "export", "triton", f"{source}:double"]
+    code = "import runpy; runpy.run_module('torch_cubin', run_name='__main__')"
+    command = ["torch_cubin", "export", "triton", f"{source}:double"]
     command += ["--signature", "*fp32:16, *fp32:16, i32, 1024", "--arch", "sm_80,sm_90a"]
     command += ["--num-warps", "8", "--output", str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT)
+    done = torch_python.run(code, argv=command)
     assert done.returncode == 0, done.stderr
     kernels = tct.read(tmp_path / "out")
     assert [k.arch for k in kernels] == ["sm_80", "sm_90a"]
     assert {k.metadata["num_warps"] for k in kernels} == {8}
     assert kernels[0].constants == {"BLOCK": 1024}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT)
+    done = torch_python.run(code, argv=command)
     assert done.returncode == 1
     assert "holds Triton kernels already" in done.stderr
 

@@ -1,4 +1,5 @@
-// Evaluates expressions for tests/unit/test_expressions.py: one JSON object a line in, one out.
+// Evaluates expressions for tests/unit/test_expressions.py, one JSON object a line in, one out; or,
+// with the argument "schemas", parses them for test_schema.py, one JSON string a line in.
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -6,6 +7,7 @@
 
 #include "cubin/error.h"
 #include "declared/expression.h"
+#include "declared/schema.h"
 
 using namespace torch_cubin;
 using nlohmann::json;
@@ -24,7 +26,7 @@ json to_json(const Value& x) {
   return x.type == ValueType::kInt ? json(x.integer) : json(x.number);
 }
 
-json answer(const json& line) {
+json evaluated(const json& line) {
   Scope scope;
   std::vector<Value> numbers;
   for (const auto& [name, x] : line["numbers"].items()) {
@@ -68,11 +70,32 @@ json answer(const json& line) {
   }
 }
 
+json parsed(const json& line) {
+  try {
+    const Schema schema = parse_schema(line.get<std::string>());
+    json out = {
+        {"text", schema.text()}, {"name", schema.qualified_name()}, {"returns", schema.returns}};
+    for (const SchemaArgument& argument : schema.arguments) {
+      out["arguments"].push_back({{"name", argument.name},
+                                  {"type", argument.type_text},
+                                  {"mutated", argument.is_mutated()},
+                                  {"keyword_only", argument.keyword_only},
+                                  {"default", argument.default_text}});
+    }
+    return out;
+  } catch (const Error& error) {
+    return {{"tag", error.tag()}, {"message", error.what()}};
+  }
+}
+
 }  // namespace
 
-int main() {
+int main(int count, char** words) {
+  const bool schemas = count > 1 && std::string(words[1]) == "schemas";
   for (std::string line; std::getline(std::cin, line);) {
-    std::cout << answer(json::parse(line)).dump(-1, ' ', false, json::error_handler_t::replace)
+    const json in = json::parse(line);
+    std::cout << (schemas ? parsed(in) : evaluated(in))
+                     .dump(-1, ' ', false, json::error_handler_t::replace)
               << "\n";
   }
 }
