@@ -2,7 +2,7 @@
 
     python benchmarks/bench_doors.py
     python benchmarks/bench_doors.py --device cpu      # without a GPU: only forwarded calls
-    python benchmarks/bench_doors.py --json FILE
+    python benchmarks/bench_doors.py --only matmul,linear --rounds 10 --json FILE
 
 Calls: microseconds of the host for a call with 64 x 64 operands in bfloat16, submitted without
 waiting. Models: a step of eight transformer blocks at 1 x 128 and 4 x 2048 tokens, including the
@@ -18,7 +18,7 @@ import contextlib
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import common
 import torch
@@ -113,12 +113,12 @@ def models_of(device: str) -> dict[str, Callable[[], object]]:
 
 
 def measure(
-    work: Callable[[], object], device: str, calls: int, waits: bool
+    work: Callable[[], object], device: str, calls: int, waits: bool, rounds: int
 ) -> dict[str, list[float]]:
     """Seconds per call for each contender, one entry per round."""
     times: dict[str, list[float]] = {name: [] for name in CONTENDERS}
     order = list(CONTENDERS)
-    for turn in range(ROUNDS + 2):
+    for turn in range(rounds + 2):
         random.shuffle(order)
         for name in order:
             with CONTENDERS[name]():
@@ -136,12 +136,33 @@ def measure(
     return times
 
 
-def lines_of(device: str) -> list[dict[str, object]]:
-    lines: list[dict[str, object]] = []
+def chosen(works: dict[str, Callable[[], object]], only: str) -> dict[str, Callable[[], object]]:
+    parts = only.split(",")
+    return {what: work for what, work in works.items() if any(part in what for part in parts)}
+
+
+def unregistered(works: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Microseconds of calls on the GPU before our kernels are registered over PyTorch's."""
+    found = {}
+    for what, work in works.items():
+        work()
+        seconds = []
+        for _ in range(rounds):
+            finish("cuda")
+            begin = time.perf_counter()
+            for _ in range(CALLS):
+                work()
+            seconds.append((time.perf_counter() - begin) / CALLS)
+        found[what] = statistics.median(seconds) * 1e6
+        print(f"{what:<40} {found[what]:9.1f} us before the first install()", flush=True)
+    return found
+
+
+def lines_of(device: str, only: str, rounds: int) -> Iterator[dict[str, object]]:
     groups = [("calls", calls_of(device), CALLS, False), ("models", models_of(device), 10, True)]
     for group, works, calls, waits in groups:
-        for what, work in works.items():
-            times = measure(work, device, calls, waits)
+        for what, work in chosen(works, only).items():
+            times = measure(work, device, calls, waits, rounds)
             line: dict[str, object] = {"group": group, "what": what}
             for name, seconds in times.items():
                 ratios = [s / stock for s, stock in zip(seconds, times["stock"], strict=True)]
@@ -149,9 +170,8 @@ def lines_of(device: str) -> list[dict[str, object]]:
                     "us": statistics.median(seconds) * 1e6,
                     "over stock": statistics.median(ratios),
                 }
-            lines.append(line)
             show(line)
-    return lines
+            yield line
 
 
 def show(line: dict[str, object]) -> None:
@@ -166,31 +186,23 @@ def show(line: dict[str, object]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--json", help="also write the results to this file")
+    parser.add_argument("--only", default="", metavar="PART,...", help="parts of lines' names")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--json", help="also write the results to this file, line by line")
     options = parser.parse_args()
+    before: dict[str, float] = {}
     if options.device == "cpu":
         torch.set_num_threads(1)
         aten_kernels.register("CPU")
         aten_kernels.below_autograd = lambda: True
-    if options.device == "cuda":
+    else:
         common.print_machine("install() and drop_in()")
-    unregistered = {}
-    if options.device == "cuda":  # before our kernels are registered over PyTorch's
-        for what, work in calls_of("cuda").items():
-            work()
-            seconds = []
-            for _ in range(ROUNDS):
-                finish("cuda")
-                begin = time.perf_counter()
-                for _ in range(CALLS):
-                    work()
-                seconds.append((time.perf_counter() - begin) / CALLS)
-            unregistered[what] = statistics.median(seconds) * 1e6
-            print(f"{what:<40} {unregistered[what]:9.1f} us before the first install()")
-    lines = lines_of(options.device)
+        before = unregistered(chosen(calls_of("cuda"), options.only), options.rounds)
+    lines: list[dict[str, object]] = []
+    for line in lines_of(options.device, options.only, options.rounds):
+        lines.append(line)
+        common.write_json(options.json, {"before install": before, "lines": lines})
     print(torch_cubin.report())
-    if options.json:
-        common.write_json(options.json, {"before install": unregistered, "lines": lines})
 
 
 if __name__ == "__main__":

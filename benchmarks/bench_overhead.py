@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import common
@@ -196,10 +196,13 @@ def measure(blocks: dict[str, Callable[[], float]], rounds: int) -> dict[str, li
     return times
 
 
-def import_milliseconds(rounds: int = 7) -> dict[str, list[float]]:
-    """Of `import torch_cubin` after `import torch`, in fresh processes: the time, and that of the
-    CPU, which other processes lengthen less. One before them has compiled the modules: without its
-    files an import takes twice as long."""
+IMPORTS = 5
+
+
+def imports() -> Iterator[tuple[float, float]]:
+    """Milliseconds of `import torch_cubin` after `import torch`, in fresh processes: the time, and
+    that of the CPU, which other processes lengthen less. One before them has compiled the modules:
+    without its files an import takes twice as long."""
     paths = [str(common.ROOT)]
     code = (
         f"import sys, time; sys.path += {paths!r}; import torch; "
@@ -208,21 +211,27 @@ def import_milliseconds(rounds: int = 7) -> dict[str, list[float]]:
     )
     command = [sys.executable, "-c", code]
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-    times = [
-        subprocess.run(
+    for number in range(IMPORTS + 1):
+        child = subprocess.run(
             command, capture_output=True, text=True, check=True, env=environment
-        ).stdout.split()
-        for _ in range(rounds + 1)
-    ]  # fmt: skip
-    wall, cpu = ([float(each) for each in column] for column in zip(*times[1:], strict=True))
-    return {"import_milliseconds": wall, "import_cpu_milliseconds": cpu}
+        )  # fmt: skip
+        wall, cpu = map(float, child.stdout.split())
+        print(f"import torch_cubin after torch: {wall:.1f} ms, of the CPU {cpu:.1f}", flush=True)
+        if number > 0:
+            yield wall, cpu
 
 
-def print_import(times: dict[str, list[float]]) -> None:
+def measure_imports(write: Callable[[dict[str, list[float]]], None]) -> None:
+    """Calls `write` with the times so far after every process."""
+    times: dict[str, list[float]] = {"import_milliseconds": [], "import_cpu_milliseconds": []}
+    for measured in imports():
+        for column, value in zip(times.values(), measured, strict=True):
+            column.append(value)
+        write(times)
     wall, cpu = times.values()
     print(
-        f"\nimport torch_cubin after torch: {statistics.median(wall):.1f} ms "
-        f"({min(wall):.1f}-{max(wall):.1f}, {len(wall)} fresh processes), of the CPU "
+        f"import torch_cubin after torch, of {len(wall)} fresh processes: "
+        f"{statistics.median(wall):.1f} ms ({min(wall):.1f}-{max(wall):.1f}), of the CPU "
         f"{statistics.median(cpu):.1f} ms ({min(cpu):.1f}-{max(cpu):.1f})"
     )
 
@@ -235,9 +244,7 @@ def main() -> None:
     parser.add_argument("--import-only", action="store_true", help="the time of the import alone")
     options = parser.parse_args()
     if options.import_only:
-        imports = import_milliseconds()
-        print_import(imports)
-        common.write_json(options.json, imports)
+        measure_imports(lambda found: common.write_json(options.json, found))
         return
     common.require_gpu()
     import torch_cubin  # noqa: F401  (registers the ops)
@@ -256,9 +263,7 @@ def main() -> None:
         return f"{middle / baseline[key]:.2f}" if key in baseline else ""
 
     common.print_times("call", times, {"of torch's": share}, options.markdown)
-    imports = import_milliseconds()
-    print_import(imports)
-    common.write_json(options.json, {"microseconds": times, **imports})
+    measure_imports(lambda found: common.write_json(options.json, {"microseconds": times, **found}))
 
 
 if __name__ == "__main__":
