@@ -1,6 +1,7 @@
 """Layer norm, RMS norm and softmax against a copy's rate, PyTorch eager, and torch.compile.
 
     python benchmarks/bench_rows.py [--json FILE] [--only softmax] [--seconds 60]
+    python benchmarks/bench_rows.py --only layer_norm --sizes 256x768,4096x768
 
 "copy" is the rate of `out.copy_(x)` of a tensor of the same bytes. Calls are captured in CUDA
 graphs over several sets of tensors, so that no call finds its tensors in the L2 cache.
@@ -127,19 +128,26 @@ def microseconds(runs: dict[str, list[Function]]) -> dict[str, float]:
     return {who: each / count for who, each in times.items()}
 
 
+def sizes_of(text: str | None) -> list[tuple[int, int]]:
+    return [
+        (int(a), int(b)) for a, b in (each.split("x") for each in (text or "").split(",") if each)
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json")
     parser.add_argument("--only", default="")
     parser.add_argument("--seconds", type=float, default=1e9)
     parser.add_argument("--no-compile", action="store_true")
+    parser.add_argument("--sizes", metavar="ROWSxCOLUMNS,...", help="these in place of the usual")
     arguments = parser.parse_args()
     common.require_gpu()
     common.print_machine("Ops over rows, bfloat16, microseconds a call")
     end = time.monotonic() + arguments.seconds
-    found = []
+    found: list[dict[str, Any]] = []
     for name, (ours, torchs), kinds, sizes, moved, moved_back in CASES:
-        for rows, columns in sizes:
+        for rows, columns in sizes_of(arguments.sizes) or sizes:
             label = f"{name} {rows} x {columns}"
             if arguments.only not in label or time.monotonic() > end:
                 continue
@@ -185,7 +193,7 @@ def main() -> None:
                 del runs, froms, to
             del sets
             torch.cuda.empty_cache()
-    common.write_json(arguments.json, found)
+            common.write_json(arguments.json, found)
 
 
 if __name__ == "__main__":
