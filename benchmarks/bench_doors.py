@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import random
 import statistics
 import time
@@ -52,6 +53,12 @@ def calls_of(device: str) -> dict[str, Callable[[], object]]:
     q = torch.randn(1, 4, 64, 64, **options)
     qg, one = q.clone().requires_grad_(), torch.ones(64, 64, **options)
 
+    rows = torch.randn(4096, 64, **options)
+    normed = functools.partial(F.layer_norm, normalized_shape=(64,), bias=bias)
+
+    def trained_norm() -> None:
+        torch.autograd.grad(normed(rows, weight=bg), bg, rows)
+
     def trained() -> None:
         torch.autograd.grad(torch.matmul(x, wg), wg, one)
 
@@ -71,6 +78,8 @@ def calls_of(device: str) -> dict[str, Callable[[], object]]:
             lambda: F.scaled_dot_product_attention(q, q, q, is_causal=True)
         ),
         "attention, a gradient to take": lambda: F.scaled_dot_product_attention(qg, qg, qg),
+        "layer norm, no gradient": torch.no_grad()(lambda: normed(x, weight=bias)),
+        "layer norm, forward and backward": trained_norm,
         "relu (nothing to serve)": torch.no_grad()(lambda: torch.relu(x)),
     }
 

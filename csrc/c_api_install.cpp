@@ -12,6 +12,7 @@
 #include "ops/common/serving.h"
 #include "ops/common/thread_objects.h"
 #include "ops/matmul/aten_products.h"
+#include "ops/rows/aten_norm.h"
 #include "ops/rows/aten_sum.h"
 #include "ops/scaled/aten_scaled.h"
 #include "package/package.h"
@@ -77,6 +78,23 @@ TORCH_CUBIN_API char* torch_cubin_stand_over_sums(const char* key) {
   return answer([&] {
     library_over_aten(given(key, "dispatch key"))
         .impl("sum.dim_IntList", TORCH_BOX(&aten_sum_dims));
+  });
+}
+
+// The same for layer norm and RMS norm, if this PyTorch has what forwards their calls.
+TORCH_CUBIN_API char* torch_cubin_stand_over_norms(const char* key) {
+  return answer([&] {
+    const std::string name = given(key, "dispatch key");
+    const bool on_cuda = name == "CUDA";
+    StableLibrary& library = library_over_aten(name);
+    if (has_aten_layer_norm(on_cuda)) {
+      library.impl("native_layer_norm", TORCH_BOX(&aten_layer_norm));
+      library.impl("native_layer_norm_backward", TORCH_BOX(&aten_layer_norm_backward));
+    }
+    if (on_cuda && has_aten_rms_norm()) {
+      library.impl("_fused_rms_norm", TORCH_BOX(&aten_rms_norm));
+      library.impl("_fused_rms_norm_backward", TORCH_BOX(&aten_rms_norm_backward));
+    }
   });
 }
 

@@ -34,6 +34,15 @@ constexpr const char* kNotInstalled = "install() serves no product";
 #define TC_ATEN_SCALED(library, device)                                                  \
   {library, "aoti_torch_" device "__scaled_mm", "install() of products of 8-bit floats", \
    "PyTorch's kernels compute them"}
+// Symbols of pytorch/aten_norms.cpp.
+#define TC_ATEN_NORM(library, device, name) \
+  {library, "_ZN2at" device name, "install() of norms", "PyTorch's kernels compute them"}
+#define TC_ATEN_LAYER_NORMS(library, device)                                                    \
+  TC_ATEN_NORM(library, device,                                                                 \
+               "17native_layer_normERKNS_6TensorEN3c108ArrayRefIlEERKSt8optionalIS1_ESA_d"),    \
+      TC_ATEN_NORM(library, device,                                                             \
+                   "26native_layer_norm_backwardERKNS_6TensorES3_N3c108ArrayRefIlEES3_S3_RKSt8" \
+                   "optionalIS1_ESA_St5arrayIbLm3EE")
 #define TC_OF_NAME "ERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
 
 constexpr Internal kInternals[] = {
@@ -66,8 +75,15 @@ constexpr Internal kInternals[] = {
     TC_ATEN_ATTENTION("efficient_attention_backward"),
     TC_ATEN_ATTENTION("cudnn_attention"),
     TC_ATEN_ATTENTION("cudnn_attention_backward"),
+    TC_ATEN_LAYER_NORMS("libtorch_cuda.so", "4cuda"),
+    TC_ATEN_NORM("libtorch_cuda.so", "4cuda",
+                 "15_fused_rms_normERKNS_6TensorEN3c108ArrayRefIlEERKSt8optionalIS1_ES7_IdE"),
+    TC_ATEN_NORM("libtorch_cuda.so", "4cuda",
+                 "24_fused_rms_norm_backwardERKNS_6TensorES3_N3c108ArrayRefIlEES3_RKSt8"
+                 "optionalIS1_ESt5arrayIbLm2EE"),
     TC_ATEN_PRODUCTS(kCpu, "cpu"),
     TC_ATEN_SCALED(kCpu, "cpu"),
+    TC_ATEN_LAYER_NORMS(kCpu, "3cpu"),
     {kCpu, "_ZN2at4impl24ThreadLocalPythonObjects8contains" TC_OF_NAME,
      "drop_in() around backward() on a GPU", "PyTorch's kernels compute the gradients"},
     {kCpu, "_ZN2at4impl24ThreadLocalPythonObjects3get" TC_OF_NAME,

@@ -2,6 +2,8 @@
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
+#include <new>
+
 #include "cubin/error.h"
 #include "cubin/stated_type.h"
 #include "driver/driver.h"
@@ -134,6 +136,18 @@ const void* TensorView::data() const {
           "Pass what a wrapper wraps."});
   }
   return pointer;
+}
+
+bool is_defined(const Tensor& tensor) {
+  bool yes = false;
+  aoti_torch_is_defined(tensor.get(), &yes);
+  return yes;
+}
+
+Tensor undefined_tensor() {
+  AtenTensorHandle handle = nullptr;
+  if (aoti_torch_new_uninitialized_tensor(&handle) != 0) throw std::bad_alloc();
+  return Tensor(handle);
 }
 
 [[gnu::hot]] bool is_memory(const void* data, AtenTensorHandle tensor) {

@@ -52,6 +52,9 @@ inline std::optional<TensorView> view_of(const std::optional<Tensor>& tensor) {
   return tensor ? std::optional<TensorView>(*tensor) : std::nullopt;
 }
 
+bool is_defined(const Tensor& tensor);
+Tensor undefined_tensor();
+
 // "bfloat16": the name that torch prints, without "torch."; "dtype 42" for an unknown dtype.
 std::string dtype_name(ScalarType dtype);
 const char* dtype_text(ScalarType dtype);  // the same; null for an unknown dtype

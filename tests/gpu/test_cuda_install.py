@@ -103,6 +103,57 @@ def test_operators_run_from_cubins_and_are_exact(case, dtype) -> None:
     numerics.check_exact(result, expected, f"{op} {dtype}")
 
 
+# Rows and a row's shape, with weight and bias or without.
+NORMS = [((600, 768), (768,), True), ((70, 1152), (1152,), False), ((5000, 264), (264,), True),
+         ((9, 5, 7, 33), (7, 33), True)]  # fmt: skip
+
+
+@pytest.mark.usefixtures("filled_memory")
+@pytest.mark.parametrize("kind", ["layer_norm", "rms_norm"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("case", NORMS, ids=str)
+def test_norms_run_from_cubins(case, dtype, kind) -> None:
+    shape, row, affine = case
+    torch.manual_seed(0)
+    parameters = (2 if kind == "layer_norm" else 1) if affine else 0
+    x = torch.randn(shape, device="cuda", dtype=dtype)
+    rest = [torch.randn(row, device="cuda", dtype=dtype) for _ in range(parameters)]
+    grad = torch.randn(shape, device="cuda", dtype=dtype)
+
+    def results(dtype: torch.dtype) -> list[torch.Tensor]:
+        leaves = [each.to(dtype).clone().requires_grad_() for each in (x, *rest)]
+        out = getattr(F, kind)(leaves[0], row, *leaves[1:])
+        return [out.detach(), *torch.autograd.grad(out, leaves, grad.to(dtype))]
+
+    exact, pytorchs = results(torch.float64), results(dtype)
+    name = {"layer_norm": "native_layer_norm", "rms_norm": "_fused_rms_norm"}[kind]
+    with counted() as counts:
+        ours = results(dtype)
+        served, declined = counts()
+    assert (served, declined) == ({f"aten::{name}": 1, f"aten::{name}_backward": 1}, {})
+    for own, theirs, right in zip(ours, pytorchs, exact, strict=True):
+        assert (own.dtype, own.shape, own.stride()) == (theirs.dtype, theirs.shape, theirs.stride())
+        numerics.check_close(own, theirs, right, f"{kind} {case} {dtype}")
+
+
+def test_calls_of_norms_that_pytorch_computes() -> None:
+    """Its errors, its kernels for what we do not serve, and gradients of some arguments only."""
+    x = torch.randn(64, 256, device="cuda")
+    w = torch.randn(256, device="cuda", requires_grad=True)
+    for call in (
+        lambda: F.layer_norm(x.double(), (256,)),
+        lambda: F.rms_norm(x.double(), (256,), w.double()),
+        lambda: F.layer_norm(x[:0], (256,), w),
+        lambda: F.layer_norm(x, (256,), w).sum() + torch.autograd.grad(
+            F.layer_norm(x, (256,), w).square().sum(), w)[0].sum(),
+    ):  # fmt: skip
+        wanted = call()
+        with counted():
+            torch.testing.assert_close(call(), wanted, rtol=1e-4, atol=1e-4)
+    with counted(), pytest.raises(RuntimeError, match="normalized_shape"):
+        F.layer_norm(x, (255,))
+
+
 LAYOUT = "out= of another shape, or not contiguous"
 DECLINED = [
     ("dtype complex64", lambda a: torch.mm(a.to(torch.complex64), a.to(torch.complex64))),

@@ -78,6 +78,9 @@ CALLS = [
     ("aten::sum.dim_IntList", [(5, 3)], lambda a: a.sum(0)),
     ("aten::sum.dim_IntList", [(5, 3, 2)], lambda a: a.sum((1, 0), keepdim=True)),
     ("aten::sum.dim_IntList", [(3, 5)], lambda a: a[:, 1:4].sum(-2, dtype=a.dtype)),
+    ("aten::native_layer_norm", [(5, 3, 8), (8,), (8,)], lambda x, *w: F.layer_norm(x, (8,), *w)),
+    ("aten::native_layer_norm", [(5, 3, 8), (3, 8)], lambda x, w: F.layer_norm(x, (3, 8), w)),
+    ("aten::native_layer_norm", [(5, 8)], lambda x: F.layer_norm(x, (8,), eps=0.5)),
 ]
 
 
@@ -590,10 +593,11 @@ def test_a_wrong_policy_is_refused() -> None:
 
 def test_the_dispatcher_calls_ours() -> None:
     aten_kernels.register("CPU")
-    aten_kernels.register_sums()
+    aten_kernels.register_over_rows("sum")
     left = [op for op in aten_kernels.OPERATORS if not aten_kernels.is_ours(op, "CPU")]
-    # PyTorch's are CUDA's alone; the second is on the CPU, too, from torch 2.14 on.
-    assert {*left} | {"_scaled_grouped_mm_v2"} == {"_scaled_grouped_mm", "_scaled_grouped_mm_v2"}
+    # PyTorch's are CUDA's alone; the last is on the CPU, too, from torch 2.14 on.
+    only_cuda = {"_fused_rms_norm", "_fused_rms_norm_backward", "_scaled_grouped_mm"}
+    assert {*left} | {"_scaled_grouped_mm_v2"} == only_cuda | {"_scaled_grouped_mm_v2"}
     assert not aten_kernels.is_ours("dot", "CPU")
 
 

@@ -33,6 +33,8 @@ OPERATORS = (
     *("mm", "mm.out", "bmm", "bmm.out", "mv", "_grouped_mm", "_scaled_mm", "_scaled_mm_v2"),
     *("_scaled_grouped_mm", "_scaled_grouped_mm_v2"),
     "sum.dim_IntList",
+    *("native_layer_norm", "native_layer_norm_backward"),
+    *("_fused_rms_norm", "_fused_rms_norm_backward"),
     *(form.format(name) for name in _SUMS for form in _FORMS),
     *(
         f"_scaled_dot_product_{kind}_attention{direction}"
@@ -43,7 +45,7 @@ OPERATORS = (
 
 _lock = fork_safe_lock()
 _registered: dict[str, torch.library.Library] = {}  # by dispatch key; guarded by _lock
-_with_sums: set[str] = set()  # the keys that have our kernel of aten::sum; guarded by _lock
+_with_rows: set[tuple[str, str]] = set()  # kinds of _OVER_ROWS, and keys; guarded by _lock
 
 
 def number_of(policy: str) -> int:
@@ -85,8 +87,9 @@ def register(key: str = "CUDA") -> None:
                 owner.impl(name, _kernel_over(name, pytorchs), key, allow_override=True)
         library.stand_over_aten(key)
         _registered[key] = owner
-    if any("sum" in row["kinds"] for row in shipped_rows()):
-        register_sums()
+    for kind in _OVER_ROWS:
+        if any(kind in row["kinds"] for row in shipped_rows()):
+            register_over_rows(kind)
     if library.load().torch_cubin_batch_invariant():
         register_rows()
 
@@ -95,26 +98,32 @@ def register_for(policy: str) -> None:
     """Registers what this policy can serve on CUDA."""
     register()
     if policy == "all":
-        register_sums()
+        for kind in _OVER_ROWS:
+            register_over_rows(kind)
 
 
-def register_sums() -> None:
-    """Registers our kernel of aten::sum over dims, for the keys that have ours.
+# Kinds of calls over rows, and what registers our kernels of them for a dispatch key.
+_OVER_ROWS = {"sum": library.stand_over_sums, "norm": library.stand_over_norms}
 
-    Called before a policy can serve it: registered, it costs the host a microsecond more for every
-    sum of a program.
+
+def register_over_rows(kind: str) -> None:
+    """Registers our kernels of a kind, for the keys that have ours.
+
+    Called before a policy can serve it: registered, they cost the host up to a microsecond more for
+    every sum or norm of a program.
     """
     with _lock:
-        for key in _registered.keys() - _with_sums:
-            library.stand_over_sums(key)
-            _with_sums.add(key)
+        for key in _registered.keys() - {key for each, key in _with_rows if each == kind}:
+            _OVER_ROWS[kind](key)
+            _with_rows.add((kind, key))
 
 
 def register_rows() -> None:
     """Registers the kernels of row_kernels.py, which run under the switch of batch invariance, for
     the keys that have ours."""
     if _registered:
-        register_sums()  # first: theirs of aten::sum calls it for the dims that they do not take
+        for kind in _OVER_ROWS:  # first: theirs call them for what they do not take
+            register_over_rows(kind)
         from torch_cubin._drop_in import row_kernels  # imported late: few processes need it
 
         for key in list(_registered):

@@ -62,6 +62,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "force_kernel": (JSON, [INT]),
     "tuned_file": (JSON, [TEXT, INT]),
     "stand_over_aten": (JSON, [TEXT]),
+    "stand_over_norms": (JSON, [TEXT]),
     "stand_over_sums": (JSON, [TEXT]),
     "set_process_policy": (JSON, [INT]),
     "set_thread_policy": (INT, [INT]),

@@ -181,6 +181,11 @@ def stand_over_sums(key: str) -> None:
     _answer(load().torch_cubin_stand_over_sums(_text(key)))
 
 
+def stand_over_norms(key: str) -> None:
+    """The same for layer norm and RMS norm, where this PyTorch has what that needs."""
+    _answer(load().torch_cubin_stand_over_norms(_text(key)))
+
+
 def set_process_policy(policy: int) -> None:
     """Sets which calls of aten's products are served in every thread
     (csrc/ops/common/serving.h)."""

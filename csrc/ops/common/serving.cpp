@@ -52,8 +52,8 @@ KnownSpeed& known_speed() {
 enum SpeedType : int { kHalf, kBFloat16, kTF32, kFloat32, kFloat64, kFloat8, kSpeedTypes };
 constexpr const char* kSpeedTypeNames[] = {"float16", "bfloat16", "tf32",
                                            "float32", "float64",  "float8"};
-constexpr const char* kCallKindNames[] = {"product",   "batched", "vector",
-                                          "attention", "scaled",  "sum"};
+constexpr const char* kCallKindNames[] = {"product", "batched", "vector", "attention",
+                                          "scaled",  "sum",     "norm"};
 static_assert(std::size(kSpeedTypeNames) == kSpeedTypes && std::size(kCallKindNames) == kCallKinds);
 
 int speed_type(ScalarType dtype, CallKind kind) {

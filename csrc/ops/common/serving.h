@@ -34,7 +34,7 @@ void set_measuring(Measuring state);
 Policy thread_object_policy();
 
 // Kinds of calls whose speed is recorded separately.
-enum class CallKind : int { kProduct, kBatched, kVector, kAttention, kScaled, kSum, kCount };
+enum class CallKind : int { kProduct, kBatched, kVector, kAttention, kScaled, kSum, kNorm, kCount };
 constexpr int kCallKinds = static_cast<int>(CallKind::kCount);
 
 // The known speed of our kernels: {"rows": [{"gpu", "dtypes", "kinds"}]}, each row a promise that

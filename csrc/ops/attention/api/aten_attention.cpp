@@ -21,18 +21,6 @@ bool is_16_bit(ScalarType dtype) {
   return dtype == ScalarType::Half || dtype == ScalarType::BFloat16;
 }
 
-bool defined(const Tensor& tensor) {
-  bool yes = false;
-  aoti_torch_is_defined(tensor.get(), &yes);
-  return yes;
-}
-
-Tensor undefined() {
-  AtenTensorHandle handle = nullptr;
-  check_aten(aoti_torch_new_uninitialized_tensor(&handle), "attention");
-  return Tensor(handle);
-}
-
 // Query, key and value of one call.
 struct Inputs {
   Inputs(const Tensor& query, const Tensor& key, const Tensor& value)
@@ -207,7 +195,7 @@ Tensor sums_of_rows(const Tensor& logsumexp, const Inputs& in) {
 
 const char* why_not_sums(const Tensor& logsumexp, const Inputs& in, int64_t dim, int64_t rows) {
   constexpr const char* kOther = "a logsumexp of another layout";
-  if (!defined(logsumexp)) return kOther;
+  if (!is_defined(logsumexp)) return kOther;
   const TensorView view(logsumexp);
   const bool fits = view.dim == dim && view.dtype == ScalarType::Float &&
                     view.sizes[0] == in.q.sizes[0] && view.sizes[1] == in.q.sizes[1] &&
@@ -243,8 +231,8 @@ AtenAttentionResults aten_flash_attention(const Tensor& query, const Tensor& key
       op.count_served(in.q);
       return {laid_out_as(out, query),
               sums,
-              undefined(),
-              undefined(),
+              undefined_tensor(),
+              undefined_tensor(),
               in.rows(),
               in.columns(),
               vector(in.q, 2, ScalarType::UInt64),
@@ -272,10 +260,10 @@ ThreeTensors aten_flash_attention_backward(const Tensor& grad_out, const Tensor&
   static const AtenOp op("aten::_scaled_dot_product_flash_attention_backward",
                          CallKind::kAttention);
   const Policy policy = serving_policy();
-  if (policy != Policy::kOff && defined(grad_out)) {
+  if (policy != Policy::kOff && is_defined(grad_out)) {
     const Inputs in(query, key, value);
     const char* reason = why_not_flash(policy, in, dropout_p);
-    if (reason == nullptr && defined(cum_seq_q)) reason = "packed sequences";
+    if (reason == nullptr && is_defined(cum_seq_q)) reason = "packed sequences";
     if (reason == nullptr) reason = why_not_sums(logsumexp, in, 3, in.rows());
     if (serves(op, reason)) {
       const ServedCall served;
@@ -347,23 +335,24 @@ FourTensors aten_efficient_attention_backward(const Tensor& grad_out, const Tens
   static const AtenOp op("aten::_scaled_dot_product_efficient_attention_backward",
                          CallKind::kAttention);
   const Policy policy = serving_policy();
-  if (policy != Policy::kOff && defined(grad_out)) {
+  if (policy != Policy::kOff && is_defined(grad_out)) {
     const Inputs in(query, key, value);
     const char* reason = why_not_inputs(policy, in, dropout_p);
     if (reason == nullptr && wanted.size() > 3 && wanted[3])
       reason = "a mask that needs a gradient";
-    if (reason == nullptr && defined(bias)) {
+    if (reason == nullptr && is_defined(bias)) {
       reason = is_causal ? "a mask and is_causal" : why_not_bias(in, TensorView(bias));
     }
     if (reason == nullptr) reason = why_not_sums(logsumexp, in, 3, padded(in.rows()));
     if (serves(op, reason)) {
       const ServedCall served;
-      const OptionalTensor mask = defined(bias) ? OptionalTensor(bias) : std::nullopt;
+      const OptionalTensor mask = is_defined(bias) ? OptionalTensor(bias) : std::nullopt;
       const auto [dq, dk, dv] =
           backward(in, grad_out, query, key, value, out, sums_of_rows(logsumexp, in),
                    {is_causal, scale, false, mask});
       op.count_served(in.q);
-      return {rows_before_heads(dq), rows_before_heads(dk), rows_before_heads(dv), undefined()};
+      return {rows_before_heads(dq), rows_before_heads(dk), rows_before_heads(dv),
+              undefined_tensor()};
     }
   }
   int32_t flags[4] = {};
@@ -397,14 +386,14 @@ AtenAttentionResults aten_cudnn_attention(const Tensor& query, const Tensor& key
       if (may_be_empty(in, options)) mark_empty_rows(sums);
       op.count_served(in.q);
       return {laid_out_as(out, query),
-              compute_logsumexp ? torch::stable::unsqueeze(sums, -1) : undefined(),
-              undefined(),
-              undefined(),
+              compute_logsumexp ? torch::stable::unsqueeze(sums, -1) : undefined_tensor(),
+              undefined_tensor(),
+              undefined_tensor(),
               in.rows(),
               in.columns(),
               scalar(in.q, ScalarType::Long),
               scalar(in.q, ScalarType::Long),
-              undefined()};
+              undefined_tensor()};
     }
   }
   AtenTensorHandle made[7] = {};
@@ -426,17 +415,17 @@ ThreeTensors aten_cudnn_attention_backward(
   static const AtenOp op("aten::_scaled_dot_product_cudnn_attention_backward",
                          CallKind::kAttention);
   const Policy policy = serving_policy();
-  if (policy != Policy::kOff && defined(grad_out)) {
+  if (policy != Policy::kOff && is_defined(grad_out)) {
     const Inputs in(query, key, value);
     const char* reason = why_not_cudnn(policy, in, dropout_p, is_causal);
-    if (reason == nullptr && defined(cum_seq_q)) reason = "packed sequences";
-    if (reason == nullptr && defined(bias)) {
+    if (reason == nullptr && is_defined(cum_seq_q)) reason = "packed sequences";
+    if (reason == nullptr && is_defined(bias)) {
       reason = why_not_cudnn_bias(policy, in, TensorView(bias), is_causal);
     }
     if (reason == nullptr) reason = why_not_sums(logsumexp, in, 4, in.rows());
     if (serves(op, reason)) {
       const ServedCall served;
-      const OptionalTensor mask = defined(bias) ? OptionalTensor(bias) : std::nullopt;
+      const OptionalTensor mask = is_defined(bias) ? OptionalTensor(bias) : std::nullopt;
       const auto [dq, dk, dv] =
           backward(in, grad_out, query, key, value, out, sums_of_rows(logsumexp, in),
                    {is_causal, scale, false, mask});

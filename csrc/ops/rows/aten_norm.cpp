@@ -1,0 +1,195 @@
+#include "ops/rows/aten_norm.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "ops/common/serving.h"
+#include "ops/rows/kernels.h"
+
+namespace torch_cubin {
+namespace {
+
+// With fewer rows PyTorch's backward is quicker (bench_rows.py --only layer_norm --sizes ...).
+constexpr int64_t kFewBackwardRows = 4096;
+
+// One call: the rows, the row's parameters, and their sizes if the shapes are valid.
+struct Norm {
+  Norm(const Tensor& input, const std::vector<int64_t>& shape, const OptionalTensor& weight,
+       const OptionalTensor& bias)
+      : x(input), dims(static_cast<int64_t>(shape.size())) {
+    is_valid = dims > 0 && dims <= x.dim && std::equal(shape.begin(), shape.end(), row());
+    if (is_valid) sizes = row_sizes(x, dims);
+    for (const OptionalTensor* each : {&weight, &bias}) {
+      if (*each && is_defined(**each)) check(TensorView(**each));
+    }
+  }
+
+  void check(const TensorView& parameter) {
+    const bool fits = parameter.dim == dims && same_device(parameter, x);
+    is_valid = is_valid && fits && std::equal(row(), row() + dims, parameter.sizes);
+    is_mixed |= parameter.dtype != x.dtype;
+  }
+  const int64_t* row() const { return x.sizes + x.dim - dims; }
+
+  // A tensor of the input's shape or of its rows' statistics.
+  bool is_like(const TensorView& other) const {
+    return other.dtype == x.dtype && other.dim == x.dim && same_device(other, x) &&
+           std::equal(x.sizes, x.sizes + x.dim, other.sizes);
+  }
+  bool are_statistics(const Tensor& tensor) const {
+    if (!is_defined(tensor)) return false;
+    const TensorView view(tensor);
+    return view.dtype == ScalarType::Float && same_device(view, x) &&
+           row_sizes(view, 0).rows == sizes.rows;
+  }
+
+  TensorView x;
+  int64_t dims;
+  RowSizes sizes;
+  bool is_valid = false;
+  bool is_mixed = false;  // parameters of another dtype than the input's
+};
+
+const char* why_not_norm(const Norm& norm, Policy policy) {
+  if (!norm.is_valid) return "shapes that it does not take";
+  if (norm.sizes.rows == 0 || norm.sizes.columns == 0) return "no elements";
+  if (norm.is_mixed) return "different dtypes";
+  if (const char* reason = why_not_tensor(norm.x, CallKind::kNorm, policy)) return reason;
+  if (!norm.x.on_cuda()) return nullptr;
+  if (norm.x.dtype == ScalarType::Double) return "float64, which has no kernels";
+  if (norm.sizes.columns > std::numeric_limits<int32_t>::max()) return "rows that are too long";
+  if (policy == Policy::kFastest) {
+    if (!has_vectors(norm.sizes))
+      return "rows of no whole vectors, which are not known to be quicker";
+    if (!RowsOperand::is_readable(norm.x, norm.dims, norm.sizes)) {
+      return "rows that are not contiguous and aligned";
+    }
+  }
+  return nullptr;
+}
+
+const char* why_not_backward(const Norm& norm, const Tensor& grad_out, const Tensor& rstd,
+                             Policy policy) {
+  if (const char* reason = why_not_norm(norm, policy)) return reason;
+  if (!norm.x.on_cuda()) return nullptr;
+  if (!is_defined(grad_out) || !norm.is_like(TensorView(grad_out)) || !norm.are_statistics(rstd)) {
+    return "a gradient or statistics of another dtype or shape";
+  }
+  return policy == Policy::kFastest && norm.sizes.rows < kFewBackwardRows
+             ? "few rows, which are not known to be quicker"
+             : nullptr;
+}
+
+// Whether our kernels run: on the CPU the reference does, which is PyTorch's own kernel.
+bool serves(const AtenOp& op, const Norm& norm, const char* reason) {
+  if (reason != nullptr) {
+    count_declined(op.name, reason);
+    return false;
+  }
+  op.count_served(norm.x);
+  return norm.x.on_cuda();
+}
+
+bool wants(const std::vector<bool>& mask, size_t index, const OptionalTensor& parameter) {
+  return index < mask.size() && mask[index] && parameter && is_defined(*parameter);
+}
+
+OptionalTensor given(const OptionalTensor& tensor) {
+  return tensor && is_defined(*tensor) ? tensor : std::nullopt;
+}
+
+// The gradients that were asked for, of input, weight and bias.
+ThreeTensors gradients(const Norm& norm, const Tensor& grad_out, const Tensor& input,
+                       const Tensor& mean, const Tensor& rstd, const OptionalTensor& weight,
+                       const OptionalTensor& bias, const std::vector<bool>& mask, bool centered) {
+  const bool of_weight = wants(mask, 1, weight), of_bias = wants(mask, 2, bias);
+  const auto bias_dtype = of_bias ? std::optional(norm.x.dtype) : std::nullopt;
+  auto [x, w, b] = norm_backward_cuda(grad_out, std::nullopt, input, mean, rstd, given(weight),
+                                      norm.dims, std::nullopt, centered, of_weight, bias_dtype);
+  return {mask[0] ? x : undefined_tensor(), of_weight ? w : undefined_tensor(),
+          of_bias ? b : undefined_tensor()};
+}
+
+template <size_t kCount>
+std::array<bool, kCount> flags(const std::vector<bool>& mask) {
+  std::array<bool, kCount> found{};
+  std::copy_n(mask.begin(), std::min(kCount, mask.size()), found.begin());
+  return found;
+}
+
+}  // namespace
+
+ThreeTensors aten_layer_norm(const Tensor& input, std::vector<int64_t> normalized_shape,
+                             std::optional<Tensor> weight, std::optional<Tensor> bias, double eps) {
+  static const AtenOp op("aten::native_layer_norm", CallKind::kNorm);
+  const Policy policy = serving_policy();
+  if (policy != Policy::kOff) {
+    const Norm norm(input, normalized_shape, weight, bias);
+    if (serves(op, norm, why_not_norm(norm, policy))) {
+      const ServedCall served;
+      auto [out, sum, mean, rstd] = norm_cuda(input, std::nullopt, normalized_shape, given(weight),
+                                              given(bias), eps, /*centered=*/true);
+      return {out, mean, rstd};
+    }
+  }
+  return aten_native_layer_norm(TensorView(input).on_cuda(), input, normalized_shape, weight, bias,
+                                eps);
+}
+
+ThreeTensors aten_layer_norm_backward(const Tensor& grad_out, const Tensor& input,
+                                      std::vector<int64_t> normalized_shape, const Tensor& mean,
+                                      const Tensor& rstd, std::optional<Tensor> weight,
+                                      std::optional<Tensor> bias, std::vector<bool> output_mask) {
+  static const AtenOp op("aten::native_layer_norm_backward", CallKind::kNorm);
+  const Policy policy = serving_policy();
+  if (policy != Policy::kOff) {
+    const Norm norm(input, normalized_shape, weight, bias);
+    const char* reason = why_not_backward(norm, grad_out, rstd, policy);
+    if (reason == nullptr && norm.x.on_cuda() && !norm.are_statistics(mean)) {
+      reason = "a gradient or statistics of another dtype or shape";
+    }
+    if (serves(op, norm, reason)) {
+      const ServedCall served;
+      return gradients(norm, grad_out, input, mean, rstd, weight, bias, output_mask, true);
+    }
+  }
+  return aten_native_layer_norm_backward(TensorView(input).on_cuda(), grad_out, input,
+                                         normalized_shape, mean, rstd, weight, bias,
+                                         flags<3>(output_mask));
+}
+
+TwoTensors aten_rms_norm(const Tensor& input, std::vector<int64_t> normalized_shape,
+                         std::optional<Tensor> weight, std::optional<double> eps) {
+  static const AtenOp op("aten::_fused_rms_norm", CallKind::kNorm);
+  const Policy policy = serving_policy();
+  if (policy != Policy::kOff) {
+    const Norm norm(input, normalized_shape, weight, std::nullopt);
+    if (serves(op, norm, why_not_norm(norm, policy))) {
+      const ServedCall served;
+      auto [out, sum, mean, rstd] = norm_cuda(input, std::nullopt, normalized_shape, given(weight),
+                                              std::nullopt, eps, /*centered=*/false);
+      return {out, rstd};
+    }
+  }
+  return aten_fused_rms_norm(input, normalized_shape, weight, eps);
+}
+
+TwoTensors aten_rms_norm_backward(const Tensor& grad_out, const Tensor& input,
+                                  std::vector<int64_t> normalized_shape, const Tensor& rstd,
+                                  std::optional<Tensor> weight, std::vector<bool> output_mask) {
+  static const AtenOp op("aten::_fused_rms_norm_backward", CallKind::kNorm);
+  const Policy policy = serving_policy();
+  if (policy != Policy::kOff) {
+    const Norm norm(input, normalized_shape, weight, std::nullopt);
+    if (serves(op, norm, why_not_backward(norm, grad_out, rstd, policy))) {
+      const ServedCall served;
+      auto [x, w, b] = gradients(norm, grad_out, input, no_elements(norm.x, ScalarType::Float),
+                                 rstd, weight, std::nullopt, output_mask, false);
+      return {x, w};
+    }
+  }
+  return aten_fused_rms_norm_backward(grad_out, input, normalized_shape, rstd, weight,
+                                      flags<2>(output_mask));
+}
+
+}  // namespace torch_cubin
