@@ -241,18 +241,21 @@ def text(call):
 print(text(lambda: torch.mm(A, A)), text(lambda: torch.bmm(A, A)))
 print(text(lambda: torch.mv(A, A[0, :3])))
 torch.addmm(A[0, :3], A, A.t().contiguous())
+torch.nn.functional.layer_norm(A, (4,))
 print([row.function for row in torch_cubin.report().served])
 """
 
 
 def test_without_pytorch_s_texts_ours_say_the_same(fresh_python) -> None:
     """As on torch 2.11, which prints them to stderr alone."""
-    missing = "torch_exception_get_what_without_backtrace torch.library.get_kernel"
+    norm = "_ZN2at3cpu17native_layer_normERKNS_6TensorEN3c108ArrayRefIlEERKSt8optionalIS1_ESA_d"
+    missing = f"torch_exception_get_what_without_backtrace torch.library.get_kernel {norm}"
     done = fresh_python.run(_MISSING, env={**os.environ, "TORCH_CUBIN_TEST_MISSING": missing})
     assert "mat1 and mat2 shapes cannot be multiplied (3x4 and 3x4)" in done.stdout
     assert "batch1 must be a 3D tensor" in done.stdout
     assert "size mismatch, got input (3), mat (3x4), vec (3)" in done.stdout
-    assert done.stdout.endswith("[]\n")  # addmm is not served without get_kernel
+    # Neither addmm without get_kernel, nor a norm without PyTorch's.
+    assert done.stdout.endswith("[]\n")
     assert done.stderr == ""
 
 
