@@ -17,6 +17,7 @@ import torch_cubin
 from torch_cubin._drop_in import aten_kernels
 from torch_cubin._native import library
 
+NAME = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 
 
@@ -134,6 +135,24 @@ def test_norms_run_from_cubins(case, dtype, kind) -> None:
     for own, theirs, right in zip(ours, pytorchs, exact, strict=True):
         assert (own.dtype, own.shape, own.stride()) == (theirs.dtype, theirs.shape, theirs.stride())
         numerics.check_close(own, theirs, right, f"{kind} {case} {dtype}")
+
+
+def test_fastest_serves_norms_of_measured_sizes() -> None:
+    if not any("norm" in row["kinds"] for row in aten_kernels.shipped_rows(NAME)):
+        pytest.skip(f"{NAME} has no stored run of norms")
+    x = torch.randn(4096, 1152, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    few, name = "few rows, which are not known to be quicker", "aten::native_layer_norm"
+    for rows, declined in ((4096, {}), (512, {f"{name}_backward": few})):
+        with torch_cubin.install():
+            F.layer_norm(x[:rows], (1152,)).sum().backward()
+            report = torch_cubin.report()
+        left = {row.function: row.reason for row in report.declined if "norm" in row.function}
+        assert left == declined
+        assert name in {row.function for row in report.served}
+    with torch_cubin.install():
+        F.layer_norm(x[:16, :768].contiguous(), (768,))
+        (left,) = (row.reason for row in torch_cubin.report().declined if row.function == name)
+    assert left == "few elements, which are not known to be quicker"
 
 
 def test_calls_of_norms_that_pytorch_computes() -> None:

@@ -9,7 +9,10 @@
 namespace torch_cubin {
 namespace {
 
-// With fewer rows PyTorch's backward is quicker (bench_rows.py --only layer_norm --sizes ...).
+// PyTorch's forward is as quick with fewer rows and fewer columns, its backward with fewer rows;
+// longer rows have not been measured (2026-11-28_h100_norms.json, 2026-11-27_h200_rows.json in
+// benchmarks/results).
+constexpr int64_t kFewRows = 128, kFewColumns = 1024, kMostColumns = 16384;
 constexpr int64_t kFewBackwardRows = 4096;
 
 // One call: the rows, the row's parameters, and their sizes if the shapes are valid.
@@ -50,6 +53,18 @@ struct Norm {
   bool is_mixed = false;  // parameters of another dtype than the input's
 };
 
+const char* why_not_known(const Norm& norm) {
+  const RowSizes& sizes = norm.sizes;
+  if (!has_vectors(sizes)) return "rows of no whole vectors, which are not known to be quicker";
+  if (sizes.columns > kMostColumns) return "long rows, which have not been measured";
+  if (sizes.rows < kFewRows && sizes.columns < kFewColumns) {
+    return "few elements, which are not known to be quicker";
+  }
+  return RowsOperand::is_readable(norm.x, norm.dims, sizes)
+             ? nullptr
+             : "rows that are not contiguous and aligned";
+}
+
 const char* why_not_norm(const Norm& norm, Policy policy) {
   if (!norm.is_valid) return "shapes that it does not take";
   if (norm.sizes.rows == 0 || norm.sizes.columns == 0) return "no elements";
@@ -58,14 +73,7 @@ const char* why_not_norm(const Norm& norm, Policy policy) {
   if (!norm.x.on_cuda()) return nullptr;
   if (norm.x.dtype == ScalarType::Double) return "float64, which has no kernels";
   if (norm.sizes.columns > std::numeric_limits<int32_t>::max()) return "rows that are too long";
-  if (policy == Policy::kFastest) {
-    if (!has_vectors(norm.sizes))
-      return "rows of no whole vectors, which are not known to be quicker";
-    if (!RowsOperand::is_readable(norm.x, norm.dims, norm.sizes)) {
-      return "rows that are not contiguous and aligned";
-    }
-  }
-  return nullptr;
+  return policy == Policy::kFastest ? why_not_known(norm) : nullptr;
 }
 
 const char* why_not_backward(const Norm& norm, const Tensor& grad_out, const Tensor& rstd,
