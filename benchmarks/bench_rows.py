@@ -1,7 +1,7 @@
 """Layer norm, RMS norm and softmax against a copy's rate, PyTorch eager, and torch.compile.
 
     python benchmarks/bench_rows.py [--json FILE] [--only softmax] [--seconds 60]
-    python benchmarks/bench_rows.py --only layer_norm --sizes 256x768,4096x768
+    python benchmarks/bench_rows.py --only layer_norm --sizes 256x768,4096x768 --dtype float16
 
 "copy" is the rate of `out.copy_(x)` of a tensor of the same bytes. Calls are captured in CUDA
 graphs over several sets of tensors, so that no call finds its tensors in the L2 cache.
@@ -140,10 +140,12 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--seconds", type=float, default=1e9)
     parser.add_argument("--no-compile", action="store_true")
+    parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--sizes", metavar="ROWSxCOLUMNS,...", help="these in place of the usual")
     arguments = parser.parse_args()
     common.require_gpu()
-    common.print_machine("Ops over rows, bfloat16, microseconds a call")
+    common.print_machine(f"Ops over rows, {arguments.dtype}, microseconds a call")
+    dtype = getattr(torch, arguments.dtype)
     end = time.monotonic() + arguments.seconds
     found: list[dict[str, Any]] = []
     for name, (ours, torchs), kinds, sizes, moved, moved_back in CASES:
@@ -151,14 +153,14 @@ def main() -> None:
             label = f"{name} {rows} x {columns}"
             if arguments.only not in label or time.monotonic() > end:
                 continue
-            size = 2 * rows * columns
+            size = dtype.itemsize * rows * columns
             count = max(1, min(12, int(ROTATED_BYTES / (size * moved))))
 
             def draw(kind: str, rows: int = rows, columns: int = columns) -> Tensor:
                 if kind == "t":
                     return torch.randint(0, columns, (rows,), device="cuda")
                 shape = (rows, columns) if kind == "x" else (columns,)
-                return torch.randn(shape, device="cuda").bfloat16()
+                return torch.randn(shape, device="cuda").to(dtype)
 
             sets = [[draw(kind) for kind in kinds] for _ in range(count)]
             contenders = {"ours": ours, "torch": torchs}
@@ -178,7 +180,7 @@ def main() -> None:
                     runs = {who: backwards(c, sets, grads) for who, c in contenders.items()}
                 # A copy reads and writes: half of the bytes each.
                 numel = rows * columns * tensors // 2
-                froms = [torch.empty(numel, device="cuda", dtype=torch.bfloat16) for _ in sets]
+                froms = [torch.empty(numel, device="cuda", dtype=dtype) for _ in sets]
                 to = torch.empty_like(froms[0])
                 runs["copy"] = [lambda to=to, x=x: to.copy_(x) for x in froms]
                 times = microseconds(runs)
