@@ -12,7 +12,7 @@ namespace {
 // PyTorch's forward is as quick with fewer rows and fewer columns, its backward with fewer rows;
 // longer rows have not been measured (2026-11-28_h100_norms.json, 2026-11-27_h200_rows.json in
 // benchmarks/results).
-constexpr int64_t kFewRows = 128, kFewColumns = 1024, kMostColumns = 16384;
+constexpr int64_t kFewNormRows = 128, kFewNormColumns = 1024, kMostNormColumns = 16384;
 constexpr int64_t kFewBackwardRows = 4096;
 
 // One call: the rows, the row's parameters, and their sizes if the shapes are valid.
@@ -56,8 +56,8 @@ struct Norm {
 const char* why_not_known(const Norm& norm) {
   const RowSizes& sizes = norm.sizes;
   if (!has_vectors(sizes)) return "rows of no whole vectors, which are not known to be quicker";
-  if (sizes.columns > kMostColumns) return "long rows, which have not been measured";
-  if (sizes.rows < kFewRows && sizes.columns < kFewColumns) {
+  if (sizes.columns > kMostNormColumns) return "long rows, which have not been measured";
+  if (sizes.rows < kFewNormRows && sizes.columns < kFewNormColumns) {
     return "few elements, which are not known to be quicker";
   }
   return RowsOperand::is_readable(norm.x, norm.dims, sizes)
