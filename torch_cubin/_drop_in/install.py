@@ -1,6 +1,6 @@
 # Switches our kernels for the whole process. aten_kernels.py registers them, and
 # csrc/ops/matmul/aten_products.cpp decides which calls they serve.
-"""``torch_cubin.install()``: serves a program's products and attention from cubins, below
+"""``torch_cubin.install()``: serves a program's products, attention and norms from cubins, below
 autograd."""
 
 from __future__ import annotations
@@ -117,14 +117,15 @@ def install(
     batch_invariant: bool = False,
     tensor_parallel: int | None = None,
 ) -> Installation:
-    """Serve the products and attention of the whole process from cubins, until ``handle.remove()``.
+    """Serve the products, attention and norms of the whole process from cubins, until
+    ``handle.remove()``.
 
     Our kernels replace those of ``aten::mm``, ``bmm``, ``mv``, ``addmm``, ``baddbmm`` and
-    ``addmv``, their ``out=`` and in-place variants, and PyTorch's fused attention ops, below
-    autograd, for CUDA tensors of float16, bfloat16, float32 and float64. So they serve eager code
-    and the graphs of ``torch.compile``, forward and backward, on every thread, in C++ modules,
-    DTensor and FSDP; derivatives, autocast and vmap are PyTorch's own. Other calls run PyTorch's
-    kernels; :func:`torch_cubin.report` counts both, with the reason.
+    ``addmv``, their ``out=`` and in-place variants, PyTorch's fused attention ops, layer norm and
+    RMS norm, below autograd, for CUDA tensors of float16, bfloat16, float32 and, for products,
+    float64. So they serve eager code and the graphs of ``torch.compile``, forward and backward, on
+    every thread, in C++ modules, DTensor and FSDP; derivatives, autocast and vmap are PyTorch's
+    own. Other calls run PyTorch's kernels; :func:`torch_cubin.report` counts both, with the reason.
 
     The handle is a context manager. ``TORCH_CUBIN_INSTALL=1`` in the environment installs when
     PyTorch is imported, for programs that do not mention torch_cubin (docs/serving_a_model.md).
@@ -135,7 +136,7 @@ def install(
             call that can be served.
         batch_invariant: gives every row of a model's forward and backward the same bits, whatever
             else is in the batch, in all threads (docs/same_bits.md): every call that can be served
-            is, also those of softmax, norms and reductions over rows, which are otherwise left to
+            is, also those of softmax and reductions over rows, which are otherwise left to
             PyTorch. ``with torch_cubin.batch_invariant(False)`` excepts a thread.
         tensor_parallel: with ``batch_invariant``, the number of parts that the K of a product of
             DTensors is cut into where ranks share it: each is summed from zero, and float32 sums
