@@ -218,6 +218,26 @@ def test_few_tiles_of_keys_have_several_work_items(driver, catalog, call, shared
     assert params.parts <= -(-s // params.tile_rows) * (h // kv_heads)
 
 
+@pytest.mark.parametrize(("longest", "shared"), [(1640, False), (4096, True)])
+def test_the_longest_packed_sequence_decides(driver, catalog, longest: int, shared: bool) -> None:
+    """10 sequences of 16,400 rows: eight heads of the longest one's queries would take longer than
+    all multiprocessors take for the others."""
+    q, k, v = (tensors.empty(16400, n, 128, dtype=torch.bfloat16) for n in (16, 2, 2))
+
+    def run() -> list:
+        at = tensors.empty(11, dtype=torch.int32)
+        named = {"cu_seqlens_q": at, "cu_seqlens_k": at}
+        named |= {"max_seqlen_q": longest, "max_seqlen_k": longest}
+        logsumexp = tensors.empty(16, 16400, dtype=torch.float32)
+        torch.ops.cubin.attention_backward(
+            q, q, k, v, q, logsumexp, is_causal=True, enable_gqa=True, **named
+        )
+        return driver.launches()
+
+    launch = next(x for x in forked(run) if catalog[x["kernel"]]["kind"] == "sm90_backward")
+    assert (launch_params.read(launch, Params).parts > 1) == shared
+
+
 # batch, heads, heads of key, rows, head_dim, options; and whether tiles of keys, which all begin
 # with the same queries, have several sums of dq.
 SETS = [

@@ -248,7 +248,8 @@ class Sm90Backward : public AttentionBackwardKernels {
     Sm90KeyShares shares =
         sm90_key_shares({plan.batch * problem.kv_heads, problem.group(),
                          device_.multiprocessors / blocks_of_work(row), ceil_div(rows.q, sequences),
-                         ceil_div(rows.k, sequences), lengths.first, lengths.last},
+                         ceil_div(rows.k, sequences), std::min(problem.seqlen_q, rows.q),
+                         std::min(problem.seqlen_k, rows.k), lengths.first, lengths.last},
                         row, device_);
     if (rows.packed) shares.sets = 1;  // those of the longest sequence would be in one set anyway
     return shares;

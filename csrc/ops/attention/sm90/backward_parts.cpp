@@ -1,6 +1,7 @@
 #include "ops/attention/sm90/backward_parts.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace torch_cubin {
 namespace {
@@ -18,15 +19,15 @@ constexpr double kTurnCycles = 4200, kHiddenTurns = 0.6;
 // Of the time, that more parts must save.
 constexpr double kLeastGain = 0.03;
 
-// Steps of a head of keys: of the tile of keys with the most, and of all tiles.
+// Steps of a head of keys of a sequence: of the tile of keys with the most, and of all tiles.
 struct Steps {
   int64_t longest = 0, all = 0;
 
-  Steps(const Sm90KeyWork& work, const AttentionRow& row) {
-    for (int64_t key = 0; key < work.seqlen_k; key += row.columns) {
+  Steps(const Sm90KeyWork& work, const AttentionRow& row, int64_t seqlen_q, int64_t seqlen_k) {
+    for (int64_t key = 0; key < seqlen_k; key += row.columns) {
       const int64_t begin = std::max<int64_t>(0, key - work.last) / row.rows;
       const int64_t end =
-          ceil_div(std::clamp<int64_t>(key + row.columns - work.first, 0, work.seqlen_q), row.rows);
+          ceil_div(std::clamp<int64_t>(key + row.columns - work.first, 0, seqlen_q), row.rows);
       const int64_t own = std::max<int64_t>(0, end - begin) * work.group;
       longest = std::max(longest, own);
       all += own;
@@ -41,17 +42,22 @@ Sm90KeyShares sm90_key_shares(const Sm90KeyWork& work, const AttentionRow& row,
   const int64_t key_tiles = ceil_div(work.seqlen_k, row.columns), tiles = key_tiles * work.heads;
   Sm90KeyShares best;
   if (tiles == 0 || tiles >= kEnoughItems * work.slots) return best;
-  const Steps steps(work, row);
-  const bool alike = steps.longest * tiles == steps.all * work.heads;
+  const Steps steps(work, row, work.seqlen_q, work.seqlen_k);
+  const Steps most(work, row, work.longest_q, work.longest_k);
+  const bool alike = steps.longest * key_tiles == steps.all && most.longest == steps.longest;
+  // Of packed sequences the sum of the lengths and the longest are known. Between those of equal
+  // sequences and those of as many of the longest as fit: the geometric mean.
+  const double sequences = static_cast<double>(work.seqlen_k) / work.longest_k;  // of the longest
+  const double all_steps = work.heads * std::sqrt(steps.all * (sequences * most.all));
   const double bytes = 2.0 * row.columns * row.head_dim * 2 * sizeof(float);  // written and read
   const double dq_bytes =
       static_cast<double>(work.heads) * work.group * work.seqlen_q * row.head_dim * sizeof(float);
   double least = 0;
   for (int64_t sets = 1; sets <= std::min(kMostSets, alike ? key_tiles : 1); sets *= 2) {
-    for (int64_t parts = 1; parts <= std::min(kMostParts, steps.longest); ++parts) {
+    for (int64_t parts = 1; parts <= std::min(kMostParts, most.longest); ++parts) {
       const int64_t items = tiles * parts;
-      const double longest = ceil_div(steps.longest, parts) * row.cost_tile + row.cost_fixed;
-      const double all = steps.all * work.heads * row.cost_tile + items * row.cost_fixed;
+      const double longest = ceil_div(most.longest, parts) * row.cost_tile + row.cost_fixed;
+      const double all = all_steps * row.cost_tile + items * row.cost_fixed;
       const double turns = (ceil_div(key_tiles, sets) - 1) * kTurnCycles;
       double cycles = alike ? ceil_div(items, work.slots) * longest +
                                   turns * (items <= work.slots ? 1 : kHiddenTurns)

@@ -11,8 +11,9 @@ namespace torch_cubin {
 // `heads`: of keys, in all sequences; 0: one part. `slots`: work items that run at a time.
 struct Sm90KeyWork {
   int64_t heads, group, slots;
-  int64_t seqlen_q, seqlen_k;  // of a sequence, the average if they are packed
-  int64_t first, last;         // the band, see Sm90Lengths
+  int64_t seqlen_q, seqlen_k;    // of a sequence, the average if they are packed
+  int64_t longest_q, longest_k;  // of the longest sequence
+  int64_t first, last;           // the band, see Sm90Lengths
 };
 
 struct Sm90KeyShares {
