@@ -80,8 +80,8 @@ def main() -> int:
         if ranks % count == 0
     }
     wrong = 0
-    for dtype in (torch.bfloat16, torch.float32):
-        for compiled in (False, True):
+    for compiled in (False, True):
+        for dtype in (torch.bfloat16, torch.float32):
             for parts in (None, 4):
                 with torch_cubin.install(batch_invariant=True, tensor_parallel=parts):
                     found = {n: run(mesh["tp"], dtype, compiled) for n, mesh in meshes.items()}
