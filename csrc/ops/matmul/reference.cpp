@@ -51,6 +51,8 @@ Tensor aten_matmul(const Tensor& self, const Tensor& other) {
   return call_aten("aten::matmul", self, other);
 }
 
+constexpr int64_t kProductsOfAThread = 1 << 15;  // at least: to start one takes as long
+
 // torch.matmul in float64, plus an addend that broadcasts to `shape`, the result's: every element
 // is summed from the first k to the last, whatever the other sizes are. (The libraries that ATen
 // calls choose an order by all sizes and by addresses.)
@@ -70,14 +72,19 @@ Tensor matmul_in_order(const Tensor& self, const Tensor& other, const std::optio
   }
   Values rows(left), factors(right);
   Values out(a, shape.sizes, shape.dim);
-  for (int64_t row = 0; row < shape.numel() / n; ++row) {
-    double* sums = out.row(row, n);
-    for (int64_t i = 0; i < k; ++i) {
-      const double own = rows.row(row, k)[i];
-      const double* factor = factors.row(row / m * k + i, n);
-      for (int64_t j = 0; j < n; ++j) sums[j] += own * factor[j];
+  const double *const a_data = rows.data(), *const b_data = factors.data();
+  double* const out_data = out.data();
+  const auto some = [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      double* sums = out_data + row * n;
+      const double *own = a_data + row * k, *factor = b_data + row / m * k * n;
+      for (int64_t i = 0; i < k; ++i, factor += n) {
+        for (int64_t j = 0; j < n; ++j) sums[j] += own[i] * factor[j];
+      }
     }
-  }
+  };
+  const int64_t grain = kProductsOfAThread / std::max<int64_t>(k * n, 1) + 1;
+  torch::stable::parallel_for(0, shape.numel() / n, grain, some);
   if (addend) {
     Values added(call_aten("aten::broadcast_to", *addend, shape.vector()));
     for (int64_t i = 0; i < shape.numel(); ++i) out.data()[i] += added.data()[i];
