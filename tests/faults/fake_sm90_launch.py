@@ -416,7 +416,7 @@ def test_split_sums_go_to_matrices_of_their_own(driver, tmp_path, monkeypatch) -
 
     product, finish = forked(run)
     assert product["kernel"].startswith("sm90_matmul_bf16_nt_")
-    assert finish["kernel"] == "finish_matmul_bf16"
+    assert finish["kernel"] == "finish_matmul_bf16_splits"
     params = launch_params.read(product, Params)
     assert params.flags & (SPLIT_K | SUMS) == SPLIT_K | SUMS
     assert not params.flags & (BATCHED | SPLIT_PAIR | GENERAL)

@@ -16,6 +16,9 @@ using Storage = Traits::Storage;
 using Accumulator = Traits::Accumulator;
 constexpr bool kExact = sizeof(Storage) > 2;
 constexpr int kColumns = 4;
+// Of the sums of further splits on their way at a time. Kernels for one matrix of sums need the
+// registers for more blocks instead.
+constexpr int kLoads = TC_SPLITS ? 28 / sizeof(Accumulator) : 1;
 static_assert(TC_TILE_N == TC_THREADS * kColumns && TC_TILE_K == 1, "the table is wrong");
 
 template <class T>
@@ -39,6 +42,37 @@ TC_DEVICE tc_int64 addend_offset(const FinishParams& p, tc_int64 row) {
   return offset;
 }
 
+// The sums of all splits, added in order. Loads of several are on their way at a time: one after
+// another, those of 16 take 16 times the cache's latency.
+template <bool kVectors>
+TC_DEVICE void add_splits(const FinishParams& p, const Accumulator* sums, int count,
+                          Vector<Accumulator>& x) {
+  auto load = [&](Vector<Accumulator>& to, const Accumulator* from) {
+    if constexpr (kVectors) {
+      to = *reinterpret_cast<const Vector<Accumulator>*>(from);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) to.values[i] = i < count ? from[i] : Accumulator(0);
+    }
+  };
+  const tc_int64 next = p.rows * p.n;
+  load(x, sums);
+#pragma unroll 1
+  for (int split = 1; split < p.splits; split += kLoads) {
+    Vector<Accumulator> more[kLoads];
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      if (split + i < p.splits) load(more[i], sums += next);
+    }
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      if (split + i >= p.splits) break;
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) x.values[j] += more[i].values[j];
+    }
+  }
+}
+
 TC_DEVICE void finish(const FinishParams& p, tc_int64 row, tc_int64 column) {
   const tc_int64 at = row * p.n + column;
   const int count = static_cast<int>(min(p.n - column, tc_int64(kColumns)));
@@ -47,22 +81,10 @@ TC_DEVICE void finish(const FinishParams& p, tc_int64 row, tc_int64 column) {
   auto addend = static_cast<const Storage*>(p.addend);
   if (addend != nullptr) addend += addend_offset(p, row) + column * p.addend_stride_n;
   Vector<Accumulator> x;
-  auto load = [&](Vector<Accumulator>& to, const Accumulator* from) {
-    if (p.vectors) {
-      to = *reinterpret_cast<const Vector<Accumulator>*>(from);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kColumns; ++i) to.values[i] = i < count ? from[i] : Accumulator(0);
-    }
-  };
-  load(x, sums);
-#pragma unroll 4
-  for (int split = 1; split < p.splits; ++split) {
-    sums += p.rows * p.n;
-    Vector<Accumulator> more;
-    load(more, sums);
-#pragma unroll
-    for (int i = 0; i < kColumns; ++i) x.values[i] += more.values[i];
+  if (p.vectors) {
+    add_splits<true>(p, sums, count, x);
+  } else {
+    add_splits<false>(p, sums, count, x);
   }
   Vector<Storage> out;
 #pragma unroll
@@ -88,7 +110,7 @@ TC_DEVICE void finish(const FinishParams& p, tc_int64 row, tc_int64 column) {
   }
 }
 
-extern "C" __global__ void __launch_bounds__(TC_THREADS)
+extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_SPLITS ? 4 : 1)
     TC_KERNEL(const __grid_constant__ FinishParams p) {
   wait_for_previous_kernel();
   const tc_int64 columns = (p.n + kColumns - 1) / kColumns;
@@ -108,11 +130,13 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
 /* torch_cubin kernels
 {"virtual_arch": [80, 90],
  "kernels": [
-  {"name": "finish_matmul_{d.name}", "kind": "finish", "dtype": "{d.dtype}", "math": "{d.dtype}",
+  {"name": "finish_matmul_{d.name}{s.name}", "kind": "finish", "dtype": "{d.dtype}",
+   "math": "{d.dtype}", "splits": "{s.splits}",
    "layout": "any", "alignment": "{d.bytes}", "tile": [1, 1024, 1], "stages": 1,
    "block": [256, 1, 1], "dynamic_shared": 0, "cost": {"share": 0.85, "fixed": 3500},
-   "defines": {"TC_DTYPE": "{d.dtype}"},
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_SPLITS": "{s.splits}"},
    "for": {
+    "s": [{"name": "", "splits": 0}, {"name": "_splits", "splits": 1}],
     "d": [
      {"name": "f16", "dtype": "float16", "bytes": 2},
      {"name": "bf16", "dtype": "bfloat16", "bytes": 2},

@@ -21,7 +21,7 @@ class FinishKernels : public MatmulKernels {
       : device_(device) {
     for (PackageKernel* kernel : kernels) {
       const KernelFields fields(*kernel);
-      kernels_[fields.index("dtype", kFinishDtypes)] = kernel;
+      kernels_[fields.integer("splits", 0, 1)][fields.index("dtype", kFinishDtypes)] = kernel;
       cost_ = CopyCost(fields);
     }
   }
@@ -30,6 +30,7 @@ class FinishKernels : public MatmulKernels {
 
   static void check(PackageKernel& kernel) {
     const KernelFields fields(kernel);
+    fields.integer("splits", 0, 1);
     fields.index("dtype", kFinishDtypes);
     CopyCost{fields};  // throws for a figure that is wrong
   }
@@ -38,7 +39,7 @@ class FinishKernels : public MatmulKernels {
     // A wider output without an epilogue is what other kernels leave to this one.
     const bool widens = c.output != c.input;
     if (widens && (c.output != sums_dtype(c.input) || c.only_bias())) return;
-    if (c.split_sums || c.row_parts || kernel_for(c.output) == nullptr) return;
+    if (c.split_sums || c.row_parts || !has_kernels_for(c.output)) return;
     MatmulCase sums = c;
     sums.row_parts = c.row_sums;
     sums.row_sums = false;
@@ -152,20 +153,23 @@ class FinishKernels : public MatmulKernels {
     const int64_t vector = std::min(kVectorBytes, kFinishColumns * element_size(p.output));
     params.vectors =
         params.n % kFinishColumns == 0 && reinterpret_cast<uintptr_t>(params.out) % vector == 0;
-    PackageKernel& kernel = *kernel_for(p.output);
+    PackageKernel& kernel = *kernels_[params.splits > 1][index_of(p.output)];
     const int64_t threads = params.rows * ceil_div(params.n, kFinishColumns);
     const int64_t blocks = std::min(ceil_div(threads, int64_t{kernel.entry().block[0]}),
                                     kFinishBlocksOfOne * device_.multiprocessors);
     torch_cubin::launch(kernel, {blocks}, device_, params);
   }
 
-  PackageKernel* kernel_for(ScalarType dtype) const {
+  static int64_t index_of(ScalarType dtype) {
     constexpr ScalarType kFirst[] = {ScalarType::Half, ScalarType::BFloat16, ScalarType::Float};
-    return kernels_[std::find(std::begin(kFirst), std::end(kFirst), dtype) - kFirst];
+    return std::find(std::begin(kFirst), std::end(kFirst), dtype) - kFirst;
+  }
+  bool has_kernels_for(ScalarType dtype) const {
+    return kernels_[0][index_of(dtype)] != nullptr && kernels_[1][index_of(dtype)] != nullptr;
   }
 
   const Device& device_;
-  PackageKernel* kernels_[4] = {};
+  PackageKernel* kernels_[2][4] = {};  // for one matrix of sums, for those of splits
   CopyCost cost_;
 };
 
