@@ -24,12 +24,14 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
     "layout": ["nn", "nt", "tn", "tt", "any"],
     "alignment": [{"nn": 16, "nt": 16, "tn": 16, "tt": 16, "any": 4}],
     "cost": [
-     {"nn": "vectors", "nt": "vectors", "tn": "vectors", "tt": "vectors", "any": "elements"}],
+     {"nn": "vectors", "nt": "vectors", "tn": "copies", "tt": "vectors", "any": "elements"}],
     "t": [
      {"name": "128x128x8", "tile": [128, 128, 8], "threads": 128, "blocks": 2,
       "spill": {"sm_120a": 48}, "vectors": {"k_tile": 2780, "fixed": 4000, "lone": 0.58},
+      "copies": {"k_tile": 2530, "fixed": 4000, "lone": 0.58},
       "elements": {"k_tile": 2950, "fixed": 4000, "lone": 0.58}},
      {"name": "64x64x8", "tile": [64, 64, 8], "threads": 64, "blocks": 4,
-      "spill": {}, "vectors": {"k_tile": 1560, "fixed": 3500, "lone": 0.85},
+      "spill": {}, "vectors": {"k_tile": 2075, "fixed": 3500, "lone": 0.85},
+      "copies": {"k_tile": 1930, "fixed": 3500, "lone": 0.85},
       "elements": {"k_tile": 1750, "fixed": 3500, "lone": 0.85}}]}}]}
 */

@@ -2,10 +2,10 @@
 // TF32.
 //
 // A thread owns 8x16 (8x8 in the small tile) outputs, in runs of 4. Both operands pass through
-// shared memory as [k][m] and [k][n], in two stages; a k tile's elements are held in registers
-// while the previous tile is multiplied, and each step's numbers are read from shared memory during
-// the step before. Instructions that are no FMA limit the speed (93% of the loop are), so that the
-// loop over whole k tiles has no bounds tests. Layouts nn, nt, tn, tt read 16 bytes at a time;
+// shared memory as [k][m] and [k][n], in two stages, while the previous k tile is multiplied: by
+// cp.async where both are contiguous along m and n, else held in registers (benchmarks/NOTES.md).
+// Each step's numbers are read from shared memory during the step before. Instructions that are no FMA limit the speed (93% of the loop
+// are), so that the loop over whole k tiles has no bounds tests. Layouts nn, nt, tn, tt read 16 bytes at a time;
 // `any` reads single elements at any strides.
 //
 // Roles: all threads load, multiply and store. Requires sm_80 only. Layout `any` holds an address
@@ -46,6 +46,8 @@ constexpr Access kAccessB = kAny                                             ? A
                             : kLayout == Layout::nt || kLayout == Layout::tt ? Access::along_k
                                                                              : Access::along_mn;
 
+constexpr bool kCopies = kAccessA == Access::along_mn && kAccessB == Access::along_mn;  // cp.async
+
 // This thread's part of one operand's k tiles: chunks of 4 elements along k or along mn, the
 // operand's other dimension, or single elements. Elements past the end of k are zero. Rows past the
 // operand's end repeat its last row or vector; their outputs are never stored.
@@ -60,7 +62,7 @@ struct Operand {
   const float* from[kChunks];  // of the next k tile
   tc_int64 next;               // from one k tile to the next
   int columns;                 // of the first chunk's vector, that exist; more than 4 if all do
-  float held[kChunks][kWidth];
+  float held[kCopies ? 1 : kChunks][kWidth];
 
   TC_DEVICE Operand(const void* base, tc_int64 offset, tc_int64 stride_mn, tc_int64 stride_k,
                     tc_int64 rest) {
@@ -100,19 +102,26 @@ struct Operand {
   }
 
   // Reads the next k tile, of which the first `rows` values of k exist: of kWhole all, and
-  // ends_with_vector().
+  // ends_with_vector(). They go to `stage`, at the latest with store().
   template <bool kWhole>
-  TC_DEVICE void fetch(int rows) {
+  TC_DEVICE void fetch(float* stage, int rows) {
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
       int mn, k;
       place(chunk, mn, k);
       const float* at = from[chunk];
-      int count = kWhole ? kWidth : kByK ? rows - k : (k < rows ? columns : 0);
-      if constexpr (kAccess == Access::elements) {
+      const int count = kWhole ? kWidth : kByK ? rows - k : (k < rows ? columns : 0);
+      if constexpr (kCopies) {
+        const u32 to = shared_address(stage + k * kExtent + mn);
+        if constexpr (kWhole) {
+          cp_async<16>(to, at, true);
+        } else {
+          cp_async_bytes(to, at, 4 * max(min(count, 4), 0));
+        }
+      } else if constexpr (kAccess == Access::elements) {
         held[chunk][0] = count > 0 ? __ldg(at) : 0.0f;
       } else if (count >= 4) {
-        float4 value = __ldg(reinterpret_cast<const float4*>(at));
+        const float4 value = __ldg(reinterpret_cast<const float4*>(at));
         held[chunk][0] = value.x;
         held[chunk][1] = value.y;
         held[chunk][2] = value.z;
@@ -242,34 +251,39 @@ TC_DEVICE void compute_tile(const MatmulParams& p, const TileCoordinates& t, boo
     OperandA::read<kRunsM>(row[step % 2], shared_a[stage], first_m, step);
     OperandB::read<kRunsN>(column[step % 2], shared_b[stage], first_n, step);
   };
+  tc_int64 left = t.k_end - t.k_begin;  // behind the k tile that is multiplied
+  auto fetch = [&](auto whole, int stage) {
+    int rows = static_cast<int>(min(left, static_cast<tc_int64>(kTileK)));
+    a.template fetch<decltype(whole)::value>(shared_a[stage], rows);
+    b.template fetch<decltype(whole)::value>(shared_b[stage], rows);
+    if constexpr (kCopies) cp_async_commit();
+    left -= kTileK;
+  };
   auto store = [&](int stage) {
-    a.store(shared_a[stage]);
-    b.store(shared_b[stage]);
+    if constexpr (kCopies) {
+      cp_async_wait<0>();
+    } else {
+      a.store(shared_a[stage]);
+      b.store(shared_b[stage]);
+    }
     __syncthreads();
     read(stage, 0);
   };
-  tc_int64 left = t.k_end - t.k_begin;  // behind the k tile that is multiplied
-  auto fetch = [&](auto whole) {
-    int rows = static_cast<int>(min(left, static_cast<tc_int64>(kTileK)));
-    a.template fetch<decltype(whole)::value>(rows);
-    b.template fetch<decltype(whole)::value>(rows);
-    left -= kTileK;
-  };
   if (t.k_tiles > 0) {
-    fetch(Constant<0>{});
+    fetch(Constant<0>{}, 0);
     store(0);
   }
   // Multiplies the k tile of a stage. kWhole: there is another one, and it is whole.
   int tile = 0;
   auto multiply = [&](auto whole, int stage) {
     bool more = decltype(whole)::value || tile + 1 < t.k_tiles;
-    if (more) fetch(whole);
+    // Nobody reads the other stage: all threads had its last step before the last barrier.
+    if (more) fetch(whole, 1 - stage);
 #pragma unroll
     for (int step = 0; step < kTileK; ++step) {
       if (step + 1 < kTileK) {
         read(stage, step + 1);
       } else if (more) {
-        // Nobody reads the other stage: all threads had its last step before the last barrier.
         store(1 - stage);
       }
 #pragma unroll
