@@ -4,9 +4,10 @@
 // A thread owns 8x16 (8x8 in the small tile) outputs, in runs of 4. Both operands pass through
 // shared memory as [k][m] and [k][n], in two stages, while the previous k tile is multiplied: by
 // cp.async where both are contiguous along m and n, else held in registers (benchmarks/NOTES.md).
-// Each step's numbers are read from shared memory during the step before. Instructions that are no FMA limit the speed (93% of the loop
-// are), so that the loop over whole k tiles has no bounds tests. Layouts nn, nt, tn, tt read 16 bytes at a time;
-// `any` reads single elements at any strides.
+// Each step's numbers are read from shared memory during the step before. Instructions that are no
+// FMA limit the speed (93% of the loop are), so that the loop over whole k tiles has no bounds
+// tests. Layouts nn, nt, tn, tt read 16 bytes at a time; `any` reads single elements at any
+// strides.
 //
 // Roles: all threads load, multiply and store. Requires sm_80 only. Layout `any` holds an address
 // for each element that a thread reads: on sm_120a six of them are in local memory.
