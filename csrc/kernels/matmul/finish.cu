@@ -16,8 +16,8 @@ using Storage = Traits::Storage;
 using Accumulator = Traits::Accumulator;
 constexpr bool kExact = sizeof(Storage) > 2;
 constexpr int kColumns = 4;
-// Of the sums of further splits on their way at a time. Kernels for one matrix of sums need the
-// registers for more blocks instead.
+// Loads in flight of further splits' sums. Kernels for one matrix of sums need the registers for
+// more blocks instead.
 constexpr int kLoads = TC_SPLITS ? 28 / sizeof(Accumulator) : 1;
 static_assert(TC_TILE_N == TC_THREADS * kColumns && TC_TILE_K == 1, "the table is wrong");
 
@@ -42,7 +42,7 @@ TC_DEVICE tc_int64 addend_offset(const FinishParams& p, tc_int64 row) {
   return offset;
 }
 
-// The sums of all splits, added in order. Loads of several are on their way at a time: one after
+// The sums of all splits, added in order. Loads of several are in flight at a time: one after
 // another, those of 16 take 16 times the cache's latency.
 template <bool kVectors>
 TC_DEVICE void add_splits(const FinishParams& p, const Accumulator* sums, int count,
