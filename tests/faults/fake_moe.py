@@ -13,7 +13,7 @@ GROUPED = structure(f"{MATMUL}/sm90_grouped_params.h", "Sm90GroupedParams")
 ORDER = structure("csrc/kernels/experts/order_params.h", "ExpertOrderParams")
 SUM = structure("csrc/kernels/experts/sum_params.h", "ExpertSumParams")
 GATE = structure("csrc/kernels/experts/gate_params.h", "ExpertGateParams")
-GATHER, SILU = 16, 4
+GATHER, SILU, INTERLEAVED = 16, 4, 256
 op = torch.ops.cubin._moe
 
 
@@ -37,9 +37,9 @@ def arguments(
     ]
 
 
-def launches_of(driver, args: list[torch.Tensor]) -> list[dict]:
+def launches_of(driver, args: list[torch.Tensor], interleaved: bool = False) -> list[dict]:
     def run() -> list:
-        op(*args, "silu")
+        op(*args, "silu", interleaved)
         return driver.launches()
 
     return forked(run)
@@ -74,13 +74,22 @@ def test_the_kernels_of_a_layer(driver, catalog, tokens, chunks) -> None:
     assert (total.tokens, total.k, total.columns, total.elements) == (tokens, 4, 256, 8)
 
 
+def test_interleaved_gates_are_neighbours_of_their_ups(driver, catalog) -> None:
+    launches = launches_of(driver, arguments(256), interleaved=True)
+    first = launch_params.read(launches[1], GROUPED)
+    assert first.flags & INTERLEAVED
+    assert first.flags >> 5 & 7 == SILU
+    width = catalog[launches[1]["kernel"]]["tile"][1]
+    assert (first.n, first.tile_columns, first.half_columns) == (384, width // 2, width // 2)
+
+
 def test_the_kernels_of_a_trained_layer(driver, catalog) -> None:
     x, ids, weights, w13, w2 = arguments(256)
 
     def run() -> list:
-        _, before, order = torch.ops.cubin._moe_forward(x, ids, weights, w13, w2, "gelu")
+        _, before, order = torch.ops.cubin._moe_forward(x, ids, weights, w13, w2, "gelu", False)
         forward = len(driver.launches())
-        args = (x, x, weights, w13, w2, before, order, "gelu")
+        args = (x, x, weights, w13, w2, before, order, "gelu", False)
         torch.ops.cubin._moe_backward(*args, True, True, True)
         return [driver.launches(), forward]
 
@@ -116,6 +125,6 @@ def test_what_no_kernel_takes_is_refused(driver, catalog) -> None:
     with pytest.raises(
         RuntimeError, match=r"\[no_kernel\]: moe has more experts .* 1024, got 1025"
     ):
-        op(*arguments(8, experts=1025), "silu")
+        op(*arguments(8, experts=1025), "silu", False)
     with pytest.raises(RuntimeError, match=r"\[no_kernel\]: moe has no kernels for this dtype"):
-        op(*arguments(8, dtype=torch.float64), "silu")
+        op(*arguments(8, dtype=torch.float64), "silu", False)

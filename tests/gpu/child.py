@@ -383,8 +383,8 @@ def _wrong_products_of_groups() -> list[str]:
             (torch.randn(4, 2 * inner, hidden) / hidden**0.5).to(dtype),
             (torch.randn(4, hidden, inner) / inner**0.5).to(dtype),
         ]
-        out = torch.ops.cubin._moe(*(x.cuda() for x in layer), "silu").cpu()
-        if not torch.allclose(out, torch.ops.cubin._moe(*layer, "silu"), rtol=0.02, atol=0.02):
+        out = torch.ops.cubin._moe(*(x.cuda() for x in layer), "silu", False).cpu()
+        if not torch.allclose(out, torch.ops.cubin._moe(*layer, "silu", False), rtol=0.02, atol=0.02):
             wrong.append(f"mixture of experts {tokens} {hidden} {inner}")
         on_cpu, on_gpu = (
             _layer_and_gradients([tensor.to(device) for tensor in layer])
@@ -398,8 +398,8 @@ def _wrong_products_of_groups() -> list[str]:
 
 def _layer_and_gradients(layer: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     x, _, weights, w13, w2 = layer
-    out, *kept = torch.ops.cubin._moe_forward(*layer, "gelu")
-    args = torch.ones_like(out), x, weights, w13, w2, *kept, "gelu"
+    out, *kept = torch.ops.cubin._moe_forward(*layer, "gelu", False)
+    args = torch.ones_like(out), x, weights, w13, w2, *kept, "gelu", False
     return out, *torch.ops.cubin._moe_backward(*args, True, True, True)
 
 

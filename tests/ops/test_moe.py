@@ -52,13 +52,32 @@ def test_outputs(k: int, ids_dtype: torch.dtype) -> None:
     torch.testing.assert_close(torch_cubin.moe(**args), expected(**args))
 
 
+def mixed(weight: Tensor) -> Tensor:
+    """Rows (of dim 1) of gates and ups alternate, in place of gates above ups."""
+    return weight.unflatten(1, (2, INNER)).transpose(1, 2).flatten(1, 2).contiguous()
+
+
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu"])
 def test_activations(activation: str) -> None:
     args = layer()
     act = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu,
            "gelu_tanh": lambda x: F.gelu(x, approximate="tanh")}[activation]  # fmt: skip
-    out = torch_cubin.moe(**args, activation=activation)
-    torch.testing.assert_close(out, expected(**args, act=act))
+    right = expected(**args, act=act)
+    torch.testing.assert_close(torch_cubin.moe(**args, activation=activation), right)
+    args["w13"] = mixed(args["w13"])
+    out = torch_cubin.moe(**args, activation=activation, interleaved=True)
+    torch.testing.assert_close(out, right)
+
+
+def test_interleaved_biases_and_refusals() -> None:
+    args = layer()
+    b13, b2 = torch.randn(EXPERTS, 2 * INNER).double(), torch.randn(EXPERTS, HIDDEN).double()
+    right = expected(**args, b13=b13, b2=b2)
+    args["w13"] = mixed(args["w13"])
+    out = torch_cubin.moe(**args, b13=mixed(b13), b2=b2, interleaved=True)
+    torch.testing.assert_close(out, right)
+    with pytest.raises(torch_cubin.errors.InputError, match="splits its rows itself"):
+        torch_cubin.moe(**args, activation=lambda rows: rows[:, ::2], interleaved=True)
 
 
 def test_a_gate_of_the_model_and_transposed_weights() -> None:
@@ -130,7 +149,12 @@ def test_derivatives_of_activations(activation: str) -> None:
     act = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu,
            "gelu_tanh": lambda x: F.gelu(x, approximate="tanh")}[activation]  # fmt: skip
     got = gradients(args, names, functools.partial(torch_cubin.moe, activation=activation))
-    torch.testing.assert_close(got, gradients(args, names, functools.partial(expected, act=act)))
+    right = gradients(args, names, functools.partial(expected, act=act))
+    torch.testing.assert_close(got, right)
+    args["w13"] = mixed(args["w13"])
+    ours = functools.partial(torch_cubin.moe, activation=activation, interleaved=True)
+    got = list(gradients(args, names, ours))
+    torch.testing.assert_close(got, [*right[:2], mixed(right[2]), right[3]])
 
 
 @pytest.mark.parametrize(
@@ -189,7 +213,7 @@ def test_second_derivatives() -> None:
     inputs = [x.clone().requires_grad_() for x in small]
 
     def function(x: Tensor, weights: Tensor, w13: Tensor, w2: Tensor) -> Tensor:
-        return torch_cubin.moe(x, args["topk_ids"], weights, w13, w2)
+        return torch_cubin.moe(x, args["topk_ids"], weights, w13, w2, interleaved=True)
 
     assert torch.autograd.gradgradcheck(function, inputs, check_fwd_over_rev=True)
 
@@ -197,14 +221,14 @@ def test_second_derivatives() -> None:
 def test_the_op_without_derivatives() -> None:
     """torch_cubin.moe calls it where nothing is differentiated."""
     args = list(layer().values())
-    torch.library.opcheck(torch.ops.cubin._moe, (*args, "silu"))
-    out, before, order = torch.ops.cubin._moe_forward(*args, "silu")
+    torch.library.opcheck(torch.ops.cubin._moe, (*args, "silu", False))
+    out, before, order = torch.ops.cubin._moe_forward(*args, "silu", False)
     torch.testing.assert_close(out, torch_cubin.moe(*args))
-    torch.library.opcheck(torch.ops.cubin._moe_forward, (*args, "silu"))
+    torch.library.opcheck(torch.ops.cubin._moe_forward, (*args, "silu", True))
     x, _, weights, w13, w2 = args
     backward = (torch.randn_like(out), x, weights, w13, w2.mT.contiguous().mT, before, order)
     for asked in ((True, True, True), (False, True, False)):
-        torch.library.opcheck(torch.ops.cubin._moe_backward, (*backward, "silu", *asked))
+        torch.library.opcheck(torch.ops.cubin._moe_backward, (*backward, "silu", True, *asked))
     half = [x.bfloat16() if x.is_floating_point() else x for x in args]
     half[2] = args[2].float()
     out = torch_cubin.moe(*half)
@@ -213,7 +237,7 @@ def test_the_op_without_derivatives() -> None:
     torch.testing.assert_close(out.double(), right, rtol=0.02, atol=0.3)
     half[3] = args[3].float()
     with pytest.raises(RuntimeError, match=r"\[input\]: moe argument 'w13' has another dtype"):
-        torch.ops.cubin._moe(*half, "silu")
+        torch.ops.cubin._moe(*half, "silu", False)
 
 
 def test_transforms() -> None:

@@ -30,6 +30,7 @@ def moe(
     b2: Tensor | None = None,
     w13_scale: Tensor | None = None,
     w2_scale: Tensor | None = None,
+    interleaved: bool = False,
 ) -> Tensor:
     """A mixture of experts' output: each token's experts, by their weights.
 
@@ -56,6 +57,8 @@ def moe(
             ceil(2 * inner / 128), ceil(hidden / 128)) and (experts, ceil(hidden / 128),
             ceil(inner / 128)), as DeepSeek's checkpoints have them. Rows are quantised with a scale
             for each 128 columns.
+        interleaved: rows of w13 (and b13) alternate between gate and up, in place of gate above up.
+            A function as `activation` splits its rows itself.
 
     Returns:
         (tokens, hidden), of x's dtype.
@@ -85,6 +88,9 @@ def moe(
     if isinstance(activation, str) and w13.shape[1] != 2 * w2.shape[2]:
         expected = f"2 * {w2.shape[2]} outputs: w2's columns, as gate and as up"
         raise _fault("w13", "and w2 do not fit together", expected, str(w13.shape[1]))
+    if interleaved and not isinstance(activation, str):
+        what = "is given with a function for the gate, which splits its rows itself"
+        raise _fault("interleaved", what, "False, or the name of an activation", "True")
     # Others might broadcast.
     for name, bias, weight in (("b13", b13, w13), ("b2", b2, w2)):
         if bias is not None and bias.shape != weight.shape[:2]:
@@ -100,6 +106,9 @@ def moe(
         if b13 is not None or b2 is not None:
             what = "is not supported with weights of 8-bit floats"
             raise _fault("b2" if b13 is None else "b13", what, "None", "a tensor")
+        if interleaved:
+            what = "is not supported with weights of 8-bit floats, whose blocks have 128 rows"
+            raise _fault("interleaved", what, "False, and gate above up", "True")
         name = "_moe_float8_autograd" if torch.is_grad_enabled() else "_moe_float8"
         op = getattr(torch.ops.cubin, name).default
         first, second = (
@@ -111,8 +120,9 @@ def moe(
         result: Tensor = op(x, topk_ids, topk_weights, w13, first, w2, second)
         return result
     if isinstance(activation, str) and b13 is None and b2 is None:
-        return _moe(x, topk_ids, topk_weights, w13, w2, activation)
-    gate = gated(ACTIVATIONS[activation]) if isinstance(activation, str) else activation
+        return _moe(x, topk_ids, topk_weights, w13, w2, activation, interleaved)
+    named = isinstance(activation, str)
+    gate = gated(ACTIVATIONS[activation], interleaved) if named else activation
     return experts(x, topk_ids, topk_weights, w13.mT, w2.mT, gate, b13, b2)
 
 
@@ -121,11 +131,11 @@ def _fault(argument: str, problem: str, expected: str, got: str) -> errors.Error
     return errors.fault("input", what, problem, expected=expected, got=got)
 
 
-def gated(activation: Gate) -> Gate:
+def gated(activation: Gate, interleaved: bool = False) -> Gate:
     """activation(gate) * up, for rows of both."""
 
     def gate(rows: Tensor) -> Tensor:
-        gates, ups = rows.chunk(2, -1)
+        gates, ups = (rows[:, ::2], rows[:, 1::2]) if interleaved else rows.chunk(2, -1)
         return activation(gates) * ups
 
     return gate

@@ -123,6 +123,7 @@ def _moe_backward_flops(
     before: Tensor,
     order: Tensor,
     activation: str,
+    interleaved: bool,
     of_x: bool,
     of_w13: bool,
     of_w2: bool,

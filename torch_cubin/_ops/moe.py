@@ -38,15 +38,15 @@ def _check(tensors: tuple[Tensor, ...], activation: str, dims: tuple[int | None,
 
 
 def _fake(*args: Any) -> Tensor:
-    *tensors, activation = args
+    *tensors, activation, _ = args
     _check(tuple(tensors), activation, (None,) * 5)
     return tensors[0].new_empty(tensors[0].shape)
 
 
 def _fake_forward(
-    x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w13: Tensor, w2: Tensor, activation: str
+    x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w13: Tensor, w2: Tensor, *gating: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    out = _fake(x, topk_ids, topk_weights, w13, w2, activation)
+    out = _fake(x, topk_ids, topk_weights, w13, w2, *gating)
     rows = topk_ids.shape[0] * topk_ids.shape[1]
     order = topk_ids.new_empty((2 * rows + w2.shape[0],), dtype=torch.int32)
     return out, x.new_empty((rows, w13.shape[1])), order
@@ -61,6 +61,7 @@ def _fake_backward(
     before: Tensor,
     order: Tensor,
     activation: str,
+    interleaved: bool,
     of_x: bool,
     of_w13: bool,
     of_w2: bool,
@@ -93,19 +94,19 @@ def _like_weight(weight: Tensor) -> Tensor:
     return weight.new_empty(weight.shape)
 
 
-def _composed(tensors: Sequence[Tensor], activation: str) -> Tensor:
+def _composed(tensors: Sequence[Tensor], activation: str, interleaved: bool) -> Tensor:
     x, topk_ids, topk_weights, w13, w2 = tensors
-    gate = experts.gated(ACTIVATIONS[activation])
+    gate = experts.gated(ACTIVATIONS[activation], interleaved)
     return experts.experts(x, topk_ids, topk_weights, w13.mT, w2.mT, gate)
 
 
 class _Moe(transforms.SingleLevelFunction):
     @staticmethod
     def forward(ctx: Any, made: list[Tensor], *args: Any) -> Tensor:
-        *tensors, activation = args
+        *tensors, activation, interleaved = args
         ctx.set_materialize_grads(False)
         ctx.batch_invariant = is_batch_invariant()
-        ctx.activation = activation
+        ctx.gating = activation, interleaved
         out, *kept = autograd.call_below_autograd(_forward, *args)
         ctx.save_for_backward(*tensors, *kept)
         made.append(out)
@@ -115,54 +116,54 @@ class _Moe(transforms.SingleLevelFunction):
     @autograd._as_forward
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
         if grad is None:
-            return (None,) * 7
+            return (None,) * 8
         x, ids, weights, w13, w2, before, order = ctx.saved_tensors
-        _, *needs, _ = ctx.needs_input_grad
+        _, *needs, _, _ = ctx.needs_input_grad
         tensors = (x, ids, weights, w13, w2)
         if torch.is_grad_enabled():  # to be differentiated again
-            return None, *_composed_gradients(grad, tensors, ctx.activation, needs), None
+            return None, *_composed_gradients(grad, tensors, ctx.gating, needs), None, None
         of_x, _, of_weights, of_w13, of_w2 = needs
         grads = _backward(
-            *(grad, x, weights, w13, w2, before, order, ctx.activation), of_x, of_w13, of_w2
+            *(grad, x, weights, w13, w2, before, order, *ctx.gating), of_x, of_w13, of_w2
         )
         x_grad, weights_grad, w13_grad, w2_grad = grads
         return (
             *(None, x_grad if of_x else None, None, weights_grad if of_weights else None),
-            *(w13_grad if of_w13 else None, w2_grad if of_w2 else None, None),
+            *(w13_grad if of_w13 else None, w2_grad if of_w2 else None, None, None),
         )
 
 
 def _composed_gradients(
-    grad: Tensor, tensors: Sequence[Tensor], activation: str, needs: Sequence[bool]
+    grad: Tensor, tensors: Sequence[Tensor], gating: tuple[str, bool], needs: Sequence[bool]
 ) -> list[Tensor | None]:
     """The gradients of the tensors that need one, which can be differentiated again."""
     # Views, because one tensor may be several arguments.
     inputs = [tensor.view_as(tensor) for tensor in tensors]
     wanted = [tensor for tensor, needed in zip(inputs, needs, strict=True) if needed]
-    out = _composed(inputs, activation)
+    out = _composed(inputs, *gating)
     found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
     return [next(found) if needed else None for needed in needs]
 
 
 def _differentiated(*args: Any) -> Any:
-    *tensors, activation = args
+    *tensors, activation, interleaved = args
     if transforms.transforms_active() or transforms.dual_level_is_open():
-        return _composed(tensors, activation)
+        return _composed(tensors, activation, interleaved)
 
     def op(*tensors: Tensor) -> Tensor:
-        out: Tensor = _moe(*tensors, activation)
+        out: Tensor = _moe(*tensors, activation, interleaved)
         return out
 
-    return autograd.apply(_Moe, op, *tensors, rest=(activation,))
+    return autograd.apply(_Moe, op, *tensors, rest=(activation, interleaved))
 
 
 def _rule(op: Any) -> Callable[..., Any]:
     def rule(info: Any, dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
-        *tensors, activation = args
+        *tensors, activation, interleaved = args
         _check(tuple(tensors), activation, dims[:5])
 
         def one(*own: Tensor) -> Tensor:
-            return op(*own, activation)
+            return op(*own, activation, interleaved)
 
         return one_by_one(one, info.batch_size, tensors, dims[:5])
 

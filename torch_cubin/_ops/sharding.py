@@ -113,7 +113,7 @@ def _grouped(mat_a: Any, mat_b: Any, offs: Any, zero_rest: bool, *options: Any) 
 
 
 def _moe(
-    x: Any, topk_ids: Any, topk_weights: Any, w13: Any, w2: Any, activation: str
+    x: Any, topk_ids: Any, topk_weights: Any, w13: Any, w2: Any, *gating: Any
 ) -> Description:
     """Of the tokens."""
     tokens: Labels = ["token", None]

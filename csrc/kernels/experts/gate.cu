@@ -33,16 +33,71 @@ TC_DEVICE ValueAndSlope activate_with_slope(float x, int activation) {
   return {x * part, part + x * part * (1.0f - part) * slope};
 }
 
+// Where a lane's `kElements` gates and ups from column i on are in `before` and its gradient.
+template <int kElements>
+struct GatesAndUps {
+  tc_int64 first, second;  // of two vectors
+  bool interleaved;
+
+  TC_DEVICE GatesAndUps(const ExpertGateParams& p, tc_int64 row, int i)
+      : first(row * 2 * p.inner + i), second(first + p.inner), interleaved(p.interleaved) {
+    if (!interleaved) return;
+    first += i;
+    second = first + kElements;
+  }
+
+  // Exchanges pairs and halves of the 2 * kElements values of both vectors.
+  static TC_DEVICE void to_halves(float (&gate)[kElements], float (&up)[kElements]) {
+    float all[2 * kElements];
+#pragma unroll
+    for (int e = 0; e < kElements; ++e) {
+      all[e] = gate[e];
+      all[kElements + e] = up[e];
+    }
+#pragma unroll
+    for (int e = 0; e < kElements; ++e) {
+      gate[e] = all[2 * e];
+      up[e] = all[2 * e + 1];
+    }
+  }
+
+  static TC_DEVICE void to_pairs(float (&gate)[kElements], float (&up)[kElements]) {
+    float all[2 * kElements];
+#pragma unroll
+    for (int e = 0; e < kElements; ++e) {
+      all[2 * e] = gate[e];
+      all[2 * e + 1] = up[e];
+    }
+#pragma unroll
+    for (int e = 0; e < kElements; ++e) {
+      gate[e] = all[e];
+      up[e] = all[kElements + e];
+    }
+  }
+
+  TC_DEVICE void load(const void* from, float (&gate)[kElements], float (&up)[kElements]) const {
+    Elements::load(from, first, gate);
+    Elements::load(from, second, up);
+    if (interleaved) to_halves(gate, up);
+  }
+
+  TC_DEVICE void store(void* to, float (&gate)[kElements], float (&up)[kElements]) const {
+    if (interleaved) to_pairs(gate, up);
+    Elements::store(to, first, gate);
+    Elements::store(to, second, up);
+  }
+};
+
 // The row of a slot, with its weight: the lane's columns, `kElements` at a time. Returns its part
 // of the weight's gradient.
 template <int kElements>
 TC_DEVICE float run(const ExpertGateParams& p, tc_int64 row, float weight) {
   float sum = 0.0f;
   for (int i = threadIdx.x % 32 * kElements; i < p.inner; i += 32 * kElements) {
-    const tc_int64 at = row * p.inner + i, before = row * 2 * p.inner + i;
+    const tc_int64 at = row * p.inner + i;
+    const GatesAndUps<kElements> both(p, row, i);
     float gate[kElements], up[kElements], grad[kElements], inside[kElements];
-    Elements::load(p.before, before, gate);
-    Elements::load(p.before, before + p.inner, up);
+    both.load(p.before, gate, up);
     if constexpr (kBackward) Elements::load(p.grad, at, grad);
 #pragma unroll
     for (int e = 0; e < kElements; ++e) {
@@ -59,10 +114,7 @@ TC_DEVICE float run(const ExpertGateParams& p, tc_int64 row, float weight) {
       }
     }
     Elements::store(p.inside, at, inside);
-    if constexpr (kBackward) {
-      Elements::store(p.before_grad, before, gate);
-      Elements::store(p.before_grad, before + p.inner, up);
-    }
+    if constexpr (kBackward) both.store(p.before_grad, gate, up);
   }
   return sum;
 }

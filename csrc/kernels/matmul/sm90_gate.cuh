@@ -1,4 +1,4 @@
-// The gate of a tile whose first half of columns are a gate's sums, and whose second half the up's.
+// The gate of a tile whose columns are a gate's sums and an up's.
 #pragma once
 
 #include "activation.cuh"
@@ -6,14 +6,17 @@
 namespace torch_cubin {
 namespace sm90 {
 
-// sum[i] = activation(sum[i]) * sum[kHalf + i]; the second half stays. kShort: less code, with the
-// same bits, where activations other than SiLU may take longer.
-template <int kHalf, bool kShort>
+// sum[i] = activation(gate i) * up i. Gates are the first half of sums and ups the second, or with
+// kPairs they alternate; the second half of sums stays. kShort: less code, with the same bits, where
+// activations other than SiLU may take longer.
+template <int kHalf, bool kShort, bool kPairs = false>
 TC_DEVICE void apply_gate(float (&sum)[2 * kHalf], int activation, const ActivationCurve& curve) {
+  constexpr int kStep = kPairs ? 2 : 1, kUp = kPairs ? 1 : kHalf;
   auto follow = [&](auto exponent) {
 #pragma unroll
     for (int i = 0; i < kHalf; ++i) {
-      sum[i] = __fmul_rn(divide_by_exponential(sum[i], exponent(sum[i])), sum[kHalf + i]);
+      const float gate = sum[kStep * i];
+      sum[i] = __fmul_rn(divide_by_exponential(gate, exponent(gate)), sum[kStep * i + kUp]);
     }
   };
   if (activation == kActivationSilu) {
@@ -26,7 +29,8 @@ TC_DEVICE void apply_gate(float (&sum)[2 * kHalf], int activation, const Activat
     const bool relu = activation == kActivationRelu;
 #pragma unroll
     for (int i = 0; i < kHalf; ++i) {
-      sum[i] = __fmul_rn(relu && sum[i] < 0.0f ? 0.0f : sum[i], sum[kHalf + i]);
+      const float gate = sum[kStep * i];
+      sum[i] = __fmul_rn(relu && gate < 0.0f ? 0.0f : gate, sum[kStep * i + kUp]);
     }
   }
 }

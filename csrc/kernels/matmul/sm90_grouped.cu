@@ -20,6 +20,7 @@
 #include "sm90_epilogue.cuh"
 #include "sm90_gate.cuh"
 #include "sm90_grouped_params.h"
+#include "sm90_interleaved.cuh"
 #include "sm90_tiles.cuh"
 
 namespace torch_cubin::TC_KERNEL {
@@ -38,10 +39,16 @@ constexpr bool kExperts = TC_EXPERTS;
 constexpr int kHalves = 2;         // of a tile of B, of which each block of a cluster loads one
 constexpr int kPanelBytes = 8192;  // 64 rows of 128 bytes
 
+// The first column of B of a tile's half.
+TC_DEVICE int column_of_b(const Sm90GroupedParams& p, int n0, int half) {
+  const bool interleaved = kExperts && (p.flags & kGroupedInterleaved);
+  return (interleaved ? 2 * n0 : n0) + half * p.half_columns;
+}
+
 // ---- producer -----------------------------------------------------------------------------------
 
 template <class C>
-TC_DEVICE void load_b(const Sm90GroupedParams& p, u32 to, u32 arrived, int k, int n, int group,
+TC_DEVICE void load_b(const Sm90GroupedParams& p, u32 to, u32 arrived, int k, int n0, int group,
                       bool pair) {
   if constexpr (kContraction<C>) group = 0;
   auto load = [&](u32 part, int x, int y) {
@@ -56,7 +63,7 @@ TC_DEVICE void load_b(const Sm90GroupedParams& p, u32 to, u32 arrived, int k, in
   for (int half = 0; half < kHalves; ++half) {
     if (pair && half != rank) continue;
     const u32 part = to + half * (C::kBBytes / kHalves);
-    const int column = n + half * p.half_columns;
+    const int column = column_of_b(p, n0, half);
     if constexpr (C::kBMnMajor) {
 #pragma unroll
       for (int panel = 0; panel < C::kTileN / kHalves / 64; ++panel) {
@@ -218,24 +225,25 @@ TC_DEVICE void clear_tail(u32 stage, int group, int tail) {
   named_sync(kTailBarrier, C::kConsumers * kWarpgroup);
 }
 
-// Adds the group's bias to one warp's 16 rows; the bias of a gated product is of two halves.
+// Adds the group's bias to one warp's 16 rows; the bias of a gated product has gates and ups, as B.
 template <class C>
 TC_DEVICE void add_bias(const Sm90GroupedParams& p, const GroupedWork& w, bool gated,
                         float (&sum)[C::kTileN / 2]) {
   using Traits = DTypeTraits<C::kType>;
-  const tc_int64 columns = gated ? 2 * p.n : p.n;
-  const auto bias = static_cast<const u16*>(p.bias) + w.group * columns;
-  const int first = threadIdx.x % 4 * 2;
+  const int columns = gated ? 2 * p.n : p.n;
+  const bool halves = gated && !(p.flags & kGroupedInterleaved);
+  const auto bias = static_cast<const u16*>(p.bias) + static_cast<tc_int64>(w.group) * columns;
 #pragma unroll
   for (int half = 0; half < kHalves; ++half) {
-    const int column = w.n0 + (gated ? 0 : half * p.half_columns) + first;  // of p.n
-    const u16* const own = bias + w.n0 + half * p.half_columns + first;
+    const int column = column_of_b(p, w.n0, half) + threadIdx.x % 4 * 2;
+    const int end = halves && half == 0 ? p.n : columns;
 #pragma unroll
     for (int j = 0; j < C::kTileN / 16; ++j) {
       float* const x = sum + half * (C::kTileN / 4) + 4 * j;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const float value = column + 8 * j + i < p.n ? Traits::load(own[8 * j + i]) : 0.0f;
+        const int own = column + 8 * j + i;
+        const float value = own < end ? Traits::load(bias[own]) : 0.0f;
         x[i] += value;
         x[2 + i] += value;
       }
@@ -403,7 +411,12 @@ TC_DEVICE void consume(const Sm90GroupedParams& p, u32 shared, u32 full, u32 emp
       if constexpr (kExperts) {
         const bool gated = activation != kActivationNone;
         if (p.bias != nullptr && k_blocks > 0) add_bias<C>(p, w, gated, sum[i]);
-        if (gated) apply_gate<C::kTileN / 4, true>(sum[i], activation, p.curve);
+        if (p.flags & kGroupedInterleaved) {
+          apply_gate<C::kTileN / 4, true, true>(sum[i], activation, p.curve);
+          exchange_pairs<C::kTileN / 4>(sum[i]);
+        } else if (gated) {
+          apply_gate<C::kTileN / 4, true>(sum[i], activation, p.curve);
+        }
         if (p.scale != nullptr) scale_rows<C>(p, w, m + 64 * i, sum[i]);
       }
       store_rows<C>(p, w, staging, turn, m + 64 * i, sum[i]);

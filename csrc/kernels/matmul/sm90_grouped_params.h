@@ -9,7 +9,8 @@
 //   kGroupedGather: A[rows[m], k] in place of A[m, k]; a row that A does not have is zero
 //   bias: of the dtype, bias[g, n] is added to the sum
 //   an activation (activation_params.h): B[g] and its bias have two halves of n columns, of which g
-//     and u are the sums, and out[m, n] = round(activation(g) * u)
+//     and u are the sums, and out[m, n] = round(activation(g) * u); with kGroupedInterleaved g are
+//     the sums of even columns, and u those of odd ones
 //   scale: the value is multiplied by scale[m] before it is rounded
 //   out_rows: it goes to out[out_rows[m], n]; a row that out does not have is not stored
 //
@@ -37,7 +38,8 @@ struct alignas(64) Sm90GroupedMap {
 enum Sm90GroupedFlags {      // and those of GroupedFlags
   kGroupedOutUnaligned = 8,  // out has no map: its rows are not multiples of 16 bytes
   kGroupedGather = 16,       // the kernel reads A's rows without a map
-  kGroupedActivation = 5     // the gate's activation is at bits 5 to 7
+  kGroupedActivation = 5,    // the gate's activation is at bits 5 to 7
+  kGroupedInterleaved = 256
 };
 
 struct Sm90GroupedParams {

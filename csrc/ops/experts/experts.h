@@ -1,6 +1,7 @@
 // Mixtures of experts: each token's rows through the two products of its experts, and their sum.
 //
-//   gate, up = the halves of x[t] @ w13[e].t(), for each expert e = topk_ids[t, j]
+//   gate, up = the halves of x[t] @ w13[e].t(), or its even and odd columns where w13 is
+//     interleaved, for each expert e = topk_ids[t, j]
 //   out[t] = sum over j of topk_weights[t, j] * ((activation(gate) * up) @ w2[e].t())
 //
 // Ids that are no expert's are skipped, whatever their weights. Sums are in float32 at least, in
@@ -12,8 +13,8 @@
 #include <string>
 #include <tuple>
 
-#include "kernels/matmul/activation_params.h"
 #include "ops/common/shape.h"
+#include "ops/grouped/call.h"
 #include "pytorch/tensor.h"
 #include "runtime/device.h"
 
@@ -33,9 +34,11 @@ void check_moe_of(const TensorView& x, const TensorView& topk_ids, const TensorV
 void check_described_moe(const nlohmann::json& tensors);
 
 Tensor moe_cpu(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weights,
-               const Tensor& w13, const Tensor& w2, const std::string& activation);
+               const Tensor& w13, const Tensor& w2, const std::string& activation,
+               bool interleaved);
 Tensor moe_cuda(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weights,
-                const Tensor& w13, const Tensor& w2, const std::string& activation);
+                const Tensor& w13, const Tensor& w2, const std::string& activation,
+                bool interleaved);
 
 // silu as the gate of weights of float8_e4m3fn, w13 (experts, 2 * inner, hidden) and w2, with
 // float32 scales of 128x128 blocks: (experts, ceil(outputs / 128), ceil(inputs / 128)). Rows are
@@ -50,8 +53,8 @@ Tensor moe_float8_cuda(const Tensor& x, const Tensor& topk_ids, const Tensor& to
 
 // ---- with derivatives ---------------------------------------------------------------------------
 
-// What the derivative needs: the gates' and ups' sums, rounded, (rows, 2 * inner), in the experts'
-// order, and that order (ExpertOrder).
+// What the derivative needs: the gates' and ups' sums, rounded, (rows, 2 * inner), in w13's order of
+// columns and the experts' order of rows, and the latter (ExpertOrder).
 struct MoeKept {
   Tensor before, order;
 };
@@ -59,11 +62,12 @@ struct MoeKept {
 // The layer, and what it keeps.
 std::tuple<Tensor, Tensor, Tensor> moe_forward_cpu(const Tensor& x, const Tensor& topk_ids,
                                                    const Tensor& topk_weights, const Tensor& w13,
-                                                   const Tensor& w2, const std::string& activation);
+                                                   const Tensor& w2, const std::string& activation,
+                                                   bool interleaved);
 std::tuple<Tensor, Tensor, Tensor> moe_forward_cuda(const Tensor& x, const Tensor& topk_ids,
                                                     const Tensor& topk_weights, const Tensor& w13,
-                                                    const Tensor& w2,
-                                                    const std::string& activation);
+                                                    const Tensor& w2, const std::string& activation,
+                                                    bool interleaved);
 
 // Of x, topk_weights, w13 and w2. Those that are not asked for are empty; those of weights have the
 // weights' layout (is_stored_transposed()), contiguous.
@@ -75,12 +79,12 @@ void check_moe_backward(const TensorView& grad, const TensorView& x, const Tenso
 
 MoeGradients moe_backward_cpu(const Tensor& grad, const Tensor& x, const Tensor& topk_weights,
                               const Tensor& w13, const Tensor& w2, const Tensor& before,
-                              const Tensor& order, const std::string& activation, bool of_x,
-                              bool of_w13, bool of_w2);
+                              const Tensor& order, const std::string& activation,
+                              bool interleaved, bool of_x, bool of_w13, bool of_w2);
 MoeGradients moe_backward_cuda(const Tensor& grad, const Tensor& x, const Tensor& topk_weights,
                                const Tensor& w13, const Tensor& w2, const Tensor& before,
-                               const Tensor& order, const std::string& activation, bool of_x,
-                               bool of_w13, bool of_w2);
+                               const Tensor& order, const std::string& activation,
+                               bool interleaved, bool of_x, bool of_w13, bool of_w2);
 
 // Whether matrices are contiguous along dim 1, and not along dim 2.
 bool is_stored_transposed(const TensorView& weight);
@@ -133,7 +137,7 @@ struct ExpertGate {
   Tensor before;
   const int* places;
   int64_t slots;
-  Activation activation;
+  Gating gating;
   Tensor inside;
   std::optional<ExpertGateBackward> backward;
 };

@@ -27,7 +27,8 @@ void gate_experts(const Device& device, const ExpertGate& gate) {
   params.inner = static_cast<int>(inside.sizes[1]);
   const int64_t vector = expert_vector(before.dtype);
   params.elements = static_cast<int>(inside.sizes[1] % vector == 0 ? vector : 1);
-  params.activation = gate.activation;
+  params.activation = gate.gating.activation;
+  params.interleaved = gate.gating.interleaved ? 1 : 0;
   if (gate.backward) {
     const ExpertGateBackward& backward = *gate.backward;
     const TensorView weights(backward.weights);

@@ -88,7 +88,7 @@ struct MoeSizes {
 
 // The layer; `kept`, where given, gets what the derivative needs.
 Tensor run_moe(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weights,
-               const Tensor& w13, const Tensor& w2, Activation activation, MoeKept* kept) {
+               const Tensor& w13, const Tensor& w2, Gating gating, MoeKept* kept) {
   const TensorView view(x), weights(topk_weights), second(w2);
   check_moe(view, TensorView(topk_ids), weights, TensorView(w13), second);
   const MoeSizes sizes(view, weights, second);
@@ -107,7 +107,7 @@ Tensor run_moe(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weigh
   const ExpertOrder order = order_experts(gpu, TensorView(ids), sizes.experts);
   const bool has_options = has_row_options(view.dtype), gates = has_options && kept == nullptr;
   const Tensor own = has_options ? x : gathered_rows(gpu, x, order.tokens, sizes.rows);
-  GroupedOperands up(kMoeOp, own, w13, sizes.experts, true, gates ? activation : kActivationNone);
+  GroupedOperands up(kMoeOp, own, w13, sizes.experts, true, gates ? gating : Gating{});
   if (has_options) {
     up.call.rows = order.tokens;
     up.call.a_height = sizes.tokens;
@@ -116,7 +116,7 @@ Tensor run_moe(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weigh
   if (!gates) {
     const Tensor before = inside;
     inside = matrix(sizes.rows, sizes.inner, view);
-    gate_experts(gpu, {before, order.places, sizes.rows, activation, inside, std::nullopt});
+    gate_experts(gpu, {before, order.places, sizes.rows, gating, inside, std::nullopt});
     if (kept != nullptr) *kept = {before, order.memory};
   }
   GroupedOperands down(kMoeOp, inside, w2, sizes.experts, true);
@@ -138,26 +138,28 @@ Tensor zeroed(Tensor tensor) {
 }  // namespace
 
 Tensor moe_cuda(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weights,
-                const Tensor& w13, const Tensor& w2, const std::string& activation) {
-  return run_moe(x, topk_ids, topk_weights, w13, w2, check_activation(activation, kMoeOp), nullptr);
+                const Tensor& w13, const Tensor& w2, const std::string& activation,
+                bool interleaved) {
+  const Gating gating{check_activation(activation, kMoeOp), interleaved};
+  return run_moe(x, topk_ids, topk_weights, w13, w2, gating, nullptr);
 }
 
 std::tuple<Tensor, Tensor, Tensor> moe_forward_cuda(const Tensor& x, const Tensor& topk_ids,
                                                     const Tensor& topk_weights, const Tensor& w13,
-                                                    const Tensor& w2,
-                                                    const std::string& activation) {
+                                                    const Tensor& w2, const std::string& activation,
+                                                    bool interleaved) {
   MoeKept kept;
-  Tensor out =
-      run_moe(x, topk_ids, topk_weights, w13, w2, check_activation(activation, kMoeOp), &kept);
+  const Gating gating{check_activation(activation, kMoeOp), interleaved};
+  Tensor out = run_moe(x, topk_ids, topk_weights, w13, w2, gating, &kept);
   return {out, kept.before, kept.order};
 }
 
 MoeGradients moe_backward_cuda(const Tensor& grad, const Tensor& x, const Tensor& topk_weights,
                                const Tensor& w13, const Tensor& w2, const Tensor& before,
-                               const Tensor& order, const std::string& activation, bool of_x,
-                               bool of_w13, bool of_w2) {
+                               const Tensor& order, const std::string& activation,
+                               bool interleaved, bool of_x, bool of_w13, bool of_w2) {
   const TensorView view(x), weights(topk_weights), first(w13), second(w2);
-  const Activation gate = check_activation(activation, kMoeOp);
+  const Gating gating{check_activation(activation, kMoeOp), interleaved};
   check_moe_backward(TensorView(grad), view, weights, first, second, TensorView(before),
                      TensorView(order));
   const MoeSizes sizes(view, weights, second);
@@ -178,7 +180,7 @@ MoeGradients moe_backward_cuda(const Tensor& grad, const Tensor& x, const Tensor
   const Tensor inside = matrix(sizes.rows, sizes.inner, view);
   const Tensor before_grad = matrix(sizes.rows, 2 * sizes.inner, view);
   const Tensor sums = empty_cuda(weights.sizes, weights.dim, ScalarType::Float, view.device_index);
-  gate_experts(gpu, {as_contiguous(before), own.places, sizes.rows, gate, inside,
+  gate_experts(gpu, {as_contiguous(before), own.places, sizes.rows, gating, inside,
                      ExpertGateBackward{inside_grad, summable(topk_weights), before_grad, sums}});
   weights_grad = narrow_to(sums, weights.dtype);
   if (of_x) {

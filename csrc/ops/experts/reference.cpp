@@ -22,18 +22,25 @@ Tensor part(const Tensor& tensor, int64_t dim, int64_t start, int64_t size) {
   return torch::stable::narrow(own, dim, start, size);
 }
 
-// activation(gate) and up of rows of both.
-struct Halves {
-  Halves(const Tensor& rows, int64_t inner)
-      : gate(torch::stable::contiguous(part(rows, 1, 0, inner))),
-        up(torch::stable::contiguous(part(rows, 1, inner, inner))) {}
+// The columns of gates and of ups of contiguous rows of both, as views.
+struct GatesAndUps {
+  GatesAndUps(const Tensor& rows, int64_t inner, bool interleaved) {
+    const int64_t count = TensorView(rows).sizes[0];
+    const int64_t dim = interleaved ? 2 : 1;
+    const Tensor both = torch::stable::view(
+        rows, interleaved ? std::vector<int64_t>{count, inner, 2}
+                          : std::vector<int64_t>{count, 2, inner});
+    gate = torch::stable::select(both, dim, 0);
+    up = torch::stable::select(both, dim, 1);
+  }
 
   Tensor gate, up;
 };
 
-Tensor gated(const Tensor& rows, int64_t inner, Activation activation) {
-  const Halves own(rows, inner);
-  return multiplied(apply_activation(own.gate, activation), own.up);
+Tensor gated(const Tensor& rows, int64_t inner, Gating gating) {
+  const GatesAndUps own(rows, inner, gating.interleaved);
+  return multiplied(apply_activation(torch::stable::contiguous(own.gate), gating.activation),
+                    torch::stable::contiguous(own.up));
 }
 
 // Sums over slots, of rows without weights.
@@ -69,10 +76,8 @@ Tensor host_weight_gradient(const HostOrder& order, const Tensor& outputs, const
 }
 
 Tensor moe_on_host(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weights,
-                   const Tensor& w13, const Tensor& w2, const std::string& activation,
-                   MoeKept* kept) {
+                   const Tensor& w13, const Tensor& w2, Gating gating, MoeKept* kept) {
   const TensorView view(x), ids(topk_ids), second(w2);
-  const Activation known = check_activation(activation, kMoeOp);
   check_moe(view, ids, TensorView(topk_weights), TensorView(w13), second);
   const int64_t experts = second.sizes[0], rows = ids.sizes[0] * ids.sizes[1];
   const Tensor memory = order_on_host(topk_ids, experts);
@@ -84,7 +89,7 @@ Tensor moe_on_host(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_w
     kept->order = memory;
     sums = wide(kept->before);
   }
-  const Tensor inside = narrow_to(gated(sums, second.sizes[2], known), view.dtype);
+  const Tensor inside = narrow_to(gated(sums, second.sizes[2], gating), view.dtype);
   const Tensor results =
       grouped_product_cpu(inside, matrices_transposed(detach(w2)), order.ends, true);
   const Tensor places = torch::stable::view(order.places, {ids.sizes[0], ids.sizes[1]});
@@ -124,23 +129,26 @@ HostOrder::HostOrder(const Tensor& memory, int64_t rows, int64_t experts)
       ends(part(memory, 0, 2 * rows, experts)) {}
 
 Tensor moe_cpu(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weights,
-               const Tensor& w13, const Tensor& w2, const std::string& activation) {
-  return moe_on_host(x, topk_ids, topk_weights, w13, w2, activation, nullptr);
+               const Tensor& w13, const Tensor& w2, const std::string& activation,
+               bool interleaved) {
+  const Gating gating{check_activation(activation, kMoeOp), interleaved};
+  return moe_on_host(x, topk_ids, topk_weights, w13, w2, gating, nullptr);
 }
 
 std::tuple<Tensor, Tensor, Tensor> moe_forward_cpu(const Tensor& x, const Tensor& topk_ids,
                                                    const Tensor& topk_weights, const Tensor& w13,
-                                                   const Tensor& w2,
-                                                   const std::string& activation) {
+                                                   const Tensor& w2, const std::string& activation,
+                                                   bool interleaved) {
   MoeKept kept;
-  const Tensor out = moe_on_host(x, topk_ids, topk_weights, w13, w2, activation, &kept);
+  const Gating gating{check_activation(activation, kMoeOp), interleaved};
+  const Tensor out = moe_on_host(x, topk_ids, topk_weights, w13, w2, gating, &kept);
   return {out, kept.before, kept.order};
 }
 
 MoeGradients moe_backward_cpu(const Tensor& grad, const Tensor& x, const Tensor& topk_weights,
                               const Tensor& w13, const Tensor& w2, const Tensor& before,
-                              const Tensor& memory, const std::string& activation, bool of_x,
-                              bool of_w13, bool of_w2) {
+                              const Tensor& memory, const std::string& activation,
+                              bool interleaved, bool of_x, bool of_w13, bool of_w2) {
   const TensorView view(x), weights(topk_weights), first(w13), second(w2), sums(before);
   const Activation known = check_activation(activation, kMoeOp);
   check_moe_backward(TensorView(grad), view, weights, first, second, sums, TensorView(memory));
@@ -148,9 +156,9 @@ MoeGradients moe_backward_cpu(const Tensor& grad, const Tensor& x, const Tensor&
   const HostOrder order(memory, tokens * k, second.sizes[0]);
   const Tensor grad_rows = selected(wide(grad), order.tokens);
   const Tensor inside_grad = grouped_product_cpu(grad_rows, wide(w2), order.ends, true);
-  const Tensor kept = wide(before);
-  const Halves own(kept, inner);
-  const Tensor value = apply_activation(own.gate, known), inside = multiplied(value, own.up);
+  const GatesAndUps own(as_contiguous(wide(before)), inner, interleaved);
+  const Tensor gate = torch::stable::contiguous(own.gate), up = torch::stable::contiguous(own.up);
+  const Tensor value = apply_activation(gate, known), inside = multiplied(value, up);
   const ScalarType dtype = TensorView(inside).dtype;
   const int64_t column[] = {inner, 1}, none = 0;
   Tensor ones = empty_near(view, column, 2, dtype);
@@ -161,10 +169,10 @@ MoeGradients moe_backward_cpu(const Tensor& grad, const Tensor& x, const Tensor&
   const Tensor by = weights_of_rows(topk_weights, order, dtype);
   const Tensor weighted = multiplied(inside_grad, by);
   Tensor before_grad = empty_near(view, sums.sizes, 2, dtype);
-  Tensor of_gate = part(before_grad, 1, 0, inner), of_up = part(before_grad, 1, inner, inner);
-  torch::stable::copy_(of_gate,
-                       apply_activation_backward(multiplied(weighted, own.up), own.gate, known));
-  torch::stable::copy_(of_up, multiplied(weighted, value));
+  GatesAndUps grads(before_grad, inner, interleaved);
+  torch::stable::copy_(grads.gate,
+                       apply_activation_backward(multiplied(weighted, up), gate, known));
+  torch::stable::copy_(grads.up, multiplied(weighted, value));
   const auto nothing = [&] { return empty_near(view, &none, 1, view.dtype); };
   MoeGradients out{nothing(),
                    torch::stable::view(narrow_to(weights_grad, weights.dtype), {tokens, k}),

@@ -9,6 +9,13 @@ namespace torch_cubin {
 
 constexpr int64_t kGroupedRaster = 8;  // rows of tiles that follow one another
 
+// How columns of B become a gate: activation(gate) * up. Gates are the first half of columns, ups the
+// second; or they alternate.
+struct Gating {
+  Activation activation = kActivationNone;  // none: no gate
+  bool interleaved = false;
+};
+
 // Operands and outputs as the kernels read and write them. Sizes are positive, strides in elements.
 struct GroupedCall {
   ScalarType dtype = ScalarType::BFloat16;
@@ -25,17 +32,18 @@ struct GroupedCall {
   const void* ends = nullptr;
   bool wide_ends = false;  // int64
   // Options of rows, where has_row_options(); kernels/matmul/sm90_grouped_params.h defines them.
-  // With `rows` A has a_height rows; with an activation B has 2 * n columns.
+  // With `rows` A has a_height rows; with a gate B has 2 * n columns.
   const int* rows = nullptr;
   int64_t a_height = 0;
   const int* out_rows = nullptr;
   const float* scale = nullptr;
   const void* bias = nullptr;  // contiguous
-  Activation activation = kActivationNone;
+  Gating gating;
 
+  bool is_gated() const { return gating.activation != kActivationNone; }
   bool has_options() const {
     return rows != nullptr || out_rows != nullptr || scale != nullptr || bias != nullptr ||
-           activation != kActivationNone;
+           is_gated();
   }
 };
 

@@ -61,17 +61,18 @@ Matrices read_along(bool along_rows, const Tensor& tensor, std::optional<Tensor>
   return {TensorView(*copy), false};
 }
 
-void check_sizes(const char* op, const GroupedCall& call) {
-  constexpr int64_t kMost = INT32_MAX / 2;
-  if (std::max({call.m, call.n, call.k, call.groups}) <= kMost) return;
-  fail({"no_kernel", op, "has a size that no kernel takes", "at most " + std::to_string(kMost),
-        tuple_text(&call.m, 3) + " as M, N and K, " + counted(call.groups, "group"), ""});
-}
-
 }  // namespace
 
+void check_kernel_sizes(const char* op, int64_t m, int64_t n, int64_t k, int64_t groups) {
+  constexpr int64_t kMost = INT32_MAX / 2;
+  if (std::max({m, n, k, groups}) <= kMost) return;
+  const int64_t sizes[] = {m, n, k};
+  fail({"no_kernel", op, "has a size that no kernel takes", "at most " + std::to_string(kMost),
+        tuple_text(sizes, 3) + " as M, N and K, " + counted(groups, "group"), ""});
+}
+
 GroupedOperands::GroupedOperands(const char* op, const Tensor& mat_a, const Tensor& mat_b,
-                                 int64_t groups, bool transposed, Activation activation) {
+                                 int64_t groups, bool transposed, Gating gating) {
   const TensorView x(mat_a), y(mat_b);
   call.dtype = x.dtype;
   call.contraction = y.dim == 2;
@@ -81,13 +82,13 @@ GroupedOperands::GroupedOperands(const char* op, const Tensor& mat_a, const Tens
   call.k = x.sizes[a_transposed ? 0 : 1];
   call.n = y.sizes[y.dim - (b_transposed ? 2 : 1)];
   call.groups = groups;
-  check_sizes(op, call);
+  check_kernel_sizes(op, call.m, call.n, call.k, call.groups);
   // Kernels read A along M where groups divide K, and B along N unless it is contiguous along K.
   const Matrices along_k(y, !b_transposed);
   // NOTE: the TMA faults where a box begins at no multiple of 16 bytes of a row, as a second half
   // may.
-  const bool halves_begin_aligned =
-      activation == kActivationNone || call.n / 2 % kVectorElements == 0;
+  const bool halves_begin_aligned = gating.activation == kActivationNone || gating.interleaved ||
+                                    call.n / 2 % kVectorElements == 0;
   call.b_mn_major = call.contraction || (!along_k.readable(y.dtype) && halves_begin_aligned);
   const Matrices a = read_along(call.contraction && !a_transposed, mat_a, a_copy_);
   const Matrices b = read_along(call.b_mn_major == b_transposed, mat_b, b_copy_);
@@ -96,7 +97,7 @@ GroupedOperands::GroupedOperands(const char* op, const Tensor& mat_a, const Tens
   call.a_stride = a.stride;
   call.b_stride = b.stride;
   call.b_group_stride = b.group_stride;
-  call.activation = activation;
+  call.gating = gating;
 }
 
 void run_grouped(const Device& device, const GroupedCall& call) {

@@ -81,11 +81,9 @@ struct GroupedPlan {
   double cost = std::numeric_limits<double>::infinity();
 };
 
-bool is_gated(const GroupedCall& call) { return call.activation != kActivationNone; }
-
 // Columns of the outputs of a tile.
 int64_t tile_columns(const GroupedRow& row, const GroupedCall& call) {
-  return is_gated(call) ? row.tile[1] / kHalves : row.tile[1];
+  return call.is_gated() ? row.tile[1] / kHalves : row.tile[1];
 }
 
 // Outputs that a tile computes in a unit of time, for each k, as parts of the quickest tile's.
@@ -186,7 +184,7 @@ void run_sm90_grouped(const Device& device, const GroupedCall& call) {
     encode(params.a, call.a, call.dtype, a_size, call.a_stride,
            {kPanel, call.contraction ? kPanel : row.tile[0]}, device);
   }
-  const int64_t b_columns = is_gated(call) ? kHalves * call.n : call.n;
+  const int64_t b_columns = call.is_gated() ? kHalves * call.n : call.n;
   const Box b_size = call.b_mn_major ? Box{b_columns, call.k} : Box{call.k, b_columns};
   encode(params.b, call.b, call.dtype, b_size, call.b_stride,
          {kPanel, call.b_mn_major ? kPanel : row.tile[1] / kHalves}, device,
@@ -215,9 +213,11 @@ void run_sm90_grouped(const Device& device, const GroupedCall& call) {
   const int64_t columns = tile_columns(row, call);
   params.tiles_n = static_cast<int>(ceil_div(call.n, columns));
   params.tile_columns = static_cast<int>(columns);
-  params.half_columns = static_cast<int>(is_gated(call) ? call.n : row.tile[1] / kHalves);
-  params.flags |= call.activation << kGroupedActivation;
-  params.curve = kActivationCurves[call.activation];
+  const bool halves = call.is_gated() && !call.gating.interleaved;
+  params.half_columns = static_cast<int>(halves ? call.n : row.tile[1] / kHalves);
+  params.flags |= call.gating.activation << kGroupedActivation;
+  if (call.gating.interleaved) params.flags |= kGroupedInterleaved;
+  params.curve = kActivationCurves[call.gating.activation];
   params.raster = static_cast<int>(kGroupedRaster);
   if (call.wide_ends) params.flags |= kGroupedWideEnds;
   if (call.zero_rest) params.flags |= kGroupedZeroRest;
