@@ -70,7 +70,7 @@ def compiled(source: str, name: str, folder: Path, *more: str) -> Path:
     file = folder / f"{name}.cpp"
     file.write_text(source)
     library = folder / f"{name}.so"
-    command = [COMPILER, "-std=c++17", "-O1", "-fPIC", "-shared", f"-I{ROOT / 'csrc'}", str(file)]
+    command = [COMPILER, "-std=c++17", "-O0", "-fPIC", "-shared", f"-I{ROOT / 'csrc'}", str(file)]
     done = subprocess.run([*command, *more, "-o", str(library)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return library
