@@ -170,6 +170,7 @@ void PackageKernel::launch(const Grid& grid, const Device& device, const void* p
     call.block[i] = entry_.block[i];
     call.cluster[i] = entry_.cluster[i];
   }
+  if (grid.block_x != 0) call.block[0] = grid.block_x;
   if (grid.cluster_x != 0) call.cluster[0] = grid.cluster_x;
   if (call.cluster[0] * call.cluster[1] * call.cluster[2] > 1) {
     call.flags |= TORCH_CUBIN_CLUSTER;

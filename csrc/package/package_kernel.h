@@ -32,6 +32,7 @@ struct Grid {
   int64_t x = 1, y = 1, z = 1;
   int64_t cluster_x = 0;        // blocks per cluster along x; 0: the entry's cluster
   int64_t dynamic_shared = -1;  // bytes per block; -1: the entry's
+  int64_t block_x = 0;          // threads of a block along x; 0: the entry's
 };
 
 class PackageKernel {

@@ -55,7 +55,9 @@ def test_threads_of_a_row(driver, columns: int, block: int, threads: int, cluste
     assert launch["kernel"] == f"norm_rows_bf16_{block}"
     assert (params.threads, params.cluster, params.columns) == (threads, cluster, columns)
     assert (params.rows, params.x_stride) == (64, columns)
-    assert launch["grid"][0] == max(1, 64 * threads // block) * cluster
+    of_block = max(threads, 128)  # blocks are no wider than a row needs
+    assert launch["block"] == [of_block, 1, 1]
+    assert launch["grid"][0] == max(1, 64 * threads // of_block) * cluster
 
 
 def test_parts_of_wider_rows_are_read_where_they_are(driver) -> None:

@@ -2,7 +2,7 @@
 // of the additions depends on the sizes alone.
 //
 // Block (x, y): part y of the columns of eight adjacent threads. The block reads kRows rows at a
-// time, and each thread has four vectors in flight.
+// time, and each thread has up to eight vectors in flight.
 #include "column_sums_params.h"
 #include "columns.cuh"
 
@@ -13,7 +13,8 @@ constexpr int kRows = kBlock / kThreadsAcross;  // at once
 
 template <class Access>
 TC_DEVICE void sum_columns(const ColumnSumsParams& p) {
-  constexpr int kElements = Access::kElements;
+  using Raw = typename Access::Raw;
+  constexpr int kElements = Access::kElements, kHeld = sizeof(Raw) > 16 ? 4 : 8;
   const int own = threadIdx.x / kThreadsAcross;
   const int column =
       static_cast<int>(blockIdx.x * kThreadsAcross + threadIdx.x % kThreadsAcross) * kElements;
@@ -21,14 +22,24 @@ TC_DEVICE void sum_columns(const ColumnSumsParams& p) {
   const tc_int64 size = (p.rows + p.parts - 1) / p.parts, begin = size * blockIdx.y;
   const tc_int64 end = min(begin + size, p.rows);
   float sums[kElements] = {};
-#pragma unroll 4
-  for (tc_int64 row = begin + own; valid && row < end; row += kRows) {
-    typename Access::Raw raw;
-    float x[kElements];
-    Access::load_raw(raw, RowOf(p.x, row * p.x_stride, static_cast<int>(DType::TC_DTYPE)), column);
-    Access::unpack(x, raw);
+#pragma unroll 1
+  for (tc_int64 first = begin + own; valid && first < end; first += kHeld * kRows) {
+    Raw raw[kHeld];
 #pragma unroll
-    for (int j = 0; j < kElements; ++j) sums[j] += x[j];
+    for (int i = 0; i < kHeld; ++i) {
+      const tc_int64 row = first + i * kRows;
+      if (row >= end) break;
+      Access::load_raw(raw[i], RowOf(p.x, row * p.x_stride, static_cast<int>(DType::TC_DTYPE)),
+                       column);
+    }
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      if (first + i * kRows >= end) break;
+      float x[kElements];
+      Access::unpack(x, raw[i]);
+#pragma unroll
+      for (int j = 0; j < kElements; ++j) sums[j] += x[j];
+    }
   }
   join_rows<kRows>(sums);
   if (own > 0 || !valid) return;

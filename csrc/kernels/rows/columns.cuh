@@ -5,25 +5,30 @@
 
 namespace torch_cubin {
 
-// Sums over the threads with the same columns, for those of the first of kRows rows. After it, all
-// threads must meet before the next sums.
+// Sums over the threads with the same columns, for those of the first of kRows rows: over the rows
+// of each warp by shuffles, then over the warps. After it, all threads must meet before the next
+// sums.
 template <int kRows, int kElements>
 TC_DEVICE void join_rows(float (&sums)[kElements]) {
-  __shared__ float parts[kRows][kThreadsAcross * kElements + 4];
-  const int first = threadIdx.x % kThreadsAcross * kElements, own = threadIdx.x / kThreadsAcross;
+  constexpr int kWarps = kRows * kThreadsAcross / 32;
+  __shared__ __align__(16) float parts[kWarps][kThreadsAcross * kElements];
+  const int first = threadIdx.x % kThreadsAcross * kElements;
 #pragma unroll
-  for (int j = 0; j < kElements; ++j) parts[own][first + j] = sums[j];
-  __syncthreads();
-#pragma unroll 1
-  for (int half = kRows / 2; half > 0; half /= 2) {
-    if (own < half) {
+  for (int lanes = kThreadsAcross; lanes < 32; lanes *= 2) {
 #pragma unroll
-      for (int j = 0; j < kElements; ++j) parts[own][first + j] += parts[own + half][first + j];
-    }
-    __syncthreads();
+    for (int j = 0; j < kElements; ++j) sums[j] += __shfl_xor_sync(~0u, sums[j], lanes);
   }
+  if (threadIdx.x % 32 < kThreadsAcross) {
 #pragma unroll
-  for (int j = 0; j < kElements; ++j) sums[j] = parts[own][first + j];
+    for (int j = 0; j < kElements; ++j) parts[threadIdx.x / 32][first + j] = sums[j];
+  }
+  __syncthreads();
+  if (threadIdx.x >= kThreadsAcross) return;
+#pragma unroll 4
+  for (int warp = 1; warp < kWarps; ++warp) {
+#pragma unroll
+    for (int j = 0; j < kElements; ++j) sums[j] += parts[warp][first + j];
+  }
 }
 
 }  // namespace torch_cubin

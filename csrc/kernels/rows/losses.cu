@@ -16,7 +16,7 @@ TC_DEVICE void compute_losses(const LossesParams& p) {
   using Own = Lane<Access>;
   using Sum = ExpSum<Access::kExact>;
   RowJoin<Sum, kBlock> join(p.threads, p.cluster);
-  const OwnRow<kBlock> own(p.rows, p.threads, p.cluster);
+  const OwnRow own(p.rows, p.threads, p.cluster);
   const tc_int64 row = own.row;
   const Own at(p.threads, p.cluster, p.columns);
   const RowOf x_row(p.x, row * p.x_stride, p.x_dtype), weight(p.weight, 0, p.weight_dtype);

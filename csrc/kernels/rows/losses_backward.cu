@@ -14,7 +14,7 @@ template <class Access, bool kWeighted>
 TC_DEVICE void differentiate(const LossesParams& p) {
   constexpr int kElements = Access::kElements;
   using Own = Lane<Access>;
-  const OwnRow<kBlock> own_row(p.rows, p.threads, p.cluster);
+  const OwnRow own_row(p.rows, p.threads, p.cluster);
   const tc_int64 row = own_row.row;
   if (!own_row.valid) return;
   const Own at(p.threads, p.cluster, p.columns);

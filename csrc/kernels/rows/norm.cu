@@ -16,7 +16,7 @@ TC_DEVICE void normalize(const NormParams& p) {
   RowJoin<Sums<1>, kBlock> join(p.threads, p.cluster);
   const float part = 1.0f / static_cast<float>(p.columns);
   const RowOf weight(p.weight, 0, p.weight_dtype), bias(p.bias, 0, p.bias_dtype);
-  const auto [row, valid] = OwnRow<kBlock>(p.rows, p.threads, p.cluster);
+  const auto [row, valid] = OwnRow(p.rows, p.threads, p.cluster);
   const Own at(p.threads, p.cluster, p.columns);
   const RowOf x_row(p.x, row * p.x_stride, p.row_dtype);
   const RowOf residual(p.residual, row * p.residual_stride, p.row_dtype);
@@ -81,8 +81,19 @@ TC_DEVICE void normalize(const NormParams& p) {
   });
 }
 
+// Prefetches a parameter that all rows read after their sums, each line of the cache by one thread
+// of the grid.
+TC_DEVICE void prefetch_parameter(const void* parameter, int dtype, int columns) {
+  const tc_int64 line = static_cast<tc_int64>(blockIdx.x) * blockDim.x + threadIdx.x;
+  const tc_int64 bytes = static_cast<tc_int64>(columns) << (dtype == kRowFloat32 ? 2 : 1);
+  if (parameter == nullptr || line * 128 >= bytes) return;
+  prefetch_l2(static_cast<const char*>(parameter) + line * 128);
+}
+
 extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
     TC_KERNEL(const __grid_constant__ NormParams p) {
+  prefetch_parameter(p.weight, p.weight_dtype, p.columns);
+  prefetch_parameter(p.bias, p.bias_dtype, p.columns);
   wait_for_previous_kernel();
   with_held_access<DType::TC_DTYPE>(p.threads, p.cluster, p.columns,
                                     [&](auto access) { normalize<decltype(access)>(p); });

@@ -16,7 +16,7 @@ TC_DEVICE void differentiate(const NormParams& p) {
   RowJoin<Sums<2>, kBlock> join(p.threads, p.cluster);
   const float part = 1.0f / static_cast<float>(p.columns);
   const RowOf weight(p.weight, 0, p.weight_dtype);
-  const auto [row, valid] = OwnRow<kBlock>(p.rows, p.threads, p.cluster);
+  const auto [row, valid] = OwnRow(p.rows, p.threads, p.cluster);
   const Own at(p.threads, p.cluster, p.columns);
   const RowOf x_row(p.x, row * p.x_stride, p.row_dtype);
   const RowOf grad_row(p.grad_out, row * p.grad_out_stride, p.row_dtype);

@@ -19,20 +19,33 @@ TC_DEVICE void sum_columns(const NormParams& p) {
   const int column =
       static_cast<int>(blockIdx.x * kThreadsAcross + threadIdx.x % kThreadsAcross) * kElements;
   const bool valid = column < p.columns;
-  float of_weight[kElements] = {}, of_bias[kElements] = {}, x[kElements], grad[kElements];
+  float of_weight[kElements] = {}, of_bias[kElements] = {};
   if (p.sums_parts > 0) {
-#pragma unroll 2
-    for (int part = own; valid && part < p.sums_parts; part += kRows) {
-      const tc_int64 first = static_cast<tc_int64>(part) * p.columns;
-      if (p.sums_w != nullptr) Access::load(x, RowOf(p.sums_w, first, kRowFloat32), column);
-      if (p.sums_b != nullptr) Access::load(grad, RowOf(p.sums_b, first, kRowFloat32), column);
+    const auto add_parts = [&](const float* sums, float (&total)[kElements]) {
+      constexpr int kHeld = 4;  // a thread's parts in flight
+#pragma unroll 1
+      for (int first = own; valid && sums != nullptr && first < p.sums_parts;
+           first += kHeld * kRows) {
+        float x[kHeld][kElements];
 #pragma unroll
-      for (int j = 0; j < kElements; ++j) {
-        of_weight[j] += x[j];
-        of_bias[j] += grad[j];
+        for (int i = 0; i < kHeld; ++i) {
+          const int part = first + i * kRows;
+          if (part >= p.sums_parts) break;
+          Access::load(x[i], RowOf(sums, static_cast<tc_int64>(part) * p.columns, kRowFloat32),
+                       column);
+        }
+#pragma unroll
+        for (int i = 0; i < kHeld; ++i) {
+          if (first + i * kRows >= p.sums_parts) break;
+#pragma unroll
+          for (int j = 0; j < kElements; ++j) total[j] += x[i][j];
+        }
       }
-    }
+    };
+    add_parts(p.sums_w, of_weight);
+    add_parts(p.sums_b, of_bias);
   } else {
+    float x[kElements], grad[kElements];
     const tc_int64 size = (p.rows + p.parts - 1) / p.parts, begin = size * blockIdx.y;
     const tc_int64 end = min(begin + size, p.rows);
 #pragma unroll 2

@@ -303,6 +303,8 @@ TC_DEVICE void with_access(int columns, Run&& run) {
 // exactly, so that all threads of a row get the same bits. Every thread of the block, and of the
 // cluster, calls it.
 //
+// A block has at most kBlock threads.
+//
 // Threads that still read the values of one call may not meet those of the next one, which
 // alternate in memory: a thread reaches the call after that only when all have read.
 template <class Values, int kBlock>
@@ -364,14 +366,13 @@ struct Sums {
 };
 
 // The row of this thread; past the last one, that one once more, which is not `valid`.
-template <int kBlock>
 struct OwnRow {
   tc_int64 row;
   bool valid;
 
   TC_DEVICE OwnRow(tc_int64 rows, int threads, int cluster) {
     const int log_threads = 31 - __clz(threads), log_cluster = 31 - __clz(cluster);
-    row = static_cast<tc_int64>(blockIdx.x >> log_cluster) * (kBlock >> log_threads) +
+    row = static_cast<tc_int64>(blockIdx.x >> log_cluster) * (blockDim.x >> log_threads) +
           (threadIdx.x >> log_threads);
     valid = row < rows;
     if (!valid) row = rows - 1;

@@ -16,7 +16,7 @@ TC_DEVICE void softmax(const RowsSoftmaxParams& p) {
   using Own = Lane<Access>;
   using Sum = ExpSum<Access::kExact>;
   RowJoin<Sum, kBlock> join(p.threads, p.cluster);
-  const auto [row, valid] = OwnRow<kBlock>(p.rows, p.threads, p.cluster);
+  const auto [row, valid] = OwnRow(p.rows, p.threads, p.cluster);
   const Own at(p.threads, p.cluster, p.columns);
   const RowOf x_row(p.x, row * p.x_stride, p.x_dtype), out(p.out, row * p.columns, p.out_dtype);
   typename Own::Raw raw[Own::kHeld];

@@ -14,7 +14,7 @@ TC_DEVICE void differentiate(const RowsSoftmaxParams& p) {
   constexpr int kElements = Access::kElements;
   using Own = Lane<Access>;
   RowJoin<Sums<1>, kBlock> join(p.threads, p.cluster);
-  const auto [row, valid] = OwnRow<kBlock>(p.rows, p.threads, p.cluster);
+  const auto [row, valid] = OwnRow(p.rows, p.threads, p.cluster);
   const Own at(p.threads, p.cluster, p.columns);
   const RowOf y_row(p.x, row * p.x_stride, p.x_dtype), out(p.out, row * p.columns, p.out_dtype);
   const RowOf grad_row(p.grad_out, row * p.grad_out_stride, p.x_dtype);

@@ -23,7 +23,7 @@ template <class Access>
 TC_DEVICE void sum_row(const RowSumParams& p) {
   using Own = Lane<Access>;
   RowJoin<Sums<1>, kBlock> join(p.threads, p.cluster);
-  const auto [row, valid] = OwnRow<kBlock>(p.rows, p.threads, p.cluster);
+  const auto [row, valid] = OwnRow(p.rows, p.threads, p.cluster);
   const Own at(p.threads, p.cluster, p.columns);
   const RowOf x_row(p.x, row * p.x_stride, p.x_dtype);
   typename Own::Raw raw[Own::kHeld];

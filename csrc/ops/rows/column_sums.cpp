@@ -9,9 +9,10 @@ namespace torch_cubin {
 namespace {
 
 constexpr const char* kSumsOp = "aten::sum.dim_IntList";
-// Each part has some loads of each thread, and all blocks fill an H100 four times. The order of the
-// additions follows from these, so that they depend on no device.
-constexpr int64_t kSumsRows = 128, kSumsBlocks = 4 * 132;
+// Each part has some loads of each thread, few rows are one part, which no second kernel needs to
+// sum, and blocks are at most what an H100 runs at a time. The order of the additions follows from
+// these, so that they depend on no device.
+constexpr int64_t kSumsRows = 128, kRowsOfOnePart = 512, kSumsBlocks = 4 * 132;
 
 void launch_sums(const void* x, int64_t stride, ScalarType dtype, const RowSizes& sizes,
                  int64_t parts, void* out, ScalarType out_dtype, const Device& gpu) {
@@ -34,8 +35,8 @@ void column_sums_cuda(const Tensor& input, int64_t dims, const Tensor& out) {
   check_length(kSumsOp, sizes);
   const RowsOperand rows(input, dims, sizes);
   const Device& gpu = device(x.device_index);
-  const int64_t parts = std::clamp<int64_t>(ceil_div(kSumsBlocks, blocks_of_columns(sizes)), 1,
-                                            ceil_div(sizes.rows, kSumsRows));
+  const int64_t most = sizes.rows <= kRowsOfOnePart ? 1 : ceil_div(sizes.rows, kSumsRows);
+  const int64_t parts = std::clamp<int64_t>(kSumsBlocks / blocks_of_columns(sizes), 1, most);
   void* const to = out.mutable_data_ptr();
   if (parts == 1) {
     launch_sums(rows.data, rows.stride, x.dtype, sizes, 1, to, result.dtype, gpu);

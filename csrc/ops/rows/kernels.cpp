@@ -24,10 +24,15 @@ constexpr int64_t kMostApart = 64;  // blocks of a row that exchange nothing
 // A block computes the losses of so many times what its threads hold before others share the row:
 // 2048 x 128256 by clusters of 8, 4, 2 and 1 took 181, 150, 138 and 140 us on an H200.
 constexpr int64_t kLossesPasses = 8;
+// Threads of the least block: the smaller blocks are, the less one waits for another, and the less
+// the last ones leave idle.
+constexpr int64_t kLeastBlock = 128;
 constexpr int kClusterArch = 90;
 // The number of norm_backward_sums' blocks fixes the order of the sums, so that it depends on no
 // device: as many as fill an H100.
 constexpr int64_t kMultiprocessors = 132;
+// Of their passes over rows, fewer of which would take less time than another part's sums.
+constexpr int64_t kLeastPasses = 2;
 constexpr int64_t kMostColumns = INT32_MAX - (int64_t{1} << 20);  // a chunk more is counted
 constexpr int64_t kAlignment = 16;                                // bytes
 
@@ -175,13 +180,15 @@ RowsLayout::RowsLayout(RowsKind kind, const Device& device, const RowSizes& size
     cluster = shares(sizes.columns, block * of_thread * passes, kMostCluster);
     if (cluster > 1) cluster = std::min(cluster, table.clusters.ask(*kernel, device));
   }
-  at_once = block / threads;
+  own_block = std::min(block, std::max(threads, kLeastBlock));
+  at_once = own_block / threads;
   tiles = ceil_div(sizes.rows, at_once);
 }
 
 Grid RowsLayout::grid() const {
   Grid grid;
   grid.x = tiles * cluster;
+  grid.block_x = own_block;
   if (joins) grid.cluster_x = cluster;
   return grid;
 }
@@ -209,7 +216,7 @@ SumsLayout::SumsLayout(const Device& device, const RowSizes& sizes, ScalarType r
     constexpr int64_t kReservedShared = 1024;  // the system's, and for sums
     if (grid.dynamic_shared > device.shared_optin - kReservedShared) continue;
     kernel = each;
-    parts = std::min(ceil_div(sizes.rows, block / threads),
+    parts = std::min(ceil_div(sizes.rows, kLeastPasses * (block / threads)),
                      fields.integer("blocks", 1) * kMultiprocessors / cluster);
     grid.x = parts * cluster;
     grid.cluster_x = cluster;

@@ -39,6 +39,7 @@ struct RowsLayout {
   int64_t threads;      // of a row, in each of its blocks
   int64_t cluster = 1;  // blocks of a row
   bool joins;           // whether they exchange values, as a cluster
+  int64_t own_block;    // threads of a block, at most the kernel's
   int64_t at_once;      // rows of a block
   int64_t tiles;        // at_once rows each
 };
