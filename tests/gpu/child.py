@@ -449,7 +449,8 @@ def _wrong_8_bit_products() -> list[str]:
 
 
 def _wrong_symmetric_products() -> list[str]:
-    """syrk and symm_square in every config of sm90_symmetric.cu, and by a product in full."""
+    """syrk and symm_square by every kernel and kind of config of sm90_symmetric.cu, and by a
+    product in full."""
     from gpu import cases
 
     from torch_cubin._native import library
@@ -467,11 +468,13 @@ def _wrong_symmetric_products() -> list[str]:
                 sizes = (shape, (*batch, n, n), (n, n))
                 x, a, c = (torch.randint(-3, 4, each) for each in sizes)
                 rows, of_a, addend = (value.to(dtype).cuda() for value in (x, a, c))
+                columns = rows.mT.contiguous().mT
                 gram, product = (y.double() for y in (x @ x.mT + c, a @ a))
                 for config in names:
                     library.watch_plans(True)
                     library.force_config(f"sm90_symmetric {config}")
-                    outs = syrk(rows, addend, beta=1), symm_square(of_a)
+                    of_rows = columns if "split" in config else rows
+                    outs = syrk(of_rows, addend, beta=1), symm_square(of_a)
                     library.force_config("")
                     library.watch_plans(False)
                     for out, full in zip(outs, (gram, product), strict=True):

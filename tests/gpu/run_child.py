@@ -48,6 +48,15 @@ def _package() -> Path:
     return Path(torch_cubin.__file__).resolve().parent / "cubins"
 
 
+def _manifest() -> dict:
+    return json.loads((_package() / "manifest.json").read_text())
+
+
+def kernel_names() -> set[str]:
+    """Of the built-in kernels."""
+    return {kernel["name"] for kernel in _manifest()["kernels"]}
+
+
 def broken_catalog(kind: str, folder: Path) -> Path:
     """A copy of the built-in package with one thing wrong with all of it."""
     import torch
@@ -96,7 +105,7 @@ def tile_catalog(family: str, kind: str, tile: str, folder: Path) -> Path:
     arch = "sm_" + "".join(map(str, torch.cuda.get_device_capability()))
     package = folder / "catalog"
     package.mkdir()
-    manifest = json.loads((_package() / "manifest.json").read_text())
+    manifest = _manifest()
     manifest["kernels"] = [
         kernel
         for kernel in manifest["kernels"]
@@ -117,7 +126,7 @@ def catalog_without_pairs(folder: Path) -> Path:
     GPU had no capacity for clusters of two, and with the others preferred, as below."""
     package = folder / "catalog"
     package.mkdir()
-    manifest = json.loads((_package() / "manifest.json").read_text())
+    manifest = _manifest()
     manifest["kernels"] = [
         kernel
         for kernel in manifest["kernels"]
@@ -142,7 +151,7 @@ def favoured_catalog(folder: Path) -> Path:
     call at all."""
     package = folder / "catalog"
     package.mkdir()
-    manifest = json.loads((_package() / "manifest.json").read_text())
+    manifest = _manifest()
     _favour(manifest)
     for arch in {kernel["arch"] for kernel in manifest["kernels"]}:
         (package / arch).symlink_to(_package() / arch)

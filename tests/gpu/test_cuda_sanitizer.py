@@ -10,6 +10,7 @@ import os
 
 import pytest
 import torch
+from gpu import run_child
 
 
 def _check(child, calls: int) -> None:
@@ -40,14 +41,17 @@ def test_attention(tool: str, dtype: str, calls: int, child) -> None:
         assert "sm90_backward_mask_attention" in child.kernels
 
 
-@pytest.mark.child("sanitize", "memcheck")
-def test_memcheck(child) -> None:
+@pytest.mark.parametrize(
+    "tool",
+    [pytest.param(tool, marks=pytest.mark.child("sanitize", tool)) for tool in
+     ("memcheck", "racecheck")],
+)  # fmt: skip
+def test_products(tool: str, child) -> None:
     _check(child, 50)
-
-
-@pytest.mark.child("sanitize", "racecheck")
-def test_racecheck(child) -> None:
-    _check(child, 50)
+    if torch.cuda.get_device_capability() == (9, 0):
+        symmetric = {name for name in run_child.kernel_names() if "sm90_symmetric" in name}
+        assert symmetric
+        assert symmetric <= set(child.kernels)
 
 
 slow = pytest.mark.skipif(
