@@ -127,8 +127,9 @@ std::array<bool, kCount> flags(const std::vector<bool>& mask) {
 
 }  // namespace
 
-ThreeTensors aten_layer_norm(const Tensor& input, std::vector<int64_t> normalized_shape,
-                             std::optional<Tensor> weight, std::optional<Tensor> bias, double eps) {
+ThreeTensors aten_layer_norm(const Tensor& input, const std::vector<int64_t>& normalized_shape,
+                             const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
+                             double eps) {
   static const AtenOp op("aten::native_layer_norm", CallKind::kNorm);
   const Policy policy = serving_policy();
   if (policy != Policy::kOff) {
@@ -145,9 +146,11 @@ ThreeTensors aten_layer_norm(const Tensor& input, std::vector<int64_t> normalize
 }
 
 ThreeTensors aten_layer_norm_backward(const Tensor& grad_out, const Tensor& input,
-                                      std::vector<int64_t> normalized_shape, const Tensor& mean,
-                                      const Tensor& rstd, std::optional<Tensor> weight,
-                                      std::optional<Tensor> bias, std::vector<bool> output_mask) {
+                                      const std::vector<int64_t>& normalized_shape,
+                                      const Tensor& mean, const Tensor& rstd,
+                                      const std::optional<Tensor>& weight,
+                                      const std::optional<Tensor>& bias,
+                                      const std::vector<bool>& output_mask) {
   static const AtenOp op("aten::native_layer_norm_backward", CallKind::kNorm);
   const Policy policy = serving_policy();
   if (policy != Policy::kOff) {
@@ -166,8 +169,8 @@ ThreeTensors aten_layer_norm_backward(const Tensor& grad_out, const Tensor& inpu
                                          flags<3>(output_mask));
 }
 
-TwoTensors aten_rms_norm(const Tensor& input, std::vector<int64_t> normalized_shape,
-                         std::optional<Tensor> weight, std::optional<double> eps) {
+TwoTensors aten_rms_norm(const Tensor& input, const std::vector<int64_t>& normalized_shape,
+                         const std::optional<Tensor>& weight, std::optional<double> eps) {
   static const AtenOp op("aten::_fused_rms_norm", CallKind::kNorm);
   const Policy policy = serving_policy();
   if (policy != Policy::kOff) {
@@ -183,8 +186,9 @@ TwoTensors aten_rms_norm(const Tensor& input, std::vector<int64_t> normalized_sh
 }
 
 TwoTensors aten_rms_norm_backward(const Tensor& grad_out, const Tensor& input,
-                                  std::vector<int64_t> normalized_shape, const Tensor& rstd,
-                                  std::optional<Tensor> weight, std::vector<bool> output_mask) {
+                                  const std::vector<int64_t>& normalized_shape, const Tensor& rstd,
+                                  const std::optional<Tensor>& weight,
+                                  const std::vector<bool>& output_mask) {
   static const AtenOp op("aten::_fused_rms_norm_backward", CallKind::kNorm);
   const Policy policy = serving_policy();
   if (policy != Policy::kOff) {

@@ -9,16 +9,20 @@
 
 namespace torch_cubin {
 
-ThreeTensors aten_layer_norm(const Tensor& input, std::vector<int64_t> normalized_shape,
-                             std::optional<Tensor> weight, std::optional<Tensor> bias, double eps);
+ThreeTensors aten_layer_norm(const Tensor& input, const std::vector<int64_t>& normalized_shape,
+                             const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
+                             double eps);
 ThreeTensors aten_layer_norm_backward(const Tensor& grad_out, const Tensor& input,
-                                      std::vector<int64_t> normalized_shape, const Tensor& mean,
-                                      const Tensor& rstd, std::optional<Tensor> weight,
-                                      std::optional<Tensor> bias, std::vector<bool> output_mask);
-TwoTensors aten_rms_norm(const Tensor& input, std::vector<int64_t> normalized_shape,
-                         std::optional<Tensor> weight, std::optional<double> eps);
+                                      const std::vector<int64_t>& normalized_shape,
+                                      const Tensor& mean, const Tensor& rstd,
+                                      const std::optional<Tensor>& weight,
+                                      const std::optional<Tensor>& bias,
+                                      const std::vector<bool>& output_mask);
+TwoTensors aten_rms_norm(const Tensor& input, const std::vector<int64_t>& normalized_shape,
+                         const std::optional<Tensor>& weight, std::optional<double> eps);
 TwoTensors aten_rms_norm_backward(const Tensor& grad_out, const Tensor& input,
-                                  std::vector<int64_t> normalized_shape, const Tensor& rstd,
-                                  std::optional<Tensor> weight, std::vector<bool> output_mask);
+                                  const std::vector<int64_t>& normalized_shape, const Tensor& rstd,
+                                  const std::optional<Tensor>& weight,
+                                  const std::vector<bool>& output_mask);
 
 }  // namespace torch_cubin
