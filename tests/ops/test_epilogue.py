@@ -90,7 +90,7 @@ def test_derivatives_of_an_activation(name: str) -> None:
     args = operands(grad=True)
     torch.testing.assert_close(call(*args), torch_call(*args))
     torch.autograd.gradcheck(call, args, check_forward_ad=True)
-    torch.autograd.gradgradcheck(call, args)
+    torch.autograd.gradgradcheck(call, args, fast_mode=True)
     row, weight, bias = args[0][0, 0].detach(), args[1].detach(), args[2].detach()
     for transform in (torch.func.hessian, torch.func.jacrev, torch.func.jacfwd):
         results = [
@@ -149,7 +149,7 @@ def test_derivatives_of_addmm(shapes) -> None:
     args = factors_of(shapes)
     leaves = [t.clone().requires_grad_() for t in args]
     torch.autograd.gradcheck(call, leaves, check_forward_ad=True)
-    torch.autograd.gradgradcheck(call, leaves)
+    torch.autograd.gradgradcheck(call, leaves, fast_mode=True)
     for transform in (torch.func.jacrev, torch.func.jacfwd):
         results = [transform(f, (0, 1, 2))(*args) for f in (call, added(0.5, 2))]
         torch.testing.assert_close(*results)
