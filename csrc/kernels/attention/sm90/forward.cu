@@ -569,6 +569,9 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
    "for": {
     "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
     "t": [
+     {"name": "192x128x32", "takes": ["plain"],
+      "masked": 0, "added": 0, "general": 0, "tile": [192, 128, 32], "q_slots": 2, "stages": 3,
+      "threads": 512, "shared": 148256, "spill": 128, "cost": {"k_tile": 2600, "fixed": 2700}},
      {"name": "128x128x32", "takes": ["plain"],
       "masked": 0, "added": 0, "general": 0, "tile": [128, 128, 32], "q_slots": 2, "stages": 2,
       "threads": 384, "shared": 99040, "spill": 16, "cost": {"k_tile": 2150, "fixed": 1700}},
@@ -590,6 +593,9 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
      {"name": "128x128x128", "takes": ["plain", "unmasked", "sinks"],
       "masked": 0, "added": 0, "general": 0, "tile": [128, 128, 128], "q_slots": 2, "stages": 2,
       "threads": 384, "shared": 197344, "spill": 0, "cost": {"k_tile": 3120, "fixed": 3960}},
+     {"name": "128x96x160", "takes": ["plain"],
+      "masked": 0, "added": 0, "general": 0, "tile": [128, 96, 160], "q_slots": 1, "stages": 2,
+      "threads": 384, "shared": 197312, "spill": 0, "cost": {"k_tile": 3000, "fixed": 5400}},
      {"name": "128x96x192", "takes": ["plain"],
       "masked": 0, "added": 0, "general": 0, "tile": [128, 96, 192], "q_slots": 1, "stages": 2,
       "threads": 384, "shared": 197312, "spill": 0, "cost": {"k_tile": 3300, "fixed": 6000}},
