@@ -1,6 +1,7 @@
 """The same bits on one, two and four GPUs: a layer of two products that ranks share.
 
     torchrun --nproc-per-node 2 tests/same_bits_ranks.py     # or 4, or 1
+    torchrun --nproc-per-node 2 tests/same_bits_ranks.py --parts 2 --only compiled
 
 Prints, eager and compiled, one sha256 of a step's output and gradients, and its time, on meshes of
 one rank and of more: equal under install(batch_invariant=True, tensor_parallel=4), and other ones
@@ -9,6 +10,7 @@ without the parts. The exit status says whether none differs under it.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import os
 import sys
@@ -71,6 +73,10 @@ def run(mesh: DeviceMesh, dtype: torch.dtype, compiled: bool) -> tuple[str, floa
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--parts", type=int, default=4)
+    parser.add_argument("--only", choices=("eager", "compiled"))
+    options = parser.parse_args()
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")
@@ -81,8 +87,10 @@ def main() -> int:
     }
     wrong = 0
     for compiled in (False, True):
+        if options.only == ("eager" if compiled else "compiled"):
+            continue
         for dtype in (torch.bfloat16, torch.float32):
-            for parts in (None, 4):
+            for parts in (None, options.parts):
                 with torch_cubin.install(batch_invariant=True, tensor_parallel=parts):
                     found = {n: run(mesh["tp"], dtype, compiled) for n, mesh in meshes.items()}
                 wrong += parts is not None and len({digest for digest, _ in found.values()}) > 1

@@ -173,10 +173,11 @@ def test_the_switch_is_the_processs() -> None:
             seen.append(is_batch_invariant())
 
     config = pytest.importorskip("torch._inductor.config")
-    option = getattr(config, "batch_invariant", None)
+    options = ("batch_invariant", "emulate_precision_casts")
+    before = [getattr(config, name, None) for name in options]
     with torch_cubin.install(batch_invariant=True) as outer:
         assert "batch-invariant" in repr(outer)
-        assert getattr(config, "batch_invariant", None) in (True, None)
+        assert all(getattr(config, name, True) for name in options)
         thread = threading.Thread(target=work)
         thread.start()
         thread.join()
@@ -184,7 +185,7 @@ def test_the_switch_is_the_processs() -> None:
             assert not is_batch_invariant()
         assert is_batch_invariant()
     assert not is_batch_invariant()
-    assert getattr(config, "batch_invariant", None) == option
+    assert [getattr(config, name, None) for name in options] == before
     assert seen == [True, False]
     with pytest.raises(errors.InputError, match=r"\[input\].*batch_invariant"):
         torch_cubin.install(batch_invariant=1)

@@ -17,7 +17,7 @@ from torch_cubin._native.locks import fork_safe_lock
 
 _lock = fork_safe_lock()
 _active: list[Installation] = []  # the last one's policy applies; guarded by _lock
-_graphs_before: bool | None = None  # Inductor's option before ours; guarded by _lock
+_graphs_before: dict[str, bool] | None = None  # Inductor's options; guarded by _lock
 
 _NO_PRODUCT = (
     "torch_cubin: install(tensor_parallel={}) cut no product. It knows the products whose K ranks "
@@ -85,12 +85,12 @@ def _switch() -> None:
 
 
 def _set_for_graphs(on: bool) -> None:
-    """Sets Inductor's own option, which a program may have set before."""
+    """Sets Inductor's own options, which a program may have set before."""
     global _graphs_before
     if on and _graphs_before is None:
         from torch_cubin._pytorch import inductor_config  # imported late: it imports Inductor
 
-        _graphs_before = inductor_config.set_batch_invariant(True)
+        _graphs_before = inductor_config.set_batch_invariant()
     elif not on and _graphs_before is not None:
         from torch_cubin._pytorch import inductor_config
 

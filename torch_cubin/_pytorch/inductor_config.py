@@ -1,4 +1,4 @@
-"""Inductor's option for sums whose order does not depend on the batch (torch 2.13)."""
+"""Inductor's options for results that do not depend on the batch, nor on what it fuses."""
 
 from __future__ import annotations
 
@@ -13,14 +13,19 @@ REDUCTIONS = Feature(
 _config: Any = REDUCTIONS.find("_inductor.config", None)
 
 
-def set_batch_invariant(on: bool) -> bool | None:
-    """Sets the option; returns its previous value, or None for a PyTorch without it.
+# Sums in one order (torch 2.13); and rounding as eager code rounds, without which results depend on
+# what is fused with what, and that on sizes and the number of ranks.
+_OPTIONS = ("batch_invariant", "emulate_precision_casts")
 
-    It is part of the key of Inductor's caches, and applies to functions compiled from now on.
+
+def set_batch_invariant(values: dict[str, bool] | None = None) -> dict[str, bool]:
+    """Sets the options that this PyTorch has, to True if no values are given; returns those before.
+
+    They are part of the key of Inductor's caches, and apply to functions compiled from now on.
     """
-    before: bool | None = getattr(_config, "batch_invariant", None)
-    if before is not None:
-        _config.batch_invariant = on
+    before = {name: getattr(_config, name) for name in _OPTIONS if hasattr(_config, name)}
+    for name in before:
+        setattr(_config, name, True if values is None else values[name])
     return before
 
 
