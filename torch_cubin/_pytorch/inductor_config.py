@@ -13,8 +13,8 @@ REDUCTIONS = Feature(
 _config: Any = REDUCTIONS.find("_inductor.config", None)
 
 
-# Sums in one order (torch 2.13); and rounding as eager code rounds, without which results depend on
-# what is fused with what, and that on sizes and the number of ranks.
+# Sums in one order (torch 2.13); and rounding as eager code rounds. Without that, results depend on
+# which operators a kernel fuses, which Inductor chooses by sizes and by the number of ranks.
 _OPTIONS = ("batch_invariant", "emulate_precision_casts")
 
 
