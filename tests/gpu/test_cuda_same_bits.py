@@ -196,6 +196,16 @@ def test_the_switch_of_a_thread_reaches_the_threads_of_its_backward() -> None:
         assert "aten::_softmax_backward_data" not in served()
 
 
+def test_compiled_code_rounds_where_eager_code_does(installed) -> None:
+    """Else the bits would depend on what Inductor fuses, which sizes and ranks decide."""
+
+    def chain(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        return ((a + b).relu() * c + a) * b - c
+
+    args = [draw(333, 64, dtype=torch.bfloat16) for _ in range(3)]
+    assert torch.equal(torch.compile(chain)(*args), chain(*args))
+
+
 def test_products_with_a_float32_result(installed) -> None:
     a, b = draw(300, 512, dtype=torch.bfloat16), draw(512, 640, dtype=torch.bfloat16)
     whole = torch.mm(a, b, out_dtype=torch.float32)
