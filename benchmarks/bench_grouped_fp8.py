@@ -1,12 +1,15 @@
 """Speed of scaled_grouped_matmul, compared with PyTorch's and with a loop of products.
 
-    python benchmarks/bench_grouped_fp8.py [--json FILE] [--only TEXT] [--layers]
+    python benchmarks/bench_grouped_fp8.py [--json FILE] [--only TEXT] [--layers | --weights]
 
 The cases and the method are bench_grouped.py's. "torch" is torch._scaled_grouped_mm, which has
 scales of rows alone, "loop" a torch._scaled_mm for each group, for which the host must know the
 sizes. DeepGEMM 54e2261 (JIT) is not run here: in a separate run on an H200 (2026-11-26) its
 products with scales of blocks were compared with torch's exact ones, and "by its ratio" is torch's
 time divided by that ratio; its groups are padded to multiples of 128 rows, which is not counted.
+
+--weights measures groups that divide K, as in gradients of weights, with scales of rows. Sizes of
+groups are rounded up to multiples of 16: for others an assertion of torch's kernel fails.
 
 --layers measures whole layers of experts of 8-bit floats and the same ones in bfloat16, both ours.
 """
@@ -108,6 +111,37 @@ def measure(case: tuple[str, list[int], int, int, float, float], deep_gemm: floa
     return results
 
 
+def measure_weights(case: tuple[str, list[int], int, int, float, float]) -> list[Any]:
+    name, sizes, n, k, *_ = case
+    sizes = [-(-size // 16) * 16 for size in sizes]
+    rows, groups = sum(sizes), len(sizes)
+    offs = torch.tensor(sizes, device="cuda").cumsum(0).to(torch.int32)
+    a, b = (torch.randn(size, rows, device="cuda").to(E4M3) for size in (n, k))
+    sa, sb = (torch.rand(groups, size, device="cuda") + 0.5 for size in (n, k))
+    runs: dict[str, Callable[[], Any]] = {}
+    for fast in (True, False):
+        recipe = "fast" if fast else "exact"
+
+        def ours(fast: bool = fast) -> Any:
+            return op(a, b.t(), sa, ROW, sb, ROW, offs=offs, use_fast_accum=fast)
+
+        def torchs(fast: bool = fast) -> Any:
+            return torch._scaled_grouped_mm(
+                *(a, b.t(), sa.view(-1), sb.view(-1)), offs=offs, out_dtype=BF16,
+                use_fast_accum=fast,
+            )  # fmt: skip
+
+        calls: dict[str, Callable[..., Any]] = {"ours": ours, "torch": torchs}
+        runs |= {f"{recipe} {who}": run for who, run in graphs(calls, [()]).items()}
+    times = common.interleaved(runs, block_ms=8, rounds=3)
+    moved = rows * (n + k) + 2 * groups * n * k
+    return [
+        {"case": f"{recipe} dW {name}: {n} x {k}", "bytes": moved, "flops": 2.0 * rows * n * k,
+         "us": {who.split()[1]: us for who, us in times.items() if who.startswith(recipe)}}
+        for recipe in ("fast", "exact")
+    ]  # fmt: skip
+
+
 def measure_layer(sizes: tuple[Any, ...], tokens: int) -> Any:
     name, experts, k, hidden, inner = sizes
     x, ids, weights = moe_layers.routed(tokens, experts, k, hidden)
@@ -139,6 +173,7 @@ def main() -> None:
     parser.add_argument("--json")
     parser.add_argument("--only", default="")
     parser.add_argument("--layers", action="store_true")
+    parser.add_argument("--weights", action="store_true", help="groups that divide K")
     arguments = parser.parse_args()
     common.require_gpu()
     common.print_machine("Groups of 8-bit floats, microseconds a call")
@@ -156,6 +191,10 @@ def main() -> None:
         for sizes in moe_layers.MODELS[:1]:
             for tokens in moe_layers.TOKENS:
                 add([measure_layer(sizes, tokens)])
+    elif arguments.weights:
+        for case in bench_grouped.CASES:
+            if arguments.only in case[0]:
+                add(measure_weights(case))
     else:
         for case, deep_gemm in zip(bench_grouped.CASES, DEEP_GEMM, strict=True):
             if arguments.only in case[0]:

@@ -9,7 +9,7 @@ namespace {
 using namespace torch_cubin;
 
 STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
-#define TC_MOE                                                                              \
+#define TC_MOE                                                                               \
   "(Tensor x, Tensor topk_ids, Tensor topk_weights, Tensor w13, Tensor w2, str activation, " \
   "bool interleaved) -> Tensor"
   m.def("_moe" TC_MOE);

@@ -121,6 +121,28 @@ def test_groups_of_rows(driver, catalog, rows, groups, recipes) -> None:
     assert second["grid"][0] <= 132
 
 
+@pytest.mark.parametrize("fast", [False, True])
+def test_groups_of_k(driver, catalog, fast) -> None:
+    m, n, k, groups = 1, 520, 1040, 300
+    offs = empty(groups, dtype=torch.int32)
+
+    def run() -> None:
+        a, b = empty(m, k, dtype=E4M3), tensors.strided((k, n), (1, k), E4M3)
+        args = (a, b, empty(groups, m), ROW, empty(groups, n), ROW)
+        torch.ops.cubin._scaled_grouped_matmul(*args, offs=offs, use_fast_accum=fast)
+
+    first, second = launches_of(driver, catalog, run)
+    kernel, params = catalog[second["kernel"]], launch_params.read(second, PARAMS)
+    found = launch_params.read(first, GROUP_ROWS)
+    assert (found.groups, found.limit, found.of_k, found.wide_ends) == (groups, k, 1, 0)
+    assert (kernel["grouped"], kernel["math"]) == (2, "fast" if fast else "promoted")
+    assert (params.rows, params.m, params.n) == (found.rows, m, n)
+    assert (params.tiles_m, params.tiles_n) == (1, -(-n // kernel["tile"][1]))
+    assert (params.a_stride, params.b_stride, params.b_group_stride) == (1, 1, n)
+    assert read_map(params.out_map)["dims"][:2] == [n, groups * m]
+    assert second["grid"][0] <= 132
+
+
 def test_every_kernel_is_planned_for_some_sizes(driver, catalog) -> None:
     sizes = [
         (16, 32), (16, 7168), (16, 16384), (256, 16384), (256, 20000), (512, 2112), (700, 2112),

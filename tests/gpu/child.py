@@ -384,7 +384,9 @@ def _wrong_products_of_groups() -> list[str]:
             (torch.randn(4, hidden, inner) / inner**0.5).to(dtype),
         ]
         out = torch.ops.cubin._moe(*(x.cuda() for x in layer), "silu", False).cpu()
-        if not torch.allclose(out, torch.ops.cubin._moe(*layer, "silu", False), rtol=0.02, atol=0.02):
+        if not torch.allclose(
+            out, torch.ops.cubin._moe(*layer, "silu", False), rtol=0.02, atol=0.02
+        ):
             wrong.append(f"mixture of experts {tokens} {hidden} {inner}")
         on_cpu, on_gpu = (
             _layer_and_gradients([tensor.to(device) for tensor in layer])

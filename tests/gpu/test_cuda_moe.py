@@ -97,25 +97,26 @@ def test_outputs_and_gradients(sizes, dtype, activation, generator: torch.Genera
         return [out.detach(), *torch.autograd.grad(out, wanted, grad)]
 
     ours, again = (run(torch_cubin.moe, args, grad) for _ in range(2))
+    interleaved = functools.partial(torch_cubin.moe, interleaved=True)
+    neighbours = run(interleaved, [*args[:3], mixed(args[3]), args[4]], grad)
+    neighbours[3] = torch.cat([neighbours[3][:, ::2], neighbours[3][:, 1::2]], 1)
     args[2] = args[2].float()
     own = run(by_experts, args, grad)
     wide = [x.double() if x.is_floating_point() else x for x in args]
     reference = run(by_experts, wide, grad.double())
-    args[3] = mixed(args[3])
-    inside = run(functools.partial(torch_cubin.moe, interleaved=True), args, grad)
-    inside[3] = torch.cat([inside[3][:, ::2], inside[3][:, 1::2]], 1)
-    for name, out, same, neighbours, peer, right in zip(
-        ("out", "x", "weights", "w13", "w2"), ours, again, inside, own, reference, strict=True
+    names = "out", "x", "weights", "w13", "w2"
+    for name, out, same, mixed_out, peer, right in zip(
+        names, ours, again, neighbours, own, reference, strict=True
     ):
         judge = numerics.Judge(out.dtype)
         relative = _relative(out.dtype)
-        judge.add(f"{name} {sizes} {activation}", out, peer.to(out.dtype), right, 1.0, relative)
+        own_right = peer.to(out.dtype), right, 1.0, relative
+        judge.add(f"{name} {sizes} {activation}", out, *own_right)
+        judge.add(f"interleaved {name} {sizes} {activation}", mixed_out, *own_right)
         judge.finish()
         assert torch.equal(out, same), name
         if name != "x":  # whose sums over w13's rows are in another order
-            assert torch.equal(out, neighbours), name
-        judge.add(f"interleaved {name} {sizes}", neighbours, peer.to(out.dtype), right, 1.0, relative)
-        judge.finish()
+            assert torch.equal(out, mixed_out), name
 
 
 def test_gradients_in_a_graph_serve_other_ids(generator: torch.Generator) -> None:

@@ -109,6 +109,94 @@ def test_a_graph_serves_other_sizes(generator: torch.Generator) -> None:
         numerics.check_exact(out, cases.expected_of_groups(args, sizes), f"{sizes}")
 
 
+# Sizes of groups of K, K that follows them, M, N: starts at multiples of 128, of 16 and of neither,
+# groups without K and of one element, more than there are threads of a block, odd sizes.
+OF_K = [
+    ((128, 256, 0, 384), 0, 256, 128), ((100, 0, 37, 16, 1), 6, 136, 264), ((0, 0), 32, 64, 64),
+    ((500,), 12, 8, 520), ((1,) * 70, 3, 130, 70), ((16, 48, 5, 200) * 9, 0, 384, 256),
+    ((2, 0, 1, 1) * 300, 8, 3, 17), ((1000, 24, 2000), 0, 512, 1032), ((129, 127), 1, 1, 1),
+]  # fmt: skip
+
+
+def of_k(case, generator: torch.Generator) -> tuple[list, Tensor]:
+    """Arguments whose operands are NaN past the groups, and the outputs."""
+    sizes, rest, m, n = case
+    k = sum(sizes) + rest
+    a, b = (cases.integers((rows, k), generator) for rows in (m, n))
+    scales = [
+        2.0 ** torch.randint(-1, 2, (len(sizes), rows), generator=generator, device="cuda")
+        for rows in (m, n)
+    ]
+    parts = zip(a.double().split([*sizes, rest], 1), b.double().split([*sizes, rest], 1))
+    wanted = torch.stack([x @ y.t() for x, y in list(parts)[:-1]])
+    wanted = wanted * scales[0].double()[:, :, None] * scales[1].double()[:, None]
+    a, b = (x.to(torch.float8_e4m3fn) for x in (a, b))
+    for x in (a, b):
+        x[:, k - rest :] = torch.nan
+    return [a, b.t(), scales[0], ROW, scales[1], ROW], wanted
+
+
+@pytest.mark.parametrize("case", OF_K, ids=lambda case: f"{len(case[0])} {case[1:]}")
+def test_groups_of_k_are_exact_on_small_integers(case, generator: torch.Generator) -> None:
+    args, wanted = of_k(case, generator)
+    for dtype in cases.OUT_DTYPES:
+        for fast in (False, True):
+            offs = ends_of(case[0], torch.int64 if fast else torch.int32)
+            out = op(*args, offs=offs, output_dtype=dtype, use_fast_accum=fast)
+            numerics.check_exact(out, wanted, f"{case} {dtype} {fast}")
+
+
+def test_a_groups_nan_stays_its_own(generator: torch.Generator) -> None:
+    args, wanted = of_k(((100, 37, 60, 300), 3, 256, 128), generator)
+    args[0][:, 100:137] = torch.nan
+    args[1][197:497] = torch.nan
+    for fast in (False, True):
+        out = op(*args, offs=ends_of((100, 37, 60, 300)), use_fast_accum=fast)
+        assert out[1].isnan().all()
+        assert out[3].isnan().all()
+        numerics.check_exact(out[::2], wanted[::2], f"{fast}")
+
+
+@pytest.mark.parametrize(("ends", "right"), WRONG)
+def test_outputs_from_a_wrong_end_on_are_nan(ends, right, generator: torch.Generator) -> None:
+    args, wanted = of_k(((50, 20, 30), 0, 200, 160), generator)
+    for fast in (False, True):
+        offs = torch.tensor(ends, device="cuda")
+        out = op(*args, offs=offs, use_fast_accum=fast)
+        numerics.check_exact(out[:right], wanted[:right], f"{ends}")
+        assert out[right:].isnan().all()
+
+
+def test_a_graph_serves_other_groups_of_k(generator: torch.Generator) -> None:
+    args, _ = of_k(((512,) * 4, 0, 384, 256), generator)
+    offs = ends_of((512,) * 4)
+    op(*args, offs=offs, use_fast_accum=True)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outs = [op(*args, offs=offs, use_fast_accum=fast) for fast in (False, True)]
+    for sizes in ((0, 0, 2048, 0), (1, 2, 3, 2042), (700, 5, 900, 443)):
+        offs.copy_(ends_of(sizes))
+        graph.replay()
+        for fast, out in zip((False, True), outs, strict=True):
+            assert torch.equal(out, op(*args, offs=offs, use_fast_accum=fast))
+
+
+def test_pytorchs_function_of_groups_of_k_is_served(generator: torch.Generator) -> None:
+    args, wanted = of_k(((48, 0, 112), 0, 96, 64), generator)
+    a, b, a_scale, _, b_scale, _ = args
+    options = {"offs": ends_of((48, 0, 112)), "out_dtype": torch.bfloat16, "use_fast_accum": True}
+    scales = a_scale.view(-1), b_scale.view(-1)
+    theirs = torch._scaled_grouped_mm(a, b, *scales, **options)
+    for serving in (torch_cubin.install(policy="all"), torch_cubin.drop_in()):
+        torch_cubin.report(reset=True)
+        with serving:
+            out = torch._scaled_grouped_mm(a, b, *scales, **options)
+        assert [x.function for x in torch_cubin.report().served] == ["aten::_scaled_grouped_mm"]
+        assert torch.equal(out, wanted.bfloat16())
+        assert torch.equal(out, theirs)
+
+
 def test_a_rows_bits_do_not_depend_on_the_other_groups(generator: torch.Generator) -> None:
     for recipes in RECIPES:
         args = cases.groups(recipes, 700, 3, 512, 640, generator)

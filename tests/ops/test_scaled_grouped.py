@@ -47,6 +47,35 @@ def test_each_group_is_a_product_of_its_own(blocks: bool, dtype: torch.dtype) ->
         start += size
 
 
+def arguments_of_k() -> list[Any]:
+    torch.manual_seed(1)
+    sizes = (M, N)
+    (a, _), (b, _) = (torch.ops.cubin.quantize(torch.randn(size, K), ROW) for size in sizes)
+    a_scale, b_scale = (torch.rand(3, size) + 0.5 for size in sizes)
+    return [a, b.t(), a_scale, ROW, b_scale, ROW]
+
+
+def test_groups_of_k_have_an_output_each() -> None:
+    a, b, a_scale, _, b_scale, _ = args = arguments_of_k()
+    offs, start = [100, 100, 237], 0
+    out = op(*args, offs=torch.tensor(offs), output_dtype=torch.float32)
+    assert out.shape == (3, M, N)
+    for group, end in enumerate(offs):
+        wide = a[:, start:end].double() * a_scale[group, :, None]
+        right = wide @ (b[start:end].double() * b_scale[group])
+        torch.testing.assert_close(out[group].double(), right, rtol=1e-4, atol=0.1)
+        start = end
+    out = op(*args, offs=torch.tensor([100, 90, 237]))
+    assert out[1:].isnan().all()
+    assert not out[0].isnan().any()
+    torch.library.opcheck(
+        torch.ops.cubin._scaled_grouped_matmul, args, {"offs": torch.tensor(offs)},
+        test_utils=CHECKS,
+    )  # fmt: skip
+    with pytest.raises(RuntimeError, match="argument 'scale_a' is of another number of groups"):
+        op(*args[:2], a_scale[:2], *args[3:], offs=torch.tensor(offs))
+
+
 def test_rules() -> None:
     args = [*arguments(True)]
     torch.library.opcheck(
@@ -78,7 +107,8 @@ def test_what_follows_a_wrong_end_is_nan(wrong: list[int], monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("index", "change", "message"),
     [
-        (1, lambda b: b[0], "argument 'mat_b' has a wrong rank.*dequantised operands"),
+        (1, lambda b: b[0], "does not have these recipes for groups that divide K.*dequantised"),
+        (1, lambda b: b[None], "argument 'mat_b' has a wrong rank"),
         (3, lambda _: BLOCK_128X128, "does not have these recipes"),
         (4, lambda s: s[:2], "argument 'scale_b' is of another number of groups"),
         (4, lambda s: s[0], "argument 'scale_b' has a wrong rank"),

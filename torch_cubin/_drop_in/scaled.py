@@ -152,23 +152,28 @@ def scaled_grouped_mm_v1(
     use_fast_accum: bool = False,
     **others: Any,
 ) -> Result:
-    """torch._scaled_grouped_mm, whose scales are of rows: (M,) and (groups, N)."""
+    """torch._scaled_grouped_mm, whose scales are of rows: (M,) and (groups, N); where groups divide
+    K, (groups * M,) and (groups * N,)."""
     others |= {"bias": bias} if bias is not None else {}
     others |= {"scale_result": scale_result} if scale_result is not None else {}
     if others:
         return f"argument {next(iter(others))}"
     if offs is None or offs.dim() != 1 or offs.dtype != torch.int32:
         return "offs that it does not take"
-    reason = why_not_8_bit(input, mat2, scale_a, scale_b, offs, (2, 3))
+    of_k = mat2.dim() == 2
+    reason = why_not_8_bit(input, mat2, scale_a, scale_b, offs, (2, 2) if of_k else (2, 3))
     if reason:
         return reason
-    if input.shape[1] != mat2.shape[1] or offs.shape[0] != mat2.shape[0]:
+    groups, m, n = offs.shape[0], input.shape[0], mat2.shape[-1]
+    if input.shape[1] != mat2.shape[-2] or not (of_k or groups == mat2.shape[0]):
         return SHAPES
     if not input.dtype == mat2.dtype == torch.float8_e4m3fn or out_dtype != torch.bfloat16:
         return "dtypes that it does not take"
-    groups, n = mat2.shape[0], mat2.shape[2]
-    if tuple(scale_a.shape) != (input.shape[0],) or tuple(scale_b.shape) != (groups, n):
+    shapes = ((groups * m,), (groups * n,)) if of_k else ((m,), (groups, n))
+    if (tuple(scale_a.shape), tuple(scale_b.shape)) != shapes:
         return _OTHER_SCALES
+    if of_k:
+        scale_a, scale_b = scale_a.view(groups, m), scale_b.view(groups, n)
     return _cubin_scaled_grouped(
         *(input, mat2, scale_a, ROW, scale_b, ROW),
         offs=offs,

@@ -121,9 +121,9 @@ def moe(
         return result
     if isinstance(activation, str) and b13 is None and b2 is None:
         return _moe(x, topk_ids, topk_weights, w13, w2, activation, interleaved)
-    named = isinstance(activation, str)
-    gate = gated(ACTIVATIONS[activation], interleaved) if named else activation
-    return experts(x, topk_ids, topk_weights, w13.mT, w2.mT, gate, b13, b2)
+    if isinstance(activation, str):
+        activation = gated(ACTIVATIONS[activation], interleaved)
+    return experts(x, topk_ids, topk_weights, w13.mT, w2.mT, activation, b13, b2)
 
 
 def _fault(argument: str, problem: str, expected: str, got: str) -> errors.Error:

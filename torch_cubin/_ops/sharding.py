@@ -112,9 +112,7 @@ def _grouped(mat_a: Any, mat_b: Any, offs: Any, zero_rest: bool, *options: Any) 
     return Description([[None, "k"], [None, "k", "n"], [None]], [[None, "n"]], summed=["k"])
 
 
-def _moe(
-    x: Any, topk_ids: Any, topk_weights: Any, w13: Any, w2: Any, *gating: Any
-) -> Description:
+def _moe(x: Any, topk_ids: Any, topk_weights: Any, w13: Any, w2: Any, *gating: Any) -> Description:
     """Of the tokens."""
     tokens: Labels = ["token", None]
     return Description([tokens, tokens, tokens, [None] * 3, [None] * 3], [tokens])

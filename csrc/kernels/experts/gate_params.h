@@ -1,8 +1,8 @@
 // The parameter of gate.cu, shared by host and device code.
 //
-// `before` has two halves of `inner` columns, a gate's g and an up's u, or they are interleaved. For
-// each slot s of `places`, its row r = places[s], which rows that `before` does not have, such as
-// -1, are not:
+// `before` has two halves of `inner` columns, a gate's g and an up's u, or they are interleaved.
+// For each slot s of `places`, its row r = places[s], which rows that `before` does not have, such
+// as -1, are not:
 //   forward: inside[r, i] = round(activation(g) * u)
 //   backward, of grad[r, i], the gradient with respect to inside[r, i] before the slot's weight w:
 //     before_grad[r] = round(w * grad * u * activation'(g)), round(w * grad * activation(g)), in the

@@ -29,6 +29,24 @@ TC_DEVICE int sum_to_here(int value, int* sums) {
   return value;
 }
 
+// Stores the groups of K; `first_wrong` is shared, the number of groups at first.
+TC_DEVICE void store_groups(const GroupRowsParams& p, int* first_wrong) {
+  for (int base = 0; base < p.groups; base += TC_THREADS) {
+    const int group = base + threadIdx.x;
+    const bool exists = group < p.groups;
+    const int start = !exists || group == 0 ? 0 : end_of(p, group - 1);
+    const int end = exists ? end_of(p, group) : 0;
+    if (exists && end < start) atomicMin(first_wrong, group);
+    __syncthreads();
+    const bool is_wrong = group >= *first_wrong;
+    if (exists) {
+      p.rows[1 + group] = {is_wrong ? 0 : start, is_wrong ? 0 : end, group, is_wrong};
+    }
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) p.rows[0] = {p.groups, 0, 0, 0};
+}
+
 extern "C" __global__ void __launch_bounds__(TC_THREADS)
     TC_KERNEL(const __grid_constant__ GroupRowsParams p) {
   __shared__ int starts[TC_THREADS], last_rows[TC_THREADS], sums[TC_THREADS / 32];
@@ -36,6 +54,10 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
   wait_for_previous_kernel();
   if (threadIdx.x == 0) first_wrong = p.groups;
   __syncthreads();
+  if (p.of_k) {
+    store_groups(p, &first_wrong);
+    return;
+  }
   int written = 0;
   for (int base = 0; base < p.groups; base += TC_THREADS) {
     const int group = base + threadIdx.x;

@@ -1,11 +1,12 @@
-// The rows of tiles of a product of groups, which group_rows.cu finds and sm90_scaled.cu reads.
+// The rows of tiles of a product of groups, or its groups of K, which group_rows.cu finds and
+// sm90_scaled.cu reads.
 #pragma once
 
 namespace torch_cubin {
 
 // The first entry of a table has their number in m0. The others are the rows of tiles, in the order
 // of the groups: rows from m0 to m_end at most, of one group, or of none if an end was wrong, where
-// results are NaN.
+// results are NaN. Groups of K are entries each: K from m0 to m_end.
 struct alignas(16) GroupRow {
   int m0, m_end;
   int group;

@@ -4,6 +4,8 @@
 // `height` rows each; the last may be shorter. An end is wrong if it is less than the one before it
 // or more than `limit`: then the rows from the group's beginning to `limit` are its own, marked,
 // and the following groups have none.
+//
+// With of_k the table has the groups themselves, those from the first wrong end on marked.
 #pragma once
 
 #include "group_rows.h"
@@ -12,9 +14,10 @@ namespace torch_cubin {
 
 struct GroupRowsParams {
   const void* ends;
-  GroupRow* rows;  // 1 + groups + limit / height at most
+  GroupRow* rows;  // 1 + groups + limit / height at most; of_k: 1 + groups
   int groups, limit, height;
   int wide_ends;  // 64-bit
+  int of_k;
 };
 
 }  // namespace torch_cubin

@@ -7,8 +7,8 @@ namespace torch_cubin {
 namespace sm90 {
 
 // sum[i] = activation(gate i) * up i. Gates are the first half of sums and ups the second, or with
-// kPairs they alternate; the second half of sums stays. kShort: less code, with the same bits, where
-// activations other than SiLU may take longer.
+// kPairs they alternate; the second half of sums stays. kShort: less code, with the same bits,
+// where activations other than SiLU may take longer.
 template <int kHalf, bool kShort, bool kPairs = false>
 TC_DEVICE void apply_gate(float (&sum)[2 * kHalf], int activation, const ActivationCurve& curve) {
   constexpr int kStep = kPairs ? 2 : 1, kUp = kPairs ? 1 : kHalf;

@@ -8,8 +8,8 @@ namespace sm90 {
 
 // Of each 8 results a lane has, for both of its rows, those of columns q and 4 + q, where q is its
 // number in its quad. Exchanges them within quads, so that each lane has the columns 2q and 2q + 1,
-// as in wgmma's layout. Each lane sends one of two columns at a time: lanes of even number the first
-// one, while those of odd number send the second.
+// as in wgmma's layout. Each lane sends one of two columns at a time: lanes of even number the
+// first one, while those of odd number send the second.
 template <int kHalf>
 TC_DEVICE void exchange_pairs(float (&sum)[2 * kHalf]) {
   const int lane = threadIdx.x % 32;

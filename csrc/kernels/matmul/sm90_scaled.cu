@@ -14,6 +14,9 @@
 //
 // K runs forwards and each output is a sum of its own in every tile, so that a row's bits do not
 // depend on the other rows.
+//
+// Where groups divide K, a tile belongs to one group. Its first and last blocks of K have elements
+// of other groups, which the consumers overwrite with zeros in shared memory.
 #include "sm90_scaled_epilogue.cuh"
 #include "sm90_scaled_params.h"
 #include "sm90_scaled_step.cuh"
@@ -23,7 +26,10 @@ namespace torch_cubin::TC_KERNEL {
 using namespace sm90;
 
 constexpr int kBlockK = 128;
-constexpr bool kGrouped = TC_GROUPED;  // whether each group of rows has a B of its own
+// Groups divide the rows, and each has a B of its own; or they divide K, and each has an output.
+constexpr bool kGroupsOfRows = TC_GROUPED == 1, kGroupsOfK = TC_GROUPED == 2;
+constexpr bool kGrouped = kGroupsOfRows || kGroupsOfK;
+constexpr int kCopied = 16;  // bytes; boxes begin at multiples of them in a row
 
 struct Config {
   static constexpr Float8 kA = Float8::TC_A, kB = Float8::TC_B;
@@ -64,41 +70,73 @@ template <class C>
 struct Walk {
   const Sm90ScaledParams& p;
   int step, tile, tiles_m;
-  int m0, n0;
+  int m0, n0;  // of the output; the rows of groups of K follow one another
   // Of the tile: where its group's rows end, the group, and whether its end was wrong.
   int m_end;
   int group = 0;
   bool is_wrong = false;
+  // Of groups of K.
+  int k0 = 0, own_k_blocks = 0;
+  int first_k = 0, k_end = kBlockK;  // the group's K: in the first block and, its end, in the last
 
   // Every `every`-th of the block's tiles, from number `first` on.
   TC_DEVICE explicit Walk(const Sm90ScaledParams& params, int first = 0, int every = 1)
       : p(params), step(every * gridDim.x), tile(blockIdx.x + first * gridDim.x - step) {
-    tiles_m = kGrouped ? p.rows[0].m0 : p.tiles_m;
+    tiles_m = kGroupsOfRows ? p.rows[0].m0 : p.tiles_m;
     m_end = p.m;
+  }
+
+  TC_DEVICE int k_blocks() const { return kGroupsOfK ? own_k_blocks : p.k_blocks; }
+  TC_DEVICE int tiles_of_group() const { return tiles_m * p.tiles_n; }
+  TC_DEVICE int groups_of_k() const { return kGroupsOfK ? p.rows[0].m0 : 1; }
+
+  // Blocks of K of a tile of any group; a group without K has one, of zeros.
+  TC_DEVICE int k_blocks_of(int any_tile) const {
+    if constexpr (!kGroupsOfK) return p.k_blocks;
+    const int own = any_tile / tiles_of_group();
+    return own < groups_of_k() ? blocks_of(p.rows[1 + own]) : 0;
+  }
+
+  static TC_DEVICE int blocks_of(const GroupRow& own) {
+    const int begin = own.m0 & ~(kCopied - 1);
+    return max(1, (own.m_end - begin + kBlockK - 1) / kBlockK);
   }
 
   // Bands of `group` rows of tiles, column by column, with columns reversed in every other one.
   TC_DEVICE bool next() {
     tile += step;
-    if (tile >= tiles_m * p.tiles_n) return false;
-    const int band = tile / (p.group * p.tiles_n);
-    const int inside = tile - band * p.group * p.tiles_n;
+    if (tile >= groups_of_k() * tiles_of_group()) return false;
+    if constexpr (kGroupsOfK) group = tile / tiles_of_group();
+    const int of_group = kGroupsOfK ? tile - group * tiles_of_group() : tile;
+    const int band = of_group / (p.group * p.tiles_n);
+    const int inside = of_group - band * p.group * p.tiles_n;
     const int height = min(p.group, tiles_m - band * p.group);
     int column = inside / height;
     const int row = band * p.group + inside - column * height;
     if (band & 1) column = p.tiles_n - 1 - column;
     n0 = column * C::kTileN;
-    if constexpr (kGrouped) {
+    if constexpr (kGroupsOfRows) {
       const GroupRow own = p.rows[1 + row];
       m0 = own.m0;
       m_end = own.m_end;
       group = own.group;
       is_wrong = own.is_wrong;
+    } else if constexpr (kGroupsOfK) {
+      const GroupRow own = p.rows[1 + group];
+      m0 = group * p.m + row * C::kTileM;
+      m_end = (group + 1) * p.m;
+      is_wrong = own.is_wrong;
+      k0 = own.m0 & ~(kCopied - 1);
+      own_k_blocks = blocks_of(own);
+      first_k = own.m0 - k0;
+      k_end = own.m0 == own.m_end ? 0 : own.m_end - k0 - (own_k_blocks - 1) * kBlockK;
     } else {
       m0 = row * C::kTileM;
     }
     return true;
   }
+
+  TC_DEVICE int row_of_a() const { return kGroupsOfK ? m0 - group * p.m : m0; }
 
   TC_DEVICE const float* scale_b() const {
     return kGrouped ? p.scale_b + group * p.b_group_stride : p.scale_b;
@@ -144,15 +182,16 @@ TC_DEVICE void load_tiles(const Sm90ScaledParams& p, const Shared<C>& shared) {
   Stage<C> stage;
   while (walk.next()) {
 #pragma unroll 1
-    for (int i = 0; i < p.k_blocks; ++i, stage.advance()) {
+    for (int i = 0; i < walk.k_blocks(); ++i, stage.advance()) {
       barrier_wait_bounded(shared.empty(stage.number), stage.phase ^ 1);
       const u32 arrived = shared.full(stage.number), to = shared.tiles(stage.number);
+      const int k = walk.k0 + i * kBlockK;
       barrier_expect(arrived, p.stage_bytes);
-      tma_load(to, &p.a, arrived, i * kBlockK, walk.m0);
-      if constexpr (kGrouped) {
-        tma_load(to + C::kABytes, &p.b, arrived, i * kBlockK, walk.n0, walk.group, 0, 0);
+      tma_load(to, &p.a, arrived, k, walk.row_of_a());
+      if constexpr (kGroupsOfRows) {
+        tma_load(to + C::kABytes, &p.b, arrived, k, walk.n0, walk.group, 0, 0);
       } else {
-        tma_load(to + C::kABytes, &p.b, arrived, i * kBlockK, walk.n0);
+        tma_load(to + C::kABytes, &p.b, arrived, k, walk.n0);
       }
     }
   }
@@ -185,6 +224,7 @@ struct Consumer {
 
   const Sm90ScaledParams& p;
   Shared<C> shared;
+  const Walk<C>* walk = nullptr;  // to the warpgroup's tile
   int group, lane;
   int first_row;  // of the warpgroup, in the tile
   int own_row;    // the lane's first
@@ -205,7 +245,43 @@ struct Consumer {
     turn_phase = group == 0;  // the first turn is the first warpgroup's
   }
 
-  TC_DEVICE void wait_for_stage() { barrier_wait(shared.full(stage.number), stage.phase); }
+  // The stage of block k of the tile's K.
+  TC_DEVICE void wait_for_stage(int k) {
+    barrier_wait(shared.full(stage.number), stage.phase);
+    if constexpr (kGroupsOfK) {
+      const int first = k == 0 ? walk->first_k : 0;
+      const int end = k == walk->k_blocks() - 1 ? walk->k_end : kBlockK;
+      if (first > 0 || end < kBlockK) clear_other_groups(first, end);
+    }
+  }
+
+  // Overwrites K before `first` and from `end` on with zeros in a stage's rows, of A and of B:
+  // other groups may have NaN there. Warpgroups that share a tile write the same.
+  TC_DEVICE void clear_other_groups(int first, int end) {
+    const int column = threadIdx.x % 8;  // 16 bytes of a row
+    if (first > column * 16 || end < (column + 1) * 16) {
+      u32 kept[4];  // masks
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        kept[i] = 0;
+#pragma unroll
+        for (int byte = 0; byte < 4; ++byte) {
+          const int k = column * 16 + 4 * i + byte;
+          if (k >= first && k < end) kept[i] |= 0xffu << (8 * byte);
+        }
+      }
+      for (int row = threadIdx.x % kWarpgroup / 8; row < C::kTileM + C::kTileN; row += 16) {
+        const u32 at = shared.tiles(stage.number) + row * kBlockK + (column ^ (row & 7)) * 16;
+        u32 words[4];
+        load_shared(words, at);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) words[i] &= kept[i];
+        store_shared(at, words);
+      }
+    }
+    fence_async_proxy();
+    named_sync(kGroupBarrier + group, kWarpgroup);
+  }
 
   TC_DEVICE void release(int number) {
     if (C::kPromoted) __syncwarp();
@@ -252,8 +328,8 @@ struct Consumer {
     // may wait for stages that come after those of the other one's tile.
     wait_for_turn();
 #pragma unroll 1
-    for (int k = 0; k < p.k_blocks; ++k) {
-      wait_for_stage();
+    for (int k = 0; k < walk->k_blocks(); ++k) {
+      wait_for_stage(k);
       wgmma_fence();
 #pragma unroll
       for (int i = 0; i < C::kBlocksM; ++i) multiply(sum[i], i, k > 0);
@@ -275,8 +351,8 @@ struct Consumer {
   // Promoted sums; another warpgroup multiplies while this one adds.
   TC_DEVICE void sum_one_part(Sum& sum) {
 #pragma unroll 1
-    for (int k = 0; k < p.k_blocks; ++k) {
-      wait_for_stage();
+    for (int k = 0; k < walk->k_blocks(); ++k) {
+      wait_for_stage(k);
 #pragma unroll
       for (int i = 0; i < C::kBlocksM; ++i) {
         Part<C> part;
@@ -293,13 +369,14 @@ struct Consumer {
   // Promoted sums; while the tensor cores multiply one part, the other one is added.
   TC_DEVICE void sum_two_parts(float (&sum)[C::kTileN / 2]) {
     Part<C> first, second;
+    int k = 0;
     const auto begin = [&](Part<C>& part) {
-      wait_for_stage();
+      wait_for_stage(k++);
       issue(part, 0);
       stage.advance();
     };
     begin(first);
-    int left = p.k_blocks - 1;
+    int left = walk->k_blocks() - 1;
 #pragma unroll 1
     for (; left >= 2; left -= 2) {
       begin(second);
@@ -340,7 +417,8 @@ template <class C>
 TC_DEVICE void consume(const Sm90ScaledParams& p, const Shared<C>& shared, int warp) {
   Consumer<C> own(p, shared, warp);
   Walk<C> walk(p, C::kPingPong ? own.group : 0, C::kPingPong ? C::kConsumers : 1);
-  if (C::kPingPong && own.group == 1) own.stage.advance(p.k_blocks);
+  own.walk = &walk;
+  if (C::kPingPong && own.group == 1) own.stage.advance(walk.k_blocks_of(blockIdx.x));
   const u32 staging = shared.base + C::kStaging + warp * C::kWarpBytes;
   int turn = 0;  // of the warp's staging buffers
   while (walk.next()) {
@@ -365,7 +443,7 @@ TC_DEVICE void consume(const Sm90ScaledParams& p, const Shared<C>& shared, int w
       store_rows_of_type<C, kGrouped>(p, walk.n0, staging, turn, m + 64 * i, walk.m_end, rows[i],
                                       columns, sum[i]);
     }
-    if (C::kPingPong) own.stage.advance(p.k_blocks);
+    if (C::kPingPong) own.stage.advance(walk.k_blocks_of(walk.tile + gridDim.x));
   }
   if (own.lane == 0) tma_store_wait_read<0>();
 }
@@ -487,6 +565,16 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
      {"math": "columns", "parts": 2, "columns": 1, "ping_pong": 0, "name": "64x64",
       "tile": [64, 64, 128], "stages": 12, "threads": 256, "shared": 227528,
       "cost": {"k_tile": 250, "fixed": 900}}]}},
+  {"name": "sm90_scaled_matmul_groups_of_k_e4m3_{t.math}_{t.name}",
+   "for": {
+    "d": [{"a": "e4m3", "b": "e4m3"}], "g": [{"grouped": 2}],
+    "t": [
+     {"math": "fast", "parts": 0, "columns": 0, "ping_pong": 1, "name": "128x128_ping_pong",
+      "tile": [128, 128, 128], "stages": 5, "threads": 384, "shared": 229472,
+      "cost": {"k_tile": 389, "fixed": 350, "once": 2700}},
+     {"math": "promoted", "parts": 2, "columns": 0, "ping_pong": 0, "name": "128x128",
+      "tile": [128, 128, 128], "stages": 5, "threads": 384, "shared": 232112,
+      "cost": {"k_tile": 450, "fixed": 1100}}]}},
   {"name": "sm90_scaled_matmul_{d.a}_{d.b}_{t.math}_{t.name}",
    "for": {
     "d": [{"a": "e4m3", "b": "e5m2"}, {"a": "e5m2", "b": "e4m3"}], "g": [{"grouped": 0}],

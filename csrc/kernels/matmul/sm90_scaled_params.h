@@ -9,15 +9,19 @@
 // Products of each 128 of K are added in float32, unless the kernel is `fast`: then the tensor
 // cores, whose sums have about 14 bits, add all of K.
 //
-// Kernels of `grouped` entries multiply the rows of each group by a matrix of its own, B[group],
-// with the scales at scale_b + group * b_group_stride. `rows` has the rows of tiles, of tile M rows
-// (group_rows.h); rows of no group are not written.
+// Kernels whose entries have `grouped` 1 multiply the rows of each group by a matrix of its own,
+// B[group], with the scales at scale_b + group * b_group_stride. `rows` has the rows of tiles, of
+// tile M rows (group_rows.h); rows of no group are not written.
+//
+// Those with `grouped` 2 have an output for each group of K, out[group, m, n], the sum over its K,
+// with the scales scale_a[(group * M + m) * a_stride] and those of B as above. `rows` has the
+// groups (group_rows.h).
 //
 // Tensor maps, innermost dim first, swizzled by 128 bytes; boxes in parentheses:
 //   A: {K (128), M (tile M, or all of fewer)}   B: {K (128), N (tile N)}
-//   grouped: B has a third dim, groups (1), and two more of size 1
+//   `grouped` 1: B has a third dim, groups (1), and two more of size 1
 //   out: {N (a panel: 128 bytes, or 64 if these divide the tile), M (16)}, swizzled by the panel's
-//     bytes
+//     bytes; of groups of K: {N, groups * M}
 #pragma once
 
 #include "group_rows.h"

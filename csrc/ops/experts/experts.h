@@ -53,8 +53,8 @@ Tensor moe_float8_cuda(const Tensor& x, const Tensor& topk_ids, const Tensor& to
 
 // ---- with derivatives ---------------------------------------------------------------------------
 
-// What the derivative needs: the gates' and ups' sums, rounded, (rows, 2 * inner), in w13's order of
-// columns and the experts' order of rows, and the latter (ExpertOrder).
+// What the derivative needs: the gates' and ups' sums, rounded, (rows, 2 * inner), in w13's order
+// of columns and the experts' order of rows, and the latter (ExpertOrder).
 struct MoeKept {
   Tensor before, order;
 };
@@ -79,12 +79,12 @@ void check_moe_backward(const TensorView& grad, const TensorView& x, const Tenso
 
 MoeGradients moe_backward_cpu(const Tensor& grad, const Tensor& x, const Tensor& topk_weights,
                               const Tensor& w13, const Tensor& w2, const Tensor& before,
-                              const Tensor& order, const std::string& activation,
-                              bool interleaved, bool of_x, bool of_w13, bool of_w2);
+                              const Tensor& order, const std::string& activation, bool interleaved,
+                              bool of_x, bool of_w13, bool of_w2);
 MoeGradients moe_backward_cuda(const Tensor& grad, const Tensor& x, const Tensor& topk_weights,
                                const Tensor& w13, const Tensor& w2, const Tensor& before,
-                               const Tensor& order, const std::string& activation,
-                               bool interleaved, bool of_x, bool of_w13, bool of_w2);
+                               const Tensor& order, const std::string& activation, bool interleaved,
+                               bool of_x, bool of_w13, bool of_w2);
 
 // Whether matrices are contiguous along dim 1, and not along dim 2.
 bool is_stored_transposed(const TensorView& weight);

@@ -156,8 +156,8 @@ std::tuple<Tensor, Tensor, Tensor> moe_forward_cuda(const Tensor& x, const Tenso
 
 MoeGradients moe_backward_cuda(const Tensor& grad, const Tensor& x, const Tensor& topk_weights,
                                const Tensor& w13, const Tensor& w2, const Tensor& before,
-                               const Tensor& order, const std::string& activation,
-                               bool interleaved, bool of_x, bool of_w13, bool of_w2) {
+                               const Tensor& order, const std::string& activation, bool interleaved,
+                               bool of_x, bool of_w13, bool of_w2) {
   const TensorView view(x), weights(topk_weights), first(w13), second(w2);
   const Gating gating{check_activation(activation, kMoeOp), interleaved};
   check_moe_backward(TensorView(grad), view, weights, first, second, TensorView(before),

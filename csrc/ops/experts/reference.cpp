@@ -27,9 +27,9 @@ struct GatesAndUps {
   GatesAndUps(const Tensor& rows, int64_t inner, bool interleaved) {
     const int64_t count = TensorView(rows).sizes[0];
     const int64_t dim = interleaved ? 2 : 1;
-    const Tensor both = torch::stable::view(
-        rows, interleaved ? std::vector<int64_t>{count, inner, 2}
-                          : std::vector<int64_t>{count, 2, inner});
+    const Tensor both =
+        torch::stable::view(rows, interleaved ? std::vector<int64_t>{count, inner, 2}
+                                              : std::vector<int64_t>{count, 2, inner});
     gate = torch::stable::select(both, dim, 0);
     up = torch::stable::select(both, dim, 1);
   }
@@ -147,8 +147,8 @@ std::tuple<Tensor, Tensor, Tensor> moe_forward_cpu(const Tensor& x, const Tensor
 
 MoeGradients moe_backward_cpu(const Tensor& grad, const Tensor& x, const Tensor& topk_weights,
                               const Tensor& w13, const Tensor& w2, const Tensor& before,
-                              const Tensor& memory, const std::string& activation,
-                              bool interleaved, bool of_x, bool of_w13, bool of_w2) {
+                              const Tensor& memory, const std::string& activation, bool interleaved,
+                              bool of_x, bool of_w13, bool of_w2) {
   const TensorView view(x), weights(topk_weights), first(w13), second(w2), sums(before);
   const Activation known = check_activation(activation, kMoeOp);
   check_moe_backward(TensorView(grad), view, weights, first, second, sums, TensorView(memory));

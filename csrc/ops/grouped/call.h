@@ -9,8 +9,8 @@ namespace torch_cubin {
 
 constexpr int64_t kGroupedRaster = 8;  // rows of tiles that follow one another
 
-// How columns of B become a gate: activation(gate) * up. Gates are the first half of columns, ups the
-// second; or they alternate.
+// How columns of B become a gate: activation(gate) * up. Gates are the first half of columns, ups
+// the second; or they alternate.
 struct Gating {
   Activation activation = kActivationNone;  // none: no gate
   bool interleaved = false;

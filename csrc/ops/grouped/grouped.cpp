@@ -53,7 +53,8 @@ Tensor grouped_product_cuda(const Tensor& mat_a, const Tensor& mat_b, const Tens
                             bool zero_rest, const GroupedOptions& options) {
   const TensorView x(mat_a), y(mat_b);
   const Shape shape = check_grouped(x, y, TensorView(offs), views_of(options));
-  if (y.dim == 3) check_kernel_sizes(kGroupedOp, shape.sizes[0], y.sizes[2], y.sizes[1], y.sizes[0]);
+  if (y.dim == 3)
+    check_kernel_sizes(kGroupedOp, shape.sizes[0], y.sizes[2], y.sizes[1], y.sizes[0]);
   const bool has_options = options.any();
   if (has_options && !has_row_options(x.dtype)) {
     return grouped_by_steps(grouped_product_cuda, mat_a, mat_b, offs, options);

@@ -1,6 +1,7 @@
 #include "ops/scaled/aten_scaled_grouped.h"
 
 #include "ops/common/serving.h"
+#include "ops/common/stable_ops.h"
 #include "ops/scaled/aten_scaled.h"
 #include "ops/scaled/scaled.h"
 #include "runtime/device.h"
@@ -13,6 +14,8 @@ struct AtenGroupedCall {
   std::optional<TensorView> offs;
   bool has_bias, has_scale_result;
   std::optional<ScalarType> out_dtype;
+
+  bool of_k() const { return b.dim == 2; }
 };
 
 const AtenOp& scaled_grouped_op() {
@@ -28,13 +31,14 @@ const char* why_not_grouped_options(const AtenGroupedCall& x) {
 }
 
 const char* why_not_grouped_operands(const AtenGroupedCall& x) {
-  if (x.a.dim != 2 || x.b.dim != 3 || !x.offs || x.offs->dim != 1 || x.a.sizes[1] != x.b.sizes[1] ||
-      x.offs->sizes[0] != x.b.sizes[0]) {
+  const int64_t k = x.b.dim - 2;  // the dim of b
+  if (x.a.dim != 2 || k < 0 || k > 1 || !x.offs || x.offs->dim != 1 ||
+      x.a.sizes[1] != x.b.sizes[k] || (!x.of_k() && x.offs->sizes[0] != x.b.sizes[0])) {
     return "shapes that it does not take";
   }
   if (x.offs->dtype != ScalarType::Int) return "offs that are not int32";
-  if (x.a.strides[1] != 1 || x.b.strides[1] != 1) return "operands that are not contiguous along K";
-  if (x.a.sizes[1] % kScaledMultiple != 0 || x.b.sizes[2] % kScaledMultiple != 0) {
+  if (x.a.strides[1] != 1 || x.b.strides[k] != 1) return "operands that are not contiguous along K";
+  if (x.a.sizes[1] % kScaledMultiple != 0 || x.b.sizes[k + 1] % kScaledMultiple != 0) {
     return "sizes that are no multiples of 16";
   }
   if (x.b.dtype != ScalarType::Float8_e4m3fn || x.a.dtype != ScalarType::Float8_e4m3fn) {
@@ -49,6 +53,14 @@ const char* why_not_grouped_operands(const AtenGroupedCall& x) {
 const char* why_not_grouped_scales(const AtenGroupedCall& x) {
   if (x.scale_a.dtype != ScalarType::Float || x.scale_b.dtype != ScalarType::Float) {
     return "scales that are not float32";
+  }
+  if (x.of_k()) {  // a group's scales follow those of the one before it
+    const int64_t groups = x.offs->sizes[0];
+    const auto fits = [&](const TensorView& scale, int64_t size) {
+      return scale.dim == 1 && scale.sizes[0] == groups * size && scale.strides[0] == 1;
+    };
+    const bool both = fits(x.scale_a, x.a.sizes[0]) && fits(x.scale_b, x.b.sizes[1]);
+    return both ? nullptr : "scales that are not of rows";
   }
   const bool fits = x.scale_a.dim == 1 && x.scale_a.sizes[0] == x.a.sizes[0] &&
                     x.scale_b.dim == 2 && x.scale_b.sizes[0] == x.b.sizes[0] &&
@@ -87,8 +99,12 @@ std::vector<Tensor> aten_scaled_grouped_mm(const Tensor& self, const Tensor& mat
   }
   const ServedCall served;
   const auto& run = call.a.on_cuda() ? scaled_grouped_matmul_cuda : scaled_grouped_matmul_cpu;
+  const auto of_groups = [&](const Tensor& scale, int64_t size) {
+    return call.of_k() ? torch::stable::view(scale, {call.offs->sizes[0], size}) : scale;
+  };
   Tensor result =
-      run(self, mat2, scale_a, kScaleRow, scale_b, kScaleRow, *offs, out_dtype, use_fast_accum);
+      run(self, mat2, of_groups(scale_a, call.a.sizes[0]), kScaleRow,
+          of_groups(scale_b, call.b.sizes[1]), kScaleRow, *offs, out_dtype, use_fast_accum);
   scaled_grouped_op().count_served(call.a);
   return {result};
 }

@@ -29,18 +29,19 @@ struct GroupRowsTable {
 
 }  // namespace
 
-Workspace find_group_rows(const Device& device, const GroupsOfRows& groups, int64_t height) {
+Workspace find_group_rows(const Device& device, const Groups& groups, int64_t height) {
   static DeviceTables<GroupRowsTable> tables;
   const GroupRowsTable& table = tables.get(device);
-  const int64_t entries = 1 + groups.most_tiles(height);
+  const int64_t entries = 1 + (groups.of_k ? groups.groups : groups.most_tiles(height));
   Workspace rows(device, entries * static_cast<int64_t>(sizeof(GroupRow)));
   GroupRowsParams params{};
   params.ends = groups.ends;
   params.rows = reinterpret_cast<GroupRow*>(rows.data());
   params.groups = static_cast<int>(groups.groups);
-  params.limit = static_cast<int>(groups.rows);
+  params.limit = static_cast<int>(groups.limit);
   params.height = static_cast<int>(height);
   params.wide_ends = groups.wide_ends;
+  params.of_k = groups.of_k;
   launch(*table.kernel, {1}, device, params);
   return rows;
 }

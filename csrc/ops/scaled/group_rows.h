@@ -6,18 +6,21 @@
 
 namespace torch_cubin {
 
-// Groups of rows, whose ends are on the device.
-struct GroupsOfRows {
+// Groups of rows, or of K, whose ends are on the device.
+struct Groups {
   const void* ends = nullptr;
   bool wide_ends = false;  // int64
-  int64_t groups = 0, rows = 0;
+  bool of_k = false;
+  int64_t groups = 0;
+  int64_t limit = 0;  // the rows, or K, that they divide
 
   // Rows of tiles of that height, at most.
-  int64_t most_tiles(int64_t height) const { return rows / height + groups; }
+  int64_t most_tiles(int64_t height) const { return limit / height + groups; }
 };
 
-// The table of rows of tiles (kernels/matmul/group_rows_params.h), which the next kernel of the
-// stream can read. Throws [no_kernel] or [arch] where the device has no such kernel.
-Workspace find_group_rows(const Device& device, const GroupsOfRows& groups, int64_t height);
+// The table of rows of tiles, or of groups of K (kernels/matmul/group_rows_params.h), which the
+// next kernel of the stream can read. Throws [no_kernel] or [arch] where the device has no such
+// kernel.
+Workspace find_group_rows(const Device& device, const Groups& groups, int64_t height);
 
 }  // namespace torch_cubin

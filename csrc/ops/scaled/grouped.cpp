@@ -14,15 +14,23 @@
 namespace torch_cubin {
 namespace {
 
-void check_rank(const char* name, const TensorView& x, int64_t rank, const char* advice = "") {
+void check_rank(const char* name, const TensorView& x, int64_t rank) {
   if (x.dim == rank) return;
   fail({"input", argument_text(kScaledGroupedOp, name), "has a wrong rank",
-        counted(rank, "dimension"), x.shape_text(), advice});
+        counted(rank, "dimension"), x.shape_text(), ""});
 }
 
-Tensor part(const Tensor& tensor, int64_t start, int64_t size) {
+void check_scales_of_groups(const char* name, const TensorView& scale, int64_t rank,
+                            int64_t groups) {
+  check_rank(name, scale, rank);
+  if (scale.sizes[0] == groups) return;
+  fail({"input", argument_text(kScaledGroupedOp, name), "is of another number of groups",
+        std::to_string(groups) + ", as offs and mat_b", std::to_string(scale.sizes[0]), ""});
+}
+
+Tensor part(const Tensor& tensor, int64_t dim, int64_t start, int64_t size) {
   Tensor own = tensor;
-  return torch::stable::narrow(own, 0, start, size);
+  return torch::stable::narrow(own, dim, start, size);
 }
 
 }  // namespace
@@ -34,26 +42,33 @@ TensorView group_of(const TensorView& all) {
 
 Shape check_scaled_grouped(const ScaledGroupedArguments& x) {
   check_rank("mat_a", x.mat_a, 2);
-  check_rank("mat_b", x.mat_b, 3,
-             x.mat_b.dim == 2 ? "Groups that divide K, as in gradients of weights, have no kernel "
-                                "for 8-bit floats: give dequantised operands to grouped_matmul."
-                              : "");
+  const bool of_k = x.mat_b.dim == 2;
+  if (!of_k) check_rank("mat_b", x.mat_b, 3);
   const bool rows = x.recipe_a == kScaleRow && x.recipe_b == kScaleRow;
   const bool blocks = x.recipe_a == kScaleBlock1x128 && x.recipe_b == kScaleBlock128x128;
+  if (of_k && !rows) {
+    fail({"input", kScaledGroupedOp, "does not have these recipes for groups that divide K",
+          "two of rows (1)", std::to_string(x.recipe_a) + " and " + std::to_string(x.recipe_b),
+          "Give dequantised operands to grouped_matmul."});
+  }
   if (!rows && !blocks) {
     fail({"input", kScaledGroupedOp, "does not have these recipes",
           "two of rows (1), or 1x128 (4) of mat_a with 128x128 (5) of mat_b",
           std::to_string(x.recipe_a) + " and " + std::to_string(x.recipe_b), ""});
   }
-  check_rank("scale_b", x.scale_b, rows ? 2 : 3);
-  const int64_t groups = x.mat_b.sizes[0];
-  if (x.scale_b.sizes[0] != groups) {
-    fail({"input", argument_text(kScaledGroupedOp, "scale_b"), "is of another number of groups",
-          std::to_string(groups) + ", as mat_b", std::to_string(x.scale_b.sizes[0]), ""});
-  }
-  check_offs(kScaledGroupedOp, x.offs, x.mat_a, groups);
-  return check_scaled({kScaledGroupedOp, x.mat_a, group_of(x.mat_b), x.scale_a, group_of(x.scale_b),
-                       x.recipe_a, x.recipe_b, std::nullopt, x.out_dtype, false});
+  check_offs(kScaledGroupedOp, x.offs, x.mat_a, of_k ? -1 : x.mat_b.sizes[0]);
+  const int64_t groups = x.offs.sizes[0];
+  if (of_k) check_scales_of_groups("scale_a", x.scale_a, 2, groups);
+  check_scales_of_groups("scale_b", x.scale_b, rows ? 2 : 3, groups);
+  const Shape one = check_scaled({kScaledGroupedOp, x.mat_a, of_k ? x.mat_b : group_of(x.mat_b),
+                                  of_k ? group_of(x.scale_a) : x.scale_a, group_of(x.scale_b),
+                                  x.recipe_a, x.recipe_b, std::nullopt, x.out_dtype, false});
+  if (!of_k) return one;
+  Shape out;
+  out.append(groups);
+  out.append(one.sizes[0]);
+  out.append(one.sizes[1]);
+  return out;
 }
 
 void check_described_scaled_grouped(const nlohmann::json& call) {
@@ -76,26 +91,37 @@ Tensor scaled_grouped_matmul_cpu(const Tensor& mat_a, const Tensor& mat_b, const
   const Shape shape =
       check_scaled_grouped({a, TensorView(mat_b), TensorView(scale_a), TensorView(scale_b),
                             TensorView(offs), recipe_a, recipe_b, dtype});
-  const int64_t rows = a.sizes[0];
-  check_ends(kScaledGroupedOp, offs, rows);
+  const bool of_k = shape.dim == 3;
+  const int64_t limit = a.sizes[of_k ? 1 : 0];
+  check_ends(kScaledGroupedOp, offs, limit);
   const Tensor out = empty_near(a, shape.sizes, shape.dim, dtype);
   const Tensor x = detach(mat_a), y = detach(mat_b), y_scale = detach(scale_b);
-  const int64_t k_scales = is_block(recipe_a) ? ceil_div(a.sizes[1], kScaleBlock) : 1;
-  const Tensor x_scale =
-      call_aten("aten::reshape", detach(scale_a), std::vector<int64_t>{rows, k_scales});
+  Tensor x_scale = detach(scale_a);
+  if (!of_k) {
+    const int64_t k_scales = is_block(recipe_a) ? ceil_div(a.sizes[1], kScaleBlock) : 1;
+    x_scale = call_aten("aten::reshape", x_scale, std::vector<int64_t>{limit, k_scales});
+  }
+  const auto product = [&](int64_t group, int64_t start, int64_t size) {
+    const Tensor b_scale = torch::stable::select(y_scale, 0, group);
+    if (of_k) {
+      return scaled_matmul_cpu(part(x, 1, start, size), part(y, 0, start, size),
+                               torch::stable::select(x_scale, 0, group), recipe_a, b_scale,
+                               recipe_b, std::nullopt, dtype, use_fast_accum);
+    }
+    return scaled_matmul_cpu(part(x, 0, start, size), torch::stable::select(y, 0, group),
+                             part(x_scale, 0, start, size), recipe_a, b_scale, recipe_b,
+                             std::nullopt, dtype, use_fast_accum);
+  };
   int64_t start = 0, group = 0;
   for (const int64_t end : ends_on_host(offs)) {
-    if (end < start || end > rows) {
-      Tensor rest = part(out, start, rows - start);
+    if (end < start || end > limit) {
+      const int64_t first = of_k ? group : start;
+      Tensor rest = part(out, 0, first, shape.sizes[0] - first);
       torch::stable::fill_(rest, NAN);
       break;
     }
-    Tensor to = part(out, start, end - start);
-    torch::stable::copy_(
-        to, scaled_matmul_cpu(part(x, start, end - start), torch::stable::select(y, 0, group),
-                              part(x_scale, start, end - start), recipe_a,
-                              torch::stable::select(y_scale, 0, group), recipe_b, std::nullopt,
-                              dtype, use_fast_accum));
+    Tensor to = of_k ? torch::stable::select(out, 0, group) : part(out, 0, start, end - start);
+    torch::stable::copy_(to, product(group, start, end - start));
     start = end;
     ++group;
   }

@@ -69,7 +69,8 @@ OperandScales scales_of(const TensorView& scale, int64_t recipe, const void* dat
 
 void check_sizes(const char* op, const ScaledCall& call) {
   constexpr int64_t kMost = INT32_MAX / 2;
-  if (std::max({call.m, call.n, call.k, call.groups.groups}) <= kMost) return;
+  const int64_t out_rows = call.groups.of_k ? call.m * call.groups.groups : call.m;
+  if (std::max({out_rows, call.n, call.k, call.groups.groups}) <= kMost) return;
   fail({"no_kernel", op, "has a size that no kernel takes", "at most " + std::to_string(kMost),
         tuple_text(&call.m, 3) + " as M, N and K", ""});
 }
@@ -124,19 +125,20 @@ Tensor scaled_grouped_matmul_cuda(const Tensor& mat_a, const Tensor& mat_b, cons
                                   int64_t recipe_a, const Tensor& scale_b, int64_t recipe_b,
                                   const Tensor& offs, std::optional<ScalarType> out_dtype,
                                   bool use_fast_accum) {
-  const TensorView x(mat_a), y(mat_b), x_scale(scale_a), y_scale(scale_b);
+  const TensorView x(mat_a), y(mat_b);
   ScaledCall call;
   call.out_dtype = out_dtype.value_or(ScalarType::BFloat16);
-  const Shape shape = check_scaled_grouped(
-      {x, y, x_scale, y_scale, TensorView(offs), recipe_a, recipe_b, call.out_dtype});
-  check_ends(kScaledGroupedOp, offs, x.sizes[0]);
+  const Shape shape = check_scaled_grouped({x, y, TensorView(scale_a), TensorView(scale_b),
+                                            TensorView(offs), recipe_a, recipe_b, call.out_dtype});
   call.m = x.sizes[0];
   call.k = x.sizes[1];
-  call.n = y.sizes[2];
-  call.groups.groups = y.sizes[0];
-  call.groups.rows = call.m;
+  call.n = y.sizes[y.dim - 1];
+  call.groups.of_k = y.dim == 2;
+  call.groups.groups = TensorView(offs).sizes[0];
+  call.groups.limit = call.groups.of_k ? call.k : call.m;
+  check_ends(kScaledGroupedOp, offs, call.groups.limit);
   Tensor out = empty_cuda(shape.sizes, shape.dim, call.out_dtype, x.device_index);
-  if (shape.numel() == 0 || y.sizes[0] == 0) return out;
+  if (shape.numel() == 0 || call.groups.groups == 0) return out;
   if (call.k == 0) {
     torch::stable::zero_(out);
     return out;
@@ -153,9 +155,14 @@ Tensor scaled_grouped_matmul_cuda(const Tensor& mat_a, const Tensor& mat_b, cons
   call.b_group_stride = b.group_stride;
   call.blocks = is_block(recipe_a);
   call.fast = use_fast_accum && !call.blocks;
-  call.a_scales = scales_of(x_scale, recipe_a, x_scale.data());
-  call.b_scales = scales_of(group_of(y_scale), recipe_b, y_scale.data());
-  call.b_scales_group_stride = y_scale.strides[0];
+  // Groups of K have scales one after the other.
+  const Tensor a_own = call.groups.of_k ? as_contiguous(scale_a) : scale_a;
+  const Tensor b_own = call.groups.of_k ? as_contiguous(scale_b) : scale_b;
+  const TensorView a_scale(a_own), b_scale(b_own);
+  call.a_scales = scales_of(a_scale, recipe_a, a_scale.data());
+  if (call.groups.of_k) call.a_scales.stride = 1;
+  call.b_scales = scales_of(group_of(b_scale), recipe_b, b_scale.data());
+  call.b_scales_group_stride = b_scale.strides[0];
   const Tensor ends = as_contiguous(offs);
   const TensorView e(ends);
   call.groups.ends = e.data();

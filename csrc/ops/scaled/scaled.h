@@ -68,7 +68,11 @@ Tensor scaled_matmul_cuda(const Tensor& mat_a, const Tensor& mat_b, const Tensor
 //
 // for mat_a (M, K), mat_b (G, K, N), scale_b (G, ...) with a matrix's scales each, and `offs`,
 // which is grouped_matmul's (ops/grouped/grouped.h), with the same results for wrong ends and for
-// rows past the last one. Recipes: two of rows, or 1x128 with 128x128.
+// rows past the last one. Recipes: two of rows, or 1x128 with 128x128. Or, for mat_b (K, N),
+//
+//   out[g] = scaled_matmul(mat_a[:, k], mat_b[k]) for the k of group g
+//
+// with scale_a (G, M) and scale_b (G, N), of rows.
 constexpr const char* kScaledGroupedOp = "scaled_grouped_matmul";
 
 struct ScaledGroupedArguments {
@@ -77,7 +81,7 @@ struct ScaledGroupedArguments {
   ScalarType out_dtype;
 };
 
-// The metadata of one group of a tensor, without its memory.
+// The metadata of one group of a tensor of groups, without its memory.
 TensorView group_of(const TensorView& all);
 
 Shape check_scaled_grouped(const ScaledGroupedArguments& arguments);

@@ -29,6 +29,14 @@ constexpr int64_t kMostTiles = 1 << 30;
 enum Sums { kFast, kPromoted, kColumns };
 constexpr const char* kSums[] = {"fast", "promoted", "columns"};
 
+// What groups divide, as kernels' tables number it.
+enum Grouped { kOneProduct, kGroupsOfRows, kGroupsOfK };
+
+Grouped grouped_of(const ScaledCall& call) {
+  if (call.groups.groups == 0) return kOneProduct;
+  return call.groups.of_k ? kGroupsOfK : kGroupsOfRows;
+}
+
 ScalarType dtype_of(const KernelFields& fields, const char* name) {
   constexpr const char* kTypes[] = {"e4m3", "e5m2"};
   return fields.index(name, kTypes) == 0 ? ScalarType::Float8_e4m3fn : ScalarType::Float8_e5m2;
@@ -40,7 +48,7 @@ struct ScaledRow {
     a_dtype = dtype_of(fields, "a");
     b_dtype = dtype_of(fields, "b");
     sums = fields.index("math", kSums);
-    grouped = fields.integer("grouped", 0, 1) != 0;
+    grouped = static_cast<Grouped>(fields.integer("grouped", kOneProduct, kGroupsOfK));
     fields.triple("tile", 1, tile);
     const KernelFields cost = fields.object("cost");
     k_tile_cost = cost.number("k_tile", 0);
@@ -54,7 +62,7 @@ struct ScaledRow {
   PackageKernel* kernel;
   ScalarType a_dtype, b_dtype;
   int sums;
-  bool grouped;  // whether each group of rows has a B of its own
+  Grouped grouped;
   int64_t tile[3];
   double k_tile_cost = 0, fixed_cost = 0;  // nanoseconds, of a tile
   double once_cost = 0;                    // of a call
@@ -101,8 +109,14 @@ constexpr double kMemoryBytes = 3900;
 void price(ScaledPlan& plan, const ScaledCall& call, int64_t multiprocessors) {
   const ScaledRow& row = *plan.row;
   plan.tiles_n = ceil_div(call.n, row.tile[1]);
-  int64_t matrices = 1, likely;  // B that are read; rows of tiles
-  if (row.grouped) {
+  int64_t matrices = 1, likely;     // B that are read; rows of tiles
+  int64_t outputs = 1, k = call.k;  // of each group of K
+  if (row.grouped == kGroupsOfK) {
+    outputs = call.groups.groups;
+    k = ceil_div(call.k, outputs) + kTileK / 2;  // the last block is half full
+    plan.tiles_m = ceil_div(call.m, row.tile[0]);
+    likely = plan.tiles_m * outputs;
+  } else if (row.grouped == kGroupsOfRows) {
     plan.tiles_m = call.groups.most_tiles(row.tile[0]);
     // The host does not know the groups' sizes. Their last tiles are full if the sizes are
     // multiples of tiles, half full if they are random: it plans for a quarter of a tile that is
@@ -113,19 +127,24 @@ void price(ScaledPlan& plan, const ScaledCall& call, int64_t multiprocessors) {
     likely = plan.tiles_m = ceil_div(call.m, row.tile[0]);
   }
   const int64_t waves = ceil_div(likely * plan.tiles_n, multiprocessors);
-  const auto k_tiles = static_cast<double>(ceil_div(call.k, kTileK));
+  const auto k_tiles = static_cast<double>(ceil_div(k, kTileK));
   const double compute =
       static_cast<double>(waves) * (k_tiles * row.k_tile_cost + row.fixed_cost) + row.once_cost;
   const int64_t out_bytes = element_size(call.out_dtype);
   const auto bytes =
-      static_cast<double>(call.m) * static_cast<double>(call.k + out_bytes * call.n) +
+      static_cast<double>(call.m) * static_cast<double>(call.k + out_bytes * call.n * outputs) +
       static_cast<double>(matrices * call.n) * static_cast<double>(call.k);
   plan.cost = std::max(compute, bytes / kMemoryBytes) + compute / 16;
 }
 
+// At most.
+int64_t tiles_of(const ScaledPlan& plan, const ScaledCall& call) {
+  return plan.tiles_m * plan.tiles_n * (call.groups.of_k ? call.groups.groups : 1);
+}
+
 bool serves(const ScaledRow& row, const ScaledCall& call, Sums sums) {
   return row.a_dtype == call.a_dtype && row.b_dtype == call.b_dtype && row.sums == sums &&
-         row.grouped == (call.groups.groups > 0);
+         row.grouped == grouped_of(call);
 }
 
 // The same for all sizes, so that a row's bits do not depend on the other rows.
@@ -146,7 +165,7 @@ ScaledPlan plan_scaled(const ScaledTable& table, const Device& device, const Sca
     ScaledPlan plan;
     plan.row = &row;
     price(plan, call, device.multiprocessors);
-    if (plan.tiles_m * plan.tiles_n > kMostTiles) continue;
+    if (tiles_of(plan, call) > kMostTiles) continue;
     if (row.kernel->entry().name == forced) return plan;
     if (plan.cost < best.cost) best = plan;
   }
@@ -181,8 +200,9 @@ void encode_out(Sm90ScaledParams& params, const ScaledCall& call, int64_t tile_n
   const int64_t full = kPanelBytes / bytes, panel = tile_n % full == 0 ? full : full / 2;
   const MapSwizzle swizzle =
       panel * bytes == kPanelBytes ? MapSwizzle::k128Bytes : MapSwizzle::k64Bytes;
+  const int64_t rows = call.m * (call.groups.of_k ? call.groups.groups : 1);
   encode_tiled_map(&params.out_map, call.out, kTypes[type_of(call.out_dtype)], swizzle,
-                   {dim(call.n, 0, panel), dim(call.m, call.n * bytes, kStoreRows)}, device.index);
+                   {dim(call.n, 0, panel), dim(rows, call.n * bytes, kStoreRows)}, device.index);
 }
 
 }  // namespace
@@ -198,16 +218,18 @@ void run_sm90_scaled(const Device& device, const ScaledCall& call) {
                    {dim(call.k, 0, kTileK), dim(call.m, call.a_stride, box_m)}, device.index);
   const MapDim b_k = dim(call.k, 0, kTileK), b_rows = dim(call.n, call.b_stride, row.tile[1]);
   std::optional<Workspace> group_rows;
-  if (row.grouped) {
+  if (row.grouped == kGroupsOfRows) {
     const MapDim groups = dim(call.groups.groups, call.b_group_stride, 1), one = dim(1, 0, 1);
     encode_tiled_map(&params.b, call.b, MapType::kUInt8, MapSwizzle::k128Bytes,
                      {b_k, b_rows, groups, one, one}, device.index);
-    group_rows = find_group_rows(device, call.groups, row.tile[0]);
-    params.rows = reinterpret_cast<const GroupRow*>(group_rows->data());
-    params.b_group_stride = call.b_scales_group_stride;
   } else {
     encode_tiled_map(&params.b, call.b, MapType::kUInt8, MapSwizzle::k128Bytes, {b_k, b_rows},
                      device.index);
+  }
+  if (row.grouped != kOneProduct) {
+    group_rows = find_group_rows(device, call.groups, row.tile[0]);
+    params.rows = reinterpret_cast<const GroupRow*>(group_rows->data());
+    params.b_group_stride = call.b_scales_group_stride;
   }
   encode_out(params, call, row.tile[1], device);
   params.scale_a = call.a_scales.data;
@@ -231,7 +253,7 @@ void run_sm90_scaled(const Device& device, const ScaledCall& call) {
   params.tiles_n = static_cast<int>(plan.tiles_n);
   params.group = static_cast<int>(kGroup);
   if (call.blocks) params.flags |= kScaledBlocks;
-  const int64_t blocks = std::min(plan.tiles_m * plan.tiles_n, int64_t{device.multiprocessors});
+  const int64_t blocks = std::min(tiles_of(plan, call), int64_t{device.multiprocessors});
   launch(*row.kernel, {blocks}, device, params);
 }
 

@@ -30,8 +30,9 @@ struct ScaledCall {
   ScalarType bias_dtype = ScalarType::Float;
   int64_t bias_stride = 0;
   char* out = nullptr;  // contiguous
-  // Rows of groups, each of which has a matrix B of its own; without groups: one B for all rows.
-  GroupsOfRows groups;
+  // Groups of rows have a matrix B each, groups of K an output; without groups there is one of
+  // both.
+  Groups groups;
   int64_t b_group_stride = 0, b_scales_group_stride = 0;
 };
 
