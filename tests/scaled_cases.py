@@ -15,6 +15,7 @@ WHOLE = list(itertools.product((TENSOR, ROW), repeat=2))
 BLOCKS = list(itertools.product((BLOCK_1X128, BLOCK_128X128), repeat=2))
 PAIRS = [*WHOLE, *BLOCKS]
 OF_GROUPS = [(ROW, ROW), (BLOCK_1X128, BLOCK_128X128)]
+OF_K = [(ROW, ROW), (BLOCK_1X128, BLOCK_1X128)]  # of groups that divide K
 TYPES = [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3)]
 OUT_DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
@@ -106,3 +107,32 @@ def expected_of_groups(args: list[Any], sizes: Sequence[int]) -> Tensor:
             for group, rows in enumerate(parts)
         ]
     )
+
+
+def groups_of_k(
+    recipe: int, count: int, m: int, n: int, k: int, generator: torch.Generator
+) -> list[Any]:
+    """The same for `count` groups that divide K."""
+    a, b = (integers((rows, k), generator).to(E4M3) for rows in (m, n))
+    second = -(-k // 128)
+    scales = [
+        powers((count, rows) if recipe == ROW else (rows, second), generator) for rows in (m, n)
+    ]
+    return [a, b.t(), scales[0], recipe, scales[1], recipe]
+
+
+def expected_of_k(args: list[Any], sizes: Sequence[int]) -> Tensor:
+    """(groups, M, N), in float64."""
+    a, b, scale_a, recipe, scale_b, _ = args
+    wide, scales = [a.double(), b.t().double()], [scale_a.double(), scale_b.double()]
+    if recipe == BLOCK_1X128:
+        wide = [
+            x * scales_of_elements(scale, recipe, *x.shape)
+            for x, scale in zip(wide, scales, strict=True)
+        ]
+    rest = a.shape[1] - sum(sizes)
+    parts = zip(*(x.split([*sizes, rest], 1) for x in wide), strict=True)
+    outs = torch.stack([x @ y.t() for x, y in list(parts)[:-1]])
+    if recipe == ROW:
+        outs = outs * scales[0][:, :, None] * scales[1][:, None]
+    return outs

@@ -138,6 +138,39 @@ def test_random_groups(seed: int) -> None:
         assert out[len(own) :].isnan().all(), label  # not written
 
 
+@pytest.mark.parametrize("seed", seeds(1))
+def test_random_groups_of_k(seed: int) -> None:
+    source, generator = random.Random(seed), torch.Generator("cuda").manual_seed(seed)
+    for index in range(CASES):
+        sizes = source.choices([0, 0, 1, 3, 16, 64, 100, 128, 257], k=source.randint(1, 24))
+        m, n, rest = source.choice(M), source.choice(N), source.choice([1, 5, 200])
+        (recipe, _), exact = source.choice(cases.OF_K), source.random() < 0.5
+        layouts, dtype = source.choices(LAYOUTS, k=2), source.choice(cases.OUT_DTYPES)
+        fast = recipe == cases.ROW and source.random() < 0.5
+        args = cases.groups_of_k(recipe, len(sizes), m, n, sum(sizes) + rest, generator)
+        if not exact:
+            for place in (0, 1):
+                x = torch.randn(args[place].shape, generator=generator, device="cuda") * 8
+                args[place] = x.to(cases.E4M3)
+            for place in (2, 4):
+                args[place] = args[place] * 0.7
+        args[0] = placed(args[0], layouts[0])
+        args[1] = placed(args[1].t(), layouts[1]).t()
+        type_of_ends = source.choice([torch.int32, torch.int64])
+        offs = torch.tensor(sizes, device="cuda").cumsum(0).to(type_of_ends)
+        out = torch.ops.cubin.scaled_grouped_matmul(
+            *args, offs=offs, output_dtype=dtype, use_fast_accum=fast
+        )
+        label = f"seed {seed}, case {index}: {sizes} {rest} {m} {n} {recipe} {layouts} {dtype} "
+        label += str(fast)
+        wanted = cases.expected_of_k(args, sizes)
+        if exact:
+            numerics.check_exact(out, wanted, label)
+        else:
+            squares = cases.expected_of_k([squared(x) for x in args], sizes)
+            check_rounding(out, wanted, squares, fast, label)
+
+
 @pytest.mark.parametrize("seed", seeds(2))
 def test_random_quantisations(seed: int) -> None:
     """The largest magnitude of each block becomes the largest number, others are within a half

@@ -118,32 +118,34 @@ OF_K = [
 ]  # fmt: skip
 
 
-def of_k(case, generator: torch.Generator) -> tuple[list, Tensor]:
+def of_k(case, generator: torch.Generator, recipe: int = ROW) -> tuple[list, Tensor]:
     """Arguments whose operands are NaN past the groups, and the outputs."""
     sizes, rest, m, n = case
-    k = sum(sizes) + rest
-    a, b = (cases.integers((rows, k), generator) for rows in (m, n))
-    scales = [
-        2.0 ** torch.randint(-1, 2, (len(sizes), rows), generator=generator, device="cuda")
-        for rows in (m, n)
-    ]
-    parts = zip(a.double().split([*sizes, rest], 1), b.double().split([*sizes, rest], 1))
-    wanted = torch.stack([x @ y.t() for x, y in list(parts)[:-1]])
-    wanted = wanted * scales[0].double()[:, :, None] * scales[1].double()[:, None]
-    a, b = (x.to(torch.float8_e4m3fn) for x in (a, b))
-    for x in (a, b):
-        x[:, k - rest :] = torch.nan
-    return [a, b.t(), scales[0], ROW, scales[1], ROW], wanted
+    args = cases.groups_of_k(recipe, len(sizes), m, n, sum(sizes) + rest, generator)
+    wanted = cases.expected_of_k(args, sizes)
+    args[0][:, sum(sizes) :] = torch.nan
+    args[1][sum(sizes) :] = torch.nan
+    return args, wanted
 
 
+@pytest.mark.parametrize(("recipe", "_"), cases.OF_K)
 @pytest.mark.parametrize("case", OF_K, ids=lambda case: f"{len(case[0])} {case[1:]}")
-def test_groups_of_k_are_exact_on_small_integers(case, generator: torch.Generator) -> None:
-    args, wanted = of_k(case, generator)
+def test_groups_of_k_are_exact_on_small_integers(case, recipe, _, generator) -> None:
+    args, wanted = of_k(case, generator, recipe)
     for dtype in cases.OUT_DTYPES:
         for fast in (False, True):
             offs = ends_of(case[0], torch.int64 if fast else torch.int32)
             out = op(*args, offs=offs, output_dtype=dtype, use_fast_accum=fast)
             numerics.check_exact(out, wanted, f"{case} {dtype} {fast}")
+
+
+def test_scales_of_other_groups_are_not_read(generator: torch.Generator) -> None:
+    """Of blocks of K; a group without K is zero."""
+    sizes = (0, 128, 0, 256, 100)
+    args, wanted = of_k((sizes, 28, 200, 160), generator, cases.BLOCK_1X128)
+    args[2][:, 0] = args[4][:, 3] = torch.inf
+    out = op(*args, offs=ends_of(sizes))
+    numerics.check_exact(out[[0, 2, 3]], wanted[[0, 2, 3]])
 
 
 def test_a_groups_nan_stays_its_own(generator: torch.Generator) -> None:

@@ -38,10 +38,8 @@ TC_DEVICE void store_groups(const GroupRowsParams& p, int* first_wrong) {
     const int end = exists ? end_of(p, group) : 0;
     if (exists && end < start) atomicMin(first_wrong, group);
     __syncthreads();
-    const bool is_wrong = group >= *first_wrong;
-    if (exists) {
-      p.rows[1 + group] = {is_wrong ? 0 : start, is_wrong ? 0 : end, group, is_wrong};
-    }
+    const bool is_wrong = group >= *first_wrong, has_k = !is_wrong && start < end;
+    if (exists) p.rows[1 + group] = {has_k ? start : 0, has_k ? end : 0, group, is_wrong};
     __syncthreads();
   }
   if (threadIdx.x == 0) p.rows[0] = {p.groups, 0, 0, 0};

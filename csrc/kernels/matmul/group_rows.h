@@ -6,7 +6,8 @@ namespace torch_cubin {
 
 // The first entry of a table has their number in m0. The others are the rows of tiles, in the order
 // of the groups: rows from m0 to m_end at most, of one group, or of none if an end was wrong, where
-// results are NaN. Groups of K are entries each: K from m0 to m_end.
+// results are NaN. Groups of K are entries each: K from m0 to m_end, or
+// both 0.
 struct alignas(16) GroupRow {
   int m0, m_end;
   int group;

@@ -14,8 +14,9 @@
 // tile M rows (group_rows.h); rows of no group are not written.
 //
 // Those with `grouped` 2 have an output for each group of K, out[group, m, n], the sum over its K,
-// with the scales scale_a[(group * M + m) * a_stride] and those of B as above. `rows` has the
-// groups (group_rows.h).
+// with the scales scale_a[(group * M + m) * a_stride] and those of B as above; scales of blocks of
+// K, which may belong to several groups, are those of one product. `rows` has the groups
+// (group_rows.h).
 //
 // Tensor maps, innermost dim first, swizzled by 128 bytes; boxes in parentheses:
 //   A: {K (128), M (tile M, or all of fewer)}   B: {K (128), N (tile N)}

@@ -33,6 +33,26 @@ Tensor part(const Tensor& tensor, int64_t dim, int64_t start, int64_t size) {
   return torch::stable::narrow(own, dim, start, size);
 }
 
+// The blocks of K, with scales, that a group has elements of.
+struct BlocksOfK {
+  BlocksOfK(int64_t start, int64_t size)
+      : first(start / kScaleBlock), before(start % kScaleBlock), count(before + size) {}
+
+  // The operand's part, with zeros for the elements of the groups before.
+  Tensor of(const Tensor& operand, int64_t dim) const {
+    Tensor own = torch::stable::clone(part(operand, dim, first * kScaleBlock, count));
+    Tensor others = part(own, dim, 0, before);
+    torch::stable::zero_(others);
+    return own;
+  }
+
+  Tensor scales(const Tensor& all) const {
+    return part(all, 1, first, ceil_div(count, kScaleBlock));
+  }
+
+  int64_t first, before, count;
+};
+
 }  // namespace
 
 TensorView group_of(const TensorView& all) {
@@ -45,24 +65,24 @@ Shape check_scaled_grouped(const ScaledGroupedArguments& x) {
   const bool of_k = x.mat_b.dim == 2;
   if (!of_k) check_rank("mat_b", x.mat_b, 3);
   const bool rows = x.recipe_a == kScaleRow && x.recipe_b == kScaleRow;
-  const bool blocks = x.recipe_a == kScaleBlock1x128 && x.recipe_b == kScaleBlock128x128;
-  if (of_k && !rows) {
-    fail({"input", kScaledGroupedOp, "does not have these recipes for groups that divide K",
-          "two of rows (1)", std::to_string(x.recipe_a) + " and " + std::to_string(x.recipe_b),
-          "Give dequantised operands to grouped_matmul."});
-  }
+  const bool blocks = x.recipe_a == kScaleBlock1x128 &&
+                      x.recipe_b == (of_k ? kScaleBlock1x128 : kScaleBlock128x128);
   if (!rows && !blocks) {
     fail({"input", kScaledGroupedOp, "does not have these recipes",
-          "two of rows (1), or 1x128 (4) of mat_a with 128x128 (5) of mat_b",
+          of_k ? "two of rows (1), or two of 1x128 (4), for groups that divide K"
+               : "two of rows (1), or 1x128 (4) of mat_a with 128x128 (5) of mat_b",
           std::to_string(x.recipe_a) + " and " + std::to_string(x.recipe_b), ""});
   }
   check_offs(kScaledGroupedOp, x.offs, x.mat_a, of_k ? -1 : x.mat_b.sizes[0]);
   const int64_t groups = x.offs.sizes[0];
-  if (of_k) check_scales_of_groups("scale_a", x.scale_a, 2, groups);
-  check_scales_of_groups("scale_b", x.scale_b, rows ? 2 : 3, groups);
+  // Blocks of K may belong to several groups.
+  const bool a_of_groups = of_k && rows, b_of_groups = !of_k || rows;
+  if (a_of_groups) check_scales_of_groups("scale_a", x.scale_a, 2, groups);
+  if (b_of_groups) check_scales_of_groups("scale_b", x.scale_b, rows ? 2 : 3, groups);
   const Shape one = check_scaled({kScaledGroupedOp, x.mat_a, of_k ? x.mat_b : group_of(x.mat_b),
-                                  of_k ? group_of(x.scale_a) : x.scale_a, group_of(x.scale_b),
-                                  x.recipe_a, x.recipe_b, std::nullopt, x.out_dtype, false});
+                                  a_of_groups ? group_of(x.scale_a) : x.scale_a,
+                                  b_of_groups ? group_of(x.scale_b) : x.scale_b, x.recipe_a,
+                                  x.recipe_b, std::nullopt, x.out_dtype, false});
   if (!of_k) return one;
   Shape out;
   out.append(groups);
@@ -102,6 +122,12 @@ Tensor scaled_grouped_matmul_cpu(const Tensor& mat_a, const Tensor& mat_b, const
     x_scale = call_aten("aten::reshape", x_scale, std::vector<int64_t>{limit, k_scales});
   }
   const auto product = [&](int64_t group, int64_t start, int64_t size) {
+    if (of_k && is_block(recipe_a)) {
+      const BlocksOfK blocks(start, size);
+      return scaled_matmul_cpu(blocks.of(x, 1), blocks.of(y, 0), blocks.scales(x_scale), recipe_a,
+                               blocks.scales(y_scale), recipe_b, std::nullopt, dtype,
+                               use_fast_accum);
+    }
     const Tensor b_scale = torch::stable::select(y_scale, 0, group);
     if (of_k) {
       return scaled_matmul_cpu(part(x, 1, start, size), part(y, 0, start, size),

@@ -155,14 +155,16 @@ Tensor scaled_grouped_matmul_cuda(const Tensor& mat_a, const Tensor& mat_b, cons
   call.b_group_stride = b.group_stride;
   call.blocks = is_block(recipe_a);
   call.fast = use_fast_accum && !call.blocks;
-  // Groups of K have scales one after the other.
-  const Tensor a_own = call.groups.of_k ? as_contiguous(scale_a) : scale_a;
-  const Tensor b_own = call.groups.of_k ? as_contiguous(scale_b) : scale_b;
+  // Scales of rows of groups of K follow those of the group before.
+  const bool follow = call.groups.of_k && !call.blocks;
+  const Tensor a_own = follow ? as_contiguous(scale_a) : scale_a;
+  const Tensor b_own = follow ? as_contiguous(scale_b) : scale_b;
   const TensorView a_scale(a_own), b_scale(b_own);
   call.a_scales = scales_of(a_scale, recipe_a, a_scale.data());
-  if (call.groups.of_k) call.a_scales.stride = 1;
-  call.b_scales = scales_of(group_of(b_scale), recipe_b, b_scale.data());
-  call.b_scales_group_stride = b_scale.strides[0];
+  if (follow) call.a_scales.stride = 1;
+  const bool of_group = !call.groups.of_k || follow;
+  call.b_scales = scales_of(of_group ? group_of(b_scale) : b_scale, recipe_b, b_scale.data());
+  if (of_group) call.b_scales_group_stride = b_scale.strides[0];
   const Tensor ends = as_contiguous(offs);
   const TensorView e(ends);
   call.groups.ends = e.data();
