@@ -216,3 +216,12 @@ def test_every_kernel_is_planned_for_some_sizes(driver, catalog) -> None:
         return [launch["kernel"] for launch in driver.launches()]
 
     assert set(forked(run)) == set(catalog)
+
+
+def test_more_rows_than_kernels_count_are_refused(driver, catalog) -> None:
+    """Of `rows`, which mat_a need not have."""
+    rows = tensors.strided((2**30,), (0,), torch.int32)
+    for dtype in (torch.bfloat16, torch.float32):
+        a, b = empty(8, 64, dtype=dtype), weights(3, 64, 64, "nt", dtype)
+        with pytest.raises(RuntimeError, match=r"\[no_kernel\].*has a size that no kernel takes"):
+            op(a, b, empty(3, dtype=torch.int32), False, None, None, rows)

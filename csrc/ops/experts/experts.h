@@ -125,6 +125,9 @@ struct HostOrder {
   Tensor tokens, places, ends;
 };
 
+// Throws [no_kernel] for more ids than kernels, which count in 32 bits, take.
+void check_moe_rows(int64_t rows);
+
 // `ids`: contiguous, (tokens, k), not empty.
 ExpertOrder order_experts(const Device& device, const TensorView& ids, int64_t experts);
 

@@ -73,11 +73,7 @@ struct MoeSizes {
     experts = w2.sizes[0];
     hidden = w2.sizes[1];
     inner = w2.sizes[2];
-    constexpr int64_t kMostRows = INT32_MAX / 2;
-    if (rows > kMostRows) {
-      fail({"no_kernel", kMoeOp, "has more ids than a kernel takes",
-            "at most " + std::to_string(kMostRows), std::to_string(rows), "Pass fewer tokens."});
-    }
+    check_moe_rows(rows);
   }
 
   // Without products; results are zero.

@@ -6,11 +6,19 @@
 #include "ops/experts/kernels.h"
 
 namespace torch_cubin {
+
 ExpertOrder::ExpertOrder(const Tensor& memory, int64_t rows)
     : memory(memory),
       tokens(static_cast<int*>(memory.mutable_data_ptr())),
       places(tokens + rows),
       ends(places + rows) {}
+
+void check_moe_rows(int64_t rows) {
+  constexpr int64_t kMostRows = INT32_MAX / 2;
+  if (rows <= kMostRows) return;
+  fail({"no_kernel", kMoeOp, "has more ids than a kernel takes",
+        "at most " + std::to_string(kMostRows), std::to_string(rows), "Pass fewer tokens."});
+}
 
 ExpertOrder order_experts(const Device& device, const TensorView& ids, int64_t experts) {
   if (experts > kMostOrderedExperts) {
@@ -19,6 +27,7 @@ ExpertOrder order_experts(const Device& device, const TensorView& ids, int64_t e
           "Pass the activation as a function, which composes the layer of products."});
   }
   const int64_t rows = ids.sizes[0] * ids.sizes[1], chunks = ceil_div(rows, kOrderChunk);
+  check_moe_rows(rows);
   const int64_t size = expert_order_size(rows, experts);
   const ExpertOrder order(empty_cuda(&size, 1, ScalarType::Int, device.index), rows);
   const Workspace counts(device, chunks * (experts + 1) * static_cast<int64_t>(sizeof(int)));
