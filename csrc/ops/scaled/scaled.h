@@ -72,8 +72,8 @@ Tensor scaled_matmul_cuda(const Tensor& mat_a, const Tensor& mat_b, const Tensor
 //
 //   out[g] = scaled_matmul(mat_a[:, k], mat_b[k]) for the k of group g
 //
-// with scale_a (G, M) and scale_b (G, N), of rows; or two of 1x128 for all K, (M, ceil(K / 128)) and
-// (N, ceil(K / 128)), whose blocks may belong to several groups.
+// with scale_a (G, M) and scale_b (G, N), of rows; or two of 1x128 for all K, (M, ceil(K / 128))
+// and (N, ceil(K / 128)), whose blocks may belong to several groups.
 constexpr const char* kScaledGroupedOp = "scaled_grouped_matmul";
 
 struct ScaledGroupedArguments {
