@@ -260,32 +260,34 @@ struct Consumer {
     }
   }
 
-  // Overwrites K before `first` and from `end` on with zeros in a stage's rows, of A and of B:
-  // other groups may have NaN there. Warpgroups that share a tile write the same.
+  // Overwrites K before `first` and from `end` on with zeros in a stage's rows, of A and of B: other
+  // groups may have NaN there. Warpgroups that share a tile write the same.
   TC_DEVICE void clear_other_groups(int first, int end) {
-    const int column = threadIdx.x % 8;  // 16 bytes of a row
-    if (first > column * 16 || end < (column + 1) * 16) {
-      u32 kept[4];  // masks
+    constexpr int kVector = 16;
+    for (int row = threadIdx.x % kWarpgroup; row < C::kTileM + C::kTileN; row += kWarpgroup) {
+      const u32 line = shared.tiles(stage.number) + row * kBlockK;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        kept[i] = 0;
+      for (int vector = 0; vector < kBlockK / kVector; ++vector) {
+        const u32 at = line + (vector ^ (row & 7)) * kVector;
+        const int k = vector * kVector;
+        if (first <= k && end >= k + kVector) continue;
+        u32 words[4] = {0, 0, 0, 0};
+        if (first < k + kVector && end > k) {
+          load_shared(words, at);
 #pragma unroll
-        for (int byte = 0; byte < 4; ++byte) {
-          const int k = column * 16 + 4 * i + byte;
-          if (k >= first && k < end) kept[i] |= 0xffu << (8 * byte);
+          for (int i = 0; i < 4; ++i) words[i] &= kept_bytes(first - k - 4 * i, end - k - 4 * i);
         }
-      }
-      for (int row = threadIdx.x % kWarpgroup / 8; row < C::kTileM + C::kTileN; row += 16) {
-        const u32 at = shared.tiles(stage.number) + row * kBlockK + (column ^ (row & 7)) * 16;
-        u32 words[4];
-        load_shared(words, at);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) words[i] &= kept[i];
         store_shared(at, words);
       }
     }
     fence_async_proxy();
     named_sync(kGroupBarrier + group, kWarpgroup);
+  }
+
+  // A mask of a word's bytes from `first` to `end` - 1.
+  static TC_DEVICE u32 kept_bytes(int first, int end) {
+    const auto below = [](int byte) { return (u64{1} << 8 * min(max(byte, 0), 4)) - 1; };
+    return static_cast<u32>(below(end) & ~below(first));
   }
 
   TC_DEVICE void release(int number) {
