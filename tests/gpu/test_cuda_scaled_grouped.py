@@ -188,7 +188,7 @@ def test_pytorchs_function_of_groups_of_k_is_served(generator: torch.Generator) 
     args, wanted = of_k(((48, 0, 112), 0, 96, 64), generator)
     a, b, a_scale, _, b_scale, _ = args
     options = {"offs": ends_of((48, 0, 112)), "out_dtype": torch.bfloat16, "use_fast_accum": True}
-    scales = a_scale.view(-1), b_scale.view(-1)
+    scales = a_scale.reshape(-1), b_scale.reshape(-1)
     theirs = torch._scaled_grouped_mm(a, b, *scales, **options)
     for serving in (torch_cubin.install(policy="all"), torch_cubin.drop_in()):
         torch_cubin.report(reset=True)

@@ -73,6 +73,8 @@ const char* why_not_scaled_grouped(const AtenGroupedCall& x, Policy policy) {
   if (const char* reason = why_not_grouped_options(x)) return reason;
   if (const char* reason = why_not_grouped_operands(x)) return reason;
   if (const char* reason = why_not_grouped_scales(x)) return reason;
+  // Of uneven groups, and of few elements each, PyTorch's were quicker (bench_grouped_fp8.py).
+  if (x.of_k() && policy == Policy::kFastest) return "groups that divide K, slower of small groups";
   if (x.a.on_cuda() && device(x.a.device_index).sm != kScaledSm) {
     return "no kernels of 8-bit floats for this GPU";
   }
