@@ -260,8 +260,8 @@ struct Consumer {
     }
   }
 
-  // Overwrites K before `first` and from `end` on with zeros in a stage's rows, of A and of B: other
-  // groups may have NaN there. Warpgroups that share a tile write the same.
+  // Overwrites K before `first` and from `end` on with zeros in a stage's rows, of A and of B:
+  // other groups may have NaN there. Warpgroups that share a tile write the same.
   TC_DEVICE void clear_other_groups(int first, int end) {
     constexpr int kVector = 16;
     for (int row = threadIdx.x % kWarpgroup; row < C::kTileM + C::kTileN; row += kWarpgroup) {
