@@ -154,7 +154,7 @@ def asked(gpu: str) -> dict[str, Any]:
     from torch_cubin._native import library
 
     terms = {k: v for k, v in library.planner_terms().items() if k not in OF_DEVICE}
-    lines = [line for path in planner_regret.sweeps_of(gpu) for line in planner_regret.lines(path)]
+    lines = planner_regret.sweep_lines(gpu)
     described = [product for product, _ in lines]
 
     def predicted(changed: dict[str, float]) -> list[dict[str, float]]:

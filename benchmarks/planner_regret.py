@@ -24,6 +24,7 @@ import stand_in  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 LINE_BYTES = 128
+Line = tuple[dict[str, Any], dict[str, float]]  # a product, and microseconds by config
 KINDS = ("few rows", "rows anywhere", "others")
 
 
@@ -37,8 +38,7 @@ def main() -> int:
         gpus = [options.gpu] if options.gpu else list(stand_in.MEMORY)
         return max(stand_in.run_again(gpu, "--gpu", gpu) for gpu in gpus)
     stand_in.driver()
-    paths = sweeps_of(options.gpu, options.sweeps)
-    found = [regret for path in paths for regret in regrets_of(path)]
+    found = regrets_of(sweep_lines(options.gpu, options.sweeps))
     for what, regrets in ({"all": found} | by_kind(found)).items():
         values = [regret["regret"] for regret in regrets]
         if values:
@@ -50,9 +50,13 @@ def main() -> int:
     return 0
 
 
-def sweeps_of(gpu: str, paths: list[Path] | None = None) -> list[Path]:
+def sweep_lines(gpu: str, paths: list[Path] | None = None) -> list[Line]:
+    """Each product of a GPU's sweeps once, with the times of the newest file."""
     every = paths or sorted(RESULTS.glob("*sweep*.jsonl"))
-    return [path for path in every if f"_{gpu}_" in path.name]
+    found = [line for path in every if f"_{gpu}_" in path.name for line in lines(path)]
+    return list(
+        {json.dumps(product, sort_keys=True): (product, t) for product, t in found}.values()
+    )
 
 
 def kind_of(product: dict[str, Any]) -> str:
@@ -65,8 +69,7 @@ def by_kind(found: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     return {kind: [each for each in found if kind_of(each["sizes"]) == kind] for kind in KINDS}
 
 
-def lines(path: Path) -> list[tuple[dict[str, Any], dict[str, float]]]:
-    """A sweep's products, with the microseconds of each config."""
+def lines(path: Path) -> list[Line]:
     read = [json.loads(text) for text in path.read_text().splitlines()]
     return [
         (with_lines(line["product"]), {this_name(n): t for n, t in line["microseconds"].items()})
@@ -74,10 +77,9 @@ def lines(path: Path) -> list[tuple[dict[str, Any], dict[str, float]]]:
     ]
 
 
-def regrets_of(path: Path) -> list[dict[str, Any]]:
+def regrets_of(sweep: list[Line]) -> list[dict[str, Any]]:
     from torch_cubin._native import library
 
-    sweep = lines(path)
     regrets = []
     plans = library.planned([product for product, _ in sweep], True)
     for (product, times), plan in zip(sweep, plans, strict=True):
