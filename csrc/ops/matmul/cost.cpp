@@ -25,6 +25,7 @@ constexpr NamedTerm kTerms[] = {
     {"once_bytes_per_cycle", &Terms::once_bytes_per_cycle},
     {"narrow_cycles", &Terms::narrow_cycles},
     {"launch", &Terms::launch},
+    {"cluster_launch", &Terms::cluster_launch},
     {"tile_cycles", &Terms::tile_cycles},
     {"value_cycles", &Terms::value_cycles},
     {"sums_bytes_per_cycle", &Terms::sums_bytes_per_cycle},
@@ -99,7 +100,8 @@ double microseconds(const Work& w, const Terms& t) {
   const double factor = 1 + logarithm + logarithm * logarithm / 2;
   // Rows and columns outside, which the TMA fills with zeros, cost memory-bound products, too.
   return factor * (1 + t.outside * w.outside) * smooth_max(compute, memory) +
-         (w.follows ? 0 : t.launch) + w.beside_bytes / t.memory_bytes_per_microsecond +
+         (w.follows ? 0 : t.launch + (w.clusters ? t.cluster_launch : 0)) +
+         w.beside_bytes / t.memory_bytes_per_microsecond +
          w.beside_cycles / t.cycles_per_microsecond;
 }
 

@@ -35,6 +35,7 @@ struct Work {
   double handshakes = 0;    // waits for another block's sums
   // Of the device.
   bool follows = false;      // without a launch of its own
+  bool clusters = false;     // its blocks are launched in clusters of several
   double filled = 1;         // share of the multiprocessors that have something to do
   double outside = 0;        // share of the tiles that lies outside the matrices
   double bytes = 0;          // the operands and the output, once
@@ -56,6 +57,7 @@ struct Terms {
   double once_bytes_per_cycle = 32.6;       // of one
   double narrow_cycles = 5.02;              // for each cycle of narrow products
   double launch = 0.972;                    // us
+  double cluster_launch = 0.1;              // us, more than without clusters
   double tile_cycles = 1160;                // first loads and last products of a tile, or a wait
   double value_cycles = 0.13;               // of a result, in the epilogue
   double sums_bytes_per_cycle = 12.7;       // of one

@@ -113,6 +113,7 @@ class Counter {
                           static_cast<double>(tiles), k_blocks);
     // A's tile is read from shared memory once more.
     if (row.from_registers()) work.shared += k_blocks * static_cast<double>(row.tile_m);
+    work.clusters = plan.cluster.size() > 1;
     work.outside = outside_;
     work.correction = of_cluster_;
     if (plan.reads_a || plan.reads_b) {
