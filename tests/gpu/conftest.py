@@ -29,7 +29,7 @@ _SLOW_FILES = (
     *("producers", "aoti", "define_op_torch", "attention_options", "precision", "sm90"),
     *("numerics", "attention_sm90_packed", "attention_differential", "capture", "loading"),
     *("tuning", "unaligned", "attention_numerics", "attention_semantics", "epilogue"),
-    *("kv_cache", "faults", "torch", "attention_determinism", "batch_invariant"),
+    *("install_opinfo", "kv_cache", "faults", "torch", "attention_determinism", "batch_invariant"),
     *("define_op", "sm90_skinny"),
 )
 
