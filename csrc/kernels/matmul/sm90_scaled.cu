@@ -515,7 +515,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
   "dtype": "float8_e4m3fn", "layout": "nt", "a": "{d.a}", "b": "{d.b}",
   "tile": "{t.tile}", "stages": "{t.stages}", "block": ["{t.threads}", 1, 1],
   "dynamic_shared": "{t.shared}",
-  "accepted_spill": {"sm_90a": 32},
+  "accepted_spill": {"sm_90a": 140},
   "defines": {"TC_A": "{d.a}", "TC_B": "{d.b}", "TC_PARTS": "{t.parts}",
               "TC_COLUMNS": "{t.columns}", "TC_PING_PONG": "{t.ping_pong}",
               "TC_GROUPED": "{g.grouped}"},
