@@ -220,9 +220,13 @@ def test_the_examples_of_the_docs() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "fp8.md").read_text()
     names: dict[str, Any] = {}
     exec("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)), names)
-    y, dw, x = (names[name] for name in ("y", "dw", "x"))
+    y, dw = names["y"], names["dw"]
     assert y.shape == (8, 256)
     assert dw[1].eq(0).all()
-    torch.testing.assert_close(dw[2], x[10:].t() @ x[10:])
+    grads, x = (
+        (names[name].float() * names[f"{name}_scale"].repeat_interleave(128, 1)[:, :200])[:, 50:]
+        for name in ("grads", "x")
+    )
+    torch.testing.assert_close(dw[2].float(), grads @ x.t(), rtol=0.01, atol=0.01)
     assert isinstance(names["model"][0], torch_cubin.Float8Linear)
     assert type(names["model"][2]) is torch.nn.Linear
