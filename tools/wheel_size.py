@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 MB = 1_000_000
-TOTAL = 24.57
+TOTAL = 24.61
 # In MB, compressed by libdeflate (tools/portability.py): the kernels of each architecture, and the
 # rest (libraries, Python, the manifest). A wheel with some architectures only is compared with the
 # limits of its parts.

@@ -30,7 +30,7 @@ class AtTensor {
 };
 
 // Stands for c10::ArrayRef<int64_t>.
-struct Sizes {
+struct AtSizes {
   const int64_t* data;
   size_t count;
 };
@@ -38,12 +38,12 @@ struct Sizes {
 using Optional = std::optional<AtTensor>;
 using Two = std::tuple<AtTensor, AtTensor>;
 using Three = std::tuple<AtTensor, AtTensor, AtTensor>;
-using LayerNorm = Three (*)(const AtTensor&, Sizes, const Optional&, const Optional&, double);
-using LayerNormBackward = Three (*)(const AtTensor&, const AtTensor&, Sizes, const AtTensor&,
+using LayerNorm = Three (*)(const AtTensor&, AtSizes, const Optional&, const Optional&, double);
+using LayerNormBackward = Three (*)(const AtTensor&, const AtTensor&, AtSizes, const AtTensor&,
                                     const AtTensor&, const Optional&, const Optional&,
                                     std::array<bool, 3>);
-using RmsNorm = Two (*)(const AtTensor&, Sizes, const Optional&, std::optional<double>);
-using RmsNormBackward = Two (*)(const AtTensor&, const AtTensor&, Sizes, const AtTensor&,
+using RmsNorm = Two (*)(const AtTensor&, AtSizes, const Optional&, std::optional<double>);
+using RmsNormBackward = Two (*)(const AtTensor&, const AtTensor&, AtSizes, const AtTensor&,
                                 const Optional&, std::array<bool, 2>);
 
 constexpr const char* kLayerNorm =
@@ -59,17 +59,18 @@ constexpr const char* kRmsNormBackward =
 
 // A function of at::cpu or at::cuda.
 template <class Function>
-Function find(bool on_cuda, const char* name) {
+Function at_function(bool on_cuda, const char* name) {
   const std::string symbol = std::string(on_cuda ? "_ZN2at4cuda" : "_ZN2at3cpu") + name;
   return reinterpret_cast<Function>(pytorch_symbol(symbol.c_str()));
 }
 
 struct Functions {
   explicit Functions(bool on_cuda)
-      : layer_norm(find<LayerNorm>(on_cuda, kLayerNorm)),
-        layer_norm_backward(find<LayerNormBackward>(on_cuda, kLayerNormBackward)),
-        rms_norm(on_cuda ? find<RmsNorm>(true, kRmsNorm) : nullptr),
-        rms_norm_backward(on_cuda ? find<RmsNormBackward>(true, kRmsNormBackward) : nullptr) {}
+      : layer_norm(at_function<LayerNorm>(on_cuda, kLayerNorm)),
+        layer_norm_backward(at_function<LayerNormBackward>(on_cuda, kLayerNormBackward)),
+        rms_norm(on_cuda ? at_function<RmsNorm>(true, kRmsNorm) : nullptr),
+        rms_norm_backward(on_cuda ? at_function<RmsNormBackward>(true, kRmsNormBackward)
+                                  : nullptr) {}
 
   LayerNorm layer_norm;
   LayerNormBackward layer_norm_backward;
@@ -92,7 +93,7 @@ struct Borrowed {
   Optional optional;
 };
 
-Sizes sizes_of(const std::vector<int64_t>& shape) { return {shape.data(), shape.size()}; }
+AtSizes at_sizes(const std::vector<int64_t>& shape) { return {shape.data(), shape.size()}; }
 
 ThreeTensors owned(const Three& made) {
   return {std::get<0>(made).own(), std::get<1>(made).own(), std::get<2>(made).own()};
@@ -116,7 +117,7 @@ ThreeTensors aten_native_layer_norm(bool on_cuda, const Tensor& input,
                                     const std::optional<Tensor>& weight,
                                     const std::optional<Tensor>& bias, double eps) {
   return owned(functions(on_cuda).layer_norm(
-      AtTensor(input), sizes_of(shape), Borrowed(weight).optional, Borrowed(bias).optional, eps));
+      AtTensor(input), at_sizes(shape), Borrowed(weight).optional, Borrowed(bias).optional, eps));
 }
 
 ThreeTensors aten_native_layer_norm_backward(bool on_cuda, const Tensor& grad_out,
@@ -126,14 +127,14 @@ ThreeTensors aten_native_layer_norm_backward(bool on_cuda, const Tensor& grad_ou
                                              const std::optional<Tensor>& bias,
                                              std::array<bool, 3> wanted) {
   return owned(functions(on_cuda).layer_norm_backward(
-      AtTensor(grad_out), AtTensor(input), sizes_of(shape), AtTensor(mean), AtTensor(rstd),
+      AtTensor(grad_out), AtTensor(input), at_sizes(shape), AtTensor(mean), AtTensor(rstd),
       Borrowed(weight).optional, Borrowed(bias).optional, wanted));
 }
 
 TwoTensors aten_fused_rms_norm(const Tensor& input, const std::vector<int64_t>& shape,
                                const std::optional<Tensor>& weight, std::optional<double> eps) {
   return owned(
-      functions(true).rms_norm(AtTensor(input), sizes_of(shape), Borrowed(weight).optional, eps));
+      functions(true).rms_norm(AtTensor(input), at_sizes(shape), Borrowed(weight).optional, eps));
 }
 
 TwoTensors aten_fused_rms_norm_backward(const Tensor& grad_out, const Tensor& input,
@@ -141,7 +142,7 @@ TwoTensors aten_fused_rms_norm_backward(const Tensor& grad_out, const Tensor& in
                                         const std::optional<Tensor>& weight,
                                         std::array<bool, 2> wanted) {
   return owned(functions(true).rms_norm_backward(AtTensor(grad_out), AtTensor(input),
-                                                 sizes_of(shape), AtTensor(rstd),
+                                                 at_sizes(shape), AtTensor(rstd),
                                                  Borrowed(weight).optional, wanted));
 }
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import threading
+import concurrent.futures
+from typing import Any
 
 import pytest
 import same_bits_draws
@@ -165,28 +166,35 @@ def test_nothing_is_served_without_the_switch() -> None:
 
 
 def test_the_switch_is_the_processs() -> None:
-    seen: list[bool] = []
-
-    def work() -> None:
-        seen.append(is_batch_invariant())
-        with torch_cubin.batch_invariant(False):
-            seen.append(is_batch_invariant())
-
     config = pytest.importorskip("torch._inductor.config")
-    options = ("batch_invariant", "emulate_precision_casts")
-    before = [getattr(config, name, None) for name in options]
-    with torch_cubin.install(batch_invariant=True) as outer:
-        assert "batch-invariant" in repr(outer)
-        assert all(getattr(config, name, True) for name in options)
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
+
+    def options() -> list[Any]:
+        names = ("batch_invariant", "emulate_precision_casts")
+        return [getattr(config, name, None) for name in names]
+
+    def state() -> tuple[Any, ...]:
+        """Of this thread: the switch, Inductor's options, and the key that they give its caches."""
+        return is_batch_invariant(), options(), config.get_hash()
+
+    before = state()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:  # a thread that was before install()
+        of_thread = pool.submit(state).result()
+        handle = torch_cubin.install(batch_invariant=True)
+        assert "batch-invariant" in repr(handle)
+        assert is_batch_invariant()
+        assert all(option is not False for option in options())
+        assert pool.submit(state).result()[:2] == state()[:2]
+        assert config.get_hash() != before[-1]
+        assert pool.submit(config.get_hash).result() != of_thread[-1]
         with torch_cubin.install():  # the last one's applies
             assert not is_batch_invariant()
+            assert options() == before[1]
         assert is_batch_invariant()
-    assert not is_batch_invariant()
-    assert [getattr(config, name, None) for name in options] == before
-    assert seen == [True, False]
+        pool.submit(handle.remove).result()  # in another thread than install()
+        assert state()[:2] == before[:2]
+        assert pool.submit(state).result() == of_thread
+    with torch_cubin.install(batch_invariant=True), torch_cubin.batch_invariant(False):
+        assert not is_batch_invariant()
     with pytest.raises(errors.InputError, match=r"\[input\].*batch_invariant"):
         torch_cubin.install(batch_invariant=1)
 

@@ -17,6 +17,9 @@
 //
 // Where groups divide K, a tile belongs to one group. Its first and last blocks of K have elements
 // of other groups, which the consumers overwrite with zeros in shared memory.
+//
+// A file of over 500 lines: both kinds of sums share the producer, the walk over tiles and the
+// scales, and a kernel's template is one file.
 #include "sm90_scaled_epilogue.cuh"
 #include "sm90_scaled_params.h"
 #include "sm90_scaled_step.cuh"

@@ -42,8 +42,9 @@ struct Norm {
   bool are_statistics(const Tensor& tensor) const {
     if (!is_defined(tensor)) return false;
     const TensorView view(tensor);
-    return view.dtype == ScalarType::Float && same_device(view, x) &&
-           row_sizes(view, 0).rows == sizes.rows;
+    const Shape shape = statistics_shape(x, dims);
+    return view.dtype == ScalarType::Float && same_device(view, x) && view.dim == shape.dim &&
+           std::equal(view.sizes, view.sizes + view.dim, shape.sizes);
   }
 
   TensorView x;

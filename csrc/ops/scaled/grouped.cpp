@@ -123,7 +123,7 @@ Tensor scaled_grouped_matmul_cpu(const Tensor& mat_a, const Tensor& mat_b, const
   }
   const auto product = [&](int64_t group, int64_t start, int64_t size) {
     if (of_k && is_block(recipe_a)) {
-      const BlocksOfK blocks(start, size);
+      const BlocksOfK blocks(size == 0 ? 0 : start, size);
       return scaled_matmul_cpu(blocks.of(x, 1), blocks.of(y, 0), blocks.scales(x_scale), recipe_a,
                                blocks.scales(y_scale), recipe_b, std::nullopt, dtype,
                                use_fast_accum);
