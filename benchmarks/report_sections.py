@@ -110,7 +110,8 @@ SECTIONS = (
         read=report_results.listed,
         command="benchmarks/bench_models.py --products --json FILE",
         about="The products of the blocks of 28 public models, between layer norms: cuBLAS's time "
-        "over ours. dW with db: the gradients of weight and bias together.",
+        "over ours; on the H100 every sixth. dW with db: the gradients of weight and bias "
+        "together.",
         groups={
             "models: forward, in context": "forward",
             "models: dX, in context": "dX",
@@ -125,7 +126,7 @@ SECTIONS = (
         read=report_results.listed,
         command="benchmarks/bench_models.py --blocks --json FILE",
         about="One transformer block in a CUDA graph: stock PyTorch's time, with its best "
-        "attention backend, over that under `drop_in()`.",
+        "attention backend, over that under `drop_in()`; on the H100 every second model.",
         groups={"blocks: forward": "forward", "blocks: training": "forward and backward"},
         goals=goals.MODELS,
     ),

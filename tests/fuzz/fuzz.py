@@ -55,7 +55,10 @@ FORMATS = {
 }
 DECLARED = ("schema", "expression", "contract", "manifest", "call", "tuned")
 # Files that need PyTorch or a driver: torch_shims.cpp and declared.cpp replace them.
-REPLACED = {"slots.cpp", "catalog.cpp", "stream.cpp", "internals.cpp", "settings.cpp", "dl.cpp"}
+REPLACED = {
+    *("slots.cpp", "catalog.cpp", "stream.cpp", "internals.cpp", "settings.cpp", "dl.cpp"),
+    "aten_norms.cpp",
+}
 
 # What only makes messages, checks or hashes: coverage there would count as progress.
 UNCOUNTED = (

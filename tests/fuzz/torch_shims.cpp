@@ -360,6 +360,14 @@ AOTITorchError aoti_torch_empty_strided(int64_t dim, const int64_t* sizes, const
   *made = handle_of(tensor);
   return 0;
 }
+AOTITorchError aoti_torch_is_defined(AtenTensorHandle, bool* defined) {
+  *defined = true;
+  return 0;
+}
+AOTITorchError aoti_torch_new_uninitialized_tensor(AtenTensorHandle* made) {
+  *made = handle_of(new_tensor());
+  return 0;
+}
 AOTITorchError aoti_torch_zero_(AtenTensorHandle) { return 0; }
 AOTITorchError aoti_torch_delete_tensor_object(AtenTensorHandle tensor) {
   --g_alive;

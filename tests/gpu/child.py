@@ -459,7 +459,8 @@ def _wrong_symmetric_products() -> list[str]:
 
     syrk, symm_square = torch.ops.cubin.syrk, torch.ops.cubin.symm_square
     tiles = ["128x256", "128x192", "128x128", "128x64"]
-    configs = [f"{tile}{kind}" for tile in tiles for kind in (" streamed in 2", " split in 3")]
+    kinds = "", " streamed in 2", " split in 3"
+    configs = [f"{tile}{kind}" for tile in tiles for kind in kinds]
     # Pairs are for more tiles than multiprocessors: of each matrix there are four.
     shapes = {(264, 520): configs, (33, 17): [""], (34, 264, 8): ["128x256 in pairs"]}
     wrong = []

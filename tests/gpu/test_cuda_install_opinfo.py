@@ -28,7 +28,7 @@ UNSET = ("torch.ops.aten._flash_attention_forward", "torch.ops.aten._efficient_a
 def cpu_tests(what: str) -> Any:
     """The module of the same tests on the CPU. It takes seconds to import: not when collected."""
     # torch.testing._internal needs a base class of its tests from expecttest; none of them runs.
-    if importlib.util.find_spec("expecttest") is None:
+    if "expecttest" not in sys.modules and importlib.util.find_spec("expecttest") is None:
         sys.modules["expecttest"] = types.ModuleType("expecttest")
         sys.modules["expecttest"].TestCase = unittest.TestCase  # type: ignore[attr-defined]
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "ops"))

@@ -80,7 +80,7 @@ def test_pytorchs_functions_are_served(generator: torch.Generator) -> None:
     a_scale, sizes, row = a_scale.view(-1), (33, 0, 63), torch.nn.functional.ScalingType.RowWise
     offs, wanted = ends_of(sizes), cases.expected_of_groups(args, sizes).bfloat16()
     options = {"offs": offs, "use_fast_accum": True}
-    for serving in (torch_cubin.install(policy="all"), torch_cubin.drop_in()):
+    for serving in (torch_cubin.install(policy="all"), torch_cubin.drop_in(policy="all")):
         torch_cubin.report(reset=True)
         with serving:
             outs = [
@@ -190,7 +190,7 @@ def test_pytorchs_function_of_groups_of_k_is_served(generator: torch.Generator) 
     options = {"offs": ends_of((48, 0, 112)), "out_dtype": torch.bfloat16, "use_fast_accum": True}
     scales = a_scale.reshape(-1), b_scale.reshape(-1)
     theirs = torch._scaled_grouped_mm(a, b, *scales, **options)
-    for serving in (torch_cubin.install(policy="all"), torch_cubin.drop_in()):
+    for serving in (torch_cubin.install(policy="all"), torch_cubin.drop_in(policy="all")):
         torch_cubin.report(reset=True)
         with serving:
             out = torch._scaled_grouped_mm(a, b, *scales, **options)
