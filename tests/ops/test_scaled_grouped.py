@@ -92,6 +92,8 @@ def test_blocks_of_k_may_belong_to_several_groups() -> None:
         right = wide[0][:, start:end] @ wide[1][:, start:end].t()
         torch.testing.assert_close(out[group].double(), right, rtol=1e-4, atol=1e-3)
         start = end
+    a_scale[:, 0] = torch.nan  # of a block in which the group without elements begins
+    assert op(*args, offs=torch.tensor(offs))[1].eq(0).all()
 
 
 def test_rules() -> None:
