@@ -109,8 +109,8 @@ _OVER_ROWS = {"sum": library.stand_over_sums, "norm": library.stand_over_norms}
 def register_over_rows(kind: str) -> None:
     """Registers our kernels of a kind, for the keys that have ours.
 
-    Called before a policy can serve it: registered, they cost the host up to a microsecond more for
-    every sum or norm of a program.
+    Called before a policy can serve it: registered, they cost the host some microseconds more for
+    every sum or norm of a program that they leave to PyTorch.
     """
     with _lock:
         for key in _registered.keys() - {key for each, key in _with_rows if each == kind}:

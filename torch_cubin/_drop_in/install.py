@@ -17,7 +17,7 @@ from torch_cubin._native.locks import fork_safe_lock
 
 _lock = fork_safe_lock()
 _active: list[Installation] = []  # the last one's policy applies; guarded by _lock
-_graphs_before: dict[str, bool] | None = None  # Inductor's options; guarded by _lock
+_graphs_before: dict[str, Any] | None = None  # Inductor's options; guarded by _lock
 
 _NO_PRODUCT = (
     "torch_cubin: install(tensor_parallel={}) cut no product. It knows the products whose K ranks "
