@@ -164,8 +164,10 @@ class FinishKernels : public MatmulKernels {
     constexpr ScalarType kFirst[] = {ScalarType::Half, ScalarType::BFloat16, ScalarType::Float};
     return std::find(std::begin(kFirst), std::end(kFirst), dtype) - kFirst;
   }
+  // Sums of float64 are never in splits.
   bool has_kernels_for(ScalarType dtype) const {
-    return kernels_[0][index_of(dtype)] != nullptr && kernels_[1][index_of(dtype)] != nullptr;
+    return kernels_[0][index_of(dtype)] != nullptr &&
+           (dtype == ScalarType::Double || kernels_[1][index_of(dtype)] != nullptr);
   }
 
   const Device& device_;
