@@ -4,7 +4,9 @@ and only if that is correct. Results are compared with the same graph without to
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import contextlib
+import threading
 import uuid
 from collections.abc import Iterator
 
@@ -269,6 +271,36 @@ def test_parameters_do_not_make_a_graph_compose_its_ops() -> None:
         ran = {row.op.removeprefix("cubin::") for row in torch_cubin.report().ran}
     assert {"linear_glu", "linears"} <= ran
     assert "linear" not in ran
+
+
+def test_graphs_that_other_threads_compile_are_folded() -> None:
+    """Since torch 2.13 an option that is assigned is the thread's own."""
+    torch._dynamo.reset()
+    x, w = _tensors((M, K), (N, K))
+
+    def layer(x, w):
+        return F.relu(F.linear(x, w)).exp()
+
+    def code() -> str:
+        with torch.no_grad():
+            return "".join(run_and_get_code(torch.compile(layer), x, w)[1])
+
+    class Users(CustomGraphPass):
+        def __call__(self, graph: torch.fx.Graph) -> None:
+            ran.append(threading.get_ident())
+
+        def uuid(self) -> None:
+            return None
+
+    ran: list[int] = []
+    with installed(), concurrent.futures.ThreadPoolExecutor(1) as pool:
+        assert "cubin_linear_activation" in pool.submit(code).result()
+        if hasattr(inductor_config, "_cache_config_factory_keys"):
+            assert pool.submit(lambda: inductor_config.inductor_choices_class).result()
+        torch._dynamo.reset()
+        with inductor_config.patch(post_grad_custom_pre_pass=Users()):  # which replaces ours
+            assert "cubin_linear_activation" not in code()
+    assert ran == [threading.get_ident()]
 
 
 def test_the_users_pass_runs_beside_ours() -> None:

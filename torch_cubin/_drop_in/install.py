@@ -14,6 +14,7 @@ from torch_cubin._drop_in import aten_kernels, muon, report
 from torch_cubin._drop_in import tensor_parallel as over_ranks
 from torch_cubin._native import library
 from torch_cubin._native.locks import fork_safe_lock
+from torch_cubin._pytorch import inductor_config
 
 _lock = fork_safe_lock()
 _active: list[Installation] = []  # the last one's policy applies; guarded by _lock
@@ -88,12 +89,8 @@ def _set_for_graphs(on: bool) -> None:
     """Sets Inductor's own options, which a program may have set before."""
     global _graphs_before
     if on and _graphs_before is None:
-        from torch_cubin._pytorch import inductor_config  # imported late: it imports Inductor
-
         _graphs_before = inductor_config.set_batch_invariant()
     elif not on and _graphs_before is not None:
-        from torch_cubin._pytorch import inductor_config
-
         inductor_config.set_batch_invariant(_graphs_before)
         _graphs_before = None
 

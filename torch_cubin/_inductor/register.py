@@ -60,4 +60,7 @@ def beside(users: Any) -> Any:
             settings = (install.graph_policy(), tensor_parallel.parts_of_graphs())
             return ("torch_cubin.fold", fold.VERSION, *settings, *theirs)
 
+        def __repr__(self) -> str:  # without an address: Inductor hashes copies of its options
+            return f"torch_cubin.fold after {passes}"
+
     return Fold()

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from torch_cubin._pytorch import inductor_config
 from torch_cubin._pytorch.imports import when_imported
 from torch_cubin._pytorch.internals import Feature
 
@@ -121,16 +122,17 @@ CHOICES = Feature(
 
 
 def set_choices(choices: Callable[[str, list[Any]], list[Any]], key: Callable[[], Any]) -> None:
-    """Passes Inductor's choices for each product through a function, unless the user has set
-    choices before. `key` becomes part of the key of Inductor's caches.
+    """Passes Inductor's choices for each product through a function, where the user has not set
+    choices. `key` becomes part of the key of Inductor's caches.
 
     Only where PyTorch calls the factory for that key (2.13): older versions pickle it.
     """
 
     def loaded(config: Any) -> None:
         factories = getattr(config, "_cache_config_factory_keys", ())
-        if "inductor_choices_class" in factories and config.inductor_choices_class is None:
-            config.inductor_choices_class = functools.partial(_make_choices, choices, key)
+        if "inductor_choices_class" in factories:
+            ours = functools.partial(_make_choices, choices, key)
+            inductor_config.set_default(config, "inductor_choices_class", ours)
 
     when_imported("torch._inductor.config", loaded)
 
@@ -198,8 +200,12 @@ def set_pass(make: Callable[[Any], Any]) -> None:
     """
 
     def loaded(config: Any) -> None:
-        if hasattr(config, "post_grad_custom_pre_pass") and pass_type() is not None:
-            config.post_grad_custom_pre_pass = make(config.post_grad_custom_pre_pass)
+        if not hasattr(config, "post_grad_custom_pre_pass") or pass_type() is None:
+            return
+        users = config.post_grad_custom_pre_pass
+        inductor_config.set_default(config, "post_grad_custom_pre_pass", make(None))
+        if users is not None:  # which is this thread's own
+            config.post_grad_custom_pre_pass = make(users)
 
     when_imported("torch._inductor.config", loaded)
 
