@@ -47,10 +47,18 @@ def draw(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
 
 
+def in_order(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The product as the reference adds it. PyTorch's own order depends on the processor."""
+    total = a.new_zeros(())
+    for k in range(a.shape[-1]):
+        total = total + a[..., k, None] * b[..., k, None, :]
+    return total
+
+
 def by_tree(a: torch.Tensor, b: torch.Tensor, parts: int) -> torch.Tensor:
     """The sum as documented, of products in float64 that are rounded to float32."""
     cuts = zip(a.double().chunk(parts, -1), b.double().chunk(parts, -2), strict=True)
-    sums = [(x @ y).to(torch.float64 if a.dtype == torch.float64 else torch.float32)
+    sums = [in_order(x, y).to(torch.float64 if a.dtype == torch.float64 else torch.float32)
             for x, y in cuts]  # fmt: skip
     while len(sums) > 1:
         pairs = [x + y for x, y in zip(sums[::2], sums[1::2], strict=False)]
