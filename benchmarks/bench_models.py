@@ -32,6 +32,7 @@ from typing import Any
 
 import bench_goals
 import common
+import kernel_times
 import model_blocks
 import model_products
 import models
@@ -85,6 +86,11 @@ def whole(options: argparse.Namespace, only: Sequence[str]) -> tuple[list[Any], 
         runner = whole_models.Runner(case, device)
         if options.calls:
             served_calls.print_lines(str(case), served_calls.lines_of(runner.run))
+            continue
+        if options.kernels:
+            for mode in wanted:
+                for name, call in runner.prepared(mode, contenders):
+                    kernel_times.print_lines(f"{case}, {mode}, {name}", call)
             continue
         for mode in wanted:
             begin = time.monotonic()
@@ -183,6 +189,9 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", help="of --models")
     parser.add_argument(
         "--calls", action="store_true", help="of --models: time their products and attentions"
+    )
+    parser.add_argument(
+        "--kernels", action="store_true", help="of --models: the GPU's time by kernels"
     )
     parser.add_argument("--small", action="store_true", help="of --models: tiny ones")
     parser.add_argument("--sweep", metavar="FILE", type=Path, help="append to these lines")

@@ -193,6 +193,17 @@ class Runner:
         finish()
         return (time.perf_counter() - begin) / count
 
+    def prepared(
+        self, mode: str, contenders: list[str]
+    ) -> Iterator[tuple[str, Callable[[], object]]]:
+        """Each contender, entered, and its call, which has compiled what it compiles."""
+        for name, call in self.calls(mode, contenders).items():
+            with CONTENDERS[name]():
+                self._empty_cache()
+                call()
+                call()
+                yield name, call
+
     def measured(self, mode: str, contenders: list[str]) -> Iterator[Cell]:
         calls = self.calls(mode, contenders)
         counts, memory, errors, shares, launches = {}, {}, {}, {}, {}
