@@ -178,13 +178,20 @@ def mask_of_tiles(kind: str, rows: int, columns: int, g: torch.Generator) -> tor
         tiles = torch.rand(2, 3, -(-rows // 128), -(-columns // 80), generator=g, device=ac.DEVICE)
         mask = (tiles > 0.8).repeat_interleave(128, 2).repeat_interleave(80, 3)
         mask = mask[:, :, :rows, :columns]
+    elif kind == "ranges":  # of every warpgroup's 64 queries, half of which see nothing
+        sizes = (2, 3, -(-rows // 64), 1)
+        first, last = (
+            torch.randint(0, columns, sizes, generator=g, device=ac.DEVICE).repeat_interleave(64, 2)
+            for _ in range(2)
+        )
+        mask = ((j >= first) & (j < last))[:, :, :rows]
     else:
         lengths = torch.tensor([[1], [columns - 260]], device=ac.DEVICE)
         mask = (j < lengths)[:, None, None, :]
     return mask.expand(2, 3 if kind != "padding" else 1, -1, -1).contiguous()
 
 
-@pytest.mark.parametrize("kind", ["causal", "documents", "window", "islands", "padding"])
+@pytest.mark.parametrize("kind", ["causal", "documents", "window", "islands", "ranges", "padding"])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_boolean_masks_by_tile(kind: str, head_dim: int, nan_memory) -> None:
     """Of more blocks of keys than a word has classes; alone, with a band, and with ALiBi."""

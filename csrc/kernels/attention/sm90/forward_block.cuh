@@ -21,11 +21,12 @@ namespace sm90 {
 // Kernels' configs inherit it. They also have: Params; kN, the keys of a block; kPanels of
 // kPanelColumns each, kPanelBytes a row; kPingPong (consumers take turns), kMasked, kTakesNext (of
 // AttentionSchedule), kKeepsKeys (a tile may find the keys of the one before in the ring),
-// kSendsNextBlock and kNextBlock (ReceivedKeyBlocks); the registers of both sorts of warps;
+// kSendsNextBlock, kNextBlock and Mask (ReceivedKeyBlocks); the registers of both sorts of warps;
 // describe_tile(), which fills a Tile, and load_values(), which loads a block of values.
 template <int kGroups_, int kQSlots_, int kStages_, int kQBytes_, int kKvBytes_, class Tile_>
 struct ForwardBlock {
   using Tile = Tile_;
+  using Mask = NoMask;
   static constexpr int kGroups = kGroups_, kQSlots = kQSlots_, kStages = kStages_, kRing = 8;
   static constexpr int kRows = 64 * kGroups, kThreads = kWarpgroup * (kGroups + 1);
   static constexpr int kQBytes = kQBytes_, kKvBytes = kKvBytes_;
@@ -131,6 +132,7 @@ TC_DEVICE void produce_keys(const typename C::Params& p, u32 shared,
     if (tiles[entry].blocks == 0) return;
     bool loaded = number > 0 && has_same_keys<C>(tiles[entry], tiles[(number - 1) % C::kRing]);
     KeyBlocks<C::kRows, C::kMasked> blocks(p, tiles[entry]);
+    [[maybe_unused]] std::conditional_t<kIsValues, NoMask, typename C::Mask> mask(p, tiles[entry]);
     typename C::Tile tile = tiles[entry];
 #pragma unroll 1
     for (;; blocks.next()) {
@@ -138,7 +140,7 @@ TC_DEVICE void produce_keys(const typename C::Params& p, u32 shared,
       barrier_sleep(empty + 8 * slot.stage, slot.phase ^ 1);
       if constexpr (C::kSendsNextBlock && !kIsValues) {
         store_shared(shared + C::kNextBlock + 4 * slot.stage,
-                     ReceivedKeyBlocks::describe_next(blocks));
+                     ReceivedKeyBlocks<typename C::Mask>::describe_next(blocks, mask));
       }
       if (loaded) {
         barrier_arrive(arrived);

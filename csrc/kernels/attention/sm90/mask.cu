@@ -4,7 +4,7 @@
 //
 // A block of threads converts a tile of queries by four blocks of keys: first 16 keys of a row at a
 // time become bits in shared memory, then each thread makes the words of a row's block of keys from
-// them.
+// them. A tile's line of classes is followed by those of its warpgroups' 64 queries each.
 #include "mask_bits.cuh"
 #include "mask_classes.cuh"
 #include "mask_params.h"
@@ -21,7 +21,8 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 4)
     TC_KERNEL(const __grid_constant__ Sm90MaskParams p) {
   // Two words more, so that threads of adjacent rows use different banks.
   __shared__ u16 bits[kMaskTileRows][kMostPieces + 2];
-  __shared__ u32 found;  // two bits for each block of keys: some key is visible, some key is hidden
+  // Two bits for each block of keys: some key is visible to 64 queries, some key is hidden.
+  __shared__ u32 found[kMaskTileRows / 64];
   wait_for_previous_kernel();
   int chunk = blockIdx.x % p.chunks;
   tc_int64 line = blockIdx.x / p.chunks;
@@ -33,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 4)
   const unsigned char* from = p.mask + batch * p.stride[0] +
                               (plane - batch * p.heads) * p.stride[1] + first_row * p.stride[2];
   if (blockIdx.x == 0 && threadIdx.x == 0) *p.next = 0;
-  if (threadIdx.x == 0) found = 0;
+  if (threadIdx.x < kMaskTileRows / 64) found[threadIdx.x] = 0;
   static_assert(kMostPieces == 32);  // a lane has one of each row
   int piece = threadIdx.x % 32, column = first_column + 16 * piece;
   if (piece < pieces) {
@@ -66,10 +67,17 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 4)
       classes = ((visible != 0 ? 1u : 0u) | (visible != count ? 2u : 0u)) << 2 * of_chunk;
     }
     classes = __reduce_or_sync(~0u, classes);
-    if (threadIdx.x % 32 == 0) atomicOr(&found, classes);
+    if (threadIdx.x % 32 == 0) atomicOr(&found[row / 64], classes);  // a warp's rows are 8
   }
   __syncthreads();
-  if (threadIdx.x == 0) store_classes(p, line, chunk, found);
+  // The tile's line, and those of its warpgroups. A row for all queries is every warpgroup's.
+  int groups = p.tile_rows / 64, of_line = static_cast<int>(threadIdx.x);
+  if (of_line > groups) return;
+  u32 classes = found[p.rows == 1 ? 0 : max(of_line - 1, 0)];
+  if (of_line == 0) {
+    for (int g = 1; g < groups; ++g) classes |= found[g];
+  }
+  store_classes(p, line * (groups + 1) + of_line, chunk, classes);
 }
 
 }  // namespace torch_cubin::TC_KERNEL

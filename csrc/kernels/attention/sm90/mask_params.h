@@ -12,7 +12,8 @@ constexpr int kMaskTileRows = 192, kMaskTileColumns = 128;
 struct Sm90MaskParams {
   const unsigned char* mask;  // one byte for each key: 0 hides
   // Sm90MaskTiles (sm90/forward_params.h): [batch][head][row][block of keys][4] and
-  // [batch][head][tile][classes_of_tile], with the mask's batches, heads and rows.
+  // [batch][head][tile][1 + tile_rows / 64][classes_of_tile], with the mask's batches, heads and
+  // rows: the classes of a tile, then those of each 64 queries of it.
   unsigned* words;
   unsigned char* classes;
   int* next;           // set to 0

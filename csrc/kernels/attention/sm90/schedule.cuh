@@ -26,6 +26,13 @@ struct MaskedTile : AttentionTile {
 template <bool kMasked>
 using TileOf = std::conditional_t<kMasked, MaskedTile, AttentionTile>;
 
+// A tile in kernels whose warpgroups skip blocks of keys at both ends of those of the tile.
+template <int kGroups>
+struct GroupedTile : MaskedTile {
+  int2 seen[kGroups];  // the last and the first block that a warpgroup computes
+  u32 first;           // the flags of `last_block`
+};
+
 // A word of Sm90MaskClass without a mask.
 constexpr u32 kAllHideNone = kMaskHidesNone * 0x55555555u;
 
@@ -43,6 +50,24 @@ TC_DEVICE const u32* mask_classes(const Sm90AttentionParams& p, const AttentionT
   if (p.mask.classes == nullptr) return nullptr;
   return p.mask.classes + tile.batch * p.mask.class_stride[0] + tile.head * p.mask.class_stride[1] +
          tile.row / kRows * p.mask.class_stride[2];
+}
+
+// The keys that any of rows `row` to `row + rows - 1` attends to, in blocks of kTileN. Rows that
+// attend to none get one block, in which the mask then hides everything.
+template <int kTileN>
+TC_DEVICE void key_blocks(const Sm90Sequence& s, int row, int rows, int& last_block, int& blocks) {
+  int last_row = min(row + rows, s.rows) - 1;
+  int last = min(s.columns - 1, last_row + s.last);
+  int first = max(0, row + s.first);
+  last_block = last < first ? 0 : last / kTileN;
+  blocks = last < first ? 1 : last_block - first / kTileN + 1;
+}
+
+// The words of a line of Sm90MaskClass.
+template <int kTileN>
+TC_DEVICE int mask_class_words(const Sm90Lengths& p) {
+  constexpr int kWordKeys = kTileN * kMaskWordBlocks;
+  return (p.seqlen_k + kWordKeys - 1) / kWordKeys;
 }
 
 // The blocks of keys of a tile of kRows, from the last one down, without those that a mask hides
@@ -107,38 +132,132 @@ class KeyBlocks {
   u32 word_;
 };
 
+// A flag of a block of keys in the words of ReceivedKeyBlocks.
+constexpr u32 kLastBlock = 1u << 31;
+
+// For kernels that send no blocks.
+struct NoMask {
+  template <class Params, class Tile>
+  TC_DEVICE NoMask(const Params&, const Tile&) {}
+};
+
+// Whether a mask hides something of a block from a tile, or adds to its logits.
+struct TileMask {
+  static constexpr u32 kMaskedBlock = 1u << 30, kBlockNumber = kMaskedBlock - 1;
+
+  TC_DEVICE TileMask(const Sm90AttentionParams&, const MaskedTile&) {}
+
+  template <int kRows>
+  TC_DEVICE u32 flags(const KeyBlocks<kRows, true>& blocks) const {
+    return blocks.is_masked() ? kMaskedBlock : 0;
+  }
+};
+
+// For each warpgroup of 64 queries: whether a boolean mask hides something of a block from it, and
+// whether the block is its last one. The lines of the warpgroups' classes follow that of their
+// tile.
+template <int kGroups, int kTileN>
+class GroupMask {
+ public:
+  static constexpr u32 kMaskedBlock = 1u << 28, kGroupsLast = 1u << 25;  // of the first warpgroup
+  static constexpr u32 kBlockNumber = kGroupsLast - 1;
+
+  TC_DEVICE GroupMask(const Sm90AttentionParams& p, const GroupedTile<kGroups>& tile)
+      : tile_(tile),
+        lines_(mask_classes<64 * kGroups>(p, tile)),
+        words_(mask_class_words<kTileN>(p.lengths)) {}
+
+  TC_DEVICE u32 flags(const KeyBlocks<64 * kGroups, true>& blocks) const {
+    u32 flags = 0;
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      if (blocks.block == tile_.seen[g].y) flags |= kGroupsLast << g;
+    }
+    if (lines_ == nullptr) return flags;
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      u32 word = load(g, blocks.block / kMaskWordBlocks);
+      u32 of_block = word >> blocks.block % kMaskWordBlocks * 2 & 3;
+      if (of_block != kMaskHidesNone) flags |= kMaskedBlock << g;
+    }
+    return flags;
+  }
+
+  // The last and the first block, of those of the tile, of which a warpgroup sees something: of the
+  // band, and of what the mask leaves of it. The tile's last one if there is none.
+  TC_DEVICE int2 seen(int group) const {
+    int last, blocks, row = tile_.row + 64 * group;
+    key_blocks<kTileN>(tile_.sequence, row, 64, last, blocks);
+    int first = max(last - blocks, tile_.last_block - tile_.blocks) + 1;
+    last = min(last, tile_.last_block);
+    int2 none = make_int2(tile_.last_block, tile_.last_block);
+    if (last < first || row >= tile_.sequence.rows) return none;
+    if (lines_ == nullptr) return make_int2(last, first);
+    int most = -1, least = 0;
+#pragma unroll 1
+    for (int word = last / kMaskWordBlocks; word >= first / kMaskWordBlocks; --word) {
+      u32 seen = visible_blocks(load(group, word));
+      if (word == last / kMaskWordBlocks) seen &= blocks_up_to(last);
+      if (word == first / kMaskWordBlocks) seen &= blocks_from(first);
+      if (seen == 0) continue;
+      if (most < 0) most = word * kMaskWordBlocks + (31 - __clz(seen)) / 2;
+      least = word * kMaskWordBlocks + (__ffs(seen) - 1) / 2;
+    }
+    return most < 0 ? none : make_int2(most, least);
+  }
+
+ private:
+  TC_DEVICE u32 load(int group, int word) const {
+    return __ldg(lines_ + (group + 1) * words_ + word);
+  }
+
+  const GroupedTile<kGroups>& tile_;
+  const u32* lines_;
+  int words_;
+};
+
 // A tile's blocks of keys in consumers of `masked` and `added` kernels: the first one comes from
 // the tile, each other one with the previous block from the thread that loads the keys, which has
-// the time to find it.
+// the time to find it. Mask: TileMask or GroupMask.
+template <class Mask>
 class ReceivedKeyBlocks {
  public:
   int block;
 
   ReceivedKeyBlocks() = default;
   TC_DEVICE ReceivedKeyBlocks(const Sm90AttentionParams&, const MaskedTile& tile)
-      : block(tile.last_block), received_(tile.blocks == 1 ? kLast : 0) {
-    if ((tile.classes >> block % kMaskWordBlocks * 2 & 3) != kMaskHidesNone) received_ |= kIsMasked;
+      : block(tile.last_block), received_(tile.blocks == 1 ? kLastBlock : 0) {
+    if ((tile.classes >> block % kMaskWordBlocks * 2 & 3) != kMaskHidesNone) {
+      received_ |= Mask::kMaskedBlock;
+    }
   }
+  template <int kGroups>
+  TC_DEVICE ReceivedKeyBlocks(const Sm90AttentionParams&, const GroupedTile<kGroups>& tile)
+      : block(tile.last_block), received_(tile.first | (tile.blocks == 1 ? kLastBlock : 0)) {}
 
-  TC_DEVICE bool is_last() const { return (received_ & kLast) != 0; }
-  TC_DEVICE bool is_masked() const { return (received_ & kIsMasked) != 0; }
+  TC_DEVICE bool is_last() const { return (received_ & kLastBlock) != 0; }
+  TC_DEVICE bool is_masked(int group = 0) const {
+    return (received_ & Mask::kMaskedBlock << group) != 0;
+  }
+  TC_DEVICE bool is_groups_last(int group) const {
+    return (received_ & Mask::kGroupsLast << group) != 0;
+  }
 
   TC_DEVICE void next(u32 received) {
     received_ = received;
-    block = static_cast<int>(received & (kIsMasked - 1));
+    block = static_cast<int>(received & Mask::kBlockNumber);
   }
 
   // The argument of next() after the block of `blocks`; meaningless after the last one.
   template <int kRows>
-  static TC_DEVICE u32 describe_next(KeyBlocks<kRows, true> blocks) {
+  static TC_DEVICE u32 describe_next(KeyBlocks<kRows, true> blocks, const Mask& mask) {
     if (blocks.is_last()) return 0;
     blocks.next();
-    return static_cast<u32>(blocks.block) | (blocks.is_last() ? kLast : 0) |
-           (blocks.is_masked() ? kIsMasked : 0);
+    return static_cast<u32>(blocks.block) | (blocks.is_last() ? kLastBlock : 0) |
+           mask.flags(blocks);
   }
 
  private:
-  static constexpr u32 kIsMasked = 1u << 30, kLast = 1u << 31;
   u32 received_;
 };
 
@@ -146,17 +265,6 @@ class ReceivedKeyBlocks {
 struct TilePlace {
   int query, head, batch;
 };
-
-// The keys that any of rows `row` to `row + rows - 1` attends to, in blocks of kTileN. Rows that
-// attend to none get one block, in which the mask then hides everything.
-template <int kTileN>
-TC_DEVICE void key_blocks(const Sm90Sequence& s, int row, int rows, int& last_block, int& blocks) {
-  int last_row = min(row + rows, s.rows) - 1;
-  int last = min(s.columns - 1, last_row + s.last);
-  int first = max(0, row + s.first);
-  last_block = last < first ? 0 : last / kTileN;
-  blocks = last < first ? 1 : last_block - first / kTileN + 1;
-}
 
 // Removes entirely hidden blocks of keys before the first visible one and after the last; keeps one
 // of them if none is visible.

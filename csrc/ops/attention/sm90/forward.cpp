@@ -210,9 +210,10 @@ class Sm90Forward : public AttentionForwardKernels {
                     std::optional<Workspace>& memory) const {
     const Sm90MaskGrid grid(all, row.rows, row.columns);
     const int64_t line = grid.blocks * 4, classes = class_bytes(grid);  // line: words
+    const int64_t lines = 1 + row.rows / kQueryRows;  // the tile's classes, its warpgroups'
     // The counter, the words, the classes.
     const int64_t words_at = 16, classes_at = words_at + grid.planes * grid.rows * line * 4;
-    memory.emplace(device_, classes_at + grid.planes * grid.tiles * classes);
+    memory.emplace(device_, classes_at + grid.planes * grid.tiles * lines * classes);
     Sm90MaskParams params{};
     params.mask = static_cast<const unsigned char*>(all.mask);
     params.next = reinterpret_cast<int*>(memory->data());
@@ -225,7 +226,7 @@ class Sm90Forward : public AttentionForwardKernels {
     out.mask.words = params.words;
     out.mask.classes = reinterpret_cast<const unsigned*>(params.classes);
     grid.strides(out.mask.word_stride, grid.rows, line);
-    grid.strides(out.mask.class_stride, grid.tiles, classes / 4);
+    grid.strides(out.mask.class_stride, grid.tiles, lines * classes / 4);
   }
 
   // The same for an additive mask.
