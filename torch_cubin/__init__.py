@@ -13,13 +13,14 @@ _process.require_main_interpreter()  # before anything imports torch
 
 # Without PyTorch, only inspect() and the helpers for building C++ programs are available.
 if not _process.without_torch():
-    from torch_cubin._native import library as _library
+    with _process.without_collecting():
+        from torch_cubin._native import library as _library
 
-    _library.load()  # first: the other modules use the ops that the library defines
+        _library.load()  # first: the other modules use the ops that the library defines
 
-    from torch_cubin._drop_in import at_import as _drop_in_at_import
-    from torch_cubin._inductor import register as _inductor
-    from torch_cubin._ops import register as _register
+        from torch_cubin._drop_in import at_import as _drop_in_at_import
+        from torch_cubin._inductor import register as _inductor
+        from torch_cubin._ops import register as _register
 
 from torch_cubin.errors import Error  # noqa: E402
 
@@ -160,9 +161,10 @@ def __dir__() -> list[str]:
 
 
 if not _process.without_torch():
-    _register.register()
-    _inductor.register()
-    _drop_in_at_import.register()
+    with _process.without_collecting():
+        _register.register()
+        _inductor.register()
+        _drop_in_at_import.register()
     try:
         _library.packages_error()  # of TORCH_CUBIN_PACKAGES, which the library has loaded
     except Error:

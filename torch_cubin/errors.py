@@ -137,17 +137,17 @@ def fault(
 ) -> Error:
     """The exception for `tag`; builds the message by the template, like fail() in C++."""
     # An object may be a file name, which may contain line ends.
-    text = f"torch_cubin [{tag}]: {_CONTROL.sub(_escaped, object)} {problem}"
+    text = f"torch_cubin [{tag}]: {re.sub(_CONTROL, _escaped, object)} {problem}"
     if expected:
         text += f": expected {expected}"
     if got:
         text += f", got {got}" if expected else f": got {got}"
-    text = "\n".join(_CONTROL.sub(_escaped, line) for line in f"{text}. {advice}".split("\n"))
+    text = "\n".join(re.sub(_CONTROL, _escaped, line) for line in f"{text}. {advice}".split("\n"))
     return make(tag, text.rstrip())
 
 
 # Characters that move a terminal's cursor, and unpaired surrogates, which cannot be printed.
-_CONTROL = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\ud800-\\udfff]")
+_CONTROL = "[\\x00-\\x1f\\x7f-\\x9f\\ud800-\\udfff]"  # compiled when the first error is made
 
 
 def _escaped(match: re.Match[str]) -> str:
