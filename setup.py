@@ -273,14 +273,16 @@ def build_cpp_library(objects: list[Path], folder: Path) -> None:
         joined.unlink(missing_ok=True)
 
 
-def copy_kernels(source: Path, target: Path) -> None:
-    """Copies the manifest and the files that it lists: the folder may contain older cubins."""
+def archive_kernels(source: Path, target: Path) -> None:
+    """Writes archives of the cubins that the manifest lists: the folder may contain older ones."""
+    import archives  # beside build.py, which kernel_build() puts on the path
+
     shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
     manifest = json.loads((source / "manifest.json").read_text())
-    listed = [entry["file"] for entry in manifest["kernels"]]
-    for name in ["manifest.json", *listed]:
-        (target / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source / name, target / name)
+    manifest = archives.write_archives(source, target, manifest)
+    text = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
+    (target / "manifest.json").write_text(text)
 
 
 def kernel_archs(kernels, log=print) -> tuple[str, ...]:
@@ -314,7 +316,7 @@ def build_ext_class():
                 self.build_all(jobs)
             if not self.inplace and (PACKAGE / "cubins" / "manifest.json").is_file():
                 # Not package_data: that is collected before the kernels are built.
-                copy_kernels(PACKAGE / "cubins", Path(self.build_lib) / "torch_cubin" / "cubins")
+                archive_kernels(PACKAGE / "cubins", Path(self.build_lib) / "torch_cubin" / "cubins")
 
         def build_all(self, jobs: int) -> None:
             kernels = kernel_build()

@@ -5,7 +5,10 @@
 // torch_cubin_free (csrc/c_answer.h). Modules and launches are in c_api_modules.cpp.
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
+#include <new>
 #include <nlohmann/json.hpp>
+#include <vector>
 
 #include "c_answer.h"
 #include "cubin/error.h"
@@ -38,6 +41,12 @@ json device_json(int index) {
   return out;
 }
 
+void* copy_bytes(const std::vector<uint8_t>& bytes) {
+  void* copy = std::malloc(bytes.size());
+  if (copy == nullptr) throw std::bad_alloc();
+  return std::memcpy(copy, bytes.data(), bytes.size());
+}
+
 }  // namespace
 }  // namespace torch_cubin
 
@@ -47,6 +56,17 @@ using namespace torch_cubin;
 // driver.
 TORCH_CUBIN_API char* torch_cubin_catalog() {
   return answer([] { return catalog_with_refused(); });
+}
+
+// Sets `bytes` to a copy of a kernel's cubin, which the caller frees with torch_cubin_free, and
+// `size` to its size. Never touches the driver.
+TORCH_CUBIN_API char* torch_cubin_catalog_cubin(const char* name, const char* arch, void** bytes,
+                                                size_t* size) {
+  return answer([&] {
+    const auto cubin = catalog_cubin(given(name, "name"), given(arch, "arch"));
+    *given(bytes, "address") = copy_bytes(cubin);
+    *given(size, "size") = cubin.size();
+  });
 }
 
 // A device's attributes, and the arch of the catalog's kernels for it.

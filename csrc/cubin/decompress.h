@@ -1,5 +1,5 @@
-// LZ4 and zstd decoders for fatbins. The output must have exactly `size` bytes; otherwise [image]
-// is thrown.
+// LZ4 and zstd decoders for fatbins, and LZMA's for the archives of packages. The output must have
+// exactly `size` bytes; otherwise [image] is thrown.
 //
 // Implemented here, from the formats' documents, because nvcc 13 compresses with zstd, the library
 // links nothing that a torch installation may lack, and Python has no zstd before 3.14. Memory
@@ -23,6 +23,10 @@ Buffer lz4_decompress(const Bytes& stored, size_t size, const std::string& origi
 // One zstd frame (RFC 8878) without a dictionary. A checksum is not verified: fatbins have none,
 // and the output is untrusted anyway.
 Buffer zstd_decompress(const Bytes& stored, size_t size, const std::string& origin);
+
+// One LZMA stream behind the header of 13 bytes that Python's lzma.FORMAT_ALONE and `xz
+// --format=lzma` write; lc + lp may be at most 4. `size` must not be a number from untrusted data.
+Buffer lzma_decompress(const Bytes& stored, size_t size, const std::string& origin);
 
 // Throws [image] for damaged compressed data.
 [[noreturn]] void damaged_data(const std::string& origin, const std::string& problem);

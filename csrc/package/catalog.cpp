@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "cubin/error.h"
 #include "driver/dl.h"
 #include "package/load_error.h"
 
@@ -67,6 +68,15 @@ json catalog_json() {
   out["archs"] = archs;
   out["loaded"] = loaded;
   return out;
+}
+
+std::vector<uint8_t> catalog_cubin(const std::string& name, const std::string& arch) {
+  Package& package = catalog();
+  for (const PackageKernel& kernel : package.kernels()) {
+    if (kernel.entry().name == name && kernel.entry().arch == arch) return kernel.cubin();
+  }
+  fail({"no_kernel", package.label(), "has no kernel of this name", "one of those in its manifest",
+        "'" + printable(name) + "' for " + printable(arch), ""});
 }
 
 }  // namespace torch_cubin

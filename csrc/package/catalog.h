@@ -1,7 +1,9 @@
 // The catalog: the package of built-in kernels that ships with the library.
 #pragma once
 
+#include <cstdint>
 #include <string>
+#include <vector>
 
 #include "package/package.h"
 
@@ -14,5 +16,8 @@ Package& catalog();
 
 // The manifest plus "path", "archs" and "loaded" [{"name", "arch"}].
 nlohmann::json catalog_json();
+
+// A kernel's cubin. Throws [no_kernel], and as PackageKernel::cubin() does.
+std::vector<uint8_t> catalog_cubin(const std::string& name, const std::string& arch);
 
 }  // namespace torch_cubin

@@ -8,6 +8,7 @@
 
 #include "cubin/arch.h"
 #include "cubin/error.h"
+#include "package/archived_files.h"
 #include "package/fields.h"
 
 namespace torch_cubin {
@@ -98,9 +99,10 @@ void Package::read_kernels() {
     if (!version.is_number_integer() || version != kKernelsVersion) {
       throw std::runtime_error("version " + shown_json(version));
     }
+    const auto files = with_archives(files_, *manifest_);
     std::set<std::pair<std::string, std::string>> seen;
     for (const json& object : manifest_->at("kernels")) {
-      const KernelEntry& entry = kernels_.emplace_back(object, files_).entry();
+      const KernelEntry& entry = kernels_.emplace_back(object, files).entry();
       if (!seen.emplace(entry.name, entry.arch).second) {
         throw std::runtime_error("kernel '" + entry.name + "' stands twice for " + entry.arch);
       }

@@ -114,6 +114,11 @@ PackageKernel::PackageKernel(const json& entry, std::shared_ptr<const PackageFil
 
 PackageKernel::~PackageKernel() = default;
 
+std::vector<uint8_t> PackageKernel::cubin() const {
+  return read_hashed(*files_, entry_.file, entry_.sha256, kCubinLimit,
+                     "Build the kernels again, or install the package again.");
+}
+
 Kernel& PackageKernel::load() {
   refuse_forked();
   std::lock_guard<std::mutex> lock(mutex_);
@@ -122,8 +127,7 @@ Kernel& PackageKernel::load() {
 
   SourceImage source;
   source.origin = files_->origin(entry_.file);
-  source.bytes = read_hashed(*files_, entry_.file, entry_.sha256, kCubinLimit,
-                             "Build the kernels again, or install the package again.");
+  source.bytes = cubin();
   source.image = parse_cubin(source.bytes.data(), source.bytes.size(), source.origin);
   const KernelInfo& info = source.image.kernel(entry_.symbol);
   if (!same_params(info.params, entry_.params)) {

@@ -66,6 +66,9 @@ class PackageKernel {
   // few multiprocessors. Loads the kernel. `dynamic_shared` is as in Grid.
   bool has_capacity_for_cluster(int64_t blocks, const Device& device, int64_t dynamic_shared = -1);
 
+  // The cubin, verified by its sha256. Throws [file], [hash], [image].
+  std::vector<uint8_t> cubin() const;
+
   bool loaded() const { return kernel_.load(std::memory_order_acquire) != nullptr; }
 
  private:

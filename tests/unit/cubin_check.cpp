@@ -7,7 +7,7 @@
 //   truncate_inspect FILE, flip_inspect FILE SEED COUNT: the same with inspect_to_json
 //   edit_inspect FILE LIMIT  every field of the first LIMIT bytes
 //   unpack FILE INDEX... OUT the entry's bytes; of a container in a container: two indexes
-//   decompress lz4|zstd FILE SIZE OUT
+//   decompress lz4|zstd|lzma FILE SIZE OUT
 //   rank SM ENTRY...         how well entries such as cubin:90a, ptx:80 serve a device; 0: not
 //   append FILE              refuses trailing bytes?
 //   edit FILE                every byte and every field of every table, set to what breaks parsers
@@ -267,8 +267,10 @@ void decompress(const std::vector<std::string>& words) {
   std::copy(file.begin(), file.end(), copy.get());
   const Bytes stored(copy.get(), file.size());
   const size_t size = std::stoul(words.at(3));
-  write_file(words.at(4).c_str(), words.at(1) == "lz4" ? lz4_decompress(stored, size, "the data")
-                                                       : zstd_decompress(stored, size, "the data"));
+  const auto decoder = words.at(1) == "lz4"    ? lz4_decompress
+                       : words.at(1) == "zstd" ? zstd_decompress
+                                               : lzma_decompress;
+  write_file(words.at(4).c_str(), decoder(stored, size, "the data"));
   std::puts("done");
 }
 

@@ -252,15 +252,15 @@ def test_doctor_folds_the_working_internals_of_pytorch(no_gpu, monkeypatch, caps
     assert f"of {len(every)} " in folded[0]
 
 
-def test_doctor_finds_a_changed_kernel(no_gpu, monkeypatch, capsys, tmp_path) -> None:
-    (tmp_path / "a.cubin").write_bytes(b"changed")
-    entry = {"file": "a.cubin", "arch": "sm_90a", "dtype": "float32", "sha256": "0" * 64}
+def test_doctor_finds_a_changed_kernel(no_gpu, monkeypatch, capsys) -> None:
+    entry = {"name": "a", "arch": "sm_90a", "dtype": "float32"}
     monkeypatch.setattr(
-        library, "catalog", lambda: {**CATALOG, "path": str(tmp_path), "kernels": [entry]}
+        library, "catalog", lambda: {**CATALOG, "path": "/made/up", "kernels": [entry, entry]}
     )
+    monkeypatch.setattr(library, "catalog_cubin", _raise("hash"))
     status, text = _doctor(capsys)
     assert status == 1
-    assert "a.cubin is missing or not what the manifest promises" in text
+    assert text.count("BAD torch_cubin [hash]") == 1
 
 
 def test_doctor_finds_a_kernel_that_the_library_refuses(no_gpu, monkeypatch, capsys) -> None:
@@ -328,7 +328,7 @@ BROKEN = {
 @pytest.mark.parametrize("case", BROKEN)
 def test_doctor_continues_after_a_failed_check(case, no_gpu, monkeypatch, capsys) -> None:
     object_, name, error, said = BROKEN[case]
-    monkeypatch.setattr(doctor, "_is_whole", lambda *arguments: True)  # it reads every kernel
+    monkeypatch.setattr(library, "catalog_cubin", lambda *arguments: b"")  # it reads every kernel
     monkeypatch.setattr(object_, name, _fails(error))
     status, text = _doctor(capsys)
     assert said in text

@@ -1,8 +1,9 @@
-"""lz4_decompress and zstd_decompress: against the formats' own tools, and on damaged data."""
+"""The decoders of LZ4, zstd and LZMA: against the formats' own tools, and on damaged data."""
 
 from __future__ import annotations
 
 import json
+import lzma
 import random
 import struct
 import subprocess
@@ -196,3 +197,58 @@ def test_zstd_survives_damage(tmp_path: Path) -> None:
             assert json.loads(line)["error"]["tag"] == "image"
         else:
             assert line == "done" or json.loads(line)["error"]["tag"] == "image"
+
+
+def lzma_pack(data: bytes, **options: int) -> bytes:
+    filters = [{"id": lzma.FILTER_LZMA1, "dict_size": 1 << 20, **options}]
+    return lzma.compress(data, format=lzma.FORMAT_ALONE, filters=filters)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"lc": 0, "lp": 3, "pb": 4}, {"lc": 4, "pb": 0}, {"lc": 0, "lp": 4, "preset": 0}],
+    ids=str,
+)
+def test_lzma_agrees_with_the_library(options: dict[str, int], tmp_path: Path) -> None:
+    for name, data in samples().items():
+        stored = lzma_pack(data, **options)
+        assert stored[5:13] == b"\xff" * 8  # no size: an end marker
+        assert decompress("lzma", stored, len(data), tmp_path) == data, name
+
+
+def test_lzma_with_a_size_in_its_header(tmp_path: Path) -> None:
+    data = b"abcabcabcd" * 50
+    stored = bytearray(lzma_pack(data))
+    stored[5:13] = struct.pack("<Q", len(data) - 1)
+    refused("lzma", bytes(stored), len(data), tmp_path, "names another size")
+    # The end marker stands behind the data, where the size has ended them.
+    stored[5:13] = struct.pack("<Q", len(data))
+    refused("lzma", bytes(stored), len(data), tmp_path, "bytes behind their end")
+
+
+def test_lzma_refuses_damage(tmp_path: Path) -> None:
+    data = (real_cubins.DATA / "several.sm_90a.cuda130.cubin").read_bytes()
+    stored = lzma_pack(data)
+    size = len(data)
+    refused("lzma", stored, size - 1, tmp_path, "more than their size")
+    refused("lzma", stored, size + 1, tmp_path, "less than their size")
+    refused("lzma", stored + b"\0", size, tmp_path, "bytes behind their end")
+    refused("lzma", b"\xe1" + stored[1:], size, tmp_path, "their header is damaged")
+    refused("lzma", b"\x08" + stored[1:], size, tmp_path, "their header is damaged")  # lc = 8
+    refused("lzma", stored[:13] + b"\1" + stored[14:], size, tmp_path, "first byte is not zero")
+    refused("lzma", stored[:14] + b"\xff" * 9, size, tmp_path, "first number is too large")
+    refused("lzma", stored, 1 << 40, tmp_path, "too few for their size")
+    random.seed(11)
+    commands, out = [], tmp_path / "plain"
+    for number in range(600):
+        damaged = bytearray(stored)
+        for _ in range(random.randrange(1, 4)):
+            damaged[random.randrange(len(stored))] ^= 1 << random.randrange(8)
+        path = tmp_path / str(number)
+        path.write_bytes(stored[: number * len(stored) // 600] if number % 2 else damaged)
+        commands.append(("decompress", "lzma", path, size, out))
+    for number, line in enumerate(cubin_check.run(*commands)):
+        if line != "done":
+            assert json.loads(line)["error"]["tag"] == "image"
+        else:
+            assert number % 2 == 0, "accepted what was cut"

@@ -10,7 +10,9 @@ from __future__ import annotations
 import email
 import hashlib
 import importlib.util
+import io
 import json
+import lzma
 import os
 import re
 import shutil
@@ -126,19 +128,6 @@ def test_missing_compiler_says_how_to_get_one(monkeypatch):
 # --- the wheel ---
 
 
-def test_wheel_leaves_stale_cubins_behind(tmp_path):
-    source = tmp_path / "source"
-    (source / "sm_80").mkdir(parents=True)
-    (source / "sm_80" / "new.cubin").write_bytes(b"new")
-    (source / "sm_80" / "old.cubin").write_bytes(b"old")
-    manifest = {"kernels": [{"file": "sm_80/new.cubin"}]}
-    (source / "manifest.json").write_text(json.dumps(manifest))
-    target = tmp_path / "target"
-    load_file("setup.py").copy_kernels(source, target)
-    files = {path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file()}
-    assert files == {"manifest.json", "sm_80/new.cubin"}
-
-
 def test_a_wheel_for_some_architectures_says_which(tmp_path):
     setup, manifest = load_file("setup.py"), tmp_path / "manifest.json"
     assert setup.partial_build_number(manifest) is None
@@ -197,16 +186,21 @@ def test_wheel_requires_the_torch_of_the_constant(wheel):
 
 @built_here
 def test_wheel_holds_library_and_kernels_and_nothing_else(wheel):
-    manifest = json.loads((CUBINS / "manifest.json").read_text())
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-        for kernel in manifest["kernels"]:
-            data = archive.read(f"torch_cubin/cubins/{kernel['file']}")
-            assert hashlib.sha256(data).hexdigest() == kernel["sha256"]
-        assert json.loads(archive.read("torch_cubin/cubins/manifest.json")) == manifest
+        manifest = json.loads(archive.read("torch_cubin/cubins/manifest.json"))
+        found, expected = {}, set()
+        for each in manifest.pop("archives"):
+            expected.add(f"torch_cubin/cubins/{each['file']}")
+            joined = io.BytesIO(lzma.decompress(archive.read(f"torch_cubin/cubins/{each['file']}")))
+            for file in each["files"]:
+                data = joined.read(file["size"])
+                found[file["file"]] = hashlib.sha256(data).hexdigest()
+            assert joined.read() == b""
+    assert manifest == json.loads((CUBINS / "manifest.json").read_text())
+    assert found == {kernel["file"]: kernel["sha256"] for kernel in manifest["kernels"]}
     assert "torch_cubin/_C.so" in names
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "torch_cubin").rglob("*.py")}
-    expected = {f"torch_cubin/cubins/{kernel['file']}" for kernel in manifest["kernels"]}
     expected |= modules | {"torch_cubin/_C.so", "torch_cubin/cubins/manifest.json"}
     folder = ROOT / "torch_cubin"
     for_cpp = (

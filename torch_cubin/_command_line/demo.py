@@ -101,7 +101,7 @@ def _show_kernels(gpu: bool) -> None:
     entries.sort(key=lambda entry: math.prod(entry["tile"]))  # so that the largest tile is kept
     chosen = {tuple(e[key] for key in ("family", "kind", "math")): e for e in entries}
     for entry in chosen.values():
-        image = torch_cubin.inspect(Path(catalog["path"], entry["file"]))
+        image = torch_cubin.inspect(library.catalog_cubin(entry["name"], arch))
         assert isinstance(image, Image), "the catalog is of cubins"
         kernel = image[entry["symbol"]]
         shared = kernel.static_shared + entry["dynamic_shared"]

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import importlib
 import importlib.util
 import os
@@ -17,6 +16,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -129,32 +129,26 @@ def _catalog() -> Iterator[Finding]:
     )
     for arch in catalog["archs"]:
         entries = [kernel for kernel in kernels if kernel["arch"] == arch]
-        changed = [entry["file"] for entry in entries if not _is_whole(catalog["path"], entry)]
-        size = sum(_size(Path(catalog["path"], entry["file"])) for entry in entries)
+        cubins = [_cubin(entry) for entry in entries]
+        size = sum(len(cubin) for cubin in cubins if isinstance(cubin, bytes))
+        wrong = [cubin for cubin in cubins if not isinstance(cubin, bytes)]
         dtypes = ", ".join(sorted({entry["dtype"] for entry in entries}))
         yield (
-            not changed,
+            not wrong,
             f"{arch}: {counted(len(entries), 'kernel')}, {size / 1e6:.1f} MB: {dtypes}",
         )
-        for file in changed:
-            yield False, f"{file} is missing or not what the manifest promises: build it again"
+        for error in dict.fromkeys(map(str, wrong)):  # kernels of one archive fail alike
+            yield False, error
     for refused in catalog["refused"]:
         yield False, f"{refused['arch']}: {refused['message']}"
 
 
-def _is_whole(folder: str, entry: dict[str, str]) -> bool:
+def _cubin(entry: dict[str, Any]) -> bytes | errors.Error:
+    """The cubin of a kernel, whose sha256 is verified, or why it cannot be read."""
     try:
-        data = Path(folder, entry["file"]).read_bytes()
-    except OSError:
-        return False
-    return hashlib.sha256(data).hexdigest() == entry["sha256"]
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
+        return library.catalog_cubin(entry["name"], entry["arch"])
+    except errors.Error as error:
+        return error
 
 
 def _packages() -> Iterator[Finding]:

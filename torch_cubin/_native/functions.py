@@ -17,6 +17,7 @@ JSON = ctypes.c_void_p
 # The result and the arguments of each; their names begin with "torch_cubin_".
 FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "catalog": (JSON, []),
+    "catalog_cubin": (JSON, [TEXT, TEXT, ADDRESSES, SIZES]),
     "device": (JSON, [INT]),
     "free": (None, [ADDRESS]),
     "launches": (ctypes.c_int64, []),

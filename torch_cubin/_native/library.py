@@ -160,6 +160,20 @@ def catalog() -> dict[str, Any]:
     return _answer(load().torch_cubin_catalog())
 
 
+def catalog_cubin(name: str, arch: str) -> bytes:
+    """A built-in kernel's cubin, which may lie in an archive; verified by its sha256."""
+    library, data, size = load(), ADDRESS(), ctypes.c_size_t()
+    _answer(
+        library.torch_cubin_catalog_cubin(
+            name.encode(), arch.encode(), ctypes.byref(data), ctypes.byref(size)
+        )
+    )
+    try:
+        return ctypes.string_at(data, size.value)
+    finally:
+        library.torch_cubin_free(data)
+
+
 def device(index: int) -> dict[str, Any]:
     """The driver's facts of a GPU, and the arch chosen for it. Initialises the driver."""
     return _answer(load().torch_cubin_device(index))
