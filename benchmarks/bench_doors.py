@@ -54,10 +54,18 @@ def calls_of(device: str) -> dict[str, Callable[[], object]]:
     qg, one = q.clone().requires_grad_(), torch.ones(64, 64, **options)
 
     rows = torch.randn(4096, 64, **options)
+    rows_g, bias_g = rows.clone().requires_grad_(), bias.clone().requires_grad_()
     normed = functools.partial(F.layer_norm, normalized_shape=(64,), bias=bias)
 
     def trained_norm() -> None:
         torch.autograd.grad(normed(rows, weight=bg), bg, rows)
+
+    def wholly_trained_norm() -> None:
+        result = F.layer_norm(rows_g, (64,), bg, bias_g)
+        torch.autograd.grad(result, (rows_g, bg, bias_g), rows)
+
+    def trained_rms_norm() -> None:
+        torch.autograd.grad(F.rms_norm(rows_g, (64,), bg), (rows_g, bg), rows)
 
     def trained() -> None:
         torch.autograd.grad(torch.matmul(x, wg), wg, one)
@@ -79,7 +87,9 @@ def calls_of(device: str) -> dict[str, Callable[[], object]]:
         ),
         "attention, a gradient to take": lambda: F.scaled_dot_product_attention(qg, qg, qg),
         "layer norm, no gradient": torch.no_grad()(lambda: normed(x, weight=bias)),
-        "layer norm, forward and backward": trained_norm,
+        "layer norm, the weight's gradient": trained_norm,
+        "layer norm, forward and backward": wholly_trained_norm,
+        "RMS norm, forward and backward": trained_rms_norm,
         "relu (nothing to serve)": torch.no_grad()(lambda: torch.relu(x)),
     }
 

@@ -1,7 +1,8 @@
 // A stand-in libtorch_cuda.so: the symbols that the library asks of it, where PyTorch is a CPU
 // build. The current stream of device i is 0x5000 + i, or null, the default stream, if so asked.
-// PyTorch's products compute nothing, and are counted.
+// PyTorch's products compute nothing, and are counted. Its norms throw.
 #include <cstdint>
+#include <stdexcept>
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
@@ -31,3 +32,12 @@ FAKE_PRODUCT(baddbmm_out)
 
 // Its result would have to be made.
 EXPORTED int32_t aoti_torch_cuda_addmv(void*, void*, void*, double, double, void**) { return 1; }
+
+#define FAKE_NORM(symbol) \
+  EXPORTED void symbol() { throw std::runtime_error("PyTorch's own norm was called"); }
+FAKE_NORM(_ZN2at4cuda17native_layer_normERKNS_6TensorEN3c108ArrayRefIlEERKSt8optionalIS1_ESA_d)
+FAKE_NORM(
+    _ZN2at4cuda26native_layer_norm_backwardERKNS_6TensorES3_N3c108ArrayRefIlEES3_S3_RKSt8optionalIS1_ESA_St5arrayIbLm3EE)
+FAKE_NORM(_ZN2at4cuda15_fused_rms_normERKNS_6TensorEN3c108ArrayRefIlEERKSt8optionalIS1_ES7_IdE)
+FAKE_NORM(
+    _ZN2at4cuda24_fused_rms_norm_backwardERKNS_6TensorES3_N3c108ArrayRefIlEES3_RKSt8optionalIS1_ESt5arrayIbLm2EE)

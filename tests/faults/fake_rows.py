@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +13,10 @@ from c_layouts import ROWS, structure
 from fake_driver import tensors
 from faults import catalogs, launch_params
 from faults.forked import forked
+
+import torch_cubin
+from torch_cubin._drop_in import aten_kernels
+from torch_cubin._native import library
 
 NORM = structure(f"{ROWS}/norm_params.h", "NormParams")
 LOSSES = structure(f"{ROWS}/losses_params.h", "LossesParams")
@@ -91,6 +97,69 @@ def test_gradients_of_parameters_are_summed_in_parts(driver, columns: int, clust
     else:
         assert names == ["norm_backward", "norm_columns", "norm_columns"]
         assert (launches[1][1].parts, launches[1][1].sums_parts, last.sums_parts) == (16, 0, 16)
+
+
+SUMS, LAST = "norm_backward_sums", "norm_columns"
+
+
+@pytest.mark.parametrize("kind", ["layer_norm", "rms_norm"])
+@pytest.mark.parametrize(
+    ("mask", "kernels"),
+    [
+        ((True, True, True), [SUMS, LAST]),
+        ((True, False, False), ["norm_backward"]),
+        ((False, True, False), [LAST, LAST]),  # without reading the gradient's rows once more
+        ((False, True, True), [LAST, LAST]),
+        ((False, False, False), []),
+    ],
+)
+def test_install_computes_the_gradients_that_are_asked_for(driver, kind, mask, kernels) -> None:
+    def call() -> None:
+        rows, weight = empty(4096, 64), empty(64)
+        statistics = empty(4096, 1, dtype=torch.float32)
+        with torch_cubin.install(policy="all"):
+            if kind == "layer_norm":
+                made = torch.ops.aten.native_layer_norm_backward(
+                    rows, rows, [64], statistics, statistics, weight, weight, mask
+                )
+            else:
+                made = torch.ops.aten._fused_rms_norm_backward(
+                    rows, rows, [64], statistics, weight, mask[:2]
+                )
+        assert [each is not None for each in made] == [*mask[: len(made)]]
+
+    launches = launches_of(driver, call, NORM)
+    assert [launch["kernel"].partition("_rows_")[0] for launch, _ in launches] == kernels
+    for _, params in launches:
+        assert bool(params.grad_x) == mask[0]
+        assert bool(params.sums_w) == mask[1]
+        assert bool(params.sums_b) == (mask[2] and kind == "layer_norm")
+
+
+@pytest.mark.parametrize(
+    ("rows", "mask", "reason"),
+    [
+        (4096, (True, True, False), None),
+        (4096, (False, True, True), "no gradient of the input"),
+        (4095, (True, True, True), "few rows"),
+    ],
+)
+def test_gradients_that_fastest_serves(rows: int, mask, reason) -> None:
+    def call() -> list[str]:
+        known = {"gpu": "Fake GPU", "kinds": ["norm"], "dtypes": ["bfloat16"]}
+        x, weight = empty(rows, 64), empty(64)
+        statistics = empty(rows, 1, dtype=torch.float32)
+        with torch_cubin.install(), contextlib.suppress(RuntimeError):  # PyTorch's norm is none
+            library.set_known_speed(json.dumps({"rows": [known]}))
+            aten_kernels.register_over_rows("norm")
+            torch.ops.aten.native_layer_norm_backward(
+                x, x, [64], statistics, statistics, weight, weight, mask
+            )
+        return [row.reason for row in torch_cubin.report().declined]
+
+    found = forked(call)
+    assert len(found) == (reason is not None)
+    assert all(each.startswith(reason) for each in found)
 
 
 def test_losses_of_rows_and_their_gradients(driver) -> None:

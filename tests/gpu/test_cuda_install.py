@@ -150,9 +150,11 @@ def test_fastest_serves_norms_of_measured_sizes() -> None:
         assert left == declined
         assert name in {row.function for row in report.served}
     with torch_cubin.install():
+        F.layer_norm(x.detach(), (1152,), x[0]).sum().backward()
         F.layer_norm(x[:16, :768].contiguous(), (768,))
-        (left,) = (row.reason for row in torch_cubin.report().declined if row.function == name)
-    assert left == "few elements, which are not known to be quicker"
+        left = {row.function: row.reason for row in torch_cubin.report().declined}
+    assert left[f"{name}_backward"].startswith("no gradient of the input")
+    assert left[name] == "few elements, which are not known to be quicker"
 
 
 def test_calls_of_norms_that_pytorch_computes() -> None:

@@ -9,9 +9,9 @@
 namespace torch_cubin {
 namespace {
 
-// PyTorch's forward is as quick with fewer rows and fewer columns, its backward with fewer rows;
-// longer rows have not been measured (2026-11-28_h100_norms.json, 2026-11-27_h200_rows.json in
-// benchmarks/results).
+// PyTorch's forward is as quick with fewer rows and fewer columns, its backward with fewer rows or
+// without the input's gradient, which is one kernel of its and two of ours; longer rows have not
+// been measured (2026-11-28_h100_norms.json, 2026-11-27_h200_rows.json in benchmarks/results).
 constexpr int64_t kFewNormRows = 128, kFewNormColumns = 1024, kMostNormColumns = 16384;
 constexpr int64_t kFewBackwardRows = 4096;
 
@@ -78,15 +78,16 @@ const char* why_not_norm(const Norm& norm, Policy policy) {
 }
 
 const char* why_not_backward(const Norm& norm, const Tensor& grad_out, const Tensor& rstd,
-                             Policy policy) {
+                             const std::vector<bool>& mask, Policy policy) {
   if (const char* reason = why_not_norm(norm, policy)) return reason;
   if (!norm.x.on_cuda()) return nullptr;
   if (!is_defined(grad_out) || !norm.is_like(TensorView(grad_out)) || !norm.are_statistics(rstd)) {
     return "a gradient or statistics of another dtype or shape";
   }
-  return policy == Policy::kFastest && norm.sizes.rows < kFewBackwardRows
-             ? "few rows, which are not known to be quicker"
-             : nullptr;
+  if (policy != Policy::kFastest) return nullptr;
+  if (mask.empty() || !mask[0]) return "no gradient of the input, which is not known to be quicker";
+  return norm.sizes.rows < kFewBackwardRows ? "few rows, which are not known to be quicker"
+                                            : nullptr;
 }
 
 // Whether our kernels run: on the CPU the reference does, which is PyTorch's own kernel.
@@ -107,16 +108,18 @@ OptionalTensor given(const OptionalTensor& tensor) {
   return tensor && is_defined(*tensor) ? tensor : std::nullopt;
 }
 
-// The gradients that were asked for, of input, weight and bias.
+// The gradients that were asked for, of input, weight and bias; the others are undefined.
 ThreeTensors gradients(const Norm& norm, const Tensor& grad_out, const Tensor& input,
-                       const Tensor& mean, const Tensor& rstd, const OptionalTensor& weight,
-                       const OptionalTensor& bias, const std::vector<bool>& mask, bool centered) {
-  const bool of_weight = wants(mask, 1, weight), of_bias = wants(mask, 2, bias);
-  const auto bias_dtype = of_bias ? std::optional(norm.x.dtype) : std::nullopt;
-  auto [x, w, b] = norm_backward_cuda(grad_out, std::nullopt, input, mean, rstd, given(weight),
-                                      norm.dims, std::nullopt, centered, of_weight, bias_dtype);
-  return {mask[0] ? x : undefined_tensor(), of_weight ? w : undefined_tensor(),
-          of_bias ? b : undefined_tensor()};
+                       const Tensor* mean, const Tensor& rstd, const OptionalTensor& weight,
+                       const OptionalTensor& bias, const std::vector<bool>& mask) {
+  NormGradientsWanted wanted{!mask.empty() && mask[0], wants(mask, 1, weight), std::nullopt};
+  if (wants(mask, 2, bias)) wanted.bias = norm.x.dtype;
+  const auto [x, w, b] = differentiate_norm(grad_out, std::nullopt, input, mean, rstd,
+                                            given(weight), norm.dims, wanted);
+  const auto or_undefined = [](const OptionalTensor& found) {
+    return found ? *found : undefined_tensor();
+  };
+  return {or_undefined(x), or_undefined(w), or_undefined(b)};
 }
 
 template <size_t kCount>
@@ -137,9 +140,9 @@ ThreeTensors aten_layer_norm(const Tensor& input, const std::vector<int64_t>& no
     const Norm norm(input, normalized_shape, weight, bias);
     if (serves(op, norm, why_not_norm(norm, policy))) {
       const ServedCall served;
-      auto [out, sum, mean, rstd] = norm_cuda(input, std::nullopt, normalized_shape, given(weight),
-                                              given(bias), eps, /*centered=*/true);
-      return {out, mean, rstd};
+      const NormResults made = normalize(input, std::nullopt, normalized_shape, given(weight),
+                                         given(bias), eps, /*centered=*/true);
+      return {made.out, *made.mean, made.rstd};
     }
   }
   return aten_native_layer_norm(TensorView(input).on_cuda(), input, normalized_shape, weight, bias,
@@ -156,13 +159,13 @@ ThreeTensors aten_layer_norm_backward(const Tensor& grad_out, const Tensor& inpu
   const Policy policy = serving_policy();
   if (policy != Policy::kOff) {
     const Norm norm(input, normalized_shape, weight, bias);
-    const char* reason = why_not_backward(norm, grad_out, rstd, policy);
+    const char* reason = why_not_backward(norm, grad_out, rstd, output_mask, policy);
     if (reason == nullptr && norm.x.on_cuda() && !norm.are_statistics(mean)) {
       reason = "a gradient or statistics of another dtype or shape";
     }
     if (serves(op, norm, reason)) {
       const ServedCall served;
-      return gradients(norm, grad_out, input, mean, rstd, weight, bias, output_mask, true);
+      return gradients(norm, grad_out, input, &mean, rstd, weight, bias, output_mask);
     }
   }
   return aten_native_layer_norm_backward(TensorView(input).on_cuda(), grad_out, input,
@@ -178,9 +181,9 @@ TwoTensors aten_rms_norm(const Tensor& input, const std::vector<int64_t>& normal
     const Norm norm(input, normalized_shape, weight, std::nullopt);
     if (serves(op, norm, why_not_norm(norm, policy))) {
       const ServedCall served;
-      auto [out, sum, mean, rstd] = norm_cuda(input, std::nullopt, normalized_shape, given(weight),
-                                              std::nullopt, eps, /*centered=*/false);
-      return {out, rstd};
+      const NormResults made = normalize(input, std::nullopt, normalized_shape, given(weight),
+                                         std::nullopt, eps, /*centered=*/false);
+      return {made.out, made.rstd};
     }
   }
   return aten_fused_rms_norm(input, normalized_shape, weight, eps);
@@ -194,10 +197,10 @@ TwoTensors aten_rms_norm_backward(const Tensor& grad_out, const Tensor& input,
   const Policy policy = serving_policy();
   if (policy != Policy::kOff) {
     const Norm norm(input, normalized_shape, weight, std::nullopt);
-    if (serves(op, norm, why_not_backward(norm, grad_out, rstd, policy))) {
+    if (serves(op, norm, why_not_backward(norm, grad_out, rstd, output_mask, policy))) {
       const ServedCall served;
-      auto [x, w, b] = gradients(norm, grad_out, input, no_elements(norm.x, ScalarType::Float),
-                                 rstd, weight, std::nullopt, output_mask, false);
+      auto [x, w, b] = gradients(norm, grad_out, input, /*mean=*/nullptr, rstd, weight,
+                                 std::nullopt, output_mask);
       return {x, w};
     }
   }

@@ -88,6 +88,22 @@ class RowsBackend : public KernelBackend {
 
 const RowsBackend g_rows;
 
+// A kernel of kind norm_backward_sums, with its fields.
+struct SumsKernel {
+  explicit SumsKernel(PackageKernel& kernel) : kernel(&kernel), block(kernel.entry().block[0]) {
+    const KernelFields fields(kernel);
+    int64_t tile[3];
+    fields.triple("tile", 1, tile);
+    width = tile[1];
+    stages = fields.integer("stages", 1);
+    blocks = fields.integer("blocks", 1);
+  }
+  PackageKernel* kernel;
+  int64_t block;           // threads
+  int64_t width;           // columns of a block
+  int64_t stages, blocks;  // blocks of a multiprocessor
+};
+
 struct RowsTable {
   explicit RowsTable(const Device& device) : family("rows", device) {
     family.for_each_backend<KernelBackend>([&](const KernelBackend&, const auto& own) {
@@ -103,10 +119,14 @@ struct RowsTable {
         });
       }
     }
+    for (size_t i = 0; i < std::size(kDtypes); ++i) {
+      for (PackageKernel* each : kernels[kNormBackwardSums][i]) sums[i].emplace_back(*each);
+    }
   }
   FamilyKernels family;
   // Those of few threads first.
   std::vector<PackageKernel*> kernels[kRowsKinds][std::size(kDtypes)];
+  std::vector<SumsKernel> sums[std::size(kDtypes)];  // read once: their manifest is slow to search
   ClusterCapacity clusters{kMostCluster};
 };
 
@@ -134,9 +154,13 @@ bool find_stride(const TensorView& x, int64_t dims, int64_t* stride) {
 
 const RowsTable& table_of(const Device& device) { return g_rows_tables.get(device); }
 
+int64_t dtype_index(ScalarType dtype) {
+  return std::find(kDtypes, std::end(kDtypes), dtype) - kDtypes;
+}
+
 const std::vector<PackageKernel*>& kernels_of(RowsKind kind, ScalarType dtype,
                                               const RowsTable& table) {
-  const int64_t own = std::find(kDtypes, std::end(kDtypes), dtype) - kDtypes;
+  const int64_t own = dtype_index(dtype);
   const std::vector<PackageKernel*>& found = table.kernels[kind][own];
   if (found.empty()) {
     table.family.fail_no_kernel(std::string("rows, kind ") + kKinds[kind].name + ", " +
@@ -197,27 +221,24 @@ SumsLayout::SumsLayout(const Device& device, const RowSizes& sizes, ScalarType r
                        bool with_grad_sum) {
   if (!has_vectors(sizes)) return;
   const RowsTable& table = table_of(device);
-  const std::vector<PackageKernel*>& of_kind = kernels_of(kNormBackwardSums, row_dtype, table);
-  for (PackageKernel* each : of_kind) {
-    const KernelFields fields(*each);
-    int64_t tile[3];
-    fields.triple("tile", 1, tile);
-    const int64_t block = each->entry().block[0], width = tile[1];
-    threads = shares(sizes.columns, width / block, block);
+  kernels_of(kNormBackwardSums, row_dtype, table);  // throws if there is none
+  const std::vector<SumsKernel>& of_dtype = table.sums[dtype_index(row_dtype)];
+  for (const SumsKernel& each : of_dtype) {
+    threads = shares(sizes.columns, each.width / each.block, each.block);
     cluster = 1;
-    if (each == of_kind.back() && device.sm >= kClusterArch) {
-      cluster = shares(sizes.columns, width, kMostCluster);
-      if (cluster > 1) cluster = std::min(cluster, table.clusters.ask(*each, device));
+    if (&each == &of_dtype.back() && device.sm >= kClusterArch) {
+      cluster = shares(sizes.columns, each.width, kMostCluster);
+      if (cluster > 1) cluster = std::min(cluster, table.clusters.ask(*each.kernel, device));
     }
-    if (sizes.columns > width * cluster) continue;
+    if (sizes.columns > each.width * cluster) continue;
     vectors = ceil_div(sizes.columns, threads * cluster * kRowVector);
-    grid.dynamic_shared = fields.integer("stages", 1) * (with_grad_sum ? 3 : 2) * vectors * block *
+    grid.dynamic_shared = each.stages * (with_grad_sum ? 3 : 2) * vectors * each.block *
                           kRowVector * element_size(row_dtype);
     constexpr int64_t kReservedShared = 1024;  // the system's, and for sums
     if (grid.dynamic_shared > device.shared_optin - kReservedShared) continue;
-    kernel = each;
-    parts = std::min(ceil_div(sizes.rows, kLeastPasses * (block / threads)),
-                     fields.integer("blocks", 1) * kMultiprocessors / cluster);
+    kernel = each.kernel;
+    parts = std::min(ceil_div(sizes.rows, kLeastPasses * (each.block / threads)),
+                     each.blocks * kMultiprocessors / cluster);
     grid.x = parts * cluster;
     grid.cluster_x = cluster;
     return;

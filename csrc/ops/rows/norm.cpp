@@ -1,10 +1,12 @@
 // Layer norm, RMS norm and their derivative on CUDA, by csrc/kernels/rows/norm*.cu.
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "kernels/rows/norm_params.h"
 #include "ops/common/stable_ops.h"
 #include "ops/rows/kernels.h"
+#include "pytorch/contiguous.h"
 #include "runtime/device.h"
 
 namespace torch_cubin {
@@ -20,29 +22,43 @@ Tensor empty_like_rows(const TensorView& x) {
 void* written(const Tensor& tensor) { return tensor.mutable_data_ptr(); }
 float* floats(const Tensor& tensor) { return static_cast<float*>(tensor.mutable_data_ptr()); }
 
-// The gradient of x, with sums over parts of the rows in `sums_w` and `sums_b`, and the gradients
-// of weight and bias that are these sums' sums; each where its tensor is not null.
+// As the kernels read it; a copy if it is not contiguous. Most are, and a call of PyTorch's
+// contiguous() would cost the host more than all other checks of a call.
+Tensor dense(const Tensor& statistics) {
+  const TensorView view(statistics);
+  return is_contiguous(view.sizes, view.strides, view.dim) ? statistics
+                                                           : torch::stable::contiguous(statistics);
+}
+
+// The gradient of x unless p.grad_x is null, with sums over parts of the rows, and the gradients of
+// weight and bias that are these sums' sums; each where its tensor is not null.
 void differentiate_with_sums(NormParams& p, const Device& gpu, const RowSizes& sizes,
-                             ScalarType dtype, const Tensor* grad_weight, const Tensor* grad_bias) {
-  const SumsLayout layout(gpu, sizes, dtype, p.grad_sum != nullptr);
-  const bool fused = layout.kernel != nullptr;
+                             ScalarType dtype, const OptionalTensor& grad_weight,
+                             const OptionalTensor& grad_bias) {
+  std::optional<SumsLayout> layout;
+  if (p.grad_x != nullptr) layout.emplace(gpu, sizes, dtype, p.grad_sum != nullptr);
+  const bool fused = layout && layout->kernel != nullptr;
   const int64_t parts =
-      fused ? layout.parts : std::clamp<int64_t>(ceil_div(sizes.rows, kRowsOfPart), 1, kMostParts);
-  const int64_t bytes = parts * sizes.columns * 4;
-  const Workspace of_weight(gpu, grad_weight ? bytes : 0), of_bias(gpu, grad_bias ? bytes : 0);
-  if (grad_weight) p.sums_w = reinterpret_cast<float*>(of_weight.data());
-  if (grad_bias) p.sums_b = reinterpret_cast<float*>(of_bias.data());
+      fused ? layout->parts : std::clamp<int64_t>(ceil_div(sizes.rows, kRowsOfPart), 1, kMostParts);
+  const int64_t elements = parts * sizes.columns;
+  const int64_t kinds = (grad_weight ? 1 : 0) + (grad_bias ? 1 : 0);
+  const Workspace sums(gpu, kinds * elements * 4);
+  auto* next = reinterpret_cast<float*>(sums.data());
+  if (grad_weight) p.sums_w = std::exchange(next, next + elements);
+  if (grad_bias) p.sums_b = next;
   PackageKernel& columns = rows_kernel(kNormColumns, dtype, gpu);
   const int64_t blocks = blocks_of_columns(sizes);
   if (fused) {
     p.rows = sizes.rows;
     p.columns = static_cast<int>(sizes.columns);
-    p.threads = static_cast<int>(layout.threads);
-    p.cluster = static_cast<int>(layout.cluster);
-    p.vectors = static_cast<int>(layout.vectors);
-    launch(*layout.kernel, layout.grid, gpu, p);
+    p.threads = static_cast<int>(layout->threads);
+    p.cluster = static_cast<int>(layout->cluster);
+    p.vectors = static_cast<int>(layout->vectors);
+    launch(*layout->kernel, layout->grid, gpu, p);
   } else {
-    launch_rows(kNormBackward, p, gpu, sizes, dtype);
+    if (p.grad_x != nullptr) launch_rows(kNormBackward, p, gpu, sizes, dtype);
+    p.rows = sizes.rows;
+    p.columns = static_cast<int>(sizes.columns);
     p.parts = static_cast<int>(parts);
     launch(columns, {blocks, parts}, gpu, p);
   }
@@ -54,9 +70,9 @@ void differentiate_with_sums(NormParams& p, const Device& gpu, const RowSizes& s
 
 }  // namespace
 
-Normed norm_cuda(const Tensor& input, const OptionalTensor& residual,
-                 const std::vector<int64_t>& normalized_shape, const OptionalTensor& weight,
-                 const OptionalTensor& bias, std::optional<double> eps, bool centered) {
+NormResults normalize(const Tensor& input, const OptionalTensor& residual,
+                      const std::vector<int64_t>& normalized_shape, const OptionalTensor& weight,
+                      const OptionalTensor& bias, std::optional<double> eps, bool centered) {
   const char* op = norm_name(centered, residual.has_value());
   const TensorView x(input);
   const auto dims = static_cast<int64_t>(normalized_shape.size());
@@ -69,15 +85,13 @@ Normed norm_cuda(const Tensor& input, const OptionalTensor& residual,
   const auto new_statistics = [&] {
     return empty_cuda(statistics.sizes, statistics.dim, ScalarType::Float, x.device_index);
   };
-  const Tensor out = empty_like_rows(x);
-  const Tensor sum = residual ? empty_like_rows(x) : no_elements(x, x.dtype);
-  const Tensor mean = centered ? new_statistics() : no_elements(x, ScalarType::Float);
-  const Tensor rstd = new_statistics();
-  Normed result{out, sum, mean, rstd};
+  NormResults result{empty_like_rows(x), std::nullopt, std::nullopt, new_statistics()};
+  if (residual) result.sum = empty_like_rows(x);
+  if (centered) result.mean = new_statistics();
   if (sizes.rows == 0) return result;
   if (sizes.columns == 0) {
-    torch::stable::fill_(mean, NAN);
-    torch::stable::fill_(rstd, NAN);
+    if (centered) torch::stable::fill_(*result.mean, NAN);
+    torch::stable::fill_(result.rstd, NAN);
     return result;
   }
   std::optional<RowsOperand> own[4];
@@ -89,7 +103,7 @@ Normed norm_cuda(const Tensor& input, const OptionalTensor& residual,
   if (residual) {
     p.residual = read(1, *residual).data;
     p.residual_stride = own[1]->stride;
-    p.sum = written(sum);
+    p.sum = written(*result.sum);
   }
   if (weight) {
     p.weight = read(2, *weight).data;
@@ -99,48 +113,58 @@ Normed norm_cuda(const Tensor& input, const OptionalTensor& residual,
     p.bias = read(3, *bias).data;
     p.bias_dtype = row_dtype(op, TensorView(*bias).dtype);
   }
-  p.out = written(out);
-  if (centered) p.mean = floats(mean);
-  p.rstd = floats(rstd);
+  p.out = written(result.out);
+  if (centered) p.mean = floats(*result.mean);
+  p.rstd = floats(result.rstd);
   p.centered = centered;
   p.eps = static_cast<float>(eps_of(eps, x.dtype));
   launch_rows(kNorm, p, device(x.device_index), sizes, x.dtype);
   return result;
 }
 
-NormGradients norm_backward_cuda(const Tensor& grad_out, const OptionalTensor& grad_sum,
-                                 const Tensor& x_tensor, const Tensor& mean, const Tensor& rstd,
-                                 const OptionalTensor& weight, int64_t dims,
-                                 std::optional<double> /*eps*/, bool centered, bool needs_weight,
-                                 std::optional<ScalarType> bias_dtype) {
+Normed norm_cuda(const Tensor& input, const OptionalTensor& residual,
+                 const std::vector<int64_t>& normalized_shape, const OptionalTensor& weight,
+                 const OptionalTensor& bias, std::optional<double> eps, bool centered) {
+  const NormResults made =
+      normalize(input, residual, normalized_shape, weight, bias, eps, centered);
+  const TensorView x(input);
+  return {made.out, made.sum ? *made.sum : no_elements(x, x.dtype),
+          made.mean ? *made.mean : no_elements(x, ScalarType::Float), made.rstd};
+}
+
+NormGradientsFound differentiate_norm(const Tensor& grad_out, const OptionalTensor& grad_sum,
+                                      const Tensor& x_tensor, const Tensor* mean,
+                                      const Tensor& rstd, const OptionalTensor& weight,
+                                      int64_t dims, const NormGradientsWanted& wanted) {
   constexpr const char* kOp = "_norm_backward";
   const TensorView x(x_tensor);
-  const RowSizes sizes =
-      check_norm_backward(TensorView(grad_out), view_of(grad_sum), x, TensorView(mean),
-                          TensorView(rstd), view_of(weight), dims, centered);
+  const bool centered = mean != nullptr;
+  const TensorView rstd_view(rstd);
+  const RowSizes sizes = check_norm_backward(TensorView(grad_out), view_of(grad_sum), x,
+                                             centered ? TensorView(*mean) : rstd_view, rstd_view,
+                                             view_of(weight), dims, centered);
   NormParams p{};
   p.row_dtype = row_dtype(kOp, x.dtype);
   check_length(kOp, sizes);
-  needs_weight = needs_weight && weight;
-  const auto gradient = [&](bool needed, ScalarType dtype) {
-    if (!needed) return no_elements(x, dtype);
+  const ScalarType weight_dtype = weight ? TensorView(*weight).dtype : x.dtype;
+  const auto of_row = [&](ScalarType dtype) {
     return empty_cuda(x.sizes + x.dim - dims, dims, dtype, x.device_index);
   };
-  const ScalarType weight_dtype = weight ? TensorView(*weight).dtype : x.dtype;
-  const Tensor grad_x = empty_like_rows(x);
-  const Tensor grad_weight = gradient(needs_weight, weight_dtype);
-  const Tensor grad_bias = gradient(bias_dtype.has_value(), bias_dtype.value_or(x.dtype));
-  NormGradients result{grad_x, grad_weight, grad_bias};
+  NormGradientsFound result;
+  if (wanted.x) result.x = empty_like_rows(x);
+  if (wanted.weight && weight) result.weight = of_row(weight_dtype);
+  if (wanted.bias) result.bias = of_row(*wanted.bias);
   if (sizes.rows == 0) {
-    torch::stable::fill_(grad_weight, 0);
-    torch::stable::fill_(grad_bias, 0);
+    if (result.weight) torch::stable::fill_(*result.weight, 0);
+    if (result.bias) torch::stable::fill_(*result.bias, 0);
     return result;
   }
   if (sizes.columns == 0) return result;
   const RowsOperand x_rows(x_tensor, dims, sizes), grad_rows(grad_out, dims, sizes);
   std::optional<RowsOperand> sum_rows, weight_rows;
-  const Tensor rstd_dense = torch::stable::contiguous(rstd);
-  const Tensor mean_dense = torch::stable::contiguous(mean);
+  const Tensor rstd_dense = dense(rstd);
+  OptionalTensor mean_dense;
+  if (centered) mean_dense = dense(*mean);
   p.x = x_rows.data;
   p.x_stride = x_rows.stride;
   p.grad_out = grad_rows.data;
@@ -155,19 +179,32 @@ NormGradients norm_backward_cuda(const Tensor& grad_out, const OptionalTensor& g
     p.weight = weight_rows->data;
   }
   p.weight_dtype = row_dtype(kOp, weight_dtype);
-  p.bias_dtype = row_dtype(kOp, bias_dtype.value_or(x.dtype));
-  p.grad_x = written(grad_x);
-  p.mean = centered ? floats(mean_dense) : nullptr;
+  p.bias_dtype = row_dtype(kOp, wanted.bias.value_or(x.dtype));
+  p.grad_x = result.x ? written(*result.x) : nullptr;
+  p.mean = centered ? floats(*mean_dense) : nullptr;
   p.rstd = floats(rstd_dense);
   p.centered = centered;
   const Device& gpu = device(x.device_index);
-  if (needs_weight || bias_dtype) {
-    differentiate_with_sums(p, gpu, sizes, x.dtype, needs_weight ? &grad_weight : nullptr,
-                            bias_dtype ? &grad_bias : nullptr);
-  } else {
+  if (result.weight || result.bias) {
+    differentiate_with_sums(p, gpu, sizes, x.dtype, result.weight, result.bias);
+  } else if (result.x) {
     launch_rows(kNormBackward, p, gpu, sizes, x.dtype);
   }
   return result;
+}
+
+NormGradients norm_backward_cuda(const Tensor& grad_out, const OptionalTensor& grad_sum,
+                                 const Tensor& x_tensor, const Tensor& mean, const Tensor& rstd,
+                                 const OptionalTensor& weight, int64_t dims,
+                                 std::optional<double> /*eps*/, bool centered, bool needs_weight,
+                                 std::optional<ScalarType> bias_dtype) {
+  const auto [grad_x, grad_weight, grad_bias] =
+      differentiate_norm(grad_out, grad_sum, x_tensor, centered ? &mean : nullptr, rstd, weight,
+                         dims, {true, needs_weight, bias_dtype});
+  const TensorView x(x_tensor);
+  const ScalarType weight_dtype = weight ? TensorView(*weight).dtype : x.dtype;
+  return {*grad_x, grad_weight ? *grad_weight : no_elements(x, weight_dtype),
+          grad_bias ? *grad_bias : no_elements(x, x.dtype)};
 }
 
 }  // namespace torch_cubin

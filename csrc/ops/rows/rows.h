@@ -51,6 +51,29 @@ NormGradients norm_backward_cuda(const Tensor& grad_out, const OptionalTensor& g
                                  std::optional<double> eps, bool centered, bool needs_weight,
                                  std::optional<ScalarType> bias_dtype);
 
+// Both on CUDA, with only those results allocated that a call has or asks for: no tensor in place
+// of the others. `mean` is null unless the rows were centered.
+struct NormResults {
+  Tensor out;
+  OptionalTensor sum, mean;
+  Tensor rstd;
+};
+NormResults normalize(const Tensor& input, const OptionalTensor& residual,
+                      const std::vector<int64_t>& normalized_shape, const OptionalTensor& weight,
+                      const OptionalTensor& bias, std::optional<double> eps, bool centered);
+
+struct NormGradientsWanted {
+  bool x = true, weight = false;
+  std::optional<ScalarType> bias;
+};
+struct NormGradientsFound {
+  OptionalTensor x, weight, bias;
+};
+NormGradientsFound differentiate_norm(const Tensor& grad_out, const OptionalTensor& grad_sum,
+                                      const Tensor& x, const Tensor* mean, const Tensor& rstd,
+                                      const OptionalTensor& weight, int64_t dims,
+                                      const NormGradientsWanted& wanted);
+
 // Along the last dim. `dtype` is the result's: the input's, or float32.
 Tensor softmax_cpu(const Tensor& input, bool log, ScalarType dtype);
 Tensor softmax_cuda(const Tensor& input, bool log, ScalarType dtype);
