@@ -48,7 +48,8 @@ def by_experts(
     for expert in range(len(w13)):
         token, place = torch.where(ids == expert)
         gate, up = (x[token] @ w13[expert].t()).chunk(2, -1)
-        own = (ACTIVATIONS[activation](gate) * up) @ w2[expert].t()
+        act = ACTIVATIONS.get(activation, torch.clone)  # none
+        own = (act(gate) * up) @ w2[expert].t()
         out = out.index_add(0, token, own * weights[token, place, None])
     return out.to(x.dtype)
 
@@ -195,6 +196,21 @@ def test_a_layer_without_gradients(sizes, dtype, activation, generator: torch.Ge
             x, ids, weights, mixed(w13), w2, activation=activation, interleaved=True
         )
     assert torch.equal(out, again)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_gate_without_an_activation(dtype: torch.dtype, generator: torch.Generator) -> None:
+    """gate * up, which the raw op alone offers."""
+    raw = torch.ops.cubin._moe
+    x, ids, weights, w13, w2 = layer((300, *SMALL), dtype, generator)
+    wide = [x.double(), ids, weights.double(), w13.double(), w2.double()]
+    judge = numerics.Judge(dtype)
+    with torch.no_grad():
+        out = raw(x, ids, weights, w13, w2, "none", False)
+        assert torch.equal(out, raw(x, ids, weights, mixed(w13), w2, "none", True))
+    peer = by_experts(x, ids, weights.float(), w13, w2, "none")
+    judge.add(f"{dtype}", out, peer, by_experts(*wide, "none"), 1.0, _relative(dtype))
+    judge.finish()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

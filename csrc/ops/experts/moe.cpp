@@ -101,7 +101,8 @@ Tensor run_moe(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weigh
   const Device& gpu = device(view.device_index);
   const Tensor ids = as_contiguous(topk_ids);
   const ExpertOrder order = order_experts(gpu, TensorView(ids), sizes.experts);
-  const bool has_options = has_row_options(view.dtype), gates = has_options && kept == nullptr;
+  const bool has_options = has_row_options(view.dtype);
+  const bool gates = has_options && kept == nullptr && gating.activation != kActivationNone;
   const Tensor own = has_options ? x : gathered_rows(gpu, x, order.tokens, sizes.rows);
   GroupedOperands up(kMoeOp, own, w13, sizes.experts, true, gates ? gating : Gating{});
   if (has_options) {
