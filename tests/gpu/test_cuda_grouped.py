@@ -139,6 +139,25 @@ def test_wrong_ends_write_nan_inside_the_output_alone(ends, dtype, generator) ->
     assert torch.ones(1, device="cuda").item() == 1
 
 
+@pytest.mark.parametrize(
+    ("ends", "right"),
+    [((100, 250, 300), 3), ((100, 50, 300), 1), ((100, 200, 301), 2), ((-1, 0, 300), 0)],
+)
+@pytest.mark.parametrize("mode", MODES)
+def test_groups_without_k(ends, right, dtype) -> None:
+    """Zeros, and NaN from a wrong end on."""
+    a, b = torch.empty(300, 0, dtype=dtype, device="cuda"), torch.empty(3, 0, 128, device="cuda")
+    rows = raw(a, b.to(dtype), torch.tensor(ends, device="cuda", dtype=INT), True)
+    valid = (0, *ends)[right]
+    assert rows[:valid].eq(0).all()
+    assert rows[valid:].isnan().all()
+    none = torch.empty(0, 72, dtype=dtype, device="cuda")
+    offs = torch.tensor([0] * right + [1] + [0] * (3 - right), device="cuda", dtype=INT)
+    sums = op(none[:, :24].t(), none, offs=offs)
+    assert sums[:right].eq(0).all()
+    assert sums[right:].isnan().all()
+
+
 def test_checked_ends_name_the_group(monkeypatch) -> None:
     monkeypatch.setenv("TORCH_CUBIN_CHECK", "1")
     a, b = (torch.ones(shape, device="cuda", dtype=torch.half) for shape in ((9, 8), (2, 8, 8)))

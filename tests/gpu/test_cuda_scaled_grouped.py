@@ -5,6 +5,8 @@ read would show.
 
 from __future__ import annotations
 
+import itertools
+
 import numerics
 import pytest
 import scaled_cases as cases
@@ -73,6 +75,22 @@ def test_zero_sizes(recipes, generator: torch.Generator) -> None:
         out = op(*args, offs=ends_of(sizes))
         assert out.shape == (sum(sizes), n)
         assert out.eq(0).all()
+
+
+@pytest.mark.parametrize(("ends", "right"), WRONG)
+def test_a_wrong_end_without_k(ends, right, generator: torch.Generator) -> None:
+    offs = torch.tensor(ends, device="cuda", dtype=torch.int32)
+    for recipes in RECIPES:
+        args = cases.groups(recipes, 100, 3, 200, 0, generator)
+        out, valid = op(*args, offs=offs), (0, *ends)[right]
+        assert out[:valid].eq(0).all()
+        assert out[valid:].isnan().all()
+    for (recipe, _), fast in itertools.product(cases.OF_K, (False, True)):
+        args = cases.groups_of_k(recipe, 3, 40, 24, 0, generator)
+        offs = torch.tensor([0] * right + [1] + [0] * (2 - right), device="cuda")
+        out = op(*args, offs=offs, use_fast_accum=fast)
+        assert out[:right].eq(0).all()
+        assert out[right:].isnan().all()
 
 
 def test_pytorchs_functions_are_served(generator: torch.Generator) -> None:

@@ -22,6 +22,7 @@ struct GroupedCall {
   bool contraction = false;  // else rows
   bool zero_rest = false;
   int64_t m = 0, n = 0, k = 0, groups = 0;
+  bool without_k = false;  // operands of zeros stand for those of a product without K
   // Contiguous along K, or along M or N (mn_major). Of 16-bit types, addresses and strides are
   // multiples of 16 bytes.
   const char* a = nullptr;
@@ -40,6 +41,8 @@ struct GroupedCall {
   const void* bias = nullptr;  // contiguous
   Gating gating;
 
+  // Where the last group may end.
+  int64_t limit() const { return !contraction ? m : without_k ? 0 : k; }
   bool is_gated() const { return gating.activation != kActivationNone; }
   bool has_options() const {
     return rows != nullptr || out_rows != nullptr || scale != nullptr || bias != nullptr ||

@@ -13,7 +13,7 @@ namespace torch_cubin {
 
 namespace {
 
-// A product that adds nothing, because without K no kernel runs.
+// An operand that adds nothing, because no kernel takes products without K.
 Tensor zeros_of_k(const TensorView& like, int64_t first, int64_t rest) {
   constexpr int64_t kK = 8;
   const int64_t sizes[] = {first, kK, rest};
@@ -63,21 +63,24 @@ Tensor grouped_product_cuda(const Tensor& mat_a, const Tensor& mat_b, const Tens
   const int64_t groups = TensorView(offs).sizes[0];
   Tensor out = empty_cuda(shape.sizes, shape.dim, x.dtype, x.device_index);
   if (shape.numel() == 0) return out;
-  if (groups == 0 || (x.sizes[1] == 0 && !has_options)) {
-    if (groups > 0 || zero_rest) torch::stable::zero_(out);
+  if (groups == 0) {
+    if (zero_rest) torch::stable::zero_(out);
     return out;
   }
+  std::optional<Tensor> a_zeros, b_zeros;
   if (x.sizes[1] == 0 || x.sizes[0] == 0) {
-    const int64_t rows = std::max<int64_t>(1, x.sizes[0]);
-    return grouped_product_cuda(zeros_of_k(x, rows, -1), zeros_of_k(y, groups, y.sizes[2]), offs,
-                                zero_rest, options);
+    a_zeros = zeros_of_k(x, std::max<int64_t>(1, x.sizes[0]), -1);
+    b_zeros = y.dim == 3 ? zeros_of_k(y, groups, y.sizes[2])
+                         : matrices_transposed(zeros_of_k(y, y.sizes[1], -1));
   }
   const Activation activation = check_activation(options.activation, kGroupedOp);
   const OptionMemory memory(options);
-  GroupedOperands operands(kGroupedOp, mat_a, mat_b, groups, false, {activation, false});
+  GroupedOperands operands(kGroupedOp, a_zeros.value_or(mat_a), b_zeros.value_or(mat_b), groups,
+                           false, {activation, false});
   GroupedCall& call = operands.call;
+  call.without_k = x.sizes[1] == 0;
   memory.set(call);
-  if (call.rows != nullptr) call.a_height = x.sizes[0];
+  if (call.rows != nullptr) call.a_height = std::max<int64_t>(1, x.sizes[0]);
   if (y.dim == 3) {
     call.m = shape.sizes[0];
     call.n = shape.sizes[1];

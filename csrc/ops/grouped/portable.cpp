@@ -109,7 +109,7 @@ void run_portable_grouped(const Device& device, const GroupedCall& call) {
   params.ends = call.ends;
   params.b_group_stride = call.b_group_stride;
   params.groups = static_cast<int>(call.groups);
-  params.limit = static_cast<int>(call.contraction ? call.k : call.m);
+  params.limit = static_cast<int>(call.limit());
   params.m = static_cast<int>(call.m);
   params.k_blocks = 1;
   params.tiles_n = static_cast<int>(ceil_div(call.n, row.tile[1]));

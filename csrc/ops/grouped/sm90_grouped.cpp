@@ -206,7 +206,7 @@ void run_sm90_grouped(const Device& device, const GroupedCall& call) {
   params.out_stride = call.n;
   params.out_group_stride = call.m * call.n;
   params.groups = static_cast<int>(call.groups);
-  params.limit = static_cast<int>(call.contraction ? call.k : call.m);
+  params.limit = static_cast<int>(call.limit());
   params.m = static_cast<int>(call.m);
   params.n = static_cast<int>(call.n);
   params.k_blocks = static_cast<int>(ceil_div(call.k, kPanel));

@@ -75,6 +75,21 @@ void check_sizes(const char* op, const ScaledCall& call) {
         tuple_text(&call.m, 3) + " as M, N and K", ""});
 }
 
+// Groups of a product without K, which no kernel takes: the product of zeros, with a scale of zero,
+// since its kernel also finds wrong ends.
+void run_without_k(ScaledCall call, int32_t device_index) {
+  call.k = kRowAlignment;
+  const int64_t rows = std::max(call.m, call.groups.groups * call.n);
+  const int64_t size = std::max<int64_t>(rows * call.k, sizeof(float));
+  const Tensor zeros = empty_cuda(&size, 1, ScalarType::Byte, device_index);
+  torch::stable::zero_(const_cast<Tensor&>(zeros));
+  call.a = call.b = static_cast<const char*>(TensorView(zeros).data());
+  call.a_stride = call.b_stride = call.k;
+  call.b_group_stride = call.n * call.k;
+  call.a_scales.data = call.b_scales.data = reinterpret_cast<const float*>(call.a);
+  run_sm90_scaled(device(device_index), call);
+}
+
 }  // namespace
 
 Tensor scaled_matmul_cuda(const Tensor& mat_a, const Tensor& mat_b, const Tensor& scale_a,
@@ -139,13 +154,18 @@ Tensor scaled_grouped_matmul_cuda(const Tensor& mat_a, const Tensor& mat_b, cons
   check_ends(kScaledGroupedOp, offs, call.groups.limit);
   Tensor out = empty_cuda(shape.sizes, shape.dim, call.out_dtype, x.device_index);
   if (shape.numel() == 0 || call.groups.groups == 0) return out;
-  if (call.k == 0) {
-    torch::stable::zero_(out);
-    return out;
-  }
   check_sizes(kScaledGroupedOp, call);
   call.a_dtype = x.dtype;
   call.b_dtype = y.dtype;
+  call.out = static_cast<char*>(out.mutable_data_ptr());
+  const Tensor ends = as_contiguous(offs);
+  const TensorView e(ends);
+  call.groups.ends = e.data();
+  call.groups.wide_ends = e.dtype == ScalarType::Long;
+  if (call.k == 0) {
+    run_without_k(call, x.device_index);
+    return out;
+  }
   std::optional<Tensor> a_copy, b_copy;
   const Rows a = rows_of(mat_a, 1, a_copy), b = rows_of(mat_b, 0, b_copy);
   call.a = a.data;
@@ -165,11 +185,6 @@ Tensor scaled_grouped_matmul_cuda(const Tensor& mat_a, const Tensor& mat_b, cons
   const bool of_group = !call.groups.of_k || follow;
   call.b_scales = scales_of(of_group ? group_of(b_scale) : b_scale, recipe_b, b_scale.data());
   if (of_group) call.b_scales_group_stride = b_scale.strides[0];
-  const Tensor ends = as_contiguous(offs);
-  const TensorView e(ends);
-  call.groups.ends = e.data();
-  call.groups.wide_ends = e.dtype == ScalarType::Long;
-  call.out = static_cast<char*>(out.mutable_data_ptr());
   run_sm90_scaled(device(x.device_index), call);
   return out;
 }
