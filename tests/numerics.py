@@ -91,9 +91,14 @@ class Judge:
     A case with few outputs may meet an accidentally exact result of PyTorch; in a pool the limit
     is PyTorch's typical worst error. `scale` divides a case's numbers, so that cases of different
     magnitude can share a pool (sqrt(K) for normal inputs).
+
+    With `by_spread` the limit of a case is at least the same in units of PyTorch's RMS error: of
+    sums of few addends, the largest error is many times the RMS one, in a case of large numbers no
+    less than in others.
     """
 
     dtype: torch.dtype
+    by_spread: bool = False
     labels: list[str] = field(default_factory=list)
     scales: list[float] = field(default_factory=list)
     rows: list[torch.Tensor] = field(default_factory=list)
@@ -132,32 +137,42 @@ class Judge:
         if not self.rows:
             return
         table = torch.stack(self.rows).cpu().tolist()
-        ours, own, size, allowed = [], [], [], []
+        ours, own, size, allowed, spreads = [], [], [], [], []
         our_squares = own_squares = size_squares = count = 0.0
         for row, scale, relative in zip(table, self.scales, self.relatives, strict=True):
             ours.append(row[0] / scale)
             own.append(row[2] / scale)
             size.append(row[4] / scale)
             allowed.append(relative * row[4] / scale)
+            spreads.append(row[2] / _rms(row[3], row[6]) if row[3] > 0 else 0.0)
             our_squares += row[1] / scale**2
             own_squares += row[3] / scale**2
             size_squares += row[5] / scale**2
             count += row[6]
-        limit = 2 * _worst(own) + ulp(self.dtype, _worst(size))
+        limits = [2 * _worst(own) + ulp(self.dtype, _worst(size))] * len(table)
+        if self.by_spread:
+            worst = _worst(spreads)
+            own_limits = [
+                2 * worst * _rms(row[3], row[6]) / scale + ulp(self.dtype, row[4] / scale)
+                for row, scale in zip(table, self.scales, strict=True)
+            ]
+            limits = [_worst([*both]) for both in zip(limits, own_limits, strict=True)]
         broken = [
             f"{label}: max error {error:.3e}, limit {limit + more:.3e}"
-            for label, error, more in zip(self.labels, ours, allowed, strict=True)
+            for label, error, limit, more in zip(self.labels, ours, limits, allowed, strict=True)
             if exceeds(error, limit + more)
         ]
-        rms = math.sqrt(our_squares / count)
-        rms_limit = 2 * math.sqrt(own_squares / count) + ulp(
-            self.dtype, math.sqrt(size_squares / count)
-        )
+        rms = _rms(our_squares, count)
+        rms_limit = 2 * _rms(own_squares, count) + ulp(self.dtype, _rms(size_squares, count))
         if exceeds(rms, rms_limit):
             broken.append(f"RMS error {rms:.3e}, limit {rms_limit:.3e} ({self.labels[0]}, ...)")
         if broken:
             more = f"\n... and {len(broken) - 20} more" if len(broken) > 20 else ""
             raise AssertionError("\n".join(broken[:20]) + more)
+
+
+def _rms(squares: float, count: float) -> float:
+    return math.sqrt(squares / count)
 
 
 def _worst(values: list[float]) -> float:

@@ -108,6 +108,26 @@ def test_judge_ignores_empty_results_and_scales() -> None:
     judge.finish()
 
 
+def test_judge_by_spread_takes_units_of_the_case() -> None:
+    """The second case's largest error may be 4.5 of its RMS errors, as the first's is."""
+    reference = torch.zeros(100)
+    own = torch.full((100,), 0.1)
+    own[0] = 0.5
+    typical = torch.full((100,), 10.0)
+    for factor, allowed in ((7.0, True), (11.0, False)):
+        out = typical.clone()
+        out[3] *= factor
+        judges = [numerics.Judge(torch.float32, by_spread=spread) for spread in (False, True)]
+        for judge, passes in zip(judges, (False, allowed), strict=True):
+            judge.add("first", own, own, reference)
+            judge.add("second", out, typical, reference)
+            if passes:
+                judge.finish()
+                continue
+            with pytest.raises(AssertionError, match="second: max error"):
+                judge.finish()
+
+
 def test_judge_allows_what_an_algorithm_loses_and_no_more() -> None:
     for error, relative, passes in ((1e-4, 2e-4, True), (1e-4, 5e-5, False), (1e-4, 0.0, False)):
         judge = numerics.Judge(torch.float32)
