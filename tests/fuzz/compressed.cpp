@@ -1,4 +1,5 @@
-// LZ4 blocks and zstd frames by themselves: deeper than the fuzzer gets through a fatbin's headers.
+// LZ4 blocks, zstd frames and LZMA streams by themselves: deeper than the fuzzer gets through a
+// fatbin's headers.
 #include "cubin/decompress.h"
 #include "target.h"
 
@@ -77,8 +78,21 @@ void run_zstd(const uint8_t* data, size_t size) {
   });
 }
 
+// The size that the header names; if it names none, from the last two bytes.
+void run_lzma(const uint8_t* data, size_t size) {
+  uint64_t wanted = UINT64_MAX;
+  if (size >= 13) std::memcpy(&wanted, data + 5, sizeof wanted);
+  if (wanted == UINT64_MAX) wanted = size < 2 ? 0 : data[size - 2] << 8 | data[size - 1];
+  wanted %= kMost;
+  accepts({"image"}, [&] {
+    const Buffer out = torch_cubin::lzma_decompress(Bytes(data, size), wanted, "the input");
+    require(out.size() == wanted);
+  });
+}
+
 const Register kLz4({"lz4", run_lz4, nullptr});
 const Register kZstd({"zstd", run_zstd, nullptr});
+const Register kLzma({"lzma", run_lzma, nullptr});
 
 }  // namespace
 }  // namespace fuzz

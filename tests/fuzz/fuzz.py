@@ -45,6 +45,7 @@ FORMATS = {
     "ptx": 1024,
     "zstd": 768,
     "lz4": 256,
+    "lzma": 512,
     "inspect": 8192,
     "schema": 256,
     "expression": 128,
@@ -99,6 +100,7 @@ READERS = {
     "ptx": ("cubin/ptx.cpp", "cubin/ptx_scanner.cpp"),
     "zstd": ("cubin/zstd.cpp", "cubin/zstd_entropy.cpp"),
     "lz4": ("cubin/lz4.cpp",),
+    "lzma": ("cubin/lzma.cpp",),
     "inspect": (
         *("cubin/inspect.cpp", "cubin/sniff.cpp", "cubin/json_facts.cpp", *_IMAGE),
         *("cubin/demangle.cpp", "cubin/cpp_spelling.cpp", "cubin/stated_type.cpp"),
