@@ -35,7 +35,7 @@ import stand_in  # noqa: E402
 TABLE = ROOT / "csrc" / "ops" / "matmul" / "cost_corrections.h"
 CLUSTERS = r"share_a|share_b|split_k|share_both|four_a|four_b|2x4|4x2|eight_a|eight_b"
 CONFIG = re.compile(
-    rf"sm90 (\d+x\d+)( swapped)?( (?:{CLUSTERS}))?( read)?"
+    rf"sm90 (\d+x\d+)( ping_pong)?( swapped)?( (?:{CLUSTERS}))?( read)?"
     r"(?: \d+( splits))?( streamed(?: evenly)?)?"
 )
 CORRECTED_KERNELS = ("mma", "sm90_skinny")  # beside those of sm90.cu

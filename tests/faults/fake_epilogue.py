@@ -122,7 +122,7 @@ def test_an_addend_of_one_unscaled_row_is_a_bias(driver, catalog) -> None:
     "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str
 )
 def test_other_kernels_leave_their_sums_to_a_second_one(driver, catalog, dtype) -> None:
-    catalog("sm90", "sm90_skinny")
+    catalog("sm90", "sm90_ping_pong", "sm90_skinny")
     half = dtype.itemsize == 2
 
     def call() -> None:
@@ -157,7 +157,7 @@ def test_other_kernels_leave_their_sums_to_a_second_one(driver, catalog, dtype) 
 
 
 def test_batches_of_an_addend(driver, catalog) -> None:
-    catalog("sm90", "sm90_skinny")
+    catalog("sm90", "sm90_ping_pong", "sm90_skinny")
 
     def call() -> None:
         a = tensors.empty(3, 2, 64, 64, dtype=torch.float32)
@@ -185,7 +185,7 @@ def test_batches_of_an_addend(driver, catalog) -> None:
 
 
 def test_batch_invariant_epilogues_do_not_split_k(driver, catalog) -> None:
-    catalog("sm90", "sm90_skinny")
+    catalog("sm90", "sm90_ping_pong", "sm90_skinny")
 
     def call() -> None:
         x, weight = (tensors.empty(n, 16384, dtype=torch.bfloat16) for n in (16, 128))
@@ -245,7 +245,7 @@ def test_a_product_into_float32_reads_what_it_adds_as_float32(driver, catalog) -
 
 
 def test_other_kernels_leave_a_product_into_float32_to_a_second_one(driver, catalog) -> None:
-    catalog("sm90", "sm90_skinny")
+    catalog("sm90", "sm90_ping_pong", "sm90_skinny")
 
     def call() -> None:
         for m, n, k in ((512, 512, 512), (4, 4096, 4096), (2048, 3, 64), (16, 128, 16384)):

@@ -16,7 +16,7 @@ import torch_cubin
 from torch_cubin._native import library
 from torch_cubin._tuning import measure
 
-BATCHED, SPLIT_PAIR, SERPENTINE, GENERAL = 1, 8, 16, 64
+BATCHED, SPLIT_PAIR, SERPENTINE, GROUP_N, GENERAL = 1, 8, 16, 32, 64
 ALONG_N, ALONG_M = 1, 21  # the first of two bits
 CLUSTER = 3 << ALONG_N | 3 << ALONG_M | SPLIT_PAIR
 OUT_FLOAT, OUT_UNALIGNED, FINISH, ACTIVATE = 1 << 8, 1 << 15, 1 << 16, 1 << 17
@@ -32,7 +32,7 @@ Params = c_layouts.structure(f"{c_layouts.MATMUL}/sm90_params.h", "Sm90MatmulPar
 @pytest.fixture
 def sm90(driver, tmp_path, monkeypatch) -> list[dict]:
     """A catalog of the sm90 kernels alone."""
-    kernels = catalogs.kernels_of("matmul", lambda k: k["kind"] == "sm90")
+    kernels = catalogs.kernels_of("matmul", lambda k: k["kind"] in ("sm90", "sm90_ping_pong"))
     catalogs.install(driver, tmp_path, monkeypatch, kernels)
     return kernels
 
@@ -138,7 +138,32 @@ def test_blocks_of_a_cluster_share_operands(
     assert launch["kernel"].endswith("_128x64")
     assert 1 << (params.flags >> ALONG_M & 3) == along_m
     assert 1 << (params.flags >> ALONG_N & 3) == along_n
+    # Clusters that follow one another read the same rows of the operand that blocks do not share.
+    assert bool(params.flags & GROUP_N) == (along_m > along_n)
     check_launch(sm90, layout, (m, n, k), launch, params)
+
+
+@pytest.mark.parametrize("layout", ["nt", "nn", "tn"])
+@pytest.mark.parametrize("tile", ["128x192", "128x160", "128x128"])
+def test_ping_pong_takes_whole_products_alone(driver, sm90, layout: str, tile: str) -> None:
+    """It neither splits K, nor stores tiles transposed, nor adds rows of A."""
+
+    def multiply(m: int, n: int, k: int) -> None:
+        a = tensors.strided((m, k), (k, 1) if layout[0] == "n" else (1, m), torch.bfloat16)
+        b = tensors.strided((k, n), (1, k) if layout[1] == "t" else (n, 1), torch.bfloat16)
+        with measure.watching():
+            library.force_config(f"sm90 {tile} ping_pong share_a")
+            torch.ops.cubin._matmul(a, b)
+            configs = [c["name"] for plan in library.watched_plans() for c in plan["configs"]]
+        own = [name for name in configs if name.startswith(f"sm90 {tile} ping_pong")]
+        assert own
+        assert not any(x in name for name in own for x in ("split", "swapped", "streamed"))
+
+    shape = (1000, 1096, 264)
+    [(launch, params)] = launches_of(driver, [partial(multiply, *shape)])
+    assert launch["kernel"].endswith(f"_{layout}_{tile}_ping_pong")
+    assert not params.flags & (SPLIT_PAIR | SPLIT_K | TRANSPOSED)
+    check_launch(sm90, layout, shape, launch, params)
 
 
 @pytest.mark.parametrize("layout", ["nt", "nn", "tn"])

@@ -1,5 +1,6 @@
-"""Every kernel of csrc/kernels/matmul/sm90.cu, not only those that are chosen: a child process for
-each tile, whose catalog holds nothing else. And thousands of runs of what exchanges sums."""
+"""Every kernel of csrc/kernels/matmul/sm90.cu and sm90_ping_pong.cu, not only those that are
+chosen: a child process for each tile, whose catalog holds nothing else. And thousands of runs of
+what exchanges sums."""
 
 import json
 import random
@@ -19,18 +20,22 @@ LAUNCH = Path(__file__).resolve().parents[1] / "data" / "launch.sm_90a.cuda130.c
 MANIFEST = Path(torch_cubin.__file__).resolve().parent / "cubins" / "manifest.json"
 
 
-def tiles() -> list[str]:
-    """ "128x256", ...: the tiles of the package's sm90 kernels."""
+KINDS = ("sm90", "sm90_ping_pong")
+
+
+def tiles() -> list[tuple[str, str]]:
+    """("sm90", "128x256"), ...: the kinds and tiles of the package's kernels."""
     kernels = json.loads(MANIFEST.read_text())["kernels"] if MANIFEST.is_file() else []
-    kernels = [k for k in kernels if (k["family"], k["kind"]) == ("matmul", "sm90")]
-    found = {tuple(k["tile"][:2]) for k in kernels}
-    return [f"{m}x{n}" for m, n in sorted(found)]
+    kernels = [k for k in kernels if k["family"] == "matmul" and k["kind"] in KINDS]
+    found = {(k["kind"], *k["tile"][:2]) for k in kernels}
+    return [(kind, f"{m}x{n}") for kind, m, n in sorted(found)]
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(t, marks=pytest.mark.child("tile", "sm90", t)) for t in tiles()]
+    ("kind", "name"),
+    [pytest.param(*tile, marks=pytest.mark.child("tile", *tile)) for tile in tiles()],
 )
-def test_every_kernel_of_a_tile(name: str, child) -> None:
+def test_every_kernel_of_a_tile(kind: str, name: str, child) -> None:
     if torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("sm90 kernels run on Hopper alone")
     answer = child.check()

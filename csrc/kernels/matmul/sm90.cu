@@ -447,8 +447,6 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     "t": [
      {"name": "256x192", "tile": [256, 192, 64], "stages": 3, "consumers": 2, "threads": 384,
       "shared": 222528, "streams": 1, "pairs": 0, "reads": 0, "swaps": 0, "spill": 160},
-     {"name": "256x160", "tile": [256, 160, 64], "stages": 3, "consumers": 2, "threads": 384,
-      "shared": 222400, "streams": 0, "pairs": 0, "reads": 0, "swaps": 0, "spill": 160},
      {"name": "256x128", "tile": [256, 128, 64], "stages": 4, "consumers": 2, "threads": 384,
       "shared": 230480, "streams": 0, "pairs": 0, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "128x256", "tile": [128, 256, 64], "stages": 4, "consumers": 2, "threads": 384,

@@ -63,6 +63,15 @@ double store_cycles(const Work& w, const Terms& t, double cycles) {
   return (w.tiles - 1) * std::max(0.0, stored - hidden) + std::max(0.0, stored - tile);
 }
 
+// What of the tiles' own cycles other tiles' products hide. Where two warpgroups have a tile each,
+// one of them stores for at most as long as the other one multiplies.
+double hidden_cycles(const Work& w, const Terms& t, double products) {
+  if (w.hidden == 0) return 0;
+  const double of_results = w.values * t.value_cycles + w.activations;
+  const double hidden = w.hidden * (t.tile_cycles + of_results / w.tiles);
+  return std::min(hidden, (hidden + products) / 2);
+}
+
 }  // namespace
 
 json numbers_of(const Terms& terms) {
@@ -90,8 +99,9 @@ double microseconds(const Work& w, const Terms& t) {
       std::max(smooth_max(w.multiply, w.shared, l2), w.once_bytes / t.once_bytes_per_cycle);
   cycles += w.narrow * t.narrow_cycles;
   const double block = w.rows * t.row_cycles + w.stretches * t.stretch_cycles;
-  cycles += store_cycles(w, t, cycles) + (w.tiles + w.waits) * t.tile_cycles +
-            w.values * t.value_cycles + w.sums_bytes / t.sums_bytes_per_cycle + w.threads +
+  cycles += store_cycles(w, t, cycles) - hidden_cycles(w, t, cycles) +
+            (w.tiles + w.waits) * t.tile_cycles + w.values * t.value_cycles + w.activations +
+            w.sums_bytes / t.sums_bytes_per_cycle + w.threads +
             block * (1 + (w.blocks - 1) * t.lone);
   const double compute = cycles / t.cycles_per_microsecond + w.handshakes * t.handshake;
   const double memory = (w.bytes + t.read_again * w.bytes_again) / t.memory_bytes_per_microsecond;

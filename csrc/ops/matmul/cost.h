@@ -29,6 +29,8 @@ struct Work {
   double waits = 0;         // blocks of K that threads read element by element
   double tiles = 0;         // tiles of kernels whose rows do not say their cycles
   double values = 0;        // results of those tiles
+  double activations = 0;   // cycles of those results' activations
+  double hidden = 0;        // of those tiles: stored while other ones are multiplied
   double store_bytes = 0;   // of a tile's results, where threads store them
   double store_groups = 1;  // of threads that store at different times: the others go on
   double sums_bytes = 0;    // partial sums that it exchanges with others

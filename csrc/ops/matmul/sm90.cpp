@@ -1,4 +1,5 @@
-// The backend of csrc/kernels/matmul/sm90.cu: products on Hopper whose operands the TMA can read.
+// The backend of csrc/kernels/matmul/sm90.cu and sm90_ping_pong.cu: products on Hopper whose
+// operands the TMA can read.
 #include <algorithm>
 #include <utility>
 
@@ -355,7 +356,8 @@ class Sm90Matmul : public MatmulKernels {
   ClusterCapacity clusters_{kLargestCluster};
 };
 
-const MatmulBackendOf<Sm90Matmul, Sm90MatmulParams> g_sm90_matmul("matmul/sm90", {"sm90"});
+const MatmulBackendOf<Sm90Matmul, Sm90MatmulParams> g_sm90_matmul("matmul/sm90",
+                                                                  {"sm90", "sm90_ping_pong"});
 
 }  // namespace
 }  // namespace torch_cubin

@@ -74,7 +74,7 @@ class Counter {
                          static_cast<double>(c_.n) / static_cast<double>(tiles_n * row.tile_n);
       of_cluster_ = row.correction + of_swapped_ + table_.of_cluster[&cluster - kSm90Clusters];
       if (c_.split_sums) {
-        if (!cluster.splits_k) split(plan, slots, k_blocks);
+        if (!cluster.splits_k && !row.ping_pong) split(plan, slots, k_blocks);
         continue;
       }
       if (cluster.splits_k) {
@@ -105,6 +105,14 @@ class Counter {
     return static_cast<double>(row.tile_m * row.tile_n) * sizeof(float);
   }
 
+  // Of a value: a warpgroup takes one alone, half as much again where the sums leave registers for
+  // half a panel only. Several that share a tile overlap much of it (16384 x 4608 x 1152 with GELU,
+  // H200: 286, 340 and, by 192x192, 331 us; without 250, 250, 276).
+  static double activation_cycles(const Sm90Row& row) {
+    if (!row.ping_pong) return share(1, 4);
+    return row.tile_m * row.tile_n > 128 * 128 ? share(3, 2) : 1;
+  }
+
   // The busiest multiprocessor's tiles and k blocks in all, of a share of the product's tiles.
   Work work_of(const Sm90Plan& plan, int64_t tiles, double k_blocks, double part = 1) const {
     const Sm90Row& row = *plan.row;
@@ -113,6 +121,9 @@ class Counter {
                           static_cast<double>(tiles), k_blocks);
     // A's tile is read from shared memory once more.
     if (row.from_registers()) work.shared += k_blocks * static_cast<double>(row.tile_m);
+    if (c_.activation != kActivationNone && c_.activation != kActivationRelu) {
+      work.activations = work.values * activation_cycles(row);
+    }
     work.clusters = plan.cluster.size() > 1;
     work.outside = outside_;
     work.correction = of_cluster_;
@@ -141,6 +152,7 @@ class Counter {
     Work work = work_of(plan, waves, static_cast<double>(waves * k_blocks), 1 - share(left, tiles));
     work.correction = last.correction;
     store(*plan.row, work);
+    if (plan.row->ping_pong) work.hidden = static_cast<double>(waves - (left == 0 ? 1 : 0));
     last.follows = true;
     offer_(plan, work, left == 0 ? nullptr : &last);
   }
@@ -249,6 +261,7 @@ Sm90Row::Sm90Row(PackageKernel& entry) : kernel(&entry) {
   pairs = fields.integer("pairs", 0, 1) != 0;
   reads = fields.integer("reads", 0, 1) != 0;
   swaps = fields.integer("swaps", 0, 1) != 0;
+  ping_pong = entry.entry().kind == "sm90_ping_pong";
 }
 
 Sm90Table::Sm90Table(const Device& device, const std::vector<PackageKernel*>& kernels)
@@ -259,7 +272,8 @@ Sm90Table::Sm90Table(const Device& device, const std::vector<PackageKernel*>& ke
     Sm90Row& row = rows.back();
     const bool is_tn = row.a_mn_major && row.b_mn_major;
     const std::string tile = std::to_string(row.tile_m) + "x" + std::to_string(row.tile_n);
-    row.correction = corrections.of(tile + (is_tn ? " tn" : ""));
+    row.correction = corrections.of(tile + (is_tn ? " tn" : "")) +
+                     (row.ping_pong ? corrections.of(" ping_pong") : 0);
   }
   for (size_t i = 0; i < std::size(kSm90Clusters); ++i) {
     of_cluster[i] = corrections.of(kSm90Clusters[i].name);
@@ -305,6 +319,7 @@ void sm90_configs(const Sm90Table& table, const MatmulCase& problem, int64_t lar
 std::string sm90_name(const Sm90Plan& plan) {
   const bool reads = plan.reads_a || plan.reads_b;
   return std::to_string(plan.row->tile_m) + "x" + std::to_string(plan.row->tile_n) +
+         (plan.row->ping_pong ? " ping_pong" : "") +
          (plan.transposed && plan.row->swaps ? " swapped" : "") + plan.cluster.name +
          (reads ? " read" : "") +
          (plan.splits > 1 ? " " + std::to_string(plan.splits) + " splits" : "") +

@@ -21,16 +21,17 @@ struct Sm90Row {
   bool a_mn_major, b_mn_major;
   int64_t tile_m, tile_n, tile_k;
   int64_t threads;
-  bool one_warpgroup;     // computes; else two
-  bool streams;           // can split the last tiles' K over all clusters
-  bool pairs;             // can split K between the two blocks of a cluster
-  bool reads;             // for operands whose rows begin anywhere, and no others
-  bool swaps;             // can store a tile transposed: takes products with swapped operands
+  bool one_warpgroup;  // computes; else two
+  bool streams;        // can split the last tiles' K over all clusters
+  bool pairs;          // can split K between the two blocks of a cluster
+  bool reads;          // for operands whose rows begin anywhere, and no others
+  bool swaps;          // can store a tile transposed: takes products with swapped operands
+  bool ping_pong;      // a warpgroup computes a tile while the other one stores (sm90_ping_pong.cu)
   double correction = 0;  // of its tile (Corrections)
 
   // Beside the product (Config::kRowSums of sm90_schedule.cuh).
   bool adds_rows() const {
-    return a_mn_major && math != kMathTF32 && threads <= 384 &&
+    return a_mn_major && math != kMathTF32 && threads <= 384 && !ping_pong &&
            tile_m * tile_n <= 128 * (threads - 128);
   }
 
@@ -110,7 +111,7 @@ using Sm90Offer = std::function<void(const Sm90Plan&, const Work&, const Work*)>
 void sm90_configs(const Sm90Table& table, const MatmulCase& problem, int64_t largest_cluster,
                   bool swapped, const Sm90Offer& offer);
 
-// "256x192 share_a streamed", "64x64 read 4 splits", "128x192 swapped share_b"
+// "256x192 share_a streamed", "64x64 read 4 splits", "128x192 swapped share_b", "128x192 ping_pong"
 std::string sm90_name(const Sm90Plan& plan);
 
 }  // namespace torch_cubin

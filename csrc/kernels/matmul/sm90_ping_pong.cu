@@ -1,0 +1,261 @@
+// Matrix product on Hopper whose epilogues are hidden: two consumer warpgroups compute a tile each,
+// in turns. While one of them multiplies, the other one finishes and stores the tile before. In
+// sm90.cu both share a tile, and the tensor cores idle from its last product to the next one's
+// first: 4,400 cycles for each 128 x 192, of which the products take 13,800 where K is 1,152.
+//
+// Its parameter, shared memory and producer are those of sm90.cu, without a ring of work items:
+// every warp knows the sequence of tiles. It does not stream tiles, split K, read unaligned rows or
+// store tiles transposed.
+#include "sm90_epilogue.cuh"
+#include "sm90_tiles.cuh"
+
+namespace torch_cubin::TC_KERNEL {
+
+using namespace sm90;
+
+// Named barriers (+ warpgroup): its turn to multiply.
+constexpr int kTurnBarrier = kGroupBarrier + 2;
+
+// A Config of two consumers, each of which computes whole tiles.
+template <class Tile>
+struct PingPong : Tile {
+  static constexpr int kBlocksM = Tile::kTileM / 64;
+  static constexpr int kFreeing = 1;  // arrivals of a block at an empty barrier
+  static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+  static_assert(Tile::kConsumers == 2 && !Tile::kStreams && !Tile::kInPairs && !Tile::kReads);
+  static_assert(kBlocksM * Tile::kTileN <= 384, "accumulators: 192 registers at most");
+};
+
+// The position in the ring of stages, and the parity of its barriers.
+template <class C>
+struct Stage {
+  int index = 0;
+  u32 phase = 0;
+
+  TC_DEVICE void next() {
+    if (++index == C::kStages) {
+      index = 0;
+      phase ^= 1;
+    }
+  }
+  TC_DEVICE void skip(int stages) {
+    const int at = index + stages;
+    index = at % C::kStages;
+    phase ^= at / C::kStages & 1;
+  }
+};
+
+// The first thread loads A, the other one B; one alone does both.
+template <class C>
+TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empty, bool first) {
+  const bool of_a = C::kProducers == 1 || first, of_b = C::kProducers == 1 || !first;
+  Schedule<C> schedule(p);
+  const ClusterShape& cluster = schedule.shape;
+  const Share share_a = {cluster.along_n, cluster.place_along_n(schedule.rank),
+                         cluster.same_rows(schedule.rank)};
+  const Share share_b = {cluster.along_m, cluster.place_along_m(schedule.rank),
+                         cluster.same_columns(schedule.rank)};
+  const bool batched = p.flags & kSm90Batched;
+  bool backwards = false;
+  Stage<C> stage;
+  Work w;
+  bool any = schedule.get(w);
+  wait_for_previous_grid();
+  for (; any; any = schedule.get(w)) {
+    int k = backwards ? (p.k_blocks - 1) * C::kTileK : 0;
+    const int step = backwards ? -C::kTileK : C::kTileK;
+#pragma unroll 1
+    for (int i = 0; i < p.k_blocks; ++i, k += step) {
+      barrier_wait_bounded(empty + 8 * stage.index, stage.phase ^ 1);
+      const u32 arrived = full + 8 * stage.index;
+      const u32 to = shared + stage.index * C::kStageBytes;
+      barrier_expect(arrived, (of_a ? C::kABytes : 0) + (of_b ? C::kBBytes : 0));
+      if (of_a) {
+        load_operand<C::kAMnMajor, C::kTileM, C::kTileK>(p.a, to, arrived, share_a, batched, w.m0,
+                                                         k, w);
+      }
+      if (of_b) {
+        load_operand<C::kBMnMajor, C::kTileN, C::kTileK>(p.b, to + C::kABytes, arrived, share_b,
+                                                         batched, w.n0, k, w);
+      }
+      stage.next();
+    }
+    if (p.flags & kSm90Serpentine) backwards = !backwards;
+  }
+}
+
+template <class C>
+TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empty, Work& w,
+                       int warp) {
+  const int group = warp / 4;
+  // Frees a stage in this block and in those that share a tile with it: one lane of the warpgroup
+  // per block, spread over its warps.
+  const ClusterShape cluster(p.flags);
+  const int source = threadIdx.x % 32 * 4 + warp % 4;
+  const bool frees = source < cluster.sources();
+  const u32 target = cluster_rank() ^ cluster.source(source);
+  const u32 staging = shared + C::kStaging + warp * C::kWarpBytes;
+  const u32 bias = shared + C::kBias + group * (C::kTileN * C::kElement);
+  const u64 a0 = wgmma_descriptor(shared, 8192, 1024);
+  const u64 b0 = wgmma_descriptor(shared + C::kABytes, 8192, 1024);
+  const int clusters = static_cast<int>(gridDim.x) >> cluster.log_size();
+  const int first = static_cast<int>(blockIdx.x) >> cluster.log_size();
+  int turn = 0;  // of the warp's staging buffers
+  Stage<C> stage;
+  if (group == 1) stage.skip(p.k_blocks);
+  for (int next = first + group * clusters; next < p.whole_tiles; next += 2 * clusters) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+      Schedule<C> schedule(p);
+      schedule.next = next;
+      schedule.get(w);
+    }
+    __syncwarp();
+    if (p.flags & kSm90Finish) request_bias<C>(p, bias, group, w.n0);
+    // The other warpgroup has seen all of its stages arrive. (More than one round of the ring ahead
+    // a barrier's parity would say nothing.)
+    if (next != first) named_sync(kTurnBarrier + group, 2 * kWarpgroup);
+    float sum[C::kBlocksM][C::kTileN / 2];
+    const auto free_stage = [&](int of) {
+      if (frees) barrier_arrive_remote(map_to_rank(empty + 8 * of, target));
+    };
+    barrier_wait(full + 8 * stage.index, stage.phase);
+    multiply<C>(sum, a0 + stage.index * (C::kStageBytes >> 4),
+                b0 + stage.index * (C::kStageBytes >> 4), 0);
+    int previous = stage.index;
+    stage.next();
+#pragma unroll 1
+    for (int i = 1; i < p.k_blocks; ++i) {
+      barrier_wait(full + 8 * stage.index, stage.phase);
+      multiply<C>(sum, a0 + stage.index * (C::kStageBytes >> 4),
+                  b0 + stage.index * (C::kStageBytes >> 4), 1);
+      wgmma_wait<1>();
+      free_stage(previous);
+      previous = stage.index;
+      stage.next();
+    }
+    if (next + clusters < p.whole_tiles) named_arrive(kTurnBarrier + 1 - group, 2 * kWarpgroup);
+    wgmma_wait<0>();
+#pragma unroll
+    for (int i = 0; i < C::kBlocksM; ++i) keep_in_place(sum[i]);
+    free_stage(previous);
+    stage.skip(p.k_blocks);
+
+    const int m = w.m0 + warp % 4 * 16;
+    if (p.flags & kSm90Finish) {
+      wait_for_bias(group);
+      if (p.flags & kSm90Activate) {
+        finish_and_store<C>(p, staging, bias, turn, m, w, sum);
+        continue;
+      }
+      add_bias<C>(p, bias, sum);
+    }
+#pragma unroll
+    for (int i = 0; i < C::kBlocksM; ++i) {
+      if (p.flags & kSm90Sums) {
+        store_rows<Widened<C>>(p, staging, turn, m + 64 * i, w, sum[i]);
+      } else if (p.flags & kSm90General) {
+        finish_rows<C>(p, staging, m + 64 * i, w, sum[i]);
+      } else {
+        store_rows<C>(p, staging, turn, m + 64 * i, w, sum[i]);
+      }
+    }
+  }
+  if (threadIdx.x % 32 == 0) tma_store_wait_read<0>();
+}
+
+template <class C>
+TC_DEVICE void run(const Sm90MatmulParams& p) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  const u32 shared = shared_address(memory);
+  const u32 full = shared + C::kBarriers, empty = full + 8 * C::kStages;
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+  const bool together = p.flags & (3 << kSm90AlongN | 3 << kSm90AlongM);
+
+  if (threadIdx.x == 0) {
+    if (shared % 1024 != 0) asm volatile("trap;");
+    prefetch_tensor_map(&p.a);
+    prefetch_tensor_map(&p.b);
+    if (!(p.flags & (kSm90General | kSm90OutUnaligned))) prefetch_tensor_map(&p.out_map);
+    for (int s = 0; s < C::kStages; ++s) {
+      barrier_init(full + 8 * s, C::kProducers);
+      barrier_init(empty + 8 * s, C::kFreeing * ClusterShape(p.flags).sources());
+    }
+    fence_barrier_init();
+  }
+  if (together) {
+    __syncwarp();
+    cluster_meet();
+  } else {
+    __syncthreads();
+  }
+
+  // The next grid's blocks may start as soon as they fit; they wait for the end of this grid.
+  launch_next_grid();
+  if (warp < 4) {
+    fewer_registers<C::kProducerRegisters>();
+    if (warp < C::kProducers && threadIdx.x % 32 == 0) {
+      produce<C>(p, shared, full, empty, warp == 0);
+    } else {
+      wait_for_previous_grid();
+    }
+    __syncwarp();
+  } else {
+    more_registers<C::kConsumerRegisters>();
+    wait_for_previous_grid();
+    // In shared memory, since registers are few.
+    auto items = reinterpret_cast<Work*>(memory + C::kBarriers + 16 * C::kStages + 16);
+    consume<C>(p, shared, full, empty, items[warp - 4], warp - 4);
+  }
+  // A block must not exit while another block of its cluster may still write to its shared memory.
+  if (together) cluster_meet();
+}
+
+extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
+    TC_KERNEL(const __grid_constant__ Sm90MatmulParams p) {
+  using C = PingPong<
+      Config<DType::TC_DTYPE, TC_A_MN, TC_B_MN, TC_TILE_M, TC_TILE_N, TC_STAGES, 2, 0, 0, 0>>;
+  static_assert(C::kThreads == TC_THREADS && C::kSharedBytes == TC_DYNAMIC_SHARED);
+  static_assert(C::kTileK == TC_TILE_K, "128 bytes of K");
+  run<C>(p);
+}
+
+}  // namespace torch_cubin::TC_KERNEL
+
+/* torch_cubin kernels
+{"virtual_arch": ["90a"],
+ "defaults": {
+  "kind": "sm90_ping_pong", "archs": ["sm_90a"], "alignment": 16, "cost": {},
+  "block": [384, 1, 1], "tile": "{t.tile}", "stages": "{t.stages}",
+  "dynamic_shared": "{t.shared}", "accepted_spill": {"sm_90a": "{t.spill}"},
+  "streams": 0, "pairs": 0, "reads": 0, "swaps": 0,
+  "defines": {"TC_DTYPE": "{d.dtype}", "TC_A_MN": "{l.a_mn}", "TC_B_MN": "{l.b_mn}"}},
+ "kernels": [
+  {"name": "sm90_matmul_{d.short}_{l.layout}_{t.name}_ping_pong",
+   "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{l.layout}",
+   "for": {
+    "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
+    "l": [{"layout": "nt", "a_mn": 0, "b_mn": 0}],
+    "t": [
+     {"name": "128x192", "tile": [128, 192, 64], "stages": 4, "shared": 230736, "spill": 160},
+     {"name": "128x160", "tile": [128, 160, 64], "stages": 5, "shared": 218336, "spill": 0},
+     {"name": "128x128", "tile": [128, 128, 64], "stages": 5, "shared": 230496, "spill": 0}]}},
+  {"name": "sm90_matmul_{d.short}_{l.layout}_{t.name}_ping_pong",
+   "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{l.layout}",
+   "for": {
+    "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
+    "l": [{"layout": "nn", "a_mn": 0, "b_mn": 1}],
+    "t": [
+     {"name": "128x192", "tile": [128, 192, 64], "stages": 4, "shared": 230736, "spill": 160},
+     {"name": "128x160", "tile": [128, 160, 64], "stages": 4, "shared": 230608, "spill": 0},
+     {"name": "128x128", "tile": [128, 128, 64], "stages": 5, "shared": 230496, "spill": 0}]}},
+  {"name": "sm90_matmul_{d.short}_{l.layout}_{t.name}_ping_pong",
+   "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{l.layout}",
+   "for": {
+    "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
+    "l": [{"layout": "tn", "a_mn": 1, "b_mn": 1}],
+    "t": [
+     {"name": "128x192", "tile": [128, 192, 64], "stages": 4, "shared": 230736, "spill": 160},
+     {"name": "128x160", "tile": [128, 160, 64], "stages": 4, "shared": 230608, "spill": 0},
+     {"name": "128x128", "tile": [128, 128, 64], "stages": 5, "shared": 230496, "spill": 0}]}}]}
+*/
