@@ -185,7 +185,7 @@ def test_batches_of_an_addend(driver, catalog) -> None:
 
 
 def test_batch_invariant_epilogues_do_not_split_k(driver, catalog) -> None:
-    catalog("sm90", "sm90_ping_pong", "sm90_skinny")
+    catalog("sm90", "sm90_ping_pong", "sm90_parts", "sm90_skinny")
 
     def call() -> None:
         x, weight = (tensors.empty(n, 16384, dtype=torch.bfloat16) for n in (16, 128))

@@ -32,7 +32,8 @@ Params = c_layouts.structure(f"{c_layouts.MATMUL}/sm90_params.h", "Sm90MatmulPar
 @pytest.fixture
 def sm90(driver, tmp_path, monkeypatch) -> list[dict]:
     """A catalog of the sm90 kernels alone."""
-    kernels = catalogs.kernels_of("matmul", lambda k: k["kind"] in ("sm90", "sm90_ping_pong"))
+    kinds = ("sm90", "sm90_ping_pong", "sm90_parts")
+    kernels = catalogs.kernels_of("matmul", lambda k: k["kind"] in kinds)
     catalogs.install(driver, tmp_path, monkeypatch, kernels)
     return kernels
 
@@ -329,9 +330,13 @@ def test_batch_invariant_products_accumulate_all_of_k_in_order(driver, sm90) -> 
     assert outside[1][1].flags & SPLIT_PAIR
     # (Outside, the last one would stream its last tiles, for which the stand-in has no memory.)
     shapes = (backwards, split, streamed)
-    for _, params in launches_of(driver, [partial(multiply, x, True) for x in shapes]):
+    inside = launches_of(driver, [partial(multiply, x, True) for x in shapes])
+    for _, params in inside:
         assert not params.flags & (SERPENTINE | SPLIT_PAIR)
         assert params.stream_tiles == 0
+    # Equal parts of K, by N and K: k blocks of a part.
+    assert [params.split_blocks for _, params in inside] == [32, 32, 0]
+    assert ["_parts_" in launch["kernel"] for launch, _ in inside] == [True, True, False]
 
 
 @pytest.mark.parametrize(("n", "flag"), [(512, FINISH), (510, GENERAL)])

@@ -32,10 +32,11 @@ class batch_invariant:
     Inside, the bits of a row of ``matmul``, ``linear`` and ``addmm`` depend neither on the number
     of rows and batches nor on the position of the row, so that a language model's answer does not
     depend on the other requests in the batch. This holds for one GPU model, one build of
-    torch_cubin, and equal layouts of the operands: K is summed from beginning to end whatever the
-    other sizes are. It costs speed for few rows, for which K would otherwise be split.
-    docs/same_bits.md has the promise for every op; ``install(batch_invariant=True)`` promises
-    it for the whole process, and serves more of PyTorch's own operators for it.
+    torch_cubin, and equal layouts of the operands: K is summed in one order, which depends on the
+    sizes of the weights alone. It costs some speed for few rows, for which K would otherwise be
+    split further. docs/same_bits.md has the promise for every op;
+    ``install(batch_invariant=True)`` promises it for the whole process, and serves more of
+    PyTorch's own operators for it.
 
     It applies to all code that runs inside, including compiled code, wherever it was compiled, to
     every ``backward()`` that is called inside, and to that of our ops' eager products that were

@@ -68,8 +68,12 @@ struct MatmulCase {
   bool accumulates;  // has_addend: it is C itself, beta is 1, and C's rows are 16-byte vectors
   bool out_vectors;  // C's rows are 16-byte vectors
   // Each row of C must have the same bits whatever M and the batch are. So K is added up from its
-  // beginning to its end, in one chain of the tensor cores' instructions: not split, nor backwards.
+  // beginning to its end, in one chain of the tensor cores' instructions: not backwards, nor split
+  // but into k_parts.
   bool batch_invariant;
+  // 1, 2 or 4 (k_parts_of()): equal parts of K, of whole k blocks of all kernels, each added up in
+  // one chain from zero, and then the parts in their order. So few rows take more multiprocessors.
+  int k_parts;
   // K is to be split: a plan says into how many parts, and each part's sums go to a matrix of their
   // own, one after the other. (finish.cpp asks, and adds them up.)
   bool split_sums;
@@ -105,6 +109,7 @@ struct MatmulCase {
           row_sums, row_parts, symmetric, needs_mirror}) {
       packed = packed << 1 | static_cast<uint64_t>(fact);
     }
+    packed = packed << 3 | static_cast<uint64_t>(k_parts);
     return packed;
   }
 };
@@ -132,6 +137,7 @@ struct MatmulPlan : PlanDetails<96> {
   bool too_large = false;  // a kernel would take a smaller batch of it, or a smaller product
   // For a batch-invariant case: plans of the same number give the same bits, and the lowest number
   // is taken before time is compared. So a backend's number may not depend on M or on the batch.
+  // 0 is the order that the case asks for.
   int sum_order = 0;
   int splits = 1;        // of K, for a case of split sums
   int row_parts = 0;     // of all splits together, for a case of them

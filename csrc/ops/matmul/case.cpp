@@ -118,6 +118,10 @@ MatmulCase matmul_case(const MatmulProblem& p, const MatmulOperands& operands) {
   c.out_vectors = begins_vectors(p, operands.c);
   c.batch_invariant = p.batch_invariant;
   c.split_sums = p.split_sums;
+  const bool along_k = c.a == kKVectors && c.b == kKVectors && c.a_mappable && c.b_mappable;
+  const bool short_types = p.math == kMathFloat16 || p.math == kMathBFloat16;
+  const bool in_parts = along_k && short_types && p.symmetry != Symmetry::kLower && !p.split_sums;
+  c.k_parts = in_parts ? p.k_parts : 1;
   c.row_parts = p.row_parts;
   c.symmetric =
       p.symmetry != Symmetry::kNone && reinterpret_cast<uintptr_t>(operands.c) % kVectorBytes == 0;

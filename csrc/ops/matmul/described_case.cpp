@@ -42,6 +42,9 @@ MatmulCase read_case(const json& from) {
   c.has_addend = flag("addend");
   c.out_vectors = flag("out_vectors", c.n * element_size(c.output) % kVectorBytes == 0);
   c.batch_invariant = flag("batch_invariant");
+  const bool short_types = c.math == kMathFloat16 || c.math == kMathBFloat16;
+  const bool in_parts = c.batch_invariant && short_types && c.a == kKVectors && c.b == kKVectors;
+  c.k_parts = in_parts ? k_parts_of(c.n, c.k) : 1;
   c.split_sums = false;
   c.symmetric = flag("symmetric");
   c.needs_mirror = flag("needs_mirror");

@@ -100,6 +100,7 @@ class PadKernels : public MatmulKernels {
     const auto chosen = plan.get<PadPlan>();
     const int64_t bytes = element_size(p.input);
     MatmulProblem aligned = p;
+    aligned.k_parts = c.k_parts;  // kernels without a copy may run it for other numbers of rows
     MatmulOperands copies = operands;
     PadParams params{};
     std::vector<Workspace> memory;

@@ -36,7 +36,7 @@ class PortableMatmul : public MatmulKernels {
     portable_configs(table_, problem, price, [&](const PortablePlan& chosen, const Work& work) {
       if (chosen.tiles_m * chosen.tiles_n > kMaxGrid[0] / problem.batch) return out.too_large();
       MatmulPlan plan;
-      plan.sum_order = problem.math == kMathTF32 ? 1 : 0;
+      plan.sum_order = problem.math == kMathTF32 || problem.k_parts > 1 ? 1 : 0;
       plan.set(chosen);
       out.offer(plan, work);
     });

@@ -31,6 +31,7 @@ struct MatmulProblem {
   bool split_sums = false;       // see MatmulCase
   bool row_parts = false;        // see MatmulCase
   bool batch_invariant = false;  // see MatmulCase
+  int k_parts = 1;               // see MatmulCase; 1 without batch_invariant
   Symmetry symmetry = Symmetry::kNone;
   int64_t m = 1, n = 1, k = 1;
   int64_t a_stride_m = 0, a_stride_k = 0;  // elements; 0 if the size is 1
@@ -51,6 +52,10 @@ struct MatmulProblem {
     return product;
   }
 };
+
+// The number of parts of K of a batch-invariant product of 16-bit operands whose rows lie along K.
+// It depends on the weights alone: N is the number of columns of one matrix of the batch.
+int k_parts_of(int64_t n, int64_t k);
 
 // Uses the math that PyTorch's settings allow. `out` is the result of check_matmul or check_linear
 // for the same arguments; it has elements. `addend` (null: none) broadcasts to it.

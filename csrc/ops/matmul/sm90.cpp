@@ -210,6 +210,7 @@ class Sm90Matmul : public MatmulKernels {
       out.batch[0] = static_cast<int>(plan.splits);
       out.out_batch_stride[0] = p.m * p.n;
     }
+    if (row.parts) out.split_blocks = plan.split_blocks;
     if (plan.cluster.splits_k) out.flags |= kSm90SplitPair;
     // Clusters that follow one another have the operand in common that their blocks do not share.
     if (of_b > of_a && plan.splits <= 1 && !plan.cluster.splits_k) out.flags |= kSm90GroupN;
@@ -357,7 +358,8 @@ class Sm90Matmul : public MatmulKernels {
 };
 
 const MatmulBackendOf<Sm90Matmul, Sm90MatmulParams> g_sm90_matmul("matmul/sm90",
-                                                                  {"sm90", "sm90_ping_pong"});
+                                                                  {"sm90", "sm90_ping_pong",
+                                                                   "sm90_parts"});
 
 }  // namespace
 }  // namespace torch_cubin

@@ -70,6 +70,7 @@ class Counter {
       const int64_t cluster_tiles = c_.batch * plan.tiles_m * plan.tiles_n;
       plan.whole_tiles = static_cast<int32_t>(cluster_tiles);
       plan.clusters = static_cast<int32_t>(std::min(slots, cluster_tiles));
+      if (row.parts) plan.split_blocks = static_cast<int32_t>(k_blocks / c_.k_parts);
       outside_ = 1 - static_cast<double>(c_.m) / static_cast<double>(tiles_m * row.tile_m) *
                          static_cast<double>(c_.n) / static_cast<double>(tiles_n * row.tile_n);
       of_cluster_ = row.correction + of_swapped_ + table_.of_cluster[&cluster - kSm90Clusters];
@@ -262,6 +263,7 @@ Sm90Row::Sm90Row(PackageKernel& entry) : kernel(&entry) {
   reads = fields.integer("reads", 0, 1) != 0;
   swaps = fields.integer("swaps", 0, 1) != 0;
   ping_pong = entry.entry().kind == "sm90_ping_pong";
+  parts = entry.entry().kind == "sm90_parts";
 }
 
 Sm90Table::Sm90Table(const Device& device, const std::vector<PackageKernel*>& kernels)
@@ -308,6 +310,7 @@ void sm90_configs(const Sm90Table& table, const MatmulCase& problem, int64_t lar
   for (const Sm90Row& row : table.rows) {
     if (reads != row.reads || (problem.row_parts && !row.adds_rows())) continue;
     if (swapped && !row.stores_transposed()) continue;
+    if (row.parts != (problem.k_parts > 1)) continue;
     // TF32 whose rows cannot be mapped goes to portable kernels, which round otherwise.
     if (problem.batch_invariant && row.from_registers()) continue;
     if (row.math == problem.math && row.a_mn_major == a_mn_major && row.b_mn_major == b_mn_major) {
@@ -321,7 +324,7 @@ std::string sm90_name(const Sm90Plan& plan) {
   return std::to_string(plan.row->tile_m) + "x" + std::to_string(plan.row->tile_n) +
          (plan.row->ping_pong ? " ping_pong" : "") +
          (plan.transposed && plan.row->swaps ? " swapped" : "") + plan.cluster.name +
-         (reads ? " read" : "") +
+         (reads ? " read" : "") + (plan.row->parts ? " parts" : "") +
          (plan.splits > 1 ? " " + std::to_string(plan.splits) + " splits" : "") +
          (plan.stream_tiles == 0  ? ""
           : plan.streams_evenly() ? " streamed evenly"

@@ -27,6 +27,7 @@ struct Sm90Row {
   bool reads;          // for operands whose rows begin anywhere, and no others
   bool swaps;          // can store a tile transposed: takes products with swapped operands
   bool ping_pong;      // a warpgroup computes a tile while the other one stores (sm90_ping_pong.cu)
+  bool parts;          // adds K up in equal parts (sm90_parts.cu): for MatmulCase::k_parts
   double correction = 0;  // of its tile (Corrections)
 
   // Beside the product (Config::kRowSums of sm90_schedule.cuh).
@@ -69,7 +70,8 @@ struct Sm90Plan {
   int32_t tiles_m = 0, tiles_n = 0;  // of a cluster
   int32_t clusters = 0;
   int32_t whole_tiles = 0, stream_tiles = 0, stream_clusters = 0;
-  int32_t splits = 1, split_blocks = 0;   // of K, and k blocks of each, for a case of split sums
+  // Of K, and k blocks of each: of a case of split sums, or of a row with `parts`.
+  int32_t splits = 1, split_blocks = 0;
   bool reads_a = false, reads_b = false;  // without a tensor map
   // The kernel computes C^T = B^T A^T: what it calls A, M and tiles_m are B, N and tiles of N.
   bool transposed = false;

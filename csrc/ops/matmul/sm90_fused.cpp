@@ -192,7 +192,8 @@ bool takes_fused(const Device& device, const FusedLayer& layer) {
   const bool biased = bias == nullptr || (layer.operands.bias_stride == 1 &&
                                           reinterpret_cast<uintptr_t>(bias) % 4 == 0);
   return operands && biased && p.n * kFusedBytes % kVectorBytes == 0 &&
-         (is_skinny(layer) ? has_skinny_kernels(device) : !fused_table(device).rows.empty());
+         (is_skinny(layer) ? has_skinny_kernels(device)
+                           : c.k_parts == 1 && !fused_table(device).rows.empty());
 }
 
 bool run_layers(const Device& device, const FusedLayer* layers, int count) {

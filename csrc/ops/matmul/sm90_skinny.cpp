@@ -124,6 +124,9 @@ class Sm90Skinny : public MatmulKernels {
     c.n = sizes.all_rows();
     c.activation = kActivationNone;  // of gated kernels
     if (SkinnySides(c).swapped || !takes(c)) return false;
+    for (int i = 1; i < sizes.count; ++i) {
+      if (layers[i]->problem.k_parts != first.problem.k_parts) return false;
+    }
     // Planning takes as long as two launches.
     static thread_local RememberedLayers remembered[kRememberedLayers];
     size_t slot = static_cast<size_t>(c.m * 31 + c.k);
@@ -172,9 +175,7 @@ class Sm90Skinny : public MatmulKernels {
   };
 
   // The splits of a row's K are a cluster: there are none where the device runs none as large.
-  bool may_split(const MatmulCase& c) const {
-    return !c.batch_invariant && clusters_.largest() == kSkinnyMostSplits;
-  }
+  bool may_split() const { return clusters_.largest() == kSkinnyMostSplits; }
 
   static bool takes(const MatmulCase& c) {
     // Coordinates of tensor maps are 32-bit, and so are the kernels' rows.
@@ -206,8 +207,9 @@ class Sm90Skinny : public MatmulKernels {
   void offer_all(const MatmulCase& c, const SkinnySides& sides, const SkinnyLayers& layers,
                  MatmulConfigs& out) const {
     const int64_t k_blocks = ceil_div(c.k, kSkinnyBlockK);
-    const int64_t most = may_split(c) ? std::min(kSkinnyMostSplits, k_blocks / 2) : 1;
+    const int64_t most = may_split() ? std::min(kSkinnyMostSplits, k_blocks / 2) : 1;
     for (int64_t splits = 1; splits <= std::max<int64_t>(most, 1); ++splits) {
+      if (c.batch_invariant && splits != c.k_parts) continue;
       if (sides.rows_contiguous) {
         for (const int64_t rows : {64, 128, 192}) offer(c, sides, layers, rows, splits, out);
         continue;

@@ -175,7 +175,7 @@ class SymmetricKernels : public MatmulKernels {
     const bool maths = c.math == kMathFloat16 || c.math == kMathBFloat16 || c.math == kMathTF32;
     const bool plain = !c.has_bias && c.activation == kActivationNone && !c.split_sums &&
                        !c.sums_rows() && c.output == c.input;
-    return c.symmetric && maths && plain && c.a_mappable && c.b_mappable &&
+    return c.symmetric && c.k_parts == 1 && maths && plain && c.a_mappable && c.b_mappable &&
            c.batch_dims <= kSm90BatchDims && c.m <= kMostSymmetricSize &&
            c.k <= kMostSymmetricSize && c.m * element_size(c.output) % kVectorBytes == 0;
   }

@@ -1,0 +1,244 @@
+// Matrix product on Hopper whose K is summed in equal parts: each from zero, added in their order.
+//
+// Under batch_invariant() the bits of a row may not depend on the number of rows. sm90_skinny.cu
+// splits the K of few rows over the blocks of a cluster, so that more multiprocessors read the
+// weights, and adds the parts in order; this kernel gives the same sums for any number of rows. A
+// consumer has two sets of accumulators: the sum of the part that wgmma adds to, and that of the
+// parts before it. So tiles have at most 96 of each for a thread.
+//
+// The producer, the clusters, the tile scheduler, the epilogue and the layout of shared memory are
+// sm90.cu's, which describes them. Sm90MatmulParams is, too; of it, split_blocks is the number of k
+// blocks of a part, of which k_blocks is a multiple. Nothing is streamed, paired, read by threads
+// or transposed.
+#include "sm90_epilogue.cuh"
+#include "sm90_tiles.cuh"
+
+namespace torch_cubin::TC_KERNEL {
+
+using namespace sm90;
+
+// ---- producer -----------------------------------------------------------------------------------
+
+// The first thread loads A and says what there is to do, the other one loads B; one alone does all.
+template <class C>
+TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empty, Work* ring,
+                       bool first) {
+  const bool of_a = C::kProducers == 1 || first, of_b = C::kProducers == 1 || !first;
+  Schedule<C> schedule(p);
+  int stage = 0, number = 0;
+  u32 phase = 0;
+  const ClusterShape& cluster = schedule.shape;
+  const Share share_a = {cluster.along_n, cluster.place_along_n(schedule.rank),
+                         cluster.same_rows(schedule.rank)};
+  const Share share_b = {cluster.along_m, cluster.place_along_m(schedule.rank),
+                         cluster.same_columns(schedule.rank)};
+  const bool batched = p.flags & kSm90Batched;
+  Work w;
+  bool any = schedule.get(w);
+  wait_for_previous_grid();
+  for (; any; any = schedule.get(w)) {
+    barrier_wait_bounded(empty + 8 * stage, phase ^ 1);
+    if (of_a) ring[number++ % C::kRing] = w;
+#pragma unroll 1
+    for (int k = 0; k < w.k_count * C::kTileK; k += C::kTileK) {
+      barrier_wait_bounded(empty + 8 * stage, phase ^ 1);
+      const u32 arrived = full + 8 * stage, to = shared + stage * C::kStageBytes;
+      barrier_expect(arrived, (of_a ? C::kABytes : 0) + (of_b ? C::kBBytes : 0));
+      if (of_a) {
+        load_operand<false, C::kTileM, C::kTileK>(p.a, to, arrived, share_a, batched, w.m0, k, w);
+      }
+      if (of_b) {
+        load_operand<false, C::kTileN, C::kTileK>(p.b, to + C::kABytes, arrived, share_b, batched,
+                                                  w.n0, k, w);
+      }
+      if (++stage == C::kStages) {
+        stage = 0;
+        phase ^= 1;
+      }
+    }
+  }
+  barrier_wait_bounded(empty + 8 * stage, phase ^ 1);
+  if (of_a) ring[number % C::kRing].k_count = 0;
+  barrier_arrive(full + 8 * stage);
+}
+
+// ---- consumers ----------------------------------------------------------------------------------
+
+template <class C>
+TC_DEVICE void store(const Sm90MatmulParams& p, u32 staging, u32 bias, int group, int& turn, int m,
+                     const Work& w, float (&sum)[1][C::kTileN / 2]) {
+  if (p.flags & kSm90Finish) {
+    wait_for_bias(group);
+    if (p.flags & kSm90Activate) {
+      finish_and_store<C>(p, staging, bias, turn, m, w, sum);
+      return;
+    }
+    add_bias<C>(p, bias, sum);
+  }
+  if (p.flags & kSm90Sums) {
+    store_rows<Widened<C>>(p, staging, turn, m, w, sum[0]);
+  } else if (p.flags & kSm90General) {
+    finish_rows<C>(p, staging, m, w, sum[0]);
+  } else {
+    store_rows<C>(p, staging, turn, m, w, sum[0]);
+  }
+}
+
+template <class C>
+TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empty, const Work* ring,
+                       int warp) {
+  int stage = 0, number = 0, turn = 0;
+  u32 phase = 0;
+  const int group = warp / 4;
+  // Frees a stage in this block and in those that share a tile with it: one lane of the warpgroup
+  // per block, spread over its warps.
+  const ClusterShape cluster(p.flags);
+  const int source = threadIdx.x % 32 * 4 + warp % 4;
+  const bool frees = source < cluster.sources();
+  const u32 target = cluster_rank() ^ cluster.source(source);
+  bool leads = C::kConsumers == 2 && group == 0;
+  const u32 staging = shared + C::kStaging + warp * C::kWarpBytes;
+  const u32 bias = shared + C::kBias + group * (C::kTileN * C::kElement);
+  const u64 a0 = wgmma_descriptor(shared + group * 8192, 8192, 1024);
+  const u64 b0 = wgmma_descriptor(shared + C::kABytes, 8192, 1024);
+
+  if (C::kConsumers == 2 && group == 1) named_sync(kSkewBarrier, 2 * kWarpgroup);
+  for (;; ++number) {
+    barrier_wait(full + 8 * stage, phase);
+    const Work& w = ring[number % C::kRing];
+    if (w.k_count == 0) break;
+    if (p.flags & kSm90Finish) request_bias<C>(p, bias, group, w.n0);
+    float sum[1][C::kTileN / 2], total[1][C::kTileN / 2];
+#pragma unroll
+    for (int i = 0; i < C::kTileN / 2; ++i) total[0][i] = 0.0f;
+#pragma unroll 1
+    for (int parts = w.k_count / p.split_blocks; parts > 0; --parts) {
+      int previous = 0;
+      const auto add = [&](int adds) {
+        barrier_wait(full + 8 * stage, phase);
+        const u64 at = static_cast<u64>(stage) * (C::kStageBytes >> 4);
+        multiply<C>(sum, a0 + at, b0 + at, adds);
+      };
+      const auto next_stage = [&] {
+        previous = stage;
+        if (++stage == C::kStages) {
+          stage = 0;
+          phase ^= 1;
+        }
+      };
+      const auto free_previous = [&] {
+        if (frees) barrier_arrive_remote(map_to_rank(empty + 8 * previous, target));
+      };
+      add(0);
+      next_stage();
+#pragma unroll 1
+      for (int k = p.split_blocks; --k > 0;) {
+        add(1);
+        wgmma_wait<1>();
+        free_previous();
+        if (leads) {
+          named_arrive(kSkewBarrier, 2 * kWarpgroup);
+          leads = false;
+        }
+        next_stage();
+      }
+      wgmma_wait<0>();
+      keep_in_place(sum[0]);
+      free_previous();
+#pragma unroll
+      for (int i = 0; i < C::kTileN / 2; ++i) total[0][i] += sum[0][i];
+    }
+    if (leads) {
+      named_arrive(kSkewBarrier, 2 * kWarpgroup);
+      leads = false;
+    }
+    store<C>(p, staging, bias, group, turn, w.m0 + group * 64 + warp % 4 * 16, w, total);
+  }
+  if (leads) named_arrive(kSkewBarrier, 2 * kWarpgroup);  // there was no tile
+  if (threadIdx.x % 32 == 0) tma_store_wait_read<0>();
+}
+
+template <class C>
+TC_DEVICE void run(const Sm90MatmulParams& p) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  const u32 shared = shared_address(memory);
+  const u32 full = shared + C::kBarriers, empty = full + 8 * C::kStages;
+  static_assert(sizeof(Work) == 64 && C::kRing > C::kStages);
+  auto ring = reinterpret_cast<Work*>(memory + C::kBarriers + 16 * C::kStages + 16);
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+  const bool together = p.flags & (3 << kSm90AlongN | 3 << kSm90AlongM);
+
+  if (threadIdx.x == 0) {
+    if (shared % 1024 != 0) asm volatile("trap;");
+    prefetch_tensor_map(&p.a);
+    prefetch_tensor_map(&p.b);
+    if (!(p.flags & (kSm90General | kSm90OutUnaligned))) prefetch_tensor_map(&p.out_map);
+    for (int s = 0; s < C::kStages; ++s) {
+      barrier_init(full + 8 * s, C::kProducers);
+      barrier_init(empty + 8 * s, C::kConsumers * ClusterShape(p.flags).sources());
+    }
+    fence_barrier_init();
+  }
+  if (together) {
+    __syncwarp();
+    cluster_meet();
+  } else {
+    __syncthreads();
+  }
+
+  // The next grid's blocks may start as soon as they fit; they wait for the end of this grid.
+  launch_next_grid();
+  if (warp < 4) {
+    if constexpr (C::kConsumers > 1) fewer_registers<40>();
+    if (warp < C::kProducers && threadIdx.x % 32 == 0) {
+      produce<C>(p, shared, full, empty, ring, warp == 0);
+    } else {
+      wait_for_previous_grid();
+    }
+    __syncwarp();
+  } else {
+    if constexpr (C::kConsumers > 1) more_registers<232>();
+    wait_for_previous_grid();
+    consume<C>(p, shared, full, empty, ring, warp - 4);
+  }
+  // A block must not exit while another block of its cluster may still write to its shared memory.
+  if (together) cluster_meet();
+}
+
+extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
+    TC_KERNEL(const __grid_constant__ Sm90MatmulParams p) {
+  using C = Config<DType::TC_DTYPE, false, false, TC_TILE_M, TC_TILE_N, TC_STAGES, TC_CONSUMERS,
+                   false, false, false>;
+  static_assert(C::kThreads == TC_THREADS && C::kSharedBytes == TC_DYNAMIC_SHARED);
+  static_assert(C::kTileK == TC_TILE_K && C::kBlocksM == 1, "128 bytes of K, 64 rows a warpgroup");
+  static_assert(C::kTileN <= 192, "two sets of accumulators");
+  run<C>(p);
+}
+
+}  // namespace torch_cubin::TC_KERNEL
+
+/* torch_cubin kernels
+{"virtual_arch": ["90a"],
+ "defaults": {
+  "kind": "sm90_parts", "archs": ["sm_90a"], "alignment": 16, "cost": {},
+  "streams": 0, "pairs": 0, "reads": 0, "swaps": 0},
+ "kernels": [
+  {"name": "sm90_matmul_parts_{d.short}_nt_{t.name}",
+   "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "nt",
+   "block": ["{t.threads}", 1, 1], "tile": "{t.tile}", "stages": "{t.stages}",
+   "dynamic_shared": "{t.shared}",
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_CONSUMERS": "{t.consumers}"},
+   "for": {
+    "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
+    "t": [
+     {"name": "128x192", "tile": [128, 192, 64], "stages": 4, "consumers": 2, "threads": 384,
+      "shared": 230736},
+     {"name": "128x160", "tile": [128, 160, 64], "stages": 5, "consumers": 2, "threads": 384,
+      "shared": 218336},
+     {"name": "128x128", "tile": [128, 128, 64], "stages": 6, "consumers": 2, "threads": 384,
+      "shared": 230512},
+     {"name": "64x128", "tile": [64, 128, 64], "stages": 8, "consumers": 1, "threads": 256,
+      "shared": 230800},
+     {"name": "64x64", "tile": [64, 64, 64], "stages": 10, "consumers": 1, "threads": 256,
+      "shared": 197936}]}}]}
+*/
