@@ -149,6 +149,35 @@ class FamilyKernels {
   std::string tag_, message_;  // of the first refused entry
 };
 
+// The backend of one device file whose host code sees a kernel as a Row, which is made of the entry
+// and throws if a field of it is missing or invalid. `header` is as for check_params().
+template <class Row, class Params>
+class RowBackend : public KernelBackend {
+ public:
+  RowBackend(const char* header, const char* family) : KernelBackend(family), header_(header) {}
+  template <size_t kKinds>
+  RowBackend(const char* header, const char* family, const char* const (&kinds)[kKinds])
+      : KernelBackend(family, kinds), header_(header) {}
+
+  void check(PackageKernel& kernel) const override {
+    check_params(kernel.entry(), header_, sizeof(Params));
+    Row{kernel};
+  }
+
+  // Its kernels among those of a family.
+  std::vector<Row> rows(const FamilyKernels& family) const {
+    std::vector<Row> found;
+    family.for_each_backend<KernelBackend>([&](const KernelBackend& backend, const auto& kernels) {
+      if (&backend != this) return;
+      for (PackageKernel* kernel : kernels) found.emplace_back(*kernel);
+    });
+    return found;
+  }
+
+ private:
+  const char* header_;
+};
+
 // The catalog for Python: the manifest, "path", "archs", "loaded", and "refused", the entries that
 // no backend supports: [{"name", "arch", "message"}].
 nlohmann::json catalog_with_refused();

@@ -31,28 +31,13 @@ struct PortableGroupedRow {
   int64_t tile[3] = {};
 };
 
-class PortableGroupedBackend : public KernelBackend {
- public:
-  PortableGroupedBackend() : KernelBackend("grouped", {"groups_simt", "groups_mma"}) {}
-
-  void check(PackageKernel& kernel) const override {
-    check_params(kernel.entry(), "matmul/groups", sizeof(GroupedMatmulParams));
-    PortableGroupedRow{kernel};  // throws for a field that is wrong
-  }
-};
-
-const PortableGroupedBackend g_portable_grouped;
+const RowBackend<PortableGroupedRow, GroupedMatmulParams> g_portable_grouped(
+    "matmul/groups", "grouped", {"groups_simt", "groups_mma"});
 
 // One kernel a math: a row's bits must not depend on the other groups, which a choice would.
 struct PortableGroupedTable {
   explicit PortableGroupedTable(const Device& device) : family("grouped", device) {
-    family.for_each_backend<KernelBackend>([&](const KernelBackend& backend, const auto& kernels) {
-      if (&backend != &g_portable_grouped) return;
-      for (PackageKernel* kernel : kernels) {
-        const PortableGroupedRow row(*kernel);
-        rows[row.math] = row;
-      }
-    });
+    for (const PortableGroupedRow& row : g_portable_grouped.rows(family)) rows[row.math] = row;
   }
   FamilyKernels family;
   PortableGroupedRow rows[std::size(kMaths)];

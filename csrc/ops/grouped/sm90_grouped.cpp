@@ -45,25 +45,12 @@ struct GroupedRow {
   bool experts;  // whether it has the options of rows
 };
 
-class Sm90GroupedBackend : public KernelBackend {
- public:
-  Sm90GroupedBackend() : KernelBackend("grouped", {"sm90_grouped"}) {}
-
-  void check(PackageKernel& kernel) const override {
-    check_params(kernel.entry(), "matmul/sm90_grouped", sizeof(Sm90GroupedParams));
-    GroupedRow{kernel};  // throws for a field that is wrong
-  }
-};
-
-const Sm90GroupedBackend g_sm90_grouped;
+const RowBackend<GroupedRow, Sm90GroupedParams> g_sm90_grouped("matmul/sm90_grouped", "grouped",
+                                                               {"sm90_grouped"});
 
 struct GroupedTable {
-  explicit GroupedTable(const Device& device) : family("grouped", device) {
-    family.for_each_backend<KernelBackend>([&](const KernelBackend& backend, const auto& kernels) {
-      if (&backend != &g_sm90_grouped) return;
-      for (PackageKernel* kernel : kernels) rows.emplace_back(*kernel);
-    });
-  }
+  explicit GroupedTable(const Device& device)
+      : family("grouped", device), rows(g_sm90_grouped.rows(family)) {}
   FamilyKernels family;
   std::vector<GroupedRow> rows;
   ClusterCapacity clusters{2};

@@ -42,25 +42,12 @@ struct FusedRow {
   int64_t tile[3];
 };
 
-class Sm90FusedBackend : public KernelBackend {
- public:
-  Sm90FusedBackend() : KernelBackend("fused", {"sm90_fused"}) {}
-
-  void check(PackageKernel& kernel) const override {
-    check_params(kernel.entry(), "matmul/sm90_fused", sizeof(Sm90FusedParams));
-    FusedRow{kernel};  // throws for a field that is wrong
-  }
-};
-
-const Sm90FusedBackend g_sm90_fused;
+const RowBackend<FusedRow, Sm90FusedParams> g_sm90_fused("matmul/sm90_fused", "fused",
+                                                         {"sm90_fused"});
 
 struct FusedTable {
-  explicit FusedTable(const Device& device) {
-    const FamilyKernels family("fused", device);
-    family.for_each_backend<KernelBackend>([&](const KernelBackend&, const auto& kernels) {
-      for (PackageKernel* kernel : kernels) rows.emplace_back(*kernel);
-    });
-  }
+  explicit FusedTable(const Device& device)
+      : rows(g_sm90_fused.rows(FamilyKernels("fused", device))) {}
   std::vector<FusedRow> rows;
   ClusterCapacity clusters{2};
 };

@@ -43,26 +43,13 @@ struct QuantizeKernel {
   int64_t blocks;  // of 128 columns, that a block of threads quantises
 };
 
-class QuantizeBackend : public KernelBackend {
- public:
-  QuantizeBackend() : KernelBackend("quantize") {}
-
-  void check(PackageKernel& kernel) const override {
-    check_params(kernel.entry(), "quantize", sizeof(QuantizeParams));
-    QuantizeKernel{kernel};  // throws for a field that is wrong
-  }
-};
-
-const QuantizeBackend g_quantize;
+const RowBackend<QuantizeKernel, QuantizeParams> g_quantize("quantize", "quantize");
 
 struct QuantizeTable {
   explicit QuantizeTable(const Device& device) : family("quantize", device) {
-    family.for_each_backend<KernelBackend>([&](const KernelBackend&, const auto& kernels) {
-      for (PackageKernel* kernel : kernels) {
-        const QuantizeKernel own(*kernel);
-        rows[own.mode][own.dtype] = std::make_unique<QuantizeKernel>(own);
-      }
-    });
+    for (const QuantizeKernel& own : g_quantize.rows(family)) {
+      rows[own.mode][own.dtype] = std::make_unique<QuantizeKernel>(own);
+    }
   }
 
   const QuantizeKernel& find(int mode, ScalarType dtype) const {

@@ -68,24 +68,12 @@ struct ScaledRow {
   double once_cost = 0;                    // of a call
 };
 
-class Sm90ScaledBackend : public KernelBackend {
- public:
-  Sm90ScaledBackend() : KernelBackend("scaled", {"sm90_scaled"}) {}
-
-  void check(PackageKernel& kernel) const override {
-    check_params(kernel.entry(), "matmul/sm90_scaled", sizeof(Sm90ScaledParams));
-    ScaledRow{kernel};  // throws for a field that is wrong
-  }
-};
-
-const Sm90ScaledBackend g_sm90_scaled;
+const RowBackend<ScaledRow, Sm90ScaledParams> g_sm90_scaled("matmul/sm90_scaled", "scaled",
+                                                            {"sm90_scaled"});
 
 struct ScaledTable {
-  explicit ScaledTable(const Device& device) : family("scaled", device) {
-    family.for_each_backend<KernelBackend>([&](const KernelBackend&, const auto& kernels) {
-      for (PackageKernel* kernel : kernels) rows.emplace_back(*kernel);
-    });
-  }
+  explicit ScaledTable(const Device& device)
+      : family("scaled", device), rows(g_sm90_scaled.rows(family)) {}
   FamilyKernels family;
   std::vector<ScaledRow> rows;
 };
