@@ -87,17 +87,17 @@ def whole(options: argparse.Namespace, only: Sequence[str]) -> tuple[list[Any], 
         if options.calls:
             served_calls.print_lines(str(case), served_calls.lines_of(runner.run))
             continue
-        if options.kernels:
-            for mode in wanted:
-                for name, call in runner.prepared(mode, contenders):
-                    kernel_times.print_lines(f"{case}, {mode}, {name}", call)
-            continue
         for mode in wanted:
             begin = time.monotonic()
             if begin > end:
                 break
+
+            def show_kernels(name: str, call: Callable, title: str = f"{case}, {mode}") -> None:
+                kernel_times.print_lines(f"{title}, {name}", call)
+
+            inspect = show_kernels if options.kernels else None
             try:
-                found = list(runner.measured(mode, contenders))
+                found = list(runner.measured(mode, contenders, inspect))
             except Exception as error:  # keep the numbers of the other cells
                 failures.append(f"{case}, {mode}: {type(error).__name__}: {error}")
                 continue
@@ -191,7 +191,7 @@ def main() -> None:
         "--calls", action="store_true", help="of --models: time their products and attentions"
     )
     parser.add_argument(
-        "--kernels", action="store_true", help="of --models: the GPU's time by kernels"
+        "--kernels", action="store_true", help="of --models: also print the time of kernels"
     )
     parser.add_argument("--small", action="store_true", help="of --models: tiny ones")
     parser.add_argument("--sweep", metavar="FILE", type=Path, help="append to these lines")

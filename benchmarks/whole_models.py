@@ -193,18 +193,13 @@ class Runner:
         finish()
         return (time.perf_counter() - begin) / count
 
-    def prepared(
-        self, mode: str, contenders: list[str]
-    ) -> Iterator[tuple[str, Callable[[], object]]]:
-        """Each contender, entered, and its call, which has compiled what it compiles."""
-        for name, call in self.calls(mode, contenders).items():
-            with CONTENDERS[name]():
-                self._empty_cache()
-                call()
-                call()
-                yield name, call
-
-    def measured(self, mode: str, contenders: list[str]) -> Iterator[Cell]:
+    def measured(
+        self,
+        mode: str,
+        contenders: list[str],
+        inspect: Callable[[str, Callable[[], object]], None] | None = None,
+    ) -> Iterator[Cell]:
+        """The cells; then calls `inspect` with each contender, entered, and its call."""
         calls = self.calls(mode, contenders)
         counts, memory, errors, shares, launches = {}, {}, {}, {}, {}
         for name, call in calls.items():
@@ -239,6 +234,10 @@ class Runner:
                 share.left,
                 launches[name],
             )
+        for name, call in calls.items() if inspect else ():
+            with CONTENDERS[name]():
+                self._empty_cache()
+                inspect(name, call)
 
     def _peak(self, call: Callable[[], Any]) -> int:
         if self.device.type != "cuda":
