@@ -194,3 +194,30 @@ def test_aot_inductor_calls_our_functions(block, tmp_path) -> None:
         )
         got = torch._inductor.aoti_load_package(path)(x)
     torch.testing.assert_close(got, want, rtol=3e-2, atol=3e-2)
+
+
+@pytest.mark.parametrize("length", [1, 96])
+def test_attention_with_a_mask_reads_heads_that_are_not_repeated(length: int) -> None:
+    """As transformers calls it for models with fewer heads of keys (repeat_kv)."""
+    batch, heads, keys, width, times = 3, 2, 192, 64, 4
+
+    def repeated(x: torch.Tensor) -> torch.Tensor:
+        wide = x[:, :, None, :, :].expand(batch, heads, times, keys, width)
+        return wide.reshape(batch, heads * times, keys, width)
+
+    def layer(q, k, v, mask):
+        out = F.scaled_dot_product_attention(q, repeated(k), repeated(v), mask, scale=0.125)
+        return out.transpose(1, 2).flatten(2) * 2
+
+    options = {"device": "cuda", "dtype": torch.bfloat16}
+    q = torch.randn(batch, heads * times, length, width, **options)
+    k, v = (torch.randn(batch, heads, keys, width, **options) for _ in range(2))
+    at = torch.arange(keys - length, keys, device="cuda")[:, None]
+    mask = (torch.arange(keys, device="cuda") <= at).expand(batch, 1, length, keys)
+    exact = layer(*(x.double() for x in (q, k, v)), mask)
+    torch._dynamo.reset()
+    with torch.no_grad(), torch_cubin.install(policy="all"):
+        got, (code,) = run_and_get_code(torch.compile(layer), q, k, v, mask)
+    assert "torch.ops.cubin._scaled_dot_product_attention.default(" in code
+    assert "torch.ops.aten._scaled" not in code
+    torch.testing.assert_close(got.double(), exact, rtol=2e-2, atol=2e-2)

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from drop_in_cases import integers
+from installed import installed
 from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -38,6 +39,75 @@ def folded(
 
 def tensors(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
     return [integers(*shape, dtype=dtype, seed=i) / 8 for i, shape in enumerate(shapes)]
+
+
+def repeated(x: torch.Tensor, times: int) -> torch.Tensor:
+    """As transformers' repeat_kv."""
+    batch, heads, length, width = x.shape
+    wide = x[:, :, None, :, :].expand(batch, heads, times, length, width)
+    return wide.reshape(batch, heads * times, length, width)
+
+
+def again(x: torch.Tensor, times: int) -> torch.Tensor:
+    """The heads one after the other, and all of them again."""
+    return torch.cat([x] * times, 1)
+
+
+attention = torch.ops.cubin._scaled_dot_product_attention.default
+efficient = torch.ops.aten._scaled_dot_product_efficient_attention.default
+HEADS = (*tensors((2, 6, 5, 8), (2, 2, 7, 8), (2, 2, 7, 8)), torch.ones(2, 1, 5, 7).tril(2) > 0)
+
+
+def graph_of(
+    function: Callable[..., Any], *args: torch.Tensor, mode: str = "fake"
+) -> torch.fx.Graph:
+    """The function's graph after the pass, whose results are compared."""
+    functional = torch.func.functionalize(function)
+    graph = make_fx(functional, decomposition_table=select_decomp_table(), tracing_mode=mode)(*args)
+    fold.fold(graph.graph)
+    graph.recompile()
+    torch.testing.assert_close(graph(*args), function(*args))
+    return graph.graph
+
+
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+def test_repeated_heads_are_read_unrepeated(mode: str) -> None:
+    def layer(q, k, v, mask):
+        mask = torch.where(mask, 0.0, -torch.inf).expand(2, 6, 5, 7)
+        return attention(q, repeated(k, 3), repeated(v, 3), mask)
+
+    nodes = graph_of(layer, *HEADS, mode=mode)
+    (found,) = nodes.find_nodes(op="call_function", target=attention)
+    assert [node.meta["val"].shape[1] for node in found.args[:3]] == [6, 2, 2]
+    assert found.kwargs["enable_gqa"] is True
+
+
+def test_repeated_heads_of_pytorchs_attention() -> None:
+    q, k, v, mask = HEADS
+    with installed():
+
+        def pytorchs(q, k, v, mask):
+            mask = torch.where(mask, 0.0, -torch.inf).expand(2, 6, 5, 7)
+            return efficient(q, repeated(k, 3), repeated(v, 3), mask, False, scale=0.5)[0]
+
+        nodes = graph_of(pytorchs, q, k, v, mask)
+        assert not nodes.find_nodes(op="call_function", target=efficient)
+        (found,) = nodes.find_nodes(op="call_function", target=attention)
+        assert found.kwargs == {"scale": 0.5, "enable_gqa": True}
+
+        def with_options(values: Callable[..., Any], *options: Any) -> Callable[..., Any]:
+            return lambda q, k, v: efficient(q, repeated(k, 3), values(v, 3), None, *options)
+
+        def used(call: Callable[..., Any], results: int) -> Callable[..., Any]:
+            return lambda *args: call(*args)[:results]
+
+        for other in (
+            used(with_options(repeated, True), 2),  # logsumexp
+            used(with_options(again, False), 1),
+            used(with_options(repeated, False, 0.0, True), 1),  # causal, of other sizes
+        ):
+            nodes = graph_of(other, q, k, v)
+            assert len(nodes.find_nodes(op="call_function", target=efficient)) == 1
 
 
 @pytest.mark.parametrize("mode", ["fake", "symbolic"])

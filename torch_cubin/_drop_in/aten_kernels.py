@@ -222,8 +222,8 @@ def _calibrated(index: int) -> list[dict[str, list[str]]]:
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def serves(value: torch.Tensor, policy: str) -> bool:
-    """Whether the policy serves products of this tensor's device and dtype, which may be a fake.
+def serves(value: torch.Tensor, policy: str, kind: str = "product") -> bool:
+    """Whether the policy serves calls of this tensor's device and dtype, which may be a fake.
 
     As csrc/ops/common/serving.cpp decides, but never float32 under "fastest": that depends on a
     setting that may change while a graph lives.
@@ -238,7 +238,7 @@ def serves(value: torch.Tensor, policy: str) -> bool:
     rows = shipped_rows(_gpu_name(index))
     if not rows and not torch.are_deterministic_algorithms_enabled():
         rows = _calibrated(index)
-    return any(dtype in row["dtypes"] and "product" in row["kinds"] for row in rows)
+    return any(dtype in row["dtypes"] and kind in row["kinds"] for row in rows)
 
 
 def shipped_rows(gpu: str | None = None) -> list[dict[str, Any]]:

@@ -102,9 +102,9 @@ def graph_policy() -> str:
     return "all" if _active[-1].batch_invariant else _active[-1].policy
 
 
-def serves_graph(value: torch.Tensor) -> bool:
-    """Whether products of this (fake) result are served where they run."""
-    return aten_kernels.serves(value, graph_policy())
+def serves_graph(value: torch.Tensor, kind: str = "product") -> bool:
+    """Whether calls of this (fake) tensor are served where they run: "product" or "attention"."""
+    return aten_kernels.serves(value, graph_policy(), kind)
 
 
 @errors.named_keywords

@@ -2,8 +2,8 @@
 
 A product with an activation becomes `_linear_activation`, SwiGLU and similar `_linear_glu` (also
 where gate and up are columns of one product), products of one input `_linears`. If the backward
-saves the intermediate values, the variant of the op that also returns them is used. Graphs without
-products are not changed.
+saves the intermediate values, the variant of the op that also returns them is used. Attention with
+repeated heads of keys and values reads them unrepeated. Other graphs are not changed.
 
 Not folded (benchmarks/NOTES.md): the gradient of an activation into the product before it, a
 residual into the product that it is added to, a bias's gradient into its weight's. Inductor fuses
@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from torch_cubin._inductor import activations
+from torch_cubin._inductor import activations, attentions
 from torch_cubin._inductor.products import Product, columns_at, product_at, same_number
 from torch_cubin._pytorch import inductor
 
@@ -28,11 +28,11 @@ ops = torch.ops.cubin
 Node = Any  # torch.fx.Node; its arguments have no useful types
 
 # Part of the key of Inductor's caches: increase it when the pass changes.
-VERSION = 4
+VERSION = 5
 
 
 def fold(graph: torch.fx.Graph) -> None:
-    for run in (_fold_epilogues, _fold_one_input):
+    for run in (_fold_epilogues, _fold_one_input, _fold_repeated_heads):
         if run(graph):
             inductor.sort(graph)
             # Before the next run, which would fold replaced products once more.
@@ -67,7 +67,7 @@ def _fold_activation(graph: torch.fx.Graph, root: Node) -> bool:
     product = product_at(leaf)
     if product is None or not _result_of(root, product, seen):
         return False
-    call = _Call(graph, root, product)
+    call = _Call(graph, root, product.value)
     weight = call.weight(product)
     if _are_private(seen | {leaf}, root):
         out = call.insert(ops._linear_activation.default, product.input, weight, product.bias, name)
@@ -103,7 +103,7 @@ def _fold_gated(graph: torch.fx.Graph, root: Node) -> bool:
         private = _are_private(seen | {gate_leaf, up_leaf}, root)
         if not private and (gate.columns or up.columns):
             continue  # the whole product is needed, by the backward or others
-        call = _Call(graph, root, gate)
+        call = _Call(graph, root, gate.value)
         weights = [call.weight(product) for product in (gate, up)]
         if private:
             out = call.insert(ops._linear_glu.default, gate.input, *weights, name)
@@ -129,12 +129,33 @@ def _fold_one_input(graph: torch.fx.Graph) -> bool:
         products = [product for product in map(product_at, nodes) if product is not None]
         if len(products) < 2 or _depend(products):
             continue
-        call = _Call(graph, products[-1].node, products[0])
+        call = _Call(graph, products[-1].node, products[0].value)
         biases = [product.bias for product in products]
         weights = [product.weight for product in products]
         arguments = (products[0].input, weights, biases if any(biases) else [])
         outs = call.insert(ops._linears.default, *arguments)
         folded |= call.replace_all(outs, nodes, ())
+    return folded
+
+
+def _fold_repeated_heads(graph: torch.fx.Graph) -> bool:
+    folded = False
+    for node in list(graph.nodes):
+        found = attentions.with_repeated_heads(node)
+        if found is None:
+            continue
+        call = _Call(graph, node, found.query.meta["val"])
+        out = call.insert(
+            attentions.OURS, *(found.query, found.key, found.value, found.mask, 0.0),
+            found.is_causal, None, scale=found.scale, enable_gqa=True,
+        )  # fmt: skip
+        for result in found.results:
+            result.replace_all_uses_with(out)
+        # PyTorch's op is not dead code: it may draw random numbers.
+        for each in {*found.results, node} - {node}:
+            graph.erase_node(each)
+        graph.erase_node(node)
+        folded = True
     return folded
 
 
@@ -209,18 +230,18 @@ _KEPT_META = ("stack_trace", "nn_module_stack", "source_fn_stack", "original_ate
 class _Call:
     """Inserts calls that replace nodes of a graph, all before one node."""
 
-    def __init__(self, graph: torch.fx.Graph, before: Node, product: Product) -> None:
-        self._graph, self._before, self._like = graph, before, product.value
+    def __init__(self, graph: torch.fx.Graph, before: Node, like: torch.Tensor) -> None:
+        self._graph, self._before, self._like = graph, before, like
 
-    def insert(self, target: Callable[..., Any], *args: Any) -> Node:
+    def insert(self, target: Callable[..., Any], *args: Any, **numbers: Any) -> Node:
         with self._graph.inserting_before(self._before):
-            node = self._graph.call_function(target, args)
+            node = self._graph.call_function(target, args, numbers)
         for key in _KEPT_META:
             if key in self._before.meta:
                 node.meta[key] = self._before.meta[key]
         values = torch.fx.map_arg(args, lambda argument: argument.meta["val"])
         with self._like.fake_mode:  # type: ignore[attr-defined]
-            node.meta["val"] = target(*values)
+            node.meta["val"] = target(*values, **numbers)
         return node
 
     def weight(self, product: Product) -> Node:

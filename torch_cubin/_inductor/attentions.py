@@ -1,0 +1,128 @@
+"""Attention in a graph after AOTAutograd whose keys and values have repeated heads.
+
+PyTorch's kernels that take a mask want a head of keys for each head of queries. So models that have
+fewer (transformers' repeat_kv) write each several times, and attention reads it as often. Our op
+reads them as they are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from typing import Any
+
+import torch
+
+from torch_cubin._drop_in import install
+from torch_cubin._inductor.activations import VIEWS
+from torch_cubin._inductor.products import same_number
+
+aten = torch.ops.aten
+OURS = torch.ops.cubin._scaled_dot_product_attention.default
+# Their first arguments: query, key, value, mask, whether logsumexp is wanted, dropout_p, is_causal.
+_WITH_MASK = (
+    aten._scaled_dot_product_efficient_attention.default,
+    aten._scaled_dot_product_cudnn_attention.default,
+)
+_ADDS_DIM = (*VIEWS, aten.unsqueeze.default)
+_COPIES = (*VIEWS, aten._unsafe_view.default, aten.clone.default)
+_WIDEST_HEAD = 256
+
+
+@dataclasses.dataclass
+class Attention:
+    """Arguments of our op, of which `results` are the result: without dropout and logsumexp."""
+
+    query: torch.fx.Node
+    key: torch.fx.Node
+    value: torch.fx.Node
+    mask: torch.fx.Node | None
+    is_causal: bool
+    scale: float | None
+    results: list[torch.fx.Node]
+
+
+def with_repeated_heads(node: Any) -> Attention | None:
+    """The attention of a node, with the keys and values as they were before they were repeated."""
+    if not _calls(node, (*_WITH_MASK, OURS)) or not node.kwargs.keys() <= {"scale", "enable_gqa"}:
+        return None
+    given: list[Any] = [*node.args, None]
+    query, key, value, mask, *rest = given[: max(4, len(node.args))]
+    if node.target is OURS:
+        dropout_p, is_causal, *rest = rest + [0.0, False][len(rest) :]
+        results = [node]
+        served = not node.kwargs.get("enable_gqa", False)
+    else:
+        _, dropout_p, is_causal, *rest = rest + [False, 0.0, False][len(rest) :]
+        results = [user for user in node.users if user.target is operator.getitem]
+        alone = len(results) == len(node.users) and all(user.args[1] == 0 for user in results)
+        served = alone and _is_served(query, mask)
+    # PyTorch's kernels differ in the corner that a causal mask of other sizes begins in.
+    causal = not is_causal or (mask is None and same_number(_length(query), _length(key)))
+    if not served or not causal or dropout_p != 0 or any(rest):
+        return None
+    key, value = _unrepeated(key), _unrepeated(value)
+    if key is None or value is None or not same_number(_heads(key), _heads(value)):
+        return None
+    return Attention(query, key, value, mask, is_causal, node.kwargs.get("scale"), results)
+
+
+def _length(node: torch.fx.Node) -> Any:
+    return node.meta["val"].shape[2]
+
+
+def _heads(node: torch.fx.Node) -> Any:
+    return node.meta["val"].shape[1]
+
+
+def _is_served(query: torch.fx.Node, mask: torch.fx.Node | None) -> bool:
+    """As csrc/ops/attention/api/aten_attention.cpp decides."""
+    value = query.meta["val"]
+    fits = value.dtype in (torch.float16, torch.bfloat16, torch.float32)
+    fits = fits and isinstance(value.shape[-1], int) and value.shape[-1] <= _WIDEST_HEAD
+    if mask is not None:
+        fits = fits and mask.meta["val"].dtype in (value.dtype, torch.bool)
+    return fits and install.serves_graph(value, "attention")
+
+
+def _unrepeated(node: Any) -> torch.fx.Node | None:
+    """Of [batch, heads * n, length, head_dim], each head n times, those of [batch, heads, length,
+    head_dim]."""
+    expanded = node
+    while _calls(expanded, _COPIES):
+        expanded = expanded.args[0]
+    if not _calls(expanded, (aten.expand.default,)):
+        return None
+    wider = _sliced(expanded.args[0])
+    if not _calls(wider, _ADDS_DIM):
+        return None
+    source = wider.args[0]
+    shapes = [each.meta["val"].shape for each in (node, expanded, wider, source)]
+    if [len(shape) for shape in shapes] != [4, 5, 5, 4]:
+        return None
+    (batch, heads, *row), (_, _, times, *_), with_dim, of_source = shapes
+    kept = [batch, of_source[1], *row]
+    same = same_number(heads, of_source[1] * times) and _are_same(of_source, kept)
+    same = same and _are_same(with_dim, [*kept[:2], 1, *row])
+    return source if same and _are_same(shapes[1], [*kept[:2], times, *row]) else None
+
+
+def _sliced(node: Any) -> Any:
+    """The node of which slices have everything: `x[:, :, None, :]` slices each dim."""
+    while _calls(node, (aten.slice.Tensor,)):
+        source = node.args[0]
+        if not _are_same(node.meta["val"].shape, source.meta["val"].shape) or node.args[4:] > (1,):
+            return node
+        node = source
+    return node
+
+
+def _calls(node: Any, targets: Any) -> bool:
+    return isinstance(node, torch.fx.Node) and node.op == "call_function" and node.target in targets
+
+
+def _are_same(sizes: Any, others: Any) -> bool:
+    return len(sizes) == len(others) and all(map(same_number, sizes, others))
+
+
+__all__ = ["OURS", "Attention", "with_repeated_heads"]
