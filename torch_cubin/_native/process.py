@@ -19,17 +19,17 @@ from pathlib import Path
 
 def require_main_interpreter() -> None:
     """Raises ImportError in a subinterpreter, where PyTorch cannot be imported."""
-    for name in ("_interpreters", "_xxsubinterpreters"):  # Python 3.13, and before
-        try:
-            interpreters = importlib.import_module(name)
-        except ImportError:
-            continue
-        if interpreters.get_current() != interpreters.get_main():
-            raise ImportError(
-                "torch_cubin [internal]: torch_cubin cannot be imported: expected the process's "
-                "main interpreter, got a subinterpreter. PyTorch works in the main one alone."
-            )
+    try:
+        interpreters = importlib.import_module(
+            "_interpreters" if sys.version_info >= (3, 13) else "_xxsubinterpreters"
+        )
+    except ImportError:
         return
+    if interpreters.get_current() != interpreters.get_main():
+        raise ImportError(
+            "torch_cubin [internal]: torch_cubin cannot be imported: expected the process's main "
+            "interpreter, got a subinterpreter. PyTorch works in the main one alone."
+        )
 
 
 @contextlib.contextmanager

@@ -17,8 +17,8 @@ from torch_cubin._ops import checks, raw_ops
 from torch_cubin._pytorch import operators
 
 # The first stands for the key of every device and layout without a kernel of its own, but not for
-# those of nested tensors.
-_KEYS = ("CompositeExplicitAutograd", "NestedTensorCPU", "NestedTensorCUDA", "AutogradNestedTensor")
+# those of nested tensors, for which the second stands.
+_KEYS = ("CompositeExplicitAutograd", "CompositeImplicitAutogradNestedTensor")
 
 
 def _refusal(label: str, overload: Callable[[], Any]) -> Callable[..., torch.Tensor]:
