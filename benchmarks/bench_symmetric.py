@@ -11,7 +11,7 @@
 
 Each contender alternates with PyTorch in one process; the first half of each block lets the clocks
 settle. Ratios are PyTorch's time to a contender's, the median of five rounds and their range: above
-1, ours is faster. All takes some two minutes, the products one. --only keeps the cases whose names
+1, ours is faster. All takes some 90 seconds, the products half. --only keeps the cases whose names
 contain some TEXT ("x x^T", "Newton-Schulz 4096"). --json is written after every case; what the file
 has of other cases, from an earlier run on the same machine, stays. --configs times the configs that
 seem quickest to the planner for `x @ x.t()`, beside their predicted times, in place of contenders.
@@ -40,7 +40,7 @@ from torch_cubin._tuning import measure
 
 ops = torch.ops.cubin
 Calls = dict[str, Callable[[], object]]
-ROUNDS, BUDGET_MS = 5, 600  # of a pair of contenders
+ROUNDS, BUDGET_MS = 5, 450  # of a pair of contenders
 ROTATED_BYTES = 150e6
 CONFIGS = 9  # that --configs times of a product
 # Rows, columns.
