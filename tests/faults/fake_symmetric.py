@@ -230,6 +230,28 @@ def test_the_last_wave_is_streamed(driver, catalog) -> None:
     assert params.counters != 0
 
 
+@pytest.mark.parametrize("parts", [1, 3])
+def test_a_tile_for_each_of_two_warpgroups(driver, catalog, parts: int) -> None:
+    """For more tiles than multiprocessors; their last wave may be streamed, as others'."""
+    config = "sm90_symmetric 128x128 ping_pong" + (f" streamed in {parts}" if parts > 1 else "")
+
+    def run() -> None:
+        with measure.watching():
+            library.force_config(config)
+            ops.syrk(empty(4104, 4096))
+            library.force_config("sm90_symmetric 128x128 ping_pong")
+            ops.syrk(empty(1024, 4096))  # 36 tiles
+
+    *_, launch, small = launches_of(driver, run)
+    kernel, params = catalog[launch["kernel"]], launch_params.read(launch, PARAMS)
+    assert (kernel["tile"], kernel["ping_pong"]) == ([128, 128, 64], 1)
+    assert launch["grid"][0] == 132
+    streamed = 33 if parts > 1 else 0
+    assert (params.whole_tiles, params.stream_tiles) == (561 - streamed, streamed)
+    assert params.stream_clusters == parts * streamed
+    assert catalog[small["kernel"]].get("ping_pong", 0) == 0
+
+
 def test_narrow_tiles_in_pairs(driver, catalog) -> None:
     """272 tiles, 16 of which are half as wide, fill two waves of 132 multiprocessors."""
 

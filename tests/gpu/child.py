@@ -461,8 +461,9 @@ def _wrong_symmetric_products() -> list[str]:
     tiles = ["128x256", "128x192", "128x128", "128x64"]
     kinds = "", " streamed in 2", " split in 3"
     configs = [f"{tile}{kind}" for tile in tiles for kind in kinds]
-    # Pairs are for more tiles than multiprocessors: of each matrix there are four.
-    shapes = {(264, 520): configs, (33, 17): [""], (34, 264, 8): ["128x256 in pairs"]}
+    # These are for more tiles than multiprocessors: of each matrix there are four or six.
+    many = ["128x256 in pairs", "128x128 ping_pong"]
+    shapes = {(264, 520): configs, (33, 17): [""], (34, 264, 8): many}
     wrong = []
     for mode in ("bfloat16", "float16", "tf32"):
         with cases.math_mode(mode) as dtype, torch.no_grad():
@@ -476,11 +477,15 @@ def _wrong_symmetric_products() -> list[str]:
                 for config in names:
                     library.watch_plans(True)
                     library.force_config(f"sm90_symmetric {config}")
-                    of_rows = columns if "split" in config else rows
-                    outs = syrk(of_rows, addend, beta=1), symm_square(of_a)
+                    operands = [columns if "split" in config else rows]
+                    if "ping_pong" in config:  # kernels that no other config runs
+                        operands = [rows, columns]
+                    outs = [syrk(own, addend, beta=1) for own in operands]
+                    squares = symm_square(of_a)
                     library.force_config("")
                     library.watch_plans(False)
-                    for out, full in zip(outs, (gram, product), strict=True):
+                    fulls = [gram] * len(outs) + [product]
+                    for out, full in zip([*outs, squares], fulls, strict=True):
                         expected = full.tril() + full.tril(-1).mT
                         if not torch.equal(out.cpu(), expected.to(dtype)):
                             wrong.append(f"symmetric {mode} {shape} {config}")

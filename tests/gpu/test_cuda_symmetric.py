@@ -48,6 +48,9 @@ hopper = pytest.mark.skipif(
 )
 
 
+PING_PONG = "128x128 ping_pong"  # for more tiles than multiprocessors
+
+
 def configs_for(dtype: torch.dtype) -> list[str]:
     return [name for name in CONFIGS if dtype != torch.float32 or "192" not in name]
 
@@ -87,7 +90,8 @@ def test_every_config_is_offered() -> None:
         configs = offered(520, 328, 1, dtype)
         assert set(configs_for(dtype)) <= set(configs)
         assert set(configs.values()) >= {"", "split in"}
-        assert "in pairs streamed in" in offered(4232, 520, 1, dtype).values()
+        kinds = offered(4232, 520, 1, dtype).values()
+        assert {"in pairs streamed in", "ping_pong", "ping_pong streamed"} <= set(kinds)
         assert not offered(520, 328, 1, dtype, symmetric=False)
 
 
@@ -101,7 +105,7 @@ def test_every_kernel_is_exact(sizes, dtype: torch.dtype, generator: torch.Gener
     gram, of_y = x.double() @ x.double().mT, y.double() @ y.double().mT
     square = a.double() @ a.double()
     for config, kind in offered(n, k, 1, dtype).items():
-        if kind not in ("", "in pairs"):
+        if kind not in ("", "in pairs", "ping_pong"):
             continue
         label = f"{sizes} {config}"
         numerics.check_exact(forced(config, lambda: ops.syrk(x)), gram, label)
@@ -204,14 +208,16 @@ def test_batches_are_exact(dtype: torch.dtype, generator: torch.Generator) -> No
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_pairs_of_batches_are_exact(dtype: torch.dtype, generator: torch.Generator) -> None:
     """More than a wave of tiles; three narrow ones a matrix, so that one has no other."""
-    config = "128x256 in pairs"
-    assert config in offered(520, 72, 16, dtype)
     x, a = integers((16, 520, 72), dtype, generator), integers((16, 520, 520), dtype, generator)
-    for own in (x, x.mT.contiguous().mT, x[:1].expand(16, 520, 72)):
-        gram = own.double() @ own.double().mT
-        numerics.check_exact(forced(config, lambda: ops.syrk(own)), gram, f"{own.stride()}")  # noqa: B023
-    square = mirrored(a.double() @ a.double())
-    numerics.check_exact(forced(config, lambda: ops.symm_square(a)), square, "square")
+    c = integers((520, 520), dtype, generator)
+    square = mirrored(a.double() @ a.double() + c.double())
+    for config in ("128x256 in pairs", PING_PONG):
+        assert config in offered(520, 72, 16, dtype)
+        for own in (x, x.mT.contiguous().mT, x[:1].expand(16, 520, 72)):
+            gram = own.double() @ own.double().mT
+            numerics.check_exact(forced(config, lambda: ops.syrk(own)), gram, f"{own.stride()}")  # noqa: B023
+        out = forced(config, lambda: ops.symm_square(a, c, beta=1))
+        numerics.check_exact(out, square, f"square {config}")
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
@@ -273,10 +279,11 @@ def test_accuracy_and_symmetry(shape, dtype: torch.dtype, generator: torch.Gener
 
 
 @hopper
-@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("config", [*CONFIGS, PING_PONG])
 def test_ten_thousand_repeats_beside_other_work(config: str, generator: torch.Generator) -> None:
-    x = cases.draw((1160, 264), torch.bfloat16, False, generator)
-    c = cases.draw((1160, 1160), torch.bfloat16, False, generator)
+    n = 2312 if config == PING_PONG else 1160
+    x = cases.draw((n, 264), torch.bfloat16, False, generator)
+    c = cases.draw((n, n), torch.bfloat16, False, generator)
     with torch.no_grad(), measure.watching():
         library.force_config(f"sm90_symmetric {config}")
         first = ops.syrk(x, c, beta=1)
@@ -348,6 +355,11 @@ def newton_schulz(grad: Tensor) -> Tensor:
     return _muon._zeropower_via_newtonschulz(grad, (3.4445, -4.7750, 2.0315), 5, 1e-7)
 
 
+def squares_run() -> int:
+    """Calls of symm_square that the process has run."""
+    return sum(row.calls for row in torch_cubin.report().ran if "symm_square" in row.op)
+
+
 @hopper
 @pytest.mark.parametrize("shape", [(1024, 1024), (1536, 4096), (4096, 1536)], ids=str)
 @pytest.mark.parametrize("door", ["drop_in", "install"])
@@ -355,17 +367,16 @@ def test_muon(shape, door: str, generator: torch.Generator) -> None:
     grad = torch.randn(shape, generator=generator, device="cuda")
     stock = newton_schulz(grad)
     with torch_cubin.drop_in() if door == "drop_in" else torch_cubin.install():
-        before = {row.op: row.calls for row in torch_cubin.report().ran}
+        before = squares_run()
         served = newton_schulz(grad)
-        ran = {row.op: row.calls for row in torch_cubin.report().ran}
-    squares = [name for name in ran if "symm_square" in name]
-    assert sum(ran[name] - before.get(name, 0) for name in squares) == 5
+        assert squares_run() == before + 5
     assert torch.equal(newton_schulz(grad), stock)  # outside nothing has changed
     assert (served - stock).float().norm() <= 0.05 * stock.float().norm()
 
 
 @hopper
-def test_a_compiled_step_of_muon(generator: torch.Generator) -> None:
+@pytest.mark.parametrize("door", ["drop_in", "install"])
+def test_a_compiled_step_of_muon(door: str, generator: torch.Generator) -> None:
     shape, steps = (1024, 2048), []
     grad = torch.randn(shape, generator=generator, device="cuda")
     made = []
@@ -375,8 +386,10 @@ def test_a_compiled_step_of_muon(generator: torch.Generator) -> None:
         steps.append(torch.compile(torch.optim.Muon(made[-1:], lr=0.1).step))
     for _ in range(3):
         steps[0]()
-        with torch_cubin.drop_in():
+        with torch_cubin.drop_in() if door == "drop_in" else torch_cubin.install():
+            before = squares_run()
             steps[1]()
+            assert squares_run() == before + 5
     assert (made[0] - made[1]).norm() <= 0.05 * made[0].norm()
     torch._dynamo.reset()
 

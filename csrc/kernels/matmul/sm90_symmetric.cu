@@ -12,6 +12,9 @@
 // narrow tiles make a pair, which one block computes in the time of one tile: so 4096 x 4096 has
 // two whole waves on 132 multiprocessors.
 //
+// The two warpgroups that multiply share a tile. Or (ping-pong, for more tiles than blocks) each
+// has tiles of its own, in turns: while one stores a tile, the other one multiplies the next.
+//
 // It is over 500 lines because its epilogue stores each tile twice.
 //
 // Sm90MatmulParams is sm90.cu's; these kernels read it so:
@@ -32,9 +35,9 @@
 // symmetric bit by bit, whatever the operands.
 //
 //   shared memory: kStages x (A tile, B tile) | staging buffers | full, empty barriers | a word per
-//     warpgroup | the barrier of a cluster's parts | work items
+//     warpgroup | the barrier of a cluster's parts | ping-pong: turns | work items
 //   full[s]: the producer's arrival and all bytes of the stage
-//   empty[s]: one arrival per consumer warpgroup
+//   empty[s]: one arrival per consumer warpgroup; ping-pong: of the one that has the tile
 //   parts: one arrival per consumer warpgroup, and all bytes that other blocks of the cluster send
 #include "sm90_epilogue.cuh"
 #include "sm90_split.cuh"
@@ -49,23 +52,31 @@ using namespace sm90;
 template <class C>
 struct Layout {
   static constexpr int kRows = 64, kHalfBytes = kRows * 128, kBufferBytes = 2 * kHalfBytes;
-  static constexpr int kControlBytes = 16 * C::kStages + 16 + 64 * C::kRing;
+  static constexpr int kWarpgroups = 2;  // that multiply
+  // Each warpgroup multiplies whole tiles, in turns: one stores while the other multiplies.
+  static constexpr bool kPingPong = C::kConsumers == 1;
+  static constexpr int kTurnBytes = kPingPong ? 16 * kWarpgroups : 0;
+  static constexpr int kControlBytes = 16 * C::kStages + 16 + kTurnBytes + 64 * C::kRing;
   static constexpr int kStaging = C::kStages * C::kStageBytes;
   static constexpr int kFit =
-      (kMaxShared - kControlBytes - kStaging) / (C::kConsumers * kBufferBytes);
+      (kMaxShared - kControlBytes - kStaging) / (kWarpgroups * kBufferBytes);
   static constexpr int kBuffers = kFit > 2 ? 2 : kFit;
-  static constexpr int kBarriers = kStaging + C::kConsumers * kBuffers * kBufferBytes;
+  static constexpr int kBarriers = kStaging + kWarpgroups * kBuffers * kBufferBytes;
   static constexpr int kWords = kBarriers + 16 * C::kStages, kParts = kWords + 8;
-  static constexpr int kRing = kWords + 16;
+  static constexpr int kTurns = kWords + 16, kRing = kTurns + kTurnBytes;
   static constexpr int kSharedBytes = kRing + 64 * C::kRing;
   static_assert(kBuffers >= 1 && kSharedBytes <= kMaxShared, "shared memory of a block");
-  static_assert(C::kBlocksM == 1 && C::kTileM % C::kPanel == 0 && C::kTileN % C::kPanel == 0);
+  static_assert(C::kTileM == kRows * C::kConsumers * C::kBlocksM);
+  static_assert(C::kTileM % C::kPanel == 0 && C::kTileN % C::kPanel == 0);
   static_assert(C::kPanel * C::kElement == 128 && C::kRing > C::kStages && sizeof(Work) == 64);
-  static_assert(C::kConsumers == 2, "words in front of kParts");
+  static_assert(C::kConsumers * C::kBlocksM == 2, "blocks of kRows; words in front of kParts");
   // What a block of a cluster sends of a warpgroup's rows and kPanel columns of a tile.
   static constexpr int kSquareBytes = kRows * C::kPanel * 4;
   static constexpr bool kNarrows = C::kTileN == 2 * C::kTileM;  // has narrow tiles
 };
+
+// Ping-pong: + warpgroup that waits for its turn; both, at the end of a block.
+constexpr int kTurnBarrier = kGroupBarrier + 2, kEndBarrier = kTurnBarrier + 2;
 
 // Blocks that divide the K of a tile: a cluster.
 struct Team {
@@ -118,7 +129,7 @@ struct Triangle {
       second = 0;
       return true;
     }
-    if (!(team.size > 1 ? get_part(w) : schedule.get(w, false))) return false;
+    if (!(team.size > 1 ? get_part(w) : get_tile(w))) return false;
     k_begin = schedule.k_begin;
     const int number = w.m0 / C::kTileM, pairs = (p.row_parts + 1) / 2;
     if (number < pairs) {
@@ -131,7 +142,24 @@ struct Triangle {
     return true;
   }
 
+  // Whether get() would find another one.
+  TC_DEVICE bool has_more() const {
+    return second != 0 || schedule.next < p.whole_tiles || schedule.unit < schedule.units;
+  }
+
  private:
+  // Ping-pong, parts of streamed tiles come before the block's last whole tile: while that is
+  // multiplied, the other warpgroup adds the parts up, and stores their tile.
+  TC_DEVICE bool get_tile(Work& w) {
+    const int next = schedule.next;
+    const bool streams_first = Layout<C>::kPingPong && schedule.unit < schedule.units &&
+                               next < p.whole_tiles && next + schedule.clusters >= p.whole_tiles;
+    if (streams_first) schedule.next = p.whole_tiles;
+    const bool any = schedule.get(w, false);
+    if (streams_first) schedule.next = next;
+    return any;
+  }
+
   // The block's part of its cluster's only tile.
   TC_DEVICE bool get_part(Work& w) {
     if (!part_is_next) return false;
@@ -181,6 +209,10 @@ TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
     const bool narrow = is_narrow<C>(w), b_alone = needs_b_alone<C>(p, w);
     const u32 bytes = (b_alone ? 0 : C::kABytes) + (narrow ? C::kBBytes / 2 : C::kBBytes);
     barrier_wait_bounded(empty + 8 * stage, phase ^ 1);
+    if (Layout<C>::kPingPong) {
+      w.counter -= number & 1;  // join() adds the warpgroup, which is that of every other item
+      w.k_first = triangle.has_more() ? 0 : 1;  // read as: the block's last item
+    }
     ring[number++ % C::kRing] = w;
 #pragma unroll 1
     for (int i = 0; i < w.k_count; ++i, k += step) {
@@ -372,6 +404,13 @@ TC_DEVICE bool has_squares(const Sm90MatmulParams& p, int m0, int n0) {
   return m0 < p.n && n0 < m0 + Layout<C>::kRows;
 }
 
+// The first row of the squares of a step of the epilogue.
+template <class C>
+TC_DEVICE int first_row(const Work& w, int group, int step) {
+  constexpr int kSteps = C::kTileN / C::kPanel;
+  return w.m0 + (Layout<C>::kPingPong ? step / kSteps : group) * Layout<C>::kRows;
+}
+
 template <class C>
 TC_DEVICE void store_box(const Sm90MatmulParams& p, const Work& w, u32 from, int m, int n) {
   if (m >= p.n || n >= p.n) return;
@@ -415,7 +454,7 @@ TC_DEVICE u32 received_at(const Team& team, u32 shared, const Owner& owner, int 
 // for all threads of the cluster.
 template <class C>
 TC_DEVICE void send_squares(const Sm90MatmulParams& p, const Work& w, const Team& team, int group,
-                            u32 shared, const float (&sum)[1][C::kTileN / 2]) {
+                            u32 shared, const float (&sum)[C::kBlocksM][C::kTileN / 2]) {
   constexpr int kSteps = C::kTileN / C::kPanel;
   const u32 parts = shared + Layout<C>::kParts;
   cluster_meet();  // all blocks have read their last stage
@@ -463,26 +502,31 @@ TC_DEVICE void add_received(const Team& team, u32 shared, int step, int group,
   }
 }
 
-// Stores a warpgroup's 64 rows of a tile, square by square, and each square's transpose; of a
-// cluster's tile, its own squares.
+// Stores a warpgroup's rows of a tile, square by square, and each square's transpose: the squares
+// from number `first` to `last` - 1; of a cluster's tile, its own.
 template <class C>
 TC_DEVICE void store_squares(const Sm90MatmulParams& p, const Work& w, const Team& team, u32 shared,
-                             u32 staging, int& turn, int group,
-                             const float (&sum)[1][C::kTileN / 2]) {
-  constexpr int kSteps = C::kTileN / C::kPanel;
+                             u32 staging, int& turn, int group, int first, int last,
+                             const float (&sum)[C::kBlocksM][C::kTileN / 2]) {
+  constexpr int kSteps = C::kTileN / C::kPanel;  // of each block of rows
   const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-  const int m0 = w.m0 + group * Layout<C>::kRows, first_column = w.n0;
-  int stored = 0;
+  const int first_column = w.n0;
+  // Of those that request_first_squares has counted.
+  int stored = first == 0 ? 0 : Layout<C>::kBuffers;
 #pragma unroll 1
-  for (int step = 0; step < kSteps; ++step) {
-    const int n0 = first_column + step * C::kPanel;
-    if (!has_squares<C>(p, m0, n0)) break;
+  for (int step = first; step < last; ++step) {
+    const int m0 = first_row<C>(w, group, step);
+    const int n0 = first_column + step % kSteps * C::kPanel;
+    if (!has_squares<C>(p, m0, n0)) {
+      if (C::kBlocksM == 1) break;
+      continue;
+    }
     if (!owns<C>(team, step, group)) continue;
     float x[C::kPanel / 2];
 #pragma unroll
     for (int i = 0; i < C::kPanel / 2; ++i) x[i] = 0.0f;
     if (team.size > 1) add_received<C>(team, shared, step, group, x);
-    take_sums<C, C::kPanel, 0, kSteps>(step, team.size > 1 ? 1.0f : p.alpha, sum, x);
+    take_sums<C, C::kPanel, 0, C::kBlocksM * kSteps>(step, team.size > 1 ? 1.0f : p.alpha, sum, x);
     if (team.size > 1) {
 #pragma unroll
       for (int i = 0; i < C::kPanel / 2; ++i) x[i] *= p.alpha;
@@ -531,14 +575,19 @@ template <class C>
 TC_DEVICE void request_first_squares(const Sm90MatmulParams& p, const Work& w, u32 staging,
                                      int turn, int group) {
   const Team team;
+  constexpr int kSteps = C::kTileN / C::kPanel;
   const int warp = threadIdx.x / 32 % 4;
   if (threadIdx.x % 32 == 0) tma_store_wait_read<0>();  // buffers are free
   __syncwarp();
   int requested = 0;
 #pragma unroll 1
-  for (int step = 0; step < C::kTileN / C::kPanel; ++step) {
-    const int m0 = w.m0 + group * Layout<C>::kRows, n0 = w.n0 + step * C::kPanel;
-    if (requested == Layout<C>::kBuffers || !has_squares<C>(p, m0, n0)) break;
+  for (int step = 0; step < C::kBlocksM * kSteps; ++step) {
+    const int m0 = first_row<C>(w, group, step), n0 = w.n0 + step % kSteps * C::kPanel;
+    if (requested == Layout<C>::kBuffers) break;
+    if (!has_squares<C>(p, m0, n0)) {
+      if (C::kBlocksM == 1) break;
+      continue;
+    }
     if (!owns<C>(team, step, group)) continue;
     const u32 direct = staging + turn * Layout<C>::kBufferBytes;
     turn = turn + 1 == Layout<C>::kBuffers ? 0 : turn + 1;
@@ -635,9 +684,126 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
     if (w.streamed && !join<C>(p, w, group, word + 4 * group, sum, false, no_rows)) continue;
     const Team team;  // here, so that it takes no registers from the products
     if (team.size > 1) send_squares<C>(p, w, team, group, shared, sum);
-    store_squares<C>(p, w, team, shared, staging, turn, group, sum);
+    store_squares<C>(p, w, team, shared, staging, turn, group, 0, C::kTileN / C::kPanel, sum);
   }
   if (leads) named_arrive(kSkewBarrier, 2 * kWarpgroup);  // there was no tile
+  if (threadIdx.x % 32 == 0) tma_store_wait_read<0>();
+}
+
+// Whose warpgroups have no place of their own in a part of a tile.
+template <class C>
+struct WithoutOffset : C {
+  static constexpr int kConsumers = 1 << 20;
+};
+
+// Each warpgroup multiplies every other tile, and stores it while the other one multiplies. When a
+// block has no more tiles, the warpgroup without one stores half of the last one.
+template <class C>
+TC_DEVICE void consume_ping_pong(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empty,
+                                 u32 word, const Work* ring, int warp) {
+  constexpr int kSteps = C::kTileN / C::kPanel;  // of each block of rows
+  const int group = warp / 4;
+  const bool frees = threadIdx.x % kWarpgroup == 0;
+  const u32 staging =
+      shared + Layout<C>::kStaging + group * (Layout<C>::kBuffers * Layout<C>::kBufferBytes);
+  const u64 first_stage = wgmma_descriptor(shared, 8192, 1024);
+  int stage = 0, number = 0, turn = 0;
+  u32 phase = 0;
+  // A turn is the stage, its phase and the number of the next work item, in 16 bytes of each
+  // warpgroup. The other one has read its last turn: it has passed one on since.
+  const auto pass_turn = [&] {
+    if (frees) {
+      asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(shared + Layout<C>::kTurns +
+                                                                    16 * (1 - group)),
+                   "r"(stage), "r"(phase), "r"(number + 1), "r"(0)
+                   : "memory");
+    }
+    named_arrive(kTurnBarrier + 1 - group, 2 * kWarpgroup);
+  };
+
+  for (bool waits = group == 1;; waits = true) {
+    if (waits) {
+      named_sync(kTurnBarrier + group, 2 * kWarpgroup);
+      int unused;
+      asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(stage), "=r"(phase), "=r"(number), "=r"(unused)
+                   : "r"(shared + Layout<C>::kTurns + 16 * group)
+                   : "memory");
+    }
+    barrier_wait(full + 8 * stage, phase);
+    const int k_count = ring[number % C::kRing].k_count;
+    const bool helps = k_count == 0;
+    const Work& w = ring[(helps ? number - 1 : number) % C::kRing];
+    if (helps && w.streamed) break;  // its parts may be added up by another block
+    float sum[C::kBlocksM][C::kTileN / 2];
+    if (!helps) {
+      int previous = stage;
+      const auto step = [&](int add) {
+        const u64 tiles = advance(first_stage, stage * C::kStageBytes);
+        barrier_wait(full + 8 * stage, phase);
+        multiply<C>(sum, tiles, advance(tiles, C::kABytes), add);
+        if (add) {
+          wgmma_wait<1>();
+          if (frees) barrier_arrive(empty + 8 * previous);
+        }
+        previous = stage;
+        if (++stage == C::kStages) {
+          stage = 0;
+          phase ^= 1;
+        }
+      };
+      step(0);
+      // Another block may finish a streamed tile, so nothing is requested for it before join().
+      if (p.flags & kSm90AddVector && !w.streamed) {
+        request_first_squares<C>(p, w, staging, turn, group);
+      }
+#pragma unroll 1
+      for (int i = 1; i < k_count; ++i) step(1);
+      pass_turn();
+      wgmma_wait<0>();
+#pragma unroll
+      for (int i = 0; i < C::kBlocksM; ++i) keep_in_place(sum[i]);
+      if (frees) barrier_arrive(empty + 8 * previous);
+      float no_rows[C::kBlocksM];
+      if (w.streamed &&
+          !join<WithoutOffset<C>>(p, w, group, word + 4 * group, sum, false, no_rows)) {
+        if (w.k_first != 0) break;
+        continue;
+      }
+    }
+    int first = 0, last = C::kBlocksM * kSteps;
+    const bool is_last = w.k_first != 0;
+    if (is_last && !w.streamed) {
+      // The second block of rows goes to the other warpgroup through the stages, which nobody uses.
+      named_sync(kEndBarrier, 2 * kWarpgroup);
+      const u32 through = shared + threadIdx.x % kWarpgroup * 16;
+      if (helps) {
+        named_sync(kEndBarrier, 2 * kWarpgroup);
+        first = kSteps;
+#pragma unroll
+        for (int j = 0; j < C::kTileN / 8; ++j) {
+          float x[4];
+          load_shared(x, through + j * (16 * kWarpgroup));
+#pragma unroll
+          for (int c = 0; c < 4; ++c) sum[C::kBlocksM - 1][4 * j + c] = x[c];
+        }
+      } else {
+        last = kSteps;
+#pragma unroll
+        for (int j = 0; j < C::kTileN / 8; ++j) {
+          const float* x = sum[C::kBlocksM - 1] + 4 * j;
+          asm volatile(
+              "st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(through + j * (16 * kWarpgroup)),
+              "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3])
+              : "memory");
+        }
+        named_arrive(kEndBarrier, 2 * kWarpgroup);
+      }
+    }
+    const Team alone = {0, 1};
+    store_squares<C>(p, w, alone, shared, staging, turn, group, first, last, sum);
+    if (is_last) break;
+  }
   if (threadIdx.x % 32 == 0) tma_store_wait_read<0>();
 }
 
@@ -674,19 +840,24 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
       wait_for_previous_grid();
     }
     __syncwarp();
-    if (Team().size > 1) cluster_meet();  // matches that of send_squares
+    if (!Layout<C>::kPingPong && Team().size > 1) cluster_meet();  // matches that of send_squares
   } else {
     more_registers<C::kConsumerRegisters>();
     wait_for_previous_grid();
-    consume<C>(p, shared, full, empty, word, ring, warp - 4);
+    if constexpr (Layout<C>::kPingPong) {
+      consume_ping_pong<C>(p, shared, full, empty, word, ring, warp - 4);
+    } else {
+      consume<C>(p, shared, full, empty, word, ring, warp - 4);
+    }
   }
 }
 
 extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     TC_KERNEL(const __grid_constant__ Sm90MatmulParams p) {
-  using C = Config<DType::TC_DTYPE, TC_A_MN, TC_B_MN, TC_TILE_M, TC_TILE_N, TC_STAGES, 2, true,
-                   false, false>;
-  static_assert(C::kThreads == TC_THREADS && Layout<C>::kSharedBytes == TC_DYNAMIC_SHARED);
+  using C = Config<DType::TC_DTYPE, TC_A_MN, TC_B_MN, TC_TILE_M, TC_TILE_N, TC_STAGES,
+                   TC_PING_PONG ? 1 : 2, true, false, false>;
+  static_assert((1 + Layout<C>::kWarpgroups) * kWarpgroup == TC_THREADS);
+  static_assert(Layout<C>::kSharedBytes == TC_DYNAMIC_SHARED);
   static_assert(C::kTileK == TC_TILE_K, "128 bytes of K");
   run<C>(p);
 }
@@ -699,7 +870,9 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
   "kind": "sm90_symmetric", "archs": ["sm_90a"], "alignment": 16, "cost": {},
   "block": [384, 1, 1], "tile": "{t.tile}", "stages": "{t.stages}",
   "dynamic_shared": "{t.shared}",
-  "defines": {"TC_DTYPE": "{d.dtype}", "TC_A_MN": "{l.a_mn}", "TC_B_MN": "{l.b_mn}"}},
+  "ping_pong": "{t.ping_pong}",
+  "defines": {"TC_DTYPE": "{d.dtype}", "TC_A_MN": "{l.a_mn}", "TC_B_MN": "{l.b_mn}",
+              "TC_PING_PONG": "{t.ping_pong}"}},
  "kernels": [
   {"name": "sm90_symmetric_matmul_{d.short}_{l.layout}_{t.name}",
    "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{l.layout}",
@@ -708,17 +881,21 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     "l": [{"layout": "nt", "a_mn": 0, "b_mn": 0}, {"layout": "tn", "a_mn": 1, "b_mn": 1},
           {"layout": "nn", "a_mn": 0, "b_mn": 1}],
     "t": [
-     {"name": "128x256", "tile": [128, 256, 64], "stages": 4, "shared": 229968},
-     {"name": "128x192", "tile": [128, 192, 64], "stages": 4, "shared": 229968},
-     {"name": "128x128", "tile": [128, 128, 64], "stages": 5, "shared": 229984},
-     {"name": "128x64", "tile": [128, 64, 64], "stages": 6, "shared": 213616}]}},
+     {"name": "128x256", "tile": [128, 256, 64], "stages": 4, "shared": 229968, "ping_pong": 0},
+     {"name": "128x192", "tile": [128, 192, 64], "stages": 4, "shared": 229968, "ping_pong": 0},
+     {"name": "128x128", "tile": [128, 128, 64], "stages": 5, "shared": 229984, "ping_pong": 0},
+     {"name": "128x128_ping_pong", "tile": [128, 128, 64], "stages": 5, "shared": 230016,
+      "ping_pong": 1},
+     {"name": "128x64", "tile": [128, 64, 64], "stages": 6, "shared": 213616, "ping_pong": 0}]}},
   {"name": "sm90_symmetric_matmul_tf32_{l.layout}_{t.name}",
    "dtype": "float32", "math": "tf32", "layout": "{l.layout}",
    "for": {
     "d": [{"dtype": "float32"}],
     "l": [{"layout": "nt", "a_mn": 0, "b_mn": 0}],
     "t": [
-     {"name": "128x256", "tile": [128, 256, 32], "stages": 4, "shared": 229968},
-     {"name": "128x128", "tile": [128, 128, 32], "stages": 5, "shared": 229984},
-     {"name": "128x64", "tile": [128, 64, 32], "stages": 6, "shared": 213616}]}}]}
+     {"name": "128x256", "tile": [128, 256, 32], "stages": 4, "shared": 229968, "ping_pong": 0},
+     {"name": "128x128", "tile": [128, 128, 32], "stages": 5, "shared": 229984, "ping_pong": 0},
+     {"name": "128x128_ping_pong", "tile": [128, 128, 32], "stages": 5, "shared": 230016,
+      "ping_pong": 1},
+     {"name": "128x64", "tile": [128, 64, 32], "stages": 6, "shared": 213616, "ping_pong": 0}]}}]}
 */

@@ -39,6 +39,7 @@ struct SymmetricRow {
     tile_m = tile[0];
     tile_n = tile[1];
     tile_k = tile[2];
+    ping_pong = fields.integer("ping_pong", 0, 1) != 0;
     if (tile_m % 64 != 0 || tile_n % 64 != 0 || kRowsOfGroup % tile_m != 0) {
       fields.refuse("tile", "multiples of 64, and rows that divide 2048");
     }
@@ -48,6 +49,8 @@ struct SymmetricRow {
   Math math;
   bool a_mn_major, b_mn_major;
   int64_t tile_m, tile_n, tile_k;
+  bool
+      ping_pong;  // each warpgroup multiplies whole tiles, and stores one while the other multiplies
   double correction = 0;  // that of sm90.cu's tile
 
   std::string tile() const { return std::to_string(tile_m) + "x" + std::to_string(tile_n); }
@@ -101,7 +104,9 @@ class SymmetricKernels : public MatmulKernels {
       }
       const int64_t tiles = count_tiles(row, c.m), all = tiles * c.batch;
       if (tiles * row.tile_m > kMostSymmetricTiles || all > kMostSymmetricTiles) continue;
+      if (row.ping_pong && all <= device_.multiprocessors) continue;
       offer_tiles(row, c, tiles, 0, out);
+      if (row.ping_pong) continue;
       if (!c.batch_invariant) offer_clusters(row, c, tiles, out);
       // The tiles at the diagonal in pairs, one of them alone if their number is odd.
       const int64_t narrow = ceil_div(c.m, row.tile_n);
@@ -120,6 +125,7 @@ class SymmetricKernels : public MatmulKernels {
   std::string name(const MatmulPlan& plan) const override {
     const auto chosen = plan.get<SymmetricPlan>();
     std::string name = "sm90_symmetric " + chosen.row->tile();
+    if (chosen.row->ping_pong) name += " ping_pong";
     if (chosen.narrow > 0) name += " in pairs";
     if (chosen.cluster > 1) return name + " split in " + std::to_string(chosen.cluster);
     if (chosen.shares == 0) return name;
@@ -275,6 +281,13 @@ class SymmetricKernels : public MatmulKernels {
     const auto turns = static_cast<double>(waves);
     Work whole = work_of(row, c, turns, turns * k_blocks, 1 - of_rest);
     if (chosen.narrow > 0) add_pair(row, k_blocks, whole);
+    // Ping-pong, a tile is stored beside the products of the next one; so are streamed tiles, which
+    // come before the last whole one.
+    if (row.ping_pong) {
+      const bool ends_whole = chosen.rest == 0 || chosen.shares > 0;
+      whole.values *= ends_whole ? 1 / turns : 0;
+      if (chosen.shares > 0) last.values = 0;
+    }
     out.offer(plan, whole, chosen.rest > 0 ? &last : nullptr);
   }
 
