@@ -4,10 +4,10 @@
 // first: 4,400 cycles for each 128 x 192, of which the products take 13,800 where K is 1,152.
 //
 // Its parameter, shared memory and producer are those of sm90.cu, without a ring of work items:
-// every warp knows the sequence of tiles. It does not stream tiles, split K, read unaligned rows or
-// store tiles transposed.
+// every warp knows the sequence of tiles. It does not stream tiles, split K or read unaligned rows.
 #include "sm90_epilogue.cuh"
 #include "sm90_tiles.cuh"
+#include "sm90_transposed.cuh"
 
 namespace torch_cubin::TC_KERNEL {
 
@@ -17,8 +17,9 @@ using namespace sm90;
 constexpr int kTurnBarrier = kGroupBarrier + 2;
 
 // A Config of two consumers, each of which computes whole tiles.
-template <class Tile>
+template <class Tile, bool kSwapsValue>
 struct PingPong : Tile {
+  static constexpr bool kSwaps = kSwapsValue;  // tiles can be stored transposed
   static constexpr int kBlocksM = Tile::kTileM / 64;
   static constexpr int kFreeing = 1;  // arrivals of a block at an empty barrier
   static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
@@ -142,6 +143,15 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
     stage.skip(p.k_blocks);
 
     const int m = w.m0 + warp % 4 * 16;
+    if constexpr (C::kSwaps) {
+      if (p.flags & kSm90Transposed) {
+        float bias_of_rows[C::kBlocksM][2];
+        load_bias_of_rows<C>(p, m, bias_of_rows);
+        store_transposed<C>(p, staging - warp % 4 * C::kWarpBytes, group, turn, w.m0, w,
+                            bias_of_rows, sum);
+        continue;
+      }
+    }
     if (p.flags & kSm90Finish) {
       wait_for_bias(group);
       if (p.flags & kSm90Activate) {
@@ -213,8 +223,9 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
 
 extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     TC_KERNEL(const __grid_constant__ Sm90MatmulParams p) {
-  using C = PingPong<
-      Config<DType::TC_DTYPE, TC_A_MN, TC_B_MN, TC_TILE_M, TC_TILE_N, TC_STAGES, 2, 0, 0, 0>>;
+  using Tile =
+      Config<DType::TC_DTYPE, TC_A_MN, TC_B_MN, TC_TILE_M, TC_TILE_N, TC_STAGES, 2, 0, 0, 0>;
+  using C = PingPong<Tile, TC_SWAPS>;
   static_assert(C::kThreads == TC_THREADS && C::kSharedBytes == TC_DYNAMIC_SHARED);
   static_assert(C::kTileK == TC_TILE_K, "128 bytes of K");
   run<C>(p);
@@ -228,8 +239,9 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
   "kind": "sm90_ping_pong", "archs": ["sm_90a"], "alignment": 16, "cost": {},
   "block": [384, 1, 1], "tile": "{t.tile}", "stages": "{t.stages}",
   "dynamic_shared": "{t.shared}", "accepted_spill": {"sm_90a": "{t.spill}"},
-  "streams": 0, "pairs": 0, "reads": 0, "swaps": 0,
-  "defines": {"TC_DTYPE": "{d.dtype}", "TC_A_MN": "{l.a_mn}", "TC_B_MN": "{l.b_mn}"}},
+  "streams": 0, "pairs": 0, "reads": 0, "swaps": "{t.swaps}",
+  "defines": {"TC_DTYPE": "{d.dtype}", "TC_A_MN": "{l.a_mn}", "TC_B_MN": "{l.b_mn}",
+              "TC_SWAPS": "{t.swaps}"}},
  "kernels": [
   {"name": "sm90_matmul_{d.short}_{l.layout}_{t.name}_ping_pong",
    "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{l.layout}",
@@ -237,25 +249,44 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
     "l": [{"layout": "nt", "a_mn": 0, "b_mn": 0}],
     "t": [
-     {"name": "128x192", "tile": [128, 192, 64], "stages": 4, "shared": 230736, "spill": 160},
-     {"name": "128x160", "tile": [128, 160, 64], "stages": 5, "shared": 218336, "spill": 0},
-     {"name": "128x128", "tile": [128, 128, 64], "stages": 5, "shared": 230496, "spill": 0}]}},
+     {"name": "128x192", "tile": [128, 192, 64], "stages": 4, "shared": 230736,
+      "swaps": 1, "spill": 160},
+     {"name": "128x160", "tile": [128, 160, 64], "stages": 5, "shared": 218336,
+      "swaps": 1, "spill": 0},
+     {"name": "128x128", "tile": [128, 128, 64], "stages": 5, "shared": 230496,
+      "swaps": 0, "spill": 0}]}},
   {"name": "sm90_matmul_{d.short}_{l.layout}_{t.name}_ping_pong",
    "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{l.layout}",
    "for": {
     "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
     "l": [{"layout": "nn", "a_mn": 0, "b_mn": 1}],
     "t": [
-     {"name": "128x192", "tile": [128, 192, 64], "stages": 4, "shared": 230736, "spill": 160},
-     {"name": "128x160", "tile": [128, 160, 64], "stages": 4, "shared": 230608, "spill": 0},
-     {"name": "128x128", "tile": [128, 128, 64], "stages": 5, "shared": 230496, "spill": 0}]}},
+     {"name": "128x192", "tile": [128, 192, 64], "stages": 4, "shared": 230736,
+      "swaps": 0, "spill": 160},
+     {"name": "128x160", "tile": [128, 160, 64], "stages": 4, "shared": 230608,
+      "swaps": 0, "spill": 0},
+     {"name": "128x128", "tile": [128, 128, 64], "stages": 5, "shared": 230496,
+      "swaps": 0, "spill": 0}]}},
   {"name": "sm90_matmul_{d.short}_{l.layout}_{t.name}_ping_pong",
    "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{l.layout}",
    "for": {
     "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
     "l": [{"layout": "tn", "a_mn": 1, "b_mn": 1}],
     "t": [
-     {"name": "128x192", "tile": [128, 192, 64], "stages": 4, "shared": 230736, "spill": 160},
-     {"name": "128x160", "tile": [128, 160, 64], "stages": 4, "shared": 230608, "spill": 0},
-     {"name": "128x128", "tile": [128, 128, 64], "stages": 5, "shared": 230496, "spill": 0}]}}]}
+     {"name": "128x192", "tile": [128, 192, 64], "stages": 4, "shared": 230736,
+      "swaps": 1, "spill": 160},
+     {"name": "128x160", "tile": [128, 160, 64], "stages": 4, "shared": 230608,
+      "swaps": 1, "spill": 0},
+     {"name": "128x128", "tile": [128, 128, 64], "stages": 5, "shared": 230496,
+      "swaps": 0, "spill": 0}]}},
+  {"name": "sm90_matmul_{d.short}_{l.layout}_{t.name}_ping_pong",
+   "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{l.layout}",
+   "for": {
+    "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
+    "l": [{"layout": "tt", "a_mn": 1, "b_mn": 0}],
+    "t": [
+     {"name": "128x192", "tile": [128, 192, 64], "stages": 4, "shared": 230736,
+      "swaps": 1, "spill": 160},
+     {"name": "128x160", "tile": [128, 160, 64], "stages": 5, "shared": 218336,
+      "swaps": 1, "spill": 0}]}}]}
 */
