@@ -16,6 +16,7 @@ Sections, each with its peer:
     e4m3                 caches of float8_e4m3fn, contiguous and paged, compared with our bfloat16
     forward_e4m3         flash_attention of float8_e4m3fn, including the kernel that transposes its
                          values, compared with our bfloat16 and with cuDNN's
+    backward_e4m3        attention_backward_e4m3, all four kernels, compared with our bfloat16
 Random normal data of 16,384 tokens and heads * head_dim = 2,048, as (batch, heads, rows, head_dim).
 The inputs of decode rotate over sets of three times the L2 cache, in a CUDA graph. "copy" is the
 fraction of a copy's bandwidth, measured in the same process. Outputs are checked. Ratios above 1
@@ -47,7 +48,7 @@ CACHES = [*DECODES, (32, 8192), (1, 32768), (1, 131072)]
 PAGED = [(16, 8192, 16), (16, 8192, 64), (64, 4096, 16), (64, 4096, 64), (1, 32768, 16)]
 E4M3 = [*((*case, 0) for case in CACHES), (16, 8192, 16), (64, 4096, 64)]
 SECTIONS = ("forward", "forward_e4m3", "backward", "fp32", "fp32_backward", "decode")
-SECTIONS += ("kvcache", "paged", "e4m3", "host")
+SECTIONS += ("backward_e4m3", "kvcache", "paged", "e4m3", "host")
 FLASH, CUDNN = SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION
 EFFICIENT = SDPBackend.EFFICIENT_ATTENTION
 HOST_FLOOR = 1 / 0.9  # at most 0.9 of the cost of PyTorch's call
@@ -441,6 +442,45 @@ def measure_host(rounds: int) -> list[Row]:
     return rows
 
 
+def measure_backward_e4m3(head_dim: int, length: int, causal: bool, budget_ms: float) -> Row:
+    """Measures the gradients for tensors of float8_e4m3fn and for the same values in bfloat16."""
+    ops = torch.ops.cubin
+    *operands, grad = tensors(head_dim, length, torch.bfloat16)
+    narrow = [x.to(torch.float8_e4m3fn) for x in operands]
+    wide = [x.bfloat16() for x in narrow]
+    out, sums = ops.attention_forward(*wide, is_causal=causal)
+    out8, sums8 = ops.attention_forward_e4m3(*narrow, is_causal=causal)
+    runs = [
+        lambda: ops.attention_backward(grad, *wide, out, sums, is_causal=causal),
+        lambda: ops.attention_backward_e4m3(grad, *narrow, out8, sums8, is_causal=causal),
+    ]
+    check_gradients(runs[1](), runs[0](), 8e-2)  # dS has 3 significant bits for dq
+    timed = common.alternate(runs[0], runs[1], 1, budget_ms)
+    rate = [tflops(length, causal, True, us) for us in (timed.first_us, timed.second_us)]
+    return Row(
+        section="backward_e4m3",
+        case=f"d{head_dim} s{length} b{TOKENS // length}",
+        head_dim=head_dim,
+        length=length,
+        causal=causal,
+        peer="bfloat16",
+        peer_us=timed.first_us,
+        cubin_us=timed.second_us,
+        ratio=timed.ratio,
+        low=timed.low,
+        high=timed.high,
+        unit="TFLOP/s",
+        peer_rate=rate[0],
+        cubin_rate=rate[1],
+        cudnn_rate=None,
+        cudnn_ratio=None,
+        floor=0.0,
+    )
+
+
+MEASURES_E4M3 = {"forward_e4m3": measure_e4m3, "backward_e4m3": measure_backward_e4m3}
+
+
 def plan(options: argparse.Namespace, section: str) -> list[tuple[int, int, bool]]:
     """(head_dim, length, causal) of each line of a section."""
     if section.startswith("fp32"):
@@ -448,7 +488,7 @@ def plan(options: argparse.Namespace, section: str) -> list[tuple[int, int, bool
         head_dims = (64, 128)
     else:
         lengths = (1024, 4096) if options.quick else LENGTHS
-        head_dims = HEAD_DIMS
+        head_dims = HEAD_DIMS[:2] if section == "backward_e4m3" else HEAD_DIMS
     if options.head_dim:
         head_dims = (options.head_dim,)
     return list(itertools.product(head_dims, lengths, (False, True)))
@@ -537,7 +577,7 @@ def run(options: argparse.Namespace, sections: list[str]) -> tuple[list[Row], li
                 attempt(
                     f"{section} d{head_dim} s{length} causal {causal}",
                     lambda s=section, c=case: [
-                        measure_e4m3(*c) if s == "forward_e4m3" else measure(s, *c)
+                        MEASURES_E4M3[s](*c) if s in MEASURES_E4M3 else measure(s, *c)
                     ],
                 )
     return rows, failures

@@ -25,6 +25,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
   m.def(e4m3_signature().schema("attention_forward_e4m3").c_str());
   m.def(e4m3_signature().schema("_attention_forward_e4m3").c_str());
   m.def(e4m3_signature().schema("_attention_forward_e4m3_autograd").c_str());
+  m.def(e4m3_backward_signature().schema("attention_backward_e4m3").c_str());
+  m.def(e4m3_backward_signature().schema("_attention_backward_e4m3").c_str());
+  m.def(e4m3_backward_signature().schema("_attention_backward_e4m3_autograd").c_str());
   m.def(kv_cache_signature().schema("flash_attention_with_kvcache").c_str());
   m.def(kv_cache_signature().schema("_flash_attention_with_kvcache").c_str());
   m.def(kv_cache_signature().schema("_flash_attention_with_kvcache_autograd").c_str());
@@ -41,6 +44,8 @@ void implement_attention_ops(torch::stable::detail::StableLibrary& m) {
   TC_BY_GRAD_MODE("attention_forward", "query", "key", "value");
   TC_BY_GRAD_MODE("attention_forward_e4m3", "query", "key", "value");
   TC_BY_GRAD_MODE("attention_backward", "grad_out", "query", "key", "value", "out", "logsumexp");
+  TC_BY_GRAD_MODE("attention_backward_e4m3", "grad_out", "query", "key", "value", "out",
+                  "logsumexp");
   TC_BY_GRAD_MODE("flash_attention_with_kvcache", "q", "k_cache", "v_cache");
   m.impl("scaled_dot_product_attention", &scaled_dot_product_attention_composite);
   m.impl("flash_attention", &flash_attention_composite);
@@ -61,20 +66,22 @@ STABLE_TORCH_LIBRARY_IMPL(cubin, FuncTorchVmapMode, m) {
 constexpr bool kReferences_cpu = true,
                kReferences_cuda = false;  // whether a reference serves a device
 
-#define TC_RAW_ATTENTION_OPS(device)                                                           \
-  TC_BOXED(scaled_dot_product_attention, device,                                               \
-           boxed_sdpa<attention_forward_##device, kReferences_##device>);                      \
-  TC_BOXED_AND_AUTOGRAD(attention_forward, device,                                             \
-                        boxed_forward<attention_forward_##device, kReferences_##device>);      \
-  TC_BOXED_AND_AUTOGRAD(attention_forward_e4m3, device,                                        \
-                        boxed_forward_e4m3<attention_forward_##device, kReferences_##device>); \
-  TC_BOXED_AND_AUTOGRAD(attention_backward, device,                                            \
-                        boxed_backward<attention_backward_##device, kReferences_##device>);    \
-  TC_BOXED_AND_AUTOGRAD(                                                                       \
-      flash_attention_with_kvcache, device,                                                    \
-      boxed_kv_cache<flash_attention_with_kvcache_##device, kReferences_##device>);            \
-  m.impl("_attention_softmax", &boxed_softmax);                                                \
-  m.impl("_attention_softmax_backward", &boxed_softmax_backward);                              \
+#define TC_RAW_ATTENTION_OPS(device)                                                             \
+  TC_BOXED(scaled_dot_product_attention, device,                                                 \
+           boxed_sdpa<attention_forward_##device, kReferences_##device>);                        \
+  TC_BOXED_AND_AUTOGRAD(attention_forward, device,                                               \
+                        boxed_forward<attention_forward_##device, kReferences_##device>);        \
+  TC_BOXED_AND_AUTOGRAD(attention_forward_e4m3, device,                                          \
+                        boxed_forward_e4m3<attention_forward_##device, kReferences_##device>);   \
+  TC_BOXED_AND_AUTOGRAD(attention_backward, device,                                              \
+                        boxed_backward<attention_backward_##device, kReferences_##device>);      \
+  TC_BOXED_AND_AUTOGRAD(attention_backward_e4m3, device,                                         \
+                        boxed_backward_e4m3<attention_backward_##device, kReferences_##device>); \
+  TC_BOXED_AND_AUTOGRAD(                                                                         \
+      flash_attention_with_kvcache, device,                                                      \
+      boxed_kv_cache<flash_attention_with_kvcache_##device, kReferences_##device>);              \
+  m.impl("_attention_softmax", &boxed_softmax);                                                  \
+  m.impl("_attention_softmax_backward", &boxed_softmax_backward);                                \
   m.impl("_attention_dropout", &boxed_dropout)
 
 STABLE_TORCH_LIBRARY_IMPL(cubin, CPU, m) { TC_RAW_ATTENTION_OPS(cpu); }

@@ -27,6 +27,7 @@ ROWS = "csrc/kernels/rows"
 LISTED = (
     (f"{ATTENTION}/decode/gather_params.h", "DecodeGatherParams"),
     (f"{ATTENTION}/sm90/backward_params.h", "Sm90BackwardParams"),
+    (f"{ATTENTION}/sm90/e4m3_backward_params.h", "Sm90E4m3BackwardParams"),
     (f"{ATTENTION}/sm90/e4m3_params.h", "Sm90E4m3Params"),
     (f"{ATTENTION}/sm90/e4m3_values_params.h", "Sm90E4m3ValuesParams"),
     (f"{ATTENTION}/sm90/forward_params.h", "Sm90AttentionParams"),

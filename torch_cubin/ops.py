@@ -14,6 +14,7 @@ add_rms_norm = torch.ops.cubin.add_rms_norm
 addmm = torch.ops.cubin.addmm
 addmm_into = torch.ops.cubin.addmm_into
 attention_backward = torch.ops.cubin.attention_backward
+attention_backward_e4m3 = torch.ops.cubin.attention_backward_e4m3
 attention_forward = torch.ops.cubin.attention_forward
 attention_forward_e4m3 = torch.ops.cubin.attention_forward_e4m3
 cross_entropy = torch.ops.cubin.cross_entropy
@@ -39,6 +40,7 @@ __all__ = [
     "addmm",
     "addmm_into",
     "attention_backward",
+    "attention_backward_e4m3",
     "attention_forward",
     "attention_forward_e4m3",
     "cross_entropy",

@@ -64,6 +64,23 @@ def attention_backward(
     max_seqlen_q: int = 0,
     max_seqlen_k: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]: ...
+def attention_backward_e4m3(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    *,
+    is_causal: bool = False,
+    scale: float | None = None,
+    window_left: int = -1,
+    window_right: int = -1,
+    bottom_right: bool = False,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]: ...
 def attention_forward(
     query: Tensor,
     key: Tensor,

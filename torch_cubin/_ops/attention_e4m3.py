@@ -1,5 +1,5 @@
-"""attention_forward_e4m3, the op behind flash_attention of float8_e4m3fn, for PyTorch: a fake
-kernel, and errors for calls that need a derivative or a batching rule.
+"""attention_forward_e4m3, the op behind flash_attention of float8_e4m3fn, and its backward, for
+PyTorch: fake kernels, and errors for calls that need a derivative or a batching rule.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_cubin._ops import attention_checks, refusals
 from torch_cubin._ops.attention_checks import Options, output_strides
 from torch_cubin._ops.raw_ops import E4M3 as NAME
-from torch_cubin._ops.raw_ops import raw_names
+from torch_cubin._ops.raw_ops import E4M3_BACKWARD, raw_names
 from torch_cubin._pytorch import operators
 
 
@@ -28,8 +28,33 @@ def _fake(query: Tensor, key: Tensor, value: Tensor, **arguments: Any) -> tuple[
     return out, query.new_empty(shape.logsumexp, dtype=torch.float32)
 
 
+def _fake_backward(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    **arguments: Any,
+) -> tuple[Tensor, ...]:
+    attention_checks.check_attention(
+        *(E4M3_BACKWARD, query, key, value, options_of(arguments)),
+        grad_out=grad_out,
+        out=out,
+        logsumexp=logsumexp,
+    )
+    return tuple(
+        x.new_empty_strided(x.shape, output_strides(x, x.shape), dtype=torch.bfloat16)
+        for x in (query, key, value)
+    )
+
+
 def register(library: torch.library.Library) -> None:
     for name in raw_names(NAME):
         operators.register_fake(f"cubin::{name}", _fake, library)
-    advice = "Call it under torch.no_grad(), or convert to bfloat16."
+    for name in raw_names(E4M3_BACKWARD):
+        operators.register_fake(f"cubin::{name}", _fake_backward, library)
+    advice = "Call torch_cubin.float8_attention, or it under torch.no_grad(), or use bfloat16."
     refusals.refuse_transforms(library, NAME, advice=advice)
+    advice = "Call it under torch.no_grad(), or use bfloat16."
+    refusals.refuse_transforms(library, E4M3_BACKWARD, advice=advice)

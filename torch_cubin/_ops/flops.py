@@ -169,6 +169,11 @@ def _attention_backward_flops(
     return _scores(query, key, out, options) * 2 * (3 * query.shape[-1] + 2 * value.shape[-1])
 
 
+def _attention_backward_e4m3_flops(*tensors: Tensor, out_val: Any, **kwargs: Any) -> int:
+    options = options_of(kwargs)._asdict()
+    return _attention_backward_flops(*tensors, out_val=out_val, **options)
+
+
 def _flash_attention_flops(
     query: Tensor,
     key: Tensor | None = None,
@@ -250,6 +255,7 @@ def register(counter: ModuleType) -> None:
         ("attention_forward", _attention_flops),
         (raw_ops.E4M3, _attention_e4m3_flops),
         ("attention_backward", _attention_backward_flops),
+        (raw_ops.E4M3_BACKWARD, _attention_backward_e4m3_flops),
     ):
         targets = [getattr(torch.ops.cubin, name) for name in raw_ops.all_names(op)]
         counter.register_flop_formula(targets, get_raw=True)(formula)

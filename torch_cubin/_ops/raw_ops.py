@@ -19,6 +19,7 @@ FUSED = (  # for graphs, with their own derivatives (fused_autograd.py)
 )
 ATTENTION = ("scaled_dot_product_attention", "attention_forward", "attention_backward")
 E4M3 = "attention_forward_e4m3"  # called by flash_attention of float8_e4m3fn
+E4M3_BACKWARD = "attention_backward_e4m3"  # called by torch_cubin.float8_attention
 GROUPED = "grouped_matmul"
 SCALED, QUANTIZE = "scaled_matmul", "quantize"
 SCALED_GROUPED = "scaled_grouped_matmul"
@@ -27,6 +28,7 @@ EXPERTS = ("expert_rows", "expert_sum")  # parts of layers that are differentiat
 KV_CACHE = "flash_attention_with_kvcache"
 FLOAT8 = (
     E4M3,
+    E4M3_BACKWARD,
     SCALED,
     SCALED_GROUPED,
     QUANTIZE,
@@ -34,7 +36,7 @@ FLOAT8 = (
 )  # autocast does not cast their arguments
 ALL = (
     *(*PRODUCTS, *SYMMETRIC, ADDMM_INTO, *FUSED, GROUPED, SCALED, SCALED_GROUPED, QUANTIZE),
-    *(MOE, MOE_FLOAT8, *EXPERTS, *ATTENTION, E4M3, KV_CACHE),
+    *(MOE, MOE_FLOAT8, *EXPERTS, *ATTENTION, E4M3, E4M3_BACKWARD, KV_CACHE),
 )
 # Parts of the public ops in rows.py, cross_entropy.py and linear_cross_entropy.py, which have all
 # of their rules.

@@ -373,6 +373,10 @@ def _attention_backward(
     return _attention(operands, (1, 2, 3), every, 1)
 
 
+def _attention_backward_e4m3(*operands: Any, **options: Any) -> Description:
+    return _attention(operands, (1, 2, 3), options, 1)
+
+
 def _kv_cache(q: Any, k_cache: Any, v_cache: Any, *rest: Any, **options: Any) -> Description:
     """(batch, rows, heads, head_dim), of heads alone: a cache may hold others' batches."""
     names = ("k", "v", "rotary_cos", "rotary_sin", "cache_seqlens", "cache_batch_idx")
@@ -413,6 +417,7 @@ RULES = {
     "attention_forward": _attention_forward,
     "attention_backward": _attention_backward,
     "attention_forward_e4m3": _attention_e4m3,
+    "attention_backward_e4m3": _attention_backward_e4m3,
     "flash_attention_with_kvcache": _kv_cache,
 }
 

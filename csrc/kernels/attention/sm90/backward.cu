@@ -297,7 +297,7 @@ struct Keys {
   }
 };
 
-struct Roles {
+struct Roles : BlockRoles {
   template <class C>
   static TC_DEVICE void run(const Sm90BackwardParams& p, u32 shared, const KeyBlock* items,
                             int group, PairPlace) {

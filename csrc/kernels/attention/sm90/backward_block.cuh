@@ -539,21 +539,12 @@ TC_DEVICE u32 descriptor_low(u32 shared) {
   return (C::kPair ? shared & 0x3FFFF : shared) >> 4;
 }
 
+// The product of the warpgroup of dq, in Queries.
 template <class C>
-struct Queries {
-  const Sm90BackwardParams& p;
-  u32 shared;
-  PairPlace pair;
-  float dq[C::kRows / 2];
-
-  static TC_DEVICE int lane() { return threadIdx.x % 32; }
-  TC_DEVICE void release(u32 barrier) {
-    __syncwarp();  // the other lanes have read too
-    if (lane() == 0) barrier_arrive(barrier);
-  }
-
+struct DqProduct {
   // 64 columns of dq, transposed: k^T dS^T.
-  TC_DEVICE void multiply(u32 scores, int piece) {
+  static TC_DEVICE void multiply(float (&dq)[C::kRows / 2], u32 shared, u32 scores, int piece,
+                                 PairPlace pair) {
     const u64 high_a = wgmma_descriptor(0, 0, 1024);
     const u64 high_b =
         wgmma_descriptor(0, C::kScorePanelBytes, 1024);  // 64 queries: one panel further
@@ -573,6 +564,20 @@ struct Queries {
           descriptor(high_b, b, kMnMajorStep * k), k > 0);
     }
     wgmma_commit();
+  }
+};
+
+template <class C, class Product>
+struct Queries {
+  const Sm90BackwardParams& p;
+  u32 shared;
+  PairPlace pair;
+  float dq[C::kRows / 2];
+
+  static TC_DEVICE int lane() { return threadIdx.x % 32; }
+  TC_DEVICE void release(u32 barrier) {
+    __syncwarp();  // the other lanes have read too
+    if (lane() == 0) barrier_arrive(barrier);
   }
 
   TC_DEVICE void store(int stage, int piece) {
@@ -617,7 +622,7 @@ struct Queries {
       barrier_wait(shared + C::kScoreFull + 8 * score, phase<C::kScoreStages>(step));
 #pragma unroll
       for (int piece = 0; piece < C::kPieces; ++piece) {
-        multiply(shared + C::kScore + score * C::kScoreBytes, piece);
+        Product::multiply(dq, shared, shared + C::kScore + score * C::kScoreBytes, piece, pair);
         if constexpr (C::kPair) {  // dS has one buffer, which must not wait for dq's stores
           wgmma_wait<0>();
           keep_in_place(dq);
@@ -739,7 +744,18 @@ TC_DEVICE void store_scores(const u32 (&w)[C::kRows / 16][4], u32 to, u32 full) 
 
 // ---- block --------------------------------------------------------------------------------------
 
-// Roles::run() is the code of the two warpgroups of keys.
+// What the warps of a block do, apart from run(), the code of the two warpgroups of keys.
+struct BlockRoles {
+  template <class C>
+  static TC_DEVICE void load(const Sm90BackwardParams& p, u32 shared, const KeyBlock* items,
+                             PairPlace pair) {
+    sm90::load<C>(p, shared, items, pair);
+  }
+
+  template <class C>
+  using Dq = DqProduct<C>;
+};
+
 template <class C, class Roles>
 TC_DEVICE void run(const Sm90BackwardParams& p) {
   extern __shared__ __align__(1024) unsigned char memory[];
@@ -797,7 +813,7 @@ TC_DEVICE void run(const Sm90BackwardParams& p) {
   auto items = reinterpret_cast<KeyBlock*>(memory + C::kWork);
   if (warp < 4) {
     fewer_registers<C::kProducerRegisters>();
-    if (threadIdx.x == 0) load<C>(p, shared, items, pair);
+    if (threadIdx.x == 0) Roles::template load<C>(p, shared, items, pair);
     if (warp > 0 && warp <= C::kDqStages && threadIdx.x % 32 == 0) {
       add_dq<C>(p, shared, items, warp - 1, pair);
     }
@@ -808,7 +824,7 @@ TC_DEVICE void run(const Sm90BackwardParams& p) {
     Roles::template run<C>(p, shared, items, warp / 4 - 1, pair);
   } else {
     fewer_registers<C::kQueryRegisters>();
-    Queries<C>{p, shared, pair}.run(items);
+    Queries<C, typename Roles::template Dq<C>>{p, shared, pair}.run(items);
   }
   // No block exits while the other may still write to its memory.
   if constexpr (C::kPair) cluster_sync_unaligned();

@@ -327,7 +327,7 @@ struct WideKeys : WideGroup<C> {
   }
 };
 
-struct Roles {
+struct Roles : BlockRoles {
   template <class C>
   static TC_DEVICE void run(const Sm90BackwardParams& p, u32 shared, const KeyBlock* items,
                             int group, PairPlace pair) {

@@ -1,5 +1,6 @@
 // Attention backward on CUDA: check -> plan -> launch. Gradients of broadcast operands are summed
 // at the end.
+#include "cubin/error.h"
 #include "ops/attention/api/attention.h"
 #include "ops/attention/compose/compose.h"
 #include "ops/attention/plan/plan.h"
@@ -17,7 +18,7 @@ struct Gradient {
   bool direct;
 
   Gradient(const AttentionCall& call, const TensorView& operand, int64_t heads, bool beside)
-      : result(empty_laid_out(operand, shape_of(operand), call.dtype)),
+      : result(empty_laid_out(operand, shape_of(operand), call.out_dtype)),
         columns(operand.sizes[operand.dim - 1]) {
     const AttentionShape& shape = call.shape;
     Shape whole = shape.batch;
@@ -31,8 +32,8 @@ struct Gradient {
       return;
     }
     if (shape.packed) whole = shape_of(operand);
-    whole.sizes[whole.dim - 1] = padded_columns(columns, call.dtype);
-    written = empty_cuda(whole.sizes, whole.dim, call.dtype, call.device_index);
+    whole.sizes[whole.dim - 1] = padded_columns(columns, call.out_dtype);
+    written = empty_cuda(whole.sizes, whole.dim, call.out_dtype, call.device_index);
   }
 
   Tensor finish(const AttentionCall& call) {
@@ -78,7 +79,7 @@ Gradients run_fused_backward(const AttentionCall& call, const AttentionKernels& 
 }
 
 Tensor zeros_like_operand(const AttentionCall& call, const TensorView& operand) {
-  Tensor out = empty_laid_out(operand, shape_of(operand), call.dtype);
+  Tensor out = empty_laid_out(operand, shape_of(operand), call.out_dtype);
   return torch::stable::zero_(out);
 }
 
@@ -88,19 +89,28 @@ Gradients attention_backward_cuda(AttentionArguments arguments, const Tensor& gr
                                   const Tensor& out, const Tensor& logsumexp) {
   const AttentionCall call(std::move(arguments));
   const AttentionShape& shape = call.shape;
-  check_attention_backward(shape, call.q, TensorView(grad_out), TensorView(out),
+  check_attention_backward(call.op, shape, call.q, TensorView(grad_out), TensorView(out),
                            TensorView(logsumexp));
   if (shape.logsumexp.numel() == 0 || shape.seqlen_k == 0 || shape.kv_heads == 0 ||
       shape.head_dim_v == 0) {
     return {zeros_like_operand(call, call.q), zeros_like_operand(call, call.k),
             zeros_like_operand(call, call.v)};
   }
-  if (shape.head_dim > 0) {
+  // The kernels of float8_e4m3fn read rows of whole vectors, also of the tensors of 16 bits.
+  const bool whole = !call.options.e4m3 || (shape.head_dim % 16 == 0 && shape.head_dim_v % 16 == 0);
+  if (shape.head_dim > 0 && whole) {
     const AttentionKernels& kernels = attention_kernels(device(call.device_index));
     const AttentionCase problem = attention_case(call);
     if (plan_backward(kernels, problem).kernels != nullptr) {
       return run_fused_backward(call, kernels, problem, grad_out, out, logsumexp);
     }
+  }
+  if (call.options.e4m3) {
+    fail({"no_kernel", call.op, "has no kernel for this call",
+          "kernels of the kind sm90_e4m3_backward, which sm_90a has, and head dims that are "
+          "multiples of 16 up to 128",
+          "head_dim " + std::to_string(shape.head_dim) + " and " + std::to_string(shape.head_dim_v),
+          "Call attention_backward with the tensors in bfloat16."});
   }
   const auto [dq, dk, dv] = compose_gradients(call, grad_out, out, logsumexp);
   const auto finish = [&](const Tensor& grad, const TensorView& operand) {

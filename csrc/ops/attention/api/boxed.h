@@ -53,23 +53,35 @@ void boxed_forward_e4m3(StableIValue* stack, uint64_t, uint64_t) {
 }
 
 template <auto* kBackward, bool kReference>
-void boxed_backward(StableIValue* stack, uint64_t, uint64_t) {
+void run_backward(const char* op, const AttentionSignature& signature, bool e4m3,
+                  StableIValue* stack) {
   using torch::stable::detail::to;
-  constexpr const char* kOp = "attention_backward";
-  AttentionOptions options = backward_signature().take(stack);
+  AttentionOptions options = signature.take(stack);
+  if (e4m3) options.e4m3 = options.enable_gqa = true;
   const auto grad_out = to<Tensor>(stack[0]);
-  AttentionArguments arguments = {kOp, to<Tensor>(stack[1]), to<Tensor>(stack[2]),
+  AttentionArguments arguments = {op, to<Tensor>(stack[1]), to<Tensor>(stack[2]),
                                   to<Tensor>(stack[3]), std::move(options)};
   const auto out = to<Tensor>(stack[4]), logsumexp = to<Tensor>(stack[5]);
   if constexpr (kReference) {
-    backward_signature().require_memory(
-        kOp, arguments.options,
+    signature.require_memory(
+        op, arguments.options,
         {&grad_out, &arguments.query, &arguments.key, &arguments.value, &out, &logsumexp});
   }
   const auto [dq, dk, dv] = kBackward(std::move(arguments), grad_out, out, logsumexp);
   stack[0] = torch::stable::detail::from(dq);
   stack[1] = torch::stable::detail::from(dk);
   stack[2] = torch::stable::detail::from(dv);
+}
+
+template <auto* kBackward, bool kReference>
+void boxed_backward(StableIValue* stack, uint64_t, uint64_t) {
+  run_backward<kBackward, kReference>("attention_backward", backward_signature(), false, stack);
+}
+
+template <auto* kBackward, bool kReference>
+void boxed_backward_e4m3(StableIValue* stack, uint64_t, uint64_t) {
+  run_backward<kBackward, kReference>("attention_backward_e4m3", e4m3_backward_signature(), true,
+                                      stack);
 }
 
 // The private ops of composed attention (compose/softmax.h), on either device.

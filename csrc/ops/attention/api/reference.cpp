@@ -230,9 +230,22 @@ std::tuple<Tensor, Tensor> attention_forward_cpu(AttentionArguments arguments, b
 
 Gradients attention_backward_cpu(AttentionArguments arguments, const Tensor& grad_out,
                                  const Tensor& out, const Tensor& logsumexp) {
-  const AttentionCall call(detached(std::move(arguments)));
+  arguments = detached(std::move(arguments));
+  const AttentionCall call(arguments);
   const Tensor o = detach(out), g = detach(grad_out), rows = detach(logsumexp);
-  check_attention_backward(call.shape, call.q, TensorView(g), TensorView(o), TensorView(rows));
+  check_attention_backward(call.op, call.shape, call.q, TensorView(g), TensorView(o),
+                           TensorView(rows));
+  if (call.options.e4m3) {
+    const auto wide = [](const Tensor& tensor) {
+      return torch::stable::to(tensor, ScalarType::Float);
+    };
+    const auto [dq, dk, dv] =
+        attention_backward_cpu(dequantised(std::move(arguments), call), wide(g), wide(o), rows);
+    const auto finish = [&](const Tensor& grad, const TensorView& operand) {
+      return laid_out(grad, shape_of(operand), operand, call.out_dtype);
+    };
+    return {finish(dq, call.q), finish(dk, call.k), finish(dv, call.v)};
+  }
   const auto [dq, dk, dv] =
       call.shape.packed ? backward_packed(call, g, o, rows) : backward_dense(call, g, o, rows);
   const auto finish = [&](const Tensor& grad, const TensorView& operand) {

@@ -5,6 +5,9 @@ namespace {
 
 constexpr const char* kTensors = "Tensor query, Tensor key, Tensor value";
 constexpr const char* kForwardResults = "(Tensor out, Tensor logsumexp)";
+constexpr const char* kBackwardTensors =
+    "Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp";
+constexpr const char* kBackwardResults = "(Tensor dq, Tensor dk, Tensor dv)";
 constexpr const char* kAllOptions =
     "attn_mask dropout_p is_causal dropout_seed * scale enable_gqa window_left window_right "
     "bottom_right softcap alibi_slopes sinks cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k";
@@ -29,9 +32,7 @@ const AttentionSignature& forward_signature() {
 }
 
 const AttentionSignature& backward_signature() {
-  static const AttentionSignature signature(
-      "Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp",
-      kAllOptions, "(Tensor dq, Tensor dk, Tensor dv)");
+  static const AttentionSignature signature(kBackwardTensors, kAllOptions, kBackwardResults);
   return signature;
 }
 
@@ -41,6 +42,14 @@ const AttentionSignature& e4m3_signature() {
       "* is_causal scale window_left window_right bottom_right q_descale k_descale v_descale "
       "cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k",
       kForwardResults);
+  return signature;
+}
+
+const AttentionSignature& e4m3_backward_signature() {
+  static const AttentionSignature signature(
+      kBackwardTensors,
+      "* is_causal scale window_left window_right bottom_right q_descale k_descale v_descale",
+      kBackwardResults);
   return signature;
 }
 

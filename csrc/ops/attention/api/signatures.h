@@ -15,6 +15,7 @@ const AttentionSignature& raw_sdpa_signature();  // with the dropout seed
 const AttentionSignature& forward_signature();
 const AttentionSignature& backward_signature();
 const AttentionSignature& e4m3_signature();
+const AttentionSignature& e4m3_backward_signature();
 const AttentionSignature& flash_signature();
 const AttentionSignature& softmax_signature();  // of the private ops of composed attention
 const AttentionSignature& softmax_backward_signature();

@@ -342,10 +342,11 @@ AttentionSettings attention_settings(const char* op, const AttentionShape& shape
   return s;
 }
 
-void check_attention_backward(const AttentionShape& shape, const TensorView& query,
+void check_attention_backward(const char* op, const AttentionShape& shape, const TensorView& query,
                               const TensorView& grad_out, const TensorView& out,
                               const TensorView& logsumexp) {
-  const char* op = "attention_backward";
+  const ScalarType out_dtype =
+      query.dtype == ScalarType::Float8_e4m3fn ? ScalarType::BFloat16 : query.dtype;
   const auto check = [&](const char* name, const TensorView& view, const Shape& wanted) {
     if (wanted.is_of(view)) return;
     fail({"input", argument_text(op, name), "has a wrong shape", wanted.text(), view.shape_text(),
@@ -354,8 +355,8 @@ void check_attention_backward(const AttentionShape& shape, const TensorView& que
   check("grad_out", grad_out, shape.out);
   check("out", out, shape.out);
   check("logsumexp", logsumexp, shape.logsumexp);
-  check_side(op, "grad_out", grad_out, "query", query, query.dtype);
-  check_side(op, "out", out, "query", query, query.dtype);
+  check_side(op, "grad_out", grad_out, "query", query, out_dtype);
+  check_side(op, "out", out, "query", query, out_dtype);
   check_side(op, "logsumexp", logsumexp, "query", query, sums_dtype(query.dtype));
 }
 

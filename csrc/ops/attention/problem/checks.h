@@ -41,7 +41,7 @@ AttentionSettings attention_settings(const char* op, const AttentionShape& shape
                                      const AttentionViews& options);
 
 // Checks grad_out, out and logsumexp of a backward against the shapes of its forward.
-void check_attention_backward(const AttentionShape& shape, const TensorView& query,
+void check_attention_backward(const char* op, const AttentionShape& shape, const TensorView& query,
                               const TensorView& grad_out, const TensorView& out,
                               const TensorView& logsumexp);
 

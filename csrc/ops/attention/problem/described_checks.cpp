@@ -43,13 +43,13 @@ void check_described_attention(const nlohmann::json& call) {
   AttentionViews views;
   TC_ATTENTION_OPTIONS(TC_READ)
 #undef TC_READ
-  views.e4m3 = op == "attention_forward_e4m3";
+  views.e4m3 = op == "attention_forward_e4m3" || op == "attention_backward_e4m3";
   const auto get = [&](const char* name) { return known.view(tensors.at(name)); };
   const TensorView query = get("query");
   const AttentionShape shape = check_attention(op.c_str(), query, get("key"), get("value"), views);
   attention_settings(op.c_str(), shape, views);
   if (const auto grad_out = known.find(tensors, "grad_out")) {
-    check_attention_backward(shape, query, *grad_out, get("out"), get("logsumexp"));
+    check_attention_backward(op.c_str(), shape, query, *grad_out, get("out"), get("logsumexp"));
   }
 }
 

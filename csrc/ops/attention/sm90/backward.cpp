@@ -92,6 +92,15 @@ int64_t rows_together(const AttentionCase& problem, const AttentionRow& row, int
 // Work items of a pair along the keys: its blocks count their turns in 16 bits.
 constexpr int64_t kMostPairs = 65535;
 
+}  // namespace
+
+int64_t sm90_heads_together(const AttentionCase& problem, const AttentionRow& row, int64_t kv_heads,
+                            int64_t parts, bool has_band, const Device& device) {
+  return size_of_sets(kv_heads, heads_together(problem, row, parts, has_band, device));
+}
+
+namespace {
+
 constexpr const char* kBackwardOrderKind = "sm90_backward_order";
 constexpr const char* kBackwardMaskKind = "sm90_backward_mask";
 
@@ -214,8 +223,7 @@ class Sm90Backward : public AttentionBackwardKernels {
     params.set_keys = static_cast<int>(ceil_div(key_tiles, shares.sets));
     params.sets = static_cast<int>(shares.sets);
     params.query_tiles = static_cast<int>(heads * tiles);
-    const int64_t together =
-        size_of_sets(kv_heads, heads_together(problem, row, parts, has_band, device_));
+    const int64_t together = sm90_heads_together(problem, row, kv_heads, parts, has_band, device_);
     params.together = static_cast<int>(together * parts);
     std::optional<Sm90TileOrder> order;
     if (packed) {

@@ -21,6 +21,10 @@ struct Sm90KeyShares {
   int64_t sets = 1;   // of the tiles of keys
 };
 
+// The heads of keys whose blocks run concurrently, of `kv_heads` in all sequences.
+int64_t sm90_heads_together(const AttentionCase& problem, const AttentionRow& row, int64_t kv_heads,
+                            int64_t parts, bool has_band, const Device& device);
+
 // The numbers that take the least time. One part is enough if all multiprocessors are busy with it.
 Sm90KeyShares sm90_key_shares(const Sm90KeyWork& work, const AttentionRow& row,
                               const Device& device);

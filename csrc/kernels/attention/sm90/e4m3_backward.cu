@@ -1,0 +1,420 @@
+// Attention's gradients on Hopper for queries, keys and values of e4m3: sm90/backward.cu, with
+// three of its five products of 8-bit types.
+//
+//   S = q k^T      dP = grad_out v^T     e4m3; grad_out rounded row by row
+//   dq = dS k                            dS of e5m2, k of e4m3
+//   dv = P^T grad_out    dk = dS^T q     bfloat16: wgmma's sums of 8-bit types have some 14 bits,
+//                                        and these have as many addends as there are queries
+//
+// Sums of the first two have at most 128 addends; dq is added in float32 after every 128 keys. P
+// and dS are rounded to bfloat16 for dv and dk. dS has the range of bfloat16's weights times sums
+// of products of e4m3, so that 8 bits have to be mostly exponent: e5m2.
+//
+// The roles of the warps are those of sm90/backward_block.cuh. Differences:
+//   - wgmma needs 8-bit operands K-major. For dq, keys come as (column, key), and dS is stored as
+//     (query, key), by transposing pairs of bytes: those of keys 8 apart, which a thread has. So
+//     within 16 keys, sm90/e4m3_values.cu interleaves the first and the last 8.
+//   - sm90/e4m3_backward_delta.cu rounds grad_out, and writes q in bfloat16.
+//   - The factors q_descale and k_descale are in the unit of the scores, and in those of dk and dq.
+#include "backward_block.cuh"
+#include "e4m3_backward_numbers.cuh"
+
+namespace torch_cubin::TC_KERNEL {
+
+using namespace sm90;
+
+constexpr int kGroupBarrier = 1;  // named barriers start here: one for each warpgroup of keys
+
+template <int kRows_, int kD_, int kQStages_, int kGradStages_>
+struct E4m3BackwardConfig
+    : BackwardConfig<DType::bfloat16, kRows_, kD_, kQStages_, kGradStages_, false, false> {
+  using Base = BackwardConfig<DType::bfloat16, kRows_, kD_, kQStages_, kGradStages_, false, false>;
+  using Base::kRows, Base::kD, Base::kKeys, Base::kPieces, Base::kPieceBytes, Base::kDqStages,
+      Base::kQStages, Base::kGradStages, Base::kScoreStages, Base::kQBytes, Base::kSumBytes,
+      Base::kWorkItems, Base::kOutBytes;
+  static_assert(kD == 64 || kD == 128);
+  // A row of q, k, v and grad_out in bytes is one panel.
+  static constexpr int kKeyBytes = kKeys * kD, kByteRows = kRows * kD;
+  static constexpr int kScoreBytes = kRows * kKeys;  // rows of 128 bytes
+  static constexpr int kMaskWords = 0, kMaskBytes = 0;
+  static constexpr int kK = 0, kV = kKeyBytes, kTurned = 2 * kKeyBytes, kQ = 3 * kKeyBytes;
+  static constexpr int kGrad = kQ + kQStages * kQBytes;  // both of 16 bits
+  static constexpr int kQInBytes = kGrad + kGradStages * kQBytes;
+  static constexpr int kGradInBytes = kQInBytes + kQStages * kByteRows;
+  static constexpr int kScore = kGradInBytes + kGradStages * kByteRows;
+  static constexpr int kDq = kScore + kScoreStages * kScoreBytes;
+  static constexpr bool kTwoStepsFit = kDq + kDqStages * kPieces * kPieceBytes <= 208 * 1024;
+  static constexpr int kDqSlots = (kTwoStepsFit ? kDqStages : 1) * kPieces;
+  static constexpr int kSums = kDq + kDqSlots * kPieceBytes;
+  static constexpr int kMask = kSums + kQStages * kSumBytes;
+  static constexpr int kKeysFull = kMask, kKeysEmpty = kKeysFull + 8;
+  static constexpr int kWorkFull = kKeysEmpty + 8, kWorkEmpty = kWorkFull + 8 * kWorkItems;
+  static constexpr int kWanted = kWorkEmpty + 8 * kWorkItems;
+  static constexpr int kQFull = kWanted + 8, kQEmpty = kQFull + 8 * kQStages;
+  static constexpr int kGradFull = kQEmpty + 8 * kQStages, kGradEmpty = kGradFull + 8 * kGradStages;
+  static constexpr int kScoreFull = kGradEmpty + 8 * kGradStages;
+  static constexpr int kScoreEmpty = kScoreFull + 8 * kScoreStages;
+  static constexpr int kDqFull = kScoreEmpty + 8 * kScoreStages,
+                       kDqEmpty = kDqFull + 8 * kDqStages * kPieces;
+  static constexpr int kFirstRow = kDqEmpty + 8 * kDqStages * kPieces;
+  static constexpr int kWork = (kFirstRow + 4 * kQStages + 15) / 16 * 16;
+  static constexpr int kOut =
+      kWork + (kWorkItems * static_cast<int>(sizeof(KeyBlock)) + 15) / 16 * 16;
+  static constexpr int kSharedBytes = kOut + 8 * kOutBytes;
+  static_assert(kScore % 1024 == 0 && kScoreBytes % 1024 == 0 && kByteRows % 1024 == 0);
+
+  static constexpr TC_DEVICE int dq_lag(int piece) {
+    return piece >= kDqSlots ? 0 : (kDqSlots - piece + kPieces - 1) / kPieces;
+  }
+  static constexpr TC_DEVICE int dq_before(int piece) {
+    return (piece + kPieces * dq_lag(piece) - kDqSlots) % kPieces;
+  }
+};
+
+// Loads the keys of a work item, and then its steps; `next` is the first step's number.
+template <class C>
+TC_DEVICE void load_bytes_of_work(const Sm90E4m3BackwardParams& p, u32 shared, const KeyBlock& work,
+                                  u32 number, u32& next) {
+  Steps steps(p, work);
+  const Sm90Sequence& s = work.sequence;
+  int key = work.key_tile * C::kKeys;
+  auto load_keys = [&] {
+    u32 full = shared + C::kKeysFull;
+    barrier_sleep(shared + C::kKeysEmpty, phase<1>(number) ^ 1);
+    barrier_expect(full, 3 * C::kKeyBytes);
+    tma_load(shared + C::kK, &p.k, full, 0, s.k.place + key, work.head, s.k.batch, s.wrap);
+    tma_load(shared + C::kV, &p.v, full, 0, s.k.place + key, work.head, s.k.batch, s.wrap);
+    tma_load(shared + C::kTurned, &p.turned_keys, full, key, 0, work.head, work.batch, 0);
+  };
+  u32 first = next, end = next + work.steps;
+  if (work.steps == 0) {  // no step needs them
+    barrier_sleep(shared + C::kKeysEmpty, phase<1>(number) ^ 1);
+    barrier_arrive(shared + C::kKeysFull);
+  }
+#pragma unroll 1
+  while (next != end) {
+    const Steps now = steps;
+    steps.next(p, work);
+    int row = now.tile * C::kRows, head = work.head * p.group + now.head;
+    u32 q = slot<C::kQStages>(next), grad = slot<C::kGradStages>(next);
+    u32 full = shared + C::kQFull + 8 * q;
+    u32 hidden = 8 * row + hides<C>(s, key, row) + 2 * hides<C>(s, key + 64, row);
+    barrier_sleep(shared + C::kQEmpty + 8 * q, phase<C::kQStages>(next) ^ 1);
+    store_shared(shared + C::kFirstRow + 4 * q, hidden);
+    barrier_expect(full, C::kByteRows + C::kQBytes + C::kSumBytes);
+    tma_load(shared + C::kQInBytes + q * C::kByteRows, &p.q_bytes, full, 0, s.q.place + row, head,
+             s.q.batch, s.wrap);
+    load_panels<C>(shared + C::kQ + q * C::kQBytes, C::kRows * 128, p.q, full, s.q, row, head,
+                   s.wrap);
+    tc_int64 tile = work.first_tile + now.head * p.tiles + now.tile;
+    bulk_load(shared + C::kSums + q * C::kSumBytes, p.sums + tile * (2 * C::kRows), C::kSumBytes,
+              full);
+    full = shared + C::kGradFull + 8 * grad;
+    barrier_sleep(shared + C::kGradEmpty + 8 * grad, phase<C::kGradStages>(next) ^ 1);
+    barrier_expect(full, C::kByteRows + C::kQBytes);
+    tma_load(shared + C::kGradInBytes + grad * C::kByteRows, &p.grad_bytes, full, 0,
+             s.q.place + row, head, s.q.batch, s.wrap);
+    load_panels<C>(shared + C::kGrad + grad * C::kQBytes, C::kRows * 128, p.grad_out, full, s.q,
+                   row, head, s.wrap);
+    // After a step's loads, which wait for less of the previous work item.
+    if (next++ == first) load_keys();
+  }
+}
+
+template <class C>
+TC_DEVICE void load_bytes(const Sm90E4m3BackwardParams& p, u32 shared, const KeyBlock* items) {
+  u32 step = 0;
+#pragma unroll 1
+  for (u32 number = 0;; ++number) {
+    if (!wait_for_work<C>(shared, items, number)) return;
+    const KeyBlock& work = items[slot<C::kWorkItems>(number)];
+    load_bytes_of_work<C>(p, shared, work, number, step);
+    barrier_arrive(shared + C::kWanted);
+    release_work<C>(shared, number);
+  }
+}
+
+// dq, transposed, of 64 columns: k^T dS^T.
+template <class C>
+struct DqOfBytes {
+  static TC_DEVICE void multiply(float (&dq)[C::kRows / 2], u32 shared, u32 scores, int piece,
+                                 PairPlace) {
+    const u64 high = k_major_descriptor<128>(0);
+    u32 keys = (shared + C::kTurned + piece * (64 * C::kKeys)) >> 4, ds = scores >> 4;
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < C::kKeys / 32; ++k) {
+      WgmmaBytes<C::kRows>::by_e5m2(dq, descriptor(high, keys, 32 * k),
+                                    descriptor(high, ds, 32 * k), k > 0);
+    }
+    wgmma_commit();
+  }
+};
+
+// out = keys * rows^T, for 64 keys.
+template <class C>
+TC_DEVICE void multiply_bytes(float (&out)[C::kRows / 2], u32 keys, u32 rows) {
+  const u64 high = k_major_descriptor<C::kD>(0);
+#pragma unroll
+  for (int i = 0; i < C::kD / 32; ++i) {
+    WgmmaBytes<C::kRows>::by_e4m3(out, descriptor(high, keys >> 4, 32 * i),
+                                  descriptor(high, rows >> 4, 32 * i), i > 0);
+  }
+  wgmma_commit();
+}
+
+// The warpgroup of 64 keys: Keys of sm90/backward.cu.
+template <class C>
+struct ByteKeys {
+  const Sm90E4m3BackwardParams& p;
+  u32 shared;
+  const KeyBlock* items;
+  int group, key;        // key: the warpgroup's first
+  u32 number = 0;        // of the work item
+  u32 step = 0;          // of all work items
+  u32 sums, store_base;  // this thread's
+  float unit;            // from products to powers of two
+  float dk[C::kD / 2], dv[C::kD / 2], s[C::kRows / 2], dp[C::kRows / 2];
+
+  TC_DEVICE ByteKeys(const Sm90E4m3BackwardParams& params, u32 memory, const KeyBlock* all,
+                     int own_group)
+      : p(params), shared(memory), items(all), group(own_group) {
+    sums = shared + C::kSums + lane() % 4 * 8;
+    store_base =
+        shared + C::kScore + lane() % 16 * 128 + ((4 * group + warp()) * 16 ^ lane() % 8 * 16);
+  }
+
+  TC_DEVICE const KeyBlock& work() const { return items[slot<C::kWorkItems>(number)]; }
+  static TC_DEVICE int warp() { return threadIdx.x / 32 % 4; }
+  static TC_DEVICE int lane() { return threadIdx.x % 32; }
+  TC_DEVICE u32 q() const { return slot<C::kQStages>(step); }
+  TC_DEVICE u32 grad() const { return slot<C::kGradStages>(step); }
+
+  TC_DEVICE void begin_scores() {
+    barrier_wait(shared + C::kQFull + 8 * q(), phase<C::kQStages>(step));
+    wgmma_fence();
+    multiply_bytes<C>(s, shared + C::kK + group * (64 * C::kD),
+                      shared + C::kQInBytes + q() * C::kByteRows);
+  }
+
+  TC_DEVICE void wait_for_grad() {
+    barrier_wait(shared + C::kGradFull + 8 * grad(), phase<C::kGradStages>(step));
+  }
+
+  TC_DEVICE void begin_dp() {
+    wait_for_grad();
+    wgmma_fence();
+    multiply_bytes<C>(dp, shared + C::kV + group * (64 * C::kD),
+                      shared + C::kGradInBytes + grad() * C::kByteRows);
+  }
+
+  // dp becomes dS.
+  TC_DEVICE void differentiate() {
+    u32 from = sums + q() * C::kSumBytes + C::kRows * 4;
+#pragma unroll
+    for (int j = 0; j < C::kRows / 8; ++j) {
+      float delta[2];
+      load_shared(delta, from + j * 32);
+#pragma unroll
+      for (int r = 0; r < 4; ++r) dp[4 * j + r] = (dp[4 * j + r] - delta[r % 2]) * s[4 * j + r];
+    }
+  }
+
+  // Sets P and dS of hidden elements to 0, for any values of q, k, v and grad_out there.
+  TC_DEVICE void hide() {
+    for_each_hidden<C>(work().sequence, shared, q(), group, key + 16 * warp() + lane() / 4,
+                       [&](int i) { s[i] = dp[i] = 0.0f; });
+  }
+
+  // P and dS interleaved: one after the other, ptxas runs out of registers.
+  TC_DEVICE void pack(u32 (&weights)[C::kRows / 16][4], u32 (&ds)[C::kRows / 16][4],
+                      u32 (&bytes)[C::kRows / 8]) const {
+#pragma unroll
+    for (int i = 0; i < C::kRows / 16; ++i)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        int at = 8 * i + 2 * j;
+        weights[i][j] = pack_bf16(s[at], s[at + 1]);
+        ds[i][j] = pack_bf16(dp[at], dp[at + 1]);
+        if (j % 2 == 0)
+          bytes[2 * i + j / 2] = pack_e5m2(dp[at], dp[at + 2], dp[at + 1], dp[at + 3]);
+      }
+  }
+
+  // Stores a warp's dS of a step to shared memory, [query][key], for the warpgroup of dq.
+  TC_DEVICE void send_scores(u32 of, const u32 (&bytes)[C::kRows / 8]) {
+    u32 at = slot<C::kScoreStages>(of), to = store_base + at * C::kScoreBytes;
+    barrier_wait(shared + C::kScoreEmpty + 8 * at, phase<C::kScoreStages>(of) ^ 1);
+#pragma unroll
+    for (int i = 0; i < C::kRows / 16; ++i) {
+      stmatrix_transposed(to + i * (16 * 128), bytes[2 * i], bytes[2 * i + 1]);
+    }
+    fence_async_proxy();
+    __syncwarp();
+    if (lane() == 0) barrier_arrive(shared + C::kScoreFull + 8 * at);
+  }
+
+  TC_DEVICE void release(u32 barrier) {
+    __syncwarp();
+    if (lane() == 0) barrier_arrive(barrier);
+  }
+
+  // Adds a step's dv and dk.
+  TC_DEVICE void begin_sums(u32 of, const u32 (&weights)[C::kRows / 16][4],
+                            const u32 (&ds)[C::kRows / 16][4]) {
+    wgmma_fence();
+    add_rows<C>(dv, weights, shared + C::kGrad + slot<C::kGradStages>(of) * C::kQBytes);
+    add_rows<C>(dk, ds, shared + C::kQ + slot<C::kQStages>(of) * C::kQBytes);
+  }
+
+  TC_DEVICE void wait_for_sums() {
+    wgmma_wait<0>();
+    keep_in_place(dk);
+    keep_in_place(dv);
+  }
+
+  // Frees a step's rows. Call when all four warps have read their sums, and waited for their
+  // products.
+  TC_DEVICE void end_step(u32 of) {
+    named_sync(kGroupBarrier + group, kWarpgroup);
+    if (threadIdx.x % kWarpgroup == 0) {
+      barrier_arrive(shared + C::kGradEmpty + 8 * slot<C::kGradStages>(of));
+      barrier_arrive(shared + C::kQEmpty + 8 * slot<C::kQStages>(of));
+    }
+  }
+
+  // Scores to weights, once their product is complete.
+  TC_DEVICE void weigh() {
+    keep_in_place(s);
+    exponentiate<C>(s, sums + q() * C::kSumBytes, unit);
+    keep_in_place(s);
+    // Without a barrier here ptxas would wait for other products before the exponentials.
+    wait_for_grad();
+  }
+
+  // dP to dS, once its product is complete; both are rounded.
+  TC_DEVICE void finish_scores(u32 (&weights)[C::kRows / 16][4], u32 (&ds)[C::kRows / 16][4],
+                               u32 (&bytes)[C::kRows / 8]) {
+    wgmma_wait<0>();
+    keep_in_place(dp);
+    differentiate();
+    hide();
+    pack(weights, ds, bytes);
+  }
+
+  // A step's scores are multiplied before the previous step's dv and dk, during which they become
+  // weights.
+  TC_DEVICE void run_steps(u32 end) {
+    u32 weights[C::kRows / 16][4], ds[C::kRows / 16][4], bytes[C::kRows / 8];
+    begin_scores();
+    begin_dp();
+    wgmma_wait<1>();
+    weigh();
+    finish_scores(weights, ds, bytes);
+#pragma unroll 1
+    while (step + 1 != end) {
+      u32 before = step++;
+      begin_scores();
+      begin_sums(before, weights, ds);
+      send_scores(before, bytes);
+      wgmma_wait<2>();
+      weigh();
+      wait_for_sums();
+      begin_dp();
+      end_step(before);
+      finish_scores(weights, ds, bytes);
+    }
+    send_scores(step, bytes);
+    begin_sums(step, weights, ds);
+    wait_for_sums();
+    end_step(step++);
+  }
+
+  TC_DEVICE void run() {
+#pragma unroll 1
+    for (;; ++number) {
+      if (!begin_work<C>(shared, items, number)) {
+        tma_store_wait_read<0>();  // shared memory must outlive the store's reads
+        return;
+      }
+      key = work().key_tile * C::kKeys + 64 * group;
+      unit = p.unit * descale_of_head(p.q_descale, work().batch, work().head) *
+             descale_of_head(p.k_descale, work().batch, work().head);
+#pragma unroll
+      for (int i = 0; i < C::kD / 2; ++i) dk[i] = dv[i] = 0.0f;
+      barrier_wait(shared + C::kKeysFull, phase<1>(number));
+      keep_in_place(dk);
+      keep_in_place(dv);
+      step = whole_warp(step);
+      u32 steps = whole_warp(work().steps);
+      if (steps > 0) run_steps(step + steps);
+      release(shared + C::kKeysEmpty);
+      store_rows();
+      __syncwarp();
+      if (lane() == 0) release_work<C>(shared, number);
+    }
+  }
+
+ private:
+  TC_DEVICE void store_rows() {
+    constexpr float kUnshift = 1 << kE4m3WeightShift;
+    int own = key + 16 * warp() + lane() / 4;
+    float dk_factor = p.scale * kUnshift * descale_of_head(p.q_descale, work().batch, work().head) *
+                      descale_of_head(p.v_descale, work().batch, work().head);
+    // One half of each through shared memory: the last is stored while the next work item runs.
+    u32 staging = shared + C::kOut + (4 * group + warp()) * C::kOutBytes;
+    SumRows<C> dv_rows(dv, kUnshift, p.dv, p.dv_stride, p.head_dim_v, work(), own);
+    dv_rows.send(0, staging);
+    dv_rows.store(1);
+    SumRows<C> dk_rows(dk, dk_factor, p.dk, p.dk_stride, p.head_dim, work(), own);
+    dk_rows.store(0);
+    dk_rows.send(1, staging);
+  }
+};
+
+struct ByteRoles : BlockRoles {
+  template <class C>
+  static TC_DEVICE void load(const Sm90BackwardParams& p, u32 shared, const KeyBlock* items,
+                             PairPlace) {
+    load_bytes<C>(static_cast<const Sm90E4m3BackwardParams&>(p), shared, items);
+  }
+
+  template <class C>
+  using Dq = DqOfBytes<C>;
+
+  template <class C>
+  static TC_DEVICE void run(const Sm90BackwardParams& p, u32 shared, const KeyBlock* items,
+                            int group, PairPlace) {
+    ByteKeys<C>(static_cast<const Sm90E4m3BackwardParams&>(p), shared, items, group).run();
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
+    TC_KERNEL(const __grid_constant__ Sm90E4m3BackwardParams p) {
+  using C = E4m3BackwardConfig<TC_TILE_M, TC_TILE_K, TC_STAGES, TC_GRAD_STAGES>;
+  static_assert(C::kThreads == TC_THREADS && C::kSharedBytes == TC_DYNAMIC_SHARED);
+  static_assert(C::kKeys == TC_TILE_N);
+  if (threadIdx.x == 0) {
+    prefetch_tensor_map(&p.q_bytes);
+    prefetch_tensor_map(&p.grad_bytes);
+    prefetch_tensor_map(&p.turned_keys);
+  }
+  torch_cubin::sm90::run<C, ByteRoles>(p);
+}
+
+}  // namespace torch_cubin::TC_KERNEL
+/* torch_cubin kernels
+{"virtual_arch": ["90a"],
+ "kernels": [
+  {"name": "sm90_e4m3_backward_attention_{t.name}", "archs": ["sm_90a"],
+   "kind": "sm90_e4m3_backward", "dtype": "float8_e4m3fn", "math": "bfloat16", "layout": "any",
+   "takes": ["plain", "unmasked", "rule"], "alignment": 16, "stages": 3, "block": [512, 1, 1],
+   "accepted_spill": {"sm_90a": 128}, "tile": "{t.tile}", "dynamic_shared": "{t.shared}",
+   "cost": "{t.cost}", "defines": {"TC_GRAD_STAGES": 2},
+   "for": {
+    "t": [
+     {"name": "96x128x64", "tile": [96, 128, 64], "shared": 201344,
+      "cost": {"k_tile": 2700, "fixed": 6000}},
+     {"name": "48x128x128", "tile": [48, 128, 128], "shared": 220704,
+      "cost": {"k_tile": 2600, "fixed": 7000}}]}}]}
+*/

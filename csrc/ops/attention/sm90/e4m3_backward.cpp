@@ -1,0 +1,282 @@
+// The backend of csrc/kernels/attention/sm90/e4m3_backward.cu: attention's gradients on Hopper, for
+// float8_e4m3fn, with lengths and the band only. Four kernels with two parameters:
+// sm90/e4m3_values.cu transposes the keys, sm90/e4m3_backward_delta.cu rounds grad_out, and
+// sm90/e4m3_backward_convert.cu ends dq.
+#include <algorithm>
+
+#include "kernels/attention/sm90/e4m3_backward_params.h"
+#include "kernels/attention/sm90/e4m3_values_params.h"
+#include "ops/attention/sm90/backward_parts.h"
+#include "ops/attention/sm90/map.h"
+#include "ops/common/launch.h"
+
+namespace torch_cubin {
+namespace {
+
+constexpr const char* kE4m3BackwardKind = "sm90_e4m3_backward";
+constexpr const char* kE4m3BackwardKeysKind = "sm90_e4m3_backward_keys";
+constexpr const char* kE4m3BackwardDeltaKind = "sm90_e4m3_backward_delta";
+constexpr const char* kE4m3BackwardConvertKind = "sm90_e4m3_backward_convert";
+constexpr int64_t kTurnedGroup = 16;       // keys whose order is one pattern
+constexpr int64_t kTurnedThreadGroup = 8;  // threads that write adjacent groups
+constexpr int64_t kWorkspaceStep = 128;    // bytes between the parts of the workspace
+constexpr double kBackwardLog2e = 1.4426950408889634;
+
+Sm90Descale backward_descale(const std::optional<TensorView>& view) {
+  if (!view) return {};
+  return {static_cast<const float*>(view->data()), {view->strides[0], view->strides[1]}};
+}
+
+// Parts of one allocation, each a multiple of kWorkspaceStep from its begin.
+class WorkspaceParts {
+ public:
+  // The offset of a part of this many bytes.
+  int64_t add(int64_t bytes) {
+    const int64_t at = size_;
+    size_ += ceil_div(bytes, kWorkspaceStep) * kWorkspaceStep;
+    return at;
+  }
+  int64_t size() const { return size_; }
+
+ private:
+  int64_t size_ = 0;
+};
+
+class Sm90E4m3Backward : public AttentionBackwardKernels {
+ public:
+  Sm90E4m3Backward(const Device& device, const std::vector<PackageKernel*>& kernels)
+      : device_(device) {
+    for (PackageKernel* kernel : kernels) {
+      const std::string& kind = kernel->entry().kind;
+      if (kind == kE4m3BackwardKeysKind) {
+        keys_ = kernel;
+      } else if (kind == kE4m3BackwardDeltaKind) {
+        delta_ = kernel;
+      } else if (kind == kE4m3BackwardConvertKind) {
+        convert_ = kernel;
+      } else {
+        rows_.add(AttentionRow(*kernel, device));
+      }
+    }
+  }
+
+  BackwardPlan plan(const AttentionCase& problem) const override {
+    BackwardPlan plan;
+    if (problem.dtype != ScalarType::Float8_e4m3fn || problem.packed || keys_ == nullptr ||
+        delta_ == nullptr || convert_ == nullptr || problem.seqlen_q == 0 ||
+        problem.seqlen_k == 0 || problem.head_dim == 0 || problem.head_dim_v == 0) {
+      return plan;
+    }
+    const AttentionRow* row = row_for(problem);
+    if (row == nullptr) return plan;
+    const double steps = static_cast<double>(problem.batch) * problem.heads *
+                         ceil_div(problem.seqlen_q, row->rows) *
+                         ceil_div(problem.seqlen_k, row->columns);
+    plan.microseconds =
+        steps / device_.multiprocessors * row->cost_tile / device_.cycles_per_microsecond;
+    return plan;
+  }
+
+  void launch(const BackwardPlan&, const AttentionCase& problem, const FusedOperands& operands,
+              const float* logsumexp) const override {
+    AttentionParams all = operands.params(problem.head_dim, problem.head_dim_v);
+    operands.fill(all, 0);  // with one dim of batches there is one part
+    const AttentionRow& row = *row_for(problem);
+    const Sm90Rows rows(problem, operands);
+    const int64_t kv_heads = all.heads / all.group, batch = all.batch;
+    const int64_t tiles = rows.tiles(rows.q, row.rows);
+    const int64_t key_tiles = rows.tiles(rows.k, row.columns);
+    const int64_t query_tiles = batch * all.heads * tiles, query_rows = batch * all.heads * rows.q;
+    const int64_t keys = ceil_div(rows.k, kTurnedGroup) * kTurnedGroup;
+    const int64_t dq_panels = ceil_div(row.head_dim, 64);
+
+    WorkspaceParts parts;
+    const int64_t dq_sum = parts.add(query_tiles * row.rows * dq_panels * 64 * 4);
+    const int64_t sums = parts.add(query_tiles * row.rows * 2 * 4);
+    const int64_t row_factors = parts.add(query_tiles * row.rows * 4);
+    const int64_t turns = parts.add(query_tiles * 4);
+    const int64_t ticket = parts.add(4);
+    const int64_t wide_query = parts.add(query_rows * all.head_dim * 2);
+    const int64_t grad_rows = parts.add(query_rows * all.head_dim_v);
+    const int64_t turned = parts.add(batch * kv_heads * all.head_dim * keys);
+    const Workspace workspace(device_, parts.size());
+    char* const memory = reinterpret_cast<char*>(workspace.data());
+
+    Sm90E4m3BackwardParams params{};
+    params.dq_sum = reinterpret_cast<float*>(memory + dq_sum);
+    params.sums = reinterpret_cast<float*>(memory + sums);
+    params.row_factors = reinterpret_cast<float*>(memory + row_factors);
+    params.turns = reinterpret_cast<int*>(memory + turns);
+    params.ticket = reinterpret_cast<unsigned*>(memory + ticket);
+    params.wide_query = reinterpret_cast<unsigned short*>(memory + wide_query);
+    params.grad_rows = reinterpret_cast<unsigned char*>(memory + grad_rows);
+    fill_operands(params, all, logsumexp);
+    fill_descales(params, operands.call.views);
+    fill_maps(params, row, all, rows, keys, memory + turned);
+    const bool has_band = all.first != -kNoBound || all.last != kNoBound;
+    params.tile_rows = static_cast<int>(row.rows);
+    params.tile_keys = static_cast<int>(row.columns);
+    params.tile_columns = static_cast<int>(row.head_dim);
+    params.tiles = static_cast<int>(tiles);
+    params.key_tiles = static_cast<int>(key_tiles);
+    params.query_tiles = static_cast<int>(query_tiles);
+    params.parts = params.sets = 1;
+    params.set_keys = static_cast<int>(key_tiles);
+    params.together =
+        static_cast<int>(sm90_heads_together(problem, row, batch * kv_heads, 1, has_band, device_));
+
+    const int64_t work_items = batch * kv_heads * key_tiles;
+    const int64_t delta_blocks = query_tiles * (row.rows / delta_rows());
+    const int64_t convert_warps = query_tiles * (row.rows / 8) * dq_panels;
+    const int64_t convert_blocks = ceil_div(convert_warps, convert_->entry().block[0] / 32);
+    check_blocks(std::max({delta_blocks, convert_blocks, work_items}));
+    check_blocks(convert_warps, kMaxGrid[0], "warps");
+    turn_keys(params, all, rows, keys, memory + turned);
+    torch_cubin::launch(*delta_, {delta_blocks}, device_, params);
+    torch_cubin::launch(*row.kernel, {std::min<int64_t>(work_items, device_.multiprocessors)},
+                        device_, params);
+    torch_cubin::launch(*convert_, {convert_blocks}, device_, params);
+  }
+
+  bool clears_empty_rows() const override { return true; }
+
+ private:
+  const AttentionRow* row_for(const AttentionCase& problem) const {
+    return rows_.first(kAttendBFloat16, problem.needs,
+                       std::max(problem.head_dim, problem.head_dim_v));
+  }
+
+  int64_t delta_rows() const { return AttentionRow(*delta_, device_).rows; }
+
+  static void fill_operands(Sm90E4m3BackwardParams& params, const AttentionParams& all,
+                            const float* logsumexp) {
+    params.logsumexp = logsumexp;
+    params.logsumexp_stride[0] = tc_int64{all.heads} * all.seqlen_q;
+    params.logsumexp_stride[1] = all.seqlen_q;
+    params.query = static_cast<const unsigned char*>(all.q);
+    params.out = all.out;
+    params.grad_out_rows = all.grad_out;
+    params.dq = all.dq;
+    params.dk = all.dk;
+    params.dv = all.dv;
+    std::copy_n(all.q_stride, 3, params.query_stride);
+    std::copy_n(all.out_stride, 3, params.out_stride);
+    std::copy_n(all.grad_out_stride, 3, params.grad_out_stride);
+    std::copy_n(all.dq_stride, 3, params.dq_stride);
+    std::copy_n(all.dk_stride, 3, params.dk_stride);
+    std::copy_n(all.dv_stride, 3, params.dv_stride);
+    params.lengths = sm90_lengths(all);
+    params.batch = all.batch;
+    params.heads = all.heads;
+    params.group = all.group;
+    params.head_dim = all.head_dim;
+    params.head_dim_v = all.head_dim_v;
+    params.scale = all.scale;
+    params.unit = static_cast<float>(all.scale * kBackwardLog2e);
+    params.logsumexp_unit = static_cast<float>(kBackwardLog2e);
+    params.score.keep_scale = 1.0f;
+  }
+
+  static void fill_descales(Sm90E4m3BackwardParams& params, const AttentionViews& options) {
+    params.q_descale = backward_descale(options.q_descale);
+    params.k_descale = backward_descale(options.k_descale);
+    params.v_descale = backward_descale(options.v_descale);
+  }
+
+  void fill_maps(Sm90E4m3BackwardParams& params, const AttentionRow& row,
+                 const AttentionParams& all, const Sm90Rows& rows, int64_t keys,
+                 const void* turned) const {
+    const int64_t kv_heads = all.heads / all.group, panel = row.head_dim < 128 ? 64 : 128;
+    const auto bytes = [&](Sm90AttentionMap& map, const Sm90MapRows& of, int64_t box_columns,
+                           int64_t box_rows) {
+      encode_sm90_byte_map(map, of, box_columns, box_rows, device_);
+    };
+    tc_int64 own[3];
+    const auto contiguous = [&](int64_t heads, int64_t count,
+                                int64_t columns) -> const tc_int64(&)[3] {
+      own[0] = heads * count * columns;
+      own[1] = count * columns;
+      own[2] = columns;
+      return own;
+    };
+    bytes(params.q_bytes, {all.q, all.q_stride, all.head_dim, rows.q, all.heads, all.batch, false},
+          panel, row.rows);
+    bytes(params.k, {all.k, all.k_stride, all.head_dim, rows.k, kv_heads, all.batch, false}, panel,
+          row.columns);
+    bytes(params.v, {all.v, all.v_stride, all.head_dim_v, rows.k, kv_heads, all.batch, false},
+          panel, row.columns);
+    bytes(params.grad_bytes,
+          {params.grad_rows, contiguous(all.heads, rows.q, all.head_dim_v), all.head_dim_v, rows.q,
+           all.heads, all.batch, false},
+          panel, row.rows);
+    bytes(params.turned_keys,
+          {turned, contiguous(kv_heads, all.head_dim, keys), keys, all.head_dim, kv_heads,
+           all.batch, false},
+          row.columns, row.head_dim);
+    encode_sm90_map(params.q, row,
+                    {params.wide_query, contiguous(all.heads, rows.q, all.head_dim), all.head_dim,
+                     rows.q, all.heads, all.batch, false},
+                    row.rows, device_);
+    encode_sm90_map(
+        params.grad_out, row,
+        {all.grad_out, all.grad_out_stride, all.head_dim_v, rows.q, all.heads, all.batch, false},
+        row.rows, device_);
+  }
+
+  // Launches the kernel that transposes the keys. It also resets the ticket.
+  void turn_keys(const Sm90E4m3BackwardParams& params, const AttentionParams& all,
+                 const Sm90Rows& rows, int64_t keys, void* turned) const {
+    const int64_t kv_heads = all.heads / all.group, words = all.head_dim / 4;
+    Sm90E4m3ValuesParams turning{};
+    turning.v = static_cast<const unsigned char*>(all.k);
+    turning.out = static_cast<unsigned char*>(turned);
+    turning.next = reinterpret_cast<int*>(params.ticket);
+    std::copy_n(all.k_stride, 3, turning.stride);
+    turning.seqlen = static_cast<int>(rows.k);
+    turning.total = static_cast<int>(rows.k);
+    turning.heads = static_cast<int>(kv_heads);
+    turning.columns = all.head_dim;
+    turning.keys = static_cast<int>(keys);
+    turning.granule = static_cast<int>(kTurnedGroup);
+    const int64_t threads =
+        ceil_div(keys / kTurnedGroup, kTurnedThreadGroup) * kTurnedThreadGroup * words;
+    turning.blocks = static_cast<int>(ceil_div(threads, keys_->entry().block[0]));
+    const int64_t blocks = all.batch * kv_heads * turning.blocks;
+    check_blocks(blocks);
+    torch_cubin::launch(*keys_, {blocks}, device_, turning);
+  }
+
+  const Device& device_;
+  AttentionTable rows_;  // of bfloat16, the gradients' dtype
+  PackageKernel* keys_ = nullptr;
+  PackageKernel* delta_ = nullptr;
+  PackageKernel* convert_ = nullptr;
+};
+
+class Sm90E4m3BackwardBackend : public AttentionBackend {
+ public:
+  Sm90E4m3BackwardBackend()
+      : AttentionBackend({kE4m3BackwardKind, kE4m3BackwardKeysKind, kE4m3BackwardDeltaKind,
+                          kE4m3BackwardConvertKind}) {}
+
+  void check(PackageKernel& kernel) const override {
+    const std::string& kind = kernel.entry().kind;
+    if (kind == kE4m3BackwardKeysKind) {
+      check_params(kernel.entry(), "attention/sm90/e4m3_values", sizeof(Sm90E4m3ValuesParams));
+      return;
+    }
+    check_params(kernel.entry(), "attention/sm90/e4m3_backward", sizeof(Sm90E4m3BackwardParams));
+    AttentionRow(kernel, Device());
+    if (kind == kE4m3BackwardKind) check_takes(kernel);
+  }
+
+  std::unique_ptr<AttentionBackwardKernels> backward(
+      const Device& device, const std::vector<PackageKernel*>& kernels) const override {
+    return std::make_unique<Sm90E4m3Backward>(device, kernels);
+  }
+};
+
+const Sm90E4m3BackwardBackend g_sm90_e4m3_backward_attention;
+
+}  // namespace
+}  // namespace torch_cubin

@@ -1,0 +1,99 @@
+"""What attention_backward_e4m3 launches, on the stand-in driver."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from c_layouts import ATTENTION, structure
+from fake_driver import tensors
+from faults import catalogs, launch_params
+from faults.forked import forked
+from faults.launch_params import read_map
+
+E4M3 = torch.float8_e4m3fn
+Params = structure(f"{ATTENTION}/sm90/e4m3_backward_params.h", "Sm90E4m3BackwardParams")
+ValuesParams = structure(f"{ATTENTION}/sm90/e4m3_values_params.h", "Sm90E4m3ValuesParams")
+
+
+@pytest.fixture
+def catalog(driver, tmp_path, monkeypatch) -> dict[str, dict]:
+    """The attention kernels for Hopper, by name."""
+    kernels = catalogs.kernels_of("attention")
+    catalogs.install(driver, tmp_path, monkeypatch, kernels)
+    return {kernel["name"]: kernel for kernel in kernels}
+
+
+def launches_of(driver, call) -> list[dict]:
+    def run() -> list:
+        call()
+        return driver.launches()
+
+    return forked(run)
+
+
+def differentiate(b: int, h: int, s: int, d: int, kv_heads: int, keys: int, **options) -> None:
+    """Of (batch, rows, heads, columns) in memory."""
+
+    def made(heads: int, rows: int, dtype: torch.dtype) -> torch.Tensor:
+        return tensors.strided((b, heads, rows, d), (rows * heads * d, d, heads * d, 1), dtype)
+
+    descale = tensors.strided((b, kv_heads), (0, 1), torch.float32)
+    out, grad_out = (made(h, s, torch.bfloat16) for _ in range(2))
+    torch.ops.cubin.attention_backward_e4m3(
+        grad_out, made(h, s, E4M3), made(kv_heads, keys, E4M3), made(kv_heads, keys, E4M3), out,
+        tensors.empty(b, h, s, dtype=torch.float32), k_descale=descale, **options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("b", "h", "s", "d", "kv_heads", "keys"),
+    [(2, 4, 1000, 64, 2, 777), (1, 16, 4096, 128, 16, 4096), (3, 8, 520, 112, 1, 16)],
+)
+def test_launch_parameters(driver, catalog, b, h, s, d, kv_heads, keys) -> None:
+    turning, delta, main, convert = launches_of(
+        driver, partial(differentiate, b, h, s, d, kv_heads, keys)
+    )
+    assert turning["kernel"] == "sm90_e4m3_attention_backward_keys"
+    assert delta["kernel"] == "sm90_e4m3_backward_delta_attention"
+    assert convert["kernel"] == "sm90_e4m3_backward_convert_attention"
+    rows, columns, width = catalog[main["kernel"]]["tile"]
+    tiles = -(-s // rows) * b * h
+    assert delta["grid"] == [tiles * rows // 16, 1, 1]
+    assert convert["grid"] == [-(-tiles * rows // 8 * (width // 64) // 8), 1, 1]
+    values, params = (launch_params.read(turning, ValuesParams), launch_params.read(main, Params))
+    padded = -(-keys // 16) * 16
+    assert (values.keys, values.columns, values.heads) == (padded, d, kv_heads)
+    assert values.next == params.ticket
+    bytes_ = {"q_bytes": (d, s, h, rows), "grad_bytes": (d, s, h, rows)} | {
+        "k": (d, keys, kv_heads, columns), "v": (d, keys, kv_heads, columns),
+        "turned_keys": (padded, d, kv_heads, width),
+    }  # fmt: skip
+    panel = 64 if width == 64 else 128
+    for name, (inner, outer, heads, box) in bytes_.items():
+        found = read_map(getattr(params, name))
+        assert found["dims"] == [inner, outer, heads, b, 1], name
+        assert found["box"] == [128 if name == "turned_keys" else panel, box, 1, 1, 1], name
+    for name in ("q", "grad_out"):
+        found = read_map(getattr(params, name))
+        assert found["dims"] == [d, s, h, b, 1], name
+        assert found["box"] == [64, rows, 1, 1, 1], name
+    assert read_map(params.turned_keys)["address"] == values.out
+    assert read_map(params.q)["address"] == params.wide_query
+    assert read_map(params.grad_bytes)["address"] == params.grad_rows
+    assert params.unit == pytest.approx(math.log2(math.e) / math.sqrt(d), rel=1e-6)
+    assert list(params.k_descale.stride) == [0, 1]
+    assert (params.tile_rows, params.tile_keys, params.tile_columns) == (rows, columns, width)
+    assert (params.parts, params.sets, params.query_tiles) == (1, 1, tiles)
+
+
+@pytest.mark.parametrize("d", [72, 256])
+def test_other_head_dims_have_no_kernel(driver, catalog, d) -> None:
+    def run() -> str:
+        with pytest.raises(RuntimeError) as caught:
+            differentiate(1, 2, 64, d, 2, 64)
+        return str(caught.value)
+
+    assert "[no_kernel]: attention_backward_e4m3 has no kernel for this call" in forked(run)
