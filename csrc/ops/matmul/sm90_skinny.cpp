@@ -20,7 +20,7 @@ namespace {
 constexpr int64_t kSkinnyBlockK = 128;           // of the kernels
 constexpr int64_t kSkinnyPanelBytes = 128;       // of a row in shared memory
 constexpr int64_t kSkinnyGroupBytes = 128 * 16;  // the sums of 64 rows x 8 tokens
-constexpr int64_t kSkinnyMostStages = 16;
+constexpr int64_t kSkinnyMostStages = 16, kEnoughStages = 4, kFewStages = 3;
 constexpr int64_t kBeside = 4096;         // bytes of shared memory, at least as many as are static
 constexpr int64_t kSkinnyMostSplits = 8;  // blocks of a cluster, on every GPU
 // Dynamic shared memory of a block that has half a multiprocessor, beside its static kilobyte: the
@@ -246,9 +246,11 @@ class Sm90Skinny : public MatmulKernels {
     chosen.row = row;
     chosen.tiles = tile;
     chosen.swapped = sides.swapped;
-    if (!fit_stages(*row, c.k, chosen)) return;
-
     const int64_t tiles = layers.all_tiles(rows);
+    // Of a given number of parts the clusters may be too many to run at a time, but by two on each
+    // multiprocessor.
+    const bool many = c.k_parts > 1 && tiles > clusters_at_once(device_.multiprocessors, splits);
+    if (!fit_stages(*row, c.k, many ? kFewStages : kEnoughStages, chosen)) return;
     chosen.tiles_count = static_cast<int32_t>(tiles);
     chosen.blocks = splits > 1 ? tiles * splits : std::min<int64_t>(tiles, device_.multiprocessors);
 
@@ -279,7 +281,7 @@ class Sm90Skinny : public MatmulKernels {
 
   // As many stages as fit beside the next kernel's block; where those are few, or a block runs for
   // so long that an early start of the next kernel is nothing to it, as fit at all.
-  static bool fit_stages(const SkinnyRow& row, int64_t k, SkinnyPlan& plan) {
+  static bool fit_stages(const SkinnyRow& row, int64_t k, int64_t enough, SkinnyPlan& plan) {
     const int64_t rows = plan.tiles.rows, splits = plan.tiles.splits;
     const int64_t stage = (stage_rows(row, rows) + row.tokens) * kSkinnyPanelBytes * 2;
     const int64_t halves = row.gated ? 2 : 1;
@@ -291,9 +293,8 @@ class Sm90Skinny : public MatmulKernels {
                                ? (row.rows - stage_rows(row, rows)) * kSkinnyPanelBytes * 2
                                : (row.rows - rows) * kSkinnyPanelBytes;
     const int64_t rest = std::max(parts, beyond);
-    constexpr int64_t kEnoughStages = 4;
     int64_t stages = (kSkinnyHalfShared - rest) / stage;
-    if (stages < kEnoughStages || rows * k / splits * 2 >= kSkinnyLongBytes) {
+    if (stages < enough || rows * k / splits * 2 >= kSkinnyLongBytes) {
       stages = (row.kernel->entry().dynamic_shared - rest) / stage;
     }
     if (stages < 2) return false;
