@@ -2,7 +2,7 @@
 // and wgmma. sm90_scaled_params.h says what it computes.
 //
 //   shared memory: kStages x (A tile, B tile) | one staging buffer per warp | kStages x (scales of
-//     A's rows, of B's columns) | full, empty, turn barriers
+//     A's rows, of B's columns) | full, empty, turn barriers | kRing tiles
 //   full[s]: the producer's arrival and all bytes of the stage; with scales of blocks also the
 //     copies of 32 lanes
 //   empty[s]: one arrival per warpgroup (warp, where warps read scales) that reads the stage
@@ -11,6 +11,9 @@
 // Sums of all of K: each warpgroup has a tile of its own, and stores it while the other one
 // multiplies (ping-pong), unless there are few tiles. Promoted sums: the warpgroups share a tile,
 // and one adds its part while the others, or its own next products, are multiplied.
+//
+// Warpgroups that share a tile read it from the ring of tiles, which the producer writes: where it
+// is takes two divisions, and of groups a load, during which nothing would be multiplied.
 //
 // K runs forwards and each output is a sum of its own in every tile, so that a row's bits do not
 // depend on the other rows.
@@ -54,7 +57,13 @@ struct Config {
   // What groups' first blocks of K begin at multiples of: bytes of a box, or a block with scales.
   static constexpr int kFirstK = kColumns ? kBlockK : 16;
   static constexpr int kScaleBytes = !kPromoted ? 0 : kTileM * 4 + (kColumns ? kTileN * 4 : 16);
-  static constexpr int kControlBytes = kStages * (16 + kScaleBytes) + 8 * kConsumers;
+  // Tiles that the producer passes to the consumers: more than it may be ahead of them. Those that
+  // take turns in tiles find their own, while the others multiply.
+  static constexpr int kTileBytes = 32;
+  static constexpr int kRing = kPingPong ? 0 : kStages < 8 ? 8 : kStages < 16 ? 16 : 32;
+  static_assert(kRing == 0 || kRing > kStages);
+  static constexpr int kControlBytes =
+      kStages * (16 + kScaleBytes) + 8 * kConsumers + 16 + kTileBytes * kRing;
   static constexpr int kLeft =
       (kMaxShared - kControlBytes - kStages * kStageBytes) / (4 * kConsumers) / 2048;
   static constexpr int kBuffers = kLeft > 4 ? 4 : kLeft;  // of 16 rows of 128 bytes
@@ -62,7 +71,8 @@ struct Config {
   static constexpr int kStaging = kStages * kStageBytes;
   static constexpr int kScales = kStaging + 4 * kConsumers * kWarpBytes;
   static constexpr int kBarriers = kScales + kStages * kScaleBytes;
-  static constexpr int kSharedBytes = kBarriers + 16 * kStages + 8 * kConsumers;
+  static constexpr int kTiles = (kBarriers + 16 * kStages + 8 * kConsumers + 15) / 16 * 16;
+  static constexpr int kSharedBytes = kTiles + kTileBytes * kRing;
   static_assert(kTileM == 64 * kSharing * kBlocksM && kTileN % 32 == 0);
   static_assert(kSharedBytes <= kMaxShared && kLeft >= 1, "shared memory of a block");
   static_assert(!kPromoted || kTileN <= kBlockK, "a tile has one column of B's blocks");
@@ -140,6 +150,36 @@ struct Walk {
     return true;
   }
 
+  // Passes the tile to the consumers by shared memory.
+  TC_DEVICE void store(u32 to) const {
+    u32 place[4] = {u32(m0), u32(n0), u32(m_end), u32(group)};
+    u32 of_group[4] = {u32(is_wrong), u32(own_k_blocks), u32(first_k), u32(k_end)};
+    store_shared(to, place);
+    if constexpr (kGrouped) store_shared(to + 16, of_group);
+  }
+
+  // Whether there is a next tile; load() reads it.
+  TC_DEVICE bool advance() {
+    tile += step;
+    return tile < groups_of_k() * tiles_of_group();
+  }
+
+  TC_DEVICE void load(u32 from) {
+    u32 place[4], of_group[4];
+    load_shared(place, from);
+    m0 = place[0];
+    n0 = place[1];
+    m_end = place[2];
+    group = place[3];
+    if constexpr (kGrouped) {
+      load_shared(of_group, from + 16);
+      is_wrong = of_group[0];
+      own_k_blocks = of_group[1];
+      first_k = of_group[2];
+      k_end = of_group[3];
+    }
+  }
+
   TC_DEVICE int row_of_a() const { return kGroupsOfK ? m0 - group * p.m : m0; }
 
   TC_DEVICE const float* scale_b() const {
@@ -176,6 +216,10 @@ struct Shared {
   TC_DEVICE u32 full(int stage) const { return base + C::kBarriers + 8 * stage; }
   TC_DEVICE u32 empty(int stage) const { return full(C::kStages + stage); }
   TC_DEVICE u32 turn(int group) const { return full(2 * C::kStages + group); }
+  // Of the block's tile `number`.
+  TC_DEVICE u32 tile(int number) const {
+    return base + C::kTiles + (number & (C::kRing - 1)) * C::kTileBytes;
+  }
 };
 
 // ---- producers ----------------------------------------------------------------------------------
@@ -184,10 +228,11 @@ template <class C>
 TC_DEVICE void load_tiles(const Sm90ScaledParams& p, const Shared<C>& shared) {
   Walk<C> walk(p);
   Stage<C> stage;
-  while (walk.next()) {
+  for (int number = 0; walk.next(); ++number) {
 #pragma unroll 1
     for (int i = 0; i < walk.k_blocks(); ++i, stage.advance()) {
       barrier_wait_bounded(shared.empty(stage.number), stage.phase ^ 1);
+      if (C::kRing > 0 && i == 0) walk.store(shared.tile(number));
       const u32 arrived = shared.full(stage.number), to = shared.tiles(stage.number);
       const int k = walk.k0 + i * kBlockK;
       barrier_expect(arrived, p.stage_bytes);
@@ -431,7 +476,14 @@ TC_DEVICE void consume(const Sm90ScaledParams& p, const Shared<C>& shared, int w
   if (C::kPingPong && own.group == 1) own.stage.advance(walk.k_blocks_of(blockIdx.x));
   const u32 staging = shared.base + C::kStaging + warp * C::kWarpBytes;
   int turn = 0;  // of the warp's staging buffers
-  while (walk.next()) {
+  const auto next = [&](int number) {
+    if constexpr (C::kRing == 0) return walk.next();
+    if (!walk.advance()) return false;
+    barrier_wait(shared.full(own.stage.number), own.stage.phase);
+    walk.load(shared.tile(number));
+    return true;
+  };
+  for (int number = 0; next(number); ++number) {
     Columns<C::kTileN> columns;
     columns.load(p, walk.scale_b(), walk.n0);
     float rows[C::kBlocksM][2];
@@ -457,8 +509,8 @@ TC_DEVICE void consume(const Sm90ScaledParams& p, const Shared<C>& shared, int w
     const int m = walk.m0 + own.first_row + warp % 4 * 16;
 #pragma unroll
     for (int i = 0; i < C::kBlocksM; ++i) {
-      store_rows_of_type<C, kGrouped>(p, walk.n0, staging, turn, m + 64 * i, walk.m_end, rows[i],
-                                      columns, sum[i]);
+      scale_and_store_rows<C, kGrouped>(p, walk.n0, staging, turn, m + 64 * i, walk.m_end, rows[i],
+                                        columns, sum[i]);
     }
     if (C::kPingPong) own.stage.advance(walk.k_blocks_of(walk.tile + gridDim.x));
   }
@@ -534,13 +586,13 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
       "tile": [128, 128, 128], "stages": 5, "threads": 384, "shared": 229472,
       "cost": {"k_tile": 389, "fixed": 350, "once": 2700}},
      {"math": "fast", "parts": 0, "columns": 0, "ping_pong": 0, "name": "64x128",
-      "tile": [64, 128, 128], "stages": 8, "threads": 256, "shared": 229512,
+      "tile": [64, 128, 128], "stages": 8, "threads": 256, "shared": 230032,
       "cost": {"k_tile": 220, "fixed": 1300}},
      {"math": "promoted", "parts": 2, "columns": 0, "ping_pong": 0, "name": "128x128",
-      "tile": [128, 128, 128], "stages": 5, "threads": 384, "shared": 232112,
+      "tile": [128, 128, 128], "stages": 5, "threads": 384, "shared": 232368,
       "cost": {"k_tile": 450, "fixed": 1100}},
      {"math": "promoted", "parts": 2, "columns": 0, "ping_pong": 0, "name": "64x128",
-      "tile": [64, 128, 128], "stages": 8, "threads": 256, "shared": 231688,
+      "tile": [64, 128, 128], "stages": 8, "threads": 256, "shared": 232208,
       "cost": {"k_tile": 245, "fixed": 1600}}]}},
   {"name": "sm90_scaled_matmul_e4m3_{t.math}_{t.name}",
    "for": {
@@ -550,37 +602,37 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
       "tile": [128, 160, 128], "stages": 5, "threads": 384, "shared": 217184,
       "cost": {"k_tile": 490, "fixed": 450, "once": 3200}},
      {"math": "fast", "parts": 0, "columns": 0, "ping_pong": 0, "name": "128x224",
-      "tile": [128, 224, 128], "stages": 4, "threads": 384, "shared": 229456,
+      "tile": [128, 224, 128], "stages": 4, "threads": 384, "shared": 229712,
       "cost": {"k_tile": 705, "fixed": 2300}},
      {"math": "fast", "parts": 0, "columns": 0, "ping_pong": 0, "name": "128x128",
-      "tile": [128, 128, 128], "stages": 6, "threads": 384, "shared": 229488,
+      "tile": [128, 128, 128], "stages": 6, "threads": 384, "shared": 229744,
       "cost": {"k_tile": 395, "fixed": 1700}},
      {"math": "fast", "parts": 0, "columns": 0, "ping_pong": 0, "name": "128x64",
-      "tile": [128, 64, 128], "stages": 8, "threads": 384, "shared": 229520,
+      "tile": [128, 64, 128], "stages": 8, "threads": 384, "shared": 230032,
       "cost": {"k_tile": 250, "fixed": 900}},
      {"math": "fast", "parts": 0, "columns": 0, "ping_pong": 0, "name": "64x64",
-      "tile": [64, 64, 128], "stages": 12, "threads": 256, "shared": 229576,
+      "tile": [64, 64, 128], "stages": 12, "threads": 256, "shared": 230096,
       "cost": {"k_tile": 150, "fixed": 700}},
      {"math": "fast", "parts": 0, "columns": 0, "ping_pong": 0, "name": "64x32",
-      "tile": [64, 32, 128], "stages": 16, "threads": 256, "shared": 229640,
+      "tile": [64, 32, 128], "stages": 16, "threads": 256, "shared": 230672,
       "cost": {"k_tile": 127, "fixed": 700}},
      {"math": "promoted", "parts": 1, "columns": 0, "ping_pong": 0, "name": "192x128",
-      "tile": [192, 128, 128], "stages": 4, "threads": 512, "shared": 216216,
+      "tile": [192, 128, 128], "stages": 4, "threads": 512, "shared": 216480,
       "cost": {"k_tile": 650, "fixed": 1500}},
      {"math": "promoted", "parts": 2, "columns": 0, "ping_pong": 0, "name": "128x64",
-      "tile": [128, 64, 128], "stages": 8, "threads": 384, "shared": 217360,
+      "tile": [128, 64, 128], "stages": 8, "threads": 384, "shared": 217872,
       "cost": {"k_tile": 310, "fixed": 1500}},
      {"math": "promoted", "parts": 2, "columns": 0, "ping_pong": 0, "name": "64x64",
-      "tile": [64, 64, 128], "stages": 12, "threads": 256, "shared": 224648,
+      "tile": [64, 64, 128], "stages": 12, "threads": 256, "shared": 225168,
       "cost": {"k_tile": 165, "fixed": 800}},
      {"math": "promoted", "parts": 2, "columns": 0, "ping_pong": 0, "name": "64x32",
-      "tile": [64, 32, 128], "stages": 16, "threads": 256, "shared": 225800,
+      "tile": [64, 32, 128], "stages": 16, "threads": 256, "shared": 226832,
       "cost": {"k_tile": 140, "fixed": 800}},
      {"math": "columns", "parts": 1, "columns": 1, "ping_pong": 0, "name": "128x128",
-      "tile": [128, 128, 128], "stages": 5, "threads": 384, "shared": 218208,
+      "tile": [128, 128, 128], "stages": 5, "threads": 384, "shared": 218464,
       "cost": {"k_tile": 720, "fixed": 2000}},
      {"math": "columns", "parts": 2, "columns": 1, "ping_pong": 0, "name": "64x64",
-      "tile": [64, 64, 128], "stages": 12, "threads": 256, "shared": 227528,
+      "tile": [64, 64, 128], "stages": 12, "threads": 256, "shared": 228048,
       "cost": {"k_tile": 250, "fixed": 900}}]}},
   {"name": "sm90_scaled_matmul_groups_of_k_e4m3_{t.math}_{t.name}",
    "for": {
@@ -590,16 +642,16 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
       "tile": [128, 128, 128], "stages": 5, "threads": 384, "shared": 229472,
       "cost": {"k_tile": 389, "fixed": 350, "once": 2700}},
      {"math": "promoted", "parts": 2, "columns": 0, "ping_pong": 0, "name": "128x128",
-      "tile": [128, 128, 128], "stages": 5, "threads": 384, "shared": 232112,
+      "tile": [128, 128, 128], "stages": 5, "threads": 384, "shared": 232368,
       "cost": {"k_tile": 450, "fixed": 1100}},
      {"math": "columns", "parts": 1, "columns": 1, "ping_pong": 0, "name": "128x128",
-      "tile": [128, 128, 128], "stages": 5, "threads": 384, "shared": 218208,
+      "tile": [128, 128, 128], "stages": 5, "threads": 384, "shared": 218464,
       "cost": {"k_tile": 720, "fixed": 2000}}]}},
   {"name": "sm90_scaled_matmul_{d.a}_{d.b}_{t.math}_{t.name}",
    "for": {
     "d": [{"a": "e4m3", "b": "e5m2"}, {"a": "e5m2", "b": "e4m3"}], "g": [{"grouped": 0}],
     "t": [
      {"math": "promoted", "parts": 2, "columns": 0, "ping_pong": 0, "name": "128x128",
-      "tile": [128, 128, 128], "stages": 5, "threads": 384, "shared": 232112,
+      "tile": [128, 128, 128], "stages": 5, "threads": 384, "shared": 232368,
       "cost": {"k_tile": 450, "fixed": 1100}}]}}]}
 */

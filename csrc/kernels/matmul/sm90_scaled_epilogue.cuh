@@ -74,85 +74,69 @@ struct Columns {
   }
 };
 
-// Stores rows of floats that a warp holds in the accumulators' layout, at any address.
-template <int kColumns>
-TC_DEVICE void store_floats(const float (&x)[kColumns / 2], float* out, tc_int64 stride, int rows,
-                            int columns) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int i = 0; i < kColumns / 2; ++i) {
-    const int row = lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
-    if (row < rows && column < columns) out[row * stride + column] = x[i];
-  }
-}
-
-// The same of e4m3, two columns at a time if rows begin at even addresses.
-template <int kColumns>
-TC_DEVICE void store_e4m3(const float (&x)[kColumns / 2], unsigned char* out, tc_int64 stride,
-                          int rows, int columns) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int i = 0; i < kColumns / 2; i += 2) {
-    const int row = lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2;
+// Stores a panel of floats from its buffer, as floats or as e4m3, at any address: up to `rows` rows
+// and `columns` columns.
+template <class O>
+TC_DEVICE void store_elements(u32 buffer, const Sm90ScaledParams& p, tc_int64 at, int rows,
+                              int columns) {
+  static_assert(O::kPanel == 32 && O::kElement == 4);
+  const int lane = threadIdx.x % 32, column = lane % 16 * 2;
+  const bool both = column + 1 < columns;
+#pragma unroll 4
+  for (int row = lane / 16; row < 16; row += 2) {
+    float x[2];
+    load_shared(x,
+                buffer + row * 128 + ((column / 4) ^ panel_swizzle<O>(row)) * 16 + column % 4 * 4);
     if (row >= rows || column >= columns) continue;
-    const u16 pair = pack_e4m3(x[i], x[i + 1]);
-    unsigned char* to = out + row * stride + column;
-    if (stride % 2 == 0) {
+    const tc_int64 place = at + row * p.out_stride + column;
+    if (p.out_type == kScaledFloat32) {
+      float* to = static_cast<float*>(p.out) + place;
+      to[0] = x[0];
+      if (both) to[1] = x[1];
+      continue;
+    }
+    unsigned char* to = static_cast<unsigned char*>(p.out) + place;
+    const u16 pair = pack_e4m3(x[0], x[1]);
+    if (p.out_stride % 2 == 0) {  // so does n, and both exist
       *reinterpret_cast<u16*>(to) = pair;
     } else {
       to[0] = static_cast<unsigned char>(pair);
-      if (column + 1 < columns) to[1] = static_cast<unsigned char>(pair >> 8);
+      if (both) to[1] = static_cast<unsigned char>(pair >> 8);
     }
   }
 }
 
-// Scales, rounds and stores one warp's 16 rows from row m on, up to m_end. With kGrouped others may
-// follow.
+// Rounds and stores one warp's 16 rows from row m on, up to m_end. With kGrouped others may follow.
 template <class O, bool kGrouped>
 TC_DEVICE void store_rows(const Sm90ScaledParams& p, int n0, u32 staging, int& turn, int m,
-                          int m_end, const float (&rows)[2], const Columns<O::kTileN>& columns,
-                          const float (&sum)[O::kTileN / 2]) {
+                          int m_end, const float (&sum)[O::kTileN / 2]) {
   const int lane = threadIdx.x % 32;
   const bool unaligned = p.flags & kScaledOutUnaligned || (kGrouped && m_end - m < 16);
-  // NOTE: a branch for each panel; one for each shuffle took a tenth of a product with K of 1536.
-  // Rows of a group with a wrong end have the factor NaN.
-  const bool factors = kGrouped && rows[0] != 1.0f;
-  const bool plain = p.flags & kScaledBlocks && !factors;
 #pragma unroll
   for (int panel = 0; panel < O::kTileN / O::kPanel; ++panel) {
-    float x[O::kPanel / 2];
-#pragma unroll
-    for (int i = 0; i < O::kPanel / 2; ++i) x[i] = sum[panel * O::kPanel / 2 + i];
-    if (p.bias != nullptr) {
-      columns.template apply<O::kPanel, true>(x, panel * O::kPanel, rows);
-    } else if (!plain) {
-      columns.template apply<O::kPanel, false>(x, panel * O::kPanel, rows);
-    }
+    const float* x = sum + panel * O::kPanel / 2;
     const int n = n0 + panel * O::kPanel;
-    const tc_int64 at = m * p.out_stride + n;
     const int left_m = m_end - m, left_n = p.n - n;
-    if (O::kElement == 4 && unaligned) {
-      if (p.out_type == kScaledE4m3) {
-        store_e4m3<O::kPanel>(x, static_cast<unsigned char*>(p.out) + at, p.out_stride, left_m,
-                              left_n);
-      } else {
-        store_floats<O::kPanel>(x, static_cast<float*>(p.out) + at, p.out_stride, left_m, left_n);
-      }
-      continue;
-    }
     const u32 buffer = next_buffer<O>(staging, turn);
-    stage_columns<O, O::kPanel>(buffer, 0, x);
-    if constexpr (O::kElement == 2) {
-      if (unaligned) {
-        __syncwarp();
-        if (left_m > 0 && left_n > 0) {
+    if (O::kElement == 4 || p.out_type == kScaledBFloat16) {
+      stage_columns<O, O::kPanel>(buffer, 0, x);
+    } else {
+      stage_columns<Output<O, DType::float16>, O::kPanel>(buffer, 0, x);
+    }
+    if (unaligned) {
+      __syncwarp();
+      if (left_m > 0 && left_n > 0) {
+        const tc_int64 at = m * p.out_stride + n;
+        if constexpr (O::kElement == 4) {
+          store_elements<O>(buffer, p, at, left_m, left_n);
+        } else {
           store_panel_unaligned<O>(buffer, static_cast<u16*>(p.out) + at, p.out_stride,
                                    min(16, left_m), min(O::kPanel, left_n));
         }
-        // next_buffer counts a group for each buffer, of the TMA's stores and of these.
-        if (kGrouped && lane == 0) tma_store_commit();
-        continue;
       }
+      // next_buffer counts a group for each buffer, of the TMA's stores and of these.
+      if (kGrouped && lane == 0) tma_store_commit();
+      continue;
     }
     fence_async_proxy();
     __syncwarp();
@@ -163,19 +147,25 @@ TC_DEVICE void store_rows(const Sm90ScaledParams& p, int n0, u32 staging, int& t
   }
 }
 
-template <class C, bool kGrouped, class Sum>
-TC_DEVICE void store_rows_of_type(const Sm90ScaledParams& p, int n0, u32 staging, int& turn, int m,
-                                  int m_end, const float (&rows)[2],
-                                  const Columns<C::kTileN>& columns, const Sum& sum) {
-  if (p.out_type == kScaledBFloat16) {
-    store_rows<Output<C, DType::bfloat16>, kGrouped>(p, n0, staging, turn, m, m_end, rows, columns,
-                                                     sum);
-  } else if (p.out_type == kScaledFloat16) {
-    store_rows<Output<C, DType::float16>, kGrouped>(p, n0, staging, turn, m, m_end, rows, columns,
-                                                    sum);
+// NOTE: code that runs once for each tile mostly waits for instructions, so that it is short: sums
+// are scaled before the branches by types, of which those of 16 bits differ by their packing alone.
+template <class C, bool kGrouped>
+TC_DEVICE void scale_and_store_rows(const Sm90ScaledParams& p, int n0, u32 staging, int& turn,
+                                    int m, int m_end, const float (&rows)[2],
+                                    const Columns<C::kTileN>& columns,
+                                    float (&sum)[C::kTileN / 2]) {
+  // NOTE: a branch for all columns; one for each shuffle took a tenth of a product with K of 1536.
+  // Rows of a group with a wrong end have the factor NaN.
+  const bool factors = kGrouped && rows[0] != 1.0f;
+  if (p.bias != nullptr) {
+    columns.template apply<C::kTileN, true>(sum, 0, rows);
+  } else if (factors || !(p.flags & kScaledBlocks)) {
+    columns.template apply<C::kTileN, false>(sum, 0, rows);
+  }
+  if (p.out_type == kScaledBFloat16 || p.out_type == kScaledFloat16) {
+    store_rows<Output<C, DType::bfloat16>, kGrouped>(p, n0, staging, turn, m, m_end, sum);
   } else {
-    store_rows<Output<C, DType::float32>, kGrouped>(p, n0, staging, turn, m, m_end, rows, columns,
-                                                    sum);
+    store_rows<Output<C, DType::float32>, kGrouped>(p, n0, staging, turn, m, m_end, sum);
   }
 }
 
