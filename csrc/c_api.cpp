@@ -95,6 +95,9 @@ TORCH_CUBIN_API int torch_cubin_set_batch_invariant(int state) {
 TORCH_CUBIN_API void torch_cubin_set_process_batch_invariant(int on) {
   set_process_batch_invariant(on != 0);
 }
+TORCH_CUBIN_API void torch_cubin_set_process_keeps_k_whole(int on) {
+  set_process_keeps_k_whole(on != 0);
+}
 
 // {"calls": [...]}: how often each op ran (ops/common/op_calls.h) since `clear` was last set.
 TORCH_CUBIN_API char* torch_cubin_op_calls(int clear) {

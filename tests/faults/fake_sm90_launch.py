@@ -342,6 +342,42 @@ def test_batch_invariant_products_accumulate_all_of_k_in_order(driver, sm90) -> 
     assert ["_parts_" in launch["kernel"] for launch, _ in inside] == [True, True, False]
 
 
+def test_k_is_whole_for_all_numbers_of_rows_or_for_none(driver, sm90) -> None:
+    """A row alone has the bits that it has among others whose rows begin anywhere, and a matrix
+    those that it has in a batch; with tensor_parallel=, those of all numbers of columns."""
+    n, k = 1024, 2048
+
+    def multiply(*shape: int, stride: int = k, ranks: bool = False) -> None:
+        strides = [stride, 1] if len(shape) == 2 else [shape[1] * k + stride - k, k, 1]
+        a = tensors.strided(shape, strides, torch.bfloat16)
+        b = tensors.strided((k, n), (1, k), torch.bfloat16)
+        library.set_process_keeps_k_whole(ranks)
+        with torch_cubin.batch_invariant():
+            torch.ops.cubin._matmul(a, b)
+
+    def parts(*shape: int, **options: int) -> list[bool]:
+        run = partial(multiply, *shape, **options)
+        return [params.split_blocks > 0 for _, params in launches_of(driver, [run])]
+
+    for shape in ((1, k), (64, k), (1, 64, k), (2, 64, k)):
+        assert parts(*shape) == [True]
+        assert parts(*shape, ranks=True) == [False]
+    for shape in ((1, k), (1, 64, k)):  # in a dim of size 1, whose stride no address depends on
+        assert parts(*shape, stride=k + 8) == [True]
+        assert parts(*shape, stride=k + 4) == [False]
+
+    def multiply_batches() -> list[dict]:
+        """Of more dims than a tensor map has: launched by those of the outermost."""
+        x = tensors.strided((2, 2, 2, 2, 64, k), (128 * k, 0, 64 * k, 0, k, 1), torch.bfloat16)
+        y = tensors.strided((2, 2, 2, 2, k, n), (0, 2 * n * k, 0, n * k, 1, k), torch.bfloat16)
+        with torch_cubin.batch_invariant():
+            torch.ops.cubin._matmul(x, y)
+        return driver.launches()
+
+    kernels = [launch["kernel"] for launch in forked(multiply_batches)]
+    assert len(kernels) == 2 and all("_parts_" in kernel for kernel in kernels)
+
+
 @pytest.mark.parametrize(("n", "flag"), [(512, FINISH), (510, GENERAL)])
 def test_a_bias_of_tf32_rows_that_have_no_map(driver, sm90, n: int, flag: int) -> None:
     """The kernel stores finished panels by the map of out, which rows of 2040 bytes do not have."""

@@ -177,6 +177,30 @@ def test_float8_attention_compiled(device, fresh_dynamo):
         assert torch.equal(x, y)
 
 
+def test_float8_attention_without_rows(device):
+    q, k, v = operands(device)
+    out = torch_cubin.float8_attention(q[:, :, :0], k, v)
+    assert out.shape == (*q.shape[:2], 0, v.shape[3])
+
+
+def test_float8_attention_rounds_no_head_without_its_scale(device):
+    """A NaN makes its head NaN: no factor would be right for the head's other elements."""
+    q, k, v = operands(device)
+    own = torch_cubin.float8_attention(q, k, v)
+    with torch.no_grad():
+        v[0, 0, -1, 0] = torch.nan
+    out = torch_cubin.float8_attention(q, k, v)
+    heads = q.shape[1] // k.shape[1]
+    assert out[0, :heads].isnan().all()
+    assert torch.equal(out[0, heads:], own[0, heads:])
+
+
+def test_float8_attention_refuses_values_of_other_heads(device):
+    q, k, v = operands(device)
+    with pytest.raises(torch_cubin.Error, match=r"\[input\].*'value' has a wrong number of heads"):
+        torch_cubin.float8_attention(q, k, v[:, :1].expand(-1, k.shape[1] + 1, -1, -1))
+
+
 @pytest.mark.parametrize("changed", ["dtype", "rank", "heads"])
 def test_float8_attention_refuses(changed, device):
     q, k, v = operands(device)

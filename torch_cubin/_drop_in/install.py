@@ -81,6 +81,7 @@ def _switch() -> None:
     over_ranks.set_parts(_active[-1].tensor_parallel if _active else None)
     invariant = bool(_active) and _active[-1].batch_invariant
     library.set_process_batch_invariant(invariant)
+    library.set_process_keeps_k_whole(over_ranks.parts_of_graphs() is not None)
     _set_for_graphs(invariant)
     muon.set_serving("install", bool(_active))
 

@@ -26,6 +26,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "batch_invariant": (INT, []),
     "set_batch_invariant": (INT, [INT]),
     "set_process_batch_invariant": (None, [INT]),
+    "set_process_keeps_k_whole": (None, [INT]),
     "serves_invariant": (INT, []),
     "calls_served": (ctypes.c_int64, []),
     "set_error_names": (None, [ADDRESS, ADDRESS]),

@@ -216,6 +216,12 @@ def set_process_batch_invariant(on: bool) -> None:
     load().torch_cubin_set_process_batch_invariant(on)
 
 
+def set_process_keeps_k_whole(on: bool) -> None:
+    """install(tensor_parallel=N): batch-invariant products add K up in one chain, however many
+    columns a rank has."""
+    load().torch_cubin_set_process_keeps_k_whole(on)
+
+
 def forget_thread_object(key: str) -> None:
     """Removes this thread's object (torch_cubin/_pytorch/thread_objects.py), if it has one."""
     load().torch_cubin_forget_thread_object(_text(key))

@@ -16,9 +16,11 @@ _LARGEST = 448.0  # of e4m3
 
 def _quantise(tensor: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     """(batch, heads, rows, columns) as e4m3, and its factors, (batch, heads of key)."""
-    most = tensor.unflatten(1, (heads, -1)).abs().amax((2, 3, 4)).float()
-    # Of a head without elements other than 0 the factor is arbitrary.
-    descale = torch.where(most > 0, most / _LARGEST, 1.0)
+    groups = tensor.unflatten(1, (heads, -1)).abs()
+    most = groups.amax((2, 3, 4)) if groups.numel() > 0 else groups.new_zeros(groups.shape[:2])
+    # Of a head without elements other than 0 the factor is arbitrary. A NaN makes it NaN, as it
+    # makes all of its head.
+    descale = torch.where(most == 0, 1.0, most.float() / _LARGEST)
     factors = descale.repeat_interleave(tensor.shape[1] // heads, 1)[..., None, None]
     # Division may round beyond the largest number, which e4m3 would make NaN.
     return (tensor / factors).clamp(-_LARGEST, _LARGEST).to(E4M3), descale
@@ -92,6 +94,11 @@ def float8_attention(
         raise errors.fault(
             "input", "torch_cubin.float8_attention argument 'key'", "has a wrong number of heads",
             expected=f"a number that divides the query's {query.shape[1]}", got=str(key.shape[1]),
+        )  # fmt: skip
+    if value.shape[1] != key.shape[1]:
+        raise errors.fault(
+            "input", "torch_cubin.float8_attention argument 'value'", "has a wrong number of heads",
+            expected=f"the key's {key.shape[1]}", got=str(value.shape[1]),
         )  # fmt: skip
     options = {
         "is_causal": is_causal, "scale": scale, "window_left": window_left,

@@ -9,6 +9,7 @@ namespace torch_cubin {
 namespace {
 
 std::atomic<bool> g_invariant_process{false};
+std::atomic<bool> g_keeps_k_whole{false};
 // Number of threads whose own state is 1. While it is 0, no call looks for the state of the thread
 // that called backward().
 std::atomic<int> g_invariant_threads{0};
@@ -32,5 +33,9 @@ int set_batch_invariant(int state) {
 }
 
 void set_process_batch_invariant(bool on) { g_invariant_process.store(on); }
+
+bool keeps_k_whole() { return g_keeps_k_whole.load(std::memory_order_relaxed); }
+
+void set_process_keeps_k_whole(bool on) { g_keeps_k_whole.store(on); }
 
 }  // namespace torch_cubin

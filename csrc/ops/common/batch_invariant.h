@@ -14,4 +14,9 @@ int set_batch_invariant(int state);
 
 void set_process_batch_invariant(bool on);  // install()
 
+// Whether batch-invariant products add K up in one chain, however many columns they have: with
+// install(tensor_parallel=N), where the number of columns of a rank depends on the number of ranks.
+bool keeps_k_whole();
+void set_process_keeps_k_whole(bool on);
+
 }  // namespace torch_cubin

@@ -10,6 +10,7 @@
 #include "ops/matmul/mirror.h"
 #include "ops/matmul/plan.h"
 #include "ops/matmul/problem.h"
+#include "ops/matmul/sm90_map.h"
 #include "ops/matmul/sum.h"
 #include "pytorch/autograd_state.h"
 #include "pytorch/contiguous.h"
@@ -44,8 +45,10 @@ void run_in_parts(const MatmulProblem& p, const MatmulOperands& operands, const 
 void run(const MatmulProblem& p, const MatmulOperands& operands, const Device& device) {
   // Unaligned operands must take the copy path (pad.cpp), which supports one batch dim, for every
   // batch size: otherwise the batch size would select another kernel for batch-invariant TF32
-  // products, with different bits.
-  const bool one_by_one = p.batch_invariant && p.math == kMathTF32 && p.batch_dims > 1;
+  // products, with different bits. So would more batch dims than a tensor map has where K is in
+  // parts.
+  const int64_t most_dims = p.math == kMathTF32 ? 1 : p.k_parts > 1 ? kSm90BatchDims : p.batch_dims;
+  const bool one_by_one = p.batch_invariant && p.batch_dims > most_dims;
   if (p.batch_dims > kMaxPlannedBatchDims || one_by_one) {
     return run_in_parts(p, operands, device, 1);
   }

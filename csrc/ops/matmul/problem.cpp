@@ -1,6 +1,7 @@
 #include "ops/matmul/problem.h"
 
 #include "ops/common/batch_invariant.h"
+#include "ops/matmul/backend.h"
 #include "pytorch/settings.h"
 
 namespace torch_cubin {
@@ -93,9 +94,20 @@ MatmulProblem problem_of(ScalarType dtype) {
   return p;
 }
 
+// Whether the rows of all matrices begin vectors of 16 bytes, by the strides of all dims: also of
+// those of size 1, which no address depends on. A row alone must not be summed in parts if a kernel
+// without parts serves it beside others.
+bool rows_begin_vectors(const TensorView& a) {
+  for (int64_t i = 0; i + 1 < a.dim; ++i) {
+    if (a.strides[i] * element_size(a.dtype) % kVectorBytes != 0) return false;
+  }
+  return true;
+}
+
 // Before batches are folded into M or N.
-void divide_k(MatmulProblem& p) {
-  if (p.batch_invariant) p.k_parts = k_parts_of(p.n, p.k);
+void divide_k(MatmulProblem& p, const TensorView& a) {
+  if (!p.batch_invariant || keeps_k_whole() || !rows_begin_vectors(a)) return;
+  p.k_parts = k_parts_of(p.n, p.k);
 }
 
 }  // namespace
@@ -137,7 +149,7 @@ MatmulProblem matmul_problem(const TensorView& self, const TensorView& other, co
     p.b_stride_k = other.strides[0];
   }
   drop_unused_strides(p);
-  divide_k(p);
+  divide_k(p, self);
 
   const int64_t matrix_dims = (self.dim > 1) + (other.dim > 1);
   const int64_t batch = out.dim - matrix_dims;
@@ -169,7 +181,7 @@ MatmulProblem linear_problem(const TensorView& input, const TensorView& weight) 
     p.b_stride_n = weight.strides[0];
   }
   drop_unused_strides(p);
-  divide_k(p);
+  divide_k(p, input);
   for (int64_t i = input.dim - 3; i >= 0; --i) {
     push_batch(p, input.sizes[i], input.sizes[i] != 1 ? input.strides[i] : 0, 0, 0);
   }
