@@ -375,7 +375,8 @@ def test_k_is_whole_for_all_numbers_of_rows_or_for_none(driver, sm90) -> None:
         return driver.launches()
 
     kernels = [launch["kernel"] for launch in forked(multiply_batches)]
-    assert len(kernels) == 2 and all("_parts_" in kernel for kernel in kernels)
+    assert len(kernels) == 2
+    assert all("_parts_" in kernel for kernel in kernels)
 
 
 @pytest.mark.parametrize(("n", "flag"), [(512, FINISH), (510, GENERAL)])
