@@ -8,13 +8,15 @@ import concurrent.futures
 import contextlib
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 import torch._inductor.config as inductor_config
 import torch.nn.functional as F
 from installed import installed
+from test_fold import HEADS, again, attention, efficient, graph_of, repeated
 from torch import nn
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.select_algorithm import AlgorithmSelectorCache
@@ -221,6 +223,34 @@ def test_repeated_heads_of_keys_are_not_written() -> None:
     assert all(torch.equal(cache[:, :, 2:3], new) for cache in caches)
     assert "torch.ops.cubin._scaled_dot_product_attention.default(" in code
     assert "torch.ops.aten._scaled" not in code
+
+
+def test_repeated_heads_of_pytorchs_attention() -> None:
+    q, k, v, mask = HEADS
+    with installed():
+
+        def pytorchs(q, k, v, mask):
+            mask = torch.where(mask, 0.0, -torch.inf).expand(2, 6, 5, 7)
+            return efficient(q, repeated(k, 3), repeated(v, 3), mask, False, scale=0.5)[0]
+
+        nodes = graph_of(pytorchs, q, k, v, mask)
+        assert not nodes.find_nodes(op="call_function", target=efficient)
+        (found,) = nodes.find_nodes(op="call_function", target=attention)
+        assert found.kwargs == {"scale": 0.5, "enable_gqa": True}
+
+        def with_options(values: Callable[..., Any], *options: Any) -> Callable[..., Any]:
+            return lambda q, k, v: efficient(q, repeated(k, 3), values(v, 3), None, *options)
+
+        def used(call: Callable[..., Any], results: int) -> Callable[..., Any]:
+            return lambda *args: call(*args)[:results]
+
+        for other in (
+            used(with_options(repeated, True), 2),  # logsumexp
+            used(with_options(again, False), 1),
+            used(with_options(repeated, False, 0.0, True), 1),  # causal, of other sizes
+        ):
+            nodes = graph_of(other, q, k, v)
+            assert len(nodes.find_nodes(op="call_function", target=efficient)) == 1
 
 
 def test_without_install_products_of_pytorch_stay() -> None:

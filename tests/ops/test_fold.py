@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from drop_in_cases import integers
-from installed import installed
 from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -80,34 +79,6 @@ def test_repeated_heads_are_read_unrepeated(mode: str) -> None:
     (found,) = nodes.find_nodes(op="call_function", target=attention)
     assert [node.meta["val"].shape[1] for node in found.args[:3]] == [6, 2, 2]
     assert found.kwargs["enable_gqa"] is True
-
-
-def test_repeated_heads_of_pytorchs_attention() -> None:
-    q, k, v, mask = HEADS
-    with installed():
-
-        def pytorchs(q, k, v, mask):
-            mask = torch.where(mask, 0.0, -torch.inf).expand(2, 6, 5, 7)
-            return efficient(q, repeated(k, 3), repeated(v, 3), mask, False, scale=0.5)[0]
-
-        nodes = graph_of(pytorchs, q, k, v, mask)
-        assert not nodes.find_nodes(op="call_function", target=efficient)
-        (found,) = nodes.find_nodes(op="call_function", target=attention)
-        assert found.kwargs == {"scale": 0.5, "enable_gqa": True}
-
-        def with_options(values: Callable[..., Any], *options: Any) -> Callable[..., Any]:
-            return lambda q, k, v: efficient(q, repeated(k, 3), values(v, 3), None, *options)
-
-        def used(call: Callable[..., Any], results: int) -> Callable[..., Any]:
-            return lambda *args: call(*args)[:results]
-
-        for other in (
-            used(with_options(repeated, True), 2),  # logsumexp
-            used(with_options(again, False), 1),
-            used(with_options(repeated, False, 0.0, True), 1),  # causal, of other sizes
-        ):
-            nodes = graph_of(other, q, k, v)
-            assert len(nodes.find_nodes(op="call_function", target=efficient)) == 1
 
 
 @pytest.mark.parametrize("mode", ["fake", "symbolic"])
