@@ -1,5 +1,8 @@
 #include "package/archived_files.h"
 
+#include <unistd.h>
+
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <mutex>
@@ -26,13 +29,24 @@ using Content = std::shared_ptr<const Buffer>;
 
 struct PackedArchive {
   std::string file;
+  size_t index = 0;
   size_t size = 0;
-  std::mutex mutex;  // held while it is decompressed, so that several threads do not repeat it
 };
 
 struct PlaceInArchive {
-  PackedArchive* archive = nullptr;
+  const PackedArchive* archive = nullptr;
   size_t offset = 0, size = 0;
+};
+
+// The decompressed archives of one process.
+struct Decompressed {
+  explicit Decompressed(size_t archives) : of_archive(archives) {}
+
+  const pid_t process = getpid();
+  std::mutex mutex;                                             // guards recent
+  std::deque<std::pair<const PackedArchive*, Content>> recent;  // the oldest first
+  // Held while an archive is decompressed, so that several threads do not repeat it.
+  std::deque<std::mutex> of_archive;
 };
 
 class ArchivedFiles : public PackageFiles {
@@ -40,7 +54,9 @@ class ArchivedFiles : public PackageFiles {
   ArchivedFiles(std::shared_ptr<const PackageFiles> files, const json& archives)
       : files_(std::move(files)) {
     for (const json& archive : archives) add(archive);
+    decompressed_ = new Decompressed(archives_.size());
   }
+  ~ArchivedFiles() override { delete decompressed_.load(); }
 
   std::vector<uint8_t> read(const std::string& name, size_t limit) const override {
     const auto found = places_.find(name);
@@ -64,6 +80,7 @@ class ArchivedFiles : public PackageFiles {
  private:
   void add(const json& entry) {
     PackedArchive& archive = archives_.emplace_back();
+    archive.index = archives_.size() - 1;
     archive.file = file_of(entry);
     for (const json& each : entry.at("files")) {
       const json& size = each.at("size");
@@ -86,36 +103,46 @@ class ArchivedFiles : public PackageFiles {
     return file;
   }
 
-  Content content_of(PackedArchive& archive) const {
-    if (Content content = recent(archive)) return content;
-    std::lock_guard<std::mutex> lock(archive.mutex);
-    if (Content content = recent(archive)) return content;  // another thread's
+  // A forked child has a state of its own: in its parent's, a lock may be held by a thread that the
+  // child does not have. It leaves its copy of the parent's alone, which may be half changed.
+  Decompressed& decompressed() const {
+    Decompressed* found = decompressed_.load(std::memory_order_acquire);
+    if (found->process == getpid()) return *found;
+    auto own = std::make_unique<Decompressed>(archives_.size());
+    if (decompressed_.compare_exchange_strong(found, own.get())) return *own.release();
+    return *found;  // another thread of the child was first
+  }
+
+  Content content_of(const PackedArchive& archive) const {
+    Decompressed& own = decompressed();
+    if (Content content = recent(own, archive)) return content;
+    std::lock_guard<std::mutex> lock(own.of_archive[archive.index]);
+    if (Content content = recent(own, archive)) return content;  // another thread's
     const std::vector<uint8_t> packed = files_->read(archive.file, kMaxArchiveBytes);
     Content content = std::make_shared<const Buffer>(lzma_decompress(
         Bytes(packed.data(), packed.size()), archive.size, files_->origin(archive.file)));
-    keep(archive, content);
+    keep(own, archive, content);
     return content;
   }
 
-  Content recent(const PackedArchive& archive) const {
-    std::lock_guard<std::mutex> lock(mutex_);
-    for (const auto& [of, content] : recent_) {
+  static Content recent(Decompressed& own, const PackedArchive& archive) {
+    std::lock_guard<std::mutex> lock(own.mutex);
+    for (const auto& [of, content] : own.recent) {
       if (of == &archive) return content;
     }
     return nullptr;
   }
 
-  void keep(const PackedArchive& archive, const Content& content) const {
-    std::lock_guard<std::mutex> lock(mutex_);
-    recent_.emplace_back(&archive, content);
-    if (recent_.size() > kDecompressedArchives) recent_.pop_front();
+  static void keep(Decompressed& own, const PackedArchive& archive, const Content& content) {
+    std::lock_guard<std::mutex> lock(own.mutex);
+    own.recent.emplace_back(&archive, content);
+    if (own.recent.size() > kDecompressedArchives) own.recent.pop_front();
   }
 
   std::shared_ptr<const PackageFiles> files_;
-  mutable std::deque<PackedArchive> archives_;  // elements never move: places point to them
+  std::deque<PackedArchive> archives_;  // elements never move: places point to them
   std::unordered_map<std::string, PlaceInArchive> places_;
-  mutable std::mutex mutex_;                                             // guards recent_
-  mutable std::deque<std::pair<const PackedArchive*, Content>> recent_;  // the oldest first
+  mutable std::atomic<Decompressed*> decompressed_{nullptr};  // never null after construction
 };
 
 }  // namespace
