@@ -15,7 +15,7 @@ from faults import catalogs, launch_params
 from faults.forked import forked
 
 import torch_cubin
-from torch_cubin._drop_in import aten_kernels
+from torch_cubin._drop_in import aten_kernels, row_kernels
 from torch_cubin._native import library
 
 NORM = structure(f"{ROWS}/norm_params.h", "NormParams")
@@ -134,6 +134,22 @@ def test_install_computes_the_gradients_that_are_asked_for(driver, kind, mask, k
         assert bool(params.grad_x) == mask[0]
         assert bool(params.sums_w) == mask[1]
         assert bool(params.sums_b) == (mask[2] and kind == "layer_norm")
+
+
+@pytest.mark.parametrize("of_input", [False, True])
+def test_batch_invariant_gradients_of_weights_have_one_order_of_sums(driver, of_input) -> None:
+    """Whether or not the input takes a gradient, on which the kernels depend without the switch."""
+
+    def call() -> None:
+        rows, weight = empty(4096, 64), empty(64)
+        statistics = empty(4096, 1, dtype=torch.float32)
+        mask = (of_input, True, True)
+        backward = row_kernels.SERVED["native_layer_norm_backward"]
+        made = backward(rows, rows, [64], statistics, statistics, weight, weight, mask)
+        assert [each is not None for each in made] == list(mask)
+
+    launches = launches_of(driver, call, NORM)
+    assert [launch["kernel"].partition("_rows_")[0] for launch, _ in launches] == [SUMS, LAST]
 
 
 @pytest.mark.parametrize(
