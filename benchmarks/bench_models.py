@@ -16,14 +16,21 @@ choice or to the kernel; its lines have the format of `python -m torch_cubin tun
 The file is written after each product, block or cell (a model, what it does, a mode), so that a run
 that ends early keeps what it measured; directions take turns, so that it has some of each.
 `--models` skips the cells that the file has: a run with `--seconds` is continued by the same
-command.
+command. Compiling takes most of the time of `--models`; so that models compile at the same time
+and are measured one after the other, run a process for each, with one file and one empty folder:
+
+    for model in "infer 8 x" "train 4 x" BERT; do
+      python benchmarks/bench_models.py --models --only "$model" --turns FOLDER 3 --json FILE &
+    done
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
@@ -41,6 +48,7 @@ import torch
 import whole_model_cases
 import whole_models
 from goals import MODELS as GOALS
+from turns import Turns
 
 from torch_cubin._tuning import measure, sweep
 
@@ -78,38 +86,58 @@ def whole(options: argparse.Namespace, only: Sequence[str]) -> tuple[list[Any], 
     cells, failures = cells_in(options.json), []
     have = {(cell.model, cell.what, cell.mode) for cell in cells}
     end = time.monotonic() + options.seconds
-    for case in whole_model_cases.cases(options.small):
-        key = case.model, f"{case.what} {case.batch} x {case.length}"
-        wanted = [mode for mode in case.modes if mode in modes and (*key, mode) not in have]
-        if not matches(str(case), only) or not wanted or time.monotonic() > end:
-            continue
-        runner = whole_models.Runner(case, device)
+
+    def wanted() -> Iterator[tuple[whole_model_cases.Case, list[str]]]:
+        for case in whole_model_cases.cases(options.small):
+            key = case.model, f"{case.what} {case.batch} x {case.length}"
+            left = [mode for mode in case.modes if mode in modes and (*key, mode) not in have]
+            if matches(str(case), only) and left and time.monotonic() <= end:
+                yield case, left
+
+    turns = None
+    prepared: dict[str, whole_models.Runner] = {}
+    if options.turns:
+        folder, processes = options.turns
+        turns = Turns(Path(folder), int(processes))
+        for case, left in wanted():
+            prepared[str(case)] = whole_models.Runner(case, device)
+            for mode in left:
+                try:
+                    prepared[str(case)].prepare(mode, contenders)
+                except Exception as error:  # measured() tries again, and its failure is listed
+                    print(f"{case}, {mode}: {type(error).__name__}: {error}", flush=True)
+        turns.wait_for_others(str(os.getpid()))
+    for case, left in wanted():
+        runner = prepared.pop(str(case), None) or whole_models.Runner(case, device)
         if options.calls:
             served_calls.print_lines(str(case), served_calls.lines_of(runner.run))
             continue
-        for mode in wanted:
-            begin = time.monotonic()
-            if begin > end:
+        for mode in left:
+            if time.monotonic() > end:
                 break
 
             def show_kernels(name: str, call: Callable, title: str = f"{case}, {mode}") -> None:
                 kernel_times.print_lines(f"{title}, {name}", call)
 
             inspect = show_kernels if options.kernels else None
-            try:
-                found = list(runner.measured(mode, contenders, inspect))
-            except Exception as error:  # keep the numbers of the other cells
-                failures.append(f"{case}, {mode}: {type(error).__name__}: {error}")
-                continue
-            cells += found
-            print(
-                f"{case}, {mode}: {time.monotonic() - begin:.1f} s, of stock "
-                + ", ".join(f"{cell.contender} {cell.ratio:.3f}" for cell in found),
-                flush=True,
-            )
-            common.write_json(options.json, [asdict(cell) for cell in cells])
+            with turns.turn() if turns else contextlib.nullcontext():
+                begin = time.monotonic()
+                try:
+                    found = list(runner.measured(mode, contenders, inspect))
+                except Exception as error:  # keep the numbers of the other cells
+                    failures.append(f"{case}, {mode}: {type(error).__name__}: {error}")
+                    continue
+                cells += found
+                print(
+                    f"{case}, {mode}: {time.monotonic() - begin:.1f} s, of stock "
+                    + ", ".join(f"{cell.contender} {cell.ratio:.3f}" for cell in found),
+                    flush=True,
+                )
+                in_file = cells_in(options.json) + found if turns else cells
+                common.write_json(options.json, [asdict(cell) for cell in in_file])
         del runner
-        torch._dynamo.reset()
+        if not turns:
+            torch._dynamo.reset()
         if device.type == "cuda":
             torch.cuda.empty_cache()
     return cells, failures
@@ -193,6 +221,12 @@ def main() -> None:
     parser.add_argument(
         "--kernels", action="store_true", help="of --models: also print the time of kernels"
     )
+    parser.add_argument(
+        "--turns",
+        nargs=2,
+        metavar=("FOLDER", "N"),
+        help="of --models: one of N processes, which prepare together and measure in turns",
+    )
     parser.add_argument("--small", action="store_true", help="of --models: tiny ones")
     parser.add_argument("--sweep", metavar="FILE", type=Path, help="append to these lines")
     parser.add_argument(
@@ -239,7 +273,8 @@ def main() -> None:
         failures += more_failures
     if options.device == "cuda":
         print(f"clocks and power at the end: {bench_goals.clocks()}")
-    common.write_json(options.json, [asdict(line) for line in lines])
+    if not options.turns:  # the others have written to the same file
+        common.write_json(options.json, [asdict(line) for line in lines])
     if options.sweep:
         found = [x for x in models.products() if matches(x.model, only)]
         work = model_products.sweep_products(found, wanted_directions)
