@@ -228,3 +228,26 @@ def test_nonfinite_values_stay_in_their_rows(head_dim: int, nan_memory) -> None:
     want[0, 2, 690:] = q[0, 2, 690:, 5] > 0  # a score of +inf; one of -inf is no weight
     assert torch.equal(out.isnan().any(-1), want)
     assert torch.equal(~logsumexp.isfinite(), want)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("as_mask", [False, True], ids=["window", "mask"])
+@pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
+def test_rows_beside_those_that_see_a_nan(
+    head_dim: int, as_mask: bool, value: float, nan_memory
+) -> None:
+    """A warp computes scores again for all of its rows if those of one are not finite."""
+    g = ac.generator(f"{head_dim} {as_mask} {value}")
+    q, k, v = (ac.draw((2, 4, 700, head_dim), torch.bfloat16, g) for _ in range(3))
+    i = torch.arange(700, device=ac.DEVICE)
+    behind = i[:, None] - i
+    seen = (behind >= 0) & (behind <= 100)
+    options = {"attn_mask": seen} if as_mask else {"is_causal": True, "window_left": 100}
+    clean, _ = torch.ops.cubin.attention_forward(q, k, v, **options)
+    for key in (5, 130, 333):
+        spoilt = k.clone()
+        spoilt[:, :, key, 3] = value
+        out, _ = torch.ops.cubin.attention_forward(q, spoilt, v, **options)
+        numerics.check_bits(out[:, :, ~seen[:, key]], clean[:, :, ~seen[:, key]])
+        if math.isnan(value):
+            assert out[:, :, seen[:, key]].isnan().all()

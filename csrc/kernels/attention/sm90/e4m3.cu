@@ -380,6 +380,6 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
       "shared": 90928, "spill": 428, "cost": {"k_tile": 3600, "fixed": 6400}},
      {"name": "128x128x128", "tile": [128, 128, 128], "q_slots": 2, "threads": 384,
       "shared": 99136, "spill": 0, "cost": {"k_tile": 2740, "fixed": 3700}},
-     {"name": "128x128x256", "tile": [128, 128, 256], "q_slots": 1, "threads": 384,
-      "shared": 164640, "spill": 80, "cost": {"k_tile": 4120, "fixed": 5000}}]}}]}
+     {"name": "128x128x256", "tile": [128, 128, 256], "q_slots": 2, "threads": 384,
+      "shared": 197440, "spill": 80, "cost": {"k_tile": 4120, "fixed": 5000}}]}}]}
 */

@@ -43,8 +43,17 @@ struct AttentionConfig : ForwardBlock<kGroups_, kQSlots_, kStages_, (kD_ + 63) /
   // other's.
   static constexpr bool kPingPong = kPingPong_;
   // A warpgroup skips the tile's first block of keys, or its last one, if it sees nothing of it.
-  // Both, of two tiles, may be adjacent while a product with the V before them is still pending.
-  static constexpr bool kSkipsBlocks = kGroups > 2 && kStages > 2 && !kMasked;
+  // Both, of two tiles, may be adjacent while a product with the V before them is still pending,
+  // which takes three stages. Of two warpgroups, the first skips first blocks alone, the second
+  // last ones. With 128 keys a block, neither has any in causal attention of equal lengths.
+  static constexpr bool kSkipsBlocks = !kMasked && (kGroups > 2 ? kStages > 2 : kD > 192);
+  // The only slot of Q is free before the weights of a tile's last block are computed, unless they
+  // may need its scores once more. With the skipped blocks 0.97 to 0.99 of the time at head_dim
+  // 256; at 192 0.90 to 1.02 (H200).
+  static constexpr bool kFreesQ = kQSlots_ == 1 && kD > 192 && !kMasked;
+  // Four lanes exchange outputs, for vectors of 16 bytes instead of 8. With 128 columns that takes
+  // 1.14 of the time of 512 rows.
+  static constexpr bool kStoresVectors = kD > 192 && !kMasked;
   // A warpgroup skips tiles of which it has no rows. With 192 queries, and with more columns, which
   // are bound by the memory if rows are few, that would spill more.
   static constexpr bool kSkipsTiles = kGroups == 2 && kD <= 128;
@@ -144,10 +153,11 @@ struct Consumer : ForwardConsumer<C> {
     open_last = (min(row + q.last, q.columns - 1) + 1) / C::kN - 1;
     open_first = (max(row + 63 + q.first, 0) + C::kN - 1) / C::kN;
     if constexpr (C::kSkipsBlocks) {
+      constexpr bool kSkipsBoth = C::kGroups > 2;
       int last, blocks;
       key_blocks<C::kN>(q, row, 64, last, blocks);
-      bool above = last < tile.last_block;
-      bool below = last - blocks > tile.last_block - tile.blocks;
+      bool above = last < tile.last_block && (kSkipsBoth || group == 0);
+      bool below = last - blocks > tile.last_block - tile.blocks && (kSkipsBoth || group > 0);
       if (tile.blocks > above + below) keys.skip(above, below);
     }
     if (C::kGeneral && p.score.alibi_slopes != nullptr) {
@@ -197,7 +207,7 @@ struct Consumer : ForwardConsumer<C> {
       const Tile& tile = tiles[number % C::kRing];
       if (!C::kSkipsTiles || tile.blocks == 0) return false;
       __syncwarp();
-      release(shared + C::kQEmpty + 8 * q_slot());
+      release_q();
       keys = Keys(p, tile);
 #pragma unroll 1
       for (;; next_keys()) {
@@ -257,6 +267,8 @@ struct Consumer : ForwardConsumer<C> {
   TC_DEVICE void score() {
     u32 q = q_base + number % C::kQSlots * (C::kGroups * C::kQBytes >> 4);
     u32 k = k_base + slot(step) * (C::kKvBytes >> 4);
+    // Otherwise ptxas computes all descriptors of Q before the loop, and spills them.
+    if constexpr (C::kSkipsBlocks && C::kQSlots == 1) asm volatile("" : "+r"(q));
     barrier_wait(shared + C::kKFull + 8 * slot(step), phase(step));
     if constexpr (C::kSendsNextBlock)
       load_shared(next_block, shared + C::kNextBlock + 4 * slot(step));
@@ -502,9 +514,9 @@ struct Consumer : ForwardConsumer<C> {
   }
 
   // Two lanes exchange half of their elements of 16 columns, so that each writes 4 in order and a
-  // quad 32 bytes. An exchange among all four, for vectors of 16 bytes, took 1 to 3% more time at
-  // 512 rows.
+  // quad 32 bytes.
   TC_DEVICE void store(const Tile& tile, const float (&inverse)[2]) {
+    if constexpr (C::kStoresVectors) return store_vectors(tile, inverse);
     bool odd = lane % 2 != 0;
     int column = lane % 2 * 8 + lane % 4 / 2 * 4;  // of each 16
     auto out = static_cast<u16*>(p.out) + tile.batch * p.out_stride[0] +
@@ -525,10 +537,43 @@ struct Consumer : ForwardConsumer<C> {
     }
   }
 
-  // Releases K, and with a tile's last block Q; the next step begins.
-  TC_DEVICE void end_step() {
+  TC_DEVICE void store_vectors(const Tile& tile, const float (&inverse)[2]) {
+    int column = lane % 4 * 8;  // of each 32
+    auto out = static_cast<u16*>(p.out) + tile.batch * p.out_stride[0] +
+               tile.head * p.out_stride[1] + tile.sequence.q_row * p.out_stride[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      int i = thread_row(tile) + 8 * h;
+      u16* to = out + i * p.out_stride[2] + column;
+#pragma unroll
+      for (int a = 0; a < C::kD / 32; ++a) {
+        u32 word[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) word[j] = pack_out(16 * a + 4 * j + 2 * h, inverse[h]);
+        quad_transpose(word);
+        if (i < tile.sequence.rows && 32 * a + column < p.head_dim_v) {
+          *reinterpret_cast<uint4*>(to + 32 * a) = make_uint4(word[0], word[1], word[2], word[3]);
+        }
+      }
+    }
+  }
+
+  TC_DEVICE void release_q() { release(shared + C::kQEmpty + 8 * q_slot()); }
+
+  // kFreesQ: releases Q after a tile's last scores, if they are not needed once more.
+  TC_DEVICE bool free_q() {
+    if constexpr (C::kFreesQ) {
+      if (!is_last() || !softmax.are_near(s, p.unit)) return false;
+      release_q();
+      return true;
+    }
+    return false;
+  }
+
+  // Releases K, and with a tile's last block Q, unless it is free; the next step begins.
+  TC_DEVICE void end_step(bool freed = false) {
     release(shared + C::kKEmpty + 8 * slot(step));
-    if (is_last()) release(shared + C::kQEmpty + 8 * q_slot());
+    if (is_last() && !freed) release_q();
     if (C::kSkipsBlocks) scored = step;
     ++step;
   }
@@ -582,9 +627,10 @@ struct Consumer : ForwardConsumer<C> {
         wgmma_wait<1>();
         keep_in_place(s);
         u32 multiplied = before();
+        bool freed = free_q();
         bool moves = weigh(factor);
         drop();
-        end_step();
+        end_step(freed);
         wgmma_wait<0>();
         keep_in_place(o);
         keep_in_place(s);

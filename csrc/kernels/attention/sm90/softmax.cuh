@@ -23,6 +23,8 @@ namespace sm90 {
 
 constexpr float kMost = 4096.0f;
 constexpr float kFar = 1.2676506e30f;  // 2^100, whose inverse is also a normal number
+constexpr float kNear =
+    90.0f;  // scores above the reference by this, 128 of them, sum to less than kFar
 // References above it are subtracted from the scores before multiplying: in one fma with a product
 // of their size the result would be all rounding.
 constexpr float kHuge = 1048576.0f;
@@ -31,6 +33,12 @@ constexpr float kHuge = 1048576.0f;
 TC_DEVICE float log2_approx(float x) {
   float out;
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
+  return out;
+}
+
+TC_DEVICE float maximum_or_nan(float a, float b) {
+  float out;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(out) : "f"(a), "f"(b));
   return out;
 }
 
@@ -96,6 +104,21 @@ struct RunningSoftmax {
     sum[0] += block[0];
     sum[1] += block[1];
     return true;
+  }
+
+  // Whether weigh() will not need these scores once more, judged by the largest. Uniform in a warp.
+  // NaN is not near: it is larger than any sum that weigh() allows.
+  template <int kCount>
+  TC_DEVICE bool are_near(const float (&s)[kCount], float unit) const {
+    bool near = true;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float top = s[2 * h];
+#pragma unroll
+      for (int i = 1; i < kCount / 2; ++i) top = maximum_or_nan(top, s[i / 2 * 4 + 2 * h + i % 2]);
+      near &= fmaf(top, unit, -reference[h]) <= kNear;
+    }
+    return __all_sync(~0u, near);
   }
 
   // Adds a score that has no value, in natural units, the same for both rows; -inf changes nothing.
