@@ -6,9 +6,6 @@
 // A warp of dq has 8 queries and 64 columns, which it transposes: 8 x 8 of them at a time, then
 // within each quad, so that every lane has 8 adjacent columns of one query. A warp of dk or dv has
 // 16 keys and 32 columns.
-//
-// sm90/backward_convert.cu has the same code in itself, with the scale of 16-bit types: compiled
-// from here its bytes differ, which needs a run on a GPU.
 #pragma once
 
 #include "backward_dq.cuh"
