@@ -47,12 +47,11 @@ struct AttentionConfig : ForwardBlock<kGroups_, kQSlots_, kStages_, (kD_ + 63) /
   // which takes three stages. Of two warpgroups, the first skips first blocks alone, the second
   // last ones. With 128 keys a block, neither has any in causal attention of equal lengths.
   static constexpr bool kSkipsBlocks = !kMasked && (kGroups > 2 ? kStages > 2 : kD > 192);
-  // The only slot of Q is free before the weights of a tile's last block are computed, unless they
-  // may need its scores once more. With the skipped blocks 0.97 to 0.99 of the time at head_dim
-  // 256; at 192 0.90 to 1.02 (H200).
+  // The only slot of Q is released before the weights of a tile's last block are computed, unless
+  // they may need its scores once more. With the skipped blocks and the vectors below, 0.97 to 0.99
+  // of the time at head_dim 256 (H200).
   static constexpr bool kFreesQ = kQSlots_ == 1 && kD > 192 && !kMasked;
-  // Four lanes exchange outputs, for vectors of 16 bytes instead of 8. With 128 columns that takes
-  // 1.14 of the time of 512 rows.
+  // Four lanes exchange outputs, for vectors of 16 bytes instead of 8, where that was measured.
   static constexpr bool kStoresVectors = kD > 192 && !kMasked;
   // A warpgroup skips tiles of which it has no rows. With 192 queries, and with more columns, which
   // are bound by the memory if rows are few, that would spill more.

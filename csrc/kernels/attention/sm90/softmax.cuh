@@ -23,8 +23,8 @@ namespace sm90 {
 
 constexpr float kMost = 4096.0f;
 constexpr float kFar = 1.2676506e30f;  // 2^100, whose inverse is also a normal number
-constexpr float kNear =
-    90.0f;  // scores above the reference by this, 128 of them, sum to less than kFar
+// Weights of 128 scores that are above the reference by this sum to less than kFar.
+constexpr float kNear = 90.0f;
 // References above it are subtracted from the scores before multiplying: in one fma with a product
 // of their size the result would be all rounding.
 constexpr float kHuge = 1048576.0f;
