@@ -445,6 +445,24 @@ def attention_options(name: str, seed: str) -> dict:
     return {"wrong": wrong, "loaded": loaded}
 
 
+def attention_repeats(kind: str, head_dim: str) -> dict:
+    """How many of 10,000 backwards beside products differ from the first."""
+    from gpu.repeats import count_different
+    from gpu.test_cuda_attention_repeats import make
+
+    import torch_cubin  # noqa: F401
+
+    args, grad, options = make(kind, int(head_dim), torch.bfloat16)
+    with torch.no_grad():
+        rest = (grad, *args, *torch.ops.cubin.attention_forward(*args, **options))
+
+        def call() -> list[torch.Tensor]:
+            return list(torch.ops.cubin.attention_backward(*rest, **options))
+
+        first = [x.clone() for x in call()]
+        return {"different": count_different(call, first)}
+
+
 if __name__ == "__main__":
     from gpu import answers, fresh_memory
 

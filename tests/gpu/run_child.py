@@ -168,7 +168,7 @@ def sanitizer() -> str | None:
     )
 
 
-def run(scenario: str, *arguments: str) -> Result:
+def run(scenario: str, *arguments: str, seconds: int = TIMEOUT) -> Result:
     """Runs one scenario. 'catalog KIND', '...sanitize TOOL', and 'tile', 'order',
     'unaligned' and 'attention_tile', each with KIND TILE, 'attention_options' and 'attention_alone'
     prepare what a child cannot."""
@@ -211,11 +211,11 @@ def run(scenario: str, *arguments: str) -> Result:
             command = [tool, *options, *command]
         try:
             done = subprocess.run(
-                command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT
+                command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=seconds
             )
         except subprocess.TimeoutExpired as error:
             text = b"".join(part for part in (error.stdout, error.stderr) if part).decode()
-            return Result(returncode=124, output=f"no end within {TIMEOUT} s\n{text}")
+            return Result(returncode=124, output=f"no end within {seconds} s\n{text}")
     answers = [line for line in done.stdout.splitlines() if line.startswith("{")]
     answer = json.loads(answers[-1]) if answers else {}
     kernels = tuple(answer.pop("kernels_launched", ()))

@@ -48,8 +48,8 @@ struct KeyBlock : KeyTile {  // no tile: there are no more work items
   static TC_DEVICE u32 take(const Sm90BackwardParams& p) { return atomicAdd(p.ticket, 1u); }
 
   // In one thread. Consecutive work items have the same keys of `together` parts of heads; then
-  // come the next keys.
-  TC_DEVICE KeyBlock(const Sm90BackwardParams& p, u32 number, int rows, int keys) {
+  // come the next keys. Each number is stored in its place at once: this thread has few registers.
+  TC_DEVICE void set(const Sm90BackwardParams& p, u32 number, int rows, int keys) {
     int kv_heads = p.heads / p.group;
     bool packed = p.order != nullptr;
     WorkItems items(p);
@@ -57,29 +57,32 @@ struct KeyBlock : KeyTile {  // no tile: there are no more work items
       key_tile = -1;
       return;
     }
+    index = static_cast<int>(number);
     u32 each = static_cast<u32>(p.together) * items.places;
     u32 set = number / each, rest = number % each;
     u32 here = items.together(set * p.together);
     u32 part = set * p.together + rest % here, pair = part / p.parts;
-    index = static_cast<int>(number);
-    first = static_cast<int>(part % p.parts);
-    key_tile = static_cast<int>(rest / here);
-    batch = static_cast<int>(pair / kv_heads);
-    head = static_cast<int>(pair % kv_heads);
+    int first_step = static_cast<int>(part % p.parts), tile = static_cast<int>(rest / here);
+    int of_batch = static_cast<int>(pair / kv_heads), of_head = static_cast<int>(pair % kv_heads);
+    first = first_step;
+    head = of_head;
     if (packed) {
-      Sm90OrderPlace place = p.order->places[key_tile];
-      key_tile = place.tile;
-      batch = place.sequence;
+      Sm90OrderPlace place = p.order->places[tile];
+      tile = place.tile;
+      of_batch = place.sequence;
     }
-    sequence = Sm90Sequence(p.lengths, batch);
-    SeenTiles seen(sequence, key_tile, rows, keys);
+    key_tile = tile;
+    batch = of_batch;
+    Sm90Sequence of(p.lengths, of_batch);
+    sequence = of;
+    SeenTiles seen(of, tile, rows, keys);
     begin = seen.begin;
     end = seen.end;
-    int all = max(0, end - begin) * p.group;
-    steps = p.bits.steps == nullptr ? (all + p.parts - 1 - first) / p.parts : 0;
-    first_tile =
-        packed ? head * p.group * p.tiles + first_query_tile(p.lengths.cu_seqlens_q, batch, rows)
-               : (batch * p.heads + head * p.group) * p.tiles;
+    int all = max(0, seen.end - seen.begin) * p.group;
+    steps = p.bits.steps == nullptr ? (all + p.parts - 1 - first_step) / p.parts : 0;
+    first_tile = packed ? of_head * p.group * p.tiles +
+                              first_query_tile(p.lengths.cu_seqlens_q, of_batch, rows)
+                        : (of_batch * p.heads + of_head * p.group) * p.tiles;
   }
 };
 
@@ -264,6 +267,14 @@ TC_DEVICE void release_work(u32 shared, u32 number) {
 
 // ---- producer -----------------------------------------------------------------------------------
 
+// barrier_arrive_remote after this thread's earlier loads. Without it the other block may overtake a
+// load whose value is not used yet with new data: pairs took different work items, and waited for
+// each other forever, where several processes shared a GPU.
+TC_DEVICE void barrier_release_remote(u32 remote) {
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(remote)
+               : "memory");
+}
+
 // The number of a pair's next work item: the first block takes it, and sends it to the other.
 template <class C>
 TC_DEVICE u32 take_together(const Sm90BackwardParams& p, u32 shared, u32 number, PairPlace pair) {
@@ -278,7 +289,7 @@ TC_DEVICE u32 take_together(const Sm90BackwardParams& p, u32 shared, u32 number,
     barrier_expect(shared + full, 16);
     barrier_sleep_remote(shared + full, phase<C::kWorkItems>(number));
     load_shared(index, shared + word);
-    barrier_arrive_remote(pair.other + empty);
+    barrier_release_remote(pair.other + empty);
   }
   return index;
 }
@@ -296,7 +307,7 @@ TC_DEVICE void fetch_work_items(const Sm90BackwardParams& p, u32 shared, KeyBloc
     KeyBlock& work = items[at];
     if (threadIdx.x % 32 == 0) {
       u32 index = C::kPair ? take_together<C>(p, shared, number, pair) : KeyBlock::take(p);
-      work = KeyBlock(p, index, C::kRows, C::kWorkKeys);
+      work.set(p, index, C::kRows, C::kWorkKeys);
     }
     __syncwarp();
     bool any = work.key_tile >= 0;

@@ -357,7 +357,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
    "takes": "{g.takes}",
    "alignment": 16, "tile": "{t.tile}", "stages": 2, "block": [512, 1, 1], "cluster": "{t.cluster}",
    "dynamic_shared": "{t.shared}", "cost": {"k_tile": 5200, "fixed": 9000},
-   "accepted_spill": {"sm_90a": 160},
+   "accepted_spill": {"sm_90a": 16},
    "defines": {"TC_DTYPE": "{d.dtype}", "TC_GRAD_STAGES": 1, "TC_GENERAL": "{g.general}",
                "TC_ADDED": "{g.added}", "TC_PAIR": "{t.pair}"},
    "for": {
