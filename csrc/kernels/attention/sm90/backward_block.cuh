@@ -267,8 +267,8 @@ TC_DEVICE void release_work(u32 shared, u32 number) {
 
 // ---- producer -----------------------------------------------------------------------------------
 
-// barrier_arrive_remote after this thread's earlier loads. Without it the other block may overtake a
-// load whose value is not used yet with new data: pairs took different work items, and waited for
+// barrier_arrive_remote after this thread's earlier loads. Otherwise the other block may write new
+// data before a load whose value is not used yet: pairs took different work items, and waited for
 // each other forever, where several processes shared a GPU.
 TC_DEVICE void barrier_release_remote(u32 remote) {
   asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(remote)
