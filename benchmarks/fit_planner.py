@@ -6,7 +6,7 @@ The planner predicts each config that was measured, on the tests' stand-in drive
 asked, not copied, and so are its derivatives by the terms of cost.h. Two things are fitted so that
 the regret is least (smoothed: how much longer the chosen config takes than the best one measured):
 the terms, which all GPUs have in common and which are printed, for a person to enter; and, with the
-terms as they stand, csrc/ops/matmul/cost_corrections.h, which `--write` writes. It has at most 40
+terms as they stand, csrc/ops/matmul/cost_corrections.h, which `--write` writes. It has at most 48
 factors a GPU, of tiles (those of weight gradients apart), clusters, splits of K and two kernels;
 none belongs to one product. "Held out" is the regret of products whose sizes took no part in the
 fit of terms and factors, in five folds of sizes.
@@ -38,12 +38,16 @@ CONFIG = re.compile(
     rf"sm90 (\d+x\d+)( ping_pong)?( swapped)?( (?:{CLUSTERS}))?( read)?"
     r"(?: \d+( splits))?( streamed(?: evenly)?)?"
 )
+SYMMETRIC = re.compile(
+    r"sm90_symmetric (\d+x\d+)(?: ping_pong)?(?: in pairs)?(?: split in \d+)?"
+    r"(?:( streamed)(?: in \d+)?)?"
+)
 CORRECTED_KERNELS = ("mma", "sm90_skinny")  # beside those of sm90.cu
 OF_DEVICE = ("cycles_per_microsecond", "memory_bytes_per_microsecond")  # read, not fitted
 FOLDS, STEPS, RATE = 5, 200, 0.02
 DIFFERENCE = 0.05  # of a term's logarithm
 PENALTY, PENALTY_OF_TERMS = 0.02, 0.002  # of squared logarithms
-MOST_NUMBERS = 40
+MOST_NUMBERS = 48
 
 
 class Timings:
@@ -141,12 +145,19 @@ class Timings:
 def corrections_of(product: dict[str, Any], name: str) -> list[str]:
     """The names, in the table, of what a config has in common with others."""
     kernel = name.split(" ")[0]
+    if symmetric := SYMMETRIC.fullmatch(name):
+        tile, streamed = symmetric.groups()
+        evenly = " evenly" if " in " in name else ""
+        return [tile, *([streamed + evenly] if streamed else [])]
     found = CONFIG.fullmatch(name)
     if not found:
         return [kernel] if kernel in CORRECTED_KERNELS else []
     tile, *others = found.groups()
     gradient = product["a"][0] == product["b"][0] == "o"
-    return [tile + (" tn" if gradient else ""), *(other for other in others if other)]
+    names = [tile + (" tn" if gradient else ""), *(other for other in others if other)]
+    if product.get("symmetric"):
+        names += [f"{tile} of one matrix", *([" of one matrix"] if others[2] else [])]
+    return names
 
 
 def asked(gpu: str) -> dict[str, Any]:

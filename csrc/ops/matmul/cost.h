@@ -26,7 +26,7 @@ struct Work {
   double rows = 0;          // of a k tile that a warp brings one after another, and
   double stretches = 0;     // of 64 elements of K of 64 rows that threads multiply, by
   double blocks = 1;        // blocks each, that share the multiprocessor
-  double waits = 0;         // blocks of K that threads read element by element
+  double waits = 0;         // for elements of K that threads read, or for all others' stores
   double tiles = 0;         // tiles of kernels whose rows do not say their cycles
   double values = 0;        // results of those tiles
   double activations = 0;   // cycles of those results' activations

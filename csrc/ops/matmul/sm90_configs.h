@@ -28,7 +28,8 @@ struct Sm90Row {
   bool swaps;          // can store a tile transposed: takes products with swapped operands
   bool ping_pong;      // a warpgroup computes a tile while the other one stores (sm90_ping_pong.cu)
   bool parts;          // adds K up in equal parts (sm90_parts.cu): for MatmulCase::k_parts
-  double correction = 0;  // of its tile (Corrections)
+  double correction = 0;     // of its tile (Corrections)
+  double of_one_matrix = 0;  // the same, of a matrix by its own transpose
 
   // Beside the product (Config::kRowSums of sm90_schedule.cuh).
   bool adds_rows() const {
@@ -101,7 +102,7 @@ struct Sm90Table {
   int64_t multiprocessors;
   std::vector<Sm90Row> rows;
   double of_cluster[std::size(kSm90Clusters)];  // corrections
-  double of_splits, of_read, of_streamed, of_streamed_evenly, of_swapped;
+  double of_splits, of_read, of_streamed, of_streamed_evenly, of_swapped, of_one_matrix;
 };
 
 // A config, its work, and the last phase of that, which may be null.
