@@ -136,8 +136,9 @@ SECTIONS = (
         read=report_results.whole_models,
         command="benchmarks/bench_models.py --models --json FILE",
         about="Stock PyTorch's time over that under `install()`, the host's included: a Llama of "
-        "1 B, BERT-base, ViT-L, Whisper, DiT-XL/2, a Qwen3-MoE; 1 x 128 is short. Llama's long steps "
-        "run at the power limit, where our products have 0.90 to 1.07 of cuBLAS's speed (NOTES.md).",
+        "1 B, BERT-base, ViT-L, Whisper, DiT-XL/2, a Qwen3-MoE; 1 x 128 is short. Llama's long "
+        "steps run at the power limit, where our products have 0.90 to 1.07 of cuBLAS's speed "
+        "(NOTES.md).",
         groups={group: group for group in goals.WHOLE_MODELS},
         goals=goals.WHOLE_MODELS,
         plot="models",
