@@ -24,12 +24,11 @@
 // launch do not all run at the same time, the part that completes last finishes the tile.
 //
 // The kernel table at the end makes this file longer than most.
-#include "sm90_epilogue.cuh"
+#include "sm90_block.cuh"
 #include "sm90_read.cuh"
 #include "sm90_registers.cuh"
 #include "sm90_row_sums.cuh"
 #include "sm90_split.cuh"
-#include "sm90_tiles.cuh"
 #include "sm90_transposed.cuh"
 
 namespace torch_cubin::TC_KERNEL {
@@ -47,10 +46,8 @@ TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
   int stage = 0, number = 0;
   u32 phase = 0;
   const ClusterShape& cluster = schedule.shape;
-  const Share share_a = {cluster.along_n, cluster.place_along_n(schedule.rank),
-                         cluster.same_rows(schedule.rank)};
-  const Share share_b = {cluster.along_m, cluster.place_along_m(schedule.rank),
-                         cluster.same_columns(schedule.rank)};
+  const Share share_a = share_of_a(cluster, schedule.rank);
+  const Share share_b = share_of_b(cluster, schedule.rank);
   bool batched = p.flags & kSm90Batched;
   bool backwards = false;
   Work w;
@@ -238,16 +235,14 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
     while (--k_count > 0) {
       if (k_count == waits_at) {
         wgmma_wait<0>();
-        if (frees) barrier_arrive_remote(map_to_rank(empty + 8 * previous, target));
+        free_stage(frees, empty + 8 * previous, target);
         named_sync(kSkewBarrier, 2 * kWarpgroup);
       }
       barrier_wait(full + 8 * stage, phase);
       multiply<C>(sum, a0 + stage * (C::kStageBytes >> 4), b0 + stage * (C::kStageBytes >> 4), 1);
       add_rows();
       wgmma_wait<1>();
-      if (frees && k_count != waits_at) {
-        barrier_arrive_remote(map_to_rank(empty + 8 * previous, target));
-      }
+      free_stage(frees && k_count != waits_at, empty + 8 * previous, target);
       if (leads) {
         named_arrive(kSkewBarrier, 2 * kWarpgroup);
         leads = false;
@@ -257,7 +252,7 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
     wgmma_wait<0>();
 #pragma unroll
     for (int i = 0; i < C::kBlocksM; ++i) keep_in_place(sum[i]);
-    if (frees) barrier_arrive_remote(map_to_rank(empty + 8 * previous, target));
+    free_stage(frees, empty + 8 * previous, target);
     if (takes_turns && group == 0) named_arrive(kSkewBarrier, 2 * kWarpgroup);
     if (leads) {
       named_arrive(kSkewBarrier, 2 * kWarpgroup);
@@ -288,24 +283,7 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
       }
     }
     int m = w.m0 + group * C::kBlocksM * 64 + warp % 4 * 16;
-    if (finishes) {
-      wait_for_bias(group);
-      if (p.flags & kSm90Activate) {
-        finish_and_store<C>(p, staging, bias, turn, m, w, sum);
-        continue;
-      }
-      add_bias<C>(p, bias, sum);
-    }
-#pragma unroll
-    for (int i = 0; i < C::kBlocksM; ++i) {
-      if (C::kElement == 2 && (p.flags & kSm90Sums)) {
-        store_rows<Widened<C>>(p, staging, turn, m + 64 * i, w, sum[i]);
-      } else if (p.flags & kSm90General) {
-        finish_rows<C>(p, staging, m + 64 * i, w, sum[i]);
-      } else {
-        store_rows<C>(p, staging, turn, m + 64 * i, w, sum[i]);
-      }
-    }
+    finish_tile<C>(p, finishes, staging, bias, group, turn, m, w, sum);
   }
   if (leads) named_arrive(kSkewBarrier, 2 * kWarpgroup);  // there was no tile
   if (threadIdx.x % 32 == 0) tma_store_wait_read<0>();
@@ -337,12 +315,7 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
     }
     fence_barrier_init();
   }
-  if (together) {
-    __syncwarp();
-    cluster_meet();
-  } else {
-    __syncthreads();
-  }
+  meet_at_start(together);
 
   // The next grid's blocks may start as soon as they fit; they wait for the end of this grid.
   launch_next_grid();

@@ -10,10 +10,9 @@
 //   full[s]: the producer's arrival and all bytes of the stage
 //   empty[s]: one arrival per consumer warpgroup of every block that receives this block's loads
 #include "common/wgmma.cuh"
-#include "sm90_epilogue.cuh"
+#include "sm90_block.cuh"
 #include "sm90_fused_params.h"
 #include "sm90_gate.cuh"
-#include "sm90_tiles.cuh"
 
 namespace torch_cubin::TC_KERNEL {
 
@@ -289,12 +288,7 @@ TC_DEVICE void run(const Sm90FusedParams& p) {
     }
     fence_barrier_init();
   }
-  if (pair) {
-    __syncwarp();
-    cluster_meet();
-  } else {
-    __syncthreads();
-  }
+  meet_at_start(pair);
 
   // The next grid's blocks may start as soon as they fit; they wait for the end of this grid.
   launch_next_grid();

@@ -17,11 +17,10 @@
 // It is over 500 lines because its producer gathers rows and its epilogue scatters them.
 #include "common/wgmma.cuh"
 #include "groups_schedule.cuh"
-#include "sm90_epilogue.cuh"
+#include "sm90_block.cuh"
 #include "sm90_gate.cuh"
 #include "sm90_grouped_params.h"
 #include "sm90_interleaved.cuh"
-#include "sm90_tiles.cuh"
 
 namespace torch_cubin::TC_KERNEL {
 
@@ -448,12 +447,7 @@ TC_DEVICE void run(const Sm90GroupedParams& p) {
     }
     fence_barrier_init();
   }
-  if (pair) {
-    __syncwarp();
-    cluster_meet();
-  } else {
-    __syncthreads();
-  }
+  meet_at_start(pair);
 
   // The next grid's blocks may start as soon as they fit; they wait for the end of this grid.
   launch_next_grid();

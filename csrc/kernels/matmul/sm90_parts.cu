@@ -10,8 +10,7 @@
 // sm90.cu's, which describes them. Sm90MatmulParams is, too; of it, split_blocks is the number of k
 // blocks of a part, of which k_blocks is a multiple. Nothing is streamed, paired, read by threads
 // or transposed.
-#include "sm90_epilogue.cuh"
-#include "sm90_tiles.cuh"
+#include "sm90_block.cuh"
 
 namespace torch_cubin::TC_KERNEL {
 
@@ -28,10 +27,8 @@ TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
   int stage = 0, number = 0;
   u32 phase = 0;
   const ClusterShape& cluster = schedule.shape;
-  const Share share_a = {cluster.along_n, cluster.place_along_n(schedule.rank),
-                         cluster.same_rows(schedule.rank)};
-  const Share share_b = {cluster.along_m, cluster.place_along_m(schedule.rank),
-                         cluster.same_columns(schedule.rank)};
+  const Share share_a = share_of_a(cluster, schedule.rank);
+  const Share share_b = share_of_b(cluster, schedule.rank);
   const bool batched = p.flags & kSm90Batched;
   Work w;
   bool any = schedule.get(w);
@@ -63,26 +60,6 @@ TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
 }
 
 // ---- consumers ----------------------------------------------------------------------------------
-
-template <class C>
-TC_DEVICE void store(const Sm90MatmulParams& p, u32 staging, u32 bias, int group, int& turn, int m,
-                     const Work& w, float (&sum)[1][C::kTileN / 2]) {
-  if (p.flags & kSm90Finish) {
-    wait_for_bias(group);
-    if (p.flags & kSm90Activate) {
-      finish_and_store<C>(p, staging, bias, turn, m, w, sum);
-      return;
-    }
-    add_bias<C>(p, bias, sum);
-  }
-  if (p.flags & kSm90Sums) {
-    store_rows<Widened<C>>(p, staging, turn, m, w, sum[0]);
-  } else if (p.flags & kSm90General) {
-    finish_rows<C>(p, staging, m, w, sum[0]);
-  } else {
-    store_rows<C>(p, staging, turn, m, w, sum[0]);
-  }
-}
 
 template <class C>
 TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empty, const Work* ring,
@@ -126,16 +103,13 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
           phase ^= 1;
         }
       };
-      const auto free_previous = [&] {
-        if (frees) barrier_arrive_remote(map_to_rank(empty + 8 * previous, target));
-      };
       add(0);
       next_stage();
 #pragma unroll 1
       for (int k = p.split_blocks; --k > 0;) {
         add(1);
         wgmma_wait<1>();
-        free_previous();
+        free_stage(frees, empty + 8 * previous, target);
         if (leads) {
           named_arrive(kSkewBarrier, 2 * kWarpgroup);
           leads = false;
@@ -144,7 +118,7 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
       }
       wgmma_wait<0>();
       keep_in_place(sum[0]);
-      free_previous();
+      free_stage(frees, empty + 8 * previous, target);
 #pragma unroll
       for (int i = 0; i < C::kTileN / 2; ++i) total[0][i] += sum[0][i];
     }
@@ -152,7 +126,8 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
       named_arrive(kSkewBarrier, 2 * kWarpgroup);
       leads = false;
     }
-    store<C>(p, staging, bias, group, turn, w.m0 + group * 64 + warp % 4 * 16, w, total);
+    const int m = w.m0 + group * 64 + warp % 4 * 16;
+    finish_tile<C>(p, p.flags & kSm90Finish, staging, bias, group, turn, m, w, total);
   }
   if (leads) named_arrive(kSkewBarrier, 2 * kWarpgroup);  // there was no tile
   if (threadIdx.x % 32 == 0) tma_store_wait_read<0>();
@@ -179,12 +154,7 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
     }
     fence_barrier_init();
   }
-  if (together) {
-    __syncwarp();
-    cluster_meet();
-  } else {
-    __syncthreads();
-  }
+  meet_at_start(together);
 
   // The next grid's blocks may start as soon as they fit; they wait for the end of this grid.
   launch_next_grid();

@@ -5,8 +5,7 @@
 //
 // Its parameter, shared memory and producer are those of sm90.cu, without a ring of work items:
 // every warp knows the sequence of tiles. It does not stream tiles, split K or read unaligned rows.
-#include "sm90_epilogue.cuh"
-#include "sm90_tiles.cuh"
+#include "sm90_block.cuh"
 #include "sm90_transposed.cuh"
 
 namespace torch_cubin::TC_KERNEL {
@@ -52,10 +51,8 @@ TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
   const bool of_a = C::kProducers == 1 || first, of_b = C::kProducers == 1 || !first;
   Schedule<C> schedule(p);
   const ClusterShape& cluster = schedule.shape;
-  const Share share_a = {cluster.along_n, cluster.place_along_n(schedule.rank),
-                         cluster.same_rows(schedule.rank)};
-  const Share share_b = {cluster.along_m, cluster.place_along_m(schedule.rank),
-                         cluster.same_columns(schedule.rank)};
+  const Share share_a = share_of_a(cluster, schedule.rank);
+  const Share share_b = share_of_b(cluster, schedule.rank);
   const bool batched = p.flags & kSm90Batched;
   bool backwards = false;
   Stage<C> stage;
@@ -117,9 +114,6 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
     // a barrier's parity would say nothing.)
     if (next != first) named_sync(kTurnBarrier + group, 2 * kWarpgroup);
     float sum[C::kBlocksM][C::kTileN / 2];
-    const auto free_stage = [&](int of) {
-      if (frees) barrier_arrive_remote(map_to_rank(empty + 8 * of, target));
-    };
     barrier_wait(full + 8 * stage.index, stage.phase);
     multiply<C>(sum, a0 + stage.index * (C::kStageBytes >> 4),
                 b0 + stage.index * (C::kStageBytes >> 4), 0);
@@ -131,7 +125,7 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
       multiply<C>(sum, a0 + stage.index * (C::kStageBytes >> 4),
                   b0 + stage.index * (C::kStageBytes >> 4), 1);
       wgmma_wait<1>();
-      free_stage(previous);
+      free_stage(frees, empty + 8 * previous, target);
       previous = stage.index;
       stage.next();
     }
@@ -139,7 +133,7 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
     wgmma_wait<0>();
 #pragma unroll
     for (int i = 0; i < C::kBlocksM; ++i) keep_in_place(sum[i]);
-    free_stage(previous);
+    free_stage(frees, empty + 8 * previous, target);
     stage.skip(p.k_blocks);
 
     const int m = w.m0 + warp % 4 * 16;
@@ -152,24 +146,7 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
         continue;
       }
     }
-    if (p.flags & kSm90Finish) {
-      wait_for_bias(group);
-      if (p.flags & kSm90Activate) {
-        finish_and_store<C>(p, staging, bias, turn, m, w, sum);
-        continue;
-      }
-      add_bias<C>(p, bias, sum);
-    }
-#pragma unroll
-    for (int i = 0; i < C::kBlocksM; ++i) {
-      if (p.flags & kSm90Sums) {
-        store_rows<Widened<C>>(p, staging, turn, m + 64 * i, w, sum[i]);
-      } else if (p.flags & kSm90General) {
-        finish_rows<C>(p, staging, m + 64 * i, w, sum[i]);
-      } else {
-        store_rows<C>(p, staging, turn, m + 64 * i, w, sum[i]);
-      }
-    }
+    finish_tile<C>(p, p.flags & kSm90Finish, staging, bias, group, turn, m, w, sum);
   }
   if (threadIdx.x % 32 == 0) tma_store_wait_read<0>();
 }
@@ -193,12 +170,7 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
     }
     fence_barrier_init();
   }
-  if (together) {
-    __syncwarp();
-    cluster_meet();
-  } else {
-    __syncthreads();
-  }
+  meet_at_start(together);
 
   // The next grid's blocks may start as soon as they fit; they wait for the end of this grid.
   launch_next_grid();

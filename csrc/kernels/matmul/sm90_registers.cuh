@@ -11,7 +11,7 @@
 #pragma once
 
 #include "common/wgmma_tf32.cuh"
-#include "sm90_epilogue.cuh"
+#include "sm90_block.cuh"
 
 namespace torch_cubin {
 namespace sm90 {
@@ -182,12 +182,12 @@ TC_DEVICE void consume_from_registers(const Sm90MatmulParams& p, u32 shared, u32
       }
       if (--k_count > 0) {
         wgmma_wait<1>();  // for the previous k block: `next` may be overwritten
-        if (add && frees) barrier_arrive_remote(map_to_rank(empty + 8 * previous, target));
+        if (add) free_stage(frees, empty + 8 * previous, target);
         barrier_wait(full + 8 * stage, phase);
         load_registers(shared + stage * C::kStageBytes, rows, next);
       } else if (add) {
         wgmma_wait<1>();
-        if (frees) barrier_arrive_remote(map_to_rank(empty + 8 * previous, target));
+        free_stage(frees, empty + 8 * previous, target);
       }
       if (leads) {
         named_arrive(kSkewBarrier, 2 * kWarpgroup);
@@ -205,7 +205,7 @@ TC_DEVICE void consume_from_registers(const Sm90MatmulParams& p, u32 shared, u32
     }
     wgmma_wait<0>();
     keep_in_place(sum[0]);
-    if (frees) barrier_arrive_remote(map_to_rank(empty + 8 * previous, target));
+    free_stage(frees, empty + 8 * previous, target);
     if constexpr (C::kInPairs) {
       if ((p.flags & kSm90SplitPair) && !exchange<C>(group, shared, sum)) continue;
     }
