@@ -6,7 +6,7 @@ The planner predicts each config that was measured, on the tests' stand-in drive
 asked, not copied, and so are its derivatives by the terms of cost.h. Two things are fitted so that
 the regret is least (smoothed: how much longer the chosen config takes than the best one measured):
 the terms, which all GPUs have in common and which are printed, for a person to enter; and, with the
-terms as they stand, csrc/ops/matmul/cost_corrections.h, which `--write` writes. It has at most 48
+terms as they stand, csrc/ops/matmul/cost_corrections.h, which `--write` writes. It has at most 52
 factors a GPU, of tiles (those of weight gradients apart), clusters, splits of K and two kernels;
 none belongs to one product. "Held out" is the regret of products whose sizes took no part in the
 fit of terms and factors, in five folds of sizes.
@@ -47,7 +47,7 @@ OF_DEVICE = ("cycles_per_microsecond", "memory_bytes_per_microsecond")  # read, 
 FOLDS, STEPS, RATE = 5, 200, 0.02
 DIFFERENCE = 0.05  # of a term's logarithm
 PENALTY, PENALTY_OF_TERMS = 0.02, 0.002  # of squared logarithms
-MOST_NUMBERS = 48
+MOST_NUMBERS = 52
 
 
 class Timings:
