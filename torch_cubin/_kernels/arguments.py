@@ -22,22 +22,13 @@ from torch_cubin._inspection.inspect import Param
 from torch_cubin._kernels import scalars
 from torch_cubin._kernels.memory import has_memory
 from torch_cubin._kernels.scalars import Scalar
-from torch_cubin._kernels.struct_bytes import Struct, packed
+from torch_cubin._kernels.struct_bytes import Strided, Struct, packed
 from torch_cubin._kernels.tensor_map import TensorMap
 from torch_cubin._native import library
 from torch_cubin._pytorch.tensors import is_lazy_view
 
 # The device type of tensors that a kernel accepts. Tests set it to "cpu".
 DEVICE_TYPE = "cuda"
-
-
-class Strided:
-    """A tensor that is passed regardless of its strides: see strided()."""
-
-    __slots__ = ("tensor",)
-
-    def __init__(self, tensor: Any) -> None:
-        self.tensor = tensor
 
 
 def strided(tensor: Any) -> Strided:

@@ -12,6 +12,15 @@ from torch_cubin._kernels import scalars
 from torch_cubin._kernels.tensor_map import TensorMap
 
 
+class Strided:
+    """A tensor that is passed regardless of its strides: see torch_cubin.strided()."""
+
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor = tensor
+
+
 class Struct:
     """A struct passed by value: see torch_cubin.struct.
 
@@ -36,8 +45,6 @@ class Raw:
 
 def is_raw(value: Any) -> bool:
     """Whether a launch accepts it for a pointer."""
-    from torch_cubin._kernels.arguments import Strided
-
     return isinstance(value, (torch.Tensor, Strided)) or hasattr(value, "__cuda_array_interface__")
 
 

@@ -1,72 +1,20 @@
-"""Sharding rules of the ops for DTensor, hence for tensor parallelism.
+"""Sharding rules of products, experts and attention for DTensor, hence for tensor parallelism; and
+the registration of all ops' rules.
 
-An op is described by a label for each dim of its tensors, as in einsum. Tensors may be sharded
-along a label that they share. Where the label is summed over, results are partial sums, to which
-an addend contributes once.
+Each op is described by labels (sharding_labels.py).
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from torch_cubin._ops import raw_ops
+from torch_cubin._ops import raw_ops, sharding_rows
+from torch_cubin._ops.sharding_labels import HEADS, Description, Labels, of_rows, whole
 from torch_cubin._pytorch import sharding
-
-Labels = Sequence[str | None]  # None: a dim that is not sharded, as one that is broadcast
-
-HEADS = "heads"
-
-
-@dataclasses.dataclass
-class Description:
-    """The tensors of a call, without those that are None."""
-
-    arguments: list[Labels]
-    results: Sequence[Labels | None]  # None: without elements, and whole on every GPU
-    summed: Sequence[str | None] = ()  # labels of which results are sums, and may be partial ones
-    addends: Sequence[int] = ()  # arguments that are added to those sums
-    fixed: Sequence[int] = ()
-    is_list: bool = False
-
-    def rules(self) -> sharding.Rules:
-        labels = {label for each in self.arguments for label in each if label is not None}
-        possible = sorted(label for label in labels if self._allows(label))
-        choices = [self._choice(label) for label in (None, *possible)]
-        even = [(i, each.index(HEADS)) for i, each in enumerate(self.arguments) if HEADS in each]
-        return sharding.Rules(len(self.results), choices, even, self.fixed, self.is_list)
-
-    def _allows(self, label: str) -> bool:
-        return label in self.summed or all(
-            label in each for each in self.results if each is not None
-        )
-
-    def _choice(self, label: str | None) -> tuple[list[Any], list[Any]]:
-        from torch.distributed.tensor import Partial, Replicate, Shard
-
-        summed = label in self.summed
-
-        def placement(labels: Labels | None, *, is_sum: bool) -> Any:
-            if labels is None:
-                return Replicate()
-            if label is not None and label in labels:
-                return Shard(labels.index(label))
-            return Partial() if is_sum and summed else Replicate()
-
-        return (
-            [placement(each, is_sum=True) for each in self.results],
-            [placement(each, is_sum=i in self.addends) for i, each in enumerate(self.arguments)],
-        )
-
-
-def of_rows(tensor: Any, *last: str | None) -> list[str | None]:
-    """Labels of a tensor whose other dims are rows, each with a label of its own."""
-    return [*(f"row{i}" for i in range(len(tensor.shape) - len(last))), *last]
-
 
 # --- products ---
 
@@ -116,13 +64,6 @@ def _moe(x: Any, topk_ids: Any, topk_weights: Any, w13: Any, w2: Any, *gating: A
     """Of the tokens."""
     tokens: Labels = ["token", None]
     return Description([tokens, tokens, tokens, [None] * 3, [None] * 3], [tokens])
-
-
-def whole(results: int, *args: Any, **options: Any) -> Description:
-    """Of nothing: each GPU computes all of it."""
-    given = (*args, *options.values())
-    tensors: list[Labels] = [[None] * len(x.shape) for x in given if hasattr(x, "shape")]
-    return Description(tensors, [None] * results)
 
 
 def _expert_rows(x: Any, tokens: Any, order: Any, places: Any) -> Description:
@@ -432,8 +373,6 @@ PARTS = {
 
 def register() -> None:
     """Called once somebody has imported DTensor."""
-    from torch_cubin._ops import sharding_rows  # imported late: it needs this module
-
     for name, describe in {**RULES, **sharding_rows.RULES}.items():
         ops = [raw_ops.overload(raw) for raw in raw_ops.raw_names(name)]
         sharding.register(ops, _rules_of(describe))

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch_cubin._ops.scaled import ROW
-from torch_cubin._ops.sharding import Description, Labels, of_rows, whole
+from torch_cubin._ops.sharding_labels import Description, Labels, of_rows, whole
 
 
 def _norm(
