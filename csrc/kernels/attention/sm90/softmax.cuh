@@ -57,8 +57,9 @@ struct RunningSoftmax {
   float sum[2];        // this thread's part
   // Two bits each for the rows, the same in a quad: whether a row wants the next block's maximum;
   // whether it wants that of all later blocks (kMoves); whether the maximum of this block was
-  // found. And a bit that is the same in a warp: whether a row of it wants one.
+  // found.
   u32 state;
+  bool looks;  // whether a row of the warp wants a maximum
 
   TC_DEVICE void reset() {
 #pragma unroll
@@ -66,7 +67,8 @@ struct RunningSoftmax {
       reference[h] = kLowest;
       sum[h] = 0.0f;
     }
-    state = kWants | kLook;
+    state = kWants;
+    looks = true;
   }
 
   // The first block's scores to weights.
@@ -86,7 +88,7 @@ struct RunningSoftmax {
   template <int kCount>
   TC_DEVICE bool weigh(float (&s)[kCount], float unit, float (&factor)[2], bool& moves) {
     float block[2];
-    moves = (state & kLook) != 0;
+    moves = looks;
     if (__builtin_expect(moves, 0)) find_maximum(s, unit, factor);
     exponentiate(s, unit, block);
     if (__builtin_expect(!__all_sync(~0u, block[0] <= kMost && block[1] <= kMost), 0)) {
@@ -94,7 +96,8 @@ struct RunningSoftmax {
       u32 far = rows_above(block, kFar) & ~found;
       if (__any_sync(~0u, far != 0)) {
         // Of rows whose maximum was found, it is found again: for NaN there is no other end.
-        state |= far | found | (kMoves ? far * kGrows1 : 0) | kLook;
+        state |= far | found | (kMoves ? far * kGrows1 : 0);
+        looks = true;
         return false;
       }
       step_down(s, block, factor, rows_above(block, kMost) & ~found);
@@ -133,7 +136,7 @@ struct RunningSoftmax {
   }
 
  private:
-  static constexpr u32 kWants = 3, kGrows1 = 4, kFound1 = 16, kFound = 3 * kFound1, kLook = 64;
+  static constexpr u32 kWants = 3, kGrows1 = 4, kFound1 = 16, kFound = 3 * kFound1;
 
   // The bits of the rows of which a thread's sum of weights is above the limit, or NaN.
   static TC_DEVICE u32 rows_above(const float (&block)[2], float limit) {
@@ -195,8 +198,8 @@ struct RunningSoftmax {
       reference[h] = scaled;
       if (!(fabsf(scaled) <= kHuge)) state |= 1u << h;
     }
-    if (!__any_sync(~0u, (state & kWants) != 0)) return;
-    state |= kLook;
+    looks = __any_sync(~0u, (state & kWants) != 0);
+    if (!looks) return;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       // A reference that stays belongs to an earlier block, whose scores are gone.
