@@ -183,6 +183,28 @@ struct Consumer : ForwardConsumer<C> {
     release(shared + C::kVEmpty + 8 * slot(step - 1));
   }
 
+  // The next scores are computed while a block's product with V is added, if there are registers
+  // for both.
+  static constexpr bool kScoresMeanwhile = C::kGroups == 2 && C::kD <= 128;
+
+  // accumulate_v() and score(), all products issued before the first sums are added. Ends the turn.
+  TC_DEVICE void accumulate_v_and_score(const float (&factor)[2]) {
+    constexpr int kChunks = C::kD / 64;
+    static_assert(kChunks <= 2);
+    barrier_wait(shared + C::kVFull + 8 * slot(step - 1), phase(step - 1));
+    multiply_v(even, 0);
+    if constexpr (kChunks == 2) multiply_v(odd, 1);
+    score();
+    Base::end_turn();
+    wgmma_wait<kChunks>();
+    add_to_out(even, 0, factor);
+    if constexpr (kChunks == 2) {
+      wgmma_wait<1>();
+      add_to_out(odd, 1, factor);
+    }
+    release(shared + C::kVEmpty + 8 * slot(step - 1));
+  }
+
   // Computes the same scores in one warp, for the rare case that the softmax needs them again after
   // overwriting them with weights.
   TC_DEVICE void score_again() {
@@ -336,9 +358,13 @@ struct Consumer : ForwardConsumer<C> {
           keys.next();
         }
         Base::begin_turn();
-        accumulate_v(factor);
-        score();
-        Base::end_turn();
+        if constexpr (kScoresMeanwhile) {
+          accumulate_v_and_score(factor);
+        } else {
+          accumulate_v(factor);
+          score();
+          Base::end_turn();
+        }
         if (__builtin_expect(fresh, 0)) {
           store(tiles[(number - 1) % C::kRing], inverse);
           clear_out();
