@@ -203,6 +203,17 @@ def _kinds(found: torch_cubin.Audit) -> dict[str, tuple[str, str]]:
     return {row.op: (row.ran, row.kind) for row in found.rows}
 
 
+def test_kernels_of_rows_are_ours() -> None:
+    """They stand over the kernels of sums and norms, which they call."""
+    with torch_cubin.install(batch_invariant=True):
+        ours = [op for op in ("sum.dim_IntList", "native_layer_norm") if _is_ours(op)]
+    assert ours == ["sum.dim_IntList", "native_layer_norm"]
+
+
+def _is_ours(op: str) -> bool:
+    return aten_kernels.is_ours(op, "CPU")
+
+
 def test_audit() -> None:
     x, weight = torch.randn(4, 8, requires_grad=True), torch.randn(3, 8, requires_grad=True)
 
