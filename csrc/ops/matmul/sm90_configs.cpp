@@ -125,13 +125,10 @@ class Counter {
     Work work = sm90_work({row.tile_m, row.tile_n, row.a_mn_major, row.b_mn_major,
                            plan.cluster.of_a, plan.cluster.of_b, c_.a_lines, c_.b_lines},
                           static_cast<double>(tiles), k_blocks);
-    // A warpgroup that has a tile alone takes twice as long for its epilogue as two that share it.
-    if (row.ping_pong) work.values *= 2;
     // A's tile is read from shared memory once more.
     if (row.from_registers()) work.shared += k_blocks * static_cast<double>(row.tile_m);
     if (c_.activation != kActivationNone && c_.activation != kActivationRelu) {
-      const auto values = static_cast<double>(tiles * row.tile_m * row.tile_n);
-      work.activations = values * activation_cycles(row);
+      work.activations = work.values * activation_cycles(row);
     }
     work.clusters = plan.cluster.size() > 1;
     work.outside = outside_;
