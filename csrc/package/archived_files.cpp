@@ -56,7 +56,10 @@ class ArchivedFiles : public PackageFiles {
     for (const json& archive : archives) add(archive);
     decompressed_ = new Decompressed(archives_.size());
   }
-  ~ArchivedFiles() override { delete decompressed_.load(); }
+  ~ArchivedFiles() override {
+    const Decompressed* last = decompressed_.load();
+    if (last->process == getpid()) delete last;  // see decompressed()
+  }
 
   std::vector<uint8_t> read(const std::string& name, size_t limit) const override {
     const auto found = places_.find(name);
