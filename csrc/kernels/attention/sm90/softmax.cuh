@@ -202,8 +202,9 @@ struct RunningSoftmax {
     if (!looks) return;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      // A reference that stays belongs to an earlier block, whose scores are gone.
-      bool stays = seen[h] && own[h] < before[h];
+      // A reference that stays belongs to an earlier block, whose scores are gone. It also stays in a
+      // row that did not ask: step_down() can make a reference huge.
+      bool stays = seen[h] && (own[h] < before[h] || !(wanted >> h & 1));
       float raw = stays ? before[h] / unit : top[h];
       if (!(state >> h & 1)) raw = 0.0f;
 #pragma unroll
