@@ -220,6 +220,43 @@ def test_one_visible_key_gives_its_value(name: str) -> None:
         numerics.check_exact(first, v[:, :, 0], f"{name} {rows}x{head_dim} causal")
 
 
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("name", ac.HALVES)
+def test_scores_of_a_million_that_grow_along_the_keys(name: str, head_dim: int) -> None:
+    """Rows whose running maximum passes 2^20 slowly, beside one whose maximum is beyond it at once.
+
+    Each row sees four keys, hundreds apart, of (to one in powers of two) these scores; its other
+    weights are 0. The last row's are larger and fall: it alone keeps its warp looking for maxima.
+    """
+    dtype, columns, places = ac.DTYPES[name], 1100, (5, 300, 620, 1090)
+    scores = [list(x) for x in itertools.permutations((1048570, 1048589, 1048594, 1048591))]
+    top = 2**20
+    for rows in (len(scores), 200):
+        q = torch.zeros(1, 2, rows, head_dim)
+        k = torch.zeros(1, 2, columns, head_dim)
+        v = torch.zeros(1, 2, columns, head_dim)
+        for place, column in enumerate(places):
+            k[..., column, 0] = 1024.0
+            k[..., column, 2 + place] = 1.0
+            k[..., column, 1] = (1500.0, 1000.0, 1000.0, 1000.0)[place]
+            v[..., column, place] = 1.0
+        for row, mine in enumerate(scores):
+            q[..., row, 0] = 1024.0
+            q[..., row, 2 : 2 + len(mine)] = torch.tensor([float(x - top) for x in mine])
+        q[..., 3::8, :] = 0.0
+        q[..., 3::8, 1] = 2048.0
+        q, k, v = (x.to(ac.DEVICE, dtype) for x in (q, k, v))
+        for options in ({}, {"sinks": torch.zeros(2, device=ac.DEVICE)}):
+            want = ar.reference(q, k, v, scale=math.log(2), **options)
+            out, logsumexp = torch.ops.cubin.attention_forward(
+                q, k, v, scale=math.log(2), **options
+            )
+            label = f"{name} {rows}x{head_dim} {sorted(options)}"
+            # The product with the unit rounds scores of this size to a sixteenth.
+            assert float((out.double() - want.out).abs().max()) < 0.06, label
+            assert float((logsumexp.double() - want.logsumexp).abs().max()) < 0.3, label
+
+
 @pytest.mark.parametrize("name", ac.DTYPES)
 def test_results_stay_inside_their_memory(name: str) -> None:
     """Outputs are fresh tensors whose neighbours, filled before, keep their bytes."""
