@@ -311,7 +311,9 @@ def test_a_mask_that_is_added_is_read_as_it_is_or_copied(
 
 
 @pytest.mark.parametrize("rows", [1, 3, 500])
-def test_one_kernel_serves_every_number_of_rows_under_the_switch(driver, catalog, rows) -> None:
+def test_blocks_of_keys_are_equal_for_every_number_of_rows_under_the_switch(
+    driver, catalog, rows
+) -> None:
     """With a single query, the heads that share keys are the rows of one tile."""
     shape, options = (2, 8, rows, 128), {"is_causal": True, "bottom_right": True}
 
@@ -321,11 +323,20 @@ def test_one_kernel_serves_every_number_of_rows_under_the_switch(driver, catalog
 
     (launch,) = launches_of(driver, [call])
     params = params_of(launch)
-    assert launch["kernel"].endswith("_128x128x128")
+    assert catalog[launch["kernel"]]["tile"] == [8 if rows < 8 else 128, 128, 128]
     assert (params.heads, params.group, params.lengths.seqlen_q) == (
         (2, 1, 4) if rows == 1 else (8, 4, rows)
     )
     assert read_map(params.q)["dims"][1] == (4 if rows == 1 else rows)
+
+
+def test_tiles_of_few_queries_serve_the_switch_alone(driver, catalog) -> None:
+    few = {name for name, kernel in catalog.items() if kernel["tile"][0] < 64}
+    few = {name for name in few if catalog[name]["kind"] == "sm90"}
+    assert len(few) == 4
+    for rows in (1, 4, 64):
+        for launch in launches_of(driver, [partial(attend, (1, 2, rows, 64), 2, 200, "bhsd")]):
+            assert launch["kernel"] not in few
 
 
 @pytest.mark.parametrize("pages", [False, True])

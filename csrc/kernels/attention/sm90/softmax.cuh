@@ -50,8 +50,9 @@ TC_DEVICE float reciprocal_approx(float x) {
 
 // kMoves: something is added to the scores, ALiBi or a mask, so that logits may grow from block to
 // block. If one block's maximum was needed, those of the row's other blocks in the tile are
-// computed too, so that scores are not computed twice each time.
-template <bool kMoves>
+// computed too, so that scores are not computed twice each time. kRows: 1 if only the first of the
+// thread's two rows exists; the elements of the other one are then neither read nor written.
+template <bool kMoves, int kRows = 2>
 struct RunningSoftmax {
   float reference[2];  // in powers of two; kLowest until a block with scores has been seen
   float sum[2];        // this thread's part
@@ -142,7 +143,7 @@ struct RunningSoftmax {
   static TC_DEVICE u32 rows_above(const float (&block)[2], float limit) {
     u32 quad = 15u << threadIdx.x % 32 / 4 * 4, rows = 0;
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
+    for (int h = 0; h < kRows; ++h) {
       rows |= (__ballot_sync(~0u, !(block[h] <= limit)) & quad) != 0 ? 1u << h : 0u;
     }
     return rows;
@@ -155,6 +156,7 @@ struct RunningSoftmax {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       int h = i / 2 % 2;
+      if (h >= kRows) continue;
       s[i] = exp2_approx(fmaf(s[i], unit, minus[h]));
       part[h][i / 4 % 2] += s[i];
     }
@@ -180,7 +182,7 @@ struct RunningSoftmax {
     u32 wanted = state & kWants, grows = kMoves ? state / kGrows1 & kWants : 0;
     state = (grows * (1 + kGrows1)) | (wanted * kFound1);
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
+    for (int h = 0; h < kRows; ++h) {
       float found = row_maximum(s, h);
       top[h] = fmaxf(found, kLowest);
       own[h] = top[h] * unit;
@@ -201,7 +203,7 @@ struct RunningSoftmax {
     looks = __any_sync(~0u, (state & kWants) != 0);
     if (!looks) return;
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
+    for (int h = 0; h < kRows; ++h) {
       // A reference that stays belongs to an earlier block, whose scores are gone. It also stays in a
       // row that did not ask: step_down() can make a reference huge.
       bool stays = seen[h] && (own[h] < before[h] || !(wanted >> h & 1));
@@ -219,7 +221,7 @@ struct RunningSoftmax {
   template <int kCount>
   TC_DEVICE void step_down(float (&s)[kCount], float (&block)[2], float (&factor)[2], u32 rows) {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
+    for (int h = 0; h < kRows; ++h) {
       int exponent = max((__float_as_int(row_maximum(s, h)) >> 23) - 127, 0);
       if (!(rows >> h & 1)) exponent = 0;
       float step = __int_as_float((127 - exponent) << 23);

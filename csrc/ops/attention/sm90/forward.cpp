@@ -1,6 +1,6 @@
-// The backend of csrc/kernels/attention/sm90/forward.cu: attention forward on Hopper, for 16-bit
-// types. The portable kernels serve few queries with many keys. Packed sequences need sm90/order.cu
-// before it, boolean masks sm90/mask.cu, additive masks sm90/added_mask.cu.
+// The backend of csrc/kernels/attention/sm90/forward.cu and forward_few.cu: attention forward on
+// Hopper, for 16-bit types. The portable kernels serve few queries with many keys. Packed sequences
+// need sm90/order.cu before it, boolean masks sm90/mask.cu, additive masks sm90/added_mask.cu.
 #include <algorithm>
 #include <cmath>
 #include <optional>
@@ -95,6 +95,8 @@ class Sm90Forward : public AttentionForwardKernels {
     }
     rows_.for_each(dtype, problem.needs, width, [&](const AttentionRow& row) {
       if (invariant && row.columns != columns) return;
+      // Without it the decode kernels, which divide keys among blocks, serve few queries.
+      if (!invariant && row.rows < kQueryRows) return;
       const int64_t tiles = ceil_div(band.seqlen_q, row.rows) * problem.heads * problem.batch;
       const double loads = slow_loads ? kSlowKeyCycles * row.columns : 0;
       const double own = static_cast<double>(ceil_div(tiles, blocks_)) *
