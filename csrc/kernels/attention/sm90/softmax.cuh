@@ -48,6 +48,12 @@ TC_DEVICE float reciprocal_approx(float x) {
   return out;
 }
 
+// Of numbers far from the limits of float32, without the function that ptxas calls for others.
+TC_DEVICE float divide(float a, float b) {
+  float inverse = reciprocal_approx(b), quotient = a * inverse;
+  return fmaf(fmaf(-quotient, b, a), inverse, quotient);
+}
+
 // kMoves: something is added to the scores, ALiBi or a mask, so that logits may grow from block to
 // block. If one block's maximum was needed, those of the row's other blocks in the tile are
 // computed too, so that scores are not computed twice each time. kRows: 1 if only the first of the
@@ -206,8 +212,8 @@ struct RunningSoftmax {
     for (int h = 0; h < kRows; ++h) {
       // A reference that stays belongs to an earlier block, whose scores are gone. It also stays in a
       // row that did not ask: step_down() can make a reference huge.
-      bool stays = seen[h] && (own[h] < before[h] || !(wanted >> h & 1));
-      float raw = stays ? before[h] / unit : top[h];
+      bool stays = seen[h] && (own[h] < before[h] || !(state & kFound1 << h));
+      float raw = stays ? divide(before[h], unit) : top[h];
       if (!(state >> h & 1)) raw = 0.0f;
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
