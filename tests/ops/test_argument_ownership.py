@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import resource
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -112,3 +114,22 @@ def test_arguments_are_released(name, grad, device):
             counts.append((x._use_count(), torch._C._storage_Use_Count(storage._cdata)))
     assert counts[0] == counts[1]
     assert counts[0][0] <= 2  # the variable, and a gradient's accumulator at most
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def test_a_str_argument_is_released(device):
+    """Counted is the memory of the process: a megabyte of text in each call."""
+    x, text = torch.randn(4, 8, device=device), "x" * 2**20
+
+    def call() -> None:
+        with pytest.raises(RuntimeError):
+            ops._linear_activation(x, x, None, text)
+
+    call()
+    before = _resident_bytes()
+    for _ in range(100):
+        call()
+    assert _resident_bytes() - before < 50 * 2**20

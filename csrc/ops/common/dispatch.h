@@ -17,6 +17,7 @@
 #include <initializer_list>
 
 #include "pytorch/tensor.h"
+#include "pytorch/text_argument.h"
 
 namespace torch_cubin {
 
