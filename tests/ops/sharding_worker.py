@@ -7,11 +7,13 @@ Over 500 lines, because four processes that have formed a group run all of it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import multiprocessing
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -284,28 +286,39 @@ def split(mesh: Any, how: str) -> Block:
     return block
 
 
-def check_block(mesh: Any, how: str, served: bool) -> dict[str, Any]:
+def served_by(door: Callable[..., Any]) -> Any:
+    """As on a GPU, where drop_in() serves below autograd, too."""
+    aten_kernels.register("CPU")
+    aten_kernels.below_autograd = lambda: True
+    return door(policy="all")
+
+
+DOORS: dict[str, Callable[[], Any]] = {
+    "stock": contextlib.nullcontext,
+    "drop_in": functools.partial(served_by, torch_cubin.drop_in),
+    "install": functools.partial(served_by, torch_cubin.install),
+}
+
+
+def check_block(mesh: Any, how: str, door: str) -> dict[str, Any]:
     x = tensor(B, M, K)
     reference = Block()
     want = reference(x)
     want.square().sum().backward()
     block = split(mesh, how)
     inputs = distribute_tensor(x, mesh, [Shard(1)]) if how == "sequence" else x
-    with CommDebugMode() as communication:
-        if served:
-            with torch_cubin.drop_in():
-                got = block(inputs)
-                got.square().sum().backward()
-        else:
-            got = block(inputs)
-            got.square().sum().backward()
+    with CommDebugMode() as communication, DOORS[door]():
+        got = block(inputs)
+        got.square().sum().backward()
+    served = [] if door == "stock" else [row.function for row in torch_cubin.report().served]
     right = torch.allclose(full(got), want, atol=1e-4)
     for name, parameter in block.named_parameters():
         expected = dict(reference.named_parameters())[name].grad
         if how == "sequence" and name.startswith("norm"):
             continue  # a partial sum by design of SequenceParallel
         right &= torch.allclose(full(parameter.grad), expected, atol=1e-3)
-    return {"right": right, "collectives": communication.get_total_counts()}
+    collectives = communication.get_total_counts()
+    return {"right": right, "collectives": collectives, "served": sorted({*served})}
 
 
 def check_checkpoint(mesh: Any, how: str, folder: str) -> str:
@@ -482,9 +495,9 @@ def main(rank: int, ranks: int, folder: str) -> None:
     wrong += [check_checkpoint(mesh, how, folder) for how in ("tensor", "fsdp")]
     wrong += check_float8(mesh)
     blocks = {
-        f"{how}, {'ours' if served else 'stock'}": check_block(mesh, how, served)
+        f"{how}, {door}": check_block(mesh, how, door)
+        for door in DOORS  # the first without ours, which stay registered
         for how in ("tensor", "sequence", "fsdp")
-        for served in (False, True)
     }
     wrong += check_tensor_parallel(mesh)
     answer = {"wrong": [each for each in wrong if each], "blocks": blocks}

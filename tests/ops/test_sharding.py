@@ -36,12 +36,14 @@ def test_ops_and_checkpoints_of_shards_equal_those_of_whole_tensors(answer) -> N
     assert answer["wrong"] == []
 
 
+@pytest.mark.parametrize("door", ["drop_in", "install"])
 @pytest.mark.parametrize("how", ["tensor", "sequence", "fsdp"])
-def test_layers_are_right_with_pytorchs_collectives(answer, how) -> None:
-    stock, ours = (answer["blocks"][f"{how}, {whose}"] for whose in ("stock", "ours"))
+def test_layers_are_right_with_pytorchs_collectives(answer, how, door) -> None:
+    stock, ours = (answer["blocks"][f"{how}, {each}"] for each in ("stock", door))
     assert stock["right"]
     assert ours["right"]
     assert ours["collectives"] <= stock["collectives"]
+    assert "aten::mm" in ours["served"]
 
 
 def test_the_example_trains_alike_in_two_processes(answer) -> None:
