@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -323,6 +324,7 @@ def test_transforms_modes_and_layers() -> None:
         "nested": lambda: F.linear(nested, b.t(), s).values(),
         "sparse": lambda: torch.mm(a.to_sparse_csr(), b),
         "negative view": lambda: torch.mm(torch._neg_view(a), b),
+        "an operator by name": lambda: torch.ops.aten.mm(a, b),
         "make_fx": lambda: torch.fx.experimental.proxy_tensor.make_fx(linear)(a)(a),
         "trace": lambda: torch.jit.trace(linear, (a,))(a),
     }
@@ -335,6 +337,49 @@ def test_transforms_modes_and_layers() -> None:
             )
             if name != "sparse":
                 assert _served(), name
+
+
+def test_compiled_autograd(fresh_dynamo) -> None:
+    from torch._dynamo import compiled_autograd
+
+    enable = getattr(compiled_autograd, "_enable", None) or compiled_autograd.enable
+    x, w, b = integers(3, 4), integers(5, 4, seed=1), integers(5, seed=2)
+
+    def gradients() -> list[torch.Tensor]:
+        leaves = [each.clone().requires_grad_() for each in (x, w, b)]
+        result = F.linear(*leaves).square().sum()
+        torch_cubin.report(reset=True)
+        with enable(torch.compile(backend="eager")):
+            result.backward()
+        return [leaf.grad for leaf in leaves]
+
+    expected = gradients()
+    with installed():
+        result = gradients()
+        assert _served()["aten::mm"] == 2
+    for got, wanted in zip(result, expected, strict=True):
+        same(got, wanted)
+
+
+def test_a_forked_child_is_served() -> None:
+    a, b, s = integers(8, 8), integers(8, 8, seed=1), integers(8, seed=2)
+    expected = torch.addmm(s, a, b)
+    with installed():
+        child = os.fork()
+        if child == 0:
+            signal.alarm(30)
+            status = 1
+            try:
+                torch_cubin.report(reset=True)
+                equal = torch.equal(torch.addmm(s, a, b), expected)
+                served = _served() == {"aten::addmm": 1}
+                with torch_cubin.install(policy="all"):
+                    equal &= torch.equal(torch.addmm(s, a, b), expected)
+                status = 0 if equal and served else 2
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        same(torch.addmm(s, a, b), expected)
 
 
 def test_meta_and_fake_tensors_never_reach_it() -> None:
