@@ -6,6 +6,7 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import contextlib
+import re
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -293,6 +294,26 @@ class Block(nn.Module):
         return x + self.down(F.silu(self.gate(h)) * self.up(h))
 
 
+def test_generated_code_of_a_block_has_no_more_buffers_than_pytorchs() -> None:
+    block, x = Block(), torch.randn(2, M, K)
+
+    def facts() -> tuple[int, int, int]:
+        """Tensors that are allocated, fused kernels, and copies."""
+        torch._dynamo.reset()
+        with torch.no_grad():
+            _, (code,) = run_and_get_code(torch.compile(block), x)
+        _, _, calls = code.partition("def call(")
+        calls, _, _ = calls.partition("return (")
+        own = len(re.findall(r" = buf\d+\[\d\]", calls))  # results of _linears
+        return calls.count("empty_strided") + own, calls.count("cpp_fused"), calls.count(".clone()")
+
+    stock = facts()
+    with installed():
+        ours = facts()
+    assert all(mine <= theirs for mine, theirs in zip(ours, stock, strict=True)), (ours, stock)
+    assert ours[1] < stock[1]  # silu and the product with up are in the product
+
+
 @pytest.mark.parametrize("autocast", [False, True])
 def test_a_blocks_training_step(autocast) -> None:
     """Autocast's casts of the weights are between the products that are folded. There PyTorch's own
@@ -455,3 +476,33 @@ def test_max_autotune_times_pytorchs_kernel_beside_ours(quicker, monkeypatch) ->
     else:
         assert served == {}
         assert set(declined) == {"measured by max-autotune to be quicker"}
+
+
+@needs_choices
+def test_max_autotune_times_pytorchs_kernel_of_every_product(monkeypatch) -> None:
+    timed: dict[str, list[str]] = {}
+
+    def times(self, choices, *args, **kwargs):
+        names = [choice.choice.name for choice in choices]
+        timed[names[0]] = names
+        return {choice: float("pytorchs" not in choice.choice.name) for choice in choices}
+
+    monkeypatch.setattr(AlgorithmSelectorCache, "benchmark", times, raising=False)
+    monkeypatch.setattr(AlgorithmSelectorCache, "make_benchmark_fn", lambda *a, **k: (
+        lambda choices: times(None, choices)))  # fmt: skip
+    torch._dynamo.reset()
+    x, w, s, xs, ws, ss = _tensors((M, K), (K, N), (M, N), (2, M, K), (2, K, N), (2, M, N))
+
+    def products(x, w, s, xs, ws, ss):
+        single = torch.mm(x, w).sin() + torch.addmm(s, x, w, beta=0.5)
+        return single + torch.bmm(xs, ws).sin() + torch.baddbmm(ss, xs, ws, alpha=2)
+
+    options = {"max_autotune": True, "max_autotune_gemm_backends": "ATEN"}
+    config = {**options, "fx_graph_cache": False, "autotune_local_cache": False}
+    with torch.no_grad(), installed(), inductor_config.patch(config):
+        want = products(x, w, s, xs, ws, ss)
+        got, (code,) = run_and_get_code(torch.compile(products), x, w, s, xs, ws, ss)
+    torch.testing.assert_close(got, want)
+    for name in ("mm", "addmm", "bmm", "baddbmm"):
+        assert f"cubin_pytorchs_{name}" in timed[name]
+        assert f"extern_kernels.cubin_pytorchs_{name}(" in code
