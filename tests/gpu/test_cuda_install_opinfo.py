@@ -102,6 +102,14 @@ def test_modules() -> None:
     assert len(found.served) > 5, found.served
 
 
+def test_older_samples_of_modules() -> None:
+    found, cpu = Comparison(), cpu_tests("modules")
+    for case in cpu._older_cases():
+        found.add(case.get_name(), case.get_name(), functools.partial(cpu._run_older, case, "cuda"))
+    assert found.wrong == [], "\n".join(found.wrong)
+    assert len(found.served) > 5, found.served
+
+
 def test_all_other_operators() -> None:
     found, cpu = Comparison(), cpu_tests("opinfo")
     skipped = {id(op) for op in cpu.OPS}  # to compare two entries takes 50 us

@@ -73,10 +73,11 @@ def _older_cases() -> Iterator[common_nn.NewModuleTest]:
         yield common_nn.NewModuleTest(**options)
 
 
-def _run_older(case: common_nn.NewModuleTest) -> Any:
+def _run_older(case: common_nn.NewModuleTest, device: str = "cpu") -> Any:
     inputs = _tensors([_clone(case._get_input())])  # random numbers at the first call
+    inputs = [x.detach().to(device) for x in inputs]
     torch.manual_seed(0)
-    module = case.constructor(*case.constructor_args)
+    module = case.constructor(*case.constructor_args).to(device)
     for x in inputs:
         x.requires_grad_(x.is_floating_point())
     results = module(*inputs)
