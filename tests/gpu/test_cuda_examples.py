@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import importlib.util
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
 import c_layouts
 import pytest
+import serving_page
 import torch
 
 import torch_cubin
@@ -74,3 +76,17 @@ def test_no_example_is_forgotten() -> None:
     by_hand |= {"tensor_parallel"}  # by torchrun: tests/ops/test_sharding.py
     by_hand |= {"triton_kernels"}  # test_cuda_producers.py, in a process of its own
     assert found - by_hand == set(SAYS)
+
+
+def test_program_of_the_page_of_entry_points() -> None:
+    """In a process of its own: install() and transformers' registrations stay."""
+    pytest.importorskip("transformers")
+    program = [sys.executable, "-c", serving_page.program()]
+    done = subprocess.run(program, capture_output=True, text=True, cwd=EXAMPLES.parent)
+    assert done.returncode == 0, done.stderr
+    print(done.stdout)
+    of_install, of_drop_in = done.stdout.split("served by cubin ops")[1:]
+    assert "aten::_scaled_dot_product" in of_install
+    for report in (of_install, of_drop_in):
+        assert "aten::addmm" in report
+        assert "aten::mm" in report
