@@ -6,9 +6,12 @@
 
 Calls: microseconds of the host for a call with 64 x 64 operands in bfloat16, submitted without
 waiting. Models: a step of eight transformer blocks at 1 x 128 and 4 x 2048 tokens, including the
-wait for the GPU. The contenders alternate in one process; reported are the median over the rounds,
-and the median of the rounds' ratios to stock PyTorch. After the first install(), stock calls pass
-through our kernels; the lines "before the first install()" are measured without that.
+wait for the GPU. The contenders alternate; reported are the median over the rounds, and the median
+of the rounds' ratios to stock PyTorch.
+
+After the first install() of a process, calls outside it pass through our kernels to PyTorch's. So
+stock PyTorch runs in a process of its own, which never installs and takes its turn like the others;
+"removed" is PyTorch in the process that has installed.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ import contextlib
 import functools
 import random
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -32,8 +37,9 @@ from torch_cubin._drop_in import aten_kernels
 ROUNDS = 30
 CALLS = 300  # per block; the launch queue holds 1,024
 
+STOCK = "stock"  # in a process of its own
 CONTENDERS: dict[str, Callable[[], contextlib.AbstractContextManager]] = {
-    "stock": contextlib.nullcontext,
+    "removed": contextlib.nullcontext,
     "install": lambda: torch_cubin.install(policy="all"),
     "drop_in": lambda: torch_cubin.drop_in(policy="all"),
 }
@@ -131,27 +137,70 @@ def models_of(device: str) -> dict[str, Callable[[], object]]:
     return found
 
 
+def block(work: Callable[[], object], device: str, calls: int, waits: bool) -> float:
+    """Seconds per call."""
+    work()
+    finish(device)
+    begin = time.perf_counter()
+    for _ in range(calls):
+        work()
+    if waits:
+        finish(device)
+    elapsed = time.perf_counter() - begin
+    finish(device)
+    return elapsed / calls
+
+
+def groups_of(device: str) -> list[tuple[str, dict[str, Callable[[], object]], int, bool]]:
+    return [("calls", calls_of(device), CALLS, False), ("models", models_of(device), 10, True)]
+
+
+class Stock:
+    """A process that runs blocks of stock PyTorch, one when it is asked."""
+
+    def __init__(self, device: str) -> None:
+        command = [sys.executable, __file__, "--device", device, "--answer"]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def block(self, what: str) -> float:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{what}\n")
+        self._process.stdin.flush()
+        return float(self._process.stdout.readline())
+
+    @staticmethod
+    def answer(device: str) -> None:
+        """What that process does, until its input ends."""
+        blocks = {
+            what: (work, calls, waits)
+            for _, works, calls, waits in groups_of(device)
+            for what, work in works.items()
+        }
+        for line in sys.stdin:
+            work, calls, waits = blocks[line.rstrip("\n")]
+            print(block(work, device, calls, waits), flush=True)
+
+
 def measure(
-    work: Callable[[], object], device: str, calls: int, waits: bool, rounds: int
-) -> dict[str, list[float]]:
+    what: str, work: Callable[[], object], stock: Stock, device: str, calls: int, waits: bool,
+    rounds: int,
+) -> dict[str, list[float]]:  # fmt: skip
     """Seconds per call for each contender, one entry per round."""
-    times: dict[str, list[float]] = {name: [] for name in CONTENDERS}
-    order = list(CONTENDERS)
+    order = [STOCK, *CONTENDERS]
+    times: dict[str, list[float]] = {name: [] for name in order}
     for turn in range(rounds + 2):
         random.shuffle(order)
         for name in order:
-            with CONTENDERS[name]():
-                work()
-                finish(device)
-                begin = time.perf_counter()
-                for _ in range(calls):
-                    work()
-                if waits:
-                    finish(device)
-                elapsed = time.perf_counter() - begin
-                finish(device)
+            if name == STOCK:
+                seconds = stock.block(what)
+            else:
+                with CONTENDERS[name]():
+                    seconds = block(work, device, calls, waits)
             if turn >= 2:  # the first two are warm-up
-                times[name].append(elapsed / calls)
+                times[name].append(seconds)
     return times
 
 
@@ -160,31 +209,14 @@ def chosen(works: dict[str, Callable[[], object]], only: str) -> dict[str, Calla
     return {what: work for what, work in works.items() if any(part in what for part in parts)}
 
 
-def unregistered(works: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Microseconds of calls on the GPU before our kernels are registered over PyTorch's."""
-    found = {}
-    for what, work in works.items():
-        work()
-        seconds = []
-        for _ in range(rounds):
-            finish("cuda")
-            begin = time.perf_counter()
-            for _ in range(CALLS):
-                work()
-            seconds.append((time.perf_counter() - begin) / CALLS)
-        found[what] = statistics.median(seconds) * 1e6
-        print(f"{what:<40} {found[what]:9.1f} us before the first install()", flush=True)
-    return found
-
-
 def lines_of(device: str, only: str, rounds: int) -> Iterator[dict[str, object]]:
-    groups = [("calls", calls_of(device), CALLS, False), ("models", models_of(device), 10, True)]
-    for group, works, calls, waits in groups:
+    stock = Stock(device)
+    for group, works, calls, waits in groups_of(device):
         for what, work in chosen(works, only).items():
-            times = measure(work, device, calls, waits, rounds)
+            times = measure(what, work, stock, device, calls, waits, rounds)
             line: dict[str, object] = {"group": group, "what": what}
             for name, seconds in times.items():
-                ratios = [s / stock for s, stock in zip(seconds, times["stock"], strict=True)]
+                ratios = [s / stock for s, stock in zip(seconds, times[STOCK], strict=True)]
                 line[name] = {
                     "us": statistics.median(seconds) * 1e6,
                     "over stock": statistics.median(ratios),
@@ -195,7 +227,7 @@ def lines_of(device: str, only: str, rounds: int) -> Iterator[dict[str, object]]
 
 def show(line: dict[str, object]) -> None:
     cells = []
-    for name in CONTENDERS:
+    for name in (STOCK, *CONTENDERS):
         cell = line[name]
         assert isinstance(cell, dict)
         cells.append(f"{name} {cell['us']:9.1f} us ({cell['over stock']:.2f})")
@@ -208,19 +240,21 @@ def main() -> None:
     parser.add_argument("--only", default="", metavar="PART,...", help="parts of lines' names")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--json", help="also write the results to this file, line by line")
+    parser.add_argument("--answer", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    before: dict[str, float] = {}
     if options.device == "cpu":
         torch.set_num_threads(1)
+    if options.answer:
+        return Stock.answer(options.device)
+    if options.device == "cpu":
         aten_kernels.register("CPU")
         aten_kernels.below_autograd = lambda: True
     else:
         common.print_machine("install() and drop_in()")
-        before = unregistered(chosen(calls_of("cuda"), options.only), options.rounds)
     lines: list[dict[str, object]] = []
     for line in lines_of(options.device, options.only, options.rounds):
         lines.append(line)
-        common.write_json(options.json, {"before install": before, "lines": lines})
+        common.write_json(options.json, {"lines": lines})
     print(torch_cubin.report())
 
 
