@@ -141,3 +141,19 @@ def test_wrong_ends_store_nan() -> None:
     known = (places >= 0) & (places < len(out))
     assert out[places[3:][known[3:]].long()].isnan().all()
     assert not out[places[:3][known[:3]].long()].isnan().any()
+
+
+@pytest.mark.parametrize("wrong", [-1, 2, 1000])
+def test_rows_before_a_wrong_end_have_their_own_bias(wrong: int, device: str) -> None:
+    sizes = (1, 3, 2, 3, 1, 2)
+    (a, b), given = grouped_options.draw(
+        random.Random(0), sizes, 5, 4, ("bias",), torch.float32, device
+    )
+    want = op(a, b, **given)
+    for group in range(1, len(sizes)):
+        ends = given["offs"].clone()
+        before = int(ends[group - 1])
+        ends[group] = wrong if wrong != 2 else before - 1
+        out = op(a, b, **{**given, "offs": ends})
+        torch.testing.assert_close(out[:before], want[:before])
+        assert out[before:].isnan().all()

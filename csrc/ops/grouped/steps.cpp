@@ -1,6 +1,7 @@
 // The options of products of rows as steps of ATen's: the reference, and what CUDA runs for dtypes
 // whose kernels do not have them.
 #include "ops/common/aten.h"
+#include "ops/common/dispatch.h"
 #include "ops/common/stable_ops.h"
 #include "ops/grouped/grouped.h"
 #include "ops/matmul/checks.h"
@@ -41,9 +42,20 @@ Tensor rows_of(const Tensor& x, const Tensor& numbers) {
   return call_aten("aten::index_select", with_zero_row(x), int64_t{0}, known_rows(numbers, count));
 }
 
-// The group of each row; that of rows past the last end is the number of groups.
+// The ends, none below an earlier one: those up to a wrong one stay, and can be searched.
+Tensor ascending(const Tensor& ends) {
+  using torch::stable::detail::from;
+  using torch::stable::detail::to;
+  StableIValue stack[] = {from(ends), from(int64_t{0})};
+  call_op("aten::cummax", "", stack);
+  Tensor most = to<Tensor>(stack[0]);
+  to<Tensor>(stack[1]);  // where they stand
+  return most;
+}
+
+// The group of each row before a wrong end; that of rows past the last end is the number of groups.
 Tensor groups_of_rows(const Tensor& offs, int64_t rows) {
-  const Tensor ends = narrow_to(detach(offs), ScalarType::Long);
+  const Tensor ends = ascending(narrow_to(detach(offs), ScalarType::Long));
   const Tensor counted = call_aten("aten::cumsum", numbers_near(ends, rows, 1), int64_t{0},
                                    std::optional<ScalarType>());
   // The first group whose end is at least a row's number, counted from 1.
