@@ -44,6 +44,7 @@ finally:
 
 from torch_cubin import *
 from torch_cubin import __all__, __version__
+from torch_cubin import _hub_layers as layers
 
 
 def __getattr__(name):

@@ -86,6 +86,67 @@ assert get_local_kernel(path, backend="cpu") is ours
 """
 
 
+# Layers of a model, as transformers decorates its own; the forward of each on its own first.
+LAYERS = """
+class Norm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight, self.variance_epsilon = nn.Parameter(torch.rand(8)), 1e-3
+    def forward(self, hidden_states):
+        return F.rms_norm(hidden_states, (8,), self.weight, self.variance_epsilon)
+
+class MLP(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate_proj, self.up_proj = nn.Linear(8, 16, bias=False), nn.Linear(8, 16, bias=False)
+        self.down_proj = nn.Linear(16, 8)
+    def forward(self, x):
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+class Layer(nn.Linear):
+    pass
+
+NAMES = {"RMSNorm": Norm, "SwiGLUMLP": MLP, "Linear": Layer}
+torch.manual_seed(0)
+x, eager = torch.randn(3, 8), {}
+"""
+KERNELIZE = """
+from kernels import Mode, LocalLayerRepository, kernelize, use_kernel_forward_from_hub
+from kernels import use_kernel_mapping
+mapping = {}
+for name, cls in NAMES.items():
+    use_kernel_forward_from_hub(name)(cls)
+    mapping[name] = {"cpu": {
+        mode | Mode.TORCH_COMPILE: LocalLayerRepository(path, layer_name=name)
+        for mode in (Mode.INFERENCE, Mode.TRAINING)
+    }}
+model = nn.Sequential(Norm(), MLP(), Layer(8, 4))
+wanted = model(x)
+with use_kernel_mapping(mapping):
+    model = kernelize(model, mode=Mode.TRAINING, device="cpu", use_fallback=False)
+forwards = [layer.forward.__func__ for layer in model]
+assert forwards == [getattr(ours.layers, name).forward for name in NAMES], forwards
+torch.testing.assert_close(model(x), wanted)
+"""
+REPLACED = """
+ours = get_local_kernel(path, backend="cpu")
+for name, make in (("RMSNorm", Norm), ("SwiGLUMLP", MLP), ("Linear", lambda: Layer(8, 4))):
+    layer = make()
+    wanted = layer(x)
+    layer.forward = types.MethodType(getattr(ours.layers, name).forward, layer)
+    torch.testing.assert_close(layer(x), wanted)
+    layer(x).sum().backward()
+norm = Norm().bfloat16()
+assert types.MethodType(ours.layers.RMSNorm.forward, norm)(x).dtype == torch.float32
+"""
+IMPORTS = """
+import importlib.util, json, sys, torch, types
+import torch.nn.functional as F
+from pathlib import Path
+from torch import nn
+"""
+
+
 @pytest.mark.parametrize("importer", ["kernels", "alike"])
 def test_it_loads_from_a_local_folder(hub, wheel, tmp_path, importer, torch_python) -> None:
     # Not by import: tools/kernels.py has that name, too.
@@ -93,7 +154,9 @@ def test_it_loads_from_a_local_folder(hub, wheel, tmp_path, importer, torch_pyth
         pytest.skip("needs `pip install kernels`")
     hub.lay_out(wheel, tmp_path, ["cpu"])
     loads = IMPORTER if importer == "alike" else "from kernels import get_local_kernel\n"
-    code = f"import importlib.util, json, sys, torch\nfrom pathlib import Path\n{loads}{USE}"
+    code = f"{IMPORTS}{loads}{USE}{LAYERS}{REPLACED}"
+    if importer == "kernels":
+        code += KERNELIZE
     paths = [
         path for path in sys.path if path and Path(path).resolve() not in (ROOT, ROOT / "tools")
     ]
