@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from torch_cubin._drop_in import calibrate
+from torch_cubin import __main__ as cli
+from torch_cubin._drop_in import aten_kernels, calibrate
 from torch_cubin._native import library
 from torch_cubin._pytorch import process_group
 
@@ -56,6 +57,27 @@ def test_it_is_measured_once_for_gpu_driver_and_kernels(measured, monkeypatch, t
     assert len(kept(tmp_path)) == 2
     calibrate.lines_of(0, again=True)
     assert measured == [0, 0, 0]
+
+
+def test_the_command_shows_a_table(measured, monkeypatch, capsys) -> None:
+    shipped: list[dict] = []
+    monkeypatch.setattr(aten_kernels, "shipped_rows", lambda gpu="": shipped)
+    assert cli.main(["calibrate"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "GPU, driver 1"
+    assert [line.split() for line in said[3:6]] == [
+        ["product", "bfloat16", "1.25", "yes"],
+        ["product", "float32", "0.50", "no"],
+        ["attention", "float16", "1.00", "yes"],
+    ]
+    shipped.append({"kinds": ["product"], "dtypes": ["float32"], "measured": "a file"})
+    assert cli.main(["calibrate"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split()[-1] for line in said[3:6]] == ["no", "yes", "no"]
+    assert said[-1].endswith("measured before: a file")
+    assert measured == [0]
+    assert cli.main(["calibrate", "--again"]) == 0
+    assert measured == [0, 0]
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"facts": 1, "lines": []}', b"\xff", b"["])
