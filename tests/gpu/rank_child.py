@@ -1,7 +1,7 @@
 """One rank of test_cuda_ranks.py: a model of several GPUs under install(), beside that of one GPU.
 
-    torchrun --nproc-per-node 2 tests/gpu/rank_child.py FOLDER           # NCCL
-    torchrun --nproc-per-node 2 tests/gpu/rank_child.py FOLDER cpu       # gloo, to try this file
+    torchrun --nproc-per-node 4 tests/gpu/rank_child.py FOLDER           # NCCL
+    torchrun --nproc-per-node 4 tests/gpu/rank_child.py FOLDER cpu       # gloo, to try this file
 
 Rank 0 writes FOLDER/answer.json. Errors are those of the parameters after a step of the optimizer,
 relative to the update in the norm, against one GPU in float32 without install().
@@ -137,14 +137,24 @@ class Run:
         counts = {str(op): count for op, count in communication.get_comm_counts().items()}
         return model, counts
 
-    def loads_on_one(self, name: str, model: Any) -> bool:
-        """Whether the checkpoint of all ranks is that of a model on one GPU."""
+    def loads_on_fewer(self, name: str, model: Any) -> list[bool]:
+        """Whether the checkpoint of all ranks is that of a model on one GPU, and on two."""
         path = os.path.join(self.folder, name)
         checkpoint.save(model.state_dict(), checkpoint_id=path)
         own = {key: whole(value) for key, value in model.state_dict().items()}
         alone = self.model().state_dict()
         checkpoint.load(alone, checkpoint_id=path, no_dist=True)
-        return all(torch.equal(alone[key], value) for key, value in own.items())
+        names = ("pairs", "ranks")
+        pairs = init_device_mesh(self.device.type, (dist.get_world_size() // 2, 2),
+                                 mesh_dim_names=names)  # fmt: skip
+        on_two = self.model()
+        PLANS[name](on_two, pairs["ranks"])
+        state = on_two.state_dict()
+        checkpoint.load(state, checkpoint_id=path)
+        return [
+            all(torch.equal(whole(loaded[key]), value) for key, value in own.items())
+            for loaded in (alone, state)
+        ]
 
     def answer(self, name: str) -> dict[str, Any]:
         plan = PLANS[name]
@@ -156,7 +166,7 @@ class Run:
             "error": self.error(model.state_dict()),
             "collectives": [before, after],
             "served": served,
-            "loads": self.loads_on_one(name, model),
+            "loads": self.loads_on_fewer(name, model),
         }
 
 

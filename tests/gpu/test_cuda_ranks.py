@@ -1,25 +1,36 @@
-"""Models on two GPUs, by NCCL, under install(): forward, backward and a step of the optimizer."""
+"""Models on two and four GPUs, by NCCL, under install(): forward, backward, an optimizer step."""
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from torchrun import ROOT, torchrun
 
+SIZES = [pytest.param(ranks, marks=pytest.mark.gpu(ranks)) for ranks in (2, 4)]
+
 
 @pytest.fixture(scope="module")
-def answer(tmp_path_factory: pytest.TempPathFactory) -> dict:
-    script = ROOT / "tests" / "gpu" / "rank_child.py"
-    folder: Path = tmp_path_factory.mktemp("ranks")
-    torchrun(script, str(folder))
-    return json.loads((folder / "answer.json").read_text())
+def answers(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], dict]:
+    """By the number of ranks."""
+
+    @functools.cache
+    def of(ranks: int) -> dict:
+        script = ROOT / "tests" / "gpu" / "rank_child.py"
+        folder: Path = tmp_path_factory.mktemp("ranks")
+        torchrun(script, str(folder), processes=ranks)
+        return json.loads((folder / "answer.json").read_text())
+
+    return of
 
 
-@pytest.mark.gpu(2)
+@pytest.mark.parametrize("ranks", SIZES)
 @pytest.mark.parametrize("plan", ["fsdp", "tensor", "sequence"])
-def test_a_step_equals_that_of_one_gpu(answer, plan: str) -> None:
+def test_a_step_equals_that_of_one_gpu(answers, plan: str, ranks: int) -> None:
+    answer = answers(ranks)
     found = answer[plan]
     assert found["error"] <= 1.25 * answer["alone"], answer
     before, after = found["collectives"]
@@ -29,10 +40,10 @@ def test_a_step_equals_that_of_one_gpu(answer, plan: str) -> None:
     assert any("attention" in name for name in found["served"]), answer
 
 
-@pytest.mark.gpu(2)
+@pytest.mark.parametrize("ranks", SIZES)
 @pytest.mark.parametrize("plan", ["fsdp", "tensor", "sequence"])
-def test_a_checkpoint_of_two_gpus_loads_on_one(answer, plan: str) -> None:
-    assert answer[plan]["loads"]
+def test_a_checkpoint_loads_on_one_gpu_and_on_two(answers, plan: str, ranks: int) -> None:
+    assert answers(ranks)[plan]["loads"] == [True, True]
 
 
 @pytest.mark.gpu(2)
