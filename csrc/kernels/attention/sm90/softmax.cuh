@@ -210,8 +210,8 @@ struct RunningSoftmax {
     if (!looks) return;
 #pragma unroll
     for (int h = 0; h < kRows; ++h) {
-      // A reference that stays belongs to an earlier block, whose scores are gone. That of a row that
-      // did not ask stays, too: step_down() can make it huge.
+      // A reference that stays belongs to an earlier block, whose scores are gone. That of a row
+      // that did not ask stays, too: step_down() can make it huge.
       bool stays = seen[h] && (own[h] < before[h] || !(state & kFound1 << h));
       float raw = stays ? divide(before[h], unit) : top[h];
       if (!(state >> h & 1)) raw = 0.0f;
