@@ -323,7 +323,7 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
     if constexpr (C::kConsumers > 1) fewer_registers<C::kProducerRegisters>();
     if (reads) {
       if constexpr (C::kReads) produce_by_reading<C>(p, shared, full, empty, ring);
-    } else if (warp < C::kProducers && threadIdx.x % 32 == 0) {
+    } else if (warp < C::kProducers && elect_one()) {
       produce<C>(p, shared, full, empty, ring, warp == 0);
     } else {
       wait_for_previous_grid();

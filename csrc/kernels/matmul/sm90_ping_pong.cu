@@ -176,7 +176,7 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
   launch_next_grid();
   if (warp < 4) {
     fewer_registers<C::kProducerRegisters>();
-    if (warp < C::kProducers && threadIdx.x % 32 == 0) {
+    if (warp < C::kProducers && elect_one()) {
       produce<C>(p, shared, full, empty, warp == 0);
     } else {
       wait_for_previous_grid();
