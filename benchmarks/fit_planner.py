@@ -144,6 +144,7 @@ class Timings:
 
 def corrections_of(product: dict[str, Any], name: str) -> list[str]:
     """The names, in the table, of what a config has in common with others."""
+    name = name.removeprefix("split/")
     kernel = name.split(" ")[0]
     if symmetric := SYMMETRIC.fullmatch(name):
         tile, streamed = symmetric.groups()
@@ -166,20 +167,17 @@ def asked(gpu: str) -> dict[str, Any]:
 
     terms = {k: v for k, v in library.planner_terms().items() if k not in OF_DEVICE}
     lines = planner_regret.sweep_lines(gpu)
-    described = [product for product, _ in lines]
-
-    def predicted(changed: dict[str, float]) -> list[dict[str, float]]:
-        plans = library.planned(described, True, terms=changed)
-        return [{c["name"]: c["microseconds"] for c in plan["configs"]} for plan in plans]
-
-    at = predicted({})
-    other = [predicted({name: terms[name] * math.exp(DIFFERENCE)}) for name in terms]
+    at = planner_regret.predictions(lines)
+    other = [
+        planner_regret.predictions(lines, {name: terms[name] * math.exp(DIFFERENCE)})
+        for name in terms
+    ]
     products = []
     for i, (product, times) in enumerate(lines):
         configs = [
             {"name": name, "us": times[name], "predicted": us,
              "derivatives": [math.log(o[i][name] / us) / DIFFERENCE for o in other]}
-            for name, us in at[i].items() if name in times
+            for name, us in at[i].items()
         ]  # fmt: skip
         if len(configs) > 1:
             products.append({"product": product, "configs": configs})

@@ -11,6 +11,7 @@ of the tree. Products are planned on the tests' stand-in driver, with that GPU's
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import re
 import statistics
@@ -24,6 +25,7 @@ import stand_in  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 LINE_BYTES = 128
+SUM_BYTES = 4  # of a sum of a split
 Line = tuple[dict[str, Any], dict[str, float]]  # a product, and microseconds by config
 KINDS = ("few rows", "rows anywhere", "others")
 
@@ -77,17 +79,53 @@ def lines(path: Path) -> list[Line]:
     ]
 
 
-def regrets_of(sweep: list[Line]) -> list[dict[str, Any]]:
+def predictions(
+    sweep: list[Line], terms: dict[str, float] | None = None
+) -> list[dict[str, float]]:
+    """Of each product the predicted microseconds of the configs that were measured. Where splits
+    were measured by the config of their products ("split/sm90 64x128 7 splits"), they count in
+    place of "split", whose config may have been another one."""
     from torch_cubin._native import library
 
+    more = {} if terms is None else {"terms": terms}
+    plans = library.planned([product for product, _ in sweep], True, **more)
+    found = [{c["name"]: c["microseconds"] for c in plan["configs"]} for plan in plans]
+    with_parts = [i for i, (_, times) in enumerate(sweep) if any("/" in name for name in times)]
+    cases = [{**sweep[i][0], "split_sums": True, "float_output": True} for i in with_parts]
+    for i, plan in zip(with_parts, library.planned(cases, True, **more), strict=True):
+        names = {c["name"]: c["microseconds"] for c in plan["configs"]}
+        parts = {name: us for name, us in names.items() if name.endswith(" splits")}
+        if not parts or "split" not in found[i]:
+            continue
+        best = min(parts, key=parts.__getitem__)
+        beside = found[i].pop("split") - parts[best]  # the kernel that adds the sums
+        one = sweep[i][0]["m"] * sweep[i][0]["n"] * SUM_BYTES / bytes_per_microsecond()
+        for name, us in parts.items():
+            more_sums = (splits_of(name) - splits_of(best)) * one
+            found[i][f"split/{name}"] = us + beside + more_sums
+    return [
+        {name: us for name, us in predicted.items() if name in times}
+        for predicted, (_, times) in zip(found, sweep, strict=True)
+    ]
+
+
+def splits_of(name: str) -> int:
+    return int(name.split(" ")[-2])
+
+
+@functools.cache
+def bytes_per_microsecond() -> float:
+    """Of the kernel that adds the sums of splits."""
+    from torch_cubin._native import library
+
+    kernels = json.loads((ROOT / "torch_cubin" / "cubins" / "manifest.json").read_text())["kernels"]
+    share = next(k["cost"]["share"] for k in kernels if k["kind"] == "finish")
+    return share * library.planner_terms()["memory_bytes_per_microsecond"]
+
+
+def regrets_of(sweep: list[Line]) -> list[dict[str, Any]]:
     regrets = []
-    plans = library.planned([product for product, _ in sweep], True)
-    for (product, times), plan in zip(sweep, plans, strict=True):
-        predicted = {
-            config["name"]: config["microseconds"]
-            for config in plan["configs"]
-            if config["name"] in times
-        }
+    for (product, times), predicted in zip(sweep, predictions(sweep), strict=True):
         if not predicted:
             continue
         chosen, best = min(predicted, key=predicted.__getitem__), min(predicted, key=times.get)

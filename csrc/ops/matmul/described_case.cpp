@@ -45,7 +45,7 @@ MatmulCase read_case(const json& from) {
   const bool short_types = c.math == kMathFloat16 || c.math == kMathBFloat16;
   const bool in_parts = c.batch_invariant && short_types && c.a == kKVectors && c.b == kKVectors;
   c.k_parts = in_parts ? k_parts_of(c.n, c.k) : 1;
-  c.split_sums = false;
+  c.split_sums = flag("split_sums");
   c.symmetric = flag("symmetric");
   c.needs_mirror = flag("needs_mirror");
   return c;
