@@ -19,6 +19,12 @@ double loaded_size(int64_t tile, bool mn_major) {
   return static_cast<double>(mn_major ? ceil_div(tile, int64_t{64}) * 64 : tile);
 }
 
+// How many lines of the L2 cache a row of a panel takes. Where an operand's own dim is contiguous,
+// every other one of tiles that end within a panel begins within a line.
+double lines_of(bool lines, int64_t tile, bool mn_major) {
+  return lines && !(mn_major && tile % 64 != 0) ? 1 : 2;
+}
+
 class Counter {
  public:
   Counter(const Sm90Table& table, const MatmulCase& problem, int64_t largest_cluster, bool swapped,
@@ -304,8 +310,10 @@ Work sm90_work(const Sm90Tile& tile, double tiles, double k_blocks) {
   // What the TMA writes, and what wgmma, which computes 64 rows at a time, reads.
   work.shared = k_blocks * (a + b + m / 64 * (64 + n));
   const double k_bytes = k_blocks * 128;
-  work.l2_bytes = k_bytes * ((tile.a_lines ? 1 : 2) * a / static_cast<double>(tile.of_a) +
-                             (tile.b_lines ? 1 : 2) * b / static_cast<double>(tile.of_b));
+  work.l2_bytes =
+      k_bytes *
+      (lines_of(tile.a_lines, tile.m, tile.a_mn_major) * a / static_cast<double>(tile.of_a) +
+       lines_of(tile.b_lines, tile.n, tile.b_mn_major) * b / static_cast<double>(tile.of_b));
   return work;
 }
 
