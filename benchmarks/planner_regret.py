@@ -79,9 +79,7 @@ def lines(path: Path) -> list[Line]:
     ]
 
 
-def predictions(
-    sweep: list[Line], terms: dict[str, float] | None = None
-) -> list[dict[str, float]]:
+def predictions(sweep: list[Line], terms: dict[str, float] | None = None) -> list[dict[str, float]]:
     """Of each product the predicted microseconds of the configs that were measured. Where splits
     were measured by the config of their products ("split/sm90 64x128 7 splits"), they count in
     place of "split", whose config may have been another one."""

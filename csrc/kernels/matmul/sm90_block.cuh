@@ -23,8 +23,8 @@ TC_DEVICE void meet_at_start(bool in_cluster) {
   }
 }
 
-// True for one lane of a warp, all lanes of which are here. ptxas knows that it is one, and needs no
-// loop over lanes around each TMA load (H200: TN 64x128 1024x1024x11992 0.82 -> 0.90 of cuBLAS's
+// True for one lane of a warp, all lanes of which are here. ptxas knows that it is one, and needs
+// no loop over lanes around each TMA load (H200: TN 64x128 1024x1024x11992 0.82 -> 0.90 of cuBLAS's
 // speed, TN 256x192 4608x1152x16384 0.86 -> 0.94, NN ping-pong 8192x1280x1280 0.99 -> 1.01).
 TC_DEVICE bool elect_one() {
   u32 elected;
