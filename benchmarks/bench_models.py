@@ -39,7 +39,6 @@ from typing import Any
 
 import bench_goals
 import common
-import kernel_times
 import model_blocks
 import model_products
 import models
@@ -94,13 +93,19 @@ def whole(options: argparse.Namespace, only: Sequence[str]) -> tuple[list[Any], 
             if matches(str(case), only) and left and time.monotonic() <= end:
                 yield case, left
 
+    def runner_of(case: whole_model_cases.Case) -> whole_models.Runner:
+        stock = None
+        if "stock" in contenders and not options.calls:
+            stock = whole_models.Stock(case, device, options.small)
+        return whole_models.Runner(case, device, stock)
+
     turns = None
     prepared: dict[str, whole_models.Runner] = {}
     if options.turns:
         folder, processes = options.turns
         turns = Turns(Path(folder), int(processes))
         for case, left in wanted():
-            prepared[str(case)] = whole_models.Runner(case, device)
+            prepared[str(case)] = runner_of(case)
             for mode in left:
                 try:
                     prepared[str(case)].prepare(mode, contenders)
@@ -108,7 +113,7 @@ def whole(options: argparse.Namespace, only: Sequence[str]) -> tuple[list[Any], 
                     print(f"{case}, {mode}: {type(error).__name__}: {error}", flush=True)
         turns.wait_for_others(str(os.getpid()))
     for case, left in wanted():
-        runner = prepared.pop(str(case), None) or whole_models.Runner(case, device)
+        runner = prepared.pop(str(case), None) or runner_of(case)
         if options.calls:
             served_calls.print_lines(str(case), served_calls.lines_of(runner.run))
             continue
@@ -116,14 +121,10 @@ def whole(options: argparse.Namespace, only: Sequence[str]) -> tuple[list[Any], 
             if time.monotonic() > end:
                 break
 
-            def show_kernels(name: str, call: Callable, title: str = f"{case}, {mode}") -> None:
-                kernel_times.print_lines(f"{title}, {name}", call)
-
-            inspect = show_kernels if options.kernels else None
             with turns.turn() if turns else contextlib.nullcontext():
                 begin = time.monotonic()
                 try:
-                    found = list(runner.measured(mode, contenders, inspect))
+                    found = list(runner.measured(mode, contenders, options.kernels))
                 except Exception as error:  # keep the numbers of the other cells
                     failures.append(f"{case}, {mode}: {type(error).__name__}: {error}")
                     continue
@@ -135,6 +136,8 @@ def whole(options: argparse.Namespace, only: Sequence[str]) -> tuple[list[Any], 
                 )
                 in_file = cells_in(options.json) + found if turns else cells
                 common.write_json(options.json, [asdict(cell) for cell in in_file])
+        if runner.stock is not None:
+            runner.stock.close()
         del runner
         if not turns:
             torch._dynamo.reset()
@@ -228,6 +231,7 @@ def main() -> None:
         help="of --models: one of N processes, which prepare together and measure in turns",
     )
     parser.add_argument("--small", action="store_true", help="of --models: tiny ones")
+    parser.add_argument("--answer", metavar="CASE", help=argparse.SUPPRESS)
     parser.add_argument("--sweep", metavar="FILE", type=Path, help="append to these lines")
     parser.add_argument(
         "--seconds",
@@ -249,11 +253,15 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE", help="write all numbers")
     parser.add_argument("--markdown", action="store_true")
     options = parser.parse_args()
+    torch.manual_seed(0)
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    if options.answer:
+        cases = whole_model_cases.cases(options.small)
+        case = next(case for case in cases if str(case) == options.answer)
+        return whole_models.answer(case, torch.device(options.device))
     if options.device == "cuda":
         common.require_gpu()
         common.print_machine("torch_cubin beside torch on the shapes of models (GPU time, graphs)")
-    torch.manual_seed(0)
-    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     only = [part for part in options.only.split(",") if part]
     wanted_directions = options.directions.split(";")
     lines: list[Any] = []

@@ -1,27 +1,33 @@
 """Whole models (whole_model_cases.py), for bench_models.py --models: stock PyTorch, drop_in() and
 install(), eager and compiled.
 
-A cell is a case in a mode. Its contenders alternate in one process; a cell's number is the median
-over the rounds. Once install() has registered our kernels, stock's calls pass through them, at some
-tenths of a microsecond a call (`--contenders stock` measures stock without that).
+A cell is a case in a mode. Its contenders alternate; a cell's number is the median over the rounds.
+Once install() has registered our kernels, other calls of that process pass through them, so stock
+PyTorch runs in a process of its own.
 
-drop_in() around a compiled function changes what its extern kernels run, so stock and drop_in()
-share one compiled function. Under install() graphs are folded, so it has its own.
+drop_in() around a compiled function changes what its extern kernels run, so its functions are
+compiled outside. Under install() graphs are folded.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import random
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import common
+import kernel_times
 import torch
-from served_share import Share, share_of
+from served_share import share_of
 from torch import Tensor
 from whole_model_cases import Case
 
@@ -54,6 +60,64 @@ class Cell:
     launches: int = 0  # of kernels, in a step of decoding
 
 
+@dataclass
+class Facts:
+    """Of a contender's calls, before they are timed."""
+
+    count: int  # calls of a block
+    peak_bytes: int
+    error: float
+    served: float = float("nan")
+    left: dict[str, float] = field(default_factory=dict)
+    launches: int = 0
+
+
+class Stock:
+    """A process with a Runner of its own, which never installs our kernels."""
+
+    def __init__(self, case: Case, device: torch.device, small: bool) -> None:
+        script = str(Path(__file__).with_name("bench_models.py"))
+        command = [sys.executable, script, "--models", "--device", str(device)]
+        command += ["--answer", str(case), *(["--small"] if small else [])]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def ask(self, do: str, *args: Any) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps([do, *args]) + "\n")
+        self._process.stdin.flush()
+
+    def answer(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        answer = json.loads(line) if line else {"failure": "its process has ended"}
+        if isinstance(answer, dict) and "failure" in answer:
+            raise RuntimeError(f"stock: {answer['failure']}")
+        return answer
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended before
+            self._process.stdin.close()
+        self._process.wait()
+
+
+def answer(case: Case, device: torch.device) -> None:
+    """What that process does, until its input ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what compilers print is no answer
+    runner = Runner(case, device)
+    for line in sys.stdin:
+        do, *args = json.loads(line)
+        try:
+            result = getattr(runner, do)(*args)
+            found = asdict(result) if isinstance(result, Facts) else result
+        except Exception as error:
+            found = {"failure": f"{type(error).__name__}: {error}"}
+        print(json.dumps(found), file=answers, flush=True)
+
+
 def _output(result: Any) -> Tensor:
     if isinstance(result, Tensor):
         return result
@@ -74,9 +138,9 @@ def launches_of(call: Callable[[], object]) -> int:
 class Runner:
     """One case on one device, as calls without arguments."""
 
-    def __init__(self, case: Case, device: torch.device) -> None:
+    def __init__(self, case: Case, device: torch.device, stock: Stock | None = None) -> None:
         torch.manual_seed(0)
-        self.case, self.device = case, device
+        self.case, self.device, self.stock = case, device, stock
         with device:
             self.model = case.build().to(device).train(case.what == "train")
         self.inputs = case.inputs(case.batch, case.length, device)
@@ -94,6 +158,8 @@ class Runner:
         }[case.what]  # fmt: skip
         if case.what == "decode":
             self._fill_cache()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()  # of the model in float32: other processes need it
         self._prepared: dict[str, dict[str, Callable[[], Any]]] = {}  # by mode, then contender
 
     @property
@@ -168,20 +234,6 @@ class Runner:
 
         return call
 
-    def calls(self, mode: str, contenders: list[str]) -> dict[str, Callable[[], Any]]:
-        if mode == "eager":
-            return dict.fromkeys(contenders, self.run)
-        calls: dict[str, Callable[[], Any]] = {}
-        for name in contenders:
-            with CONTENDERS[name]():
-                if mode == "graph":
-                    calls[name] = self.captured()
-                elif name == "drop_in" and "stock" in calls and not mode.startswith("reduce"):
-                    calls[name] = calls["stock"]
-                else:
-                    calls[name] = self.compiled(mode)
-        return calls
-
     def block(self, call: Callable[[], Any], count: int) -> float:
         """Seconds of a call."""
         finish = torch.cuda.synchronize if self.device.type == "cuda" else lambda: None
@@ -195,60 +247,98 @@ class Runner:
         return (time.perf_counter() - begin) / count
 
     def prepare(self, mode: str, contenders: list[str]) -> None:
-        """Compiles what measured() calls."""
-        calls = self._prepared[mode] = self.calls(mode, contenders)
-        for name, call in calls.items():
-            with CONTENDERS[name]():
-                self._empty_cache()
-                call()
+        """Makes the calls that are measured, and compiles what they need."""
+        stock = self.stock if "stock" in contenders else None
+        own = [name for name in contenders if name != "stock" or stock is None]
+        if stock is not None:
+            stock.ask("prepare", mode, ["stock"])
+            if mode.startswith("max-autotune"):  # its timings, one process after the other
+                stock.answer()
+                stock = None
+        try:
+            self._prepared[mode] = {name: self._prepared_call(mode, name) for name in own}
+        finally:
+            if stock is not None:
+                stock.answer()
 
-    def measured(
-        self,
-        mode: str,
-        contenders: list[str],
-        inspect: Callable[[str, Callable[[], object]], None] | None = None,
-    ) -> Iterator[Cell]:
-        """The cells; then calls `inspect` with each contender, entered, and its call."""
+    def _prepared_call(self, mode: str, name: str) -> Callable[[], Any]:
+        within = name != "drop_in" or mode in ("graph", "reduce-overhead")
+        with CONTENDERS[name]() if within else contextlib.nullcontext():
+            if mode == "eager":
+                call = self.run
+            elif mode == "graph":
+                call = self.captured()
+            else:
+                call = self.compiled(mode)
+            self._empty_cache()
+            call()
+            return call
+
+    def facts(self, mode: str, name: str) -> Facts:
+        call = self._prepared[mode][name]
+        with CONTENDERS[name]():
+            self._empty_cache()
+            result = call()
+            call()  # CUDA graphs of Inductor are recorded at the second call
+            error = self._error(result)
+            del result
+            memory = self._peak(call)
+            seconds = self.block(call, 1)
+            found = Facts(max(1, min(50, round(BLOCK_SECONDS / seconds))), memory, error)
+            if mode == "eager" and name == "install":
+                share = share_of(call)
+                found.served, found.left = share.served, share.left
+            if self.case.what == "decode":
+                found.launches = launches_of(call)
+            return found
+
+    def seconds(self, mode: str, name: str, count: int) -> float:
+        """Of a call, in a block of so many."""
+        with CONTENDERS[name]():
+            return self.block(self._prepared[mode][name], count)
+
+    def show_kernels(self, mode: str, name: str) -> None:
+        with CONTENDERS[name]():
+            self._empty_cache()
+            title = f"{self.case}, {mode}, {name}"
+            kernel_times.print_lines(title, self._prepared[mode][name])
+
+    def forget(self, mode: str) -> None:
+        self._prepared.pop(mode, None)
+
+    def _of(self, do: str, mode: str, name: str, *args: Any) -> Any:
+        """Of a contender, which may be in the other process."""
+        if name != "stock" or self.stock is None:
+            return getattr(self, do)(mode, name, *args)
+        self.stock.ask(do, mode, name, *args)
+        return self.stock.answer()
+
+    def measured(self, mode: str, contenders: list[str], kernels: bool = False) -> Iterator[Cell]:
         if mode not in self._prepared:
             self.prepare(mode, contenders)
-        calls = self._prepared.pop(mode)
-        counts, memory, errors, shares, launches = {}, {}, {}, {}, {}
-        for name, call in calls.items():
-            with CONTENDERS[name]():
-                self._empty_cache()
-                result = call()
-                call()  # CUDA graphs of Inductor are recorded at the second call
-                errors[name] = self._error(result)
-                del result
-                memory[name] = self._peak(call)
-                seconds = self.block(call, 1)
-                counts[name] = max(1, min(50, round(BLOCK_SECONDS / seconds)))
-                if mode == "eager" and name == "install":
-                    shares[name] = share_of(call)
-                launches[name] = launches_of(call) if self.case.what == "decode" else 0
-        times: dict[str, list[float]] = {name: [] for name in calls}
+        found = {}
+        for name in contenders:
+            facts = self._of("facts", mode, name)
+            found[name] = Facts(**facts) if isinstance(facts, dict) else facts
+        times: dict[str, list[float]] = {name: [] for name in contenders}
         for _ in range(ROUNDS):
-            for name in random.sample(list(calls), len(calls)):
-                with CONTENDERS[name]():
-                    times[name].append(self.block(calls[name], counts[name]))
+            for name in random.sample(contenders, len(contenders)):
+                times[name].append(self._of("seconds", mode, name, found[name].count))
         for name, seconds in times.items():
             ratios = [a / b for a, b in zip(times[contenders[0]], seconds, strict=True)]
-            share = shares.get(name, Share(float("nan"), {}))
-            case = self.case
+            case, facts = self.case, found[name]
             yield Cell(
                 *(case.model, f"{case.what} {case.batch} x {case.length}", mode, name),
                 self.tokens / statistics.median(seconds),
                 *(statistics.median(ratios), min(ratios), max(ratios)),
-                memory[name],
-                errors[name],
-                share.served,
-                share.left,
-                launches[name],
+                *(facts.peak_bytes, facts.error, facts.served, facts.left, facts.launches),
             )
-        for name, call in calls.items() if inspect else ():
-            with CONTENDERS[name]():
-                self._empty_cache()
-                inspect(name, call)
+        for name in contenders if kernels else ():
+            self._of("show_kernels", mode, name)
+        self.forget(mode)
+        if "stock" in contenders and self.stock is not None:
+            self.stock.ask("forget", mode)
+            self.stock.answer()
 
     def _peak(self, call: Callable[[], Any]) -> int:
         if self.device.type != "cuda":
