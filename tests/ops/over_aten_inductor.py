@@ -1,5 +1,8 @@
 """torch.compile with Inductor under install(): products are folded with the ops that follow them,
-and only if that is correct. Results are compared with the same graph without torch_cubin's pass."""
+and only if that is correct. Results are compared with the same graph without torch_cubin's pass.
+
+The file is over 500 lines because its tests share one process, whose dispatcher install() changes.
+"""
 
 from __future__ import annotations
 
