@@ -1,11 +1,12 @@
 """Speed of scaled_matmul and quantize, compared with PyTorch's products and with a copy.
 
     python benchmarks/bench_fp8.py [--json FILE] [--rows 64,4096] [--only block] [--no-quantize]
-                                   [--append]
+                                   [--append] [--gated]
 
 Each contender is a CUDA graph of calls whose operands rotate over several times the L2 cache; the
 contenders alternate. "goal" is the speed that the project aims at, relative to the contender named.
---append keeps the cases of FILE that are not measured again.
+--append keeps the cases of FILE that are not measured again. --gated measures
+scaled_gated_matmul alone, beside the product and the quantisation of its gate.
 DeepGEMM 54e2261 (JIT) is not run here: in a separate run on an H200 (2026-11-26) its products with
 block scales were compared with cuBLAS, and "by its ratio" is cuBLAS's time divided by that ratio:
 the case's own at 16, 64, 512 and 4096 rows, else the geometric mean of all cases at that number of
@@ -25,6 +26,7 @@ from typing import Any
 import common
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 import torch_cubin  # noqa: F401  (registers the ops)
 
@@ -53,7 +55,7 @@ DEEP_GEMM = {
 # cuBLAS's time over DeepGEMM's, the mean of all cases; none below 16 rows, which cuBLAS refuses.
 DEEP_GEMM_MEANS = {128: 1.38, 2048: 1.11, 8192: 1.12}
 COPY_RATE = 4.24e6  # bytes read and written per microsecond, in that run
-Calls = dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]
+Calls = dict[str, Callable[[Tensor, Tensor], Tensor]]
 
 
 def goal_of(recipe: str, m: int) -> tuple[float, str]:
@@ -66,8 +68,8 @@ def goal_of(recipe: str, m: int) -> tuple[float, str]:
 
 
 def scaled_mm_v1(
-    scale_a: torch.Tensor, scale_b: torch.Tensor, fast: bool
-) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    scale_a: Tensor, scale_b: Tensor, fast: bool
+) -> Callable[[Tensor, Tensor], Tensor]:
     return lambda a, b: torch._scaled_mm(
         a, b.t(), scale_a, scale_b, out_dtype=BF16, use_fast_accum=fast
     )
@@ -165,12 +167,40 @@ def measure_quantize(m: int, k: int) -> dict[str, Any]:
     return {"case": f"quantize {m} x {k}", "us": times, "TB/s": rates, "of a copy": parts}
 
 
+# Outputs, half the rows of the weights, and K.
+GATED_WEIGHTS = [(14336, 4096), (2048, 7168), (8960, 1536)]
+
+
+def product_then_gate(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Tensor:
+    product = op(a, b.t(), scale_a, BLOCK_1X128, scale_b, BLOCK_128X128)
+    return quantize(product, BLOCK_1X128, gate="silu")[0]
+
+
+def measure_gated(m: int, n: int, k: int) -> dict[str, Any]:
+    blocks, moved = k // 128, m * k + 2 * n * k + m * n
+    sets = [
+        [(torch.randn(rows, k, device="cuda") * 30).to(E4M3) for rows in (m, 2 * n)]
+        for _ in range(max(1, min(16, int(ROTATED_BYTES / moved))))
+    ]
+    scale_a = torch.rand(blocks, m, device="cuda").t() / 1000
+    scale_b = torch.rand(2 * n // 128, blocks, device="cuda").t()
+    gated = torch.ops.cubin.scaled_gated_matmul
+    calls: Calls = {
+        "ours": lambda a, b: gated(a, b.t(), scale_a, scale_b)[0],
+        "product, then gate": lambda a, b: product_then_gate(a, b, scale_a, scale_b),
+    }
+    times = times_of(calls, sets)
+    ratio = times["product, then gate"] / times["ours"]
+    return {"case": f"gated {m} x {n} x {k}", "us": times, "bytes": moved, "ratio": ratio}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json")
     parser.add_argument("--rows", default=",".join(map(str, ROWS)))
     parser.add_argument("--only", default="", help="fast, exact or block")
     parser.add_argument("--no-quantize", action="store_true")
+    parser.add_argument("--gated", action="store_true")
     parser.add_argument("--append", action="store_true", help="to the cases of the JSON file")
     arguments = parser.parse_args()
     common.require_gpu()
@@ -184,7 +214,12 @@ def main() -> None:
         others = [each for each in kept if each["case"] not in again]
         common.write_json(arguments.json, others + results)  # the next case may be ended
 
-    for recipe in ("fast", "exact", "block"):
+    for m in map(int, arguments.rows.split(",")) if arguments.gated else ():
+        for n, k in GATED_WEIGHTS:
+            result = measure_gated(m, n, k)
+            add(result)
+            print(result["case"], f"{result['ratio']:.3f}", result["us"], flush=True)
+    for recipe in () if arguments.gated else ("fast", "exact", "block"):
         for m in map(int, arguments.rows.split(",")):
             if arguments.only not in recipe:
                 continue
@@ -206,7 +241,11 @@ def main() -> None:
             mean = common.geometric_mean(ratios)
             print(f"{recipe}, {m} rows: mean {mean:.3f}, least {min(ratios):.3f} "
                   f"(goal {own[0]['goal']})\n", flush=True)  # fmt: skip
-    for m, k in () if arguments.no_quantize else ((16384, 7168), (4096, 7168), (4096, 2048)):
+    for m, k in (
+        ()
+        if arguments.no_quantize or arguments.gated
+        else ((16384, 7168), (4096, 7168), (4096, 2048))
+    ):
         result = measure_quantize(m, k)
         add(result)
         print(

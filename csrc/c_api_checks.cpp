@@ -27,6 +27,7 @@ constexpr struct {
     {"grouped", check_described_grouped},
     {"scaled", check_described_scaled},
     {"scaled_grouped", check_described_scaled_grouped},
+    {"scaled_gated", check_described_scaled_gated},
     {"quantize", check_described_quantize},
     {"moe", check_described_moe},
     {"moe_float8", check_described_moe_float8},

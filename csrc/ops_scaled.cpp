@@ -26,6 +26,12 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
   m.def("scaled_grouped_matmul" TC_SCALED_GROUPED_MATMUL);
   m.def("_scaled_grouped_matmul" TC_SCALED_GROUPED_MATMUL);
   m.def("_scaled_grouped_matmul_autograd" TC_SCALED_GROUPED_MATMUL);
+#define TC_SCALED_GATED_MATMUL                                                          \
+  "(Tensor mat_a, Tensor mat_b, Tensor scale_a, Tensor scale_b, *, str gate=\"silu\", " \
+  "Tensor? offs=None, ScalarType? dtype=None) -> (Tensor data, Tensor scale)"
+  m.def("scaled_gated_matmul" TC_SCALED_GATED_MATMUL);
+  m.def("_scaled_gated_matmul" TC_SCALED_GATED_MATMUL);
+  m.def("_scaled_gated_matmul_autograd" TC_SCALED_GATED_MATMUL);
 #define TC_SCALES                                                         \
   "Tensor[] scale_a, int[] recipe_a, int[] swizzle_a, Tensor[] scale_b, " \
   "int[] recipe_b, int[] swizzle_b, "
@@ -44,17 +50,20 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
 STABLE_TORCH_LIBRARY_IMPL(cubin, CompositeImplicitAutograd, m) {
   TC_BY_GRAD_MODE("scaled_matmul", "mat_a", "mat_b", "scale_a");
   TC_BY_GRAD_MODE("scaled_grouped_matmul", "mat_a", "mat_b", "scale_a");
+  TC_BY_GRAD_MODE("scaled_gated_matmul", "mat_a", "mat_b", "scale_a");
 }
 
 // Without this registration torch.vmap would loop over the batch instead of decomposing the op.
 STABLE_TORCH_LIBRARY_IMPL(cubin, FuncTorchBatchedDecomposition, m) {
   TC_BY_GRAD_MODE("scaled_matmul", "mat_a", "mat_b", "scale_a");
   TC_BY_GRAD_MODE("scaled_grouped_matmul", "mat_a", "mat_b", "scale_a");
+  TC_BY_GRAD_MODE("scaled_gated_matmul", "mat_a", "mat_b", "scale_a");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(cubin, CPU, m) {
   TC_RAW_AND_AUTOGRAD(scaled_matmul, cpu);
   TC_RAW_AND_AUTOGRAD(scaled_grouped_matmul, cpu);
+  TC_RAW_AND_AUTOGRAD(scaled_gated_matmul, cpu);
   m.impl("_aten_scaled_mm_v2", TORCH_BOX(&aten_scaled_mm_v2));
   m.impl("_aten_scaled_grouped_mm", TORCH_BOX(&aten_scaled_grouped_mm));
   m.impl("_aten_scaled_grouped_mm_v2", TORCH_BOX(&aten_scaled_grouped_mm_v2));
@@ -62,6 +71,7 @@ STABLE_TORCH_LIBRARY_IMPL(cubin, CPU, m) {
 STABLE_TORCH_LIBRARY_IMPL(cubin, CUDA, m) {
   TC_RAW_AND_AUTOGRAD(scaled_matmul, cuda);
   TC_RAW_AND_AUTOGRAD(scaled_grouped_matmul, cuda);
+  TC_RAW_AND_AUTOGRAD(scaled_gated_matmul, cuda);
   m.impl("_aten_scaled_mm_v2", TORCH_BOX(&aten_scaled_mm_v2));
   m.impl("_aten_scaled_grouped_mm", TORCH_BOX(&aten_scaled_grouped_mm));
   m.impl("_aten_scaled_grouped_mm_v2", TORCH_BOX(&aten_scaled_grouped_mm_v2));

@@ -29,6 +29,7 @@ matmul = torch.ops.cubin.matmul
 quantize = torch.ops.cubin.quantize
 rms_norm = torch.ops.cubin.rms_norm
 scaled_dot_product_attention = torch.ops.cubin.scaled_dot_product_attention
+scaled_gated_matmul = torch.ops.cubin.scaled_gated_matmul
 scaled_grouped_matmul = torch.ops.cubin.scaled_grouped_matmul
 scaled_matmul = torch.ops.cubin.scaled_matmul
 softmax = torch.ops.cubin.softmax
@@ -55,6 +56,7 @@ __all__ = [
     "quantize",
     "rms_norm",
     "scaled_dot_product_attention",
+    "scaled_gated_matmul",
     "scaled_grouped_matmul",
     "scaled_matmul",
     "softmax",

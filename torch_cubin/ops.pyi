@@ -248,6 +248,16 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor: ...
+def scaled_gated_matmul(
+    mat_a: Tensor,
+    mat_b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    *,
+    gate: str = "silu",
+    offs: Tensor | None = None,
+    dtype: dtype | None = None,
+) -> tuple[Tensor, Tensor]: ...
 def scaled_grouped_matmul(
     mat_a: Tensor,
     mat_b: Tensor,

@@ -13,6 +13,9 @@ from faults.forked import forked
 from faults.launch_params import read_map
 from scaled_cases import BLOCK_1X128, BLOCK_128X128, E4M3, E5M2, ROW, TENSOR, scale_shape
 
+from torch_cubin._native import library
+from torch_cubin._tuning import measure
+
 PARAMS = structure(f"{MATMUL}/sm90_scaled_params.h", "Sm90ScaledParams")
 GROUP_ROWS = structure(f"{MATMUL}/group_rows_params.h", "GroupRowsParams")
 QUANTIZE = structure("csrc/kernels/quantize/quantize_params.h", "QuantizeParams")
@@ -143,6 +146,44 @@ def test_groups_of_k(driver, catalog, fast) -> None:
     assert second["grid"][0] <= 132
 
 
+@pytest.mark.parametrize("groups", [0, 3])
+def test_gated(driver, catalog, groups) -> None:
+    m, n, k = 300, 512, 1040
+    names = [
+        name for name, own in catalog.items()
+        if own.get("gated") and own["grouped"] == (1 if groups else 0)
+    ]  # fmt: skip
+    assert names
+
+    def run() -> None:
+        of_groups = (groups,) if groups else ()
+        strides = (2 * n * k, 1, k)[-2 - len(of_groups) :]
+        b = tensors.strided((*of_groups, k, 2 * n), strides, E4M3)
+        b_scale = empty(*of_groups, *scale_shape(BLOCK_128X128, 2 * n, k))
+        a, a_scale = empty(m, k, dtype=E4M3), empty(*scale_shape(BLOCK_1X128, m, k))
+        offs = {"offs": empty(groups, dtype=torch.int64)} if groups else {}
+        args = (a, b, a_scale, b_scale)
+        with measure.watching():
+            for name in names:
+                library.force_config(name)
+                torch.ops.cubin._scaled_gated_matmul(*args, **offs)
+
+    launches = launches_of(driver, catalog, run)
+    launches = [own for own in launches if catalog[own["kernel"]]["kind"] != "group_rows"]
+    for name, launch in zip(names, launches, strict=True):
+        kernel, params = catalog[launch["kernel"]], launch_params.read(launch, PARAMS)
+        assert launch["kernel"] == name
+        tile_m, tile_n, _ = kernel["tile"]
+        b = read_map(params.b)
+        assert b["dims"][:2] == [k, 2 * n]
+        assert b["box"][:2] == [128, tile_n // 2]
+        assert params.stage_bytes == 128 * (tile_m + tile_n)
+        assert (params.m, params.n, params.out_stride, params.tiles_n) == (m, n, n, n // 128)
+        assert (params.gate_stride, params.gate_stride_k) == (1, m)
+        assert params.gate_scales
+        assert params.out_type == 0  # bfloat16, which sums are rounded to
+
+
 def test_every_kernel_is_planned_for_some_sizes(driver, catalog) -> None:
     sizes = [
         (16, 32), (16, 7168), (16, 16384), (256, 16384), (256, 20000), (512, 2112), (700, 2112),
@@ -154,6 +195,14 @@ def test_every_kernel_is_planned_for_some_sizes(driver, catalog) -> None:
             for fast in (False, True):
                 multiply(m, n, 512, use_fast_accum=fast)
             multiply(m, n, 512, (BLOCK_1X128, BLOCK_1X128))
+        for m in (16, 128):
+            n, k = 14336, 4096
+            b = tensors.strided((k, 2 * n), (1, k), E4M3)
+            scales = (
+                empty(*scale_shape(BLOCK_1X128, m, k)),
+                empty(*scale_shape(BLOCK_128X128, 2 * n, k)),
+            )
+            torch.ops.cubin._scaled_gated_matmul(empty(m, k, dtype=E4M3), b, *scales)
         for types in ((E4M3, E5M2), (E5M2, E4M3)):
             for fast in (False, True):
                 multiply(64, 64, 256, types=types, use_fast_accum=fast)

@@ -8,9 +8,12 @@ import numerics
 import pytest
 import torch
 import torch.nn.functional as F
+from scaled_cases import BLOCK_1X128, BLOCK_128X128
 from torch import Tensor
 
 import torch_cubin
+from torch_cubin._native import library
+from torch_cubin._tuning import measure
 
 pytestmark = pytest.mark.usefixtures("nan_memory")
 
@@ -234,3 +237,62 @@ def test_one_tokens_nan_stays_its_own(generator: torch.Generator) -> None:
     assert with_nan[7].isnan().all()
     out[7] = with_nan[7] = 0
     assert torch.equal(out, with_nan)
+
+
+def quantized_weights(weight: Tensor) -> tuple[Tensor, Tensor]:
+    parts = [torch.ops.cubin.quantize(own, BLOCK_128X128) for own in weight]
+    return torch.stack([data for data, _ in parts]), torch.stack([scale.t() for _, scale in parts])
+
+
+def by_float8_steps(x, ids, weights, w13, s13, w2, s2) -> Tensor:
+    """The ops that moe of 8-bit floats consists of, one after the other."""
+    k, flat = ids.shape[1], ids.flatten()
+    own = torch.where((flat < 0) | (flat >= len(w13)), len(w13), flat)
+    order = own.argsort(stable=True)
+    offs = own.bincount(minlength=len(w13) + 1)[: len(w13)].cumsum(0)
+    skipped, last = own == len(w13), offs[-1]
+    places = torch.where(skipped, -1, order.argsort()).int().view(-1, k)
+    rows = x[order // k]
+    for gate, weight, scale in (("none", w13, s13), ("silu", w2, s2)):
+        data, scales = torch.ops.cubin.quantize(rows, BLOCK_1X128, gate=gate)
+        rows = torch.ops.cubin.scaled_grouped_matmul(
+            *(data, weight.mT, scales, BLOCK_1X128, scale.mT, BLOCK_128X128),
+            offs=offs,
+            output_dtype=x.dtype,
+        )
+    assert rows[last:].isnan().all()  # not written
+    return torch.ops.cubin._expert_sum(rows, order // k, order, places, weights)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        *((1, *SMALL), (130, 8, 3, 520, 128), (700, 5, 2, 1000, 640), (3000, *SMALL)),
+        (33, 4, 2, 256, 72),  # no kernel
+    ],
+    ids=str,
+)
+def test_8_bit_floats_have_the_bits_of_their_steps(sizes, dtype, generator) -> None:
+    """With each kernel that gates and quantises, and those that the call takes; rows of zeros, of
+    infinities, and of numbers whose products are."""
+    x, ids, weights, w13, w2 = layer(sizes, dtype, generator)
+    x[::7] *= 3000.0
+    x[3::11], x[5::13, 1], x[6::17, 200] = 0.0, torch.inf, torch.nan
+    args = [x, ids, weights, *quantized_weights(w13), *quantized_weights(w2)]
+    wanted = by_float8_steps(*args)
+    kernels = [own for own in library.catalog()["kernels"] if own["family"] == "scaled"]
+    gated = [own["name"] for own in kernels if own["gated"] and own["grouped"] == 1]
+    assert gated
+    for kernel in ("", *gated):
+        with measure.watching():
+            library.force_config(kernel)
+            out = torch.ops.cubin._moe_float8(*args)
+            again = torch.ops.cubin._moe_float8(*args)
+        assert torch.equal(out.view(torch.uint8), again.view(torch.uint8)), kernel
+        same = (out == wanted) | (out.isnan() & wanted.isnan())
+        assert same.all(), f"{kernel}: {int((~same).sum())} of {out.numel()} differ"
+        part = torch.ops.cubin._moe_float8(x[5:17], ids[5:17], weights[5:17], *args[3:])
+        assert torch.equal(part.nan_to_num(), out[5:17].nan_to_num()), kernel
+    loaded = {own["name"] for own in library.catalog()["loaded"]}
+    assert set(gated) <= loaded or sizes[-1] % 128 > 0

@@ -166,16 +166,17 @@ def _replacement(op: str) -> str:
         "linear": "linear",
         "scaled_grouped": "scaled_grouped_mm",
         "grouped": "grouped_mm",
+        "scaled_gated": "scaled_mm",
         "scaled_matmul": "scaled_mm",
         "layer_norm": "layer_norm",
         "norm": "rms_norm",
         "log_softmax": "log_softmax",
         "softmax": "softmax",
         "cross_entropy": "cross_entropy",
-        "": "scaled_dot_product_attention",
+        "attention": "scaled_dot_product_attention",
     }
-    name = next(function for part, function in functions.items() if part in op)
-    return f", or use torch.nn.functional.{name}"
+    name = next((function for part, function in functions.items() if part in op), "")
+    return f", or use torch.nn.functional.{name}" if name else ""
 
 
 def check_product(

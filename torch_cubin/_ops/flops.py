@@ -249,6 +249,7 @@ def register(counter: ModuleType) -> None:
         (raw_ops.GROUPED, _grouped_flops),
         (raw_ops.SCALED, _scaled_flops),
         (raw_ops.SCALED_GROUPED, _scaled_flops),
+        (raw_ops.SCALED_GATED, _scaled_flops),
         (raw_ops.MOE, _moe_flops),
         (raw_ops.MOE_FLOAT8, _moe_float8_flops),
         ("scaled_dot_product_attention", _attention_flops),

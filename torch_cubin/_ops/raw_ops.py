@@ -22,7 +22,7 @@ E4M3 = "attention_forward_e4m3"  # called by flash_attention of float8_e4m3fn
 E4M3_BACKWARD = "attention_backward_e4m3"  # called by torch_cubin.float8_attention
 GROUPED = "grouped_matmul"
 SCALED, QUANTIZE = "scaled_matmul", "quantize"
-SCALED_GROUPED = "scaled_grouped_matmul"
+SCALED_GROUPED, SCALED_GATED = "scaled_grouped_matmul", "scaled_gated_matmul"
 MOE, MOE_FLOAT8 = "moe", "moe_float8"  # called by torch_cubin.moe
 EXPERTS = ("expert_rows", "expert_sum")  # parts of layers that are differentiated
 KV_CACHE = "flash_attention_with_kvcache"
@@ -31,11 +31,13 @@ FLOAT8 = (
     E4M3_BACKWARD,
     SCALED,
     SCALED_GROUPED,
+    SCALED_GATED,
     QUANTIZE,
     MOE_FLOAT8,
 )  # autocast does not cast their arguments
 ALL = (
-    *(*PRODUCTS, *SYMMETRIC, ADDMM_INTO, *FUSED, GROUPED, SCALED, SCALED_GROUPED, QUANTIZE),
+    *(*PRODUCTS, *SYMMETRIC, ADDMM_INTO, *FUSED, GROUPED, SCALED, SCALED_GROUPED, SCALED_GATED),
+    QUANTIZE,
     *(MOE, MOE_FLOAT8, *EXPERTS, *ATTENTION, E4M3, E4M3_BACKWARD, KV_CACHE),
 )
 # Parts of the public ops in rows.py, cross_entropy.py and linear_cross_entropy.py, which have all

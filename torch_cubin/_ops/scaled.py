@@ -1,4 +1,4 @@
-"""scaled_matmul, scaled_grouped_matmul (csrc/ops/scaled/scaled.h) and quantize
+"""scaled_matmul, scaled_grouped_matmul, scaled_gated_matmul (csrc/ops/scaled/scaled.h) and quantize
 (csrc/ops/quantize/quantize.h): fake kernels, and errors for transforms."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torch_cubin._ops import checks, raw_ops, refusals
-from torch_cubin._ops.raw_ops import QUANTIZE, SCALED, SCALED_GROUPED
+from torch_cubin._ops.raw_ops import QUANTIZE, SCALED, SCALED_GATED, SCALED_GROUPED
 from torch_cubin._pytorch import operators
 
 # The numbers of torch.nn.functional.ScalingType.
@@ -52,6 +52,42 @@ def _scaled_grouped_matmul(
     return _fake_product(SCALED_GROUPED, check, tensors, recipes, output_dtype, use_fast_accum)
 
 
+def _scaled_gated_matmul(
+    mat_a: Tensor,
+    mat_b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    *,
+    gate: str = "silu",
+    offs: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]:
+    tensors = {"mat_a": mat_a, "mat_b": mat_b, "scale_a": scale_a, "scale_b": scale_b, "offs": offs}
+    given = _given(SCALED_GATED, tensors)
+    call = {"gate": gate, "dtype": _name_of(torch.bfloat16 if dtype is None else dtype)}
+    checks.ask("scaled_gated", {"tensors": _described(given), **call})
+    rows, columns = mat_a.shape[0], mat_b.shape[-1] // 2
+    data = mat_a.new_empty(rows, columns, dtype=torch.float8_e4m3fn)
+    blocks = (columns + _BLOCK - 1) // _BLOCK
+    return data, mat_a.new_empty(blocks, rows, dtype=torch.float32).t()
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _given(op: str, tensors: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+    """Those that are not None, which are checked to be dense."""
+    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    for name, tensor in given.items():
+        checks.check_dense(op, name, tensor)
+    return given
+
+
+def _described(given: Mapping[str, Tensor]) -> dict[str, Any]:
+    return {name: checks.described(tensor) for name, tensor in given.items()}
+
+
 def _fake_product(
     op: str,
     check: str,
@@ -61,15 +97,13 @@ def _fake_product(
     use_fast_accum: bool,
 ) -> Tensor:
     """Checks the call and returns its output without data."""
-    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    for name, tensor in given.items():
-        checks.check_dense(op, name, tensor)
+    given = _given(op, tensors)
     dtype = torch.bfloat16 if output_dtype is None else output_dtype
     call = {
-        "tensors": {name: checks.described(tensor) for name, tensor in given.items()},
+        "tensors": _described(given),
         "recipe_a": recipes[0],
         "recipe_b": recipes[1],
-        "output_dtype": str(dtype).removeprefix("torch."),
+        "output_dtype": _name_of(dtype),
         "use_fast_accum": use_fast_accum,
     }
     checks.ask(check, call)
@@ -92,8 +126,7 @@ def _quantize(
     checks.check_dense(QUANTIZE, "x", x)
     dtype = torch.float8_e4m3fn if dtype is None else dtype
     call = {"recipe": recipe, "transpose": transpose, "power_of_two": power_of_two, "gate": gate}
-    name = str(dtype).removeprefix("torch.")
-    checks.ask("quantize", {"x": checks.described(x), "dtype": name, **call})
+    checks.ask("quantize", {"x": checks.described(x), "dtype": _name_of(dtype), **call})
     rows, k = x.shape
     if gate != "none":
         k = k // 2
@@ -113,13 +146,14 @@ def register(library: torch.library.Library) -> None:
     fakes: dict[str, Callable[..., Any]] = {
         SCALED: _scaled_matmul,
         SCALED_GROUPED: _scaled_grouped_matmul,
+        SCALED_GATED: _scaled_gated_matmul,
         QUANTIZE: _quantize,
     }
     for op, fake in fakes.items():
         for name in raw_ops.raw_names(op):
             operators.register_fake(f"cubin::{name}", fake, library)
     advice = "Call it under torch.no_grad(); its derivative needs operands in other scales."
-    for op in (SCALED, SCALED_GROUPED):
+    for op in (SCALED, SCALED_GROUPED, SCALED_GATED):
         refusals.refuse_transforms(library, op, advice=advice)
     advice = "Call it under torch.no_grad(), or on x.detach()."
     refusals.refuse_transforms(library, QUANTIZE, advice=advice)

@@ -136,6 +136,7 @@ RULES = {
     "quantize": _quantize,
     "scaled_matmul": _scaled,
     "scaled_grouped_matmul": functools.partial(whole, 1),
+    "scaled_gated_matmul": functools.partial(whole, 2),
     "moe_float8": _moe_float8,
 }
 # Ops without an autograd variant.

@@ -18,12 +18,17 @@
 // K runs forwards and each output is a sum of its own in every tile, so that a row's bits do not
 // depend on the other rows.
 //
+// Of gated products a tile has 128 columns of the gate and the same 128 of the up, so that a lane
+// has both sums of an output, and a quad of lanes a row of a block that is quantised with one
+// scale.
+//
 // Where groups divide K, a tile belongs to one group. Its first and last blocks of K have elements
 // of other groups, which the consumers overwrite with zeros in shared memory.
 //
 // A file of over 500 lines: both kinds of sums share the producer, the walk over tiles and the
 // scales, and a kernel's template is one file.
 #include "sm90_scaled_epilogue.cuh"
+#include "sm90_scaled_gate.cuh"
 #include "sm90_scaled_params.h"
 #include "sm90_scaled_step.cuh"
 
@@ -45,8 +50,14 @@ struct Config {
   static constexpr int kParts = TC_PARTS;
   static constexpr bool kPromoted = kParts > 0, kColumns = TC_COLUMNS;
   static constexpr bool kPingPong = TC_PING_PONG;
+  // Whether the first half of a tile's columns are a gate's, and the other ones an up's; columns of
+  // the output, and those that are multiplied at a time.
+  static constexpr bool kGated = TC_GATED;
+  static constexpr int kHalves = kGated ? 2 : 1;
+  static constexpr int kOutN = kTileN / kHalves, kPartN = kTileN / kHalves;
   static constexpr int kSharing = kPingPong ? 1 : kConsumers;  // warpgroups that share a tile
   static constexpr int kBlocksM = kTileM / (64 * kSharing);    // m64 blocks per warpgroup
+  static constexpr int kBlocks = kBlocksM * kHalves;           // of sums
   // Whether two warpgroups alternate in multiplying: of promoted sums then one multiplies while the
   // other adds. With two parts, or three warpgroups, that needs no order.
   static constexpr bool kTurns = kConsumers == 2 && (kPingPong || kParts == 1);
@@ -75,8 +86,9 @@ struct Config {
   static constexpr int kSharedBytes = kTiles + kTileBytes * kRing;
   static_assert(kTileM == 64 * kSharing * kBlocksM && kTileN % 32 == 0);
   static_assert(kSharedBytes <= kMaxShared && kLeft >= 1, "shared memory of a block");
-  static_assert(!kPromoted || kTileN <= kBlockK, "a tile has one column of B's blocks");
+  static_assert(!kPromoted || kPartN <= kBlockK, "a part has one column of B's blocks");
   static_assert(!kColumns || kPromoted);
+  static_assert(!kGated || (kParts == 1 && !kColumns && kOutN == kBlockK && kBlocksM == 1));
 };
 
 // The tiles of a block, one after the other; producers and consumers walk through the same ones.
@@ -128,7 +140,7 @@ struct Walk {
     int column = inside / height;
     const int row = band * p.group + inside - column * height;
     if (band & 1) column = p.tiles_n - 1 - column;
-    n0 = column * C::kTileN;
+    n0 = column * C::kOutN;
     if constexpr (kGroupsOfRows) {
       const GroupRow own = p.rows[1 + row];
       m0 = own.m0;
@@ -237,10 +249,15 @@ TC_DEVICE void load_tiles(const Sm90ScaledParams& p, const Shared<C>& shared) {
       const int k = walk.k0 + i * kBlockK;
       barrier_expect(arrived, p.stage_bytes);
       tma_load(to, &p.a, arrived, k, walk.row_of_a());
-      if constexpr (kGroupsOfRows) {
-        tma_load(to + C::kABytes, &p.b, arrived, k, walk.n0, walk.group, 0, 0);
-      } else {
-        tma_load(to + C::kABytes, &p.b, arrived, k, walk.n0);
+#pragma unroll
+      for (int half = 0; half < C::kHalves; ++half) {
+        const u32 to_b = to + C::kABytes + half * C::kPartN * kBlockK;
+        const int n = walk.n0 + half * p.n;
+        if constexpr (kGroupsOfRows) {
+          tma_load(to_b, &p.b, arrived, k, n, walk.group, 0, 0);
+        } else {
+          tma_load(to_b, &p.b, arrived, k, n);
+        }
       }
     }
   }
@@ -258,12 +275,15 @@ TC_DEVICE void load_scales(const Sm90ScaledParams& p, const Shared<C>& shared) {
                                 p.a_stride);
     ScaleCopies<C::kScaleColumns> columns(walk.scale_b() + k * p.b_stride_k, walk.n0, p.n,
                                           p.b_shift, p.b_stride);
+    ScaleCopies<1> ups(walk.scale_b() + k * p.b_stride_k, walk.n0 + p.n, 2 * p.n, p.b_shift,
+                       p.b_stride);
 #pragma unroll 1
     for (int i = 0; i < walk.k_blocks(); ++i, stage.advance()) {
       barrier_wait_bounded(shared.empty(stage.number), stage.phase ^ 1);
       const u32 to = shared.scales(stage.number);
       rows.copy(to, p.a_stride_k);
       columns.copy(to + C::kTileM * 4, p.b_stride_k);
+      if constexpr (C::kGated) ups.copy(to + C::kTileM * 4 + 4, p.b_stride_k);
       arrive_after_copies(shared.full(stage.number));
     }
   }
@@ -273,7 +293,7 @@ TC_DEVICE void load_scales(const Sm90ScaledParams& p, const Shared<C>& shared) {
 
 template <class C>
 struct Consumer {
-  using Sum = float[C::kBlocksM][C::kTileN / 2];
+  using Sum = float[C::kBlocks][C::kPartN / 2];
 
   const Sm90ScaledParams& p;
   Shared<C> shared;
@@ -354,10 +374,13 @@ struct Consumer {
     if (C::kTurns && lane == 0) barrier_arrive(shared.turn(next));
   }
 
-  // Issues the products of m64 block i of the stage, and neither commits nor waits.
-  TC_DEVICE void multiply(float (&sum)[C::kTileN / 2], int i, int add) {
+  // Issues the products of block i of the stage, of 64 rows and kPartN columns, and neither commits
+  // nor waits. Blocks side by side follow one another.
+  TC_DEVICE void multiply(float (&sum)[C::kPartN / 2], int i, int add) {
     const u32 offset = stage.number * (C::kStageBytes >> 4);
-    multiply_stage<C::kTileN, C::kA, C::kB>(sum, a0 + offset + i * (8192 >> 4), b0 + offset, add);
+    const u32 of_b = i % C::kHalves * (C::kPartN * kBlockK >> 4);
+    multiply_stage<C::kPartN, C::kA, C::kB>(sum, a0 + offset + i / C::kHalves * (8192 >> 4),
+                                            b0 + offset + of_b, add);
   }
 
   TC_DEVICE void issue(Part<C>& part, int i) {
@@ -365,11 +388,12 @@ struct Consumer {
     multiply(part.sum, i, 0);
     wgmma_commit();
     part.stage = stage.number;
-    part.load_scales(shared.scales(stage.number), own_row + i * 64, p.flags & kScaledBlocks);
+    part.load_scales(shared.scales(stage.number), own_row + i / C::kHalves * 64, i % C::kHalves,
+                     p.flags & kScaledBlocks);
   }
 
   // Adds a part whose products are complete; the stage is free after its `last` one.
-  TC_DEVICE void finish(Part<C>& part, float (&sum)[C::kTileN / 2], bool last) {
+  TC_DEVICE void finish(Part<C>& part, float (&sum)[C::kPartN / 2], bool last) {
     keep_in_place(part.sum);
     if (last && !C::kColumns) release(part.stage);
     part.add_to(sum, shared.scales(part.stage));
@@ -409,20 +433,20 @@ struct Consumer {
     for (int k = 0; k < walk->k_blocks(); ++k) {
       wait_for_stage(k);
 #pragma unroll
-      for (int i = 0; i < C::kBlocksM; ++i) {
+      for (int i = 0; i < C::kBlocks; ++i) {
         Part<C> part;
         wait_for_turn();
         issue(part, i);
         pass_turn();
         wgmma_wait<0>();
-        finish(part, sum[i], i == C::kBlocksM - 1);
+        finish(part, sum[i], i == C::kBlocks - 1);
       }
       stage.advance();
     }
   }
 
   // Promoted sums; while the tensor cores multiply one part, the other one is added.
-  TC_DEVICE void sum_two_parts(float (&sum)[C::kTileN / 2]) {
+  TC_DEVICE void sum_two_parts(float (&sum)[C::kPartN / 2]) {
     Part<C> first, second;
     int k = 0;
     const auto begin = [&](Part<C>& part) {
@@ -455,12 +479,12 @@ struct Consumer {
 
   TC_DEVICE void sum_parts(Sum& sum) {
 #pragma unroll
-    for (int i = 0; i < C::kBlocksM; ++i) {
+    for (int i = 0; i < C::kBlocks; ++i) {
 #pragma unroll
-      for (int j = 0; j < C::kTileN / 2; ++j) sum[i][j] = 0.0f;
+      for (int j = 0; j < C::kPartN / 2; ++j) sum[i][j] = 0.0f;
     }
     if constexpr (C::kParts == 2) {
-      static_assert(C::kBlocksM == 1, "registers for two parts");
+      static_assert(C::kBlocks == 1, "registers for two parts");
       sum_two_parts(sum[0]);
     } else {
       sum_one_part(sum);
@@ -485,7 +509,7 @@ TC_DEVICE void consume(const Sm90ScaledParams& p, const Shared<C>& shared, int w
   };
   for (int number = 0; next(number); ++number) {
     Columns<C::kTileN> columns;
-    columns.load(p, walk.scale_b(), walk.n0);
+    if constexpr (!C::kGated) columns.load(p, walk.scale_b(), walk.n0);
     float rows[C::kBlocksM][2];
 #pragma unroll
     for (int i = 0; i < C::kBlocksM; ++i) {
@@ -501,16 +525,20 @@ TC_DEVICE void consume(const Sm90ScaledParams& p, const Shared<C>& shared, int w
     }
     if (kGroupsOfK && walk.k_end == 0) {  // whatever the scales of the first block
 #pragma unroll
-      for (int i = 0; i < C::kBlocksM; ++i) {
+      for (int i = 0; i < C::kBlocks; ++i) {
 #pragma unroll
-        for (int j = 0; j < C::kTileN / 2; ++j) sum[i][j] = 0.0f;
+        for (int j = 0; j < C::kPartN / 2; ++j) sum[i][j] = 0.0f;
       }
     }
     const int m = walk.m0 + own.first_row + warp % 4 * 16;
+    if constexpr (C::kGated) {
+      gate_and_store_rows(p, walk.n0, staging, m, walk.m_end, rows[0][0], sum[0], sum[1]);
+    } else {
 #pragma unroll
-    for (int i = 0; i < C::kBlocksM; ++i) {
-      scale_and_store_rows<C, kGrouped>(p, walk.n0, staging, turn, m + 64 * i, walk.m_end, rows[i],
-                                        columns, sum[i]);
+      for (int i = 0; i < C::kBlocksM; ++i) {
+        scale_and_store_rows<C, kGrouped>(p, walk.n0, staging, turn, m + 64 * i, walk.m_end,
+                                          rows[i], columns, sum[i]);
+      }
     }
     if (C::kPingPong) own.stage.advance(walk.k_blocks_of(walk.tile + gridDim.x));
   }
@@ -528,7 +556,7 @@ TC_DEVICE void run(const Sm90ScaledParams& p) {
     if (shared.base % 1024 != 0) asm volatile("trap;");
     prefetch_tensor_map(&p.a);
     prefetch_tensor_map(&p.b);
-    if (!(p.flags & kScaledOutUnaligned)) prefetch_tensor_map(&p.out_map);
+    if (!C::kGated && !(p.flags & kScaledOutUnaligned)) prefetch_tensor_map(&p.out_map);
     for (int s = 0; s < C::kStages; ++s) {
       barrier_init(shared.full(s), C::kPromoted && blocks ? 33 : 1);
       barrier_init(shared.empty(s), C::kFreeing);
@@ -573,14 +601,15 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
   "accepted_spill": {"sm_90a": 140},
   "defines": {"TC_A": "{d.a}", "TC_B": "{d.b}", "TC_PARTS": "{t.parts}",
               "TC_COLUMNS": "{t.columns}", "TC_PING_PONG": "{t.ping_pong}",
-              "TC_GROUPED": "{g.grouped}"},
-  "grouped": "{g.grouped}",
+              "TC_GROUPED": "{g.grouped}", "TC_GATED": "{g.gated}"},
+  "grouped": "{g.grouped}", "gated": "{g.gated}",
   "math": "{t.math}"},
  "kernels": [
   {"name": "sm90_scaled_matmul_{g.prefix}e4m3_{t.math}_{t.name}",
    "for": {
     "d": [{"a": "e4m3", "b": "e4m3"}],
-    "g": [{"grouped": 0, "prefix": ""}, {"grouped": 1, "prefix": "grouped_"}],
+    "g": [{"grouped": 0, "gated": 0, "prefix": ""},
+          {"grouped": 1, "gated": 0, "prefix": "grouped_"}],
     "t": [
      {"math": "fast", "parts": 0, "columns": 0, "ping_pong": 1, "name": "128x128_ping_pong",
       "tile": [128, 128, 128], "stages": 5, "threads": 384, "shared": 229472,
@@ -596,7 +625,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
       "cost": {"k_tile": 245, "fixed": 1600}}]}},
   {"name": "sm90_scaled_matmul_e4m3_{t.math}_{t.name}",
    "for": {
-    "d": [{"a": "e4m3", "b": "e4m3"}], "g": [{"grouped": 0}],
+    "d": [{"a": "e4m3", "b": "e4m3"}], "g": [{"grouped": 0, "gated": 0}],
     "t": [
      {"math": "fast", "parts": 0, "columns": 0, "ping_pong": 1, "name": "128x160_ping_pong",
       "tile": [128, 160, 128], "stages": 5, "threads": 384, "shared": 217184,
@@ -634,9 +663,21 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
      {"math": "columns", "parts": 2, "columns": 1, "ping_pong": 0, "name": "64x64",
       "tile": [64, 64, 128], "stages": 12, "threads": 256, "shared": 228048,
       "cost": {"k_tile": 250, "fixed": 900}}]}},
+  {"name": "sm90_scaled_matmul_{g.prefix}gated_e4m3_{t.math}_{t.name}",
+   "for": {
+    "d": [{"a": "e4m3", "b": "e4m3"}],
+    "g": [{"grouped": 0, "gated": 1, "prefix": ""},
+          {"grouped": 1, "gated": 1, "prefix": "grouped_"}],
+    "t": [
+     {"math": "promoted", "parts": 1, "columns": 0, "ping_pong": 0, "name": "128x256",
+      "tile": [128, 256, 128], "stages": 4, "threads": 384, "shared": 231824,
+      "cost": {"k_tile": 920, "fixed": 2900}},
+     {"math": "promoted", "parts": 1, "columns": 0, "ping_pong": 0, "name": "64x256",
+      "tile": [64, 256, 128], "stages": 5, "threads": 256, "shared": 231088,
+      "cost": {"k_tile": 600, "fixed": 3000}}]}},
   {"name": "sm90_scaled_matmul_groups_of_k_e4m3_{t.math}_{t.name}",
    "for": {
-    "d": [{"a": "e4m3", "b": "e4m3"}], "g": [{"grouped": 2}],
+    "d": [{"a": "e4m3", "b": "e4m3"}], "g": [{"grouped": 2, "gated": 0}],
     "t": [
      {"math": "fast", "parts": 0, "columns": 0, "ping_pong": 1, "name": "128x128_ping_pong",
       "tile": [128, 128, 128], "stages": 5, "threads": 384, "shared": 229472,
@@ -649,7 +690,8 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
       "cost": {"k_tile": 720, "fixed": 2000}}]}},
   {"name": "sm90_scaled_matmul_{d.a}_{d.b}_{t.math}_{t.name}",
    "for": {
-    "d": [{"a": "e4m3", "b": "e5m2"}, {"a": "e5m2", "b": "e4m3"}], "g": [{"grouped": 0}],
+    "d": [{"a": "e4m3", "b": "e5m2"}, {"a": "e5m2", "b": "e4m3"}],
+    "g": [{"grouped": 0, "gated": 0}],
     "t": [
      {"math": "promoted", "parts": 2, "columns": 0, "ping_pong": 0, "name": "128x128",
       "tile": [128, 128, 128], "stages": 5, "threads": 384, "shared": 232368,

@@ -23,6 +23,12 @@
 //   `grouped` 1: B has a third dim, groups (1), and two more of size 1
 //   out: {N (a panel: 128 bytes, or 64 if these divide the tile), M (16)}, swizzled by the panel's
 //     bytes; of groups of K: {N, groups * M}
+//
+// Those with `gated` 1 have B (2 * N, K), whose rows are N of a gate and N of an up, and no bias:
+//   x[m, n] = silu(round(gate[m, n])) * round(up[m, n]), rounded to out_type;
+//   out[m, n] = e4m3(x[m, n] / s), with the scale s of 128 columns of a row in `gate_scales`, both as
+//   rows.cu of the folder quantize computes them. N is a multiple of 128, out's rows are aligned to
+//   16 bytes, and out has no map.
 #pragma once
 
 #include "group_rows.h"
@@ -61,6 +67,10 @@ struct Sm90ScaledParams {
   int group;  // rows of tiles that follow one another, column by column
   int out_type, bias_type;
   int flags;
+  // Of `gated` kernels: the scale of row m and columns n is at m * gate_stride + n / 128 *
+  // gate_stride_k.
+  float* gate_scales;
+  long long gate_stride, gate_stride_k;
 };
 
 }  // namespace torch_cubin

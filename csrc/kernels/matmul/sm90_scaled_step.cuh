@@ -102,14 +102,15 @@ TC_DEVICE void promote_columns(float (&sum)[kN / 2], const float (&part)[kN / 2]
 // The product of one stage, and its scales: of the lane's two rows, and of the columns.
 template <class C>
 struct Part {
-  float sum[C::kTileN / 2];
+  float sum[C::kPartN / 2];
   StageScales scales;
   float column;
   int stage;
 
-  // From `own`, the stage's in shared memory; `row` is the lane's first, of the tile.
-  TC_DEVICE void load_scales(u32 own, int row, bool blocks) {
-    column = blocks && !C::kColumns ? load_scale(own + C::kTileM * 4) : 1.0f;
+  // From `own`, the stage's in shared memory; `row` is the lane's first, of the tile, and
+  // `number` the part's, of those side by side in a tile.
+  TC_DEVICE void load_scales(u32 own, int row, int number, bool blocks) {
+    column = blocks && !C::kColumns ? load_scale(own + C::kTileM * 4 + number * 4) : 1.0f;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       scales.rows[i] = blocks ? load_scale(own + (row + 8 * i) * 4) : 1.0f;
@@ -118,11 +119,11 @@ struct Part {
 
   // NOTE: scales are multiplied here. Behind their loads ptxas puts the multiplications before the
   // stage's last wgmma, which then is issued a shared memory's latency later.
-  TC_DEVICE void add_to(float (&to)[C::kTileN / 2], u32 own) const {
+  TC_DEVICE void add_to(float (&to)[C::kPartN / 2], u32 own) const {
     if constexpr (C::kColumns) {
-      promote_columns<C::kTileN>(to, sum, scales, own + C::kTileM * 4);
+      promote_columns<C::kPartN>(to, sum, scales, own + C::kTileM * 4);
     } else {
-      promote<C::kTileN>(to, sum, {scales.rows[0] * column, scales.rows[1] * column});
+      promote<C::kPartN>(to, sum, {scales.rows[0] * column, scales.rows[1] * column});
     }
   }
 };

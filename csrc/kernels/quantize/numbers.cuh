@@ -2,6 +2,7 @@
 #pragma once
 
 #include "common/dtype.cuh"
+#include "common/float8_scale.cuh"
 #include "quantize_params.h"
 
 namespace torch_cubin {
@@ -73,16 +74,6 @@ TC_DEVICE float largest_of(const float (&x)[kEight], float most = 0.0f) {
   return most;
 }
 
-// Over kLanes neighbouring lanes.
-template <int kLanes>
-TC_DEVICE float largest_of_lanes(float most) {
-#pragma unroll
-  for (int step = 1; step < kLanes; step *= 2) {
-    most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
-  }
-  return most;
-}
-
 // Over a block of 256 threads; `shared` has 8 floats.
 TC_DEVICE float largest_of_block(float most, float* shared) {
   most = largest_of_lanes<32>(most);
@@ -91,24 +82,8 @@ TC_DEVICE float largest_of_block(float most, float* shared) {
   return largest_of_lanes<8>(shared[threadIdx.x % 8]);
 }
 
-// The quotient of a magnitude and the largest 8-bit number, rounded to nearest: Markstein's method,
-// which has no branch. Compared with the division for all magnitudes whose quotient is normal.
-template <int kLargest>
-TC_DEVICE float divided(float x) {
-  constexpr float kInverse = 1.0f / kLargest;
-  const float quotient = x * kInverse;
-  return __fmaf_rn(__fmaf_rn(-float(kLargest), quotient, x), kInverse, quotient);
-}
-
 TC_DEVICE float scale_of(float largest, int flags) {
-  constexpr float kLeast = 1.17549435e-38f;  // 2^-126: its inverse is finite
-  const float exact = flags & kQuantizeE5m2 ? divided<57344>(largest) : divided<448>(largest);
-  float scale = fmaxf(exact, kLeast);
-  if (flags & kQuantizePowerOfTwo) {
-    const u32 bits = __float_as_uint(scale);
-    scale = __uint_as_float((bits + 0x7FFFFF) & 0xFF800000);
-  }
-  return largest == 0.0f ? 1.0f : scale;
+  return float8_scale(largest, flags & kQuantizeE5m2, flags & kQuantizePowerOfTwo);
 }
 
 TC_DEVICE u32 pack_two(float low, float high, int flags) {

@@ -34,10 +34,7 @@ struct Source {
       float factors[kEight];
       up.unpack(factors);
 #pragma unroll
-      for (int i = 0; i < kEight; ++i) {
-        constexpr float kLog2e = 1.44269504f;
-        to[i] = __fdividef(to[i], 1.0f + exp2_approx(-kLog2e * to[i])) * factors[i];
-      }
+      for (int i = 0; i < kEight; ++i) to[i] = gated_by_silu(to[i], factors[i]);
     }
     drop_infinities(to);
   }

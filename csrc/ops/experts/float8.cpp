@@ -1,5 +1,5 @@
 // moe with weights of 8-bit floats: rows are quantised before each product, the second time with
-// their gate in the same pass.
+// their gate, which scaled_gated_matmul does.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -19,6 +19,7 @@ namespace {
 // A layer's steps on one device.
 struct Float8Steps {
   decltype(&quantize_cpu) quantize;
+  decltype(&scaled_gated_matmul_cpu) gated;
   decltype(&scaled_grouped_matmul_cpu) product;
 };
 
@@ -27,20 +28,22 @@ struct Float8Weight {
   const Tensor& scale;  // (experts, ceil(outputs / 128), ceil(inputs / 128))
 };
 
-Tensor scaled_product(const Float8Steps& steps, const Tensor& rows, const std::string& gate,
-                      const Float8Weight& weight, const Tensor& ends, ScalarType dtype) {
+// The first product's rows, with their gate and quantised.
+Quantized gated_rows(const Float8Steps& steps, const Tensor& rows, const Float8Weight& first,
+                     const Tensor& ends) {
   const auto [data, scale] =
-      steps.quantize(rows, kScaleBlock1x128, false, false, gate, std::nullopt);
-  return steps.product(data, matrices_transposed(weight.data), scale, kScaleBlock1x128,
-                       matrices_transposed(weight.scale), kScaleBlock128x128, ends, dtype, false);
+      steps.quantize(rows, kScaleBlock1x128, false, false, "none", std::nullopt);
+  return steps.gated(data, matrices_transposed(first.data), scale, matrices_transposed(first.scale),
+                     "silu", ends, TensorView(rows).dtype);
 }
 
 // The second product's rows.
 Tensor products(const Float8Steps& steps, const Tensor& rows, const Float8Weight& first,
                 const Float8Weight& second, const Tensor& ends) {
-  const ScalarType dtype = TensorView(rows).dtype;
-  const Tensor before = scaled_product(steps, rows, "none", first, ends, dtype);
-  return scaled_product(steps, before, "silu", second, ends, dtype);
+  const auto [data, scale] = gated_rows(steps, rows, first, ends);
+  return steps.product(data, matrices_transposed(second.data), scale, kScaleBlock1x128,
+                       matrices_transposed(second.scale), kScaleBlock128x128, ends,
+                       TensorView(rows).dtype, false);
 }
 
 void check_scales(const char* name, const TensorView& scale, const TensorView& weight) {
@@ -97,8 +100,8 @@ Tensor moe_float8_cpu(const Tensor& x, const Tensor& topk_ids, const Tensor& top
   if (sizes.is_empty) return zeros_like(sizes.view);
   const HostOrder order(order_on_host(topk_ids, sizes.experts), sizes.rows, sizes.experts);
   const Tensor results =
-      products({quantize_cpu, scaled_grouped_matmul_cpu}, selected(x, order.tokens),
-               {w13, w13_scale}, {w2, w2_scale}, order.ends);
+      products({quantize_cpu, scaled_gated_matmul_cpu, scaled_grouped_matmul_cpu},
+               selected(x, order.tokens), {w13, w13_scale}, {w2, w2_scale}, order.ends);
   const Tensor places = torch::stable::view(order.places, {sizes.tokens, sizes.k});
   return expert_sum_cpu(results, order.tokens, order.tokens, places, topk_weights);
 }
@@ -117,8 +120,8 @@ Tensor moe_float8_cuda(const Tensor& x, const Tensor& topk_ids, const Tensor& to
   Tensor memory = order.memory;
   const Tensor ends = torch::stable::narrow(memory, 0, 2 * sizes.rows, sizes.experts);
   const Tensor rows = gathered_rows(gpu, x, order.tokens, sizes.rows);
-  const Tensor results = products({quantize_cuda, scaled_grouped_matmul_cuda}, rows,
-                                  {w13, w13_scale}, {w2, w2_scale}, ends);
+  const Float8Steps steps{quantize_cuda, scaled_gated_matmul_cuda, scaled_grouped_matmul_cuda};
+  const Tensor results = products(steps, rows, {w13, w13_scale}, {w2, w2_scale}, ends);
   Tensor out = empty_cuda(view.sizes, view.dim, view.dtype, view.device_index);
   sum_experts(gpu, results, order.places, sizes.k, summable(topk_weights), out);
   return out;

@@ -50,7 +50,6 @@ QuantizeCall check_quantize(const TensorView& x, int64_t recipe, bool transpose,
 // "power_of_two": false, "gate": "none", "dtype": "float8_e4m3fn"}.
 void check_described_quantize(const nlohmann::json& call);
 
-using Quantized = std::tuple<Tensor, Tensor>;  // data, scales
 Quantized quantize_cpu(const Tensor& x, int64_t recipe, bool transpose, bool power_of_two,
                        const std::string& gate, std::optional<ScalarType> dtype);
 Quantized quantize_cuda(const Tensor& x, int64_t recipe, bool transpose, bool power_of_two,

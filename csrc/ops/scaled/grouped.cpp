@@ -14,17 +14,17 @@
 namespace torch_cubin {
 namespace {
 
-void check_rank(const char* name, const TensorView& x, int64_t rank) {
+void check_rank(const char* op, const char* name, const TensorView& x, int64_t rank) {
   if (x.dim == rank) return;
-  fail({"input", argument_text(kScaledGroupedOp, name), "has a wrong rank",
-        counted(rank, "dimension"), x.shape_text(), ""});
+  fail({"input", argument_text(op, name), "has a wrong rank", counted(rank, "dimension"),
+        x.shape_text(), ""});
 }
 
-void check_scales_of_groups(const char* name, const TensorView& scale, int64_t rank,
+void check_scales_of_groups(const char* op, const char* name, const TensorView& scale, int64_t rank,
                             int64_t groups) {
-  check_rank(name, scale, rank);
+  check_rank(op, name, scale, rank);
   if (scale.sizes[0] == groups) return;
-  fail({"input", argument_text(kScaledGroupedOp, name), "is of another number of groups",
+  fail({"input", argument_text(op, name), "is of another number of groups",
         std::to_string(groups) + ", as offs and mat_b", std::to_string(scale.sizes[0]), ""});
 }
 
@@ -61,25 +61,25 @@ TensorView group_of(const TensorView& all) {
 }
 
 Shape check_scaled_grouped(const ScaledGroupedArguments& x) {
-  check_rank("mat_a", x.mat_a, 2);
+  check_rank(x.op, "mat_a", x.mat_a, 2);
   const bool of_k = x.mat_b.dim == 2;
-  if (!of_k) check_rank("mat_b", x.mat_b, 3);
+  if (!of_k) check_rank(x.op, "mat_b", x.mat_b, 3);
   const bool rows = x.recipe_a == kScaleRow && x.recipe_b == kScaleRow;
   const bool blocks = x.recipe_a == kScaleBlock1x128 &&
                       x.recipe_b == (of_k ? kScaleBlock1x128 : kScaleBlock128x128);
   if (!rows && !blocks) {
-    fail({"input", kScaledGroupedOp, "does not have these recipes",
+    fail({"input", x.op, "does not have these recipes",
           of_k ? "two of rows (1), or two of 1x128 (4), for groups that divide K"
                : "two of rows (1), or 1x128 (4) of mat_a with 128x128 (5) of mat_b",
           std::to_string(x.recipe_a) + " and " + std::to_string(x.recipe_b), ""});
   }
-  check_offs(kScaledGroupedOp, x.offs, x.mat_a, of_k ? -1 : x.mat_b.sizes[0]);
+  check_offs(x.op, x.offs, x.mat_a, of_k ? -1 : x.mat_b.sizes[0]);
   const int64_t groups = x.offs.sizes[0];
   // Blocks of K may belong to several groups.
   const bool a_of_groups = of_k && rows, b_of_groups = !of_k || rows;
-  if (a_of_groups) check_scales_of_groups("scale_a", x.scale_a, 2, groups);
-  if (b_of_groups) check_scales_of_groups("scale_b", x.scale_b, rows ? 2 : 3, groups);
-  const Shape one = check_scaled({kScaledGroupedOp, x.mat_a, of_k ? x.mat_b : group_of(x.mat_b),
+  if (a_of_groups) check_scales_of_groups(x.op, "scale_a", x.scale_a, 2, groups);
+  if (b_of_groups) check_scales_of_groups(x.op, "scale_b", x.scale_b, rows ? 2 : 3, groups);
+  const Shape one = check_scaled({x.op, x.mat_a, of_k ? x.mat_b : group_of(x.mat_b),
                                   a_of_groups ? group_of(x.scale_a) : x.scale_a,
                                   b_of_groups ? group_of(x.scale_b) : x.scale_b, x.recipe_a,
                                   x.recipe_b, std::nullopt, x.out_dtype, false});
@@ -97,9 +97,9 @@ void check_described_scaled_grouped(const nlohmann::json& call) {
   const auto get = [&](const char* name) { return tensors.view(named.at(name)); };
   ScalarType out_dtype = ScalarType::BFloat16;
   find_dtype(call.at("output_dtype").get<std::string>(), &out_dtype);
-  check_scaled_grouped({get("mat_a"), get("mat_b"), get("scale_a"), get("scale_b"), get("offs"),
-                        call.at("recipe_a").get<int64_t>(), call.at("recipe_b").get<int64_t>(),
-                        out_dtype});
+  check_scaled_grouped({kScaledGroupedOp, get("mat_a"), get("mat_b"), get("scale_a"),
+                        get("scale_b"), get("offs"), call.at("recipe_a").get<int64_t>(),
+                        call.at("recipe_b").get<int64_t>(), out_dtype});
 }
 
 Tensor scaled_grouped_matmul_cpu(const Tensor& mat_a, const Tensor& mat_b, const Tensor& scale_a,
@@ -109,8 +109,8 @@ Tensor scaled_grouped_matmul_cpu(const Tensor& mat_a, const Tensor& mat_b, const
   const TensorView a(mat_a);
   const ScalarType dtype = out_dtype.value_or(ScalarType::BFloat16);
   const Shape shape =
-      check_scaled_grouped({a, TensorView(mat_b), TensorView(scale_a), TensorView(scale_b),
-                            TensorView(offs), recipe_a, recipe_b, dtype});
+      check_scaled_grouped({kScaledGroupedOp, a, TensorView(mat_b), TensorView(scale_a),
+                            TensorView(scale_b), TensorView(offs), recipe_a, recipe_b, dtype});
   const bool of_k = shape.dim == 3;
   const int64_t limit = a.sizes[of_k ? 1 : 0];
   check_ends(kScaledGroupedOp, offs, limit);

@@ -8,6 +8,7 @@
 #include "ops/common/aten.h"
 #include "ops/common/stable_ops.h"
 #include "ops/grouped/grouped.h"
+#include "ops/quantize/quantize.h"
 #include "ops/scaled/sm90_scaled.h"
 #include "runtime/device.h"
 
@@ -90,18 +91,59 @@ void run_without_k(ScaledCall call, int32_t device_index) {
   run_sm90_scaled(device(device_index), call);
 }
 
+// Runs a product whose sizes and outputs are in `call`, and of groups what their ends are limited
+// by; K may be 0 of groups alone.
+void run_product(const char* op, ScaledCall call, const Tensor& mat_a, const Tensor& mat_b,
+                 const Tensor& scale_a, int64_t recipe_a, const Tensor& scale_b, int64_t recipe_b,
+                 const std::optional<Tensor>& offs) {
+  const TensorView x(mat_a), y(mat_b);
+  check_sizes(op, call);
+  call.a_dtype = x.dtype;
+  call.b_dtype = y.dtype;
+  call.blocks = is_block(recipe_a);
+  std::optional<Tensor> ends;
+  if (offs) {
+    ends = as_contiguous(*offs);
+    const TensorView e(*ends);
+    call.groups.ends = e.data();
+    call.groups.wide_ends = e.dtype == ScalarType::Long;
+  }
+  if (call.k == 0) {
+    run_without_k(call, x.device_index);
+    return;
+  }
+  std::optional<Tensor> a_copy, b_copy;
+  const Rows a = rows_of(mat_a, 1, a_copy), b = rows_of(mat_b, 0, b_copy);
+  call.a = a.data;
+  call.a_stride = a.stride;
+  call.b = b.data;
+  call.b_stride = b.stride;
+  call.b_group_stride = b.group_stride;
+  // Scales of rows of groups of K follow those of the group before.
+  const bool follow = call.groups.of_k && !call.blocks;
+  const Tensor a_own = follow ? as_contiguous(scale_a) : scale_a;
+  const Tensor b_own = follow ? as_contiguous(scale_b) : scale_b;
+  const TensorView a_scale(a_own), b_scale(b_own);
+  call.a_scales = scales_of(a_scale, recipe_a, a_scale.data());
+  if (follow) call.a_scales.stride = 1;
+  const bool of_group = offs && (!call.groups.of_k || follow);
+  call.b_scales = scales_of(of_group ? group_of(b_scale) : b_scale, recipe_b, b_scale.data());
+  if (of_group) call.b_scales_group_stride = b_scale.strides[0];
+  run_sm90_scaled(device(x.device_index), call);
+}
+
 }  // namespace
 
 Tensor scaled_matmul_cuda(const Tensor& mat_a, const Tensor& mat_b, const Tensor& scale_a,
                           int64_t recipe_a, const Tensor& scale_b, int64_t recipe_b,
                           const std::optional<Tensor>& bias, std::optional<ScalarType> out_dtype,
                           bool use_fast_accum) {
-  const TensorView x(mat_a), y(mat_b), x_scale(scale_a), y_scale(scale_b);
+  const TensorView x(mat_a), y(mat_b);
   const std::optional<TensorView> z = view_of(bias);
   ScaledCall call;
   call.out_dtype = out_dtype.value_or(ScalarType::BFloat16);
-  const Shape shape = check_scaled(
-      {kScaledOp, x, y, x_scale, y_scale, recipe_a, recipe_b, z, call.out_dtype, use_fast_accum});
+  const Shape shape = check_scaled({kScaledOp, x, y, TensorView(scale_a), TensorView(scale_b),
+                                    recipe_a, recipe_b, z, call.out_dtype, use_fast_accum});
   call.m = x.sizes[0];
   call.k = x.sizes[1];
   call.n = y.sizes[1];
@@ -112,27 +154,14 @@ Tensor scaled_matmul_cuda(const Tensor& mat_a, const Tensor& mat_b, const Tensor
     if (bias) torch::stable::copy_(out, detach(*bias));
     return out;
   }
-  check_sizes(kScaledOp, call);
-  call.a_dtype = x.dtype;
-  call.b_dtype = y.dtype;
-  std::optional<Tensor> a_copy, b_copy;
-  const Rows a = rows_of(mat_a, 1, a_copy);
-  const Rows b = rows_of(mat_b, 0, b_copy);
-  call.a = a.data;
-  call.a_stride = a.stride;
-  call.b = b.data;
-  call.b_stride = b.stride;
-  call.blocks = is_block(recipe_a);
-  call.fast = use_fast_accum && !call.blocks;
-  call.a_scales = scales_of(x_scale, recipe_a, x_scale.data());
-  call.b_scales = scales_of(y_scale, recipe_b, y_scale.data());
+  call.fast = use_fast_accum && !is_block(recipe_a);
   if (z) {
     call.bias = z->data();
     call.bias_dtype = z->dtype;
     call.bias_stride = z->strides[0];
   }
   call.out = static_cast<char*>(out.mutable_data_ptr());
-  run_sm90_scaled(device(x.device_index), call);
+  run_product(kScaledOp, call, mat_a, mat_b, scale_a, recipe_a, scale_b, recipe_b, std::nullopt);
   return out;
 }
 
@@ -143,8 +172,9 @@ Tensor scaled_grouped_matmul_cuda(const Tensor& mat_a, const Tensor& mat_b, cons
   const TensorView x(mat_a), y(mat_b);
   ScaledCall call;
   call.out_dtype = out_dtype.value_or(ScalarType::BFloat16);
-  const Shape shape = check_scaled_grouped({x, y, TensorView(scale_a), TensorView(scale_b),
-                                            TensorView(offs), recipe_a, recipe_b, call.out_dtype});
+  const Shape shape =
+      check_scaled_grouped({kScaledGroupedOp, x, y, TensorView(scale_a), TensorView(scale_b),
+                            TensorView(offs), recipe_a, recipe_b, call.out_dtype});
   call.m = x.sizes[0];
   call.k = x.sizes[1];
   call.n = y.sizes[y.dim - 1];
@@ -154,39 +184,53 @@ Tensor scaled_grouped_matmul_cuda(const Tensor& mat_a, const Tensor& mat_b, cons
   check_ends(kScaledGroupedOp, offs, call.groups.limit);
   Tensor out = empty_cuda(shape.sizes, shape.dim, call.out_dtype, x.device_index);
   if (shape.numel() == 0 || call.groups.groups == 0) return out;
-  check_sizes(kScaledGroupedOp, call);
+  call.out = static_cast<char*>(out.mutable_data_ptr());
+  call.fast = use_fast_accum && !is_block(recipe_a);
+  run_product(kScaledGroupedOp, call, mat_a, mat_b, scale_a, recipe_a, scale_b, recipe_b, offs);
+  return out;
+}
+
+Quantized scaled_gated_matmul_cuda(const Tensor& mat_a, const Tensor& mat_b, const Tensor& scale_a,
+                                   const Tensor& scale_b, const std::string& gate,
+                                   const std::optional<Tensor>& offs,
+                                   std::optional<ScalarType> dtype) {
+  const TensorView x(mat_a), y(mat_b);
+  constexpr int64_t kRecipeA = kScaleBlock1x128, kRecipeB = kScaleBlock128x128;
+  ScaledCall call;
+  call.out_dtype = dtype.value_or(ScalarType::BFloat16);
+  check_scaled_gated(
+      {x, y, TensorView(scale_a), TensorView(scale_b), gate, view_of(offs), call.out_dtype});
+  call.gated = call.blocks = call.b_scales.of_128_rows = true;
   call.a_dtype = x.dtype;
   call.b_dtype = y.dtype;
-  call.out = static_cast<char*>(out.mutable_data_ptr());
-  const Tensor ends = as_contiguous(offs);
-  const TensorView e(ends);
-  call.groups.ends = e.data();
-  call.groups.wide_ends = e.dtype == ScalarType::Long;
-  if (call.k == 0) {
-    run_without_k(call, x.device_index);
-    return out;
+  call.m = x.sizes[0];
+  call.k = x.sizes[1];
+  call.n = y.sizes[y.dim - 1] / 2;
+  if (offs) {
+    call.groups.groups = y.sizes[0];
+    call.groups.limit = call.m;
   }
-  std::optional<Tensor> a_copy, b_copy;
-  const Rows a = rows_of(mat_a, 1, a_copy), b = rows_of(mat_b, 0, b_copy);
-  call.a = a.data;
-  call.a_stride = a.stride;
-  call.b = b.data;
-  call.b_stride = b.stride;
-  call.b_group_stride = b.group_stride;
-  call.blocks = is_block(recipe_a);
-  call.fast = use_fast_accum && !call.blocks;
-  // Scales of rows of groups of K follow those of the group before.
-  const bool follow = call.groups.of_k && !call.blocks;
-  const Tensor a_own = follow ? as_contiguous(scale_a) : scale_a;
-  const Tensor b_own = follow ? as_contiguous(scale_b) : scale_b;
-  const TensorView a_scale(a_own), b_scale(b_own);
-  call.a_scales = scales_of(a_scale, recipe_a, a_scale.data());
-  if (follow) call.a_scales.stride = 1;
-  const bool of_group = !call.groups.of_k || follow;
-  call.b_scales = scales_of(of_group ? group_of(b_scale) : b_scale, recipe_b, b_scale.data());
-  if (of_group) call.b_scales_group_stride = b_scale.strides[0];
-  run_sm90_scaled(device(x.device_index), call);
-  return out;
+  const bool any = std::min({call.m, call.n, call.k}) > 0 && (!offs || call.groups.groups > 0);
+  if (!any || !is_gated_quicker(device(x.device_index), call)) {
+    const Tensor product =
+        offs ? scaled_grouped_matmul_cuda(mat_a, mat_b, scale_a, kRecipeA, scale_b, kRecipeB, *offs,
+                                          call.out_dtype, false)
+             : scaled_matmul_cuda(mat_a, mat_b, scale_a, kRecipeA, scale_b, kRecipeB, std::nullopt,
+                                  call.out_dtype, false);
+    return quantize_cuda(product, kRecipeA, false, false, gate, std::nullopt);
+  }
+  if (offs) check_ends(kScaledGatedOp, *offs, call.groups.limit);
+  const int64_t sizes[] = {call.m, call.n}, scale_sizes[] = {call.m, call.n / kScaleBlock};
+  const int64_t scale_strides[] = {1, call.m};
+  Tensor data = empty_cuda(sizes, 2, ScalarType::Float8_e4m3fn, x.device_index);
+  Tensor scales =
+      empty_cuda_strided(scale_sizes, scale_strides, 2, ScalarType::Float, x.device_index);
+  call.out = static_cast<char*>(data.mutable_data_ptr());
+  call.gate_scales = static_cast<float*>(scales.mutable_data_ptr());
+  call.gate_stride = scale_strides[0];
+  call.gate_stride_k = scale_strides[1];
+  run_product(kScaledGatedOp, call, mat_a, mat_b, scale_a, kRecipeA, scale_b, kRecipeB, offs);
+  return {data, scales};
 }
 
 }  // namespace torch_cubin

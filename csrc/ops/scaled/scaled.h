@@ -14,6 +14,8 @@
 
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
+#include <string>
+#include <tuple>
 
 #include "ops/common/shape.h"
 #include "pytorch/tensor.h"
@@ -77,6 +79,7 @@ Tensor scaled_matmul_cuda(const Tensor& mat_a, const Tensor& mat_b, const Tensor
 constexpr const char* kScaledGroupedOp = "scaled_grouped_matmul";
 
 struct ScaledGroupedArguments {
+  const char* op;  // for errors
   TensorView mat_a, mat_b, scale_a, scale_b, offs;
   int64_t recipe_a, recipe_b;
   ScalarType out_dtype;
@@ -98,5 +101,37 @@ Tensor scaled_grouped_matmul_cuda(const Tensor& mat_a, const Tensor& mat_b, cons
                                   int64_t recipe_a, const Tensor& scale_b, int64_t recipe_b,
                                   const Tensor& offs, std::optional<ScalarType> out_dtype,
                                   bool use_fast_accum);
+
+// cubin::_scaled_gated_matmul: silu(gate) * up, quantised with scales of 1x128, for the gates,
+// which are the first half of mat_b's columns, and the ups:
+//
+//   quantize(scaled_matmul(mat_a, mat_b), 1x128, gate=gate)
+//
+// or scaled_grouped_matmul() with `offs`. Scales are of 1x128 and 128x128; `dtype`, bfloat16 if
+// none is given, is the product's. On CUDA both are one kernel where there is one that is quicker,
+// with the same bits; rows past the last end are not written then.
+constexpr const char* kScaledGatedOp = "scaled_gated_matmul";
+using Quantized = std::tuple<Tensor, Tensor>;  // data, scales
+
+struct ScaledGatedArguments {
+  TensorView mat_a, mat_b, scale_a, scale_b;
+  std::string gate;
+  std::optional<TensorView> offs;
+  ScalarType dtype;
+};
+
+void check_scaled_gated(const ScaledGatedArguments& arguments);
+
+// {"tensors": {"mat_a": tensor, ...}, "gate": "silu", "dtype": "bfloat16"}.
+void check_described_scaled_gated(const nlohmann::json& call);
+
+Quantized scaled_gated_matmul_cpu(const Tensor& mat_a, const Tensor& mat_b, const Tensor& scale_a,
+                                  const Tensor& scale_b, const std::string& gate,
+                                  const std::optional<Tensor>& offs,
+                                  std::optional<ScalarType> dtype);
+Quantized scaled_gated_matmul_cuda(const Tensor& mat_a, const Tensor& mat_b, const Tensor& scale_a,
+                                   const Tensor& scale_b, const std::string& gate,
+                                   const std::optional<Tensor>& offs,
+                                   std::optional<ScalarType> dtype);
 
 }  // namespace torch_cubin

@@ -49,6 +49,7 @@ struct ScaledRow {
     b_dtype = dtype_of(fields, "b");
     sums = fields.index("math", kSums);
     grouped = static_cast<Grouped>(fields.integer("grouped", kOneProduct, kGroupsOfK));
+    gated = fields.integer("gated", 0, 1) == 1;
     fields.triple("tile", 1, tile);
     const KernelFields cost = fields.object("cost");
     k_tile_cost = cost.number("k_tile", 0);
@@ -63,6 +64,7 @@ struct ScaledRow {
   ScalarType a_dtype, b_dtype;
   int sums;
   Grouped grouped;
+  bool gated;  // a tile has the gates and the ups of half as many outputs
   int64_t tile[3];
   double k_tile_cost = 0, fixed_cost = 0;  // nanoseconds, of a tile
   double once_cost = 0;                    // of a call
@@ -89,14 +91,19 @@ struct ScaledPlan {
   double cost = std::numeric_limits<double>::infinity();
 };
 
+// Of a tile's columns, those of the output, and so of a box of B.
+int64_t out_columns(const ScaledRow& row) { return row.gated ? row.tile[1] / 2 : row.tile[1]; }
+
 // Bytes that the memory reads or writes in a nanosecond, on an H200.
 constexpr double kMemoryBytes = 3900;
+
+constexpr double kLaunchCost = 2000;  // of a kernel that follows another one, nanoseconds
 
 // In nanoseconds: the slower of all waves of tiles and of the memory. A part of the former decides
 // between tiles for which the memory takes equally long.
 void price(ScaledPlan& plan, const ScaledCall& call, int64_t multiprocessors) {
   const ScaledRow& row = *plan.row;
-  plan.tiles_n = ceil_div(call.n, row.tile[1]);
+  plan.tiles_n = ceil_div(call.n, out_columns(row));
   int64_t matrices = 1, likely;     // B that are read; rows of tiles
   int64_t outputs = 1, k = call.k;  // of each group of K
   if (row.grouped == kGroupsOfK) {
@@ -118,10 +125,11 @@ void price(ScaledPlan& plan, const ScaledCall& call, int64_t multiprocessors) {
   const auto k_tiles = static_cast<double>(ceil_div(k, kTileK));
   const double compute =
       static_cast<double>(waves) * (k_tiles * row.k_tile_cost + row.fixed_cost) + row.once_cost;
-  const int64_t out_bytes = element_size(call.out_dtype);
+  const int64_t out_bytes = row.gated ? 1 : element_size(call.out_dtype);
+  const int64_t b_rows = row.gated ? 2 * call.n : call.n;
   const auto bytes =
       static_cast<double>(call.m) * static_cast<double>(call.k + out_bytes * call.n * outputs) +
-      static_cast<double>(matrices * call.n) * static_cast<double>(call.k);
+      static_cast<double>(matrices * b_rows) * static_cast<double>(call.k);
   plan.cost = std::max(compute, bytes / kMemoryBytes) + compute / 16;
 }
 
@@ -132,7 +140,7 @@ int64_t tiles_of(const ScaledPlan& plan, const ScaledCall& call) {
 
 bool serves(const ScaledRow& row, const ScaledCall& call, Sums sums) {
   return row.a_dtype == call.a_dtype && row.b_dtype == call.b_dtype && row.sums == sums &&
-         row.grouped == grouped_of(call);
+         row.grouped == grouped_of(call) && row.gated == call.gated;
 }
 
 // The same for all sizes, so that a row's bits do not depend on the other rows.
@@ -154,15 +162,24 @@ ScaledPlan plan_scaled(const ScaledTable& table, const Device& device, const Sca
     plan.row = &row;
     price(plan, call, device.multiprocessors);
     if (tiles_of(plan, call) > kMostTiles) continue;
-    if (row.kernel->entry().name == forced) return plan;
+    if (row.kernel->entry().name == forced) {
+      plan.cost = 0;
+      return plan;
+    }
     if (plan.cost < best.cost) best = plan;
   }
-  if (best.row == nullptr) {
+  return best;
+}
+
+ScaledPlan plan_or_fail(const ScaledTable& table, const Device& device, const ScaledCall& call) {
+  const ScaledPlan plan = plan_scaled(table, device, call);
+  if (plan.row == nullptr) {
+    const Sums sums = sums_of(table, call);
     table.family.fail_no_kernel(std::string(call.groups.groups > 0 ? kScaledGroupedOp : kScaledOp) +
                                 " of " + dtype_name(call.a_dtype) + " and " +
                                 dtype_name(call.b_dtype) + " (" + kSums[sums] + " sums)");
   }
-  return best;
+  return plan;
 }
 
 MapDim dim(int64_t size, int64_t stride_bytes, int64_t box) {
@@ -195,8 +212,22 @@ void encode_out(Sm90ScaledParams& params, const ScaledCall& call, int64_t tile_n
 
 }  // namespace
 
+bool is_gated_quicker(const Device& device, const ScaledCall& call) {
+  if (call.n % kTileK != 0) return false;
+  const ScaledTable& table = scaled_table(device);
+  const ScaledPlan gated = plan_scaled(table, device, call);
+  if (gated.row == nullptr) return false;
+  ScaledCall steps = call;
+  steps.gated = false;
+  steps.n *= 2;
+  const auto quantized = static_cast<double>(call.m * call.n) *
+                         static_cast<double>(2 * element_size(call.out_dtype) + 1);
+  return gated.cost <=
+         plan_scaled(table, device, steps).cost + quantized / kMemoryBytes + kLaunchCost;
+}
+
 void run_sm90_scaled(const Device& device, const ScaledCall& call) {
-  const ScaledPlan plan = plan_scaled(scaled_table(device), device, call);
+  const ScaledPlan plan = plan_or_fail(scaled_table(device), device, call);
   const ScaledRow& row = *plan.row;
   Sm90ScaledParams params{};
   // Rows that do not exist are no part of the box: copies of boxes with many of them are slow.
@@ -204,7 +235,9 @@ void run_sm90_scaled(const Device& device, const ScaledCall& call) {
   params.stage_bytes = static_cast<int>((box_m + row.tile[1]) * kTileK);
   encode_tiled_map(&params.a, call.a, MapType::kUInt8, MapSwizzle::k128Bytes,
                    {dim(call.k, 0, kTileK), dim(call.m, call.a_stride, box_m)}, device.index);
-  const MapDim b_k = dim(call.k, 0, kTileK), b_rows = dim(call.n, call.b_stride, row.tile[1]);
+  const int64_t b_height = row.gated ? 2 * call.n : call.n;
+  const MapDim b_k = dim(call.k, 0, kTileK),
+               b_rows = dim(b_height, call.b_stride, out_columns(row));
   std::optional<Workspace> group_rows;
   if (row.grouped == kGroupsOfRows) {
     const MapDim groups = dim(call.groups.groups, call.b_group_stride, 1), one = dim(1, 0, 1);
@@ -219,7 +252,7 @@ void run_sm90_scaled(const Device& device, const ScaledCall& call) {
     params.rows = reinterpret_cast<const GroupRow*>(group_rows->data());
     params.b_group_stride = call.b_scales_group_stride;
   }
-  encode_out(params, call, row.tile[1], device);
+  if (!row.gated) encode_out(params, call, row.tile[1], device);
   params.scale_a = call.a_scales.data;
   params.scale_b = call.b_scales.data;
   params.a_stride = call.a_scales.stride;
@@ -240,6 +273,9 @@ void run_sm90_scaled(const Device& device, const ScaledCall& call) {
   params.tiles_m = static_cast<int>(plan.tiles_m);
   params.tiles_n = static_cast<int>(plan.tiles_n);
   params.group = static_cast<int>(kGroup);
+  params.gate_scales = call.gate_scales;
+  params.gate_stride = call.gate_stride;
+  params.gate_stride_k = call.gate_stride_k;
   if (call.blocks) params.flags |= kScaledBlocks;
   const int64_t blocks = std::min(tiles_of(plan, call), int64_t{device.multiprocessors});
   launch(*row.kernel, {blocks}, device, params);

@@ -30,11 +30,20 @@ struct ScaledCall {
   ScalarType bias_dtype = ScalarType::Float;
   int64_t bias_stride = 0;
   char* out = nullptr;  // contiguous
+  // Whether out is e4m3 of silu(gate) * up with the scales below, of rows, N gates and N ups of B,
+  // which are rounded to out_dtype before (kernels/matmul/sm90_scaled_params.h).
+  bool gated = false;
+  float* gate_scales = nullptr;
+  int64_t gate_stride = 0, gate_stride_k = 0;
   // Groups of rows have a matrix B each, groups of K an output; without groups there is one of
   // both.
   Groups groups;
   int64_t b_group_stride = 0, b_scales_group_stride = 0;
 };
+
+// Whether a gated kernel computes the call, whose operands may be missing, and more quickly than
+// the product without a gate and the quantisation after it.
+bool is_gated_quicker(const Device& device, const ScaledCall& call);
 
 // Throws [no_kernel] or [arch] where the device has no such kernel.
 void run_sm90_scaled(const Device& device, const ScaledCall& call);
