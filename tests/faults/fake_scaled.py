@@ -187,7 +187,7 @@ def test_gated(driver, catalog, groups) -> None:
 def test_every_kernel_is_planned_for_some_sizes(driver, catalog) -> None:
     sizes = [
         (16, 32), (16, 7168), (16, 16384), (256, 16384), (256, 20000), (512, 2112), (700, 2112),
-        (700, 4096),
+        (700, 4096), (448, 7168), (2048, 2112),
     ]  # fmt: skip
 
     def call() -> None:
