@@ -136,6 +136,15 @@ for name, make in (("RMSNorm", Norm), ("SwiGLUMLP", MLP), ("Linear", lambda: Lay
     layer.forward = types.MethodType(getattr(ours.layers, name).forward, layer)
     torch.testing.assert_close(layer(x), wanted)
     layer(x).sum().backward()
+for changes in (
+    lambda gate: gate.register_forward_hook(lambda module, args, out: 2 * out),
+    lambda gate: gate.register_forward_pre_hook(lambda module, args: (2 * args[0],)),
+    lambda gate: setattr(gate, "forward", lambda x: 2 * F.linear(x, gate.weight)),
+):
+    layer = MLP()
+    changes(layer.gate_proj)
+    wanted = layer(x)
+    torch.testing.assert_close(types.MethodType(ours.layers.SwiGLUMLP.forward, layer)(x), wanted)
 norm = Norm().bfloat16()
 assert types.MethodType(ours.layers.RMSNorm.forward, norm)(x).dtype == torch.float32
 """
