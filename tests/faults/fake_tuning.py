@@ -56,6 +56,28 @@ def test_every_config_can_be_forced_and_has_one_name(driver, catalog) -> None:
     assert taken == names
 
 
+def test_the_product_of_splits_runs_the_config_behind_the_slash_or_raises(driver, catalog) -> None:
+    """A sweep of splits would otherwise time the planner's own choice under another name."""
+
+    def run() -> list:
+        a = tensors.empty(64, 16384, dtype=torch.bfloat16)
+        b = tensors.strided((16384, 64), (1, 16384), torch.bfloat16)
+
+        def forced(name: str) -> str:
+            library.force_config(name)
+            torch.ops.cubin._matmul(a, b)
+            return next(e["kernel"] for e in driver.launches()[-2:] if "sm90" in e["kernel"])
+
+        with measure.watching():
+            kernels = [forced(f"split/sm90 64x{n} 4 splits") for n in (64, 128)]
+            wrong = error_of(lambda: forced("split/sm90 64x7 4 splits"))
+        return [kernels, wrong]
+
+    kernels, (_, text) = forked(run)
+    assert kernels == [f"sm90_matmul_bf16_nt_64x{n}" for n in (64, 128)]
+    assert text.startswith("torch_cubin [input]: the forced config 'split/sm90 64x7 4 splits'")
+
+
 def test_a_config_is_forced_with_every_epilogue(driver, catalog) -> None:
     """No table names those configs; tests and sweeps do."""
 

@@ -77,6 +77,7 @@ class FinishKernels : public MatmulKernels {
     MatmulOperands own = operands;
     if (finishes) own.bias = own.addend = nullptr;
     const MatmulPlan inner = plan_matmul(device_, matmul_case(product, own));
+    check_forced_inner(name(plan), inner);
     const int64_t bytes = element_size(sums_dtype(p.input));
     const Workspace sums(device_, finishes ? inner.splits * rows * p.n * bytes : 0);
     const Workspace row_sums(device_, inner.row_parts * p.m * bytes);

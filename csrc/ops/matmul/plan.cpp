@@ -5,6 +5,7 @@
 #include <mutex>
 #include <nlohmann/json.hpp>
 
+#include "cubin/error.h"
 #include "ops/common/device_tables.h"
 #include "ops/matmul/mirror.h"
 #include "ops/matmul/tuned.h"
@@ -300,6 +301,16 @@ void force_config(const std::string& name) { own_forced_config() = name; }
 const std::string& forced_config() {
   static const std::string none;
   return g_watched.load(std::memory_order_relaxed) ? own_forced_config() : none;
+}
+
+void check_forced_inner(const std::string& outer, const MatmulPlan& inner) {
+  const std::string& forced = forced_config();
+  const size_t slash = forced.find('/');
+  if (slash == std::string::npos || forced.substr(0, slash) != outer) return;
+  if (forced.substr(slash + 1) == name_of(inner)) return;
+  fail({"input", "the forced config '" + printable(forced) + "'", "cannot run this product",
+        "behind the slash the name of a config of the product whose sums it takes",
+        "a name that this product does not have, which would run '" + name_of(inner) + "'", ""});
 }
 
 }  // namespace torch_cubin

@@ -46,4 +46,8 @@ void force_config(const std::string& name);
 // The thread's forced config; "" if plans are not watched.
 const std::string& forced_config();
 
+// Of a plan whose product another plan runs: throws [input] if the forced config is
+// "that plan's name/CONFIG", and the product does not run CONFIG.
+void check_forced_inner(const std::string& outer, const MatmulPlan& inner);
+
 }  // namespace torch_cubin
