@@ -666,11 +666,19 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
      {"math": "columns", "parts": 2, "columns": 1, "ping_pong": 0, "name": "64x64",
       "tile": [64, 64, 128], "stages": 12, "threads": 256, "shared": 228048,
       "cost": {"k_tile": 250, "fixed": 900}}]}},
-  {"name": "sm90_scaled_matmul_{g.prefix}gated_e4m3_{t.math}_{t.name}",
+  {"name": "sm90_scaled_matmul_gated_e4m3_{t.math}_{t.name}",
    "for": {
-    "d": [{"a": "e4m3", "b": "e4m3"}],
-    "g": [{"grouped": 0, "gated": 1, "prefix": ""},
-          {"grouped": 1, "gated": 1, "prefix": "grouped_"}],
+    "d": [{"a": "e4m3", "b": "e4m3"}], "g": [{"grouped": 0, "gated": 1}],
+    "t": [
+     {"math": "promoted", "parts": 1, "columns": 0, "ping_pong": 0, "name": "128x256",
+      "tile": [128, 256, 128], "stages": 4, "threads": 384, "shared": 231824,
+      "cost": {"k_tile": 950, "fixed": 2900}},
+     {"math": "promoted", "parts": 1, "columns": 0, "ping_pong": 0, "name": "64x256",
+      "tile": [64, 256, 128], "stages": 5, "threads": 256, "shared": 231088,
+      "cost": {"k_tile": 600, "fixed": 3000}}]}},
+  {"name": "sm90_scaled_matmul_grouped_gated_e4m3_{t.math}_{t.name}",
+   "for": {
+    "d": [{"a": "e4m3", "b": "e4m3"}], "g": [{"grouped": 1, "gated": 1}],
     "t": [
      {"math": "promoted", "parts": 1, "columns": 0, "ping_pong": 0, "name": "128x256",
       "tile": [128, 256, 128], "stages": 4, "threads": 384, "shared": 231824,
