@@ -252,6 +252,33 @@ def test_a_tile_for_each_of_two_warpgroups(driver, catalog, parts: int) -> None:
     assert catalog[small["kernel"]].get("ping_pong", 0) == 0
 
 
+def test_thin_last_rows_have_no_tiles(driver, catalog) -> None:
+    """Tiles at the diagonal take them, where A and B are one matrix."""
+    config = "sm90_symmetric 128x128 ping_pong with thin rows"
+
+    def run() -> None:
+        with measure.watching():
+            library.force_config(config)
+            ops.syrk(empty(4104, 1024))
+            ops.symm_square(empty(4104, 4104))
+            ops.syrk(transposed(empty(1024, 4104)))
+            ops.syrk(empty(4120, 1024))  # 24 rows
+
+    launch, *others = launches_of(driver, run)
+    params = launch_params.read(launch, PARAMS)
+    assert catalog[launch["kernel"]]["ping_pong"] == 1
+    assert (params.n, params.tiles_m, params.whole_tiles, params.split_blocks) == (
+        4104,
+        528,
+        528,
+        2,
+    )
+    assert params.out != 0
+    for other in others:
+        if catalog[other["kernel"]]["kind"] == "sm90_symmetric":
+            assert launch_params.read(other, PARAMS).split_blocks != 2
+
+
 def test_narrow_tiles_in_pairs(driver, catalog) -> None:
     """272 tiles, 16 of which are half as wide, fill two waves of 132 multiprocessors."""
 

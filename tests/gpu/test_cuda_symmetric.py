@@ -27,7 +27,18 @@ ops = torch.ops.cubin
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]  # the last as TF32
 CONFIGS = ["128x256", "128x192", "128x128", "128x64"]
 # N, K: one tile, tails of tiles, odd numbers of rows of tiles, groups of rows, short K.
-SIZES = [(8, 8), (64, 64), (136, 200), (392, 72), (520, 328), (1000, 136), (2184, 264), (4232, 64)]
+SIZES = [
+    (8, 8),
+    (64, 64),
+    (136, 200),
+    (392, 72),
+    (520, 328),
+    (1000, 136),
+    (2184, 264),
+    (2192, 72),
+    (2180, 72),
+    (4232, 64),
+]
 # N, K, batch: the last wave of tiles is streamed after none, one or several whole ones, also of
 # pairs.
 STREAMED = [(1000, 520, 1), (2184, 1160, 1), (712, 1160, 5), (4232, 520, 1)]
@@ -49,6 +60,7 @@ hopper = pytest.mark.skipif(
 
 
 PING_PONG = "128x128 ping_pong"  # for more tiles than multiprocessors
+THIN_ROWS = f"{PING_PONG} with thin rows"  # beyond whole tiles, at most 16
 
 
 def configs_for(dtype: torch.dtype) -> list[str]:
@@ -92,6 +104,7 @@ def test_every_config_is_offered() -> None:
         assert set(configs.values()) >= {"", "split in"}
         kinds = offered(4232, 520, 1, dtype).values()
         assert {"in pairs streamed in", "ping_pong", "ping_pong streamed"} <= set(kinds)
+        assert "ping_pong with thin rows" in kinds
         assert not offered(520, 328, 1, dtype, symmetric=False)
 
 
@@ -105,7 +118,7 @@ def test_every_kernel_is_exact(sizes, dtype: torch.dtype, generator: torch.Gener
     gram, of_y = x.double() @ x.double().mT, y.double() @ y.double().mT
     square = a.double() @ a.double()
     for config, kind in offered(n, k, 1, dtype).items():
-        if kind not in ("", "in pairs", "ping_pong"):
+        if kind not in ("", "in pairs", "ping_pong", "ping_pong with thin rows"):
             continue
         label = f"{sizes} {config}"
         numerics.check_exact(forced(config, lambda: ops.syrk(x)), gram, label)
@@ -211,7 +224,7 @@ def test_pairs_of_batches_are_exact(dtype: torch.dtype, generator: torch.Generat
     x, a = integers((16, 520, 72), dtype, generator), integers((16, 520, 520), dtype, generator)
     c = integers((520, 520), dtype, generator)
     square = mirrored(a.double() @ a.double() + c.double())
-    for config in ("128x256 in pairs", PING_PONG):
+    for config in ("128x256 in pairs", PING_PONG, THIN_ROWS):
         assert config in offered(520, 72, 16, dtype)
         for own in (x, x.mT.contiguous().mT, x[:1].expand(16, 520, 72)):
             gram = own.double() @ own.double().mT
@@ -279,9 +292,9 @@ def test_accuracy_and_symmetry(shape, dtype: torch.dtype, generator: torch.Gener
 
 
 @hopper
-@pytest.mark.parametrize("config", [*CONFIGS, PING_PONG])
+@pytest.mark.parametrize("config", [*CONFIGS, PING_PONG, THIN_ROWS])
 def test_ten_thousand_repeats_beside_other_work(config: str, generator: torch.Generator) -> None:
-    n = 2312 if config == PING_PONG else 1160
+    n = 2312 if config in (PING_PONG, THIN_ROWS) else 1160
     x = cases.draw((n, 264), torch.bfloat16, False, generator)
     c = cases.draw((n, n), torch.bfloat16, False, generator)
     with torch.no_grad(), measure.watching():

@@ -22,7 +22,9 @@
 //   m, n                 rows and columns of out
 //   tiles_m, tiles_n     tiles of one matrix's lower triangle, pairs first, each counted as one; 1
 //   row_parts            narrow tiles of one matrix that are in pairs: all or none
-//   split_blocks         1: A and B are one matrix, so that a narrow tile needs B alone
+//   split_blocks         1: A and B are one matrix, so that a narrow tile needs B alone; 2: and the
+//                        rows beyond whole tiles are thin (sm90_thin_rows.cuh): b describes tiles
+//                        of both operands, and a boxes of thin rows
 //   group                rows of tiles per group of the triangle's order
 //   b                    where tiles can be narrow, boxes of K-major operands have half of their rows
 //   out_map              of 128 bytes of columns and 16 rows, whose rows are multiples of 16 bytes
@@ -39,6 +41,7 @@
 //   parts: one arrival per consumer warpgroup, and all bytes that other blocks of the cluster send
 #include "sm90_split.cuh"
 #include "sm90_squares.cuh"
+#include "sm90_thin_rows.cuh"
 #include "sm90_tiles.cuh"
 
 namespace torch_cubin::TC_KERNEL {
@@ -83,8 +86,9 @@ struct Triangle {
   int group = 0, column = 0, first = 0;
 
   TC_DEVICE explicit Triangle(const Sm90MatmulParams& params) : p(params), schedule(params) {
-    rows = (p.n + C::kTileM - 1) / C::kTileM;
-    columns = (p.n + C::kTileN - 1) / C::kTileN;
+    const bool thin = has_thin_rows<C>(p);
+    rows = thin ? p.n / C::kTileM : (p.n + C::kTileM - 1) / C::kTileM;
+    columns = thin ? p.n / C::kTileN : (p.n + C::kTileN - 1) / C::kTileN;
   }
 
   // The block's next tile, or part of one; false without one.
@@ -97,13 +101,18 @@ struct Triangle {
     if (!(team.size > 1 ? get_part(w) : get_tile(w))) return false;
     k_begin = schedule.k_begin;
     const int number = w.m0 / C::kTileM, pairs = (p.row_parts + 1) / 2;
+    const int first_ones = has_thin_rows<C>(p) ? rows : pairs;
     if (number < pairs) {
       w.m0 = w.n0 = 2 * number * C::kTileN;
       if (2 * number + 1 < p.row_parts) second = 2 * number + 1;
       return true;
     }
-    w.m0 = find(number - pairs) * C::kTileM;
-    w.n0 = column * C::kTileN;
+    if (number < first_ones) {
+      w.m0 = w.n0 = number * C::kTileM;
+    } else {
+      w.m0 = find(number - first_ones) * C::kTileM;
+      w.n0 = column * C::kTileN;
+    }
     return true;
   }
 
@@ -139,12 +148,16 @@ struct Triangle {
     return true;
   }
 
-  // Walks to the column of tile `number` of those that are in no pair, and returns its row.
+  // Whether the tiles at the diagonal come before all others: those in pairs, or those with thin
+  // rows, which are spread evenly over the blocks so.
+  TC_DEVICE bool diagonal_is_first() const { return p.row_parts > 0 || has_thin_rows<C>(p); }
+
+  // Walks to the column of tile `number` of the others, and returns its row.
   TC_DEVICE int find(int number) {
     if (number < first) group = column = first = 0;
     for (;;) {
       const int end = min((group + 1) * p.group, rows);
-      const int below = column * C::kTileN / C::kTileM + (p.row_parts > 0 ? 1 : 0);
+      const int below = column * C::kTileN / C::kTileM + (diagonal_is_first() ? 1 : 0);
       const int top = max(group * p.group, below);
       if (number < first + end - top) return top + number - first;
       first += end - top;
@@ -164,6 +177,7 @@ TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
   int stage = 0, number = 0;
   u32 phase = 0;
   bool backwards = false;
+  const Sm90TensorMap& map_of_tiles = has_thin_rows<C>(p) ? p.b : p.a;
   Work w;
   bool any = triangle.get(w);
   wait_for_previous_grid();
@@ -172,7 +186,9 @@ TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
     int k = (backwards ? k_begin + w.k_count - 1 : k_begin) * C::kTileK;
     const int step = backwards ? -C::kTileK : C::kTileK;
     const bool narrow = is_narrow<C>(w), b_alone = needs_b_alone<C>(p, w);
-    const u32 bytes = (b_alone ? 0 : C::kABytes) + (narrow ? C::kBBytes / 2 : C::kBBytes);
+    const bool thin = takes_thin_rows<C>(p, w);
+    const u32 a_bytes = b_alone ? 0 : thin ? kThinRows * 128 : C::kABytes;
+    const u32 bytes = a_bytes + (narrow ? C::kBBytes / 2 : C::kBBytes);
     barrier_wait_bounded(empty + 8 * stage, phase ^ 1);
     if (Layout<C>::kPingPong) {
       w.counter -= number & 1;  // join() adds the warpgroup, which is that of every other item
@@ -184,9 +200,12 @@ TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
       barrier_wait_bounded(empty + 8 * stage, phase ^ 1);
       const u32 arrived = full + 8 * stage, to = shared + stage * C::kStageBytes;
       barrier_expect(arrived, bytes);
-      if (!b_alone) {
-        load_operand<C::kAMnMajor, C::kTileM, C::kTileK>(p.a, to, arrived, alone, batched, w.m0, k,
-                                                         w);
+      if (kHasThinRows<C> && thin) {
+        load_operand<false, kThinRows, C::kTileK>(p.a, to, arrived, alone, batched,
+                                                  thin_begin<C>(p), k, w);
+      } else if (!b_alone) {
+        load_operand<C::kAMnMajor, C::kTileM, C::kTileK>(map_of_tiles, to, arrived, alone, batched,
+                                                         w.m0, k, w);
       }
       if constexpr (Layout<C>::kNarrows) {
         load_operand<C::kBMnMajor, C::kTileN / 2, C::kTileK>(p.b, to + C::kABytes, arrived, alone,
@@ -356,10 +375,11 @@ TC_DEVICE void consume_ping_pong(const Sm90MatmulParams& p, u32 shared, u32 full
     float sum[C::kBlocksM][C::kTileN / 2];
     if (!helps) {
       int previous = stage;
-      const auto step = [&](int add) {
+      // issue(stage, add) issues the products of a stage.
+      const auto step = [&](auto issue, int add) {
         const u64 tiles = advance(first_stage, stage * C::kStageBytes);
         barrier_wait(full + 8 * stage, phase);
-        multiply<C>(sum, tiles, advance(tiles, C::kABytes), add);
+        issue(tiles, add);
         if (add) {
           wgmma_wait<1>();
           if (frees) barrier_arrive(empty + 8 * previous);
@@ -370,18 +390,43 @@ TC_DEVICE void consume_ping_pong(const Sm90MatmulParams& p, u32 shared, u32 full
           phase ^= 1;
         }
       };
-      step(0);
-      // Another block may finish a streamed tile, so nothing is requested for it before join().
-      if (p.flags & kSm90AddVector && !w.streamed) {
-        request_first_squares<C>(p, w, staging, turn, group);
-      }
+      const auto add_other_stages = [&](auto issue) {
 #pragma unroll 1
-      for (int i = 1; i < k_count; ++i) step(1);
-      pass_turn();
-      wgmma_wait<0>();
+        for (int i = 1; i < k_count; ++i) step(issue, 1);
+        pass_turn();
+        wgmma_wait<0>();
 #pragma unroll
-      for (int i = 0; i < C::kBlocksM; ++i) keep_in_place(sum[i]);
-      if (frees) barrier_arrive(empty + 8 * previous);
+        for (int i = 0; i < C::kBlocksM; ++i) keep_in_place(sum[i]);
+        if (frees) barrier_arrive(empty + 8 * previous);
+      };
+      if (!takes_thin_rows<C>(p, w)) {
+        const auto issue = [&](u64 tiles, int add) {
+          multiply<C>(sum, tiles, advance(tiles, C::kABytes), add);
+        };
+        step(issue, 0);
+        // Another block may finish a streamed tile, so nothing is requested for it before join().
+        if (p.flags & kSm90AddVector && !w.streamed) {
+          request_first_squares<C>(p, w, staging, turn, group);
+        }
+        add_other_stages(issue);
+      } else if constexpr (kHasThinRows<C>) {
+        const auto multiply_with = [&](auto corner) {
+          ThinSums thin;
+          const auto issue = [&](u64 tiles, int add) {
+            multiply_with_thin_rows<C, decltype(corner)::value>(
+                sum, thin, advance(tiles, C::kABytes), tiles, add);
+          };
+          if (p.flags & kSm90AddVector) request_first_squares<C>(p, w, staging, turn, group);
+          step(issue, 0);
+          add_other_stages(issue);
+          store_thin_rows<C, decltype(corner)::value>(p, w, thin);
+        };
+        if (has_corner<C>(p, w)) {
+          multiply_with(Corner<true>());
+        } else {
+          multiply_with(Corner<false>());
+        }
+      }
       float no_rows[C::kBlocksM];
       if (w.streamed &&
           !join<WithoutOffset<C>>(p, w, group, word + 4 * group, sum, false, no_rows)) {

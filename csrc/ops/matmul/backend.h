@@ -85,6 +85,7 @@ struct MatmulCase {
   // the diagonal (MatmulPlan::mirrors). C begins at a vector, and is M x M. If the mirror image is
   // needed, another kernel (mirror.h) follows plans that do not store it.
   bool symmetric, needs_mirror;
+  bool own_transpose;  // symmetric: B is A's transpose, in the same memory
 
   bool sums_rows() const { return row_sums || row_parts; }
 
@@ -103,10 +104,10 @@ struct MatmulCase {
     packed = packed << 2 | b;
     packed = packed << 3 | static_cast<uint64_t>(batch_dims);
     packed = packed << 3 | static_cast<uint64_t>(activation);
-    for (const bool fact :
-         {a_mappable, b_mappable, a_lines, b_lines, a_unit, b_unit, a_broadcast, b_broadcast,
-          has_bias, scaled, has_addend, accumulates, out_vectors, batch_invariant, split_sums,
-          row_sums, row_parts, symmetric, needs_mirror}) {
+    for (const bool fact : {a_mappable, b_mappable,  a_lines,     b_lines,         a_unit,
+                            b_unit,     a_broadcast, b_broadcast, has_bias,        scaled,
+                            has_addend, accumulates, out_vectors, batch_invariant, split_sums,
+                            row_sums,   row_parts,   symmetric,   needs_mirror,    own_transpose}) {
       packed = packed << 1 | static_cast<uint64_t>(fact);
     }
     packed = packed << 3 | static_cast<uint64_t>(k_parts);
@@ -128,6 +129,10 @@ struct MatmulOperands {
 };
 
 MatmulCase matmul_case(const MatmulProblem& problem, const MatmulOperands& operands);
+
+// Whether B is A's transpose, in the same memory. Operands of equal values elsewhere are not:
+// whether they are equal could only be known by reading them.
+bool is_own_transpose(const MatmulProblem& problem, const MatmulOperands& operands);
 
 class MatmulKernels;
 

@@ -1,4 +1,6 @@
 // matmul_case: the facts about a problem and its operands' addresses that plans depend on.
+#include <algorithm>
+
 #include "ops/matmul/backend.h"
 
 namespace torch_cubin {
@@ -85,6 +87,12 @@ bool is_broadcast(const OperandLayout& x) {
 
 }  // namespace
 
+bool is_own_transpose(const MatmulProblem& p, const MatmulOperands& operands) {
+  return operands.a == operands.b && p.m == p.n && p.a_stride_m == p.b_stride_n &&
+         p.a_stride_k == p.b_stride_k &&
+         std::equal(p.a_batch_stride, p.a_batch_stride + p.batch_dims, p.b_batch_stride);
+}
+
 MatmulCase matmul_case(const MatmulProblem& p, const MatmulOperands& operands) {
   const int64_t bytes = element_size(p.input);
   const OperandLayout a = {operands.a,       bytes,       p.m, p.k, p.a_stride_m, p.a_stride_k,
@@ -126,6 +134,7 @@ MatmulCase matmul_case(const MatmulProblem& p, const MatmulOperands& operands) {
   c.symmetric =
       p.symmetry != Symmetry::kNone && reinterpret_cast<uintptr_t>(operands.c) % kVectorBytes == 0;
   c.needs_mirror = p.symmetry == Symmetry::kLower;
+  c.own_transpose = c.symmetric && is_own_transpose(p, operands);
   c.row_sums = operands.row_sums != nullptr && !p.row_parts;
   return c;
 }

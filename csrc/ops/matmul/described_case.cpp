@@ -48,6 +48,7 @@ MatmulCase read_case(const json& from) {
   c.split_sums = flag("split_sums");
   c.symmetric = flag("symmetric");
   c.needs_mirror = flag("needs_mirror");
+  c.own_transpose = flag("own_transpose", c.symmetric && c.a == c.b);
   return c;
 }
 

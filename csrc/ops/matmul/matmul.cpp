@@ -75,14 +75,6 @@ Tensor empty_sums(Tensor out, const std::optional<Tensor>& bias) {
   return torch::stable::zero_(out);
 }
 
-// Whether B is A's transpose, in the same memory. Operands of equal values elsewhere are not:
-// whether they are equal could only be known by reading them.
-bool multiplies_own_transpose(const MatmulProblem& p, const MatmulOperands& operands) {
-  return operands.a == operands.b && p.m == p.n && p.a_stride_m == p.b_stride_n &&
-         p.a_stride_k == p.b_stride_k &&
-         std::equal(p.a_batch_stride, p.a_batch_stride + p.batch_dims, p.b_batch_stride);
-}
-
 // The element stride of a vector that is added to every row; 0 if it is one number.
 int64_t row_stride(const TensorView& bias) {
   return bias.dim > 0 && bias.sizes[bias.dim - 1] != 1 ? bias.strides[bias.dim - 1] : 0;
@@ -103,7 +95,7 @@ void run_matmul(MatmulProblem problem, Tensor& out, const TensorView& a, const T
   if (addend != nullptr) operands.addend = static_cast<const char*>(addend->data());
   const bool only_product = problem.symmetry == Symmetry::kNone && !bias && addend == nullptr &&
                             problem.activation == kActivationNone;
-  if (only_product && multiplies_own_transpose(problem, operands)) {
+  if (only_product && is_own_transpose(problem, operands)) {
     problem.symmetry = Symmetry::kProduct;
   }
   run(problem, operands, gpu);

@@ -24,6 +24,7 @@ constexpr int64_t kMostEqualParts = 8;      // of such a tile
 constexpr int64_t kMostClusterBlocks = 8;   // blocks; more are not portable
 constexpr int64_t kLeastClusterBlocks = 2;  // k blocks of each of them
 constexpr int64_t kSquare = 64;             // rows of a warpgroup; columns that they are stored by
+constexpr int64_t kThinRows = 16;           // as in sm90_thin_rows.cuh
 struct SymmetricRow {
   explicit SymmetricRow(PackageKernel& entry) : kernel(&entry) {
     constexpr const char* kMaths[] = {"float16", "bfloat16", "tf32"};
@@ -54,11 +55,14 @@ struct SymmetricRow {
   std::string tile() const { return std::to_string(tile_m) + "x" + std::to_string(tile_n); }
   // Whether half of a tile at the diagonal is skipped.
   bool narrows() const { return tile_n == 2 * tile_m; }
+  // Whether tiles at the diagonal can take thin last rows.
+  bool takes_thin_rows() const { return ping_pong && !a_mn_major && !b_mn_major; }
 };
 
 struct SymmetricPlan {
   const SymmetricRow* row;
   int64_t narrow;   // tiles of one matrix that are in pairs
+  bool thin;        // the rows beyond whole tiles are computed with the tiles at the diagonal
   int64_t tiles;    // of one matrix; a pair counts as one
   int64_t all;      // of all matrices
   int64_t rest;     // of those, what fills no wave of all multiprocessors
@@ -104,6 +108,7 @@ class SymmetricKernels : public MatmulKernels {
       if (tiles * row.tile_m > kMostSymmetricTiles || all > kMostSymmetricTiles) continue;
       if (row.ping_pong && all <= device_.multiprocessors) continue;
       offer_tiles(row, c, tiles, 0, out);
+      offer_thin_rows(row, c, out);
       if (row.ping_pong) continue;
       if (!c.batch_invariant) offer_clusters(row, c, tiles, out);
       // The tiles at the diagonal in pairs, one of them alone if their number is odd.
@@ -125,6 +130,7 @@ class SymmetricKernels : public MatmulKernels {
     std::string name = "sm90_symmetric " + chosen.row->tile();
     if (chosen.row->ping_pong) name += " ping_pong";
     if (chosen.narrow > 0) name += " in pairs";
+    if (chosen.thin) name += " with thin rows";
     if (chosen.cluster > 1) return name + " split in " + std::to_string(chosen.cluster);
     if (chosen.shares == 0) return name;
     if (!chosen.has_equal_parts()) return name + " streamed";
@@ -137,8 +143,8 @@ class SymmetricKernels : public MatmulKernels {
     const SymmetricRow& row = *chosen.row;
     Sm90MatmulParams params{};
     const bool batched = p.batch_dims > 0;
-    describe(operands.a, row.a_mn_major, row.tile_m, p.a_stride_m, p.a_stride_k,
-             batched ? p.a_batch_stride : nullptr, row, p, params.a);
+    describe(operands.a, row.a_mn_major, chosen.thin ? kThinRows : row.tile_m, p.a_stride_m,
+             p.a_stride_k, batched ? p.a_batch_stride : nullptr, row, p, params.a);
     describe(operands.b, row.b_mn_major, row.narrows() ? row.tile_n / 2 : row.tile_n, p.b_stride_n,
              p.b_stride_k, batched ? p.b_batch_stride : nullptr, row, p, params.b);
     describe_out(p, operands.c, params);
@@ -156,7 +162,8 @@ class SymmetricKernels : public MatmulKernels {
     params.tiles_m = static_cast<int>(chosen.tiles);
     params.tiles_n = 1;
     params.row_parts = static_cast<int>(chosen.narrow);
-    params.split_blocks = is_one_matrix(p, operands) ? 1 : 0;
+    params.split_blocks = chosen.thin ? 2 : is_own_transpose(p, operands) ? 1 : 0;
+    params.out = operands.c;
     if (batched) params.flags |= kSm90Batched;
     if (!p.batch_invariant) params.flags |= kSm90Serpentine;
     if (addend_in_vectors(p, operands.addend)) params.flags |= kSm90AddVector;
@@ -190,7 +197,7 @@ class SymmetricKernels : public MatmulKernels {
                    MatmulConfigs& out) const {
     const int64_t all = tiles * c.batch, blocks = device_.multiprocessors, rest = all % blocks;
     const auto offer = [&](int64_t shares) {
-      const SymmetricPlan chosen = {&row, narrow, tiles, all, rest, shares, 1};
+      const SymmetricPlan chosen = {&row, narrow, false, tiles, all, rest, shares, 1};
       MatmulPlan plan = plan_of(chosen);
       offer_phases(plan, chosen, c, out);
     };
@@ -199,6 +206,19 @@ class SymmetricKernels : public MatmulKernels {
     if (!c.batch_invariant && (narrow == 0 || rest <= tiles - ceil_div(narrow, int64_t{2}))) {
       stream(all, ceil_div(c.k, row.tile_k), offer);
     }
+  }
+
+  // Whole tiles, where few rows lie beyond them. A tile at the diagonal takes about as long with
+  // them as another one: its own rows are loaded once, and a quarter of it is not multiplied.
+  void offer_thin_rows(const SymmetricRow& row, const MatmulCase& c, MatmulConfigs& out) const {
+    const int64_t rows = c.m / row.tile_m, thin = c.m % row.tile_m;
+    if (!row.takes_thin_rows() || !c.own_transpose || c.batch_invariant) return;
+    if (thin == 0 || thin > kThinRows) return;
+    const int64_t tiles = rows * (rows + 1) / 2, all = tiles * c.batch;
+    const int64_t blocks = device_.multiprocessors;
+    if (all <= blocks) return;
+    const SymmetricPlan chosen = {&row, 0, true, tiles, all, all % blocks, 0, 1};
+    offer_phases(plan_of(chosen), chosen, c, out);
   }
 
   // Offers numbers of blocks that divide the tiles that fill no wave: in equal parts, or all
@@ -234,7 +254,8 @@ class SymmetricKernels : public MatmulKernels {
       work.sums_bytes = (own * others / 2 + sent * work.filled) * kSquare * kSquare * sizeof(float);
       // Its blocks start together, meet after their products, and wait for sums and for stores.
       work.handshakes = 4;
-      out.offer(plan_of({&row, 0, tiles, all, all % device_.multiprocessors, 0, size}), work);
+      out.offer(plan_of({&row, 0, false, tiles, all, all % device_.multiprocessors, 0, size}),
+                work);
     }
   }
 
@@ -262,7 +283,7 @@ class SymmetricKernels : public MatmulKernels {
     const auto rest = static_cast<double>(chosen.rest), shares = static_cast<double>(chosen.shares);
     const double of_rest = rest / static_cast<double>(chosen.all);
     const double parts = chosen.shares > 0 ? shares / rest : 1;  // of a tile of the rest
-    Work last = work_of(row, c, 1, k_blocks / parts, of_rest);
+    Work last = work_of(row, c, 1, k_blocks / parts, of_rest, chosen.thin);
     last.filled = rest * parts / static_cast<double>(blocks);
     last.follows = waves > 0;
     if (chosen.shares > 0) {
@@ -281,7 +302,7 @@ class SymmetricKernels : public MatmulKernels {
     last.waits = last.filled;
     if (waves == 0) return out.offer(plan, last);
     const auto turns = static_cast<double>(waves);
-    Work whole = work_of(row, c, turns, turns * k_blocks, 1 - of_rest);
+    Work whole = work_of(row, c, turns, turns * k_blocks, 1 - of_rest, chosen.thin);
     whole.waits = turns;
     if (chosen.narrow > 0) add_pair(row, k_blocks, whole);
     // Ping-pong, a tile is stored beside the products of the next one; so are streamed tiles, which
@@ -306,7 +327,7 @@ class SymmetricKernels : public MatmulKernels {
 
   // Of the busiest block, for a share of the tiles.
   Work work_of(const SymmetricRow& row, const MatmulCase& c, double tiles, double k_blocks,
-               double part) const {
+               double part, bool thin = false) const {
     Work work = sm90_work(
         {row.tile_m, row.tile_n, row.a_mn_major, row.b_mn_major, 1, 1, c.a_lines, c.b_lines}, tiles,
         k_blocks);
@@ -315,7 +336,7 @@ class SymmetricKernels : public MatmulKernels {
     };
     // Results are stored twice, those of 4 bytes in twice as many squares.
     work.values *= static_cast<double>(element_size(c.output));
-    work.outside = 1 - covered(row.tile_m) * covered(row.tile_n);
+    work.outside = thin ? 0 : 1 - covered(row.tile_m) * covered(row.tile_n);
     work.correction = row.correction;
     const auto bytes = part * static_cast<double>(c.batch * c.m * element_size(c.input));
     work.bytes = bytes * static_cast<double>(c.k + c.m);
@@ -343,13 +364,6 @@ class SymmetricKernels : public MatmulKernels {
       x.box[1] = row.tile_k;
     }
     encode_sm90_map(x, device_, map);
-  }
-
-  // Whether B is A's transpose, in the same memory.
-  static bool is_one_matrix(const MatmulProblem& p, const MatmulOperands& operands) {
-    return operands.a == operands.b && p.a_stride_m == p.b_stride_n &&
-           p.a_stride_k == p.b_stride_k &&
-           std::equal(p.a_batch_stride, p.a_batch_stride + p.batch_dims, p.b_batch_stride);
   }
 
   void describe_out(const MatmulProblem& p, const char* data, Sm90MatmulParams& params) const {
