@@ -39,7 +39,7 @@ CONFIG = re.compile(
     r"(?: \d+( splits))?( streamed(?: evenly)?)?"
 )
 SYMMETRIC = re.compile(
-    r"sm90_symmetric (\d+x\d+)(?: ping_pong)?(?: in pairs)?(?: split in \d+)?"
+    r"sm90_symmetric (\d+x\d+)(?: ping_pong)?(?: in pairs| with thin rows)?(?: split in \d+)?"
     r"(?:( streamed)(?: in \d+)?)?"
 )
 CORRECTED_KERNELS = ("mma", "sm90_skinny")  # beside those of sm90.cu
@@ -157,7 +157,8 @@ def corrections_of(product: dict[str, Any], name: str) -> list[str]:
     gradient = product["a"][0] == product["b"][0] == "o"
     names = [tile + (" tn" if gradient else ""), *(other for other in others if other)]
     if product.get("symmetric"):
-        names += [f"{tile} of one matrix", *([" of one matrix"] if others[2] else [])]
+        names.append(f"{tile}{others[0] or ''} of one matrix")
+        names += [" of one matrix"] if others[2] else []
     return names
 
 

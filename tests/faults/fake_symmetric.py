@@ -274,6 +274,7 @@ def test_thin_last_rows_have_no_tiles(driver, catalog) -> None:
         2,
     )
     assert params.out != 0
+    assert (read_map(params.a)["box"], read_map(params.b)["box"]) == ([64, 16], [64, 128])
     for other in others:
         if catalog[other["kernel"]]["kind"] == "sm90_symmetric":
             assert launch_params.read(other, PARAMS).split_blocks != 2

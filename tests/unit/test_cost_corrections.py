@@ -38,7 +38,7 @@ def test_a_gpu_has_few_numbers_and_small_ones() -> None:
 
 def test_no_number_belongs_to_one_product() -> None:
     """Of tiles, clusters, splits and kernels."""
-    tile = r"\d+x\d+( tn| of one matrix)?"
+    tile = r"\d+x\d+( tn|( ping_pong)? of one matrix)?"
     cluster = r" (share_a|share_b|split_k|share_both|four_a|four_b|2x4|4x2|eight_a|eight_b)"
     others = " of one matrix| splits| read| swapped| ping_pong| streamed( evenly)?|mma|sm90_skinny"
     pattern = rf"{tile}|{cluster}|{others}"

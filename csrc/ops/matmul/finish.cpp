@@ -23,6 +23,7 @@ class FinishKernels : public MatmulKernels {
       const KernelFields fields(*kernel);
       kernels_[fields.integer("splits", 0, 1)][fields.index("dtype", kFinishDtypes)] = kernel;
       cost_ = CopyCost(fields);
+      fixed_of_symmetric_ = fields.object("cost").number("fixed_of_symmetric", 0, cost_.fixed);
     }
   }
 
@@ -32,7 +33,8 @@ class FinishKernels : public MatmulKernels {
     const KernelFields fields(kernel);
     fields.integer("splits", 0, 1);
     fields.index("dtype", kFinishDtypes);
-    CopyCost{fields};  // throws for a figure that is wrong
+    const CopyCost cost(fields);  // throws for a figure that is wrong
+    fields.object("cost").number("fixed_of_symmetric", 0, cost.fixed);
   }
 
   void configs(const MatmulCase& c, MatmulConfigs& out) const override {
@@ -147,7 +149,9 @@ class FinishKernels : public MatmulKernels {
     }
     MatmulPlan plan;
     plan.set(chosen);
-    out.rewrite(plan, sums, bytes, cost_);
+    CopyCost cost = cost_;
+    if (c.symmetric && chosen.split) cost.fixed = fixed_of_symmetric_;
+    out.rewrite(plan, sums, bytes, cost);
   }
 
   void launch_finish(FinishParams& params, const MatmulProblem& p) const {
@@ -174,6 +178,7 @@ class FinishKernels : public MatmulKernels {
   const Device& device_;
   PackageKernel* kernels_[2][4] = {};  // for one matrix of sums, for those of splits
   CopyCost cost_;
+  double fixed_of_symmetric_ = 0;  // cost_.fixed, of split products with a symmetric result
 };
 
 const MatmulBackendOf<FinishKernels, FinishParams> g_finish("matmul/finish", {"finish"});

@@ -287,7 +287,8 @@ Sm90Table::Sm90Table(const Device& device, const std::vector<PackageKernel*>& ke
     const std::string tile = std::to_string(row.tile_m) + "x" + std::to_string(row.tile_n);
     row.correction = corrections.of(tile + (is_tn ? " tn" : "")) +
                      (row.ping_pong ? corrections.of(" ping_pong") : 0);
-    row.of_one_matrix = corrections.of(tile + " of one matrix");
+    row.of_one_matrix =
+        corrections.of(tile + (row.ping_pong ? " ping_pong" : "") + " of one matrix");
   }
   for (size_t i = 0; i < std::size(kSm90Clusters); ++i) {
     of_cluster[i] = corrections.of(kSm90Clusters[i].name);

@@ -40,6 +40,7 @@ struct SymmetricRow {
     tile_n = tile[1];
     tile_k = tile[2];
     ping_pong = fields.integer("ping_pong", 0, 1) != 0;
+    sending = fields.object("cost").number("sending", 0);
     if (tile_m % 64 != 0 || tile_n % 64 != 0 || kRowsOfGroup % tile_m != 0) {
       fields.refuse("tile", "multiples of 64, and rows that divide 2048");
     }
@@ -50,6 +51,7 @@ struct SymmetricRow {
   bool a_mn_major, b_mn_major;
   int64_t tile_m, tile_n, tile_k;
   bool ping_pong;  // each warpgroup multiplies whole tiles, and stores one beside the other's
+  double sending;  // a sum to another block where all multiprocessors do, to receiving one
   double correction = 0;  // that of sm90.cu's tile
 
   std::string tile() const { return std::to_string(tile_m) + "x" + std::to_string(tile_n); }
@@ -251,9 +253,10 @@ class SymmetricKernels : public MatmulKernels {
       // multiprocessors do (95 sizes up to 3072 with 256 to 8192 columns on an H200).
       const auto others = static_cast<double>(size - 1), of_tile = static_cast<double>(squares);
       const double sent = of_tile * others / static_cast<double>(size);
-      work.sums_bytes = (own * others / 2 + sent * work.filled) * kSquare * kSquare * sizeof(float);
-      // Its blocks start together, meet after their products, and wait for sums and for stores.
-      work.handshakes = 4;
+      work.sums_bytes =
+          (own * others / 2 + row.sending * sent * work.filled) * kSquare * kSquare * sizeof(float);
+      // Its blocks start together, meet after their products, and wait for sums.
+      work.handshakes = 3;
       out.offer(plan_of({&row, 0, false, tiles, all, all % device_.multiprocessors, 0, size}),
                 work);
     }
