@@ -7,9 +7,9 @@ asked, not copied, and so are its derivatives by the terms of cost.h. Two things
 the regret is least (smoothed: how much longer the chosen config takes than the best one measured):
 the terms, which all GPUs have in common and which are printed, for a person to enter; and, with the
 terms as they stand, csrc/ops/matmul/cost_corrections.h, which `--write` writes. It has at most 52
-factors a GPU, of tiles (those of weight gradients apart), clusters, splits of K and two kernels;
-none belongs to one product. "Held out" is the regret of products whose sizes took no part in the
-fit of terms and factors, in five folds of sizes.
+factors a GPU, of tiles and clusters (weight gradients have more), splits of K and two kernels; none
+belongs to one product. "Held out" is the regret of products whose sizes took no part in the fit of
+terms and factors, in five folds of sizes.
 """
 
 from __future__ import annotations
@@ -156,6 +156,8 @@ def corrections_of(product: dict[str, Any], name: str) -> list[str]:
     tile, *others = found.groups()
     gradient = product["a"][0] == product["b"][0] == "o"
     names = [tile + (" tn" if gradient else ""), *(other for other in others if other)]
+    if gradient and others[2]:
+        names.append(" split_k tn" if others[2] == " split_k" else " clusters tn")
     if product.get("symmetric"):
         names.append(f"{tile}{others[0] or ''} of one matrix")
         names += [" of one matrix"] if others[2] else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -132,6 +133,21 @@ def test_a_tile_that_only_the_catalog_knows_is_planned(driver, tmp_path, monkeyp
 
     plan = forked(run)
     assert plan["chosen"].startswith("sm90 128x208")
+
+
+def test_the_products_of_splits_are_planned_on_request(driver, catalog) -> None:
+    """As benchmarks/planner_regret.py asks for them: what "split" runs its product on."""
+
+    def run() -> list:
+        product = described(384, 384, 16384, "tn", "bfloat16")
+        parts = {**product, "split_sums": True, "float_output": True}
+        return library.planned([product, parts], configs=True)
+
+    whole, parts = forked(run)
+    assert not any(c["name"].endswith(" splits") for c in whole["configs"])
+    names = [c["name"] for c in parts["configs"]]
+    assert parts["chosen"] in names
+    assert all(re.fullmatch(r"sm90 \d+x\d+( \w+)? \d+ splits", name) for name in names)
 
 
 def test_terms_of_other_values_change_the_predictions(driver, catalog) -> None:

@@ -40,8 +40,9 @@ def test_no_number_belongs_to_one_product() -> None:
     """Of tiles, clusters, splits and kernels."""
     tile = r"\d+x\d+( tn|( ping_pong)? of one matrix)?"
     cluster = r" (share_a|share_b|split_k|share_both|four_a|four_b|2x4|4x2|eight_a|eight_b)"
+    of_tn = " clusters tn| split_k tn"
     others = " of one matrix| splits| read| swapped| ping_pong| streamed( evenly)?|mma|sm90_skinny"
-    pattern = rf"{tile}|{cluster}|{others}"
+    pattern = rf"{tile}|{cluster}|{of_tn}|{others}"
     for numbers in table().values():
         assert not [what for what in numbers if not re.fullmatch(pattern, what)]
 

@@ -80,6 +80,10 @@ class Counter {
       outside_ = 1 - static_cast<double>(c_.m) / static_cast<double>(tiles_m * row.tile_m) *
                          static_cast<double>(c_.n) / static_cast<double>(tiles_n * row.tile_n);
       of_cluster_ = row.correction + of_swapped_ + table_.of_cluster[&cluster - kSm90Clusters];
+      const bool is_tn = row.a_mn_major && row.b_mn_major;
+      if (is_tn && size > 1) {
+        of_cluster_ += cluster.splits_k ? table_.of_pairs_tn : table_.of_clusters_tn;
+      }
       // A matrix by its own transpose: there is one operand to bring to the L2 cache, of which
       // clusters spare less (x @ x.t(), 1024 x 2048, H200: 64x128 alone 7.9 us, in clusters 9.7).
       if (c_.symmetric && !c_.split_sums) {
@@ -104,7 +108,6 @@ class Counter {
       offer_phases(plan, cluster_tiles / slots, cluster_tiles, k_blocks, last);
       // Fewer than two waves are streamed for weight gradients (TN) alone: 256 x 8192 x 28672 NT
       // takes 205 us so on an H200, and 198 by the best config that does not stream.
-      const bool is_tn = row.a_mn_major && row.b_mn_major;
       if (row.streams && size <= 2 && !c_.batch_invariant &&
           (is_tn || tiles_m * tiles_n * c_.batch >= 2 * multiprocessors_)) {
         stream(plan, slots, k_blocks);
@@ -293,6 +296,8 @@ Sm90Table::Sm90Table(const Device& device, const std::vector<PackageKernel*>& ke
   for (size_t i = 0; i < std::size(kSm90Clusters); ++i) {
     of_cluster[i] = corrections.of(kSm90Clusters[i].name);
   }
+  of_clusters_tn = corrections.of(" clusters tn");
+  of_pairs_tn = corrections.of(" split_k tn");
   of_splits = corrections.of(" splits");
   of_read = corrections.of(" read");
   of_streamed = corrections.of(" streamed");

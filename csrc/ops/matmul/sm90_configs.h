@@ -102,6 +102,7 @@ struct Sm90Table {
   int64_t multiprocessors;
   std::vector<Sm90Row> rows;
   double of_cluster[std::size(kSm90Clusters)];  // corrections
+  double of_clusters_tn, of_pairs_tn;           // of weight gradients, beside of_cluster
   double of_splits, of_read, of_streamed, of_streamed_evenly, of_swapped, of_one_matrix;
 };
 
