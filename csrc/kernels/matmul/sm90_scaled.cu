@@ -653,7 +653,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
       "cost": {"k_tile": 655, "fixed": 1500}},
      {"math": "promoted", "parts": 2, "columns": 0, "ping_pong": 0, "name": "128x64",
       "tile": [128, 64, 128], "stages": 8, "threads": 384, "shared": 217872,
-      "cost": {"k_tile": 310, "fixed": 1500}},
+      "cost": {"k_tile": 280, "fixed": 700}},
      {"math": "promoted", "parts": 2, "columns": 0, "ping_pong": 0, "name": "64x64",
       "tile": [64, 64, 128], "stages": 12, "threads": 256, "shared": 225168,
       "cost": {"k_tile": 165, "fixed": 800}},
