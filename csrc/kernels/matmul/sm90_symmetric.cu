@@ -530,7 +530,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
 /* torch_cubin kernels
 {"virtual_arch": ["90a"],
  "defaults": {
-  "kind": "sm90_symmetric", "archs": ["sm_90a"], "alignment": 16, "cost": {"sending": 1.5},
+  "kind": "sm90_symmetric", "archs": ["sm_90a"], "alignment": 16, "cost": {"sending": 1.5, "thin_rows": 0.08},
   "block": [384, 1, 1], "tile": "{t.tile}", "stages": "{t.stages}",
   "dynamic_shared": "{t.shared}",
   "ping_pong": "{t.ping_pong}",

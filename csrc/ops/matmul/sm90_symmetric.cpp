@@ -41,6 +41,7 @@ struct SymmetricRow {
     tile_k = tile[2];
     ping_pong = fields.integer("ping_pong", 0, 1) != 0;
     sending = fields.object("cost").number("sending", 0);
+    thin_rows = fields.object("cost").number("thin_rows", 0);
     if (tile_m % 64 != 0 || tile_n % 64 != 0 || kRowsOfGroup % tile_m != 0) {
       fields.refuse("tile", "multiples of 64, and rows that divide 2048");
     }
@@ -50,8 +51,9 @@ struct SymmetricRow {
   Math math;
   bool a_mn_major, b_mn_major;
   int64_t tile_m, tile_n, tile_k;
-  bool ping_pong;  // each warpgroup multiplies whole tiles, and stores one beside the other's
-  double sending;  // a sum to another block where all multiprocessors do, to receiving one
+  bool ping_pong;    // each warpgroup multiplies whole tiles, and stores one beside the other's
+  double sending;    // a sum to another block where all multiprocessors do, to receiving one
+  double thin_rows;  // logarithm of what all tiles take longer where some take thin rows
   double correction = 0;  // that of sm90.cu's tile
 
   std::string tile() const { return std::to_string(tile_m) + "x" + std::to_string(tile_n); }
@@ -210,8 +212,7 @@ class SymmetricKernels : public MatmulKernels {
     }
   }
 
-  // Whole tiles, where few rows lie beyond them. A tile at the diagonal takes about as long with
-  // them as another one: its own rows are loaded once, and a quarter of it is not multiplied.
+  // Whole tiles, where few rows lie beyond them.
   void offer_thin_rows(const SymmetricRow& row, const MatmulCase& c, MatmulConfigs& out) const {
     const int64_t rows = c.m / row.tile_m, thin = c.m % row.tile_m;
     if (!row.takes_thin_rows() || !c.own_transpose || c.batch_invariant) return;
@@ -340,7 +341,7 @@ class SymmetricKernels : public MatmulKernels {
     // Results are stored twice, those of 4 bytes in twice as many squares.
     work.values *= static_cast<double>(element_size(c.output));
     work.outside = thin ? 0 : 1 - covered(row.tile_m) * covered(row.tile_n);
-    work.correction = row.correction;
+    work.correction = row.correction + (thin ? row.thin_rows : 0);
     const auto bytes = part * static_cast<double>(c.batch * c.m * element_size(c.input));
     work.bytes = bytes * static_cast<double>(c.k + c.m);
     work.bytes_again = c.m > row.tile_m ? bytes * static_cast<double>(c.k) : 0;
