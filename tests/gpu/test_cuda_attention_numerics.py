@@ -16,6 +16,8 @@ from gpu import attention_cases as ac
 from gpu import attention_reference as ar
 from gpu import cases
 
+import torch_cubin
+
 pytestmark = pytest.mark.usefixtures("nan_memory")
 
 # Rows of query, rows of key.
@@ -257,6 +259,44 @@ def test_scores_of_a_million_that_grow_along_the_keys(name: str, head_dim: int) 
             # The product with the unit rounds scores of this size to a sixteenth.
             assert float((out.double() - want.out).abs().max()) < 0.06, label
             assert float((logsumexp.double() - want.logsumexp).abs().max()) < 0.3, label
+
+
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
+@pytest.mark.parametrize("name", ac.HALVES)
+def test_bits_of_huge_scores_do_not_depend_on_their_neighbours(name: str, head_dim: int) -> None:
+    """Rows whose running maximum passes 2^20 slowly, beside rows with small scores or huge ones.
+
+    As in the test above, but with scores whose product with the unit is rounded, so that each
+    other order of operations gives other bits.
+    """
+    dtype, columns = ac.DTYPES[name], 600
+    base = 1024 * 1016
+    scale = math.log(2) * (2**20 - 6) / base
+    offsets = [list(x) for x in itertools.permutations((0, 19, 24, 21))]
+    for keys in (80, 96, 112, 128):  # of a block
+        q = torch.zeros(1, 2, len(offsets), head_dim)
+        k = torch.zeros(1, 2, columns, head_dim)
+        v = torch.randn(1, 2, columns, head_dim, generator=torch.Generator().manual_seed(keys))
+        for place in range(4):
+            k[..., 5 + place * keys, 0] = 1016.0
+            k[..., 5 + place * keys, 1] = (1500.0, 1000.0, 1000.0, 1000.0)[place]
+            k[..., 5 + place * keys, 2 + place] = 1.0
+        q[..., 0] = 1024.0
+        q[..., 2:6] = torch.tensor(offsets, dtype=torch.float)
+        q[..., 3::8, :] = 0.0
+        huge = q.clone()
+        huge[..., 3::8, 1] = 2048.0
+        rows = torch.arange(len(offsets)) % 8 != 3
+        with torch_cubin.batch_invariant():
+            small, beside = (
+                torch.ops.cubin.attention_forward(
+                    *(x.to(ac.DEVICE, dtype) for x in (queries, k, v)), scale=scale
+                )
+                for queries in (q, huge)
+            )
+        for one, other in zip(small, beside, strict=True):
+            label = f"{name} {head_dim} {keys}"
+            numerics.check_exact(one[:, :, rows], other[:, :, rows], label)
 
 
 @pytest.mark.parametrize("name", ac.DTYPES)

@@ -210,10 +210,10 @@ struct RunningSoftmax {
     if (!looks) return;
 #pragma unroll
     for (int h = 0; h < kRows; ++h) {
-      // A reference that stays belongs to an earlier block, whose scores are gone. That of a row
-      // that did not ask stays, too: step_down() can make it huge.
-      bool stays = seen[h] && (own[h] < before[h] || !(state & kFound1 << h));
-      float raw = stays ? divide(before[h], unit) : top[h];
+      // A reference that stays belongs to an earlier block, whose scores are gone. Rounded, it must
+      // not be less than the largest score, or weights could be infinite.
+      bool stays = seen[h] && own[h] < before[h];
+      float raw = stays ? fmaxf(divide(before[h], unit), top[h]) : top[h];
       if (!(state >> h & 1)) raw = 0.0f;
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
@@ -223,7 +223,8 @@ struct RunningSoftmax {
   }
 
   // Divides the rows' weights of this block, and earlier sums, by the power of two in the largest
-  // weight.
+  // weight. A row whose reference becomes huge wants its maxima from here on: so it does not matter
+  // whether another row of the warp looks.
   template <int kCount>
   TC_DEVICE void step_down(float (&s)[kCount], float (&block)[2], float (&factor)[2], u32 rows) {
 #pragma unroll
@@ -235,11 +236,13 @@ struct RunningSoftmax {
       reference[h] += static_cast<float>(exponent);
       block[h] *= step;
       sum[h] *= step;
+      if (!(fabsf(reference[h]) <= kHuge)) state |= 1u << h;
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
         if (i / 2 % 2 == h) s[i] *= step;
       }
     }
+    looks = __any_sync(~0u, (state & kWants) != 0);
   }
 };
 
