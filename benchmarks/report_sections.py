@@ -138,7 +138,8 @@ SECTIONS = (
         about="Stock PyTorch's time over that under `install()`, the host's included: a Llama of "
         "1 B, BERT-base, ViT-L, Whisper, DiT-XL/2, a Qwen3-MoE; 1 x 128 is short. Llama's long "
         "steps run at the power limit, where our products have 0.90 to 1.07 of cuBLAS's speed "
-        "(NOTES.md).",
+        "(NOTES.md). Stock ran in the process that had installed, where our registrations forward "
+        "its calls: ratios of short and of eager calls are too high by what that costs.",
         groups={group: group for group in goals.WHOLE_MODELS},
         goals=goals.WHOLE_MODELS,
         plot="models",
