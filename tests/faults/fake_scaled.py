@@ -146,6 +146,35 @@ def test_groups_of_k(driver, catalog, fast) -> None:
     assert second["grid"][0] <= 132
 
 
+@pytest.mark.parametrize("of_k", [False, True])
+@pytest.mark.parametrize("blocks", [False, True])
+def test_groups_without_k_launch_what_finds_wrong_ends(driver, catalog, blocks, of_k) -> None:
+    """A product of zeros with one scale, whatever the recipes."""
+    m, n, groups = 48, 96, 3
+    recipes = ((4, 4) if of_k else (4, 5)) if blocks else (ROW, ROW)
+    own = () if of_k else (groups,)
+
+    def run() -> None:
+        # A CPU build has no kernel that fills memory of a GPU.
+        torch.library.Library("aten", "IMPL").impl("zero_", lambda x: x, "CUDA")
+        a, b = empty(m, 0, dtype=E4M3), empty(*own, 0, n, dtype=E4M3)
+        a_scale = empty(m, 0) if blocks else empty(*((groups,) if of_k else ()), m)
+        b_scale = empty(groups, n)
+        if blocks:
+            b_scale = empty(n, 0) if of_k else empty(groups, 0, 1)
+        offs = empty(groups, dtype=torch.int32)
+        args = (a, b, a_scale, recipes[0], b_scale, recipes[1])
+        torch.ops.cubin._scaled_grouped_matmul(*args, offs=offs)
+
+    first, second = launches_of(driver, catalog, run)
+    kernel, params = catalog[second["kernel"]], launch_params.read(second, PARAMS)
+    assert catalog[first["kernel"]]["kind"] == "group_rows"
+    assert (kernel["math"], kernel["grouped"]) == ("promoted", 2 if of_k else 1)
+    assert not params.flags & BLOCKS
+    strides = (params.a_stride, params.a_stride_k, params.b_stride, params.b_stride_k)
+    assert (*strides, params.b_group_stride) == (0, 0, 0, 0, 0)
+
+
 @pytest.mark.parametrize("groups", [0, 3])
 def test_gated(driver, catalog, groups) -> None:
     m, n, k = 300, 512, 1040

@@ -76,10 +76,11 @@ void check_sizes(const char* op, const ScaledCall& call) {
         tuple_text(&call.m, 3) + " as M, N and K", ""});
 }
 
-// Groups of a product without K, which no kernel takes: the product of zeros, with a scale of zero,
-// since its kernel also finds wrong ends.
+// Groups of a product without K, which no kernel takes: the product of zeros, with a scale of zero
+// for all, whatever the recipe, since its kernel also finds wrong ends.
 void run_without_k(ScaledCall call, int32_t device_index) {
   call.k = kRowAlignment;
+  call.blocks = call.fast = false;
   const int64_t rows = std::max(call.m, call.groups.groups * call.n);
   const int64_t size = std::max<int64_t>(rows * call.k, sizeof(float));
   const Tensor zeros = empty_cuda(&size, 1, ScalarType::Byte, device_index);
