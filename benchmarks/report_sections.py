@@ -139,7 +139,7 @@ SECTIONS = (
         "1 B, BERT-base, ViT-L, Whisper, DiT-XL/2, a Qwen3-MoE; 1 x 128 is short. Llama's long "
         "steps run at the power limit, where our products have 0.90 to 1.07 of cuBLAS's speed "
         "(NOTES.md). Stock runs in a process that never installs, but for decoding in graphs and "
-        "max-autotune. The host was busy (load 8 to 14): rounds of short calls differ by 0.6 to 1.9.",
+        "max-autotune. The host was busy (load 8 to 14): rounds of short calls go from 0.6 to 1.9.",
         groups={group: group for group in goals.WHOLE_MODELS},
         goals=goals.WHOLE_MODELS,
         plot="models",
