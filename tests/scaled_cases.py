@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_cubin import ops
+
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 TENSOR, ROW, BLOCK_1X128, BLOCK_128X128 = 0, 1, 4, 5  # torch.nn.functional.ScalingType's numbers
 WHOLE = list(itertools.product((TENSOR, ROW), repeat=2))
@@ -136,3 +138,13 @@ def expected_of_k(args: list[Any], sizes: Sequence[int]) -> Tensor:
     if recipe == ROW:
         outs = outs * scales[0][:, :, None] * scales[1][:, None]
     return outs
+
+
+def gated_by_steps(args: list[Tensor], dtype: torch.dtype, **offs: Tensor) -> tuple[Tensor, Tensor]:
+    """What scaled_gated_matmul is, by the ops that it consists of."""
+    a, b, a_scale, b_scale = args
+    multiply = ops.scaled_grouped_matmul if offs else ops.scaled_matmul
+    product = multiply(
+        a, b, a_scale, BLOCK_1X128, b_scale, BLOCK_128X128, output_dtype=dtype, **offs
+    )
+    return ops.quantize(product, BLOCK_1X128, gate="silu")

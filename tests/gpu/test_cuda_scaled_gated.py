@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from scaled_cases import BLOCK_1X128, BLOCK_128X128
+from scaled_cases import BLOCK_1X128, BLOCK_128X128, gated_by_steps
 from torch import Tensor
 
 from torch_cubin import ops
@@ -42,15 +42,6 @@ def operands(m: int, n: int, k: int, groups: int, generator: torch.Generator) ->
     return [a, b, a_scale, b_scale] if groups else [a, b[0], a_scale, b_scale[0]]
 
 
-def by_steps(args: list[Tensor], dtype: torch.dtype, **offs: Tensor) -> tuple[Tensor, Tensor]:
-    a, b, a_scale, b_scale = args
-    multiply = ops.scaled_grouped_matmul if offs else ops.scaled_matmul
-    product = multiply(
-        a, b, a_scale, BLOCK_1X128, b_scale, BLOCK_128X128, output_dtype=dtype, **offs
-    )
-    return ops.quantize(product, BLOCK_1X128, gate="silu")
-
-
 def assert_same_bits(
     results: tuple[Tensor, Tensor], wanted: tuple[Tensor, Tensor], rows: slice, what: str
 ) -> None:
@@ -70,7 +61,7 @@ def assert_same_bits(
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_a_product(sizes, dtype, generator: torch.Generator) -> None:
     args = operands(*sizes, 0, generator)
-    wanted = by_steps(args, dtype)
+    wanted = gated_by_steps(args, dtype)
     for kernel in ("", *kernels_of(0)):
         with measure.watching():
             library.force_config(kernel)
@@ -95,7 +86,7 @@ def test_groups(sizes, wide: bool, generator: torch.Generator) -> None:
         ((0, 0, 0, 0, 0), 0),
     ):
         offs = torch.tensor(ends, dtype=torch.int64 if wide else torch.int32, device="cuda")
-        wanted = by_steps(args, torch.bfloat16, offs=offs)
+        wanted = gated_by_steps(args, torch.bfloat16, offs=offs)
         for kernel in ("", *kernels_of(1)):
             with measure.watching():
                 library.force_config(kernel)
@@ -108,7 +99,7 @@ def test_groups(sizes, wide: bool, generator: torch.Generator) -> None:
 def test_other_layouts_and_a_graph(generator: torch.Generator) -> None:
     m, n, k = 100, 256, 400
     a, b, a_scale, b_scale = args = operands(m, n, k, 0, generator)
-    wanted = by_steps(args, torch.bfloat16)
+    wanted = gated_by_steps(args, torch.bfloat16)
     wide = torch.zeros(m, k + 5, device="cuda", dtype=torch.uint8)
     wide[:, 5:] = a.view(torch.uint8)
     columns = b.t().contiguous().view(torch.uint8).t().contiguous().view(torch.float8_e4m3fn)
@@ -128,10 +119,10 @@ def test_other_layouts_and_a_graph(generator: torch.Generator) -> None:
     for own, other in zip(args, next_args, strict=True):
         own.copy_(other)
     graph.replay()
-    assert_same_bits(out, by_steps(next_args, torch.bfloat16), slice(None), "graph")
+    assert_same_bits(out, gated_by_steps(next_args, torch.bfloat16), slice(None), "graph")
     for args in (
         [a[:0], b, a_scale[:0], b_scale],
         [a, b[:, :0], a_scale, b_scale[:, :0]],
         [a[:, :0], b[:0], a_scale[:, :0], b_scale[:0]],
     ):
-        assert_same_bits(op(*args), by_steps(args, torch.bfloat16), slice(None), "empty")
+        assert_same_bits(op(*args), gated_by_steps(args, torch.bfloat16), slice(None), "empty")

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from scaled_cases import BLOCK_1X128, BLOCK_128X128, gated_by_steps
 from torch import Tensor
 
 from torch_cubin import ops
 
 op = ops.scaled_gated_matmul
-BLOCK_1X128, BLOCK_128X128 = 4, 5
 CHECKS = ("test_autograd_registration", "test_faketensor")  # as in test_scaled_grouped.py
 M, N, K, GROUPS = 10, 200, 272, 3
 
@@ -22,15 +22,6 @@ def arguments(groups: int = 0) -> list[Tensor]:
     parts = [ops.quantize(torch.randn(2 * N, K), BLOCK_128X128) for _ in range(max(groups, 1))]
     b, b_scale = torch.stack([own.t() for own, _ in parts]), torch.stack([own for _, own in parts])
     return [a, b if groups else b[0], a_scale, b_scale if groups else b_scale[0]]
-
-
-def by_steps(args: list[Tensor], dtype: torch.dtype, **offs: Tensor) -> tuple[Tensor, Tensor]:
-    a, b, a_scale, b_scale = args
-    multiply = ops.scaled_grouped_matmul if offs else ops.scaled_matmul
-    product = multiply(
-        a, b, a_scale, BLOCK_1X128, b_scale, BLOCK_128X128, output_dtype=dtype, **offs
-    )
-    return ops.quantize(product, BLOCK_1X128, gate="silu")
 
 
 def assert_same(results: tuple[Tensor, Tensor], wanted: tuple[Tensor, Tensor]) -> None:
@@ -45,7 +36,7 @@ def test_it_is_the_product_and_the_quantisation_of_its_gate(groups: int, dtype) 
     args = arguments(groups)
     offs = {"offs": torch.tensor([4, 4, M])} if groups else {}
     out = op(*args, dtype=dtype, **offs)
-    assert_same(out, by_steps(args, dtype, **offs))
+    assert_same(out, gated_by_steps(args, dtype, **offs))
     data, scale = out
     wide = data.double() * scale.double().repeat_interleave(128, 1)[:, :N]
     a, b, a_scale, b_scale = args
