@@ -12,7 +12,8 @@ PyTorch. The policy is the default, "fastest"; on the CPU, for a try without a G
 
 After the first install() of a process, calls outside it pass through our kernels to PyTorch's. So
 stock PyTorch runs in a process of its own, which never installs and takes its turn like the others;
-"removed" is PyTorch in the process that has installed.
+"removed" is PyTorch in the process that has installed (stock_process.py; --again shows how far two
+processes of stock PyTorch differ).
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ import contextlib
 import functools
 import random
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 
 import common
+import stock_process
 import torch
 import torch.nn.functional as F
+from stock_process import AGAIN, StockProcess, on_the_same_cores
 from torch import Tensor
 
 import torch_cubin
@@ -142,63 +143,51 @@ def models_of(device: str) -> dict[str, Callable[[], object]]:
 def block(work: Callable[[], object], device: str, calls: int, waits: bool) -> float:
     """Seconds per call."""
     clock = time.perf_counter if waits else time.process_time
-    work()
-    finish(device)
-    begin = clock()
-    for _ in range(calls):
+    with on_the_same_cores():
         work()
-    if waits:
         finish(device)
-    elapsed = clock() - begin
-    finish(device)
-    return elapsed / calls
+        begin = clock()
+        for _ in range(calls):
+            work()
+        if waits:
+            finish(device)
+        elapsed = clock() - begin
+        finish(device)
+        return elapsed / calls
 
 
 def groups_of(device: str) -> list[tuple[str, dict[str, Callable[[], object]], int, bool]]:
     return [("calls", calls_of(device), CALLS, False), ("models", models_of(device), 10, True)]
 
 
-class Stock:
-    """A process that runs blocks of stock PyTorch, one when it is asked."""
+def answer(device: str) -> None:
+    """What a process of stock PyTorch does."""
+    blocks = {
+        what: (work, calls, waits)
+        for _, works, calls, waits in groups_of(device)
+        for what, work in works.items()
+    }
 
-    def __init__(self, device: str) -> None:
-        command = [sys.executable, __file__, "--device", device, "--answer"]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+    def seconds(what: str) -> float:
+        work, calls, waits = blocks[what]
+        return block(work, device, calls, waits)
 
-    def block(self, what: str) -> float:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(f"{what}\n")
-        self._process.stdin.flush()
-        return float(self._process.stdout.readline())
-
-    @staticmethod
-    def answer(device: str) -> None:
-        """What that process does, until its input ends."""
-        blocks = {
-            what: (work, calls, waits)
-            for _, works, calls, waits in groups_of(device)
-            for what, work in works.items()
-        }
-        for line in sys.stdin:
-            work, calls, waits = blocks[line.rstrip("\n")]
-            print(block(work, device, calls, waits), flush=True)
+    stock_process.answer(seconds)
 
 
 def measure(
-    what: str, work: Callable[[], object], stock: Stock, device: str, calls: int, waits: bool,
-    rounds: int,
+    what: str, work: Callable[[], object], others: dict[str, StockProcess], device: str,
+    calls: int, waits: bool, rounds: int,
 ) -> dict[str, list[float]]:  # fmt: skip
     """Seconds per call for each contender, one entry per round."""
-    order = [STOCK, *CONTENDERS]
+    order = [*others, *CONTENDERS]
     times: dict[str, list[float]] = {name: [] for name in order}
     for turn in range(rounds + 2):
         random.shuffle(order)
         for name in order:
-            if name == STOCK:
-                seconds = stock.block(what)
+            if name in others:
+                others[name].ask(what)
+                seconds = others[name].answer()
             else:
                 with CONTENDERS[name]():
                     seconds = block(work, device, calls, waits)
@@ -212,11 +201,14 @@ def chosen(works: dict[str, Callable[[], object]], only: str) -> dict[str, Calla
     return {what: work for what, work in works.items() if any(part in what for part in parts)}
 
 
-def lines_of(device: str, only: str, rounds: int) -> Iterator[dict[str, object]]:
-    stock = Stock(device)
+def lines_of(device: str, only: str, rounds: int, again: bool) -> Iterator[dict[str, object]]:
+    others = {
+        name: StockProcess(__file__, "--device", device, "--answer")
+        for name in (STOCK, *([AGAIN] if again else []))
+    }
     for group, works, calls, waits in groups_of(device):
         for what, work in chosen(works, only).items():
-            times = measure(what, work, stock, device, calls, waits, rounds)
+            times = measure(what, work, others, device, calls, waits, rounds)
             line: dict[str, object] = {"group": group, "what": what}
             for name, seconds in times.items():
                 ratios = [s / stock for s, stock in zip(seconds, times[STOCK], strict=True)]
@@ -230,7 +222,9 @@ def lines_of(device: str, only: str, rounds: int) -> Iterator[dict[str, object]]
 
 def show(line: dict[str, object]) -> None:
     cells = []
-    for name in (STOCK, *CONTENDERS):
+    for name in (STOCK, AGAIN, *CONTENDERS):
+        if name not in line:
+            continue
         cell = line[name]
         assert isinstance(cell, dict)
         cells.append(f"{name} {cell['us']:9.1f} us ({cell['over stock']:.2f})")
@@ -243,19 +237,20 @@ def main() -> None:
     parser.add_argument("--only", default="", metavar="PART,...", help="parts of lines' names")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--json", help="also write the results to this file, line by line")
+    parser.add_argument("--again", action="store_true", help=f"also measure {AGAIN!r}")
     parser.add_argument("--answer", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.device == "cpu":
         torch.set_num_threads(1)
     if options.answer:
-        return Stock.answer(options.device)
+        return answer(options.device)
     if options.device == "cpu":
         aten_kernels.register("CPU")
         aten_kernels.below_autograd = lambda: True
     else:
         common.print_machine("install() and drop_in()")
     lines: list[dict[str, object]] = []
-    for line in lines_of(options.device, options.only, options.rounds):
+    for line in lines_of(options.device, options.only, options.rounds, options.again):
         lines.append(line)
         common.write_json(options.json, {"lines": lines})
     print(torch_cubin.report())

@@ -94,10 +94,12 @@ def whole(options: argparse.Namespace, only: Sequence[str]) -> tuple[list[Any], 
                 yield case, left
 
     def runner_of(case: whole_model_cases.Case) -> whole_models.Runner:
-        stock = None
-        if "stock" in contenders and not options.calls:
-            stock = whole_models.Stock(case, device, options.small)
-        return whole_models.Runner(case, device, stock)
+        others = {
+            name: whole_models.process_of_stock(case, device, options.small)
+            for name in contenders
+            if name.startswith("stock") and not options.calls
+        }
+        return whole_models.Runner(case, device, others)
 
     turns = None
     prepared: dict[str, whole_models.Runner] = {}
@@ -136,8 +138,8 @@ def whole(options: argparse.Namespace, only: Sequence[str]) -> tuple[list[Any], 
                 )
                 in_file = cells_in(options.json) + found if turns else cells
                 common.write_json(options.json, [asdict(cell) for cell in in_file])
-        if runner.stock is not None:
-            runner.stock.close()
+        for other in runner.others.values():
+            other.close()
         del runner
         if not turns:
             torch._dynamo.reset()
@@ -216,7 +218,9 @@ def main() -> None:
     modes = ",".join(whole_model_cases.MODES)
     parser.add_argument("--modes", default=modes, help=f"of --models: some of '{modes}'")
     contenders = ",".join(whole_models.CONTENDERS)
-    parser.add_argument("--contenders", default=contenders, help=f"some of '{contenders}'")
+    parser.add_argument(
+        "--contenders", default="stock,drop_in,install", help=f"some of '{contenders}'"
+    )
     parser.add_argument("--device", default="cuda", help="of --models")
     parser.add_argument(
         "--calls", action="store_true", help="of --models: time their products and attentions"

@@ -3,7 +3,7 @@ install(), eager and compiled.
 
 A cell is a case in a mode. Its contenders alternate; a cell's number is the median over the rounds.
 Once install() has registered our kernels, other calls of that process pass through them, so stock
-PyTorch runs in a process of its own.
+PyTorch runs in a process of its own (stock_process.py).
 
 drop_in() around a compiled function changes what its extern kernels run, so its functions are
 compiled outside. Under install() graphs are folded.
@@ -12,22 +12,20 @@ compiled outside. Under install() graphs are folded.
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import random
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import common
 import kernel_times
+import stock_process
 import torch
 from served_share import share_of
+from stock_process import AGAIN, StockProcess, on_the_same_cores
 from torch import Tensor
 from whole_model_cases import Case
 
@@ -36,6 +34,7 @@ import torch_cubin
 DTYPE = torch.bfloat16
 CONTENDERS: dict[str, Callable[[], contextlib.AbstractContextManager]] = {
     "stock": contextlib.nullcontext,
+    AGAIN: contextlib.nullcontext,
     "drop_in": torch_cubin.drop_in,
     "install": torch_cubin.install,
 }
@@ -72,50 +71,22 @@ class Facts:
     launches: int = 0
 
 
-class Stock:
-    """A process with a Runner of its own, which never installs our kernels."""
-
-    def __init__(self, case: Case, device: torch.device, small: bool) -> None:
-        script = str(Path(__file__).with_name("bench_models.py"))
-        command = [sys.executable, script, "--models", "--device", str(device)]
-        command += ["--answer", str(case), *(["--small"] if small else [])]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-
-    def ask(self, do: str, *args: Any) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps([do, *args]) + "\n")
-        self._process.stdin.flush()
-
-    def answer(self) -> Any:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        answer = json.loads(line) if line else {"failure": "its process has ended"}
-        if isinstance(answer, dict) and "failure" in answer:
-            raise RuntimeError(f"stock: {answer['failure']}")
-        return answer
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended before
-            self._process.stdin.close()
-        self._process.wait()
+def process_of_stock(case: Case, device: torch.device, small: bool) -> StockProcess:
+    """With a Runner of its own."""
+    options = ["--models", "--device", str(device), *(["--small"] if small else [])]
+    script = Path(__file__).with_name("bench_models.py")
+    return StockProcess(script, *options, "--answer", str(case))
 
 
 def answer(case: Case, device: torch.device) -> None:
-    """What that process does, until its input ends."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what compilers print is no answer
+    """What that process does."""
     runner = Runner(case, device)
-    for line in sys.stdin:
-        do, *args = json.loads(line)
-        try:
-            result = getattr(runner, do)(*args)
-            found = asdict(result) if isinstance(result, Facts) else result
-        except Exception as error:
-            found = {"failure": f"{type(error).__name__}: {error}"}
-        print(json.dumps(found), file=answers, flush=True)
+
+    def found(do: str, *arguments: Any) -> Any:
+        result = getattr(runner, do)(*arguments)
+        return asdict(result) if isinstance(result, Facts) else result
+
+    stock_process.answer(found)
 
 
 def _output(result: Any) -> Tensor:
@@ -138,9 +109,12 @@ def launches_of(call: Callable[[], object]) -> int:
 class Runner:
     """One case on one device, as calls without arguments."""
 
-    def __init__(self, case: Case, device: torch.device, stock: Stock | None = None) -> None:
+    def __init__(
+        self, case: Case, device: torch.device, others: Mapping[str, StockProcess] | None = None
+    ) -> None:
+        """`others`: the contenders that have a process of their own."""
         torch.manual_seed(0)
-        self.case, self.device, self.stock = case, device, stock
+        self.case, self.device, self.others = case, device, others or {}
         with device:
             self.model = case.build().to(device).train(case.what == "train")
         self.inputs = case.inputs(case.batch, case.length, device)
@@ -248,18 +222,20 @@ class Runner:
 
     def prepare(self, mode: str, contenders: list[str]) -> None:
         """Makes the calls that are measured, and compiles what they need."""
-        stock = self.stock if "stock" in contenders else None
-        own = [name for name in contenders if name != "stock" or stock is None]
-        if stock is not None:
-            stock.ask("prepare", mode, ["stock"])
-            if mode.startswith("max-autotune"):  # its timings, one process after the other
-                stock.answer()
-                stock = None
+        own = [name for name in contenders if name not in self.others]
+        waiting = []
+        for name in contenders:
+            if name in self.others:
+                self.others[name].ask("prepare", mode, [name])
+                if mode.startswith("max-autotune"):  # its timings, one process after the other
+                    self.others[name].answer()
+                else:
+                    waiting.append(self.others[name])
         try:
             self._prepared[mode] = {name: self._prepared_call(mode, name) for name in own}
         finally:
-            if stock is not None:
-                stock.answer()
+            for other in waiting:
+                other.answer()
 
     def _prepared_call(self, mode: str, name: str) -> Callable[[], Any]:
         within = name != "drop_in" or mode in ("graph", "reduce-overhead")
@@ -294,7 +270,7 @@ class Runner:
 
     def seconds(self, mode: str, name: str, count: int) -> float:
         """Of a call, in a block of so many."""
-        with CONTENDERS[name]():
+        with CONTENDERS[name](), on_the_same_cores():
             return self.block(self._prepared[mode][name], count)
 
     def show_kernels(self, mode: str, name: str) -> None:
@@ -307,11 +283,11 @@ class Runner:
         self._prepared.pop(mode, None)
 
     def _of(self, do: str, mode: str, name: str, *args: Any) -> Any:
-        """Of a contender, which may be in the other process."""
-        if name != "stock" or self.stock is None:
+        """Of a contender, which may be in another process."""
+        if name not in self.others:
             return getattr(self, do)(mode, name, *args)
-        self.stock.ask(do, mode, name, *args)
-        return self.stock.answer()
+        self.others[name].ask(do, mode, name, *args)
+        return self.others[name].answer()
 
     def measured(self, mode: str, contenders: list[str], kernels: bool = False) -> Iterator[Cell]:
         if mode not in self._prepared:
@@ -336,9 +312,9 @@ class Runner:
         for name in contenders if kernels else ():
             self._of("show_kernels", mode, name)
         self.forget(mode)
-        if "stock" in contenders and self.stock is not None:
-            self.stock.ask("forget", mode)
-            self.stock.answer()
+        for other in self.others.values():
+            other.ask("forget", mode)
+            other.answer()
 
     def _peak(self, call: Callable[[], Any]) -> int:
         if self.device.type != "cuda":
