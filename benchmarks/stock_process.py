@@ -1,8 +1,8 @@
 """Stock PyTorch in a process of its own, beside a benchmark's process that installs our kernels.
 
-Two processes on different cores differ in host speed by up to twice (a process of stock PyTorch
-took 16.1 ms for what one with our kernels did in 8.4, and in another run 6.6 against 10.9). So what
-is measured runs `on_the_same_cores()`, in both processes, which take turns; a second process of
+Two processes on different cores differ in host speed by up to twice: one step of a Llama took 16.1
+ms in a process of stock PyTorch beside 8.4 with our kernels, in another run 6.6 beside 10.9. So
+calls that are timed run `on_the_same_cores()`, in both processes, which take turns; a second process of
 stock PyTorch ("stock again") shows how far two processes still differ.
 """
 
