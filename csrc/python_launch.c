@@ -224,7 +224,9 @@ static int pack(const Param* param, PyObject* argument, int32_t* device, uint64_
   if (PyLong_CheckExact(argument)) return pack_int(param, argument, out);
   if (PyFloat_CheckExact(argument)) return pack_number(param, PyFloat_AsDouble(argument), out);
   *out = argument == Py_True;
-  if (argument == Py_True || argument == Py_False) return param->size != 0 && !param->is_float;
+  if (argument == Py_True || argument == Py_False) {
+    return param->size != 0 && !param->is_float && param->least <= 0;
+  }
   return argument == Py_None && param->size == 8 && param->may_point;
 }
 
@@ -409,7 +411,7 @@ static PyObject* launcher_bind(PyObject* object, PyObject* arguments) {
         self->params[i].most = ~(uint64_t)0 >> (64 - 8 * size);
       } else if (strcmp(number, "bool") == 0) {
         self->params[i].most = 1;
-      } else if (strcmp(number, "none") == 0) { /* every int is left to Python, which refuses it */
+      } else if (strcmp(number, "none") == 0) { /* ints and bools go to Python, which refuses them */
         self->params[i].least = INT64_MAX;
         self->params[i].most = 1;
       }

@@ -155,6 +155,16 @@ def test_a_value_that_is_no_number_takes_none(driver, index):
     kernel(*right[:3], torch_cubin.bits(torch_cubin.float32(2)), 8, grid=1, block=32)
 
 
+def test_a_vector_beside_a_tensor_takes_no_number(driver):
+    """All arguments but the wrong one are common, so the extension module sees the call first."""
+    kernel = loaded(driver, {"_Z4pairPf7__half2": (8, 4)})["pair"]
+    x = torch.zeros(4)
+    kernel(x, bytes(4), grid=1, block=32)
+    for wrong in (True, False, 3, 2.5):
+        with pytest.raises(errors.ParamsError, match="another type"):
+            kernel(x, wrong, grid=1, block=32)
+
+
 def test_extern_c_states_nothing(driver):
     kernel = loaded(driver, {"plain": (8, 4)})["plain"]
     for x in (torch.zeros(4), torch.zeros(4).half(), torch.zeros(4).int()):
