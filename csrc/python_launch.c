@@ -411,7 +411,7 @@ static PyObject* launcher_bind(PyObject* object, PyObject* arguments) {
         self->params[i].most = ~(uint64_t)0 >> (64 - 8 * size);
       } else if (strcmp(number, "bool") == 0) {
         self->params[i].most = 1;
-      } else if (strcmp(number, "none") == 0) { /* ints and bools go to Python, which refuses them */
+      } else if (strcmp(number, "none") == 0) { /* Python refuses ints and bools */
         self->params[i].least = INT64_MAX;
         self->params[i].most = 1;
       }
