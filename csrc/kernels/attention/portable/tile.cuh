@@ -9,12 +9,9 @@
 #include "attention/attention_params.h"
 #include "attention/numbers.cuh"
 #include "common/mma.cuh"
+#include "common/uniform.cuh"
 
 namespace torch_cubin {
-
-// x, which is the same in all 32 lanes, in a uniform register: values that the compiler cannot
-// prove uniform, and all that depend on them, take registers of every thread.
-TC_DEVICE int uniform(int x) { return __reduce_max_sync(~0u, x); }
 
 // Keeps the compiler from keeping values derived from x in registers: recomputing them is cheaper.
 TC_DEVICE void forget(int& x) { asm volatile("" : "+r"(x)); }

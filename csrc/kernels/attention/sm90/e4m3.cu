@@ -50,6 +50,7 @@ struct E4m3Config : ForwardBlock<kGroups_, kQSlots_, kStages_, 64 * kD_, kN_ * k
   static constexpr int kPanelBytes = kD < 128 ? 64 : 128, kPanels = kD / kPanelBytes;
   static constexpr int kPanelColumns = kPanelBytes;
   static constexpr int kKeyPanel = kN % 128 == 0 ? 128 : 64, kKeyPanels = kN / kKeyPanel;
+  static constexpr bool kMovesDescriptors = kGroups == 2 && kD == 64;  // as in forward.cu
   // With fewer than 40 the warp that schedules tiles spills, which delays no other; with 160, a few
   // outputs are spilled, and three consumers are still quicker than two.
   static constexpr int kProducerRegisters = kGroups == 3 ? 32 : 40;
@@ -86,7 +87,8 @@ struct Consumer : ForwardConsumer<C> {
   using Base = ForwardConsumer<C>;
   using Base::p, Base::shared, Base::tiles, Base::group, Base::warp, Base::lane, Base::number,
       Base::step;
-  using Base::slot, Base::phase, Base::q_slot, Base::first_row, Base::thread_row, Base::release;
+  using Base::slot, Base::phase, Base::q_slot, Base::first_row, Base::thread_row, Base::release,
+      Base::moved;
   u32 q_base, k_base, v_base;  // descriptors of slot 0, their low words
   float s[C::kN / 2], o[C::kD / 2];
   float even[32], odd[32];  // a block's product with V: 64 columns, and the next ones
@@ -127,8 +129,8 @@ struct Consumer : ForwardConsumer<C> {
   }
 
   TC_DEVICE void score() {
-    u32 q = q_base + number % C::kQSlots * (C::kGroups * C::kQBytes >> 4);
-    u32 k = k_base + slot(step) * (C::kKvBytes >> 4);
+    u32 q = moved(q_base + number % C::kQSlots * (C::kGroups * C::kQBytes >> 4));
+    u32 k = moved(k_base + slot(step) * (C::kKvBytes >> 4));
     barrier_wait(shared + C::kKFull + 8 * slot(step), phase(step));
     wgmma_fence();
 #pragma unroll
@@ -143,7 +145,7 @@ struct Consumer : ForwardConsumer<C> {
   // Columns 64 * chunk and on of the product of the weights, for the step before the one that is
   // scored next.
   TC_DEVICE void multiply_v(float (&sums)[32], int chunk) {
-    u32 v = v_base + slot(step - 1) * (C::kKvBytes >> 4) + chunk * (64 * C::kKeyPanel >> 4);
+    u32 v = moved(v_base + slot(step - 1) * (C::kKvBytes >> 4)) + chunk * (64 * C::kKeyPanel >> 4);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < C::kN / 32; ++i) {

@@ -70,6 +70,8 @@ struct AttentionConfig : ForwardBlock<kGroups_, kQSlots_, kStages_, (kD_ + 63) /
   // of it, because the other warpgroup's softmax waits.
   static constexpr bool kDropsEarly = kGeneral && kD > 128;
   static_assert(kDropsEarly || !kGeneral || kN_ % 32 == 0);
+  // ptxas moved the descriptors of these kernels to uniform registers before each product (R2UR).
+  static constexpr bool kMovesDescriptors = kGroups == 2 && kD <= 64 && !kMasked;
   // Sinks would delay the end of tiles of 192 queries without a mask: 2% of the time of all calls.
   // `masked` kernels serve them.
   static constexpr bool kTakesSinks = kMasked || kD > 64;
@@ -116,7 +118,7 @@ struct Consumer : ForwardConsumer<C> {
   using Base::p, Base::shared, Base::tiles, Base::group, Base::warp, Base::lane, Base::number,
       Base::step;
   using Base::slot, Base::phase, Base::q_slot, Base::first_row, Base::thread_row, Base::release,
-      Base::begin_turn, Base::end_turn;
+      Base::begin_turn, Base::end_turn, Base::moved;
   using Tile = typename C::Tile;
   u32 q_base, k_base, v_base;  // descriptors of slot 0, their low words
   float s[C::kN / 2], o[C::kD / 2];
@@ -264,8 +266,8 @@ struct Consumer : ForwardConsumer<C> {
   }
 
   TC_DEVICE void score() {
-    u32 q = q_base + number % C::kQSlots * (C::kGroups * C::kQBytes >> 4);
-    u32 k = k_base + slot(step) * (C::kKvBytes >> 4);
+    u32 q = moved(q_base + number % C::kQSlots * (C::kGroups * C::kQBytes >> 4));
+    u32 k = moved(k_base + slot(step) * (C::kKvBytes >> 4));
     // Otherwise ptxas computes all descriptors of Q before the loop, and spills them.
     if constexpr (C::kSkipsBlocks && C::kQSlots == 1) asm volatile("" : "+r"(q));
     barrier_wait(shared + C::kKFull + 8 * slot(step), phase(step));
@@ -284,7 +286,7 @@ struct Consumer : ForwardConsumer<C> {
   TC_DEVICE u32 before() const { return C::kSkipsBlocks ? scored : step - 1; }
 
   TC_DEVICE void multiply_v(int add) {
-    u32 v = v_base + slot(before()) * (C::kKvBytes >> 4);
+    u32 v = moved(v_base + slot(before()) * (C::kKvBytes >> 4));
     barrier_wait(shared + C::kVFull + 8 * slot(before()), phase(before()));
     wgmma_fence();
 #pragma unroll

@@ -11,6 +11,7 @@
 //                   for Q, of all for K and V
 #pragma once
 
+#include "common/uniform.cuh"
 #include "schedule.cuh"
 
 namespace torch_cubin {
@@ -21,8 +22,9 @@ namespace sm90 {
 // Kernels' configs inherit it. They also have: Params; kN, the keys of a block; kPanels of
 // kPanelColumns each, kPanelBytes a row; kPingPong (consumers take turns), kMasked, kTakesNext (of
 // AttentionSchedule), kKeepsKeys (a tile may find the keys of the one before in the ring),
-// kSendsNextBlock, kNextBlock and Mask (ReceivedKeyBlocks); the registers of both sorts of warps;
-// describe_tile(), which fills a Tile, and load_values(), which loads a block of values.
+// kSendsNextBlock, kNextBlock and Mask (ReceivedKeyBlocks), kMovesDescriptors (moved()); the
+// registers of both sorts of warps; describe_tile(), which fills a Tile, and load_values(), which
+// loads a block of values.
 template <int kGroups_, int kQSlots_, int kStages_, int kQBytes_, int kKvBytes_, class Tile_>
 struct ForwardBlock {
   using Tile = Tile_;
@@ -189,6 +191,9 @@ struct ForwardConsumer {
   TC_DEVICE int thread_row(const AttentionTile& tile) const {
     return first_row(tile) + 16 * warp + lane / 4;
   }
+
+  // The low word of a descriptor, the same in all lanes: one move for all products that use it.
+  static TC_DEVICE u32 moved(u32 low) { return C::kMovesDescriptors ? uniform(low) : low; }
 
   TC_DEVICE void release(u32 barrier) {
     if (lane == 0) barrier_arrive(barrier);
