@@ -407,6 +407,8 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
       "shared": 230800, "streams": 0, "pairs": 0, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "64x96", "tile": [64, 96, 64], "stages": 9, "consumers": 1, "threads": 256,
       "shared": 218464, "streams": 0, "pairs": 0, "reads": 0, "swaps": 0, "spill": 0},
+     {"name": "64x32", "tile": [64, 32, 64], "stages": 14, "consumers": 1, "threads": 256,
+      "shared": 206128, "streams": 0, "pairs": 0, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "64x64", "tile": [64, 64, 64], "stages": 10, "consumers": 1, "threads": 256,
       "shared": 197936, "streams": 0, "pairs": 0, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "64x64_read", "tile": [64, 64, 64], "stages": 10, "consumers": 1, "threads": 256,

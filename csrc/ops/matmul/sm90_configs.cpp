@@ -13,6 +13,7 @@ constexpr int64_t kLeastSplitBlocks = 4;      // k blocks
 constexpr int32_t kMostSplits = 16;
 constexpr int64_t kLeastStreamBlocks = 8;  // k blocks of a part of a streamed tile
 constexpr int64_t kLeastSplitK = 512;
+constexpr int64_t kLeastSharedColumns = 64;  // of a tile of a cluster
 
 // What the TMA loads of an operand: whole panels of 64 where its own dim is contiguous.
 double loaded_size(int64_t tile, bool mn_major) {
@@ -69,6 +70,9 @@ class Counter {
       // 39.5 us, in pairs that share B 45.8; 384 x 384 x 16384 in seven splits 13.2, 16.4).
       const bool is_tn = row.a_mn_major && row.b_mn_major;
       if (is_tn && row.one_warpgroup && size > 1) continue;
+      // What a tile of 32 columns takes is the time of a stage, not its bytes (128 x 1024 x 1024,
+      // H200: 64x32 alone 3.54 us, in clusters of four that share A 3.75).
+      if (row.tile_n < kLeastSharedColumns && size > 1) continue;
       const int64_t slots = clusters_at_once(multiprocessors_, size);
       if (slots == 0) continue;
       Sm90Plan plan;
