@@ -39,6 +39,7 @@
 //   full[s]: the producer's arrival and all bytes of the stage
 //   empty[s]: one arrival per consumer warpgroup; ping-pong: of the one that has the tile
 //   parts: one arrival per consumer warpgroup, and all bytes that other blocks of the cluster send
+#include "sm90_block.cuh"
 #include "sm90_split.cuh"
 #include "sm90_squares.cuh"
 #include "sm90_thin_rows.cuh"
@@ -497,7 +498,7 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
   launch_next_grid();
   if (warp < 4) {
     fewer_registers<C::kProducerRegisters>();
-    if (threadIdx.x == 0) {
+    if (warp == 0 && elect_one()) {
       produce<C>(p, shared, full, empty, ring);
     } else {
       wait_for_previous_grid();
@@ -530,7 +531,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
 /* torch_cubin kernels
 {"virtual_arch": ["90a"],
  "defaults": {
-  "kind": "sm90_symmetric", "archs": ["sm_90a"], "alignment": 16, "cost": {"sending": 1.5, "thin_rows": 0.08},
+  "kind": "sm90_symmetric", "archs": ["sm_90a"], "alignment": 16, "cost": {"sending": 1.5, "thin_rows": 0.0},
   "block": [384, 1, 1], "tile": "{t.tile}", "stages": "{t.stages}",
   "dynamic_shared": "{t.shared}",
   "ping_pong": "{t.ping_pong}",
