@@ -20,12 +20,16 @@ constexpr uint16_t kSharedOpcodes[] = {
     0x3ba,                              // UBLKCP: cp.async.bulk
     0x5b4, 0x3b5,                       // UTMALDG, UTMASTG: cp.async.bulk.tensor
 };
+// The guard of an instruction that never runs, @!PT. ptxas -g puts four such LDS before the fences
+// of a kernel, whether or not it has shared memory.
+constexpr uint16_t kNever = 0xf;
 
 }  // namespace
 
 bool accesses_shared_memory(const Bytes& code) {
   for (uint64_t at = 0; code.contains(at, kInstructionBytes); at += kInstructionBytes) {
-    const uint16_t opcode = code.u16(at) & 0xfff;
+    const uint16_t word = code.u16(at), opcode = word & 0xfff, guard = word >> 12;
+    if (guard == kNever) continue;
     if (std::find(std::begin(kSharedOpcodes), std::end(kSharedOpcodes), opcode) !=
         std::end(kSharedOpcodes)) {
       return true;

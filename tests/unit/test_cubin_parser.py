@@ -323,6 +323,30 @@ def test_parse_cubin_detects_dynamic_shared_memory_among_many_kernels(
         assert entry["static_shared"] == (1024 if name in ("fixed", "both") else 0), name
 
 
+FENCES = """\
+#define KERNEL(name) extern "C" __global__ void name(int* o)
+KERNEL(gpu) { *o = 1; asm volatile("fence.acq_rel.gpu;" ::: "memory"); o[1] = 2; }
+KERNEL(release) { asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(o) : "memory"); }
+KERNEL(none) { *o = 1; }
+"""
+
+
+@needs_nvcc
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
+def test_loads_that_never_run_are_no_use_of_shared_memory(tmp_path: Path, arch: str) -> None:
+    """With -G, the assembler puts LDS instructions that are never executed before fences."""
+    import subprocess
+
+    source, out = tmp_path / "k.cu", tmp_path / "k.cubin"
+    source.write_text(FENCES)
+    command = [real_cubins.nvcc(), "-cubin", "-G", f"-arch={arch}", source, "-o", out]
+    subprocess.run(command, check=True, capture_output=True)
+    kernels = {entry["name"]: entry for entry in cubin_check.facts(out)["kernels"]}
+    assert sorted(kernels) == ["gpu", "none", "release"]
+    for name, entry in kernels.items():
+        assert not entry["uses_dynamic_shared"], name
+
+
 RUNS_ON = {
     "sm_75": {75},
     "sm_80": {80, 86, 87, 89},
