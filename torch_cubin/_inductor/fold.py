@@ -3,7 +3,9 @@
 A product with an activation becomes `_linear_activation`, SwiGLU and similar `_linear_glu` (also
 where gate and up are columns of one product), products of one input `_linears`. If the backward
 saves the intermediate values, the variant of the op that also returns them is used. Attention with
-repeated heads of keys and values reads them unrepeated. Other graphs are not changed.
+repeated heads of keys and values reads them unrepeated. An input of several products of 8-bit
+floats is quantised once, and SwiGLU of one's columns becomes `_scaled_gated_matmul` where it is
+quantised. Other graphs are not changed.
 
 Not folded (benchmarks/NOTES.md): the gradient of an activation into the product before it, a
 residual into the product that it is added to, a bias's gradient into its weight's. Inductor fuses
@@ -19,7 +21,7 @@ from typing import Any
 
 import torch
 
-from torch_cubin._inductor import activations, attentions
+from torch_cubin._inductor import activations, attentions, quantized
 from torch_cubin._inductor.products import Product, columns_at, product_at, same_number
 from torch_cubin._pytorch import inductor
 
@@ -28,11 +30,13 @@ ops = torch.ops.cubin
 Node = Any  # torch.fx.Node; its arguments have no useful types
 
 # Part of the key of Inductor's caches: increase it when the pass changes.
-VERSION = 5
+VERSION = 6
 
 
 def fold(graph: torch.fx.Graph) -> None:
-    for run in (_fold_epilogues, _fold_one_input, _fold_repeated_heads):
+    for run in (
+        quantized.merge_quantisations, _fold_epilogues, _fold_one_input, _fold_repeated_heads,
+    ):  # fmt: skip
         if run(graph):
             inductor.sort(graph)
             # Before the next run, which would fold replaced products once more.
@@ -50,6 +54,8 @@ def _fold_epilogues(graph: torch.fx.Graph) -> bool:
             graph.erase_node(node)
         elif _is_float(node):
             folded |= any(run(graph, node) for run in _EPILOGUES)
+        elif node.target in quantized.QUANTIZE:
+            folded |= _fold_quantized_gate(graph, node)
     return folded
 
 
@@ -116,13 +122,23 @@ def _fold_gated(graph: torch.fx.Graph, root: Node) -> bool:
 _EPILOGUES = (_fold_gated, _fold_activation)
 
 
+def _fold_quantized_gate(graph: torch.fx.Graph, root: Node) -> bool:
+    found = quantized.quantized_gate_at(root)
+    if found is None or not _are_private(found.between | {found.product}, root):
+        return False
+    call = _Call(graph, root, found.value)
+    out = call.insert(ops._scaled_gated_matmul.default, *found.operands, dtype=found.value.dtype)
+    root.replace_all_uses_with(out)
+    return True
+
+
 def _fold_one_input(graph: torch.fx.Graph) -> bool:
     groups: dict[Any, list[Node]] = collections.defaultdict(list)
     for node in graph.nodes:
         product = product_at(node)
         if product is not None and product.weight is not None:
             shape = tuple(str(size) for size in product.input.meta["val"].shape)
-            groups[_base(product.input), shape].append(node)
+            groups[quantized.base_of(product.input), shape].append(node)
     folded = False
     for nodes in groups.values():
         # Only now: results of other groups, which are replaced by then, may be their operands.
@@ -159,15 +175,9 @@ def _fold_repeated_heads(graph: torch.fx.Graph) -> bool:
     return folded
 
 
-def _base(node: Node) -> Node:
-    while node.op == "call_function" and node.target in activations.VIEWS:
-        node = node.args[0]
-    return node
-
-
 def _same_input(a: Product, b: Product) -> bool:
     return (
-        _base(a.input) is _base(b.input)
+        quantized.base_of(a.input) is quantized.base_of(b.input)
         and _same_shape(a.input.meta["val"], b.input.meta["val"])
         and _same_shape(a.value, b.value)
     )

@@ -64,7 +64,7 @@ def columns_at(node: Any) -> Product | None:
     product = product_at(node)
     if product is not None or not isinstance(node, torch.fx.Node) or node.op != "call_function":
         return product
-    taken = _taken(node)
+    taken = taken_columns(node)
     if taken is None:
         return None
     source, start, between = taken
@@ -83,7 +83,7 @@ def columns_at(node: Any) -> Product | None:
     )
 
 
-def _taken(node: torch.fx.Node) -> tuple[Any, int, set[torch.fx.Node]] | None:
+def taken_columns(node: torch.fx.Node) -> tuple[Any, int, set[torch.fx.Node]] | None:
     """The node of which this one takes columns, the first column, and the nodes in between."""
     if node.target is operator.getitem:
         parts: Any = node.args[0]
