@@ -6,14 +6,12 @@
 
 Calls: microseconds of the process's CPU time, which a loaded host changes least, for a call with
 64 x 64 operands in bfloat16, submitted without waiting. Models: the time of a step of eight
-transformer blocks at 1 x 128 and 4 x 2048 tokens, including the wait for the GPU. The contenders
-alternate; reported are the median over the rounds, and the median of the rounds' ratios to stock
-PyTorch. The policy is the default, "fastest"; on the CPU, for a try without a GPU, "all".
+transformer blocks at 1 x 128 and 4 x 2048 tokens, including the wait for the GPU. The policy is the
+default, "fastest"; on the CPU, for a try without a GPU, "all".
 
-After the first install() of a process, calls outside it pass through our kernels to PyTorch's. So
-stock PyTorch runs in a process of its own, which never installs and takes its turn like the others;
-"removed" is PyTorch in the process that has installed (stock_process.py; --again shows how far two
-processes of stock PyTorch differ).
+Stock PyTorch has processes that never install, the other contenders share as many that do
+(benchmark_process.py); "removed" is PyTorch in those. All take turns. Of each process the quickest
+block counts; a number is the median over the processes, and stock's has their range beside it.
 """
 
 from __future__ import annotations
@@ -26,21 +24,22 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 
+import benchmark_process
 import common
-import stock_process
 import torch
 import torch.nn.functional as F
-from stock_process import AGAIN, StockProcess, on_the_same_cores
+from benchmark_process import BenchmarkProcess, on_the_same_cores
 from torch import Tensor
 
 import torch_cubin
 from torch_cubin._drop_in import aten_kernels
 
 ROUNDS = 30
+PROCESSES = 3  # of stock PyTorch, and of the others
 CALLS = 300  # per block; the launch queue holds 1,024
 
 POLICY = "fastest" if torch.cuda.is_available() else "all"
-STOCK = "stock"  # in a process of its own
+STOCK = "stock"
 CONTENDERS: dict[str, Callable[[], contextlib.AbstractContextManager]] = {
     "removed": contextlib.nullcontext,
     "install": lambda: torch_cubin.install(policy=POLICY),
@@ -144,7 +143,8 @@ def block(work: Callable[[], object], device: str, calls: int, waits: bool) -> f
     """Seconds per call."""
     clock = time.perf_counter if waits else time.process_time
     with on_the_same_cores():
-        work()
+        for _ in range(max(1, calls // 3)):
+            work()
         finish(device)
         begin = clock()
         for _ in range(calls):
@@ -161,60 +161,61 @@ def groups_of(device: str) -> list[tuple[str, dict[str, Callable[[], object]], i
 
 
 def answer(device: str) -> None:
-    """What a process of stock PyTorch does."""
+    """What a process of a contender does."""
     blocks = {
         what: (work, calls, waits)
         for _, works, calls, waits in groups_of(device)
         for what, work in works.items()
     }
 
-    def seconds(what: str) -> float:
+    def found(do: str, *arguments: str) -> float | str:
+        if do == "report":
+            return str(torch_cubin.report())
+        name, what = arguments
         work, calls, waits = blocks[what]
-        return block(work, device, calls, waits)
+        with CONTENDERS[name]() if name != STOCK else contextlib.nullcontext():
+            return block(work, device, calls, waits)
 
-    stock_process.answer(seconds)
+    benchmark_process.answer(found)
 
 
 def measure(
-    what: str, work: Callable[[], object], others: dict[str, StockProcess], device: str,
-    calls: int, waits: bool, rounds: int,
-) -> dict[str, list[float]]:  # fmt: skip
-    """Seconds per call for each contender, one entry per round."""
-    order = [*others, *CONTENDERS]
-    times: dict[str, list[float]] = {name: [] for name in order}
+    what: str, of_stock: list[BenchmarkProcess], others: list[BenchmarkProcess], rounds: int
+) -> dict[str, list[float]]:
+    """Seconds per call for each contender, one entry per process."""
+    order = [(STOCK, process) for process in of_stock]
+    order += [(name, process) for process in others for name in CONTENDERS]
+    times: dict[tuple[str, BenchmarkProcess], list[float]] = {one: [] for one in order}
     for turn in range(rounds + 2):
         random.shuffle(order)
-        for name in order:
-            if name in others:
-                others[name].ask(what)
-                seconds = others[name].answer()
-            else:
-                with CONTENDERS[name]():
-                    seconds = block(work, device, calls, waits)
-            if turn >= 2:  # the first two are warm-up
-                times[name].append(seconds)
-    return times
+        for name, process in order:
+            seconds = process.get("block", name, what)
+            if turn >= 2:
+                times[name, process].append(seconds)
+    found: dict[str, list[float]] = {name: [] for name in (STOCK, *CONTENDERS)}
+    for (name, _), seconds in times.items():
+        found[name].append(min(seconds))
+    return found
 
 
-def chosen(works: dict[str, Callable[[], object]], only: str) -> dict[str, Callable[[], object]]:
+def chosen(whats: list[str], only: str) -> list[str]:
     parts = only.split(",")
-    return {what: work for what, work in works.items() if any(part in what for part in parts)}
+    return [what for what in whats if any(part in what for part in parts)]
 
 
-def lines_of(device: str, only: str, rounds: int, again: bool) -> Iterator[dict[str, object]]:
-    others = {
-        name: StockProcess(__file__, "--device", device, "--answer")
-        for name in (STOCK, *([AGAIN] if again else []))
-    }
-    for group, works, calls, waits in groups_of(device):
-        for what, work in chosen(works, only).items():
-            times = measure(what, work, others, device, calls, waits, rounds)
+def lines_of(
+    whats: dict[str, list[str]], of_stock: list[BenchmarkProcess], others: list[BenchmarkProcess],
+    rounds: int,
+) -> Iterator[dict[str, object]]:  # fmt: skip
+    for group, of_group in whats.items():
+        for what in of_group:
             line: dict[str, object] = {"group": group, "what": what}
+            times = measure(what, of_stock, others, rounds)
             for name, seconds in times.items():
-                ratios = [s / stock for s, stock in zip(seconds, times[STOCK], strict=True)]
                 line[name] = {
                     "us": statistics.median(seconds) * 1e6,
-                    "over stock": statistics.median(ratios),
+                    "over stock": statistics.median(seconds) / statistics.median(times[STOCK]),
+                    "processes": sorted(s * 1e6 for s in seconds),
                 }
             show(line)
             yield line
@@ -222,13 +223,13 @@ def lines_of(device: str, only: str, rounds: int, again: bool) -> Iterator[dict[
 
 def show(line: dict[str, object]) -> None:
     cells = []
-    for name in (STOCK, AGAIN, *CONTENDERS):
-        if name not in line:
-            continue
+    for name in (STOCK, *CONTENDERS):
         cell = line[name]
         assert isinstance(cell, dict)
-        cells.append(f"{name} {cell['us']:9.1f} us ({cell['over stock']:.2f})")
-    print(f"{line['what']:<40} {'   '.join(cells)}", flush=True)
+        every = cell["processes"]
+        beside = f"{every[0]:.1f}-{every[-1]:.1f}" if name == STOCK else f"{cell['over stock']:.2f}"
+        cells.append(f"{name} {cell['us']:9.1f} us ({beside})")
+    print(f"{line['what']!s:39}  " + "   ".join(cells), flush=True)
 
 
 def main() -> None:
@@ -237,23 +238,33 @@ def main() -> None:
     parser.add_argument("--only", default="", metavar="PART,...", help="parts of lines' names")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--json", help="also write the results to this file, line by line")
-    parser.add_argument("--again", action="store_true", help=f"also measure {AGAIN!r}")
-    parser.add_argument("--answer", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--processes", type=int, default=PROCESSES)
+    parser.add_argument("--answer", choices=(STOCK, "others"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.device == "cpu":
         torch.set_num_threads(1)
-    if options.answer:
-        return answer(options.device)
-    if options.device == "cpu":
+    if options.answer == "others" and options.device == "cpu":
         aten_kernels.register("CPU")
         aten_kernels.below_autograd = lambda: True
-    else:
+    if options.answer:
+        return answer(options.device)
+    if options.device == "cuda":
         common.print_machine("install() and drop_in()")
+    groups = groups_of(options.device)
+    whats = {group[0]: chosen([*group[1]], options.only) for group in groups}
+    del groups
+    of_stock, others = (
+        [
+            BenchmarkProcess(__file__, "--device", options.device, "--answer", which)
+            for _ in range(options.processes)
+        ]
+        for which in (STOCK, "others")
+    )
     lines: list[dict[str, object]] = []
-    for line in lines_of(options.device, options.only, options.rounds, options.again):
+    for line in lines_of(whats, of_stock, others, options.rounds):
         lines.append(line)
         common.write_json(options.json, {"lines": lines})
-    print(torch_cubin.report())
+    print(others[0].get("report"))
 
 
 if __name__ == "__main__":

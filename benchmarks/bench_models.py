@@ -93,58 +93,63 @@ def whole(options: argparse.Namespace, only: Sequence[str]) -> tuple[list[Any], 
             if matches(str(case), only) and left and time.monotonic() <= end:
                 yield case, left
 
-    def runner_of(case: whole_model_cases.Case) -> whole_models.Runner:
-        others = {
-            name: whole_models.process_of_stock(case, device, options.small)
-            for name in contenders
-            if name.startswith("stock") and not options.calls
-        }
-        return whole_models.Runner(case, device, others)
+    def processes_of(case: whole_model_cases.Case) -> whole_models.Processes:
+        return whole_models.Processes(case, device, options.small, contenders)
 
+    if options.calls:
+        for case, _ in wanted():
+            runner = whole_models.Runner(case, device)
+            served_calls.print_lines(str(case), served_calls.lines_of(runner.run))
+        return cells, failures
     turns = None
-    prepared: dict[str, whole_models.Runner] = {}
+    prepared: dict[str, tuple[whole_models.Processes, list[str]]] = {}
+
+    def prepare(processes: whole_models.Processes, modes: list[str]) -> list[str]:
+        """Those of the modes in which it succeeded."""
+        succeeded = []
+        for mode in modes:
+            try:
+                processes.prepare(mode)
+                succeeded.append(mode)
+            except Exception as error:  # the other cells have their numbers
+                failures.append(f"{processes.case}, {mode}: {type(error).__name__}: {error}")
+        return succeeded
+
     if options.turns:
-        folder, processes = options.turns
-        turns = Turns(Path(folder), int(processes))
+        folder, number = options.turns
+        turns = Turns(Path(folder), int(number))
         for case, left in wanted():
-            prepared[str(case)] = runner_of(case)
-            for mode in left:
-                try:
-                    prepared[str(case)].prepare(mode, contenders)
-                except Exception as error:  # measured() tries again, and its failure is listed
-                    print(f"{case}, {mode}: {type(error).__name__}: {error}", flush=True)
+            processes = processes_of(case)
+            prepared[str(case)] = processes, prepare(processes, left)
         turns.wait_for_others(str(os.getpid()))
     for case, left in wanted():
-        runner = prepared.pop(str(case), None) or runner_of(case)
-        if options.calls:
-            served_calls.print_lines(str(case), served_calls.lines_of(runner.run))
-            continue
+        if str(case) in prepared:
+            processes, left = prepared.pop(str(case))
+        else:
+            processes = processes_of(case)
+            left = prepare(processes, left)
         for mode in left:
             if time.monotonic() > end:
                 break
-
             with turns.turn() if turns else contextlib.nullcontext():
                 begin = time.monotonic()
                 try:
-                    found = list(runner.measured(mode, contenders, options.kernels))
-                except Exception as error:  # keep the numbers of the other cells
+                    found = list(processes.measured(mode, options.kernels))
+                except Exception as error:
                     failures.append(f"{case}, {mode}: {type(error).__name__}: {error}")
                     continue
                 cells += found
                 print(
                     f"{case}, {mode}: {time.monotonic() - begin:.1f} s, of stock "
-                    + ", ".join(f"{cell.contender} {cell.ratio:.3f}" for cell in found),
+                    + ", ".join(
+                        f"{cell.contender} {cell.ratio:.3f} ({cell.low:.2f}-{cell.high:.2f})"
+                        for cell in found
+                    ),
                     flush=True,
                 )
                 in_file = cells_in(options.json) + found if turns else cells
                 common.write_json(options.json, [asdict(cell) for cell in in_file])
-        for other in runner.others.values():
-            other.close()
-        del runner
-        if not turns:
-            torch._dynamo.reset()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+        processes.close()
     return cells, failures
 
 

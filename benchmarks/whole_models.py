@@ -1,9 +1,10 @@
 """Whole models (whole_model_cases.py), for bench_models.py --models: stock PyTorch, drop_in() and
 install(), eager and compiled.
 
-A cell is a case in a mode. Its contenders alternate; a cell's number is the median over the rounds.
-Once install() has registered our kernels, other calls of that process pass through them, so stock
-PyTorch runs in a process of its own (stock_process.py).
+A cell is a case in a mode. Each contender has processes of its own (benchmark_process.py), which
+take turns in a random order. Short calls, which the host bounds, have three each; of a process its
+quickest block counts, and the number is the median of the three. Others have one, and the number is
+the median of its blocks. How far stock PyTorch differs from itself stands in its own row.
 
 drop_in() around a compiled function changes what its extern kernels run, so its functions are
 compiled outside. Under install() graphs are folded.
@@ -15,17 +16,17 @@ import contextlib
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import benchmark_process
 import common
 import kernel_times
-import stock_process
 import torch
+from benchmark_process import BenchmarkProcess, on_the_same_cores
 from served_share import share_of
-from stock_process import AGAIN, StockProcess, on_the_same_cores
 from torch import Tensor
 from whole_model_cases import Case
 
@@ -34,12 +35,13 @@ import torch_cubin
 DTYPE = torch.bfloat16
 CONTENDERS: dict[str, Callable[[], contextlib.AbstractContextManager]] = {
     "stock": contextlib.nullcontext,
-    AGAIN: contextlib.nullcontext,
     "drop_in": torch_cubin.drop_in,
     "install": torch_cubin.install,
 }
 ROUNDS = 6
-BLOCK_SECONDS = 0.06  # of a contender in a round, but at least one call
+BLOCK_SECONDS = 0.06  # of a process in a round, but at least one call
+SHORT_TOKENS = 128  # a call of no more is short
+SHORT_PROCESSES, SHORT_ROUNDS, SHORT_BLOCK_SECONDS = 3, 16, 0.02
 
 
 @dataclass
@@ -49,7 +51,7 @@ class Cell:
     mode: str
     contender: str
     tokens_per_second: float
-    ratio: float  # stock's time over this one's: the median, least and most of the rounds
+    ratio: float  # stock's time over this one's, and the least and most of any two numbers of them
     low: float
     high: float
     peak_bytes: int
@@ -71,22 +73,8 @@ class Facts:
     launches: int = 0
 
 
-def process_of_stock(case: Case, device: torch.device, small: bool) -> StockProcess:
-    """With a Runner of its own."""
-    options = ["--models", "--device", str(device), *(["--small"] if small else [])]
-    script = Path(__file__).with_name("bench_models.py")
-    return StockProcess(script, *options, "--answer", str(case))
-
-
-def answer(case: Case, device: torch.device) -> None:
-    """What that process does."""
-    runner = Runner(case, device)
-
-    def found(do: str, *arguments: Any) -> Any:
-        result = getattr(runner, do)(*arguments)
-        return asdict(result) if isinstance(result, Facts) else result
-
-    stock_process.answer(found)
+def is_short(case: Case) -> bool:
+    return case.batch * case.tokens_of_each <= SHORT_TOKENS
 
 
 def _output(result: Any) -> Tensor:
@@ -109,12 +97,9 @@ def launches_of(call: Callable[[], object]) -> int:
 class Runner:
     """One case on one device, as calls without arguments."""
 
-    def __init__(
-        self, case: Case, device: torch.device, others: Mapping[str, StockProcess] | None = None
-    ) -> None:
-        """`others`: the contenders that have a process of their own."""
+    def __init__(self, case: Case, device: torch.device) -> None:
         torch.manual_seed(0)
-        self.case, self.device, self.others = case, device, others or {}
+        self.case, self.device = case, device
         with device:
             self.model = case.build().to(device).train(case.what == "train")
         self.inputs = case.inputs(case.batch, case.length, device)
@@ -134,11 +119,7 @@ class Runner:
             self._fill_cache()
         if device.type == "cuda":
             torch.cuda.empty_cache()  # of the model in float32: other processes need it
-        self._prepared: dict[str, dict[str, Callable[[], Any]]] = {}  # by mode, then contender
-
-    @property
-    def tokens(self) -> int:
-        return self.case.batch * self.case.tokens_of_each
+        self._prepared: dict[str, Callable[[], Any]] = {}  # by mode
 
     def _infer(self) -> Any:
         with torch.no_grad():
@@ -212,7 +193,8 @@ class Runner:
         """Seconds of a call."""
         finish = torch.cuda.synchronize if self.device.type == "cuda" else lambda: None
         self._empty_cache()
-        call()
+        for _ in range(max(1, count // 2)):
+            call()
         finish()
         begin = time.perf_counter()
         for _ in range(count):
@@ -220,22 +202,9 @@ class Runner:
         finish()
         return (time.perf_counter() - begin) / count
 
-    def prepare(self, mode: str, contenders: list[str]) -> None:
-        """Makes the calls that are measured, and compiles what they need."""
-        own = [name for name in contenders if name not in self.others]
-        waiting = []
-        for name in contenders:
-            if name in self.others:
-                self.others[name].ask("prepare", mode, [name])
-                if mode.startswith("max-autotune"):  # its timings, one process after the other
-                    self.others[name].answer()
-                else:
-                    waiting.append(self.others[name])
-        try:
-            self._prepared[mode] = {name: self._prepared_call(mode, name) for name in own}
-        finally:
-            for other in waiting:
-                other.answer()
+    def prepare(self, mode: str, name: str) -> None:
+        """Makes the call that is measured, and compiles what it needs."""
+        self._prepared[mode] = self._prepared_call(mode, name)
 
     def _prepared_call(self, mode: str, name: str) -> Callable[[], Any]:
         within = name != "drop_in" or mode in ("graph", "reduce-overhead")
@@ -251,7 +220,7 @@ class Runner:
             return call
 
     def facts(self, mode: str, name: str) -> Facts:
-        call = self._prepared[mode][name]
+        call = self._prepared[mode]
         with CONTENDERS[name]():
             self._empty_cache()
             result = call()
@@ -260,7 +229,8 @@ class Runner:
             del result
             memory = self._peak(call)
             seconds = self.block(call, 1)
-            found = Facts(max(1, min(50, round(BLOCK_SECONDS / seconds))), memory, error)
+            wanted = SHORT_BLOCK_SECONDS if is_short(self.case) else BLOCK_SECONDS
+            found = Facts(max(1, min(50, round(wanted / seconds))), memory, error)
             if mode == "eager" and name == "install":
                 share = share_of(call)
                 found.served, found.left = share.served, share.left
@@ -271,50 +241,16 @@ class Runner:
     def seconds(self, mode: str, name: str, count: int) -> float:
         """Of a call, in a block of so many."""
         with CONTENDERS[name](), on_the_same_cores():
-            return self.block(self._prepared[mode][name], count)
+            return self.block(self._prepared[mode], count)
 
     def show_kernels(self, mode: str, name: str) -> None:
         with CONTENDERS[name]():
             self._empty_cache()
             title = f"{self.case}, {mode}, {name}"
-            kernel_times.print_lines(title, self._prepared[mode][name])
+            kernel_times.print_lines(title, self._prepared[mode])
 
-    def forget(self, mode: str) -> None:
+    def forget(self, mode: str, name: str) -> None:
         self._prepared.pop(mode, None)
-
-    def _of(self, do: str, mode: str, name: str, *args: Any) -> Any:
-        """Of a contender, which may be in another process."""
-        if name not in self.others:
-            return getattr(self, do)(mode, name, *args)
-        self.others[name].ask(do, mode, name, *args)
-        return self.others[name].answer()
-
-    def measured(self, mode: str, contenders: list[str], kernels: bool = False) -> Iterator[Cell]:
-        if mode not in self._prepared:
-            self.prepare(mode, contenders)
-        found = {}
-        for name in contenders:
-            facts = self._of("facts", mode, name)
-            found[name] = Facts(**facts) if isinstance(facts, dict) else facts
-        times: dict[str, list[float]] = {name: [] for name in contenders}
-        for _ in range(ROUNDS):
-            for name in random.sample(contenders, len(contenders)):
-                times[name].append(self._of("seconds", mode, name, found[name].count))
-        for name, seconds in times.items():
-            ratios = [a / b for a, b in zip(times[contenders[0]], seconds, strict=True)]
-            case, facts = self.case, found[name]
-            yield Cell(
-                *(case.model, f"{case.what} {case.batch} x {case.length}", mode, name),
-                self.tokens / statistics.median(seconds),
-                *(statistics.median(ratios), min(ratios), max(ratios)),
-                *(facts.peak_bytes, facts.error, facts.served, facts.left, facts.launches),
-            )
-        for name in contenders if kernels else ():
-            self._of("show_kernels", mode, name)
-        self.forget(mode)
-        for other in self.others.values():
-            other.ask("forget", mode)
-            other.answer()
 
     def _peak(self, call: Callable[[], Any]) -> int:
         if self.device.type != "cuda":
@@ -328,6 +264,89 @@ class Runner:
             return float("nan")
         difference = (_output(result).float() - self.reference).abs().mean()
         return (difference / self.reference.abs().mean()).item()
+
+
+def answer(case: Case, device: torch.device) -> None:
+    """What a process of a contender does."""
+    runner = Runner(case, device)
+
+    def found(do: str, *arguments: Any) -> Any:
+        result = getattr(runner, do)(*arguments)
+        return asdict(result) if isinstance(result, Facts) else result
+
+    benchmark_process.answer(found)
+
+
+class Processes:
+    """Those of a case's contenders, each with a Runner."""
+
+    def __init__(
+        self, case: Case, device: torch.device, small: bool, contenders: list[str]
+    ) -> None:
+        self.case = case
+        self.tokens = case.batch * case.tokens_of_each
+        self._short = is_short(case)
+        options = ["--models", "--device", str(device), *(["--small"] if small else [])]
+        script = Path(__file__).with_name("bench_models.py")
+        self._of = {
+            name: [
+                BenchmarkProcess(script, *options, "--answer", str(case))
+                for _ in range(SHORT_PROCESSES if self._short else 1)
+            ]
+            for name in contenders
+        }
+
+    def _each(self) -> list[tuple[str, BenchmarkProcess]]:
+        return [(name, process) for name, those in self._of.items() for process in those]
+
+    def prepare(self, mode: str) -> None:
+        """At the same time, but for max-autotune: its timings, one process after the other."""
+        if mode.startswith("max-autotune"):
+            for name, process in self._each():
+                process.get("prepare", mode, name)
+            return
+        for name, process in self._each():
+            process.ask("prepare", mode, name)
+        failures = []
+        for _, process in self._each():
+            try:
+                process.answer()
+            except RuntimeError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+    def measured(self, mode: str, kernels: bool = False) -> Iterator[Cell]:
+        """`prepare()` must have been called."""
+        facts = {
+            name: Facts(**processes[0].get("facts", mode, name))
+            for name, processes in self._of.items()
+        }
+        blocks: dict[BenchmarkProcess, list[float]] = {p: [] for _, p in self._each()}
+        for _ in range(SHORT_ROUNDS if self._short else ROUNDS):
+            for name, process in random.sample(self._each(), len(blocks)):
+                blocks[process].append(process.get("seconds", mode, name, facts[name].count))
+        numbers = {
+            name: [min(blocks[p]) for p in those] if self._short else blocks[those[0]]
+            for name, those in self._of.items()
+        }
+        stock = next(iter(numbers.values()))
+        for name, seconds in numbers.items():
+            yield Cell(
+                *(self.case.model, f"{self.case.what} {self.case.batch} x {self.case.length}"),
+                *(mode, name, self.tokens / statistics.median(seconds)),
+                statistics.median(stock) / statistics.median(seconds),
+                *(min(stock) / max(seconds), max(stock) / min(seconds)),
+                **{key: value for key, value in asdict(facts[name]).items() if key != "count"},
+            )
+        for name, processes in self._of.items() if kernels else ():
+            processes[0].get("show_kernels", mode, name)
+        for name, process in self._each():
+            process.get("forget", mode, name)
+
+    def close(self) -> None:
+        for _, process in self._each():
+            process.close()
 
 
 def print_cells(cells: list[Cell], markdown: bool) -> None:

@@ -1,9 +1,9 @@
-"""Stock PyTorch in a process of its own, beside a benchmark's process that installs our kernels.
+"""The processes that a benchmark's contenders run in, some for each, which take turns.
 
-Two processes on different cores differ in host speed by up to twice: one step of a Llama took 16.1
-ms in a process of stock PyTorch beside 8.4 with our kernels, in another run 6.6 beside 10.9. So
-calls that are timed run `on_the_same_cores()`, in both processes, which take turns; a second process of
-stock PyTorch ("stock again") shows how far two processes still differ.
+After the first install() of a process, calls outside it pass through our kernels to PyTorch's, so
+stock PyTorch needs processes that never install. Two processes of one contender differ in host
+speed by up to half, on the same cores too, and each from one tenth of a second to the next. So of
+calls that the host bounds a process's quickest block counts, and the median over processes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-AGAIN = "stock again"
 CORES = 4  # for the thread that calls, those of the backward and of CUDA
 
 
@@ -39,8 +38,8 @@ def on_the_same_cores() -> Iterator[None]:
         _move_to(every)
 
 
-class StockProcess:
-    """A process of `script` with the option --answer, which must call `answer()`."""
+class BenchmarkProcess:
+    """A process of `script`, whose `arguments` make it call `answer()`."""
 
     def __init__(self, script: str | Path, *arguments: str) -> None:
         self._process = subprocess.Popen(
@@ -61,8 +60,12 @@ class StockProcess:
         line = self._process.stdout.readline()
         answer = json.loads(line) if line else {"failure": "its process has ended"}
         if isinstance(answer, dict) and "failure" in answer:
-            raise RuntimeError(f"stock: {answer['failure']}")
+            raise RuntimeError(answer["failure"])
         return answer
+
+    def get(self, do: str, *arguments: Any) -> Any:
+        self.ask(do, *arguments)
+        return self.answer()
 
     def close(self) -> None:
         assert self._process.stdin is not None
