@@ -35,7 +35,9 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PreloadedPython
     if missing:
         pytest.skip(missing)
     found = f"{folder}:{os.environ.get('LD_LIBRARY_PATH', '')}"
-    with PreloadedPython(["torch", "pytest"], {**os.environ, "LD_LIBRARY_PATH": found}) as python:
+    # What torch.compile and fake tensors import takes four seconds, and several files need it.
+    modules = ["torch._dynamo", "pytest"]
+    with PreloadedPython(modules, {**os.environ, "LD_LIBRARY_PATH": found}) as python:
         yield python
 
 

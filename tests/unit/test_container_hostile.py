@@ -241,8 +241,8 @@ def test_the_amount_of_work_is_bounded(tmp_path: Path) -> None:
     refused(tmp_path, crowd, "overlap")
     refused(tmp_path, fatbin(*[entry(b"", kind=77)] * 100_001), "more than 100000 entries")
     refused(tmp_path, bytes(host([(b".nv_fatbin", 1, fatbin() * 100_001)])), "100000 fatbins")
-    refused(tmp_path, b"int a[] = {" * 400_000, "not a cubin")
-    refused(tmp_path, b"unsigned char a[] = {0x7f, " * 300_000, "not a cubin")
+    refused(tmp_path, b"int a[] = {" * 100_000, "not a cubin")
+    refused(tmp_path, b"unsigned char a[] = {0x7f, " * 100_000, "not a cubin")
     refused(tmp_path, b"#define A B\n" * 400_000, "not a cubin")
     refused(tmp_path, b"a " * 2_000_000, "not a cubin")
     refused(tmp_path, b"/*" * 2_000_000, "not a cubin")
@@ -250,7 +250,7 @@ def test_the_amount_of_work_is_bounded(tmp_path: Path) -> None:
     head = b".version 8.4\n.target sm_90\n"
     refused(tmp_path, head + b".entry k(" * 300_000)
     refused(tmp_path, head + b"{" * 2_000_000, "ends within")
-    assert len(inspect(tmp_path, head + b".entry k(){}\n" * 50_000)["kernels"]) == 50_000
+    assert len(inspect(tmp_path, head + b".entry k(){}\n" * 20_000)["kernels"]) == 20_000
     # A thousandfold: each entry may be unpacked alone, not all of them.
     blocks = b"".join(
         struct.pack("<I", (1 << 17) << 3 | 2 | (i == 63))[:3] + b"z" for i in range(64)
@@ -261,4 +261,4 @@ def test_the_amount_of_work_is_bounded(tmp_path: Path) -> None:
     messages = [e["error"]["message"] for e in facts["entries"]]
     assert "not a cubin" in messages[0]
     assert sum("not unpacked" in message for message in messages) > 40
-    assert 0 < cubin_check.processor_seconds() - start < 90
+    assert 0 < cubin_check.processor_seconds() - start < 40
