@@ -375,9 +375,9 @@ struct Consumer {
     if (C::kTurns && lane == 0) barrier_arrive(shared.turn(next));
   }
 
-  // What the stage adds to the descriptors of stage 0. In these kernels of groups ptxas does not see
-  // that it is the same in all lanes, and moved descriptors to uniform registers before each product
-  // (H200: gradients of weights 0.95 of the time without).
+  // What the stage adds to the descriptors of stage 0. In these kernels of groups ptxas does not
+  // see that it is the same in all lanes, and moved descriptors to uniform registers before each
+  // product (H200: gradients of weights 0.95 of the time without).
   static constexpr bool kMovesOffsets = kGroupsOfK || (kGrouped && !C::kPromoted);
   TC_DEVICE u32 offset_of_stage() const {
     const int offset = stage.number * (C::kStageBytes >> 4);

@@ -162,9 +162,10 @@ struct Triangle {
   // rows, which are spread evenly over the blocks so.
   TC_DEVICE bool diagonal_is_first() const { return p.row_parts > 0 || has_thin_rows<C>(p); }
 
-  // Places tile `number` of the others. A group has columns of all its rows, which form a rectangle,
-  // and then columns that begin at the diagonal. No walk over all columns: while the thread looks
-  // for a tile it loads none (4096 x 1024, H200: the tensor cores waited 6% of the time for that).
+  // Places tile `number` of the others. A group has columns of all its rows, which form a
+  // rectangle, and then columns that begin at the diagonal. No walk over all columns: while the
+  // thread looks for a tile it loads none (4096 x 1024, H200: the tensor cores waited 6% of the
+  // time for that).
   TC_DEVICE void find(int number, Work& w) {
     // So many neighbouring columns begin at the same row.
     constexpr int kSame = C::kTileN < C::kTileM ? C::kTileM / C::kTileN : 1;
