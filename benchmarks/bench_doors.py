@@ -28,7 +28,7 @@ import benchmark_process
 import common
 import torch
 import torch.nn.functional as F
-from benchmark_process import BenchmarkProcess, on_the_same_cores
+from benchmark_process import BenchmarkProcess, on_cores_of
 from torch import Tensor
 
 import torch_cubin
@@ -139,10 +139,10 @@ def models_of(device: str) -> dict[str, Callable[[], object]]:
     return found
 
 
-def block(work: Callable[[], object], device: str, calls: int, waits: bool) -> float:
+def block(work: Callable[[], object], device: str, calls: int, waits: bool, turn: int) -> float:
     """Seconds per call."""
     clock = time.perf_counter if waits else time.process_time
-    with on_the_same_cores():
+    with on_cores_of(turn):
         for _ in range(max(1, calls // 3)):
             work()
         finish(device)
@@ -168,13 +168,12 @@ def answer(device: str) -> None:
         for what, work in works.items()
     }
 
-    def found(do: str, *arguments: str) -> float | str:
+    def found(do: str, name: str = "", what: str = "", turn: int = 0) -> float | str:
         if do == "report":
             return str(torch_cubin.report())
-        name, what = arguments
         work, calls, waits = blocks[what]
         with CONTENDERS[name]() if name != STOCK else contextlib.nullcontext():
-            return block(work, device, calls, waits)
+            return block(work, device, calls, waits, turn)
 
     benchmark_process.answer(found)
 
@@ -189,7 +188,7 @@ def measure(
     for turn in range(rounds + 2):
         random.shuffle(order)
         for name, process in order:
-            seconds = process.get("block", name, what)
+            seconds = process.get("block", name, what, turn)
             if turn >= 2:
                 times[name, process].append(seconds)
     found: dict[str, list[float]] = {name: [] for name in (STOCK, *CONTENDERS)}

@@ -1,9 +1,12 @@
 """The processes that a benchmark's contenders run in, some for each, which take turns.
 
 After the first install() of a process, calls outside it pass through our kernels to PyTorch's, so
-stock PyTorch needs processes that never install. Two processes of one contender differ in host
-speed by up to half, on the same cores too, and each from one tenth of a second to the next. So of
-calls that the host bounds a process's quickest block counts, and the median over processes.
+stock PyTorch needs processes that never install.
+
+On a virtual machine a core may run at two thirds of its speed for seconds, when its neighbour on
+the same physical core has work of others. So each round of blocks runs on two cores, all contenders
+on the same ones, and the next round on others; of calls that the host bounds a process's quickest
+block counts, and the median over processes.
 """
 
 from __future__ import annotations
@@ -17,25 +20,28 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-CORES = 4  # for the thread that calls, those of the backward and of CUDA
-
-
-def _move_to(cores: set[int]) -> None:
-    """Every thread of this process; one that begins later inherits it."""
-    for thread in os.listdir("/proc/self/task"):
-        with contextlib.suppress(OSError):  # it has ended
-            os.sched_setaffinity(int(thread), cores)
-
 
 @contextlib.contextmanager
-def on_the_same_cores() -> Iterator[None]:
-    """This process runs on the last cores that it may use: any such process on the same."""
+def on_cores_of(turn: int) -> Iterator[None]:
+    """This thread runs on one core, and all others of the process on another: so do they, at this
+    turn, in any such process."""
     every = os.sched_getaffinity(0)
-    _move_to(set(sorted(every)[-CORES:]))
+    cores = sorted(every)
+    mine = cores[turn % len(cores)]
+    others = cores[(turn + len(cores) // 2 + 1) % len(cores)]
+    _move_to({others})
+    os.sched_setaffinity(0, {mine})
     try:
         yield
     finally:
         _move_to(every)
+
+
+def _move_to(cores: set[int]) -> None:
+    """Every thread of this process."""
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):  # it has ended
+            os.sched_setaffinity(int(thread), cores)
 
 
 class BenchmarkProcess:

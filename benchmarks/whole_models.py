@@ -25,7 +25,7 @@ import benchmark_process
 import common
 import kernel_times
 import torch
-from benchmark_process import BenchmarkProcess, on_the_same_cores
+from benchmark_process import BenchmarkProcess, on_cores_of
 from served_share import share_of
 from torch import Tensor
 from whole_model_cases import Case
@@ -238,9 +238,9 @@ class Runner:
                 found.launches = launches_of(call)
             return found
 
-    def seconds(self, mode: str, name: str, count: int) -> float:
+    def seconds(self, mode: str, name: str, count: int, turn: int) -> float:
         """Of a call, in a block of so many."""
-        with CONTENDERS[name](), on_the_same_cores():
+        with CONTENDERS[name](), on_cores_of(turn):
             return self.block(self._prepared[mode], count)
 
     def show_kernels(self, mode: str, name: str) -> None:
@@ -323,9 +323,10 @@ class Processes:
             for name, processes in self._of.items()
         }
         blocks: dict[BenchmarkProcess, list[float]] = {p: [] for _, p in self._each()}
-        for _ in range(SHORT_ROUNDS if self._short else ROUNDS):
+        for turn in range(SHORT_ROUNDS if self._short else ROUNDS):
             for name, process in random.sample(self._each(), len(blocks)):
-                blocks[process].append(process.get("seconds", mode, name, facts[name].count))
+                count = facts[name].count
+                blocks[process].append(process.get("seconds", mode, name, count, turn))
         numbers = {
             name: [min(blocks[p]) for p in those] if self._short else blocks[those[0]]
             for name, those in self._of.items()
