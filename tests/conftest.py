@@ -65,7 +65,7 @@ _WORKER = "PYTEST_XDIST_WORKER" in os.environ
 # What the reports of this run say, the tests that have yet to report, and, in the process that
 # collects, whether it was asked for all of tests/gpu.
 _run = {"counts": Counter(), "fault_cases": Counter(), "waiting": set(), "deselected": 0}
-_run |= {"whole": False, "kernels": set()}
+_run |= {"whole": False, "kernels": set(), "for_gpus": False}
 
 
 @cache
@@ -114,6 +114,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if TESTS / "gpu" in item.path.parents and item.get_closest_marker("gpu") is None:
             item.add_marker(pytest.mark.gpu)
+        _run["for_gpus"] |= item.get_closest_marker("gpu") is not None
         cases = {case for marker in item.iter_markers("fault_case") for case in marker.args}
         item.user_properties += [("fault_case", case) for case in sorted(cases)]
 
@@ -218,7 +219,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(
             f"GPU tests not run: {count}: {reason.removeprefix('Skipped: ')}", yellow=True
         )
-    if _run["counts"]:  # else it would be said of each of the runs that tests start
+    if _run["counts"] or _run["for_gpus"]:  # tests start many runs, to which it says nothing
         terminalreporter.write_line(record.describe(ROOT))
     if waiting := sorted(_run["waiting"]):  # ended early, as by tools/gpu_tests.py at a time limit
         terminalreporter.write_line(f"{len(waiting)} tests have not ended:", red=True)
