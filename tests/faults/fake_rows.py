@@ -75,8 +75,19 @@ def test_parts_of_wider_rows_are_read_where_they_are(driver) -> None:
     assert params.x_stride == 385
 
 
-@pytest.mark.parametrize(("columns", "cluster"), [(4096, 1), (65536, 8), (131072, 8)])
-def test_gradients_of_parameters_are_summed_in_parts(driver, columns: int, cluster: int) -> None:
+@pytest.mark.parametrize(
+    ("columns", "cluster", "kernel"),
+    [
+        (4096, 1, "norm_backward_sums_rows_bf16_256"),
+        (8192, 1, "norm_backward_sums_rows_bf16_512"),
+        (8200, 2, "norm_backward_sums_rows_bf16_512_cluster"),
+        (65536, 8, "norm_backward_sums_rows_bf16_512_cluster"),
+        (131072, 8, "norm_backward_rows_bf16_256"),
+    ],
+)
+def test_gradients_of_parameters_are_summed_in_parts(
+    driver, columns: int, cluster: int, kernel: str
+) -> None:
     def call() -> None:
         rows, statistics = empty(4096, columns), empty(4096, 1, dtype=torch.float32)
         weight = empty(columns)
@@ -86,6 +97,7 @@ def test_gradients_of_parameters_are_summed_in_parts(driver, columns: int, clust
     launches = launches_of(driver, call, NORM)
     names = [launch["kernel"].partition("_rows_")[0] for launch, _ in launches]
     first, last = launches[0][1], launches[-1][1]
+    assert launches[0][0]["kernel"] == kernel
     assert first.cluster == cluster
     assert last.grad_weight
     assert last.grad_bias

@@ -2,7 +2,7 @@
 // none.
 #pragma once
 
-#include "common/ptx.cuh"
+#include "common/hopper.cuh"
 
 namespace torch_cubin {
 
@@ -22,27 +22,45 @@ TC_DEVICE void cluster_meet() {
 #endif
 }
 
-// The same; writes to the blocks' shared memory before it are visible after it.
-TC_DEVICE void cluster_synchronize() {
+// The two mbarriers at `shared`, each of which completes when one thread of the block has called
+// values_expect and the bytes that it names are written. For all threads of the cluster, before
+// another block writes.
+TC_DEVICE void values_begin(const void* shared) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+  if (threadIdx.x < 2) sm90::barrier_init(shared_address(shared) + threadIdx.x * 8, 1);
+  sm90::fence_barrier_init();
+#endif
+  cluster_meet();
+}
+
+TC_DEVICE void values_expect(const void* barrier, u32 bytes) {
+#if __CUDA_ARCH__ >= 900
+  sm90::barrier_expect(shared_address(barrier), bytes);
 #endif
 }
 
-// Writes floats to the same variable of block `rank`.
+// Writes floats to the same variable of block `rank`, where they count on the same mbarrier. The
+// threads that wait there see them without a fence: a barrier of the cluster that orders writes
+// would first wait for all that the block has written to global memory.
 template <int kCount>
-TC_DEVICE void write_to_rank(const void* shared, const float (&values)[kCount], u32 rank) {
+TC_DEVICE void values_write(const void* shared, const float (&values)[kCount], u32 rank,
+                            const void* barrier) {
 #if __CUDA_ARCH__ >= 900
-  u32 remote;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-               : "=r"(remote)
-               : "r"(shared_address(shared)), "r"(rank));
+  const u32 remote = sm90::map_to_rank(shared_address(shared), rank);
+  const u32 remote_barrier = sm90::map_to_rank(shared_address(barrier), rank);
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(remote + i * 4), "f"(values[i])
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(
+                     remote + i * 4),
+                 "f"(values[i]), "r"(remote_barrier)
                  : "memory");
   }
+#endif
+}
+
+TC_DEVICE void values_wait(const void* barrier, u32 parity) {
+#if __CUDA_ARCH__ >= 900
+  sm90::barrier_wait(shared_address(barrier), parity);
 #endif
 }
 

@@ -307,13 +307,23 @@ TC_DEVICE void with_access(int columns, Run&& run) {
 //
 // Threads that still read the values of one call may not meet those of the next one, which
 // alternate in memory: a thread reaches the call after that only when all have read.
-template <class Values, int kBlock>
+template <class Values, int kBlock, bool kClusters = true>
 struct RowJoin {
   static constexpr int kWarps = kBlock / 32;
   int threads, cluster, call = 0;
+  u32 parity = 0;  // of the mbarriers' phases
+
+  struct Shared {
+    Values of_warps[2][kWarps], of_blocks[2][kMostCluster];
+    u64 arrived[2];  // mbarriers of of_blocks
+  };
+  static TC_DEVICE Shared& shared() {
+    __shared__ Shared own;
+    return own;
+  }
 
   TC_DEVICE RowJoin(int threads, int cluster) : threads(threads), cluster(cluster) {
-    if (cluster > 1) cluster_meet();  // no block writes to one that has not started
+    if (kClusters && cluster > 1) values_begin(shared().arrived);
   }
 
   template <class Join>
@@ -330,7 +340,7 @@ struct RowJoin {
 
   template <class Join>
   TC_DEVICE void operator()(Values& values, Join&& join) {
-    __shared__ Values of_warps[2][kWarps], of_blocks[2][kMostCluster];
+    auto& [of_warps, of_blocks, arrived] = shared();
     join_lanes(values, min(threads, 32), join);
     if (threads <= 32) return;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = threads / 32;
@@ -338,14 +348,16 @@ struct RowJoin {
     __syncthreads();
     values = of_warps[call][(warp & ~(warps - 1)) + (lane & (warps - 1))];
     join_lanes(values, warps, join);
-    if (cluster > 1) {
+    if (kClusters && cluster > 1) {
+      if (threadIdx.x == 0) values_expect(&arrived[call], cluster * sizeof(Values));
       if (threadIdx.x < cluster) {
-        write_to_rank(&of_blocks[call][cluster_rank()], values.of, threadIdx.x);
+        values_write(&of_blocks[call][cluster_rank()], values.of, threadIdx.x, &arrived[call]);
       }
-      cluster_synchronize();
+      values_wait(&arrived[call], parity);
       values = of_blocks[call][lane & (cluster - 1)];
       join_lanes(values, cluster, join);
     }
+    parity ^= call;
     call ^= 1;
   }
 };

@@ -13,7 +13,6 @@ template <class Access>
 TC_DEVICE void differentiate(const RowsSoftmaxParams& p) {
   constexpr int kElements = Access::kElements;
   using Own = Lane<Access>;
-  RowJoin<Sums<1>, kBlock> join(p.threads, p.cluster);
   const auto [row, valid] = OwnRow(p.rows, p.threads, p.cluster);
   const Own at(p.threads, p.cluster, p.columns);
   const RowOf y_row(p.x, row * p.x_stride, p.x_dtype), out(p.out, row * p.columns, p.out_dtype);
@@ -32,6 +31,7 @@ TC_DEVICE void differentiate(const RowsSoftmaxParams& p) {
     });
   };
   load(0);
+  RowJoin<Sums<1>, kBlock> join(p.threads, p.cluster);
   Sums<1> sum = {{0}};
   for_each([&](float (&y)[kElements], float (&grad)[kElements], int) {
 #pragma unroll

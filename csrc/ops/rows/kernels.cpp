@@ -83,6 +83,7 @@ class RowsBackend : public KernelBackend {
     fields.triple("tile", 1, tile);
     fields.integer("stages", 1);
     fields.integer("blocks", 1);
+    fields.integer("most_cluster", 1);
   }
 };
 
@@ -97,11 +98,13 @@ struct SumsKernel {
     width = tile[1];
     stages = fields.integer("stages", 1);
     blocks = fields.integer("blocks", 1);
+    most_cluster = fields.integer("most_cluster", 1);
   }
   PackageKernel* kernel;
   int64_t block;           // threads
   int64_t width;           // columns of a block
   int64_t stages, blocks;  // blocks of a multiprocessor
+  int64_t most_cluster;    // blocks of a row, at most
 };
 
 struct RowsTable {
@@ -121,12 +124,16 @@ struct RowsTable {
     }
     for (size_t i = 0; i < std::size(kDtypes); ++i) {
       for (PackageKernel* each : kernels[kNormBackwardSums][i]) sums[i].emplace_back(*each);
+      std::sort(sums[i].begin(), sums[i].end(), [](const SumsKernel& a, const SumsKernel& b) {
+        return a.width * a.most_cluster < b.width * b.most_cluster;
+      });
     }
   }
   FamilyKernels family;
   // Those of few threads first.
   std::vector<PackageKernel*> kernels[kRowsKinds][std::size(kDtypes)];
-  std::vector<SumsKernel> sums[std::size(kDtypes)];  // read once: their manifest is slow to search
+  // Those of short rows first; read once, as their manifest is slow to search.
+  std::vector<SumsKernel> sums[std::size(kDtypes)];
   ClusterCapacity clusters{kMostCluster};
 };
 
@@ -225,11 +232,8 @@ SumsLayout::SumsLayout(const Device& device, const RowSizes& sizes, ScalarType r
   const std::vector<SumsKernel>& of_dtype = table.sums[dtype_index(row_dtype)];
   for (const SumsKernel& each : of_dtype) {
     threads = shares(sizes.columns, each.width / each.block, each.block);
-    cluster = 1;
-    if (&each == &of_dtype.back() && device.sm >= kClusterArch) {
-      cluster = shares(sizes.columns, each.width, kMostCluster);
-      if (cluster > 1) cluster = std::min(cluster, table.clusters.ask(*each.kernel, device));
-    }
+    cluster = shares(sizes.columns, each.width, each.most_cluster);
+    if (cluster > 1) cluster = std::min(cluster, table.clusters.ask(*each.kernel, device));
     if (sizes.columns > each.width * cluster) continue;
     vectors = ceil_div(sizes.columns, threads * cluster * kRowVector);
     grid.dynamic_shared = each.stages * (with_grad_sum ? 3 : 2) * vectors * each.block *
