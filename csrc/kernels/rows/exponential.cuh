@@ -46,9 +46,20 @@ struct ExpSum {
 #pragma unroll
     for (int j = 1; j < kElements; ++j) highest = fmaxf(highest, x[j]);
     raise(highest);
+    float terms[kElements];
+#pragma unroll
+    for (int j = 0; j < kElements; ++j) terms[j] = x[j];
+    add_below_max(terms);
+  }
+  // Adds elements of which none is above the maximum, and turns them into what it adds.
+  template <int kElements>
+  TC_DEVICE void add_below_max(float (&x)[kElements]) {
     const float shift = max() == -kInfinity ? 0.0f : max();
 #pragma unroll
-    for (int j = 0; j < kElements; ++j) total() += exponential<kExact>(x[j] - shift);
+    for (int j = 0; j < kElements; ++j) {
+      x[j] = exponential<kExact>(x[j] - shift);
+      total() += x[j];
+    }
   }
 
   struct Join {

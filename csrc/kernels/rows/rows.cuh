@@ -81,6 +81,28 @@ struct Vectors {
     }
   }
 
+  // The highest element, NaN aside; NaN if all are.
+  static TC_DEVICE float max_of(const Raw& raw) {
+    u32 highest = raw.parts[0].words[0];
+#pragma unroll
+    for (int i = 1; i < 4 * kParts; ++i) {
+      const u32 word = raw.parts[i / 4].words[i % 4];
+      if constexpr (kIsFloat) {
+        highest = __float_as_uint(fmaxf(__uint_as_float(highest), __uint_as_float(word)));
+      } else if constexpr (kDtype == kRowFloat16) {
+        asm("max.f16x2 %0, %1, %2;" : "=r"(highest) : "r"(highest), "r"(word));
+      } else {
+        asm("max.bf16x2 %0, %1, %2;" : "=r"(highest) : "r"(highest), "r"(word));
+      }
+    }
+    if constexpr (kIsFloat) return __uint_as_float(highest);
+    if constexpr (kDtype == kRowFloat16) {
+      return fmaxf(f16_to_float(static_cast<u16>(highest)),
+                   f16_to_float(static_cast<u16>(highest >> 16)));
+    }
+    return fmaxf(__uint_as_float(highest << 16), __uint_as_float(highest & 0xFFFF0000u));
+  }
+
   static TC_DEVICE void pack(Raw& raw, const float (&x)[8]) {
 #pragma unroll
     for (int i = 0; i < 4 * kParts; ++i) {

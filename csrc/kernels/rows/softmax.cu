@@ -13,9 +13,10 @@ constexpr int kBlock = TC_THREADS;
 template <class Access>
 TC_DEVICE void softmax(const RowsSoftmaxParams& p) {
   constexpr int kElements = Access::kElements;
+  // Whether threads also hold the exponentials of softmax, in place of computing them again.
+  constexpr bool kHoldsExponentials = Access::kIsHeld && !Access::kExact;
   using Own = Lane<Access>;
   using Sum = ExpSum<Access::kExact>;
-  RowJoin<Sum, kBlock> join(p.threads, p.cluster);
   const auto [row, valid] = OwnRow(p.rows, p.threads, p.cluster);
   const Own at(p.threads, p.cluster, p.columns);
   const RowOf x_row(p.x, row * p.x_stride, p.x_dtype), out(p.out, row * p.columns, p.out_dtype);
@@ -23,9 +24,38 @@ TC_DEVICE void softmax(const RowsSoftmaxParams& p) {
   const auto load = [&](int first) { at.load(raw, x_row, first); };
   const auto for_each = [&](auto&& body) { at.for_each_unpacked(raw, load, body); };
   load(0);
+  RowJoin<Sum, kBlock> join(p.threads, p.cluster);
   Sum sum;
   sum.clear();
-  for_each([&](float (&x)[kElements], int) { sum.add(x); });
+  if constexpr (Access::kIsHeld) {
+    at.for_each(load, [&](int i, int) { sum.max() = fmaxf(sum.max(), Access::max_of(raw[i])); });
+  }
+  if constexpr (kHoldsExponentials) {
+    if (!p.log) {
+      float held[Own::kHeld][kElements];
+      at.for_each(load, [&](int i, int) {
+        Access::unpack(held[i], raw[i]);
+        sum.add_below_max(held[i]);
+      });
+      const float own_max = sum.max();
+      join(sum, typename Sum::Join{});
+      if (!valid) return;
+      const float scale = Sum::factor(own_max, sum.max()) / sum.total();
+      at.for_each(load, [&](int i, int column) {
+#pragma unroll
+        for (int j = 0; j < kElements; ++j) held[i][j] *= scale;
+        Access::store(out, held[i], column);
+      });
+      return;
+    }
+  }
+  for_each([&](float (&x)[kElements], int) {
+    if constexpr (Access::kIsHeld) {
+      sum.add_below_max(x);
+    } else {
+      sum.add(x);
+    }
+  });
   join(sum, typename Sum::Join{});
   const float max = sum.max(), log_sum = logf(sum.total());
   if (!valid) return;
@@ -35,7 +65,9 @@ TC_DEVICE void softmax(const RowsSoftmaxParams& p) {
       for (int j = 0; j < kElements; ++j) x[j] = x[j] - max - log_sum;
       Access::store(out, x, column);
     });
-  } else {
+    return;
+  }
+  if constexpr (!kHoldsExponentials) {
     const float scale = 1.0f / sum.total();
     for_each([&](float (&x)[kElements], int column) {
 #pragma unroll
@@ -68,14 +100,16 @@ extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
   "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": "{size.blocks}"},
   "cost": {"k_tile": 0, "fixed": 0}},
  "kernels": [
+  {"archs": "{size.archs}",
+   "for": {"d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}],
+    "size": [
+     {"threads": 256, "blocks": 4, "archs": []},
+     {"threads": 512, "blocks": 2, "archs": ["sm_90a"]}]}},
   {"archs": "{size.archs}", "accepted_spill": "{size.spill}",
-   "for": {"d": [
-     {"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"},
-     {"short": "f32", "dtype": "float32"}],
+   "for": {"d": [{"short": "f32", "dtype": "float32"}],
     "size": [
      {"threads": 256, "blocks": 5, "archs": [],
       "spill": {"sm_80": 48, "sm_86": 48, "sm_89": 48, "sm_90a": 48, "sm_100a": 48, "sm_120a": 48}},
-     {"threads": 512, "blocks": 2, "archs": ["sm_90a"], "spill": {}}]}},
-  {"archs": ["sm_90a"],
-   "for": {"d": [{"short": "f32", "dtype": "float32"}], "size": [{"threads": 1024, "blocks": 1}]}}]}
+     {"threads": 512, "blocks": 2, "archs": ["sm_90a"], "spill": {}},
+     {"threads": 1024, "blocks": 1, "archs": ["sm_90a"], "spill": {}}]}}]}
 */
