@@ -3,7 +3,7 @@
 // rounds the result. Both orders depend on the sizes alone.
 //
 // Block (x, y): part y of the columns of eight adjacent threads, of which a warp has four rows at a
-// time.
+// time. Of blocks that sum parts, those of the last y have sums_b, and those of the first y sums_w.
 #include "columns.cuh"
 #include "norm_params.h"
 
@@ -20,12 +20,14 @@ TC_DEVICE void sum_columns(const NormParams& p) {
       static_cast<int>(blockIdx.x * kThreadsAcross + threadIdx.x % kThreadsAcross) * kElements;
   const bool valid = column < p.columns;
   float of_weight[kElements] = {}, of_bias[kElements] = {};
-  if (p.sums_parts > 0) {
+  const bool adds_parts = p.sums_parts > 0;
+  float* const sums_w = adds_parts && blockIdx.y > 0 ? nullptr : p.sums_w;
+  float* const sums_b = adds_parts && blockIdx.y + 1 < gridDim.y ? nullptr : p.sums_b;
+  if (adds_parts) {
     const auto add_parts = [&](const float* sums, float (&total)[kElements]) {
       constexpr int kHeld = 4;  // a thread's parts in flight
 #pragma unroll 1
-      for (int first = own; valid && sums != nullptr && first < p.sums_parts;
-           first += kHeld * kRows) {
+      for (int first = own; valid && first < p.sums_parts; first += kHeld * kRows) {
         float x[kHeld][kElements];
 #pragma unroll
         for (int i = 0; i < kHeld; ++i) {
@@ -42,8 +44,8 @@ TC_DEVICE void sum_columns(const NormParams& p) {
         }
       }
     };
-    add_parts(p.sums_w, of_weight);
-    add_parts(p.sums_b, of_bias);
+    if (sums_w != nullptr) add_parts(sums_w, of_weight);
+    if (sums_b != nullptr) add_parts(sums_b, of_bias);
   } else {
     float x[kElements], grad[kElements];
     const tc_int64 size = (p.rows + p.parts - 1) / p.parts, begin = size * blockIdx.y;
@@ -66,11 +68,11 @@ TC_DEVICE void sum_columns(const NormParams& p) {
     __syncthreads();  // before the next sums
     if (own > 0 || !valid) return;
     const tc_int64 first = static_cast<tc_int64>(blockIdx.y) * p.columns;
-    Access::store(p.sums_parts > 0 ? RowOf(gradient, 0, dtype) : RowOf(parts, first, kRowFloat32),
-                  sums, column);
+    Access::store(adds_parts ? RowOf(gradient, 0, dtype) : RowOf(parts, first, kRowFloat32), sums,
+                  column);
   };
-  write(of_weight, p.sums_w, p.grad_weight, p.weight_dtype);
-  write(of_bias, p.sums_b, p.grad_bias, p.bias_dtype);
+  write(of_weight, sums_w, p.grad_weight, p.weight_dtype);
+  write(of_bias, sums_b, p.grad_bias, p.bias_dtype);
 }
 
 extern "C" __global__ void __launch_bounds__(kBlock)

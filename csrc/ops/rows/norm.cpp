@@ -65,7 +65,7 @@ void differentiate_with_sums(NormParams& p, const Device& gpu, const RowSizes& s
   p.sums_parts = static_cast<int>(parts);
   p.grad_weight = grad_weight ? written(*grad_weight) : nullptr;
   p.grad_bias = grad_bias ? written(*grad_bias) : nullptr;
-  launch(columns, {blocks}, gpu, p);
+  launch(columns, {blocks, kinds}, gpu, p);
 }
 
 }  // namespace
