@@ -22,13 +22,15 @@ struct ColumnSums {
   float of[kVectors][8] = {};
 };
 
-// kCentered: of layer norm, or with the sums for a bias.
-template <bool kCentered>
+// kCentered: of layer norm, or with the sums for a bias. kWhole: rows fill their threads' vectors,
+// and have a weight of their dtype; then no branch keeps the compiler from loading a row's vectors
+// one right after another (8192 x 8192, H200: layer norm 134 -> 120 us).
+template <bool kCentered, bool kWhole>
 struct Differentiation {
   using Access = Vectors<static_cast<int>(DType::TC_DTYPE)>;
   using Raw = typename Access::Raw;
   using Totals = Sums<kCentered ? 2 : 1>;
-  using Join = RowJoin<Totals, kBlock, kClusters>;
+  using Join = RowJoin<Totals, kBlock, kClusters, true>;
   static constexpr int kParts = Access::kParts;
   const NormParams& p;
   const int lane = (static_cast<int>(threadIdx.x) & (p.threads - 1)) +
@@ -44,7 +46,7 @@ struct Differentiation {
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       const int column = (lane + i * stride) * 8;
-      if (column < p.columns) body(i, column);
+      if (kWhole || column < p.columns) body(i, column);
     }
   }
 
@@ -131,9 +133,9 @@ struct Differentiation {
           if (kCentered) of_bias.of[i][j] += grad[i][j];
           of_weight.of[i][j] += grad[i][j] * x[i][j];
         }
-        if (p.weight != nullptr) {
+        if (kWhole || p.weight != nullptr) {
           float factor[8];
-          Access::load(factor, weight, column);
+          kWhole ? Access::load_own(factor, weight, column) : Access::load(factor, weight, column);
 #pragma unroll
           for (int j = 0; j < 8; ++j) grad[i][j] *= factor[j];
         }
@@ -146,15 +148,14 @@ struct Differentiation {
     }
     join(totals, typename Totals::Join{});
     if (!valid) return;
-    const float of_x = totals.of[0] * part;
+    const float scale = -part * rstd, of_x = totals.of[0] * scale;
     float shift = 0;
-    if constexpr (kCentered) shift = p.centered ? totals.of[1] * part : 0.0f;
+    if constexpr (kCentered) shift = p.centered ? totals.of[1] * scale : 0.0f;
     const RowOf grad_x(p.grad_x, row * p.columns, p.row_dtype);
     for_each([&](int i, int column) {
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        const float difference = grad[i][j] - x[i][j] * of_x;
-        x[i][j] = rstd * (kCentered ? difference - shift : difference);
+        x[i][j] = grad[i][j] * rstd + (x[i][j] * of_x + shift);
       }
       if (p.grad_sum != nullptr) {
         get(grad[i], at + 2 * of_tensor, i);
@@ -189,10 +190,13 @@ struct Differentiation {
 extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
     TC_KERNEL(const __grid_constant__ NormParams p) {
   wait_for_previous_kernel();
-  if (p.centered || p.sums_b != nullptr) {
-    Differentiation<true>{p}.run();
+  const bool centered = p.centered || p.sums_b != nullptr;
+  const bool whole = p.columns == p.threads * p.cluster * kVectors * 8 && p.weight != nullptr &&
+                     p.weight_dtype == p.row_dtype;
+  if (whole) {
+    centered ? Differentiation<true, true>{p}.run() : Differentiation<false, true>{p}.run();
   } else {
-    Differentiation<false>{p}.run();
+    centered ? Differentiation<true, false>{p}.run() : Differentiation<false, false>{p}.run();
   }
 }
 

@@ -118,6 +118,11 @@ struct Vectors {
 
   static TC_DEVICE void load(float (&x)[8], const RowOf& row, int column) {
     if (!kIsFloat && row.dtype == kRowFloat32) return Vectors<kRowFloat32>::load(x, row, column);
+    load_own(x, row, column);
+  }
+
+  // From a row of this dtype.
+  static TC_DEVICE void load_own(float (&x)[8], const RowOf& row, int column) {
     auto from = reinterpret_cast<const FourWords*>(row.data) + column / 8 * tc_int64(kParts);
     Raw raw;
 #pragma unroll
@@ -329,7 +334,9 @@ TC_DEVICE void with_access(int columns, Run&& run) {
 //
 // Threads that still read the values of one call may not meet those of the next one, which
 // alternate in memory: a thread reaches the call after that only when all have read.
-template <class Values, int kBlock, bool kClusters = true>
+//
+// kUnrolls: for a kernel that is bound by instructions, and has registers to spare.
+template <class Values, int kBlock, bool kClusters = true, bool kUnrolls = false>
 struct RowJoin {
   static constexpr int kWarps = kBlock / 32;
   int threads, cluster, call = 0;
@@ -349,22 +356,35 @@ struct RowJoin {
   }
 
   template <class Join>
-  static TC_DEVICE void join_lanes(Values& values, int lanes, Join&& join) {
-    for (int lane = lanes / 2; lane > 0; lane /= 2) {
-      Values other;
+  static TC_DEVICE void join_lane(Values& values, int lane, Join&& join) {
+    Values other;
 #pragma unroll
-      for (int i = 0; i < Values::kCount; ++i) {
-        other.of[i] = __shfl_xor_sync(~0u, values.of[i], lane);
-      }
-      values = join(values, other);
+    for (int i = 0; i < Values::kCount; ++i) {
+      other.of[i] = __shfl_xor_sync(~0u, values.of[i], lane);
     }
+    values = join(values, other);
+  }
+
+  template <class Join>
+  static TC_DEVICE void join_lanes(Values& values, int lanes, Join&& join) {
+    for (int lane = lanes / 2; lane > 0; lane /= 2) join_lane(values, lane, join);
   }
 
   template <class Join>
   TC_DEVICE void operator()(Values& values, Join&& join) {
     auto& [of_warps, of_blocks, arrived] = shared();
-    join_lanes(values, min(threads, 32), join);
-    if (threads <= 32) return;
+    if constexpr (kUnrolls) {
+      if (threads < 32) {
+        join_lanes(values, threads, join);
+        return;
+      }
+#pragma unroll
+      for (int lane = 16; lane > 0; lane /= 2) join_lane(values, lane, join);
+      if (threads == 32) return;
+    } else {
+      join_lanes(values, min(threads, 32), join);
+      if (threads <= 32) return;
+    }
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = threads / 32;
     if (lane == 0) of_warps[call][warp] = values;
     __syncthreads();
