@@ -138,8 +138,9 @@ SECTIONS = (
         about="Stock PyTorch's time over that under `install()`, the host's included: a Llama of "
         "1 B, BERT-base, ViT-L, Whisper, DiT-XL/2, a Qwen3-MoE; 1 x 128 is short. Llama's long "
         "steps run at the power limit, where our products have 0.90 to 1.07 of cuBLAS's speed "
-        "(NOTES.md). Stock runs in a process that never installs, but for decoding in graphs and "
-        "max-autotune. The host was busy (load 8 to 14): rounds of short calls go from 0.6 to 1.9.",
+        "(NOTES.md). Stock runs in processes that never install, but for compiled decoding and "
+        "max-autotune; two processes of it differ by 0.2 in short and eager decode. "
+        "Compiled calls of 128 tokens have not run in that way.",
         groups={group: group for group in goals.WHOLE_MODELS},
         goals=goals.WHOLE_MODELS,
         plot="models",
