@@ -28,7 +28,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
   m.def("_scaled_grouped_matmul_autograd" TC_SCALED_GROUPED_MATMUL);
 #define TC_SCALED_GATED_MATMUL                                                          \
   "(Tensor mat_a, Tensor mat_b, Tensor scale_a, Tensor scale_b, *, str gate=\"silu\", " \
-  "Tensor? offs=None, ScalarType? dtype=None) -> (Tensor data, Tensor scale)"
+  "Tensor? offs=None, ScalarType? dtype=None, Tensor? mat_up=None, "                    \
+  "Tensor? scale_up=None) -> (Tensor data, Tensor scale)"
   m.def("scaled_gated_matmul" TC_SCALED_GATED_MATMUL);
   m.def("_scaled_gated_matmul" TC_SCALED_GATED_MATMUL);
   m.def("_scaled_gated_matmul_autograd" TC_SCALED_GATED_MATMUL);

@@ -257,6 +257,8 @@ def scaled_gated_matmul(
     gate: str = "silu",
     offs: Tensor | None = None,
     dtype: dtype | None = None,
+    mat_up: Tensor | None = None,
+    scale_up: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 def scaled_grouped_matmul(
     mat_a: Tensor,

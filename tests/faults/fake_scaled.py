@@ -203,9 +203,12 @@ def test_gated(driver, catalog, groups) -> None:
         kernel, params = catalog[launch["kernel"]], launch_params.read(launch, PARAMS)
         assert launch["kernel"] == name
         tile_m, tile_n, _ = kernel["tile"]
-        b = read_map(params.b)
-        assert b["dims"][:2] == [k, 2 * n]
-        assert b["box"][:2] == [128, tile_n // 2]
+        b, up = read_map(params.b), read_map(params.out_map)
+        for own in (b, up):
+            assert own["dims"][:2] == [k, n]
+            assert own["box"][:2] == [128, tile_n // 2]
+        assert up["address"] - b["address"] == n * k
+        assert params.bias - params.scale_b == 4 * n // 128  # one after the other
         assert params.stage_bytes == 128 * (tile_m + tile_n)
         assert (params.m, params.n, params.out_stride, params.tiles_n) == (m, n, n, n // 128)
         assert (params.gate_stride, params.gate_stride_k) == (1, m)

@@ -96,6 +96,43 @@ def test_groups(sizes, wide: bool, generator: torch.Generator) -> None:
                 assert out[1][written:].isnan().all(), f"{kernel} {ends}: rows past the last end"
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("sizes", [*SIZES, (70, 77, 300), (70, 100, 300)], ids=str)
+def test_gates_and_ups_in_two_matrices(sizes, dtype, generator: torch.Generator) -> None:
+    """Beside one another in memory, or apart; scales of the same strides or of others."""
+    m, n, k = sizes
+    a, _, a_scale, _ = operands(*sizes, 0, generator)
+    made = {"generator": generator, "device": "cuda"}
+    pairs = [ops.quantize(torch.randn(n, k, **made) * k**-0.5, BLOCK_128X128) for _ in range(2)]
+    (gate, gate_scale), (up, up_scale) = ((own.t(), scale) for own, scale in pairs)
+    products = [
+        ops.scaled_matmul(a, w, a_scale, BLOCK_1X128, s, BLOCK_128X128, output_dtype=dtype)
+        for w, s in ((gate, gate_scale), (up, up_scale))
+    ]
+    wanted = ops.quantize(torch.cat(products, 1), BLOCK_1X128, gate="silu")
+    odd = up.new_empty((n, k + 3))[:, 3:]
+    odd.copy_(up.t())
+    for kernel in ("", *kernels_of(0), "sm90_scaled_matmul_e4m3_promoted_64x64"):
+        for mat_up, scale_up in (
+            (up, up_scale), (odd.t(), up_scale.t().contiguous().t()), (up, up_scale.contiguous()),
+        ):  # fmt: skip
+            with measure.watching():
+                library.force_config(kernel)
+                out = op(
+                    a, gate, a_scale, gate_scale, dtype=dtype, mat_up=mat_up, scale_up=scale_up
+                )
+            assert_same_bits(out, wanted, slice(None), kernel)
+    for rows, width, depth in ((0, n, k), (m, 0, k), (m, n, 0)):
+        blocks = -(-depth // 128)
+        empty = op(
+            a[:rows, :depth], gate[:depth, :width], a_scale[:rows, :blocks],
+            gate_scale[:blocks, : -(-width // 128)], dtype=dtype,
+            mat_up=up[:depth, :width], scale_up=up_scale[:blocks, : -(-width // 128)],
+        )  # fmt: skip
+        assert empty[0].shape == (rows, width)
+        assert empty[0].float().eq(0).all()
+
+
 def test_other_layouts_and_a_graph(generator: torch.Generator) -> None:
     m, n, k = 100, 256, 400
     a, b, a_scale, b_scale = args = operands(m, n, k, 0, generator)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from scaled_cases import BLOCK_1X128, BLOCK_128X128, gated_by_steps
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from torch_cubin import ops
 
@@ -22,6 +23,13 @@ def arguments(groups: int = 0) -> list[Tensor]:
     parts = [ops.quantize(torch.randn(2 * N, K), BLOCK_128X128) for _ in range(max(groups, 1))]
     b, b_scale = torch.stack([own.t() for own, _ in parts]), torch.stack([own for _, own in parts])
     return [a, b if groups else b[0], a_scale, b_scale if groups else b_scale[0]]
+
+
+def halves(args: list[Tensor]) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """The same product with gates and ups in two matrices, of 128 columns each."""
+    a, b, a_scale, b_scale = args
+    own = [a, b[:, :128], a_scale, b_scale[:, :1]]
+    return own, {"mat_up": b[:, 128:256], "scale_up": b_scale[:, 1:2]}
 
 
 def assert_same(results: tuple[Tensor, Tensor], wanted: tuple[Tensor, Tensor]) -> None:
@@ -52,12 +60,32 @@ def test_it_is_the_product_and_the_quantisation_of_its_gate(groups: int, dtype) 
         assert (wide[rows] - right).norm() < 0.05 * right.norm()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_gates_and_ups_in_two_matrices(dtype) -> None:
+    a, b, a_scale, b_scale = arguments()
+    args, ups = halves([a, b, a_scale, b_scale])
+    out = op(*args, dtype=dtype, **ups)
+    assert_same(out, op(a, b[:, :256], a_scale, b_scale[:, :2], dtype=dtype))
+    b, up = (ops.quantize(torch.randn(N, K), BLOCK_128X128) for _ in range(2))
+    out = op(a, b[0].t(), a_scale, b[1], dtype=dtype, mat_up=up[0].t(), scale_up=up[1])
+    product = [
+        ops.scaled_matmul(a, w.t(), a_scale, BLOCK_1X128, s, BLOCK_128X128, output_dtype=dtype)
+        for w, s in (b, up)
+    ]
+    assert_same(out, ops.quantize(torch.cat(product, 1), BLOCK_1X128, gate="silu"))
+    with FlopCounterMode(display=False) as flops:
+        op(*args, **ups)
+    assert flops.get_total_flops() == 2 * M * K * 256
+
+
 def test_rules() -> None:
     for groups in (0, GROUPS):
         offs = {"offs": torch.tensor([4, 4, M])} if groups else {}
         torch.library.opcheck(
             torch.ops.cubin._scaled_gated_matmul, tuple(arguments(groups)), offs, test_utils=CHECKS
         )
+    own, ups = halves(arguments())
+    torch.library.opcheck(torch.ops.cubin._scaled_gated_matmul, tuple(own), ups, test_utils=CHECKS)
     args = arguments()
     assert op(*args)[0].dtype == torch.float8_e4m3fn
     none = op(args[0][:0], args[1], args[2][:0], args[3])
@@ -93,3 +121,17 @@ def test_errors(groups: int, change: dict[int, Any], options: dict[str, Any], me
         args[index] = other(args[index])
     with pytest.raises(RuntimeError, match=rf"\[input\]: scaled_gated_matmul {message}"):
         op(*args, **options)
+
+
+def test_errors_of_ups() -> None:
+    a, b, a_scale, b_scale = arguments()
+    args, ups = halves([a, b, a_scale, b_scale])
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"mat_up": ups["mat_up"]}, "argument 'scale_up' is missing"),
+        ({"scale_up": ups["scale_up"]}, "argument 'mat_up' is missing"),
+        ({**ups, "offs": torch.tensor([M])}, "argument 'mat_up' is not supported"),
+        ({**ups, "mat_up": ups["mat_up"][:, 1:]}, "argument 'mat_up' has a wrong shape"),
+    ]
+    for options, message in cases:
+        with pytest.raises(RuntimeError, match=rf"\[input\]: scaled_gated_matmul {message}"):
+            op(*args, **options)

@@ -4,8 +4,8 @@ A product with an activation becomes `_linear_activation`, SwiGLU and similar `_
 where gate and up are columns of one product), products of one input `_linears`. If the backward
 saves the intermediate values, the variant of the op that also returns them is used. Attention with
 repeated heads of keys and values reads them unrepeated. An input of several products of 8-bit
-floats is quantised once, and SwiGLU of one's columns becomes `_scaled_gated_matmul` where it is
-quantised. Other graphs are not changed.
+floats is quantised once, and their SwiGLU becomes `_scaled_gated_matmul` where it is quantised.
+Other graphs are not changed.
 
 Not folded (benchmarks/NOTES.md): the gradient of an activation into the product before it, a
 residual into the product that it is added to, a bias's gradient into its weight's. Inductor fuses
@@ -30,7 +30,7 @@ ops = torch.ops.cubin
 Node = Any  # torch.fx.Node; its arguments have no useful types
 
 # Part of the key of Inductor's caches: increase it when the pass changes.
-VERSION = 6
+VERSION = 7
 
 
 def fold(graph: torch.fx.Graph) -> None:
@@ -124,10 +124,12 @@ _EPILOGUES = (_fold_gated, _fold_activation)
 
 def _fold_quantized_gate(graph: torch.fx.Graph, root: Node) -> bool:
     found = quantized.quantized_gate_at(root)
-    if found is None or not _are_private(found.between | {found.product}, root):
+    if found is None or not _are_private(found.between, root):
         return False
     call = _Call(graph, root, found.value)
-    out = call.insert(ops._scaled_gated_matmul.default, *found.operands, dtype=found.value.dtype)
+    out = call.insert(
+        ops._scaled_gated_matmul.default, *found.operands, dtype=found.value.dtype, **found.ups
+    )
     root.replace_all_uses_with(out)
     return True
 
@@ -249,9 +251,9 @@ class _Call:
         for key in _KEPT_META:
             if key in self._before.meta:
                 node.meta[key] = self._before.meta[key]
-        values = torch.fx.map_arg(args, lambda argument: argument.meta["val"])
+        values, options = torch.fx.map_arg((args, numbers), lambda argument: argument.meta["val"])
         with self._like.fake_mode:  # type: ignore[attr-defined]
-            node.meta["val"] = target(*values, **numbers)
+            node.meta["val"] = target(*values, **options)
         return node
 
     def weight(self, product: Product) -> Node:

@@ -7,6 +7,7 @@ and value; gate and up) do so once each.
 from __future__ import annotations
 
 import dataclasses
+import operator
 from typing import Any
 
 import torch
@@ -48,15 +49,12 @@ def base_of(node: Node) -> Node:
 
 @dataclasses.dataclass
 class QuantizedGate:
-    """silu(gate) * up of one product's columns, quantised with scales of 1x128."""
+    """silu(gate) * up of products of 8-bit floats, quantised with scales of 1x128."""
 
-    product: torch.fx.Node
+    value: torch.Tensor  # of a product
     operands: list[torch.fx.Node]  # mat_a, mat_b, scale_a, scale_b
-    between: set[torch.fx.Node]
-
-    @property
-    def value(self) -> torch.Tensor:
-        return self.product.meta["val"]
+    ups: dict[str, torch.fx.Node]  # mat_up and scale_up, where the ups are a product of their own
+    between: set[torch.fx.Node]  # with the products
 
 
 def quantized_gate_at(node: Node) -> QuantizedGate | None:
@@ -75,24 +73,34 @@ def quantized_gate_at(node: Node) -> QuantizedGate | None:
             continue
         _, gate, between = found
         up = activations.skip(up_value, dtype, between)
-        halves = [_half_of_product(leaf, number) for number, leaf in enumerate((gate, up))]
-        if halves[0] is None or halves[1] is None or halves[0][0] is not halves[1][0]:
+        gates, ups = _columns_at(gate), _columns_at(up)
+        if gates is None or ups is None:
             continue
-        product, inside = halves[0][0], halves[0][1] | halves[1][1]
-        if not _is_whole(x.meta["val"], product.meta["val"]):
+        operands = _operands(x.meta["val"], gates, ups)
+        if operands is None:
             continue
-        operands = [product.args[i] for i in (0, 1, 2, 4)]
-        return QuantizedGate(product, operands, seen | between | inside | {root, gate, up})
+        inside = gates.between | ups.between | {root, gate, up}
+        return QuantizedGate(gates.value, *operands, seen | between | inside)
     return None
 
 
-def _half_of_product(node: Node, number: int) -> tuple[Node, set[Node]] | None:
-    """The product of which a node has the first or the second half of the columns, and the nodes
-    between both."""
+@dataclasses.dataclass
+class _Columns:
+    """The columns of a product that a node has, as chunk() takes them, or all of them."""
+
+    product: torch.fx.Node
+    start: int
+    number: Any  # may be symbolic
+    between: set[torch.fx.Node]
+
+    @property
+    def value(self) -> torch.Tensor:
+        return self.product.meta["val"]
+
+
+def _columns_at(node: Node) -> _Columns | None:
     taken = taken_columns(node) if node.op == "call_function" else None
-    if taken is None:
-        return None
-    source, start, between = taken
+    source, start, between = taken or (node, 0, set[torch.fx.Node]())
     width = source.meta["val"].shape[-1]
     while source.op == "call_function" and source.target in VIEWS:
         between.add(source)
@@ -103,15 +111,36 @@ def _half_of_product(node: Node, number: int) -> tuple[Node, set[Node]] | None:
     kwargs.pop("output_dtype", None)
     if recipes != (BLOCK_1X128, BLOCK_128X128) or any(kwargs.values()) or len(source.args) > 6:
         return None
-    columns, own = source.meta["val"].shape[-1], node.meta["val"].shape[-1]
-    equal = ((columns, width), (columns, 2 * own), (start, number * own))
-    return (source, between) if all(same_number(*pair) for pair in equal) else None
+    if not same_number(source.meta["val"].shape[-1], width):  # a view that divides rows
+        return None
+    return _Columns(source, start, node.meta["val"].shape[-1], between | {source})
 
 
-def _is_whole(x: torch.Tensor, product: torch.Tensor) -> bool:
-    """Whether x has the product's rows, of half as many columns, in the product's dtype."""
-    return (
-        x.dtype == product.dtype
-        and same_number(x.shape[0], product.shape[0])
-        and same_number(2 * x.shape[1], product.shape[1])
-    )
+def _operands(
+    x: torch.Tensor, gate: _Columns, up: _Columns
+) -> tuple[list[Node], dict[str, Node]] | None:
+    """The operands of a gated product whose results have x's shape; None if there is none."""
+    whole = gate.value.shape[-1], up.value.shape[-1]
+    parts = 2 if gate.product is up.product else 1
+    equal = [
+        *((x.shape[0], own.value.shape[0]) for own in (gate, up)),
+        *((x.shape[1], own.number) for own in (gate, up)),
+        *((own, parts * x.shape[1]) for own in whole),
+        (gate.start, 0),
+        (up.start, (parts - 1) * x.shape[1]),
+    ]
+    if gate.value.dtype != x.dtype or up.value.dtype != x.dtype:
+        return None
+    if not all(same_number(*pair) for pair in equal):
+        return None
+    operands, ups = ([own.product.args[i] for i in (0, 1, 2, 4)] for own in (gate, up))
+    if parts == 2:
+        return operands, {}
+    if not (_is_same(operands[0], ups[0]) and _is_same(operands[2], ups[2])):
+        return None
+    return operands, {"mat_up": ups[1], "scale_up": ups[3]}
+
+
+def _is_same(a: Node, b: Node) -> bool:
+    """Whether two nodes are one, or the same result of one."""
+    return a is b or (a.target is b.target is operator.getitem and a.args == b.args)

@@ -87,6 +87,11 @@ def _scaled_flops(mat_a: Tensor, mat_b: Tensor, *args: Any, **kwargs: Any) -> in
     return 2 * mat_a.shape[0] * mat_a.shape[1] * mat_b.shape[-1]
 
 
+def _scaled_gated_flops(mat_a: Tensor, mat_b: Tensor, *args: Any, **kwargs: Any) -> int:
+    two = kwargs.get("mat_up") is not None
+    return (1 + two) * _scaled_flops(mat_a, mat_b)
+
+
 def _moe_flops(
     x: Tensor,
     topk_ids: Tensor,
@@ -249,7 +254,7 @@ def register(counter: ModuleType) -> None:
         (raw_ops.GROUPED, _grouped_flops),
         (raw_ops.SCALED, _scaled_flops),
         (raw_ops.SCALED_GROUPED, _scaled_flops),
-        (raw_ops.SCALED_GATED, _scaled_flops),
+        (raw_ops.SCALED_GATED, _scaled_gated_flops),
         (raw_ops.MOE, _moe_flops),
         (raw_ops.MOE_FLOAT8, _moe_float8_flops),
         ("scaled_dot_product_attention", _attention_flops),

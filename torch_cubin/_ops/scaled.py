@@ -61,12 +61,14 @@ def _scaled_gated_matmul(
     gate: str = "silu",
     offs: Tensor | None = None,
     dtype: torch.dtype | None = None,
+    mat_up: Tensor | None = None,
+    scale_up: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     tensors = {"mat_a": mat_a, "mat_b": mat_b, "scale_a": scale_a, "scale_b": scale_b, "offs": offs}
-    given = _given(SCALED_GATED, tensors)
+    given = _given(SCALED_GATED, {**tensors, "mat_up": mat_up, "scale_up": scale_up})
     call = {"gate": gate, "dtype": _name_of(torch.bfloat16 if dtype is None else dtype)}
     checks.ask("scaled_gated", {"tensors": _described(given), **call})
-    rows, columns = mat_a.shape[0], mat_b.shape[-1] // 2
+    rows, columns = mat_a.shape[0], mat_b.shape[-1] // (2 if mat_up is None else 1)
     data = mat_a.new_empty(rows, columns, dtype=torch.float8_e4m3fn)
     blocks = (columns + _BLOCK - 1) // _BLOCK
     return data, mat_a.new_empty(blocks, rows, dtype=torch.float32).t()

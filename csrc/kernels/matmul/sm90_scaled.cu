@@ -198,6 +198,12 @@ struct Walk {
   TC_DEVICE const float* scale_b() const {
     return kGrouped ? p.scale_b + group * p.b_group_stride : p.scale_b;
   }
+
+  // Of gated products.
+  TC_DEVICE const float* scale_ups() const {
+    const float* ups = static_cast<const float*>(p.bias);
+    return kGrouped ? ups + group * p.b_group_stride : ups;
+  }
 };
 
 // A place in the ring of stages.
@@ -253,11 +259,11 @@ TC_DEVICE void load_tiles(const Sm90ScaledParams& p, const Shared<C>& shared) {
 #pragma unroll
       for (int half = 0; half < C::kHalves; ++half) {
         const u32 to_b = to + C::kABytes + half * C::kPartN * kBlockK;
-        const int n = walk.n0 + half * p.n;
+        const Sm90ScaledMap* b = half == 0 ? &p.b : &p.out_map;
         if constexpr (kGroupsOfRows) {
-          tma_load(to_b, &p.b, arrived, k, n, walk.group, 0, 0);
+          tma_load(to_b, b, arrived, k, walk.n0, walk.group, 0, 0);
         } else {
-          tma_load(to_b, &p.b, arrived, k, n);
+          tma_load(to_b, b, arrived, k, walk.n0);
         }
       }
     }
@@ -276,8 +282,7 @@ TC_DEVICE void load_scales(const Sm90ScaledParams& p, const Shared<C>& shared) {
                                 p.a_stride);
     ScaleCopies<C::kScaleColumns> columns(walk.scale_b() + k * p.b_stride_k, walk.n0, p.n,
                                           p.b_shift, p.b_stride);
-    ScaleCopies<1> ups(walk.scale_b() + k * p.b_stride_k, walk.n0 + p.n, 2 * p.n, p.b_shift,
-                       p.b_stride);
+    ScaleCopies<1> ups(walk.scale_ups() + k * p.b_stride_k, walk.n0, p.n, p.b_shift, p.b_stride);
 #pragma unroll 1
     for (int i = 0; i < walk.k_blocks(); ++i, stage.advance()) {
       barrier_wait_bounded(shared.empty(stage.number), stage.phase ^ 1);

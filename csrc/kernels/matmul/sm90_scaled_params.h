@@ -24,11 +24,12 @@
 //   out: {N (a panel: 128 bytes, or 64 if these divide the tile), M (16)}, swizzled by the panel's
 //     bytes; of groups of K: {N, groups * M}
 //
-// Those with `gated` 1 have B (2 * N, K), whose rows are N of a gate and N of an up, and no bias:
+// Those with `gated` 1 have B (N, K) of a gate, and another one of an up, and no bias: `out_map` is
+// the up's B, and `bias` its scales, whose strides are those of B's.
 //   x[m, n] = silu(round(gate[m, n])) * round(up[m, n]), rounded to out_type;
 //   out[m, n] = e4m3(x[m, n] / s), with the scale s of 128 columns of a row in `gate_scales`, both as
-//   rows.cu of the folder quantize computes them. N is a multiple of 128, out's rows are aligned to
-//   16 bytes, and out has no map.
+//   rows.cu of the folder quantize computes them. N is a multiple of 128, and out's rows are aligned
+//   to 16 bytes.
 #pragma once
 
 #include "group_rows.h"

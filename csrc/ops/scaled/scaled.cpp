@@ -92,11 +92,24 @@ void run_without_k(ScaledCall call, int32_t device_index) {
   run_sm90_scaled(device(device_index), call);
 }
 
+// The ups of a gated product, where they have a matrix of their own.
+struct Ups {
+  const Tensor& data;
+  const Tensor& scale;
+};
+
+bool have_same_strides(const TensorView& a, const TensorView& b) {
+  for (int64_t i = 0; i < a.dim; ++i) {
+    if (a.sizes[i] > 1 && b.sizes[i] > 1 && a.strides[i] != b.strides[i]) return false;
+  }
+  return true;
+}
+
 // Runs a product whose sizes and outputs are in `call`, and of groups what their ends are limited
-// by; K may be 0 of groups alone.
+// by; K may be 0 of groups alone. `ups`: of a gated one; null: they follow the gates in mat_b.
 void run_product(const char* op, ScaledCall call, const Tensor& mat_a, const Tensor& mat_b,
                  const Tensor& scale_a, int64_t recipe_a, const Tensor& scale_b, int64_t recipe_b,
-                 const std::optional<Tensor>& offs) {
+                 const std::optional<Tensor>& offs, const Ups* ups = nullptr) {
   const TensorView x(mat_a), y(mat_b);
   check_sizes(op, call);
   call.a_dtype = x.dtype;
@@ -123,13 +136,27 @@ void run_product(const char* op, ScaledCall call, const Tensor& mat_a, const Ten
   // Scales of rows of groups of K follow those of the group before.
   const bool follow = call.groups.of_k && !call.blocks;
   const Tensor a_own = follow ? as_contiguous(scale_a) : scale_a;
-  const Tensor b_own = follow ? as_contiguous(scale_b) : scale_b;
+  const bool align =
+      ups != nullptr && !have_same_strides(TensorView(scale_b), TensorView(ups->scale));
+  const Tensor b_own = follow || align ? as_contiguous(scale_b) : scale_b;
   const TensorView a_scale(a_own), b_scale(b_own);
   call.a_scales = scales_of(a_scale, recipe_a, a_scale.data());
   if (follow) call.a_scales.stride = 1;
   const bool of_group = offs && (!call.groups.of_k || follow);
   call.b_scales = scales_of(of_group ? group_of(b_scale) : b_scale, recipe_b, b_scale.data());
   if (of_group) call.b_scales_group_stride = b_scale.strides[0];
+  std::optional<Tensor> up_copy, up_scale;
+  if (ups != nullptr) {
+    const Rows up = rows_of(ups->data, 0, up_copy);
+    call.b_up = up.data;
+    call.b_up_stride = up.stride;
+    up_scale = align ? as_contiguous(ups->scale) : ups->scale;
+    call.b_up_scales = static_cast<const float*>(TensorView(*up_scale).data());
+  } else if (call.gated) {
+    call.b_up = call.b + call.n * call.b_stride;
+    call.b_up_stride = call.b_stride;
+    call.b_up_scales = call.b_scales.data + call.n / kScaleBlock * call.b_scales.stride;
+  }
   run_sm90_scaled(device(x.device_index), call);
 }
 
@@ -194,30 +221,50 @@ Tensor scaled_grouped_matmul_cuda(const Tensor& mat_a, const Tensor& mat_b, cons
 Quantized scaled_gated_matmul_cuda(const Tensor& mat_a, const Tensor& mat_b, const Tensor& scale_a,
                                    const Tensor& scale_b, const std::string& gate,
                                    const std::optional<Tensor>& offs,
-                                   std::optional<ScalarType> dtype) {
+                                   std::optional<ScalarType> dtype,
+                                   const std::optional<Tensor>& mat_up,
+                                   const std::optional<Tensor>& scale_up) {
   const TensorView x(mat_a), y(mat_b);
   constexpr int64_t kRecipeA = kScaleBlock1x128, kRecipeB = kScaleBlock128x128;
   ScaledCall call;
   call.out_dtype = dtype.value_or(ScalarType::BFloat16);
-  check_scaled_gated(
-      {x, y, TensorView(scale_a), TensorView(scale_b), gate, view_of(offs), call.out_dtype});
+  check_scaled_gated({x, y, TensorView(scale_a), TensorView(scale_b), gate, view_of(offs),
+                      call.out_dtype, view_of(mat_up), view_of(scale_up)});
   call.gated = call.blocks = call.b_scales.of_128_rows = true;
   call.a_dtype = x.dtype;
   call.b_dtype = y.dtype;
   call.m = x.sizes[0];
   call.k = x.sizes[1];
-  call.n = y.sizes[y.dim - 1] / 2;
+  call.n = mat_up ? y.sizes[1] : y.sizes[y.dim - 1] / 2;
   if (offs) {
     call.groups.groups = y.sizes[0];
     call.groups.limit = call.m;
   }
   const bool any = std::min({call.m, call.n, call.k}) > 0 && (!offs || call.groups.groups > 0);
-  if (!any || !is_gated_quicker(device(x.device_index), call)) {
-    const Tensor product =
-        offs ? scaled_grouped_matmul_cuda(mat_a, mat_b, scale_a, kRecipeA, scale_b, kRecipeB, *offs,
-                                          call.out_dtype, false)
-             : scaled_matmul_cuda(mat_a, mat_b, scale_a, kRecipeA, scale_b, kRecipeB, std::nullopt,
-                                  call.out_dtype, false);
+  if (!any || !is_gated_quicker(device(x.device_index), call, mat_up.has_value())) {
+    Tensor product;
+    if (mat_up) {
+      const int64_t sizes[] = {call.m, 2 * call.n};
+      product = empty_cuda(sizes, 2, call.out_dtype, x.device_index);
+      if (call.k == 0) torch::stable::zero_(product);
+      call.gated = false;
+      call.out_stride = 2 * call.n;
+      call.out = static_cast<char*>(product.mutable_data_ptr());
+      const auto multiply = [&](const Tensor& b, const Tensor& scale) {
+        run_product(kScaledGatedOp, call, mat_a, b, scale_a, kRecipeA, scale, kRecipeB, {});
+        call.out += call.n * element_size(call.out_dtype);
+      };
+      if (any) {
+        multiply(mat_b, scale_b);
+        multiply(*mat_up, *scale_up);
+      }
+    } else if (offs) {
+      product = scaled_grouped_matmul_cuda(mat_a, mat_b, scale_a, kRecipeA, scale_b, kRecipeB,
+                                           *offs, call.out_dtype, false);
+    } else {
+      product = scaled_matmul_cuda(mat_a, mat_b, scale_a, kRecipeA, scale_b, kRecipeB, std::nullopt,
+                                   call.out_dtype, false);
+    }
     return quantize_cuda(product, kRecipeA, false, false, gate, std::nullopt);
   }
   if (offs) check_ends(kScaledGatedOp, *offs, call.groups.limit);
@@ -230,7 +277,16 @@ Quantized scaled_gated_matmul_cuda(const Tensor& mat_a, const Tensor& mat_b, con
   call.gate_scales = static_cast<float*>(scales.mutable_data_ptr());
   call.gate_stride = scale_strides[0];
   call.gate_stride_k = scale_strides[1];
-  run_product(kScaledGatedOp, call, mat_a, mat_b, scale_a, kRecipeA, scale_b, kRecipeB, offs);
+  const auto run = [&](const Ups* ups) {
+    run_product(kScaledGatedOp, call, mat_a, mat_b, scale_a, kRecipeA, scale_b, kRecipeB, offs,
+                ups);
+  };
+  if (mat_up) {
+    const Ups ups{*mat_up, *scale_up};
+    run(&ups);
+  } else {
+    run(nullptr);
+  }
   return {data, scales};
 }
 

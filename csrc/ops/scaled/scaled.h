@@ -107,7 +107,8 @@ Tensor scaled_grouped_matmul_cuda(const Tensor& mat_a, const Tensor& mat_b, cons
 //
 //   quantize(scaled_matmul(mat_a, mat_b), 1x128, gate=gate)
 //
-// or scaled_grouped_matmul() with `offs`. Scales are of 1x128 and 128x128; `dtype`, bfloat16 if
+// or scaled_grouped_matmul() with `offs`. Or, without `offs`, mat_b has the gates alone, and mat_up
+// with scale_up as many ups. Scales are of 1x128 and 128x128; `dtype`, bfloat16 if
 // none is given, is the product's. On CUDA both are one kernel where there is one that is quicker,
 // with the same bits; rows past the last end are not written then.
 constexpr const char* kScaledGatedOp = "scaled_gated_matmul";
@@ -118,6 +119,7 @@ struct ScaledGatedArguments {
   std::string gate;
   std::optional<TensorView> offs;
   ScalarType dtype;
+  std::optional<TensorView> mat_up, scale_up;
 };
 
 void check_scaled_gated(const ScaledGatedArguments& arguments);
@@ -128,10 +130,14 @@ void check_described_scaled_gated(const nlohmann::json& call);
 Quantized scaled_gated_matmul_cpu(const Tensor& mat_a, const Tensor& mat_b, const Tensor& scale_a,
                                   const Tensor& scale_b, const std::string& gate,
                                   const std::optional<Tensor>& offs,
-                                  std::optional<ScalarType> dtype);
+                                  std::optional<ScalarType> dtype,
+                                  const std::optional<Tensor>& mat_up,
+                                  const std::optional<Tensor>& scale_up);
 Quantized scaled_gated_matmul_cuda(const Tensor& mat_a, const Tensor& mat_b, const Tensor& scale_a,
                                    const Tensor& scale_b, const std::string& gate,
                                    const std::optional<Tensor>& offs,
-                                   std::optional<ScalarType> dtype);
+                                   std::optional<ScalarType> dtype,
+                                   const std::optional<Tensor>& mat_up,
+                                   const std::optional<Tensor>& scale_up);
 
 }  // namespace torch_cubin

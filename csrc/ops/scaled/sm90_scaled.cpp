@@ -193,10 +193,14 @@ Sm90ScaledType type_of(ScalarType dtype) {
   return dtype == ScalarType::Float ? kScaledFloat32 : kScaledBFloat16;
 }
 
+int64_t out_stride(const ScaledCall& call) {
+  return call.out_stride == 0 ? call.n : call.out_stride;
+}
+
 void encode_out(Sm90ScaledParams& params, const ScaledCall& call, int64_t tile_n,
                 const Device& device) {
   const int64_t bytes = element_size(call.out_dtype);
-  if (bytes == 1 || call.n * bytes % kMapBytes != 0 ||
+  if (bytes == 1 || call.n * bytes % kMapBytes != 0 || out_stride(call) * bytes % kMapBytes != 0 ||
       reinterpret_cast<uintptr_t>(call.out) % kMapBytes != 0) {
     params.flags |= kScaledOutUnaligned;
     return;
@@ -207,23 +211,25 @@ void encode_out(Sm90ScaledParams& params, const ScaledCall& call, int64_t tile_n
       panel * bytes == kPanelBytes ? MapSwizzle::k128Bytes : MapSwizzle::k64Bytes;
   const int64_t rows = call.m * (call.groups.of_k ? call.groups.groups : 1);
   encode_tiled_map(&params.out_map, call.out, kTypes[type_of(call.out_dtype)], swizzle,
-                   {dim(call.n, 0, panel), dim(rows, call.n * bytes, kStoreRows)}, device.index);
+                   {dim(call.n, 0, panel), dim(rows, out_stride(call) * bytes, kStoreRows)},
+                   device.index);
 }
 
 }  // namespace
 
-bool is_gated_quicker(const Device& device, const ScaledCall& call) {
+bool is_gated_quicker(const Device& device, const ScaledCall& call, bool of_two) {
   if (call.n % kTileK != 0) return false;
   const ScaledTable& table = scaled_table(device);
   const ScaledPlan gated = plan_scaled(table, device, call);
   if (gated.row == nullptr) return false;
   ScaledCall steps = call;
   steps.gated = false;
-  steps.n *= 2;
+  if (!of_two) steps.n *= 2;
+  const double product = plan_scaled(table, device, steps).cost;
   const auto quantized = static_cast<double>(call.m * call.n) *
                          static_cast<double>(2 * element_size(call.out_dtype) + 1);
   return gated.cost <=
-         plan_scaled(table, device, steps).cost + quantized / kMemoryBytes + kLaunchCost;
+         (of_two ? 2 * product + kLaunchCost : product) + quantized / kMemoryBytes + kLaunchCost;
 }
 
 void run_sm90_scaled(const Device& device, const ScaledCall& call) {
@@ -235,17 +241,21 @@ void run_sm90_scaled(const Device& device, const ScaledCall& call) {
   params.stage_bytes = static_cast<int>((box_m + row.tile[1]) * kTileK);
   encode_tiled_map(&params.a, call.a, MapType::kUInt8, MapSwizzle::k128Bytes,
                    {dim(call.k, 0, kTileK), dim(call.m, call.a_stride, box_m)}, device.index);
-  const int64_t b_height = row.gated ? 2 * call.n : call.n;
-  const MapDim b_k = dim(call.k, 0, kTileK),
-               b_rows = dim(b_height, call.b_stride, out_columns(row));
   std::optional<Workspace> group_rows;
-  if (row.grouped == kGroupsOfRows) {
-    const MapDim groups = dim(call.groups.groups, call.b_group_stride, 1), one = dim(1, 0, 1);
-    encode_tiled_map(&params.b, call.b, MapType::kUInt8, MapSwizzle::k128Bytes,
-                     {b_k, b_rows, groups, one, one}, device.index);
-  } else {
-    encode_tiled_map(&params.b, call.b, MapType::kUInt8, MapSwizzle::k128Bytes, {b_k, b_rows},
-                     device.index);
+  const auto encode_b = [&](Sm90ScaledMap& map, const char* b, int64_t stride) {
+    const MapDim k = dim(call.k, 0, kTileK), rows = dim(call.n, stride, out_columns(row));
+    if (row.grouped == kGroupsOfRows) {
+      const MapDim groups = dim(call.groups.groups, call.b_group_stride, 1), one = dim(1, 0, 1);
+      encode_tiled_map(&map, b, MapType::kUInt8, MapSwizzle::k128Bytes, {k, rows, groups, one, one},
+                       device.index);
+    } else {
+      encode_tiled_map(&map, b, MapType::kUInt8, MapSwizzle::k128Bytes, {k, rows}, device.index);
+    }
+  };
+  encode_b(params.b, call.b, call.b_stride);
+  if (row.gated) {
+    encode_b(params.out_map, call.b_up, call.b_up_stride);
+    params.bias = call.b_up_scales;
   }
   if (row.grouped != kOneProduct) {
     group_rows = find_group_rows(device, call.groups, row.tile[0]);
@@ -261,12 +271,12 @@ void run_sm90_scaled(const Device& device, const ScaledCall& call) {
   params.b_stride_k = call.b_scales.stride_k;
   params.a_shift = call.a_scales.of_128_rows ? 7 : 0;
   params.b_shift = call.b_scales.of_128_rows ? 7 : 0;
-  params.bias = call.bias;
+  if (!row.gated) params.bias = call.bias;
   params.bias_type = type_of(call.bias_dtype);
   params.bias_stride = call.bias_stride;
   params.out = call.out;
   params.out_type = type_of(call.out_dtype);
-  params.out_stride = call.n;
+  params.out_stride = out_stride(call);
   params.m = static_cast<int>(call.m);
   params.n = static_cast<int>(call.n);
   params.k_blocks = static_cast<int>(ceil_div(call.k, kTileK));

@@ -29,10 +29,15 @@ struct ScaledCall {
   const void* bias = nullptr;  // null: none
   ScalarType bias_dtype = ScalarType::Float;
   int64_t bias_stride = 0;
-  char* out = nullptr;  // contiguous
+  char* out = nullptr;     // rows are contiguous
+  int64_t out_stride = 0;  // 0: rows follow one another
   // Whether out is e4m3 of silu(gate) * up with the scales below, of rows, N gates and N ups of B,
   // which are rounded to out_dtype before (kernels/matmul/sm90_scaled_params.h).
   bool gated = false;
+  // Of gated calls: the ups of B, with the scales' layout of b_scales. The gates are `b`.
+  const char* b_up = nullptr;
+  int64_t b_up_stride = 0;
+  const float* b_up_scales = nullptr;
   float* gate_scales = nullptr;
   int64_t gate_stride = 0, gate_stride_k = 0;
   // Groups of rows have a matrix B each, groups of K an output; without groups there is one of
@@ -42,8 +47,9 @@ struct ScaledCall {
 };
 
 // Whether a gated kernel computes the call, whose operands may be missing, and more quickly than
-// the product without a gate and the quantisation after it.
-bool is_gated_quicker(const Device& device, const ScaledCall& call);
+// the product without a gate, or with `of_two` that of the gates and that of the ups, and the
+// quantisation after it.
+bool is_gated_quicker(const Device& device, const ScaledCall& call, bool of_two);
 
 // Throws [no_kernel] or [arch] where the device has no such kernel.
 void run_sm90_scaled(const Device& device, const ScaledCall& call);
