@@ -41,6 +41,15 @@ LONG = {
         "batch": 70, "heads": 16, "shared": 4, "dim": 128, "capacity": 700, "page_size": 16,
         "lengths": [10 * i for i in range(70)], "new": 1, "rotary_dim": 128, "causal": True,
     },
+    # Pages are looked up for 32 tiles at a time, in parts of up to 140 tiles.
+    "long parts in pages": {
+        "batch": 18, "heads": 16, "shared": 8, "dim": 128, "capacity": 9024, "page_size": 48,
+        "lengths": [8999, 4100, 2047] + [70 * i for i in range(15)], "new": 1,
+    },
+    "long parts of e4m3 in pages": {
+        "batch": 18, "heads": 16, "shared": 8, "dim": 64, "capacity": 9024, "page_size": 16,
+        "lengths": [8999, 4100, 2047] + [70 * i for i in range(15)], "e4m3": True,
+    },
     "e4m3": {"batch": 1, "heads": 32, "shared": 8, "dim": 128, "capacity": 20000, "e4m3": True},
     "e4m3 in pages": {
         "batch": 4, "heads": 8, "shared": 2, "dim": 64, "capacity": 30000, "e4m3": True,

@@ -103,40 +103,53 @@ struct WarpCopy {
   }
 };
 
-// The addresses of the 16 rows that the warp copies next: lane l has the page of row l % 16. Pages
-// are requested two tiles ahead, because they come from memory; one ahead if registers are short.
+// The addresses of the 16 rows that the warp copies next. Pages are requested ahead, because they
+// come from memory. Pages of a multiple of 16 rows contain all 16: lane l has the page of the l-th
+// tile from here on, and then that of 32 tiles later. Of other pages lane l has that of row l % 16,
+// and then that of the next tile; so do wider heads, for which registers are short.
 struct PagedRows {
-  static constexpr int kAhead = Config::kTileK > 128 ? 1 : 2;
+  static constexpr bool kIsWide = Config::kTileK > 128;
+  static constexpr int kAhead = kIsWide ? 1 : 2, kTiles = 32;
   u32 page[kAhead];
+  int tile = 0;  // of kTiles
 
-  static TC_DEVICE u32 at(int column) { return column + threadIdx.x % 16; }
+  static TC_DEVICE bool has_one_page(const DecodeParams& p) {
+    return !kIsWide && p.page_size % 16 == 0;
+  }
 
   TC_DEVICE PagedRows(const DecodeParams& p, int batch, int column, int columns) {
     if (p.block_table == nullptr || !p.cache) return;
+    int step = has_one_page(p) ? kTiles * Config::kTileN : Config::kTileN;
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      page[i] = fetch(p, batch, column + i * Config::kTileN, columns);
-    }
+    for (int i = 0; i < kAhead; ++i) page[i] = fetch(p, batch, column + i * step, columns);
   }
 
   // Call after the copy of the tile at `column`.
   TC_DEVICE void step(const DecodeParams& p, int batch, int column, int columns) {
+    int ahead = kAhead * Config::kTileN;
+    if (has_one_page(p)) {
+      if (++tile < kTiles) return;
+      tile = 0;
+      ahead = (kTiles + 1) * Config::kTileN;
+    }
     if (kAhead == 2) page[0] = page[1];
-    page[kAhead - 1] = fetch(p, batch, column + kAhead * Config::kTileN, columns);
+    page[kAhead - 1] = fetch(p, batch, column + ahead, columns);
   }
 
-  static TC_DEVICE u32 fetch(const DecodeParams& p, int batch, int column, int columns) {
+  static TC_DEVICE u32 fetch(const DecodeParams& p, int batch, u32 column, int columns) {
     const int* table = p.block_table + batch * p.block_table_stride;
-    return at(column) < static_cast<u32>(columns) ? __ldg(table + at(column) / p.page_size) : 0;
+    u32 own = column + (has_one_page(p) ? threadIdx.x % 32 * Config::kTileN : threadIdx.x % 16);
+    return own < static_cast<u32>(columns) ? __ldg(table + own / p.page_size) : 0;
   }
 
   TC_DEVICE void copy(const DecodeParams& p, const WarpCopy& k, const WarpCopy& v, u32 stage,
                       int column, int columns) const {
-    u32 row = at(column) % p.page_size;
+    u32 row = (column + threadIdx.x % 16) % p.page_size;
 #pragma unroll
     for (int pass = 0; pass < WarpCopy::kPasses; ++pass) {
       int lane = WarpCopy::row() + WarpCopy::kRows * pass;
-      tc_int64 its_page = min(__shfl_sync(~0u, page[0], lane), p.pages - 1u);
+      int from = has_one_page(p) ? tile : lane;
+      tc_int64 its_page = min(__shfl_sync(~0u, page[0], from), p.pages - 1u);
       tc_int64 its_row = __shfl_sync(~0u, row, lane);
       k.copy_row(stage, pass, columns - column,
                  its_page * (p.k_stride[0] * kElement) + its_row * (p.k_stride[2] * kElement));

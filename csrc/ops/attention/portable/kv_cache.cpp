@@ -90,13 +90,11 @@ class PortableKvCache : public KvCacheKernels {
     if (combine_[dtype].empty() || append_rows.empty()) return false;
     if (packed != nullptr && gather_[dtype].empty()) return false;
     const int64_t blocks = ceil_div(shape.seqlen_q * shape.group(), 16) * shape.kv_heads;
-    // Pages keep the memory busier with two blocks a multiprocessor (measured: 2%).
-    const bool few_blocks = !batch_invariant() && !call.block_table;
     // Kernels for caches of e4m3 serve queries of both dtypes; theirs is what they multiply in.
     const AttentionRow* decode =
         decode_row(shape.e4m3 ? decode_e4m3_ : decode_, shape.e4m3 ? kAttendFloat16 : dtype, 0,
                    std::max(shape.head_dim, shape.head_dim_v),
-                   few_blocks ? blocks * shape.batch : INT64_MAX, device_);
+                   batch_invariant() ? INT64_MAX : blocks * shape.batch, device_);
     if (decode == nullptr) return false;
     Tensor q = call.q;
     if (call.k) append(call, *append_rows[0].kernel, q);
