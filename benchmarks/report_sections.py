@@ -140,7 +140,7 @@ SECTIONS = (
         "steps run at the power limit, where our products have 0.90 to 1.07 of cuBLAS's speed "
         "(NOTES.md). Stock runs in processes that never install, but for compiled decoding and "
         "max-autotune; two processes of it differ by 0.2 in short and eager decode. "
-        "Compiled calls of 128 tokens have not run in that way.",
+        "Compiled calls of 128 tokens have not run so.",
         groups={group: group for group in goals.WHOLE_MODELS},
         goals=goals.WHOLE_MODELS,
         plot="models",
