@@ -24,6 +24,7 @@ MOST_FITTED = 18
 NUMBER = re.compile(r"(?<![\w.])(\d[\d']*(?:\.\d*(?:[eE][-+]?\d+)?)?)[uUlLfF]*(?![\w.])")
 STARTS_DOUBLE = re.compile(r"\b(?:double|float) [^;(){}]*= -?$")
 INTEGERS = {
+    ("backend.h", 10): "the least share of the memory's peak in a copying kernel's entry, inverted",
     ("backend.h", 96): "bytes of a plan's details",
     ("cost.cpp", 10): "groups of multiprocessors that take a cluster (with 11)",
     ("cost.cpp", 11): "of so many",

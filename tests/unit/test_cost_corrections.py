@@ -51,7 +51,7 @@ def test_fitted_numbers_are_few_and_stand_in_one_place() -> None:
     numbers = planner_numbers.fitted()
     assert len(numbers) <= planner_numbers.MOST_FITTED, numbers
     elsewhere = [number for number in numbers if not number.startswith("cost.h: ")]
-    assert elsewhere == ["backend.h: 0.1"]  # the least that a table may say
+    assert elsewhere == []
     assert planner_numbers.integers() == set(planner_numbers.INTEGERS)
 
 
@@ -80,7 +80,7 @@ def test_other_integers_are_found(tmp_path, monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("gpu", "most"),
     [
-        ("h200", {"all": 2.4, "few rows": 3.1, "rows anywhere": 1.6, "others": 2.5}),
+        ("h200", {"all": 2.4, "few rows": 3.1, "rows anywhere": 1.7, "others": 2.5}),
         ("h100", {"all": 4.7, "few rows": 5.9, "rows anywhere": 7.2, "others": 3.7}),
     ],
 )

@@ -152,9 +152,11 @@ struct MatmulPlan : PlanDetails<96> {
 // What a kernel that only moves data takes, by its entry's "cost": the share of the memory's peak
 // that it reaches, and the cycles of its launch.
 struct CopyCost {
+  static constexpr int kLeastShare = 10;  // a tenth; an entry with less is an error
+
   CopyCost() = default;
   explicit CopyCost(const KernelFields& fields)
-      : share(fields.object("cost").number("share", 0.1)),
+      : share(fields.object("cost").number("share", 1 / double{kLeastShare})),
         fixed(fields.object("cost").number("fixed", 0)) {}
 
   Work work(double bytes) const {

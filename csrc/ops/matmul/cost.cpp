@@ -23,6 +23,7 @@ constexpr NamedTerm kTerms[] = {
     {"l2_bytes_per_cycle", &Terms::l2_bytes_per_cycle},
     {"idle_l2", &Terms::idle_l2},
     {"once_bytes_per_cycle", &Terms::once_bytes_per_cycle},
+    {"port_bytes_per_cycle", &Terms::port_bytes_per_cycle},
     {"narrow_cycles", &Terms::narrow_cycles},
     {"launch", &Terms::launch},
     {"cluster_launch", &Terms::cluster_launch},
@@ -95,8 +96,11 @@ Terms changed_terms(Terms terms, const json& values) {
 
 double microseconds(const Work& w, const Terms& t) {
   const double l2 = w.l2_bytes / t.l2_bytes_per_cycle * (1 - t.idle_l2 * (1 - w.filled));
-  double cycles =
-      std::max(smooth_max(w.multiply, w.shared, l2), w.once_bytes / t.once_bytes_per_cycle);
+  const double tiles = smooth_max(w.multiply, w.shared, l2);
+  const double port = w.port_bytes / t.port_bytes_per_cycle;
+  // Of squares, so of eighth powers: the port is a harder bound than those of the tiles.
+  double cycles = std::max(std::sqrt(smooth_max(tiles * tiles, port * port)),
+                           w.once_bytes / t.once_bytes_per_cycle);
   cycles += w.narrow * t.narrow_cycles;
   const double block = w.rows * t.row_cycles + w.stretches * t.stretch_cycles;
   cycles += store_cycles(w, t, cycles) - hidden_cycles(w, t, cycles) +

@@ -20,6 +20,7 @@ struct Work {
   double shared = 0;      // cycles of shared memory, 128 bytes each
   double l2_bytes = 0;    // loaded; twice where 128 bytes lie across two lines of the cache
   double once_bytes = 0;  // loaded that no other multiprocessor loads: they come from memory
+  double port_bytes = 0;  // the same through a port that two multiprocessors share, by sm90.cu
   // Of one, one after another.
   double narrow = 0;        // cycles of the tensor cores that wait for each load
   double threads = 0;       // cycles of threads, as the kernels' rows say them
@@ -57,6 +58,7 @@ struct Terms {
   double l2_bytes_per_cycle = 58.6;         // of one
   double idle_l2 = 0.391;                   // share of what the idle leave that others can use
   double once_bytes_per_cycle = 32.6;       // of one
+  double port_bytes_per_cycle = 20;         // of one, while its neighbour loads, too
   double narrow_cycles = 5.02;              // for each cycle of narrow products
   double launch = 0.972;                    // us
   double cluster_launch = 0.1;              // us, more than without clusters
