@@ -130,7 +130,7 @@ def test_options_beside_masks_of_numbers(
     if option == "sinks":  # which these kernels take, too
         assert kernels >= kernels_expected(head_dim, name)
         return
-    tile = {64: "128x128x64", 128: "128x128x128", 256: "128x80x256"}[head_dim]
+    tile = {64: "128x128x64", 128: "128x128x128", 256: "128x64x256"}[head_dim]
     assert f"sm90_attention_{short}_general_added_{tile}" in kernels
     tile = ac.sm90_backward_tile(head_dim)
     assert f"sm90_backward_attention_{short}_general_{tile}" in kernels

@@ -30,7 +30,7 @@ def test_random_options(name: str, seed: str, child) -> None:
     answer = child.check()
     assert answer["wrong"] == []
     loaded = {x for x in answer["loaded"] if SHORT[name] in x.split("_")}
-    for tile in ("128x128x64", "128x128x128", "128x80x256"):
+    for tile in ("128x128x64", "128x128x128", "128x64x256"):
         assert f"sm90_attention_{SHORT[name]}_general_{tile}" in loaded
     for tile in ("96x128x64", "48x128x128", "64x128x256"):
         assert f"sm90_backward_attention_{SHORT[name]}_general_{tile}" in loaded
@@ -56,7 +56,7 @@ def test_each_option(kind: str, head_dim: int, nan_memory) -> None:
     again, _ = ar.both(q, k, v, grad, **options)
     for x, y in zip(ours, again, strict=True):
         numerics.check_bits(x, y)
-    tile = {64: "128x128x64", 128: "128x128x128", 256: "128x80x256"}[head_dim]
+    tile = {64: "128x128x64", 128: "128x128x128", 256: "128x64x256"}[head_dim]
     tile_backward = ac.sm90_backward_tile(head_dim)
     if kind == "sinks":  # no score depends on them; the backward needs the logsumexp alone
         expected = {"masked_192x128x64" if head_dim == 64 else tile, tile_backward}
@@ -96,7 +96,7 @@ def test_boolean_masks(broadcast: tuple, head_dim: int, nan_memory) -> None:
     assert "sm90_mask_attention" in names
     assert "sm90_backward_mask_attention" in names
     assert f"sm90_backward_attention_f16_{ac.sm90_backward_tile(head_dim)}" in names
-    tile = {64: "192x128x64", 128: "128x128x128", 256: "128x80x256"}[head_dim]
+    tile = {64: "192x128x64", 128: "128x128x128", 256: "128x64x256"}[head_dim]
     assert f"sm90_attention_f16_masked_{tile}" in names
 
 

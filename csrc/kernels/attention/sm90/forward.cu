@@ -26,12 +26,17 @@ namespace torch_cubin::TC_KERNEL {
 
 using namespace sm90;
 
+// ForwardBlock's kSharedQ: heads of more than 128 columns have memory for three buffers of queries.
+// `adds`: with an additive mask alone, 80 keys a block need less time than 64 and a third buffer.
+constexpr int shared_q(int columns, bool adds) { return columns > 128 && !adds ? 3 : 0; }
+
 template <DType kDType_, int kD_, int kN_, int kGroups_, int kQSlots_, int kStages_,
           bool kPingPong_, bool kMasked_, bool kAdded_, bool kGeneral_>
 struct AttentionConfig : ForwardBlock<kGroups_, kQSlots_, kStages_, (kD_ + 63) / 64 * 64 * 128,
                                       (kD_ + 63) / 64 * kN_ * 128,
                                       std::conditional_t<kMasked_ && !kAdded_ && !kGeneral_,
-                                                         GroupedTile<kGroups_>, TileOf<kMasked_>>> {
+                                                         GroupedTile<kGroups_>, TileOf<kMasked_>>,
+                                      shared_q(kD_, kAdded_ && !kGeneral_)> {
   using Block = typename AttentionConfig::ForwardBlock;
   using Params = Sm90AttentionParams;
   using Block::kGroups, Block::kStages;
@@ -47,9 +52,9 @@ struct AttentionConfig : ForwardBlock<kGroups_, kQSlots_, kStages_, (kD_ + 63) /
   // which takes three stages. Of two warpgroups, the first skips first blocks alone, the second
   // last ones. With 128 keys a block, neither has any in causal attention of equal lengths.
   static constexpr bool kSkipsBlocks = !kMasked && (kGroups > 2 ? kStages > 2 : kD > 192);
-  // The only slot of Q is released before the weights of a tile's last block are computed, unless
-  // they may need its scores once more. With the skipped blocks and the vectors below, 0.97 to 0.99
-  // of the time at head_dim 256 (H200).
+  // Q is released before the weights of a tile's last block are computed, unless they may need its
+  // scores once more. With the skipped blocks and the vectors below, 0.97 to 0.99 of the time at
+  // head_dim 256 (H200).
   static constexpr bool kFreesQ = kQSlots_ == 1 && kD > 192 && !kMasked;
   // Four lanes exchange outputs, for vectors of 16 bytes instead of 8, where that was measured.
   static constexpr bool kStoresVectors = kD > 192 && !kMasked;
@@ -69,7 +74,7 @@ struct AttentionConfig : ForwardBlock<kGroups_, kQSlots_, kStages_, (kD_ + 63) /
   // where the softmax overlaps with no other products. With 64 and 128 columns that took 1.1 to 1.3
   // of it, because the other warpgroup's softmax waits.
   static constexpr bool kDropsEarly = kGeneral && kD > 128;
-  static_assert(kDropsEarly || !kGeneral || kN_ % 32 == 0);
+  static_assert(!kGeneral || kN_ % 32 == 0);
   // ptxas moved the descriptors of these kernels to uniform registers before each product (R2UR).
   static constexpr bool kMovesDescriptors = kGroups == 2 && kD <= 64 && !kMasked;
   // Sinks would delay the end of tiles of 192 queries without a mask: 2% of the time of all calls.
@@ -266,7 +271,8 @@ struct Consumer : ForwardConsumer<C> {
   }
 
   TC_DEVICE void score() {
-    u32 q = moved(q_base + number % C::kQSlots * (C::kGroups * C::kQBytes >> 4));
+    u32 q = moved(C::kSharesQ ? q_base + (Base::q_slot() - group) * (C::kQBytes >> 4)
+                              : q_base + number % C::kQSlots * (C::kGroups * C::kQBytes >> 4));
     u32 k = moved(k_base + slot(step) * (C::kKvBytes >> 4));
     // Otherwise ptxas computes all descriptors of Q before the loop, and spills them.
     if constexpr (C::kSkipsBlocks && C::kQSlots == 1) asm volatile("" : "+r"(q));
@@ -397,7 +403,7 @@ struct Consumer : ForwardConsumer<C> {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
 #pragma unroll
-      for (int j = 0; j < (C::kN + 31) / 32; ++j) {
+      for (int j = 0; j < C::kN / 32; ++j) {
         DropoutBits bits(seed, head, row + 8 * h, word + j, lane % 4);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
@@ -413,10 +419,6 @@ struct Consumer : ForwardConsumer<C> {
       if (p.score.drop_below == 0) return;
       kept[0] = kept[1] = 0;
       for_each_kept([&](int h, int i, bool keeps) { kept[h] |= keeps ? 1u << i : 0u; });
-      // Blocks of 80 keys begin at multiples of 32, or 16 further.
-      if (keys.block * C::kN % 32 == 0) return;
-      kept[0] >>= 4;
-      kept[1] >>= 4;
     }
   }
 
@@ -706,22 +708,22 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
       "threads": 384, "shared": 197344, "spill": 0, "cost": {"k_tile": 3120, "fixed": 3960}},
      {"name": "128x96x160", "takes": ["plain"],
       "masked": 0, "added": 0, "general": 0, "tile": [128, 96, 160], "q_slots": 1, "stages": 2,
-      "threads": 384, "shared": 197312, "spill": 0, "cost": {"k_tile": 3000, "fixed": 5400}},
+      "threads": 384, "shared": 221904, "spill": 0, "cost": {"k_tile": 3000, "fixed": 5400}},
      {"name": "128x96x192", "takes": ["plain"],
       "masked": 0, "added": 0, "general": 0, "tile": [128, 96, 192], "q_slots": 1, "stages": 2,
-      "threads": 384, "shared": 197312, "spill": 0, "cost": {"k_tile": 3300, "fixed": 6000}},
-     {"name": "128x80x256", "takes": ["plain", "unmasked", "sinks"],
-      "masked": 0, "added": 0, "general": 0, "tile": [128, 80, 256], "q_slots": 1, "stages": 2,
-      "threads": 384, "shared": 230080, "spill": 0, "cost": {"k_tile": 3430, "fixed": 7300}},
+      "threads": 384, "shared": 221904, "spill": 0, "cost": {"k_tile": 3300, "fixed": 6000}},
+     {"name": "128x64x256", "takes": ["plain", "unmasked", "sinks"],
+      "masked": 0, "added": 0, "general": 0, "tile": [128, 64, 256], "q_slots": 1, "stages": 2,
+      "threads": 384, "shared": 230096, "spill": 0, "cost": {"k_tile": 2750, "fixed": 7000}},
      {"name": "masked_192x128x64", "takes": ["unmasked", "bool_mask", "sinks"],
       "masked": 1, "added": 0, "general": 0, "tile": [192, 128, 64], "q_slots": 2, "stages": 3,
       "threads": 512, "shared": 148560, "spill": 328, "cost": {"k_tile": 3100, "fixed": 3500}},
      {"name": "masked_128x128x128", "takes": ["unmasked", "bool_mask", "sinks"],
       "masked": 1, "added": 0, "general": 0, "tile": [128, 128, 128], "q_slots": 2, "stages": 2,
       "threads": 384, "shared": 197584, "spill": 64, "cost": {"k_tile": 3500, "fixed": 4300}},
-     {"name": "masked_128x80x256", "takes": ["unmasked", "bool_mask", "sinks"],
-      "masked": 1, "added": 0, "general": 0, "tile": [128, 80, 256], "q_slots": 1, "stages": 2,
-      "threads": 384, "shared": 230320, "spill": 64, "cost": {"k_tile": 3700, "fixed": 7700}},
+     {"name": "masked_128x64x256", "takes": ["unmasked", "bool_mask", "sinks"],
+      "masked": 1, "added": 0, "general": 0, "tile": [128, 64, 256], "q_slots": 1, "stages": 2,
+      "threads": 384, "shared": 230336, "spill": 64, "cost": {"k_tile": 2960, "fixed": 7400}},
      {"name": "added_128x128x64", "takes": ["added_alone", "float_mask", "sinks"],
       "masked": 1, "added": 1, "general": 0, "tile": [128, 128, 64], "q_slots": 2, "stages": 2,
       "threads": 384, "shared": 164624, "spill": 16, "cost": {"k_tile": 2600, "fixed": 2300}},
@@ -737,16 +739,16 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
      {"name": "general_128x128x128", "takes": ["unmasked", "bool_mask", "sinks", "rule"],
       "masked": 1, "added": 0, "general": 1, "tile": [128, 128, 128], "q_slots": 2, "stages": 2,
       "threads": 384, "shared": 197376, "spill": 48, "cost": {"k_tile": 4200, "fixed": 4500}},
-     {"name": "general_128x80x256", "takes": ["unmasked", "bool_mask", "sinks", "rule"],
-      "masked": 1, "added": 0, "general": 1, "tile": [128, 80, 256], "q_slots": 1, "stages": 2,
-      "threads": 384, "shared": 230112, "spill": 48, "cost": {"k_tile": 4200, "fixed": 8000}},
+     {"name": "general_128x64x256", "takes": ["unmasked", "bool_mask", "sinks", "rule"],
+      "masked": 1, "added": 0, "general": 1, "tile": [128, 64, 256], "q_slots": 1, "stages": 2,
+      "threads": 384, "shared": 230128, "spill": 48, "cost": {"k_tile": 3360, "fixed": 7700}},
      {"name": "general_added_128x128x64", "takes": ["added_mask", "float_mask", "sinks", "rule"],
       "masked": 1, "added": 1, "general": 1, "tile": [128, 128, 64], "q_slots": 2, "stages": 2,
       "threads": 384, "shared": 164608, "spill": 184, "cost": {"k_tile": 3500, "fixed": 2500}},
      {"name": "general_added_128x128x128", "takes": ["added_mask", "float_mask", "sinks", "rule"],
       "masked": 1, "added": 1, "general": 1, "tile": [128, 128, 128], "q_slots": 2, "stages": 2,
       "threads": 384, "shared": 230144, "spill": 0, "cost": {"k_tile": 4200, "fixed": 4500}},
-     {"name": "general_added_128x80x256", "takes": ["added_mask", "float_mask", "sinks", "rule"],
-      "masked": 1, "added": 1, "general": 1, "tile": [128, 80, 256], "q_slots": 1, "stages": 2,
-      "threads": 384, "shared": 230112, "spill": 0, "cost": {"k_tile": 4200, "fixed": 8000}}]}}]}
+     {"name": "general_added_128x64x256", "takes": ["added_mask", "float_mask", "sinks", "rule"],
+      "masked": 1, "added": 1, "general": 1, "tile": [128, 64, 256], "q_slots": 1, "stages": 2,
+      "threads": 384, "shared": 230128, "spill": 0, "cost": {"k_tile": 3360, "fixed": 7700}}]}}]}
 */

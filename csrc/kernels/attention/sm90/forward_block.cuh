@@ -5,7 +5,7 @@
 // A block is a producer warpgroup and two or three consumer warpgroups of 64 queries each. Of the
 // producer's warps one schedules the tiles and loads Q, one loads K and one V.
 //
-//   shared memory:  Q: kQSlots x consumers x 64 rows | K: kStages | V: kStages | barriers | tiles
+//   shared memory:  Q: kQBuffers x 64 rows | K: kStages | V: kStages | barriers | tiles
 //   full barriers:  the producer's arrival and all bytes of the slot
 //   empty barriers: one arrival of each warp that reads the slot: those of one consumer warpgroup
 //                   for Q, of all for K and V
@@ -25,16 +25,23 @@ namespace sm90 {
 // kSendsNextBlock, kNextBlock and Mask (ReceivedKeyBlocks), kMovesDescriptors (moved()); the
 // registers of both sorts of warps; describe_tile(), which fills a Tile, and load_values(), which
 // loads a block of values.
-template <int kGroups_, int kQSlots_, int kStages_, int kQBytes_, int kKvBytes_, class Tile_>
+//
+// `kSharedQ`: 0 if each consumer has kQSlots buffers of queries of its own. Otherwise all consumers
+// share this number of buffers, in order: with three for two consumers, the first one's next
+// queries load during its tile, and the second one's when the first has ended it.
+template <int kGroups_, int kQSlots_, int kStages_, int kQBytes_, int kKvBytes_, class Tile_,
+          int kSharedQ = 0>
 struct ForwardBlock {
   using Tile = Tile_;
   using Mask = NoMask;
   static constexpr int kGroups = kGroups_, kQSlots = kQSlots_, kStages = kStages_, kRing = 8;
   static constexpr int kRows = 64 * kGroups, kThreads = kWarpgroup * (kGroups + 1);
   static constexpr int kQBytes = kQBytes_, kKvBytes = kKvBytes_;
-  static constexpr int kK = kQSlots * kGroups * kQBytes, kV = kK + kStages * kKvBytes;
-  static constexpr int kQFull = kV + kStages * kKvBytes, kQEmpty = kQFull + 8 * kQSlots * kGroups;
-  static constexpr int kKFull = kQEmpty + 8 * kQSlots * kGroups, kKEmpty = kKFull + 8 * kStages;
+  static constexpr bool kSharesQ = kSharedQ > 0;
+  static constexpr int kQBuffers = kSharesQ ? kSharedQ : kQSlots * kGroups;
+  static constexpr int kK = kQBuffers * kQBytes, kV = kK + kStages * kKvBytes;
+  static constexpr int kQFull = kV + kStages * kKvBytes, kQEmpty = kQFull + 8 * kQBuffers;
+  static constexpr int kKFull = kQEmpty + 8 * kQBuffers, kKEmpty = kKFull + 8 * kStages;
   static constexpr int kVFull = kKEmpty + 8 * kStages, kVEmpty = kVFull + 8 * kStages;
   static constexpr int kTileFull = kVEmpty + 8 * kStages;
   static constexpr int kTiles = (kTileFull + 8 * kRing + 15) / 16 * 16;
@@ -60,7 +67,7 @@ template <class C>
 TC_DEVICE void produce_q(const typename C::Params& p, u32 shared, typename C::Tile* tiles) {
   AttentionSchedule<C::kRows, C::kN, C::kTakesNext> schedule(p);
   bool elected = threadIdx.x % 32 == 0;
-  Slot<C::kQSlots> slot;
+  Slot<C::kSharesQ ? C::kQBuffers : C::kQSlots> slot;
   TilePlace place{};
   wait_for_previous_grid();
   for (int number = 0;; ++number) {
@@ -77,9 +84,10 @@ TC_DEVICE void produce_q(const typename C::Params& p, u32 shared, typename C::Ti
       barrier_arrive(shared + C::kTileFull + 8 * (number % C::kRing));
 #pragma unroll
       for (int g = 0; g < C::kGroups; ++g) {
-        int i = slot.stage * C::kGroups + g;
+        int i = C::kSharesQ ? slot.stage : slot.stage * C::kGroups + g;
         u32 full = shared + C::kQFull + 8 * i, to = shared + i * C::kQBytes;
         barrier_sleep(shared + C::kQEmpty + 8 * i, slot.phase ^ 1);
+        if constexpr (C::kSharesQ) slot.next();
         if (!any) {
           barrier_arrive(full);
           continue;
@@ -95,7 +103,7 @@ TC_DEVICE void produce_q(const typename C::Params& p, u32 shared, typename C::Ti
     }
     __syncwarp();
     if (!any) return;
-    slot.next();
+    if constexpr (!C::kSharesQ) slot.next();
   }
 }
 
@@ -180,9 +188,15 @@ struct ForwardConsumer {
   }
 
   // The slots, and the parities of their phases.
-  TC_DEVICE u32 q_slot() const { return number % C::kQSlots * C::kGroups + group; }
+  TC_DEVICE u32 q_slot() const {
+    if constexpr (C::kSharesQ) return (number * C::kGroups + group) % C::kQBuffers;
+    return number % C::kQSlots * C::kGroups + group;
+  }
   TC_DEVICE u32 q_full() const { return shared + C::kQFull + 8 * q_slot(); }
-  TC_DEVICE u32 q_phase() const { return number / C::kQSlots % 2; }
+  TC_DEVICE u32 q_phase() const {
+    if constexpr (C::kSharesQ) return (number * C::kGroups + group) / C::kQBuffers % 2;
+    return number / C::kQSlots % 2;
+  }
   static TC_DEVICE u32 slot(u32 of_step) { return of_step % C::kStages; }
   static TC_DEVICE u32 phase(u32 of_step) { return of_step / C::kStages % 2; }
 
@@ -228,7 +242,7 @@ TC_DEVICE void run_block(const typename C::Params& p) {
     prefetch_tensor_map(&p.q);
     prefetch_tensor_map(&p.k);
     prefetch_tensor_map(&p.v);
-    for (int i = 0; i < C::kQSlots * C::kGroups; ++i) {
+    for (int i = 0; i < C::kQBuffers; ++i) {
       barrier_init(shared + C::kQFull + 8 * i, 1);
       barrier_init(shared + C::kQEmpty + 8 * i, 4);
     }
