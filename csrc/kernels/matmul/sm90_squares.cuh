@@ -14,6 +14,8 @@
 namespace torch_cubin {
 namespace sm90 {
 
+constexpr int kItemsAhead = 2;  // work items that are found, and not loaded yet
+
 // The shared memory of a block. A warpgroup has one or two staging buffers: 64 rows of 128 bytes
 // for squares as they are, and as many for transposed ones.
 template <class C>
@@ -23,7 +25,9 @@ struct Layout {
   // Each warpgroup multiplies whole tiles, in turns: one stores while the other multiplies.
   static constexpr bool kPingPong = C::kConsumers == 1;
   static constexpr int kTurnBytes = kPingPong ? 16 * kWarpgroups : 0;
-  static constexpr int kControlBytes = 16 * C::kStages + 16 + kTurnBytes + 64 * C::kRing;
+  static constexpr int kItemBytes = kPingPong ? (64 + 16) * kItemsAhead : 0;  // and their barriers
+  static constexpr int kControlBytes =
+      16 * C::kStages + 16 + kTurnBytes + 64 * C::kRing + kItemBytes;
   static constexpr int kStaging = C::kStages * C::kStageBytes;
   static constexpr int kFit =
       (kMaxShared - kControlBytes - kStaging) / (kWarpgroups * kBufferBytes);
@@ -31,11 +35,13 @@ struct Layout {
   static constexpr int kBarriers = kStaging + kWarpgroups * kBuffers * kBufferBytes;
   static constexpr int kWords = kBarriers + 16 * C::kStages, kParts = kWords + 8;
   static constexpr int kTurns = kWords + 16, kRing = kTurns + kTurnBytes;
-  static constexpr int kSharedBytes = kRing + 64 * C::kRing;
+  static constexpr int kItems = kRing + 64 * C::kRing, kFound = kItems + 64 * kItemsAhead;
+  static constexpr int kSharedBytes = kItems + kItemBytes;
   static_assert(kBuffers >= 1 && kSharedBytes <= kMaxShared, "shared memory of a block");
   static_assert(C::kTileM == kRows * C::kConsumers * C::kBlocksM);
   static_assert(C::kTileM % C::kPanel == 0 && C::kTileN % C::kPanel == 0);
   static_assert(C::kPanel * C::kElement == 128 && C::kRing > C::kStages && sizeof(Work) == 64);
+  static_assert(!kPingPong || kRows * kWarpgroups * C::kTileN * C::kElement * 2 <= kStaging);
   static_assert(C::kConsumers * C::kBlocksM == 2, "blocks of kRows; words in front of kParts");
   // What a block of a cluster sends of a warpgroup's rows and kPanel columns of a tile.
   static constexpr int kSquareBytes = kRows * C::kPanel * 4;
@@ -293,8 +299,9 @@ TC_DEVICE void add_received(const Team& team, u32 shared, int step, int group,
 }
 
 // Stores a warpgroup's rows of a tile, square by square, and each square's transpose: the squares
-// from number `first` to `last` - 1; of a cluster's tile, its own.
-template <class C>
+// from number `first` to `last` - 1; of a cluster's tile, its own. `kHasBuffers`: `staging` has
+// a buffer for each square.
+template <class C, bool kHasBuffers = false>
 TC_DEVICE void store_squares(const Sm90MatmulParams& p, const Work& w, const Team& team, u32 shared,
                              u32 staging, int& turn, int group, int first, int last,
                              const float (&sum)[C::kBlocksM][C::kTileN / 2]) {
@@ -323,9 +330,9 @@ TC_DEVICE void store_squares(const Sm90MatmulParams& p, const Work& w, const Tea
     }
     const u32 direct = staging + turn * Layout<C>::kBufferBytes, own = direct + warp * 2048;
     const u32 transposed = direct + Layout<C>::kHalfBytes;
-    turn = turn + 1 == Layout<C>::kBuffers ? 0 : turn + 1;
+    turn = turn + 1 == Layout<C>::kBuffers && !kHasBuffers ? 0 : turn + 1;
     // A square's stores, as it is and transposed, are one group.
-    if (lane == 0) tma_store_wait_read<Layout<C>::kBuffers - 1>();
+    if (lane == 0 && !kHasBuffers) tma_store_wait_read<Layout<C>::kBuffers - 1>();
     if (p.flags & kSm90AddVector) {
       if (stored++ >= Layout<C>::kBuffers || w.streamed) {
         __syncwarp();

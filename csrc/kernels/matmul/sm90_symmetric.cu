@@ -35,9 +35,11 @@
 // sm90_squares.cuh stores the tiles, and adds what other blocks of a cluster send.
 //
 //   shared memory: kStages x (A tile, B tile) | staging buffers | full, empty barriers | a word per
-//     warpgroup | the barrier of a cluster's parts | ping-pong: turns | work items
+//     warpgroup | the barrier of a cluster's parts | ping-pong: turns | work items | ping-pong: work
+//     items that nobody loads yet, found, taken barriers
 //   full[s]: the producer's arrival and all bytes of the stage
 //   empty[s]: one arrival per consumer warpgroup; ping-pong: of the one that has the tile
+//   found[i], taken[i]: one arrival, of the thread that finds or loads work items
 //   parts: one arrival per consumer warpgroup, and all bytes that other blocks of the cluster send
 #include "sm90_block.cuh"
 #include "sm90_split.cuh"
@@ -83,7 +85,7 @@ struct Triangle {
   int second = 0;   // the column of a pair's second tile, which comes next; 0: none
   const Team team;
   bool part_is_next = team.size > 1;  // of the cluster's only tile
-  int group = 0, first = 0;  // of the last tile; the number of the group's first one
+  int group = 0, first = 0;           // of the last tile; the number of the group's first one
 
   TC_DEVICE explicit Triangle(const Sm90MatmulParams& params) : p(params), schedule(params) {
     rows = has_thin_rows<C>(p) ? p.n / C::kTileM : (p.n + C::kTileM - 1) / C::kTileM;
@@ -199,20 +201,56 @@ struct Triangle {
   }
 };
 
+// Ping-pong: finds the work items one after another, ahead of the thread that loads them. It takes
+// 800 to 1,800 cycles an item, most of them for instructions that no cache near has, and the tensor
+// cores would wait for that (4096 x 1024, H200). k_step of an item is read as its first k block.
+// NOTE: blocks that have one tile start later so (384 x 2048 in clusters 5.7 -> 6.8 us).
 template <class C>
-TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empty, Work* ring) {
+TC_DEVICE void find_items(const Sm90MatmulParams& p, u32 found, Work* items) {
   Triangle<C> triangle(p);
+  Work w;
+  for (int number = 0;; ++number) {
+    const int slot = number % kItemsAhead;
+    const u32 passed = number / kItemsAhead & 1;
+    if (!triangle.get(w)) w.k_count = 0;
+    w.k_step = triangle.k_begin;
+    w.counter -= number & 1;  // join() adds the warpgroup, which is that of every other item
+    w.k_first = triangle.has_more() ? 0 : 1;  // read as: the block's last item
+    barrier_wait_bounded(found + 8 * (kItemsAhead + slot), passed ^ 1);
+    items[slot] = w;
+    barrier_arrive(found + 8 * slot);
+    if (w.k_count == 0) return;
+  }
+}
+
+template <class C>
+TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empty, u32 found,
+                       const Work* items, Work* ring) {
+#if !TC_PING_PONG  // this thread finds the work items itself
+  Triangle<C> triangle(p);
+#endif
   const Share alone = {0, 0, 1};
   const bool batched = p.flags & kSm90Batched;
   int stage = 0, number = 0;
   u32 phase = 0;
   bool backwards = false;
   const Sm90TensorMap& map_of_tiles = has_thin_rows<C>(p) ? p.b : p.a;
+#if TC_PING_PONG
+  wait_for_previous_grid();
+  for (;; ++number) {
+    const int slot = number % kItemsAhead;
+    barrier_wait_bounded(found + 8 * slot, number / kItemsAhead & 1);
+    const Work w = items[slot];
+    barrier_arrive(found + 8 * (kItemsAhead + slot));
+    if (w.k_count == 0) break;
+    const int k_begin = w.k_step;
+#else
   Work w;
   bool any = triangle.get(w);
   wait_for_previous_grid();
   for (; any; any = triangle.get(w)) {
     const int k_begin = triangle.k_begin;
+#endif
     int k = (backwards ? k_begin + w.k_count - 1 : k_begin) * C::kTileK;
     const int step = backwards ? -C::kTileK : C::kTileK;
     const bool narrow = is_narrow<C>(w), b_alone = needs_b_alone<C>(p, w);
@@ -220,11 +258,11 @@ TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
     const u32 a_bytes = b_alone ? 0 : thin ? kThinRows * 128 : C::kABytes;
     const u32 bytes = a_bytes + (narrow ? C::kBBytes / 2 : C::kBBytes);
     barrier_wait_bounded(empty + 8 * stage, phase ^ 1);
-    if (Layout<C>::kPingPong) {
-      w.counter -= number & 1;  // join() adds the warpgroup, which is that of every other item
-      w.k_first = triangle.has_more() ? 0 : 1;  // read as: the block's last item
-    }
+#if TC_PING_PONG
+    ring[number % C::kRing] = w;
+#else
     ring[number++ % C::kRing] = w;
+#endif
 #pragma unroll 1
     for (int i = 0; i < w.k_count; ++i, k += step) {
       barrier_wait_bounded(empty + 8 * stage, phase ^ 1);
@@ -363,6 +401,19 @@ struct WithoutOffset : C {
   static constexpr int kConsumers = 1 << 20;
 };
 
+// NOTE: with TF32's eight squares ptxas would serialise the products (C7511).
+template <class C>
+constexpr bool kStoresFromStages = C::kElement == 2;
+
+// Whether the block's last tile is stored through the stages, which nobody uses any more, without
+// waiting for buffers. With an addend, or where not all stages have passed since the other
+// warpgroup's tile, both warpgroups store it.
+template <class C>
+TC_DEVICE bool stores_from_stages(const Sm90MatmulParams& p, const Work& w) {
+  return kStoresFromStages<C> && !(p.flags & kSm90AddVector) && !w.streamed &&
+         w.k_count >= C::kStages;
+}
+
 // Each warpgroup multiplies every other tile, and stores it while the other one multiplies. When a
 // block has no more tiles, the warpgroup without one stores half of the last one.
 template <class C>
@@ -402,6 +453,7 @@ TC_DEVICE void consume_ping_pong(const Sm90MatmulParams& p, u32 shared, u32 full
     const bool helps = k_count == 0;
     const Work& w = ring[(helps ? number - 1 : number) % C::kRing];
     if (helps && w.streamed) break;  // its parts may be added up by another block
+    if (helps && stores_from_stages<C>(p, w)) break;
     float sum[C::kBlocksM][C::kTileN / 2];
     if (!helps) {
       int previous = stage;
@@ -466,7 +518,8 @@ TC_DEVICE void consume_ping_pong(const Sm90MatmulParams& p, u32 shared, u32 full
     }
     int first = 0, last = C::kBlocksM * kSteps;
     const bool is_last = w.k_first != 0;
-    if (is_last && !w.streamed) {
+    const bool has_buffers = is_last && stores_from_stages<C>(p, w);
+    if (is_last && !w.streamed && !has_buffers) {
       // The second block of rows goes to the other warpgroup through the stages, which nobody uses.
       named_sync(kEndBarrier, 2 * kWarpgroup);
       const u32 through = shared + threadIdx.x % kWarpgroup * 16;
@@ -494,6 +547,13 @@ TC_DEVICE void consume_ping_pong(const Sm90MatmulParams& p, u32 shared, u32 full
       }
     }
     const Team alone = {0, 1};
+    if constexpr (kStoresFromStages<C>) {
+      if (has_buffers) {
+        int own = 0;
+        store_squares<C, true>(p, w, alone, shared, shared, own, group, 0, last, sum);
+        break;
+      }
+    }
     store_squares<C>(p, w, alone, shared, staging, turn, group, first, last, sum);
     if (is_last) break;
   }
@@ -505,8 +565,9 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const u32 shared = shared_address(memory);
   const u32 full = shared + Layout<C>::kBarriers, empty = full + 8 * C::kStages;
-  const u32 word = shared + Layout<C>::kWords;
+  const u32 word = shared + Layout<C>::kWords, found = shared + Layout<C>::kFound;
   const auto ring = reinterpret_cast<Work*>(memory + Layout<C>::kRing);
+  const auto items = reinterpret_cast<Work*>(memory + Layout<C>::kItems);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
 
   if (threadIdx.x == 0) {
@@ -519,6 +580,9 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
       barrier_init(empty + 8 * s, C::kConsumers);
     }
     barrier_init(shared + Layout<C>::kParts, C::kConsumers);
+    if (Layout<C>::kPingPong) {
+      for (int i = 0; i < 2 * kItemsAhead; ++i) barrier_init(found + 8 * i, 1);
+    }
     fence_barrier_init();
   }
   __syncthreads();
@@ -528,8 +592,11 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
   if (warp < 4) {
     fewer_registers<C::kProducerRegisters>();
     if (warp == 0 && elect_one()) {
-      produce<C>(p, shared, full, empty, ring);
+      produce<C>(p, shared, full, empty, found, items, ring);
     } else {
+      if constexpr (Layout<C>::kPingPong) {
+        if (warp == 1 && elect_one()) find_items<C>(p, found, items);
+      }
       wait_for_previous_grid();
     }
     __syncwarp();
@@ -577,7 +644,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
      {"name": "128x256", "tile": [128, 256, 64], "stages": 4, "shared": 229968, "ping_pong": 0},
      {"name": "128x192", "tile": [128, 192, 64], "stages": 4, "shared": 229968, "ping_pong": 0},
      {"name": "128x128", "tile": [128, 128, 64], "stages": 5, "shared": 229984, "ping_pong": 0},
-     {"name": "128x128_ping_pong", "tile": [128, 128, 64], "stages": 5, "shared": 230016,
+     {"name": "128x128_ping_pong", "tile": [128, 128, 64], "stages": 5, "shared": 230176,
       "ping_pong": 1},
      {"name": "128x64", "tile": [128, 64, 64], "stages": 6, "shared": 213616, "ping_pong": 0}]}},
   {"name": "sm90_symmetric_matmul_tf32_{l.layout}_{t.name}",
@@ -588,7 +655,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     "t": [
      {"name": "128x256", "tile": [128, 256, 32], "stages": 4, "shared": 229968, "ping_pong": 0},
      {"name": "128x128", "tile": [128, 128, 32], "stages": 5, "shared": 229984, "ping_pong": 0},
-     {"name": "128x128_ping_pong", "tile": [128, 128, 32], "stages": 5, "shared": 230016,
+     {"name": "128x128_ping_pong", "tile": [128, 128, 32], "stages": 5, "shared": 230176,
       "ping_pong": 1},
      {"name": "128x64", "tile": [128, 64, 32], "stages": 6, "shared": 213616, "ping_pong": 0}]}}]}
 */
