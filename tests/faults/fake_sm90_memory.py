@@ -61,10 +61,12 @@ def test_predicted_times_of_long_reads_follow_the_bandwidth(driver, catalog) -> 
     shapes = [(8, 57344, 8192)]
     (fast,), (slow,) = plans(driver, H200, shapes), plans(driver, H100, shapes)
     rate = 3201 * 6144 / (2619 * 5120)
-    for config in ("sm90 64x128 share_a", "sm90_skinny 112 rows 1 splits"):
-        assert slow["times"][config] / fast["times"][config] == pytest.approx(rate, rel=0.05), (
-            config
-        )
+    config = "sm90_skinny 112 rows 1 splits"
+    assert slow["times"][config] / fast["times"][config] == pytest.approx(rate, rel=0.05)
+    # An H200's memory is nearly as fast as the ports of all pairs of multiprocessors together,
+    # which bound the loads of tiles (cost.h): its tiles gain less.
+    config = "sm90 64x128 share_a"
+    assert 1.2 < slow["times"][config] / fast["times"][config] < rate * 0.95
 
 
 def test_compute_bound_products_do_not_depend_on_bandwidth(driver, catalog) -> None:
