@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import importlib
 import json
@@ -71,6 +72,37 @@ def times(gain: float, product: Product | None = None) -> measure.Times:
     }
     product = product or Product.of_layout(64, 64, 64, "nt", "bfloat16")
     return measure.Times(product, rounds, dict.fromkeys(CONFIGS, 1.0), CONFIGS[0])
+
+
+def narrow_sums() -> list[object]:
+    settings = torch.backends.cuda.matmul
+    names = [n for name in measure._NARROW_SUMS for n in (name, f"{name}_split_k")]
+    return [getattr(settings, name, None) for name in names]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("bf16", [True, False, (False, False)])
+def test_a_reference_is_added_in_float32(monkeypatch, bf16, fails) -> None:
+    settings = torch.backends.cuda.matmul
+    at_first = settings.allow_bf16_reduced_precision_reduction
+    seen = []
+
+    def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        seen.append([getattr(settings, name) for name in measure._NARROW_SUMS])
+        if fails:
+            raise MemoryError
+        return a @ b
+
+    monkeypatch.setattr(torch, "matmul", matmul)
+    try:
+        settings.allow_bf16_reduced_precision_reduction = bf16
+        before = narrow_sums()
+        with pytest.raises(MemoryError) if fails else contextlib.nullcontext():
+            measure.reference_of(torch.ones(2, 3), torch.ones(3, 2))
+        assert seen == [[False] * 3]
+        assert narrow_sums() == before
+    finally:
+        settings.allow_bf16_reduced_precision_reduction = at_first
 
 
 def test_another_config_must_be_clearly_quicker() -> None:
