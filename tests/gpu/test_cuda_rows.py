@@ -238,6 +238,23 @@ def test_cross_entropy(
     gradients.finish()
 
 
+@pytest.mark.usefixtures("nan_memory")
+@pytest.mark.parametrize("reduction", ["sum", "mean", "none"])
+def test_cross_entropy_of_no_rows(reduction: str) -> None:
+    x = torch.ones(0, 60, device="cuda", requires_grad=True)
+    target = torch.ones(0, dtype=torch.int64, device="cuda")
+    hidden, w = x.detach()[:, :8].requires_grad_(), torch.ones(60, 8, device="cuda")
+    w.requires_grad_()
+    want = F.cross_entropy(x, target, reduction=reduction)
+    for out, inputs in (
+        (ops.cross_entropy(x, target, reduction=reduction), [x]),
+        (ops.linear_cross_entropy(hidden, w, target, reduction=reduction), [hidden, w]),
+    ):
+        torch.testing.assert_close(out, want, equal_nan=True)
+        if reduction != "mean":  # 0 / 0
+            assert all(not g.any() for g in torch.autograd.grad(out.sum(), inputs))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_cross_entropy_of_large_logits(dtype: torch.dtype, generator: torch.Generator) -> None:
     # exp(x - logsumexp) of logits around 1,000 would have an error of 3e-5 from logsumexp alone.

@@ -5,7 +5,7 @@
 //
 // losses            loss = (1 - label_smoothing) * w[t] * (logsumexp - x[t])
 //                          + u * (W * logsumexp - sum(w * x)), and max and log_sum of each row
-// losses_sum        total = sum(w[t]), and with `losses` out = sum(losses), or with mean
+// losses_sum        total = sum(w[t]), and if asked for out = sum(losses), or with mean
 //                   sum(losses) / total
 // losses_backward   out = grad / total * (((1 - label_smoothing) * w[t] + u * W)
 //                                             * exp(x - logsumexp)

@@ -23,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(kBlock)
   join(sums, Sums<2>::Join{});
   if (!valid || at.lane != 0) return;
   *p.total = sums.of[1];
-  if (p.losses == nullptr) return;
+  if (p.out == nullptr) return;  // `losses` is null, too, where there are no rows
   const float out[1] = {p.mean ? sums.of[0] / sums.of[1] : sums.of[0]};
   Singles<kRowFloat32>::store(RowOf(p.out, 0, p.out_dtype), out, 0);
 }
