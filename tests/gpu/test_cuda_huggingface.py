@@ -62,6 +62,30 @@ def test_greedy_generation_gives_the_same_tokens(cache: str | None, padding: boo
     assert torch.equal(*tokens)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("padding", [False, True], ids=["whole", "padded"])
+def test_sdpa_with_a_mask_reads_shared_heads_unrepeated_under_install(padding: bool) -> None:
+    """A step of decoding with a static cache, and a padded batch, beside float32."""
+    import transformers
+
+    def call(dtype: torch.dtype) -> torch.Tensor:
+        llama, given = model(dtype), inputs(padding)
+        if padding:
+            return llama(**given).logits[given["attention_mask"].bool()]
+        cache = transformers.StaticCache(config=llama.config, max_cache_len=256)
+        llama(given["input_ids"][:, :-1], past_key_values=cache)
+        at = torch.full((2, 1), given["input_ids"].shape[1] - 1, device="cuda")
+        return llama(given["input_ids"][:, -1:], past_key_values=cache, position_ids=at).logits
+
+    exact, stock = call(torch.float32), call(torch.bfloat16)
+    with torch_cubin.install(policy="all"):
+        ours = call(torch.bfloat16)
+        calls = {row.function: row.calls for row in torch_cubin.report().served}
+    assert calls["transformers attention"] == LAYERS
+    errors = [(each.float() - exact).square().mean().sqrt().item() for each in (ours, stock)]
+    assert errors[0] <= 1.2 * errors[1], errors
+
+
 @pytest.mark.skipif(
     not hasattr(attention, "register_flash_attention_impl"), reason="this PyTorch has no registry"
 )

@@ -241,9 +241,30 @@ def serves(value: torch.Tensor, policy: str, kind: str = "product") -> bool:
     return any(dtype in row["dtypes"] and kind in row["kinds"] for row in rows)
 
 
+# As csrc/ops/attention/api/aten_attention.cpp decides.
+_ATTENTION_FLOATS = _FLOATS[:3]
+_WIDEST_HEAD = 256
+
+
+def serves_attention(query: torch.Tensor, mask: torch.Tensor | None, policy: str) -> bool:
+    """Whether the policy serves attention by PyTorch's kernels that take a mask, of these tensors,
+    which may be fakes."""
+    width = query.shape[-1]
+    fits = query.dtype in _ATTENTION_FLOATS and isinstance(width, int) and width <= _WIDEST_HEAD
+    if mask is not None:
+        fits = fits and mask.dtype in (query.dtype, torch.bool)
+    return fits and serves(query, policy, "attention")
+
+
+@functools.cache
+def _every_row() -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads(_known_speed())["rows"]
+    return rows
+
+
 def shipped_rows(gpu: str | None = None) -> list[dict[str, Any]]:
     """The rows of known_speed.json, for a GPU by the driver's name."""
-    return [row for row in json.loads(_known_speed())["rows"] if gpu is None or row["gpu"] in gpu]
+    return [row for row in _every_row() if gpu is None or row["gpu"] in gpu]
 
 
 @functools.cache

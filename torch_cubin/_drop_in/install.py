@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from torch_cubin import errors
-from torch_cubin._drop_in import aten_kernels, muon, report
+from torch_cubin._drop_in import aten_kernels, muon, report, shared_heads
 from torch_cubin._drop_in import tensor_parallel as over_ranks
 from torch_cubin._native import library
 from torch_cubin._native.locks import fork_safe_lock
@@ -84,6 +84,7 @@ def _switch() -> None:
     library.set_process_keeps_k_whole(over_ranks.parts_of_graphs() is not None)
     _set_for_graphs(invariant)
     muon.set_serving("install", bool(_active))
+    shared_heads.set_policy(graph_policy())
 
 
 def _set_for_graphs(on: bool) -> None:
@@ -103,9 +104,9 @@ def graph_policy() -> str:
     return "all" if _active[-1].batch_invariant else _active[-1].policy
 
 
-def serves_graph(value: torch.Tensor, kind: str = "product") -> bool:
-    """Whether calls of this (fake) tensor are served where they run: "product" or "attention"."""
-    return aten_kernels.serves(value, graph_policy(), kind)
+def serves_graph(value: torch.Tensor) -> bool:
+    """Whether products of this (fake) tensor are served where they run."""
+    return aten_kernels.serves(value, graph_policy())
 
 
 @errors.named_keywords

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from torch_cubin._drop_in import install
+from torch_cubin._drop_in import aten_kernels, install
 from torch_cubin._inductor.activations import VIEWS
 from torch_cubin._inductor.products import same_number
 
@@ -26,7 +26,6 @@ _WITH_MASK = (
 )
 _ADDS_DIM = (*VIEWS, aten.unsqueeze.default)
 _COPIES = (*VIEWS, aten._unsafe_view.default, aten.clone.default)
-_WIDEST_HEAD = 256
 
 
 @dataclasses.dataclass
@@ -76,13 +75,8 @@ def _heads(node: torch.fx.Node) -> Any:
 
 
 def _is_served(query: torch.fx.Node, mask: torch.fx.Node | None) -> bool:
-    """As csrc/ops/attention/api/aten_attention.cpp decides."""
-    value = query.meta["val"]
-    fits = value.dtype in (torch.float16, torch.bfloat16, torch.float32)
-    fits = fits and isinstance(value.shape[-1], int) and value.shape[-1] <= _WIDEST_HEAD
-    if mask is not None:
-        fits = fits and mask.meta["val"].dtype in (value.dtype, torch.bool)
-    return fits and install.serves_graph(value, "attention")
+    value = None if mask is None else mask.meta["val"]
+    return aten_kernels.serves_attention(query.meta["val"], value, install.graph_policy())
 
 
 def _unrepeated(node: Any) -> torch.fx.Node | None:

@@ -1,4 +1,4 @@
-"""Hooks for modules of PyTorch that are large, and that most processes never import."""
+"""Hooks for large modules, PyTorch's and transformers', that most processes never import."""
 
 from __future__ import annotations
 
