@@ -11,6 +11,7 @@ import row_bits
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import torch_cubin
 from torch_cubin._drop_in import audit
@@ -62,8 +63,14 @@ ROWS = {
     "log_softmax": lambda x: x.log_softmax(-1),
     "mean": lambda x: x.float().pow(2).mean(-1, keepdim=True),
     "sum": lambda x: x.sum(-1),
+    "sum of two dims": lambda x: x.unflatten(1, (4, -1)).sum((1, 2)),
+    "mean of a middle dim": lambda x: x.unflatten(1, (4, -1)).mean(1),
     "var": lambda x: x.var(-1),
+    "std": lambda x: x.std(-1, correction=0),
+    "var_mean": lambda x: torch.stack(torch.var_mean(x, -1), 1),
+    "std_mean": lambda x: torch.stack(torch.std_mean(x, -1), 1),
     "norm": lambda x: x.norm(dim=-1),
+    "cross_entropy": lambda x: F.cross_entropy(x, x[:, :9].argmax(1), reduction="none"),
     "rms_norm": lambda x: F.rms_norm(x, x.shape[-1:], torch.ones_like(x[0])),
     "layer_norm": lambda x: F.layer_norm(x, x.shape[-1:]),
 }
@@ -85,6 +92,43 @@ def test_rows_alone_and_in_a_batch(name, installed) -> None:
                 assert torch.equal(own.grad, x.grad[first : first + count])
     declined = {row.function for row in torch_cubin.report().declined}
     assert not declined, torch_cubin.report()
+
+
+# A product with its own matrix for each of four batches of rows, or with that of the first.
+PRODUCTS = {
+    "mm": lambda x, w, b: torch.mm(x.flatten(0, 1), w[0]).view(*x.shape[:2], -1),
+    "addmm": lambda x, w, b: torch.addmm(b, x.flatten(0, 1), w[0], beta=0.5, alpha=2).view(
+        *x.shape[:2], -1
+    ),
+    "linear": lambda x, w, b: F.linear(x, w[0].t(), b),
+    "bmm": lambda x, w, b: torch.bmm(x, w),
+    "baddbmm": lambda x, w, b: torch.baddbmm(b, x, w, beta=0.5, alpha=2),
+    "mv": lambda x, w, b: torch.mv(x.flatten(0, 1), w[0, :, 3]).view(x.shape[:2]),
+    "addmv": lambda x, w, b: torch.addmv(b[:1], x.flatten(0, 1), w[0, :, 3]).view(x.shape[:2]),
+    "matmul": lambda x, w, b: x @ w[0],
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_of_rows_alone_and_among_others(name, dtype, installed) -> None:
+    """The rows of each batch, and of their gradients; gradients of weights are the same again."""
+    w, b = draw(4, 520, 520, dtype=dtype), draw(520, dtype=dtype)
+    x = draw(4, 200, 520, dtype=dtype)
+
+    def run(own: Tensor) -> list[Tensor]:
+        leaves = [each.clone().requires_grad_() for each in (own, w)]
+        out = PRODUCTS[name](*leaves, b)
+        rising = torch.linspace(-1, 1, out.numel() // (4 * own.shape[1]), device="cuda")
+        rising = rising.to(dtype).view(1, 1, *out.shape[2:]).view_as(out[:1, :1])
+        return [out.detach(), *torch.autograd.grad(out, leaves, rising.expand_as(out))]
+
+    whole = run(x)
+    for own, again in zip(whole, run(x), strict=True):
+        assert torch.equal(own, again)
+    for first, last in ((0, 1), (7, 23), (64, 192), (199, 200)):
+        for own, wanted in zip(run(x[:, first:last])[:2], whole, strict=False):
+            assert torch.equal(own, wanted[:, first:last]), (first, last)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -133,6 +177,27 @@ def test_attention_behind_a_mask(installed) -> None:
         own = [x[i : i + 1, :, :length] for x in (q, k, v)]
         alone = attend(*own, is_causal=True)
         assert torch.equal(alone[0], whole[i, :, :length]), i
+
+
+BACKENDS = [
+    SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
+def test_a_sequence_of_pytorchs_attention_alone_and_among_others(backend, installed) -> None:
+    def run(batch: list[int]) -> list[Tensor]:
+        own = [x[batch].clone().requires_grad_() for x in (q, k, v)]
+        with sdpa_kernel(backend):
+            out = F.scaled_dot_product_attention(*own, is_causal=True)
+        return [out.detach(), *torch.autograd.grad(out, own, grad[batch])]
+
+    q, k, v, grad = (draw(5, 4, 300, 64, dtype=torch.bfloat16) for _ in range(4))
+    whole = run(list(range(5)))
+    for batch in ([2], [4, 0]):
+        for own, wanted in zip(run(batch), whole, strict=True):
+            assert torch.equal(own, wanted[batch]), batch
+    assert not torch_cubin.report().declined
 
 
 def test_gradients_of_a_sequence(installed) -> None:
