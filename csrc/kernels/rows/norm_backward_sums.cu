@@ -15,6 +15,7 @@ constexpr int kAhead = kStages - 1;  // rows
 // Whether a row belongs to more than one block; the loop over rows is 4% slower where it could
 // (8192 x 8192, H200).
 constexpr bool kClusters = TC_MOST_CLUSTER > 1;
+constexpr float kMostSquared = 1e18f;  // the square of a larger one may overflow
 extern __shared__ FourWords staged[];
 
 // The sums of a thread over its rows, of kVectors vectors.
@@ -27,7 +28,8 @@ struct ColumnSums {
 // one right after another (8192 x 8192, H200: layer norm 134 -> 120 us).
 template <bool kCentered, bool kWhole>
 struct Differentiation {
-  using Access = Vectors<static_cast<int>(DType::TC_DTYPE)>;
+  static constexpr int kDtype = static_cast<int>(DType::TC_DTYPE);
+  using Access = Vectors<kDtype>;
   using Raw = typename Access::Raw;
   using Totals = Sums<kCentered ? 2 : 1>;
   using Join = RowJoin<Totals, kBlock, kClusters, true>;
@@ -51,7 +53,7 @@ struct Differentiation {
   }
 
   TC_DEVICE void copy(u32 to, const void* tensor, tc_int64 first) const {
-    const char* from = RowOf(tensor, first, p.row_dtype).data + lane * tc_int64(16 * kParts);
+    const char* from = RowOf(tensor, first, kDtype).data + lane * tc_int64(16 * kParts);
     for_each([&](int i, int) {
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
@@ -86,6 +88,11 @@ struct Differentiation {
   TC_DEVICE void run() const {
     Join join(p.threads, p.cluster);
     ColumnSums of_weight, of_bias;
+    float weight[kVectors][8];
+    if constexpr (kWhole) {
+      const RowOf row(p.weight, 0, kDtype);
+      for_each([&](int i, int column) { Access::load_own(weight[i], row, column); });
+    }
     const int at_once = kBlock / p.threads;
     const tc_int64 step = static_cast<tc_int64>(gridDim.x / p.cluster) * at_once;
     tc_int64 row =
@@ -107,7 +114,8 @@ struct Differentiation {
       const float own_mean = mean, own_rstd = rstd;
       read_statistics(row + step);
       cp_async_wait<kAhead>();
-      differentiate(row, base + stage * of_stage, own_mean, own_rstd, join, of_weight, of_bias);
+      differentiate(row, base + stage * of_stage, own_mean, own_rstd, weight, join, of_weight,
+                    of_bias);
       stage = stage == kAhead ? 0 : stage + 1;
       row += step;
     }
@@ -116,46 +124,58 @@ struct Differentiation {
     if (kCentered) write(p.sums_b, of_bias);
   }
 
-  TC_DEVICE void differentiate(tc_int64 row, u32 at, float mean, float rstd, Join& join,
+  // `weight` is kWhole's.
+  TC_DEVICE void differentiate(tc_int64 row, u32 at, float mean, float rstd,
+                               const float (&weight)[kVectors][8], Join& join,
                                ColumnSums& of_weight, ColumnSums& of_bias) const {
     const bool valid = row < p.rows;
     const float part = 1.0f / static_cast<float>(p.columns);
-    const RowOf weight(p.weight, 0, p.weight_dtype);
-    float x[kVectors][8], grad[kVectors][8];  // x_hat, and grad_out * weight
-    Totals totals = {};
+    float x[kVectors][8], grad[kVectors][8];  // x - mean, and rstd * grad_out * weight
+    Totals totals[kVectors] = {};             // of x * grad, and of grad
     if (valid) {
       for_each([&](int i, int column) {
         get(x[i], at, i);
         get(grad[i], at + of_tensor, i);
+        float own[8];
+        if (!kWhole && p.weight != nullptr) {
+          Access::load(own, RowOf(p.weight, 0, p.weight_dtype), column);
+        }
+        const float* const factor = kWhole ? weight[i] : own;
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
-          x[i][j] = (kCentered ? x[i][j] - mean : x[i][j]) * rstd;
-          if (kCentered) of_bias.of[i][j] += grad[i][j];
+          if (kCentered) {
+            x[i][j] -= mean;
+            of_bias.of[i][j] += grad[i][j];
+          }
+          grad[i][j] *= rstd;
           of_weight.of[i][j] += grad[i][j] * x[i][j];
-        }
-        if (kWhole || p.weight != nullptr) {
-          float factor[8];
-          kWhole ? Access::load_own(factor, weight, column) : Access::load(factor, weight, column);
-#pragma unroll
-          for (int j = 0; j < 8; ++j) grad[i][j] *= factor[j];
-        }
-#pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          totals.of[0] += grad[i][j] * x[i][j];
-          if constexpr (kCentered) totals.of[1] += grad[i][j];
+          if (kWhole || p.weight != nullptr) grad[i][j] *= factor[j];
+          totals[i].of[0] += grad[i][j] * x[i][j];
+          if constexpr (kCentered) totals[i].of[1] += grad[i][j];
         }
       });
     }
-    join(totals, typename Totals::Join{});
+#pragma unroll
+    for (int i = 1; i < kVectors; ++i) totals[0] = typename Totals::Join{}(totals[0], totals[i]);
+    join(totals[0], typename Totals::Join{});
     if (!valid) return;
-    const float scale = -part * rstd, of_x = totals.of[0] * scale;
+    float of_x = totals[0].of[0] * rstd * -part;  // of x_hat, then of x
+    if (rstd < kMostSquared) {
+      of_x *= rstd;
+    } else {
+      for_each([&](int i, int) {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) x[i][j] *= rstd;
+      });
+    }
     float shift = 0;
-    if constexpr (kCentered) shift = p.centered ? totals.of[1] * scale : 0.0f;
-    const RowOf grad_x(p.grad_x, row * p.columns, p.row_dtype);
+    if constexpr (kCentered) shift = p.centered ? totals[0].of[1] * -part : 0.0f;
+    const RowOf grad_x(p.grad_x, row * p.columns, kDtype);
     for_each([&](int i, int column) {
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        x[i][j] = grad[i][j] * rstd + (x[i][j] * of_x + shift);
+        x[i][j] = grad[i][j] + x[i][j] * of_x;
+        if constexpr (kCentered) x[i][j] += shift;
       }
       if (p.grad_sum != nullptr) {
         get(grad[i], at + 2 * of_tensor, i);
@@ -212,7 +232,7 @@ extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
    "dynamic_shared": 0, "blocks": "{size.blocks}", "most_cluster": "{size.most_cluster}",
    "archs": "{size.archs}",
    "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": "{size.blocks}", "TC_MOST_CLUSTER": "{size.most_cluster}"},
-   "accepted_spill": {"sm_80": 64, "sm_86": 64, "sm_89": 64, "sm_90a": 64, "sm_100a": 160, "sm_120a": 160},
+   "accepted_spill": {"sm_80": 64, "sm_86": 64, "sm_89": 64, "sm_90a": 96, "sm_100a": 160, "sm_120a": 160},
    "cost": {"k_tile": 0, "fixed": 0},
    "for": {"d": [
      {"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"},
