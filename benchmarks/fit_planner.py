@@ -39,8 +39,8 @@ CONFIG = re.compile(
     r"(?: \d+( splits))?( streamed(?: evenly)?)?"
 )
 SYMMETRIC = re.compile(
-    r"sm90_symmetric (\d+x\d+)(?: ping_pong)?(?: in pairs| with thin rows)?(?: split in \d+)?"
-    r"(?:( streamed)(?: in \d+)?)?"
+    r"sm90_symmetric (\d+x\d+)(?: ping_pong)?(?: in pairs| with thin rows| with extra squares)?"
+    r"(?: split in \d+)?(?:( streamed)(?: in \d+)?)?"
 )
 CORRECTED_KERNELS = ("mma", "sm90_skinny")  # beside those of sm90.cu
 OF_DEVICE = ("cycles_per_microsecond", "memory_bytes_per_microsecond")  # read, not fitted

@@ -34,6 +34,8 @@ SIZES = [
     (392, 72),
     (520, 328),
     (1000, 136),
+    (1928, 72),
+    (2048, 136),
     (2184, 264),
     (2192, 72),
     (2180, 72),
@@ -61,6 +63,7 @@ hopper = pytest.mark.skipif(
 
 PING_PONG = "128x128 ping_pong"  # for more tiles than multiprocessors
 THIN_ROWS = f"{PING_PONG} with thin rows"  # beyond whole tiles, at most 16
+EXTRA_SQUARES = "128x128 with extra squares"  # of every fourth tile at the diagonal
 
 
 def configs_for(dtype: torch.dtype) -> list[str]:
@@ -105,6 +108,7 @@ def test_every_config_is_offered() -> None:
         kinds = offered(4232, 520, 1, dtype).values()
         assert {"in pairs streamed in", "ping_pong", "ping_pong streamed"} <= set(kinds)
         assert "ping_pong with thin rows" in kinds
+        assert EXTRA_SQUARES in offered(2048, 72, 1, dtype)
         assert not offered(520, 328, 1, dtype, symmetric=False)
 
 
@@ -118,7 +122,7 @@ def test_every_kernel_is_exact(sizes, dtype: torch.dtype, generator: torch.Gener
     gram, of_y = x.double() @ x.double().mT, y.double() @ y.double().mT
     square = a.double() @ a.double()
     for config, kind in offered(n, k, 1, dtype).items():
-        if kind not in ("", "in pairs", "ping_pong", "ping_pong with thin rows"):
+        if "streamed" in kind or "split" in kind:
             continue
         label = f"{sizes} {config}"
         numerics.check_exact(forced(config, lambda: ops.syrk(x)), gram, label)
@@ -233,6 +237,21 @@ def test_pairs_of_batches_are_exact(dtype: torch.dtype, generator: torch.Generat
         numerics.check_exact(out, square, f"square {config}")
 
 
+@hopper
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("batch", "n"), [(9, 520), (14, 392)])
+def test_extra_squares_of_batches_are_exact(
+    batch: int, n: int, dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    """Four of five tiles at the diagonal, and four of four; in all more than multiprocessors."""
+    x, c = integers((batch, n, 72), dtype, generator), integers((n, n), dtype, generator)
+    assert EXTRA_SQUARES in offered(n, 72, batch, dtype)
+    gram = x.double() @ x.double().mT
+    numerics.check_exact(forced(EXTRA_SQUARES, lambda: ops.matmul(x, x.mT)), gram)
+    out = forced(EXTRA_SQUARES, lambda: ops.syrk(x, c, beta=-1, alpha=2))
+    numerics.check_exact(out, mirrored(2 * gram - c.double()))
+
+
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
 @pytest.mark.parametrize("sizes", OTHERS, ids=str)
 def test_mirrored_products_are_exact(sizes, dtype: torch.dtype, generator: torch.Generator) -> None:
@@ -292,9 +311,9 @@ def test_accuracy_and_symmetry(shape, dtype: torch.dtype, generator: torch.Gener
 
 
 @hopper
-@pytest.mark.parametrize("config", [*CONFIGS, PING_PONG, THIN_ROWS])
+@pytest.mark.parametrize("config", [*CONFIGS, PING_PONG, THIN_ROWS, EXTRA_SQUARES])
 def test_ten_thousand_repeats_beside_other_work(config: str, generator: torch.Generator) -> None:
-    n = 2312 if config in (PING_PONG, THIN_ROWS) else 1160
+    n = {PING_PONG: 2312, THIN_ROWS: 2312, EXTRA_SQUARES: 2040}.get(config, 1160)
     x = cases.draw((n, 264), torch.bfloat16, False, generator)
     c = cases.draw((n, n), torch.bfloat16, False, generator)
     with torch.no_grad(), measure.watching():

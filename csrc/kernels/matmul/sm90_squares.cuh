@@ -48,9 +48,32 @@ struct Layout {
   static constexpr bool kNarrows = C::kTileN == 2 * C::kTileM;  // has narrow tiles
 };
 
+// Kernels whose tiles at the diagonal can take the squares of others (sm90_extra_squares.cuh).
+template <class C>
+constexpr bool kTakesExtraSquares =
+    !Layout<C>::kPingPong && C::kTileM == 128 && C::kTileN == 128 && !C::kAMnMajor && !C::kBMnMajor;
+
+// Of a work item's extra square, the first row (0: it has none) and the first column.
+TC_DEVICE int& extra_m0(Work& w) { return w.k_first; }
+TC_DEVICE int& extra_n0(Work& w) { return w.k_step; }
+TC_DEVICE int extra_m0(const Work& w) { return w.k_first; }
+TC_DEVICE int extra_n0(const Work& w) { return w.k_step; }
+
+template <class C>
+TC_DEVICE bool has_extra_square(const Work& w) {
+  return kTakesExtraSquares<C> && extra_m0(w) != 0;
+}
+
 // Blocks that divide the K of a tile: a cluster.
 struct Team {
   int rank = cluster_rank(), size = cluster_size();
+
+  // The cluster's own, of the grid's.
+  TC_DEVICE int number() const {
+    int number;
+    asm volatile("mov.u32 %0, %%clusterid.x;" : "=r"(number));
+    return number;
+  }
 };
 
 // The lane; values derived from it do not stay in registers from one square to the next.
@@ -207,6 +230,17 @@ TC_DEVICE int first_row(const Work& w, int group, int step) {
   return w.m0 + (Layout<C>::kPingPong ? step / kSteps : group) * Layout<C>::kRows;
 }
 
+// If a step's squares are the extra one's: moves them from the place above the diagonal there.
+template <class C>
+TC_DEVICE void move_to_extra(const Work& w, int group, int step, int& m0, int& n0) {
+  if constexpr (kTakesExtraSquares<C>) {
+    const int column = step * C::kPanel - Layout<C>::kRows;
+    if (group != 0 || column < 0 || !has_extra_square<C>(w)) return;
+    m0 = extra_m0(w);
+    n0 = extra_n0(w) + column;
+  }
+}
+
 template <class C>
 TC_DEVICE void store_box(const Sm90MatmulParams& p, const Work& w, u32 from, int m, int n) {
   if (m >= p.n || n >= p.n) return;
@@ -312,8 +346,9 @@ TC_DEVICE void store_squares(const Sm90MatmulParams& p, const Work& w, const Tea
   int stored = first == 0 ? 0 : Layout<C>::kBuffers;
 #pragma unroll 1
   for (int step = first; step < last; ++step) {
-    const int m0 = first_row<C>(w, group, step);
-    const int n0 = first_column + step % kSteps * C::kPanel;
+    int m0 = first_row<C>(w, group, step);
+    int n0 = first_column + step % kSteps * C::kPanel;
+    move_to_extra<C>(w, group, step, m0, n0);
     if (!has_squares<C>(p, m0, n0)) {
       if (C::kBlocksM == 1) break;
       continue;
@@ -379,7 +414,8 @@ TC_DEVICE void request_first_squares(const Sm90MatmulParams& p, const Work& w, u
   int requested = 0;
 #pragma unroll 1
   for (int step = 0; step < C::kBlocksM * kSteps; ++step) {
-    const int m0 = first_row<C>(w, group, step), n0 = w.n0 + step % kSteps * C::kPanel;
+    int m0 = first_row<C>(w, group, step), n0 = w.n0 + step % kSteps * C::kPanel;
+    move_to_extra<C>(w, group, step, m0, n0);
     if (requested == Layout<C>::kBuffers) break;
     if (!has_squares<C>(p, m0, n0)) {
       if (C::kBlocksM == 1) break;

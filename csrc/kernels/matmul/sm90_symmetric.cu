@@ -24,7 +24,8 @@
 //   row_parts            narrow tiles of one matrix that are in pairs: all or none
 //   split_blocks         1: A and B are one matrix, so that a narrow tile needs B alone; 2: and the
 //                        rows beyond whole tiles are thin (sm90_thin_rows.cuh): b describes tiles
-//                        of both operands, and a boxes of thin rows
+//                        of both operands, and a boxes of thin rows; 3: and tiles at the diagonal
+//                        are four by three (sm90_extra_squares.cuh): b describes tiles, a squares
 //   group                rows of tiles per group of the triangle's order
 //   b                    where tiles can be narrow, boxes of K-major operands have half of their rows
 //   out_map              of 128 bytes of columns and 16 rows, whose rows are multiples of 16 bytes
@@ -42,6 +43,7 @@
 //   found[i], taken[i]: one arrival, of the thread that finds or loads work items
 //   parts: one arrival per consumer warpgroup, and all bytes that other blocks of the cluster send
 #include "sm90_block.cuh"
+#include "sm90_extra_squares.cuh"
 #include "sm90_split.cuh"
 #include "sm90_squares.cuh"
 #include "sm90_thin_rows.cuh"
@@ -83,7 +85,8 @@ struct Triangle {
   int rows;
   int k_begin = 0;  // of the work item
   int second = 0;   // the column of a pair's second tile, which comes next; 0: none
-  const Team team;
+  // Ping-pong kernels have no clusters.
+  const Team team = Layout<C>::kPingPong ? Team{0, 1} : Team();
   bool part_is_next = team.size > 1;  // of the cluster's only tile
   int group = 0, first = 0;           // of the last tile; the number of the group's first one
 
@@ -101,14 +104,21 @@ struct Triangle {
     if (!(team.size > 1 ? get_part(w) : get_tile(w))) return false;
     k_begin = schedule.k_begin;
     const int number = w.m0 / C::kTileM, pairs = (p.row_parts + 1) / 2;
-    const int first_ones = has_thin_rows<C>(p) ? rows : pairs;
+    const int first_ones = has_thin_rows<C>(p)       ? rows
+                           : has_extra_squares<C>(p) ? count_diagonal<C>(rows)
+                                                     : pairs;
+    if constexpr (kTakesExtraSquares<C>) extra_m0(w) = 0;
     if (number < pairs) {
       w.m0 = w.n0 = 2 * number * C::kTileN;
       if (2 * number + 1 < p.row_parts) second = 2 * number + 1;
       return true;
     }
     if (number < first_ones) {
-      w.m0 = w.n0 = number * C::kTileM;
+      if (has_extra_squares<C>(p)) {
+        place_diagonal<C>(number, rows, w);
+      } else {
+        w.m0 = w.n0 = number * C::kTileM;
+      }
     } else {
       find(number - first_ones, w);
     }
@@ -121,6 +131,16 @@ struct Triangle {
   }
 
  private:
+  // As Schedule's, without its divisions where there are no batches.
+  TC_DEVICE void place(int tile, Work& w) const {
+    if (p.flags & kSm90Batched) {
+      schedule.place(tile, w);
+    } else {
+      w.b0 = w.b1 = w.b2 = 0;
+      w.m0 = tile * C::kTileM;
+    }
+  }
+
   // Ping-pong, parts of streamed tiles come before the block's last whole tile: while that is
   // multiplied, the other warpgroup adds the parts up, and stores their tile.
   TC_DEVICE bool get_tile(Work& w) {
@@ -150,19 +170,20 @@ struct Triangle {
   TC_DEVICE bool get_part(Work& w) {
     if (!part_is_next) return false;
     part_is_next = false;
-    schedule.place(blockIdx.x / team.size, w);
-    const auto first_block = [&](int rank) {
-      return static_cast<int>(static_cast<tc_int64>(p.k_blocks) * rank / team.size);
-    };
+    place(team.number(), w);
+    const u32 k_blocks = p.k_blocks, size = team.size;  // at most 2^25, and 8
+    const auto first_block = [&](u32 rank) { return static_cast<int>(k_blocks * rank / size); };
     schedule.k_begin = first_block(team.rank);
     w.k_count = first_block(team.rank + 1) - schedule.k_begin;
     w.streamed = 0;
     return true;
   }
 
-  // Whether the tiles at the diagonal come before all others: those in pairs, or those with thin
-  // rows, which are spread evenly over the blocks so.
-  TC_DEVICE bool diagonal_is_first() const { return p.row_parts > 0 || has_thin_rows<C>(p); }
+  // Whether the tiles at the diagonal come before all others: those in pairs, those with extra
+  // squares, or those with thin rows, which are spread evenly over the blocks so.
+  TC_DEVICE bool diagonal_is_first() const {
+    return p.row_parts > 0 || has_thin_rows<C>(p) || has_extra_squares<C>(p);
+  }
 
   // Places tile `number` of the others. A group has columns of all its rows, which form a
   // rectangle, and then columns that begin at the diagonal. No walk over all columns: while the
@@ -234,7 +255,7 @@ TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
   int stage = 0, number = 0;
   u32 phase = 0;
   bool backwards = false;
-  const Sm90TensorMap& map_of_tiles = has_thin_rows<C>(p) ? p.b : p.a;
+  const Sm90TensorMap& map_of_tiles = has_thin_rows<C>(p) || has_extra_squares<C>(p) ? p.b : p.a;
 #if TC_PING_PONG
   wait_for_previous_grid();
   for (;; ++number) {
@@ -255,7 +276,9 @@ TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
     const int step = backwards ? -C::kTileK : C::kTileK;
     const bool narrow = is_narrow<C>(w), b_alone = needs_b_alone<C>(p, w);
     const bool thin = takes_thin_rows<C>(p, w);
-    const u32 a_bytes = b_alone ? 0 : thin ? kThinRows * 128 : C::kABytes;
+    const bool extra = has_extra_square<C>(w);
+    u32 a_bytes = b_alone ? 0 : thin ? kThinRows * 128 : C::kABytes;
+    if (extra && !has_two_operands(w)) a_bytes = Layout<C>::kHalfBytes;
     const u32 bytes = a_bytes + (narrow ? C::kBBytes / 2 : C::kBBytes);
     barrier_wait_bounded(empty + 8 * stage, phase ^ 1);
 #if TC_PING_PONG
@@ -271,6 +294,8 @@ TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
       if (kHasThinRows<C> && thin) {
         load_operand<false, kThinRows, C::kTileK>(p.a, to, arrived, alone, batched,
                                                   thin_begin<C>(p), k, w);
+      } else if (kTakesExtraSquares<C> && extra) {
+        load_extra_square<C>(p.a, to, arrived, batched, k, w);
       } else if (!b_alone) {
         load_operand<C::kAMnMajor, C::kTileM, C::kTileK>(map_of_tiles, to, arrived, alone, batched,
                                                          w.m0, k, w);
@@ -326,22 +351,31 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
         phase ^= 1;
       }
     };
+    const auto finish_skew = [&] {
+      if (leads) {
+        named_arrive(kSkewBarrier, 2 * kWarpgroup);
+        leads = false;
+      }
+    };
+    const bool extra = has_extra_square<C>(w), in_b = needs_b_alone<C>(p, w) || extra;
+    const u32 rows = (in_b ? C::kABytes : 0) + group * 8192;  // the warpgroup's, in a stage
     // For tiles of D's width.
-    const u32 rows = (needs_b_alone<C>(p, w) ? C::kABytes : 0) + group * 8192;  // in a stage
-    const auto multiply_tile = [&](auto width, float (&columns)[1][decltype(width)::kTileN / 2]) {
+    const auto multiply_tile = [&](auto width, auto& columns) {
       using D = decltype(width);
       int previous = stage;
       auto step = [&](int add) {
         barrier_wait(full + 8 * stage, phase);
         const u64 tiles = advance(first_stage, stage * C::kStageBytes);
-        multiply<D>(columns, advance(tiles, rows), advance(tiles, C::kABytes), add);
+        if constexpr (kIsWithExtra<D>) {
+          multiply_with_extra_square<C>(columns, advance(tiles, C::kABytes), tiles,
+                                        advance(tiles, has_two_operands(w) ? 8192 : 0), add);
+        } else {
+          multiply<D>(columns, advance(tiles, rows), advance(tiles, C::kABytes), add);
+        }
         if (add) {
           wgmma_wait<1>();
           if (frees) barrier_arrive(empty + 8 * previous);
-          if (leads) {
-            named_arrive(kSkewBarrier, 2 * kWarpgroup);
-            leads = false;
-          }
+          finish_skew();
         }
         previous = stage;
         next_stage();
@@ -354,7 +388,12 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
 #pragma unroll 1
       for (int i = 1; i < k_count; ++i) step(1);
       wgmma_wait<0>();
-      keep_in_place(columns[0]);
+      if constexpr (kIsWithExtra<D>) {
+        keep_in_place(columns.own);
+        keep_in_place(columns.extra);
+      } else {
+        keep_in_place(columns[0]);
+      }
       if (frees) barrier_arrive(empty + 8 * previous);
     };
     if (w.m0 + group * Layout<C>::kRows >= p.n) {  // the warpgroup has no rows of the tile
@@ -378,13 +417,27 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
     }
     if (is_narrow<C>(w)) {
       multiply_tile(Narrow<C>(), reinterpret_cast<float (&)[1][C::kTileN / 4]>(sum));
+    } else if (extra && group == 0) {
+      // NOTE: it ends with an epilogue of its own: with one for both, ptxas serialises the products
+      // (C7511).
+      if constexpr (kTakesExtraSquares<C>) {
+        SquareSums<C> squares;
+        multiply_tile(WithExtra<C>(), squares);
+        finish_skew();
+        float both[1][C::kTileN / 2];
+#pragma unroll
+        for (int i = 0; i < C::kTileN / 4; ++i) {
+          both[0][i] = squares.own[i];
+          both[0][C::kTileN / 4 + i] = squares.extra[i];
+        }
+        const Team alone = {0, 1};
+        store_squares<C>(p, w, alone, shared, staging, turn, group, 0, C::kTileN / C::kPanel, both);
+        continue;
+      }
     } else {
       multiply_tile(C(), sum);
     }
-    if (leads) {
-      named_arrive(kSkewBarrier, 2 * kWarpgroup);
-      leads = false;
-    }
+    finish_skew();
     float no_rows[C::kBlocksM];
     if (w.streamed && !join<C>(p, w, group, word + 4 * group, sum, false, no_rows)) continue;
     const Team team;  // here, so that it takes no registers from the products

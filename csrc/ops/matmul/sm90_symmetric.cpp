@@ -61,12 +61,18 @@ struct SymmetricRow {
   bool narrows() const { return tile_n == 2 * tile_m; }
   // Whether tiles at the diagonal can take thin last rows.
   bool takes_thin_rows() const { return ping_pong && !a_mn_major && !b_mn_major; }
+  // Whether they can take squares of other tiles, as in sm90_extra_squares.cuh.
+  bool takes_extra_squares() const {
+    return !ping_pong && tile_m == 2 * kSquare && tile_n == 2 * kSquare && !a_mn_major &&
+           !b_mn_major;
+  }
 };
 
 struct SymmetricPlan {
   const SymmetricRow* row;
   int64_t narrow;   // tiles of one matrix that are in pairs
   bool thin;        // the rows beyond whole tiles are computed with the tiles at the diagonal
+  bool extra;       // every fourth tile at the diagonal is computed with the three before it
   int64_t tiles;    // of one matrix; a pair counts as one
   int64_t all;      // of all matrices
   int64_t rest;     // of those, what fills no wave of all multiprocessors
@@ -113,6 +119,7 @@ class SymmetricKernels : public MatmulKernels {
       if (row.ping_pong && all <= device_.multiprocessors) continue;
       offer_tiles(row, c, tiles, 0, out);
       offer_thin_rows(row, c, out);
+      offer_extra_squares(row, c, tiles, out);
       if (row.ping_pong) continue;
       if (!c.batch_invariant) offer_clusters(row, c, tiles, out);
       // The tiles at the diagonal in pairs, one of them alone if their number is odd.
@@ -135,6 +142,7 @@ class SymmetricKernels : public MatmulKernels {
     if (chosen.row->ping_pong) name += " ping_pong";
     if (chosen.narrow > 0) name += " in pairs";
     if (chosen.thin) name += " with thin rows";
+    if (chosen.extra) name += " with extra squares";
     if (chosen.cluster > 1) return name + " split in " + std::to_string(chosen.cluster);
     if (chosen.shares == 0) return name;
     if (!chosen.has_equal_parts()) return name + " streamed";
@@ -147,8 +155,9 @@ class SymmetricKernels : public MatmulKernels {
     const SymmetricRow& row = *chosen.row;
     Sm90MatmulParams params{};
     const bool batched = p.batch_dims > 0;
-    describe(operands.a, row.a_mn_major, chosen.thin ? kThinRows : row.tile_m, p.a_stride_m,
-             p.a_stride_k, batched ? p.a_batch_stride : nullptr, row, p, params.a);
+    const int64_t rows_of_a = chosen.thin ? kThinRows : chosen.extra ? kSquare : row.tile_m;
+    describe(operands.a, row.a_mn_major, rows_of_a, p.a_stride_m, p.a_stride_k,
+             batched ? p.a_batch_stride : nullptr, row, p, params.a);
     describe(operands.b, row.b_mn_major, row.narrows() ? row.tile_n / 2 : row.tile_n, p.b_stride_n,
              p.b_stride_k, batched ? p.b_batch_stride : nullptr, row, p, params.b);
     describe_out(p, operands.c, params);
@@ -166,7 +175,10 @@ class SymmetricKernels : public MatmulKernels {
     params.tiles_m = static_cast<int>(chosen.tiles);
     params.tiles_n = 1;
     params.row_parts = static_cast<int>(chosen.narrow);
-    params.split_blocks = chosen.thin ? 2 : is_own_transpose(p, operands) ? 1 : 0;
+    params.split_blocks = chosen.extra                    ? 3
+                          : chosen.thin                   ? 2
+                          : is_own_transpose(p, operands) ? 1
+                                                          : 0;
     params.out = operands.c;
     if (batched) params.flags |= kSm90Batched;
     if (!p.batch_invariant) params.flags |= kSm90Serpentine;
@@ -201,7 +213,7 @@ class SymmetricKernels : public MatmulKernels {
                    MatmulConfigs& out) const {
     const int64_t all = tiles * c.batch, blocks = device_.multiprocessors, rest = all % blocks;
     const auto offer = [&](int64_t shares) {
-      const SymmetricPlan chosen = {&row, narrow, false, tiles, all, rest, shares, 1};
+      const SymmetricPlan chosen = {&row, narrow, false, false, tiles, all, rest, shares, 1};
       MatmulPlan plan = plan_of(chosen);
       offer_phases(plan, chosen, c, out);
     };
@@ -220,7 +232,20 @@ class SymmetricKernels : public MatmulKernels {
     const int64_t tiles = rows * (rows + 1) / 2, all = tiles * c.batch;
     const int64_t blocks = device_.multiprocessors;
     if (all <= blocks) return;
-    const SymmetricPlan chosen = {&row, 0, true, tiles, all, all % blocks, 0, 1};
+    const SymmetricPlan chosen = {&row, 0, true, false, tiles, all, all % blocks, 0, 1};
+    offer_phases(plan_of(chosen), chosen, c, out);
+  }
+
+  // Tiles without every fourth one at the diagonal, where all of them then run at a time. Else they
+  // would take longer than others (1792, H200: 13.46 us, 13.34), and of more waves ping-pong hides
+  // the stores.
+  void offer_extra_squares(const SymmetricRow& row, const MatmulCase& c, int64_t tiles,
+                           MatmulConfigs& out) const {
+    const int64_t fours = ceil_div(c.m, row.tile_m) / 4, blocks = device_.multiprocessors;
+    if (!row.takes_extra_squares() || !c.own_transpose || fours == 0) return;
+    const int64_t all = (tiles - fours) * c.batch;
+    if (all > blocks || tiles * c.batch <= blocks) return;
+    const SymmetricPlan chosen = {&row, 0, false, true, tiles - fours, all, all % blocks, 0, 1};
     offer_phases(plan_of(chosen), chosen, c, out);
   }
 
@@ -258,8 +283,9 @@ class SymmetricKernels : public MatmulKernels {
           (own * others / 2 + row.sending * sent * work.filled) * kSquare * kSquare * sizeof(float);
       // Its blocks start together, meet after their products, and wait for sums.
       work.handshakes = 3;
-      out.offer(plan_of({&row, 0, false, tiles, all, all % device_.multiprocessors, 0, size}),
-                work);
+      out.offer(
+          plan_of({&row, 0, false, false, tiles, all, all % device_.multiprocessors, 0, size}),
+          work);
     }
   }
 
