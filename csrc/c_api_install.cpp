@@ -8,6 +8,7 @@
 #include "c_answer.h"
 #include "cubin/error.h"
 #include "ops/attention/api/aten_attention.h"
+#include "ops/attention/api/aten_packed_attention.h"
 #include "ops/common/batch_invariant.h"
 #include "ops/common/serving.h"
 #include "ops/common/thread_objects.h"
@@ -70,6 +71,26 @@ TORCH_CUBIN_API char* torch_cubin_stand_over_aten(const char* key) {
     TC_ATTENTION_OP(flash);
     TC_ATTENTION_OP(efficient);
     TC_ATTENTION_OP(cudnn);
+  });
+}
+
+// The same for attention of packed sequences; `arguments` is the number of those of
+// aten::_flash_attention_forward in this PyTorch. Registers nothing for a number that is not known.
+TORCH_CUBIN_API char* torch_cubin_stand_over_packed(const char* key, int arguments) {
+  return answer([&] {
+    const std::string name = given(key, "dispatch key");
+    const AtenAttentions& aten = aten_attentions();
+    const bool has_forward = arguments == 17 ? aten.paged != nullptr : aten.packed != nullptr;
+    if (name == "CUDA" && !(has_forward && aten.packed_backward)) return;
+    StableLibrary& library = library_over_aten(name);
+    if (arguments == 15) {
+      library.impl("_flash_attention_forward", TORCH_BOX(&aten_packed_attention));
+    } else if (arguments == 17) {
+      library.impl("_flash_attention_forward", TORCH_BOX(&aten_paged_attention));
+    } else {
+      return;
+    }
+    library.impl("_flash_attention_backward", TORCH_BOX(&aten_packed_attention_backward));
   });
 }
 

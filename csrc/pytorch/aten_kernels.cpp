@@ -36,6 +36,9 @@ AtenAttentions find_attentions() {
   find_shim(found.efficient_backward, start + "efficient_attention_backward");
   find_shim(found.cudnn, start + "cudnn_attention");
   find_shim(found.cudnn_backward, start + "cudnn_attention_backward");
+  find_shim(found.packed, "aoti_torch_cuda__flash_attention_forward");
+  find_shim(found.paged, "aoti_torch_cuda__flash_attention_forward_v2");
+  find_shim(found.packed_backward, "aoti_torch_cuda__flash_attention_backward");
   return found;
 }
 

@@ -66,8 +66,31 @@ struct AtenAttentions {
   FlashBackward flash_backward;
   Efficient efficient;
   EfficientBackward efficient_backward;
+  // Results: out, logsumexp and three more tensors. `Paged` is that of torch 2.12 and newer.
+  using Packed = AOTITorchError (*)(Handle query, Handle key, Handle value, Handle* cum_seq_q,
+                                    Handle* cum_seq_k, int64_t max_q, int64_t max_k,
+                                    double dropout_p, int32_t is_causal, int32_t return_debug_mask,
+                                    double* scale, int64_t* window_left, int64_t* window_right,
+                                    Handle* seqused_k, Handle* alibi_slopes, Handle*, Handle*,
+                                    Handle*, Handle*, Handle*);
+  using Paged = AOTITorchError (*)(Handle query, Handle key, Handle value, Handle* cum_seq_q,
+                                   Handle* cum_seq_k, int64_t max_q, int64_t max_k,
+                                   double dropout_p, int32_t is_causal, int32_t return_debug_mask,
+                                   double* scale, int64_t* window_left, int64_t* window_right,
+                                   Handle* seqused_k, Handle* alibi_slopes, Handle* block_table,
+                                   int64_t* num_splits, Handle*, Handle*, Handle*, Handle*,
+                                   Handle*);
+  using PackedBackward = AOTITorchError (*)(Handle grad_out, Handle query, Handle key, Handle value,
+                                            Handle out, Handle logsumexp, Handle cum_seq_q,
+                                            Handle cum_seq_k, int64_t max_q, int64_t max_k,
+                                            double dropout_p, int32_t is_causal, Handle rng_state,
+                                            Handle unused, double* scale, int64_t* window_left,
+                                            int64_t* window_right, Handle*, Handle*, Handle*);
   Cudnn cudnn;
   CudnnBackward cudnn_backward;
+  Packed packed;
+  Paged paged;
+  PackedBackward packed_backward;
 };
 
 const AtenAttentions& aten_attentions();

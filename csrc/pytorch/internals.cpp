@@ -31,6 +31,9 @@ constexpr const char* kNotInstalled = "install() serves no product";
 #define TC_ATEN_ATTENTION(name)                                     \
   {"libtorch_cuda.so", "aoti_torch_cuda__scaled_dot_product_" name, \
    "install() of scaled_dot_product_attention", "PyTorch's kernels compute it"}
+#define TC_ATEN_PACKED(name, torch)                              \
+  {"libtorch_cuda.so", "aoti_torch_cuda__flash_attention_" name, \
+   "install() of attention of packed sequences" torch, "PyTorch's kernels compute it"}
 #define TC_ATEN_SCALED(library, device)                                                  \
   {library, "aoti_torch_" device "__scaled_mm", "install() of products of 8-bit floats", \
    "PyTorch's kernels compute them"}
@@ -75,6 +78,9 @@ constexpr Internal kInternals[] = {
     TC_ATEN_ATTENTION("efficient_attention_backward"),
     TC_ATEN_ATTENTION("cudnn_attention"),
     TC_ATEN_ATTENTION("cudnn_attention_backward"),
+    TC_ATEN_PACKED("forward", ""),
+    TC_ATEN_PACKED("forward_v2", " on torch 2.12 and newer"),
+    TC_ATEN_PACKED("backward", ""),
     TC_ATEN_LAYER_NORMS("libtorch_cuda.so", "4cuda"),
     TC_ATEN_NORM("libtorch_cuda.so", "4cuda",
                  "15_fused_rms_normERKNS_6TensorEN3c108ArrayRefIlEERKSt8optionalIS1_ES7_IdE"),

@@ -41,6 +41,7 @@ OPERATORS = (
         for kind in ("flash", "efficient", "cudnn")
         for direction in ("", "_backward")
     ),
+    *("_flash_attention_forward", "_flash_attention_backward"),
 )
 
 _lock = fork_safe_lock()
@@ -86,6 +87,8 @@ def register(key: str = "CUDA") -> None:
             if pytorchs is not None:
                 owner.impl(name, _kernel_over(name, pytorchs), key, allow_override=True)
         library.stand_over_aten(key)
+        forward = operators.schema_of(torch.ops.aten._flash_attention_forward.default)
+        library.stand_over_packed(key, len(forward.arguments))
         _registered[key] = owner
     for kind in _OVER_ROWS:
         if any(kind in row["kinds"] for row in shipped_rows()):
@@ -135,7 +138,10 @@ def _has_shims(key: str) -> bool:
     """Whether PyTorch's own products can be called below its dispatcher."""
     start = f"aoti_torch_{key.lower()}_"
     symbols = [each for each in library.pytorch_symbols() if each["name"].startswith(start)]
-    return all(each["found"] for each in symbols if "_scaled_" not in each["name"])
+    others = ("_scaled_", "_flash_attention_")  # served only where they are found
+    return all(
+        each["found"] for each in symbols if not any(part in each["name"] for part in others)
+    )
 
 
 def _register_sum(

@@ -65,6 +65,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "tuned_file": (JSON, [TEXT, INT]),
     "stand_over_aten": (JSON, [TEXT]),
     "stand_over_norms": (JSON, [TEXT]),
+    "stand_over_packed": (JSON, [TEXT, INT]),
     "stand_over_sums": (JSON, [TEXT]),
     "set_process_policy": (JSON, [INT]),
     "set_thread_policy": (INT, [INT]),

@@ -190,6 +190,11 @@ def stand_over_aten(key: str) -> None:
     _answer(load().torch_cubin_stand_over_aten(_text(key)))
 
 
+def stand_over_packed(key: str, arguments: int) -> None:
+    """The same for attention of packed sequences, whose forward has so many arguments."""
+    _answer(load().torch_cubin_stand_over_packed(_text(key), arguments))
+
+
 def stand_over_sums(key: str) -> None:
     """The same for aten::sum over dims."""
     _answer(load().torch_cubin_stand_over_sums(_text(key)))

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "cubin/error.h"
+#include "ops/attention/api/aten_results.h"
 #include "ops/attention/api/attention.h"
 #include "ops/common/serving.h"
 #include "ops/common/stable_ops.h"
@@ -12,14 +12,8 @@
 namespace torch_cubin {
 namespace {
 
-// The widest head that PyTorch's flash attention and cuDNN support.
-constexpr int64_t kFlashHeadDim = 256;
 // PyTorch pads the row dim of the efficient kernel's logsumexp to a multiple of this.
 constexpr int64_t kRowsOfSums = 32;
-
-bool is_16_bit(ScalarType dtype) {
-  return dtype == ScalarType::Half || dtype == ScalarType::BFloat16;
-}
 
 // Query, key and value of one call.
 struct Inputs {
@@ -82,33 +76,6 @@ const char* why_not_cudnn(Policy policy, const Inputs& in, double dropout_p, boo
                                                 : nullptr;
 }
 
-// Whether the policy serves the call; counts the call as declined if there is a reason.
-bool serves(const AtenOp& op, const char* reason) {
-  if (reason == nullptr) return true;
-  count_declined(op.name, reason);
-  return false;
-}
-
-// `result` itself if it has these strides, else a copy that has them.
-Tensor with_strides(const Tensor& result, const int64_t* strides) {
-  const TensorView view(result);
-  bool same = true;
-  for (int64_t i = 0; i < view.dim; ++i) {
-    same = same && (view.sizes[i] == 1 || view.strides[i] == strides[i]);
-  }
-  if (same && std::equal(strides, strides + view.dim, view.strides)) return result;
-  Tensor out = empty_near(view, view.sizes, view.dim, view.dtype, strides);
-  return torch::stable::copy_(out, result);
-}
-
-// `result` with the strides of torch.empty_like(like), which has the same sizes.
-Tensor laid_out_as(const Tensor& result, const Tensor& like) {
-  const TensorView own(result), other(like);
-  if (std::equal(own.strides, own.strides + own.dim, other.strides)) return result;
-  const Tensor wanted = torch::stable::empty_like(like);
-  return with_strides(result, TensorView(wanted).strides);
-}
-
 // [batch, heads, rows, head_dim] with the heads inside the rows in memory, as the efficient kernel
 // lays out its results.
 Tensor rows_before_heads(const Tensor& result) {
@@ -150,38 +117,10 @@ ThreeTensors backward(const Inputs& in, const Tensor& grad_out, const Tensor& qu
              logsumexp);
 }
 
-// PyTorch's kernels write inf for rows that see no key; ours write -inf.
-void mark_empty_rows(Tensor& logsumexp) {
-  const double inf = std::numeric_limits<double>::infinity();
-  StableIValue stack[] = {
-      torch::stable::detail::from(logsumexp),
-      torch::stable::detail::from(std::optional<double>(std::numeric_limits<double>::quiet_NaN())),
-      torch::stable::detail::from(std::optional<double>(inf)),
-      torch::stable::detail::from(std::optional<double>(inf))};
-  check_aten(torch_call_dispatcher("aten::nan_to_num_", "", stack, TORCH_ABI_VERSION),
-             "aten::nan_to_num_");
-  torch::stable::detail::to<Tensor>(stack[0]);  // released
-}
-
 // Whether a row may see no key.
 bool may_be_empty(const Inputs& in, const Options& options) {
   return options.bias.has_value() ||
          (options.is_causal && options.bottom_right && in.rows() > in.columns());
-}
-
-Tensor scalar(const TensorView& like, ScalarType dtype) {
-  return empty_near(like, nullptr, 0, dtype);
-}
-
-Tensor vector(const TensorView& like, int64_t size, ScalarType dtype) {
-  return empty_near(like, &size, 1, dtype);
-}
-
-template <class Function>
-Function present(Function function, const AtenOp& op) {
-  if (function != nullptr) return function;
-  fail({"no_kernel", op.name, "is a call that only PyTorch could serve", "a CUDA build of PyTorch",
-        "none of its kernels", ""});
 }
 
 // Converts a logsumexp from PyTorch's layout to ours: [batch, heads, rows], contiguous.
@@ -205,8 +144,6 @@ const char* why_not_sums(const Tensor& logsumexp, const Inputs& in, int64_t dim,
 
 int64_t padded(int64_t rows) { return (rows + kRowsOfSums - 1) / kRowsOfSums * kRowsOfSums; }
 
-double* pointer_to(std::optional<double>& scale) { return scale ? &*scale : nullptr; }
-
 AtenAttentionResults results_of(AtenTensorHandle (&made)[7], int64_t max_q, int64_t max_k) {
   return {Tensor(made[0]), Tensor(made[1]), Tensor(made[2]), Tensor(made[3]), max_q,
           max_k,           Tensor(made[4]), Tensor(made[5]), Tensor(made[6])};
@@ -223,7 +160,7 @@ AtenAttentionResults aten_flash_attention(const Tensor& query, const Tensor& key
     const Inputs in(query, key, value);
     const char* const reason =
         return_debug_mask ? "return_debug_mask" : why_not_flash(policy, in, dropout_p);
-    if (serves(op, reason)) {
+    if (serves_attention(op, reason)) {
       const ServedCall served;
       const Options options{is_causal, scale, true};
       auto [out, sums] = forward(in, query, key, value, options);
@@ -265,7 +202,7 @@ ThreeTensors aten_flash_attention_backward(const Tensor& grad_out, const Tensor&
     const char* reason = why_not_flash(policy, in, dropout_p);
     if (reason == nullptr && is_defined(cum_seq_q)) reason = "packed sequences";
     if (reason == nullptr) reason = why_not_sums(logsumexp, in, 3, in.rows());
-    if (serves(op, reason)) {
+    if (serves_attention(op, reason)) {
       const ServedCall served;
       const auto [dq, dk, dv] =
           backward(in, grad_out, query, key, value, out, logsumexp, {is_causal, scale, true});
@@ -295,7 +232,7 @@ FourTensors aten_efficient_attention(const Tensor& query, const Tensor& key, con
       reason = is_causal ? "a mask and is_causal" : why_not_bias(in, TensorView(*bias));
     }
     if (reason == nullptr && in.q.dtype == ScalarType::Double) reason = "dtype float64";
-    if (serves(op, reason)) {
+    if (serves_attention(op, reason)) {
       const ServedCall served;
       const Options options{is_causal, scale, false, bias};
       auto [out, sums] = forward(in, query, key, value, options);
@@ -344,7 +281,7 @@ FourTensors aten_efficient_attention_backward(const Tensor& grad_out, const Tens
       reason = is_causal ? "a mask and is_causal" : why_not_bias(in, TensorView(bias));
     }
     if (reason == nullptr) reason = why_not_sums(logsumexp, in, 3, padded(in.rows()));
-    if (serves(op, reason)) {
+    if (serves_attention(op, reason)) {
       const ServedCall served;
       const OptionalTensor mask = is_defined(bias) ? OptionalTensor(bias) : std::nullopt;
       const auto [dq, dk, dv] =
@@ -379,7 +316,7 @@ AtenAttentionResults aten_cudnn_attention(const Tensor& query, const Tensor& key
     if (reason == nullptr && bias) {
       reason = why_not_cudnn_bias(policy, in, TensorView(*bias), is_causal);
     }
-    if (serves(op, reason)) {
+    if (serves_attention(op, reason)) {
       const ServedCall served;
       const Options options{is_causal, scale, false, bias};
       auto [out, sums] = forward(in, query, key, value, options);
@@ -423,7 +360,7 @@ ThreeTensors aten_cudnn_attention_backward(
       reason = why_not_cudnn_bias(policy, in, TensorView(bias), is_causal);
     }
     if (reason == nullptr) reason = why_not_sums(logsumexp, in, 4, in.rows());
-    if (serves(op, reason)) {
+    if (serves_attention(op, reason)) {
       const ServedCall served;
       const OptionalTensor mask = is_defined(bias) ? OptionalTensor(bias) : std::nullopt;
       const auto [dq, dk, dv] =
