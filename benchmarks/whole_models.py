@@ -31,14 +31,12 @@ from torch import Tensor
 from whole_model_cases import Case
 
 import torch_cubin
-from torch_cubin import huggingface
 
 DTYPE = torch.bfloat16
 CONTENDERS: dict[str, Callable[[], contextlib.AbstractContextManager]] = {
     "stock": contextlib.nullcontext,
     "drop_in": torch_cubin.drop_in,
     "install": torch_cubin.install,
-    "cubin": torch_cubin.install,  # and transformers' attention is "cubin"
 }
 ROUNDS = 6
 BLOCK_SECONDS = 0.06  # of a process in a round, but at least one call
@@ -209,9 +207,6 @@ class Runner:
         self._prepared[mode] = self._prepared_call(mode, name)
 
     def _prepared_call(self, mode: str, name: str) -> Callable[[], Any]:
-        if name == "cubin":
-            huggingface.register()
-            self.model.set_attn_implementation("cubin")
         within = name != "drop_in" or mode in ("graph", "reduce-overhead")
         with CONTENDERS[name]() if within else contextlib.nullcontext():
             if mode == "eager":
