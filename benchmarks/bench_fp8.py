@@ -1,34 +1,38 @@
 """Speed of scaled_matmul and quantize, compared with PyTorch's products and with a copy.
 
     python benchmarks/bench_fp8.py [--json FILE] [--rows 64,4096] [--only block] [--no-quantize]
-                                   [--append] [--gated]
+                                   [--append] [--gated | --compiled]
 
 Each contender is a CUDA graph of calls whose operands rotate over several times the L2 cache; the
 contenders alternate. "goal" is the speed that the project aims at, relative to the contender named.
 --append keeps the cases of FILE that are not measured again. --gated measures
-scaled_gated_matmul alone, beside the product and the quantisation of its gate.
+scaled_gated_matmul alone, beside the product and the quantisation of its gate. --compiled measures
+SwiGLU layers (gate, up and down) of torch_cubin.float8 under torch.compile, with and without the
+pass that makes scaled_gated_matmul of them.
 DeepGEMM 54e2261 (JIT) is not run here: in a separate run on an H200 (2026-11-26) its products with
 block scales were compared with cuBLAS, and "by its ratio" is cuBLAS's time divided by that ratio:
-the case's own at 16, 64, 512 and 4096 rows, else the geometric mean of all cases at that number of
-rows, but never less than a copy takes to move the bytes.
+the case's own at 16, 64, 512 and 4096 rows. Of other numbers of rows only the mean over all cases
+was kept: there it is the case's own between those numbers, times what makes that mean of all.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import common
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-import torch_cubin  # noqa: F401  (registers the ops)
+import torch_cubin
 
 op = torch.ops.cubin.scaled_matmul
 quantize = torch.ops.cubin.quantize
@@ -52,9 +56,9 @@ DEEP_GEMM = {
     4096: [(947, 1247), (1140, 1303), (1017, 1201), (985, 1182), (751, 1044), (1153, 1242),
            (1087, 1265), (1094, 1254), (1145, 1263)],
 }  # fmt: skip
-# cuBLAS's time over DeepGEMM's, the mean of all cases; none below 16 rows, which cuBLAS refuses.
+# cuBLAS's time over DeepGEMM's, the geometric mean of all cases; none below 16 rows, which cuBLAS
+# refuses.
 DEEP_GEMM_MEANS = {128: 1.38, 2048: 1.11, 8192: 1.12}
-COPY_RATE = 4.24e6  # bytes read and written per microsecond, in that run
 Calls = dict[str, Callable[[Tensor, Tensor], Tensor]]
 
 
@@ -103,12 +107,18 @@ def contenders(recipe: str, m: int, n: int, k: int) -> Calls:
     return calls
 
 
-def deep_gemm(cublas: float, m: int, n: int, k: int, moved: int) -> float:
-    """Microseconds, from cuBLAS's."""
-    if m not in DEEP_GEMM:
-        return max(cublas / DEEP_GEMM_MEANS[m], moved / COPY_RATE)
-    of_cublas, own = DEEP_GEMM[m][WEIGHTS.index((n, k))]
-    return cublas * of_cublas / own
+@functools.cache
+def deep_gemm_ratios(m: int) -> list[float]:
+    """cuBLAS's time over DeepGEMM's, in the order of WEIGHTS."""
+    if m in DEEP_GEMM:
+        return [own / of_cublas for of_cublas, own in DEEP_GEMM[m]]
+    low = max(rows for rows in DEEP_GEMM if rows < m)
+    high = min((rows for rows in DEEP_GEMM if rows > m), default=low)
+    part = math.log(m / low) / math.log(high / low) if high > low else 0.0
+    ends = zip(deep_gemm_ratios(low), deep_gemm_ratios(high), strict=True)
+    between = [a ** (1 - part) * b**part for a, b in ends]
+    factor = DEEP_GEMM_MEANS[m] / common.geometric_mean(between)
+    return [factor * ratio for ratio in between]
 
 
 def times_of(calls: dict[str, Callable[..., Any]], sets: list[Any]) -> dict[str, float]:
@@ -130,7 +140,8 @@ def measure(recipe: str, m: int, n: int, k: int) -> dict[str, Any]:
     ]
     times = times_of(contenders(recipe, m, n, k), sets)
     if "torch block" in times:
-        times["DeepGEMM, by its ratio"] = deep_gemm(times["torch block"], m, n, k, moved)
+        ratio = deep_gemm_ratios(m)[WEIGHTS.index((n, k))]
+        times["DeepGEMM, by its ratio"] = times["torch block"] / ratio
     goal, against = goal_of(recipe, m)
     others = {who: time for who, time in times.items() if who != "ours"}
     best = against or min(others, key=lambda who: others[who], default="")
@@ -194,13 +205,50 @@ def measure_gated(m: int, n: int, k: int) -> dict[str, Any]:
     return {"case": f"gated {m} x {n} x {k}", "us": times, "bytes": moved, "ratio": ratio}
 
 
+class SwiGLU(nn.Module):
+    def __init__(self, n: int, k: int) -> None:
+        super().__init__()
+        self.gate, self.up = (nn.Linear(k, n, bias=False) for _ in range(2))
+        self.down = nn.Linear(n, k, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+def measure_compiled(rows: list[int], n: int, k: int) -> Iterator[dict[str, Any]]:
+    """Layers that together are larger than the L2 cache; times are of one of them."""
+    from torch_cubin._inductor import fold
+
+    layers = max(1, round(ROTATED_BYTES / (3 * n * k)))
+    model = nn.Sequential(*(SwiGLU(n, k) for _ in range(layers))).to("cuda", BF16)
+    model = torch_cubin.float8(model)
+    passes = {"ours": fold._fold_quantized_gate, "without the fold": lambda graph, root: False}
+    inputs = {m: torch.randn(m, k, device="cuda", dtype=BF16) for m in rows}
+    graphs: dict[int, dict[str, torch.cuda.CUDAGraph]] = {m: {} for m in rows}
+    for who, run in passes.items():
+        torch._dynamo.reset()
+        # Graphs of Inductor's cache do not come to the pass.
+        compiled = torch.compile(model, dynamic=True, options={"fx_graph_cache": False})
+        with mock.patch.object(fold, "_fold_quantized_gate", run), torch.no_grad():
+            for m, x in inputs.items():
+                graphs[m][who] = common.graph_of([functools.partial(compiled, x)])[0]
+    for m, own in graphs.items():
+        runs = {who: graph.replay for who, graph in own.items()}
+        times = common.interleaved(runs, block_ms=8, rounds=5, settle_ms=8)
+        ratio = times["without the fold"] / times["ours"]
+        us = {who: time / layers for who, time in times.items()}
+        yield {"case": f"compiled {m} x {n} x {k}", "us": us, "ratio": ratio}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json")
     parser.add_argument("--rows", default=",".join(map(str, ROWS)))
     parser.add_argument("--only", default="", help="fast, exact or block")
     parser.add_argument("--no-quantize", action="store_true")
-    parser.add_argument("--gated", action="store_true")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--gated", action="store_true")
+    only.add_argument("--compiled", action="store_true")
     parser.add_argument("--append", action="store_true", help="to the cases of the JSON file")
     arguments = parser.parse_args()
     common.require_gpu()
@@ -214,13 +262,21 @@ def main() -> None:
         others = [each for each in kept if each["case"] not in again]
         common.write_json(arguments.json, others + results)  # the next case may be ended
 
-    for m in map(int, arguments.rows.split(",")) if arguments.gated else ():
-        for n, k in GATED_WEIGHTS:
-            result = measure_gated(m, n, k)
-            add(result)
-            print(result["case"], f"{result['ratio']:.3f}", result["us"], flush=True)
-    for recipe in () if arguments.gated else ("fast", "exact", "block"):
-        for m in map(int, arguments.rows.split(",")):
+    rows = list(map(int, arguments.rows.split(",")))
+    layers: Iterator[dict[str, Any]] = iter(())
+    if arguments.gated:
+        layers = (measure_gated(m, n, k) for m in rows for n, k in GATED_WEIGHTS)
+    elif arguments.compiled:
+        layers = itertools.chain.from_iterable(
+            measure_compiled(rows, n, k) for n, k in GATED_WEIGHTS
+        )
+    for result in layers:
+        add(result)
+        print(result["case"], f"{result['ratio']:.3f}", result["us"], flush=True)
+    if arguments.gated or arguments.compiled:
+        return
+    for recipe in ("fast", "exact", "block"):
+        for m in rows:
             if arguments.only not in recipe:
                 continue
             own = []
@@ -241,11 +297,8 @@ def main() -> None:
             mean = common.geometric_mean(ratios)
             print(f"{recipe}, {m} rows: mean {mean:.3f}, least {min(ratios):.3f} "
                   f"(goal {own[0]['goal']})\n", flush=True)  # fmt: skip
-    for m, k in (
-        ()
-        if arguments.no_quantize or arguments.gated
-        else ((16384, 7168), (4096, 7168), (4096, 2048))
-    ):
+    sizes = ((16384, 7168), (4096, 7168), (4096, 2048))
+    for m, k in () if arguments.no_quantize else sizes:
         result = measure_quantize(m, k)
         add(result)
         print(
