@@ -29,7 +29,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
 #define TC_SCALED_GATED_MATMUL                                                          \
   "(Tensor mat_a, Tensor mat_b, Tensor scale_a, Tensor scale_b, *, str gate=\"silu\", " \
   "Tensor? offs=None, ScalarType? dtype=None, Tensor? mat_up=None, "                    \
-  "Tensor? scale_up=None) -> (Tensor data, Tensor scale)"
+  "Tensor? scale_up=None, bool power_of_two=False) -> (Tensor data, Tensor scale)"
   m.def("scaled_gated_matmul" TC_SCALED_GATED_MATMUL);
   m.def("_scaled_gated_matmul" TC_SCALED_GATED_MATMUL);
   m.def("_scaled_gated_matmul_autograd" TC_SCALED_GATED_MATMUL);

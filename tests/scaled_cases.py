@@ -140,11 +140,13 @@ def expected_of_k(args: list[Any], sizes: Sequence[int]) -> Tensor:
     return outs
 
 
-def gated_by_steps(args: list[Tensor], dtype: torch.dtype, **offs: Tensor) -> tuple[Tensor, Tensor]:
+def gated_by_steps(
+    args: list[Tensor], dtype: torch.dtype, power_of_two: bool = False, **offs: Tensor
+) -> tuple[Tensor, Tensor]:
     """What scaled_gated_matmul is, by the ops that it consists of."""
     a, b, a_scale, b_scale = args
     multiply = ops.scaled_grouped_matmul if offs else ops.scaled_matmul
     product = multiply(
         a, b, a_scale, BLOCK_1X128, b_scale, BLOCK_128X128, output_dtype=dtype, **offs
     )
-    return ops.quantize(product, BLOCK_1X128, gate="silu")
+    return ops.quantize(product, BLOCK_1X128, gate="silu", power_of_two=power_of_two)

@@ -259,6 +259,7 @@ def scaled_gated_matmul(
     dtype: dtype | None = None,
     mat_up: Tensor | None = None,
     scale_up: Tensor | None = None,
+    power_of_two: bool = False,
 ) -> tuple[Tensor, Tensor]: ...
 def scaled_grouped_matmul(
     mat_a: Tensor,

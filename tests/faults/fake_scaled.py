@@ -19,7 +19,7 @@ from torch_cubin._tuning import measure
 PARAMS = structure(f"{MATMUL}/sm90_scaled_params.h", "Sm90ScaledParams")
 GROUP_ROWS = structure(f"{MATMUL}/group_rows_params.h", "GroupRowsParams")
 QUANTIZE = structure("csrc/kernels/quantize/quantize_params.h", "QuantizeParams")
-BLOCKS, UNALIGNED = 1, 2
+BLOCKS, UNALIGNED, POWER_OF_TWO = 1, 2, 4
 op = torch.ops.cubin._scaled_matmul
 quantize = torch.ops.cubin._quantize
 
@@ -195,7 +195,7 @@ def test_gated(driver, catalog, groups) -> None:
         with measure.watching():
             for name in names:
                 library.force_config(name)
-                torch.ops.cubin._scaled_gated_matmul(*args, **offs)
+                torch.ops.cubin._scaled_gated_matmul(*args, power_of_two=groups > 0, **offs)
 
     launches = launches_of(driver, catalog, run)
     launches = [own for own in launches if catalog[own["kernel"]]["kind"] != "group_rows"]
@@ -213,6 +213,7 @@ def test_gated(driver, catalog, groups) -> None:
         assert (params.m, params.n, params.out_stride, params.tiles_n) == (m, n, n, n // 128)
         assert (params.gate_stride, params.gate_stride_k) == (1, m)
         assert params.gate_scales
+        assert bool(params.flags & POWER_OF_TWO) == (groups > 0)
         assert params.out_type == 0  # bfloat16, which sums are rounded to
 
 

@@ -61,13 +61,15 @@ def assert_same_bits(
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_a_product(sizes, dtype, generator: torch.Generator) -> None:
     args = operands(*sizes, 0, generator)
-    wanted = gated_by_steps(args, dtype)
+    wanted, of_powers = (gated_by_steps(args, dtype, powers) for powers in (False, True))
     for kernel in ("", *kernels_of(0)):
         with measure.watching():
             library.force_config(kernel)
             out = op(*args, dtype=dtype)
+            powers = op(*args, dtype=dtype, power_of_two=True)
             part = op(args[0][40:], args[1], args[2][40:], args[3], dtype=dtype)
         assert_same_bits(out, wanted, slice(None), kernel)
+        assert_same_bits(powers, of_powers, slice(None), f"{kernel} powers of two")
         assert [own.stride() for own in out] == [own.stride() for own in wanted]
         assert_same_bits(part, tuple(own[40:] for own in wanted), slice(None), f"{kernel} rows")
     if sizes[1] % 128 == 0:

@@ -40,12 +40,16 @@ def assert_same(results: tuple[Tensor, Tensor], wanted: tuple[Tensor, Tensor]) -
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("groups", [0, GROUPS])
-def test_it_is_the_product_and_the_quantisation_of_its_gate(groups: int, dtype) -> None:
+@pytest.mark.parametrize("power_of_two", [False, True])
+def test_it_is_the_product_and_the_quantisation_of_its_gate(
+    power_of_two: bool, groups: int, dtype
+) -> None:
     args = arguments(groups)
     offs = {"offs": torch.tensor([4, 4, M])} if groups else {}
-    out = op(*args, dtype=dtype, **offs)
-    assert_same(out, gated_by_steps(args, dtype, **offs))
+    out = op(*args, dtype=dtype, power_of_two=power_of_two, **offs)
+    assert_same(out, gated_by_steps(args, dtype, power_of_two, **offs))
     data, scale = out
+    assert scale.log2().frac().eq(0).all() == power_of_two
     wide = data.double() * scale.double().repeat_interleave(128, 1)[:, :N]
     a, b, a_scale, b_scale = args
     for rows, own, own_scale in (

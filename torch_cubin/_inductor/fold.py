@@ -30,7 +30,7 @@ ops = torch.ops.cubin
 Node = Any  # torch.fx.Node; its arguments have no useful types
 
 # Part of the key of Inductor's caches: increase it when the pass changes.
-VERSION = 7
+VERSION = 8
 
 
 def fold(graph: torch.fx.Graph) -> None:
@@ -128,7 +128,7 @@ def _fold_quantized_gate(graph: torch.fx.Graph, root: Node) -> bool:
         return False
     call = _Call(graph, root, found.value)
     out = call.insert(
-        ops._scaled_gated_matmul.default, *found.operands, dtype=found.value.dtype, **found.ups
+        ops._scaled_gated_matmul.default, *found.operands, dtype=found.value.dtype, **found.options
     )
     root.replace_all_uses_with(out)
     return True

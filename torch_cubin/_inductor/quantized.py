@@ -53,12 +53,14 @@ class QuantizedGate:
 
     value: torch.Tensor  # of a product
     operands: list[torch.fx.Node]  # mat_a, mat_b, scale_a, scale_b
-    ups: dict[str, torch.fx.Node]  # mat_up and scale_up, where the ups are a product of their own
+    options: dict[str, Any]  # mat_up and scale_up, where the ups are a product; power_of_two
     between: set[torch.fx.Node]  # with the products
 
 
 def quantized_gate_at(node: Node) -> QuantizedGate | None:
-    if node.target not in QUANTIZE or node.args[1:] != (BLOCK_1X128,) or node.kwargs:
+    options = dict(node.kwargs)
+    powers = {"power_of_two": True} if options.pop("power_of_two", False) else {}
+    if node.target not in QUANTIZE or node.args[1:] != (BLOCK_1X128,) or options:
         return None
     x = node.args[0]
     dtype, seen = x.meta["val"].dtype, set[torch.fx.Node]()
@@ -80,7 +82,8 @@ def quantized_gate_at(node: Node) -> QuantizedGate | None:
         if operands is None:
             continue
         inside = gates.between | ups.between | {root, gate, up}
-        return QuantizedGate(gates.value, *operands, seen | between | inside)
+        own, by_name = operands
+        return QuantizedGate(gates.value, own, {**by_name, **powers}, seen | between | inside)
     return None
 
 

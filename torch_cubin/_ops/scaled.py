@@ -63,6 +63,7 @@ def _scaled_gated_matmul(
     dtype: torch.dtype | None = None,
     mat_up: Tensor | None = None,
     scale_up: Tensor | None = None,
+    power_of_two: bool = False,
 ) -> tuple[Tensor, Tensor]:
     tensors = {"mat_a": mat_a, "mat_b": mat_b, "scale_a": scale_a, "scale_b": scale_b, "offs": offs}
     given = _given(SCALED_GATED, {**tensors, "mat_up": mat_up, "scale_up": scale_up})

@@ -43,10 +43,11 @@ TC_DEVICE void gate_and_store_rows(const Sm90ScaledParams& p, int n0, u32 stagin
     gates[i] = x;
     largest[i / 2 % 2] = fmaxf(largest[i / 2 % 2], fabsf(x));
   }
+  const int powers = p.flags & kScaledPowerOfTwo;
   __syncwarp();  // the tile before has been read from the staging buffer
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const float scale = float8_scale(largest_of_lanes<4>(largest[half]), 0, 0);
+    const float scale = float8_scale(largest_of_lanes<4>(largest[half]), 0, powers);
     const float inverse = __frcp_rn(scale);
     const int row = lane / 4 + 8 * half;
     if (in_quad == 0 && m + row < m_end) {

@@ -43,7 +43,8 @@ struct alignas(64) Sm90ScaledMap {
 enum Sm90ScaledFlags {
   kScaledBlocks = 1,  // scales of blocks of K
   kScaledOutUnaligned =
-      2,  // out has no map, for example since its rows are no multiples of 16 bytes
+      2,                  // out has no map, for example since its rows are no multiples of 16 bytes
+  kScaledPowerOfTwo = 4,  // gate_scales are powers of two
 };
 
 // Of out, of bias. An out of kScaledE4m3 has no map; magnitudes above 448 become 448.

@@ -34,7 +34,7 @@ Quantized gated_rows(const Float8Steps& steps, const Tensor& rows, const Float8W
   const auto [data, scale] =
       steps.quantize(rows, kScaleBlock1x128, false, false, "none", std::nullopt);
   return steps.gated(data, matrices_transposed(first.data), scale, matrices_transposed(first.scale),
-                     "silu", ends, TensorView(rows).dtype, std::nullopt, std::nullopt);
+                     "silu", ends, TensorView(rows).dtype, std::nullopt, std::nullopt, false);
 }
 
 // The second product's rows.

@@ -82,7 +82,7 @@ Quantized scaled_gated_matmul_cpu(const Tensor& mat_a, const Tensor& mat_b, cons
                                   const std::optional<Tensor>& offs,
                                   std::optional<ScalarType> dtype,
                                   const std::optional<Tensor>& mat_up,
-                                  const std::optional<Tensor>& scale_up) {
+                                  const std::optional<Tensor>& scale_up, bool power_of_two) {
   const ScalarType own = dtype.value_or(ScalarType::BFloat16);
   check_scaled_gated({TensorView(mat_a), TensorView(mat_b), TensorView(scale_a),
                       TensorView(scale_b), gate, view_of(offs), own, view_of(mat_up),
@@ -96,9 +96,9 @@ Quantized scaled_gated_matmul_cpu(const Tensor& mat_a, const Tensor& mat_b, cons
     const Tensor ups = scaled_matmul_cpu(mat_a, *mat_up, scale_a, kRecipeA, *scale_up, kRecipeB,
                                          std::nullopt, own, false);
     const Tensor both = call_aten("aten::cat", std::vector<Tensor>{product, ups}, int64_t{1});
-    return quantize_cpu(both, kRecipeA, false, false, gate, std::nullopt);
+    return quantize_cpu(both, kRecipeA, false, power_of_two, gate, std::nullopt);
   }
-  return quantize_cpu(product, kRecipeA, false, false, gate, std::nullopt);
+  return quantize_cpu(product, kRecipeA, false, power_of_two, gate, std::nullopt);
 }
 
 }  // namespace torch_cubin

@@ -223,7 +223,7 @@ Quantized scaled_gated_matmul_cuda(const Tensor& mat_a, const Tensor& mat_b, con
                                    const std::optional<Tensor>& offs,
                                    std::optional<ScalarType> dtype,
                                    const std::optional<Tensor>& mat_up,
-                                   const std::optional<Tensor>& scale_up) {
+                                   const std::optional<Tensor>& scale_up, bool power_of_two) {
   const TensorView x(mat_a), y(mat_b);
   constexpr int64_t kRecipeA = kScaleBlock1x128, kRecipeB = kScaleBlock128x128;
   ScaledCall call;
@@ -265,7 +265,7 @@ Quantized scaled_gated_matmul_cuda(const Tensor& mat_a, const Tensor& mat_b, con
       product = scaled_matmul_cuda(mat_a, mat_b, scale_a, kRecipeA, scale_b, kRecipeB, std::nullopt,
                                    call.out_dtype, false);
     }
-    return quantize_cuda(product, kRecipeA, false, false, gate, std::nullopt);
+    return quantize_cuda(product, kRecipeA, false, power_of_two, gate, std::nullopt);
   }
   if (offs) check_ends(kScaledGatedOp, *offs, call.groups.limit);
   const int64_t sizes[] = {call.m, call.n}, scale_sizes[] = {call.m, call.n / kScaleBlock};
@@ -275,6 +275,7 @@ Quantized scaled_gated_matmul_cuda(const Tensor& mat_a, const Tensor& mat_b, con
       empty_cuda_strided(scale_sizes, scale_strides, 2, ScalarType::Float, x.device_index);
   call.out = static_cast<char*>(data.mutable_data_ptr());
   call.gate_scales = static_cast<float*>(scales.mutable_data_ptr());
+  call.gate_power_of_two = power_of_two;
   call.gate_stride = scale_strides[0];
   call.gate_stride_k = scale_strides[1];
   const auto run = [&](const Ups* ups) {

@@ -132,12 +132,12 @@ Quantized scaled_gated_matmul_cpu(const Tensor& mat_a, const Tensor& mat_b, cons
                                   const std::optional<Tensor>& offs,
                                   std::optional<ScalarType> dtype,
                                   const std::optional<Tensor>& mat_up,
-                                  const std::optional<Tensor>& scale_up);
+                                  const std::optional<Tensor>& scale_up, bool power_of_two);
 Quantized scaled_gated_matmul_cuda(const Tensor& mat_a, const Tensor& mat_b, const Tensor& scale_a,
                                    const Tensor& scale_b, const std::string& gate,
                                    const std::optional<Tensor>& offs,
                                    std::optional<ScalarType> dtype,
                                    const std::optional<Tensor>& mat_up,
-                                   const std::optional<Tensor>& scale_up);
+                                   const std::optional<Tensor>& scale_up, bool power_of_two);
 
 }  // namespace torch_cubin

@@ -284,6 +284,7 @@ void run_sm90_scaled(const Device& device, const ScaledCall& call) {
   params.tiles_n = static_cast<int>(plan.tiles_n);
   params.group = static_cast<int>(kGroup);
   params.gate_scales = call.gate_scales;
+  if (call.gate_power_of_two) params.flags |= kScaledPowerOfTwo;
   params.gate_stride = call.gate_stride;
   params.gate_stride_k = call.gate_stride_k;
   if (call.blocks) params.flags |= kScaledBlocks;

@@ -39,6 +39,7 @@ struct ScaledCall {
   int64_t b_up_stride = 0;
   const float* b_up_scales = nullptr;
   float* gate_scales = nullptr;
+  bool gate_power_of_two = false;  // whether those scales are rounded up to powers of two
   int64_t gate_stride = 0, gate_stride_k = 0;
   // Groups of rows have a matrix B each, groups of K an output; without groups there is one of
   // both.
