@@ -88,6 +88,25 @@ def test_unaligned_outputs_have_no_map(driver, catalog) -> None:
     assert launch_params.read(launch, PARAMS).flags & UNALIGNED
 
 
+def test_tiles_whose_columns_are_no_multiple_of_32(driver, catalog) -> None:
+    names = [name for name, own in catalog.items() if own["tile"][1] % 32 == 16]
+    assert names
+
+    def run() -> None:
+        with measure.watching():
+            for name in names:
+                library.force_config(name)
+                multiply(300, 520, 1040, use_fast_accum=catalog[name]["math"] == "fast")
+            # One scale of B is for 128 columns, which no such tile divides.
+            multiply(300, 520, 1040, (BLOCK_1X128, BLOCK_128X128))
+
+    *launches, of_blocks = launches_of(driver, catalog, run)
+    for name, launch in zip(names, launches, strict=True):
+        out = read_map(launch_params.read(launch, PARAMS).out_map)
+        assert (launch["kernel"], out["box"], out["swizzle"]) == (name, [16, 16], 1)  # 32 bytes
+    assert of_blocks["kernel"] not in names
+
+
 @pytest.mark.parametrize("sizes", [(0, 64, 64), (64, 0, 64), (64, 64, 0)])
 def test_nothing_to_multiply_launches_nothing(driver, catalog, sizes) -> None:
     assert launches_of(driver, catalog, lambda: multiply(*sizes)) == []
@@ -220,7 +239,7 @@ def test_gated(driver, catalog, groups) -> None:
 def test_every_kernel_is_planned_for_some_sizes(driver, catalog) -> None:
     sizes = [
         (16, 32), (16, 7168), (16, 16384), (256, 16384), (256, 20000), (512, 2112), (700, 2112),
-        (700, 4096), (448, 7168), (2048, 2112),
+        (700, 4096), (448, 7168), (512, 7168), (2048, 2112), (4096, 2112),
     ]  # fmt: skip
 
     def call() -> None:

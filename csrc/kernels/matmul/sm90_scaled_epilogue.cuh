@@ -14,14 +14,10 @@ struct Output : C {
   static constexpr DType kType = kTypeValue;
   static constexpr int kElement = kType == DType::float32 ? 4 : 2;
   static constexpr int kFull = 128 / kElement;
-  static constexpr int kPanel = C::kTileN % kFull == 0 ? kFull : kFull / 2;
+  static constexpr int kPanel = C::kTileN % kFull == 0         ? kFull
+                                : C::kTileN % (kFull / 2) == 0 ? kFull / 2
+                                                               : kFull / 4;
 };
-
-TC_DEVICE float load_bias_of(const Sm90ScaledParams& p, tc_int64 at) {
-  if (p.bias_type == kScaledFloat32) return load_element<DType::float32>(p.bias, at);
-  if (p.bias_type == kScaledFloat16) return load_element<DType::float16>(p.bias, at);
-  return load_element<DType::bfloat16>(p.bias, at);
-}
 
 TC_DEVICE float shuffled(float value, int lane) { return __shfl_sync(~0u, value, lane); }
 
@@ -38,7 +34,7 @@ TC_DEVICE void load_rows(float (&rows)[2], const Sm90ScaledParams& p, int m, int
 // Scales and bias of a tile's columns: a lane holds every 32nd column, from its own number on.
 template <int kTileN>
 struct Columns {
-  static constexpr int kOwn = kTileN / 32;
+  static constexpr int kOwn = (kTileN + 31) / 32;
   float scale[kOwn], bias[kOwn];
 
   TC_DEVICE void load(const Sm90ScaledParams& p, const float* scales, int n0) {
@@ -48,7 +44,24 @@ struct Columns {
       const int n = n0 + 32 * i + threadIdx.x % 32;
       const bool exists = n < p.n;
       scale[i] = blocks || !exists ? 1.0f : scales[n * p.b_stride];
-      bias[i] = exists && p.bias != nullptr ? load_bias_of(p, n * p.bias_stride) : 0.0f;
+      bias[i] = 0.0f;
+    }
+    if (p.bias == nullptr) return;
+    if (p.bias_type == kScaledFloat32) {
+      load_bias<DType::float32>(p, n0);
+    } else if (p.bias_type == kScaledFloat16) {
+      load_bias<DType::float16>(p, n0);
+    } else {
+      load_bias<DType::bfloat16>(p, n0);
+    }
+  }
+
+  template <DType kType>
+  TC_DEVICE void load_bias(const Sm90ScaledParams& p, int n0) {
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const int n = n0 + 32 * i + threadIdx.x % 32;
+      if (n < p.n) bias[i] = load_element<kType>(p.bias, n * p.bias_stride);
     }
   }
 
@@ -79,14 +92,15 @@ struct Columns {
 template <class O>
 TC_DEVICE void store_elements(u32 buffer, const Sm90ScaledParams& p, tc_int64 at, int rows,
                               int columns) {
-  static_assert(O::kPanel == 32 && O::kElement == 4);
-  const int lane = threadIdx.x % 32, column = lane % 16 * 2;
+  static_assert(O::kElement == 4);
+  constexpr int kInRow = O::kPanel / 2;  // lanes
+  const int lane = threadIdx.x % 32, column = lane % kInRow * 2;
   const bool both = column + 1 < columns;
 #pragma unroll 4
-  for (int row = lane / 16; row < 16; row += 2) {
+  for (int row = lane / kInRow; row < 16; row += 32 / kInRow) {
     float x[2];
-    load_shared(x,
-                buffer + row * 128 + ((column / 4) ^ panel_swizzle<O>(row)) * 16 + column % 4 * 4);
+    load_shared(x, buffer + row * (O::kPanel * 4) + ((column / 4) ^ panel_swizzle<O>(row)) * 16 +
+                       column % 4 * 4);
     if (row >= rows || column >= columns) continue;
     const tc_int64 place = at + row * p.out_stride + column;
     if (p.out_type == kScaledFloat32) {
@@ -106,26 +120,48 @@ TC_DEVICE void store_elements(u32 buffer, const Sm90ScaledParams& p, tc_int64 at
   }
 }
 
-// Rounds and stores one warp's 16 rows from row m on, up to m_end. With kGrouped others may follow.
-template <class O, bool kGrouped>
-TC_DEVICE void store_rows(const Sm90ScaledParams& p, int n0, u32 staging, int& turn, int m,
-                          int m_end, const float (&sum)[O::kTileN / 2]) {
-  const int lane = threadIdx.x % 32;
-  const bool unaligned = p.flags & kScaledOutUnaligned || (kGrouped && m_end - m < 16);
+// Rounds and stores one warp's 16 rows from row m on by the TMA.
+template <class O>
+TC_DEVICE void store_aligned(const Sm90ScaledParams& p, int n0, u32 staging, int& turn, int m,
+                             const float (&sum)[O::kTileN / 2]) {
 #pragma unroll
   for (int panel = 0; panel < O::kTileN / O::kPanel; ++panel) {
-    const float* x = sum + panel * O::kPanel / 2;
-    const int n = n0 + panel * O::kPanel;
-    const int left_m = m_end - m, left_n = p.n - n;
     const u32 buffer = next_buffer<O>(staging, turn);
-    if (O::kElement == 4 || p.out_type == kScaledBFloat16) {
-      stage_columns<O, O::kPanel>(buffer, 0, x);
-    } else {
-      stage_columns<Output<O, DType::float16>, O::kPanel>(buffer, 0, x);
+    stage_columns<O, O::kPanel>(buffer, 0, sum + panel * O::kPanel / 2);
+    fence_async_proxy();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+      const int n = n0 + panel * O::kPanel;
+      if (n < p.n) tma_store(&p.out_map, buffer, n, m, kEvictFirst);
+      tma_store_commit();
+    }
+  }
+}
+
+// The same of all other outputs: with kGrouped rows of other groups may follow. A loop, whose code
+// does not lie between the panels of store_aligned.
+template <class O, bool kGrouped>
+TC_DEVICE void store_others(const Sm90ScaledParams& p, int n0, u32 staging, int& turn, int m,
+                            int m_end, bool unaligned, const float (&sum)[O::kTileN / 2]) {
+  constexpr int kPanels = O::kTileN / O::kPanel;
+  const int lane = threadIdx.x % 32, left_m = m_end - m;
+#pragma unroll 1
+  for (int panel = 0; panel < kPanels; ++panel) {
+    const int n = n0 + panel * O::kPanel, left_n = p.n - n;
+    const u32 buffer = next_buffer<O>(staging, turn);
+#pragma unroll
+    for (int own = 0; own < kPanels; ++own) {
+      const float* x = sum + own * O::kPanel / 2;
+      if (own != panel) continue;
+      if (O::kElement == 4 || p.out_type == kScaledBFloat16) {
+        stage_columns<O, O::kPanel>(buffer, 0, x);
+      } else {
+        stage_columns<Output<O, DType::float16>, O::kPanel>(buffer, 0, x);
+      }
     }
     if (unaligned) {
       __syncwarp();
-      if (left_m > 0 && left_n > 0) {
+      if (left_n > 0) {
         const tc_int64 at = m * p.out_stride + n;
         if constexpr (O::kElement == 4) {
           store_elements<O>(buffer, p, at, left_m, left_n);
@@ -141,19 +177,20 @@ TC_DEVICE void store_rows(const Sm90ScaledParams& p, int n0, u32 staging, int& t
     fence_async_proxy();
     __syncwarp();
     if (lane == 0) {
-      if (left_m > 0 && left_n > 0) tma_store(&p.out_map, buffer, n, m, kEvictFirst);
+      if (left_n > 0) tma_store(&p.out_map, buffer, n, m, kEvictFirst);
       tma_store_commit();
     }
   }
 }
 
-// NOTE: code that runs once for each tile mostly waits for instructions, so that it is short: sums
-// are scaled before the branches by types, of which those of 16 bits differ by their packing alone.
+// NOTE: code that runs once for each tile mostly waits for instructions. So it is short, and what
+// most calls do not execute lies apart: sums are scaled before the branches by types.
 template <class C, bool kGrouped>
 TC_DEVICE void scale_and_store_rows(const Sm90ScaledParams& p, int n0, u32 staging, int& turn,
                                     int m, int m_end, const float (&rows)[2],
                                     const Columns<C::kTileN>& columns,
                                     float (&sum)[C::kTileN / 2]) {
+  if (m >= m_end) return;
   // NOTE: a branch for all columns; one for each shuffle took a tenth of a product with K of 1536.
   // Rows of a group with a wrong end have the factor NaN.
   const bool factors = kGrouped && rows[0] != 1.0f;
@@ -162,10 +199,18 @@ TC_DEVICE void scale_and_store_rows(const Sm90ScaledParams& p, int n0, u32 stagi
   } else if (factors || !(p.flags & kScaledBlocks)) {
     columns.template apply<C::kTileN, false>(sum, 0, rows);
   }
-  if (p.out_type == kScaledBFloat16 || p.out_type == kScaledFloat16) {
-    store_rows<Output<C, DType::bfloat16>, kGrouped>(p, n0, staging, turn, m, m_end, sum);
+  const bool unaligned = p.flags & kScaledOutUnaligned || (kGrouped && m_end - m < 16);
+  const bool is_bfloat16 = p.out_type == kScaledBFloat16;
+  const bool is_float16 = p.out_type == kScaledFloat16;
+  if (is_bfloat16 && !unaligned) {
+    store_aligned<Output<C, DType::bfloat16>>(p, n0, staging, turn, m, sum);
+  } else if (is_float16 && !unaligned) {
+    store_aligned<Output<C, DType::float16>>(p, n0, staging, turn, m, sum);
+  } else if (is_bfloat16 || is_float16) {
+    store_others<Output<C, DType::bfloat16>, kGrouped>(p, n0, staging, turn, m, m_end, true, sum);
   } else {
-    store_rows<Output<C, DType::float32>, kGrouped>(p, n0, staging, turn, m, m_end, sum);
+    store_others<Output<C, DType::float32>, kGrouped>(p, n0, staging, turn, m, m_end, unaligned,
+                                                      sum);
   }
 }
 

@@ -21,8 +21,8 @@
 // Tensor maps, innermost dim first, swizzled by 128 bytes; boxes in parentheses:
 //   A: {K (128), M (tile M, or all of fewer)}   B: {K (128), N (tile N)}
 //   `grouped` 1: B has a third dim, groups (1), and two more of size 1
-//   out: {N (a panel: 128 bytes, or 64 if these divide the tile), M (16)}, swizzled by the panel's
-//     bytes; of groups of K: {N, groups * M}
+//   out: {N (a panel: 128 bytes, or 64 or 32, the most that divide the tile), M (16)}, swizzled by
+//     the panel's bytes; of groups of K: {N, groups * M}
 //
 // Those with `gated` 1 have B (N, K) of a gate, and another one of an up, and no bias: `out_map` is
 // the up's B, and `bias` its scales, whose strides are those of B's.
@@ -42,8 +42,8 @@ struct alignas(64) Sm90ScaledMap {
 
 enum Sm90ScaledFlags {
   kScaledBlocks = 1,  // scales of blocks of K
-  kScaledOutUnaligned =
-      2,                  // out has no map, for example since its rows are no multiples of 16 bytes
+  // out has no map, for example since its rows are no multiples of 16 bytes
+  kScaledOutUnaligned = 2,
   kScaledPowerOfTwo = 4,  // gate_scales are powers of two
 };
 

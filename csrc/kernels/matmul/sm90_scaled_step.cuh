@@ -45,8 +45,10 @@ struct WgmmaFloat8;
 
 TC_WGMMA_FLOAT8(32, 3, "16", "17", "18")
 TC_WGMMA_FLOAT8(64, 7, "32", "33", "34")
+TC_WGMMA_FLOAT8(112, 13, "56", "57", "58")
 TC_WGMMA_FLOAT8(128, 15, "64", "65", "66")
 TC_WGMMA_FLOAT8(160, 19, "80", "81", "82")
+TC_WGMMA_FLOAT8(176, 21, "88", "89", "90")
 TC_WGMMA_FLOAT8(192, 23, "96", "97", "98")
 TC_WGMMA_FLOAT8(224, 27, "112", "113", "114")
 
@@ -110,17 +112,21 @@ struct Part {
 
   // From `own`, the stage's in shared memory; `row` is the lane's first, of the tile, and
   // `number` the part's, of those side by side in a tile.
-  TC_DEVICE void load_scales(u32 own, int row, int number, bool blocks) {
-    column = blocks && !C::kColumns ? load_scale(own + C::kTileM * 4 + number * 4) : 1.0f;
+  TC_DEVICE void load_scales(u32 own, int row, int number) {
+    if constexpr (!C::kColumns) column = load_scale(own + C::kTileM * 4 + number * 4);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      scales.rows[i] = blocks ? load_scale(own + (row + 8 * i) * 4) : 1.0f;
-    }
+    for (int i = 0; i < 2; ++i) scales.rows[i] = load_scale(own + (row + 8 * i) * 4);
+  }
+
+  // Without scales.
+  TC_DEVICE void add_to(float (&to)[C::kPartN / 2]) const {
+#pragma unroll
+    for (int i = 0; i < C::kPartN / 2; ++i) to[i] = __fadd_rn(to[i], sum[i]);
   }
 
   // NOTE: scales are multiplied here. Behind their loads ptxas puts the multiplications before the
   // stage's last wgmma, which then is issued a shared memory's latency later.
-  TC_DEVICE void add_to(float (&to)[C::kPartN / 2], u32 own) const {
+  TC_DEVICE void add_scaled_to(float (&to)[C::kPartN / 2], u32 own) const {
     if constexpr (C::kColumns) {
       promote_columns<C::kPartN>(to, sum, scales, own + C::kTileM * 4);
     } else {

@@ -55,8 +55,8 @@ struct ScaledRow {
     k_tile_cost = cost.number("k_tile", 0);
     fixed_cost = cost.number("fixed", 0);
     once_cost = cost.number("once", 0, 0);
-    if (tile[1] % 32 != 0 || tile[2] != kTileK) {
-      fields.refuse("tile", "multiples of 32 columns, and 128 of K");
+    if (tile[1] % 16 != 0 || tile[2] != kTileK) {
+      fields.refuse("tile", "multiples of 16 columns, and 128 of K");
     }
   }
 
@@ -139,8 +139,10 @@ int64_t tiles_of(const ScaledPlan& plan, const ScaledCall& call) {
 }
 
 bool serves(const ScaledRow& row, const ScaledCall& call, Sums sums) {
+  // A part has one scale of B's blocks.
+  const bool has_scales = sums != kPromoted || !call.blocks || kTileK % out_columns(row) == 0;
   return row.a_dtype == call.a_dtype && row.b_dtype == call.b_dtype && row.sums == sums &&
-         row.grouped == grouped_of(call) && row.gated == call.gated;
+         row.grouped == grouped_of(call) && row.gated == call.gated && has_scales;
 }
 
 // The same for all sizes, so that a row's bits do not depend on the other rows.
@@ -206,9 +208,11 @@ void encode_out(Sm90ScaledParams& params, const ScaledCall& call, int64_t tile_n
     return;
   }
   constexpr MapType kTypes[] = {MapType::kBFloat16, MapType::kFloat16, MapType::kFloat32};
-  const int64_t full = kPanelBytes / bytes, panel = tile_n % full == 0 ? full : full / 2;
-  const MapSwizzle swizzle =
-      panel * bytes == kPanelBytes ? MapSwizzle::k128Bytes : MapSwizzle::k64Bytes;
+  int64_t panel = kPanelBytes / bytes;
+  while (tile_n % panel != 0) panel /= 2;
+  const MapSwizzle swizzle = panel * bytes == 128  ? MapSwizzle::k128Bytes
+                             : panel * bytes == 64 ? MapSwizzle::k64Bytes
+                                                   : MapSwizzle::k32Bytes;
   const int64_t rows = call.m * (call.groups.of_k ? call.groups.groups : 1);
   encode_tiled_map(&params.out_map, call.out, kTypes[type_of(call.out_dtype)], swizzle,
                    {dim(call.n, 0, panel), dim(rows, out_stride(call) * bytes, kStoreRows)},
