@@ -99,12 +99,15 @@ def test_parameters_of_the_three_launches(
     widths = [64, 96, 128, 256]
     assert (columns, width) == (64 * blocks if d > 128 else 128, min(x for x in widths if x >= d))
     key_box = columns // blocks
-    for map_, heads, length, box in (
+    maps = [
         (params.q, h, s, rows),
         (params.k, kv_heads, keys, key_box),
         (params.v, kv_heads, keys, key_box),
         (params.grad_out, h, s, rows),
-    ):
+    ]
+    if d <= 128:  # a warp's 16 keys
+        maps += [(params.dk_map, kv_heads, keys, 16), (params.dv_map, kv_heads, keys, 16)]
+    for map_, heads, length, box in maps:
         found = read_map(map_)
         assert found["swizzle"] == 3  # 128 bytes
         assert found["dims"] == [d, length, heads, b, 1]

@@ -14,65 +14,40 @@
 //
 // The warpgroups of keys wait only for their own products, so that one exponentiates while the
 // other multiplies, and storing dq is off the critical path. Registers limit the length of a step:
-// ptxas needs 32 beside the accumulators. The warp that fetches work items spills, once for each.
+// ptxas needs 32 beside the accumulators. `general` kernels of 128 columns spill what they need
+// once for each work item, and one address that each step reads.
 #include "backward_general.cuh"
 
 namespace torch_cubin::TC_KERNEL {
 
 using namespace sm90;
 
-constexpr int kGroupBarrier = 1;  // named barriers start here: one for each warpgroup of keys
-
 template <class C>
-struct Keys {
-  const Sm90BackwardParams& p;
-  u32 shared;
-  const KeyBlock* items;
-  int group, key;        // key: the warpgroup's first
-  u32 number = 0;        // of the work item
-  u32 step = 0;          // of all work items
-  u32 sums, store_base;  // this thread's
+struct Keys : KeyGroup<C> {
+  using Group = KeyGroup<C>;
+  using Group::p, Group::shared, Group::items, Group::keys64, Group::number, Group::step;
+  using Group::warp, Group::lane, Group::work, Group::own_key, Group::q, Group::score, Group::q_at,
+      Group::grad_at, Group::sums_at, Group::wait_for_grad;
   float dk[C::kD / 2], dv[C::kD / 2], s[C::kRows / 2], dp[C::kRows / 2];
 
-  TC_DEVICE Keys(const Sm90BackwardParams& params, u32 memory, const KeyBlock* all, int own_group)
-      : p(params), shared(memory), items(all), group(own_group) {
-    sums = shared + C::kSums + lane() % 4 * 8;
-    store_base = shared + C::kScore + (64 * group + 16 * warp() + lane() % 16) * 128;
-  }
+  TC_DEVICE Keys(const Sm90BackwardParams& p, u32 shared, const KeyBlock* items, int group)
+      : Group{p, shared, items, group} {}
 
-  TC_DEVICE const KeyBlock& work() const { return items[slot<C::kWorkItems>(number)]; }
-  static TC_DEVICE int warp() { return threadIdx.x / 32 % 4; }
-  static TC_DEVICE int lane() { return threadIdx.x % 32; }
-  TC_DEVICE u32 q() const { return slot<C::kQStages>(step); }
-  TC_DEVICE u32 grad() const { return slot<C::kGradStages>(step); }
-  TC_DEVICE u32 score() const { return slot<C::kScoreStages>(step); }
+  // This warp's rows of dS.
+  TC_DEVICE u32 score_rows(u32 slot) const {
+    return shared + C::kScore + slot * C::kScoreBytes + (64 * keys64 + 16 * warp()) * 128;
+  }
 
   TC_DEVICE void begin_scores() {
-    barrier_wait(shared + C::kQFull + 8 * q(), phase<C::kQStages>(step));
+    this->wait_for_q();
     wgmma_fence();
-    multiply_keys<C>(s, shared + C::kK + group * 8192, shared + C::kQ + q() * C::kQBytes);
-  }
-
-  TC_DEVICE void wait_for_grad() {
-    barrier_wait(shared + C::kGradFull + 8 * grad(), phase<C::kGradStages>(step));
+    multiply_keys<C>(s, shared + C::kK + keys64 * 8192, q_at());
   }
 
   TC_DEVICE void begin_dp() {
     wait_for_grad();
     wgmma_fence();
-    multiply_keys<C>(dp, shared + C::kV + group * 8192, shared + C::kGrad + grad() * C::kQBytes);
-  }
-
-  // dp becomes dS.
-  TC_DEVICE void differentiate() {
-    u32 from = sums + q() * C::kSumBytes + C::kRows * 4;
-#pragma unroll
-    for (int j = 0; j < C::kRows / 8; ++j) {
-      float delta[2];
-      load_shared(delta, from + j * 32);
-#pragma unroll
-      for (int r = 0; r < 4; ++r) dp[4 * j + r] = (dp[4 * j + r] - delta[r % 2]) * s[4 * j + r];
-    }
+    multiply_keys<C>(dp, shared + C::kV + keys64 * 8192, grad_at());
   }
 
   // `value`: the mask's, for element i. kEarly: dP's sums are not complete. Where the mask is -inf,
@@ -94,9 +69,9 @@ struct Keys {
   // Scores to weights, in `general` kernels. kEarly: without the part that needs dP, softcap.
   template <bool kEarly>
   TC_DEVICE void weigh(bool adds) {
-    StepPlace of = StepPlace::read<C>(shared, q(), group);
-    Rule<kEarly> rule(p.score, work().sequence, of.query + lane() % 4 * 2,
-                      key + 16 * warp() + lane() / 4, slope_of(p, work(), of.head));
+    StepPlace of = StepPlace::read<C>(shared, q(), keys64);
+    Rule<kEarly> rule(p.score, work().sequence, of.query + lane() % 4 * 2, own_key(),
+                      slope_of(p, work(), of.head));
     auto each = [&](auto&& function) {
 #pragma unroll
       for (int i = 0; i < C::kRows / 2; ++i) {
@@ -106,9 +81,9 @@ struct Keys {
     };
     torch_cubin::apply_rule(rule, each, each);
     if (adds) {
-      for_each_added<C>(p, work(), of, group, [&](int i, float value) { add<kEarly>(i, value); });
+      for_each_added<C>(p, work(), of, keys64, [&](int i, float value) { add<kEarly>(i, value); });
     }
-    u32 from = sums + q() * C::kSumBytes;
+    u32 from = sums_at();
 #pragma unroll
     for (int j = 0; j < C::kRows / 8; ++j) {
       float lse[2];
@@ -122,9 +97,9 @@ struct Keys {
 
   // Scores to weights, in the other kernels.
   TC_DEVICE void weigh_full(bool adds) {
-    u32 from = sums + q() * C::kSumBytes;
+    u32 from = sums_at();
     if constexpr (C::kAdded) {
-      exponentiate_added<C>(s, p, adds, shared, work(), q(), group, from);
+      exponentiate_added<C>(s, p, adds, shared, work(), q(), keys64, from);
     } else {
       exponentiate<C>(s, from, p.unit);
     }
@@ -132,9 +107,8 @@ struct Keys {
 
   // For `general` kernels: a bit for each weight that dropout keeps.
   TC_DEVICE u64 choose_kept() const {
-    StepPlace of = StepPlace::read<C>(shared, q(), group);
-    return kept_weights<C>(p, work(), of.head, of.query + lane() % 4 * 2,
-                           key + 16 * warp() + lane() / 4);
+    StepPlace of = StepPlace::read<C>(shared, q(), keys64);
+    return kept_weights<C>(p, work(), of.head, of.query + lane() % 4 * 2, own_key());
   }
 
   // For `general` kernels with softcap or dropout: scores to weights, of which dropout then drops
@@ -146,7 +120,7 @@ struct Keys {
         dp[i] = (kept >> i & 1) != 0 ? dp[i] * p.score.keep_scale : 0.0f;
       }
     }
-    u32 from = sums + q() * C::kSumBytes;
+    u32 from = sums_at();
 #pragma unroll
     for (int j = 0; j < C::kRows / 8; ++j) {
       float delta[2];
@@ -166,7 +140,7 @@ struct Keys {
 
   // Sets P and dS of hidden elements to 0, for any values of q, k, v and grad_out there.
   TC_DEVICE void hide() {
-    for_each_hidden<C>(work().sequence, shared, q(), group, key + 16 * warp() + lane() / 4,
+    for_each_hidden<C>(work().sequence, shared, q(), keys64, own_key(),
                        [&](int i) { s[i] = dp[i] = 0.0f; });
   }
 
@@ -183,33 +157,23 @@ struct Keys {
       }
   }
 
-  TC_DEVICE void release(u32 barrier) {
-    __syncwarp();
-    if (lane() == 0) barrier_arrive(barrier);
-  }
-
-  // Call when all four warps have read their sums, and waited for their products.
-  TC_DEVICE void end_step(u32 q_empty, u32 grad_empty) {
-    named_sync(kGroupBarrier + group, kWarpgroup);
-    if (threadIdx.x % kWarpgroup == 0) {
-      barrier_arrive(grad_empty);
-      barrier_arrive(q_empty);
-    }
-  }
-
   TC_DEVICE void run_steps(u32 end) {
-    u32 first = step, q_empty = 0, grad_empty = 0;
+    u32 first = step;
 #pragma unroll 1
     for (;;) {
       begin_scores();
       wgmma_wait<1>();
       keep_in_place(dk);
       keep_in_place(dv);
-      if (step != first) end_step(q_empty, grad_empty);
+      if (step != first) {
+        end_step<C>(shared, keys64, step - 1);
+      } else {
+        this->wait_for_values();
+      }
       begin_dp();
       wgmma_wait<1>();
       keep_in_place(s);
-      bool adds = adds_mask<C>(p, shared, q(), group), late = false, drops = false;
+      bool adds = adds_mask<C>(p, shared, q(), keys64), late = false, drops = false;
       u64 kept = 0;
       if constexpr (C::kGeneral) {
         drops = p.score.drop_below > 0;
@@ -227,7 +191,7 @@ struct Keys {
       if (C::kGeneral && late) {
         differentiate_late(adds, drops, kept);
       } else {
-        differentiate();
+        differentiate<C>(dp, s, sums_at() + C::kRows * 4);
         if (adds) {
 #pragma unroll
           for (int i = 0; i < C::kRows / 2; ++i) {
@@ -239,19 +203,18 @@ struct Keys {
       u32 weights[C::kRows / 16][4], ds[C::kRows / 16][4];
       pack(weights, ds);
       wgmma_fence();
-      add_rows<C>(dv, weights, shared + C::kGrad + grad() * C::kQBytes);
-      add_rows<C>(dk, ds, shared + C::kQ + q() * C::kQBytes);
+      add_rows<C>(dv, weights, grad_at());
+      add_rows<C>(dk, ds, q_at());
       barrier_wait(shared + C::kScoreEmpty + 8 * score(), phase<C::kScoreStages>(step) ^ 1);
-      store_scores<C>(ds, store_base + score() * C::kScoreBytes,
+      store_scores<C>(ds, score_rows(score()) + lane() % 16 * 128,
                       shared + C::kScoreFull + 8 * score());
-      q_empty = shared + C::kQEmpty + 8 * q();
-      grad_empty = shared + C::kGradEmpty + 8 * grad();
       if (++step == end) break;
     }
+    release_keys<C>(shared);
     wgmma_wait<0>();
     keep_in_place(dk);
     keep_in_place(dv);
-    end_step(q_empty, grad_empty);
+    end_step<C>(shared, keys64, step - 1);
   }
 
   TC_DEVICE void run() {
@@ -261,21 +224,19 @@ struct Keys {
         tma_store_wait_read<0>();  // shared memory must outlive the store's reads
         return;
       }
-      key = work().key_tile * C::kKeys + 64 * group;
 #pragma unroll
       for (int i = 0; i < C::kD / 2; ++i) dk[i] = dv[i] = 0.0f;
       barrier_wait(shared + C::kKeysFull, phase<1>(number));
+      if (lane() == 0) tma_store_wait_read<0>();  // the last work item's dk, where dS will be
+      __syncwarp();
       keep_in_place(dk);
       keep_in_place(dv);
-      step = whole_warp(step);
-      u32 steps = whole_warp(work().steps);
-      if (steps > 0) run_steps(step + steps);
-      release(shared + C::kKeysEmpty);
+      for_each_step<C>(*this, [&](u32 end) { run_steps(end); });
       if (p.part_sums != nullptr) {
-        store_part<C::kD>(p, work().index, kPartDv, group, dv);
-        store_part<C::kD>(p, work().index, kPartDk, group, dk);
+        store_part<C::kD>(p, work().index, kPartDv, keys64, dv);
+        store_part<C::kD>(p, work().index, kPartDk, keys64, dk);
       } else {
-        store_rows();
+        send();
       }
       __syncwarp();
       if (lane() == 0) release_work<C>(shared, number);
@@ -283,17 +244,19 @@ struct Keys {
   }
 
  private:
-  TC_DEVICE void store_rows() {
-    int own = key + 16 * warp() + lane() / 4;
-    // One half of each through shared memory: the last is stored while the next work item runs.
-    u32 staging = shared + C::kOut + (4 * group + warp()) * C::kOutBytes;
-    SumRows<C> dv_rows(dv, C::kGeneral ? p.score.keep_scale : 1.0f, p.dv, p.dv_stride, p.head_dim_v,
-                       work(), own);
-    dv_rows.send(0, staging);
-    dv_rows.store(1);
-    SumRows<C> dk_rows(dk, p.scale, p.dk, p.dk_stride, p.head_dim, work(), own);
-    dk_rows.store(0);
-    dk_rows.send(1, staging);
+  // Through the warp's own rows of dS that no other warp reads any more: of the next step, and with
+  // one panel a step, of the one after it.
+  TC_DEVICE void send() const {
+    auto buffer = [&](int i) {
+      u32 of = step + (C::kRowPanels > 1 ? 0 : i % 2);
+      u32 at = slot<C::kScoreStages>(of);
+      barrier_wait(shared + C::kScoreEmpty + 8 * at, phase<C::kScoreStages>(of) ^ 1);
+      return score_rows(at) + (C::kRowPanels > 1 ? i % 2 * C::kScorePanelBytes : 0);
+    };
+    int first = work().key_tile * C::kKeys + 64 * keys64 + 16 * warp();
+    send_rows<C, 1>(dv, C::kGeneral ? p.score.keep_scale : 1.0f, p.dv_map, work(), first, buffer);
+    send_rows<C, 1>(dk, p.scale, p.dk_map, work(), first,
+                    [&](int i) { return buffer(C::kPanels + i); });
   }
 };
 
@@ -318,7 +281,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
 /* torch_cubin kernels
 {"virtual_arch": ["90a"],
  "defaults": {"kind": "sm90_backward", "archs": ["sm_90a"], "layout": "any", "alignment": 16,
-              "stages": 3, "block": [512, 1, 1], "accepted_spill": {"sm_90a": 16}},
+              "stages": 3, "block": [512, 1, 1], "accepted_spill": {"sm_90a": 40}},
  "kernels": [
   {"name": "sm90_backward_attention_{d.short}_{g.name}{t.name}",
    "dtype": "{d.dtype}", "math": "{d.dtype}", "takes": "{g.takes}", "tile": "{t.tile}",
@@ -335,13 +298,13 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
            "takes": ["plain", "unmasked", "bool_mask", "added_alone", "added_mask", "float_mask",
                      "sinks", "rule"]}],
     "t": [
-     {"name": "96x128x64", "tile": [96, 128, 64], "shared": 225920,
+     {"name": "96x128x64", "tile": [96, 128, 64], "shared": 217760,
       "cost": {"k_tile": 2900, "fixed": 6000}},
-     {"name": "48x128x128", "tile": [48, 128, 128], "shared": 229920,
+     {"name": "48x128x128", "tile": [48, 128, 128], "shared": 213568,
       "cost": {"k_tile": 3000, "fixed": 7000}}]}},
   {"name": "sm90_backward_attention_{d.short}_64x128x96",
    "dtype": "{d.dtype}", "math": "{d.dtype}", "takes": ["plain", "unmasked", "bool_mask", "sinks"],
-   "tile": [64, 128, 96], "dynamic_shared": 230304, "cost": {"k_tile": 3000, "fixed": 6500},
+   "tile": [64, 128, 96], "dynamic_shared": 218048, "cost": {"k_tile": 3000, "fixed": 6500},
    "defines": {"TC_DTYPE": "{d.dtype}", "TC_GRAD_STAGES": 2, "TC_GENERAL": 0, "TC_ADDED": 0},
    "for": {"d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}]}}]}
 */

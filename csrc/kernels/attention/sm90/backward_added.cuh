@@ -3,7 +3,7 @@
 #pragma once
 
 #include "attention/numbers.cuh"
-#include "backward_block.cuh"
+#include "backward_keys.cuh"
 
 namespace torch_cubin {
 namespace sm90 {

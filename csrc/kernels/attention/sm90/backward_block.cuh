@@ -12,8 +12,7 @@
 //   shared memory:  k, v | k of the other block's keys (pair) | q: kQStages |
 //                   grad_out: kGradStages | dS: kScoreStages | dq: kDqSlots pieces of 64 columns |
 //                   P (wide, see there) | sums: kQStages | mask: kQStages | barriers |
-//                   number of the work item (pair): 2 | work item: 2 |
-//                   dk, dv (not wide): 8 rows a warp
+//                   number of the work item (pair): 2 | work item: 2
 //
 // Blocks are persistent: they take one work item (128 or 64 keys of a head; a pair of blocks, 128)
 // after the other, and the rings' steps and phases continue across work items. So the first loads
@@ -42,6 +41,9 @@ struct KeyBlock : KeyTile {  // no tile: there are no more work items
   int first;  // of the steps, in the order of Steps: its own are every p.parts-th from here on
   int steps;  // its own, without those that a mask hides
   int index;  // its number, for sm90/backward_parts.cuh
+  // At a band's edges queries see only one half of the keys: the number of first steps that the
+  // first half skips, and of last steps that the second half skips.
+  int skipped[2];
 
   // Takes the next number, in one thread of the block or the pair. Not blockIdx.x: blocks wait for
   // the turns of earlier work items, which must have been taken.
@@ -80,9 +82,19 @@ struct KeyBlock : KeyTile {  // no tile: there are no more work items
     end = seen.end;
     int all = max(0, seen.end - seen.begin) * p.group;
     steps = p.bits.steps == nullptr ? (all + p.parts - 1 - first_step) / p.parts : 0;
+    SeenTiles low(of, 2 * tile, rows, keys / 2), high(of, 2 * tile + 1, rows, keys / 2);
+    bool has_high = tile * keys + keys / 2 < of.columns;
+    skipped[0] = steps_from(p, low.end);
+    skipped[1] = steps - max(skipped[0], has_high ? steps_from(p, high.begin) : 0);
     first_tile = packed ? of_head * p.group * p.tiles +
                               first_query_tile(p.lengths.cu_seqlens_q, of_batch, rows)
                         : (of_batch * p.heads + of_head * p.group) * p.tiles;
+  }
+
+ private:
+  // The number of steps whose tiles of queries are `tile` or later ones.
+  TC_DEVICE int steps_from(const Sm90BackwardParams& p, int tile) const {
+    return min(max((end - tile) * p.group - first + p.parts - 1, 0) / p.parts, steps);
   }
 };
 
@@ -108,8 +120,10 @@ struct BackwardConfig {
   // Numbers of arrivals: readers of q or grad_out, writers of dS, and readers of dS.
   static constexpr int kReaders = kWide ? 8 : 2, kScoreWriters = 4 * kKeyGroups,
                        kScoreReaders = 4 * kBlocks;
-  // The 12 warps that multiply; and the threads of the producer that read work items.
-  static constexpr int kKeyReaders = 12, kWorkReaders = kKeyReaders + 1 + kDqStages;
+  // Warps that multiply k; those that multiply v; and, beside the 12 warps that multiply, the
+  // threads of the producer that read work items.
+  static constexpr int kKeyReaders = kWide ? 8 : 12, kValueReaders = kWide ? 4 : 8,
+                       kWorkReaders = 12 + 1 + kDqStages;
   static constexpr int kProducerRegisters = 32, kKeyRegisters = kD == 64 ? 200 : 208;
   static constexpr int kQueryRegisters = 512 - kProducerRegisters - 2 * kKeyRegisters;
   static constexpr WgmmaType kType = kDType == DType::bfloat16 ? WgmmaType::bf16 : WgmmaType::f16;
@@ -138,7 +152,8 @@ struct BackwardConfig {
   static constexpr int kSums = kWeights + (kWide ? 64 * kRows * 4 : 0);
   static constexpr int kMask = kSums + kQStages * kSumBytes;
   static constexpr int kKeysFull = kMask + kQStages * kMaskBytes, kKeysEmpty = kKeysFull + 8;
-  static constexpr int kWorkFull = kKeysEmpty + 8, kWorkEmpty = kWorkFull + 8 * kWorkItems;
+  static constexpr int kValuesFull = kKeysEmpty + 8, kValuesEmpty = kValuesFull + 8;
+  static constexpr int kWorkFull = kValuesEmpty + 8, kWorkEmpty = kWorkFull + 8 * kWorkItems;
   static constexpr int kWanted = kWorkEmpty + 8 * kWorkItems;  // requests the next work item
   static constexpr int kNumberFull = kWanted + 8,
                        kNumberEmpty = kNumberFull + 8 * kWorkItems * kPair;
@@ -159,11 +174,8 @@ struct BackwardConfig {
   static constexpr int kNumber =
       (kHead + 4 * kQStages + 15) / 16 * 16;  // of work items, 16 bytes each
   static constexpr int kWork = kNumber + 16 * kWorkItems * kPair;
-  // The rows of dk or dv in shared memory while they are stored.
-  static constexpr int kOut =
+  static constexpr int kSharedBytes =
       kWork + (kWorkItems * static_cast<int>(sizeof(KeyBlock)) + 15) / 16 * 16;
-  static constexpr int kOutBytes = kWide ? 0 : 8 * kD * 2;  // of a warp
-  static constexpr int kSharedBytes = kOut + 8 * kOutBytes;
   static_assert(kPanels <= 4 && kRows % 16 == 0);
   static_assert(!kPair || (kWide && kRows == 64));
 
@@ -294,8 +306,8 @@ TC_DEVICE u32 take_together(const Sm90BackwardParams& p, u32 shared, u32 number,
   return index;
 }
 
-// A whole warp: fetches one work item after the other, as late as the previous one's loads allow.
-// If items were taken long before they begin, blocks would wait for their turns.
+// A whole warp: fetches one work item after the other, each when it is requested. If items were
+// taken long before they begin, blocks would wait for their turns.
 template <class C>
 TC_DEVICE void fetch_work_items(const Sm90BackwardParams& p, u32 shared, KeyBlock* items,
                                 PairPlace pair) {
@@ -341,6 +353,32 @@ TC_DEVICE bool hides(const Sm90Sequence& s, int key, int row) {
          row + C::kRows - 1 + s.first > key;
 }
 
+// Waits until the previous work item no longer needs v or k, and arrives at the barrier, which it
+// returns, for that many bytes. v is free first, since k is an operand of dq, too.
+template <class C>
+TC_DEVICE u32 begin_values(u32 shared, u32 number, u32 bytes) {
+  barrier_sleep(shared + C::kValuesEmpty, phase<1>(number) ^ 1);
+  barrier_expect(shared + C::kValuesFull, bytes);
+  return shared + C::kValuesFull;
+}
+
+template <class C>
+TC_DEVICE u32 begin_keys(u32 shared, u32 number, u32 bytes) {
+  barrier_sleep(shared + C::kKeysEmpty, phase<1>(number) ^ 1);
+  barrier_expect(shared + C::kKeysFull, bytes);
+  return shared + C::kKeysFull;
+}
+
+// The next work item is requested before the loads of a work item's last steps, since some 4000
+// cycles pass until it is known.
+constexpr int kStepsAhead = 2;
+
+// In the block that takes a pair's work items.
+template <class C>
+TC_DEVICE void request_work(u32 shared, PairPlace pair) {
+  if (pair.rank == 0) barrier_arrive(shared + C::kWanted);
+}
+
 // Loads the keys of a work item, and then its steps; `next` is the first step's number.
 template <class C>
 TC_DEVICE void load_work(const Sm90BackwardParams& p, u32 shared, const KeyBlock& work, u32 number,
@@ -349,11 +387,10 @@ TC_DEVICE void load_work(const Sm90BackwardParams& p, u32 shared, const KeyBlock
   const Sm90Sequence& s = work.sequence;
   int keys = work.key_tile * C::kWorkKeys, key = keys + static_cast<int>(pair.rank) * C::kKeys;
   auto load_keys = [&] {
-    u32 full = shared + C::kKeysFull;
-    barrier_sleep(shared + C::kKeysEmpty, phase<1>(number) ^ 1);
-    barrier_expect(full, 2 * C::kKeyBytes + C::kOtherBytes);
-    load_panels<C>(shared + C::kK, C::kPanelBytes, p.k, full, s.k, key, work.head, s.wrap);
+    u32 full = begin_values<C>(shared, number, C::kKeyBytes);
     load_panels<C>(shared + C::kV, C::kPanelBytes, p.v, full, s.k, key, work.head, s.wrap);
+    full = begin_keys<C>(shared, number, C::kKeyBytes + C::kOtherBytes);
+    load_panels<C>(shared + C::kK, C::kPanelBytes, p.k, full, s.k, key, work.head, s.wrap);
     if constexpr (C::kPair) {
 #pragma unroll
       for (int i = 0; i < C::kPieces; ++i) {
@@ -365,9 +402,11 @@ TC_DEVICE void load_work(const Sm90BackwardParams& p, u32 shared, const KeyBlock
     }
   };
   u32 first = next, end = next + work.steps;
+  u32 last = end - min(work.steps, kStepsAhead);
   if (work.steps == 0) {  // no step needs them
-    barrier_sleep(shared + C::kKeysEmpty, phase<1>(number) ^ 1);
-    barrier_arrive(shared + C::kKeysFull);
+    begin_values<C>(shared, number, 0);
+    begin_keys<C>(shared, number, 0);
+    request_work<C>(shared, pair);
   }
 #pragma unroll 1
   while (next != end) {
@@ -375,6 +414,7 @@ TC_DEVICE void load_work(const Sm90BackwardParams& p, u32 shared, const KeyBlock
     steps.next(p, work);
     u32 what = step_class(now.word);
     if (what >= kStepHidesAll) continue;
+    if (next == last) request_work<C>(shared, pair);
     if (C::kPair) what = what >> pair.rank & 1;  // of this block's 64 keys
     int row = now.tile * C::kRows, head = work.head * p.group + now.head;
     u32 q = slot<C::kQStages>(next), grad = slot<C::kGradStages>(next);
@@ -423,8 +463,6 @@ TC_DEVICE void load(const Sm90BackwardParams& p, u32 shared, const KeyBlock* ite
     if (!wait_for_work<C>(shared, items, number)) return;
     const KeyBlock& work = items[slot<C::kWorkItems>(number)];
     load_work<C>(p, shared, work, number, step, pair);
-    if (pair.rank == 0)
-      barrier_arrive(shared + C::kWanted);  // in the block that takes a pair's work items
     release_work<C>(shared, number);
   }
 }
@@ -553,7 +591,8 @@ TC_DEVICE u32 descriptor_low(u32 shared) {
 // The product of the warpgroup of dq, in Queries.
 template <class C>
 struct DqProduct {
-  // 64 columns of dq, transposed: k^T dS^T.
+  // 64 columns of dq, transposed: k^T dS^T, of the work item's keys kBegin to kEnd - 1.
+  template <int kBegin = 0, int kEnd = C::kWorkKeys>
   static TC_DEVICE void multiply(float (&dq)[C::kRows / 2], u32 shared, u32 scores, int piece,
                                  PairPlace pair) {
     const u64 high_a = wgmma_descriptor(0, 0, 1024);
@@ -569,10 +608,10 @@ struct DqProduct {
     }
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < C::kWorkKeys / 16; ++k) {
+    for (int k = kBegin / 16; k < kEnd / 16; ++k) {
       Wgmma<C::kRows>::template run<C::kType, 1, 1>(
           dq, descriptor(high_a, a[k / (C::kKeys / 16)], kMnMajorStep * (k % (C::kKeys / 16))),
-          descriptor(high_b, b, kMnMajorStep * k), k > 0);
+          descriptor(high_b, b, kMnMajorStep * k), k > kBegin / 16);
     }
     wgmma_commit();
   }
@@ -583,6 +622,8 @@ struct Queries {
   const Sm90BackwardParams& p;
   u32 shared;
   PairPlace pair;
+  u32 low_begin = 0,
+      high_end = 0;  // of two warpgroups of keys: steps from and up to which each has dS
   float dq[C::kRows / 2];
 
   static TC_DEVICE int lane() { return threadIdx.x % 32; }
@@ -609,12 +650,17 @@ struct Queries {
     for (u32 number = 0;; ++number) {
       if (!begin_work<C>(shared, items, number)) return;
       step = whole_warp(step);
-      u32 end = step + whole_warp(items[slot<C::kWorkItems>(number)].steps);
+      const KeyBlock& work = items[slot<C::kWorkItems>(number)];
+      u32 end = step + whole_warp(work.steps);
+      if (C::kKeyGroups == 2) {
+        low_begin = step + whole_warp(work.skipped[0]);
+        high_end = end - whole_warp(work.skipped[1]);
+      }
       if (lane() == 0) release_work<C>(shared, number);
       barrier_wait(shared + C::kKeysFull, phase<1>(number));
+      if (step == end) release(shared + C::kKeysEmpty);
       run_steps(step, end);
       step = end;
-      release(shared + C::kKeysEmpty);
     }
   }
 
@@ -633,7 +679,14 @@ struct Queries {
       barrier_wait(shared + C::kScoreFull + 8 * score, phase<C::kScoreStages>(step));
 #pragma unroll
       for (int piece = 0; piece < C::kPieces; ++piece) {
-        Product::multiply(dq, shared, shared + C::kScore + score * C::kScoreBytes, piece, pair);
+        u32 scores = shared + C::kScore + score * C::kScoreBytes;
+        if (C::kKeyGroups == 2 && step < low_begin) {
+          Product::template multiply<64>(dq, shared, scores, piece, pair);
+        } else if (C::kKeyGroups == 2 && step >= high_end) {
+          Product::template multiply<0, 64>(dq, shared, scores, piece, pair);
+        } else {
+          Product::multiply(dq, shared, scores, piece, pair);
+        }
         if constexpr (C::kPair) {  // dS has one buffer, which must not wait for dq's stores
           wgmma_wait<0>();
           keep_in_place(dq);
@@ -648,110 +701,12 @@ struct Queries {
           keep_in_place(dq);
           if (piece == C::kPieces - 1) release(shared + C::kScoreEmpty + 8 * score);
         }
+        if (piece == C::kPieces - 1 && step + 1 == end) release(shared + C::kKeysEmpty);
         store(out, piece);
       }
     }
   }
 };
-
-// ---- warpgroups of keys -------------------------------------------------------------------------
-
-// out = keys * rows^T, for 64 keys.
-template <class C>
-TC_DEVICE void multiply_keys(float (&out)[C::kRows / 2], u32 keys, u32 rows) {
-  const u64 high = wgmma_descriptor(0, 0, 1024);
-#pragma unroll
-  for (int i = 0; i < C::kD / 16; ++i) {
-    Wgmma<C::kRows>::template run<C::kType, 0, 0>(
-        out, descriptor(high, descriptor_low<C>(keys), k_major_offset(i, C::kKeys)),
-        descriptor(high, descriptor_low<C>(rows), k_major_offset(i, C::kRows)), i > 0);
-  }
-  wgmma_commit();
-}
-
-// sum += w * rows. NOTE: ptxas refuses products of 256 columns in a kernel of 512 threads, whatever
-// registers setmaxnreg gives a warpgroup, so those are two of 128.
-template <class C>
-TC_DEVICE void add_rows(float (&sum)[C::kD / 2], const u32 (&w)[C::kRows / 16][4], u32 rows) {
-  constexpr int kColumns = C::kD < 128 ? C::kD : 128;
-  const u64 high = wgmma_descriptor(0, C::kRows * 128, 1024);  // 64 columns: one panel further
-#pragma unroll
-  for (int i = 0; i < C::kRows / 16; ++i) {
-#pragma unroll
-    for (int part = 0; part < C::kD / kColumns; ++part) {
-      WgmmaRegisters<kColumns>::template run<C::kType, 1>(
-          reinterpret_cast<float (&)[kColumns / 2]>(sum[part * (kColumns / 2)]), w[i],
-          descriptor(high, descriptor_low<C>(rows), i * kMnMajorStep + part * (2 * C::kRows * 128)),
-          1);
-    }
-  }
-  wgmma_commit();
-}
-
-// s = q.k becomes P; `from`: this thread's logsumexp of the step.
-template <class C>
-TC_DEVICE void exponentiate(float (&s)[C::kRows / 2], u32 from, float unit) {
-#pragma unroll
-  for (int j = 0; j < C::kRows / 8; ++j) {
-    float lse[2];
-    load_shared(lse, from + j * 32);
-#pragma unroll
-    for (int r = 0; r < 4; ++r) s[4 * j + r] = exp2_approx(fmaf(s[4 * j + r], unit, -lse[r % 2]));
-  }
-}
-
-// Calls hide(i) for each element i hidden from this thread's first key, `own`, or the key 8
-// further, in the step of slot `q`. `group`: which 64 keys of the block.
-template <class C, class Hide>
-TC_DEVICE void for_each_hidden(const Sm90Sequence& of, u32 shared, u32 q, int group, int own,
-                               Hide&& hide) {
-  u32 first_row;
-  load_shared(first_row, shared + C::kFirstRow + 4 * q);
-  if ((first_row >> group & 1) == 0) return;
-  int low[2], high[2], column = static_cast<int>(first_row / 8) + threadIdx.x % 4 * 2;
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    int key = own + 8 * h;
-    low[h] = key < of.columns ? key - of.last - column : 1 << 30;
-    high[h] = min(key - of.first, of.rows - 1) - column;
-  }
-#pragma unroll
-  for (int i = 0; i < C::kRows / 2; ++i) {
-    int at = i / 4 * 8 + i % 2, h = i / 2 % 2;
-    if (at < low[h] || at > high[h]) hide(i);
-  }
-  if ((first_row & 4) == 0) return;
-  u32 words = shared + C::kMask + q * C::kMaskBytes +
-              (kWarpgroup * group + threadIdx.x % kWarpgroup) * (C::kMaskWords * 4);
-#pragma unroll
-  for (int word = 0; word < C::kMaskWords; ++word) {
-    u32 seen;
-    load_shared(seen, words + 4 * word);
-#pragma unroll
-    for (int i = 32 * word; i < 32 * word + 32 && i < C::kRows / 2; ++i) {
-      if ((seen >> i % 32 & 1) == 0) hide(i);
-    }
-  }
-}
-
-// Stores a warp's dS to shared memory, [key][query]; `to`: this thread's row.
-template <class C>
-TC_DEVICE void store_matrices(const u32 (&w)[C::kRows / 16][4], u32 to) {
-  u32 lane = threadIdx.x % 32, swizzle = lane % 8 * 16;
-#pragma unroll
-  for (int i = 0; i < C::kRows / 16; ++i) {
-    stmatrix(to + i / 4 * C::kScorePanelBytes + ((i % 4 * 32 + lane / 16 * 16) ^ swizzle), w[i][0],
-             w[i][1], w[i][2], w[i][3]);
-  }
-  fence_async_proxy();
-  __syncwarp();
-}
-
-template <class C>
-TC_DEVICE void store_scores(const u32 (&w)[C::kRows / 16][4], u32 to, u32 full) {
-  store_matrices<C>(w, to);
-  if (threadIdx.x % 32 == 0) barrier_arrive(full);
-}
 
 // ---- block --------------------------------------------------------------------------------------
 
@@ -784,8 +739,14 @@ TC_DEVICE void run(const Sm90BackwardParams& p) {
     prefetch_tensor_map(&p.k);
     prefetch_tensor_map(&p.v);
     prefetch_tensor_map(&p.grad_out);
+    if (!C::kWide) {
+      prefetch_tensor_map(&p.dk_map);
+      prefetch_tensor_map(&p.dv_map);
+    }
     barrier_init(shared + C::kKeysFull, 1);
     barrier_init(shared + C::kKeysEmpty, C::kKeyReaders);
+    barrier_init(shared + C::kValuesFull, 1);
+    barrier_init(shared + C::kValuesEmpty, C::kValueReaders);
     barrier_init(shared + C::kWanted, 1);
     for (int i = 0; i < C::kWorkItems; ++i) {
       barrier_init(shared + C::kWorkFull + 8 * i, 1);

@@ -77,7 +77,7 @@ TC_DEVICE void join(const Sm90BackwardParams& p, u32 index) {
   SumRows<JoinConfig>(sum, is_dv ? p.score.keep_scale : p.scale, out,
                       is_dv ? p.dv_stride : p.dk_stride, width, of,
                       of.key_tile * p.tile_keys + static_cast<int>(16 * strip + lane / 4))
-      .store_all();
+      .store();
 }
 
 // Whether any block of keys of a set has added to a tile's dq_sum.
@@ -99,7 +99,8 @@ template <DType kDType, int kThreads, class Scale, class Params>
 TC_DEVICE void convert(const Params& p) {
   wait_for_previous_kernel();
   int octets = p.tile_rows / 8, panels = (p.tile_columns + 63) / 64, here = octets * panels;
-  u32 index = blockIdx.x * (kThreads / 32) + threadIdx.x / 32;
+  // Last tiles first: their sums are still in the L2 cache.
+  u32 index = (gridDim.x - 1 - blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
   u32 tile = index / here;
   int piece = static_cast<int>(index % here) / octets, octet = static_cast<int>(index % octets);
   u32 tiles = static_cast<u32>(p.tiles) * p.heads * (p.order == nullptr ? p.batch : 1);

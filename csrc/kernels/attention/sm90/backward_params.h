@@ -7,7 +7,7 @@
 //
 // q, k, v and grad_out are described by tensor maps, see sm90/forward_params.h. Boxes: {64,
 // tile_rows, 1, 1, 1} for q and grad_out, {64, tile_keys, 1, 1, 1} for k and v; half of the keys
-// for kernels whose blocks work in pairs.
+// for kernels whose blocks work in pairs; {64, kMapRows, 1, 1, 1} for dk and dv.
 //
 // Tiles of queries are numbered within each head of each batch; in packed sequences, from
 // first_query_tile() of sm90/backward_dq.cuh on, within each head.
@@ -17,6 +17,7 @@
 
 namespace torch_cubin {
 
+constexpr int kMapRows = 16;     // of dk and dv that a warp stores at a time
 constexpr int kMaskChunk = 512;  // keys of a block of sm90/backward_mask.cu
 
 // A mask in the layout of sm90/backward_mask.cu or, if it is additive, sm90/backward_added_mask.cu.
@@ -34,6 +35,7 @@ struct Sm90MaskSteps {
 
 struct Sm90BackwardParams {
   Sm90AttentionMap q, k, v, grad_out;
+  Sm90AttentionMap dk_map, dv_map;  // not for heads of more than 128 columns
 
   // Between the kernels, for each tile of tile_rows queries:
   float* sums;    // [2][tile_rows]: logsumexp * logsumexp_unit, and delta

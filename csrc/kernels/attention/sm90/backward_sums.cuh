@@ -22,12 +22,13 @@ class SumRows {
             of.sequence.k_row * row_stride_;
   }
 
-  TC_DEVICE void store_all() const {
+  TC_DEVICE void store() const {
     store(0);
     store(1);
   }
 
-  // Stores rows 0 to 7 (`half` 0) or 8 to 15, by ordinary stores.
+ private:
+  // Stores rows 0 to 7 (`half` 0) or 8 to 15.
   TC_DEVICE void store(int half) const {
     int row = own_ + 8 * half, t = threadIdx.x % 4;
     u16* to = base_ + row * row_stride_ + 8 * t;
@@ -41,28 +42,6 @@ class SumRows {
     }
   }
 
-  // The same through the warp's `staging` buffer in shared memory, from which the TMA copies them
-  // while the warp continues. Each row's first thread waits until the previous rows have been
-  // copied.
-  TC_DEVICE void send(int half, u32 staging) const {
-    int row = own_ + 8 * half, t = threadIdx.x % 4;
-    u32 from = staging + threadIdx.x % 32 / 4 * (C::kD * 2);
-    if (t == 0) tma_store_wait_read<0>();
-    __syncwarp();
-#pragma unroll
-    for (int a = 0; a < C::kD / 32; ++a) {
-      u32 word[4];
-      pack(word, half, a);
-      store_shared(from + 64 * a + 16 * t, word);
-    }
-    fence_async_proxy();
-    __syncwarp();
-    if (t != 0) return;
-    if (row < end_) bulk_store(base_ + row * row_stride_, from, width_ * 2);
-    tma_store_commit();
-  }
-
- private:
   // Columns 32 a + 8 t to 32 a + 8 t + 7 of a row.
   TC_DEVICE void pack(u32 (&word)[4], int half, int a) const {
 #pragma unroll

@@ -29,35 +29,18 @@ namespace torch_cubin::TC_KERNEL {
 using namespace sm90;
 
 template <class C>
-struct WideGroup {
-  const Sm90BackwardParams& p;
-  u32 shared;
-  const KeyBlock* items;
+struct WideGroup : KeyGroup<C> {
+  using Group = KeyGroup<C>;
+  using Group::lane, Group::work, Group::own_key, Group::q;
+  using Group::p, Group::shared, Group::items, Group::keys64, Group::number;
   PairPlace pair;
-  u32 number = 0;  // of the work item
-  u32 step = 0;    // of all work items
 
-  static TC_DEVICE int warp() { return threadIdx.x / 32 % 4; }
-  static TC_DEVICE int lane() { return threadIdx.x % 32; }
-  TC_DEVICE u32 q() const { return slot<C::kQStages>(step); }
-  TC_DEVICE u32 grad() const { return slot<C::kGradStages>(step); }
-  TC_DEVICE u32 score() const { return slot<C::kScoreStages>(step); }
-  TC_DEVICE u32 q_at() const { return shared + C::kQ + q() * C::kQBytes; }
-  TC_DEVICE u32 grad_at() const { return shared + C::kGrad + grad() * C::kQBytes; }
-  TC_DEVICE u32 sums_at() const { return shared + C::kSums + q() * C::kSumBytes + lane() % 4 * 8; }
+  TC_DEVICE WideGroup(const Sm90BackwardParams& p, u32 shared, const KeyBlock* items,
+                      PairPlace place)
+      : Group{p, shared, items, static_cast<int>(place.rank)}, pair(place) {}
+
   TC_DEVICE u32 weights_at() const { return shared + C::kWeights + threadIdx.x % kWarpgroup * 16; }
-  TC_DEVICE const KeyBlock& work() const { return items[slot<C::kWorkItems>(number)]; }
-  TC_DEVICE int own_key() const {
-    return work().key_tile * C::kWorkKeys + static_cast<int>(pair.rank) * C::kKeys + 16 * warp() +
-           lane() / 4;
-  }
 
-  TC_DEVICE void wait_for_q() {
-    barrier_wait(shared + C::kQFull + 8 * q(), phase<C::kQStages>(step));
-  }
-  TC_DEVICE void wait_for_grad() {
-    barrier_wait(shared + C::kGradFull + 8 * grad(), phase<C::kGradStages>(step));
-  }
   // Called by each warp.
   TC_DEVICE void release(u32 barrier) {
     __syncwarp();
@@ -68,18 +51,18 @@ struct WideGroup {
     for_each_hidden<C>(work().sequence, shared, q(), 0, own_key(), [&](int i) { x[i] = 0.0f; });
   }
 
-  // False after the last work item.
-  TC_DEVICE bool begin() {
+  // False after the last work item. `full`: the barrier of k or v.
+  TC_DEVICE bool begin(u32 full) {
     if (!begin_work<C>(shared, items, number)) return false;
-    barrier_wait(shared + C::kKeysFull, phase<1>(number));
+    barrier_wait(shared + full, phase<1>(number));
     return true;
   }
   TC_DEVICE void store(PartSum which, const float (&sum)[C::kD / 2], float factor, void* out,
                        const tc_int64 (&stride)[3], int width) const {
     if (p.part_sums != nullptr) {
-      store_part<C::kD>(p, work().index, which, static_cast<int>(pair.rank), sum);
+      store_part<C::kD>(p, work().index, which, keys64, sum);
     } else {
-      SumRows<C>(sum, factor, out, stride, width, work(), own_key()).store_all();
+      SumRows<C>(sum, factor, out, stride, width, work(), own_key()).store();
     }
   }
   // Call when the work item's sums are stored.
@@ -102,7 +85,7 @@ struct Values : WideGroup<C> {
   float dv[C::kD / 2], s[C::kRows / 2];
 
   TC_DEVICE Values(const Sm90BackwardParams& p, u32 shared, const KeyBlock* items, PairPlace pair)
-      : WideGroup<C>{p, shared, items, pair} {}
+      : WideGroup<C>(p, shared, items, pair) {}
 
   TC_DEVICE void begin_scores() {
     this->wait_for_q();
@@ -153,7 +136,7 @@ struct Values : WideGroup<C> {
       if (caps) store_shared(to + j * (kWarpgroup * 16), derivative);
     }
     if (of.adds_mask) {
-      for_each_added<C>(p, this->work(), of, static_cast<int>(this->pair.rank),
+      for_each_added<C>(p, this->work(), of, this->keys64,
                         [&](int i, float x) { s[i] = x == -kInfinity ? x : s[i] + x; });
     }
     u32 kept = ~0u;
@@ -194,8 +177,8 @@ struct Values : WideGroup<C> {
         weigh_general();
       } else if constexpr (C::kAdded) {
         bool adds = adds_mask<C>(this->p, this->shared, this->q(), 0);
-        exponentiate_added<C>(s, this->p, adds, this->shared, this->work(), this->q(),
-                              static_cast<int>(this->pair.rank), this->sums_at());
+        exponentiate_added<C>(s, this->p, adds, this->shared, this->work(), this->q(), this->keys64,
+                              this->sums_at());
       } else {
         exponentiate<C>(s, this->sums_at(), this->p.unit);
       }
@@ -217,7 +200,7 @@ struct Values : WideGroup<C> {
 
   TC_DEVICE void run() {
 #pragma unroll 1
-    while (this->begin()) {
+    while (this->begin(C::kKeysFull)) {
 #pragma unroll
       for (int i = 0; i < C::kD / 2; ++i) dv[i] = 0.0f;
       keep_in_place(dv);
@@ -237,7 +220,7 @@ struct WideKeys : WideGroup<C> {
   float dk[C::kD / 2], dp[C::kRows / 2];
 
   TC_DEVICE WideKeys(const Sm90BackwardParams& p, u32 shared, const KeyBlock* items, PairPlace pair)
-      : WideGroup<C>{p, shared, items, pair} {}
+      : WideGroup<C>(p, shared, items, pair) {}
 
   TC_DEVICE void begin_dp() {
     this->wait_for_grad();
@@ -272,8 +255,7 @@ struct WideKeys : WideGroup<C> {
 
   TC_DEVICE void run_steps(u32 end) {
     // This warp's 16 rows of dS, in this block's shared memory and in the other's.
-    u32 own_rows =
-        C::kScore + (static_cast<int>(this->pair.rank) * C::kKeys + 16 * this->warp()) * 128;
+    u32 own_rows = C::kScore + (this->keys64 * C::kKeys + 16 * this->warp()) * 128;
     u32 store_base = this->shared + own_rows + this->lane() % 16 * 128;
 #pragma unroll 1
     for (;;) {
@@ -313,14 +295,14 @@ struct WideKeys : WideGroup<C> {
 
   TC_DEVICE void run() {
 #pragma unroll 1
-    while (this->begin()) {
+    while (this->begin(C::kValuesFull)) {
 #pragma unroll
       for (int i = 0; i < C::kD / 2; ++i) dk[i] = 0.0f;
       keep_in_place(dk);
       this->step = whole_warp(this->step);
       u32 steps = whole_warp(this->work().steps);
       if (steps > 0) run_steps(this->step + steps);
-      this->release(this->shared + C::kKeysEmpty);
+      this->release(this->shared + C::kValuesEmpty);
       this->store(kPartDk, dk, this->p.scale, this->p.dk, this->p.dk_stride, this->p.head_dim);
       this->end();
     }
@@ -370,7 +352,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
            "takes": ["plain", "unmasked", "bool_mask", "added_alone", "added_mask", "float_mask",
                      "sinks", "rule"]}],
     "t": [
-     {"name": "64x64x256", "tile": [64, 64, 256], "pair": 0, "cluster": [1, 1, 1], "shared": 231888},
+     {"name": "64x64x256", "tile": [64, 64, 256], "pair": 0, "cluster": [1, 1, 1], "shared": 231920},
      {"name": "64x128x256", "tile": [64, 128, 256], "pair": 1, "cluster": [2, 1, 1],
-      "shared": 231872}]}}]}
+      "shared": 231904}]}}]}
 */

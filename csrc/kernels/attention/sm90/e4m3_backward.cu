@@ -16,14 +16,12 @@
 //     within 16 keys, sm90/e4m3_values.cu interleaves the first and the last 8.
 //   - sm90/e4m3_backward_delta.cu rounds grad_out, and writes q in bfloat16.
 //   - The factors q_descale and k_descale are in the unit of the scores, and in those of dk and dq.
-#include "backward_block.cuh"
+#include "backward_keys.cuh"
 #include "e4m3_backward_numbers.cuh"
 
 namespace torch_cubin::TC_KERNEL {
 
 using namespace sm90;
-
-constexpr int kGroupBarrier = 1;  // named barriers start here: one for each warpgroup of keys
 
 template <int kRows_, int kD_, int kQStages_, int kGradStages_>
 struct E4m3BackwardConfig
@@ -31,7 +29,7 @@ struct E4m3BackwardConfig
   using Base = BackwardConfig<DType::bfloat16, kRows_, kD_, kQStages_, kGradStages_, false, false>;
   using Base::kRows, Base::kD, Base::kKeys, Base::kPieces, Base::kPieceBytes, Base::kDqStages,
       Base::kQStages, Base::kGradStages, Base::kScoreStages, Base::kQBytes, Base::kSumBytes,
-      Base::kWorkItems, Base::kOutBytes;
+      Base::kWorkItems, Base::kPanels;
   static_assert(kD == 64 || kD == 128);
   // A row of q, k, v and grad_out in bytes is one panel.
   static constexpr int kKeyBytes = kKeys * kD, kByteRows = kRows * kD;
@@ -45,10 +43,13 @@ struct E4m3BackwardConfig
   static constexpr int kDq = kScore + kScoreStages * kScoreBytes;
   static constexpr bool kTwoStepsFit = kDq + kDqStages * kPieces * kPieceBytes <= 208 * 1024;
   static constexpr int kDqSlots = (kTwoStepsFit ? kDqStages : 1) * kPieces;
-  static constexpr int kSums = kDq + kDqSlots * kPieceBytes;
+  static constexpr int kOut = kDq + kDqSlots * kPieceBytes;  // dk, dv: 16 rows of 64 columns a warp
+  static constexpr int kOutBytes = 16 * 128;
+  static constexpr int kSums = kOut + 8 * kOutBytes;
   static constexpr int kMask = kSums + kQStages * kSumBytes;
   static constexpr int kKeysFull = kMask, kKeysEmpty = kKeysFull + 8;
-  static constexpr int kWorkFull = kKeysEmpty + 8, kWorkEmpty = kWorkFull + 8 * kWorkItems;
+  static constexpr int kValuesFull = kKeysEmpty + 8, kValuesEmpty = kValuesFull + 8;
+  static constexpr int kWorkFull = kValuesEmpty + 8, kWorkEmpty = kWorkFull + 8 * kWorkItems;
   static constexpr int kWanted = kWorkEmpty + 8 * kWorkItems;
   static constexpr int kQFull = kWanted + 8, kQEmpty = kQFull + 8 * kQStages;
   static constexpr int kGradFull = kQEmpty + 8 * kQStages, kGradEmpty = kGradFull + 8 * kGradStages;
@@ -58,9 +59,8 @@ struct E4m3BackwardConfig
                        kDqEmpty = kDqFull + 8 * kDqStages * kPieces;
   static constexpr int kFirstRow = kDqEmpty + 8 * kDqStages * kPieces;
   static constexpr int kWork = (kFirstRow + 4 * kQStages + 15) / 16 * 16;
-  static constexpr int kOut =
+  static constexpr int kSharedBytes =
       kWork + (kWorkItems * static_cast<int>(sizeof(KeyBlock)) + 15) / 16 * 16;
-  static constexpr int kSharedBytes = kOut + 8 * kOutBytes;
   static_assert(kScore % 1024 == 0 && kScoreBytes % 1024 == 0 && kByteRows % 1024 == 0);
 
   static constexpr TC_DEVICE int dq_lag(int piece) {
@@ -79,22 +79,24 @@ TC_DEVICE void load_bytes_of_work(const Sm90E4m3BackwardParams& p, u32 shared, c
   const Sm90Sequence& s = work.sequence;
   int key = work.key_tile * C::kKeys;
   auto load_keys = [&] {
-    u32 full = shared + C::kKeysFull;
-    barrier_sleep(shared + C::kKeysEmpty, phase<1>(number) ^ 1);
-    barrier_expect(full, 3 * C::kKeyBytes);
-    tma_load(shared + C::kK, &p.k, full, 0, s.k.place + key, work.head, s.k.batch, s.wrap);
+    u32 full = begin_values<C>(shared, number, C::kKeyBytes);
     tma_load(shared + C::kV, &p.v, full, 0, s.k.place + key, work.head, s.k.batch, s.wrap);
+    full = begin_keys<C>(shared, number, 2 * C::kKeyBytes);
+    tma_load(shared + C::kK, &p.k, full, 0, s.k.place + key, work.head, s.k.batch, s.wrap);
     tma_load(shared + C::kTurned, &p.turned_keys, full, key, 0, work.head, work.batch, 0);
   };
   u32 first = next, end = next + work.steps;
+  u32 last = end - min(work.steps, kStepsAhead);
   if (work.steps == 0) {  // no step needs them
-    barrier_sleep(shared + C::kKeysEmpty, phase<1>(number) ^ 1);
-    barrier_arrive(shared + C::kKeysFull);
+    begin_values<C>(shared, number, 0);
+    begin_keys<C>(shared, number, 0);
+    request_work<C>(shared, {});
   }
 #pragma unroll 1
   while (next != end) {
     const Steps now = steps;
     steps.next(p, work);
+    if (next == last) request_work<C>(shared, {});
     int row = now.tile * C::kRows, head = work.head * p.group + now.head;
     u32 q = slot<C::kQStages>(next), grad = slot<C::kGradStages>(next);
     u32 full = shared + C::kQFull + 8 * q;
@@ -129,7 +131,6 @@ TC_DEVICE void load_bytes(const Sm90E4m3BackwardParams& p, u32 shared, const Key
     if (!wait_for_work<C>(shared, items, number)) return;
     const KeyBlock& work = items[slot<C::kWorkItems>(number)];
     load_bytes_of_work<C>(p, shared, work, number, step);
-    barrier_arrive(shared + C::kWanted);
     release_work<C>(shared, number);
   }
 }
@@ -137,15 +138,16 @@ TC_DEVICE void load_bytes(const Sm90E4m3BackwardParams& p, u32 shared, const Key
 // dq, transposed, of 64 columns: k^T dS^T.
 template <class C>
 struct DqOfBytes {
+  template <int kBegin = 0, int kEnd = C::kKeys>
   static TC_DEVICE void multiply(float (&dq)[C::kRows / 2], u32 shared, u32 scores, int piece,
                                  PairPlace) {
     const u64 high = k_major_descriptor<128>(0);
     u32 keys = (shared + C::kTurned + piece * (64 * C::kKeys)) >> 4, ds = scores >> 4;
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < C::kKeys / 32; ++k) {
+    for (int k = kBegin / 32; k < kEnd / 32; ++k) {
       WgmmaBytes<C::kRows>::by_e5m2(dq, descriptor(high, keys, 32 * k),
-                                    descriptor(high, ds, 32 * k), k > 0);
+                                    descriptor(high, ds, 32 * k), k > kBegin / 32);
     }
     wgmma_commit();
   }
@@ -165,64 +167,38 @@ TC_DEVICE void multiply_bytes(float (&out)[C::kRows / 2], u32 keys, u32 rows) {
 
 // The warpgroup of 64 keys: Keys of sm90/backward.cu.
 template <class C>
-struct ByteKeys {
-  const Sm90E4m3BackwardParams& p;
-  u32 shared;
-  const KeyBlock* items;
-  int group, key;        // key: the warpgroup's first
-  u32 number = 0;        // of the work item
-  u32 step = 0;          // of all work items
-  u32 sums, store_base;  // this thread's
-  float unit;            // from products to powers of two
+struct ByteKeys : KeyGroup<C, Sm90E4m3BackwardParams> {
+  using Group = KeyGroup<C, Sm90E4m3BackwardParams>;
+  using Group::p, Group::shared, Group::items, Group::keys64, Group::number, Group::step;
+  using Group::warp, Group::lane, Group::work, Group::own_key, Group::q, Group::grad,
+      Group::sums_at, Group::wait_for_grad;
+  u32 store_base;  // this thread's
+  float unit;      // from products to powers of two
   float dk[C::kD / 2], dv[C::kD / 2], s[C::kRows / 2], dp[C::kRows / 2];
 
-  TC_DEVICE ByteKeys(const Sm90E4m3BackwardParams& params, u32 memory, const KeyBlock* all,
-                     int own_group)
-      : p(params), shared(memory), items(all), group(own_group) {
-    sums = shared + C::kSums + lane() % 4 * 8;
+  TC_DEVICE ByteKeys(const Sm90E4m3BackwardParams& p, u32 shared, const KeyBlock* items, int group)
+      : Group{p, shared, items, group} {
     store_base =
         shared + C::kScore + lane() % 16 * 128 + ((4 * group + warp()) * 16 ^ lane() % 8 * 16);
   }
 
-  TC_DEVICE const KeyBlock& work() const { return items[slot<C::kWorkItems>(number)]; }
-  static TC_DEVICE int warp() { return threadIdx.x / 32 % 4; }
-  static TC_DEVICE int lane() { return threadIdx.x % 32; }
-  TC_DEVICE u32 q() const { return slot<C::kQStages>(step); }
-  TC_DEVICE u32 grad() const { return slot<C::kGradStages>(step); }
-
   TC_DEVICE void begin_scores() {
-    barrier_wait(shared + C::kQFull + 8 * q(), phase<C::kQStages>(step));
+    this->wait_for_q();
     wgmma_fence();
-    multiply_bytes<C>(s, shared + C::kK + group * (64 * C::kD),
+    multiply_bytes<C>(s, shared + C::kK + keys64 * (64 * C::kD),
                       shared + C::kQInBytes + q() * C::kByteRows);
-  }
-
-  TC_DEVICE void wait_for_grad() {
-    barrier_wait(shared + C::kGradFull + 8 * grad(), phase<C::kGradStages>(step));
   }
 
   TC_DEVICE void begin_dp() {
     wait_for_grad();
     wgmma_fence();
-    multiply_bytes<C>(dp, shared + C::kV + group * (64 * C::kD),
+    multiply_bytes<C>(dp, shared + C::kV + keys64 * (64 * C::kD),
                       shared + C::kGradInBytes + grad() * C::kByteRows);
-  }
-
-  // dp becomes dS.
-  TC_DEVICE void differentiate() {
-    u32 from = sums + q() * C::kSumBytes + C::kRows * 4;
-#pragma unroll
-    for (int j = 0; j < C::kRows / 8; ++j) {
-      float delta[2];
-      load_shared(delta, from + j * 32);
-#pragma unroll
-      for (int r = 0; r < 4; ++r) dp[4 * j + r] = (dp[4 * j + r] - delta[r % 2]) * s[4 * j + r];
-    }
   }
 
   // Sets P and dS of hidden elements to 0, for any values of q, k, v and grad_out there.
   TC_DEVICE void hide() {
-    for_each_hidden<C>(work().sequence, shared, q(), group, key + 16 * warp() + lane() / 4,
+    for_each_hidden<C>(work().sequence, shared, q(), keys64, own_key(),
                        [&](int i) { s[i] = dp[i] = 0.0f; });
   }
 
@@ -254,11 +230,6 @@ struct ByteKeys {
     if (lane() == 0) barrier_arrive(shared + C::kScoreFull + 8 * at);
   }
 
-  TC_DEVICE void release(u32 barrier) {
-    __syncwarp();
-    if (lane() == 0) barrier_arrive(barrier);
-  }
-
   // Adds a step's dv and dk.
   TC_DEVICE void begin_sums(u32 of, const u32 (&weights)[C::kRows / 16][4],
                             const u32 (&ds)[C::kRows / 16][4]) {
@@ -273,20 +244,10 @@ struct ByteKeys {
     keep_in_place(dv);
   }
 
-  // Frees a step's rows. Call when all four warps have read their sums, and waited for their
-  // products.
-  TC_DEVICE void end_step(u32 of) {
-    named_sync(kGroupBarrier + group, kWarpgroup);
-    if (threadIdx.x % kWarpgroup == 0) {
-      barrier_arrive(shared + C::kGradEmpty + 8 * slot<C::kGradStages>(of));
-      barrier_arrive(shared + C::kQEmpty + 8 * slot<C::kQStages>(of));
-    }
-  }
-
   // Scores to weights, once their product is complete.
   TC_DEVICE void weigh() {
     keep_in_place(s);
-    exponentiate<C>(s, sums + q() * C::kSumBytes, unit);
+    exponentiate<C>(s, sums_at(), unit);
     keep_in_place(s);
     // Without a barrier here ptxas would wait for other products before the exponentials.
     wait_for_grad();
@@ -297,7 +258,7 @@ struct ByteKeys {
                                u32 (&bytes)[C::kRows / 8]) {
     wgmma_wait<0>();
     keep_in_place(dp);
-    differentiate();
+    differentiate<C>(dp, s, sums_at() + C::kRows * 4);
     hide();
     pack(weights, ds, bytes);
   }
@@ -307,6 +268,7 @@ struct ByteKeys {
   TC_DEVICE void run_steps(u32 end) {
     u32 weights[C::kRows / 16][4], ds[C::kRows / 16][4], bytes[C::kRows / 8];
     begin_scores();
+    this->wait_for_values();
     begin_dp();
     wgmma_wait<1>();
     weigh();
@@ -321,13 +283,14 @@ struct ByteKeys {
       weigh();
       wait_for_sums();
       begin_dp();
-      end_step(before);
+      end_step<C>(shared, keys64, before);
       finish_scores(weights, ds, bytes);
     }
+    release_keys<C>(shared);
     send_scores(step, bytes);
     begin_sums(step, weights, ds);
     wait_for_sums();
-    end_step(step++);
+    end_step<C>(shared, keys64, step++);
   }
 
   TC_DEVICE void run() {
@@ -337,7 +300,6 @@ struct ByteKeys {
         tma_store_wait_read<0>();  // shared memory must outlive the store's reads
         return;
       }
-      key = work().key_tile * C::kKeys + 64 * group;
       unit = p.unit * descale_of_head(p.q_descale, work().batch, work().head) *
              descale_of_head(p.k_descale, work().batch, work().head);
 #pragma unroll
@@ -345,30 +307,22 @@ struct ByteKeys {
       barrier_wait(shared + C::kKeysFull, phase<1>(number));
       keep_in_place(dk);
       keep_in_place(dv);
-      step = whole_warp(step);
-      u32 steps = whole_warp(work().steps);
-      if (steps > 0) run_steps(step + steps);
-      release(shared + C::kKeysEmpty);
-      store_rows();
+      for_each_step<C>(*this, [&](u32 end) { run_steps(end); });
+      send();
       __syncwarp();
       if (lane() == 0) release_work<C>(shared, number);
     }
   }
 
  private:
-  TC_DEVICE void store_rows() {
+  TC_DEVICE void send() const {
     constexpr float kUnshift = 1 << kE4m3WeightShift;
-    int own = key + 16 * warp() + lane() / 4;
     float dk_factor = p.scale * kUnshift * descale_of_head(p.q_descale, work().batch, work().head) *
                       descale_of_head(p.v_descale, work().batch, work().head);
-    // One half of each through shared memory: the last is stored while the next work item runs.
-    u32 staging = shared + C::kOut + (4 * group + warp()) * C::kOutBytes;
-    SumRows<C> dv_rows(dv, kUnshift, p.dv, p.dv_stride, p.head_dim_v, work(), own);
-    dv_rows.send(0, staging);
-    dv_rows.store(1);
-    SumRows<C> dk_rows(dk, dk_factor, p.dk, p.dk_stride, p.head_dim, work(), own);
-    dk_rows.store(0);
-    dk_rows.send(1, staging);
+    auto buffer = [&](int) { return shared + C::kOut + (4 * keys64 + warp()) * C::kOutBytes; };
+    int first = work().key_tile * C::kKeys + 64 * keys64 + 16 * warp();
+    send_rows<C, 0>(dv, kUnshift, p.dv_map, work(), first, buffer);
+    send_rows<C, 0>(dk, dk_factor, p.dk_map, work(), first, buffer);
   }
 };
 
@@ -413,8 +367,8 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
    "defines": {"TC_GRAD_STAGES": 2},
    "for": {
     "t": [
-     {"name": "96x128x64", "tile": [96, 128, 64], "shared": 201344,
+     {"name": "96x128x64", "tile": [96, 128, 64], "shared": 209568,
       "cost": {"k_tile": 2700, "fixed": 6000}},
-     {"name": "48x128x128", "tile": [48, 128, 128], "shared": 220704,
+     {"name": "48x128x128", "tile": [48, 128, 128], "shared": 220736,
       "cost": {"k_tile": 2600, "fixed": 7000}}]}}]}
 */

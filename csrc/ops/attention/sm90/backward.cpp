@@ -314,6 +314,7 @@ class Sm90Backward : public AttentionBackwardKernels {
                     {all.grad_out, all.grad_out_stride, all.head_dim_v, rows.q, all.heads,
                      all.batch, rows.packed},
                     row.rows, device_);
+    fill_sm90_gradient_maps(params, row, all, rows, kMapRows, device_);
     params.grad_out_rows = all.grad_out;
     params.dq = all.dq;
     params.dk = all.dk;

@@ -221,6 +221,7 @@ class Sm90E4m3Backward : public AttentionBackwardKernels {
         params.grad_out, row,
         {all.grad_out, all.grad_out_stride, all.head_dim_v, rows.q, all.heads, all.batch, false},
         row.rows, device_);
+    fill_sm90_gradient_maps(params, row, all, rows, kMapRows, device_);
   }
 
   // Launches the kernel that transposes the keys. It also resets the ticket.

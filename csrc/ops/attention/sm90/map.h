@@ -84,6 +84,20 @@ void fill_sm90_params(Params& params, const AttentionRow& row, const AttentionPa
   params.score = sm90_score_params(all);
 }
 
+// The maps of dk and dv, for kernels of up to 128 columns.
+template <class Params>
+void fill_sm90_gradient_maps(Params& params, const AttentionRow& row, const AttentionParams& all,
+                             const Sm90Rows& rows, int64_t box_rows, const Device& device) {
+  if (row.head_dim > 128) return;
+  const int64_t kv_heads = all.heads / all.group;
+  encode_sm90_map(params.dk_map, row,
+                  {all.dk, all.dk_stride, all.head_dim, rows.k, kv_heads, all.batch, rows.packed},
+                  box_rows, device);
+  encode_sm90_map(params.dv_map, row,
+                  {all.dv, all.dv_stride, all.head_dim_v, rows.k, kv_heads, all.batch, rows.packed},
+                  box_rows, device);
+}
+
 // check() for both directions: a 16-bit type, and at least one feature.
 void check_sm90_row(const AttentionRow& row);
 
