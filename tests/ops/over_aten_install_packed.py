@@ -6,6 +6,8 @@ A CPU build has no kernel of it, so calls that are not served raise there.
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from installed import installed
@@ -127,6 +129,25 @@ def test_declined_calls_have_a_reason(case) -> None:
                 *tensors, *ends, *LONGEST, dropout_p, False, False, **given
             )
         assert [row.reason for row in torch_cubin.report().declined] == [reason]
+
+
+@pytest.mark.parametrize("keys", [8191, 8192])
+def test_few_keys_are_pytorchs_under_fastest(keys) -> None:
+    """In all sequences: here two of them."""
+    query, key = torch.randn(2, 1, 16).bfloat16(), torch.randn(keys, 1, 16).bfloat16()
+    ends = offsets((1, 1)), offsets((4096, keys - 4096))
+    with installed("fastest"):
+        call = functools.partial(
+            aten._flash_attention_forward, query, key, key, *ends, 1, 4096, 0.0, False, False
+        )
+        if keys == 8192:
+            call()
+            assert served() == {FORWARD: 1}
+            return
+        with pytest.raises(RuntimeError, match=NOT_ON_THE_CPU):
+            call()
+        (declined,) = torch_cubin.report().declined
+        assert declined.reason == "fewer than 8192 keys, which is not known to be quicker"
 
 
 def test_calls_without_offsets_are_pytorchs_and_are_not_counted() -> None:
