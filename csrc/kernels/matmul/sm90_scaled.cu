@@ -4,7 +4,8 @@
 //   shared memory: kStages x (A tile, B tile) | one staging buffer per warp | kStages x (scales of
 //     A's rows, of B's columns) | full, empty, turn barriers | kRing tiles
 //   full[s]: the producer's arrival and all bytes of the stage; with scales of blocks also the
-//     copies of 32 lanes
+//     copies of 32 lanes. Of groups of K the former arrive at landed[s], and at full[s] the warps
+//     that clear the stage
 //   empty[s]: one arrival per warpgroup (warp, where warps read scales) that reads the stage
 //   turn[g]: warpgroup g may multiply; arrivals of the 4 warps of the one before it
 //
@@ -23,7 +24,8 @@
 // scale.
 //
 // Where groups divide K, a tile belongs to one group. Its first and last blocks of K have elements
-// of other groups, which the consumers overwrite with zeros in shared memory.
+// of other groups, which two warps beside the producer overwrite with zeros in shared memory, so
+// that consumers do not wait for it in their turn.
 //
 // A file of over 500 lines: both kinds of sums share the producer, the walk over tiles and the
 // scales, and a kernel's template is one file.
@@ -78,8 +80,10 @@ struct Config {
   static constexpr int kTileBytes = 32;
   static constexpr int kRing = kPingPong ? 0 : kStages < 8 ? 8 : kStages < 16 ? 16 : 32;
   static_assert(kRing == 0 || kRing > kStages);
+  // Of groups of K a stage has a third barrier: two warps clear it before they pass it on.
+  static constexpr int kBarrierBytes = kStages * (kGroupsOfK ? 24 : 16) + 8 * kConsumers;
   static constexpr int kControlBytes =
-      kStages * (16 + kScaleBytes) + 8 * kConsumers + 16 + kTileBytes * kRing;
+      kStages * kScaleBytes + kBarrierBytes + 16 + kTileBytes * kRing;
   static constexpr int kLeft =
       (kMaxShared - kControlBytes - kStages * kStageBytes) / (4 * kConsumers) / 2048;
   static constexpr int kBuffers = kLeft > 4 ? 4 : kLeft;  // of 16 rows of 128 bytes
@@ -87,7 +91,7 @@ struct Config {
   static constexpr int kStaging = kStages * kStageBytes;
   static constexpr int kScales = kStaging + 4 * kConsumers * kWarpBytes;
   static constexpr int kBarriers = kScales + kStages * kScaleBytes;
-  static constexpr int kTiles = (kBarriers + 16 * kStages + 8 * kConsumers + 15) / 16 * 16;
+  static constexpr int kTiles = (kBarriers + kBarrierBytes + 15) / 16 * 16;
   static constexpr int kSharedBytes = kTiles + kTileBytes * kRing;
   static_assert(kTileM == 64 * kSharing * kBlocksM && kTileN % 16 == 0);
   static_assert(kSharedBytes <= kMaxShared && kLeft >= 1, "shared memory of a block");
@@ -239,6 +243,10 @@ struct Shared {
   TC_DEVICE u32 full(int stage) const { return base + C::kBarriers + 8 * stage; }
   TC_DEVICE u32 empty(int stage) const { return full(C::kStages + stage); }
   TC_DEVICE u32 turn(int group) const { return full(2 * C::kStages + group); }
+  // What a stage's copies by the TMA arrive at.
+  TC_DEVICE u32 landed(int stage) const {
+    return kGroupsOfK ? turn(C::kConsumers) + 8 * stage : full(stage);
+  }
   // Of the block's tile `number`.
   TC_DEVICE u32 tile(int number) const {
     return base + C::kTiles + (number & (C::kRing - 1)) * C::kTileBytes;
@@ -256,7 +264,7 @@ TC_DEVICE void load_tiles(const Sm90ScaledParams& p, const Shared<C>& shared) {
     for (int i = 0; i < walk.k_blocks(); ++i, stage.advance()) {
       barrier_wait_bounded(shared.empty(stage.number), stage.phase ^ 1);
       if (C::kRing > 0 && i == 0) walk.store(shared.tile(number));
-      const u32 arrived = shared.full(stage.number), to = shared.tiles(stage.number);
+      const u32 arrived = shared.landed(stage.number), to = shared.tiles(stage.number);
       const int k = walk.k0 + i * kBlockK;
       barrier_expect(arrived, p.stage_bytes);
       tma_load(to, &p.a, arrived, k, walk.row_of_a());
@@ -299,6 +307,56 @@ TC_DEVICE void load_scales(const Sm90ScaledParams& p, const Shared<C>& shared) {
   }
 }
 
+// A mask of a word's bytes from `first` to `end` - 1.
+TC_DEVICE u32 kept_bytes(int first, int end) {
+  const auto below = [](int byte) { return (u64{1} << 8 * min(max(byte, 0), 4)) - 1; };
+  return static_cast<u32>(below(end) & ~below(first));
+}
+
+// Executed by two warps: passes on the stages of groups of K, whose rows of A and of B have zeros
+// in place of other groups' K, where NaN may be. Of a group without K no product is used.
+template <class C>
+TC_DEVICE void clear_stages(const Sm90ScaledParams& p, const Shared<C>& shared) {
+  constexpr int kThreads = 64, kVector = 16;
+  Walk<C> walk(p);
+  Stage<C> stage;
+  while (walk.next()) {
+#pragma unroll 1
+    for (int i = 0; i < walk.k_blocks(); ++i, stage.advance()) {
+      const int first = i == 0 ? walk.first_k : 0;
+      const int end = i == walk.k_blocks() - 1 ? walk.k_end : kBlockK;
+      barrier_wait_bounded(shared.landed(stage.number), stage.phase);
+      if (end > 0 && (first > 0 || end < kBlockK)) {
+#pragma unroll 1
+        for (int row = threadIdx.x % kThreads; row < C::kTileM + C::kTileN; row += kThreads) {
+          const u32 line = shared.tiles(stage.number) + row * kBlockK;
+          const auto at = [&](int vector) { return line + (vector ^ (row & 7)) * kVector; };
+          const u32 zeros[4] = {0, 0, 0, 0};
+          const auto clear_part = [&](int vector) {
+            u32 words[4];
+            const int k = vector * kVector;
+            load_shared(words, at(vector));
+#pragma unroll
+            for (int j = 0; j < 4; ++j) words[j] &= kept_bytes(first - k - 4 * j, end - k - 4 * j);
+            store_shared(at(vector), words);
+          };
+#pragma unroll 1
+          for (int vector = 0; vector < first / kVector; ++vector) store_shared(at(vector), zeros);
+          if (first % kVector != 0) clear_part(first / kVector);
+          if (end % kVector != 0) clear_part(end / kVector);
+#pragma unroll 2
+          for (int vector = (end + kVector - 1) / kVector; vector < kBlockK / kVector; ++vector) {
+            store_shared(at(vector), zeros);
+          }
+        }
+        fence_async_proxy();
+      }
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) barrier_arrive(shared.full(stage.number));
+    }
+  }
+}
+
 // ---- consumers ----------------------------------------------------------------------------------
 
 template <class C>
@@ -328,46 +386,7 @@ struct Consumer {
     turn_phase = group == 0;  // the first turn is the first warpgroup's
   }
 
-  // The stage of block k of the tile's K.
-  TC_DEVICE void wait_for_stage(int k) {
-    barrier_wait(shared.full(stage.number), stage.phase);
-    if constexpr (kGroupsOfK) {
-      const int first = k == 0 ? walk->first_k : 0;
-      const int end = k == walk->k_blocks() - 1 ? walk->k_end : kBlockK;
-      // Sums of a group without K are zero whatever its block has.
-      if (end > 0 && (first > 0 || end < kBlockK)) clear_other_groups(first, end);
-    }
-  }
-
-  // Overwrites K before `first` and from `end` on with zeros in a stage's rows, of A and of B:
-  // other groups may have NaN there. Warpgroups that share a tile write the same.
-  TC_DEVICE void clear_other_groups(int first, int end) {
-    constexpr int kVector = 16;
-    for (int row = threadIdx.x % kWarpgroup; row < C::kTileM + C::kTileN; row += kWarpgroup) {
-      const u32 line = shared.tiles(stage.number) + row * kBlockK;
-#pragma unroll
-      for (int vector = 0; vector < kBlockK / kVector; ++vector) {
-        const u32 at = line + (vector ^ (row & 7)) * kVector;
-        const int k = vector * kVector;
-        if (first <= k && end >= k + kVector) continue;
-        u32 words[4] = {0, 0, 0, 0};
-        if (first < k + kVector && end > k) {
-          load_shared(words, at);
-#pragma unroll
-          for (int i = 0; i < 4; ++i) words[i] &= kept_bytes(first - k - 4 * i, end - k - 4 * i);
-        }
-        store_shared(at, words);
-      }
-    }
-    fence_async_proxy();
-    named_sync(kGroupBarrier + group, kWarpgroup);
-  }
-
-  // A mask of a word's bytes from `first` to `end` - 1.
-  static TC_DEVICE u32 kept_bytes(int first, int end) {
-    const auto below = [](int byte) { return (u64{1} << 8 * min(max(byte, 0), 4)) - 1; };
-    return static_cast<u32>(below(end) & ~below(first));
-  }
+  TC_DEVICE void wait_for_stage() { barrier_wait(shared.full(stage.number), stage.phase); }
 
   TC_DEVICE void release(int number) {
     if (C::kPromoted) __syncwarp();
@@ -436,7 +455,7 @@ struct Consumer {
 #pragma unroll 1
     for (int k = 0; k < walk->k_blocks(); ++k) {
       u32 offset = kMovesOffsets ? offset_of_stage() : 0;  // takes time: before the wait
-      wait_for_stage(k);
+      wait_for_stage();
       if constexpr (!kMovesOffsets) offset = offset_of_stage();
       wgmma_fence();
 #pragma unroll
@@ -461,7 +480,7 @@ struct Consumer {
   TC_DEVICE void sum_one_part(Sum& sum) {
 #pragma unroll 1
     for (int k = 0; k < walk->k_blocks(); ++k) {
-      wait_for_stage(k);
+      wait_for_stage();
 #pragma unroll
       for (int i = 0; i < C::kBlocks; ++i) {
         Part<C> part;
@@ -479,9 +498,8 @@ struct Consumer {
   template <bool kScales>
   TC_DEVICE void sum_two_parts(float (&sum)[C::kPartN / 2]) {
     Part<C> first, second;
-    int k = 0;
     const auto begin = [&](Part<C>& part) {
-      wait_for_stage(k++);
+      wait_for_stage();
       issue<kScales>(part, 0);
       stage.advance();
     };
@@ -607,7 +625,9 @@ TC_DEVICE void run(const Sm90ScaledParams& p) {
     prefetch_tensor_map(&p.b);
     if (!C::kGated && !(p.flags & kScaledOutUnaligned)) prefetch_tensor_map(&p.out_map);
     for (int s = 0; s < C::kStages; ++s) {
-      barrier_init(shared.full(s), C::kPromoted && blocks ? 33 : 1);
+      const int arrivals = C::kPromoted && blocks ? 33 : 1;
+      barrier_init(shared.full(s), kGroupsOfK ? arrivals + 1 : arrivals);
+      if (kGroupsOfK) barrier_init(shared.landed(s), 1);
       barrier_init(shared.empty(s), C::kFreeing);
     }
     for (int i = 0; i < C::kConsumers; ++i) barrier_init(shared.turn(i), 4);
@@ -622,6 +642,9 @@ TC_DEVICE void run(const Sm90ScaledParams& p) {
     wait_for_previous_grid();
     if (threadIdx.x == 0) load_tiles<C>(p, shared);
     if (C::kPromoted && blocks && warp == 1) load_scales<C>(p, shared);
+    if constexpr (kGroupsOfK) {
+      if (warp >= 2) clear_stages<C>(p, shared);
+    }
   } else {
     if constexpr (C::kConsumers > 1) more_registers<C::kConsumers == 2 ? 232 : 160>();
     wait_for_previous_grid();
@@ -746,13 +769,13 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     "d": [{"a": "e4m3", "b": "e4m3"}], "g": [{"grouped": 2, "gated": 0}],
     "t": [
      {"math": "fast", "parts": 0, "columns": 0, "ping_pong": 1, "name": "128x128_ping_pong",
-      "tile": [128, 128, 128], "stages": 5, "threads": 384, "shared": 229472,
+      "tile": [128, 128, 128], "stages": 5, "threads": 384, "shared": 229520,
       "cost": {"k_tile": 389, "fixed": 350, "once": 2700}},
      {"math": "promoted", "parts": 2, "columns": 0, "ping_pong": 0, "name": "128x128",
-      "tile": [128, 128, 128], "stages": 5, "threads": 384, "shared": 232368,
+      "tile": [128, 128, 128], "stages": 5, "threads": 384, "shared": 232416,
       "cost": {"k_tile": 450, "fixed": 1100}},
      {"math": "columns", "parts": 1, "columns": 1, "ping_pong": 0, "name": "128x128",
-      "tile": [128, 128, 128], "stages": 5, "threads": 384, "shared": 218464,
+      "tile": [128, 128, 128], "stages": 5, "threads": 384, "shared": 218512,
       "cost": {"k_tile": 720, "fixed": 2000}}]}},
   {"name": "sm90_scaled_matmul_{d.a}_{d.b}_{t.math}_{t.name}",
    "for": {
