@@ -138,10 +138,8 @@ class Unaligned : public MatmulKernels {
     // A block multiplies 64 rows in half the time of 128, and takes as long again for each stretch.
     work.stretches = static_cast<double>(ceil_div(k, kUnalignedStretch)) *
                      static_cast<double>(64 + row.tile_m) / 128;
-    work.blocks =
-        blocks > at_once
-            ? static_cast<double>(ceil_div(blocks, at_once) * row.slots)
-            : std::max(1.0, static_cast<double>(blocks) / static_cast<double>(multiprocessors));
+    work.blocks = static_cast<double>(blocks > at_once ? ceil_div(blocks, at_once) * row.slots
+                                                       : ceil_div(blocks, multiprocessors));
     work.tiles = work.blocks;
     work.store_bytes =
         static_cast<double>(std::min(c.m, row.tile_m) * std::min(c.n, row.tile_n) * 2);
