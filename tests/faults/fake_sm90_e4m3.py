@@ -49,11 +49,19 @@ def maps_of(params: Params) -> tuple:
     return params.q, params.k, params.v
 
 
+def transposes_values(kernel: dict) -> bool:
+    rows, _, columns = kernel["tile"]
+    return rows == 128 and columns <= 128
+
+
 def check_main(kernel: dict, launch: dict, d: int) -> Params:
     params = launch_params.read(launch, Params)
     panel, keys = 64 if d <= 64 else 128, kernel["tile"][1]
     boxes = [[panel, 64, 1, 1, 1], [panel, keys, 1, 1, 1], [128, kernel["tile"][2], 1, 1, 1]]
-    for map_, box, swizzle in zip(maps_of(params), boxes, (panel, panel, 128), strict=True):
+    swizzles = [panel, panel, 128]
+    if transposes_values(kernel):
+        boxes[2], swizzles[2] = boxes[1], panel
+    for map_, box, swizzle in zip(maps_of(params), boxes, swizzles, strict=True):
         found = read_map(map_)
         assert found["box"] == box
         assert found["swizzle"] == {64: 2, 128: 3}[swizzle]
@@ -66,11 +74,11 @@ def check_main(kernel: dict, launch: dict, d: int) -> Params:
 
 @pytest.mark.parametrize(
     ("b", "h", "s", "d", "kv_heads", "keys"),
-    [(2, 4, 1000, 64, 2, 777), (1, 16, 4096, 128, 16, 4096), (3, 8, 520, 256, 1, 16),
-     (2, 2, 33, 48, 2, 100)],
-)  # fmt: skip
+    [(8, 32, 4096, 64, 2, 777), (1, 16, 4096, 128, 16, 4096), (3, 8, 520, 256, 1, 16)],
+)
 def test_launch_parameters(driver, catalog, b, h, s, d, kv_heads, keys) -> None:
     before, launch = launches_of(driver, partial(attend, b, h, s, d, kv_heads, keys))
+    assert not transposes_values(catalog[launch["kernel"]])
     assert before["kernel"] == "sm90_e4m3_values_attention"
     values = launch_params.read(before, ValuesParams)
     padded = -(-keys // 16) * 16
@@ -95,10 +103,26 @@ def test_launch_parameters(driver, catalog, b, h, s, d, kv_heads, keys) -> None:
     assert (params.batch, params.heads, params.group) == (b, h, h // kv_heads)
 
 
-def test_packed_sequences(driver, catalog) -> None:
+@pytest.mark.parametrize(
+    ("b", "h", "s", "d", "kv_heads", "keys"), [(2, 2, 33, 48, 2, 100), (4, 8, 128, 128, 2, 777)]
+)
+def test_blocks_of_few_queries_transpose_values(
+    driver, catalog, b, h, s, d, kv_heads, keys
+) -> None:
+    (launch,) = launches_of(driver, partial(attend, b, h, s, d, kv_heads, keys, is_causal=True))
+    assert transposes_values(catalog[launch["kernel"]])
+    params = check_main(catalog[launch["kernel"]], launch, d)
+    _, of_keys, of_values = (read_map(map_) for map_ in maps_of(params))
+    assert of_keys["dims"] == [d, keys, kv_heads, b, 1]
+    assert of_values == of_keys | {"address": of_values["address"]}
+    assert params.next == 0
+
+
+@pytest.mark.parametrize("d", [128, 256])
+def test_packed_sequences(driver, catalog, d: int) -> None:
     def call() -> None:
-        q = tensors.empty(1000, 4, 128, dtype=E4M3)
-        k, v = (tensors.empty(1200, 2, 128, dtype=E4M3) for _ in range(2))
+        q = tensors.empty(1000, 4, d, dtype=E4M3)
+        k, v = (tensors.empty(1200, 2, d, dtype=E4M3) for _ in range(2))
         offsets = tensors.empty(6, dtype=torch.int32)
         descale = tensors.strided((5, 2), (0, 1), torch.float32)
         torch.ops.cubin.attention_forward_e4m3(
@@ -106,18 +130,23 @@ def test_packed_sequences(driver, catalog) -> None:
             k_descale=descale,
         )  # fmt: skip
 
-    before, order, launch = launches_of(driver, call)
+    *before, order, launch = launches_of(driver, call)
     assert order["kernel"] == "sm90_order_attention_e4m3_queries"
-    values = launch_params.read(before, ValuesParams)
-    keys = (-(-1200 // 128) + 5) * 128
-    assert (values.seqlen, values.total, values.sequences) == (400, 1200, 5)
-    assert (values.keys, values.granule, list(values.stride)) == (keys, 128, [0, 128, 256])
-    params = check_main(catalog[launch["kernel"]], launch, 128)
+    params = check_main(catalog[launch["kernel"]], launch, d)
     maps = [read_map(map_) for map_ in maps_of(params)]
-    assert maps[2]["dims"] == [keys, 128, 2, 1, 1]
-    for found, heads in ((maps[0], 4), (maps[1], 2)):
-        row = heads * 128
-        assert found["strides"] == [row, 128, row, 2**35 - row]  # the last one wraps around
+    rows = [(maps[0], 4), (maps[1], 2)]
+    if transposes_values(catalog[launch["kernel"]]):
+        assert (d, before) == (128, [])
+        rows.append((maps[2], 2))
+    else:
+        values = launch_params.read(before[0], ValuesParams)
+        keys = (-(-1200 // 128) + 5) * 128
+        assert (values.seqlen, values.total, values.sequences) == (400, 1200, 5)
+        assert (values.keys, values.granule, list(values.stride)) == (keys, 128, [0, d, 2 * d])
+        assert maps[2]["dims"] == [keys, d, 2, 1, 1]
+    for found, heads in rows:
+        row = heads * d
+        assert found["strides"] == [row, d, row, 2**35 - row]  # the last one wraps around
     assert params.order != 0
     assert params.lengths.cu_seqlens_q != 0
 

@@ -3,9 +3,11 @@
 // a consumer computes is its kernel's.
 //
 // A block is a producer warpgroup and two or three consumer warpgroups of 64 queries each. Of the
-// producer's warps one schedules the tiles and loads Q, one loads K and one V.
+// producer's warps one schedules the tiles and loads Q, one loads K and one V; or one loads both,
+// and two convert V.
 //
-//   shared memory:  Q: kQBuffers x 64 rows | K: kStages | V: kStages | barriers | tiles
+//   shared memory:  Q: kQBuffers x 64 rows | K: kStages | V: kStages | rows of V: kRowStages
+//                   | barriers | tiles
 //   full barriers:  the producer's arrival and all bytes of the slot
 //   empty barriers: one arrival of each warp that reads the slot: those of one consumer warpgroup
 //                   for Q, of all for K and V
@@ -24,13 +26,17 @@ namespace sm90 {
 // AttentionSchedule), kKeepsKeys (a tile may find the keys of the one before in the ring),
 // kSendsNextBlock, kNextBlock and Mask (ReceivedKeyBlocks), kMovesDescriptors (moved()); the
 // registers of both sorts of warps; describe_tile(), which fills a Tile, and load_values(), which
-// loads a block of values.
+// loads a block of values, or convert_values().
 //
 // `kSharedQ`: 0 if each consumer has kQSlots buffers of queries of its own. Otherwise all consumers
 // share this number of buffers, in order: with three for two consumers, the first one's next
 // queries load during its tile, and the second one's when the first has ended it.
+//
+// `kRowStages`: 0 if V is loaded as wgmma reads it. Otherwise its panels, of kRowBytes, are loaded
+// to this number of slots, and two warps write them to V: convert_values(from, to, half), each half
+// of a panel's columns.
 template <int kGroups_, int kQSlots_, int kStages_, int kQBytes_, int kKvBytes_, class Tile_,
-          int kSharedQ = 0>
+          int kSharedQ = 0, int kRowStages_ = 0, int kRowBytes_ = 0>
 struct ForwardBlock {
   using Tile = Tile_;
   using Mask = NoMask;
@@ -40,10 +46,14 @@ struct ForwardBlock {
   static constexpr bool kSharesQ = kSharedQ > 0;
   static constexpr int kQBuffers = kSharesQ ? kSharedQ : kQSlots * kGroups;
   static constexpr int kK = kQBuffers * kQBytes, kV = kK + kStages * kKvBytes;
-  static constexpr int kQFull = kV + kStages * kKvBytes, kQEmpty = kQFull + 8 * kQBuffers;
+  static constexpr int kRowStages = kRowStages_, kRowBytes = kRowBytes_;
+  static constexpr int kVRows = kV + kStages * kKvBytes;
+  static constexpr int kQFull = kVRows + kRowStages * kRowBytes, kQEmpty = kQFull + 8 * kQBuffers;
   static constexpr int kKFull = kQEmpty + 8 * kQBuffers, kKEmpty = kKFull + 8 * kStages;
   static constexpr int kVFull = kKEmpty + 8 * kStages, kVEmpty = kVFull + 8 * kStages;
-  static constexpr int kTileFull = kVEmpty + 8 * kStages;
+  static constexpr int kRowsFull = kVEmpty + 8 * kStages, kRowsEmpty = kRowsFull + 8 * kRowStages;
+  static constexpr int kTileFull = kRowsEmpty + 8 * kRowStages;
+  static constexpr int kConverters = kRowStages > 0 ? 2 : 0;  // warps
   static constexpr int kTiles = (kTileFull + 8 * kRing + 15) / 16 * 16;
   static constexpr int kBlockBytes = kTiles + kRing * static_cast<int>(sizeof(Tile));
 };
@@ -168,6 +178,73 @@ TC_DEVICE void produce_keys(const typename C::Params& p, u32 shared,
   }
 }
 
+// One thread: loads the blocks of K, and panel by panel those of V that two warps convert.
+template <class C>
+TC_DEVICE void produce_keys_and_rows(const typename C::Params& p, u32 shared,
+                                     const typename C::Tile* tiles) {
+  Slot<C::kStages> key;
+  Slot<C::kRowStages> row;
+  wait_for_previous_grid();
+  for (int number = 0;; ++number) {
+    int entry = number % C::kRing;
+    barrier_sleep(shared + C::kTileFull + 8 * entry, number / C::kRing % 2);
+    if (tiles[entry].blocks == 0) return;
+    const typename C::Tile& tile = tiles[entry];
+    KeyBlocks<C::kRows, false> blocks(p, tile);
+#pragma unroll 1
+    for (;; blocks.next()) {
+      u32 arrived = shared + C::kKFull + 8 * key.stage;
+      barrier_sleep(shared + C::kKEmpty + 8 * key.stage, key.phase ^ 1);
+      barrier_expect(arrived, C::kKvBytes);
+      load_rows<C>(p.k, tile, blocks.block, shared + C::kK + key.stage * C::kKvBytes, arrived);
+      key.next();
+#pragma unroll 1
+      for (int panel = 0; panel < C::kPanels; ++panel) {
+        arrived = shared + C::kRowsFull + 8 * row.stage;
+        barrier_sleep(shared + C::kRowsEmpty + 8 * row.stage, row.phase ^ 1);
+        barrier_expect(arrived, C::kRowBytes);
+        const Sm90Sequence& s = tile.sequence;
+        tma_load(shared + C::kVRows + row.stage * C::kRowBytes, &p.v, arrived,
+                 C::kPanelColumns * panel, s.k.place + blocks.block * C::kN, tile.kv_head,
+                 s.k.batch, s.wrap);
+        row.next();
+      }
+      if (blocks.is_last()) break;
+    }
+  }
+}
+
+// Each of two whole warps: converts half of each panel of V.
+template <class C>
+TC_DEVICE void convert_rows(u32 shared, const typename C::Tile* tiles, int half) {
+  Slot<C::kRowStages> row;
+  Slot<C::kStages> value;
+  bool elected = threadIdx.x % 32 == 0;
+  for (int number = 0;; ++number) {
+    int entry = number % C::kRing;
+    barrier_sleep(shared + C::kTileFull + 8 * entry, number / C::kRing % 2);
+    int blocks = tiles[entry].blocks;
+    if (blocks == 0) return;
+#pragma unroll 1
+    for (; blocks > 0; --blocks) {
+      barrier_sleep(shared + C::kVEmpty + 8 * value.stage, value.phase ^ 1);
+#pragma unroll 1
+      for (int panel = 0; panel < C::kPanels; ++panel) {
+        barrier_sleep(shared + C::kRowsFull + 8 * row.stage, row.phase);
+        C::convert_values(shared + C::kVRows + row.stage * C::kRowBytes,
+                          shared + C::kV + value.stage * C::kKvBytes + panel * C::kRowBytes, half);
+        __syncwarp();
+        if (elected) barrier_arrive(shared + C::kRowsEmpty + 8 * row.stage);
+        row.next();
+      }
+      fence_async_proxy();  // of what this thread has written: wgmma reads V by that proxy
+      __syncwarp();
+      if (elected) barrier_arrive(shared + C::kVFull + 8 * value.stage);
+      value.next();
+    }
+  }
+}
+
 // ---- consumers ----------------------------------------------------------------------------------
 
 // What a consumer warpgroup of any kernel knows of its place: tiles, slots, barriers, turns.
@@ -248,9 +325,13 @@ TC_DEVICE void run_block(const typename C::Params& p) {
     }
     for (int i = 0; i < C::kStages; ++i) {
       barrier_init(shared + C::kKFull + 8 * i, 1);
-      barrier_init(shared + C::kVFull + 8 * i, 1);
+      barrier_init(shared + C::kVFull + 8 * i, C::kConverters > 0 ? C::kConverters : 1);
       barrier_init(shared + C::kKEmpty + 8 * i, 4 * C::kGroups);
       barrier_init(shared + C::kVEmpty + 8 * i, 4 * C::kGroups);
+    }
+    for (int i = 0; i < C::kRowStages; ++i) {
+      barrier_init(shared + C::kRowsFull + 8 * i, 1);
+      barrier_init(shared + C::kRowsEmpty + 8 * i, C::kConverters);
     }
     for (int i = 0; i < C::kRing; ++i) barrier_init(shared + C::kTileFull + 8 * i, 1);
     fence_barrier_init();
@@ -263,6 +344,13 @@ TC_DEVICE void run_block(const typename C::Params& p) {
     fewer_registers<C::kProducerRegisters>();
     if (warp == 1) {
       produce_q<C>(p, shared, tiles);
+    } else if constexpr (C::kConverters > 0) {
+      if (threadIdx.x == 0) {
+        produce_keys_and_rows<C>(p, shared, tiles);
+      } else {
+        wait_for_previous_grid();
+        if (warp >= 4 - C::kConverters) convert_rows<C>(shared, tiles, warp % C::kConverters);
+      }
     } else if (threadIdx.x == 0) {
       produce_keys<C, false>(p, shared, tiles);
     } else if (threadIdx.x == 64) {

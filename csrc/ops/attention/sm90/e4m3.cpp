@@ -1,7 +1,8 @@
 // The backend of csrc/kernels/attention/sm90/e4m3.cu: attention forward on Hopper, for
 // float8_e4m3fn, with lengths and the band only. sm90/e4m3_values.cu transposes the values before
-// it; packed sequences also need sm90/order.cu.
+// it, unless its blocks do; packed sequences also need sm90/order.cu.
 #include <algorithm>
+#include <optional>
 
 #include "kernels/attention/sm90/e4m3_params.h"
 #include "kernels/attention/sm90/e4m3_values_params.h"
@@ -28,6 +29,9 @@ int64_t key_panel(const AttentionRow& row) { return row.columns % 128 == 0 ? 128
 
 // The columns of a box of the others.
 int64_t column_panel(const AttentionRow& row) { return row.head_dim < 128 ? 64 : 128; }
+
+// Whether the kernel's blocks transpose the values: transposes_values() of sm90/e4m3.cu.
+bool transposes_values(const AttentionRow& row) { return row.rows <= 128 && row.head_dim <= 128; }
 
 Sm90Descale sm90_descale(const std::optional<TensorView>& view) {
   if (!view) return {};
@@ -74,7 +78,16 @@ class Sm90E4m3Forward : public AttentionForwardKernels {
     const int64_t heads = rows.packed ? all.heads : int64_t{all.batch} * all.heads;
     if (!check_blocks(tiles * heads, kE4m3MostTiles, "tiles of output")) return;
     Sm90E4m3Params params{};
-    const Workspace values = fill(params, row, all, rows);
+    fill(params, row, all, rows);
+    std::optional<Workspace> values;
+    if (transposes_values(row)) {
+      encode_sm90_byte_map(params.v,
+                           {all.v, all.v_stride, all.head_dim_v, rows.k, all.heads / all.group,
+                            all.batch, rows.packed},
+                           column_panel(row), row.columns, device_);
+    } else {
+      transpose_values(params, row, all, rows, values);
+    }
     params.logsumexp = logsumexp;
     params.tiles = static_cast<int>(tiles);
     params.unit = static_cast<float>(all.scale * kE4m3Log2e);
@@ -87,7 +100,8 @@ class Sm90E4m3Forward : public AttentionForwardKernels {
       params.schedule = sm90_tile_schedule(row, band, tiles, heads, blocks_, 1);
       if (params.schedule == kInPairs &&
           sm90_idle_in_pairs(tiles, heads, blocks_) > kSm90IdleInPairs) {
-        params.schedule = sm90_heads_together(tiles);
+        // Without the kernel before there is no counter of tiles.
+        params.schedule = params.next != nullptr ? sm90_heads_together(tiles) : kByQueries;
       } else {
         params.next = nullptr;
       }
@@ -129,22 +143,21 @@ class Sm90E4m3Forward : public AttentionForwardKernels {
     return best;
   }
 
-  // Fills the operands' maps, sizes and strides. Launches the kernel that transposes the values,
-  // into the returned memory.
-  Workspace fill(Sm90E4m3Params& params, const AttentionRow& row, const AttentionParams& all,
-                 const Sm90Rows& rows) const {
+  // Launches the kernel that transposes the values, into `memory`, and sets the counter of tiles.
+  void transpose_values(Sm90E4m3Params& params, const AttentionRow& row, const AttentionParams& all,
+                        const Sm90Rows& rows, std::optional<Workspace>& memory) const {
     const int64_t kv_heads = all.heads / all.group, batch = rows.packed ? 1 : all.batch;
     const int64_t granule = rows.packed ? row.columns : kValuesGroup;
     const int64_t keys = (ceil_div(rows.k, granule) + (rows.packed ? rows.sequences : 0)) * granule;
     check_blocks(keys, kMostKeys, "keys with padding between sequences");
     const int64_t columns = all.head_dim_v, words = columns / 4;
     const int64_t bytes = batch * kv_heads * columns * keys;  // a multiple of 16
-    Workspace memory(device_, bytes + static_cast<int64_t>(sizeof(int)));
-    params.next = reinterpret_cast<int*>(memory.data() + bytes);
+    memory.emplace(device_, bytes + static_cast<int64_t>(sizeof(int)));
+    params.next = reinterpret_cast<int*>(memory->data() + bytes);
 
     Sm90E4m3ValuesParams values{};
     values.v = static_cast<const unsigned char*>(all.v);
-    values.out = reinterpret_cast<unsigned char*>(memory.data());
+    values.out = reinterpret_cast<unsigned char*>(memory->data());
     values.next = params.next;
     std::copy_n(all.v_stride, 3, values.stride);
     if (rows.packed) values.stride[0] = 0;
@@ -163,17 +176,21 @@ class Sm90E4m3Forward : public AttentionForwardKernels {
     const int64_t blocks = batch * kv_heads * values.blocks;
     check_blocks(blocks);
     torch_cubin::launch(*values_, {blocks}, device_, values);
+    const tc_int64 strides[3] = {kv_heads * columns * keys, columns * keys, keys};
+    encode_sm90_byte_map(params.v, {memory->data(), strides, keys, columns, kv_heads, batch, false},
+                         key_panel(row), row.head_dim, device_);
+  }
 
-    const int64_t panel = column_panel(row);
+  // Fills the operands' sizes and strides, and the maps but the values'.
+  void fill(Sm90E4m3Params& params, const AttentionRow& row, const AttentionParams& all,
+            const Sm90Rows& rows) const {
+    const int64_t kv_heads = all.heads / all.group, panel = column_panel(row);
     encode_sm90_byte_map(
         params.q, {all.q, all.q_stride, all.head_dim, rows.q, all.heads, all.batch, rows.packed},
         panel, kE4m3QueryRows, device_);
     encode_sm90_byte_map(
         params.k, {all.k, all.k_stride, all.head_dim, rows.k, kv_heads, all.batch, rows.packed},
         panel, row.columns, device_);
-    const tc_int64 strides[3] = {kv_heads * columns * keys, columns * keys, keys};
-    encode_sm90_byte_map(params.v, {memory.data(), strides, keys, columns, kv_heads, batch, false},
-                         key_panel(row), row.head_dim, device_);
     params.out = all.out;
     std::copy_n(all.out_stride, 3, params.out_stride);
     params.logsumexp_stride[0] = rows.packed ? 0 : tc_int64{all.heads} * all.seqlen_q;
@@ -183,7 +200,6 @@ class Sm90E4m3Forward : public AttentionForwardKernels {
     params.heads = all.heads;
     params.group = all.group;
     params.head_dim_v = all.head_dim_v;
-    return memory;
   }
 
   const Device& device_;
