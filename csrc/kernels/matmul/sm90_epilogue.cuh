@@ -195,21 +195,25 @@ TC_DEVICE void store_unaligned(const Sm90MatmulParams& p, u32 buffer, int m, int
 
 // Stores one warp's 16 rows from row m on, in all of the tile's columns. They are rounded into
 // panels, which the TMA stores while the next panels are written, or the warp itself if rows are
-// unaligned. (As a loop, like finish_and_store, unaligned rows took a tenth longer.)
+// unaligned. (As a loop, like finish_and_store, unaligned rows took a tenth longer.) The two have
+// code of their own: the unaligned stores between panels would each cost a miss of instructions.
 template <class C>
 TC_DEVICE void store_rows(const Sm90MatmulParams& p, u32 staging, int& turn, int m, const Work& w,
                           const float (&sum)[C::kTileN / 2]) {
+  auto store_panels = [&](auto store) {
 #pragma unroll
-  for (int panel = 0; panel < C::kTileN / C::kPanel; ++panel) {
-    u32 buffer = next_buffer<C>(staging, turn);
-    stage_columns<C, C::kPanel>(buffer, 0, sum + panel * (C::kPanel / 2));
-    if constexpr (C::kElement == 2) {
-      if (p.flags & kSm90OutUnaligned) {
-        store_unaligned<C>(p, buffer, m, w.n0 + panel * C::kPanel, w);
-        continue;
-      }
+    for (int panel = 0; panel < C::kTileN / C::kPanel; ++panel) {
+      u32 buffer = next_buffer<C>(staging, turn);
+      stage_columns<C, C::kPanel>(buffer, 0, sum + panel * (C::kPanel / 2));
+      store(buffer, w.n0 + panel * C::kPanel);
     }
-    store_panel<C>(p, buffer, m, w.n0 + panel * C::kPanel, w);
+  };
+  if (C::kElement == 2 && (p.flags & kSm90OutUnaligned)) {
+    if constexpr (C::kElement == 2) {
+      store_panels([&](u32 buffer, int n) { store_unaligned<C>(p, buffer, m, n, w); });
+    }
+  } else {
+    store_panels([&](u32 buffer, int n) { store_panel<C>(p, buffer, m, n, w); });
   }
 }
 
