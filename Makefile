@@ -63,11 +63,11 @@ $(READY): requirements-dev.txt tools/environment.py
 # Kernels have their own rules below; this is the C++ alone.
 $(LIBRARY): $(HOST_SOURCES) setup.py | $(READY)
 	@echo "library: compiling $(words $(filter %.cpp,$(HOST_SOURCES))) C++ files (about a minute)"
-	@mkdir -p build
+	@mkdir -p build && touch build/library.begun  # a source that changes meanwhile is newer
 	@PATH="$$PWD/.venv/bin:$$PATH" TORCH_CUBIN_SKIP_KERNELS=1 $(PY) setup.py -q build_ext --inplace \
 		> build/library.log 2>&1 || { grep -vE '^\[[0-9]+/[0-9]+\] ' build/library.log >&2; exit 1; }
 	@grep -E ' warning: ' build/library.log || true
-	@touch $@
+	@touch -r build/library.begun $@
 
 # Kernels need nothing of .venv where the machine has a CUDA toolkit: then they are built while it
 # is made, and beside the library. That takes a fresh clone half a minute less.
