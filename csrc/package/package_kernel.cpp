@@ -77,6 +77,7 @@ KernelEntry read_kernel_entry(const json& object) {
     info.size = read_number(p.at("size"), "params");
     e.params.push_back(info);
   }
+  e.params_header = object.value("params_header", "");
   e.params_digest = object.value("params_digest", "");
   e.parsed_arch = parse_arch(e.arch);
   if (e.parsed_arch.sm == 0) throw std::runtime_error("arch '" + e.arch + "' is not sm_XY[a|f]");

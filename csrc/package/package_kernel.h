@@ -23,7 +23,9 @@ struct KernelEntry {
   uint32_t cluster[3] = {1, 1, 1};
   uint32_t dynamic_shared = 0;
   std::vector<ParamInfo> params;
-  std::string params_digest;  // of the header that declares the parameters; "" if absent
+  // The header that declares the parameters, as check_params() names it, and its digest; "" if
+  // absent.
+  std::string params_header, params_digest;
   Arch parsed_arch;
 };
 

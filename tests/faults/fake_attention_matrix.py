@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from attention_steps import step_of
 from fake_driver import tensors
 from faults import catalogs
 from faults.forked import forked
@@ -76,8 +77,8 @@ def arguments(row: str, head_dim: int) -> tuple[list[torch.Tensor], dict[str, An
     return [made(BATCH, HEADS, ROWS, head_dim, dtype=dtype) for _ in range(3)], options
 
 
-def kinds(driver, known: dict[str, str], row: str, head_dim: int, backward: bool) -> list[str]:
-    """The kinds of the kernels that a call launches, in their order."""
+def steps(driver, known: dict[str, str], row: str, head_dim: int, backward: bool) -> list[str]:
+    """The steps (step_of()) of the kernels that a call launches, in their order."""
 
     def run() -> list[str]:
         qkv, options = arguments(row, head_dim)
@@ -95,10 +96,10 @@ def kinds(driver, known: dict[str, str], row: str, head_dim: int, backward: bool
 
 
 def cell(driver, known: dict[str, str], row: str, backward: bool) -> str:
-    """The kinds by head_dim; one entry if they are the same for all."""
+    """The steps by head_dim; one entry if they are the same for all."""
     found: dict[str, list[str]] = {}
     for head_dim in HEAD_DIMS:
-        text = ", ".join(f"`{kind}`" for kind in kinds(driver, known, row, head_dim, backward))
+        text = ", ".join(f"`{step}`" for step in steps(driver, known, row, head_dim, backward))
         found.setdefault(text or "none", []).append(str(head_dim))
     if len(found) == 1:
         return next(iter(found))
@@ -117,7 +118,7 @@ def test_the_table_of_kernels_is_up_to_date(driver, tmp_path, monkeypatch) -> No
     kernels = catalogs.kernels_of("attention")
     catalogs.install(driver, tmp_path, monkeypatch, kernels)
     page = DOCUMENT.read_text()
-    made_now = table(driver, {kernel["name"]: kernel["kind"] for kernel in kernels})
+    made_now = table(driver, {kernel["name"]: step_of(kernel) for kernel in kernels})
     if os.environ.get("TORCH_CUBIN_TEST_WRITE") == "1":
         DOCUMENT.write_text(TABLE.sub(lambda _: made_now, page))
         return

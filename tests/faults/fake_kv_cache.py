@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from attention_steps import step_of
 from fake_driver import tensors
 from faults import catalogs
 
@@ -27,8 +28,8 @@ def versions(args: dict[str, torch.Tensor]) -> tuple[int, int]:
     return args["k_cache"]._version, args["v_cache"]._version
 
 
-def install(driver, tmp_path, monkeypatch, *kinds: str) -> None:
-    kernels = catalogs.kernels_of("attention", lambda kernel: kernel["kind"] in kinds)
+def install(driver, tmp_path, monkeypatch, *steps: str) -> None:
+    kernels = catalogs.kernels_of("attention", lambda kernel: step_of(kernel) in steps)
     catalogs.install(driver, tmp_path, monkeypatch, kernels)
 
 

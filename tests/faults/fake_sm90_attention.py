@@ -9,6 +9,7 @@ from functools import partial
 import c_layouts
 import pytest
 import torch
+from attention_steps import step_of
 from fake_driver import tensors
 from faults import catalogs, launch_params
 from faults.forked import forked
@@ -332,7 +333,7 @@ def test_blocks_of_keys_are_equal_for_every_number_of_rows_under_the_switch(
 
 def test_tiles_of_few_queries_serve_the_switch_alone(driver, catalog) -> None:
     few = {name for name, kernel in catalog.items() if kernel["tile"][0] < 64}
-    few = {name for name in few if catalog[name]["kind"] == "sm90"}
+    few = {name for name in few if step_of(catalog[name]) == "sm90 forward"}
     assert len(few) == 4
     for rows in (1, 4, 64):
         for launch in launches_of(driver, [partial(attend, (1, 2, rows, 64), 2, 200, "bhsd")]):

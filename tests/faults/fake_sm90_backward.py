@@ -8,6 +8,7 @@ import math
 import c_layouts
 import pytest
 import torch
+from attention_steps import step_of
 from fake_driver import tensors
 from faults import catalogs, launch_params
 from faults.forked import forked
@@ -88,8 +89,8 @@ def test_parameters_of_the_three_launches(
         made(b, n, rows, d, dtype) for n, rows in ((h, s), (kv_heads, keys), (kv_heads, keys))
     )
     launches = launches_of(driver, q, k, v, l2_bytes, **options)
-    kinds = [catalog[x["kernel"]]["kind"] for x in launches]
-    assert kinds == ["sm90_backward_delta", "sm90_backward", "sm90_backward_convert"]
+    steps = [step_of(catalog[x["kernel"]]) for x in launches]
+    assert steps == ["sm90 delta", "sm90 backward", "sm90 convert"]
     assert len({x["params"][0] for x in launches}) == 1
     params = launch_params.read(launches[0], Params)
     delta, kernel, convert = (catalog[x["kernel"]] for x in launches)
@@ -237,7 +238,7 @@ def test_the_longest_packed_sequence_decides(driver, catalog, longest: int, shar
         )
         return driver.launches()
 
-    launch = next(x for x in forked(run) if catalog[x["kernel"]]["kind"] == "sm90_backward")
+    launch = next(x for x in forked(run) if step_of(catalog[x["kernel"]]) == "sm90 backward")
     assert (launch_params.read(launch, Params).parts > 1) == shared
 
 
@@ -278,8 +279,8 @@ def test_one_order_of_steps_with_batch_invariant(driver, catalog, d: int) -> Non
         q, (k, v) = made(batch, 8, s, d), (made(batch, 1, s, d) for _ in range(2))
         with torch_cubin.batch_invariant():
             launches = launches_of(driver, q, k, v, is_causal=is_causal)
-        kinds = [catalog[launch["kernel"]]["kind"] for launch in launches]
-        assert kinds == ["sm90_backward_delta", "sm90_backward", "sm90_backward_convert"]
+        steps = [step_of(catalog[launch["kernel"]]) for launch in launches]
+        assert steps == ["sm90 delta", "sm90 backward", "sm90 convert"]
         params = launch_params.read(launches[1], Params)
         found.add((launches[1]["kernel"], params.parts, params.sets))
     assert [each[1:] for each in found] == [(1, 1)]
@@ -298,7 +299,7 @@ def test_pairs_run_if_clusters_fit(
         launches = launches_of(driver, q, k, v, H100, attn_mask=mask, softcap=softcap)
     blocks = 2 if largest > 1 else 1
     kernels = [catalog[x["kernel"]] for x in launches]
-    main = next(x for x in kernels if x["kind"] == "sm90_backward")
+    main = next(x for x in kernels if step_of(x) == "sm90 backward")
     assert ("rule" in main["takes"]) == (softcap > 0)
     assert (main["tile"], main["cluster"]) == ([64, 64 * blocks, 256], [blocks, 1, 1])
     params = launch_params.read(launches[0], Params)
@@ -327,11 +328,11 @@ def launches_with_a_mask(driver, head_dim: int, dtype, broadcast: tuple, softcap
     return launches, params, batches * heads * tiles * params.key_tiles
 
 
-def check_kinds(catalog, launches: list[dict], softcap: float) -> None:
+def check_steps(catalog, launches: list[dict], softcap: float) -> None:
     """The kernel that lays out a mask, and the backward's three."""
     kernels = [catalog[x["kernel"]] for x in launches]
-    kinds = [f"sm90_backward{step}" for step in ("_mask", "_delta", "", "_convert")]
-    assert [kernel["kind"] for kernel in kernels] == kinds
+    steps = [f"sm90 {kind}" for kind in ("mask", "delta", "backward", "convert")]
+    assert [*map(step_of, kernels)] == steps
     assert ("rule" in kernels[2]["takes"]) == (softcap > 0)
 
 
@@ -342,7 +343,7 @@ def test_a_boolean_mask_is_packed_to_bits_first(
 ) -> None:
     """Words for as many batches, heads and tiles of queries as the mask has, of all keys."""
     launches, params, steps = launches_with_a_mask(driver, head_dim, torch.bool, broadcast, softcap)
-    check_kinds(catalog, launches, softcap)
+    check_steps(catalog, launches, softcap)
     rows, columns = params.tile_rows, params.tile_keys
     assert columns == 128  # of a pair of blocks at head_dim 256
     # A block for each 512 keys.
@@ -360,7 +361,7 @@ def test_numbers_of_a_mask_are_laid_out_first(
     driver, catalog, head_dim: int, softcap: float, dtype: torch.dtype, broadcast: tuple
 ) -> None:
     launches, params, steps = launches_with_a_mask(driver, head_dim, dtype, broadcast, softcap)
-    check_kinds(catalog, launches, softcap)
+    check_steps(catalog, launches, softcap)
     assert "float_mask" in catalog[launches[2]["kernel"]]["takes"]
     floats = dtype == torch.float32
     assert (params.mask_added, params.mask_floats) == (1, floats)

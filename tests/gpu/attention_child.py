@@ -259,7 +259,7 @@ def _tile_operands(call: tuple, head_dim: int, dtype: torch.dtype) -> list[torch
     return [_bare(x.to(dtype), orders[order], pad) for x in (q, k, v)]
 
 
-def attention_tile(kind: str, tile: str) -> dict:
+def attention_tile(step: str, tile: str) -> dict:
     """Every kernel of one tile: lengths, bands, grouped heads, strides, huge scores, logsumexp,
     against float64; and the same bits again and again while another stream keeps the GPU busy."""
     from gpu import attention_reference as ar
@@ -270,7 +270,7 @@ def attention_tile(kind: str, tile: str) -> dict:
 
     rows, _, width = map(int, tile.split("x"))
     # Tiles of few rows serve batch_invariant() alone.
-    switch = torch_cubin.batch_invariant if kind == "sm90" and rows < 64 else nullcontext
+    switch = torch_cubin.batch_invariant if step == "sm90 forward" and rows < 64 else nullcontext
     kernels = library.catalog()["kernels"]
     general = not any("plain" in kernel["takes"] for kernel in kernels)
     wrong, calls = [], 0

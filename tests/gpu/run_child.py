@@ -16,6 +16,8 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from attention_steps import step_of
+
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT = 420  # seconds; the slowest, memcheck, needs one or two minutes
 
@@ -98,8 +100,9 @@ def broken_catalog(kind: str, folder: Path) -> Path:
 
 def tile_catalog(family: str, kind: str, tile: str, folder: Path) -> Path:
     """A catalog of this GPU's kernels of one kind and tile only, so that the chosen kernel is
-    known. `tile` is "128x256", or "128x128x64" if its last size matters. Among attention kernels
-    with different features, those for plain calls are used if there are any."""
+    known. `tile` is "128x256", or "128x128x64" if its last size matters; the kind of an attention
+    kernel is step_of(). Among these with different features, those for plain calls are used if
+    there are any."""
     import torch
 
     arch = "sm_" + "".join(map(str, torch.cuda.get_device_capability()))
@@ -109,7 +112,8 @@ def tile_catalog(family: str, kind: str, tile: str, folder: Path) -> Path:
     manifest["kernels"] = [
         kernel
         for kernel in manifest["kernels"]
-        if (kernel["family"], kernel["kind"]) == (family, kind)
+        if kernel["family"] == family
+        and (step_of(kernel) if family == "attention" else kernel["kind"]) == kind
         and kernel["arch"].rstrip("a") == arch
         and "x".join(map(str, kernel["tile"][: tile.count("x") + 1])) == tile
     ]
@@ -130,7 +134,8 @@ def catalog_without_pairs(folder: Path) -> Path:
     manifest["kernels"] = [
         kernel
         for kernel in manifest["kernels"]
-        if not (kernel["kind"].startswith("sm90_backward") and kernel["tile"] == [64, 128, 256])
+        if kernel["family"] != "attention"
+        or (step_of(kernel), kernel["tile"]) != ("sm90 backward", [64, 128, 256])
     ]
     _favour(manifest)
     for arch in {kernel["arch"] for kernel in manifest["kernels"]}:
@@ -142,7 +147,7 @@ def catalog_without_pairs(folder: Path) -> Path:
 def _favour(manifest: dict) -> None:
     """Makes the kernels for Hopper's attention a thousand times as quick, by what they cost."""
     for kernel in manifest["kernels"]:
-        if kernel["family"] == "attention" and kernel["kind"].startswith("sm90"):
+        if kernel["family"] == "attention" and step_of(kernel).startswith("sm90"):
             kernel["cost"] = {name: cost / 1000 for name, cost in kernel["cost"].items()}
 
 

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from attention_steps import step_of
 
 import torch_cubin
 
 MANIFEST = Path(torch_cubin.__file__).resolve().parent / "cubins" / "manifest.json"
 
 
-def tiles(kind: str) -> list[str]:
+def tiles(step: str) -> list[str]:
     """ "128x128x64", ...: rows, columns and head_dim of the package's kernels for this GPU."""
     kernels = json.loads(MANIFEST.read_text())["kernels"] if MANIFEST.is_file() else []
     capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else (9, 0)
@@ -23,7 +24,8 @@ def tiles(kind: str) -> list[str]:
         "x".join(map(str, kernel["tile"]))
         for kernel in kernels
         if kernel["arch"].rstrip("a") == arch
-        and (kernel["family"], kernel["kind"]) == ("attention", kind)
+        and kernel["family"] == "attention"
+        and step_of(kernel) == step
         and kernel["dtype"] != "float32"
         # Kernels of additive masks alone are in test_cuda_attention_sm90_added.py.
         and {"plain", "rule"} & set(kernel["takes"])
@@ -31,10 +33,10 @@ def tiles(kind: str) -> list[str]:
     return sorted(found)
 
 
-def of_tiles(kind: str) -> list:
+def of_tiles(step: str) -> list:
     """A parameter for each tile, with its child process."""
     mark = pytest.mark.child
-    return [pytest.param(tile, marks=mark("attention_tile", kind, tile)) for tile in tiles(kind)]
+    return [pytest.param(tile, marks=mark("attention_tile", step, tile)) for tile in tiles(step)]
 
 
 def check_tile(answer: dict) -> None:
@@ -44,13 +46,13 @@ def check_tile(answer: dict) -> None:
     assert answer["calls"] == 104
 
 
-@pytest.mark.parametrize("name", of_tiles("sm90"))
+@pytest.mark.parametrize("name", of_tiles("sm90 forward"))
 def test_every_kernel_of_a_tile(name: str, child) -> None:
     check_tile(child.check())
 
 
-@pytest.mark.parametrize("kind", ["mma", "sm90"])
-def test_the_package_has_kernels_of_all_tiles(kind: str) -> None:
+@pytest.mark.parametrize("step", ["forward", "sm90 forward"])
+def test_the_package_has_kernels_of_all_tiles(step: str) -> None:
     """The package that was built for this GPU has the kernels."""
-    if kind == "mma" or torch.cuda.get_device_capability()[0] == 9:
-        assert {t.split("x")[2] for t in tiles(kind)} >= {"64", "128", "256"}
+    if step == "forward" or torch.cuda.get_device_capability()[0] == 9:
+        assert {t.split("x")[2] for t in tiles(step)} >= {"64", "128", "256"}

@@ -5,6 +5,6 @@ import pytest
 from gpu.test_cuda_attention_tiles import check_tile, of_tiles
 
 
-@pytest.mark.parametrize("name", of_tiles("mma"))
+@pytest.mark.parametrize("name", of_tiles("forward"))
 def test_every_kernel_of_a_tile(name: str, child) -> None:
     check_tile(child.check())

@@ -70,7 +70,7 @@ Tensor empty(const int64_t* sizes, int64_t dim, ScalarType dtype) {
 
 // What Emulated must know of a kernel, which the manifest says.
 struct Emulation {
-  std::string name, kind, math, layout;
+  std::string name, step, math, layout;
   int64_t tile[3];
 };
 
@@ -79,19 +79,26 @@ std::map<const PackageKernel*, Emulation>& emulations() {
   return all;
 }
 
-PackageKernel* make_kernel(const char* kind, const char* math, const char* layout, int rows,
+// Of "gradient_keys" the kind is "gradient", and `of` "keys".
+PackageKernel* make_kernel(const std::string& step, const char* math, const char* layout, int rows,
                            int columns, int depth) {
-  const std::string name = std::string(kind) + "_" + math + "_" + layout;
+  const std::string name = step + "_" + math + "_" + layout;
+  const size_t split = step.find('_');
+  const std::string kind = step.substr(0, split);
+  const std::string of = split == std::string::npos ? "" : step.substr(split + 1);
+  const std::string header = kind == "decode"    ? "attention/decode/decode"
+                             : kind == "combine" ? "attention/portable/combine"
+                                                 : "attention";
   nlohmann::json takes = nlohmann::json::array();
   const bool full = std::string(layout) == "full", general = std::string(layout) == "general";
   for (const char* feature : kAttentionFeatures) {
     const bool plain = std::string(feature) == "plain";
-    if (full ? plain : !plain || !general || std::string(kind) == "decode")
-      takes.push_back(feature);
+    if (full ? plain : !plain || !general || kind == "decode") takes.push_back(feature);
   }
   const nlohmann::json entry = {{"name", name},
                                 {"family", "attention"},
                                 {"kind", kind},
+                                {"of", of},
                                 {"arch", "sm_90a"},
                                 {"file", "none.cubin"},
                                 {"sha256", ""},
@@ -106,10 +113,11 @@ PackageKernel* make_kernel(const char* kind, const char* math, const char* layou
                                 {"dynamic_shared", 0},
                                 {"blocks_per_multiprocessor", 2},
                                 {"cost", {{"k_tile", 100}, {"fixed", 100}}},
-                                {"params", nlohmann::json::array()}};
+                                {"params", nlohmann::json::array()},
+                                {"params_header", header}};
   // One a table, for the life of the process.
   auto* kernel = new PackageKernel(entry, nullptr);
-  emulations()[kernel] = {name, kind, math, layout, {rows, columns, depth}};
+  emulations()[kernel] = {name, step, math, layout, {rows, columns, depth}};
   return kernel;
 }
 
@@ -119,14 +127,14 @@ std::vector<PackageKernel*> make_kernels() {
     const bool is_float32 = std::string(math) == "float32";
     for (const char* variant : {"full", "general"}) {
       for (int depth : {16, 48}) {
-        all.push_back(make_kernel("mma", math, variant, 32, 32, depth));
+        all.push_back(make_kernel("forward", math, variant, 32, 32, depth));
         if (!is_float32) all.push_back(make_kernel("backward", math, variant, 16, 32, depth));
       }
     }
     if (is_float32) {
       for (int depth : {16, 48}) {
-        all.push_back(make_kernel("gradient_k", math, "any", 16, 32, depth));
-        all.push_back(make_kernel("gradient_q", math, "any", 32, 16, depth));
+        all.push_back(make_kernel("gradient_keys", math, "any", 16, 32, depth));
+        all.push_back(make_kernel("gradient_queries", math, "any", 32, 16, depth));
       }
     } else {
       all.push_back(make_kernel("decode", math, "general", 16, 32, 48));
@@ -149,9 +157,10 @@ AttentionKernels make_backends() {
     for (PackageKernel* kernel : all) {
       if (backend.owns(kernel->entry())) own.push_back(kernel);
     }
-    if (auto forward = backend.forward(a_device(0), own))
+    const AttentionEntries entries(a_device(0), own);
+    if (auto forward = backend.forward(a_device(0), entries))
       made.forward.push_back(std::move(forward));
-    if (auto backward = backend.backward(a_device(0), own)) {
+    if (auto backward = backend.backward(a_device(0), entries)) {
       made.backward.push_back(std::move(backward));
     }
   }
@@ -284,7 +293,7 @@ struct Emulated {
 
   void forward(int64_t blocks, int splits) const {
     check();
-    const bool packed = kernel.kind == "decode";
+    const bool packed = kernel.step == "decode";
     const int64_t rows = packed ? int64_t{p.seqlen_q} * p.group : p.seqlen_q;
     const int64_t heads = packed ? p.heads / p.group : p.heads;
     require(blocks == ceil_div(rows, kernel.tile[0]) * heads * p.batch, "the grid");
@@ -497,14 +506,14 @@ struct Emulated {
   }
 
   void run(int64_t blocks, int splits) const {
-    if (kernel.kind == "mma" || kernel.kind == "decode") return forward(blocks, splits);
+    if (kernel.step == "forward" || kernel.step == "decode") return forward(blocks, splits);
     require(splits == 1, "one split");
-    if (kernel.kind == "combine") return combine(blocks);
-    if (kernel.kind == "delta") return delta(blocks);
-    if (kernel.kind == "backward") return backward(blocks);
-    if (kernel.kind == "gradient_k") return gradient_k(blocks);
-    if (kernel.kind == "gradient_q") return gradient_q(blocks);
-    if (kernel.kind == "convert") return convert(blocks);
+    if (kernel.step == "combine") return combine(blocks);
+    if (kernel.step == "delta") return delta(blocks);
+    if (kernel.step == "backward") return backward(blocks);
+    if (kernel.step == "gradient_keys") return gradient_k(blocks);
+    if (kernel.step == "gradient_queries") return gradient_q(blocks);
+    if (kernel.step == "convert") return convert(blocks);
     broken("an unknown kind");
   }
 };

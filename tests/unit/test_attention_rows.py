@@ -14,10 +14,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ROOT / "csrc" / "kernels"
 BACKEND = ROOT / "csrc" / "ops" / "attention" / "plan" / "backend.h"
-# Kinds of each direction that attend, by whether they run on Hopper alone. For float32, the two
-# kinds of a backward serve a call together.
-FORWARD = {"mma": False, "sm90": True}
-BACKWARD = {"backward": False, "gradient_k": False, "sm90_backward": True}
+# Kinds of each direction that attend. For float32, two kernels of a kind serve a backward together.
+FORWARD, BACKWARD = {"forward"}, {"backward", "gradient"}
 MASKS = ("", "bool", "own", "float32")
 
 
@@ -49,13 +47,14 @@ def attention_kernels() -> list:
     return [kernel for kernel in tables if kernel.fields["family"] == "attention"]
 
 
-def serving(kinds: dict[str, bool], dtype: str, needs: frozenset[str], head_dim: int, arch: str):
-    """The kinds that have a kernel for such a call on an architecture."""
+def serving(kinds: set[str], dtype: str, needs: frozenset[str], head_dim: int, arch: str):
+    """The folders that have a kernel for such a call on an architecture."""
     return {
-        kernel.fields["kind"]
+        kernel.source.parent.name
         for kernel in attention_kernels()
         if kernel.fields["kind"] in kinds
         and kernel.fields["math"] == dtype
+        and kernel.fields["dtype"] == dtype
         and kernel.fields["tile"][2] >= head_dim
         and needs <= set(kernel.fields["takes"])
         and (kernel.archs is None or arch in kernel.archs)
@@ -68,12 +67,10 @@ def test_every_set_of_features_has_a_kernel(arch: str, dtype: str) -> None:
     for needs in all_sets(dtype):
         for head_dim in (64, 128, 256):
             found = [serving(kinds, dtype, needs, head_dim, arch) for kinds in (FORWARD, BACKWARD)]
-            portable = [any(not kinds[kind] for kind in kinds if kind in own)
-                        for own, kinds in zip(found, (FORWARD, BACKWARD), strict=True)]  # fmt: skip
             print(arch, dtype, head_dim, "+".join(sorted(needs)), *map(sorted, found))
-            assert all(portable), (needs, head_dim)
-            on_hopper = arch == "sm_90a" and dtype != "float32" and "large_softcap" not in needs
-            assert all(any(kind.startswith("sm90") for kind in own) == on_hopper for own in found)
+            hopper = arch == "sm_90a" and dtype != "float32" and "large_softcap" not in needs
+            expected = {"portable", "sm90"} if hopper else {"portable"}
+            assert found == [expected, expected], (needs, head_dim)
 
 
 def test_the_tables_name_the_features_of_the_library() -> None:
@@ -85,9 +82,10 @@ def test_the_tables_name_the_features_of_the_library() -> None:
 
 
 def test_every_mask_has_a_kernel_that_lays_it_out() -> None:
-    for kind in ("sm90_mask", "sm90_backward_mask"):
-        rows = [set(k.fields["takes"]) for k in attention_kernels() if k.fields["kind"] == kind]
-        assert sorted(map(sorted, rows)) == [
+    masks = [kernel for kernel in attention_kernels() if kernel.fields["kind"] == "mask"]
+    for backward in (False, True):
+        own = [k for k in masks if k.source.stem.startswith("backward_") == backward]
+        assert sorted(sorted(k.fields["takes"]) for k in own) == [
             ["added_alone", "added_mask", "float_mask"],
             ["bool_mask"],
         ]

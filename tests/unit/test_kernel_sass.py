@@ -98,7 +98,7 @@ def test_no_reduction_is_predicated() -> None:
 
 @pytest.mark.skipif(CUOBJDUMP is None, reason="needs cuobjdump (CUDA toolkit or Triton)")
 def test_loops_of_attention_know_that_warps_converge() -> None:
-    cubins = kernels_where(lambda k: k["kind"] == "sm90" and k["family"] == "attention")
+    cubins = kernels_where(lambda k: k["params_header"] == "attention/sm90/forward")
     if not cubins:
         pytest.skip("needs the attention kernels for sm_90a: make build")
     moved, split = {}, []

@@ -155,7 +155,7 @@ HONEST = [
     ),
     (
         "ops/attention/sm90/map.h",
-        '#include "ops/attention/plan/rows.h"\n#include "ops/attention/sm90/mask.h"',
+        '#include "ops/attention/plan/backend.h"\n#include "ops/attention/sm90/mask.h"',
     ),
     ("kernels/attention/sm90/mask.cu", '#include "attention/quad.cuh"\n#include "mask_bits.cuh"'),
     ("ops_matmul.cpp", "// if\nSTABLE_TORCH_LIBRARY(cubin, m) { m.impl(name, &matmul_cuda); }"),

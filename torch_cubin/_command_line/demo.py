@@ -99,7 +99,7 @@ def _show_kernels(gpu: bool) -> None:
     rows = []
     entries = [e for e in entries if e["kind"] not in HELPERS and e["dtype"] == "bfloat16"]
     entries.sort(key=lambda entry: math.prod(entry["tile"]))  # so that the largest tile is kept
-    chosen = {tuple(e[key] for key in ("family", "kind", "math")): e for e in entries}
+    chosen = {tuple(e[key] for key in ("params_header", "kind", "math")): e for e in entries}
     for entry in chosen.values():
         image = torch_cubin.inspect(library.catalog_cubin(entry["name"], arch))
         assert isinstance(image, Image), "the catalog is of cubins"

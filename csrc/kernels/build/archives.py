@@ -30,7 +30,8 @@ OPTIONS = {"preset": 6, "lc": 0, "lp": 3, "pb": 4, "dict_size": 1 << 20}
 
 def resemblance(entry: dict[str, Any]) -> tuple[object, ...]:
     """A sort key: kernels of one source, tile and layout, of several types, become neighbours."""
-    return (*(entry[key] for key in ("arch", "family", "kind")), entry["name"].split("_")[::-1])
+    keys = ("arch", "family", "kind", "params_header")
+    return (*(entry[key] for key in keys), entry["name"].split("_")[::-1])
 
 
 def divide(entries: list[dict[str, Any]], sizes: dict[str, int]) -> list[list[dict[str, Any]]]:

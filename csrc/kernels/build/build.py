@@ -231,6 +231,7 @@ class Builder:
             "sha256": hashlib.sha256(cubin).hexdigest(),
             "symbol": kernel.name,
             "params": params,
+            "params_header": kernel_table.params_key(header),
             "params_digest": kernel_table.params_digest(header),
             **kernel.fields,
             "registers": facts.registers,

@@ -36,20 +36,29 @@ std::string label_of(const std::string& kernel) { return "catalog kernel '" + ke
         got, kOneSourceTree});
 }
 
-const KernelBackend* backend_of(const KernelEntry& entry) {
+// The backends that own the kernel, each of which has checked it: at least one.
+std::vector<const KernelBackend*> owners_of(PackageKernel& kernel) {
+  const KernelEntry& entry = kernel.entry();
+  std::vector<const KernelBackend*> owners;
   bool known = false;
   for (const KernelBackend* backend = KernelBackend::first(); backend != nullptr;
        backend = backend->next()) {
     if (entry.family != backend->family()) continue;
     known = true;
-    if (backend->owns(entry)) return backend;
+    if (!backend->owns(entry)) continue;
+    backend->check(kernel);
+    owners.push_back(backend);
   }
+  if (!owners.empty()) return owners;
   if (!known) {
     refuse_params(entry, "a family that this library has", "family '" + entry.family + "'");
   }
   fail({"params", label_of(entry.name),
         "is of a kind that the " + entry.family + " family does not know",
-        "a kind that this library has", "'" + entry.kind + "'", kOneSourceTree});
+        "a kind that this library has",
+        "'" + entry.kind + "'" +
+            (entry.params_header.empty() ? "" : " of " + printable(entry.params_header)),
+        kOneSourceTree});
 }
 
 const json& empty_object() {
@@ -111,6 +120,10 @@ std::string KernelFields::text(const char* name) const {
   return value.get<std::string>();
 }
 
+std::string KernelFields::text(const char* name, const char* otherwise) const {
+  return object_.contains(name) ? text(name) : otherwise;
+}
+
 int64_t KernelFields::integer(const char* name, int64_t least, int64_t most) const {
   const json& value = at(name);
   if (!value.is_number_integer() || value.get<int64_t>() < least || value.get<int64_t>() > most) {
@@ -158,10 +171,11 @@ FamilyKernels::FamilyKernels(const char* family, const Device& device)
     const KernelEntry& entry = kernel.entry();
     if (entry.family != family || entry.arch != arch_) continue;
     try {
-      const KernelBackend* backend = backend_of(entry);
-      backend->check(kernel);
-      const auto own = [&](const auto& each) { return each.first == backend; };
-      std::find_if(backends_.begin(), backends_.end(), own)->second.push_back(&kernel);
+      const std::vector<const KernelBackend*> owners = owners_of(kernel);
+      for (auto& [backend, own] : backends_) {
+        if (std::find(owners.begin(), owners.end(), backend) != owners.end())
+          own.push_back(&kernel);
+      }
     } catch (const Error& error) {
       if (!message_.empty()) continue;
       tag_ = error.tag();
@@ -182,7 +196,7 @@ json catalog_with_refused() {
   for (PackageKernel& kernel : catalog().kernels()) {
     const KernelEntry& entry = kernel.entry();
     try {
-      backend_of(entry)->check(kernel);
+      owners_of(kernel);
     } catch (const Error& error) {
       refused.push_back({{"name", entry.name}, {"arch", entry.arch}, {"message", error.what()}});
     }

@@ -36,8 +36,8 @@ class KernelBackend {
 
   const char* family() const { return family_; }
 
-  // Whether an entry of the family belongs to this backend.
-  bool owns(const KernelEntry& entry) const;
+  // Whether this backend launches the kernel of an entry of the family. Several may.
+  virtual bool owns(const KernelEntry& entry) const;
 
   // Throws if an entry that it owns is invalid: other parameters (check_params()), unreadable
   // fields.
@@ -85,6 +85,7 @@ class KernelFields {
   explicit KernelFields(const PackageKernel& kernel);
 
   std::string text(const char* name) const;
+  std::string text(const char* name, const char* otherwise) const;
   int64_t integer(const char* name, int64_t least, int64_t most = INT64_MAX) const;
   double number(const char* name, double least) const;
   double number(const char* name, double least, double otherwise) const;

@@ -189,9 +189,9 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
    "for": {"d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}]},
    "dtype": "{d.dtype}", "math": "{d.dtype}", "tile": [1, 1, 256], "stages": 1, "block": [256, 1, 1],
    "dynamic_shared": 0, "defines": {"TC_DTYPE": "{d.dtype}"}, "cost": {"k_tile": 0, "fixed": 1000}},
-  {"name": "decode_append_attention_{d.short}_e4m3", "kind": "append_e4m3", "layout": "any", "alignment": 16,
+  {"name": "decode_append_attention_{d.short}_e4m3", "kind": "append", "layout": "any", "alignment": 16,
    "for": {"d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}]},
-   "dtype": "{d.dtype}", "math": "{d.dtype}", "tile": [1, 1, 256], "stages": 1, "block": [256, 1, 1],
+   "dtype": "float8_e4m3fn", "math": "{d.dtype}", "tile": [1, 1, 256], "stages": 1, "block": [256, 1, 1],
    "archs": ["sm_90a"], "dynamic_shared": 0, "defines": {"TC_DTYPE": "{d.dtype}", "TC_E4M3": 1},
    "cost": {"k_tile": 0, "fixed": 1000}}]}
 */

@@ -595,7 +595,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
       "blocks": 2, "spill": {"sm_80": 16, "sm_86": 16, "sm_89": 16, "sm_100a": 16, "sm_120a": 16},
       "fill": 2, "archs": null, "cost": {"k_tile": 900, "fixed": 8000}}]},
    "defines": {"TC_DTYPE": "{d.dtype}", "TC_MIN_BLOCKS": "{t.blocks}"}},
-  {"name": "decode_attention_e4m3_{t.name}", "kind": "decode_e4m3", "layout": "any",
+  {"name": "decode_attention_e4m3_{t.name}", "kind": "decode", "layout": "any",
    "takes": ["plain", "unmasked", "bool_mask", "added_alone", "added_mask", "float_mask",
             "sinks", "rule", "large_softcap"],
    "dtype": "float8_e4m3fn", "math": "float16", "alignment": 16, "tile": "{t.tile}", "archs": ["sm_90a"],

@@ -376,7 +376,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
 {"virtual_arch": [80, 90],
  "kernels": [
   {"name": "gradient_attention_f32_{d.side}_{t.{d.m}}x{t.{d.n}}x{t.depth}",
-   "kind": "gradient_{d.side}", "dtype": "float32", "math": "float32", "alignment": 16,
+   "kind": "gradient", "of": "{d.of}", "dtype": "float32", "math": "float32", "alignment": 16,
    "takes": ["plain", "unmasked", "bool_mask", "added_alone", "added_mask", "float_mask",
             "sinks", "rule", "large_softcap"],
    "layout": "any", "tile": ["{t.{d.m}}", "{t.{d.n}}", "{t.depth}"], "stages": "{t.stages}",
@@ -385,8 +385,8 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
    "defines": {"TC_OWNS_KEYS": "{d.owns_keys}", "TC_SHARERS": "{t.sharers}",
                "TC_MIN_BLOCKS": "{t.blocks}"},
    "for": {
-    "d": [{"side": "k", "m": "rows", "n": "own", "owns_keys": 1, "spill": {"sm_100a": 32}},
-          {"side": "q", "m": "own", "n": "rows", "owns_keys": 0, "spill": {}}],
+    "d": [{"side": "k", "of": "keys", "m": "rows", "n": "own", "owns_keys": 1, "spill": {"sm_100a": 32}},
+          {"side": "q", "of": "queries", "m": "own", "n": "rows", "owns_keys": 0, "spill": {}}],
     "t": [
      {"own": 64, "rows": 32, "depth": 64, "threads": 128, "blocks": 2, "sharers": 1, "stages": 2,
       "shared_k": 66048, "shared_q": 65536, "archs": ["sm_80", "sm_90a", "sm_100a"]},

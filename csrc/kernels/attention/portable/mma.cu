@@ -148,7 +148,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
 /* torch_cubin kernels
 {"virtual_arch": [80, 90],
  "defaults": {
-  "kind": "mma", "dtype": "{d.dtype}", "math": "{d.dtype}", "alignment": 16, "tile": "{t.tile}",
+  "kind": "forward", "dtype": "{d.dtype}", "math": "{d.dtype}", "alignment": 16, "tile": "{t.tile}",
   "stages": 2, "block": ["{t.threads}", 1, 1], "dynamic_shared": "{t.shared}", "cost": "{t.cost}",
   "defines": {"TC_DTYPE": "{d.dtype}", "TC_WARP_ROWS": "{t.warp_rows}", "TC_MIN_BLOCKS": "{t.blocks}",
               "TC_GENERAL": "{general}"}},

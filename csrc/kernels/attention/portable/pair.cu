@@ -243,7 +243,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, 1)
 /* torch_cubin kernels
 {"virtual_arch": [80, 90],
  "kernels": [
-  {"name": "pair_attention_{d.short}_full_128x64x256", "kind": "mma", "layout": "any", "takes": ["plain"],
+  {"name": "pair_attention_{d.short}_full_128x64x256", "kind": "forward", "layout": "any", "takes": ["plain"],
    "for": {
     "d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}]},
    "dtype": "{d.dtype}", "math": "{d.dtype}", "alignment": 16, "tile": [128, 64, 256], "stages": 2,

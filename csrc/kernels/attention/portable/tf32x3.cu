@@ -161,7 +161,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
 /* torch_cubin kernels
 {"virtual_arch": [80, 90],
  "defaults": {
-  "kind": "mma", "dtype": "float32", "math": "float32", "alignment": 16, "tile": "{t.tile}",
+  "kind": "forward", "dtype": "float32", "math": "float32", "alignment": 16, "tile": "{t.tile}",
   "layout": "any", "takes": "{l.takes}", "stages": 2, "block": ["{t.threads}", 1, 1],
   "dynamic_shared": "{t.shared}", "cost": "{t.cost}",
   "defines": {"TC_GENERAL": "{l.general}", "TC_WARP_ROWS": "{t.rows}", "TC_MIN_BLOCKS": "{t.blocks}"}},

@@ -280,7 +280,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
 }  // namespace torch_cubin::TC_KERNEL
 /* torch_cubin kernels
 {"virtual_arch": ["90a"],
- "defaults": {"kind": "sm90_backward", "archs": ["sm_90a"], "layout": "any", "alignment": 16,
+ "defaults": {"kind": "backward", "archs": ["sm_90a"], "layout": "any", "alignment": 16,
               "stages": 3, "block": [512, 1, 1], "accepted_spill": {"sm_90a": 40}},
  "kernels": [
   {"name": "sm90_backward_attention_{d.short}_{g.name}{t.name}",

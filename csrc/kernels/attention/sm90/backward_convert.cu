@@ -16,7 +16,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
   {"name": "sm90_backward_convert_attention_{d.short}", "archs": ["sm_90a"],
    "for": {"d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}]},
    "defines": {"TC_DTYPE": "{d.dtype}"},
-   "kind": "sm90_backward_convert", "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "any",
+   "kind": "convert", "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "any",
    "alignment": 16, "tile": [8, 64, 1], "stages": 1, "block": [256, 1, 1], "dynamic_shared": 0,
    "cost": {"k_tile": 0, "fixed": 0}}]}
 */

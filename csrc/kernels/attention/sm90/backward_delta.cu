@@ -108,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
   {"name": "sm90_backward_delta_attention_{d.short}", "archs": ["sm_90a"],
    "for": {"d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}]},
    "defines": {"TC_DTYPE": "{d.dtype}"},
-   "kind": "sm90_backward_delta", "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "any",
+   "kind": "delta", "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "any",
    "alignment": 16, "tile": [16, 1, 1], "stages": 1, "block": [128, 1, 1], "dynamic_shared": 0,
    "cost": {"k_tile": 0, "fixed": 0}}]}
 */

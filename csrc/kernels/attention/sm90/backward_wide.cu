@@ -334,7 +334,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
 /* torch_cubin kernels
 {"virtual_arch": ["90a"],
  "kernels": [
-  {"name": "sm90_backward_attention_{d.short}_{g.name}{t.name}", "kind": "sm90_backward",
+  {"name": "sm90_backward_attention_{d.short}_{g.name}{t.name}", "kind": "backward",
    "archs": ["sm_90a"], "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "any",
    "takes": "{g.takes}",
    "alignment": 16, "tile": "{t.tile}", "stages": 2, "block": [512, 1, 1], "cluster": "{t.cluster}",

@@ -416,7 +416,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
 /* torch_cubin kernels
 {"virtual_arch": ["90a"],
  "kernels": [
-  {"name": "sm90_e4m3_attention_{t.name}", "archs": ["sm_90a"], "kind": "sm90_e4m3",
+  {"name": "sm90_e4m3_attention_{t.name}", "archs": ["sm_90a"], "kind": "forward",
    "dtype": "float8_e4m3fn", "math": "bfloat16", "layout": "any",
    "takes": ["plain", "unmasked", "rule"], "alignment": 16, "stages": 2,
    "tile": "{t.tile}", "block": ["{t.threads}", 1, 1], "dynamic_shared": "{t.shared}",

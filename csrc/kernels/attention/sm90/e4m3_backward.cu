@@ -361,7 +361,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
 {"virtual_arch": ["90a"],
  "kernels": [
   {"name": "sm90_e4m3_backward_attention_{t.name}", "archs": ["sm_90a"],
-   "kind": "sm90_e4m3_backward", "dtype": "float8_e4m3fn", "math": "bfloat16", "layout": "any",
+   "kind": "backward", "dtype": "float8_e4m3fn", "math": "bfloat16", "layout": "any",
    "takes": ["plain", "unmasked", "rule"], "alignment": 16, "stages": 3, "block": [512, 1, 1],
    "tile": "{t.tile}", "dynamic_shared": "{t.shared}", "cost": "{t.cost}",
    "defines": {"TC_GRAD_STAGES": 2},

@@ -36,7 +36,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
 {"virtual_arch": ["90a"],
  "kernels": [
   {"name": "sm90_e4m3_backward_convert_attention", "archs": ["sm_90a"],
-    "kind": "sm90_e4m3_backward_convert", "dtype": "float8_e4m3fn", "math": "bfloat16",
+    "kind": "convert", "dtype": "float8_e4m3fn", "math": "bfloat16",
    "layout": "any", "alignment": 16, "tile": [8, 64, 1], "stages": 1, "block": [256, 1, 1],
    "dynamic_shared": 0, "cost": {"k_tile": 0, "fixed": 0}}]}
 */

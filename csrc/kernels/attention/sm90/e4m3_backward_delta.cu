@@ -171,7 +171,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 {"virtual_arch": ["90a"],
  "kernels": [
   {"name": "sm90_e4m3_backward_delta_attention", "archs": ["sm_90a"],
-   "kind": "sm90_e4m3_backward_delta", "dtype": "float8_e4m3fn", "math": "bfloat16",
+   "kind": "delta", "dtype": "float8_e4m3fn", "math": "bfloat16",
    "layout": "any", "alignment": 16, "tile": [16, 1, 128], "stages": 1, "block": [128, 1, 1],
    "dynamic_shared": 0, "cost": {"k_tile": 0, "fixed": 0}}]}
 */

@@ -79,10 +79,9 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 {"virtual_arch": ["90a"],
  "kernels": [
   {"name": "sm90_e4m3_{o.name}", "archs": ["sm_90a"],
-   "kind": "{o.kind}", "dtype": "float8_e4m3fn", "math": "any", "layout": "any",
+   "kind": "transpose", "of": "{o.of}", "dtype": "float8_e4m3fn", "math": "any", "layout": "any",
    "alignment": 16, "tile": [16, 4, 1], "stages": 1, "block": [256, 1, 1], "dynamic_shared": 0,
    "cost": {"k_tile": 0, "fixed": 0}, "defines": {"TC_ORDER": "{o.order}"},
-   "for": {"o": [{"name": "values_attention", "kind": "sm90_e4m3_values", "order": "e4m3_key"},
-                 {"name": "attention_backward_keys", "kind": "sm90_e4m3_backward_keys",
-                  "order": "e4m3_score_key"}]}}]}
+   "for": {"o": [{"name": "values_attention", "of": "values", "order": "e4m3_key"},
+                 {"name": "attention_backward_keys", "of": "keys", "order": "e4m3_score_key"}]}}]}
 */

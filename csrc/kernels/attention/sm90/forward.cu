@@ -673,7 +673,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
 {"virtual_arch": ["90a"],
  "defaults": {"archs": ["sm_90a"], "alignment": 16, "stages": 2},
  "kernels": [
-  {"name": "sm90_attention_{d.short}_{t.name}", "kind": "sm90",
+  {"name": "sm90_attention_{d.short}_{t.name}", "kind": "forward",
    "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "any", "takes": "{t.takes}",
    "tile": "{t.tile}", "block": ["{t.threads}", 1, 1], "dynamic_shared": "{t.shared}",
    "stages": "{t.stages}", "cost": "{t.cost}", "accepted_spill": {"sm_90a": "{t.spill}"},

@@ -268,11 +268,9 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
 {"virtual_arch": ["90a"],
  "kernels": [
   {"name": "sm90_order_attention_{k.of}", "archs": ["sm_90a"],
-   "for": {"k": [{"of": "queries", "kind": "sm90_order", "backward": 0},
-                 {"of": "e4m3_queries", "kind": "sm90_e4m3_order", "backward": 0},
-                 {"of": "keys", "kind": "sm90_backward_order", "backward": 1}]},
+   "for": {"k": [{"of": "queries", "backward": 0}, {"of": "keys", "backward": 1}]},
    "defines": {"TC_BACKWARD": "{k.backward}"},
-   "kind": "{k.kind}", "dtype": "any", "math": "any", "layout": "any",
+   "kind": "order", "of": "{k.of}", "dtype": "any", "math": "any", "layout": "any",
    "alignment": 16, "tile": [1, 1, 1], "stages": 1, "block": [1024, 1, 1], "dynamic_shared": 0,
    "cost": {"k_tile": 0, "fixed": 0}}]}
 */

@@ -106,11 +106,12 @@ Gradients attention_backward_cuda(AttentionArguments arguments, const Tensor& gr
     }
   }
   if (call.options.e4m3) {
-    fail({"no_kernel", call.op, "has no kernel for this call",
-          "kernels of the kind sm90_e4m3_backward, which sm_90a has, and head dims that are "
-          "multiples of 16 up to 128",
-          "head_dim " + std::to_string(shape.head_dim) + " and " + std::to_string(shape.head_dim_v),
-          "Call attention_backward with the tensors in bfloat16."});
+    fail(
+        {"no_kernel", call.op, "has no kernel for this call",
+         "kernels of float8_e4m3fn, which sm_90a has, and head dims that are multiples of 16 up to "
+         "128",
+         "head_dim " + std::to_string(shape.head_dim) + " and " + std::to_string(shape.head_dim_v),
+         "Call attention_backward with the tensors in bfloat16."});
   }
   const auto [dq, dk, dv] = compose_gradients(call, grad_out, out, logsumexp);
   const auto finish = [&](const Tensor& grad, const TensorView& operand) {

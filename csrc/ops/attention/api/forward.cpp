@@ -77,7 +77,7 @@ std::tuple<Tensor, Tensor> attention_forward_cuda(AttentionArguments arguments,
   }
   if (call.options.e4m3) {
     fail({"no_kernel", "attention_forward_e4m3", "has no kernel for float8_e4m3fn",
-          "kernels of the kind sm90_e4m3, which sm_90a has, and head dims up to 256",
+          "kernels of float8_e4m3fn, which sm_90a has, and head dims up to 256",
           "none for head_dim " + std::to_string(shape.head_dim) + " and " +
               std::to_string(shape.head_dim_v),
           "Convert query, key and value with .to(torch.bfloat16) on this GPU."});

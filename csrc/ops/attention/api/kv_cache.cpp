@@ -67,7 +67,7 @@ Tensor flash_attention_with_kvcache_cuda(KvCacheArguments arguments) {
                                 std::to_string(shape.head_dim_v);
   if (shape.e4m3) {
     fail({"no_kernel", "flash_attention_with_kvcache", "has no kernel for caches of float8_e4m3fn",
-          "kernels of the kind decode_e4m3, which sm_90a has", head_dims,
+          "kernels of float8_e4m3fn, which sm_90a has", head_dims,
           "Keep the caches in " + dtype_name(call.dtype) + " on this GPU."});
   }
   fail({"no_kernel", "flash_attention_with_kvcache", "has no kernel for these tensors",

@@ -1,20 +1,23 @@
 // The interface of an attention kernel's host file: csrc/ops/attention/<folder>/<name>.cpp for
 // csrc/kernels/attention/<folder>/<name>.cu. A backend may serve the forward, the backward, or
-// both.
+// both. It sees the manifest's entries as rows of tables, from which it chooses.
 //
 // plan.cpp asks all backends and keeps the quickest answer. FusedOperands::params() and fill() give
 // every operand and setting in plain numbers, an AttentionParams for each part of the batch; a
 // kernel with its own struct copies from there, and declares it in a header of its own.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "ops/attention/problem/fused_operands.h"
 #include "ops/attention/problem/kv_cache.h"
 #include "ops/common/backend.h"
+#include "ops/common/launch.h"
 
 namespace torch_cubin {
 
@@ -64,9 +67,108 @@ struct AttentionCase {
 
   int64_t group() const { return kv_heads > 0 ? heads / kv_heads : 1; }
   bool has(unsigned any_of) const { return (needs & any_of) != 0; }
+  // Whether a row can attend to a key: Hopper's kernels serve no other calls.
+  bool has_scores() const { return seqlen_q > 0 && seqlen_k > 0 && head_dim > 0 && head_dim_v > 0; }
 };
 
 AttentionCase attention_case(const AttentionCall& call);
+
+enum AttentionDtype { kAttendFloat16, kAttendBFloat16, kAttendFloat32, kAttendDtypes };
+
+// kAttendDtypes if no fused kernel supports the dtype.
+AttentionDtype attention_dtype(ScalarType dtype);
+
+struct AttentionRow {
+  // Throws [file] for an entry with a field that these kernels do not have.
+  AttentionRow(PackageKernel& kernel, const Device& device);
+
+  PackageKernel* kernel;
+  AttentionDtype dtype;             // in which it multiplies; kAttendDtypes: any
+  bool e4m3;                        // of tensors, or caches, of float8_e4m3fn
+  std::string of;                   // "queries", "keys" or "values" if a step has kernels for each
+  unsigned takes;                   // AttentionFeatures
+  int64_t rows, columns, head_dim;  // of a tile; head_dim: the largest supported
+  int64_t slots;                    // blocks that run on the device at a time
+  int64_t stages;                   // of the ring of keys and values
+  int64_t dynamic_shared;           // bytes of a block
+  int64_t saturating;               // decode: blocks of a multiprocessor that keep the memory busy
+  double cost_tile, cost_fixed;     // cycles of a block: for a tile of columns, and for the rest
+};
+
+// The rows of kernels that compete, in the order of the manifest.
+class AttentionTable {
+ public:
+  void add(const AttentionRow& row) { rows_.push_back(row); }
+  bool empty() const { return rows_.empty(); }
+
+  // visit(row) for those of the dtype that take all of `needs`, of the narrowest head_dim that
+  // suffices.
+  template <class Visit>
+  void for_each(AttentionDtype dtype, unsigned needs, int64_t head_dim, Visit&& visit) const {
+    const AttentionRow* narrowest = first(dtype, needs, head_dim);
+    for (const AttentionRow& row : rows_) {
+      if (narrowest != nullptr && row.head_dim == narrowest->head_dim && fits(row, dtype, needs)) {
+        visit(row);
+      }
+    }
+  }
+
+  // The first of these; null: none.
+  const AttentionRow* first(AttentionDtype dtype, unsigned needs = 0, int64_t head_dim = 0) const;
+
+ private:
+  static bool fits(const AttentionRow& row, AttentionDtype dtype, unsigned needs) {
+    return row.dtype == dtype && (needs & ~row.takes) == 0;
+  }
+
+  std::vector<AttentionRow> rows_;
+};
+
+// A step of attention, as kernels of the manifest compute it.
+struct AttentionStep {
+  const char* kind;             // in the manifest
+  const char* header;           // of their parameters, see check_params()
+  size_t bytes;                 // of these
+  bool needs_features = false;  // whether they must list the features that they take
+
+  bool is_of(const KernelEntry& entry) const {
+    return entry.kind == kind && entry.params_header == header;
+  }
+};
+
+// A backend's kernels on one device, for the arch that serves it best.
+class AttentionEntries {
+ public:
+  AttentionEntries(const Device& device, const std::vector<PackageKernel*>& kernels)
+      : device_(device), kernels_(kernels) {}
+
+  // visit(row) for each kernel of a step, in the order of the manifest.
+  template <class Visit>
+  void each(const AttentionStep& step, Visit&& visit) const {
+    for (PackageKernel* kernel : kernels_) {
+      if (step.is_of(kernel->entry())) visit(AttentionRow(*kernel, device_));
+    }
+  }
+
+  // The one of a step that has a kernel for each `of`; null: none.
+  PackageKernel* kernel(const AttentionStep& step, const char* of = "") const {
+    PackageKernel* found = nullptr;
+    each(step, [&](const AttentionRow& row) {
+      if (row.of == of) found = row.kernel;
+    });
+    return found;
+  }
+
+  AttentionTable table(const AttentionStep& step) const {
+    AttentionTable rows;
+    each(step, [&](const AttentionRow& row) { rows.add(row); });
+    return rows;
+  }
+
+ private:
+  const Device& device_;
+  const std::vector<PackageKernel*>& kernels_;
+};
 
 template <class Kernels>
 struct AttentionPlan : PlanDetails<64> {
@@ -130,24 +232,38 @@ class KvCacheKernels {
 
 class AttentionBackend : public KernelBackend {
  public:
-  template <size_t kKinds>
-  explicit AttentionBackend(const char* const (&kinds)[kKinds])
-      : KernelBackend("attention", kinds) {}
+  // `steps`: static, of the kernels that it launches.
+  template <size_t kSteps>
+  explicit AttentionBackend(const AttentionStep* const (&steps)[kSteps])
+      : KernelBackend("attention") {
+    static_assert(kSteps <= kMostSteps, "raise kMostSteps");
+    std::copy(steps, steps + kSteps, steps_);
+  }
 
-  // `kernels` are its entries for the arch that serves the device best, which check() accepted.
-  // Null if they serve another direction.
-  virtual std::unique_ptr<AttentionForwardKernels> forward(
-      const Device& device, const std::vector<PackageKernel*>& kernels) const {
+  bool owns(const KernelEntry& entry) const override { return step_of(entry) != nullptr; }
+  void check(PackageKernel& kernel) const override;
+
+  // Of entries that check() accepted. Null if they serve another direction.
+  virtual std::unique_ptr<AttentionForwardKernels> forward(const Device& device,
+                                                           const AttentionEntries& entries) const {
     return nullptr;
   }
   virtual std::unique_ptr<AttentionBackwardKernels> backward(
-      const Device& device, const std::vector<PackageKernel*>& kernels) const {
+      const Device& device, const AttentionEntries& entries) const {
     return nullptr;
   }
-  virtual std::unique_ptr<KvCacheKernels> kv_cache(
-      const Device& device, const std::vector<PackageKernel*>& kernels) const {
+  virtual std::unique_ptr<KvCacheKernels> kv_cache(const Device& device,
+                                                   const AttentionEntries& entries) const {
     return nullptr;
   }
+
+ private:
+  // Throws [file] for a row that the backend cannot launch.
+  virtual void check_row(const AttentionStep& step, const AttentionRow& row) const {}
+  const AttentionStep* step_of(const KernelEntry& entry) const;  // null: none
+
+  static constexpr size_t kMostSteps = 8;
+  const AttentionStep* steps_[kMostSteps + 1] = {};  // terminated by null
 };
 
 // The kernels of all backends on one device.
@@ -156,5 +272,9 @@ struct AttentionKernels {
   std::vector<std::unique_ptr<AttentionBackwardKernels>> backward;
   std::vector<std::unique_ptr<KvCacheKernels>> kv_cache;
 };
+
+// False for no blocks: cu_seqlens of no sequence. Throws [input] for more than a launch can have;
+// `unit` names the counted things.
+bool check_blocks(int64_t blocks, int64_t most = kMaxGrid[0], const char* unit = "blocks");
 
 }  // namespace torch_cubin

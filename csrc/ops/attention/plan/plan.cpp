@@ -13,7 +13,8 @@ AttentionKernels* make_attention_kernels(const Device& device) {
   const FamilyKernels family("attention", device);
   auto made = std::make_unique<AttentionKernels>();
   family.for_each_backend<AttentionBackend>(
-      [&](const AttentionBackend& backend, const auto& entries) {
+      [&](const AttentionBackend& backend, const auto& kernels) {
+        const AttentionEntries entries(device, kernels);
         if (auto forward = backend.forward(device, entries))
           made->forward.push_back(std::move(forward));
         if (auto backward = backend.backward(device, entries)) {

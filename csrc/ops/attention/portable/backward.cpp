@@ -15,10 +15,15 @@ namespace {
 // product of three of TF32 has twice the error of float32's.
 constexpr int64_t kFewRows = 16;
 
+constexpr AttentionStep kDeltaStep{"delta", "attention", sizeof(AttentionParams)};
+constexpr AttentionStep kBackwardStep{"backward", "attention", sizeof(AttentionParams), true};
+constexpr AttentionStep kConvertStep{"convert", "attention", sizeof(AttentionParams)};
+constexpr AttentionStep kGradientStep{"gradient", "attention", sizeof(AttentionParams), true};
+
 struct PortableBackwardPlan {
   const AttentionRow* delta = nullptr;
   const AttentionRow* backward = nullptr;
-  PackageKernel* convert = nullptr;
+  const AttentionRow* convert = nullptr;
   const AttentionRow* gradient_k = nullptr;
   const AttentionRow* gradient_q = nullptr;
 
@@ -52,20 +57,14 @@ struct DqSum {
 
 class PortableBackward : public AttentionBackwardKernels {
  public:
-  PortableBackward(const Device& device, const std::vector<PackageKernel*>& kernels)
-      : device_(device) {
-    for (PackageKernel* kernel : kernels) {
-      const AttentionRow row(*kernel, device);
-      const std::string& kind = kernel->entry().kind;
-      if (kind == "delta" || kind == "convert") {
-        (kind == "delta" ? delta_ : convert_)[row.dtype].push_back(row);
-      } else {
-        (kind == "gradient_k"   ? gradient_k_
-         : kind == "gradient_q" ? gradient_q_
-                                : backward_)
-            .add(row);
-      }
-    }
+  PortableBackward(const Device& device, const AttentionEntries& entries)
+      : device_(device),
+        delta_(entries.table(kDeltaStep)),
+        backward_(entries.table(kBackwardStep)),
+        convert_(entries.table(kConvertStep)) {
+    entries.each(kGradientStep, [&](const AttentionRow& row) {
+      (row.of == "keys" ? gradient_k_ : gradient_q_).add(row);
+    });
   }
 
   BackwardPlan plan(const AttentionCase& problem) const override {
@@ -77,8 +76,8 @@ class PortableBackward : public AttentionBackwardKernels {
     details.backward = backward_.first(dtype, problem.needs, head_dim);
     details.gradient_k = gradient_k_.first(dtype, problem.needs, head_dim);
     details.gradient_q = gradient_q_.first(dtype, problem.needs, head_dim);
-    if (!delta_[dtype].empty()) details.delta = &delta_[dtype][0];
-    if (!convert_[dtype].empty()) details.convert = convert_[dtype][0].kernel;
+    details.delta = delta_.first(dtype);
+    details.convert = convert_.first(dtype);
     const bool few = !details.joined() && !problem.packed && problem.seqlen_q <= kFewRows;
     if (!details.complete() || few) return plan;
     // The manifest has no costs for these kernels. Five products of 2 * rows * columns * head_dim
@@ -115,8 +114,9 @@ class PortableBackward : public AttentionBackwardKernels {
       run(*chosen.delta->kernel, delta_blocks);
       if (chosen.joined()) {
         run_keys(*chosen.backward);
-        const int64_t warps = chosen.convert->entry().block[0] / 32;
-        run(*chosen.convert, ceil_div(heads * dq.tiles_of_head, warps));
+        PackageKernel& convert = *chosen.convert->kernel;
+        const int64_t warps = convert.entry().block[0] / 32;
+        run(convert, ceil_div(heads * dq.tiles_of_head, warps));
       } else {
         run_keys(*chosen.gradient_k);
         const AttentionRow& row = *chosen.gradient_q;
@@ -126,31 +126,26 @@ class PortableBackward : public AttentionBackwardKernels {
   }
 
   bool launch_sink_terms(ScalarType type, const AttentionParams& params) const override {
-    const AttentionDtype dtype = attention_dtype(type);
-    if (dtype == kAttendDtypes || delta_[dtype].empty()) return false;
-    const AttentionRow& row = delta_[dtype][0];
+    const AttentionRow* row = delta_.first(attention_dtype(type));
+    if (row == nullptr) return false;
     const int64_t heads = int64_t{params.batch} * params.heads;
-    launch_attention(*row.kernel, params, heads * ceil_div(params.seqlen_q, row.rows), 1, device_);
+    launch_attention(*row->kernel, params, heads * ceil_div(params.seqlen_q, row->rows), 1,
+                     device_);
     return true;
   }
 
  private:
   const Device& device_;
-  AttentionTable backward_, gradient_k_, gradient_q_;
-  AttentionRows delta_[kAttendDtypes], convert_[kAttendDtypes];
+  AttentionTable delta_, backward_, convert_, gradient_k_, gradient_q_;
 };
 
 class PortableBackwardBackend : public AttentionBackend {
  public:
   PortableBackwardBackend()
-      : AttentionBackend({"delta", "backward", "convert", "gradient_k", "gradient_q"}) {}
-  void check(PackageKernel& kernel) const override {
-    const std::string& kind = kernel.entry().kind;
-    check_portable(kernel, kind != "delta" && kind != "convert");
-  }
+      : AttentionBackend({&kDeltaStep, &kBackwardStep, &kConvertStep, &kGradientStep}) {}
   std::unique_ptr<AttentionBackwardKernels> backward(
-      const Device& device, const std::vector<PackageKernel*>& kernels) const override {
-    return std::make_unique<PortableBackward>(device, kernels);
+      const Device& device, const AttentionEntries& entries) const override {
+    return std::make_unique<PortableBackward>(device, entries);
   }
 };
 

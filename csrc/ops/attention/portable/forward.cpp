@@ -3,10 +3,6 @@
 // portable/combine.cu, which combines the results of split keys.
 #include <algorithm>
 
-#include "kernels/attention/decode/append_params.h"
-#include "kernels/attention/decode/decode_params.h"
-#include "kernels/attention/decode/gather_params.h"
-#include "kernels/attention/portable/combine_params.h"
 #include "ops/attention/portable/portable.h"
 
 namespace torch_cubin {
@@ -36,25 +32,17 @@ double cycles_of(const AttentionRow& row, int64_t blocks, int64_t columns) {
          (static_cast<double>(ceil_div(columns, row.columns)) * row.cost_tile + row.cost_fixed);
 }
 
-// Kernels for caches of e4m3 have the same parameters.
-bool is_decode(const std::string& kind) { return kind == "decode" || kind == "decode_e4m3"; }
-bool is_append(const std::string& kind) { return kind == "append" || kind == "append_e4m3"; }
+constexpr AttentionStep kForwardStep{"forward", "attention", sizeof(AttentionParams), true};
 
 class PortableForward : public AttentionForwardKernels {
  public:
-  PortableForward(const Device& device, const std::vector<PackageKernel*>& kernels)
-      : device_(device) {
-    for (PackageKernel* kernel : kernels) {
-      const AttentionRow row(*kernel, device);
-      const std::string& kind = kernel->entry().kind;
-      if (kind == "decode_e4m3" || kind == "gather" || is_append(kind))
-        continue;  // for caches only
-      if (kind == "combine") {
-        combine_[row.dtype].push_back(row);
-      } else {
-        (kind == "decode" ? decode_ : forward_).add(row);
-      }
-    }
+  PortableForward(const Device& device, const AttentionEntries& entries)
+      : device_(device),
+        forward_(entries.table(kForwardStep)),
+        combine_(entries.table(kCombineStep)) {
+    entries.each(kDecodeStep, [&](const AttentionRow& row) {
+      if (!row.e4m3) decode_.add(row);  // otherwise for caches only
+    });
   }
 
   ForwardPlan plan(const AttentionCase& problem) const override {
@@ -145,7 +133,8 @@ class PortableForward : public AttentionForwardKernels {
     const int64_t blocks = plan.blocks * problem.batch;
     plan.columns_per_split = problem.seqlen_k;
     // The lengths of packed sequences are not known here.
-    if (combine_[dtype].empty() || blocks == 0 || problem.packed) return;
+    const AttentionRow* combine = combine_.first(dtype);
+    if (combine == nullptr || blocks == 0 || problem.packed) return;
     const int64_t tiles = ceil_div(problem.seqlen_k, row.columns);
     const int64_t fewest = std::max<int64_t>(1, kFewestColumns / row.columns);
     const int64_t wanted = std::min<int64_t>({parts, tiles / fewest, kMostCombinedParts});
@@ -153,40 +142,25 @@ class PortableForward : public AttentionForwardKernels {
     const int64_t tiles_per_split = ceil_div(tiles, wanted);
     plan.columns_per_split = tiles_per_split * row.columns;
     plan.splits = static_cast<int32_t>(ceil_div(tiles, tiles_per_split));
-    plan.combine = &combine_[dtype][0];
+    plan.combine = combine;
   }
 
   const Device& device_;
-  AttentionTable forward_, decode_;
-  AttentionRows combine_[kAttendDtypes];
+  AttentionTable forward_, combine_, decode_;
 };
 
 class PortableForwardBackend : public AttentionBackend {
  public:
   PortableForwardBackend()
-      : AttentionBackend(
-            {"mma", "combine", "append", "append_e4m3", "decode", "decode_e4m3", "gather"}) {}
-  void check(PackageKernel& kernel) const override {
-    const std::string& kind = kernel.entry().kind;
-    if (is_decode(kind)) {
-      check_portable(kernel, true, "attention/decode/decode", sizeof(DecodeParams));
-    } else if (kind == "combine") {
-      check_portable(kernel, false, "attention/portable/combine", sizeof(CombineParams));
-    } else if (kind == "gather") {
-      check_portable(kernel, false, "attention/decode/gather", sizeof(DecodeGatherParams));
-    } else if (is_append(kind)) {
-      check_portable(kernel, false, "attention/decode/append", sizeof(DecodeAppendParams));
-    } else {
-      check_portable(kernel, true);
-    }
+      : AttentionBackend({&kForwardStep, &kDecodeStep, &kCombineStep, &kAppendStep, &kGatherStep}) {
   }
-  std::unique_ptr<AttentionForwardKernels> forward(
-      const Device& device, const std::vector<PackageKernel*>& kernels) const override {
-    return std::make_unique<PortableForward>(device, kernels);
+  std::unique_ptr<AttentionForwardKernels> forward(const Device& device,
+                                                   const AttentionEntries& entries) const override {
+    return std::make_unique<PortableForward>(device, entries);
   }
-  std::unique_ptr<KvCacheKernels> kv_cache(
-      const Device& device, const std::vector<PackageKernel*>& kernels) const override {
-    return make_portable_kv_cache(device, kernels);
+  std::unique_ptr<KvCacheKernels> kv_cache(const Device& device,
+                                           const AttentionEntries& entries) const override {
+    return make_portable_kv_cache(device, entries);
   }
 };
 

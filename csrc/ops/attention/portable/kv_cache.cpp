@@ -4,10 +4,6 @@
 #include <algorithm>
 #include <climits>
 
-#include "kernels/attention/decode/append_params.h"
-#include "kernels/attention/decode/decode_params.h"
-#include "kernels/attention/decode/gather_params.h"
-#include "kernels/attention/portable/combine_params.h"
 #include "ops/attention/portable/portable.h"
 #include "ops/common/batch_invariant.h"
 #include "ops/common/launch.h"
@@ -68,40 +64,36 @@ void fill_descales(Params& p, const KvCacheCall& call) {
 
 class PortableKvCache : public KvCacheKernels {
  public:
-  PortableKvCache(const Device& device, const std::vector<PackageKernel*>& kernels)
-      : device_(device) {
-    for (PackageKernel* kernel : kernels) {
-      const AttentionRow row(*kernel, device);
-      const std::string& kind = kernel->entry().kind;
-      if (kind == "decode") decode_.add(row);
-      if (kind == "combine") combine_[row.dtype].push_back(row);
-      if (kind == "append") append_[row.dtype].push_back(row);
-      if (kind == "gather") gather_[row.dtype].push_back(row);
-      if (kind == "decode_e4m3") decode_e4m3_.add(row);
-      if (kind == "append_e4m3") append_e4m3_[row.dtype].push_back(row);
-    }
+  PortableKvCache(const Device& device, const AttentionEntries& entries)
+      : device_(device),
+        combine_(entries.table(kCombineStep)),
+        gather_(entries.table(kGatherStep)) {
+    entries.each(kDecodeStep, [&](const AttentionRow& row) { decode_[row.e4m3].add(row); });
+    entries.each(kAppendStep, [&](const AttentionRow& row) { append_[row.e4m3].add(row); });
   }
 
   bool run(const KvCacheCall& call, PackedKvCache* packed) const override {
     const KvCacheShape& shape = call.shape;
     const AttentionDtype dtype = attention_dtype(call.dtype);
     if (dtype == kAttendDtypes) return false;
-    const AttentionRows& append_rows = shape.e4m3 ? append_e4m3_[dtype] : append_[dtype];
-    if (combine_[dtype].empty() || append_rows.empty()) return false;
-    if (packed != nullptr && gather_[dtype].empty()) return false;
+    const AttentionRow* append_row = append_[shape.e4m3].first(dtype);
+    const AttentionRow* combine = combine_.first(dtype);
+    const AttentionRow* gather_row = gather_.first(dtype);
+    if (combine == nullptr || append_row == nullptr) return false;
+    if (packed != nullptr && gather_row == nullptr) return false;
     const int64_t blocks = ceil_div(shape.seqlen_q * shape.group(), 16) * shape.kv_heads;
     // Kernels for caches of e4m3 serve queries of both dtypes; theirs is what they multiply in.
     const AttentionRow* decode =
-        decode_row(shape.e4m3 ? decode_e4m3_ : decode_, shape.e4m3 ? kAttendFloat16 : dtype, 0,
+        decode_row(decode_[shape.e4m3], shape.e4m3 ? kAttendFloat16 : dtype, 0,
                    std::max(shape.head_dim, shape.head_dim_v),
                    batch_invariant() ? INT64_MAX : blocks * shape.batch, device_);
     if (decode == nullptr) return false;
     Tensor q = call.q;
-    if (call.k) append(call, *append_rows[0].kernel, q);
+    if (call.k) append(call, *append_row->kernel, q);
     if (packed != nullptr) {
-      gather(call, *gather_[dtype][0].kernel, q, *packed);
+      gather(call, *gather_row->kernel, q, *packed);
     } else if (shape.has_queries()) {
-      attend(call, *decode, combine_[dtype][0], q);
+      attend(call, *decode, *combine, q);
     }
     return true;
   }
@@ -257,16 +249,15 @@ class PortableKvCache : public KvCacheKernels {
   }
 
   const Device& device_;
-  AttentionTable decode_, decode_e4m3_;
-  AttentionRows combine_[kAttendDtypes], append_[kAttendDtypes], append_e4m3_[kAttendDtypes];
-  AttentionRows gather_[kAttendDtypes];
+  AttentionTable combine_, gather_;
+  AttentionTable decode_[2], append_[2];  // for caches of the query's dtype, and of e4m3
 };
 
 }  // namespace
 
 std::unique_ptr<KvCacheKernels> make_portable_kv_cache(const Device& device,
-                                                       const std::vector<PackageKernel*>& kernels) {
-  return std::make_unique<PortableKvCache>(device, kernels);
+                                                       const AttentionEntries& entries) {
+  return std::make_unique<PortableKvCache>(device, entries);
 }
 
 }  // namespace torch_cubin

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "kernels/attention/portable/combine_params.h"
-
 namespace torch_cubin {
 namespace {
 
@@ -12,12 +10,6 @@ namespace {
 constexpr int kPrefetchedTiles = 2;
 
 }  // namespace
-
-void check_portable(PackageKernel& kernel, bool attends, const char* header, size_t bytes) {
-  check_params(kernel.entry(), header, bytes);
-  AttentionRow(kernel, Device());
-  if (attends) check_takes(kernel);
-}
 
 void launch_combine(const AttentionRow& combine, const AttentionParams& params, int64_t rows,
                     bool one_order, const Device& device) {

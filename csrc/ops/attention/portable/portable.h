@@ -4,17 +4,25 @@
 
 #include <cstdint>
 #include <memory>
-#include <vector>
 
 #include "kernels/attention/attention_params.h"
-#include "ops/attention/plan/rows.h"
+#include "kernels/attention/decode/append_params.h"
+#include "kernels/attention/decode/decode_params.h"
+#include "kernels/attention/decode/gather_params.h"
+#include "kernels/attention/portable/combine_params.h"
+#include "ops/attention/plan/backend.h"
 
 namespace torch_cubin {
 
-// check() of the portable backends, for kernels with the parameters of that header; a kernel of a
-// kind that computes attention must list the features that it `takes`.
-void check_portable(PackageKernel& kernel, bool attends, const char* header = "attention",
-                    size_t bytes = sizeof(AttentionParams));
+// The steps of the kernels that a device has for flash_attention_with_kvcache too.
+constexpr AttentionStep kDecodeStep{"decode", "attention/decode/decode", sizeof(DecodeParams),
+                                    true};
+constexpr AttentionStep kCombineStep{"combine", "attention/portable/combine",
+                                     sizeof(CombineParams)};
+constexpr AttentionStep kAppendStep{"append", "attention/decode/append",
+                                    sizeof(DecodeAppendParams)};
+constexpr AttentionStep kGatherStep{"gather", "attention/decode/gather",
+                                    sizeof(DecodeGatherParams)};
 
 // Launches a kernel, unless there are no blocks. For `dynamic_shared` see Grid.
 template <class Params>
@@ -53,6 +61,6 @@ DecodeSplit split_decode(const AttentionRow& decode, int64_t blocks, int64_t mos
 
 // The part of the portable forward's backend that serves flash_attention_with_kvcache.
 std::unique_ptr<KvCacheKernels> make_portable_kv_cache(const Device& device,
-                                                       const std::vector<PackageKernel*>& kernels);
+                                                       const AttentionEntries& entries);
 
 }  // namespace torch_cubin

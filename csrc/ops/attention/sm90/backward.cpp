@@ -101,8 +101,13 @@ int64_t sm90_heads_together(const AttentionCase& problem, const AttentionRow& ro
 
 namespace {
 
-constexpr const char* kBackwardOrderKind = "sm90_backward_order";
-constexpr const char* kBackwardMaskKind = "sm90_backward_mask";
+constexpr AttentionStep sm90_backward_step(const char* kind, bool needs_features = false) {
+  return {kind, "attention/sm90/backward", sizeof(Sm90BackwardParams), needs_features};
+}
+constexpr AttentionStep kSm90BackwardStep = sm90_backward_step("backward", true);
+constexpr AttentionStep kSm90BackwardMaskStep = sm90_backward_step("mask", true);
+constexpr AttentionStep kSm90DeltaStep = sm90_backward_step("delta");
+constexpr AttentionStep kSm90ConvertStep = sm90_backward_step("convert");
 
 struct Sm90BackwardPlan {
   const AttentionRow* delta;
@@ -114,24 +119,17 @@ struct Sm90BackwardPlan {
 
 class Sm90Backward : public AttentionBackwardKernels {
  public:
-  Sm90Backward(const Device& device, const std::vector<PackageKernel*>& kernels) : device_(device) {
-    for (PackageKernel* kernel : kernels) {
-      const std::string& kind = kernel->entry().kind;
-      if (kind == kBackwardOrderKind) {
-        order_ = kernel;
-        continue;
-      }
-      if (kind == kBackwardMaskKind) {
-        (takes_of(*kernel) & kBoolMask ? mask_ : added_mask_) = kernel;
-        continue;
-      }
-      const AttentionRow row(*kernel, device);
-      if (kind == "sm90_backward") {
-        (blocks_of_work(row) > 1 ? pairs_ : backward_).add(row);
-      } else {
-        (kind == "sm90_backward_delta" ? delta_ : convert_)[row.dtype].push_back(row);
-      }
-    }
+  Sm90Backward(const Device& device, const AttentionEntries& entries)
+      : device_(device),
+        delta_(entries.table(kSm90DeltaStep)),
+        convert_(entries.table(kSm90ConvertStep)),
+        order_(entries.kernel(kSm90OrderStep, "keys")) {
+    entries.each(kSm90BackwardStep, [&](const AttentionRow& row) {
+      (blocks_of_work(row) > 1 ? pairs_ : backward_).add(row);
+    });
+    entries.each(kSm90BackwardMaskStep, [&](const AttentionRow& row) {
+      (row.takes & kBoolMask ? mask_ : added_mask_) = row.kernel;
+    });
   }
 
   BackwardPlan plan(const AttentionCase& problem) const override {
@@ -140,14 +138,13 @@ class Sm90Backward : public AttentionBackwardKernels {
     if (dtype == kAttendDtypes || (problem.has(kBoolMask) && mask_ == nullptr) ||
         (problem.has(kAnyAdded) &&
          (added_mask_ == nullptr || problem.mask_bytes > kMostMaskBytes)) ||
-        (problem.packed && order_ == nullptr) || problem.seqlen_q == 0 || problem.seqlen_k == 0 ||
-        problem.head_dim == 0 || problem.head_dim_v == 0 || delta_[dtype].empty() ||
-        convert_[dtype].empty()) {
+        (problem.packed && order_ == nullptr) || !problem.has_scores()) {
       return plan;
     }
     const int64_t width = std::max(problem.head_dim, problem.head_dim_v);
     const AttentionRow* row = backward_.first(dtype, problem.needs, width);
-    if (row == nullptr) return plan;
+    const AttentionRow *delta = delta_.first(dtype), *convert = convert_.first(dtype);
+    if (row == nullptr || delta == nullptr || convert == nullptr) return plan;
     const AttentionRow* pair = pairs_.first(dtype, problem.needs, width);
     if (pair != nullptr && (pair->head_dim != row->head_dim || pair->rows != row->rows ||
                             problem.seqlen_k > kMostPairs * pair->columns)) {
@@ -164,7 +161,7 @@ class Sm90Backward : public AttentionBackwardKernels {
     // the same gradients with padding behind it, and packed.
     if (problem.batch_invariant) plan.microseconds = 0;
     const int64_t batch = problem.batch_invariant ? 0 : problem.batch;
-    plan.set(Sm90BackwardPlan{&delta_[dtype][0], row, pair, &convert_[dtype][0], batch});
+    plan.set(Sm90BackwardPlan{delta, row, pair, convert, batch});
     return plan;
   }
 
@@ -266,15 +263,13 @@ class Sm90Backward : public AttentionBackwardKernels {
   void order_tiles(const Sm90TileOrder& order, const AttentionCase& problem,
                    const AttentionRow& row, int64_t together, const AttentionParams& all) const {
     Sm90OrderParams params{};
-    params.tile_rows = static_cast<int>(row.rows);
-    params.tile_columns = static_cast<int>(row.columns);
     params.rows_together =
         static_cast<int>(rows_together(problem, row, together, device_.multiprocessors));
     const int64_t kv_heads = all.heads / all.group;
     params.empty_rows[0] = sm90_empty_rows(all.dq, all.dq_stride, all.heads, all.head_dim, false);
     params.empty_rows[1] = sm90_empty_rows(all.dk, all.dk_stride, kv_heads, all.head_dim, true);
     params.empty_rows[2] = sm90_empty_rows(all.dv, all.dv_stride, kv_heads, all.head_dim_v, true);
-    order.make(*order_, device_, all, params);
+    order.make(*order_, device_, row, all, params);
   }
 
   // Launches the kernel that converts a mask, for the mask's batches, heads and tiles of queries.
@@ -336,11 +331,10 @@ class Sm90Backward : public AttentionBackwardKernels {
   }
 
   const Device& device_;
-  AttentionRows delta_[kAttendDtypes], convert_[kAttendDtypes];
-  AttentionTable backward_;
+  AttentionTable delta_, backward_, convert_;
   AttentionTable pairs_;  // for heads that backward_ supports too
   ClusterCapacity clusters_{2};
-  PackageKernel* order_ = nullptr;
+  PackageKernel* order_;
   PackageKernel* mask_ = nullptr;
   PackageKernel* added_mask_ = nullptr;
 };
@@ -348,35 +342,28 @@ class Sm90Backward : public AttentionBackwardKernels {
 class Sm90BackwardBackend : public AttentionBackend {
  public:
   Sm90BackwardBackend()
-      : AttentionBackend({"sm90_backward_delta", "sm90_backward", "sm90_backward_convert",
-                          kBackwardOrderKind, kBackwardMaskKind}) {}
-
-  void check(PackageKernel& kernel) const override {
-    if (kernel.entry().kind == kBackwardOrderKind) {
-      check_params(kernel.entry(), "attention/sm90/order", sizeof(Sm90OrderParams));
-      return;
-    }
-    check_params(kernel.entry(), "attention/sm90/backward", sizeof(Sm90BackwardParams));
-    if (kernel.entry().kind == kBackwardMaskKind) return check_takes(kernel);
-    const AttentionRow row(kernel, Device());
-    if (kernel.entry().kind != "sm90_backward") {
-      if (row.dtype == kAttendFloat32) KernelFields(kernel).refuse("math", "a 16-bit type");
-      return;
-    }
-    check_sm90_row(row);
-    const auto& cluster = kernel.entry().cluster;
-    if (cluster[0] > (row.head_dim > 128 ? 2 : 1) || cluster[1] > 1 || cluster[2] > 1) {
-      KernelFields(kernel).refuse("cluster", "two blocks at most, for wide heads");
-    }
-    const int64_t keys = row.head_dim > 128 ? 64 * blocks_of_work(row) : 128;
-    if (row.columns != keys) KernelFields(kernel).refuse("tile", std::to_string(keys) + " keys");
-    // The capacity of sm90/backward_mask.cu.
-    if (row.rows > 96) KernelFields(kernel).refuse("tile", "at most 96 queries");
-  }
+      : AttentionBackend({&kSm90BackwardStep, &kSm90DeltaStep, &kSm90ConvertStep, &kSm90OrderStep,
+                          &kSm90BackwardMaskStep}) {}
 
   std::unique_ptr<AttentionBackwardKernels> backward(
-      const Device& device, const std::vector<PackageKernel*>& kernels) const override {
-    return std::make_unique<Sm90Backward>(device, kernels);
+      const Device& device, const AttentionEntries& entries) const override {
+    return std::make_unique<Sm90Backward>(device, entries);
+  }
+
+ private:
+  void check_row(const AttentionStep& step, const AttentionRow& row) const override {
+    if (&step == &kSm90OrderStep || &step == &kSm90BackwardMaskStep) return;
+    check_16_bit(row);
+    if (&step != &kSm90BackwardStep) return;
+    const KernelFields fields(*row.kernel);
+    const auto& cluster = row.kernel->entry().cluster;
+    if (cluster[0] > (row.head_dim > 128 ? 2 : 1) || cluster[1] > 1 || cluster[2] > 1) {
+      fields.refuse("cluster", "two blocks at most, for wide heads");
+    }
+    const int64_t keys = row.head_dim > 128 ? 64 * blocks_of_work(row) : 128;
+    if (row.columns != keys) fields.refuse("tile", std::to_string(keys) + " keys");
+    // The capacity of sm90/backward_mask.cu.
+    if (row.rows > 96) fields.refuse("tile", "at most 96 queries");
   }
 };
 

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "kernels/attention/sm90/forward_params.h"
-#include "ops/attention/plan/rows.h"
+#include "ops/attention/plan/backend.h"
 
 namespace torch_cubin {
 

@@ -1,27 +1,22 @@
 // The backend of csrc/kernels/attention/sm90/e4m3.cu: attention forward on Hopper, for
 // float8_e4m3fn, with lengths and the band only. sm90/e4m3_values.cu transposes the values before
 // it, unless its blocks do; packed sequences also need sm90/order.cu.
-#include <algorithm>
-#include <optional>
+#include "ops/attention/sm90/e4m3.h"
 
-#include "kernels/attention/sm90/e4m3_params.h"
-#include "kernels/attention/sm90/e4m3_values_params.h"
-#include "ops/attention/sm90/map.h"
+#include <algorithm>
+
 #include "ops/attention/sm90/tile_scheduler.h"
 #include "ops/common/launch.h"
 
 namespace torch_cubin {
 namespace {
 
-constexpr const char* kE4m3Kind = "sm90_e4m3";
-constexpr const char* kE4m3ValuesKind = "sm90_e4m3_values";
-constexpr const char* kE4m3OrderKind = "sm90_e4m3_order";
+constexpr AttentionStep kE4m3ForwardStep{"forward", "attention/sm90/e4m3", sizeof(Sm90E4m3Params),
+                                         true};
 constexpr int64_t kE4m3QueryRows = 64;  // of a box: those of a warpgroup
 constexpr int64_t kE4m3MostTiles = (int64_t{1} << 31) - 1 - 2 * kSm90MostBlocks;
 constexpr int64_t kMostKeys = (int64_t{1} << 31) - 1;
-constexpr int64_t kValuesGroup = 16;       // keys whose order is one pattern
-constexpr int64_t kValuesThreadGroup = 8;  // threads that write adjacent groups
-constexpr int kE4m3RowsTogether = 32768;   // see sm90/forward.cpp
+constexpr int64_t kTransposingThreads = 8;  // that write adjacent groups
 constexpr double kE4m3Log2e = 1.4426950408889634;
 
 // The keys of a box of the values.
@@ -33,32 +28,19 @@ int64_t column_panel(const AttentionRow& row) { return row.head_dim < 128 ? 64 :
 // Whether the kernel's blocks transpose the values: transposes_values() of sm90/e4m3.cu.
 bool transposes_values(const AttentionRow& row) { return row.rows <= 128 && row.head_dim <= 128; }
 
-Sm90Descale sm90_descale(const std::optional<TensorView>& view) {
-  if (!view) return {};
-  return {static_cast<const float*>(view->data()), {view->strides[0], view->strides[1]}};
-}
-
 class Sm90E4m3Forward : public AttentionForwardKernels {
  public:
-  Sm90E4m3Forward(const Device& device, const std::vector<PackageKernel*>& kernels)
-      : device_(device), blocks_(sm90_blocks(device)) {
-    for (PackageKernel* kernel : kernels) {
-      const std::string& kind = kernel->entry().kind;
-      if (kind == kE4m3ValuesKind) {
-        values_ = kernel;
-      } else if (kind == kE4m3OrderKind) {
-        order_ = kernel;
-      } else {
-        rows_.add(AttentionRow(*kernel, device));
-      }
-    }
-  }
+  Sm90E4m3Forward(const Device& device, const AttentionEntries& entries)
+      : device_(device),
+        blocks_(sm90_blocks(device)),
+        rows_(entries.table(kE4m3ForwardStep)),
+        values_(entries.kernel(kSm90TransposeStep, "values")),
+        order_(entries.kernel(kSm90OrderStep, "queries")) {}
 
   ForwardPlan plan(const AttentionCase& problem) const override {
     ForwardPlan plan;
     if (problem.dtype != ScalarType::Float8_e4m3fn || values_ == nullptr ||
-        (problem.packed && order_ == nullptr) || problem.seqlen_q == 0 || problem.seqlen_k == 0 ||
-        problem.head_dim == 0 || problem.head_dim_v == 0) {
+        (problem.packed && order_ == nullptr) || !problem.has_scores()) {
       return plan;
     }
     choose(problem, {problem.seqlen_q, problem.seqlen_k, -kNoBound, kNoBound}, &plan.microseconds);
@@ -69,6 +51,7 @@ class Sm90E4m3Forward : public AttentionForwardKernels {
               float* logsumexp) const override {
     AttentionParams all = operands.params(problem.head_dim, problem.head_dim_v);
     operands.fill(all, 0);  // with one dim of batches there is one part
+    all.logsumexp = logsumexp;
     const Sm90Lengths lengths = sm90_lengths(all);
     const Sm90Band band = {all.seqlen_q, all.seqlen_k, lengths.first, lengths.last};
     double time;
@@ -111,15 +94,7 @@ class Sm90E4m3Forward : public AttentionForwardKernels {
     const Sm90TileOrder order(device_, tiles);
     params.out_stride[0] = 0;
     params.order = order.data();
-    Sm90OrderParams making{};
-    making.tile_rows = static_cast<int>(row.rows);
-    making.tile_columns = static_cast<int>(row.columns);
-    making.rows_together = kE4m3RowsTogether;
-    making.logsumexp = logsumexp;
-    making.logsumexp_head = all.total_q;
-    making.empty_rows[0] =
-        sm90_empty_rows(all.out, all.out_stride, all.heads, all.head_dim_v, false);
-    order.make(*order_, device_, all, making);
+    order.make_of_queries(*order_, device_, row, all);
     torch_cubin::launch(*row.kernel, grid, device_, params);
   }
 
@@ -147,10 +122,10 @@ class Sm90E4m3Forward : public AttentionForwardKernels {
   void transpose_values(Sm90E4m3Params& params, const AttentionRow& row, const AttentionParams& all,
                         const Sm90Rows& rows, std::optional<Workspace>& memory) const {
     const int64_t kv_heads = all.heads / all.group, batch = rows.packed ? 1 : all.batch;
-    const int64_t granule = rows.packed ? row.columns : kValuesGroup;
+    const int64_t granule = rows.packed ? row.columns : kTransposedGroup;
     const int64_t keys = (ceil_div(rows.k, granule) + (rows.packed ? rows.sequences : 0)) * granule;
     check_blocks(keys, kMostKeys, "keys with padding between sequences");
-    const int64_t columns = all.head_dim_v, words = columns / 4;
+    const int64_t columns = all.head_dim_v;
     const int64_t bytes = batch * kv_heads * columns * keys;  // a multiple of 16
     memory.emplace(device_, bytes + static_cast<int64_t>(sizeof(int)));
     params.next = reinterpret_cast<int*>(memory->data() + bytes);
@@ -161,21 +136,10 @@ class Sm90E4m3Forward : public AttentionForwardKernels {
     values.next = params.next;
     std::copy_n(all.v_stride, 3, values.stride);
     if (rows.packed) values.stride[0] = 0;
-    values.cu_seqlens = all.cu_seqlens_k;
-    values.seqlen = all.seqlen_k;
-    values.total = static_cast<int>(rows.k);
-    values.sequences = all.batch;
-    values.heads = static_cast<int>(kv_heads);
     values.columns = static_cast<int>(columns);
     values.keys = static_cast<int>(keys);
     values.granule = static_cast<int>(granule);
-    const int64_t block = values_->entry().block[0];
-    const int64_t threads =
-        ceil_div(keys / kValuesGroup, kValuesThreadGroup) * kValuesThreadGroup * words;
-    values.blocks = static_cast<int>(ceil_div(threads, block));
-    const int64_t blocks = batch * kv_heads * values.blocks;
-    check_blocks(blocks);
-    torch_cubin::launch(*values_, {blocks}, device_, values);
+    transpose_keys(*values_, device_, all, rows, values);
     const tc_int64 strides[3] = {kv_heads * columns * keys, columns * keys, keys};
     encode_sm90_byte_map(params.v, {memory->data(), strides, keys, columns, kv_heads, batch, false},
                          key_panel(row), row.head_dim, device_);
@@ -205,34 +169,41 @@ class Sm90E4m3Forward : public AttentionForwardKernels {
   const Device& device_;
   int64_t blocks_;
   AttentionTable rows_;  // of bfloat16, the output's dtype
-  PackageKernel* values_ = nullptr;
-  PackageKernel* order_ = nullptr;
+  PackageKernel *values_, *order_;
 };
 
 class Sm90E4m3Backend : public AttentionBackend {
  public:
-  Sm90E4m3Backend() : AttentionBackend({kE4m3Kind, kE4m3ValuesKind, kE4m3OrderKind}) {}
+  Sm90E4m3Backend() : AttentionBackend({&kE4m3ForwardStep, &kSm90TransposeStep, &kSm90OrderStep}) {}
 
-  void check(PackageKernel& kernel) const override {
-    const std::string& kind = kernel.entry().kind;
-    if (kind == kE4m3OrderKind) {
-      check_params(kernel.entry(), "attention/sm90/order", sizeof(Sm90OrderParams));
-    } else if (kind == kE4m3ValuesKind) {
-      check_params(kernel.entry(), "attention/sm90/e4m3_values", sizeof(Sm90E4m3ValuesParams));
-    } else {
-      check_params(kernel.entry(), "attention/sm90/e4m3", sizeof(Sm90E4m3Params));
-      AttentionRow(kernel, Device());
-      check_takes(kernel);
-    }
-  }
-
-  std::unique_ptr<AttentionForwardKernels> forward(
-      const Device& device, const std::vector<PackageKernel*>& kernels) const override {
-    return std::make_unique<Sm90E4m3Forward>(device, kernels);
+  std::unique_ptr<AttentionForwardKernels> forward(const Device& device,
+                                                   const AttentionEntries& entries) const override {
+    return std::make_unique<Sm90E4m3Forward>(device, entries);
   }
 };
 
 const Sm90E4m3Backend g_sm90_e4m3_attention;
 
 }  // namespace
+
+Sm90Descale sm90_descale(const std::optional<TensorView>& view) {
+  if (!view) return {};
+  return {static_cast<const float*>(view->data()), {view->strides[0], view->strides[1]}};
+}
+
+void transpose_keys(PackageKernel& kernel, const Device& device, const AttentionParams& all,
+                    const Sm90Rows& rows, Sm90E4m3ValuesParams& params) {
+  const int64_t heads = all.heads / all.group, batch = rows.packed ? 1 : all.batch;
+  params.cu_seqlens = all.cu_seqlens_k;
+  params.seqlen = all.seqlen_k;
+  params.total = static_cast<int>(rows.k);
+  params.sequences = all.batch;
+  params.heads = static_cast<int>(heads);
+  const int64_t groups = ceil_div(params.keys / kTransposedGroup, kTransposingThreads);
+  const int64_t threads = groups * kTransposingThreads * (params.columns / 4);
+  params.blocks = static_cast<int>(ceil_div(threads, kernel.entry().block[0]));
+  const int64_t blocks = batch * heads * params.blocks;
+  check_blocks(blocks);
+  launch(kernel, {blocks}, device, params);
+}
 }  // namespace torch_cubin

@@ -5,27 +5,22 @@
 #include <algorithm>
 
 #include "kernels/attention/sm90/e4m3_backward_params.h"
-#include "kernels/attention/sm90/e4m3_values_params.h"
 #include "ops/attention/sm90/backward_parts.h"
+#include "ops/attention/sm90/e4m3.h"
 #include "ops/attention/sm90/map.h"
 #include "ops/common/launch.h"
 
 namespace torch_cubin {
 namespace {
 
-constexpr const char* kE4m3BackwardKind = "sm90_e4m3_backward";
-constexpr const char* kE4m3BackwardKeysKind = "sm90_e4m3_backward_keys";
-constexpr const char* kE4m3BackwardDeltaKind = "sm90_e4m3_backward_delta";
-constexpr const char* kE4m3BackwardConvertKind = "sm90_e4m3_backward_convert";
-constexpr int64_t kTurnedGroup = 16;       // keys whose order is one pattern
-constexpr int64_t kTurnedThreadGroup = 8;  // threads that write adjacent groups
-constexpr int64_t kWorkspaceStep = 128;    // bytes between the parts of the workspace
-constexpr double kBackwardLog2e = 1.4426950408889634;
-
-Sm90Descale backward_descale(const std::optional<TensorView>& view) {
-  if (!view) return {};
-  return {static_cast<const float*>(view->data()), {view->strides[0], view->strides[1]}};
+constexpr AttentionStep e4m3_backward_step(const char* kind, bool needs_features = false) {
+  return {kind, "attention/sm90/e4m3_backward", sizeof(Sm90E4m3BackwardParams), needs_features};
 }
+constexpr AttentionStep kE4m3BackwardStep = e4m3_backward_step("backward", true);
+constexpr AttentionStep kE4m3DeltaStep = e4m3_backward_step("delta");
+constexpr AttentionStep kE4m3ConvertStep = e4m3_backward_step("convert");
+constexpr int64_t kWorkspaceStep = 128;  // bytes between the parts of the workspace
+constexpr double kBackwardLog2e = 1.4426950408889634;
 
 // Parts of one allocation, each a multiple of kWorkspaceStep from its begin.
 class WorkspaceParts {
@@ -44,27 +39,17 @@ class WorkspaceParts {
 
 class Sm90E4m3Backward : public AttentionBackwardKernels {
  public:
-  Sm90E4m3Backward(const Device& device, const std::vector<PackageKernel*>& kernels)
-      : device_(device) {
-    for (PackageKernel* kernel : kernels) {
-      const std::string& kind = kernel->entry().kind;
-      if (kind == kE4m3BackwardKeysKind) {
-        keys_ = kernel;
-      } else if (kind == kE4m3BackwardDeltaKind) {
-        delta_ = kernel;
-      } else if (kind == kE4m3BackwardConvertKind) {
-        convert_ = kernel;
-      } else {
-        rows_.add(AttentionRow(*kernel, device));
-      }
-    }
-  }
+  Sm90E4m3Backward(const Device& device, const AttentionEntries& entries)
+      : device_(device),
+        rows_(entries.table(kE4m3BackwardStep)),
+        keys_(entries.kernel(kSm90TransposeStep, "keys")),
+        delta_(entries.kernel(kE4m3DeltaStep)),
+        convert_(entries.kernel(kE4m3ConvertStep)) {}
 
   BackwardPlan plan(const AttentionCase& problem) const override {
     BackwardPlan plan;
     if (problem.dtype != ScalarType::Float8_e4m3fn || problem.packed || keys_ == nullptr ||
-        delta_ == nullptr || convert_ == nullptr || problem.seqlen_q == 0 ||
-        problem.seqlen_k == 0 || problem.head_dim == 0 || problem.head_dim_v == 0) {
+        delta_ == nullptr || convert_ == nullptr || !problem.has_scores()) {
       return plan;
     }
     const AttentionRow* row = row_for(problem);
@@ -87,7 +72,7 @@ class Sm90E4m3Backward : public AttentionBackwardKernels {
     const int64_t tiles = rows.tiles(rows.q, row.rows);
     const int64_t key_tiles = rows.tiles(rows.k, row.columns);
     const int64_t query_tiles = batch * all.heads * tiles, query_rows = batch * all.heads * rows.q;
-    const int64_t keys = ceil_div(rows.k, kTurnedGroup) * kTurnedGroup;
+    const int64_t keys = ceil_div(rows.k, kTransposedGroup) * kTransposedGroup;
     const int64_t dq_panels = ceil_div(row.head_dim, 64);
 
     WorkspaceParts parts;
@@ -178,9 +163,9 @@ class Sm90E4m3Backward : public AttentionBackwardKernels {
   }
 
   static void fill_descales(Sm90E4m3BackwardParams& params, const AttentionViews& options) {
-    params.q_descale = backward_descale(options.q_descale);
-    params.k_descale = backward_descale(options.k_descale);
-    params.v_descale = backward_descale(options.v_descale);
+    params.q_descale = sm90_descale(options.q_descale);
+    params.k_descale = sm90_descale(options.k_descale);
+    params.v_descale = sm90_descale(options.v_descale);
   }
 
   void fill_maps(Sm90E4m3BackwardParams& params, const AttentionRow& row,
@@ -227,53 +212,31 @@ class Sm90E4m3Backward : public AttentionBackwardKernels {
   // Launches the kernel that transposes the keys. It also resets the ticket.
   void turn_keys(const Sm90E4m3BackwardParams& params, const AttentionParams& all,
                  const Sm90Rows& rows, int64_t keys, void* turned) const {
-    const int64_t kv_heads = all.heads / all.group, words = all.head_dim / 4;
     Sm90E4m3ValuesParams turning{};
     turning.v = static_cast<const unsigned char*>(all.k);
     turning.out = static_cast<unsigned char*>(turned);
     turning.next = reinterpret_cast<int*>(params.ticket);
     std::copy_n(all.k_stride, 3, turning.stride);
-    turning.seqlen = static_cast<int>(rows.k);
-    turning.total = static_cast<int>(rows.k);
-    turning.heads = static_cast<int>(kv_heads);
     turning.columns = all.head_dim;
     turning.keys = static_cast<int>(keys);
-    turning.granule = static_cast<int>(kTurnedGroup);
-    const int64_t threads =
-        ceil_div(keys / kTurnedGroup, kTurnedThreadGroup) * kTurnedThreadGroup * words;
-    turning.blocks = static_cast<int>(ceil_div(threads, keys_->entry().block[0]));
-    const int64_t blocks = all.batch * kv_heads * turning.blocks;
-    check_blocks(blocks);
-    torch_cubin::launch(*keys_, {blocks}, device_, turning);
+    turning.granule = static_cast<int>(kTransposedGroup);
+    transpose_keys(*keys_, device_, all, rows, turning);
   }
 
   const Device& device_;
   AttentionTable rows_;  // of bfloat16, the gradients' dtype
-  PackageKernel* keys_ = nullptr;
-  PackageKernel* delta_ = nullptr;
-  PackageKernel* convert_ = nullptr;
+  PackageKernel *keys_, *delta_, *convert_;
 };
 
 class Sm90E4m3BackwardBackend : public AttentionBackend {
  public:
   Sm90E4m3BackwardBackend()
-      : AttentionBackend({kE4m3BackwardKind, kE4m3BackwardKeysKind, kE4m3BackwardDeltaKind,
-                          kE4m3BackwardConvertKind}) {}
-
-  void check(PackageKernel& kernel) const override {
-    const std::string& kind = kernel.entry().kind;
-    if (kind == kE4m3BackwardKeysKind) {
-      check_params(kernel.entry(), "attention/sm90/e4m3_values", sizeof(Sm90E4m3ValuesParams));
-      return;
-    }
-    check_params(kernel.entry(), "attention/sm90/e4m3_backward", sizeof(Sm90E4m3BackwardParams));
-    AttentionRow(kernel, Device());
-    if (kind == kE4m3BackwardKind) check_takes(kernel);
-  }
+      : AttentionBackend(
+            {&kE4m3BackwardStep, &kSm90TransposeStep, &kE4m3DeltaStep, &kE4m3ConvertStep}) {}
 
   std::unique_ptr<AttentionBackwardKernels> backward(
-      const Device& device, const std::vector<PackageKernel*>& kernels) const override {
-    return std::make_unique<Sm90E4m3Backward>(device, kernels);
+      const Device& device, const AttentionEntries& entries) const override {
+    return std::make_unique<Sm90E4m3Backward>(device, entries);
   }
 };
 

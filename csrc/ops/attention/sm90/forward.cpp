@@ -18,11 +18,12 @@ namespace {
 constexpr int64_t kQueryRows = 64;  // of a box: those of a warpgroup
 constexpr int64_t kMostTiles = (int64_t{1} << 31) - 1 - 2 * kSm90MostBlocks;
 
-// For packed sequences: queries whose tiles are ordered by length, and so share the L2 cache.
-constexpr int kPackedRowsTogether = 32768;
-constexpr const char* kForwardKind = "sm90";
-constexpr const char* kOrderKind = "sm90_order";
-constexpr const char* kMaskKind = "sm90_mask";  // before those that read one, of the same `takes`
+constexpr AttentionStep kSm90ForwardStep{"forward", "attention/sm90/forward",
+                                         sizeof(Sm90AttentionParams), true};
+// Before kernels that read a mask, of the same features.
+constexpr AttentionStep kSm90MaskStep{"mask", "attention/sm90/mask", sizeof(Sm90MaskParams), true};
+constexpr AttentionStep kSm90AddedMaskStep{"mask", "attention/sm90/added_mask",
+                                           sizeof(Sm90AddedMaskParams), true};
 // Tiles are scheduled by queries instead of in pairs only if the keys and values of all heads,
 // which the blocks then walk through together, take no more than this.
 constexpr int64_t kByQueriesBytes = int64_t{64} << 20;
@@ -33,27 +34,20 @@ constexpr double kSlowKeyCycles = 26;
 
 class Sm90Forward : public AttentionForwardKernels {
  public:
-  Sm90Forward(const Device& device, const std::vector<PackageKernel*>& kernels)
-      : device_(device), blocks_(sm90_blocks(device)) {
-    for (PackageKernel* kernel : kernels) {
-      const std::string& kind = kernel->entry().kind;
-      if (kind == kOrderKind) {
-        order_ = kernel;
-      } else if (kind == kMaskKind) {
-        (takes_of(*kernel) & kBoolMask ? mask_ : added_mask_) = kernel;
-      } else {
-        rows_.add(AttentionRow(*kernel, device));
-      }
-    }
-  }
+  Sm90Forward(const Device& device, const AttentionEntries& entries)
+      : device_(device),
+        blocks_(sm90_blocks(device)),
+        rows_(entries.table(kSm90ForwardStep)),
+        order_(entries.kernel(kSm90OrderStep, "queries")),
+        mask_(entries.kernel(kSm90MaskStep)),
+        added_mask_(entries.kernel(kSm90AddedMaskStep)) {}
 
   ForwardPlan plan(const AttentionCase& problem) const override {
     ForwardPlan plan;
     if ((problem.has(kBoolMask) && mask_ == nullptr) ||
         (problem.has(kAnyAdded) &&
          (added_mask_ == nullptr || problem.mask_copy > kMostMaskBytes)) ||
-        (problem.packed && order_ == nullptr) || problem.seqlen_q == 0 || problem.seqlen_k == 0 ||
-        problem.head_dim == 0 || problem.head_dim_v == 0) {
+        (problem.packed && order_ == nullptr) || !problem.has_scores()) {
       return plan;
     }
     const Sm90Band all = {problem.seqlen_q, problem.seqlen_k, -kNoBound, kNoBound};
@@ -162,15 +156,7 @@ class Sm90Forward : public AttentionForwardKernels {
     const Sm90TileOrder order(device_, tiles);
     params.out_stride[0] = 0;
     params.order = order.data();
-    Sm90OrderParams making{};
-    making.tile_rows = static_cast<int>(row.rows);
-    making.tile_columns = static_cast<int>(row.columns);
-    making.rows_together = kPackedRowsTogether;
-    making.logsumexp = all.logsumexp;
-    making.logsumexp_head = all.total_q;
-    making.empty_rows[0] =
-        sm90_empty_rows(all.out, all.out_stride, all.heads, all.head_dim_v, false);
-    order.make(*order_, device_, all, making);
+    order.make_of_queries(*order_, device_, row, all);
     torch_cubin::launch(*row.kernel, {std::min(blocks_, tiles * heads)}, device_, params);
   }
 
@@ -252,41 +238,30 @@ class Sm90Forward : public AttentionForwardKernels {
   const Device& device_;
   int64_t blocks_;
   AttentionTable rows_;
-  PackageKernel* order_ = nullptr;
-  PackageKernel* mask_ = nullptr;
-  PackageKernel* added_mask_ = nullptr;
+  PackageKernel *order_, *mask_, *added_mask_;
 };
 
 class Sm90AttentionBackend : public AttentionBackend {
  public:
-  Sm90AttentionBackend() : AttentionBackend({kForwardKind, kOrderKind, kMaskKind}) {}
+  Sm90AttentionBackend()
+      : AttentionBackend(
+            {&kSm90ForwardStep, &kSm90OrderStep, &kSm90MaskStep, &kSm90AddedMaskStep}) {}
 
-  void check(PackageKernel& kernel) const override {
-    if (kernel.entry().kind == kOrderKind) {
-      check_params(kernel.entry(), "attention/sm90/order", sizeof(Sm90OrderParams));
-      return;
-    }
-    check_takes(kernel);
-    if (kernel.entry().kind == kMaskKind) {
-      const bool adds = (takes_of(kernel) & kBoolMask) == 0;
-      check_params(kernel.entry(), adds ? "attention/sm90/added_mask" : "attention/sm90/mask",
-                   adds ? sizeof(Sm90AddedMaskParams) : sizeof(Sm90MaskParams));
-      return;
-    }
-    check_params(kernel.entry(), "attention/sm90/forward", sizeof(Sm90AttentionParams));
-    const AttentionRow row(kernel, Device());
-    check_sm90_row(row);
-    if ((row.takes & kAnyMask) != 0 &&
-        (row.rows > kMaskTileRows || row.columns > kMaskTileColumns)) {
-      KernelFields(kernel).refuse("tile", "at most " + std::to_string(kMaskTileRows) +
-                                              " queries and " + std::to_string(kMaskTileColumns) +
-                                              " keys");
-    }
+  std::unique_ptr<AttentionForwardKernels> forward(const Device& device,
+                                                   const AttentionEntries& entries) const override {
+    return std::make_unique<Sm90Forward>(device, entries);
   }
 
-  std::unique_ptr<AttentionForwardKernels> forward(
-      const Device& device, const std::vector<PackageKernel*>& kernels) const override {
-    return std::make_unique<Sm90Forward>(device, kernels);
+ private:
+  void check_row(const AttentionStep& step, const AttentionRow& row) const override {
+    if (&step != &kSm90ForwardStep) return;
+    check_16_bit(row);
+    if ((row.takes & kAnyMask) != 0 &&
+        (row.rows > kMaskTileRows || row.columns > kMaskTileColumns)) {
+      KernelFields(*row.kernel)
+          .refuse("tile", "at most " + std::to_string(kMaskTileRows) + " queries and " +
+                              std::to_string(kMaskTileColumns) + " keys");
+    }
   }
 };
 

@@ -9,6 +9,8 @@ namespace {
 
 constexpr int64_t kPanel = 64;  // columns of a box of 16-bit types: 128 bytes, the swizzle's
 constexpr int64_t kClearingBlocks = 32;
+// Of packed sequences: queries whose tiles are ordered by length, and so share the L2 cache.
+constexpr int kRowsTogether = 32768;
 
 static_assert(kOpenSide == kNoBound, "one encoding of an open band");
 
@@ -95,9 +97,8 @@ Sm90ScoreRule sm90_score_params(const AttentionParams& all) {
   return score;
 }
 
-void check_sm90_row(const AttentionRow& row) {
-  if (row.dtype == kAttendFloat32) KernelFields(*row.kernel).refuse("math", "a 16-bit type");
-  check_takes(*row.kernel);
+void check_16_bit(const AttentionRow& row) {
+  if (row.dtype > kAttendBFloat16) KernelFields(*row.kernel).refuse("math", "a 16-bit type");
 }
 
 Sm90EmptyRows sm90_empty_rows(void* data, const tc_int64 (&stride)[3], int64_t heads,
@@ -109,8 +110,20 @@ Sm90EmptyRows sm90_empty_rows(void* data, const tc_int64 (&stride)[3], int64_t h
           of_keys ? 1 : 0};
 }
 
-void Sm90TileOrder::make(PackageKernel& kernel, const Device& device, const AttentionParams& all,
-                         Sm90OrderParams& params) const {
+void Sm90TileOrder::make_of_queries(PackageKernel& kernel, const Device& device,
+                                    const AttentionRow& row, const AttentionParams& all) const {
+  Sm90OrderParams params{};
+  params.rows_together = kRowsTogether;
+  params.logsumexp = all.logsumexp;
+  params.logsumexp_head = all.total_q;
+  params.empty_rows[0] = sm90_empty_rows(all.out, all.out_stride, all.heads, all.head_dim_v, false);
+  make(kernel, device, row, all, params);
+}
+
+void Sm90TileOrder::make(PackageKernel& kernel, const Device& device, const AttentionRow& row,
+                         const AttentionParams& all, Sm90OrderParams& params) const {
+  params.tile_rows = static_cast<int>(row.rows);
+  params.tile_columns = static_cast<int>(row.columns);
   params.lengths = sm90_lengths(all);
   params.order = data();
   params.batch = all.batch;

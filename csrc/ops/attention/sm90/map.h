@@ -9,7 +9,7 @@
 #include "kernels/attention/attention_params.h"
 #include "kernels/attention/sm90/forward_params.h"
 #include "kernels/attention/sm90/order_params.h"
-#include "ops/attention/plan/rows.h"
+#include "ops/attention/plan/backend.h"
 #include "ops/common/launch.h"
 
 namespace torch_cubin {
@@ -98,8 +98,10 @@ void fill_sm90_gradient_maps(Params& params, const AttentionRow& row, const Atte
                   box_rows, device);
 }
 
-// check() for both directions: a 16-bit type, and at least one feature.
-void check_sm90_row(const AttentionRow& row);
+// For check_row(): refuses a row that is not of a 16-bit type.
+void check_16_bit(const AttentionRow& row);
+
+constexpr AttentionStep kSm90OrderStep{"order", "attention/sm90/order", sizeof(Sm90OrderParams)};
 
 // The order of packed sequences' tiles (sm90/order.cu), which a kernel computes before the others.
 // It also clears the rows in `params` that belong to no sequence.
@@ -110,9 +112,12 @@ class Sm90TileOrder {
       : memory_(device, kHeader + capacity * static_cast<int64_t>(sizeof(Sm90OrderPlace))),
         capacity_(capacity) {}
 
-  // Launches it. `params` has all but the order, the lengths and the fields that follow from `all`.
-  void make(PackageKernel& kernel, const Device& device, const AttentionParams& all,
-            Sm90OrderParams& params) const;
+  // Launches it. `params` has the numbers of the tiles and the rows to clear.
+  void make(PackageKernel& kernel, const Device& device, const AttentionRow& row,
+            const AttentionParams& all, Sm90OrderParams& params) const;
+  // The same for a forward, whose output and logsumexp are cleared.
+  void make_of_queries(PackageKernel& kernel, const Device& device, const AttentionRow& row,
+                       const AttentionParams& all) const;
 
   Sm90Order* data() const { return reinterpret_cast<Sm90Order*>(memory_.data()); }
 

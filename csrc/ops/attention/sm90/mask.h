@@ -5,7 +5,7 @@
 
 #include "kernels/attention/sm90/added_mask_params.h"
 #include "kernels/attention/sm90/forward_params.h"
-#include "ops/attention/plan/rows.h"
+#include "ops/attention/plan/backend.h"
 #include "ops/common/launch.h"
 
 namespace torch_cubin {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "ops/attention/plan/rows.h"
+#include "ops/attention/plan/backend.h"
 
 namespace torch_cubin {
 

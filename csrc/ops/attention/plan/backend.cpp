@@ -1,4 +1,4 @@
-#include "ops/attention/plan/rows.h"
+#include "ops/attention/plan/backend.h"
 
 #include <iterator>
 #include <nlohmann/json.hpp>
@@ -8,24 +8,11 @@
 namespace torch_cubin {
 namespace {
 
-constexpr const char* kDtypeNames[] = {"float16", "bfloat16", "float32"};
-}  // namespace
+constexpr const char* kDtypeNames[] = {"float16", "bfloat16", "float32", "any"};
 
-AttentionDtype attention_dtype(ScalarType dtype) {
-  switch (dtype) {
-    case ScalarType::Half:
-      return kAttendFloat16;
-    case ScalarType::BFloat16:
-      return kAttendBFloat16;
-    case ScalarType::Float:
-      return kAttendFloat32;
-    default:
-      return kAttendDtypes;
-  }
-}
-
-unsigned takes_of(const PackageKernel& kernel) {
-  const KernelFields fields(kernel);
+// The AttentionFeatures of an entry; none where it has no such field. Throws [file] for unknown
+// ones.
+unsigned takes_of(const KernelFields& fields) {
   unsigned takes = 0;
   const auto listed = fields.all().find("takes");
   if (listed == fields.all().end()) return takes;
@@ -43,10 +30,27 @@ unsigned takes_of(const PackageKernel& kernel) {
   return takes;
 }
 
+}  // namespace
+
+AttentionDtype attention_dtype(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::Half:
+      return kAttendFloat16;
+    case ScalarType::BFloat16:
+      return kAttendBFloat16;
+    case ScalarType::Float:
+      return kAttendFloat32;
+    default:
+      return kAttendDtypes;
+  }
+}
+
 AttentionRow::AttentionRow(PackageKernel& entry, const Device& device) : kernel(&entry) {
   const KernelFields fields(entry);
   dtype = static_cast<AttentionDtype>(fields.index("math", kDtypeNames));
-  takes = takes_of(entry);
+  e4m3 = fields.text("dtype", "") == "float8_e4m3fn";
+  of = fields.text("of", "");
+  takes = takes_of(fields);
   int64_t tile[3];
   fields.triple("tile", 1, tile);
   rows = tile[0];
@@ -71,8 +75,20 @@ const AttentionRow* AttentionTable::first(AttentionDtype dtype, unsigned needs,
   return best;
 }
 
-void check_takes(const PackageKernel& kernel) {
-  if (takes_of(kernel) == 0) KernelFields(kernel).refuse("takes", "at least one feature");
+const AttentionStep* AttentionBackend::step_of(const KernelEntry& entry) const {
+  const AttentionStep* const* step = steps_;
+  while (*step != nullptr && !(*step)->is_of(entry)) ++step;
+  return *step;
+}
+
+void AttentionBackend::check(PackageKernel& kernel) const {
+  const AttentionStep& step = *step_of(kernel.entry());
+  check_params(kernel.entry(), step.header, step.bytes);
+  const AttentionRow row(kernel, Device());
+  if (step.needs_features && row.takes == 0) {
+    KernelFields(kernel).refuse("takes", "at least one feature");
+  }
+  check_row(step, row);
 }
 
 bool check_blocks(int64_t blocks, int64_t most, const char* unit) {
