@@ -14,6 +14,7 @@ namespace {
 
 constexpr int kMinimumDriver = 12000;  // cuLibrary*
 constexpr int kGreenContexts = 12040;
+constexpr int kCaptureInfo = 11030;
 
 using GetProcAddress = CUresult (*)(const char*, void**, int, cuuint64_t,
                                     CUdriverProcAddressQueryResult*);
@@ -91,6 +92,8 @@ const Driver* open_driver() {
   resolve(#name, minimum, get, version, reinterpret_cast<void**>(&driver->name));
   TORCH_CUBIN_DRIVER_FUNCTIONS(TORCH_CUBIN_RESOLVE)
 #undef TORCH_CUBIN_RESOLVE
+  resolve("cuStreamGetCaptureInfo", kCaptureInfo, get, version,
+          reinterpret_cast<void**>(&driver->capture_info));
   CUdriverProcAddressQueryResult status{};
   auto** const green = reinterpret_cast<void**>(&driver->cuStreamGetGreenCtx);
   if (get("cuStreamGetGreenCtx", green, kGreenContexts, CU_GET_PROC_ADDRESS_DEFAULT, &status) !=

@@ -20,6 +20,11 @@ struct Driver {
   // Null for drivers before CUDA 12.4, which have no green contexts. The type is spelled out
   // because cuda.h may be older; the handle is only compared with null.
   CUresult (*cuStreamGetGreenCtx)(CUstream stream, void** green) = nullptr;
+  // cuStreamGetCaptureInfo of CUDA 11.3. The type is spelled out because cuda.h of CUDA 13 has
+  // another version's.
+  CUresult (*capture_info)(CUstream stream, CUstreamCaptureStatus* status, cuuint64_t* id,
+                           CUgraph* graph, const CUgraphNode** dependencies,
+                           size_t* count) = nullptr;
   int version = 0;  // 13000 for CUDA 13.0
 };
 

@@ -24,9 +24,17 @@
   X(cuCtxGetStreamPriorityRange, 5050)                 \
   X(cuStreamIsCapturing, 10000)                        \
   X(cuStreamSynchronize, 2000)                         \
+  X(cuStreamCreate, 2000)                              \
+  X(cuStreamDestroy, 4000)                             \
+  X(cuStreamGetId, 12000)                              \
+  X(cuThreadExchangeStreamCaptureMode, 10010)          \
+  X(cuUserObjectCreate, 11030)                         \
+  X(cuUserObjectRelease, 11030)                        \
+  X(cuGraphRetainUserObject, 11030)                    \
   X(cuMemAlloc, 3020)                                  \
   X(cuMemFree, 3020)                                   \
   X(cuMemcpyAsync, 4000)                               \
+  X(cuMemsetD8Async, 3020)                             \
   X(cuPointerGetAttribute, 4000)                       \
   X(cuLibraryLoadData, 12000)                          \
   X(cuLibraryUnload, 12000)                            \

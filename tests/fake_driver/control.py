@@ -101,6 +101,10 @@ class FakeDriver:
     def declare_global(self, name: str, size: int) -> None:
         self._library.fake_global(name.encode(), ctypes.c_long(size))
 
+    def destroy_graph(self) -> None:
+        """Of the captures so far: its user objects are released."""
+        self._library.fake_destroy_graph()
+
     def reset(self) -> None:
         self._library.fake_reset()
 

@@ -51,6 +51,12 @@ struct Function {
   std::map<int, int> attributes;
 };
 
+struct UserObject {
+  void* data;
+  CUhostFn destroy;
+  bool held = false;  // by the graph
+};
+
 struct Failure {
   long after = 0;  // calls that succeed first
   long times = 0;  // then so many fail
@@ -72,11 +78,16 @@ struct State {
   std::vector<std::string> images;      // given to cuLibraryLoadData: their ELF headers
   std::vector<std::string> launches;    // JSON
   std::vector<std::string> violations;  // what no caller may do
+  std::set<UserObject*> objects;        // that a graph holds, or their maker
   int pid = 0;
 };
 State& state = *new State;
 
 thread_local CUcontext current = nullptr;
+thread_local CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+// What cuStreamCreate makes, and the graph of a capture.
+const auto kOwnStream = reinterpret_cast<CUstream>(0x6000L);
+const auto kGraph = reinterpret_cast<CUgraph>(0x7000L);
 thread_local std::vector<CUcontext> below;  // of pushed contexts
 
 long setting(const char* name, long otherwise) {
@@ -125,6 +136,19 @@ Function* function_of(void* handle) {
     return nullptr;
   }
   return function;
+}
+
+CUresult release(UserObject* object) {
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    if (state.objects.erase(object) == 0) {
+      violation("releasing a user object that does not exist");
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+  }
+  object->destroy(object->data);
+  delete object;
+  return CUDA_SUCCESS;
 }
 
 std::string hex(const void* data, size_t size) {
@@ -262,6 +286,9 @@ CUresult cuCtxGetDevice(CUdevice* device) {
 CUresult cuMemAlloc(CUdeviceptr* address, size_t bytes) {
   std::lock_guard<std::mutex> lock(mutex);
   if (current == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  if (setting("capturing", 0) != 0 && capture_mode != CU_STREAM_CAPTURE_MODE_RELAXED) {
+    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  }
   if (bytes > size_t{1} << 40) return CUDA_ERROR_OUT_OF_MEMORY;
   void* memory = std::malloc(bytes);
   state.memory.insert(memory);
@@ -282,9 +309,58 @@ CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream)
   std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
   return CUDA_SUCCESS;
 }
-CUresult cuStreamSynchronize(CUstream) {
+CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream) {
   std::lock_guard<std::mutex> lock(mutex);
-  if (setting("capturing", 0) != 0) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  if (current == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  if (stream != kOwnStream) violation("setting memory on a stream that may be captured");
+  std::memset(reinterpret_cast<void*>(to), value, bytes);
+  return CUDA_SUCCESS;
+}
+CUresult cuStreamCreate(CUstream* stream, unsigned flags) {
+  std::lock_guard<std::mutex> lock(mutex);
+  if (current == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  if (flags != CU_STREAM_NON_BLOCKING) violation("a stream that waits for the legacy one");
+  *stream = kOwnStream;
+  return CUDA_SUCCESS;
+}
+CUresult cuStreamDestroy(CUstream stream) {
+  std::lock_guard<std::mutex> lock(mutex);
+  if (stream != kOwnStream) violation("destroying a stream that another owns");
+  return CUDA_SUCCESS;
+}
+CUresult cuStreamGetId(CUstream stream, unsigned long long* id) {
+  std::lock_guard<std::mutex> lock(mutex);
+  if (setting("capturing", 0) != 0) violation("asking for the id of a captured stream");
+  *id = static_cast<unsigned long long>(setting("stream id", reinterpret_cast<intptr_t>(stream)));
+  return CUDA_SUCCESS;
+}
+CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
+  std::swap(*mode, capture_mode);
+  return CUDA_SUCCESS;
+}
+CUresult cuUserObjectCreate(CUuserObject* object, void* data, CUhostFn destroy, unsigned count,
+                            unsigned flags) {
+  std::lock_guard<std::mutex> lock(mutex);
+  if (count != 1 || flags != CU_USER_OBJECT_NO_DESTRUCTOR_SYNC) return CUDA_ERROR_INVALID_VALUE;
+  auto* made = new UserObject{data, destroy};
+  state.objects.insert(made);
+  *object = reinterpret_cast<CUuserObject>(made);
+  return CUDA_SUCCESS;
+}
+CUresult cuUserObjectRelease(CUuserObject object, unsigned) {
+  return release(reinterpret_cast<UserObject*>(object));
+}
+CUresult cuGraphRetainUserObject(CUgraph graph, CUuserObject object, unsigned, unsigned flags) {
+  std::lock_guard<std::mutex> lock(mutex);
+  if (graph != kGraph || flags != CU_GRAPH_USER_OBJECT_MOVE) return CUDA_ERROR_INVALID_VALUE;
+  reinterpret_cast<UserObject*>(object)->held = true;
+  return CUDA_SUCCESS;
+}
+// Waiting for other streams than the captured one is allowed where the thread says so.
+CUresult cuStreamSynchronize(CUstream stream) {
+  std::lock_guard<std::mutex> lock(mutex);
+  const bool relaxed = stream == kOwnStream && capture_mode == CU_STREAM_CAPTURE_MODE_RELAXED;
+  if (setting("capturing", 0) != 0 && !relaxed) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   return CUDA_SUCCESS;
 }
 CUresult cuCtxSynchronize() {
@@ -533,6 +609,14 @@ static CUresult stream_get_green_ctx(CUstream stream, void** green) {
   return context == 0 ? CUDA_ERROR_INVALID_CONTEXT : CUDA_SUCCESS;
 }
 
+// Not in the table, because cuda.h of CUDA 13 declares another version.
+static CUresult stream_get_capture_info(CUstream stream, CUstreamCaptureStatus* status, cuuint64_t*,
+                                        CUgraph* graph, const CUgraphNode**, size_t*) {
+  *status = CU_STREAM_CAPTURE_STATUS_NONE;
+  *graph = kGraph;
+  return fake::cuStreamIsCapturing(stream, status);
+}
+
 #define FAKE_API extern "C" __attribute__((visibility("default")))
 
 FAKE_API CUresult cuGetProcAddress_v2(const char* name, void** function, int, cuuint64_t,
@@ -546,6 +630,9 @@ FAKE_API CUresult cuGetProcAddress_v2(const char* name, void** function, int, cu
   TORCH_CUBIN_DRIVER_FUNCTIONS(FAKE_RESOLVE)
   if (std::strcmp(name, "cuStreamGetGreenCtx") == 0) {
     *function = reinterpret_cast<void*>(&stream_get_green_ctx);
+  }
+  if (std::strcmp(name, "cuStreamGetCaptureInfo") == 0) {
+    *function = reinterpret_cast<void*>(&stream_get_capture_info);
   }
   return *function == nullptr ? CUDA_ERROR_NOT_FOUND : CUDA_SUCCESS;
 }
@@ -583,6 +670,13 @@ FAKE_API void fake_declare(const char* kernel, int count, const int* sizes) {
 FAKE_API void fake_global(const char* name, long bytes) {
   std::lock_guard<std::mutex> lock(mutex);
   state.globals[name].assign(static_cast<size_t>(bytes), '\0');
+}
+// The graph, and what was instantiated from it, is destroyed.
+FAKE_API void fake_destroy_graph() {
+  const std::set<UserObject*> objects = state.objects;
+  for (UserObject* object : objects) {
+    if (object->held) release(object);
+  }
 }
 FAKE_API void fake_quiet(int on) { quiet = on != 0; }
 FAKE_API void fake_make_current(long context) { current = reinterpret_cast<CUcontext>(context); }

@@ -31,6 +31,10 @@ OF_THE_CALL = ("driver", "launch", "no_kernel", "no_device", "input")
 # No error: texts of errors; a destructor's call; a question whose answer the launch finds too; a
 # symbol that is asked for by its name.
 SILENT = {"cuGetErrorName", "cuGetErrorString", "cuCtxPopCurrent", "cuDriverGetVersion"}
+# Called for counters alone (csrc/runtime/counters.cpp; fake_counters.py has their failures).
+OF_COUNTERS = {"cuMemsetD8Async", "cuStreamCreate", "cuStreamDestroy", "cuStreamGetId"}
+OF_COUNTERS |= {"cuThreadExchangeStreamCaptureMode", "cuUserObjectCreate", "cuUserObjectRelease"}
+OF_COUNTERS |= {"cuGraphRetainUserObject"}
 
 
 class Array:
@@ -128,11 +132,12 @@ def test_the_scenario_calls_all_of_the_driver(driver):
         scenario(driver)
         return sorted(set(driver.functions()) - set(driver.journal()))
 
-    assert forked(run) == sorted({"cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString"})
+    unused = {"cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString"}
+    assert forked(run) == sorted(unused | OF_COUNTERS)
 
 
 @pytest.mark.fault_case(26, 27, 34)
-@pytest.mark.parametrize("name", [name for name in names() if name not in SILENT])
+@pytest.mark.parametrize("name", [name for name in names() if name not in SILENT | OF_COUNTERS])
 def test_a_call_that_fails_once(driver, name):
     def run(code: int) -> list:
         driver.fail(name, code)

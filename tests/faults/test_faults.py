@@ -49,6 +49,7 @@ CPP_ONLY = (
     "fake_catalog",
     "fake_contract_arguments",
     "fake_contract_fuzz",
+    "fake_counters",
     "fake_cpp",
     "fake_epilogue",
     "fake_fmha_library",

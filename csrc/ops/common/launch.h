@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "package/package_kernel.h"
 #include "pytorch/stream.h"
@@ -20,16 +21,26 @@ void launch(PackageKernel& kernel, const Grid& grid, const Device& device, const
 // after the launch: the allocator reuses the memory in stream order.
 class Workspace {
  public:
-  // `zeroed` costs one fill kernel, a node in a CUDA graph.
-  Workspace(const Device& device, int64_t bytes, bool zeroed = false)
-      : tensor_(empty_cuda(&bytes, 1, ScalarType::Byte, device.index)) {
-    if (zeroed) fill_with_zeros(tensor_);
-  }
+  Workspace(const Device& device, int64_t bytes)
+      : tensor_(empty_cuda(&bytes, 1, ScalarType::Byte, device.index)) {}
   char* data() const { return static_cast<char*>(tensor_.mutable_data_ptr()); }
 
  private:
-  static void fill_with_zeros(Tensor& tensor);
+  friend class ZeroCounters;
   Tensor tensor_;
+};
+
+// Counters of one launch on PyTorch's current stream, which finds them zero and must leave them
+// zero. They are the runtime's (runtime/counters.h), or, where it has none, a workspace that a fill
+// kernel, a node in a CUDA graph, sets to zero.
+class ZeroCounters {
+ public:
+  ZeroCounters(const Device& device, int64_t count);
+  int* data() const { return data_; }
+
+ private:
+  std::optional<Workspace> filled_;
+  int* data_;
 };
 
 }  // namespace torch_cubin

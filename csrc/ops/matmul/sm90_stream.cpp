@@ -26,10 +26,10 @@ void launch_sm90(PackageKernel& kernel, const Grid& grid, const Sm90Block& block
       block.warpgroups * params.stream_tiles * std::max<int64_t>(grid.cluster_x, 1);
   const Workspace partial(device, 2 * blocks * tile_bytes);
   const Workspace rows(device, 2 * blocks * row_bytes);
-  const Workspace counters(device, counted * int64_t{sizeof(int)}, true);
+  const ZeroCounters counters(device, counted);
   params.partial = reinterpret_cast<float*>(partial.data());
   params.row_partial = reinterpret_cast<float*>(rows.data());
-  params.counters = reinterpret_cast<int*>(counters.data());
+  params.counters = counters.data();
   launch(kernel, grid, device, params);
 }
 
