@@ -19,7 +19,7 @@ from torch_cubin._tuning import measure
 PARAMS = structure(f"{MATMUL}/sm90_scaled_params.h", "Sm90ScaledParams")
 GROUP_ROWS = structure(f"{MATMUL}/group_rows_params.h", "GroupRowsParams")
 QUANTIZE = structure("csrc/kernels/quantize/quantize_params.h", "QuantizeParams")
-BLOCKS, UNALIGNED, POWER_OF_TWO = 1, 2, 4
+BLOCKS, UNALIGNED, POWER_OF_TWO, WHOLE_LINES = 1, 2, 4, 8
 op = torch.ops.cubin._scaled_matmul
 quantize = torch.ops.cubin._quantize
 
@@ -163,6 +163,25 @@ def test_groups_of_k(driver, catalog, fast) -> None:
     assert (params.a_stride, params.b_stride, params.b_group_stride) == (1, 1, n)
     assert read_map(params.out_map)["dims"][:2] == [n, groups * m]
     assert second["grid"][0] <= 132
+
+
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("tokens", [14592, 14608])  # multiples of 128, and of 16
+def test_groups_of_k_whose_rows_share_lines_of_the_cache(driver, catalog, tokens, fast) -> None:
+    """Each 128 bytes are two requests then, so that larger tiles are quicker."""
+    m, n, groups = 4096, 7168, 12
+    offs = empty(groups, dtype=torch.int32)
+
+    def run() -> None:
+        a, b = empty(m, tokens, dtype=E4M3), tensors.strided((tokens, n), (1, tokens), E4M3)
+        args = (a, b, empty(groups, m), ROW, empty(groups, n), ROW)
+        torch.ops.cubin._scaled_grouped_matmul(*args, offs=offs, use_fast_accum=fast)
+
+    _, launch = launches_of(driver, catalog, run)
+    kernel, params = catalog[launch["kernel"]], launch_params.read(launch, PARAMS)
+    whole = tokens % 128 == 0
+    assert bool(params.flags & WHOLE_LINES) == whole
+    assert kernel["tile"][:2] == [128, 128] if whole else kernel["tile"][0] == 192
 
 
 @pytest.mark.parametrize("of_k", [False, True])

@@ -406,7 +406,8 @@ def _layer_and_gradients(layer: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
 
 
 def _wrong_8_bit_products() -> list[str]:
-    """scaled_matmul with every kind of sums and tails in every dim, groups, and quantize."""
+    """scaled_matmul with every kind of sums and tails in every dim, groups of rows and of K, and
+    quantize."""
     import scaled_cases as scaled
 
     if torch.cuda.get_device_capability() != (9, 0):
@@ -435,6 +436,15 @@ def _wrong_8_bit_products() -> list[str]:
             out = torch.ops.cubin.scaled_grouped_matmul(*own, offs=offs, use_fast_accum=fast)
             if not torch.equal(out[: sum(sizes)].cpu(), expected.bfloat16()):
                 wrong.append(f"scaled groups {(n, k)} {recipes} {fast}")
+    for (m, rest), (recipe, _) in itertools.product(((77, 4), (136, 104)), scaled.OF_K):
+        args = scaled.groups_of_k(recipe, len(sizes), m, 272, sum(sizes) + rest, generator)
+        expected = scaled.expected_of_k(args, sizes)
+        own = [x.cuda() if isinstance(x, torch.Tensor) else x for x in args]
+        own[1] = args[1].t().cuda().t()
+        for fast in (False, True):
+            out = torch.ops.cubin.scaled_grouped_matmul(*own, offs=offs, use_fast_accum=fast)
+            if not torch.equal(out.cpu(), expected.bfloat16()):
+                wrong.append(f"scaled groups of K {m} {rest} {recipe} {fast}")
     for rows, columns in ((129, 257), (40, 1032)):
         for dtype in (torch.bfloat16, torch.float32):
             x = torch.randn(rows, columns).to(dtype)

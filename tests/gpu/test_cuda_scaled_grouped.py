@@ -128,11 +128,13 @@ def test_a_graph_serves_other_sizes(generator: torch.Generator) -> None:
 
 
 # Sizes of groups of K, K that follows them, M, N: starts at multiples of 128, of 16 and of neither,
-# groups without K and of one element, more than there are threads of a block, odd sizes.
+# also where rows begin at multiples of 128 bytes, groups without K and of one element, more than
+# there are threads of a block, odd sizes.
 OF_K = [
     ((128, 256, 0, 384), 0, 256, 128), ((100, 0, 37, 16, 1), 6, 136, 264), ((0, 0), 32, 64, 64),
     ((500,), 12, 8, 520), ((1,) * 70, 3, 130, 70), ((16, 48, 5, 200) * 9, 0, 384, 256),
     ((2, 0, 1, 1) * 300, 8, 3, 17), ((1000, 24, 2000), 0, 512, 1032), ((129, 127), 1, 1, 1),
+    ((100, 0, 37, 16, 1, 130, 200), 28, 136, 264),
 ]  # fmt: skip
 
 
@@ -166,8 +168,9 @@ def test_scales_of_other_groups_are_not_read(generator: torch.Generator) -> None
     numerics.check_exact(out[[0, 2, 3]], wanted[[0, 2, 3]])
 
 
-def test_a_groups_nan_stays_its_own(generator: torch.Generator) -> None:
-    args, wanted = of_k(((100, 37, 60, 300), 3, 256, 128), generator)
+@pytest.mark.parametrize("rest", [3, 15])  # with 15, rows begin at multiples of 128 bytes
+def test_a_groups_nan_stays_its_own(rest: int, generator: torch.Generator) -> None:
+    args, wanted = of_k(((100, 37, 60, 300), rest, 256, 128), generator)
     args[0][:, 100:137] = torch.nan
     args[1][197:497] = torch.nan
     for fast in (False, True):

@@ -72,8 +72,6 @@ struct Config {
   static constexpr int kStageBytes = kABytes + kBBytes;
   static constexpr int kFreeing = kPromoted ? 4 * kSharing : kSharing;
   static constexpr int kScaleColumns = kColumns ? kTileN : 1;
-  // What groups' first blocks of K begin at multiples of: bytes of a box, or a block with scales.
-  static constexpr int kFirstK = kColumns ? kBlockK : 16;
   static constexpr int kScaleBytes = !kPromoted ? 0 : kTileM * 4 + (kColumns ? kTileN * 4 : 16);
   // Tiles that the producer passes to the consumers: more than it may be ahead of them. Those that
   // take turns in tiles find their own, while the others multiply.
@@ -132,9 +130,14 @@ struct Walk {
     return own < groups_of_k() ? blocks_of(p.rows[1 + own]) : 0;
   }
 
-  static TC_DEVICE int blocks_of(const GroupRow& own) {
-    const int begin = own.m0 & ~(C::kFirstK - 1);
-    return max(1, (own.m_end - begin + kBlockK - 1) / kBlockK);
+  // Where a group's first block of K begins.
+  TC_DEVICE int begin_of(const GroupRow& own) const {
+    const bool whole = C::kColumns || p.flags & kScaledWholeLines;
+    return own.m0 & ~(whole ? kBlockK - 1 : 15);
+  }
+
+  TC_DEVICE int blocks_of(const GroupRow& own) const {
+    return max(1, (own.m_end - begin_of(own) + kBlockK - 1) / kBlockK);
   }
 
   // Bands of `group` rows of tiles, column by column, with columns reversed in every other one.
@@ -161,7 +164,7 @@ struct Walk {
       m0 = group * p.m + row * C::kTileM;
       m_end = (group + 1) * p.m;
       is_wrong = own.is_wrong;
-      k0 = own.m0 & ~(C::kFirstK - 1);
+      k0 = begin_of(own);
       own_k_blocks = blocks_of(own);
       first_k = own.m0 - k0;
       k_end = own.m_end == 0 ? 0 : own.m_end - k0 - (own_k_blocks - 1) * kBlockK;
@@ -771,6 +774,12 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
      {"math": "fast", "parts": 0, "columns": 0, "ping_pong": 1, "name": "128x128_ping_pong",
       "tile": [128, 128, 128], "stages": 5, "threads": 384, "shared": 229520,
       "cost": {"k_tile": 389, "fixed": 350, "once": 2700}},
+     {"math": "fast", "parts": 0, "columns": 0, "ping_pong": 0, "name": "192x192",
+      "tile": [192, 192, 128], "stages": 4, "threads": 512, "shared": 221568,
+      "cost": {"k_tile": 900, "fixed": 2600}},
+     {"math": "promoted", "parts": 1, "columns": 0, "ping_pong": 0, "name": "192x128",
+      "tile": [192, 128, 128], "stages": 4, "threads": 512, "shared": 216512,
+      "cost": {"k_tile": 700, "fixed": 2600}},
      {"math": "promoted", "parts": 2, "columns": 0, "ping_pong": 0, "name": "128x128",
       "tile": [128, 128, 128], "stages": 5, "threads": 384, "shared": 232416,
       "cost": {"k_tile": 450, "fixed": 1100}},

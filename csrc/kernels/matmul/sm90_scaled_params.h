@@ -45,6 +45,9 @@ enum Sm90ScaledFlags {
   // out has no map, for example since its rows are no multiples of 16 bytes
   kScaledOutUnaligned = 2,
   kScaledPowerOfTwo = 4,  // gate_scales are powers of two
+  // Of groups of K: blocks begin at multiples of 128 of K, not of 16. Rows of operands do, too, so
+  // that 128 bytes are one line of the L2 cache, not parts of two.
+  kScaledWholeLines = 8,
 };
 
 // Of out, of bias. An out of kScaledE4m3 has no map; magnitudes above 448 become 448.

@@ -97,6 +97,18 @@ int64_t out_columns(const ScaledRow& row) { return row.gated ? row.tile[1] / 2 :
 // Bytes that the memory reads or writes in a nanosecond, on an H200.
 constexpr double kMemoryBytes = 3900;
 
+// Whether all rows of both operands begin at a line of the L2 cache.
+bool has_whole_lines(const ScaledCall& call) {
+  const auto begins = [](const void* data, int64_t stride) {
+    return reinterpret_cast<uintptr_t>(data) % kTileK == 0 && stride % kTileK == 0;
+  };
+  return begins(call.a, call.a_stride) && begins(call.b, call.b_stride);
+}
+
+// Nanoseconds in which a block loads 128 bytes of a row that lie in two lines of the L2 cache: two
+// requests, as long as for 256 bytes.
+constexpr double kTwoLinesCost = 2.6;
+
 constexpr double kLaunchCost = 2000;  // of a kernel that follows another one, nanoseconds
 
 // In nanoseconds: the slower of all waves of tiles and of the memory. A part of the former decides
@@ -106,9 +118,14 @@ void price(ScaledPlan& plan, const ScaledCall& call, int64_t multiprocessors) {
   plan.tiles_n = ceil_div(call.n, out_columns(row));
   int64_t matrices = 1, likely;     // B that are read; rows of tiles
   int64_t outputs = 1, k = call.k;  // of each group of K
+  double k_tile_cost = row.k_tile_cost;
   if (row.grouped == kGroupsOfK) {
     outputs = call.groups.groups;
     k = ceil_div(call.k, outputs) + kTileK / 2;  // the last block is half full
+    if (!has_whole_lines(call)) {
+      const auto rows = static_cast<double>(row.tile[0] + row.tile[1]);
+      k_tile_cost = std::max(k_tile_cost, rows * kTwoLinesCost);
+    }
     plan.tiles_m = ceil_div(call.m, row.tile[0]);
     likely = plan.tiles_m * outputs;
   } else if (row.grouped == kGroupsOfRows) {
@@ -124,7 +141,7 @@ void price(ScaledPlan& plan, const ScaledCall& call, int64_t multiprocessors) {
   const int64_t waves = ceil_div(likely * plan.tiles_n, multiprocessors);
   const auto k_tiles = static_cast<double>(ceil_div(k, kTileK));
   const double compute =
-      static_cast<double>(waves) * (k_tiles * row.k_tile_cost + row.fixed_cost) + row.once_cost;
+      static_cast<double>(waves) * (k_tiles * k_tile_cost + row.fixed_cost) + row.once_cost;
   const int64_t out_bytes = row.gated ? 1 : element_size(call.out_dtype);
   const int64_t b_rows = row.gated ? 2 * call.n : call.n;
   const auto bytes =
@@ -292,6 +309,7 @@ void run_sm90_scaled(const Device& device, const ScaledCall& call) {
   params.gate_stride = call.gate_stride;
   params.gate_stride_k = call.gate_stride_k;
   if (call.blocks) params.flags |= kScaledBlocks;
+  if (has_whole_lines(call)) params.flags |= kScaledWholeLines;
   const int64_t blocks = std::min(tiles_of(plan, call), int64_t{device.multiprocessors});
   launch(*row.kernel, {blocks}, device, params);
 }
