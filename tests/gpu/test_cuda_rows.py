@@ -165,6 +165,22 @@ def test_rows_that_are_not_finite(dtype: torch.dtype, columns: int) -> None:
         torch.testing.assert_close(ours(x, -1), torchs(x, -1), equal_nan=True)
 
 
+@pytest.mark.parametrize("columns", [100, 4096, 16384])
+def test_gradients_of_tiny_rows_without_an_eps(columns: int, generator: torch.Generator) -> None:
+    """The square of 1 / sqrt(variance) is more than float32 holds."""
+    x, w, grad = draw("xwx", 37, columns, torch.bfloat16, generator)
+    x = x.detach() * 1e-20
+
+    def gradients(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        leaves = [each.detach().requires_grad_() for each in tensors]
+        norm = ops.rms_norm if leaves[0].dtype == torch.bfloat16 else F.rms_norm
+        out = norm(leaves[0], w.shape, leaves[1], 0.0)
+        return torch.autograd.grad(out, leaves, grad.to(out.dtype))
+
+    for own, wanted in zip(gradients(x, w), gradients(x.double(), w.double()), strict=True):
+        assert not ((own - wanted).abs() > wanted.abs().max() * 0.01).any()
+
+
 @pytest.mark.parametrize("shape", [(0, 6), (3, 0), (0,), ()])
 def test_empty_tensors(shape: tuple[int, ...]) -> None:
     x = torch.ones(shape, device="cuda", requires_grad=True)

@@ -88,10 +88,10 @@ struct Differentiation {
   TC_DEVICE void run() const {
     Join join(p.threads, p.cluster);
     ColumnSums of_weight, of_bias;
-    float weight[kVectors][8];
+    Raw weight[kVectors];
     if constexpr (kWhole) {
       const RowOf row(p.weight, 0, kDtype);
-      for_each([&](int i, int column) { Access::load_own(weight[i], row, column); });
+      for_each([&](int i, int column) { Access::load_raw(weight[i], row, column); });
     }
     const int at_once = kBlock / p.threads;
     const tc_int64 step = static_cast<tc_int64>(gridDim.x / p.cluster) * at_once;
@@ -126,8 +126,8 @@ struct Differentiation {
 
   // `weight` is kWhole's.
   TC_DEVICE void differentiate(tc_int64 row, u32 at, float mean, float rstd,
-                               const float (&weight)[kVectors][8], Join& join,
-                               ColumnSums& of_weight, ColumnSums& of_bias) const {
+                               const Raw (&weight)[kVectors], Join& join, ColumnSums& of_weight,
+                               ColumnSums& of_bias) const {
     const bool valid = row < p.rows;
     const float part = 1.0f / static_cast<float>(p.columns);
     float x[kVectors][8], grad[kVectors][8];  // x - mean, and rstd * grad_out * weight
@@ -136,11 +136,12 @@ struct Differentiation {
       for_each([&](int i, int column) {
         get(x[i], at, i);
         get(grad[i], at + of_tensor, i);
-        float own[8];
-        if (!kWhole && p.weight != nullptr) {
-          Access::load(own, RowOf(p.weight, 0, p.weight_dtype), column);
+        float factor[8];
+        if constexpr (kWhole) {
+          Access::unpack(factor, weight[i]);
+        } else if (p.weight != nullptr) {
+          Access::load(factor, RowOf(p.weight, 0, p.weight_dtype), column);
         }
-        const float* const factor = kWhole ? weight[i] : own;
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
           if (kCentered) {
@@ -232,7 +233,7 @@ extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
    "dynamic_shared": 0, "blocks": "{size.blocks}", "most_cluster": "{size.most_cluster}",
    "archs": "{size.archs}",
    "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": "{size.blocks}", "TC_MOST_CLUSTER": "{size.most_cluster}"},
-   "accepted_spill": {"sm_80": 64, "sm_86": 64, "sm_89": 64, "sm_90a": 96, "sm_100a": 160, "sm_120a": 160},
+   "accepted_spill": {"sm_80": 64, "sm_86": 64, "sm_89": 64, "sm_90a": 64, "sm_100a": 160, "sm_120a": 160},
    "cost": {"k_tile": 0, "fixed": 0},
    "for": {"d": [
      {"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"},
