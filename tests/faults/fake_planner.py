@@ -150,6 +150,20 @@ def test_the_products_of_splits_are_planned_on_request(driver, catalog) -> None:
     assert all(re.fullmatch(r"sm90 \d+x\d+( \w+)? \d+ splits", name) for name in names)
 
 
+def test_batch_invariant_splits_are_the_parts_of_k(driver, catalog) -> None:
+    """Other splits would add K up in another order than kernels that sum the parts themselves."""
+
+    def run() -> list:
+        product = {**described(128, 2048, 8192, "nt", "bfloat16"), "batch_invariant": True}
+        parts = {**product, "split_sums": True, "float_output": True}
+        return library.planned([product, parts], configs=True)
+
+    whole, parts = forked(run)
+    assert "split" in [c["name"] for c in whole["configs"]]
+    assert parts["configs"]
+    assert all(c["name"].endswith(" 4 splits") for c in parts["configs"])
+
+
 def test_terms_of_other_values_change_the_predictions(driver, catalog) -> None:
     """As benchmarks/fit_planner.py asks for them."""
 

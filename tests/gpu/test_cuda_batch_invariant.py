@@ -77,6 +77,27 @@ def test_rows_have_the_bits_that_they_have_among_others(
     assert wrong == []
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("n", "k"), [(2048, 8192), (2048, 2048), (512, 2048)])
+def test_linear_whose_k_is_summed_in_parts(
+    n: int, k: int, dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    """By clusters, by a second kernel, and in one block; with a bias and an activation."""
+    x, weight = (cases.draw((rows, k), dtype, False, generator) for rows in (400, n))
+    bias = cases.draw((n,), dtype, False, generator)
+    x[7], x[8, : k // 2] = -0.0, -0.0  # whose products with positive weights are all negative zeros
+    weight[:8].abs_()
+
+    def layers(rows: torch.Tensor) -> torch.Tensor:
+        own = [torch.ops.cubin.linear(rows, weight, each) for each in (None, bias)]
+        return torch.stack([*own, torch.ops.cubin.linear(rows, weight, bias, activation="gelu")], 1)
+
+    with torch.no_grad(), torch_cubin.batch_invariant():
+        parts = [(rows, first) for rows, first in PARTS if first + rows <= len(x)]
+        found = differing(layers(x), lambda first, rows: layers(x[first : first + rows]), parts)
+    assert found == []
+
+
 def test_results_differ_without_batch_invariant(generator: torch.Generator) -> None:
     """Outside, speed decides: the test above would fail without the switch."""
     with torch.no_grad():

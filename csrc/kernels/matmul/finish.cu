@@ -57,6 +57,11 @@ TC_DEVICE void add_splits(const FinishParams& p, const Accumulator* sums, int co
   };
   const tc_int64 next = p.rows * p.n;
   load(x, sums);
+  // From zero, as kernels that add the parts of K themselves: the sum of negative zeros is +0.
+  if (TC_SPLITS) {
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) x.values[j] += Accumulator(0);
+  }
 #pragma unroll 1
   for (int split = 1; split < p.splits; split += kLoads) {
     Vector<Accumulator> more[kLoads];

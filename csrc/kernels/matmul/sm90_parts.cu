@@ -2,7 +2,8 @@
 //
 // Under batch_invariant() the bits of a row may not depend on the number of rows. sm90_skinny.cu
 // splits the K of few rows over the blocks of a cluster, so that more multiprocessors read the
-// weights, and adds the parts in order; this kernel gives the same sums for any number of rows. A
+// weights, and adds the parts in order, as finish.cu does for some more rows, whose parts sm90.cu
+// sums; this kernel gives the same sums for any number of rows. A
 // consumer has two sets of accumulators: the sum of the part that wgmma adds to, and that of the
 // parts before it. So tiles have at most 96 of each for a thread.
 //
@@ -212,5 +213,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
      {"name": "64x128", "tile": [64, 128, 64], "stages": 8, "consumers": 1, "threads": 256,
       "shared": 230800},
      {"name": "64x64", "tile": [64, 64, 64], "stages": 10, "consumers": 1, "threads": 256,
-      "shared": 197936}]}}]}
+      "shared": 197936},
+     {"name": "64x32", "tile": [64, 32, 64], "stages": 14, "consumers": 1, "threads": 256,
+      "shared": 206128}]}}]}
 */

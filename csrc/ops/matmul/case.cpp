@@ -128,7 +128,7 @@ MatmulCase matmul_case(const MatmulProblem& p, const MatmulOperands& operands) {
   c.split_sums = p.split_sums;
   const bool along_k = c.a == kKVectors && c.b == kKVectors && c.a_mappable && c.b_mappable;
   const bool short_types = p.math == kMathFloat16 || p.math == kMathBFloat16;
-  const bool in_parts = along_k && short_types && p.symmetry != Symmetry::kLower && !p.split_sums;
+  const bool in_parts = along_k && short_types && p.symmetry != Symmetry::kLower;
   c.k_parts = in_parts ? p.k_parts : 1;
   c.row_parts = p.row_parts;
   c.symmetric =

@@ -52,7 +52,8 @@ class FinishKernels : public MatmulKernels {
     sums.needs_mirror = false;  // the addend comes after it
     if (!c.only_bias()) rewrite(c, sums, {false}, out);
     const bool short_types = c.math == kMathFloat16 || c.math == kMathBFloat16;
-    if (!short_types || c.batch_dims > 0 || c.batch_invariant) return;
+    // Under batch_invariant K is split into its parts alone, whose sums are added as elsewhere.
+    if (!short_types || c.batch_dims > 0 || (c.batch_invariant && c.k_parts == 1)) return;
     sums.split_sums = true;
     rewrite(c, sums, {true}, out);
   }

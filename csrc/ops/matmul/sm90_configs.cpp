@@ -243,6 +243,7 @@ class Counter {
         break;
       if (splits == last) continue;
       last = splits;
+      if (c_.batch_invariant && splits != c_.k_parts) continue;
       plan.splits = splits;
       plan.split_blocks = static_cast<int32_t>(blocks);
       plan.whole_tiles = static_cast<int32_t>(tiles * splits);
@@ -347,7 +348,7 @@ void sm90_configs(const Sm90Table& table, const MatmulCase& problem, int64_t lar
   for (const Sm90Row& row : table.rows) {
     if (reads != row.reads || (problem.row_parts && !row.adds_rows())) continue;
     if (swapped && !row.stores_transposed()) continue;
-    if (row.parts != (problem.k_parts > 1)) continue;
+    if (row.parts != (problem.k_parts > 1 && !problem.split_sums)) continue;
     // TF32 whose rows cannot be mapped goes to portable kernels, which round otherwise.
     if (problem.batch_invariant && row.from_registers()) continue;
     if (row.math == problem.math && row.a_mn_major == a_mn_major && row.b_mn_major == b_mn_major) {
