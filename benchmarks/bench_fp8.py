@@ -9,10 +9,7 @@ contenders alternate. "goal" is the speed that the project aims at, relative to 
 scaled_gated_matmul alone, beside the product and the quantisation of its gate. --compiled measures
 SwiGLU layers (gate, up and down) of torch_cubin.float8 under torch.compile, with and without the
 pass that makes scaled_gated_matmul of them.
-DeepGEMM 54e2261 (JIT) is not run here: in a separate run on an H200 (2026-11-26) its products with
-block scales were compared with cuBLAS, and "by its ratio" is cuBLAS's time divided by that ratio:
-the case's own at 16, 64, 512 and 4096 rows. Of other numbers of rows only the mean over all cases
-was kept: there it is the case's own between those numbers, times what makes that mean of all.
+DeepGEMM is not run here: deep_gemm_ratios.py says what its time is taken to be.
 """
 
 from __future__ import annotations
@@ -28,6 +25,7 @@ from typing import Any
 from unittest import mock
 
 import common
+import deep_gemm_ratios
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -45,20 +43,6 @@ WEIGHTS = [
     (2112, 7168), (4096, 7168), (7168, 2048), (24576, 1536), (32768, 512), (7168, 16384),
     (4096, 4096), (28672, 4096), (4096, 14336),
 ]  # fmt: skip
-# TFLOP/s of cuBLAS and DeepGEMM, by the number of rows, in the order of WEIGHTS.
-DEEP_GEMM = {
-    16: [(32, 48), (61, 82), (50, 65), (77, 83), (55, 67), (99, 107), (38, 68), (107, 114),
-         (78, 91)],
-    64: [(88, 208), (167, 332), (193, 265), (299, 349), (217, 251), (325, 433), (149, 274),
-         (419, 453), (186, 397)],
-    512: [(631, 1022), (1072, 1152), (847, 770), (890, 1070), (639, 814), (1018, 863), (994, 1061),
-          (1054, 965), (1099, 1210)],
-    4096: [(947, 1247), (1140, 1303), (1017, 1201), (985, 1182), (751, 1044), (1153, 1242),
-           (1087, 1265), (1094, 1254), (1145, 1263)],
-}  # fmt: skip
-# cuBLAS's time over DeepGEMM's, the geometric mean of all cases; none below 16 rows, which cuBLAS
-# refuses.
-DEEP_GEMM_MEANS = {128: 1.38, 2048: 1.11, 8192: 1.12}
 Calls = dict[str, Callable[[Tensor, Tensor], Tensor]]
 
 
@@ -107,20 +91,6 @@ def contenders(recipe: str, m: int, n: int, k: int) -> Calls:
     return calls
 
 
-@functools.cache
-def deep_gemm_ratios(m: int) -> list[float]:
-    """cuBLAS's time over DeepGEMM's, in the order of WEIGHTS."""
-    if m in DEEP_GEMM:
-        return [own / of_cublas for of_cublas, own in DEEP_GEMM[m]]
-    low = max(rows for rows in DEEP_GEMM if rows < m)
-    high = min((rows for rows in DEEP_GEMM if rows > m), default=low)
-    part = math.log(m / low) / math.log(high / low) if high > low else 0.0
-    ends = zip(deep_gemm_ratios(low), deep_gemm_ratios(high), strict=True)
-    between = [a ** (1 - part) * b**part for a, b in ends]
-    factor = DEEP_GEMM_MEANS[m] / common.geometric_mean(between)
-    return [factor * ratio for ratio in between]
-
-
 def times_of(calls: dict[str, Callable[..., Any]], sets: list[Any]) -> dict[str, float]:
     with torch.no_grad():
         graphs = {
@@ -139,15 +109,15 @@ def measure(recipe: str, m: int, n: int, k: int) -> dict[str, Any]:
         for _ in range(max(1, min(16, int(ROTATED_BYTES / moved))))
     ]
     times = times_of(contenders(recipe, m, n, k), sets)
+    case = f"{recipe} {m} x {n} x {k}"
     if "torch block" in times:
-        ratio = deep_gemm_ratios(m)[WEIGHTS.index((n, k))]
-        times["DeepGEMM, by its ratio"] = times["torch block"] / ratio
+        times |= deep_gemm_ratios.estimate(case, "torch block", times["torch block"])
     goal, against = goal_of(recipe, m)
     others = {who: time for who, time in times.items() if who != "ours"}
     best = against or min(others, key=lambda who: others[who], default="")
     ratio = others[best] / times["ours"] if best else math.nan
     return {
-        "case": f"{recipe} {m} x {n} x {k}", "recipe": recipe, "us": times, "bytes": moved,
+        "case": case, "recipe": recipe, "us": times, "bytes": moved,
         "flops": 2.0 * m * n * k, "goal": goal, "of": best, "ratio": ratio,
     }  # fmt: skip
 

@@ -4,9 +4,9 @@
 
 Each contender is a CUDA graph of calls whose operands rotate over several times the L2 cache; the
 contenders alternate. "torch" is torch._grouped_mm, "loop" a product for each group, for which the
-host must know the sizes. DeepGEMM 54e2261 (JIT) and a Triton kernel are not run here: in a separate
-run on an H200 (2026-11-26) their forward was compared with torch, and "by its ratio" is torch's
-time divided by that ratio.
+host must know the sizes. DeepGEMM is not run here (deep_gemm_ratios.py says what its time is taken
+to be), nor is a Triton kernel, whose forward was compared with torch in another run on an H200
+(2026-11-26): "by its ratio" is torch's time divided by that ratio.
 
 --moe measures whole layers (moe_layers.py): torch_cubin.moe through transformers' "cubin", and
 transformers' own implementations. "loop" waits for the GPU, so it is no graph. --training measures
@@ -23,6 +23,7 @@ from collections.abc import Callable
 from typing import Any
 
 import common
+import deep_gemm_ratios
 import moe_layers
 import torch
 
@@ -44,21 +45,21 @@ def zipf(total: int, groups: int, empty: int) -> list[int]:
 
 UNEVEN = [0 if i % 5 == 0 else 1260 + 97 * (i - 8) for i in range(16)]
 FEW = [1 if i % 32 == 0 else 0 for i in range(256)]
-# Name, sizes of the groups, N, K; the speeds of DeepGEMM and of Triton relative to torch.
-CASES: list[tuple[str, list[int], int, int, float, float]] = [
-    ("4 x 8192", [8192] * 4, 4096, 7168, 1.03, 0.90),
-    ("4 x 8192", [8192] * 4, 7168, 2048, 1.05, 0.85),
-    ("8 x 4096", [4096] * 8, 4096, 7168, 1.01, 0.88),
-    ("8 x 4096", [4096] * 8, 7168, 2048, 1.10, 0.87),
-    ("32 x 256", [256] * 32, 4096, 7168, 1.01, 0.76),
-    ("32 x 256", [256] * 32, 7168, 2048, 1.07, 0.79),
-    ("128 x 64", [64] * 128, 1536, 2048, 1.14, 1.22),
-    ("128 x 64", [64] * 128, 2048, 768, 1.15, 1.19),
-    ("256 x 32", [32] * 256, 2048, 7168, 1.11, 1.28),
-    ("16 uneven, 4 empty", UNEVEN, 4096, 7168, 1.15, 0.93),
-    ("16 uneven, 4 empty", UNEVEN, 7168, 2048, 1.14, 0.90),
-    ("128 Zipf, 20 empty", zipf(8192, 128, 20), 1536, 2048, 1.24, 1.15),
-    ("8 rows, 256 groups", FEW, 2048, 7168, 1.36, 1.02),
+# Name, sizes of the groups, N, K; the speed of Triton relative to torch.
+CASES: list[tuple[str, list[int], int, int, float]] = [
+    ("4 x 8192", [8192] * 4, 4096, 7168, 0.90),
+    ("4 x 8192", [8192] * 4, 7168, 2048, 0.85),
+    ("8 x 4096", [4096] * 8, 4096, 7168, 0.88),
+    ("8 x 4096", [4096] * 8, 7168, 2048, 0.87),
+    ("32 x 256", [256] * 32, 4096, 7168, 0.76),
+    ("32 x 256", [256] * 32, 7168, 2048, 0.79),
+    ("128 x 64", [64] * 128, 1536, 2048, 1.22),
+    ("128 x 64", [64] * 128, 2048, 768, 1.19),
+    ("256 x 32", [32] * 256, 2048, 7168, 1.28),
+    ("16 uneven, 4 empty", UNEVEN, 4096, 7168, 0.93),
+    ("16 uneven, 4 empty", UNEVEN, 7168, 2048, 0.90),
+    ("128 Zipf, 20 empty", zipf(8192, 128, 20), 1536, 2048, 1.15),
+    ("8 rows, 256 groups", FEW, 2048, 7168, 1.02),
 ]
 
 
@@ -93,8 +94,9 @@ def contenders(what: str, sizes: list[int], offs: torch.Tensor) -> dict[str, Cal
     }
 
 
-def measure(what: str, case: tuple[str, list[int], int, int, float, float]) -> dict[str, Any]:
-    name, sizes, n, k, deep_gemm, triton = case
+def measure(what: str, case: tuple[str, list[int], int, int, float]) -> dict[str, Any]:
+    name, sizes, n, k, triton = case
+    label = f"{what} {name}: N {n}, K {k}"
     rows, groups = sum(sizes), len(sizes)
     offs = torch.tensor(sizes, device="cuda").cumsum(0).to(torch.int32)
     shapes = {
@@ -112,12 +114,12 @@ def measure(what: str, case: tuple[str, list[int], int, int, float, float]) -> d
     runs = {who: graph.replay for who, graph in graphs.items()}
     times = common.interleaved(runs, block_ms=12, rounds=5)
     times = {who: time / len(sets) for who, time in times.items()}
+    times |= deep_gemm_ratios.estimate(label, "torch", times["torch"])
     if what == "forward":
-        times["DeepGEMM, by its ratio"] = times["torch"] / deep_gemm
         times["Triton, by its ratio"] = times["torch"] / triton
     moved = 2 * (outputs + rows * shapes[0][1])
     moved += 2 * (rows * k if what == "dW" else sum(size > 0 for size in sizes) * n * k)
-    return {"case": f"{what} {name}: N {n}, K {k}", "us": times, "bytes": moved,
+    return {"case": label, "us": times, "bytes": moved,
             "flops": 2.0 * rows * n * k}  # fmt: skip
 
 

@@ -4,9 +4,8 @@
 
 The cases and the method are bench_grouped.py's. "torch" is torch._scaled_grouped_mm, which has
 scales of rows alone, "loop" a torch._scaled_mm for each group, for which the host must know the
-sizes. DeepGEMM 54e2261 (JIT) is not run here: in a separate run on an H200 (2026-11-26) its
-products with scales of blocks were compared with torch's exact ones, and "by its ratio" is torch's
-time divided by that ratio; its groups are padded to multiples of 128 rows, which is not counted.
+sizes. DeepGEMM is not run here: deep_gemm_ratios.py says what its time is taken to be; its groups
+are padded to multiples of 128 rows, which is not counted.
 
 --weights measures groups that divide K, as in gradients of weights, with scales of rows. Sizes of
 groups are rounded up to multiples of 16: for others an assertion of torch's kernel fails.
@@ -23,6 +22,7 @@ from typing import Any
 
 import bench_grouped
 import common
+import deep_gemm_ratios
 import moe_layers
 import torch
 
@@ -32,9 +32,6 @@ op = torch.ops.cubin.scaled_grouped_matmul
 E4M3, BF16 = torch.float8_e4m3fn, torch.bfloat16
 ROW, BLOCK_1X128, BLOCK_128X128 = 1, 4, 5  # F.ScalingType's numbers
 RECIPES = {"fast": (ROW, ROW), "exact": (ROW, ROW), "block": (BLOCK_1X128, BLOCK_128X128)}
-# DeepGEMM's speed relative to torch's exact products, in the order of bench_grouped.CASES.
-DEEP_GEMM = (1.40, 1.47, 1.45, 1.56, 1.40, 1.57, 1.34, 1.47, 1.25, 1.46, 1.64, 1.55, 1.75)
-
 Operands = tuple[torch.Tensor, ...]
 
 
@@ -85,7 +82,7 @@ def graphs(calls: Mapping[str, Callable[..., Any]], sets: list[Operands]) -> dic
     }
 
 
-def measure(case: tuple[str, list[int], int, int, float, float], deep_gemm: float) -> list[Any]:
+def measure(case: tuple[str, list[int], int, int, float]) -> list[Any]:
     name, sizes, n, k, *_ = case
     rows, groups = sum(sizes), len(sizes)
     offs = torch.tensor(sizes, device="cuda").cumsum(0).to(torch.int32)
@@ -103,15 +100,15 @@ def measure(case: tuple[str, list[int], int, int, float, float], deep_gemm: floa
     results = []
     for recipe in RECIPES:
         us = {who.split()[1]: time for who, time in times.items() if who.startswith(recipe)}
-        if recipe == "block":
-            us["DeepGEMM, by its ratio"] = times["exact torch"] / deep_gemm
+        label = f"{recipe} {name}: N {n}, K {k}"
+        us |= deep_gemm_ratios.estimate(label, "exact torch", times["exact torch"])
         moved = rows * (k + 2 * n) + sum(size > 0 for size in sizes) * n * k
-        results.append({"case": f"{recipe} {name}: N {n}, K {k}", "us": us, "bytes": moved,
+        results.append({"case": label, "us": us, "bytes": moved,
                         "flops": 2.0 * rows * n * k})  # fmt: skip
     return results
 
 
-def measure_weights(case: tuple[str, list[int], int, int, float, float]) -> list[Any]:
+def measure_weights(case: tuple[str, list[int], int, int, float]) -> list[Any]:
     name, sizes, n, k, *_ = case
     sizes = [-(-size // 16) * 16 for size in sizes]
     rows, groups = sum(sizes), len(sizes)
@@ -196,9 +193,9 @@ def main() -> None:
             if arguments.only in case[0]:
                 add(measure_weights(case))
     else:
-        for case, deep_gemm in zip(bench_grouped.CASES, DEEP_GEMM, strict=True):
+        for case in bench_grouped.CASES:
             if arguments.only in case[0]:
-                add(measure(case, deep_gemm))
+                add(measure(case))
     for recipe, own in ratios.items():
         print(f"{recipe}: mean {common.geometric_mean(own):.3f}, least {min(own):.3f} of the best")
 
