@@ -180,11 +180,8 @@ def _forward(
 
 def _backward(tensors: tuple[Tensor, ...], options: Options) -> tuple[Tensor | None, ...]:
     grad_out, query, key, value, out, logsumexp = tensors
-    beside = (options.attn_mask, options.alibi_slopes, options.sinks)
-    wanted = any(
-        tensor is not None and _has_derivative(tensor)
-        for tensor in (grad_out, query, key, value, *beside)
-    )
+    beside = options.tensors().values()
+    wanted = any(map(_has_derivative, (grad_out, query, key, value, *beside)))
     if wanted and _forward_mode_possible():
         checks.fail(
             "attention_backward",

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from torch_cubin._native import library
 from torch_cubin._ops import checks
-from torch_cubin._ops.raw_ops import E4M3
+from torch_cubin._ops.raw_ops import E4M3, E4M3_BACKWARD
 
 
 class Argument(NamedTuple):
@@ -62,6 +62,7 @@ def _option_arguments() -> list[Argument]:
 
 _ARGUMENTS = _option_arguments()
 TENSOR_OPTIONS = tuple(option.name for option in _ARGUMENTS if option.type == "Tensor?")
+PER_HEAD_OPTIONS = ("alibi_slopes", "sinks")  # tensors (heads,) or (batch, heads)
 _POSITIONAL = sum(not option.by_name for option in _ARGUMENTS)
 
 
@@ -111,6 +112,13 @@ class Options(_fields()):  # type: ignore[misc]  # the names are the schemas'
             for name, value in zip(self._fields[_POSITIONAL:], self[_POSITIONAL:], strict=True)
             if isinstance(value, Tensor) or value != self._field_defaults[name]
         }
+
+
+def options_of(op: str, *args: Any, **kwargs: Any) -> Options:
+    """The options of a call. In the ops of float8_e4m3fn the numbers of heads say which share."""
+    if op in (E4M3, E4M3_BACKWARD):
+        kwargs["enable_gqa"] = True
+    return Options(*args, **kwargs)
 
 
 class Shape(NamedTuple):
@@ -178,6 +186,11 @@ def _broadcast(*sizes: int) -> int:
             checks.unify(found, size)
         found = size
     return found
+
+
+def out_dtype(operand: Tensor) -> torch.dtype:
+    """The dtype of the output, and of an operand's gradient."""
+    return torch.bfloat16 if operand.dtype == torch.float8_e4m3fn else operand.dtype
 
 
 def saved_dtype(query: Tensor) -> torch.dtype:

@@ -6,6 +6,7 @@ attention follows the order of its arguments' dims (attention_checks.output_stri
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -63,35 +64,44 @@ def _scaled_dot_product_attention(
     return query.new_empty_strided(shape.out, output_strides(query, shape.out))
 
 
-def _attention_forward(
-    query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
-) -> tuple[Tensor, Tensor]:
-    op = "attention_forward"
-    shape = attention_checks.check_attention(op, query, key, value, Options(*args, **kwargs))
-    out = query.new_empty_strided(shape.out, output_strides(query, shape.out))
-    return out, query.new_empty(shape.logsumexp, dtype=attention_checks.saved_dtype(query))
+def _attention_forward(op: str) -> Callable[..., Any]:
+    def fake(
+        query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        options = attention_checks.options_of(op, *args, **kwargs)
+        shape = attention_checks.check_attention(op, query, key, value, options)
+        out = query.new_empty_strided(
+            shape.out, output_strides(query, shape.out), dtype=attention_checks.out_dtype(query)
+        )
+        return out, query.new_empty(shape.logsumexp, dtype=attention_checks.saved_dtype(query))
+
+    return fake
 
 
-def _attention_backward(
-    grad_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    logsumexp: Tensor,
-    *args: Any,
-    **kwargs: Any,
-) -> tuple[Tensor, Tensor, Tensor]:
-    op = "attention_backward"
-    options = Options(*args, **kwargs)
-    attention_checks.check_attention(
-        op, query, key, value, options, grad_out=grad_out, out=out, logsumexp=logsumexp
-    )
-    dq, dk, dv = (
-        tensor.new_empty_strided(tensor.shape, output_strides(tensor, tensor.shape))
-        for tensor in (query, key, value)
-    )
-    return dq, dk, dv
+def _attention_backward(op: str) -> Callable[..., Any]:
+    def fake(
+        grad_out: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        out: Tensor,
+        logsumexp: Tensor,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        options = attention_checks.options_of(op, *args, **kwargs)
+        attention_checks.check_attention(
+            op, query, key, value, options, grad_out=grad_out, out=out, logsumexp=logsumexp
+        )
+        dq, dk, dv = (
+            x.new_empty_strided(
+                x.shape, output_strides(x, x.shape), dtype=attention_checks.out_dtype(x)
+            )
+            for x in (query, key, value)
+        )
+        return dq, dk, dv
+
+    return fake
 
 
 def _attention_sinks_gradient(
@@ -108,8 +118,8 @@ def register(library: torch.library.Library) -> None:
         ("addmm", _addmm),
         ("addmm_dtype", _addmm_dtype),
         ("scaled_dot_product_attention", _scaled_dot_product_attention),
-        ("attention_forward", _attention_forward),
-        ("attention_backward", _attention_backward),
+        *((op, _attention_forward(op)) for op in ("attention_forward", raw_ops.E4M3)),
+        *((op, _attention_backward(op)) for op in ("attention_backward", raw_ops.E4M3_BACKWARD)),
     ):
         for name in raw_ops.raw_names(op):
             operators.register_fake(f"cubin::{name}", fake, library)

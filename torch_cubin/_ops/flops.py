@@ -15,7 +15,6 @@ from torch import Tensor
 
 from torch_cubin._ops import raw_ops
 from torch_cubin._ops.attention_checks import Options
-from torch_cubin._ops.attention_e4m3 import options_of
 from torch_cubin._pytorch.compiler import TRACING_TYPES
 
 
@@ -151,13 +150,6 @@ def _attention_flops(
     return _scores(query, key, out, options) * 2 * (query.shape[-1] + value.shape[-1])
 
 
-def _attention_e4m3_flops(
-    query: Tensor, key: Tensor, value: Tensor, *, out_val: Any, **kwargs: Any
-) -> int:
-    options = options_of(kwargs)._asdict()
-    return _attention_flops(query, key, value, out_val=out_val, **options)
-
-
 def _attention_backward_flops(
     grad_out: Tensor,
     query: Tensor,
@@ -172,11 +164,6 @@ def _attention_backward_flops(
     options = Options(*args, **kwargs)
     # The scores again and what dq and dk come from; the gradient of the scores, and dv.
     return _scores(query, key, out, options) * 2 * (3 * query.shape[-1] + 2 * value.shape[-1])
-
-
-def _attention_backward_e4m3_flops(*tensors: Tensor, out_val: Any, **kwargs: Any) -> int:
-    options = options_of(kwargs)._asdict()
-    return _attention_backward_flops(*tensors, out_val=out_val, **options)
 
 
 def _flash_attention_flops(
@@ -259,9 +246,9 @@ def register(counter: ModuleType) -> None:
         (raw_ops.MOE_FLOAT8, _moe_float8_flops),
         ("scaled_dot_product_attention", _attention_flops),
         ("attention_forward", _attention_flops),
-        (raw_ops.E4M3, _attention_e4m3_flops),
+        (raw_ops.E4M3, _attention_flops),
         ("attention_backward", _attention_backward_flops),
-        (raw_ops.E4M3_BACKWARD, _attention_backward_e4m3_flops),
+        (raw_ops.E4M3_BACKWARD, _attention_backward_flops),
     ):
         targets = [getattr(torch.ops.cubin, name) for name in raw_ops.all_names(op)]
         counter.register_flop_formula(targets, get_raw=True)(formula)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from torch_cubin._ops import raw_ops, sharding_rows
+from torch_cubin._ops.attention_checks import PER_HEAD_OPTIONS
 from torch_cubin._ops.sharding_labels import HEADS, Description, Labels, of_rows, whole
 from torch_cubin._pytorch import sharding
 
@@ -247,7 +248,7 @@ def _attention(
     for name, value in options.items():
         if not hasattr(value, "shape"):
             continue
-        if name in ("alibi_slopes", "sinks"):
+        if name in PER_HEAD_OPTIONS:
             found = layout.heads(value)
         elif name == "attn_mask":
             found = layout.of(value)
@@ -330,9 +331,9 @@ def _kv_cache(q: Any, k_cache: Any, v_cache: Any, *rest: Any, **options: Any) ->
             if name in options:
                 fixed.append(len(labels))
             shape = value.shape
-            slopes = [*[None] * (len(shape) - 1), HEADS][: len(shape)]
-            per_head = {"k": of_heads, "v": of_heads, "alibi_slopes": slopes, "sinks": slopes}
-            labels.append(per_head.get(name, [None] * len(shape)))
+            last = HEADS if name in PER_HEAD_OPTIONS else None
+            others = [*[None] * (len(shape) - 1), last][: len(shape)]
+            labels.append(of_heads if name in ("k", "v") else others)
     return Description(labels, [of_heads], fixed=fixed)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from torch_cubin._ops import attention_checks, checks, raw_ops
-from torch_cubin._ops.attention_checks import Options
+from torch_cubin._ops.attention_checks import PER_HEAD_OPTIONS, Options
 from torch_cubin._ops.autograd import ACTIVATIONS
 from torch_cubin._pytorch import transforms
 
@@ -229,13 +229,12 @@ def _is_one_call(options: Options, rest: Options) -> bool:
     for all, or one for each, every element needs its own call. So do packed sequences, and options
     with one value per head.
     """
-    slopes = options.alibi_slopes
+    per_head = [getattr(options, name) for name in PER_HEAD_OPTIONS]
     return (
         options.dropout_p == 0
         and not options.packed
-        and rest.sinks is None
-        and rest.alibi_slopes is None
-        and (slopes is None or slopes.dim() == 1)
+        and all(getattr(rest, name) is None for name in PER_HEAD_OPTIONS)
+        and all(tensor is None or tensor.dim() == 1 for tensor in per_head)
     )
 
 
