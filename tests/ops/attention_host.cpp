@@ -26,7 +26,6 @@
 #include "ops/attention/plan/plan.h"
 #include "ops/attention/portable/portable.h"
 #include "ops/attention/problem/dropout_bits.h"
-#include "ops/attention/problem/fused_operands.h"
 #include "ops/attention/problem/operands.h"
 
 namespace torch_cubin {
@@ -543,7 +542,6 @@ void run(PackageKernel& kernel, const AttentionParams& p, int64_t blocks, int sp
 #include "ops/attention/api/backward.cpp"
 #include "ops/attention/portable/backward.cpp"
 #include "ops/attention/portable/forward.cpp"
-#include "ops/attention/problem/fused_operands.cpp"
 #include "ops/attention/problem/operands.cpp"
 
 namespace {

@@ -26,7 +26,6 @@ BUILD = ROOT / "build" / "unit"
 SKIPPED = {
     "ops/attention/api/forward.cpp",
     "ops/attention/api/backward.cpp",
-    "ops/attention/problem/fused_operands.cpp",
     "ops/attention/problem/operands.cpp",
     "ops/attention/portable/backward.cpp",
     "ops/attention/portable/forward.cpp",

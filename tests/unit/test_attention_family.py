@@ -1,18 +1,30 @@
-"""What attention is made of: the kinds of its kernels."""
+"""What attention is made of: the kinds of its kernels, and how many files an option or a tile
+touches. `pytest -s` prints the files.
+"""
 
 from __future__ import annotations
 
 import functools
+import io
+import re
+import tokenize
 from pathlib import Path
 
 import layers  # finds the modules of csrc/kernels/build
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+SOURCES = (".h", ".cpp", ".cu", ".cuh", ".py")
 # The steps of a call: those that attend, and those before and after them.
 KINDS = {
     *("forward", "decode", "backward", "gradient"),
     *("order", "mask", "transpose", "delta", "convert", "combine", "append", "gather"),
 }
+# These pass options on by the names that another library has for them.
+DOORS = (
+    *("torch_cubin/huggingface.py", "csrc/pytorch/aten_kernels.h"),
+    "csrc/ops/attention/api/aten_packed_attention",
+)
 
 
 @functools.cache
@@ -23,3 +35,59 @@ def attention_kernels() -> list:
 
 def test_a_kind_is_a_step_of_a_call() -> None:
     assert {kernel.fields["kind"] for kernel in attention_kernels()} == KINDS
+
+
+def code_of(path: Path) -> str:
+    """A source without comments, docstrings and kernel tables."""
+    text = path.read_text()
+    if path.suffix != ".py":
+        text = layers.kernel_table.TABLE.sub("", text)
+        return re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.S)
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return " ".join(
+        token.string
+        for token in tokens
+        if token.type != tokenize.COMMENT and not token.string.startswith('"""')
+    )
+
+
+@functools.cache
+def all_code() -> dict[str, str]:
+    found = (path for top in ("csrc", "torch_cubin") for path in sorted((ROOT / top).rglob("*")))
+    paths = [path for path in found if path.suffix in SOURCES and path.is_file()]
+    return {str(path.relative_to(ROOT)): code_of(path) for path in paths}
+
+
+def naming(word: str) -> set[str]:
+    """The sources whose code names it, as the member of a class too (`softcap_`)."""
+    pattern = re.compile(rf"\b{word}_?\b")
+    return {
+        name
+        for name, code in all_code().items()
+        if pattern.search(code) and not name.startswith(DOORS)
+    }
+
+
+def walk() -> set[str]:
+    """The sources that docs/architecture.md lists for an option."""
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    (text,) = re.findall(r"\n\*\*An option of attention\*\*(.*?)\n\*\*An op\*\*", page, re.S)
+    return {name for name in re.findall(r"`([\w/.]+)`", text) if (ROOT / name).is_file()}
+
+
+# A number that changes scores, and a tensor that kernels read.
+@pytest.mark.parametrize(("option", "most"), [("softcap", 15), ("alibi_slopes", 25)])
+def test_the_documented_files_are_those_that_an_option_touches(option: str, most: int) -> None:
+    """A new option is work in the files that docs/architecture.md lists, and in no others."""
+    files = naming(option)
+    print(option, len(files), *sorted(files), sep="\n  ")
+    assert files - walk() == set()
+    assert len(files) <= most
+
+
+def test_no_source_names_a_tile() -> None:
+    """So a new one is a row of the table at the end of its source."""
+    tiles = [kernel.fields["tile"] for kernel in attention_kernels()]
+    names = {"x".join(map(str, tile)) for tile in tiles if tile[2] > 1}
+    assert len(names) > 30
+    assert not [name for name, code in all_code().items() if any(x in code for x in names)]

@@ -18,17 +18,17 @@
 namespace torch_cubin {
 namespace {
 
-OptionalTensor detach_optional(const OptionalTensor& tensor) {
-  if (!tensor) return std::nullopt;
-  return detach(*tensor);
+void detach_option(OptionalTensor& tensor) {
+  if (tensor) tensor = detach(*tensor);
 }
+template <class T>
+void detach_option(T&) {}
 
 AttentionArguments detached(AttentionArguments arguments) {
   for (Tensor* each : {&arguments.query, &arguments.key, &arguments.value}) *each = detach(*each);
-  AttentionOptions& options = arguments.options;
-  for (OptionalTensor* each : {&options.attn_mask, &options.alibi_slopes, &options.sinks}) {
-    *each = detach_optional(*each);
-  }
+#define TC_DETACH(type, name, ...) detach_option(arguments.options.name);
+  TC_ATTENTION_OPTIONS(TC_DETACH)
+#undef TC_DETACH
   return arguments;
 }
 

@@ -88,13 +88,14 @@ struct Parts {
   }
 };
 
-AttentionExtras extras_of(const AttentionExtras& all, int64_t batch, int64_t batches, int64_t head,
-                          int64_t heads) {
-  AttentionExtras part;
-  if (all.mask) {
-    Tensor mask = *all.mask;
+// The options of a part of the heads.
+AttentionOptions options_of(const AttentionOptions& all, int64_t batch, int64_t batches,
+                            int64_t head, int64_t heads) {
+  AttentionOptions part = all;
+  if (all.attn_mask) {
+    Tensor mask = *all.attn_mask;
     while (TensorView(mask).dim < 4) mask = unsqueeze(mask, 0);
-    part.mask = block_of(mask, batch, batches, head, heads);
+    part.attn_mask = block_of(mask, batch, batches, head, heads);
   }
   if (all.alibi_slopes) {
     const bool batched = TensorView(*all.alibi_slopes).dim == 2;
@@ -102,7 +103,6 @@ AttentionExtras extras_of(const AttentionExtras& all, int64_t batch, int64_t bat
     part.alibi_slopes = part_of(rows, batched ? 1 : 0, head, heads);
   }
   if (all.sinks) part.sinks = part_of(*all.sinks, 0, head, heads);
-  part.dropout_seed = all.dropout_seed;
   return part;
 }
 
@@ -154,7 +154,7 @@ std::tuple<Tensor, Tensor> compose_forward(const ComposeInputs& inputs,
     Tensor scores = multiply_heads(of(q), mT(kv_of(k)), kv_heads, parts.group);
     std::optional<Tensor> sums;
     if (want_logsumexp) sums = of(logsumexp);
-    softmax_forward(settings, extras_of(inputs, b, batches, head, heads),
+    softmax_forward(settings, options_of(inputs.options, b, batches, head, heads),
                     {b * parts.heads + head, parts.heads}, scores, sums ? &*sums : nullptr);
     const Tensor part = multiply_heads(scores, kv_of(v), kv_heads, parts.group);
     if (!out) {
@@ -199,7 +199,7 @@ std::tuple<Tensor, Tensor, Tensor> compose_backward(const ComposeInputs& inputs,
     const Tensor delta = multiply(unsqueeze(grad_part, -2), unsqueeze(of(result), -1));
     const Tensor weights = multiply_heads(q_part, mT(k_part), kv_heads, group);
     const Tensor grads = multiply_heads(grad_part, mT(kv_of(v)), kv_heads, group);
-    softmax_backward(settings, extras_of(inputs, b, batches, head, heads),
+    softmax_backward(settings, options_of(inputs.options, b, batches, head, heads),
                      {b * parts.heads + head, parts.heads}, weights, grads, of(sums), delta);
 
     const Tensor dq_part = multiply_heads(grads, k_part, kv_heads, group);
@@ -240,13 +240,15 @@ ComposeInputs compose_inputs(const AttentionCall& call) {
       merged(repeat_heads(call.key, shape), shape.kv_heads, shape.seqlen_k, shape.head_dim);
   inputs.value =
       merged(repeat_heads(call.value, shape), shape.kv_heads, shape.seqlen_k, shape.head_dim_v);
-  if (call.options.attn_mask) {
-    inputs.mask = torch::stable::reshape(expand_mask(*call.options.attn_mask, shape),
-                                         {batch, shape.heads, shape.seqlen_q, shape.seqlen_k});
+  inputs.options = call.options;
+  AttentionOptions& options = inputs.options;
+  if (options.attn_mask) {
+    options.attn_mask =
+        torch::stable::reshape(expand_mask(*options.attn_mask, shape),
+                               {batch, shape.heads, shape.seqlen_q, shape.seqlen_k});
   }
-  inputs.alibi_slopes = contiguous(call.options.alibi_slopes);
-  inputs.sinks = contiguous(call.options.sinks);
-  inputs.dropout_seed = call.options.dropout_seed;
+  options.alibi_slopes = contiguous(options.alibi_slopes);
+  options.sinks = contiguous(options.sinks);
   return inputs;
 }
 

@@ -8,7 +8,7 @@
 #include <tuple>
 
 #include "ops/attention/compose/softmax.h"
-#include "ops/attention/problem/fused_operands.h"
+#include "ops/attention/problem/operands.h"
 
 namespace torch_cubin {
 
@@ -19,8 +19,9 @@ namespace torch_cubin {
 // parts of whole heads if that is large. float16 and bfloat16 operands are converted to float32
 // first, so that scores and weights are never rounded to 16 bits. (If PyTorch's settings allow
 // TF32, it holds such values exactly.)
-struct ComposeInputs : AttentionExtras {
+struct ComposeInputs {
   Tensor query, key, value;
+  AttentionOptions options;  // their tensors in four dims, or by head
 };
 
 // The operands of a call as (batch, heads, rows, columns), batch dims merged. Throws [no_kernel]

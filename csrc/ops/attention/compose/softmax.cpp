@@ -1,16 +1,22 @@
-// The softmax family: check -> fill the parameters -> launch (softmax_rows.cpp).
+// The softmax family: check -> fill the parameters -> launch.
 #include "ops/attention/compose/softmax.h"
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 
 #include "cubin/error.h"
 #include "kernels/attention/attention_params.h"
 #include "ops/attention/problem/checks.h"
 #include "ops/attention/problem/operands.h"
 #include "ops/common/argument_checks.h"
+#include "ops/common/backend.h"
+#include "ops/common/device_tables.h"
+#include "ops/common/launch.h"
+#include "ops/common/shape.h"
 #include "ops/common/stable_ops.h"
 #include "pytorch/contiguous.h"
+#include "runtime/device.h"
 
 namespace torch_cubin {
 namespace {
@@ -76,10 +82,10 @@ void set_mask(SoftmaxParams& p, const TensorView& mask, const TensorView& scores
   p.mask = mask.data();
 }
 
-void set_extras(SoftmaxParams& p, const AttentionExtras& extras, const TensorView& scores) {
-  if (extras.mask) set_mask(p, TensorView(*extras.mask), scores);
-  if (extras.alibi_slopes) {
-    const TensorView slopes(*extras.alibi_slopes);
+void set_options(SoftmaxParams& p, const AttentionOptions& options, const TensorView& scores) {
+  if (options.attn_mask) set_mask(p, TensorView(*options.attn_mask), scores);
+  if (options.alibi_slopes) {
+    const TensorView slopes(*options.alibi_slopes);
     check_same_device("alibi_slopes", slopes, scores);
     const bool batched = slopes.dim == 2 && slopes.sizes[0] == scores.sizes[0];
     require(slopes.dtype == ScalarType::Float && (batched || slopes.dim == 1) &&
@@ -90,8 +96,8 @@ void set_extras(SoftmaxParams& p, const AttentionExtras& extras, const TensorVie
     p.alibi_slopes = static_cast<const float*>(slopes.data());
     p.alibi_stride = batched ? slopes.strides[0] : 0;
   }
-  if (extras.sinks) {
-    const TensorView sinks(*extras.sinks);
+  if (options.sinks) {
+    const TensorView sinks(*options.sinks);
     check_same_device("sinks", sinks, scores);
     require(sinks.dtype == ScalarType::Float && sinks.dim == 1 &&
                 sinks.sizes[0] == scores.sizes[1] && is_dense(sinks),
@@ -131,13 +137,13 @@ void set_dropout(SoftmaxParams& p, const TensorView& seed, const TensorView& sco
 
 // The same for a part of a call, with the extra tensors and dropout.
 SoftmaxParams params_for(const TensorView& scores, const AttentionSettings& settings,
-                         const AttentionExtras& extras, HeadRange heads) {
+                         const AttentionOptions& options, HeadRange heads) {
   SoftmaxParams p = params_for(scores, settings);
-  set_extras(p, extras, scores);
+  set_options(p, options, scores);
   if (settings.drop_below == 0) return p;
   p.first_head = checked_int(heads.first, "heads");
   p.all_heads = checked_int(heads.all_heads, "heads");
-  set_dropout(p, TensorView(*extras.dropout_seed), scores, settings.drop_below);
+  set_dropout(p, TensorView(*options.dropout_seed), scores, settings.drop_below);
   return p;
 }
 
@@ -155,21 +161,21 @@ void require_like(const char* name, const TensorView& view, const TensorView& sc
 
 }  // namespace
 
-void softmax_forward(const AttentionSettings& settings, const AttentionExtras& extras,
+void softmax_forward(const AttentionSettings& settings, const AttentionOptions& options,
                      HeadRange heads, const Tensor& scores, const Tensor* logsumexp) {
   const TensorView view(scores);
-  SoftmaxParams p = params_for(view, settings, extras, heads);
+  SoftmaxParams p = params_for(view, settings, options, heads);
   p.scores = view.data();
   p.weights = data_of(scores);
   if (logsumexp != nullptr) p.logsumexp = data_of(*logsumexp);
   run_softmax(kSoftmaxForward, view, p);
 }
 
-void softmax_backward(const AttentionSettings& settings, const AttentionExtras& extras,
+void softmax_backward(const AttentionSettings& settings, const AttentionOptions& options,
                       HeadRange heads, const Tensor& scores, const Tensor& grad,
                       const Tensor& logsumexp, const Tensor& delta) {
   const TensorView view(scores);
-  SoftmaxParams p = params_for(view, settings, extras, heads);
+  SoftmaxParams p = params_for(view, settings, options, heads);
   p.scores = view.data();
   p.weights = data_of(scores);
   p.grad = p.grad_scores = data_of(grad);
@@ -183,9 +189,10 @@ std::tuple<Tensor, Tensor> attention_softmax(const Tensor& scores,
   const Tensor dense = torch::stable::contiguous(scores);
   const TensorView view(dense);
   SoftmaxParams p = params_for(view, settings_of(options));
-  const AttentionExtras extras = {
-      options.attn_mask, contiguous(options.alibi_slopes), contiguous(options.sinks), {}};
-  set_extras(p, extras, view);
+  AttentionOptions dense_options = options;
+  dense_options.alibi_slopes = contiguous(options.alibi_slopes);
+  dense_options.sinks = contiguous(options.sinks);
+  set_options(p, dense_options, view);
   Tensor probs = empty_near(view, view.sizes, 4, view.dtype);
   Tensor logsumexp = empty_near(view, view.sizes, 3, view.dtype);
   p.scores = view.data();
@@ -204,7 +211,8 @@ Tensor attention_softmax_backward(const Tensor& grad, const Tensor& probs,
   const TensorView view(dense), grad_view(dense_grad);
   SoftmaxParams p = params_for(view, settings_of(options));
   require_like("grad", grad_view, view, 4);
-  require(options.softcap == 0 || raw.has_value(), "softcap", "0 without scores", view);
+  // The derivative of a rule that changes scores depends on them.
+  require(!changes_scores(p) || raw.has_value(), "scores", "given with these options", view);
   if (raw) {
     require_like("scores", TensorView(*raw), view, 4);
     p.scores = data_of(*raw);
@@ -235,6 +243,72 @@ Tensor attention_dropout(const Tensor& probs, const AttentionOptions& options) {
   p.weights = data_of(out);
   run_softmax(kSoftmaxDropout, view, p);
   return out;
+}
+
+// The backend of csrc/kernels/softmax/rows.cu: selects its kernels and launches them.
+namespace {
+
+constexpr int64_t kWarpColumns = 4096;  // up to here a warp suffices for a row
+
+constexpr const char* kSoftmaxKindNames[] = {"forward", "backward", "dropout"};
+
+struct SoftmaxRow {
+  explicit SoftmaxRow(PackageKernel& entry) : kernel(&entry) {
+    const KernelFields fields(entry);
+    kind = fields.index("kind", kSoftmaxKindNames);
+    is_double = fields.text("math") == "float64";
+    int64_t tile[3];
+    fields.triple("tile", 1, tile);
+    rows = tile[0];
+  }
+  PackageKernel* kernel;
+  int kind;
+  bool is_double;
+  int64_t rows;  // of a block
+};
+
+class SoftmaxRowsBackend : public KernelBackend {
+ public:
+  SoftmaxRowsBackend() : KernelBackend("softmax") {}
+  void check(PackageKernel& kernel) const override {
+    check_params(kernel.entry(), "softmax", sizeof(SoftmaxParams));
+    SoftmaxRow{kernel};  // throws for an invalid field
+  }
+};
+
+const SoftmaxRowsBackend g_softmax_rows;
+
+// The kernels for one device: for rows of a warp, and of a block.
+struct SoftmaxTable {
+  explicit SoftmaxTable(const Device& device) : family("softmax", device) {
+    family.for_each_backend<KernelBackend>([&](const KernelBackend&, const auto& kernels) {
+      for (PackageKernel* kernel : kernels) {
+        const SoftmaxRow row(*kernel);
+        rows[row.kind][row.is_double][row.rows == 1] = std::make_unique<SoftmaxRow>(row);
+      }
+    });
+  }
+  const SoftmaxRow& find(SoftmaxKind kind, bool is_double, bool long_rows) const {
+    const std::unique_ptr<SoftmaxRow>& row = rows[kind][is_double][long_rows];
+    if (row == nullptr) family.fail_no_kernel("this softmax");
+    return *row;
+  }
+  FamilyKernels family;
+  std::unique_ptr<SoftmaxRow> rows[kSoftmaxKinds][2][2];  // [kind][float64][long rows]
+};
+
+DeviceTables<SoftmaxTable> g_softmax_tables;
+
+}  // namespace
+
+void run_softmax(SoftmaxKind kind, const TensorView& scores, const SoftmaxParams& params) {
+  if (params.rows == 0) return;
+  if (!scores.on_cuda()) return softmax_reference(kind, scores.dtype, params);
+  const Device& gpu = device(scores.device_index);
+  const bool wide = params.seqlen_k > kWarpColumns;
+  const SoftmaxTable& table = g_softmax_tables.get(gpu);
+  const SoftmaxRow& row = table.find(kind, scores.dtype == ScalarType::Double, wide);
+  launch(*row.kernel, {std::min(ceil_div(params.rows, row.rows), kMaxGrid[0])}, gpu, params);
 }
 
 }  // namespace torch_cubin

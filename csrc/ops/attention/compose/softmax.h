@@ -3,7 +3,8 @@
 //
 // Scores are [batch, heads, rows, columns], contiguous, float32 or float64; their logits and
 // weights are defined in csrc/kernels/softmax/softmax_params.h. CUDA uses the kernels of the
-// catalog, the CPU a plain reference (softmax_reference.cpp).
+// catalog, the CPU a plain reference (softmax_reference.cpp). Of the options only the tensors
+// count; a mask broadcasts to the scores and may be float64, too.
 #pragma once
 
 #include <cstdint>
@@ -16,14 +17,6 @@
 
 namespace torch_cubin {
 
-// The tensor arguments of attention besides query, key and value.
-struct AttentionExtras {
-  OptionalTensor mask;          // bool, float16, bfloat16, float32 or float64; broadcast to scores
-  OptionalTensor alibi_slopes;  // float32 [heads] or [batch, heads]
-  OptionalTensor sinks;         // float32 [heads]
-  OptionalTensor dropout_seed;  // int64, one number
-};
-
 // The position of these scores among those of a call, whose heads are numbered for dropout.
 struct HeadRange {
   int64_t first = 0;      // batch * all + head of the first
@@ -32,12 +25,12 @@ struct HeadRange {
 
 // weights = dropout(softmax(logits of scores)), in place; and logsumexp [batch, heads, rows], of
 // the scores' dtype, unless it is null.
-void softmax_forward(const AttentionSettings& settings, const AttentionExtras& extras,
+void softmax_forward(const AttentionSettings& settings, const AttentionOptions& options,
                      HeadRange heads, const Tensor& scores, const Tensor* logsumexp);
 
 // In place: scores become the forward's weights, grad (of those weights) becomes that of the
 // scores. delta [batch, heads, rows] is the sum of weights * grad in each row.
-void softmax_backward(const AttentionSettings& settings, const AttentionExtras& extras,
+void softmax_backward(const AttentionSettings& settings, const AttentionOptions& options,
                       HeadRange heads, const Tensor& scores, const Tensor& grad,
                       const Tensor& logsumexp, const Tensor& delta);
 

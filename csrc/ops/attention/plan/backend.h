@@ -14,8 +14,8 @@
 #include <string>
 #include <vector>
 
-#include "ops/attention/problem/fused_operands.h"
 #include "ops/attention/problem/kv_cache.h"
+#include "ops/attention/problem/operands.h"
 #include "ops/common/backend.h"
 #include "ops/common/launch.h"
 

@@ -7,9 +7,9 @@
 #include <optional>
 
 #include "kernels/attention/sm90/backward_params.h"
-#include "ops/attention/sm90/backward_parts.h"
 #include "ops/attention/sm90/map.h"
 #include "ops/attention/sm90/mask.h"
+#include "ops/attention/sm90/schedule.h"
 #include "ops/common/cluster_capacity.h"
 #include "ops/common/launch.h"
 
@@ -305,28 +305,7 @@ class Sm90Backward : public AttentionBackwardKernels {
   void fill(Sm90BackwardParams& params, const AttentionRow& row, const AttentionParams& all,
             const Sm90Rows& rows) const {
     fill_sm90_params(params, row, all, rows, row.rows, row.columns / blocks_of_work(row), device_);
-    encode_sm90_map(params.grad_out, row,
-                    {all.grad_out, all.grad_out_stride, all.head_dim_v, rows.q, all.heads,
-                     all.batch, rows.packed},
-                    row.rows, device_);
-    fill_sm90_gradient_maps(params, row, all, rows, kMapRows, device_);
-    params.grad_out_rows = all.grad_out;
-    params.dq = all.dq;
-    params.dk = all.dk;
-    params.dv = all.dv;
-    std::copy_n(all.grad_out_stride, 3, params.grad_out_stride);
-    std::copy_n(all.dq_stride, 3, params.dq_stride);
-    std::copy_n(all.dk_stride, 3, params.dk_stride);
-    std::copy_n(all.dv_stride, 3, params.dv_stride);
-    if (rows.packed) {
-      for (tc_int64* stride : {params.out_stride, params.grad_out_stride, params.dq_stride,
-                               params.dk_stride, params.dv_stride}) {
-        stride[0] = 0;
-      }
-    }
-    params.head_dim = all.head_dim;
-    params.scale = all.scale;
-    params.unit = static_cast<float>(all.scale * 1.4426950408889634);
+    fill_sm90_gradients(params, row, all, rows, device_);
     params.logsumexp_unit = (row.takes & kScoreRule) != 0 ? 1.0f : 1.4426950408889634f;
   }
 

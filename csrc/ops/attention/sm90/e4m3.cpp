@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "ops/attention/sm90/tile_scheduler.h"
+#include "ops/attention/sm90/schedule.h"
 #include "ops/common/launch.h"
 
 namespace torch_cubin {
@@ -64,9 +64,7 @@ class Sm90E4m3Forward : public AttentionForwardKernels {
     fill(params, row, all, rows);
     std::optional<Workspace> values;
     if (transposes_values(row)) {
-      encode_sm90_byte_map(params.v,
-                           {all.v, all.v_stride, all.head_dim_v, rows.k, all.heads / all.group,
-                            all.batch, rows.packed},
+      encode_sm90_byte_map(params.v, rows.of_keys(all, all.v, all.v_stride, all.head_dim_v),
                            column_panel(row), row.columns, device_);
     } else {
       transpose_values(params, row, all, rows, values);
@@ -148,22 +146,12 @@ class Sm90E4m3Forward : public AttentionForwardKernels {
   // Fills the operands' sizes and strides, and the maps but the values'.
   void fill(Sm90E4m3Params& params, const AttentionRow& row, const AttentionParams& all,
             const Sm90Rows& rows) const {
-    const int64_t kv_heads = all.heads / all.group, panel = column_panel(row);
-    encode_sm90_byte_map(
-        params.q, {all.q, all.q_stride, all.head_dim, rows.q, all.heads, all.batch, rows.packed},
-        panel, kE4m3QueryRows, device_);
-    encode_sm90_byte_map(
-        params.k, {all.k, all.k_stride, all.head_dim, rows.k, kv_heads, all.batch, rows.packed},
-        panel, row.columns, device_);
-    params.out = all.out;
-    std::copy_n(all.out_stride, 3, params.out_stride);
-    params.logsumexp_stride[0] = rows.packed ? 0 : tc_int64{all.heads} * all.seqlen_q;
-    params.logsumexp_stride[1] = rows.packed ? all.total_q : all.seqlen_q;
-    params.lengths = sm90_lengths(all);
-    params.batch = all.batch;
-    params.heads = all.heads;
-    params.group = all.group;
-    params.head_dim_v = all.head_dim_v;
+    const int64_t panel = column_panel(row);
+    encode_sm90_byte_map(params.q, rows.of_queries(all, all.q, all.q_stride, all.head_dim), panel,
+                         kE4m3QueryRows, device_);
+    encode_sm90_byte_map(params.k, rows.of_keys(all, all.k, all.k_stride, all.head_dim), panel,
+                         row.columns, device_);
+    fill_sm90_sizes(params, all);
   }
 
   const Device& device_;

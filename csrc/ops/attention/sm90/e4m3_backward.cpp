@@ -5,9 +5,9 @@
 #include <algorithm>
 
 #include "kernels/attention/sm90/e4m3_backward_params.h"
-#include "ops/attention/sm90/backward_parts.h"
 #include "ops/attention/sm90/e4m3.h"
 #include "ops/attention/sm90/map.h"
+#include "ops/attention/sm90/schedule.h"
 #include "ops/common/launch.h"
 
 namespace torch_cubin {
@@ -95,7 +95,7 @@ class Sm90E4m3Backward : public AttentionBackwardKernels {
     params.ticket = reinterpret_cast<unsigned*>(memory + ticket);
     params.wide_query = reinterpret_cast<unsigned short*>(memory + wide_query);
     params.grad_rows = reinterpret_cast<unsigned char*>(memory + grad_rows);
-    fill_operands(params, all, logsumexp);
+    fill_operands(params, row, all, rows, logsumexp);
     fill_descales(params, operands.call.views);
     fill_maps(params, row, all, rows, keys, memory + turned);
     const bool has_band = all.first != -kNoBound || all.last != kNoBound;
@@ -133,31 +133,14 @@ class Sm90E4m3Backward : public AttentionBackwardKernels {
 
   int64_t delta_rows() const { return AttentionRow(*delta_, device_).rows; }
 
-  static void fill_operands(Sm90E4m3BackwardParams& params, const AttentionParams& all,
-                            const float* logsumexp) {
+  void fill_operands(Sm90E4m3BackwardParams& params, const AttentionRow& row,
+                     const AttentionParams& all, const Sm90Rows& rows,
+                     const float* logsumexp) const {
+    fill_sm90_sizes(params, all);
+    fill_sm90_gradients(params, row, all, rows, device_);
     params.logsumexp = logsumexp;
-    params.logsumexp_stride[0] = tc_int64{all.heads} * all.seqlen_q;
-    params.logsumexp_stride[1] = all.seqlen_q;
     params.query = static_cast<const unsigned char*>(all.q);
-    params.out = all.out;
-    params.grad_out_rows = all.grad_out;
-    params.dq = all.dq;
-    params.dk = all.dk;
-    params.dv = all.dv;
     std::copy_n(all.q_stride, 3, params.query_stride);
-    std::copy_n(all.out_stride, 3, params.out_stride);
-    std::copy_n(all.grad_out_stride, 3, params.grad_out_stride);
-    std::copy_n(all.dq_stride, 3, params.dq_stride);
-    std::copy_n(all.dk_stride, 3, params.dk_stride);
-    std::copy_n(all.dv_stride, 3, params.dv_stride);
-    params.lengths = sm90_lengths(all);
-    params.batch = all.batch;
-    params.heads = all.heads;
-    params.group = all.group;
-    params.head_dim = all.head_dim;
-    params.head_dim_v = all.head_dim_v;
-    params.scale = all.scale;
-    params.unit = static_cast<float>(all.scale * kBackwardLog2e);
     params.logsumexp_unit = static_cast<float>(kBackwardLog2e);
     params.score.keep_scale = 1.0f;
   }
@@ -184,29 +167,21 @@ class Sm90E4m3Backward : public AttentionBackwardKernels {
       own[2] = columns;
       return own;
     };
-    bytes(params.q_bytes, {all.q, all.q_stride, all.head_dim, rows.q, all.heads, all.batch, false},
-          panel, row.rows);
-    bytes(params.k, {all.k, all.k_stride, all.head_dim, rows.k, kv_heads, all.batch, false}, panel,
-          row.columns);
-    bytes(params.v, {all.v, all.v_stride, all.head_dim_v, rows.k, kv_heads, all.batch, false},
-          panel, row.columns);
+    bytes(params.q_bytes, rows.of_queries(all, all.q, all.q_stride, all.head_dim), panel, row.rows);
+    bytes(params.k, rows.of_keys(all, all.k, all.k_stride, all.head_dim), panel, row.columns);
+    bytes(params.v, rows.of_keys(all, all.v, all.v_stride, all.head_dim_v), panel, row.columns);
     bytes(params.grad_bytes,
-          {params.grad_rows, contiguous(all.heads, rows.q, all.head_dim_v), all.head_dim_v, rows.q,
-           all.heads, all.batch, false},
+          rows.of_queries(all, params.grad_rows, contiguous(all.heads, rows.q, all.head_dim_v),
+                          all.head_dim_v),
           panel, row.rows);
     bytes(params.turned_keys,
           {turned, contiguous(kv_heads, all.head_dim, keys), keys, all.head_dim, kv_heads,
            all.batch, false},
           row.columns, row.head_dim);
     encode_sm90_map(params.q, row,
-                    {params.wide_query, contiguous(all.heads, rows.q, all.head_dim), all.head_dim,
-                     rows.q, all.heads, all.batch, false},
+                    rows.of_queries(all, params.wide_query,
+                                    contiguous(all.heads, rows.q, all.head_dim), all.head_dim),
                     row.rows, device_);
-    encode_sm90_map(
-        params.grad_out, row,
-        {all.grad_out, all.grad_out_stride, all.head_dim_v, rows.q, all.heads, all.batch, false},
-        row.rows, device_);
-    fill_sm90_gradient_maps(params, row, all, rows, kMapRows, device_);
   }
 
   // Launches the kernel that transposes the keys. It also resets the ticket.

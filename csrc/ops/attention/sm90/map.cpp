@@ -1,7 +1,6 @@
 #include "ops/attention/sm90/map.h"
 
 #include "ops/attention/problem/checks.h"
-#include "ops/attention/sm90/tile_scheduler.h"
 #include "runtime/tensor_map.h"
 
 namespace torch_cubin {
@@ -95,6 +94,37 @@ Sm90ScoreRule sm90_score_params(const AttentionParams& all) {
   score.drop_below = all.drop_below;
   copy_score_numbers(score, all, [](float x) { return x; });
   return score;
+}
+
+void fill_sm90_gradients(Sm90BackwardParams& params, const AttentionRow& row,
+                         const AttentionParams& all, const Sm90Rows& rows, const Device& device) {
+  const auto& grad_stride = all.grad_out_stride;
+  encode_sm90_map(params.grad_out, row,
+                  rows.of_queries(all, all.grad_out, grad_stride, all.head_dim_v), row.rows,
+                  device);
+  if (row.head_dim <= 128) {  // wider kernels store dk and dv without maps
+    encode_sm90_map(params.dk_map, row, rows.of_keys(all, all.dk, all.dk_stride, all.head_dim),
+                    kMapRows, device);
+    encode_sm90_map(params.dv_map, row, rows.of_keys(all, all.dv, all.dv_stride, all.head_dim_v),
+                    kMapRows, device);
+  }
+  params.grad_out_rows = all.grad_out;
+  params.dq = all.dq;
+  params.dk = all.dk;
+  params.dv = all.dv;
+  std::copy_n(all.grad_out_stride, 3, params.grad_out_stride);
+  std::copy_n(all.dq_stride, 3, params.dq_stride);
+  std::copy_n(all.dk_stride, 3, params.dk_stride);
+  std::copy_n(all.dv_stride, 3, params.dv_stride);
+  if (rows.packed) {
+    for (tc_int64* stride : {params.out_stride, params.grad_out_stride, params.dq_stride,
+                             params.dk_stride, params.dv_stride}) {
+      stride[0] = 0;
+    }
+  }
+  params.head_dim = all.head_dim;
+  params.scale = all.scale;
+  params.unit = static_cast<float>(all.scale * 1.4426950408889634);
 }
 
 void check_16_bit(const AttentionRow& row) {

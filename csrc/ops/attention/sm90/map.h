@@ -7,12 +7,19 @@
 #include <cstdint>
 
 #include "kernels/attention/attention_params.h"
+#include "kernels/attention/sm90/backward_params.h"
 #include "kernels/attention/sm90/forward_params.h"
 #include "kernels/attention/sm90/order_params.h"
 #include "ops/attention/plan/backend.h"
 #include "ops/common/launch.h"
 
 namespace torch_cubin {
+
+constexpr int64_t kSm90MostBlocks = 160;  // that the kernels' scheduler can balance
+
+inline int64_t sm90_blocks(const Device& device) {
+  return std::min<int64_t>(device.multiprocessors, kSm90MostBlocks);
+}
 
 // `stride`: batch, head, row; in elements, multiples of 16 bytes. `packed`: sequences are stored
 // one after the other; then `rows` is the total, and `batch` is ignored.
@@ -51,26 +58,23 @@ struct Sm90Rows {
     return packed ? all_rows / tile + sequences : ceil_div(all_rows, tile);
   }
 
+  // A tensor with the queries' heads and rows, and one with the keys'.
+  Sm90MapRows of_queries(const AttentionParams& all, const void* data, const tc_int64 (&stride)[3],
+                         int64_t columns) const {
+    return {data, stride, columns, q, all.heads, all.batch, packed};
+  }
+  Sm90MapRows of_keys(const AttentionParams& all, const void* data, const tc_int64 (&stride)[3],
+                      int64_t columns) const {
+    return {data, stride, columns, k, all.heads / all.group, all.batch, packed};
+  }
+
   bool packed;
   int64_t sequences, q, k;
 };
 
-// The parameters that forward and backward share, and the maps of query, key and value.
-// `query_box`, `key_box`: rows of a box of the query, and of key and value.
+// The parameters that all kernels share, but the maps.
 template <class Params>
-void fill_sm90_params(Params& params, const AttentionRow& row, const AttentionParams& all,
-                      const Sm90Rows& rows, int64_t query_box, int64_t key_box,
-                      const Device& device) {
-  const int64_t kv_heads = all.heads / all.group;
-  encode_sm90_map(params.q, row,
-                  {all.q, all.q_stride, all.head_dim, rows.q, all.heads, all.batch, rows.packed},
-                  query_box, device);
-  encode_sm90_map(params.k, row,
-                  {all.k, all.k_stride, all.head_dim, rows.k, kv_heads, all.batch, rows.packed},
-                  key_box, device);
-  encode_sm90_map(params.v, row,
-                  {all.v, all.v_stride, all.head_dim_v, rows.k, kv_heads, all.batch, rows.packed},
-                  key_box, device);
+void fill_sm90_sizes(Params& params, const AttentionParams& all) {
   params.out = all.out;
   std::copy_n(all.out_stride, 3, params.out_stride);
   const bool packed = all.cu_seqlens_q != nullptr;
@@ -81,22 +85,28 @@ void fill_sm90_params(Params& params, const AttentionRow& row, const AttentionPa
   params.heads = all.heads;
   params.group = all.group;
   params.head_dim_v = all.head_dim_v;
+}
+
+// The parameters that forward and backward of 16-bit types share. `query_box`, `key_box`: rows of a
+// box of the query, and of key and value.
+template <class Params>
+void fill_sm90_params(Params& params, const AttentionRow& row, const AttentionParams& all,
+                      const Sm90Rows& rows, int64_t query_box, int64_t key_box,
+                      const Device& device) {
+  encode_sm90_map(params.q, row, rows.of_queries(all, all.q, all.q_stride, all.head_dim), query_box,
+                  device);
+  encode_sm90_map(params.k, row, rows.of_keys(all, all.k, all.k_stride, all.head_dim), key_box,
+                  device);
+  encode_sm90_map(params.v, row, rows.of_keys(all, all.v, all.v_stride, all.head_dim_v), key_box,
+                  device);
+  fill_sm90_sizes(params, all);
   params.score = sm90_score_params(all);
 }
 
-// The maps of dk and dv, for kernels of up to 128 columns.
-template <class Params>
-void fill_sm90_gradient_maps(Params& params, const AttentionRow& row, const AttentionParams& all,
-                             const Sm90Rows& rows, int64_t box_rows, const Device& device) {
-  if (row.head_dim > 128) return;
-  const int64_t kv_heads = all.heads / all.group;
-  encode_sm90_map(params.dk_map, row,
-                  {all.dk, all.dk_stride, all.head_dim, rows.k, kv_heads, all.batch, rows.packed},
-                  box_rows, device);
-  encode_sm90_map(params.dv_map, row,
-                  {all.dv, all.dv_stride, all.head_dim_v, rows.k, kv_heads, all.batch, rows.packed},
-                  box_rows, device);
-}
+// The parameters of a backward of either dtype that describe the gradients, of the output and of
+// the inputs, and their maps.
+void fill_sm90_gradients(Sm90BackwardParams& params, const AttentionRow& row,
+                         const AttentionParams& all, const Sm90Rows& rows, const Device& device);
 
 // For check_row(): refuses a row that is not of a 16-bit type.
 void check_16_bit(const AttentionRow& row);

@@ -1,19 +1,16 @@
-// The schedule of the tiles of a persistent kernel for Hopper on its blocks (Sm90TileSchedule), for
-// sequences of equal length.
+// How the work of a launch for Hopper is divided among blocks: the forward's tiles
+// (Sm90TileSchedule), for sequences of equal length; and in the backward the work items that share
+// a tile of keys (kernels/attention/sm90/backward_parts.cuh) and the tiles of keys that share a sum
+// of dq (kernels/attention/sm90/backward_dq.cuh).
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 
+#include "kernels/attention/sm90/forward_params.h"
 #include "ops/attention/plan/backend.h"
 
 namespace torch_cubin {
-
-constexpr int64_t kSm90MostBlocks = 160;  // that the kernels' scheduler can balance
-
-inline int64_t sm90_blocks(const Device& device) {
-  return std::min<int64_t>(device.multiprocessors, kSm90MostBlocks);
-}
 
 // The band of one launch, and the number of blocks of keys visible to a tile of queries.
 struct Sm90Band {
@@ -60,5 +57,26 @@ int sm90_heads_together(int64_t tiles);
 // element.
 int sm90_tile_schedule(const AttentionRow& row, const Sm90Band& band, int64_t tiles, int64_t heads,
                        int64_t blocks, int64_t bytes = 2);
+
+// `heads`: of keys, in all sequences; 0: one part. `slots`: work items that run at a time.
+struct Sm90KeyWork {
+  int64_t heads, group, slots;
+  int64_t seqlen_q, seqlen_k;    // of a sequence, the average if they are packed
+  int64_t longest_q, longest_k;  // of the longest sequence
+  int64_t first, last;           // the band, see Sm90Lengths
+};
+
+struct Sm90KeyShares {
+  int64_t parts = 1;  // of a tile of keys
+  int64_t sets = 1;   // of the tiles of keys
+};
+
+// The heads of keys whose blocks run concurrently, of `kv_heads` in all sequences.
+int64_t sm90_heads_together(const AttentionCase& problem, const AttentionRow& row, int64_t kv_heads,
+                            int64_t parts, bool has_band, const Device& device);
+
+// The numbers that take the least time. One part is enough if all multiprocessors are busy with it.
+Sm90KeyShares sm90_key_shares(const Sm90KeyWork& work, const AttentionRow& row,
+                              const Device& device);
 
 }  // namespace torch_cubin

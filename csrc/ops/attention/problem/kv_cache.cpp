@@ -1,5 +1,7 @@
 // The requirements of flash_attention_with_kvcache on its arguments, checked in the same manner on
 // every device and for described calls.
+#include "ops/attention/problem/kv_cache.h"
+
 #include <algorithm>
 #include <climits>
 #include <cstdint>
@@ -9,7 +11,6 @@
 
 #include "cubin/error.h"
 #include "kernels/attention/attention_params.h"
-#include "ops/attention/problem/kv_cache.h"
 #include "ops/attention/problem/problem.h"
 #include "ops/common/argument_checks.h"
 
