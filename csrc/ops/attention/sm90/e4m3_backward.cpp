@@ -42,14 +42,14 @@ class Sm90E4m3Backward : public AttentionBackwardKernels {
   Sm90E4m3Backward(const Device& device, const AttentionEntries& entries)
       : device_(device),
         rows_(entries.table(kE4m3BackwardStep)),
+        delta_(entries.table(kE4m3DeltaStep)),
         keys_(entries.kernel(kSm90TransposeStep, "keys")),
-        delta_(entries.kernel(kE4m3DeltaStep)),
         convert_(entries.kernel(kE4m3ConvertStep)) {}
 
   BackwardPlan plan(const AttentionCase& problem) const override {
     BackwardPlan plan;
     if (problem.dtype != ScalarType::Float8_e4m3fn || problem.packed || keys_ == nullptr ||
-        delta_ == nullptr || convert_ == nullptr || !problem.has_scores()) {
+        delta_.first(kAttendBFloat16) == nullptr || convert_ == nullptr || !problem.has_scores()) {
       return plan;
     }
     const AttentionRow* row = row_for(problem);
@@ -66,7 +66,7 @@ class Sm90E4m3Backward : public AttentionBackwardKernels {
               const float* logsumexp) const override {
     AttentionParams all = operands.params(problem.head_dim, problem.head_dim_v);
     operands.fill(all, 0);  // with one dim of batches there is one part
-    const AttentionRow& row = *row_for(problem);
+    const AttentionRow &row = *row_for(problem), &delta = *delta_.first(kAttendBFloat16);
     const Sm90Rows rows(problem, operands);
     const int64_t kv_heads = all.heads / all.group, batch = all.batch;
     const int64_t tiles = rows.tiles(rows.q, row.rows);
@@ -111,13 +111,13 @@ class Sm90E4m3Backward : public AttentionBackwardKernels {
         static_cast<int>(sm90_heads_together(problem, row, batch * kv_heads, 1, has_band, device_));
 
     const int64_t work_items = batch * kv_heads * key_tiles;
-    const int64_t delta_blocks = query_tiles * (row.rows / delta_rows());
+    const int64_t delta_blocks = query_tiles * (row.rows / delta.rows);
     const int64_t convert_warps = query_tiles * (row.rows / 8) * dq_panels;
     const int64_t convert_blocks = ceil_div(convert_warps, convert_->entry().block[0] / 32);
     check_blocks(std::max({delta_blocks, convert_blocks, work_items}));
     check_blocks(convert_warps, kMaxGrid[0], "warps");
     turn_keys(params, all, rows, keys, memory + turned);
-    torch_cubin::launch(*delta_, {delta_blocks}, device_, params);
+    torch_cubin::launch(*delta.kernel, {delta_blocks}, device_, params);
     torch_cubin::launch(*row.kernel, {std::min<int64_t>(work_items, device_.multiprocessors)},
                         device_, params);
     torch_cubin::launch(*convert_, {convert_blocks}, device_, params);
@@ -130,8 +130,6 @@ class Sm90E4m3Backward : public AttentionBackwardKernels {
     return rows_.first(kAttendBFloat16, problem.needs,
                        std::max(problem.head_dim, problem.head_dim_v));
   }
-
-  int64_t delta_rows() const { return AttentionRow(*delta_, device_).rows; }
 
   void fill_operands(Sm90E4m3BackwardParams& params, const AttentionRow& row,
                      const AttentionParams& all, const Sm90Rows& rows,
@@ -199,8 +197,8 @@ class Sm90E4m3Backward : public AttentionBackwardKernels {
   }
 
   const Device& device_;
-  AttentionTable rows_;  // of bfloat16, the gradients' dtype
-  PackageKernel *keys_, *delta_, *convert_;
+  AttentionTable rows_, delta_;  // of bfloat16, the gradients' dtype
+  PackageKernel *keys_, *convert_;
 };
 
 class Sm90E4m3BackwardBackend : public AttentionBackend {
