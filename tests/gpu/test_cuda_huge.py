@@ -12,6 +12,8 @@ import pytest
 import torch
 from gpu import cases
 
+import torch_cubin
+
 pytestmark = pytest.mark.usefixtures("freed_memory")
 
 LIMIT = 2**31
@@ -150,3 +152,14 @@ def test_k_past_2_to_31(dtype: torch.dtype, k: int) -> None:
     expected = (a[places].double() * b[places].double()).sum()
     numerics.check_exact(torch.ops.cubin.matmul(a, b), expected)
     numerics.check_exact(torch.ops.cubin.matmul(a[None], b[:, None]), expected.view(1, 1))
+
+
+def test_install_leaves_rows_longer_than_kernels_take_to_pytorch() -> None:
+    columns = LIMIT + 8
+    cases.need_memory(3 * 2 * columns / 1e9)
+    rows = torch.ones(2, columns, dtype=torch.bfloat16, device="cuda")
+    with torch_cubin.install(policy="all"):
+        out = rows.sum(0)
+        reasons = {row.function: row.reason for row in torch_cubin.report().declined}
+    assert reasons == {"aten::sum.dim_IntList": "rows that are too long"}
+    assert bool((out == 2).all())

@@ -1,7 +1,6 @@
 #include "ops/rows/aten_norm.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "ops/common/serving.h"
 #include "ops/rows/kernels.h"
@@ -73,7 +72,7 @@ const char* why_not_norm(const Norm& norm, Policy policy) {
   if (const char* reason = why_not_tensor(norm.x, CallKind::kNorm, policy)) return reason;
   if (!norm.x.on_cuda()) return nullptr;
   if (norm.x.dtype == ScalarType::Double) return "float64, which has no kernels";
-  if (norm.sizes.columns > std::numeric_limits<int32_t>::max()) return "rows that are too long";
+  if (are_too_long(norm.sizes)) return "rows that are too long";
   return policy == Policy::kFastest ? why_not_known(norm) : nullptr;
 }
 

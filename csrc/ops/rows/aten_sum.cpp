@@ -79,6 +79,7 @@ const char* why_not_sum(const TensorView& self, const Reduction& reduction, Scal
   if (sizes.rows == 0 || sizes.columns == 0) return "no elements";
   if (const char* reason = why_not_tensor(self, CallKind::kSum, policy)) return reason;
   if (self.on_cuda() && self.dtype == ScalarType::Double) return "float64, which has no kernels";
+  if (self.on_cuda() && are_too_long(sizes)) return "rows that are too long";
   if (out != self.dtype && out != ScalarType::Float) {
     return "a dtype of the result that is neither float32 nor the input's";
   }

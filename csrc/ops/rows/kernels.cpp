@@ -284,8 +284,10 @@ int row_dtype(const char* op, ScalarType dtype) {
         dtype_name(dtype), "Convert the input, or use PyTorch's function."});
 }
 
+bool are_too_long(const RowSizes& sizes) { return sizes.columns > kMostColumns; }
+
 void check_length(const char* op, const RowSizes& sizes) {
-  if (sizes.columns <= kMostColumns) return;
+  if (!are_too_long(sizes)) return;
   fail({"no_kernel", op, "has longer rows than kernels take",
         "at most " + std::to_string(kMostColumns) + " elements", std::to_string(sizes.columns),
         ""});

@@ -97,7 +97,8 @@ struct RowsOperand {
 // The value of a parameter's dtype field, a RowDtype; throws [no_kernel] for one without kernels.
 int row_dtype(const char* op, ScalarType dtype);
 
-// Throws [no_kernel] for rows longer than a kernel counts.
+// Whether rows are longer than a kernel counts; check_length throws [no_kernel] for such rows.
+bool are_too_long(const RowSizes& sizes);
 void check_length(const char* op, const RowSizes& sizes);
 
 }  // namespace torch_cubin
