@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "ops/attention/api/attention.h"
+#include "ops/attention/compose/compose.h"
 #include "ops/attention/problem/operands.h"
 #include "ops/common/aten.h"
 #include "ops/common/stable_ops.h"
@@ -51,18 +52,16 @@ class Reference {
     }
     Tensor out = torch::stable::new_zeros(
         call_.q, {shape_.batch, shape_.seqlen_q, shape_.heads, shape_.head_dim_v});
+    const AttentionOptions options{call_.of_attention()};
     for (int64_t batch = 0; batch < shape_.batch && shape_.seqlen_q > 0; ++batch) {
-      OptionalTensor slopes = call_.alibi_slopes;
-      if (slopes && TensorView(*slopes).dim == 2) slopes = torch::stable::select(*slopes, 0, batch);
       const int64_t columns = std::min(length(batch) + shape_.new_columns, shape_.capacity);
       Tensor own_q = torch::stable::narrow(q, 0, batch, 1);
       if (kQuantised) own_q = torch::stable::to(own_q, ScalarType::Float);
-      AttentionOptions options{call_.of_attention()};
-      options.alibi_slopes = slopes;
       const Tensor computed = std::get<0>(attention_forward_cpu(
           {"flash_attention_with_kvcache", torch::stable::transpose(own_q, 1, 2),
            gathered(call_.k_cache, call_.k_descale, batch, columns),
-           gathered(call_.v_cache, call_.v_descale, batch, columns), options},
+           gathered(call_.v_cache, call_.v_descale, batch, columns),
+           options_of_part(options, batch, 1, 0, shape_.heads)},
           false));
       Tensor place = torch::stable::narrow(out, 0, batch, 1);
       torch::stable::copy_(place, torch::stable::transpose(computed, 1, 2));

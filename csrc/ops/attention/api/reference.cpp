@@ -123,12 +123,10 @@ std::vector<PackedSequence> sequences(const AttentionCall& call) {
   const auto k = offsets(call.options.cu_seqlens_k, call.k, "cu_seqlens_k");
   std::vector<PackedSequence> all;
   for (size_t b = 0; b + 1 < q.size(); ++b) {
-    PackedSequence one = {q[b], q[b + 1] - q[b], k[b], k[b + 1] - k[b], call.options};
+    PackedSequence one = {
+        q[b], q[b + 1] - q[b], k[b], k[b + 1] - k[b],
+        options_of_part(call.options, static_cast<int64_t>(b), 1, 0, call.shape.heads)};
     one.options.cu_seqlens_q = one.options.cu_seqlens_k = std::nullopt;
-    if (call.views.alibi_slopes && call.views.alibi_slopes->dim == 2) {
-      one.options.alibi_slopes =
-          torch::stable::select(*one.options.alibi_slopes, 0, static_cast<int64_t>(b));
-    }
     all.push_back(std::move(one));
   }
   if (call.settings.drop_below > 0 && all.size() > 1) {

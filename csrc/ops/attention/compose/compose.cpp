@@ -88,24 +88,6 @@ struct Parts {
   }
 };
 
-// The options of a part of the heads.
-AttentionOptions options_of(const AttentionOptions& all, int64_t batch, int64_t batches,
-                            int64_t head, int64_t heads) {
-  AttentionOptions part = all;
-  if (all.attn_mask) {
-    Tensor mask = *all.attn_mask;
-    while (TensorView(mask).dim < 4) mask = unsqueeze(mask, 0);
-    part.attn_mask = block_of(mask, batch, batches, head, heads);
-  }
-  if (all.alibi_slopes) {
-    const bool batched = TensorView(*all.alibi_slopes).dim == 2;
-    const Tensor rows = batched ? part_of(*all.alibi_slopes, 0, batch, batches) : *all.alibi_slopes;
-    part.alibi_slopes = part_of(rows, batched ? 1 : 0, head, heads);
-  }
-  if (all.sinks) part.sinks = part_of(*all.sinks, 0, head, heads);
-  return part;
-}
-
 // [batch, kv heads, group, rows, columns], a view.
 Tensor grouped(const Tensor& tensor, int64_t kv_heads, int64_t group) {
   const TensorView t(tensor);
@@ -132,6 +114,23 @@ Tensor multiply_heads(const Tensor& query, const Tensor& matrix, int64_t kv_head
 
 }  // namespace
 
+AttentionOptions options_of_part(const AttentionOptions& all, int64_t batch, int64_t batches,
+                                 int64_t head, int64_t heads) {
+  AttentionOptions part = all;
+  if (all.attn_mask) {
+    Tensor mask = *all.attn_mask;
+    while (TensorView(mask).dim < 4) mask = unsqueeze(mask, 0);
+    part.attn_mask = block_of(mask, batch, batches, head, heads);
+  }
+  if (all.alibi_slopes) {
+    const bool batched = TensorView(*all.alibi_slopes).dim == 2;
+    const Tensor rows = batched ? part_of(*all.alibi_slopes, 0, batch, batches) : *all.alibi_slopes;
+    part.alibi_slopes = part_of(rows, batched ? 1 : 0, head, heads);
+  }
+  if (all.sinks) part.sinks = part_of(*all.sinks, 0, head, heads);
+  return part;
+}
+
 std::tuple<Tensor, Tensor> compose_forward(const ComposeInputs& inputs,
                                            const AttentionSettings& settings, bool want_logsumexp) {
   const TensorView q_view(inputs.query), v_view(inputs.value);
@@ -154,7 +153,7 @@ std::tuple<Tensor, Tensor> compose_forward(const ComposeInputs& inputs,
     Tensor scores = multiply_heads(of(q), mT(kv_of(k)), kv_heads, parts.group);
     std::optional<Tensor> sums;
     if (want_logsumexp) sums = of(logsumexp);
-    softmax_forward(settings, options_of(inputs.options, b, batches, head, heads),
+    softmax_forward(settings, options_of_part(inputs.options, b, batches, head, heads),
                     {b * parts.heads + head, parts.heads}, scores, sums ? &*sums : nullptr);
     const Tensor part = multiply_heads(scores, kv_of(v), kv_heads, parts.group);
     if (!out) {
@@ -199,7 +198,7 @@ std::tuple<Tensor, Tensor, Tensor> compose_backward(const ComposeInputs& inputs,
     const Tensor delta = multiply(unsqueeze(grad_part, -2), unsqueeze(of(result), -1));
     const Tensor weights = multiply_heads(q_part, mT(k_part), kv_heads, group);
     const Tensor grads = multiply_heads(grad_part, mT(kv_of(v)), kv_heads, group);
-    softmax_backward(settings, options_of(inputs.options, b, batches, head, heads),
+    softmax_backward(settings, options_of_part(inputs.options, b, batches, head, heads),
                      {b * parts.heads + head, parts.heads}, weights, grads, of(sums), delta);
 
     const Tensor dq_part = multiply_heads(grads, k_part, kv_heads, group);

@@ -24,6 +24,11 @@ struct ComposeInputs {
   AttentionOptions options;  // their tensors in four dims, or by head
 };
 
+// The options of some of a call's batches and heads: those of their tensors that have values for
+// each.
+AttentionOptions options_of_part(const AttentionOptions& all, int64_t batch, int64_t batches,
+                                 int64_t head, int64_t heads);
+
 // The operands of a call as (batch, heads, rows, columns), batch dims merged. Throws [no_kernel]
 // for packed sequences, which only fused kernels support.
 ComposeInputs compose_inputs(const AttentionCall& call);
