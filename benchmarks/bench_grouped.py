@@ -112,7 +112,7 @@ def measure(what: str, case: tuple[str, list[int], int, int, float]) -> dict[str
             for who, call in contenders(what, sizes, offs).items()
         }
     runs = {who: graph.replay for who, graph in graphs.items()}
-    times = common.interleaved(runs, block_ms=12, rounds=5)
+    times = common.interleaved(runs, block_ms=12, rounds=5, settle_ms=12)
     times = {who: time / len(sets) for who, time in times.items()}
     times |= deep_gemm_ratios.estimate(label, "torch", times["torch"])
     if what == "forward":

@@ -94,9 +94,8 @@ def measure(case: tuple[str, list[int], int, int, float]) -> list[Any]:
         sets[recipe] = [operands(recipe, rows, groups, n, k) for _ in range(count)]
         own = graphs(contenders(recipe, sizes, offs), sets[recipe])
         runs |= {f"{recipe} {who}": run for who, run in own.items()}
-    times = {
-        who: time / count for who, time in common.interleaved(runs, block_ms=8, rounds=3).items()
-    }
+    times = common.interleaved(runs, block_ms=8, rounds=5, settle_ms=8)
+    times = {who: time / count for who, time in times.items()}
     results = []
     for recipe in RECIPES:
         us = {who.split()[1]: time for who, time in times.items() if who.startswith(recipe)}
@@ -130,7 +129,7 @@ def measure_weights(case: tuple[str, list[int], int, int, float]) -> list[Any]:
 
         calls: dict[str, Callable[..., Any]] = {"ours": ours, "torch": torchs}
         runs |= {f"{recipe} {who}": run for who, run in graphs(calls, [()]).items()}
-    times = common.interleaved(runs, block_ms=8, rounds=3)
+    times = common.interleaved(runs, block_ms=8, rounds=5, settle_ms=8)
     moved = rows * (n + k) + 2 * groups * n * k
     return [
         {"case": f"{recipe} dW {name}: {n} x {k}", "bytes": moved, "flops": 2.0 * rows * n * k,
