@@ -165,11 +165,18 @@ def test_groups_of_k(driver, catalog, fast) -> None:
     assert second["grid"][0] <= 132
 
 
-@pytest.mark.parametrize("fast", [False, True])
-@pytest.mark.parametrize("tokens", [14592, 14608])  # multiples of 128, and of 16
-def test_groups_of_k_whose_rows_share_lines_of_the_cache(driver, catalog, tokens, fast) -> None:
-    """Each 128 bytes are two requests then, so that larger tiles are quicker."""
-    m, n, groups = 4096, 7168, 12
+@pytest.mark.parametrize(
+    ("tokens", "groups", "fast", "tile"),
+    [
+        (14592, 4, True, [128, 128]), (14592, 4, False, [192, 128]),
+        # Rows that share lines of the cache: each 128 bytes are two requests.
+        (14608, 4, True, [192, 192]), (14608, 4, False, [192, 128]),
+        # Outputs of small groups are most of the time.
+        (8192, 128, True, [192, 192]), (8192, 128, False, [192, 128]),
+    ],
+)  # fmt: skip
+def test_tiles_of_groups_of_k(driver, catalog, tokens, groups, fast, tile) -> None:
+    m, n = 4096, 7168
     offs = empty(groups, dtype=torch.int32)
 
     def run() -> None:
@@ -178,10 +185,9 @@ def test_groups_of_k_whose_rows_share_lines_of_the_cache(driver, catalog, tokens
         torch.ops.cubin._scaled_grouped_matmul(*args, offs=offs, use_fast_accum=fast)
 
     _, launch = launches_of(driver, catalog, run)
-    kernel, params = catalog[launch["kernel"]], launch_params.read(launch, PARAMS)
-    whole = tokens % 128 == 0
-    assert bool(params.flags & WHOLE_LINES) == whole
-    assert kernel["tile"][:2] == [128, 128] if whole else kernel["tile"][0] == 192
+    params = launch_params.read(launch, PARAMS)
+    assert catalog[launch["kernel"]]["tile"][:2] == tile
+    assert bool(params.flags & WHOLE_LINES) == (tokens % 128 == 0)
 
 
 @pytest.mark.parametrize("of_k", [False, True])
@@ -264,8 +270,8 @@ def test_every_kernel_is_planned_for_some_sizes(driver, catalog) -> None:
     def call() -> None:
         for m, n in sizes:
             for fast in (False, True):
-                multiply(m, n, 512, use_fast_accum=fast)
-            multiply(m, n, 512, (BLOCK_1X128, BLOCK_1X128))
+                multiply(m, n, 2048, use_fast_accum=fast)
+            multiply(m, n, 2048, (BLOCK_1X128, BLOCK_1X128))
         for m in (16, 128):
             n, k = 14336, 4096
             b = tensors.strided((k, 2 * n), (1, k), E4M3)
