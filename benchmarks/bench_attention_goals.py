@@ -2,12 +2,15 @@
 
     python benchmarks/bench_attention_goals.py --lines --json result.json    # about four minutes
     python benchmarks/bench_attention_goals.py --only windows,paged
+    python benchmarks/bench_attention_goals.py --only forward --fa3 LIBRARY
 
 `forward` and `backward` are bf16, 16,384 tokens, heads * head_dim = 2,048, sequences of 512 to
-16,384 rows, alternating with cuDNN (common.py): cuDNN's time over ours. FlashAttention-3 is not
-installed here, so `forward, best` and `backward, FA3` divide those ratios by the speedup of
-FlashAttention-3 over cuDNN that was measured on an H200 (FA3_OVER_CUDNN), the forward only where
-FlashAttention-3 was faster.
+16,384 rows, alternating with cuDNN (common.py): cuDNN's time over ours. `forward, best` is the time
+of the faster of cuDNN and FlashAttention-3 over ours. LIBRARY registers sgl_kernel::fwd, which is
+FlashAttention-3's forward: `sgl_kernel/flash_ops.abi3.so` of PyPI's sglang-kernel for the same
+PyTorch (0.4.2 for 2.11). Without it, and for `backward, FA3`, the ratio to cuDNN is divided by the
+speedup of FlashAttention-3 over cuDNN that was measured on an H200 with PyTorch's cuDNN of that
+time (FA3_OVER_CUDNN), the forward's only where FlashAttention-3 was faster.
 The other groups are fractions of our dense rate per visible score (bench_attention_options.py), of
 a copy's bandwidth, or of our contiguous cache, or ratios to the faster of cuDNN and flash
 (bench_attention.py, sections kvcache and paged). `grouped heads`, `head dims between`, `short rows`
@@ -71,11 +74,16 @@ class Line:
 
 
 def measure_dense(
-    backward: bool, head_dim: int, length: int, causal: bool, budget_ms: float
+    backward: bool,
+    head_dim: int,
+    length: int,
+    causal: bool,
+    budget_ms: float,
+    peer: Callable[..., torch.Tensor] | None = None,
 ) -> common.Ratio:
-    """Measures cuDNN's time over ours."""
+    """Measures the peer's time over ours: cuDNN's if none is given."""
     q, k, v, grad = bench_attention.tensors(head_dim, length, torch.bfloat16)
-    functions = (bench_attention.stock(bench_attention.CUDNN), bench_attention.cubin)
+    functions = (peer or bench_attention.stock(bench_attention.CUDNN), bench_attention.cubin)
     runs: list[Callable[[], object]]
     if backward:
         runs = [bench_attention.gradients_of(f, q, k, v, grad, causal) for f in functions]
@@ -86,12 +94,32 @@ def measure_dense(
     return common.alternate(runs[0], runs[1], 1, budget_ms)
 
 
-def dense(backward: bool, budget_ms: float) -> Iterator[Line]:
+def flash_attention_3(library: str) -> Callable[..., torch.Tensor]:
+    """FlashAttention-3's forward, of (batch, heads, rows, head_dim) like the other contenders."""
+    torch.ops.load_library(library)
+    between = [None] * 20  # of value and the scale: caches, offsets, rotary embeddings, descales
+
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool) -> torch.Tensor:
+        out, *_ = torch.ops.sgl_kernel.fwd(
+            *(x.transpose(1, 2) for x in (q, k, v)), *between, q.shape[-1] ** -0.5, is_causal,
+            -1, -1, 0, 0.0, is_rotary_interleaved=False, scheduler_metadata=None, num_splits=1,
+            pack_gqa=False, sm_margin=0, sinks=None,
+        )  # fmt: skip
+        return out.transpose(1, 2)
+
+    return run
+
+
+def dense(backward: bool, budget_ms: float, library: str | None = None) -> Iterator[Line]:
+    fa3 = flash_attention_3(library) if library else None
     lengths = list(enumerate(bench_attention.LENGTHS))
     for head_dim, causal, (i, length) in itertools.product((64, 128, 256), (False, True), lengths):
         timed = measure_dense(backward, head_dim, length, causal, budget_ms)
         values = {"backward" if backward else "forward": timed.ratio}
-        if not backward:
+        if fa3:
+            beside = measure_dense(False, head_dim, length, causal, budget_ms, fa3)
+            values["forward, best"] = min(timed.ratio, beside.ratio)
+        elif not backward:
             better = max(1.0, FA3_OVER_CUDNN[head_dim, causal][i])
             values["forward, best"] = timed.ratio / better
         elif length == bench_attention.LENGTHS[-1]:
@@ -160,6 +188,7 @@ def print_line(x: Line) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", metavar="PART,...", help=f"of {', '.join(MEASURED)}")
+    parser.add_argument("--fa3", metavar="LIBRARY", help="runs FlashAttention-3 of this library")
     parser.add_argument("--budget", type=float, default=60, help="milliseconds a line (60)")
     parser.add_argument("--lines", action="store_true", help="print each line when it is measured")
     parser.add_argument("--json", metavar="FILE", help="write all numbers")
@@ -172,7 +201,7 @@ def main() -> None:
     common.print_machine("torch.ops.cubin's attention beside the project's goals")
     torch.manual_seed(0)
     measures: dict[str, Callable[[], Iterator[Line]]] = {
-        "forward": lambda: dense(False, chosen.budget),
+        "forward": lambda: dense(False, chosen.budget, chosen.fa3),
         "backward": lambda: dense(True, chosen.budget),
         "options": options,
         "caches": lambda: caches(chosen.budget),
