@@ -16,9 +16,9 @@ import torch_cubin
 from torch_cubin._native import library
 from torch_cubin._tuning import measure
 
-BATCHED, SPLIT_PAIR, SERPENTINE, GROUP_N, GENERAL = 1, 8, 16, 32, 64
-ALONG_N, ALONG_M = 1, 21  # the first of two bits
-CLUSTER = 3 << ALONG_N | 3 << ALONG_M | SPLIT_PAIR
+BATCHED, OVER_K, SERPENTINE, GROUP_N, GENERAL = 1, 8, 16, 32, 64
+ALONG_N, ALONG_M, ALONG_K = 1, 21, 27  # the first of two bits
+CLUSTER = 3 << ALONG_N | 3 << ALONG_M | OVER_K
 OUT_FLOAT, OUT_UNALIGNED, FINISH, ACTIVATE = 1 << 8, 1 << 15, 1 << 16, 1 << 17
 SPLIT_K, READ_A, READ_B, TRANSPOSED = 1 << 18, 1 << 19, 1 << 20, 1 << 23
 SUMS, KEEP_OUT = 1 << 24, 1 << 26
@@ -74,6 +74,11 @@ def test_boxes_of_a_stage_have_the_bytes_that_its_barrier_expects(
         check_launch(sm90, layout, shape, launch, params)
 
 
+def parts_of_k(params: Params) -> int:
+    """Blocks of a cluster that split K."""
+    return 1 << (params.flags >> ALONG_K & 3) if params.flags & OVER_K else 1
+
+
 def check_launch(sm90, layout: str, shape, launch: dict, params: Params) -> None:
     m, n, k = shape
     out = [n, m]
@@ -95,7 +100,7 @@ def check_launch(sm90, layout: str, shape, launch: dict, params: Params) -> None
         assert rows % (8 * parts) == 0
         assert found["box"] == [64, rows // parts]
         assert found["dims"] == ([size, k] if mn_major else [k, size])
-    size = 2 if params.flags & SPLIT_PAIR else per_m * per_n
+    size = parts_of_k(params) * per_m * per_n
     if size > 1:
         assert launch["attributes"]["4"] == [size, 1, 1]
         assert launch["grid"][0] % size == 0
@@ -105,9 +110,10 @@ def check_launch(sm90, layout: str, shape, launch: dict, params: Params) -> None
     assert params.tiles_n == -(-n // (tile[1] * per_n))
     assert params.whole_tiles + params.stream_tiles == params.tiles_m * params.tiles_n
     assert params.k_blocks == -(-k // 64)
-    if params.flags & SPLIT_PAIR:  # one tile a cluster, and both blocks have some of K
+    if params.flags & OVER_K:  # one tile a cluster, and all of its blocks have some of K
+        assert per_m * per_n == 1
         assert clusters == params.whole_tiles
-        assert params.k_blocks >= 2
+        assert params.k_blocks >= size
     assert not params.flags & GENERAL
     assert bool(params.flags & KEEP_OUT) == (2 * m * n <= L2_BYTES)
     found = read_map(params.out_map)
@@ -144,6 +150,32 @@ def test_blocks_of_a_cluster_share_operands(
     check_launch(sm90, layout, (m, n, k), launch, params)
 
 
+@pytest.mark.parametrize("layout", ["nt", "nn"])
+@pytest.mark.parametrize(("name", "parts"), [("split_k", 2), ("four_k", 4), ("eight_k", 8)])
+def test_blocks_of_a_cluster_split_k(driver, sm90, layout: str, name: str, parts: int) -> None:
+    """Where each has some of it, and the clusters are no more than run at a time."""
+    m, n, k = 200, 112, 1832
+
+    def multiply(m: int, n: int, k: int, invariant: bool = False) -> None:
+        a = tensors.empty(m, k, dtype=torch.bfloat16)
+        b = tensors.strided((k, n), (1, k) if layout == "nt" else (n, 1), torch.bfloat16)
+        with measure.watching(), torch_cubin.batch_invariant(invariant):
+            library.force_config(f"sm90 64x64 {name}")
+            torch.ops.cubin._matmul(a, b)
+
+    calls = [
+        partial(multiply, m, n, k),
+        partial(multiply, m, n, k, invariant=True),
+        partial(multiply, m, n, 128 * parts - 8),
+        partial(multiply, m, 264 // parts * 64, k),
+    ]
+    (launch, params), *others = launches_of(driver, calls)
+    assert launch["kernel"].endswith("_64x64")
+    assert parts_of_k(params) == parts
+    check_launch(sm90, layout, (m, n, k), launch, params)
+    assert [parts_of_k(params) == parts for _, params in others] == [False] * 3
+
+
 @pytest.mark.parametrize("layout", ["nt", "nn", "tn"])
 @pytest.mark.parametrize("tile", ["128x192", "128x160", "128x128"])
 def test_ping_pong_takes_whole_products_alone(driver, sm90, layout: str, tile: str) -> None:
@@ -163,7 +195,7 @@ def test_ping_pong_takes_whole_products_alone(driver, sm90, layout: str, tile: s
     shape = (1000, 1096, 264)
     [(launch, params)] = launches_of(driver, [partial(multiply, *shape)])
     assert launch["kernel"].endswith(f"_{layout}_{tile}_ping_pong")
-    assert not params.flags & (SPLIT_PAIR | SPLIT_K | TRANSPOSED)
+    assert not params.flags & (OVER_K | SPLIT_K | TRANSPOSED)
     check_launch(sm90, layout, shape, launch, params)
 
 
@@ -330,12 +362,12 @@ def test_batch_invariant_products_accumulate_all_of_k_in_order(driver, sm90) -> 
 
     outside = launches_of(driver, [partial(multiply, x, False) for x in (backwards, split)])
     assert outside[0][1].flags & SERPENTINE
-    assert outside[1][1].flags & SPLIT_PAIR
+    assert outside[1][1].flags & OVER_K
     # (Outside, the last one would stream its last tiles, for which the stand-in has no memory.)
     shapes = (backwards, split, streamed)
     inside = launches_of(driver, [partial(multiply, x, True) for x in shapes])
     for _, params in inside:
-        assert not params.flags & (SERPENTINE | SPLIT_PAIR)
+        assert not params.flags & (SERPENTINE | OVER_K)
         assert params.stream_tiles == 0
     # Equal parts of K, by N and K: k blocks of a part.
     assert [params.split_blocks for _, params in inside] == [32, 32, 0]
@@ -489,7 +521,7 @@ def test_split_sums_go_to_matrices_of_their_own(driver, tmp_path, monkeypatch) -
     assert finish["kernel"] == "finish_matmul_bf16_splits"
     params = launch_params.read(product, Params)
     assert params.flags & (SPLIT_K | SUMS) == SPLIT_K | SUMS
-    assert not params.flags & (BATCHED | SPLIT_PAIR | GENERAL)
+    assert not params.flags & (BATCHED | OVER_K | GENERAL)
     splits = params.batch[0]
     assert splits > 2
     assert params.k_blocks == 255

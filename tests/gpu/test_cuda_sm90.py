@@ -64,11 +64,13 @@ hopper = pytest.mark.skipif(
     torch.cuda.is_available() and torch.cuda.get_device_capability()[0] != 9,
     reason="sm90 kernels run on Hopper alone",
 )
-# How blocks split K: over clusters, joined through memory; over a cluster's two blocks; over
-# blocks whose sums a second kernel adds. And operands that four blocks share.
+# How blocks split K: over clusters, joined through memory; over a cluster's two, four or eight
+# blocks; over blocks whose sums a second kernel adds. And operands that four blocks share.
 RACY = {
     " streamed": (3080, 4616, 264),
     " split_k": (200, 264, 4104),
+    " four_k": (200, 264, 4104),
+    " eight_k": (200, 112, 1832),
     "split": (136, 200, 8008),
     " share_both": (1032, 1544, 1032),
 }

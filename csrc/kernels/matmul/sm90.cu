@@ -284,8 +284,11 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
     if constexpr (C::kRowSums) {
       if (adds) store_row_sums<C>(p, w, group, of_row, row_totals);
     }
-    if constexpr (C::kInPairs) {
-      if ((p.flags & kSm90SplitPair) && !exchange<C>(group, shared, sum)) continue;
+    if constexpr (C::kSplitsK) {
+      if ((p.flags & kSm90OverK) && !exchange<C>(p, warp, shared, word, sum)) {
+        if (finishes) wait_for_bias(group);  // the warpgroup's other warps may finish their rows
+        continue;
+      }
     }
     if constexpr (C::kSwaps) {
       if (transposes) {
@@ -306,11 +309,12 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   u32 shared = shared_address(memory);
   u32 full = shared + C::kBarriers, empty = full + 8 * C::kStages;
-  u32 word = empty + 8 * C::kStages;  // one word per warpgroup
+  // One word per warpgroup, for streamed tiles, or the barrier of a cluster that splits K.
+  u32 word = empty + 8 * C::kStages;
   static_assert(sizeof(Work) == 64 && C::kRing > C::kStages);
   auto ring = reinterpret_cast<Work*>(memory + C::kBarriers + 16 * C::kStages + 16);
   int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-  bool together = p.flags & (3 << kSm90AlongN | 3 << kSm90AlongM | kSm90SplitPair);
+  bool together = p.flags & (3 << kSm90AlongN | 3 << kSm90AlongM | kSm90OverK);
   bool reads = C::kReads && (p.flags & (kSm90ReadA | kSm90ReadB));
 
   if (threadIdx.x == 0) {
@@ -324,6 +328,9 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
       barrier_init(full + 8 * s, reads ? kReadArrivals : C::kProducers);
       const int freeing = C::kRowSums && p.row_sums != nullptr ? 4 * C::kConsumers : C::kFreeing;
       barrier_init(empty + 8 * s, freeing * ClusterShape(p.flags).sources());
+    }
+    if constexpr (C::kSplitsK) {
+      if (p.flags & kSm90OverK) expect_sums<C>(p, word);
     }
     fence_barrier_init();
   }
@@ -341,12 +348,9 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
       wait_for_previous_grid();
     }
     __syncwarp();
-    if (C::kInPairs && (p.flags & kSm90SplitPair)) {
-      // Matches the two cluster barriers of `exchange`. A cluster has at most one tile.
-      if (static_cast<int>(blockIdx.x >> 1) < p.whole_tiles) {
-        cluster_sync_unaligned();
-        cluster_sync_unaligned();
-      }
+    if (C::kSplitsK && (p.flags & kSm90OverK)) {
+      // Matches the cluster barrier of `exchange`. A cluster has at most one tile.
+      if (static_cast<int>(blockIdx.x >> log_parts<C>(p)) < p.whole_tiles) cluster_meet();
     }
   } else {
     if constexpr (C::kConsumers > 1) more_registers<C::kConsumerRegisters>();
@@ -364,7 +368,7 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
 extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     TC_KERNEL(const __grid_constant__ Sm90MatmulParams p) {
   using Tile = Config<DType::TC_DTYPE, TC_A_MN, TC_B_MN, TC_TILE_M, TC_TILE_N, TC_STAGES,
-                      TC_CONSUMERS, TC_STREAMS, TC_PAIRS, TC_READS>;
+                      TC_CONSUMERS, TC_STREAMS, TC_SPLITS_K, TC_READS>;
   using C = Swapping<Tile, TC_SWAPS>;
   static_assert(C::kThreads == TC_THREADS && C::kSharedBytes == TC_DYNAMIC_SHARED);
   static_assert(C::kTileK == TC_TILE_K, "128 bytes of K");
@@ -378,11 +382,11 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
  "defaults": {
   "kind": "sm90", "archs": ["sm_90a"], "alignment": 16, "cost": {},
   "block": ["{t.threads}", 1, 1], "tile": "{t.tile}", "stages": "{t.stages}",
-  "dynamic_shared": "{t.shared}", "streams": "{t.streams}", "pairs": "{t.pairs}",
+  "dynamic_shared": "{t.shared}", "streams": "{t.streams}", "splits_k": "{t.splits_k}",
   "reads": "{t.reads}", "swaps": "{t.swaps}",
   "defines": {"TC_DTYPE": "{d.dtype}", "TC_A_MN": "{l.a_mn}", "TC_B_MN": "{l.b_mn}",
-              "TC_CONSUMERS": "{t.consumers}", "TC_STREAMS": "{t.streams}", "TC_PAIRS": "{t.pairs}",
-              "TC_READS": "{t.reads}", "TC_SWAPS": "{t.swaps}"}},
+              "TC_CONSUMERS": "{t.consumers}", "TC_STREAMS": "{t.streams}",
+              "TC_SPLITS_K": "{t.splits_k}", "TC_READS": "{t.reads}", "TC_SWAPS": "{t.swaps}"}},
  "kernels": [
   {"name": "sm90_matmul_{d.short}_{l.layout}_{t.name}",
    "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{l.layout}",
@@ -392,39 +396,39 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     "l": [{"layout": "nt", "a_mn": 0, "b_mn": 0}],
     "t": [
      {"name": "256x192", "tile": [256, 192, 64], "stages": 3, "consumers": 2, "threads": 384,
-      "shared": 222528, "streams": 1, "pairs": 0, "reads": 0, "swaps": 0, "spill": 160},
+      "shared": 222528, "streams": 1, "splits_k": 0, "reads": 0, "swaps": 0, "spill": 160},
      {"name": "256x128", "tile": [256, 128, 64], "stages": 4, "consumers": 2, "threads": 384,
-      "shared": 230480, "streams": 0, "pairs": 0, "reads": 0, "swaps": 0, "spill": 0},
+      "shared": 230480, "streams": 0, "splits_k": 0, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "128x256", "tile": [128, 256, 64], "stages": 4, "consumers": 2, "threads": 384,
-      "shared": 230992, "streams": 0, "pairs": 0, "reads": 0, "swaps": 0, "spill": 0},
+      "shared": 230992, "streams": 0, "splits_k": 0, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "128x224", "tile": [128, 224, 64], "stages": 4, "consumers": 2, "threads": 384,
-      "shared": 230864, "streams": 0, "pairs": 0, "reads": 0, "swaps": 1, "spill": 0},
+      "shared": 230864, "streams": 0, "splits_k": 0, "reads": 0, "swaps": 1, "spill": 0},
      {"name": "128x192", "tile": [128, 192, 64], "stages": 4, "consumers": 2, "threads": 384,
-      "shared": 230736, "streams": 0, "pairs": 1, "reads": 0, "swaps": 1, "spill": 0},
+      "shared": 230736, "streams": 0, "splits_k": 1, "reads": 0, "swaps": 1, "spill": 0},
      {"name": "128x160", "tile": [128, 160, 64], "stages": 5, "consumers": 2, "threads": 384,
-      "shared": 218336, "streams": 0, "pairs": 1, "reads": 0, "swaps": 1, "spill": 0},
+      "shared": 218336, "streams": 0, "splits_k": 1, "reads": 0, "swaps": 1, "spill": 0},
      {"name": "128x128", "tile": [128, 128, 64], "stages": 6, "consumers": 2, "threads": 384,
-      "shared": 230512, "streams": 0, "pairs": 1, "reads": 0, "swaps": 0, "spill": 0},
+      "shared": 230512, "streams": 0, "splits_k": 1, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "128x96", "tile": [128, 96, 64], "stages": 7, "consumers": 2, "threads": 384,
-      "shared": 218112, "streams": 0, "pairs": 1, "reads": 0, "swaps": 1, "spill": 0},
+      "shared": 218112, "streams": 0, "splits_k": 1, "reads": 0, "swaps": 1, "spill": 0},
      {"name": "128x80", "tile": [128, 80, 64], "stages": 7, "consumers": 2, "threads": 384,
-      "shared": 220096, "streams": 0, "pairs": 1, "reads": 0, "swaps": 0, "spill": 0},
+      "shared": 220096, "streams": 0, "splits_k": 1, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "192x192", "tile": [192, 192, 64], "stages": 4, "consumers": 3, "threads": 512,
-      "shared": 222928, "streams": 0, "pairs": 0, "reads": 0, "swaps": 0, "spill": 0},
+      "shared": 222928, "streams": 0, "splits_k": 0, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "64x192", "tile": [64, 192, 64], "stages": 6, "consumers": 1, "threads": 256,
-      "shared": 230384, "streams": 0, "pairs": 0, "reads": 0, "swaps": 0, "spill": 0},
+      "shared": 230384, "streams": 0, "splits_k": 0, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "128x64", "tile": [128, 64, 64], "stages": 8, "consumers": 2, "threads": 384,
-      "shared": 230800, "streams": 0, "pairs": 1, "reads": 0, "swaps": 0, "spill": 0},
+      "shared": 230800, "streams": 0, "splits_k": 1, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "64x128", "tile": [64, 128, 64], "stages": 8, "consumers": 1, "threads": 256,
-      "shared": 230800, "streams": 0, "pairs": 0, "reads": 0, "swaps": 0, "spill": 0},
+      "shared": 230800, "streams": 0, "splits_k": 1, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "64x96", "tile": [64, 96, 64], "stages": 9, "consumers": 1, "threads": 256,
-      "shared": 218464, "streams": 0, "pairs": 0, "reads": 0, "swaps": 0, "spill": 0},
+      "shared": 218464, "streams": 0, "splits_k": 0, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "64x32", "tile": [64, 32, 64], "stages": 14, "consumers": 1, "threads": 256,
-      "shared": 206128, "streams": 0, "pairs": 0, "reads": 0, "swaps": 0, "spill": 0},
+      "shared": 206128, "streams": 0, "splits_k": 0, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "64x64", "tile": [64, 64, 64], "stages": 10, "consumers": 1, "threads": 256,
-      "shared": 197936, "streams": 0, "pairs": 0, "reads": 0, "swaps": 0, "spill": 0},
+      "shared": 197936, "streams": 0, "splits_k": 1, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "64x64_read", "tile": [64, 64, 64], "stages": 10, "consumers": 1, "threads": 256,
-      "shared": 197936, "streams": 0, "pairs": 0, "reads": 1, "swaps": 0, "spill": 0}]}},
+      "shared": 197936, "streams": 0, "splits_k": 0, "reads": 1, "swaps": 0, "spill": 0}]}},
   {"name": "sm90_matmul_{d.short}_{l.layout}_{t.name}",
    "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{l.layout}",
    "accepted_spill": {"sm_90a": "{t.spill}"},
@@ -433,31 +437,31 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     "l": [{"layout": "nn", "a_mn": 0, "b_mn": 1}],
     "t": [
      {"name": "256x192", "tile": [256, 192, 64], "stages": 3, "consumers": 2, "threads": 384,
-      "shared": 222528, "streams": 1, "pairs": 0, "reads": 0, "swaps": 0, "spill": 160},
+      "shared": 222528, "streams": 1, "splits_k": 0, "reads": 0, "swaps": 0, "spill": 160},
      {"name": "256x128", "tile": [256, 128, 64], "stages": 4, "consumers": 2, "threads": 384,
-      "shared": 230480, "streams": 0, "pairs": 0, "reads": 0, "swaps": 0, "spill": 0},
+      "shared": 230480, "streams": 0, "splits_k": 0, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "128x256", "tile": [128, 256, 64], "stages": 4, "consumers": 2, "threads": 384,
-      "shared": 230992, "streams": 0, "pairs": 0, "reads": 0, "swaps": 0, "spill": 0},
+      "shared": 230992, "streams": 0, "splits_k": 0, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "128x192", "tile": [128, 192, 64], "stages": 5, "consumers": 2, "threads": 384,
-      "shared": 222560, "streams": 0, "pairs": 1, "reads": 0, "swaps": 0, "spill": 0},
+      "shared": 222560, "streams": 0, "splits_k": 1, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "128x160", "tile": [128, 160, 64], "stages": 5, "consumers": 2, "threads": 384,
-      "shared": 222432, "streams": 0, "pairs": 1, "reads": 0, "swaps": 0, "spill": 0},
+      "shared": 222432, "streams": 0, "splits_k": 1, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "128x128", "tile": [128, 128, 64], "stages": 6, "consumers": 2, "threads": 384,
-      "shared": 230512, "streams": 0, "pairs": 1, "reads": 0, "swaps": 0, "spill": 0},
+      "shared": 230512, "streams": 0, "splits_k": 1, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "128x96", "tile": [128, 96, 64], "stages": 6, "consumers": 2, "threads": 384,
-      "shared": 230384, "streams": 0, "pairs": 1, "reads": 0, "swaps": 0, "spill": 0},
+      "shared": 230384, "streams": 0, "splits_k": 1, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "192x192", "tile": [192, 192, 64], "stages": 4, "consumers": 3, "threads": 512,
-      "shared": 222928, "streams": 0, "pairs": 0, "reads": 0, "swaps": 0, "spill": 0},
+      "shared": 222928, "streams": 0, "splits_k": 0, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "64x192", "tile": [64, 192, 64], "stages": 6, "consumers": 1, "threads": 256,
-      "shared": 230384, "streams": 0, "pairs": 0, "reads": 0, "swaps": 0, "spill": 0},
+      "shared": 230384, "streams": 0, "splits_k": 0, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "128x64", "tile": [128, 64, 64], "stages": 8, "consumers": 2, "threads": 384,
-      "shared": 230800, "streams": 0, "pairs": 1, "reads": 0, "swaps": 0, "spill": 0},
+      "shared": 230800, "streams": 0, "splits_k": 1, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "64x128", "tile": [64, 128, 64], "stages": 8, "consumers": 1, "threads": 256,
-      "shared": 230800, "streams": 0, "pairs": 0, "reads": 0, "swaps": 0, "spill": 0},
+      "shared": 230800, "streams": 0, "splits_k": 1, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "64x64", "tile": [64, 64, 64], "stages": 10, "consumers": 1, "threads": 256,
-      "shared": 197936, "streams": 0, "pairs": 0, "reads": 0, "swaps": 0, "spill": 0},
+      "shared": 197936, "streams": 0, "splits_k": 1, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "64x64_read", "tile": [64, 64, 64], "stages": 10, "consumers": 1, "threads": 256,
-      "shared": 197936, "streams": 0, "pairs": 0, "reads": 1, "swaps": 0, "spill": 0}]}},
+      "shared": 197936, "streams": 0, "splits_k": 0, "reads": 1, "swaps": 0, "spill": 0}]}},
   {"name": "sm90_matmul_{d.short}_{l.layout}_{t.name}",
    "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{l.layout}",
    "accepted_spill": {"sm_90a": "{t.spill}"},
@@ -466,21 +470,21 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     "l": [{"layout": "tn", "a_mn": 1, "b_mn": 1}],
     "t": [
      {"name": "256x192", "tile": [256, 192, 64], "stages": 3, "consumers": 2, "threads": 384,
-      "shared": 222528, "streams": 1, "pairs": 0, "reads": 0, "swaps": 0, "spill": 176},
+      "shared": 222528, "streams": 1, "splits_k": 0, "reads": 0, "swaps": 0, "spill": 176},
      {"name": "256x128", "tile": [256, 128, 64], "stages": 4, "consumers": 2, "threads": 384,
-      "shared": 230480, "streams": 1, "pairs": 0, "reads": 0, "swaps": 0, "spill": 0},
+      "shared": 230480, "streams": 1, "splits_k": 0, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "128x256", "tile": [128, 256, 64], "stages": 4, "consumers": 2, "threads": 384,
-      "shared": 230992, "streams": 1, "pairs": 0, "reads": 0, "swaps": 0, "spill": 0},
+      "shared": 230992, "streams": 1, "splits_k": 0, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "128x192", "tile": [128, 192, 64], "stages": 5, "consumers": 2, "threads": 384,
-      "shared": 222560, "streams": 1, "pairs": 1, "reads": 0, "swaps": 1, "spill": 0},
+      "shared": 222560, "streams": 1, "splits_k": 1, "reads": 0, "swaps": 1, "spill": 0},
      {"name": "128x160", "tile": [128, 160, 64], "stages": 5, "consumers": 2, "threads": 384,
-      "shared": 222432, "streams": 1, "pairs": 1, "reads": 0, "swaps": 1, "spill": 0},
+      "shared": 222432, "streams": 1, "splits_k": 1, "reads": 0, "swaps": 1, "spill": 0},
      {"name": "128x128", "tile": [128, 128, 64], "stages": 6, "consumers": 2, "threads": 384,
-      "shared": 230512, "streams": 1, "pairs": 1, "reads": 0, "swaps": 0, "spill": 0},
+      "shared": 230512, "streams": 1, "splits_k": 1, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "192x192", "tile": [192, 192, 64], "stages": 4, "consumers": 3, "threads": 512,
-      "shared": 222928, "streams": 1, "pairs": 0, "reads": 0, "swaps": 0, "spill": 0},
+      "shared": 222928, "streams": 1, "splits_k": 0, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "64x128", "tile": [64, 128, 64], "stages": 8, "consumers": 1, "threads": 256,
-      "shared": 230800, "streams": 0, "pairs": 0, "reads": 0, "swaps": 0, "spill": 0}]}},
+      "shared": 230800, "streams": 0, "splits_k": 0, "reads": 0, "swaps": 0, "spill": 0}]}},
   {"name": "sm90_matmul_{d.short}_{l.layout}_{t.name}",
    "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{l.layout}",
    "accepted_spill": {"sm_90a": "{t.spill}"},
@@ -489,15 +493,15 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     "l": [{"layout": "tt", "a_mn": 1, "b_mn": 0}],
     "t": [
      {"name": "128x256", "tile": [128, 256, 64], "stages": 4, "consumers": 2, "threads": 384,
-      "shared": 230992, "streams": 0, "pairs": 0, "reads": 0, "swaps": 0, "spill": 0},
+      "shared": 230992, "streams": 0, "splits_k": 0, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "128x192", "tile": [128, 192, 64], "stages": 5, "consumers": 2, "threads": 384,
-      "shared": 222560, "streams": 0, "pairs": 0, "reads": 0, "swaps": 1, "spill": 0},
+      "shared": 222560, "streams": 0, "splits_k": 0, "reads": 0, "swaps": 1, "spill": 0},
      {"name": "128x160", "tile": [128, 160, 64], "stages": 5, "consumers": 2, "threads": 384,
-      "shared": 218336, "streams": 0, "pairs": 0, "reads": 0, "swaps": 1, "spill": 0},
+      "shared": 218336, "streams": 0, "splits_k": 0, "reads": 0, "swaps": 1, "spill": 0},
      {"name": "128x128", "tile": [128, 128, 64], "stages": 6, "consumers": 2, "threads": 384,
-      "shared": 230512, "streams": 0, "pairs": 1, "reads": 0, "swaps": 0, "spill": 0},
+      "shared": 230512, "streams": 0, "splits_k": 1, "reads": 0, "swaps": 0, "spill": 0},
      {"name": "64x128", "tile": [64, 128, 64], "stages": 8, "consumers": 1, "threads": 256,
-      "shared": 230800, "streams": 0, "pairs": 0, "reads": 0, "swaps": 0, "spill": 0}]}},
+      "shared": 230800, "streams": 0, "splits_k": 0, "reads": 0, "swaps": 0, "spill": 0}]}},
   {"name": "sm90_matmul_tf32_{l.layout}_{t.name}",
    "dtype": "float32", "math": "tf32", "layout": "{l.layout}",
    "for": {
@@ -505,11 +509,11 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     "l": [{"layout": "nt", "a_mn": 0, "b_mn": 0}],
     "t": [
      {"name": "128x256", "tile": [128, 256, 32], "stages": 4, "consumers": 2, "threads": 384,
-      "shared": 232016, "streams": 0, "pairs": 0, "reads": 0, "swaps": 0},
+      "shared": 232016, "streams": 0, "splits_k": 0, "reads": 0, "swaps": 0},
      {"name": "128x128", "tile": [128, 128, 32], "stages": 6, "consumers": 2, "threads": 384,
-      "shared": 231024, "streams": 0, "pairs": 1, "reads": 0, "swaps": 0},
+      "shared": 231024, "streams": 0, "splits_k": 1, "reads": 0, "swaps": 0},
      {"name": "64x128", "tile": [64, 128, 32], "stages": 8, "consumers": 1, "threads": 256,
-      "shared": 231056, "streams": 0, "pairs": 0, "reads": 0, "swaps": 0}]}},
+      "shared": 231056, "streams": 0, "splits_k": 0, "reads": 0, "swaps": 0}]}},
   {"name": "sm90_matmul_tf32_{l.layout}_{t.name}",
    "dtype": "float32", "math": "tf32", "layout": "{l.layout}",
    "for": {
@@ -517,7 +521,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     "l": [{"layout": "tt", "a_mn": 1, "b_mn": 0}],
     "t": [
      {"name": "128x256", "tile": [128, 256, 32], "stages": 4, "consumers": 2, "threads": 384,
-      "shared": 232016, "streams": 0, "pairs": 0, "reads": 0, "swaps": 0},
+      "shared": 232016, "streams": 0, "splits_k": 0, "reads": 0, "swaps": 0},
      {"name": "128x128", "tile": [128, 128, 32], "stages": 6, "consumers": 2, "threads": 384,
-      "shared": 231024, "streams": 0, "pairs": 1, "reads": 0, "swaps": 0}]}}]}
+      "shared": 231024, "streams": 0, "splits_k": 1, "reads": 0, "swaps": 0}]}}]}
 */

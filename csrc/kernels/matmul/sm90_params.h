@@ -28,7 +28,7 @@ enum Sm90Flags {
   // log2 of a cluster's blocks along N, which share A's tile: each loads an equal part for all of
   // them.
   kSm90AlongN = 1,        // at bits 1 and 2; kSm90AlongM for blocks along M, which share B's tile
-  kSm90SplitPair = 8,     // cluster of 2, one tile, half of K each; at most one tile per cluster
+  kSm90OverK = 8,         // the blocks of a cluster split K: see kSm90AlongK
   kSm90Serpentine = 16,   // K backwards in every other tile, to reuse the L2 cache
   kSm90GroupN = 32,       // the groups of the tile order run along N instead of M
   kSm90General = 64,      // the epilogue through shared memory, for cases that kSm90Finish excludes
@@ -60,6 +60,9 @@ enum Sm90Flags {
   kSm90Sums = 1 << 24,
   kSm90Accumulate = 1 << 25,  // (kSm90Sums) out += sum, by the TMA: nothing is read
   kSm90KeepOut = 1 << 26,     // in the L2 cache, for the next kernel; else out is evicted first
+  // (kSm90OverK) At bits 27 and 28, log2 of a cluster's blocks, each of which has a part of K of
+  // the same tile. A cluster has at most one tile.
+  kSm90AlongK = 27,
 };
 
 // A 16-bit operand that the producer's threads read: rows along its contiguous dim.

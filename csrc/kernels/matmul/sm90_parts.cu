@@ -192,7 +192,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
 {"virtual_arch": ["90a"],
  "defaults": {
   "kind": "sm90_parts", "archs": ["sm_90a"], "alignment": 16, "cost": {},
-  "streams": 0, "pairs": 0, "reads": 0, "swaps": 0},
+  "streams": 0, "splits_k": 0, "reads": 0, "swaps": 0},
  "kernels": [
   {"name": "sm90_matmul_parts_{d.short}_nt_{t.name}",
    "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "nt",

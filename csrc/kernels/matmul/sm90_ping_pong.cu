@@ -22,7 +22,7 @@ struct PingPong : Tile {
   static constexpr int kBlocksM = Tile::kTileM / 64;
   static constexpr int kFreeing = 1;  // arrivals of a block at an empty barrier
   static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
-  static_assert(Tile::kConsumers == 2 && !Tile::kStreams && !Tile::kInPairs && !Tile::kReads);
+  static_assert(Tile::kConsumers == 2 && !Tile::kStreams && !Tile::kSplitsK && !Tile::kReads);
   static_assert(kBlocksM * Tile::kTileN <= 384, "accumulators: 192 registers at most");
 };
 
@@ -211,7 +211,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
   "kind": "sm90_ping_pong", "archs": ["sm_90a"], "alignment": 16, "cost": {},
   "block": [384, 1, 1], "tile": "{t.tile}", "stages": "{t.stages}",
   "dynamic_shared": "{t.shared}", "accepted_spill": {"sm_90a": "{t.spill}"},
-  "streams": 0, "pairs": 0, "reads": 0, "swaps": "{t.swaps}",
+  "streams": 0, "splits_k": 0, "reads": 0, "swaps": "{t.swaps}",
   "defines": {"TC_DTYPE": "{d.dtype}", "TC_A_MN": "{l.a_mn}", "TC_B_MN": "{l.b_mn}",
               "TC_SWAPS": "{t.swaps}"}},
  "kernels": [

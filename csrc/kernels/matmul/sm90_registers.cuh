@@ -206,8 +206,9 @@ TC_DEVICE void consume_from_registers(const Sm90MatmulParams& p, u32 shared, u32
     wgmma_wait<0>();
     keep_in_place(sum[0]);
     free_stage(frees, empty + 8 * previous, target);
-    if constexpr (C::kInPairs) {
-      if ((p.flags & kSm90SplitPair) && !exchange<C>(group, shared, sum)) continue;
+    if constexpr (C::kSplitsK) {
+      const u32 arrived = empty + 8 * C::kStages;
+      if ((p.flags & kSm90OverK) && !exchange<C>(p, warp, shared, arrived, sum)) continue;
     }
     if (p.flags & kSm90General) {
       finish_registers<C>(p, w, m, n, sum);

@@ -16,7 +16,7 @@ constexpr int kSkewBarrier = 1, kGroupBarrier = 2;
 
 template <DType kTypeValue, bool kAMnMajorValue, bool kBMnMajorValue, int kTileMValue,
           int kTileNValue, int kStagesValue, int kConsumersValue, bool kStreamsValue,
-          bool kPairsValue, bool kReadsValue>
+          bool kSplitsKValue, bool kReadsValue>
 struct Config {
   static constexpr DType kType = kTypeValue;  // float32: TF32 products
   static constexpr bool kAMnMajor = kAMnMajorValue, kBMnMajor = kBMnMajorValue;
@@ -24,7 +24,7 @@ struct Config {
   static constexpr int kConsumers = kConsumersValue;
   // Optional features: streaming tiles, splitting K between the blocks of a cluster, reading
   // unaligned rows.
-  static constexpr bool kStreams = kStreamsValue, kInPairs = kPairsValue, kReads = kReadsValue;
+  static constexpr bool kStreams = kStreamsValue, kSplitsK = kSplitsKValue, kReads = kReadsValue;
   static constexpr bool kWidened = false;  // the epilogue's Widened
   static constexpr int kThreads = kWarpgroup * (1 + kConsumers);
   static constexpr int kBlocksM = kTileM / (64 * kConsumers);  // m64 blocks per warpgroup
@@ -125,6 +125,13 @@ struct alignas(16) Work {
   int k_first, k_step;  // the first k block; 1, or -1 if K runs backwards
 };
 
+// log2 of the parts of K that the blocks of a cluster have, with kSm90OverK. (Other kernels never
+// see that flag.)
+template <class C>
+TC_DEVICE int log_parts(const Sm90MatmulParams& p) {
+  return C::kSplitsK ? p.flags >> kSm90AlongK & 3 : 1;
+}
+
 // The tile scheduler of a block: every `clusters`-th whole tile, then its share of the streamed
 // tiles.
 template <class C>
@@ -137,7 +144,7 @@ struct Schedule {
   int k_begin;      // of the work item
 
   TC_DEVICE Schedule(const Sm90MatmulParams& params) : p(params), shape(params.flags) {
-    int log_size = p.flags & kSm90SplitPair ? 1 : shape.log_size();
+    int log_size = p.flags & kSm90OverK ? log_parts<C>(p) : shape.log_size();
     size = 1 << log_size;
     rank = blockIdx.x & (size - 1);
     cluster = blockIdx.x >> log_size;
@@ -158,6 +165,9 @@ struct Schedule {
     return ((of_unit + 1) * p.stream_clusters - 1) / all_units();
   }
 
+  // The first k block of a part, of those that the blocks of a cluster have.
+  TC_DEVICE int first_of_part(int part) const { return (part * p.k_blocks + size - 1) / size; }
+
   // The block's next tile, or part of one; false without one. With `last_first` from the last rows
   // to the first: in a model, the kernel before wrote those last, so that the L2 cache has them,
   // and the kernel after reads the first rows first, which are then there.
@@ -169,10 +179,9 @@ struct Schedule {
       next += clusters;
       k_begin = 0;
       work.k_count = p.k_blocks;
-      if (C::kInPairs && (p.flags & kSm90SplitPair)) {
-        int half = (p.k_blocks + 1) / 2;
-        k_begin = rank * half;
-        work.k_count = rank == 0 ? half : p.k_blocks - half;
+      if (C::kSplitsK && (p.flags & kSm90OverK)) {
+        k_begin = first_of_part(rank);
+        work.k_count = first_of_part(rank + 1) - k_begin;
       }
     } else if (C::kStreams && unit < units) {
       // From the end, so that parts that other clusters wait for precede parts that wait.

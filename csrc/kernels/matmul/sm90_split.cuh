@@ -1,4 +1,4 @@
-// Tiles whose K is split: over clusters, through global memory (join), or over the two blocks of a
+// Tiles whose K is split: over clusters, through global memory (join), or over the blocks of a
 // cluster, through shared memory (exchange).
 #pragma once
 
@@ -121,41 +121,64 @@ TC_DEVICE bool join(const Sm90MatmulParams& p, const Work& w, int group, u32 wor
   return true;
 }
 
-// Each block of a cluster has half of K. Warpgroup g of block g (of block 0, if there is only one
-// warpgroup) adds the other block's sums and returns true. Contains two cluster barriers, for all
-// threads of both blocks.
+// Bytes of sums that a warp has of a tile, and how many warps' rows one block finishes, where the
+// blocks of a cluster split K.
 template <class C>
-TC_DEVICE bool exchange(int group, u32 shared, float (&sum)[C::kBlocksM][C::kTileN / 2]) {
+constexpr int kWarpSums = C::kBlocksM * 16 * C::kTileN * 4;
+template <class C>
+TC_DEVICE int warps_to_finish(int log_parts) {
+  return max(4 * C::kConsumers >> log_parts, 1);
+}
+
+// Initializes the barrier at which the other blocks' sums arrive, by one thread.
+template <class C>
+TC_DEVICE void expect_sums(const Sm90MatmulParams& p, u32 arrived) {
+  const int log = log_parts<C>(p), warps = warps_to_finish<C>(log);
+  barrier_init(arrived, 1);
+  if (cluster_rank() * warps >= 4 * C::kConsumers) return;
+  barrier_expect(arrived, ((1 << log) - 1) * warps * kWarpSums<C>);
+}
+
+// Each block of a cluster has a part of K. The rows of each warp are finished by one of them, to
+// which the others send their sums. Returns true in that block; `sum` is then its own sums and the
+// others' in the order of K. Contains a cluster barrier, for all threads of all blocks.
+template <class C>
+TC_DEVICE bool exchange(const Sm90MatmulParams& p, int warp, u32 shared, u32 arrived,
+                        float (&sum)[C::kBlocksM][C::kTileN / 2]) {
   constexpr int kVectors = C::kTileN / 8;
-  int thread = threadIdx.x % kWarpgroup;
-  int rank = cluster_rank();
-  bool keep = rank == (C::kConsumers == 1 ? 0 : group);
-  u32 at = shared + thread * 16;
-  cluster_sync_unaligned();  // both blocks have read their last stage: its memory is free
-  if (!keep) {
-    u32 remote = map_to_rank(at, rank ^ 1);
+  const int log = log_parts<C>(p), warps = warps_to_finish<C>(log);
+  const int rank = cluster_rank(), finisher = warp / warps;
+  const u32 own = shared + warp % warps * kWarpSums<C> + threadIdx.x % 32 * 16;
+  const u32 of_block = warps * kWarpSums<C>;
+  cluster_meet();  // all blocks have read their last stage: the memory of stages is free
+  if (rank != finisher) {
+    const u32 to = map_to_rank(own + (rank - (rank > finisher)) * of_block, finisher);
+    const u32 barrier = map_to_rank(arrived, finisher);
 #pragma unroll
     for (int i = 0; i < C::kBlocksM; ++i) {
 #pragma unroll
       for (int j = 0; j < kVectors; ++j) {
-        const float* s = sum[i] + 4 * j;
-        store_remote(remote + (i * kVectors + j) * 2048, s[0], s[1], s[2], s[3]);
+        store_remote_async(to + (i * kVectors + j) * 512, sum[i] + 4 * j, barrier);
       }
     }
+    return false;
   }
-  cluster_sync_unaligned();
-  if (!keep) return false;
+  barrier_wait(arrived, 0);
+#pragma unroll 1
+  for (int other = 0; other < (1 << log) - 1; ++other) {
+    const u32 from = own + other * of_block;
 #pragma unroll
-  for (int i = 0; i < C::kBlocksM; ++i) {
+    for (int i = 0; i < C::kBlocksM; ++i) {
 #pragma unroll
-    for (int j = 0; j < kVectors; ++j) {
-      float x[4];
-      asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                   : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
-                   : "r"(at + (i * kVectors + j) * 2048)
-                   : "memory");
+      for (int j = 0; j < kVectors; ++j) {
+        float x[4];
+        asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                     : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
+                     : "r"(from + (i * kVectors + j) * 512)
+                     : "memory");
 #pragma unroll
-      for (int c = 0; c < 4; ++c) sum[i][4 * j + c] += x[c];
+        for (int c = 0; c < 4; ++c) sum[i][4 * j + c] += x[c];
+      }
     }
   }
   return true;

@@ -211,9 +211,10 @@ class Sm90Matmul : public MatmulKernels {
       out.out_batch_stride[0] = p.m * p.n;
     }
     if (row.parts) out.split_blocks = plan.split_blocks;
-    if (plan.cluster.splits_k) out.flags |= kSm90SplitPair;
+    if (plan.cluster.splits_k())
+      out.flags |= kSm90OverK | log2_of(plan.cluster.of_k) << kSm90AlongK;
     // Clusters that follow one another have the operand in common that their blocks do not share.
-    if (of_b > of_a && plan.splits <= 1 && !plan.cluster.splits_k) out.flags |= kSm90GroupN;
+    if (of_b > of_a && plan.splits <= 1 && !plan.cluster.splits_k()) out.flags |= kSm90GroupN;
     if (!p.batch_invariant) out.flags |= kSm90Serpentine;
     // Where C is larger than the cache, the operands have more use of it.
     const int64_t out_bytes = p.batch() * p.m * p.n * element_size(p.output);

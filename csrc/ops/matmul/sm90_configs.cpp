@@ -12,8 +12,8 @@ constexpr int64_t kMostSumsBytes = 64 << 20;  // of split sums
 constexpr int64_t kFirstBlocks = 2;           // k blocks whose loads begin at once
 constexpr int64_t kLeastSplitBlocks = 4;      // k blocks
 constexpr int32_t kMostSplits = 16;
-constexpr int64_t kLeastStreamBlocks = 8;  // k blocks of a part of a streamed tile
-constexpr int64_t kLeastSplitK = 512;
+constexpr int64_t kLeastStreamBlocks = 8;    // k blocks of a part of a streamed tile
+constexpr int64_t kLeastPartOfK = 128;       // of a block of a cluster that splits K
 constexpr int64_t kLeastSharedColumns = 64;  // of a tile of a cluster
 
 // What the TMA loads of an operand: whole panels of 64 where its own dim is contiguous.
@@ -35,6 +35,7 @@ class Counter {
         c_(problem),
         multiprocessors_(table.multiprocessors),
         largest_cluster_(largest_cluster),
+        swapped_(swapped),
         of_swapped_(swapped ? table.of_swapped : 0),
         offer_(offer) {
     const double element = problem.math == kMathTF32 ? 4 : 2;
@@ -91,7 +92,7 @@ class Counter {
                          static_cast<double>(c_.n) / static_cast<double>(tiles_n * row.tile_n);
       of_cluster_ = row.correction + of_swapped_ + table_.of_cluster[&cluster - kSm90Clusters];
       if (is_tn && size > 1) {
-        of_cluster_ += cluster.splits_k ? table_.of_pairs_tn : table_.of_clusters_tn;
+        of_cluster_ += cluster.splits_k() ? table_.of_pairs_tn : table_.of_clusters_tn;
       }
       // A matrix by its own transpose: there is one operand to bring to the L2 cache, of which
       // clusters spare less (x @ x.t(), 1024 x 2048, H200: 64x128 alone 7.9 us, in clusters 9.7).
@@ -99,22 +100,26 @@ class Counter {
         of_cluster_ += row.of_one_matrix + (cluster.size() > 1 ? table_.of_one_matrix : 0);
       }
       if (c_.split_sums) {
-        if (!cluster.splits_k && !row.ping_pong) split(plan, slots, k_blocks);
+        if (!cluster.splits_k() && !row.ping_pong) split(plan, slots, k_blocks);
         continue;
       }
-      if (cluster.splits_k) {
-        if (!row.pairs || cluster_tiles > slots || c_.k < kLeastSplitK) continue;
+      if (cluster.splits_k()) {
+        if (!row.splits_k || cluster_tiles > slots || c_.k < kLeastPartOfK * size) continue;
         if (c_.batch_invariant || c_.row_parts) continue;
-        Work work = work_of(plan, 1, static_cast<double>(ceil_div(k_blocks, int64_t{2})));
-        work.sums_bytes = tile_bytes(row) / 2;  // each of the two finishes half of the tile
+        // A warpgroup stores a swapped tile, which two blocks divide by warpgroups.
+        if (swapped_ && size > 2) continue;
+        Work work = work_of(plan, 1, static_cast<double>(ceil_div(k_blocks, size)));
+        fill(work, cluster_tiles * size, multiprocessors_);
+        // Each of them finishes some of the tile's warps, or none.
+        const int64_t warps = row.one_warpgroup ? 4 : 8;
+        work.sums_bytes = tile_bytes(row) * share(size - 1, std::min(size, warps));
         work.handshakes = 1;
         offer_(plan, work, nullptr);
         continue;
       }
       const int64_t rest = cluster_tiles % slots;
       Work last = work_of(plan, 1, static_cast<double>(k_blocks), share(rest, cluster_tiles));
-      last.filled = share(rest, slots);
-      if (last.filled <= share(1, 2)) last.port_bytes /= 2;  // no block has a busy neighbour
+      fill(last, rest, slots);
       offer_phases(plan, cluster_tiles / slots, cluster_tiles, k_blocks, last);
       // Fewer than two waves are streamed for weight gradients (TN) alone: 256 x 8192 x 28672 NT
       // takes 205 us so on an H200, and 198 by the best config that does not stream.
@@ -171,6 +176,11 @@ class Counter {
 
   static double share(int64_t part, int64_t all) {
     return static_cast<double>(part) / static_cast<double>(all);
+  }
+
+  static void fill(Work& work, int64_t busy, int64_t slots) {
+    work.filled = share(busy, slots);
+    if (work.filled <= share(1, 2)) work.port_bytes /= 2;  // no block has a busy neighbour
   }
 
   // Waves of tiles, all clusters busy with whole ones, then those left over, of which `last` is the
@@ -268,6 +278,7 @@ class Counter {
   const Sm90Table& table_;
   const MatmulCase& c_;
   const int64_t multiprocessors_, largest_cluster_;
+  const bool swapped_;
   const double of_swapped_;
   const Sm90Offer& offer_;
   double bytes_of_a_, bytes_of_b_, bytes_of_c_;
@@ -290,7 +301,7 @@ Sm90Row::Sm90Row(PackageKernel& entry) : kernel(&entry) {
   threads = entry.entry().block[0];
   one_warpgroup = threads == 256;
   streams = fields.integer("streams", 0, 1) != 0;
-  pairs = fields.integer("pairs", 0, 1) != 0;
+  splits_k = fields.integer("splits_k", 0, 1) != 0;
   reads = fields.integer("reads", 0, 1) != 0;
   swaps = fields.integer("swaps", 0, 1) != 0;
   ping_pong = entry.entry().kind == "sm90_ping_pong";
@@ -311,7 +322,8 @@ Sm90Table::Sm90Table(const Device& device, const std::vector<PackageKernel*>& ke
         corrections.of(tile + (row.ping_pong ? " ping_pong" : "") + " of one matrix");
   }
   for (size_t i = 0; i < std::size(kSm90Clusters); ++i) {
-    of_cluster[i] = corrections.of(kSm90Clusters[i].name);
+    of_cluster[i] =
+        corrections.of(kSm90Clusters[i].splits_k() ? " split_k" : kSm90Clusters[i].name);
   }
   of_clusters_tn = corrections.of(" clusters tn");
   of_pairs_tn = corrections.of(" split_k tn");

@@ -23,7 +23,7 @@ struct Sm90Row {
   int64_t threads;
   bool one_warpgroup;  // computes; else two
   bool streams;        // can split the last tiles' K over all clusters
-  bool pairs;          // can split K between the two blocks of a cluster
+  bool splits_k;       // can split K over the blocks of a cluster
   bool reads;          // for operands whose rows begin anywhere, and no others
   bool swaps;          // can store a tile transposed: takes products with swapped operands
   bool ping_pong;      // a warpgroup computes a tile while the other one stores (sm90_ping_pong.cu)
@@ -48,19 +48,20 @@ struct Sm90Row {
 constexpr int64_t kSm90FewRows = 64;
 
 // What the blocks of a cluster have in common: so many along N share a tile of A, so many along M
-// one of B; or two split K.
+// one of B; or as many as `of_k` split K.
 struct Sm90Cluster {
   const char* name;  // in a config's
-  int64_t of_a, of_b;
-  bool splits_k;
+  int64_t of_a, of_b, of_k;
 
-  int64_t size() const { return splits_k ? 2 : of_a * of_b; }
+  int64_t size() const { return of_a * of_b * of_k; }
+  bool splits_k() const { return of_k > 1; }
 };
 constexpr Sm90Cluster kSm90Clusters[] = {
-    {"", 1, 1, false},         {" share_a", 2, 1, false},    {" share_b", 1, 2, false},
-    {" split_k", 1, 1, true},  {" share_both", 2, 2, false}, {" four_a", 4, 1, false},
-    {" four_b", 1, 4, false},  {" 2x4", 4, 2, false},        {" 4x2", 2, 4, false},
-    {" eight_a", 8, 1, false}, {" eight_b", 1, 8, false}};
+    {"", 1, 1, 1},         {" share_a", 2, 1, 1},    {" share_b", 1, 2, 1},
+    {" split_k", 1, 1, 2}, {" share_both", 2, 2, 1}, {" four_a", 4, 1, 1},
+    {" four_b", 1, 4, 1},  {" 2x4", 4, 2, 1},        {" 4x2", 2, 4, 1},
+    {" eight_a", 8, 1, 1}, {" eight_b", 1, 8, 1},    {" four_k", 1, 1, 4},
+    {" eight_k", 1, 1, 8}};
 
 // From so many waves of whole tiles on, the parts of the last one's need not be equal.
 constexpr int64_t kSm90ManyWaves = 2;
