@@ -22,12 +22,18 @@ void encode_sm90_map(const Sm90Matrix& x, const Device& device, Sm90TensorMap& o
   // The stride of a single row is any; problems say 0.
   const int64_t step = x.dims[1] == 1 ? kVectorBytes : x.stride * x.element_bytes;
   const MapDim columns = dim(x.dims[0], 0, x.box[0]), rows = dim(x.dims[1], step, x.box[1]);
+  // Rows that begin within a line of the L2 cache end within one, too: promoted, each of a box's
+  // rows reads up to 512 bytes for 128 (5328x664x6808 NT by 128x224, H200: 76.6 us, and 69.8
+  // without).
+  const auto at = reinterpret_cast<uintptr_t>(x.data);
+  const MapL2Promotion promotion =
+      (at | rows.stride) % kLineBytes == 0 ? MapL2Promotion::k256Bytes : MapL2Promotion::kNone;
   if (x.batch_stride == nullptr) {
-    encode_tiled_map(&out, x.data, x.type, x.swizzle, {columns, rows}, device.index);
+    encode_tiled_map(&out, x.data, x.type, x.swizzle, {columns, rows}, device.index, promotion);
   } else {
     static_assert(kSm90BatchDims == 3);
     encode_tiled_map(&out, x.data, x.type, x.swizzle, {columns, rows, batch(0), batch(1), batch(2)},
-                     device.index);
+                     device.index, promotion);
   }
 }
 
