@@ -6,10 +6,11 @@ The planner predicts each config that was measured, on the tests' stand-in drive
 asked, not copied, and so are its derivatives by the terms of cost.h. Two things are fitted so that
 the regret is least (smoothed: how much longer the chosen config takes than the best one measured):
 the terms, which all GPUs have in common and which are printed, for a person to enter; and, with the
-terms as they stand, csrc/ops/matmul/cost_corrections.h, which `--write` writes. It has at most 52
-factors a GPU, of tiles and clusters (weight gradients have more), splits of K and two kernels; none
-belongs to one product. "Held out" is the regret of products whose sizes took no part in the fit of
-terms and factors, in five folds of sizes.
+terms as they stand, csrc/ops/matmul/cost_corrections.h, which `--write` writes. It has at most 32
+factors a GPU, of tiles and clusters (weight gradients have more), splits of K and one kernel; none
+belongs to one product. Those whose loss costs the least are dropped. GPUs share the factors of a
+matrix times its own transpose, which were measured on one alone. "Held out" is the regret of
+products whose sizes took no part in the fit of terms and factors, in five folds of sizes.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ import planner_regret  # noqa: E402
 import stand_in  # noqa: E402
 
 TABLE = ROOT / "csrc" / "ops" / "matmul" / "cost_corrections.h"
-CLUSTERS = r"share_a|share_b|split_k|share_both|four_a|four_b|2x4|4x2|eight_a|eight_b"
+CLUSTERS = r"share_a|share_b|share_both|split_k|(?:four|eight)_[abk]|2x4|4x2"
 CONFIG = re.compile(
     rf"sm90 (\d+x\d+)( ping_pong)?( swapped)?( (?:{CLUSTERS}))?( read)?"
     r"(?: \d+( splits))?( streamed(?: evenly)?)?"
@@ -42,12 +43,15 @@ SYMMETRIC = re.compile(
     r"sm90_symmetric (\d+x\d+)(?: ping_pong)?(?: in pairs| with thin rows| with extra squares)?"
     r"(?: split in \d+)?(?:( streamed)(?: in \d+)?)?"
 )
-CORRECTED_KERNELS = ("mma", "sm90_skinny")  # beside those of sm90.cu
+CORRECTED_KERNELS = ("mma",)  # beside those of sm90.cu
 OF_DEVICE = ("cycles_per_microsecond", "memory_bytes_per_microsecond")  # read, not fitted
 FOLDS, STEPS, RATE = 5, 200, 0.02
 DIFFERENCE = 0.05  # of a term's logarithm
-PENALTY, PENALTY_OF_TERMS = 0.02, 0.002  # of squared logarithms
-MOST_NUMBERS = 52
+PENALTY, PENALTY_OF_TERMS = 0.01, 0.002  # of squared logarithms
+LARGEST = 0.149  # factor, a logarithm
+SOFTNESS, LEAST_SOFTNESS = 0.03, 0.015  # of a choice, in logarithms of time
+MOST_NUMBERS = 32
+OF_ALL = "all"  # the GPUs, of a factor
 
 
 class Timings:
@@ -64,13 +68,16 @@ class Timings:
                     rows.append((len(sizes), config["us"], config["predicted"]))
                     derivatives.append(config["derivatives"])
                     for what in corrections_of(product["product"], config["name"]):
-                        number = self.names.setdefault((gpu, what), len(self.names))
+                        of = OF_ALL if what.endswith("of one matrix") else gpu
+                        number = self.names.setdefault((of, what), len(self.names))
                         entries.append((len(rows) - 1, number))
                 p = product["product"]
                 sizes.append((p["m"], p["n"], p["k"]))
                 kinds.append(f"{gpu} {planner_regret.kind_of(p)}")
         columns = torch.tensor(rows, dtype=torch.float64)
         self.product, self.us, self.predicted = columns[:, 0].long(), columns[:, 1], columns[:, 2]
+        # Factors are of what follows the launch.
+        self.share = 1 - self.terms["launch"] / self.predicted
         self.predicted = self.predicted.log()
         self.derivatives = torch.tensor(derivatives, dtype=torch.float64)
         self.entry = torch.tensor(entries).T
@@ -91,7 +98,8 @@ class Timings:
 
     def corrected(self, terms: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
         by_terms = self.predicted + self.derivatives @ terms
-        return by_terms.index_add(0, self.entry[0], factors[self.entry[1]])
+        row, number = self.entry
+        return by_terms.index_add(0, row, factors[number] * self.share[row])
 
     def regrets(self, predicted: torch.Tensor) -> torch.Tensor:
         chosen = (predicted <= self.least(predicted)[self.product] + 1e-9).double()
@@ -107,19 +115,42 @@ class Timings:
         own = self.sums(self.near * (error - mean[self.product]) ** 2) / near
         return ((regret + 0.5 * own + 0.3 * mean**2) * weights).sum() / weights.sum()
 
-    def fit(self, weights: torch.Tensor, moves: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logarithms: of what the terms are to be multiplied by, where they move; of factors."""
+    def fit(
+        self, weights: torch.Tensor, kept: torch.Tensor, moves: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logarithms: of what the terms are to be multiplied by, where they move; of factors, 0 of
+        those that are not kept."""
         terms = torch.zeros(self.derivatives.shape[1], dtype=torch.float64, requires_grad=moves)
         factors = torch.zeros(len(self.names), dtype=torch.float64, requires_grad=True)
         optimizer = torch.optim.Adam([terms, factors] if moves else [factors], lr=RATE)
         for step in range(STEPS):
             optimizer.zero_grad()
-            loss = self.loss(self.corrected(terms, factors), 0.06 * 0.25 ** (step / STEPS), weights)
+            softness = SOFTNESS * 0.25 ** (step / STEPS)
+            loss = self.loss(self.corrected(terms, factors * kept), softness, weights)
             penalty = PENALTY * (factors**2).sum() + PENALTY_OF_TERMS * (terms**2).sum()
             (loss + penalty).backward()
             optimizer.step()
             optimizer.param_groups[0]["lr"] = RATE * (1 - 0.9 * step / STEPS)
-        return terms.detach(), factors.detach()
+        return terms.detach(), factors.detach().clamp(-LARGEST, LARGEST) * kept
+
+    def numbers_of(self, gpu: str, kept: torch.Tensor) -> dict[str, int]:
+        return {what: i for (of, what), i in self.names.items() if of in (gpu, OF_ALL) and kept[i]}
+
+    def most_useful(self, terms: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+        """1 for each factor that stays: one after another those go without which the loss grows
+        least, until no GPU has more than MOST_NUMBERS."""
+        kept = torch.ones_like(factors)
+        weights = torch.ones(self.products, dtype=torch.float64)
+
+        def loss_without(number: int) -> float:
+            left = factors * kept
+            left[number] = 0
+            return self.loss(self.corrected(terms, left), LEAST_SOFTNESS, weights).item()
+
+        for gpu in self.gpus:
+            while len(own := self.numbers_of(gpu, kept)) > MOST_NUMBERS:
+                kept[min(own.values(), key=loss_without)] = 0
+        return kept
 
     def describe(self, what: str, regrets: torch.Tensor) -> None:
         for gpu in self.gpus:
@@ -132,9 +163,7 @@ class Timings:
     def table(self, factors: torch.Tensor) -> str:
         lines = ["// Written by benchmarks/fit_planner.py --write.", "// clang-format off"]
         for gpu in self.gpus:
-            own = {what: i for (of, what), i in self.names.items() if of == gpu}
-            if len(own) > MOST_NUMBERS:
-                raise SystemExit(f"{gpu}: {len(own)} numbers, more than {MOST_NUMBERS}")
+            own = self.numbers_of(gpu, factors != 0)
             lines += [
                 f'{{"{stand_in.NAMES[gpu]}", "{what}", {factors[own[what]]:.3f}}},'
                 for what in sorted(own)
@@ -154,6 +183,8 @@ def corrections_of(product: dict[str, Any], name: str) -> list[str]:
     if not found:
         return [kernel] if kernel in CORRECTED_KERNELS else []
     tile, *others = found.groups()
+    if others[2] in (" four_k", " eight_k"):
+        others[2] = " split_k"
     gradient = product["a"][0] == product["b"][0] == "o"
     names = [tile + (" tn" if gradient else ""), *(other for other in others if other)]
     if gradient and others[2]:
@@ -207,16 +238,18 @@ def main() -> int:
     x = Timings(found)
     everything = torch.ones(x.products, dtype=torch.float64)
     x.describe("without factors", x.regrets(x.predicted))
-    stay, factors = x.fit(everything, moves=False)
+    stay, factors = x.fit(everything, torch.ones(len(x.names)), moves=False)
+    kept = x.most_useful(stay, factors)
+    stay, factors = x.fit(everything, kept, moves=False)
     x.describe("with factors", x.regrets(x.corrected(stay, factors)))
     if options.write:
         TABLE.write_text(x.table(factors))
     held_out = torch.zeros(x.products, dtype=torch.float64)
     for fold in range(FOLDS):
-        others = x.fit(everything * (x.fold != fold), moves=True)
+        others = x.fit(everything * (x.fold != fold), kept, moves=True)
         held_out[x.fold == fold] = x.regrets(x.corrected(*others))[x.fold == fold]
     x.describe("held out", held_out)
-    moved, _ = x.fit(everything, moves=True)
+    moved, _ = x.fit(everything, kept, moves=True)
     for (name, value), log in zip(x.terms.items(), moved.tolist(), strict=True):
         print(f"  {name} {value:.4g}, better {value * math.exp(log):.4g}")
     return 0

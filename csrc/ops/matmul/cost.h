@@ -57,7 +57,7 @@ struct Terms {
   double read_again = 0.41;                 // of the memory's time, for bytes_again
   double l2_bytes_per_cycle = 58.6;         // of one
   double idle_l2 = 0.391;                   // share of what the idle leave that others can use
-  double once_bytes_per_cycle = 32.6;       // of one
+  double once_bytes_per_cycle = 40;         // of one
   double port_bytes_per_cycle = 20;         // of one, while its neighbour loads, too
   double narrow_cycles = 5.02;              // for each cycle of narrow products
   double launch = 0.972;                    // us
