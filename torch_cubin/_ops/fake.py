@@ -111,16 +111,17 @@ def _attention_sinks_gradient(
 
 
 def register(library: torch.library.Library) -> None:
-    for op, fake in (
-        ("matmul", _matmul),
-        ("linear", _linear),
-        ("linear_activation", _linear_activation),
-        ("addmm", _addmm),
-        ("addmm_dtype", _addmm_dtype),
-        ("scaled_dot_product_attention", _scaled_dot_product_attention),
-        *((op, _attention_forward(op)) for op in ("attention_forward", raw_ops.E4M3)),
-        *((op, _attention_backward(op)) for op in ("attention_backward", raw_ops.E4M3_BACKWARD)),
-    ):
+    fakes: dict[str, Callable[..., Any]] = {
+        "matmul": _matmul,
+        "linear": _linear,
+        "linear_activation": _linear_activation,
+        "addmm": _addmm,
+        "addmm_dtype": _addmm_dtype,
+        "scaled_dot_product_attention": _scaled_dot_product_attention,
+        **{op: _attention_forward(op) for op in ("attention_forward", raw_ops.E4M3)},
+        **{op: _attention_backward(op) for op in ("attention_backward", raw_ops.E4M3_BACKWARD)},
+    }
+    for op, fake in fakes.items():
         for name in raw_ops.raw_names(op):
             operators.register_fake(f"cubin::{name}", fake, library)
     operators.register_fake("cubin::_weight_and_bias_gradient", _weight_and_bias_gradient, library)
