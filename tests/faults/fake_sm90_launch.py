@@ -100,6 +100,9 @@ def check_launch(sm90, layout: str, shape, launch: dict, params: Params) -> None
         assert rows % (8 * parts) == 0
         assert found["box"] == [64, rows // parts]
         assert found["dims"] == ([size, k] if mn_major else [k, size])
+        # To 256 bytes, but of rows that begin within a line of the cache.
+        whole_lines = (found["address"] | found["strides"][0]) % 128 == 0
+        assert found["promotion"] == (3 if whole_lines else 0)
     size = parts_of_k(params) * per_m * per_n
     if size > 1:
         assert launch["attributes"]["4"] == [size, 1, 1]

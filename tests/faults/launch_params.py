@@ -26,6 +26,7 @@ def read_map(map_: ctypes.Structure) -> dict[str, Any]:
         "data_type": words[1] & 0xFF,
         "rank": rank,
         "swizzle": words[1] >> 24 & 0xFF,
+        "promotion": words[1] >> 32 & 0xFF,
         "dims": list(words[2 : 2 + rank]),
         "strides": list(words[7 : 7 + rank - 1]),
         "box": [int.from_bytes(boxes[2 * i : 2 * i + 2], "little") for i in range(rank)],
