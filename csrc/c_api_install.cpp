@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 
 #include "c_answer.h"
 #include "cubin/error.h"
@@ -18,6 +19,7 @@
 #include "ops/scaled/aten_scaled.h"
 #include "package/package.h"
 #include "pytorch/aten_kernels.h"
+#include "pytorch/torch_error.h"
 
 using namespace torch_cubin;
 
@@ -34,6 +36,22 @@ StableLibrary& library_over_aten(const std::string& key) {
   return *new StableLibrary(StableLibrary::Kind::IMPL, "aten", key == "CUDA" ? "CUDA" : "CPU",
                             __FILE__, __LINE__);
 }
+
+// A kernel's function, whose [oom] becomes the error that programs catch around PyTorch's kernel.
+template <auto kFunction>
+struct OverAten;
+template <class Result, class... Args, Result (*kFunction)(Args...)>
+struct OverAten<kFunction> {
+  static Result call(Args... args) {
+    try {
+      return kFunction(std::forward<Args>(args)...);
+    } catch (const Error& error) {
+      if (error.tag() == "oom") throw_torch_out_of_memory(error.what());
+      throw;
+    }
+  }
+};
+#define TC_OVER_ATEN(function) TORCH_BOX(&OverAten<&(function)>::call)
 
 Policy policy_of(int number) {
   if (number < static_cast<int>(Policy::kOff) || number > static_cast<int>(Policy::kAll)) {
@@ -52,21 +70,22 @@ TORCH_CUBIN_API char* torch_cubin_stand_over_aten(const char* key) {
     const std::string name = given(key, "dispatch key");
     const bool on_cuda = name == "CUDA";
     StableLibrary& library = library_over_aten(name);
-    library.impl("mm", TORCH_BOX(&aten_mm));
-    library.impl("mm.out", TORCH_BOX(&aten_mm_out));
-    library.impl("bmm", TORCH_BOX(&aten_bmm));
-    library.impl("bmm.out", TORCH_BOX(&aten_bmm_out));
-    library.impl("mv", TORCH_BOX(&aten_mv));
+    library.impl("mm", TC_OVER_ATEN(aten_mm));
+    library.impl("mm.out", TC_OVER_ATEN(aten_mm_out));
+    library.impl("bmm", TC_OVER_ATEN(aten_bmm));
+    library.impl("bmm.out", TC_OVER_ATEN(aten_bmm_out));
+    library.impl("mv", TC_OVER_ATEN(aten_mv));
     if (aten_products(on_cuda).scaled_mm != nullptr) {
-      library.impl("_scaled_mm", TORCH_BOX(&aten_scaled_mm));
+      library.impl("_scaled_mm", TC_OVER_ATEN(aten_scaled_mm));
     }
     // A CPU build has none of PyTorch's fused attention ops; there tests call ours.
     const AtenAttentions& aten = aten_attentions();
-#define TC_ATTENTION_OP(name)                                                                     \
-  if (!on_cuda || (aten.name && aten.name##_backward)) {                                          \
-    library.impl("_scaled_dot_product_" #name "_attention", TORCH_BOX(&aten_##name##_attention)); \
-    library.impl("_scaled_dot_product_" #name "_attention_backward",                              \
-                 TORCH_BOX(&aten_##name##_attention_backward));                                   \
+#define TC_ATTENTION_OP(name)                                        \
+  if (!on_cuda || (aten.name && aten.name##_backward)) {             \
+    library.impl("_scaled_dot_product_" #name "_attention",          \
+                 TC_OVER_ATEN(aten_##name##_attention));             \
+    library.impl("_scaled_dot_product_" #name "_attention_backward", \
+                 TC_OVER_ATEN(aten_##name##_attention_backward));    \
   }
     TC_ATTENTION_OP(flash);
     TC_ATTENTION_OP(efficient);
@@ -84,13 +103,13 @@ TORCH_CUBIN_API char* torch_cubin_stand_over_packed(const char* key, int argumen
     if (name == "CUDA" && !(has_forward && aten.packed_backward)) return;
     StableLibrary& library = library_over_aten(name);
     if (arguments == 15) {
-      library.impl("_flash_attention_forward", TORCH_BOX(&aten_packed_attention));
+      library.impl("_flash_attention_forward", TC_OVER_ATEN(aten_packed_attention));
     } else if (arguments == 17) {
-      library.impl("_flash_attention_forward", TORCH_BOX(&aten_paged_attention));
+      library.impl("_flash_attention_forward", TC_OVER_ATEN(aten_paged_attention));
     } else {
       return;
     }
-    library.impl("_flash_attention_backward", TORCH_BOX(&aten_packed_attention_backward));
+    library.impl("_flash_attention_backward", TC_OVER_ATEN(aten_packed_attention_backward));
   });
 }
 
@@ -98,7 +117,7 @@ TORCH_CUBIN_API char* torch_cubin_stand_over_packed(const char* key, int argumen
 TORCH_CUBIN_API char* torch_cubin_stand_over_sums(const char* key) {
   return answer([&] {
     library_over_aten(given(key, "dispatch key"))
-        .impl("sum.dim_IntList", TORCH_BOX(&aten_sum_dims));
+        .impl("sum.dim_IntList", TC_OVER_ATEN(aten_sum_dims));
   });
 }
 
@@ -109,12 +128,12 @@ TORCH_CUBIN_API char* torch_cubin_stand_over_norms(const char* key) {
     const bool on_cuda = name == "CUDA";
     StableLibrary& library = library_over_aten(name);
     if (has_aten_layer_norm(on_cuda)) {
-      library.impl("native_layer_norm", TORCH_BOX(&aten_layer_norm));
-      library.impl("native_layer_norm_backward", TORCH_BOX(&aten_layer_norm_backward));
+      library.impl("native_layer_norm", TC_OVER_ATEN(aten_layer_norm));
+      library.impl("native_layer_norm_backward", TC_OVER_ATEN(aten_layer_norm_backward));
     }
     if (on_cuda && has_aten_rms_norm()) {
-      library.impl("_fused_rms_norm", TORCH_BOX(&aten_rms_norm));
-      library.impl("_fused_rms_norm_backward", TORCH_BOX(&aten_rms_norm_backward));
+      library.impl("_fused_rms_norm", TC_OVER_ATEN(aten_rms_norm));
+      library.impl("_fused_rms_norm_backward", TC_OVER_ATEN(aten_rms_norm_backward));
     }
   });
 }
@@ -181,11 +200,12 @@ TORCH_CUBIN_API void torch_cubin_release_tensor(void* tensor) {
 
 // For the extension module (csrc/python_products.c): aten_sum() of ops/matmul/aten_products.h.
 // `factors` are beta and alpha; null if a number does not fit a double. Returns 1 if the call was
-// computed, 0 if the caller must run PyTorch's kernel through Python, or -1 with the error's text,
-// which is valid until this thread's next error.
+// computed, 0 if the caller must run PyTorch's kernel through Python, -1 with the error's text,
+// which is valid until this thread's next error, or -2 with that of a lack of memory.
 TORCH_CUBIN_API int torch_cubin_aten_sum(int op, int form, void* const* tensors,
                                          const double* factors, void** result, const char** text) {
   static thread_local std::string error;
+  bool lacks_memory = false;
   const auto handle = [&](int i) { return static_cast<AtenTensorHandle>(tensors[i]); };
   try {
     SumCall call{static_cast<SumOp>(op),
@@ -205,11 +225,14 @@ TORCH_CUBIN_API int torch_cubin_aten_sum(int op, int form, void* const* tensors,
     const bool computed = aten_sum(call, &made);
     *result = made;
     return computed ? 1 : 0;
+  } catch (const Error& thrown) {
+    error = thrown.what();
+    lacks_memory = thrown.tag() == "oom";
   } catch (const std::exception& thrown) {
     error = thrown.what();
   } catch (...) {
     error = "torch_cubin [internal]: an unknown error.";
   }
   *text = error.c_str();
-  return -1;
+  return lacks_memory ? -2 : -1;
 }

@@ -12,12 +12,14 @@
 enum { kNew, kOut, kInPlace };
 enum { kBeta, kAlpha, kOutName, kNames };
 enum { kSelf, kA, kB, kOutTensor, kTensors };
+enum { kNoMemory = -2 }; /* of torch_cubin_aten_sum */
 
 static struct {
   int (*aten_sum)(int op, int form, void* const* tensors, const double* factors, void** result,
                   const char** text);
   PyObject* (*wrap)(const void* tensor); /* THPVariable_Wrap(const at::TensorBase&) */
   void (*release)(void* tensor);         /* deletes a handle */
+  PyObject* out_of_memory;               /* the exception type */
   PyTypeObject* tensor_type;             /* the base of all tensors */
   Py_ssize_t tensor_at;                  /* bytes from a torch.Tensor's address to its at::Tensor */
   PyObject* names[kNames];
@@ -87,7 +89,7 @@ static PyObject* sum(PyObject* self, PyObject* const* arguments, Py_ssize_t coun
   done = products.aten_sum(op, form, tensors, readable ? factors : NULL, &result, &text);
   Py_END_ALLOW_THREADS;
   if (done < 0) {
-    PyErr_SetString(PyExc_RuntimeError, text);
+    PyErr_SetString(done == kNoMemory ? products.out_of_memory : PyExc_RuntimeError, text);
     return NULL;
   }
   if (done == 0) goto in_python;
@@ -116,13 +118,13 @@ static PyObject* sum_kernel(PyObject* module, PyObject* arguments) {
   return PyCFunction_NewEx(&sum_method, arguments, NULL);
 }
 
-/* configure_products(aten_sum, wrap, release, TensorBase, tensor_at). */
+/* configure_products(aten_sum, wrap, release, OutOfMemoryError, TensorBase, tensor_at). */
 static PyObject* configure_products(PyObject* module, PyObject* arguments) {
   unsigned long long aten_sum, wrap, release;
-  PyObject* type;
+  PyObject *out_of_memory, *type;
   (void)module;
-  if (!PyArg_ParseTuple(arguments, "KKKO!n", &aten_sum, &wrap, &release, &PyType_Type, &type,
-                        &products.tensor_at)) {
+  if (!PyArg_ParseTuple(arguments, "KKKOO!n", &aten_sum, &wrap, &release, &out_of_memory,
+                        &PyType_Type, &type, &products.tensor_at)) {
     return NULL;
   }
   static const char* const names[kNames] = {"beta", "alpha", "out"};
@@ -131,6 +133,8 @@ static PyObject* configure_products(PyObject* module, PyObject* arguments) {
     if (products.names[i] == NULL) return NULL;
   }
   Py_INCREF(type); /* never released: kernels may be running */
+  Py_INCREF(out_of_memory);
+  products.out_of_memory = out_of_memory;
   products.tensor_type = (PyTypeObject*)type;
   products.aten_sum =
       (int (*)(int, int, void* const*, const double*, void**, const char**))(uintptr_t)aten_sum;

@@ -67,6 +67,7 @@ void check_aten_dim(int64_t dim, int64_t rank) {
 void check_aten(AOTITorchError error, const char* op) {
   if (error == AOTI_TORCH_SUCCESS) return;
   const std::string text = torch_error();
+  if (text.rfind("CUDA out of memory", 0) == 0) fail_with_text("oom", text);
   if (!text.empty()) throw std::runtime_error(text);
   fail({"internal", std::string("PyTorch's own kernel of ") + op, "raised an error", "",
         "a text that this version of PyTorch prints on stderr",

@@ -22,6 +22,8 @@ constexpr const char* kSettings = "TF32 where PyTorch's settings allow it";
 constexpr const char* kIeee = "float32 products never use TF32";
 constexpr const char* kProducts = "install() and drop_in() below autograd";
 constexpr const char* kNotInstalled = "install() serves no product";
+constexpr const char* kOutOfMemory = "torch.OutOfMemoryError of calls that install() serves";
+constexpr const char* kRuntimeError = "it is a RuntimeError";
 #define TC_ATEN_PRODUCT(library, device, name) \
   {library, "aoti_torch_" device "_" name, kProducts, kNotInstalled}
 #define TC_ATEN_PRODUCTS(library, device)                                                  \
@@ -68,6 +70,12 @@ constexpr Internal kInternals[] = {
      "declared ops that change an argument", "they raise InternalError"},
     {"libc10.so", "_ZN3c106detail19maybe_wrap_dim_slowIlEET_S2_S2_b",
      "IndexError of sums over wrong dims, with install()", "it is a RuntimeError"},
+    {"libc10.so",
+     "_ZN3c105ErrorC1ENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEESt10shared_ptrIKNS_"
+     "9LazyValueIS6_EEEPKv",
+     kOutOfMemory, kRuntimeError},
+    // Before torch 2.12 not in libc10.so; the lookup goes through what a library depends on.
+    {"libtorch_python.so", "_ZTIN3c1016OutOfMemoryErrorE", kOutOfMemory, kRuntimeError},
     {kCpu, "torch_exception_get_what_without_backtrace", "the reason of a failed allocation",
      "it is taken for a lack of memory"},
     TC_ATEN_PRODUCTS("libtorch_cuda.so", "cuda"),

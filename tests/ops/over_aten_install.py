@@ -761,3 +761,16 @@ def test_an_unknown_value_of_the_variable_names_the_variable(monkeypatch) -> Non
     monkeypatch.setenv("TORCH_CUBIN_INSTALL", "fast")
     with pytest.raises(errors.InputError, match=r"TORCH_CUBIN_INSTALL .*batch_invariant.*'fast'"):
         at_import.install_by_environment()
+
+
+@pytest.mark.parametrize("name", ["mm", "bmm", "addmm", "baddbmm"])
+def test_a_lack_of_memory_raises_pytorchs_type(name: str) -> None:
+    """Programs catch it, to try again with less."""
+    column = torch.ones(1, 1).expand(1 << 24, 1)  # times a row: 2^48 elements
+    operands = [column, column.t()]
+    if "b" in name:
+        operands = [each[None] for each in operands]
+    if "add" in name:
+        operands.insert(0, torch.ones(()))
+    with installed(), pytest.raises(torch.OutOfMemoryError, match=r"\[oom\]|allocate"):
+        getattr(torch, name)(*operands)

@@ -198,7 +198,7 @@ def _extension() -> Any:
         ctypes.cast(function, ctypes.c_void_p).value
         for function in (loaded.torch_cubin_aten_sum, loaded.torch_cubin_release_tensor)
     )
-    extension.configure_products(compute, wrap, release, *base)
+    extension.configure_products(compute, wrap, release, torch.OutOfMemoryError, *base)
     return extension
 
 

@@ -16,7 +16,7 @@ namespace {
   const std::string text = torch_error();
   const auto says = [&](const char* words) { return text.find(words) != std::string::npos; };
   if (says("CUDA out of memory")) fail_out_of_memory(who + " failed");
-  const bool memory = says("allocate memory") || says("not enough memory");
+  const bool memory = says("allocate memory") || says("not enough memory") || says("[oom]");
   fail({memory ? "oom" : "internal", who, "failed", "a result", text.empty() ? "an error" : text,
         ""});
 }
