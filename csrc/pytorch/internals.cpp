@@ -74,7 +74,7 @@ constexpr Internal kInternals[] = {
      "_ZN3c105ErrorC1ENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEESt10shared_ptrIKNS_"
      "9LazyValueIS6_EEEPKv",
      kOutOfMemory, kRuntimeError},
-    // Before torch 2.12 not in libc10.so; the lookup goes through what a library depends on.
+    // Not in libc10.so of torch 2.11; the lookup goes through what a library depends on.
     {"libtorch_python.so", "_ZTIN3c1016OutOfMemoryErrorE", kOutOfMemory, kRuntimeError},
     {kCpu, "torch_exception_get_what_without_backtrace", "the reason of a failed allocation",
      "it is taken for a lack of memory"},
