@@ -3,8 +3,10 @@
     python benchmarks/bench_rows.py [--json FILE] [--only softmax] [--seconds 60]
     python benchmarks/bench_rows.py --only layer_norm --sizes 256x768,4096x768 --dtype float16
 
-"copy" is the rate of `out.copy_(x)` of a tensor of the same bytes. Calls are captured in CUDA
-graphs over several sets of tensors, so that no call finds its tensors in the L2 cache.
+"copy" is the rate of `x.clone()` of a tensor of the same bytes. Calls are captured in CUDA graphs
+over several sets of tensors, so that no call finds its tensors in the L2 cache. Results rotate over
+two blocks of memory, those of copies too: one of 17 MB, written again and again, would stay in the
+cache (8.5 us in place of 9.6).
 """
 
 from __future__ import annotations
@@ -181,8 +183,7 @@ def main() -> None:
                 # A copy reads and writes: half of the bytes each.
                 numel = rows * columns * tensors // 2
                 froms = [torch.empty(numel, device="cuda", dtype=dtype) for _ in sets]
-                to = torch.empty_like(froms[0])
-                runs["copy"] = [lambda to=to, x=x: to.copy_(x) for x in froms]
+                runs["copy"] = [x.clone for x in froms]
                 times = microseconds(runs)
                 ratios = {who: each / times["ours"] for who, each in times.items() if who != "ours"}
                 shown = "  ".join(f"{who} {each:.1f}" for who, each in times.items())
@@ -192,7 +193,7 @@ def main() -> None:
                     {"group": f"{direction}, {who}", "case": label, "value": ratio, "us": times}
                     for who, ratio in ratios.items()
                 ]
-                del runs, froms, to
+                del runs, froms
             del sets
             torch.cuda.empty_cache()
             common.write_json(arguments.json, found)
