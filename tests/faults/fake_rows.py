@@ -53,17 +53,25 @@ def norm(*args: Any, weight: Any = None) -> Callable[[], object]:
     ("columns", "block", "threads", "cluster"),
     [
         *((1, 256, 1, 1), (16, 256, 1, 1), (17, 256, 4, 1), (4096, 256, 128, 1)),
+        *((2048, 256, 64, 1), (2056, 256, 128, 1), (16392, 512, 512, 2)),
+        *((520, 256, 32, 1), (1024, 256, 32, 1)),
         *((8192, 256, 256, 1), (16384, 512, 512, 1), (65536, 512, 512, 4), (2**20, 512, 512, 8)),
     ],
 )
 def test_threads_of_a_row(driver, columns: int, block: int, threads: int, cluster: int) -> None:
-    ((launch, params),) = launches_of(driver, norm(empty(64, columns)), NORM)
-    assert launch["kernel"] == f"norm_rows_bf16_{block}"
-    assert (params.threads, params.cluster, params.columns) == (threads, cluster, columns)
-    assert (params.rows, params.x_stride) == (64, columns)
-    of_block = max(threads, 128)  # blocks are no wider than a row needs
-    assert launch["block"] == [of_block, 1, 1]
-    assert launch["grid"][0] == max(1, 64 * threads // of_block) * cluster
+    rows = empty(64, columns)
+    staged = columns % 8 == 0 and 2048 <= columns <= 16384
+    for call, kind in (
+        (norm(rows), "norm_staged" if staged else "norm"),
+        (norm(rows, rows), "norm"),
+    ):
+        ((launch, params),) = launches_of(driver, call, NORM)
+        assert launch["kernel"] == f"{kind}_rows_bf16_{block}"
+        assert (params.threads, params.cluster, params.columns) == (threads, cluster, columns)
+        assert (params.rows, params.x_stride) == (64, columns)
+        of_block = max(threads, 128)  # blocks are no wider than a row needs
+        assert launch["block"] == [of_block, 1, 1]
+        assert launch["grid"][0] == max(1, 64 * threads // of_block) * cluster
 
 
 def test_parts_of_wider_rows_are_read_where_they_are(driver) -> None:

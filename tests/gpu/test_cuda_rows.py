@@ -123,7 +123,7 @@ def test_softmax_in_float32_of_16_bits(dtype: torch.dtype, generator: torch.Gene
             torch.testing.assert_close(got, want)
 
 
-@pytest.mark.parametrize("columns", [7, 64, 100, 8193])
+@pytest.mark.parametrize("columns", [7, 64, 100, 2048, 8193])
 def test_layouts_that_are_not_contiguous(columns: int, generator: torch.Generator) -> None:
     base = torch.randn(6, 5, 3 * columns + 9, device="cuda", generator=generator).bfloat16()
     weight = torch.randn(2 * columns, device="cuda", generator=generator).bfloat16()[::2]
@@ -190,6 +190,17 @@ def test_empty_tensors(shape: tuple[int, ...]) -> None:
         out = ops.layer_norm(x, shape[-1:], w, w)
         assert out.shape == shape
         assert all(not g.any() for g in torch.autograd.grad(out.sum(), (x, w)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_norms_have_the_same_bits_by_either_kernel(dtype: torch.dtype, generator) -> None:
+    """Rows with a residual, or with parameters of float32, take norm.cu, others norm_staged.cu."""
+    for columns in (2048, 2056, 4096, 5120, 8200, 16384):
+        x, y, w, b = (each.detach() for each in draw("xxww", 37, columns, dtype, generator))
+        out, total = ops.add_rms_norm(x, y, w.shape, w)
+        assert torch.equal(ops.rms_norm(total, w.shape, w), out), columns
+        own, wide = ops.layer_norm(x, w.shape, w, b), (w.float(), b.float())
+        assert torch.equal(ops.layer_norm(x, w.shape, *wide), own), columns
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

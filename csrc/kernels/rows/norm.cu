@@ -3,6 +3,7 @@
 //
 // Each block takes as many rows as it holds, or each cluster of blocks one row.
 #include "norm_params.h"
+#include "norm_prefetch.cuh"
 #include "rows.cuh"
 
 namespace torch_cubin::TC_KERNEL {
@@ -81,19 +82,9 @@ TC_DEVICE void normalize(const NormParams& p) {
   });
 }
 
-// Prefetches a parameter that all rows read after their sums, each line of the cache by one thread
-// of the grid.
-TC_DEVICE void prefetch_parameter(const void* parameter, int dtype, int columns) {
-  const tc_int64 line = static_cast<tc_int64>(blockIdx.x) * blockDim.x + threadIdx.x;
-  const tc_int64 bytes = static_cast<tc_int64>(columns) << (dtype == kRowFloat32 ? 2 : 1);
-  if (parameter == nullptr || line * 128 >= bytes) return;
-  prefetch_l2(static_cast<const char*>(parameter) + line * 128);
-}
-
 extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
     TC_KERNEL(const __grid_constant__ NormParams p) {
-  prefetch_parameter(p.weight, p.weight_dtype, p.columns);
-  prefetch_parameter(p.bias, p.bias_dtype, p.columns);
+  prefetch_parameters(p);
   wait_for_previous_kernel();
   with_held_access<DType::TC_DTYPE>(p.threads, p.cluster, p.columns,
                                     [&](auto access) { normalize<decltype(access)>(p); });

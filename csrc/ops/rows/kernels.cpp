@@ -45,6 +45,7 @@ struct Kind {
 
 constexpr Kind kKinds[] = {
     {kNorm, "norm", "rows/norm", sizeof(NormParams)},
+    {kNormStaged, "norm_staged", "rows/norm", sizeof(NormParams)},
     {kNormBackward, "norm_backward", "rows/norm", sizeof(NormParams)},
     {kNormBackwardSums, "norm_backward_sums", "rows/norm", sizeof(NormParams)},
     {kNormColumns, "norm_columns", "rows/norm", sizeof(NormParams)},
@@ -184,6 +185,10 @@ int64_t shares(int64_t columns, int64_t each, int64_t most) {
 }
 
 }  // namespace
+
+bool has_rows_kernels(RowsKind kind, ScalarType row_dtype, const Device& device) {
+  return !table_of(device).kernels[kind][dtype_index(row_dtype)].empty();
+}
 
 PackageKernel& rows_kernel(RowsKind kind, ScalarType row_dtype, const Device& device) {
   return *kernels_of(kind, row_dtype, table_of(device)).front();

@@ -11,6 +11,7 @@ namespace torch_cubin {
 
 enum RowsKind {
   kNorm,
+  kNormStaged,
   kNormBackward,
   kNormBackwardSums,
   kNormColumns,
@@ -69,6 +70,8 @@ struct SumsLayout {
   int64_t parts = 0;    // that the rows are summed in
   Grid grid;
 };
+
+bool has_rows_kernels(RowsKind kind, ScalarType row_dtype, const Device& device);
 
 // The kernel that is the only one of its kind; throws as RowsLayout.
 PackageKernel& rows_kernel(RowsKind kind, ScalarType row_dtype, const Device& device);
