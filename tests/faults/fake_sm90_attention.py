@@ -158,6 +158,35 @@ def test_schedules_of_tiles(driver, catalog) -> None:
         assert params_of(launch).schedule == case[2], case
 
 
+def test_short_rows_take_blocks_of_two_teams(driver, catalog) -> None:
+    """Of 64 or 96 keys, whichever the rows fill better. Longer rows take larger tiles, which share
+    keys, and rows of 128 take no more blocks of 64."""
+    cases = [
+        ((64, 12, 197, 64), [128, 64, 64]),
+        ((64, 12, 256, 64), [128, 64, 64]),
+        ((32, 16, 257, 64), [128, 96, 64]),
+        ((32, 16, 577, 64), [128, 64, 64]),
+        ((32, 16, 512, 64), [192, 128, 64]),
+        ((128, 12, 128, 64), [128, 128, 64]),
+    ]
+    calls = [partial(attend, shape, shape[1], shape[2], "bshd") for shape, _ in cases]
+    for (shape, tile), launch in zip(cases, launches_of(driver, calls), strict=True):
+        kernel = catalog[launch["kernel"]]
+        assert kernel["tile"] == tile, shape
+        teams = kernel["cost"].get("teams", 1)
+        assert kernel["block"] == [128 * (teams * tile[0] // 64 + 1), 1, 1]
+        assert launch["grid"] == [132, 1, 1]
+
+
+def test_tiles_of_two_teams_are_never_balanced(driver, tmp_path, monkeypatch) -> None:
+    """More teams than the scheduler can balance."""
+    kernels = [k for k in catalogs.kernels_of("attention") if k["cost"].get("teams") == 2]
+    catalogs.install(driver, tmp_path, monkeypatch, kernels)
+    call = partial(attend, (1, 16, 16384, 64), 16, 16384, "bshd", is_causal=True)
+    (launch,) = launches_of(driver, [call])
+    assert params_of(launch).schedule == IN_PAIRS
+
+
 def test_batch_dims_that_do_not_merge_take_a_launch_each(driver, catalog) -> None:
     def call() -> None:
         strides = (10 * 64 * 2 * 3 * 128, 64 * 2 * 3 * 128 * 2, 64 * 128, 128, 1)

@@ -30,8 +30,8 @@ using namespace sm90;
 // `adds`: with an additive mask alone, 80 keys a block need less time than 64 and a third buffer.
 constexpr int shared_q(int columns, bool adds) { return columns > 128 && !adds ? 3 : 0; }
 
-template <DType kDType_, int kD_, int kN_, int kGroups_, int kQSlots_, int kStages_,
-          bool kPingPong_, bool kMasked_, bool kAdded_, bool kGeneral_>
+template <DType kDType_, int kD_, int kN_, int kTeams_, int kGroups_, int kQSlots_, int kStages_,
+          bool kMasked_, bool kAdded_, bool kGeneral_>
 struct AttentionConfig : ForwardBlock<kGroups_, kQSlots_, kStages_, (kD_ + 63) / 64 * 64 * 128,
                                       (kD_ + 63) / 64 * kN_ * 128,
                                       std::conditional_t<kMasked_ && !kAdded_ && !kGeneral_,
@@ -44,9 +44,11 @@ struct AttentionConfig : ForwardBlock<kGroups_, kQSlots_, kStages_, (kD_ + 63) /
   static constexpr bool kMasked = kMasked_, kAdded = kAdded_, kGeneral = kGeneral_;
   static_assert(kMasked || !(kAdded || kGeneral));
   static constexpr int kD = kD_, kN = kN_;
+  static constexpr int kTeams = kTeams_;
   // The consumers take turns to issue their products, so that one's softmax overlaps with the
-  // other's.
-  static constexpr bool kPingPong = kPingPong_;
+  // other's. Four consumers of two teams, which have too few registers for that, compute one step
+  // after the other: the others' steps overlap.
+  static constexpr bool kPingPong = kTeams == 1;
   // A warpgroup skips the tile's first block of keys, or its last one, if it sees nothing of it.
   // Both, of two tiles, may be adjacent while a product with the V before them is still pending,
   // which takes three stages. Of two warpgroups, the first skips first blocks alone, the second
@@ -85,8 +87,9 @@ struct AttentionConfig : ForwardBlock<kGroups_, kQSlots_, kStages_, (kD_ + 63) /
   static constexpr bool kTakesNext = kMasked, kKeepsKeys = !kMasked;
   // With 32, the warps that schedule tiles and load keys spill some words, most of all with a mask:
   // each is a tile or a few blocks ahead of the consumers, which spill nothing.
-  static constexpr int kProducerRegisters = kGroups == 2 ? 40 : kGroups == 3 ? 32 : 24;
-  static constexpr int kConsumerRegisters = kGroups == 2 ? 232 : kGroups == 3 ? 160 : 112;
+  static constexpr int kConsumers = kTeams * kGroups;
+  static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
+  static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : kConsumers == 3 ? 160 : 112;
   static constexpr WgmmaType kType = kDType == DType::bfloat16 ? WgmmaType::bf16 : WgmmaType::f16;
 
   static constexpr int kNextBlock = Block::kBlockBytes;
@@ -95,6 +98,9 @@ struct AttentionConfig : ForwardBlock<kGroups_, kQSlots_, kStages_, (kD_ + 63) /
   static constexpr int kAddedBytes = !kAdded || kD > 128 ? 0 : 16 * kN* kNumberBytes;
   static constexpr int kNumbers = (kNextBlock + (kSendsNextBlock ? 16 : 0) + 15) / 16 * 16;
   static constexpr int kSharedBytes = kNumbers + 4 * kGroups * kAddedBytes;
+  static constexpr int kTeamBytes = (kSharedBytes + 1023) / 1024 * 1024;
+  static constexpr int kBlockThreads = kWarpgroup * (kConsumers + 1);
+  static constexpr int kAllBytes = (kTeams - 1) * kTeamBytes + kSharedBytes;
   static_assert(4 * kStages <= 16, "one word of the next block for each stage of K");
   static_assert(kN % 16 == 0 && kD % 16 == 0);
   static_assert(kN <= 128, "a lane's keys of a block have a bit each in one word");
@@ -581,7 +587,43 @@ struct Consumer : ForwardConsumer<C> {
     ++step;
   }
 
+  TC_DEVICE void end_product() {
+    wgmma_wait<0>();
+    keep_in_place(o);
+    release(shared + C::kVEmpty + 8 * slot(before()));
+  }
+
+  // Without turns: a step's weights are computed before the next step's scores.
+  TC_DEVICE void run_in_order() {
+#pragma unroll 1
+    while (skip_tiles()) {
+      softmax.reset();
+      float factor[2];
+#pragma unroll 1
+      for (int add = 0;; add = 1, next_keys()) {
+        score();
+        wgmma_wait<0>();
+        keep_in_place(s);
+        factor[0] = factor[1] = 1.0f;
+        bool moves = weigh(factor), last = is_last();
+        end_step();
+        if (__builtin_expect(moves && add != 0, 0)) scale_out(factor);
+        pack();
+        multiply_v(add);
+        if (last) break;
+        end_product();
+      }
+      const Tile& tile = tiles[number % C::kRing];
+      finish_sums(tile, factor);
+      end_product();
+      store(tile, factor);
+      ++number;
+      __syncwarp();
+    }
+  }
+
   TC_DEVICE void run() {
+    if constexpr (!C::kPingPong) return run_in_order();
     Base::open_turns();
 #pragma unroll 1
     while (skip_tiles()) {
@@ -662,9 +704,10 @@ struct Consumer : ForwardConsumer<C> {
 
 extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     TC_KERNEL(const __grid_constant__ Sm90AttentionParams p) {
-  using C = AttentionConfig<DType::TC_DTYPE, TC_TILE_K, TC_TILE_N, TC_TILE_M / 64, TC_Q_SLOTS,
-                            TC_STAGES, TC_PING_PONG, TC_MASKED, TC_ADDED, TC_GENERAL>;
-  static_assert(C::kThreads == TC_THREADS && C::kSharedBytes == TC_DYNAMIC_SHARED);
+  constexpr int kGroups = TC_TILE_M / 64, kTeams = (TC_THREADS / kWarpgroup - 1) / kGroups;
+  using C = AttentionConfig<DType::TC_DTYPE, TC_TILE_K, TC_TILE_N, kTeams, kGroups, TC_Q_SLOTS,
+                            TC_STAGES, TC_MASKED, TC_ADDED, TC_GENERAL>;
+  static_assert(C::kBlockThreads == TC_THREADS && C::kAllBytes == TC_DYNAMIC_SHARED);
   run_block<C, Consumer>(p);
 }
 
@@ -677,7 +720,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
    "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "any", "takes": "{t.takes}",
    "tile": "{t.tile}", "block": ["{t.threads}", 1, 1], "dynamic_shared": "{t.shared}",
    "stages": "{t.stages}", "cost": "{t.cost}", "accepted_spill": {"sm_90a": "{t.spill}"},
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_Q_SLOTS": "{t.q_slots}", "TC_PING_PONG": 1,
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_Q_SLOTS": "{t.q_slots}",
                "TC_MASKED": "{t.masked}", "TC_ADDED": "{t.added}", "TC_GENERAL": "{t.general}"},
    "for": {
     "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
@@ -694,9 +737,14 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
      {"name": "128x128x64", "takes": ["plain"],
       "masked": 0, "added": 0, "general": 0, "tile": [128, 128, 64], "q_slots": 2, "stages": 2,
       "threads": 384, "shared": 99040, "spill": 16, "cost": {"k_tile": 2370, "fixed": 1930}},
-     {"name": "128x112x64", "takes": ["plain"],
-      "masked": 0, "added": 0, "general": 0, "tile": [128, 112, 64], "q_slots": 2, "stages": 2,
-      "threads": 384, "shared": 90848, "spill": 16, "cost": {"k_tile": 2130, "fixed": 1930}},
+     {"name": "128x96x64", "takes": ["plain"],
+      "masked": 0, "added": 0, "general": 0, "tile": [128, 96, 64], "q_slots": 2,
+      "stages": 2, "threads": 640, "shared": 165600, "spill": 96,
+      "cost": {"k_tile": 3050, "fixed": 4950, "teams": 2}},
+     {"name": "128x64x64", "takes": ["plain"],
+      "masked": 0, "added": 0, "general": 0, "tile": [128, 64, 64], "q_slots": 2,
+      "stages": 3, "threads": 640, "shared": 165632, "spill": 96,
+      "cost": {"k_tile": 2200, "fixed": 4200, "teams": 2}},
      {"name": "128x128x96", "takes": ["plain"],
       "masked": 0, "added": 0, "general": 0, "tile": [128, 128, 96], "q_slots": 2, "stages": 2,
       "threads": 384, "shared": 197344, "spill": 0, "cost": {"k_tile": 2750, "fixed": 3000}},

@@ -6,6 +6,11 @@
 // producer's warps one schedules the tiles and loads Q, one loads K and one V; or one loads both,
 // and two convert V.
 //
+// A block may have two such teams of consumers, each with tiles and shared memory of its own and
+// two of the producer's warps, of which one loads K and V: while one team waits, the other
+// computes. Two blocks of a multiprocessor are no substitute: if a kernel is launched with the
+// registers of half a multiprocessor, ptxas gives its consumers no more than those.
+//
 //   shared memory:  Q: kQBuffers x 64 rows | K: kStages | V: kStages | rows of V: kRowStages
 //                   | barriers | tiles
 //   full barriers:  the producer's arrival and all bytes of the slot
@@ -54,6 +59,7 @@ struct ForwardBlock {
   static constexpr int kRowsFull = kVEmpty + 8 * kStages, kRowsEmpty = kRowsFull + 8 * kRowStages;
   static constexpr int kTileFull = kRowsEmpty + 8 * kRowStages;
   static constexpr int kConverters = kRowStages > 0 ? 2 : 0;  // warps
+  static constexpr int kTeams = 1;
   static constexpr int kTiles = (kTileFull + 8 * kRing + 15) / 16 * 16;
   static constexpr int kBlockBytes = kTiles + kRing * static_cast<int>(sizeof(Tile));
 };
@@ -74,8 +80,9 @@ struct Slot {
 
 // A whole warp: schedules tiles, and loads each tile's Q.
 template <class C>
-TC_DEVICE void produce_q(const typename C::Params& p, u32 shared, typename C::Tile* tiles) {
-  AttentionSchedule<C::kRows, C::kN, C::kTakesNext> schedule(p);
+TC_DEVICE void produce_q(const typename C::Params& p, u32 shared, typename C::Tile* tiles,
+                         int team) {
+  AttentionSchedule<C::kRows, C::kN, C::kTakesNext, C::kTeams> schedule(p, team);
   bool elected = threadIdx.x % 32 == 0;
   Slot<C::kSharesQ ? C::kQBuffers : C::kQSlots> slot;
   TilePlace place{};
@@ -172,6 +179,33 @@ TC_DEVICE void produce_keys(const typename C::Params& p, u32 shared,
           load_rows<C>(p.k, tile, blocks.block, to, arrived);
         }
       }
+      slot.next();
+      if (blocks.is_last()) break;
+    }
+  }
+}
+
+// One thread: loads the blocks of K and of V.
+template <class C>
+TC_DEVICE void produce_keys_and_values(const typename C::Params& p, u32 shared,
+                                       const typename C::Tile* tiles) {
+  Slot<C::kStages> slot;
+  wait_for_previous_grid();
+  for (int number = 0;; ++number) {
+    int entry = number % C::kRing;
+    barrier_sleep(shared + C::kTileFull + 8 * entry, number / C::kRing % 2);
+    if (tiles[entry].blocks == 0) return;
+    const typename C::Tile& tile = tiles[entry];
+    KeyBlocks<C::kRows, C::kMasked> blocks(p, tile);
+#pragma unroll 1
+    for (;; blocks.next()) {
+      u32 barrier = 8 * slot.stage, to = shared + slot.stage * C::kKvBytes;
+      barrier_sleep(shared + C::kKEmpty + barrier, slot.phase ^ 1);
+      barrier_expect(shared + C::kKFull + barrier, C::kKvBytes);
+      load_rows<C>(p.k, tile, blocks.block, to + C::kK, shared + C::kKFull + barrier);
+      barrier_sleep(shared + C::kVEmpty + barrier, slot.phase ^ 1);
+      barrier_expect(shared + C::kVFull + barrier, C::kKvBytes);
+      load_rows<C>(p.v, tile, blocks.block, to + C::kV, shared + C::kVFull + barrier);
       slot.next();
       if (blocks.is_last()) break;
     }
@@ -310,11 +344,15 @@ struct ForwardConsumer {
 template <class C, template <class> class Consumer>
 TC_DEVICE void run_block(const typename C::Params& p) {
   extern __shared__ __align__(1024) unsigned char memory[];
-  u32 shared = shared_address(memory);
-  auto tiles = reinterpret_cast<typename C::Tile*>(memory + C::kTiles);
-  int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+  int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), team = 0, offset = 0;
+  if constexpr (C::kTeams == 2) {
+    team = warp < 4 ? warp / 2 : (warp / 4 - 1) / C::kGroups;
+    offset = team * C::kTeamBytes;
+  }
+  u32 shared = shared_address(memory) + offset;
+  auto tiles = reinterpret_cast<typename C::Tile*>(memory + offset + C::kTiles);
 
-  if (threadIdx.x == 0) {
+  if (threadIdx.x % 64 == 0 && threadIdx.x / 64 < C::kTeams) {
     if (shared % 1024 != 0) asm volatile("trap;");
     prefetch_tensor_map(&p.q);
     prefetch_tensor_map(&p.k);
@@ -342,14 +380,20 @@ TC_DEVICE void run_block(const typename C::Params& p) {
   launch_next_grid();
   if (warp < 4) {
     fewer_registers<C::kProducerRegisters>();
-    if (warp == 1) {
-      produce_q<C>(p, shared, tiles);
+    if (warp == 1 || (C::kTeams == 2 && warp == 3)) {
+      produce_q<C>(p, shared, tiles, team);
     } else if constexpr (C::kConverters > 0) {
       if (threadIdx.x == 0) {
         produce_keys_and_rows<C>(p, shared, tiles);
       } else {
         wait_for_previous_grid();
         if (warp >= 4 - C::kConverters) convert_rows<C>(shared, tiles, warp % C::kConverters);
+      }
+    } else if constexpr (C::kTeams == 2) {
+      if (threadIdx.x % 32 == 0) {
+        produce_keys_and_values<C>(p, shared, tiles);
+      } else {
+        wait_for_previous_grid();
       }
     } else if (threadIdx.x == 0) {
       produce_keys<C, false>(p, shared, tiles);
@@ -362,7 +406,7 @@ TC_DEVICE void run_block(const typename C::Params& p) {
   } else {
     more_registers<C::kConsumerRegisters>();
     wait_for_previous_grid();
-    Consumer<C>(p, shared, tiles, warp / 4 - 1).run();
+    Consumer<C>(p, shared, tiles, warp / 4 - 1 - team * C::kGroups).run();
   }
 }
 

@@ -305,15 +305,16 @@ TC_DEVICE void describe(TileOf<kMasked>& tile, const Sm90AttentionParams& p,
   }
 }
 
-// Run by one whole warp. Every block computes the same list, and takes its own part of it. For
-// packed sequences sm90/order.cu has written the list, and each block takes the next tile when it
-// needs one, as it does after a kernel that can set `next` to 0 (kTakesNext).
-template <int kRows, int kTileN, bool kTakesNext>
+// Run by one whole warp. Every block, or team of a block (sm90/forward_block.cuh), computes the
+// same list, and takes its own part of it. For packed sequences sm90/order.cu has written the list,
+// and each block takes the next tile when it needs one, as it does after a kernel that can set
+// `next` to 0 (kTakesNext).
+template <int kRows, int kTileN, bool kTakesNext, int kTeams = 1>
 class AttentionSchedule {
  public:
   // Reads no global memory.
-  TC_DEVICE AttentionSchedule(const Sm90AttentionParams& p)
-      : p_(p), block_(blockIdx.x), blocks_(gridDim.x) {
+  TC_DEVICE AttentionSchedule(const Sm90AttentionParams& p, int team = 0)
+      : p_(p), block_(blockIdx.x + team * gridDim.x), blocks_(gridDim.x * kTeams) {
     total_ = p.batch * p.heads * p.tiles;
     next_ = block_;
     if (p.schedule <= 0 || takes_next()) return;

@@ -1,5 +1,4 @@
-// Wgmma and WgmmaRegisters of common/wgmma.cuh for blocks of keys and head dims that only attention
-// has.
+// WgmmaRegisters of common/wgmma.cuh for head dims that only attention has.
 #pragma once
 
 #include "common/wgmma.cuh"
@@ -14,13 +13,6 @@ namespace sm90 {
                "}, {%" A0 ", %" A1 ", %" A2 ", %" A3 "}, %" B ", add, 1, 1, %" TB "; }"          \
                : TC_F##I                                                                         \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(kTransposeB))
-
-#define TC_KEYS_ASM(N, I, TYPE, A, B, S, TA, TB)                                                 \
-  asm volatile("{ .reg .pred add; setp.ne.b32 add, %" S                                          \
-               ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" TC_D##I \
-               "}, %" A ", %" B ", add, 1, 1, %" TA ", %" TB "; }"                               \
-               : TC_F##I                                                                         \
-               : "l"(a), "l"(b), "r"(add), "n"(kTransposeA), "n"(kTransposeB))
 
 #define TC_BETWEEN(N, I, A0, A1, A2, A3, B, S, TB)                                    \
   template <>                                                                         \
@@ -41,20 +33,6 @@ TC_BETWEEN(96, 11, "48", "49", "50", "51", "52", "53", "54")
 TC_BETWEEN(160, 19, "80", "81", "82", "83", "84", "85", "86")
 TC_BETWEEN(192, 23, "96", "97", "98", "99", "100", "101", "102")
 
-template <>
-struct Wgmma<112> {
-  template <WgmmaType kType, int kTransposeA, int kTransposeB>
-  static TC_DEVICE void run(float (&d)[56], u64 a, u64 b, int add) {
-    static_assert(kType != WgmmaType::tf32);
-    if constexpr (kType == WgmmaType::bf16) {
-      TC_KEYS_ASM(112, 13, "bf16", "56", "57", "58", "59", "60");
-    } else {
-      TC_KEYS_ASM(112, 13, "f16", "56", "57", "58", "59", "60");
-    }
-  }
-};
-
-#undef TC_KEYS_ASM
 #undef TC_BETWEEN
 #undef TC_BETWEEN_ASM
 

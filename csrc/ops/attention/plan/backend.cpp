@@ -63,6 +63,7 @@ AttentionRow::AttentionRow(PackageKernel& entry, const Device& device) : kernel(
   const KernelFields cost = fields.object("cost");
   cost_tile = cost.number("k_tile", 0);
   cost_fixed = cost.number("fixed", 0);
+  teams = static_cast<int64_t>(cost.number("teams", 1, 1));
 }
 
 const AttentionRow* AttentionTable::first(AttentionDtype dtype, unsigned needs,

@@ -93,7 +93,7 @@ class Sm90Forward : public AttentionForwardKernels {
       if (!invariant && row.rows < kQueryRows) return;
       const int64_t tiles = ceil_div(band.seqlen_q, row.rows) * problem.heads * problem.batch;
       const double loads = slow_loads ? kSlowKeyCycles * row.columns : 0;
-      const double own = static_cast<double>(ceil_div(tiles, blocks_)) *
+      const double own = static_cast<double>(ceil_div(tiles, blocks_ * row.teams)) *
                          sm90_tile_cycles(row, band, loads) / device_.cycles_per_microsecond;
       if (!(own < *time)) return;
       *time = own;
@@ -173,10 +173,13 @@ class Sm90Forward : public AttentionForwardKernels {
 
   int schedule(const AttentionRow& row, const Sm90Band& band, int64_t tiles, int64_t heads,
                const AttentionParams& all) const {
-    const int found = sm90_tile_schedule(row, band, tiles, heads, blocks_);
+    const int64_t teams = blocks_ * row.teams;
+    int found = sm90_tile_schedule(row, band, tiles, heads, teams);
+    // The scheduler can balance no more.
+    if (found > 0 && teams > kSm90MostBlocks) found = kInPairs;
     if (found == kInPairs) {
       const int64_t bytes = heads / all.group * band.seqlen_k * row.head_dim * 4;
-      const bool idle = sm90_idle_in_pairs(tiles, heads, blocks_) > kSm90IdleInPairs;
+      const bool idle = sm90_idle_in_pairs(tiles, heads, teams) > kSm90IdleInPairs;
       return idle && bytes <= kByQueriesBytes ? kByQueries : found;
     }
     // The second tile of a pair finds its keys in shared memory if they fill the ring.
@@ -184,8 +187,8 @@ class Sm90Forward : public AttentionForwardKernels {
     const auto fills = [&](int64_t tile) { return band.key_blocks(row, tile) == row.stages; };
     const bool same_keys = ceil_div(band.seqlen_k, row.columns) == row.stages && tiles % 2 == 0 &&
                            fills(0) && fills(tiles - 1);
-    const int64_t rounds = ceil_div(tiles / 2 * heads, blocks_);
-    return same_keys && 2 * rounds <= ceil_div(tiles * heads, blocks_) ? kInPairs : found;
+    const int64_t rounds = ceil_div(tiles / 2 * heads, teams);
+    return same_keys && 2 * rounds <= ceil_div(tiles * heads, teams) ? kInPairs : found;
   }
 
   // Bytes for a tile of queries: two bits for each block of keys, in whole words.
