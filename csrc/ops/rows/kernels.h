@@ -71,6 +71,7 @@ struct SumsLayout {
   Grid grid;
 };
 
+// Some kinds have kernels for some GPUs and dtypes alone.
 bool has_rows_kernels(RowsKind kind, ScalarType row_dtype, const Device& device);
 
 // The kernel that is the only one of its kind; throws as RowsLayout.
