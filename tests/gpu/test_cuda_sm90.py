@@ -77,6 +77,31 @@ RACY = {
 
 
 @hopper
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "shape", [(960, 576, 1032), (896, 904, 520), (72, 1000, 776), (8, 200, 264)]
+)
+def test_boxes_outside_that_are_not_loaded_reach_no_result(shape, dtype, generator) -> None:
+    """Weight gradients multiply what shared memory held before, here NaN, for rows and columns that
+    do not exist (sm90_edge.cuh)."""
+    m, n, k = shape
+    a = cases.draw((k, m), dtype, True, generator).mT
+    b = cases.draw((k, n), dtype, True, generator)
+    expected = (a.double() @ b.double()).to(dtype)
+    nan_a, nan_b = torch.full_like(a, torch.nan), torch.full_like(b, torch.nan)
+    names = [name for name in configs_of(a, b, "") if name.startswith("sm90 ")]
+    wrong = []
+    with torch.no_grad(), measure.watching():
+        for name in names:
+            library.force_config(name)
+            torch.ops.cubin.matmul(nan_a, nan_b)
+            if not torch.equal(torch.ops.cubin.matmul(a, b), expected):
+                wrong.append(name)
+    assert len(names) > 30
+    assert wrong == []
+
+
+@hopper
 @pytest.mark.parametrize("config", RACY)
 def test_ten_thousand_repeats_beside_other_work(config: str, generator: torch.Generator) -> None:
     m, n, k = RACY[config]

@@ -26,6 +26,7 @@
 // The kernel table at the end makes this file longer than most.
 #include "common/uniform.cuh"
 #include "sm90_block.cuh"
+#include "sm90_edge.cuh"
 #include "sm90_read.cuh"
 #include "sm90_registers.cuh"
 #include "sm90_row_sums.cuh"
@@ -61,6 +62,14 @@ TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
     w.k_step = backwards ? -1 : 1;
     barrier_wait_bounded(empty + 8 * stage, phase ^ 1);
     if (of_a) ring[number++ % C::kRing] = w;
+    if constexpr (kHasEdges<C>) {
+      if (is_at_edge<C>(p, w)) {
+        load_edge<C>(p, shared, full, empty, of_a, of_b, share_a, share_b, w, w.k_count, k, step,
+                     stage, phase);
+        if (p.flags & kSm90Serpentine) backwards = !backwards;
+        continue;
+      }
+    }
 #pragma unroll 1
     for (int i = 0; i < w.k_count; ++i, k += step) {
       barrier_wait_bounded(empty + 8 * stage, phase ^ 1);

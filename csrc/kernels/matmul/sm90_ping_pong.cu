@@ -6,6 +6,7 @@
 // Its parameter, shared memory and producer are those of sm90.cu, without a ring of work items:
 // every warp knows the sequence of tiles. It does not stream tiles, split K or read unaligned rows.
 #include "sm90_block.cuh"
+#include "sm90_edge.cuh"
 #include "sm90_transposed.cuh"
 
 namespace torch_cubin::TC_KERNEL {
@@ -62,6 +63,14 @@ TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
   for (; any; any = schedule.get(w)) {
     int k = backwards ? (p.k_blocks - 1) * C::kTileK : 0;
     const int step = backwards ? -C::kTileK : C::kTileK;
+    if constexpr (kHasEdges<C>) {
+      if (is_at_edge<C>(p, w)) {
+        load_edge<C>(p, shared, full, empty, of_a, of_b, share_a, share_b, w, p.k_blocks, k, step,
+                     stage.index, stage.phase);
+        if (p.flags & kSm90Serpentine) backwards = !backwards;
+        continue;
+      }
+    }
 #pragma unroll 1
     for (int i = 0; i < p.k_blocks; ++i, k += step) {
       barrier_wait_bounded(empty + 8 * stage.index, stage.phase ^ 1);
