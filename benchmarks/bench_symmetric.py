@@ -5,16 +5,19 @@
 
 - products: `x @ x.t()` through `cubin::matmul`, and `b g + c g g` of a symmetric g by
   `cubin::symm_square`, as CUDA graphs whose operands rotate over more than the L2 cache;
+- any size: `x @ x.t()` of 186 sizes, for less time each, so that no size is slower unseen;
 - Newton-Schulz: Muon's own function, outside and inside drop_in(), and `newton_schulz()`, also of
-  batches and in its Gram form;
+  batches and in its Gram form; small matrices also as CUDA graphs, since the host's launches take
+  longer than their products;
 - steps: `torch.optim.Muon(...).step()` of the matrices of Llama-3.2-1B, and of larger ones.
 
 Each contender alternates with PyTorch in one process; the first half of each block lets the clocks
 settle. Ratios are PyTorch's time to a contender's, the median of five rounds and their range: above
-1, ours is faster. All takes some 90 seconds, the products half. --only keeps the cases whose names
-contain some TEXT ("x x^T", "Newton-Schulz 4096"). --json is written after every case; what the file
-has of other cases, from an earlier run on the same machine, stays. --configs times the configs that
-seem quickest to the planner for `x @ x.t()`, beside their predicted times, in place of contenders.
+1, ours is faster. All takes some 150 seconds, the products half, the sizes a third. --only keeps
+the cases whose names contain some TEXT ("x x^T", "any size", "Newton-Schulz 4096"). --json is
+written after every case; what the file has of other cases, from an earlier run on the same machine,
+stays. --configs times the configs that seem quickest to the planner for `x @ x.t()`, beside their
+predicted times, in place of contenders.
 """
 
 from __future__ import annotations
@@ -52,6 +55,9 @@ PRODUCTS = [
     *((384, 2048), (448, 2048), (896, 1024), (896, 2048), (960, 2048), (768, 4096), (1536, 256)),
     *((1536, 512), (1792, 256)),
 ]
+ROWS = [*range(128, 1025, 64), *range(1152, 2049, 128), *range(2304, 4097, 256)]
+COLUMNS = [256, 512, 1024, 2048, 4096, 8192]
+SIZES_BUDGET_MS = 100
 MATRICES = [(512, 2048), (1024, 1024), (2048, 2048), (2048, 8192), (4096, 4096), (4096, 16384),
             (16384, 4096)]  # fmt: skip
 COMPILED = (4096, 4096)
@@ -75,6 +81,7 @@ class Case:
     calls: Callable[[], Calls]
     count: int = 1
     product: tuple[torch.dtype, int, int] | None = None  # of --configs
+    budget_ms: float = BUDGET_MS
 
 
 def served(call: Callable[[], object]) -> Callable[[], object]:
@@ -102,27 +109,33 @@ def operands(dtype: torch.dtype, n: int, k: int, count: int, gram: bool = False)
     return [ops.syrk(x) / k for x in sets] if gram else sets
 
 
+TIMES_TRANSPOSE = {
+    "torch": lambda x: x @ x.t(),
+    "ours": lambda x: ops.matmul(x, x.t()),
+}
+SQUARE = {
+    "torch": lambda g: torch.addmm(g, g, g, beta=-4.775, alpha=2.0315),
+    "ours": lambda g: ops.symm_square(g, g, beta=-4.775, alpha=2.0315),
+}
+
+
+def rotated(dtype: torch.dtype, n: int, k: int) -> int:
+    """Pairs of an operand and a result that together are larger than the L2 cache."""
+    return max(1, min(12, math.ceil(ROTATED_BYTES / (dtype.itemsize * n * (n + k)))))
+
+
 def products() -> Iterator[Case]:
-    times_transpose = {
-        "torch": lambda x: x @ x.t(),
-        "ours": lambda x: ops.matmul(x, x.t()),
-    }
-    square = {
-        "torch": lambda g: torch.addmm(g, g, g, beta=-4.775, alpha=2.0315),
-        "ours": lambda g: ops.symm_square(g, g, beta=-4.775, alpha=2.0315),
-    }
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         sizes = PRODUCTS if dtype == torch.bfloat16 else [(2048, 2048), (4096, 4096)]
         name = "TF32" if dtype == torch.float32 else str(dtype).removeprefix("torch.")
         for n, k in sizes:
-            size = dtype.itemsize * n * (n + k)
-            count = max(1, min(12, math.ceil(ROTATED_BYTES / size)))
+            count = rotated(dtype, n, k)
             draws = functools.partial(operands, dtype, n, k, count)
             rows = "from 4,096 rows" if n >= 4096 else "fewer rows"
             yield Case(
                 f"x x^T, {rows}",
                 f"x x^T {name} {n} x {k}",
-                lambda draws=draws: graphs(times_transpose, draws()),
+                lambda draws=draws: graphs(TIMES_TRANSPOSE, draws()),
                 count,
                 (dtype, n, k),
             )
@@ -130,13 +143,34 @@ def products() -> Iterator[Case]:
                 yield Case(
                     f"b g + c g g, {rows}",
                     f"b g + c g g {name} {n}",
-                    lambda draws=draws: graphs(square, draws(gram=True)),
+                    lambda draws=draws: graphs(SQUARE, draws(gram=True)),
                     count,
                 )
 
 
+def any_size() -> Iterator[Case]:
+    for n in ROWS:
+        for k in COLUMNS:
+            count = rotated(torch.bfloat16, n, k)
+            draws = functools.partial(operands, torch.bfloat16, n, k, count)
+            yield Case(
+                "x x^T, any size",
+                f"any size, x x^T {n} x {k}",
+                lambda draws=draws: graphs(TIMES_TRANSPOSE, draws()),
+                count,
+                (torch.bfloat16, n, k),
+                SIZES_BUDGET_MS,
+            )
+
+
 def newton_schulz() -> Iterator[Case]:
     for shape in MATRICES:
+        if min(shape) < 4096:
+            yield Case(
+                "Newton-Schulz, smaller, in a graph",
+                f"Newton-Schulz {shape[0]} x {shape[1]} in a graph",
+                functools.partial(in_a_graph, *shape),
+            )
         large = "Newton-Schulz, squares" if shape[0] == shape[1] else "Newton-Schulz, long"
         group = large if min(shape) >= 4096 else "Newton-Schulz, smaller"
         name = f"Newton-Schulz {shape[0]} x {shape[1]}"
@@ -158,6 +192,12 @@ def of_one(*shape: int) -> Calls:
         calls["torch, compiled"] = functools.partial(torch.compile(muons), grad)
         calls["ours, compiled"] = served(torch.compile(own))
     return calls
+
+
+def in_a_graph(*shape: int) -> Calls:
+    own = functools.partial(muons, draw(*shape))
+    calls = {"torch": own, "ours": served(own)}
+    return {who: common.graph_of([call])[0].replay for who, call in calls.items()}
 
 
 def of_batch(*shape: int) -> Calls:
@@ -214,7 +254,7 @@ def compared(case: Case) -> list[dict[str, Any]]:
     torch_call = calls.pop("torch")
     lines = []
     for who, call in calls.items():
-        ratio = common.alternate(torch_call, call, case.count, BUDGET_MS, ROUNDS)
+        ratio = common.alternate(torch_call, call, case.count, case.budget_ms, ROUNDS)
         spread = f"{ratio.ratio:.3f} ({ratio.low:.3f}-{ratio.high:.3f})"
         print(
             f"{case.name}: {spread}  {who}  {ratio.first_us:.1f} -> {ratio.second_us:.1f} us",
@@ -274,7 +314,7 @@ def main() -> None:
     common.require_gpu()
     torch.backends.cuda.matmul.allow_tf32 = True
     common.print_machine("Symmetric products")
-    cases = [case for group in (products, newton_schulz, steps) for case in group()]
+    cases = [case for group in (products, any_size, newton_schulz, steps) for case in group()]
     cases = [case for case in cases if any(text in case.name for text in arguments.only)]
     if arguments.configs:
         cases = [case for case in cases if case.product]
