@@ -180,6 +180,18 @@ def test_blocks_of_a_cluster_split_k(driver, sm90, layout: str, name: str, parts
     assert [parts_of_k(params) == parts for _, params in others] == [False] * 3
 
 
+def test_weight_gradients_split_k_over_pairs_alone(driver, sm90) -> None:
+    def names() -> list[str]:
+        a = tensors.strided((384, 16384), (1, 384), torch.bfloat16)
+        with measure.watching():
+            torch.ops.cubin._matmul(a, tensors.empty(16384, 384, dtype=torch.bfloat16))
+            return [c["name"] for plan in library.watched_plans() for c in plan["configs"]]
+
+    found = forked(names)
+    assert any(name.endswith(" split_k") for name in found)
+    assert not any(name.endswith(("four_k", "eight_k")) for name in found)
+
+
 @pytest.mark.parametrize("layout", ["nt", "nn", "tn"])
 @pytest.mark.parametrize("tile", ["128x192", "128x160", "128x128"])
 def test_ping_pong_takes_whole_products_alone(driver, sm90, layout: str, tile: str) -> None:
