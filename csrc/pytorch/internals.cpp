@@ -24,6 +24,10 @@ constexpr const char* kProducts = "install() and drop_in() below autograd";
 constexpr const char* kNotInstalled = "install() serves no product";
 constexpr const char* kOutOfMemory = "torch.OutOfMemoryError of calls that install() serves";
 constexpr const char* kRuntimeError = "it is a RuntimeError";
+// Of the stable ABI, looked up so that CPU builds do not need a GPU's current stream.
+#define TC_STREAM(symbol)                                                 \
+  {"libtorch_cuda.so", symbol, "kernels that begin before the last ends", \
+   "they begin when it has ended"}
 #define TC_ATEN_PRODUCT(library, device, name) \
   {library, "aoti_torch_" device "_" name, kProducts, kNotInstalled}
 #define TC_ATEN_PRODUCTS(library, device)                                                  \
@@ -53,6 +57,9 @@ constexpr const char* kRuntimeError = "it is a RuntimeError";
 constexpr Internal kInternals[] = {
     {"libtorch_cuda.so", "aoti_torch_get_current_cuda_stream", "PyTorch's current stream",
      "nothing runs on a GPU"},
+    TC_STREAM("aoti_torch_get_current_stream"),
+    TC_STREAM("aoti_torch_stream_id"),
+    TC_STREAM("aoti_torch_delete_stream"),
     {kCpu, "_ZN2at13globalContextEv", kSettings, kIeee},
     {kCpu, "_ZNK2at7Context16float32PrecisionENS_14Float32BackendENS_9Float32OpE", kSettings,
      kIeee},

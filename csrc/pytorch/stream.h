@@ -5,8 +5,9 @@
 
 namespace torch_cubin {
 
-// The current stream of the device. Throws [driver] if this PyTorch is a CPU build.
-CUstream current_stream(int device_index);
+// The current stream of the device, which lasts if PyTorch made it. Throws [driver] if this PyTorch
+// is a CPU build.
+LaunchStream current_stream(int device_index);
 
 // The getter itself; null if this PyTorch is a CPU build.
 CurrentStream current_stream_if_any();

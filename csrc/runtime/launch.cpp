@@ -82,7 +82,7 @@ void set_dependent(CUlaunchConfig& config) {
 
 // Adds clusters and dependent launch. Returns false if they need the general path's checks.
 bool add_common_attributes(const Kernel::OnDevice& here, const torch_cubin_launch_call& call,
-                           CUlaunchConfig& config) {
+                           bool lasts, CUlaunchConfig& config) {
   if ((call.flags & TORCH_CUBIN_CLUSTER) != 0 || here.has_cluster) {
     int64_t cluster[3];
     for (int i = 0; i < 3; ++i) {
@@ -100,7 +100,7 @@ bool add_common_attributes(const Kernel::OnDevice& here, const torch_cubin_launc
   }
   if ((call.flags & TORCH_CUBIN_DEPENDENT) != 0) {
     if (here.device.sm < 90) return false;
-    set_dependent(config);
+    if (lasts) set_dependent(config);
   }
   return true;
 }
@@ -124,16 +124,16 @@ bool add_common_attributes(const Kernel::OnDevice& here, const torch_cubin_launc
   if (!here->allows(static_cast<uint32_t>(call.shared_memory)) || !is_common(*here, call)) {
     return false;
   }
+  const bool is_named = (call.flags & TORCH_CUBIN_STREAM) != 0 || current_stream == nullptr;
+  const LaunchStream stream = is_named ? LaunchStream{static_cast<CUstream>(call.stream)}
+                                       : current_stream(here->device.index);
   CUlaunchConfig config{};
   CUlaunchAttribute attributes[2];  // filled in order
   if (here->has_cluster || (call.flags & ~TORCH_CUBIN_STREAM) != 0) {
     config.attrs = attributes;
-    if (!add_common_attributes(*here, call, config)) return false;
+    if (!add_common_attributes(*here, call, stream.lasts, config)) return false;
   }
-  const bool is_named = (call.flags & TORCH_CUBIN_STREAM) != 0 || current_stream == nullptr;
-  set_shape(call,
-            is_named ? static_cast<CUstream>(call.stream) : current_stream(here->device.index),
-            config);
+  set_shape(call, stream.handle, config);
   if (!by_context && !finds_context(config.hStream, is_named, *here)) return false;
   kernel.module().note_capture(config.hStream);
   const CUresult result = driver().cuLaunchKernelEx(&config, here->function, call.params, nullptr);
@@ -205,11 +205,10 @@ class Launch {
     const auto shared = static_cast<uint32_t>(call_.shared_memory);
     CUfunction function = here.ready(shared);
     CUlaunchConfig config{};
-    set_shape(call_,
-              has(TORCH_CUBIN_STREAM) || current_stream_ == nullptr
-                  ? static_cast<CUstream>(call_.stream)
-                  : current_stream_(device.index),
-              config);
+    const LaunchStream stream = has(TORCH_CUBIN_STREAM) || current_stream_ == nullptr
+                                    ? LaunchStream{static_cast<CUstream>(call_.stream)}
+                                    : current_stream_(device.index);
+    set_shape(call_, stream.handle, config);
     CUlaunchAttribute attributes[4];  // filled in order
     config.attrs = attributes;
     // The driver applies a compiled cluster by itself.
@@ -228,7 +227,7 @@ class Launch {
       attribute.id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
       attribute.value.cooperative = 1;
     }
-    if (has(TORCH_CUBIN_DEPENDENT)) set_dependent(config);
+    if (has(TORCH_CUBIN_DEPENDENT) && stream.lasts) set_dependent(config);
     // PyTorch's work on the default stream runs on that of the current context. If that is a green
     // context, the launch must use it too, or it would not be ordered after that work. `function`
     // belongs to the primary context; the CUkernel handle works in any.

@@ -415,7 +415,7 @@ void Module::look_for_capture(CUstream stream) {
 // Synchronising a device during a capture is an error that also invalidates the capture.
 void Module::refuse_during_capture(const Device& device, CurrentStream current_stream) const {
   if (current_stream == nullptr) return;
-  const CUstream stream = current_stream(device.index);
+  const CUstream stream = current_stream(device.index).handle;
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   check(driver().cuStreamIsCapturing(stream, &status), "capture", "cuStreamIsCapturing");
   if (status == CU_STREAM_CAPTURE_STATUS_NONE) return;

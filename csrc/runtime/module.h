@@ -37,9 +37,16 @@ struct SourceImage {
   std::optional<LaunchNotes> notes;  // of one kernel in it
 };
 
+// `lasts`: whether the stream outlives its work. A kernel with programmatic dependent launch never
+// ends if its stream is destroyed meanwhile (driver 580), so that it has none on other streams.
+struct LaunchStream {
+  CUstream handle = nullptr;
+  bool lasts = true;
+};
+
 // Returns the current stream of a device, for launches that name none. A null function pointer
 // means the driver's default stream.
-using CurrentStream = CUstream (*)(int device_index);
+using CurrentStream = LaunchStream (*)(int device_index);
 
 // kUntilExit: never unloaded, so that launches are not counted and captures not tracked.
 enum class Lifetime { kUntilUnload, kUntilExit };

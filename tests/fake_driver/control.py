@@ -80,6 +80,16 @@ class FakeDriver:
         finally:
             torch_cuda.fake_default_streams(0)
 
+    @contextlib.contextmanager
+    def external_streams(self) -> Iterator[None]:
+        """PyTorch's current streams are torch.cuda.ExternalStream's."""
+        torch_cuda = ctypes.CDLL("libtorch_cuda.so")
+        torch_cuda.fake_external_streams(1)
+        try:
+            yield
+        finally:
+            torch_cuda.fake_external_streams(0)
+
     def make_current(self, context: int) -> None:
         """This thread's context: 0 for none, 0x1000 + i for the primary one of device i."""
         self._library.fake_make_current(ctypes.c_long(context))

@@ -515,10 +515,11 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuui
 CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction handle, void** params, void**) {
   if (quiet.load(std::memory_order_relaxed)) return CUDA_SUCCESS;
   std::lock_guard<std::mutex> lock(mutex);
-  // As on a GPU (measured): PyTorch's streams bring their context, the default one does not.
+  // As on a GPU (measured): PyTorch's streams and others (fake_torch_cuda.cpp) bring their context,
+  // the default one does not.
   const auto stream = reinterpret_cast<uintptr_t>(config->hStream);
-  const uintptr_t device = stream - 0x5000;
-  CUcontext context = device < 64 ? context_of(static_cast<int>(device)) : current;
+  const bool brings = stream >= 0x5000 && stream < 0x5080;
+  CUcontext context = brings ? context_of(static_cast<int>(stream % 64)) : current;
   if (context == nullptr) {
     violation("a launch without a context");
     return CUDA_ERROR_INVALID_CONTEXT;

@@ -1,18 +1,38 @@
 // A stand-in libtorch_cuda.so: the symbols that the library asks of it, where PyTorch is a CPU
-// build. The current stream of device i is 0x5000 + i, or null, the default stream, if so asked.
+// build. The current stream of device i is 0x5000 + i; if so asked, null, the default stream, or
+// 0x5040 + i, which PyTorch did not make.
 // PyTorch's products compute nothing, and are counted. Its norms throw.
 #include <cstdint>
 #include <stdexcept>
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
-static bool g_default_streams = false;
+static bool g_default_streams = false, g_external = false;
 
 EXPORTED void fake_default_streams(int yes) { g_default_streams = yes != 0; }
 
 EXPORTED int32_t aoti_torch_get_current_cuda_stream(int32_t device, void** stream) {
-  const auto own = static_cast<uintptr_t>(0x5000 + device);
+  const auto own = static_cast<uintptr_t>((g_external ? 0x5040 : 0x5000) + device);
   *stream = g_default_streams ? nullptr : reinterpret_cast<void*>(own);
+  return 0;
+}
+
+EXPORTED void fake_external_streams(int yes) { g_external = yes != 0; }
+
+// The id of a stream that PyTorch did not make is its handle.
+EXPORTED int32_t aoti_torch_get_current_stream(int32_t device, void** stream) {
+  *stream = new int32_t(device);
+  return 0;
+}
+
+EXPORTED int32_t aoti_torch_stream_id(void* stream, int64_t* id) {
+  const int32_t device = *static_cast<int32_t*>(stream);
+  *id = g_external ? 0x5040 + device : 3;
+  return 0;
+}
+
+EXPORTED int32_t aoti_torch_delete_stream(void* stream) {
+  delete static_cast<int32_t*>(stream);
   return 0;
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import math
@@ -100,6 +101,16 @@ def test_every_launch_keyword(driver, vec_add):
     assert launch["stream"] == 0x77
     # cuda.h: cooperative 2, cluster 4, programmatic stream serialization 6, priority 8
     assert launch["attributes"] == {"2": [1], "4": [2, 1, 1], "6": [1], "8": [-3]}
+
+
+def test_a_stream_that_pytorch_did_not_make_has_no_dependent_launch(driver, vec_add):
+    """Twice each, since a launch after the first takes a shorter path."""
+    x = torch.zeros(4)
+    for external in (True, True, False, False):
+        with driver.external_streams() if external else contextlib.nullcontext():
+            vec_add(x, x, x, 4, grid=1, block=1, programmatic_dependent_launch=True)
+    attributes = [launch["attributes"] for launch in driver.launches()]
+    assert attributes == [{}, {}, {"6": [1]}, {"6": [1]}]
 
 
 def test_a_compiled_cluster_is_not_passed_at_launch(driver, several):

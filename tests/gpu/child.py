@@ -85,6 +85,27 @@ def first_use_threads() -> dict:
     return {"errors": errors, "right": right}
 
 
+def destroyed_streams() -> dict:
+    """Streams of the driver's, each destroyed while a product runs on it, as CUDA allows."""
+    import ctypes
+
+    import torch_cubin  # noqa: F401
+
+    cuda = ctypes.CDLL("libcuda.so.1")
+    a, b = (torch.randn(2048, 2048, device="cuda").bfloat16() for _ in range(2))
+    expected = torch.ops.cubin.matmul(a, b)
+    torch.cuda.synchronize()
+    results = []
+    for _ in range(40):
+        handle = ctypes.c_void_p()
+        assert cuda.cuStreamCreate(ctypes.byref(handle), 1) == 0
+        with torch.cuda.stream(torch.cuda.ExternalStream(handle.value)):
+            results += [torch.ops.cubin.matmul(a, b) for _ in range(2)]
+        assert cuda.cuStreamDestroy_v2(handle) == 0
+    torch.cuda.synchronize()
+    return {"right": [torch.equal(result, expected) for result in results]}
+
+
 def capture_first_call(mode: str) -> dict:
     """The very first calls of the process happen inside a CUDA graph capture."""
     import torch_cubin  # noqa: F401

@@ -497,38 +497,3 @@ def test_products_of_8_bit_floats_with_scales_of_blocks(recipes, generator) -> N
         own = counts()[0]
     assert own["aten::_scaled_mm"] == own["aten::_scaled_mm_v2"] == 1
     assert all(torch.equal(out, cases.expected(*args).bfloat16()) for out in outs)
-
-
-def layer_norm(x: torch.Tensor) -> torch.Tensor:
-    return F.layer_norm(x, x.shape[-1:])
-
-
-def attention(x: torch.Tensor) -> torch.Tensor:
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        return F.scaled_dot_product_attention(*[x.view(1, 1, -1, 64)] * 3)
-
-
-LARGE = [
-    ("aten::mm", (120_000, 8), lambda x: x @ x.t()),
-    ("aten::bmm", (120_000, 8), lambda x: torch.bmm(x[None], x.t()[None])),
-    ("aten::addmm", (120_000, 8), lambda x: torch.addmm(x[0, 0], x, x.t())),
-    ("aten::native_layer_norm", (1_000_000, 1024), layer_norm),
-    ("aten::_scaled_dot_product_flash_attention", (16_000_000, 64), attention),
-]
-
-
-@pytest.mark.parametrize(("function", "shape", "call"), LARGE, ids=[x[0] for x in LARGE])
-def test_a_lack_of_memory_raises_pytorchs_type(function: str, shape, call) -> None:
-    """Programs catch it, to try again with less; the next call is served."""
-    operand = torch.ones(shape, device="cuda", dtype=torch.bfloat16)
-    total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.empty_cache()
-    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 1e9) / total)
-    try:
-        with counted() as counts:
-            with pytest.raises(torch.OutOfMemoryError, match=r"^CUDA out of memory"):
-                call(operand)
-            call(operand[:64])
-            assert function in counts()[0]
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)

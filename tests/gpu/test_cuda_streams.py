@@ -38,6 +38,12 @@ def test_op_is_ordered_on_the_current_stream_and_asynchronous(shape, generator) 
     numerics.check_exact(out, a.double() @ b.double())
 
 
+@pytest.mark.child("destroyed_streams")
+def test_streams_are_destroyed_while_they_run(child) -> None:
+    """With programmatic dependent launch, the GPU never ends (driver 580)."""
+    assert child.check()["right"] == [True] * 80
+
+
 def test_op_does_not_touch_other_streams(generator) -> None:
     """Work of ours on one stream ends while another stream, the default one, still sleeps."""
     a, b = _pair(64, 64, 64, generator)

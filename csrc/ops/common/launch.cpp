@@ -7,7 +7,7 @@ namespace torch_cubin {
 
 ZeroCounters::ZeroCounters(const Device& device, int64_t count) {
   const int64_t bytes = count * int64_t{sizeof(int)};
-  data_ = counters_of_launch(device, current_stream(device.index), bytes);
+  data_ = counters_of_launch(device, current_stream(device.index).handle, bytes);
   if (data_ != nullptr) return;
   filled_.emplace(device, bytes);
   torch::stable::zero_(filled_->tensor_);
