@@ -166,6 +166,19 @@ def check_exact_in_all(configs: list[str], sizes, dtype: torch.dtype, generator)
 
 
 @hopper
+@pytest.mark.parametrize("config", CONFIGS)
+def test_every_number_of_lone_tiles_is_exact(config: str, generator: torch.Generator) -> None:
+    """A block finds its only tile by a square root, or column by column."""
+    k = 256
+    for n in range(40, 2300, 56):
+        x = integers((n, k), torch.bfloat16, generator)
+        full = x.double() @ x.double().mT
+        for name in {config, f"{config} split in 2"} & set(offered(n, k, 1, torch.bfloat16)):
+            out = forced(name, lambda: ops.syrk(x))  # noqa: B023
+            numerics.check_exact(out, full, f"{n} {name}")
+
+
+@hopper
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("sizes", STREAMED, ids=str)
 def test_streamed_tiles_are_exact(sizes, dtype: torch.dtype, generator: torch.Generator) -> None:

@@ -334,11 +334,11 @@ TC_DEVICE void add_received(const Team& team, u32 shared, int step, int group,
 
 // Stores a warpgroup's rows of a tile, square by square, and each square's transpose: the squares
 // from number `first` to `last` - 1; of a cluster's tile, its own. `kHasBuffers`: `staging` has
-// a buffer for each square.
-template <class C, bool kHasBuffers = false>
-TC_DEVICE void store_squares(const Sm90MatmulParams& p, const Work& w, const Team& team, u32 shared,
-                             u32 staging, int& turn, int group, int first, int last,
-                             const float (&sum)[C::kBlocksM][C::kTileN / 2]) {
+// a buffer for each square. `kAdds`: there can be an addend.
+template <class C, bool kHasBuffers, bool kAdds>
+TC_DEVICE void store_squares_with(const Sm90MatmulParams& p, const Work& w, const Team& team,
+                                  u32 shared, u32 staging, int& turn, int group, int first,
+                                  int last, const float (&sum)[C::kBlocksM][C::kTileN / 2]) {
   constexpr int kSteps = C::kTileN / C::kPanel;  // of each block of rows
   const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   const int first_column = w.n0;
@@ -368,13 +368,13 @@ TC_DEVICE void store_squares(const Sm90MatmulParams& p, const Work& w, const Tea
     turn = turn + 1 == Layout<C>::kBuffers && !kHasBuffers ? 0 : turn + 1;
     // A square's stores, as it is and transposed, are one group.
     if (lane == 0 && !kHasBuffers) tma_store_wait_read<Layout<C>::kBuffers - 1>();
-    if (p.flags & kSm90AddVector) {
+    if (kAdds && p.flags & kSm90AddVector) {
       if (stored++ >= Layout<C>::kBuffers || w.streamed) {
         __syncwarp();
         request_addend<C>(p, w, own, m0 + warp * 16, n0);
       }
       add_requested<C>(p, own, x);
-    } else if (p.addend != nullptr) {
+    } else if (kAdds && p.addend != nullptr) {
       add_elements<C>(p, w, m0 + warp * 16 + lane / 4, n0 + lane % 4 * 2, x);
     }
     const int square = m0 + warp * 16 / C::kPanel * C::kPanel;  // its first row
@@ -398,6 +398,22 @@ TC_DEVICE void store_squares(const Sm90MatmulParams& p, const Work& w, const Tea
       }
       tma_store_commit();
     }
+  }
+}
+
+// The code without an addend is apart, so that the instructions of a square follow one another.
+// Ping-pong kernels hide that time; with both, ptxas would serialise their products, and TF32's
+// (C7511).
+template <class C, bool kHasBuffers = false>
+TC_DEVICE void store_squares(const Sm90MatmulParams& p, const Work& w, const Team& team, u32 shared,
+                             u32 staging, int& turn, int group, int first, int last,
+                             const float (&sum)[C::kBlocksM][C::kTileN / 2]) {
+  if (!Layout<C>::kPingPong && C::kElement == 2 && p.addend == nullptr) {
+    store_squares_with<C, kHasBuffers, false>(p, w, team, shared, staging, turn, group, first, last,
+                                              sum);
+  } else {
+    store_squares_with<C, kHasBuffers, true>(p, w, team, shared, staging, turn, group, first, last,
+                                             sum);
   }
 }
 

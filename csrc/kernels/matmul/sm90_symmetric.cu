@@ -29,9 +29,12 @@
 //   group                rows of tiles per group of the triangle's order
 //   b                    where tiles can be narrow, boxes of K-major operands have half of their rows
 //   out_map              of 128 bytes of columns and 16 rows, whose rows are multiples of 16 bytes
+//   a_rows               what blocks prefetch: from, and in bytes the share of each (low) and all
+//                        (high; 0: nothing)
 //   addend               null: none; of it, too, only the lower triangle is used
 //   kSm90AddVector       the addend has aligned rows of whole 16-byte vectors
-//   kSm90Batched, kSm90Serpentine, kSm90NoSkew, the fields of streamed tiles: as in sm90.cu
+//   kSm90NoSkew          each block, or cluster, has one tile, which is in no pair
+//   kSm90Batched, kSm90Serpentine, the fields of streamed tiles: as in sm90.cu
 //
 // sm90_squares.cuh stores the tiles, and adds what other blocks of a cluster send.
 //
@@ -244,51 +247,86 @@ TC_DEVICE void find_items(const Sm90MatmulParams& p, u32 found, Work* items) {
   }
 }
 
+// Whether each block, or cluster, has at most one tile, of no batch, which place_lone() places.
+template <class C>
+TC_DEVICE bool is_lone(const Sm90MatmulParams& p) {
+  return !Layout<C>::kPingPong && (p.flags & (kSm90NoSkew | kSm90Batched)) == kSm90NoSkew &&
+         !has_extra_squares<C>(p);
+}
+
+// Places the only tile of a block, or of its cluster, and returns the first of its k blocks. Few
+// instructions: none of them is in a cache near, and a Triangle takes 1,300 cycles (H200).
+template <class C>
+TC_DEVICE int place_lone(const Sm90MatmulParams& p, Work& w) {
+  const Team team;
+  u32 number = blockIdx.x;
+  int begin = 0, end = p.k_blocks;
+  if (team.size > 1) {
+    number = team.number();
+    const u32 k_blocks = p.k_blocks, size = team.size;  // at most 2^25, and 8
+    begin = k_blocks * team.rank / size;
+    end = k_blocks * (team.rank + 1) / size;
+  }
+  if constexpr (C::kTileN <= C::kTileM) {  // row by row: row r begins at r (r + 1) / 2 squares
+    constexpr u32 kInSquare = C::kTileM / C::kTileN;
+    float root;
+    asm("sqrt.approx.f32 %0, %1;" : "=f"(root) : "f"(8.0f * (number / kInSquare) + 2.0f));
+    const u32 row = static_cast<u32>(0.5f * root - 0.5f);
+    w.m0 = row * C::kTileM;
+    w.n0 = (number - row * (row + 1) / 2 * kInSquare) * C::kTileN;
+  } else {  // column by column
+    const u32 rows = (p.n + C::kTileM - 1) / C::kTileM;
+    u32 column = 0, first = 0;
+    while (number >= rows - first) {
+      number -= rows - first;
+      first = ++column * C::kTileN / C::kTileM;
+    }
+    w.m0 = (first + number) * C::kTileM;
+    w.n0 = column * C::kTileN;
+  }
+  w.k_count = end - begin;
+  w.streamed = 0;
+  w.b0 = w.b1 = w.b2 = 0;
+  if constexpr (kTakesExtraSquares<C>) extra_m0(w) = 0;
+  return begin;
+}
+
+// Requests the block's share of the operand's memory, in one stretch, for the L2 cache: memory is
+// read faster so than by the boxes of the tiles, each of 128 bytes of many rows.
+TC_DEVICE void prefetch_share(const Sm90Rows& operand) {
+  const tc_int64 begin = blockIdx.x * operand.low, left = operand.high - begin;
+  if (left <= 0) return;
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(
+                   static_cast<const char*>(operand.from) + begin),
+               "r"(static_cast<u32>(left < operand.low ? left : operand.low))
+               : "memory");
+}
+
 template <class C>
 TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empty, u32 found,
                        const Work* items, Work* ring) {
-#if !TC_PING_PONG  // this thread finds the work items itself
-  Triangle<C> triangle(p);
-#endif
+  prefetch_share(p.a_rows);
   const Share alone = {0, 0, 1};
-  const bool batched = p.flags & kSm90Batched;
   int stage = 0, number = 0;
   u32 phase = 0;
   bool backwards = false;
   const Sm90TensorMap& map_of_tiles = has_thin_rows<C>(p) || has_extra_squares<C>(p) ? p.b : p.a;
-#if TC_PING_PONG
-  wait_for_previous_grid();
-  for (;; ++number) {
-    const int slot = number % kItemsAhead;
-    barrier_wait_bounded(found + 8 * slot, number / kItemsAhead & 1);
-    const Work w = items[slot];
-    barrier_arrive(found + 8 * (kItemsAhead + slot));
-    if (w.k_count == 0) break;
-    const int k_begin = w.k_step;
-#else
-  Work w;
-  bool any = triangle.get(w);
-  wait_for_previous_grid();
-  for (; any; any = triangle.get(w)) {
-    const int k_begin = triangle.k_begin;
-#endif
+  // `is_plain`: the block's only item, a tile of no batch, without thin rows or an extra square.
+  const auto load_item = [&](const Work& w, int k_begin, bool batched, auto is_plain) {
+    constexpr bool kPlain = decltype(is_plain)::value;
     int k = (backwards ? k_begin + w.k_count - 1 : k_begin) * C::kTileK;
     const int step = backwards ? -C::kTileK : C::kTileK;
     const bool narrow = is_narrow<C>(w), b_alone = needs_b_alone<C>(p, w);
-    const bool thin = takes_thin_rows<C>(p, w);
-    const bool extra = has_extra_square<C>(w);
+    const bool thin = !kPlain && takes_thin_rows<C>(p, w);
+    const bool extra = !kPlain && has_extra_square<C>(w);
     u32 a_bytes = b_alone ? 0 : thin ? kThinRows * 128 : C::kABytes;
     if (extra && !has_two_operands(w)) a_bytes = Layout<C>::kHalfBytes;
     const u32 bytes = a_bytes + (narrow ? C::kBBytes / 2 : C::kBBytes);
-    barrier_wait_bounded(empty + 8 * stage, phase ^ 1);
-#if TC_PING_PONG
-    ring[number % C::kRing] = w;
-#else
+    if (!kPlain) barrier_wait_bounded(empty + 8 * stage, phase ^ 1);
     ring[number++ % C::kRing] = w;
-#endif
 #pragma unroll 1
     for (int i = 0; i < w.k_count; ++i, k += step) {
-      barrier_wait_bounded(empty + 8 * stage, phase ^ 1);
+      if (!kPlain || i >= C::kStages) barrier_wait_bounded(empty + 8 * stage, phase ^ 1);
       const u32 arrived = full + 8 * stage, to = shared + stage * C::kStageBytes;
       barrier_expect(arrived, bytes);
       if (kHasThinRows<C> && thin) {
@@ -297,8 +335,8 @@ TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
       } else if (kTakesExtraSquares<C> && extra) {
         load_extra_square<C>(p.a, to, arrived, batched, k, w);
       } else if (!b_alone) {
-        load_operand<C::kAMnMajor, C::kTileM, C::kTileK>(map_of_tiles, to, arrived, alone, batched,
-                                                         w.m0, k, w);
+        load_operand<C::kAMnMajor, C::kTileM, C::kTileK>(kPlain ? p.a : map_of_tiles, to, arrived,
+                                                         alone, batched, w.m0, k, w);
       }
       if constexpr (Layout<C>::kNarrows) {
         load_operand<C::kBMnMajor, C::kTileN / 2, C::kTileK>(p.b, to + C::kABytes, arrived, alone,
@@ -318,7 +356,32 @@ TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
       }
     }
     if (p.flags & kSm90Serpentine) backwards = !backwards;
+  };
+#if TC_PING_PONG
+  wait_for_previous_grid();
+  for (;;) {
+    const int slot = number % kItemsAhead;
+    barrier_wait_bounded(found + 8 * slot, number / kItemsAhead & 1);
+    const Work w = items[slot];
+    barrier_arrive(found + 8 * (kItemsAhead + slot));
+    if (w.k_count == 0) break;
+    load_item(w, w.k_step, p.flags & kSm90Batched, Constant<0>());
   }
+#else  // this thread finds the work items itself
+  Work w;
+  if (is_lone<C>(p)) {
+    const int k_begin = place_lone<C>(p, w);
+    wait_for_previous_grid();
+    load_item(w, k_begin, false, Constant<1>());
+  } else {
+    Triangle<C> triangle(p);
+    bool any = triangle.get(w);
+    wait_for_previous_grid();
+    for (; any; any = triangle.get(w)) {
+      load_item(w, triangle.k_begin, p.flags & kSm90Batched, Constant<0>());
+    }
+  }
+#endif
   barrier_wait_bounded(empty + 8 * stage, phase ^ 1);
   ring[number % C::kRing].k_count = 0;
   barrier_arrive(full + 8 * stage);
@@ -623,7 +686,7 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
   const auto items = reinterpret_cast<Work*>(memory + Layout<C>::kItems);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
 
-  if (threadIdx.x == 0) {
+  const auto initialize = [&] {
     if (shared % 1024 != 0) asm volatile("trap;");
     prefetch_tensor_map(&p.a);
     prefetch_tensor_map(&p.b);
@@ -637,12 +700,24 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
       for (int i = 0; i < 2 * kItemsAhead; ++i) barrier_init(found + 8 * i, 1);
     }
     fence_barrier_init();
-  }
+  };
+#if TC_PING_PONG
+  if (threadIdx.x == 0) initialize();
   __syncthreads();
-
-  // The next grid's blocks may start as soon as they fit; they wait for the end of this grid.
   launch_next_grid();
+#endif
   if (warp < 4) {
+#if !TC_PING_PONG
+    if (warp == 0 && elect_one()) initialize();
+    // The warp of the thread that has initialised the barriers does not wait for others.
+    if (warp == 0) {
+      __syncwarp();
+      named_arrive(0, TC_THREADS);
+    } else {
+      named_sync(0, TC_THREADS);
+    }
+    launch_next_grid();
+#endif
     fewer_registers<C::kProducerRegisters>();
     if (warp == 0 && elect_one()) {
       produce<C>(p, shared, full, empty, found, items, ring);
@@ -655,6 +730,10 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
     __syncwarp();
     if (!Layout<C>::kPingPong && Team().size > 1) cluster_meet();  // matches that of send_squares
   } else {
+#if !TC_PING_PONG
+    named_sync(0, TC_THREADS);
+    launch_next_grid();
+#endif
     more_registers<C::kConsumerRegisters>();
     wait_for_previous_grid();
     if constexpr (Layout<C>::kPingPong) {
