@@ -55,6 +55,7 @@ def entry_of(cubin: Path) -> dict:
         "name": name,
         "family": "none",
         "kind": "none",
+        "params_header": "none",
         "arch": "sm_90a",
         "file": f"sm_90a/{name}.cubin",
         "sha256": hashlib.sha256(cubin.read_bytes()).hexdigest(),
@@ -115,7 +116,8 @@ def test_archives_contain_what_the_manifest_lists_and_nothing_else(plain, archiv
 
 def test_an_archive_is_of_one_architecture_and_of_limited_size() -> None:
     def entry(name: str, arch: str = "sm_80") -> dict:
-        return {"name": name, "arch": arch, "file": f"{arch}/{name}", "family": "f", "kind": "k"}
+        kinds = {"family": "f", "kind": "k", "params_header": "p"}
+        return {"name": name, "arch": arch, "file": f"{arch}/{name}", **kinds}
 
     entries = [entry(f"sm_{dtype}_nn_{tile}") for dtype in ("f16", "bf16") for tile in (64, 128)]
     entries += [entry("sm_f16_nn_64", "sm_90a"), entry("large"), entry("larger")]
