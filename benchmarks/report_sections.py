@@ -52,7 +52,7 @@ SECTIONS = (
         command="benchmarks/bench_attention_goals.py --lines --json FILE",
         about="bfloat16, 16,384 tokens, heads * head_dim = 2,048, head dims 64, 128 and 256. The "
         "peer's time over ours, or the fraction of the named rate. FlashAttention-3 (FA3) runs "
-        "with `--fa3`; else its speedup over cuDNN on an H200 is the script's.",
+        "with `--fa3`, as on the H200, forward; else its speedup over cuDNN is the script's.",
         groups=titles(goals.ATTENTION),
         goals=goals.ATTENTION,
         plot="attention",
