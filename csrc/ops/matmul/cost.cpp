@@ -22,12 +22,12 @@ constexpr NamedTerm kTerms[] = {
     {"read_again", &Terms::read_again},
     {"l2_bytes_per_cycle", &Terms::l2_bytes_per_cycle},
     {"idle_l2", &Terms::idle_l2},
-    {"once_bytes_per_cycle", &Terms::once_bytes_per_cycle},
     {"port_bytes_per_cycle", &Terms::port_bytes_per_cycle},
     {"narrow_cycles", &Terms::narrow_cycles},
     {"launch", &Terms::launch},
     {"cluster_launch", &Terms::cluster_launch},
     {"tile_cycles", &Terms::tile_cycles},
+    {"early_cycles", &Terms::early_cycles},
     {"value_cycles", &Terms::value_cycles},
     {"sums_bytes_per_cycle", &Terms::sums_bytes_per_cycle},
     {"handshake", &Terms::handshake},
@@ -97,16 +97,16 @@ Terms changed_terms(Terms terms, const json& values) {
 double microseconds(const Work& w, const Terms& t) {
   const double l2 = w.l2_bytes / t.l2_bytes_per_cycle * (1 - t.idle_l2 * (1 - w.filled));
   const double tiles = smooth_max(w.multiply, w.shared, l2);
-  const double port = w.port_bytes / t.port_bytes_per_cycle;
+  const double port = 2 * w.port_bytes / t.port_bytes_per_cycle;
   // Of squares, so of eighth powers: the port is a harder bound than those of the tiles.
   double cycles = std::max(std::sqrt(smooth_max(tiles * tiles, port * port)),
-                           w.once_bytes / t.once_bytes_per_cycle);
+                           w.once_bytes / t.port_bytes_per_cycle);
   cycles += w.narrow * t.narrow_cycles;
   const double block = w.rows * t.row_cycles + w.stretches * t.stretch_cycles;
   cycles += store_cycles(w, t, cycles) - hidden_cycles(w, t, cycles) +
-            (w.tiles + w.waits) * t.tile_cycles + w.values * t.value_cycles + w.activations +
-            w.sums_bytes / t.sums_bytes_per_cycle + w.threads +
-            block * (1 + (w.blocks - 1) * t.lone);
+            (w.tiles + w.waits) * t.tile_cycles - (w.early ? t.early_cycles : 0) +
+            w.values * t.value_cycles + w.activations + w.sums_bytes / t.sums_bytes_per_cycle +
+            w.threads + block * (1 + (w.blocks - 1) * t.lone);
   const double compute = cycles / t.cycles_per_microsecond + w.handshakes * t.handshake;
   const double memory = (w.bytes + t.read_again * w.bytes_again) / t.memory_bytes_per_microsecond;
   // exp() of a small number; std::exp would need a newer glibc than 2.28.

@@ -20,7 +20,7 @@ struct Work {
   double shared = 0;      // cycles of shared memory, 128 bytes each
   double l2_bytes = 0;    // loaded; twice where 128 bytes lie across two lines of the cache
   double once_bytes = 0;  // loaded that no other multiprocessor loads: they come from memory
-  double port_bytes = 0;  // the same through a port that two multiprocessors share, by sm90.cu
+  double port_bytes = 0;  // the same while a neighbour loads, too, by sm90.cu
   // Of one, one after another.
   double narrow = 0;        // cycles of the tensor cores that wait for each load
   double threads = 0;       // cycles of threads, as the kernels' rows say them
@@ -38,6 +38,7 @@ struct Work {
   double handshakes = 0;    // waits for another block's sums
   // Of the device.
   bool follows = false;      // without a launch of its own
+  bool early = false;        // a block has one tile, whose loads start early (sm90_symmetric.cu)
   bool clusters = false;     // its blocks are launched in clusters of several
   double filled = 1;         // share of the multiprocessors that have something to do
   double outside = 0;        // share of the tiles that lies outside the matrices
@@ -57,12 +58,12 @@ struct Terms {
   double read_again = 0.41;                 // of the memory's time, for bytes_again
   double l2_bytes_per_cycle = 58.6;         // of one
   double idle_l2 = 0.391;                   // share of what the idle leave that others can use
-  double once_bytes_per_cycle = 40;         // of one
-  double port_bytes_per_cycle = 20;         // of one, while its neighbour loads, too
+  double port_bytes_per_cycle = 40;         // of two, which share a port
   double narrow_cycles = 5.02;              // for each cycle of narrow products
   double launch = 0.972;                    // us
   double cluster_launch = 0.1;              // us, more than without clusters
   double tile_cycles = 1160;                // first loads and last products of a tile, or a wait
+  double early_cycles = 580;                // of those, which a lone tile that starts early spares
   double value_cycles = 0.13;               // of a result, in the epilogue
   double sums_bytes_per_cycle = 12.7;       // of one
   double handshake = 0.322;                 // us

@@ -24,7 +24,6 @@ constexpr int64_t kLeastPartBlocks = 4;     // k blocks of a part of a streamed 
 constexpr int64_t kMostEqualParts = 8;      // of such a tile
 constexpr int64_t kMostClusterBlocks = 8;   // blocks; more are not portable
 constexpr int64_t kLeastClusterBlocks = 2;  // k blocks of each of them
-constexpr double kEarly = 0.5;              // of a wait, that the start of a lone tile takes less
 constexpr int64_t kSquare = 64;             // rows of a warpgroup; columns that they are stored by
 constexpr int64_t kPrefetchBytes = 128;     // multiples of which blocks prefetch
 // Of an operand that they prefetch: 768 x 4096 took 0.95 of the time so on an H200, 1024 x 4096
@@ -296,7 +295,7 @@ class SymmetricKernels : public MatmulKernels {
                         kSquare * sizeof(float);
       // Its blocks start together, meet after their products, and wait for sums.
       work.handshakes = 3;
-      work.waits = -kEarly;
+      work.early = true;
       out.offer(
           plan_of({&row, 0, false, false, tiles, all, all % device_.multiprocessors, 0, size}),
           work);
@@ -345,10 +344,11 @@ class SymmetricKernels : public MatmulKernels {
         last.bytes_again += rest * static_cast<double>(row.tile_m + row.tile_n) * k_blocks * 128;
       }
     }
-    if (waves == 0 && chosen.shares == 0) fill(row, k_blocks, chosen.all, last);
+    const bool lone = waves == 0 && chosen.shares == 0;
+    if (lone) fill(row, k_blocks, chosen.all, last);
     // Each result is stored twice, by all multiprocessors at a time: a wait of each wave.
     last.waits = last.filled;
-    if (waves == 0 && chosen.shares == 0) last.waits -= kEarly;
+    last.early = lone;
     if (waves == 0) return out.offer(plan, last);
     const auto turns = static_cast<double>(waves);
     Work whole = work_of(row, c, turns, turns * k_blocks, 1 - of_rest, chosen.thin);
