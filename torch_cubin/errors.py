@@ -128,7 +128,8 @@ def make(tag: str, message: str) -> Error:
 
 def of_text(error: RuntimeError) -> Error | None:
     """The exception for an error from C++; None for one that is converted already or not ours."""
-    found = None if isinstance(error, Error) else re.match(r"torch_cubin \[(\w+)\]: ", str(error))
+    pattern = r"(?:CUDA out of memory\. )?torch_cubin \[(\w+)\]: "
+    found = None if isinstance(error, Error) else re.match(pattern, str(error))
     return make(found[1], str(error)) if found is not None else None
 
 

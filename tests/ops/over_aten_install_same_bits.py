@@ -119,6 +119,33 @@ def test_other_calls_are_pytorchs(case) -> None:
     assert any(each.startswith(reason) for each in declined), declined
 
 
+def test_rows_longer_than_the_kernels_take_are_left_to_pytorch() -> None:
+    row = torch.empty(1, 2**31 - 2**20, dtype=torch.bfloat16, device="meta")
+    calls = {
+        "_softmax": (1, False),
+        "_log_softmax_backward_data": (row, 1, row.dtype),
+        "native_layer_norm": (row.shape[1:], None, None, 1e-5),
+        "_fused_rms_norm": (row.shape[1:], None, None),
+        "mean.dim": (1,),
+    }
+    for op, rest in calls.items():
+        assert row_kernels.SERVED[op](row, *rest) == "rows that are too long", op
+
+
+@pytest.mark.parametrize(
+    "call",
+    [lambda x: x.softmax(-1), lambda x: F.layer_norm(x, x.shape[-1:]), lambda x: x[..., :1].sum(1)],
+    ids=["softmax", "layer_norm", "sum"],
+)
+def test_a_lack_of_memory_raises_pytorchs_type(call) -> None:
+    huge = torch.ones(1, 1).expand(1 << 48, 2)
+    with (
+        torch_cubin.install(batch_invariant=True),
+        pytest.raises(torch.OutOfMemoryError, match=r"\[oom\]"),
+    ):
+        call(huge)
+
+
 WRONG = [
     (IndexError, lambda x: x.softmax(3)),
     (IndexError, lambda x: x[0, 0].softmax(1)),

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch_cubin import errors
 from torch_cubin._drop_in import report
 from torch_cubin._native import library
 from torch_cubin._native.locks import fork_safe_lock
@@ -28,9 +29,11 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 _SUM, _SQUARES, _DEVIATIONS = range(3)
 # A whole vector is one row, which one block sums; longer ones are sums over a batch.
 _LONGEST_VECTOR = 1 << 18
+_LONGEST_ROW = 2**31 - 2**20 - 1  # of the kernels: kMostColumns in csrc/ops/rows/kernels.cpp
 # Reasons to leave a call to PyTorch. Its kernels are replaced with their checks: calls with wrong
 # dims are left to it, so that it raises its errors.
 _DIMS = "dims that it does not take"
+_LONG = "rows that are too long"
 WHOLE_TENSOR = "a sum over all elements, which all of the batch has a part in"
 OVER_BATCH = "a sum over dim 0, which all of the batch has a part in"
 
@@ -47,6 +50,10 @@ def _dtype_reason(*tensors: Tensor | None) -> str | None:
     return None
 
 
+def _is_too_long(x: Tensor, columns: int) -> bool:
+    return columns > _LONGEST_ROW and x.device.type != "cpu"
+
+
 # --- softmax ---
 
 
@@ -55,6 +62,8 @@ def _along(function: Callable[..., Tensor], dim: int, *inputs: Tensor) -> Served
     rank = max(inputs[0].dim(), 1)
     if not -rank <= dim < rank:
         return _DIMS
+    if _is_too_long(inputs[0], inputs[0].shape[dim] if inputs[0].dim() else 1):
+        return _LONG
     if dim in (-1, rank - 1):
         return function(*inputs)
     return function(*(each.transpose(dim, -1) for each in inputs)).transpose(dim, -1).contiguous()
@@ -95,7 +104,7 @@ def _norm_reason(
     shape = tuple(normalized_shape)
     if not shape or input.shape[-len(shape) :] != shape or any(x.shape != shape for x in given):
         return "shapes that it does not take"
-    return None
+    return _LONG if _is_too_long(input, math.prod(shape)) else None
 
 
 def _layer_norm(
@@ -184,7 +193,8 @@ def reduced_dims(input: Tensor, dim: Any) -> str | tuple[list[int], int]:
         return WHOLE_TENSOR
     if dims[0] == 0 and rank > 1:
         return OVER_BATCH
-    return dims, math.prod(input.shape[each] for each in dims)
+    count = math.prod(input.shape[each] for each in dims)
+    return _LONG if _is_too_long(input, count) else (dims, count)
 
 
 def _sums(
@@ -335,7 +345,13 @@ def _kernel(
     def kernel(*args: Any, **kwargs: Any) -> Any:
         if not serves():
             return pytorchs(*args, **kwargs)
-        result = serve(*args, **kwargs)
+        try:
+            result = serve(*args, **kwargs)
+        except RuntimeError as error:
+            made = errors.of_text(error)
+            if isinstance(made, torch.OutOfMemoryError):  # which programs catch
+                raise made from None
+            raise
         if isinstance(result, str):
             report.count_declined(name, result)
             return pytorchs(*args, **kwargs)
