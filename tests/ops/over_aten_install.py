@@ -6,12 +6,14 @@ The file is over 500 lines because its tests share one process, whose dispatcher
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from pathlib import Path
 
@@ -21,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from drop_in_cases import DTYPES, integers, same
 from installed import installed
+from torch import Tensor
 
 import torch_cubin
 from torch_cubin import errors
@@ -678,6 +681,42 @@ def test_many_threads_multiply_while_it_is_installed_and_removed() -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+@torch.jit.script
+def _backward_until_stopped(grad: Tensor, w: Tensor, done: Tensor, stop: Tensor) -> None:
+    ones = torch.ones(8, 1)
+    while bool(stop == 0):
+        total = torch.mm(grad, w.t()) + torch.bmm(grad[None], w[None])[0] + torch.sum(grad, [0])
+        total += torch.ops.aten.native_layer_norm_backward(
+            grad, w, [8], ones, ones, None, None, [True, False, False]
+        )[0]
+        done.add_(1 + 0 * int(total.sum()))  # TorchScript drops what nobody reads
+
+
+def test_kernels_of_a_backward_run_beside_a_thread_that_keeps_pythons_lock() -> None:
+    """TorchScript calls them: PyTorch's own backward takes the lock, to free tensors."""
+    grad, w = integers(8, 8), integers(8, 8, seed=1)
+    done, stop = torch.zeros(2, dtype=torch.int64)
+    steps = ctypes.c_int64.from_address(done.data_ptr())
+    interval = sys.getswitchinterval()
+    with installed(), torch.no_grad():
+        thread = threading.Thread(target=_backward_until_stopped, args=(grad, w, done, stop))
+        thread.start()
+        while steps.value == 0:
+            time.sleep(0.01)
+        sys.setswitchinterval(60)  # no other thread asks for the lock before
+        before, sleep_with_lock = steps.value, ctypes.PyDLL(None).usleep
+        for _ in range(1000):
+            sleep_with_lock(10_000)
+            if steps.value > before + 2:
+                break
+        during = steps.value - before
+        sys.setswitchinterval(interval)
+        stop.fill_(1)
+        thread.join()
+        assert {"aten::mm", "aten::bmm", "aten::native_layer_norm_backward"} <= {*_served()}
+    assert during > 2
 
 
 _FIRST = """
