@@ -24,7 +24,8 @@ constexpr const char* kProducts = "install() and drop_in() below autograd";
 constexpr const char* kNotInstalled = "install() serves no product";
 constexpr const char* kOutOfMemory = "torch.OutOfMemoryError of calls that install() serves";
 constexpr const char* kRuntimeError = "it is a RuntimeError";
-// Of the stable ABI, looked up so that CPU builds do not need a GPU's current stream.
+// Every build of PyTorch exports these. They are looked up in the CUDA build's library, so that a
+// CPU build, which has no current stream of a GPU, counts as one without them.
 #define TC_STREAM(symbol)                                                 \
   {"libtorch_cuda.so", symbol, "kernels that begin before the last ends", \
    "they begin when it has ended"}

@@ -13,12 +13,12 @@
 namespace torch_cubin {
 namespace {
 
-using StreamGetter = int32_t (*)(int32_t device_index, void** stream);
-using StreamUse = int32_t (*)(void* stream);
-using StreamNumber = int32_t (*)(void* stream, int64_t* id);
-std::atomic<StreamGetter> g_getter{nullptr};
+using GetStream = int32_t (*)(int32_t device_index, void** stream);
+using GetStreamId = int32_t (*)(void* stream, int64_t* id);
+using DeleteStream = int32_t (*)(void* stream);
+std::atomic<GetStream> g_getter{nullptr};
 
-StreamGetter find_getter() {
+GetStream find_getter() {
   void* library = dl_loaded("libtorch_cuda.so");
   void* symbol =
       library != nullptr ? pytorch_symbol("aoti_torch_get_current_cuda_stream") : nullptr;
@@ -28,23 +28,24 @@ StreamGetter find_getter() {
                              : "one without aoti_torch_get_current_cuda_stream",
           "Install a CUDA build of torch 2.11 or newer."});
   }
-  return reinterpret_cast<StreamGetter>(symbol);
+  return reinterpret_cast<GetStream>(symbol);
 }
 
-// Whether the current stream of a device is one of PyTorch's, which it never destroys. The id of
-// another (torch.cuda.ExternalStream) is its handle. False where this PyTorch cannot tell.
+// Whether PyTorch made the current stream of a device, and so never destroys it. Another stream
+// (torch.cuda.ExternalStream) has its handle as its id. False where this PyTorch cannot tell.
 bool is_pytorchs(int device_index, const void* handle) {
-  static const auto current =
-      reinterpret_cast<StreamGetter>(pytorch_symbol("aoti_torch_get_current_stream"));
-  static const auto number = reinterpret_cast<StreamNumber>(pytorch_symbol("aoti_torch_stream_id"));
-  static const auto release =
-      reinterpret_cast<StreamUse>(pytorch_symbol("aoti_torch_delete_stream"));
+  static const auto get_stream =
+      reinterpret_cast<GetStream>(pytorch_symbol("aoti_torch_get_current_stream"));
+  static const auto get_id = reinterpret_cast<GetStreamId>(pytorch_symbol("aoti_torch_stream_id"));
+  static const auto delete_stream =
+      reinterpret_cast<DeleteStream>(pytorch_symbol("aoti_torch_delete_stream"));
+  if (get_stream == nullptr || get_id == nullptr || delete_stream == nullptr) return false;
   void* stream = nullptr;
-  if (current == nullptr || number == nullptr || release == nullptr) return false;
-  if (current(device_index, &stream) != 0) return false;
-  int64_t id = reinterpret_cast<int64_t>(handle);
-  const bool is_known = number(stream, &id) == 0;
-  return release(stream) == 0 && is_known && id != reinterpret_cast<int64_t>(handle);
+  if (get_stream(device_index, &stream) != 0) return false;
+  const auto id_of_others = reinterpret_cast<int64_t>(handle);
+  int64_t id = id_of_others;
+  const bool has_id = get_id(stream, &id) == 0;
+  return delete_stream(stream) == 0 && has_id && id != id_of_others;
 }
 
 // The handles of PyTorch's streams that were current, some of them: asking takes 0.1 us.
@@ -63,7 +64,7 @@ bool lasts(int device_index, const void* handle) {
 }  // namespace
 
 [[gnu::hot]] LaunchStream current_stream(int device_index) {
-  StreamGetter getter = g_getter.load(std::memory_order_acquire);
+  GetStream getter = g_getter.load(std::memory_order_acquire);
   if (getter == nullptr) {
     getter = find_getter();
     g_getter.store(getter, std::memory_order_release);

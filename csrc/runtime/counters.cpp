@@ -8,17 +8,17 @@
 namespace torch_cubin {
 namespace {
 
-constexpr int64_t kBytes = 2048;  // of one launch
-constexpr int64_t kOfChunk = 512;
-constexpr size_t kMostChunks = 32, kMostStreams = 1024;
+constexpr int64_t kBytesPerLaunch = 2048;
+constexpr int64_t kLaunchesPerChunk = 512;
+constexpr size_t kMaxChunks = 32, kMaxStreams = 1024;
 
 // A device's.
 struct Counters {
   std::mutex mutex;  // guards the members below
   size_t chunks = 0;
   std::vector<int*> unused;
-  // By the streams' ids: a handle may come again while the work of a destroyed stream still runs.
-  std::unordered_map<unsigned long long, int*> of_streams;
+  // Not by the handle, which may come again while the work of a destroyed stream still runs.
+  std::unordered_map<unsigned long long, int*> by_stream_id;
 };
 
 // Leaked on purpose: graphs may be destroyed while the process ends.
@@ -47,11 +47,11 @@ int* zeroed_chunk(const Device& device) {
   const RelaxedCapture relaxed;
   const Driver& d = driver();
   CUdeviceptr memory = 0;
-  if (d.cuMemAlloc(&memory, kOfChunk * kBytes) != CUDA_SUCCESS) return nullptr;
+  if (d.cuMemAlloc(&memory, kLaunchesPerChunk * kBytesPerLaunch) != CUDA_SUCCESS) return nullptr;
   CUstream stream = nullptr;
   CUresult result = d.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING);
   if (result == CUDA_SUCCESS) {
-    result = d.cuMemsetD8Async(memory, 0, kOfChunk * kBytes, stream);
+    result = d.cuMemsetD8Async(memory, 0, kLaunchesPerChunk * kBytesPerLaunch, stream);
     if (result == CUDA_SUCCESS) result = d.cuStreamSynchronize(stream);
     ignore_in_destructor(d.cuStreamDestroy(stream));
   }
@@ -65,15 +65,15 @@ int* zeroed_chunk(const Device& device) {
 int* take(const Device& device) {
   Counters& all = counters_of(device);
   std::unique_lock<std::mutex> lock(all.mutex);
-  if (all.unused.empty() && all.chunks < kMostChunks) {
+  if (all.unused.empty() && all.chunks < kMaxChunks) {
     ++all.chunks;
     lock.unlock();
     int* const chunk = zeroed_chunk(device);
     lock.lock();
     if (chunk == nullptr) --all.chunks;
-    all.unused.reserve(kMostChunks * kOfChunk);  // release() allocates nothing
-    for (int64_t i = kOfChunk - 1; chunk != nullptr && i >= 0; --i) {
-      all.unused.push_back(chunk + i * (kBytes / static_cast<int64_t>(sizeof(int))));
+    all.unused.reserve(kMaxChunks * kLaunchesPerChunk);  // release() allocates nothing
+    for (int64_t i = kLaunchesPerChunk - 1; chunk != nullptr && i >= 0; --i) {
+      all.unused.push_back(chunk + i * (kBytesPerLaunch / static_cast<int64_t>(sizeof(int))));
     }
   }
   if (all.unused.empty()) return nullptr;
@@ -119,14 +119,14 @@ int* of_stream(const Device& device, CUstream stream) {
   Counters& all = counters_of(device);
   {
     const std::lock_guard<std::mutex> lock(all.mutex);
-    const auto found = all.of_streams.find(id);
-    if (found != all.of_streams.end()) return found->second;
-    if (all.of_streams.size() >= kMostStreams) return nullptr;
+    const auto found = all.by_stream_id.find(id);
+    if (found != all.by_stream_id.end()) return found->second;
+    if (all.by_stream_id.size() >= kMaxStreams) return nullptr;
   }
   int* const counters = take(device);
   if (counters == nullptr) return nullptr;
   const std::lock_guard<std::mutex> lock(all.mutex);
-  const auto [entry, is_new] = all.of_streams.emplace(id, counters);
+  const auto [entry, is_new] = all.by_stream_id.emplace(id, counters);
   if (!is_new) all.unused.push_back(counters);  // another thread launches on the stream, too
   return entry->second;
 }
@@ -134,7 +134,7 @@ int* of_stream(const Device& device, CUstream stream) {
 }  // namespace
 
 int* counters_of_launch(const Device& device, CUstream stream, int64_t bytes) {
-  if (bytes > kBytes) return nullptr;
+  if (bytes > kBytesPerLaunch) return nullptr;
   const ContextGuard guard(device, stream);
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   CUgraph graph = nullptr;
