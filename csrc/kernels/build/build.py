@@ -45,7 +45,7 @@ DEFAULT_ARCHS = ("sm_80", "sm_86", "sm_90a", "sm_100a", "sm_120a")
 CACHE = pathlib.Path("build") / "kernels"  # relative: commands run in the root, see `run`
 NVCC_FLAGS = ("-ptx", "-O3", "-Werror", "all-warnings")
 PTXAS_FLAGS = ("-O3", "-v")
-TOGETHER = 8  # kernels of one source per nvcc process: see ptx_modules.py
+TOGETHER = 16  # kernels of one source per nvcc process: see ptx_modules.py
 PROBE_ARCH = "80"  # sizes are the same on every arch
 MANIFEST_VERSION = 1
 
