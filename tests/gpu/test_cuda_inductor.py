@@ -221,3 +221,24 @@ def test_attention_with_a_mask_reads_heads_that_are_not_repeated(length: int) ->
     assert "torch.ops.cubin._scaled_dot_product_attention.default(" in code
     assert "torch.ops.aten._scaled" not in code
     torch.testing.assert_close(got.double(), exact, rtol=2e-2, atol=2e-2)
+
+
+def test_attention_reads_what_contiguous_would_copy() -> None:
+    """As in transformers' Whisper, whose result is turned back, too."""
+    batch, length, heads, width = 2, 200, 4, 64
+
+    def layer(x, *weights):
+        three = (F.linear(x, w).unflatten(2, (heads, width)).transpose(1, 2) for w in weights)
+        out = F.scaled_dot_product_attention(*(each.contiguous() for each in three))
+        return out.transpose(1, 2).contiguous().flatten(2) * 2
+
+    options = {"device": "cuda", "dtype": torch.bfloat16}
+    x = torch.randn(batch, length, heads * width, **options)
+    weights = [torch.randn(heads * width, heads * width, **options) / 16 for _ in range(3)]
+    exact = layer(*(each.double() for each in (x, *weights)))
+    torch._dynamo.reset()
+    with torch.no_grad(), torch_cubin.install(policy="all"):
+        got, (code,) = run_and_get_code(torch.compile(layer), x, *weights)
+    assert "torch.ops.cubin._scaled_dot_product_attention.default(" in code
+    assert "clone" not in code
+    torch.testing.assert_close(got.double(), exact, rtol=2e-2, atol=2e-2)

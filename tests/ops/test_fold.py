@@ -48,8 +48,8 @@ def repeated(x: torch.Tensor, times: int) -> torch.Tensor:
 
 
 def again(x: torch.Tensor, times: int) -> torch.Tensor:
-    """The heads one after the other, and all of them again."""
-    return torch.cat([x] * times, 1)
+    """The heads one after the other, and all of them again; plus one, so that no copy ends it."""
+    return torch.cat([x] * times, 1) + 1
 
 
 attention = torch.ops.cubin._scaled_dot_product_attention.default
@@ -79,6 +79,30 @@ def test_repeated_heads_are_read_unrepeated(mode: str) -> None:
     (found,) = nodes.find_nodes(op="call_function", target=attention)
     assert [node.meta["val"].shape[1] for node in found.args[:3]] == [6, 2, 2]
     assert found.kwargs["enable_gqa"] is True
+
+
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+@pytest.mark.parametrize(("width", "copies"), [(8, 0), (6, 4)], ids=["rows of 16 bytes", "others"])
+def test_copies_for_other_strides_are_not_written(mode: str, width: int, copies: int) -> None:
+    """As transformers' Whisper turns queries, keys, values and the result."""
+
+    def layer(*inputs):
+        heads = [x.unflatten(2, (3, width)).transpose(1, 2).contiguous() for x in inputs]
+        return attention(*heads).transpose(1, 2).contiguous().flatten(2)
+
+    nodes = graph_of(layer, *tensors(*[(2, 5, 3 * width)] * 3), mode=mode)
+    clone = torch.ops.aten.clone.default
+    assert len(nodes.find_nodes(op="call_function", target=clone)) == copies
+
+
+def test_a_copy_of_attention_that_is_returned_beside_it_stays_one() -> None:
+    def layer(q, k, v):
+        out = attention(q.transpose(1, 2).contiguous(), k, v)
+        return out, out.transpose(1, 2).contiguous()
+
+    nodes = graph_of(layer, *tensors((2, 5, 3, 8), (2, 3, 5, 8), (2, 3, 5, 8)))
+    (left,) = nodes.find_nodes(op="call_function", target=torch.ops.aten.clone.default)
+    assert left.args[0].target is torch.ops.aten.permute.default
 
 
 @pytest.mark.parametrize("mode", ["fake", "symbolic"])

@@ -1,14 +1,15 @@
-"""Attention in a graph after AOTAutograd whose keys and values have repeated heads.
+"""Attention in a graph after AOTAutograd that reads copies, of which our op reads the originals.
 
 PyTorch's kernels that take a mask want a head of keys for each head of queries. So models that have
-fewer (transformers' repeat_kv) write each several times, and attention reads it as often. Our op
-reads them as they are.
+fewer (transformers' repeat_kv) write each several times, and attention reads it as often. Others
+write queries, keys and values once more for their strides (transformers' Whisper, BART and kin).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import operator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ _WITH_MASK = (
 )
 _ADDS_DIM = (*VIEWS, aten.unsqueeze.default)
 _COPIES = (*VIEWS, aten._unsafe_view.default, aten.clone.default)
+_TURNS = (aten.permute.default, aten.transpose.int)
 
 
 @dataclasses.dataclass
@@ -41,8 +43,8 @@ class Attention:
     results: list[torch.fx.Node]
 
 
-def with_repeated_heads(node: Any) -> Attention | None:
-    """The attention of a node, with the keys and values as they were before they were repeated."""
+def with_copies(node: Any) -> Attention | None:
+    """The attention of a node that reads copies, with what they are copies of."""
     if not _calls(node, (*_WITH_MASK, OURS)) or not node.kwargs.keys() <= {"scale", "enable_gqa"}:
         return None
     given: list[Any] = [*node.args, None]
@@ -60,10 +62,42 @@ def with_repeated_heads(node: Any) -> Attention | None:
     causal = not is_causal or (mask is None and same_number(_length(query), _length(key)))
     if not served or not causal or dropout_p != 0 or any(rest):
         return None
-    key, value = _unrepeated(key), _unrepeated(value)
-    if key is None or value is None or not same_number(_heads(key), _heads(value)):
+    copies = query, key, value
+    originals = [_unrepeated(key), _unrepeated(value)]
+    if None not in originals and same_number(*map(_heads, originals)):
+        key, value = originals
+    query, key, value = map(_uncopied, (query, key, value))
+    if (query, key, value) == copies:
         return None
     return Attention(query, key, value, mask, is_causal, node.kwargs.get("scale"), results)
+
+
+def copies_after(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, torch.fx.Node]]:
+    """The copies of the turned result, each with its original, that have the original's strides now
+    that the result has those of another query."""
+    for turned in list(node.users):
+        if turned.target not in _TURNS or len(node.users) != 1:
+            continue
+        value = turned.target(node.meta["val"], *turned.args[1:])
+        turned.meta["val"] = value
+        for copy in list(turned.users):
+            same = _calls(copy, (aten.clone.default,)) and len(turned.users) == 1
+            if same and _are_same(copy.meta["val"].stride(), value.stride()):
+                yield copy, turned
+
+
+def _uncopied(node: Any) -> Any:
+    """What a copy is one of, if our kernels read it as quickly: the last dim is contiguous, and all
+    rows begin at multiples of 16 bytes."""
+    while _calls(node, (aten.clone.default,)):
+        value = node.args[0].meta["val"]
+        of_16_bytes = 16 // value.dtype.itemsize
+        begins = (value.storage_offset(), *value.stride()[:-1])
+        aligned = all(same_number(begin % of_16_bytes, 0) for begin in begins)
+        if not same_number(value.stride()[-1], 1) or not aligned:
+            break
+        node = node.args[0]
+    return node
 
 
 def _length(node: torch.fx.Node) -> Any:
@@ -119,4 +153,4 @@ def _are_same(sizes: Any, others: Any) -> bool:
     return len(sizes) == len(others) and all(map(same_number, sizes, others))
 
 
-__all__ = ["OURS", "Attention", "with_repeated_heads"]
+__all__ = ["OURS", "Attention", "copies_after", "with_copies"]

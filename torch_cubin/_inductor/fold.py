@@ -2,10 +2,10 @@
 
 A product with an activation becomes `_linear_activation`, SwiGLU and similar `_linear_glu` (also
 where gate and up are columns of one product), products of one input `_linears`. If the backward
-saves the intermediate values, the variant of the op that also returns them is used. Attention with
-repeated heads of keys and values reads them unrepeated. An input of several products of 8-bit
-floats is quantised once, and their SwiGLU becomes `_scaled_gated_matmul` where it is quantised.
-Other graphs are not changed.
+saves the intermediate values, the variant of the op that also returns them is used. Attention reads
+what its queries, keys and values are copies of: fewer heads, or other strides. An input of several
+products of 8-bit floats is quantised once, and their SwiGLU becomes `_scaled_gated_matmul` where it
+is quantised. Other graphs are not changed.
 
 Not folded (benchmarks/NOTES.md): the gradient of an activation into the product before it, a
 residual into the product that it is added to, a bias's gradient into its weight's. Inductor fuses
@@ -30,12 +30,12 @@ ops = torch.ops.cubin
 Node = Any  # torch.fx.Node; its arguments have no useful types
 
 # Part of the key of Inductor's caches: increase it when the pass changes.
-VERSION = 8
+VERSION = 9
 
 
 def fold(graph: torch.fx.Graph) -> None:
     for run in (
-        quantized.merge_quantisations, _fold_epilogues, _fold_one_input, _fold_repeated_heads,
+        quantized.merge_quantisations, _fold_epilogues, _fold_one_input, _fold_copies,
     ):  # fmt: skip
         if run(graph):
             inductor.sort(graph)
@@ -156,10 +156,10 @@ def _fold_one_input(graph: torch.fx.Graph) -> bool:
     return folded
 
 
-def _fold_repeated_heads(graph: torch.fx.Graph) -> bool:
+def _fold_copies(graph: torch.fx.Graph) -> bool:
     folded = False
     for node in list(graph.nodes):
-        found = attentions.with_repeated_heads(node)
+        found = attentions.with_copies(node)
         if found is None:
             continue
         call = _Call(graph, node, found.query.meta["val"])
@@ -173,6 +173,8 @@ def _fold_repeated_heads(graph: torch.fx.Graph) -> bool:
         for each in {*found.results, node} - {node}:
             graph.erase_node(each)
         graph.erase_node(node)
+        for copy, original in attentions.copies_after(out):
+            copy.replace_all_uses_with(original)
         folded = True
     return folded
 
