@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 
 import numerics
@@ -42,6 +43,47 @@ def test_op_is_ordered_on_the_current_stream_and_asynchronous(shape, generator) 
 def test_streams_are_destroyed_while_they_run(child) -> None:
     """With programmatic dependent launch, the GPU never ends (driver 580)."""
     assert child.check()["right"] == [True] * 80
+
+
+class _Edge(ctypes.Structure):
+    """CUgraphEdgeData."""
+
+    _fields_ = (
+        ("from_port", ctypes.c_ubyte),
+        ("to_port", ctypes.c_ubyte),
+        ("type", ctypes.c_ubyte),  # 1: programmatic
+        ("reserved", ctypes.c_ubyte * 5),
+    )
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability()[0] != 9,
+    reason="kernels for Hopper have programmatic dependent launch",
+)
+@pytest.mark.parametrize("made_by", ["PyTorch", "the driver"])
+def test_dependent_launch_on_streams_of_pytorch_alone(made_by: str, generator) -> None:
+    """As the dependencies show that a capture turns it into."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    a, b = _pair(512, 512, 512, generator)
+    torch.ops.cubin.matmul(a, b)
+    torch.cuda.synchronize()
+    handle = ctypes.c_void_p()
+    stream = torch.cuda.Stream()
+    if made_by == "the driver":
+        assert driver.cuStreamCreate(ctypes.byref(handle), 1) == 0
+        stream = torch.cuda.ExternalStream(handle.value)
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    with torch.cuda.graph(graph, stream=stream):
+        for _ in range(3):
+            torch.ops.cubin.matmul(a, b)
+    count, edges = ctypes.c_size_t(8), (_Edge * 8)()
+    nodes = [(ctypes.c_void_p * 8)() for _ in range(2)]
+    captured = ctypes.c_void_p(graph.raw_cuda_graph())
+    assert driver.cuGraphGetEdges_v2(captured, *nodes, edges, ctypes.byref(count)) == 0
+    assert [edge.type for edge in edges[: count.value]] == [int(made_by == "PyTorch")] * 2
+    if handle:
+        del graph
+        assert driver.cuStreamDestroy_v2(handle) == 0
 
 
 def test_op_does_not_touch_other_streams(generator) -> None:
