@@ -48,7 +48,7 @@ bool is_pytorchs(int device_index, const void* handle) {
   return delete_stream(stream) == 0 && has_id && id != id_of_others;
 }
 
-// The handles of PyTorch's streams that were current, some of them: asking takes 0.1 us.
+// The handles of PyTorch's streams that were current, some of them: asking takes 0.15 us.
 constexpr size_t kRemembered = 64;
 std::atomic<const void*> g_pytorchs[kRemembered];
 
