@@ -86,7 +86,8 @@ def first_use_threads() -> dict:
 
 
 def destroyed_streams() -> dict:
-    """Streams of the driver's, each destroyed while a product runs on it, as CUDA allows."""
+    """Streams of the driver's, each destroyed while products run on it, as CUDA allows: calls, and
+    a graph that was captured on a stream of PyTorch's, with programmatic dependent launch."""
     import ctypes
 
     import torch_cubin  # noqa: F401
@@ -95,15 +96,27 @@ def destroyed_streams() -> dict:
     a, b = (torch.randn(2048, 2048, device="cuda").bfloat16() for _ in range(2))
     expected = torch.ops.cubin.matmul(a, b)
     torch.cuda.synchronize()
-    results = []
-    for _ in range(40):
-        handle = ctypes.c_void_p()
-        assert cuda.cuStreamCreate(ctypes.byref(handle), 1) == 0
-        with torch.cuda.stream(torch.cuda.ExternalStream(handle.value)):
-            results += [torch.ops.cubin.matmul(a, b) for _ in range(2)]
-        assert cuda.cuStreamDestroy_v2(handle) == 0
-    torch.cuda.synchronize()
-    return {"right": [torch.equal(result, expected) for result in results]}
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = [torch.ops.cubin.matmul(a, b) for _ in range(20)]
+
+    def each_on_a_destroyed_stream(work) -> list:
+        results = []
+        for _ in range(40):
+            handle = ctypes.c_void_p()
+            assert cuda.cuStreamCreate(ctypes.byref(handle), 1) == 0
+            with torch.cuda.stream(torch.cuda.ExternalStream(handle.value)):
+                results += work()
+            assert cuda.cuStreamDestroy_v2(handle) == 0
+        torch.cuda.synchronize()
+        return [torch.equal(result, expected) for result in results]
+
+    return {
+        "called": each_on_a_destroyed_stream(
+            lambda: [torch.ops.cubin.matmul(a, b) for _ in range(2)]
+        ),
+        "replayed": each_on_a_destroyed_stream(lambda: graph.replay() or captured),
+    }
 
 
 def capture_first_call(mode: str) -> dict:
