@@ -4,7 +4,8 @@ install(), eager and compiled.
 A cell is a case in a mode. Each contender has processes of its own (benchmark_process.py), which
 take turns in a random order. Short calls, which the host bounds, have three each; of a process its
 quickest block counts, and the number is the median of the three. Others have one, and the number is
-the median of its blocks. How far stock PyTorch differs from itself stands in its own row.
+the median of its blocks, the ratio that of the rounds' ratios: a round's blocks run on one core.
+How far stock PyTorch differs from itself stands in its own row.
 
 drop_in() around a compiled function changes what its extern kernels run, so its functions are
 compiled outside. Under install() graphs are folded.
@@ -38,7 +39,7 @@ CONTENDERS: dict[str, Callable[[], contextlib.AbstractContextManager]] = {
     "drop_in": torch_cubin.drop_in,
     "install": torch_cubin.install,
 }
-ROUNDS = 6
+ROUNDS = 12
 BLOCK_SECONDS = 0.06  # of a process in a round, but at least one call
 SHORT_TOKENS = 128  # a call of no more is short
 SHORT_PROCESSES, SHORT_ROUNDS, SHORT_BLOCK_SECONDS = 3, 16, 0.02
@@ -217,6 +218,8 @@ class Runner:
                 call = self.compiled(mode)
             self._empty_cache()
             call()
+            if self.device.type == "cuda" and mode in ("eager", "default"):
+                torch.cuda.empty_cache()  # for other processes
             return call
 
     def facts(self, mode: str, name: str) -> Facts:
@@ -336,7 +339,7 @@ class Processes:
             yield Cell(
                 *(self.case.model, f"{self.case.what} {self.case.batch} x {self.case.length}"),
                 *(mode, name, self.tokens / statistics.median(seconds)),
-                statistics.median(stock) / statistics.median(seconds),
+                self._ratio(stock, seconds),
                 *(min(stock) / max(seconds), max(stock) / min(seconds)),
                 **{key: value for key, value in asdict(facts[name]).items() if key != "count"},
             )
@@ -344,6 +347,11 @@ class Processes:
             processes[0].get("show_kernels", mode, name)
         for name, process in self._each():
             process.get("forget", mode, name)
+
+    def _ratio(self, stock: list[float], seconds: list[float]) -> float:
+        if self._short:
+            return statistics.median(stock) / statistics.median(seconds)
+        return statistics.median(s / own for s, own in zip(stock, seconds, strict=True))
 
     def close(self) -> None:
         for _, process in self._each():
