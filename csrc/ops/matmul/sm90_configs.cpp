@@ -232,7 +232,7 @@ class Counter {
     last.filled = share(clusters, slots);
     last.correction += plan.streams_evenly() ? table_.of_streamed_evenly : table_.of_streamed;
     last.sums_bytes = tile_bytes(*plan.row) * share(clusters, rest);
-    last.handshakes = 2;  // with the kernel that sets the counters to zero
+    last.handshakes = 2;  // fitted when one was of a launch that set the counters to zero
     if (!plan.streams_evenly()) {
       // What clusters load that stand at different places of K stays in no cache.
       const double k_bytes = static_cast<double>(k_blocks) * 128;

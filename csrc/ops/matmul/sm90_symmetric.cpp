@@ -337,7 +337,7 @@ class SymmetricKernels : public MatmulKernels {
       // Few blocks exchange sums at a higher rate.
       last.sums_bytes =
           static_cast<double>(row.tile_m * row.tile_n) * sizeof(float) * parts * last.filled;
-      last.handshakes = 6;  // with the launch that sets the counters to zero
+      last.handshakes = 6;  // fitted when some were of a launch that set the counters to zero
       last.correction += chosen.has_equal_parts() ? of_streamed_evenly_ : of_streamed_;
       // What blocks load that stand at different places of K stays in no cache.
       if (!chosen.has_equal_parts()) {
