@@ -7,8 +7,8 @@
 // sin[position][c]; positions past the tables' end use their last row. Every row is whole vectors
 // of 16 bytes.
 //
-// Kernels for caches of e4m3 (kind append_e4m3) write x / descale, rounded once to nearest even, at
-// most 448 in magnitude; for a descale see decode_params.h.
+// Kernels for caches of e4m3 (dtype float8_e4m3fn) write x / descale, rounded once to nearest even,
+// at most 448 in magnitude; for a descale see decode_params.h.
 #pragma once
 
 typedef long long tc_int64;  // device code includes no <cstdint>

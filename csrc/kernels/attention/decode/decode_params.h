@@ -8,7 +8,7 @@
 // strides between pages. Indices outside the cache are clamped: the result is of some page, and
 // nothing outside is read.
 //
-// Kernels for caches of e4m3 (kind decode_e4m3) require `cache`. Their strides count elements of
+// Kernels for caches of e4m3 (dtype float8_e4m3fn) require `cache`. Their strides count elements of
 // one byte. A key is k_descale[batch][kv_head] times the cache's number, a value v_descale times
 // it; null: 1.
 #pragma once

@@ -5,9 +5,9 @@
 // in tiles of kOther rows; both sides have two tensors, the first for the scores, the second for
 // dP:
 //
-//               own side (1, 2)    other side (1, 2)    writes
-//   gradient_k  k, v               q, grad_out          dk, dv   for all query heads of the group
-//   gradient_q  q, grad_out        k, v                 dq
+//   "of"     own side (1, 2)    other side (1, 2)    writes
+//   keys     k, v               q, grad_out          dk, dv   for all query heads of the group
+//   queries  q, grad_out        k, v                 dq
 //
 //   S = own1 other1^T, dP = own2 other2^T (transposed if keys are owned), P and dS from them,
 //   first += dS other1 (dk or dq), second += P other2 (dv)

@@ -16,7 +16,8 @@ namespace torch_cubin {
 namespace {
 
 constexpr int64_t kQueryRows = 64;  // of a box: those of a warpgroup
-constexpr int64_t kMostTiles = (int64_t{1} << 31) - 1 - 2 * kSm90MostBlocks;
+// The schedule counts in 32 bits, up to two rounds of two teams a block past the last tile.
+constexpr int64_t kMostTiles = (int64_t{1} << 31) - 1 - 4 * kSm90MostBlocks;
 
 constexpr AttentionStep kSm90ForwardStep{"forward", "attention/sm90/forward",
                                          sizeof(Sm90AttentionParams), true};
