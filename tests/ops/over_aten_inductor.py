@@ -202,28 +202,31 @@ def test_a_product_that_others_read_stays_whole() -> None:
 
 
 def test_repeated_heads_of_keys_are_not_written() -> None:
-    """A step of decoding, as transformers' Llama computes it on a GPU, with a static cache."""
+    """A step of decoding, as transformers' Llama computes it on a GPU, with a static cache. The
+    query is a copy of what then changes: attention, which reads the original, comes before."""
     attention = torch.ops.aten._scaled_dot_product_efficient_attention
 
     def step(q, k, v, at, new, mask):
-        wide = []
+        wide, query = [], q.clone()
+        q.zero_()
         for cache in (k, v):
             cache.index_copy_(2, at, new)
             batch, heads, length, width = cache.shape
             again = cache[:, :, None, :, :].expand(batch, heads, 3, length, width)
             wide.append(again.reshape(batch, heads * 3, length, width))
         bias = torch.where(mask, 0.0, -torch.inf).expand(-1, 6, -1, -1)
-        out = attention(q, *wide, bias, False, scale=0.5)[0]
+        out = attention(query, *wide, bias, False, scale=0.5)[0]
         return out.transpose(1, 2).flatten(2) * 2
 
     q, k, v, new = _tensors((3, 6, 1, K), (3, 2, M, K), (3, 2, M, K), (3, 2, 1, K))
     at, mask = torch.tensor([2]), torch.arange(M).expand(3, 1, 1, M) <= 2
     torch._dynamo.reset()
     with installed(), torch.no_grad():
-        want = step(q, k.clone(), v.clone(), at, new, mask)
+        want = step(q.clone(), k.clone(), v.clone(), at, new, mask)
         caches = k.clone(), v.clone()
         got, (code,) = run_and_get_code(torch.compile(step), q, *caches, at, new, mask)
     torch.testing.assert_close(got, want)
+    assert not q.any()
     assert all(torch.equal(cache[:, :, 2:3], new) for cache in caches)
     assert "torch.ops.cubin._scaled_dot_product_attention.default(" in code
     assert "torch.ops.aten._scaled" not in code
