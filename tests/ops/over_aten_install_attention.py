@@ -158,6 +158,20 @@ def test_cudnn(layout, kind) -> None:
         assert own.stride() == torch.empty_like(leaf).stride()
 
 
+@pytest.mark.parametrize("kind", ["efficient", "cudnn"])
+@pytest.mark.parametrize("read", [True, False])
+def test_a_logsumexp_that_is_not_asked_for_is_not_changed(kind: str, read: bool) -> None:
+    """Ours has -inf for a row that sees no key, PyTorch's inf: that is a kernel more."""
+    query, key, value = (operand(4, 40, BHSD, torch.bfloat16) for _ in range(3))
+    bias = torch.full((2, 4, 40, 40), -torch.inf, dtype=torch.bfloat16)
+    bias[:, :, 1:] = 0
+    op = getattr(aten, f"_scaled_dot_product_{kind}_attention")
+    with installed(), torch.profiler.profile() as profile:
+        logsumexp = op(query, key, value, bias, read)[1]
+    assert ("aten::nan_to_num_" in {event.key for event in profile.key_averages()}) == read
+    assert not read or torch.isposinf(logsumexp[:, :, 0]).all()
+
+
 @pytest.mark.parametrize(
     ("call", "reason"),
     [

@@ -236,7 +236,7 @@ FourTensors aten_efficient_attention(const Tensor& query, const Tensor& key, con
       const ServedCall served;
       const Options options{is_causal, scale, false, bias};
       auto [out, sums] = forward(in, query, key, value, options);
-      if (may_be_empty(in, options)) mark_empty_rows(sums);
+      if (compute_logsumexp && may_be_empty(in, options)) mark_empty_rows(sums);
       const int64_t rows = compute_logsumexp ? padded(in.rows()) : 0;
       if (rows != in.rows()) {
         const int64_t sizes[] = {in.q.sizes[0], in.q.sizes[1], rows};
@@ -320,7 +320,7 @@ AtenAttentionResults aten_cudnn_attention(const Tensor& query, const Tensor& key
       const ServedCall served;
       const Options options{is_causal, scale, false, bias};
       auto [out, sums] = forward(in, query, key, value, options);
-      if (may_be_empty(in, options)) mark_empty_rows(sums);
+      if (compute_logsumexp && may_be_empty(in, options)) mark_empty_rows(sums);
       op.count_served(in.q);
       return {laid_out_as(out, query),
               compute_logsumexp ? torch::stable::unsqueeze(sums, -1) : undefined_tensor(),
