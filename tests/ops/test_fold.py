@@ -95,6 +95,32 @@ def test_copies_for_other_strides_are_not_written(mode: str, width: int, copies:
     assert len(nodes.find_nodes(op="call_function", target=clone)) == copies
 
 
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+@pytest.mark.parametrize("scale", [None, 1.0])
+def test_attention_scales_its_queries(mode: str, scale: float | None) -> None:
+    """transformers' Whisper does so before, with a scale of 1."""
+
+    def layer(q, k, v):
+        heads = (q * 0.25).unflatten(2, (3, 8)).transpose(1, 2).contiguous()
+        return attention(heads, k, v, scale=scale)
+
+    nodes = graph_of(layer, *tensors((2, 5, 24), (2, 3, 5, 8), (2, 3, 5, 8)), mode=mode)
+    assert not nodes.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor)
+    (found,) = nodes.find_nodes(op="call_function", target=attention)
+    assert found.kwargs["scale"] == 0.25 * (scale or 8**-0.5)
+
+
+def test_a_scaled_query_that_others_read_stays() -> None:
+    def layer(q, k, v):
+        scaled = q * 0.25
+        return attention(scaled, k, v), scaled
+
+    nodes = graph_of(layer, *tensors(*[(2, 3, 5, 8)] * 3))
+    assert len(nodes.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor)) == 1
+    (found,) = nodes.find_nodes(op="call_function", target=attention)
+    assert found.kwargs == {}
+
+
 def test_a_copy_of_attention_that_is_returned_beside_it_stays_one() -> None:
     def layer(q, k, v):
         out = attention(q.transpose(1, 2).contiguous(), k, v)

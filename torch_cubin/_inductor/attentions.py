@@ -41,6 +41,7 @@ class Attention:
     is_causal: bool
     scale: float | None
     results: list[torch.fx.Node]
+    views: list[Any]  # of the query, the first one first
 
 
 def with_copies(node: Any) -> Attention | None:
@@ -63,13 +64,14 @@ def with_copies(node: Any) -> Attention | None:
     if not served or not causal or dropout_p != 0 or any(rest):
         return None
     copies = query, key, value
-    originals = [_unrepeated(key), _unrepeated(value)]
-    if None not in originals and same_number(*map(_heads, originals)):
-        key, value = originals
+    keys, values = _unrepeated(key), _unrepeated(value)
+    if keys is not None and values is not None and same_number(_heads(keys), _heads(values)):
+        key, value = keys, values
     query, key, value = map(_uncopied, (query, key, value))
+    query, views, scale = _unscaled(query, node.kwargs.get("scale"))
     if (query, key, value) == copies:
         return None
-    return Attention(query, key, value, mask, is_causal, node.kwargs.get("scale"), results)
+    return Attention(query, key, value, mask, is_causal, scale, results, views)
 
 
 def copies_after(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, torch.fx.Node]]:
@@ -87,17 +89,40 @@ def copies_after(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, torch.fx.
 
 
 def _uncopied(node: Any) -> Any:
-    """What a copy is one of, if our kernels read it as quickly: the last dim is contiguous, and all
-    rows begin at multiples of 16 bytes."""
-    while _calls(node, (aten.clone.default,)):
-        value = node.args[0].meta["val"]
-        of_16_bytes = 16 // value.dtype.itemsize
-        begins = (value.storage_offset(), *value.stride()[:-1])
-        aligned = all(same_number(begin % of_16_bytes, 0) for begin in begins)
-        if not same_number(value.stride()[-1], 1) or not aligned:
-            break
+    """What a copy is one of, if our kernels read it as quickly."""
+    while _calls(node, (aten.clone.default,)) and _is_read_quickly(node.args[0].meta["val"]):
         node = node.args[0]
     return node
+
+
+def _is_read_quickly(value: torch.Tensor) -> bool:
+    """Whether the last dim is contiguous, and all rows begin at multiples of 16 bytes."""
+    step = 16 // value.dtype.itemsize
+    begins = value.storage_offset(), *value.stride()[:-1]
+    aligned = all(same_number(begin % step, 0) for begin in begins)
+    return aligned and same_number(value.stride()[-1], 1)
+
+
+def _unscaled(
+    query: torch.fx.Node, scale: float | None
+) -> tuple[torch.fx.Node, list[torch.fx.Node], float | None]:
+    """Of a query that is the views of a product with a number: the other factor, the views, and the
+    scale with that number in it."""
+    node: Any = query
+    views: list[torch.fx.Node] = []
+    while _calls(node, (*_TURNS, *VIEWS)) and len(node.users) == 1:
+        views.insert(0, node)
+        node = node.args[0]
+    width = query.meta["val"].shape[-1]
+    if not _calls(node, (aten.mul.Tensor,)) or len(node.users) != 1 or not isinstance(width, int):
+        return query, [], scale
+    factor, number = node.args
+    value, own = factor.meta["val"], node.meta["val"]
+    same = value.dtype == own.dtype and _are_same(value.stride(), own.stride())
+    positive = isinstance(number, int | float) and number > 0
+    if not positive or not same or not _is_read_quickly(value):
+        return query, [], scale
+    return factor, views, float(number) * (width**-0.5 if scale is None else scale)
 
 
 def _length(node: torch.fx.Node) -> Any:

@@ -3,9 +3,9 @@
 A product with an activation becomes `_linear_activation`, SwiGLU and similar `_linear_glu` (also
 where gate and up are columns of one product), products of one input `_linears`. If the backward
 saves the intermediate values, the variant of the op that also returns them is used. Attention reads
-what its queries, keys and values are copies of: fewer heads, or other strides. An input of several
-products of 8-bit floats is quantised once, and their SwiGLU becomes `_scaled_gated_matmul` where it
-is quantised. Other graphs are not changed.
+what its queries, keys and values are copies of, fewer heads or other strides, and scales its
+queries. An input of several products of 8-bit floats is quantised once, and their SwiGLU becomes
+`_scaled_gated_matmul` where it is quantised. Other graphs are not changed.
 
 Not folded (benchmarks/NOTES.md): the gradient of an activation into the product before it, a
 residual into the product that it is added to, a bias's gradient into its weight's. Inductor fuses
@@ -162,9 +162,11 @@ def _fold_copies(graph: torch.fx.Graph) -> bool:
         found = attentions.with_copies(node)
         if found is None:
             continue
-        call = _Call(graph, node, found.query.meta["val"])
+        call, query = _Call(graph, node, found.query.meta["val"]), found.query
+        for view in found.views:
+            query = call.insert(view.target, query, *view.args[1:])
         out = call.insert(
-            attentions.OURS, *(found.query, found.key, found.value, found.mask, 0.0),
+            attentions.OURS, *(query, found.key, found.value, found.mask, 0.0),
             found.is_causal, None, scale=found.scale, enable_gqa=True,
         )  # fmt: skip
         for result in found.results:
