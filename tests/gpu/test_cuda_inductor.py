@@ -196,7 +196,7 @@ def test_aot_inductor_calls_our_functions(block, tmp_path) -> None:
     torch.testing.assert_close(got, want, rtol=3e-2, atol=3e-2)
 
 
-@pytest.mark.parametrize("length", [1, 96])
+@pytest.mark.parametrize("length", [1, 96, 192])
 def test_attention_with_a_mask_reads_heads_that_are_not_repeated(length: int) -> None:
     """As transformers calls it for models with fewer heads of keys (repeat_kv)."""
     batch, heads, keys, width, times = 3, 2, 192, 64, 4

@@ -1,5 +1,5 @@
-"""install() under transformers' attention "sdpa": heads that share keys and values are not repeated
-where there is a mask."""
+"""install() under transformers' attention "sdpa": where there is a mask, heads that share keys and
+values are not repeated, and a boolean one stays boolean."""
 
 from __future__ import annotations
 
@@ -125,6 +125,20 @@ def test_the_function_of_a_layer(transformers) -> None:
         assert counts() == 1
 
 
+@pytest.mark.parametrize(("rows", "dtype"), [(64, torch.bool), (63, torch.bool), (64, None)])
+def test_a_boolean_mask_of_many_queries(rows: int, dtype: torch.dtype | None, transformers) -> None:
+    """Without shared heads."""
+    query, key, value = torch.randn(3, 2, HEADS, rows, 8)
+    mask = torch.ones(2, 1, rows, rows).tril() > 0
+    if dtype is None:
+        mask = torch.where(mask, 0.0, -torch.inf)
+    sdpa, layer = transformers.AttentionInterface()["sdpa"], SimpleNamespace()
+    own = sdpa(layer, query, key, value, mask)[0]
+    with installed():
+        torch.testing.assert_close(sdpa(layer, query, key, value, mask)[0], own)
+        assert counts() == (rows == 64 and dtype is not None)
+
+
 @pytest.mark.parametrize(
     "case", ["gradient", "vmap", "tangent", "no mask", "bias", "dropout", "another backend"]
 )
@@ -158,9 +172,9 @@ def test_the_policy_fastest_leaves_what_was_not_measured(model) -> None:
 
 
 def test_a_function_of_the_programs_own_is_not_replaced(transformers, monkeypatch) -> None:
-    from torch_cubin._drop_in import shared_heads
+    from torch_cubin._drop_in import transformers_sdpa
 
     interface = transformers.AttentionInterface
     monkeypatch.setattr(interface, "_global_mapping", {"sdpa": print})
-    shared_heads._wrap_in(transformers.modeling_utils)
+    transformers_sdpa._wrap_in(transformers.modeling_utils)
     assert interface()["sdpa"] is print

@@ -121,6 +121,23 @@ def test_a_scaled_query_that_others_read_stays() -> None:
     assert found.kwargs == {}
 
 
+@pytest.mark.parametrize("rows", [64, 63])
+@pytest.mark.parametrize("other", [-torch.inf, -1e9], ids=["hides", "lowers"])
+def test_a_boolean_mask_is_not_made_numbers(rows: int, other: float) -> None:
+    """As PyTorch does before its kernels; few queries read numbers as quickly."""
+
+    def layer(q, k, v, mask):
+        values = (torch.ops.aten.scalar_tensor(value, dtype=q.dtype) for value in (0.0, other))
+        numbers = torch.where(mask, *values).expand(2, 3, rows, 5)
+        return attention(q, k, v, numbers)
+
+    mask = torch.ones(2, 1, rows, 5).tril(1) > 0
+    nodes = graph_of(layer, *tensors((2, 3, rows, 8), (2, 3, 5, 8), (2, 3, 5, 8)), mask)
+    (found,) = nodes.find_nodes(op="call_function", target=attention)
+    boolean = found.args[3].meta["val"].dtype == torch.bool
+    assert boolean == (rows == 64 and other == -torch.inf)
+
+
 def test_a_copy_of_attention_that_is_returned_beside_it_stays_one() -> None:
     def layer(q, k, v):
         out = attention(q.transpose(1, 2).contiguous(), k, v)

@@ -251,6 +251,10 @@ def serves(value: torch.Tensor, policy: str, kind: str = "product") -> bool:
 _ATTENTION_FLOATS = _FLOATS[:3]
 _WIDEST_HEAD = 256
 
+# From so many queries on, attention is quicker with a boolean mask than with the numbers that
+# PyTorch makes of one, on an H200: 1.28 times with 64, 0.95 with one.
+QUERIES_OF_BOOLEAN_MASKS = 64
+
 
 def serves_attention(query: torch.Tensor, mask: torch.Tensor | None, policy: str) -> bool:
     """Whether the policy serves attention by PyTorch's kernels that take a mask, of these tensors,

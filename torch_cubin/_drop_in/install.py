@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from torch_cubin import errors
-from torch_cubin._drop_in import aten_kernels, muon, report, shared_heads
+from torch_cubin._drop_in import aten_kernels, muon, report, transformers_sdpa
 from torch_cubin._drop_in import tensor_parallel as over_ranks
 from torch_cubin._native import library
 from torch_cubin._native.locks import fork_safe_lock
@@ -84,7 +84,7 @@ def _switch() -> None:
     library.set_process_keeps_k_whole(over_ranks.parts_of_graphs() is not None)
     _set_for_graphs(invariant)
     muon.set_serving("install", bool(_active))
-    shared_heads.set_policy(graph_policy())
+    transformers_sdpa.set_policy(graph_policy())
 
 
 def _set_for_graphs(on: bool) -> None:

@@ -3,11 +3,13 @@
 PyTorch's kernels that take a mask want a head of keys for each head of queries. So models that have
 fewer (transformers' repeat_kv) write each several times, and attention reads it as often. Others
 write queries, keys and values once more for their strides (transformers' Whisper, BART and kin).
+And PyTorch makes numbers of a boolean mask, which ours takes as it is.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import operator
 from collections.abc import Iterator
 from typing import Any
@@ -63,13 +65,14 @@ def with_copies(node: Any) -> Attention | None:
     causal = not is_causal or (mask is None and same_number(_length(query), _length(key)))
     if not served or not causal or dropout_p != 0 or any(rest):
         return None
-    copies = query, key, value
+    read = query, key, value, mask
     keys, values = _unrepeated(key), _unrepeated(value)
     if keys is not None and values is not None and same_number(_heads(keys), _heads(values)):
         key, value = keys, values
     query, key, value = map(_uncopied, (query, key, value))
     query, views, scale = _unscaled(query, node.kwargs.get("scale"))
-    if (query, key, value) == copies:
+    mask = _boolean(mask, query)
+    if (query, key, value, mask) == read:
         return None
     return Attention(query, key, value, mask, is_causal, scale, results, views)
 
@@ -93,6 +96,27 @@ def _uncopied(node: Any) -> Any:
     while _calls(node, (aten.clone.default,)) and _is_read_quickly(node.args[0].meta["val"]):
         node = node.args[0]
     return node
+
+
+def _boolean(mask: Any, query: torch.fx.Node) -> Any:
+    """The boolean mask of which these numbers are made, where it is read more quickly."""
+    rows = _length(query)
+    if not isinstance(rows, int) or rows < aten_kernels.QUERIES_OF_BOOLEAN_MASKS:
+        return mask
+    numbers = mask
+    while _calls(numbers, (aten.expand.default,)):
+        numbers = numbers.args[0]
+    if not _calls(numbers, (aten.where.self,)):
+        return mask
+    visible, *values = numbers.args
+    return visible if [_number(value) for value in values] == [0.0, -math.inf] else mask
+
+
+def _number(node: Any) -> float | None:
+    """Of a tensor without dims."""
+    if _calls(node, (aten.scalar_tensor.default,)):
+        return node.args[0]
+    return node.args[1] if _calls(node, (aten.full.default,)) and node.args[0] == [] else None
 
 
 def _is_read_quickly(value: torch.Tensor) -> bool:

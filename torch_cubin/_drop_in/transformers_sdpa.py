@@ -1,7 +1,8 @@
 # Where there is a mask, transformers' attention "sdpa" copies keys and values for the heads that
-# share them, before any operator that install() serves. So its function is wrapped, and calls our
-# op with the heads as they are.
-"""transformers' "sdpa" under install(): attention with a mask reads shared heads unrepeated."""
+# share them, and PyTorch makes numbers of a boolean one, before any operator that install() serves.
+# So its function is wrapped, and calls our op with the heads and the mask as they are.
+"""transformers' "sdpa" under install(): attention with a mask reads shared heads unrepeated, and a
+boolean mask."""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ def _wrapped(sdpa: Any) -> Any:
         scaling: float | None = None,
         **options: Any,
     ) -> Any:
-        # In compiled graphs the fold pass reads the heads unrepeated.
+        # In compiled graphs the fold pass does so.
         compiling = torch.compiler.is_compiling()
         given = (query, key, value, attention_mask)
         if compiling or dropout != 0 or not _serves(module, *given, **options):
@@ -80,10 +81,14 @@ def _serves(
     position_bias: Tensor | None = None,
     **_: Any,
 ) -> bool:
-    """Whether transformers would repeat the heads, PyTorch take a kernel that install() serves,
-    and no derivative or transformation of the call be asked for."""
+    """Whether transformers would repeat the heads, or PyTorch change many queries' mask, PyTorch
+    take a kernel that install() serves, and no derivative or transformation of the call be asked
+    for."""
     groups = getattr(module, "num_key_value_groups", 1)
-    if groups == 1 or mask is None or position_bias is not None or _policy == "off":
+    if mask is None or position_bias is not None or _policy == "off":
+        return False
+    many = query.shape[2] >= aten_kernels.QUERIES_OF_BOOLEAN_MASKS
+    if groups == 1 and not (many and mask.dtype == torch.bool):
         return False
     tensors = (query, key, value, mask)
     if any(type(tensor) is not Tensor for tensor in tensors):
