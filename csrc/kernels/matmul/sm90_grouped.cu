@@ -126,35 +126,49 @@ TC_DEVICE void produce(const Sm90GroupedParams& p, u32 shared, u32 full, u32 emp
   barrier_arrive(full + 8 * stage);
 }
 
-// Copies 16 bytes of K of some rows of A to a stage, in the layout of the TMA.
+// Copies 16 bytes of K of some rows of A to a stage, in the layout of the TMA. Each thread keeps
+// the addresses that it reads next: finding those of eight rows in each step took as long as the
+// step's products (H200, a layer's first product of 8,192 tokens: 951 -> 781 us).
 template <class C>
 struct RowGatherer {
   static constexpr int kVectors = 8, kStep = kWarpgroup / kVectors, kPasses = C::kTileM / kStep;
 
-  int row[kPasses];  // of A; -1: none
+  const u16* from[kPasses];  // the next k block
+  u32 exist;                 // a bit for each row that A has
 
   static TC_DEVICE int vector() { return threadIdx.x % kVectors; }
   static TC_DEVICE int line() { return threadIdx.x / kVectors; }
 
   TC_DEVICE void find(const Sm90GroupedParams& p, const GroupedWork& w) {
+    exist = 0;
 #pragma unroll
     for (int i = 0; i < kPasses; ++i) {
       const int m = w.m0 + line() + i * kStep;
-      row[i] = m < w.m_end && w.k_blocks > 0 ? p.rows[m] : -1;
-      if (static_cast<u32>(row[i]) >= static_cast<u32>(p.a_height)) row[i] = -1;
+      const int row = m < w.m_end && w.k_blocks > 0 ? p.rows[m] : -1;
+      const bool exists = static_cast<u32>(row) < static_cast<u32>(p.a_height);
+      if (exists) exist |= 1u << i;
+      from[i] = static_cast<const u16*>(p.a_rows) + (exists ? row * p.a_stride : 0) + vector() * 8;
     }
   }
 
-  TC_DEVICE void load(const Sm90GroupedParams& p, u32 stage, int k) const {
+  TC_DEVICE void load(const Sm90GroupedParams& p, u32 stage, int k) {
     const u32 to = stage + line() * 128 + ((vector() ^ (line() & 7)) * 16);
-    k += vector() * 8;
-    const int bytes = min(p.k - k, 8) * 2;  // what follows K may be NaN
-    const u16* from = static_cast<const u16*>(p.a_rows) + k;
+    if (k + 64 <= p.k) {
+#pragma unroll
+      for (int i = 0; i < kPasses; ++i) {
+        cp_async<16>(to + i * kStep * 128, from[i], exist >> i & 1);
+      }
+    } else {  // what follows K may be NaN
+      const int bytes = min(max(p.k - k - vector() * 8, 0), 8) * 2;
+#pragma unroll
+      for (int i = 0; i < kPasses; ++i) {
+        const bool reads = bytes > 0 && exist >> i & 1;
+        cp_async_bytes(to + i * kStep * 128, reads ? from[i] : p.a_rows, reads ? bytes : 0);
+      }
+    }
 #pragma unroll
     for (int i = 0; i < kPasses; ++i) {
-      const bool exists = bytes > 0 && row[i] >= 0;
-      cp_async_bytes(to + i * kStep * 128, exists ? from + row[i] * p.a_stride : p.a_rows,
-                     exists ? bytes : 0);
+      from[i] += 64;
     }
   }
 };
