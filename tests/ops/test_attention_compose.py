@@ -405,6 +405,12 @@ def test_raw_ops_take_any_strides(name, device):
         assert torch.equal(one, other)
 
 
+def test_raw_softmax_backward_needs_scores_that_softcap_changes(device):
+    op, (grad, probs, rows, _, *numbers) = raw_calls(device)["softmax_backward"]
+    with pytest.raises(RuntimeError, match=r"\[input\]: .*'scores' is missing: .*, got none"):
+        op(grad, probs, rows, None, *numbers)
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -212,7 +212,10 @@ Tensor attention_softmax_backward(const Tensor& grad, const Tensor& probs,
   SoftmaxParams p = params_for(view, settings_of(options));
   require_like("grad", grad_view, view, 4);
   // The derivative of a rule that changes scores depends on them.
-  require(!changes_scores(p) || raw.has_value(), "scores", "given with these options", view);
+  if (changes_scores(p) && !raw) {
+    fail({"input", argument_text("attention", "scores"), "is missing",
+          "the scores, which these options change", "none", ""});
+  }
   if (raw) {
     require_like("scores", TensorView(*raw), view, 4);
     p.scores = data_of(*raw);
