@@ -3,8 +3,9 @@
     python benchmarks/bench_rows.py [--json FILE] [--only softmax] [--seconds 60]
     python benchmarks/bench_rows.py --only layer_norm --sizes 256x768,4096x768 --dtype float16
 
-"copy" is the rate of `x.clone()` of a tensor of the same bytes. Calls are captured in CUDA graphs
-over several sets of tensors, so that no call finds its tensors in the L2 cache. Results rotate over
+"copy" is the rate of `x.clone()` of a tensor of the same bytes. Calls are captured in CUDA graphs,
+twelve at least, because the GPU idles between two graphs, over several sets of tensors, so that no
+call finds its tensors in the L2 cache. Results rotate over
 two blocks of memory, those of copies too: one of 17 MB, written again and again, would stay in the
 cache (8.5 us in place of 9.6).
 """
@@ -25,6 +26,7 @@ import torch_cubin
 
 ops = torch.ops.cubin
 ROTATED_BYTES = 400e6
+CALLS = 12  # of a graph, at least
 # rows, columns
 NORMS = [(8192, 4096), (16384, 2048), (65536, 128), (8192, 8192), (256, 4096), (4096, 16384)]
 SOFTMAXES = [(16384, 4096), (65536, 512), (8192, 8192), (2048, 128256), (128, 32000)]
@@ -122,10 +124,12 @@ def backwards(call: Function, sets: list[list[Tensor]], grads: list[Any]) -> lis
 
 
 def microseconds(runs: dict[str, list[Function]]) -> dict[str, float]:
-    count = len(next(iter(runs.values())))
-    graphs = {who: common.graph_of(calls)[0] for who, calls in runs.items()}
+    sets = len(next(iter(runs.values())))
+    times_each = -(-CALLS // sets)
+    count = sets * times_each
+    graphs = {who: common.graph_of(calls * times_each)[0] for who, calls in runs.items()}
     times = common.interleaved(
-        {who: graph.replay for who, graph in graphs.items()}, block_ms=3, rounds=5
+        {who: graph.replay for who, graph in graphs.items()}, block_ms=4, rounds=5
     )
     return {who: each / count for who, each in times.items()}
 
@@ -156,7 +160,7 @@ def main() -> None:
             if arguments.only not in label or time.monotonic() > end:
                 continue
             size = dtype.itemsize * rows * columns
-            count = max(1, min(12, int(ROTATED_BYTES / (size * moved))))
+            count = max(1, min(CALLS, int(ROTATED_BYTES / (size * moved))))
 
             def draw(kind: str, rows: int = rows, columns: int = columns) -> Tensor:
                 if kind == "t":
