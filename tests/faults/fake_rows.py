@@ -88,6 +88,7 @@ def test_parts_of_wider_rows_are_read_where_they_are(driver) -> None:
     [
         (4096, 1, "norm_backward_sums_rows_bf16_256"),
         (8192, 1, "norm_backward_sums_rows_bf16_512"),
+        (5120, 1, "norm_backward_sums_rows_bf16_512"),
         (8200, 2, "norm_backward_sums_rows_bf16_512_cluster"),
         (65536, 8, "norm_backward_sums_rows_bf16_512_cluster"),
         (131072, 8, "norm_backward_rows_bf16_256"),
@@ -110,6 +111,10 @@ def test_gradients_of_parameters_are_summed_in_parts(
     assert last.grad_weight
     assert last.grad_bias
     if columns < 131072:
+        # As few warps of a block as hold its part of the row, two vectors each thread.
+        threads = {4096: 256, 5120: 320, 8192: 512, 8200: 288, 65536: 512}[columns]
+        assert launches[0][0]["block"] == [threads, 1, 1]
+        assert first.threads == threads
         assert names == ["norm_backward_sums", "norm_columns"]
         assert first.sums_w
         assert first.sums_b

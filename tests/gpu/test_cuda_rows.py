@@ -165,11 +165,14 @@ def test_rows_that_are_not_finite(dtype: torch.dtype, columns: int) -> None:
         torch.testing.assert_close(ours(x, -1), torchs(x, -1), equal_nan=True)
 
 
-@pytest.mark.parametrize("columns", [100, 4096, 16384])
-def test_gradients_of_tiny_rows_without_an_eps(columns: int, generator: torch.Generator) -> None:
-    """The square of 1 / sqrt(variance) is more than float32 holds."""
+@pytest.mark.parametrize("columns", [64, 100, 4096, 16384])
+@pytest.mark.parametrize("scale", [1e-20, 1e16, 5e16])
+def test_gradients_of_tiny_and_huge_rows_without_an_eps(
+    scale: float, columns: int, generator
+) -> None:
+    """Without an eps: float32 does not hold the square of 1 / sqrt(variance)."""
     x, w, grad = draw("xwx", 37, columns, torch.bfloat16, generator)
-    x = x.detach() * 1e-20
+    x = x.detach() * scale
 
     def gradients(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         leaves = [each.detach().requires_grad_() for each in tensors]

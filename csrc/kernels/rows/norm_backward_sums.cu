@@ -15,7 +15,7 @@ constexpr int kAhead = kStages - 1;  // rows
 // Whether a row belongs to more than one block; the loop over rows is 4% slower where it could
 // (8192 x 8192, H200).
 constexpr bool kClusters = TC_MOST_CLUSTER > 1;
-constexpr float kMostSquared = 1e18f;  // the square of a larger one may overflow
+constexpr float kLeastSquared = 1e-16f, kMostSquared = 1e18f;  // others' squares lose digits
 extern __shared__ FourWords staged[];
 
 // The sums of a thread over its rows, of kVectors vectors.
@@ -35,7 +35,8 @@ struct Differentiation {
   using Join = RowJoin<Totals, kBlock, kClusters, true>;
   static constexpr int kParts = Access::kParts;
   const NormParams& p;
-  const int lane = (static_cast<int>(threadIdx.x) & (p.threads - 1)) +
+  const int at_once = kBlock / p.threads;  // rows
+  const int lane = static_cast<int>(threadIdx.x) % p.threads +
                    static_cast<int>(kClusters ? cluster_rank() : 0) * p.threads;
   const int stride = p.threads * p.cluster;                  // of a thread's vectors
   const u32 of_tensor = p.vectors * (kParts * kBlock * 16);  // bytes of a stage
@@ -86,14 +87,14 @@ struct Differentiation {
   }
 
   TC_DEVICE void run() const {
-    Join join(p.threads, p.cluster);
+    Join join(at_once == 1 ? kBlock : p.threads, p.cluster);
+    if (at_once == 1) join.clear_warps(blockDim.x / 32);
     ColumnSums of_weight, of_bias;
     Raw weight[kVectors];
     if constexpr (kWhole) {
       const RowOf row(p.weight, 0, kDtype);
       for_each([&](int i, int column) { Access::load_raw(weight[i], row, column); });
     }
-    const int at_once = kBlock / p.threads;
     const tc_int64 step = static_cast<tc_int64>(gridDim.x / p.cluster) * at_once;
     tc_int64 row =
         static_cast<tc_int64>(blockIdx.x / p.cluster) * at_once + threadIdx.x / p.threads;
@@ -161,7 +162,7 @@ struct Differentiation {
     join(totals[0], typename Totals::Join{});
     if (!valid) return;
     float of_x = totals[0].of[0] * rstd * -part;  // of x_hat, then of x
-    if (rstd < kMostSquared) {
+    if (rstd > kLeastSquared && rstd < kMostSquared) {
       of_x *= rstd;
     } else {
       for_each([&](int i, int) {
@@ -192,7 +193,6 @@ struct Differentiation {
   TC_DEVICE void write(float* to, const ColumnSums& sums) const {
     if (to == nullptr) return;
     to += static_cast<tc_int64>(blockIdx.x / p.cluster) * p.columns;
-    const int at_once = kBlock / p.threads;
     auto of_rows = reinterpret_cast<float*>(staged);
     const RowOf row(at_once == 1 ? to : of_rows + threadIdx.x / p.threads * p.columns, 0,
                     kRowFloat32);

@@ -355,6 +355,14 @@ struct RowJoin {
     if (kClusters && cluster > 1) values_begin(shared().arrived);
   }
 
+  // Sets the values of the block's warps from `first` on, which do not run, to 0. For all threads,
+  // before the first call.
+  static TC_DEVICE void clear_warps(int first) {
+    for (int warp = first + threadIdx.x; warp < kWarps; warp += blockDim.x) {
+      shared().of_warps[0][warp] = shared().of_warps[1][warp] = {};
+    }
+  }
+
   template <class Join>
   static TC_DEVICE void join_lane(Values& values, int lane, Join&& join) {
     Values other;

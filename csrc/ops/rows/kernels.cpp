@@ -28,6 +28,7 @@ constexpr int64_t kLossesPasses = 8;
 // the last ones leave idle.
 constexpr int64_t kLeastBlock = 128;
 constexpr int kClusterArch = 90;
+constexpr int64_t kWarp = 32;  // threads
 // The number of norm_backward_sums' blocks fixes the order of the sums, so that it depends on no
 // device: as many as fill an H100.
 constexpr int64_t kMultiprocessors = 132;
@@ -241,6 +242,12 @@ SumsLayout::SumsLayout(const Device& device, const RowSizes& sizes, ScalarType r
     if (cluster > 1) cluster = std::min(cluster, table.clusters.ask(*each.kernel, device));
     if (sizes.columns > each.width * cluster) continue;
     vectors = ceil_div(sizes.columns, threads * cluster * kRowVector);
+    grid.block_x = each.block;
+    if (threads == each.block) {
+      // As few warps as hold the row: it fills their vectors, or leaves few of them empty.
+      threads = ceil_div(sizes.columns, vectors * cluster * kRowVector * kWarp) * kWarp;
+      grid.block_x = threads;
+    }
     grid.dynamic_shared = each.stages * (with_grad_sum ? 3 : 2) * vectors * each.block *
                           kRowVector * element_size(row_dtype);
     constexpr int64_t kReservedShared = 1024;  // the system's, and for sums
