@@ -37,6 +37,14 @@ struct Columns {
   static constexpr int kOwn = (kTileN + 31) / 32;
   float scale[kOwn], bias[kOwn];
 
+  TC_DEVICE void set_to_one() {
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      scale[i] = 1.0f;
+      bias[i] = 0.0f;
+    }
+  }
+
   TC_DEVICE void load(const Sm90ScaledParams& p, const float* scales, int n0) {
     const bool blocks = p.flags & kScaledBlocks;
 #pragma unroll
