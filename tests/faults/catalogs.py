@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,11 +14,22 @@ import torch_cubin
 CUBINS = Path(torch_cubin.__file__).resolve().parent / "cubins"
 
 
+@functools.cache
+def _manifest() -> dict:
+    path = CUBINS / "manifest.json"
+    return json.loads(path.read_text()) if path.is_file() else {"kernels": []}
+
+
+@functools.cache
+def _family(family: str) -> str:
+    """Its entries for sm_90a as JSON, because tests change what kernels_of() returns."""
+    entries = _manifest()["kernels"]
+    return json.dumps([k for k in entries if k["family"] == family and k["arch"] == "sm_90a"])
+
+
 def kernels_of(family: str, keep: Callable[[dict], bool] = lambda kernel: True) -> list[dict]:
     """The manifest's entries for sm_90a; skips the test where the kernels are not built for it."""
-    path = CUBINS / "manifest.json"
-    entries = json.loads(path.read_text())["kernels"] if path.is_file() else []
-    kernels = [k for k in entries if k["family"] == family and k["arch"] == "sm_90a" and keep(k)]
+    kernels = [kernel for kernel in json.loads(_family(family)) if keep(kernel)]
     if not kernels:
         pytest.skip("the kernels are not built for sm_90a")
     return kernels
@@ -32,7 +44,6 @@ def declare(driver, kernels: list[dict]) -> None:
 def install(driver, folder: Path, monkeypatch, kernels: list[dict]) -> None:
     """A catalog of those entries in a folder, for the library to use."""
     declare(driver, kernels)
-    manifest = json.loads((CUBINS / "manifest.json").read_text())
     (folder / "sm_90a").symlink_to(CUBINS / "sm_90a")
-    (folder / "manifest.json").write_text(json.dumps({**manifest, "kernels": kernels}))
+    (folder / "manifest.json").write_text(json.dumps({**_manifest(), "kernels": kernels}))
     monkeypatch.setenv("TORCH_CUBIN_CATALOG", str(folder))
