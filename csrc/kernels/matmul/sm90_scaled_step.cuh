@@ -55,10 +55,18 @@ TC_WGMMA_FLOAT8(224, 27, "112", "113", "114")
 #undef TC_WGMMA_FLOAT8
 #undef TC_WGMMA_FLOAT8_ASM
 
+// A descriptor that 32-bit additions move: one instruction where it is in uniform registers.
+struct Descriptor {
+  u32 low, high;
+  TC_DEVICE operator u64() const { return static_cast<u64>(high) << 32 | low; }
+};
+
+TC_DEVICE Descriptor advance(Descriptor x, u32 bytes) { return {x.low + (bytes >> 4), x.high}; }
+
 // Issues the products of one stage for 64 rows, and neither commits nor waits. `a` and `b` describe
 // tiles of rows of 128 bytes.
-template <int kN, Float8 kA, Float8 kB>
-TC_DEVICE void multiply_stage(float (&sum)[kN / 2], u64 a, u64 b, int add) {
+template <int kN, Float8 kA, Float8 kB, class D>
+TC_DEVICE void multiply_stage(float (&sum)[kN / 2], D a, D b, int add) {
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
     WgmmaFloat8<kN>::template run<kA, kB>(sum, advance(a, k * 32), advance(b, k * 32),
