@@ -20,6 +20,7 @@ import torch
 import torch._inductor.config as inductor_config
 import torch.nn.functional as F
 from installed import installed
+from ops.samples import ATEN_IS_CALLED
 from test_fold import HEADS, again, attention, efficient, graph_of, repeated
 from torch import nn
 from torch._inductor.custom_graph_pass import CustomGraphPass
@@ -75,7 +76,7 @@ def _compiled(function, *args, train: bool = False, **options):
         return result, [leaf.grad for leaf in leaves]
 
     want = run(function)
-    with installed(), seen.watching():
+    with installed(), seen.watching(), inductor_config.patch(ATEN_IS_CALLED):
         got = run(torch.compile(function, **options))
     tolerance = {"rtol": 2e-2, "atol": 2e-2} if args[0].dtype == torch.bfloat16 else {}
     torch.testing.assert_close(got[0], want[0], **tolerance)
@@ -326,8 +327,7 @@ def test_a_blocks_training_step(autocast) -> None:
     ops are called, not generated: the other case shows those, and g++ takes 10 s for each case.
     """
     torch._dynamo.reset()
-    called = autocast and hasattr(inductor_config, "fallback_by_default")
-    options = {"fallback_by_default": True} if called else {}
+    options = ATEN_IS_CALLED if autocast else {}
     block, x = Block(), torch.randn(2, M, K)
 
     def step(f):

@@ -6,8 +6,9 @@ import io
 
 import pytest
 import torch
+import torch._inductor.config as inductor_config
 from ops.attention_samples import attention, make_qkv, ops, stock
-from ops.samples import assert_near
+from ops.samples import ATEN_IS_CALLED, assert_near
 from ops.test_attention_semantics import near
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -53,6 +54,7 @@ def test_forward_and_backward(backend, device):
 @pytest.mark.parametrize(
     ("backend", "grad"), [("aot_eager", False), ("aot_eager", True), ("inductor", True)]
 )
+@inductor_config.patch(ATEN_IS_CALLED)
 def test_one_graph_for_many_lengths(backend, grad, device):
     counter = CompileCounterWithBackend(backend)
     compiled = torch.compile(block(attention), fullgraph=True, dynamic=True, backend=counter)

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ops.samples import assert_near, linear, make, make_all, matmul, reference_linear
+import torch._inductor.config as inductor_config
+from ops.samples import (
+    ATEN_IS_CALLED,
+    assert_near,
+    linear,
+    make,
+    make_all,
+    matmul,
+    reference_linear,
+)
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import torch_cubin
@@ -39,6 +48,7 @@ def test_forward_and_backward(backend, device):
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 @pytest.mark.parametrize("grad", [False, True])
+@inductor_config.patch(ATEN_IS_CALLED)
 def test_one_graph_for_four_sizes(backend, grad, device):
     counter = CompileCounterWithBackend(backend)
     compiled = torch.compile(model(matmul, linear), fullgraph=True, dynamic=True, backend=counter)

@@ -6,8 +6,9 @@ import contextlib
 
 import pytest
 import torch
+import torch._inductor.config as inductor_config
 from ops.attention_samples import formula
-from ops.samples import DTYPES, make
+from ops.samples import ATEN_IS_CALLED, DTYPES, make
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -288,6 +289,7 @@ def test_opcheck(form, device):
     ("backend", "grad"), [("aot_eager", False), ("aot_eager", True), ("inductor", True)]
 )
 @pytest.mark.usefixtures("fresh_dynamo")
+@inductor_config.patch(ATEN_IS_CALLED)
 def test_compile(backend, grad, device):
     counter = CompileCounterWithBackend(backend)
 
