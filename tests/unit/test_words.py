@@ -1,4 +1,4 @@
-"""tools/words.py: the glossary's retired words do not come back, and are found if they do."""
+"""tools/words.py: retired words are found if they come back; `make lint` asks it of the tree."""
 
 from __future__ import annotations
 
@@ -12,10 +12,6 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tools"))
 
 import words  # noqa: E402
-
-
-def test_no_retired_word_is_in_the_tree() -> None:
-    assert words.check() == []
 
 
 @pytest.mark.parametrize(
