@@ -10,3 +10,10 @@ def step_of(kernel: dict) -> str:
     e4m3 = kernel["dtype"] == "float8_e4m3fn"
     of = ["of", kernel["of"]] if "of" in kernel else []
     return " ".join([*["sm90"] * hopper, *["e4m3"] * e4m3, kernel["kind"], *of])
+
+
+def tile_of(kernel: dict) -> str:
+    """ "128x128x64": rows, columns and head_dim of its tiles; "2x128x128x64" in blocks of two teams
+    with a tile each."""
+    teams = kernel.get("cost", {}).get("teams", 1)
+    return "x".join(map(str, ([teams] if teams > 1 else []) + kernel["tile"]))

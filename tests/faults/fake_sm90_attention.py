@@ -9,7 +9,7 @@ from functools import partial
 import c_layouts
 import pytest
 import torch
-from attention_steps import step_of
+from attention_steps import step_of, tile_of
 from fake_driver import tensors
 from faults import catalogs, launch_params
 from faults.forked import forked
@@ -160,22 +160,26 @@ def test_schedules_of_tiles(driver, catalog) -> None:
 
 def test_short_rows_take_blocks_of_two_teams(driver, catalog) -> None:
     """Of 64 or 96 keys, whichever the rows fill better. Longer rows take larger tiles, which share
-    keys, and rows of 128 take no more blocks of 64."""
+    keys, and rows of 128 take no more blocks of 64.
+    One team is quicker where all tiles run at a time, and the longest of them alone: few causal
+    ones."""
     cases = [
-        ((64, 12, 197, 64), [128, 64, 64]),
-        ((64, 12, 256, 64), [128, 64, 64]),
-        ((32, 16, 257, 64), [128, 96, 64]),
-        ((32, 16, 577, 64), [128, 64, 64]),
-        ((32, 16, 512, 64), [192, 128, 64]),
-        ((128, 12, 128, 64), [128, 128, 64]),
+        ((64, 12, 197, 64), {}, "2x128x64x64"),
+        ((64, 12, 256, 64), {}, "2x128x64x64"),
+        ((32, 16, 257, 64), {}, "2x128x96x64"),
+        ((32, 16, 577, 64), {}, "2x128x64x64"),
+        ((32, 16, 512, 64), {}, "192x128x64"),
+        ((128, 12, 128, 64), {}, "128x128x64"),
+        ((32, 16, 512, 64), {"is_causal": True}, "2x128x64x64"),
+        ((2, 16, 1024, 64), {"is_causal": True}, "128x128x64"),
     ]
-    calls = [partial(attend, shape, shape[1], shape[2], "bshd") for shape, _ in cases]
-    for (shape, tile), launch in zip(cases, launches_of(driver, calls), strict=True):
+    calls = [partial(attend, shape, shape[1], shape[2], "bshd", **o) for shape, o, _ in cases]
+    for (shape, options, tile), launch in zip(cases, launches_of(driver, calls), strict=True):
         kernel = catalog[launch["kernel"]]
-        assert kernel["tile"] == tile, shape
-        teams = kernel["cost"].get("teams", 1)
-        assert kernel["block"] == [128 * (teams * tile[0] // 64 + 1), 1, 1]
-        assert launch["grid"] == [132, 1, 1]
+        assert tile_of(kernel) == tile, (shape, options)
+        teams, rows = kernel["cost"].get("teams", 1), kernel["tile"][0]
+        assert kernel["block"] == [128 * (teams * rows // 64 + 1), 1, 1]
+        assert launch["grid"] == [min(132, -(-shape[2] // rows) * shape[0] * shape[1]), 1, 1]
 
 
 def test_tiles_of_two_teams_are_never_balanced(driver, tmp_path, monkeypatch) -> None:
@@ -398,11 +402,11 @@ def test_tiles_of_more_queries_where_keys_are_loaded_slowly(driver, catalog) -> 
     """Rows of 72 columns begin within sectors of 32 bytes; those of 80 do not. Under
     batch_invariant() all calls have the same blocks of keys."""
 
-    def tile_of(batch: int, rows: int, d: int) -> list[int]:
+    def chosen(batch: int, rows: int, d: int) -> list[int]:
         call = partial(attend, (batch, 16, rows, d), 16, rows, "bshd")
         return catalog[launches_of(driver, [call])[0]["kernel"]]["tile"]
 
-    assert tile_of(8, 1024, 72) == tile_of(32, 729, 72) == [192, 96, 96]
-    assert tile_of(8, 1024, 80) == tile_of(64, 256, 72) == [128, 128, 96]
+    assert chosen(8, 1024, 72) == chosen(32, 729, 72) == [192, 96, 96]
+    assert chosen(8, 1024, 80) == chosen(64, 256, 72) == [128, 128, 96]
     with torch_cubin.batch_invariant():
-        assert tile_of(8, 1024, 72) == [128, 128, 96]
+        assert chosen(8, 1024, 72) == [128, 128, 96]

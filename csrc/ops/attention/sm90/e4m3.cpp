@@ -107,8 +107,8 @@ class Sm90E4m3Forward : public AttentionForwardKernels {
     const int64_t width = std::max(problem.head_dim, problem.head_dim_v);
     rows_.for_each(kAttendBFloat16, problem.needs, width, [&](const AttentionRow& row) {
       const int64_t tiles = ceil_div(band.seqlen_q, row.rows) * problem.heads * problem.batch;
-      const double own = static_cast<double>(ceil_div(tiles, blocks_)) *
-                         sm90_tile_cycles(row, band) / device_.cycles_per_microsecond;
+      const double own =
+          sm90_launch_cycles(row, band, tiles, blocks_) / device_.cycles_per_microsecond;
       if (!(own < *time)) return;
       *time = own;
       best = &row;

@@ -94,8 +94,8 @@ class Sm90Forward : public AttentionForwardKernels {
       if (!invariant && row.rows < kQueryRows) return;
       const int64_t tiles = ceil_div(band.seqlen_q, row.rows) * problem.heads * problem.batch;
       const double loads = slow_loads ? kSlowKeyCycles * row.columns : 0;
-      const double own = static_cast<double>(ceil_div(tiles, blocks_ * row.teams)) *
-                         sm90_tile_cycles(row, band, loads) / device_.cycles_per_microsecond;
+      const double own =
+          sm90_launch_cycles(row, band, tiles, blocks_, loads) / device_.cycles_per_microsecond;
       if (!(own < *time)) return;
       *time = own;
       best = &row;

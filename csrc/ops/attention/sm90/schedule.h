@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 
 #include "kernels/attention/sm90/forward_params.h"
@@ -24,18 +25,38 @@ struct Sm90Band {
     return most < least ? 1 : most / row.columns - least / row.columns + 1;
   }
 
-  // For an average tile. Exact where the band's edges are straight, nearly so where lengths cut
-  // them.
+  // For an average tile, and for the longest. Exact where the band's edges are straight, nearly so
+  // where lengths cut them.
   double average(const AttentionRow& row) const {
+    const auto [begin, middle, end] = some_tiles(row);
+    return (begin + 2 * middle + end) / 4;
+  }
+  double longest(const AttentionRow& row) const {
+    const auto [begin, middle, end] = some_tiles(row);
+    return std::max({begin, middle, end});
+  }
+
+ private:
+  std::array<double, 3> some_tiles(const AttentionRow& row) const {
     const int64_t tiles = ceil_div(seqlen_q, row.rows);
     const auto at = [&](int64_t tile) { return static_cast<double>(key_blocks(row, tile)); };
-    return (at(0) + 2 * at(tiles / 2) + at(tiles - 1)) / 4;
+    return {at(0), at(tiles / 2), at(tiles - 1)};
   }
 };
 
 // Cycles of an average tile, whose blocks of keys take at least `loads` each.
 inline double sm90_tile_cycles(const AttentionRow& row, const Sm90Band& band, double loads = 0) {
   return band.average(row) * std::max(row.cost_tile, loads) + row.cost_fixed;
+}
+
+// Cycles of a launch of so many tiles, of which `blocks` multiprocessors compute one a team at a
+// time. Without the longest tile, two teams were chosen for causal calls whose tiles all run at a
+// time, of which one multiprocessor has the longest and most have little to do.
+inline double sm90_launch_cycles(const AttentionRow& row, const Sm90Band& band, int64_t tiles,
+                                 int64_t blocks, double loads = 0) {
+  const auto rounds = static_cast<double>(ceil_div(tiles, blocks * row.teams));
+  const double longest = band.longest(row) * std::max(row.cost_tile, loads) + row.cost_fixed;
+  return std::max(rounds * sm90_tile_cycles(row, band, loads), longest);
 }
 
 // Pairs that leave this fraction of a launch idle are not worth it. For e4m3, tiles taken
