@@ -160,9 +160,9 @@ def test_schedules_of_tiles(driver, catalog) -> None:
 
 def test_short_rows_take_blocks_of_two_teams(driver, catalog) -> None:
     """Of 64 or 96 keys, whichever the rows fill better. Longer rows take larger tiles, which share
-    keys, and rows of 128 take no more blocks of 64.
-    One team is quicker where all tiles run at a time, and the longest of them alone: few causal
-    ones."""
+    keys, and rows of 128 take no more blocks of 64. With 32 columns two teams serve all rows. One
+    team is quicker where all tiles run at a time, and the longest of them alone: few tiles, and
+    causal ones."""
     cases = [
         ((64, 12, 197, 64), {}, "2x128x64x64"),
         ((64, 12, 256, 64), {}, "2x128x64x64"),
@@ -172,6 +172,10 @@ def test_short_rows_take_blocks_of_two_teams(driver, catalog) -> None:
         ((128, 12, 128, 64), {}, "128x128x64"),
         ((32, 16, 512, 64), {"is_causal": True}, "2x128x64x64"),
         ((2, 16, 1024, 64), {"is_causal": True}, "128x128x64"),
+        ((64, 12, 256, 32), {}, "2x128x128x32"),
+        ((8, 16, 2048, 32), {"is_causal": True}, "2x128x128x32"),
+        ((1, 8, 2048, 32), {}, "128x128x32"),
+        ((2, 12, 1024, 32), {"is_causal": True}, "128x128x32"),
     ]
     calls = [partial(attend, shape, shape[1], shape[2], "bshd", **o) for shape, o, _ in cases]
     for (shape, options, tile), launch in zip(cases, launches_of(driver, calls), strict=True):

@@ -268,7 +268,7 @@ def attention_tile(step: str, tile: str) -> dict:
     import torch_cubin
     from torch_cubin._native import library
 
-    rows, _, width = map(int, tile.split("x"))
+    rows, _, width = map(int, tile.split("x")[-3:])
     # Tiles of few rows serve batch_invariant() alone.
     switch = torch_cubin.batch_invariant if step == "sm90 forward" and rows < 64 else nullcontext
     kernels = library.catalog()["kernels"]

@@ -16,7 +16,7 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from attention_steps import step_of
+from attention_steps import step_of, tile_of
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT = 420  # seconds; the slowest, memcheck, needs one or two minutes
@@ -100,8 +100,8 @@ def broken_catalog(kind: str, folder: Path) -> Path:
 
 def tile_catalog(family: str, kind: str, tile: str, folder: Path) -> Path:
     """A catalog of this GPU's kernels of one kind and tile only, so that the chosen kernel is
-    known. `tile` is "128x256", or "128x128x64" if its last size matters; the kind of an attention
-    kernel is step_of(). Among these with different features, those for plain calls are used if
+    known. `tile` is "128x256", or "128x128x64" if its last size matters; those of attention are
+    step_of() and tile_of(). Among these with different features, those for plain calls are used if
     there are any."""
     import torch
 
@@ -109,13 +109,17 @@ def tile_catalog(family: str, kind: str, tile: str, folder: Path) -> Path:
     package = folder / "catalog"
     package.mkdir()
     manifest = _manifest()
+
+    def is_wanted(kernel: dict) -> bool:
+        if family == "attention":
+            return (step_of(kernel), tile_of(kernel)) == (kind, tile)
+        sizes = kernel["tile"][: tile.count("x") + 1]
+        return (kernel["kind"], "x".join(map(str, sizes))) == (kind, tile)
+
     manifest["kernels"] = [
         kernel
         for kernel in manifest["kernels"]
-        if kernel["family"] == family
-        and (step_of(kernel) if family == "attention" else kernel["kind"]) == kind
-        and kernel["arch"].rstrip("a") == arch
-        and "x".join(map(str, kernel["tile"][: tile.count("x") + 1])) == tile
+        if kernel["family"] == family and kernel["arch"].rstrip("a") == arch and is_wanted(kernel)
     ]
     plain = [k for k in manifest["kernels"] if "plain" in k.get("takes", ["plain"])]
     manifest["kernels"] = plain or manifest["kernels"]

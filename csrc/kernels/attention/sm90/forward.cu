@@ -774,12 +774,13 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
    "for": {
     "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
     "t": [
-     {"name": "192x128x32", "takes": ["plain"],
-      "masked": 0, "added": 0, "general": 0, "tile": [192, 128, 32], "q_slots": 2, "stages": 3,
-      "threads": 512, "shared": 148256, "spill": 128, "cost": {"k_tile": 2600, "fixed": 2700}},
      {"name": "128x128x32", "takes": ["plain"],
       "masked": 0, "added": 0, "general": 0, "tile": [128, 128, 32], "q_slots": 2, "stages": 2,
       "threads": 384, "shared": 99040, "spill": 16, "cost": {"k_tile": 2150, "fixed": 1700}},
+     {"name": "teams_128x128x32", "takes": ["plain"],
+      "masked": 0, "added": 0, "general": 0, "tile": [128, 128, 32], "q_slots": 2, "stages": 2,
+      "threads": 640, "shared": 198368, "spill": 96,
+      "cost": {"k_tile": 3300, "fixed": 2900, "teams": 2}},
      {"name": "192x128x64", "takes": ["plain"],
       "masked": 0, "added": 0, "general": 0, "tile": [192, 128, 64], "q_slots": 2, "stages": 3,
       "threads": 512, "shared": 148256, "spill": 128, "cost": {"k_tile": 2830, "fixed": 3030}},
