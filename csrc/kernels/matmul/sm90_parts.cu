@@ -208,8 +208,6 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
       "shared": 218336},
      {"name": "128x128", "tile": [128, 128, 64], "stages": 6, "consumers": 2, "threads": 384,
       "shared": 230512},
-     {"name": "64x192", "tile": [64, 192, 64], "stages": 6, "consumers": 1, "threads": 256,
-      "shared": 230384},
      {"name": "64x128", "tile": [64, 128, 64], "stages": 8, "consumers": 1, "threads": 256,
       "shared": 230800},
      {"name": "64x64", "tile": [64, 64, 64], "stages": 10, "consumers": 1, "threads": 256,
