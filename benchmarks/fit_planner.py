@@ -6,11 +6,12 @@ The planner predicts each config that was measured, on the tests' stand-in drive
 asked, not copied, and so are its derivatives by the terms of cost.h. Two things are fitted so that
 the regret is least (smoothed: how much longer the chosen config takes than the best one measured):
 the terms, which all GPUs have in common and which are printed, for a person to enter; and, with the
-terms as they stand, csrc/ops/matmul/cost_corrections.h, which `--write` writes. It has at most 32
-factors a GPU, of tiles and clusters (weight gradients have more), splits of K and one kernel; none
-belongs to one product. Those whose loss costs the least are dropped. GPUs share the factors of a
-matrix times its own transpose, which were measured on one alone. "Held out" is the regret of
-products whose sizes took no part in the fit of terms and factors, in five folds of sizes.
+terms as they stand, csrc/ops/matmul/cost_corrections.h, which `--write` writes. It has at most 40
+factors a GPU, of tiles and clusters (those of weight gradients are added to these), splits of K,
+and one kernel with its tiles; none belongs to one product. Those whose loss costs the least are
+dropped. GPUs share the factors of a matrix times its own transpose, which were measured on one
+alone. "Held out" is the regret of products whose sizes took no part in the fit of terms and
+factors, in five folds of sizes.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ DIFFERENCE = 0.05  # of a term's logarithm
 PENALTY, PENALTY_OF_TERMS = 0.01, 0.002  # of squared logarithms
 LARGEST = 0.149  # factor, a logarithm
 SOFTNESS, LEAST_SOFTNESS = 0.03, 0.015  # of a choice, in logarithms of time
-MOST_NUMBERS = 32
+MOST_NUMBERS = 40
+LONG = 4  # so many times the square of a regret counts beside it
 OF_ALL = "all"  # the GPUs, of a factor
 
 
@@ -109,7 +111,8 @@ class Timings:
         """The regret of a soft choice, and the errors of a product's configs near the best."""
         least = self.least(predicted).detach()[self.product]
         chosen = torch.exp((least - predicted) / softness)
-        regret = self.sums(chosen * self.worse.clamp(max=0.6)) / self.sums(chosen)
+        worse = self.worse.clamp(max=0.6)
+        regret = self.sums(chosen * (worse + LONG * worse**2)) / self.sums(chosen)
         error, near = predicted - self.us.log(), self.sums(self.near)
         mean = self.sums(error * self.near) / near
         own = self.sums(self.near * (error - mean[self.product]) ** 2) / near
@@ -181,14 +184,19 @@ def corrections_of(product: dict[str, Any], name: str) -> list[str]:
         return [tile, *([streamed + evenly] if streamed else [])]
     found = CONFIG.fullmatch(name)
     if not found:
-        return [kernel] if kernel in CORRECTED_KERNELS else []
+        own = name.removesuffix(" swapped")
+        return [kernel, own] if kernel in CORRECTED_KERNELS else []
     tile, *others = found.groups()
     if others[2] in (" four_k", " eight_k"):
         others[2] = " split_k"
     gradient = product["a"][0] == product["b"][0] == "o"
-    names = [tile + (" tn" if gradient else ""), *(other for other in others if other)]
-    if gradient and others[2]:
-        names.append(" split_k tn" if others[2] == " split_k" else " clusters tn")
+    names = [tile, *(other for other in others if other)]
+    if gradient:
+        names.append(f"{tile} tn")
+        if others[2]:
+            names.append(" split_k tn" if others[2] == " split_k" else " clusters tn")
+        if others[4]:
+            names.append(" splits tn")
     if product.get("symmetric"):
         names.append(f"{tile}{others[0] or ''} of one matrix")
         names += [" of one matrix"] if others[2] else []
@@ -206,10 +214,13 @@ def asked(gpu: str) -> dict[str, Any]:
         planner_regret.predictions(lines, {name: terms[name] * math.exp(DIFFERENCE)})
         for name in terms
     ]
+    parts = planner_regret.predicted_parts([product for product, _ in lines])
     products = []
     for i, (product, times) in enumerate(lines):
+        # A split was measured by the config of its parts that was chosen then.
+        parts_of = {"split": f"split/{min(parts[i], key=parts[i].__getitem__)}"} if parts[i] else {}
         configs = [
-            {"name": name, "us": times[name], "predicted": us,
+            {"name": parts_of.get(name, name), "us": times[name], "predicted": us,
              "derivatives": [math.log(o[i][name] / us) / DIFFERENCE for o in other]}
             for name, us in at[i].items()
         ]  # fmt: skip

@@ -83,16 +83,10 @@ def predictions(sweep: list[Line], terms: dict[str, float] | None = None) -> lis
     """Of each product the predicted microseconds of the configs that were measured. Where splits
     were measured by the config of their products ("split/sm90 64x128 7 splits"), they count in
     place of "split", whose config may have been another one."""
-    from torch_cubin._native import library
-
-    more = {} if terms is None else {"terms": terms}
-    plans = library.planned([product for product, _ in sweep], True, **more)
-    found = [{c["name"]: c["microseconds"] for c in plan["configs"]} for plan in plans]
+    found = predicted([product for product, _ in sweep], terms)
     with_parts = [i for i, (_, times) in enumerate(sweep) if any("/" in name for name in times)]
-    cases = [{**sweep[i][0], "split_sums": True, "float_output": True} for i in with_parts]
-    for i, plan in zip(with_parts, library.planned(cases, True, **more), strict=True):
-        names = {c["name"]: c["microseconds"] for c in plan["configs"]}
-        parts = {name: us for name, us in names.items() if name.endswith(" splits")}
+    all_parts = predicted_parts([sweep[i][0] for i in with_parts], terms)
+    for i, parts in zip(with_parts, all_parts, strict=True):
         if not parts or "split" not in found[i]:
             continue
         best = min(parts, key=parts.__getitem__)
@@ -102,9 +96,28 @@ def predictions(sweep: list[Line], terms: dict[str, float] | None = None) -> lis
             more_sums = (splits_of(name) - splits_of(best)) * one
             found[i][f"split/{name}"] = us + beside + more_sums
     return [
-        {name: us for name, us in predicted.items() if name in times}
-        for predicted, (_, times) in zip(found, sweep, strict=True)
+        {name: us for name, us in own.items() if name in times}
+        for own, (_, times) in zip(found, sweep, strict=True)
     ]
+
+
+def predicted(
+    products: list[dict[str, Any]], terms: dict[str, float] | None = None
+) -> list[dict[str, float]]:
+    """Microseconds by config."""
+    from torch_cubin._native import library
+
+    plans = library.planned(products, True, **({} if terms is None else {"terms": terms}))
+    return [{c["name"]: c["microseconds"] for c in plan["configs"]} for plan in plans]
+
+
+def predicted_parts(
+    products: list[dict[str, Any]], terms: dict[str, float] | None = None
+) -> list[dict[str, float]]:
+    """The same of each product's parts of K, whose sums another kernel adds."""
+    cases = [{**product, "split_sums": True, "float_output": True} for product in products]
+    found = predicted(cases, terms)
+    return [{n: us for n, us in each.items() if n.endswith(" splits")} for each in found]
 
 
 def splits_of(name: str) -> int:

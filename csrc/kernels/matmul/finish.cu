@@ -138,7 +138,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_SPLITS ? 4 : 1)
   "kind": "finish", "dtype": "{d.dtype}", "math": "{d.dtype}", "splits": "{s.splits}",
   "layout": "any", "alignment": "{d.bytes}", "tile": [1, 1024, 1], "stages": 1,
   "block": [256, 1, 1], "dynamic_shared": 0,
-  "cost": {"share": 0.85, "fixed": 3500, "fixed_of_symmetric": 1500},
+  "cost": {"share": 0.85, "fixed": 1500},
   "defines": {"TC_DTYPE": "{d.dtype}", "TC_SPLITS": "{s.splits}"}},
  "kernels": [
   {"name": "finish_matmul_{d.name}{s.name}",

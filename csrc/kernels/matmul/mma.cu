@@ -66,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
       "cost": {"k_tile": 1500, "fixed": 3500, "lone": 0.4}},
      {"name": "16x128x64", "tile": [16, 128, 64], "wm": 16, "wn": 32, "fragments": 2, "stages": 5,
       "shared": 92160, "threads": 128, "blocks": 2,
-      "cost": {"k_tile": 1070, "fixed": 4200}}]}},
+      "cost": {"k_tile": 1300, "fixed": 2800}}]}},
   {"name": "mma_matmul_{d.short}_{layout}_{t.name}", "dtype": "{d.dtype}", "math": "{d.dtype}",
    "alignment": 2,
    "for": {

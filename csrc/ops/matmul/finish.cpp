@@ -23,7 +23,6 @@ class FinishKernels : public MatmulKernels {
       const KernelFields fields(*kernel);
       kernels_[fields.integer("splits", 0, 1)][fields.index("dtype", kFinishDtypes)] = kernel;
       cost_ = CopyCost(fields);
-      fixed_of_symmetric_ = fields.object("cost").number("fixed_of_symmetric", 0, cost_.fixed);
     }
   }
 
@@ -33,8 +32,7 @@ class FinishKernels : public MatmulKernels {
     const KernelFields fields(kernel);
     fields.integer("splits", 0, 1);
     fields.index("dtype", kFinishDtypes);
-    const CopyCost cost(fields);  // throws for a figure that is wrong
-    fields.object("cost").number("fixed_of_symmetric", 0, cost.fixed);
+    CopyCost{fields};  // throws for a figure that is wrong
   }
 
   void configs(const MatmulCase& c, MatmulConfigs& out) const override {
@@ -150,9 +148,7 @@ class FinishKernels : public MatmulKernels {
     }
     MatmulPlan plan;
     plan.set(chosen);
-    CopyCost cost = cost_;
-    if (c.symmetric && chosen.split) cost.fixed = fixed_of_symmetric_;
-    out.rewrite(plan, sums, bytes, cost);
+    out.rewrite(plan, sums, bytes, cost_);
   }
 
   void launch_finish(FinishParams& params, const MatmulProblem& p) const {
@@ -179,7 +175,6 @@ class FinishKernels : public MatmulKernels {
   const Device& device_;
   PackageKernel* kernels_[2][4] = {};  // for one matrix of sums, for those of splits
   CopyCost cost_;
-  double fixed_of_symmetric_ = 0;  // cost_.fixed, of split products with a symmetric result
 };
 
 const MatmulBackendOf<FinishKernels, FinishParams> g_finish("matmul/finish", {"finish"});

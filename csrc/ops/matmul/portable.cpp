@@ -43,11 +43,8 @@ class PortableMatmul : public MatmulKernels {
   }
 
   std::string name(const MatmulPlan& plan) const override {
-    // "mma_matmul_bf16_nn_16x128x64" is "mma 16x128x64": type and layout are the product's.
     const auto chosen = plan.get<PortablePlan>();
-    const std::string& full = chosen.kernel->entry().name;
-    return full.substr(0, full.find('_')) + " " + full.substr(full.rfind('_') + 1) +
-           (chosen.swapped ? " swapped" : "");
+    return portable_name(*chosen.kernel) + (chosen.swapped ? " swapped" : "");
   }
 
   void launch(const MatmulPlan& plan, const MatmulProblem& p,

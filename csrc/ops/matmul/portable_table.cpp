@@ -16,6 +16,11 @@ Access dot_access(const PortableRow& row) {
 
 }  // namespace
 
+std::string portable_name(const PackageKernel& kernel) {
+  const std::string& full = kernel.entry().name;
+  return full.substr(0, full.find('_')) + " " + full.substr(full.rfind('_') + 1);
+}
+
 PortableRow::PortableRow(PackageKernel& entry, const Device& device) : kernel(&entry) {
   const KernelFields fields(entry);
   kind = static_cast<PortableKind>(fields.index("kind", kPortableKindNames));
@@ -32,7 +37,8 @@ PortableRow::PortableRow(PackageKernel& entry, const Device& device) : kernel(&e
   cost_k_tile = cost.number("k_tile", 0);
   cost_fixed = cost.number("fixed", 0);
   cost_lone = cost.number("lone", 0, Terms().lone);
-  correction = Corrections(device).of(kPortableKindNames[kind]);
+  const Corrections corrections(device);
+  correction = corrections.of(kPortableKindNames[kind]) + corrections.of(portable_name(entry));
 }
 
 PortableTable::PortableTable(const Device& device, const std::vector<PackageKernel*>& kernels)

@@ -17,6 +17,9 @@ enum Layout { kLayoutNN, kLayoutNT, kLayoutTN, kLayoutTT, kLayoutAny, kLayoutCou
 enum PortableKind { kMatmulMma, kMatmulPersistent, kMatmulSimt, kMatmulDot, kMatmulReduce };
 
 // One entry of the manifest.
+// "mma_matmul_bf16_nn_16x128x64" is "mma 16x128x64": type and layout are the product's.
+std::string portable_name(const PackageKernel& kernel);
+
 struct PortableRow {
   // Throws [params] or [file] for an entry that these kernels do not have.
   PortableRow(PackageKernel& kernel, const Device& device);
@@ -31,7 +34,7 @@ struct PortableRow {
   double cost_k_tile;  // cycles of one block per k tile
   double cost_fixed;   // cycles of one block outside the k loop
   double cost_lone;    // share of cost_k_tile that a block alone on its multiprocessor needs
-  double correction;   // of its kind (Corrections)
+  double correction;   // of its kind and its tile (Corrections)
 
   bool dot() const { return kind == kMatmulDot; }
   // A block can compute several tiles, one after the other, if all are whole.

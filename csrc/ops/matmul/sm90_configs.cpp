@@ -70,7 +70,7 @@ class Counter {
       // Blocks with 64 rows of a weight gradient receive as many bytes as they can, whoever loads
       // them, and in clusters also wait for one another (1024 x 1024 x 11992 by 64x128, H200: alone
       // 39.5 us, in pairs that share B 45.8; 384 x 384 x 16384 in seven splits 13.2, 16.4).
-      const bool is_tn = row.a_mn_major && row.b_mn_major;
+      const bool is_tn = row.is_tn();
       if (is_tn && row.one_warpgroup && size > 1) continue;
       // What a tile of 32 columns takes is the time of a stage, not its bytes (128 x 1024 x 1024,
       // H200: 64x32 alone 3.54 us, in clusters of four that share A 3.75).
@@ -245,6 +245,7 @@ class Counter {
 
   // Parts of K, each of whose sums are a matrix of their own.
   void split(Sm90Plan plan, int64_t slots, int64_t k_blocks) const {
+    const bool is_tn = plan.row->is_tn();
     const double outputs = static_cast<double>(c_.m) * static_cast<double>(c_.n);
     const int64_t tiles = plan.whole_tiles;
     int32_t last = 1;
@@ -263,7 +264,7 @@ class Counter {
       plan.clusters = static_cast<int32_t>(std::min(slots, tiles * splits));
       const int64_t turns = ceil_div(tiles * splits, slots);
       Work work = work_of(plan, turns, static_cast<double>(turns * blocks));
-      work.correction += table_.of_splits;
+      work.correction += table_.of_splits + (is_tn ? table_.of_splits_tn : 0);
       work.bytes = bytes_of_a_ + bytes_of_b_;
       work.sums_bytes = work.tiles * tile_bytes(*plan.row);
       offer_(plan, work, nullptr);
@@ -317,9 +318,9 @@ Sm90Table::Sm90Table(const Device& device, const std::vector<PackageKernel*>& ke
   for (PackageKernel* kernel : kernels) {
     rows.emplace_back(*kernel);
     Sm90Row& row = rows.back();
-    const bool is_tn = row.a_mn_major && row.b_mn_major;
+    const bool is_tn = row.is_tn();
     const std::string tile = std::to_string(row.tile_m) + "x" + std::to_string(row.tile_n);
-    row.correction = corrections.of(tile + (is_tn ? " tn" : "")) +
+    row.correction = corrections.of(tile) + (is_tn ? corrections.of(tile + " tn") : 0) +
                      (row.ping_pong ? corrections.of(" ping_pong") : 0);
     row.of_one_matrix =
         corrections.of(tile + (row.ping_pong ? " ping_pong" : "") + " of one matrix");
@@ -331,6 +332,7 @@ Sm90Table::Sm90Table(const Device& device, const std::vector<PackageKernel*>& ke
   of_clusters_tn = corrections.of(" clusters tn");
   of_pairs_tn = corrections.of(" split_k tn");
   of_splits = corrections.of(" splits");
+  of_splits_tn = corrections.of(" splits tn");
   of_read = corrections.of(" read");
   of_streamed = corrections.of(" streamed");
   of_streamed_evenly = corrections.of(" streamed evenly");

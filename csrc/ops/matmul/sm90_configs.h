@@ -37,6 +37,9 @@ struct Sm90Row {
            tile_m * tile_n <= 128 * (threads - 128);
   }
 
+  // Weight gradients: both operands' own dims are contiguous.
+  bool is_tn() const { return a_mn_major && b_mn_major; }
+
   // TF32 that wgmma cannot read from shared memory: A passes through registers.
   bool from_registers() const { return math == kMathTF32 && a_mn_major; }
 
@@ -102,8 +105,8 @@ struct Sm90Table {
 
   int64_t multiprocessors;
   std::vector<Sm90Row> rows;
-  double of_cluster[std::size(kSm90Clusters)];  // corrections
-  double of_clusters_tn, of_pairs_tn;           // of weight gradients, beside of_cluster
+  double of_cluster[std::size(kSm90Clusters)];       // corrections
+  double of_clusters_tn, of_pairs_tn, of_splits_tn;  // of weight gradients, beside the others
   double of_splits, of_read, of_streamed, of_streamed_evenly, of_swapped, of_one_matrix;
 };
 
