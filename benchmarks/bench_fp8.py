@@ -1,7 +1,7 @@
 """Speed of scaled_matmul and quantize, compared with PyTorch's products and with a copy.
 
     python benchmarks/bench_fp8.py [--json FILE] [--rows 64,4096] [--only block] [--no-quantize]
-                                   [--append] [--gated | --compiled]
+                                   [--append] [--deep-gemm FOLDER] [--gated | --compiled]
 
 Each contender is a CUDA graph of calls whose operands rotate over several times the L2 cache; the
 contenders alternate. "goal" is the speed that the project aims at, relative to the contender named.
@@ -9,7 +9,8 @@ contenders alternate. "goal" is the speed that the project aims at, relative to 
 scaled_gated_matmul alone, beside the product and the quantisation of its gate. --compiled measures
 SwiGLU layers (gate, up and down) of torch_cubin.float8 under torch.compile, with and without the
 pass that makes scaled_gated_matmul of them.
-DeepGEMM is not run here: deep_gemm_ratios.py says what its time is taken to be.
+--deep-gemm: also DeepGEMM's products with scales of blocks, by the kernels that deep_gemm.py built
+in FOLDER.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any
 from unittest import mock
 
 import common
-import deep_gemm_ratios
+import deep_gemm
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -63,7 +64,7 @@ def scaled_mm_v1(
     )
 
 
-def contenders(recipe: str, m: int, n: int, k: int) -> Calls:
+def contenders(recipe: str, m: int, n: int, k: int, peer: deep_gemm.Peer | None = None) -> Calls:
     """Functions of a (M, K) and b (N, K); `recipe`: "fast", "exact" (tensor and row scales) or
     "block" (1x128 for a, 128x128 for b)."""
     one = torch.ones((), device="cuda")
@@ -88,6 +89,9 @@ def contenders(recipe: str, m: int, n: int, k: int) -> Calls:
         calls["torch block"] = lambda a, b: F.scaled_mm(
             a, b.t(), scale_a, types.BlockWise1x128, scale_b, types.BlockWise128x128
         )
+    if peer is not None:
+        scales = deep_gemm.scales_of_rows(scale_a), scale_b.t()[:, :blocks].contiguous()
+        calls[deep_gemm.WHO] = lambda a, b: peer.product(a, b, scales)
     return calls
 
 
@@ -102,22 +106,19 @@ def times_of(calls: dict[str, Callable[..., Any]], sets: list[Any]) -> dict[str,
     return {who: time / len(sets) for who, time in times.items()}
 
 
-def measure(recipe: str, m: int, n: int, k: int) -> dict[str, Any]:
+def measure(recipe: str, m: int, n: int, k: int, peer: deep_gemm.Peer | None) -> dict[str, Any]:
     moved = m * k + n * k + 2 * m * n
     sets = [
         [(torch.randn(rows, k, device="cuda") * 30).to(E4M3) for rows in (m, n)]
         for _ in range(max(1, min(16, int(ROTATED_BYTES / moved))))
     ]
-    times = times_of(contenders(recipe, m, n, k), sets)
-    case = f"{recipe} {m} x {n} x {k}"
-    if "torch block" in times:
-        times |= deep_gemm_ratios.estimate(case, "torch block", times["torch block"])
+    times = times_of(contenders(recipe, m, n, k, peer), sets)
     goal, against = goal_of(recipe, m)
     others = {who: time for who, time in times.items() if who != "ours"}
     best = against or min(others, key=lambda who: others[who], default="")
     ratio = others[best] / times["ours"] if best else math.nan
     return {
-        "case": case, "recipe": recipe, "us": times, "bytes": moved,
+        "case": f"{recipe} {m} x {n} x {k}", "recipe": recipe, "us": times, "bytes": moved,
         "flops": 2.0 * m * n * k, "goal": goal, "of": best, "ratio": ratio,
     }  # fmt: skip
 
@@ -216,6 +217,7 @@ def main() -> None:
     parser.add_argument("--rows", default=",".join(map(str, ROWS)))
     parser.add_argument("--only", default="", help="fast, exact or block")
     parser.add_argument("--no-quantize", action="store_true")
+    parser.add_argument("--deep-gemm", type=deep_gemm.Peer, metavar="FOLDER")
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--gated", action="store_true")
     only.add_argument("--compiled", action="store_true")
@@ -251,7 +253,7 @@ def main() -> None:
                 continue
             own = []
             for n, k in WEIGHTS:
-                result = measure(recipe, m, n, k)
+                result = measure(recipe, m, n, k, arguments.deep_gemm)
                 own.append(result)
                 times = result["us"]
                 print(

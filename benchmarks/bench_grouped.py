@@ -1,11 +1,13 @@
 """Speed of grouped_matmul in bfloat16, compared with PyTorch's and with a loop of products.
 
     python benchmarks/bench_grouped.py [--moe [--compile] | --training] [--json FILE] [--only TEXT]
+                                       [--deep-gemm FOLDER]
 
 Each contender is a CUDA graph of calls whose operands rotate over several times the L2 cache; the
 contenders alternate. "torch" is torch._grouped_mm, "loop" a product for each group, for which the
-host must know the sizes. DeepGEMM is not run here (deep_gemm_ratios.py says what its time is taken
-to be), nor is a Triton kernel, whose forward was compared with torch in another run on an H200
+host must know the sizes. --deep-gemm: also DeepGEMM's forward, by the kernels that deep_gemm.py
+built in FOLDER; its groups are padded to multiples of 128 rows, which is not counted. A Triton
+kernel is not run here, whose forward was compared with torch in another run on an H200
 (2026-11-26): "by its ratio" is torch's time divided by that ratio.
 
 --moe measures whole layers (moe_layers.py): torch_cubin.moe through transformers' "cubin", and
@@ -23,7 +25,7 @@ from collections.abc import Callable
 from typing import Any
 
 import common
-import deep_gemm_ratios
+import deep_gemm
 import moe_layers
 import torch
 
@@ -94,7 +96,9 @@ def contenders(what: str, sizes: list[int], offs: torch.Tensor) -> dict[str, Cal
     }
 
 
-def measure(what: str, case: tuple[str, list[int], int, int, float]) -> dict[str, Any]:
+def measure(
+    what: str, case: tuple[str, list[int], int, int, float], peer: deep_gemm.Peer | None
+) -> dict[str, Any]:
     name, sizes, n, k, triton = case
     label = f"{what} {name}: N {n}, K {k}"
     rows, groups = sum(sizes), len(sizes)
@@ -112,9 +116,13 @@ def measure(what: str, case: tuple[str, list[int], int, int, float]) -> dict[str
             for who, call in contenders(what, sizes, offs).items()
         }
     runs = {who: graph.replay for who, graph in graphs.items()}
+    if peer is not None and what == "forward":
+        of_rows = deep_gemm.groups_of_rows(sizes)
+        padded = [(deep_gemm.padded(sizes, a), b) for a, b in sets]
+        calls = [functools.partial(peer.product, *own, None, of_rows) for own in padded]
+        runs[deep_gemm.WHO] = common.graph_of(calls)[0].replay
     times = common.interleaved(runs, block_ms=12, rounds=5, settle_ms=12)
     times = {who: time / len(sets) for who, time in times.items()}
-    times |= deep_gemm_ratios.estimate(label, "torch", times["torch"])
     if what == "forward":
         times["Triton, by its ratio"] = times["torch"] / triton
     moved = 2 * (outputs + rows * shapes[0][1])
@@ -201,6 +209,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json")
     parser.add_argument("--only", default="")
+    parser.add_argument("--deep-gemm", type=deep_gemm.Peer, metavar="FOLDER")
     parser.add_argument("--moe", action="store_true")
     parser.add_argument("--training", action="store_true", help="layers, forward and backward")
     parser.add_argument("--compile", action="store_true", help="grouped_mm compiled, too")
@@ -224,7 +233,7 @@ def main() -> None:
         for case in CASES:
             if arguments.only not in f"{what} {case[0]}":
                 continue
-            result = measure(what, case)
+            result = measure(what, case, arguments.deep_gemm)
             ratios.append(show(result))
             results.append(result)
             common.write_json(arguments.json, results)  # the next case may be ended

@@ -1,11 +1,12 @@
 """Speed of scaled_grouped_matmul, compared with PyTorch's and with a loop of products.
 
-    python benchmarks/bench_grouped_fp8.py [--json FILE] [--only TEXT] [--layers | --weights]
+    python benchmarks/bench_grouped_fp8.py [--json FILE] [--only TEXT] [--deep-gemm FOLDER]
+                                           [--layers | --weights]
 
 The cases and the method are bench_grouped.py's. "torch" is torch._scaled_grouped_mm, which has
 scales of rows alone, "loop" a torch._scaled_mm for each group, for which the host must know the
-sizes. DeepGEMM is not run here: deep_gemm_ratios.py says what its time is taken to be; its groups
-are padded to multiples of 128 rows, which is not counted.
+sizes. --deep-gemm: also DeepGEMM's products with scales of blocks, by the kernels that deep_gemm.py
+built in FOLDER; its groups are padded to multiples of 128 rows, which is not counted.
 
 --weights measures groups that divide K, as in gradients of weights, with scales of rows. Sizes of
 groups are rounded up to multiples of 16: for others an assertion of torch's kernel fails.
@@ -22,7 +23,7 @@ from typing import Any
 
 import bench_grouped
 import common
-import deep_gemm_ratios
+import deep_gemm
 import moe_layers
 import torch
 
@@ -82,7 +83,7 @@ def graphs(calls: Mapping[str, Callable[..., Any]], sets: list[Operands]) -> dic
     }
 
 
-def measure(case: tuple[str, list[int], int, int, float]) -> list[Any]:
+def measure(case: tuple[str, list[int], int, int, float], peer: deep_gemm.Peer | None) -> list[Any]:
     name, sizes, n, k, *_ = case
     rows, groups = sum(sizes), len(sizes)
     offs = torch.tensor(sizes, device="cuda").cumsum(0).to(torch.int32)
@@ -94,13 +95,26 @@ def measure(case: tuple[str, list[int], int, int, float]) -> list[Any]:
         sets[recipe] = [operands(recipe, rows, groups, n, k) for _ in range(count)]
         own = graphs(contenders(recipe, sizes, offs), sets[recipe])
         runs |= {f"{recipe} {who}": run for who, run in own.items()}
+    if peer is not None:
+        of_rows = deep_gemm.groups_of_rows(sizes)
+        sets[deep_gemm.WHO] = [
+            (deep_gemm.padded(sizes, a), b.mT,
+             deep_gemm.scales_of_rows(deep_gemm.padded(sizes, sa.contiguous())),
+             sb.mT.contiguous())
+            for a, b, sa, sb in sets["block"]
+        ]  # fmt: skip
+
+        def padded(a: torch.Tensor, b: torch.Tensor, *scales: torch.Tensor) -> torch.Tensor:
+            return peer.product(a, b, scales, of_rows)
+
+        own = graphs({deep_gemm.WHO: padded}, sets[deep_gemm.WHO])
+        runs |= {f"block {who}": run for who, run in own.items()}
     times = common.interleaved(runs, block_ms=8, rounds=5, settle_ms=8)
     times = {who: time / count for who, time in times.items()}
     results = []
     for recipe in RECIPES:
         us = {who.split()[1]: time for who, time in times.items() if who.startswith(recipe)}
         label = f"{recipe} {name}: N {n}, K {k}"
-        us |= deep_gemm_ratios.estimate(label, "exact torch", times["exact torch"])
         moved = rows * (k + 2 * n) + sum(size > 0 for size in sizes) * n * k
         results.append({"case": label, "us": us, "bytes": moved,
                         "flops": 2.0 * rows * n * k})  # fmt: skip
@@ -168,6 +182,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json")
     parser.add_argument("--only", default="")
+    parser.add_argument("--deep-gemm", type=deep_gemm.Peer, metavar="FOLDER")
     parser.add_argument("--layers", action="store_true")
     parser.add_argument("--weights", action="store_true", help="groups that divide K")
     arguments = parser.parse_args()
@@ -194,7 +209,7 @@ def main() -> None:
     else:
         for case in bench_grouped.CASES:
             if arguments.only in case[0]:
-                add(measure(case))
+                add(measure(case, arguments.deep_gemm))
     for recipe, own in ratios.items():
         print(f"{recipe}: mean {common.geometric_mean(own):.3f}, least {min(own):.3f} of the best")
 
