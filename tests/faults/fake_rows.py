@@ -59,19 +59,32 @@ def norm(*args: Any, weight: Any = None) -> Callable[[], object]:
     ],
 )
 def test_threads_of_a_row(driver, columns: int, block: int, threads: int, cluster: int) -> None:
-    rows = empty(64, columns)
-    staged = columns % 8 == 0 and 2048 <= columns <= 16384
-    for call, kind in (
-        (norm(rows), "norm_staged" if staged else "norm"),
-        (norm(rows, rows), "norm"),
-    ):
+    rows, wide = empty(64, columns), empty(columns, dtype=torch.float32)
+    for call in (norm(rows, weight=wide), norm(rows, rows, weight=wide)):
         ((launch, params),) = launches_of(driver, call, NORM)
-        assert launch["kernel"] == f"{kind}_rows_bf16_{block}"
+        assert launch["kernel"] == f"norm_rows_bf16_{block}"
         assert (params.threads, params.cluster, params.columns) == (threads, cluster, columns)
         assert (params.rows, params.x_stride) == (64, columns)
         of_block = max(threads, 128)  # blocks are no wider than a row needs
         assert launch["block"] == [of_block, 1, 1]
         assert launch["grid"][0] == max(1, 64 * threads // of_block) * cluster
+
+
+@pytest.mark.parametrize(
+    ("columns", "threads"),
+    [(2040, 0), (2048, 64), (2056, 96), (5120, 160), (16384, 512), (16385, 0), (16392, 0)],
+)
+def test_rows_in_shared_memory(driver, columns: int, threads: int) -> None:
+    """Of 2,048 to 16,384 columns by vectors: a thread has four, and a block is whole warps."""
+    rows = empty(64, columns)
+    for tensors_of_a_row, call in ((1, norm(rows)), (2, norm(rows, rows))):
+        ((launch, params),) = launches_of(driver, call, NORM)
+        assert launch["kernel"].startswith("norm_staged_" if threads else "norm_rows_")
+        assert (params.rows, params.columns, params.x_stride) == (64, columns, columns)
+        if threads:
+            assert launch["grid"] == [64, 1, 1]
+            assert launch["block"] == [threads, 1, 1]
+            assert launch["shared"] == tensors_of_a_row * columns * 2
 
 
 def test_parts_of_wider_rows_are_read_where_they_are(driver) -> None:
@@ -218,6 +231,37 @@ def test_losses_of_rows_and_their_gradients(driver) -> None:
     assert (total[1].columns, total[1].classes, total[1].mean) == (64, 131072, 1)
     assert not losses[1].total
     assert gradient[1].total
+
+
+@pytest.mark.parametrize(
+    ("columns", "cluster", "threads"),
+    [
+        (2040, 0, 0),
+        (4096, 1, 128),
+        (16384, 1, 512),
+        (16392, 0, 0),
+        (65536, 8, 256),
+        (128256, 8, 512),
+        (131080, 0, 0),
+    ],
+)
+def test_softmax_of_rows_in_shared_memory(driver, columns: int, cluster: int, threads: int) -> None:
+    rows = empty(64, columns)
+
+    def call() -> None:
+        ops._softmax(rows, False, torch.bfloat16)
+        ops._softmax_backward(rows, rows, False, torch.bfloat16)
+
+    kinds = ("softmax", "softmax_backward")
+    for kind, (launch, params) in zip(kinds, launches_of(driver, call, SOFTMAX), strict=True):
+        assert launch["kernel"].startswith(f"{kind}_staged_" if cluster else f"{kind}_rows_")
+        if cluster:
+            assert params.cluster == cluster
+            assert launch["grid"] == [64 * cluster, 1, 1]
+            assert launch["block"] == [threads, 1, 1]
+            assert launch["shared"] == -(-columns // (8 * cluster)) * 16 * (
+                1 + ("backward" in kind)
+            )
 
 
 def test_softmax_writes_float32_of_16_bits(driver) -> None:

@@ -15,6 +15,10 @@ constexpr int kRowVector = 8;
 // bytes a thread are loads enough at a time to use all of the memory's rate.
 constexpr int kThreadBytes = 64, kThreadSingles = 8;
 
+// Of the kernels that have their rows in shared memory (staged.cuh): vectors of a thread, and the
+// threads of a block at most.
+constexpr int kStagedVectors = 4, kStagedThreads = 512;
+
 constexpr int kMostCluster = 8;  // blocks that share a row
 
 // Threads that share a row in blocks that sum over rows (columns.cuh).

@@ -16,7 +16,9 @@ enum RowsKind {
   kNormBackwardSums,
   kNormColumns,
   kRowsSoftmax,
+  kRowsSoftmaxStaged,
   kRowsSoftmaxBackward,
+  kRowsSoftmaxBackwardStaged,
   kRowsSum,
   kColumnSums,
   kLosses,
@@ -31,31 +33,38 @@ inline bool has_vectors(const RowSizes& sizes) { return sizes.columns % kRowVect
 
 // The kernel for rows of a length, and how it takes them: all of it depends on the length alone.
 struct RowsLayout {
-  // Throws [no_kernel] or [arch] where the device has no such kernel.
-  RowsLayout(RowsKind kind, const Device& device, const RowSizes& sizes, ScalarType row_dtype);
+  // Throws [no_kernel] or [arch] where the device has no such kernel. `tensors`: that a row has in
+  // shared memory.
+  RowsLayout(RowsKind kind, const Device& device, const RowSizes& sizes, ScalarType row_dtype,
+             int64_t tensors = 1);
 
   Grid grid() const;
 
   PackageKernel* kernel;
-  int64_t threads;      // of a row, in each of its blocks
-  int64_t cluster = 1;  // blocks of a row
-  bool joins;           // whether they exchange values, as a cluster
-  int64_t own_block;    // threads of a block, at most the kernel's
-  int64_t at_once;      // rows of a block
-  int64_t tiles;        // at_once rows each
+  int64_t threads;             // of a row, in each of its blocks
+  int64_t cluster = 1;         // blocks of a row
+  bool joins;                  // whether they exchange values, as a cluster
+  int64_t own_block;           // threads of a block, at most the kernel's
+  int64_t at_once;             // rows of a block
+  int64_t tiles;               // at_once rows each
+  int64_t dynamic_shared = 0;  // bytes
 };
 
 // Launches a kernel for rows of these sizes, which it writes to the parameter together with the
 // threads that take a row.
 template <class Params>
-void launch_rows(RowsKind kind, Params& p, const Device& device, const RowSizes& sizes,
-                 ScalarType row_dtype) {
-  const RowsLayout layout(kind, device, sizes, row_dtype);
+void launch_rows(const RowsLayout& layout, Params& p, const Device& device, const RowSizes& sizes) {
   p.rows = sizes.rows;
   p.columns = static_cast<int>(sizes.columns);
   p.threads = static_cast<int>(layout.threads);
   p.cluster = static_cast<int>(layout.cluster);
   launch(*layout.kernel, layout.grid(), device, p);
+}
+
+template <class Params>
+void launch_rows(RowsKind kind, Params& p, const Device& device, const RowSizes& sizes,
+                 ScalarType row_dtype, int64_t tensors = 1) {
+  launch_rows(RowsLayout(kind, device, sizes, row_dtype, tensors), p, device, sizes);
 }
 
 // The same for norm_backward_sums: its blocks take many rows each, and copy them ahead.
@@ -71,8 +80,9 @@ struct SumsLayout {
   Grid grid;
 };
 
-// Some kinds have kernels for some GPUs and dtypes alone.
-bool has_rows_kernels(RowsKind kind, ScalarType row_dtype, const Device& device);
+// Whether kernels of a kind take such rows, whole or in a cluster's parts, in shared memory.
+bool has_staged_rows(RowsKind kind, const RowSizes& sizes, ScalarType row_dtype,
+                     const Device& device);
 
 // The kernel that is the only one of its kind; throws as RowsLayout.
 PackageKernel& rows_kernel(RowsKind kind, ScalarType row_dtype, const Device& device);

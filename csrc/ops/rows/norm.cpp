@@ -30,16 +30,13 @@ Tensor dense(const Tensor& statistics) {
                                                            : torch::stable::contiguous(statistics);
 }
 
-// The kernel that normalizes; norm_staged.cu gives the bits of norm.cu. Shorter rows gain nothing
-// by it (H200, RMS norm: 65536 x 128 10.8 -> 11.8 us, 8192 x 1024 11.3 -> 11.4).
+// The kernel that normalizes.
 RowsKind norm_kind(const NormParams& p, const RowSizes& sizes, ScalarType dtype,
                    const Device& gpu) {
-  constexpr int64_t kLeast = 2048, kMost = 16384;  // columns; longer rows need several blocks
   const bool own_dtype = (p.weight == nullptr || p.weight_dtype == p.row_dtype) &&
                          (p.bias == nullptr || p.bias_dtype == p.row_dtype);
-  const bool staged = p.residual == nullptr && own_dtype && has_vectors(sizes) &&
-                      sizes.columns >= kLeast && sizes.columns <= kMost &&
-                      has_rows_kernels(kNormStaged, dtype, gpu);
+  const bool staged = own_dtype && (p.bias == nullptr || (p.weight != nullptr && p.centered)) &&
+                      has_staged_rows(kNormStaged, sizes, dtype, gpu);
   return staged ? kNormStaged : kNorm;
 }
 
@@ -132,7 +129,7 @@ NormResults normalize(const Tensor& input, const OptionalTensor& residual,
   p.centered = centered;
   p.eps = static_cast<float>(eps_of(eps, x.dtype));
   const Device& gpu = device(x.device_index);
-  launch_rows(norm_kind(p, sizes, x.dtype, gpu), p, gpu, sizes, x.dtype);
+  launch_rows(norm_kind(p, sizes, x.dtype, gpu), p, gpu, sizes, x.dtype, residual ? 2 : 1);
   return result;
 }
 

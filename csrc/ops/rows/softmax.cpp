@@ -21,7 +21,9 @@ Tensor softmax_cuda(const Tensor& input, bool log, ScalarType dtype) {
   p.x = rows.data;
   p.x_stride = rows.stride;
   p.out = out.mutable_data_ptr();
-  launch_rows(kRowsSoftmax, p, device(x.device_index), sizes, x.dtype);
+  const Device& gpu = device(x.device_index);
+  const bool staged = has_staged_rows(kRowsSoftmaxStaged, sizes, x.dtype, gpu);
+  launch_rows(staged ? kRowsSoftmaxStaged : kRowsSoftmax, p, gpu, sizes, x.dtype);
   return out;
 }
 
@@ -44,7 +46,10 @@ Tensor softmax_backward_cuda(const Tensor& grad_out, const Tensor& output, bool 
   p.grad_out = grad.data;
   p.grad_out_stride = grad.stride;
   p.out = out.mutable_data_ptr();
-  launch_rows(kRowsSoftmaxBackward, p, device(y.device_index), sizes, y.dtype);
+  const Device& gpu = device(y.device_index);
+  const bool staged = has_staged_rows(kRowsSoftmaxBackwardStaged, sizes, y.dtype, gpu);
+  launch_rows(staged ? kRowsSoftmaxBackwardStaged : kRowsSoftmaxBackward, p, gpu, sizes, y.dtype,
+              2);
   return out;
 }
 

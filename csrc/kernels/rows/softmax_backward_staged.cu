@@ -1,0 +1,77 @@
+// softmax_backward.cu for rows by vectors that the shared memory of a block, or of a cluster's
+// blocks, holds (staged.cuh).
+#include "exponential.cuh"
+#include "softmax_params.h"
+#include "staged.cuh"
+
+namespace torch_cubin::TC_KERNEL {
+
+using Row = StagedRow<DType::TC_DTYPE, 1>;
+using Access = Row::Access;
+
+struct Shared {
+  Row::Shared row;
+  Exchanged<1> of_blocks;
+};
+
+template <bool kLog>
+TC_DEVICE void differentiate(const RowsSoftmaxParams& p, Shared& shared, const Row& row,
+                             const RowOf& out) {
+  const auto for_each = [&](auto&& body) {
+    row.for_each([&](int i, int column) {
+      Row::Raw raw;
+      float y[8], grad[8];
+      row.get(raw, 0, i);
+      Access::unpack(y, raw);
+      row.get(raw, 1, i);
+      Access::unpack(grad, raw);
+      body(y, grad, column);
+    });
+  };
+  float own = 0;
+  for_each([&](float (&y)[8], float (&grad)[8], int) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) own += kLog ? grad[j] : grad[j] * y[j];
+  });
+  float total = row.sum(own, 0);
+  if (p.cluster > 1) {
+    shared.of_blocks.send({total}, p.cluster);
+    total = 0;
+    for (int i = 0; i < p.cluster; ++i) total += shared.of_blocks.of[i][0];
+  }
+  for_each([&](float (&y)[8], float (&grad)[8], int column) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      grad[j] = kLog ? grad[j] - exponential<false>(y[j]) * total : y[j] * (grad[j] - total);
+    }
+    Access::store(out, grad, column);
+  });
+}
+
+extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_BLOCKS)
+    TC_KERNEL(const __grid_constant__ RowsSoftmaxParams p) {
+  __shared__ Shared shared;
+  const StagedPart part(p.columns, p.cluster);
+  const Row row{shared.row, part.count};
+  if (threadIdx.x == 0) {
+    shared.of_blocks.begin();
+    row.fetch({part.of(p.x, p.x_stride), part.of(p.grad_out, p.grad_out_stride)});
+  }
+  wait_for_previous_kernel();
+  if (p.cluster > 1) sm90::cluster_arrive();
+  row.wait();
+  const RowOf out(p.out, part.row * p.columns + part.begin * kRowVector, p.out_dtype);
+  p.log ? differentiate<true>(p, shared, row, out) : differentiate<false>(p, shared, row, out);
+}
+
+}  // namespace torch_cubin::TC_KERNEL
+
+/* torch_cubin kernels
+{"virtual_arch": [90],
+ "kernels": [
+  {"name": "softmax_backward_staged_rows_{d.short}", "kind": "softmax_backward_staged",
+   "archs": ["sm_90a"], "dtype": "{d.dtype}", "math": "float32", "layout": "any", "alignment": 16,
+   "tile": [1, 8, 1], "stages": 1, "block": [512, 1, 1], "dynamic_shared": 0,
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": 3}, "cost": {"k_tile": 0, "fixed": 0},
+   "for": {"d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}]}}]}
+*/
