@@ -99,7 +99,10 @@ def _uncopied(node: Any) -> Any:
 
 
 def _boolean(mask: Any, query: torch.fx.Node) -> Any:
-    """The boolean mask of which these numbers are made, where it is read more quickly."""
+    """The boolean mask of which these numbers are made, where it is read more quickly.
+
+    Not those of torch 2.11 for cuDNN, -65504, with which a row that sees no key sees all.
+    """
     rows = _length(query)
     if not isinstance(rows, int) or rows < aten_kernels.QUERIES_OF_BOOLEAN_MASKS:
         return mask
