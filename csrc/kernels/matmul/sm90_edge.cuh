@@ -17,15 +17,15 @@ namespace sm90 {
 template <class C>
 constexpr bool kHasEdges = C::kRowSums && C::kBMnMajor;
 
-// A box is kTileK rows of an operand's tile, whatever they are shared with. How many of those of
-// kRows are not outside as a whole, where `rows` belong to the matrix.
+// An operand's tile of kRows rows is loaded in boxes of kTileK rows. The number of boxes that are
+// not outside the matrix as a whole, where it has `rows` rows from the tile's first on.
 template <class C, int kRows>
 TC_DEVICE int boxes_inside(int rows) {
   constexpr int kBoxes = (kRows + C::kTileK - 1) / C::kTileK;
   return max(0, min(kBoxes, (rows + C::kTileK - 1) / C::kTileK));
 }
 
-// Whether boxes of the item's tile lie outside.
+// Whether a box of either operand's tile is outside the matrix as a whole.
 template <class C>
 TC_DEVICE bool is_at_edge(const Sm90MatmulParams& p, const Work& w) {
   constexpr int kLastOfA = (C::kTileM - 1) / C::kTileK * C::kTileK;
@@ -43,7 +43,7 @@ TC_DEVICE void load_boxes(const Sm90TensorMap& map, u32 to, u32 full, const Shar
   }
 }
 
-// The loop of a producer over `k_count` k blocks of such a tile.
+// Loads the k blocks of a tile at an edge, as the producer's own loop does those of others.
 template <class C>
 TC_DEVICE void load_edge(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empty, bool of_a,
                          bool of_b, const Share& share_a, const Share& share_b, const Work& w,

@@ -75,17 +75,14 @@ struct SquareSums {
 template <class C>
 TC_DEVICE void multiply_with_extra_square(SquareSums<C>& sums, u64 rows, u64 extra_rows,
                                           u64 extra_columns, int add) {
-  constexpr WgmmaType kType = C::kType == DType::bfloat16  ? WgmmaType::bf16
-                              : C::kType == DType::float16 ? WgmmaType::f16
-                                                           : WgmmaType::tf32;
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
     const int adds = k == 0 ? add : 1;
     const u64 upper = advance(rows, k * 32);
-    Wgmma<C::kTileN / 2>::template run<kType, 0, 0>(sums.own, upper, upper, adds);
-    Wgmma<C::kTileN / 2>::template run<kType, 0, 0>(sums.extra, advance(extra_rows, k * 32),
-                                                    advance(extra_columns, k * 32), adds);
+    Wgmma<C::kTileN / 2>::template run<kWgmmaType<C>, 0, 0>(sums.own, upper, upper, adds);
+    Wgmma<C::kTileN / 2>::template run<kWgmmaType<C>, 0, 0>(sums.extra, advance(extra_rows, k * 32),
+                                                            advance(extra_columns, k * 32), adds);
   }
   wgmma_commit();
 }

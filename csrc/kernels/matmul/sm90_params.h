@@ -102,7 +102,9 @@ struct Sm90MatmulParams {
   ActivationCurve curve;    // for the activation
   Sm90Rows a_rows, b_rows;  // for kSm90ReadA, kSm90ReadB
   int k;                    // elements of K, for kSm90ReadA, kSm90ReadB
-  int split_blocks;         // kSm90SplitK: k blocks per split; the last one may have fewer
+  // kSm90SplitK: k blocks per split; the last one may have fewer. sm90_parts.cu and
+  // sm90_symmetric.cu define it for themselves.
+  int split_blocks;
   // Sums of A's rows over K (sm90_row_sums.cuh): M floats for each of row_parts tiles (of each
   // split, with kSm90SplitK); null: none. Streamed tiles keep their parts in row_partial: one
   // tile's rows for each tile of `partial`.

@@ -59,9 +59,6 @@ struct ThinSums {
 template <class C, bool kCorner>
 TC_DEVICE void multiply_with_thin_rows(float (&sum)[C::kBlocksM][C::kTileN / 2], ThinSums& sums,
                                        u64 rows, u64 thin, int add) {
-  constexpr WgmmaType kType = C::kType == DType::bfloat16  ? WgmmaType::bf16
-                              : C::kType == DType::float16 ? WgmmaType::f16
-                                                           : WgmmaType::tf32;
   static_assert(C::kTileM == 128 && C::kTileN == 128 && C::kBlocksM == 2);
   auto& left = reinterpret_cast<float (&)[C::kTileN / 4]>(sum[0]);  // the upper half's
   wgmma_fence();
@@ -70,12 +67,12 @@ TC_DEVICE void multiply_with_thin_rows(float (&sum)[C::kBlocksM][C::kTileN / 2],
     const int adds = k == 0 ? add : 1;
     const u64 upper = advance(rows, k * 32), lower = advance(upper, 8192);
     const u64 last = advance(thin, k * 32);
-    Wgmma<C::kTileN / 2>::template run<kType, 0, 0>(left, upper, upper, adds);
-    Wgmma<C::kTileN>::template run<kType, 0, 0>(sum[1], lower, upper, adds);
-    Wgmma<kThinRows>::template run<kType, 0, 0>(sums.of_tile[0], upper, last, adds);
-    Wgmma<kThinRows>::template run<kType, 0, 0>(sums.of_tile[1], lower, last, adds);
+    Wgmma<C::kTileN / 2>::template run<kWgmmaType<C>, 0, 0>(left, upper, upper, adds);
+    Wgmma<C::kTileN>::template run<kWgmmaType<C>, 0, 0>(sum[1], lower, upper, adds);
+    Wgmma<kThinRows>::template run<kWgmmaType<C>, 0, 0>(sums.of_tile[0], upper, last, adds);
+    Wgmma<kThinRows>::template run<kWgmmaType<C>, 0, 0>(sums.of_tile[1], lower, last, adds);
     if constexpr (kCorner) {
-      Wgmma<kThinRows>::template run<kType, 0, 0>(sums.corner, last, last, adds);
+      Wgmma<kThinRows>::template run<kWgmmaType<C>, 0, 0>(sums.corner, last, last, adds);
     }
   }
   wgmma_commit();

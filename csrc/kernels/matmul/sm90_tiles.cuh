@@ -47,19 +47,22 @@ TC_DEVICE void load_operand(const Sm90TensorMap& map, u32 to, u32 full, const Sh
   }
 }
 
+// What wgmma multiplies: of float32, TF32.
+template <class C>
+constexpr WgmmaType kWgmmaType = C::kType == DType::bfloat16  ? WgmmaType::bf16
+                                 : C::kType == DType::float16 ? WgmmaType::f16
+                                                              : WgmmaType::tf32;
+
 // Issues the products of one stage and does not wait for them. `a` and `b` describe the stage's
 // tiles.
 template <class C>
 TC_DEVICE void multiply(float (&sum)[C::kBlocksM][C::kTileN / 2], u64 a, u64 b, int add) {
-  constexpr WgmmaType kType = C::kType == DType::bfloat16  ? WgmmaType::bf16
-                              : C::kType == DType::float16 ? WgmmaType::f16
-                                                           : WgmmaType::tf32;
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
 #pragma unroll
     for (int i = 0; i < C::kBlocksM; ++i) {
-      Wgmma<C::kTileN>::template run<kType, C::kAMnMajor, C::kBMnMajor>(
+      Wgmma<C::kTileN>::template run<kWgmmaType<C>, C::kAMnMajor, C::kBMnMajor>(
           sum[i], advance(a, i * 8192 + k * (C::kAMnMajor ? kMnMajorStep : 32)),
           advance(b, k * (C::kBMnMajor ? kMnMajorStep : 32)), k == 0 ? add : 1);
     }

@@ -139,7 +139,8 @@ struct Sm90AttentionParams {
   int batch, heads, group;
   int head_dim_v;  // columns of out, a multiple of 8
   int tiles;       // along the queries, if all sequences are equally long
-  int schedule;    // a Sm90TileSchedule or a positive number of heads; at most 160 blocks
+  // A Sm90TileSchedule, or a positive number of heads: then the grid has at most 160 teams.
+  int schedule;
   // The factor from scores to powers of two, a positive normal number: scale * log2(e), or log2(e)
   // if `score` defines the logits.
   float unit;
