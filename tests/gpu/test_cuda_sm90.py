@@ -101,6 +101,45 @@ def test_boxes_outside_that_are_not_loaded_reach_no_result(shape, dtype, generat
     assert wrong == []
 
 
+# Of one warpgroup: blocks with one tile start early.
+EARLY = ["64x32", "64x64", "64x64 four_k", "64x96", "64x128", "64x192"]
+
+
+@hopper
+@pytest.mark.parametrize("config", EARLY)
+def test_a_chain_of_few_tiles_reads_what_the_kernel_before_wrote(config: str, generator) -> None:
+    """Blocks that start early load nothing too soon. Each product takes rows of the one before, in
+    another order, and its own operand was written just before; last tiles begin sooner than others
+    would, so that two store the same results."""
+    rows, columns = 72, 776
+    x = cases.draw((rows, columns), torch.bfloat16, True, generator)
+    with torch.no_grad(), measure.watching():
+        library.force_config(f"sm90 {config}")
+        for _ in range(20):
+            expected = got = x
+            for _ in range(6):
+                order = torch.randperm(columns, device="cuda", generator=generator)
+                selection = torch.nn.functional.one_hot(order, columns).to(torch.bfloat16)
+                expected = expected[:, order]
+                got = torch.ops.cubin.linear(got, selection)
+            assert torch.equal(got, expected)
+        assert f"sm90 {config}" in {plan["chosen"] for plan in library.watched_plans()}
+
+
+@hopper
+@pytest.mark.parametrize("config", EARLY)
+def test_sums_in_place_of_tiles_partly_outside(config: str, generator: torch.Generator) -> None:
+    """What a tile adds to no other one has stored to."""
+    a = cases.draw((200, 1032), torch.bfloat16, True, generator)
+    b = cases.draw((136, 1032), torch.bfloat16, True, generator).mT
+    c = cases.draw((200, 136), torch.bfloat16, True, generator)
+    expected = (c.double() - a.double() @ b.double()).to(c.dtype)
+    with torch.no_grad(), torch_cubin.drop_in(), measure.watching():
+        library.force_config(f"sm90 {config}")
+        for _ in range(50):
+            assert torch.equal(c.clone().addmm_(a, b, alpha=-1), expected)
+
+
 @hopper
 @pytest.mark.parametrize("config", RACY)
 def test_ten_thousand_repeats_beside_other_work(config: str, generator: torch.Generator) -> None:

@@ -33,6 +33,10 @@
 #include "sm90_split.cuh"
 #include "sm90_transposed.cuh"
 
+// Whether blocks begin sooner if they have one tile: in kernels of few tiles. NOTE: the others keep
+// their text, since ptxas gives them other registers where the same branches are constants.
+#define TC_STARTS_EARLY (TC_CONSUMERS == 1 && !TC_READS && !(TC_A_MN && TC_B_MN))
+
 namespace torch_cubin::TC_KERNEL {
 
 using namespace sm90;
@@ -104,6 +108,70 @@ TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
   }
 #endif
 }
+
+#if TC_STARTS_EARLY
+// Whether each block, or each cluster that splits K, has one tile, of no batch: what kSm90NoSkew
+// says to kernels of one warpgroup.
+TC_DEVICE bool is_lone(const Sm90MatmulParams& p) { return p.flags & kSm90NoSkew; }
+
+// The producer of a block with one tile, or a part of its K. Some 20 instructions find it.
+template <class C>
+TC_DEVICE void produce_lone(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empty, Work* ring,
+                            bool first) {
+  const bool of_a = C::kProducers == 1 || first, of_b = C::kProducers == 1 || !first;
+  u32 tile = blockIdx.x, begin = 0, end = p.k_blocks;
+  if (C::kSplitsK && (p.flags & kSm90OverK)) {
+    const int log = log_parts<C>(p);
+    const u32 size = 1 << log, rank = tile & (size - 1);
+    const auto first_of = [&](u32 part) { return (part * end + size - 1) >> log; };
+    tile >>= log;
+    begin = first_of(rank);
+    end = first_of(rank + 1);
+  }
+  const u32 column = tile / static_cast<u32>(p.tiles_m);
+  Work w;
+  w.m0 = (tile - column * p.tiles_m) * C::kTileM;
+  w.n0 = column * C::kTileN;
+  // The last tiles begin sooner, so that none of their rows and columns are outside: the TMA takes
+  // longer for those than for others. Two tiles then store the same results, so none may be read.
+  // NOTE: the TMA traps where a box begins within 16 bytes of the contiguous dim.
+  if (p.addend == nullptr && p.row_sums == nullptr) {
+    if (p.m >= C::kTileM && (!C::kAMnMajor || p.m % 8 == 0)) w.m0 = min(w.m0, p.m - C::kTileM);
+    if (p.n >= C::kTileN && p.n % 8 == 0) w.n0 = min(w.n0, p.n - C::kTileN);
+  }
+  w.k_count = end - begin;
+  w.k_first = begin;
+  w.k_step = 1;
+  w.streamed = 0;
+  w.b0 = w.b1 = w.b2 = 0;
+  const Share alone = {0, 0, 1};
+  int stage = 0, k = begin * C::kTileK;
+  u32 phase = 0, base = shared;
+  asm volatile("mov.u32 %0, %1;" : "=r"(base) : "r"(shared));  // else each load computes it again
+  wait_for_previous_grid();
+  if (of_a) ring[0] = w;
+#pragma unroll 1
+  for (int i = 0; i < w.k_count; ++i, k += C::kTileK) {
+    const u32 arrived = base + C::kBarriers + 8 * stage, to = base + stage * C::kStageBytes;
+    if (i >= C::kStages) barrier_wait_bounded(arrived + 8 * C::kStages, phase ^ 1);
+    barrier_expect(arrived, (of_a ? C::kABytes : 0) + (of_b ? C::kBBytes : 0));
+    if (of_a) {
+      load_operand<C::kAMnMajor, C::kTileM, C::kTileK>(p.a, to, arrived, alone, false, w.m0, k, w);
+    }
+    if (of_b) {
+      load_operand<C::kBMnMajor, C::kTileN, C::kTileK>(p.b, to + C::kABytes, arrived, alone, false,
+                                                       w.n0, k, w);
+    }
+    if (++stage == C::kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+  barrier_wait_bounded(empty + 8 * stage, phase ^ 1);
+  if (of_a) ring[1].k_count = 0;
+  barrier_arrive(full + 8 * stage);
+}
+#endif
 
 // The producer if its threads read one operand, or both.
 template <class C>
@@ -323,10 +391,20 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
   static_assert(sizeof(Work) == 64 && C::kRing > C::kStages);
   auto ring = reinterpret_cast<Work*>(memory + C::kBarriers + 16 * C::kStages + 16);
   int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+#if TC_STARTS_EARLY
+  // Blocks that split K meet after their products alone, where they have one tile.
+  const int meeting = is_lone(p) ? 0 : kSm90OverK;
+  bool together = p.flags & (3 << kSm90AlongN | 3 << kSm90AlongM | meeting);
+#else
   bool together = p.flags & (3 << kSm90AlongN | 3 << kSm90AlongM | kSm90OverK);
+#endif
   bool reads = C::kReads && (p.flags & (kSm90ReadA | kSm90ReadB));
 
+#if TC_STARTS_EARLY
+  const auto initialize = [&] {
+#else
   if (threadIdx.x == 0) {
+#endif
     if (shared % 1024 != 0) asm volatile("trap;");
     if (!(p.flags & kSm90ReadA)) prefetch_tensor_map(&p.a);
     if (!(p.flags & kSm90ReadB)) prefetch_tensor_map(&p.b);
@@ -342,8 +420,25 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
       if (p.flags & kSm90OverK) expect_sums<C>(p, word);
     }
     fence_barrier_init();
+#if TC_STARTS_EARLY
+  };
+  if (!together) {
+    // The warp of the thread that has initialised the barriers waits for no other.
+    if (warp == 0) {
+      if (elect_one()) initialize();
+      __syncwarp();
+      named_arrive(0, TC_THREADS);
+    } else {
+      named_sync(0, TC_THREADS);
+    }
+  } else {
+    if (threadIdx.x == 0) initialize();
+    meet_at_start(together);
+  }
+#else
   }
   meet_at_start(together);
+#endif
 
   // The next grid's blocks may start as soon as they fit; they wait for the end of this grid.
   launch_next_grid();
@@ -352,7 +447,15 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
     if (reads) {
       if constexpr (C::kReads) produce_by_reading<C>(p, shared, full, empty, ring);
     } else if (warp < C::kProducers && elect_one()) {
+#if TC_STARTS_EARLY
+      if (is_lone(p)) {
+        produce_lone<C>(p, shared, full, empty, ring, warp == 0);
+      } else {
+        produce<C>(p, shared, full, empty, ring, warp == 0);
+      }
+#else
       produce<C>(p, shared, full, empty, ring, warp == 0);
+#endif
     } else {
       wait_for_previous_grid();
     }

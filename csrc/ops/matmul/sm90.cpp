@@ -228,6 +228,9 @@ class Sm90Matmul : public MatmulKernels {
     out.whole_tiles = plan.whole_tiles;
     out.stream_tiles = plan.stream_tiles;
     out.stream_clusters = plan.stream_clusters;
+    const bool lone = !batched && plan.splits == 1 && of_a * of_b == 1 && plan.stream_tiles == 0 &&
+                      plan.whole_tiles <= plan.clusters;
+    if (lone && row.one_warpgroup) out.flags |= kSm90NoSkew;
   }
 
   // How the tiles get to C, whose batch strides these are.
