@@ -26,11 +26,13 @@ pytestmark = pytest.mark.usefixtures("nan_memory")
 ops = torch.ops.cubin
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]  # the last as TF32
 CONFIGS = ["128x256", "128x192", "128x128", "128x64"]
-# N, K: one tile, tails of tiles, odd numbers of rows of tiles, groups of rows, short K.
+# N, K: one tile, tails of tiles, odd numbers of rows of tiles, groups of rows, short K, a last tile
+# that begins a square sooner.
 SIZES = [
     (8, 8),
     (64, 64),
     (136, 200),
+    (192, 136),
     (392, 72),
     (520, 328),
     (1000, 136),

@@ -36,7 +36,8 @@
 //   kSm90NoSkew          each block, or cluster, has one tile, which is in no pair
 //   kSm90Batched, kSm90Serpentine, the fields of streamed tiles: as in sm90.cu
 //
-// sm90_squares.cuh stores the tiles, and adds what other blocks of a cluster send.
+// sm90_squares.cuh stores the tiles, and adds what other blocks of a cluster send; of larger
+// clusters, sm90_columns.cuh does.
 //
 //   shared memory: kStages x (A tile, B tile) | staging buffers | full, empty barriers | a word per
 //     warpgroup | the barrier of a cluster's parts | ping-pong: turns | work items | ping-pong: work
@@ -46,6 +47,7 @@
 //   found[i], taken[i]: one arrival, of the thread that finds or loads work items
 //   parts: one arrival per consumer warpgroup, and all bytes that other blocks of the cluster send
 #include "sm90_block.cuh"
+#include "sm90_columns.cuh"
 #include "sm90_extra_squares.cuh"
 #include "sm90_split.cuh"
 #include "sm90_squares.cuh"
@@ -74,6 +76,14 @@ TC_DEVICE bool is_narrow(const Work& w) {
 template <class C>
 TC_DEVICE bool needs_b_alone(const Sm90MatmulParams& p, const Work& w) {
   return C::kAMnMajor == C::kBMnMajor && is_narrow<C>(w) && p.split_blocks != 0;
+}
+
+// Whether B's tile is among the rows of A's. Ping-pong kernels have few tiles at the diagonal, for
+// what they multiply.
+template <class C>
+TC_DEVICE bool needs_a_alone(const Sm90MatmulParams& p, const Work& w) {
+  return C::kAMnMajor == C::kBMnMajor && C::kTileN <= C::kTileM && !Layout<C>::kPingPong &&
+         p.split_blocks == 1 && w.n0 >= w.m0;
 }
 
 // ---- producer -----------------------------------------------------------------------------------
@@ -274,6 +284,11 @@ TC_DEVICE int place_lone(const Sm90MatmulParams& p, Work& w) {
     const u32 row = static_cast<u32>(0.5f * root - 0.5f);
     w.m0 = row * C::kTileM;
     w.n0 = (number - row * (row + 1) / 2 * kInSquare) * C::kTileN;
+    // The last tile's rows begin sooner, so that none is outside: the TMA takes longer for such
+    // rows than for others. Two tiles then store the same results.
+    const int shift = w.m0 + C::kTileM - p.n;
+    const int step = C::kAMnMajor || !has_columns<C>(team) ? Layout<C>::kRows : 8;
+    if (shift > 0 && shift <= static_cast<int>(w.m0) && shift % step == 0) w.m0 -= shift;
   } else {  // column by column
     const u32 rows = (p.n + C::kTileM - 1) / C::kTileM;
     u32 column = 0, first = 0;
@@ -317,11 +332,12 @@ TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
     int k = (backwards ? k_begin + w.k_count - 1 : k_begin) * C::kTileK;
     const int step = backwards ? -C::kTileK : C::kTileK;
     const bool narrow = is_narrow<C>(w), b_alone = needs_b_alone<C>(p, w);
+    const bool a_alone = needs_a_alone<C>(p, w);
     const bool thin = !kPlain && takes_thin_rows<C>(p, w);
     const bool extra = !kPlain && has_extra_square<C>(w);
     u32 a_bytes = b_alone ? 0 : thin ? kThinRows * 128 : C::kABytes;
     if (extra && !has_two_operands(w)) a_bytes = Layout<C>::kHalfBytes;
-    const u32 bytes = a_bytes + (narrow ? C::kBBytes / 2 : C::kBBytes);
+    const u32 bytes = a_bytes + (a_alone ? 0 : narrow ? C::kBBytes / 2 : C::kBBytes);
     if (!kPlain) barrier_wait_bounded(empty + 8 * stage, phase ^ 1);
     ring[number++ % C::kRing] = w;
 #pragma unroll 1
@@ -346,7 +362,7 @@ TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
               p.b, to + C::kABytes + C::kBBytes / 2, arrived, alone, batched, w.n0 + C::kTileN / 2,
               k, w);
         }
-      } else {
+      } else if (!a_alone) {
         load_operand<C::kBMnMajor, C::kTileN, C::kTileK>(p.b, to + C::kABytes, arrived, alone,
                                                          batched, w.n0, k, w);
       }
@@ -422,6 +438,7 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
     };
     const bool extra = has_extra_square<C>(w), in_b = needs_b_alone<C>(p, w) || extra;
     const u32 rows = (in_b ? C::kABytes : 0) + group * 8192;  // the warpgroup's, in a stage
+    const u32 other = needs_a_alone<C>(p, w) ? (w.n0 - w.m0) * 128 : C::kABytes;
     // For tiles of D's width.
     const auto multiply_tile = [&](auto width, auto& columns) {
       using D = decltype(width);
@@ -433,7 +450,7 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
           multiply_with_extra_square<C>(columns, advance(tiles, C::kABytes), tiles,
                                         advance(tiles, has_two_operands(w) ? 8192 : 0), add);
         } else {
-          multiply<D>(columns, advance(tiles, rows), advance(tiles, C::kABytes), add);
+          multiply<D>(columns, advance(tiles, rows), advance(tiles, other), add);
         }
         if (add) {
           wgmma_wait<1>();
@@ -504,6 +521,17 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
     float no_rows[C::kBlocksM];
     if (w.streamed && !join<C>(p, w, group, word + 4 * group, sum, false, no_rows)) continue;
     const Team team;  // here, so that it takes no registers from the products
+    if constexpr (kTakesColumns<C>) {
+      if (has_columns<C>(team)) {
+        const Columns<C> columns(w, team, shared, group);
+        send_columns<C>(columns, shared + Layout<C>::kParts, sum);
+        finish_columns<C>(p, w, columns, shared + Layout<C>::kParts, group);
+        // NOTE: this was the cluster's only tile. Ended so, ptxas serialises TF32's products
+        // (C7511); those of 16 bits, where both `break`.
+        if (C::kElement == 4) break;
+        continue;
+      }
+    }
     if (team.size > 1) send_squares<C>(p, w, team, group, shared, sum);
     store_squares<C>(p, w, team, shared, staging, turn, group, 0, C::kTileN / C::kPanel, sum);
   }
@@ -759,7 +787,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
 /* torch_cubin kernels
 {"virtual_arch": ["90a"],
  "defaults": {
-  "kind": "sm90_symmetric", "archs": ["sm_90a"], "alignment": 16, "cost": {"sending": 1.5, "thin_rows": 0.0},
+  "kind": "sm90_symmetric", "archs": ["sm_90a"], "alignment": 16, "cost": {"sending": 1.5, "receiving": 0.75, "thin_rows": 0.0},
   "block": [384, 1, 1], "tile": "{t.tile}", "stages": "{t.stages}",
   "dynamic_shared": "{t.shared}",
   "ping_pong": "{t.ping_pong}",

@@ -25,6 +25,7 @@ constexpr int64_t kMostEqualParts = 8;      // of such a tile
 constexpr int64_t kMostClusterBlocks = 8;   // blocks; more are not portable
 constexpr int64_t kLeastClusterBlocks = 2;  // k blocks of each of them
 constexpr int64_t kSquare = 64;             // rows of a warpgroup; columns that they are stored by
+constexpr int64_t kColumns = 8;             // that a block of a large cluster finishes together
 constexpr int64_t kPrefetchBytes = 128;     // multiples of which blocks prefetch
 // Of an operand that they prefetch: 768 x 4096 took 0.95 of the time so on an H200, 1024 x 4096
 // 0.97, but 1920 x 4096 and 1536 x 8192 1.1, whose first tiles came late.
@@ -46,6 +47,7 @@ struct SymmetricRow {
     tile_k = tile[2];
     ping_pong = fields.integer("ping_pong", 0, 1) != 0;
     sending = fields.object("cost").number("sending", 0);
+    receiving = fields.object("cost").number("receiving", 0);
     thin_rows = fields.object("cost").number("thin_rows", 0);
     if (tile_m % 64 != 0 || tile_n % 64 != 0 || kRowsOfGroup % tile_m != 0) {
       fields.refuse("tile", "multiples of 64, and rows that divide 2048");
@@ -58,10 +60,19 @@ struct SymmetricRow {
   int64_t tile_m, tile_n, tile_k;
   bool ping_pong;    // each warpgroup multiplies whole tiles, and stores one beside the other's
   double sending;    // a sum to another block where all multiprocessors do, to receiving one
+  double receiving;  // one of a few columns of a tile, to receiving one of whole squares
   double thin_rows;  // logarithm of what all tiles take longer where some take thin rows
   double correction = 0;  // that of sm90.cu's tile
 
   std::string tile() const { return std::to_string(tile_m) + "x" + std::to_string(tile_n); }
+  // Of 128 bytes of columns, which the TMA stores.
+  int64_t squares() const {
+    return tile_m / kSquare * (tile_n * (math == kMathTF32 ? 4 : 2) / kOperandRow);
+  }
+  // Whether the blocks of a cluster finish columns of a tile, as in sm90_columns.cuh.
+  bool has_columns(int64_t size) const {
+    return !ping_pong && tile_n <= tile_m && size > squares();
+  }
   // Whether half of a tile at the diagonal is skipped.
   bool narrows() const { return tile_n == 2 * tile_m; }
   // Whether tiles at the diagonal can take thin last rows.
@@ -276,26 +287,32 @@ class SymmetricKernels : public MatmulKernels {
   void offer_clusters(const SymmetricRow& row, const MatmulCase& c, int64_t tiles,
                       MatmulConfigs& out) const {
     const int64_t all = tiles * c.batch, k_blocks = ceil_div(c.k, row.tile_k);
-    const int64_t squares = row.tile_m / kSquare * (row.tile_n / kSquare);
+    const auto results = static_cast<double>(row.tile_m * row.tile_n);
     for (int64_t size = 2; size <= clusters_.largest(); ++size) {
       const int64_t slots = clusters_at_once(device_.multiprocessors, size);
       if (all > slots || k_blocks < size * kLeastClusterBlocks) break;
       const auto own_blocks = static_cast<double>(ceil_div(k_blocks, size));
       Work work = work_of(row, c, 1, own_blocks, 1);
-      const auto own = static_cast<double>(ceil_div(squares, size));
-      work.values *= own / static_cast<double>(squares);
+      const bool columns = row.has_columns(size);
+      const int64_t parts = columns ? row.tile_n / kColumns : row.squares();
+      const auto of_parts = static_cast<double>(parts);
+      const auto own = static_cast<double>(ceil_div(parts, size));
+      work.values *= own / of_parts;
       fill(row, own_blocks, all * size, work);
       // What a block receives, which passes while it waits, and what it sends, the slower, the more
       // multiprocessors do (95 sizes up to 3072 with 256 to 8192 columns on an H200).
-      const auto others = static_cast<double>(size - 1), of_tile = static_cast<double>(squares);
-      const double sent = of_tile * others / static_cast<double>(size);
-      // Of odd numbers of blocks, each has squares of both warpgroups, which add them side by side.
+      const auto others = static_cast<double>(size - 1);
+      const double sent = others / static_cast<double>(size);
+      // Of odd numbers of blocks, each has squares of both warpgroups, which add them side by side;
+      // so it has columns of any number of blocks.
       const double in_turn = size % 2 == 0 ? own : std::ceil(own / 2);
-      work.sums_bytes = (in_turn * others / 2 + row.sending * sent * work.filled) * kSquare *
-                        kSquare * sizeof(float);
+      const double received = columns ? own * row.receiving : in_turn / 2;
+      work.sums_bytes = (received / of_parts * others + row.sending * sent * work.filled) *
+                        results * sizeof(float);
       // Its blocks start together, meet after their products, and wait for sums.
-      work.handshakes = 3;
+      work.handshakes = columns ? 2 : 3;
       work.early = true;
+      work.correction = 0;  // sm90.cu's tiles have none of this
       out.offer(
           plan_of({&row, 0, false, false, tiles, all, all % device_.multiprocessors, 0, size}),
           work);
@@ -362,10 +379,11 @@ class SymmetricKernels : public MatmulKernels {
       if (chosen.shares == 0) last.tiles = last.waits = 0;
     }
     // Ping-pong, a tile is stored beside the products of the next one; so are streamed tiles, which
-    // come before the last whole one.
+    // come before the last whole one. Its loads begin no sooner: another wait.
     if (row.ping_pong) {
       const bool ends_whole = chosen.rest == 0 || chosen.shares > 0;
-      whole.values *= ends_whole ? 1 / turns : 0;
+      whole.hidden = turns - (ends_whole ? 1 : 0);
+      whole.waits += whole.hidden;
       if (chosen.shares > 0) last.values = 0;
     }
     out.offer(plan, whole, chosen.rest > 0 ? &last : nullptr);
