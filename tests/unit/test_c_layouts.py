@@ -136,6 +136,7 @@ HAND_WRITTEN = {
     "tests/gpu/test_cuda_define_op.py": (["Scale"], _ARGUMENT),
     "tests/gpu/test_cuda_faults.py": (["Parameters"], _ARGUMENT),
     "tests/gpu/test_cuda_module.py": (["Scale"], _ARGUMENT),
+    "tests/gpu/test_cuda_streams.py": (["_Edge"], "the driver's, CUgraphEdgeData"),
     "tests/gpu/test_cuda_tile.py": (["Array"], "of CuTe DSL, which declares it in no header"),
     "tests/unit/test_c_struct.py": (["Bits"], _ARGUMENT),
     "tests/unit/test_define_op.py": (["Inner", "Outer"], _ARGUMENT),
