@@ -213,12 +213,14 @@ def test_tiles_of_several_blocks_keep_their_bits(generator: torch.Generator) -> 
         with measure.watching():
             library.force_config(f"sm90_symmetric {config}")
             assert count_different(lambda: [ops.syrk(x)], [first], 300) == 0, config
-    x = x[:712]
-    for config in split_configs(712, k, 1, torch.bfloat16):
-        first = forced(config, lambda: ops.syrk(x))
-        with measure.watching():
-            library.force_config(f"sm90_symmetric {config}")
-            assert count_different(lambda: [ops.syrk(x)], [first], 300) == 0, config
+    for rows in (x[:712], cases.draw((192, 4096), torch.float32, False, generator)):
+        for config in split_configs(*rows.shape, 1, rows.dtype):
+            first = forced(config, lambda: ops.syrk(rows))  # noqa: B023
+            assert torch.equal(first, first.mT), config
+            with measure.watching():
+                library.force_config(f"sm90_symmetric {config}")
+                different = count_different(lambda: [ops.syrk(rows)], [first], 300)  # noqa: B023
+            assert different == 0, config
 
 
 @hopper

@@ -120,8 +120,9 @@ TC_DEVICE void produce_lone(const Sm90MatmulParams& p, u32 shared, u32 full, u32
                             bool first) {
   const bool of_a = C::kProducers == 1 || first, of_b = C::kProducers == 1 || !first;
   u32 tile = blockIdx.x, begin = 0, end = p.k_blocks;
+  int log = 0;  // of the parts of K
   if (C::kSplitsK && (p.flags & kSm90OverK)) {
-    const int log = log_parts<C>(p);
+    log = log_parts<C>(p);
     const u32 size = 1 << log, rank = tile & (size - 1);
     const auto first_of = [&](u32 part) { return (part * end + size - 1) >> log; };
     tile >>= log;
@@ -133,10 +134,13 @@ TC_DEVICE void produce_lone(const Sm90MatmulParams& p, u32 shared, u32 full, u32
   w.m0 = (tile - column * p.tiles_m) * C::kTileM;
   w.n0 = column * C::kTileN;
   // The last tiles begin sooner, so that none of their rows and columns are outside: the TMA takes
-  // longer for those than for others. Two tiles then store the same results, so none may be read.
+  // longer for those than for others. Two tiles then store the same results, so none may be read;
+  // the sums of four parts of K and more are added in an order that a row's place in its tile
+  // decides (exchange()), so that such tiles begin where they are.
   // NOTE: the TMA traps where a box begins within 16 bytes of the contiguous dim.
   if (p.addend == nullptr && p.row_sums == nullptr) {
-    if (p.m >= C::kTileM && (!C::kAMnMajor || p.m % 8 == 0)) w.m0 = min(w.m0, p.m - C::kTileM);
+    const bool moves_rows = p.m >= C::kTileM && (!C::kAMnMajor || p.m % 8 == 0) && log < 2;
+    if (moves_rows) w.m0 = min(w.m0, p.m - C::kTileM);
     if (p.n >= C::kTileN && p.n % 8 == 0) w.n0 = min(w.n0, p.n - C::kTileN);
   }
   w.k_count = end - begin;

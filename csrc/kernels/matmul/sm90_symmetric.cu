@@ -285,10 +285,12 @@ TC_DEVICE int place_lone(const Sm90MatmulParams& p, Work& w) {
     w.m0 = row * C::kTileM;
     w.n0 = (number - row * (row + 1) / 2 * kInSquare) * C::kTileN;
     // The last tile's rows begin sooner, so that none is outside: the TMA takes longer for such
-    // rows than for others. Two tiles then store the same results.
+    // rows than for others. Two tiles then store the same results: not where the squares of three
+    // parts of K and more are added, in an order that their place in the tile decides.
     const int shift = w.m0 + C::kTileM - p.n;
     const int step = C::kAMnMajor || !has_columns<C>(team) ? Layout<C>::kRows : 8;
-    if (shift > 0 && shift <= static_cast<int>(w.m0) && shift % step == 0) w.m0 -= shift;
+    const bool moves = (team.size <= 2 || has_columns<C>(team)) && shift % step == 0;
+    if (moves && shift > 0 && shift <= static_cast<int>(w.m0)) w.m0 -= shift;
   } else {  // column by column
     const u32 rows = (p.n + C::kTileM - 1) / C::kTileM;
     u32 column = 0, first = 0;
