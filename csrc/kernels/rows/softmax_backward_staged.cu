@@ -58,6 +58,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_BLOCKS)
     row.fetch({part.of(p.x, p.x_stride), part.of(p.grad_out, p.grad_out_stride)});
   }
   wait_for_previous_kernel();
+  __syncwarp();  // thread 0 had work of its own, and cluster_arrive() is for converged warps
   if (p.cluster > 1) sm90::cluster_arrive();
   row.wait();
   const RowOf out(p.out, part.row * p.columns + part.begin * kRowVector, p.out_dtype);

@@ -101,7 +101,8 @@ struct StagedRow {
     load_shared(raw.parts[0].words, address(tensor, i));
   }
 
-  // Calls body(i, column) for the thread's vectors, columns counted from the block's first.
+  // Calls body(i, column) for the thread's vectors, columns counted from the block's first. Half of
+  // them are read without a test: csrc/ops/rows/kernels.cpp asserts that no block has fewer.
   template <class Body>
   TC_DEVICE void for_each(Body&& body) const {
 #pragma unroll

@@ -35,6 +35,14 @@ constexpr int64_t kStagedColumns = int64_t{kStagedThreads} * kStagedVectors * kR
 constexpr int64_t kLeastStagedColumns = 2048;
 // The same of a cluster (softmax 128 x 32000 6.6 -> 7.3 us, 2048 x 128256 336 -> 298).
 constexpr int64_t kLeastSharedColumns = 65536;
+// Kernels read half of a thread's vectors without a test (StagedRow::for_each): a block has them if
+// it has at least half of what a warp holds, and a cluster's last block, which has up to seven
+// vectors fewer than the others, if those have what two warps hold.
+constexpr int64_t kWarpColumns = kWarp * kStagedVectors * kRowVector;
+static_assert(kLeastStagedColumns >= kWarpColumns / 2);
+static_assert(kLeastSharedColumns >= kMostCluster * 2 * kWarpColumns);
+// Bytes of the largest block of such kernels: two tensors of 16 bits.
+constexpr int64_t kMostStagedShared = 2 * kStagedColumns * 2;
 // The number of norm_backward_sums' blocks fixes the order of the sums, so that it depends on no
 // device: as many as fill an H100.
 constexpr int64_t kMultiprocessors = 132;
@@ -146,6 +154,7 @@ struct RowsTable {
   // Those of short rows first; read once, as their manifest is slow to search.
   std::vector<SumsKernel> sums[std::size(kDtypes)];
   ClusterCapacity clusters{kMostCluster};
+  ClusterCapacity staged_clusters{kMostCluster};  // whose blocks have their rows in shared memory
 };
 
 DeviceTables<RowsTable> g_rows_tables;
@@ -205,7 +214,7 @@ bool has_staged_rows(RowsKind kind, const RowSizes& sizes, ScalarType row_dtype,
   if (sizes.columns <= kStagedColumns) return true;
   return kind != kNormStaged && sizes.columns >= kLeastSharedColumns &&
          sizes.columns <= kMostCluster * kStagedColumns &&
-         table.clusters.ask(*found.front(), device) == kMostCluster;
+         table.staged_clusters.ask(*found.front(), device, kMostStagedShared) == kMostCluster;
 }
 
 PackageKernel& rows_kernel(RowsKind kind, ScalarType row_dtype, const Device& device) {
