@@ -427,7 +427,8 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
 #if TC_STARTS_EARLY
   };
   if (!together) {
-    // The warp of the thread that has initialised the barriers waits for no other.
+    // The warp of the thread that has initialised the barriers waits for no other. Barrier 0 is
+    // that of __syncthreads(), which nothing else uses at the start.
     if (warp == 0) {
       if (elect_one()) initialize();
       __syncwarp();

@@ -510,9 +510,12 @@ struct Consumer {
   // The same for up to two warpgroups, whose registers suffice for it: the next products are issued
   // at the loop's end, and where their operands are is found before, so that little comes between
   // a stage's arrival and its products (H200: gated products, and those with scales of single
-  // columns, 0.86 to 1.00 of the time; 192x128, of three warpgroups, 1.05 to 1.12).
+  // columns, 0.86 to 1.00 of the time; 192x128, of three warpgroups, 1.05 to 1.12). The first
+  // products do not wait for their stage: consume() has waited for it to read the work item, which
+  // it does only if there is a ring of them.
   template <bool kScales>
   TC_DEVICE void sum_one_part_ahead(Sum& sum) {
+    static_assert(C::kRing > 0, "consume() has waited for the first stage");
     Part<C> part;
     const auto at_stage = [&](u64 descriptor) {
       const int low = static_cast<int>(descriptor) + stage.number * (C::kStageBytes >> 4);

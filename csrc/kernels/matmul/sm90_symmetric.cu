@@ -78,8 +78,10 @@ TC_DEVICE bool needs_b_alone(const Sm90MatmulParams& p, const Work& w) {
   return C::kAMnMajor == C::kBMnMajor && is_narrow<C>(w) && p.split_blocks != 0;
 }
 
-// Whether B's tile is among the rows of A's. Ping-pong kernels have few tiles at the diagonal, for
-// what they multiply.
+// Whether B's tile is among the rows of A's, as far as it is inside of the matrix. The last columns
+// of a tile that begins sooner (n0 > m0) multiply what was in B's stage before; they are outside of
+// the matrix, and not stored. Ping-pong kernels have few tiles at the diagonal, for what they
+// multiply.
 template <class C>
 TC_DEVICE bool needs_a_alone(const Sm90MatmulParams& p, const Work& w) {
   return C::kAMnMajor == C::kBMnMajor && C::kTileN <= C::kTileM && !Layout<C>::kPingPong &&

@@ -16,10 +16,10 @@ enum Layout { kLayoutNN, kLayoutNT, kLayoutTN, kLayoutTT, kLayoutAny, kLayoutCou
 // mma.cu has two kinds; dot.cu and axpy.cu share one.
 enum PortableKind { kMatmulMma, kMatmulPersistent, kMatmulSimt, kMatmulDot, kMatmulReduce };
 
-// One entry of the manifest.
 // "mma_matmul_bf16_nn_16x128x64" is "mma 16x128x64": type and layout are the product's.
 std::string portable_name(const PackageKernel& kernel);
 
+// One entry of the manifest.
 struct PortableRow {
   // Throws [params] or [file] for an entry that these kernels do not have.
   PortableRow(PackageKernel& kernel, const Device& device);

@@ -312,7 +312,7 @@ class SymmetricKernels : public MatmulKernels {
       // Its blocks start together, meet after their products, and wait for sums.
       work.handshakes = columns ? 2 : 3;
       work.early = true;
-      work.correction = 0;  // sm90.cu's tiles have none of this
+      work.correction = 0;  // a tile whose K is in parts has none of its factor in sm90.cu
       out.offer(
           plan_of({&row, 0, false, false, tiles, all, all % device_.multiprocessors, 0, size}),
           work);
