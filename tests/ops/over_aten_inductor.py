@@ -323,8 +323,9 @@ def test_generated_code_of_a_block_has_no_more_buffers_than_pytorchs() -> None:
 
 @pytest.mark.parametrize("autocast", [False, True])
 def test_a_blocks_training_step(autocast) -> None:
-    """Autocast's casts of the weights are between the products that are folded. There PyTorch's own
-    ops are called, not generated: the other case shows those, and g++ takes 10 s for each case.
+    """Autocast's casts of the weights are between the products that are folded. There .ci/run
+    has PyTorch's own ops called, not generated: the other case shows those, and g++ takes 10 s for
+    each case.
     """
     torch._dynamo.reset()
     options = ATEN_IS_CALLED if autocast else {}
