@@ -110,8 +110,8 @@ SECTIONS = (
         read=report_results.listed,
         command="benchmarks/bench_models.py --products --json FILE",
         about="The products of the blocks of 28 public models, between layer norms: cuBLAS's time "
-        "over ours; on the H100 every sixth. dW with db: the gradients of weight and bias "
-        "together.",
+        "over ours; of them every second, on the H100 every sixth. dW with db: the gradients of "
+        "weight and bias together.",
         groups={
             "models: forward, in context": "forward",
             "models: dX, in context": "dX",
@@ -140,7 +140,7 @@ SECTIONS = (
         "steps run at the power limit, where our products have 0.90 to 1.07 of cuBLAS's speed "
         "(NOTES.md). Stock runs in processes that never install, but for compiled decoding and "
         "max-autotune; two processes of it differ by 0.2 in short eager calls and decode, by 0.01 "
-        "in compiled ones.",
+        "in short compiled ones, blocks of long ones by 3. Short calls, decode: 28 November.",
         groups={group: group for group in goals.WHOLE_MODELS},
         goals=goals.WHOLE_MODELS,
         plot="models",
@@ -229,7 +229,7 @@ README_ROWS = (
     ("16-bit products, M from 1,024 on", "goals", "large"),
     ("16-bit products, M = 128 to 512", "goals", "middle"),
     ("16-bit products, M = 1 to 64", "goals", "few rows"),
-    ("16-bit products, rows that begin anywhere", "goals", "odd"),
+    ("16-bit products of random sizes, half odd", "goals", "random"),
     ("attention, forward", "attention_goals", "forward"),
     ("attention, backward", "attention_goals", "backward"),
     ("model block, forward", "model_blocks", "blocks: forward"),
