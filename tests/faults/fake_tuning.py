@@ -78,6 +78,17 @@ def test_the_product_of_splits_runs_the_config_behind_the_slash_or_raises(driver
     assert text.startswith("torch_cubin [input]: the forced config 'split/sm90 64x7 4 splits'")
 
 
+def test_a_config_that_would_be_ignored_is_an_error(driver, catalog) -> None:
+    """Scripts timed the planner's choice under other configs' names: nothing watched the plans."""
+
+    def run() -> list:
+        library.force_config("")
+        return error_of(lambda: library.force_config("sm90 64x64"))
+
+    _, text = forked(run)
+    assert text.startswith("torch_cubin [input]: the forced config 'sm90 64x64' would not be used")
+
+
 def test_a_config_is_forced_with_every_epilogue(driver, catalog) -> None:
     """No table names those configs; tests and sweeps do."""
 

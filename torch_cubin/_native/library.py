@@ -468,7 +468,8 @@ def planner_terms(device: int = 0) -> dict[str, float]:
 
 
 def force_config(name: str) -> None:
-    """Forces a config for this thread's products that have it, while plans are recorded."""
+    """Forces a config for this thread's products that have it, while plans are recorded: raises
+    otherwise. "" resets."""
     _answer(load().torch_cubin_force_config(name.encode()))
 
 

@@ -296,7 +296,13 @@ json watched_plans() {
   return all;
 }
 
-void force_config(const std::string& name) { own_forced_config() = name; }
+void force_config(const std::string& name) {
+  if (!name.empty() && !g_watched.load(std::memory_order_relaxed)) {
+    fail({"input", "the forced config '" + printable(name) + "'", "would not be used",
+          "plans that are watched", "none", "Call watch_plans(true) first."});
+  }
+  own_forced_config() = name;
+}
 
 const std::string& forced_config() {
   static const std::string none;

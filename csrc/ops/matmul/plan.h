@@ -40,7 +40,8 @@ nlohmann::json planner_terms(const Device& device);
 MatmulCase described_case(const nlohmann::json& from);
 
 // While plans are watched, this thread's products that have a config of that name take it, with any
-// epilogue; "": none. Products of 8-bit floats take the kernel of that name (ops/scaled).
+// epilogue; "": none. Products of 8-bit floats take the kernel of that name (ops/scaled). Throws
+// [input] where plans are not watched, for the name would be ignored.
 void force_config(const std::string& name);
 
 // The thread's forced config; "" if plans are not watched.
