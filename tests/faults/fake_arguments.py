@@ -289,6 +289,30 @@ def test_a_tensor_map_goes_by_value(driver, several):
     assert struct.unpack("<3H", first[104:110]) == (1, 2, 1)
 
 
+@pytest.mark.parametrize("in_struct", [False, True])
+def test_a_tensor_map_of_memory_that_its_tensor_no_longer_has(
+    driver, several, in_struct: bool
+) -> None:
+    """Kernels would read what the allocator has given to another tensor since."""
+    params = torch_cubin.c_struct("struct P { CUtensorMap m; };", "P")
+    out = torch.zeros(1)
+    changes = {
+        "other memory": lambda x: setattr(x, "data", torch.ones(8, 64)),
+        "other strides": lambda x: setattr(x, "data", x.data.as_strided((8, 64), (128, 1))),
+        "other sizes": lambda x: x.resize_(4, 64),
+    }
+    for change in changes.values():
+        tensor = torch.zeros(16, 64)[:8]
+        map = torch_cubin.TensorMap(tensor, (8, 64), swizzle=None)
+        argument = params(m=map) if in_struct else map
+        several["structs"](5, bytes(12), argument, out, grid=1, block=1)
+        driver.reset()
+        change(tensor)
+        with pytest.raises(torch_cubin.errors.InputError, match="changed since it was made"):
+            several["structs"](5, bytes(12), argument, out, grid=1, block=1)
+        assert driver.launches() == []
+
+
 def test_strided_tensors_give_their_address(driver, vec_add):
     x = torch.zeros(8, 8)
     odd = x[1:, 3]

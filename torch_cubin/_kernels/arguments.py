@@ -191,6 +191,13 @@ class _Packer:
             return self._exact(argument.data, repr(argument)), None
         if isinstance(argument, TensorMap):
             device = self._tensor_address(argument.tensor, dense=False)[1]
+            if not argument.is_current():
+                raise self.refuse(
+                    "is a TensorMap whose tensor has changed since it was made",
+                    "a tensor with the memory and the layout that the map describes",
+                    "others, as resize_() and `.data = other` give",
+                    "Make a new TensorMap.",
+                )
             return self._exact(argument.encoded(), "a TensorMap of 128 bytes"), device
         if isinstance(argument, Struct):
             return self._struct(argument)

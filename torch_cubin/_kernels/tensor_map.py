@@ -71,8 +71,9 @@ class TensorMap(_TensorMap):
     - `oob_fill`: "zeros", or "nan" for floating-point tensors.
     - `element_strides`: 1 to 8 in each dim, 1 by default.
 
-    It keeps the tensor alive, and is encoded once, at its first launch; a tensor that is resized
-    afterwards needs a new map. Raises [input] for violations of these rules.
+    It keeps the tensor alive, and is encoded once, at its first launch. A tensor whose memory or
+    layout changes afterwards (resize_(), `.data = other`, as .to() does for parameters) needs a new
+    map: launches with the old one raise. Raises [input] for violations of these rules.
     """
 
     def __new__(cls, tensor: torch.Tensor, *args: Any, **keywords: Any) -> Any:
@@ -95,15 +96,7 @@ class TensorMap(_TensorMap):
             expected = "a tensor whose storage is allocated"
             raise _refuse("tensor", "has elements but no memory", expected, "a null address")
         super().__init__(tensor, box, **options)
-        self._fields = {
-            "map": self.fields("tensor", self.box),
-            "dtype": str(tensor.dtype).removeprefix("torch."),
-            "itemsize": tensor.element_size(),
-            "sizes": tuple(tensor.shape),
-            "strides": tensor.stride(),
-            "address": tensor.data_ptr(),
-            "device": tensor.device.index or 0,
-        }
+        self._fields = {"map": self.fields("tensor", self.box), **_layout(tensor)}
         library.encode_tensor_map(self._fields, check_only=True)
         self._encoded: bytes | None = None
 
@@ -113,9 +106,25 @@ class TensorMap(_TensorMap):
             self._encoded = library.encode_tensor_map(self._fields)
         return self._encoded
 
+    def is_current(self) -> bool:
+        """Whether the tensor still has the memory and the layout that the map describes."""
+        return _layout(self.tensor).items() <= self._fields.items()
+
 
 class TracedTensorMap(_TensorMap):
     """A TensorMap that each call of a declared op makes, from the call's arguments."""
+
+
+def _layout(tensor: torch.Tensor) -> dict[str, Any]:
+    """What a map describes."""
+    return {
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "itemsize": tensor.element_size(),
+        "sizes": tuple(tensor.shape),
+        "strides": tensor.stride(),
+        "address": tensor.data_ptr(),
+        "device": tensor.device.index or 0,
+    }
 
 
 def _refuse(
