@@ -33,6 +33,8 @@ struct ParamInfo {
   uint32_t size = 0;                     // bytes
   ParamKind kind = ParamKind::kUnknown;  // recorded only by some compilers
   StatedType stated;                     // from PTX, or from state_types() below
+  // Of which its values are multiples, by a file beside (package/triton_notes.h); a power of 2.
+  uint32_t multiple_of = 1;
 };
 
 struct KernelInfo {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <climits>
+#include <cstdlib>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -19,6 +20,8 @@ using nlohmann::json;
 
 constexpr size_t kMaxNotesBytes = 16 << 20;
 constexpr int64_t kMostNotesBytes = INT_MAX;
+constexpr size_t kMaxIrBytes = 64 << 20;
+constexpr uint64_t kMostMultiple = 1 << 16;
 constexpr char kCubin[] = ".cubin";
 constexpr size_t kCubinLetters = sizeof(kCubin) - 1;
 
@@ -72,6 +75,41 @@ LaunchNotes notes_from(const json& found, const std::string& origin) {
   notes.cooperative = fields.truth("launch_cooperative_grid", false);
   notes.dependent = fields.truth("launch_pdl", false);
   return notes;
+}
+
+// The IR beside a cubin; empty if Triton wrote none (TRITON_STORE_BINARY_ONLY).
+std::string ir_of(const std::string& cubin) {
+  const std::string path = cubin.substr(0, cubin.size() - kCubinLetters) + ".ttir";
+  if (!is_regular_file(path)) return "";
+  const std::vector<uint8_t> bytes = read_file(path, kMaxIrBytes);
+  return {bytes.begin(), bytes.end()};
+}
+
+// Of which number Triton took each parameter's values to be multiples, by the kernel's function in
+// its IR: `@add(%x: !tt.ptr<f32> {tt.divisibility = 16 : i32} loc("x"), %n: i32)` is {16, 1}. Empty
+// if the IR has no such function.
+std::vector<uint32_t> multiples_in(const std::string& ir, const std::string& kernel) {
+  const std::string head = "tt.func public @" + kernel + "(", mark = "tt.divisibility = ";
+  size_t at = ir.find(head);
+  if (at == std::string::npos) return {};
+  at += head.size();
+  std::vector<uint32_t> multiples(1, 1);
+  bool quoted = false;
+  for (int depth = 0; at < ir.size(); ++at) {
+    const char c = ir[at];
+    if (c == '"') quoted = !quoted;
+    if (quoted) continue;
+    if (c == ')' && depth == 0) return multiples;
+    if (c == ',' && depth == 0) multiples.push_back(1);
+    depth += c == '(' || c == '<' || c == '{' || c == '[';
+    depth -= c == ')' || c == '>' || c == '}' || c == ']';
+    if (c == 't' && ir.compare(at, mark.size(), mark) == 0) {
+      const uint64_t number = std::strtoull(ir.c_str() + at + mark.size(), nullptr, 10);
+      const bool is_power = number != 0 && number <= kMostMultiple && (number & (number - 1)) == 0;
+      if (is_power) multiples.back() = static_cast<uint32_t>(number);
+    }
+  }
+  return {};
 }
 
 // Refuses launches that need more than null pointers and a plain grid.
@@ -129,12 +167,15 @@ void add_triton_notes(const std::string& path, std::vector<SourceImage>& images)
     if (folder) throw;
     return;  // a cubin needs no notes
   }
+  const std::vector<uint32_t> multiples = multiples_in(ir_of(cubin), notes.kernel);
   bool is_used = false;
   for (SourceImage& image : images) {
-    for (const KernelInfo& kernel : image.image.kernels) {
+    for (KernelInfo& kernel : image.image.kernels) {
       if (kernel.name != notes.kernel || kernel.params.size() < notes.hidden) continue;
       image.notes = notes;
       is_used = true;
+      if (kernel.params.size() != notes.hidden + multiples.size()) continue;
+      for (size_t i = 0; i < multiples.size(); ++i) kernel.params[i].multiple_of = multiples[i];
     }
   }
   if (folder && !is_used) {

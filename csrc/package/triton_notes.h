@@ -1,4 +1,5 @@
-// The notes that Triton writes next to a cubin in a cache folder: NAME.json for NAME.cubin.
+// The notes that Triton writes next to a cubin in a cache folder: NAME.json for NAME.cubin, and its
+// IR, NAME.ttir, which says of which numbers arguments must be multiples.
 #pragma once
 
 #include <string>

@@ -56,8 +56,12 @@ Kernel::OnDevice::OnDevice(std::shared_ptr<const LoadedImage> loaded, const std:
   const int64_t compiled = int64_t{info.max_block[0]} * info.max_block[1] * info.max_block[2];
   common_threads =
       std::min<int64_t>({kMaxThreads, max_threads, compiled != 0 ? compiled : kMaxThreads});
-  // Forces the general path, which refuses such parameters; launch_common() does not check them.
-  if (info.param_bytes > kMaxParamBytes) common_threads = 0;
+  // Forces the general path, which checks such parameters; launch_common() does not.
+  const auto is_multiple = [](const ParamInfo& param) { return param.multiple_of != 1; };
+  if (info.param_bytes > kMaxParamBytes ||
+      std::any_of(info.params.begin(), info.params.end(), is_multiple)) {
+    common_threads = 0;
+  }
   std::copy(info.required_block.begin(), info.required_block.end(), common_block);
 }
 

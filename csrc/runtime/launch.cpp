@@ -1,5 +1,6 @@
 #include "runtime/launch.h"
 
+#include <algorithm>
 #include <atomic>
 #include <climits>
 #include <cstring>
@@ -186,6 +187,21 @@ class Launch {
       refuse("gives no shared memory to a kernel that uses some and has none of its own",
              "shared_memory=, as many bytes as the kernel's source or its compiler's notes say",
              "0 bytes", kNoSharedMemoryAdvice);
+    }
+  }
+
+  // What a compiler took arguments to be multiples of: it reads and writes whole vectors by that.
+  void check_multiples() const {
+    for (const ParamInfo& param : info_.params) {
+      if (param.multiple_of == 1) continue;
+      uint64_t value = 0;
+      std::memcpy(&value, call_.params[param.index], std::min<size_t>(param.size, sizeof(value)));
+      if (value % param.multiple_of == 0) continue;
+      fail({"input", "argument " + std::to_string(param.index) + " of " + object(),
+            "is not what the kernel was compiled for",
+            "a multiple of " + std::to_string(param.multiple_of), std::to_string(value),
+            "Triton compiles another kernel for other numbers and addresses: open that one's "
+            "folder, or make both an op by torch_cubin.producers.triton.define_op."});
     }
   }
 
@@ -402,6 +418,7 @@ void launch_checked(Kernel& kernel, const torch_cubin_launch_call& call,
   refuse_forked();
   Launch launch(kernel, call, kernel.info_on(call.device), current_stream);
   launch.check_shape();
+  launch.check_multiples();
   launch.run(device(call.device));
 }
 

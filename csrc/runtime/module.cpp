@@ -252,7 +252,11 @@ bool Module::agree_on_shape(const std::string& kernel) const {
     if (first == nullptr) first = info;
     if (info->required_block != first->required_block || info->max_block != first->max_block ||
         info->cluster != first->cluster || info->grid_in_clusters != first->grid_in_clusters ||
-        info->uses_dynamic_shared != first->uses_dynamic_shared) {
+        info->uses_dynamic_shared != first->uses_dynamic_shared ||
+        !std::equal(info->params.begin(), info->params.end(), first->params.begin(),
+                    first->params.end(), [](const ParamInfo& a, const ParamInfo& b) {
+                      return a.multiple_of == b.multiple_of;
+                    })) {
       return false;
     }
   }
