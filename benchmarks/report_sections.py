@@ -173,9 +173,9 @@ SECTIONS = (
         title="Products of 8-bit floats",
         results="fp8",
         read=report_results.scaled,
-        command="benchmarks/bench_fp8.py --rows 1,16,64,128,512,4096 --no-quantize --json FILE",
+        command="benchmarks/bench_fp8.py --deep-gemm FOLDER --no-quantize --json FILE",
         about="The better of PyTorch's products with scales of tensors or rows (of rows, to 128 "
-        "rows) over ours; of blocks, of cuBLASLt and DeepGEMM (by a ratio of another run).",
+        "rows) over ours; of blocks, of cuBLASLt and DeepGEMM.",
         groups=titles(goals.FP8),
         goals=goals.FP8,
         plot="fp8",
