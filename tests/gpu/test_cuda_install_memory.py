@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -38,6 +40,8 @@ def test_a_lack_of_memory_raises_pytorchs_type(function: str, shape, call, optio
     """Programs catch it, to try again with less; the next call is served."""
     operand = torch.ones(shape, device="cuda", dtype=torch.bfloat16)
     total = torch.cuda.get_device_properties(0).total_memory
+    # Memory that objects of an earlier test hold, were it freed later, would serve this call.
+    gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 1e9) / total)
     try:

@@ -96,7 +96,17 @@ class TensorMap(_TensorMap):
             expected = "a tensor whose storage is allocated"
             raise _refuse("tensor", "has elements but no memory", expected, "a null address")
         super().__init__(tensor, box, **options)
-        self._fields = {"map": self.fields("tensor", self.box), **_layout(tensor)}
+        self._layout = _layout(tensor)
+        dtype, sizes, strides, address, device = self._layout
+        self._fields = {
+            "map": self.fields("tensor", self.box),
+            "dtype": str(dtype).removeprefix("torch."),
+            "itemsize": tensor.element_size(),
+            "sizes": tuple(sizes),
+            "strides": strides,
+            "address": address,
+            "device": device.index or 0,
+        }
         library.encode_tensor_map(self._fields, check_only=True)
         self._encoded: bytes | None = None
 
@@ -108,23 +118,16 @@ class TensorMap(_TensorMap):
 
     def is_current(self) -> bool:
         """Whether the tensor still has the memory and the layout that the map describes."""
-        return _layout(self.tensor).items() <= self._fields.items()
+        return _layout(self.tensor) == self._layout
 
 
 class TracedTensorMap(_TensorMap):
     """A TensorMap that each call of a declared op makes, from the call's arguments."""
 
 
-def _layout(tensor: torch.Tensor) -> dict[str, Any]:
-    """What a map describes."""
-    return {
-        "dtype": str(tensor.dtype).removeprefix("torch."),
-        "itemsize": tensor.element_size(),
-        "sizes": tuple(tensor.shape),
-        "strides": tensor.stride(),
-        "address": tensor.data_ptr(),
-        "device": tensor.device.index or 0,
-    }
+def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What a map describes; every launch asks."""
+    return tensor.dtype, tensor.shape, tensor.stride(), tensor.data_ptr(), tensor.device
 
 
 def _refuse(
