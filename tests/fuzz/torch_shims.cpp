@@ -87,6 +87,10 @@ CUresult is_capturing(CUstream, CUstreamCaptureStatus* status) {
   *status = CU_STREAM_CAPTURE_STATUS_NONE;
   return CUDA_SUCCESS;
 }
+CUresult get_capture(CUstream, CUstreamCaptureStatus* status, cuuint64_t*, CUgraph*,
+                     const CUgraphNode**, size_t*) {
+  return is_capturing(nullptr, status);
+}
 CUresult load(CUlibrary* library, const void*, CUjit_option*, void**, unsigned, CUlibraryOption*,
               void**, unsigned) {
   *library = reinterpret_cast<CUlibrary>(uintptr_t{8192});
@@ -173,6 +177,7 @@ CUresult get_address(const char* name, void** function, int, cuuint64_t,
       OWN("cuCtxPopCurrent", no_context),
       OWN("cuCtxGetStreamPriorityRange", get_range),
       OWN("cuStreamIsCapturing", is_capturing),
+      OWN("cuStreamGetCaptureInfo", get_capture),
       OWN("cuLibraryLoadData", load),
       OWN("cuLibraryGetKernel", get_kernel),
       OWN("cuKernelGetFunction", get_function),
@@ -267,7 +272,7 @@ void* dl_symbol(void*, const char* name) {
 }
 std::string dl_path_of(const void*) { return ""; }
 
-CUstream current_stream(int) { return nullptr; }
+LaunchStream current_stream(int) { return {}; }
 CurrentStream current_stream_if_any() { return &current_stream; }
 
 void* pytorch_symbol(const char* symbol) {
