@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import sys
 import textwrap
@@ -50,8 +51,24 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return first + "|---" * len(header) + "|\n" + "".join(rest)
 
 
-def numbers(found: Measured | None) -> list[str]:
-    return ["-", "-"] if found is None else [f"{found.mean:.2f}", f"{found.worst.value:.2f}"]
+def numbers(found: Measured | None, goal: Goal | None) -> list[str]:
+    if found is None:
+        return ["-", "-"]
+    mean, worst = (goal.mean, goal.worst) if goal else (None, None)
+    return [reached(found.mean, mean), reached(found.worst.value, worst)]
+
+
+def reached(value: float, goal: float | None, digits: int = 2) -> str:
+    """Rounded, but down where it would otherwise look as if a missed goal were met."""
+    text = f"{value:.{digits}f}"
+    if goal is None or not value < goal <= float(text):
+        return text
+    return f"{math.floor(value * 10**digits) / 10**digits:.{digits}f}"
+
+
+def aims(goal: Goal) -> list[str]:
+    """Its mean and worst, with a third digit where there is one."""
+    return [f"{aim:.3f}".removesuffix("0") for aim in (goal.mean, goal.worst)]
 
 
 def group_table(section: Section) -> str:
@@ -67,10 +84,9 @@ def group_table(section: Section) -> str:
         sizes = [len(run.lines) for run in runs if run]
         if not sizes:
             continue
-        row = [title, str(sizes[0])] + [cell for run in runs for cell in numbers(run)]
-        if section.goals:
-            goal = section.goals[group]
-            row += [f"{goal.mean:.2f}", f"{goal.worst:.2f}"]
+        goal = section.goals.get(group)
+        row = [title, str(sizes[0])] + [cell for run in runs for cell in numbers(run, goal)]
+        row += aims(goal) if goal else []
         rows.append(row)
     return table(header, rows)
 
@@ -136,12 +152,12 @@ def misses_table() -> str:
             goal, key = section.goals[group], f"{section.results}/{group}"
             seen.append(key)
             how_far = "; ".join(
-                f"{gpu} {run.mean:.3f}, {run.worst.value:.3f} ({run.worst.case})"
+                f"{gpu} {reached(run.mean, goal.mean, 3)}, "
+                f"{reached(run.worst.value, goal.worst, 3)} ({run.worst.case})"
                 for gpu, run in runs.items()
                 if is_missed(run, goal)
             )
-            aim = f"{goal.mean:.2f}, {goal.worst:.2f}"
-            rows.append([goal.title, aim, how_far, reasons.get(key, "")])
+            rows.append([goal.title, ", ".join(aims(goal)), how_far, reasons.get(key, "")])
     if set(seen) != set(reasons):
         unexplained, stale = set(seen) - set(reasons), set(reasons) - set(seen)
         raise SystemExit(
@@ -170,7 +186,8 @@ def readme_table() -> str:
     for title, results, group in README_ROWS:
         section = by_results[results]
         found = section.measured()
-        cells = [numbers(found.get(gpu, {}).get(group)) for gpu in gpus]
+        goal = section.goals.get(group)
+        cells = [numbers(found.get(gpu, {}).get(group), goal) for gpu in gpus]
         rows.append([title, *(cell for pair in cells for cell in pair)])
     return table(header, rows)
 

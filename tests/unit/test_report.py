@@ -69,6 +69,18 @@ def test_a_newer_file_replaces_the_groups_that_it_holds(tmp_path: Path) -> None:
     assert found["H100"]["a"].mean == pytest.approx(3.0)
 
 
+def test_rounding_shows_no_missed_goal_as_met() -> None:
+    assert report.aims(report.Goal("", 1.2, 0.988)) == ["1.20", "0.988"]
+    assert [report.reached(value, 0.988) for value in (0.984, 0.9879, 0.988)] == [
+        *("0.98", "0.98", "0.99")
+    ]
+    assert [report.reached(value, 1.05) for value in (1.0449, 1.046, 1.05)] == [
+        *("1.04", "1.04", "1.05")
+    ]
+    assert report.reached(0.9876, 0.988, 3) == "0.987"
+    assert report.reached(1.046, None) == "1.05"
+
+
 def test_an_unexplained_miss_is_refused(tmp_path: Path, monkeypatch) -> None:
     reasons = tmp_path / "misses.json"
     reasons.write_text('{"goals/nothing": "no such miss"}')
