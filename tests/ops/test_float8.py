@@ -106,7 +106,7 @@ def test_errors() -> None:
         with pytest.raises(torch_cubin.Error, match=r"\[input\]: torch_cubin.float8 argument"):
             torch_cubin.float8(model(), recipe, training=training)
     layer = torch_cubin.float8(nn.Linear(200, 300))
-    with pytest.raises(RuntimeError, match="no rule for derivatives"):
+    with pytest.raises(RuntimeError, match=r"no rule for derivatives.*training=True"):
         layer(torch.ones(2, 200, requires_grad=True))
 
 

@@ -158,5 +158,8 @@ def register(library: torch.library.Library) -> None:
     advice = "Call it under torch.no_grad(); its derivative needs operands in other scales."
     for op in (SCALED, SCALED_GROUPED, SCALED_GATED):
         refusals.refuse_transforms(library, op, advice=advice)
-    advice = "Call it under torch.no_grad(), or on x.detach()."
+    advice = (
+        "Call it under torch.no_grad(), or on x.detach(); layers that "
+        "torch_cubin.float8(model, training=True) makes have derivatives."
+    )
     refusals.refuse_transforms(library, QUANTIZE, advice=advice)
