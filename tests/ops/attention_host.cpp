@@ -25,7 +25,6 @@
 #include "ops/attention/compose/compose.h"
 #include "ops/attention/plan/plan.h"
 #include "ops/attention/portable/portable.h"
-#include "ops/attention/problem/dropout_bits.h"
 #include "ops/attention/problem/operands.h"
 
 namespace torch_cubin {

@@ -2,8 +2,8 @@
 //
 // Each allocates fresh outputs whose dims have the order of query's in memory (output_strides in
 // problem/checks.h). The CPU ones are references made of ATen (reference.cpp). The public ops
-// forward to these from csrc/ops_attention.cpp, scaled_dot_product_attention through composite.cpp
-// and flash_attention through flash_attention.cpp.
+// forward to these from csrc/ops_attention.cpp, scaled_dot_product_attention and flash_attention
+// through composite.cpp.
 #pragma once
 
 #include <cstdint>
@@ -42,9 +42,5 @@ void scaled_dot_product_attention_composite(StableIValue* stack, uint64_t, uint6
 // The same attention for other layouts. Throws [input] if a rank or the packing is wrong;
 // attention_forward checks the rest.
 void flash_attention_composite(StableIValue* stack, uint64_t, uint64_t);
-
-// Calls cubin::_attention_forward, _attention_forward_e4m3 or the autograd variant of either for
-// another public op, the `caller`, which errors name instead.
-void call_attention_forward(const char* op, const char* caller, StableIValue* stack);
 
 }  // namespace torch_cubin

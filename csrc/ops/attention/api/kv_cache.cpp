@@ -1,11 +1,9 @@
 // flash_attention_with_kvcache on CUDA: check -> launch. Under batch_invariant() the sequences are
 // packed and attended to as packed ones, by the kernels of a prefill, whose bits it then has.
 #include "cubin/error.h"
-#include "kernels/attention/attention_params.h"
 #include "ops/attention/api/attention.h"
 #include "ops/attention/plan/plan.h"
 #include "ops/attention/problem/operands.h"
-#include "ops/attention/problem/problem.h"
 #include "ops/common/batch_invariant.h"
 #include "ops/common/stable_ops.h"
 #include "pytorch/aten_kernels.h"

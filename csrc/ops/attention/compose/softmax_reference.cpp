@@ -19,7 +19,6 @@
 #include <vector>
 
 #include "ops/attention/compose/softmax.h"
-#include "ops/attention/problem/dropout_bits.h"
 #include "ops/common/stable_ops.h"
 
 // The newer versions of these need glibc 2.29 (tests/unit/test_abi.py) and differ only in errno.

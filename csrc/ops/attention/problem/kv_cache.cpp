@@ -10,8 +10,6 @@
 #include <utility>
 
 #include "cubin/error.h"
-#include "kernels/attention/attention_params.h"
-#include "ops/attention/problem/problem.h"
 #include "ops/common/argument_checks.h"
 
 namespace torch_cubin {

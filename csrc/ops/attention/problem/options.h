@@ -1,9 +1,80 @@
 // Attention's options: the arguments besides query, key and value, and the same as numbers.
 #pragma once
 
-#include "ops/attention/problem/option_table.h"
+#include <torch/csrc/stable/library.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "pytorch/tensor.h"
+#include "pytorch/tensor_type.h"
 
 namespace torch_cubin {
+
+// A list of an op's options is a macro over X(type, name, default). It expands to a struct of
+// options, and to the entries by which signatures (api/signatures.h) look up options by name.
+
+using OptionalTensor = std::optional<Tensor>;
+
+// The type of an option if tensors are of type T, for example views of them.
+template <class T, class Type>
+using OptionOf = std::conditional_t<std::is_same_v<Type, OptionalTensor>, std::optional<T>, Type>;
+
+std::string option_schema(const std::string& name, const OptionalTensor& value);
+std::string option_schema(const std::string& name, const std::optional<double>& value);
+std::string option_schema(const std::string& name, bool value);
+std::string option_schema(const std::string& name, int64_t value);
+std::string option_schema(const std::string& name, double value);
+
+template <class T>
+bool is_other(const T& value, const T& unless) {
+  return value != unless;
+}
+inline bool is_other(const OptionalTensor& value, const OptionalTensor&) {
+  return value.has_value();
+}
+
+inline std::optional<TensorView> opened(const OptionalTensor& option) { return view_of(option); }
+template <class T>
+T opened(const T& option) {
+  return option;
+}
+
+inline AtenTensorHandle handle_of(const OptionalTensor& option) {
+  return option ? option->get() : nullptr;
+}
+template <class T>
+AtenTensorHandle handle_of(const T&) {
+  return nullptr;
+}
+
+template <class Options>
+struct OptionEntry {
+  const char* name;
+  std::string schema;                          // "float softcap=0.0"
+  void (*take)(Options&, StableIValue);        // consumes the boxed value
+  StableIValue (*give)(const Options&);        // a boxed value that the caller owns
+  bool (*given)(const Options&);               // whether it differs from the default
+  AtenTensorHandle (*tensor)(const Options&);  // null if it is not a tensor or not given
+};
+
+// For use with the lists: a member of a struct template over T; an entry, with Options in scope; an
+// option of `options`, opened for `views`; a member's value for `options`.
+#define TC_OPTION_MEMBER(type, name, ...) OptionOf<T, type> name = __VA_ARGS__;
+#define TC_OPTION_ENTRY(type, name, ...)                                             \
+  {#name,                                                                            \
+   option_schema(#name, type(__VA_ARGS__)),                                          \
+   [](Options& options, StableIValue boxed) {                                        \
+     options.name = torch::stable::detail::to<type>(boxed);                          \
+   },                                                                                \
+   [](const Options& options) { return torch::stable::detail::from(options.name); }, \
+   [](const Options& options) { return is_other(options.name, type(__VA_ARGS__)); }, \
+   [](const Options& options) { return handle_of(options.name); }},
+#define TC_OPTION_OPENED(type, name, ...) views.name = opened(options.name);
+#define TC_OPTION_COPIED(type, name, ...) options.name = name;
 
 // The only list of the options. The schemas (signatures.h), the boxed arguments, the struct, calls
 // that Python describes and, through the schemas, Python's own Options are derived from it;

@@ -1,10 +1,9 @@
 // The backend of csrc/kernels/attention/sm90/e4m3.cu: attention forward on Hopper, for
 // float8_e4m3fn, with lengths and the band only. sm90/e4m3_values.cu transposes the values before
 // it, unless its blocks do; packed sequences also need sm90/order.cu.
-#include "ops/attention/sm90/e4m3.h"
-
 #include <algorithm>
 
+#include "ops/attention/sm90/map.h"
 #include "ops/attention/sm90/schedule.h"
 #include "ops/common/launch.h"
 
@@ -16,7 +15,6 @@ constexpr AttentionStep kE4m3ForwardStep{"forward", "attention/sm90/e4m3", sizeo
 constexpr int64_t kE4m3QueryRows = 64;  // of a box: those of a warpgroup
 constexpr int64_t kE4m3MostTiles = (int64_t{1} << 31) - 1 - 2 * kSm90MostBlocks;
 constexpr int64_t kMostKeys = (int64_t{1} << 31) - 1;
-constexpr int64_t kTransposingThreads = 8;  // that write adjacent groups
 constexpr double kE4m3Log2e = 1.4426950408889634;
 
 // The keys of a box of the values.
@@ -174,24 +172,4 @@ const Sm90E4m3Backend g_sm90_e4m3_attention;
 
 }  // namespace
 
-Sm90Descale sm90_descale(const std::optional<TensorView>& view) {
-  if (!view) return {};
-  return {static_cast<const float*>(view->data()), {view->strides[0], view->strides[1]}};
-}
-
-void transpose_keys(PackageKernel& kernel, const Device& device, const AttentionParams& all,
-                    const Sm90Rows& rows, Sm90E4m3ValuesParams& params) {
-  const int64_t heads = all.heads / all.group, batch = rows.packed ? 1 : all.batch;
-  params.cu_seqlens = all.cu_seqlens_k;
-  params.seqlen = all.seqlen_k;
-  params.total = static_cast<int>(rows.k);
-  params.sequences = all.batch;
-  params.heads = static_cast<int>(heads);
-  const int64_t groups = ceil_div(params.keys / kTransposedGroup, kTransposingThreads);
-  const int64_t threads = groups * kTransposingThreads * (params.columns / 4);
-  params.blocks = static_cast<int>(ceil_div(threads, kernel.entry().block[0]));
-  const int64_t blocks = batch * heads * params.blocks;
-  check_blocks(blocks);
-  launch(kernel, {blocks}, device, params);
-}
 }  // namespace torch_cubin

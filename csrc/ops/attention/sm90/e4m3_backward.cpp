@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "kernels/attention/sm90/e4m3_backward_params.h"
-#include "ops/attention/sm90/e4m3.h"
 #include "ops/attention/sm90/map.h"
 #include "ops/attention/sm90/schedule.h"
 #include "ops/common/launch.h"

@@ -8,6 +8,7 @@ namespace {
 
 constexpr int64_t kPanel = 64;  // columns of a box of 16-bit types: 128 bytes, the swizzle's
 constexpr int64_t kClearingBlocks = 32;
+constexpr int64_t kTransposingThreads = 8;  // that write adjacent groups
 // Of packed sequences: queries whose tiles are ordered by length, and so share the L2 cache.
 constexpr int kRowsTogether = 32768;
 
@@ -163,6 +164,27 @@ void Sm90TileOrder::make(PackageKernel& kernel, const Device& device, const Atte
   params.capacity = static_cast<int>(capacity_);
   params.blocks = static_cast<int>(sm90_blocks(device));
   launch(kernel, {1 + kClearingBlocks}, device, params);
+}
+
+Sm90Descale sm90_descale(const std::optional<TensorView>& view) {
+  if (!view) return {};
+  return {static_cast<const float*>(view->data()), {view->strides[0], view->strides[1]}};
+}
+
+void transpose_keys(PackageKernel& kernel, const Device& device, const AttentionParams& all,
+                    const Sm90Rows& rows, Sm90E4m3ValuesParams& params) {
+  const int64_t heads = all.heads / all.group, batch = rows.packed ? 1 : all.batch;
+  params.cu_seqlens = all.cu_seqlens_k;
+  params.seqlen = all.seqlen_k;
+  params.total = static_cast<int>(rows.k);
+  params.sequences = all.batch;
+  params.heads = static_cast<int>(heads);
+  const int64_t groups = ceil_div(params.keys / kTransposedGroup, kTransposingThreads);
+  const int64_t threads = groups * kTransposingThreads * (params.columns / 4);
+  params.blocks = static_cast<int>(ceil_div(threads, kernel.entry().block[0]));
+  const int64_t blocks = batch * heads * params.blocks;
+  check_blocks(blocks);
+  launch(kernel, {blocks}, device, params);
 }
 
 }  // namespace torch_cubin

@@ -1,13 +1,17 @@
 // Common parts of the backends of attention's kernels for Hopper: tensor maps of operands of 16-bit
 // types, as (batch, head, row, column), in boxes of 64 columns and some rows under the 128-byte
-// swizzle; lengths; and the order of packed sequences' tiles.
+// swizzle; lengths; the order of packed sequences' tiles; factors and transposed operands of
+// float8_e4m3fn.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 
 #include "kernels/attention/attention_params.h"
 #include "kernels/attention/sm90/backward_params.h"
+#include "kernels/attention/sm90/e4m3_params.h"
+#include "kernels/attention/sm90/e4m3_values_params.h"
 #include "kernels/attention/sm90/forward_params.h"
 #include "kernels/attention/sm90/order_params.h"
 #include "ops/attention/plan/backend.h"
@@ -141,5 +145,16 @@ class Sm90TileOrder {
 // invalid.
 Sm90EmptyRows sm90_empty_rows(void* data, const tc_int64 (&stride)[3], int64_t heads,
                               int64_t columns, bool of_keys);
+
+constexpr AttentionStep kSm90TransposeStep{"transpose", "attention/sm90/e4m3_values",
+                                           sizeof(Sm90E4m3ValuesParams)};
+constexpr int64_t kTransposedGroup = 16;  // keys whose order is one pattern
+
+Sm90Descale sm90_descale(const std::optional<TensorView>& view);
+
+// Launches a kernel of kSm90TransposeStep. `params` has v, out, next, stride, columns, keys and
+// granule; the others follow from `all` and `rows`.
+void transpose_keys(PackageKernel& kernel, const Device& device, const AttentionParams& all,
+                    const Sm90Rows& rows, Sm90E4m3ValuesParams& params);
 
 }  // namespace torch_cubin
