@@ -124,12 +124,7 @@ class Counter {
       Work last = work_of(plan, 1, static_cast<double>(k_blocks), share(rest, cluster_tiles));
       fill(last, rest, slots);
       offer_phases(plan, cluster_tiles / slots, cluster_tiles, k_blocks, last);
-      // Fewer than two waves are streamed for weight gradients (TN) alone: 256 x 8192 x 28672 NT
-      // takes 205 us so on an H200, and 198 by the best config that does not stream.
-      if (row.streams && size <= 2 && !c_.batch_invariant &&
-          (is_tn || tiles_m * tiles_n * c_.batch >= 2 * multiprocessors_)) {
-        stream(plan, slots, k_blocks);
-      }
+      if (row.streams && size <= 2 && !c_.batch_invariant) stream(plan, slots, k_blocks);
     }
   }
 
