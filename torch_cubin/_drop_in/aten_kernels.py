@@ -252,7 +252,7 @@ _ATTENTION_FLOATS = _FLOATS[:3]
 _WIDEST_HEAD = 256
 
 # From so many queries on, attention is quicker with a boolean mask than with the numbers that
-# PyTorch makes of one, on an H200: 1.28 times with 64, 0.95 with one.
+# PyTorch makes of one (benchmarks/NOTES.md, "attention with the boolean mask").
 QUERIES_OF_BOOLEAN_MASKS = 64
 
 
