@@ -64,13 +64,15 @@ double store_cycles(const Work& w, const Terms& t, double cycles) {
   return (w.tiles - 1) * std::max(0.0, stored - hidden) + std::max(0.0, stored - tile);
 }
 
-// What of the tiles' own cycles other tiles' products hide. Where two warpgroups have a tile each,
-// one of them stores for at most as long as the other one multiplies.
+// What of the tiles' own cycles other tiles' products hide. Two warpgroups take tiles in turns, and
+// one stores while the other one multiplies. Where storing takes longer, every second tile waits
+// for it, and two warpgroups that store at once slow one another.
 double hidden_cycles(const Work& w, const Terms& t, double products) {
   if (w.hidden == 0) return 0;
-  const double of_results = w.values * t.value_cycles + w.activations;
-  const double hidden = w.hidden * (t.tile_cycles + of_results / w.tiles);
-  return std::min(hidden, (hidden + products) / 2);
+  const double own = t.tile_cycles + (w.values * t.value_cycles + w.activations) / w.tiles;
+  const double hidden = w.hidden * own;
+  const double waiting = std::floor(w.hidden / 2) * (own - products / w.tiles);
+  return hidden - std::max({0.0, waiting, (hidden - products) / 2});
 }
 
 }  // namespace

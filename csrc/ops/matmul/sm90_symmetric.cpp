@@ -379,11 +379,10 @@ class SymmetricKernels : public MatmulKernels {
       if (chosen.shares == 0) last.tiles = last.waits = 0;
     }
     // Ping-pong, a tile is stored beside the products of the next one; so are streamed tiles, which
-    // come before the last whole one. Its loads begin no sooner: another wait.
+    // come before the last whole one.
     if (row.ping_pong) {
       const bool ends_whole = chosen.rest == 0 || chosen.shares > 0;
       whole.hidden = turns - (ends_whole ? 1 : 0);
-      whole.waits += whole.hidden;
       if (chosen.shares > 0) last.values = 0;
     }
     out.offer(plan, whole, chosen.rest > 0 ? &last : nullptr);
