@@ -407,14 +407,8 @@ struct Consumer {
     if (C::kTurns && lane == 0) barrier_arrive(shared.turn(next));
   }
 
-  // What the stage adds to the descriptors of stage 0. In these kernels of groups ptxas does not
-  // see that it is the same in all lanes, and moved descriptors to uniform registers before each
-  // product (H200: gradients of weights 0.95 of the time without).
-  static constexpr bool kMovesOffsets = kGroupsOfK || (kGrouped && !C::kPromoted);
-  TC_DEVICE u32 offset_of_stage() const {
-    const int offset = stage.number * (C::kStageBytes >> 4);
-    return kMovesOffsets ? uniform(offset) : offset;
-  }
+  // What the stage adds to the descriptors of stage 0.
+  TC_DEVICE u32 offset_of_stage() const { return stage.number * (C::kStageBytes >> 4); }
 
   // Issues the products of block i of the stage at `offset`, of 64 rows and kPartN columns, and
   // neither commits nor waits. Blocks side by side follow one another.
@@ -467,9 +461,8 @@ struct Consumer {
     wait_for_turn();
 #pragma unroll 1
     for (int k = 0; k < walk->k_blocks(); ++k) {
-      u32 offset = kMovesOffsets ? offset_of_stage() : 0;  // takes time: before the wait
       wait_for_stage();
-      if constexpr (!kMovesOffsets) offset = offset_of_stage();
+      const u32 offset = offset_of_stage();
       wgmma_fence();
 #pragma unroll
       for (int i = 0; i < C::kBlocksM; ++i) multiply(sum[i], offset, i, k > 0);
@@ -676,7 +669,7 @@ TC_DEVICE void consume(const Sm90ScaledParams& p, const Shared<C>& shared, int w
 #pragma unroll 1
       for (int i = 0; i < C::kBlocksM; ++i) {
         scale_and_store_rows<C, kGrouped>(p, walk.n0, staging, turn, m + 64 * i, walk.m_end,
-                                          rows[0], columns, sum[0]);
+                                          walk.is_wrong, rows[0], columns, sum[0]);
         if (i == C::kBlocksM - 1) break;
 #pragma unroll
         for (int j = 0; j < C::kTileN / 2; ++j) sum[0][j] = sum[C::kBlocksM - 1][j];
