@@ -89,21 +89,29 @@ def test_unaligned_outputs_have_no_map(driver, catalog) -> None:
 
 
 def test_tiles_whose_columns_are_no_multiple_of_32(driver, catalog) -> None:
-    names = [name for name, own in catalog.items() if own["tile"][1] % 32 == 16]
-    assert names
+    """Fast sums are stored by panels that divide the tile, others by whole ones that overlap."""
+    names = [name for name, own in catalog.items() if own["tile"][1] % 32 in (8, 16)]
+    fast = [catalog[name]["math"] == "fast" for name in names]
+    assert set(fast) == {False, True}
 
     def run() -> None:
         with measure.watching():
-            for name in names:
+            for name, is_fast in zip(names, fast, strict=True):
                 library.force_config(name)
-                multiply(300, 520, 1040, use_fast_accum=catalog[name]["math"] == "fast")
+                for dtype in (torch.bfloat16, torch.float32):
+                    multiply(300, 520, 1040, use_fast_accum=is_fast, output_dtype=dtype)
             # One scale of B is for 128 columns, which no such tile divides.
             multiply(300, 520, 1040, (BLOCK_1X128, BLOCK_128X128))
 
     *launches, of_blocks = launches_of(driver, catalog, run)
-    for name, launch in zip(names, launches, strict=True):
-        out = read_map(launch_params.read(launch, PARAMS).out_map)
-        assert (launch["kernel"], out["box"], out["swizzle"]) == (name, [16, 16], 1)  # 32 bytes
+    found = [(one["kernel"], read_map(launch_params.read(one, PARAMS).out_map)) for one in launches]
+    wanted = [
+        # Columns, and the swizzle of 32, of 128 bytes (floats: of 64 bytes).
+        (name, columns, swizzle)
+        for name, is_fast in zip(names, fast, strict=True)
+        for columns, swizzle in (((16, 1), (16, 2)) if is_fast else ((64, 3), (32, 3)))
+    ]
+    assert [(name, out["box"][0], out["swizzle"]) for name, out in found] == wanted
     assert of_blocks["kernel"] not in names
 
 

@@ -91,9 +91,10 @@ struct Config {
   static constexpr int kBarriers = kScales + kStages * kScaleBytes;
   static constexpr int kTiles = (kBarriers + kBarrierBytes + 15) / 16 * 16;
   static constexpr int kSharedBytes = kTiles + kTileBytes * kRing;
-  static_assert(kTileM == 64 * kSharing * kBlocksM && kTileN % 16 == 0);
+  static_assert(kTileM == 64 * kSharing * kBlocksM && kTileN % 8 == 0);
   static_assert(kSharedBytes <= kMaxShared && kLeft >= 1, "shared memory of a block");
-  static_assert(!kPromoted || kPartN <= kBlockK, "a part has one column of B's blocks");
+  static_assert(!kPromoted || !kScalesParts || kPartN <= kBlockK,
+                "a part has one column of B's blocks");
   static_assert(!kColumns || kPromoted);
   static_assert(!kGated || (kParts == 1 && !kColumns && kOutN == kBlockK && kBlocksM == 1));
 };
@@ -796,6 +797,9 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
      {"math": "promoted", "parts": 2, "columns": 0, "ping_pong": 0, "name": "128x112",
       "tile": [128, 112, 128], "stages": 6, "threads": 384, "shared": 220624,
       "cost": {"k_tile": 405, "fixed": 1235}},
+     {"math": "promoted", "parts": 2, "columns": 0, "ping_pong": 0, "name": "128x136",
+      "tile": [128, 136, 128], "stages": 5, "threads": 384, "shared": 221104,
+      "cost": {"k_tile": 478, "fixed": 1235}},
      {"math": "promoted", "parts": 2, "columns": 0, "ping_pong": 0, "name": "128x64",
       "tile": [128, 64, 128], "stages": 8, "threads": 384, "shared": 217872,
       "cost": {"k_tile": 280, "fixed": 700}},

@@ -14,9 +14,13 @@ struct Output : C {
   static constexpr DType kType = kTypeValue;
   static constexpr int kElement = kType == DType::float32 ? 4 : 2;
   static constexpr int kFull = 128 / kElement;
-  static constexpr int kPanel = C::kTileN % kFull == 0         ? kFull
-                                : C::kTileN % (kFull / 2) == 0 ? kFull / 2
-                                                               : kFull / 4;
+  static constexpr int kPanel = scaled_panel(C::kTileN, kFull, C::kPromoted);
+  static constexpr int kPanels = (C::kTileN + kPanel - 1) / kPanel;
+  // The first column of a panel, of the tile's.
+  static TC_DEVICE constexpr int column(int panel) {
+    if constexpr (C::kTileN % kPanel == 0) return panel * kPanel;
+    return panel == kPanels - 1 ? C::kTileN - kPanel : panel * kPanel;
+  }
 };
 
 TC_DEVICE float shuffled(float value, int lane) { return __shfl_sync(~0u, value, lane); }
@@ -133,13 +137,13 @@ template <class O>
 TC_DEVICE void store_aligned(const Sm90ScaledParams& p, int n0, u32 staging, int& turn, int m,
                              const float (&sum)[O::kTileN / 2]) {
 #pragma unroll
-  for (int panel = 0; panel < O::kTileN / O::kPanel; ++panel) {
+  for (int panel = 0; panel < O::kPanels; ++panel) {
     const u32 buffer = next_buffer<O>(staging, turn);
-    stage_columns<O, O::kPanel>(buffer, 0, sum + panel * O::kPanel / 2);
+    stage_columns<O, O::kPanel>(buffer, 0, sum + O::column(panel) / 2);
     fence_async_proxy();
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
-      const int n = n0 + panel * O::kPanel;
+      const int n = n0 + O::column(panel);
       if (n < p.n) tma_store(&p.out_map, buffer, n, m, kEvictFirst);
       tma_store_commit();
     }
@@ -151,15 +155,14 @@ TC_DEVICE void store_aligned(const Sm90ScaledParams& p, int n0, u32 staging, int
 template <class O, bool kGrouped>
 TC_DEVICE void store_others(const Sm90ScaledParams& p, int n0, u32 staging, int& turn, int m,
                             int m_end, bool unaligned, const float (&sum)[O::kTileN / 2]) {
-  constexpr int kPanels = O::kTileN / O::kPanel;
   const int lane = threadIdx.x % 32, left_m = m_end - m;
 #pragma unroll 1
-  for (int panel = 0; panel < kPanels; ++panel) {
-    const int n = n0 + panel * O::kPanel, left_n = p.n - n;
+  for (int panel = 0; panel < O::kPanels; ++panel) {
+    const int n = n0 + O::column(panel), left_n = p.n - n;
     const u32 buffer = next_buffer<O>(staging, turn);
 #pragma unroll
-    for (int own = 0; own < kPanels; ++own) {
-      const float* x = sum + own * O::kPanel / 2;
+    for (int own = 0; own < O::kPanels; ++own) {
+      const float* x = sum + O::column(own) / 2;
       if (own != panel) continue;
       if (O::kElement == 4 || p.out_type == kScaledBFloat16) {
         stage_columns<O, O::kPanel>(buffer, 0, x);

@@ -55,8 +55,8 @@ struct ScaledRow {
     k_tile_cost = cost.number("k_tile", 0);
     fixed_cost = cost.number("fixed", 0);
     once_cost = cost.number("once", 0, 0);
-    if (tile[1] % 16 != 0 || tile[2] != kTileK) {
-      fields.refuse("tile", "multiples of 16 columns, and 128 of K");
+    if (tile[1] % 8 != 0 || tile[2] != kTileK) {
+      fields.refuse("tile", "multiples of 8 columns, and 128 of K");
     }
   }
 
@@ -216,7 +216,7 @@ int64_t out_stride(const ScaledCall& call) {
   return call.out_stride == 0 ? call.n : call.out_stride;
 }
 
-void encode_out(Sm90ScaledParams& params, const ScaledCall& call, int64_t tile_n,
+void encode_out(Sm90ScaledParams& params, const ScaledCall& call, const ScaledRow& row,
                 const Device& device) {
   const int64_t bytes = element_size(call.out_dtype);
   if (bytes == 1 || call.n * bytes % kMapBytes != 0 || out_stride(call) * bytes % kMapBytes != 0 ||
@@ -225,8 +225,8 @@ void encode_out(Sm90ScaledParams& params, const ScaledCall& call, int64_t tile_n
     return;
   }
   constexpr MapType kTypes[] = {MapType::kBFloat16, MapType::kFloat16, MapType::kFloat32};
-  int64_t panel = kPanelBytes / bytes;
-  while (tile_n % panel != 0) panel /= 2;
+  const int64_t panel = scaled_panel(static_cast<int>(row.tile[1]),
+                                     static_cast<int>(kPanelBytes / bytes), row.sums != kFast);
   const MapSwizzle swizzle = panel * bytes == 128  ? MapSwizzle::k128Bytes
                              : panel * bytes == 64 ? MapSwizzle::k64Bytes
                                                    : MapSwizzle::k32Bytes;
@@ -283,7 +283,7 @@ void run_sm90_scaled(const Device& device, const ScaledCall& call) {
     params.rows = reinterpret_cast<const GroupRow*>(group_rows->data());
     params.b_group_stride = call.b_scales_group_stride;
   }
-  if (!row.gated) encode_out(params, call, row.tile[1], device);
+  if (!row.gated) encode_out(params, call, row, device);
   params.scale_a = call.a_scales.data;
   params.scale_b = call.b_scales.data;
   params.a_stride = call.a_scales.stride;
