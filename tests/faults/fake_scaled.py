@@ -319,3 +319,16 @@ def test_quantize(driver, catalog) -> None:
     ] * 2
     assert [(p.scale_stride, p.scale_stride_k) for p in params] == [(1, 520), (5, 1), (1, 300)]
     assert params[2].up == 520
+
+
+def test_rows_with_one_scale_have_threads_by_their_length(driver, catalog) -> None:
+    lengths = {1: 8, 256: 8, 257: 16, 512: 16, 2048: 64, 2049: 128, 4096: 128, 4097: 256, 9000: 256}
+
+    def call() -> None:
+        for length in lengths:
+            quantize(empty(300, length, dtype=torch.bfloat16), ROW)
+
+    launches = launches_of(driver, catalog, call)
+    for launch, threads in zip(launches, lengths.values(), strict=True):
+        assert 1 << launch_params.read(launch, QUANTIZE).row_threads_log2 == threads
+        assert launch["grid"][0] == -(-300 * threads // 256)

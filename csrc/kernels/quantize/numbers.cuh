@@ -9,14 +9,43 @@ namespace torch_cubin {
 
 constexpr int kEight = 8;  // elements that a thread handles together
 
-// Eight elements as they are stored. They are loaded before any is used, so that many loads are in
-// flight; so a load has no branch if kVectors.
+// The numbers of a word, one or two, with NaN for infinities, which have no scale.
+template <DType kType>
+TC_DEVICE u32 without_infinities(u32 x) {
+  u32 out;
+  if constexpr (kType == DType::float32) {
+    out = __float_as_uint(__fmaf_rn(__uint_as_float(x), 0.0f, __uint_as_float(x)));
+  } else if constexpr (kType == DType::bfloat16) {
+    asm("fma.rn.bf16x2 %0, %1, %2, %1;" : "=r"(out) : "r"(x), "r"(0));
+  } else {
+    asm("fma.rn.f16x2 %0, %1, %2, %1;" : "=r"(out) : "r"(x), "r"(0));
+  }
+  return out;
+}
+
+// The larger magnitudes of the numbers of two words, with any sign; the other's for NaN.
+template <DType kType>
+TC_DEVICE u32 larger(u32 x, u32 y) {
+  u32 out;
+  if constexpr (kType == DType::float32) {
+    out = __float_as_uint(fmaxf(fabsf(__uint_as_float(x)), fabsf(__uint_as_float(y))));
+  } else if constexpr (kType == DType::bfloat16) {
+    asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(x), "r"(y));
+  } else {
+    asm("max.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(out) : "r"(x), "r"(y));
+  }
+  return out;
+}
+
+// Eight elements as they are stored, in words of one or two. They are loaded before any is used, so
+// that many loads are in flight; so a load has no branch if kVectors. The largest is looked for two
+// elements at a time, since these kernels have as many instructions as the memory leaves time for.
 template <DType kType>
 struct Eight {
   using Traits = DTypeTraits<kType>;
   using Storage = typename Traits::Storage;
   static constexpr int kWords = kEight * sizeof(Storage) / 4;
-  u32 words[kWords];
+  u32 words[kWords] = {};
 
   // Those from `at` on, zeros from `count` on. kVectors: they are aligned to 16 bytes, and `count`
   // is at most 0 or at least 8.
@@ -56,23 +85,31 @@ struct Eight {
     }
   }
 
+  TC_DEVICE void drop_infinities() {
+#pragma unroll
+    for (u32& word : words) word = without_infinities<kType>(word);
+  }
+
+  // Each with the larger magnitude of it and the other's.
+  TC_DEVICE void keep_larger(const Eight& other) {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) words[i] = larger<kType>(words[i], other.words[i]);
+  }
+
+  // The largest magnitude, 0 of NaN alone.
+  TC_DEVICE float largest() const {
+    u32 most = 0;
+#pragma unroll
+    for (u32 word : words) most = larger<kType>(most, word);
+    if constexpr (kType == DType::float32) return __uint_as_float(most);
+    return fmaxf(fabsf(Traits::load(static_cast<u16>(most))),
+                 fabsf(Traits::load(static_cast<u16>(most >> 16))));
+  }
+
  private:
   static TC_DEVICE u32 bits_of(float x) { return __float_as_uint(x); }
   static TC_DEVICE u32 bits_of(u16 x) { return x; }
 };
-
-// NaN for an infinity, other numbers as they are: infinities have no scale.
-TC_DEVICE void drop_infinities(float (&x)[kEight]) {
-#pragma unroll
-  for (int i = 0; i < kEight; ++i) x[i] = __fmaf_rn(x[i], 0.0f, x[i]);
-}
-
-// The largest magnitude, without NaN.
-TC_DEVICE float largest_of(const float (&x)[kEight], float most = 0.0f) {
-#pragma unroll
-  for (int i = 0; i < kEight; ++i) most = fmaxf(most, fabsf(x[i]));
-  return most;
-}
 
 // Over a block of 256 threads; `shared` has 8 floats.
 TC_DEVICE float largest_of_block(float most, float* shared) {
@@ -86,9 +123,9 @@ TC_DEVICE float scale_of(float largest, int flags) {
   return float8_scale(largest, flags & kQuantizeE5m2, flags & kQuantizePowerOfTwo);
 }
 
-TC_DEVICE u32 pack_two(float low, float high, int flags) {
+TC_DEVICE u32 pack_two(float low, float high, bool e5m2) {
   u16 out;
-  if (flags & kQuantizeE5m2) {
+  if (e5m2) {
     asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(out) : "f"(high), "f"(low));
   } else {
     out = pack_e4m3(low, high);
@@ -96,21 +133,27 @@ TC_DEVICE u32 pack_two(float low, float high, int flags) {
   return out;
 }
 
-TC_DEVICE uint2 quantized(const float (&x)[kEight], float inverse, int flags) {
+// Eight elements times their scales' inverses.
+template <DType kType>
+TC_DEVICE uint2 quantized(const Eight<kType>& own, const float (&inverse)[kEight], bool e5m2) {
+  float x[kEight];
+  own.unpack(x);
   u32 words[2];
 #pragma unroll
+  for (int i = 0; i < kEight; ++i) x[i] *= inverse[i];
+#pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const float* own = x + 4 * i;
-    words[i] = pack_two(own[0] * inverse, own[1] * inverse, flags) |
-               pack_two(own[2] * inverse, own[3] * inverse, flags) << 16;
+    words[i] = pack_two(x[4 * i], x[4 * i + 1], e5m2) | pack_two(x[4 * i + 2], x[4 * i + 3], e5m2)
+                                                            << 16;
   }
   return make_uint2(words[0], words[1]);
 }
 
-// The first `count` of eight bytes.
+// The first `count` of eight bytes. If `vectors`, `to` is aligned to 8 bytes, and `count` is at
+// most 0 or at least 8.
 TC_DEVICE void store_eight(unsigned char* to, uint2 bytes, int count, bool vectors) {
-  if (vectors && count >= kEight) {
-    *reinterpret_cast<uint2*>(to) = bytes;
+  if (vectors) {
+    if (count > 0) *reinterpret_cast<uint2*>(to) = bytes;
     return;
   }
 #pragma unroll

@@ -21,6 +21,10 @@ enum QuantizeFlags {
   kQuantizeTransposed = 32  // tiles: data is (columns, rows)
 };
 
+// Of rows with one scale: the threads of a block, and the elements that a thread keeps in
+// registers. A row has as few threads as keep all of it, at least 8 and at most those of a block.
+constexpr int kQuantizeThreads = 256, kQuantizeKept = 32, kQuantizeLeastLog2 = 3;
+
 struct QuantizeParams {
   const void* x;
   unsigned char* data;
@@ -33,6 +37,7 @@ struct QuantizeParams {
   long long scale_stride, scale_stride_k;
   int rows, columns;  // of the result
   int flags;
+  int row_threads_log2;  // of rows with one scale
 };
 
 }  // namespace torch_cubin

@@ -40,7 +40,7 @@ TC_DEVICE uint2* transposed(unsigned char* tile, int column, int row) {
                                   (row / kEight ^ column / kEight) * kEight);
 }
 
-template <bool kVectors>
+template <bool kVectors, bool kE5m2>
 TC_DEVICE void run(const QuantizeParams& p, float (*maxima)[kTile], unsigned char* tile) {
   const int tiles_k = (p.columns + kTile - 1) / kTile;
   const int tile_row = blockIdx.x / tiles_k, tile_column = blockIdx.x % tiles_k;
@@ -54,23 +54,25 @@ TC_DEVICE void run(const QuantizeParams& p, float (*maxima)[kTile], unsigned cha
     const int count = row + i < p.rows ? p.columns - column : 0;
     sources[i].load<kVectors>(p.x, (row + i) * p.x_stride + column, count);
   }
-  float x[kEight], inverse[kEight];
-  const auto read = [&](int row) {
-    sources[row].unpack(x);
-    drop_infinities(x);
-  };
+  Eight<kType> most;
+#pragma unroll
+  for (Eight<kType>& own : sources) {
+    own.drop_infinities();
+    most.keep_larger(own);
+  }
+  float inverse[kEight];
   if (columns) {
-    float most[kEight] = {};
+    Eight<kType> others;
 #pragma unroll
-    for (int i = 0; i < kEight; ++i) {
-      read(i);
-#pragma unroll
-      for (int j = 0; j < kEight; ++j) most[j] = fmaxf(most[j], fabsf(x[j]));
+    for (int i = 0; i < most.kWords; ++i) {
+      others.words[i] = __shfl_xor_sync(~0u, most.words[i], kLanes);
     }
+    most.keep_larger(others);
+    float x[kEight];
+    most.unpack(x);
 #pragma unroll
     for (int j = 0; j < kEight; ++j) {
-      most[j] = fmaxf(most[j], __shfl_xor_sync(~0u, most[j], kLanes));
-      if (threadIdx.x % 32 < kLanes) maxima[threadIdx.x / 32][own_column + j] = most[j];
+      if (threadIdx.x % 32 < kLanes) maxima[threadIdx.x / 32][own_column + j] = fabsf(x[j]);
     }
     __syncthreads();
     const int own = threadIdx.x, of_x = tile_column * kTile + own;
@@ -86,13 +88,7 @@ TC_DEVICE void run(const QuantizeParams& p, float (*maxima)[kTile], unsigned cha
 #pragma unroll
     for (int j = 0; j < kEight; ++j) inverse[j] = maxima[0][own_column + j];
   } else {
-    float largest = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kEight; ++i) {
-      read(i);
-      largest = largest_of(x, largest);
-    }
-    const float scale = scale_of(largest_of_block(largest, maxima[0]), p.flags);
+    const float scale = scale_of(largest_of_block(most.largest(), maxima[0]), p.flags);
 #pragma unroll
     for (int j = 0; j < kEight; ++j) inverse[j] = __frcp_rn(scale);
     if (threadIdx.x == 0) {
@@ -103,10 +99,7 @@ TC_DEVICE void run(const QuantizeParams& p, float (*maxima)[kTile], unsigned cha
   uint2 bytes[kEight];
 #pragma unroll
   for (int i = 0; i < kEight; ++i) {
-    read(i);
-#pragma unroll
-    for (int j = 0; j < kEight; ++j) x[j] *= inverse[j];
-    bytes[i] = quantized(x, 1.0f, p.flags);
+    bytes[i] = quantized(sources[i], inverse, kVectors ? kE5m2 : p.flags & kQuantizeE5m2);
   }
   const bool vectors = p.flags & kQuantizeOutVectors;
   if (!(p.flags & kQuantizeTransposed)) {
@@ -141,10 +134,12 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, kType == DType::float32
   __shared__ float maxima[kWarps][kTile];
   __shared__ __align__(16) unsigned char tile[kTile * kTile];
   wait_for_previous_kernel();
-  if (p.flags & kQuantizeVectors) {
-    run<true>(p, maxima, tile);
+  if (!(p.flags & kQuantizeVectors)) {
+    run<false, false>(p, maxima, tile);
+  } else if (p.flags & kQuantizeE5m2) {
+    run<true, true>(p, maxima, tile);
   } else {
-    run<false>(p, maxima, tile);
+    run<true, false>(p, maxima, tile);
   }
 }
 

@@ -21,6 +21,13 @@ constexpr int64_t kWriteBytes = 8;
 constexpr int kEight = 8;                 // elements that a thread handles together
 constexpr int64_t kMostBlocks = 1 << 30;  // counted in 32 bits
 
+// log2 of the threads that have a row, of rows with one scale.
+int row_threads_log2(int64_t columns) {
+  int log2 = kQuantizeLeastLog2;
+  while (kQuantizeKept << log2 < columns && 1 << log2 < kQuantizeThreads) ++log2;
+  return log2;
+}
+
 constexpr const char* kDtypes[] = {"float16", "bfloat16", "float32"};
 constexpr ScalarType kTypes[] = {ScalarType::Half, ScalarType::BFloat16, ScalarType::Float};
 constexpr const char* kKinds[] = {"rows", "tiles"};
@@ -130,7 +137,12 @@ Quantized quantize_cuda(const Tensor& x, int64_t recipe, bool transpose, bool po
           "at most " + std::to_string(kMostBlocks) + " rows, columns and blocks", view.shape_text(),
           ""});
   }
-  launch(*kernel.kernel, {ceil_div(blocks, mode == kTileMode ? 1 : kernel.blocks)}, gpu, params);
+  int64_t together = mode == kTileMode ? 1 : kernel.blocks;  // by a block of threads
+  if (mode == kRowMode) {
+    params.row_threads_log2 = row_threads_log2(call.k);
+    together = kQuantizeThreads >> params.row_threads_log2;
+  }
+  launch(*kernel.kernel, {ceil_div(blocks, together)}, gpu, params);
   return {data, scales};
 }
 
