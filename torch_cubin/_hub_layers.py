@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from torch_cubin._pytorch.modules import is_product
+
 
 class Linear(nn.Module):
     """torch.nn.Linear"""
@@ -39,14 +41,6 @@ class RMSNorm(nn.Module):
         return self.weight * normed.to(hidden_states.dtype)
 
 
-def _is_product(layer: nn.Module) -> bool:
-    """Whether a call of the layer only multiplies by its weight: no bias, and no hook or forward of
-    its own, by which adapters, quantisation and offloading change a layer."""
-    forwards = layer._forward_pre_hooks or layer._forward_hooks or "forward" in vars(layer)
-    own = forwards or layer._backward_pre_hooks or layer._backward_hooks
-    return type(layer) is nn.Linear and layer.bias is None and not own
-
-
 class SwiGLUMLP(nn.Module):
     """`down_proj(silu(gate_proj(x)) * up_proj(x))`, whose gate and up are one product where they
     are plain layers without a bias."""
@@ -58,7 +52,7 @@ class SwiGLUMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate_proj, self.up_proj
-        if _is_product(gate) and _is_product(up):
+        if is_product(gate) and is_product(up):
             hidden = torch.ops.cubin._linear_glu(x, gate.weight, up.weight, "silu")
         else:
             hidden = F.silu(gate(x)) * up(x)

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch_cubin import errors
 from torch_cubin._drop_in import report
 from torch_cubin._pytorch.compiler import assume_constant_result
+from torch_cubin._pytorch.modules import is_plain
 
 NAME = "cubin"
 _REPORTED = "transformers attention"
@@ -144,7 +145,7 @@ def experts(
     if not layer.is_transposed:
         up, down = up.mT, down.mT
     biases = (getattr(layer, f"{first}_bias"), layer.down_proj_bias) if layer.has_bias else ()
-    activation = _gate_activation(layer)
+    activation = gate_activation(layer)
     if activation is not None:
         return mixtures.moe(
             hidden_states, top_k_index, top_k_weights, up.mT, down.mT, activation=activation
@@ -194,32 +195,55 @@ def _why_not_float8(layer: Any) -> str | None:
         return "fixed scales of activations"
     if layer.swiglu_alpha is not None or layer.limit is not None:
         return "gates with a limit"
-    return None if _activation_name(layer.act_fn) == "silu" else f"{type(layer.act_fn).__name__}"
+    return None if activation_name(layer.act_fn) == "silu" else f"{type(layer.act_fn).__name__}"
 
 
-def _gate_activation(layer: Any) -> str | None:
+def gate_activation(layer: Any) -> str | None:
     """The name by which moe() knows the activation of the layer's gate; None for other layers."""
-    from transformers.integrations import moe as integration
-
-    default = getattr(integration, "_default_apply_gate", None)
-    if not layer.has_gate or layer.has_bias or type(layer)._apply_gate is not default:
+    if not layer.has_gate or layer.has_bias or not getattr(layer, "is_concatenated", True):
         return None
-    if not getattr(layer, "is_concatenated", True):
+    if "_apply_gate" in vars(layer) or not _has_default_gate(type(layer)):
         return None
-    return _activation_name(layer.act_fn)
+    return activation_name(layer.act_fn)
 
 
-def _activation_name(function: Any) -> str | None:
+@assume_constant_result
+def _has_default_gate(kind: Any) -> bool:
+    from transformers.integrations import moe
+
+    return kind._apply_gate is getattr(moe, "_default_apply_gate", None)
+
+
+# By the names that classes have had in transformers.
+_ACTIVATIONS = {
+    "silu": ("SiLUActivation",),
+    "gelu": ("GELUActivation",),
+    "gelu_tanh": ("GELUTanh", "PytorchGELUTanh"),
+}
+
+
+def activation_name(function: Any) -> str | None:
+    """The name by which our ops know a layer's activation; None for others, and where a hook would
+    see its calls."""
+    kind = type(function)
+    if not isinstance(function, torch.nn.Module) or not is_plain(function):
+        return None
+    if kind is torch.nn.SiLU:
+        return "silu"
+    if kind is torch.nn.ReLU:
+        return "relu"
+    for name in _ACTIVATIONS:
+        if _is_activation(kind, name):
+            return name
+    return None
+
+
+# NOTE: a bool, because a string returned by such a function cannot be tested in a trace.
+@assume_constant_result
+def _is_activation(kind: type, name: str) -> bool:
     from transformers import activations
 
-    names = {
-        torch.nn.SiLU: "silu",
-        torch.nn.ReLU: "relu",
-        activations.SiLUActivation: "silu",
-        activations.GELUActivation: "gelu",
-        activations.GELUTanh: "gelu_tanh",
-    }
-    return names.get(type(function))
+    return any(kind is getattr(activations, each, None) for each in _ACTIVATIONS[name])
 
 
 @cache

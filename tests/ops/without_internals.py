@@ -339,6 +339,12 @@ def muon(name: str) -> None:
     assert not any("symm_square" in op for op in ran), ran
 
 
+def written_layers(name: str) -> None:
+    from torch_cubin._pytorch.modules import is_product
+
+    assert not is_product(torch.nn.Linear(4, 4, bias=False))
+
+
 COST: dict[str, Callable[[str], None]] = {
     "derivatives of the built-in ops": derivatives,
     "activation checkpointing that stops its recomputation early": checkpointing,
@@ -370,6 +376,7 @@ COST: dict[str, Callable[[str], None]] = {
     "install(batch_invariant=True) for the sums that torch.compile generates": graphs_of_sums,
     "our ops of DTensors": sharded,
     "lowerings and the fold pass of torch.compile": compiled,
+    "layers that models write out": written_layers,
     "torch.optim.Muon's symmetric products at half the work": muon,
 }
 
