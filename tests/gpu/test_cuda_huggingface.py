@@ -4,12 +4,14 @@ PyTorch's registry of flash attention. Case by case: tests/ops/test_huggingface.
 from __future__ import annotations
 
 import importlib.util
+from typing import Any
 
 import pytest
 import torch
 from torch.nn import attention
 
 import torch_cubin
+from torch_cubin._drop_in import aten_kernels, transformers_layers
 
 # Marks the tests instead of skipping the file: a run that collects nothing of it would not be
 # complete (record.py).
@@ -84,6 +86,84 @@ def test_sdpa_with_a_mask_reads_shared_heads_unrepeated_under_install(padding: b
     assert calls["transformers attention"] == LAYERS
     errors = [(each.float() - exact).square().mean().sqrt().item() for each in (ours, stock)]
     assert errors[0] <= 1.2 * errors[1], errors
+
+
+def mixture(dtype: torch.dtype) -> torch.nn.Module:
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.Qwen3MoeConfig(
+        **SIZES, head_dim=64, moe_intermediate_size=128, num_experts=8, num_experts_per_tok=2
+    )
+    return transformers.Qwen3MoeForCausalLM(config).to("cuda", dtype).eval()
+
+
+# The layer's operators that one of ours replaces, of those that report() counts.
+LAYER_CALLS = {
+    model: {"transformers gate_proj and up_proj": LAYERS, "aten::_fused_rms_norm": 2 * LAYERS + 1},
+    mixture: {"transformers experts": LAYERS, "aten::_fused_rms_norm": 4 * LAYERS + 1},
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("build", LAYER_CALLS)
+@pytest.mark.parametrize("policy", ["fastest", "all"])
+def test_layers_that_models_write_out_under_install(build: Any, policy: str) -> None:
+    """In bfloat16, beside float32."""
+    given = inputs(False)
+    exact, stock = (build(x)(**given).logits for x in (torch.float32, torch.bfloat16))
+    with torch_cubin.install(policy=policy):
+        ours = build(torch.bfloat16)(**given).logits
+        calls = {row.function: row.calls for row in torch_cubin.report().served}
+    if policy == "all" or aten_kernels.shipped_rows(torch.cuda.get_device_name()):
+        assert {name: calls.get(name) for name in LAYER_CALLS[build]} == LAYER_CALLS[build]
+    errors = [(each.float() - exact).square().mean().sqrt().item() for each in (ours, stock)]
+    assert errors[0] <= 1.1 * errors[1], errors
+
+
+@pytest.mark.parametrize("build", LAYER_CALLS)
+def test_a_training_step_of_such_layers_under_install(
+    build: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bfloat16, beside float32: no gradient's error is much larger than PyTorch's."""
+    monkeypatch.setattr(transformers_layers, "_ROWS_WITH_GRADIENTS", 1)
+    ids = inputs(False)["input_ids"]
+
+    def gradients(dtype: torch.dtype) -> list[torch.Tensor]:
+        one = build(dtype)
+        one(ids, labels=ids).loss.backward()
+        return [p.grad.float() for p in one.parameters()]
+
+    exact, stock = gradients(torch.float32), gradients(torch.bfloat16)
+    with torch_cubin.install(policy="all"):
+        ours = gradients(torch.bfloat16)
+    for one, other, true in zip(ours, stock, exact, strict=True):
+        assert (one - true).norm() <= 1.5 * (other - true).norm() + 1e-3 * true.norm()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("build", LAYER_CALLS)
+def test_a_sequence_has_the_same_bits_alone(build: Any) -> None:
+    ids = inputs(False)["input_ids"]
+    with torch_cubin.install(batch_invariant=True):
+        one = build(torch.bfloat16)
+        both, alone = one(ids).logits, one(ids[1:]).logits
+    assert torch.equal(both[1:], alone)
+
+
+@torch.no_grad()
+def test_a_compiled_mixture_of_experts_calls_ours_under_install() -> None:
+    given, one = inputs(False), mixture(torch.bfloat16)
+    with torch_cubin.install(policy="all"):
+        eager = one(**given).logits
+        compiled = torch.compile(one.model.layers[0].mlp, fullgraph=True)
+        rows = torch.randn(2, 200, SIZES["hidden_size"], device="cuda", dtype=torch.bfloat16)
+        torch_cubin.report(reset=True)
+        out = compiled(rows)
+        torch.testing.assert_close(out, one.model.layers[0].mlp(rows), rtol=2e-2, atol=2e-2)
+        traced = {row.function: row.traced for row in torch_cubin.report().served}
+        assert traced["transformers experts"] == 1
+        assert torch.isfinite(eager).all()
 
 
 @pytest.mark.skipif(

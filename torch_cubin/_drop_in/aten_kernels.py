@@ -234,17 +234,22 @@ def serves(value: torch.Tensor, policy: str, kind: str = "product") -> bool:
     As csrc/ops/common/serving.cpp decides, but never float32 under "fastest": that depends on a
     setting that may change while a graph lives.
     """
-    if value.dtype not in _FLOATS or value.device.type.upper() not in _registered:
+    return serves_type(value.device, value.dtype, policy, kind)
+
+
+def serves_type(device: torch.device, dtype: torch.dtype, policy: str, kind: str) -> bool:
+    """The same for tensors of this device and dtype."""
+    if dtype not in _FLOATS or device.type.upper() not in _registered:
         return False
     if policy != "fastest":
         return policy == "all"
-    if not value.is_cuda:
+    if device.type != "cuda":
         return False
-    index, dtype = value.device.index or 0, str(value.dtype).removeprefix("torch.")
-    rows = shipped_rows(_gpu_name(index))
+    index, name = device.index or 0, str(dtype).removeprefix("torch.")
+    rows = _rows_of(index)
     if not rows and not torch.are_deterministic_algorithms_enabled():
         rows = _calibrated(index)
-    return any(dtype in row["dtypes"] and kind in row["kinds"] for row in rows)
+    return any(name in row["dtypes"] and kind in row["kinds"] for row in rows)
 
 
 # As csrc/ops/attention/api/aten_attention.cpp decides.
@@ -278,8 +283,8 @@ def shipped_rows(gpu: str | None = None) -> list[dict[str, Any]]:
 
 
 @functools.cache
-def _gpu_name(index: int) -> str:
-    return torch.cuda.get_device_name(index)
+def _rows_of(index: int) -> list[dict[str, Any]]:
+    return shipped_rows(torch.cuda.get_device_name(index))
 
 
 # --- drop_in(): the switch of a thread ---

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from torch_cubin import errors
-from torch_cubin._drop_in import aten_kernels, muon, report, transformers_sdpa
+from torch_cubin._drop_in import aten_kernels, muon, report, transformers_layers, transformers_sdpa
 from torch_cubin._drop_in import tensor_parallel as over_ranks
 from torch_cubin._native import library
 from torch_cubin._native.locks import fork_safe_lock
@@ -84,7 +84,8 @@ def _switch() -> None:
     library.set_process_keeps_k_whole(over_ranks.parts_of_graphs() is not None)
     _set_for_graphs(invariant)
     muon.set_serving("install", bool(_active))
-    transformers_sdpa.set_policy(graph_policy())
+    for wrapped in (transformers_sdpa, transformers_layers):
+        wrapped.set_policy(graph_policy())
 
 
 def _set_for_graphs(on: bool) -> None:
@@ -125,6 +126,10 @@ def install(
     float64. So they serve eager code and the graphs of ``torch.compile``, forward and backward, on
     every thread, in C++ modules, DTensor and FSDP; derivatives, autocast and vmap are PyTorch's
     own. Other calls run PyTorch's kernels; :func:`torch_cubin.report` counts both, with the reason.
+
+    Layers that models of transformers write out above these operators (RMS norm, gated linear
+    layers, experts "grouped_mm", attention with a mask) are recognised by their code and served,
+    too, where nothing changes how they compute; other calls run transformers' own code.
 
     The handle is a context manager. ``TORCH_CUBIN_INSTALL=1`` in the environment installs when
     PyTorch is imported, for programs that do not mention torch_cubin (docs/serving_a_model.md).

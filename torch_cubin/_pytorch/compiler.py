@@ -68,6 +68,12 @@ def assume_constant_result(function: Any) -> Any:
     return function
 
 
+@assume_constant_result
+def is_exporting() -> bool:
+    """torch.compiler.is_exporting(), which torch 2.11 takes for true in all that it compiles."""
+    return torch.compiler.is_exporting()
+
+
 def forget_compiled() -> None:
     """Functions that were compiled are compiled again at their next call."""
     if "torch._dynamo" in sys.modules:

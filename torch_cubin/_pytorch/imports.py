@@ -11,24 +11,32 @@ from types import ModuleType
 from typing import Any
 
 
-def when_imported(name: str, action: Callable[[ModuleType], None]) -> None:
-    """Runs `action` with the module, at once or when somebody imports it, and at each reload."""
-    if name in sys.modules:
-        action(sys.modules[name])
-    sys.meta_path.insert(0, _AfterImport(name, action))
+def when_imported(
+    name: str, action: Callable[[ModuleType], None], *, is_prefix: bool = False
+) -> None:
+    """Runs `action` with the module, at once or when somebody imports it, and at each reload; for a
+    prefix, with each module whose name begins so."""
+    finder = _AfterImport(name, action, is_prefix)
+    for imported, module in list(sys.modules.items()):
+        if finder.is_for(imported) and isinstance(module, ModuleType):
+            action(module)
+    sys.meta_path.insert(0, finder)
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
     """It stays installed: a search need not lead to an import, and a reload searches again."""
 
-    def __init__(self, name: str, action: Callable[[ModuleType], None]) -> None:
-        self._name, self._action = name, action
+    def __init__(self, name: str, action: Callable[[ModuleType], None], is_prefix: bool) -> None:
+        self._name, self._action, self._is_prefix = name, action, is_prefix
         self._here = threading.local()  # another finder may restart the search within ours
+
+    def is_for(self, name: str) -> bool:
+        return name.startswith(self._name) if self._is_prefix else name == self._name
 
     def find_spec(
         self, fullname: str, path: Any = None, target: Any = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self._name or getattr(self._here, "searching", False):
+        if not self.is_for(fullname) or getattr(self._here, "searching", False):
             return None
         self._here.searching = True
         try:
