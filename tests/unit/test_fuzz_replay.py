@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import os
@@ -67,46 +66,43 @@ def test_replay_of_bytes() -> None:
     replay(cubin_check.build(main, extra, more), corpus(formats) + real)
 
 
-@functools.cache
-def declared_parts() -> Path:
-    """csrc without what needs PyTorch or a driver, and their stand-ins, as one object file."""
+def program_of_declared_ops(mains: list[Path], sanitize: bool) -> Path:
+    """`mains` with csrc and stand-ins for PyTorch and the driver, as one unit, since PyTorch's
+    headers take the compiler seconds."""
     if fuzz.headers_of_torch() is None:
         pytest.skip("needs the CUDA toolkit's headers")
     sources = [path for path in fuzz.sources("declared") if path.parent.name != "cubin"]
-    sources = [path for path in sources if path not in MAINS]
-    return compiled("fuzz_parts", sources, ".o", "-c")
-
-
-def compiled(name: str, sources: list[Path], suffix: str, *words: object) -> Path:
-    """These sources as one, since PyTorch's headers take long, with `words` for the compiler."""
+    sources = [*(path for path in sources if path not in MAINS), *mains]
+    cubin = cubin_check.cubin_object()
+    digest = hashlib.sha256(repr((cubin.name, sanitize)).encode())
     headers = [*FUZZ.glob("*.h"), *cubin_check.CSRC.rglob("*.h")]
-    digest = hashlib.sha256(repr([str(word) for word in words]).encode())
     for path in sorted({*headers, *(part for s in sources for part in fuzz.parts_of(s))}):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    output = built_once.BUILD / f"{name}-{digest.hexdigest()[:16]}{suffix}"
-    with built_once.built_once(output) as unfinished:
+    program = built_once.BUILD / f"{mains[-1].stem}_of_all-{digest.hexdigest()[:16]}"
+    with built_once.built_once(program) as unfinished:
         if unfinished:
-            # The last -std, -O and -g count.
-            unit = unfinished.with_suffix(".cpp")
+            unit, whole = unfinished.with_suffix(".cpp"), unfinished.with_suffix(".o")
             unit.write_text("".join(f'#include "{path}"\n' for path in sources))
+            # The last -std, -O and -g count.
             flags = [*REPLAY, *fuzz.headers_of_torch(), f'-DFUZZ_DATA="{real_cubins.DATA}"']
             flags += ["-std=c++20", "-O0", "-g0", "-Wno-unused-parameter"]
             flags += ["-Wno-maybe-uninitialized"]
-            cubin_check.compile_cpp(*flags, unit, *words, "-o", unfinished)
+            cubin_check.compile_cpp(*flags, "-c", unit, "-o", whole, sanitize=sanitize)
+            cubin_check.compile_cpp(whole, cubin, "-pthread", "-o", unfinished)
             unit.unlink()
-    return output
+            whole.unlink()
+    return program
 
 
 def test_replay_of_declared_ops() -> None:
-    words = (declared_parts(), cubin_check.cubin_object(), "-pthread")
-    replay(compiled("fuzz_declared", list(MAINS), "", *words), corpus(list(fuzz.DECLARED)))
+    replay(program_of_declared_ops(list(MAINS), sanitize=True), corpus(list(fuzz.DECLARED)))
 
 
 def test_first_uses_by_many_threads() -> None:
-    """The program of `make thread-test` (tests/threads), which ThreadSanitizer watches there, by
-    what the replay was made of: 32 threads, a slow loader, one that fails."""
-    words = (declared_parts(), cubin_check.cubin_object(), "-pthread")
-    program = compiled("first_use", [FUZZ.parent / "threads" / "first_use.cpp"], "", *words)
+    """The program of `make thread-test` (tests/threads), which ThreadSanitizer watches there: 32
+    threads, a slow loader, one that fails. Other sanitizers would only take longer to compile."""
+    main = FUZZ.parent / "threads" / "first_use.cpp"
+    program = program_of_declared_ops([main], sanitize=False)
     image = real_cubins.DATA / "several.sm_90a.cuda130.cubin"
     found = subprocess.run(
         [program, image, FUZZ / "contracts.json"], capture_output=True, text=True, timeout=300
