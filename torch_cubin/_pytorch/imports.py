@@ -17,8 +17,11 @@ def when_imported(
     """Runs `action` with the module, at once or when somebody imports it, and at each reload; for a
     prefix, with each module whose name begins so."""
     finder = _AfterImport(name, action, is_prefix)
-    for imported, module in list(sys.modules.items()):
-        if finder.is_for(imported) and isinstance(module, ModuleType):
+    # Not a search for one name: there are a thousand modules, and an import has six of these calls.
+    names = [each for each in list(sys.modules) if finder.is_for(each)] if is_prefix else [name]
+    for each in names:
+        module = sys.modules.get(each)
+        if isinstance(module, ModuleType):
             action(module)
     sys.meta_path.insert(0, finder)
 
