@@ -320,19 +320,14 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
         free_stage(frees, empty + 8 * previous, target);
         named_sync(kSkewBarrier, 2 * kWarpgroup);
       }
-      if constexpr (C::kTileN <= 64) {
-        // ptxas computes descriptors after the wait, although they do not depend on it. The
-        // products of few columns are so short that this is seen (H200, 64 columns, K 4096: 0.96 of
-        // the time), so their low words come from a REDUX before it, which ptxas does not repeat.
-        constexpr u64 kHigh = u64{0xffffffff} << 32;
-        const u32 to_b = (C::kABytes - group * C::kBlocksM * 8192) >> 4;
-        const u32 low = uniform(static_cast<u32>(a0) + stage * (C::kStageBytes >> 4));
-        barrier_wait(full + 8 * stage, phase);
-        multiply<C>(sum, (a0 & kHigh) | low, (a0 & kHigh) | (low + to_b), 1);
-      } else {
-        barrier_wait(full + 8 * stage, phase);
-        multiply<C>(sum, a0 + stage * (C::kStageBytes >> 4), b0 + stage * (C::kStageBytes >> 4), 1);
-      }
+      // ptxas computes descriptors after the wait, although they do not depend on it, in registers
+      // of threads, which each product then moves to uniform ones. So their low words come from a
+      // REDUX before it, which ptxas does not repeat.
+      constexpr u64 kHigh = u64{0xffffffff} << 32;
+      const u32 to_b = (C::kABytes - group * C::kBlocksM * 8192) >> 4;
+      const u32 low = uniform(static_cast<u32>(a0) + stage * (C::kStageBytes >> 4));
+      barrier_wait(full + 8 * stage, phase);
+      multiply<C>(sum, (a0 & kHigh) | low, (a0 & kHigh) | (low + to_b), 1);
       add_rows();
       wgmma_wait<1>();
       free_stage(frees && k_count != waits_at, empty + 8 * previous, target);
