@@ -488,7 +488,9 @@ CUresult cuOccupancyMaxActiveClusters(int* count, CUfunction function,
     const auto& size = attribute.value.clusterDim;
     blocks = long{size.x} * long{size.y} * long{size.z};
   }
-  const bool fits = blocks <= setting("largest_cluster", 16);
+  const long threads = blocks * long{config->blockDimX} * config->blockDimY * config->blockDimZ;
+  const bool fits = blocks <= setting("largest_cluster", 16) &&
+                    threads <= setting("largest_cluster_threads", 16 * 1024);
   *count = fits ? static_cast<int>(setting("clusters", 60)) : 0;
   return function_of(function) == nullptr ? CUDA_ERROR_INVALID_HANDLE : CUDA_SUCCESS;
 }

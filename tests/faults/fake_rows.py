@@ -233,6 +233,31 @@ def test_losses_of_rows_and_their_gradients(driver) -> None:
     assert gradient[1].total
 
 
+def test_a_cluster_does_not_depend_on_which_op_came_first(driver) -> None:
+    """Under MPS, a process may have too few multiprocessors for clusters of eight wide blocks."""
+    logits, targets = empty(8, 2**20), empty(8, dtype=torch.int64)
+    calls = {
+        "norm": norm(logits, weight=empty(2**20, dtype=torch.float32)),
+        "losses": lambda: ops._cross_entropy(
+            logits, targets, None, "mean", -100, 0.0, torch.bfloat16
+        ),
+    }
+
+    def clusters_in_order(names: list[str]) -> dict[str, int]:
+        driver.set("largest_cluster_threads", 2048)
+        found = {}
+        for name in names:
+            before = len(driver.launches())
+            calls[name]()
+            (launch,) = (x for x in driver.launches()[before:] if f"{name}_rows" in x["kernel"])
+            found[name] = launch["attributes"]["4"][0]
+        return found
+
+    for names in (["norm", "losses"], ["losses", "norm"]):
+        found = forked(lambda names=names: clusters_in_order(names))
+        assert found == {"norm": 4, "losses": 8}, names
+
+
 @pytest.mark.parametrize(
     ("columns", "cluster", "threads"),
     [

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
 
 #include "cubin/error.h"
 #include "kernels/rows/column_sums_params.h"
@@ -48,6 +49,7 @@ constexpr int64_t kMostStagedShared = 2 * kStagedColumns * 2;
 constexpr int64_t kMultiprocessors = 132;
 // Of their passes over rows, fewer of which would take less time than another part's sums.
 constexpr int64_t kLeastPasses = 2;
+constexpr int64_t kReservedShared = 1024;  // bytes of such a block, the system's, and for sums
 constexpr int64_t kMostColumns = INT32_MAX - (int64_t{1} << 20);  // a chunk more is counted
 constexpr int64_t kAlignment = 16;                                // bytes
 
@@ -132,6 +134,7 @@ struct RowsTable {
       for (PackageKernel* kernel : own) {
         const KernelFields fields(*kernel);
         kernels[fields.index("kind", kKinds)][fields.index("dtype", kDtypeNames)].push_back(kernel);
+        clusters.try_emplace(kernel, kMostCluster);
       }
     });
     for (auto& of_kind : kernels) {
@@ -148,13 +151,20 @@ struct RowsTable {
       });
     }
   }
+
+  // `dynamic_shared`: the most that the kernel is ever launched with.
+  int64_t largest_cluster(PackageKernel& kernel, const Device& device,
+                          int64_t dynamic_shared = 0) const {
+    return clusters.at(&kernel).ask(kernel, device, dynamic_shared);
+  }
+
   FamilyKernels family;
   // Those of few threads first.
   std::vector<PackageKernel*> kernels[kRowsKinds][std::size(kDtypes)];
   // Those of short rows first; read once, as their manifest is slow to search.
   std::vector<SumsKernel> sums[std::size(kDtypes)];
-  ClusterCapacity clusters{kMostCluster};
-  ClusterCapacity staged_clusters{kMostCluster};  // whose blocks have their rows in shared memory
+  // Of each kernel, because they use more and less of a multiprocessor.
+  std::map<const PackageKernel*, ClusterCapacity> clusters;
 };
 
 DeviceTables<RowsTable> g_rows_tables;
@@ -214,7 +224,7 @@ bool has_staged_rows(RowsKind kind, const RowSizes& sizes, ScalarType row_dtype,
   if (sizes.columns <= kStagedColumns) return true;
   return kind != kNormStaged && sizes.columns >= kLeastSharedColumns &&
          sizes.columns <= kMostCluster * kStagedColumns &&
-         table.staged_clusters.ask(*found.front(), device, kMostStagedShared) == kMostCluster;
+         table.largest_cluster(*found.front(), device, kMostStagedShared) == kMostCluster;
 }
 
 PackageKernel& rows_kernel(RowsKind kind, ScalarType row_dtype, const Device& device) {
@@ -251,7 +261,7 @@ RowsLayout::RowsLayout(RowsKind kind, const Device& device, const RowSizes& size
   } else if (threads == block && device.sm >= kClusterArch) {
     const int64_t passes = kind == kLosses ? kLossesPasses : 1;
     cluster = shares(sizes.columns, block * of_thread * passes, kMostCluster);
-    if (cluster > 1) cluster = std::min(cluster, table.clusters.ask(*kernel, device));
+    if (cluster > 1) cluster = std::min(cluster, table.largest_cluster(*kernel, device));
   }
   own_block = std::min(block, std::max(threads, kLeastBlock));
   at_once = own_block / threads;
@@ -273,10 +283,13 @@ SumsLayout::SumsLayout(const Device& device, const RowSizes& sizes, ScalarType r
   const RowsTable& table = table_of(device);
   kernels_of(kNormBackwardSums, row_dtype, table);  // throws if there is none
   const std::vector<SumsKernel>& of_dtype = table.sums[dtype_index(row_dtype)];
+  const int64_t most_shared = device.shared_optin - kReservedShared;
   for (const SumsKernel& each : of_dtype) {
     threads = shares(sizes.columns, each.width / each.block, each.block);
     cluster = shares(sizes.columns, each.width, each.most_cluster);
-    if (cluster > 1) cluster = std::min(cluster, table.clusters.ask(*each.kernel, device));
+    if (cluster > 1) {
+      cluster = std::min(cluster, table.largest_cluster(*each.kernel, device, most_shared));
+    }
     if (sizes.columns > each.width * cluster) continue;
     vectors = ceil_div(sizes.columns, threads * cluster * kRowVector);
     grid.block_x = each.block;
@@ -287,8 +300,7 @@ SumsLayout::SumsLayout(const Device& device, const RowSizes& sizes, ScalarType r
     }
     grid.dynamic_shared = each.stages * (with_grad_sum ? 3 : 2) * vectors * each.block *
                           kRowVector * element_size(row_dtype);
-    constexpr int64_t kReservedShared = 1024;  // the system's, and for sums
-    if (grid.dynamic_shared > device.shared_optin - kReservedShared) continue;
+    if (grid.dynamic_shared > most_shared) continue;
     kernel = each.kernel;
     parts = std::min(ceil_div(sizes.rows, kLeastPasses * (each.block / threads)),
                      each.blocks * kMultiprocessors / cluster);
