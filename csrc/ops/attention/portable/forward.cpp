@@ -34,6 +34,11 @@ double cycles_of(const AttentionRow& row, int64_t blocks, int64_t columns) {
 
 constexpr AttentionStep kForwardStep{"forward", "attention", sizeof(AttentionParams), true};
 
+// The partial results of so many parts of each row, with their logsumexp.
+int64_t floats_of_parts(int64_t parts, int64_t rows, int64_t head_dim_v) {
+  return parts * rows * (head_dim_v + 1);
+}
+
 class PortableForward : public AttentionForwardKernels {
  public:
   PortableForward(const Device& device, const AttentionEntries& entries)
@@ -77,9 +82,10 @@ class PortableForward : public AttentionForwardKernels {
             chosen->slots / std::max<int64_t>(1, details.blocks * problem.batch));
     }
     details.kernel = chosen->kernel;
-    plan.microseconds = cycles_of(*chosen, details.blocks * problem.batch * details.splits,
-                                  details.columns_per_split) /
-                        device_.cycles_per_microsecond;
+    const double cycles = cycles_of(*chosen, details.blocks * problem.batch * details.splits,
+                                    details.columns_per_split) +
+                          combine_cycles(details, problem);
+    plan.microseconds = cycles / device_.cycles_per_microsecond;
     if (problem.has(kAnyMask) && !details.decodes) plan.microseconds *= kMaskedTime;
     plan.set(details);
     return plan;
@@ -145,6 +151,15 @@ class PortableForward : public AttentionForwardKernels {
     plan.combine = combine;
   }
 
+  // The cycles of the second kernel of a split, which reads what the first one writes.
+  double combine_cycles(const PortableForwardPlan& plan, const AttentionCase& problem) const {
+    if (plan.combine == nullptr) return 0;
+    const int64_t rows = problem.batch * problem.heads * problem.seqlen_q;
+    const auto bytes = static_cast<double>(2 * sizeof(float) *
+                                           floats_of_parts(plan.splits, rows, problem.head_dim_v));
+    return plan.combine->cost_fixed + bytes / device_.bytes_per_cycle;
+  }
+
   const Device& device_;
   AttentionTable forward_, combine_, decode_;
 };
@@ -170,7 +185,7 @@ const PortableForwardBackend g_portable_forward;
 
 Tensor allocate_parts(AttentionParams& params, int64_t rows, const Device& device) {
   if (params.splits <= 1) return {};
-  const int64_t floats = params.splits * rows * (int64_t{params.head_dim_v} + 1);
+  const int64_t floats = floats_of_parts(params.splits, rows, params.head_dim_v);
   Tensor parts = empty_cuda(&floats, 1, ScalarType::Float, device.index);
   params.partial_out = static_cast<float*>(parts.mutable_data_ptr());
   params.partial_logsumexp = params.partial_out + params.splits * rows * params.head_dim_v;
