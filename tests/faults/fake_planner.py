@@ -187,6 +187,31 @@ def test_terms_of_other_values_change_the_predictions(driver, catalog) -> None:
         assert text.startswith("torch_cubin [input]: a term of the planner is not known")
 
 
+def test_only_lone_tiles_of_one_warpgroup_begin_sooner(driver, catalog) -> None:
+    """As in sm90.cu: not in clusters, and not where blocks have more tiles."""
+
+    def run() -> list:
+        one_wave, more = (
+            described(512, 512, 512, "nt", "bfloat16"),
+            described(2048, 2048, 512, "nt", "bfloat16"),
+        )
+        products = [one_wave, more, {**one_wave, "batch": 2}]
+        early = library.planned(products, configs=True)
+        late = library.planned(products, configs=True, terms={"early_cycles": 0})
+        return [early, late]
+
+    def sooner(early: dict, late: dict) -> set[str]:
+        times = {config["name"]: config["microseconds"] for config in late["configs"]}
+        names = {c["name"] for c in early["configs"] if c["microseconds"] < times[c["name"]]}
+        return {name for name in names if name.startswith("sm90 ")}
+
+    found = [sooner(*plans) for plans in zip(*forked(run), strict=True)]
+    assert {"sm90 64x64", "sm90 64x128"} <= found[0]
+    for name in found[0]:
+        assert re.fullmatch(r"sm90 64x\d+", name), name
+    assert found[1:] == [set(), set()]
+
+
 def test_plan_changes_finds_nothing_where_nothing_changed(driver, catalog, capsys) -> None:
     def run() -> list:
         products = plan_changes.random_products(200, seed=5)

@@ -38,7 +38,7 @@ struct Work {
   double handshakes = 0;    // waits for another block's sums
   // Of the device.
   bool follows = false;      // without a launch of its own
-  bool early = false;        // a block has one tile, whose loads start early (sm90_symmetric.cu)
+  bool early = false;        // a block has one tile alone, whose loads start early
   bool clusters = false;     // its blocks are launched in clusters of several
   double filled = 1;         // share of the multiprocessors that have something to do
   double outside = 0;        // share of the tiles that lies outside the matrices

@@ -141,6 +141,13 @@ class Counter {
     return row.tile_m * row.tile_n > 128 * 128 ? share(3, 2) : 1;
   }
 
+  // Whether blocks have one tile alone: of one warpgroup they begin sooner (sm90.cu).
+  bool starts_early(const Sm90Plan& plan, int64_t tiles) const {
+    const Sm90Row& row = *plan.row;
+    return row.one_warpgroup && !row.reads && !row.is_tn() && c_.batch == 1 &&
+           plan.cluster.size() == 1 && tiles <= plan.clusters;
+  }
+
   // The busiest multiprocessor's tiles and k blocks in all, of a share of the product's tiles.
   Work work_of(const Sm90Plan& plan, int64_t tiles, double k_blocks, double part = 1) const {
     const Sm90Row& row = *plan.row;
@@ -187,10 +194,12 @@ class Counter {
                     Work last) const {
     const int64_t left = tiles - waves * plan.clusters;
     store(*plan.row, last);
+    last.early = starts_early(plan, tiles);
     if (waves == 0) return offer_(plan, last, nullptr);
     Work work = work_of(plan, waves, static_cast<double>(waves * k_blocks), 1 - share(left, tiles));
     work.correction = last.correction;
     store(*plan.row, work);
+    work.early = last.early;
     if (plan.row->ping_pong) work.hidden = static_cast<double>(waves - (left == 0 ? 1 : 0));
     last.follows = true;
     offer_(plan, work, left == 0 ? nullptr : &last);
