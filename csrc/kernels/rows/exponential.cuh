@@ -3,7 +3,7 @@
 
 #include <limits>
 
-#include "common/ptx.cuh"
+#include "rows.cuh"
 
 namespace torch_cubin {
 
@@ -15,6 +15,12 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 template <bool kExact>
 TC_DEVICE float exponential(float x) {
   return kExact ? expf(x) : exp2_approx(x * kLog2E);
+}
+
+// The highest of a warp's values, of which none is NaN unless all are, as integers of one order.
+TC_DEVICE float max_of_warp(float x) {
+  const auto ordered = [](int bits) { return bits >= 0 ? bits : bits ^ 0x7FFFFFFF; };
+  return __int_as_float(ordered(__reduce_max_sync(~0u, ordered(__float_as_int(x)))));
 }
 
 // The sum of exp(x - max) over some elements. NaN propagates to the total; max is never NaN.
@@ -38,6 +44,12 @@ struct ExpSum {
     if (!(higher > max())) return;
     total() *= factor(max(), higher);
     max() = higher;
+  }
+  // The sum over the lanes of a warp.
+  TC_DEVICE void join_warp() {
+    const float highest = max_of_warp(max());
+    total() = sum_of_warp(total() * factor(max(), highest));
+    max() = highest;
   }
   // Adds elements, of which some may be -inf alone.
   template <int kElements>

@@ -7,7 +7,7 @@
 namespace torch_cubin::TC_KERNEL {
 
 enum Call { kMean, kSquares, kCalls };
-using Row = StagedRow<DType::TC_DTYPE, kCalls>;
+using Row = StagedRow<DType::TC_DTYPE, kCalls, 0>;
 using Access = Row::Access;
 
 // Without branches, the parameters of all vectors are loaded before the first is used.
@@ -91,24 +91,20 @@ TC_DEVICE void add_residual(const NormParams& p, const Row& row) {
 
 extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_BLOCKS)
     TC_KERNEL(const __grid_constant__ NormParams p) {
-  __shared__ Row::Shared shared;
-  const StagedPart part(p.columns, 1);
-  const Row row{shared, part.count};
-  if (threadIdx.x == 0) {
-    row.fetch({part.of(p.x, p.x_stride),
-               p.residual == nullptr ? nullptr : part.of(p.residual, p.residual_stride)});
-  }
-  prefetch_parameters(p);
-  wait_for_previous_kernel();
-  row.wait();
-  if (p.residual != nullptr) add_residual(p, row);
-  if (p.weight == nullptr) {
-    p.centered ? normalize<true, false, false>(p, row) : normalize<false, false, false>(p, row);
-  } else if (!p.centered) {
-    normalize<false, true, false>(p, row);
-  } else {
-    p.bias == nullptr ? normalize<true, true, false>(p, row) : normalize<true, true, true>(p, row);
-  }
+  with_staged_row<Row>(
+      p, {{p.x, p.x_stride}, {p.residual, p.residual_stride}}, [&] { prefetch_parameters(p); },
+      [&](const Row& row) {
+        if (p.residual != nullptr) add_residual(p, row);
+        if (p.weight == nullptr) {
+          p.centered ? normalize<true, false, false>(p, row)
+                     : normalize<false, false, false>(p, row);
+        } else if (!p.centered) {
+          normalize<false, true, false>(p, row);
+        } else {
+          p.bias == nullptr ? normalize<true, true, false>(p, row)
+                            : normalize<true, true, true>(p, row);
+        }
+      });
 }
 
 }  // namespace torch_cubin::TC_KERNEL

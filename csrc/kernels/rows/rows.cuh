@@ -27,6 +27,13 @@ TC_DEVICE void load_once(FourWords& out, const void* from) {
                : "l"(from));
 }
 
+// For all threads of a warp.
+TC_DEVICE float sum_of_warp(float x) {
+#pragma unroll
+  for (int lane = 16; lane > 0; lane /= 2) x += __shfl_xor_sync(~0u, x, lane);
+  return x;
+}
+
 // A row of a tensor.
 struct RowOf {
   char* data;

@@ -6,17 +6,11 @@
 
 namespace torch_cubin::TC_KERNEL {
 
-using Row = StagedRow<DType::TC_DTYPE, 1>;
+using Row = StagedRow<DType::TC_DTYPE, 1, 1>;
 using Access = Row::Access;
 
-struct Shared {
-  Row::Shared row;
-  Exchanged<1> of_blocks;
-};
-
 template <bool kLog>
-TC_DEVICE void differentiate(const RowsSoftmaxParams& p, Shared& shared, const Row& row,
-                             const RowOf& out) {
+TC_DEVICE void differentiate(const Row& row, const RowOf& out) {
   const auto for_each = [&](auto&& body) {
     row.for_each([&](int i, int column) {
       Row::Raw raw;
@@ -34,10 +28,10 @@ TC_DEVICE void differentiate(const RowsSoftmaxParams& p, Shared& shared, const R
     for (int j = 0; j < 8; ++j) own += kLog ? grad[j] : grad[j] * y[j];
   });
   float total = row.sum(own, 0);
-  if (p.cluster > 1) {
-    shared.of_blocks.send({total}, p.cluster);
+  if (row.cluster > 1) {
+    row.shared.of_blocks.send({total}, row.cluster);
     total = 0;
-    for (int i = 0; i < p.cluster; ++i) total += shared.of_blocks.of[i][0];
+    for (int i = 0; i < row.cluster; ++i) total += row.shared.of_blocks.of[i][0];
   }
   for_each([&](float (&y)[8], float (&grad)[8], int column) {
 #pragma unroll
@@ -50,19 +44,12 @@ TC_DEVICE void differentiate(const RowsSoftmaxParams& p, Shared& shared, const R
 
 extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_BLOCKS)
     TC_KERNEL(const __grid_constant__ RowsSoftmaxParams p) {
-  __shared__ Shared shared;
-  const StagedPart part(p.columns, p.cluster);
-  const Row row{shared.row, part.count};
-  if (threadIdx.x == 0) {
-    shared.of_blocks.begin();
-    row.fetch({part.of(p.x, p.x_stride), part.of(p.grad_out, p.grad_out_stride)});
-  }
-  wait_for_previous_kernel();
-  __syncwarp();  // thread 0 had work of its own, and cluster_arrive() is for converged warps
-  if (p.cluster > 1) sm90::cluster_arrive();
-  row.wait();
-  const RowOf out(p.out, part.row * p.columns + part.begin * kRowVector, p.out_dtype);
-  p.log ? differentiate<true>(p, shared, row, out) : differentiate<false>(p, shared, row, out);
+  with_staged_row<Row>(
+      p, {{p.x, p.x_stride}, {p.grad_out, p.grad_out_stride}}, [] {},
+      [&](const Row& row) {
+        const RowOf out = row.result(p.out, p.columns, p.out_dtype);
+        p.log ? differentiate<true>(row, out) : differentiate<false>(row, out);
+      });
 }
 
 }  // namespace torch_cubin::TC_KERNEL

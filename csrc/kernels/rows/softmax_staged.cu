@@ -7,41 +7,24 @@
 namespace torch_cubin::TC_KERNEL {
 
 using Sum = ExpSum<false>;
-using Row = StagedRow<DType::TC_DTYPE, Sum::kCount>;
+using Row = StagedRow<DType::TC_DTYPE, Sum::kCount, Sum::kCount>;
 using Access = Row::Access;
-
-struct Shared {
-  Row::Shared row;
-  Exchanged<Sum::kCount> of_blocks;
-};
-
-// The highest of a warp's values, of which none is NaN unless all are, as integers of one order.
-TC_DEVICE float max_of_warp(float x) {
-  const auto ordered = [](int bits) { return bits >= 0 ? bits : bits ^ 0x7FFFFFFF; };
-  return __int_as_float(ordered(__reduce_max_sync(~0u, ordered(__float_as_int(x)))));
-}
-
-TC_DEVICE float sum_of_warp(float x) {
-#pragma unroll
-  for (int lane = 16; lane > 0; lane /= 2) x += __shfl_xor_sync(~0u, x, lane);
-  return x;
-}
 
 // The sum of `count` sums, at most 32, each of which a lane gets: get(i, 0) and get(i, 1).
 template <class Get>
 TC_DEVICE Sum total_of(int count, Get&& get) {
   const int lane = threadIdx.x % 32;
-  Sum own;
-  own.clear();
-  if (lane < count) own = {{get(lane, 0), get(lane, 1)}};
-  const float max = max_of_warp(own.max());
-  return {{max, sum_of_warp(own.total() * Sum::factor(own.max(), max))}};
+  Sum sum;
+  sum.clear();
+  if (lane < count) sum = {{get(lane, 0), get(lane, 1)}};
+  sum.join_warp();
+  return sum;
 }
 
 // The sum over the row. `own`: over this thread's elements, relative to its warp's maximum.
-TC_DEVICE Sum join(const RowsSoftmaxParams& p, Shared& shared, Sum own) {
+TC_DEVICE Sum join(const Row& row, Sum own) {
   own.total() = sum_of_warp(own.total());
-  auto& of_warps = shared.row.of_warps;
+  auto& of_warps = row.shared.of_warps;
   const int warp = threadIdx.x / 32;
   if (threadIdx.x % 32 == 0) {
     of_warps[0][warp] = own.max();
@@ -49,16 +32,16 @@ TC_DEVICE Sum join(const RowsSoftmaxParams& p, Shared& shared, Sum own) {
   }
   __syncthreads();
   Sum sum = total_of(blockDim.x / 32, [&](int i, int which) { return of_warps[which][i]; });
-  if (p.cluster > 1) {
-    shared.of_blocks.send(sum.of, p.cluster);
-    sum = total_of(p.cluster, [&](int i, int which) { return shared.of_blocks.of[i][which]; });
+  if (row.cluster > 1) {
+    row.shared.of_blocks.send(sum.of, row.cluster);
+    sum =
+        total_of(row.cluster, [&](int i, int which) { return row.shared.of_blocks.of[i][which]; });
   }
   return sum;
 }
 
 template <bool kLog>
-TC_DEVICE void softmax(const RowsSoftmaxParams& p, Shared& shared, const Row& row,
-                       const RowOf& out) {
+TC_DEVICE void softmax(const Row& row, const RowOf& out) {
   const auto get = [&](float (&x)[8], int i) {
     Row::Raw raw;
     row.get(raw, 0, i);
@@ -77,7 +60,7 @@ TC_DEVICE void softmax(const RowsSoftmaxParams& p, Shared& shared, const Row& ro
     get(x, i);
     own.add_below_max(x);
   });
-  Sum sum = join(p, shared, own);
+  Sum sum = join(row, own);
   const float max = sum.max(), log_sum = logf(sum.total()), scale = 1.0f / sum.total();
   row.for_each([&](int i, int column) {
     float x[8];
@@ -92,19 +75,12 @@ TC_DEVICE void softmax(const RowsSoftmaxParams& p, Shared& shared, const Row& ro
 
 extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_BLOCKS)
     TC_KERNEL(const __grid_constant__ RowsSoftmaxParams p) {
-  __shared__ Shared shared;
-  const StagedPart part(p.columns, p.cluster);
-  const Row row{shared.row, part.count};
-  if (threadIdx.x == 0) {
-    shared.of_blocks.begin();
-    row.fetch({part.of(p.x, p.x_stride)});
-  }
-  wait_for_previous_kernel();
-  __syncwarp();  // thread 0 had work of its own, and cluster_arrive() is for converged warps
-  if (p.cluster > 1) sm90::cluster_arrive();
-  row.wait();
-  const RowOf out(p.out, part.row * p.columns + part.begin * kRowVector, p.out_dtype);
-  p.log ? softmax<true>(p, shared, row, out) : softmax<false>(p, shared, row, out);
+  with_staged_row<Row>(
+      p, {{p.x, p.x_stride}}, [] {},
+      [&](const Row& row) {
+        const RowOf out = row.result(p.out, p.columns, p.out_dtype);
+        p.log ? softmax<true>(row, out) : softmax<false>(row, out);
+      });
 }
 
 }  // namespace torch_cubin::TC_KERNEL
