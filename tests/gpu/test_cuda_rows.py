@@ -165,6 +165,32 @@ def test_rows_that_are_not_finite(dtype: torch.dtype, columns: int) -> None:
         torch.testing.assert_close(ours(x, -1), torchs(x, -1), equal_nan=True)
 
 
+@pytest.mark.parametrize("value", [3000.0, -0.1, 1234.5, 6e4])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_of_one_value(dtype: torch.dtype, value: float) -> None:
+    """Layer norm gives its bias: rstd, 1 / sqrt(eps), would multiply an error of the mean."""
+    lengths = [*range(1, 21), 100, 1000, 1001, 2040, 2048, 3000, 4104, 8193, 9000, 12288, 16376,
+               16384, 16392, 50257, 131072, 200001]  # fmt: skip
+    for columns in lengths:
+        x = torch.full((5, columns), value, device="cuda", dtype=dtype, requires_grad=True)
+        b = torch.arange(columns, device="cuda").remainder(9).to(dtype)
+        w = torch.full_like(b, 3)
+        out, _, mean, _ = ops._norm(x.detach(), None, (columns,), w, b, None, True)
+        assert torch.equal(mean.flatten(), x[:, 0].float()), columns
+        assert torch.equal(out, b.expand_as(out)), columns
+        assert not ops._row_sums(x.detach(), 2, 1.0, torch.float32).any(), (
+            columns
+        )  # squared deviations
+        out = ops.layer_norm(x, (columns,), w, b)
+        (grad,) = torch.autograd.grad(out, x, b.expand_as(out))
+        want = 3 * (b.double() - b.double().mean()) / 1e-5**0.5
+        torch.testing.assert_close(grad.double(), want.expand_as(grad), rtol=8e-3, atol=1e-2)
+        norm = ops.rms_norm(x, (columns,), None, 0.0)
+        torch.testing.assert_close(norm, x.sign())
+        for call, torchs in ((ops.softmax, torch.softmax), (ops.log_softmax, torch.log_softmax)):
+            torch.testing.assert_close(call(x, -1), torchs(x, -1))
+
+
 @pytest.mark.parametrize("columns", [64, 100, 4096, 16384])
 @pytest.mark.parametrize("scale", [1e-20, 1e16, 5e16])
 def test_gradients_of_tiny_and_huge_rows_without_an_eps(

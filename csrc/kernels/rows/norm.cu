@@ -8,7 +8,16 @@
 
 namespace torch_cubin::TC_KERNEL {
 
-constexpr int kBlock = TC_THREADS;
+constexpr int kBlock = TC_THREADS, kDtype = static_cast<int>(DType::TC_DTYPE);
+
+// The first element of a row, from memory.
+TC_DEVICE float read_first(const NormParams& p, tc_int64 row) {
+  using Access = Singles<kDtype>;
+  const float x = element_of(p.x, kDtype, row * p.x_stride);
+  if (p.residual == nullptr) return x;
+  const float sum = x + element_of(p.residual, kDtype, row * p.residual_stride);
+  return Access::value_of(Access::bits_of(sum, kDtype), kDtype);
+}
 
 template <class Access>
 TC_DEVICE void normalize(const NormParams& p) {
@@ -41,13 +50,13 @@ TC_DEVICE void normalize(const NormParams& p) {
   RowJoin<Sums<1>, kBlock> join(p.threads, p.cluster);
   float mean = 0;
   if (p.centered) {
+    // The mean of the differences from the first element, which is exact for rows of one value:
+    // rstd would multiply an error. Sums of kElements of them are: it is a power of two.
+    const float first = at.first_element(raw, [&, row = row] { return read_first(p, row); });
     Sums<1> sum = {{0}};
-    for_each([&](float (&x)[kElements], int) {
-#pragma unroll
-      for (int j = 0; j < kElements; ++j) sum.of[0] += x[j];
-    });
+    for_each([&](float (&x)[kElements], int) { sum.of[0] += fmaf(-first, kElements, sum_of(x)); });
     join(sum, Sums<1>::Join{});
-    mean = sum.of[0] * part;
+    mean = first + sum.of[0] * part;
   }
   Sums<1> squares = {{0}};
   for_each([&](float (&x)[kElements], int) {

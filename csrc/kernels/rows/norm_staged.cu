@@ -30,7 +30,10 @@ TC_DEVICE void normalize(const NormParams& p, const Row& row) {
 #pragma unroll
       for (int j = 0; j < 8; ++j) sum += x[j];
     });
-    mean = row.sum(sum, kMean) * part;
+    // Corrected by what total * part has lost, it is exact for rows of one value, whose total is:
+    // its 11 bits at most, times 2,048 vectors at most. rstd would multiply an error.
+    const float total = row.sum(sum, kMean), mean_of = total * part;
+    mean = fmaf(fmaf(-mean_of, static_cast<float>(p.columns), total), part, mean_of);
   }
   float squares = 0;
   for_each([&](float (&x)[8], int) {

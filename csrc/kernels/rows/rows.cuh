@@ -34,6 +34,17 @@ TC_DEVICE float sum_of_warp(float x) {
   return x;
 }
 
+// The sum of a thread's elements, in pairs, which replaces them.
+template <int kElements>
+TC_DEVICE float sum_of(float (&x)[kElements]) {
+#pragma unroll
+  for (int step = kElements / 2; step > 0; step /= 2) {
+#pragma unroll
+    for (int i = 0; i < step; ++i) x[i] += x[i + step];
+  }
+  return x[0];
+}
+
 // A row of a tensor.
 struct RowOf {
   char* data;
@@ -249,6 +260,16 @@ struct Lane {
     for (int i = 0; i < kHeld; ++i) {
       if (has(first, i)) Access::load_raw(raw[i], row, column(first, i));
     }
+  }
+
+  // The row's first element, which its threads exchange if they are of one warp; `read` reads it
+  // from memory. `raw`: what load(0) has read.
+  template <class Read>
+  TC_DEVICE float first_element(const Raw (&raw)[kHeld], Read&& read) const {
+    if (threads > 32) return read();
+    float x[kElements];
+    Access::unpack(x, raw[0]);
+    return __shfl_sync(~0u, x[0], 0, threads);
   }
 
   // Calls body(i, column), with the row's vectors of a chunk in what load(first) has read; the

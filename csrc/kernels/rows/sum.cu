@@ -1,5 +1,6 @@
 // Sums over the last dimension; sum_params.h defines the computation. Of deviations the mean is
-// subtracted before squares are added, so that a large mean takes no digits away.
+// subtracted before squares are added, so that a large mean takes no digits away. The mean is that
+// of differences from the row's first element, exact for rows of one value.
 //
 // Each block takes as many rows as it holds, or each cluster of blocks one row.
 #include "rows.cuh"
@@ -7,17 +8,7 @@
 
 namespace torch_cubin::TC_KERNEL {
 
-constexpr int kBlock = TC_THREADS;
-
-template <int kElements>
-TC_DEVICE float sum_of(float (&x)[kElements]) {
-#pragma unroll
-  for (int step = kElements / 2; step > 0; step /= 2) {
-#pragma unroll
-    for (int i = 0; i < step; ++i) x[i] += x[i + step];
-  }
-  return x[0];
-}
+constexpr int kBlock = TC_THREADS, kDtype = static_cast<int>(DType::TC_DTYPE);
 
 template <class Access>
 TC_DEVICE void sum_row(const RowSumParams& p) {
@@ -48,12 +39,15 @@ TC_DEVICE void sum_row(const RowSumParams& p) {
   } else if (p.kind == kRowSquares) {
     total = total_of(square);
   } else {
-    const float mean = total_of(plain) / static_cast<float>(p.columns);
+    const float first =
+        at.first_element(raw, [&, row = row] { return element_of(p.x, kDtype, row * p.x_stride); });
+    const float shift = total_of([&](float element) { return element - first; });
+    const float mean = first + shift / static_cast<float>(p.columns);
     total = total_of([&](float element) { return square(element - mean); });
   }
   if (valid && at.lane == 0) {
     const float out[1] = {total / p.divisor};
-    Singles<static_cast<int>(DType::TC_DTYPE)>::store(RowOf(p.out, row, p.out_dtype), out, 0);
+    Singles<kDtype>::store(RowOf(p.out, row, p.out_dtype), out, 0);
   }
 }
 
