@@ -281,6 +281,8 @@ def test_softmax_of_rows_in_shared_memory(driver, columns: int, cluster: int, th
     for kind, (launch, params) in zip(kinds, launches_of(driver, call, SOFTMAX), strict=True):
         assert launch["kernel"].startswith(f"{kind}_staged_" if cluster else f"{kind}_rows_")
         if cluster:
+            of_cluster = cluster > 1 and kind == "softmax"
+            assert launch["kernel"].endswith("_cluster" if of_cluster else "_bf16")
             assert params.cluster == cluster
             assert launch["grid"] == [64 * cluster, 1, 1]
             assert launch["block"] == [threads, 1, 1]

@@ -85,12 +85,16 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_BLOCKS)
 
 }  // namespace torch_cubin::TC_KERNEL
 
+// Four blocks of 512 threads hide more of the wait for a cluster's other blocks (2048 x 128256,
+// H200: 301 -> 270 us). Blocks that wait for none are 1% slower with so few registers.
 /* torch_cubin kernels
 {"virtual_arch": [90],
  "kernels": [
-  {"name": "softmax_staged_rows_{d.short}", "kind": "softmax_staged", "archs": ["sm_90a"],
-   "dtype": "{d.dtype}", "math": "float32", "layout": "any", "alignment": 16, "tile": [1, 8, 1],
-   "stages": 1, "block": [512, 1, 1], "dynamic_shared": 0,
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": 3}, "cost": {"k_tile": 0, "fixed": 0},
-   "for": {"d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}]}}]}
+  {"name": "softmax_staged_rows_{d.short}{size.suffix}", "kind": "softmax_staged",
+   "archs": ["sm_90a"], "dtype": "{d.dtype}", "math": "float32", "layout": "any", "alignment": 16,
+   "tile": [1, 8, 1], "stages": 1, "block": [512, 1, 1], "dynamic_shared": 0,
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": "{size.blocks}"},
+   "cost": {"k_tile": 0, "fixed": 0},
+   "for": {"d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}],
+    "size": [{"suffix": "", "blocks": 3}, {"suffix": "_cluster", "blocks": 4}]}}]}
 */

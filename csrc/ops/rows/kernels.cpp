@@ -140,7 +140,8 @@ struct RowsTable {
     for (auto& of_kind : kernels) {
       for (auto& of_dtype : of_kind) {
         std::sort(of_dtype.begin(), of_dtype.end(), [](PackageKernel* a, PackageKernel* b) {
-          return a->entry().block[0] < b->entry().block[0];
+          const int64_t left = a->entry().block[0], right = b->entry().block[0];
+          return left != right ? left < right : a->entry().name < b->entry().name;
         });
       }
     }
@@ -159,7 +160,7 @@ struct RowsTable {
   }
 
   FamilyKernels family;
-  // Those of few threads first.
+  // Those of few threads first, and those for clusters, whose names are longer, last.
   std::vector<PackageKernel*> kernels[kRowsKinds][std::size(kDtypes)];
   // Those of short rows first; read once, as their manifest is slow to search.
   std::vector<SumsKernel> sums[std::size(kDtypes)];
@@ -224,7 +225,7 @@ bool has_staged_rows(RowsKind kind, const RowSizes& sizes, ScalarType row_dtype,
   if (sizes.columns <= kStagedColumns) return true;
   return kind != kNormStaged && sizes.columns >= kLeastSharedColumns &&
          sizes.columns <= kMostCluster * kStagedColumns &&
-         table.largest_cluster(*found.front(), device, kMostStagedShared) == kMostCluster;
+         table.largest_cluster(*found.back(), device, kMostStagedShared) == kMostCluster;
 }
 
 PackageKernel& rows_kernel(RowsKind kind, ScalarType row_dtype, const Device& device) {
@@ -239,8 +240,8 @@ RowsLayout::RowsLayout(RowsKind kind, const Device& device, const RowSizes& size
   const std::vector<PackageKernel*>& of_kind = kernels_of(kind, row_dtype, table);
   joins = kind != kLossesBackward;
   if (kind == kNormStaged || kind == kRowsSoftmaxStaged || kind == kRowsSoftmaxBackwardStaged) {
-    kernel = of_kind.front();
     if (sizes.columns > kStagedColumns) cluster = kMostCluster;
+    kernel = cluster > 1 ? of_kind.back() : of_kind.front();
     const int64_t of_block = ceil_div(sizes.columns, kRowVector * cluster);  // vectors
     threads = own_block = ceil_div(of_block, kStagedVectors * kWarp) * kWarp;
     at_once = 1;
