@@ -181,6 +181,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=1e9, help="at most")
     parser.add_argument("--json", type=Path, help="a file for the result")
     options = parser.parse_args()
+    if options.device.startswith("cuda") and not torch.cuda.is_available():
+        parser.error("torch sees no CUDA device; --device cpu draws on the CPU")
     seeds = range(options.first, options.first + options.draws)
     count, found = differences(seeds, options.device, options.seconds)
     print("\n".join([*found, f"{count} of {options.draws} draws on {options.device}: "

@@ -362,3 +362,11 @@ def test_random_models_batches_and_cuts() -> None:
     assert same_bits_draws.differences(range(12), "cpu") == (12, [])
     without = [same_bits_draws.difference(seed, "cpu") for seed in range(12)]
     assert any(without), "the switch has nothing to show here"
+
+
+def test_draws_without_a_gpu_say_what_to_do(monkeypatch, capsys) -> None:
+    monkeypatch.setattr("sys.argv", ["same_bits_draws.py"])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        same_bits_draws.main()
+    assert "--device cpu" in capsys.readouterr().err
