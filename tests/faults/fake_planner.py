@@ -76,6 +76,20 @@ def test_the_order_of_sums_does_not_depend_on_the_number_of_rows(driver, catalog
     assert not changed, changed[:5]
 
 
+def test_clusters_that_two_blocks_a_multiprocessor_run_at_once_take_one_turn(
+    driver, catalog
+) -> None:
+    """32 tiles of four parts of K are two clusters more than blocks with a multiprocessor each."""
+
+    def run() -> list:
+        sizes = [described(8, n, 8192, "nt", "bfloat16") for n in (1920, 2048)]
+        plans = library.planned([{**p, "batch_invariant": True} for p in sizes], configs=True)
+        return [{each["name"]: each["microseconds"] for each in p["configs"]} for p in plans]
+
+    fewer, more = (times["sm90_skinny 64 rows 4 splits"] for times in forked(run))
+    assert more < 1.2 * fewer
+
+
 def test_a_malformed_product_is_refused(driver, catalog) -> None:
     def run() -> list:
         good = described(8, 8, 8, "nt", "float16")
