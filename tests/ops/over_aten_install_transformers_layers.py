@@ -647,6 +647,7 @@ def module_of(source: str, name: str = "transformers.models.some.modeling_some")
         ("torch.rsqrt(", "torch.sqrt("),
         ("torch.float32", "torch.float64"),
         ("(self, hidden_states):\n        input", "(self, *, hidden_states):\n        input"),
+        ("(self, hidden_states):\n        input", "(self, hidden_states, *more):\n        input"),
         (
             "    def forward(self, hidden_states):\n        i",
             "    async def forward(self, hidden_states):\n        i",
@@ -661,7 +662,7 @@ def test_a_forward_that_computes_something_else_stays(before: str, after: str) -
 
 def test_a_class_of_another_module_stays() -> None:
     module = types.ModuleType("transformers.models.some.modeling_some")
-    exec(WRITTEN, {**module.__dict__, "__name__": "elsewhere"}, module.__dict__)
+    exec(WRITTEN, {"torch": torch, "__name__": "elsewhere"}, module.__dict__)
     own = vars(module.Norm)["forward"]
     transformers_layers._wrap_layers(module)
     assert vars(module.Norm)["forward"] is own

@@ -63,8 +63,6 @@ def _why_not(kind: str, x: Any, *others: Any) -> str | None:
             return reason
     if torch.is_autocast_enabled(x.device.type):
         return "autocast"
-    if any(other.dtype is not x.dtype for other in others):
-        return "different dtypes"
     if x.dtype is torch.float64:
         return "dtype float64"
     if transforms.transforms_active() or transforms.dual_level_is_open(x, *others):
@@ -143,17 +141,13 @@ _LAYERS: tuple[tuple[Callable[..., Any], Serve, str], ...] = (
 
 
 def _code_of(function: Any) -> tuple[object, ...] | None:
-    """What a function without a closure computes: equal for equal sources."""
+    """What a function computes: equal for equal sources."""
     if type(function) is not FunctionType or function.__globals__.get("torch") is not torch:
         return None
     code = function.__code__
-    if code.co_freevars:
-        return None
     # A docstring is the first constant, in place of None.
     constants = code.co_consts if function.__doc__ is None else (None, *code.co_consts[1:])
-    # Without the flags of __future__.
-    arguments = code.co_argcount, code.co_kwonlyargcount, code.co_flags & 0xFFF
-    return code.co_code, constants, code.co_names, code.co_varnames, *arguments
+    return code.co_code, constants, code.co_names, code.co_varnames, code.co_argcount
 
 
 def _wrap_layers(module: ModuleType) -> None:
