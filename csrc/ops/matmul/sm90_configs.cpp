@@ -133,12 +133,13 @@ class Counter {
     return static_cast<double>(row.tile_m * row.tile_n) * sizeof(float);
   }
 
-  // Of a value: a warpgroup takes one alone, half as much again where the sums leave registers for
-  // half a panel only. Several that share a tile overlap much of it (16384 x 4608 x 1152 with GELU,
-  // H200: 286, 340 and, by 192x192, 331 us; without 250, 250, 276).
+  // Of a value where a warpgroup has a tile alone, and half as much again where its sums leave
+  // registers for half a panel only (H200, plain and with GELU: 16384 x 4608 x 1152 by 128x128 250,
+  // 286 us, by 128x192 250, 340; 1024 x 6144 x 4096 75, 79; 76, 87). Several that share a tile
+  // overlap more of it.
   static double activation_cycles(const Sm90Row& row) {
     if (!row.ping_pong) return share(1, 4);
-    return row.tile_m * row.tile_n > 128 * 128 ? share(3, 2) : 1;
+    return row.tile_m * row.tile_n > 128 * 128 ? 1 : share(2, 3);
   }
 
   // Whether blocks have one tile alone: of one warpgroup they begin sooner (sm90.cu).
