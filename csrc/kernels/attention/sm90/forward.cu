@@ -59,11 +59,8 @@ struct AttentionConfig : ForwardBlock<kGroups_, kQSlots_, kStages_, (kD_ + 63) /
   // wait for its product. 0.97 of the time of windows of 1,024 at head_dim 256, 0.93 of 256 (H200).
   static constexpr bool kSkipsTurns = kSkipsBlocks && kGroups == 2;
   // Q is released before the weights of a tile's last block are computed, unless they may need its
-  // scores once more. With the skipped blocks and the vectors below, 0.97 to 0.99 of the time at
-  // head_dim 256 (H200).
+  // scores once more. With the skipped blocks 0.97 to 0.99 of the time at head_dim 256 (H200).
   static constexpr bool kFreesQ = kQSlots_ == 1 && kD > 192 && !kMasked;
-  // Four lanes exchange outputs, for vectors of 16 bytes instead of 8, where that was measured.
-  static constexpr bool kStoresVectors = kD > 192 && !kMasked;
   // A warpgroup skips tiles of which it has no rows. With 192 queries, and with more columns, which
   // are bound by the memory if rows are few, that would spill more.
   static constexpr bool kSkipsTiles = kGroups == 2 && kD <= 128;
@@ -101,7 +98,14 @@ struct AttentionConfig : ForwardBlock<kGroups_, kQSlots_, kStages_, (kD_ + 63) /
   static constexpr int kNumberBytes = kD == 64 && kGroups == 2 ? 4 : 2;
   static constexpr int kAddedBytes = !kAdded || kD > 128 ? 0 : 16 * kN* kNumberBytes;
   static constexpr int kNumbers = (kNextBlock + (kSendsNextBlock ? 16 : 0) + 15) / 16 * 16;
-  static constexpr int kSharedBytes = kNumbers + 4 * kGroups * kAddedBytes;
+  // Outputs pass through shared memory where there is enough of it for some columns of a tile
+  // (store_rows()); elsewhere four lanes exchange them. 0.96 to 1.00 of the time of short rows of
+  // 64 columns (H200).
+  static constexpr int kOut = kNumbers + 4 * kGroups * kAddedBytes;
+  static constexpr int kOutColumns = kD % 64 == 0 ? 64 : 32;
+  static constexpr int kOutBytes = Block::kRows * out_pitch(kOutColumns);
+  static constexpr bool kStoresRows = kD <= 128 && kTeams * (kOut + kOutBytes) <= kMostShared;
+  static constexpr int kSharedBytes = kOut + (kStoresRows ? kOutBytes : 0);
   static constexpr int kTeamBytes = (kSharedBytes + 1023) / 1024 * 1024;
   static constexpr int kBlockThreads = kWarpgroup * (kConsumers + 1);
   static constexpr int kAllBytes = (kTeams - 1) * kTeamBytes + kSharedBytes;
@@ -222,8 +226,7 @@ struct Consumer : ForwardConsumer<C> {
       end_turn();
     }
     barrier_wait(shared + C::kKFull + 8 * slot(step), phase(step));
-    if constexpr (C::kSendsNextBlock)
-      load_shared(next_block, shared + C::kNextBlock + 4 * slot(step));
+    receive_next();
     __syncwarp();  // one lane arrives for the warp; elsewhere a product orders this
     release(shared + C::kKEmpty + 8 * slot(step));
     if constexpr (C::kSkipsTurns) {
@@ -248,6 +251,13 @@ struct Consumer : ForwardConsumer<C> {
   }
 
   TC_DEVICE bool takes_turn() const { return !C::kSkipsTurns || keys.block != alone; }
+
+  // After K of this step has arrived: the thread that loads it has written the next block before.
+  TC_DEVICE void receive_next() {
+    if constexpr (C::kSendsNextBlock) {
+      load_shared(next_block, shared + C::kNextBlock + 4 * slot(step));
+    }
+  }
 
   TC_DEVICE void next_keys() {
     if constexpr (C::kSendsNextBlock) {
@@ -329,8 +339,6 @@ struct Consumer : ForwardConsumer<C> {
     // Otherwise ptxas computes all descriptors of Q before the loop, and spills them.
     if constexpr (C::kSkipsBlocks && C::kQSlots == 1) asm volatile("" : "+r"(q));
     barrier_wait(shared + C::kKFull + 8 * slot(step), phase(step));
-    if constexpr (C::kSendsNextBlock)
-      load_shared(next_block, shared + C::kNextBlock + 4 * slot(step));
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < C::kD / 16; ++i) {
@@ -568,31 +576,10 @@ struct Consumer : ForwardConsumer<C> {
     return DTypeTraits<C::kDType>::pack(o[at] * inverse, o[at + 1] * inverse);
   }
 
-  // Two lanes exchange half of their elements of 16 columns, so that each writes 4 in order and a
-  // quad 32 bytes.
   TC_DEVICE void store(const Tile& tile, const float (&inverse)[2]) {
-    if constexpr (C::kStoresVectors) return store_vectors(tile, inverse);
-    bool odd = lane % 2 != 0;
-    int column = lane % 2 * 8 + lane % 4 / 2 * 4;  // of each 16
-    auto out = static_cast<u16*>(p.out) + tile.batch * p.out_stride[0] +
-               tile.head * p.out_stride[1] + tile.sequence.q_row * p.out_stride[2];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      int i = thread_row(tile) + 8 * h;
-      u16* to = out + i * p.out_stride[2] + column;
-#pragma unroll
-      for (int a = 0; a < C::kD / 16; ++a) {
-        u32 left = pack_out(8 * a + 2 * h, inverse[h]),
-            right = pack_out(8 * a + 4 + 2 * h, inverse[h]);
-        u32 got = __shfl_xor_sync(~0u, odd ? left : right, 1);
-        if (i < tile.sequence.rows && 16 * a + column < p.head_dim_v) {
-          *reinterpret_cast<uint2*>(to + 16 * a) = make_uint2(odd ? got : left, odd ? right : got);
-        }
-      }
+    if constexpr (C::kStoresRows) {
+      return Base::store_rows(tile, [&](int at) { return pack_out(at, inverse[at / 2 % 2]); });
     }
-  }
-
-  TC_DEVICE void store_vectors(const Tile& tile, const float (&inverse)[2]) {
     int column = lane % 4 * 8;  // of each 32
     auto out = static_cast<u16*>(p.out) + tile.batch * p.out_stride[0] +
                tile.head * p.out_stride[1] + tile.sequence.q_row * p.out_stride[2];
@@ -606,9 +593,8 @@ struct Consumer : ForwardConsumer<C> {
 #pragma unroll
         for (int j = 0; j < 4; ++j) word[j] = pack_out(16 * a + 4 * j + 2 * h, inverse[h]);
         quad_transpose(word);
-        if (i < tile.sequence.rows && 32 * a + column < p.head_dim_v) {
-          *reinterpret_cast<uint4*>(to + 32 * a) = make_uint4(word[0], word[1], word[2], word[3]);
-        }
+        store_global_if(i < tile.sequence.rows && 32 * a + column < p.head_dim_v, to + 32 * a,
+                        word);
       }
     }
   }
@@ -627,6 +613,7 @@ struct Consumer : ForwardConsumer<C> {
 
   // Releases K, and with a tile's last block Q, unless it is free; the next step begins.
   TC_DEVICE void end_step(bool freed = false) {
+    if constexpr (C::kSendsNextBlock) __syncwarp();  // one lane arrives for all reads of next_block
     release(shared + C::kKEmpty + 8 * slot(step));
     if (is_last() && !freed) release_q();
     if (C::kSkipsBlocks) scored = step;
@@ -679,6 +666,7 @@ struct Consumer : ForwardConsumer<C> {
       if (takes_turn()) begin_turn();
       score();
       if (takes_turn()) end_turn();
+      receive_next();
       choose_kept();
       wgmma_wait<0>();
       keep_in_place(s);
@@ -715,6 +703,7 @@ struct Consumer : ForwardConsumer<C> {
         multiply_v(add);
         if (takes_turn()) end_turn();
         add = !fresh;
+        receive_next();
         choose_kept();
         wgmma_wait<1>();
         keep_in_place(s);
@@ -776,34 +765,34 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     "t": [
      {"name": "128x128x32", "takes": ["plain"],
       "masked": 0, "added": 0, "general": 0, "tile": [128, 128, 32], "q_slots": 2, "stages": 2,
-      "threads": 384, "shared": 99040, "spill": 16, "cost": {"k_tile": 2150, "fixed": 1700}},
+      "threads": 384, "shared": 109280, "spill": 16, "cost": {"k_tile": 2150, "fixed": 1700}},
      {"name": "teams_128x128x32", "takes": ["plain"],
       "masked": 0, "added": 0, "general": 0, "tile": [128, 128, 32], "q_slots": 2, "stages": 2,
-      "threads": 640, "shared": 198368, "spill": 96,
+      "threads": 640, "shared": 218848, "spill": 96,
       "cost": {"k_tile": 3300, "fixed": 2900, "teams": 2}},
      {"name": "192x128x64", "takes": ["plain"],
       "masked": 0, "added": 0, "general": 0, "tile": [192, 128, 64], "q_slots": 2, "stages": 3,
-      "threads": 512, "shared": 148256, "spill": 128, "cost": {"k_tile": 2830, "fixed": 3030}},
+      "threads": 512, "shared": 175904, "spill": 128, "cost": {"k_tile": 2830, "fixed": 3030}},
      {"name": "128x128x64", "takes": ["plain"],
       "masked": 0, "added": 0, "general": 0, "tile": [128, 128, 64], "q_slots": 2, "stages": 2,
-      "threads": 384, "shared": 99040, "spill": 16, "cost": {"k_tile": 2370, "fixed": 1930}},
+      "threads": 384, "shared": 117472, "spill": 16, "cost": {"k_tile": 2370, "fixed": 1930}},
      {"name": "128x96x64", "takes": ["plain"],
       "masked": 0, "added": 0, "general": 0, "tile": [128, 96, 64], "q_slots": 2,
-      "stages": 2, "threads": 640, "shared": 165600, "spill": 96,
+      "stages": 2, "threads": 640, "shared": 202464, "spill": 96,
       "cost": {"k_tile": 3050, "fixed": 4950, "teams": 2}},
      {"name": "128x64x64", "takes": ["plain"],
       "masked": 0, "added": 0, "general": 0, "tile": [128, 64, 64], "q_slots": 2,
-      "stages": 3, "threads": 640, "shared": 165632, "spill": 96,
+      "stages": 3, "threads": 640, "shared": 202496, "spill": 96,
       "cost": {"k_tile": 2200, "fixed": 4200, "teams": 2}},
      {"name": "128x128x96", "takes": ["plain"],
       "masked": 0, "added": 0, "general": 0, "tile": [128, 128, 96], "q_slots": 2, "stages": 2,
-      "threads": 384, "shared": 197344, "spill": 0, "cost": {"k_tile": 2750, "fixed": 3000}},
+      "threads": 384, "shared": 207584, "spill": 0, "cost": {"k_tile": 2750, "fixed": 3000}},
      {"name": "192x96x96", "takes": ["plain"],
       "masked": 0, "added": 0, "general": 0, "tile": [192, 96, 96], "q_slots": 2, "stages": 2,
-      "threads": 512, "shared": 197376, "spill": 128, "cost": {"k_tile": 3050, "fixed": 3600}},
+      "threads": 512, "shared": 212736, "spill": 128, "cost": {"k_tile": 3050, "fixed": 3600}},
      {"name": "128x128x128", "takes": ["plain", "unmasked", "sinks"],
       "masked": 0, "added": 0, "general": 0, "tile": [128, 128, 128], "q_slots": 2, "stages": 2,
-      "threads": 384, "shared": 197344, "spill": 0, "cost": {"k_tile": 3120, "fixed": 3960}},
+      "threads": 384, "shared": 215776, "spill": 0, "cost": {"k_tile": 3120, "fixed": 3960}},
      {"name": "128x96x160", "takes": ["plain"],
       "masked": 0, "added": 0, "general": 0, "tile": [128, 96, 160], "q_slots": 1, "stages": 2,
       "threads": 384, "shared": 221904, "spill": 0, "cost": {"k_tile": 3000, "fixed": 5400}},
@@ -815,16 +804,16 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
       "threads": 384, "shared": 230096, "spill": 0, "cost": {"k_tile": 2750, "fixed": 7000}},
      {"name": "masked_192x128x64", "takes": ["unmasked", "bool_mask", "sinks"],
       "masked": 1, "added": 0, "general": 0, "tile": [192, 128, 64], "q_slots": 2, "stages": 3,
-      "threads": 512, "shared": 148560, "spill": 328, "cost": {"k_tile": 3100, "fixed": 3500}},
+      "threads": 512, "shared": 176208, "spill": 328, "cost": {"k_tile": 3100, "fixed": 3500}},
      {"name": "masked_128x128x128", "takes": ["unmasked", "bool_mask", "sinks"],
       "masked": 1, "added": 0, "general": 0, "tile": [128, 128, 128], "q_slots": 2, "stages": 2,
-      "threads": 384, "shared": 197584, "spill": 64, "cost": {"k_tile": 3500, "fixed": 4300}},
+      "threads": 384, "shared": 216016, "spill": 64, "cost": {"k_tile": 3500, "fixed": 4300}},
      {"name": "masked_128x64x256", "takes": ["unmasked", "bool_mask", "sinks"],
       "masked": 1, "added": 0, "general": 0, "tile": [128, 64, 256], "q_slots": 1, "stages": 2,
       "threads": 384, "shared": 230336, "spill": 64, "cost": {"k_tile": 2960, "fixed": 7400}},
      {"name": "added_128x128x64", "takes": ["added_alone", "float_mask", "sinks"],
       "masked": 1, "added": 1, "general": 0, "tile": [128, 128, 64], "q_slots": 2, "stages": 2,
-      "threads": 384, "shared": 164624, "spill": 16, "cost": {"k_tile": 2600, "fixed": 2300}},
+      "threads": 384, "shared": 183056, "spill": 16, "cost": {"k_tile": 2600, "fixed": 2300}},
      {"name": "added_128x128x128", "takes": ["added_alone", "float_mask", "sinks"],
       "masked": 1, "added": 1, "general": 0, "tile": [128, 128, 128], "q_slots": 2, "stages": 2,
       "threads": 384, "shared": 230160, "spill": 16, "cost": {"k_tile": 3500, "fixed": 4300}},
@@ -833,16 +822,16 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
       "threads": 384, "shared": 230128, "spill": 16, "cost": {"k_tile": 3700, "fixed": 7700}},
      {"name": "general_128x128x64", "takes": ["unmasked", "bool_mask", "sinks", "rule"],
       "masked": 1, "added": 0, "general": 1, "tile": [128, 128, 64], "q_slots": 2, "stages": 2,
-      "threads": 384, "shared": 99072, "spill": 48, "cost": {"k_tile": 3500, "fixed": 2500}},
+      "threads": 384, "shared": 117504, "spill": 48, "cost": {"k_tile": 3500, "fixed": 2500}},
      {"name": "general_128x128x128", "takes": ["unmasked", "bool_mask", "sinks", "rule"],
       "masked": 1, "added": 0, "general": 1, "tile": [128, 128, 128], "q_slots": 2, "stages": 2,
-      "threads": 384, "shared": 197376, "spill": 48, "cost": {"k_tile": 4200, "fixed": 4500}},
+      "threads": 384, "shared": 215808, "spill": 48, "cost": {"k_tile": 4200, "fixed": 4500}},
      {"name": "general_128x64x256", "takes": ["unmasked", "bool_mask", "sinks", "rule"],
       "masked": 1, "added": 0, "general": 1, "tile": [128, 64, 256], "q_slots": 1, "stages": 2,
       "threads": 384, "shared": 230128, "spill": 48, "cost": {"k_tile": 3360, "fixed": 7700}},
      {"name": "general_added_128x128x64", "takes": ["added_mask", "float_mask", "sinks", "rule"],
       "masked": 1, "added": 1, "general": 1, "tile": [128, 128, 64], "q_slots": 2, "stages": 2,
-      "threads": 384, "shared": 164608, "spill": 184, "cost": {"k_tile": 3500, "fixed": 2500}},
+      "threads": 384, "shared": 183040, "spill": 184, "cost": {"k_tile": 3500, "fixed": 2500}},
      {"name": "general_added_128x128x128", "takes": ["added_mask", "float_mask", "sinks", "rule"],
       "masked": 1, "added": 1, "general": 1, "tile": [128, 128, 128], "q_slots": 2, "stages": 2,
       "threads": 384, "shared": 230144, "spill": 0, "cost": {"k_tile": 4200, "fixed": 4500}},

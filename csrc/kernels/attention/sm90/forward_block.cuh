@@ -30,8 +30,8 @@ namespace sm90 {
 // kPanelColumns each, kPanelBytes a row; kPingPong (consumers take turns), kMasked, kTakesNext (of
 // AttentionSchedule), kKeepsKeys (a tile may find the keys of the one before in the ring),
 // kSendsNextBlock, kNextBlock and Mask (ReceivedKeyBlocks), kMovesDescriptors (moved()); the
-// registers of both sorts of warps; describe_tile(), which fills a Tile, and load_values(), which
-// loads a block of values, or convert_values().
+// registers of both sorts of warps; kOut and kOutColumns (store_rows()); describe_tile(), which
+// fills a Tile, and load_values(), which loads a block of values, or convert_values().
 //
 // `kSharedQ`: 0 if each consumer has kQSlots buffers of queries of its own. Otherwise all consumers
 // share this number of buffers, in order: with three for two consumers, the first one's next
@@ -281,6 +281,21 @@ TC_DEVICE void convert_rows(u32 shared, const typename C::Tile* tiles, int half)
 
 // ---- consumers ----------------------------------------------------------------------------------
 
+constexpr int kMostShared = 227 << 10;  // bytes of a block's shared memory
+
+// Bytes between rows of outputs in shared memory: stmatrix writes eight of them at once, to
+// different banks.
+constexpr TC_DEVICE int out_pitch(int columns) { return 2 * columns + 16; }
+
+// nvcc splits some stores of a uint4 that depend on a condition into words.
+TC_DEVICE void store_global_if(bool condition, void* global, const u32 (&v)[4]) {
+  asm volatile(
+      "{ .reg .pred stores; setp.ne.u32 stores, %5, 0;"
+      " @stores st.global.v4.b32 [%0], {%1, %2, %3, %4}; }" ::"l"(global),
+      "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]), "r"(static_cast<u32>(condition))
+      : "memory");
+}
+
 // What a consumer warpgroup of any kernel knows of its place: tiles, slots, barriers, turns.
 template <class C>
 struct ForwardConsumer {
@@ -322,6 +337,39 @@ struct ForwardConsumer {
 
   TC_DEVICE void release(u32 barrier) {
     if (lane == 0) barrier_arrive(barrier);
+  }
+
+  // Stores the warp's 16 rows of a tile's outputs. They pass through shared memory, kOutColumns at
+  // a time, so that eight lanes write a line of memory. pack(i): this thread's outputs i and i + 1.
+  template <class Pack>
+  TC_DEVICE void store_rows(const AttentionTile& tile, Pack&& pack) {
+    constexpr int kPitch = out_pitch(C::kOutColumns), kLanes = C::kOutColumns / 8;  // of a row
+    constexpr int kRowsAtOnce = 32 / kLanes, kTimes = 16 / kRowsAtOnce;
+    int row = lane / kLanes, column = lane % kLanes * 8;
+    u32 rows = shared + C::kOut + (4 * group + warp) * (16 * kPitch);
+    u32 to = rows + lane % 16 * kPitch + lane / 16 * 16, from = rows + row * kPitch + 2 * column;
+    row += first_row(tile) + 16 * warp;
+    auto out = static_cast<u16*>(p.out) + tile.batch * p.out_stride[0] +
+               tile.head * p.out_stride[1] + (tile.sequence.q_row + row) * p.out_stride[2] + column;
+    tc_int64 step = kRowsAtOnce * p.out_stride[2];
+#pragma unroll
+    for (int first = 0; first < C::kD; first += C::kOutColumns) {
+#pragma unroll
+      for (int i = 0; i < C::kOutColumns; i += 16) {
+        int at = (first + i) / 2;
+        stmatrix(to + 2 * i, pack(at), pack(at + 2), pack(at + 4), pack(at + 6));
+      }
+      __syncwarp();
+      u32 v[kTimes][4];
+#pragma unroll
+      for (int j = 0; j < kTimes; ++j) load_shared(v[j], from + j * (kRowsAtOnce * kPitch));
+      int last = first + column < p.head_dim_v ? tile.sequence.rows : 0;
+#pragma unroll
+      for (int j = 0; j < kTimes; ++j) {
+        store_global_if(row + j * kRowsAtOnce < last, out + j * step + first, v[j]);
+      }
+      __syncwarp();
+    }
   }
 
   static constexpr int kTurn = 1;  // named barriers start here: one for each consumer's turn
