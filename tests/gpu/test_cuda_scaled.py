@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Sequence
+from typing import Any
 
 import numerics
 import pytest
@@ -138,6 +140,15 @@ def test_block_scales_padded_as_cublas_requires(generator: torch.Generator) -> N
     numerics.check_exact(op(*args), wanted, "padded")
 
 
+def as_quantized(args: Sequence[Any]) -> list[Any]:
+    """The same with scales of 1x128 as quantize() lays them out: by rows, not along K."""
+    mat_a, mat_b, *scales = args
+    for i in (0, 2):
+        if scales[i + 1] == BLOCK_1X128:
+            scales[i] = scales[i].t().contiguous().t()
+    return [mat_a, mat_b, *scales]
+
+
 def test_every_kernel_is_exact(generator: torch.Generator) -> None:
     """Each one forced, for tiles and tails in every dim."""
     types, sizes = {"e4m3": E4M3, "e5m2": cases.E5M2}, (130, 0, 270)
@@ -154,26 +165,24 @@ def test_every_kernel_is_exact(generator: torch.Generator) -> None:
                 continue
             if recipes == (BLOCK_1X128, BLOCK_128X128) and kernel["grouped"] == 2:
                 continue  # groups of K have scales of rows, or of 1x128
-            with measure.watching():
-                library.force_config(name)
-                if kernel["grouped"] == 2:
-                    args = cases.groups_of_k(recipes[0], len(sizes), 456, 264, 400, generator)
-                    offs = torch.tensor(sizes, device="cuda").cumsum(0)
-                    out = torch.ops.cubin.scaled_grouped_matmul(
-                        *args, offs=offs, use_fast_accum=fast
-                    )
-                    wanted = cases.expected_of_k(args, sizes)
-                elif kernel["grouped"]:
-                    args = cases.groups(recipes, sum(sizes), len(sizes), 456, 1032, generator)
-                    offs = torch.tensor(sizes, device="cuda").cumsum(0)
-                    out = torch.ops.cubin.scaled_grouped_matmul(
-                        *args, offs=offs, use_fast_accum=fast
-                    )
-                    wanted = cases.expected_of_groups(args, sizes)
-                else:
-                    args = operands(520, 456, 1032, recipes, generator, own)
-                    out, wanted = op(*args, use_fast_accum=fast), expected(*args)
-            numerics.check_exact(out, wanted, f"{name} {recipes}")
+            options: dict[str, Any] = {"use_fast_accum": fast}
+            if kernel["grouped"]:
+                options["offs"] = torch.tensor(sizes, device="cuda").cumsum(0)
+            if kernel["grouped"] == 2:
+                args = cases.groups_of_k(recipes[0], len(sizes), 456, 264, 400, generator)
+                wanted = cases.expected_of_k(args, sizes)
+            elif kernel["grouped"]:
+                args = cases.groups(recipes, sum(sizes), len(sizes), 456, 1032, generator)
+                wanted = cases.expected_of_groups(args, sizes)
+            else:
+                args = operands(520, 456, 1032, recipes, generator, own)
+                wanted = expected(*args)
+            run = torch.ops.cubin.scaled_grouped_matmul if kernel["grouped"] else op
+            for each in (args, as_quantized(args)) if BLOCK_1X128 in recipes else (args,):
+                with measure.watching():
+                    library.force_config(name)
+                    out = run(*each, **options)
+                numerics.check_exact(out, wanted, f"{name} {recipes} {each[2].stride()}")
             assert name in {loaded["name"] for loaded in library.catalog()["loaded"]}
 
 

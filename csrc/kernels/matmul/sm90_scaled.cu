@@ -59,7 +59,10 @@ struct Config {
   // Whether calls may have scales of blocks, and others.
   static constexpr bool kAddsParts = !kColumns && !kGated;
   static constexpr bool kScalesParts =
-      !kAddsParts || (!kGroupsOfK && kA == kB && kBlockK % kTileN == 0);
+      !kAddsParts || (kPromoted && !kGroupsOfK && kA == kB && kBlockK % kTileN == 0);
+  // Whether their copies differ by constants where memory has them one after the other. Scales of
+  // columns as well: small tiles took 1.1 of the time.
+  static constexpr bool kByOffsets = kScalesParts && !kColumns;
   static constexpr int kHalves = kGated ? 2 : 1;
   static constexpr int kOutN = kTileN / kHalves, kPartN = kTileN / kHalves;
   static constexpr int kSharing = kPingPong ? 1 : kConsumers;  // warpgroups that share a tile
@@ -93,8 +96,7 @@ struct Config {
   static constexpr int kSharedBytes = kTiles + kTileBytes * kRing;
   static_assert(kTileM == 64 * kSharing * kBlocksM && kTileN % 8 == 0);
   static_assert(kSharedBytes <= kMaxShared && kLeft >= 1, "shared memory of a block");
-  static_assert(!kPromoted || !kScalesParts || kPartN <= kBlockK,
-                "a part has one column of B's blocks");
+  static_assert(!kScalesParts || kPartN <= kBlockK, "a part has one column of B's blocks");
   static_assert(!kColumns || kPromoted);
   static_assert(!kGated || (kParts == 1 && !kColumns && kOutN == kBlockK && kBlocksM == 1));
 };
@@ -286,27 +288,30 @@ TC_DEVICE void load_tiles(const Sm90ScaledParams& p, const Shared<C>& shared) {
   }
 }
 
-// Executed by one warp: scales of blocks of K.
-template <class C>
+// Executed by one warp: scales of blocks of K. kContiguous: of ScaleCopies.
+template <class C, bool kContiguous>
 TC_DEVICE void load_scales(const Sm90ScaledParams& p, const Shared<C>& shared) {
   Walk<C> walk(p);
   Stage<C> stage;
   while (walk.next()) {
     const int m_end = kGroupsOfK ? p.m : walk.m_end;
     const int k = walk.k0 / kBlockK;
-    ScaleCopies<C::kTileM> rows(p.scale_a + k * p.a_stride_k, walk.row_of_a(), m_end, p.a_shift,
-                                p.a_stride);
-    ScaleCopies<C::kScaleColumns> columns(walk.scale_b() + k * p.b_stride_k, walk.n0, p.n,
-                                          p.b_shift, p.b_stride);
-    ScaleCopies<1> ups(walk.scale_ups() + k * p.b_stride_k, walk.n0, p.n, p.b_shift, p.b_stride);
+    ScaleCopies<C::kTileM, kContiguous> rows(p.scale_a + k * p.a_stride_k, walk.row_of_a(), m_end,
+                                             p.a_shift, p.a_stride);
+    ScaleCopies<C::kScaleColumns, false> columns(walk.scale_b() + k * p.b_stride_k, walk.n0, p.n,
+                                                 p.b_shift, p.b_stride);
+    ScaleCopies<1, false> ups(walk.scale_ups() + k * p.b_stride_k, walk.n0, p.n, p.b_shift,
+                              p.b_stride);
 #pragma unroll 1
     for (int i = 0; i < walk.k_blocks(); ++i, stage.advance()) {
+      u32 full = shared.full(stage.number);
+      if constexpr (C::kByOffsets) full = uniform(full);  // else a loop over lanes' barriers
       barrier_wait_bounded(shared.empty(stage.number), stage.phase ^ 1);
       const u32 to = shared.scales(stage.number);
       rows.copy(to, p.a_stride_k);
       columns.copy(to + C::kTileM * 4, p.b_stride_k);
       if constexpr (C::kGated) ups.copy(to + C::kTileM * 4 + 4, p.b_stride_k);
-      arrive_after_copies(shared.full(stage.number));
+      arrive_after_copies(full);
     }
   }
 }
@@ -631,7 +636,7 @@ TC_DEVICE void consume(const Sm90ScaledParams& p, const Shared<C>& shared, int w
     float rows[C::kBlocksM][2];
     // NOTE: a branch around all of it, because predicated instructions take a tile 290 ns, in which
     // nothing is multiplied: K of 512 by 128x128 175 -> 157 us, of 1536 306 -> 288 (H200).
-    constexpr bool kMayBeOne = C::kPromoted && C::kScalesParts && !C::kGated;
+    constexpr bool kMayBeOne = C::kScalesParts && !C::kGated;
     if (kMayBeOne && p.flags & kScaledBlocks && p.bias == nullptr) {
       columns.set_to_one();
 #pragma unroll
@@ -712,7 +717,13 @@ TC_DEVICE void run(const Sm90ScaledParams& p) {
     if constexpr (C::kConsumers > 1) fewer_registers<C::kConsumers == 2 ? 40 : 32>();
     wait_for_previous_grid();
     if (threadIdx.x == 0) load_tiles<C>(p, shared);
-    if (C::kPromoted && blocks && warp == 1) load_scales<C>(p, shared);
+    if (C::kPromoted && blocks && warp == 1) {
+      if (C::kByOffsets && p.a_stride == 1 && p.a_shift == 0) {
+        load_scales<C, true>(p, shared);
+      } else {
+        load_scales<C, false>(p, shared);
+      }
+    }
     if constexpr (kGroupsOfK) {
       if (warp >= 2) clear_stages<C>(p, shared);
     }

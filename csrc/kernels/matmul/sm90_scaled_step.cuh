@@ -150,20 +150,26 @@ TC_DEVICE void arrive_after_copies(u32 barrier) {
 }
 
 // The scales that one warp copies to shared memory for each stage of a tile: of kCount rows, a lane
-// every 32nd.
-template <int kCount>
+// every 32nd. kContiguous: those of neighbouring rows follow one another, so that a lane's copies
+// differ by constants. NOTE: with an address for each copy ptxas moves one after the other to the
+// same registers, and so each copy waits until the one before it has read them.
+template <int kCount, bool kContiguous>
 struct ScaleCopies {
-  static constexpr int kOwn = (kCount + 31) / 32;
-  const float* from[kOwn];
+  static constexpr int kOwn = (kCount + 31) / 32, kAddresses = kContiguous ? 1 : kOwn;
+  const float* from[kAddresses];
   bool exists[kOwn];
 
   TC_DEVICE ScaleCopies(const float* scales, int first, int size, int shift, tc_int64 stride) {
+    const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
-      const int own = 32 * i + threadIdx.x % 32;
+      const int own = 32 * i + lane;
       exists[i] = first + own < size && own < kCount;
-      from[i] = exists[i] ? scales + ((first + own) >> shift) * stride : scales;
+      if constexpr (!kContiguous) {
+        from[i] = exists[i] ? scales + ((first + own) >> shift) * stride : scales;
+      }
     }
+    if constexpr (kContiguous) from[0] = scales + first + lane;
   }
 
   // Those of the next stage, which is `step` elements further.
@@ -171,9 +177,12 @@ struct ScaleCopies {
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
       const int own = 32 * i + threadIdx.x % 32;
-      if (kCount % 32 == 0 || own < kCount) cp_async<4>(to + own * 4, from[i], exists[i]);
-      from[i] += step;
+      if (kCount % 32 == 0 || own < kCount) {
+        cp_async<4>(to + own * 4, kContiguous ? from[0] + 32 * i : from[i], exists[i]);
+      }
     }
+#pragma unroll
+    for (int i = 0; i < kAddresses; ++i) from[i] += step;
   }
 };
 
