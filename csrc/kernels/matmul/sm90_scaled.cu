@@ -60,8 +60,8 @@ struct Config {
   static constexpr bool kAddsParts = !kColumns && !kGated;
   static constexpr bool kScalesParts =
       !kAddsParts || (kPromoted && !kGroupsOfK && kA == kB && kBlockK % kTileN == 0);
-  // Whether their copies differ by constants where memory has them one after the other. Scales of
-  // columns as well: small tiles took 1.1 of the time.
+  // Whether copies of scales differ by constants where memory has those of neighbouring rows one
+  // after the other. Not with scales of columns, where it gained nothing.
   static constexpr bool kByOffsets = kScalesParts && !kColumns;
   static constexpr int kHalves = kGated ? 2 : 1;
   static constexpr int kOutN = kTileN / kHalves, kPartN = kTileN / kHalves;
