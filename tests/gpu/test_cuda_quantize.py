@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("nan_memory")
 op = torch.ops.cubin.quantize
 SIZES = [
     (1, 1), (3, 130), (128, 128), (129, 257), (300, 1000), (70, 4096), (1000, 72), (5, 8200),
-    (9, 2047), (33, 1536),
+    (9, 2047), (33, 1536), (2, 20008),
 ]  # fmt: skip
 RECIPES = [
     (ROW, False), (BLOCK_1X128, False), (BLOCK_1X128, True),

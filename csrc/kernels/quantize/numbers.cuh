@@ -47,11 +47,10 @@ struct Eight {
   static constexpr int kWords = kEight * sizeof(Storage) / 4;
   u32 words[kWords] = {};
 
-  // Those from `at` on, zeros from `count` on. kVectors: they are aligned to 16 bytes, and `count`
-  // is at most 0 or at least 8.
+  // Zeros from `count` on. kVectors: they are aligned to 16 bytes, and `count` is at most 0 or at
+  // least 8.
   template <bool kVectors>
-  TC_DEVICE void load(const void* base, tc_int64 at, int count) {
-    auto from = static_cast<const Storage*>(base) + at;
+  TC_DEVICE void load(const Storage* from, int count) {
     if constexpr (kVectors) {
 #pragma unroll
       for (int i = 0; i < kWords / 4; ++i) {
@@ -98,12 +97,12 @@ struct Eight {
 
   // The largest magnitude, 0 of NaN alone.
   TC_DEVICE float largest() const {
-    u32 most = 0;
+    u32 most = words[0];
 #pragma unroll
-    for (u32 word : words) most = larger<kType>(most, word);
-    if constexpr (kType == DType::float32) return __uint_as_float(most);
-    return fmaxf(fabsf(Traits::load(static_cast<u16>(most))),
-                 fabsf(Traits::load(static_cast<u16>(most >> 16))));
+    for (int i = 1; i < kWords; ++i) most = larger<kType>(most, words[i]);
+    if constexpr (kType == DType::float32) return fmaxf(fabsf(__uint_as_float(most)), 0.0f);
+    const float low = Traits::load(static_cast<u16>(most));
+    return fmaxf(fmaxf(fabsf(low), fabsf(Traits::load(static_cast<u16>(most >> 16)))), 0.0f);
   }
 
  private:
@@ -117,10 +116,6 @@ TC_DEVICE float largest_of_block(float most, float* shared) {
   if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = most;
   __syncthreads();
   return largest_of_lanes<8>(shared[threadIdx.x % 8]);
-}
-
-TC_DEVICE float scale_of(float largest, int flags) {
-  return float8_scale(largest, flags & kQuantizeE5m2, flags & kQuantizePowerOfTwo);
 }
 
 TC_DEVICE u32 pack_two(float low, float high, bool e5m2) {

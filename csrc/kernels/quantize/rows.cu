@@ -1,10 +1,9 @@
 // Quantises rows to 8-bit floats, with a scale for each 128 columns or for a row; bound by memory.
 // quantize_params.h defines the result.
 //
-// Roles: of `block` and `gated` kernels 8 lanes have 128 columns, twice 8 each, and a thread loads
-// kTogether such blocks before it uses them. Of `row` kernels some neighbouring threads have a row,
-// by its length; a thread keeps its first kKept times 8 elements, and reads others, of rows that
-// are longer than a block of threads keeps, twice, the second time from a cache.
+// Roles: of `block` and `gated` kernels kLanes neighbouring threads have 128 columns. Of `row`
+// kernels some neighbouring threads have a row, by its length, and keep it; of a row that is longer
+// than a block of threads keeps they keep the last part, and read the others again, from a cache.
 #include "numbers.cuh"
 
 namespace torch_cubin::TC_KERNEL {
@@ -12,27 +11,21 @@ namespace torch_cubin::TC_KERNEL {
 constexpr DType kType = DType::TC_DTYPE;
 enum Mode { kBlock, kGated, kRow };
 constexpr Mode kMode = Mode::TC_MODE;
-constexpr int kLanes = 8, kBlockColumns = 128, kTogether = kMode == kGated ? 1 : 2;
+// Of a block of 128 columns: gates and ups of 32 columns would take 111 registers (+30% of time).
+constexpr int kLanes = kMode == kGated ? 8 : 4, kBlockColumns = 128;
 constexpr int kEights = kBlockColumns / (kLanes * kEight);  // of a thread in a block
 constexpr int kKept = kQuantizeKept / kEight;
 // The quantised elements are as x stores them, or gated ones.
 constexpr DType kValues = kMode == kGated ? DType::float32 : kType;
-// Blocks of a multiprocessor: ptxas took 56 registers for gates, 2% slower (H200, 16384 x 7168).
-constexpr int kResident = kMode != kGated ? 1 : kType == DType::float32 ? 5 : 6;
+// Blocks of a multiprocessor, as registers suffice for: ptxas took more, 2 to 5% slower (H200,
+// 16384 x 7168). One block more was slower by as much.
+constexpr int kResident = (kMode == kGated ? 6 : 5) - (kType == DType::float32 ? 1 : 0);
 static_assert(TC_THREADS == kQuantizeThreads);
-static_assert(TC_TILE_M == kTogether * TC_THREADS / kLanes || kMode == kRow);
+static_assert(TC_TILE_M == TC_THREADS / kLanes || kMode == kRow);
 
 // Eight elements, or the eight gates and eight ups that they are made of.
 struct Source {
   Eight<kType> x, up;
-
-  template <bool kVectors>
-  TC_DEVICE void load(const QuantizeParams& p, tc_int64 row, int column, bool exists = true) {
-    const tc_int64 at = row * p.x_stride + column;
-    const int count = exists ? p.columns - column : 0;
-    x.load<kVectors>(p.x, at, count);
-    if constexpr (kMode == kGated) up.load<kVectors>(p.x, at + p.up, count);
-  }
 
   TC_DEVICE Eight<kValues> values() const {
     Eight<kValues> out;
@@ -52,56 +45,70 @@ struct Source {
   }
 };
 
-// Stores eight results. Rows that are read by vectors are written by vectors.
+// The elements of a row from a column on; of a row that does not exist, none.
 template <bool kVectors, bool kE5m2>
-TC_DEVICE void store(const QuantizeParams& p, tc_int64 row, int column, const Eight<kValues>& x,
-                     float inverse) {
-  float inverses[kEight];
+class Part {
+ public:
+  TC_DEVICE Part(const QuantizeParams& p, tc_int64 row, int column)
+      : from_(static_cast<const Storage*>(p.x) + row * p.x_stride + column),
+        to_(p.data + row * p.data_stride + column),
+        up_(p.up),
+        flags_(p.flags),
+        column_(row < p.rows ? column : p.columns) {}
+
+  // Eight elements, zeros from column `end` of the row on.
+  TC_DEVICE Source read(int at, int end) const {
+    const int count = end - column_ - at;
+    Source out;
+    out.x.template load<kVectors>(from_ + at, count);
+    if constexpr (kMode == kGated) out.up.template load<kVectors>(from_ + up_ + at, count);
+    return out;
+  }
+
+  TC_DEVICE float scale_of(float largest) const {
+    return float8_scale(largest, e5m2(), flags_ & kQuantizePowerOfTwo);
+  }
+
+  // Rows that are read by vectors are written by vectors.
+  TC_DEVICE void write(int at, int end, const Eight<kValues>& x, float inverse) const {
+    float inverses[kEight];
 #pragma unroll
-  for (float& own : inverses) own = inverse;
-  const bool e5m2 = kVectors ? kE5m2 : p.flags & kQuantizeE5m2;
-  store_eight(p.data + row * p.data_stride + column, quantized(x, inverses, e5m2),
-              p.columns - column, kVectors || p.flags & kQuantizeOutVectors);
-}
+    for (float& own : inverses) own = inverse;
+    store_eight(to_ + at, quantized(x, inverses, e5m2()), end - column_ - at,
+                kVectors || flags_ & kQuantizeOutVectors);
+  }
+
+ private:
+  using Storage = typename Eight<kType>::Storage;
+  TC_DEVICE bool e5m2() const { return kVectors ? kE5m2 : flags_ & kQuantizeE5m2; }
+
+  const Storage* from_;
+  unsigned char* to_;
+  tc_int64 up_;
+  int flags_, column_;
+};
 
 template <bool kVectors, bool kE5m2>
 TC_DEVICE void quantize_blocks(const QuantizeParams& p) {
   const u32 blocks = (p.columns + kBlockColumns - 1) / kBlockColumns;  // of a row
+  const u32 own = blockIdx.x * TC_TILE_M + threadIdx.x / kLanes, row = own / blocks;
+  const u32 block = own - row * blocks;
   const int lane = threadIdx.x % kLanes;
-  const u32 first = blockIdx.x * TC_TILE_M + threadIdx.x / kLanes * kTogether;
-  u32 row = first / blocks, own = first - row * blocks;
-  Source sources[kTogether][kEights];
-  u32 rows[kTogether], own_blocks[kTogether];
+  const Part<kVectors, kE5m2> part(p, row, block * kBlockColumns + lane * kEight);
+  Source sources[kEights];
 #pragma unroll
-  for (int i = 0; i < kTogether; ++i) {
-    rows[i] = row, own_blocks[i] = own;
+  for (int i = 0; i < kEights; ++i) sources[i] = part.read(i * kLanes * kEight, p.columns);
+  Eight<kValues> x[kEights], most;
 #pragma unroll
-    for (int j = 0; j < kEights; ++j) {
-      const int column = own * kBlockColumns + (j * kLanes + lane) * kEight;
-      sources[i][j].load<kVectors>(p, row, column, row < p.rows);
-    }
-    if (++own == blocks) own = 0, ++row;
+  for (int i = 0; i < kEights; ++i) {
+    x[i] = sources[i].values();
+    most.keep_larger(x[i]);
   }
+  const float scale = part.scale_of(largest_of_lanes<kLanes>(most.largest()));
+  const float inverse = __frcp_rn(scale);
 #pragma unroll
-  for (int i = 0; i < kTogether; ++i) {
-    Eight<kValues> x[kEights], most;
-#pragma unroll
-    for (int j = 0; j < kEights; ++j) {
-      x[j] = sources[i][j].values();
-      most.keep_larger(x[j]);
-    }
-    const float scale = scale_of(largest_of_lanes<kLanes>(most.largest()), p.flags);
-    if (rows[i] >= p.rows) continue;
-    const float inverse = __frcp_rn(scale);
-#pragma unroll
-    for (int j = 0; j < kEights; ++j) {
-      const int column = own_blocks[i] * kBlockColumns + (j * kLanes + lane) * kEight;
-      store<kVectors, kE5m2>(p, rows[i], column, x[j], inverse);
-    }
-    if (lane == 0) {
-      p.scales[rows[i] * p.scale_stride + own_blocks[i] * p.scale_stride_k] = scale;
-    }
-  }
+  for (int i = 0; i < kEights; ++i) part.write(i * kLanes * kEight, p.columns, x[i], inverse);
+  if (lane == 0 && row < p.rows) p.scales[row * p.scale_stride + block * p.scale_stride_k] = scale;
 }
 
 // The largest of a number over the threads of a row; `shared` has a float for each warp.
@@ -122,36 +129,38 @@ template <bool kVectors, bool kE5m2>
 TC_DEVICE void quantize_rows(const QuantizeParams& p) {
   __shared__ float maxima[TC_THREADS / 32];
   const tc_int64 row = (blockIdx.x * tc_int64{TC_THREADS} + threadIdx.x) >> p.row_threads_log2;
-  const bool exists = row < p.rows;
-  const int step = kEight << p.row_threads_log2,
-            lane = threadIdx.x & ((1 << p.row_threads_log2) - 1);
-  const int first = lane * kEight, rest = first + kKept * step;
-  Source kept[kKept], own;
+  const int lane = threadIdx.x & ((1 << p.row_threads_log2) - 1);
+  const int step = kEight << p.row_threads_log2, kept = kKept * step;
+  const Part<kVectors, kE5m2> part(p, row, lane * kEight);
   Eight<kValues> x[kKept], most;
+  const auto read = [&](int from, int end) {
+    Source sources[kKept];
 #pragma unroll
-  for (int i = 0; i < kKept; ++i) kept[i].load<kVectors>(p, row, first + i * step, exists);
+    for (int i = 0; i < kKept; ++i) sources[i] = part.read(from + i * step, end);
 #pragma unroll
-  for (int i = 0; i < kKept; ++i) {
-    x[i] = kept[i].values();
-    most.keep_larger(x[i]);
+    for (int i = 0; i < kKept; ++i) x[i] = sources[i].values();
+  };
+  int from = 0, end = p.columns - ((p.columns - 1) & -kept);  // so that other parts are whole
+  while (true) {
+    read(from, end);
+#pragma unroll
+    for (int i = 0; i < kKept; ++i) most.keep_larger(x[i]);
+    if (end == p.columns) break;
+    from = end, end += kept;
   }
-  for (int column = rest; column < p.columns; column += step) {
-    own.load<kVectors>(p, row, column, exists);
-    most.keep_larger(own.values());
-  }
-  const float scale = scale_of(largest_of_row(p, most.largest(), maxima), p.flags);
-  if (!exists) return;
+  const float scale = part.scale_of(largest_of_row(p, most.largest(), maxima));
   const float inverse = __frcp_rn(scale);
+  while (true) {
 #pragma unroll
-  for (int i = 0; i < kKept; ++i) {
-    if (i * step >= p.columns) break;
-    store<kVectors, kE5m2>(p, row, first + i * step, x[i], inverse);
+    for (int i = 0; i < kKept; ++i) {
+      if (from + i * step >= end) break;
+      part.write(from + i * step, end, x[i], inverse);
+    }
+    if (from == 0) break;
+    end = from, from = max(from - kept, 0);
+    read(from, end);
   }
-  for (int column = rest; column < p.columns; column += step) {
-    own.load<kVectors>(p, row, column);
-    store<kVectors, kE5m2>(p, row, column, own.values(), inverse);
-  }
-  if (lane == 0) p.scales[row * p.scale_stride] = scale;
+  if (lane == 0 && row < p.rows) p.scales[row * p.scale_stride] = scale;
 }
 
 template <bool kVectors, bool kE5m2>

@@ -46,13 +46,14 @@ TC_DEVICE void run(const QuantizeParams& p, float (*maxima)[kTile], unsigned cha
   const int tile_row = blockIdx.x / tiles_k, tile_column = blockIdx.x % tiles_k;
   const int own_column = threadIdx.x % kLanes * kEight, own_row = threadIdx.x / kLanes * kEight;
   const int column = tile_column * kTile + own_column, row = tile_row * kTile + own_row;
-  const bool columns = p.flags & kQuantizeColumns;
+  const bool columns = p.flags & kQuantizeColumns, powers = p.flags & kQuantizePowerOfTwo;
+  const bool e5m2 = kVectors ? kE5m2 : p.flags & kQuantizeE5m2;
 
   Eight<kType> sources[kEight];
+  auto from = static_cast<const typename Eight<kType>::Storage*>(p.x) + row * p.x_stride + column;
 #pragma unroll
-  for (int i = 0; i < kEight; ++i) {
-    const int count = row + i < p.rows ? p.columns - column : 0;
-    sources[i].load<kVectors>(p.x, (row + i) * p.x_stride + column, count);
+  for (int i = 0; i < kEight; ++i, from += p.x_stride) {
+    sources[i].load<kVectors>(from, row + i < p.rows ? p.columns - column : 0);
   }
   Eight<kType> most;
 #pragma unroll
@@ -80,7 +81,7 @@ TC_DEVICE void run(const QuantizeParams& p, float (*maxima)[kTile], unsigned cha
       float largest = 0.0f;
 #pragma unroll
       for (int i = 0; i < kWarps; ++i) largest = fmaxf(largest, maxima[i][own]);
-      const float scale = scale_of(largest, p.flags);
+      const float scale = float8_scale(largest, e5m2, powers);
       maxima[0][own] = __frcp_rn(scale);
       if (of_x < p.columns) p.scales[of_x * p.scale_stride + tile_row * p.scale_stride_k] = scale;
     }
@@ -88,7 +89,7 @@ TC_DEVICE void run(const QuantizeParams& p, float (*maxima)[kTile], unsigned cha
 #pragma unroll
     for (int j = 0; j < kEight; ++j) inverse[j] = maxima[0][own_column + j];
   } else {
-    const float scale = scale_of(largest_of_block(most.largest(), maxima[0]), p.flags);
+    const float scale = float8_scale(largest_of_block(most.largest(), maxima[0]), e5m2, powers);
 #pragma unroll
     for (int j = 0; j < kEight; ++j) inverse[j] = __frcp_rn(scale);
     if (threadIdx.x == 0) {
@@ -98,17 +99,13 @@ TC_DEVICE void run(const QuantizeParams& p, float (*maxima)[kTile], unsigned cha
 
   uint2 bytes[kEight];
 #pragma unroll
-  for (int i = 0; i < kEight; ++i) {
-    bytes[i] = quantized(sources[i], inverse, kVectors ? kE5m2 : p.flags & kQuantizeE5m2);
-  }
+  for (int i = 0; i < kEight; ++i) bytes[i] = quantized(sources[i], inverse, e5m2);
   const bool vectors = p.flags & kQuantizeOutVectors;
   if (!(p.flags & kQuantizeTransposed)) {
+    unsigned char* to = p.data + row * p.data_stride + column;
 #pragma unroll
-    for (int i = 0; i < kEight; ++i) {
-      if (row + i < p.rows) {
-        store_eight(p.data + (row + i) * p.data_stride + column, bytes[i], p.columns - column,
-                    vectors);
-      }
+    for (int i = 0; i < kEight; ++i, to += p.data_stride) {
+      store_eight(to, bytes[i], row + i < p.rows ? p.columns - column : 0, vectors);
     }
     return;
   }
