@@ -569,6 +569,27 @@ def test_few_rows_with_gradients_are_left(
         assert layer.calls()[1] == 1
 
 
+@only(NORM, GATED)
+@pytest.mark.parametrize("switch", ["install", "thread"])
+def test_batch_invariant_rows_have_the_same_bits_with_few_rows_and_with_gradients(
+    switch: str, layer: Layer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transformers_layers, "_ROWS_WITH_GRADIENTS", 5)
+    layer.to(torch.bfloat16)
+    args = [x.flatten(0, -2) for x in layer.args]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(installed())
+        if switch == "install":
+            stack.enter_context(torch_cubin.install(batch_invariant=True))
+        else:
+            stack.enter_context(torch_cubin.batch_invariant())
+        many, few = layer.module(*args), layer.module(*(x[:3] for x in args))
+        with torch.no_grad():
+            without = layer.module(*args)
+    assert torch.equal(many[:3], few)
+    assert torch.equal(many, without)
+
+
 @only(NORM)
 def test_an_epsilon_that_is_no_float_is_left(layer: Layer) -> None:
     layer.module.variance_epsilon = torch.tensor(1e-6)

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch_cubin import huggingface
 from torch_cubin._drop_in import aten_kernels, report
 from torch_cubin._drop_in.why_not import SHAPES, why_not
+from torch_cubin._ops.batch_invariant import is_batch_invariant
 from torch_cubin._pytorch import transforms
 from torch_cubin._pytorch.compiler import assume_constant_result, is_exporting
 from torch_cubin._pytorch.imports import when_imported
@@ -121,7 +122,9 @@ def _gated(layer: Any, x: Any) -> Tensor | str:
     if x.shape[-1:] != gate.weight.shape[1:]:
         return SHAPES
     has_gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    if has_gradients and x.numel() < _ROWS_WITH_GRADIENTS * x.shape[-1]:
+    is_small = x.numel() < _ROWS_WITH_GRADIENTS * x.shape[-1]
+    # The two differ in rounding: a row's bits would depend on the number of rows, and on gradients.
+    if has_gradients and is_small and not is_batch_invariant():
         return f"fewer than {_ROWS_WITH_GRADIENTS} rows with gradients"
     hidden = torch.ops.cubin._linear_glu(*tensors, activation)
     report.count_served(_NAME_OF_GATED, tensors, hidden)
