@@ -122,9 +122,10 @@ def _gated(layer: Any, x: Any) -> Tensor | str:
     if x.shape[-1:] != gate.weight.shape[1:]:
         return SHAPES
     has_gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    is_small = x.numel() < _ROWS_WITH_GRADIENTS * x.shape[-1]
-    # The two differ in rounding: a row's bits would depend on the number of rows, and on gradients.
-    if has_gradients and is_small and not is_batch_invariant():
+    # Served calls differ in rounding with gradients and without, and from calls that are left.
+    if is_batch_invariant():
+        return "batch invariance"
+    if has_gradients and x.numel() < _ROWS_WITH_GRADIENTS * x.shape[-1]:
         return f"fewer than {_ROWS_WITH_GRADIENTS} rows with gradients"
     hidden = torch.ops.cubin._linear_glu(*tensors, activation)
     report.count_served(_NAME_OF_GATED, tensors, hidden)

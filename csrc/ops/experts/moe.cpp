@@ -4,6 +4,7 @@
 
 #include "cubin/error.h"
 #include "ops/common/aten.h"
+#include "ops/common/batch_invariant.h"
 #include "ops/common/stable_ops.h"
 #include "ops/experts/experts.h"
 #include "ops/grouped/grouped.h"
@@ -102,7 +103,9 @@ Tensor run_moe(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weigh
   const Tensor ids = as_contiguous(topk_ids);
   const ExpertOrder order = order_experts(gpu, TensorView(ids), sizes.experts);
   const bool has_options = has_row_options(view.dtype);
-  const bool gates = has_options && kept == nullptr && gating.activation != kActivationNone;
+  // Sums that are kept are rounded before the gate: bits would depend on whether they are.
+  const bool gates =
+      has_options && kept == nullptr && gating.activation != kActivationNone && !batch_invariant();
   const Tensor own = has_options ? x : gathered_rows(gpu, x, order.tokens, sizes.rows);
   GroupedOperands up(kMoeOp, own, w13, sizes.experts, true, gates ? gating : Gating{});
   if (has_options) {

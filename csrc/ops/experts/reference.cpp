@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "ops/common/aten.h"
+#include "ops/common/batch_invariant.h"
 #include "ops/common/stable_ops.h"
 #include "ops/experts/experts.h"
 #include "ops/grouped/grouped.h"
@@ -84,10 +85,11 @@ Tensor moe_on_host(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_w
   const HostOrder order(memory, rows, experts);
   Tensor sums = grouped_product_cpu(selected(wide(x), order.tokens), matrices_transposed(wide(w13)),
                                     order.ends, true);
-  if (kept != nullptr) {
-    kept->before = narrow_to(sums, view.dtype);
-    kept->order = memory;
-    sums = wide(kept->before);
+  // Where moe on CUDA rounds them.
+  if (kept != nullptr || batch_invariant()) {
+    const Tensor before = narrow_to(sums, view.dtype);
+    sums = wide(before);
+    if (kept != nullptr) *kept = {before, memory};
   }
   const Tensor inside = narrow_to(gated(sums, second.sizes[2], gating), view.dtype);
   const Tensor results =
