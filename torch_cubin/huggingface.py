@@ -139,7 +139,7 @@ def experts(
 
     layer: Any = self
     first, gate = (
-        ("gate_up_proj", layer._apply_gate) if layer.has_gate else ("up_proj", layer.act_fn)
+        ("gate_up_proj", layer._apply_gate) if _has_gate(layer) else ("up_proj", layer.act_fn)
     )
     up, down = getattr(layer, first), layer.down_proj
     if not layer.is_transposed:
@@ -198,9 +198,13 @@ def _why_not_float8(layer: Any) -> str | None:
     return None if activation_name(layer.act_fn) == "silu" else f"{type(layer.act_fn).__name__}"
 
 
+def _has_gate(layer: Any) -> bool:
+    return getattr(layer, "has_gate", True)  # up to transformers 5.3 all have one
+
+
 def gate_activation(layer: Any) -> str | None:
     """The name by which moe() knows the activation of the layer's gate; None for other layers."""
-    if not layer.has_gate or layer.has_bias or not getattr(layer, "is_concatenated", True):
+    if not _has_gate(layer) or layer.has_bias or not getattr(layer, "is_concatenated", True):
         return None
     if "_apply_gate" in vars(layer) or not _has_default_gate(type(layer)):
         return None

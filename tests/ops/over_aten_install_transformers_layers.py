@@ -601,6 +601,15 @@ def test_an_epsilon_that_is_no_float_is_left(layer: Layer) -> None:
 
 
 @only(EXPERTS)
+def test_experts_of_transformers_5_0_have_fewer_attributes(layer: Layer) -> None:
+    own = layer()
+    del layer.module.has_gate, layer.module.is_concatenated
+    ours, calls, _ = layer.calls()
+    assert calls == 1
+    torch.testing.assert_close(ours, own)
+
+
+@only(EXPERTS)
 @pytest.mark.parametrize("case", ["gate", "interleaved", "biases", "int16", "gate of its own"])
 def test_other_experts_are_left(case: str, layer: Layer) -> None:
     module = layer.module
