@@ -39,6 +39,7 @@ const Device& a_device(int index) {
   static Device device;
   device.index = index;
   device.multiprocessors = 4;
+  device.bytes_per_cycle = 100;
   return device;
 }
 
