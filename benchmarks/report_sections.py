@@ -140,7 +140,9 @@ SECTIONS = (
         "steps run at the power limit, where our products have 0.90 to 1.07 of cuBLAS's speed "
         "(NOTES.md). Stock runs in processes that never install, but for compiled decoding and "
         "max-autotune; two processes of it differ by 0.2 in short eager calls and decode, by 0.01 "
-        "in short compiled ones, blocks of long ones by 3. Short calls, decode: 28 November.",
+        "in short compiled ones, blocks of long ones by 3. Decode, short training: 28 November; "
+        "long training and the MoE in eager code: before their layers were served (NOTES.md: 1.20, "
+        "1.9).",
         groups={group: group for group in goals.WHOLE_MODELS},
         goals=goals.WHOLE_MODELS,
         plot="models",
