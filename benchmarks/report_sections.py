@@ -178,8 +178,7 @@ SECTIONS = (
         read=report_results.scaled,
         command="benchmarks/bench_fp8.py --deep-gemm FOLDER --json FILE",
         about="The better of PyTorch's products with scales of tensors or rows (of rows, to 128 "
-        "rows) over ours; of blocks, of cuBLASLt and DeepGEMM. Kernels have changed since "
-        "([fp8.md](fp8.md#speed)).",
+        "rows) over ours; of blocks, of cuBLASLt and DeepGEMM.",
         groups=titles(goals.FP8),
         goals=goals.FP8,
         plot="fp8",
