@@ -140,10 +140,9 @@ SECTIONS = (
         "steps run at the power limit, where our products have 0.90 to 1.07 of cuBLAS's speed "
         "(NOTES.md). Stock runs in processes that never install, but for compiled decoding and "
         "max-autotune; two processes of it differ by 0.2 in short eager calls and decode, by 0.01 "
-        "in short compiled ones, single rounds of long ones up to 2.7 times. Of runs before "
-        "layers of transformers were served: eager DiT, MoE and training, all decode, 1 x 128 "
-        "compiled, BERT with max-autotune. With layers long training had 1.20, the MoE 1.9 "
-        "(NOTES.md).",
+        "in short compiled ones, single rounds of long ones up to 4.5 times. Of runs before "
+        "layers of transformers were served: training of 1 x 128, decode of 16 and 64 sequences, "
+        "compiled decode, BERT with max-autotune.",
         groups={group: group for group in goals.WHOLE_MODELS},
         goals=goals.WHOLE_MODELS,
         plot="models",
