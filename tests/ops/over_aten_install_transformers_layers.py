@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import torch_cubin
-from torch_cubin._drop_in import transformers_layers
+from torch_cubin._drop_in import transformers_hooks, transformers_layers
 
 NORM, GATED, EXPERTS = (
     *("transformers norm", "transformers gate_proj and up_proj", "transformers experts"),
@@ -701,7 +701,7 @@ def test_a_class_of_another_module_stays() -> None:
 
 @pytest.mark.parametrize("source", [WRITTEN, DOCUMENTED])
 def test_a_derived_layers_forward_calls_ours(source: str) -> None:
-    transformers_layers._wrap()
+    transformers_hooks._add(transformers_layers.HOOKS)
     module, wrapped = module_of(source)
     assert wrapped
     norm, x = module.Derived(), torch.randn(3, 32)

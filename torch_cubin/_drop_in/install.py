@@ -10,8 +10,10 @@ from typing import Any
 import torch
 
 from torch_cubin import errors
-from torch_cubin._drop_in import aten_kernels, muon, report, transformers_layers, transformers_sdpa
+from torch_cubin._drop_in import aten_kernels, muon, report, transformers_hooks
 from torch_cubin._drop_in import tensor_parallel as over_ranks
+from torch_cubin._drop_in.transformers_layers import HOOKS as HOOKS_OF_LAYERS
+from torch_cubin._drop_in.transformers_sdpa import HOOKS as HOOKS_OF_ATTENTION
 from torch_cubin._native import library
 from torch_cubin._native.locks import fork_safe_lock
 from torch_cubin._pytorch import inductor_config
@@ -84,8 +86,7 @@ def _switch() -> None:
     library.set_process_keeps_k_whole(over_ranks.parts_of_graphs() is not None)
     _set_for_graphs(invariant)
     muon.set_serving("install", bool(_active))
-    for wrapped in (transformers_sdpa, transformers_layers):
-        wrapped.set_policy(graph_policy())
+    transformers_hooks.set_policy(graph_policy(), HOOKS_OF_ATTENTION + HOOKS_OF_LAYERS)
 
 
 def _set_for_graphs(on: bool) -> None:

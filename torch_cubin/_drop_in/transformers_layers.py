@@ -16,15 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torch_cubin import huggingface
-from torch_cubin._drop_in import aten_kernels, report
+from torch_cubin._drop_in import aten_kernels, report, transformers_hooks
 from torch_cubin._drop_in.why_not import SHAPES, why_not
 from torch_cubin._ops.batch_invariant import is_batch_invariant
 from torch_cubin._pytorch import transforms
 from torch_cubin._pytorch.compiler import assume_constant_result, is_exporting
-from torch_cubin._pytorch.imports import when_imported
 from torch_cubin._pytorch.modules import is_product
 
-_MODELS = "transformers.models."
 _EXPERTS = "grouped_mm"
 _NAME_OF_EXPERTS = "transformers experts"
 
@@ -32,23 +30,6 @@ _NAME_OF_EXPERTS = "transformers experts"
 # of a Llama of 1 B, on an H200: 4 x 2048 tokens 1.20 of stock PyTorch's speed, 1.19 without gated
 # layers, which keep 2.1 GB more; 128 tokens 1.23 and 1.40.
 _ROWS_WITH_GRADIENTS = 2048
-
-_policy = "off"  # of install()
-
-
-def set_policy(policy: str) -> None:
-    """Called whenever install() begins or ends."""
-    global _policy
-    if policy != "off":
-        _wrap()
-    _policy = policy
-
-
-@functools.cache
-def _wrap() -> None:
-    """Once: the wrappers stay, and call transformers' functions where nothing is served."""
-    when_imported(_MODELS, _wrap_layers, is_prefix=True)
-    when_imported("transformers.integrations.moe", _wrap_experts)
 
 
 @assume_constant_result
@@ -70,7 +51,7 @@ def _why_not(kind: str, x: Any, *others: Any) -> str | None:
         return "a transform of torch.func"
     if torch.jit.is_tracing():  # type: ignore[attr-defined]
         return "torch.jit.trace"
-    if not _serves_type(x.device, x.dtype, _policy, kind):
+    if not _serves_type(x.device, x.dtype, transformers_hooks.policy, kind):
         return "not known to be quicker"
     return None if x.numel() else SHAPES
 
@@ -168,7 +149,8 @@ def _wrap_layers(module: ModuleType) -> None:
 def _wrapped(own: Any, serve: Serve, name: str) -> Any:
     @functools.wraps(own)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or _policy == "off" or len(args) != 1 or kwargs:
+        compiling = torch.compiler.is_compiling()
+        if compiling or transformers_hooks.policy == "off" or len(args) != 1 or kwargs:
             return own(self, *args, **kwargs)
         out = serve(self, *args)
         if not isinstance(out, str):
@@ -197,7 +179,7 @@ def _wrapped_experts(own: Any) -> Any:
         self: torch.nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
     ) -> Tensor:
         # torch.export makes programs for processes without torch_cubin.
-        if _policy == "off" or is_exporting():
+        if transformers_hooks.policy == "off" or is_exporting():
             return own(self, hidden_states, top_k_index, top_k_weights)
         reason = _why_not_experts(self, hidden_states, top_k_index, top_k_weights)
         compiling = torch.compiler.is_compiling()
@@ -231,4 +213,9 @@ def _why_not_experts(layer: Any, x: Tensor, ids: Tensor, weights: Tensor) -> str
     return None
 
 
-__all__ = ["set_policy"]
+HOOKS: tuple[transformers_hooks.Hook, ...] = (
+    ("transformers.models.", _wrap_layers, True),
+    ("transformers.integrations.moe", _wrap_experts, False),
+)
+
+__all__ = ["HOOKS"]

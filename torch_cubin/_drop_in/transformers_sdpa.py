@@ -13,28 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_cubin._drop_in import aten_kernels, report
+from torch_cubin._drop_in import aten_kernels, report, transformers_hooks
 from torch_cubin._pytorch import transforms
-from torch_cubin._pytorch.imports import when_imported
 
 _NAME = "sdpa"
 _REPORTED = "transformers attention"  # as huggingface.py counts its own
-
-_policy = "off"  # of install()
-
-
-def set_policy(policy: str) -> None:
-    """Called whenever install() begins or ends."""
-    global _policy
-    if policy != "off":
-        _wrap()
-    _policy = policy
-
-
-@functools.cache
-def _wrap() -> None:
-    """Once: the wrapper stays, and calls transformers' function where nothing is served."""
-    when_imported("transformers.modeling_utils", _wrap_in)
 
 
 def _wrap_in(module: ModuleType) -> None:
@@ -85,7 +68,7 @@ def _serves(
     take a kernel that install() serves, and no derivative or transformation of the call be asked
     for."""
     groups = getattr(module, "num_key_value_groups", 1)
-    if mask is None or position_bias is not None or _policy == "off":
+    if mask is None or position_bias is not None or transformers_hooks.policy == "off":
         return False
     many = query.shape[2] >= aten_kernels.QUERIES_OF_BOOLEAN_MASKS
     if groups == 1 and not (many and mask.dtype == torch.bool):
@@ -106,7 +89,7 @@ def _serves(
         and query.dtype == key.dtype == value.dtype
         and _by_a_kernel_with_masks()
         and not torch.jit.is_tracing()  # type: ignore[attr-defined]
-        and aten_kernels.serves_attention(query, mask, _policy)
+        and aten_kernels.serves_attention(query, mask, transformers_hooks.policy)
     )
 
 
@@ -117,4 +100,6 @@ def _by_a_kernel_with_masks() -> bool:
     return backends.mem_efficient_sdp_enabled() or backends.cudnn_sdp_enabled()
 
 
-__all__ = ["set_policy"]
+HOOKS: tuple[transformers_hooks.Hook, ...] = (("transformers.modeling_utils", _wrap_in, False),)
+
+__all__ = ["HOOKS"]
