@@ -59,6 +59,17 @@ def test_any_number_of_steps(steps: int) -> None:
         assert error(torch_cubin.newton_schulz(grad, steps=steps, gram=gram), grad, steps) < 0.03
 
 
+@pytest.mark.parametrize("gram", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_autocast_changes_no_bit(dtype: torch.dtype, gram: bool) -> None:
+    grad = draw(16, 24)
+    own = torch_cubin.newton_schulz(grad, gram=gram)
+    with torch.autocast("cpu", dtype=dtype):
+        got = torch_cubin.newton_schulz(grad, gram=gram)
+    assert got.dtype == torch.bfloat16
+    assert torch.equal(got, own)
+
+
 def test_bfloat16_input_is_not_overwritten() -> None:
     grad = draw(16, 16).bfloat16()
     before = grad.clone()

@@ -5,6 +5,8 @@ at a time.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor
 
@@ -65,7 +67,14 @@ def newton_schulz(
             "input", "newton_schulz argument 'steps'", "is negative", expected="0 or more",
             got=str(steps),
         )  # fmt: skip
-    with torch.no_grad():
+    device = grad.device.type
+    # Autocast would compute in its own dtype what the iteration computes in bfloat16 and float16.
+    in_stated_dtypes = (
+        torch.autocast(device, enabled=False)
+        if torch.amp.is_autocast_available(device)
+        else nullcontext()
+    )
+    with torch.no_grad(), in_stated_dtypes:
         return _orthogonal(grad, coefficients, steps, eps, gram)
 
 
