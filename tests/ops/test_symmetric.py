@@ -213,6 +213,11 @@ op(symmetric, symmetric, beta=1.0)
 op(symmetric, c)  # c is not read
 op(a, alpha=0.0)  # nor is a
 torch.ops.cubin.syrk(a)
+op(symmetric * (1 + 1e-6 * a), symmetric, beta=1.0)  # rounded otherwise than its transpose
+op(symmetric * float("nan"))
+op(torch.zeros(3, 3))
+op(a[:0, :0])
+torch_cubin.newton_schulz(torch.randn(16, 24), gram=True)
 for args in ((a,), (symmetric, c)):
     try:
         op(*args, beta=1.0)

@@ -46,10 +46,14 @@ Tensor call_aten_boxed(const char* op, const char* overload, StableIValue* stack
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
 
-bool aten_equal(const Tensor& a, const Tensor& b) {
-  StableIValue stack[] = {torch::stable::detail::from(a), torch::stable::detail::from(b)};
-  if (torch_call_dispatcher("aten::equal", "", stack, TORCH_ABI_VERSION) != AOTI_TORCH_SUCCESS) {
-    fail_by_pytorch("PyTorch's aten::equal");
+bool aten_allclose(const Tensor& a, const Tensor& b, double atol) {
+  constexpr double kRtol = 0;
+  constexpr bool kEqualNan = true;
+  StableIValue stack[] = {torch::stable::detail::from(a), torch::stable::detail::from(b),
+                          torch::stable::detail::from(kRtol), torch::stable::detail::from(atol),
+                          torch::stable::detail::from(kEqualNan)};
+  if (torch_call_dispatcher("aten::allclose", "", stack, TORCH_ABI_VERSION) != AOTI_TORCH_SUCCESS) {
+    fail_by_pytorch("PyTorch's aten::allclose");
   }
   return torch::stable::detail::to<bool>(stack[0]);
 }

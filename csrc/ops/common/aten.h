@@ -26,8 +26,8 @@ Tensor call_aten_overload(const char* op, const char* overload, const Args&... a
   return call_aten_boxed(op, overload, stack);
 }
 
-// aten::equal, which waits for the tensors' values.
-bool aten_equal(const Tensor& a, const Tensor& b);
+// aten::allclose, where NaN equals NaN; waits for the tensors' values.
+bool aten_allclose(const Tensor& a, const Tensor& b, double atol);
 
 // Without a backward graph and without a tangent.
 Tensor detach(const Tensor& tensor);
