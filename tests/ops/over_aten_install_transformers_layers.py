@@ -298,8 +298,9 @@ def test_exported_layers_are_pytorchs(strict: bool, layer: Layer) -> None:
 
 @only(NORM, GATED)
 def test_scripted_and_symbolically_traced_layers_are_transformers_own(layer: Layer) -> None:
-    own = layer()
+    own, code = layer(), torch.fx.symbolic_trace(layer.module).code
     with installed():
+        assert torch.fx.symbolic_trace(layer.module).code == code
         makers = [torch.fx.symbolic_trace]
         if layer.name == NORM:
             makers.append(torch.jit.script)

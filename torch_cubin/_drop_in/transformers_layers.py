@@ -149,8 +149,10 @@ def _wrap_layers(module: ModuleType) -> None:
 def _wrapped(own: Any, serve: Serve, name: str) -> Any:
     @functools.wraps(own)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        compiling = torch.compiler.is_compiling()
-        if compiling or transformers_hooks.policy == "off" or len(args) != 1 or kwargs:
+        if transformers_hooks.policy == "off" or torch.compiler.is_compiling():
+            return own(self, *args, **kwargs)
+        # torch.fx passes a Proxy: what serve() reads of the layer would become nodes of its graph.
+        if len(args) != 1 or kwargs or not isinstance(args[0], Tensor):
             return own(self, *args, **kwargs)
         out = serve(self, *args)
         if not isinstance(out, str):
