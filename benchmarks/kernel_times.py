@@ -6,7 +6,8 @@ from __future__ import annotations
 import collections
 import json
 import re
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import common
@@ -15,6 +16,7 @@ import torch
 import torch_cubin
 
 CALLS = 3
+SETTLE_SECONDS = 0.5  # of calls before: contenders are compared at the clocks of long runs
 # The kinds of PyTorch's kernels, by their names; the first that matches.
 KINDS = {
     "attention": r"flash|fmha|attention|sdpa|cudnn",
@@ -43,6 +45,10 @@ def lines_of(call: Callable[[], object]) -> Iterator[tuple[str, str, float, floa
     ours = _ours()
     activities = torch.profiler.ProfilerActivity
     on_gpu = torch.cuda.is_available()  # without one, nothing is found
+    end = time.monotonic() + SETTLE_SECONDS
+    while on_gpu and time.monotonic() < end:
+        call()
+        torch.cuda.synchronize()
     with torch.profiler.profile(
         activities=[activities.CUDA if on_gpu else activities.CPU]
     ) as profile:
@@ -51,25 +57,40 @@ def lines_of(call: Callable[[], object]) -> Iterator[tuple[str, str, float, floa
         if on_gpu:
             torch.cuda.synchronize()
     times, counts = collections.Counter[str](), collections.Counter[str]()
-    for event in profile.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
-            times[event.name] += event.time_range.elapsed_us()
-            counts[event.name] += 1
+    events = [x for x in profile.events() if x.device_type == torch.autograd.DeviceType.CUDA]
+    ended = 0.0
+    for event in sorted(events, key=lambda event: event.time_range.end):
+        # A kernel that begins before the one before it ends (dependent launch) waits for it first.
+        begin, end = max(ended, event.time_range.start), event.time_range.end
+        times[event.name] += end - begin
+        counts[event.name] += 1
+        ended = end
     for name, us in times.most_common():
         yield _kind(name, ours), name, counts[name] / CALLS, us / CALLS
 
 
-def print_lines(title: str, call: Callable[[], object], most: int = 12) -> None:
+def print_lines(title: str, call: Callable[[], object], most: int = 12) -> dict[str, float]:
+    """Returns the microseconds of each kind."""
     lines = list(lines_of(call))
-    print(f"\n{title}: {sum(us for *_, us in lines):.0f} us of kernels")
-    rows = [
-        [
-            kind,
-            f"{sum(us for each, _, _, us in lines if each == kind):.0f}",
-            f"{sum(count for each, _, count, _ in lines if each == kind):.0f}",
-        ]
-        for kind in dict.fromkeys(kind for kind, *_ in lines)
-    ]
+    times, counts = collections.Counter[str](), collections.Counter[str]()
+    for kind, _, count, us in lines:
+        times[kind] += us
+        counts[kind] += count
+    print(f"\n{title}: {times.total():.0f} us of kernels")
+    rows = [[kind, f"{us:.0f}", f"{counts[kind]:.0f}"] for kind, us in times.most_common()]
     common.print_table(["kind", "us", "launches"], rows, False)
     rows = [[kind, f"{us:.0f}", f"{n:.0f}", name[:90]] for kind, name, n, us in lines[:most]]
     common.print_table(["kind", "us", "launches", "kernel"], rows, False)
+    return dict(times)
+
+
+def print_bounds(stock: Mapping[str, float], ours: Mapping[str, float]) -> None:
+    """What speed over stock the kernels allow: as they are, and if nothing but products and
+    attention took time."""
+    largest = sum(us for kind, us in ours.items() if kind in ("products", "attention"))
+    if largest:
+        all_of_stock = sum(stock.values())
+        print(
+            f"kernels: {all_of_stock / sum(ours.values()):.3f} of stock's speed, "
+            f"{all_of_stock / largest:.3f} with products and attention alone"
+        )

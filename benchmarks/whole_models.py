@@ -246,11 +246,11 @@ class Runner:
         with CONTENDERS[name](), on_cores_of(turn):
             return self.block(self._prepared[mode], count)
 
-    def show_kernels(self, mode: str, name: str) -> None:
+    def show_kernels(self, mode: str, name: str) -> dict[str, float]:
         with CONTENDERS[name]():
             self._empty_cache()
             title = f"{self.case}, {mode}, {name}"
-            kernel_times.print_lines(title, self._prepared[mode])
+            return kernel_times.print_lines(title, self._prepared[mode])
 
     def forget(self, mode: str, name: str) -> None:
         self._prepared.pop(mode, None)
@@ -343,8 +343,12 @@ class Processes:
                 *(min(stock) / max(seconds), max(stock) / min(seconds)),
                 **{key: value for key, value in asdict(facts[name]).items() if key != "count"},
             )
-        for name, processes in self._of.items() if kernels else ():
-            processes[0].get("show_kernels", mode, name)
+        if kernels:
+            first, *others = (
+                processes[0].get("show_kernels", mode, name) for name, processes in self._of.items()
+            )
+            for times in others:
+                kernel_times.print_bounds(first, times)
         for name, process in self._each():
             process.get("forget", mode, name)
 
