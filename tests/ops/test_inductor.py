@@ -100,6 +100,22 @@ def test_generated_python_calls_extern_kernels() -> None:
     assert "torch.ops.cubin" not in code[0]
 
 
+def test_generated_python_calls_no_autograd_variant() -> None:
+    """Which begins in Python, for parameters that require a gradient."""
+    w13, w2 = (nn.Parameter(torch.randn(2, *shape)) for shape in ((16, 8), (8, 8)))
+    ids, weights = torch.tensor([[0], [1], [0]]), torch.rand(3, 1)
+
+    def layer(x):
+        return torch_cubin.moe(x * 2, ids, weights, w13, w2, activation="silu") * 2
+
+    x = torch.randn(3, 8)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        result, (code,) = run_and_get_code(torch.compile(layer), x)
+    torch.testing.assert_close(result, layer(x))
+    assert "torch.ops.cubin._moe.default(" in code
+
+
 def test_generated_cpp_calls_c_functions() -> None:
     model, x = Model(), torch.randn(6, 8)
     # Precompiled headers would serve this one file, and take longer than it.

@@ -56,7 +56,10 @@ def register() -> None:
         ops = [raw_ops.overload(raw) for raw in raw_ops.raw_names(name)]
         kernels.lower(ops, _out_op(name), f"cubin_{name}", f"aoti_torch_cubin_{name}_out")
     for name in WITHOUT_OUT:
-        kernels.lower_without_out(raw_ops.overload(f"_{name}"))
+        # Autograd variants begin in Python, and no graph records a derivative here.
+        names = raw_ops.raw_names(name) if name in raw_ops.DIFFERENTIABLE else [f"_{name}"]
+        ops = [raw_ops.overload(raw) for raw in names]
+        kernels.lower_without_out(ops, ops[0])
     _choices.update(kernels.choices)
 
 

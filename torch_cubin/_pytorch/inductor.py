@@ -81,10 +81,13 @@ class ExternKernels:
         for op in ops:
             self._register(op, type_promotion_kind=None)(self._lowering(op, out_op, choice))
 
-    def lower_without_out(self, op: Any) -> None:
-        """Lowers an op that allocates its results and reads inputs of any strides."""
-        self._realizes([op])
-        self._register(op, type_promotion_kind=None)(self._fallback(op, add_to_fallback_set=False))
+    def lower_without_out(self, ops: Sequence[Any], raw: Any) -> None:
+        """Lowers `ops`, which share a schema, to calls of one of them, which allocates its results
+        and reads inputs of any strides."""
+        self._realizes(list(ops))
+        for op in ops:
+            lowering = self._fallback(raw, add_to_fallback_set=False)
+            self._register(op, type_promotion_kind=None)(lowering)
 
     def _lowering(self, op: Any, out_op: Any, choice: Any) -> Any:
         ir = self._ir
