@@ -132,12 +132,13 @@ def test_softcaps_beyond_the_short_formula_take_other_kernels(driver, catalog) -
 def test_schedules_of_tiles(driver, catalog) -> None:
     """Equal tiles: round robin; in pairs if keys are loaded slowly and a head's second tile finds
     them in shared memory. Causal: long tiles balanced one by one, short ones in pairs, or by
-    queries if pairs would leave blocks idle. Windows: by queries, while few heads' keys fit in the
-    L2 cache together."""
+    queries if pairs would leave blocks idle. Balanced tiles are in equal sets of heads. Windows: by
+    queries, while few heads' keys fit in the L2 cache together."""
     cases = [
         ((1, 16, 16384, 128), {}, ROUND_ROBIN),
-        ((1, 16, 16384, 128), {"is_causal": True}, 2),
-        ((2, 16, 8192, 128), {"is_causal": True}, 4),
+        ((1, 16, 16384, 128), {"is_causal": True}, 4),
+        ((2, 16, 8192, 128), {"is_causal": True}, 8),  # sets of 6 heads would leave one of 2
+        ((1, 14, 8192, 128), {"is_causal": True}, 7),
         ((4, 16, 4096, 128), {"is_causal": True}, IN_PAIRS),
         ((32, 16, 512, 128), {"is_causal": True}, IN_PAIRS),
         ((1, 16, 1024, 128), {"is_causal": True}, ROUND_ROBIN),  # a tile a block

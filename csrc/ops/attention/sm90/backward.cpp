@@ -66,21 +66,6 @@ int64_t heads_together(const AttentionCase& problem, const AttentionRow& row, in
                        std::max<int64_t>(each, 1)});
 }
 
-// The smallest size of sets, from `least` on, with which the last set is nearly full. The longest
-// blocks of a set come first, so that a small last one would run alone: causal, 2 sequences of 4096
-// rows, 32/8 heads of 128, 8 heads of keys together took 0.97 of the time of 4 (H100).
-int64_t size_of_sets(int64_t heads, int64_t least) {
-  int64_t best = std::min(heads, least), fewest = heads;
-  for (int64_t size = best; size <= std::min(heads, 2 * least); ++size) {
-    const int64_t missing = ceil_div(heads, size) * size - heads;
-    if (missing >= fewest) continue;
-    best = size;
-    fewest = missing;
-    if (missing * 16 <= heads) break;
-  }
-  return best;
-}
-
 // For packed sequences: the queries, of this many heads, that amount to about as much.
 int64_t rows_together(const AttentionCase& problem, const AttentionRow& row, int64_t heads,
                       int64_t multiprocessors) {
@@ -96,7 +81,7 @@ constexpr int64_t kMostPairs = 65535;
 
 int64_t sm90_heads_together(const AttentionCase& problem, const AttentionRow& row, int64_t kv_heads,
                             int64_t parts, bool has_band, const Device& device) {
-  return size_of_sets(kv_heads, heads_together(problem, row, parts, has_band, device));
+  return sm90_size_of_sets(kv_heads, heads_together(problem, row, parts, has_band, device));
 }
 
 namespace {

@@ -80,7 +80,7 @@ class Sm90E4m3Forward : public AttentionForwardKernels {
       if (params.schedule == kInPairs &&
           sm90_idle_in_pairs(tiles, heads, blocks_) > kSm90IdleInPairs) {
         // Without the kernel before there is no counter of tiles.
-        params.schedule = params.next != nullptr ? sm90_heads_together(tiles) : kByQueries;
+        params.schedule = params.next != nullptr ? sm90_heads_together(tiles, heads) : kByQueries;
       } else {
         params.next = nullptr;
       }

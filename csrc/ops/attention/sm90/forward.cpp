@@ -150,7 +150,8 @@ class Sm90Forward : public AttentionForwardKernels {
     if (problem.has(kBoolMask)) lay_out_mask(params, all, row, mask);
     if (problem.has(kAnyAdded)) lay_out_added_mask(params, all, row, mask);
     if (!packed) {
-      params.schedule = mask ? sm90_heads_together(tiles) : schedule(row, band, tiles, heads, all);
+      params.schedule =
+          mask ? sm90_heads_together(tiles, heads) : schedule(row, band, tiles, heads, all);
       torch_cubin::launch(*row.kernel, {std::min(blocks_, tiles * heads)}, device_, params);
       return;
     }
