@@ -36,6 +36,7 @@ INTEGERS = {
     ("sm90_skinny.cpp", 192): "rows of a tile",
     ("sm90_stream.cpp", 10000): "polls of a counter",
 }
+POWERS_OF_TWO = ("<< ", ">> ", "0x1p-")
 SPLITS = re.compile(r"kSplits\[\] = \{[^}]*\}")  # the candidates for parts of K
 
 
@@ -52,7 +53,7 @@ def numbers() -> Iterator[tuple[str, str, bool]]:
             number, before = match[1], text[: match.start()]
             value = float(number.replace("'", ""))
             starts_double = STARTS_DOUBLE.search(before) and text[match.end()] in ";,"
-            if value not in (0, 1) and not before.endswith(("<< ", ">> ")):
+            if value not in (0, 1) and not before.endswith(POWERS_OF_TWO):
                 yield path.name, number, bool("." in number or starts_double)
 
 

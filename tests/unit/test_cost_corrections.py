@@ -64,6 +64,7 @@ def test_fitted_numbers_are_few_and_stand_in_one_place() -> None:
         ("if (x < 0.5 * y) return 1.0;  // 3.5", ["0.5"]),
         ('constexpr int64_t kLimit = int64_t{1} << 30; text = "2.5";', []),
         ("double Terms::* value; work.tiles = 2 * tiles;", []),
+        ("double tolerance() { return 0x1p-26; }", []),
     ],
 )
 def test_what_counts_as_a_fitted_number(tmp_path, monkeypatch, text, counted) -> None:
