@@ -223,6 +223,29 @@ def test_attention_with_a_mask_reads_heads_that_are_not_repeated(length: int) ->
     torch.testing.assert_close(got.double(), exact, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_attention_reads_a_boolean_mask(dtype: torch.dtype) -> None:
+    """Also that of a row without a visible key, on which versions of PyTorch differ."""
+    batch, heads, rows, keys, width = 2, 4, 96, 160, 64
+
+    def layer(q, k, v, mask):
+        return F.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2).flatten(2) * 2
+
+    options = {"device": "cuda", "dtype": dtype}
+    q = torch.randn(batch, heads, rows, width, **options)
+    k, v = (torch.randn(batch, heads, keys, width, **options) for _ in range(2))
+    mask = torch.rand(batch, 1, rows, keys, device="cuda") < 0.5
+    mask[0, :, 7], mask[1, :, 8] = False, True
+    torch._dynamo.reset()
+    with torch.no_grad():
+        want = layer(q, k, v, mask)
+        with torch_cubin.install(policy="all"):
+            got, (code,) = run_and_get_code(torch.compile(layer), q, k, v, mask)
+    assert "torch.ops.cubin._scaled_dot_product_attention.default(" in code
+    assert "torch.ops.aten._scaled" not in code
+    torch.testing.assert_close(got, want, rtol=3e-2, atol=3e-2)
+
+
 def test_attention_reads_what_contiguous_would_copy() -> None:
     """As in transformers' Whisper, whose result is turned back, too."""
     batch, length, heads, width = 2, 200, 4, 64

@@ -121,20 +121,36 @@ def test_a_scaled_query_that_others_read_stays() -> None:
     assert found.kwargs == {}
 
 
-@pytest.mark.parametrize(("rows", "other"), [(64, -torch.inf), (63, -torch.inf), (64, -1e9)])
-def test_a_boolean_mask_is_not_made_numbers(rows: int, other: float) -> None:
-    """As PyTorch does before its kernels; few queries read numbers as quickly."""
+def of_visible(mask: torch.Tensor, hidden: float, dtype: torch.dtype) -> torch.Tensor:
+    return torch.where(mask, torch.zeros((), dtype=dtype), torch.full((), hidden, dtype=dtype))
+
+
+def of_hidden(mask: torch.Tensor, hidden: float, dtype: torch.dtype) -> torch.Tensor:
+    """As in torch before 2.13."""
+    return torch.where(mask.logical_not(), hidden, torch.scalar_tensor(0.0, dtype=dtype))
+
+
+@pytest.mark.parametrize("numbers_of", [of_visible, of_hidden])
+@pytest.mark.parametrize(
+    ("rows", "hidden"),
+    [(64, -torch.inf), (64, -65504.0), (64, -65536.0), (63, -torch.inf), (64, -1e9)],
+)
+def test_a_boolean_mask_is_not_made_numbers(
+    rows: int, hidden: float, numbers_of: Callable[..., torch.Tensor]
+) -> None:
+    """As PyTorch does before its kernels; few queries read numbers as quickly. A row without a
+    visible key sees none or all, as with those numbers."""
 
     def layer(q, k, v, mask):
-        values = (torch.ops.aten.scalar_tensor(value, dtype=q.dtype) for value in (0.0, other))
-        numbers = torch.where(mask, *values).expand(2, 3, rows, 5)
-        return attention(q, k, v, numbers)
+        return attention(q, k, v, numbers_of(mask, hidden, q.dtype).expand(2, 3, rows, 5))
 
+    q, k, v = tensors((2, 3, rows, 8), (2, 3, 5, 8), (2, 3, 5, 8))
     mask = torch.ones(2, 1, rows, 5).tril(1) > 0
-    nodes = graph_of(layer, *tensors((2, 3, rows, 8), (2, 3, 5, 8), (2, 3, 5, 8)), mask)
+    mask[:, :, 7], q[:, :, 7] = False, 0.0  # equal scores, which are exact beside -65504
+    nodes = graph_of(layer, q, k, v, mask)
     (found,) = nodes.find_nodes(op="call_function", target=attention)
     boolean = found.args[3].meta["val"].dtype == torch.bool
-    assert boolean == (rows == 64 and other == -torch.inf)
+    assert boolean == (rows == 64 and hidden != -1e9)
 
 
 def test_a_copy_of_attention_that_is_returned_beside_it_stays_one() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -27,6 +27,10 @@ _WITH_MASK = (
     aten._scaled_dot_product_efficient_attention.default,
     aten._scaled_dot_product_cudnn_attention.default,
 )
+# What PyTorch before 2.13 adds for cuDNN where a boolean mask hides a key. So a row that sees none
+# has the weights of one that sees all, where -inf would make its result zero. Inductor rounds the
+# number to bfloat16, which gives the second.
+_CUDNNS_HIDDEN = (-65504.0, -65536.0)
 _ADDS_DIM = (*VIEWS, aten.unsqueeze.default)
 _COPIES = (*VIEWS, aten._unsafe_view.default, aten.clone.default)
 _TURNS = (aten.permute.default, aten.transpose.int)
@@ -44,6 +48,7 @@ class Attention:
     scale: float | None
     results: list[torch.fx.Node]
     views: list[Any]  # of the query, the first one first
+    empty_rows_see_all: bool  # those of the boolean mask in which no key is visible
 
 
 def with_copies(node: Any) -> Attention | None:
@@ -71,10 +76,17 @@ def with_copies(node: Any) -> Attention | None:
         key, value = keys, values
     query, key, value = map(_uncopied, (query, key, value))
     query, views, scale = _unscaled(query, node.kwargs.get("scale"))
-    mask = _boolean(mask, query)
+    mask, hides = _boolean(mask, query)
     if (query, key, value, mask) == read:
         return None
-    return Attention(query, key, value, mask, is_causal, scale, results, views)
+    sees_all = hides in _CUDNNS_HIDDEN
+    return Attention(query, key, value, mask, is_causal, scale, results, views, sees_all)
+
+
+def seen_by_empty_rows(insert: Callable[..., Any], mask: Any) -> Any:
+    """The boolean mask in which rows without a visible key see all."""
+    some = insert(aten.any.dim, mask, -1, True)
+    return insert(aten.logical_or.default, mask, insert(aten.logical_not.default, some))
 
 
 def copies_after(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, torch.fx.Node]]:
@@ -98,21 +110,27 @@ def _uncopied(node: Any) -> Any:
     return node
 
 
-def _boolean(mask: Any, query: torch.fx.Node) -> Any:
-    """The boolean mask of which these numbers are made, where it is read more quickly.
-
-    Not those of torch 2.11 for cuDNN, -65504, with which a row that sees no key sees all.
-    """
+def _boolean(mask: Any, query: torch.fx.Node) -> tuple[Any, float | None]:
+    """The boolean mask of which these numbers are made, where it is read more quickly, and the
+    number of hidden keys."""
     rows = _length(query)
     if not isinstance(rows, int) or rows < aten_kernels.QUERIES_OF_BOOLEAN_MASKS:
-        return mask
+        return mask, None
     numbers = mask
     while _calls(numbers, (aten.expand.default,)):
         numbers = numbers.args[0]
     if not _calls(numbers, (aten.where.self,)):
-        return mask
-    visible, *values = numbers.args
-    return visible if [_number(value) for value in values] == [0.0, -math.inf] else mask
+        return mask, None
+    visible, seen, hidden = numbers.args
+    if _calls(visible, (aten.logical_not.default,)):  # of torch before 2.13
+        visible, seen, hidden = visible.args[0], hidden, seen
+    hides = _number(hidden)
+    known = _number(seen) == 0.0 and hides in (-math.inf, *_CUDNNS_HIDDEN)
+    return (visible, hides) if known and _is_boolean(visible) else (mask, None)
+
+
+def _is_boolean(node: Any) -> bool:
+    return isinstance(node, torch.fx.Node) and node.meta["val"].dtype == torch.bool
 
 
 def _number(node: Any) -> float | None:
@@ -205,4 +223,4 @@ def _are_same(sizes: Any, others: Any) -> bool:
     return len(sizes) == len(others) and all(map(same_number, sizes, others))
 
 
-__all__ = ["OURS", "Attention", "copies_after", "with_copies"]
+__all__ = ["OURS", "Attention", "copies_after", "seen_by_empty_rows", "with_copies"]

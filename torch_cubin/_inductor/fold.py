@@ -30,7 +30,7 @@ ops = torch.ops.cubin
 Node = Any  # torch.fx.Node; its arguments have no useful types
 
 # Part of the key of Inductor's caches: increase it when the pass changes.
-VERSION = 10
+VERSION = 11
 
 
 def fold(graph: torch.fx.Graph) -> None:
@@ -165,8 +165,11 @@ def _fold_copies(graph: torch.fx.Graph) -> bool:
         call, query = _Call(graph, node, found.query.meta["val"]), found.query
         for view in found.views:
             query = call.insert(view.target, query, *view.args[1:])
+        mask = found.mask
+        if found.empty_rows_see_all:
+            mask = attentions.seen_by_empty_rows(call.insert, mask)
         out = call.insert(
-            attentions.OURS, *(query, found.key, found.value, found.mask, 0.0),
+            attentions.OURS, *(query, found.key, found.value, mask, 0.0),
             found.is_causal, None, scale=found.scale, enable_gqa=True,
         )  # fmt: skip
         for result in found.results:
