@@ -12,6 +12,8 @@ from faults import catalogs, launch_params
 from faults.forked import forked
 from faults.launch_params import read_map
 
+import torch_cubin
+
 PARAMS = structure(f"{MATMUL}/sm90_fused_params.h", "Sm90FusedParams")
 AUX, PAIR, SERPENTINE = 8, 16, 32
 ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
@@ -120,6 +122,29 @@ def test_an_activation_and_its_input(driver, catalog) -> None:
     assert out["dims"] == aux["dims"] == [3072, 4096]
     assert out["address"] != aux["address"]
     assert params.bias[0] != 0
+
+
+@pytest.mark.parametrize("m", [4096, 128, 16])
+def test_batch_invariant_activations_are_of_unrounded_sums(driver, catalog, m: int) -> None:
+    """As those without a derivative are: by one kernel, or else by a product for each result."""
+    arguments = empty(m, 768), empty(3072, 768), empty(3072)
+
+    def names_of(*calls: Callable[[], object]) -> list[str]:
+        def run() -> None:
+            with torch_cubin.batch_invariant():
+                for call in calls:
+                    call()
+
+        return [launch["kernel"] for launch in launches_of(driver, run)]
+
+    names = names_of(lambda: ops._linear_activation_aux(*arguments, "gelu"))
+    if m == 4096:
+        (name,) = names
+        assert name.startswith("sm90_fused_matmul_bf16_layers")
+    else:
+        assert names == names_of(
+            lambda: ops._linear(*arguments), lambda: ops._linear_activation(*arguments, "gelu")
+        )
 
 
 @pytest.mark.parametrize(

@@ -232,6 +232,29 @@ def test_batch_invariant_rows(generator: torch.Generator) -> None:
                 numerics.check_bits(out, expected[:rows].contiguous())
 
 
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float32], ids=str)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_batch_invariant_results_do_not_depend_on_gradients(activation, dtype, generator) -> None:
+    """One kernel, few tiles, few rows, K in parts, rows of outputs that are no whole vectors."""
+    for m, k, n in ((2048, 512, 2048), (130, 512, 1024), (16, 1024, 4096), (300, 8192, 1024),
+                    (16, 8192, 1024), (300, 264, 1001), (2000, 64, 4096)):  # fmt: skip
+        x = cases.draw((m, k), dtype, False, generator)
+        gate, up = (cases.draw((n, k), dtype, False, generator) * k**-0.5 for _ in range(2))
+        bias = cases.draw((n,), dtype, False, generator)
+        calls = (
+            lambda gate, up, bias, x=x: ops._linear_glu(x, gate, up, activation),
+            lambda gate, up, bias, x=x: ops.linear(x, gate, bias, activation=activation),
+            lambda gate, up, bias, x=x: ops.linear(x, gate, activation=activation),
+        )
+        with torch_cubin.batch_invariant():
+            for i, call in enumerate(calls):
+                with torch.no_grad():
+                    alone = call(gate, up, bias)
+                kept = call(*(leaf.detach().requires_grad_() for leaf in (gate, up, bias)))
+                assert kept.requires_grad
+                numerics.check_bits(kept.detach(), alone, f"{(m, k, n)} {i}")
+
+
 def test_training_step(generator: torch.Generator) -> None:
     """Gradients against float64, by the kernels that keep what the derivative needs."""
     leaves = [

@@ -271,6 +271,30 @@ def test_compiled_code_rounds_where_eager_code_does(installed) -> None:
     assert torch.equal(torch.compile(chain)(*args), chain(*args))
 
 
+def test_compiled_results_do_not_depend_on_gradients(installed) -> None:
+    """Layers that a graph joins: gate and up of two products and of one, a GELU with a bias."""
+
+    def layers(x: Tensor, gate: Tensor, up: Tensor, both: Tensor, wide: Tensor, bias: Tensor):
+        first, second = F.linear(x, both).chunk(2, -1)
+        return (
+            F.silu(F.linear(x, gate)) * F.linear(x, up),
+            F.silu(first) * second,
+            F.gelu(F.linear(x, wide, bias)),
+        )
+
+    shapes = ((1024, 256), (1024, 256), (2048, 256), (1024, 256), (1024,))
+    weights = [draw(*shape, dtype=torch.bfloat16, scale=256**-0.5) for shape in shapes]
+    leaves = [weight.requires_grad_() for weight in weights]
+    compiled = torch.compile(layers, dynamic=False)
+    for rows in (2000, 40):
+        x = draw(rows, 256, dtype=torch.bfloat16)
+        with torch.no_grad():
+            alone = compiled(x, *leaves)
+        for i, (kept, want) in enumerate(zip(compiled(x, *leaves), alone, strict=True)):
+            assert kept.requires_grad
+            assert torch.equal(kept, want), (rows, i)
+
+
 def test_products_with_a_float32_result(installed) -> None:
     a, b = draw(300, 512, dtype=torch.bfloat16), draw(512, 640, dtype=torch.bfloat16)
     whole = torch.mm(a, b, out_dtype=torch.float32)

@@ -408,6 +408,8 @@ def test_the_users_pass_runs_beside_ours() -> None:
     both = register.beside(Users())
     key = both.uuid()
     assert name in key
+    with torch_cubin.batch_invariant():
+        assert both.uuid() != key
     x, w = _tensors((M, K), (N, K))
     with installed(), inductor_config.patch(post_grad_custom_pre_pass=both), torch.no_grad():
         assert both.uuid() != key  # install() is part of the key

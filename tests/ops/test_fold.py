@@ -13,7 +13,7 @@ from drop_in_cases import integers
 from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
 
-import torch_cubin  # noqa: F401
+import torch_cubin
 from torch_cubin._inductor import fold
 
 linear = torch.ops.cubin._linear.default
@@ -241,6 +241,13 @@ def test_gate_and_up_that_are_columns_of_one_product(take, mode: str) -> None:
     """As in Phi-3 and GLM-4."""
     for shape in ((M, K), (2, M, K)):
         assert folded(_halves(take), *tensors(shape, (N, K)), mode=mode) == {"_linear_glu": 1}
+
+
+def test_batch_invariant_columns_of_one_product() -> None:
+    """Not joined, as where a backward needs the product: the bits must be the same in both."""
+    halves = _halves(lambda y: y.chunk(2, dim=-1))
+    with torch_cubin.batch_invariant():
+        assert not folded(halves, *tensors((M, K), (N, K)))["_linear_glu"]
 
 
 def _and_its_sums(x, w):

@@ -103,7 +103,7 @@ def _gated(layer: Any, x: Any) -> Tensor | str:
     if x.shape[-1:] != gate.weight.shape[1:]:
         return SHAPES
     has_gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    # Served calls differ in rounding with gradients and without, and from calls that are left.
+    # Served calls round otherwise than calls that are left.
     if is_batch_invariant():
         return "batch invariance"
     if has_gradients and x.numel() < _ROWS_WITH_GRADIENTS * x.shape[-1]:

@@ -23,6 +23,7 @@ import torch
 
 from torch_cubin._inductor import activations, attentions, quantized
 from torch_cubin._inductor.products import Product, columns_at, product_at, same_number
+from torch_cubin._ops.batch_invariant import is_batch_invariant
 from torch_cubin._pytorch import inductor
 
 aten = torch.ops.aten
@@ -107,8 +108,10 @@ def _fold_gated(graph: torch.fx.Graph, root: Node) -> bool:
         if _depend([gate, up]):
             continue
         private = _are_private(seen | {gate_leaf, up_leaf}, root)
-        if not private and (gate.columns or up.columns):
-            continue  # the whole product is needed, by the backward or others
+        # The backward, or others, may need the whole product, and it is left then. Results with
+        # and without gradients have the same bits under batch_invariant(): it is always left.
+        if (gate.columns or up.columns) and (not private or is_batch_invariant()):
+            continue
         call = _Call(graph, root, gate.value)
         weights = [call.weight(product) for product in (gate, up)]
         if private:

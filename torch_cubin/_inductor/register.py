@@ -56,8 +56,10 @@ def beside(users: Any) -> Any:
                 return None
             from torch_cubin._drop_in import install, tensor_parallel
             from torch_cubin._inductor import fold
+            from torch_cubin._ops.batch_invariant import is_batch_invariant
 
-            settings = (install.graph_policy(), tensor_parallel.parts_of_graphs())
+            parts = tensor_parallel.parts_of_graphs()
+            settings = (install.graph_policy(), parts, is_batch_invariant())
             return ("torch_cubin.fold", fold.VERSION, *settings, *theirs)
 
         def __repr__(self) -> str:  # without an address: Inductor hashes copies of its options

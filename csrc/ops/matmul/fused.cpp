@@ -109,8 +109,9 @@ std::tuple<Tensor, Tensor, Tensor> linear_glu_aux_cuda(const Tensor& input, cons
   if (try_gated(input, gate, up, known, nullptr, out, &gate_out, &up_out)) {
     return {out, gate_out, up_out};
   }
-  const Tensor of_gate = linear_cuda(input, gate, {}), of_up = linear_cuda(input, up, {});
-  return {multiplied(apply_activation(of_gate, known), of_up), of_gate, of_up};
+  const auto [activated, of_gate] = linear_activation_aux_cuda(input, gate, {}, activation);
+  const Tensor of_up = linear_cuda(input, up, {});
+  return {multiplied(activated, of_up), of_gate, of_up};
 }
 
 std::vector<Tensor> linears_cuda(const Tensor& input, const std::vector<Tensor>& weights,
@@ -157,7 +158,7 @@ std::tuple<Tensor, Tensor> linear_activation_aux_cuda(const Tensor& input, const
   const TensorView x(input), w(weight);
   const std::optional<TensorView> b = view_of(bias);
   const Shape shape = check_linear(x, w, b);
-  if (w.dim == 2 && !batch_invariant()) {
+  if (w.dim == 2) {
     LayerCall call(x, w, b, shape);
     if (call.fused) {
       call.layer.problem.activation = known;
@@ -168,6 +169,9 @@ std::tuple<Tensor, Tensor> linear_activation_aux_cuda(const Tensor& input, const
     }
   }
   const Tensor aux = linear_cuda(input, weight, bias);
+  // As the kernel above does, and linear_activation(): neither the number of rows nor whether a
+  // derivative is needed may then change a result. It costs a second product.
+  if (batch_invariant()) return {linear_activation_cuda(input, weight, bias, activation), aux};
   return {activated_copy(aux, known), aux};
 }
 
