@@ -233,6 +233,20 @@ def test_losses_of_rows_and_their_gradients(driver) -> None:
     assert gradient[1].total
 
 
+def test_losses_of_rows_that_begin_anywhere(driver) -> None:
+    """A thread has two vectors at a time, so two blocks share a row that would be one block's."""
+    targets = empty(64, dtype=torch.int64)
+
+    def call() -> None:
+        for columns in (50257, 50264):
+            arguments = targets, None, "none", -100, 0.0, torch.bfloat16
+            ops._cross_entropy(empty(64, columns), *arguments)
+
+    odd, aligned = launches_of(driver, call, LOSSES)
+    assert [params.cluster for _, params in (odd, aligned)] == [2, 1]
+    assert [launch["grid"][0] for launch, _ in (odd, aligned)] == [64 * 2, 64]
+
+
 def test_a_cluster_does_not_depend_on_which_op_came_first(driver) -> None:
     """Under MPS, a process may have too few multiprocessors for clusters of eight wide blocks."""
     logits, targets = empty(8, 2**20), empty(8, dtype=torch.int64)

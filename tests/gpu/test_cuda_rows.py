@@ -24,9 +24,9 @@ DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 # Lengths of rows: one element, parts of a vector, unaligned rows, one to several vectors of a
 # thread, all threads of a block, of a cluster, longer than a cluster holds. The numbers of rows
 # differ.
-SIZES = [(5, 1), (300, 7), (64, 64), (1000, 100), (33, 1001), (257, 1024), (130, 4096), (31, 5120),
-         (70, 8192), (9, 12289), (13, 16384), (7, 24000), (4, 50257), (3, 131072),
-         (2, 262144)]  # fmt: skip
+SIZES = [(5, 1), (300, 7), (64, 64), (1001, 128), (65, 256), (1000, 100), (33, 1001),
+         (257, 1024), (130, 4096), (31, 5120), (70, 8192), (9, 12289), (13, 16384), (7, 24000),
+         (4, 50257), (3, 131072), (2, 262144)]  # fmt: skip
 Inf = float("inf")
 
 
@@ -169,8 +169,8 @@ def test_rows_that_are_not_finite(dtype: torch.dtype, columns: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rows_of_one_value(dtype: torch.dtype, value: float) -> None:
     """Layer norm gives its bias: rstd, 1 / sqrt(eps), would multiply an error of the mean."""
-    lengths = [*range(1, 21), 100, 1000, 1001, 2040, 2048, 3000, 4104, 8193, 9000, 12288, 16376,
-               16384, 16392, 50257, 131072, 200001]  # fmt: skip
+    lengths = [*range(1, 21), 64, 100, 128, 256, 1000, 1001, 2040, 2048, 3000, 4104, 8193, 9000,
+               12288, 16376, 16384, 16392, 50257, 131072, 200001]  # fmt: skip
     for columns in lengths:
         x = torch.full((5, columns), value, device="cuda", dtype=dtype, requires_grad=True)
         b = torch.arange(columns, device="cuda").remainder(9).to(dtype)
@@ -234,7 +234,7 @@ def test_a_residual_added_before_gives_the_same_bits(dtype: torch.dtype, generat
 @pytest.mark.parametrize("name", CALLS)
 def test_a_rows_bits_do_not_depend_on_other_rows(name: str, dtype, generator) -> None:
     ours, _, kinds = CALLS[name]
-    for columns in (5, 64, 100, 1000, 4096, 8192, 20000, 131072):
+    for columns in (5, 64, 100, 128, 1000, 4096, 8192, 20000, 131072):
         rows = 400 if columns < 131072 else 40
         tensors = draw(kinds, rows, columns, dtype, generator)
         grads = [torch.randn(rows, columns, device="cuda", generator=generator).to(dtype)] * 2
@@ -290,6 +290,24 @@ def test_cross_entropy(
             torch.testing.assert_close(loss, other, rtol=1e-4, atol=1e-5, equal_nan=True)
     losses.finish()
     gradients.finish()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_losses_do_not_depend_on_where_rows_begin(dtype: torch.dtype, generator) -> None:
+    """Nor on what precedes and follows them in memory."""
+    for rows, columns in ((300, 7), (70, 100), (33, 1001), (2, 50257)):
+        logits = torch.randn(rows, columns, device="cuda", generator=generator).to(dtype)
+        target = torch.randint(0, columns, (rows,), device="cuda", generator=generator)
+        want = torch.cat([
+            ops.cross_entropy(row[None], each[None], reduction="none")
+            for row, each in zip(logits, target, strict=True)
+        ])  # fmt: skip
+        exact = F.cross_entropy(logits.double(), target, reduction="none")
+        torch.testing.assert_close(want.double(), exact, rtol=1e-2, atol=1e-3)
+        for begin in range(8):
+            memory = torch.full((begin + logits.numel() + 9,), torch.nan, device="cuda").to(dtype)
+            x = memory[begin : begin + logits.numel()].view(rows, columns).copy_(logits)
+            assert torch.equal(ops.cross_entropy(x, target, reduction="none"), want), begin
 
 
 @pytest.mark.usefixtures("nan_memory")

@@ -21,6 +21,8 @@
 namespace torch_cubin {
 namespace {
 
+// Elements of a row that a thread of shifted.cuh has at a time.
+constexpr int64_t kThreadShifted = 2 * kRowVector;
 constexpr int64_t kMostApart = 64;  // blocks of a row that exchange nothing
 // A block computes the losses of so many times what its threads hold before others share the row:
 // 2048 x 128256 by clusters of 8, 4, 2 and 1 took 181, 150, 138 and 140 us on an H200.
@@ -234,8 +236,9 @@ PackageKernel& rows_kernel(RowsKind kind, ScalarType row_dtype, const Device& de
 
 RowsLayout::RowsLayout(RowsKind kind, const Device& device, const RowSizes& sizes,
                        ScalarType row_dtype, int64_t tensors) {
-  const int64_t of_thread =
-      has_vectors(sizes) ? kThreadBytes / element_size(row_dtype) : kThreadSingles;
+  const int64_t of_thread = has_vectors(sizes) ? kThreadBytes / element_size(row_dtype)
+                            : kind == kLosses  ? kThreadShifted
+                                               : kThreadSingles;
   const RowsTable& table = table_of(device);
   const std::vector<PackageKernel*>& of_kind = kernels_of(kind, row_dtype, table);
   joins = kind != kLossesBackward;
