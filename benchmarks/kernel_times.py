@@ -17,11 +17,12 @@ import torch_cubin
 
 CALLS = 3
 SETTLE_SECONDS = 0.5  # of calls before: contenders are compared at the clocks of long runs
-# The kinds of PyTorch's kernels, by their names; the first that matches.
+# The kinds of PyTorch's kernels, by their names; the first that matches. Inductor's kernels are
+# named after what they are fused from; its templates ("tem") are products.
 KINDS = {
-    "attention": r"flash|fmha|attention|sdpa|cudnn",
-    "products": r"nvjet|gemm|cutlass|cublas|splitk|grouped_mm|xmma",
-    "fused": r"^triton_",
+    "fused": r"^triton_(?!tem)",
+    "attention": r"flash|fmha|attention|sdpa",
+    "products": r"nvjet|gemm|cutlass|cublas|splitk|grouped_mm|xmma|^triton_",
 }
 _OURS_BY_FAMILY = {"attention": "attention", "rows": "rows"}
 
