@@ -19,7 +19,7 @@ from torch_cubin._tuning import measure
 
 PARAMS = structure(f"{MATMUL}/sm90_params.h", "Sm90MatmulParams")
 MIRROR = structure(f"{MATMUL}/mirror_params.h", "MirrorParams")
-BATCHED, SERPENTINE, ADD_VECTORS, NO_SKEW = 1, 16, 1024, 2048  # sm90_params.h
+BATCHED, SERPENTINE, ADD_VECTORS, LONE = 1, 16, 1024, 2048  # sm90_params.h
 N = 4096
 ops = torch.ops.cubin
 
@@ -306,7 +306,7 @@ def test_narrow_tiles_in_pairs(driver, catalog) -> None:
     params = launch_params.read(launch, PARAMS)
     assert catalog[launch["kernel"]]["tile"] == [128, 256, 64]
     assert (params.tiles_m, params.whole_tiles, params.row_parts) == (264, 264, 16)
-    assert not params.flags & NO_SKEW
+    assert not params.flags & LONE
     assert (launch["grid"][0], params.stream_tiles) == (132, 0)
     assert read_map(params.b)["box"] == [64, 128]
 
@@ -322,7 +322,7 @@ def test_clusters_divide_k(driver, catalog, size: int) -> None:
     params = launch_params.read(launch, PARAMS)
     assert (params.tiles_m, params.whole_tiles, params.stream_tiles) == (10, 20, 0)
     assert launch["grid"][0] == 20 * size
-    assert params.flags & NO_SKEW  # no block has a second tile
+    assert params.flags & LONE  # no block has a second tile
     assert launch["attributes"]["4"] == [size, 1, 1]
 
 

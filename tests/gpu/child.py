@@ -349,7 +349,7 @@ def sanitize(tool: str) -> dict:
             if not torch.equal(bias.cpu(), grad.double().sum(0).to(dtype)):
                 wrong.append(f"gradient of a bias {dtype} {(rows, outputs, inputs)}")
     wrong += _wrong_layers_of_few_rows()
-    wrong += _wrong_symmetric_products()
+    wrong += symmetric_sanitize(tool)["wrong"]
     wrong += _wrong_products_of_groups()
     wrong += _wrong_8_bit_products()
     torch.cuda.synchronize()
@@ -494,9 +494,9 @@ def _wrong_8_bit_products() -> list[str]:
     return wrong
 
 
-def _wrong_symmetric_products() -> list[str]:
+def symmetric_sanitize(tool: str) -> dict:
     """syrk and symm_square by every kernel and kind of config of sm90_symmetric.cu, and by a
-    product in full."""
+    product in full; compute-sanitizer watches."""
     from gpu import cases
 
     from torch_cubin._native import library
@@ -510,7 +510,7 @@ def _wrong_symmetric_products() -> list[str]:
     # Four tiles at the diagonal of each, 140 in all.
     four = ["128x128 with extra squares"]
     shapes = {(264, 520): configs, (33, 17): [""], (34, 264, 8): many, (14, 392, 8): four}
-    wrong = []
+    wrong, calls = [], 0
     for mode in ("bfloat16", "float16", "tf32"):
         with cases.math_mode(mode) as dtype, torch.no_grad():
             for shape, names in shapes.items():
@@ -531,11 +531,12 @@ def _wrong_symmetric_products() -> list[str]:
                     library.force_config("")
                     library.watch_plans(False)
                     fulls = [gram] * len(outs) + [product]
+                    calls += len(fulls)
                     for out, full in zip([*outs, squares], fulls, strict=True):
                         expected = full.tril() + full.tril(-1).mT
                         if not torch.equal(out.cpu(), expected.to(dtype)):
                             wrong.append(f"symmetric {mode} {shape} {config}")
-    return wrong
+    return {"wrong": wrong, "calls": calls}
 
 
 def configs_sanitize(tool: str, mode: str) -> dict:

@@ -21,6 +21,13 @@ def _check(child, calls: int) -> None:
     assert any(summary in child.output for summary in clean), child.output
 
 
+def _check_symmetric(child) -> None:
+    if torch.cuda.get_device_capability() == (9, 0):
+        symmetric = {name for name in run_child.kernel_names() if "sm90_symmetric" in name}
+        assert symmetric
+        assert symmetric <= set(child.kernels)
+
+
 # A process for each dtype, side by side: in one they were what the whole suite waited for. The
 # longest come first.
 ATTENTION = [
@@ -48,10 +55,13 @@ def test_attention(tool: str, dtype: str, calls: int, child) -> None:
 )  # fmt: skip
 def test_products(tool: str, child) -> None:
     _check(child, 50)
-    if torch.cuda.get_device_capability() == (9, 0):
-        symmetric = {name for name in run_child.kernel_names() if "sm90_symmetric" in name}
-        assert symmetric
-        assert symmetric <= set(child.kernels)
+    _check_symmetric(child)
+
+
+@pytest.mark.child("symmetric_sanitize", "synccheck")
+def test_synccheck_symmetric_products(child) -> None:
+    _check(child, 90)
+    _check_symmetric(child)
 
 
 slow = pytest.mark.skipif(

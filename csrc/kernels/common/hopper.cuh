@@ -193,8 +193,7 @@ TC_DEVICE void cluster_wait() {
 
 // ---- barriers among some warps of a block -------------------------------------------------------
 
-// `id`: 1 to 15. 0 is the barrier of __syncthreads(), for all threads of a block at a kernel's
-// start, where some arrive and do not wait. `threads`: the number that sync or arrive.
+// `id`: 1 to 15; 0 is the barrier of __syncthreads(). `threads`: the number that sync or arrive.
 TC_DEVICE void named_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }

@@ -33,10 +33,6 @@
 #include "sm90_split.cuh"
 #include "sm90_transposed.cuh"
 
-// Whether blocks begin sooner if they have one tile: in kernels of few tiles. NOTE: the others keep
-// their text, since ptxas gives them other registers where the same branches are constants.
-#define TC_STARTS_EARLY (TC_CONSUMERS == 1 && !TC_READS && !(TC_A_MN && TC_B_MN))
-
 namespace torch_cubin::TC_KERNEL {
 
 using namespace sm90;
@@ -109,10 +105,16 @@ TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
 #endif
 }
 
-#if TC_STARTS_EARLY
-// Whether each block, or each cluster that splits K, has one tile, of no batch: what kSm90NoSkew
-// says to kernels of one warpgroup.
-TC_DEVICE bool is_lone(const Sm90MatmulParams& p) { return p.flags & kSm90NoSkew; }
+// Whether blocks begin sooner if they have one tile: in kernels of few tiles.
+template <class C>
+constexpr bool kStartsEarly = C::kConsumers == 1 && !C::kReads && !(C::kAMnMajor && C::kBMnMajor);
+
+// Whether each block, or each cluster that splits K, has one tile that produce_lone() loads.
+template <class C>
+TC_DEVICE bool is_lone(const Sm90MatmulParams& p) {
+  if constexpr (kStartsEarly<C>) return p.flags & kSm90Lone;
+  return false;
+}
 
 // The producer of a block with one tile, or a part of its K. Some 20 instructions find it.
 template <class C>
@@ -175,7 +177,6 @@ TC_DEVICE void produce_lone(const Sm90MatmulParams& p, u32 shared, u32 full, u32
   if (of_a) ring[1].k_count = 0;
   barrier_arrive(full + 8 * stage);
 }
-#endif
 
 // The producer if its threads read one operand, or both.
 template <class C>
@@ -258,13 +259,13 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
   u32 target = cluster_rank() ^ cluster.source(source);
   bool finishes = p.flags & kSm90Finish;
   const bool transposes = C::kSwaps && (p.flags & kSm90Transposed);
-  bool leads = C::kConsumers == 2 && group == 0 && !(p.flags & kSm90NoSkew);
+  bool leads = C::kConsumers == 2 && group == 0 && !(p.flags & kSm90Lone);
   u32 staging = shared + C::kStaging + warp * C::kWarpBytes;
   u32 bias = shared + C::kBias + group * (C::kTileN * C::kElement);
   u64 a0 = wgmma_descriptor(shared + group * C::kBlocksM * 8192, 8192, 1024);
   u64 b0 = wgmma_descriptor(shared + C::kABytes, 8192, 1024);
 
-  if (C::kConsumers == 2 && group == 1 && !(p.flags & kSm90NoSkew))
+  if (C::kConsumers == 2 && group == 1 && !(p.flags & kSm90Lone))
     named_sync(kSkewBarrier, 2 * kWarpgroup);
   for (;; ++number) {
     barrier_wait(full + 8 * stage, phase);
@@ -390,20 +391,12 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
   static_assert(sizeof(Work) == 64 && C::kRing > C::kStages);
   auto ring = reinterpret_cast<Work*>(memory + C::kBarriers + 16 * C::kStages + 16);
   int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-#if TC_STARTS_EARLY
   // Blocks that split K meet after their products alone, where they have one tile.
-  const int meeting = is_lone(p) ? 0 : kSm90OverK;
+  const int meeting = is_lone<C>(p) ? 0 : kSm90OverK;
   bool together = p.flags & (3 << kSm90AlongN | 3 << kSm90AlongM | meeting);
-#else
-  bool together = p.flags & (3 << kSm90AlongN | 3 << kSm90AlongM | kSm90OverK);
-#endif
   bool reads = C::kReads && (p.flags & (kSm90ReadA | kSm90ReadB));
 
-#if TC_STARTS_EARLY
   const auto initialize = [&] {
-#else
-  if (threadIdx.x == 0) {
-#endif
     if (shared % 1024 != 0) asm volatile("trap;");
     if (!(p.flags & kSm90ReadA)) prefetch_tensor_map(&p.a);
     if (!(p.flags & kSm90ReadB)) prefetch_tensor_map(&p.b);
@@ -419,26 +412,13 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
       if (p.flags & kSm90OverK) expect_sums<C>(p, word);
     }
     fence_barrier_init();
-#if TC_STARTS_EARLY
   };
-  if (!together) {
-    // The warp of the thread that has initialised the barriers waits for no other. Barrier 0 is
-    // that of __syncthreads(), which nothing else uses at the start.
-    if (warp == 0) {
-      if (elect_one()) initialize();
-      __syncwarp();
-      named_arrive(0, TC_THREADS);
-    } else {
-      named_sync(0, TC_THREADS);
-    }
+  if (kStartsEarly<C> && !together) {
+    start_alone<C::kProducers, C::kConsumers>(warp, initialize);
   } else {
     if (threadIdx.x == 0) initialize();
     meet_at_start(together);
   }
-#else
-  }
-  meet_at_start(together);
-#endif
 
   // The next grid's blocks may start as soon as they fit; they wait for the end of this grid.
   launch_next_grid();
@@ -447,15 +427,13 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
     if (reads) {
       if constexpr (C::kReads) produce_by_reading<C>(p, shared, full, empty, ring);
     } else if (warp < C::kProducers && elect_one()) {
-#if TC_STARTS_EARLY
-      if (is_lone(p)) {
-        produce_lone<C>(p, shared, full, empty, ring, warp == 0);
+      if (is_lone<C>(p)) {
+        if constexpr (kStartsEarly<C>) {
+          produce_lone<C>(p, shared, full, empty, ring, warp == 0);
+        }
       } else {
         produce<C>(p, shared, full, empty, ring, warp == 0);
       }
-#else
-      produce<C>(p, shared, full, empty, ring, warp == 0);
-#endif
     } else {
       wait_for_previous_grid();
     }

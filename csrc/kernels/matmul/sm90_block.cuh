@@ -33,6 +33,24 @@ TC_DEVICE bool elect_one() {
   return elected != 0;
 }
 
+constexpr int kStartBarrier = 8;  // a named one: kernels have those below for themselves
+
+// The start of a block that does not wait for other blocks there: a thread of warp 0 initializes
+// the barriers, and its warp waits for no other; the other producers and the consumers wait for it.
+// NOTE: all who wait do so in one place: synccheck takes warps that wait for the same barrier at
+// different instructions for divergent ones.
+template <int kProducers, int kConsumers, class Initialize>
+TC_DEVICE void start_alone(int warp, const Initialize& initialize) {
+  constexpr int kThreads = 32 * kProducers + kWarpgroup * kConsumers;
+  if (warp == 0) {
+    if (elect_one()) initialize();
+    __syncwarp();
+    named_arrive(kStartBarrier, kThreads);
+  } else if (warp < kProducers || warp >= 4) {
+    named_sync(kStartBarrier, kThreads);
+  }
+}
+
 // The parts of A's and B's tiles that the block of a rank loads.
 TC_DEVICE Share share_of_a(const ClusterShape& cluster, int rank) {
   return {cluster.along_n, cluster.place_along_n(rank), cluster.same_rows(rank)};

@@ -36,11 +36,8 @@ enum Sm90Flags {
   kSm90OutFloat = 256,    // (general) out is float32
   kSm90OutVector = 512,   // (general) four elements of out are stored at once
   kSm90AddVector = 1024,  // (general) four elements of addend are read at once
-  // Two warpgroups: the second one does not start one k block late. One warpgroup, in sm90.cu: each
-  // block, or each cluster that splits K, has one tile, of no batch; kernels that read rows by
-  // threads, or whose operands are both contiguous along M and N, ignore it, as sm90_parts.cu does.
-  // sm90_symmetric.cu: both, for a tile that is in no pair.
-  kSm90NoSkew = 2048,
+  // Each block, or each cluster that splits K, has one tile, of no pair and, in sm90.cu, no batch.
+  kSm90Lone = 2048,
   kSm90Activation = 12,         // the activation is at bit 12: activation_params.h
   kSm90OutUnaligned = 1 << 15,  // (not general, 16-bit) rows of out are unaligned: no tensor map
   // (not general) Bias, alpha and, for 16-bit types, activation and addend are applied to the

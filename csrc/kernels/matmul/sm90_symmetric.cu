@@ -33,8 +33,7 @@
 //                        (high; 0: nothing)
 //   addend               null: none; of it, too, only the lower triangle is used
 //   kSm90AddVector       the addend has aligned rows of whole 16-byte vectors
-//   kSm90NoSkew          each block, or cluster, has one tile, which is in no pair
-//   kSm90Batched, kSm90Serpentine, the fields of streamed tiles: as in sm90.cu
+//   kSm90Batched, kSm90Lone, kSm90Serpentine, the fields of streamed tiles: as in sm90.cu
 //
 // sm90_squares.cuh stores the tiles, and adds what other blocks of a cluster send; of larger
 // clusters, sm90_columns.cuh does.
@@ -259,10 +258,10 @@ TC_DEVICE void find_items(const Sm90MatmulParams& p, u32 found, Work* items) {
   }
 }
 
-// Whether each block, or cluster, has at most one tile, of no batch, which place_lone() places.
+// Whether a block, or cluster, has one tile, which place_lone() places.
 template <class C>
-TC_DEVICE bool is_lone(const Sm90MatmulParams& p) {
-  return !Layout<C>::kPingPong && (p.flags & (kSm90NoSkew | kSm90Batched)) == kSm90NoSkew &&
+TC_DEVICE bool is_placed_alone(const Sm90MatmulParams& p) {
+  return !Layout<C>::kPingPong && (p.flags & (kSm90Lone | kSm90Batched)) == kSm90Lone &&
          !has_extra_squares<C>(p);
 }
 
@@ -389,7 +388,7 @@ TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
   }
 #else  // this thread finds the work items itself
   Work w;
-  if (is_lone<C>(p)) {
+  if (is_placed_alone<C>(p)) {
     const int k_begin = place_lone<C>(p, w);
     wait_for_previous_grid();
     load_item(w, k_begin, false, Constant<1>());
@@ -416,12 +415,12 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
   u32 phase = 0;
   const int group = warp / 4;
   const bool frees = threadIdx.x % kWarpgroup == 0;
-  bool leads = group == 0 && !(p.flags & kSm90NoSkew);
+  bool leads = group == 0 && !(p.flags & kSm90Lone);
   const u32 staging =
       shared + Layout<C>::kStaging + group * (Layout<C>::kBuffers * Layout<C>::kBufferBytes);
   const u64 first_stage = wgmma_descriptor(shared, 8192, 1024);
 
-  if (group == 1 && !(p.flags & kSm90NoSkew)) named_sync(kSkewBarrier, 2 * kWarpgroup);
+  if (group == 1 && !(p.flags & kSm90Lone)) named_sync(kSkewBarrier, 2 * kWarpgroup);
   for (;; ++number) {
     barrier_wait(full + 8 * stage, phase);
     const Work& w = ring[number % C::kRing];
@@ -736,20 +735,11 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
 #if TC_PING_PONG
   if (threadIdx.x == 0) initialize();
   __syncthreads();
+#else
+  start_alone<1, C::kConsumers>(warp, initialize);
+#endif
   launch_next_grid();
-#endif
   if (warp < 4) {
-#if !TC_PING_PONG
-    if (warp == 0 && elect_one()) initialize();
-    // The warp of the thread that has initialised the barriers does not wait for others.
-    if (warp == 0) {
-      __syncwarp();
-      named_arrive(0, TC_THREADS);
-    } else {
-      named_sync(0, TC_THREADS);
-    }
-    launch_next_grid();
-#endif
     fewer_registers<C::kProducerRegisters>();
     if (warp == 0 && elect_one()) {
       produce<C>(p, shared, full, empty, found, items, ring);
@@ -762,10 +752,6 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
     __syncwarp();
     if (!Layout<C>::kPingPong && Team().size > 1) cluster_meet();  // matches that of send_squares
   } else {
-#if !TC_PING_PONG
-    named_sync(0, TC_THREADS);
-    launch_next_grid();
-#endif
     more_registers<C::kConsumerRegisters>();
     wait_for_previous_grid();
     if constexpr (Layout<C>::kPingPong) {

@@ -230,7 +230,7 @@ class Sm90Matmul : public MatmulKernels {
     out.stream_clusters = plan.stream_clusters;
     const bool lone = !batched && plan.splits == 1 && of_a * of_b == 1 && plan.stream_tiles == 0 &&
                       plan.whole_tiles <= plan.clusters;
-    if (lone && row.one_warpgroup) out.flags |= kSm90NoSkew;
+    if (lone && row.one_warpgroup) out.flags |= kSm90Lone;
   }
 
   // How the tiles get to C, whose batch strides these are.

@@ -208,7 +208,7 @@ class SymmetricKernels : public MatmulKernels {
                                               : std::min<int64_t>(most, device_.multiprocessors);
     // A lone tile has no next one that its end could overlap with.
     const bool lone = chosen.cluster > 1 || (chosen.shares == 0 && chosen.all <= blocks);
-    if (lone && chosen.narrow == 0) params.flags |= kSm90NoSkew;
+    if (lone && chosen.narrow == 0) params.flags |= kSm90Lone;
     const int64_t bytes = p.m * p.k * element_size(p.input);
     if (lone && !batched && is_one_stretch(p) && bytes <= kMostPrefetched) {
       const int64_t share = ceil_div(bytes, blocks * kPrefetchBytes) * kPrefetchBytes;
