@@ -74,6 +74,11 @@ struct Team {
     asm volatile("mov.u32 %0, %%clusterid.x;" : "=r"(number));
     return number;
   }
+
+  // The first k block of a rank's part, of at most 2^25.
+  TC_DEVICE int k_begin(u32 k_blocks, u32 of_rank) const {
+    return static_cast<int>(k_blocks * of_rank / static_cast<u32>(size));
+  }
 };
 
 // The lane; values derived from it do not stay in registers from one square to the next.
@@ -342,7 +347,7 @@ TC_DEVICE void store_squares_with(const Sm90MatmulParams& p, const Work& w, cons
   constexpr int kSteps = C::kTileN / C::kPanel;  // of each block of rows
   const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   const int first_column = w.n0;
-  // Of those that request_first_squares has counted.
+  // Squares, of those whose addend request_first_squares has requested.
   int stored = first == 0 ? 0 : Layout<C>::kBuffers;
 #pragma unroll 1
   for (int step = first; step < last; ++step) {

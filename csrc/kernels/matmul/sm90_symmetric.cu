@@ -166,12 +166,7 @@ struct Triangle {
       schedule.k_begin = 0;
       w.streamed = 0;
       w.k_count = p.k_blocks;
-      if (p.flags & kSm90Batched) {
-        schedule.place(next, w);
-      } else {  // without the divisions of place()
-        w.b0 = w.b1 = w.b2 = 0;
-        w.m0 = next * C::kTileM;
-      }
+      place(next, w);
       return true;
     }
     if (streams_first) schedule.next = p.whole_tiles;
@@ -185,10 +180,8 @@ struct Triangle {
     if (!part_is_next) return false;
     part_is_next = false;
     place(team.number(), w);
-    const u32 k_blocks = p.k_blocks, size = team.size;  // at most 2^25, and 8
-    const auto first_block = [&](u32 rank) { return static_cast<int>(k_blocks * rank / size); };
-    schedule.k_begin = first_block(team.rank);
-    w.k_count = first_block(team.rank + 1) - schedule.k_begin;
+    schedule.k_begin = team.k_begin(p.k_blocks, team.rank);
+    w.k_count = team.k_begin(p.k_blocks, team.rank + 1) - schedule.k_begin;
     w.streamed = 0;
     return true;
   }
@@ -274,9 +267,8 @@ TC_DEVICE int place_lone(const Sm90MatmulParams& p, Work& w) {
   int begin = 0, end = p.k_blocks;
   if (team.size > 1) {
     number = team.number();
-    const u32 k_blocks = p.k_blocks, size = team.size;  // at most 2^25, and 8
-    begin = k_blocks * team.rank / size;
-    end = k_blocks * (team.rank + 1) / size;
+    begin = team.k_begin(p.k_blocks, team.rank);
+    end = team.k_begin(p.k_blocks, team.rank + 1);
   }
   if constexpr (C::kTileN <= C::kTileM) {  // row by row: row r begins at r (r + 1) / 2 squares
     constexpr u32 kInSquare = C::kTileM / C::kTileN;
@@ -542,7 +534,8 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
   if (threadIdx.x % 32 == 0) tma_store_wait_read<0>();
 }
 
-// Whose warpgroups have no place of their own in a part of a tile.
+// For join(): so many warpgroups that none has an offset in a part of a tile. Here each has the
+// whole part, and join() would take them for two that share it.
 template <class C>
 struct WithoutOffset : C {
   static constexpr int kConsumers = 1 << 20;
@@ -553,8 +546,9 @@ template <class C>
 constexpr bool kStoresFromStages = C::kElement == 2;
 
 // Whether the block's last tile is stored through the stages, which nobody uses any more, without
-// waiting for buffers. With an addend, or where not all stages have passed since the other
-// warpgroup's tile, both warpgroups store it.
+// waiting for buffers. Otherwise both warpgroups store half of it: with an addend, and where the
+// other warpgroup's products may still read a stage, since the tile has not passed through them
+// all.
 template <class C>
 TC_DEVICE bool stores_from_stages(const Sm90MatmulParams& p, const Work& w) {
   return kStoresFromStages<C> && !(p.flags & kSm90AddVector) && !w.streamed &&

@@ -27,10 +27,12 @@ constexpr int64_t kLeastClusterBlocks = 2;  // k blocks of each of them
 constexpr int64_t kSquare = 64;             // rows of a warpgroup; columns that they are stored by
 constexpr int64_t kColumns = 8;             // that a block of a large cluster finishes together
 constexpr int64_t kPrefetchBytes = 128;     // multiples of which blocks prefetch
-// Of an operand that they prefetch: 768 x 4096 took 0.95 of the time so on an H200, 1024 x 4096
-// 0.97, but 1920 x 4096 and 1536 x 8192 1.1, whose first tiles came late.
+// Bytes of the largest operand that blocks prefetch: 768 x 4096 took 0.95 of the time so on an
+// H200, 1024 x 4096 0.97, but 1920 x 4096 and 1536 x 8192, whose first tiles came late, took 1.1.
 constexpr int64_t kMostPrefetched = 8 << 20;
 constexpr int64_t kThinRows = 16;  // as in sm90_thin_rows.cuh
+
+// A kernel, by its entry in the manifest.
 struct SymmetricRow {
   explicit SymmetricRow(PackageKernel& entry) : kernel(&entry) {
     constexpr const char* kMaths[] = {"float16", "bfloat16", "tf32"};
@@ -270,8 +272,8 @@ class SymmetricKernels : public MatmulKernels {
     offer_phases(plan_of(chosen), chosen, c, out);
   }
 
-  // Offers numbers of blocks that divide the tiles that fill no wave: in equal parts, or all
-  // blocks.
+  // Offers the numbers of blocks that may divide the k blocks of the last tiles, which fill no
+  // wave: those that divide each tile into equal parts, and all blocks.
   void stream(int64_t tiles, int64_t k_blocks, const std::function<void(int64_t)>& offer) const {
     const int64_t blocks = device_.multiprocessors, rest = tiles % blocks;
     // Kernels count the parts' k blocks in 31 bits.
@@ -319,9 +321,10 @@ class SymmetricKernels : public MatmulKernels {
     }
   }
 
-  // So many blocks are all there are. What the TMA writes to shared memory delays what wgmma reads
-  // the less, the fewer multiprocessors load: a k block of 128x64 took 290 cycles where 15% of them
-  // had a block (H100), 410 where 55% had, of 256 that wgmma reads for and 192 that the TMA writes.
+  // For a launch of so many blocks, at most one for each multiprocessor. What the TMA writes to
+  // shared memory delays what wgmma reads, and the less, the fewer multiprocessors load: a k block
+  // of 128x64, for which wgmma reads during 256 cycles and the TMA writes during 192, took 290
+  // cycles where 15% of the multiprocessors had a block (H100), and 410 where 55% had.
   void fill(const SymmetricRow& row, double k_blocks, int64_t blocks, Work& work) const {
     work.filled = static_cast<double>(blocks) / static_cast<double>(device_.multiprocessors);
     work.shared -= (1 - work.filled) * k_blocks * static_cast<double>(row.tile_m + row.tile_n);
@@ -398,7 +401,8 @@ class SymmetricKernels : public MatmulKernels {
     work.shared += k_blocks * (loaded + m / 64 * (128 + n) - (m + n) - m / 64 * (64 + n));
   }
 
-  // Of the busiest block, for a share of the tiles.
+  // What the busiest block does: `tiles` of them with `k_blocks` in all. `part` is the share of all
+  // tiles that the launch computes meanwhile, `thin` whether tiles at the diagonal take thin rows.
   Work work_of(const SymmetricRow& row, const MatmulCase& c, double tiles, double k_blocks,
                double part, bool thin = false) const {
     Work work = sm90_work(
