@@ -202,14 +202,16 @@ def test_terms_of_other_values_change_the_predictions(driver, catalog) -> None:
 
 
 def test_only_lone_tiles_of_one_warpgroup_begin_sooner(driver, catalog) -> None:
-    """As in sm90.cu: not in clusters, and not where blocks have more tiles."""
+    """As in sm90.cu: not in clusters, and not where blocks have more tiles. Nor where a tile has no
+    more than two blocks of K, which are loaded at once."""
 
     def run() -> list:
         one_wave, more = (
             described(512, 512, 512, "nt", "bfloat16"),
             described(2048, 2048, 512, "nt", "bfloat16"),
         )
-        products = [one_wave, more, {**one_wave, "batch": 2}]
+        short = described(512, 512, 128, "nt", "bfloat16")
+        products = [one_wave, more, {**one_wave, "batch": 2}, short]
         early = library.planned(products, configs=True)
         late = library.planned(products, configs=True, terms={"early_cycles": 0})
         return [early, late]
@@ -223,7 +225,7 @@ def test_only_lone_tiles_of_one_warpgroup_begin_sooner(driver, catalog) -> None:
     assert {"sm90 64x64", "sm90 64x128"} <= found[0]
     for name in found[0]:
         assert re.fullmatch(r"sm90 64x\d+", name), name
-    assert found[1:] == [set(), set()]
+    assert found[1:] == [set(), set(), set()]
 
 
 def test_an_activation_costs_less_in_ping_pong_tiles_of_128x128(driver, catalog) -> None:
