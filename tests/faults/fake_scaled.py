@@ -310,14 +310,18 @@ def test_quantize(driver, catalog) -> None:
         quantize(empty(300, 520, dtype=torch.bfloat16), BLOCK_1X128, transpose=True)
         quantize(empty(300, 520, dtype=torch.bfloat16), BLOCK_128X128)
         quantize(empty(300, 1040, dtype=torch.bfloat16), BLOCK_1X128, gate="silu")
+        quantize(empty(300, 520, dtype=torch.bfloat16), BLOCK_1X128)
 
-    columns, tiles, gated = launches_of(driver, catalog, call)
-    params = [launch_params.read(launch, QUANTIZE) for launch in (columns, tiles, gated)]
-    assert [launch["grid"][0] for launch in (columns, tiles, gated)] == [15, 15, -(-1500 // 32)]
+    launches = launches_of(driver, catalog, call)
+    params = [launch_params.read(launch, QUANTIZE) for launch in launches]
+    blocks = 38 * 8 * 5  # of 38 bands of 8 rows
+    grids = [15, 15, -(-blocks // 32), -(-blocks // 64)]
+    assert [launch["grid"][0] for launch in launches] == grids
     assert [(p.rows, p.columns, p.data_stride) for p in params] == [(300, 520, 300)] + [
         (300, 520, 520)
-    ] * 2
-    assert [(p.scale_stride, p.scale_stride_k) for p in params] == [(1, 520), (5, 1), (1, 300)]
+    ] * 3
+    scale_strides = [(1, 520), (5, 1), (1, 300), (1, 300)]
+    assert [(p.scale_stride, p.scale_stride_k) for p in params] == scale_strides
     assert params[2].up == 520
 
 

@@ -25,6 +25,9 @@ enum QuantizeFlags {
 // registers. A row has as few threads as keep all of it, at least 8 and at most those of a block.
 constexpr int kQuantizeThreads = 256, kQuantizeKept = 32, kQuantizeLeastLog2 = 3;
 
+// Of scales of 128 columns: rows whose blocks of the same columns are quantised side by side.
+constexpr int kQuantizeBand = 8;
+
 struct QuantizeParams {
   const void* x;
   unsigned char* data;

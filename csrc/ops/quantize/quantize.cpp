@@ -131,7 +131,9 @@ Quantized quantize_cuda(const Tensor& x, int64_t recipe, bool transpose, bool po
   const int64_t across = ceil_div(int64_t{params.columns}, kScaleBlock);
   int64_t blocks = int64_t{params.rows};
   if (mode == kTileMode) blocks = ceil_div(blocks, kScaleBlock) * across;
-  if (mode == kBlockMode || mode == kGatedMode) blocks = blocks * across;
+  if (mode == kBlockMode || mode == kGatedMode) {
+    blocks = ceil_div(blocks, kQuantizeBand) * kQuantizeBand * across;
+  }
   if (std::max({blocks, view.sizes[0], view.sizes[1]}) > kMostBlocks) {
     fail({"no_kernel", kQuantizeOp, "has a size that no kernel takes",
           "at most " + std::to_string(kMostBlocks) + " rows, columns and blocks", view.shape_text(),
