@@ -1,10 +1,11 @@
-// Loads of tiles that reach beyond their matrix, for weight gradients (TN) of sm90.cu and
-// sm90_ping_pong.cu. Where an operand is not contiguous along K, the TMA fills boxes outside of it
-// with zeros at about 25 bytes a cycle, less than half of the rate at which it loads, and the
-// blocks of a cluster wait for one another. Boxes that lie outside as a whole are not loaded: what
-// the stage held before is multiplied, and nothing of that is stored. (H200: 960 x 576 x 16384 50.6
-// -> 35.2 us, 1920 x 640 x 16384 in pairs along M 75.7 -> 63.2; of NN, 1024 x 904 x 4096 1%, of NT
-// nothing.)
+// Loads of tiles that reach beyond their matrix, for sm90.cu and sm90_ping_pong.cu. Where an
+// operand is not contiguous along K, the TMA fills boxes outside of it with zeros at about 25 bytes
+// a cycle, less than half of the rate at which it loads, and the blocks of a cluster wait for one
+// another. Boxes of weight gradients (TN) that lie outside as a whole are not loaded: what the
+// stage held before is multiplied, and nothing of that is stored. (H200: 960 x 576 x 16384 50.6 ->
+// 35.2 us, 1920 x 640 x 16384 in pairs along M 75.7 -> 63.2; of NN, 1024 x 904 x 4096 1%, of NT
+// nothing.) Tiles of others that lie outside as a whole, as those of clusters may, are loaded from
+// elsewhere.
 #pragma once
 
 #include "sm90_tiles.cuh"
@@ -63,6 +64,13 @@ TC_DEVICE void load_edge(const Sm90MatmulParams& p, u32 shared, u32 full, u32 em
       phase ^= 1;
     }
   }
+}
+
+// Where to load from, if a cluster's tile lies outside as a whole: anywhere else. Nothing of it is
+// stored, but the cluster's other blocks wait for its loads.
+TC_DEVICE void move_inside(const Sm90MatmulParams& p, Work& w) {
+  if (w.m0 >= p.m) w.m0 = 0;
+  if (w.n0 >= p.n) w.n0 = 0;
 }
 
 }  // namespace sm90

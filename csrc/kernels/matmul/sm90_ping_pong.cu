@@ -70,6 +70,8 @@ TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
         if (p.flags & kSm90Serpentine) backwards = !backwards;
         continue;
       }
+    } else {
+      move_inside(p, w);
     }
 #pragma unroll 1
     for (int i = 0; i < p.k_blocks; ++i, k += step) {
