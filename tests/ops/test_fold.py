@@ -153,6 +153,22 @@ def test_a_boolean_mask_is_not_made_numbers(
     assert boolean == (rows == 64 and hidden != -1e9)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_the_number_of_hidden_keys_is_its_dtypes(dtype: torch.dtype) -> None:
+    """In float16 -65536 is -inf, so that a row without a visible key has no weights."""
+
+    def layer(q, k, v, mask):
+        return attention(q, k, v, of_hidden(mask, -65536.0, dtype).expand(2, 3, 64, 5))
+
+    q, k, v = tensors((2, 3, 64, 8), (2, 3, 5, 8), (2, 3, 5, 8), dtype=dtype)
+    mask = torch.ones(2, 1, 64, 5).tril(1) > 0
+    mask[:, :, 7], q[:, :, 7] = False, 0.0
+    nodes = graph_of(layer, q, k, v, mask)
+    (found,) = nodes.find_nodes(op="call_function", target=attention)
+    assert found.args[3].meta["val"].dtype == torch.bool
+    assert layer(q, k, v, mask)[:, :, 7].any() == (dtype == torch.bfloat16)
+
+
 def test_a_copy_of_attention_that_is_returned_beside_it_stays_one() -> None:
     def layer(q, k, v):
         out = attention(q.transpose(1, 2).contiguous(), k, v)

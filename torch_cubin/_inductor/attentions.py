@@ -134,10 +134,16 @@ def _is_boolean(node: Any) -> bool:
 
 
 def _number(node: Any) -> float | None:
-    """Of a tensor without dims."""
+    """Of a tensor without dims; -inf where its dtype has no number so low."""
     if _calls(node, (aten.scalar_tensor.default,)):
-        return node.args[0]
-    return node.args[1] if _calls(node, (aten.full.default,)) and node.args[0] == [] else None
+        number = node.args[0]
+    elif _calls(node, (aten.full.default,)) and node.args[0] == []:
+        number = node.args[1]
+    else:
+        return None
+    dtype = node.meta["val"].dtype
+    is_float = isinstance(number, int | float) and dtype.is_floating_point
+    return -math.inf if is_float and number < torch.finfo(dtype).min else number
 
 
 def _is_read_quickly(value: torch.Tensor) -> bool:
