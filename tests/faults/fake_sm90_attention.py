@@ -431,3 +431,31 @@ def test_few_tiles_are_not_split_where_the_second_kernel_costs_more(driver, cata
     assert chosen(8, 32) == "sm90_attention_bf16_128x128x32"
     assert chosen(4, 128) == "sm90_attention_bf16_128x128x128"
     assert chosen(1, 128) == "combine_attention_bf16"
+
+
+def test_as_few_warps_combine_a_row_as_load_its_parts_at_once(driver, catalog) -> None:
+    """Eight parts each: the number of blocks decides the time of the kernel that combines them."""
+
+    def grids() -> list[list[int]]:
+        for keys in (2048, 4096, 8192, 16384):  # in parts of 256
+            attend((1, 1, 128, 128), 1, keys, "bhsd")
+        return [x["grid"] for x in driver.launches() if x["kernel"] == "combine_attention_bf16"]
+
+    assert forked(grids) == [[128 * warps // 8, 1, 1] for warps in (1, 2, 4, 8)]
+
+
+def test_one_query_of_few_keys_is_not_split(driver, catalog) -> None:
+    """A mask costs Hopper's kernels another one before; the decode kernels read it directly."""
+
+    def chosen(d: int, keys: int, **options) -> str:
+        def run() -> str:
+            attend((4, 8, 1, d), 8, keys, "bhsd", **options)
+            return driver.launches()[-1]["kernel"]
+
+        return forked(run)
+
+    for d in (64, 128):
+        assert chosen(d, 512).startswith("sm90_attention_")
+        assert chosen(d, 1024) == "combine_attention_bf16"
+        mask = tensors.empty(4, 1, 1, 256, dtype=torch.bool)
+        assert chosen(d, 256, attn_mask=mask).startswith("decode_attention_")

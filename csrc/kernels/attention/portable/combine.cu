@@ -17,7 +17,6 @@ struct Config {
 constexpr DType kDType = Config::kDType;
 using Storage = DTypeTraits<kDType>::Storage;
 constexpr int kWarps = Config::kThreads / 32;
-constexpr int kTogether = 8;  // parts that a warp loads at a time
 
 TC_DEVICE float warp_max(float x) {
 #pragma unroll
@@ -43,11 +42,11 @@ TC_DEVICE void store4(To* to, float4 x) {
 
 // Four columns a lane of one row, of several parts, all requested before the first is used.
 struct PartRows {
-  float4 x[kTogether];
+  float4 x[kPartsTogether];
 
   TC_DEVICE void load(const float* from, tc_int64 stride, int first, int step, int parts) {
 #pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
+    for (int i = 0; i < kPartsTogether; ++i) {
       int part = first + i * step;
       if (part < parts) x[i] = *reinterpret_cast<const float4*>(from + part * stride);
     }
@@ -113,10 +112,10 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, 3)
   __syncwarp();
 
   float4 joined = {};
-  for (int first = warp; first < parts; first += kTogether * of_row) {
+  for (int first = warp; first < parts; first += kPartsTogether * of_row) {
     if (first > warp) part_rows.load(from, stride, first, of_row, parts);
 #pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
+    for (int i = 0; i < kPartsTogether; ++i) {
       int part = first + i * of_row;
       if (part >= parts) break;
       float of_part = weights[threadIdx.x / 32][part];
@@ -151,5 +150,5 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, 3)
    "for": {"d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"},
                  {"short": "f32", "dtype": "float32"}]},
    "dtype": "{d.dtype}", "math": "{d.dtype}", "tile": [8, 1, 1], "stages": 1, "block": [256, 1, 1],
-   "dynamic_shared": 0, "defines": {"TC_DTYPE": "{d.dtype}"}, "cost": {"k_tile": 0, "fixed": 2000}}]}
+   "dynamic_shared": 0, "defines": {"TC_DTYPE": "{d.dtype}"}, "cost": {"k_tile": 8700, "fixed": 1200}}]}
 */

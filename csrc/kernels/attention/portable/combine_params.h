@@ -6,6 +6,7 @@
 namespace torch_cubin {
 
 constexpr int kMostCombinedParts = 128;  // of a row
+constexpr int kPartsTogether = 8;        // that a warp loads at a time
 constexpr int kCombinedColumns = 128;    // of a block
 
 struct CombineParams : AttentionParams {

@@ -171,9 +171,9 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
     "general": [0],
     "t": [
      {"name": "128x128x64", "tile": [128, 128, 64], "warp_rows": 32, "threads": 128,
-      "shared": 81920, "blocks": 2, "spill": 0, "cost": {"k_tile": 5600, "fixed": 6000}},
+      "shared": 81920, "blocks": 2, "spill": 0, "cost": {"k_tile": 5600, "fixed": 5000}},
      {"name": "128x64x128", "tile": [128, 64, 128], "warp_rows": 32, "threads": 128,
-      "shared": 98304, "blocks": 2, "spill": 112, "cost": {"k_tile": 4700, "fixed": 6000}}]}},
+      "shared": 98304, "blocks": 2, "spill": 112, "cost": {"k_tile": 4700, "fixed": 5000}}]}},
   {"name": "mma_attention_{d.short}_general_{t.name}", "layout": "any",
    "takes": ["unmasked", "bool_mask", "added_alone", "added_mask", "float_mask",
             "sinks", "rule", "large_softcap"],

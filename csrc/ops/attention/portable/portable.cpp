@@ -11,15 +11,23 @@ constexpr int kPrefetchedTiles = 2;
 
 }  // namespace
 
+CombineGrid::CombineGrid(const AttentionRow& combine, int64_t splits, int64_t rows,
+                         int64_t head_dim_v, bool one_order) {
+  while (warps_per_row < combine.rows && (one_order || splits > warps_per_row * kPartsTogether)) {
+    warps_per_row *= 2;
+  }
+  blocks = ceil_div(rows, combine.rows / warps_per_row);
+  blocks_per_row = static_cast<int>(
+      std::max<int64_t>(1, ceil_div(head_dim_v, static_cast<int64_t>(kCombinedColumns))));
+}
+
 void launch_combine(const AttentionRow& combine, const AttentionParams& params, int64_t rows,
                     bool one_order, const Device& device) {
+  const CombineGrid grid(combine, params.splits, rows, params.head_dim_v, one_order);
   CombineParams p{};
   static_cast<AttentionParams&>(p) = params;
-  p.warps_per_row = one_order || params.splits > 16 ? 8 : params.splits > 4 ? 4 : 1;
-  const int blocks_per_row =
-      std::max(1, (params.head_dim_v + kCombinedColumns - 1) / kCombinedColumns);
-  launch_attention(*combine.kernel, p, ceil_div(rows, combine.rows / p.warps_per_row),
-                   blocks_per_row, device);
+  p.warps_per_row = grid.warps_per_row;
+  launch_attention(*combine.kernel, p, grid.blocks, grid.blocks_per_row, device);
 }
 
 DecodeSplit split_decode(const AttentionRow& decode, int64_t blocks, int64_t most,

@@ -35,8 +35,18 @@ void launch_attention(PackageKernel& kernel, const Params& params, int64_t block
 // one part. (portable/forward.cpp)
 Tensor allocate_parts(AttentionParams& params, int64_t rows, const Device& device);
 
-// Combines the parts of `rows` rows. With `one_order` parts are added in an order that does not
-// depend on their number.
+// The grid that combines the parts of `rows` rows, with as few warps a row as load all of its parts
+// at once: its number of blocks decides the time. With `one_order` parts are added in an order that
+// does not depend on their number.
+struct CombineGrid {
+  CombineGrid(const AttentionRow& combine, int64_t splits, int64_t rows, int64_t head_dim_v,
+              bool one_order);
+
+  int warps_per_row = 1;
+  int64_t blocks;      // of rows
+  int blocks_per_row;  // of columns
+};
+
 void launch_combine(const AttentionRow& combine, const AttentionParams& params, int64_t rows,
                     bool one_order, const Device& device);
 

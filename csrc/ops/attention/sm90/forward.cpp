@@ -32,6 +32,9 @@ constexpr double kLog2e = 1.4426950408889634;
 // Of a key and its value, where the TMA loads slowly: the more queries share them, the better. 32 x
 // 729 rows with 16 heads of 72 took 263 us with tiles of 128 queries, and 214 with 192 (H100).
 constexpr double kSlowKeyCycles = 26;
+// Of the kernel before that converts a mask: one query of 128 to 1,024 keys took 3 to 4 us longer
+// with a mask than its tile alone (H200).
+constexpr double kMaskMicroseconds = 3;
 
 class Sm90Forward : public AttentionForwardKernels {
  public:
@@ -53,6 +56,7 @@ class Sm90Forward : public AttentionForwardKernels {
     }
     const Sm90Band all = {problem.seqlen_q, problem.seqlen_k, -kNoBound, kNoBound};
     const AttentionRow* row = choose(problem, all, false, &plan.microseconds);
+    if (problem.has(kAnyMask)) plan.microseconds += kMaskMicroseconds;
     // One kernel has to serve every number of rows: decoding and prefill then give the same bits.
     if (row != nullptr && problem.batch_invariant) plan.microseconds = 0;
     return plan;
