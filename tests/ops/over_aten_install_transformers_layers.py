@@ -268,7 +268,7 @@ def test_models_have_the_same_logits_and_gradients(build: Any, transformers: Any
 
 def test_compiled_layers(layer: Layer) -> None:
     """Experts are ours in the graph until remove(); the others are the fold pass's and Inductor's,
-    whose graphs begin with what transformers writes."""
+    whose graphs begin with what transformers writes, and are kept."""
     own = layer()
     targets: list[str] = []
 
@@ -283,6 +283,7 @@ def test_compiled_layers(layer: Layer) -> None:
     torch.testing.assert_close(ours, own)
     targets.clear()
     torch.testing.assert_close(compiled(*layer.args), own)
+    assert bool(targets) == (layer.name == EXPERTS)
     assert not any("moe" in target for target in targets)
 
 

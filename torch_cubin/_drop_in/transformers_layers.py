@@ -149,7 +149,8 @@ def _wrap_layers(module: ModuleType) -> None:
 def _wrapped(own: Any, serve: Serve, name: str) -> Any:
     @functools.wraps(own)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if transformers_hooks.policy == "off" or torch.compiler.is_compiling():
+        # The policy is read last: a graph in which it was read is compiled anew when it changes.
+        if torch.compiler.is_compiling() or transformers_hooks.policy == "off":
             return own(self, *args, **kwargs)
         # torch.fx passes a Proxy: what serve() reads of the layer would become nodes of its graph.
         if len(args) != 1 or kwargs or not isinstance(args[0], Tensor):
