@@ -199,8 +199,8 @@ SECTIONS = (
         command="benchmarks/bench_same_bits.py --json FILE",
         about="A Llama of 1.1 B: the time under `install()` over that under "
         "`install(batch_invariant=True)` ([same_bits.md](same_bits.md)). Generation: a step in a "
-        "CUDA graph, 1,024 tokens so far, batches of 1 to 128; it is quicker since. Attention: "
-        "prefill, and single tokens.",
+        "CUDA graph, 1,024 tokens so far, batches of 1 to 128. Attention: prefill, and single "
+        "tokens.",
         groups=titles(goals.SAME_BITS),
         goals=goals.SAME_BITS,
         plot="same_bits",
