@@ -153,6 +153,19 @@ def test_a_boolean_mask_is_not_made_numbers(
     assert boolean == (rows == 64 and hidden != -1e9)
 
 
+def test_layers_that_share_a_mask_share_what_its_empty_rows_see() -> None:
+    def layers(q, k, v, mask):
+        for _ in range(3):
+            numbers = of_hidden(mask, -65504.0, q.dtype)
+            q = attention(q, k, v, numbers.expand(2, 3, 64, 5))
+        return q
+
+    q, k, v = tensors((2, 3, 64, 8), (2, 3, 5, 8), (2, 3, 5, 8))
+    nodes = graph_of(layers, q, k, v, torch.ones(2, 1, 64, 5).tril(1) > 0)
+    masks = {node.args[3] for node in nodes.find_nodes(op="call_function", target=attention)}
+    assert [mask.meta["val"].dtype for mask in masks] == [torch.bool]
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_the_number_of_hidden_keys_is_its_dtypes(dtype: torch.dtype) -> None:
     """In float16 -65536 is -inf, so that a row without a visible key has no weights."""

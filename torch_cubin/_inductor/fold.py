@@ -31,7 +31,7 @@ ops = torch.ops.cubin
 Node = Any  # torch.fx.Node; its arguments have no useful types
 
 # Part of the key of Inductor's caches: increase it when the pass changes.
-VERSION = 12
+VERSION = 13
 
 
 def fold(graph: torch.fx.Graph) -> None:
@@ -161,6 +161,8 @@ def _fold_one_input(graph: torch.fx.Graph) -> bool:
 
 def _fold_copies(graph: torch.fx.Graph) -> bool:
     folded = False
+    # The layers of a model share a mask: what empty rows see is computed once.
+    completed: dict[Node, Node] = {}
     for node in list(graph.nodes):
         found = attentions.with_copies(node)
         if found is None:
@@ -170,7 +172,9 @@ def _fold_copies(graph: torch.fx.Graph) -> bool:
             query = call.insert(view.target, query, *view.args[1:])
         mask = found.mask
         if found.empty_rows_see_all:
-            mask = attentions.seen_by_empty_rows(call.insert, mask)
+            if mask not in completed:
+                completed[mask] = attentions.seen_by_empty_rows(call.insert, mask)
+            mask = completed[mask]
         out = call.insert(
             attentions.OURS, *(query, found.key, found.value, mask, 0.0),
             found.is_causal, None, scale=found.scale, enable_gqa=True,
