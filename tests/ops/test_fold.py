@@ -130,7 +130,16 @@ def of_hidden(mask: torch.Tensor, hidden: float, dtype: torch.dtype) -> torch.Te
     return torch.where(mask.logical_not(), hidden, torch.scalar_tensor(0.0, dtype=dtype))
 
 
-@pytest.mark.parametrize("numbers_of", [of_visible, of_hidden])
+def padded(
+    mask: torch.Tensor, hidden: float, dtype: torch.dtype, before: int = 0
+) -> torch.Tensor:
+    """As PyTorch's efficient kernel wants the rows."""
+    numbers = of_hidden(mask, hidden, dtype)
+    length = numbers.shape[-1]
+    return F.pad(numbers, (before, 16 - length % 16))[..., :length]
+
+
+@pytest.mark.parametrize("numbers_of", [of_visible, of_hidden, padded])
 @pytest.mark.parametrize(
     ("rows", "hidden"),
     [(64, -torch.inf), (64, -65504.0), (64, -65536.0), (63, -torch.inf), (64, -1e9)],
@@ -151,6 +160,16 @@ def test_a_boolean_mask_is_not_made_numbers(
     (found,) = nodes.find_nodes(op="call_function", target=attention)
     boolean = found.args[3].meta["val"].dtype == torch.bool
     assert boolean == (rows == 64 and hidden != -1e9)
+
+
+def test_a_mask_that_begins_with_padding_stays_numbers() -> None:
+    def layer(q, k, v, mask):
+        return attention(q, k, v, padded(mask, -torch.inf, q.dtype, before=1).expand(2, 3, 64, 5))
+
+    q, k, v = tensors((2, 3, 64, 8), (2, 3, 5, 8), (2, 3, 5, 8))
+    nodes = graph_of(layer, q, k, v, torch.ones(2, 1, 64, 5).tril(1) > 0)
+    (found,) = nodes.find_nodes(op="call_function", target=attention)
+    assert found.args[3].meta["val"].dtype == torch.float32
 
 
 def test_layers_that_share_a_mask_share_what_its_empty_rows_see() -> None:

@@ -119,6 +119,7 @@ def _boolean(mask: Any, query: torch.fx.Node) -> tuple[Any, float | None]:
     numbers = mask
     while _calls(numbers, (aten.expand.default,)):
         numbers = numbers.args[0]
+    numbers = _unpadded(numbers)
     if not _calls(numbers, (aten.where.self,)):
         return mask, None
     visible, seen, hidden = numbers.args
@@ -127,6 +128,20 @@ def _boolean(mask: Any, query: torch.fx.Node) -> tuple[Any, float | None]:
     hides = _number(hidden)
     known = _number(seen) == 0.0 and hides in (-math.inf, *_CUDNNS_HIDDEN)
     return (visible, hides) if known and _is_boolean(visible) else (mask, None)
+
+
+def _unpadded(node: Any) -> Any:
+    """The numbers of which a node has the first ones after padding: PyTorch writes a mask with rows
+    of a multiple of 16 elements for its efficient kernel, and reads the given ones."""
+    if not _calls(node, (aten.slice.Tensor,)):
+        return node
+    padded, _, *bounds = node.args
+    if not _calls(padded, (aten.constant_pad_nd.default,)):
+        return node
+    source, pads, *_ = padded.args
+    from_first = bounds[:1] in ([], [0]) and bounds[2:] in ([], [1]) and not any(pads[::2])
+    same = from_first and _are_same(node.meta["val"].shape, source.meta["val"].shape)
+    return source if same else node
 
 
 def _is_boolean(node: Any) -> bool:
