@@ -130,9 +130,7 @@ def of_hidden(mask: torch.Tensor, hidden: float, dtype: torch.dtype) -> torch.Te
     return torch.where(mask.logical_not(), hidden, torch.scalar_tensor(0.0, dtype=dtype))
 
 
-def padded(
-    mask: torch.Tensor, hidden: float, dtype: torch.dtype, before: int = 0
-) -> torch.Tensor:
+def padded(mask: torch.Tensor, hidden: float, dtype: torch.dtype, before: int = 0) -> torch.Tensor:
     """As PyTorch's efficient kernel wants the rows."""
     numbers = of_hidden(mask, hidden, dtype)
     length = numbers.shape[-1]

@@ -12,6 +12,7 @@
 #include "ops/matmul/elementwise.h"
 #include "ops/matmul/matmul.h"
 #include "ops/matmul/sum.h"
+#include "pytorch/settings.h"
 #include "pytorch/tensor_type.h"
 
 namespace torch_cubin {
@@ -30,29 +31,38 @@ bool reads_to_check() {
   return reads;
 }
 
-// Half the digits of a dtype; of float32, half of TF32's. Products that are symmetric in exact
-// arithmetic, as those of matrices that commute, are rounded differently below the diagonal.
+// Half the digits of the products of a dtype. Those that are symmetric in exact arithmetic, as
+// those of matrices that commute, are rounded differently below the diagonal.
 double symmetry_tolerance(ScalarType dtype) {
+  constexpr double kHalfOfTF32 = 0x1p-5, kHalfOfFloat32 = 0x1p-12;
   switch (dtype) {
     case ScalarType::BFloat16:
       return 0x1p-4;
     case ScalarType::Half:
-    case ScalarType::Float:
       return 0x1p-5;
+    case ScalarType::Float:
+      return tf32_allowed() ? kHalfOfTF32 : kHalfOfFloat32;
     default:
       return 0x1p-26;
   }
 }
 
-// Throws unless each matrix equals its transpose, to a part of its largest element that rounding
-// explains. A matrix with NaN or infinity passes if its transpose has them in the same places.
-// Waits for the values.
+// The largest finite element of each matrix, without its sign; 1 if there is none but zeros.
+Tensor largest_finite(const Tensor& matrices) {
+  const std::optional<double> zero = 0.0;
+  const Tensor finite = call_aten("aten::nan_to_num", matrices, zero, zero, zero);
+  const Tensor largest = call_aten("aten::amax", call_aten("aten::abs", finite),
+                                   std::vector<int64_t>{-2, -1}, /*keepdim=*/true);
+  return call_aten("aten::maximum", largest, call_aten("aten::logical_not", largest));
+}
+
+// Throws unless each matrix equals its transpose, to a part of its largest finite element that
+// rounding explains, with NaN and infinities of the same sign in the same places. Waits for the
+// values.
 void check_equals_transpose(const char* op, const char* name, const Tensor& matrices) {
   const Tensor own = detach(matrices);
   if (own.numel() == 0) return;
-  const Tensor largest = call_aten("aten::amax", call_aten("aten::abs", own),
-                                   std::vector<int64_t>{-2, -1}, /*keepdim=*/true);
-  const Tensor scaled = call_aten_overload("aten::div", "Tensor", own, largest);
+  const Tensor scaled = call_aten_overload("aten::div", "Tensor", own, largest_finite(own));
   if (aten_allclose(scaled, transposed(scaled), symmetry_tolerance(own.scalar_type()))) return;
   fail({"input", argument_text(op, name), "is not symmetric", "a tensor that equals its transpose",
         "other values below the diagonal than above",
