@@ -74,6 +74,10 @@ struct WithMemory<kOp, kFunction> {
 #define TC_RAW(name, device) TC_BOXED(name, device, TORCH_BOX(&TC_CHECKED_##device(name)))
 #define TC_RAW_AND_AUTOGRAD(name, device) \
   TC_BOXED_AND_AUTOGRAD(name, device, TORCH_BOX(&TC_CHECKED_##device(name)))
+// `_name.below_autograd`, which graphs call: it has no kernel on an Autograd key.
+#define TC_BELOW_AUTOGRAD(name, device) \
+  m.impl("_" #name ".below_autograd",   \
+         TC_COUNTED(name, device, TORCH_BOX(&TC_CHECKED_##device(name))))
 // The out= form of `_name`, by one function for both devices.
 #define TC_OUT(name, device) \
   m.impl("_" #name ".out", TC_COUNTED(name, device, TORCH_BOX(&name##_to)))

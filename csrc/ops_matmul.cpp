@@ -62,14 +62,21 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
       "Tensor grad_bias)");
 
   // Products for graphs (ops/matmul/fused.h). Their derivatives are on their own Autograd keys.
+  // Those that graphs call with parameters and without out= are also defined without them, because
+  // an Autograd kernel in Python takes 5 to 10 us of the host.
   m.def("_linear_glu(Tensor input, Tensor gate, Tensor up, str activation) -> Tensor");
-  m.def(
-      "_linear_glu_aux(Tensor input, Tensor gate, Tensor up, str activation) -> (Tensor out, "
-      "Tensor gate_out, Tensor up_out)");
-  m.def("_linears(Tensor input, Tensor[] weights, Tensor?[] biases) -> Tensor[]");
-  m.def(
-      "_linear_activation_aux(Tensor input, Tensor weight, Tensor? bias, str activation) -> "
-      "(Tensor out, Tensor aux)");
+#define TC_LINEAR_GLU_AUX                                                                    \
+  "(Tensor input, Tensor gate, Tensor up, str activation) -> (Tensor out, Tensor gate_out, " \
+  "Tensor up_out)"
+  m.def("_linear_glu_aux" TC_LINEAR_GLU_AUX);
+  m.def("_linear_glu_aux.below_autograd" TC_LINEAR_GLU_AUX);
+#define TC_LINEARS "(Tensor input, Tensor[] weights, Tensor?[] biases) -> Tensor[]"
+  m.def("_linears" TC_LINEARS);
+  m.def("_linears.below_autograd" TC_LINEARS);
+#define TC_LINEAR_ACTIVATION_AUX \
+  "(Tensor input, Tensor weight, Tensor? bias, str activation) -> (Tensor out, Tensor aux)"
+  m.def("_linear_activation_aux" TC_LINEAR_ACTIVATION_AUX);
+  m.def("_linear_activation_aux.below_autograd" TC_LINEAR_ACTIVATION_AUX);
   m.def(
       "_linear_activation_backward(Tensor grad, Tensor weight, Tensor aux, str activation) -> "
       "Tensor");
@@ -103,25 +110,28 @@ STABLE_TORCH_LIBRARY_IMPL(cubin, CompositeImplicitAutograd, m) { implement_matmu
 // Without this registration torch.vmap would loop over the batch instead of decomposing the op.
 STABLE_TORCH_LIBRARY_IMPL(cubin, FuncTorchBatchedDecomposition, m) { implement_matmul_ops(m); }
 
-#define TC_RAW_MATMUL_OPS(device)                 \
-  TC_RAW(weight_and_bias_gradient, device);       \
-  TC_RAW_AND_AUTOGRAD(matmul, device);            \
-  TC_RAW_AND_AUTOGRAD(linear, device);            \
-  TC_RAW_AND_AUTOGRAD(linear_activation, device); \
-  TC_RAW_AND_AUTOGRAD(addmm, device);             \
-  TC_RAW_AND_AUTOGRAD(addmm_dtype, device);       \
-  TC_RAW_AND_AUTOGRAD(addmm_into, device);        \
-  TC_RAW_AND_AUTOGRAD(syrk, device);              \
-  TC_RAW_AND_AUTOGRAD(symm_square, device);       \
-  TC_RAW(linear_glu, device);                     \
-  TC_RAW(linear_glu_aux, device);                 \
-  TC_RAW(linears, device);                        \
-  TC_RAW(linear_activation_aux, device);          \
-  TC_RAW(linear_activation_backward, device);     \
-  TC_OUT(matmul, device);                         \
-  TC_OUT(linear, device);                         \
-  TC_OUT(linear_activation, device);              \
-  TC_OUT(addmm, device);                          \
+#define TC_RAW_MATMUL_OPS(device)                   \
+  TC_RAW(weight_and_bias_gradient, device);         \
+  TC_RAW_AND_AUTOGRAD(matmul, device);              \
+  TC_RAW_AND_AUTOGRAD(linear, device);              \
+  TC_RAW_AND_AUTOGRAD(linear_activation, device);   \
+  TC_RAW_AND_AUTOGRAD(addmm, device);               \
+  TC_RAW_AND_AUTOGRAD(addmm_dtype, device);         \
+  TC_RAW_AND_AUTOGRAD(addmm_into, device);          \
+  TC_RAW_AND_AUTOGRAD(syrk, device);                \
+  TC_RAW_AND_AUTOGRAD(symm_square, device);         \
+  TC_RAW(linear_glu, device);                       \
+  TC_RAW(linear_glu_aux, device);                   \
+  TC_RAW(linears, device);                          \
+  TC_RAW(linear_activation_aux, device);            \
+  TC_RAW(linear_activation_backward, device);       \
+  TC_BELOW_AUTOGRAD(linear_glu_aux, device);        \
+  TC_BELOW_AUTOGRAD(linears, device);               \
+  TC_BELOW_AUTOGRAD(linear_activation_aux, device); \
+  TC_OUT(matmul, device);                           \
+  TC_OUT(linear, device);                           \
+  TC_OUT(linear_activation, device);                \
+  TC_OUT(addmm, device);                            \
   TC_OUT(linear_glu, device)
 
 STABLE_TORCH_LIBRARY_IMPL(cubin, CPU, m) { TC_RAW_MATMUL_OPS(cpu); }

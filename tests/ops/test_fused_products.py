@@ -117,7 +117,7 @@ def test_opcheck(activation, requires_grad) -> None:
 def test_opcheck_of_linears(requires_grad) -> None:
     x, a, b, bias = draw((5, 6), (8, 6), (3, 6), (8,), requires_grad=requires_grad)
     for biases in ([bias, None], []):
-        torch.library.opcheck(ops._linears, (x, [a, b], biases), test_utils=CHECKS)
+        torch.library.opcheck(ops._linears.default, (x, [a, b], biases), test_utils=CHECKS)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

@@ -12,6 +12,7 @@ from torch._inductor.utils import run_and_get_code
 
 import torch_cubin
 from torch_cubin._inductor import lowerings
+from torch_cubin._ops import raw_ops
 
 ops = torch.ops.cubin
 M, K, N = 3, 4, 5
@@ -114,6 +115,27 @@ def test_generated_python_calls_no_autograd_variant() -> None:
         result, (code,) = run_and_get_code(torch.compile(layer), x)
     torch.testing.assert_close(result, layer(x))
     assert "torch.ops.cubin._moe.default(" in code
+
+
+_WEIGHT = nn.Parameter(torch.randn(8, 8))
+_CALLS_BELOW = {
+    "linears": lambda x: ops._linears(x, [_WEIGHT, _WEIGHT], []),
+    "linear_glu_aux": lambda x: ops._linear_glu_aux(x, _WEIGHT, _WEIGHT, "silu"),
+    "linear_activation_aux": lambda x: ops._linear_activation_aux(x, _WEIGHT, None, "silu"),
+}
+
+
+@pytest.mark.parametrize("cpp_wrapper", [False, True])
+@pytest.mark.parametrize("name", raw_ops.BELOW_AUTOGRAD)
+def test_generated_code_calls_no_autograd_kernel(name: str, cpp_wrapper: bool) -> None:
+    """Which begins in Python, for parameters that require a gradient."""
+    call, x = _CALLS_BELOW[name], torch.randn(3, 8)
+    options = {"cpp_wrapper": cpp_wrapper, "cpp_cache_precompile_headers": False}
+    torch._dynamo.reset()
+    with torch.no_grad():
+        result, (code,) = run_and_get_code(torch.compile(call, options=options), x)
+    torch.testing.assert_close(result, call(x))
+    assert ("below_autograd" if cpp_wrapper else f"cubin._{name}.below_autograd(") in code
 
 
 def test_generated_cpp_calls_c_functions() -> None:

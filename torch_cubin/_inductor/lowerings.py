@@ -59,7 +59,7 @@ def register() -> None:
         # Autograd variants begin in Python, and no graph records a derivative here.
         names = raw_ops.raw_names(name) if name in raw_ops.DIFFERENTIABLE else [f"_{name}"]
         ops = [raw_ops.overload(raw) for raw in names]
-        kernels.lower_without_out(ops, ops[0])
+        kernels.lower_without_out(ops, raw_ops.below_autograd(name))
     _choices.update(kernels.choices)
 
 

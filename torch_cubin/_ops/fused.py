@@ -207,3 +207,5 @@ def register(library: torch.library.Library) -> None:
         (raw,) = raw_ops.raw_names(name)
         operators.register_fake(f"cubin::{raw}", fake, library)
         register_rule(library, raw, functools.partial(_same, rule))
+        if name in raw_ops.BELOW_AUTOGRAD:
+            operators.register_fake(f"cubin::{raw}.below_autograd", fake, library)

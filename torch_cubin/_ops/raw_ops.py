@@ -17,6 +17,8 @@ FUSED = (  # for graphs, with their own derivatives (fused_autograd.py)
     *("linear_glu", "linear_glu_aux", "linears"),
     *("linear_activation_aux", "linear_activation_backward"),
 )
+# Of those, what graphs call by an overload that never has a derivative.
+BELOW_AUTOGRAD = ("linear_glu_aux", "linears", "linear_activation_aux")
 ATTENTION = ("scaled_dot_product_attention", "attention_forward", "attention_backward")
 E4M3 = "attention_forward_e4m3"  # called by flash_attention of float8_e4m3fn
 E4M3_BACKWARD = "attention_backward_e4m3"  # called by torch_cubin.float8_attention
@@ -75,6 +77,12 @@ def has_public_op(name: str) -> bool:
 def all_names(name: str) -> list[str]:
     """raw_names(), after the public op if there is one."""
     return [*([name] if has_public_op(name) else []), *raw_names(name)]
+
+
+def below_autograd(name: str) -> Any:
+    """The overload of BELOW_AUTOGRAD, else the raw op."""
+    op = getattr(torch.ops.cubin, f"_{name}")
+    return op.below_autograd if name in BELOW_AUTOGRAD else op.default
 
 
 def overload(name: str) -> Any:
