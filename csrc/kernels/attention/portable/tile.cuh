@@ -265,11 +265,12 @@ struct KvRing {
       cp_async_commit();
       step();
     }
+    // Later copies do not write missing columns. In the other stages those above have made zeros of
+    // them, and may not have arrived yet.
     if (p.head_dim < column_limit || p.head_dim_v < column_limit) {
-      for (int stage = 0; stage < kStages; ++stage) {
-        k.clear_missing_columns(shared + stage * kStageBytes);
-        v.clear_missing_columns(shared + stage * kStageBytes + kTileBytes);
-      }
+      u32 empty = shared + (kStages - 1) * kStageBytes;
+      k.clear_missing_columns(empty);
+      v.clear_missing_columns(empty + kTileBytes);
     }
   }
 
