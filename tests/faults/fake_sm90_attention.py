@@ -159,6 +159,29 @@ def test_schedules_of_tiles(driver, catalog) -> None:
         assert params_of(launch).schedule == case[2], case
 
 
+@pytest.mark.parametrize(("l2_bytes", "wide"), [(60 << 20, 16), (50 << 20, 13), (128 << 20, 32)])
+def test_keys_of_balanced_heads_fit_in_the_cache(driver, catalog, l2_bytes, wide) -> None:
+    """Equal sets, the fewest that fit in 5/8 of it: 64 heads of 256 columns, of 2 MB each. Heads that
+    share keys take less. In a list, many blocks share a longer head's keys, which need not fit."""
+    mask = tensors.empty(8, 1, 1, 2048, dtype=torch.bool)
+    cases = [
+        ((8, 8, 2048, 256), 8, {"attn_mask": mask}, wide),
+        ((8, 8, 2048, 256), 2, {"attn_mask": mask}, 32),
+        ((8, 16, 2048, 128), 16, {"attn_mask": mask}, 26),
+        ((1, 14, 8192, 128), 14, {"is_causal": True}, 7),
+        ((1, 16, 16384, 256), 16, {"is_causal": True}, 4),  # 67 MB
+    ]
+
+    def run() -> list:
+        driver.set("l2_bytes", l2_bytes)
+        for shape, kv_heads, options, _ in cases:
+            attend(shape, kv_heads, shape[2], "bshd", **options)
+        return [x for x in driver.launches() if x["kernel"].startswith("sm90_attention")]
+
+    for case, launch in zip(cases, forked(run), strict=True):
+        assert params_of(launch).schedule == case[3], case
+
+
 def test_short_rows_take_blocks_of_two_teams(driver, catalog) -> None:
     """Of 64 or 96 keys, whichever the rows fill better. Longer rows take larger tiles, which share
     keys, and rows of 128 take no more blocks of 64. With 32 columns two teams serve all rows. One

@@ -81,7 +81,8 @@ constexpr int64_t kMostPairs = 65535;
 
 int64_t sm90_heads_together(const AttentionCase& problem, const AttentionRow& row, int64_t kv_heads,
                             int64_t parts, bool has_band, const Device& device) {
-  return sm90_size_of_sets(kv_heads, heads_together(problem, row, parts, has_band, device));
+  const int64_t least = heads_together(problem, row, parts, has_band, device);
+  return sm90_size_of_sets(kv_heads, least, 2 * least);
 }
 
 namespace {

@@ -76,11 +76,12 @@ class Sm90E4m3Forward : public AttentionForwardKernels {
     params.v_descale = sm90_descale(options.v_descale);
     const Grid grid = {std::min(blocks_, tiles * heads)};
     if (!rows.packed) {
-      params.schedule = sm90_tile_schedule(row, band, tiles, heads, blocks_, 1);
-      if (params.schedule == kInPairs &&
-          sm90_idle_in_pairs(tiles, heads, blocks_) > kSm90IdleInPairs) {
+      const Sm90Heads sets(all, row, tiles, 1);
+      params.schedule = sm90_tile_schedule(row, band, sets, blocks_, device_);
+      if (params.schedule == kInPairs && sm90_idle_in_pairs(sets, blocks_) > kSm90IdleInPairs) {
         // Without the kernel before there is no counter of tiles.
-        params.schedule = params.next != nullptr ? sm90_heads_together(tiles, heads) : kByQueries;
+        params.schedule =
+            params.next != nullptr ? sm90_heads_together(sets, device_, true) : kByQueries;
       } else {
         params.next = nullptr;
       }

@@ -154,8 +154,9 @@ class Sm90Forward : public AttentionForwardKernels {
     if (problem.has(kBoolMask)) lay_out_mask(params, all, row, mask);
     if (problem.has(kAnyAdded)) lay_out_added_mask(params, all, row, mask);
     if (!packed) {
-      params.schedule =
-          mask ? sm90_heads_together(tiles, heads) : schedule(row, band, tiles, heads, all);
+      const Sm90Heads sets(all, row, tiles, 2);
+      params.schedule = mask ? sm90_heads_together(sets, device_, true)
+                             : schedule(row, band, sets, loads_are_slow(all));
       torch_cubin::launch(*row.kernel, {std::min(blocks_, tiles * heads)}, device_, params);
       return;
     }
@@ -177,24 +178,24 @@ class Sm90Forward : public AttentionForwardKernels {
     return 2 * steps % 32 != 0;
   }
 
-  int schedule(const AttentionRow& row, const Sm90Band& band, int64_t tiles, int64_t heads,
-               const AttentionParams& all) const {
-    const int64_t teams = blocks_ * row.teams;
-    int found = sm90_tile_schedule(row, band, tiles, heads, teams);
+  int schedule(const AttentionRow& row, const Sm90Band& band, const Sm90Heads& heads,
+               bool slow_loads) const {
+    const int64_t teams = blocks_ * row.teams, tiles = heads.tiles;
+    int found = sm90_tile_schedule(row, band, heads, teams, device_);
     // The scheduler can balance no more.
     if (found > 0 && teams > kSm90MostBlocks) found = kInPairs;
     if (found == kInPairs) {
-      const int64_t bytes = heads / all.group * band.seqlen_k * row.head_dim * 4;
-      const bool idle = sm90_idle_in_pairs(tiles, heads, teams) > kSm90IdleInPairs;
+      const int64_t bytes = heads.count / heads.group * heads.bytes;
+      const bool idle = sm90_idle_in_pairs(heads, teams) > kSm90IdleInPairs;
       return idle && bytes <= kByQueriesBytes ? kByQueries : found;
     }
     // The second tile of a pair finds its keys in shared memory if they fill the ring.
-    if (!loads_are_slow(all)) return found;
+    if (!slow_loads) return found;
     const auto fills = [&](int64_t tile) { return band.key_blocks(row, tile) == row.stages; };
     const bool same_keys = ceil_div(band.seqlen_k, row.columns) == row.stages && tiles % 2 == 0 &&
                            fills(0) && fills(tiles - 1);
-    const int64_t rounds = ceil_div(tiles / 2 * heads, teams);
-    return same_keys && 2 * rounds <= ceil_div(tiles * heads, teams) ? kInPairs : found;
+    const int64_t rounds = ceil_div(tiles / 2 * heads.count, teams);
+    return same_keys && 2 * rounds <= ceil_div(tiles * heads.count, teams) ? kInPairs : found;
   }
 
   // Bytes for a tile of queries: two bits for each block of keys, in whole words.

@@ -64,25 +64,38 @@ inline double sm90_launch_cycles(const AttentionRow& row, const Sm90Band& band, 
 // rounds; elsewhere pairs take up to 3% less.
 constexpr double kSm90IdleInPairs = 1.06;
 
+// The smallest size of sets of `heads`, from `least` to `most`, with which the last set is nearly
+// full. The longest tiles of a set come first, so that a small last one would run alone: of
+// 14 heads of 8,192 causal rows, sets of 4 took 1.12 times as long as of 7 (H200).
+int64_t sm90_size_of_sets(int64_t heads, int64_t least, int64_t most);
+
+// The heads of queries of a launch, in all sequences.
+struct Sm90Heads {
+  int64_t count;
+  int64_t tiles;  // of each
+  int64_t group;  // that share keys and values
+  int64_t bytes;  // of these
+
+  Sm90Heads(const AttentionParams& all, const AttentionRow& row, int64_t tiles_, int64_t element)
+      : count(int64_t{all.batch} * all.heads),
+        tiles(tiles_),
+        group(all.group),
+        bytes(2 * all.seqlen_k * row.head_dim * element) {}
+};
+
 // The blocks of a schedule in pairs, over those that are busy.
-inline double sm90_idle_in_pairs(int64_t tiles, int64_t heads, int64_t blocks) {
-  const int64_t pairs = ceil_div(tiles, 2) * heads;
+inline double sm90_idle_in_pairs(const Sm90Heads& heads, int64_t blocks) {
+  const int64_t pairs = ceil_div(heads.tiles, 2) * heads.count;
   return static_cast<double>(ceil_div(pairs, blocks) * blocks) / static_cast<double>(pairs);
 }
 
-// The smallest size of sets of `heads`, from `least` to its double, with which the last set is
-// nearly full. The longest tiles of a set come first, so that a small last one would run alone: of
-// 14 heads of 8,192 causal rows, sets of 4 took 1.12 times as long as of 7 (H200).
-int64_t sm90_size_of_sets(int64_t heads, int64_t least);
+// A positive number for Sm90AttentionParams::schedule: how many heads share the L2 cache. `taken`:
+// blocks take one tile after the other, from a counter; otherwise by a balanced list.
+int sm90_heads_together(const Sm90Heads& heads, const Device& device, bool taken);
 
-// A positive number for Sm90AttentionParams::schedule: how many of `heads` of `tiles` each share
-// the L2 cache.
-int sm90_heads_together(int64_t tiles, int64_t heads);
-
-// Sm90AttentionParams::schedule for `tiles` of each of `heads`, on `blocks`. `bytes`: of an
-// element.
-int sm90_tile_schedule(const AttentionRow& row, const Sm90Band& band, int64_t tiles, int64_t heads,
-                       int64_t blocks, int64_t bytes = 2);
+// Sm90AttentionParams::schedule on `blocks`.
+int sm90_tile_schedule(const AttentionRow& row, const Sm90Band& band, const Sm90Heads& heads,
+                       int64_t blocks, const Device& device);
 
 // `heads`: of keys, in all sequences; 0: one part. `slots`: work items that run at a time.
 struct Sm90KeyWork {
