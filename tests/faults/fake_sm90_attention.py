@@ -137,6 +137,7 @@ def test_schedules_of_tiles(driver, catalog) -> None:
     cases = [
         ((1, 16, 16384, 128), {}, ROUND_ROBIN),
         ((1, 16, 16384, 128), {"is_causal": True}, 4),
+        ((1, 16, 1 << 20, 128), {"is_causal": True}, IN_PAIRS),  # more work than is counted
         ((2, 16, 8192, 128), {"is_causal": True}, 8),  # sets of 6 heads would leave one of 2
         ((1, 14, 8192, 128), {"is_causal": True}, 7),
         ((4, 16, 4096, 128), {"is_causal": True}, IN_PAIRS),

@@ -3,6 +3,7 @@
 
 #include <type_traits>
 
+#include "balance.cuh"
 #include "sequence.cuh"
 
 namespace torch_cubin {
@@ -318,16 +319,9 @@ class AttentionSchedule {
     total_ = p.batch * p.heads * p.tiles;
     next_ = block_;
     if (p.schedule <= 0 || takes_next()) return;
-    int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      int c = lane + 32 * i;
-      loads_[i] = kNever;
-      if (c < blocks_) loads_[i] = c + cost(locate(c).query);
-    }
+    loads_.start(blocks_, block_, [&](int block) { return cost(locate(block).query); });
     place_ = locate(blocks_);
     step_ = cost(place_.query);
-    assigned_ = blocks_;
   }
 
   // False after the last one.
@@ -370,9 +364,9 @@ class AttentionSchedule {
       next_ += 2 * (blocks_ - next_ % blocks_) - 1;
       return true;
     }
-    if (first_) {  // the first tiles are assigned in order
-      first_ = false;
+    if (next_ < blocks_) {  // the first tiles are assigned in order
       Place place = locate(next_);
+      next_ = blocks_;
       set(tile, place.query, place.first_head + place.head);
       return true;
     }
@@ -380,10 +374,8 @@ class AttentionSchedule {
   }
 
  private:
-  static constexpr int kLoads = 5;  // blocks a lane: up to 160
-  static constexpr unsigned kNever = ~0u;
-  // A block of keys costs 4 units of work and a tile 3 more; block numbers take the low bits.
-  static constexpr unsigned kBlockCost = 4 << 8, kTileCost = 3 << 8;
+  // A block of keys costs 4 units of work and a tile 3 more.
+  static constexpr unsigned kBlockCost = 4 * BlockLoads::kUnit, kTileCost = 3 * BlockLoads::kUnit;
 
   // In schedule order: heads in groups of `schedule`, in a group the last queries first.
   struct Place {
@@ -439,24 +431,19 @@ class AttentionSchedule {
     return true;
   }
 
-  // Assigns tiles until one is this block's: each goes to the block with the least work.
+  // Assigns tiles of one query at a time until one is this block's.
   TC_DEVICE bool assign(TilePlace& tile) {
-    while (assigned_ < total_) {
-      ++assigned_;
-      int query = place_.query, head = place_.first_head + place_.head;
-      unsigned step = step_;
-      if (++place_.head == place_.heads) {
+    while (next_ < total_) {
+      int mine, count = loads_.give(place_.heads - place_.head, step_, mine);
+      int query = place_.query, head = place_.first_head + place_.head + mine;
+      next_ += count;
+      place_.head += count;
+      if (place_.head == place_.heads) {
         place_.head = 0;
-        if (--place_.query < 0) place_ = locate(assigned_);
+        if (--place_.query < 0) place_ = locate(next_);
         step_ = cost(place_.query);
       }
-      unsigned least = loads_[0];
-#pragma unroll
-      for (int i = 1; i < kLoads; ++i) least = min(least, loads_[i]);
-      least = __reduce_min_sync(~0u, least);
-#pragma unroll
-      for (int i = 0; i < kLoads; ++i) loads_[i] += loads_[i] == least ? step : 0;
-      if ((least & 255) == block_) {
+      if (mine >= 0) {
         set(tile, query, head);
         return true;
       }
@@ -466,13 +453,11 @@ class AttentionSchedule {
 
   const Sm90AttentionParams& p_;
   int block_, blocks_, total_;
-  int next_;
+  int next_;                          // if balanced: the first tile that no block has yet
   int second_ = -1, first_head_ = 0;  // kInPairs: the rest of a pair
-  unsigned loads_[kLoads];
+  BlockLoads loads_;
   Place place_;
   unsigned step_;
-  int assigned_ = 0;
-  bool first_ = true;
 };
 
 }  // namespace sm90

@@ -8,6 +8,8 @@ namespace {
 // Balanced scheduling takes a block about 15 us for each of its tiles, in addition to its work. On
 // an H200 it pays if an average tile takes this many cycles: from about 8,192 rows on.
 constexpr double kWorthBalancing = 104000;
+// Of blocks of keys that each block computes, the scheduler counts about twice as many in 31 bits.
+constexpr double kMostKeyBlocks = 1 << 20;
 // Tiles of a head, or of several, that are computed together and share keys in the L2 cache.
 constexpr int64_t kTilesTogether = 384;
 // Blocks of a balanced list that walk through a head's keys at the same time, so that they need not
@@ -55,7 +57,8 @@ int sm90_tile_schedule(const AttentionRow& row, const Sm90Band& band, const Sm90
   const int64_t tiles = heads.tiles;
   const bool alike = band.key_blocks(row, 0) == band.key_blocks(row, tiles - 1);
   if (alike || tiles * heads.count <= blocks) return kRoundRobin;
-  if (sm90_tile_cycles(row, band) >= kWorthBalancing) {
+  const double work = (band.average(row) + 1) * tiles * heads.count / blocks;
+  if (sm90_tile_cycles(row, band) >= kWorthBalancing && work < kMostKeyBlocks) {
     return sm90_heads_together(heads, device, false);
   }
   // Most tiles of a window are about as long as the longest.
