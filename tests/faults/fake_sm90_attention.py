@@ -140,7 +140,9 @@ def test_schedules_of_tiles(driver, catalog) -> None:
         ((1, 16, 1 << 20, 128), {"is_causal": True}, IN_PAIRS),  # more work than is counted
         ((2, 16, 8192, 128), {"is_causal": True}, 8),  # sets of 6 heads would leave one of 2
         ((1, 14, 8192, 128), {"is_causal": True}, 7),
-        ((4, 16, 4096, 128), {"is_causal": True}, IN_PAIRS),
+        ((4, 16, 4096, 128), {"is_causal": True}, 13),
+        ((8, 8, 2048, 256), {"is_causal": True}, 22),
+        ((8, 16, 2048, 128), {"is_causal": True}, IN_PAIRS),
         ((32, 16, 512, 128), {"is_causal": True}, IN_PAIRS),
         ((1, 16, 1024, 128), {"is_causal": True}, ROUND_ROBIN),  # a tile a block
         ((8, 9, 2048, 64), {"is_causal": True}, BY_QUERIES),  # 3.3 of 4 rounds of pairs
@@ -162,8 +164,9 @@ def test_schedules_of_tiles(driver, catalog) -> None:
 
 @pytest.mark.parametrize(("l2_bytes", "wide"), [(60 << 20, 16), (50 << 20, 13), (128 << 20, 32)])
 def test_keys_of_balanced_heads_fit_in_the_cache(driver, catalog, l2_bytes, wide) -> None:
-    """Equal sets, the fewest that fit in 5/8 of it: 64 heads of 256 columns, of 2 MB each. Heads that
-    share keys take less. In a list, many blocks share a longer head's keys, which need not fit."""
+    """Equal sets, the fewest that fit in 5/8 of it: 64 heads of 256 columns, of 2 MB each. Heads
+    that share keys take less. In a list, many blocks share a longer head's keys, which need not
+    fit."""
     mask = tensors.empty(8, 1, 1, 2048, dtype=torch.bool)
     cases = [
         ((8, 8, 2048, 256), 8, {"attn_mask": mask}, wide),

@@ -436,13 +436,13 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
    "for": {
     "t": [
      {"name": "192x128x64", "tile": [192, 128, 64], "q_slots": 2, "threads": 512,
-      "shared": 85856, "spill": 256, "cost": {"k_tile": 2550, "fixed": 4500}},
+      "shared": 85856, "spill": 144, "cost": {"k_tile": 2550, "fixed": 4500}},
      {"name": "128x128x64", "tile": [128, 128, 64], "q_slots": 2, "threads": 384,
-      "shared": 84800, "spill": 56, "cost": {"k_tile": 2230, "fixed": 2500}},
+      "shared": 84800, "spill": 40, "cost": {"k_tile": 2230, "fixed": 2500}},
      {"name": "192x128x128", "tile": [192, 128, 128], "q_slots": 1, "threads": 512,
-      "shared": 90928, "spill": 428, "cost": {"k_tile": 3600, "fixed": 6400}},
+      "shared": 90928, "spill": 360, "cost": {"k_tile": 3600, "fixed": 6400}},
      {"name": "128x128x128", "tile": [128, 128, 128], "q_slots": 2, "threads": 384,
       "shared": 150336, "spill": 52, "cost": {"k_tile": 2740, "fixed": 3700}},
      {"name": "128x128x256", "tile": [128, 128, 256], "q_slots": 2, "threads": 384,
-      "shared": 197440, "spill": 80, "cost": {"k_tile": 4120, "fixed": 5000}}]}}]}
+      "shared": 197440, "spill": 24, "cost": {"k_tile": 4120, "fixed": 5000}}]}}]}
 */

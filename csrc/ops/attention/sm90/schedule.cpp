@@ -5,9 +5,10 @@
 namespace torch_cubin {
 namespace {
 
-// Balanced scheduling takes a block about 15 us for each of its tiles, in addition to its work. On
-// an H200 it pays if an average tile takes this many cycles: from about 8,192 rows on.
-constexpr double kWorthBalancing = 104000;
+// Balanced lists pay if an average tile takes this many cycles: from 4,096 rows on, from 2,048 with
+// 256 columns; shorter tiles gain nothing (H200). For windows, most of whose tiles are alike, they
+// were measured with longer tiles alone.
+constexpr double kWorthBalancing = 45000, kWorthBalancingWindows = 104000;
 // Of blocks of keys that each block computes, the scheduler counts about twice as many in 31 bits.
 constexpr double kMostKeyBlocks = 1 << 20;
 // Tiles of a head, or of several, that are computed together and share keys in the L2 cache.
@@ -57,13 +58,14 @@ int sm90_tile_schedule(const AttentionRow& row, const Sm90Band& band, const Sm90
   const int64_t tiles = heads.tiles;
   const bool alike = band.key_blocks(row, 0) == band.key_blocks(row, tiles - 1);
   if (alike || tiles * heads.count <= blocks) return kRoundRobin;
-  const double work = (band.average(row) + 1) * tiles * heads.count / blocks;
-  if (sm90_tile_cycles(row, band) >= kWorthBalancing && work < kMostKeyBlocks) {
-    return sm90_heads_together(heads, device, false);
-  }
   // Most tiles of a window are about as long as the longest.
   const bool is_window = band.first > -kNoBound &&
                          8 * band.key_blocks(row, tiles / 2) >= 7 * band.key_blocks(row, tiles - 1);
+  const double work = (band.average(row) + 1) * tiles * heads.count / blocks;
+  const double least = is_window ? kWorthBalancingWindows : kWorthBalancing;
+  if (sm90_tile_cycles(row, band) >= least && work < kMostKeyBlocks) {
+    return sm90_heads_together(heads, device, false);
+  }
   if (!is_window) return kInPairs;
   const int64_t keys = band.key_blocks(row, tiles - 1) * row.columns;
   const bool together = heads.count * kBlocksOfHead <= blocks &&
