@@ -142,13 +142,17 @@ class Counter {
     return row.tile_m * row.tile_n > 128 * 128 ? 1 : share(2, 3);
   }
 
-  // Whether blocks have one tile alone: of one warpgroup they begin sooner (sm90.cu). Nothing is
-  // gained where all loads are asked for at once (H200: 184 x 5736 x 40 by 64x192 alone 4.1 us, in
-  // clusters of four 3.6; 6616 x 104 x 112 by 64x128 4.1, 3.2).
+  // Whether blocks have one tile alone: of one warpgroup they begin sooner (sm90.cu). Of a short K,
+  // whose loads are all asked for at once, nothing is gained where many blocks wait for the same
+  // lines of an operand, which clusters ask for once: in long outputs (H200, alone and in clusters:
+  // 184 x 5736 x 40 by 64x192 4.1 us, 3.6; 272 x 1032 x 112 by 64x64 2.1, 2.6).
   bool starts_early(const Sm90Plan& plan, int64_t tiles, int64_t k_blocks) const {
+    constexpr int64_t kLong = 16;  // times as long as wide
     const Sm90Row& row = *plan.row;
+    const auto [least, most] = std::minmax(c_.m, c_.n);
     return row.one_warpgroup && !row.reads && !row.is_tn() && c_.batch == 1 &&
-           plan.cluster.size() == 1 && tiles <= plan.clusters && k_blocks > kFirstBlocks;
+           plan.cluster.size() == 1 && tiles <= plan.clusters &&
+           (k_blocks > kFirstBlocks || most <= kLong * least);
   }
 
   // The busiest multiprocessor's tiles and k blocks in all, of a share of the product's tiles.
