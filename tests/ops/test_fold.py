@@ -209,6 +209,30 @@ def test_a_copy_of_attention_that_is_returned_beside_it_stays_one() -> None:
     assert left.args[0].target is torch.ops.aten.permute.default
 
 
+@torch.library.custom_op("test_fold::strides", mutates_args=())
+def strides(x: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(x.stride())
+
+
+@strides.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty(x.dim(), dtype=torch.int64)
+
+
+STRIDES_READ: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "as_strided": lambda out: out.as_strided((30, 8), (8, 1)),
+    "another library": strides,
+}
+
+
+@pytest.mark.parametrize("name", STRIDES_READ)
+def test_attention_whose_strides_are_read_keeps_them(name: str) -> None:
+    def layer(q, k, v):
+        return STRIDES_READ[name](attention(q.transpose(1, 2).contiguous(), k, v))
+
+    graph_of(layer, *tensors((2, 5, 3, 8), (2, 3, 5, 8), (2, 3, 5, 8)))
+
+
 @pytest.mark.parametrize("mode", ["fake", "symbolic"])
 def test_a_product_that_joined_its_activation_is_not_computed_again(mode: str) -> None:
     def layer(x, w, v):

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch._inductor.config as inductor_config
 import torch.nn.functional as F
 from drop_in_cases import integers
+from ops.samples import ATEN_IS_CALLED
 from torch import nn
 from torch._inductor.utils import run_and_get_code
 
@@ -149,6 +151,18 @@ def test_generated_cpp_calls_c_functions() -> None:
     torch.testing.assert_close(result, model(x))
     for name in CALLS:
         assert f"(aoti_torch_cubin_{name}_out(" in code[0]
+
+
+def test_attention_whose_strides_are_read_has_them() -> None:
+    def layer(q, k, v):
+        out = ops._scaled_dot_product_attention(q.transpose(1, 2).contiguous(), k, v)
+        turned = ops._scaled_dot_product_attention(q.transpose(1, 2).clone(), v, k).transpose(1, 2)
+        return out.as_strided((30, 8), (8, 1)) + turned.as_strided((30, 8), (8, 1))
+
+    args = [torch.randn(shape) for shape in ((2, 5, 3, 8), (2, 3, 5, 8), (2, 3, 5, 8))]
+    torch._dynamo.reset()
+    with torch.no_grad(), inductor_config.patch(ATEN_IS_CALLED):
+        torch.testing.assert_close(torch.compile(layer)(*args), layer(*args))
 
 
 def test_aot_inductor(tmp_path) -> None:

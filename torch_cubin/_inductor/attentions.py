@@ -33,6 +33,7 @@ _WITH_MASK = (
 _CUDNNS_HIDDEN = (-65504.0, -65536.0)
 _ADDS_DIM = (*VIEWS, aten.unsqueeze.default)
 _COPIES = (*VIEWS, aten._unsafe_view.default, aten.clone.default)
+_NAMESPACES = ("aten", "prims", "cubin")  # of ops that take any strides
 _TURNS = (aten.permute.default, aten.transpose.int)
 
 
@@ -70,6 +71,8 @@ def with_copies(node: Any) -> Attention | None:
     causal = not is_causal or (mask is None and same_number(_length(query), _length(key)))
     if not served or not causal or dropout_p != 0 or any(rest):
         return None
+    if any(_reads_strides(user) for result in results for user in result.users):
+        return None
     read = query, key, value, mask
     keys, values = _unrepeated(key), _unrepeated(value)
     if keys is not None and values is not None and same_number(_heads(keys), _heads(values)):
@@ -96,11 +99,17 @@ def copies_after(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, torch.fx.
         if turned.target not in _TURNS or len(node.users) != 1:
             continue
         value = turned.target(node.meta["val"], *turned.args[1:])
-        turned.meta["val"] = value
         for copy in list(turned.users):
             same = _calls(copy, (aten.clone.default,)) and len(turned.users) == 1
             if same and _are_same(copy.meta["val"].stride(), value.stride()):
+                turned.meta["val"] = value
                 yield copy, turned
+
+
+def _reads_strides(user: torch.fx.Node) -> bool:
+    """Whether a user needs the strides that a result had when the user was traced."""
+    namespace = getattr(user.target, "namespace", "aten")
+    return user.target is aten.as_strided.default or namespace not in _NAMESPACES
 
 
 def _uncopied(node: Any) -> Any:
