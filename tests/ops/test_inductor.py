@@ -165,8 +165,20 @@ def test_attention_whose_strides_are_read_has_them() -> None:
         torch.testing.assert_close(torch.compile(layer)(*args), layer(*args))
 
 
+class OneInput(Model):
+    """With products of one input, without biases, which are one op with several results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key = (nn.Linear(8, 4, bias=False) for _ in range(2))
+
+    def forward(self, x):
+        with torch_cubin.drop_in():
+            return super().forward(x) + self.query(x) @ self.key(x).t()
+
+
 def test_aot_inductor(tmp_path) -> None:
-    model, x = Model(), torch.randn(6, 8)
+    model, x = OneInput(), torch.randn(6, 8)
     rows = {"x": {0: torch.export.Dim("rows", min=2, max=64)}}
     exported = torch.export.export(model, (x,), dynamic_shapes=rows)
     with torch.no_grad():

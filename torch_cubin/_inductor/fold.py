@@ -31,7 +31,7 @@ ops = torch.ops.cubin
 Node = Any  # torch.fx.Node; its arguments have no useful types
 
 # Part of the key of Inductor's caches: increase it when the pass changes.
-VERSION = 13
+VERSION = 14
 
 
 def fold(graph: torch.fx.Graph) -> None:
@@ -151,10 +151,10 @@ def _fold_one_input(graph: torch.fx.Graph) -> bool:
         if len(products) < 2 or _depend(products):
             continue
         call = _Call(graph, products[-1].node, products[0].value)
-        biases = [product.bias for product in products]
         weights = [product.weight for product in products]
-        arguments = (products[0].input, weights, biases if any(biases) else [])
-        outs = call.insert(ops._linears.default, *arguments)
+        # One for each weight: AOTInductor passes None for an empty list.
+        biases = [product.bias for product in products]
+        outs = call.insert(ops._linears.default, products[0].input, weights, biases)
         folded |= call.replace_all(outs, nodes, ())
     return folded
 
