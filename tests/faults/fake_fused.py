@@ -124,10 +124,11 @@ def test_an_activation_and_its_input(driver, catalog) -> None:
     assert params.bias[0] != 0
 
 
-@pytest.mark.parametrize("m", [4096, 128, 16])
-def test_batch_invariant_activations_are_of_unrounded_sums(driver, catalog, m: int) -> None:
-    """As those without a derivative are: by one kernel, or else by a product for each result."""
-    arguments = empty(m, 768), empty(3072, 768), empty(3072)
+@pytest.mark.parametrize(("m", "n"), [(4096, 3072), (128, 3072), (16, 3072), (128, 1001)])
+def test_batch_invariant_activations_are_of_unrounded_sums(driver, catalog, m: int, n: int) -> None:
+    """As those without a derivative are: by the product's kernel, by one that follows it, or, where
+    that would access single elements, by a product for each result."""
+    arguments = empty(m, 768), empty(n, 768), empty(n)
 
     def names_of(*calls: Callable[[], object]) -> list[str]:
         def run() -> None:
@@ -141,10 +142,13 @@ def test_batch_invariant_activations_are_of_unrounded_sums(driver, catalog, m: i
     if m == 4096:
         (name,) = names
         assert name.startswith("sm90_fused_matmul_bf16_layers")
-    else:
+    elif n == 1001:
         assert names == names_of(
-            lambda: ops._linear(*arguments), lambda: ops._linear_activation(*arguments, "gelu")
+            lambda: ops._linear_activation(*arguments, "gelu"), lambda: ops._linear(*arguments)
         )
+    else:
+        assert "finish_matmul_bf16" in names[-1]
+        assert sum("finish" not in name for name in names) == 1
 
 
 @pytest.mark.parametrize(

@@ -253,6 +253,8 @@ def test_batch_invariant_results_do_not_depend_on_gradients(activation, dtype, g
                 kept = call(*(leaf.detach().requires_grad_() for leaf in (gate, up, bias)))
                 assert kept.requires_grad
                 numerics.check_bits(kept.detach(), alone, f"{(m, k, n)} {i}")
+            _, aux = ops._linear_activation_aux(x, gate, bias, activation)
+            numerics.check_bits(aux, ops._linear(x, gate, bias), f"{(m, k, n)} aux")
 
 
 def test_training_step(generator: torch.Generator) -> None:

@@ -1,6 +1,7 @@
 // The epilogue for products of kernels that have none: those store unrounded sums, and this kernel
-// scales them, adds bias and addend, applies the activation and rounds once. If K was split it
-// first adds the splits' sums, in order. Bound by memory bandwidth, or by the L2 cache for small
+// scales them, adds bias and addend, applies the activation and rounds once; also to what precedes
+// the activation, if its derivative needs that. If K was split it first adds the splits' sums, in
+// order. Bound by memory bandwidth, or by the L2 cache for small
 // products whose sums are still there.
 //
 // Roles: all threads are alike; each takes four adjacent columns of a row at a time.
@@ -78,6 +79,19 @@ TC_DEVICE void add_splits(const FinishParams& p, const Accumulator* sums, int co
   }
 }
 
+TC_DEVICE void store(const FinishParams& p, void* tensor, tc_int64 at,
+                     const Vector<Storage>& values, int count) {
+  auto to = static_cast<Storage*>(tensor) + at;
+  if (p.vectors) {
+    *reinterpret_cast<Vector<Storage>*>(to) = values;
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kColumns; ++i) {
+    if (i < count) to[i] = values.values[i];
+  }
+}
+
 TC_DEVICE void finish(const FinishParams& p, tc_int64 row, tc_int64 column) {
   const tc_int64 at = row * p.n + column;
   const int count = static_cast<int>(min(p.n - column, tc_int64(kColumns)));
@@ -96,23 +110,23 @@ TC_DEVICE void finish(const FinishParams& p, tc_int64 row, tc_int64 column) {
   for (int i = 0; i < kColumns; ++i) {
     Accumulator more = 0;
     if (bias != nullptr && i < count) more = Traits::load(bias[(column + i) * p.bias_stride]);
-    Accumulator y = scale_and_add(static_cast<Accumulator>(p.alpha), x.values[i], more);
-    y = activate<kExact>(y, p.activation, p.curve);
+    x.values[i] = scale_and_add(static_cast<Accumulator>(p.alpha), x.values[i], more);
+  }
+  if (p.aux != nullptr) {
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) out.values[i] = Traits::round(x.values[i]);
+    store(p, p.aux, at, out, count);
+  }
+#pragma unroll
+  for (int i = 0; i < kColumns; ++i) {
+    Accumulator y = activate<kExact>(x.values[i], p.activation, p.curve);
     if (addend != nullptr && i < count) {
       y = scale_and_add(static_cast<Accumulator>(p.beta),
                         Traits::load(addend[i * p.addend_stride_n]), y);
     }
     out.values[i] = Traits::round(y);
   }
-  auto to = static_cast<Storage*>(p.out) + at;
-  if (p.vectors) {
-    *reinterpret_cast<Vector<Storage>*>(to) = out;
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < kColumns; ++i) {
-    if (i < count) to[i] = out.values[i];
-  }
+  store(p, p.out, at, out, count);
 }
 
 extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_SPLITS ? 4 : 1)

@@ -2,8 +2,10 @@
 //
 // out[b, m, n] = round(activation(alpha * sums[b, m, n] + bias[n]) + beta * addend[b, m, n])
 //
-// where the sums of all splits are added in order. `sums` (float32; float64 for float64) and `out`
-// are contiguous. Strides are in elements.
+// aux[b, m, n] = round(alpha * sums[b, m, n] + bias[n])
+//
+// where the sums of all splits are added in order. `sums` (float32; float64 for float64), `out` and
+// `aux` are contiguous. Strides are in elements.
 #pragma once
 
 #include "activation_params.h"
@@ -15,6 +17,7 @@ typedef long long tc_int64;  // device code includes no <cstdint>
 struct FinishParams {
   const void* sums;
   void* out;
+  void* aux;           // null: not wanted
   const void* bias;    // null: none
   const void* addend;  // null: none
   tc_int64 rows;       // in all batches
@@ -26,7 +29,7 @@ struct FinishParams {
   double alpha, beta;
   int activation;
   int splits;             // contiguous matrices of sums
-  int vectors;            // whether out and sums can be accessed four elements at a time
+  int vectors;            // whether out, aux and sums can be accessed four elements at a time
   ActivationCurve curve;  // for the activation
 };
 

@@ -81,6 +81,9 @@ struct MatmulCase {
   // finish.cpp asks for and adds up: a plan says how many. Backends that cannot give them refuse;
   // without a kernel there is no plan, which is no error.
   bool row_sums, row_parts;
+  // The sums before the activation are wanted, too (MatmulOperands::aux). finish.cpp alone gives
+  // them; without a plan of its own the caller computes them by a second product.
+  bool aux;
   // Only the lower triangle of the output has to be computed, if its mirror image is stored above
   // the diagonal (MatmulPlan::mirrors). C begins at a vector, and is M x M. If the mirror image is
   // needed, another kernel (mirror.h) follows plans that do not store it.
@@ -90,7 +93,7 @@ struct MatmulCase {
   bool sums_rows() const { return row_sums || row_parts; }
 
   // No epilogue but a bias. A backend whose kernels can do no other must refuse the rest.
-  bool only_bias() const { return activation == kActivationNone && !scaled && !has_addend; }
+  bool only_bias() const { return activation == kActivationNone && !scaled && !has_addend && !aux; }
 
   friend bool operator==(const MatmulCase& x, const MatmulCase& y) {
     return x.m == y.m && x.n == y.n && x.k == y.k && x.batch == y.batch && x.facts() == y.facts();
@@ -104,10 +107,11 @@ struct MatmulCase {
     packed = packed << 2 | b;
     packed = packed << 3 | static_cast<uint64_t>(batch_dims);
     packed = packed << 3 | static_cast<uint64_t>(activation);
-    for (const bool fact : {a_mappable, b_mappable,  a_lines,     b_lines,         a_unit,
-                            b_unit,     a_broadcast, b_broadcast, has_bias,        scaled,
-                            has_addend, accumulates, out_vectors, batch_invariant, split_sums,
-                            row_sums,   row_parts,   symmetric,   needs_mirror,    own_transpose}) {
+    for (const bool fact :
+         {a_mappable,   b_mappable,      a_lines,    b_lines,  a_unit,     b_unit,
+          a_broadcast,  b_broadcast,     has_bias,   scaled,   has_addend, accumulates,
+          out_vectors,  batch_invariant, split_sums, row_sums, row_parts,  symmetric,
+          needs_mirror, own_transpose,   aux}) {
       packed = packed << 1 | static_cast<uint64_t>(fact);
     }
     packed = packed << 3 | static_cast<uint64_t>(k_parts);
@@ -126,6 +130,8 @@ struct MatmulOperands {
   // Sums of A's rows over K, M of the operands' type; or float32, M of each of a plan's parts.
   // Null: not wanted.
   char* row_sums = nullptr;
+  // alpha * the sums + bias, rounded, beside an activation of them; as C. Null: not wanted.
+  char* aux = nullptr;
 };
 
 MatmulCase matmul_case(const MatmulProblem& problem, const MatmulOperands& operands);

@@ -136,6 +136,7 @@ MatmulCase matmul_case(const MatmulProblem& p, const MatmulOperands& operands) {
   c.needs_mirror = p.symmetry == Symmetry::kLower;
   c.own_transpose = c.symmetric && is_own_transpose(p, operands);
   c.row_sums = operands.row_sums != nullptr && !p.row_parts;
+  c.aux = operands.aux != nullptr;
   return c;
 }
 

@@ -38,6 +38,7 @@ MatmulCase read_case(const json& from) {
   c.b_broadcast = flag("b_broadcast");
   c.has_bias = flag("bias");
   c.activation = static_cast<Activation>(from.value("activation", 0));
+  c.aux = flag("aux");
   c.scaled = flag("scaled");
   c.has_addend = flag("addend");
   c.out_vectors = flag("out_vectors", c.n * element_size(c.output) % kVectorBytes == 0);

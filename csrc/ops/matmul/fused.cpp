@@ -168,10 +168,12 @@ std::tuple<Tensor, Tensor> linear_activation_aux_cuda(const Tensor& input, const
       }
     }
   }
-  const Tensor aux = linear_cuda(input, weight, bias);
   // As the kernel above does, and linear_activation(): neither the number of rows nor whether a
-  // derivative is needed may then change a result. It costs a second product.
-  if (batch_invariant()) return {linear_activation_cuda(input, weight, bias, activation), aux};
+  // derivative is needed may then change a result.
+  if (batch_invariant() && known != kActivationNone) {
+    return linear_both_cuda(input, weight, bias, activation);
+  }
+  const Tensor aux = linear_cuda(input, weight, bias);
   return {activated_copy(aux, known), aux};
 }
 

@@ -80,10 +80,8 @@ int64_t row_stride(const TensorView& bias) {
   return bias.dim > 0 && bias.sizes[bias.dim - 1] != 1 ? bias.strides[bias.dim - 1] : 0;
 }
 
-// `out` is contiguous; `addend`, which may be `out`, is the one that the problem was made with.
-void run_matmul(MatmulProblem problem, Tensor& out, const TensorView& a, const TensorView& b,
-                const std::optional<TensorView>& bias, const TensorView* addend = nullptr) {
-  const Device& gpu = device(a.device_index);
+MatmulOperands operands_of(const TensorView& a, const TensorView& b,
+                           const std::optional<TensorView>& bias, Tensor& out) {
   MatmulOperands operands;
   operands.a = static_cast<const char*>(a.data());
   operands.b = static_cast<const char*>(b.data());
@@ -92,6 +90,14 @@ void run_matmul(MatmulProblem problem, Tensor& out, const TensorView& a, const T
     operands.bias = static_cast<const char*>(bias->data());
     operands.bias_stride = row_stride(*bias);
   }
+  return operands;
+}
+
+// `out` is contiguous; `addend`, which may be `out`, is the one that the problem was made with.
+void run_matmul(MatmulProblem problem, Tensor& out, const TensorView& a, const TensorView& b,
+                const std::optional<TensorView>& bias, const TensorView* addend = nullptr) {
+  const Device& gpu = device(a.device_index);
+  MatmulOperands operands = operands_of(a, b, bias, out);
   if (addend != nullptr) operands.addend = static_cast<const char*>(addend->data());
   const bool only_product = problem.symmetry == Symmetry::kNone && !bias && addend == nullptr &&
                             problem.activation == kActivationNone;
@@ -184,6 +190,34 @@ Tensor linear_cuda(const Tensor& input, const Tensor& weight, const std::optiona
 Tensor linear_activation_cuda(const Tensor& input, const Tensor& weight,
                               const std::optional<Tensor>& bias, const std::string& activation) {
   return linear_with(input, weight, bias, check_activation(activation));
+}
+
+std::tuple<Tensor, Tensor> linear_both_cuda(const Tensor& input, const Tensor& weight,
+                                            const std::optional<Tensor>& bias,
+                                            const std::string& activation) {
+  const TensorView a(input), b(weight);
+  const std::optional<TensorView> bias_view = view_of(bias);
+  const Shape shape = check_linear(a, b, bias_view);
+  MatmulProblem p = linear_problem(a, b);
+  // Products of more dims may run in parts.
+  if (shape.numel() > 0 && p.k > 0 && p.batch_dims == 0) {
+    const Device& gpu = device(a.device_index);
+    Tensor activated = empty_output(shape, a), sums = empty_output(shape, a);
+    MatmulOperands operands = operands_of(a, b, bias_view, activated);
+    // Copies: planning and launches may plan other products.
+    const MatmulPlan plain = plan_matmul(gpu, matmul_case(p, operands));
+    p.activation = check_activation(activation);
+    const MatmulPlan one = plan_matmul(gpu, matmul_case(p, operands));
+    operands.aux = static_cast<char*>(sums.mutable_data_ptr());
+    const MatmulPlan both = plan_matmul(gpu, matmul_case(p, operands));
+    if (both.kernels != nullptr && both.sum_order == one.sum_order &&
+        both.microseconds <= one.microseconds + plain.microseconds) {
+      launch_plan(both, p, operands, gpu);
+      return {activated, sums};
+    }
+  }
+  return {linear_activation_cuda(input, weight, bias, activation),
+          linear_cuda(input, weight, bias)};
 }
 
 Tensor sum_cuda(const Tensor& input, const TensorView& a, const TensorView& b, const Shape& shape,

@@ -239,7 +239,8 @@ const MatmulPlan& plan_matmul(const Device& device, const MatmulCase& problem) {
         watched ? watched_plan(table, device, problem) : quickest(table, device, problem);
     // A case with split sums is a part of another case's plan: without a kernel that plan is
     // skipped.
-    const bool needed = !plan.too_large && !problem.split_sums && !problem.sums_rows();
+    const bool needed =
+        !plan.too_large && !problem.split_sums && !problem.sums_rows() && !problem.aux;
     if (plan.kernels == nullptr && needed) table.family.fail_no_kernel("this product");
     slot.plan = plan;
     slot.problem = problem;

@@ -35,7 +35,7 @@ nlohmann::json planned(const Device& device, const MatmulCase& problem, bool wit
 nlohmann::json planner_terms(const Device& device);
 
 // The case that JSON describes: as a tuned table's line does (tuned.h), with "dtype" and, where
-// they are not as usual, "bias", "activation", "scaled", "addend", "batch_invariant",
+// they are not as usual, "bias", "activation", "aux", "scaled", "addend", "batch_invariant",
 // "float_output", "out_vectors", "a_unit", "b_unit", "a_broadcast", "b_broadcast". Throws [input].
 MatmulCase described_case(const nlohmann::json& from);
 

@@ -76,7 +76,7 @@ class Sm90Matmul : public MatmulKernels {
                         c.activation == kActivationNone && (!c.has_addend || c.accumulates);
     const bool types = c.output == c.input || widens;
     const bool mappable = c.a_mappable && c.b_mappable && c.batch_dims <= kSm90BatchDims;
-    return maths && types && (mappable || is_readable(c)) && !c.row_sums &&
+    return maths && types && (mappable || is_readable(c)) && !c.row_sums && !c.aux &&
            (!(c.split_sums || c.row_parts) || (c.batch_dims == 0 && c.math != kMathTF32));
   }
 
