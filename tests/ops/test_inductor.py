@@ -156,7 +156,8 @@ def test_generated_cpp_calls_c_functions() -> None:
 def test_attention_whose_strides_are_read_has_them() -> None:
     def layer(q, k, v):
         out = ops._scaled_dot_product_attention(q.transpose(1, 2).contiguous(), k, v)
-        turned = ops._scaled_dot_product_attention(q.transpose(1, 2).clone(), v, k).transpose(1, 2)
+        other = ops._scaled_dot_product_attention(q.transpose(1, 2).contiguous(), v, k)
+        turned = other.transpose(1, 2)[:, :, :2]
         return out.as_strided((30, 8), (8, 1)) + turned.as_strided((30, 8), (8, 1))
 
     args = [torch.randn(shape) for shape in ((2, 5, 3, 8), (2, 3, 5, 8), (2, 3, 5, 8))]

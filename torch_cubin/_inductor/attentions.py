@@ -33,7 +33,7 @@ _WITH_MASK = (
 _CUDNNS_HIDDEN = (-65504.0, -65536.0)
 _ADDS_DIM = (*VIEWS, aten.unsqueeze.default)
 _COPIES = (*VIEWS, aten._unsafe_view.default, aten.clone.default)
-_NAMESPACES = ("aten", "prims", "cubin")  # of ops that take any strides
+_NAMESPACES = {"aten", "prims", "cubin"}  # of ops that take any strides
 _TURNS = (aten.permute.default, aten.transpose.int)
 
 
@@ -71,7 +71,7 @@ def with_copies(node: Any) -> Attention | None:
     causal = not is_causal or (mask is None and same_number(_length(query), _length(key)))
     if not served or not causal or dropout_p != 0 or any(rest):
         return None
-    if any(_reads_strides(user) for result in results for user in result.users):
+    if any(map(_has_readers_of_strides, results)):
         return None
     read = query, key, value, mask
     keys, values = _unrepeated(key), _unrepeated(value)
@@ -106,10 +106,23 @@ def copies_after(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, torch.fx.
                 yield copy, turned
 
 
-def _reads_strides(user: torch.fx.Node) -> bool:
-    """Whether a user needs the strides that a result had when the user was traced."""
-    namespace = getattr(user.target, "namespace", "aten")
-    return user.target is aten.as_strided.default or namespace not in _NAMESPACES
+def _has_readers_of_strides(result: torch.fx.Node) -> bool:
+    """Whether a result must keep the strides that it was traced with, which Inductor does for an op
+    of another library only where the op reads a view of it."""
+    namespaces = {getattr(user.target, "namespace", "aten") for user in result.users}
+    return not namespaces <= _NAMESPACES or _is_strided_anew(result)
+
+
+def _is_strided_anew(value: torch.fx.Node) -> bool:
+    """Whether as_strided reads this value, or a view of it."""
+    for user in value.users:
+        if _calls(user, (aten.as_strided.default,)):
+            return True
+        schema = getattr(user.target, "_schema", None)
+        is_view = schema is not None and any(each.alias_info for each in schema.returns)
+        if (is_view or user.target is operator.getitem) and _is_strided_anew(user):
+            return True
+    return False
 
 
 def _uncopied(node: Any) -> Any:
