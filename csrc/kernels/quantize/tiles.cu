@@ -100,7 +100,8 @@ TC_DEVICE void run(const QuantizeParams& p, float (*maxima)[kTile], unsigned cha
   uint2 bytes[kEight];
 #pragma unroll
   for (int i = 0; i < kEight; ++i) bytes[i] = quantized(sources[i], inverse, e5m2);
-  const bool vectors = p.flags & kQuantizeOutVectors;
+  // Rows that are read by vectors are written by vectors.
+  const bool vectors = kVectors || p.flags & kQuantizeOutVectors;
   if (!(p.flags & kQuantizeTransposed)) {
     unsigned char* to = p.data + row * p.data_stride + column;
 #pragma unroll
@@ -115,14 +116,24 @@ TC_DEVICE void run(const QuantizeParams& p, float (*maxima)[kTile], unsigned cha
     *transposed(tile, own_column + j, own_row) = bytes[j];
   }
   __syncthreads();
+  // Rows of the result: kLanes threads each. NOTE: all loads, then all stores, with the code of
+  // single bytes apart: between a vector's load and its store it took 0.3 us of 8.3 (4096 x 2048,
+  // H200).
+  const int of_tile = threadIdx.x / kLanes, left = p.columns - tile_column * kTile - of_tile;
+  const int at = tile_row * kTile + own_column;
+  unsigned char* to = p.data + (tile_column * kTile + of_tile) * p.data_stride + at;
+  if (p.flags & kQuantizeOutVectors) {
 #pragma unroll
-  for (int i = 0; i < kEight; ++i) {  // rows of the result: kLanes threads each
-    const int of_tile = threadIdx.x / kLanes + i * kLanes, to = tile_column * kTile + of_tile;
-    const int at = tile_row * kTile + own_column;
-    if (to < p.columns) {
-      store_eight(p.data + to * p.data_stride + at, *transposed(tile, of_tile, own_column),
-                  p.rows - at, vectors);
+    for (int i = 0; i < kEight; ++i) bytes[i] = *transposed(tile, of_tile + i * kLanes, own_column);
+#pragma unroll
+    for (int i = 0; i < kEight; ++i, to += kLanes * p.data_stride) {
+      store_eight(to, bytes[i], i * kLanes < left ? p.rows - at : 0, true);
     }
+    return;
+  }
+#pragma unroll 1
+  for (int i = 0; i < kTile && i < left; i += kLanes, to += kLanes * p.data_stride) {
+    store_eight(to, *transposed(tile, of_tile + i, own_column), p.rows - at, false);
   }
 }
 
