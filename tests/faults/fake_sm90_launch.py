@@ -23,6 +23,7 @@ CLUSTER = 3 << ALONG_N | 3 << ALONG_M | OVER_K
 OUT_FLOAT, OUT_UNALIGNED, FINISH, ACTIVATE = 1 << 8, 1 << 15, 1 << 16, 1 << 17
 SPLIT_K, READ_A, READ_B, TRANSPOSED = 1 << 18, 1 << 19, 1 << 20, 1 << 23
 SUMS, KEEP_OUT = 1 << 24, 1 << 26
+ROWS_INSIDE, COLUMNS_INSIDE = 1 << 29, 1 << 30
 L2_BYTES = 60 << 20  # of the stand-in
 BIAS_ROW = 128
 
@@ -118,6 +119,14 @@ def check_launch(sm90, layout: str, shape, launch: dict, params: Params) -> None
         assert per_m * per_n == 1
         assert clusters == params.whole_tiles
         assert params.k_blocks >= size
+    # Tiles begin sooner where none is the second one of its block, at whole vectors, and where no
+    # row's place in its tile decides the order of additions.
+    one_wave = params.stream_tiles == 0 and params.whole_tiles <= clusters
+    contiguous = layout[0] == "t" or params.flags & TRANSPOSED
+    rows = m >= tile[0] and (m % 8 == 0 or not contiguous) and parts_of_k(params) < 4
+    columns = n >= tile[1] and n % 8 == 0
+    assert bool(params.flags & ROWS_INSIDE) == (one_wave and rows)
+    assert bool(params.flags & COLUMNS_INSIDE) == (one_wave and columns)
     assert not params.flags & GENERAL
     assert bool(params.flags & KEEP_OUT) == (2 * m * n <= L2_BYTES)
     found = read_map(params.out_map)

@@ -103,10 +103,12 @@ def test_boxes_outside_that_are_not_loaded_reach_no_result(shape, dtype, generat
 
 # Of one warpgroup: blocks with one tile start early.
 EARLY = ["64x32", "64x64", "64x64 four_k", "64x96", "64x128", "64x192"]
+# Those of one wave whose last tiles begin sooner, so that no row or column of theirs is outside.
+OVERLAPPING = [*EARLY, "64x64 share_both", "64x128 share_both", "128x64 share_a", "128x128"]
 
 
 @hopper
-@pytest.mark.parametrize("config", EARLY)
+@pytest.mark.parametrize("config", OVERLAPPING)
 def test_a_chain_of_few_tiles_reads_what_the_kernel_before_wrote(config: str, generator) -> None:
     """Blocks that start early load nothing too soon. Each product takes rows of the one before, in
     another order, and its own operand was written just before; last tiles begin sooner than others
@@ -127,7 +129,7 @@ def test_a_chain_of_few_tiles_reads_what_the_kernel_before_wrote(config: str, ge
 
 
 @hopper
-@pytest.mark.parametrize("config", EARLY)
+@pytest.mark.parametrize("config", OVERLAPPING)
 def test_sums_in_place_of_tiles_partly_outside(config: str, generator: torch.Generator) -> None:
     """What a tile adds to no other one has stored to."""
     a = cases.draw((200, 1032), torch.bfloat16, True, generator)

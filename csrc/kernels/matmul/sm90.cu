@@ -56,6 +56,7 @@ TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
   bool any = schedule.get(w);
   wait_for_previous_grid();
   for (; any; any = schedule.get(w)) {
+    begin_sooner<C>(p, w);
     int k = (backwards ? schedule.k_begin + w.k_count - 1 : schedule.k_begin) * C::kTileK;
     int step = backwards ? -C::kTileK : C::kTileK;
     w.k_first = k / C::kTileK;
@@ -137,16 +138,7 @@ TC_DEVICE void produce_lone(const Sm90MatmulParams& p, u32 shared, u32 full, u32
   Work w;
   w.m0 = (tile - column * p.tiles_m) * C::kTileM;
   w.n0 = column * C::kTileN;
-  // The last tiles begin sooner, so that none of their rows and columns are outside: the TMA takes
-  // longer for those than for others. Two tiles then store the same results, so none may be read;
-  // the sums of four parts of K and more are added in an order that a row's place in its tile
-  // decides (exchange()), so that such tiles begin where they are.
-  // NOTE: the TMA traps where a box begins within 16 bytes of the contiguous dim.
-  if (p.addend == nullptr && p.row_sums == nullptr) {
-    const bool moves_rows = p.m >= C::kTileM && (!C::kAMnMajor || p.m % 8 == 0) && log < 2;
-    if (moves_rows) w.m0 = min(w.m0, p.m - C::kTileM);
-    if (p.n >= C::kTileN && p.n % 8 == 0) w.n0 = min(w.n0, p.n - C::kTileN);
-  }
+  begin_sooner<C>(p, w);
   w.k_count = end - begin;
   w.k_first = begin;
   w.k_step = 1;

@@ -73,5 +73,15 @@ TC_DEVICE void move_inside(const Sm90MatmulParams& p, Work& w) {
   if (w.n0 >= p.n) w.n0 = 0;
 }
 
+// The last tiles begin sooner, if the host says so, so that none of their rows or columns are
+// outside: the TMA takes longer for those than for others. Blocks that share an operand's tile move
+// it alike. The flags are at hand; what they follow from would be read from memory here.
+template <class C>
+TC_DEVICE void begin_sooner(const Sm90MatmulParams& p, Work& w) {
+  if constexpr (kHasEdges<C> || C::kFromRegisters) return;
+  if (p.flags & kSm90RowsInside && w.m0 < p.m) w.m0 = min(w.m0, p.m - C::kTileM);
+  if (p.flags & kSm90ColumnsInside && w.n0 < p.n) w.n0 = min(w.n0, p.n - C::kTileN);
+}
+
 }  // namespace sm90
 }  // namespace torch_cubin

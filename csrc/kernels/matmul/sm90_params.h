@@ -64,6 +64,10 @@ enum Sm90Flags {
   // (kSm90OverK) At bits 27 and 28, log2 of a cluster's blocks, each of which has a part of K of
   // the same tile. A cluster has at most one tile.
   kSm90AlongK = 27,
+  // (sm90.cu) The last tiles along M, or N, begin so much sooner that none of their rows, or
+  // columns, are outside. Two tiles then store the same results.
+  kSm90RowsInside = 1 << 29,
+  kSm90ColumnsInside = 1 << 30,
 };
 
 // A 16-bit operand that the producer's threads read: rows along its contiguous dim.

@@ -228,9 +228,27 @@ class Sm90Matmul : public MatmulKernels {
     out.whole_tiles = plan.whole_tiles;
     out.stream_tiles = plan.stream_tiles;
     out.stream_clusters = plan.stream_clusters;
-    const bool lone = !batched && plan.splits == 1 && of_a * of_b == 1 && plan.stream_tiles == 0 &&
-                      plan.whole_tiles <= plan.clusters;
+    const bool one_wave = plan.stream_tiles == 0 && plan.whole_tiles <= plan.clusters;
+    const bool lone = one_wave && !batched && plan.splits == 1 && of_a * of_b == 1;
     if (lone && row.one_warpgroup) out.flags |= kSm90Lone;
+    if (one_wave && operands.addend == nullptr && out.row_sums == nullptr) {
+      out.flags |= tiles_inside(out, plan);
+    }
+  }
+
+  // Which of the last tiles may begin sooner, where each block has one tile. What they store is
+  // stored twice, so that nothing may be added to it; of several tiles, a block may add every
+  // second one's K up from its end.
+  static int tiles_inside(const Sm90MatmulParams& params, const Sm90Plan& plan) {
+    const Sm90Row& row = *plan.row;
+    // NOTE: the TMA traps where a box begins within 16 bytes of the contiguous dim.
+    const bool contiguous = row.a_mn_major || plan.transposed;
+    // The sums of four parts of K and more are added in an order that a row's place in its tile
+    // decides (exchange() in sm90_split.cuh).
+    const bool rows =
+        params.m >= row.tile_m && (!contiguous || params.m % 8 == 0) && plan.cluster.of_k < 4;
+    const bool columns = params.n >= row.tile_n && params.n % 8 == 0;
+    return (rows ? kSm90RowsInside : 0) | (columns ? kSm90ColumnsInside : 0);
   }
 
   // How the tiles get to C, whose batch strides these are.
