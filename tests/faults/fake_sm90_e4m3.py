@@ -49,17 +49,12 @@ def maps_of(params: Params) -> tuple:
     return params.q, params.k, params.v
 
 
-def transposes_values(kernel: dict) -> bool:
-    rows, _, columns = kernel["tile"]
-    return rows == 128 and columns <= 128
-
-
 def check_main(kernel: dict, launch: dict, d: int) -> Params:
     params = launch_params.read(launch, Params)
     panel, keys = 64 if d <= 64 else 128, kernel["tile"][1]
     boxes = [[panel, 64, 1, 1, 1], [panel, keys, 1, 1, 1], [128, kernel["tile"][2], 1, 1, 1]]
     swizzles = [panel, panel, 128]
-    if transposes_values(kernel):
+    if kernel["transposes_values"]:
         boxes[2], swizzles[2] = boxes[1], panel
     for map_, box, swizzle in zip(maps_of(params), boxes, swizzles, strict=True):
         found = read_map(map_)
@@ -74,11 +69,11 @@ def check_main(kernel: dict, launch: dict, d: int) -> Params:
 
 @pytest.mark.parametrize(
     ("b", "h", "s", "d", "kv_heads", "keys"),
-    [(8, 32, 4096, 64, 2, 777), (1, 16, 4096, 128, 16, 4096), (3, 8, 520, 256, 1, 16)],
+    [(8, 32, 4096, 64, 2, 777), (1, 16, 16384, 128, 16, 16384), (3, 8, 520, 256, 1, 16000)],
 )
 def test_launch_parameters(driver, catalog, b, h, s, d, kv_heads, keys) -> None:
     before, launch = launches_of(driver, partial(attend, b, h, s, d, kv_heads, keys))
-    assert not transposes_values(catalog[launch["kernel"]])
+    assert not catalog[launch["kernel"]]["transposes_values"]
     assert before["kernel"] == "sm90_e4m3_values_attention"
     values = launch_params.read(before, ValuesParams)
     padded = -(-keys // 16) * 16
@@ -104,13 +99,17 @@ def test_launch_parameters(driver, catalog, b, h, s, d, kv_heads, keys) -> None:
 
 
 @pytest.mark.parametrize(
-    ("b", "h", "s", "d", "kv_heads", "keys"), [(2, 2, 33, 48, 2, 100), (4, 8, 128, 128, 2, 777)]
+    ("b", "h", "s", "d", "kv_heads", "keys"),
+    [
+        (2, 2, 33, 48, 2, 100),
+        (4, 8, 128, 128, 2, 777),
+        (4, 16, 4096, 128, 16, 4096),
+        (8, 8, 2048, 256, 8, 2048),
+    ],
 )
-def test_blocks_of_few_queries_transpose_values(
-    driver, catalog, b, h, s, d, kv_heads, keys
-) -> None:
+def test_blocks_transpose_values_of_few_keys(driver, catalog, b, h, s, d, kv_heads, keys) -> None:
     (launch,) = launches_of(driver, partial(attend, b, h, s, d, kv_heads, keys, is_causal=True))
-    assert transposes_values(catalog[launch["kernel"]])
+    assert catalog[launch["kernel"]]["transposes_values"]
     params = check_main(catalog[launch["kernel"]], launch, d)
     _, of_keys, of_values = (read_map(map_) for map_ in maps_of(params))
     assert of_keys["dims"] == [d, keys, kv_heads, b, 1]
@@ -118,34 +117,38 @@ def test_blocks_of_few_queries_transpose_values(
     assert params.next == 0
 
 
-@pytest.mark.parametrize("d", [128, 256])
-def test_packed_sequences(driver, catalog, d: int) -> None:
+@pytest.mark.parametrize(
+    ("d", "heads", "most", "transposes"),
+    [(128, 4, 400, True), (256, 4, 400, True), (256, 64, 6000, False)],
+)
+def test_packed_sequences(driver, catalog, d: int, heads: int, most: int, transposes: bool) -> None:
     def call() -> None:
-        q = tensors.empty(1000, 4, d, dtype=E4M3)
-        k, v = (tensors.empty(1200, 2, d, dtype=E4M3) for _ in range(2))
+        q = tensors.empty(1000, heads, d, dtype=E4M3)
+        k, v = (tensors.empty(3 * most, 2, d, dtype=E4M3) for _ in range(2))
         offsets = tensors.empty(6, dtype=torch.int32)
         descale = tensors.strided((5, 2), (0, 1), torch.float32)
         torch.ops.cubin.attention_forward_e4m3(
-            q, k, v, cu_seqlens_q=offsets, cu_seqlens_k=offsets, max_seqlen_q=300, max_seqlen_k=400,
-            k_descale=descale,
+            q, k, v, cu_seqlens_q=offsets, cu_seqlens_k=offsets, max_seqlen_q=300,
+            max_seqlen_k=most, k_descale=descale,
         )  # fmt: skip
 
     *before, order, launch = launches_of(driver, call)
     assert order["kernel"] == "sm90_order_attention_queries"
     params = check_main(catalog[launch["kernel"]], launch, d)
     maps = [read_map(map_) for map_ in maps_of(params)]
-    rows = [(maps[0], 4), (maps[1], 2)]
-    if transposes_values(catalog[launch["kernel"]]):
-        assert (d, before) == (128, [])
+    rows = [(maps[0], heads), (maps[1], 2)]
+    assert bool(catalog[launch["kernel"]]["transposes_values"]) == transposes
+    if transposes:
+        assert before == []
         rows.append((maps[2], 2))
     else:
         values = launch_params.read(before[0], ValuesParams)
-        keys = (-(-1200 // 128) + 5) * 128
-        assert (values.seqlen, values.total, values.sequences) == (400, 1200, 5)
+        keys = (-(-3 * most // 128) + 5) * 128
+        assert (values.seqlen, values.total, values.sequences) == (most, 3 * most, 5)
         assert (values.keys, values.granule, list(values.stride)) == (keys, 128, [0, d, 2 * d])
         assert maps[2]["dims"] == [keys, d, 2, 1, 1]
-    for found, heads in rows:
-        row = heads * d
+    for found, own_heads in rows:
+        row = own_heads * d
         assert found["strides"] == [row, d, row, 2**35 - row]  # the last one wraps around
     assert params.order != 0
     assert params.lengths.cu_seqlens_q != 0
@@ -170,3 +173,17 @@ def test_other_gpus_have_no_kernel(driver, tmp_path, monkeypatch) -> None:
         return str(caught.value)
 
     assert "[no_kernel]: attention_forward_e4m3 has no kernel for float8_e4m3fn" in forked(run)
+
+
+def test_kernels_that_do_not_say_who_transposes_are_refused(driver, tmp_path, monkeypatch) -> None:
+    kernels = [dict(kernel) for kernel in catalogs.kernels_of("attention")]
+    for kernel in kernels:
+        kernel.pop("transposes_values", None)
+    catalogs.install(driver, tmp_path, monkeypatch, kernels)
+
+    def run() -> str:
+        with pytest.raises(RuntimeError) as caught:
+            attend(1, 2, 64, 64, 2, 64)
+        return str(caught.value)
+
+    assert "[no_kernel]" in forked(run)

@@ -4,8 +4,9 @@
 // sm90/forward.cu:
 //   - wgmma needs both 8-bit operands K-major, so values come as (column, key):
 //     sm90/e4m3_values.cu transposes them before, in the order of keys in which weights lie in
-//     registers. For the tiles of short sequences two warps of the producers do so in shared memory
-//     (sm90/e4m3_values.cuh).
+//     registers. In kernels for fewer keys (TC_TRANSPOSES) two warps of the producers do so in
+//     shared memory (sm90/e4m3_values.cuh), for each tile of queries anew: that saves 20 us for 32
+//     MB, and takes 5% longer for each block of keys.
 //   - Weights become e4m3, whose range is small: sm90/e4m3_softmax.cuh.
 //   - The factors q_descale, k_descale and v_descale are read by the warp that schedules the tiles:
 //     the scores' go into the softmax's unit, the values' into the division by the row's sum.
@@ -39,35 +40,33 @@ struct E4m3Tile<true> : AttentionTile {
   float unit, v_descale;
 };
 
-// Whether the block transposes the values itself, as the host assumes too. 0.83 to 0.97 of the time
-// for tiles of 128 queries and up to 128 columns, which serve short sequences; but with 192 queries
-// 1.01 to 1.04 from 8,192 rows on, and 1.04 to 1.10 at head_dim 256 (H200).
-constexpr bool transposes_values(int groups, int columns) { return groups == 2 && columns <= 128; }
-
 TC_DEVICE float descale_of(const Sm90Descale& descale, int batch, int head) {
   if (descale.data == nullptr) return 1.0f;
   return __ldg(descale.data + batch * descale.stride[0] + head * descale.stride[1]);
 }
 
-template <int kD_, int kN_, int kGroups_, int kQSlots_, int kStages_, bool kPingPong_>
+template <int kD_, int kN_, int kGroups_, int kQSlots_, int kStages_, bool kTransposes_>
 struct E4m3Config
-    : ForwardBlock<kGroups_, kQSlots_, kStages_, 64 * kD_, kN_ * kD_,
-                   E4m3Tile<transposes_values(kGroups_, kD_)>, 0,
-                   (transposes_values(kGroups_, kD_) ? 2 : 0), kN_*(kD_ < 128 ? 64 : 128)> {
+    : ForwardBlock<kGroups_, kQSlots_, kStages_, 64 * kD_, kN_ * kD_, E4m3Tile<kTransposes_>, 0,
+                   (kTransposes_ ? 2 : 0), kN_*(kD_ < 128 ? 64 : 128)> {
   using Tile = typename E4m3Config::ForwardBlock::Tile;
   using Block = typename E4m3Config::ForwardBlock;
   using Params = Sm90E4m3Params;
   using Block::kGroups, Block::kKvBytes;
   static constexpr int kD = kD_, kN = kN_;
-  static constexpr bool kPingPong = kPingPong_;
+  static constexpr bool kPingPong = true;
   static constexpr bool kMasked = false, kSendsNextBlock = false, kKeepsKeys = false;
-  static constexpr bool kTransposes = transposes_values(kGroups_, kD_);
+  static constexpr bool kTransposes = kTransposes_;
   static constexpr bool kTakesNext = !kTransposes;
   // Bytes of a row of Q and K, and of a row of the values, in one panel.
   static constexpr int kPanelBytes = kD < 128 ? 64 : 128, kPanels = kD / kPanelBytes;
   static constexpr int kPanelColumns = kPanelBytes;
   static constexpr int kKeyPanel = kN % 128 == 0 ? 128 : 64, kKeyPanels = kN / kKeyPanel;
   static constexpr bool kMovesDescriptors = kGroups == 2 && kD == 64;  // as in forward.cu
+  // Where values of 256 columns are transposed here, a consumer ends its turn before it adds a
+  // block's product with V, so that the other one's products run meanwhile: 0.94 to 0.98 of the
+  // time, with fewer columns 1.0 to 1.08 (H200).
+  static constexpr bool kEndsTurnEarly = kTransposes && kD > 128;
   // With fewer than 40 the warp that schedules tiles spills, which delays no other; with 160, a few
   // outputs are spilled, and three consumers are still quicker than two.
   static constexpr int kProducerRegisters = kGroups == 3 ? 32 : 40;
@@ -104,7 +103,7 @@ struct E4m3Config
   }
   // The values are transposed here.
   static TC_DEVICE void convert_values(u32 from, u32 to, int half) {
-    transpose_values<kPanelBytes, kN, 3>(from, to, half);
+    transpose_values<kPanelBytes, kN, kGroups == 3 ? 2 : 3>(from, to, half);
   }
 };
 
@@ -194,9 +193,9 @@ struct Consumer : ForwardConsumer<C> {
     }
   }
 
-  // A block's product with V, chunk after chunk in registers that the scores do not need meanwhile.
-  // Accumulated by wgmma over 16,384 keys, sums of equal weights and values of one sign lost 27%;
-  // over one block nothing is lost.
+  // A block's product with V, in a turn that has begun: chunk after chunk in registers that the
+  // scores do not need meanwhile. Accumulated by wgmma over 16,384 keys, sums of equal weights and
+  // values of one sign lost 27%; over one block nothing is lost.
   TC_DEVICE void accumulate_v(const float (&factor)[2]) {
     constexpr int kChunks = C::kD / 64;
     barrier_wait(shared + C::kVFull + 8 * slot(step - 1), phase(step - 1));
@@ -207,6 +206,7 @@ struct Consumer : ForwardConsumer<C> {
         wgmma_wait<0>();
       } else {
         multiply_v(chunk % 2 == 0 ? odd : even, chunk + 1);
+        if (C::kEndsTurnEarly && chunk + 2 == kChunks) Base::end_turn();
         wgmma_wait<1>();
       }
       add_to_out(chunk % 2 == 0 ? even : odd, chunk, factor);
@@ -400,7 +400,7 @@ struct Consumer : ForwardConsumer<C> {
         } else {
           accumulate_v(factor);
           score();
-          Base::end_turn();
+          if (!C::kEndsTurnEarly) Base::end_turn();
         }
         if (__builtin_expect(fresh, 0)) {
           store(tiles[(number - 1) % C::kRing], inverse);
@@ -409,6 +409,7 @@ struct Consumer : ForwardConsumer<C> {
         factor[0] = factor[1] = 1.0f;
         finish_step(factor);
       }
+      if (C::kEndsTurnEarly) Base::begin_turn();
       accumulate_v(factor);
       store(tiles[(number - 1) % C::kRing], inverse);
     }
@@ -418,7 +419,7 @@ struct Consumer : ForwardConsumer<C> {
 
 extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     TC_KERNEL(const __grid_constant__ Sm90E4m3Params p) {
-  using C = E4m3Config<TC_TILE_K, TC_TILE_N, TC_TILE_M / 64, TC_Q_SLOTS, TC_STAGES, TC_PING_PONG>;
+  using C = E4m3Config<TC_TILE_K, TC_TILE_N, TC_TILE_M / 64, TC_Q_SLOTS, TC_STAGES, TC_TRANSPOSES>;
   static_assert(C::kThreads == TC_THREADS && C::kSharedBytes == TC_DYNAMIC_SHARED);
   run_block<C, Consumer>(p);
 }
@@ -432,17 +433,22 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
    "takes": ["plain", "unmasked", "rule"], "alignment": 16, "stages": 2,
    "tile": "{t.tile}", "block": ["{t.threads}", 1, 1], "dynamic_shared": "{t.shared}",
    "cost": "{t.cost}", "accepted_spill": {"sm_90a": "{t.spill}"},
-   "defines": {"TC_Q_SLOTS": "{t.q_slots}", "TC_PING_PONG": 1},
+   "transposes_values": "{t.transposes}",
+   "defines": {"TC_Q_SLOTS": "{t.q_slots}", "TC_TRANSPOSES": "{t.transposes}"},
    "for": {
     "t": [
-     {"name": "192x128x64", "tile": [192, 128, 64], "q_slots": 2, "threads": 512,
-      "shared": 85856, "spill": 144, "cost": {"k_tile": 2550, "fixed": 4500}},
-     {"name": "128x128x64", "tile": [128, 128, 64], "q_slots": 2, "threads": 384,
-      "shared": 84800, "spill": 40, "cost": {"k_tile": 2230, "fixed": 2500}},
-     {"name": "192x128x128", "tile": [192, 128, 128], "q_slots": 1, "threads": 512,
-      "shared": 90928, "spill": 360, "cost": {"k_tile": 3600, "fixed": 6400}},
-     {"name": "128x128x128", "tile": [128, 128, 128], "q_slots": 2, "threads": 384,
-      "shared": 150336, "spill": 52, "cost": {"k_tile": 2740, "fixed": 3700}},
-     {"name": "128x128x256", "tile": [128, 128, 256], "q_slots": 2, "threads": 384,
-      "shared": 197440, "spill": 24, "cost": {"k_tile": 4120, "fixed": 5000}}]}}]}
+     {"name": "192x128x64", "tile": [192, 128, 64], "q_slots": 2, "transposes": 0,
+      "threads": 512, "shared": 85856, "spill": 144, "cost": {"k_tile": 2300, "fixed": 2800}},
+     {"name": "128x128x64", "tile": [128, 128, 64], "q_slots": 2, "transposes": 1,
+      "threads": 384, "shared": 84800, "spill": 40, "cost": {"k_tile": 2050, "fixed": 2300}},
+     {"name": "192x128x128", "tile": [192, 128, 128], "q_slots": 1, "transposes": 0,
+      "threads": 512, "shared": 90928, "spill": 360, "cost": {"k_tile": 2780, "fixed": 6300}},
+     {"name": "rows_192x128x128", "tile": [192, 128, 128], "q_slots": 1, "transposes": 1,
+      "threads": 512, "shared": 123696, "spill": 432, "cost": {"k_tile": 2870, "fixed": 7000}},
+     {"name": "128x128x128", "tile": [128, 128, 128], "q_slots": 2, "transposes": 1,
+      "threads": 384, "shared": 150336, "spill": 52, "cost": {"k_tile": 2330, "fixed": 3400}},
+     {"name": "128x128x256", "tile": [128, 128, 256], "q_slots": 2, "transposes": 0,
+      "threads": 384, "shared": 197440, "spill": 24, "cost": {"k_tile": 3170, "fixed": 4950}},
+     {"name": "rows_128x128x256", "tile": [128, 128, 256], "q_slots": 2, "transposes": 1,
+      "threads": 384, "shared": 230208, "spill": 132, "cost": {"k_tile": 3325, "fixed": 6300}}]}}]}
 */

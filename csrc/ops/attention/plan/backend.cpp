@@ -58,6 +58,7 @@ AttentionRow::AttentionRow(PackageKernel& entry, const Device& device) : kernel(
   head_dim = tile[2];
   slots = device.multiprocessors * fields.integer("blocks_per_multiprocessor", 1);
   stages = fields.integer("stages", 1);
+  transposes = fields.number("transposes_values", 0, 0) != 0;
   dynamic_shared = entry.entry().dynamic_shared;
   saturating = static_cast<int64_t>(fields.number("saturating_blocks", 1, 2));
   const KernelFields cost = fields.object("cost");

@@ -23,8 +23,8 @@ int64_t key_panel(const AttentionRow& row) { return row.columns % 128 == 0 ? 128
 // The columns of a box of the others.
 int64_t column_panel(const AttentionRow& row) { return row.head_dim < 128 ? 64 : 128; }
 
-// Whether the kernel's blocks transpose the values: transposes_values() of sm90/e4m3.cu.
-bool transposes_values(const AttentionRow& row) { return row.rows <= 128 && row.head_dim <= 128; }
+// The kernel that transposes values: cycles with none, and its part of the memory's peak rate.
+constexpr double kTransposeCycles = 3500, kTransposeRate = 0.75;
 
 class Sm90E4m3Forward : public AttentionForwardKernels {
  public:
@@ -61,7 +61,7 @@ class Sm90E4m3Forward : public AttentionForwardKernels {
     Sm90E4m3Params params{};
     fill(params, row, all, rows);
     std::optional<Workspace> values;
-    if (transposes_values(row)) {
+    if (row.transposes) {
       encode_sm90_byte_map(params.v, rows.of_keys(all, all.v, all.v_stride, all.head_dim_v),
                            column_panel(row), row.columns, device_);
     } else {
@@ -106,13 +106,20 @@ class Sm90E4m3Forward : public AttentionForwardKernels {
     const int64_t width = std::max(problem.head_dim, problem.head_dim_v);
     rows_.for_each(kAttendBFloat16, problem.needs, width, [&](const AttentionRow& row) {
       const int64_t tiles = ceil_div(band.seqlen_q, row.rows) * problem.heads * problem.batch;
-      const double own =
-          sm90_launch_cycles(row, band, tiles, blocks_) / device_.cycles_per_microsecond;
+      double cycles = sm90_launch_cycles(row, band, tiles, blocks_);
+      if (!row.transposes) cycles += transpose_cycles(problem);
+      const double own = cycles / device_.cycles_per_microsecond;
       if (!(own < *time)) return;
       *time = own;
       best = &row;
     });
     return best;
+  }
+
+  double transpose_cycles(const AttentionCase& problem) const {
+    const double heads = static_cast<double>(problem.batch * problem.kv_heads);
+    const double bytes = 2 * heads * problem.seqlen_k * problem.head_dim_v;  // read and written
+    return kTransposeCycles + bytes / (kTransposeRate * device_.bytes_per_cycle);
   }
 
   // Launches the kernel that transposes the values, into `memory`, and sets the counter of tiles.
@@ -166,6 +173,12 @@ class Sm90E4m3Backend : public AttentionBackend {
   std::unique_ptr<AttentionForwardKernels> forward(const Device& device,
                                                    const AttentionEntries& entries) const override {
     return std::make_unique<Sm90E4m3Forward>(device, entries);
+  }
+
+ private:
+  // Not optional here: a kernel of an earlier build would read values in the wrong order.
+  void check_row(const AttentionStep& step, const AttentionRow& row) const override {
+    if (&step == &kE4m3ForwardStep) KernelFields(*row.kernel).integer("transposes_values", 0, 1);
   }
 };
 
