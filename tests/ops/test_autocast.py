@@ -74,6 +74,22 @@ def test_gradients(device):
     assert_near(*results)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bias", [False, True])
+def test_linear_cross_entropy(dtype, bias, device):
+    """Its products have autocast's dtype, whatever their operands' is; the loss is float32."""
+    x, w, b = make_all(SHAPES, device, torch.float32, requires_grad=True)
+    x, b = x.detach().to(dtype).requires_grad_(), b if bias else None
+    target = torch.tensor([3, 0], device=device)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        out = torch.ops.cubin.linear_cross_entropy(x, w, target, linear_bias=b)
+        expected = torch.nn.functional.cross_entropy(reference_linear(x, w, b).float(), target)
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out, expected, rtol=2e-2, atol=2e-2)
+    for grad, wanted in zip(*(torch.autograd.grad(y, (x, w)) for y in (out, expected))):
+        torch.testing.assert_close(grad, wanted, rtol=2e-2, atol=2e-2)
+
+
 def test_another_devices_autocast_changes_nothing():
     x, w, _ = make_all(SHAPES, "cpu", torch.float32)
     with torch.autocast("cuda", dtype=torch.bfloat16, enabled=torch.cuda.is_available()):

@@ -239,6 +239,25 @@ def test_compiled_training(name: str) -> None:
     torch.testing.assert_close(got, torch.autograd.grad(loss(*tensors), tensors))
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+def test_compiled_training_with_linear_cross_entropy_of_hidden_states(autocast: bool) -> None:
+    """In the graph neither they nor autocast's copies of parameters require a gradient."""
+    torch._dynamo.reset()
+    tensors = [randn(*shape, dtype=torch.float32) for shape in ((4, 6), (6, 6), (5, 6))]
+
+    def loss(x: Tensor, w: Tensor, head: Tensor) -> Tensor:
+        return ops.linear_cross_entropy(F.linear(x, w), head, _TARGET)
+
+    def gradients(loss: Callable[..., Tensor]) -> tuple[Tensor, ...]:
+        leaves = [tensor.clone().requires_grad_() for tensor in tensors]
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            result = loss(*leaves)
+        return torch.autograd.grad(result, leaves)
+
+    got = gradients(torch.compile(loss, backend="aot_eager", fullgraph=True))
+    torch.testing.assert_close(got, gradients(loss))
+
+
 def test_export() -> None:
     class Model(torch.nn.Module):
         def forward(self, x: Tensor) -> Tensor:

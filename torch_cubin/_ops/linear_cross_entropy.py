@@ -8,6 +8,7 @@ compute the logits once more.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -191,6 +192,12 @@ def _autograd(
     *rest: Any,
 ) -> Any:
     refuse_derivative_of_weight(NAME, weight)
+    if not (torch.is_grad_enabled() or transforms.transforms_active()):
+        # A compiled graph, whose backward has the gradients that it asks for here, whatever its
+        # tensors say: hidden states do not require a gradient in it, nor do casts of parameters.
+        return autograd.call_below_autograd(
+            op, *(input, linear_weight, target, linear_bias, weight), *rest
+        )
 
     def call(*tensors: Any) -> Any:
         return op(*tensors, *rest[:4], False, False, False)
@@ -199,30 +206,35 @@ def _autograd(
     return autograd.apply(_LinearCrossEntropy, call, *tensors, rest=rest)
 
 
-def _autocast(
-    input: Tensor,
-    linear_weight: Tensor,
-    target: Tensor,
-    *,
-    linear_bias: Tensor | None = None,
-    dtype: torch.dtype | None = None,
-    **options: Any,
-) -> Any:
-    """Its products run in autocast's dtype, its loss is float32, like linear and cross_entropy."""
-    without_this_key = dispatch_keys.without_key("AutocastCUDA")
-    if not dispatch_keys.autocast_is_off():
-        lower = torch.get_autocast_dtype("cuda")
+def _under_autocast(device_type: str, key: str) -> Callable[..., Any]:
+    without_this_key = dispatch_keys.without_key(key)
 
-        def cast(tensor: Any) -> Any:
-            known = isinstance(tensor, Tensor) and tensor.dtype in _CAST
-            return tensor.to(lower) if known else tensor
+    def autocast(
+        input: Tensor,
+        linear_weight: Tensor,
+        target: Tensor,
+        *,
+        linear_bias: Tensor | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Any,
+    ) -> Any:
+        """Its products run in autocast's dtype, its loss is float32, like linear and
+        cross_entropy."""
+        if not dispatch_keys.autocast_is_off():
+            lower = torch.get_autocast_dtype(device_type)
 
-        input, linear_weight, linear_bias = map(cast, (input, linear_weight, linear_bias))
-        dtype = dtype or torch.float32
-    with without_this_key():
-        return raw_ops.overload(NAME)(
-            *(input, linear_weight, target), linear_bias=linear_bias, dtype=dtype, **options
-        )
+            def cast(tensor: Any) -> Any:
+                known = isinstance(tensor, Tensor) and tensor.dtype in _CAST
+                return tensor.to(lower) if known else tensor
+
+            input, linear_weight, linear_bias = map(cast, (input, linear_weight, linear_bias))
+            dtype = dtype or torch.float32
+        with without_this_key():
+            return raw_ops.overload(NAME)(
+                *(input, linear_weight, target), linear_bias=linear_bias, dtype=dtype, **options
+            )
+
+    return autocast
 
 
 def register(library: torch.library.Library) -> None:
@@ -230,4 +242,5 @@ def register(library: torch.library.Library) -> None:
     row_rules.register(library, NAME, _fake, _autograd, each_rule)
     row_rules.register(library, f"{NAME}_backward", _fake_backward, backward_kernel, each_rule)
     if dispatch_keys.AUTOCAST.available:
-        library.impl(NAME, _autocast, "AutocastCUDA")
+        for device_type, key in (("cuda", "AutocastCUDA"), ("cpu", "AutocastCPU")):
+            library.impl(NAME, _under_autocast(device_type, key), key)
