@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_cubin  # noqa: F401  (registers the ops)
 
@@ -256,6 +257,20 @@ def test_compiled_training_with_linear_cross_entropy_of_hidden_states(autocast: 
 
     got = gradients(torch.compile(loss, backend="aot_eager", fullgraph=True))
     torch.testing.assert_close(got, gradients(loss))
+
+
+def test_linear_cross_entropy_computes_no_gradients_without_grad_mode() -> None:
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None):
+            if op is torch.ops.cubin._linear_cross_entropy.default:
+                asked.append(args[-3:])
+            return op(*args, **(kwargs or {}))
+
+    asked: list[Any] = []
+    x, w = randn(4, 6, dtype=torch.float32), randn(5, 6, dtype=torch.float32)
+    with torch.no_grad(), Watch():
+        ops.linear_cross_entropy(x, w, _TARGET)
+    assert asked == [(False, False, False)]
 
 
 def test_export() -> None:

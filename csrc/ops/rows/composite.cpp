@@ -85,9 +85,9 @@ Tensor cross_entropy(const Tensor& input, const Tensor& target, const OptionalTe
   return loss;
 }
 
-// A single row is a batch of one. The gradients may be computed with the losses where they are
-// one number's, and its dtype has float32's exponents: float16 would lose those that are small
-// before the gradient of the loss scales them.
+// A single row is a batch of one. The gradients may be computed with the losses where they can be
+// asked for, the losses are one number, and its dtype has float32's exponents: float16 would lose
+// those that are small before the gradient of the loss scales them.
 Tensor linear_cross_entropy_of_rows(const Tensor& input, const Tensor& linear_weight,
                                     const Tensor& target, const OptionalTensor& linear_bias,
                                     const OptionalTensor& weight, const std::string& reduction,
@@ -97,7 +97,8 @@ Tensor linear_cross_entropy_of_rows(const Tensor& input, const Tensor& linear_we
   const auto batched = [&](const Tensor& tensor) {
     return is_row ? call_tensor_op("aten::unsqueeze", "", tensor, int64_t{0}) : tensor;
   };
-  const bool at_once = !recompute && reduction != "none" && input.scalar_type() != ScalarType::Half;
+  const bool at_once = differentiable() && !recompute && reduction != "none" &&
+                       input.scalar_type() != ScalarType::Half;
   const ScalarType of_loss = dtype.value_or(input.scalar_type());
   StableIValue stack[] = {from(batched(input)), from(linear_weight),   from(batched(target)),
                           from(linear_bias),    from(weight),          from(reduction),
