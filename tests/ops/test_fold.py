@@ -110,6 +110,18 @@ def test_attention_scales_its_queries(mode: str, scale: float | None) -> None:
     assert found.kwargs["scale"] == 0.25 * (scale or 8**-0.5)
 
 
+@pytest.mark.parametrize(("number", "products"), [(0.3, 1), (0.25, 0)])
+def test_batch_invariant_queries_are_scaled_where_that_rounds(number: float, products: int) -> None:
+    """As where a backward needs them: the bits must be the same in both."""
+
+    def layer(q, k, v):
+        return attention(q * number, k, v)
+
+    with torch_cubin.batch_invariant():
+        nodes = graph_of(layer, *tensors(*[(2, 3, 5, 8)] * 3))
+    assert len(nodes.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor)) == products
+
+
 def test_a_scaled_query_that_others_read_stays() -> None:
     def layer(q, k, v):
         scaled = q * 0.25
