@@ -266,6 +266,20 @@ def test_short_products_of_three_tiles_a_block_are_of_the_triangle(
     assert plan["chosen"].startswith("sm90_symmetric ")
 
 
+@pytest.mark.parametrize(
+    ("n", "k", "access", "math", "expected"),
+    [
+        (448, 384, "own_lines", "tf32", "transpose ab"),
+    ],
+)
+def test_small_transposed_products(driver, monkeypatch, n, k, access, math, expected) -> None:
+    """x.t() @ x of few columns, by what takes an H200 the least time."""
+    monkeypatch.setenv("FAKE_CUDA_NAME", "NVIDIA H200")
+    product = {"m": n, "n": n, "k": k, "batch": 1, "symmetric": True, "math": math}
+    (plan,) = forked(lambda: library.planned([product | {"a": access, "b": access}]))
+    assert plan["chosen"] == expected
+
+
 def test_thin_last_rows_have_no_tiles(driver, catalog) -> None:
     """Tiles at the diagonal take them, where A and B are one matrix."""
     config = "sm90_symmetric 128x128 ping_pong with thin rows"

@@ -86,6 +86,6 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
  "kernels": [
   {"name": "transpose_matmul_4_bytes", "kind": "transpose", "archs": ["sm_90a"], "dtype": "float32",
    "math": "tf32", "layout": "any", "alignment": 4, "tile": [64, 64, 4], "stages": 1,
-   "block": [256, 1, 1], "dynamic_shared": 0, "cost": {"share": 0.75, "fixed": 6000},
-   "defines": {}}]}
+   "block": [256, 1, 1], "dynamic_shared": 0, "defines": {},
+   "cost": {"share": 0.75, "fixed": 2000, "elements": 4000}}]}
 */

@@ -35,7 +35,10 @@ struct TransposePlan {
 class TransposeKernels : public MatmulKernels {
  public:
   TransposeKernels(const Device& device, const std::vector<PackageKernel*>& kernels)
-      : device_(device), kernel_(*kernels.front()), cost_(KernelFields(kernel_)) {}
+      : device_(device),
+        kernel_(*kernels.front()),
+        cost_(KernelFields(kernel_)),
+        elements_(KernelFields(kernel_).object("cost").number("elements", 0)) {}
 
   static void check(PackageKernel& kernel) {
     const KernelFields fields(kernel);
@@ -138,12 +141,15 @@ class TransposeKernels : public MatmulKernels {
     if (copied > kMostTransposedBytes) return;
     MatmulPlan plan;
     plan.set(chosen);
-    out.rewrite(plan, turned, {2 * copied}, cost_);
+    CopyCost cost = cost_;
+    if ((chosen.a && !is_vectors(c.a)) || (chosen.b && !is_vectors(c.b))) cost.fixed += elements_;
+    out.rewrite(plan, turned, {2 * copied}, cost);
   }
 
   const Device& device_;
   PackageKernel& kernel_;
   const CopyCost cost_;
+  const double elements_;  // cycles more where operands are read one element at a time
 };
 
 const MatmulBackendOf<TransposeKernels, TransposeParams> g_transpose("matmul/transpose",
