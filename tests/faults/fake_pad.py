@@ -8,8 +8,14 @@ from c_layouts import MATMUL, structure
 from fake_driver import tensors
 from faults import catalogs, launch_params
 from faults.forked import forked
+from faults.launch_params import read_map
+
+from torch_cubin._native import library
+from torch_cubin._tuning import measure
 
 PARAMS = structure(f"{MATMUL}/pad_params.h", "PadParams")
+SM90_PARAMS = structure(f"{MATMUL}/sm90_params.h", "Sm90MatmulParams")
+TRANSPOSED = 1 << 23  # of an sm90 kernel's flags: its operands are B^T and A^T
 
 
 @pytest.fixture
@@ -82,6 +88,30 @@ def test_rows_along_n_are_copied_too(driver, catalog) -> None:
     *addresses, records = launches_of(driver, a, b)
     (job,) = jobs_of(records[0])
     check(job, addresses[1], 1, k, n, n, 2)
+
+
+def test_rows_of_copies_are_read_to_the_ends_of_their_lines(driver, catalog) -> None:
+    """The TMA would take longer to fill a part of a box with zeros. Of K nothing else may be
+    read."""
+    m, n, k = 210, 330, 1001
+
+    def maps_of(a, b) -> list[list[int]]:
+        def run() -> list[dict]:
+            x, y = (tensors.strided(*each, torch.bfloat16) for each in (a, b))
+            with measure.watching():
+                library.force_config("pad ab")
+                torch.ops.cubin._matmul(x, y)
+            return driver.launches()
+
+        (record,) = [x for x in forked(run) if x["kernel"].startswith("sm90_matmul_bf16_")]
+        params = launch_params.read(record, SM90_PARAMS)
+        maps = [read_map(map_)["dims"] for map_ in (params.a, params.b)]
+        return maps[::-1] if params.flags & TRANSPOSED else maps
+
+    along_m, along_n = ((m, k), (1, m)), ((k, n), (n, 1))
+    assert maps_of(along_m, along_n) == [[256, k], [384, k]]
+    along_k = ((m, k), (k, 1)), ((k, n), (1, k))
+    assert maps_of(*along_k) == [[k, m], [k, n]]
 
 
 def test_an_offset_and_a_gap_are_followed(driver, catalog) -> None:

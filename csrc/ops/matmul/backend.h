@@ -127,6 +127,9 @@ struct MatmulOperands {
   int64_t bias_stride = 0;       // elements; 0 where it is one number
   const char* addend = nullptr;  // of the output's type; null: none
   char* c = nullptr;
+  // Whether the operand, where its own dim is contiguous, is a copy whose rows go on to the end of
+  // a line (pad.cpp): what lies there may be read, and is any number.
+  bool a_whole_lines = false, b_whole_lines = false;
   // Sums of A's rows over K, M of the operands' type; or float32, M of each of a plan's parts.
   // Null: not wanted.
   char* row_sums = nullptr;

@@ -129,6 +129,8 @@ class PadKernels : public MatmulKernels {
       k_stride = along_k ? 1 : columns;
       if (several) batch_stride[0] = x.rows * columns;
     };
+    copies.a_whole_lines = chosen.a;
+    copies.b_whole_lines = chosen.b;
     if (chosen.a) {
       copy(c.a, copies.a, p.m, aligned.a_stride_m, aligned.a_stride_k, aligned.a_batch_stride);
     }

@@ -29,6 +29,7 @@ struct Operand {
   const char* data;
   int64_t size, own_stride, k_stride;  // of M or N, which is the operand's own dim; of K
   const int64_t* batch_stride;
+  bool whole_lines;  // MatmulOperands::a_whole_lines
 };
 
 class Sm90Matmul : public MatmulKernels {
@@ -132,8 +133,10 @@ class Sm90Matmul : public MatmulKernels {
     const bool batched = p.batch_dims > 0;
     const int64_t bytes = element_size(p.input);
     const MapType type = sm90_map_type(p.math);
-    Operand a = {operands.a, p.m, p.a_stride_m, p.a_stride_k, p.a_batch_stride};
-    Operand b = {operands.b, p.n, p.b_stride_n, p.b_stride_k, p.b_batch_stride};
+    Operand a = {
+        operands.a, p.m, p.a_stride_m, p.a_stride_k, p.a_batch_stride, operands.a_whole_lines};
+    Operand b = {
+        operands.b, p.n, p.b_stride_n, p.b_stride_k, p.b_batch_stride, operands.b_whole_lines};
     if (plan.transposed) std::swap(a, b);
     const auto describe = [&](const Operand& of, bool mn_major, int64_t tile, int64_t sharers,
                               Sm90TensorMap& map) {
@@ -148,7 +151,10 @@ class Sm90Matmul : public MatmulKernels {
                    {},
                    MapSwizzle::k128Bytes};
       const int64_t rows = mn_major ? row.tile_k : tile;
-      x.dims[0] = mn_major ? of.size : p.k;
+      // The TMA takes longer to fill a part of a box with zeros than to load it (sm90_edge.cuh).
+      const int64_t in_line = kRowBytes / bytes;
+      const int64_t own = of.whole_lines ? ceil_div(of.size, in_line) * in_line : of.size;
+      x.dims[0] = mn_major ? own : p.k;
       x.dims[1] = mn_major ? p.k : of.size;
       x.stride = mn_major ? of.k_stride : of.own_stride;
       x.box[0] = kRowBytes / bytes;
