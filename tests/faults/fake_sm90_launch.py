@@ -201,6 +201,26 @@ def test_weight_gradients_split_k_over_pairs_alone(driver, sm90) -> None:
     assert not any(name.endswith(("four_k", "eight_k")) for name in found)
 
 
+def test_small_weight_gradients_split_k_over_larger_clusters(driver, sm90) -> None:
+    """Of tiles of one warpgroup that begin sooner where they are alone."""
+    m, n, k = 72, 136, 1832
+    found = launches_of(driver, [partial(weight_gradient, m, n, k, f"64x64{x}") for x in KINDS])
+    for kind, (launch, params) in zip(KINDS, found, strict=True):
+        assert launch["kernel"] == "sm90_matmul_bf16_tn_64x64"
+        assert parts_of_k(params) == KINDS[kind]
+        check_launch(sm90, "tn", (m, n, k), launch, params)
+
+
+KINDS = {"": 1, " split_k": 2, " four_k": 4, " eight_k": 8}
+
+
+def weight_gradient(m: int, n: int, k: int, config: str) -> None:
+    a = tensors.strided((m, k), (1, m), torch.bfloat16)
+    with measure.watching():
+        library.force_config(f"sm90 {config}")
+        torch.ops.cubin._matmul(a, tensors.empty(k, n, dtype=torch.bfloat16))
+
+
 @pytest.mark.parametrize("layout", ["nt", "nn", "tn"])
 @pytest.mark.parametrize("tile", ["128x192", "128x160", "128x128"])
 def test_ping_pong_takes_whole_products_alone(driver, sm90, layout: str, tile: str) -> None:
@@ -333,6 +353,34 @@ def test_rows_that_begin_anywhere_are_read(driver, sm90) -> None:
             end = address + ((count - 1) * pitch + columns) * 2
             assert (getattr(rows, "from"), rows.stride) == (address, pitch)
             assert (rows.low, rows.high) == (address, end)
+
+
+def test_weight_gradients_whose_rows_begin_anywhere_are_read(driver, sm90) -> None:
+    """Along M and N; of a few columns they are axpy.cu's."""
+    columns = 129, 131, 3
+    places = []
+
+    def multiply(n: int) -> None:
+        a = tensors.strided((129, 83), (1, 129), torch.bfloat16)
+        b = tensors.strided((83, n), (n, 1), torch.bfloat16, offset=5)
+        places.append((a.data_ptr(), b.data_ptr()))
+        torch.ops.cubin._matmul(a, b)
+
+    def run() -> list:
+        for n in columns[:2]:
+            multiply(n)
+        with pytest.raises(RuntimeError, match="no_kernel"):
+            multiply(columns[2])
+        return [places[:2], driver.launches()]
+
+    places, launches = forked(run)
+    for (a, b), n, launch in zip(places, columns[:2], launches, strict=True):
+        params = launch_params.read(launch, Params)
+        assert launch["kernel"] == "sm90_matmul_bf16_tn_64x64_read"
+        assert params.flags & (READ_A | READ_B | CLUSTER) == READ_A | READ_B
+        for rows, address, size in ((params.a_rows, a, 129), (params.b_rows, b, n)):
+            assert (getattr(rows, "from"), rows.stride) == (address, size)
+            assert (rows.low, rows.high) == (address, address + 83 * size * 2)
 
 
 def test_a_bias_of_pairs_stays_in_the_registers(driver, sm90) -> None:

@@ -686,9 +686,10 @@ def tile(kind: str, name: str) -> dict:
         for m, n, k in [(bm + 3, 2 * bn + 5, 61), (9 * bm, 35 * bn + 1, 127)] * kernel.get(
             "reads", 0
         ):
-            a = torch.randint(-3, 4, (m, k), device="cuda").to(dtype)
-            b = torch.randint(-3, 4, (k, n) if layout == "nn" else (n, k), device="cuda").to(dtype)
-            b = b if layout == "nn" else b.mT
+            a = torch.randint(-3, 4, (m, k) if layout[0] == "n" else (k, m), device="cuda")
+            b = torch.randint(-3, 4, (k, n) if layout[1] == "n" else (n, k), device="cuda")
+            a, b = (x.to(dtype) for x in (a, b))
+            a, b = a if layout[0] == "n" else a.mT, b if layout[1] == "n" else b.mT
             label = f"{kernel['name']} {(m, n, k)}"
             compare(label, torch.ops.cubin.matmul(a, b), a.double() @ b.double())
         for a_batch, b_batch in (((3,), (1,)), ((2, 1), (2, 3)), ((4, 1, 2), (3, 1)), ((5,), ())):

@@ -129,6 +129,25 @@ def test_a_chain_of_few_tiles_reads_what_the_kernel_before_wrote(config: str, ge
 
 
 @hopper
+@pytest.mark.parametrize("config", ["64x64", "64x64 four_k"])
+def test_a_chain_of_few_tiles_of_weight_gradients(config: str, generator) -> None:
+    """The same of A^T B, whose boxes lie along M and N."""
+    rows, columns = 776, 72
+    x = cases.draw((rows, columns), torch.bfloat16, True, generator)
+    with torch.no_grad(), measure.watching():
+        library.force_config(f"sm90 {config}")
+        for _ in range(20):
+            expected = got = x
+            for _ in range(6):
+                order = torch.randperm(rows, device="cuda", generator=generator)
+                selection = torch.nn.functional.one_hot(order, rows).to(torch.bfloat16)
+                expected = expected[order.argsort()]
+                got = torch.ops.cubin.matmul(selection.mT, got)
+            assert torch.equal(got, expected)
+        assert f"sm90 {config}" in {plan["chosen"] for plan in library.watched_plans()}
+
+
+@hopper
 @pytest.mark.parametrize("config", OVERLAPPING)
 def test_sums_in_place_of_tiles_partly_outside(config: str, generator: torch.Generator) -> None:
     """What a tile adds to no other one has stored to."""

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 import torch_cubin
+from torch_cubin._native import library
+from torch_cubin._tuning import measure
 
 MANIFEST = Path(torch_cubin.__file__).resolve().parent / "cubins" / "manifest.json"
 
@@ -33,6 +35,46 @@ def test_every_kernel_of_a_tile(name: str, child) -> None:
     assert answer["calls"] > 40 * answer["kernels"]
     splits = ["", " 2 splits", " 4 splits", " 8 splits"]
     assert answer["configs"] == [f"unaligned {name}{text}" for text in splits]
+
+
+def among_nan(shape: tuple[int, ...], pitch: int, offset: int, dtype: torch.dtype) -> torch.Tensor:
+    """Small integers with NaN between the rows, and before and after all."""
+    *batch, rows, _ = shape
+    strides = [rows * pitch + offset] * len(batch) + [pitch, 1]
+    count = offset + sum((size - 1) * step for size, step in zip(shape, strides, strict=True)) + 1
+    memory = torch.full((count + 8,), torch.nan, device="cuda", dtype=dtype)
+    value = memory.as_strided(shape, strides, offset)
+    return value.copy_(torch.randint(-3, 4, shape, device="cuda"))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weight_gradients_of_rows_that_begin_anywhere(dtype: torch.dtype) -> None:
+    """A^T B by every config: tails of all dims, gaps, offsets, batches, one row; K split."""
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("these kernels run on Hopper alone")
+    shapes = [
+        (64, 64, 128), (65, 63, 127), (5, 33, 3), (146, 146, 111), (200, 9, 128), (131, 75, 2001),
+        (40, 194, 4099),
+    ]  # fmt: skip
+    wrong, ran = [], set()
+    with torch.no_grad(), measure.watching():
+        for number, (m, n, k) in enumerate(shapes * 3):
+            batch = ((), (), (3,))[number // len(shapes)]
+            gap = (0, 1, 2)[number // len(shapes)]
+            a = among_nan((*batch, k, m), m + gap, 1 + number % 9, dtype).mT
+            b = among_nan((*batch, k, n), n + 2 * gap, 9 - number % 9, dtype)
+            expected = (a.double() @ b.double()).to(dtype)
+            library.force_config("")
+            torch.ops.cubin.matmul(a, b)
+            plans = [p for p in library.watched_plans() if p["product"]["k"] == k]
+            offered = {c["name"] for plan in plans for c in plan["configs"]}
+            for config in offered & {"sm90 64x64 read", "pad ab"}:
+                library.force_config(config)
+                if not torch.equal(torch.ops.cubin.matmul(a, b), expected):
+                    wrong.append(f"{batch} {(m, n, k)} {config}")
+                ran.add(config)
+    assert wrong == []
+    assert ran == {"sm90 64x64 read", "pad ab"}
 
 
 def test_the_package_has_the_kernels() -> None:

@@ -110,7 +110,7 @@ TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
 
 // Whether blocks begin sooner if they have one tile: in kernels of few tiles.
 template <class C>
-constexpr bool kStartsEarly = C::kConsumers == 1 && !C::kReads && !(C::kAMnMajor && C::kBMnMajor);
+constexpr bool kStartsEarly = C::kConsumers == 1 && !C::kReads && !kHasEdges<C>;
 
 // Whether each block, or each cluster that splits K, has one tile that produce_lone() loads.
 template <class C>
@@ -559,7 +559,11 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
      {"name": "192x192", "tile": [192, 192, 64], "stages": 4, "consumers": 3, "threads": 512,
       "shared": 222928, "streams": 1, "splits_k": 0, "reads": 0, "swaps": 0},
      {"name": "64x128", "tile": [64, 128, 64], "stages": 8, "consumers": 1, "threads": 256,
-      "shared": 230800, "streams": 0, "splits_k": 0, "reads": 0, "swaps": 0}]}},
+      "shared": 230800, "streams": 0, "splits_k": 0, "reads": 0, "swaps": 0},
+     {"name": "64x64", "tile": [64, 64, 64], "stages": 10, "consumers": 1, "threads": 256,
+      "shared": 197936, "streams": 0, "splits_k": 1, "reads": 0, "swaps": 0},
+     {"name": "64x64_read", "tile": [64, 64, 64], "stages": 10, "consumers": 1, "threads": 256,
+      "shared": 197936, "streams": 0, "splits_k": 0, "reads": 1, "swaps": 0}]}},
   {"name": "sm90_matmul_{d.short}_{l.layout}_{t.name}",
    "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{l.layout}",
    "for": {

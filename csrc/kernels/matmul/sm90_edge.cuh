@@ -14,9 +14,9 @@ namespace torch_cubin {
 namespace sm90 {
 
 // Weight gradients: neither operand is contiguous along K. The largest tiles leave no registers for
-// it, as for sums of rows.
+// it, as for sums of rows; of the smallest one, a box each of A and B, no box is outside.
 template <class C>
-constexpr bool kHasEdges = C::kRowSums && C::kBMnMajor;
+constexpr bool kHasEdges = C::kRowSums && C::kBMnMajor && C::kTileN > C::kTileK;
 
 // An operand's tile of kRows rows is loaded in boxes of kTileK rows. The number of boxes that are
 // not outside the matrix as a whole, where it has `rows` rows from the tile's first on.

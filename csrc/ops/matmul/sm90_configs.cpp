@@ -71,7 +71,7 @@ class Counter {
       // them, and in clusters also wait for one another (1024 x 1024 x 11992 by 64x128, H200: alone
       // 39.5 us, in pairs that share B 45.8; 384 x 384 x 16384 in seven splits 13.2, 16.4).
       const bool is_tn = row.is_tn();
-      if (is_tn && row.one_warpgroup && size > 1) continue;
+      if (is_tn && row.one_warpgroup && size > 1 && !cluster.splits_k()) continue;
       // What a tile of 32 columns takes is the time of a stage, not its bytes (128 x 1024 x 1024,
       // H200: 64x32 alone 3.54 us, in clusters of four that share A 3.75).
       if (row.tile_n < kLeastSharedColumns && size > 1) continue;
@@ -96,7 +96,8 @@ class Counter {
       }
       // A matrix by its own transpose: there is one operand to bring to the L2 cache, of which
       // clusters spare less (x @ x.t(), 1024 x 2048, H200: 64x128 alone 7.9 us, in clusters 9.7).
-      if (c_.symmetric && !c_.split_sums) {
+      // Small ones of x.t() @ x take as long as other weight gradients.
+      if (c_.symmetric && !c_.split_sums && !(is_tn && row.one_warpgroup)) {
         of_cluster_ += row.of_one_matrix + (cluster.size() > 1 ? table_.of_one_matrix : 0);
       }
       if (c_.split_sums) {
@@ -110,7 +111,7 @@ class Counter {
         if (swapped_ && size > 2) continue;
         // Weight gradients have other configs for few tiles, and larger clusters were slower than
         // predicted (H200, 384 x 384 x 16384 by eight 18.9 us, split 13.8).
-        if (is_tn && size > 2) continue;
+        if (is_tn && size > 2 && !row.starts_early()) continue;
         Work work = work_of(plan, 1, static_cast<double>(ceil_div(k_blocks, size)));
         fill(work, cluster_tiles * size, multiprocessors_);
         // Each of them finishes some of the tile's warps, or none.
@@ -150,9 +151,8 @@ class Counter {
     constexpr int64_t kLong = 16;  // times as long as wide
     const Sm90Row& row = *plan.row;
     const auto [least, most] = std::minmax(c_.m, c_.n);
-    return row.one_warpgroup && !row.reads && !row.is_tn() && c_.batch == 1 &&
-           plan.cluster.size() == 1 && tiles <= plan.clusters &&
-           (k_blocks > kFirstBlocks || most <= kLong * least);
+    return row.starts_early() && c_.batch == 1 && plan.cluster.size() == 1 &&
+           tiles <= plan.clusters && (k_blocks > kFirstBlocks || most <= kLong * least);
   }
 
   // The busiest multiprocessor's tiles and k blocks in all, of a share of the product's tiles.
@@ -176,8 +176,14 @@ class Counter {
     work.outside = outside_;
     work.correction = of_cluster_;
     if (plan.reads_a || plan.reads_b) {
-      work.waits = k_blocks;
+      // Both operands of a weight gradient take a wait each (H200: 129 x 129 x 83 4.6 us).
+      work.waits = plan.reads_a && plan.reads_b && row.is_tn() ? 2 * k_blocks : k_blocks;
       work.correction += table_.of_read;
+    } else if (row.is_tn() && row.starts_early()) {
+      // The TMA fills a part of each tile with zeros where the matrix is smaller, a fifth of a wait
+      // for a k block (24 x 12096 x 10496, H200: 125 us).
+      const int64_t parts = (c_.m < row.tile_m ? 1 : 0) + (c_.n < row.tile_n ? 1 : 0);
+      work.waits = share(parts, 5) * k_blocks;
     }
     // Each row of clusters reads B, each column A.
     work.bytes = part * (bytes_of_a_ + bytes_of_b_ + bytes_of_c_);

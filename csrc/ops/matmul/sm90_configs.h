@@ -33,12 +33,15 @@ struct Sm90Row {
 
   // Beside the product (Config::kRowSums of sm90_schedule.cuh).
   bool adds_rows() const {
-    return a_mn_major && math != kMathTF32 && threads <= 384 && !ping_pong &&
+    return a_mn_major && math != kMathTF32 && threads <= 384 && !ping_pong && !reads &&
            tile_m * tile_n <= 128 * (threads - 128);
   }
 
   // Weight gradients: both operands' own dims are contiguous.
   bool is_tn() const { return a_mn_major && b_mn_major; }
+
+  // A block with one tile begins sooner (kStartsEarly of sm90.cu).
+  bool starts_early() const { return one_warpgroup && !reads && !(is_tn() && tile_n > tile_k); }
 
   // TF32 that wgmma cannot read from shared memory: A passes through registers.
   bool from_registers() const { return math == kMathTF32 && a_mn_major; }
