@@ -87,6 +87,23 @@ def test_rows_in_shared_memory(driver, columns: int, threads: int) -> None:
             assert launch["shared"] == tensors_of_a_row * columns * 2
 
 
+@pytest.mark.parametrize(
+    ("columns", "threads"),
+    [(32, 0), (40, 8), (64, 8), (72, 16), (128, 16), (136, 32), (256, 32), (100, 0), (264, 0)],
+)
+def test_rows_of_a_warp(driver, columns: int, threads: int) -> None:
+    """Of 40 to 256 columns by vectors: a thread has one of each of two rows."""
+    rows, weight = empty(1000, columns), empty(columns)
+    for call in (norm(rows), norm(rows, rows, weight=weight)):
+        ((launch, params),) = launches_of(driver, call, NORM)
+        assert launch["kernel"].startswith("norm_short_" if threads else "norm_rows_")
+        assert (params.rows, params.columns, params.x_stride) == (1000, columns, columns)
+        if threads:
+            assert (params.threads, params.cluster) == (threads, 1)
+            assert launch["block"] == [256, 1, 1]
+            assert launch["grid"] == [-(-1000 * threads // 512), 1, 1]
+
+
 def test_parts_of_wider_rows_are_read_where_they_are(driver) -> None:
     x = tensors.strided((3, 5, 128), (5 * 384, 384, 1), torch.bfloat16)
     ((_, params),) = launches_of(driver, norm(x, empty(3, 5, 128), weight=empty(128)), NORM)

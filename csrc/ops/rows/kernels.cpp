@@ -31,7 +31,8 @@ constexpr int64_t kLossesPasses = 8;
 // the last ones leave idle.
 constexpr int64_t kLeastBlock = 128;
 constexpr int kClusterArch = 90;
-constexpr int64_t kWarp = 32;  // threads
+constexpr int64_t kWarp = 32;              // threads
+constexpr int64_t kLeastShortThreads = 8;  // of a row in norm_short.cu
 // Columns of a block that has its row in shared memory: of a whole block, and the least. Shorter
 // rows gain nothing by it (H200, RMS norm: 65536 x 128 10.8 -> 11.8 us, 8192 x 1024 11.3 -> 11.4).
 constexpr int64_t kStagedColumns = int64_t{kStagedThreads} * kStagedVectors * kRowVector;
@@ -65,6 +66,7 @@ struct Kind {
 constexpr Kind kKinds[] = {
     {kNorm, "norm", "rows/norm", sizeof(NormParams)},
     {kNormStaged, "norm_staged", "rows/norm", sizeof(NormParams)},
+    {kNormShort, "norm_short", "rows/norm", sizeof(NormParams)},
     {kNormBackward, "norm_backward", "rows/norm", sizeof(NormParams)},
     {kNormBackwardSums, "norm_backward_sums", "rows/norm", sizeof(NormParams)},
     {kNormColumns, "norm_columns", "rows/norm", sizeof(NormParams)},
@@ -230,6 +232,12 @@ bool has_staged_rows(RowsKind kind, const RowSizes& sizes, ScalarType row_dtype,
          table.largest_cluster(*found.back(), device, kMostStagedShared) == kMostCluster;
 }
 
+bool has_short_rows(const RowSizes& sizes, ScalarType row_dtype, const Device& device) {
+  return has_vectors(sizes) && sizes.columns > kLeastShortThreads / 2 * kRowVector &&
+         sizes.columns <= kWarp * kRowVector &&
+         !table_of(device).kernels[kNormShort][dtype_index(row_dtype)].empty();
+}
+
 PackageKernel& rows_kernel(RowsKind kind, ScalarType row_dtype, const Device& device) {
   return *kernels_of(kind, row_dtype, table_of(device)).front();
 }
@@ -250,6 +258,14 @@ RowsLayout::RowsLayout(RowsKind kind, const Device& device, const RowSizes& size
     at_once = 1;
     tiles = sizes.rows;
     dynamic_shared = tensors * of_block * kRowVector * element_size(row_dtype);
+    return;
+  }
+  if (kind == kNormShort) {
+    kernel = of_kind.front();
+    threads = shares(sizes.columns, kRowVector, kWarp);
+    own_block = kernel->entry().block[0];
+    at_once = own_block / threads * kShortRows;
+    tiles = ceil_div(sizes.rows, at_once);
     return;
   }
   for (PackageKernel* each : of_kind) {

@@ -12,6 +12,7 @@ namespace torch_cubin {
 enum RowsKind {
   kNorm,
   kNormStaged,
+  kNormShort,
   kNormBackward,
   kNormBackwardSums,
   kNormColumns,
@@ -83,6 +84,9 @@ struct SumsLayout {
 // Whether kernels of a kind take such rows, whole or in a cluster's parts, in shared memory.
 bool has_staged_rows(RowsKind kind, const RowSizes& sizes, ScalarType row_dtype,
                      const Device& device);
+
+// Whether norm_short.cu takes rows of that length.
+bool has_short_rows(const RowSizes& sizes, ScalarType row_dtype, const Device& device);
 
 // The kernel that is the only one of its kind; throws as RowsLayout.
 PackageKernel& rows_kernel(RowsKind kind, ScalarType row_dtype, const Device& device);

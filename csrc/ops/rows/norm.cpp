@@ -35,7 +35,9 @@ RowsKind norm_kind(const NormParams& p, const RowSizes& sizes, ScalarType dtype,
                    const Device& gpu) {
   const bool own_dtype = (p.weight == nullptr || p.weight_dtype == p.row_dtype) &&
                          (p.bias == nullptr || p.bias_dtype == p.row_dtype);
-  const bool staged = own_dtype && (p.bias == nullptr || (p.weight != nullptr && p.centered)) &&
+  if (!own_dtype) return kNorm;
+  if (has_short_rows(sizes, dtype, gpu)) return kNormShort;
+  const bool staged = (p.bias == nullptr || (p.weight != nullptr && p.centered)) &&
                       has_staged_rows(kNormStaged, sizes, dtype, gpu);
   return staged ? kNormStaged : kNorm;
 }
