@@ -274,10 +274,12 @@ def test_short_products_of_three_tiles_a_block_are_of_the_triangle(
         (80, 728, "own_vectors", "16_bit", "sm90 64x64 four_k"),
         (129, 83, "own_elements", "16_bit", "sm90 64x64 read"),
         (448, 384, "own_lines", "tf32", "transpose ab"),
+        (292, 78, "k_elements", "16_bit", "unaligned 32x64"),
+        (739, 71, "k_elements", "16_bit", "unaligned 64x64"),
     ],
 )
-def test_small_transposed_products(driver, monkeypatch, n, k, access, math, expected) -> None:
-    """x.t() @ x of few columns, by what takes an H200 the least time."""
+def test_small_products(driver, monkeypatch, n, k, access, math, expected) -> None:
+    """Of few rows or columns, by what takes an H200 the least time."""
     monkeypatch.setenv("FAKE_CUDA_NAME", "NVIDIA H200")
     product = {"m": n, "n": n, "k": k, "batch": 1, "symmetric": True, "math": math}
     (plan,) = forked(lambda: library.planned([product | {"a": access, "b": access}]))
