@@ -100,6 +100,18 @@ def test_several_weights_are_exact(dtype, generator: torch.Generator) -> None:
                 numerics.check_exact(out, expected, f"{(m, k, sizes)} weight {i}")
 
 
+def test_a_gated_layer_allocates_its_result_alone(generator: torch.Generator) -> None:
+    """By tiles, and of few rows."""
+    for m in (4096, 16):
+        x = integers((m, 512), torch.bfloat16, generator)
+        gate, up = (integers((2048, 512), torch.bfloat16, generator) for _ in range(2))
+        ops._linear_glu(x, gate, up, "silu")
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        out = ops._linear_glu(x, gate, up, "silu")
+        assert torch.cuda.max_memory_allocated() - before == out.numel() * out.element_size(), m
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_errors_against_pytorch(activation: str, dtype, generator: torch.Generator) -> None:

@@ -14,11 +14,11 @@ namespace {
 
 char* data_of(const Tensor& tensor) { return static_cast<char*>(tensor.mutable_data_ptr()); }
 
-// A layer's outputs, and the layer if the fused kernels support it.
+// A layer, and whether the fused kernels support it. Its output is not allocated here: only some
+// layers have one.
 struct LayerCall {
   LayerCall(const TensorView& x, const TensorView& weight, const std::optional<TensorView>& bias,
-            const Shape& shape, const Tensor* to = nullptr)
-      : out(to != nullptr ? *to : empty_cuda(shape.sizes, shape.dim, x.dtype, x.device_index)) {
+            const Shape& shape) {
     if (shape.numel() == 0 || x.sizes[x.dim - 1] == 0) return;
     layer.problem = linear_problem(x, weight);
     layer.operands.a = static_cast<const char*>(x.data());
@@ -28,11 +28,11 @@ struct LayerCall {
       layer.operands.bias_stride =
           bias->dim == 1 && bias->sizes[0] == layer.problem.n ? bias->strides[0] : 0;
     }
-    layer.operands.c = data_of(out);
     fused = takes_fused(device(x.device_index), layer);
   }
 
-  Tensor out;
+  void write_to(const Tensor& out) { layer.operands.c = data_of(out); }
+
   FusedLayer layer;
   bool fused = false;
 };
@@ -46,16 +46,17 @@ bool try_gated(const Tensor& input, const Tensor& gate, const Tensor& up, Activa
   // Composed results are rounded more often, and the number of rows would decide which of the two
   // runs.
   if (batch_invariant()) return false;
-  LayerCall of_gate(x, g, {}, shape, to), of_up(x, u, {}, shape);
+  LayerCall of_gate(x, g, {}, shape), of_up(x, u, {}, shape);
   if (!of_gate.fused || !of_up.fused) return false;
   of_gate.layer.problem.activation = activation;
   const auto same = [&] { return empty_cuda(shape.sizes, shape.dim, x.dtype, x.device_index); };
   const bool aux = gate_out != nullptr;
   if (aux) {
     *gate_out = same();
-    *up_out = of_up.out;
+    *up_out = same();
   }
-  out = of_gate.out;
+  out = to != nullptr ? *to : same();
+  of_gate.write_to(out);
   return run_gated(device(x.device_index), of_gate.layer, of_up.layer,
                    aux ? data_of(*gate_out) : nullptr, aux ? data_of(*up_out) : nullptr);
 }
@@ -134,19 +135,22 @@ std::vector<Tensor> linears_cuda(const Tensor& input, const std::vector<Tensor>&
   for (size_t i = 0; i < weights.size(); ++i) {
     const auto bias = biases.empty() ? std::nullopt : view_of(biases[i]);
     const TensorView weight(weights[i]);
-    const LayerCall call(x, weight, bias, check_linears(x, weight, bias, static_cast<int64_t>(i)));
-    out.push_back(call.out);
+    const Shape shape = check_linears(x, weight, bias, static_cast<int64_t>(i));
+    LayerCall call(x, weight, bias, shape);
+    out.push_back(empty_cuda(shape.sizes, shape.dim, x.dtype, x.device_index));
     if (!call.fused) {
       composed.push_back(i);
       continue;
     }
+    call.write_to(out.back());
     group.push_back(call.layer);
     grouped.push_back(i);
     if (group.size() == kFusedWeights) run_group();
   }
   run_group();
   for (const size_t i : composed) {
-    out[i] = linear_cuda(input, weights[i], biases.empty() ? std::nullopt : biases[i]);
+    const auto bias = biases.empty() ? std::nullopt : biases[i];
+    linear_activation_out_cuda(input, weights[i], bias, "none", out[i]);
   }
   return out;
 }
@@ -162,10 +166,10 @@ std::tuple<Tensor, Tensor> linear_activation_aux_cuda(const Tensor& input, const
     LayerCall call(x, w, b, shape);
     if (call.fused) {
       call.layer.problem.activation = known;
-      const Tensor aux = empty_cuda(shape.sizes, shape.dim, x.dtype, x.device_index);
-      if (run_activation_aux(device(x.device_index), call.layer, data_of(aux))) {
-        return {call.out, aux};
-      }
+      const auto same = [&] { return empty_cuda(shape.sizes, shape.dim, x.dtype, x.device_index); };
+      const Tensor out = same(), aux = same();
+      call.write_to(out);
+      if (run_activation_aux(device(x.device_index), call.layer, data_of(aux))) return {out, aux};
     }
   }
   // As the kernel above does, and linear_activation(): neither the number of rows nor whether a
