@@ -217,12 +217,13 @@ def check_scaled(mesh: Any) -> list[str]:
 
 
 def ops_without_rules() -> list[str]:
-    """Public ops forward to those with rules; out= variants and what stands under aten's operators
-    see local tensors."""
+    """Public ops forward to those with rules; what generated code calls (out= variants and
+    below_autograd) and what stands under aten's operators sees local tensors."""
     names = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("cubin::_")}
     known = DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs
     known = {str(op).replace(".", "::", 1).removesuffix(".default") for op in known}
-    return sorted(n for n in names - known if not n.endswith(".out") and "::_aten_" not in n)
+    local = (".out", ".below_autograd")
+    return sorted(n for n in names - known if not n.endswith(local) and "::_aten_" not in n)
 
 
 def check_two_dims(ranks: int) -> list[str]:
