@@ -34,7 +34,7 @@ INTEGERS = {
     ("sm90_skinny.cpp", 40): "rows of a tile, at least",
     ("sm90_skinny.cpp", 113): "KiB of half a multiprocessor's shared memory",
     ("sm90_skinny.cpp", 192): "rows of a tile",
-    ("sm90_stream.cpp", 10000): "polls of a counter",
+    ("sm90_stream.h", 10000): "polls of a counter",
 }
 POWERS_OF_TWO = ("<< ", ">> ", "0x1p-")
 SPLITS = re.compile(r"kSplits\[\] = \{[^}]*\}")  # the candidates for parts of K

@@ -18,6 +18,8 @@ from faults import catalogs, launch_params
 from faults.forked import forked
 
 import torch_cubin
+from torch_cubin._native import library
+from torch_cubin._tuning import measure
 
 PARAMS = structure(f"{MATMUL}/sm90_skinny_params.h", "Sm90SkinnyParams")
 LIMIT = 231424  # dynamic bytes that a block can have beside the kernel's static ones
@@ -120,7 +122,13 @@ def check(launch: Launch, tokens: int, rows: list[int], k: int) -> None:
     assert launch.cluster == n.splits <= 8
     assert n.splits <= -(-k // 128)  # no block without work
     expected = n.tiles * n.splits
-    assert launch.grid == (expected if n.splits > 1 else min(expected, 132))
+    if n.streamed:
+        assert (n.splits, launch.grid) == (1, 132)
+        assert n.tiles % 132 > 0
+        assert n.partial
+        assert n.counters
+    else:
+        assert launch.grid == (expected if n.splits > 1 else min(expected, 132))
     contiguous = "_nn_" in launch.name
     stage_rows = -(-n.rows // 64) * 64 if contiguous else n.rows
     assert n.ring_bytes == n.stages * (stage_rows + kernel_tokens) * 256
@@ -232,6 +240,35 @@ def test_operands_without_a_tensor_map_take_other_kernels(driver, catalog, a, b)
     names = [record["kernel"] for record in launches_of(driver, call)]
     assert names
     assert not any(name.startswith("sm90_skinny") for name in names[-1:])
+
+
+def test_k_of_all_tiles_is_divided_evenly_where_they_fill_no_whole_waves(driver, catalog) -> None:
+    """Nor where they are few, or their rows begin within lines of the cache. Not under
+    batch_invariant(), nor of weights whose tiles may have any number of rows."""
+
+    def offered(n: int, layout: str = "nn", *, switch: bool = False) -> list[str]:
+        with measure.watching(), torch_cubin.batch_invariant(switch):
+            torch.ops.cubin._matmul(*operands(16, n, 4096, layout))
+            plans = library.watched_plans()
+        names = {config["name"] for plan in plans for config in plan["configs"]}
+        return sorted(name for name in names if "streamed" in name)
+
+    def run() -> list:
+        with measure.watching():
+            library.force_config("sm90_skinny 64 rows streamed")
+            torch.ops.cubin._matmul(*operands(16, 28672, 4096, "nn"))
+            library.force_config("")
+        (launch,) = driver.launches()
+        sizes = [offered(n) for n in (28672, 132 * 64, 66 * 64, 67 * 64, 28680)]
+        return [launch, sizes, offered(28672, "nt"), offered(28672, switch=True)]
+
+    record, sizes, other_layout, invariant = forked(run)
+    launch = Launch.read(record)
+    check(launch, 16, [28672], 4096)
+    assert (launch.params.streamed, launch.params.tiles) == (1, 448)
+    few, more = "sm90_skinny 64 rows streamed", "sm90_skinny 128 rows streamed"
+    assert sizes == [[more, few], [], [], [few], []]
+    assert other_layout == invariant == []
 
 
 def test_a_bias_runs_along_the_columns_of_out(driver, catalog) -> None:

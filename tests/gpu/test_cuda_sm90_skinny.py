@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import numerics
@@ -133,25 +134,63 @@ def test_a_row_has_the_same_bits_among_any_number_of_rows(
         numerics.check_bits(moved.roll(-7, 0), whole, f"{layout} rows moved {(n, k)}")
 
 
-def test_ten_thousand_repeats_beside_other_work(generator: torch.Generator) -> None:
-    """A cluster's blocks exchange sums: their order must not show."""
+STREAMED = "sm90_skinny 64 rows streamed"
+
+
+@pytest.fixture
+def forced(request: pytest.FixtureRequest) -> Iterator[None]:
+    with measure.watching():
+        library.force_config(request.param)
+        yield
+        library.force_config("")
+
+
+@pytest.mark.parametrize("forced", ["sm90_skinny 64 rows 2 splits", STREAMED], indirect=True)
+def test_ten_thousand_repeats_beside_other_work(forced, generator: torch.Generator) -> None:
+    """A cluster's blocks exchange sums, and so do blocks that divide the K of all tiles evenly:
+    their order must not show."""
     x = cases.draw((64, 4096), torch.bfloat16, False, generator)
-    weight = cases.draw((4096, 4096), torch.bfloat16, False, generator)
+    weight = cases.draw((4096, 4352), torch.bfloat16, False, generator)
     with torch.no_grad():
-        first = torch.ops.cubin.linear(x, weight)
-        assert count_different(lambda: [torch.ops.cubin.linear(x, weight)], [first]) == 0
+        first = torch.ops.cubin.matmul(x, weight)
+        assert count_different(lambda: [torch.ops.cubin.matmul(x, weight)], [first]) == 0
 
 
-def test_a_chain_reads_what_the_kernel_before_wrote(generator: torch.Generator) -> None:
+@pytest.mark.parametrize(("forced", "size"), [("", 1024), (STREAMED, 4352)], indirect=["forced"])
+def test_a_chain_reads_what_the_kernel_before_wrote(forced, size: int, generator) -> None:
     """Each product's tokens are the one's before, and its weights were written just before: blocks
-    that start early must not load either too soon."""
+    that start early must not load either too soon, nor count parts of tiles among those of the
+    kernel before."""
     with torch.no_grad():
         for _ in range(50):
-            x = cases.draw((16, 1024), torch.bfloat16, True, generator)
+            x = cases.draw((16, size), torch.bfloat16, True, generator)
             expected, got = x.double(), x
             for _ in range(6):
-                weight = torch.randint(0, 1024, (1024,), device="cuda", generator=generator)
-                selection = torch.nn.functional.one_hot(weight, 1024)
-                expected = expected @ selection.double().t()
-                got = torch.ops.cubin.linear(got, selection.to(torch.bfloat16))
+                chosen = torch.randint(0, size, (size,), device="cuda", generator=generator)
+                selection = torch.nn.functional.one_hot(chosen, size).to(torch.bfloat16)
+                b = selection if size > 1024 else selection.t()
+                expected = expected @ b.double()
+                got = torch.ops.cubin.matmul(got, b)
             assert torch.equal(got.double(), expected)
+
+
+def test_k_of_all_tiles_divided_evenly_is_exact(generator: torch.Generator) -> None:
+    """Tiles of two blocks and of three, one of which has a part in the middle of K; more tiles than
+    blocks."""
+    wrong = []
+    sizes = (
+        (64, 4416, 8200), (64, 12288, 1032), (128, 12288, 1032), (64, 28672, 520),
+        (128, 28672, 520),
+    )  # fmt: skip
+    with torch.no_grad(), measure.watching():
+        for tokens, (rows, columns, k) in itertools.product((5, 64), sizes):
+            a = cases.draw((tokens, k), torch.bfloat16, True, generator)
+            b = cases.draw((k, columns), torch.bfloat16, True, generator)
+            expected = (a.double() @ b.double()).to(torch.bfloat16)
+            library.force_config(f"sm90_skinny {rows} rows streamed")
+            for _ in range(3):
+                cases.poison(expected.numel(), torch.bfloat16)
+                if not torch.equal(torch.ops.cubin.matmul(a, b), expected):
+                    wrong.append(f"{tokens} x {columns} x {k} by {rows} rows")
+            library.force_config("")
+    assert wrong == []

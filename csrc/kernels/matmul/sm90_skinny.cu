@@ -8,6 +8,11 @@
 // rows x 8 tokens are assigned to the blocks round-robin, and a group's owner adds the parts in the
 // order of K.
 //
+// Or, with `streamed`, each block has an equal range of the k blocks of all tiles, and the block
+// with the last part of a tile adds the others' (sm90_split.cuh). A block computes its range from
+// the end, so that the part that another block waits for comes first. This is for weights whose
+// rows are contiguous: their tiles are whole swizzle panels, which seldom fill all waves.
+//
 // Several layers of the same tokens share a launch: their tiles follow one another. A gated tile
 // has half of its rows from each of two layers; a thread holds both sums of an output, and a group
 // is 64 rows of both.
@@ -30,6 +35,7 @@
 #include "common/wgmma.cuh"
 #include "sm90_gate.cuh"
 #include "sm90_skinny_params.h"
+#include "sm90_split.cuh"
 
 namespace torch_cubin::TC_KERNEL {
 
@@ -47,6 +53,7 @@ struct SkinnyConfig {
   static constexpr int kPanels = 2;  // per k block
   static constexpr int kTileK = kPanels * kPanel;
   static constexpr u32 kEights = kTokens / 8;
+  static constexpr bool kStreams = kRowsContiguous;
   static constexpr bool kGated = kGatedValue;  // then kBlocks is 2: the gate's, and the up's
   static constexpr int kHalves = kGated ? 2 : 1;
   static constexpr u32 kGroups = kBlocks / kHalves * kEights;
@@ -59,6 +66,73 @@ constexpr int kSkinnyGroupBytes = kSkinnyConsumers * 16;  // the sums of 64 rows
 
 struct SkinnyBarriers {
   u64 full[kSkinnyMaxStages], empty[kSkinnyMaxStages], sums;
+  u32 joined;  // a word of join_parts()
+};
+
+// What join_parts() adds up.
+template <class C>
+struct SkinnySums {
+  static constexpr int kBlocksM = C::kBlocks, kTileM = 64 * kBlocksM, kTileN = C::kTokens;
+  static constexpr bool kRowSums = false;
+};
+
+// ---- work of a block ----------------------------------------------------------------------------
+
+// The sequence of a block's tiles, or of its parts of tiles.
+template <class C>
+struct SkinnySchedule {
+  const Sm90SkinnyParams& p;
+  const u32 k_blocks = (p.k + C::kTileK - 1) / C::kTileK;
+  u32 next, end;  // tiles; with `streamed`, k blocks of all tiles
+  int tile, k_begin, k_count;
+
+  TC_DEVICE SkinnySchedule(const Sm90SkinnyParams& params, u32 split) : p(params) {
+    if (C::kStreams && p.streamed) {
+      next = first_unit(blockIdx.x);
+      end = first_unit(blockIdx.x + 1);
+    } else {
+      next = blockIdx.x / p.splits;
+      end = p.tiles;
+      k_begin = k_blocks * split / p.splits;
+      k_count = static_cast<int>(k_blocks * (split + 1) / p.splits) - k_begin;
+    }
+  }
+
+  TC_DEVICE u32 all_units() const { return p.tiles * k_blocks; }
+  TC_DEVICE u32 first_unit(u32 block) const { return block * all_units() / gridDim.x; }
+  // The block that has a k block.
+  TC_DEVICE int block_of(u32 unit) const { return ((unit + 1) * gridDim.x - 1) / all_units(); }
+
+  TC_DEVICE bool get() {
+    if (next >= end) return false;
+    if (C::kStreams && p.streamed) {
+      tile = (end - 1) / k_blocks;
+      const u32 begin = tile * k_blocks, from = max(next, begin);
+      k_begin = from - begin;
+      k_count = end - from;
+      end = from;
+    } else {
+      tile = next;
+      next += gridDim.x / p.splits;
+    }
+    return true;
+  }
+
+  TC_DEVICE bool has_part() const {
+    return C::kStreams && p.streamed && k_count < static_cast<int>(k_blocks);
+  }
+  // The tile's parts. A block may have a part of two tiles: of one it is the last block, and of the
+  // other one not, so that its two tiles of `partial` are for these.
+  TC_DEVICE void parts(Work& w) const {
+    const u32 begin = tile * k_blocks;
+    const int first = block_of(begin), last = block_of(begin + k_blocks - 1);
+    w.parts = last - first + 1;
+    w.finisher = last == static_cast<int>(blockIdx.x);
+    w.first_part = 2 * first;
+    w.last_part = 2 * last + 1;
+    w.part = w.finisher ? w.last_part : 2 * blockIdx.x;
+    w.counter = last;
+  }
 };
 
 // Rows of the weights that a stage holds: whole swizzle panels if the rows are contiguous.
@@ -103,16 +177,16 @@ TC_DEVICE void for_each_box(const Sm90SkinnyParams& p, const SkinnyTile<C>& tile
 }
 
 template <class C>
-TC_DEVICE void produce(const Sm90SkinnyParams& p, int first_tile, int step, int k_begin,
-                       int k_count, u32 ring, u32 full, u32 empty) {
+TC_DEVICE void produce(const Sm90SkinnyParams& p, SkinnySchedule<C> schedule, u32 ring, u32 full,
+                       u32 empty) {
   const u32 weight_bytes = stage_rows<C>(p) * 128 * C::kPanels;
   const u32 stage_bytes = weight_bytes + C::kTokens * 128 * C::kPanels;
   int stage = 0;
   u32 parity = 1;
-  for (int number = first_tile; number < p.tiles; number += step) {
-    const SkinnyTile<C> tile(p, number);
-    for (int i = 0; i < k_count; ++i) {
-      int k = (k_begin + i) * C::kTileK;
+  while (schedule.get()) {
+    const SkinnyTile<C> tile(p, schedule.tile);
+    for (int i = 0; i < schedule.k_count; ++i) {
+      int k = (schedule.k_begin + i) * C::kTileK;
       u32 to = ring + stage * stage_bytes, barrier = full + 8 * stage;
       barrier_wait_bounded(empty + 8 * stage, parity);
       barrier_expect(barrier, stage_bytes);
@@ -251,22 +325,22 @@ TC_DEVICE void finish_split(const Sm90SkinnyParams& p, const SkinnyOutput<C>& ou
 TC_DEVICE u64 skinny_descriptor(u32 units) { return wgmma_descriptor(0, 16, 1024) | units; }
 
 template <class C>
-TC_DEVICE void consume(const Sm90SkinnyParams& p, int first_tile, int step, int k_count, u32 split,
-                       u32 ring, u32 full, u32 empty, u32 sums) {
+TC_DEVICE void consume(const Sm90SkinnyParams& p, SkinnySchedule<C> schedule, u32 split, u32 ring,
+                       u32 full, u32 empty, u32 sums, u32 joined) {
   const u32 weight_bytes = stage_rows<C>(p) * 128 * C::kPanels;
   const u32 stage_bytes = weight_bytes + C::kTokens * 128 * C::kPanels;
   int stage = 0, before = 0;
   u32 parity = 0;
   // Of the second block of rows in a panel, in the units of descriptors.
   const u32 block_step = C::kGated ? p.rows / 2 * 8 : 512;
-  for (int number = first_tile; number < p.tiles; number += step) {
+  while (schedule.get()) {
     float sum[C::kBlocks][C::kTokens / 2];
 #pragma unroll
     for (int block = 0; block < C::kBlocks; ++block) {
 #pragma unroll
       for (int i = 0; i < C::kTokens / 2; ++i) sum[block][i] = 0.0f;
     }
-    for (int i = 0; i < k_count; ++i) {
+    for (int i = 0; i < schedule.k_count; ++i) {
       barrier_wait_bounded(full + 8 * stage, parity);
       // In units of 16 bytes, as in descriptors; uniform over the warp.
       u32 weights = __shfl_sync(0xffffffff, ring + stage * stage_bytes, 0) / 16;
@@ -300,7 +374,15 @@ TC_DEVICE void consume(const Sm90SkinnyParams& p, int first_tile, int step, int 
     }
     wgmma_wait<0>();
     if (threadIdx.x % 32 == 0) barrier_arrive(empty + 8 * before);
-    SkinnyOutput<C> output(p, SkinnyTile<C>(p, number));
+    if (schedule.has_part()) {
+      Work w;
+      schedule.parts(w);
+      const Parts parts = {reinterpret_cast<float4*>(p.partial) + threadIdx.x, nullptr,
+                           p.counters + w.counter, 2, p.polls};
+      float no_rows[C::kBlocks];
+      if (!join_parts<SkinnySums<C>>(parts, w, 0, joined, sum, false, no_rows)) continue;
+    }
+    SkinnyOutput<C> output(p, SkinnyTile<C>(p, schedule.tile));
     if (p.splits > 1) {
       finish_split<C>(p, output, sum, split, ring + p.ring_bytes, sums);
     } else {
@@ -316,16 +398,13 @@ TC_DEVICE void consume(const Sm90SkinnyParams& p, int first_tile, int step, int 
 }
 
 // Grid: tiles * splits blocks in clusters of `splits`; without splits a block may compute several
-// tiles.
+// tiles, or parts of them.
 template <class C>
 TC_DEVICE void run_skinny(const Sm90SkinnyParams& p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   __shared__ SkinnyBarriers barriers;
   const u32 splits = p.splits, split = splits > 1 ? cluster_rank() : 0;
-  const int first_tile = blockIdx.x / splits, step = gridDim.x / splits;
-  const u32 k_blocks = (p.k + C::kTileK - 1) / C::kTileK;
-  const int k_begin = k_blocks * split / splits;
-  const int k_count = static_cast<int>(k_blocks * (split + 1) / splits) - k_begin;
+  const SkinnySchedule<C> schedule(p, split);
   const u32 ring = shared_address(memory);
   const u32 full = shared_address(barriers.full), empty = shared_address(barriers.empty);
   const u32 sums = shared_address(&barriers.sums);
@@ -344,9 +423,11 @@ TC_DEVICE void run_skinny(const Sm90SkinnyParams& p) {
     fence_barrier_init();
     u32 own = C::kGroups > split ? (C::kGroups - split + splits - 1) / splits : 0;
     barrier_expect(sums, own * splits * C::kHalves * kSkinnyGroupBytes);
-    const SkinnyTile<C> tile(p, first_tile);
-    for (int i = 0; i < min(k_count, p.prefetched); ++i) {
-      for_each_box(p, tile, (k_begin + i) * C::kTileK,
+    SkinnySchedule<C> first = schedule;
+    first.get();
+    const SkinnyTile<C> tile(p, first.tile);
+    for (int i = 0; i < min(first.k_count, p.prefetched); ++i) {
+      for_each_box(p, tile, (first.k_begin + i) * C::kTileK,
                    [&](const Sm90SkinnyMap* map, int x, int y, u32) { tma_prefetch(map, x, y); });
     }
     prefetch_tensor_map(&p.tokens);
@@ -355,9 +436,9 @@ TC_DEVICE void run_skinny(const Sm90SkinnyParams& p) {
   if (splits > 1) cluster_arrive();
   wait_for_previous_grid();
   if (threadIdx.x < kSkinnyConsumers) {
-    consume<C>(p, first_tile, step, k_count, split, ring, full, empty, sums);
+    consume<C>(p, schedule, split, ring, full, empty, sums, shared_address(&barriers.joined));
   } else {
-    if (producer) produce<C>(p, first_tile, step, k_begin, k_count, ring, full, empty);
+    if (producer) produce<C>(p, schedule, ring, full, empty);
     __syncwarp();
     if (splits > 1) cluster_wait();
   }

@@ -76,25 +76,31 @@ TC_DEVICE bool wait_for_parts(const int* counter, int wanted, int polls) {
   }
 }
 
+// Where the parts of a streamed tile are: a thread's sums of part 0, its warpgroup's sums of rows,
+// and how many parts lie from one that adds to the next.
+struct Parts {
+  float4* sums;
+  float* rows;
+  int* counter;
+  int step, polls;
+};
+
 // Combines the parts of a streamed tile; `sum` holds this cluster's part. Returns true for the
 // warpgroup that finishes the tile, whose `sum` is then that of the whole tile: the finisher's part
 // first, then the others in the order of K. With `adds`, `total` (the sums of rows) likewise.
 template <class C>
-TC_DEVICE bool join(const Sm90MatmulParams& p, const Work& w, int group, u32 word,
-                    float (&sum)[C::kBlocksM][C::kTileN / 2], bool adds,
-                    float (&total)[C::kBlocksM]) {
+TC_DEVICE bool join_parts(const Parts& parts, const Work& w, int group, u32 word,
+                          float (&sum)[C::kBlocksM][C::kTileN / 2], bool adds,
+                          float (&total)[C::kBlocksM]) {
   constexpr int kVectors = C::kTileM * C::kTileN / 4;  // per part
   int thread = threadIdx.x % kWarpgroup;
-  auto parts = reinterpret_cast<float4*>(p.partial) + group * (kVectors / C::kConsumers) + thread;
-  float* rows = p.row_partial + group * (C::kTileM / C::kConsumers);
   auto move = [&](auto how, int part) {
     constexpr Move kMove = decltype(how)::value;
-    move_part<C, kMove>(parts + static_cast<tc_int64>(part) * kVectors, sum);
+    move_part<C, kMove>(parts.sums + static_cast<tc_int64>(part) * kVectors, sum);
     if constexpr (C::kRowSums) {
-      if (adds) move_rows<C, kMove>(rows + static_cast<tc_int64>(part) * C::kTileM, total);
+      if (adds) move_rows<C, kMove>(parts.rows + static_cast<tc_int64>(part) * C::kTileM, total);
     }
   };
-  int* counter = p.counters + w.counter + group;
   // One thread decides for the warpgroup.
   auto all = [&](auto decide) {
     named_sync(kGroupBarrier + group, kWarpgroup);
@@ -107,18 +113,32 @@ TC_DEVICE bool join(const Sm90MatmulParams& p, const Work& w, int group, u32 wor
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(answer) : "r"(word) : "memory");
     return answer != 0;
   };
-  if (!(w.finisher && all([&] { return wait_for_parts(counter, w.parts - 1, p.polls); }))) {
+  if (!(w.finisher &&
+        all([&] { return wait_for_parts(parts.counter, w.parts - 1, parts.polls); }))) {
     move(Moved<Move::store>{}, w.part);
-    if (!all([&] { return count_part(counter) == w.parts - 1; })) return false;
+    if (!all([&] { return count_part(parts.counter) == w.parts - 1; })) return false;
     if (!w.finisher) move(Moved<Move::load>{}, w.last_part);
   }
-  if (thread == 0) *counter = 0;  // for the next launch
-  int step = 2 << ClusterShape(p.flags).log_size();
+  if (thread == 0) *parts.counter = 0;  // for the next launch
 #pragma unroll 1
   for (int number = 0; number < w.parts - 1; ++number) {
-    move(Moved<Move::add>{}, w.first_part + number * step);
+    move(Moved<Move::add>{}, w.first_part + number * parts.step);
   }
   return true;
+}
+
+// join_parts() of a tile that warpgroups share.
+template <class C>
+TC_DEVICE bool join(const Sm90MatmulParams& p, const Work& w, int group, u32 word,
+                    float (&sum)[C::kBlocksM][C::kTileN / 2], bool adds,
+                    float (&total)[C::kBlocksM]) {
+  constexpr int kVectors = C::kTileM * C::kTileN / 4 / C::kConsumers;
+  const int thread = threadIdx.x % kWarpgroup;
+  const Parts parts = {reinterpret_cast<float4*>(p.partial) + group * kVectors + thread,
+                       p.row_partial + group * (C::kTileM / C::kConsumers),
+                       p.counters + w.counter + group, 2 << ClusterShape(p.flags).log_size(),
+                       p.polls};
+  return join_parts<C>(parts, w, group, word, sum, adds, total);
 }
 
 // Bytes of sums that a warp has of a tile, and how many warps' rows one block finishes, where the

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include "kernels/matmul/sm90_skinny_params.h"
@@ -12,6 +13,7 @@
 #include "ops/common/device_tables.h"
 #include "ops/common/launch.h"
 #include "ops/matmul/backend.h"
+#include "ops/matmul/sm90_stream.h"
 #include "runtime/tensor_map.h"
 
 namespace torch_cubin {
@@ -23,6 +25,7 @@ constexpr int64_t kSkinnyGroupBytes = 128 * 16;  // the sums of 64 rows x 8 toke
 constexpr int64_t kSkinnyMostStages = 16, kEnoughStages = 4, kFewStages = 3;
 constexpr int64_t kBeside = 4096;         // bytes of shared memory, at least as many as are static
 constexpr int64_t kSkinnyMostSplits = 8;  // blocks of a cluster, on every GPU
+constexpr int64_t kLeastStreamed = 4;     // k blocks for each block of a streamed product
 // Dynamic shared memory of a block that has half a multiprocessor, beside its static kilobyte: the
 // next kernel's blocks then fit while this one's are running.
 constexpr int64_t kSkinnyHalfShared = 113 * 1024 - 1024;
@@ -57,9 +60,11 @@ struct SkinnyLayers {
   }
 };
 
-// How the weights' rows and K are divided.
+// How the weights' rows and K are divided: K of each tile among the blocks of a cluster, or the K
+// of all tiles evenly among the multiprocessors (streamed).
 struct SkinnyTiles {
   int32_t rows, splits;
+  bool streamed = false;
 };
 
 // One entry of the catalog.
@@ -148,8 +153,9 @@ class Sm90Skinny : public MatmulKernels {
 
   std::string name(const MatmulPlan& plan) const override {
     const auto chosen = plan.get<SkinnyPlan>();
-    return "sm90_skinny " + std::to_string(chosen.tiles.rows) + " rows " +
-           std::to_string(chosen.tiles.splits) + " splits";
+    const std::string rows = "sm90_skinny " + std::to_string(chosen.tiles.rows) + " rows ";
+    if (chosen.tiles.streamed) return rows + "streamed";
+    return rows + std::to_string(chosen.tiles.splits) + " splits";
   }
 
   void launch(const MatmulPlan& plan, const MatmulProblem& problem,
@@ -207,10 +213,15 @@ class Sm90Skinny : public MatmulKernels {
                  MatmulConfigs& out) const {
     const int64_t k_blocks = ceil_div(c.k, kSkinnyBlockK);
     const int64_t most = may_split() ? std::min(kSkinnyMostSplits, k_blocks / 2) : 1;
-    for (int64_t splits = 1; splits <= std::max<int64_t>(most, 1); ++splits) {
+    for (int32_t splits = 1; splits <= std::max<int64_t>(most, 1); ++splits) {
       if (c.batch_invariant && splits != c.k_parts) continue;
       if (sides.rows_contiguous) {
-        for (const int64_t rows : {64, 128, 192}) offer(c, sides, layers, rows, splits, out);
+        for (const int32_t rows : {64, 128, 192}) offer(c, sides, layers, {rows, splits}, out);
+        // Blocks at different k would each read the lines that two tiles have in common
+        // (32x14192x8000 NN, H200: 88.6 us, in whole tiles 63.7).
+        const bool lines = sides.swapped ? c.a_lines : c.b_lines;
+        if (splits > 1 || !lines || c.batch_invariant) continue;
+        for (const int32_t rows : {64, 128}) offer(c, sides, layers, {rows, 1, true}, out);
         continue;
       }
       constexpr int64_t kWaves = 3, kLeastRows = 40, kMostRows = 128;
@@ -222,16 +233,16 @@ class Sm90Skinny : public MatmulKernels {
         // The last tile of each layer may be a small one.
         while (rows <= kMostRows && layers.all_tiles(rows) > slots * waves) rows += step;
         if (rows >= kLeastRows && rows <= kMostRows && rows != 64) {
-          offer(c, sides, layers, rows, splits, out);
+          offer(c, sides, layers, {static_cast<int32_t>(rows), splits}, out);
         }
       }
-      offer(c, sides, layers, 64, splits, out);
+      offer(c, sides, layers, {64, splits}, out);
     }
   }
 
   void offer(const MatmulCase& c, const SkinnySides& sides, const SkinnyLayers& layers,
-             int64_t rows, int64_t splits, MatmulConfigs& out) const {
-    const SkinnyTiles tile = {static_cast<int32_t>(rows), static_cast<int32_t>(splits)};
+             SkinnyTiles tile, MatmulConfigs& out) const {
+    const int64_t rows = tile.rows, splits = tile.splits;
     const SkinnyRow* row = nullptr;  // the smallest that fits
     for (const SkinnyRow& each : rows_) {
       if (each.math != c.math || each.rows_contiguous != sides.rows_contiguous) continue;
@@ -245,13 +256,24 @@ class Sm90Skinny : public MatmulKernels {
     chosen.row = row;
     chosen.tiles = tile;
     chosen.swapped = sides.swapped;
-    const int64_t tiles = layers.all_tiles(rows);
+    const int64_t tiles = layers.all_tiles(rows), multiprocessors = device_.multiprocessors;
+    const int64_t tile_k_blocks = ceil_div(c.k, kSkinnyBlockK);
+    if (tile.streamed) {
+      // Nothing is gained where the tiles fill all waves, and of few tiles clusters split K
+      // (16x4096x14336 NN, H200: in pairs 28.6 us, 30.1). The kernel's numbers have 32 bits.
+      const int64_t units = tiles * tile_k_blocks;
+      if (tiles % multiprocessors == 0 || 2 * tiles <= multiprocessors) return;
+      if (units < kLeastStreamed * multiprocessors) return;
+      if ((units + 1) * multiprocessors >= int64_t{1} << 31) return;
+    }
     // Of a given number of parts the clusters may be too many to run at a time, but by two on each
     // multiprocessor.
-    const bool many = c.k_parts > 1 && tiles > clusters_at_once(device_.multiprocessors, splits);
+    const bool many = c.k_parts > 1 && tiles > clusters_at_once(multiprocessors, splits);
     if (!fit_stages(*row, c.k, many ? kFewStages : kEnoughStages, chosen)) return;
     chosen.tiles_count = static_cast<int32_t>(tiles);
-    chosen.blocks = splits > 1 ? tiles * splits : std::min<int64_t>(tiles, device_.multiprocessors);
+    chosen.blocks = splits > 1      ? tiles * splits
+                    : tile.streamed ? multiprocessors
+                                    : std::min<int64_t>(tiles, multiprocessors);
 
     Work work;
     work.bytes = 2 * (static_cast<double>(c.m) * c.k + static_cast<double>(c.k) * c.n +
@@ -259,27 +281,30 @@ class Sm90Skinny : public MatmulKernels {
     // So many they run at a time; of few stages, though, it takes as long as in two turns
     // (2048 x 8192, H200: 1 to 32 tokens 10.6 to 11.3 us, 48 14.7).
     const bool beside = many && chosen.shared <= kSkinnyHalfShared && chosen.stages > kFewStages;
-    const int64_t at_once = clusters_at_once(device_.multiprocessors, splits);
+    const int64_t at_once = clusters_at_once(multiprocessors, splits);
     const auto rounds = static_cast<double>(ceil_div(tiles, beside ? 2 * at_once : at_once));
-    const double k_blocks = static_cast<double>(ceil_div(ceil_div(c.k, kSkinnyBlockK), splits));
-    work.once_bytes = rounds * stage_rows(*row, tile.rows) * k_blocks * kSkinnyBlockK * 2;
+    // Of the busiest block: k blocks, and tiles, whole or in part.
+    const double k_blocks = tile.streamed
+                                ? static_cast<double>(tiles * tile_k_blocks) / multiprocessors
+                                : rounds * static_cast<double>(ceil_div(tile_k_blocks, splits));
+    work.tiles = tile.streamed ? static_cast<double>(tiles / multiprocessors + 2) : rounds;
+    work.once_bytes = stage_rows(*row, tile.rows) * k_blocks * kSkinnyBlockK * 2;
     // Two multiprocessors share a port (Terms::port_bytes_per_cycle). Where both have as many
     // blocks as any, the memory waits for the ports of such (16x6144x4096 NN, H200: 96 blocks of 64
     // rows 17.6 us, 64 blocks of 192 rows and half of K 14.6). Of several tiles of one block, one
     // after another, less is seen.
-    const int64_t ports = device_.multiprocessors / 2;
+    const int64_t ports = multiprocessors / 2;
     if (tiles * splits > ports && (rounds == 1 || splits > 1)) {
       const double weights = 2 * static_cast<double>(sides.rows_count) * static_cast<double>(c.k);
       work.bytes += std::max(2 * work.once_bytes * static_cast<double>(ports) - weights, 0.0);
     }
-    work.narrow =
-        rounds * k_blocks * 8 * ceil_div(int64_t{tile.rows}, int64_t{64}) * row->tokens / 8;
-    work.l2_bytes = rounds * row->tokens * k_blocks * kSkinnyBlockK * 2;
-    work.tiles = rounds;
-    work.values = rounds * static_cast<double>(row->rows * row->tokens);
-    work.handshakes = splits > 1 ? 1 : 0;
-    const int64_t sums_bytes = (splits - 1) * tile.rows * row->tokens * 4 / splits;
-    work.sums_bytes = static_cast<double>(sums_bytes);
+    work.narrow = k_blocks * 8 * ceil_div(rows, int64_t{64}) * row->tokens / 8;
+    work.l2_bytes = row->tokens * k_blocks * kSkinnyBlockK * 2;
+    work.values = work.tiles * static_cast<double>(row->rows * row->tokens);
+    // That a tile has at most, if streamed: as one of its own.
+    const int64_t parts = tile.streamed ? ceil_div(multiprocessors, tiles) + 1 : splits;
+    work.handshakes = tile.streamed ? static_cast<double>(parts) : splits > 1 ? 1 : 0;
+    work.sums_bytes = static_cast<double>((parts - 1) * tile.rows * row->tokens * 4 / splits);
     MatmulPlan plan;
     plan.set(chosen);
     out.offer(plan, work);
@@ -363,6 +388,17 @@ class Sm90Skinny : public MatmulKernels {
     params.ring_bytes = chosen.ring_bytes;
     params.activation = p.activation;
     params.curve = kActivationCurves[p.activation];
+    std::optional<Workspace> partial;
+    std::optional<ZeroCounters> counters;
+    if (chosen.tiles.streamed) {
+      const int64_t tile_bytes = row.rows * row.tokens * int64_t{sizeof(float)};
+      partial.emplace(device_, 2 * chosen.blocks * tile_bytes);
+      counters.emplace(device_, chosen.blocks);
+      params.streamed = 1;
+      params.polls = kStreamPolls;
+      params.partial = reinterpret_cast<float*>(partial->data());
+      params.counters = counters->data();
+    }
     torch_cubin::launch(*row.kernel, {chosen.blocks, 1, 1, chosen.tiles.splits, chosen.shared},
                         device_, params);
   }

@@ -5,16 +5,10 @@
 #include "ops/common/launch.h"
 
 namespace torch_cubin {
-namespace {
-
-// A finisher waits for the other parts for a millisecond at most, which is longer than any takes.
-constexpr int32_t kPolls = 10000;
-
-}  // namespace
 
 void launch_sm90(PackageKernel& kernel, const Grid& grid, const Sm90Block& block,
                  const Device& device, Sm90MatmulParams& params) {
-  params.polls = kPolls;
+  params.polls = kStreamPolls;
   if (params.stream_tiles == 0) {
     launch(kernel, grid, device, params);
     return;

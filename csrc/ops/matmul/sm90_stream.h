@@ -11,6 +11,9 @@
 
 namespace torch_cubin {
 
+// A finisher waits for the other parts for a millisecond at most, which is longer than any takes.
+constexpr int32_t kStreamPolls = 10000;
+
 // What a block of a kernel has.
 struct Sm90Block {
   int64_t tile_m, tile_n, warpgroups;  // that multiply
