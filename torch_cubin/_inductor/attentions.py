@@ -20,6 +20,7 @@ from torch_cubin._drop_in import aten_kernels, install
 from torch_cubin._inductor.activations import VIEWS
 from torch_cubin._inductor.products import same_number
 from torch_cubin._ops.batch_invariant import is_batch_invariant
+from torch_cubin._pytorch import operators
 
 aten = torch.ops.aten
 OURS = torch.ops.cubin._scaled_dot_product_attention.default
@@ -119,9 +120,8 @@ def _is_strided_anew(value: torch.fx.Node) -> bool:
     for user in value.users:
         if _calls(user, (aten.as_strided.default,)):
             return True
-        schema = getattr(user.target, "_schema", None)
-        is_view = schema is not None and any(each.alias_info for each in schema.returns)
-        if (is_view or user.target is operator.getitem) and _is_strided_anew(user):
+        is_view = operators.returns_views(user.target) or user.target is operator.getitem
+        if is_view and _is_strided_anew(user):
             return True
     return False
 

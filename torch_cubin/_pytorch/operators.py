@@ -64,6 +64,13 @@ def schema_of(overload: Any) -> Any:
     return overload._schema
 
 
+def returns_views(target: Any) -> bool:
+    """Whether the results of a graph's call may be views of its arguments; False for functions that
+    are no registered op."""
+    schema = getattr(target, "_schema", None)
+    return schema is not None and any(each.alias_info for each in schema.returns)
+
+
 def argument_names(overload: Any, most: int = 64) -> list[str]:
     """The names of an op's arguments; their indices if the schema is not available."""
     if not SCHEMA_OBJECTS.available:
