@@ -49,7 +49,7 @@ LONG = {
     "few rows": {"batch": 3, "rows": 5, "keys": 4000, "heads": 8, "shared": 2, "descale": "qkv"},
     "window": {"rows": 2000, "keys": 2200, "window_left": 300, "window_right": 70, "descale": "kv"},
     "wide window": {"rows": 900, "keys": 2200, "window_left": 1999},
-    "many keys": {"batch": 1, "rows": 600, "keys": 16400, "heads": 8, "shared": 1},
+    "many keys": {"batch": 1, "rows": 3000, "keys": 12000, "heads": 8, "shared": 1},
     "more rows": {"rows": 1100, "keys": 700, "is_causal": True, "heads_first": True},
     "short ones": {"batch": 60, "rows": 250, "keys": 333, "heads": 8, "is_causal": True},
     "packed": {
