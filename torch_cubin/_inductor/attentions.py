@@ -116,9 +116,9 @@ def _has_readers_of_strides(result: torch.fx.Node) -> bool:
 
 
 def _is_strided_anew(value: torch.fx.Node) -> bool:
-    """Whether as_strided reads this value, or a view of it."""
+    """Whether as_strided reads this value, or a view of it, or writes to it."""
     for user in value.users:
-        if _calls(user, (aten.as_strided.default,)):
+        if _calls(user, (aten.as_strided.default, aten.as_strided_scatter.default)):
             return True
         is_view = operators.returns_views(user.target) or user.target is operator.getitem
         if is_view and _is_strided_anew(user):
