@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_cubin  # noqa: F401  (registers the ops)
@@ -271,6 +272,21 @@ def test_linear_cross_entropy_computes_no_gradients_without_grad_mode() -> None:
     with torch.no_grad(), Watch():
         ops.linear_cross_entropy(x, w, _TARGET)
     assert asked == [(False, False, False)]
+
+
+@by_call
+def test_tangents_without_grad_mode(name: str) -> None:
+    """Forward-mode derivatives do not depend on it."""
+    tensors = tensors_of(name)
+    directions = [torch.randn_like(tensor) for tensor in tensors]
+
+    def tangents(call: Callable[..., Any]) -> list[Tensor | None]:
+        with torch.no_grad(), forward_ad.dual_level():
+            duals = map(forward_ad.make_dual, tensors, directions)
+            return [forward_ad.unpack_dual(x).tangent for x in results(call(*duals))]
+
+    ours, torchs = CALLS[name][:2]
+    torch.testing.assert_close(tangents(ours), tangents(torchs))
 
 
 def test_export() -> None:

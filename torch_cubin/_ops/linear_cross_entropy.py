@@ -192,17 +192,18 @@ def _autograd(
     *rest: Any,
 ) -> Any:
     refuse_derivative_of_weight(NAME, weight)
-    if not (torch.is_grad_enabled() or transforms.transforms_active()):
+    tensors = (input, linear_weight, target, linear_bias, weight)
+    differentiated = transforms.transforms_active() or transforms.dual_level_is_open(
+        *(tensor for tensor in tensors if tensor is not None)
+    )
+    if not (torch.is_grad_enabled() or differentiated):
         # A compiled graph, whose backward has the gradients that it asks for here, whatever its
         # tensors say: hidden states do not require a gradient in it, nor do casts of parameters.
-        return autograd.call_below_autograd(
-            op, *(input, linear_weight, target, linear_bias, weight), *rest
-        )
+        return autograd.call_below_autograd(op, *tensors, *rest)
 
     def call(*tensors: Any) -> Any:
         return op(*tensors, *rest[:4], False, False, False)
 
-    tensors = (input, linear_weight, target, linear_bias, weight)
     return autograd.apply(_LinearCrossEntropy, call, *tensors, rest=rest)
 
 
