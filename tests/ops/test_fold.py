@@ -234,6 +234,7 @@ def _(x: torch.Tensor) -> torch.Tensor:
 STRIDES_READ: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "as_strided": lambda out: out.as_strided((30, 8), (8, 1)),
     "as_strided of a view": lambda out: out.mT.split(2, 2)[0].as_strided((30, 8), (8, 1)),
+    "as_strided_copy": lambda out: torch.as_strided_copy(out, (30, 8), (8, 1)),
     "as_strided that is written to": lambda out: out.as_strided_scatter(
         out.new_zeros(4, 8), (4, 8), (8, 1)
     ),

@@ -36,6 +36,11 @@ _CUDNNS_HIDDEN = (-65504.0, -65536.0)
 _ADDS_DIM = (*VIEWS, aten.unsqueeze.default)
 _COPIES = (*VIEWS, aten._unsafe_view.default, aten.clone.default)
 _NAMESPACES = {"aten", "prims", "cubin"}  # of ops that take any strides
+_STRIDED_ANEW = (
+    aten.as_strided.default,
+    aten.as_strided_copy.default,
+    aten.as_strided_scatter.default,
+)  # read memory by strides of their own
 _TURNS = (aten.permute.default, aten.transpose.int)
 
 
@@ -116,9 +121,9 @@ def _has_readers_of_strides(result: torch.fx.Node) -> bool:
 
 
 def _is_strided_anew(value: torch.fx.Node) -> bool:
-    """Whether as_strided reads this value, or a view of it, or writes to it."""
+    """Whether a call of as_strided's kin reads this value, or a view of it, or writes to it."""
     for user in value.users:
-        if _calls(user, (aten.as_strided.default, aten.as_strided_scatter.default)):
+        if _calls(user, _STRIDED_ANEW):
             return True
         is_view = operators.returns_views(user.target) or user.target is operator.getitem
         if is_view and _is_strided_anew(user):
