@@ -1,8 +1,8 @@
 // The epilogue for products of kernels that have none: those store unrounded sums, and this kernel
 // scales them, adds bias and addend, applies the activation and rounds once; also to what precedes
 // the activation, if its derivative needs that. If K was split it first adds the splits' sums, in
-// order. Bound by memory bandwidth, or by the L2 cache for small
-// products whose sums are still there.
+// order. Bound by memory bandwidth, or by the L2 cache for small products whose sums are still
+// there.
 //
 // Roles: all threads are alike; each takes four adjacent columns of a row at a time.
 #include "activation.cuh"

@@ -210,7 +210,8 @@ std::tuple<Tensor, Tensor> linear_both_cuda(const Tensor& input, const Tensor& w
     const MatmulPlan one = plan_matmul(gpu, matmul_case(p, operands));
     operands.aux = static_cast<char*>(sums.mutable_data_ptr());
     const MatmulPlan both = plan_matmul(gpu, matmul_case(p, operands));
-    if (both.kernels != nullptr && both.sum_order == one.sum_order &&
+    const bool same_bits = both.sum_order == one.sum_order && both.sum_order == plain.sum_order;
+    if (both.kernels != nullptr && same_bits &&
         both.microseconds <= one.microseconds + plain.microseconds) {
       launch_plan(both, p, operands, gpu);
       return {activated, sums};

@@ -247,8 +247,8 @@ class Sm90Matmul : public MatmulKernels {
   }
 
   // Which of the last tiles may begin sooner, where each block has one tile. What they store is
-  // stored twice, so that nothing may be added to it; of several tiles, a block may add every
-  // second one's K up from its end.
+  // stored twice, so that nothing may be added to it, and both must have the same bits: of several
+  // tiles, a block may add up every second one's K from its end.
   static int tiles_inside(const Sm90MatmulParams& params, const Sm90Plan& plan) {
     const Sm90Row& row = *plan.row;
     // NOTE: the TMA traps where a box begins within 16 bytes of the contiguous dim.
