@@ -31,19 +31,20 @@ import functools
 import hashlib
 import os
 import re
+import secrets
 import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch_cubin import embed as _embed
 from torch_cubin import errors
-from torch_cubin._compile import cache
+from torch_cubin._compile import cache, headers
 
 FilePath = str | os.PathLike[str]
 Images = Any  # a FilePath, bytes, bytearray, memoryview or Module, or an Iterable of these
@@ -187,10 +188,11 @@ def load_inline(
         schemas ("scale_(Tensor(a!) x, float by) -> ()", whose float is C++'s double), which give
         names and defaults of arguments and mark mutated ones. They are registered for CUDA.
 
-    The compiled library is cached (cache_path()) under the hash of its inputs: sources, images,
-    flags, the compiler, the versions of PyTorch and of torch_cubin. It is used by this process only
-    if the source includes "a header" of your own. The ops are in torch.ops.NAME_HASH; add
-    derivatives and fakes with torch.library, by the op's name `ops.NAME._qualified_op_name`.
+    The compiled library is cached (cache_path()) under the hash of its inputs: sources and headers
+    of your own, images, flags, the compiler, the versions of PyTorch and of torch_cubin. It is
+    compiled in each call if an include is a macro, or flags name files ("-include"). The ops are in
+    torch.ops.NAME_HASH; add derivatives and fakes with torch.library, by the op's name
+    `ops.NAME._qualified_op_name`.
 
     Raises InputError [input] for bad arguments, for a function whose types are unsupported or
     differ from its schema, and for source that does not compile, with the compiler's text;
@@ -210,7 +212,9 @@ def load_inline(
     links = [*link_flags(), *map(str, extra_link_args)]
     digest = hashlib.sha256()
     version = subprocess.run([*compiler, "--version"], capture_output=True, text=True).stdout
+    included = _headers(source, [*compiler[1:], *map(str, extra_compile_args)])
     parts = [name, source, repr(declared), repr(flags + links), version, torch.__version__]
+    parts.append(included or secrets.token_hex())
     for part in parts:
         digest.update(f"{len(part)}:{part}".encode())
     for own in (*sorted((_ROOT / "include" / "torch_cubin").iterdir()), _library()):
@@ -220,9 +224,7 @@ def load_inline(
             digest.update(f"{symbol}:{len(content)}:".encode() + content)
     key = digest.hexdigest()[:16]
     namespace = f"{name}_{key}"
-    # A user's header may change without changing the key: then the cache is not shared.
-    shared = not re.search(r'^[ \t]*#[ \t]*include[ \t]*"', source, re.M)
-    folder = (cache_path() if shared else _own_folder()) / namespace
+    folder = (cache_path() if included is not None else _own_folder()) / namespace
     library = folder / f"{name}.so"
     for is_last in (False, False, True):
         if not library.is_file():
@@ -249,6 +251,15 @@ def load_inline(
     _check_schemas(library, declared)
     made = {function: getattr(getattr(torch.ops, namespace), function) for function, _ in declared}
     return types.SimpleNamespace(**made)
+
+
+def _headers(source: str, options: Sequence[str]) -> str | None:
+    """The digest of the headers that a source includes, but for the compiler's, PyTorch's and
+    torch_cubin's; None if nothing can say which."""
+    folders = headers.folders_of_options(options)
+    if folders is None:
+        return None
+    return headers.digest(source, [*folders, *headers.folders_of_environment()], ())
 
 
 def _declared(function: str) -> tuple[str, str]:

@@ -158,22 +158,40 @@ def test_a_compiled_extension_is_cached(ops, monkeypatch):
         cpp.load_inline("inline_test", SOURCE + "\n", **given)
 
 
-def test_headers_of_the_users_own_are_compiled_by_each_process(monkeypatch):
-    """Their content is in no key."""
+def test_headers_of_the_users_own_are_part_of_the_key(monkeypatch, tmp_path):
+    """With an edited header the same source has other functions, in this process, too."""
     folders = []
 
     def build(folder, *arguments):
         folders.append(folder)
         raise AssertionError("compiled")
 
-    monkeypatch.setattr(cpp, "_build", build)
-    for source in ("#include <mine.h>\n", '  # include "mine.h"\n'):
+    def compiled(source, **given):
         with pytest.raises(AssertionError, match="compiled"):
-            cpp.load_inline("inline_header", source)
-    assert folders[0].parent == cpp.cache_path()
-    assert folders[1].parent != cpp.cache_path()
+            cpp.load_inline("inline_header", source, **given)
+        return folders[-1]
+
+    monkeypatch.setattr(cpp, "_build", build)
+    source, given = "#include <mine.h>\n", {"extra_compile_args": [f"-I{tmp_path}"]}
+    header = tmp_path / "mine.h"
+    made = []
+    for content in ("int one;", "int other;", "int one;"):
+        header.write_text(content)
+        made.append(compiled(source, **given))
+        monkeypatch.setenv("CPATH", str(tmp_path))
+        made.append(compiled(source))
+        monkeypatch.delenv("CPATH")
+    assert len({*made}) == 4
+    assert made[:2] == made[4:]
+    assert {folder.parent for folder in made} == {cpp.cache_path()}
+    # What a macro or an option includes, nothing can say.
+    by_macro = "#define H <mine.h>\n#include H\n"
+    for source, options in ((by_macro, []), ("", ["-include", "mine.h"])):
+        own = [compiled(source, extra_compile_args=options) for _ in range(2)]
+        assert own[0] != own[1]
+        assert own[0].parent == own[1].parent != cpp.cache_path()
     monkeypatch.setenv("TORCH_CUBIN_CACHE", "0")
-    assert cpp.cache_path() == folders[1].parent
+    assert cpp.cache_path() == folders[-1].parent
     assert cpp.cache_path().is_absolute()
 
 

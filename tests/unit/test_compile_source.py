@@ -241,6 +241,51 @@ def test_files_and_their_headers(library, folder: Path, tmp_path: Path) -> None:
         torch_cubin.compile(tmp_path / "none.cu", archs="sm_90a")
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        '#include "x.h"', "# include <x.h> // why", '#include "x.h"\r', '/* one */ #include "x.h"',
+        '# /* one */ include "x.h"', '/* two\nlines */ #include "x.h"', '%:include "x.h"',
+        '#import "x.h"', '#inc\\\nlude "x.h"', '#if __has_include("x.h")',
+        "#if __has_include( <x.h>)", '#include "{folder}/x.h"', '#include "sub/../x.h"',
+        '#include "sub/of.h"', '#include "link/of.h"\n#include "sub/of.h"',
+    ],
+)  # fmt: skip
+def test_every_spelling_of_an_include_is_part_of_the_key(source: str, tmp_path: Path) -> None:
+    """A kernel in the cache that a changed header leaves in place is a wrong kernel."""
+    home = tmp_path / "home"
+    (home / "sub").mkdir(parents=True)
+    (home / "sub" / "of.h").write_text('#include "../x.h"\n')
+    (tmp_path / "link").mkdir()  # a header under another name has other neighbours
+    (tmp_path / "link" / "of.h").symlink_to(home / "sub" / "of.h")
+    (tmp_path / "x.h").write_text("int far;")
+    folders = [home, tmp_path]
+    text = source.replace("{folder}", str(home)) + "\n"
+    found = [headers.digest(text, folders, ())]
+    for content in ("int n;", "int m;"):
+        (home / "x.h").write_text(content)
+        found.append(headers.digest(text, folders, ()))
+    (home / "x.h").unlink()
+    found.append(headers.digest(text, folders, ()))
+    assert None not in found
+    assert len({*found}) == 3
+    assert found[0] == found[3]
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["#include X", "#include_next <x.h>", "#if __has_include(X)", "#if __has_include_next(<x.h>)",
+     '# /* two\nlines */ include "x.h"'],
+)  # fmt: skip
+def test_an_include_that_nothing_can_name_is_not_cached(source: str) -> None:
+    assert headers.digest(f"{source}\n", [], ()) is None
+
+
+@pytest.mark.parametrize("source", ["#ifdef __has_include", "int includes = 1;", "#define X 1"])
+def test_what_includes_nothing(source: str) -> None:
+    assert headers.digest(f"{source}\n", [], ()) == headers.digest("", [], ())
+
+
 def test_headers_do_not_depend_on_the_working_folder(
     library, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -507,7 +552,27 @@ def test_nvcc(folder: Path, tmp_path: Path) -> None:
         torch_cubin.compile(source, archs="sm_90a", compiler="nvcc")
 
 
-@pytest.mark.parametrize("option", ["-I/my/folder", "--include-path=/x", "-include", "@flags"])
+@pytest.mark.parametrize("name", ["CPATH", "NVCC_APPEND_FLAGS"])
+def test_nvcc_compiles_again_for_a_header_that_the_environment_finds(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    try:
+        compiler._nvcc_path()
+    except errors.FileError:
+        pytest.skip("nvcc is not here")
+    monkeypatch.setenv(name, f"{'-I' * (name != 'CPATH')}{tmp_path}")
+    source = '#include <value.h>\nextern "C" __global__ void f(int* y) { *y = VALUE; }\n'
+    cubins = []
+    for value in (1, 2):
+        (tmp_path / "value.h").write_text(f"#define VALUE {value}\n")
+        module = torch_cubin.compile(source, archs="sm_90a", compiler="nvcc")
+        cubins.append(module.image("sm_90a"))
+    assert cubins[0] != cubins[1]
+
+
+@pytest.mark.parametrize(
+    "option", ["-I/my/folder", "--include-path=/x", "-include", "@flags", "-Xcompiler=-I/x"]
+)
 def test_kernels_whose_options_include_files_are_not_cached(
     option: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -176,7 +176,8 @@ def _nvrtc(
     flags += [*(f"--include-path={folder}" for folder in (*folders, *cuda)), *options]
     every = [*folders, *cuda]
     own = {n: t for n, t in headers.OWN.items() if not any(os.path.isfile(f / n) for f in every)}
-    included = headers.digest(text, every, cuda) if cache and not _brings_files(options) else None
+    is_known = cache and not headers.brings_files(options)
+    included = headers.digest(text, every, cuda) if is_known else None
     key = None
     if included is not None:
         key = _cache.key(
@@ -202,11 +203,10 @@ _ENVIRONMENT = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN", "CPATH"
                 "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")  # fmt: skip
 
 
-def _brings_files(options: list[str]) -> bool:
-    """Whether the options add folders or headers, which the cache key's digest does not cover."""
-    names = ("-I", "--include-path", "-isystem", "--system-include", "-include", "--pre-include",
-             "--options-file", "-optf", "@")  # fmt: skip
-    return any(option.startswith(names) for option in options)
+def _environments_options() -> list[str]:
+    """The options that nvcc takes from the environment."""
+    given = (os.environ.get(name, "") for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"))
+    return [option for options in given for option in options.split()]
 
 
 def _nvcc_path() -> str:
@@ -238,7 +238,9 @@ def _nvcc(
     cache: bool,
 ) -> tuple[bytes, dict[str, str]]:
     flags = [f"-arch={arch}", "-cubin", *(f"-I{folder}" for folder in folders), *options]
-    included = headers.digest(text, folders, ()) if cache and not _brings_files(options) else None
+    is_known = cache and not headers.brings_files([*options, *_environments_options()])
+    every = [*folders, *headers.folders_of_environment()]
+    included = headers.digest(text, every, ()) if is_known else None
     key = None
     if included is not None:
         key = _cache.key({"source": text, "name": name, "options": flags, "included": included,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 _INTEGERS = "".join(
@@ -67,35 +68,46 @@ OWN = {
     "math.h": "#pragma once\n",
 }
 
-_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>|(.*))$', re.M)
+# What a compiler takes for an #include, or asks for by __has_include. Comments within a line may
+# stand anywhere. What follows and is no name, such as a macro, is the third group.
+_GAP = r"(?:[ \t]|/\*[^\n]*?\*/)*"
+_INCLUDE = re.compile(
+    rf"(?:(?:^|\*/){_GAP}(?:#|%:|\?\?=){_GAP}(?:include|import|embed|(?=/\*))"
+    rf"|\b__has_(?:include|embed)(?:{_GAP}\(|(?=_next))){_GAP}"
+    r'(?:"([^"\n]+)"|<([^>\n]+)>|([^\n]*))',
+    re.M,
+)
 _MOST_FILES = 2000
 
 
-def digest(source: str, folders: Sequence[Path], of_cuda: Sequence[Path]) -> str | None:
+def digest(source: str, folders: Sequence[Path], known: Sequence[Path]) -> str | None:
     """A digest of the files that a source includes from `folders`, recursively.
 
-    CUDA's own headers, in `of_cuda`, are identified by the compiler's version and not read. None
-    if an include is a macro, or there are too many: then a result cannot be cached.
+    Files in the folders `known`, whose version the caller's key has, are not read. None if an
+    include is a macro, or there are too many: then a result cannot be cached.
     """
     hashed = hashlib.sha256()
     seen: set[Path] = set()
     waiting: list[tuple[str, Path | None]] = [(source, None)]
     while waiting:
         text, home = waiting.pop()
-        for quoted, angled, other in _INCLUDE.findall(text):
+        for quoted, angled, other in _INCLUDE.findall(re.sub(r"\\\r?\n", "", text)):
             if other.strip():
                 return None
             name = quoted or angled
             near = [home] if quoted and home is not None else []
+            if Path(name).is_absolute():
+                near.append(Path("/"))
             for folder in (*near, *folders):
                 path = folder / name
                 if not path.is_file():
                     # A header that appears here later would change the program.
                     hashed.update(f"-{path}\0".encode())
                     continue
-                resolved = path.resolve()
-                if resolved not in seen and not any(cuda in path.parents for cuda in of_cuda):
-                    seen.add(resolved)
+                # By its folder: the same file in another one has other neighbours.
+                placed = path.parent.resolve() / path.name
+                if placed not in seen and not any(one in path.parents for one in known):
+                    seen.add(placed)
                     if len(seen) > _MOST_FILES:
                         return None
                     content = path.read_bytes()
@@ -103,3 +115,38 @@ def digest(source: str, folders: Sequence[Path], of_cuda: Sequence[Path]) -> str
                     waiting.append((content.decode("utf-8", "replace"), path.parent))
                 break
     return hashed.hexdigest()
+
+
+# Options that add folders or files, by their beginnings.
+_BRINGING = (
+    *("-I", "--include-path", "-isystem", "--system-include", "-include", "--pre-include"),
+    *("-iquote", "-idirafter", "-imacros", "-iprefix", "-iwithprefix", "-isysroot", "--sysroot"),
+    *("-Xcompiler", "--compiler-options", "-Xpreprocessor", "-Wp,", "-B"),
+    *("--options-file", "-optf", "@", "-pch", "--pch", "-use-pch", "--use-pch"),
+)
+
+
+def brings_files(options: Iterable[str]) -> bool:
+    """Whether the options add folders or headers, which digest() does not cover."""
+    return any(option.startswith(_BRINGING) for option in options)
+
+
+def folders_of_options(options: Iterable[str]) -> list[Path] | None:
+    """The folders that a C++ compiler's options add; None if they add more than folders."""
+    folders: list[Path] = []
+    rest = iter(options)
+    for option in rest:
+        match = re.match("-I|-isystem|-iquote|-idirafter", option)
+        if match is not None:
+            folders.append(Path(option[match.end() :] or next(rest, "")))
+        elif brings_files([option]):
+            return None
+    return folders
+
+
+def folders_of_environment() -> list[Path]:
+    """The folders in which a C++ compiler also looks for headers."""
+    names = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")
+    given = [os.environ[name].split(os.pathsep) for name in names if os.environ.get(name)]
+    # An empty entry is the working folder.
+    return [Path(folder) for folders in given for folder in folders] + [Path("/usr/local/include")]
