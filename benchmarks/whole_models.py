@@ -303,19 +303,23 @@ class Processes:
         return [(name, process) for name, those in self._of.items() for process in those]
 
     def prepare(self, mode: str) -> None:
-        """At the same time, but for max-autotune: its timings, one process after the other."""
+        """At the same time, but for max-autotune: its timings, one process after the other. Of a
+        contender's processes the first compiles, and the others read Inductor's cache."""
         if mode.startswith("max-autotune"):
             for name, process in self._each():
                 process.get("prepare", mode, name)
             return
-        for name, process in self._each():
-            process.ask("prepare", mode, name)
+        firsts = [(name, those[0]) for name, those in self._of.items()]
+        others = [pair for pair in self._each() if pair not in firsts]
         failures = []
-        for _, process in self._each():
-            try:
-                process.answer()
-            except RuntimeError as error:
-                failures.append(error)
+        for together in (firsts, others):
+            for name, process in together:
+                process.ask("prepare", mode, name)
+            for _, process in together:
+                try:
+                    process.answer()
+                except RuntimeError as error:
+                    failures.append(error)
         if failures:
             raise failures[0]
 
