@@ -168,11 +168,12 @@ print(sorted(name for name in sys.modules if name.startswith("torch_cubin.")))
         assert heavy not in others
     for heavy in ("torch._dynamo", "torch._inductor", "torch.utils.flop_counter"):
         assert f"'{heavy}" not in of_torch
-    for unused in ("_drop_in.install", "_drop_in.served", "_ops.sharding", "_ops.flops"):
+    used_later = ("_ops.sharding", "_ops.flops", "_ops.autograd", "_ops.checks", "_ops.vmap")
+    for unused in ("_drop_in.install", "_drop_in.served", *used_later):
         assert f"'torch_cubin.{unused}'" not in ours
 
 
-def test_import_adds_at_most_40_ms():
+def test_import_adds_at_most_28_ms():
     code = """
 import time
 start = time.process_time()
@@ -183,14 +184,14 @@ import torch_cubin
 print(between - start, time.process_time() - between)
 """
     # torch's import leaves the collector of garbage about to run, and whoever allocates next pays.
-    # The minimum of several CPU times, 27 ms where nothing else runs: the test measures
+    # The minimum of several CPU times, 18 ms where nothing else runs: the test measures
     # the import, not the machine's other work. The first may have to compile the sources. A
     # processor that other work slows down also takes longer for torch, whose import takes 1 to 2 s
     # on an idle one.
     times = []
-    while len(times) < 6 and (len(times) < 2 or min(own for _, own in times) > 0.04):
+    while len(times) < 6 and (len(times) < 2 or min(own for _, own in times) > 0.028):
         times.append(tuple(map(float, run(code).split())))
-    limit = max(0.04, 0.03 * min(of_torch for of_torch, _ in times))
+    limit = max(0.028, 0.02 * min(of_torch for of_torch, _ in times))
     assert min(own for _, own in times) <= limit, times
 
 

@@ -12,11 +12,8 @@ from typing import Any
 import torch
 
 from torch_cubin._ops import checks
-from torch_cubin._pytorch import imports
 
 _MASKED = ("cubin::scaled_dot_product_attention", "cubin::attention_forward")
-# This module of PyTorch takes a second to import (sympy), so it is patched when a user imports it.
-_MODULE = "torch.nn.attention.bias"
 
 
 def _serve(module: ModuleType, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -74,7 +71,9 @@ def _attend(module: ModuleType, name: str, given: dict[str, Any]) -> Any:
     return result[0] if op == "scaled_dot_product_attention" else result
 
 
-def _patch(module: ModuleType) -> None:
+def patch(module: ModuleType) -> None:
+    """Replaces __torch_function__ of the class, which PyTorch calls for ops with its instances;
+    `module` is torch.nn.attention.bias."""
     original = module.CausalBias.__torch_function__.__func__
 
     def torch_function(
@@ -90,8 +89,3 @@ def _patch(module: ModuleType) -> None:
         return _serve(module, name, args, kwargs or {})
 
     module.CausalBias.__torch_function__ = classmethod(torch_function)
-
-
-def register() -> None:
-    """Replaces __torch_function__ of the class, which PyTorch calls for ops with its instances."""
-    imports.when_imported(_MODULE, _patch)

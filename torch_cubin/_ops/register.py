@@ -2,79 +2,103 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Iterator, Sequence
 from functools import cache
 from types import ModuleType
 
 import torch
 
-from torch_cubin._ops import (
-    addmm_into,
-    attention_autograd,
-    attention_compose,
-    attention_e4m3,
-    autocast,
-    autograd,
-    batch_invariant,
-    causal_bias,
-    cross_entropy,
-    expert_rows,
-    fake,
-    fused,
-    fused_autograd,
-    grouped,
-    kv_cache,
-    layouts,
-    linear_cross_entropy,
-    moe,
-    no_derivatives,
-    row_rules,
-    rows,
-    scaled,
-    symmetric,
-    vmap,
-)
-from torch_cubin._pytorch.compiler import skip_frames
+from torch_cubin._ops import late, raw_ops
+from torch_cubin._pytorch.compiler import skip_frames_of
+from torch_cubin._pytorch.dispatch_keys import AUTOCAST
 from torch_cubin._pytorch.imports import when_imported
-from torch_cubin._pytorch.transforms import DERIVATIVES
+from torch_cubin._pytorch.transforms import DERIVATIVES, VMAP_OF_ATTENTION
+
+_FAKE, _BATCHED, _AUTOGRAD = late.FAKE, "FuncTorchBatched", "Autograd"
+_AUTOCAST = ("AutocastCUDA", "AutocastCPU")
+
+# Frames below an op are never compiled, even if torch.compile gives up on an outer frame.
+_SKIPPED = (
+    *("autograd", "batch_invariant", "cross_entropy", "expert_rows", "fused_autograd", "grouped"),
+    *("late", "linear_cross_entropy", "row_rules", "rows", "symmetric"),
+)
+
+
+def _raw(*names: str) -> list[str]:
+    return [raw for name in names for raw in raw_ops.raw_names(name)]
+
+
+def _with_autograd(*names: str) -> list[str]:
+    return [f"_{name}_autograd" for name in names]
+
+
+def rules() -> Iterator[tuple[str, Sequence[str], Sequence[str]]]:
+    """A module of this folder, keys, and ops for which it has a rule of each; a test compares them
+    with what the modules register."""
+    products, attention = raw_ops.PRODUCTS, raw_ops.ATTENTION
+    differentiated = [name for name in attention if name in raw_ops.DIFFERENTIABLE]
+    e4m3 = (raw_ops.E4M3, raw_ops.E4M3_BACKWARD)
+    parts = ["_weight_and_bias_gradient", "_attention_sinks_gradient"]
+    yield "fake", [_FAKE], [*_raw(*products, *attention, *e4m3), *parts]
+    yield "autograd", [_AUTOGRAD], _with_autograd(*products)
+    yield "vmap", [_BATCHED], _raw(*products, *attention)
+    yield "attention_autograd", [_AUTOGRAD], _with_autograd(*differentiated)
+    softmax = ["_attention_softmax", "_attention_softmax_backward", "_attention_dropout"]
+    yield "softmax", [_FAKE, _BATCHED, _AUTOGRAD], softmax
+    yield "attention_e4m3", [_BATCHED], _raw(*e4m3)
+    yield "attention_e4m3", [_AUTOGRAD], _with_autograd(*e4m3)
+    yield "fused", [_FAKE, _BATCHED], _raw(*raw_ops.FUSED)
+    yield "fused", [_FAKE], [f"_{name}.below_autograd" for name in raw_ops.BELOW_AUTOGRAD]
+    yield "fused_autograd", [_AUTOGRAD], _raw(*raw_ops.FUSED)
+    for module, names in (
+        ("addmm_into", [raw_ops.ADDMM_INTO]),
+        ("symmetric", raw_ops.SYMMETRIC),
+        ("grouped", [raw_ops.GROUPED]),
+        ("scaled", [name for name in raw_ops.FLOAT8 if "scaled" in name or "quantize" in name]),
+        ("moe", [raw_ops.MOE, raw_ops.MOE_FLOAT8]),
+        ("expert_rows", raw_ops.EXPERTS),
+        ("kv_cache", [raw_ops.KV_CACHE]),
+        ("rows", [name for name in raw_ops.ROWS if "entropy" not in name]),
+        ("cross_entropy", [name for name in raw_ops.ROWS if name.startswith("cross_entropy")]),
+        ("linear_cross_entropy", [name for name in raw_ops.ROWS if name.startswith("linear")]),
+    ):
+        yield module, [_FAKE, _BATCHED], _raw(*names)
+        yield module, [_AUTOGRAD], _with_autograd(*names)
+    yield "moe", [_FAKE], ["_moe_forward", "_moe_backward"]
+    yield "rows", [_FAKE], ["_row_sums", "_scale_into"]
+    in_float = ["rms_norm", "add_rms_norm", "layer_norm", "softmax", "log_softmax"]
+    yield "rows", _AUTOCAST[:1], in_float
+    yield "cross_entropy", _AUTOCAST[:1], ["cross_entropy"]
+    yield "linear_cross_entropy", _AUTOCAST, ["linear_cross_entropy"]
+    yield "autocast", _AUTOCAST, [x for op in raw_ops.ALL for x in raw_ops.all_names(op)]
+    layouts = ["CompositeExplicitAutograd", "CompositeImplicitAutogradNestedTensor"]
+    yield "layouts", layouts, _raw(*raw_ops.ALL, *raw_ops.ROWS)
 
 
 @cache
 def register() -> torch.library.Library:
     """Called once per process, after _C.so is loaded. The result owns the registrations."""
     library = torch.library.Library("cubin", "IMPL")
-    fake.register(library)
-    if DERIVATIVES.available:
-        autograd.register(library)
-        fused_autograd.register(library)
-        attention_autograd.register(library)
+    late.keep_modules()
+    if DERIVATIVES.available and VMAP_OF_ATTENTION.available and AUTOCAST.available:
+        for module, keys, names in rules():
+            late.register(library, module, keys, names)
     else:
-        no_derivatives.register(library)
-    attention_compose.register(library)
-    autocast.register(library)
-    vmap.register(library)
-    symmetric.register(library)
-    fused.register(library)
-    grouped.register(library)
-    scaled.register(library)
-    moe.register(library)
-    expert_rows.register(library)
-    rows.register(library)
-    cross_entropy.register(library)
-    linear_cross_entropy.register(library)
-    addmm_into.register(library)
-    kv_cache.register(library)
-    attention_e4m3.register(library)
-    layouts.register(library)
-    causal_bias.register()
+        _register_at_once(library)
     _register_late()
-    # Frames below an op are never compiled, even if torch.compile gives up on an outer frame.
-    skip_frames(
-        [
-            *(autograd, batch_invariant, cross_entropy, expert_rows, fused_autograd, grouped),
-            *(linear_cross_entropy, row_rules, rows, symmetric),
-        ]
-    )
+    skip_frames_of({f"{__package__}.{name}" for name in _SKIPPED})
     return library
+
+
+def _register_at_once(library: torch.library.Library) -> None:
+    """For a PyTorch without some of the names that the rules need: the modules know which."""
+    modules = dict.fromkeys(module for module, _, _ in rules())
+    if not DERIVATIVES.available:
+        modules = {m: None for m in modules if m != "autograd" and not m.endswith("_autograd")}
+        modules["no_derivatives"] = None
+    for module in modules:
+        importlib.import_module(f"{__package__}.{module}").register(library)
 
 
 def _register_late() -> None:
@@ -90,5 +114,12 @@ def _register_late() -> None:
 
         sharding.register()
 
+    def causal_bias(module: ModuleType) -> None:
+        from torch_cubin._ops import causal_bias
+
+        causal_bias.patch(module)
+
     when_imported("torch.utils.flop_counter", flops)
     when_imported("torch.distributed.tensor", sharding)
+    # It takes a second to import (sympy).
+    when_imported("torch.nn.attention.bias", causal_bias)

@@ -13,6 +13,7 @@ is composed of elementwise ops of torch, which have derivatives of every order.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from torch_cubin._ops import autograd
 from torch_cubin._ops.attention_checks import arguments_of
-from torch_cubin._ops.vmap import one_by_one
+from torch_cubin._ops.vmap import one_by_one, register_rule
 from torch_cubin._pytorch import operators, transforms
 
 softmax = torch.ops.cubin._attention_softmax.default
@@ -332,14 +333,15 @@ def register(library: torch.library.Library) -> None:
         (softmax_backward, 4, _SoftmaxBackward, _fake_softmax_backward, _softmax_backward_rule),
         (dropout, 2, _Dropout, _fake_dropout, _dropout_rule),
     ):
-        name = op.name()
-        operators.register_fake(name, fake, library)
-        torch.library.register_vmap(name, rule, lib=library)
-        if not transforms.DERIVATIVES.available:
-            continue
+        name = op.name().removeprefix("cubin::")
+        operators.register_fake(f"cubin::{name}", fake, library)
+        register_rule(library, name, functools.partial(_rule_itself, rule))
+        if transforms.DERIVATIVES.available:
+            library.impl(name, _autograd_kernel(op, function, tensors), "Autograd")
 
-        kernel = _autograd_kernel(op, function, tensors)
-        library.impl(name.removeprefix("cubin::"), kernel, "Autograd")
+
+def _rule_itself(rule: Callable[..., Any], op: Any) -> Callable[..., Any]:
+    return rule
 
 
 def _autograd_kernel(op: Any, function: Any, tensors: int) -> Callable[..., Any]:

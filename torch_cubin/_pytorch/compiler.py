@@ -2,7 +2,7 @@
 
 import sys
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -102,11 +102,37 @@ def skip_frames(modules: Iterable[types.ModuleType]) -> None:
         when_imported("torch._dynamo", lambda dynamo: _skip(modules))
 
 
+def skip_frames_of(names: Collection[str]) -> None:
+    """skip_frames() of modules that may be imported later."""
+    loaded: list[types.ModuleType] = []
+
+    def add(module: types.ModuleType) -> None:
+        loaded.append(module)
+        if "torch._dynamo" in sys.modules:
+            _skip([module])
+
+    if SKIPPED_FRAMES.available:
+        when_imported(names, add)
+        skip_frames(loaded)
+
+
+def never_compiled(function: Any) -> Any:
+    """Marks a function of such a module: what it calls, as imports below a compiled program, is not
+    compiled either."""
+    _NEVER_COMPILED.add(function.__code__)
+    return function
+
+
+_NEVER_COMPILED: set[types.CodeType] = set()
+
+
 def _skip(modules: Iterable[types.ModuleType]) -> None:
-    strategy = _Strategy(_Action.SKIP, _Action.DEFAULT)
+    own, with_calls = (
+        _Strategy(_Action.SKIP, of_calls) for of_calls in (_Action.DEFAULT, _Action.SKIP)
+    )
     for module in modules:
         for code in _codes(vars(module), module.__name__):
-            _mark(code, strategy)
+            _mark(code, with_calls if code in _NEVER_COMPILED else own)
 
 
 def _codes(namespace: Mapping[str, object], module: str) -> Iterable[types.CodeType]:

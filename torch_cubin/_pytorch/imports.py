@@ -6,19 +6,24 @@ import importlib.abc
 import importlib.machinery
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import ModuleType
 from typing import Any
 
 
 def when_imported(
-    name: str, action: Callable[[ModuleType], None], *, is_prefix: bool = False
+    name: str | Collection[str],
+    action: Callable[[ModuleType], None],
+    *,
+    is_prefix: bool = False,
 ) -> None:
-    """Runs `action` with the module, at once or when somebody imports it, and at each reload; for a
-    prefix, with each module whose name begins so."""
+    """Runs `action` with the module, at once or when somebody imports it, and at each reload; with
+    each of several; for a prefix, with each module whose name begins so."""
     finder = _AfterImport(name, action, is_prefix)
     # Not a search for one name: there are a thousand modules, and an import has six of these calls.
-    names = [each for each in list(sys.modules) if finder.is_for(each)] if is_prefix else [name]
+    names = [name] if isinstance(name, str) else [*name]
+    if is_prefix:
+        names = [each for each in list(sys.modules) if finder.is_for(each)]
     for each in names:
         module = sys.modules.get(each)
         if isinstance(module, ModuleType):
@@ -29,12 +34,15 @@ def when_imported(
 class _AfterImport(importlib.abc.MetaPathFinder):
     """It stays installed: a search need not lead to an import, and a reload searches again."""
 
-    def __init__(self, name: str, action: Callable[[ModuleType], None], is_prefix: bool) -> None:
-        self._name, self._action, self._is_prefix = name, action, is_prefix
+    def __init__(
+        self, name: str | Collection[str], action: Callable[[ModuleType], None], is_prefix: bool
+    ) -> None:
+        self._names = (name,) if isinstance(name, str) else tuple(name)
+        self._action, self._is_prefix = action, is_prefix
         self._here = threading.local()  # another finder may restart the search within ours
 
     def is_for(self, name: str) -> bool:
-        return name.startswith(self._name) if self._is_prefix else name == self._name
+        return name.startswith(self._names) if self._is_prefix else name in self._names
 
     def find_spec(
         self, fullname: str, path: Any = None, target: Any = None

@@ -48,13 +48,18 @@ SCHEMA_OBJECTS = Feature(
 SCHEMA_OBJECTS.find("ops.aten.mm.default._schema", None)
 
 
-def register_fake(name: str, fake: Callable[..., Any], library: torch.library.Library) -> None:
-    """torch.library.register_fake(), which also reads the caller's source file to name its line."""
-    if _entries is None:
+def register_fake(name: str, fake: Callable[..., Any], library: Any) -> None:
+    """torch.library.register_fake(), which also reads the caller's source file to name its line.
+
+    `library`: a torch.library.Library, or what keeps fakes in its place (_ops/late.py).
+    """
+    if not isinstance(library, torch.library.Library):
+        library.fake(name, fake)
+    elif _entries is None:
         torch.library.register_fake(name, fake, lib=library)
-        return
-    handle = _entries.find(name).fake_impl.register(fake, fake.__module__, lib=library)
-    library._registration_handles.append(handle)
+    else:
+        handle = _entries.find(name).fake_impl.register(fake, fake.__module__, lib=library)
+        library._registration_handles.append(handle)
 
 
 def schema_of(overload: Any) -> Any:

@@ -1,0 +1,100 @@
+"""Rules of the built-in ops whose modules are imported at their first call."""
+
+from __future__ import annotations
+
+import pytest
+
+from torch_cubin._ops import late, register
+
+
+def test_the_list_is_what_the_modules_register() -> None:
+    listed = [
+        (module, name, key)
+        for module, keys, names in register.rules()
+        for key in keys
+        for name in names
+    ]
+    assert len(listed) == len(set(listed))
+    modules = {module for module, _, _ in listed}
+    assert {(m, *rule) for m in modules for rule in late.rules_of(m)} == set(listed)
+
+
+# A module, and calls that need one of its rules.
+CALLS = {
+    "autograd": """
+x = a.clone().requires_grad_()
+ops.matmul(x, a).sum().backward()
+assert torch.equal(x.grad, 2 * a)
+""",
+    "vmap": "assert torch.equal(torch.vmap(ops.matmul)(a[None], a[None])[0], a @ a)",
+    "fake": 'assert ops.matmul(a.to("meta"), a.to("meta")).shape == (2, 2)',
+    "autocast": """
+with torch.autocast("cpu", torch.bfloat16):
+    assert ops.matmul(a, a).dtype == torch.bfloat16
+""",
+    "layouts": 'refused(lambda: ops.matmul(a.to_sparse(), a), "sparse")',
+    # Batching rules that do not ask for the keys of the call, and those that do.
+    "scaled": 'refused(lambda: torch.vmap(lambda x: ops.quantize(x, 0))(a[None]), "torch.vmap")',
+    "rows": "assert torch.vmap(lambda x: ops.softmax(x, -1))(a[None]).shape == (1, 2, 2)",
+}
+
+
+@pytest.mark.parametrize("module", CALLS)
+def test_a_rule_imports_its_module_at_its_first_call(module: str, torch_python) -> None:
+    code = f"""
+import sys, torch
+import torch_cubin
+
+def refused(call, text):
+    try:
+        call()
+    except RuntimeError as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError("no error")
+
+ops, a = torch.ops.cubin, torch.ones(2, 2)
+before = set(sys.modules)
+for _ in range(2):
+    {CALLS[module].strip().replace(chr(10), chr(10) + "    ")}
+print("torch_cubin._ops.{module}" in set(sys.modules) - before)
+"""
+    done = torch_python.run(code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "True"
+
+
+def test_no_import_is_compiled(torch_python) -> None:
+    """Below a frame that torch.compile gives up on, it compiles each function that is called."""
+    code = """
+import contextlib, torch
+import torch_cubin
+from torch._dynamo import convert_frame
+
+seen = []
+assemble = convert_frame.ConvertFrameAssert.__call__
+
+def watched(self, frame, *args, **kwargs):
+    seen.append(f"{frame.f_code.co_filename} {frame.f_code.co_name}")
+    return assemble(self, frame, *args, **kwargs)
+
+convert_frame.ConvertFrameAssert.__call__ = watched
+
+@contextlib.contextmanager
+def context():
+    yield
+
+def function(a):
+    with context():
+        torch._dynamo.graph_break()
+        return torch.ops.cubin.matmul(a, a)
+
+a = torch.ones(2, 2, requires_grad=True)
+torch.compile(function, backend="eager")(a).sum().backward()
+assert torch.equal(a.grad, torch.full((2, 2), 4.0))
+assert any("function" in each for each in seen)
+print([each for each in seen if "/torch_cubin/_ops/" in each or "importlib" in each])
+"""
+    done = torch_python.run(code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
