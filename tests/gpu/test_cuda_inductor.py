@@ -10,6 +10,7 @@ from torch._inductor import config as inductor_config
 from torch._inductor.utils import run_and_get_code
 
 import torch_cubin
+from torch_cubin._native import library
 
 pytestmark = pytest.mark.usefixtures("nan_memory")
 
@@ -194,6 +195,46 @@ def test_aot_inductor_calls_our_functions(block, tmp_path) -> None:
         )
         got = torch._inductor.aoti_load_package(path)(x)
     torch.testing.assert_close(got, want, rtol=3e-2, atol=3e-2)
+
+
+class OneInput(nn.Module):
+    """Products of one input, all without biases, which graphs join: an op with several results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        like = {"bias": False, "device": "cuda", "dtype": torch.bfloat16}
+        self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH, **like) for _ in range(3))
+        self.gate, self.up = (nn.Linear(WIDTH, INNER, **like) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        q, k, v = self.q(x), self.k(x), self.v(x)
+        return q * k + v, F.silu(self.gate(x)) * self.up(x)
+
+
+@pytest.mark.parametrize("options", [True, False], ids=["aot_options", "no_options"])
+def test_aot_inductor_joins_products_without_biases(options: bool, tmp_path) -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = OneInput()
+    x = torch.randn(ROWS, WIDTH, device="cuda", dtype=torch.bfloat16)
+    rows = {"x": {0: torch.export.Dim("rows", min=2, max=4096)}}
+    with torch.no_grad(), torch_cubin.install():
+        path = torch._inductor.aoti_compile_and_package(
+            torch.export.export(model, (x,), dynamic_shapes=rows),
+            package_path=str(tmp_path / "model.pt2"),
+            inductor_configs={
+                "aot_inductor.precompile_headers": False,
+                **(torch_cubin.aot_options() if options else {}),
+            },
+        )
+    with torch.no_grad():
+        package = torch._inductor.aoti_load_package(path)
+        for given in (x, torch.randn(ROWS + 3, WIDTH, device="cuda", dtype=torch.bfloat16)):
+            before = library.launches()
+            got = package(given)
+            assert library.launches() >= before + 2  # compiled C++ called ours
+            for one, want in zip(got, model(given), strict=True):
+                assert _error(one, want.double()) < 2e-2
 
 
 @pytest.mark.parametrize("length", [1, 96, 192])
