@@ -98,3 +98,17 @@ print([each for each in seen if "/torch_cubin/_ops/" in each or "importlib" in e
     done = torch_python.run(code)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
+
+
+def test_install_imports_no_rules(torch_python) -> None:
+    code = """
+import sys, torch
+import torch_cubin
+
+with torch_cubin.install():
+    names = ("attention_checks", "autograd", "sharding", "vmap")
+    print([name for name in names if f"torch_cubin._ops.{name}" in sys.modules])
+"""
+    done = torch_python.run(code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"

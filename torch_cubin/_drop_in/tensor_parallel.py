@@ -16,7 +16,6 @@ from torch import Tensor
 from torch_cubin import errors
 from torch_cubin._drop_in import report
 from torch_cubin._ops import raw_ops, row_parallel
-from torch_cubin._ops.sharding import RULES
 from torch_cubin._pytorch import compiler, dispatch_modes, sharding
 from torch_cubin._pytorch.imports import when_imported
 
@@ -102,6 +101,8 @@ def _update() -> None:
 
 
 def _handlers() -> Iterator[tuple[Any, sharding.Handler]]:
+    from torch_cubin._ops.sharding import RULES  # imported with DTensor: most processes have none
+
     for name, labels in {**_PRODUCTS, **_OTHERS}.items():
         packet = getattr(torch.ops.aten, name)
         written = getattr(torch.ops.aten, f"{name}_", None)
