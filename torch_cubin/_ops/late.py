@@ -10,13 +10,13 @@ import contextlib
 import functools
 import importlib
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
 import torch
 
+from torch_cubin._native.locks import fork_safe_lock
 from torch_cubin._pytorch import compiler, operators
 
 FAKE = "Fake"  # stands in a list of dispatch keys for the fake kernel
@@ -52,7 +52,7 @@ def rules_of(module: str) -> dict[tuple[str, str], Rule]:
 
 _PACKAGE = __name__.partition(".")[0]
 _own_modules: dict[str, ModuleType] = {}
-_lock = threading.RLock()
+_lock = fork_safe_lock()
 
 
 def keep_modules() -> None:
