@@ -107,44 +107,41 @@ EARLY = ["64x32", "64x64", "64x64 four_k", "64x96", "64x128", "64x192"]
 OVERLAPPING = [*EARLY, "64x64 share_both", "64x128 share_both", "128x64 share_a", "128x128"]
 
 
-@hopper
-@pytest.mark.parametrize("config", OVERLAPPING)
-def test_a_chain_of_few_tiles_reads_what_the_kernel_before_wrote(config: str, generator) -> None:
-    """Blocks that start early load nothing too soon. Each product takes rows of the one before, in
-    another order, and its own operand was written just before; last tiles begin sooner than others
-    would, so that two store the same results."""
-    rows, columns = 72, 776
-    x = cases.draw((rows, columns), torch.bfloat16, True, generator)
+def check_chain(config: str, x: torch.Tensor, generator: torch.Generator) -> None:
+    """Each product takes rows of the one before, in another order, and its own operand was written
+    just before: columns of x in a linear layer, or rows in a weight gradient if there are more."""
+    rows, columns = x.shape
+    long = max(rows, columns)
     with torch.no_grad(), measure.watching():
         library.force_config(f"sm90 {config}")
         for _ in range(20):
             expected = got = x
             for _ in range(6):
-                order = torch.randperm(columns, device="cuda", generator=generator)
-                selection = torch.nn.functional.one_hot(order, columns).to(torch.bfloat16)
-                expected = expected[:, order]
-                got = torch.ops.cubin.linear(got, selection)
+                order = torch.randperm(long, device="cuda", generator=generator)
+                selection = torch.nn.functional.one_hot(order, long).to(torch.bfloat16)
+                if rows < columns:
+                    expected = expected[:, order]
+                    got = torch.ops.cubin.linear(got, selection)
+                else:
+                    expected = expected[order.argsort()]
+                    got = torch.ops.cubin.matmul(selection.mT, got)
             assert torch.equal(got, expected)
         assert f"sm90 {config}" in {plan["chosen"] for plan in library.watched_plans()}
+
+
+@hopper
+@pytest.mark.parametrize("config", OVERLAPPING)
+def test_a_chain_of_few_tiles_reads_what_the_kernel_before_wrote(config: str, generator) -> None:
+    """Blocks that start early load nothing too soon; last tiles begin sooner than others would, so
+    that two store the same results."""
+    check_chain(config, cases.draw((72, 776), torch.bfloat16, True, generator), generator)
 
 
 @hopper
 @pytest.mark.parametrize("config", ["64x64", "64x64 four_k"])
 def test_a_chain_of_few_tiles_of_weight_gradients(config: str, generator) -> None:
     """The same of A^T B, whose boxes lie along M and N."""
-    rows, columns = 776, 72
-    x = cases.draw((rows, columns), torch.bfloat16, True, generator)
-    with torch.no_grad(), measure.watching():
-        library.force_config(f"sm90 {config}")
-        for _ in range(20):
-            expected = got = x
-            for _ in range(6):
-                order = torch.randperm(rows, device="cuda", generator=generator)
-                selection = torch.nn.functional.one_hot(order, rows).to(torch.bfloat16)
-                expected = expected[order.argsort()]
-                got = torch.ops.cubin.matmul(selection.mT, got)
-            assert torch.equal(got, expected)
-        assert f"sm90 {config}" in {plan["chosen"] for plan in library.watched_plans()}
+    check_chain(config, cases.draw((776, 72), torch.bfloat16, True, generator), generator)
 
 
 @hopper
