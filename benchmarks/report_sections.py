@@ -138,10 +138,9 @@ SECTIONS = (
         about="Stock PyTorch's time over that under `install()`, the host's included: a Llama of "
         "1 B, BERT-base, ViT-L, Whisper, DiT-XL/2, a Qwen3-MoE; 1 x 128 is short. Llama's long "
         "steps run at the power limit, where our products have 0.90 to 1.07 of cuBLAS's speed "
-        "(NOTES.md). Stock runs in processes that never install, but for compiled decoding; two "
-        "processes of it differ by 0.2 in short eager calls and decode, by 0.01 in short compiled "
-        "ones, single rounds of long ones up to 4.5 times. Of runs before layers of transformers "
-        "were served: training of 1 x 128, decode of 16 and 64 sequences, compiled decode.",
+        "(NOTES.md). Stock runs in processes that never install; two of them differ by 0.2 in "
+        "short calls and eager decode, by 0.02 in CUDA graphs, single rounds of long ones up to "
+        "4.5 times.",
         groups={group: group for group in goals.WHOLE_MODELS},
         goals=goals.WHOLE_MODELS,
         plot="models",
