@@ -1,11 +1,12 @@
 """Symmetric products and Muon, compared with PyTorch's own.
 
-    python benchmarks/bench_symmetric.py [--json FILE] [--only TEXT ...]
-    python benchmarks/bench_symmetric.py --configs [--json FILE] [--only TEXT ...]
+    python benchmarks/bench_symmetric.py [--json FILE] [--only TEXT ...] [--random COUNT] [--seed N]
+    python benchmarks/bench_symmetric.py --configs [--only TEXT ...] [--json FILE --below RATIO]
 
 - products: `x @ x.t()` through `cubin::matmul`, and `b g + c g g` of a symmetric g by
   `cubin::symm_square`, as CUDA graphs whose operands rotate over more than the L2 cache;
 - any size: `x @ x.t()` of 186 sizes, for less time each, so that no size is slower unseen;
+- random: the same of 200 products of three dtypes, both layouts, batches and odd sizes;
 - Newton-Schulz: Muon's own function, outside and inside drop_in(), and `newton_schulz()`, also of
   batches and in its Gram form; small matrices also as CUDA graphs, since the host's launches take
   longer than their products;
@@ -13,11 +14,13 @@
 
 Each contender alternates with PyTorch in one process; the first half of each block lets the clocks
 settle. Ratios are PyTorch's time to a contender's, the median of five rounds and their range: above
-1, ours is faster. All takes some 150 seconds, the products half, the sizes a third. --only keeps
-the cases whose names contain some TEXT ("x x^T", "any size", "Newton-Schulz 4096"). --json is
-written after every case; what the file has of other cases, from an earlier run on the same machine,
-stays. --configs times the configs that seem quickest to the planner for `x @ x.t()`, beside their
-predicted times, in place of contenders.
+1, ours is faster. All takes some 190 seconds, the products a third, the sizes a quarter. --only
+keeps the cases whose names contain some TEXT ("x x^T", "any size", "random", "Newton-Schulz 4096").
+--json is written after every case; what the file has of other cases, from an earlier run on the
+same machine, stays. --configs times the configs that seem quickest to the planner for `x @ x.t()`,
+beside their predicted times, in place of contenders: also those that follow a copy. With --below,
+only of the cases that have less in the --json file, which is read then; --lines appends them to a
+sweep, as planner_regret.py reads it.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ import argparse
 import functools
 import json
 import math
+import random
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -40,12 +44,13 @@ from torch.optim import _muon
 import torch_cubin
 from torch_cubin._native import library
 from torch_cubin._tuning import measure
+from torch_cubin._tuning.products import Product
 
 ops = torch.ops.cubin
 Calls = dict[str, Callable[[], object]]
 ROUNDS, BUDGET_MS = 5, 450  # of a pair of contenders
 ROTATED_BYTES = 150e6
-CONFIGS = 9  # that --configs times of a product
+CONFIGS, FULL = 12, 3  # that --configs times of a product; of full products
 # Rows, columns.
 PRODUCTS = [
     *((n, n) for n in (256, 512, 768, 1024, 1280, 1536, 1792, 2048, 2560, 3072, 4096, 5120, 6144)),
@@ -58,6 +63,9 @@ PRODUCTS = [
 ROWS = [*range(128, 1025, 64), *range(1152, 2049, 128), *range(2304, 4097, 256)]
 COLUMNS = [256, 512, 1024, 2048, 4096, 8192]
 SIZES_BUDGET_MS = 100
+RANDOM, SEED = 200, 0
+MOST_WORK, MOST_BYTES = 2**37, 2**28  # of a random product
+MOST_LAUNCHES = 24  # of a graph
 MATRICES = [(512, 2048), (1024, 1024), (2048, 2048), (2048, 8192), (4096, 4096), (4096, 16384),
             (16384, 4096)]  # fmt: skip
 COMPILED = (4096, 4096)
@@ -80,7 +88,7 @@ class Case:
     name: str
     calls: Callable[[], Calls]
     count: int = 1
-    product: tuple[torch.dtype, int, int] | None = None  # of --configs
+    product: Product | None = None  # of --configs
     budget_ms: float = BUDGET_MS
 
 
@@ -104,14 +112,20 @@ def graphs(calls: dict[str, Callable[[Tensor], Tensor]], sets: list[Tensor]) -> 
     }
 
 
-def operands(dtype: torch.dtype, n: int, k: int, count: int, gram: bool = False) -> list[Tensor]:
-    sets = [draw(n, k, dtype=dtype) for _ in range(count)]
+def operands(product: Product, count: int, gram: bool = False) -> list[Tensor]:
+    """X of each product, or symmetric matrices of its size."""
+    n, k, batch = product.m, product.k, product.batch
+    shape = (n, k) if product.layout.lower() == "nt" else (k, n)
+    sets = [draw(*([batch] if batch > 1 else []), *shape, dtype=product.torch_dtype)
+            for _ in range(count)]  # fmt: skip
+    if product.layout.lower() == "tn":
+        sets = [x.mT for x in sets]
     return [ops.syrk(x) / k for x in sets] if gram else sets
 
 
 TIMES_TRANSPOSE = {
-    "torch": lambda x: x @ x.t(),
-    "ours": lambda x: ops.matmul(x, x.t()),
+    "torch": lambda x: x @ x.mT,
+    "ours": lambda x: ops.matmul(x, x.mT),
 }
 SQUARE = {
     "torch": lambda g: torch.addmm(g, g, g, beta=-4.775, alpha=2.0315),
@@ -119,48 +133,72 @@ SQUARE = {
 }
 
 
-def rotated(dtype: torch.dtype, n: int, k: int) -> int:
+def rotated(product: Product) -> int:
     """Pairs of an operand and a result that together are larger than the L2 cache."""
-    return max(1, min(12, math.ceil(ROTATED_BYTES / (dtype.itemsize * n * (n + k)))))
+    elements = product.batch * product.m * (product.m + product.k)
+    sets = math.ceil(ROTATED_BYTES / (product.torch_dtype.itemsize * elements))
+    return max(1, min(MOST_LAUNCHES, sets))
+
+
+def gram_of(n: int, k: int, dtype: str = "bfloat16", layout: str = "nt", batch: int = 1) -> Product:
+    return Product.of_layout(n, n, k, layout, dtype, batch)
+
+
+def times_transpose(group: str, name: str, product: Product, budget_ms: float) -> Case:
+    count = rotated(product)
+    return Case(
+        group,
+        name,
+        lambda: graphs(TIMES_TRANSPOSE, operands(product, count)),
+        count,
+        product,
+        budget_ms,
+    )
 
 
 def products() -> Iterator[Case]:
-    for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        sizes = PRODUCTS if dtype == torch.bfloat16 else [(2048, 2048), (4096, 4096)]
-        name = "TF32" if dtype == torch.float32 else str(dtype).removeprefix("torch.")
-        for n, k in sizes:
-            count = rotated(dtype, n, k)
-            draws = functools.partial(operands, dtype, n, k, count)
+    for dtype in ("bfloat16", "float16", "tf32"):
+        for n, k in PRODUCTS if dtype == "bfloat16" else [(2048, 2048), (4096, 4096)]:
+            product = gram_of(n, k, dtype)
+            name = dtype.replace("tf32", "TF32")
             rows = "from 4,096 rows" if n >= 4096 else "fewer rows"
-            yield Case(
-                f"x x^T, {rows}",
-                f"x x^T {name} {n} x {k}",
-                lambda draws=draws: graphs(TIMES_TRANSPOSE, draws()),
-                count,
-                (dtype, n, k),
-            )
+            yield times_transpose(f"x x^T, {rows}", f"x x^T {name} {n} x {k}", product, BUDGET_MS)
             if n == k:
+                draws = functools.partial(operands, product, rotated(product), gram=True)
                 yield Case(
                     f"b g + c g g, {rows}",
                     f"b g + c g g {name} {n}",
-                    lambda draws=draws: graphs(SQUARE, draws(gram=True)),
-                    count,
+                    lambda draws=draws: graphs(SQUARE, draws()),
+                    rotated(product),
                 )
 
 
 def any_size() -> Iterator[Case]:
     for n in ROWS:
         for k in COLUMNS:
-            count = rotated(torch.bfloat16, n, k)
-            draws = functools.partial(operands, torch.bfloat16, n, k, count)
-            yield Case(
-                "x x^T, any size",
-                f"any size, x x^T {n} x {k}",
-                lambda draws=draws: graphs(TIMES_TRANSPOSE, draws()),
-                count,
-                (torch.bfloat16, n, k),
-                SIZES_BUDGET_MS,
-            )
+            name = f"any size, x x^T {n} x {k}"
+            yield times_transpose("x x^T, any size", name, gram_of(n, k), SIZES_BUDGET_MS)
+
+
+def random_products(count: int, seed: int) -> Iterator[Case]:
+    """Of 16 to 4,096 rows and 16 to 8,192 columns, their logarithms uniform: multiples of 64, of 8
+    (rows of the 16-bit types are aligned), of 2 (to 4 bytes), and any."""
+    draws = random.Random(seed)
+    names: set[str] = set()
+    while len(names) < count:
+        dtype = draws.choice(("bfloat16", "float16", "tf32"))
+        n, k = (
+            max(step, round(2 ** draws.uniform(4, most) / step) * step)
+            for most, step in ((12, draws.choice((64, 64, 8, 2, 1))),
+                               (13, draws.choice((64, 64, 8, 2, 1))))
+        )  # fmt: skip
+        batch = draws.choice((1, 1, 1, 1, 1, 2, 8, draws.randint(2, 32)))
+        product = gram_of(n, k, dtype, draws.choice(("nt", "nt", "tn")), batch)
+        work, bytes_of = batch * n * n * k, batch * n * (n + k) * product.torch_dtype.itemsize
+        name = f"random, x x^T {product}".replace("float32", "TF32")
+        if work <= MOST_WORK and bytes_of <= MOST_BYTES and name not in names:
+            names.add(name)
+            yield times_transpose("x x^T, random", name, product, SIZES_BUDGET_MS)
 
 
 def newton_schulz() -> Iterator[Case]:
@@ -266,65 +304,106 @@ def compared(case: Case) -> list[dict[str, Any]]:
     return lines
 
 
-def configs(case: Case) -> list[dict[str, Any]]:
-    """The times of all configs of a case, printed."""
-    dtype, n, k = case.product
-    line = "k_lines" if k * dtype.itemsize % 128 == 0 else "k_vectors"
-    described = {"m": n, "n": n, "k": k, "batch": 1, "a": line, "b": line, "symmetric": True}
-    described["math"] = "tf32" if dtype == torch.float32 else "16_bit"
+def copied(described: dict[str, Any], chosen: str) -> dict[str, Any] | None:
+    """The product that follows the copy of both operands that a plan begins with."""
+    kind, _, which = chosen.partition(" ")
+    if kind not in ("pad", "transpose") or which != "ab":
+        return None
+    access = "k_lines" if kind == "transpose" else described["a"].split("_")[0] + "_lines"
+    return {**described, "a": access, "b": access}
+
+
+def config_names(described: dict[str, Any]) -> tuple[str, dict[str, float], list[str]]:
+    """The chosen config; microseconds by config, as predicted; the configs to measure."""
     (plan,) = library.planned([described], True)
     predicted = {config["name"]: config["microseconds"] for config in plan["configs"]}
-    # Those that seem quickest; of full products, three.
     quickest = sorted(predicted, key=lambda name: predicted[name])
     names = [name for name in quickest if "symmetric" in name][:CONFIGS]
-    names += [name for name in quickest if "symmetric" not in name][:3]
-    sets = operands(dtype, n, k, case.count)
-    runs = graphs({"torch": lambda x: x @ x.t()}, sets)
-    for name in names:
+    others = [name for name in quickest if "symmetric" not in name]
+    return plan["chosen"], predicted, names + others[: FULL if names else CONFIGS]
+
+
+def configs(case: Case) -> dict[str, Any]:
+    """The times of all configs of a case, printed; a line of a sweep. Of a product whose operand is
+    copied, those of the product that follows have the copy's name before them."""
+    described = {**asdict(case.product), "symmetric": True}
+    chosen, predicted, own = config_names(described)
+    forced = {name: name for name in own}
+    inner, path = copied(described, chosen), chosen
+    while inner:
+        last, of_inner, names = config_names(inner)
+        forced |= {f"{path}: {name}": name for name in names}
+        predicted |= {f"{path}: {name}": of_inner[name] for name in names}
+        inner, path = copied(inner, last), f"{path}: {last}"
+    sets = operands(case.product, case.count)
+    runs = graphs({"torch.matmul": TIMES_TRANSPOSE["torch"]}, sets)
+    for name, config in forced.items():
         with measure.watching():
-            library.force_config(name)
-            runs |= graphs({name: lambda x: ops.matmul(x, x.t())}, sets)
-    times = common.interleaved(runs, block_ms=12, rounds=3, settle_ms=12)
+            library.force_config(config)
+            runs |= graphs({name: TIMES_TRANSPOSE["ours"]}, sets)
+    times = common.interleaved(runs, block_ms=3, rounds=5, settle_ms=3)
     times = {name: time / case.count for name, time in times.items()}
-    print(f"{case.name}: {times['torch']:.2f} us, chosen {plan['chosen']}", flush=True)
-    for name in sorted(names, key=lambda name: times[name]):
+    print(f"{case.name}: {times['torch.matmul']:.2f} us, chosen {path}", flush=True)
+    for name in sorted(forced, key=lambda name: times[name]):
         print(
-            f"  {times['torch'] / times[name]:.3f} {times[name]:.2f} {predicted[name]:.2f} {name}"
+            f"  {times['torch.matmul'] / times[name]:.3f} {times[name]:.2f} "
+            f"{predicted[name]:.2f} {name}"
         )
-    return [{"case": case.name, "chosen": plan["chosen"], "us": times, "predicted": predicted}]
+    return {
+        "product": described,
+        "chosen": chosen,
+        "microseconds": {name: round(time, 3) for name, time in times.items()},
+        "predicted": {name: round(predicted[name], 3) for name in forced},
+    }
 
 
-def earlier_results(path: str | None, cases: list[Case]) -> list[dict[str, Any]]:
-    """The file's results of other cases, if this machine wrote them."""
+def earlier_results(path: str | None) -> list[dict[str, Any]]:
+    """The file's results, if this machine wrote them."""
     if path is None or not Path(path).exists():
         return []
     content = json.loads(Path(path).read_text())
-    names = {case.name for case in cases}
     if content["machine"] != common.machine():
         sys.exit(f"{path} is of another machine: {content['machine']}")
-    return [line for line in content["results"] if line["case"] not in names]
+    return content["results"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json")
     parser.add_argument("--only", nargs="+", default=[""])
+    parser.add_argument("--random", type=int, default=RANDOM, metavar="COUNT")
+    parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--configs", action="store_true")
+    parser.add_argument("--below", type=float, metavar="RATIO")
+    parser.add_argument("--lines", type=Path)
     arguments = parser.parse_args()
     common.require_gpu()
     torch.backends.cuda.matmul.allow_tf32 = True
     common.print_machine("Symmetric products")
-    cases = [case for group in (products, any_size, newton_schulz, steps) for case in group()]
+    randoms = functools.partial(random_products, arguments.random, arguments.seed)
+    groups = (products, any_size, randoms, newton_schulz, steps)
+    cases = [case for group in groups for case in group()]
     cases = [case for case in cases if any(text in case.name for text in arguments.only)]
+    results = earlier_results(arguments.json)
     if arguments.configs:
         cases = [case for case in cases if case.product]
+        if arguments.below is not None:
+            slow = {line["case"] for line in results if line["value"] < arguments.below}
+            cases = [case for case in cases if case.name in slow]
     if not cases:
         parser.error(f"no case's name contains {arguments.only!r}")
-    results = earlier_results(arguments.json, cases)
+    names = {case.name for case in cases}
+    results = [line for line in results if line["case"] not in names]
     for case in cases:
         with torch.no_grad():
-            results += configs(case) if arguments.configs else compared(case)
-        common.write_json(arguments.json, results)
+            if arguments.configs:
+                line = configs(case)
+                if arguments.lines:
+                    with arguments.lines.open("a") as file:
+                        file.write(json.dumps(line) + "\n")
+            else:
+                results += compared(case)
+                common.write_json(arguments.json, results)
         torch.cuda.empty_cache()
 
 
