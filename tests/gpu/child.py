@@ -509,7 +509,9 @@ def symmetric_sanitize(tool: str) -> dict:
     many = ["128x256 in pairs", "128x128 ping_pong"]
     # Four tiles at the diagonal of each, 140 in all.
     four = ["128x128 with extra squares"]
-    shapes = {(264, 520): configs, (33, 17): [""], (34, 264, 8): many, (14, 392, 8): four}
+    lone = ["128x64", "128x64 split in 2"]  # of a batch
+    shapes = {(264, 520): configs, (33, 17): [""], (3, 320, 264): lone, (34, 264, 8): many,
+              (14, 392, 8): four}  # fmt: skip
     wrong, calls = [], 0
     for mode in ("bfloat16", "float16", "tf32"):
         with cases.math_mode(mode) as dtype, torch.no_grad():

@@ -181,6 +181,30 @@ def test_every_number_of_lone_tiles_is_exact(config: str, generator: torch.Gener
 
 @hopper
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("config", CONFIGS)
+def test_lone_tiles_of_batches_are_exact(
+    config: str, dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    """Of one, two and three dims; of up to five squares, whose last tile begins sooner if they are
+    odd, and of rows within a square."""
+    if config not in configs_for(dtype):
+        pytest.skip("no such kernel")
+    for n in (64, 128, 184, 192, 256, 320):
+        x = integers((2, 3, 2, n, 256), dtype, generator)
+        c = integers((n, n), dtype, generator)
+        names = [config, *(f"{config} split in {blocks}" for blocks in (2, 3, 4, 8))]
+        for own in (x, x.transpose(0, 1), x.transpose(0, 2), x[:, :1], x[0, :, 0], x[:, :, :1]):
+            gram = own.double() @ own.double().mT
+            batch = own.numel() // (n * 256)
+            for name in set(names) & set(offered(n, 256, batch, dtype)):
+                label = f"{name} {tuple(own.shape)} {own.stride()}"
+                numerics.check_exact(forced(name, lambda: ops.matmul(own, own.mT)), gram, label)  # noqa: B023
+                out = forced(name, lambda: ops.syrk(own, c, beta=-1, alpha=2))  # noqa: B023
+                numerics.check_exact(out, mirrored(2 * gram - c.double()), f"sum {label}")
+
+
+@hopper
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("sizes", STREAMED, ids=str)
 def test_streamed_tiles_are_exact(sizes, dtype: torch.dtype, generator: torch.Generator) -> None:
     check_exact_in_all(streamed_configs(*sizes, dtype), sizes, dtype, generator)

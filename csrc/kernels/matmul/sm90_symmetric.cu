@@ -32,6 +32,9 @@
 //   a_rows               what blocks prefetch: from, and in bytes the share of each (low) and all
 //                        (high; 0: nothing)
 //   addend               null: none; of it, too, only the lower triangle is used
+//   kSm90RowsInside      lone tiles are in rows of tiles whose last one ends at the last square: the
+//                        first one begins within the second. Of odd numbers of squares of 64 rows
+//                        so fewer tiles reach below the diagonal
 //   kSm90AddVector       the addend has aligned rows of whole 16-byte vectors
 //   kSm90Batched, kSm90Lone, kSm90Serpentine, the fields of streamed tiles: as in sm90.cu
 //
@@ -254,14 +257,13 @@ TC_DEVICE void find_items(const Sm90MatmulParams& p, u32 found, Work* items) {
 // Whether a block, or cluster, has one tile, which place_lone() places.
 template <class C>
 TC_DEVICE bool is_placed_alone(const Sm90MatmulParams& p) {
-  return !Layout<C>::kPingPong && (p.flags & (kSm90Lone | kSm90Batched)) == kSm90Lone &&
-         !has_extra_squares<C>(p);
+  return !Layout<C>::kPingPong && p.flags & kSm90Lone && !has_extra_squares<C>(p);
 }
 
 // Places the only tile of a block, or of its cluster, and returns the first of its k blocks. Few
 // instructions: none of them is in a cache near, and a Triangle takes 1,300 cycles (H200).
 template <class C>
-TC_DEVICE int place_lone(const Sm90MatmulParams& p, Work& w) {
+TC_DEVICE int place_lone(const Sm90MatmulParams& p, bool batched, Work& w) {
   const Team team;
   u32 number = blockIdx.x;
   int begin = 0, end = p.k_blocks;
@@ -270,13 +272,29 @@ TC_DEVICE int place_lone(const Sm90MatmulParams& p, Work& w) {
     begin = team.k_begin(p.k_blocks, team.rank);
     end = team.k_begin(p.k_blocks, team.rank + 1);
   }
+  w.b0 = w.b1 = w.b2 = 0;
+  if (batched) {
+    const u32 one = p.tiles_m, inner = p.batch[0], middle = p.batch[1];
+    const u32 matrix = number / one;
+    number -= matrix * one;
+    w.b0 = matrix;
+    if (matrix >= inner) {
+      w.b2 = matrix / inner / middle;
+      w.b1 = matrix / inner - w.b2 * middle;
+      w.b0 = matrix % inner;
+    }
+  }
   if constexpr (C::kTileN <= C::kTileM) {  // row by row: row r begins at r (r + 1) / 2 squares
     constexpr u32 kInSquare = C::kTileM / C::kTileN;
+    // With rows inside, row r has 2 r + 1 tiles, and begins at r r.
+    const bool inside = kInSquare == 2 && p.flags & kSm90RowsInside;
+    const float of_root = inside ? number + 0.5f : 2.0f * (number / kInSquare) + 0.5f;
     float root;
-    asm("sqrt.approx.f32 %0, %1;" : "=f"(root) : "f"(8.0f * (number / kInSquare) + 2.0f));
-    const u32 row = static_cast<u32>(0.5f * root - 0.5f);
+    asm("sqrt.approx.f32 %0, %1;" : "=f"(root) : "f"(of_root));
+    const u32 row = static_cast<u32>(inside ? root : root - 0.5f);
     w.m0 = row * C::kTileM;
-    w.n0 = (number - row * (row + 1) / 2 * kInSquare) * C::kTileN;
+    if (inside && row > 0) w.m0 -= Layout<C>::kRows;
+    w.n0 = (number - (inside ? row * row : row * (row + 1) / 2 * kInSquare)) * C::kTileN;
     // The last tile's rows begin sooner, so that none is outside: the TMA takes longer for such
     // rows than for others. Two tiles then store the same results: not where the squares of three
     // parts of K and more are added, in an order that their place in the tile decides.
@@ -296,7 +314,6 @@ TC_DEVICE int place_lone(const Sm90MatmulParams& p, Work& w) {
   }
   w.k_count = end - begin;
   w.streamed = 0;
-  w.b0 = w.b1 = w.b2 = 0;
   if constexpr (kTakesExtraSquares<C>) extra_m0(w) = 0;
   return begin;
 }
@@ -321,7 +338,7 @@ TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
   u32 phase = 0;
   bool backwards = false;
   const Sm90TensorMap& map_of_tiles = has_thin_rows<C>(p) || has_extra_squares<C>(p) ? p.b : p.a;
-  // `is_plain`: the block's only item, a tile of no batch, without thin rows or an extra square.
+  // `is_plain`: the block's only item, a tile without thin rows or an extra square.
   const auto load_item = [&](const Work& w, int k_begin, bool batched, auto is_plain) {
     constexpr bool kPlain = decltype(is_plain)::value;
     int k = (backwards ? k_begin + w.k_count - 1 : k_begin) * C::kTileK;
@@ -381,9 +398,15 @@ TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
 #else  // this thread finds the work items itself
   Work w;
   if (is_placed_alone<C>(p)) {
-    const int k_begin = place_lone<C>(p, w);
+    const bool batched = p.flags & kSm90Batched;
+    const int k_begin = place_lone<C>(p, batched, w);
     wait_for_previous_grid();
-    load_item(w, k_begin, false, Constant<1>());
+    // NOTE: two loops, since one of both took longer without batches.
+    if (batched) {
+      load_item(w, k_begin, true, Constant<1>());
+    } else {
+      load_item(w, k_begin, false, Constant<1>());
+    }
   } else {
     Triangle<C> triangle(p);
     bool any = triangle.get(w);

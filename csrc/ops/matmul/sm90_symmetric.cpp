@@ -75,6 +75,12 @@ struct SymmetricRow {
   bool has_columns(int64_t size) const {
     return !ping_pong && tile_n <= tile_m && size > squares();
   }
+  // Whether lone tiles of clusters of that size take rows of tiles that end at the last square. The
+  // squares of two tiles are added in the same order only where few blocks, or columns, are.
+  bool has_rows_inside(int64_t n, int64_t size) const {
+    const bool odd = ceil_div(n, kSquare) % 2 != 0;
+    return tile_m == 2 * kSquare && tile_n == kSquare && odd && (size <= 2 || has_columns(size));
+  }
   // Whether half of a tile at the diagonal is skipped.
   bool narrows() const { return tile_n == 2 * tile_m; }
   // Whether tiles at the diagonal can take thin last rows.
@@ -91,6 +97,7 @@ struct SymmetricPlan {
   int64_t narrow;   // tiles of one matrix that are in pairs
   bool thin;        // the rows beyond whole tiles are computed with the tiles at the diagonal
   bool extra;       // every fourth tile at the diagonal is computed with the three before it
+  bool inside;      // rows of tiles end at the last square
   int64_t tiles;    // of one matrix; a pair counts as one
   int64_t all;      // of all matrices
   int64_t rest;     // of those, what fills no wave of all multiprocessors
@@ -108,6 +115,13 @@ int64_t count_tiles(const SymmetricRow& row, int64_t n) {
     tiles += rows - column * row.tile_n / row.tile_m;
   }
   return tiles;
+}
+
+// The same, where all tiles run at a time, and clusters of that size compute one each.
+int64_t count_lone_tiles(const SymmetricRow& row, int64_t n, int64_t size) {
+  if (!row.has_rows_inside(n, size)) return count_tiles(row, n);
+  const int64_t rows = ceil_div(n, row.tile_m);
+  return rows * rows;
 }
 
 class SymmetricKernels : public MatmulKernels {
@@ -139,7 +153,7 @@ class SymmetricKernels : public MatmulKernels {
       offer_thin_rows(row, c, out);
       offer_extra_squares(row, c, tiles, out);
       if (row.ping_pong) continue;
-      if (!c.batch_invariant) offer_clusters(row, c, tiles, out);
+      if (!c.batch_invariant) offer_clusters(row, c, out);
       // The tiles at the diagonal in pairs, one of them alone if their number is odd.
       const int64_t narrow = ceil_div(c.m, row.tile_n);
       if (row.narrows() && narrow > 1 && all > device_.multiprocessors) {
@@ -211,8 +225,9 @@ class SymmetricKernels : public MatmulKernels {
     // A lone tile has no next one that its end could overlap with.
     const bool lone = chosen.cluster > 1 || (chosen.shares == 0 && chosen.all <= blocks);
     if (lone && chosen.narrow == 0) params.flags |= kSm90Lone;
-    const int64_t bytes = p.m * p.k * element_size(p.input);
-    if (lone && !batched && is_one_stretch(p) && bytes <= kMostPrefetched) {
+    if (chosen.inside) params.flags |= kSm90RowsInside;
+    const int64_t bytes = p.batch() * p.m * p.k * element_size(p.input);
+    if (lone && is_one_stretch(p) && bytes <= kMostPrefetched) {
       const int64_t share = ceil_div(bytes, blocks * kPrefetchBytes) * kPrefetchBytes;
       params.a_rows = {operands.a, 0, share, bytes};
     }
@@ -236,11 +251,17 @@ class SymmetricKernels : public MatmulKernels {
                    MatmulConfigs& out) const {
     const int64_t all = tiles * c.batch, blocks = device_.multiprocessors, rest = all % blocks;
     const auto offer = [&](int64_t shares) {
-      const SymmetricPlan chosen = {&row, narrow, false, false, tiles, all, rest, shares, 1};
-      MatmulPlan plan = plan_of(chosen);
-      offer_phases(plan, chosen, c, out);
+      const SymmetricPlan chosen = {&row, narrow, false, false, false, tiles, all, rest, shares, 1};
+      offer_phases(plan_of(chosen), chosen, c, out);
     };
-    offer(0);
+    const int64_t lone = count_lone_tiles(row, c.m, 1), all_lone = lone * c.batch;
+    if (lone < tiles && all_lone <= blocks) {
+      const int64_t left = all_lone % blocks;
+      const SymmetricPlan chosen = {&row, 0, false, false, true, lone, all_lone, left, 0, 1};
+      offer_phases(plan_of(chosen), chosen, c, out);
+    } else {
+      offer(0);
+    }
     // Of a matrix, the pairs come first; they are not streamed.
     if (!c.batch_invariant && (narrow == 0 || rest <= tiles - ceil_div(narrow, int64_t{2}))) {
       stream(all, ceil_div(c.k, row.tile_k), offer);
@@ -255,7 +276,7 @@ class SymmetricKernels : public MatmulKernels {
     const int64_t tiles = rows * (rows + 1) / 2, all = tiles * c.batch;
     const int64_t blocks = device_.multiprocessors;
     if (all <= blocks) return;
-    const SymmetricPlan chosen = {&row, 0, true, false, tiles, all, all % blocks, 0, 1};
+    const SymmetricPlan chosen = {&row, 0, true, false, false, tiles, all, all % blocks, 0, 1};
     offer_phases(plan_of(chosen), chosen, c, out);
   }
 
@@ -268,7 +289,8 @@ class SymmetricKernels : public MatmulKernels {
     if (!row.takes_extra_squares() || !c.own_transpose || fours == 0) return;
     const int64_t all = (tiles - fours) * c.batch;
     if (all > blocks || tiles * c.batch <= blocks) return;
-    const SymmetricPlan chosen = {&row, 0, false, true, tiles - fours, all, all % blocks, 0, 1};
+    const int64_t rest = all % blocks;
+    const SymmetricPlan chosen = {&row, 0, false, true, false, tiles - fours, all, rest, 0, 1};
     offer_phases(plan_of(chosen), chosen, c, out);
   }
 
@@ -286,13 +308,14 @@ class SymmetricKernels : public MatmulKernels {
   }
 
   // A cluster for each tile, where all of them run at a time.
-  void offer_clusters(const SymmetricRow& row, const MatmulCase& c, int64_t tiles,
-                      MatmulConfigs& out) const {
-    const int64_t all = tiles * c.batch, k_blocks = ceil_div(c.k, row.tile_k);
+  void offer_clusters(const SymmetricRow& row, const MatmulCase& c, MatmulConfigs& out) const {
+    const int64_t k_blocks = ceil_div(c.k, row.tile_k);
     const auto results = static_cast<double>(row.tile_m * row.tile_n);
     for (int64_t size = 2; size <= clusters_.largest(); ++size) {
       const int64_t slots = clusters_at_once(device_.multiprocessors, size);
-      if (all > slots || k_blocks < size * kLeastClusterBlocks) break;
+      const int64_t tiles = count_lone_tiles(row, c.m, size), all = tiles * c.batch;
+      if (k_blocks < size * kLeastClusterBlocks) break;
+      if (all > slots) continue;
       const auto own_blocks = static_cast<double>(ceil_div(k_blocks, size));
       Work work = work_of(row, c, 1, own_blocks, 1);
       const bool columns = row.has_columns(size);
@@ -315,9 +338,10 @@ class SymmetricKernels : public MatmulKernels {
       work.handshakes = columns ? 2 : 3;
       work.early = true;
       work.correction = 0;  // a tile whose K is in parts has none of its factor in sm90.cu
-      out.offer(
-          plan_of({&row, 0, false, false, tiles, all, all % device_.multiprocessors, 0, size}),
-          work);
+      const bool inside = row.has_rows_inside(c.m, size);
+      const int64_t rest = all % device_.multiprocessors;
+      const SymmetricPlan chosen = {&row, 0, false, false, inside, tiles, all, rest, 0, size};
+      out.offer(plan_of(chosen), work);
     }
   }
 
@@ -331,7 +355,9 @@ class SymmetricKernels : public MatmulKernels {
   }
 
   static bool is_one_stretch(const MatmulProblem& p) {
-    return (p.a_stride_k == 1 && p.a_stride_m == p.k) || (p.a_stride_m == 1 && p.a_stride_k == p.m);
+    const bool matrix =
+        (p.a_stride_k == 1 && p.a_stride_m == p.k) || (p.a_stride_m == 1 && p.a_stride_k == p.m);
+    return matrix && (p.batch_dims == 0 || (p.batch_dims == 1 && p.a_batch_stride[0] == p.m * p.k));
   }
 
   static MatmulPlan plan_of(const SymmetricPlan& chosen) {
