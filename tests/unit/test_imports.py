@@ -50,3 +50,36 @@ def test_every_module_with_a_prefix(
     package("folder.second")
     package("folder")
     assert seen == ["folder.first", "folder.second"]
+
+
+def test_every_import_asks_one_finder(package: Callable[[str], object]) -> None:
+    others = len(sys.meta_path)
+    for name in ("folder.first", "folder.second", "folder.third"):
+        when_imported(name, lambda module: None)
+    assert len(sys.meta_path) <= others + 1
+
+
+def test_a_finder_that_imports_another_module(
+    package: Callable[[str], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Below the search for the first one, whose action runs, too."""
+    seen: list[str] = []
+
+    class Importing:
+        def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
+            if fullname == "folder.first":
+                package("folder.second")
+
+    sys.meta_path.insert(0, Importing())  # type: ignore[arg-type]
+    for name in ("folder.first", "folder.second"):
+        when_imported(name, lambda module: seen.append(module.__name__))
+    package("folder.first")
+    assert seen == ["folder.second", "folder.first"]
+
+
+def test_two_actions_on_a_module_run_in_their_order(package: Callable[[str], object]) -> None:
+    seen: list[int] = []
+    for number in range(3):
+        when_imported(["folder.none", "folder.first"], lambda module, n=number: seen.append(n))
+    package("folder.first")
+    assert seen == [0, 1, 2]

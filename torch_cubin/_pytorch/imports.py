@@ -10,56 +10,73 @@ from collections.abc import Callable, Collection
 from types import ModuleType
 from typing import Any
 
+Action = Callable[[ModuleType], None]
+
 
 def when_imported(
     name: str | Collection[str],
-    action: Callable[[ModuleType], None],
+    action: Action,
     *,
     is_prefix: bool = False,
 ) -> None:
     """Runs `action` with the module, at once or when somebody imports it, and at each reload; with
     each of several; for a prefix, with each module whose name begins so."""
-    finder = _AfterImport(name, action, is_prefix)
-    # Not a search for one name: there are a thousand modules, and an import has six of these calls.
     names = [name] if isinstance(name, str) else [*name]
+    added = tuple(names)
+    # Not a search for one name: there are a thousand modules, and an import has six of these calls.
     if is_prefix:
-        names = [each for each in list(sys.modules) if finder.is_for(each)]
+        names = [each for each in list(sys.modules) if each.startswith(tuple(names))]
     for each in names:
         module = sys.modules.get(each)
         if isinstance(module, ModuleType):
             action(module)
-    sys.meta_path.insert(0, finder)
+    _FINDER.add(added, action, is_prefix)
+    if sys.meta_path[:1] != [_FINDER]:  # first, also before those that others have put there
+        sys.meta_path.insert(0, _FINDER)
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """It stays installed: a search need not lead to an import, and a reload searches again."""
+    """One for all actions, because every import of the process asks it. It stays installed: a
+    search need not lead to an import, and a reload searches again."""
 
-    def __init__(
-        self, name: str | Collection[str], action: Callable[[ModuleType], None], is_prefix: bool
-    ) -> None:
-        self._names = (name,) if isinstance(name, str) else tuple(name)
-        self._action, self._is_prefix = action, is_prefix
+    def __init__(self) -> None:
+        self._of_names: dict[str, list[Action]] = {}
+        self._of_prefixes: list[tuple[tuple[str, ...], Action]] = []
+        self._prefixes: tuple[str, ...] = ()
         self._here = threading.local()  # another finder may restart the search within ours
 
-    def is_for(self, name: str) -> bool:
-        return name.startswith(self._names) if self._is_prefix else name in self._names
+    def add(self, names: tuple[str, ...], action: Action, is_prefix: bool) -> None:
+        if is_prefix:
+            self._of_prefixes.append((names, action))
+            self._prefixes += names
+            return
+        for name in names:
+            self._of_names.setdefault(name, []).append(action)
+
+    def _actions(self, name: str) -> list[Action]:
+        of_prefixes = [action for prefix, action in self._of_prefixes if name.startswith(prefix)]
+        return [*self._of_names.get(name, ()), *of_prefixes]
 
     def find_spec(
         self, fullname: str, path: Any = None, target: Any = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if not self.is_for(fullname) or getattr(self._here, "searching", False):
+        if fullname not in self._of_names and not fullname.startswith(self._prefixes):
             return None
-        self._here.searching = True
+        searching = self._here.__dict__.setdefault("names", set())
+        if fullname in searching:
+            return None
+        searching.add(fullname)
         try:
             spec = self._search(fullname, path, target)
         finally:
-            self._here.searching = False
+            searching.discard(fullname)
         if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
+            execute, actions = spec.loader.exec_module, self._actions(fullname)
 
             def exec_module(module: ModuleType) -> None:
                 execute(module)
-                self._action(module)
+                for action in actions:
+                    action(module)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
@@ -73,3 +90,6 @@ class _AfterImport(importlib.abc.MetaPathFinder):
                 if spec is not None:
                     return spec
         return None
+
+
+_FINDER = _AfterImport()
