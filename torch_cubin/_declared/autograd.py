@@ -14,8 +14,15 @@ own ops have them, vmap calls the op once for each item, forward mode is refused
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
+import hashlib
+import inspect
+import marshal
+import types
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,6 +42,28 @@ class Formula:
 
     backward: Callable[..., Any]
     setup_context: Callable[..., None] | None = None
+
+    def digest(self) -> bytes:
+        """Of the code of both, and of the files that it is in, whose functions it may call."""
+        hashed = hashlib.sha256()
+        for function in (self.backward, self.setup_context):
+            code = _code_of(function)
+            hashed.update(b"-" if code is None else marshal.dumps(code))
+            with contextlib.suppress(OSError):
+                hashed.update(b"" if code is None else Path(code.co_filename).read_bytes())
+        return hashed.digest()
+
+
+def _code_of(function: Any) -> types.CodeType | None:
+    """Of a function, a method, a partial of one, or an object that can be called."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = getattr(function, "__func__", function)
+    function = inspect.unwrap(function)
+    if not hasattr(function, "__code__"):
+        function = inspect.getattr_static(type(function), "__call__", None)
+    code = getattr(function, "__code__", None)
+    return code if isinstance(code, types.CodeType) else None
 
 
 @dataclasses.dataclass

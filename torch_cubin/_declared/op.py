@@ -7,6 +7,8 @@ of the process; a repeated definition changes the op's entry, and the registered
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -44,6 +46,7 @@ class Op:
         self._signature = signature
         self._cpu: Callable[..., Any] | None = None
         self._formula: Formula | None = None
+        self._digest: bytes | None = None  # digest_of_traces()'s of this op
         self._images: list[Image] | None = None  # by the contract's indices, if known
         self._package: str | None = None  # the package that it was loaded from
         self._is_defined_here = False  # by define_op, whose `cpu=` it may have, in this process
@@ -115,7 +118,7 @@ class Op:
         needed = transforms.BACKWARD_OF_DECLARED_OPS
         if formula is not None and not needed.available:
             raise needed.error(f"the derivative of op '{self.name}'")
-        self._formula = formula
+        self._formula, self._digest = formula, None
         if formula is not None and not self._has_autograd_kernel:
             kernel = autograd.autograd_kernel(self.overload, self._signature, lambda: self._formula)
             self._library.impl(self._signature.local_name, kernel, "Autograd")
@@ -244,6 +247,20 @@ def _op_of_name(name: str) -> Op:
 def find(name: str) -> Op | None:
     """The declared op of that name."""
     return _ops.get(name)
+
+
+def digest_of_traces() -> str:
+    """A digest of what a graph that calls declared ops was traced by: contracts and derivatives."""
+    hashed = hashlib.sha256()
+    with _lock:
+        for name in sorted(_ops):
+            op = _ops[name]
+            if op._digest is None:
+                contract = json.dumps(op.contract, sort_keys=True).encode()
+                formula = b"" if op._formula is None else op._formula.digest()
+                op._digest = hashlib.sha256(contract + formula).digest()
+            hashed.update(op._digest)
+    return hashed.hexdigest()
 
 
 def attached(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

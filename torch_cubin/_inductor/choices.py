@@ -14,12 +14,10 @@ from typing import Any
 import torch
 
 from torch_cubin._drop_in import install, report
-from torch_cubin._inductor import lowerings
+from torch_cubin._inductor import keys, lowerings
 from torch_cubin._native import library
 from torch_cubin._pytorch import inductor
 
-# Part of the key of Inductor's caches: increase it when the choices change.
-VERSION = 1
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 _REASON = "measured by max-autotune to be quicker"
 _PYTORCHS = 1  # Measuring in csrc/ops/common/serving.h
@@ -73,7 +71,7 @@ def choices(op: str, theirs: list[Any]) -> list[Any]:
 
 
 def key() -> Any:
-    return ("torch_cubin.choices", VERSION, install.graph_policy())
+    return ("torch_cubin.choices", *keys.of_graphs(), install.graph_policy())
 
 
 __all__ = ["choices", "key", "register"]

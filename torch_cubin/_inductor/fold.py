@@ -30,9 +30,6 @@ aten = torch.ops.aten
 ops = torch.ops.cubin
 Node = Any  # torch.fx.Node; its arguments have no useful types
 
-# Part of the key of Inductor's caches: increase it when the pass changes.
-VERSION = 18
-
 
 def fold(graph: torch.fx.Graph) -> None:
     for run in (

@@ -55,12 +55,12 @@ def beside(users: Any) -> Any:
             if None in theirs:
                 return None
             from torch_cubin._drop_in import install, tensor_parallel
-            from torch_cubin._inductor import fold
+            from torch_cubin._inductor import keys
             from torch_cubin._ops.batch_invariant import is_batch_invariant
 
             parts = tensor_parallel.parts_of_graphs()
             settings = (install.graph_policy(), parts, is_batch_invariant())
-            return ("torch_cubin.fold", fold.VERSION, *settings, *theirs)
+            return ("torch_cubin.fold", *keys.of_graphs(), *settings, *theirs)
 
         def __repr__(self) -> str:  # without an address: Inductor hashes copies of its options
             return f"torch_cubin.fold after {passes}"

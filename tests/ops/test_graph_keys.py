@@ -1,0 +1,92 @@
+"""PyTorch's caches of compiled graphs: what was traced by other rules is not taken again."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+from declared import cube, schema
+from torch._inductor.utils import fresh_cache
+
+from torch_cubin._inductor import keys
+
+
+def _save(ctx, inputs, output) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _wrong(ctx, grad):
+    return grad
+
+
+def _right(ctx, grad):
+    (x,) = ctx.saved_tensors
+    return 3 * x**2 * grad
+
+
+def test_a_mended_derivative_is_compiled_anew() -> None:
+    """The graph on disk has the derivative of before, under the same op's name."""
+    op = cube()
+
+    def gradient() -> torch.Tensor:
+        torch._dynamo.reset()
+        x = torch.full((4,), 2.0, requires_grad=True)
+        torch.compile(lambda x: op(x).sum())(x).backward()
+        return x.grad
+
+    with fresh_cache():
+        op.register_autograd(_wrong, setup_context=_save)
+        assert gradient().tolist() == [1] * 4
+        op.register_autograd(_right, setup_context=_save)
+        assert gradient().tolist() == [12] * 4
+
+
+def test_the_key_follows_an_ops_definition() -> None:
+    text = schema("cube(Tensor x) -> Tensor")
+    op = cube(schema=text)
+    first = keys.of_declared_ops()
+    assert cube(schema=text) is op
+    assert keys.of_declared_ops() == first
+    with pytest.warns(UserWarning, match="defined again"):
+        cube(schema=text, tensors={"x": "float32[*s]", "out": "float32[*s] zeroed"})
+    assert keys.of_declared_ops() != first
+
+
+@pytest.mark.parametrize("how", ["function", "partial", "object", "bound"])
+def test_the_key_follows_the_file_of_a_derivative(how: str, tmp_path: Path) -> None:
+    """Not its own code alone: it may call other functions there."""
+    op, found = cube(), []
+    source = tmp_path / "formula.py"
+    for factor in (1, 3, 1):
+        source.write_text(
+            f"FACTOR = {factor}\nclass Of:\n  def __call__(self, ctx, grad): return FACTOR * grad\n"
+            "def function(ctx, grad): return FACTOR * grad\n"
+        )
+        spec = importlib.util.spec_from_file_location("formula", source)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        backward = {
+            "function": module.function,
+            "partial": functools.partial(module.function),
+            "object": module.Of(),
+            "bound": module.Of().__call__,
+        }[how]
+        op.register_autograd(backward)
+        found.append(keys.of_declared_ops())
+    assert found[0] == found[2] != found[1]
+
+
+def test_the_key_follows_the_packages_code(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    library, rule = tmp_path / "_C.so", tmp_path / "sub" / "rule.py"
+    found = []
+    for of_library, of_rule in ((b"1", b"x"), (b"2", b"x"), (b"1", b"y"), (b"1", b"x")):
+        library.write_bytes(of_library)
+        rule.write_bytes(of_rule)
+        found.append(keys.digest_of_code(tmp_path))
+    assert len({*found}) == 3
+    assert found[0] == found[3]
+    assert keys.of_package() == keys.digest_of_code(keys.library.PATH.parent)
