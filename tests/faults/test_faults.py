@@ -51,6 +51,7 @@ CPP_ONLY = (
     "fake_contract_fuzz",
     "fake_counters",
     "fake_cpp",
+    "fake_decode",
     "fake_epilogue",
     "fake_fmha_library",
     "fake_fused",

@@ -345,7 +345,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
   BlockPlace place(p);
 #if __CUDA_ARCH__ >= 900  // older architectures cannot start the next kernel early
   // NOTE: in the other kernels ptxas 13.0 spills 100 to 190 bytes with it.
-  if constexpr (Config::kTileK <= 128 && !Config::kE4m3) {
+  if constexpr (Config::kTileK <= 128 && (!Config::kE4m3 || kWarps == 8)) {
     prefetch_part<Config::kTileN, kElement>(p, cache, place);
   }
 #endif
@@ -600,13 +600,16 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
             "sinks", "rule", "large_softcap"],
    "dtype": "float8_e4m3fn", "math": "float16", "alignment": 16, "tile": "{t.tile}", "archs": ["sm_90a"],
    "stages": "{t.stages}", "block": ["{t.threads}", 1, 1], "dynamic_shared": "{t.shared}",
-   "cost": "{t.cost}", "accepted_spill": "{t.spill}",
+   "cost": "{t.cost}", "accepted_spill": "{t.spill}", "saturating_blocks": "{t.fill}",
    "for": {"t": [
      {"name": "16x64x64", "tile": [16, 64, 64], "stages": 8, "threads": 128, "shared": 65536,
-      "blocks": 3, "spill": {}, "cost": {"k_tile": 700, "fixed": 6000}},
-     {"name": "16x64x128", "tile": [16, 64, 128], "stages": 4, "threads": 128, "shared": 65536,
-      "blocks": 3, "spill": {}, "cost": {"k_tile": 900, "fixed": 7000}},
+      "blocks": 3, "spill": {}, "fill": 2, "cost": {"k_tile": 700, "fixed": 6000}},
+     {"name": "16x64x128", "tile": [16, 64, 128], "stages": 6, "threads": 128, "shared": 98304,
+      "blocks": 3, "spill": {}, "fill": 2, "cost": {"k_tile": 900, "fixed": 7000}},
+     {"name": "16x128x128", "tile": [16, 128, 128], "stages": 4, "threads": 256, "shared": 131072,
+      "blocks": 1, "spill": {}, "fill": 1, "cost": {"k_tile": 900, "fixed": 7000}},
      {"name": "16x32x256", "tile": [16, 32, 256], "stages": 3, "threads": 64, "shared": 49152,
-      "blocks": 4, "spill": {"sm_90a": 48}, "cost": {"k_tile": 900, "fixed": 8000}}]},
+      "blocks": 4, "spill": {"sm_90a": 48}, "fill": 2,
+      "cost": {"k_tile": 900, "fixed": 8000}}]},
    "defines": {"TC_DTYPE": "float16", "TC_E4M3": 1, "TC_MIN_BLOCKS": "{t.blocks}"}}]}
 */

@@ -63,11 +63,11 @@ DecodeSplit split_decode(const AttentionRow& decode, int64_t blocks, int64_t mos
 
 const AttentionRow* decode_row(const AttentionTable& rows, AttentionDtype dtype, unsigned needs,
                                int64_t head_dim, int64_t blocks, const Device& device) {
-  const AttentionRow* best = rows.first(dtype, needs, head_dim);
   const int64_t busy = device.multiprocessors / std::max<int64_t>(1, blocks) * blocks;
-  if (best == nullptr || 10 * busy < 9 * device.multiprocessors) return best;
+  const bool fills = 10 * busy >= 9 * device.multiprocessors;
+  const AttentionRow* best = nullptr;
   rows.for_each(dtype, needs, head_dim, [&](const AttentionRow& row) {
-    if (row.columns > best->columns) best = &row;
+    if (best == nullptr || (row.columns > best->columns) == fills) best = &row;
   });
   return best;
 }
