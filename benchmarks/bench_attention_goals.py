@@ -13,9 +13,9 @@ speedup of FlashAttention-3 over cuDNN that was measured on an H200 with PyTorch
 time (FA3_OVER_CUDNN), the forward's only where FlashAttention-3 was faster.
 The other groups are fractions of our dense rate per visible score (bench_attention_options.py), of
 a copy's bandwidth, or of our contiguous cache, or ratios to the faster of cuDNN and flash
-(bench_attention.py, sections kvcache and paged). `grouped heads`, `head dims between`, `short rows`
-and the groups after it are shapes of models (attention_shapes.py). Outputs are checked. The goal of
-a group is a geometric mean and a minimum.
+(bench_attention.py, sections kvcache and paged). Groups of e4m3 are those of attention_e4m3.py;
+`grouped heads`, `head dims between`, `short rows` and the groups after it are shapes of models
+(attention_shapes.py). Outputs are checked. The goal of a group is a geometric mean and a minimum.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
+import attention_e4m3
 import attention_shapes
 import bench_attention
 import bench_attention_options
@@ -37,6 +38,7 @@ MEASURED = {  # values of --only: the groups that each produces
     "backward": ("backward", "backward, FA3"),
     "options": ("windows, packed, GQA", "boolean masks"),
     "caches": ("decode, of a copy", "decode, one sequence", "paged"),
+    "e4m3": attention_e4m3.GROUPS,
 } | {
     group: tuple(f"{group}: {direction}" for direction in attention_shapes.DIRECTIONS)
     for group in attention_shapes.SHAPES
@@ -158,6 +160,11 @@ def caches(budget_ms: float) -> Iterator[Line]:
         yield Line("paged", row.case, row.ratio, row.cubin_us, row.cubin_rate)
 
 
+def e4m3(budget_ms: float) -> Iterator[Line]:
+    for line in attention_e4m3.lines(budget_ms):
+        yield Line(**asdict(line))
+
+
 def shapes(group: str, budget_ms: float) -> Iterator[Line]:
     for line in attention_shapes.lines(group, budget_ms):
         yield Line(**asdict(line))
@@ -205,6 +212,7 @@ def main() -> None:
         "backward": lambda: dense(True, chosen.budget),
         "options": options,
         "caches": lambda: caches(chosen.budget),
+        "e4m3": lambda: e4m3(chosen.budget),
     } | {
         group: lambda group=group: shapes(group, chosen.budget) for group in attention_shapes.SHAPES
     }

@@ -30,6 +30,10 @@ ATTENTION = {
     "decode, of a copy": Goal("decode, batch 16 to 128 / a copy's rate", 0.97, 0.94),
     "decode, one sequence": Goal("decode of one sequence / best peer", 1.30, 1.00),
     "paged": Goal("pages of 16 and 64 / contiguous", 0.97, 0.95),
+    # attention_e4m3.py
+    "e4m3 backward": Goal("e4m3 backward / bfloat16", 1.20, 1.00),
+    "e4m3 decode, of a copy": Goal("decode, e4m3 from 64 MB on / a copy", 0.90, 0.90),
+    "e4m3 decode, one sequence": Goal("decode, e4m3 below / best peer", 1.00, 1.00),
     # attention_shapes.py: the faster of cuDNN and flash over ours.
     "grouped heads: forward": Goal("grouped heads, forward", 1.10, 1.00),
     "grouped heads: training": Goal("grouped heads, training", 1.10, 1.05),
