@@ -114,6 +114,36 @@ def test_the_kernels_of_a_trained_layer(driver, catalog) -> None:
     assert (gate.slots, gate.row_count, gate.inner, gate.elements) == (1024, 1024, 384, 8)
 
 
+def test_what_a_layer_keeps_may_come_back_anywhere(driver, catalog) -> None:
+    """Hooks on saved tensors return parts of larger ones. Kernels read vectors of 16 bytes."""
+    x, _, weights, w13, w2 = arguments(256)
+    order = tensors.empty(2 * 1024 + 16, dtype=torch.int32)
+
+    def gate_of(before: torch.Tensor, order: torch.Tensor) -> list:
+        args = (x, x, weights, w13, w2, before, order, "gelu", False)
+        torch.ops.cubin._moe_backward(*args, False, False, False)
+        (launch,) = [x for x in driver.launches() if "gate" in catalog[x["kernel"]]["kind"]]
+        gate = launch_params.read(launch, GATE)
+        return [gate.before, gate.elements]
+
+    def kept(offset: int) -> torch.Tensor:
+        return tensors.strided((1024, 768), (768, 1), torch.bfloat16, offset=offset)
+
+    for before in (kept(0), kept(8)):
+        assert forked(lambda x=before: gate_of(x, order)) == [before.data_ptr(), 8]
+    # Copies, for which the stand-in has no kernel.
+    apart = tensors.strided(tuple(order.shape), (2,), torch.int32)
+
+    def error_of(before: torch.Tensor, order: torch.Tensor) -> str:
+        with pytest.raises(RuntimeError) as caught:
+            gate_of(before, order)
+        return str(caught.value)
+
+    for before, own, copy in ((kept(1), order, "clone"), (kept(0), apart, "contiguous")):
+        error = forked(lambda x=before, o=own: error_of(x, o))
+        assert f"PyTorch's aten::{copy} failed" in error
+
+
 def test_the_kernels_of_a_layer_of_float32(driver, catalog) -> None:
     """Their products have no options."""
     launches = launches_of(driver, arguments(256, dtype=torch.float32))

@@ -123,6 +123,31 @@ def test_outputs_and_gradients(sizes, dtype, activation, generator: torch.Genera
             assert torch.equal(out, mixed_out), name
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_gradients_of_saved_tensors_that_hooks_moved(dtype, generator: torch.Generator) -> None:
+    """To parts of larger tensors, which begin anywhere: a kernel that reads vectors would fault."""
+
+    def moved(tensor: Tensor) -> Tensor:
+        memory = torch.empty(tensor.numel() + 1, dtype=tensor.dtype, device=tensor.device)
+        return memory[1:].view(tensor.shape).copy_(tensor)
+
+    x, ids, *rest = layer((300, *SMALL), dtype, generator)
+    operands = [x, *rest]
+    for operand in operands:
+        operand.requires_grad_()
+    grad = torch.randn(300, SMALL[2], dtype=dtype, device="cuda", generator=generator)
+
+    def gradients() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(torch_cubin.moe(x, ids, *rest), operands, grad)
+
+    expected = gradients()
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, moved):
+        found = gradients()
+    for own, other in zip(found, expected, strict=True):
+        off, size = (x.nan_to_num().float().abs().max() for x in (own - other, other))
+        assert off <= 0.01 * size
+
+
 def test_gradients_in_a_graph_serve_other_ids(generator: torch.Generator) -> None:
     sizes = (64, *SMALL)
     args = layer(sizes, torch.bfloat16, generator)

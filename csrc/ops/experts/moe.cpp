@@ -125,6 +125,13 @@ Tensor run_moe(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weigh
   return out;
 }
 
+// As the gate's kernel reads it. Hooks on saved tensors may return one that begins anywhere.
+Tensor in_vectors(const Tensor& kept) {
+  const Tensor whole = as_contiguous(kept);
+  const bool aligned = reinterpret_cast<uintptr_t>(TensorView(whole).data()) % 16 == 0;
+  return aligned ? whole : torch::stable::clone(whole);
+}
+
 Tensor none_of(const TensorView& like) {
   const int64_t size = 0;
   return empty_cuda(&size, 1, like.dtype, like.device_index);
@@ -173,14 +180,14 @@ MoeGradients moe_backward_cuda(const Tensor& grad, const Tensor& x, const Tensor
     return out;
   }
   const Device& gpu = device(view.device_index);
-  const ExpertOrder own(order, sizes.rows);
+  const ExpertOrder own(as_contiguous(order), sizes.rows);
   const Tensor grad_rows = gathered_rows(gpu, grad, own.tokens, sizes.rows);
   GroupedOperands down(kMoeOp, grad_rows, w2, sizes.experts);
   const Tensor inside_grad = product(gpu, down, own, sizes.rows, sizes.inner, view);
   const Tensor inside = matrix(sizes.rows, sizes.inner, view);
   const Tensor before_grad = matrix(sizes.rows, 2 * sizes.inner, view);
   const Tensor sums = empty_cuda(weights.sizes, weights.dim, ScalarType::Float, view.device_index);
-  gate_experts(gpu, {as_contiguous(before), own.places, sizes.rows, gating, inside,
+  gate_experts(gpu, {in_vectors(before), own.places, sizes.rows, gating, inside,
                      ExpertGateBackward{inside_grad, summable(topk_weights), before_grad, sums}});
   weights_grad = narrow_to(sums, weights.dtype);
   if (of_x) {
