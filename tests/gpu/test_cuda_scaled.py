@@ -28,7 +28,8 @@ op = torch.ops.cubin.scaled_matmul
 # odd N (outputs without a tensor map), several waves.
 SIZES = [
     (256, 512, 512), (1, 512, 1152), (7, 264, 1088), (15, 129, 100), (64, 32, 16), (300, 200, 1032),
-    (130, 1, 5), (1, 1, 1), (1000, 1000, 300), (2048, 4096, 640), (70, 8192, 256), (129, 77, 1280),
+    (130, 1, 5), (1, 1, 1), (1000, 1000, 300), (2048, 4096, 640), (2000, 4104, 512),
+    (70, 8192, 256), (129, 77, 1280),
 ]  # fmt: skip
 
 
@@ -170,19 +171,24 @@ def test_every_kernel_is_exact(generator: torch.Generator) -> None:
                 options["offs"] = torch.tensor(sizes, device="cuda").cumsum(0)
             if kernel["grouped"] == 2:
                 args = cases.groups_of_k(recipes[0], len(sizes), 456, 264, 400, generator)
-                wanted = cases.expected_of_k(args, sizes)
+                calls = [(args, cases.expected_of_k(args, sizes))]
             elif kernel["grouped"]:
+                # The second: several tiles a block.
                 args = cases.groups(recipes, sum(sizes), len(sizes), 456, 1032, generator)
-                wanted = cases.expected_of_groups(args, sizes)
+                many = cases.groups(recipes, sum(sizes), len(sizes), 12296, 512, generator)
+                calls = [(each, cases.expected_of_groups(each, sizes)) for each in (args, many)]
             else:
-                args = operands(520, 456, 1032, recipes, generator, own)
-                wanted = expected(*args)
+                # The second: several tiles a block, and an even number of blocks of K.
+                both = (520, 456, 1032), (2056, 2312, 512)
+                products = [operands(*each, recipes, generator, own) for each in both]
+                calls = [(each, expected(*each)) for each in products]
             run = torch.ops.cubin.scaled_grouped_matmul if kernel["grouped"] else op
-            for each in (args, as_quantized(args)) if BLOCK_1X128 in recipes else (args,):
-                with measure.watching():
-                    library.force_config(name)
-                    out = run(*each, **options)
-                numerics.check_exact(out, wanted, f"{name} {recipes} {each[2].stride()}")
+            for args, wanted in calls:
+                for each in (args, as_quantized(args)) if BLOCK_1X128 in recipes else (args,):
+                    with measure.watching():
+                        library.force_config(name)
+                        out = run(*each, **options)
+                    numerics.check_exact(out, wanted, f"{name} {recipes} {each[2].stride()}")
             assert name in {loaded["name"] for loaded in library.catalog()["loaded"]}
 
 

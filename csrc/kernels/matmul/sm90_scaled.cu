@@ -1,13 +1,15 @@
 // Products of 8-bit floats with scales on Hopper: a persistent, warp-specialized kernel with TMA
 // and wgmma. sm90_scaled_params.h says what it computes.
 //
-//   shared memory: kStages x (A tile, B tile) | one staging buffer per warp | kStages x (scales of
-//     A's rows, of B's columns) | full, empty, turn barriers | kRing tiles
+//   shared memory: kStages x (A tile, B tile) | staging buffers | kStages x (scales of A's rows, of
+//     B's columns) | full, empty, turn, landed, staged, stored barriers | kRing tiles
 //   full[s]: the producer's arrival and all bytes of the stage; with scales of blocks also the
 //     copies of 32 lanes. Of groups of K the former arrive at landed[s], and at full[s] the warps
 //     that clear the stage
 //   empty[s]: one arrival per warpgroup (warp, where warps read scales) that reads the stage
 //   turn[g]: warpgroup g may multiply; arrivals of the 4 warps of the one before it
+//   staged[b], stored[b]: of kStores, arrivals of the warps that have filled staging buffer b, and
+//     of the thread that has stored it
 //
 // Sums of all of K: each warpgroup has a tile of its own, and stores it while the other one
 // multiplies (ping-pong), unless there are few tiles. Promoted sums: the warpgroups share a tile,
@@ -15,6 +17,12 @@
 //
 // Warpgroups that share a tile read it from the ring of tiles, which the producer writes: where it
 // is takes two divisions, and of groups a load, during which nothing would be multiplied.
+//
+// With kStores a thread beside the producer stores tiles by the TMA, so that consumers neither wait
+// for a fence nor for the TMA: between two tiles nothing is multiplied, but by another warpgroup.
+// For the same reason the most common calls have a loop of their own, without branches by the
+// parameters (Plain), and with two parts the next tile's first part is multiplied while this one's
+// last part is added and its sums are staged (consume_ahead).
 //
 // K runs forwards and each output is a sum of its own in every tile, so that a row's bits do not
 // depend on the other rows.
@@ -30,6 +38,7 @@
 // A file of over 500 lines: both kinds of sums share the producer, the walk over tiles and the
 // scales, and a kernel's template is one file.
 #include "common/uniform.cuh"
+#include "sm90_block.cuh"
 #include "sm90_scaled_epilogue.cuh"
 #include "sm90_scaled_gate.cuh"
 #include "sm90_scaled_params.h"
@@ -76,18 +85,27 @@ struct Config {
   static constexpr int kFreeing = kPromoted ? 4 * kSharing : kSharing;
   static constexpr int kScaleColumns = kColumns ? kTileN : 1;
   static constexpr int kScaleBytes = !kPromoted ? 0 : kTileM * 4 + (kColumns ? kTileN * 4 : 16);
+  static constexpr int kMostBuffers = 4;
   // Tiles that the producer passes to the consumers: more than it may be ahead of them. Those that
   // take turns in tiles find their own, while the others multiply.
   static constexpr int kTileBytes = 32;
   static constexpr int kRing = kPingPong ? 0 : kStages < 8 ? 8 : kStages < 16 ? 16 : 32;
   static_assert(kRing == 0 || kRing > kStages);
   // Of groups of K a stage has a third barrier: two warps clear it before they pass it on.
-  static constexpr int kBarrierBytes = kStages * (kGroupsOfK ? 24 : 16) + 8 * kConsumers;
+  static constexpr int kOwnBarriers = kStages * (kGroupsOfK ? 24 : 16) + 8 * kConsumers;
+  // Of kStores: warpgroups that have buffers of their own, since they fill them at other times.
+  static constexpr bool kStores = TC_STORES;
+  static constexpr int kStoring = 2;  // the warp
+  // Whether the most common calls have a loop over tiles of their own.
+  static constexpr bool kMayBePlain = !kColumns && !kGated && kA == kB && (kStores || !kGrouped);
+  static constexpr int kOwners = kPingPong ? kConsumers : 1;
+  static constexpr int kBarrierBytes = kOwnBarriers + (kStores ? 16 * kMostBuffers * kOwners : 0);
   static constexpr int kControlBytes =
       kStages * kScaleBytes + kBarrierBytes + 16 + kTileBytes * kRing;
   static constexpr int kLeft =
       (kMaxShared - kControlBytes - kStages * kStageBytes) / (4 * kConsumers) / 2048;
-  static constexpr int kBuffers = kLeft > 4 ? 4 : kLeft;  // of 16 rows of 128 bytes
+  // Of 16 rows of 128 bytes for each warp.
+  static constexpr int kBuffers = kLeft > kMostBuffers ? kMostBuffers : kLeft;
   static constexpr int kWarpBytes = 2048 * kBuffers;
   static constexpr int kStaging = kStages * kStageBytes;
   static constexpr int kScales = kStaging + 4 * kConsumers * kWarpBytes;
@@ -99,6 +117,9 @@ struct Config {
   static_assert(!kScalesParts || kPartN <= kBlockK, "a part has one column of B's blocks");
   static_assert(!kColumns || kPromoted);
   static_assert(!kGated || (kParts == 1 && !kColumns && kOutN == kBlockK && kBlocksM == 1));
+  static constexpr int kSlots = kBuffers * kOwners;
+  // With one buffer the thread that stores would wait for the next panel before it frees this one.
+  static_assert(!kStores || (!kGated && kBuffers > 1));
 };
 
 // The tiles of a block, one after the other; producers and consumers walk through the same ones.
@@ -253,6 +274,15 @@ struct Shared {
   TC_DEVICE u32 landed(int stage) const {
     return kGroupsOfK ? turn(C::kConsumers) + 8 * stage : full(stage);
   }
+  // Of buffer `own` of a warpgroup, or of those that share a tile.
+  TC_DEVICE u32 staged(int owner, int own) const {
+    return base + C::kBarriers + C::kOwnBarriers + 8 * (owner * C::kBuffers + own);
+  }
+  TC_DEVICE u32 stored(int owner, int own) const { return staged(owner, own) + 8 * C::kSlots; }
+  // Buffer `own` of a warpgroup, with the rows of its warps one after the other.
+  TC_DEVICE u32 buffer(int group, int own) const {
+    return base + C::kStaging + (group * C::kBuffers + own) * (4 * 2048);
+  }
   // Of the block's tile `number`.
   TC_DEVICE u32 tile(int number) const {
     return base + C::kTiles + (number & (C::kRing - 1)) * C::kTileBytes;
@@ -286,6 +316,41 @@ TC_DEVICE void load_tiles(const Sm90ScaledParams& p, const Shared<C>& shared) {
       }
     }
   }
+}
+
+// Executed by one thread: stores the tiles that the consumers stage. A buffer is free when the TMA
+// has read it, which is awaited after the next one is stored.
+template <class C>
+TC_DEVICE void store_tiles(const Sm90ScaledParams& p, const Shared<C>& shared) {
+  using O = Output<C, DType::bfloat16>;  // or float16, which has the same panels
+  Walk<C> walk(p);
+  u32 read = 0;  // the barrier of the last buffer
+  for (int tile = 0; walk.next(); ++tile) {
+    const int owner = tile % C::kOwners;
+    int number = tile / C::kOwners * C::kBlocksM * O::kPanels;  // of the owner's panels
+#pragma unroll 1
+    for (int block = 0; block < C::kBlocksM; ++block) {
+#pragma unroll 1
+      for (int panel = 0; panel < O::kPanels; ++panel, ++number) {
+        const int own = number % C::kBuffers, n = walk.n0 + O::column(panel);
+        barrier_wait_bounded(shared.staged(owner, own), number / C::kBuffers & 1);
+        fence_async_proxy();
+#pragma unroll
+        for (int warp = 0; warp < 4 * C::kSharing; ++warp) {
+          const u32 from = shared.buffer(owner + warp / 4, own) + warp % 4 * O::kPanelBytes;
+          const int m = walk.m0 + (warp / 4 * C::kBlocksM + block) * 64 + warp % 4 * 16;
+          // Fewer than 16 rows of a group its warp stores.
+          const bool exists = kGrouped ? m + 16 <= walk.m_end : m < walk.m_end;
+          if (exists && n < p.n) tma_store(&p.out_map, from, n, m, kEvictFirst);
+        }
+        tma_store_commit();
+        tma_store_wait_read<1>();
+        if (read != 0) barrier_arrive(read);
+        read = shared.stored(owner, own);
+      }
+    }
+  }
+  tma_store_wait_read<0>();
 }
 
 // Executed by one warp: scales of blocks of K. kContiguous: of ScaleCopies.
@@ -367,6 +432,10 @@ TC_DEVICE void clear_stages(const Sm90ScaledParams& p, const Shared<C>& shared) 
 }
 
 // ---- consumers ----------------------------------------------------------------------------------
+
+// The calls that a loop over tiles is compiled for: any; those whose output is bfloat16, stored by
+// the TMA, without a bias, with factors, or with scales of blocks.
+enum Plain { kAnyCall, kPlainFactors, kPlainBlocks };
 
 template <class C>
 struct Consumer {
@@ -596,6 +665,7 @@ struct Consumer {
     }
   }
 
+  template <Plain kPlain>
   TC_DEVICE void sum_parts(Sum& sum) {
 #pragma unroll
     for (int i = 0; i < C::kBlocks; ++i) {
@@ -603,7 +673,10 @@ struct Consumer {
       for (int j = 0; j < C::kPartN / 2; ++j) sum[i][j] = 0.0f;
     }
     // Parts are added without a factor where they have none: 2 to 9% of a product's time.
-    if (C::kScalesParts && (!C::kAddsParts || p.flags & kScaledBlocks)) {
+    const bool any = kPlain == kAnyCall && C::kScalesParts;
+    if constexpr (kPlain == kPlainBlocks) {
+      sum_parts_of<true>(sum);
+    } else if (any && (!C::kAddsParts || p.flags & kScaledBlocks)) {
       sum_parts_of<true>(sum);
     } else if constexpr (C::kAddsParts) {
       sum_parts_of<false>(sum);
@@ -624,6 +697,12 @@ struct Consumer {
 };
 
 template <class C>
+TC_DEVICE Outbox<C> outbox_of(const Shared<C>& shared, int group) {
+  const int owner = C::kPingPong ? group : 0;
+  return {shared.buffer(group, 0), shared.staged(owner, 0), shared.stored(owner, 0)};
+}
+
+template <class C, Plain kPlain>
 TC_DEVICE void consume(const Sm90ScaledParams& p, const Shared<C>& shared, int warp) {
   Consumer<C> own(p, shared, warp);
   Walk<C> walk(p, C::kPingPong ? own.group : 0, C::kPingPong ? C::kConsumers : 1);
@@ -631,6 +710,8 @@ TC_DEVICE void consume(const Sm90ScaledParams& p, const Shared<C>& shared, int w
   if (C::kPingPong && own.group == 1) own.stage.advance(walk.k_blocks_of(blockIdx.x));
   const u32 staging = shared.base + C::kStaging + warp * C::kWarpBytes;
   int turn = 0;  // of the warp's staging buffers
+  Outbox<C> outbox{};
+  if constexpr (C::kStores) outbox = outbox_of(shared, own.group);
   const auto next = [&](int number) {
     if constexpr (C::kRing == 0) return walk.next();
     if (!walk.advance()) return false;
@@ -643,16 +724,18 @@ TC_DEVICE void consume(const Sm90ScaledParams& p, const Shared<C>& shared, int w
     float rows[C::kBlocksM][2];
     // NOTE: a branch around all of it, because predicated instructions take a tile 290 ns, in which
     // nothing is multiplied: K of 512 by 128x128 175 -> 157 us, of 1536 306 -> 288 (H200).
-    constexpr bool kMayBeOne = C::kScalesParts && !C::kGated;
-    if (kMayBeOne && p.flags & kScaledBlocks && p.bias == nullptr) {
+    constexpr bool kMayBeOne = kPlain == kAnyCall && C::kScalesParts && !C::kGated;
+    if (kPlain == kPlainBlocks || (kMayBeOne && p.flags & kScaledBlocks && p.bias == nullptr)) {
       columns.set_to_one();
 #pragma unroll
       for (int i = 0; i < C::kBlocksM; ++i) rows[i][0] = rows[i][1] = 1.0f;
     } else {
-      if constexpr (!C::kGated) columns.load(p, walk.scale_b(), walk.n0);
+      if constexpr (!C::kGated) {
+        columns.template load<kPlain == kPlainFactors>(p, walk.scale_b(), walk.n0);
+      }
 #pragma unroll
       for (int i = 0; i < C::kBlocksM; ++i) {
-        load_rows(rows[i], p, walk.m0 + own.own_row + i * 64, walk.m_end);
+        load_rows<kPlain == kPlainFactors>(rows[i], p, walk.m0 + own.own_row + i * 64, walk.m_end);
       }
     }
     if (walk.is_wrong) {
@@ -662,7 +745,7 @@ TC_DEVICE void consume(const Sm90ScaledParams& p, const Shared<C>& shared, int w
 
     typename Consumer<C>::Sum sum;
     if constexpr (C::kPromoted) {
-      own.sum_parts(sum);
+      own.template sum_parts<kPlain>(sum);
     } else {
       own.sum_all(sum);
     }
@@ -681,8 +764,24 @@ TC_DEVICE void consume(const Sm90ScaledParams& p, const Shared<C>& shared, int w
       static_assert(C::kBlocksM <= 2);
 #pragma unroll 1
       for (int i = 0; i < C::kBlocksM; ++i) {
-        scale_and_store_rows<C, kGrouped>(p, walk.n0, staging, turn, m + 64 * i, walk.m_end,
-                                          walk.is_wrong, rows[0], columns, sum[0]);
+        if constexpr (kPlain == kAnyCall) {
+          scale_and_store_rows<C, kGrouped>(p, walk.n0, staging, turn, outbox, m + 64 * i,
+                                            walk.m_end, walk.is_wrong, rows[0], columns, sum[0]);
+        } else {
+          if constexpr (kPlain == kPlainFactors) {
+            columns.template apply<C::kTileN, false>(sum[0], 0, rows[0]);
+          } else if (kGrouped && walk.is_wrong) {
+#pragma unroll
+            for (int j = 0; j < C::kTileN / 2; ++j) sum[0][j] = __int_as_float(0x7fc00000);
+          }
+          using O = Output<C, DType::bfloat16>;
+          const int own_m = m + 64 * i;
+          if constexpr (C::kStores) {
+            outbox.template put<O, kGrouped>(p, walk.n0, own_m, walk.m_end, sum[0]);
+          } else if (own_m < walk.m_end) {
+            store_aligned<O>(p, walk.n0, staging, turn, own_m, sum[0]);
+          }
+        }
         if (i == C::kBlocksM - 1) break;
 #pragma unroll
         for (int j = 0; j < C::kTileN / 2; ++j) sum[0][j] = sum[C::kBlocksM - 1][j];
@@ -695,6 +794,97 @@ TC_DEVICE void consume(const Sm90ScaledParams& p, const Shared<C>& shared, int w
   if (own.lane == 0) tma_store_wait_read<0>();
 }
 
+// consume() for two parts and an even number of blocks of K: the next tile's first part is
+// multiplied while this one's last part is added and its sums are staged.
+//
+// NOTE: ptxas serialises the products (C7514, C7515) if the loop over tiles is apart from that over
+// K, if the next tile's first products are in a branch, or if parts have no use after the loop.
+template <class C, bool kBlocks>
+TC_DEVICE void consume_ahead(const Sm90ScaledParams& p, const Shared<C>& shared, int warp) {
+  using O = Output<C, DType::bfloat16>;
+  Consumer<C> own(p, shared, warp);
+  Walk<C> walk(p);
+  own.walk = &walk;
+  Outbox<C> outbox = outbox_of(shared, own.group);
+  const int first_m = own.first_row + warp % 4 * 16;
+  Part<C> first, second;
+  float sum[C::kPartN / 2], rows[2];
+  Columns<C::kTileN> columns;
+  int left = 0, number = 0;  // pairs of parts, tiles
+  const auto begin = [&](Part<C>& part) {
+    own.template issue<kBlocks>(part, 0);
+    own.stage.advance();
+  };
+  const auto finish = [&](Part<C>& part) { own.template finish<kBlocks>(part, sum, true); };
+  const auto begin_tile = [&] {
+    if constexpr (!kBlocks) {
+      columns.template load<true>(p, walk.scale_b(), walk.n0);
+      load_rows<true>(rows, p, walk.m0 + own.own_row, walk.m_end);
+    }
+#pragma unroll
+    for (int j = 0; j < C::kPartN / 2; ++j) sum[j] = 0.0f;
+    left = p.k_blocks / 2;
+    ++number;
+  };
+  bool more = walk.advance();  // a block has a tile
+  own.wait_for_stage();
+  walk.load(shared.tile(0));
+  begin(first);
+  begin_tile();
+#pragma unroll 1
+  while (true) {
+    own.wait_for_stage();
+    begin(second);
+    wgmma_wait<1>();
+    finish(first);
+    if (--left == 0) more = walk.advance();
+    // Without a next tile the products are of what the stage has had, and nothing uses them.
+    if (more) own.wait_for_stage();
+    begin(first);
+    wgmma_wait<1>();
+    finish(second);
+    if (left > 0) continue;
+    if constexpr (!kBlocks) columns.template apply<C::kTileN, false>(sum, 0, rows);
+    outbox.template put<O, false>(p, walk.n0, walk.m0 + first_m, walk.m_end, sum);
+    if (!more) break;
+    walk.load(shared.tile(number));
+    begin_tile();
+  }
+  if (p.k_blocks % 2 != 0) {  // never: uses of the parts, see above
+    begin(second);
+    wgmma_wait<1>();
+    finish(first);
+    wgmma_wait<0>();
+    finish(second);
+    outbox.template put<O, false>(p, walk.n0, walk.m0, walk.m_end, sum);
+  } else {
+    wgmma_wait<0>();
+  }
+}
+
+// The loop over tiles for the call.
+template <class C>
+TC_DEVICE void consume_call(const Sm90ScaledParams& p, const Shared<C>& shared, int warp) {
+  if constexpr (C::kMayBePlain) {
+    const bool blocks = C::kScalesParts && p.flags & kScaledBlocks;
+    if (is_stored_together(p) && p.out_type == kScaledBFloat16 && p.bias == nullptr) {
+      if constexpr (C::kStores && C::kParts == 2 && !kGrouped) {
+        if (p.k_blocks % 2 == 0) {
+          if constexpr (C::kScalesParts) {
+            if (blocks) return consume_ahead<C, true>(p, shared, warp);
+          }
+          return consume_ahead<C, false>(p, shared, warp);
+        }
+      }
+      if constexpr (C::kScalesParts) {
+        if (blocks) return consume<C, kPlainBlocks>(p, shared, warp);
+      }
+      return consume<C, kPlainFactors>(p, shared, warp);
+    }
+  }
+  consume<C, kAnyCall>(p, shared, warp);
+}
+
 template <class C>
 TC_DEVICE void run(const Sm90ScaledParams& p) {
   extern __shared__ __align__(1024) unsigned char memory[];
@@ -702,7 +892,7 @@ TC_DEVICE void run(const Sm90ScaledParams& p) {
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
   const bool blocks = p.flags & kScaledBlocks;
 
-  if (threadIdx.x == 0) {
+  const auto initialize = [&] {
     if (shared.base % 1024 != 0) asm volatile("trap;");
     prefetch_tensor_map(&p.a);
     prefetch_tensor_map(&p.b);
@@ -714,16 +904,32 @@ TC_DEVICE void run(const Sm90ScaledParams& p) {
       barrier_init(shared.empty(s), C::kFreeing);
     }
     for (int i = 0; i < C::kConsumers; ++i) barrier_init(shared.turn(i), 4);
+    if constexpr (C::kStores) {
+      for (int i = 0; i < C::kSlots; ++i) {
+        barrier_init(shared.staged(0, i), 4 * C::kSharing);
+        barrier_init(shared.stored(0, i), 1);
+      }
+    }
     fence_barrier_init();
+  };
+  if constexpr (C::kStores) {
+    start_alone<4, C::kConsumers>(warp, initialize);
+  } else {
+    if (threadIdx.x == 0) initialize();
+    __syncthreads();
   }
-  __syncthreads();
 
   // The next grid's blocks may start as soon as they fit; they wait for the end of this grid.
   launch_next_grid();
   if (warp < 4) {
     if constexpr (C::kConsumers > 1) fewer_registers<C::kConsumers == 2 ? 40 : 32>();
     wait_for_previous_grid();
-    if (threadIdx.x == 0) load_tiles<C>(p, shared);
+    if constexpr (C::kStores) {
+      if (warp == 0 && elect_one()) load_tiles<C>(p, shared);
+      if (warp == C::kStoring && is_stored_together(p) && elect_one()) store_tiles<C>(p, shared);
+    } else {
+      if (threadIdx.x == 0) load_tiles<C>(p, shared);
+    }
     if (C::kPromoted && blocks && warp == 1) {
       if (C::kByOffsets && p.a_stride == 1 && p.a_shift == 0) {
         load_scales<C, true>(p, shared);
@@ -737,7 +943,7 @@ TC_DEVICE void run(const Sm90ScaledParams& p) {
   } else {
     if constexpr (C::kConsumers > 1) more_registers<C::kConsumers == 2 ? 232 : 160>();
     wait_for_previous_grid();
-    consume<C>(p, shared, warp - 4);
+    consume_call<C>(p, shared, warp - 4);
   }
 }
 
@@ -749,7 +955,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
 
 }  // namespace torch_cubin::TC_KERNEL
 
-// Costs in nanoseconds on an H200 (2026-11-28): each 128 of K of a tile, the rest of a tile, and of
+// Costs in nanoseconds on an H200 (2026-11-29): each 128 of K of a tile, the rest of a tile, and of
 // ping-pong once the last tile's epilogue, which nothing hides. What spills is not used in the
 // loop.
 /* torch_cubin kernels
@@ -762,7 +968,8 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
   "accepted_spill": {"sm_90a": 140},
   "defines": {"TC_A": "{d.a}", "TC_B": "{d.b}", "TC_PARTS": "{t.parts}",
               "TC_COLUMNS": "{t.columns}", "TC_PING_PONG": "{t.ping_pong}",
-              "TC_GROUPED": "{g.grouped}", "TC_GATED": "{g.gated}"},
+              "TC_GROUPED": "{g.grouped}", "TC_GATED": "{g.gated}",
+              "TC_STORES": "{t.stores}"},
   "grouped": "{g.grouped}", "gated": "{g.gated}",
   "math": "{t.math}"},
  "kernels": [
@@ -773,104 +980,104 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
           {"grouped": 1, "gated": 0, "prefix": "grouped_"}],
     "t": [
      {"math": "fast", "parts": 0, "columns": 0, "ping_pong": 1, "name": "128x128_ping_pong",
-      "tile": [128, 128, 128], "stages": 5, "threads": 384, "shared": 229472,
-      "cost": {"k_tile": 380, "fixed": 965, "once": 1000}},
+      "stores": 1, "tile": [128, 128, 128], "stages": 5, "threads": 384, "shared": 229600,
+      "cost": {"k_tile": 388, "fixed": 830, "once": 1000}},
      {"math": "fast", "parts": 0, "columns": 0, "ping_pong": 0, "name": "64x128",
-      "tile": [64, 128, 128], "stages": 8, "threads": 256, "shared": 230032,
+      "stores": 0, "tile": [64, 128, 128], "stages": 8, "threads": 256, "shared": 230032,
       "cost": {"k_tile": 220, "fixed": 1395}},
      {"math": "promoted", "parts": 2, "columns": 0, "ping_pong": 0, "name": "128x128",
-      "tile": [128, 128, 128], "stages": 5, "threads": 384, "shared": 232368,
-      "cost": {"k_tile": 450, "fixed": 1100}},
+      "stores": 1, "tile": [128, 128, 128], "stages": 5, "threads": 384, "shared": 232432,
+      "cost": {"k_tile": 437, "fixed": 800}},
      {"math": "promoted", "parts": 2, "columns": 0, "ping_pong": 0, "name": "64x128",
-      "tile": [64, 128, 128], "stages": 8, "threads": 256, "shared": 232208,
-      "cost": {"k_tile": 245, "fixed": 1600}}]}},
+      "stores": 0, "tile": [64, 128, 128], "stages": 8, "threads": 256, "shared": 232208,
+      "cost": {"k_tile": 245, "fixed": 1400}}]}},
   {"name": "sm90_scaled_matmul_e4m3_{t.math}_{t.name}",
    "for": {
     "d": [{"a": "e4m3", "b": "e4m3"}], "g": [{"grouped": 0, "gated": 0}],
     "t": [
      {"math": "fast", "parts": 0, "columns": 0, "ping_pong": 1, "name": "128x160_ping_pong",
-      "tile": [128, 160, 128], "stages": 5, "threads": 384, "shared": 217184,
+      "stores": 0, "tile": [128, 160, 128], "stages": 5, "threads": 384, "shared": 217184,
       "cost": {"k_tile": 470, "fixed": 1300, "once": 2500}},
      {"math": "fast", "parts": 0, "columns": 0, "ping_pong": 1, "name": "128x176_ping_pong",
-      "tile": [128, 176, 128], "stages": 5, "threads": 384, "shared": 227424,
+      "stores": 0, "tile": [128, 176, 128], "stages": 5, "threads": 384, "shared": 227424,
       "cost": {"k_tile": 515, "fixed": 1600, "once": 1500}},
      {"math": "fast", "parts": 0, "columns": 0, "ping_pong": 0, "name": "128x224",
-      "tile": [128, 224, 128], "stages": 4, "threads": 384, "shared": 229712,
+      "stores": 0, "tile": [128, 224, 128], "stages": 4, "threads": 384, "shared": 229712,
       "cost": {"k_tile": 720, "fixed": 3260}},
      {"math": "fast", "parts": 0, "columns": 0, "ping_pong": 0, "name": "192x192",
-      "tile": [192, 192, 128], "stages": 4, "threads": 512, "shared": 221536,
-      "cost": {"k_tile": 1000, "fixed": 1250}},
+      "stores": 0, "tile": [192, 192, 128], "stages": 4, "threads": 512, "shared": 221536,
+      "cost": {"k_tile": 1000, "fixed": 1350}},
      {"math": "fast", "parts": 0, "columns": 0, "ping_pong": 0, "name": "128x64",
-      "tile": [128, 64, 128], "stages": 8, "threads": 384, "shared": 230032,
+      "stores": 0, "tile": [128, 64, 128], "stages": 8, "threads": 384, "shared": 230032,
       "cost": {"k_tile": 250, "fixed": 900}},
      {"math": "fast", "parts": 0, "columns": 0, "ping_pong": 0, "name": "64x64",
-      "tile": [64, 64, 128], "stages": 12, "threads": 256, "shared": 230096,
+      "stores": 0, "tile": [64, 64, 128], "stages": 12, "threads": 256, "shared": 230096,
       "cost": {"k_tile": 150, "fixed": 700}},
      {"math": "fast", "parts": 0, "columns": 0, "ping_pong": 0, "name": "64x32",
-      "tile": [64, 32, 128], "stages": 16, "threads": 256, "shared": 230672,
+      "stores": 0, "tile": [64, 32, 128], "stages": 16, "threads": 256, "shared": 230672,
       "cost": {"k_tile": 127, "fixed": 700}},
      {"math": "promoted", "parts": 1, "columns": 0, "ping_pong": 0, "name": "192x128",
-      "tile": [192, 128, 128], "stages": 4, "threads": 512, "shared": 216480,
-      "cost": {"k_tile": 655, "fixed": 1500}},
+      "stores": 0, "tile": [192, 128, 128], "stages": 4, "threads": 512, "shared": 216480,
+      "cost": {"k_tile": 655, "fixed": 1300}},
      {"math": "promoted", "parts": 2, "columns": 0, "ping_pong": 0, "name": "128x112",
-      "tile": [128, 112, 128], "stages": 6, "threads": 384, "shared": 220624,
-      "cost": {"k_tile": 405, "fixed": 1235}},
+      "stores": 0, "tile": [128, 112, 128], "stages": 6, "threads": 384, "shared": 220624,
+      "cost": {"k_tile": 405, "fixed": 1100}},
      {"math": "promoted", "parts": 2, "columns": 0, "ping_pong": 0, "name": "128x136",
-      "tile": [128, 136, 128], "stages": 5, "threads": 384, "shared": 221104,
+      "stores": 1, "tile": [128, 136, 128], "stages": 5, "threads": 384, "shared": 221168,
       "cost": {"k_tile": 478, "fixed": 1235}},
      {"math": "promoted", "parts": 2, "columns": 0, "ping_pong": 0, "name": "128x64",
-      "tile": [128, 64, 128], "stages": 8, "threads": 384, "shared": 217872,
-      "cost": {"k_tile": 280, "fixed": 700}},
+      "stores": 0, "tile": [128, 64, 128], "stages": 8, "threads": 384, "shared": 217872,
+      "cost": {"k_tile": 280, "fixed": 600}},
      {"math": "promoted", "parts": 2, "columns": 0, "ping_pong": 0, "name": "64x64",
-      "tile": [64, 64, 128], "stages": 12, "threads": 256, "shared": 225168,
-      "cost": {"k_tile": 165, "fixed": 800}},
+      "stores": 0, "tile": [64, 64, 128], "stages": 12, "threads": 256, "shared": 225168,
+      "cost": {"k_tile": 165, "fixed": 700}},
      {"math": "promoted", "parts": 2, "columns": 0, "ping_pong": 0, "name": "64x32",
-      "tile": [64, 32, 128], "stages": 16, "threads": 256, "shared": 226832,
-      "cost": {"k_tile": 140, "fixed": 800}},
+      "stores": 0, "tile": [64, 32, 128], "stages": 16, "threads": 256, "shared": 226832,
+      "cost": {"k_tile": 140, "fixed": 720}},
      {"math": "columns", "parts": 1, "columns": 1, "ping_pong": 0, "name": "128x128",
-      "tile": [128, 128, 128], "stages": 5, "threads": 384, "shared": 218464,
+      "stores": 0, "tile": [128, 128, 128], "stages": 5, "threads": 384, "shared": 218464,
       "cost": {"k_tile": 660, "fixed": 2000}},
      {"math": "columns", "parts": 2, "columns": 1, "ping_pong": 0, "name": "64x64",
-      "tile": [64, 64, 128], "stages": 12, "threads": 256, "shared": 228048,
+      "stores": 0, "tile": [64, 64, 128], "stages": 12, "threads": 256, "shared": 228048,
       "cost": {"k_tile": 250, "fixed": 900}}]}},
   {"name": "sm90_scaled_matmul_gated_e4m3_{t.math}_{t.name}",
    "for": {
     "d": [{"a": "e4m3", "b": "e4m3"}], "g": [{"grouped": 0, "gated": 1}],
     "t": [
      {"math": "promoted", "parts": 1, "columns": 0, "ping_pong": 0, "name": "128x256",
-      "tile": [128, 256, 128], "stages": 4, "threads": 384, "shared": 231824,
+      "stores": 0, "tile": [128, 256, 128], "stages": 4, "threads": 384, "shared": 231824,
       "cost": {"k_tile": 905, "fixed": 2900}},
      {"math": "promoted", "parts": 1, "columns": 0, "ping_pong": 0, "name": "64x256",
-      "tile": [64, 256, 128], "stages": 5, "threads": 256, "shared": 231088,
+      "stores": 0, "tile": [64, 256, 128], "stages": 5, "threads": 256, "shared": 231088,
       "cost": {"k_tile": 550, "fixed": 3000}}]}},
   {"name": "sm90_scaled_matmul_grouped_gated_e4m3_{t.math}_{t.name}",
    "for": {
     "d": [{"a": "e4m3", "b": "e4m3"}], "g": [{"grouped": 1, "gated": 1}],
     "t": [
      {"math": "promoted", "parts": 1, "columns": 0, "ping_pong": 0, "name": "128x256",
-      "tile": [128, 256, 128], "stages": 4, "threads": 384, "shared": 231824,
+      "stores": 0, "tile": [128, 256, 128], "stages": 4, "threads": 384, "shared": 231824,
       "cost": {"k_tile": 905, "fixed": 2900}},
      {"math": "promoted", "parts": 1, "columns": 0, "ping_pong": 0, "name": "64x256",
-      "tile": [64, 256, 128], "stages": 5, "threads": 256, "shared": 231088,
+      "stores": 0, "tile": [64, 256, 128], "stages": 5, "threads": 256, "shared": 231088,
       "cost": {"k_tile": 550, "fixed": 3000}}]}},
   {"name": "sm90_scaled_matmul_groups_of_k_e4m3_{t.math}_{t.name}",
    "for": {
     "d": [{"a": "e4m3", "b": "e4m3"}], "g": [{"grouped": 2, "gated": 0}],
     "t": [
      {"math": "fast", "parts": 0, "columns": 0, "ping_pong": 1, "name": "128x128_ping_pong",
-      "tile": [128, 128, 128], "stages": 5, "threads": 384, "shared": 229520,
+      "stores": 0, "tile": [128, 128, 128], "stages": 5, "threads": 384, "shared": 229520,
       "cost": {"k_tile": 389, "fixed": 1400}},
      {"math": "fast", "parts": 0, "columns": 0, "ping_pong": 0, "name": "192x192",
-      "tile": [192, 192, 128], "stages": 4, "threads": 512, "shared": 221568,
+      "stores": 0, "tile": [192, 192, 128], "stages": 4, "threads": 512, "shared": 221568,
       "cost": {"k_tile": 900, "fixed": 2300}},
      {"math": "promoted", "parts": 1, "columns": 0, "ping_pong": 0, "name": "192x128",
-      "tile": [192, 128, 128], "stages": 4, "threads": 512, "shared": 216512,
+      "stores": 0, "tile": [192, 128, 128], "stages": 4, "threads": 512, "shared": 216512,
       "cost": {"k_tile": 640, "fixed": 1200}},
      {"math": "promoted", "parts": 2, "columns": 0, "ping_pong": 0, "name": "128x128",
-      "tile": [128, 128, 128], "stages": 5, "threads": 384, "shared": 232416,
+      "stores": 0, "tile": [128, 128, 128], "stages": 5, "threads": 384, "shared": 232416,
       "cost": {"k_tile": 430, "fixed": 1300}},
      {"math": "columns", "parts": 1, "columns": 1, "ping_pong": 0, "name": "128x128",
-      "tile": [128, 128, 128], "stages": 5, "threads": 384, "shared": 218512,
+      "stores": 0, "tile": [128, 128, 128], "stages": 5, "threads": 384, "shared": 218512,
       "cost": {"k_tile": 660, "fixed": 2000}}]}},
   {"name": "sm90_scaled_matmul_{d.a}_{d.b}_{t.math}_{t.name}",
    "for": {
@@ -878,6 +1085,6 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     "g": [{"grouped": 0, "gated": 0}],
     "t": [
      {"math": "promoted", "parts": 2, "columns": 0, "ping_pong": 0, "name": "128x128",
-      "tile": [128, 128, 128], "stages": 5, "threads": 384, "shared": 232368,
+      "stores": 0, "tile": [128, 128, 128], "stages": 5, "threads": 384, "shared": 232368,
       "cost": {"k_tile": 450, "fixed": 1100}}]}}]}
 */

@@ -16,6 +16,7 @@ struct Output : C {
   static constexpr int kFull = 128 / kElement;
   static constexpr int kPanel = scaled_panel(C::kTileN, kFull, C::kPromoted);
   static constexpr int kPanels = (C::kTileN + kPanel - 1) / kPanel;
+  static constexpr int kPanelBytes = 16 * kPanel * kElement;
   // The first column of a panel, of the tile's.
   static TC_DEVICE constexpr int column(int panel) {
     if constexpr (C::kTileN % kPanel == 0) return panel * kPanel;
@@ -25,9 +26,11 @@ struct Output : C {
 
 TC_DEVICE float shuffled(float value, int lane) { return __shfl_sync(~0u, value, lane); }
 
-// The scales of a lane's two rows: row m, and the one 8 below, of those before m_end.
+// The scales of a lane's two rows: row m, and the one 8 below, of those before m_end. kPlain: they
+// are no scales of blocks.
+template <bool kPlain>
 TC_DEVICE void load_rows(float (&rows)[2], const Sm90ScaledParams& p, int m, int m_end) {
-  const bool blocks = p.flags & kScaledBlocks;
+  const bool blocks = !kPlain && p.flags & kScaledBlocks;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int own = m + 8 * i;
@@ -49,8 +52,10 @@ struct Columns {
     }
   }
 
+  // kPlain: no scales of blocks, and no bias.
+  template <bool kPlain>
   TC_DEVICE void load(const Sm90ScaledParams& p, const float* scales, int n0) {
-    const bool blocks = p.flags & kScaledBlocks;
+    const bool blocks = !kPlain && p.flags & kScaledBlocks;
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
       const int n = n0 + 32 * i + threadIdx.x % 32;
@@ -58,7 +63,7 @@ struct Columns {
       scale[i] = blocks || !exists ? 1.0f : scales[n * p.b_stride];
       bias[i] = 0.0f;
     }
-    if (p.bias == nullptr) return;
+    if (kPlain || p.bias == nullptr) return;
     if (p.bias_type == kScaledFloat32) {
       load_bias<DType::float32>(p, n0);
     } else if (p.bias_type == kScaledFloat16) {
@@ -194,14 +199,84 @@ TC_DEVICE void store_others(const Sm90ScaledParams& p, int n0, u32 staging, int&
   }
 }
 
+// Whether one thread stores what the consumers have staged.
+TC_DEVICE bool is_stored_together(const Sm90ScaledParams& p) {
+  return !(p.flags & kScaledOutUnaligned) &&
+         (p.out_type == kScaledBFloat16 || p.out_type == kScaledFloat16);
+}
+
+// A warp's part of its warpgroup's staging buffers, whose panels one thread stores.
+template <class C>
+struct Outbox {
+  u32 buffers, staged, stored;  // of buffer 0
+  int turn = 0;
+  u32 phase = 0;
+
+  // Stages 16 rows from row m on, in all of the tile's columns. kGrouped: rows of another group may
+  // follow, so that the warp itself stores fewer than 16.
+  template <class O, bool kGrouped>
+  TC_DEVICE void put(const Sm90ScaledParams& p, int n0, int m, int m_end,
+                     const float (&sum)[O::kTileN / 2]) {
+    if constexpr (kGrouped) {
+      if (m < m_end && m_end - m < 16) {
+        put_tail<O>(p, n0, m, m_end - m, sum);
+        return;
+      }
+    }
+    const bool exists = m < m_end;
+#pragma unroll
+    for (int panel = 0; panel < O::kPanels; ++panel) {
+      barrier_wait(stored + 8 * turn, phase ^ 1);
+      if (exists) stage_columns<O, O::kPanel>(buffer<O>(), 0, sum + O::column(panel) / 2);
+      pass_on();
+    }
+  }
+
+ private:
+  template <class O>
+  TC_DEVICE u32 buffer() const {
+    return buffers + turn * (4 * 2048) + threadIdx.x / 32 % 4 * O::kPanelBytes;
+  }
+
+  TC_DEVICE void pass_on() {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(staged + 8 * turn);
+    if (++turn == C::kBuffers) {
+      turn = 0;
+      phase ^= 1;
+    }
+  }
+
+  template <class O>
+  TC_DEVICE void put_tail(const Sm90ScaledParams& p, int n0, int m, int rows,
+                          const float (&sum)[O::kTileN / 2]) {
+#pragma unroll 1
+    for (int panel = 0; panel < O::kPanels; ++panel) {
+      const int n = n0 + O::column(panel), columns = min(O::kPanel, p.n - n);
+      barrier_wait(stored + 8 * turn, phase ^ 1);
+#pragma unroll
+      for (int own = 0; own < O::kPanels; ++own) {
+        if (own == panel) stage_columns<O, O::kPanel>(buffer<O>(), 0, sum + O::column(own) / 2);
+      }
+      __syncwarp();
+      if (columns > 0) {
+        store_panel_unaligned<O>(buffer<O>(), static_cast<u16*>(p.out) + m * p.out_stride + n,
+                                 p.out_stride, rows, columns);
+      }
+      pass_on();
+    }
+  }
+};
+
 // NOTE: code that runs once for each tile mostly waits for instructions. So it is short, and what
 // most calls do not execute lies apart: sums are scaled before the branches by types.
 template <class C, bool kGrouped>
 TC_DEVICE void scale_and_store_rows(const Sm90ScaledParams& p, int n0, u32 staging, int& turn,
-                                    int m, int m_end, bool is_wrong, const float (&rows)[2],
-                                    const Columns<C::kTileN>& columns,
+                                    Outbox<C>& outbox, int m, int m_end, bool is_wrong,
+                                    const float (&rows)[2], const Columns<C::kTileN>& columns,
                                     float (&sum)[C::kTileN / 2]) {
-  if (m >= m_end) return;
+  const bool together = C::kStores && is_stored_together(p);
+  if (m >= m_end && !together) return;
   // NOTE: a branch for all columns; one for each shuffle took a tenth of a product with K of 1536.
   // Rows of a group with a wrong end have the factor NaN. NOTE: a branch by that factor, of which a
   // lane has its own, made ptxas take lanes to diverge in all of the loop over tiles: 4,344
@@ -215,9 +290,17 @@ TC_DEVICE void scale_and_store_rows(const Sm90ScaledParams& p, int n0, u32 stagi
   const bool unaligned = p.flags & kScaledOutUnaligned || (kGrouped && m_end - m < 16);
   const bool is_bfloat16 = p.out_type == kScaledBFloat16;
   const bool is_float16 = p.out_type == kScaledFloat16;
-  if (is_bfloat16 && !unaligned) {
+  if (together) {
+    if constexpr (C::kStores) {
+      if (is_bfloat16) {
+        outbox.template put<Output<C, DType::bfloat16>, kGrouped>(p, n0, m, m_end, sum);
+      } else {
+        outbox.template put<Output<C, DType::float16>, kGrouped>(p, n0, m, m_end, sum);
+      }
+    }
+  } else if (!C::kStores && is_bfloat16 && !unaligned) {
     store_aligned<Output<C, DType::bfloat16>>(p, n0, staging, turn, m, sum);
-  } else if (is_float16 && !unaligned) {
+  } else if (!C::kStores && is_float16 && !unaligned) {
     store_aligned<Output<C, DType::float16>>(p, n0, staging, turn, m, sum);
   } else if (is_bfloat16 || is_float16) {
     store_others<Output<C, DType::bfloat16>, kGrouped>(p, n0, staging, turn, m, m_end, true, sum);
