@@ -72,7 +72,7 @@ def test_threads_of_a_row(driver, columns: int, block: int, threads: int, cluste
 
 @pytest.mark.parametrize(
     ("columns", "threads"),
-    [(2040, 0), (2048, 64), (2056, 96), (5120, 160), (16384, 512), (16385, 0), (16392, 0)],
+    [(2044, 0), (2048, 64), (2056, 96), (5120, 160), (16384, 512), (16385, 0), (16392, 0)],
 )
 def test_rows_in_shared_memory(driver, columns: int, threads: int) -> None:
     """Of 2,048 to 16,384 columns by vectors: a thread has four, and a block is whole warps."""
@@ -87,21 +87,36 @@ def test_rows_in_shared_memory(driver, columns: int, threads: int) -> None:
             assert launch["shared"] == tensors_of_a_row * columns * 2
 
 
-@pytest.mark.parametrize(
-    ("columns", "threads"),
-    [(32, 0), (40, 8), (64, 8), (72, 16), (128, 16), (136, 32), (256, 32), (100, 0), (264, 0)],
-)
-def test_rows_of_a_warp(driver, columns: int, threads: int) -> None:
-    """Of 40 to 256 columns by vectors: a thread has one of each of two rows."""
+WARP_WIDTHS = {
+    "norm": [256, 512, 768, 1024, 1536],
+    "softmax": [256, 512, 1024],
+    "softmax_backward": [256, 512, 1024],
+}
+
+
+def warp_kernel(kind: str, columns: int) -> str:
+    """The kernel whose warps have such rows in registers."""
+    return f"{kind}_warp_rows_bf16_{min(x for x in WARP_WIDTHS[kind] if x >= columns)}"
+
+
+@pytest.mark.parametrize("columns", [40, 64, 72, 128, 136, 256, 264, 768, 776, 1200, 1536])
+def test_rows_of_a_warp(driver, columns: int) -> None:
+    """Of 40 to 1,536 columns by vectors: lanes of a warp have one row, or one of each of two."""
     rows, weight = empty(1000, columns), empty(columns)
+    threads = 8 if columns <= 64 else 16 if columns <= 128 else 32
     for call in (norm(rows), norm(rows, rows, weight=weight)):
         ((launch, params),) = launches_of(driver, call, NORM)
-        assert launch["kernel"].startswith("norm_short_" if threads else "norm_rows_")
+        assert launch["kernel"] == warp_kernel("norm", columns)
         assert (params.rows, params.columns, params.x_stride) == (1000, columns, columns)
-        if threads:
-            assert (params.threads, params.cluster) == (threads, 1)
-            assert launch["block"] == [256, 1, 1]
-            assert launch["grid"] == [-(-1000 * threads // 512), 1, 1]
+        assert (params.threads, params.cluster) == (threads, 1)
+        at_once = 2 if columns <= 256 else 1
+        assert launch["grid"] == [-(-1000 * threads // (launch["block"][0] * at_once)), 1, 1]
+
+
+@pytest.mark.parametrize("columns", [32, 100, 1544, 2048])
+def test_rows_that_no_warp_has(driver, columns: int) -> None:
+    ((launch, _),) = launches_of(driver, norm(empty(64, columns)), NORM)
+    assert not launch["kernel"].startswith("norm_warp_")
 
 
 def test_parts_of_wider_rows_are_read_where_they_are(driver) -> None:
@@ -145,16 +160,16 @@ def test_gradients_of_parameters_are_summed_in_parts(
         threads = {4096: 256, 5120: 320, 8192: 512, 8200: 288, 65536: 512}[columns]
         assert launches[0][0]["block"] == [threads, 1, 1]
         assert first.threads == threads
-        assert names == ["norm_backward_sums", "norm_columns"]
+        assert names == ["norm_backward_sums", "norm_parts"]
         assert first.sums_w
         assert first.sums_b
         assert last.sums_parts * cluster == launches[0][0]["grid"][0]
     else:
-        assert names == ["norm_backward", "norm_columns", "norm_columns"]
+        assert names == ["norm_backward", "norm_columns", "norm_parts"]
         assert (launches[1][1].parts, launches[1][1].sums_parts, last.sums_parts) == (16, 0, 16)
 
 
-SUMS, LAST = "norm_backward_sums", "norm_columns"
+SUMS, COLUMNS, LAST = "norm_backward_sums", "norm_columns", "norm_parts"
 
 
 @pytest.mark.parametrize("kind", ["layer_norm", "rms_norm"])
@@ -163,8 +178,8 @@ SUMS, LAST = "norm_backward_sums", "norm_columns"
     [
         ((True, True, True), [SUMS, LAST]),
         ((True, False, False), ["norm_backward"]),
-        ((False, True, False), [LAST, LAST]),  # without reading the gradient's rows once more
-        ((False, True, True), [LAST, LAST]),
+        ((False, True, False), [COLUMNS, LAST]),  # without reading the gradient's rows once more
+        ((False, True, True), [COLUMNS, LAST]),
         ((False, False, False), []),
     ],
 )
@@ -250,6 +265,21 @@ def test_losses_of_rows_and_their_gradients(driver) -> None:
     assert gradient[1].total
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize(("rows", "threads"), [(1, 1), (5, 8), (100, 128), (4096, 1024)])
+def test_threads_that_sum_losses(driver, rows: int, threads: int, smoothing: float) -> None:
+    """As many as there are losses: each that a thread adds alone is a wait for memory."""
+    logits, targets = empty(rows, 64), empty(rows, dtype=torch.int64)
+
+    def call() -> None:
+        ops._cross_entropy(logits, targets, None, "mean", -100, smoothing, torch.bfloat16)
+
+    (losses, total) = launches_of(driver, call, LOSSES)
+    assert losses[0]["kernel"] == f"losses{'_general' if smoothing else ''}_rows_bf16"
+    assert total[1].threads == threads
+    assert total[0]["block"] == [max(threads, 128), 1, 1]
+
+
 def test_losses_of_rows_that_begin_anywhere(driver) -> None:
     """A thread has two vectors at a time, so two blocks share a row that would be one block's."""
     targets = empty(64, dtype=torch.int64)
@@ -292,7 +322,7 @@ def test_a_cluster_does_not_depend_on_which_op_came_first(driver) -> None:
 @pytest.mark.parametrize(
     ("columns", "cluster", "threads"),
     [
-        (2040, 0, 0),
+        (2044, 0, 0),
         (4096, 1, 128),
         (16384, 1, 512),
         (16392, 0, 0),
@@ -320,6 +350,27 @@ def test_softmax_of_rows_in_shared_memory(driver, columns: int, cluster: int, th
             assert launch["shared"] == -(-columns // (8 * cluster)) * 16 * (
                 1 + ("backward" in kind)
             )
+
+
+@pytest.mark.parametrize("columns", [40, 128, 256, 264, 1024, 1032, 2040])
+def test_softmax_of_rows_of_a_warp(driver, columns: int) -> None:
+    rows = empty(1000, columns)
+
+    def call() -> None:
+        ops._softmax(rows, False, torch.bfloat16)
+        ops._softmax_backward(rows, rows, False, torch.bfloat16)
+
+    forward, backward = launches_of(driver, call, SOFTMAX)
+    if columns > 1024:  # so many vectors leave registers for few warps
+        assert forward[0]["kernel"] == "softmax_rows_bf16_256"
+        assert backward[0]["kernel"] == "softmax_backward_rows_bf16_256"
+        return
+    threads = 8 if columns <= 64 else 16 if columns <= 128 else 32
+    assert forward[0]["kernel"] == warp_kernel("softmax", columns)
+    assert forward[0]["grid"][0] == -(-1000 * threads // (128 * (2 if columns <= 256 else 1)))
+    assert forward[1].threads == threads
+    assert backward[0]["kernel"] == warp_kernel("softmax_backward", columns)
+    assert backward[0]["grid"][0] == -(-1000 * threads // 128)
 
 
 def test_softmax_writes_float32_of_16_bits(driver) -> None:

@@ -22,11 +22,12 @@ pytestmark = pytest.mark.usefixtures("nan_memory")
 ops = torch.ops.cubin
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 # Lengths of rows: one element, parts of a vector, unaligned rows, one to several vectors of a
-# thread, all threads of a block, of a cluster, longer than a cluster holds. The numbers of rows
-# differ.
-SIZES = [(5, 1), (300, 7), (64, 64), (1001, 128), (65, 256), (1000, 100), (33, 1001),
-         (257, 1024), (130, 4096), (31, 5120), (70, 8192), (9, 12289), (13, 16384), (7, 24000),
-         (4, 50257), (3, 131072), (2, 262144)]  # fmt: skip
+# thread, all lanes of a warp, all threads of a block, of a cluster, longer than a cluster holds.
+# The numbers of rows differ.
+SIZES = [(5, 1), (300, 7), (64, 64), (1001, 128), (65, 256), (1000, 100), (77, 264), (130, 512),
+         (63, 768), (33, 1001), (257, 1024), (29, 1480), (37, 1536), (45, 2040), (130, 4096),
+         (31, 5120), (70, 8192), (9, 12289), (13, 16384), (7, 24000), (4, 50257), (3, 131072),
+         (2, 262144)]  # fmt: skip
 Inf = float("inf")
 
 
@@ -169,8 +170,9 @@ def test_rows_that_are_not_finite(dtype: torch.dtype, columns: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rows_of_one_value(dtype: torch.dtype, value: float) -> None:
     """Layer norm gives its bias: rstd, 1 / sqrt(eps), would multiply an error of the mean."""
-    lengths = [*range(1, 21), 64, 100, 128, 256, 1000, 1001, 2040, 2048, 3000, 4104, 8193, 9000,
-               12288, 16376, 16384, 16392, 50257, 131072, 200001]  # fmt: skip
+    lengths = [*range(1, 21), 64, 100, 128, 256, 504, 768, 1000, 1001, 1400, 2040, 2048,
+               3000, 4104, 8193, 9000, 12288, 16376, 16384, 16392, 50257, 131072,
+               200001]  # fmt: skip
     for columns in lengths:
         x = torch.full((5, columns), value, device="cuda", dtype=dtype, requires_grad=True)
         b = torch.arange(columns, device="cuda").remainder(9).to(dtype)
@@ -223,7 +225,8 @@ def test_empty_tensors(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_a_residual_added_before_gives_the_same_bits(dtype: torch.dtype, generator) -> None:
-    for columns in (72, 100, 128, 1024, 2048, 2056, 4096, 5120, 8200, 16384, 20000):
+    short = (72, 100, 128, 264, 768, 1024, 1208, 2040)
+    for columns in (*short, 2048, 2056, 4096, 5120, 8200, 16384, 20000):
         x, y, w = (each.detach() for each in draw("xxw", 37, columns, dtype, generator))
         out, total = ops.add_rms_norm(x, y, w.shape, w)
         assert torch.equal(x + y, total), columns
@@ -234,7 +237,7 @@ def test_a_residual_added_before_gives_the_same_bits(dtype: torch.dtype, generat
 @pytest.mark.parametrize("name", CALLS)
 def test_a_rows_bits_do_not_depend_on_other_rows(name: str, dtype, generator) -> None:
     ours, _, kinds = CALLS[name]
-    for columns in (5, 64, 100, 128, 1000, 4096, 8192, 20000, 131072):
+    for columns in (5, 64, 100, 128, 320, 768, 1000, 1160, 2040, 4096, 8192, 20000, 131072):
         rows = 400 if columns < 131072 else 40
         tensors = draw(kinds, rows, columns, dtype, generator)
         grads = [torch.randn(rows, columns, device="cuda", generator=generator).to(dtype)] * 2
@@ -290,6 +293,35 @@ def test_cross_entropy(
             torch.testing.assert_close(loss, other, rtol=1e-4, atol=1e-5, equal_nan=True)
     losses.finish()
     gradients.finish()
+
+
+@pytest.mark.parametrize("rows", [1, 130, 1024, 8192, 8200, 100_003])
+def test_means_of_few_and_many_losses(rows: int, generator: torch.Generator) -> None:
+    x = torch.randn(rows, 8, device="cuda", generator=generator)
+    target = torch.randint(0, 8, (rows,), device="cuda", generator=generator)
+    weight = torch.rand(8, device="cuda", generator=generator) + 0.1
+    for own_weight in (None, weight):
+        for ignored in (-100, 3) if rows > 1 else (-100,):
+            got = ops.cross_entropy(x, target, own_weight, ignore_index=ignored)
+            wide = None if own_weight is None else own_weight.double()
+            want = F.cross_entropy(x.double(), target, wide, ignore_index=ignored)
+            torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=0)
+
+
+@pytest.mark.usefixtures("freed_memory")
+def test_gradients_of_logits_that_no_cache_holds(generator: torch.Generator) -> None:
+    """They have stores of their own, and the bits of few rows."""
+    x = torch.randn(2100, 16384, device="cuda", generator=generator).bfloat16().requires_grad_()
+    target = torch.randint(0, 16384, (2100,), device="cuda", generator=generator)
+    target[5] = -100
+    (grad,) = torch.autograd.grad(ops.cross_entropy(x, target, reduction="sum"), x)
+    few = x.detach()[:100].clone().requires_grad_()
+    (part,) = torch.autograd.grad(ops.cross_entropy(few, target[:100], reduction="sum"), few)
+    assert torch.equal(grad[:100], part)
+    want = torch.softmax(x.detach().float(), -1)
+    want[torch.arange(2100, device="cuda"), target.clamp(min=0)] -= 1
+    want[5] = 0
+    torch.testing.assert_close(grad.float(), want, rtol=1e-2, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

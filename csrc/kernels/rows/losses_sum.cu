@@ -5,7 +5,7 @@
 
 namespace torch_cubin::TC_KERNEL {
 
-constexpr int kBlock = TC_THREADS;
+constexpr int kBlock = TC_THREADS, kAtOnce = 8;
 
 extern "C" __global__ void __launch_bounds__(kBlock)
     TC_KERNEL(const __grid_constant__ LossesParams p) {
@@ -15,10 +15,24 @@ extern "C" __global__ void __launch_bounds__(kBlock)
   const Lane<Singles<kRowFloat32>> at(p.threads, p.cluster, valid ? p.columns : 0);
   const auto losses = static_cast<const float*>(p.losses);
   Sums<2> sums = {{0, 0}};
-#pragma unroll 4
-  for (int row = at.lane; row < at.columns; row += at.threads) {
-    if (losses != nullptr) sums.of[0] += losses[row];
-    sums.of[1] += Target(p, row).weight;
+  // What a thread adds at a time is loaded before the first is used: one block waits for memory
+  // less often.
+#pragma unroll 1
+  for (int first = at.lane; first < at.columns; first += kAtOnce * at.threads) {
+    float loss[kAtOnce];
+    tc_int64 target[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int row = first + i * at.threads;
+      const bool has = row < at.columns;
+      loss[i] = has && losses != nullptr ? losses[row] : 0.0f;
+      target[i] = has ? p.targets[row] : p.ignore_index;
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      sums.of[0] += loss[i];
+      sums.of[1] += Target(p, target[i]).weight;
+    }
   }
   join(sums, Sums<2>::Join{});
   if (!valid || at.lane != 0) return;
@@ -35,5 +49,5 @@ extern "C" __global__ void __launch_bounds__(kBlock)
  "kernels": [
   {"name": "losses_sum_rows_f32", "kind": "losses_sum", "dtype": "float32",
    "math": "float32", "layout": "any", "alignment": 4, "tile": [1, 8, 1], "stages": 1,
-   "block": [512, 1, 1], "dynamic_shared": 0, "cost": {"k_tile": 0, "fixed": 0}}]}
+   "block": [1024, 1, 1], "dynamic_shared": 0, "cost": {"k_tile": 0, "fixed": 0}}]}
 */

@@ -1,5 +1,5 @@
 // The derivative of layer norm and RMS norm; norm_params.h defines the computation. The gradients
-// of weight and bias are those of norm_backward_sums.cu and norm_columns.cu.
+// of weight and bias are those of norm_backward_sums.cu, norm_columns.cu and norm_parts.cu.
 //
 // Each block takes as many rows as it holds, or each cluster of blocks one row.
 #include "norm_params.h"

@@ -1,6 +1,6 @@
 // The derivative of layer norm and RMS norm with the sums for the gradients of weight and bias, for
 // rows that the threads of a block or a cluster hold; norm_params.h defines the computation. A
-// block takes many rows, as many at a time as fit, and sums over them in registers; norm_columns.cu
+// block takes many rows, as many at a time as fit, and sums over them in registers; norm_parts.cu
 // adds the sums of the blocks.
 //
 // Rows are copied to shared memory ahead. A thread reads only what it copied itself, so that

@@ -1,9 +1,9 @@
-// The gradients of weight and bias of layer norm and RMS norm: sums over rows. It either sums a
-// part of the rows into sums_w and sums_b, or sums such parts, its own or norm_backward_sums', and
-// rounds the result. Both orders depend on the sizes alone.
+// Sums over parts of the rows for the gradients of weight and bias of layer norm and RMS norm,
+// where norm_backward_sums.cu does not make them; norm_parts.cu adds the parts. The order of the
+// sums depends on the sizes alone.
 //
 // Block (x, y): part y of the columns of eight adjacent threads, of which a warp has four rows at a
-// time. Of blocks that sum parts, those of the last y have sums_b, and those of the first y sums_w.
+// time.
 #include "columns.cuh"
 #include "norm_params.h"
 
@@ -20,59 +20,30 @@ TC_DEVICE void sum_columns(const NormParams& p) {
       static_cast<int>(blockIdx.x * kThreadsAcross + threadIdx.x % kThreadsAcross) * kElements;
   const bool valid = column < p.columns;
   float of_weight[kElements] = {}, of_bias[kElements] = {};
-  const bool adds_parts = p.sums_parts > 0;
-  float* const sums_w = adds_parts && blockIdx.y > 0 ? nullptr : p.sums_w;
-  float* const sums_b = adds_parts && blockIdx.y + 1 < gridDim.y ? nullptr : p.sums_b;
-  if (adds_parts) {
-    const auto add_parts = [&](const float* sums, float (&total)[kElements]) {
-      constexpr int kHeld = 4;  // a thread's parts in flight
-#pragma unroll 1
-      for (int first = own; valid && first < p.sums_parts; first += kHeld * kRows) {
-        float x[kHeld][kElements];
-#pragma unroll
-        for (int i = 0; i < kHeld; ++i) {
-          const int part = first + i * kRows;
-          if (part >= p.sums_parts) break;
-          Access::load(x[i], RowOf(sums, static_cast<tc_int64>(part) * p.columns, kRowFloat32),
-                       column);
-        }
-#pragma unroll
-        for (int i = 0; i < kHeld; ++i) {
-          if (first + i * kRows >= p.sums_parts) break;
-#pragma unroll
-          for (int j = 0; j < kElements; ++j) total[j] += x[i][j];
-        }
-      }
-    };
-    if (sums_w != nullptr) add_parts(sums_w, of_weight);
-    if (sums_b != nullptr) add_parts(sums_b, of_bias);
-  } else {
-    float x[kElements], grad[kElements];
-    const tc_int64 size = (p.rows + p.parts - 1) / p.parts, begin = size * blockIdx.y;
-    const tc_int64 end = min(begin + size, p.rows);
+  float x[kElements], grad[kElements];
+  const tc_int64 size = (p.rows + p.parts - 1) / p.parts, begin = size * blockIdx.y;
+  const tc_int64 end = min(begin + size, p.rows);
 #pragma unroll 2
-    for (tc_int64 row = begin + own; valid && row < end; row += kRows) {
-      Access::load(x, RowOf(p.x, row * p.x_stride, p.row_dtype), column);
-      Access::load(grad, RowOf(p.grad_out, row * p.grad_out_stride, p.row_dtype), column);
-      const float mean = p.centered ? p.mean[row] : 0.0f, rstd = p.rstd[row];
+  for (tc_int64 row = begin + own; valid && row < end; row += kRows) {
+    Access::load(x, RowOf(p.x, row * p.x_stride, p.row_dtype), column);
+    Access::load(grad, RowOf(p.grad_out, row * p.grad_out_stride, p.row_dtype), column);
+    const float mean = p.centered ? p.mean[row] : 0.0f, rstd = p.rstd[row];
 #pragma unroll
-      for (int j = 0; j < kElements; ++j) {
-        of_weight[j] += grad[j] * ((x[j] - mean) * rstd);
-        of_bias[j] += grad[j];
-      }
+    for (int j = 0; j < kElements; ++j) {
+      of_weight[j] += grad[j] * ((x[j] - mean) * rstd);
+      of_bias[j] += grad[j];
     }
   }
-  const auto write = [&](float (&sums)[kElements], float* parts, void* gradient, int dtype) {
+  const auto write = [&](float (&sums)[kElements], float* parts) {
     if (parts == nullptr) return;  // for all threads
     join_rows<kRows>(sums);
     __syncthreads();  // before the next sums
     if (own > 0 || !valid) return;
-    const tc_int64 first = static_cast<tc_int64>(blockIdx.y) * p.columns;
-    Access::store(adds_parts ? RowOf(gradient, 0, dtype) : RowOf(parts, first, kRowFloat32), sums,
+    Access::store(RowOf(parts, static_cast<tc_int64>(blockIdx.y) * p.columns, kRowFloat32), sums,
                   column);
   };
-  write(of_weight, sums_w, p.grad_weight, p.weight_dtype);
-  write(of_bias, sums_b, p.grad_bias, p.bias_dtype);
+  write(of_weight, p.sums_w);
+  write(of_bias, p.sums_b);
 }
 
 extern "C" __global__ void __launch_bounds__(kBlock)

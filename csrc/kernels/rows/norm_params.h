@@ -7,7 +7,8 @@
 //                 with g = grad_out * weight, x_hat = (x - mean) * rstd
 // norm_backward_sums  the same, and sums_w and sums_b: grad_out * x_hat and grad_out, summed over
 //                 a part of the rows
-// norm_columns    the sums over rows, of norm_backward_sums' parts or from the beginning
+// norm_columns    sums_w and sums_b alone
+// norm_parts      grad_weight and grad_bias, the sums of sums_w's and sums_b's parts
 //
 // Without `centered` (RMS norm) mean and mean(g) are zero. Rows are contiguous, and
 // follow each other in strides of elements; strides of other tensors are `columns`. If `columns` is
@@ -32,7 +33,7 @@ struct NormParams {
   void* grad_x;
   float* sums_w;  // [parts][columns]; null: not needed
   float* sums_b;
-  void* grad_weight;  // of norm_columns, null: leaves sums of `parts` parts
+  void* grad_weight;
   void* grad_bias;
   tc_int64 rows;
   tc_int64 x_stride, residual_stride, grad_out_stride, grad_sum_stride;
@@ -44,7 +45,7 @@ struct NormParams {
   int weight_dtype, bias_dtype;
   int centered;
   int parts;       // norm_columns: of the rows
-  int sums_parts;  // norm_columns: parts to sum; 0: the rows themselves
+  int sums_parts;  // norm_parts: parts to sum
   float eps;
 };
 

@@ -27,6 +27,13 @@ TC_DEVICE void load_once(FourWords& out, const void* from) {
                : "l"(from));
 }
 
+// Writes 16 bytes that the L2 cache may give up first.
+TC_DEVICE void store_once(FourWords* to, const FourWords& x) {
+  asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(x.words[0]),
+               "r"(x.words[1]), "r"(x.words[2]), "r"(x.words[3])
+               : "memory");
+}
+
 // For all threads of a warp.
 TC_DEVICE float sum_of_warp(float x) {
 #pragma unroll
@@ -163,6 +170,15 @@ struct Vectors {
 #pragma unroll
     for (int i = 0; i < kParts; ++i) to[i] = raw.parts[i];
   }
+
+  // The same for results that are larger than the L2 cache.
+  static TC_DEVICE void store_own_once(const RowOf& row, const float (&x)[8], int column) {
+    auto to = reinterpret_cast<FourWords*>(row.data) + column / 8 * tc_int64(kParts);
+    Raw raw;
+    pack(raw, x);
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) store_once(to + i, raw.parts[i]);
+  }
 };
 
 // The same for rows of any such length, which Lane::stream reads.
@@ -215,6 +231,9 @@ struct Singles {
   }
   static TC_DEVICE void store_own(const RowOf& row, const float (&x)[1], int column) {
     store(RowOf(row.data, 0, kDtype), x, column);
+  }
+  static TC_DEVICE void store_own_once(const RowOf& row, const float (&x)[1], int column) {
+    store_own(row, x, column);
   }
 };
 

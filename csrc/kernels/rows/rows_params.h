@@ -19,12 +19,12 @@ constexpr int kThreadBytes = 64, kThreadSingles = 8;
 // threads of a block at most.
 constexpr int kStagedVectors = 4, kStagedThreads = 512;
 
-// Rows of a thread of norm_short.cu.
-constexpr int kShortRows = 2;
-
 constexpr int kMostCluster = 8;  // blocks that share a row
 
 // Threads that share a row in blocks that sum over rows (columns.cuh).
 constexpr int kThreadsAcross = 8;
+
+// Elements that a thread of norm_parts.cu adds, where rows are multiples of it; otherwise one.
+constexpr int kPartsVector = 4;
 
 }  // namespace torch_cubin

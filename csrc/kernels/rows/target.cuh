@@ -16,8 +16,8 @@ struct Target {
   float weight;   // of its class; NaN without one, 0 if ignored
   float uniform;  // label_smoothing / classes
 
-  TC_DEVICE Target(const LossesParams& p, tc_int64 row)
-      : column(p.targets[row]),
+  TC_DEVICE Target(const LossesParams& p, tc_int64 column)
+      : column(column),
         ignored(column == p.ignore_index),
         valid(!ignored && column >= 0 && column < p.classes),
         weight(ignored ? 0.0f : kNaN),

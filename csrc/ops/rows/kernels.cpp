@@ -23,6 +23,8 @@ namespace {
 
 // Elements of a row that a thread of shifted.cuh has at a time.
 constexpr int64_t kThreadShifted = 2 * kRowVector;
+// Losses that a thread adds, where a block has threads for all: each waits for memory anew.
+constexpr int64_t kThreadLosses = 1;
 constexpr int64_t kMostApart = 64;  // blocks of a row that exchange nothing
 // A block computes the losses of so many times what its threads hold before others share the row:
 // 2048 x 128256 by clusters of 8, 4, 2 and 1 took 181, 150, 138 and 140 us on an H200.
@@ -31,8 +33,8 @@ constexpr int64_t kLossesPasses = 8;
 // the last ones leave idle.
 constexpr int64_t kLeastBlock = 128;
 constexpr int kClusterArch = 90;
-constexpr int64_t kWarp = 32;              // threads
-constexpr int64_t kLeastShortThreads = 8;  // of a row in norm_short.cu
+constexpr int64_t kWarp = 32;             // threads
+constexpr int64_t kLeastWarpThreads = 8;  // of a row in kernels whose warps have whole rows
 // Columns of a block that has its row in shared memory: of a whole block, and the least. Shorter
 // rows gain nothing by it (H200, RMS norm: 65536 x 128 10.8 -> 11.8 us, 8192 x 1024 11.3 -> 11.4).
 constexpr int64_t kStagedColumns = int64_t{kStagedThreads} * kStagedVectors * kRowVector;
@@ -66,18 +68,22 @@ struct Kind {
 constexpr Kind kKinds[] = {
     {kNorm, "norm", "rows/norm", sizeof(NormParams)},
     {kNormStaged, "norm_staged", "rows/norm", sizeof(NormParams)},
-    {kNormShort, "norm_short", "rows/norm", sizeof(NormParams)},
+    {kNormWarp, "norm_warp", "rows/norm", sizeof(NormParams)},
     {kNormBackward, "norm_backward", "rows/norm", sizeof(NormParams)},
     {kNormBackwardSums, "norm_backward_sums", "rows/norm", sizeof(NormParams)},
     {kNormColumns, "norm_columns", "rows/norm", sizeof(NormParams)},
+    {kNormParts, "norm_parts", "rows/norm", sizeof(NormParams)},
     {kRowsSoftmax, "softmax", "rows/softmax", sizeof(RowsSoftmaxParams)},
     {kRowsSoftmaxStaged, "softmax_staged", "rows/softmax", sizeof(RowsSoftmaxParams)},
+    {kRowsSoftmaxWarp, "softmax_warp", "rows/softmax", sizeof(RowsSoftmaxParams)},
     {kRowsSoftmaxBackward, "softmax_backward", "rows/softmax", sizeof(RowsSoftmaxParams)},
     {kRowsSoftmaxBackwardStaged, "softmax_backward_staged", "rows/softmax",
      sizeof(RowsSoftmaxParams)},
+    {kRowsSoftmaxBackwardWarp, "softmax_backward_warp", "rows/softmax", sizeof(RowsSoftmaxParams)},
     {kRowsSum, "sum", "rows/sum", sizeof(RowSumParams)},
     {kColumnSums, "column_sums", "rows/column_sums", sizeof(ColumnSumsParams)},
     {kLosses, "losses", "rows/losses", sizeof(LossesParams)},
+    {kLossesGeneral, "losses_general", "rows/losses", sizeof(LossesParams)},
     {kLossesBackward, "losses_backward", "rows/losses", sizeof(LossesParams)},
     {kLossesSum, "losses_sum", "rows/losses", sizeof(LossesParams)},
     {kScale, "scale", "rows/scale", sizeof(ScaleParams)},
@@ -95,6 +101,25 @@ static_assert(has_every_kind_in_order());
 constexpr ScalarType kDtypes[] = {ScalarType::Half, ScalarType::BFloat16, ScalarType::Float};
 constexpr const char* kDtypeNames[] = {"float16", "bfloat16", "float32"};
 
+// Whether warps of a kind's kernels have whole rows in registers.
+constexpr bool is_of_warps(RowsKind kind) {
+  return kind == kNormWarp || kind == kRowsSoftmaxWarp || kind == kRowsSoftmaxBackwardWarp;
+}
+
+// A kernel of such a kind, with its fields.
+struct WarpKernel {
+  explicit WarpKernel(PackageKernel& kernel) : kernel(&kernel) {
+    const KernelFields fields(kernel);
+    int64_t tile[3];
+    fields.triple("tile", 1, tile);
+    rows = tile[0];
+    width = tile[1];
+  }
+  PackageKernel* kernel;
+  int64_t rows;   // of a thread
+  int64_t width;  // columns, at most
+};
+
 class RowsBackend : public KernelBackend {
  public:
   RowsBackend() : KernelBackend("rows") {}
@@ -103,6 +128,7 @@ class RowsBackend : public KernelBackend {
     fields.index("dtype", kDtypeNames);
     const Kind& kind = kKinds[fields.index("kind", kKinds)];
     check_params(kernel.entry(), kind.header, kind.bytes);
+    if (is_of_warps(kind.kind)) static_cast<void>(WarpKernel(kernel));
     if (kind.kind != kNormBackwardSums) return;
     int64_t tile[3];
     fields.triple("tile", 1, tile);
@@ -137,7 +163,10 @@ struct RowsTable {
     family.for_each_backend<KernelBackend>([&](const KernelBackend&, const auto& own) {
       for (PackageKernel* kernel : own) {
         const KernelFields fields(*kernel);
-        kernels[fields.index("kind", kKinds)][fields.index("dtype", kDtypeNames)].push_back(kernel);
+        const size_t kind = fields.index("kind", kKinds),
+                     dtype = fields.index("dtype", kDtypeNames);
+        kernels[kind][dtype].push_back(kernel);
+        if (is_of_warps(static_cast<RowsKind>(kind))) warps[kind][dtype].emplace_back(*kernel);
         clusters.try_emplace(kernel, kMostCluster);
       }
     });
@@ -147,6 +176,12 @@ struct RowsTable {
           const int64_t left = a->entry().block[0], right = b->entry().block[0];
           return left != right ? left < right : a->entry().name < b->entry().name;
         });
+      }
+    }
+    for (auto& of_kind : warps) {
+      for (auto& of_dtype : of_kind) {
+        std::sort(of_dtype.begin(), of_dtype.end(),
+                  [](const WarpKernel& a, const WarpKernel& b) { return a.width < b.width; });
       }
     }
     for (size_t i = 0; i < std::size(kDtypes); ++i) {
@@ -167,6 +202,7 @@ struct RowsTable {
   // Those of few threads first, and those for clusters, whose names are longer, last.
   std::vector<PackageKernel*> kernels[kRowsKinds][std::size(kDtypes)];
   // Those of short rows first; read once, as their manifest is slow to search.
+  std::vector<WarpKernel> warps[kRowsKinds][std::size(kDtypes)];
   std::vector<SumsKernel> sums[std::size(kDtypes)];
   // Of each kernel, because they use more and less of a multiprocessor.
   std::map<const PackageKernel*, ClusterCapacity> clusters;
@@ -232,10 +268,12 @@ bool has_staged_rows(RowsKind kind, const RowSizes& sizes, ScalarType row_dtype,
          table.largest_cluster(*found.back(), device, kMostStagedShared) == kMostCluster;
 }
 
-bool has_short_rows(const RowSizes& sizes, ScalarType row_dtype, const Device& device) {
-  return has_vectors(sizes) && sizes.columns > kLeastShortThreads / 2 * kRowVector &&
-         sizes.columns <= kWarp * kRowVector &&
-         !table_of(device).kernels[kNormShort][dtype_index(row_dtype)].empty();
+bool has_warp_rows(RowsKind kind, const RowSizes& sizes, ScalarType row_dtype,
+                   const Device& device) {
+  const std::vector<WarpKernel>& found = table_of(device).warps[kind][dtype_index(row_dtype)];
+  return has_vectors(sizes) && sizes.columns > kLeastWarpThreads / 2 * kRowVector &&
+         sizes.columns < kLeastStagedColumns && !found.empty() &&
+         sizes.columns <= found.back().width;
 }
 
 PackageKernel& rows_kernel(RowsKind kind, ScalarType row_dtype, const Device& device) {
@@ -244,9 +282,11 @@ PackageKernel& rows_kernel(RowsKind kind, ScalarType row_dtype, const Device& de
 
 RowsLayout::RowsLayout(RowsKind kind, const Device& device, const RowSizes& sizes,
                        ScalarType row_dtype, int64_t tensors) {
-  const int64_t of_thread = has_vectors(sizes) ? kThreadBytes / element_size(row_dtype)
-                            : kind == kLosses  ? kThreadShifted
-                                               : kThreadSingles;
+  const bool of_losses = kind == kLosses || kind == kLossesGeneral;
+  const int64_t of_thread = kind == kLossesSum   ? kThreadLosses
+                            : has_vectors(sizes) ? kThreadBytes / element_size(row_dtype)
+                            : of_losses          ? kThreadShifted
+                                                 : kThreadSingles;
   const RowsTable& table = table_of(device);
   const std::vector<PackageKernel*>& of_kind = kernels_of(kind, row_dtype, table);
   joins = kind != kLossesBackward;
@@ -260,11 +300,15 @@ RowsLayout::RowsLayout(RowsKind kind, const Device& device, const RowSizes& size
     dynamic_shared = tensors * of_block * kRowVector * element_size(row_dtype);
     return;
   }
-  if (kind == kNormShort) {
-    kernel = of_kind.front();
+  if (is_of_warps(kind)) {
+    const std::vector<WarpKernel>& of_dtype = table.warps[kind][dtype_index(row_dtype)];
+    const auto own = std::find_if(of_dtype.begin(), of_dtype.end(), [&](const WarpKernel& each) {
+      return sizes.columns <= each.width;
+    });
+    kernel = own->kernel;
     threads = shares(sizes.columns, kRowVector, kWarp);
     own_block = kernel->entry().block[0];
-    at_once = own_block / threads * kShortRows;
+    at_once = own_block / threads * own->rows;
     tiles = ceil_div(sizes.rows, at_once);
     return;
   }
@@ -279,7 +323,7 @@ RowsLayout::RowsLayout(RowsKind kind, const Device& device, const RowSizes& size
   if (!joins) {
     cluster = shares(sizes.columns, threads * of_thread, kMostApart);
   } else if (threads == block && device.sm >= kClusterArch) {
-    const int64_t passes = kind == kLosses ? kLossesPasses : 1;
+    const int64_t passes = of_losses ? kLossesPasses : 1;
     cluster = shares(sizes.columns, block * of_thread * passes, kMostCluster);
     if (cluster > 1) cluster = std::min(cluster, table.largest_cluster(*kernel, device));
   }

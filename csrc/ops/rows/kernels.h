@@ -12,17 +12,21 @@ namespace torch_cubin {
 enum RowsKind {
   kNorm,
   kNormStaged,
-  kNormShort,
+  kNormWarp,
   kNormBackward,
   kNormBackwardSums,
   kNormColumns,
+  kNormParts,
   kRowsSoftmax,
   kRowsSoftmaxStaged,
+  kRowsSoftmaxWarp,
   kRowsSoftmaxBackward,
   kRowsSoftmaxBackwardStaged,
+  kRowsSoftmaxBackwardWarp,
   kRowsSum,
   kColumnSums,
   kLosses,
+  kLossesGeneral,
   kLossesBackward,
   kLossesSum,
   kScale,
@@ -85,15 +89,21 @@ struct SumsLayout {
 bool has_staged_rows(RowsKind kind, const RowSizes& sizes, ScalarType row_dtype,
                      const Device& device);
 
-// Whether norm_short.cu takes rows of that length.
-bool has_short_rows(const RowSizes& sizes, ScalarType row_dtype, const Device& device);
+// Whether kernels of a kind take such rows, each in the registers of a warp or of a part of one.
+bool has_warp_rows(RowsKind kind, const RowSizes& sizes, ScalarType row_dtype,
+                   const Device& device);
 
 // The kernel that is the only one of its kind; throws as RowsLayout.
 PackageKernel& rows_kernel(RowsKind kind, ScalarType row_dtype, const Device& device);
 
-// The blocks that have all columns of a matrix, for kernels that sum over its rows.
+// The blocks that have all columns of a matrix, for kernels that sum over its rows, and for
+// norm_parts.cu.
 inline int64_t blocks_of_columns(const RowSizes& sizes) {
   return ceil_div(sizes.columns, kThreadsAcross * (has_vectors(sizes) ? kRowVector : 1));
+}
+inline int64_t blocks_of_parts(const RowSizes& sizes) {
+  return ceil_div(sizes.columns,
+                  kThreadsAcross * (sizes.columns % kPartsVector == 0 ? kPartsVector : 1));
 }
 
 // A tensor as kernels read it: rows that are contiguous, follow each other in one stride, and begin

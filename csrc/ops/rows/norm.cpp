@@ -36,9 +36,10 @@ RowsKind norm_kind(const NormParams& p, const RowSizes& sizes, ScalarType dtype,
   const bool own_dtype = (p.weight == nullptr || p.weight_dtype == p.row_dtype) &&
                          (p.bias == nullptr || p.bias_dtype == p.row_dtype);
   if (!own_dtype) return kNorm;
-  if (has_short_rows(sizes, dtype, gpu)) return kNormShort;
-  const bool staged = (p.bias == nullptr || (p.weight != nullptr && p.centered)) &&
-                      has_staged_rows(kNormStaged, sizes, dtype, gpu);
+  if (p.bias != nullptr && !p.centered) return kNorm;
+  if (has_warp_rows(kNormWarp, sizes, dtype, gpu)) return kNormWarp;
+  const bool staged =
+      (p.bias == nullptr || p.weight != nullptr) && has_staged_rows(kNormStaged, sizes, dtype, gpu);
   return staged ? kNormStaged : kNorm;
 }
 
@@ -58,8 +59,6 @@ void differentiate_with_sums(NormParams& p, const Device& gpu, const RowSizes& s
   auto* next = reinterpret_cast<float*>(sums.data());
   if (grad_weight) p.sums_w = std::exchange(next, next + elements);
   if (grad_bias) p.sums_b = next;
-  PackageKernel& columns = rows_kernel(kNormColumns, dtype, gpu);
-  const int64_t blocks = blocks_of_columns(sizes);
   if (fused) {
     p.rows = sizes.rows;
     p.columns = static_cast<int>(sizes.columns);
@@ -72,12 +71,12 @@ void differentiate_with_sums(NormParams& p, const Device& gpu, const RowSizes& s
     p.rows = sizes.rows;
     p.columns = static_cast<int>(sizes.columns);
     p.parts = static_cast<int>(parts);
-    launch(columns, {blocks, parts}, gpu, p);
+    launch(rows_kernel(kNormColumns, dtype, gpu), {blocks_of_columns(sizes), parts}, gpu, p);
   }
   p.sums_parts = static_cast<int>(parts);
   p.grad_weight = grad_weight ? written(*grad_weight) : nullptr;
   p.grad_bias = grad_bias ? written(*grad_bias) : nullptr;
-  launch(columns, {blocks, kinds}, gpu, p);
+  launch(rows_kernel(kNormParts, ScalarType::Float, gpu), {blocks_of_parts(sizes), kinds}, gpu, p);
 }
 
 }  // namespace

@@ -22,8 +22,11 @@ Tensor softmax_cuda(const Tensor& input, bool log, ScalarType dtype) {
   p.x_stride = rows.stride;
   p.out = out.mutable_data_ptr();
   const Device& gpu = device(x.device_index);
-  const bool staged = has_staged_rows(kRowsSoftmaxStaged, sizes, x.dtype, gpu);
-  launch_rows(staged ? kRowsSoftmaxStaged : kRowsSoftmax, p, gpu, sizes, x.dtype);
+  const RowsKind kind = has_warp_rows(kRowsSoftmaxWarp, sizes, x.dtype, gpu) ? kRowsSoftmaxWarp
+                        : has_staged_rows(kRowsSoftmaxStaged, sizes, x.dtype, gpu)
+                            ? kRowsSoftmaxStaged
+                            : kRowsSoftmax;
+  launch_rows(kind, p, gpu, sizes, x.dtype);
   return out;
 }
 
@@ -47,9 +50,12 @@ Tensor softmax_backward_cuda(const Tensor& grad_out, const Tensor& output, bool 
   p.grad_out_stride = grad.stride;
   p.out = out.mutable_data_ptr();
   const Device& gpu = device(y.device_index);
-  const bool staged = has_staged_rows(kRowsSoftmaxBackwardStaged, sizes, y.dtype, gpu);
-  launch_rows(staged ? kRowsSoftmaxBackwardStaged : kRowsSoftmaxBackward, p, gpu, sizes, y.dtype,
-              2);
+  const RowsKind kind = has_warp_rows(kRowsSoftmaxBackwardWarp, sizes, y.dtype, gpu)
+                            ? kRowsSoftmaxBackwardWarp
+                        : has_staged_rows(kRowsSoftmaxBackwardStaged, sizes, y.dtype, gpu)
+                            ? kRowsSoftmaxBackwardStaged
+                            : kRowsSoftmaxBackward;
+  launch_rows(kind, p, gpu, sizes, y.dtype, 2);
   return out;
 }
 

@@ -1,0 +1,74 @@
+// softmax_backward.cu for rows by vectors of 16 bits that lanes of a warp hold (warp_rows.cuh).
+#include "exponential.cuh"
+#include "softmax_params.h"
+#include "warp_rows.cuh"
+
+namespace torch_cubin::TC_KERNEL {
+
+constexpr int kDtype = static_cast<int>(DType::TC_DTYPE);
+constexpr int kRows = TC_TILE_M, kVectors = TC_TILE_N / (32 * kRowVector);
+
+template <int kLanes, bool kLog>
+TC_DEVICE void differentiate(const RowsSoftmaxParams& p) {
+  using Rows = WarpRows<kDtype, kLanes, kRows, kVectors, TC_UNSURE>;
+  using Access = typename Rows::Access;
+  constexpr int kElements = Rows::kElements;
+  const Rows rows(p.rows, p.columns);
+  typename Rows::Raw y_raw[kRows][kVectors], grad_raw[kRows][kVectors];
+  rows.load(y_raw, p.x, p.x_stride);
+  rows.load(grad_raw, p.grad_out, p.grad_out_stride);
+  float total[kRows] = {};
+  rows.for_each([&](int r, int i) {
+    float y[kElements], grad[kElements], sum = 0;
+    Access::unpack(y, y_raw[r][i]);
+    Access::unpack(grad, grad_raw[r][i]);
+#pragma unroll
+    for (int j = 0; j < kElements; ++j) sum += kLog ? grad[j] : grad[j] * y[j];
+    if (rows.has(i)) total[r] += sum;
+  });
+  rows.sum(total);
+  rows.for_each([&](int r, int i) {
+    if (!rows.has_row(r) || !rows.has(i)) return;
+    float y[kElements], grad[kElements];
+    Access::unpack(y, y_raw[r][i]);
+    Access::unpack(grad, grad_raw[r][i]);
+#pragma unroll
+    for (int j = 0; j < kElements; ++j) {
+      grad[j] = kLog ? grad[j] - exponential<false>(y[j]) * total[r] : y[j] * (grad[j] - total[r]);
+    }
+    Access::store(RowOf(p.out, rows.row(r) * p.columns, p.out_dtype), grad, rows.column(i));
+  });
+}
+
+template <bool kLog>
+TC_DEVICE void differentiate(const RowsSoftmaxParams& p) {
+  if constexpr (kVectors == 1) {
+    if (p.threads == 8) return differentiate<8, kLog>(p);
+    if (p.threads == 16) return differentiate<16, kLog>(p);
+  }
+  differentiate<32, kLog>(p);
+}
+
+extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_BLOCKS)
+    TC_KERNEL(const __grid_constant__ RowsSoftmaxParams p) {
+  wait_for_previous_kernel();
+  p.log ? differentiate<true>(p) : differentiate<false>(p);
+}
+
+}  // namespace torch_cubin::TC_KERNEL
+
+/* torch_cubin kernels
+{"virtual_arch": [90],
+ "kernels": [
+  {"name": "softmax_backward_warp_rows_{d.short}_{size.columns}", "kind": "softmax_backward_warp",
+   "archs": ["sm_90a"], "dtype": "{d.dtype}", "math": "float32", "layout": "any", "alignment": 16,
+   "tile": ["{size.rows}", "{size.columns}", 1], "stages": 1, "block": [128, 1, 1],
+   "dynamic_shared": 0,
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": "{size.blocks}", "TC_UNSURE": "{size.unsure}"},
+   "cost": {"k_tile": 0, "fixed": 0},
+   "for": {"d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}],
+    "size": [
+     {"columns": 256, "rows": 1, "blocks": 12, "unsure": 1},
+     {"columns": 512, "rows": 1, "blocks": 8, "unsure": 1},
+     {"columns": 1024, "rows": 1, "blocks": 6, "unsure": 2}]}}]}
+*/
