@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import re
 from dataclasses import dataclass
 
 import pytest
@@ -108,7 +109,9 @@ def launches_of(driver, call) -> list[dict]:
 
 def check(launch: Launch, tokens: int, rows: list[int], k: int) -> None:
     """Properties of every launch, for any plan. `rows`: of each layer with an output."""
-    kernel_tokens, kernel_rows = map(int, launch.name.rsplit("_", 1)[1].split("x"))
+    sizes, kind = re.fullmatch(r".*_(\d+x\d+)(_streamed|_pairs)?", launch.name).groups()
+    kernel_tokens, kernel_rows = map(int, sizes.split("x"))
+    together = 2 if kind == "_pairs" else 1
     n = launch.params
     assert (n.tokens_count, n.k) == (tokens, k)
     assert [layer.rows_count for layer in launch.layers()] == rows
@@ -116,15 +119,15 @@ def check(launch: Launch, tokens: int, rows: list[int], k: int) -> None:
     halves = 2 if "_gated_" in launch.name else 1
     assert n.rows % (8 * halves) == 0
     assert n.rows <= kernel_rows
-    tiles = [-(-each // (n.rows // halves)) for each in rows]
+    tiles = [-(-each // (n.rows * together // halves)) for each in rows]
     firsts = list(itertools.accumulate(tiles, initial=0))
     assert [*(layer.first_tile for layer in launch.layers()), n.tiles] == firsts
-    assert launch.cluster == n.splits <= 8
+    assert launch.cluster == n.splits * together <= 8
     assert n.splits <= -(-k // 128)  # no block without work
     expected = n.tiles * n.splits
-    if n.streamed:
-        assert (n.splits, launch.grid) == (1, 132)
-        assert n.tiles % 132 > 0
+    if kind:
+        assert (n.splits, launch.grid, n.rows) == (1, 132, kernel_rows)
+        assert n.tiles % (132 // together) > 0
         assert n.partial
         assert n.counters
     else:
@@ -246,27 +249,35 @@ def test_k_of_all_tiles_is_divided_evenly_where_they_fill_no_whole_waves(driver,
     """Nor where they are few, or their rows begin within lines of the cache. Not under
     batch_invariant(), nor of weights whose tiles may have any number of rows."""
 
-    def offered(n: int, layout: str = "nn", *, switch: bool = False) -> list[str]:
+    def offered(n: int, layout: str = "nn", *, switch: bool = False, tokens: int = 16) -> list[str]:
         with measure.watching(), torch_cubin.batch_invariant(switch):
-            torch.ops.cubin._matmul(*operands(16, n, 4096, layout))
+            torch.ops.cubin._matmul(*operands(tokens, n, 4096, layout))
             plan = library.watched_plans()[-1]  # others are of copied operands
         return sorted(each["name"] for each in plan["configs"] if "streamed" in each["name"])
 
+    few, more = "sm90_skinny 64 rows streamed", "sm90_skinny 128 rows streamed"
+    pairs = "sm90_skinny 64 rows streamed in pairs"
+
     def run() -> list:
         with measure.watching():
-            library.force_config("sm90_skinny 64 rows streamed")
-            torch.ops.cubin._matmul(*operands(16, 28672, 4096, "nn"))
-            library.force_config("")
-        (launch,) = driver.launches()
+            for tokens, config in ((16, few), (33, pairs)):
+                library.force_config(config)
+                torch.ops.cubin._matmul(*operands(tokens, 28736, 4096, "nn"))
+                library.force_config("")
+        launches = driver.launches()
         sizes = [offered(n) for n in (28672, 132 * 64, 66 * 64, 67 * 64, 28680)]
-        return [launch, sizes, offered(28672, "nt"), offered(28672, switch=True)]
+        sizes += [offered(n, tokens=33) for n in (28672, 132 * 64, 66 * 64, 67 * 64)]
+        return [launches, sizes, offered(28672, "nt"), offered(28672, switch=True)]
 
-    record, sizes, other_layout, invariant = forked(run)
-    launch = Launch.read(record)
-    check(launch, 16, [28672], 4096)
-    assert (launch.params.streamed, launch.params.tiles) == (1, 448)
-    few, more = "sm90_skinny 64 rows streamed", "sm90_skinny 128 rows streamed"
-    assert sizes == [[more, few], [], [], [few], []]
+    records, sizes, other_layout, invariant = forked(run)
+    alone, paired = map(Launch.read, records)
+    check(alone, 16, [28736], 4096)
+    check(paired, 33, [28736], 4096)
+    assert alone.name.endswith("_nn_16x64_streamed")
+    assert paired.name.endswith("_nn_64x64_pairs")
+    assert (alone.params.tiles, paired.params.tiles) == (449, 225)
+    assert sizes[:5] == [[more, few], [], [], [few], []]
+    assert sizes[5:] == [[pairs], [], [], [pairs]]
     assert other_layout == invariant == []
 
 

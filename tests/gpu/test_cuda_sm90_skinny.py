@@ -32,8 +32,9 @@ pytestmark = [
 ]
 
 TOKENS = (5, 8, 13, 16, 27, 32, 50, 64)
-# Rows of the weights, and K: tails of both; tiles of 64 rows and of more; K whole and split.
-WEIGHTS = ((2056, 4104), (10504, 2056), (136, 8200), (28672, 520), (72, 64))
+# Rows of the weights, and K: tails of both; tiles of 64 rows and of more; K whole and split, and of
+# the second-last one, whose padded rows are whole lines of the cache, divided evenly.
+WEIGHTS = ((2056, 4104), (10504, 2056), (136, 8200), (28656, 520), (72, 64))
 LAYOUTS = ("nt", "nn")  # the weights' K is contiguous, or their rows are
 
 
@@ -48,14 +49,16 @@ def product(tokens: int, rows: int, k: int, dtype: torch.dtype, layout: str, swa
 
 def skinny_configs(a: torch.Tensor, b: torch.Tensor, r: random.Random) -> list[str]:
     """Configs with at most 64 of the weights' rows at a time and with more, where there are such,
-    each with K whole or in any number of parts: kernels of the package are for one or the other."""
+    each with K whole or in any number of parts, and, where there are such, with K of all tiles
+    divided evenly: kernels of the package are for one of them."""
     torch.ops.cubin.matmul(a, b)
     names = {config["name"] for plan in library.watched_plans() for config in plan["configs"]}
-    few, more = [], []
+    groups: dict[tuple[bool, bool], list[str]] = {}
     for name in sorted(names):
         if name.startswith("sm90_skinny "):
-            (few if int(name.split()[1]) <= 64 else more).append(name)
-    return [r.choice(group) for group in (few, more) if group]
+            key = int(name.split()[1]) <= 64, "streamed" in name
+            groups.setdefault(key, []).append(name)
+    return [r.choice(group) for group in groups.values()]
 
 
 def test_every_kernel_is_exact_on_small_integers(generator: torch.Generator) -> None:
@@ -135,6 +138,7 @@ def test_a_row_has_the_same_bits_among_any_number_of_rows(
 
 
 STREAMED = "sm90_skinny 64 rows streamed"
+PAIRS = f"{STREAMED} in pairs"
 
 
 @pytest.fixture
@@ -145,25 +149,37 @@ def forced(request: pytest.FixtureRequest) -> Iterator[None]:
         library.force_config("")
 
 
-@pytest.mark.parametrize("forced", ["sm90_skinny 64 rows 2 splits", STREAMED], indirect=True)
-def test_ten_thousand_repeats_beside_other_work(forced, generator: torch.Generator) -> None:
+@pytest.mark.parametrize(
+    ("forced", "tokens"),
+    [("sm90_skinny 64 rows 2 splits", 64), (STREAMED, 32), (PAIRS, 64)],
+    indirect=["forced"],
+)
+def test_ten_thousand_repeats_beside_other_work(
+    forced, tokens: int, generator: torch.Generator
+) -> None:
     """A cluster's blocks exchange sums, and so do blocks that divide the K of all tiles evenly:
     their order must not show."""
-    x = cases.draw((64, 4096), torch.bfloat16, False, generator)
+    x = cases.draw((tokens, 4096), torch.bfloat16, False, generator)
     weight = cases.draw((4096, 4352), torch.bfloat16, False, generator)
     with torch.no_grad():
         first = torch.ops.cubin.matmul(x, weight)
         assert count_different(lambda: [torch.ops.cubin.matmul(x, weight)], [first]) == 0
 
 
-@pytest.mark.parametrize(("forced", "size"), [("", 1024), (STREAMED, 4352)], indirect=["forced"])
-def test_a_chain_reads_what_the_kernel_before_wrote(forced, size: int, generator) -> None:
+@pytest.mark.parametrize(
+    ("forced", "size", "tokens"),
+    [("", 1024, 16), (STREAMED, 4352, 16), (PAIRS, 4352, 48)],
+    indirect=["forced"],
+)
+def test_a_chain_reads_what_the_kernel_before_wrote(
+    forced, size: int, tokens: int, generator
+) -> None:
     """Each product's tokens are the one's before, and its weights were written just before: blocks
     that start early must not load either too soon, nor count parts of tiles among those of the
     kernel before."""
     with torch.no_grad():
         for _ in range(50):
-            x = cases.draw((16, size), torch.bfloat16, True, generator)
+            x = cases.draw((tokens, size), torch.bfloat16, True, generator)
             expected, got = x.double(), x
             for _ in range(6):
                 chosen = torch.randint(0, size, (size,), device="cuda", generator=generator)
@@ -183,11 +199,13 @@ def test_k_of_all_tiles_divided_evenly_is_exact(generator: torch.Generator) -> N
         (128, 28672, 520),
     )  # fmt: skip
     with torch.no_grad(), measure.watching():
-        for tokens, (rows, columns, k) in itertools.product((5, 64), sizes):
+        for tokens, (rows, columns, k) in itertools.product((5, 32, 64), sizes):
+            if tokens > 32 and rows > 64:
+                continue
             a = cases.draw((tokens, k), torch.bfloat16, True, generator)
             b = cases.draw((k, columns), torch.bfloat16, True, generator)
             expected = (a.double() @ b.double()).to(torch.bfloat16)
-            library.force_config(f"sm90_skinny {rows} rows streamed")
+            library.force_config(PAIRS if tokens > 32 else f"sm90_skinny {rows} rows streamed")
             for _ in range(3):
                 cases.poison(expected.numel(), torch.bfloat16)
                 if not torch.equal(torch.ops.cubin.matmul(a, b), expected):

@@ -8,10 +8,12 @@
 // rows x 8 tokens are assigned to the blocks round-robin, and a group's owner adds the parts in the
 // order of K.
 //
-// Or, with `streamed`, each block has an equal range of the k blocks of all tiles, and the block
-// with the last part of a tile adds the others' (sm90_split.cuh). A block computes its range from
-// the end, so that the part that another block waits for comes first. This is for weights whose
-// rows are contiguous: their tiles are whole swizzle panels, which seldom fill all waves.
+// Or, in kernels that stream, each block has an equal range of the k blocks of all tiles, and the
+// block with the last part of a tile adds the others' (sm90_split.cuh). A block computes its range
+// from the end, so that the part that another block waits for comes first. This is for weights
+// whose rows are contiguous: their tiles are whole swizzle panels, which seldom fill all waves. Of
+// more than 32 tokens pairs of blocks, a cluster, have a tile of 64 rows each and share the tokens,
+// of which each block loads half for both: alone, it would load as much of them as of the weights.
 //
 // Several layers of the same tokens share a launch: their tiles follow one another. A gated tile
 // has half of its rows from each of two layers; a thread holds both sums of an output, and a group
@@ -25,12 +27,13 @@
 // dynamic_shared in the table is the maximum of a block; the host requests what the stages need.
 //
 // The order in which K is summed depends on `splits` and the k block only, not on the number of
-// tokens: a row of out has the same bits regardless of the other rows. With `streamed` it depends
-// on the numbers of tiles and blocks, too, so that batch-invariant products do not take it.
+// tokens: a row of out has the same bits regardless of the other rows. In kernels that stream it
+// depends on the numbers of tiles and blocks, too, so that batch-invariant products do not take
+// them.
 //
 // Measured on an H200 with rotated weights in a CUDA graph: 256 bytes of a row at a time instead of
-// 128 gain 2 to 5%; the prefetch to L2 gains 1 to 3% for products under 30 us; multicasting tokens
-// to two blocks, clusters above 2, and stages of 512 bytes per row gain nothing.
+// 128 gain 2 to 5%; the prefetch to L2 gains 1 to 3% for products under 30 us; multicasting up to
+// 32 tokens to two blocks, clusters above 2, and stages of 512 bytes per row gain nothing.
 #include "common/dtype.cuh"
 #include "common/hopper.cuh"
 #include "common/wgmma.cuh"
@@ -43,7 +46,7 @@ namespace torch_cubin::TC_KERNEL {
 using namespace sm90;
 
 template <DType kDTypeValue, bool kRowsContiguousValue, int kBlocksValue, int kTokensValue,
-          bool kGatedValue = false>
+          bool kGatedValue, int kStreamsValue>
 struct SkinnyConfig {
   static constexpr DType kDType = kDTypeValue;  // a 16-bit type
   static constexpr WgmmaType kMath = kDType == DType::bfloat16 ? WgmmaType::bf16 : WgmmaType::f16;
@@ -54,11 +57,14 @@ struct SkinnyConfig {
   static constexpr int kPanels = 2;  // per k block
   static constexpr int kTileK = kPanels * kPanel;
   static constexpr u32 kEights = kTokens / 8;
-  static constexpr bool kStreams = kRowsContiguous;
+  static constexpr bool kStreams = kStreamsValue != 0;
+  static constexpr bool kPairs = kStreamsValue == 2;  // of blocks that share the tokens
+  static constexpr u32 kTogether = kPairs ? 2 : 1;
   static constexpr bool kGated = kGatedValue;  // then kBlocks is 2: the gate's, and the up's
   static constexpr int kHalves = kGated ? 2 : 1;
   static constexpr u32 kGroups = kBlocks / kHalves * kEights;
   static_assert(!kGated || (kBlocks == 2 && !kRowsContiguous), "the halves of a gated tile");
+  static_assert(!kGated || !kStreams, "gated tiles are whole");
 };
 
 constexpr int kSkinnyConsumers = kWarpgroup;
@@ -79,62 +85,77 @@ struct SkinnySums {
 
 // ---- work of a block ----------------------------------------------------------------------------
 
-// The sequence of a block's tiles, or of its parts of tiles.
+// The sequence of a block's tiles.
 template <class C>
 struct SkinnySchedule {
   const Sm90SkinnyParams& p;
-  const u32 k_blocks = (p.k + C::kTileK - 1) / C::kTileK;
-  u32 next, end;  // tiles; with `streamed`, k blocks of all tiles
-  int tile, k_begin, k_count;
+  int next, tile, k_begin, k_count;
 
   TC_DEVICE SkinnySchedule(const Sm90SkinnyParams& params, u32 split) : p(params) {
-    if (C::kStreams && p.streamed) {
-      next = first_unit(blockIdx.x);
-      end = first_unit(blockIdx.x + 1);
-    } else {
-      next = blockIdx.x / p.splits;
-      end = p.tiles;
-      k_begin = k_blocks * split / p.splits;
-      k_count = static_cast<int>(k_blocks * (split + 1) / p.splits) - k_begin;
-    }
+    const u32 k_blocks = (p.k + C::kTileK - 1) / C::kTileK;
+    next = blockIdx.x / p.splits;
+    k_begin = k_blocks * split / p.splits;
+    k_count = static_cast<int>(k_blocks * (split + 1) / p.splits) - k_begin;
   }
 
+  TC_DEVICE bool get() {
+    tile = next;
+    next += gridDim.x / p.splits;
+    return tile < p.tiles;
+  }
+};
+
+// The sequence of a block's parts of tiles, or of a pair's, whose tiles have twice the rows.
+template <class C>
+struct SkinnyStream {
+  const Sm90SkinnyParams& p;
+  const u32 k_blocks = (p.k + C::kTileK - 1) / C::kTileK;
+  u32 next, end;  // k blocks of all tiles
+  int tile, k_begin, k_count;
+
+  TC_DEVICE SkinnyStream(const Sm90SkinnyParams& params, u32) : p(params) {
+    next = first_unit(cluster());
+    end = first_unit(cluster() + 1);
+  }
+
+  TC_DEVICE static u32 cluster() { return blockIdx.x / C::kTogether; }
+  TC_DEVICE static u32 clusters() { return gridDim.x / C::kTogether; }
+  TC_DEVICE static u32 rank() { return blockIdx.x % C::kTogether; }
   TC_DEVICE u32 all_units() const { return p.tiles * k_blocks; }
-  TC_DEVICE u32 first_unit(u32 block) const { return block * all_units() / gridDim.x; }
-  // The block that has a k block.
-  TC_DEVICE int block_of(u32 unit) const { return ((unit + 1) * gridDim.x - 1) / all_units(); }
+  TC_DEVICE u32 first_unit(u32 of_cluster) const { return of_cluster * all_units() / clusters(); }
+  // The cluster that has a k block.
+  TC_DEVICE int cluster_of(u32 unit) const { return ((unit + 1) * clusters() - 1) / all_units(); }
 
   TC_DEVICE bool get() {
     if (next >= end) return false;
-    if (C::kStreams && p.streamed) {
-      tile = (end - 1) / k_blocks;
-      const u32 begin = tile * k_blocks, from = max(next, begin);
-      k_begin = from - begin;
-      k_count = end - from;
-      end = from;
-    } else {
-      tile = next;
-      next += gridDim.x / p.splits;
-    }
+    tile = (end - 1) / k_blocks;
+    const u32 begin = tile * k_blocks, from = max(next, begin);
+    k_begin = from - begin;
+    k_count = end - from;
+    end = from;
     return true;
   }
 
-  TC_DEVICE bool has_part() const {
-    return C::kStreams && p.streamed && k_count < static_cast<int>(k_blocks);
-  }
+  TC_DEVICE bool has_part() const { return k_count < static_cast<int>(k_blocks); }
   // The tile's parts. A block may have a part of two tiles: of one it is the last block, and of the
   // other one not, so that its two tiles of `partial` are for these.
   TC_DEVICE void parts(Work& w) const {
     const u32 begin = tile * k_blocks;
-    const int first = block_of(begin), last = block_of(begin + k_blocks - 1);
+    const int first = cluster_of(begin), last = cluster_of(begin + k_blocks - 1);
     w.parts = last - first + 1;
-    w.finisher = last == static_cast<int>(blockIdx.x);
-    w.first_part = 2 * first;
-    w.last_part = 2 * last + 1;
-    w.part = w.finisher ? w.last_part : 2 * blockIdx.x;
-    w.counter = last;
+    w.finisher = last == static_cast<int>(cluster());
+    w.first_part = part(first, 0);
+    w.last_part = part(last, 1);
+    w.part = part(cluster(), w.finisher);
+    w.counter = last * C::kTogether + rank();
+  }
+  TC_DEVICE static int part(int of_cluster, int of_finisher) {
+    return (2 * of_cluster + of_finisher) * C::kTogether + rank();
   }
 };
+
+template <class C>
+using SkinnyWork = std::conditional_t<C::kStreams, SkinnyStream<C>, SkinnySchedule<C>>;
 
 // Rows of the weights that a stage holds: whole swizzle panels if the rows are contiguous.
 template <class C>
@@ -150,6 +171,7 @@ struct SkinnyTile {
   TC_DEVICE SkinnyTile(const Sm90SkinnyParams& p, int tile) {
     while (layer + 1 < p.layers_count && tile >= p.layers[layer + 1].first_tile) ++layer;
     row = (tile - p.layers[layer].first_tile) * (p.rows / C::kHalves);
+    if constexpr (C::kPairs) row = 2 * row + blockIdx.x % 2 * p.rows;
   }
 
   int layer = 0, row;
@@ -178,7 +200,7 @@ TC_DEVICE void for_each_box(const Sm90SkinnyParams& p, const SkinnyTile<C>& tile
 }
 
 template <class C>
-TC_DEVICE void produce(const Sm90SkinnyParams& p, SkinnySchedule<C> schedule, u32 ring, u32 full,
+TC_DEVICE void produce(const Sm90SkinnyParams& p, SkinnyWork<C> schedule, u32 ring, u32 full,
                        u32 empty) {
   const u32 weight_bytes = stage_rows<C>(p) * 128 * C::kPanels;
   const u32 stage_bytes = weight_bytes + C::kTokens * 128 * C::kPanels;
@@ -194,10 +216,16 @@ TC_DEVICE void produce(const Sm90SkinnyParams& p, SkinnySchedule<C> schedule, u3
       for_each_box(p, tile, k, [&](const Sm90SkinnyMap* map, int x, int y, u32 offset) {
         tma_load(to + offset, map, barrier, x, y, kEvictFirst);
       });
+      if constexpr (C::kPairs) {  // each block brings one of the panels to both
+        const int panel = blockIdx.x % 2;
+        tma_multicast(to + weight_bytes + panel * C::kTokens * 128, &p.tokens, barrier, 3,
+                      k + panel * C::kPanel, 0);
+      } else {
 #pragma unroll
-      for (int panel = 0; panel < C::kPanels; ++panel) {
-        tma_load(to + weight_bytes + panel * C::kTokens * 128, &p.tokens, barrier,
-                 k + panel * C::kPanel, 0, kEvictLast);
+        for (int panel = 0; panel < C::kPanels; ++panel) {
+          tma_load(to + weight_bytes + panel * C::kTokens * 128, &p.tokens, barrier,
+                   k + panel * C::kPanel, 0, kEvictLast);
+        }
       }
       if (++stage == p.stages) {
         stage = 0;
@@ -323,10 +351,21 @@ TC_DEVICE void finish_split(const Sm90SkinnyParams& p, const SkinnyOutput<C>& ou
   }
 }
 
+// Each warp frees a stage in its block, and in the one with which it shares the tokens.
+template <class C>
+TC_DEVICE void free_skinny_stage(u32 empty) {
+  const u32 lane = threadIdx.x % 32;
+  if constexpr (C::kPairs) {
+    if (lane < 2) barrier_arrive_remote(map_to_rank(empty, lane));
+  } else {
+    if (lane == 0) barrier_arrive(empty);
+  }
+}
+
 TC_DEVICE u64 skinny_descriptor(u32 units) { return wgmma_descriptor(0, 16, 1024) | units; }
 
 template <class C>
-TC_DEVICE void consume(const Sm90SkinnyParams& p, SkinnySchedule<C> schedule, u32 split, u32 ring,
+TC_DEVICE void consume(const Sm90SkinnyParams& p, SkinnyWork<C> schedule, u32 split, u32 ring,
                        u32 full, u32 empty, u32 sums, u32 joined) {
   const u32 weight_bytes = stage_rows<C>(p) * 128 * C::kPanels;
   const u32 stage_bytes = weight_bytes + C::kTokens * 128 * C::kPanels;
@@ -365,7 +404,7 @@ TC_DEVICE void consume(const Sm90SkinnyParams& p, SkinnySchedule<C> schedule, u3
       // The products of this stage run while the next one's are issued.
       if (i > 0) {
         wgmma_wait<1>();
-        if (threadIdx.x % 32 == 0) barrier_arrive(empty + 8 * before);
+        free_skinny_stage<C>(empty + 8 * before);
       }
       before = stage;
       if (++stage == p.stages) {
@@ -374,17 +413,19 @@ TC_DEVICE void consume(const Sm90SkinnyParams& p, SkinnySchedule<C> schedule, u3
       }
     }
     wgmma_wait<0>();
-    if (threadIdx.x % 32 == 0) barrier_arrive(empty + 8 * before);
-    if (schedule.has_part()) {
-      Work w;
-      schedule.parts(w);
-      const Parts parts = {reinterpret_cast<float4*>(p.partial) + threadIdx.x, nullptr,
-                           p.counters + w.counter, 2, p.polls};
-      float no_rows[C::kBlocks];
-      if (!join_parts<SkinnySums<C>>(parts, w, 0, joined, sum, false, no_rows)) continue;
+    free_skinny_stage<C>(empty + 8 * before);
+    if constexpr (C::kStreams) {
+      if (schedule.has_part()) {
+        Work w;
+        schedule.parts(w);
+        const Parts parts = {reinterpret_cast<float4*>(p.partial) + threadIdx.x, nullptr,
+                             p.counters + w.counter, 2 * C::kTogether, p.polls};
+        float no_rows[C::kBlocks];
+        if (!join_parts<SkinnySums<C>>(parts, w, 0, joined, sum, false, no_rows)) continue;
+      }
     }
     SkinnyOutput<C> output(p, SkinnyTile<C>(p, schedule.tile));
-    if (p.splits > 1) {
+    if (!C::kStreams && p.splits > 1) {
       finish_split<C>(p, output, sum, split, ring + p.ring_bytes, sums);
     } else {
 #pragma unroll
@@ -404,8 +445,8 @@ template <class C>
 TC_DEVICE void run_skinny(const Sm90SkinnyParams& p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   __shared__ SkinnyBarriers barriers;
-  const u32 splits = p.splits, split = splits > 1 ? cluster_rank() : 0;
-  const SkinnySchedule<C> schedule(p, split);
+  const u32 splits = C::kStreams ? 1 : p.splits, split = splits > 1 ? cluster_rank() : 0;
+  const SkinnyWork<C> schedule(p, split);
   const u32 ring = shared_address(memory);
   const u32 full = shared_address(barriers.full), empty = shared_address(barriers.empty);
   const u32 sums = shared_address(&barriers.sums);
@@ -418,23 +459,25 @@ TC_DEVICE void run_skinny(const Sm90SkinnyParams& p) {
     if (ring % 1024 != 0) asm volatile("trap;");
     for (int s = 0; s < p.stages; ++s) {
       barrier_init(full + 8 * s, 1);
-      barrier_init(empty + 8 * s, kSkinnyConsumers / 32);
+      barrier_init(empty + 8 * s, kSkinnyConsumers / 32 * C::kTogether);
     }
     barrier_init(sums, 1);
     fence_barrier_init();
     u32 own = C::kGroups > split ? (C::kGroups - split + splits - 1) / splits : 0;
     barrier_expect(sums, own * splits * C::kHalves * kSkinnyGroupBytes);
-    SkinnySchedule<C> first = schedule;
-    first.get();
-    const SkinnyTile<C> tile(p, first.tile);
-    for (int i = 0; i < min(first.k_count, p.prefetched); ++i) {
-      for_each_box(p, tile, (first.k_begin + i) * C::kTileK,
-                   [&](const Sm90SkinnyMap* map, int x, int y, u32) { tma_prefetch(map, x, y); });
+    SkinnyWork<C> first = schedule;
+    if (first.get()) {
+      const SkinnyTile<C> tile(p, first.tile);
+      for (int i = 0; i < min(first.k_count, p.prefetched); ++i) {
+        for_each_box(p, tile, (first.k_begin + i) * C::kTileK,
+                     [&](const Sm90SkinnyMap* map, int x, int y, u32) { tma_prefetch(map, x, y); });
+      }
     }
     prefetch_tensor_map(&p.tokens);
   }
   __syncthreads();
   if (splits > 1) cluster_arrive();
+  if constexpr (C::kPairs) cluster_meet();
   wait_for_previous_grid();
   if (threadIdx.x < kSkinnyConsumers) {
     consume<C>(p, schedule, split, ring, full, empty, sums, shared_address(&barriers.joined));
@@ -443,10 +486,12 @@ TC_DEVICE void run_skinny(const Sm90SkinnyParams& p) {
     __syncwarp();
     if (splits > 1) cluster_wait();
   }
+  // A block must not exit while the other one may still write to its shared memory.
+  if constexpr (C::kPairs) cluster_meet();
 }
 
-using KernelConfig =
-    SkinnyConfig<DType::TC_DTYPE, TC_ROWS_CONTIGUOUS, TC_TILE_N / 64, TC_TILE_M, TC_GATED>;
+using KernelConfig = SkinnyConfig<DType::TC_DTYPE, TC_ROWS_CONTIGUOUS, TC_TILE_N / 64, TC_TILE_M,
+                                  TC_GATED, TC_STREAMS>;
 static_assert(TC_TILE_K == KernelConfig::kTileK && TC_TILE_N % 64 == 0,
               "the table's tile is wrong");
 
@@ -462,23 +507,38 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
  "defaults": {
   "kind": "sm90_skinny", "archs": ["sm_90a"], "dtype": "{d.dtype}", "math": "{d.dtype}",
   "alignment": 16, "stages": 2, "block": [160, 1, 1], "dynamic_shared": 231424,
-  "cost": {"fixed": 2400}, "gated": 0},
+  "cost": {"fixed": 2400}, "gated": 0, "streams": 0},
  "kernels": [
   {"name": "sm90_skinny_matmul_{d.name}_nt_{tokens}x{rows}", "layout": "nt",
    "tile": ["{tokens}", "{rows}", 128],
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_ROWS_CONTIGUOUS": "false", "TC_GATED": "false"},
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_ROWS_CONTIGUOUS": "false", "TC_GATED": "false",
+               "TC_STREAMS": 0},
    "for": {
     "d": [{"name": "f16", "dtype": "float16"}, {"name": "bf16", "dtype": "bfloat16"}],
     "tokens": [8, 16, 32, 64], "rows": [64, 128]}},
   {"name": "sm90_skinny_matmul_{d.name}_nn_{tokens}x{rows}", "layout": "nn",
    "tile": ["{tokens}", "{rows}", 128],
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_ROWS_CONTIGUOUS": "true", "TC_GATED": "false"},
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_ROWS_CONTIGUOUS": "true", "TC_GATED": "false",
+               "TC_STREAMS": 0},
    "for": {
     "d": [{"name": "f16", "dtype": "float16"}, {"name": "bf16", "dtype": "bfloat16"}],
     "tokens": [8, 16, 32, 64], "rows": [64, 192]}},
+  {"name": "sm90_skinny_matmul_{d.name}_nn_{tokens}x{rows}_streamed", "layout": "nn",
+   "tile": ["{tokens}", "{rows}", 128], "streams": 1,
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_ROWS_CONTIGUOUS": "true", "TC_GATED": "false",
+               "TC_STREAMS": 1},
+   "for": {
+    "d": [{"name": "f16", "dtype": "float16"}, {"name": "bf16", "dtype": "bfloat16"}],
+    "tokens": [8, 16, 32], "rows": [64, 128]}},
+  {"name": "sm90_skinny_matmul_{d.name}_nn_64x64_pairs", "layout": "nn",
+   "tile": [64, 64, 128], "streams": 2,
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_ROWS_CONTIGUOUS": "true", "TC_GATED": "false",
+               "TC_STREAMS": 2},
+   "for": {"d": [{"name": "f16", "dtype": "float16"}, {"name": "bf16", "dtype": "bfloat16"}]}},
   {"name": "sm90_skinny_matmul_gated_{d.name}_nt_{tokens}x128", "layout": "nt", "gated": 1,
    "kind": "sm90_skinny_gated", "tile": ["{tokens}", 128, 128],
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_ROWS_CONTIGUOUS": "false", "TC_GATED": "true"},
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_ROWS_CONTIGUOUS": "false", "TC_GATED": "true",
+               "TC_STREAMS": 0},
    "for": {
     "d": [{"name": "f16", "dtype": "float16"}, {"name": "bf16", "dtype": "bfloat16"}],
     "tokens": [8, 16, 32, 64]}}]}

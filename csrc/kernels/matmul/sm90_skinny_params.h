@@ -41,7 +41,6 @@ struct Sm90SkinnyParams {
   int rows;        // of the weights per block: a multiple of 8 (gated: 16), at most the kernel's
   int tiles;       // of all layers: ceil(rows_count / rows) of each (gated: of half the rows)
   int splits;      // parts of K: the blocks of a cluster
-  int streamed;    // the k blocks of all tiles are divided evenly among the blocks (splits: 1)
   int stages;      // of the ring in shared memory
   int prefetched;  // k blocks prefetched to the L2 cache before the previous kernel has ended
   int pairs;       // out's contiguous elements may be stored two at a time

@@ -25,7 +25,8 @@ constexpr int64_t kSkinnyGroupBytes = 128 * 16;  // the sums of 64 rows x 8 toke
 constexpr int64_t kSkinnyMostStages = 16, kEnoughStages = 4, kFewStages = 3;
 constexpr int64_t kBeside = 4096;         // bytes of shared memory, at least as many as are static
 constexpr int64_t kSkinnyMostSplits = 8;  // blocks of a cluster, on every GPU
-constexpr int64_t kLeastStreamed = 4;     // k blocks for each block of a streamed product
+constexpr int64_t kMostAlone = 32;     // tokens of streamed products whose blocks are not in pairs
+constexpr int64_t kLeastStreamed = 4;  // k blocks for each block of a streamed product
 // Dynamic shared memory of a block that has half a multiprocessor, beside its static kilobyte: the
 // next kernel's blocks then fit while this one's are running.
 constexpr int64_t kSkinnyHalfShared = 113 * 1024 - 1024;
@@ -61,10 +62,16 @@ struct SkinnyLayers {
 };
 
 // How the weights' rows and K are divided: K of each tile among the blocks of a cluster, or the K
-// of all tiles evenly among the multiprocessors (streamed).
+// of all tiles evenly among the multiprocessors, one by one or in pairs that share the tokens and
+// have a tile of twice the rows.
+enum class SkinnyStream : int32_t { kNone, kAlone, kPairs };
+
 struct SkinnyTiles {
   int32_t rows, splits;
-  bool streamed = false;
+  SkinnyStream stream = SkinnyStream::kNone;
+
+  bool streamed() const { return stream != SkinnyStream::kNone; }
+  int64_t together() const { return stream == SkinnyStream::kPairs ? 2 : 1; }
 };
 
 // One entry of the catalog.
@@ -72,6 +79,7 @@ struct SkinnyRow {
   explicit SkinnyRow(PackageKernel& kernel) : kernel(&kernel) {
     const KernelFields fields(kernel);
     gated = fields.integer("gated", 0, 1) != 0;
+    stream = static_cast<SkinnyStream>(fields.integer("streams", 0, 2));
     constexpr const char* kMaths[] = {"float16", "bfloat16"};
     constexpr const char* kLayouts[] = {"nt", "nn"};
     constexpr Math kMathOf[] = {kMathFloat16, kMathBFloat16};
@@ -90,6 +98,7 @@ struct SkinnyRow {
   PackageKernel* kernel;
   Math math;
   bool rows_contiguous, gated;
+  SkinnyStream stream;
   int64_t tokens, rows;  // at most
 };
 
@@ -154,7 +163,8 @@ class Sm90Skinny : public MatmulKernels {
   std::string name(const MatmulPlan& plan) const override {
     const auto chosen = plan.get<SkinnyPlan>();
     const std::string rows = "sm90_skinny " + std::to_string(chosen.tiles.rows) + " rows ";
-    if (chosen.tiles.streamed) return rows + "streamed";
+    if (chosen.tiles.stream == SkinnyStream::kPairs) return rows + "streamed in pairs";
+    if (chosen.tiles.streamed()) return rows + "streamed";
     return rows + std::to_string(chosen.tiles.splits) + " splits";
   }
 
@@ -211,17 +221,13 @@ class Sm90Skinny : public MatmulKernels {
 
   void offer_all(const MatmulCase& c, const SkinnySides& sides, const SkinnyLayers& layers,
                  MatmulConfigs& out) const {
+    offer_streamed(c, sides, layers, out);
     const int64_t k_blocks = ceil_div(c.k, kSkinnyBlockK);
     const int64_t most = may_split() ? std::min(kSkinnyMostSplits, k_blocks / 2) : 1;
     for (int32_t splits = 1; splits <= std::max<int64_t>(most, 1); ++splits) {
       if (c.batch_invariant && splits != c.k_parts) continue;
       if (sides.rows_contiguous) {
         for (const int32_t rows : {64, 128, 192}) offer(c, sides, layers, {rows, splits}, out);
-        // Blocks at different k would each read the lines that two tiles have in common
-        // (32x14192x8000 NN, H200: 88.6 us, in whole tiles 63.7).
-        const bool lines = sides.swapped ? c.a_lines : c.b_lines;
-        if (splits > 1 || !lines || c.batch_invariant) continue;
-        for (const int32_t rows : {64, 128}) offer(c, sides, layers, {rows, 1, true}, out);
         continue;
       }
       constexpr int64_t kWaves = 3, kLeastRows = 40, kMostRows = 128;
@@ -240,13 +246,27 @@ class Sm90Skinny : public MatmulKernels {
     }
   }
 
+  // Where the weights' rows are contiguous, and whole lines. Blocks at different k would each read
+  // the lines that two tiles have in common (32x14192x8000 NN, H200: 88.6 us, in whole tiles 63.7).
+  void offer_streamed(const MatmulCase& c, const SkinnySides& sides, const SkinnyLayers& layers,
+                      MatmulConfigs& out) const {
+    const bool lines = sides.swapped ? c.a_lines : c.b_lines;
+    if (!lines || layers.gated || c.batch_invariant) return;
+    // Of 64 tokens pairs take less time: 10240x8192 44.2 us, alone 46.0 by 128 rows.
+    const bool pairs = sides.tokens > kMostAlone;
+    for (const int32_t rows : {64, 128}) {
+      offer(c, sides, layers, {rows, 1, pairs ? SkinnyStream::kPairs : SkinnyStream::kAlone}, out);
+    }
+  }
+
   void offer(const MatmulCase& c, const SkinnySides& sides, const SkinnyLayers& layers,
              SkinnyTiles tile, MatmulConfigs& out) const {
     const int64_t rows = tile.rows, splits = tile.splits;
     const SkinnyRow* row = nullptr;  // the smallest that fits
     for (const SkinnyRow& each : rows_) {
       if (each.math != c.math || each.rows_contiguous != sides.rows_contiguous) continue;
-      if (each.gated != layers.gated) continue;
+      if (each.gated != layers.gated || each.stream != tile.stream) continue;
+      if (tile.streamed() && each.rows != tile.rows) continue;
       if (each.tokens < sides.tokens || each.rows < tile.rows) continue;
       if (row != nullptr && each.tokens * each.rows >= row->tokens * row->rows) continue;
       row = &each;
@@ -256,9 +276,10 @@ class Sm90Skinny : public MatmulKernels {
     chosen.row = row;
     chosen.tiles = tile;
     chosen.swapped = sides.swapped;
-    const int64_t tiles = layers.all_tiles(rows), multiprocessors = device_.multiprocessors;
+    const int64_t tiles = layers.all_tiles(rows * tile.together());
+    const int64_t multiprocessors = device_.multiprocessors / tile.together();
     const int64_t tile_k_blocks = ceil_div(c.k, kSkinnyBlockK);
-    if (tile.streamed) {
+    if (tile.streamed()) {
       // Nothing is gained where the tiles fill all waves, and of few tiles clusters split K
       // (16x4096x14336 NN, H200: in pairs 28.6 us, 30.1). The kernel's numbers have 32 bits.
       const int64_t units = tiles * tile_k_blocks;
@@ -271,9 +292,9 @@ class Sm90Skinny : public MatmulKernels {
     const bool many = c.k_parts > 1 && tiles > clusters_at_once(multiprocessors, splits);
     if (!fit_stages(*row, c.k, many ? kFewStages : kEnoughStages, chosen)) return;
     chosen.tiles_count = static_cast<int32_t>(tiles);
-    chosen.blocks = splits > 1      ? tiles * splits
-                    : tile.streamed ? multiprocessors
-                                    : std::min<int64_t>(tiles, multiprocessors);
+    chosen.blocks = splits > 1        ? tiles * splits
+                    : tile.streamed() ? multiprocessors * tile.together()
+                                      : std::min<int64_t>(tiles, multiprocessors);
 
     Work work;
     work.bytes = 2 * (static_cast<double>(c.m) * c.k + static_cast<double>(c.k) * c.n +
@@ -284,10 +305,10 @@ class Sm90Skinny : public MatmulKernels {
     const int64_t at_once = clusters_at_once(multiprocessors, splits);
     const auto rounds = static_cast<double>(ceil_div(tiles, beside ? 2 * at_once : at_once));
     // Of the busiest block: k blocks, and tiles, whole or in part.
-    const double k_blocks = tile.streamed
+    const double k_blocks = tile.streamed()
                                 ? static_cast<double>(tiles * tile_k_blocks) / multiprocessors
                                 : rounds * static_cast<double>(ceil_div(tile_k_blocks, splits));
-    work.tiles = tile.streamed ? static_cast<double>(tiles / multiprocessors + 2) : rounds;
+    work.tiles = tile.streamed() ? static_cast<double>(tiles / multiprocessors + 2) : rounds;
     work.once_bytes = stage_rows(*row, tile.rows) * k_blocks * kSkinnyBlockK * 2;
     // Two multiprocessors share a port (Terms::port_bytes_per_cycle). Where both have as many
     // blocks as any, the memory waits for the ports of such (16x6144x4096 NN, H200: 96 blocks of 64
@@ -302,8 +323,8 @@ class Sm90Skinny : public MatmulKernels {
     work.l2_bytes = row->tokens * k_blocks * kSkinnyBlockK * 2;
     work.values = work.tiles * static_cast<double>(row->rows * row->tokens);
     // That a tile has at most, if streamed: as one of its own.
-    const int64_t parts = tile.streamed ? ceil_div(multiprocessors, tiles) + 1 : splits;
-    work.handshakes = tile.streamed ? static_cast<double>(parts) : splits > 1 ? 1 : 0;
+    const int64_t parts = tile.streamed() ? ceil_div(multiprocessors, tiles) + 1 : splits;
+    work.handshakes = tile.streamed() ? static_cast<double>(parts) : splits > 1 ? 1 : 0;
     work.sums_bytes = static_cast<double>((parts - 1) * tile.rows * row->tokens * 4 / splits);
     MatmulPlan plan;
     plan.set(chosen);
@@ -374,7 +395,7 @@ class Sm90Skinny : public MatmulKernels {
       layer.bias_stride_token = swapped ? operands.bias_stride : 0;
       layer.rows_count = static_cast<int>(sizes.rows[i]);
       layer.first_tile = static_cast<int>(first_tile);
-      first_tile += sizes.tiles(i, chosen.tiles.rows);
+      first_tile += sizes.tiles(i, chosen.tiles.rows * chosen.tiles.together());
       if (own.n % 2 != 0 || reinterpret_cast<uintptr_t>(operands.c) % 4 != 0) params.pairs = 0;
     }
     params.layers_count = sizes.outputs();
@@ -390,17 +411,17 @@ class Sm90Skinny : public MatmulKernels {
     params.curve = kActivationCurves[p.activation];
     std::optional<Workspace> partial;
     std::optional<ZeroCounters> counters;
-    if (chosen.tiles.streamed) {
+    if (chosen.tiles.streamed()) {
       const int64_t tile_bytes = row.rows * row.tokens * int64_t{sizeof(float)};
       partial.emplace(device_, 2 * chosen.blocks * tile_bytes);
       counters.emplace(device_, chosen.blocks);
-      params.streamed = 1;
       params.polls = kStreamPolls;
       params.partial = reinterpret_cast<float*>(partial->data());
       params.counters = counters->data();
     }
-    torch_cubin::launch(*row.kernel, {chosen.blocks, 1, 1, chosen.tiles.splits, chosen.shared},
-                        device_, params);
+    const int64_t cluster = chosen.tiles.splits * chosen.tiles.together();
+    torch_cubin::launch(*row.kernel, {chosen.blocks, 1, 1, cluster, chosen.shared}, device_,
+                        params);
   }
 
   // A map of `rows` rows of `columns` elements of 16 bits, `stride` elements apart.
