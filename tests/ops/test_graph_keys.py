@@ -79,6 +79,73 @@ def test_the_key_follows_the_file_of_a_derivative(how: str, tmp_path: Path) -> N
     assert found[0] == found[2] != found[1]
 
 
+class _Scaled:
+    def __init__(self, factor: object) -> None:
+        self.factor = factor
+
+    def __call__(self, ctx, grad):
+        return self.factor * grad
+
+
+def _scaled(factor, ctx, grad):
+    return factor * grad
+
+
+def _closure(factor):
+    return lambda ctx, grad: factor * grad
+
+
+def _default(factor):
+    return lambda ctx, grad, by=factor: by * grad
+
+
+MAKERS = {
+    "partial": lambda factor: functools.partial(_scaled, factor),
+    "closure": _closure,
+    "default": _default,
+    "object": _Scaled,
+    "bound": lambda factor: _Scaled(factor).__call__,
+    "decorated": lambda factor: torch.no_grad()(_closure(factor)),
+    "nested": lambda factor: functools.partial(_closure({"by": [_Scaled(factor)]})),
+}
+
+
+@pytest.mark.parametrize("how", MAKERS)
+def test_the_key_follows_what_a_derivative_was_made_with(how: str) -> None:
+    """The same code in the same file has other gradients."""
+    op, found = cube(), []
+    for factor in (1, 3, 1):
+        op.register_autograd(MAKERS[how](factor))
+        found.append(keys.of_declared_ops())
+    assert found[0] == found[2] != found[1]
+
+
+@pytest.mark.parametrize("how", MAKERS)
+def test_what_nothing_identifies_is_like_no_other(how: str) -> None:
+    op, factor = cube(), torch.ones(())
+    found = set()
+    for _ in range(2):
+        op.register_autograd(MAKERS[how](factor))
+        found |= {keys.of_declared_ops(), keys.of_declared_ops()}
+    assert len(found) == 2
+    typed: dict = {}
+    exec(compile("def backward(ctx, grad): return grad", "<typed>", "exec"), typed)
+    for _ in range(2):
+        op.register_autograd(typed["backward"])
+        found.add(keys.of_declared_ops())
+    assert len(found) == 4
+
+
+def test_derivatives_that_call_ops_are_known() -> None:
+    op, other, found = cube(), cube(), set()
+    for _ in range(2):
+        op.register_autograd(MAKERS["partial"]((other, torch.ops.aten.mm.default, torch.mm)))
+        found.add(keys.of_declared_ops())
+    other.register_autograd(_wrong, setup_context=_save)
+    found.add(keys.of_declared_ops())
+    assert len(found) == 2
+
+
 def test_the_key_follows_the_packages_code(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     library, rule = tmp_path / "_C.so", tmp_path / "sub" / "rule.py"

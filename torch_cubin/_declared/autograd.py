@@ -14,21 +14,15 @@ own ops have them, vmap calls the op once for each item, forward mode is refused
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
-import hashlib
-import inspect
-import marshal
-import types
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from torch_cubin import errors
+from torch_cubin._declared import function_digest
 from torch_cubin._declared.contract_call import no_derivative, no_forward_mode
 from torch_cubin._declared.signature import Signature
 from torch_cubin._pytorch import transforms
@@ -42,28 +36,13 @@ class Formula:
 
     backward: Callable[..., Any]
     setup_context: Callable[..., None] | None = None
+    of_contract: bool = False  # made of the op's contract alone
 
     def digest(self) -> bytes:
-        """Of the code of both, and of the files that it is in, whose functions it may call."""
-        hashed = hashlib.sha256()
-        for function in (self.backward, self.setup_context):
-            code = _code_of(function)
-            hashed.update(b"-" if code is None else marshal.dumps(code))
-            with contextlib.suppress(OSError):
-                hashed.update(b"" if code is None else Path(code.co_filename).read_bytes())
-        return hashed.digest()
-
-
-def _code_of(function: Any) -> types.CodeType | None:
-    """Of a function, a method, a partial of one, or an object that can be called."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    function = getattr(function, "__func__", function)
-    function = inspect.unwrap(function)
-    if not hasattr(function, "__code__"):
-        function = inspect.getattr_static(type(function), "__call__", None)
-    code = getattr(function, "__code__", None)
-    return code if isinstance(code, types.CodeType) else None
+        """Differs where the derivative does, for the keys of caches of graphs."""
+        if self.of_contract:
+            return b""
+        return function_digest.digest(self.backward, self.setup_context)
 
 
 @dataclasses.dataclass

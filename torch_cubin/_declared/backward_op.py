@@ -79,7 +79,7 @@ def formula(name: str, signature: Signature, call: Callable[..., Any]) -> Formul
         needed = zip(positional, ctx.needs_input_grad, strict=True)
         return tuple(gradients.get(name) if need else None for name, need in needed)
 
-    return Formula(backward, setup_context)
+    return Formula(backward, setup_context, of_contract=True)
 
 
 def _without_gaps(grad: Tensor) -> Tensor:
