@@ -1,5 +1,6 @@
 // The backend of csrc/kernels/matmul/sm90_symmetric.cu: products on Hopper of which the lower
-// triangle is computed, and stored twice.
+// triangle is computed, and stored twice. A file of over 500 lines: offers of tiles, their prices
+// and their launches depend on the same few kinds of plans.
 #include <algorithm>
 #include <cmath>
 
