@@ -109,6 +109,38 @@ TC_DEVICE void store_panel_unaligned(u32 panel, u16* out, tc_int64 stride, int r
   }
 }
 
+// The same of 32-bit elements, one of each lane.
+template <class C>
+TC_DEVICE void store_panel_unaligned(u32 panel, float* out, tc_int64 stride, int rows,
+                                     int columns) {
+  constexpr int kTogether = 32 / C::kPanel, kPasses = 16 / kTogether;  // rows at a time, per panel
+  constexpr int kUnrolled = kPasses < 8 ? kPasses : 8;
+  int lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  const int at = lane % C::kPanel, first_row = lane / C::kPanel;
+  out += first_row * stride + at;
+#pragma unroll 1
+  for (int pass = 0; pass < kPasses; pass += kUnrolled) {
+    u32 own[kUnrolled];
+#pragma unroll
+    for (int i = 0; i < kUnrolled; ++i) {
+      const int row = (pass + i) * kTogether + first_row;
+      asm volatile("ld.shared.u32 %0, [%1];"
+                   : "=r"(own[i])
+                   : "r"(panel + row * (C::kPanel * 4) +
+                         ((at / 4 ^ panel_swizzle<C>(row)) * 16 + at % 4 * 4)));
+    }
+#pragma unroll
+    for (int i = 0; i < kUnrolled; ++i, out += kTogether * stride) {
+      const bool exists = (pass + i) * kTogether + first_row < rows && at < columns;
+      asm volatile(
+          "{ .reg .pred does; setp.ne.s32 does, %2, 0; @does st.global.b32 [%0], %1; }" ::"l"(out),
+          "r"(own[i]), "r"(static_cast<int>(exists))
+          : "memory");
+    }
+  }
+}
+
 // Rounds columns of sums and stores them to a panel in shared memory, from `column` on. `x` has the
 // accumulators' layout: a lane holds columns 8j + 2 * (lane % 4) and the next one, of rows lane / 4
 // and lane / 4 + 8.
@@ -190,7 +222,9 @@ TC_DEVICE void store_unaligned(const Sm90MatmulParams& p, u32 buffer, int m, int
   if (rows <= 0 || columns <= 0) return;
   tc_int64 at = m * p.out_stride_m + n + w.b0 * p.out_batch_stride[0] +
                 w.b1 * p.out_batch_stride[1] + w.b2 * p.out_batch_stride[2];
-  store_panel_unaligned<C>(buffer, static_cast<u16*>(p.out) + at, p.out_stride_m, rows, columns);
+  using Storage = typename DTypeTraits<C::kType>::Storage;
+  store_panel_unaligned<C>(buffer, static_cast<Storage*>(p.out) + at, p.out_stride_m, rows,
+                           columns);
 }
 
 // Stores one warp's 16 rows from row m on, in all of the tile's columns. They are rounded into
@@ -208,8 +242,8 @@ TC_DEVICE void store_rows(const Sm90MatmulParams& p, u32 staging, int& turn, int
       store(buffer, w.n0 + panel * C::kPanel);
     }
   };
-  if (C::kElement == 2 && (p.flags & kSm90OutUnaligned)) {
-    if constexpr (C::kElement == 2) {
+  if (!C::kWidened && (p.flags & kSm90OutUnaligned)) {
+    if constexpr (!C::kWidened) {
       store_panels([&](u32 buffer, int n) { store_unaligned<C>(p, buffer, m, n, w); });
     }
   } else {

@@ -39,7 +39,7 @@ enum Sm90Flags {
   // Each block, or each cluster that splits K, has one tile, of no pair and, in sm90.cu, no batch.
   kSm90Lone = 2048,
   kSm90Activation = 12,         // the activation is at bit 12: activation_params.h
-  kSm90OutUnaligned = 1 << 15,  // (not general, 16-bit) rows of out are unaligned: no tensor map
+  kSm90OutUnaligned = 1 << 15,  // (not general) rows of out are unaligned: no tensor map
   // (not general) Bias, alpha and, for 16-bit types, activation and addend are applied to the
   // accumulators. Bias and addend are then contiguous along columns and aligned to pairs; with an
   // addend n is even.

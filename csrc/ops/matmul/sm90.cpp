@@ -283,7 +283,7 @@ class Sm90Matmul : public MatmulKernels {
       const bool to_activate = p.activation != kActivationNone && p.activation != kActivationRelu;
       if (to_activate || p.alpha != 1 || operands.addend != nullptr) out.flags |= kSm90Activate;
       const bool to_finish = operands.bias != nullptr || !sum_and_bias;
-      if (to_finish && in_registers && (aligned || out_bytes == 2)) out.flags |= kSm90Finish;
+      if (to_finish && in_registers) out.flags |= kSm90Finish;
     }
     if (in_registers && aligned) {
       describe_out(out, plan, batch_stride, p, operands.c);
@@ -292,7 +292,7 @@ class Sm90Matmul : public MatmulKernels {
     out.out = operands.c;
     out.out_stride_m = p.n;
     std::copy_n(batch_stride, kSm90BatchDims, out.out_batch_stride);
-    if (in_registers && out_bytes == 2) {
+    if (in_registers && !widens) {
       out.flags |= kSm90OutUnaligned;
       return;
     }
