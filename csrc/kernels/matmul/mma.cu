@@ -97,7 +97,10 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
     "t": [
      {"name": "128x128x16", "tile": [128, 128, 16], "wm": 64, "wn": 32, "fragments": 1, "stages": 4,
       "shared": 65536, "threads": 256, "blocks": 1,
-      "cost": {"k_tile": 1350, "fixed": 8000}}]}},
+      "cost": {"k_tile": 1350, "fixed": 8000}},
+     {"name": "64x64x32", "tile": [64, 64, 32], "wm": 32, "wn": 16, "fragments": 1, "stages": 4,
+      "shared": 65536, "threads": 256, "blocks": 2, "archs": ["sm_90a"],
+      "cost": {"k_tile": 2200, "fixed": 5500, "lone": 0.35}}]}},
   {"name": "mma_matmul_f64_{layout}_{t.name}", "dtype": "float64", "math": "float64",
    "alignment": "{t.alignment}",
    "for": {
