@@ -18,9 +18,9 @@ settle. Ratios are PyTorch's time to a contender's, the median of five rounds an
 keeps the cases whose names contain some TEXT ("x x^T", "any size", "random", "Newton-Schulz 4096").
 --json is written after every case; what the file has of other cases, from an earlier run on the
 same machine, stays. --configs times the configs that seem quickest to the planner for `x @ x.t()`,
-beside their predicted times, in place of contenders: also those that follow a copy. With --below,
-only of the cases that have less in the --json file, which is read then; --lines appends them to a
-sweep, as planner_regret.py reads it.
+beside their predicted times, in place of contenders: also those that follow a copy; --lines appends
+them to a sweep, as planner_regret.py reads it. With --below, only of the cases that have less in
+the --json file, which is read first.
 """
 
 from __future__ import annotations
@@ -332,7 +332,8 @@ def configs(case: Case) -> dict[str, Any]:
     inner, path = copied(described, chosen), chosen
     while inner:
         last, of_inner, names = config_names(inner)
-        forced |= {f"{path}: {name}": name for name in names}
+        copies = path.replace(": ", "/")
+        forced |= {f"{path}: {name}": f"{copies}/{name}" for name in names}
         predicted |= {f"{path}: {name}": of_inner[name] for name in names}
         inner, path = copied(inner, last), f"{path}: {last}"
     sets = operands(case.product, case.count)
@@ -387,9 +388,9 @@ def main() -> None:
     results = earlier_results(arguments.json)
     if arguments.configs:
         cases = [case for case in cases if case.product]
-        if arguments.below is not None:
-            slow = {line["case"] for line in results if line["value"] < arguments.below}
-            cases = [case for case in cases if case.name in slow]
+    if arguments.below is not None:
+        slow = {line["case"] for line in results if line["value"] < arguments.below}
+        cases = [case for case in cases if case.name in slow]
     if not cases:
         parser.error(f"no case's name contains {arguments.only!r}")
     names = {case.name for case in cases}

@@ -148,3 +148,29 @@ def test_batches_are_copied_whole_and_broadcasts_once(driver, catalog) -> None:
 def test_operands_are_not_copied_without_a_benefit(driver, catalog, a, b) -> None:
     *_, records = launches_of(driver, (*a, torch.bfloat16), (*b, torch.bfloat16))
     assert not any(record["kernel"].startswith("pad_") for record in records)
+
+
+def test_a_forced_config_names_what_each_copy_is_followed_by(driver, catalog) -> None:
+    """Rows of 473 float32 elements along N and M: aligned, then transposed."""
+    n, k = 473, 1001
+
+    def run() -> list[str]:
+        torch.backends.cuda.matmul.allow_tf32 = True
+        x = tensors.strided((n, k), (1, n), torch.float32)
+        y = tensors.strided((k, n), (n, 1), torch.float32)
+        with measure.watching():
+            library.force_config("pad ab/transpose ab/sm90 128x128 share_a")
+            torch.ops.cubin._matmul(x, y)
+        return [launch["kernel"] for launch in driver.launches()]
+
+    pad, transpose, product = forked(run)
+    assert pad.startswith("pad_")
+    assert transpose.startswith("transpose_")
+    assert product == "sm90_matmul_tf32_nt_128x128"
+
+
+def test_small_tf32_products_of_rows_that_begin_anywhere_have_small_tiles(driver, catalog) -> None:
+    """8 of 168 x 168 x 34 take 4.4 us, and 6.5 by tiles of 128 x 128 (H200)."""
+    x, y = ((300, 35), (35, 1), torch.float32), ((35, 300), (1, 35), torch.float32)
+    *_, (launch,) = launches_of(driver, x, y)
+    assert launch["kernel"] == "mma_matmul_tf32_any_64x64x32"

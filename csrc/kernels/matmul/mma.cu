@@ -100,7 +100,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
       "cost": {"k_tile": 1350, "fixed": 8000}},
      {"name": "64x64x32", "tile": [64, 64, 32], "wm": 32, "wn": 16, "fragments": 1, "stages": 4,
       "shared": 65536, "threads": 256, "blocks": 2, "archs": ["sm_90a"],
-      "cost": {"k_tile": 2200, "fixed": 5500, "lone": 0.35}}]}},
+      "cost": {"k_tile": 2600, "fixed": 4300}}]}},
   {"name": "mma_matmul_f64_{layout}_{t.name}", "dtype": "float64", "math": "float64",
    "alignment": "{t.alignment}",
    "for": {

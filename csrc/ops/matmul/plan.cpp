@@ -134,13 +134,17 @@ json watched_product(const MatmulTable& table, const Device& device, const Matmu
 MatmulPlan watched_plan(const MatmulTable& table, const Device& device, const MatmulCase& problem) {
   MatmulPlan plan;
   // "split/128x128 4 splits": the backend named before the slash runs the product, and the config
-  // behind it the sums of the splits.
+  // behind it the sums of the splits. "pad ab/transpose ab/sm90 128x128": the first of them that
+  // runs a product does, so that each runs what the one before has copied.
   const std::string& forced = own_forced_config();
   const size_t slash = std::min(forced.find('/'), forced.size());
   const std::string inner = forced.substr(std::min(slash + 1, forced.size()));
   const bool is_inner = problem.split_sums || problem.row_parts;
-  const std::string name = is_inner ? inner : forced.substr(0, slash);
-  if (!name.empty()) plan = by_name(table, problem, name);
+  for (std::string left = is_inner ? inner : forced; !left.empty() && plan.kernels == nullptr;) {
+    const size_t end = is_inner ? left.size() : std::min(left.find('/'), left.size());
+    plan = by_name(table, problem, left.substr(0, end));
+    left = left.substr(std::min(end + 1, left.size()));
+  }
   if (plan.kernels == nullptr) plan = quickest(table, device, problem);
   // The tables know sums in the operands' type, and at most a bias.
   if (!problem.only_bias() || problem.output != problem.input || problem.symmetric) return plan;

@@ -39,6 +39,11 @@ double k_tile_cycles(const PortableRow& row, double blocks, int64_t multiprocess
 // reads that vector's elements one by one and stores them, in every k tile where the rows run along
 // M or N. (On an H200 135 x 1086 x 4836 took 90 us for 11.)
 int straddle_waits(const PortableRow& row, const MatmulCase& problem) {
+  // TF32 kernels of any strides put columns of an operand to rows of shared memory, an element at a
+  // time (H200, x.t() @ x of 377 x 1258 and 134 x 3128: 17 us, 9 and 7 predicted).
+  if (problem.math == kMathTF32 && row.alignment < kVectorBytes) {
+    return problem.a == kOwnElements && problem.b == kOwnElements ? 1 : 0;
+  }
   const bool vectors = row.kind == kMatmulMma || row.kind == kMatmulPersistent;
   if (!vectors || row.alignment < kVectorBytes) return 0;
   const int64_t in_vector = kVectorBytes / element_bytes_of(problem.math);
@@ -89,6 +94,14 @@ int64_t blocks_for(const PortableRow& row, const Extent& x, const PortablePlan& 
   return ceil_div(tiles, ceil_div(tiles, row.slots));
 }
 
+// Results of a tile that lanes store one by one, where rows of C are not whole vectors, count as
+// four of other kernels (H200, TF32 by 128x128x32: 134 x 134 and 950 x 950 took 3 to 6 us longer).
+int single_values(const PortableRow& row, const MatmulCase& problem) {
+  constexpr int kOfOne = 4;
+  const bool vectors = row.kind == kMatmulMma || row.kind == kMatmulPersistent;
+  return vectors && row.alignment >= kVectorBytes && !problem.out_vectors ? kOfOne : 0;
+}
+
 void count(const PortableTable& table, const MatmulCase& problem, const PortableRow& row,
            const Extent& x, bool swapped, const Price& price, const Offer& offer) {
   const Math math = problem.math;
@@ -129,6 +142,9 @@ void count(const PortableTable& table, const MatmulCase& problem, const Portable
     const double k_tiles_of_one = turns * static_cast<double>(plan.k_tiles_per_split);
     work.threads = k_tiles_of_one * k_tile + turns * row.cost_fixed;
     work.waits = k_tiles_of_one * straddle_waits(row, problem);
+    work.values = plan.reduces ? 0
+                               : turns * static_cast<double>(row.tile_m * row.tile_n) *
+                                     single_values(row, problem);
     work.beside_cycles = plan.reduces ? table.reduce_cycles[sums_alone ? kMathFloat32 : math] : 0;
     work.beside_bytes = plan.reduces ? 2 * partial : 0;
     work.correction = row.correction;

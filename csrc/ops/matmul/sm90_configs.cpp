@@ -161,6 +161,11 @@ class Counter {
     Work work = sm90_work({row.tile_m, row.tile_n, row.a_mn_major, row.b_mn_major,
                            plan.cluster.of_a, plan.cluster.of_b, c_.a_lines, c_.b_lines},
                           static_cast<double>(tiles), k_blocks);
+    // Results of 4 bytes take twice the stores (x.t() @ x of 1644 x 64 and 704 x 128, H200).
+    if (c_.math == kMathTF32 && c_.symmetric) work.values *= 2;
+    // Unrounded sums without a tensor map are stored one by one, each after a read of shared memory
+    // (338 x 338 x 7104 in splits 19 us, H200; 9 predicted).
+    if (c_.output != c_.input && c_.n % 4 != 0 && c_.n >= row.tile_n) work.values *= 16;
     // A's tile is read from shared memory once more.
     if (row.from_registers()) work.shared += k_blocks * static_cast<double>(row.tile_m);
     if (c_.activation != kActivationNone && c_.activation != kActivationRelu) {

@@ -32,6 +32,12 @@ constexpr int64_t kPrefetchBytes = 128;     // multiples of which blocks prefetc
 // H200, 1024 x 4096 0.97, but 1920 x 4096 and 1536 x 8192, whose first tiles came late, took 1.1.
 constexpr int64_t kMostPrefetched = 8 << 20;
 constexpr int64_t kThinRows = 16;  // as in sm90_thin_rows.cuh
+// Waits of a block whose warpgroups take tiles in turns: of one for the other's first products, and
+// for its last stores (H200, K of 120 to 1024, 1.03 to 4 waves: 1 to 2 us longer than predicted).
+constexpr int64_t kPingPongWaits = 2;
+// Where all of a tile's K is loaded while the one before is stored, a wait less (H200, K of 256:
+// 1.2 us less than predicted, K of 512: as predicted).
+constexpr int64_t kLoadedAhead = 4;  // k blocks
 
 // A kernel, by its entry in the manifest.
 struct SymmetricRow {
@@ -405,7 +411,8 @@ class SymmetricKernels : public MatmulKernels {
     // one. Streamed tiles begin with another block's sums.
     if (!row.ping_pong) {
       whole.tiles -= turns - 1;
-      whole.waits = 1;
+      const bool ahead = k_blocks <= kLoadedAhead && row.tile_n > kSquare && !row.b_mn_major;
+      whole.waits = ahead && turns + of_rest > 1 ? 0 : 1;
       if (chosen.shares == 0) last.tiles = last.waits = 0;
     }
     // Ping-pong, a tile is stored beside the products of the next one; so are streamed tiles, which
@@ -413,6 +420,7 @@ class SymmetricKernels : public MatmulKernels {
     if (row.ping_pong) {
       const bool ends_whole = chosen.rest == 0 || chosen.shares > 0;
       whole.hidden = turns - (ends_whole ? 1 : 0);
+      whole.waits += kPingPongWaits;
       if (chosen.shares > 0) last.values = 0;
     }
     out.offer(plan, whole, chosen.rest > 0 ? &last : nullptr);
@@ -432,14 +440,18 @@ class SymmetricKernels : public MatmulKernels {
   // tiles that the launch computes meanwhile, `thin` whether tiles at the diagonal take thin rows.
   Work work_of(const SymmetricRow& row, const MatmulCase& c, double tiles, double k_blocks,
                double part, bool thin = false) const {
-    Work work = sm90_work(
-        {row.tile_m, row.tile_n, row.a_mn_major, row.b_mn_major, 1, 1, c.a_lines, c.b_lines}, tiles,
-        k_blocks);
+    // Of one square, a warpgroup multiplies nothing.
+    const int64_t rows = c.m <= kSquare ? kSquare : row.tile_m;
+    const int64_t columns = c.m <= kSquare ? kSquare : row.tile_n;
+    Work work =
+        sm90_work({rows, columns, row.a_mn_major, row.b_mn_major, 1, 1, c.a_lines, c.b_lines},
+                  tiles, k_blocks);
     const auto covered = [&](int64_t tile) {
       return static_cast<double>(c.m) / static_cast<double>(ceil_div(c.m, tile) * tile);
     };
-    // Results are stored twice, those of 4 bytes in twice as many squares.
-    work.values *= static_cast<double>(element_size(c.output));
+    // Results are stored twice, those of 4 bytes in twice as many squares, and staged one by one
+    // for their transpose (H200, 8 of 1268 x 32: 30 us, 18 predicted without).
+    work.values *= c.math == kMathTF32 ? 6 : 2;
     work.outside = thin ? 0 : 1 - covered(row.tile_m) * covered(row.tile_n);
     work.correction = row.correction + (thin ? row.thin_rows : 0);
     const auto bytes = part * static_cast<double>(c.batch * c.m * element_size(c.input));
