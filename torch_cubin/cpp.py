@@ -189,10 +189,10 @@ def load_inline(
         names and defaults of arguments and mark mutated ones. They are registered for CUDA.
 
     The compiled library is cached (cache_path()) under the hash of its inputs: sources and headers
-    of your own, images, flags, the compiler, the versions of PyTorch and of torch_cubin. It is
-    compiled in each call if an include is a macro, or flags name files ("-include"). The ops are in
-    torch.ops.NAME_HASH; add derivatives and fakes with torch.library, by the op's name
-    `ops.NAME._qualified_op_name`.
+    of your own, images, flags, objects and archives that these name, the compiler, the versions of
+    PyTorch and of torch_cubin. It is compiled in each call if an include is a macro, or flags
+    include files ("-include"). The ops are in torch.ops.NAME_HASH; add derivatives and fakes with
+    torch.library, by the op's name `ops.NAME._qualified_op_name`.
 
     Raises InputError [input] for bad arguments, for a function whose types are unsupported or
     differ from its schema, and for source that does not compile, with the compiler's text;
@@ -219,6 +219,9 @@ def load_inline(
         digest.update(f"{len(part)}:{part}".encode())
     for own in (*sorted((_ROOT / "include" / "torch_cubin").iterdir()), _library()):
         digest.update(hashlib.sha256(own.read_bytes()).digest())
+    for given in map(str, (*extra_compile_args, *extra_link_args)):
+        if os.path.isfile(given):  # an object or a library to link
+            digest.update(hashlib.sha256(Path(given).read_bytes()).digest())
     for symbol, files in images.items():
         for content in files:
             digest.update(f"{symbol}:{len(content)}:".encode() + content)

@@ -184,6 +184,12 @@ def test_headers_of_the_users_own_are_part_of_the_key(monkeypatch, tmp_path):
     assert len({*made}) == 4
     assert made[:2] == made[4:]
     assert {folder.parent for folder in made} == {cpp.cache_path()}
+    made.clear()
+    linked = tmp_path / "mine.o"
+    for content in ("1", "2", "1"):
+        linked.write_text(content)
+        made.append(compiled("", extra_link_args=[str(linked)]))
+    assert made[0] == made[2] != made[1]
     # What a macro or an option includes, nothing can say.
     by_macro = "#define H <mine.h>\n#include H\n"
     for source, options in ((by_macro, []), ("", ["-include", "mine.h"])):

@@ -272,6 +272,22 @@ def test_every_spelling_of_an_include_is_part_of_the_key(source: str, tmp_path: 
     assert found[0] == found[3]
 
 
+def test_a_header_in_several_folders_may_be_any_of_them(tmp_path: Path) -> None:
+    """g++ searches those of -I before those of -isystem, in whatever order they are given."""
+    folders = headers.folders_of_options(
+        ["-isystem", f"{tmp_path}/a", f"-I{tmp_path}/b", f"-idirafter{tmp_path}/c"]
+    )
+    assert folders == [tmp_path / name for name in "abc"]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "x.h").write_text("int n;")
+    found = []
+    for folder in folders:
+        (folder / "x.h").write_text("int m;")
+        found.append(headers.digest("#include <x.h>\n", folders, ()))
+    assert len({*found}) == 3
+
+
 @pytest.mark.parametrize(
     "source",
     ["#include X", "#include_next <x.h>", "#if __has_include(X)", "#if __has_include_next(<x.h>)",
@@ -571,7 +587,8 @@ def test_nvcc_compiles_again_for_a_header_that_the_environment_finds(
 
 
 @pytest.mark.parametrize(
-    "option", ["-I/my/folder", "--include-path=/x", "-include", "@flags", "-Xcompiler=-I/x"]
+    "option",
+    ["-I/my/folder", "--include-path=/x", "-include", "--include=x.h", "@flags", "-Xcompiler=-I/x"],
 )
 def test_kernels_whose_options_include_files_are_not_cached(
     option: str, folder: Path, monkeypatch: pytest.MonkeyPatch

@@ -83,8 +83,9 @@ _MOST_FILES = 2000
 def digest(source: str, folders: Sequence[Path], known: Sequence[Path]) -> str | None:
     """A digest of the files that a source includes from `folders`, recursively.
 
-    Files in the folders `known`, whose version the caller's key has, are not read. None if an
-    include is a macro, or there are too many: then a result cannot be cached.
+    Of all folders that have one: compilers search some kinds of folders before others. Files in the
+    folders `known`, whose version the caller's key has, are not read. None if an include is a
+    macro, or there are too many: then a result cannot be cached.
     """
     hashed = hashlib.sha256()
     seen: set[Path] = set()
@@ -113,15 +114,14 @@ def digest(source: str, folders: Sequence[Path], known: Sequence[Path]) -> str |
                     content = path.read_bytes()
                     hashed.update(f"+{path}\0{len(content)}\0".encode() + content)
                     waiting.append((content.decode("utf-8", "replace"), path.parent))
-                break
     return hashed.hexdigest()
 
 
 # Options that add folders or files, by their beginnings.
 _BRINGING = (
-    *("-I", "--include-path", "-isystem", "--system-include", "-include", "--pre-include"),
-    *("-iquote", "-idirafter", "-imacros", "-iprefix", "-iwithprefix", "-isysroot", "--sysroot"),
-    *("-Xcompiler", "--compiler-options", "-Xpreprocessor", "-Wp,", "-B"),
+    *("-I", "--include", "-isystem", "--system-include", "-include", "--pre-include"),
+    *("-iquote", "-idirafter", "-imacros", "--imacros", "-iprefix", "-iwithprefix", "-isysroot"),
+    *("-Xcompiler", "--compiler-options", "-Xpreprocessor", "-Wp,", "-B", "--sysroot"),
     *("--options-file", "-optf", "@", "-pch", "--pch", "-use-pch", "--use-pch"),
 )
 
