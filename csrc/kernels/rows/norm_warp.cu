@@ -12,7 +12,7 @@ constexpr int kRows = TC_TILE_M, kVectors = TC_TILE_N / (32 * kRowVector);
 
 template <int kLanes, bool kCentered, bool kResidual>
 struct Norm {
-  using Rows = WarpRows<kDtype, kLanes, kRows, kVectors, TC_UNSURE>;
+  using Rows = WarpRows<kDtype, TC_THREADS, kLanes, kRows, kVectors, TC_UNSURE>;
   using Access = typename Rows::Access;
   using Raw = typename Rows::Raw;
   static constexpr int kElements = Rows::kElements;

@@ -10,7 +10,7 @@ constexpr int kRows = TC_TILE_M, kVectors = TC_TILE_N / (32 * kRowVector);
 
 template <int kLanes, bool kLog>
 TC_DEVICE void softmax(const RowsSoftmaxParams& p) {
-  using Rows = WarpRows<kDtype, kLanes, kRows, kVectors, TC_UNSURE>;
+  using Rows = WarpRows<kDtype, TC_THREADS, kLanes, kRows, kVectors, TC_UNSURE>;
   using Access = typename Rows::Access;
   constexpr int kElements = Rows::kElements;
   const Rows rows(p.rows, p.columns);

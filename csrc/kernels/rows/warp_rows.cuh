@@ -9,14 +9,14 @@
 
 namespace torch_cubin {
 
-// The rows of a thread, and its vectors of each: at columns (lane + i * kLanes) * 8. Rows have all
-// vectors of a thread but the last kUnsure.
-template <int kDtype, int kLanes, int kRows, int kVectors, int kUnsure>
+// The rows of a thread of kBlock, and its vectors of each: at columns (lane + i * kLanes) * 8. Rows
+// have all vectors of a thread but the last kUnsure.
+template <int kDtype, int kBlock, int kLanes, int kRows, int kVectors, int kUnsure>
 struct WarpRows {
   using Access = Vectors<kDtype>;
   using Raw = typename Access::Raw;
   static constexpr int kElements = Access::kElements;
-  static constexpr int kApart = TC_THREADS / kLanes;  // rows
+  static constexpr int kApart = kBlock / kLanes;  // rows
   static_assert(Access::kParts == 1);
   const tc_int64 rows;
   const int columns;
