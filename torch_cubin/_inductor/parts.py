@@ -42,9 +42,11 @@ def _operands(op: Any, node: Node) -> Iterator[tuple[Node, int]]:
 
 
 def _is_part(node: Node, align: int) -> bool:
-    value = node.meta["val"]
+    value = node.meta.get("val")
+    if getattr(value, "fake_mode", None) is None or value.dim() == 0:  # a constant has none
+        return False
     begins = value.storage_offset() * value.itemsize
-    return value.dim() > 0 and value.is_contiguous() and not same_number(begins % align, 0)
+    return value.is_contiguous() and not same_number(begins % align, 0)
 
 
 def _copy(graph: torch.fx.Graph, node: Node, part: Node) -> None:
