@@ -96,7 +96,7 @@ extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
      {"short": "f16", "dtype": "float16", "blocks": 6},
      {"short": "bf16", "dtype": "bfloat16", "blocks": 6},
      {"short": "f32", "dtype": "float32", "blocks": 5}]}},
-  {"name": "losses_general_rows_{d.short}", "kind": "losses_general",
+  {"name": "losses_rows_general_{d.short}", "kind": "losses_general",
    "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": 5, "TC_GENERAL": "true"},
    "for": {"d": [
      {"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"},
