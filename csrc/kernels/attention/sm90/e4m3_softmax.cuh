@@ -4,9 +4,7 @@
 // So the largest weight of a row's first block of keys is 2^kLift, not 1, and 2^-(kLift + 10) of it
 // is still represented. Later blocks' maxima are not computed: the sum of each 16 weights in a
 // thread must be at most 448, which bounds each of them too. Beyond that, the reference moves by a
-// power of two, which rounds nothing, but takes as long as a maximum: with 2^7, warps did so in
-// nearly all of the first five blocks of normal scores, with 2^5 in 1 of 200. For the same reason
-// the maximum of the block after one of which some keys are hidden is computed, too.
+// power of two, which rounds nothing.
 #pragma once
 
 #include "softmax.cuh"
@@ -16,7 +14,7 @@ namespace sm90 {
 
 class E4m3Softmax {
  public:
-  static constexpr float kLift = 5.0f;
+  static constexpr float kLift = 7.0f;
   static constexpr float kMostE4m3 = 448.0f;
 
   // Of two rows, in powers of two: the exponent with weight 1. kLowest until a score was seen.
@@ -54,9 +52,6 @@ class E4m3Softmax {
     for (int h = 0; h < 2; ++h) sum[h] += part[h][0] + part[h][1];
     return true;
   }
-
-  // The next block's maximum is needed, too.
-  TC_DEVICE void look_again() { look_ = true; }
 
  private:
   bool look_;  // the next block's maximum is needed; the same in all threads of a warp
