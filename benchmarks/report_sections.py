@@ -90,7 +90,7 @@ SECTIONS = (
         read=report_results.float8,
         command="benchmarks/bench_attention.py --only forward_e4m3 --json FILE",
         about="Our bfloat16 kernels' time over that of our float8 kernels, by rows per sequence, "
-        "including the transpose of the values. Both have changed since.",
+        "including the transpose of the values.",
         groups={"float8": ""},
         by_case=True,
     ),
