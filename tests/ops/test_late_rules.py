@@ -64,6 +64,43 @@ print("torch_cubin._ops.{module}" in set(sys.modules) - before)
     assert done.stdout.strip() == "True"
 
 
+def test_a_fork_waits_for_an_import_of_another_thread(torch_python) -> None:
+    """Otherwise the child finds the module locked, for ever."""
+    code = """
+import os, signal, sys, threading, time
+import torch
+import torch_cubin
+
+started = threading.Event()
+
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch_cubin._ops.vmap":
+            started.set()
+            time.sleep(0.5)
+
+def call():
+    a = torch.ones(2, 2)
+    torch.vmap(torch.ops.cubin.matmul)(a[None], a[None])
+
+sys.meta_path.insert(0, Slow())
+thread = threading.Thread(target=call)
+thread.start()
+started.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    call()
+    os._exit(0)
+thread.join()
+call()
+print(os.waitpid(child, 0)[1])
+"""
+    done = torch_python.run(code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "0"
+
+
 def test_no_import_is_compiled(torch_python) -> None:
     """Below a frame that torch.compile gives up on, it compiles each function that is called."""
     code = """

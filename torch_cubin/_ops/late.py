@@ -9,14 +9,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from torch_cubin._native.locks import fork_safe_lock
 from torch_cubin._pytorch import compiler, operators
 
 FAKE = "Fake"  # stands in a list of dispatch keys for the fake kernel
@@ -45,14 +46,19 @@ class Rules:
 def rules_of(module: str) -> dict[tuple[str, str], Rule]:
     """Those of a module of this folder, which is imported."""
     rules = Rules()
-    with _from_this_copy():
+    with _lock, _from_this_copy():
         importlib.import_module(f"{__package__}.{module}").register(rules)
     return rules.found
 
 
 _PACKAGE = __name__.partition(".")[0]
 _own_modules: dict[str, ModuleType] = {}
-_lock = fork_safe_lock()
+# Python's locks of modules stay locked in a child that is forked while another thread imports one.
+# So a fork waits for the imports of rules.
+_lock = threading.RLock()
+os.register_at_fork(
+    before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
+)
 
 
 def keep_modules() -> None:
@@ -73,14 +79,13 @@ def _from_this_copy() -> Iterator[None]:
     if sys.modules.get(__name__) is _own_modules.get(__name__):
         yield
         return
-    with _lock:
-        theirs = _modules()
-        _replace(theirs, _own_modules)
-        try:
-            yield
-        finally:
-            _own_modules.update(_modules())
-            _replace(_own_modules, theirs)
+    theirs = _modules()
+    _replace(theirs, _own_modules)
+    try:
+        yield
+    finally:
+        _own_modules.update(_modules())
+        _replace(_own_modules, theirs)
 
 
 def _replace(modules: Mapping[str, ModuleType], others: Mapping[str, ModuleType]) -> None:
