@@ -169,6 +169,32 @@ def test_gradients_of_parameters_are_summed_in_parts(
         assert (launches[1][1].parts, launches[1][1].sums_parts, last.sums_parts) == (16, 0, 16)
 
 
+@pytest.mark.parametrize(
+    ("columns", "kernel", "threads"),
+    [
+        (128, "256", 8),
+        (512, "256", 32),
+        (520, "3_vectors", 32),
+        (768, "3_vectors", 32),
+        (776, "256", 64),
+    ],
+)
+def test_gradients_of_rows_that_fill_a_warp(
+    driver, columns: int, kernel: str, threads: int
+) -> None:
+    def call() -> None:
+        rows, statistics = empty(16384, columns), empty(16384, 1, dtype=torch.float32)
+        rest = (empty(columns), 1, None, True, True, torch.bfloat16)
+        ops._norm_backward(rows, rows, rows, statistics, statistics, *rest)
+
+    (launch, params), (_, last) = launches_of(driver, call, NORM)
+    assert launch["kernel"] == f"norm_backward_sums_rows_bf16_{kernel}"
+    assert params.threads == threads
+    assert last.sums_parts == launch["grid"][0]
+    vectors = 3 if kernel == "3_vectors" else 2
+    assert launch["shared"] == 3 * 3 * vectors * launch["block"][0] * 16
+
+
 SUMS, COLUMNS, LAST = "norm_backward_sums", "norm_columns", "norm_parts"
 
 

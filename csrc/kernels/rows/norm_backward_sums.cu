@@ -223,24 +223,33 @@ extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
 
 }  // namespace torch_cubin::TC_KERNEL
 
+// of_warps: for rows of 16 bits that fill so many vectors of a warp's lanes, but for the last; two
+// warps would leave a quarter of theirs empty.
+//
 // accepted_spill: registers of rows that a cluster shares; the kernel uses all that there are.
 /* torch_cubin kernels
 {"virtual_arch": [80, 90],
+ "defaults": {
+  "name": "norm_backward_sums_rows_{d.short}_{size.name}", "kind": "norm_backward_sums",
+  "dtype": "{d.dtype}", "math": "float32", "layout": "any", "alignment": 16,
+  "tile": [1, "{size.columns}", 1], "stages": 3, "block": ["{size.threads}", 1, 1],
+  "dynamic_shared": 0, "blocks": "{size.blocks}", "most_cluster": "{size.most_cluster}",
+  "of_warps": 0, "archs": "{size.archs}",
+  "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": "{size.blocks}", "TC_MOST_CLUSTER": "{size.most_cluster}"},
+  "accepted_spill": {"sm_80": 64, "sm_86": 64, "sm_89": 64, "sm_90a": 64, "sm_100a": 160, "sm_120a": 160},
+  "cost": {"k_tile": 0, "fixed": 0}},
  "kernels": [
-  {"name": "norm_backward_sums_rows_{d.short}_{size.name}", "kind": "norm_backward_sums",
-   "dtype": "{d.dtype}", "math": "float32", "layout": "any", "alignment": 16,
-   "tile": [1, "{size.columns}", 1], "stages": 3, "block": ["{size.threads}", 1, 1],
-   "dynamic_shared": 0, "blocks": "{size.blocks}", "most_cluster": "{size.most_cluster}",
-   "archs": "{size.archs}",
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": "{size.blocks}", "TC_MOST_CLUSTER": "{size.most_cluster}"},
-   "accepted_spill": {"sm_80": 64, "sm_86": 64, "sm_89": 64, "sm_90a": 64, "sm_100a": 160, "sm_120a": 160},
-   "cost": {"k_tile": 0, "fixed": 0},
-   "for": {"d": [
+  {"for": {"d": [
      {"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"},
      {"short": "f32", "dtype": "float32"}],
     "size": [
      {"name": "256", "threads": 256, "columns": 4096, "blocks": 2, "most_cluster": 1, "archs": []},
      {"name": "512", "threads": 512, "columns": 8192, "blocks": 1, "most_cluster": 1, "archs": []},
      {"name": "512_cluster", "threads": 512, "columns": 8192, "blocks": 1, "most_cluster": 8,
-      "archs": ["sm_90a", "sm_100a", "sm_120a"]}]}}]}
+      "archs": ["sm_90a", "sm_100a", "sm_120a"]}]}},
+  {"of_warps": 1,
+   "for": {"d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}],
+    "size": [
+     {"name": "3_vectors", "threads": 384, "columns": 9216, "blocks": 1, "most_cluster": 1,
+      "archs": ["sm_90a"]}]}}]}
 */

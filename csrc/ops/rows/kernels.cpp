@@ -135,6 +135,7 @@ class RowsBackend : public KernelBackend {
     fields.integer("stages", 1);
     fields.integer("blocks", 1);
     fields.integer("most_cluster", 1);
+    fields.integer("of_warps", 0, 1);
   }
 };
 
@@ -150,12 +151,14 @@ struct SumsKernel {
     stages = fields.integer("stages", 1);
     blocks = fields.integer("blocks", 1);
     most_cluster = fields.integer("most_cluster", 1);
+    of_warps = fields.integer("of_warps", 0, 1) != 0;
   }
   PackageKernel* kernel;
   int64_t block;           // threads
-  int64_t width;           // columns of a block
+  int64_t width;           // columns of a block, of several rows if of_warps
   int64_t stages, blocks;  // blocks of a multiprocessor
   int64_t most_cluster;    // blocks of a row, at most
+  bool of_warps;           // for rows that fill the vectors of a warp, but for the last of a thread
 };
 
 struct RowsTable {
@@ -187,6 +190,7 @@ struct RowsTable {
     for (size_t i = 0; i < std::size(kDtypes); ++i) {
       for (PackageKernel* each : kernels[kNormBackwardSums][i]) sums[i].emplace_back(*each);
       std::sort(sums[i].begin(), sums[i].end(), [](const SumsKernel& a, const SumsKernel& b) {
+        if (a.of_warps != b.of_warps) return a.of_warps;
         return a.width * a.most_cluster < b.width * b.most_cluster;
       });
     }
@@ -201,7 +205,8 @@ struct RowsTable {
   FamilyKernels family;
   // Those of few threads first, and those for clusters, whose names are longer, last.
   std::vector<PackageKernel*> kernels[kRowsKinds][std::size(kDtypes)];
-  // Those of short rows first; read once, as their manifest is slow to search.
+  // Those of short rows first, but of_warps before others; read once, as their manifest is slow to
+  // search.
   std::vector<WarpKernel> warps[kRowsKinds][std::size(kDtypes)];
   std::vector<SumsKernel> sums[std::size(kDtypes)];
   // Of each kernel, because they use more and less of a multiprocessor.
@@ -349,7 +354,13 @@ SumsLayout::SumsLayout(const Device& device, const RowSizes& sizes, ScalarType r
   const std::vector<SumsKernel>& of_dtype = table.sums[dtype_index(row_dtype)];
   const int64_t most_shared = device.shared_optin - kReservedShared;
   for (const SumsKernel& each : of_dtype) {
-    threads = shares(sizes.columns, each.width / each.block, each.block);
+    if (each.of_warps) {
+      const int64_t vector = kWarp * kRowVector, of_warp = each.width / each.block * kWarp;
+      if (sizes.columns <= of_warp - vector || sizes.columns > of_warp) continue;
+      threads = kWarp;
+    } else {
+      threads = shares(sizes.columns, each.width / each.block, each.block);
+    }
     cluster = shares(sizes.columns, each.width, each.most_cluster);
     if (cluster > 1) {
       cluster = std::min(cluster, table.largest_cluster(*each.kernel, device, most_shared));
