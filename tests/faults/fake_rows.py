@@ -301,7 +301,7 @@ def test_threads_that_sum_losses(driver, rows: int, threads: int, smoothing: flo
         ops._cross_entropy(logits, targets, None, "mean", -100, smoothing, torch.bfloat16)
 
     (losses, total) = launches_of(driver, call, LOSSES)
-    assert losses[0]["kernel"] == f"losses{'_general' if smoothing else ''}_rows_bf16"
+    assert losses[0]["kernel"] == f"losses_rows{'_general' if smoothing else ''}_bf16"
     assert total[1].threads == threads
     assert total[0]["block"] == [max(threads, 128), 1, 1]
 
