@@ -171,6 +171,9 @@ def kernel(op: Any, differentiated: Callable[..., Any]) -> Callable[..., Any]:
                 return differentiated(*args)
             with transforms.below_autograd():
                 return op(*args)
+        except transforms.StopRecomputation:  # as in autograd.apply(), for an op of a composition
+            with torch.no_grad():
+                return run(*args)
         except BaseException as error:
             autograd.keep(error)
             raise
