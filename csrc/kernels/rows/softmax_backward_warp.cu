@@ -42,11 +42,8 @@ TC_DEVICE void differentiate(const RowsSoftmaxParams& p) {
 
 template <bool kLog>
 TC_DEVICE void differentiate(const RowsSoftmaxParams& p) {
-  if constexpr (kVectors == 1) {
-    if (p.threads == 8) return differentiate<8, kLog>(p);
-    if (p.threads == 16) return differentiate<16, kLog>(p);
-  }
-  differentiate<32, kLog>(p);
+  with_lanes<kVectors>(p.threads,
+                       [&](auto lanes) { differentiate<decltype(lanes)::value, kLog>(p); });
 }
 
 extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_BLOCKS)

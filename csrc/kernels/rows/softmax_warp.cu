@@ -52,11 +52,7 @@ TC_DEVICE void softmax(const RowsSoftmaxParams& p) {
 
 template <bool kLog>
 TC_DEVICE void softmax(const RowsSoftmaxParams& p) {
-  if constexpr (kVectors == 1) {
-    if (p.threads == 8) return softmax<8, kLog>(p);
-    if (p.threads == 16) return softmax<16, kLog>(p);
-  }
-  softmax<32, kLog>(p);
+  with_lanes<kVectors>(p.threads, [&](auto lanes) { softmax<decltype(lanes)::value, kLog>(p); });
 }
 
 extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_BLOCKS)

@@ -63,4 +63,15 @@ struct WarpRows {
   }
 };
 
+// Calls run(Constant<kLanes>{}) with the lanes of a row. Those of one vector a thread may have
+// fewer than a warp.
+template <int kVectors, class Run>
+TC_DEVICE void with_lanes(int threads, Run&& run) {
+  if constexpr (kVectors == 1) {
+    if (threads == 8) return run(Constant<8>{});
+    if (threads == 16) return run(Constant<16>{});
+  }
+  run(Constant<32>{});
+}
+
 }  // namespace torch_cubin
