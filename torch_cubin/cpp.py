@@ -227,7 +227,7 @@ def load_inline(
             digest.update(f"{symbol}:{len(content)}:".encode() + content)
     key = digest.hexdigest()[:16]
     namespace = f"{name}_{key}"
-    folder = (cache_path() if included is not None else _own_folder()) / namespace
+    folder = _folder_of(namespace, f"{name}.so", included is not None)
     library = folder / f"{name}.so"
     for is_last in (False, False, True):
         if not library.is_file():
@@ -254,6 +254,19 @@ def load_inline(
     _check_schemas(library, declared)
     made = {function: getattr(getattr(torch.ops, namespace), function) for function, _ in declared}
     return types.SimpleNamespace(**made)
+
+
+def _folder_of(namespace: str, library: str, is_cached: bool) -> Path:
+    """In the cache, or, where that cannot be written, a folder that only this process uses."""
+    if is_cached:
+        folder = cache_path() / namespace
+        with contextlib.suppress(OSError):
+            if (folder / library).is_file():
+                return folder
+            folder.mkdir(parents=True, exist_ok=True)
+            if os.access(folder, os.W_OK):
+                return folder
+    return _own_folder() / namespace
 
 
 def _headers(source: str, options: Sequence[str]) -> str | None:

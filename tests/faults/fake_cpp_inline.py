@@ -245,6 +245,14 @@ def test_modules_are_embedded(driver):
     assert driver.launches()[0]["kernel"] == "vec_add"
 
 
+def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    for cache in (tmp_path / "file", tmp_path / "file" / "below"):
+        monkeypatch.setenv("TORCH_CUBIN_CACHE", str(cache))
+        assert vars(cpp.load_inline("inline_empty", "")) == {}
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+
+
 def test_bad_arguments_of_load_inline(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_CUBIN_CACHE", str(tmp_path))
     for name, given, error, text in (
