@@ -38,7 +38,7 @@ import subprocess
 import sys
 import tempfile
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -189,10 +189,10 @@ def load_inline(
         names and defaults of arguments and mark mutated ones. They are registered for CUDA.
 
     The compiled library is cached (cache_path()) under the hash of its inputs: sources and headers
-    of your own, images, flags, objects and archives that these name, the compiler, the versions of
-    PyTorch and of torch_cubin. It is compiled in each call if an include is a macro, or flags
-    include files ("-include"). The ops are in torch.ops.NAME_HASH; add derivatives and fakes with
-    torch.library, by the op's name `ops.NAME._qualified_op_name`.
+    of your own, images, flags, objects and libraries that these name or find, the compiler, the
+    versions of PyTorch and of torch_cubin. It is compiled in each call if an include is a macro, or
+    flags include files ("-include"). The ops are in torch.ops.NAME_HASH; add derivatives and fakes
+    with torch.library, by the op's name `ops.NAME._qualified_op_name`.
 
     Raises InputError [input] for bad arguments, for a function whose types are unsupported or
     differ from its schema, and for source that does not compile, with the compiler's text;
@@ -219,9 +219,8 @@ def load_inline(
         digest.update(f"{len(part)}:{part}".encode())
     for own in (*sorted((_ROOT / "include" / "torch_cubin").iterdir()), _library()):
         digest.update(hashlib.sha256(own.read_bytes()).digest())
-    for given in map(str, (*extra_compile_args, *extra_link_args)):
-        if os.path.isfile(given):  # an object or a library to link
-            digest.update(hashlib.sha256(Path(given).read_bytes()).digest())
+    for part in _linked_files([*map(str, (*extra_compile_args, *extra_link_args))]):
+        digest.update(part)
     for symbol, files in images.items():
         for content in files:
             digest.update(f"{symbol}:{len(content)}:".encode() + content)
@@ -276,6 +275,30 @@ def _headers(source: str, options: Sequence[str]) -> str | None:
     if folders is None:
         return None
     return headers.digest(source, [*folders, *headers.folders_of_environment()], ())
+
+
+def _linked_files(options: Sequence[str]) -> Iterator[bytes]:
+    """What identifies the objects and libraries that a compiler's options name: the content of
+    those named by a path, and size and times of those that `-l` finds in the folders of `-L`, of
+    the environment and in /usr/local/lib, which may be large."""
+    folders = [folder for folder in os.environ.get("LIBRARY_PATH", "").split(os.pathsep) if folder]
+    libraries: list[str] = []
+    rest = iter(part for option in options for part in option.split(","))  # -Wl,FILE
+    for option in rest:
+        if os.path.isfile(option):
+            yield hashlib.sha256(Path(option).read_bytes()).digest()
+        elif option[:2] in ("-L", "-l"):
+            found = option[2:] or next(rest, "")
+            (folders if option[:2] == "-L" else libraries).append(found)
+    for library in libraries:
+        files = [library[1:]] if library[:1] == ":" else [f"lib{library}.so", f"lib{library}.a"]
+        for path in (
+            Path(folder, file) for folder in [*folders, "/usr/local/lib"] for file in files
+        ):
+            with contextlib.suppress(OSError):
+                facts = path.stat()
+                times = facts.st_mtime_ns, facts.st_ctime_ns
+                yield f"{path}:{facts.st_size}:{times}".encode()
 
 
 def _declared(function: str) -> tuple[str, str]:

@@ -189,7 +189,9 @@ def test_headers_of_the_users_own_are_part_of_the_key(monkeypatch, tmp_path):
     for content in ("1", "2", "1"):
         linked.write_text(content)
         made.append(compiled("", extra_link_args=[str(linked)]))
-    assert made[0] == made[2] != made[1]
+        made.append(compiled("", extra_link_args=[f"-Wl,--whole-archive,{linked}"]))
+    assert made[:2] == made[4:]
+    assert len({*made}) == 4
     # What a macro or an option includes, nothing can say.
     by_macro = "#define H <mine.h>\n#include H\n"
     for source, options in ((by_macro, []), ("", ["-include", "mine.h"])):
@@ -199,6 +201,39 @@ def test_headers_of_the_users_own_are_part_of_the_key(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCH_CUBIN_CACHE", "0")
     assert cpp.cache_path() == folders[-1].parent
     assert cpp.cache_path().is_absolute()
+
+
+def test_libraries_that_options_find_are_part_of_the_key(monkeypatch, tmp_path):
+    """As those that options name by a path are."""
+    folders, files = [], []
+
+    def build(folder, *arguments):
+        folders.append(folder)
+        raise AssertionError("compiled")
+
+    def keys():
+        folders.clear()
+        for options in (
+            [f"-L{tmp_path}", "-lmine"], ["-L", str(tmp_path), "-l", "mine"],
+            ["-lmine", f"-L{tmp_path}"], [f"-L{tmp_path}", "-l:libmine.so"], ["-lmine"],
+        ):  # fmt: skip
+            monkeypatch.setenv("LIBRARY_PATH", str(tmp_path) if len(options) == 1 else "")
+            with pytest.raises(AssertionError, match="compiled"):
+                cpp.load_inline("inline_library", "", extra_link_args=options)
+        return [*folders]
+
+    monkeypatch.setattr(cpp, "_build", build)
+    without = keys()
+    assert keys() == without
+    for name in ("libmine.a", "libmine.so"):
+        files.append(tmp_path / name)
+        files[-1].write_text("1")
+    first = keys()
+    assert not {*first} & {*without}
+    assert keys() == first
+    for file in files:
+        file.write_text("2")
+    assert not {*keys()} & {*first}
 
 
 @pytest.mark.parametrize(
