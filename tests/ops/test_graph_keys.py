@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -157,3 +161,41 @@ def test_the_key_follows_the_packages_code(tmp_path: Path) -> None:
     assert len({*found}) == 3
     assert found[0] == found[3]
     assert keys.of_package() == keys.digest_of_code(keys.library.PATH.parent)
+
+
+@pytest.mark.parametrize("change", ["edited", "installed", "without sources", "none"])
+def test_a_package_that_changes_while_the_process_runs(change: str, tmp_path: Path) -> None:
+    """The process computes with what it imported: its graphs have a key that no other process has,
+    as the file's has one that they do not follow."""
+    copy = tmp_path / "torch_cubin"
+    shutil.copytree(
+        keys.library.PATH.parent, copy, ignore=shutil.ignore_patterns("*.pyc", "cubins")
+    )
+    code = f"""
+import os, pathlib, shutil, time, torch
+import torch_cubin
+from torch_cubin._inductor import keys
+
+folder = pathlib.Path(torch_cubin.__file__).parent
+assert str(folder) == {str(copy)!r}
+rule = folder / "_ops" / "vmap.py"
+time.sleep(0.02)  # the kernel's clock for files ticks every 4 ms
+if {change!r} == "edited":
+    rule.write_text(rule.read_text() + "FACTOR = 2")
+elif {change!r} == "installed":  # with the times that the archive says
+    before = rule.stat()
+    shutil.copy(rule, folder / "new")
+    os.utime(folder / "new", ns=(before.st_atime_ns, before.st_mtime_ns))
+    (folder / "new").rename(rule)
+elif {change!r} == "without sources":
+    for path in folder.rglob("*.py"):
+        path.rename(path.with_suffix(".none"))
+assert keys.of_package() == keys.of_package()
+print(keys.of_package() == keys.digest_of_code(folder))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        cwd="/", capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(change == "none")
