@@ -392,7 +392,10 @@ def main() -> None:
     setup(
         packages=setuptools.find_packages(include=["torch_cubin", "torch_cubin.*"]),
         py_modules=["torch_cubin_autoload"],
-        entry_points={"torch.backends": ["torch_cubin = torch_cubin_autoload:load"]},
+        entry_points={
+            "torch.backends": ["torch_cubin = torch_cubin_autoload:load"],
+            "pyinstaller40": ["hook-dirs = torch_cubin._pyinstaller:hook_dirs"],
+        },
         package_data={
             "torch_cubin": [
                 *("py.typed", "*.pyi"),

@@ -21,6 +21,7 @@ if not _process.without_torch():
         from torch_cubin._drop_in import at_import as _drop_in_at_import
         from torch_cubin._inductor import register as _inductor
         from torch_cubin._ops import register as _register
+        from torch_cubin._pytorch import imports as _imports
 
 from torch_cubin.errors import Error  # noqa: E402
 
@@ -175,6 +176,7 @@ if not _process.without_torch():
     if _library.defined_ops():
         _import_module("torch_cubin._declared.op").adopt_all()
     _drop_in_at_import.install_by_environment()
+    _imports.forks_wait_for(f"{__name__}.")  # of what is imported from now on
 
 __version__ = "0.1.0"
 __all__ = [

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
 import pytest
 
 from torch_cubin._ops import late, register
@@ -17,6 +20,17 @@ def test_the_list_is_what_the_modules_register() -> None:
     assert len(listed) == len(set(listed))
     modules = {module for module, _, _ in listed}
     assert {(m, *rule) for m in modules for rule in late.rules_of(m)} == set(listed)
+
+
+def test_packers_of_programs_find_the_modules() -> None:
+    """PyInstaller and others pack what import statements name: the rules' modules have none but
+    those for type checkers."""
+    tree = ast.parse(Path(register.__file__).read_text())
+    (block,) = (n for n in tree.body if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.dump(n))
+    (imports,) = block.body
+    assert imports.module == "torch_cubin._ops"
+    named = [alias.name for alias in imports.names]
+    assert sorted(named) == sorted({m for m, _, _ in register.rules()} | {"no_derivatives"})
 
 
 # A module, and calls that need one of its rules.
@@ -99,6 +113,68 @@ print(os.waitpid(child, 0)[1])
     done = torch_python.run(code)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "0"
+
+
+@pytest.mark.parametrize("public", [True, False])
+def test_a_fork_waits_for_any_module_of_the_package(public: bool, torch_python) -> None:
+    """Also one that is imported by a statement, and where it imports others in turn."""
+    code = """
+import os, signal, sys, threading, time
+import torch
+import torch_cubin
+
+started = threading.Event()
+
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch_cubin._kernels.tensor_map":
+            started.set()
+            time.sleep(0.5)
+
+def call():
+    CALL
+
+sys.meta_path.insert(1, Slow())
+thread = threading.Thread(target=call)
+thread.start()
+started.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    call()
+    grandchild = os.fork()  # which waits for nobody
+    os._exit(0 if grandchild == 0 else os.waitpid(grandchild, 0)[1])
+thread.join()
+call()
+print(os.waitpid(child, 0)[1])
+"""
+    call = "torch_cubin.TensorMap" if public else "import torch_cubin._kernels.tensor_map"
+    done = torch_python.run(code.replace("CALL", call))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "0"
+
+
+def test_a_fork_below_an_import_does_not_wait_for_it(torch_python) -> None:
+    code = """
+import os, sys, time
+import torch_cubin
+
+class Forking:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch_cubin._kernels.tensor_map":
+            child = os.fork()
+            if child == 0:
+                os._exit(0)
+            os.waitpid(child, 0)
+
+sys.meta_path.insert(1, Forking())
+begin = time.monotonic()
+torch_cubin.TensorMap
+print(time.monotonic() - begin < 5)
+"""
+    done = torch_python.run(code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "True"
 
 
 def test_no_import_is_compiled(torch_python) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import importlib.machinery
 import sys
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -57,6 +59,38 @@ def test_every_import_asks_one_finder(package: Callable[[str], object]) -> None:
     for name in ("folder.first", "folder.second", "folder.third"):
         when_imported(name, lambda module: None)
     assert len(sys.meta_path) <= others + 1
+
+
+def test_the_finder_stays_the_first_and_alone(package: Callable[[str], object]) -> None:
+    """Where others come before it, before each of two calls."""
+    for name in ("folder.first", "folder.second"):
+        when_imported(name, lambda module: None)
+        other = importlib.machinery.BuiltinImporter
+        sys.meta_path.insert(0, other)
+    when_imported("folder.third", lambda module: None)
+    ours = sys.meta_path[0]
+    assert sys.meta_path.count(ours) == 1
+    assert sys.meta_path.count(other) >= 2
+
+
+def test_modules_of_an_archive_share_a_loader(
+    package: Callable[[str], object], tmp_path: Path
+) -> None:
+    """The action of one is not run for others, and nobody meets another loader than Python's."""
+    with zipfile.ZipFile(tmp_path / "archive.zip", "w") as archive:
+        for name in ("__init__", "first", "second"):
+            archive.writestr(f"folder/{name}.py", "LOADER = type(__loader__).__name__")
+    sys.path.insert(0, str(tmp_path / "archive.zip"))
+    importlib.invalidate_caches()
+    seen: list[str] = []
+    when_imported("folder.first", lambda module: seen.append(module.__name__))
+    for name in ("folder.first", "folder.second"):
+        module = package(name)
+        assert module.LOADER == type(module.__spec__.loader).__name__ == "zipimporter"
+        assert "archive.zip" in module.__file__
+        assert module.__spec__.loader is module.__loader__
+    importlib.reload(sys.modules["folder.first"])
+    assert seen == ["folder.first", "folder.first"]
 
 
 def test_a_finder_that_imports_another_module(

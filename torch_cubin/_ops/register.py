@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Iterator, Sequence
 from functools import cache
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,6 +15,33 @@ from torch_cubin._pytorch.compiler import skip_frames_of
 from torch_cubin._pytorch.dispatch_keys import AUTOCAST
 from torch_cubin._pytorch.imports import when_imported
 from torch_cubin._pytorch.transforms import DERIVATIVES, VMAP_OF_ATTENTION
+
+# The modules that are imported by their names, for what packs a program with the modules that it
+# finds in import statements; a test compares them with rules().
+if TYPE_CHECKING:
+    from torch_cubin._ops import (  # noqa: F401
+        addmm_into,
+        attention_autograd,
+        attention_e4m3,
+        autocast,
+        autograd,
+        cross_entropy,
+        expert_rows,
+        fake,
+        fused,
+        fused_autograd,
+        grouped,
+        kv_cache,
+        layouts,
+        linear_cross_entropy,
+        moe,
+        no_derivatives,
+        rows,
+        scaled,
+        softmax,
+        symmetric,
+        vmap,
+    )
 
 _FAKE, _BATCHED, _AUTOGRAD = late.FAKE, "FuncTorchBatched", "Autograd"
 _AUTOCAST = ("AutocastCUDA", "AutocastCPU")

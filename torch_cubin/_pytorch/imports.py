@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.abc
 import importlib.machinery
+import os
 import sys
 import threading
-from collections.abc import Callable, Collection
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
 
@@ -32,7 +36,74 @@ def when_imported(
             action(module)
     _FINDER.add(added, action, is_prefix)
     if sys.meta_path[:1] != [_FINDER]:  # first, also before those that others have put there
-        sys.meta_path.insert(0, _FINDER)
+        sys.meta_path[:] = [_FINDER, *(finder for finder in sys.meta_path if finder is not _FINDER)]
+
+
+def forks_wait_for(prefix: str) -> None:
+    """From now on a fork waits for other threads' imports of such modules: their locks are Python's
+    and stay locked in the child, where nobody unlocks them."""
+    _FINDER.waited_for += (prefix,)
+    os.register_at_fork(before=_IMPORTING.wait_for_others, after_in_child=_IMPORTING.forget_others)
+
+
+class _Importing:
+    """Counts the imports that are under way, by thread. Not a lock: an import may wait for one of
+    another thread, which would wait for the lock."""
+
+    MOST_SECONDS = 10  # if an import in turn waits for what the forking thread holds
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+
+    def __enter__(self) -> None:
+        me = threading.get_ident()
+        self._counts[me] = self._counts.get(me, 0) + 1
+
+    def __exit__(self, *exception: object) -> None:
+        me = threading.get_ident()
+        self._counts[me] -= 1
+        if not self._counts[me]:
+            del self._counts[me]
+
+    def wait_for_others(self) -> None:
+        end = time.monotonic() + self.MOST_SECONDS
+        while set(self._counts) - {threading.get_ident()} and time.monotonic() < end:
+            time.sleep(0.0005)
+
+    def forget_others(self) -> None:
+        for thread in set(self._counts) - {threading.get_ident()}:
+            del self._counts[thread]
+
+
+_IMPORTING = _Importing()
+
+
+class _Loader(importlib.abc.Loader):
+    """A module's loader, and the actions after it. Before the module runs, its own takes this one's
+    place: some are of a whole archive, or classes."""
+
+    def __init__(
+        self, loader: Any, during: AbstractContextManager[None], actions: Sequence[Action]
+    ) -> None:
+        self._loader, self._during, self._actions = loader, during, actions
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        made: ModuleType | None = self._loader.create_module(spec)
+        return made
+
+    def exec_module(self, module: ModuleType) -> None:
+        spec = module.__spec__
+        if spec is not None and spec.loader is self:
+            spec.loader = self._loader
+        if getattr(module, "__loader__", None) is self:
+            module.__loader__ = self._loader
+        with self._during:
+            self._loader.exec_module(module)
+        for action in self._actions:
+            action(module)
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
@@ -43,6 +114,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
         self._of_names: dict[str, list[Action]] = {}
         self._of_prefixes: list[tuple[tuple[str, ...], Action]] = []
         self._prefixes: tuple[str, ...] = ()
+        self.waited_for: tuple[str, ...] = ()
         self._here = threading.local()  # another finder may restart the search within ours
 
     def add(self, names: tuple[str, ...], action: Action, is_prefix: bool) -> None:
@@ -60,25 +132,21 @@ class _AfterImport(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Any = None, target: Any = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname not in self._of_names and not fullname.startswith(self._prefixes):
+        is_waited_for = fullname.startswith(self.waited_for)
+        if not (is_waited_for or fullname in self._of_names or fullname.startswith(self._prefixes)):
             return None
         searching = self._here.__dict__.setdefault("names", set())
         if fullname in searching:
             return None
         searching.add(fullname)
+        during = _IMPORTING if is_waited_for else contextlib.nullcontext()
         try:
-            spec = self._search(fullname, path, target)
+            with during:
+                spec = self._search(fullname, path, target)
         finally:
             searching.discard(fullname)
-        if spec is not None and spec.loader is not None:
-            execute, actions = spec.loader.exec_module, self._actions(fullname)
-
-            def exec_module(module: ModuleType) -> None:
-                execute(module)
-                for action in actions:
-                    action(module)
-
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        if spec is not None and hasattr(spec.loader, "exec_module"):
+            spec.loader = _Loader(spec.loader, during, self._actions(fullname))
         return spec
 
     def _search(
