@@ -9,6 +9,7 @@ import threading
 import pytest
 import torch
 from declared import (
+    LAUNCH,
     affine,
     axpy,
     cube,
@@ -230,3 +231,35 @@ def test_gradients_at_any_storage_offset(declarative) -> None:
     weight = small(8)
     (torch.cat([declarative(a), declarative(b)]) * weight).sum().backward()
     assert torch.equal(b.grad, 3 * b.detach() ** 2 * weight[3:])
+
+
+def test_a_compiled_backward_takes_gradients_that_begin_anywhere(declarative) -> None:
+    """Inductor aligns a graph's inputs on GPUs."""
+    x = small(3, 5).requires_grad_()
+    given = small(16)[1:].view(3, 5)
+    found = []
+    for function in (declarative, torch.compile(lambda x: declarative(x), fullgraph=True)):
+        x.grad = None
+        function(x).backward(given)
+        found.append(x.grad)
+    assert torch.equal(found[1], found[0])
+
+
+def test_a_compiled_program_writes_to_a_clone_of_a_part() -> None:
+    """Without the pass, Inductor clones other elements."""
+    add = torch_cubin.define_op(
+        schema("add_(Tensor(a!) x, Tensor y) -> ()"),
+        kernel=(LAUNCH, "vec_add"),
+        tensors={"x": "float32[*s]", "y": "float32[*s]"},
+        args=lambda x, y: (x, y, x, i32(x.numel())),
+        grid=lambda x: torch_cubin.cdiv(x.numel(), 256),
+        block=256,
+    )
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        part = x[1:].clone()
+        add(part, y[1:].clone())
+        return part
+
+    x, y = small(5, 5), small(5, 5)
+    assert torch.equal(torch.compile(function, fullgraph=True)(x, y), x[1:] + y[1:])

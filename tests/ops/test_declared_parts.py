@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from declared import cube, cube_backward, schema
+from declared import LAUNCH, cube, cube_backward, schema
+
+import torch_cubin
 
 Function = Callable[..., torch.Tensor]
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
@@ -51,6 +53,103 @@ def test_a_compiled_program_computes_what_eager_code_does(call, dynamic: bool, o
             function(op, x, w).square().sum().backward()
             found.append([x.grad, w.grad])
         torch.testing.assert_close(found[1], found[0])
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("layout", ["dense", "strided"])
+def test_operands_keep_their_strides(layout: str, dynamic: bool) -> None:
+    """In another order of dims, with which the op has other results here."""
+    op = cube(
+        tensors={"x": f"float32[m, n] {layout}", "out": "float32[m, n]"},
+        cpu=lambda x: x.clone() if x.is_contiguous() else x.t().contiguous().t() * 2,
+    )
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return op(x[1:].clone().t()) + op(x.t()[:, 1:].clone())
+
+    compiled = torch.compile(function, fullgraph=True, dynamic=dynamic)
+    for rows in (4, 7) if dynamic else (4,):
+        x = torch.randn(rows, 5)
+        assert torch.equal(compiled(x), function(x))
+
+
+@pytest.mark.parametrize("begins", [4, 16])
+def test_gradients_that_are_given_begin_anywhere(begins: int, op) -> None:
+    """Those that somebody gives to backward() are no part of a graph."""
+    x = torch.randn(3, 5, requires_grad=True)
+    given = torch.randn(3 * 5 + begins // 4)[begins // 4 :].view(3, 5)
+    found = []
+    for function in (op, torch.compile(lambda x: op(x), fullgraph=True)):
+        x.grad = None
+        function(x).backward(given)
+        found.append(x.grad)
+    torch.testing.assert_close(found[1], found[0])
+
+
+def _add(x: torch.Tensor, y: torch.Tensor) -> None:
+    x.add_(y)
+
+
+@pytest.fixture(scope="module")
+def add() -> Callable[..., None]:
+    return torch_cubin.define_op(
+        schema("add_(Tensor(a!) x, Tensor y) -> ()"),
+        kernel=(LAUNCH, "vec_add"),
+        tensors={"x": "float32[*s]", "y": "float32[*s]"},
+        args=lambda x, y: (x, y, x, torch_cubin.int32(x.numel())),
+        grid=lambda x: torch_cubin.cdiv(x.numel(), 256),
+        block=256,
+        cpu=_add,
+    )
+
+
+def to_a_clone(add: Function, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    part = x[1:].clone()
+    add(part, y[1:].clone())
+    return part
+
+
+def to_a_clone_at_an_even_address(add: Function, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    part = x[4:].clone()
+    add(part, y[4:].clone())
+    return part
+
+
+def to_a_clone_of_a_product(add: Function, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    product = x @ y[:5]
+    part = product[1:].clone()
+    add(part, y[1:].clone())
+    return part * product[1:]
+
+
+def to_an_argument(add: Function, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    add(x, y[:1].expand(7, 5).clone())
+    return x[1:] * 2
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    "call", [to_a_clone, to_a_clone_at_an_even_address, to_a_clone_of_a_product, to_an_argument]
+)
+def test_an_op_that_writes_to_parts(call, dynamic: bool, add) -> None:
+    """Inductor clones other elements of the buffer than the program does."""
+    compiled = torch.compile(call, fullgraph=True, dynamic=dynamic)
+    x, y = torch.randn(7, 5), torch.randn(7, 5)
+    found = []
+    for function in (call, compiled):
+        own = x.clone()
+        found.append([function(add, own, y), own])
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_a_built_in_op_that_writes_to_a_part() -> None:
+    def function(x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+        part = x[1:].clone()
+        torch.ops.cubin.addmm_into(part, g, g)
+        return part
+
+    x, g = torch.randn(6, 5), torch.randn(5, 5)
+    torch.testing.assert_close(torch.compile(function)(x, g), function(x, g))
 
 
 def test_operands_that_begin_where_the_pattern_says_are_not_copied(op) -> None:

@@ -1,7 +1,10 @@
-"""Parts of buffers that declared ops are called with, at addresses that they do not take.
+"""Parts of buffers that ops are called with: declared ones do not take some addresses, and what ops
+write to is cloned wrongly.
 
 Inductor drops the clone of a part, and passes views of its buffers as they are. So an op may get an
-address that is no multiple of 16 bytes where the program made one that is.
+address that is no multiple of 16 bytes where the program made one that is. And where an op writes
+to a clone of a part, the clone that Inductor makes in its place has other elements of the buffer
+(seen with torch 2.13, and any library's op).
 """
 
 from __future__ import annotations
@@ -15,30 +18,65 @@ import torch
 from torch_cubin._inductor.products import same_number
 
 _REVERSE = torch.ops.prims.rev.default
+_WRITING = "auto_functionalized_v2"  # stands for the call of an op that writes to its arguments
+# Begins the names of a backward graph's inputs that somebody gives to backward(). Inductor aligns
+# those on GPUs itself.
+_GIVEN = "tangents"
 Node = Any  # torch.fx.Node; its arguments have no useful types
 
 
 def copy_parts(graph: torch.fx.Graph) -> bool:
-    """Copies the operands that may begin at no multiple of what the op's pattern says."""
-    declared: Any = sys.modules.get("torch_cubin._declared.op")  # most processes have none
+    """Copies the operands that may begin at no multiple of what the op's pattern says, and parts
+    that an op of ours writes to."""
     copied = False
-    for node in list(graph.nodes) if declared is not None else ():
-        name = getattr(node.target, "name", None) if node.op == "call_function" else None
-        op = declared.find(name()) if callable(name) else None
-        for operand, align in [] if op is None else list(_operands(op, node)):
+    for node in list(graph.nodes):
+        if node.op != "call_function" or not callable(getattr(node.target, "name", None)):
+            continue
+        for operand, align in list(_operands(node)):
             if _is_part(operand, align):
                 _copy(graph, node, operand)
+                copied = True
+        for base in list(_bases(node)):
+            if _is_behind_others(base):
+                _copy(graph, node, base)
                 copied = True
     return copied
 
 
-def _operands(op: Any, node: Node) -> Iterator[tuple[Node, int]]:
-    """The operands, and the alignment of their patterns in bytes."""
-    for name, value in op._signature.bind(node.args, node.kwargs).items():
+def _declared(name: str) -> Any:
+    module: Any = sys.modules.get("torch_cubin._declared.op")  # most processes have none
+    return None if module is None else module.find(name)
+
+
+def _operands(node: Node) -> Iterator[tuple[Node, int]]:
+    """The operands of a declared op, and the alignment of their patterns in bytes."""
+    if node.target.name() == _WRITING:
+        op = _declared(node.args[0].name())
+        values = {} if op is None else node.kwargs
+    else:
+        op = _declared(node.target.name())
+        values = {} if op is None else op._signature.bind(node.args, node.kwargs)
+    for name, value in values.items():
         align = op.contract["tensors"].get(name, {}).get("align")
         for each in value if isinstance(value, (list, tuple)) else [value]:
             if align is not None and isinstance(each, torch.fx.Node):
                 yield each, align
+
+
+def _bases(node: Node) -> Iterator[Node]:
+    """What an op of ours, declared or built in, writes to."""
+    if node.target.name() == _WRITING:
+        name = node.args[0].name()
+        if name.startswith("cubin::") or _declared(name) is not None:
+            yield from node.kwargs["_all_bases"]
+
+
+def _is_behind_others(node: Node) -> bool:
+    """Whether the tensor may begin after others in its memory."""
+    value = node.meta.get("val")
+    if getattr(value, "fake_mode", None) is None or node.op == "placeholder":
+        return False  # a graph's input is written in place, or cloned rightly
+    return _can_copy(value) and not same_number(value.storage_offset(), 0)
 
 
 def _is_part(node: Node, align: int) -> bool:
@@ -46,7 +84,14 @@ def _is_part(node: Node, align: int) -> bool:
     if getattr(value, "fake_mode", None) is None or value.dim() == 0:  # a constant has none
         return False
     begins = value.storage_offset() * value.itemsize
-    return value.is_contiguous() and not same_number(begins % align, 0)
+    is_on_cpu_and_given = value.device.type == "cpu" and str(node.target).startswith(_GIVEN)
+    return _can_copy(value) and (is_on_cpu_and_given or not same_number(begins % align, 0))
+
+
+def _can_copy(value: torch.Tensor) -> bool:
+    """With the same strides."""
+    made = torch.empty_like(value).stride()
+    return value.dim() > 0 and all(map(same_number, made, value.stride()))
 
 
 def _copy(graph: torch.fx.Graph, node: Node, part: Node) -> None:
@@ -54,7 +99,7 @@ def _copy(graph: torch.fx.Graph, node: Node, part: Node) -> None:
     value = part.meta["val"]
     is_input = part.op == "placeholder"
     with value.fake_mode:
-        made = torch.empty_like(value, memory_format=torch.contiguous_format)
+        made = torch.empty_like(value)
     with graph.inserting_before(node) if is_input else graph.inserting_after(part):
         first = graph.call_function(_REVERSE, (part, [0]))
     with graph.inserting_after(first):
