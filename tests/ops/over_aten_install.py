@@ -234,14 +234,22 @@ def test_errors_are_pytorch_s_own(fresh_python) -> None:
 _MISSING = """
 import torch, torch_cubin
 from torch_cubin._drop_in import aten_kernels
-aten_kernels.register("CPU")
-torch_cubin.install(policy="all")
 A = torch.ones(3, 4)
 def text(call):
     try:
         return call()
     except RuntimeError as error:
         return str(error)
+def into_other_dtypes():
+    dtypes = [getattr(torch, name) for name in "DTYPES".split()]
+    for a, b, dtype in [(A, A.t(), dtype) for dtype in dtypes] + [(A, A.t().half(), torch.double)]:
+        yield text(lambda: torch.mm(a, b, out=torch.empty(3, 3, dtype=dtype)))
+        yield text(lambda: torch.bmm(a[None], b[None], out=torch.empty(1, 3, 3, dtype=dtype)))
+expected = [*into_other_dtypes()]
+aten_kernels.register("CPU")
+torch_cubin.install(policy="all")
+for own, text_of in zip(into_other_dtypes(), expected):
+    assert own == text_of, (own, text_of)
 print(text(lambda: torch.mm(A, A)), text(lambda: torch.bmm(A, A)))
 print(text(lambda: torch.mv(A, A[0, :3])))
 torch.addmm(A[0, :3], A, A.t().contiguous())
@@ -254,7 +262,9 @@ def test_without_pytorch_s_texts_ours_say_the_same(fresh_python) -> None:
     """As on torch 2.11, which prints them to stderr alone."""
     norm = "_ZN2at3cpu17native_layer_normERKNS_6TensorEN3c108ArrayRefIlEERKSt8optionalIS1_ESA_d"
     missing = f"torch_exception_get_what_without_backtrace torch.library.get_kernel {norm}"
-    done = fresh_python.run(_MISSING, env={**os.environ, "TORCH_CUBIN_TEST_MISSING": missing})
+    dtypes = "float64 float16 bfloat16 float8_e4m3fn float8_e5m2 complex64 complex128 bool"
+    code = _MISSING.replace("DTYPES", dtypes + " uint8 int8 int16 int32 int64")
+    done = fresh_python.run(code, env={**os.environ, "TORCH_CUBIN_TEST_MISSING": missing})
     assert "mat1 and mat2 shapes cannot be multiplied (3x4 and 3x4)" in done.stdout
     assert "batch1 must be a 3D tensor" in done.stdout
     assert "size mismatch, got input (3), mat (3x4), vec (3)" in done.stdout

@@ -92,8 +92,46 @@ Tensor empty_for(const TensorView& a, const TensorView& b, bool well_formed) {
   return empty_near(like, &none, 1, like.dtype);
 }
 
-// PyTorch's error for a malformed call, for a PyTorch whose own text cannot be read.
-void check_as_aten(const char* name, Ranks ranks, const TensorView& a, const TensorView& b) {
+// The C++ type of the elements, as PyTorch's errors name it.
+std::string element_type(ScalarType dtype) {
+  switch (dtype) {
+    case ScalarType::Float:
+      return "float";
+    case ScalarType::Double:
+      return "double";
+    case ScalarType::Half:
+      return "c10::Half";
+    case ScalarType::BFloat16:
+      return "c10::BFloat16";
+    case ScalarType::Float8_e4m3fn:
+      return "c10::Float8_e4m3fn";
+    case ScalarType::Float8_e5m2:
+      return "c10::Float8_e5m2";
+    case ScalarType::ComplexFloat:
+      return "c10::complex<float>";
+    case ScalarType::ComplexDouble:
+      return "c10::complex<double>";
+    case ScalarType::Bool:
+      return "bool";
+    case ScalarType::Byte:
+      return "unsigned char";
+    case ScalarType::Char:
+      return "signed char";
+    case ScalarType::Short:
+      return "short int";
+    case ScalarType::Int:
+      return "int";
+    case ScalarType::Long:
+      return "long int";
+    default:
+      return dtype_name(dtype);
+  }
+}
+
+// PyTorch's error for a malformed call, for a PyTorch whose own text cannot be read. `out` is the
+// caller's output, if there is one.
+void check_as_aten(const char* name, Ranks ranks, const TensorView& a, const TensorView& b,
+                   const TensorView* out) {
   if (has_torch_error()) return;
   const auto check = [](bool holds, const std::string& text) {
     if (!holds) throw std::runtime_error(text);
@@ -119,11 +157,20 @@ void check_as_aten(const char* name, Ranks ranks, const TensorView& a, const Ten
                                          "x" + size(a, 1) + " and " + size(b, 0) + "x" +
                                          size(b, 1) + ")");
   }
-  check(same_device(a, b),
-        "Expected all tensors to be on the same device, but found at least two "
-        "devices, " +
-            a.device_text() + " and " + b.device_text() +
-            "! (when checking argument for argument mat2 in method wrapper_" + name + ")");
+  const auto check_device = [&](const TensorView& other, const char* argument) {
+    check(same_device(a, other),
+          "Expected all tensors to be on the same device, but found at least two devices, " +
+              a.device_text() + " and " + other.device_text() +
+              "! (when checking argument for argument " + argument + " in method wrapper_" + name +
+              ")");
+  };
+  check_device(b, "mat2");
+  if (out != nullptr) {
+    check_device(*out, "out");
+    const ScalarType expected = batched ? b.dtype : a.dtype;
+    check(out->dtype == expected, "Expected out tensor to have dtype " + element_type(expected) +
+                                      ", but got " + element_type(out->dtype) + " instead");
+  }
   check(a.dtype == b.dtype, "expected m1 and m2 to have the same dtype, but got: " +
                                 dtype_name(a.dtype) + " != " + dtype_name(b.dtype));
 }
@@ -147,7 +194,7 @@ Tensor product(const AtenOp& op, Ranks ranks, const Tensor& self, const Tensor& 
     }
     count_declined(op.name, reason);
   }
-  check_as_aten(op.name, ranks, a, b);
+  check_as_aten(op.name, ranks, a, b, nullptr);
   Tensor out;
   check_aten(call(a, b, &out, have_ranks(ranks, a, b)), op.name);
   return out;
@@ -169,7 +216,7 @@ Tensor product_into(const AtenOp& op, Ranks ranks, const Tensor& self, const Ten
     }
     count_declined(op.name, reason);
   }
-  check_as_aten(op.name, ranks, a, b);
+  check_as_aten(op.name, ranks, a, b, &c);
   const AtenProducts& products = aten_products(c.on_cuda() || a.on_cuda());
   check_aten((products.*aten)(out.get(), self.get(), other.get()), op.name);
   return out;
