@@ -67,7 +67,10 @@ const AttentionRow* decode_row(const AttentionTable& rows, AttentionDtype dtype,
   const bool fills = 10 * busy >= 9 * device.multiprocessors;
   const AttentionRow* best = nullptr;
   rows.for_each(dtype, needs, head_dim, [&](const AttentionRow& row) {
-    if (best == nullptr || (row.columns > best->columns) == fills) best = &row;
+    // Of equal ones the first, as the manifest lists them.
+    const bool better =
+        best == nullptr || (fills ? row.columns > best->columns : row.columns < best->columns);
+    if (better) best = &row;
   });
   return best;
 }
