@@ -176,7 +176,7 @@ if not _process.without_torch():
     if _library.defined_ops():
         _import_module("torch_cubin._declared.op").adopt_all()
     _drop_in_at_import.install_by_environment()
-    _imports.forks_wait_for(f"{__name__}.")  # of what is imported from now on
+    _imports.forks_wait_for(f"{__name__}.")  # of later imports
 
 __version__ = "0.1.0"
 __all__ = [

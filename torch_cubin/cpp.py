@@ -219,8 +219,8 @@ def load_inline(
         digest.update(f"{len(part)}:{part}".encode())
     for own in (*sorted((_ROOT / "include" / "torch_cubin").iterdir()), _library()):
         digest.update(hashlib.sha256(own.read_bytes()).digest())
-    for part in _linked_files([*map(str, (*extra_compile_args, *extra_link_args))]):
-        digest.update(part)
+    for linked in _linked_files([*map(str, (*extra_compile_args, *extra_link_args))]):
+        digest.update(linked)
     for symbol, files in images.items():
         for content in files:
             digest.update(f"{symbol}:{len(content)}:".encode() + content)

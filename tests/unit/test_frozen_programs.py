@@ -1,4 +1,4 @@
-"""Programs packed with Python and PyTorch by PyInstaller: what it is told of this package.
+"""Programs packed with Python and PyTorch by PyInstaller: what the package names.
 
 PyInstaller itself takes minutes for PyTorch and is not run here.
 """

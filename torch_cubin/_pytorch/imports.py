@@ -47,7 +47,7 @@ def forks_wait_for(prefix: str) -> None:
 
 
 class _Importing:
-    """Counts the imports that are under way, by thread. Not a lock: an import may wait for one of
+    """Counts unfinished imports, by thread. Not a lock: an import may wait for one of
     another thread, which would wait for the lock."""
 
     MOST_SECONDS = 10  # if an import in turn waits for what the forking thread holds
