@@ -206,6 +206,17 @@ def test_checkpointing_and_a_tensor_that_is_two_arguments() -> None:
         torch.testing.assert_close(got, want)
 
 
+def test_saved_tensors_that_hooks_return_with_other_strides() -> None:
+    args, names = layer(), ["x", "topk_weights", "w13", "w2"]
+
+    def apart(tensor: Tensor) -> Tensor:
+        return torch.stack((tensor.detach(),) * 2, -1)[..., 0]
+
+    expected_gradients = gradients(args, names)
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, apart):
+        torch.testing.assert_close(gradients(args, names), expected_gradients)
+
+
 def test_second_derivatives() -> None:
     args = layer(tokens=3)
     args["topk_ids"][0, 0] = EXPERTS

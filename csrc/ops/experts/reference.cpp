@@ -155,7 +155,7 @@ MoeGradients moe_backward_cpu(const Tensor& grad, const Tensor& x, const Tensor&
   const Activation known = check_activation(activation, kMoeOp);
   check_moe_backward(TensorView(grad), view, weights, first, second, sums, TensorView(memory));
   const int64_t tokens = weights.sizes[0], k = weights.sizes[1], inner = second.sizes[2];
-  const HostOrder order(memory, tokens * k, second.sizes[0]);
+  const HostOrder order(as_contiguous(memory), tokens * k, second.sizes[0]);
   const Tensor grad_rows = selected(wide(grad), order.tokens);
   const Tensor inside_grad = grouped_product_cpu(grad_rows, wide(w2), order.ends, true);
   const GatesAndUps own(as_contiguous(wide(before)), inner, interleaved);
