@@ -3,14 +3,15 @@ these ops, by an exception that the C API below the public op would turn into a 
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-import torch_cubin  # noqa: F401  (registers the ops)
+import torch_cubin
 
 GROUPS = ((9, 6), (4, 6, 8))
 CASES: dict[str, tuple[dict[str, Any], tuple[tuple[int, ...], ...]]] = {
@@ -32,5 +33,8 @@ def test_gradients_of_a_checkpointed_product_with_options(name: str) -> None:
         return torch.ops.cubin.grouped_matmul(a, b, offs=ends, **given)
 
     expected = torch.autograd.grad(product(*inputs).sum(), inputs)
-    out = checkpoint(product, *inputs, use_reentrant=False)
-    torch.testing.assert_close(torch.autograd.grad(out.sum(), inputs), expected)
+    saved = torch_cubin.checkpoint_ops(torch.ops.cubin.grouped_matmul)
+    contexts = functools.partial(create_selective_checkpoint_contexts, saved)
+    for chosen in ({}, {"context_fn": contexts}):
+        out = checkpoint(product, *inputs, use_reentrant=False, **chosen)
+        torch.testing.assert_close(torch.autograd.grad(out.sum(), inputs), expected)

@@ -172,7 +172,7 @@ def kernel(op: Any, differentiated: Callable[..., Any]) -> Callable[..., Any]:
             with transforms.below_autograd():
                 return op(*args)
         except transforms.StopRecomputation:  # as in autograd.apply(), for an op of a composition
-            with torch.no_grad():
+            with torch.no_grad(), transforms.without_modes():
                 return run(*args)
         except BaseException as error:
             autograd.keep(error)

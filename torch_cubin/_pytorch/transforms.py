@@ -51,6 +51,10 @@ class _NeverRaised(Exception):
 
 
 StopRecomputation = CHECKPOINTING.find("utils.checkpoint._StopRecomputationError", _NeverRaised)
+# Selective checkpointing is such a mode, which gives each result once.
+without_modes = CHECKPOINTING.find(
+    "utils._python_dispatch._disable_current_modes", contextlib.nullcontext
+)
 
 VMAP_OF_ATTENTION = Feature(
     "vmap of attention in one call", "vmap runs attention once for each element"
