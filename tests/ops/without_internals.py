@@ -8,6 +8,7 @@ torch is imported once; each name has a fork of its own, which imports torch_cub
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import os
@@ -66,6 +67,22 @@ def checkpointing(name: str) -> None:
     leaf = A.clone().requires_grad_()
     out = torch.utils.checkpoint.checkpoint(region, leaf, use_reentrant=False)
     assert "RuntimeError" in message(out.backward)
+
+
+def selective_checkpointing(name: str) -> None:
+    import torch_cubin
+
+    ends = torch.tensor([1, 3], dtype=torch.int32)
+    bias = torch.randn(2, 6, requires_grad=True)
+
+    def region(bias: torch.Tensor) -> torch.Tensor:
+        mats = A, torch.randn(2, 4, 6)
+        return torch.ops.cubin.grouped_matmul(*mats, offs=ends, bias=bias, activation="silu")
+
+    saved = torch_cubin.checkpoint_ops(torch.ops.cubin.grouped_matmul)
+    contexts = functools.partial(torch.utils.checkpoint.create_selective_checkpoint_contexts, saved)
+    out = torch.utils.checkpoint.checkpoint(region, bias, use_reentrant=False, context_fn=contexts)
+    assert "RuntimeError" in message(out.sum().backward)
 
 
 def vmap_of_attention(name: str) -> None:
@@ -348,6 +365,7 @@ def written_layers(name: str) -> None:
 COST: dict[str, Callable[[str], None]] = {
     "derivatives of the built-in ops": derivatives,
     "activation checkpointing that stops its recomputation early": checkpointing,
+    "selective checkpointing of regions that end with a composed op": selective_checkpointing,
     "vmap of attention in one call": vmap_of_attention,
     'copies of incoming gradients for backward="ns::op"': gradient_copies,
     "define_op(backward=...) and register_autograd()": backward_of_declared_ops,

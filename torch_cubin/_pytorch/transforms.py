@@ -51,8 +51,13 @@ class _NeverRaised(Exception):
 
 
 StopRecomputation = CHECKPOINTING.find("utils.checkpoint._StopRecomputationError", _NeverRaised)
-# Selective checkpointing is such a mode, which gives each result once.
-without_modes = CHECKPOINTING.find(
+
+SELECTIVE_CHECKPOINTING = Feature(
+    "selective checkpointing of regions that end with a composed op",
+    "backward() through grouped_matmul with options at the end of such a region raises",
+)
+# Selective checkpointing is a mode, which gives each result once.
+without_modes = SELECTIVE_CHECKPOINTING.find(
     "utils._python_dispatch._disable_current_modes", contextlib.nullcontext
 )
 
