@@ -260,3 +260,15 @@ def test_environment_variable_refuses_asymmetric_arguments(checks: str, fresh_py
     refused = "aaaaacc" if checks == "1" else ""
     for line, argument in zip(lines, refused, strict=True):
         assert f"torch_cubin [input]: symm_square argument '{argument}' is not symmetric" in line
+
+
+def test_an_unknown_value_of_the_environment_variable(monkeypatch) -> None:
+    monkeypatch.setenv("TORCH_CUBIN_CHECK", "true")
+    mats, ends = torch.ones(2, 2), torch.tensor([2], dtype=torch.int32)
+    calls = (
+        lambda: torch.ops.cubin.syrk(mats),
+        lambda: torch.ops.cubin.grouped_matmul(mats, mats[None], offs=ends),
+    )
+    for call in calls:
+        with pytest.raises(RuntimeError, match=r"TORCH_CUBIN_CHECK has an unknown value: .*'true'"):
+            call()

@@ -1,11 +1,9 @@
 // The ends of groups on the host, for the CPU and for TORCH_CUBIN_CHECK.
-#include <cstdlib>
-#include <string_view>
-
 #include "cubin/error.h"
 #include "ops/common/argument_checks.h"
 #include "ops/common/aten.h"
 #include "ops/common/stable_ops.h"
+#include "ops/common/value_checks.h"
 #include "ops/grouped/grouped.h"
 
 namespace torch_cubin {
@@ -23,8 +21,7 @@ std::vector<int64_t> ends_on_host(const Tensor& offs) {
 }
 
 void check_ends(const char* op, const Tensor& offs, int64_t limit) {
-  const char* const chosen = std::getenv("TORCH_CUBIN_CHECK");
-  if (chosen == nullptr || std::string_view(chosen) != "1") return;
+  if (!checks_values()) return;
   const std::vector<int64_t> ends = ends_on_host(offs);
   int64_t start = 0;
   for (size_t group = 0; group < ends.size(); ++group) {

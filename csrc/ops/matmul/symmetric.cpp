@@ -1,13 +1,12 @@
 #include "ops/matmul/symmetric.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <string_view>
 
 #include "cubin/error.h"
 #include "ops/common/argument_checks.h"
 #include "ops/common/aten.h"
 #include "ops/common/stable_ops.h"
+#include "ops/common/value_checks.h"
 #include "ops/matmul/checks.h"
 #include "ops/matmul/elementwise.h"
 #include "ops/matmul/matmul.h"
@@ -21,15 +20,6 @@ namespace {
 using OptionalDtype = std::optional<ScalarType>;
 
 Tensor transposed(const Tensor& matrices) { return torch::stable::transpose(matrices, -2, -1); }
-
-// Whether each call reads its symmetric arguments to check them.
-bool reads_to_check() {
-  static const bool reads = [] {
-    const char* value = std::getenv("TORCH_CUBIN_CHECK");
-    return value != nullptr && std::string_view(value) == "1";
-  }();
-  return reads;
-}
 
 // Half the digits of the products of a dtype. Those that are symmetric in exact arithmetic, as
 // those of matrices that commute, are rounded differently below the diagonal.
@@ -89,7 +79,7 @@ struct SymmetricCall {
         alpha(alpha),
         out_dtype(out_dtype.value_or(TensorView(operand).dtype)),
         shape(check_symmetric_product(op, TensorView(operand), view_of(c), this->out_dtype)) {
-    if (!reads_to_check()) return;
+    if (!checks_values()) return;
     if (square && alpha != 0) check_equals_transpose(op, "a", operand);
     if (this->beta != 0) check_equals_transpose(op, "c", expanded_c());
   }
