@@ -35,7 +35,8 @@ def main(arguments: list[str] | None = None) -> int:
         if options.run is not _doctor and not process.without_torch():
             library.packages_error()
         status = options.run(options)
-        sys.stdout.flush()  # inside the try, which handles a closed pipe
+        if sys.stdout is not None:  # a service may have closed it
+            sys.stdout.flush()  # inside the try, which handles a closed pipe
         return status
     except torch_cubin.Error as error:
         print(_by_flags(str(error), options), file=sys.stderr)

@@ -108,6 +108,14 @@ def test_a_closed_pipe_is_no_error(tmp_path) -> None:
     )
 
 
+def test_without_an_output() -> None:
+    command = f"{sys.executable} -m torch_cubin inspect {SEVERAL} >&-"
+    done = subprocess.run(
+        ["sh", "-c", command], capture_output=True, text=True, cwd=real_cubins.ROOT
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_an_error_is_one_line_and_status_1(capsys, tmp_path) -> None:
     assert cli.main(["inspect", str(tmp_path / "none.cubin")]) == 1
     captured = capsys.readouterr()
