@@ -38,3 +38,33 @@ def test_gradients_of_a_checkpointed_product_with_options(name: str) -> None:
     for chosen in ({}, {"context_fn": contexts}):
         out = checkpoint(product, *inputs, use_reentrant=False, **chosen)
         torch.testing.assert_close(torch.autograd.grad(out.sum(), inputs), expected)
+
+
+IDS = torch.tensor([[0, 3], [1, 2], [3, 0]])
+DIFFERENTIATED: dict[str, tuple[Any, tuple[tuple[int, ...], ...]]] = {
+    "attention": (torch.ops.cubin.scaled_dot_product_attention, ((2, 2, 5, 4),) * 3),
+    "logsumexp": (torch.ops.cubin.attention_forward, ((2, 2, 5, 4),) * 3),
+    "experts": (
+        lambda x, *rest: torch_cubin.moe(x, IDS, *rest),
+        ((3, 8), (3, 2), (4, 12, 8), (4, 8, 6)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENTIATED)
+def test_gradients_that_a_checkpointed_region_computes(name: str) -> None:
+    """A recomputation ends within the composition that gives them a derivative."""
+    function, shapes = DIFFERENTIATED[name]
+    inputs = [torch.randn(shape, requires_grad=True) for shape in shapes]
+
+    def region(*inputs: Tensor) -> tuple[Tensor, ...]:
+        results = function(*inputs)
+        total = sum(x.sin().sum() for x in (results if isinstance(results, tuple) else [results]))
+        return torch.autograd.grad(total, inputs, create_graph=True)
+
+    def gradients(first: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(sum(x.sin().sum() for x in first), inputs)
+
+    expected = gradients(region(*inputs))
+    found = gradients(checkpoint(region, *inputs, use_reentrant=False))
+    torch.testing.assert_close(found, expected)

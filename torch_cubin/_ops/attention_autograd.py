@@ -124,19 +124,24 @@ def _gradients(
         ]
         if of_sinks:
             options = options._replace(sinks=inputs[3])
+        ended = autograd.recomputations.ended
         outputs = attention_compose.attention(*inputs[:3], *options.positional(), **options.named())
         pairs = [
             (output, grad)
             for output, grad in zip(outputs, (grad_out, grad_logsumexp), strict=True)
             if grad is not None
         ]
-    grads = torch.autograd.grad(
-        [output for output, _ in pairs],
-        inputs,
-        [grad for _, grad in pairs],
-        create_graph=create_graph,
-        materialize_grads=True,
-    )
+    grads: tuple[Tensor, ...]
+    if autograd.recomputations.ended != ended:  # outputs have no graph, and nobody reads gradients
+        grads = tuple(torch.zeros_like(tensor) for tensor in inputs)
+    else:
+        grads = torch.autograd.grad(
+            [output for output, _ in pairs],
+            inputs,
+            [grad for _, grad in pairs],
+            create_graph=create_graph,
+            materialize_grads=True,
+        )
     return grads if of_sinks else (*grads, None)
 
 

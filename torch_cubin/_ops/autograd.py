@@ -37,6 +37,15 @@ linear_activation_aux = torch.ops.cubin._linear_activation_aux.default
 weight_and_bias_gradient = torch.ops.cubin._weight_and_bias_gradient.default
 
 
+class _Recomputations(threading.local):
+    """Of checkpointed regions, in this thread: how many have ended within a call of apply()."""
+
+    ended = 0
+
+
+recomputations = _Recomputations()
+
+
 def call_below_autograd(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Calls `op` without recording a graph at this level, so that outer levels still see it."""
     with transforms.below_autograd():
@@ -85,6 +94,7 @@ def apply(
         # NOTE: non-reentrant checkpointing ends its recomputation with this exception, from a hook
         # on the tensors that apply saves after forward; the C API between here and the public op
         # would lose its type. Everything is saved by now, so continue with forward's results.
+        recomputations.ended += 1
         results = tuple(tensor.detach() for tensor in made)
         return results if len(results) > 1 else results[0]
     except BaseException as error:

@@ -140,7 +140,10 @@ def _composed_gradients(
     # Views, because one tensor may be several arguments.
     inputs = [tensor.view_as(tensor) for tensor in tensors]
     wanted = [tensor for tensor, needed in zip(inputs, needs, strict=True) if needed]
+    ended = autograd.recomputations.ended
     out = _composed(inputs, *gating)
+    if autograd.recomputations.ended != ended:  # out has no graph, and nobody reads these
+        return [torch.zeros_like(x) if needed else None for x, needed in zip(tensors, needs)]
     found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
     return [next(found) if needed else None for needed in needs]
 
