@@ -217,6 +217,12 @@ def test_saved_tensors_that_hooks_return_with_other_strides() -> None:
         torch.testing.assert_close(gradients(args, names), expected_gradients)
 
 
+def test_a_result_may_be_written_to() -> None:
+    args, names = layer(), ["x", "w13"]
+    found = gradients(args, names, lambda **own: torch_cubin.moe(**own).add_(1))
+    torch.testing.assert_close(found, gradients(args, names))
+
+
 def test_second_derivatives() -> None:
     args = layer(tokens=3)
     args["topk_ids"][0, 0] = EXPERTS

@@ -81,7 +81,10 @@ Tensor expert_sum_cpu(const Tensor& rows, const Tensor&, const Tensor&, const Te
   const Tensor all = selected(padded, torch::stable::view(index, {tokens * k}));
   const Tensor sums = matmul_cpu(torch::stable::view(factors, {tokens, 1, k}),
                                  torch::stable::view(all, {tokens, k, columns}));
-  return narrow_to(torch::stable::view(sums, {tokens, columns}), from.dtype);
+  const Tensor out = torch::stable::view(sums, {tokens, columns});
+  // Autograd refuses writes to a view that an op returns.
+  if (from.dtype == ScalarType::Double) return torch::stable::clone(out);
+  return narrow_to(out, from.dtype);
 }
 
 Tensor expert_sum_cuda(const Tensor& rows, const Tensor&, const Tensor&, const Tensor& places,
