@@ -81,7 +81,7 @@ TC_DEVICE void differentiate(const LossesParams& p) {
 extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
     TC_KERNEL(const __grid_constant__ LossesParams p) {
   wait_for_previous_kernel();
-  with_access<StreamedVectors, DType::TC_DTYPE>(p.columns, [&](auto access) {
+  with_access<RewrittenVectors, DType::TC_DTYPE>(p.columns, [&](auto access) {
     using Access = decltype(access);
     if (p.weight_sum != nullptr) {
       differentiate<Access, true, false>(p);

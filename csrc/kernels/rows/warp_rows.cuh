@@ -41,11 +41,14 @@ struct WarpRows {
     }
   }
 
-  // Vectors that are not there remain as they are.
+  // Vectors that are not there remain as they are. kOnce: past the L1 cache.
+  template <bool kOnce = false>
   TC_DEVICE void load(Raw (&raw)[kRows][kVectors], const void* tensor, tc_int64 stride) const {
     for_each([&](int r, int i) {
       if (!has_row(r) || !has(i)) return;
-      Access::load_raw(raw[r][i], RowOf(tensor, row(r) * stride, kDtype), column(i));
+      const RowOf own(tensor, row(r) * stride, kDtype);
+      kOnce ? Access::load_raw_once(raw[r][i], own, column(i))
+            : Access::load_raw(raw[r][i], own, column(i));
     });
   }
 
