@@ -47,6 +47,7 @@ LISTED = (
     (f"{MATMUL}/sm90_skinny_params.h", "Sm90SkinnyParams"),
     (f"{MATMUL}/transpose_params.h", "TransposeParams"),
     ("csrc/kernels/quantize/quantize_params.h", "QuantizeParams"),
+    (f"{ROWS}/column_sums_params.h", "ColumnSumsParams"),
     (f"{ROWS}/losses_params.h", "LossesParams"),
     (f"{ROWS}/norm_params.h", "NormParams"),
     (f"{ROWS}/softmax_params.h", "RowsSoftmaxParams"),

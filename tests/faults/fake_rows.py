@@ -20,6 +20,7 @@ from torch_cubin._native import library
 
 NORM = structure(f"{ROWS}/norm_params.h", "NormParams")
 LOSSES = structure(f"{ROWS}/losses_params.h", "LossesParams")
+SUMS_OF_COLUMNS = structure(f"{ROWS}/column_sums_params.h", "ColumnSumsParams")
 SOFTMAX = structure(f"{ROWS}/softmax_params.h", "RowsSoftmaxParams")
 ops = torch.ops.cubin
 
@@ -195,6 +196,51 @@ def test_gradients_of_rows_that_fill_a_warp(
     assert launch["shared"] == 3 * 3 * vectors * launch["block"][0] * 16
 
 
+def norm_backward(rows: int, columns: int, weight: torch.dtype) -> Callable[[], object]:
+    def call() -> None:
+        x, statistics = empty(rows, columns), empty(rows, 1, dtype=torch.float32)
+        rest = (empty(columns, dtype=weight), 1, None, True, True, torch.bfloat16)
+        ops._norm_backward(x, None, x, statistics, statistics, *rest)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "cluster", "vectors"),
+    [
+        *((1, 4096, 1, 2), (64, 4096, 2, 2), (65, 8, 4, 1), (256, 768, 8, 3)),
+        *((1024, 4096, 2, 2), (2048, 2048, 4, 2), (2048, 72, 8, 2), (4096, 1024, 8, 2)),
+    ],
+)
+def test_gradients_of_few_rows_take_one_launch(
+    driver, rows: int, columns: int, cluster: int, vectors: int
+) -> None:
+    call = norm_backward(rows, columns, torch.bfloat16)
+    ((launch, params),) = launches_of(driver, call, NORM)
+    assert launch["kernel"] == "norm_backward_few_rows_bf16"
+    assert launch["block"] == [256, 1, 1]
+    assert (params.rows, params.columns, params.vectors) == (rows, columns, vectors)
+    assert params.cluster == cluster
+    assert params.parts == -(-columns // 64) * cluster  # blocks that have columns
+    of_rows = -(-rows // (256 // params.threads))
+    assert launch["grid"] == [params.parts + -(-of_rows // cluster) * cluster, 1, 1]
+    assert params.grad_weight
+    assert params.grad_bias
+    assert not params.sums_w
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "weight"),
+    [
+        *((4097, 64, torch.bfloat16), (1025, 4096, torch.bfloat16), (64, 4104, torch.bfloat16)),
+        (64, 768, torch.float32),
+    ],
+)
+def test_gradients_of_more_rows_take_two(driver, rows: int, columns: int, weight) -> None:
+    launches = launches_of(driver, norm_backward(rows, columns, weight), NORM)
+    assert [launch["kernel"].partition("_rows_")[0] for launch, _ in launches] == [SUMS, LAST]
+
+
 SUMS, COLUMNS, LAST = "norm_backward_sums", "norm_columns", "norm_parts"
 
 
@@ -211,8 +257,8 @@ SUMS, COLUMNS, LAST = "norm_backward_sums", "norm_columns", "norm_parts"
 )
 def test_install_computes_the_gradients_that_are_asked_for(driver, kind, mask, kernels) -> None:
     def call() -> None:
-        rows, weight = empty(4096, 64), empty(64)
-        statistics = empty(4096, 1, dtype=torch.float32)
+        rows, weight = empty(5000, 64), empty(64)
+        statistics = empty(5000, 1, dtype=torch.float32)
         with torch_cubin.install(policy="all"):
             if kind == "layer_norm":
                 made = torch.ops.aten.native_layer_norm_backward(
@@ -237,8 +283,8 @@ def test_batch_invariant_gradients_of_weights_have_one_order_of_sums(driver, of_
     """Whether or not the input takes a gradient, on which the kernels depend without the switch."""
 
     def call() -> None:
-        rows, weight = empty(4096, 64), empty(64)
-        statistics = empty(4096, 1, dtype=torch.float32)
+        rows, weight = empty(5000, 64), empty(64)
+        statistics = empty(5000, 1, dtype=torch.float32)
         mask = (of_input, True, True)
         backward = row_kernels.SERVED["native_layer_norm_backward"]
         made = backward(rows, rows, [64], statistics, statistics, weight, weight, mask)
@@ -418,3 +464,30 @@ def test_nothing_launches_nothing(driver, shape: tuple[int, int]) -> None:
 def test_float64_is_refused(driver) -> None:
     with pytest.raises(RuntimeError, match=r"\[no_kernel\]: softmax .*bfloat16 or float32"):
         ops._softmax(empty(8, 8, dtype=torch.float64), False, torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "parts", "launches"),
+    [
+        *(
+            (512, 768, 1, 1),
+            (513, 768, 8, 1),
+            (4096, 72, 8, 1),
+        ),  # a cluster's blocks add their parts
+        *((4097, 768, 33, 2), (2048, 100, 16, 2)),
+    ],
+)
+def test_sums_over_rows(driver, rows: int, columns: int, parts: int, launches: int) -> None:
+    def call() -> None:
+        x = empty(rows, columns)
+        with torch_cubin.install(policy="all"):
+            x.sum(0)
+
+    (launch, params), *rest = launches_of(driver, call, SUMS_OF_COLUMNS)
+    assert launch["kernel"] == "column_sums_rows_bf16"
+    assert (params.parts, params.joins) == (parts, int(launches == 1 and parts > 1))
+    strips = -(-columns // (64 if columns % 8 == 0 else 8))
+    assert launch["grid"] == [strips * parts, 1, 1]
+    assert len(rest) == launches - 1
+    for _, last in rest:
+        assert (last.rows, last.parts, last.joins) == (parts, 1, 0)

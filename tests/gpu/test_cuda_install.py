@@ -77,6 +77,7 @@ CALLS = [
         ("aten::sum.dim_IntList", [shape], call)
         for shape, call in (
             ((5000, 72), lambda a: a.sum(0)),  # a part's last rows, a strip's last columns
+            ((3001, 72), lambda a: a.sum(0)),  # a cluster's
             ((700, 1001), lambda a: a.sum(-2, keepdim=True)),  # single elements
             ((3, 500, 4, 128), lambda a: a.sum((1, 0), dtype=torch.float32)),
             ((600, 2304), lambda a: a[1::2, 8:1544].sum(0)),

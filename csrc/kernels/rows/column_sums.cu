@@ -1,36 +1,37 @@
 // Sums over the rows of a matrix, in parts; column_sums_params.h defines the computation. The order
 // of the additions depends on the sizes alone.
 //
-// Block (x, y): part y of the columns of eight adjacent threads. The block reads kRows rows at a
-// time, and each thread has up to eight vectors in flight.
+// Adjacent blocks have the parts of the columns of eight adjacent threads, which a cluster adds up.
+// A block reads kRows rows at a time, and each thread has up to eight vectors in flight.
+#include "cluster_columns.cuh"
 #include "column_sums_params.h"
-#include "columns.cuh"
 
 namespace torch_cubin::TC_KERNEL {
 
-constexpr int kBlock = TC_THREADS;
+constexpr int kBlock = TC_THREADS, kDtype = static_cast<int>(DType::TC_DTYPE);
 constexpr int kRows = kBlock / kThreadsAcross;  // at once
 
 template <class Access>
 TC_DEVICE void sum_columns(const ColumnSumsParams& p) {
   using Raw = typename Access::Raw;
   constexpr int kElements = Access::kElements, kHeld = sizeof(Raw) > 16 ? 4 : 8;
-  const int own = threadIdx.x / kThreadsAcross;
-  const int column =
-      static_cast<int>(blockIdx.x * kThreadsAcross + threadIdx.x % kThreadsAcross) * kElements;
+  const ClusterColumns<kBlock, 1, kElements> columns(p.joins ? p.parts : 1);
+  const int part = static_cast<int>(blockIdx.x % p.parts);
+  const int first_column = static_cast<int>(blockIdx.x / p.parts) * columns.kColumns;
+  const int column = first_column + static_cast<int>(threadIdx.x) % kThreadsAcross * kElements;
   const bool valid = column < p.columns;
-  const tc_int64 size = (p.rows + p.parts - 1) / p.parts, begin = size * blockIdx.y;
+  const tc_int64 size = (p.rows + p.parts - 1) / p.parts, begin = size * part;
   const tc_int64 end = min(begin + size, p.rows);
-  float sums[kElements] = {};
+  float sums[1][kElements] = {};
 #pragma unroll 1
-  for (tc_int64 first = begin + own; valid && first < end; first += kHeld * kRows) {
+  for (tc_int64 first = begin + threadIdx.x / kThreadsAcross; valid && first < end;
+       first += kHeld * kRows) {
     Raw raw[kHeld];
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
       const tc_int64 row = first + i * kRows;
       if (row >= end) break;
-      Access::load_raw(raw[i], RowOf(p.x, row * p.x_stride, static_cast<int>(DType::TC_DTYPE)),
-                       column);
+      Access::load_raw(raw[i], RowOf(p.x, row * p.x_stride, kDtype), column);
     }
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
@@ -38,20 +39,22 @@ TC_DEVICE void sum_columns(const ColumnSumsParams& p) {
       float x[kElements];
       Access::unpack(x, raw[i]);
 #pragma unroll
-      for (int j = 0; j < kElements; ++j) sums[j] += x[j];
+      for (int j = 0; j < kElements; ++j) sums[0][j] += x[j];
     }
   }
-  join_rows<kRows>(sums);
-  if (own > 0 || !valid) return;
-  const tc_int64 first = static_cast<tc_int64>(blockIdx.y) * p.columns;
-  Access::store(RowOf(p.out, first, p.out_dtype), sums, column);
+  const RowOf out(p.out, static_cast<tc_int64>(p.joins ? 0 : part) * p.columns, p.out_dtype);
+  columns.join(sums, [&](int, int own, const float (&sum)[1]) {
+    if (first_column + own < p.columns) {
+      Singles<kRowFloat32>::store(out, sum, first_column + own);
+    }
+  });
 }
 
 extern "C" __global__ void __launch_bounds__(kBlock)
     TC_KERNEL(const __grid_constant__ ColumnSumsParams p) {
   wait_for_previous_kernel();
-  with_access<Vectors, DType::TC_DTYPE>(p.columns,
-                                        [&](auto access) { sum_columns<decltype(access)>(p); });
+  with_access<ReadVectors, DType::TC_DTYPE>(p.columns,
+                                            [&](auto access) { sum_columns<decltype(access)>(p); });
 }
 
 }  // namespace torch_cubin::TC_KERNEL

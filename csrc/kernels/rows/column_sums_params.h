@@ -2,6 +2,7 @@
 //
 //   out[part, column] = sum(x[row, column] for the rows of the part)
 //
+// or with `joins`, in clusters of `parts` blocks, the sum of all parts in out[0, column].
 // Rows are contiguous, and follow each other in a stride of elements. If `columns` is a multiple of
 // eight, all rows begin at multiples of 16 bytes.
 #pragma once
@@ -18,6 +19,7 @@ struct ColumnSumsParams {
   int columns;
   int parts;
   int out_dtype;
+  int joins;
 };
 
 }  // namespace torch_cubin

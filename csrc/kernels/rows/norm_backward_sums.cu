@@ -3,6 +3,9 @@
 // block takes many rows, as many at a time as fit, and sums over them in registers; norm_parts.cu
 // adds the sums of the blocks.
 //
+// Which products are rounded before they are added is said (fmaf, __fmul_rn), not left to the
+// compiler, so that norm_backward_few.cu has the same bits.
+//
 // Rows are copied to shared memory ahead. A thread reads only what it copied itself, so that
 // nothing needs a barrier. grid.x decides the order of the sums.
 #include "norm_params.h"
@@ -149,10 +152,10 @@ struct Differentiation {
             x[i][j] -= mean;
             of_bias.of[i][j] += grad[i][j];
           }
-          grad[i][j] *= rstd;
-          of_weight.of[i][j] += grad[i][j] * x[i][j];
-          if (kWhole || p.weight != nullptr) grad[i][j] *= factor[j];
-          totals[i].of[0] += grad[i][j] * x[i][j];
+          grad[i][j] = __fmul_rn(grad[i][j], rstd);
+          of_weight.of[i][j] = fmaf(grad[i][j], x[i][j], of_weight.of[i][j]);
+          if (kWhole || p.weight != nullptr) grad[i][j] = __fmul_rn(grad[i][j], factor[j]);
+          totals[i].of[0] = fmaf(grad[i][j], x[i][j], totals[i].of[0]);
           if constexpr (kCentered) totals[i].of[1] += grad[i][j];
         }
       });
@@ -171,12 +174,12 @@ struct Differentiation {
       });
     }
     float shift = 0;
-    if constexpr (kCentered) shift = p.centered ? totals[0].of[1] * -part : 0.0f;
+    if constexpr (kCentered) shift = p.centered ? __fmul_rn(totals[0].of[1], -part) : 0.0f;
     const RowOf grad_x(p.grad_x, row * p.columns, kDtype);
     for_each([&](int i, int column) {
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        x[i][j] = grad[i][j] + x[i][j] * of_x;
+        x[i][j] = fmaf(x[i][j], of_x, grad[i][j]);
         if constexpr (kCentered) x[i][j] += shift;
       }
       if (p.grad_sum != nullptr) {

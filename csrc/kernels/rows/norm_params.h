@@ -7,6 +7,7 @@
 //                 with g = grad_out * weight, x_hat = (x - mean) * rstd
 // norm_backward_sums  the same, and sums_w and sums_b: grad_out * x_hat and grad_out, summed over
 //                 a part of the rows
+// norm_backward_few  norm_backward, and grad_weight and grad_bias, of few rows
 // norm_columns    sums_w and sums_b alone
 // norm_parts      grad_weight and grad_bias, the sums of sums_w's and sums_b's parts
 //
@@ -40,11 +41,11 @@ struct NormParams {
   int columns;
   int threads;    // of a row
   int cluster;    // blocks of a row
-  int vectors;    // norm_backward_sums: of each thread, at most
+  int vectors;    // norm_backward_sums, _few: of each thread, at most
   int row_dtype;  // of all tensors but these
   int weight_dtype, bias_dtype;
   int centered;
-  int parts;       // norm_columns: of the rows
+  int parts;       // norm_columns: of the rows; norm_backward_few: blocks that have columns
   int sums_parts;  // norm_parts: parts to sum
   float eps;
 };

@@ -54,6 +54,10 @@ constexpr int64_t kMostStagedShared = 2 * kStagedColumns * 2;
 constexpr int64_t kMultiprocessors = 132;
 // Of their passes over rows, fewer of which would take less time than another part's sums.
 constexpr int64_t kLeastPasses = 2;
+// norm_backward_few: rows and their elements at most, and blocks that have columns at least, but
+// for those of fewer rows than they read at a time.
+constexpr int64_t kMostFewRows = 4096, kMostFewElements = int64_t{1} << 22;
+constexpr int64_t kFewColumnBlocks = 128, kLeastFewRows = 32;
 constexpr int64_t kReservedShared = 1024;  // bytes of such a block, the system's, and for sums
 constexpr int64_t kMostColumns = INT32_MAX - (int64_t{1} << 20);  // a chunk more is counted
 constexpr int64_t kAlignment = 16;                                // bytes
@@ -71,6 +75,7 @@ constexpr Kind kKinds[] = {
     {kNormWarp, "norm_warp", "rows/norm", sizeof(NormParams)},
     {kNormBackward, "norm_backward", "rows/norm", sizeof(NormParams)},
     {kNormBackwardSums, "norm_backward_sums", "rows/norm", sizeof(NormParams)},
+    {kNormBackwardFew, "norm_backward_few", "rows/norm", sizeof(NormParams)},
     {kNormColumns, "norm_columns", "rows/norm", sizeof(NormParams)},
     {kNormParts, "norm_parts", "rows/norm", sizeof(NormParams)},
     {kRowsSoftmax, "softmax", "rows/softmax", sizeof(RowsSoftmaxParams)},
@@ -285,6 +290,11 @@ PackageKernel& rows_kernel(RowsKind kind, ScalarType row_dtype, const Device& de
   return *kernels_of(kind, row_dtype, table_of(device)).front();
 }
 
+int64_t largest_cluster(RowsKind kind, ScalarType row_dtype, const Device& device) {
+  if (device.sm < kClusterArch) return 1;
+  return table_of(device).largest_cluster(rows_kernel(kind, row_dtype, device), device);
+}
+
 RowsLayout::RowsLayout(RowsKind kind, const Device& device, const RowSizes& sizes,
                        ScalarType row_dtype, int64_t tensors) {
   const bool of_losses = kind == kLosses || kind == kLossesGeneral;
@@ -383,6 +393,26 @@ SumsLayout::SumsLayout(const Device& device, const RowSizes& sizes, ScalarType r
     grid.cluster_x = cluster;
     return;
   }
+}
+
+FewRowsLayout::FewRowsLayout(const Device& device, const RowSizes& sizes, ScalarType row_dtype,
+                             const SumsLayout& sums) {
+  const RowsTable& table = table_of(device);
+  const std::vector<PackageKernel*>& found =
+      table.kernels[kNormBackwardFew][dtype_index(row_dtype)];
+  if (found.empty() || sums.kernel == nullptr || sums.cluster > 1 || sizes.rows > kMostFewRows ||
+      sizes.rows * sizes.columns > kMostFewElements || sums.threads > found[0]->entry().block[0]) {
+    return;
+  }
+  kernel = found[0];
+  const int64_t columns = torch_cubin::blocks_of_columns(sizes);
+  cluster = std::min({shares(sizes.rows, kLeastFewRows, kMostCluster),
+                      shares(kFewColumnBlocks, columns, kMostCluster),
+                      table.largest_cluster(*kernel, device)});
+  blocks_of_columns = columns * cluster;
+  const int64_t of_rows = ceil_div(sizes.rows, kernel->entry().block[0] / sums.threads);
+  grid.x = blocks_of_columns + ceil_div(of_rows, cluster) * cluster;
+  grid.cluster_x = cluster;
 }
 
 namespace {

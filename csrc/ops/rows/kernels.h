@@ -15,6 +15,7 @@ enum RowsKind {
   kNormWarp,
   kNormBackward,
   kNormBackwardSums,
+  kNormBackwardFew,
   kNormColumns,
   kNormParts,
   kRowsSoftmax,
@@ -85,6 +86,18 @@ struct SumsLayout {
   Grid grid;
 };
 
+// The same for norm_backward_few, of rows that `sums` has.
+struct FewRowsLayout {
+  // Null `kernel` where norm_backward_sums takes them: which kernel does depends on sizes alone.
+  FewRowsLayout(const Device& device, const RowSizes& sizes, ScalarType row_dtype,
+                const SumsLayout& sums);
+
+  PackageKernel* kernel = nullptr;
+  int64_t cluster = 1;            // blocks that share the rows of some columns
+  int64_t blocks_of_columns = 0;  // all of them
+  Grid grid;
+};
+
 // Whether kernels of a kind take such rows, whole or in a cluster's parts, in shared memory.
 bool has_staged_rows(RowsKind kind, const RowSizes& sizes, ScalarType row_dtype,
                      const Device& device);
@@ -95,6 +108,9 @@ bool has_warp_rows(RowsKind kind, const RowSizes& sizes, ScalarType row_dtype,
 
 // The kernel that is the only one of its kind; throws as RowsLayout.
 PackageKernel& rows_kernel(RowsKind kind, ScalarType row_dtype, const Device& device);
+
+// The blocks of the largest cluster of that kernel; 1 where the device has none.
+int64_t largest_cluster(RowsKind kind, ScalarType row_dtype, const Device& device);
 
 // The blocks that have all columns of a matrix, for kernels that sum over its rows, and for
 // norm_parts.cu.

@@ -51,6 +51,25 @@ void differentiate_with_sums(NormParams& p, const Device& gpu, const RowSizes& s
   std::optional<SumsLayout> layout;
   if (p.grad_x != nullptr) layout.emplace(gpu, sizes, dtype, p.grad_sum != nullptr);
   const bool fused = layout && layout->kernel != nullptr;
+  p.grad_weight = grad_weight ? written(*grad_weight) : nullptr;
+  p.grad_bias = grad_bias ? written(*grad_bias) : nullptr;
+  const auto describe_sums = [&] {
+    p.rows = sizes.rows;
+    p.columns = static_cast<int>(sizes.columns);
+    p.threads = static_cast<int>(layout->threads);
+    p.cluster = static_cast<int>(layout->cluster);
+    p.vectors = static_cast<int>(layout->vectors);
+  };
+  if (fused && (p.weight == nullptr || p.weight_dtype == p.row_dtype)) {
+    const FewRowsLayout few(gpu, sizes, dtype, *layout);
+    if (few.kernel != nullptr) {
+      describe_sums();
+      p.cluster = static_cast<int>(few.cluster);
+      p.parts = static_cast<int>(few.blocks_of_columns);
+      launch(*few.kernel, few.grid, gpu, p);
+      return;
+    }
+  }
   const int64_t parts =
       fused ? layout->parts : std::clamp<int64_t>(ceil_div(sizes.rows, kRowsOfPart), 1, kMostParts);
   const int64_t elements = parts * sizes.columns;
@@ -60,11 +79,7 @@ void differentiate_with_sums(NormParams& p, const Device& gpu, const RowSizes& s
   if (grad_weight) p.sums_w = std::exchange(next, next + elements);
   if (grad_bias) p.sums_b = next;
   if (fused) {
-    p.rows = sizes.rows;
-    p.columns = static_cast<int>(sizes.columns);
-    p.threads = static_cast<int>(layout->threads);
-    p.cluster = static_cast<int>(layout->cluster);
-    p.vectors = static_cast<int>(layout->vectors);
+    describe_sums();
     launch(*layout->kernel, layout->grid, gpu, p);
   } else {
     if (p.grad_x != nullptr) launch_rows(kNormBackward, p, gpu, sizes, dtype);
@@ -74,8 +89,6 @@ void differentiate_with_sums(NormParams& p, const Device& gpu, const RowSizes& s
     launch(rows_kernel(kNormColumns, dtype, gpu), {blocks_of_columns(sizes), parts}, gpu, p);
   }
   p.sums_parts = static_cast<int>(parts);
-  p.grad_weight = grad_weight ? written(*grad_weight) : nullptr;
-  p.grad_bias = grad_bias ? written(*grad_bias) : nullptr;
   launch(rows_kernel(kNormParts, ScalarType::Float, gpu), {blocks_of_parts(sizes), kinds}, gpu, p);
 }
 

@@ -1,0 +1,170 @@
+// The derivative of layer norm and RMS norm with the gradients of weight and bias for few rows, in
+// one launch; norm_params.h defines the computation. The first blocks have columns of all rows,
+// which the blocks of a cluster share (cluster_columns.cuh), the others rows. Both read x and
+// grad_out, of which the L2 cache has the second copy.
+//
+// A row's gradient has the bits of norm_backward_sums.cu, whatever the number of rows: its threads
+// have the same vectors, operations and order of sums.
+#include "cluster_columns.cuh"
+#include "norm_params.h"
+
+namespace torch_cubin::TC_KERNEL {
+
+constexpr int kBlock = TC_THREADS, kDtype = static_cast<int>(DType::TC_DTYPE);
+constexpr int kHeld = 4;                                       // vectors of a column's thread
+constexpr float kLeastSquared = 1e-16f, kMostSquared = 1e18f;  // others' squares lose digits
+using Access = Vectors<kDtype>;
+using Raw = typename Access::Raw;
+
+template <bool kCentered>
+TC_DEVICE void sum_columns(const NormParams& p) {
+  constexpr int kKinds = kCentered ? 2 : 1;
+  using Columns = ClusterColumns<kBlock, kKinds>;
+  const Columns columns(p.cluster);
+  const int log_cluster = 31 - __clz(p.cluster);
+  const int first_column = static_cast<int>(blockIdx.x >> log_cluster) * Columns::kColumns;
+  const int column = first_column + static_cast<int>(threadIdx.x) % kThreadsAcross * kRowVector;
+  const bool valid = column < p.columns;
+  const tc_int64 size = (p.rows + p.cluster - 1) >> log_cluster;
+  const tc_int64 begin = size * (blockIdx.x & (p.cluster - 1)), end = min(begin + size, p.rows);
+  float sums[kKinds][kRowVector] = {};
+#pragma unroll 1
+  for (tc_int64 first = begin + threadIdx.x / kThreadsAcross; valid && first < end;
+       first += kHeld * Columns::kRows) {
+    Raw x_raw[kHeld], grad_raw[kHeld];
+    float mean[kHeld], rstd[kHeld];
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      const tc_int64 row = first + i * Columns::kRows;
+      if (row >= end) break;
+      Access::load_raw(x_raw[i], RowOf(p.x, row * p.x_stride, kDtype), column);
+      Access::load_raw(grad_raw[i], RowOf(p.grad_out, row * p.grad_out_stride, kDtype), column);
+      mean[i] = p.centered ? p.mean[row] : 0.0f;
+      rstd[i] = p.rstd[row];
+    }
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      if (first + i * Columns::kRows >= end) break;
+      float x[kRowVector], grad[kRowVector];
+      Access::unpack(x, x_raw[i]);
+      Access::unpack(grad, grad_raw[i]);
+#pragma unroll
+      for (int j = 0; j < kRowVector; ++j) {
+        sums[0][j] += grad[j] * ((x[j] - mean[i]) * rstd[i]);
+        if constexpr (kCentered) sums[1][j] += grad[j];
+      }
+    }
+  }
+  columns.join(sums, [&](int kind, int own, const float (&sum)[1]) {
+    void* const to = kind == 0 ? p.grad_weight : p.grad_bias;
+    if (to == nullptr || first_column + own >= p.columns) return;
+    const RowOf gradient(to, 0, kind == 0 ? p.weight_dtype : p.bias_dtype);
+    Singles<kRowFloat32>::store(gradient, sum, first_column + own);
+  });
+}
+
+template <bool kCentered, int kVectors>
+TC_DEVICE void differentiate(const NormParams& p, int block) {
+  using Totals = Sums<kCentered ? 2 : 1>;
+  const int at_once = kBlock / p.threads;  // rows
+  RowJoin<Totals, kBlock, false, true> join(at_once == 1 ? kBlock : p.threads, 1);
+  const int own = static_cast<int>(threadIdx.x) / p.threads;
+  const int lane = static_cast<int>(threadIdx.x) % p.threads;
+  const tc_int64 row = static_cast<tc_int64>(block) * at_once + own;
+  const bool valid = own < at_once && row < p.rows;
+  const auto for_each = [&](auto&& body) {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const int column = (lane + i * p.threads) * kRowVector;
+      if (valid && column < p.columns) body(i, column);
+    }
+  };
+  Raw x_raw[kVectors], grad_raw[kVectors], weight[kVectors];
+  for_each([&](int i, int column) {
+    Access::load_raw(x_raw[i], RowOf(p.x, row * p.x_stride, kDtype), column);
+    Access::load_raw(grad_raw[i], RowOf(p.grad_out, row * p.grad_out_stride, kDtype), column);
+  });
+  for_each([&](int i, int column) {
+    if (p.weight != nullptr) Access::load_raw(weight[i], RowOf(p.weight, 0, kDtype), column);
+  });
+  float mean = 0, rstd = 0;
+  if (valid) {
+    if (kCentered && p.centered) mean = p.mean[row];
+    rstd = p.rstd[row];
+  }
+  const float part = 1.0f / static_cast<float>(p.columns);
+  float x[kVectors][kRowVector], grad[kVectors][kRowVector];  // x - mean, rstd * grad_out * weight
+  Totals totals[kVectors] = {};                               // of x * grad, and of grad
+  for_each([&](int i, int) {
+    float factor[kRowVector];
+    Access::unpack(x[i], x_raw[i]);
+    Access::unpack(grad[i], grad_raw[i]);
+    if (p.weight != nullptr) Access::unpack(factor, weight[i]);
+#pragma unroll
+    for (int j = 0; j < kRowVector; ++j) {
+      if (kCentered) x[i][j] -= mean;
+      grad[i][j] = __fmul_rn(grad[i][j], rstd);
+      if (p.weight != nullptr) grad[i][j] = __fmul_rn(grad[i][j], factor[j]);
+      totals[i].of[0] = fmaf(grad[i][j], x[i][j], totals[i].of[0]);
+      if constexpr (kCentered) totals[i].of[1] += grad[i][j];
+    }
+  });
+  Raw sum_raw[kVectors];
+  for_each([&](int i, int column) {
+    if (p.grad_sum == nullptr) return;
+    Access::load_raw(sum_raw[i], RowOf(p.grad_sum, row * p.grad_sum_stride, kDtype), column);
+  });
+#pragma unroll
+  for (int i = 1; i < kVectors; ++i) totals[0] = typename Totals::Join{}(totals[0], totals[i]);
+  join(totals[0], typename Totals::Join{});
+  if (!valid) return;
+  float of_x = totals[0].of[0] * rstd * -part;  // of x_hat, then of x
+  if (rstd > kLeastSquared && rstd < kMostSquared) {
+    of_x *= rstd;
+  } else {
+    for_each([&](int i, int) {
+#pragma unroll
+      for (int j = 0; j < kRowVector; ++j) x[i][j] *= rstd;
+    });
+  }
+  float shift = 0;
+  if constexpr (kCentered) shift = p.centered ? __fmul_rn(totals[0].of[1], -part) : 0.0f;
+  const RowOf grad_x(p.grad_x, row * p.columns, kDtype);
+  for_each([&](int i, int column) {
+    float addend[kRowVector];
+    if (p.grad_sum != nullptr) Access::unpack(addend, sum_raw[i]);
+#pragma unroll
+    for (int j = 0; j < kRowVector; ++j) {
+      x[i][j] = fmaf(x[i][j], of_x, grad[i][j]);
+      if constexpr (kCentered) x[i][j] += shift;
+      if (p.grad_sum != nullptr) x[i][j] += addend[j];
+    }
+    Access::store_own(grad_x, x[i], column);
+  });
+}
+
+template <bool kCentered>
+TC_DEVICE void run(const NormParams& p) {
+  const int block = static_cast<int>(blockIdx.x) - p.parts;
+  if (block < 0) return sum_columns<kCentered>(p);
+  p.vectors == 3 ? differentiate<kCentered, 3>(p, block) : differentiate<kCentered, 2>(p, block);
+}
+
+extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
+    TC_KERNEL(const __grid_constant__ NormParams p) {
+  wait_for_previous_kernel();
+  p.centered || p.grad_bias != nullptr ? run<true>(p) : run<false>(p);
+}
+
+}  // namespace torch_cubin::TC_KERNEL
+
+// accepted_spill: of three vectors a thread, which 520 to 768 columns have.
+/* torch_cubin kernels
+{"virtual_arch": [90],
+ "kernels": [
+  {"name": "norm_backward_few_rows_{d.short}", "kind": "norm_backward_few", "archs": ["sm_90a"],
+   "dtype": "{d.dtype}", "math": "float32", "layout": "any", "alignment": 16, "tile": [1, 4096, 1],
+   "stages": 1, "block": [256, 1, 1], "dynamic_shared": 0,
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": 3}, "accepted_spill": {"sm_90a": 200}, "cost": {"k_tile": 0, "fixed": 0},
+   "for": {"d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}]}}]}
+*/
