@@ -109,7 +109,7 @@ def test_the_plan_is_the_config_of_the_least_predicted_time(driver, catalog) -> 
     def run() -> list:
         products = plan_changes.random_products(1500, seed=7)
         products = [p for p in products if not p["batch_invariant"]]
-        products += [described(size, size, size, "nt", "float32") for size in (2048, 4096)]
+        products += [described(size, size, size, "tn", "float32") for size in (2048, 4096)]
         return [products, library.planned(products, configs=True)]
 
     products, plans = forked(run)

@@ -1,5 +1,5 @@
-"""TF32 products of operands that are not contiguous along K: which are copied, and the
-parameters."""
+"""TF32 products of operands that are not contiguous along K, and float32 products of operands that
+are: which are copied, and the parameters."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def catalog(driver) -> None:
     catalogs.declare(driver, catalogs.kernels_of("matmul"))
 
 
-def launches_of(driver, a, b, batch_invariant: bool = False) -> list:
+def launches_of(driver, a, b, batch_invariant: bool = False, tf32: bool = True) -> list:
     def run() -> list:
-        torch.backends.cuda.matmul.allow_tf32 = True
+        torch.backends.cuda.matmul.allow_tf32 = tf32
         x, y = (tensors.strided(*each) for each in (a, b))
         if batch_invariant:
             with torch_cubin.batch_invariant():
@@ -92,4 +92,37 @@ def test_other_products_are_not_copied(driver, catalog) -> None:
         (((64, 64), (64, 1)), ((64, 64), (64, 1)), False),  # too small
     ):
         *_, records = launches_of(driver, a, b, mode)
+        assert not any(r["kernel"].startswith("transpose") for r in records)
+
+
+def test_float32_operands_are_copied_so_that_neither_is_contiguous_along_k(driver, catalog) -> None:
+    m, n, k = 4096, 2050, 4104
+    a, b = ((m, k), (k, 1)), ((k, n), (1, k + 1))
+    *addresses, records = launches_of(driver, a, b, tf32=False)
+    first, second = jobs_of(records[0])
+    assert [first["from"], second["from"]] == addresses
+    assert (first["vectors"], second["vectors"]) == (1, 0)
+    assert (first["rows"], first["columns"], second["rows"], second["columns"]) == (m, k, n, k)
+    assert (first["row_stride"], second["row_stride"]) == (k, k + 1)
+    assert (first["to_row_stride"], second["to_row_stride"]) == (4096, 2080)
+    params = launch_params.read(records[0], PARAMS)
+    assert params.first_blocks == 64 * 65
+    assert records[0]["grid"] == [64 * 65 + 33 * 65, 1, 1]
+    assert not params.rounds
+    assert records[1]["kernel"].startswith("simt_matmul_f32_tn_")
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_copies_are_rounded_for_tf32_alone(driver, catalog, mode: bool) -> None:
+    n = 4096
+    a = ((n, n), (n, 1))
+    b = ((n, n), (n + 1, 1)) if mode else ((n, n), (1, n))
+    *_, records = launches_of(driver, a, b, tf32=mode)
+    assert bool(launch_params.read(records[0], PARAMS).rounds) == mode
+
+
+def test_other_float32_products_are_not_copied(driver, catalog) -> None:
+    for n, layout, invariant in ((4096, "tn", False), (512, "nt", False), (4096, "nt", True)):
+        a, b = (((n, n), (n, 1) if letter == "n" else (1, n)) for letter in layout)
+        *_, records = launches_of(driver, a, b, invariant, tf32=False)
         assert not any(r["kernel"].startswith("transpose") for r in records)

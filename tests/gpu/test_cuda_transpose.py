@@ -1,17 +1,24 @@
 """TF32 products of operands that are not contiguous along K: through registers where their rows are
-aligned (csrc/kernels/matmul/sm90_registers.cuh), else copied (csrc/kernels/matmul/transpose.cu)."""
+aligned (csrc/kernels/matmul/sm90_registers.cuh), else copied (csrc/kernels/matmul/transpose.cu).
+And large float32 products of operands that are, which are copied so that they are not."""
 
 from __future__ import annotations
+
+import itertools
 
 import numerics
 import pytest
 import torch
 from gpu import cases
 
+from torch_cubin._native import library
+from torch_cubin._tuning import measure
+
 pytestmark = pytest.mark.usefixtures("nan_memory")
 
 # Whole tiles of the copy, tails in every dim, rows that are not whole vectors.
 SHAPES = ((1024, 1024, 1024), (520, 776, 1000), (1031, 1033, 2049), (300, 2051, 517))
+LARGE = ((2048, 1024, 2048), (2051, 1033, 2053))  # float32 copies for these alone
 LAYOUTS = {
     "n": cases.Layout(),
     "t": cases.Layout(order=(1, 0)),
@@ -50,6 +57,33 @@ def test_products_are_exact_on_small_integers(generator: torch.Generator) -> Non
     assert any(name.startswith("sm90_matmul_tf32_tt_") for name in names)
 
 
+def test_float32_products_of_copies_have_the_bits_of_those_without(
+    generator: torch.Generator,
+) -> None:
+    """Normal numbers, which a copy that rounds to TF32 would change."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("kernels for compute capability 9.0")
+    wrong = []
+    tile = "simt 128x128x8"  # adds up K in one chain
+    with cases.math_mode("float32"), measure.watching():
+        for (m, n, k), a_name, b_name in itertools.product(LARGE, LAYOUTS, LAYOUTS):
+            a = cases.place(cases.draw((m, k), torch.float32, False, generator), LAYOUTS[a_name])
+            b = cases.place(cases.draw((k, n), torch.float32, False, generator), LAYOUTS[b_name])
+            library.force_config(tile)
+            own = torch.ops.cubin.matmul(a, b)
+            along_k = [name for name, is_along in (("a", a_name == "n"), ("b", b_name != "n"))
+                       if is_along]  # fmt: skip
+            for copied in {*along_k, "".join(along_k)} - {""}:
+                library.force_config(f"transpose {copied}/{tile}")
+                cases.poison(m * n, torch.float32)
+                if not torch.equal(torch.ops.cubin.matmul(a, b), own):
+                    wrong.append(f"{(m, n, k)} {a_name} {b_name} {copied}")
+        library.force_config("")
+        taken = {plan["chosen"] for plan in library.watched_plans()}
+    assert wrong == []
+    assert taken >= {"transpose a", "transpose b", "transpose ab"}
+
+
 def test_batches_and_broadcasts(generator: torch.Generator) -> None:
     with cases.math_mode("tf32"):
         a = cases.draw((3, 520, 1024), torch.float32, True, generator)
@@ -57,6 +91,20 @@ def test_batches_and_broadcasts(generator: torch.Generator) -> None:
         for right in (b, b.expand(3, -1, -1), b.expand(3, -1, -1).contiguous()):
             out = torch.ops.cubin.matmul(a.mT.contiguous().mT, right)
             assert torch.equal(out, (a.double() @ right.double()).float())
+
+
+def test_batches_and_broadcasts_of_float32(generator: torch.Generator) -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("kernels for compute capability 9.0")
+    with cases.math_mode("float32"), measure.watching():
+        a = cases.draw((3, 1040, 1024), torch.float32, True, generator)
+        b = cases.draw((1552, 1024), torch.float32, True, generator)
+        library.force_config("transpose ab")
+        for weight in (b, b.expand(3, -1, -1), b.expand(3, -1, -1).contiguous()):
+            out = torch.ops.cubin.matmul(a, weight.mT)
+            assert torch.equal(out, (a.double() @ weight.mT.double()).float())
+        assert "transpose ab" in {plan["chosen"] for plan in library.watched_plans()}
+        library.force_config("")
 
 
 def test_errors_are_those_of_rounded_operands(generator: torch.Generator) -> None:

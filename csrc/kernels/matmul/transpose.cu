@@ -1,5 +1,6 @@
-// Transposes float32 matrices for Hopper's wgmma, which requires K-major TF32 operands. Elements
-// are rounded to TF32, since wgmma would truncate them. Bound by memory bandwidth.
+// Transposes float32 matrices: for Hopper's wgmma, which requires K-major TF32 operands, rounded to
+// TF32, since wgmma would truncate them; and for simt.cu, which is quickest where neither operand
+// is K-major. Bound by memory bandwidth.
 //
 // Roles: all threads are alike. A block transposes one tile of 64 x 64 elements through shared
 // memory: a thread reads four vectors of a row and writes four of a column. The padding after a row
@@ -23,7 +24,7 @@ TC_DEVICE float round_to_tf32(float x) {
 }
 
 TC_DEVICE void read_tile(const TransposeJob& job, const float* from, int row, int column,
-                         float (&tile)[kTile][kPitch]) {
+                         bool rounds, float (&tile)[kTile][kPitch]) {
   int at = threadIdx.x % kVectors * kVector;
   float x[kTile / kStep][kVector];
 #pragma unroll
@@ -44,7 +45,8 @@ TC_DEVICE void read_tile(const TransposeJob& job, const float* from, int row, in
   for (int i = 0; i < kTile / kStep; ++i) {
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
-      tile[at + j][threadIdx.x / kVectors + i * kStep] = round_to_tf32(x[i][j]);
+      const float value = rounds ? round_to_tf32(x[i][j]) : x[i][j];
+      tile[at + j][threadIdx.x / kVectors + i * kStep] = value;
     }
   }
 }
@@ -74,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
   u32 batch = above / job.tiles_rows, row = above - batch * job.tiles_rows;
   auto from = static_cast<const float*>(job.from) + batch * job.batch_stride;
   auto to = static_cast<float*>(job.to) + batch * job.to_batch_stride;
-  read_tile(job, from, row * kTile, column * kTile, tile);
+  read_tile(job, from, row * kTile, column * kTile, p.rounds, tile);
   __syncthreads();
   write_tile(job, to, row * kTile, column * kTile, tile);
 }

@@ -19,6 +19,7 @@ struct TransposeJob {
 struct TransposeParams {
   TransposeJob jobs[2];
   unsigned int first_blocks;  // the number of blocks for jobs[0]; the others do jobs[1]
+  int rounds;                 // to TF32
 };
 
 }  // namespace torch_cubin

@@ -1,7 +1,9 @@
 // The backend of csrc/kernels/matmul/transpose.cu: TF32 products of operands that are not
 // contiguous along K, which wgmma cannot read from shared memory. They, or one of two, are copied
 // first so that they are, and the product then goes to whichever kernels are quickest for that:
-// those of sm90.cu take one such operand, where its rows are aligned.
+// those of sm90.cu take one such operand, where its rows are aligned. And float32 products of
+// operands that are, which simt.cu's threads have to transpose themselves, with instructions that
+// are no FMA: of large ones copies take less (4096 x 4096 x 4096, NT: 1.3% of the time each).
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -19,13 +21,17 @@ constexpr int64_t kFloatBytes = 4;
 // Bytes of copies that a product may take beside its operands and its output.
 constexpr int64_t kMostTransposedBytes = int64_t{2} << 30;
 // Multiplications below which a second launch costs more than the portable kernels' slower
-// products.
+// products: of TF32, and of float32.
 constexpr int64_t kLeastTransposedWork = int64_t{1} << 24;
+constexpr int64_t kLeastFloat32Work = int64_t{1} << 32;
 
-// From one row of a copy to the next: rows begin at lines of the cache.
-int64_t transposed_pitch(int64_t k) {
-  return ceil_div(k * kFloatBytes, kLineBytes) * kLineBytes / 4;
+// From one row of a copy, of `size` elements, to the next: rows begin at lines of the cache.
+int64_t transposed_pitch(int64_t size) {
+  return ceil_div(size * kFloatBytes, kLineBytes) * kLineBytes / kFloatBytes;
 }
+
+// Whether copies are contiguous along K, or, as those of float32, along the operand's own dim.
+bool to_k(Math math) { return math == kMathTF32; }
 
 // Which operands a plan copies.
 struct TransposePlan {
@@ -51,7 +57,7 @@ class TransposeKernels : public MatmulKernels {
   }
 
   void configs(const MatmulCase& c, MatmulConfigs& out) const override {
-    const bool a = !is_along_k(c.a), b = !is_along_k(c.b);
+    const bool a = is_along_k(c.a) != to_k(c.math), b = is_along_k(c.b) != to_k(c.math);
     if (a) rewrite(c, {true, false}, out);
     if (b) rewrite(c, {false, true}, out);
     if (a && b) rewrite(c, {true, true}, out);
@@ -69,6 +75,7 @@ class TransposeKernels : public MatmulKernels {
     MatmulProblem turned = p;
     MatmulOperands copies = operands;
     TransposeParams params{};
+    params.rounds = to_k(p.math);
     std::vector<Workspace> memory;
     int64_t blocks = 0;
     int jobs = 0;
@@ -76,30 +83,32 @@ class TransposeKernels : public MatmulKernels {
                           int64_t* batch_stride) {
       const bool several = p.batch_dims == 1 && batch_stride[0] != 0;
       const int64_t batch = several ? p.batch_size[0] : 1;
-      const int64_t pitch = transposed_pitch(p.k);
+      const int64_t rows = to_k(p.math) ? p.k : own, columns = to_k(p.math) ? own : p.k;
+      int64_t& row_stride = to_k(p.math) ? k_stride : own_stride;
+      const int64_t pitch = transposed_pitch(rows), bytes = columns * pitch * kFloatBytes;
       const auto use_copy = [&] {
         data = memory.back().data();
-        own_stride = pitch;
-        k_stride = 1;
-        if (several) batch_stride[0] = own * pitch;
+        own_stride = to_k(p.math) ? pitch : 1;
+        k_stride = to_k(p.math) ? 1 : pitch;
+        if (several) batch_stride[0] = columns * pitch;
       };
       // A matrix times its transpose is copied once.
       if (jobs == 1 && p.symmetry != Symmetry::kNone) return use_copy();
-      memory.emplace_back(device_, batch * own * pitch * kFloatBytes);
+      memory.emplace_back(device_, batch * bytes);
       TransposeJob& job = params.jobs[jobs++];
       job.from = data;
       job.to = memory.back().data();
-      job.row_stride = k_stride;
+      job.row_stride = row_stride;
       job.batch_stride = several ? batch_stride[0] : 0;
       job.to_row_stride = pitch;
-      job.to_batch_stride = own * pitch;
-      job.rows = static_cast<int>(p.k);
-      job.columns = static_cast<int>(own);
-      job.tiles_rows = static_cast<int>(ceil_div(p.k, kTransposeTile));
-      job.tiles_columns = static_cast<int>(ceil_div(own, kTransposeTile));
+      job.to_batch_stride = columns * pitch;
+      job.rows = static_cast<int>(rows);
+      job.columns = static_cast<int>(columns);
+      job.tiles_rows = static_cast<int>(ceil_div(rows, kTransposeTile));
+      job.tiles_columns = static_cast<int>(ceil_div(columns, kTransposeTile));
       constexpr int64_t kVector = kVectorBytes / kFloatBytes;
       job.vectors = reinterpret_cast<uintptr_t>(data) % kVectorBytes == 0 &&
-                    k_stride % kVector == 0 && job.batch_stride % kVector == 0;
+                    row_stride % kVector == 0 && job.batch_stride % kVector == 0;
       blocks += batch * job.tiles_rows * job.tiles_columns;
       if (jobs == 1) params.first_blocks = static_cast<unsigned>(blocks);
       use_copy();
@@ -119,10 +128,10 @@ class TransposeKernels : public MatmulKernels {
   void rewrite(const MatmulCase& c, TransposePlan chosen, MatmulConfigs& out) const {
     const double work = static_cast<double>(c.batch) * c.m * c.n * c.k;
     // Which kernels follow could depend on the number of rows: not for batch-invariant products.
-    if (c.math != kMathTF32 || c.split_sums || c.sums_rows() || c.batch_invariant ||
-        c.batch_dims > 1 || work < kLeastTransposedWork) {
-      return;
-    }
+    const bool is_tf32 = c.math == kMathTF32;
+    if (!is_tf32 && c.math != kMathFloat32) return;
+    if (c.split_sums || c.sums_rows() || c.batch_invariant || c.batch_dims > 1) return;
+    if (work < (is_tf32 ? kLeastTransposedWork : kLeastFloat32Work)) return;
     if ((chosen.a && !c.a_unit) || (chosen.b && !c.b_unit)) return;
     constexpr int64_t kMostSize = (int64_t{1} << 31) - kTransposeTile;
     if (c.m > kMostSize || c.n > kMostSize || c.k > kMostSize) return;
@@ -130,11 +139,12 @@ class TransposeKernels : public MatmulKernels {
     double copied = 0;  // bytes
     const auto turn = [&](bool broadcast, int64_t own, Access& access, bool& mappable,
                           bool& lines) {
-      access = kKVectors;
+      access = to_k(c.math) ? kKVectors : kOwnVectors;
       mappable = lines = true;
       if (c.symmetric && copied > 0) return;  // the copy of A serves
-      copied += static_cast<double>(broadcast ? 1 : c.batch) * static_cast<double>(own) *
-                static_cast<double>(transposed_pitch(c.k) * kFloatBytes);
+      const int64_t row = transposed_pitch(to_k(c.math) ? c.k : own);
+      copied += static_cast<double>(broadcast ? 1 : c.batch) * kFloatBytes *
+                static_cast<double>((to_k(c.math) ? own : c.k) * row);
     };
     if (chosen.a) turn(c.a_broadcast, c.m, turned.a, turned.a_mappable, turned.a_lines);
     if (chosen.b) turn(c.b_broadcast, c.n, turned.b, turned.b_mappable, turned.b_lines);
