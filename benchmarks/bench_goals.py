@@ -91,6 +91,11 @@ def products() -> Iterator[tuple[str, Product]]:
     yield from each("other", [(512, 512, 512), (1024, 128, 1024), (2048, 64, 2048)], batch=16)
     epilogues = [(4096, 4096, 4096), (8192, 4096, 14336), (1024, 6144, 4096), (512, 28672, 4096)]
     yield from each("epilogues", epilogues, ("nt",))
+    few, gradients = PROJECTIONS[:2], [(1024, 1024, 8192), (4096, 1024, 8192), (3072, 768, 16384)]
+    for dtype in ("float32", "float64"):
+        yield from each(dtype, [(s, s, s) for s in (2048, 4096, 8192)], dtypes=(dtype,))
+        yield from each(dtype, [(64, n, k) for n, k in few], dtypes=(dtype,))
+        yield from each(dtype, gradients, ("tn",), (dtype,))
 
 
 def contenders(group: str, bias: torch.Tensor) -> dict[str, tuple[Callable, Callable]]:

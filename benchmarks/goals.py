@@ -19,6 +19,8 @@ PRODUCTS = {
     "random": Goal("200 random shapes, half odd", 1.5, 0.92),
     "other": Goal("TN, TT, batched, TF32", 1.00, 0.94),
     "epilogues": Goal("bias, activation / plain", 0.97, 0.95),
+    "float32": Goal("IEEE float32", 0.98, 0.95),
+    "float64": Goal("float64", 0.98, 0.95),
 }
 ATTENTION = {
     "forward": Goal("forward / cuDNN", 1.12, 0.98),
