@@ -557,11 +557,13 @@ def configs_sanitize(tool: str, mode: str) -> dict:
     shapes = [middle, streamed, unaligned, *few]
     if tool == "racecheck":  # takes many times as long
         shapes = [(72, 136, 1032), streamed, unaligned, few[0], few[-1]]
+    # K of all tiles divided evenly, among blocks or pairs of them: each has parts of two tiles.
+    few_streamed = [(m, 8512, 1032) for m in (1, 16, 24, 64)]
     wrong, ran = [], set()
     for layout in ("nt", "nn", "tn", "tt"):
         if mode == "tf32" and layout == "tn":  # one operand is copied first, then as nn or tt
             continue
-        for m, n, k in shapes:
+        for m, n, k in [*shapes, *(few_streamed if layout == "nn" and mode != "tf32" else ())]:
             with cases.math_mode(mode) as dtype, torch.no_grad():
                 a, b = torch.randint(-3, 4, (m, k)), torch.randint(-3, 4, (k, n))
                 bias = torch.randint(-3, 4, (n,))
@@ -582,6 +584,8 @@ def configs_sanitize(tool: str, mode: str) -> dict:
                 ]
                 if (m, n, k) == streamed:
                     configs = [name for name in configs if "streamed" in name]
+                if (m, n, k) in few_streamed:
+                    configs = [n for n in configs if "skinny" in n and "streamed" in n]
                 for number, config in enumerate(configs):
                     library.force_config(config)
                     out = torch.ops.cubin.matmul(a, b)
@@ -613,7 +617,8 @@ def configs_sanitize(tool: str, mode: str) -> dict:
                 if not torch.equal(relu.cpu(), expected):
                     wrong.append(f"{mode} {layout} {(m, n, k)} relu")
     torch.cuda.synchronize()
-    for config in (" split ", " sm90 64x64 read ") if mode != "tf32" else (" sm90 128x256 ",):
+    needed = (" split ", " sm90 64x64 read ", " 128 rows streamed ", " 64 rows streamed in pairs ")
+    for config in needed if mode != "tf32" else (" sm90 128x256 ",):
         if not any(config in name for name in ran):
             wrong.append(f"no product had the config '{config.strip()}'")
     return {"wrong": wrong, "calls": len(ran)}
