@@ -27,8 +27,10 @@
 #include "common/uniform.cuh"
 #include "sm90_block.cuh"
 #include "sm90_edge.cuh"
+#include "sm90_producer.cuh"
 #include "sm90_read.cuh"
 #include "sm90_registers.cuh"
+#include "sm90_round.cuh"
 #include "sm90_row_sums.cuh"
 #include "sm90_split.cuh"
 #include "sm90_transposed.cuh"
@@ -40,70 +42,66 @@ using namespace sm90;
 // ---- producer -----------------------------------------------------------------------------------
 
 // The first thread loads A and says what there is to do, the other one loads B; one alone does all.
+// `w` is the first item, if there is any.
 template <class C>
 TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empty, Work* ring,
-                       bool first) {
+                       bool first, Schedule<C>& schedule, Work& w, bool any) {
   const bool of_a = C::kProducers == 1 || first, of_b = C::kProducers == 1 || !first;
-  Schedule<C> schedule(p);
-  int stage = 0, number = 0;
-  u32 phase = 0;
+  int number = 0;
   const ClusterShape& cluster = schedule.shape;
   const Share share_a = share_of_a(cluster, schedule.rank);
   const Share share_b = share_of_b(cluster, schedule.rank);
-  bool batched = p.flags & kSm90Batched;
+  const bool batched = p.flags & kSm90Batched;
   bool backwards = false;
-  Work w;
-  bool any = schedule.get(w);
-  wait_for_previous_grid();
+  Position at;
   for (; any; any = schedule.get(w)) {
     begin_sooner<C>(p, w);
     int k = (backwards ? schedule.k_begin + w.k_count - 1 : schedule.k_begin) * C::kTileK;
-    int step = backwards ? -C::kTileK : C::kTileK;
+    const int step = backwards ? -C::kTileK : C::kTileK;
     w.k_first = k / C::kTileK;
     w.k_step = backwards ? -1 : 1;
-    barrier_wait_bounded(empty + 8 * stage, phase ^ 1);
+    if (p.flags & kSm90Serpentine) backwards = !backwards;
+    barrier_wait_bounded(empty + 8 * at.stage, at.phase ^ 1);
     if (of_a) ring[number++ % C::kRing] = w;
     if constexpr (kHasEdges<C>) {
       if (is_at_edge<C>(p, w)) {
+        wait_for_previous_grid();
         load_edge<C>(p, shared, full, empty, of_a, of_b, share_a, share_b, w, w.k_count, k, step,
-                     stage, phase);
-        if (p.flags & kSm90Serpentine) backwards = !backwards;
+                     at.stage, at.phase);
         continue;
       }
     } else {
       move_inside(p, w);
     }
+    if (batched) {
+      wait_for_previous_grid();
 #pragma unroll 1
-    for (int i = 0; i < w.k_count; ++i, k += step) {
-      barrier_wait_bounded(empty + 8 * stage, phase ^ 1);
-      u32 arrived = full + 8 * stage;
-      u32 to = shared + stage * C::kStageBytes;
-      barrier_expect(arrived, (of_a ? C::kABytes : 0) + (of_b ? C::kBBytes : 0));
-      if (of_a) {
-        load_operand<C::kAMnMajor, C::kTileM, C::kTileK>(p.a, to, arrived, share_a, batched, w.m0,
-                                                         k, w);
+      for (int i = 0; i < w.k_count; ++i, k += step) {
+        barrier_wait_bounded(empty + 8 * at.stage, at.phase ^ 1);
+        const u32 arrived = full + 8 * at.stage, to = shared + at.stage * C::kStageBytes;
+        barrier_expect(arrived, (of_a ? C::kABytes : 0) + (of_b ? C::kBBytes : 0));
+        if (of_a) {
+          load_operand<C::kAMnMajor, C::kTileM, C::kTileK>(p.a, to, arrived, share_a, true, w.m0, k,
+                                                           w);
+        }
+        if (of_b) {
+          load_operand<C::kBMnMajor, C::kTileN, C::kTileK>(p.b, to + C::kABytes, arrived, share_b,
+                                                           true, w.n0, k, w);
+        }
+        at.next<C>();
       }
-      if (of_b) {
-        load_operand<C::kBMnMajor, C::kTileN, C::kTileK>(p.b, to + C::kABytes, arrived, share_b,
-                                                         batched, w.n0, k, w);
-      }
-      if (++stage == C::kStages) {
-        stage = 0;
-        phase ^= 1;
-      }
+      continue;
     }
-    if (p.flags & kSm90Serpentine) backwards = !backwards;
+    load_blocks<C>(p, shared, full, of_a, share_a, share_b, w, w.k_count, k, step, at);
   }
-  barrier_wait_bounded(empty + 8 * stage, phase ^ 1);
+  wait_for_previous_grid();  // of a block without work
+  barrier_wait_bounded(empty + 8 * at.stage, at.phase ^ 1);
   if (of_a) ring[number % C::kRing].k_count = 0;
-  barrier_arrive(full + 8 * stage);
+  barrier_arrive(full + 8 * at.stage);
 #ifdef TC_BOUND_NANOSECONDS
   for (int i = 1; i < C::kStages; ++i) {  // traps if consumers hang
-    if (++stage == C::kStages) {
-      stage = 0;
-      phase ^= 1;
-    }
-    barrier_wait_bounded(empty + 8 * stage, phase ^ 1);
+    at.next<C>();
+    barrier_wait_bounded(empty + 8 * at.stage, at.phase ^ 1);
   }
 #endif
 }
@@ -148,13 +146,12 @@ TC_DEVICE void produce_lone(const Sm90MatmulParams& p, u32 shared, u32 full, u32
   int stage = 0, k = begin * C::kTileK;
   u32 phase = 0, base = shared;
   asm volatile("mov.u32 %0, %1;" : "=r"(base) : "r"(shared));  // else each load computes it again
-  wait_for_previous_grid();
   if (of_a) ring[0] = w;
-#pragma unroll 1
-  for (int i = 0; i < w.k_count; ++i, k += C::kTileK) {
+  const auto load = [&](int i, auto is_first) {
     const u32 arrived = base + C::kBarriers + 8 * stage, to = base + stage * C::kStageBytes;
     if (i >= C::kStages) barrier_wait_bounded(arrived + 8 * C::kStages, phase ^ 1);
     barrier_expect(arrived, (of_a ? C::kABytes : 0) + (of_b ? C::kBBytes : 0));
+    if constexpr (decltype(is_first)::value) wait_for_previous_grid();
     if (of_a) {
       load_operand<C::kAMnMajor, C::kTileM, C::kTileK>(p.a, to, arrived, alone, false, w.m0, k, w);
     }
@@ -162,11 +159,15 @@ TC_DEVICE void produce_lone(const Sm90MatmulParams& p, u32 shared, u32 full, u32
       load_operand<C::kBMnMajor, C::kTileN, C::kTileK>(p.b, to + C::kABytes, arrived, alone, false,
                                                        w.n0, k, w);
     }
+    k += C::kTileK;
     if (++stage == C::kStages) {
       stage = 0;
       phase ^= 1;
     }
-  }
+  };
+  load(0, Constant<1>{});
+#pragma unroll 1
+  for (int i = 1; i < w.k_count; ++i) load(i, Constant<0>{});
   barrier_wait_bounded(empty + 8 * stage, phase ^ 1);
   if (of_a) ring[1].k_count = 0;
   barrier_arrive(full + 8 * stage);
@@ -237,6 +238,10 @@ TC_DEVICE void produce_by_reading(const Sm90MatmulParams& p, u32 shared, u32 ful
 
 // ---- consumers ----------------------------------------------------------------------------------
 
+// Whether the loop over K is unrolled by the ring of stages (sm90_round.cuh).
+template <class C>
+constexpr bool kHasRounds = C::kConsumers == 1 && !C::kReads && C::kElement == 2;
+
 template <class C>
 TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empty, u32 word,
                        const Work* ring, int warp) {
@@ -251,6 +256,7 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
   int source = rows_wanted ? threadIdx.x % 32 : threadIdx.x % 32 * 4 + warp % 4;
   bool frees = source < cluster.sources();
   u32 target = cluster_rank() ^ cluster.source(source);
+  [[maybe_unused]] const u32 freed = map_to_rank(empty, target);
   bool finishes = p.flags & kSm90Finish;
   const bool transposes = C::kSwaps && (p.flags & kSm90Transposed);
   bool leads = C::kConsumers == 2 && group == 0 && !(p.flags & kSm90Lone);
@@ -305,11 +311,26 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
         phase ^= 1;
       }
     };
-    multiply<C>(sum, a0 + stage * (C::kStageBytes >> 4), b0 + stage * (C::kStageBytes >> 4), 0);
-    add_rows();
-    next_stage();
+    bool begun = false;
+    if constexpr (kHasRounds<C>) {
+      if (stage == 0 && !rows_wanted) {
 #pragma unroll 1
-    while (--k_count > 0) {
+        for (; k_count >= C::kStages; k_count -= C::kStages) {
+          multiply_round<C>(sum, a0, b0, begun, full, phase, frees, freed);
+          begun = true;
+          phase ^= 1;
+          previous = C::kStages - 1;
+        }
+      }
+    }
+    if (!begun) {
+      multiply<C>(sum, a0 + stage * (C::kStageBytes >> 4), b0 + stage * (C::kStageBytes >> 4), 0);
+      add_rows();
+      next_stage();
+      --k_count;
+    }
+#pragma unroll 1
+    for (; k_count > 0; --k_count) {
       if (k_count == waits_at) {
         wgmma_wait<0>();
         free_stage(frees, empty + 8 * previous, target);
@@ -407,10 +428,21 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
     }
     fence_barrier_init();
   };
+  // The first item of a producer, which it finds while another warp initializes the barriers.
+  const bool finds = warp < C::kProducers && !reads && !is_lone<C>(p);
+  Schedule<C> schedule(p);
+  Work work;
+  bool any = false;
   if (kStartsEarly<C> && !together) {
     start_alone<C::kProducers, C::kConsumers>(warp, initialize);
+    if (finds) any = schedule.get(work);
   } else {
-    if (threadIdx.x == 0) initialize();
+    if (finds) {
+      any = schedule.get(work);
+    } else if (warp == C::kProducers) {
+      if (elect_one()) initialize();
+      __syncwarp();
+    }
     meet_at_start(together);
   }
 
@@ -426,7 +458,7 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
           produce_lone<C>(p, shared, full, empty, ring, warp == 0);
         }
       } else {
-        produce<C>(p, shared, full, empty, ring, warp == 0);
+        produce<C>(p, shared, full, empty, ring, warp == 0, schedule, work, any);
       }
     } else {
       wait_for_previous_grid();

@@ -7,6 +7,8 @@
 // every warp knows the sequence of tiles. It does not stream tiles, split K or read unaligned rows.
 #include "sm90_block.cuh"
 #include "sm90_edge.cuh"
+#include "sm90_producer.cuh"
+#include "sm90_round.cuh"
 #include "sm90_transposed.cuh"
 
 namespace torch_cubin::TC_KERNEL {
@@ -46,51 +48,54 @@ struct Stage {
   }
 };
 
-// The first thread loads A, the other one B; one alone does both.
+// The first thread loads A, the other one B; one alone does both. `w` is the first tile, if there
+// is any.
 template <class C>
-TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empty, bool first) {
+TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empty, bool first,
+                       Schedule<C>& schedule, Work& w, bool any) {
   const bool of_a = C::kProducers == 1 || first, of_b = C::kProducers == 1 || !first;
-  Schedule<C> schedule(p);
   const ClusterShape& cluster = schedule.shape;
   const Share share_a = share_of_a(cluster, schedule.rank);
   const Share share_b = share_of_b(cluster, schedule.rank);
   const bool batched = p.flags & kSm90Batched;
   bool backwards = false;
-  Stage<C> stage;
-  Work w;
-  bool any = schedule.get(w);
-  wait_for_previous_grid();
+  Position at;
   for (; any; any = schedule.get(w)) {
     int k = backwards ? (p.k_blocks - 1) * C::kTileK : 0;
     const int step = backwards ? -C::kTileK : C::kTileK;
+    if (p.flags & kSm90Serpentine) backwards = !backwards;
     if constexpr (kHasEdges<C>) {
       if (is_at_edge<C>(p, w)) {
+        wait_for_previous_grid();
         load_edge<C>(p, shared, full, empty, of_a, of_b, share_a, share_b, w, p.k_blocks, k, step,
-                     stage.index, stage.phase);
-        if (p.flags & kSm90Serpentine) backwards = !backwards;
+                     at.stage, at.phase);
         continue;
       }
     } else {
       move_inside(p, w);
     }
+    if (!batched) {
+      load_blocks<C>(p, shared, full, of_a, share_a, share_b, w, p.k_blocks, k, step, at);
+      continue;
+    }
+    wait_for_previous_grid();
 #pragma unroll 1
     for (int i = 0; i < p.k_blocks; ++i, k += step) {
-      barrier_wait_bounded(empty + 8 * stage.index, stage.phase ^ 1);
-      const u32 arrived = full + 8 * stage.index;
-      const u32 to = shared + stage.index * C::kStageBytes;
+      barrier_wait_bounded(empty + 8 * at.stage, at.phase ^ 1);
+      const u32 arrived = full + 8 * at.stage, to = shared + at.stage * C::kStageBytes;
       barrier_expect(arrived, (of_a ? C::kABytes : 0) + (of_b ? C::kBBytes : 0));
       if (of_a) {
-        load_operand<C::kAMnMajor, C::kTileM, C::kTileK>(p.a, to, arrived, share_a, batched, w.m0,
-                                                         k, w);
+        load_operand<C::kAMnMajor, C::kTileM, C::kTileK>(p.a, to, arrived, share_a, true, w.m0, k,
+                                                         w);
       }
       if (of_b) {
         load_operand<C::kBMnMajor, C::kTileN, C::kTileK>(p.b, to + C::kABytes, arrived, share_b,
-                                                         batched, w.n0, k, w);
+                                                         true, w.n0, k, w);
       }
-      stage.next();
+      at.next<C>();
     }
-    if (p.flags & kSm90Serpentine) backwards = !backwards;
   }
+  wait_for_previous_grid();  // of a block without work
 }
 
 template <class C>
@@ -103,6 +108,7 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
   const int source = threadIdx.x % 32 * 4 + warp % 4;
   const bool frees = source < cluster.sources();
   const u32 target = cluster_rank() ^ cluster.source(source);
+  const u32 freed = map_to_rank(empty, target);
   const u32 staging = shared + C::kStaging + warp * C::kWarpBytes;
   const u32 bias = shared + C::kBias + group * (C::kTileN * C::kElement);
   const u64 a0 = wgmma_descriptor(shared, 8192, 1024);
@@ -125,20 +131,26 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
     // a barrier's parity would say nothing.)
     if (next != first) named_sync(kTurnBarrier + group, 2 * kWarpgroup);
     float sum[C::kBlocksM][C::kTileN / 2];
-    barrier_wait(full + 8 * stage.index, stage.phase);
-    multiply<C>(sum, a0 + stage.index * (C::kStageBytes >> 4),
-                b0 + stage.index * (C::kStageBytes >> 4), 0);
-    int previous = stage.index;
-    stage.next();
+    bool begun = false;
+    int previous = 0;
 #pragma unroll 1
-    for (int i = 1; i < p.k_blocks; ++i) {
-      barrier_wait(full + 8 * stage.index, stage.phase);
-      multiply<C>(sum, a0 + stage.index * (C::kStageBytes >> 4),
-                  b0 + stage.index * (C::kStageBytes >> 4), 1);
-      wgmma_wait<1>();
-      free_stage(frees, empty + 8 * previous, target);
-      previous = stage.index;
-      stage.next();
+    for (int left = p.k_blocks; left > 0;) {
+      if (stage.index == 0 && left >= C::kStages) {
+        multiply_round<C>(sum, a0, b0, begun, full, stage.phase, frees, freed);
+        previous = C::kStages - 1;
+        stage.phase ^= 1;
+        left -= C::kStages;
+      } else {
+        barrier_wait(full + 8 * stage.index, stage.phase);
+        multiply<C>(sum, a0 + stage.index * (C::kStageBytes >> 4),
+                    b0 + stage.index * (C::kStageBytes >> 4), begun);
+        wgmma_wait<1>();
+        free_stage(frees && begun, empty + 8 * previous, target);
+        previous = stage.index;
+        stage.next();
+        --left;
+      }
+      begun = true;
     }
     if (next + clusters < p.whole_tiles) named_arrive(kTurnBarrier + 1 - group, 2 * kWarpgroup);
     wgmma_wait<0>();
@@ -170,16 +182,25 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
   const bool together = p.flags & (3 << kSm90AlongN | 3 << kSm90AlongM);
 
-  if (threadIdx.x == 0) {
-    if (shared % 1024 != 0) asm volatile("trap;");
-    prefetch_tensor_map(&p.a);
-    prefetch_tensor_map(&p.b);
-    if (!(p.flags & (kSm90General | kSm90OutUnaligned))) prefetch_tensor_map(&p.out_map);
-    for (int s = 0; s < C::kStages; ++s) {
-      barrier_init(full + 8 * s, C::kProducers);
-      barrier_init(empty + 8 * s, C::kFreeing * ClusterShape(p.flags).sources());
+  // The producers find their first tile while another warp initializes the barriers.
+  Schedule<C> schedule(p);
+  Work work;
+  bool any = false;
+  if (warp < C::kProducers) {
+    any = schedule.get(work);
+  } else if (warp == C::kProducers) {
+    if (elect_one()) {
+      if (shared % 1024 != 0) asm volatile("trap;");
+      prefetch_tensor_map(&p.a);
+      prefetch_tensor_map(&p.b);
+      if (!(p.flags & (kSm90General | kSm90OutUnaligned))) prefetch_tensor_map(&p.out_map);
+      for (int s = 0; s < C::kStages; ++s) {
+        barrier_init(full + 8 * s, C::kProducers);
+        barrier_init(empty + 8 * s, C::kFreeing * ClusterShape(p.flags).sources());
+      }
+      fence_barrier_init();
     }
-    fence_barrier_init();
+    __syncwarp();
   }
   meet_at_start(together);
 
@@ -188,7 +209,7 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
   if (warp < 4) {
     fewer_registers<C::kProducerRegisters>();
     if (warp < C::kProducers && elect_one()) {
-      produce<C>(p, shared, full, empty, warp == 0);
+      produce<C>(p, shared, full, empty, warp == 0, schedule, work, any);
     } else {
       wait_for_previous_grid();
     }
