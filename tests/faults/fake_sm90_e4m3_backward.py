@@ -15,7 +15,6 @@ from faults.launch_params import read_map
 
 E4M3 = torch.float8_e4m3fn
 Params = structure(f"{ATTENTION}/sm90/e4m3_backward_params.h", "Sm90E4m3BackwardParams")
-ValuesParams = structure(f"{ATTENTION}/sm90/e4m3_values_params.h", "Sm90E4m3ValuesParams")
 
 
 @pytest.fixture
@@ -53,36 +52,32 @@ def differentiate(b: int, h: int, s: int, d: int, kv_heads: int, keys: int, **op
     [(2, 4, 1000, 64, 2, 777), (1, 16, 4096, 128, 16, 4096), (3, 8, 520, 112, 1, 16)],
 )
 def test_launch_parameters(driver, catalog, b, h, s, d, kv_heads, keys) -> None:
-    turning, delta, main, convert = launches_of(
-        driver, partial(differentiate, b, h, s, d, kv_heads, keys)
-    )
-    assert turning["kernel"] == "sm90_e4m3_attention_backward_keys"
+    delta, main, convert = launches_of(driver, partial(differentiate, b, h, s, d, kv_heads, keys))
     assert delta["kernel"] == "sm90_e4m3_backward_delta_attention"
     assert convert["kernel"] == "sm90_e4m3_backward_convert_attention"
     rows, columns, width = catalog[main["kernel"]]["tile"]
     tiles = -(-s // rows) * b * h
     assert delta["grid"] == [tiles * rows // 16, 1, 1]
     assert convert["grid"] == [-(-tiles * rows // 8 * (width // 64) // 8), 1, 1]
-    values, params = (launch_params.read(turning, ValuesParams), launch_params.read(main, Params))
-    padded = -(-keys // 16) * 16
-    assert (values.keys, values.columns, values.heads) == (padded, d, kv_heads)
-    assert values.next == params.ticket
-    bytes_ = {"q_bytes": (d, s, h, rows), "grad_bytes": (d, s, h, rows)} | {
-        "k": (d, keys, kv_heads, columns), "v": (d, keys, kv_heads, columns),
-        "turned_keys": (padded, d, kv_heads, width),
-    }  # fmt: skip
+    params = launch_params.read(main, Params)
     panel = 64 if width == 64 else 128
-    for name, (inner, outer, heads, box) in bytes_.items():
+    sizes = {
+        "q": (s, h, panel, rows), "grad_bytes": (s, h, panel, rows), "grad_out": (s, h, 64, rows),
+        "k": (keys, kv_heads, panel, columns), "v": (keys, kv_heads, panel, columns),
+    }  # fmt: skip
+    for name, (outer, heads, *box) in sizes.items():
         found = read_map(getattr(params, name))
-        assert found["dims"] == [inner, outer, heads, b, 1], name
-        assert found["box"] == [128 if name == "turned_keys" else panel, box, 1, 1, 1], name
-    for name in ("q", "grad_out"):
-        found = read_map(getattr(params, name))
-        assert found["dims"] == [d, s, h, b, 1], name
-        assert found["box"] == [64, rows, 1, 1, 1], name
-    assert read_map(params.turned_keys)["address"] == values.out
-    assert read_map(params.q)["address"] == params.wide_query
+        assert found["dims"] == [d, outer, heads, b, 1], name
+        assert found["box"] == [*box, 1, 1, 1], name
     assert read_map(params.grad_bytes)["address"] == params.grad_rows
+    # With many keys the kernel before makes q in bfloat16.
+    assert ("wide" in main["kernel"]) == (keys > 2048) == bool(params.wide_query)
+    if params.wide_query:
+        found = read_map(params.wide_q)
+        assert (found["address"], found["dims"]) == (params.wide_query, [d, s, h, b, 1])
+        assert found["box"] == [64, rows, 1, 1, 1]
+    # A row's logsumexp, delta and inverse factor.
+    assert params.row_factors - params.sums >= 4 * 3 * rows * tiles
     assert params.unit == pytest.approx(math.log2(math.e) / math.sqrt(d), rel=1e-6)
     assert list(params.k_descale.stride) == [0, 1]
     assert (params.tile_rows, params.tile_keys, params.tile_columns) == (rows, columns, width)

@@ -11,29 +11,34 @@
 // of products of e4m3, so that 8 bits have to be mostly exponent: e5m2.
 //
 // The roles of the warps are those of sm90/backward_block.cuh. Differences:
-//   - wgmma needs 8-bit operands K-major. For dq, keys come as (column, key), and dS is stored as
+//   - wgmma needs 8-bit operands K-major. For dq, keys are (column, key), and dS is stored as
 //     (query, key), by transposing pairs of bytes: those of keys 8 apart, which a thread has. So
-//     within 16 keys, sm90/e4m3_values.cu interleaves the first and the last 8.
-//   - sm90/e4m3_backward_delta.cu rounds grad_out, and writes q in bfloat16.
+//     within 16 keys, the first and the last 8 are interleaved.
+//   - The warpgroup of dq makes these keys, and q in bfloat16 (sm90/e4m3_backward_queries.cuh). In
+//     the kernels for many steps sm90/e4m3_backward_delta.cu makes q, and the TMA loads it, too.
+//   - sm90/e4m3_backward_delta.cu rounds grad_out.
 //   - The factors q_descale and k_descale are in the unit of the scores, and in those of dk and dq.
 #include "backward_keys.cuh"
-#include "e4m3_backward_numbers.cuh"
+#include "e4m3_backward_queries.cuh"
 
 namespace torch_cubin::TC_KERNEL {
 
 using namespace sm90;
 
-template <int kRows_, int kD_, int kQStages_, int kGradStages_>
+template <int kRows_, int kD_, int kQStages_, int kGradStages_, bool kWidens_>
 struct E4m3BackwardConfig
     : BackwardConfig<DType::bfloat16, kRows_, kD_, kQStages_, kGradStages_, false, false> {
   using Base = BackwardConfig<DType::bfloat16, kRows_, kD_, kQStages_, kGradStages_, false, false>;
   using Base::kRows, Base::kD, Base::kKeys, Base::kPieces, Base::kPieceBytes, Base::kDqStages,
-      Base::kQStages, Base::kGradStages, Base::kScoreStages, Base::kQBytes, Base::kSumBytes,
-      Base::kWorkItems, Base::kPanels;
+      Base::kQStages, Base::kGradStages, Base::kScoreStages, Base::kQBytes, Base::kWorkItems,
+      Base::kPanels;
   static_assert(kD == 64 || kD == 128);
+  // Whether the block makes q in bfloat16, or sm90/e4m3_backward_delta.cu.
+  static constexpr bool kWidens = kWidens_;
   // A row of q, k, v and grad_out in bytes is one panel.
   static constexpr int kKeyBytes = kKeys * kD, kByteRows = kRows * kD;
   static constexpr int kScoreBytes = kRows * kKeys;  // rows of 128 bytes
+  static constexpr int kSumBytes = 3 * kRows * 4;
   static constexpr int kMaskWords = 0, kMaskBytes = 0;
   static constexpr int kK = 0, kV = kKeyBytes, kTurned = 2 * kKeyBytes, kQ = 3 * kKeyBytes;
   static constexpr int kGrad = kQ + kQStages * kQBytes;  // both of 16 bits
@@ -57,7 +62,8 @@ struct E4m3BackwardConfig
   static constexpr int kScoreEmpty = kScoreFull + 8 * kScoreStages;
   static constexpr int kDqFull = kScoreEmpty + 8 * kScoreStages,
                        kDqEmpty = kDqFull + 8 * kDqStages * kPieces;
-  static constexpr int kFirstRow = kDqEmpty + 8 * kDqStages * kPieces;
+  static constexpr int kWideFull = kDqEmpty + 8 * kDqStages * kPieces;  // q of 16 bits
+  static constexpr int kFirstRow = kWideFull + 8 * kQStages;
   static constexpr int kWork = (kFirstRow + 4 * kQStages + 15) / 16 * 16;
   static constexpr int kSharedBytes =
       kWork + (kWorkItems * static_cast<int>(sizeof(KeyBlock)) + 15) / 16 * 16;
@@ -81,9 +87,8 @@ TC_DEVICE void load_bytes_of_work(const Sm90E4m3BackwardParams& p, u32 shared, c
   auto load_keys = [&] {
     u32 full = begin_values<C>(shared, number, C::kKeyBytes);
     tma_load(shared + C::kV, &p.v, full, 0, s.k.place + key, work.head, s.k.batch, s.wrap);
-    full = begin_keys<C>(shared, number, 2 * C::kKeyBytes);
+    full = begin_keys<C>(shared, number, C::kKeyBytes);
     tma_load(shared + C::kK, &p.k, full, 0, s.k.place + key, work.head, s.k.batch, s.wrap);
-    tma_load(shared + C::kTurned, &p.turned_keys, full, key, 0, work.head, work.batch, 0);
   };
   u32 first = next, end = next + work.steps;
   u32 last = end - min(work.steps, kStepsAhead);
@@ -103,13 +108,15 @@ TC_DEVICE void load_bytes_of_work(const Sm90E4m3BackwardParams& p, u32 shared, c
     u32 hidden = 8 * row + hides<C>(s, key, row) + 2 * hides<C>(s, key + 64, row);
     barrier_sleep(shared + C::kQEmpty + 8 * q, phase<C::kQStages>(next) ^ 1);
     store_shared(shared + C::kFirstRow + 4 * q, hidden);
-    barrier_expect(full, C::kByteRows + C::kQBytes + C::kSumBytes);
-    tma_load(shared + C::kQInBytes + q * C::kByteRows, &p.q_bytes, full, 0, s.q.place + row, head,
+    barrier_expect(full, C::kByteRows + C::kSumBytes + (C::kWidens ? 0 : C::kQBytes));
+    if constexpr (!C::kWidens) {
+      load_panels<C>(shared + C::kQ + q * C::kQBytes, C::kRows * 128, p.wide_q, full, s.q, row,
+                     head, s.wrap);
+    }
+    tma_load(shared + C::kQInBytes + q * C::kByteRows, &p.q, full, 0, s.q.place + row, head,
              s.q.batch, s.wrap);
-    load_panels<C>(shared + C::kQ + q * C::kQBytes, C::kRows * 128, p.q, full, s.q, row, head,
-                   s.wrap);
     tc_int64 tile = work.first_tile + now.head * p.tiles + now.tile;
-    bulk_load(shared + C::kSums + q * C::kSumBytes, p.sums + tile * (2 * C::kRows), C::kSumBytes,
+    bulk_load(shared + C::kSums + q * C::kSumBytes, p.sums + tile * (3 * C::kRows), C::kSumBytes,
               full);
     full = shared + C::kGradFull + 8 * grad;
     barrier_sleep(shared + C::kGradEmpty + 8 * grad, phase<C::kGradStages>(next) ^ 1);
@@ -134,24 +141,6 @@ TC_DEVICE void load_bytes(const Sm90E4m3BackwardParams& p, u32 shared, const Key
     release_work<C>(shared, number);
   }
 }
-
-// dq, transposed, of 64 columns: k^T dS^T.
-template <class C>
-struct DqOfBytes {
-  template <int kBegin = 0, int kEnd = C::kKeys>
-  static TC_DEVICE void multiply(float (&dq)[C::kRows / 2], u32 shared, u32 scores, int piece,
-                                 PairPlace) {
-    const u64 high = k_major_descriptor<128>(0);
-    u32 keys = (shared + C::kTurned + piece * (64 * C::kKeys)) >> 4, ds = scores >> 4;
-    wgmma_fence();
-#pragma unroll
-    for (int k = kBegin / 32; k < kEnd / 32; ++k) {
-      WgmmaBytes<C::kRows>::by_e5m2(dq, descriptor(high, keys, 32 * k),
-                                    descriptor(high, ds, 32 * k), k > kBegin / 32);
-    }
-    wgmma_commit();
-  }
-};
 
 // out = keys * rows^T, for 64 keys.
 template <class C>
@@ -238,6 +227,12 @@ struct ByteKeys : KeyGroup<C, Sm90E4m3BackwardParams> {
     add_rows<C>(dk, ds, shared + C::kQ + slot<C::kQStages>(of) * C::kQBytes);
   }
 
+  // Before begin_sums(), and while no product is in flight.
+  TC_DEVICE void wait_for_wide(u32 of) const {
+    if constexpr (!C::kWidens) return;
+    barrier_wait(shared + C::kWideFull + 8 * slot<C::kQStages>(of), phase<C::kQStages>(of));
+  }
+
   TC_DEVICE void wait_for_sums() {
     wgmma_wait<0>();
     keep_in_place(dk);
@@ -276,6 +271,7 @@ struct ByteKeys : KeyGroup<C, Sm90E4m3BackwardParams> {
 #pragma unroll 1
     while (step + 1 != end) {
       u32 before = step++;
+      wait_for_wide(before);
       begin_scores();
       begin_sums(before, weights, ds);
       send_scores(before, bytes);
@@ -288,6 +284,7 @@ struct ByteKeys : KeyGroup<C, Sm90E4m3BackwardParams> {
     }
     release_keys<C>(shared);
     send_scores(step, bytes);
+    wait_for_wide(step);
     begin_sums(step, weights, ds);
     wait_for_sums();
     end_step<C>(shared, keys64, step++);
@@ -334,7 +331,7 @@ struct ByteRoles : BlockRoles {
   }
 
   template <class C>
-  using Dq = DqOfBytes<C>;
+  using Dq = DqAndConversions<C>;
 
   template <class C>
   static TC_DEVICE void run(const Sm90BackwardParams& p, u32 shared, const KeyBlock* items,
@@ -345,13 +342,14 @@ struct ByteRoles : BlockRoles {
 
 extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     TC_KERNEL(const __grid_constant__ Sm90E4m3BackwardParams p) {
-  using C = E4m3BackwardConfig<TC_TILE_M, TC_TILE_K, TC_STAGES, TC_GRAD_STAGES>;
+  using C = E4m3BackwardConfig<TC_TILE_M, TC_TILE_K, TC_STAGES, TC_GRAD_STAGES, TC_WIDENS>;
   static_assert(C::kThreads == TC_THREADS && C::kSharedBytes == TC_DYNAMIC_SHARED);
   static_assert(C::kKeys == TC_TILE_N);
   if (threadIdx.x == 0) {
-    prefetch_tensor_map(&p.q_bytes);
+    extern __shared__ __align__(1024) unsigned char memory[];
+    u32 shared = shared_address(memory);
     prefetch_tensor_map(&p.grad_bytes);
-    prefetch_tensor_map(&p.turned_keys);
+    for (int i = 0; i < C::kQStages; ++i) barrier_init(shared + C::kWideFull + 8 * i, 4);
   }
   torch_cubin::sm90::run<C, ByteRoles>(p);
 }
@@ -364,11 +362,15 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
    "kind": "backward", "dtype": "float8_e4m3fn", "math": "bfloat16", "layout": "any",
    "takes": ["plain", "unmasked", "rule"], "alignment": 16, "stages": 3, "block": [512, 1, 1],
    "tile": "{t.tile}", "dynamic_shared": "{t.shared}", "cost": "{t.cost}",
-   "defines": {"TC_GRAD_STAGES": 2},
+   "widens": "{t.widens}", "defines": {"TC_GRAD_STAGES": 2, "TC_WIDENS": "{t.widens}"},
    "for": {
     "t": [
-     {"name": "96x128x64", "tile": [96, 128, 64], "shared": 209568,
+     {"name": "96x128x64", "tile": [96, 128, 64], "widens": 1, "shared": 210736,
       "cost": {"k_tile": 2700, "fixed": 6000}},
-     {"name": "48x128x128", "tile": [48, 128, 128], "shared": 220736,
+     {"name": "48x128x128", "tile": [48, 128, 128], "widens": 1, "shared": 221328,
+      "cost": {"k_tile": 2600, "fixed": 7000}},
+     {"name": "wide_96x128x64", "tile": [96, 128, 64], "widens": 0, "shared": 210736,
+      "cost": {"k_tile": 2700, "fixed": 6000}},
+     {"name": "wide_48x128x128", "tile": [48, 128, 128], "widens": 0, "shared": 221328,
       "cost": {"k_tile": 2600, "fixed": 7000}}]}}]}
 */

@@ -4,7 +4,8 @@
 //   logsumexp * log2(e) + kE4m3WeightShift, and delta = sum over the columns of grad_out * out,
 //   with grad_out as rounded below, in units of the row's factor times v_descale
 //   grad_out as e4m3: divided by the row's factor, the smallest power of two that leaves at most 448
-//   q in bfloat16, times the row's factor
+//   that factor, and its inverse
+//   if there is a wide_query, q in bfloat16, times the factor
 //
 // Delta has the rounded grad_out for the sums of dS along a row to be 0: dq and dk are the
 // gradients for that grad_out.
@@ -41,15 +42,6 @@ TC_DEVICE float factor_of(float most) {
   return __uint_as_float((bits + 0x7fffff) & 0xff800000);
 }
 
-TC_DEVICE float2 unpack_e4m3(u32 two) {
-  u32 halves;
-  asm("{ .reg .b16 low; mov.b32 {low, _}, %1; cvt.rn.f16x2.e4m3x2 %0, low; }"
-      : "=r"(halves)
-      : "r"(two));
-  return make_float2(f16_to_float(static_cast<u16>(halves)),
-                     f16_to_float(static_cast<u16>(halves >> 16)));
-}
-
 struct Row {
   tc_int64 index;  // of batch, head and row
   int batch, head;
@@ -59,7 +51,7 @@ struct Row {
 // A lane's part of grad_out times out. In a whole warp; `width`: columns, 0 if there is no such
 // row.
 TC_DEVICE float round_gradient(const Sm90E4m3BackwardParams& p, const Row& of, int width, int lane,
-                               float& factor) {
+                               float& factor, float& inverse) {
   auto out = static_cast<const u16*>(p.out) + of.batch * p.out_stride[0] +
              of.head * p.out_stride[1] + of.row * p.out_stride[2];
   auto grad = static_cast<const u16*>(p.grad_out_rows) + of.batch * p.grad_out_stride[0] +
@@ -89,7 +81,8 @@ TC_DEVICE float round_gradient(const Sm90E4m3BackwardParams& p, const Row& of, i
   // A row that is not finite makes its dP NaN. Its q stays finite: hidden keys have dS of 0.
   bool lost = !(most < kInfinity);
   factor = lost ? 1.0f : factor_of(most);
-  float inverse = lost ? __int_as_float(0x7fc00000) : 1.0f / factor, sum = 0.0f;
+  inverse = lost ? __uint_as_float(kNaN) : 1.0f / factor;
+  float sum = 0.0f;
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     u32 bytes[2];
@@ -144,24 +137,29 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   Sm90Sequence sequence(p.lengths, tile.batch);
   int row = tile.tile * p.tile_rows + within, lane = threadIdx.x % kLanes;
   if (threadIdx.x == 0 && within == 0) p.turns[index] = 0;
-  float logsumexp = kInfinity, factor;
+  if (threadIdx.x == 0 && blockIdx.x == 0) *p.ticket = 0;
+  float logsumexp = kInfinity, factor, inverse;
   bool exists = row < sequence.rows;
   Row of = {(tc_int64{tile.batch} * p.heads + tile.head) * sequence.rows + row, tile.batch,
             tile.head, row};
-  float sum = reduce_row(round_gradient(p, of, exists ? p.head_dim_v : 0, lane, factor), false);
+  float sum =
+      reduce_row(round_gradient(p, of, exists ? p.head_dim_v : 0, lane, factor, inverse), false);
   if (exists) {
-    widen_row(p.query + of.batch * p.query_stride[0] + of.head * p.query_stride[1] +
-                  of.row * p.query_stride[2],
-              p.wide_query + of.index * p.head_dim, p.head_dim, lane, factor);
+    if (p.wide_query != nullptr) {
+      widen_row(p.query + of.batch * p.query_stride[0] + of.head * p.query_stride[1] +
+                    of.row * p.query_stride[2],
+                p.wide_query + of.index * p.head_dim, p.head_dim, lane, factor);
+    }
     logsumexp =
         p.logsumexp[tile.batch * p.logsumexp_stride[0] + tile.head * p.logsumexp_stride[1] + row];
   }
   if (lane == 0) {
     float unit = descale_of_head(p.v_descale, tile.batch, tile.head / p.group);
-    float* to = p.sums + static_cast<tc_int64>(index) * (2 * p.tile_rows) + within;
+    float* to = p.sums + static_cast<tc_int64>(index) * (3 * p.tile_rows) + within;
     to[0] = logsumexp == -kInfinity ? kInfinity
                                     : fmaf(logsumexp, p.logsumexp_unit, float(kE4m3WeightShift));
     to[p.tile_rows] = unit == 0.0f ? 0.0f : sum / unit;
+    to[2 * p.tile_rows] = inverse;
     p.row_factors[static_cast<tc_int64>(index) * p.tile_rows + within] = factor;
   }
 }

@@ -2,6 +2,7 @@
 // of both types, and a head's factors.
 #pragma once
 
+#include "common/dtype.cuh"
 #include "common/wgmma_e4m3.cuh"
 #include "e4m3_backward_params.h"
 
@@ -11,6 +12,18 @@ namespace sm90 {
 TC_DEVICE float descale_of_head(const Sm90Descale& descale, int batch, int head) {
   if (descale.data == nullptr) return 1.0f;
   return __ldg(descale.data + batch * descale.stride[0] + head * descale.stride[1]);
+}
+
+// The inverse factor of a row of grad_out that is not finite.
+constexpr u32 kNaN = 0x7fc00000;
+
+TC_DEVICE float2 unpack_e4m3(u32 two) {
+  u32 halves;
+  asm("{ .reg .b16 low; mov.b32 {low, _}, %1; cvt.rn.f16x2.e4m3x2 %0, low; }"
+      : "=r"(halves)
+      : "r"(two));
+  return make_float2(f16_to_float(static_cast<u16>(halves)),
+                     f16_to_float(static_cast<u16>(halves >> 16)));
 }
 
 // Packs four e5m2 numbers, the first in the lowest byte, rounded to nearest even; numbers beyond

@@ -1,16 +1,16 @@
 // The parameter of the kernels of attention's backward for e4m3 on Hopper, shared by host and
-// device code: sm90/e4m3_values.cu (for keys), sm90/e4m3_backward_delta.cu, sm90/e4m3_backward.cu
-// and sm90/backward_convert.cu, in this order.
+// device code: sm90/e4m3_backward_delta.cu, sm90/e4m3_backward.cu and sm90/backward_convert.cu, in
+// this order.
 //
-// Sm90BackwardParams applies but for these. Its maps q and grad_out have boxes of 16-bit elements:
-// q is the copy that sm90/e4m3_backward_delta.cu makes, grad_out the tensor. The others' elements
-// are bytes, in boxes of a panel of 128 columns, or 64 if a head has no more:
-//   k, v: {panel, tile_keys}    q_bytes, grad_bytes: {panel, tile_rows}
-//   turned_keys: (batch, head, column, key), {tile_keys, tile_columns}
+// Sm90BackwardParams applies but for these. Elements of its maps q, k and v, and of grad_bytes, are
+// bytes, in boxes of a panel of 128 columns, or 64 if a head has no more, by tile_rows or
+// tile_keys. A tile's sums have a third number for each row: the inverse of its entry of
+// row_factors.
 //
 // grad_bytes is grad_out, each row divided by a power of two, its entry of row_factors, and rounded
 // to e4m3; the 16-bit q is q times that factor, which rounds nothing. So dS is computed in units of
-// row_factor * v_descale, and dk needs no other factor than its head's.
+// row_factor * v_descale, and dk needs no other factor than its head's. wide_q is that q, in boxes
+// as grad_out's, if sm90/e4m3_backward_delta.cu makes it: then wide_query is not null.
 #pragma once
 
 #include "backward_params.h"
@@ -24,12 +24,12 @@ namespace torch_cubin {
 constexpr int kE4m3WeightShift = 8;
 
 struct Sm90E4m3BackwardParams : Sm90BackwardParams {
-  Sm90AttentionMap q_bytes, grad_bytes, turned_keys;
+  Sm90AttentionMap grad_bytes, wide_q;
   Sm90Descale q_descale, k_descale, v_descale;
+  unsigned char* grad_rows;    // [batch][head][row][head_dim_v] of e4m3
   const unsigned char* query;  // rows of e4m3
   tc_int64 query_stride[3];    // batch, head, row
-  unsigned short* wide_query;  // [batch][head][row][head_dim] of bfloat16
-  unsigned char* grad_rows;    // [batch][head][row][head_dim_v] of e4m3
+  unsigned short* wide_query;  // [batch][head][row][head_dim] of bfloat16, or null
   float* row_factors;          // [tile of queries][tile_rows]
 };
 

@@ -1,5 +1,4 @@
-// The layouts that sm90/e4m3_values.cu gives values for sm90/e4m3.cu, and keys for
-// sm90/e4m3_backward.cu.
+// The layout that sm90/e4m3_values.cu gives values for sm90/e4m3.cu.
 #pragma once
 
 #include "common/ptx.cuh"
@@ -12,10 +11,6 @@ namespace sm90 {
 constexpr TC_DEVICE int e4m3_key(int place) {
   return place / 2 % 2 * 8 + place / 4 * 2 + place % 2;
 }
-
-// The key at an index among 16 whose dS a thread of sm90/e4m3_backward.cu stores as one element of
-// 16 bits: it has those of keys 8 apart.
-constexpr TC_DEVICE int e4m3_score_key(int place) { return place % 2 * 8 + place / 2; }
 
 // The first key index of packed sequence number `sequence`, whose first row is `row`: at least as
 // far from the previous sequence's as that has keys, rounded up to a multiple of `granule`.

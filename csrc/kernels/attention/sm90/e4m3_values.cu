@@ -1,6 +1,5 @@
 // Transposes e4m3 values for sm90/e4m3.cu, since wgmma transposes 16-bit types only, and permutes
-// keys to the order of that kernel's weights in registers. And keys, for dq of
-// sm90/e4m3_backward.cu, to the order in which that stores dS.
+// keys to the order of that kernel's weights in registers.
 //
 // A thread moves 16 keys of 4 columns: words of 16 rows in, and 4 vectors of 16 bytes out.
 #include "common/ptx.cuh"
@@ -59,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   u32 x[4][4];  // [thread of a quad][its keys]
 #pragma unroll
   for (int place = 0; place < 16; ++place) {
-    int key = sm90::TC_ORDER(place);
+    int key = sm90::e4m3_key(place);
     u32 word = 0;
     if (key < keys.count) word = __ldg(reinterpret_cast<const u32*>(from + key * p.stride[2]));
     x[place / 4][place % 4] = word;
@@ -78,10 +77,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 /* torch_cubin kernels
 {"virtual_arch": ["90a"],
  "kernels": [
-  {"name": "sm90_e4m3_{o.name}", "archs": ["sm_90a"],
-   "kind": "transpose", "of": "{o.of}", "dtype": "float8_e4m3fn", "math": "any", "layout": "any",
+  {"name": "sm90_e4m3_values_attention", "archs": ["sm_90a"],
+   "kind": "transpose", "of": "values", "dtype": "float8_e4m3fn", "math": "any", "layout": "any",
    "alignment": 16, "tile": [16, 4, 1], "stages": 1, "block": [256, 1, 1], "dynamic_shared": 0,
-   "cost": {"k_tile": 0, "fixed": 0}, "defines": {"TC_ORDER": "{o.order}"},
-   "for": {"o": [{"name": "values_attention", "of": "values", "order": "e4m3_key"},
-                 {"name": "attention_backward_keys", "of": "keys", "order": "e4m3_score_key"}]}}]}
+   "cost": {"k_tile": 0, "fixed": 0}}]}
 */

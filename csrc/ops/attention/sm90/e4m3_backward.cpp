@@ -1,7 +1,6 @@
 // The backend of csrc/kernels/attention/sm90/e4m3_backward.cu: attention's gradients on Hopper, for
-// float8_e4m3fn, with lengths and the band only. Four kernels with two parameters:
-// sm90/e4m3_values.cu transposes the keys, sm90/e4m3_backward_delta.cu rounds grad_out, and
-// sm90/e4m3_backward_convert.cu ends dq.
+// float8_e4m3fn, with lengths and the band only. Before it sm90/e4m3_backward_delta.cu sums the
+// rows, and after it sm90/e4m3_backward_convert.cu ends dq.
 #include <algorithm>
 
 #include "kernels/attention/sm90/e4m3_backward_params.h"
@@ -19,6 +18,11 @@ constexpr AttentionStep kE4m3BackwardStep = e4m3_backward_step("backward", true)
 constexpr AttentionStep kE4m3DeltaStep = e4m3_backward_step("delta");
 constexpr AttentionStep kE4m3ConvertStep = e4m3_backward_step("convert");
 constexpr int64_t kWorkspaceStep = 128;  // bytes between the parts of the workspace
+// With more, q in bfloat16 is made before the kernel: in the kernel that costs each step some 2%,
+// and before it as much memory as 4 bytes an element. H200, 16,384 tokens, of the time of bfloat16,
+// made before and in the kernel: 512 rows of 64 columns 0.83 and 0.92, of 128 0.905 and 1.00; 2,048
+// 0.95 and 0.93, 1.09 and 1.11; 8,192 1.02 and 0.93, 1.15 and 1.16.
+constexpr int64_t kMostWidenedKeys = 2048;
 constexpr double kBackwardLog2e = 1.4426950408889634;
 
 // Parts of one allocation, each a multiple of kWorkspaceStep from its begin.
@@ -42,12 +46,11 @@ class Sm90E4m3Backward : public AttentionBackwardKernels {
       : device_(device),
         rows_(entries.table(kE4m3BackwardStep)),
         delta_(entries.table(kE4m3DeltaStep)),
-        keys_(entries.kernel(kSm90TransposeStep, "keys")),
         convert_(entries.kernel(kE4m3ConvertStep)) {}
 
   BackwardPlan plan(const AttentionCase& problem) const override {
     BackwardPlan plan;
-    if (problem.dtype != ScalarType::Float8_e4m3fn || problem.packed || keys_ == nullptr ||
+    if (problem.dtype != ScalarType::Float8_e4m3fn || problem.packed ||
         delta_.first(kAttendBFloat16) == nullptr || convert_ == nullptr || !problem.has_scores()) {
       return plan;
     }
@@ -70,19 +73,18 @@ class Sm90E4m3Backward : public AttentionBackwardKernels {
     const int64_t kv_heads = all.heads / all.group, batch = all.batch;
     const int64_t tiles = rows.tiles(rows.q, row.rows);
     const int64_t key_tiles = rows.tiles(rows.k, row.columns);
-    const int64_t query_tiles = batch * all.heads * tiles, query_rows = batch * all.heads * rows.q;
-    const int64_t keys = ceil_div(rows.k, kTransposedGroup) * kTransposedGroup;
+    const int64_t query_tiles = batch * all.heads * tiles;
     const int64_t dq_panels = ceil_div(row.head_dim, 64);
 
     WorkspaceParts parts;
     const int64_t dq_sum = parts.add(query_tiles * row.rows * dq_panels * 64 * 4);
-    const int64_t sums = parts.add(query_tiles * row.rows * 2 * 4);
+    const int64_t sums = parts.add(query_tiles * row.rows * 3 * 4);
     const int64_t row_factors = parts.add(query_tiles * row.rows * 4);
     const int64_t turns = parts.add(query_tiles * 4);
     const int64_t ticket = parts.add(4);
-    const int64_t wide_query = parts.add(query_rows * all.head_dim * 2);
-    const int64_t grad_rows = parts.add(query_rows * all.head_dim_v);
-    const int64_t turned = parts.add(batch * kv_heads * all.head_dim * keys);
+    const int64_t grad_rows = parts.add(batch * all.heads * rows.q * all.head_dim_v);
+    const int64_t wide_query =
+        row.widens ? 0 : parts.add(batch * all.heads * rows.q * all.head_dim * 2);
     const Workspace workspace(device_, parts.size());
     char* const memory = reinterpret_cast<char*>(workspace.data());
 
@@ -92,11 +94,13 @@ class Sm90E4m3Backward : public AttentionBackwardKernels {
     params.row_factors = reinterpret_cast<float*>(memory + row_factors);
     params.turns = reinterpret_cast<int*>(memory + turns);
     params.ticket = reinterpret_cast<unsigned*>(memory + ticket);
-    params.wide_query = reinterpret_cast<unsigned short*>(memory + wide_query);
     params.grad_rows = reinterpret_cast<unsigned char*>(memory + grad_rows);
+    if (!row.widens) params.wide_query = reinterpret_cast<unsigned short*>(memory + wide_query);
+    params.query = static_cast<const unsigned char*>(all.q);
+    std::copy_n(all.q_stride, 3, params.query_stride);
     fill_operands(params, row, all, rows, logsumexp);
     fill_descales(params, operands.call.views);
-    fill_maps(params, row, all, rows, keys, memory + turned);
+    fill_maps(params, row, all, rows);
     const bool has_band = all.first != -kNoBound || all.last != kNoBound;
     params.tile_rows = static_cast<int>(row.rows);
     params.tile_keys = static_cast<int>(row.columns);
@@ -115,7 +119,6 @@ class Sm90E4m3Backward : public AttentionBackwardKernels {
     const int64_t convert_blocks = ceil_div(convert_warps, convert_->entry().block[0] / 32);
     check_blocks(std::max({delta_blocks, convert_blocks, work_items}));
     check_blocks(convert_warps, kMaxGrid[0], "warps");
-    turn_keys(params, all, rows, keys, memory + turned);
     torch_cubin::launch(*delta.kernel, {delta_blocks}, device_, params);
     torch_cubin::launch(*row.kernel, {std::min<int64_t>(work_items, device_.multiprocessors)},
                         device_, params);
@@ -126,8 +129,13 @@ class Sm90E4m3Backward : public AttentionBackwardKernels {
 
  private:
   const AttentionRow* row_for(const AttentionCase& problem) const {
-    return rows_.first(kAttendBFloat16, problem.needs,
-                       std::max(problem.head_dim, problem.head_dim_v));
+    const bool widens = problem.seqlen_k <= kMostWidenedKeys;
+    const AttentionRow* chosen = nullptr;
+    rows_.for_each(kAttendBFloat16, problem.needs, std::max(problem.head_dim, problem.head_dim_v),
+                   [&](const AttentionRow& row) {
+                     if (chosen == nullptr || row.widens == widens) chosen = &row;
+                   });
+    return chosen;
   }
 
   void fill_operands(Sm90E4m3BackwardParams& params, const AttentionRow& row,
@@ -136,8 +144,6 @@ class Sm90E4m3Backward : public AttentionBackwardKernels {
     fill_sm90_sizes(params, all);
     fill_sm90_gradients(params, row, all, rows, device_);
     params.logsumexp = logsumexp;
-    params.query = static_cast<const unsigned char*>(all.q);
-    std::copy_n(all.q_stride, 3, params.query_stride);
     params.logsumexp_unit = static_cast<float>(kBackwardLog2e);
     params.score.keep_scale = 1.0f;
   }
@@ -149,62 +155,35 @@ class Sm90E4m3Backward : public AttentionBackwardKernels {
   }
 
   void fill_maps(Sm90E4m3BackwardParams& params, const AttentionRow& row,
-                 const AttentionParams& all, const Sm90Rows& rows, int64_t keys,
-                 const void* turned) const {
-    const int64_t kv_heads = all.heads / all.group, panel = row.head_dim < 128 ? 64 : 128;
-    const auto bytes = [&](Sm90AttentionMap& map, const Sm90MapRows& of, int64_t box_columns,
-                           int64_t box_rows) {
-      encode_sm90_byte_map(map, of, box_columns, box_rows, device_);
+                 const AttentionParams& all, const Sm90Rows& rows) const {
+    const int64_t panel = row.head_dim < 128 ? 64 : 128;
+    const auto bytes = [&](Sm90AttentionMap& map, const Sm90MapRows& of, int64_t box_rows) {
+      encode_sm90_byte_map(map, of, panel, box_rows, device_);
     };
-    tc_int64 own[3];
-    const auto contiguous = [&](int64_t heads, int64_t count,
-                                int64_t columns) -> const tc_int64(&)[3] {
-      own[0] = heads * count * columns;
-      own[1] = count * columns;
-      own[2] = columns;
-      return own;
-    };
-    bytes(params.q_bytes, rows.of_queries(all, all.q, all.q_stride, all.head_dim), panel, row.rows);
-    bytes(params.k, rows.of_keys(all, all.k, all.k_stride, all.head_dim), panel, row.columns);
-    bytes(params.v, rows.of_keys(all, all.v, all.v_stride, all.head_dim_v), panel, row.columns);
-    bytes(params.grad_bytes,
-          rows.of_queries(all, params.grad_rows, contiguous(all.heads, rows.q, all.head_dim_v),
-                          all.head_dim_v),
-          panel, row.rows);
-    bytes(params.turned_keys,
-          {turned, contiguous(kv_heads, all.head_dim, keys), keys, all.head_dim, kv_heads,
-           all.batch, false},
-          row.columns, row.head_dim);
-    encode_sm90_map(params.q, row,
-                    rows.of_queries(all, params.wide_query,
-                                    contiguous(all.heads, rows.q, all.head_dim), all.head_dim),
-                    row.rows, device_);
-  }
-
-  // Launches the kernel that transposes the keys. It also resets the ticket.
-  void turn_keys(const Sm90E4m3BackwardParams& params, const AttentionParams& all,
-                 const Sm90Rows& rows, int64_t keys, void* turned) const {
-    Sm90E4m3ValuesParams turning{};
-    turning.v = static_cast<const unsigned char*>(all.k);
-    turning.out = static_cast<unsigned char*>(turned);
-    turning.next = reinterpret_cast<int*>(params.ticket);
-    std::copy_n(all.k_stride, 3, turning.stride);
-    turning.columns = all.head_dim;
-    turning.keys = static_cast<int>(keys);
-    turning.granule = static_cast<int>(kTransposedGroup);
-    transpose_keys(*keys_, device_, all, rows, turning);
+    bytes(params.q, rows.of_queries(all, all.q, all.q_stride, all.head_dim), row.rows);
+    bytes(params.k, rows.of_keys(all, all.k, all.k_stride, all.head_dim), row.columns);
+    bytes(params.v, rows.of_keys(all, all.v, all.v_stride, all.head_dim_v), row.columns);
+    if (params.wide_query != nullptr) {
+      const tc_int64 wide[3] = {all.heads * rows.q * all.head_dim, rows.q * all.head_dim,
+                                all.head_dim};
+      encode_sm90_map(params.wide_q, row,
+                      rows.of_queries(all, params.wide_query, wide, all.head_dim), row.rows,
+                      device_);
+    }
+    const tc_int64 own[3] = {all.heads * rows.q * all.head_dim_v, rows.q * all.head_dim_v,
+                             all.head_dim_v};
+    bytes(params.grad_bytes, rows.of_queries(all, params.grad_rows, own, all.head_dim_v), row.rows);
   }
 
   const Device& device_;
   AttentionTable rows_, delta_;  // of bfloat16, the gradients' dtype
-  PackageKernel *keys_, *convert_;
+  PackageKernel* convert_;
 };
 
 class Sm90E4m3BackwardBackend : public AttentionBackend {
  public:
   Sm90E4m3BackwardBackend()
-      : AttentionBackend(
-            {&kE4m3BackwardStep, &kSm90TransposeStep, &kE4m3DeltaStep, &kE4m3ConvertStep}) {}
+      : AttentionBackend({&kE4m3BackwardStep, &kE4m3DeltaStep, &kE4m3ConvertStep}) {}
 
   std::unique_ptr<AttentionBackwardKernels> backward(
       const Device& device, const AttentionEntries& entries) const override {
