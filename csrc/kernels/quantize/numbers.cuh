@@ -73,15 +73,14 @@ struct Eight {
     }
   }
 
+  TC_DEVICE float element(int i) const {
+    if constexpr (kType == DType::float32) return __uint_as_float(words[i]);
+    return Traits::load(static_cast<u16>(words[i / 2] >> (i % 2 * 16)));
+  }
+
   TC_DEVICE void unpack(float (&x)[kEight]) const {
 #pragma unroll
-    for (int i = 0; i < kEight; ++i) {
-      if constexpr (kType == DType::float32) {
-        x[i] = __uint_as_float(words[i]);
-      } else {
-        x[i] = Traits::load(static_cast<u16>(words[i / 2] >> (i % 2 * 16)));
-      }
-    }
+    for (int i = 0; i < kEight; ++i) x[i] = element(i);
   }
 
   TC_DEVICE void drop_infinities() {
@@ -128,20 +127,24 @@ TC_DEVICE u32 pack_two(float low, float high, bool e5m2) {
   return out;
 }
 
-// Eight elements times their scales' inverses.
-template <DType kType>
-TC_DEVICE uint2 quantized(const Eight<kType>& own, const float (&inverse)[kEight], bool e5m2) {
-  float x[kEight];
-  own.unpack(x);
+TC_DEVICE uint2 pack_eight(const float (&x)[kEight], bool e5m2) {
   u32 words[2];
-#pragma unroll
-  for (int i = 0; i < kEight; ++i) x[i] *= inverse[i];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     words[i] = pack_two(x[4 * i], x[4 * i + 1], e5m2) | pack_two(x[4 * i + 2], x[4 * i + 3], e5m2)
                                                             << 16;
   }
   return make_uint2(words[0], words[1]);
+}
+
+// Eight elements times their scales' inverses.
+template <DType kType>
+TC_DEVICE uint2 quantized(const Eight<kType>& own, const float (&inverse)[kEight], bool e5m2) {
+  float x[kEight];
+  own.unpack(x);
+#pragma unroll
+  for (int i = 0; i < kEight; ++i) x[i] *= inverse[i];
+  return pack_eight(x, e5m2);
 }
 
 // The first `count` of eight bytes. If `vectors`, `to` is aligned to 8 bytes, and `count` is at

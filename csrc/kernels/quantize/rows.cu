@@ -190,7 +190,8 @@ TC_DEVICE void run(const QuantizeParams& p) {
 
 extern "C" __global__ void __launch_bounds__(TC_THREADS, kResident)
     TC_KERNEL(const __grid_constant__ QuantizeParams p) {
-  wait_for_previous_kernel();
+  launch_next_grid();  // 0.4 to 2.6% of 7 us less than after the wait (H200, 4096 x 2048)
+  wait_for_previous_grid();
   if (!(p.flags & kQuantizeVectors)) {
     run<false, false>(p);
   } else if (p.flags & kQuantizeE5m2) {
