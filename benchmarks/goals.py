@@ -57,6 +57,20 @@ FP8 = {
     "block": Goal("block scales, from 512 rows on", 1.03, 0.97),
     "block, few rows": Goal("block scales, to 128 rows", 1.03, 0.97),
     "quantize": Goal("quantize / a copy's rate", 0.97, 0.95),
+    "quantize, gate": Goal("quantize, silu * up / compiled", 2.0, 1.9),
+}
+# bench_grouped.py and bench_grouped_fp8.py: the best other one's time over ours.
+GROUPS = {
+    "forward": Goal("bfloat16, rows of groups", 1.03, 0.96),
+    "dW": Goal("bfloat16, gradients of weights", 1.05, 0.97),
+    "fast, few": Goal("e4m3, scales of rows, fast sums, to 16 groups", 1.00, 0.97),
+    "fast, many": Goal("e4m3, scales of rows, fast sums, 32 to 256 groups", 1.05, 1.00),
+    "exact, few": Goal("e4m3, scales of rows, exact sums, to 16 groups", 1.00, 0.97),
+    "exact, many": Goal("e4m3, scales of rows, exact sums, 32 to 256 groups", 1.05, 1.00),
+    "block, few": Goal("e4m3, scales of blocks, to 16 groups", 1.00, 0.97),
+    "block, many": Goal("e4m3, scales of blocks, 32 to 256 groups", 1.05, 0.97),
+    "dW, e4m3": Goal("e4m3, gradients of weights", 1.05, 0.97),
+    "layers": Goal("layers of experts, bfloat16", 1.15, 1.15),
 }
 # bench_models.py: torch's time over ours.
 MODELS = {

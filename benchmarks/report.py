@@ -1,5 +1,5 @@
-"""Writes docs/performance.md, the tables of README.md and docs/ops.md, and the plots of docs/ from
-benchmarks/results/.
+"""Writes docs/performance.md, the tables of README.md, docs/ops.md and docs/moe.md, and the plots
+of docs/ from benchmarks/results/.
 
     python benchmarks/report.py            # needs matplotlib (`make report` installs it), no GPU
     python benchmarks/report.py --check    # exits with 1 if page, table or plots are stale
@@ -23,13 +23,15 @@ import report_plots
 import report_results
 from goals import Goal
 from report_results import Measured
-from report_sections import README_ROWS, SECTIONS, Section
+from report_sections import GROUPS, README_ROWS, SECTIONS, Section
 
 COLUMNS = 100
+ALL = (*SECTIONS, GROUPS)
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "performance.md"
 README = ROOT / "README.md"
 OPS = ROOT / "docs" / "ops.md"  # its table of norms, softmax and losses
+MOE = ROOT / "docs" / "moe.md"  # its table of groups and layers
 MISSES = Path(__file__).resolve().parent / "misses.json"
 GENERATED = re.compile(r"(?<=<!-- report.py: begin -->\n).*?(?=<!-- report.py: end -->)", re.S)
 INTRODUCTION = """\
@@ -144,26 +146,31 @@ def is_missed(run: Measured, goal: Goal) -> bool:
     return run.mean < goal.mean or run.worst.value < goal.worst
 
 
-def misses_table() -> str:
+def key_of(section: Section, group: str) -> str:
+    """A missed goal's, in MISSES."""
+    return f"{section.results.partition(',')[0]}/{group}"
+
+
+def misses_table(*sections: Section) -> str:
     reasons = json.loads(MISSES.read_text())
-    rows, seen = [], []
-    for section in SECTIONS:
+    keys = [key_of(section, group) for section in ALL for group, _ in missed(section)]
+    if set(keys) != set(reasons):
+        unexplained, stale = set(keys) - set(reasons), set(reasons) - set(keys)
+        raise SystemExit(
+            f"{MISSES.name} must explain each missed goal in one sentence, and nothing else: "
+            f"missing {sorted(unexplained)}, no longer missed {sorted(stale)}"
+        )
+    rows = []
+    for section in sections:
         for group, runs in missed(section):
-            goal, key = section.goals[group], f"{section.results}/{group}"
-            seen.append(key)
+            goal, reason = section.goals[group], reasons[key_of(section, group)]
             how_far = "; ".join(
                 f"{gpu} {reached(run.mean, goal.mean, 3)}, "
                 f"{reached(run.worst.value, goal.worst, 3)} ({run.worst.case})"
                 for gpu, run in runs.items()
                 if is_missed(run, goal)
             )
-            rows.append([goal.title, ", ".join(aims(goal)), how_far, reasons.get(key, "")])
-    if set(seen) != set(reasons):
-        unexplained, stale = set(seen) - set(reasons), set(reasons) - set(seen)
-        raise SystemExit(
-            f"{MISSES.name} must explain each missed goal in one sentence, and nothing else: "
-            f"missing {sorted(unexplained)}, no longer missed {sorted(stale)}"
-        )
+            rows.append([goal.title, ", ".join(aims(goal)), how_far, reason])
     return table(["what", "goal: mean, worst", "reached", "why"], rows)
 
 
@@ -172,7 +179,7 @@ def page() -> str:
     for section in SECTIONS:
         if section.measured():
             parts += render_section(section)
-    parts += ["## Goals that are missed\n", misses_table()]
+    parts += ["## Goals that are missed\n", misses_table(*SECTIONS)]
     return "\n".join(parts)
 
 
@@ -206,6 +213,12 @@ def rows_table() -> str:
     return table(header, rows)
 
 
+def groups_table() -> str:
+    """The same for docs/moe.md."""
+    parts = [f"({sources(GROUPS)})\n", group_table(GROUPS), misses_table(GROUPS)]
+    return "\n".join(part for part in parts if part)
+
+
 def with_table(page: Path, rendered: str) -> str:
     return GENERATED.sub(lambda _: rendered, page.read_text())
 
@@ -213,7 +226,7 @@ def with_table(page: Path, rendered: str) -> str:
 def stale() -> list[str]:
     """The outputs that differ from the results."""
     found = [path.name for path, text in texts().items() if path.read_text() != text]
-    for section in SECTIONS:
+    for section in ALL:
         if section.plot:
             path = plot_path(section)
             if report_plots.digest_in(path) != report_plots.digest(section.plot):
@@ -226,6 +239,7 @@ def texts() -> dict[Path, str]:
         PAGE: page(),
         README: with_table(README, readme_table()),
         OPS: with_table(OPS, rows_table()),
+        MOE: with_table(MOE, groups_table()),
     }
 
 
@@ -240,7 +254,7 @@ def main() -> None:
         sys.exit("\n".join(f"{name} is not up to date" for name in stale()) or None)
     for path, text in texts().items():
         path.write_text(text)
-    for section in SECTIONS:
+    for section in ALL:
         if section.plot:
             report_plots.draw(section.plot, plot_path(section))
 

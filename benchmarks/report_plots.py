@@ -19,6 +19,7 @@ from typing import Any
 
 import goals
 import report_results
+import report_sections
 
 KEYWORD = "Data"  # of the PNG's text chunk with the digest
 COLORS = {"H200": "tab:blue", "H100": "tab:orange"}
@@ -111,12 +112,21 @@ def fp8_data() -> dict[str, Any]:
         for group, run in groups.items():
             kind = group.partition(",")[0]
             ratios: dict[int, list[float]] = {}
-            for line in run.lines if group != "quantize" else ():
+            for line in run.lines if kind != "quantize" else ():
                 ratios.setdefault(int(line.case.split()[1]), []).append(line.value)
             points = [[rows, statistics.geometric_mean(own)] for rows, own in ratios.items()]
             data.setdefault(gpu, {}).setdefault(kind, []).extend(points)
         data[gpu] = {kind: sorted(points) for kind, points in data[gpu].items() if points}
     return data
+
+
+def groups_data() -> dict[str, Any]:
+    """The lines' numbers, by GPU and group."""
+    section = report_sections.GROUPS
+    return {
+        gpu: {group: [line.value for line in run.lines] for group, run in groups.items()}
+        for gpu, groups in section.measured().items()
+    }
 
 
 def same_bits_data() -> dict[str, Any]:
@@ -254,6 +264,31 @@ def draw_fp8(data: dict[str, Any]) -> Any:
     return figure
 
 
+def draw_groups(data: dict[str, Any]) -> Any:
+    from matplotlib import pyplot
+
+    titles = report_sections.GROUPS.groups
+    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
+    for shift, (gpu, ratios) in zip((-0.15, 0.15), data.items()):
+        axes.plot([], [], "o", markersize=4, color=COLORS[gpu], label=gpu)
+        for place, group in enumerate(titles):
+            own = ratios.get(group, [])
+            at = [place + shift] * len(own)
+            axes.plot(own, at, "o", markersize=3, alpha=0.45, color=COLORS[gpu])
+            if own:
+                mean = statistics.geometric_mean(own)
+                axes.plot([mean, mean], [at[0] - 0.2, at[0] + 0.2], color="black", linewidth=2)
+    axes.axvline(1, color="gray", linewidth=1, linestyle="--")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks([0.9, 1, 1.25, 1.5, 2, 3, 6], ["0.9", "1", "1.25", "1.5", "2", "3", "6"])
+    axes.set_yticks(range(len(titles)), list(titles.values()), fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel("speed over the best other one's", fontsize=9)
+    axes.set_title("Products of groups: a dot a case, a bar a group's mean", fontsize=10)
+    axes.legend(fontsize=8)
+    return figure
+
+
 PLOTS: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[dict[str, Any]], Any]]] = {
     "matmul": (matmul_data, draw_matmul),
     "attention": (attention_data, draw_attention),
@@ -268,6 +303,7 @@ PLOTS: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[dict[str, Any]], 
         functools.partial(draw_training, "with layers of torch_cubin.float8"),
     ),
     "fp8": (fp8_data, draw_fp8),
+    "moe": (groups_data, draw_groups),
     "same_bits": (same_bits_data, draw_same_bits),
 }
 

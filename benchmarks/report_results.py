@@ -2,8 +2,8 @@
 group.
 
 A file is named DATE_GPU_NAME.json, for example `2026-11-28_h200_goals.json`; NAME identifies the
-benchmark that wrote it. A later file replaces the groups that it contains, separately for each GPU,
-and leaves the others.
+benchmark that wrote it, and a section may have several ("grouped, moe"). A later file replaces the
+groups that it contains, separately for each GPU, and leaves the others.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).resolve().parent / "results"
+MOST_FEW = 16  # groups, which then are large
 FILE_NAME = re.compile(r"(?P<date>\d{4}-\d\d-\d\d)_(?P<gpu>[a-z]+\d+)_(?P<name>\w+)\.json")
 
 
@@ -53,9 +54,9 @@ class Measured:
 def measured(name: str, read: Reader, folder: Path = RESULTS) -> dict[str, dict[str, Measured]]:
     """Maps GPU ("H200" before "H100") and group to results."""
     found: dict[str, dict[str, Measured]] = {}
-    for path in sorted(folder.glob(f"*_{name}.json")):
+    for path in sorted(folder.glob("*.json")):
         match = FILE_NAME.fullmatch(path.name)
-        if match is None or match["name"] != name:
+        if match is None or match["name"] not in name.split(", "):
             continue
         groups: dict[str, list[Line]] = {}
         for line in read(json.loads(path.read_text())):
@@ -85,11 +86,33 @@ def scaled(content: Any) -> Iterator[Line]:
             if line["of"]:
                 yield Line(line["recipe"] + few, line["case"], line["ratio"])
         else:
+            case = line["case"].removeprefix("quantize ")
             for what, value in line["of a copy"].items():
-                if what != "copy":
-                    yield Line(
-                        "quantize", f"{line['case'].removeprefix('quantize ')} {what}", value
-                    )
+                if what != "copy" and "compiled" not in what:
+                    yield Line("quantize", f"{case} {what}", value)
+            gate = "silu * up, 1x128"
+            if f"{gate}, compiled" in line["us"]:
+                ratio = line["us"][f"{gate}, compiled"] / line["us"][gate]
+                yield Line("quantize, gate", f"{case} {gate}", ratio)
+
+
+def groups(content: Any) -> Iterator[Line]:
+    """bench_grouped.py and bench_grouped_fp8.py: the best other one's time over ours."""
+    for line in content["results"]:
+        case, us = line["case"], line["us"]
+        what = case.split()[0]
+        others = {who: time for who, time in us.items() if who != "ours"}
+        if case.endswith("tokens"):
+            what = "layers"
+        elif " dW " in case:
+            what = "dW, e4m3"
+        elif what in ("fast", "exact", "block"):
+            count = re.match(r"\w+ (\d+) (x|uneven)", case)
+            what += ", few" if count and int(count[1]) <= MOST_FEW else ", many"
+        elif what == "dX":
+            what = "forward"
+        if others:
+            yield Line(what, case, min(others.values()) / us["ours"])
 
 
 def options(content: Any) -> Iterator[Line]:

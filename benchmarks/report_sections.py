@@ -223,6 +223,18 @@ SECTIONS = (
     ),
 )
 
+# The table of docs/moe.md.
+GROUPS = Section(
+    title="Products of groups",
+    results="grouped, grouped_fp8, grouped_fp8_weights, moe",
+    read=report_results.groups,
+    command="benchmarks/bench_grouped.py --deep-gemm FOLDER --json FILE",
+    about="The best other one's time over ours.",
+    groups=titles(goals.GROUPS),
+    goals=goals.GROUPS,
+    plot="moe",
+)
+
 # The README's table: title of each row, and the source of its numbers. "-" if there is no result
 # yet.
 README_ROWS = (

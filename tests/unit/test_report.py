@@ -96,3 +96,30 @@ def test_interval_of_a_median(count: int, low: int, high: int) -> None:
     assert common.median_interval(values) == (low, high)
     ratio = common.summarise([(x, 2.0) for x in values])
     assert (ratio.low, ratio.high) == (low / 2, high / 2)
+
+
+def test_groups_have_the_name_of_their_kind() -> None:
+    cases = {
+        "dX 4 x 8192: N 4096, K 7168": "forward",
+        "dW 4 x 8192: N 4096, K 7168": "dW",
+        "fast dW 4 x 8192: 4096 x 7168": "dW, e4m3",
+        "block 16 uneven, 4 empty: N 4096, K 7168": "block, few",
+        "block 8 rows, 256 groups: N 2048, K 7168": "block, many",
+        "exact 32 x 256: N 4096, K 7168": "exact, many",
+        "DeepSeek-V3, 16 tokens": "layers",
+    }
+    results = [{"case": case, "us": {"ours": 2.0, "a": 3.0, "b": 5.0}} for case in cases]
+    lines = list(report_results.groups({"results": results}))
+    assert {line.case: line.group for line in lines} == cases
+    assert {line.value for line in lines} == {1.5}
+    alone = {"case": "block 16 uneven, 4 empty: N 4096, K 7168", "us": {"ours": 2.0}}
+    assert list(report_results.groups({"results": [alone]})) == []
+
+
+def test_a_section_of_several_benchmarks(tmp_path: Path) -> None:
+    write(tmp_path, "2026-01-01_h200_grouped.json", ("a", 1.0))
+    write(tmp_path, "2026-01-01_h200_grouped_fp8.json", ("b", 2.0))
+    found = report_results.measured("grouped, moe", report_results.listed, tmp_path)
+    assert list(found["H200"]) == ["a"]
+    found = report_results.measured("grouped, grouped_fp8", report_results.listed, tmp_path)
+    assert list(found["H200"]) == ["a", "b"]
