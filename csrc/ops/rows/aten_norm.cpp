@@ -4,13 +4,15 @@
 
 #include "ops/common/serving.h"
 #include "ops/rows/kernels.h"
+#include "runtime/device.h"
 
 namespace torch_cubin {
 namespace {
 
-// PyTorch's forward is as quick with fewer rows and fewer columns, its backward with fewer rows or
-// without the input's gradient, which is one kernel of its and two of ours; longer rows have not
-// been measured (2026-11-28_h100_norms.json, 2026-11-27_h200_rows.json in benchmarks/results).
+// PyTorch's forward is as quick with fewer rows and fewer columns, its backward with fewer rows
+// that take two launches of ours, or without the input's gradient, which is one kernel of its and
+// two of ours; longer rows have not been measured (2026-11-28_h100_norms.json,
+// 2026-11-29_h200_rows.json in benchmarks/results).
 constexpr int64_t kFewNormRows = 128, kFewNormColumns = 1024, kMostNormColumns = 16384;
 constexpr int64_t kFewBackwardRows = 4096;
 
@@ -85,8 +87,10 @@ const char* why_not_backward(const Norm& norm, const Tensor& grad_out, const Ten
   }
   if (policy != Policy::kFastest) return nullptr;
   if (mask.empty() || !mask[0]) return "no gradient of the input, which is not known to be quicker";
-  return norm.sizes.rows < kFewBackwardRows ? "few rows, which are not known to be quicker"
-                                            : nullptr;
+  if (norm.sizes.rows >= kFewBackwardRows) return nullptr;
+  const bool in_one_launch = norm.sizes.rows >= kFewNormRows &&
+                             has_few_rows(norm.sizes, norm.x.dtype, device(norm.x.device_index));
+  return in_one_launch ? nullptr : "few rows, which are not known to be quicker";
 }
 
 // Whether our kernels run: on the CPU the reference does, which is PyTorch's own kernel.

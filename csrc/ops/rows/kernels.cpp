@@ -395,6 +395,11 @@ SumsLayout::SumsLayout(const Device& device, const RowSizes& sizes, ScalarType r
   }
 }
 
+bool has_few_rows(const RowSizes& sizes, ScalarType row_dtype, const Device& device) {
+  const SumsLayout sums(device, sizes, row_dtype, /*with_grad_sum=*/false);
+  return FewRowsLayout(device, sizes, row_dtype, sums).kernel != nullptr;
+}
+
 FewRowsLayout::FewRowsLayout(const Device& device, const RowSizes& sizes, ScalarType row_dtype,
                              const SumsLayout& sums) {
   const RowsTable& table = table_of(device);

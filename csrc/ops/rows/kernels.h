@@ -106,6 +106,9 @@ bool has_staged_rows(RowsKind kind, const RowSizes& sizes, ScalarType row_dtype,
 bool has_warp_rows(RowsKind kind, const RowSizes& sizes, ScalarType row_dtype,
                    const Device& device);
 
+// Whether norm_backward_few takes such rows.
+bool has_few_rows(const RowSizes& sizes, ScalarType row_dtype, const Device& device);
+
 // The kernel that is the only one of its kind; throws as RowsLayout.
 PackageKernel& rows_kernel(RowsKind kind, ScalarType row_dtype, const Device& device);
 
