@@ -170,7 +170,7 @@ struct Vectors {
   }
 };
 
-// The same for kernels that write little.
+// The same, past the L1 cache.
 template <int kDtype>
 struct ReadVectors : Vectors<kDtype> {
   static TC_DEVICE void load_raw(typename Vectors<kDtype>::Raw& raw, const RowOf& row, int column) {

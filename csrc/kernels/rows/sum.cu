@@ -54,8 +54,8 @@ TC_DEVICE void sum_row(const RowSumParams& p) {
 extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
     TC_KERNEL(const __grid_constant__ RowSumParams p) {
   wait_for_previous_kernel();
-  with_held_access<DType::TC_DTYPE, ReadVectors>(
-      p.threads, p.cluster, p.columns, [&](auto access) { sum_row<decltype(access)>(p); });
+  with_held_access<DType::TC_DTYPE>(p.threads, p.cluster, p.columns,
+                                    [&](auto access) { sum_row<decltype(access)>(p); });
 }
 
 }  // namespace torch_cubin::TC_KERNEL
