@@ -29,7 +29,7 @@
 {"NVIDIA H200", "256x128", 0.033},
 {"NVIDIA H200", "64x128", -0.067},
 {"NVIDIA H200", "64x128 of one matrix", -0.033},
-{"NVIDIA H200", "64x128 tn", -0.021},
+{"NVIDIA H200", "64x128 tn", -0.120},
 {"NVIDIA H200", "64x192 of one matrix", -0.046},
 {"NVIDIA H200", "64x32", -0.076},
 {"NVIDIA H200", "64x64", -0.058},
