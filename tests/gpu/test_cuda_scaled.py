@@ -176,7 +176,10 @@ def test_every_kernel_is_exact(generator: torch.Generator) -> None:
                 # The second: several tiles a block.
                 args = cases.groups(recipes, sum(sizes), len(sizes), 456, 1032, generator)
                 many = cases.groups(recipes, sum(sizes), len(sizes), 12296, 512, generator)
-                calls = [(each, cases.expected_of_groups(each, sizes)) for each in (args, many)]
+                # The third: blocks of K from which groups with scales of blocks have another loop.
+                long = [cases.groups(recipes, sum(sizes), len(sizes), 456, 4096, generator)]
+                products = [args, many, *(long if kernel["math"] == "promoted" else [])]
+                calls = [(each, cases.expected_of_groups(each, sizes)) for each in products]
             else:
                 # The second: several tiles a block, and an even number of blocks of K.
                 both = (520, 456, 1032), (2056, 2312, 512)
