@@ -6,7 +6,8 @@
 // copies whole tiles to shared memory; so do queries that attend to no key. It also sets the tiles'
 // turns, and the blocks' counter, to 0, and numbers the steps that a mask leaves.
 //
-// Eight lanes a row, so that they read 128 contiguous bytes; a block has kTileM rows of one tile.
+// Eight lanes a row, so that they read 128 contiguous bytes; a block has a tile, and a thread
+// requests several of its rows at once.
 #include "attention/numbers.cuh"
 #include "backward_dq.cuh"
 #include "common/dtype.cuh"
@@ -15,13 +16,14 @@ namespace torch_cubin::TC_KERNEL {
 
 struct Config {
   static constexpr DType kDType = DType::TC_DTYPE;
-  static constexpr int kTileM = TC_TILE_M, kThreads = TC_THREADS;
+  static constexpr int kRows = TC_TILE_M, kThreads = TC_THREADS;  // kRows: the most of a tile
 };
 
 using namespace sm90;
 using Traits = DTypeTraits<Config::kDType>;
-constexpr int kLanes = 8;
-static_assert(Config::kTileM * kLanes == Config::kThreads, "eight lanes a row");
+constexpr int kLanes = 8, kRowsAtOnce = Config::kThreads / kLanes;
+constexpr int kTogether = 3;  // rows that a thread requests at once
+static_assert(Config::kRows <= Config::kThreads);
 
 // The sum of 8 products.
 TC_DEVICE float dot(uint4 a, uint4 b, float sum) {
@@ -57,48 +59,81 @@ TC_DEVICE void rank_steps(const Sm90BackwardParams& p) {
   }
 }
 
-extern "C" __global__ void __launch_bounds__(Config::kThreads)
+struct Row {
+  const u16* out;
+  const u16* grad;
+  bool exists;
+};
+
+// Stores delta for kTogether rows.
+TC_DEVICE void add_rows(const Row (&row)[kTogether], int width, int lane, float* delta) {
+  float sum[kTogether] = {};
+#pragma unroll 1
+  for (int column = 8 * lane; column < width; column += 8 * kLanes) {
+    uint4 out[kTogether] = {}, grad[kTogether] = {};
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      if (!row[i].exists) continue;
+      out[i] = __ldg(reinterpret_cast<const uint4*>(row[i].out + column));
+      grad[i] = __ldg(reinterpret_cast<const uint4*>(row[i].grad + column));
+    }
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) sum[i] = dot(out[i], grad[i], sum[i]);
+  }
+#pragma unroll
+  for (int i = 0; i < kTogether; ++i) {
+#pragma unroll
+    for (int step = kLanes / 2; step > 0; step /= 2) {
+      sum[i] += __shfl_xor_sync(~0u, sum[i], step);
+    }
+    if (lane == 0) delta[i * kRowsAtOnce] = sum[i];
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(Config::kThreads, 8)
     TC_KERNEL(const __grid_constant__ Sm90BackwardParams p) {
+  constexpr int kPass = kTogether * kRowsAtOnce;
+  __shared__ float delta[(Config::kRows + kPass - 1) / kPass * kPass];
   wait_for_previous_kernel();
   if (blockIdx.x == 0 && threadIdx.x == 0) *p.ticket = 0;
   if (p.bits.steps != nullptr) rank_steps(p);
-  int blocks = p.tile_rows / Config::kTileM;  // of a tile
-  u32 index = blockIdx.x / blocks;
-  int within = blockIdx.x % blocks * Config::kTileM + threadIdx.x / kLanes;
+  u32 index = blockIdx.x;
   int wrong_offsets = wrong_offsets_of(p);
   QueryTile tile(p, index);
   Sm90Sequence sequence(p.lengths, tile.batch);
-  int row = tile.tile * p.tile_rows + within, lane = threadIdx.x % kLanes;
-  if (wrong_offsets != 0 || tile.tile < 0 || tile.tile * p.tile_rows >= sequence.rows) return;
-  if (threadIdx.x == 0 && within == 0) {
+  int first = tile.tile * p.tile_rows, rows = min(sequence.rows - first, p.tile_rows);
+  if (wrong_offsets != 0 || tile.tile < 0 || rows <= 0) return;
+  if (threadIdx.x == 0) {
     for (int set = 0; set < p.sets; ++set) {
       p.turns[static_cast<tc_int64>(set) * p.query_tiles + index] = 0;
     }
   }
-  float sum = 0.0f, logsumexp = kInfinity;
-  if (row < sequence.rows) {
-    tc_int64 at = sequence.q_row + row;
-    int batch = tile.batch, head = tile.head;
-    auto out = static_cast<const u16*>(p.out) + batch * p.out_stride[0] + head * p.out_stride[1] +
-               at * p.out_stride[2];
-    auto grad = static_cast<const u16*>(p.grad_out_rows) + batch * p.grad_out_stride[0] +
-                head * p.grad_out_stride[1] + at * p.grad_out_stride[2];
-#pragma unroll 2
-    for (int column = 8 * lane; column < p.head_dim_v; column += 8 * kLanes) {
-      sum = dot(__ldg(reinterpret_cast<const uint4*>(out + column)),
-                __ldg(reinterpret_cast<const uint4*>(grad + column)), sum);
-    }
-    if (lane == 0) {
-      logsumexp = p.logsumexp[batch * p.logsumexp_stride[0] + head * p.logsumexp_stride[1] + at];
-    }
+  int own = threadIdx.x, lane = own % kLanes;
+  tc_int64 place = sequence.q_row + first;
+  float logsumexp = kInfinity;
+  if (own < rows) {
+    logsumexp = p.logsumexp[tile.batch * p.logsumexp_stride[0] + tile.head * p.logsumexp_stride[1] +
+                            place + own];
   }
+  auto out = static_cast<const u16*>(p.out) + tile.batch * p.out_stride[0] +
+             tile.head * p.out_stride[1] + place * p.out_stride[2];
+  auto grad = static_cast<const u16*>(p.grad_out_rows) + tile.batch * p.grad_out_stride[0] +
+              tile.head * p.grad_out_stride[1] + place * p.grad_out_stride[2];
+#pragma unroll 1
+  for (int from = own / kLanes; from < p.tile_rows; from += kPass) {
+    Row row[kTogether];
 #pragma unroll
-  for (int step = kLanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
-  if (lane == 0) {
-    float* to = p.sums + static_cast<tc_int64>(index) * (2 * p.tile_rows) + within;
-    to[0] = logsumexp == -kInfinity ? kInfinity : logsumexp * p.logsumexp_unit;
-    to[p.tile_rows] = sum;
+    for (int i = 0; i < kTogether; ++i) {
+      int of = from + i * kRowsAtOnce;
+      row[i] = {out + of * p.out_stride[2], grad + of * p.grad_out_stride[2], of < rows};
+    }
+    add_rows(row, p.head_dim_v, lane, delta + from);
   }
+  __syncthreads();
+  if (own >= p.tile_rows) return;
+  float* to = p.sums + static_cast<tc_int64>(index) * (2 * p.tile_rows) + own;
+  to[0] = logsumexp == -kInfinity ? kInfinity : logsumexp * p.logsumexp_unit;
+  to[p.tile_rows] = delta[own];
 }
 
 }  // namespace torch_cubin::TC_KERNEL
@@ -109,6 +144,6 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
    "for": {"d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}]},
    "defines": {"TC_DTYPE": "{d.dtype}"},
    "kind": "delta", "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "any",
-   "alignment": 16, "tile": [16, 1, 1], "stages": 1, "block": [128, 1, 1], "dynamic_shared": 0,
+   "alignment": 16, "tile": [96, 1, 1], "stages": 1, "block": [128, 1, 1], "dynamic_shared": 0,
    "cost": {"k_tile": 0, "fixed": 0}}]}
 */

@@ -75,19 +75,26 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 6)
   for (int i = warp; i < row_groups * kKeyGroups; i += kWarps) {
     int rows_of = i / kKeyGroups, keys_of = i % kKeyGroups, row = 32 * rows_of + lane;
     u32 bits = row < rows ? reinterpret_cast<const u32*>(row_bits[alike ? 0 : row])[keys_of] : 0;
-    bits = transpose_32x32(bits);
+    // The queries, and the keys, of these 32 that exist.
+    u32 queries = __ballot_sync(~0u, row < rows);
+    u32 keys = __ballot_sync(~0u, first_key + 32 * keys_of + lane < p.lengths.seqlen_k);
+    bool sees = __any_sync(~0u, (bits & keys) != 0);
+    bool hides = __any_sync(~0u, row < rows && (~bits & keys) != 0);
+    if (sees && hides) {
+      bits = transpose_32x32(bits);
+    } else {
+      bits = sees && (keys >> lane & 1) != 0 ? queries : 0;
+    }
     key_bits[rows_of][32 * keys_of + lane] = bits;
-    u32 exist = __ballot_sync(~0u, row < rows);  // of the queries
-    if (first_key + 32 * keys_of + lane >= p.lengths.seqlen_k) exist = 0;
-    bool sees = __any_sync(~0u, (bits & exist) != 0), hides = __any_sync(~0u, (~bits & exist) != 0);
     if (lane == 0) {
       atomicOr(&found[keys_of / 2], (sees ? kSees : 0u) | (hides ? kHides : 0u));
     }
   }
   __syncthreads();
   int words = (p.tile_rows / 2 + 31) / 32, threads = 2 * p.tile_keys;
+  int shift = p.tile_keys > 64 ? 8 : 7;  // of a division by `threads`
   for (int i = threadIdx.x; i < 2 * kMaskChunk; i += TC_THREADS) {
-    int of_chunk = i / threads, thread = i % threads, key = of_chunk * p.tile_keys;
+    int of_chunk = i >> shift, thread = i & (threads - 1), key = of_chunk * p.tile_keys;
     int key_tile = first_key / p.tile_keys + of_chunk;
     if (key_tile >= p.key_tiles) break;
     u32 first = found[key / 64], second = p.tile_keys > 64 ? found[key / 64 + 1] : 0;

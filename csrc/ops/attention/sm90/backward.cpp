@@ -173,7 +173,7 @@ class Sm90Backward : public AttentionBackwardKernels {
     const int64_t join_warps = kv_heads * key_tiles * (part_floats / (16 * 32));
     const int64_t dq_panels = ceil_div(row.head_dim, 64);
     const int64_t convert_warps = heads * tiles * (row.rows / 8) * dq_panels + join_warps;
-    const int64_t delta_blocks = heads * tiles * (row.rows / chosen.delta->rows);
+    const int64_t delta_blocks = heads * tiles;
     const int64_t convert_blocks =
         ceil_div(convert_warps, chosen.convert->kernel->entry().block[0] / 32);
     const int64_t work_items = kv_heads * key_tiles * parts;
