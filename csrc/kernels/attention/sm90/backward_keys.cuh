@@ -43,10 +43,10 @@ TC_DEVICE void add_rows(float (&sum)[C::kD / 2], const u32 (&w)[C::kRows / 16][4
 }
 
 // s = q.k becomes P; `from`: this thread's logsumexp of the step.
-template <class C>
+template <class C, int kBegin = 0, int kEnd = C::kRows / 8>
 TC_DEVICE void exponentiate(float (&s)[C::kRows / 2], u32 from, float unit) {
 #pragma unroll
-  for (int j = 0; j < C::kRows / 8; ++j) {
+  for (int j = kBegin; j < kEnd; ++j) {
     float lse[2];
     load_shared(lse, from + j * 32);
 #pragma unroll
