@@ -1,5 +1,7 @@
 #include "package/package_kernel.h"
 
+#include <cstdlib>
+#include <cstring>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <utility>
@@ -160,12 +162,28 @@ bool PackageKernel::has_capacity_for_cluster(int64_t blocks, const Device& devic
   return occupancy_of(kernel(), call, device) > 0;
 }
 
+namespace {
+
+// Whether programs have kernels of Inductor that start early. Those wait for the kernel before only
+// if they read its results, and rely on all older ones to have ended. So these must have when a
+// kernel of ours starts, since ours let the next one start at once.
+bool others_start_early() {
+  static const bool chosen = [] {
+    const char* const value = std::getenv("TORCHINDUCTOR_ENABLE_PDL");
+    return value != nullptr && std::strcmp(value, "1") == 0;
+  }();
+  return chosen;
+}
+
+}  // namespace
+
 void PackageKernel::launch(const Grid& grid, const Device& device, const void* params,
                            CurrentStream current_stream, bool overlap) {
   Kernel& loaded = kernel();
   torch_cubin_launch_call call;
   call.size = sizeof(call);
-  call.flags = overlap && device.sm >= 90 ? TORCH_CUBIN_DEPENDENT : 0;
+  const bool early = overlap && device.sm >= 90 && !others_start_early();
+  call.flags = early ? TORCH_CUBIN_DEPENDENT : 0;
   call.device = device.index;
   call.priority = 0;
   call.grid[0] = grid.x;

@@ -53,6 +53,20 @@ def launches_of(driver, calls) -> list[tuple[dict, Params]]:
     return [(x, launch_params.read(x, Params)) for x in launches]
 
 
+def test_beside_kernels_of_inductor_that_start_early(driver, sm90, monkeypatch) -> None:
+    """They read what the kernel before the previous one wrote, without waiting."""
+    a = tensors.empty(512, 512, dtype=torch.bfloat16)
+
+    def starts_early() -> bool:
+        torch.ops.cubin.matmul(a, a)
+        return "6" in driver.launches()[-1]["attributes"]  # programmatic stream serialization
+
+    for value, early in ((None, True), ("0", True), ("1", False)):
+        if value is not None:
+            monkeypatch.setenv("TORCHINDUCTOR_ENABLE_PDL", value)
+        assert forked(starts_early) == early
+
+
 SHAPES = [
     (4096, 4096, 4096), (128, 4096, 4096), (512, 1024, 1000), (64, 512, 520), (8, 8, 8),
     (3000, 2056, 136), (8192, 4096, 64), (504, 4744, 2856), (2912, 176, 5944), (6384, 376, 4184),
