@@ -92,9 +92,11 @@ def test_sums_of_many_keys(dim: int) -> None:
     assert not numerics.exceeds(((out - wanted) / wanted).abs().max().item(), 1e-2)
 
 
+@pytest.mark.parametrize("bits", [14, 16])
 @pytest.mark.parametrize("dim", HEAD_DIMS)
-def test_small_weights_count(dim: int) -> None:
-    """A key whose weight is 2^14 times that of each of 16,384 others has half of the mass."""
+def test_small_weights_count(dim: int, bits: int) -> None:
+    """A key whose weight is 2^14 times that of each of 16,384 others has half of the mass, with
+    2^16 four fifths."""
     torch.manual_seed(0)
     query = torch.zeros(1, 64, 1, dim, device=DEVICE)
     query[..., 0] = 1
@@ -106,8 +108,8 @@ def test_small_weights_count(dim: int) -> None:
         value.fill_(1.0)
         value[0, place] = -3.0
         operands = (x.to(E4M3) for x in (query, key, value))
-        out = flash_attention(*operands, scale=2.0 * math.log(2)).double()
-        share = 2**14 / (2**14 + 16384)
+        out = flash_attention(*operands, scale=bits / 7 * math.log(2)).double()
+        share = 2**bits / (2**bits + 16384)
         assert not numerics.exceeds((out - (1 - 4 * share)).abs().max().item(), 5e-2), place
 
 

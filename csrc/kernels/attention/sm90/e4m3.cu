@@ -271,9 +271,12 @@ struct Consumer : ForwardConsumer<C> {
     for (int i = 0; i < C::kN / 2; ++i) s[i] *= multiplier;
   }
 
+  // Whether this warpgroup sees all of the block.
+  TC_DEVICE bool is_open() const { return keys.block >= open_first && keys.block <= open_last; }
+
   // Sets scores outside of the band to -inf. Blocks that are entirely visible pay one comparison.
   TC_DEVICE void hide() {
-    if (__builtin_expect(keys.block >= open_first && keys.block <= open_last, 1)) return;
+    if (__builtin_expect(is_open(), 1)) return;
     const AttentionTile& tile = tiles[number % C::kRing];
     const Sm90Sequence& q = tile.sequence;
 #pragma unroll
@@ -298,9 +301,10 @@ struct Consumer : ForwardConsumer<C> {
     for (;;) {
       change();
       hide();
-      if (__builtin_expect(softmax.weigh(s, unit, factor), 1)) return;
+      if (__builtin_expect(softmax.weigh(s, unit, factor, is_open()), 1)) break;
       score_again();
     }
+    if (__builtin_expect(!is_open(), 0)) softmax.look_again();
   }
 
   TC_DEVICE void pack() {

@@ -1,10 +1,17 @@
 // The running softmax of sm90/e4m3.cu, like sm90/softmax.cuh, for weights that become e4m3: the
 // largest number is 448, and values below 2^-10 become 0.
 //
-// So the largest weight of a row's first block of keys is 2^kLift, not 1, and 2^-(kLift + 10) of it
-// is still represented. Later blocks' maxima are not computed: the sum of each 16 weights in a
-// thread must be at most 448, which bounds each of them too. Beyond that, the reference moves by a
-// power of two, which rounds nothing.
+// So the largest weight of a row's first block of keys is 2^kLift, not 1. Later blocks' maxima are
+// not computed: the sum of each 16 weights in a thread must be at most 448, which bounds each of
+// them too. Beyond that, the reference moves by a power of two, which rounds nothing, but takes as
+// long as a maximum: with 2^7, warps did so in nearly all of the first five blocks of normal
+// scores, with 2^5 in 1 of 200. For the same reason the maximum of the block after one of which
+// some keys are hidden is computed, too.
+//
+// A row of which few keys have most of the weight, so that its weights sum to less than 2^7, is
+// multiplied by 2 or 4 in the first block without hidden keys. So n keys that are rounded to 0 have
+// less than n 2^-17 of a row's sum, or n 2^-15 in the few blocks with hidden keys: with 2^5 for all
+// rows, 16,384 keys of 2^-15 of one were a third of an output.
 #pragma once
 
 #include "softmax.cuh"
@@ -14,7 +21,8 @@ namespace sm90 {
 
 class E4m3Softmax {
  public:
-  static constexpr float kLift = 7.0f;
+  static constexpr float kLift = 5.0f;
+  static constexpr float kLeastSum = 128.0f;
   static constexpr float kMostE4m3 = 448.0f;
 
   // Of two rows, in powers of two: the exponent with weight 1. kLowest until a score was seen.
@@ -32,13 +40,14 @@ class E4m3Softmax {
 
   // Scores to weights. Returns false if the scores are needed once more. Previous outputs must be
   // multiplied by `factor`, which is left unchanged if they need not be, or if no score was seen
-  // yet.
+  // yet. `whole`: no key of the block is hidden.
   template <int kCount>
-  TC_DEVICE bool weigh(float (&s)[kCount], float unit, float (&factor)[2]) {
+  TC_DEVICE bool weigh(float (&s)[kCount], float unit, float (&factor)[2], bool whole) {
     float part[2][2];
     bool looked = look_;
     if (__builtin_expect(look_, 0)) find_maximum(s, unit, factor);
     exponentiate(s, unit, part);
+    if (looked && whole && __builtin_expect(!look_, 1)) raise(s, part, factor);
     // The maximum of NaN and a number is the number: a row with NaN is lost anyway.
     float most = fmaxf(fmaxf(part[0][0], part[0][1]), fmaxf(part[1][0], part[1][1]));
     if (!looked && __builtin_expect(!__all_sync(~0u, most <= kMostE4m3), 0)) {
@@ -52,6 +61,9 @@ class E4m3Softmax {
     for (int h = 0; h < 2; ++h) sum[h] += part[h][0] + part[h][1];
     return true;
   }
+
+  // The next block's maximum is needed, too.
+  TC_DEVICE void look_again() { look_ = true; }
 
  private:
   bool look_;  // the next block's maximum is needed; the same in all threads of a warp
@@ -101,6 +113,31 @@ class E4m3Softmax {
     if (!look_) return;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) s[i] -= raw[i / 2 % 2];
+  }
+
+  // Multiplies the weights of rows whose sums are too small, and earlier sums, by a power of two.
+  template <int kCount>
+  TC_DEVICE void raise(float (&s)[kCount], float (&part)[2][2], float (&factor)[2]) {
+    float by[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float total = quad_sum(sum[h] + part[h][0] + part[h][1]);
+      bool is_small = total > 0.0f && total < kLeastSum;
+      by[h] = !is_small ? 1.0f : total < kLeastSum / 2 ? 4.0f : 2.0f;
+    }
+    if (__all_sync(~0u, by[0] * by[1] == 1.0f)) return;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      reference[h] -= by[h] == 4.0f ? 2.0f : by[h] - 1.0f;
+      factor[h] *= by[h];
+      sum[h] *= by[h];
+      part[h][0] *= by[h];
+      part[h][1] *= by[h];
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        if (i / 2 % 2 == h) s[i] *= by[h];
+      }
+    }
   }
 
   // Divides the weights of rows whose sums are too large, and earlier sums, by a power of two that
