@@ -163,14 +163,17 @@ def test_the_key_follows_the_packages_code(tmp_path: Path) -> None:
     assert keys.of_package() == keys.digest_of_code(keys.library.PATH.parent)
 
 
-@pytest.mark.parametrize("change", ["edited", "installed", "without sources", "none"])
+@pytest.mark.parametrize("change", ["edited", "installed", "without sources", "none", "linked"])
 def test_a_package_that_changes_while_the_process_runs(change: str, tmp_path: Path) -> None:
     """The process computes with what it imported: its graphs have a key that no other process has,
     as the file's has one that they do not follow."""
     copy = tmp_path / "torch_cubin"
+    real = tmp_path / "elsewhere" if change == "linked" else copy
     shutil.copytree(
-        keys.library.PATH.parent, copy, ignore=shutil.ignore_patterns("*.pyc", "cubins")
+        keys.library.PATH.parent, real, ignore=shutil.ignore_patterns("*.pyc", "cubins")
     )
+    if change == "linked":
+        copy.symlink_to(real)
     code = f"""
 import os, pathlib, shutil, time, torch
 import torch_cubin
@@ -198,4 +201,4 @@ print(keys.of_package() == keys.digest_of_code(folder))
         cwd="/", capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == str(change == "none")
+    assert done.stdout.strip() == str(change in ("none", "linked"))

@@ -23,7 +23,7 @@ def of_package() -> str:
     are not those that it imported, or the sources are not there."""
     root = library.PATH.parent
     digest = digest_of_code(root)
-    own = Path(__file__)
+    own = Path(__file__).resolve()  # as the library's, where a link leads to the package
     if own not in _files(root) or not _are_older(root, process.BEGAN_NS):
         return secrets.token_hex()
     return digest
