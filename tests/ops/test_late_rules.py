@@ -78,63 +78,44 @@ print("torch_cubin._ops.{module}" in set(sys.modules) - before)
     assert done.stdout.strip() == "True"
 
 
-def test_a_fork_waits_for_an_import_of_another_thread(torch_python) -> None:
-    """Otherwise the child finds the module locked, for ever."""
-    code = """
+CALL_OF_A_RULE = "torch.vmap(torch.ops.cubin.matmul)(torch.ones(1, 2, 2), torch.ones(1, 2, 2))"
+
+
+@pytest.mark.parametrize(
+    ("module", "call", "place"),
+    [
+        # A rule's module, also where its search begins with another finder than ours.
+        ("_ops.vmap", CALL_OF_A_RULE, 0),
+        ("_ops.vmap", CALL_OF_A_RULE, 1),
+        # Any other, which an attribute of the package imports, or a statement, after others.
+        ("_kernels.tensor_map", "torch_cubin.TensorMap", 1),
+        ("_kernels.tensor_map", "import torch_cubin._kernels.tensor_map", 1),
+    ],
+)
+def test_a_fork_waits_for_an_import_of_another_thread(
+    module: str, call: str, place: int, torch_python
+) -> None:
+    """Otherwise the child finds the module locked, for ever. PyTorch's own imports, for which no
+    fork waits, are done before."""
+    code = f"""
 import os, signal, sys, threading, time
 import torch
 import torch_cubin
 
+torch.vmap(torch.sin)(torch.ones(1))
+torch.broadcast_shapes((1,), (1,))
 started = threading.Event()
 
 class Slow:
     def find_spec(self, name, path=None, target=None):
-        if name == "torch_cubin._ops.vmap":
+        if name == "torch_cubin.{module}":
             started.set()
             time.sleep(0.5)
 
 def call():
-    a = torch.ones(2, 2)
-    torch.vmap(torch.ops.cubin.matmul)(a[None], a[None])
+    {call}
 
-sys.meta_path.insert(0, Slow())
-thread = threading.Thread(target=call)
-thread.start()
-started.wait()
-child = os.fork()
-if child == 0:
-    signal.alarm(20)
-    call()
-    os._exit(0)
-thread.join()
-call()
-print(os.waitpid(child, 0)[1])
-"""
-    done = torch_python.run(code)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "0"
-
-
-@pytest.mark.parametrize("public", [True, False])
-def test_a_fork_waits_for_any_module_of_the_package(public: bool, torch_python) -> None:
-    """Also one that is imported by a statement, and where it imports others in turn."""
-    code = """
-import os, signal, sys, threading, time
-import torch
-import torch_cubin
-
-started = threading.Event()
-
-class Slow:
-    def find_spec(self, name, path=None, target=None):
-        if name == "torch_cubin._kernels.tensor_map":
-            started.set()
-            time.sleep(0.5)
-
-def call():
-    CALL
-
-sys.meta_path.insert(1, Slow())
+sys.meta_path.insert({place}, Slow())
 thread = threading.Thread(target=call)
 thread.start()
 started.wait()
@@ -148,8 +129,7 @@ thread.join()
 call()
 print(os.waitpid(child, 0)[1])
 """
-    call = "torch_cubin.TensorMap" if public else "import torch_cubin._kernels.tensor_map"
-    done = torch_python.run(code.replace("CALL", call))
+    done = torch_python.run(code)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "0"
 
