@@ -38,13 +38,13 @@ import subprocess
 import sys
 import tempfile
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch_cubin import embed as _embed
 from torch_cubin import errors
-from torch_cubin._compile import cache, headers
+from torch_cubin._compile import cache, headers, links
 
 FilePath = str | os.PathLike[str]
 Images = Any  # a FilePath, bytes, bytearray, memoryview or Module, or an Iterable of these
@@ -209,17 +209,17 @@ def load_inline(
     compiler = _compiler()
     flags = ["-O2", "-fPIC", "-shared", "-fvisibility=hidden", *compile_flags()]
     flags += ["-Wl,--as-needed", *map(str, extra_compile_args)]
-    links = [*link_flags(), *map(str, extra_link_args)]
+    link_options = [*link_flags(), *map(str, extra_link_args)]
     digest = hashlib.sha256()
     version = subprocess.run([*compiler, "--version"], capture_output=True, text=True).stdout
     included = _headers(source, [*compiler[1:], *map(str, extra_compile_args)])
-    parts = [name, source, repr(declared), repr(flags + links), version, torch.__version__]
+    parts = [name, source, repr(declared), repr(flags + link_options), version, torch.__version__]
     parts.append(included or secrets.token_hex())
     for part in parts:
         digest.update(f"{len(part)}:{part}".encode())
     for own in (*sorted((_ROOT / "include" / "torch_cubin").iterdir()), _library()):
         digest.update(hashlib.sha256(own.read_bytes()).digest())
-    for linked in _linked_files([*map(str, (*extra_compile_args, *extra_link_args))]):
+    for linked in links.identities([*map(str, (*extra_compile_args, *extra_link_args))]):
         digest.update(linked)
     for symbol, files in images.items():
         for content in files:
@@ -231,8 +231,8 @@ def load_inline(
     for is_last in (False, False, True):
         if not library.is_file():
             _build(
-                folder, library, source, namespace, declared, images, compiler, flags, links,
-                verbose,
+                folder, library, source, namespace, declared, images, compiler, flags,
+                link_options, verbose,
             )  # fmt: skip
         try:
             torch.ops.load_library(str(library))
@@ -275,30 +275,6 @@ def _headers(source: str, options: Sequence[str]) -> str | None:
     if folders is None:
         return None
     return headers.digest(source, [*folders, *headers.folders_of_environment()], ())
-
-
-def _linked_files(options: Sequence[str]) -> Iterator[bytes]:
-    """What identifies the objects and libraries that a compiler's options name: the content of
-    those named by a path, and size and times of those that `-l` finds in the folders of `-L`, of
-    the environment and in /usr/local/lib, which may be large."""
-    folders = [folder for folder in os.environ.get("LIBRARY_PATH", "").split(os.pathsep) if folder]
-    libraries: list[str] = []
-    rest = iter(part for option in options for part in option.split(","))  # -Wl,FILE
-    for option in rest:
-        if os.path.isfile(option):
-            yield hashlib.sha256(Path(option).read_bytes()).digest()
-        elif option[:2] in ("-L", "-l"):
-            found = option[2:] or next(rest, "")
-            (folders if option[:2] == "-L" else libraries).append(found)
-    for library in libraries:
-        files = [library[1:]] if library[:1] == ":" else [f"lib{library}.so", f"lib{library}.a"]
-        for path in (
-            Path(folder, file) for folder in [*folders, "/usr/local/lib"] for file in files
-        ):
-            with contextlib.suppress(OSError):
-                facts = path.stat()
-                times = facts.st_mtime_ns, facts.st_ctime_ns
-                yield f"{path}:{facts.st_size}:{times}".encode()
 
 
 def _declared(function: str) -> tuple[str, str]:

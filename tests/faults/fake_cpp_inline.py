@@ -185,13 +185,18 @@ def test_headers_of_the_users_own_are_part_of_the_key(monkeypatch, tmp_path):
     assert made[:2] == made[4:]
     assert {folder.parent for folder in made} == {cpp.cache_path()}
     made.clear()
-    linked = tmp_path / "mine.o"
+    linked, with_comma, held = (tmp_path / name for name in ("mine.o", "mine,2.o", "held"))
+    held.write_text(f"'{with_comma}'")
     for content in ("1", "2", "1"):
-        linked.write_text(content)
-        made.append(compiled("", extra_link_args=[str(linked)]))
-        made.append(compiled("", extra_link_args=[f"-Wl,--whole-archive,{linked}"]))
-    assert made[:2] == made[4:]
-    assert len({*made}) == 4
+        for file in (linked, with_comma):
+            file.write_text(content)
+        for option in (
+            linked, f"-Wl,--whole-archive,{linked}", with_comma, f"@{held}",
+            f"-Wl,--version-script={linked}",
+        ):  # fmt: skip
+            made.append(compiled("", extra_link_args=[option]))
+    assert made[:5] == made[10:]
+    assert len({*made}) == 10
     # What a macro or an option includes, nothing can say.
     by_macro = "#define H <mine.h>\n#include H\n"
     for source, options in ((by_macro, []), ("", ["-include", "mine.h"])):
