@@ -210,3 +210,21 @@ with torch_cubin.drop_in():
 print(x.grad.device)
 """
     assert forked(script) == ["False", "cpu"]
+
+
+ELSEWHERE = """
+import os, sys
+sys.path.insert(0, os.fsdecode({folder!r}))
+import torch, torch_cubin
+print(os.fsencode(torch_cubin.__file__).startswith({folder!r}))
+torch_cubin.install().remove()
+print(torch.ops.cubin.matmul(torch.eye(2), torch.eye(2)).tolist())
+"""
+
+
+def test_a_package_whose_path_is_not_utf_8(tmp_path: Path, forked) -> None:
+    """PyTorch's registry takes no such name of the file that registers."""
+    folder = os.fsencode(tmp_path) + b"/\xff"
+    os.mkdir(folder)
+    os.symlink(os.fsencode(ROOT / "torch_cubin"), folder + b"/torch_cubin")
+    assert forked(ELSEWHERE.format(folder=folder)) == ["True", "[[1.0, 0.0], [0.0, 1.0]]"]

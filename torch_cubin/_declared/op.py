@@ -51,7 +51,7 @@ class Op:
         self._package: str | None = None  # the package that it was loaded from
         self._is_defined_here = False  # by define_op, whose `cpu=` it may have, in this process
         self._has_autograd_kernel = False
-        self._library = torch.library.Library(signature.namespace, "FRAGMENT")
+        self._library = operators.registry(signature.namespace, "FRAGMENT")
         try:
             self._register()
             self._redefine(contract)

@@ -76,7 +76,7 @@ def register(key: str = "CUDA") -> None:
             )  # fmt: skip
         _send_known_speed()
         aten_kernels.warn_of_override_now()
-        owner = torch.library.Library("aten", "IMPL")
+        owner = operators.registry("aten", "IMPL")
         extension = _extension()
         if extension is not None:
             for op, name in enumerate(_SUMS):

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch_cubin import errors
 from torch_cubin._drop_in import report
 from torch_cubin._ops.batch_invariant import batch_invariant
-from torch_cubin._pytorch import dispatch_keys
+from torch_cubin._pytorch import dispatch_keys, operators
 
 _forward = torch.ops.cubin._attention_forward.default
 _backward = torch.ops.cubin._attention_backward.default
@@ -159,7 +159,7 @@ class Implementation:
         self._dispatch_key = dispatch_key
         self._own = threading.local()  # .depth > 0: this thread is inside PyTorch's own kernels
         self._kernels: dict[str, Any] = {}
-        self._library: torch.library.Library | None = torch.library.Library("aten", "IMPL")
+        self._library: torch.library.Library | None = operators.registry("aten", "IMPL")
         for name, function in (
             ("_flash_attention_forward", self.forward),
             ("_flash_attention_forward_no_dropout_inplace", self.forward_into),

@@ -20,7 +20,7 @@ from torch_cubin import errors
 from torch_cubin._drop_in import report
 from torch_cubin._native import library
 from torch_cubin._native.locks import fork_safe_lock
-from torch_cubin._pytorch import aten_kernels
+from torch_cubin._pytorch import aten_kernels, operators
 from torch_cubin._pytorch.dispatch_modes import has_kernel
 
 _ops = torch.ops.cubin
@@ -328,7 +328,7 @@ def register(key: str = "CUDA") -> None:
     with _lock:
         if key in _registered or (key == "CUDA" and not aten_kernels.has_cuda()):
             return
-        owner = torch.library.Library("aten", "IMPL")
+        owner = operators.registry("aten", "IMPL")
         for op, serve in SERVED.items():
             # A kernel beside a composite one would also replace its derivative.
             pytorchs = aten_kernels.own_kernel(op, key) if has_kernel(f"aten::{op}", key) else None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from torch_cubin._ops import late, raw_ops
+from torch_cubin._pytorch import operators
 from torch_cubin._pytorch.compiler import skip_frames_of
 from torch_cubin._pytorch.dispatch_keys import AUTOCAST
 from torch_cubin._pytorch.imports import when_imported
@@ -107,7 +108,7 @@ def rules() -> Iterator[tuple[str, Sequence[str], Sequence[str]]]:
 @cache
 def register() -> torch.library.Library:
     """Called once per process, after _C.so is loaded. The result owns the registrations."""
-    library = torch.library.Library("cubin", "IMPL")
+    library = operators.registry("cubin", "IMPL")
     late.keep_modules()
     if DERIVATIVES.available and VMAP_OF_ATTENTION.available and AUTOCAST.available:
         for module, keys, names in rules():

@@ -48,6 +48,17 @@ SCHEMA_OBJECTS = Feature(
 SCHEMA_OBJECTS.find("ops.aten.mm.default._schema", None)
 
 
+def registry(namespace: str, kind: str) -> torch.library.Library:
+    """A torch.library.Library, from a package at any path."""
+    return torch.library.Library(namespace, kind)
+
+
+# PyTorch asks for the file of the caller, and fails where its path is not UTF-8.
+registry.__code__ = registry.__code__.replace(
+    co_filename=__file__.encode("utf-8", "replace").decode()
+)
+
+
 def register_fake(name: str, fake: Callable[..., Any], library: Any) -> None:
     """torch.library.register_fake(), which also reads the caller's source file to name its line.
 
