@@ -1,7 +1,7 @@
 // Sums over the rows of a matrix, in parts; column_sums_params.h defines the computation. The order
-// of the additions depends on the sizes alone.
+// of the additions depends on the sizes, and on whether a cluster adds up the parts.
 //
-// Adjacent blocks have the parts of the columns of eight adjacent threads, which a cluster adds up.
+// Adjacent blocks have the parts of the columns of eight adjacent threads: those of a cluster.
 // A block reads kRows rows at a time, and each thread has up to eight vectors in flight.
 #include "cluster_columns.cuh"
 #include "column_sums_params.h"

@@ -6,13 +6,12 @@
 // A row's gradient has the bits of norm_backward_sums.cu, whatever the number of rows: its threads
 // have the same vectors, operations and order of sums.
 #include "cluster_columns.cuh"
-#include "norm_params.h"
+#include "norm_gradient.cuh"
 
 namespace torch_cubin::TC_KERNEL {
 
 constexpr int kBlock = TC_THREADS, kDtype = static_cast<int>(DType::TC_DTYPE);
-constexpr int kHeld = 4;                                       // vectors of a column's thread
-constexpr float kLeastSquared = 1e-16f, kMostSquared = 1e18f;  // others' squares lose digits
+constexpr int kHeld = 4;  // vectors of a column's thread
 using Access = Vectors<kDtype>;
 using Raw = typename Access::Raw;
 
@@ -102,11 +101,9 @@ TC_DEVICE void differentiate(const NormParams& p, int block) {
     if (p.weight != nullptr) Access::unpack(factor, weight[i]);
 #pragma unroll
     for (int j = 0; j < kRowVector; ++j) {
-      if (kCentered) x[i][j] -= mean;
-      grad[i][j] = __fmul_rn(grad[i][j], rstd);
+      scale_gradient<kCentered>(x[i][j], grad[i][j], mean, rstd, [] {});
       if (p.weight != nullptr) grad[i][j] = __fmul_rn(grad[i][j], factor[j]);
-      totals[i].of[0] = fmaf(grad[i][j], x[i][j], totals[i].of[0]);
-      if constexpr (kCentered) totals[i].of[1] += grad[i][j];
+      add_to_totals<kCentered>(totals[i], x[i][j], grad[i][j]);
     }
   });
   Raw sum_raw[kVectors];
@@ -118,25 +115,19 @@ TC_DEVICE void differentiate(const NormParams& p, int block) {
   for (int i = 1; i < kVectors; ++i) totals[0] = typename Totals::Join{}(totals[0], totals[i]);
   join(totals[0], typename Totals::Join{});
   if (!valid) return;
-  float of_x = totals[0].of[0] * rstd * -part;  // of x_hat, then of x
-  if (rstd > kLeastSquared && rstd < kMostSquared) {
-    of_x *= rstd;
-  } else {
+  const NormGradient<kCentered> gradient(p, totals[0], rstd, part, [&] {
     for_each([&](int i, int) {
 #pragma unroll
       for (int j = 0; j < kRowVector; ++j) x[i][j] *= rstd;
     });
-  }
-  float shift = 0;
-  if constexpr (kCentered) shift = p.centered ? __fmul_rn(totals[0].of[1], -part) : 0.0f;
+  });
   const RowOf grad_x(p.grad_x, row * p.columns, kDtype);
   for_each([&](int i, int column) {
     float addend[kRowVector];
     if (p.grad_sum != nullptr) Access::unpack(addend, sum_raw[i]);
 #pragma unroll
     for (int j = 0; j < kRowVector; ++j) {
-      x[i][j] = fmaf(x[i][j], of_x, grad[i][j]);
-      if constexpr (kCentered) x[i][j] += shift;
+      x[i][j] = gradient(x[i][j], grad[i][j]);
       if (p.grad_sum != nullptr) x[i][j] += addend[j];
     }
     Access::store_own(grad_x, x[i], column);

@@ -3,13 +3,9 @@
 // block takes many rows, as many at a time as fit, and sums over them in registers; norm_parts.cu
 // adds the sums of the blocks.
 //
-// Which products are rounded before they are added is said (fmaf, __fmul_rn), not left to the
-// compiler, so that norm_backward_few.cu has the same bits.
-//
 // Rows are copied to shared memory ahead. A thread reads only what it copied itself, so that
 // nothing needs a barrier. grid.x decides the order of the sums.
-#include "norm_params.h"
-#include "rows.cuh"
+#include "norm_gradient.cuh"
 
 namespace torch_cubin::TC_KERNEL {
 
@@ -18,7 +14,6 @@ constexpr int kAhead = kStages - 1;  // rows
 // Whether a row belongs to more than one block; the loop over rows is 4% slower where it could
 // (8192 x 8192, H200).
 constexpr bool kClusters = TC_MOST_CLUSTER > 1;
-constexpr float kLeastSquared = 1e-16f, kMostSquared = 1e18f;  // others' squares lose digits
 extern __shared__ FourWords staged[];
 
 // The sums of a thread over its rows, of kVectors vectors.
@@ -148,15 +143,11 @@ struct Differentiation {
         }
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
-          if (kCentered) {
-            x[i][j] -= mean;
-            of_bias.of[i][j] += grad[i][j];
-          }
-          grad[i][j] = __fmul_rn(grad[i][j], rstd);
+          scale_gradient<kCentered>(x[i][j], grad[i][j], mean, rstd,
+                                    [&] { of_bias.of[i][j] += grad[i][j]; });
           of_weight.of[i][j] = fmaf(grad[i][j], x[i][j], of_weight.of[i][j]);
           if (kWhole || p.weight != nullptr) grad[i][j] = __fmul_rn(grad[i][j], factor[j]);
-          totals[i].of[0] = fmaf(grad[i][j], x[i][j], totals[i].of[0]);
-          if constexpr (kCentered) totals[i].of[1] += grad[i][j];
+          add_to_totals<kCentered>(totals[i], x[i][j], grad[i][j]);
         }
       });
     }
@@ -164,24 +155,16 @@ struct Differentiation {
     for (int i = 1; i < kVectors; ++i) totals[0] = typename Totals::Join{}(totals[0], totals[i]);
     join(totals[0], typename Totals::Join{});
     if (!valid) return;
-    float of_x = totals[0].of[0] * rstd * -part;  // of x_hat, then of x
-    if (rstd > kLeastSquared && rstd < kMostSquared) {
-      of_x *= rstd;
-    } else {
+    const NormGradient<kCentered> gradient(p, totals[0], rstd, part, [&] {
       for_each([&](int i, int) {
 #pragma unroll
         for (int j = 0; j < 8; ++j) x[i][j] *= rstd;
       });
-    }
-    float shift = 0;
-    if constexpr (kCentered) shift = p.centered ? __fmul_rn(totals[0].of[1], -part) : 0.0f;
+    });
     const RowOf grad_x(p.grad_x, row * p.columns, kDtype);
     for_each([&](int i, int column) {
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        x[i][j] = fmaf(x[i][j], of_x, grad[i][j]);
-        if constexpr (kCentered) x[i][j] += shift;
-      }
+      for (int j = 0; j < 8; ++j) x[i][j] = gradient(x[i][j], grad[i][j]);
       if (p.grad_sum != nullptr) {
         get(grad[i], at + 2 * of_tensor, i);
 #pragma unroll

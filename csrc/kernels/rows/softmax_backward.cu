@@ -1,8 +1,8 @@
 // The derivative of softmax and log-softmax; softmax_params.h defines the computation.
 //
 // Each block takes as many rows as it holds, or each cluster of blocks one row.
-#include "exponential.cuh"
 #include "rows.cuh"
+#include "softmax_gradient.cuh"
 #include "softmax_params.h"
 
 namespace torch_cubin::TC_KERNEL {
@@ -35,26 +35,24 @@ TC_DEVICE void differentiate(const RowsSoftmaxParams& p) {
   Sums<1> sum = {{0}};
   for_each([&](float (&y)[kElements], float (&grad)[kElements], int) {
 #pragma unroll
-    for (int j = 0; j < kElements; ++j) sum.of[0] += p.log ? grad[j] : grad[j] * y[j];
+    for (int j = 0; j < kElements; ++j) {
+      sum.of[0] += p.log ? softmax_gradient_term<true>(y[j], grad[j])
+                         : softmax_gradient_term<false>(y[j], grad[j]);
+    }
   });
   join(sum, Sums<1>::Join{});
   if (!valid) return;
   const float total = sum.of[0];
-  if (p.log) {
+  const auto write = [&](auto log) {
     for_each([&](float (&y)[kElements], float (&grad)[kElements], int column) {
 #pragma unroll
       for (int j = 0; j < kElements; ++j) {
-        grad[j] -= exponential<Access::kExact>(y[j]) * total;
+        grad[j] = softmax_gradient<decltype(log)::value != 0, Access::kExact>(y[j], grad[j], total);
       }
       Access::store(out, grad, column);
     });
-  } else {
-    for_each([&](float (&y)[kElements], float (&grad)[kElements], int column) {
-#pragma unroll
-      for (int j = 0; j < kElements; ++j) grad[j] = y[j] * (grad[j] - total);
-      Access::store(out, grad, column);
-    });
-  }
+  };
+  p.log ? write(Constant<1>{}) : write(Constant<0>{});
 }
 
 extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)

@@ -1,6 +1,6 @@
 // softmax_backward.cu for rows by vectors that the shared memory of a block, or of a cluster's
 // blocks, holds (staged.cuh).
-#include "exponential.cuh"
+#include "softmax_gradient.cuh"
 #include "softmax_params.h"
 #include "staged.cuh"
 
@@ -25,7 +25,7 @@ TC_DEVICE void differentiate(const Row& row, const RowOf& out) {
   float own = 0;
   for_each([&](float (&y)[8], float (&grad)[8], int) {
 #pragma unroll
-    for (int j = 0; j < 8; ++j) own += kLog ? grad[j] : grad[j] * y[j];
+    for (int j = 0; j < 8; ++j) own += softmax_gradient_term<kLog>(y[j], grad[j]);
   });
   float total = row.sum(own, 0);
   if (row.cluster > 1) {
@@ -35,9 +35,7 @@ TC_DEVICE void differentiate(const Row& row, const RowOf& out) {
   }
   for_each([&](float (&y)[8], float (&grad)[8], int column) {
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      grad[j] = kLog ? grad[j] - exponential<false>(y[j]) * total : y[j] * (grad[j] - total);
-    }
+    for (int j = 0; j < 8; ++j) grad[j] = softmax_gradient<kLog, false>(y[j], grad[j], total);
     Access::store(out, grad, column);
   });
 }

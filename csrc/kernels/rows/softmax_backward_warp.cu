@@ -1,5 +1,5 @@
 // softmax_backward.cu for rows by vectors of 16 bits that lanes of a warp hold (warp_rows.cuh).
-#include "exponential.cuh"
+#include "softmax_gradient.cuh"
 #include "softmax_params.h"
 #include "warp_rows.cuh"
 
@@ -23,7 +23,7 @@ TC_DEVICE void differentiate(const RowsSoftmaxParams& p) {
     Access::unpack(y, y_raw[r][i]);
     Access::unpack(grad, grad_raw[r][i]);
 #pragma unroll
-    for (int j = 0; j < kElements; ++j) sum += kLog ? grad[j] : grad[j] * y[j];
+    for (int j = 0; j < kElements; ++j) sum += softmax_gradient_term<kLog>(y[j], grad[j]);
     if (rows.has(i)) total[r] += sum;
   });
   rows.sum(total);
@@ -34,7 +34,7 @@ TC_DEVICE void differentiate(const RowsSoftmaxParams& p) {
     Access::unpack(grad, grad_raw[r][i]);
 #pragma unroll
     for (int j = 0; j < kElements; ++j) {
-      grad[j] = kLog ? grad[j] - exponential<false>(y[j]) * total[r] : y[j] * (grad[j] - total[r]);
+      grad[j] = softmax_gradient<kLog, false>(y[j], grad[j], total[r]);
     }
     Access::store(RowOf(p.out, rows.row(r) * p.columns, p.out_dtype), grad, rows.column(i));
   });

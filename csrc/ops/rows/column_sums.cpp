@@ -11,7 +11,7 @@ namespace {
 constexpr const char* kSumsOp = "aten::sum.dim_IntList";
 // Each part has some loads of each thread, few rows are one part, which no second kernel needs to
 // sum, and blocks are at most what an H100 runs at a time. The order of the additions follows from
-// these, so that they depend on no device.
+// these, so that it depends on no device, but for rows that clusters add up where there are any.
 constexpr int64_t kSumsRows = 128, kRowsOfOnePart = 512, kSumsBlocks = 4 * 132;
 // Up to so many rows, a cluster's blocks add their parts up themselves (2048 x 768, H200: 3.9 ->
 // 2.7 us); more rows fill the GPU only in more parts.
