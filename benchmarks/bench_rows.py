@@ -114,7 +114,8 @@ def backwards(call: Function, sets: list[list[Tensor]], grads: list[Any]) -> lis
         outs = [out] if isinstance(out, Tensor) else list(out)
 
         wanted = [x for x in leaves if x.requires_grad]
-        given = [grad if x.dim() else None for x in outs]
+        # A loss' gradient is given, too: autograd would launch a kernel that fills it.
+        given = [grad if x.dim() else torch.ones_like(x) for x in outs]
 
         def run(outs: Any = outs, leaves: Any = wanted, given: Any = given) -> Tensor:
             return torch.autograd.grad(outs, leaves, given, retain_graph=True, allow_unused=True)[0]
