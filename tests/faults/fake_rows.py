@@ -11,15 +11,15 @@ import pytest
 import torch
 from c_layouts import ROWS, structure
 from fake_driver import tensors
-from faults import catalogs, launch_params
+from faults import catalogs
 from faults.forked import forked
+from faults.row_launches import empty, launches_of
 
 import torch_cubin
 from torch_cubin._drop_in import aten_kernels, row_kernels
 from torch_cubin._native import library
 
 NORM = structure(f"{ROWS}/norm_params.h", "NormParams")
-LOSSES = structure(f"{ROWS}/losses_params.h", "LossesParams")
 SUMS_OF_COLUMNS = structure(f"{ROWS}/column_sums_params.h", "ColumnSumsParams")
 SOFTMAX = structure(f"{ROWS}/softmax_params.h", "RowsSoftmaxParams")
 ops = torch.ops.cubin
@@ -28,21 +28,6 @@ ops = torch.ops.cubin
 @pytest.fixture(autouse=True)
 def catalog(driver, tmp_path, monkeypatch) -> None:
     catalogs.install(driver, tmp_path, monkeypatch, catalogs.kernels_of("rows"))
-
-
-def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    return tensors.empty(*shape, dtype=dtype)
-
-
-def launches_of(driver, call: Callable[[], object], type_: Any) -> list[tuple[Any, Any]]:
-    """Each launch, and its parameter."""
-
-    def run() -> list:
-        call()
-        return driver.launches()
-
-    launches = [each for each in forked(run) if "_rows_" in each["kernel"]]
-    return [(each, launch_params.read(each, type_)) for each in launches]
 
 
 def norm(*args: Any, weight: Any = None) -> Callable[[], object]:
@@ -320,52 +305,6 @@ def test_gradients_that_fastest_serves(rows: int, mask, reason) -> None:
     found = forked(call)
     assert len(found) == (reason is not None)
     assert all(each.startswith(reason) for each in found)
-
-
-def test_losses_of_rows_and_their_gradients(driver) -> None:
-    logits, targets = empty(64, 131072), empty(64, dtype=torch.int64)
-    each, one = empty(64, dtype=torch.float32), empty(dtype=torch.float32)
-    options = ("mean", -100, 0.1)
-
-    def call() -> None:
-        ops._cross_entropy(logits, targets, None, *options, torch.bfloat16)
-        ops._cross_entropy_backward(one, logits, targets, None, one, each, each, *options)
-
-    (losses, total, gradient) = launches_of(driver, call, LOSSES)
-    assert [launch["grid"][0] for launch, _ in (losses, total, gradient)] == [64 * 2, 1, 64 * 16]
-    assert [params.cluster for _, params in (losses, total, gradient)] == [2, 1, 16]
-    assert (total[1].columns, total[1].classes, total[1].mean) == (64, 131072, 1)
-    assert not losses[1].total
-    assert gradient[1].total
-
-
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize(("rows", "threads"), [(1, 1), (5, 8), (100, 128), (4096, 1024)])
-def test_threads_that_sum_losses(driver, rows: int, threads: int, smoothing: float) -> None:
-    """As many as there are losses: each that a thread adds alone is a wait for memory."""
-    logits, targets = empty(rows, 64), empty(rows, dtype=torch.int64)
-
-    def call() -> None:
-        ops._cross_entropy(logits, targets, None, "mean", -100, smoothing, torch.bfloat16)
-
-    (losses, total) = launches_of(driver, call, LOSSES)
-    assert losses[0]["kernel"] == f"losses_rows{'_general' if smoothing else ''}_bf16"
-    assert total[1].threads == threads
-    assert total[0]["block"] == [max(threads, 128), 1, 1]
-
-
-def test_losses_of_rows_that_begin_anywhere(driver) -> None:
-    """A thread has two vectors at a time, so two blocks share a row that would be one block's."""
-    targets = empty(64, dtype=torch.int64)
-
-    def call() -> None:
-        for columns in (50257, 50264):
-            arguments = targets, None, "none", -100, 0.0, torch.bfloat16
-            ops._cross_entropy(empty(64, columns), *arguments)
-
-    odd, aligned = launches_of(driver, call, LOSSES)
-    assert [params.cluster for _, params in (odd, aligned)] == [2, 1]
-    assert [launch["grid"][0] for launch, _ in (odd, aligned)] == [64 * 2, 64]
 
 
 def test_a_cluster_does_not_depend_on_which_op_came_first(driver) -> None:

@@ -60,6 +60,7 @@ CPP_ONLY = (
     "fake_install",
     "fake_kernel_lookup",
     "fake_kv_cache",
+    "fake_losses",
     "fake_pad",
     "fake_planner",
     "fake_remembered_calls",

@@ -309,6 +309,26 @@ def test_means_of_few_and_many_losses(rows: int, generator: torch.Generator) -> 
             torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_losses_of_few_rows_have_the_bits_of_many(dtype: torch.dtype, generator) -> None:
+    """A kernel of their own computes them from 8,200 columns on, to 264 blocks."""
+    for columns in (4096, 8200, 16384, 32000, 50264, 65544, 128256, 300_000):
+        x = torch.randn(300, columns, device="cuda", generator=generator).mul(4).to(dtype)
+        x[3, 5:9] = torch.tensor([Inf, -Inf, torch.nan, 0.0])
+        x[4], x[5, columns // 2 :] = -Inf, -Inf
+        target = torch.randint(0, columns, (300,), device="cuda", generator=generator)
+        target[6] = -100
+        options = None, "none", -100, 0.0, torch.float32
+        whole = ops._cross_entropy(x, target, *options)
+        for first, end in ((0, 1), (0, 7), (0, 33), (33, 165), (0, 264), (290, 300)):
+            part = ops._cross_entropy(x[first:end], target[first:end], *options)
+            for own, all_rows in zip(part, whole, strict=True):
+                if own.dim() == 0 or own.numel() == 0:
+                    continue
+                same = own.view(torch.int32) == all_rows[first:end].view(torch.int32)
+                assert same.all(), (columns, first, end)
+
+
 @pytest.mark.usefixtures("freed_memory")
 def test_gradients_of_logits_that_no_cache_holds(generator: torch.Generator) -> None:
     """They have stores of their own, and the bits of few rows."""

@@ -11,6 +11,11 @@ namespace torch_cubin::TC_KERNEL {
 
 constexpr int kBlock = TC_THREADS, kDtype = static_cast<int>(DType::TC_DTYPE);
 
+// How many vectors a thread has at a time changes no sum: it adds them one after another.
+struct OwnVectors : StreamedVectors<kDtype> {
+  static constexpr int kHeld = TC_HELD / StreamedVectors<kDtype>::kParts;
+};
+
 // Own: the part of a row that is a thread's.
 template <class Own, class Access, bool kSmooth>
 TC_DEVICE void compute_losses(const LossesParams& p) {
@@ -63,13 +68,12 @@ TC_DEVICE void compute_losses(const LossesParams& p) {
 extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
     TC_KERNEL(const __grid_constant__ LossesParams p) {
   wait_for_previous_kernel();
-  using OfVectors = StreamedVectors<kDtype>;
   if constexpr (!TC_GENERAL) {
-    compute_losses<Lane<OfVectors>, OfVectors, false>(p);
+    compute_losses<Lane<OwnVectors>, OwnVectors, false>(p);
   } else if (p.label_smoothing == 0) {
-    compute_losses<ShiftedLane<kDtype>, OfVectors, false>(p);
+    compute_losses<ShiftedLane<kDtype>, OwnVectors, false>(p);
   } else if (p.columns % kRowVector == 0) {
-    compute_losses<Lane<OfVectors>, OfVectors, true>(p);
+    compute_losses<Lane<OwnVectors>, OwnVectors, true>(p);
   } else {
     compute_losses<Lane<Singles<kDtype>>, Singles<kDtype>, true>(p);
   }
@@ -78,7 +82,8 @@ extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
 }  // namespace torch_cubin::TC_KERNEL
 
 // Kernels of kind losses are for rows by vectors without label smoothing, those of losses_general
-// for all others.
+// for all others. Few long rows leave a multiprocessor one or two blocks, which losses_few lets
+// wait for memory fewer times.
 //
 // accepted_spill: a few registers, of kernels that are bound by memory; a fifth block to hide its
 // latency is worth more, and a sixth one (8192 x 32000, H200: 134.5 -> 132 us), but not to
@@ -91,13 +96,16 @@ extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
   "accepted_spill": {"sm_80": 208, "sm_86": 200, "sm_89": 200, "sm_90a": 200, "sm_100a": 200, "sm_120a": 200}},
  "kernels": [
   {"name": "losses_rows_{d.short}", "kind": "losses",
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": "{d.blocks}", "TC_GENERAL": "false"},
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": "{d.blocks}", "TC_HELD": 4, "TC_GENERAL": "false"},
    "for": {"d": [
      {"short": "f16", "dtype": "float16", "blocks": 6},
      {"short": "bf16", "dtype": "bfloat16", "blocks": 6},
      {"short": "f32", "dtype": "float32", "blocks": 5}]}},
+  {"name": "losses_rows_few_{d.short}", "kind": "losses_few", "archs": ["sm_90a"],
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": 2, "TC_HELD": 16, "TC_GENERAL": "false"},
+   "for": {"d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}]}},
   {"name": "losses_rows_general_{d.short}", "kind": "losses_general",
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": 5, "TC_GENERAL": "true"},
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": 5, "TC_HELD": 4, "TC_GENERAL": "true"},
    "for": {"d": [
      {"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"},
      {"short": "f32", "dtype": "float32"}]}}]}

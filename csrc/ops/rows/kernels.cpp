@@ -29,6 +29,8 @@ constexpr int64_t kMostApart = 64;  // blocks of a row that exchange nothing
 // A block computes the losses of so many times what its threads hold before others share the row:
 // 2048 x 128256 by clusters of 8, 4, 2 and 1 took 181, 150, 138 and 140 us on an H200.
 constexpr int64_t kLossesPasses = 8;
+// losses_few: blocks at most, as many as an H100 has at a time.
+constexpr int64_t kMostFewLosses = 2 * 132;
 // Threads of the least block: the smaller blocks are, the less one waits for another, and the less
 // the last ones leave idle.
 constexpr int64_t kLeastBlock = 128;
@@ -88,6 +90,7 @@ constexpr Kind kKinds[] = {
     {kRowsSum, "sum", "rows/sum", sizeof(RowSumParams)},
     {kColumnSums, "column_sums", "rows/column_sums", sizeof(ColumnSumsParams)},
     {kLosses, "losses", "rows/losses", sizeof(LossesParams)},
+    {kLossesFew, "losses_few", "rows/losses", sizeof(LossesParams)},
     {kLossesGeneral, "losses_general", "rows/losses", sizeof(LossesParams)},
     {kLossesBackward, "losses_backward", "rows/losses", sizeof(LossesParams)},
     {kLossesSum, "losses_sum", "rows/losses", sizeof(LossesParams)},
@@ -286,6 +289,17 @@ bool has_warp_rows(RowsKind kind, const RowSizes& sizes, ScalarType row_dtype,
          sizes.columns <= found.back().width;
 }
 
+bool has_few_losses(const RowSizes& sizes, ScalarType row_dtype, const Device& device) {
+  if (!has_vectors(sizes) || sizes.rows > kMostFewLosses) return false;
+  if (table_of(device).kernels[kLossesFew][dtype_index(row_dtype)].empty()) return false;
+  const RowsLayout few(kLossesFew, device, sizes, row_dtype);
+  if (sizes.rows * few.cluster > kMostFewLosses) return false;
+  // Rows that a block reads at once wait for memory no more often by losses. Where only smaller
+  // clusters of one of the two fit, the bits would differ.
+  return sizes.columns > few.threads * kThreadBytes / element_size(row_dtype) &&
+         few.cluster == RowsLayout(kLosses, device, sizes, row_dtype).cluster;
+}
+
 PackageKernel& rows_kernel(RowsKind kind, ScalarType row_dtype, const Device& device) {
   return *kernels_of(kind, row_dtype, table_of(device)).front();
 }
@@ -297,7 +311,7 @@ int64_t largest_cluster(RowsKind kind, ScalarType row_dtype, const Device& devic
 
 RowsLayout::RowsLayout(RowsKind kind, const Device& device, const RowSizes& sizes,
                        ScalarType row_dtype, int64_t tensors) {
-  const bool of_losses = kind == kLosses || kind == kLossesGeneral;
+  const bool of_losses = kind == kLosses || kind == kLossesFew || kind == kLossesGeneral;
   const int64_t of_thread = kind == kLossesSum   ? kThreadLosses
                             : has_vectors(sizes) ? kThreadBytes / element_size(row_dtype)
                             : of_losses          ? kThreadShifted

@@ -27,6 +27,7 @@ enum RowsKind {
   kRowsSum,
   kColumnSums,
   kLosses,
+  kLossesFew,
   kLossesGeneral,
   kLossesBackward,
   kLossesSum,
@@ -105,6 +106,9 @@ bool has_staged_rows(RowsKind kind, const RowSizes& sizes, ScalarType row_dtype,
 // Whether kernels of a kind take such rows, each in the registers of a warp or of a part of one.
 bool has_warp_rows(RowsKind kind, const RowSizes& sizes, ScalarType row_dtype,
                    const Device& device);
+
+// Whether losses_few computes such rows' losses, with the bits of losses.
+bool has_few_losses(const RowSizes& sizes, ScalarType row_dtype, const Device& device);
 
 // Whether norm_backward_few takes such rows.
 bool has_few_rows(const RowSizes& sizes, ScalarType row_dtype, const Device& device);

@@ -92,8 +92,11 @@ Losses cross_entropy_cuda(const Tensor& input, const Tensor& target, const Optio
     call.p.losses_dtype = row_dtype(kOp, TensorView(losses).dtype);
     call.p.max = floats_of(max);
     call.p.log_sum = floats_of(log_sum);
-    const RowsKind kind = label_smoothing == 0 && has_vectors(sizes) ? kLosses : kLossesGeneral;
-    launch_rows(kind, call.p, device(x.device_index), sizes, x.dtype);
+    const Device& gpu = device(x.device_index);
+    const RowsKind kind = label_smoothing != 0 || !has_vectors(sizes) ? kLossesGeneral
+                          : has_few_losses(sizes, x.dtype, gpu)       ? kLossesFew
+                                                                      : kLosses;
+    launch_rows(kind, call.p, gpu, sizes, x.dtype);
   }
   if (options.of_rows()) return {losses, no_elements(x, ScalarType::Float), max, log_sum};
   const auto [loss, total] =
