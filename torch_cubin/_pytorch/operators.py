@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -53,10 +54,9 @@ def registry(namespace: str, kind: str) -> torch.library.Library:
     return torch.library.Library(namespace, kind)
 
 
-# PyTorch asks for the file of the caller, and fails where its path is not UTF-8.
-registry.__code__ = registry.__code__.replace(
-    co_filename=__file__.encode("utf-8", "replace").decode()
-)
+if __file__.encode("utf-8", "replace") != os.fsencode(__file__):
+    # PyTorch asks for the file of the caller, and fails where its path is not UTF-8.
+    registry.__code__ = registry.__code__.replace(co_filename="torch_cubin")
 
 
 def register_fake(name: str, fake: Callable[..., Any], library: Any) -> None:
