@@ -349,6 +349,9 @@ def test_preload_leaves_only_the_launch(driver, several):
         torch_cubin.preload(several, "cpu")
     with pytest.raises(errors.NoDeviceError):
         torch_cubin.preload(several, 2)
+    for far in (2**32, -(2**32), 2**64 + 1):  # which are devices 0 and 1 in 32 bits
+        with pytest.raises(errors.NoDeviceError, match=f"got {far}"):
+            torch_cubin.preload(several, far)
 
 
 def test_dropped_modules(driver):

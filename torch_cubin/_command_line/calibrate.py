@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from torch_cubin._drop_in import aten_kernels, calibrate
 from torch_cubin._drop_in.report import table
+from torch_cubin._kernels.launch import device_index
 from torch_cubin._native import library
 
 
 def run(index: int, *, again: bool) -> int:
-    gpu = library.device(index)
+    gpu = library.device(device_index(index))
     lines = calibrate.lines_of(index, again)
     shipped = aten_kernels.shipped_rows(gpu["name"])
     served = shipped or calibrate.rows(lines)

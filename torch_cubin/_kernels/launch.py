@@ -127,6 +127,11 @@ def current_device() -> int:
 def device_index(device: int | str | torch.device | None) -> int:
     """The index of a device argument of preload() and others; None is PyTorch's current device."""
     if isinstance(device, int) and not isinstance(device, bool):
+        if device.bit_length() > 31:  # the library would be asked for another one
+            raise errors.fault(
+                "no_device", f"cuda:{device}", "is out of range",
+                expected="an index from 0 to 63", got=str(device),
+            )  # fmt: skip
         return device
     if device is not None:
         problem = "is no CUDA device"
