@@ -163,6 +163,8 @@ def _packed(dtype: torch.dtype) -> tuple[list[torch.Tensor], torch.Tensor, dict]
 def attention_sanitize(tool: str, *dtypes: str) -> dict:
     """A reduced set of shapes, dtypes (default: all), layouts and options; compute-sanitizer
     watches."""
+    from gpu import attention_e4m3_sanitized
+
     import torch_cubin  # noqa: F401
 
     torch.manual_seed(1)
@@ -182,8 +184,12 @@ def attention_sanitize(tool: str, *dtypes: str) -> dict:
             if not _near(x, y, dtype):
                 wrong.append(f"{name} of {label}")
 
-    for name in dtypes or ("bfloat16", "float16", "float32", "float64"):
+    for name in dtypes or ("bfloat16", "float16", "float32", "float64", "float8_e4m3fn"):
         dtype = getattr(torch, name)
+        if dtype == torch.float8_e4m3fn:
+            made, found = attention_e4m3_sanitized.sanitize(tool)
+            calls, wrong = calls + made, wrong + found
+            continue
         chosen = _calls(r, tool)
         if dtype != torch.bfloat16 and tool == "memcheck":
             chosen = chosen[: len(chosen) // 4]

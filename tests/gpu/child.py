@@ -597,10 +597,9 @@ def configs_sanitize(tool: str, mode: str) -> dict:
                     expected = exact
                     takes_bias = config.startswith("sm90 ") or config == "split"
                     # Warps that finish rows of a cluster's tile wait for the bias in one place, and
-                    # those that finish none in another: synccheck takes that for divergence. (The
-                    # chosen config runs where a forced one does not take the bias.)
-                    parts_of_k = any(x.endswith("_k") for x in (config, plan["chosen"]))
-                    if tool == "synccheck" and parts_of_k:
+                    # those that finish none in another: synccheck takes that for divergence. (A
+                    # swapped config takes no ReLU: the planner's choice would run, such a one.)
+                    if tool == "synccheck" and (config.endswith("_k") or "swapped" in config):
                         takes_bias = False
                     if number % 3 and takes_bias:
                         activation = ("none", "relu")[number % 3 - 1]

@@ -210,12 +210,16 @@ def run(scenario: str, *arguments: str, seconds: int = TIMEOUT) -> Result:
                 # arrives at the mbarrier after a barrier of them all. racecheck does not follow
                 # that, and takes the next copy to the slot for a race; it follows no copy by a
                 # tensor map. memcheck has the kernel, and so have thousands of equal runs.
-                options += ["--kernel-name-exclude", "kns=sm90_backward_attention"]
+                readers = "sm90_backward_attention", "sm90_e4m3_backward_attention"
+                options += ["--kernel-name-exclude", ",".join(f"kns={name}" for name in readers)]
             if arguments[0] == "initcheck":
                 # It does not follow what the TMA writes: copies to the host, which compare whole
                 # results, and kernels that read such sums or results, would be reported.
                 options += ["--check-api-memory-access", "no"]
-                readers = "sm90_backward_convert_attention", "finish_matmul", "mirror_matmul"
+                readers = (
+                    *("sm90_backward_convert_attention", "sm90_e4m3_backward_convert_attention"),
+                    *("finish_matmul", "mirror_matmul"),
+                )
                 options += ["--kernel-name-exclude", ",".join(f"kns={name}" for name in readers)]
             command = [tool, *options, *command]
         try:

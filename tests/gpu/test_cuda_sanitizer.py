@@ -36,6 +36,7 @@ ATTENTION = [
         *(("racecheck", dtype, 30) for dtype in ("bfloat16", "float16", "float32", "float64")),
         ("memcheck", "bfloat16", 90),
         *(("memcheck", dtype, 20) for dtype in ("float16", "float32", "float64")),
+        *((tool, "float8_e4m3fn", 20) for tool in ("racecheck", "memcheck")),
     )
 ]
 
@@ -92,24 +93,27 @@ def test_initcheck(child) -> None:
     _check(child, 50)
 
 
+def _attention(tool: str, *dtypes: str) -> list:
+    return [
+        pytest.param(
+            *(dtype, 20 if dtype == "float8_e4m3fn" else 90),
+            marks=pytest.mark.child("attention_sanitize", tool, dtype),
+        )
+        for dtype in dtypes
+    ]
+
+
 @slow
 @pytest.mark.parametrize(
-    "dtype",
-    [
-        pytest.param(dtype, marks=pytest.mark.child("attention_sanitize", "initcheck", dtype))
-        for dtype in ("bfloat16", "float16", "float32", "float64")
-    ],
+    ("dtype", "calls"),
+    _attention("initcheck", "bfloat16", "float16", "float32", "float64", "float8_e4m3fn"),
 )
-def test_initcheck_attention(dtype: str, child) -> None:
-    _check(child, 90)
+def test_initcheck_attention(dtype: str, calls: int, child) -> None:
+    _check(child, calls)
 
 
 @pytest.mark.parametrize(
-    "dtype",
-    [
-        pytest.param(dtype, marks=pytest.mark.child("attention_sanitize", "synccheck", dtype))
-        for dtype in ("bfloat16", "float16")
-    ],
+    ("dtype", "calls"), _attention("synccheck", "bfloat16", "float16", "float8_e4m3fn")
 )
-def test_synccheck_attention(dtype: str, child) -> None:
-    _check(child, 90)
+def test_synccheck_attention(dtype: str, calls: int, child) -> None:
+    _check(child, calls)
