@@ -353,6 +353,8 @@ def test_softmax_of_rows_in_shared_memory(driver, columns: int, cluster: int, th
 
     kinds = ("softmax", "softmax_backward")
     for kind, (launch, params) in zip(kinds, launches_of(driver, call, SOFTMAX), strict=True):
+        if kind == "softmax_backward" and columns == 4096:
+            continue  # registers hold it: see the next test
         assert launch["kernel"].startswith(f"{kind}_staged_" if cluster else f"{kind}_rows_")
         if cluster:
             of_cluster = cluster > 1 and kind == "softmax"
@@ -363,6 +365,27 @@ def test_softmax_of_rows_in_shared_memory(driver, columns: int, cluster: int, th
             assert launch["shared"] == -(-columns // (8 * cluster)) * 16 * (
                 1 + ("backward" in kind)
             )
+
+
+@pytest.mark.parametrize(
+    ("columns", "kernel", "block"),
+    [
+        *((1024, "warp_rows_bf16_1024", 128), (1032, "block_rows_bf16_4096", 160)),
+        *((2040, "block_rows_bf16_4096", 256), (4096, "block_rows_bf16_4096", 512)),
+        *((4104, "block_rows_bf16_8192", 288), (8192, "block_rows_bf16_8192", 512)),
+        *((8200, "staged_rows_bf16", 288), (4100, "rows_bf16_512", 512)),
+    ],
+)
+def test_gradients_of_softmax_in_registers(driver, columns: int, kernel: str, block: int) -> None:
+    """Of 1,032 to 8,192 columns by vectors: a thread has one or two, and a block is whole warps."""
+    rows = empty(1000, columns)
+    call = lambda: ops._softmax_backward(rows, rows, False, torch.bfloat16)  # noqa: E731
+    ((launch, params),) = launches_of(driver, call, SOFTMAX)
+    assert launch["kernel"] == f"softmax_backward_{kernel}"
+    assert launch["block"] == [block, 1, 1]
+    assert (params.rows, params.columns) == (1000, columns)
+    if columns > 1024 and columns % 8 == 0:
+        assert launch["grid"] == [1000, 1, 1]
 
 
 @pytest.mark.parametrize("columns", [40, 128, 256, 264, 1024, 1032, 2040])
@@ -376,7 +399,6 @@ def test_softmax_of_rows_of_a_warp(driver, columns: int) -> None:
     forward, backward = launches_of(driver, call, SOFTMAX)
     if columns > 1024:  # so many vectors leave registers for few warps
         assert forward[0]["kernel"] == "softmax_rows_bf16_256"
-        assert backward[0]["kernel"] == "softmax_backward_rows_bf16_256"
         return
     threads = 8 if columns <= 64 else 16 if columns <= 128 else 32
     assert forward[0]["kernel"] == warp_kernel("softmax", columns)

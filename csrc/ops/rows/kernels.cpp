@@ -37,6 +37,8 @@ constexpr int64_t kLeastBlock = 128;
 constexpr int kClusterArch = 90;
 constexpr int64_t kWarp = 32;             // threads
 constexpr int64_t kLeastWarpThreads = 8;  // of a row in kernels whose warps have whole rows
+// Columns at least of a row that a block has in registers: shorter ones are a warp's.
+constexpr int64_t kLeastBlockColumns = 1024;
 // Columns of a block that has its row in shared memory: of a whole block, and the least. Shorter
 // rows gain nothing by it (H200, RMS norm: 65536 x 128 10.8 -> 11.8 us, 8192 x 1024 11.3 -> 11.4).
 constexpr int64_t kStagedColumns = int64_t{kStagedThreads} * kStagedVectors * kRowVector;
@@ -86,6 +88,8 @@ constexpr Kind kKinds[] = {
     {kRowsSoftmaxBackward, "softmax_backward", "rows/softmax", sizeof(RowsSoftmaxParams)},
     {kRowsSoftmaxBackwardStaged, "softmax_backward_staged", "rows/softmax",
      sizeof(RowsSoftmaxParams)},
+    {kRowsSoftmaxBackwardBlock, "softmax_backward_block", "rows/softmax",
+     sizeof(RowsSoftmaxParams)},
     {kRowsSoftmaxBackwardWarp, "softmax_backward_warp", "rows/softmax", sizeof(RowsSoftmaxParams)},
     {kRowsSum, "sum", "rows/sum", sizeof(RowSumParams)},
     {kColumnSums, "column_sums", "rows/column_sums", sizeof(ColumnSumsParams)},
@@ -114,9 +118,12 @@ constexpr bool is_of_warps(RowsKind kind) {
   return kind == kNormWarp || kind == kRowsSoftmaxWarp || kind == kRowsSoftmaxBackwardWarp;
 }
 
+// Whether threads of a warp, or of a block, have whole rows in registers.
+bool holds_rows(RowsKind kind) { return is_of_warps(kind) || kind == kRowsSoftmaxBackwardBlock; }
+
 // A kernel of such a kind, with its fields.
-struct WarpKernel {
-  explicit WarpKernel(PackageKernel& kernel) : kernel(&kernel) {
+struct HoldingKernel {
+  explicit HoldingKernel(PackageKernel& kernel) : kernel(&kernel) {
     const KernelFields fields(kernel);
     int64_t tile[3];
     fields.triple("tile", 1, tile);
@@ -136,7 +143,7 @@ class RowsBackend : public KernelBackend {
     fields.index("dtype", kDtypeNames);
     const Kind& kind = kKinds[fields.index("kind", kKinds)];
     check_params(kernel.entry(), kind.header, kind.bytes);
-    if (is_of_warps(kind.kind)) static_cast<void>(WarpKernel(kernel));
+    if (holds_rows(kind.kind)) static_cast<void>(HoldingKernel(kernel));
     if (kind.kind != kNormBackwardSums) return;
     int64_t tile[3];
     fields.triple("tile", 1, tile);
@@ -177,7 +184,7 @@ struct RowsTable {
         const size_t kind = fields.index("kind", kKinds),
                      dtype = fields.index("dtype", kDtypeNames);
         kernels[kind][dtype].push_back(kernel);
-        if (is_of_warps(static_cast<RowsKind>(kind))) warps[kind][dtype].emplace_back(*kernel);
+        if (holds_rows(static_cast<RowsKind>(kind))) holding[kind][dtype].emplace_back(*kernel);
         clusters.try_emplace(kernel, kMostCluster);
       }
     });
@@ -189,10 +196,10 @@ struct RowsTable {
         });
       }
     }
-    for (auto& of_kind : warps) {
+    for (auto& of_kind : holding) {
       for (auto& of_dtype : of_kind) {
         std::sort(of_dtype.begin(), of_dtype.end(),
-                  [](const WarpKernel& a, const WarpKernel& b) { return a.width < b.width; });
+                  [](const HoldingKernel& a, const HoldingKernel& b) { return a.width < b.width; });
       }
     }
     for (size_t i = 0; i < std::size(kDtypes); ++i) {
@@ -215,7 +222,7 @@ struct RowsTable {
   std::vector<PackageKernel*> kernels[kRowsKinds][std::size(kDtypes)];
   // Those of short rows first, but of_warps before others; read once, as their manifest is slow to
   // search.
-  std::vector<WarpKernel> warps[kRowsKinds][std::size(kDtypes)];
+  std::vector<HoldingKernel> holding[kRowsKinds][std::size(kDtypes)];
   std::vector<SumsKernel> sums[std::size(kDtypes)];
   // Of each kernel, because they use more and less of a multiprocessor.
   std::map<const PackageKernel*, ClusterCapacity> clusters;
@@ -283,7 +290,7 @@ bool has_staged_rows(RowsKind kind, const RowSizes& sizes, ScalarType row_dtype,
 
 bool has_warp_rows(RowsKind kind, const RowSizes& sizes, ScalarType row_dtype,
                    const Device& device) {
-  const std::vector<WarpKernel>& found = table_of(device).warps[kind][dtype_index(row_dtype)];
+  const std::vector<HoldingKernel>& found = table_of(device).holding[kind][dtype_index(row_dtype)];
   return has_vectors(sizes) && sizes.columns > kLeastWarpThreads / 2 * kRowVector &&
          sizes.columns < kLeastStagedColumns && !found.empty() &&
          sizes.columns <= found.back().width;
@@ -298,6 +305,13 @@ bool has_few_losses(const RowSizes& sizes, ScalarType row_dtype, const Device& d
   // clusters of one of the two fit, the bits would differ.
   return sizes.columns > few.threads * kThreadBytes / element_size(row_dtype) &&
          few.cluster == RowsLayout(kLosses, device, sizes, row_dtype).cluster;
+}
+
+bool has_block_rows(RowsKind kind, const RowSizes& sizes, ScalarType row_dtype,
+                    const Device& device) {
+  const std::vector<HoldingKernel>& found = table_of(device).holding[kind][dtype_index(row_dtype)];
+  return has_vectors(sizes) && sizes.columns >= kLeastBlockColumns && !found.empty() &&
+         sizes.columns <= found.back().width;
 }
 
 PackageKernel& rows_kernel(RowsKind kind, ScalarType row_dtype, const Device& device) {
@@ -329,14 +343,19 @@ RowsLayout::RowsLayout(RowsKind kind, const Device& device, const RowSizes& size
     dynamic_shared = tensors * of_block * kRowVector * element_size(row_dtype);
     return;
   }
-  if (is_of_warps(kind)) {
-    const std::vector<WarpKernel>& of_dtype = table.warps[kind][dtype_index(row_dtype)];
-    const auto own = std::find_if(of_dtype.begin(), of_dtype.end(), [&](const WarpKernel& each) {
+  if (holds_rows(kind)) {
+    const std::vector<HoldingKernel>& of_dtype = table.holding[kind][dtype_index(row_dtype)];
+    const auto own = std::find_if(of_dtype.begin(), of_dtype.end(), [&](const HoldingKernel& each) {
       return sizes.columns <= each.width;
     });
     kernel = own->kernel;
-    threads = shares(sizes.columns, kRowVector, kWarp);
-    own_block = kernel->entry().block[0];
+    const int64_t block = kernel->entry().block[0];
+    if (is_of_warps(kind)) {
+      threads = shares(sizes.columns, kRowVector, kWarp);
+      own_block = block;
+    } else {
+      threads = own_block = ceil_div(sizes.columns, own->width / block * kWarp) * kWarp;
+    }
     at_once = own_block / threads * own->rows;
     tiles = ceil_div(sizes.rows, at_once);
     return;

@@ -50,11 +50,12 @@ Tensor softmax_backward_cuda(const Tensor& grad_out, const Tensor& output, bool 
   p.grad_out_stride = grad.stride;
   p.out = out.mutable_data_ptr();
   const Device& gpu = device(y.device_index);
-  const RowsKind kind = has_warp_rows(kRowsSoftmaxBackwardWarp, sizes, y.dtype, gpu)
-                            ? kRowsSoftmaxBackwardWarp
-                        : has_staged_rows(kRowsSoftmaxBackwardStaged, sizes, y.dtype, gpu)
-                            ? kRowsSoftmaxBackwardStaged
-                            : kRowsSoftmaxBackward;
+  const RowsKind kind =
+      has_warp_rows(kRowsSoftmaxBackwardWarp, sizes, y.dtype, gpu)     ? kRowsSoftmaxBackwardWarp
+      : has_block_rows(kRowsSoftmaxBackwardBlock, sizes, y.dtype, gpu) ? kRowsSoftmaxBackwardBlock
+      : has_staged_rows(kRowsSoftmaxBackwardStaged, sizes, y.dtype, gpu)
+          ? kRowsSoftmaxBackwardStaged
+          : kRowsSoftmaxBackward;
   launch_rows(kind, p, gpu, sizes, y.dtype, 2);
   return out;
 }
