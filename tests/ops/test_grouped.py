@@ -311,6 +311,7 @@ _A, _B, _OFFS = torch.randn(10, 6), torch.randn(3, 6, 4), ends_of(4, 0, 6)
         (lambda: op(_A, _B.double(), offs=_OFFS), "argument 'mat_b' has another dtype"),
         (lambda: op(_A.int(), _B.int(), offs=_OFFS), "argument 'mat_a' has an unsupported dtype"),
         (lambda: op(_A[0], _B, offs=_OFFS), "takes matrices"),
+        (lambda: op(_B, _A[0], offs=_OFFS), "takes matrices"),
         (lambda: op(_A, _B[:, :5], offs=_OFFS), "cannot be multiplied"),
         (lambda: op(_A.to_sparse(), _B, offs=_OFFS), "unsupported layout.*functional.grouped_mm"),
         (lambda: op(None, _B, offs=_OFFS), "argument 'mat_a' is missing"),

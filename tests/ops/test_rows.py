@@ -392,6 +392,14 @@ def test_a_missing_tensor_and_a_sparse_one() -> None:
         ops.softmax(_X.to_sparse(), 1)
 
 
+@pytest.mark.parametrize("smoothing", [Inf, -Inf, torch.nan])
+def test_smoothing_that_is_no_number_in_json(smoothing: float) -> None:
+    for device in ("cpu", "meta"):
+        x, target = _X.to(device), torch.zeros(len(_X), dtype=torch.long, device=device)
+        with pytest.raises(RuntimeError, match=r"\[input\]: .*'label_smoothing' is out of range"):
+            ops.cross_entropy(x, target, label_smoothing=smoothing)
+
+
 @pytest.mark.parametrize("smoothing", [0.0, 0.3])
 def test_cross_entropy_of_classes_that_are_masked_out(smoothing: float) -> None:
     x = randn(3, 5)

@@ -5,6 +5,7 @@ The gradient is a kernel of its own, except where it is itself differentiated.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -33,7 +34,8 @@ def check(
         if tensor is not None:
             checks.check_dense(name, argument, tensor)
             described[argument] = checks.described(tensor)
-    smoothing = str(label_smoothing) if label_smoothing != label_smoothing else label_smoothing
+    finite = abs(label_smoothing) < math.inf  # JSON has no other numbers
+    smoothing = label_smoothing if finite else str(label_smoothing)
     options = {"reduction": reduction, "label_smoothing": smoothing}
     checks.ask("rows", {"op": name, "tensors": described, **options})
 

@@ -45,7 +45,7 @@ Tensor grouped_matmul(const Tensor& mat_a, const Tensor& mat_b, const std::optio
     fail_offs("is missing", "the end of each group, for operands of which one has 2 dimensions",
               "None");
   }
-  if (mat_a.dim() == 3) {  // the groups are columns
+  if (mat_a.dim() == 3 && mat_b.dim() == 2) {  // the groups are columns
     const Tensor columns =
         call_grouped(matrices_transposed(mat_b), matrices_transposed(mat_a), *offs, {});
     return torch::stable::contiguous(matrices_transposed(columns));
