@@ -29,6 +29,7 @@ import contextlib
 import ctypes
 import functools
 import hashlib
+import json
 import os
 import re
 import secrets
@@ -38,7 +39,8 @@ import subprocess
 import sys
 import tempfile
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,9 @@ Images = Any  # a FilePath, bytes, bytearray, memoryview or Module, or an Iterab
 _ROOT = Path(__file__).resolve().parent
 # The oldest PyTorch that the headers support; setup.py's TORCH_MIN.
 _TORCH_TARGET = "0x020b000000000000"
+# Libraries of this process, by namespace. A second one with the same ops, from a cache that was
+# moved, would end it.
+_loaded: dict[str, Path] = {}
 _SCHEMA = re.compile(r"\s*([A-Za-z_]\w*)\s*(\(.*\)\s*->.+)?", re.S)
 
 
@@ -200,11 +205,17 @@ def load_inline(
     """
     import torch
 
-    if not name.isidentifier() or not name.isascii():
+    if not name.isidentifier() or not name.isascii() or len(name) > 200:  # a file's name, too
         raise errors.fault(
-            "input", f"the name '{name}'", "cannot be a namespace", expected="an identifier"
-        )
+            "input", f"the name '{name:.200}'", "cannot be a namespace",
+            expected="an identifier of at most 200 letters",
+        )  # fmt: skip
     declared = [_declared(function) for function in functions]
+    twice = {function for function, count in Counter(n for n, _ in declared).items() if count > 1}
+    if twice:
+        raise errors.fault(
+            "input", f"the function '{min(twice)}'", "is given twice", expected="a name once"
+        )
     images = {symbol: _images(symbol, given) for symbol, given in (embed or {}).items()}
     compiler = _compiler()
     flags = ["-O2", "-fPIC", "-shared", "-fvisibility=hidden", *compile_flags()]
@@ -226,14 +237,30 @@ def load_inline(
             digest.update(f"{symbol}:{len(content)}:".encode() + content)
     key = digest.hexdigest()[:16]
     namespace = f"{name}_{key}"
-    folder = _folder_of(namespace, f"{name}.so", included is not None)
-    library = folder / f"{name}.so"
+    if namespace not in _loaded:
+        folder = _folder_of(namespace, f"{name}.so", included is not None)
+        library = folder / f"{name}.so"
+        build = functools.partial(
+            _build, folder, library, source, namespace, declared, images, compiler, flags,
+            link_options, verbose,
+        )  # fmt: skip
+        _load(namespace, library, build, ", ".join(images))
+    library = _loaded[namespace]
+    with contextlib.suppress(OSError):
+        os.utime(library)  # the time of last use, which determines evictions
+    cache.evict()
+    _check_schemas(library, declared)
+    made = {function: getattr(getattr(torch.ops, namespace), function) for function, _ in declared}
+    return types.SimpleNamespace(**made)
+
+
+def _load(namespace: str, library: Path, build: Callable[[], None], images: str) -> None:
+    """Builds the library unless it is there, and loads it."""
+    import torch
+
     for is_last in (False, False, True):
         if not library.is_file():
-            _build(
-                folder, library, source, namespace, declared, images, compiler, flags,
-                link_options, verbose,
-            )  # fmt: skip
+            build()
         try:
             torch.ops.load_library(str(library))
             break
@@ -242,17 +269,12 @@ def load_inline(
             if missing:
                 raise errors.fault(
                     "input", f"the source of '{namespace}'", "embeds an image that is not given",
-                    expected=f"embed={{'{missing[1]}': ...}}", got=", ".join(images) or "no embed=",
+                    expected=f"embed={{'{missing[1]}': ...}}", got=images or "no embed=",
                 ) from error  # fmt: skip
             # If another process has evicted it meanwhile, it is built again.
             if is_last or library.is_file():
                 raise
-    with contextlib.suppress(OSError):
-        os.utime(library)  # the time of last use, which determines evictions
-    cache.evict()
-    _check_schemas(library, declared)
-    made = {function: getattr(getattr(torch.ops, namespace), function) for function, _ in declared}
-    return types.SimpleNamespace(**made)
+    _loaded[namespace] = library
 
 
 def _folder_of(namespace: str, library: str, is_cached: bool) -> Path:
@@ -287,7 +309,16 @@ def _declared(function: str) -> tuple[str, str]:
             "is neither a name nor a schema",
             expected="'f' or 'f(Tensor x) -> Tensor'",
         )
-    return match[1], match[0].strip() if match[2] else ""
+    if not match[2]:
+        return match[1], ""
+    from torch_cubin._pytorch import operators
+
+    schema = match[0].strip()
+    # PyTorch's error would end the process: it is thrown while the library is loaded.
+    said = operators.refusal_of_schema(schema)
+    if said:
+        raise errors.fault("input", f"the schema {schema!r:.200}", "does not parse", got=said)
+    return match[1], schema
 
 
 # A function in the compiled library: returns the schemas of the C++ types, one per line.
@@ -379,7 +410,7 @@ def _registration(namespace: str, declared: list[tuple[str, str]]) -> str:
     }
     names = "".join(f' + {of_types[name]} + "\\n"' for name, schema in declared if schema)
     defs = "".join(
-        f'  m.def("{schema}");\n' if schema else f"  m.def(({of_types[name]}).c_str());\n"
+        f"  m.def({json.dumps(schema)});\n" if schema else f"  m.def(({of_types[name]}).c_str());\n"
         for name, schema in declared
     )
     impls = "".join(f'  m.impl("{name}", TORCH_BOX(&{name}));\n' for name, _ in declared)

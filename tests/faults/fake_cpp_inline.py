@@ -59,8 +59,9 @@ Tensor attention(Tensor q, bool is_causal) {
 }
 """
 FUNCTIONS = [
-    *("vec_add", "empties", "wrong_size", "on_device", "on_device_alone", "product", "layer"),
+    *("vec_add", "empties", "wrong_size", "on_device", "on_device_alone", "product"),
     "attention",
+    'layer(Tensor x, Tensor w, Tensor? b=None, str activation="none") -> Tensor',
     "fill(Tensor(a!) x, int value=7) -> ()",
 ]
 
@@ -110,6 +111,7 @@ def test_schemas_with_defaults_and_strided_tensors(driver, ops):
     assert launch["params"] == [*hex_of(x), "07000000"]
     assert launch["attributes"] == {"6": [1]}
     assert "Tensor(a!) x, int value=7" in str(ops.fill.default._schema)
+    assert 'str activation="none"' in str(ops.layer.default._schema)
     assert str(ops.empties.default._schema).endswith(
         "::empties(Tensor arg0, int[] arg1) -> (Tensor, Tensor)"
     )
@@ -156,6 +158,17 @@ def test_a_compiled_extension_is_cached(ops, monkeypatch):
     assert again.vec_add is ops.vec_add
     with pytest.raises(AssertionError, match="compiled again"):
         cpp.load_inline("inline_test", SOURCE + "\n", **given)
+
+
+def test_a_cache_that_has_moved(tmp_path, monkeypatch):
+    """A second library with the same ops would end the process."""
+    function = "torch_cubin::Tensor same(torch_cubin::Tensor x) { return x; }"
+    source = f"#include <torch_cubin/torch.h>\n{function}"
+    made = []
+    for cache in (tmp_path / "before", tmp_path / "after"):
+        monkeypatch.setenv("TORCH_CUBIN_CACHE", str(cache))
+        made.append(cpp.load_inline("inline_moved", source, functions=["same"]).same)
+    assert made[0] is made[1]
 
 
 def test_headers_of_the_users_own_are_part_of_the_key(monkeypatch, tmp_path):
@@ -297,7 +310,11 @@ def test_bad_arguments_of_load_inline(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_CUBIN_CACHE", str(tmp_path))
     for name, given, error, text in (
         ("a b", {}, errors.InputError, "namespace"),
+        ("a" * 201, {}, errors.InputError, "namespace"),
         ("x", {"functions": ["f g"]}, errors.InputError, "neither a name nor a schema"),
+        ("x", {"functions": ["f", "f(Tensor x) -> ()"]}, errors.InputError, "'f' is given twice"),
+        ("x", {"functions": ["f(Tensor x) -> Tensr"]}, errors.InputError, "'.*' does not parse"),
+        ("x", {"functions": ["f(int n=99999999999999999999) -> ()"]}, errors.InputError, "parse"),
         ("x", {"embed": {"a": []}}, errors.InputError, "holds no image"),
         ("x", {"embed": {"a": b""}}, errors.InputError, "holds no image"),
         ("x", {"embed": {"a b": b"1"}}, errors.InputError, "cannot be embedded under"),

@@ -129,11 +129,10 @@ def parse(schema: str) -> Signature:
     if not isinstance(schema, str):
         raise errors.wrong_type(label, "a str", schema)
     library.check_schema(schema)
-    try:
-        parsed = operators.parse_schema(schema)
-    except (RuntimeError, IndexError) as error:
-        said = " ".join(str(error).split())[:300]
-        raise errors.fault("input", label, "does not parse", got=said) from None
+    said = operators.refusal_of_schema(schema)
+    if said:
+        raise errors.fault("input", label, "does not parse", got=said)
+    parsed = operators.parse_schema(schema)
     name = parsed.name + (f".{parsed.overload_name}" if parsed.overload_name else "")
     outputs = tuple(result.name or "out" for result in parsed.returns)
     arguments = tuple(map(_argument, parsed.arguments))

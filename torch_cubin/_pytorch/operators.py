@@ -101,6 +101,16 @@ def parse_schema(schema: str) -> Any:
     return _parse_schema(schema)
 
 
+def refusal_of_schema(schema: str) -> str:
+    """What PyTorch says of a schema that it does not parse, or ""."""
+    try:
+        if SCHEMAS.available:
+            parse_schema(schema)
+    except (RuntimeError, IndexError) as error:
+        return " ".join(str(error).split())[:300] or "an error"
+    return ""
+
+
 def types_of_schema(schema: str) -> tuple[list[str], list[str]]:
     """The types of the arguments and results, without names, defaults and aliasing."""
     parsed = parse_schema(schema)
