@@ -210,6 +210,10 @@ def load_inline(
             "input", f"the name '{name:.200}'", "cannot be a namespace",
             expected="an identifier of at most 200 letters",
         )  # fmt: skip
+    functions, extra_compile_args, extra_link_args = (  # they may be iterators
+        [each] if isinstance(each, str) else [*map(str, each)]
+        for each in (functions, extra_compile_args, extra_link_args)
+    )
     declared = [_declared(function) for function in functions]
     twice = {function for function, count in Counter(n for n, _ in declared).items() if count > 1}
     if twice:
@@ -219,18 +223,18 @@ def load_inline(
     images = {symbol: _images(symbol, given) for symbol, given in (embed or {}).items()}
     compiler = _compiler()
     flags = ["-O2", "-fPIC", "-shared", "-fvisibility=hidden", *compile_flags()]
-    flags += ["-Wl,--as-needed", *map(str, extra_compile_args)]
-    link_options = [*link_flags(), *map(str, extra_link_args)]
+    flags += ["-Wl,--as-needed", *extra_compile_args]
+    link_options = [*link_flags(), *extra_link_args]
     digest = hashlib.sha256()
     version = subprocess.run([*compiler, "--version"], capture_output=True, text=True).stdout
-    included = _headers(source, [*compiler[1:], *map(str, extra_compile_args)])
+    included = _headers(source, [*compiler[1:], *extra_compile_args])
     parts = [name, source, repr(declared), repr(flags + link_options), version, torch.__version__]
     parts.append(included or secrets.token_hex())
     for part in parts:
         digest.update(f"{len(part)}:{part}".encode())
     for own in (*sorted((_ROOT / "include" / "torch_cubin").iterdir()), _library()):
         digest.update(hashlib.sha256(own.read_bytes()).digest())
-    for linked in links.identities([*map(str, (*extra_compile_args, *extra_link_args))]):
+    for linked in links.identities([*extra_compile_args, *extra_link_args]):
         digest.update(linked)
     for symbol, files in images.items():
         for content in files:

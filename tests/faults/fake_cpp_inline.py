@@ -191,6 +191,7 @@ def test_headers_of_the_users_own_are_part_of_the_key(monkeypatch, tmp_path):
     for content in ("int one;", "int other;", "int one;"):
         header.write_text(content)
         made.append(compiled(source, **given))
+        assert made[-1] == compiled(source, extra_compile_args=iter(given["extra_compile_args"]))
         monkeypatch.setenv("CPATH", str(tmp_path))
         made.append(compiled(source))
         monkeypatch.delenv("CPATH")
@@ -312,6 +313,7 @@ def test_bad_arguments_of_load_inline(tmp_path, monkeypatch):
         ("a b", {}, errors.InputError, "namespace"),
         ("a" * 201, {}, errors.InputError, "namespace"),
         ("x", {"functions": ["f g"]}, errors.InputError, "neither a name nor a schema"),
+        ("x", {"functions": "f g"}, errors.InputError, "'f g' is neither a name nor a schema"),
         ("x", {"functions": ["f", "f(Tensor x) -> ()"]}, errors.InputError, "'f' is given twice"),
         ("x", {"functions": ["f(Tensor x) -> Tensr"]}, errors.InputError, "'.*' does not parse"),
         ("x", {"functions": ["f(int n=99999999999999999999) -> ()"]}, errors.InputError, "parse"),
