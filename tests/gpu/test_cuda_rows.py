@@ -423,8 +423,11 @@ def test_cross_entropy_of_rows_that_are_ignored_or_have_no_class() -> None:
         assert found[[1, 5]].isfinite().all()
 
 
-# In several blocks of classes, if gradients are computed later, and in several blocks of rows.
-@pytest.mark.parametrize(("rows", "features", "classes"), [(8192, 64, 9001), (2000, 16, 262152)])
+# In several blocks of classes, if gradients are computed later, in several parts of the rows, and
+# in several blocks of rows.
+@pytest.mark.parametrize(
+    ("rows", "features", "classes"), [(8192, 64, 9001), (2500, 4096, 24001), (2000, 16, 262152)]
+)
 @pytest.mark.parametrize("options", [{}, {"recompute": True, "label_smoothing": 0.1}], ids=str)
 @pytest.mark.usefixtures("freed_memory")
 def test_linear_cross_entropy(options: Any, rows, features, classes, generator) -> None:

@@ -3,8 +3,9 @@
 //
 // A pass over blocks of rows computes the losses. For gradients of a loss that is one number, it
 // also overwrites each block by its gradient, and multiplies that. Gradients of losses of rows, and
-// those in least memory, are computed later from the rows' statistics, in blocks of classes: the
-// logits are multiplied once more, but the gradient of each class is rounded once.
+// those in least memory, are computed later from the rows' statistics, in a few parts of the rows,
+// and of each in blocks of classes: the logits are multiplied once more, but the gradient of each
+// class is rounded once a part.
 #include <algorithm>
 
 #include "ops/common/aten.h"
@@ -16,8 +17,11 @@ namespace torch_cubin {
 namespace {
 
 // Of a block of logits: of rows, as many as keep its products fast; of classes, few, because the
-// float32 sum of the input's gradient needs memory as well.
-constexpr int64_t kRowBlockBytes = int64_t{512} << 20, kClassBlockBytes = int64_t{64} << 20;
+// float32 sum of the input's gradient needs memory as well: of a part of the rows at a time, which
+// also is read and written by fewer blocks (8192 x 4096 x 128256, H200: 55.9 -> 54.6 ms).
+constexpr int64_t kRowBlockBytes = int64_t{512} << 20, kClassBlockBytes = int64_t{96} << 20;
+constexpr int64_t kSumBytes = int64_t{32} << 20;
+constexpr int64_t kMostRowParts = 4;  // each rounds the weight's gradient
 constexpr int64_t kBlockMultiple = 128;
 
 // Calls body(first, count) for blocks of `size` things, each of so many elements of logits.
@@ -171,22 +175,42 @@ LinearGradients linear_cross_entropy_backward(
   LinearLoss own(input, linear_weight, target, linear_bias, weight,
                  {reduction, ignore_index, label_smoothing, 0});
   const auto [rows, classes] = own.sizes;
-  const Tensor grad_input = own.gradient(needs_input, own.x, 2, own.statistics);
+  const Tensor grad_input = own.gradient(needs_input, own.x, 2, own.x.dtype);
   const Tensor grad_weight = own.gradient(needs_weight, own.w, 2, own.x.dtype);
-  const Tensor grad_bias = own.gradient(needs_bias, own.w, 1, own.x.dtype);
-  for_each_block(classes, rows, kClassBlockBytes, own.x.dtype, [&](int64_t first, int64_t count) {
-    const Tensor w = rows_of(own.linear_weight, first, count);
-    const Tensor logits = own.of.linear(own.input, w, rows_of(own.linear_bias, first, count));
-    own.options.first_class = first;
-    own.of.gradient_into(logits, grad, logits, own.target, weight, total, max, log_sum,
-                         own.options);
-    if (needs_input) own.of.addmm_into(grad_input, logits, w, first > 0 ? 1 : 0, 1);
-    if (needs_weight) {
-      own.of.matmul_out(transposed(logits), own.input, rows_of(grad_weight, first, count));
-    }
-    if (needs_bias) copy_to_rows(grad_bias, first, count, sum_of_rows(logits, own.statistics));
-  });
-  return {torch::stable::to(grad_input, own.x.dtype), grad_weight, grad_bias};
+  const Tensor grad_bias = own.gradient(needs_bias, own.w, 1, own.statistics);
+  const int64_t features = own.x.sizes[1];
+  const int64_t in_sum = kSumBytes / std::max<int64_t>(features * element_size(own.statistics), 1);
+  const int64_t most = std::max(in_sum, ceil_div(rows, kMostRowParts));
+  const int64_t part = ceil_div(std::max<int64_t>(most, 1), kBlockMultiple) * kBlockMultiple;
+  for (int64_t row = 0; classes > 0 && row < rows; row += part) {
+    const int64_t count = std::min(part, rows - row);
+    const int64_t shape[] = {count, features};
+    const Tensor sum = needs_input ? empty_near(own.x, shape, 2, own.statistics)
+                                   : no_elements(own.x, own.statistics);
+    const auto of_part = [&](const Tensor& tensor) { return rows_of(tensor, row, count); };
+    const Tensor x = of_part(own.input), targets = of_part(own.target);
+    const Tensor losses_grad = own.options.of_rows() ? of_part(grad) : grad;
+    const Tensor part_max = of_part(max), part_log_sum = of_part(log_sum);
+    for_each_block(
+        classes, count, kClassBlockBytes, own.x.dtype, [&](int64_t first, int64_t block) {
+          const Tensor w = rows_of(own.linear_weight, first, block);
+          const Tensor logits = own.of.linear(x, w, rows_of(own.linear_bias, first, block));
+          own.options.first_class = first;
+          own.of.gradient_into(logits, losses_grad, logits, targets, weight, total, part_max,
+                               part_log_sum, own.options);
+          if (needs_input) own.of.addmm_into(sum, logits, w, first > 0 ? 1 : 0, 1);
+          if (needs_weight) {
+            const Tensor of_block = rows_of(grad_weight, first, block);
+            own.of.addmm_into(of_block, transposed(logits), x, row > 0 ? 1 : 0, 1);
+          }
+          if (!needs_bias) return;
+          Tensor bias = sum_of_rows(logits, own.statistics);
+          if (row > 0) bias = torch::stable::subtract(rows_of(grad_bias, first, block), bias, -1);
+          copy_to_rows(grad_bias, first, block, bias);
+        });
+    if (needs_input) copy_to_rows(grad_input, row, count, sum);
+  }
+  return {grad_input, grad_weight, torch::stable::to(grad_bias, own.x.dtype)};
 }
 
 }  // namespace torch_cubin
