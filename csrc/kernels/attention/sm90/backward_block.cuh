@@ -588,9 +588,20 @@ TC_DEVICE u32 descriptor_low(u32 shared) {
   return (C::kPair ? shared & 0x3FFFF : shared) >> 4;
 }
 
-// The product of the warpgroup of dq, in Queries.
+// In a warp, whose other lanes have read, or written, too.
+TC_DEVICE void release_in_warp(u32 barrier) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
+}
+
+// What the warpgroup of dq does in Queries: its product, and what else a kernel has it do, before a
+// work item's keys have arrived, then, and before a step.
 template <class C>
 struct DqProduct {
+  static TC_DEVICE void begin_item(u32 /*shared*/, u32 /*step*/, u32 /*end*/) {}
+  static TC_DEVICE void begin_keys(u32 /*shared*/) {}
+  static TC_DEVICE void begin_step(u32 /*shared*/, u32 /*step*/, u32 /*end*/) {}
+
   // 64 columns of dq, transposed: k^T dS^T, of the work item's keys kBegin to kEnd - 1.
   template <int kBegin = 0, int kEnd = C::kWorkKeys>
   static TC_DEVICE void multiply(float (&dq)[C::kRows / 2], u32 shared, u32 scores, int piece,
@@ -627,10 +638,6 @@ struct Queries {
   float dq[C::kRows / 2];
 
   static TC_DEVICE int lane() { return threadIdx.x % 32; }
-  TC_DEVICE void release(u32 barrier) {
-    __syncwarp();  // the other lanes have read too
-    if (lane() == 0) barrier_arrive(barrier);
-  }
 
   TC_DEVICE void store(int stage, int piece) {
     u32 buffer = (C::kPieces * stage + piece) % C::kDqSlots;
@@ -641,7 +648,7 @@ struct Queries {
       store_shared(to + j * 512, *reinterpret_cast<float (*)[4]>(&dq[4 * j]));
     }
     fence_async_proxy();
-    release(shared + C::kDqFull + 8 * (C::kPieces * stage + piece));
+    release_in_warp(shared + C::kDqFull + 8 * (C::kPieces * stage + piece));
   }
 
   TC_DEVICE void run(const KeyBlock* items) {
@@ -657,8 +664,13 @@ struct Queries {
         high_end = end - whole_warp(work.skipped[1]);
       }
       if (lane() == 0) release_work<C>(shared, number);
+      Product::begin_item(shared, step, end);
       barrier_wait(shared + C::kKeysFull, phase<1>(number));
-      if (step == end) release(shared + C::kKeysEmpty);
+      if (step == end) {
+        release_in_warp(shared + C::kKeysEmpty);
+      } else {
+        Product::begin_keys(shared);
+      }
       run_steps(step, end);
       step = end;
     }
@@ -675,6 +687,7 @@ struct Queries {
   TC_DEVICE void run_steps(u32 step, u32 end) {
 #pragma unroll 1
     for (; step != end; ++step) {
+      Product::begin_step(shared, step, end);
       u32 score = slot<C::kScoreStages>(step), out = slot<C::kDqStages>(step);
       barrier_wait(shared + C::kScoreFull + 8 * score, phase<C::kScoreStages>(step));
 #pragma unroll
@@ -699,9 +712,9 @@ struct Queries {
         if constexpr (!C::kPair) {
           wgmma_wait<0>();
           keep_in_place(dq);
-          if (piece == C::kPieces - 1) release(shared + C::kScoreEmpty + 8 * score);
+          if (piece == C::kPieces - 1) release_in_warp(shared + C::kScoreEmpty + 8 * score);
         }
-        if (piece == C::kPieces - 1 && step + 1 == end) release(shared + C::kKeysEmpty);
+        if (piece == C::kPieces - 1 && step + 1 == end) release_in_warp(shared + C::kKeysEmpty);
         store(out, piece);
       }
     }

@@ -51,43 +51,25 @@ struct Sixteen {
 
 // For Queries: dq, and these conversions.
 template <class C>
-struct DqAndConversions {};
-
-template <class C>
-struct Queries<C, DqAndConversions<C>> : Queries<C, DqOfBytes<C>> {
-  using Base = Queries<C, DqOfBytes<C>>;
-  using Base::low_begin, Base::high_end, Base::lane, Base::release, Base::shared;
+struct DqAndConversions : DqOfBytes<C> {
   static constexpr int kEach = C::kRows / 8 * C::kPanels / 4;  // of Sixteen
   static constexpr int kTurnBarrier = 4;                       // a named one
 
-  static TC_DEVICE int warp() { return threadIdx.x / 32 % 4; }
-
-  TC_DEVICE void run(const KeyBlock* items) {
-    u32 step = 0;
-#pragma unroll 1
-    for (u32 number = 0;; ++number) {
-      if (!begin_work<C>(shared, items, number)) return;
-      step = whole_warp(step);
-      const KeyBlock& work = items[slot<C::kWorkItems>(number)];
-      u32 end = step + whole_warp(work.steps);
-      low_begin = step + whole_warp(work.skipped[0]);
-      high_end = end - whole_warp(work.skipped[1]);
-      if (lane() == 0) release_work<C>(shared, number);
-      if (step != end) widen(step);
-      barrier_wait(shared + C::kKeysFull, phase<1>(number));
-      if (step == end) {
-        release(shared + C::kKeysEmpty);
-      } else {
-        turn_keys();
-      }
-      run_steps(step, end);
-      step = end;
-    }
+  static TC_DEVICE void begin_item(u32 shared, u32 step, u32 end) {
+    if (step != end) widen(shared, step);
+  }
+  static TC_DEVICE void begin_keys(u32 shared) { turn_keys(shared); }
+  // Before dq, which may wait for its turn: the other warpgroups wait for this.
+  static TC_DEVICE void begin_step(u32 shared, u32 step, u32 end) {
+    if (step + 1 != end) widen(shared, step + 1);
   }
 
  private:
+  static TC_DEVICE int lane() { return threadIdx.x % 32; }
+  static TC_DEVICE int warp() { return threadIdx.x / 32 % 4; }
+
   // q of a step in bfloat16, times its rows' factors, which rounds nothing.
-  TC_DEVICE void widen(u32 step) {
+  static TC_DEVICE void widen(u32 shared, u32 step) {
     if constexpr (!C::kWidens) return;
     u32 q = slot<C::kQStages>(step);
     barrier_wait(shared + C::kQFull + 8 * q, phase<C::kQStages>(step));
@@ -117,12 +99,12 @@ struct Queries<C, DqAndConversions<C>> : Queries<C, DqOfBytes<C>> {
       }
     }
     fence_async_proxy();
-    release(shared + C::kWideFull + 8 * q);
+    release_in_warp(shared + C::kWideFull + 8 * q);
   }
 
   // The work item's keys as (column, key), of each 16 the first and the last 8 interleaved: like
   // transpose_values() of sm90/e4m3_values.cuh.
-  TC_DEVICE void turn_keys() const {
+  static TC_DEVICE void turn_keys(u32 shared) {
     constexpr int kColumns = C::kD / 4;  // of a warp
     u32 swizzle = lane() % 8 * C::kD / 128 * 16;
     int column = lane() % 8 * 2 + (lane() / 8 + lane() % 8 / 4) % 2;
@@ -140,49 +122,6 @@ struct Queries<C, DqAndConversions<C>> : Queries<C, DqOfBytes<C>> {
     }
     fence_async_proxy();
     named_sync(kTurnBarrier, kWarpgroup);
-  }
-
-  TC_DEVICE void run_steps(u32 step, u32 end) {
-#pragma unroll 1
-    for (; step != end; ++step) {
-      // Before dq, which may wait for its turn: the other warpgroups wait for this.
-      if (step + 1 != end) widen(step + 1);
-      u32 score = slot<C::kScoreStages>(step), out = slot<C::kDqStages>(step);
-      barrier_wait(shared + C::kScoreFull + 8 * score, phase<C::kScoreStages>(step));
-#pragma unroll
-      for (int piece = 0; piece < C::kPieces; ++piece) {
-        u32 scores = shared + C::kScore + score * C::kScoreBytes;
-        float dq[C::kRows / 2];
-        if (step < low_begin) {
-          DqOfBytes<C>::template multiply<64>(dq, shared, scores, piece, {});
-        } else if (step >= high_end) {
-          DqOfBytes<C>::template multiply<0, 64>(dq, shared, scores, piece, {});
-        } else {
-          DqOfBytes<C>::multiply(dq, shared, scores, piece, {});
-        }
-        u32 before = step + C::kDqStages - C::dq_lag(piece);
-        barrier_wait(shared + C::kDqEmpty +
-                         8 * (C::kPieces * slot<C::kDqStages>(before) + C::dq_before(piece)),
-                     phase<C::kDqStages>(before) ^ 1);
-        wgmma_wait<0>();
-        keep_in_place(dq);
-        if (piece == C::kPieces - 1) release(shared + C::kScoreEmpty + 8 * score);
-        if (piece == C::kPieces - 1 && step + 1 == end) release(shared + C::kKeysEmpty);
-        store(dq, out, piece);
-      }
-    }
-  }
-
-  TC_DEVICE void store(const float (&dq)[C::kRows / 2], int stage, int piece) {
-    u32 buffer = (C::kPieces * stage + piece) % C::kDqSlots;
-    u32 to =
-        shared + C::kDq + buffer * C::kPieceBytes + warp() * (C::kPieceBytes / 4) + lane() * 16;
-#pragma unroll
-    for (int j = 0; j < C::kRows / 8; ++j) {
-      store_shared(to + j * 512, *reinterpret_cast<const float (*)[4]>(&dq[4 * j]));
-    }
-    fence_async_proxy();
-    release(shared + C::kDqFull + 8 * (C::kPieces * stage + piece));
   }
 };
 
