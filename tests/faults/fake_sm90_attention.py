@@ -1,4 +1,7 @@
-"""What the sm90 attention kernels are launched with, on the stand-in driver: maps, bands, grids."""
+"""What the sm90 attention kernels are launched with, on the stand-in driver: maps, bands, grids.
+
+Longer than files should be: all tests read the parameters of the same launches.
+"""
 
 from __future__ import annotations
 
@@ -160,6 +163,53 @@ def test_schedules_of_tiles(driver, catalog) -> None:
     calls = [partial(attend, shape, shape[1], shape[2], "bshd", **o) for shape, o, _ in cases]
     for case, launch in zip(cases, launches_of(driver, calls), strict=True):
         assert params_of(launch).schedule == case[2], case
+
+
+def key_blocks(ends: list[int], keys: int, shift: int, columns: int) -> int:
+    """Of causal tiles whose queries end there."""
+    return sum(max(1, -(-min(keys, end + shift) // columns)) for end in ends)
+
+
+def test_partial_tiles_in_front(driver, catalog) -> None:
+    """Of causal rows, where that saves blocks of keys: tiles of 192 queries and not of 128, whose
+    blocks have as many keys. Never with a mask, with ALiBi, or where a row's bits must not depend
+    on the number of rows."""
+    slopes = tensors.empty(32, dtype=torch.float32)
+    mask = tensors.empty(1, 1, 4096, 4096, dtype=torch.bool)
+    cases = [
+        ((4, 32, 4096, 64), 4096, {"is_causal": True}, 128),
+        ((8, 32, 2048, 64), 2048, {"is_causal": True}, 64),
+        ((8, 32, 2000, 64), 3000, {"is_causal": True, "bottom_right": True}, 112),
+        ((4, 32, 3840, 64), 3840, {"is_causal": True}, 0),  # 20 whole tiles
+        ((4, 32, 4096, 64), 4096, {}, 0),
+        ((4, 32, 4096, 64), 4096, {"is_causal": True, "window_left": 4000}, 0),
+        ((4, 32, 4096, 64), 4096, {"is_causal": True, "alibi_slopes": slopes}, 0),
+        ((4, 32, 4096, 64), 4096, {"window_right": 0, "attn_mask": mask}, 0),
+        ((1, 16, 4096, 128), 4096, {"is_causal": True}, 0),
+        ((1, 16, 4000, 128), 4000, {"is_causal": True}, 0),
+        ((1, 8, 4032, 256), 4032, {"is_causal": True}, 64),
+    ]
+
+    def run() -> list:
+        for shape, keys, options, _ in cases:
+            attend(shape, shape[1], keys, "bshd", **options)
+        with torch_cubin.batch_invariant():
+            attend((4, 32, 4096, 64), 32, 4096, "bshd", is_causal=True)
+        return [x for x in driver.launches() if x["kernel"].startswith("sm90_attention_")]
+
+    *launches, invariant = forked(run)
+    assert params_of(invariant).fewer == 0
+    for (shape, keys, options, fewer), launch in zip(cases, launches, strict=True):
+        params, (rows, columns, _) = params_of(launch), catalog[launch["kernel"]]["tile"]
+        assert params.fewer == fewer, (shape, options, launch["kernel"])
+        if fewer == 0:
+            continue
+        tiles = -(-shape[2] // rows)
+        assert fewer == tiles * rows - shape[2], shape
+        ends = [(tile + 1) * rows for tile in range(tiles)]
+        shift = keys - shape[2]
+        in_front = key_blocks([end - fewer for end in ends], keys, shift, columns)
+        assert in_front < key_blocks([min(end, shape[2]) for end in ends], keys, shift, columns)
 
 
 @pytest.mark.parametrize(("l2_bytes", "wide"), [(60 << 20, 16), (50 << 20, 13), (128 << 20, 32)])

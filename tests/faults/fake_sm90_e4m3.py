@@ -13,6 +13,8 @@ from faults import catalogs, launch_params
 from faults.forked import forked
 from faults.launch_params import read_map
 
+import torch_cubin
+
 E4M3 = torch.float8_e4m3fn
 Params = structure(f"{ATTENTION}/sm90/e4m3_params.h", "Sm90E4m3Params")
 ValuesParams = structure(f"{ATTENTION}/sm90/e4m3_values_params.h", "Sm90E4m3ValuesParams")
@@ -187,3 +189,20 @@ def test_kernels_that_do_not_say_who_transposes_are_refused(driver, tmp_path, mo
         return str(caught.value)
 
     assert "[no_kernel]" in forked(run)
+
+
+def test_partial_tiles_in_front(driver, catalog) -> None:
+    """Of causal rows, in tiles of 192 queries."""
+    calls = [(4096, True, 128), (4096, False, 0), (3840, True, 0)]
+
+    def run() -> list:
+        for rows, causal, _ in calls:
+            attend(4, 32, rows, 64, 32, rows, is_causal=causal)
+        with torch_cubin.batch_invariant():
+            attend(4, 32, 4096, 64, 32, 4096, is_causal=True)
+        return [x for x in driver.launches() if x["kernel"].startswith("sm90_e4m3_attention_")]
+
+    found = forked(run)
+    assert [catalog[x["kernel"]]["tile"][0] for x in found] == [192] * 4
+    fewer = [launch_params.read(x, Params).fewer for x in found]
+    assert fewer == [wanted for _, _, wanted in calls] + [0]

@@ -52,3 +52,13 @@ def test_a_second_tile_with_the_same_keys(head_dim: int, keys: int, nan_memory) 
 def test_rounds_back_and_forth(batch: int, heads: tuple, rows: int, head_dim: int, nan_memory):
     """So many causal tiles that pairs would leave blocks idle; the last round is not full."""
     check(f"{heads} {rows}", batch, heads, rows, rows, head_dim, is_causal=True)
+
+
+@pytest.mark.parametrize("rows", [385, 400, 700, 1000])
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
+def test_partial_tiles_in_front(head_dim: int, rows: int, nan_memory) -> None:
+    """Causal rows of which the first tile has fewer than the others, with as many keys and with
+    more, of which the last row sees all."""
+    check(f"{head_dim} {rows}", 4, (32, 8), rows, rows, head_dim, is_causal=True)
+    shifted = {"is_causal": True, "bottom_right": True}
+    check(f"{head_dim} {rows} more", 4, (16, 8), rows, rows + 333, head_dim, **shifted)

@@ -150,6 +150,9 @@ struct Sm90AttentionParams {
   Sm90AddedMask added;  // for kernels that add a mask, with mask.classes
   // The scores' factor before `added` is added; 1 with a rule. The sum is a natural logit.
   float added_scale;
+  // Queries that a sequence's first tile has less than the others; the last one then has all of its
+  // own. 0 with a mask, ALiBi or packed sequences.
+  int fewer;
 };
 
 }  // namespace torch_cubin

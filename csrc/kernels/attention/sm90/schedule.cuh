@@ -291,8 +291,11 @@ TC_DEVICE void trim(MaskedTile& tile, const u32* classes) {
 template <int kRows, int kTileN, bool kMasked>
 TC_DEVICE void describe(TileOf<kMasked>& tile, const Sm90AttentionParams& p,
                         const TilePlace& place) {
-  tile.row = place.query * kRows;
+  tile.row = place.query * kRows - p.fewer;
   tile.sequence = Sm90Sequence(p.lengths, place.batch);
+  int missing = min(tile.row, 0);  // of the first tile's queries
+  tile.row -= missing;
+  if (missing < 0) tile.sequence.rows = kRows + missing;
   key_blocks<kTileN>(tile.sequence, tile.row, kRows, tile.last_block, tile.blocks);
   tile.batch = place.batch;
   tile.head = place.head;
@@ -397,7 +400,7 @@ class AttentionSchedule {
   TC_DEVICE unsigned cost(int query) const {
     int last_block, blocks;
     Sm90Sequence sequence = Sm90Sequence::of_equals(p_.lengths, 0);
-    key_blocks<kTileN>(sequence, query * kRows, kRows, last_block, blocks);
+    key_blocks<kTileN>(sequence, query * kRows - p_.fewer, kRows, last_block, blocks);
     return blocks * kBlockCost + kTileCost;
   }
 

@@ -76,6 +76,7 @@ class Sm90E4m3Forward : public AttentionForwardKernels {
     params.v_descale = sm90_descale(options.v_descale);
     const Grid grid = {std::min(blocks_, tiles * heads)};
     if (!rows.packed) {
+      params.fewer = sm90_fewer_queries(row, band);
       const Sm90Heads sets(all, row, tiles, 1);
       params.schedule = sm90_tile_schedule(row, band, sets, blocks_, device_);
       if (params.schedule == kInPairs && sm90_idle_in_pairs(sets, blocks_) > kSm90IdleInPairs) {

@@ -154,6 +154,7 @@ class Sm90Forward : public AttentionForwardKernels {
     if (problem.has(kBoolMask)) lay_out_mask(params, all, row, mask);
     if (problem.has(kAnyAdded)) lay_out_added_mask(params, all, row, mask);
     if (!packed) {
+      if (problem.has(kPlainCall)) params.fewer = sm90_fewer_queries(row, band);
       const Sm90Heads sets(all, row, tiles, 2);
       params.schedule = mask ? sm90_heads_together(sets, device_, true)
                              : schedule(row, band, sets, loads_are_slow(all));

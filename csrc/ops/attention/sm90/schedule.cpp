@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "ops/common/batch_invariant.h"
+
 namespace torch_cubin {
 namespace {
 
@@ -26,6 +28,8 @@ constexpr int64_t kCacheParts = 8, kCachePartsOfSet = 5;
 // takes up to 8% less than pairs.
 constexpr int64_t kWindowBytes = int64_t{24} << 20;
 constexpr int64_t kBlocksOfHead = 4;
+// Of so many tiles the partial one is less than 1% of the time wherever it is.
+constexpr int64_t kMostTilesMoved = 256;
 
 }  // namespace
 
@@ -51,6 +55,20 @@ int sm90_heads_together(const Sm90Heads& heads, const Device& device, bool taken
   const int64_t equal = ceil_div(heads.count, ceil_div(heads.count, fitting));
   return static_cast<int>(
       sm90_size_of_sets(heads.count, std::min(wanted, equal), std::min(2 * wanted, fitting)));
+}
+
+int sm90_fewer_queries(const AttentionRow& row, const Sm90Band& band) {
+  const int64_t tiles = ceil_div(band.seqlen_q, row.rows);
+  const int64_t fewer = tiles * row.rows - band.seqlen_q;
+  const bool grows = band.first == -kNoBound && band.last != kNoBound;
+  if (fewer == 0 || !grows || tiles > kMostTilesMoved || batch_invariant()) return 0;
+  int64_t in_front = 0, at_end = 0;  // blocks of keys
+  for (int64_t tile = 0; tile < tiles; ++tile) {
+    const int64_t end = (tile + 1) * row.rows;
+    in_front += band.blocks_until(row, end - fewer);
+    at_end += band.blocks_until(row, std::min(end, band.seqlen_q));
+  }
+  return (at_end - in_front) * 100 >= at_end ? static_cast<int>(fewer) : 0;
 }
 
 int sm90_tile_schedule(const AttentionRow& row, const Sm90Band& band, const Sm90Heads& heads,

@@ -25,6 +25,12 @@ struct Sm90Band {
     return most < least ? 1 : most / row.columns - least / row.columns + 1;
   }
 
+  // Those of a tile whose queries end before `end`, if the band has no first column.
+  int64_t blocks_until(const AttentionRow& row, int64_t end) const {
+    const int64_t most = std::min(seqlen_k, end + last) - 1;
+    return most < 0 ? 1 : most / row.columns + 1;
+  }
+
   // For an average tile, and for the longest. Exact where the band's edges are straight, nearly so
   // where lengths cut them.
   double average(const AttentionRow& row) const {
@@ -92,6 +98,11 @@ inline double sm90_idle_in_pairs(const Sm90Heads& heads, int64_t blocks) {
 // A positive number for Sm90AttentionParams::schedule: how many heads share the L2 cache. `taken`:
 // blocks take one tile after the other, from a counter; otherwise by a balanced list.
 int sm90_heads_together(const Sm90Heads& heads, const Device& device, bool taken);
+
+// Sm90AttentionParams::fewer of a call without a mask and ALiBi: the queries that tiles have too
+// many. Under a causal mask the last tile sees the most keys, so a partial one costs less in front:
+// of 4,096 rows, tiles of 192 queries compute 363 blocks of 128 keys for 384.
+int sm90_fewer_queries(const AttentionRow& row, const Sm90Band& band);
 
 // Sm90AttentionParams::schedule on `blocks`.
 int sm90_tile_schedule(const AttentionRow& row, const Sm90Band& band, const Sm90Heads& heads,
