@@ -58,10 +58,10 @@ def test_threads_of_a_row(driver, columns: int, block: int, threads: int, cluste
 
 @pytest.mark.parametrize(
     ("columns", "threads"),
-    [(2044, 0), (2048, 64), (2056, 96), (5120, 160), (16384, 512), (16385, 0), (16392, 0)],
+    [(2044, 0), (2056, 96), (2560, 96), (5120, 160), (16384, 512), (16385, 0), (16392, 0)],
 )
 def test_rows_in_shared_memory(driver, columns: int, threads: int) -> None:
-    """Of 2,048 to 16,384 columns by vectors: a thread has four, and a block is whole warps."""
+    """Of 2,056 to 16,384 columns by vectors: a thread has four, and a block is whole warps."""
     rows = empty(64, columns)
     for tensors_of_a_row, call in ((1, norm(rows)), (2, norm(rows, rows))):
         ((launch, params),) = launches_of(driver, call, NORM)
@@ -74,7 +74,7 @@ def test_rows_in_shared_memory(driver, columns: int, threads: int) -> None:
 
 
 WARP_WIDTHS = {
-    "norm": [256, 512, 768, 1024, 1536],
+    "norm": [256, 512, 768, 1024],
     "softmax": [256, 512, 1024],
     "softmax_backward": [256, 512, 1024],
 }
@@ -85,9 +85,9 @@ def warp_kernel(kind: str, columns: int) -> str:
     return f"{kind}_warp_rows_bf16_{min(x for x in WARP_WIDTHS[kind] if x >= columns)}"
 
 
-@pytest.mark.parametrize("columns", [40, 64, 72, 128, 136, 256, 264, 768, 776, 1200, 1536])
+@pytest.mark.parametrize("columns", [40, 64, 72, 128, 136, 256, 264, 768, 776, 1024])
 def test_rows_of_a_warp(driver, columns: int) -> None:
-    """Of 40 to 1,536 columns by vectors: lanes of a warp have one row, or one of each of two."""
+    """Of 40 to 1,024 columns by vectors: lanes of a warp have one row, or one of each of two."""
     rows, weight = empty(1000, columns), empty(columns)
     threads = 8 if columns <= 64 else 16 if columns <= 128 else 32
     for call in (norm(rows), norm(rows, rows, weight=weight)):
@@ -99,7 +99,18 @@ def test_rows_of_a_warp(driver, columns: int) -> None:
         assert launch["grid"] == [-(-1000 * threads // (launch["block"][0] * at_once)), 1, 1]
 
 
-@pytest.mark.parametrize("columns", [32, 100, 1544, 2048])
+@pytest.mark.parametrize(("columns", "threads"), [(1032, 96), (1536, 96), (2040, 128), (2048, 128)])
+def test_rows_in_the_registers_of_a_block(driver, columns: int, threads: int) -> None:
+    """Of 1,032 to 2,048 columns by vectors: a thread has two, and a block is whole warps."""
+    rows, weight = empty(64, columns), empty(columns)
+    for call in (norm(rows), norm(rows, rows, weight=weight)):
+        ((launch, params),) = launches_of(driver, call, NORM)
+        assert launch["kernel"] == "norm_block_rows_bf16"
+        assert (launch["grid"], launch["block"]) == ([64, 1, 1], [threads, 1, 1])
+        assert (params.rows, params.columns, params.x_stride) == (64, columns, columns)
+
+
+@pytest.mark.parametrize("columns", [32, 100, 1032, 2048])
 def test_rows_that_no_warp_has(driver, columns: int) -> None:
     ((launch, _),) = launches_of(driver, norm(empty(64, columns)), NORM)
     assert not launch["kernel"].startswith("norm_warp_")

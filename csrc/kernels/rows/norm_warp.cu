@@ -152,6 +152,5 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_BLOCKS)
      {"columns": 256, "rows": 2, "blocks": 10, "unsure": 1},
      {"columns": 512, "rows": 1, "blocks": 10, "unsure": 1},
      {"columns": 768, "rows": 1, "blocks": 8, "unsure": 1},
-     {"columns": 1024, "rows": 1, "blocks": 6, "unsure": 1},
-     {"columns": 1536, "rows": 1, "blocks": 4, "unsure": 2}]}}]}
+     {"columns": 1024, "rows": 1, "blocks": 6, "unsure": 1}]}}]}
 */

@@ -1,56 +1,33 @@
-// softmax_backward.cu for rows by vectors of 16 bits that a block holds in registers: as many warps
-// as have kVectors vectors of each thread. By plain loads, as softmax_backward_warp.cu.
+// softmax_backward.cu for rows by vectors of 16 bits that a block holds in registers: see
+// block_row.cuh.
+#include "block_row.cuh"
 #include "softmax_gradient.cuh"
 #include "softmax_params.h"
 
 namespace torch_cubin::TC_KERNEL {
 
-constexpr int kDtype = static_cast<int>(DType::TC_DTYPE), kBlock = TC_THREADS;
-constexpr int kVectors = TC_TILE_N / (kBlock * kRowVector);
-using Access = Vectors<kDtype>;
-
-// For all threads of the block, once.
-TC_DEVICE float sum_of_block(float x) {
-  __shared__ float of_warps[kBlock / 32];
-  x = sum_of_warp(x);
-  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = x;
-  __syncthreads();
-  return sum_of_warp(threadIdx.x % 32 < blockDim.x / 32 ? of_warps[threadIdx.x % 32] : 0.0f);
-}
+constexpr int kVectors = TC_TILE_N / (TC_THREADS * kRowVector);
+using Row = BlockRow<static_cast<int>(DType::TC_DTYPE), TC_THREADS, kVectors, 2, 1>;
+using Access = Row::Access;
 
 template <bool kLog>
-TC_DEVICE void differentiate(const RowsSoftmaxParams& p) {
-  const tc_int64 row = blockIdx.x;
-  const RowOf y_row(p.x, row * p.x_stride, kDtype);
-  const RowOf grad_row(p.grad_out, row * p.grad_out_stride, kDtype);
-  const RowOf out(p.out, row * p.columns, p.out_dtype);
-  Access::Raw y_raw[kVectors], grad_raw[kVectors];
+TC_DEVICE void differentiate(const RowsSoftmaxParams& p, const Row& row) {
   const auto for_each = [&](auto&& body) {
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      const int column = static_cast<int>(threadIdx.x + i * blockDim.x) * kRowVector;
-      if (column < p.columns) body(i, column);
-    }
-  };
-  const auto for_each_unpacked = [&](auto&& body) {
-    for_each([&](int i, int column) {
+    row.for_each([&](int i, int column) {
       float y[kRowVector], grad[kRowVector];
-      Access::unpack(y, y_raw[i]);
-      Access::unpack(grad, grad_raw[i]);
+      Access::unpack(y, row.held[0][i]);
+      Access::unpack(grad, row.held[1][i]);
       body(y, grad, column);
     });
   };
-  for_each([&](int i, int column) {
-    Access::load_raw(y_raw[i], y_row, column);
-    Access::load_raw(grad_raw[i], grad_row, column);
-  });
   float own = 0;
-  for_each_unpacked([&](float (&y)[kRowVector], float (&grad)[kRowVector], int) {
+  for_each([&](float (&y)[kRowVector], float (&grad)[kRowVector], int) {
 #pragma unroll
     for (int j = 0; j < kRowVector; ++j) own += softmax_gradient_term<kLog>(y[j], grad[j]);
   });
-  const float total = sum_of_block(own);
-  for_each_unpacked([&](float (&y)[kRowVector], float (&grad)[kRowVector], int column) {
+  const float total = row.sum(own, 0);
+  const RowOf out = row.result(p.out, p.columns, p.out_dtype);
+  for_each([&](float (&y)[kRowVector], float (&grad)[kRowVector], int column) {
 #pragma unroll
     for (int j = 0; j < kRowVector; ++j) {
       grad[j] = softmax_gradient<kLog, false>(y[j], grad[j], total);
@@ -59,10 +36,14 @@ TC_DEVICE void differentiate(const RowsSoftmaxParams& p) {
   });
 }
 
-extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
+extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_BLOCKS)
     TC_KERNEL(const __grid_constant__ RowsSoftmaxParams p) {
+  __shared__ Row::Shared shared;
   wait_for_previous_kernel();
-  p.log ? differentiate<true>(p) : differentiate<false>(p);
+  Row row(shared, p.columns);
+  row.load(0, p.x, p.x_stride);
+  row.load(1, p.grad_out, p.grad_out_stride);
+  p.log ? differentiate<true>(p, row) : differentiate<false>(p, row);
 }
 
 }  // namespace torch_cubin::TC_KERNEL

@@ -46,6 +46,7 @@ template <DType kDtype, int kSums, int kOfBlocks>
 struct StagedRow {
   using Access = Vectors<static_cast<int>(kDtype)>;
   using Raw = typename Access::Raw;
+  static constexpr int kVectors = kStagedVectors;
   static constexpr bool kSends = kOfBlocks > 0;
   static_assert(Access::kParts == 1);
   struct Shared {
@@ -106,6 +107,10 @@ struct StagedRow {
 
   TC_DEVICE void get(Raw& raw, int tensor, int i) const {
     load_shared(raw.parts[0].words, address(tensor, i));
+  }
+
+  TC_DEVICE void put(const Raw& raw, int tensor, int i) const {
+    store_shared(address(tensor, i), raw.parts[0].words);
   }
 
   // Calls body(i, column) for the thread's vectors, columns counted from the block's first. Half of

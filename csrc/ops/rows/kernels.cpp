@@ -35,10 +35,9 @@ constexpr int64_t kMostFewLosses = 2 * 132;
 // the last ones leave idle.
 constexpr int64_t kLeastBlock = 128;
 constexpr int kClusterArch = 90;
-constexpr int64_t kWarp = 32;             // threads
-constexpr int64_t kLeastWarpThreads = 8;  // of a row in kernels whose warps have whole rows
-// Columns at least of a row that a block has in registers: shorter ones are a warp's.
-constexpr int64_t kLeastBlockColumns = 1024;
+constexpr int64_t kWarp = 32;  // threads
+// Columns at least of rows in registers: eight lanes of a warp, or a block, have one.
+constexpr int64_t kLeastWarpColumns = 5 * kRowVector, kLeastBlockColumns = 1024;
 // Columns of a block that has its row in shared memory: of a whole block, and the least. Shorter
 // rows gain nothing by it (H200, RMS norm: 65536 x 128 10.8 -> 11.8 us, 8192 x 1024 11.3 -> 11.4).
 constexpr int64_t kStagedColumns = int64_t{kStagedThreads} * kStagedVectors * kRowVector;
@@ -77,6 +76,7 @@ constexpr Kind kKinds[] = {
     {kNorm, "norm", "rows/norm", sizeof(NormParams)},
     {kNormStaged, "norm_staged", "rows/norm", sizeof(NormParams)},
     {kNormWarp, "norm_warp", "rows/norm", sizeof(NormParams)},
+    {kNormBlock, "norm_block", "rows/norm", sizeof(NormParams)},
     {kNormBackward, "norm_backward", "rows/norm", sizeof(NormParams)},
     {kNormBackwardSums, "norm_backward_sums", "rows/norm", sizeof(NormParams)},
     {kNormBackwardFew, "norm_backward_few", "rows/norm", sizeof(NormParams)},
@@ -119,7 +119,9 @@ constexpr bool is_of_warps(RowsKind kind) {
 }
 
 // Whether threads of a warp, or of a block, have whole rows in registers.
-bool holds_rows(RowsKind kind) { return is_of_warps(kind) || kind == kRowsSoftmaxBackwardBlock; }
+bool holds_rows(RowsKind kind) {
+  return is_of_warps(kind) || kind == kNormBlock || kind == kRowsSoftmaxBackwardBlock;
+}
 
 // A kernel of such a kind, with its fields.
 struct HoldingKernel {
@@ -288,11 +290,11 @@ bool has_staged_rows(RowsKind kind, const RowSizes& sizes, ScalarType row_dtype,
          table.largest_cluster(*found.back(), device, kMostStagedShared) == kMostCluster;
 }
 
-bool has_warp_rows(RowsKind kind, const RowSizes& sizes, ScalarType row_dtype,
+bool has_held_rows(RowsKind kind, const RowSizes& sizes, ScalarType row_dtype,
                    const Device& device) {
   const std::vector<HoldingKernel>& found = table_of(device).holding[kind][dtype_index(row_dtype)];
-  return has_vectors(sizes) && sizes.columns > kLeastWarpThreads / 2 * kRowVector &&
-         sizes.columns < kLeastStagedColumns && !found.empty() &&
+  const int64_t least = is_of_warps(kind) ? kLeastWarpColumns : kLeastBlockColumns;
+  return has_vectors(sizes) && sizes.columns >= least && !found.empty() &&
          sizes.columns <= found.back().width;
 }
 
@@ -305,13 +307,6 @@ bool has_few_losses(const RowSizes& sizes, ScalarType row_dtype, const Device& d
   // clusters of one of the two fit, the bits would differ.
   return sizes.columns > few.threads * kThreadBytes / element_size(row_dtype) &&
          few.cluster == RowsLayout(kLosses, device, sizes, row_dtype).cluster;
-}
-
-bool has_block_rows(RowsKind kind, const RowSizes& sizes, ScalarType row_dtype,
-                    const Device& device) {
-  const std::vector<HoldingKernel>& found = table_of(device).holding[kind][dtype_index(row_dtype)];
-  return has_vectors(sizes) && sizes.columns >= kLeastBlockColumns && !found.empty() &&
-         sizes.columns <= found.back().width;
 }
 
 PackageKernel& rows_kernel(RowsKind kind, ScalarType row_dtype, const Device& device) {

@@ -13,6 +13,7 @@ enum RowsKind {
   kNorm,
   kNormStaged,
   kNormWarp,
+  kNormBlock,
   kNormBackward,
   kNormBackwardSums,
   kNormBackwardFew,
@@ -104,13 +105,10 @@ struct FewRowsLayout {
 bool has_staged_rows(RowsKind kind, const RowSizes& sizes, ScalarType row_dtype,
                      const Device& device);
 
-// Whether kernels of a kind take such rows, each in the registers of a warp or of a part of one.
-bool has_warp_rows(RowsKind kind, const RowSizes& sizes, ScalarType row_dtype,
+// Whether kernels of a kind take such rows, each in the registers of a warp, of a part of one, or
+// of a block.
+bool has_held_rows(RowsKind kind, const RowSizes& sizes, ScalarType row_dtype,
                    const Device& device);
-
-// The same in the registers of a block; longer ones than those of warps.
-bool has_block_rows(RowsKind kind, const RowSizes& sizes, ScalarType row_dtype,
-                    const Device& device);
 
 // Whether losses_few computes such rows' losses, with the bits of losses.
 bool has_few_losses(const RowSizes& sizes, ScalarType row_dtype, const Device& device);

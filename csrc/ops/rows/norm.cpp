@@ -37,10 +37,10 @@ RowsKind norm_kind(const NormParams& p, const RowSizes& sizes, ScalarType dtype,
                          (p.bias == nullptr || p.bias_dtype == p.row_dtype);
   if (!own_dtype) return kNorm;
   if (p.bias != nullptr && !p.centered) return kNorm;
-  if (has_warp_rows(kNormWarp, sizes, dtype, gpu)) return kNormWarp;
-  const bool staged =
-      (p.bias == nullptr || p.weight != nullptr) && has_staged_rows(kNormStaged, sizes, dtype, gpu);
-  return staged ? kNormStaged : kNorm;
+  if (has_held_rows(kNormWarp, sizes, dtype, gpu)) return kNormWarp;
+  if (p.bias != nullptr && p.weight == nullptr) return kNorm;
+  if (has_held_rows(kNormBlock, sizes, dtype, gpu)) return kNormBlock;
+  return has_staged_rows(kNormStaged, sizes, dtype, gpu) ? kNormStaged : kNorm;
 }
 
 // The gradient of x unless p.grad_x is null, with sums over parts of the rows, and the gradients of

@@ -22,7 +22,7 @@ Tensor softmax_cuda(const Tensor& input, bool log, ScalarType dtype) {
   p.x_stride = rows.stride;
   p.out = out.mutable_data_ptr();
   const Device& gpu = device(x.device_index);
-  const RowsKind kind = has_warp_rows(kRowsSoftmaxWarp, sizes, x.dtype, gpu) ? kRowsSoftmaxWarp
+  const RowsKind kind = has_held_rows(kRowsSoftmaxWarp, sizes, x.dtype, gpu) ? kRowsSoftmaxWarp
                         : has_staged_rows(kRowsSoftmaxStaged, sizes, x.dtype, gpu)
                             ? kRowsSoftmaxStaged
                             : kRowsSoftmax;
@@ -51,8 +51,8 @@ Tensor softmax_backward_cuda(const Tensor& grad_out, const Tensor& output, bool 
   p.out = out.mutable_data_ptr();
   const Device& gpu = device(y.device_index);
   const RowsKind kind =
-      has_warp_rows(kRowsSoftmaxBackwardWarp, sizes, y.dtype, gpu)     ? kRowsSoftmaxBackwardWarp
-      : has_block_rows(kRowsSoftmaxBackwardBlock, sizes, y.dtype, gpu) ? kRowsSoftmaxBackwardBlock
+      has_held_rows(kRowsSoftmaxBackwardWarp, sizes, y.dtype, gpu)    ? kRowsSoftmaxBackwardWarp
+      : has_held_rows(kRowsSoftmaxBackwardBlock, sizes, y.dtype, gpu) ? kRowsSoftmaxBackwardBlock
       : has_staged_rows(kRowsSoftmaxBackwardStaged, sizes, y.dtype, gpu)
           ? kRowsSoftmaxBackwardStaged
           : kRowsSoftmaxBackward;
