@@ -206,3 +206,15 @@ def test_partial_tiles_in_front(driver, catalog) -> None:
     assert [catalog[x["kernel"]]["tile"][0] for x in found] == [192] * 4
     fewer = [launch_params.read(x, Params).fewer for x in found]
     assert fewer == [wanted for _, _, wanted in calls] + [0]
+
+
+def test_tiles_whose_last_one_is_skipped_in_part(driver, catalog) -> None:
+    """Of 1,024 full rows, tiles of 192 queries leave 64, of which one consumer alone has rows, for
+    half of the time; of 512 they leave 128."""
+
+    def kernel_of(rows: int) -> str:
+        (launch,) = launches_of(driver, partial(attend, 16384 // rows, 16, rows, 128, 16, rows))
+        return launch["kernel"]
+
+    assert kernel_of(1024) == "sm90_e4m3_attention_rows_192x128x128"
+    assert kernel_of(512) == "sm90_e4m3_attention_128x128x128"

@@ -50,6 +50,11 @@ LONG = {
     "window": {"rows": 2000, "keys": 2200, "window_left": 300, "window_right": 70, "descale": "kv"},
     "wide window": {"rows": 900, "keys": 2200, "window_left": 1999},
     "many keys": {"batch": 1, "rows": 3000, "keys": 12000, "heads": 8, "shared": 1},
+    # Tiles of which one of three consumers, or two, have no rows.
+    "partial tiles": {"batch": 3, "rows": 400, "keys": 900, "heads": 24},
+    "partial tiles, causal": {
+        "batch": 4, "rows": 700, "keys": 700, "heads": 32, "shared": 8, "is_causal": True,
+    },
     "more rows": {"rows": 1100, "keys": 700, "is_causal": True, "heads_first": True},
     "short ones": {"batch": 60, "rows": 250, "keys": 333, "heads": 8, "is_causal": True},
     "packed": {

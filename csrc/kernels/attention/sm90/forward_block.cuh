@@ -45,6 +45,7 @@ template <int kGroups_, int kQSlots_, int kStages_, int kQBytes_, int kKvBytes_,
 struct ForwardBlock {
   using Tile = Tile_;
   using Mask = NoMask;
+  static constexpr bool kRotates = false;  // of AttentionSchedule
   static constexpr int kGroups = kGroups_, kQSlots = kQSlots_, kStages = kStages_, kRing = 8;
   static constexpr int kRows = 64 * kGroups, kThreads = kWarpgroup * (kGroups + 1);
   static constexpr int kQBytes = kQBytes_, kKvBytes = kKvBytes_;
@@ -82,7 +83,7 @@ struct Slot {
 template <class C>
 TC_DEVICE void produce_q(const typename C::Params& p, u32 shared, typename C::Tile* tiles,
                          int team) {
-  AttentionSchedule<C::kRows, C::kN, C::kTakesNext, C::kTeams> schedule(p, team);
+  AttentionSchedule<C::kRows, C::kN, C::kTakesNext, C::kTeams, C::kRotates> schedule(p, team);
   bool elected = threadIdx.x % 32 == 0;
   Slot<C::kSharesQ ? C::kQBuffers : C::kQSlots> slot;
   TilePlace place{};

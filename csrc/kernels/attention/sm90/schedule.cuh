@@ -313,7 +313,10 @@ TC_DEVICE void describe(TileOf<kMasked>& tile, const Sm90AttentionParams& p,
 // same list, and takes its own part of it. For packed sequences sm90/order.cu has written the list,
 // and each block takes the next tile when it needs one, as it does after a kernel that can set
 // `next` to 0 (kTakesNext).
-template <int kRows, int kTileN, bool kTakesNext, int kTeams = 1>
+// With kRotates equal tiles go round from block to block with each round, so that all blocks get as
+// many of the partial ones at the ends of heads: of 132 blocks and 6 tiles a head, some got no
+// others.
+template <int kRows, int kTileN, bool kTakesNext, int kTeams = 1, bool kRotates = false>
 class AttentionSchedule {
  public:
   // Reads no global memory.
@@ -338,9 +341,14 @@ class AttentionSchedule {
       return true;
     }
     if (p_.schedule == kRoundRobin) {
-      if (next_ >= total_) return false;
-      int head = next_ / p_.tiles;
-      set(tile, p_.tiles - 1 - (next_ - head * p_.tiles), head);
+      int number = next_;
+      if (kRotates && p_.tiles < blocks_) {
+        int round = next_ / blocks_, step = p_.tiles + 1 - blocks_ % p_.tiles;
+        number = round * blocks_ + (block_ + round % p_.tiles * step) % blocks_;
+      }
+      if (number >= total_) return false;
+      int head = number / p_.tiles;
+      set(tile, p_.tiles - 1 - (number - head * p_.tiles), head);
       next_ += blocks_;
       return true;
     }
