@@ -57,7 +57,7 @@ def test_launch_parameters(driver, catalog, b, h, s, d, kv_heads, keys) -> None:
     assert convert["kernel"] == "sm90_e4m3_backward_convert_attention"
     rows, columns, width = catalog[main["kernel"]]["tile"]
     tiles = -(-s // rows) * b * h
-    assert delta["grid"] == [tiles * rows // 16, 1, 1]
+    assert delta["grid"] == [tiles * rows // catalog[delta["kernel"]]["tile"][0], 1, 1]
     assert convert["grid"] == [-(-tiles * rows // 8 * (width // 64) // 8), 1, 1]
     params = launch_params.read(main, Params)
     panel = 64 if width == 64 else 128
