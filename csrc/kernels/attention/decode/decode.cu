@@ -58,12 +58,10 @@ static_assert(Config::kStages * kStageBytes >= 16 * Config::kTileK * 4,
 // The row of a tile: a query row of one head.
 struct PackedRow {
   int row, head;
-  bool exists;
 
-  TC_DEVICE PackedRow(const AttentionParams& p, const Sequence& s, int packed) {
-    row = packed / p.group;
-    head = s.kv_head * p.group + packed - row * p.group;
-    exists = row < s.rows;
+  TC_DEVICE PackedRow(const AttentionParams& p, int kv_head, int packed) {
+    row = static_cast<u32>(packed) / static_cast<u32>(p.group);
+    head = kv_head * p.group + packed - row * p.group;
   }
 };
 
@@ -170,7 +168,10 @@ constexpr bool kMaskAhead = Config::kTileK <= 128 && !Config::kE4m3;
 
 struct DecodeRule : ScoreRule<kDType> {
   using ScoreRule<kDType>::ScoreRule;
-  TC_DEVICE bool has_mask() const { return !kMaskAhead && ScoreRule<kDType>::has_mask(); }
+  static TC_DEVICE bool reads_mask(const AttentionParams& p) {
+    return !kMaskAhead && p.mask != nullptr;
+  }
+  TC_DEVICE bool has_mask() const { return reads_mask(p); }
 };
 
 struct Decode {
@@ -180,25 +181,42 @@ struct Decode {
   float reference[2], sum[2];  // of rows g and g + 8; natural units
   float unit[2];               // e4m3: the factor of those rows' products
 
+  // Requests q, all of it before the first use.
   TC_DEVICE Decode(const DecodeParams& p, const Sequence& s, const PackedRow (&rows)[2]) {
+    constexpr int kAdjacent = Config::kE4m3 ? 4 : 2;  // columns of a lane
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      int first = threadIdx.x % 4 * kAdjacent;
+      int columns = rows[h].row < s.rows ? p.head_dim - first : 0;
+      Sequence of_head = s;
+      of_head.head = rows[h].head;
+      auto from = static_cast<const Storage*>(p.q) +
+                  of_head.q_offset(p, p.q_stride, columns > 0 ? rows[h].row : 0) + first;
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        if constexpr (Config::kE4m3) {
+          uint2 words = 16 * step < columns
+                            ? __ldg(reinterpret_cast<const uint2*>(from + 16 * step))
+                            : make_uint2(0, 0);
+          q[step][h] = words.x;
+          q[step][h + 2] = words.y;
+        } else {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            int column = 16 * step + 8 * half;
+            q[step][h + 2 * half] =
+                column < columns ? __ldg(reinterpret_cast<const u32*>(from + column)) : 0;
+          }
+        }
+      }
+    }
+  }
+
+  TC_DEVICE void begin(const DecodeParams& p, const Sequence& s) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       reference[h] = kLowest;
       sum[h] = 0.0f;
-      Sequence of_head = s;
-      of_head.head = rows[h].head;
-      auto from = static_cast<const Storage*>(p.q) +
-                  of_head.q_offset(p, p.q_stride, rows[h].exists ? rows[h].row : 0);
-#pragma unroll
-      for (int step = 0; step < kSteps; ++step)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          int column = Config::kE4m3 ? 16 * step + threadIdx.x % 4 * 4 + 2 * half
-                                     : 16 * step + 8 * half + threadIdx.x % 4 * 2;
-          q[step][h + 2 * half] = rows[h].exists && column < p.head_dim
-                                      ? __ldg(reinterpret_cast<const u32*>(from + column))
-                                      : 0;
-        }
       if constexpr (Config::kE4m3) {
         unit[h] = p.bfloat16 ? fit_into_f16(h) : 1.0f;
         unit[h] *= descale_of(p.k_descale, p.k_descale_stride, s);
@@ -349,9 +367,14 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
     prefetch_part<Config::kTileN, kElement>(p, cache, place);
   }
 #endif
+  int packed = uniform(place.tile) * 16, kv_head = uniform(place.kv_head);
+  int warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
+  PackedRow rows[2] = {PackedRow(p, kv_head, packed + lane / 4),
+                       PackedRow(p, kv_head, packed + lane / 4 + 8)};
   wait_for_previous_kernel();
 
-  Sequence s(p, uniform(place.batch), uniform(place.kv_head) * p.group);
+  Sequence s(p, uniform(place.batch), kv_head * p.group);
+  Decode decode(p, s, rows);
   Sequence of_cache = s;  // the sequence as the cache stores it
   if (cache) {
     s.columns = uniform(cached_columns<false>(p, s.batch));
@@ -360,15 +383,15 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
     s.last = p.last == kNoBound ? kNoBound : p.last + shift;
     of_cache.batch = p.block_table != nullptr ? 0 : uniform(cached_batch<false>(p, s.batch));
   }
-  int packed = uniform(place.tile) * 16, last_packed = min(packed + 16, s.rows * p.group) - 1;
+  int last_packed = min(packed + 16, s.rows * p.group) - 1;
   if (last_packed < packed) return;
   int first_row = packed / p.group, last_row = last_packed / p.group;
 
   auto part = Part<Config::kTileN>::of<false>(p, cache, max(0, first_row + s.first),
                                               min(s.columns, last_row + s.last + 1));
-  if (part.none) {
-    PackedRow row(p, s, packed + threadIdx.x);
-    if (threadIdx.x < 16 && row.exists) {
+  if (__builtin_expect(part.none, 0)) {
+    PackedRow row(p, kv_head, packed + threadIdx.x);
+    if (threadIdx.x < 16 && row.row < s.rows) {
       Sequence of_head = s;
       of_head.head = row.head;
       *RowOutput<kDType>(p, of_head, row.row).logsumexp = -kInfinity;
@@ -379,7 +402,6 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
   // Columns [whole_begin, whole_end) are visible to all rows.
   int whole_begin = last_row + s.first, whole_end = min(s.columns, first_row + s.last + 1);
 
-  int warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
   int column = part.begin + 16 * warp;
   bool paged = cache && p.block_table != nullptr;
   int first_column = paged ? 0 : column;
@@ -395,12 +417,12 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
   int copied = column;
   auto copy_next = [&]() {
     if (copied < end) {
-      if (paged) {
-        pages.copy(p, k_copy, v_copy, write, copied, s.columns);
-        pages.step(p, s.batch, copied, s.columns);
-      } else {
+      if (__builtin_expect(!paged, 1)) {
         k_copy.copy_next(write, s.columns - copied);
         v_copy.copy_next(write + kTileBytes, s.columns - copied);
+      } else {
+        pages.copy(p, k_copy, v_copy, write, copied, s.columns);
+        pages.step(p, s.batch, copied, s.columns);
       }
       copied += Config::kTileN;
       write += kStageBytes;
@@ -411,8 +433,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
 #pragma unroll 1  // unrolled, it would be half of the kernel's code
   for (int i = 0; i < Config::kStages - 1; ++i) copy_next();
 
-  PackedRow rows[2] = {PackedRow(p, s, packed + lane / 4), PackedRow(p, s, packed + lane / 4 + 8)};
-  Decode decode(p, s, rows);
+  decode.begin(p, s);
   const bool adds_mask = kMaskAhead && p.mask != nullptr;
   MaskNumbers<kDType, Config::kTileN> mask(p, column + lane % 4 * 2);
   if (adds_mask) {
@@ -420,10 +441,14 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
     for (int h = 0; h < 2; ++h) {
       Sequence of_head = s;
       of_head.head = rows[h].head;
-      if (rows[h].exists) mask.set_row(p, of_head, h, rows[h].row);
+      if (rows[h].row < s.rows) mask.set_row(p, of_head, h, rows[h].row);
     }
     mask.request(s.columns - column - lane % 4 * 2);
   }
+  // One branch around the code of what few calls have, whose instructions then are not fetched.
+  // Wider heads lack a register for it.
+  const bool has_rule = Config::kTileK > 128 || p.softcap != 0.0f || p.alibi_slopes != nullptr ||
+                        DecodeRule::reads_mask(p);
   FragmentAddress<Fragment::b, kRowBytes> k_address(0);
   FragmentAddress<Fragment::b_transposed, kRowBytes> v_address(0);
 #pragma unroll 1
@@ -436,6 +461,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
     int j = column + lane % 4 * 2;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
+      if (!__builtin_expect(has_rule, 0)) break;
       auto each = [&](auto&& function) {
 #pragma unroll
         for (int n = 0; n < 2; ++n)
@@ -446,14 +472,20 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
           }
       };
       Sequence of_head = s;
-      of_head.head = rows[h].exists ? rows[h].head : s.head;
+      of_head.head = rows[h].row < s.rows ? rows[h].head : s.head;
       apply_rule(DecodeRule(p, of_head), each, each);
+    }
+    if (__builtin_expect(!has_rule, 1)) {
+#pragma unroll
+      for (int n = 0; n < 2; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) decode.score[n][e] *= p.scale;
     }
     if (adds_mask) {
       mask.add(decode.score, s.columns - j);
       mask.request_next(s.columns - j - Config::kTileN);
     }
-    if (column < whole_begin || column + 16 > whole_end) {
+    if (__builtin_expect(column < whole_begin || column + 16 > whole_end, 0)) {
 #pragma unroll
       for (int n = 0; n < 2; ++n)
 #pragma unroll
@@ -483,11 +515,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
     if (read == ring + Config::kStages * kStageBytes) read = ring;
   }
 
-  forget(packed);
-  rows[0] = PackedRow(p, s, packed + lane / 4);
-  rows[1] = PackedRow(p, s, packed + lane / 4 + 8);
-  // Each warp rescales its results to the common references, in its own ring; then a thread adds 8
-  // columns of a row.
+  // Each warp's results go to its own ring, as they are; then a thread joins four columns of a row.
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     float sum = quad_sum(decode.sum[h]);
@@ -495,75 +523,75 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
       statistics[warp][lane / 4 + 8 * h] = make_float2(decode.reference[h], sum);
     }
   }
+  float descale = 1.0f;
+  if constexpr (Config::kE4m3) descale = descale_of(p.v_descale, p.v_descale_stride, s);
   cp_async_wait<0>();
-  __syncthreads();
+  __syncwarp();  // of this ring the other lanes have read all
   auto mine = reinterpret_cast<float*>(shared_memory + warp * (Config::kStages * kStageBytes));
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    float reference = kLowest;
-    int r = lane / 4 + 8 * h;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) reference = fmaxf(reference, statistics[w][r].x);
-    float sum = 0.0f;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
-      sum += statistics[w][r].y * exp2_approx((statistics[w][r].x - reference) * kLog2e);
-    }
-    Sequence of_head = s;
-    of_head.head = rows[h].head;
-    int row = rows[h].exists ? rows[h].row : 0;
-    RowOutput<kDType> output(p, of_head, row);
-    float factor = output.finish_joined(p, rows[h].head, 0, rows[h].exists && threadIdx.x < 32,
-                                        reference, sum);
-    factor *= exp2_approx((decode.reference[h] - reference) * kLog2e);
+    float* to = mine + (lane / 4 + 8 * h) * Config::kTileK;
     if constexpr (Config::kE4m3) {
-      // A row that attends to no key stays 0 for any factor.
-      if (factor != 0.0f) factor *= descale_of(p.v_descale, p.v_descale_stride, s);
 #pragma unroll
       for (int n = 0; n < kOutTiles; n += 2) {
         const auto &even = decode.out[n], &odd = decode.out[n + 1];
-        *reinterpret_cast<float4*>(mine + r * Config::kTileK + 8 * n + lane % 4 * 4) =
-            make_float4(even[2 * h] * factor, odd[2 * h] * factor, even[2 * h + 1] * factor,
-                        odd[2 * h + 1] * factor);
+        *reinterpret_cast<float4*>(to + 8 * n + lane % 4 * 4) =
+            make_float4(even[2 * h], odd[2 * h], even[2 * h + 1], odd[2 * h + 1]);
       }
     } else {
 #pragma unroll
       for (int n = 0; n < kOutTiles; ++n) {
-        *reinterpret_cast<float2*>(mine + r * Config::kTileK + 8 * n + lane % 4 * 2) =
-            make_float2(decode.out[n][2 * h] * factor, decode.out[n][2 * h + 1] * factor);
+        *reinterpret_cast<float2*>(to + 8 * n + lane % 4 * 2) =
+            make_float2(decode.out[n][2 * h], decode.out[n][2 * h + 1]);
       }
     }
   }
   __syncthreads();
-  auto results = reinterpret_cast<const float*>(shared_memory);
-  for (int i = threadIdx.x; i < 2 * Config::kTileK; i += Config::kThreads) {
-    int r = i / kOutTiles, first = i % kOutTiles * 8;
-    PackedRow row(p, s, packed + r);
-    if (!row.exists || first >= p.head_dim_v) continue;
-    float total[8] = {};
+  constexpr int kParts = Config::kTileK / 4;  // of a row
+#pragma unroll 1
+  for (int i = threadIdx.x; i < (last_packed - packed + 1) * kParts; i += Config::kThreads) {
+    int r = i / kParts, first = i % kParts * 4;
+    if (first >= p.head_dim_v) continue;
+    float2 of_warp[kWarps];
+    float reference = kLowest, sum = 0.0f;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {
-      const float* from =
-          results + w * (Config::kStages * kStageBytes / 4) + r * Config::kTileK + first;
-#pragma unroll
-      for (int c = 0; c < 8; ++c) total[c] += from[c];
+      of_warp[w] = statistics[w][r];
+      reference = fmaxf(reference, of_warp[w].x);
     }
+    float4 total = {};
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      float factor = exp2_approx((of_warp[w].x - reference) * kLog2e);
+      sum += of_warp[w].y * factor;
+      float4 x = *reinterpret_cast<const float4*>(
+          shared_memory + w * (Config::kStages * kStageBytes) + (r * Config::kTileK + first) * 4);
+      total.x += x.x * factor;
+      total.y += x.y * factor;
+      total.z += x.z * factor;
+      total.w += x.w * factor;
+    }
+    PackedRow row(p, kv_head, packed + r);
     Sequence of_head = s;
     of_head.head = row.head;
     RowOutput<kDType> output(p, of_head, row.row);
+    float factor = output.finish_joined(p, row.head, 0, first == 0, reference, sum);
+    // A row that attends to no key stays 0 for any factor.
+    if (Config::kE4m3 && factor != 0.0f) factor *= descale;
+    total.x *= factor;
+    total.y *= factor;
+    total.z *= factor;
+    total.w *= factor;
     if (p.splits > 1) {
-      auto to = reinterpret_cast<float4*>(output.partial_out + first);
-      to[0] = make_float4(total[0], total[1], total[2], total[3]);
-      to[1] = make_float4(total[4], total[5], total[6], total[7]);
+      *reinterpret_cast<float4*>(output.partial_out + first) = total;
     } else {
-      u32 word[4];
-#pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        word[c] = Config::kE4m3 && p.bfloat16 ? pack_bf16(total[2 * c], total[2 * c + 1])
-                                              : Traits::pack(total[2 * c], total[2 * c + 1]);
+      uint2 words;
+      if (Config::kE4m3 && p.bfloat16) {
+        words = make_uint2(pack_bf16(total.x, total.y), pack_bf16(total.z, total.w));
+      } else {
+        words = make_uint2(Traits::pack(total.x, total.y), Traits::pack(total.z, total.w));
       }
-      *reinterpret_cast<uint4*>(output.out + first) =
-          make_uint4(word[0], word[1], word[2], word[3]);
+      *reinterpret_cast<uint2*>(output.out + first) = words;
     }
   }
 }
@@ -592,8 +620,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
       "blocks": 2, "spill": {}, "fill": 1, "archs": ["sm_90a"],
       "cost": {"k_tile": 900, "fixed": 11900}},
      {"name": "16x32x256", "tile": [16, 32, 256], "stages": 3, "threads": 64, "shared": 98304,
-      "blocks": 2, "spill": {"sm_80": 16, "sm_86": 16, "sm_89": 16, "sm_100a": 16, "sm_120a": 16},
-      "fill": 2, "archs": null, "cost": {"k_tile": 900, "fixed": 8000}}]},
+      "blocks": 2, "spill": {}, "fill": 2, "archs": null, "cost": {"k_tile": 900, "fixed": 8000}}]},
    "defines": {"TC_DTYPE": "{d.dtype}", "TC_MIN_BLOCKS": "{t.blocks}"}},
   {"name": "decode_attention_e4m3_{t.name}", "kind": "decode", "layout": "any",
    "takes": ["plain", "unmasked", "bool_mask", "added_alone", "added_mask", "float_mask",
@@ -609,7 +636,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
      {"name": "16x128x128", "tile": [16, 128, 128], "stages": 4, "threads": 256, "shared": 131072,
       "blocks": 1, "spill": {}, "fill": 1, "cost": {"k_tile": 900, "fixed": 7000}},
      {"name": "16x32x256", "tile": [16, 32, 256], "stages": 3, "threads": 64, "shared": 49152,
-      "blocks": 4, "spill": {"sm_90a": 48}, "fill": 2,
+      "blocks": 4, "spill": {}, "fill": 2,
       "cost": {"k_tile": 900, "fixed": 8000}}]},
    "defines": {"TC_DTYPE": "float16", "TC_E4M3": 1, "TC_MIN_BLOCKS": "{t.blocks}"}}]}
 */
