@@ -1,4 +1,4 @@
-"""Runs a scenario of child.py, attention_child.py or fault_child.py in a process of its own.
+"""Runs a scenario of child.py or of a *_child.py in a process of its own.
 
 Whatever needs a fresh process (first use, import, fork, torch's precision switches) or may poison
 one (a bad catalog, sanitizers) runs there.
@@ -183,7 +183,7 @@ def run(scenario: str, *arguments: str, seconds: int = TIMEOUT) -> Result:
     prepare what a child cannot."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
     script = "child.py"
-    for prefix in ("attention", "fault"):
+    for prefix in ("attention", "experts", "fault"):
         if scenario.startswith(f"{prefix}_"):
             script = f"{prefix}_child.py"
     command = [sys.executable, str(ROOT / "tests/gpu" / script), scenario, *arguments]

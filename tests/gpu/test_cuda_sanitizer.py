@@ -88,6 +88,17 @@ def test_every_kernel_for_hopper(tool: str, child) -> None:
 
 
 @slow
+@pytest.mark.parametrize(
+    "tool",
+    [pytest.param(tool, marks=pytest.mark.child("experts_sanitize", tool)) for tool in
+     ("racecheck", "memcheck", "synccheck")],
+)  # fmt: skip
+def test_every_kernel_of_8_bit_products_groups_and_experts(tool: str, child) -> None:
+    _check(child, 75)
+    assert set(child.answer["names"]) <= set(child.kernels)
+
+
+@slow
 @pytest.mark.child("sanitize", "initcheck")
 def test_initcheck(child) -> None:
     _check(child, 50)
