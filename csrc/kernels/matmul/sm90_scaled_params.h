@@ -36,12 +36,12 @@
 
 namespace torch_cubin {
 
-// Columns of a panel of out, `full` of which are 128 bytes. If panels `overlap`, the last one of a
-// tile begins where it ends with the tile, and stores some columns a second time; else they divide
-// the tile. Two of 64 columns that overlap were quicker than seven of 16 for promoted sums (112
-// columns, H200: 17.5 -> 16.0 us), and slower in ping-pong, where nothing waits for a store (176).
-constexpr int scaled_panel(int tile_n, int full, bool overlap) {
-  if (overlap || tile_n % full == 0) return tile_n < full ? tile_n : full;
+// Columns of a panel of out, `full` of which are 128 bytes. Panels divide the tile, or overlap: the
+// last one begins where it ends with the tile, and stores some columns a second time. Two of 64
+// columns that overlap were quicker than seven of 16 (112 columns, H200: promoted sums 17.5 -> 16.0
+// us), three slower than eleven of 16 in ping-pong, where nothing waits for a store (176).
+constexpr int scaled_panel(int tile_n, int full, bool promoted) {
+  if (promoted || tile_n < 2 * full || tile_n % full == 0) return tile_n < full ? tile_n : full;
   return tile_n % (full / 2) == 0 ? full / 2 : full / 4;
 }
 
