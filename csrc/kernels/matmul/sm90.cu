@@ -106,9 +106,10 @@ TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
 #endif
 }
 
-// Whether blocks begin sooner if they have one tile: in kernels of few tiles.
+// Whether blocks begin sooner if they have one tile. (Not those of clusters that share operands: a
+// tile that is found while another warp makes the barriers is there before all blocks have met.)
 template <class C>
-constexpr bool kStartsEarly = C::kConsumers == 1 && !C::kReads && !kHasEdges<C>;
+constexpr bool kStartsEarly = !C::kReads && !C::kFromRegisters;
 
 // Whether each block, or each cluster that splits K, has one tile that produce_lone() loads.
 template <class C>
@@ -132,8 +133,15 @@ TC_DEVICE void produce_lone(const Sm90MatmulParams& p, u32 shared, u32 full, u32
     begin = first_of(rank);
     end = first_of(rank + 1);
   }
-  const u32 column = tile / static_cast<u32>(p.tiles_m);
   Work w;
+  w.b0 = w.b1 = w.b2 = 0;
+  const bool batched = C::kConsumers > 1 && (p.flags & kSm90Batched);
+  if (batched) {
+    const u32 one = p.tiles_m * p.tiles_n;
+    w.b0 = tile / one;
+    tile -= w.b0 * one;
+  }
+  const u32 column = tile / static_cast<u32>(p.tiles_m);
   w.m0 = (tile - column * p.tiles_m) * C::kTileM;
   w.n0 = column * C::kTileN;
   begin_sooner<C>(p, w);
@@ -141,7 +149,6 @@ TC_DEVICE void produce_lone(const Sm90MatmulParams& p, u32 shared, u32 full, u32
   w.k_first = begin;
   w.k_step = 1;
   w.streamed = 0;
-  w.b0 = w.b1 = w.b2 = 0;
   const Share alone = {0, 0, 1};
   int stage = 0, k = begin * C::kTileK;
   u32 phase = 0, base = shared;
@@ -153,11 +160,12 @@ TC_DEVICE void produce_lone(const Sm90MatmulParams& p, u32 shared, u32 full, u32
     barrier_expect(arrived, (of_a ? C::kABytes : 0) + (of_b ? C::kBBytes : 0));
     if constexpr (decltype(is_first)::value) wait_for_previous_grid();
     if (of_a) {
-      load_operand<C::kAMnMajor, C::kTileM, C::kTileK>(p.a, to, arrived, alone, false, w.m0, k, w);
+      load_operand<C::kAMnMajor, C::kTileM, C::kTileK>(p.a, to, arrived, alone, batched, w.m0, k,
+                                                       w);
     }
     if (of_b) {
-      load_operand<C::kBMnMajor, C::kTileN, C::kTileK>(p.b, to + C::kABytes, arrived, alone, false,
-                                                       w.n0, k, w);
+      load_operand<C::kBMnMajor, C::kTileN, C::kTileK>(p.b, to + C::kABytes, arrived, alone,
+                                                       batched, w.n0, k, w);
     }
     k += C::kTileK;
     if (++stage == C::kStages) {
@@ -259,14 +267,13 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
   [[maybe_unused]] const u32 freed = map_to_rank(empty, target);
   bool finishes = p.flags & kSm90Finish;
   const bool transposes = C::kSwaps && (p.flags & kSm90Transposed);
-  bool leads = C::kConsumers == 2 && group == 0 && !(p.flags & kSm90Lone);
+  bool leads = C::kConsumers == 2 && group == 0;
   u32 staging = shared + C::kStaging + warp * C::kWarpBytes;
   u32 bias = shared + C::kBias + group * (C::kTileN * C::kElement);
   u64 a0 = wgmma_descriptor(shared + group * C::kBlocksM * 8192, 8192, 1024);
   u64 b0 = wgmma_descriptor(shared + C::kABytes, 8192, 1024);
 
-  if (C::kConsumers == 2 && group == 1 && !(p.flags & kSm90Lone))
-    named_sync(kSkewBarrier, 2 * kWarpgroup);
+  if (C::kConsumers == 2 && group == 1) named_sync(kSkewBarrier, 2 * kWarpgroup);
   for (;; ++number) {
     barrier_wait(full + 8 * stage, phase);
     const Work& w = ring[number % C::kRing];
@@ -433,9 +440,8 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
   Schedule<C> schedule(p);
   Work work;
   bool any = false;
-  if (kStartsEarly<C> && !together) {
+  if (is_lone<C>(p) && !together) {
     start_alone<C::kProducers, C::kConsumers>(warp, initialize);
-    if (finds) any = schedule.get(work);
   } else {
     if (finds) {
       any = schedule.get(work);

@@ -239,11 +239,25 @@ class Sm90Matmul : public MatmulKernels {
     out.stream_tiles = plan.stream_tiles;
     out.stream_clusters = plan.stream_clusters;
     const bool one_wave = plan.stream_tiles == 0 && plan.whole_tiles <= plan.clusters;
-    const bool lone = one_wave && !batched && plan.splits == 1 && of_a * of_b == 1;
-    if (lone && row.one_warpgroup) out.flags |= kSm90Lone;
+    if (one_wave && plan.splits == 1 && of_a * of_b == 1 && starts_early(row, p, out.m, out.n)) {
+      out.flags |= kSm90Lone;
+    }
     if (one_wave && operands.addend == nullptr && out.row_sums == nullptr) {
       out.flags |= tiles_inside(out, plan);
     }
+  }
+
+  // Whether a block finds its only tile by few instructions (produce_lone() of sm90.cu): not in
+  // batches of more than one dim, nor, of one warpgroup, in any, and not where boxes of a weight
+  // gradient's last tiles are not loaded (sm90_edge.cuh).
+  static bool starts_early(const Sm90Row& row, const MatmulProblem& p, int64_t m, int64_t n) {
+    const auto skips = [&](int64_t size, int64_t tile) {
+      const int64_t rest = size % tile;
+      return rest != 0 && ceil_div(rest, row.tile_k) < ceil_div(tile, row.tile_k);
+    };
+    if (row.from_registers() || p.batch_dims > (row.one_warpgroup ? 0 : 1)) return false;
+    return !row.is_tn() || row.tile_n <= row.tile_k ||
+           !(skips(m, row.tile_m) || skips(n, row.tile_n));
   }
 
   // Which of the last tiles may begin sooner, where each block has one tile. What they store is
