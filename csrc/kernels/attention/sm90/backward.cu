@@ -1,5 +1,5 @@
 // Attention's gradients on Hopper, from logsumexp and delta (sm90/backward_delta.cu); dq as sums
-// that sm90/backward_convert.cu rounds:
+// that sm90/backward_round.cuh or sm90/backward_convert.cu rounds:
 //
 //   S = scale q k^T      P = exp(S - logsumexp)      dP = grad_out v^T     dS = P (dP - delta)
 //   dv = P^T grad_out    dk = scale dS^T q           dq = scale dS k
@@ -17,6 +17,7 @@
 // ptxas needs 32 beside the accumulators. `general` kernels of 128 columns spill what they need
 // once for each work item, and one address that each step reads.
 #include "backward_general.cuh"
+#include "backward_round.cuh"
 
 namespace torch_cubin::TC_KERNEL {
 
@@ -315,7 +316,7 @@ struct Keys : KeyGroup<C> {
   }
 };
 
-struct Roles : BlockRoles {
+struct Roles : RoundingRoles {
   template <class C>
   static TC_DEVICE void run(const Sm90BackwardParams& p, u32 shared, const KeyBlock* items,
                             int group, PairPlace) {
@@ -325,8 +326,9 @@ struct Roles : BlockRoles {
 
 extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     TC_KERNEL(const __grid_constant__ Sm90BackwardParams p) {
-  using C = BackwardConfig<DType::TC_DTYPE, TC_TILE_M, TC_TILE_K, TC_STAGES, TC_GRAD_STAGES,
-                           TC_GENERAL, TC_ADDED>;
+  using Base = BackwardConfig<DType::TC_DTYPE, TC_TILE_M, TC_TILE_K, TC_STAGES, TC_GRAD_STAGES,
+                              TC_GENERAL, TC_ADDED>;
+  using C = std::conditional_t<TC_ROUNDS, RoundingConfig<Base>, Base>;
   static_assert(C::kThreads == TC_THREADS && C::kSharedBytes == TC_DYNAMIC_SHARED);
   static_assert(C::kKeys == TC_TILE_N);
   run<C, Roles>(p);
@@ -338,28 +340,35 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
  "defaults": {"kind": "backward", "archs": ["sm_90a"], "layout": "any", "alignment": 16,
               "stages": 3, "block": [512, 1, 1], "accepted_spill": {"sm_90a": 40}},
  "kernels": [
+  {"name": "sm90_backward_attention_{d.short}_{t.name}",
+   "dtype": "{d.dtype}", "math": "{d.dtype}", "takes": ["plain", "unmasked", "bool_mask", "sinks"],
+   "tile": "{t.tile}", "dynamic_shared": "{t.shared}", "cost": "{t.cost}", "rounds": "{t.rounds}",
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_GRAD_STAGES": 2, "TC_GENERAL": 0, "TC_ADDED": 0,
+               "TC_ROUNDS": "{t.rounds}"},
+   "for": {
+    "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
+    "t": [
+     {"name": "96x128x64", "tile": [96, 128, 64], "shared": 226576, "rounds": 1,
+      "cost": {"k_tile": 2900, "fixed": 6000}},
+     {"name": "48x128x128", "tile": [48, 128, 128], "shared": 222352, "rounds": 1,
+      "cost": {"k_tile": 3000, "fixed": 7000}},
+     {"name": "64x128x96", "tile": [64, 128, 96], "shared": 218048, "rounds": 0,
+      "cost": {"k_tile": 3000, "fixed": 6500}}]}},
   {"name": "sm90_backward_attention_{d.short}_{g.name}{t.name}",
    "dtype": "{d.dtype}", "math": "{d.dtype}", "takes": "{g.takes}", "tile": "{t.tile}",
    "dynamic_shared": "{t.shared}", "cost": "{t.cost}",
    "defines": {"TC_DTYPE": "{d.dtype}", "TC_GRAD_STAGES": 2, "TC_GENERAL": "{g.general}",
-               "TC_ADDED": "{g.added}"},
+               "TC_ADDED": 1, "TC_ROUNDS": 0},
    "for": {
     "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
-    "g": [{"name": "", "general": 0, "added": 0,
-           "takes": ["plain", "unmasked", "bool_mask", "sinks"]},
-          {"name": "added_", "general": 0, "added": 1,
+    "g": [{"name": "added_", "general": 0,
            "takes": ["plain", "unmasked", "bool_mask", "added_alone", "float_mask", "sinks"]},
-          {"name": "general_", "general": 1, "added": 1,
+          {"name": "general_", "general": 1,
            "takes": ["plain", "unmasked", "bool_mask", "added_alone", "added_mask", "float_mask",
                      "sinks", "rule"]}],
     "t": [
      {"name": "96x128x64", "tile": [96, 128, 64], "shared": 217760,
       "cost": {"k_tile": 2900, "fixed": 6000}},
      {"name": "48x128x128", "tile": [48, 128, 128], "shared": 213568,
-      "cost": {"k_tile": 3000, "fixed": 7000}}]}},
-  {"name": "sm90_backward_attention_{d.short}_64x128x96",
-   "dtype": "{d.dtype}", "math": "{d.dtype}", "takes": ["plain", "unmasked", "bool_mask", "sinks"],
-   "tile": [64, 128, 96], "dynamic_shared": 218048, "cost": {"k_tile": 3000, "fixed": 6500},
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_GRAD_STAGES": 2, "TC_GENERAL": 0, "TC_ADDED": 0},
-   "for": {"d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}]}}]}
+      "cost": {"k_tile": 3000, "fixed": 7000}}]}}]}
 */

@@ -6,7 +6,7 @@
 //
 //   producer   one thread loads k and v, and a step's q, grad_out and sums; two threads, for every
 //              other step each, add dq, as it lies in shared memory, to dq_sum; a warp fetches the
-//              next work item
+//              next work item, and in some kernels rounds dq meanwhile (sm90/backward_round.cuh)
 //   queries    dq, transposed, from dS in shared memory
 //
 //   shared memory:  k, v | k of the other block's keys (pair) | q: kQStages |
@@ -109,6 +109,7 @@ struct BackwardConfig {
   static constexpr bool kWide = kD_ > 128;
   // Two blocks of a cluster have adjacent keys, and share dq: see sm90/backward_wide.cu.
   static constexpr bool kPair = kPair_;
+  static constexpr bool kRounds = false;          // a RoundingConfig, see sm90/backward_round.cuh
   static constexpr int kRows = kRows_, kD = kD_;  // queries of a step, columns of every operand
   static constexpr int kQStages = kQStages_, kGradStages = kGradStages_,
                        kScoreStages = kPair ? 1 : 2, kDqStages = 2, kWorkItems = 2;
@@ -223,10 +224,10 @@ struct Steps {
 
 // Trims a work item to the steps that a mask leaves, in a whole warp. Otherwise the steps before
 // the first of them would be stepped through before the first loads.
-TC_DEVICE void skip_hidden(const Sm90BackwardParams& p, KeyBlock& work) {
+TC_DEVICE void skip_hidden(const Sm90BackwardParams& p, KeyBlock& work, u32 lane) {
   int all = max(0, work.end - work.begin) * p.group, own = 0, first = all;
 #pragma unroll 2
-  for (int i = work.first + threadIdx.x % 32 * p.parts; i < all; i += 32 * p.parts) {
+  for (int i = work.first + lane * p.parts; i < all; i += 32 * p.parts) {
     int tile = work.end - 1 - i / p.group;
     if (step_class(mask_step(p, work, i % p.group, tile)) < kStepHidesAll) {
       ++own;
@@ -235,7 +236,7 @@ TC_DEVICE void skip_hidden(const Sm90BackwardParams& p, KeyBlock& work) {
   }
   own = __reduce_add_sync(~0u, own);
   first = __reduce_min_sync(~0u, first);
-  if (threadIdx.x % 32 == 0) {
+  if (lane == 0) {
     work.steps = own;
     work.end -= first / p.group;
     work.first = first % p.group;
@@ -306,6 +307,29 @@ TC_DEVICE u32 take_together(const Sm90BackwardParams& p, u32 shared, u32 number,
   return index;
 }
 
+// A whole warp: fetches work item `number`, whose place is free. False if there are no more.
+template <class C>
+TC_DEVICE bool fetch_work_item(const Sm90BackwardParams& p, u32 shared, KeyBlock* items, u32 number,
+                               PairPlace pair, u32 lane) {
+  u32 at = slot<C::kWorkItems>(number);
+  KeyBlock& work = items[at];
+  if (lane == 0) {
+    u32 index = C::kPair ? take_together<C>(p, shared, number, pair) : KeyBlock::take(p);
+    work.set(p, index, C::kRows, C::kWorkKeys);
+  }
+  __syncwarp();
+  bool any = work.key_tile >= 0;
+  // With 64 columns only: a gain of 1 to 2% there, a loss of up to 4% with 256.
+  if (C::kPanels == 1 && any && lane < 2) {
+    const Sm90Sequence& s = work.sequence;
+    tma_prefetch(lane == 0 ? &p.k : &p.v, 0, s.k.place + work.key_tile * C::kKeys, work.head,
+                 s.k.batch, s.wrap);
+  }
+  if (any && p.bits.steps != nullptr) skip_hidden(p, work, lane);
+  if (lane == 0) barrier_arrive(shared + C::kWorkFull + 8 * at);
+  return any;
+}
+
 // A whole warp: fetches one work item after the other, each when it is requested. If items were
 // taken long before they begin, blocks would wait for their turns.
 template <class C>
@@ -316,23 +340,7 @@ TC_DEVICE void fetch_work_items(const Sm90BackwardParams& p, u32 shared, KeyBloc
     u32 at = slot<C::kWorkItems>(number);
     if (number > 0 && pair.rank == 0) barrier_sleep(shared + C::kWanted, phase<1>(number) ^ 1);
     barrier_sleep(shared + C::kWorkEmpty + 8 * at, phase<C::kWorkItems>(number) ^ 1);
-    KeyBlock& work = items[at];
-    if (threadIdx.x % 32 == 0) {
-      u32 index = C::kPair ? take_together<C>(p, shared, number, pair) : KeyBlock::take(p);
-      work.set(p, index, C::kRows, C::kWorkKeys);
-    }
-    __syncwarp();
-    bool any = work.key_tile >= 0;
-    // With 64 columns only: a gain of 1 to 2% there, a loss of up to 4% with 256.
-    u32 lane = threadIdx.x % 32;
-    if (C::kPanels == 1 && any && lane < 2) {
-      const Sm90Sequence& s = work.sequence;
-      tma_prefetch(lane == 0 ? &p.k : &p.v, 0, s.k.place + work.key_tile * C::kKeys, work.head,
-                   s.k.batch, s.wrap);
-    }
-    if (any && p.bits.steps != nullptr) skip_hidden(p, work);
-    if (threadIdx.x % 32 == 0) barrier_arrive(shared + C::kWorkFull + 8 * at);
-    if (!any) return;
+    if (!fetch_work_item<C>(p, shared, items, number, pair, threadIdx.x % 32)) return;
   }
 }
 
@@ -732,6 +740,12 @@ struct BlockRoles {
   }
 
   template <class C>
+  static TC_DEVICE void fetch(const Sm90BackwardParams& p, u32 shared, KeyBlock* items,
+                              PairPlace pair) {
+    fetch_work_items<C>(p, shared, items, pair);
+  }
+
+  template <class C>
   using Dq = DqProduct<C>;
 };
 
@@ -802,7 +816,7 @@ TC_DEVICE void run(const Sm90BackwardParams& p) {
     if (warp > 0 && warp <= C::kDqStages && threadIdx.x % 32 == 0) {
       add_dq<C>(p, shared, items, warp - 1, pair);
     }
-    if (warp == 3) fetch_work_items<C>(p, shared, items, pair);
+    if (warp == 3) Roles::template fetch<C>(p, shared, items, pair);
     __syncwarp();
   } else if (warp < 12) {
     more_registers<C::kKeyRegisters>();

@@ -6,7 +6,7 @@ namespace torch_cubin::TC_KERNEL {
 
 extern "C" __global__ void __launch_bounds__(TC_THREADS)
     TC_KERNEL(const __grid_constant__ Sm90BackwardParams p) {
-  sm90::convert<DType::TC_DTYPE, TC_THREADS, sm90::DqScale>(p);
+  sm90::convert<DType::TC_DTYPE, TC_THREADS, sm90::DqScale, true>(p);
 }
 
 }  // namespace torch_cubin::TC_KERNEL

@@ -1,6 +1,7 @@
 // The end of attention's backward on Hopper: dq = scale * dq_sum, rounded, reordered from
-// sm90/backward.cu's order (sm90/backward_dq.cuh) to dq's strides. Queries that attend to no key
-// get zeros, since their sums were never written. And dk and dv, if they were computed in parts
+// sm90/backward.cu's order (sm90/backward_dq.cuh) to dq's strides; of tiles of queries that
+// sm90/backward_round.cuh has not rounded. Queries that attend to no key get zeros, since their
+// sums were never written. And dk and dv, if they were computed in parts
 // (sm90/backward_parts.cuh).
 //
 // A warp of dq has 8 queries and 64 columns, which it transposes: 8 x 8 of them at a time, then
@@ -94,20 +95,10 @@ TC_DEVICE bool has_sum(const Sm90BackwardParams& p, const QueryTile& place,
   return step_class(step) < kStepHidesAll || step_rank_from(p, at, begin, step) > 0;
 }
 
-// The whole kernel, of kThreads threads.
-template <DType kDType, int kThreads, class Scale, class Params>
-TC_DEVICE void convert(const Params& p) {
-  wait_for_previous_kernel();
-  int octets = p.tile_rows / 8, panels = (p.tile_columns + 63) / 64, here = octets * panels;
-  // Last tiles first: their sums are still in the L2 cache.
-  u32 index = (gridDim.x - 1 - blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
-  u32 tile = index / here;
-  int piece = static_cast<int>(index % here) / octets, octet = static_cast<int>(index % octets);
-  u32 tiles = static_cast<u32>(p.tiles) * p.heads * (p.order == nullptr ? p.batch : 1);
-  if (tile >= tiles) {
-    if (p.part_sums != nullptr) join<JoinConfig<kDType>>(p, index - tiles * here);
-    return;
-  }
+// In a warp: 8 queries and 64 columns of a tile.
+template <DType kDType, class Scale, class Params>
+TC_DEVICE void convert_octet(const Params& p, u32 tile, u32 tiles, int panels, int piece,
+                             int octet) {
   int wrong_offsets = wrong_offsets_of(p);
   QueryTile place(p, tile);
   Sm90Sequence sequence(p.lengths, place.batch);
@@ -151,6 +142,54 @@ TC_DEVICE void convert(const Params& p) {
       *reinterpret_cast<uint4*>(to + 32 * half) = make_uint4(word[0], word[1], word[2], word[3]);
     }
   }
+}
+
+// With fewer warps than octets of 64 columns: each takes one after the other, of the tiles that
+// sm90/backward_round.cuh has not rounded. Not of packed sequences, or parts.
+template <DType kDType, int kThreads, class Scale, class Params>
+TC_DEVICE void convert_rest(const Params& p, u32 tiles, int panels, int octets) {
+  u32 here = panels * octets, lane = threadIdx.x % 32, stride = gridDim.x * (kThreads / 32);
+  u32 own = (gridDim.x - 1 - blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
+#pragma unroll 1
+  for (u32 round = (tiles * here + stride - 1) / stride; round > 0; round -= min(round, 32u)) {
+    // Each lane looks at the tile of one of the next 32 octets.
+    u32 index = (round - 1 - lane) * stride + own, tile = 0;
+    bool remains = false;
+    if (lane < round && index < tiles * here) {
+      tile = rounded_tile(p, index / here);
+      remains = __ldg(p.turns + tile) != kRounded;
+    }
+#pragma unroll 1
+    for (u32 left = __ballot_sync(~0u, remains); left != 0; left &= left - 1) {
+      int from = __ffs(left) - 1;
+      u32 piece = __shfl_sync(~0u, index, from) % here;
+      convert_octet<kDType, Scale>(p, __shfl_sync(~0u, tile, from), tiles, panels, piece / octets,
+                                   piece % octets);
+    }
+  }
+}
+
+// The whole kernel, of kThreads threads. kRests: it may have fewer warps, see convert_rest().
+template <DType kDType, int kThreads, class Scale, bool kRests = false, class Params>
+TC_DEVICE void convert(const Params& p) {
+  wait_for_previous_kernel();
+  int octets = p.tile_rows / 8, panels = (p.tile_columns + 63) / 64, here = octets * panels;
+  if constexpr (kRests) {
+    u32 all = static_cast<u32>(p.tiles) * p.heads * (p.order == nullptr ? p.batch : 1);
+    if (gridDim.x * (kThreads / 32) < all * here) {
+      return convert_rest<kDType, kThreads, Scale>(p, all, panels, octets);
+    }
+  }
+  // Last tiles first: their sums are still in the L2 cache.
+  u32 index = (gridDim.x - 1 - blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
+  u32 tile = index / here;
+  int piece = static_cast<int>(index % here) / octets, octet = static_cast<int>(index % octets);
+  u32 tiles = static_cast<u32>(p.tiles) * p.heads * (p.order == nullptr ? p.batch : 1);
+  if (tile >= tiles) {
+    if (p.part_sums != nullptr) join<JoinConfig<kDType>>(p, index - tiles * here);
+    return;
+  }
+  convert_octet<kDType, Scale>(p, tile, tiles, panels, piece, octet);
 }
 
 }  // namespace sm90

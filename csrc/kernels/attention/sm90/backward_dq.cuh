@@ -103,6 +103,16 @@ struct QueryTile {
   int batch, head;
   int tile;  // of the sequence; negative, or past its end, if the number has no tile
 
+  // Of sequences that are not packed.
+  static TC_DEVICE QueryTile of_equals(const Sm90BackwardParams& p, u32 number) {
+    QueryTile place;
+    u32 of_heads = number / p.tiles;
+    place.tile = static_cast<int>(number - of_heads * p.tiles);
+    place.batch = static_cast<int>(of_heads / p.heads);
+    place.head = static_cast<int>(of_heads - place.batch * p.heads);
+    return place;
+  }
+
   // In a whole warp.
   TC_DEVICE QueryTile(const Sm90BackwardParams& p, u32 number) {
     u32 of_heads = number / p.tiles;
@@ -127,7 +137,38 @@ struct QueryTile {
     }
     tile -= first_query_tile(p.lengths.cu_seqlens_q, batch, p.tile_rows);
   }
+
+ private:
+  QueryTile() = default;
 };
+
+// The number of the tile of queries that is the `index`-th to be rounded: of the heads whose work
+// items are together all heads' first tiles, then the next ones, because they are complete in about
+// this order. Not of packed sequences.
+TC_DEVICE u32 rounded_tile(const Sm90BackwardParams& p, u32 index) {
+  u32 tiles = static_cast<u32>(p.tiles), heads = static_cast<u32>(p.batch) * p.heads;
+  u32 most = static_cast<u32>(p.together / p.parts) * p.group;
+  u32 first = index / (most * tiles) * most, here = min(most, heads - first);
+  index -= first * tiles;
+  return (first + index % here) * tiles + index / here;
+}
+
+// The turn of a tile that sm90/backward_round.cuh has rounded: no number of additions, nor those of
+// a pair.
+constexpr int kRounded = 0x7fff8000;
+
+// The number of blocks of keys that add to a tile of queries whose keys are one set.
+TC_DEVICE int additions(const Sm90BackwardParams& p, const QueryTile& place,
+                        const Sm90Sequence& sequence) {
+  if (!sees_any_key(sequence, place.tile, p.tile_rows, p.tile_keys)) return 0;
+  int begin = first_key_tile(sequence, place.tile, p.tile_rows, p.tile_keys);
+  int last_row = place.tile * p.tile_rows + p.tile_rows - 1;
+  int last = min(last_row + sequence.last, sequence.columns - 1) / p.tile_keys;
+  if (p.bits.steps == nullptr) return last - begin + 1;
+  MaskPlace at(p.bits, place.batch, place.head, place.tile);
+  u32 step = __ldg(p.bits.steps + at.step(p, last));
+  return step_rank_from(p, at, begin, step) + (step_class(step) < kStepHidesAll ? 1 : 0);
+}
 
 }  // namespace sm90
 }  // namespace torch_cubin

@@ -60,6 +60,7 @@ AttentionRow::AttentionRow(PackageKernel& entry, const Device& device) : kernel(
   stages = fields.integer("stages", 1);
   transposes = fields.number("transposes_values", 0, 0) != 0;
   widens = fields.number("widens", 0, 0) != 0;
+  rounds = fields.number("rounds", 0, 0) != 0;
   dynamic_shared = entry.entry().dynamic_shared;
   saturating = static_cast<int64_t>(fields.number("saturating_blocks", 1, 2));
   const KernelFields cost = fields.object("cost");

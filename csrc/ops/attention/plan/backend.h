@@ -93,6 +93,7 @@ struct AttentionRow {
   int64_t teams;                    // of a block, each with tiles of its own
   bool transposes;                  // e4m3: blocks transpose values, which others find transposed
   bool widens;                      // e4m3 backward: blocks make q in bfloat16 themselves
+  bool rounds;                      // Hopper's backward: blocks round dq themselves
   int64_t dynamic_shared;           // bytes of a block
   int64_t saturating;               // decode: blocks of a multiprocessor that keep the memory busy
   double cost_tile, cost_fixed;     // cycles of a block: for a tile of columns, and for the rest

@@ -85,6 +85,13 @@ int64_t sm90_heads_together(const AttentionCase& problem, const AttentionRow& ro
   return sm90_size_of_sets(kv_heads, least, 2 * least);
 }
 
+int64_t sm90_convert_blocks(const PackageKernel& kernel, int64_t warps, bool rounds,
+                            const Device& device) {
+  constexpr int64_t kOnMultiprocessor = 4;
+  const int64_t blocks = ceil_div(warps, kernel.entry().block[0] / 32);
+  return rounds ? std::min<int64_t>(blocks, kOnMultiprocessor * device.multiprocessors) : blocks;
+}
+
 namespace {
 
 constexpr AttentionStep sm90_backward_step(const char* kind, bool needs_features = false) {
@@ -175,7 +182,8 @@ class Sm90Backward : public AttentionBackwardKernels {
     const int64_t convert_warps = heads * tiles * (row.rows / 8) * dq_panels + join_warps;
     const int64_t delta_blocks = heads * tiles;
     const int64_t convert_blocks =
-        ceil_div(convert_warps, chosen.convert->kernel->entry().block[0] / 32);
+        sm90_convert_blocks(*chosen.convert->kernel, convert_warps,
+                            row.rounds && parts == 1 && shares.sets == 1 && !packed, device_);
     const int64_t work_items = kv_heads * key_tiles * parts;
     const int64_t blocks =
         std::min<int64_t>(work_items, device_.multiprocessors / in_cluster) * in_cluster;

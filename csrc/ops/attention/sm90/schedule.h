@@ -125,6 +125,11 @@ struct Sm90KeyShares {
 int64_t sm90_heads_together(const AttentionCase& problem, const AttentionRow& row, int64_t kv_heads,
                             int64_t parts, bool has_band, const Device& device);
 
+// The blocks of the kernel that rounds dq, a piece a warp. `rounds`: most is rounded before, and a
+// warp takes one remaining piece after the other.
+int64_t sm90_convert_blocks(const PackageKernel& kernel, int64_t warps, bool rounds,
+                            const Device& device);
+
 // The numbers that take the least time. One part is enough if all multiprocessors are busy with it.
 Sm90KeyShares sm90_key_shares(const Sm90KeyWork& work, const AttentionRow& row,
                               const Device& device);
