@@ -273,19 +273,22 @@ struct FragmentLoader {
 
   TC_DEVICE void load(Fragments& out, u32 stage, int step) const {
 #pragma unroll
-    for (int i = 0; i < kBlocks; ++i) {
-      if constexpr (Tile::kLdmatrix && Tile::kKMajor) {
-        ldmatrix<false>(out[i], moved(stage, 16 * i, 32 * step));
-      } else if constexpr (Tile::kLdmatrix) {
-        ldmatrix<true>(out[i], moved(stage, 16 * step, 32 * i));
-      } else {
+    for (int i = 0; i < kBlocks; ++i) load_block(out, stage, step, i);
+  }
+
+  // One of the kBlocks blocks of 16.
+  TC_DEVICE void load_block(Fragments& out, u32 stage, int step, int i) const {
+    if constexpr (Tile::kLdmatrix && Tile::kKMajor) {
+      ldmatrix<false>(out[i], moved(stage, 16 * i, 32 * step));
+    } else if constexpr (Tile::kLdmatrix) {
+      ldmatrix<true>(out[i], moved(stage, 16 * step, 32 * i));
+    } else {
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          int mn = 16 * i + 8 * (Tile::kIsA ? j & 1 : j >> 1);
-          int k = 8 * step + 4 * (Tile::kIsA ? j >> 1 : j & 1);
-          load_shared(out[i][j], Tile::kKMajor ? moved(stage, mn, k * Tile::kWord)
-                                               : moved(stage, k, mn * Tile::kWord));
-        }
+      for (int j = 0; j < 4; ++j) {
+        int mn = 16 * i + 8 * (Tile::kIsA ? j & 1 : j >> 1);
+        int k = 8 * step + 4 * (Tile::kIsA ? j >> 1 : j & 1);
+        load_shared(out[i][j], Tile::kKMajor ? moved(stage, mn, k * Tile::kWord)
+                                             : moved(stage, k, mn * Tile::kWord));
       }
     }
   }

@@ -4,7 +4,7 @@
 // A block computes kTileM x kTileN of C, a warp kWarpM x kWarpN of that. Tiles of A and B pass
 // through a ring of kStages stages in shared memory: all threads issue the copies of tile
 // k + kStages - 1 while they multiply tile k, with one barrier per tile. Fragments are loaded one
-// mma step ahead (kFragments 2) or when needed (1: for doubles, which lack the registers).
+// mma step ahead (kFragments 2), when needed (1), or in between (3: see kRotates).
 //
 // A block of a persistent kernel computes the tiles blockIdx.x, blockIdx.x + gridDim.x, ...: the
 // first copies of the next tile replace the empty ones past the end of the current tile, and the
@@ -26,7 +26,12 @@ struct Config {
   static constexpr DType kDType = DType::TC_DTYPE;
   static constexpr Layout kLayout = Layout::TC_LAYOUT;
   static constexpr int kTileM = TC_TILE_M, kTileN = TC_TILE_N, kTileK = TC_TILE_K;
-  static constexpr int kWarpM = TC_WARP_M, kWarpN = TC_WARP_N, kFragments = TC_FRAGMENTS;
+  static constexpr int kWarpM = TC_WARP_M, kWarpN = TC_WARP_N;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  static constexpr int kFragments = TC_FRAGMENTS;
+#else
+  static constexpr int kFragments = TC_FRAGMENTS == 3 ? 1 : TC_FRAGMENTS;  // 3 is not measured
+#endif
   static constexpr int kStages = TC_STAGES, kThreads = TC_THREADS, kMinBlocks = TC_MIN_BLOCKS;
   static constexpr int kDynamicShared = TC_DYNAMIC_SHARED;
   static constexpr bool kPersistent = TC_PERSISTENT;
@@ -61,11 +66,15 @@ using Accumulator = typename DTypeTraits<kDType>::Accumulator;
 // Kind "persistent": a block can compute several tiles.
 [[maybe_unused]] constexpr bool kPersistent = Config::kPersistent;
 
+// Doubles lack the registers for two steps' fragments. Those of B are loaded a step ahead; those of
+// A as soon as the rows before them are multiplied, into the registers of the rows that were.
+constexpr bool kRotates = Config::kFragments == 3;
+
 struct Multiplier {
   ALoader a_loader;
   BLoader b_loader;
-  typename ALoader::Fragments a[Config::kFragments];
-  typename BLoader::Fragments b[Config::kFragments];
+  typename ALoader::Fragments a[kRotates ? 1 : Config::kFragments];
+  typename BLoader::Fragments b[kRotates ? 2 : Config::kFragments];
   Accumulator sum[kBlocksM][2 * kBlocksN][4];
 
   TC_DEVICE Multiplier(int warp_m, int warp_n) : a_loader(warp_m), b_loader(warp_n) { fill(0); }
@@ -98,7 +107,8 @@ struct Multiplier {
       for (int jj = 0; jj < 2 * kBlocksN; ++jj) {
         int j = i % 2 == 0 ? jj : 2 * kBlocksN - 1 - jj;  // consecutive mma share an operand
         const auto& words = b[buffer][j / 2];
-        mma<kDType>(sum[i][j], a[buffer][i], words[2 * (j % 2)], words[2 * (j % 2) + 1]);
+        mma<kDType>(sum[i][j], a[kRotates ? 0 : buffer][i], words[2 * (j % 2)],
+                    words[2 * (j % 2) + 1]);
       }
       between(row);
     });
@@ -183,7 +193,7 @@ TC_DEVICE void multiply_async(Multiplier& math, const MatmulParams& p, TileIndex
   u32 write = shared + (Config::kStages - 1) * kStageBytes;
   int tile = 0;
   auto multiply_until = [&](auto whole, int end) {
-    if constexpr (Config::kFragments == 2) math.load(0, read, 0);
+    if constexpr (Config::kFragments > 1) math.load(0, read, 0);
 #pragma unroll 1
     for (; tile < end; ++tile) {
       unrolled<kSteps>([&](auto constant) {
@@ -200,10 +210,14 @@ TC_DEVICE void multiply_async(Multiplier& math, const MatmulParams& p, TileIndex
           if (read == shared + Config::kStages * kStageBytes) read = shared;
         }
         if constexpr (Config::kFragments == 2) math.load(next, read, (step + 1) % kSteps);
+        if constexpr (kRotates) {
+          math.b_loader.load(math.b[next], read + ATile::kBytes, (step + 1) % kSteps);
+        }
         // NOTE: the copies come after the loads. ptxas keeps the order of shared memory accesses,
         // and copies wait for their addresses: before the loads they cost 7% of the speed (H200).
-        math.multiply(step % Config::kFragments, [&](auto row) {
+        math.multiply(step % (kRotates ? 2 : Config::kFragments), [&](auto row) {
           constexpr int i = decltype(row)::value;
+          if constexpr (kRotates) math.a_loader.load_block(math.a[0], read, (step + 1) % kSteps, i);
           constexpr int slot = step * kBlocksM + i;
           if constexpr (slot < kSlots) copy_slot(whole, Constant<slot>{}, write);
           if constexpr (Config::kFragments == 2 && i == (kBlocksM - 1) / 2 && step != kSteps - 1) {
@@ -268,6 +282,7 @@ TC_DEVICE void multiply_async(Multiplier& math, const MatmulParams& p, TileIndex
       int left = left_of(t.k_end - t.k_begin - k);
       auto a_tile = static_cast<const Storage*>(p.a) + t.a + k * p.a_stride_k;
       auto b_tile = static_cast<const Storage*>(p.b) + t.b + k * p.b_stride_k;
+      if constexpr (kRotates) __syncthreads();  // all have read this tile, if too early
       ACopy::copy_straddling(a_tile, p.a_stride_m, p.a_stride_k, p.m - t.m0, left, read);
       BCopy::copy_straddling(b_tile, p.b_stride_n, p.b_stride_k, p.n - t.n0, left,
                              read + ATile::kBytes);
