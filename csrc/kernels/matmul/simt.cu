@@ -32,6 +32,6 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
       "elements": {"k_tile": 2950, "fixed": 4000, "lone": 0.58}},
      {"name": "64x64x8", "tile": [64, 64, 8], "threads": 64, "blocks": 4,
       "spill": {}, "vectors": {"k_tile": 2075, "fixed": 3500, "lone": 0.85},
-      "copies": {"k_tile": 1930, "fixed": 3500, "lone": 0.85},
+      "copies": {"k_tile": 2200, "fixed": 3500, "lone": 0.85},
       "elements": {"k_tile": 1750, "fixed": 3500, "lone": 0.85}}]}}]}
 */

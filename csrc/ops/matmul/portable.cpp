@@ -1,5 +1,6 @@
 // The backend of the kernels that run on every arch: mma.cu, simt.cu, dot.cu and axpy.cu of
-// csrc/kernels/matmul, with reduce.cu, which adds the partial sums of a K that was split.
+// csrc/kernels/matmul, with reduce.cu, which adds the partial sums of a K that was split; and of
+// sliced.cu, for Hopper.
 #include <algorithm>
 
 #include "ops/common/launch.h"
@@ -57,13 +58,16 @@ class PortableMatmul : public MatmulKernels {
       // Blocks of several tiles run long: an early start of the next gains nothing and, where they
       // do not fill the device, costs locality in L2 (0.4% of 4096^3 on the H200; 2048^3 gains 1%).
       const bool one_tile = chosen.blocks == chosen.tiles_m * chosen.tiles_n * p.batch();
-      torch_cubin::launch(*chosen.kernel, {chosen.blocks}, device_, params, one_tile);
+      const int64_t cluster = chosen.clusters && chosen.splits > 1 ? chosen.splits : 0;
+      torch_cubin::launch(*chosen.kernel, {chosen.blocks, 1, 1, cluster, chosen.dynamic_shared},
+                          device_, params, one_tile || chosen.clusters);
       return;
     }
     const int64_t outputs = p.batch() * p.m * p.n;
     const Workspace partials(device_, outputs * chosen.splits * (p.math == kMathFloat64 ? 8 : 4));
     const MatmulParams params = params_of(p, chosen, operands, partials.data());
-    torch_cubin::launch(*chosen.kernel, {chosen.blocks, chosen.splits}, device_, params);
+    torch_cubin::launch(*chosen.kernel, {chosen.blocks, chosen.splits, 1, 0, chosen.dynamic_shared},
+                        device_, params);
     // Any number of blocks is right: they share the outputs out among themselves.
     const Math math = p.output == p.input ? p.math : kMathFloat32;
     const int64_t per_block = table_.reduce_outputs[math];
@@ -85,7 +89,7 @@ class PortableMatmul : public MatmulKernels {
 
 const MatmulBackendOf<PortableMatmul, MatmulParams> g_portable_matmul("matmul",
                                                                       {"mma", "persistent", "simt",
-                                                                       "dot", "reduce"});
+                                                                       "sliced", "dot", "reduce"});
 
 }  // namespace
 }  // namespace torch_cubin

@@ -12,6 +12,7 @@ constexpr int kSplits[] = {1,  2,  3,  4,  5,  6,  7,  8,   10,  12,  14,  16,  
                            24, 28, 32, 40, 48, 64, 96, 128, 192, 264, 384, 528, 660};
 
 constexpr int64_t kChainedTile = 64;  // of simt.cu
+constexpr int kMostInCluster = 2;     // larger ones do not fill the device (H200)
 
 using Price = std::function<double(const Work&)>;
 using Offer = std::function<void(const PortablePlan&, const Work&)>;
@@ -64,16 +65,23 @@ double filling(const PortableTable& table, const Extent& x) {
 
 // Fewest splits that keep the error of float64 near that of PyTorch, which splits a long K by how
 // far the outputs fill the device. On the H200, by its errors: into 4 to 30 parts where they are up
-// to 1.5 tiles of 64 x 64 a multiprocessor (chains of 1,024 terms had twice its error for 16 x 6144
-// x 4096, one of 20,000 three times for 1024 x 768), into 2 to 8 up to 4.5 tiles, else not at all.
+// to 1.5 tiles of 64 x 64 a multiprocessor (chains of 1,024 terms have its error for 64 x 6144 x
+// 4096, up to 2.5 times that for 16 rows; one of 20,000 three times for 1024 x 768), into 2 to 8 up
+// to 4.5 tiles, else not at all.
 // Errors fall with the square root of the splits. Fewer where the partials have no memory.
-int64_t least_splits(Math math, const PortableRow& row, double tiles_each, int64_t k,
+int64_t least_splits(Math math, const PortableRow& row, double tiles_each, const Extent& x,
                      int64_t k_tiles, double partial_bytes) {
-  constexpr int64_t kLongestChain = 512;
+  constexpr int64_t kFewRows = 32;
+  const int64_t longest_chain = std::min(x.m, x.n) > kFewRows ? 1024 : 512;
   constexpr int64_t kMost = std::end(kSplits)[-1];
+  if (row.kind == kMatmulSliced) {
+    constexpr int64_t kSlicedChain = 512;
+    return std::min<int64_t>(ceil_div(x.k, kSlicedChain * row.slices), kMostInCluster);
+  }
   if (math != kMathFloat64) return 1;
   const auto fitting = static_cast<int64_t>(workspace_limit(math) / partial_bytes);
-  const int64_t least = std::min({ceil_div(k, kLongestChain), k_tiles / 2, kMost, fitting * 2 / 3});
+  const int64_t least =
+      std::min({ceil_div(x.k, longest_chain), k_tiles / 2, kMost, fitting * 2 / 3});
   if (row.dot()) return least;  // a dot kernel's lanes share K out already
   const double filling = 2 * tiles_each <= 3   ? std::ceil(12 / tiles_each)
                          : 2 * tiles_each <= 9 ? 3
@@ -94,6 +102,16 @@ int64_t blocks_for(const PortableRow& row, const Extent& x, const PortablePlan& 
   return ceil_div(tiles, ceil_div(tiles, row.slots));
 }
 
+// Shared memory with which no multiprocessor holds more blocks than its share of them. Blocks that
+// start while those of the kernel before end would else crowd where these end first: 64 x 4096 x
+// 4096 of float32 in 256 blocks of which three fit took 81 us on an H200, of which two fit 55.
+int64_t shared_for(const PortableTable& table, const PortableRow& row, double blocks) {
+  const bool rings = row.kind == kMatmulSliced || row.math == kMathFloat64;
+  const auto each = static_cast<int64_t>(std::ceil(blocks / table.multiprocessors));
+  if (!rings || row.dot() || each >= row.slots / table.multiprocessors) return -1;
+  return std::max<int64_t>(-1, table.shared_each / (each + 1) - kSharedOfBlock / 2);
+}
+
 // Results of a tile that lanes store one by one, where rows of C are not whole vectors, count as
 // four of other kernels (H200, TF32 by 128x128x32: 134 x 134 and 950 x 950 took 3 to 6 us longer).
 int single_values(const PortableRow& row, const MatmulCase& problem) {
@@ -110,6 +128,9 @@ void count(const PortableTable& table, const MatmulCase& problem, const Portable
   const PackageKernel* reduce = table.reduce[sums_alone ? kMathFloat32 : math];
   // The float32 kernels of small tiles add up in chains of 256 terms, the others in one.
   if (batch_invariant && row.kind == kMatmulSimt && row.tile_m != kChainedTile) return;
+  // Slices have an order of their own; and of fewer rows PyTorch's error is less (16 x 6144 x 4096:
+  // 0.55 of that of slices).
+  if (row.kind == kMatmulSliced && (batch_invariant || 2 * x.m <= row.tile_m)) return;
   PortablePlan plan;
   plan.kernel = row.kernel;
   plan.swapped = swapped;
@@ -124,7 +145,7 @@ void count(const PortableTable& table, const MatmulCase& problem, const Portable
       (x.batch * (static_cast<double>(x.m) * x.k + static_cast<double>(x.k) * x.n) + outputs);
   const double split_bytes = outputs * accumulator_bytes(math);
   const int64_t least =
-      batch_invariant ? 1 : least_splits(math, row, filling(table, x), x.k, k_tiles, split_bytes);
+      batch_invariant ? 1 : least_splits(math, row, filling(table, x), x, k_tiles, split_bytes);
   PortablePlan best;
   Work best_work;
   double least_price = std::numeric_limits<double>::infinity();
@@ -133,7 +154,10 @@ void count(const PortableTable& table, const MatmulCase& problem, const Portable
     if (wanted > 1 && wanted < least) continue;
     plan.k_tiles_per_split = ceil_div(k_tiles, wanted);
     plan.splits = static_cast<int32_t>(ceil_div(k_tiles, plan.k_tiles_per_split));  // none is empty
-    plan.reduces = plan.splits > 1;
+    plan.clusters = row.clusters();
+    if (plan.clusters && plan.splits > kMostInCluster) break;
+    plan.reduces = plan.splits > 1 && !plan.clusters;
+    work.clusters = plan.splits > 1 && plan.clusters;
     const double partial = plan.splits * split_bytes;
     if (plan.reduces && (reduce == nullptr || partial > workspace_limit(math))) break;
     const double blocks = tiles * plan.splits;
@@ -151,6 +175,8 @@ void count(const PortableTable& table, const MatmulCase& problem, const Portable
     work.inaccurate = wanted < least && !row.dot();
     // Of several tiles of a block only the last may be left as sums.
     plan.blocks = sums_alone ? plan.tiles_m * plan.tiles_n * x.batch : blocks_for(row, x, plan);
+    if (plan.clusters) plan.blocks *= plan.splits;
+    plan.dynamic_shared = shared_for(table, row, blocks);
     const double priced = price(work);
     if (priced < least_price) {
       least_price = priced;

@@ -12,11 +12,13 @@ namespace torch_cubin {
 struct PortablePlan {
   PackageKernel* kernel = nullptr;  // null: none takes the problem
   bool reduces = false;             // a second kernel adds the splits' partial sums
+  bool clusters = false;            // a cluster of a block a split does
   bool swapped = false;             // a dot-product kernel computes C^T = B^T A^T
   int32_t splits = 1;
   int64_t tiles_m = 0, tiles_n = 0;
   int64_t blocks = 0;  // grid x; fewer than tiles where blocks of the kernel compute several
   int64_t k_tiles_per_split = 0;
+  int64_t dynamic_shared = -1;  // bytes a block; -1: the kernel's own
 };
 
 // Calls offer(plan, work) for each row that takes the problem, with the split of K whose price is

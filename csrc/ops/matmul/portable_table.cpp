@@ -5,7 +5,10 @@ namespace {
 
 constexpr const char* kMathNames[] = {"float16", "bfloat16", "tf32", "float32", "float64"};
 constexpr const char* kLayoutNames[] = {"nn", "nt", "tn", "tt", "any"};
-constexpr const char* kPortableKindNames[] = {"mma", "persistent", "simt", "dot", "reduce"};
+constexpr const char* kPortableKindNames[] = {"mma",    "persistent", "simt",
+                                              "sliced", "dot",        "reduce"};
+
+constexpr int64_t kWarpThreads = 32;
 
 // Dot-product kernels read A at any strides; their layout and alignment speak of B.
 Access dot_access(const PortableRow& row) {
@@ -33,6 +36,11 @@ PortableRow::PortableRow(PackageKernel& entry, const Device& device) : kernel(&e
   tile_n = tile[1];
   tile_k = tile[2];
   slots = device.multiprocessors * fields.integer("blocks_per_multiprocessor", 1);
+  if (kind == kMatmulSliced) {  // one a warp
+    int64_t block[3];
+    fields.triple("block", 1, block);
+    slices = block[0] / kWarpThreads;
+  }
   const KernelFields cost = fields.object("cost");
   cost_k_tile = cost.number("k_tile", 0);
   cost_fixed = cost.number("fixed", 0);
@@ -42,7 +50,7 @@ PortableRow::PortableRow(PackageKernel& entry, const Device& device) : kernel(&e
 }
 
 PortableTable::PortableTable(const Device& device, const std::vector<PackageKernel*>& kernels)
-    : multiprocessors(device.multiprocessors) {
+    : multiprocessors(device.multiprocessors), shared_each(device.shared_optin + kSharedOfBlock) {
   for (PackageKernel* kernel : kernels) {
     const PortableRow row(*kernel, device);
     switch (row.kind) {

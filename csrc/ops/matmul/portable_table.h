@@ -13,8 +13,17 @@ namespace torch_cubin {
 // contiguous K. kLayoutAny takes any strides and any alignment.
 enum Layout { kLayoutNN, kLayoutNT, kLayoutTN, kLayoutTT, kLayoutAny, kLayoutCount };
 
+constexpr int64_t kSharedOfBlock = 1024;  // bytes that the driver takes of each block
+
 // mma.cu has two kinds; dot.cu and axpy.cu share one.
-enum PortableKind { kMatmulMma, kMatmulPersistent, kMatmulSimt, kMatmulDot, kMatmulReduce };
+enum PortableKind {
+  kMatmulMma,
+  kMatmulPersistent,
+  kMatmulSimt,
+  kMatmulSliced,
+  kMatmulDot,
+  kMatmulReduce
+};
 
 // "mma_matmul_bf16_nn_16x128x64" is "mma 16x128x64": type and layout are the product's.
 std::string portable_name(const PackageKernel& kernel);
@@ -35,8 +44,11 @@ struct PortableRow {
   double cost_fixed;   // cycles of one block outside the k loop
   double cost_lone;    // share of cost_k_tile that a block alone on its multiprocessor needs
   double correction;   // of its kind and its tile (Corrections)
+  int64_t slices = 1;  // of K, that a block adds up by themselves
 
   bool dot() const { return kind == kMatmulDot; }
+  // Parts of K are blocks of a cluster, which adds them up.
+  bool clusters() const { return kind == kMatmulSliced; }
   // A block can compute several tiles, one after the other, if all are whole.
   bool persistent() const { return kind == kMatmulPersistent; }
 };
@@ -44,12 +56,13 @@ struct PortableRow {
 struct PortableTable {
   PortableTable(const Device& device, const std::vector<PackageKernel*>& kernels);
 
-  std::vector<PortableRow> tiles[kMathCount][kLayoutCount];  // kinds "mma", "persistent", "simt"
+  std::vector<PortableRow> tiles[kMathCount][kLayoutCount];  // all kinds but "dot" and "reduce"
   std::vector<PortableRow> dots[kMathCount][kAccessCount];   // by B: at most tile_m rows of A
   PackageKernel* reduce[kMathCount] = {};                    // adds split-K partials
   int64_t reduce_outputs[kMathCount] = {};                   // of a block
   double reduce_cycles[kMathCount] = {};                     // of a launch
   int64_t multiprocessors = 0;
+  int64_t shared_each = 0;  // bytes of shared memory of a multiprocessor
 };
 
 }  // namespace torch_cubin

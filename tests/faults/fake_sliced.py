@@ -1,0 +1,69 @@
+"""float32 products of few rows, whose warps share K out: launches in clusters, and the shared
+memory that spreads blocks evenly over the multiprocessors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from c_layouts import MATMUL, structure
+from fake_driver import tensors
+from faults import catalogs, launch_params
+from faults.forked import forked
+
+import torch_cubin
+
+PARAMS = structure(f"{MATMUL}/matmul_params.h", "MatmulParams")
+OF_MULTIPROCESSOR = 228 << 10
+OF_BLOCK = 1 << 10  # that the driver takes
+
+
+@pytest.fixture
+def catalog(driver) -> None:
+    catalogs.declare(driver, catalogs.kernels_of("matmul"))
+
+
+def launches_of(driver, a, b, batch_invariant: bool = False) -> list[dict]:
+    def run() -> list[dict]:
+        torch.backends.cuda.matmul.allow_tf32 = False
+        x, y = (tensors.strided(*each) for each in (a, b))
+        if batch_invariant:
+            with torch_cubin.batch_invariant():
+                torch.ops.cubin._matmul(x, y)
+        else:
+            torch.ops.cubin._matmul(x, y)
+        return driver.launches()
+
+    return forked(run)
+
+
+def rows(m: int, k: int) -> tuple:
+    return (m, k), (k, 1)
+
+
+def columns(k: int, n: int) -> tuple:
+    return (k, n), (1, k)
+
+
+@pytest.mark.parametrize(("n", "held"), [(4096, 2), (6144, 3)])
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+def test_two_blocks_of_a_cluster_share_k_and_spread_evenly(
+    driver, catalog, layout: str, n: int, held: int
+) -> None:
+    k = 4096
+    b = rows(k, n) if layout == "nn" else columns(k, n)
+    (record,) = launches_of(driver, rows(64, k), b)
+    assert record["kernel"] == f"sliced_matmul_f32_{layout}_64x32x64"
+    assert record["grid"] == [n // 32 * 2, 1, 1]
+    assert record["attributes"]["4"] == [2, 1, 1]
+    params = launch_params.read(record, PARAMS)
+    assert (params.splits, params.k_tiles_per_split) == (2, 32)
+    assert (params.tiles_m, params.tiles_n, params.partial) == (1, n // 32, 0)
+    # As many fit as each has to hold, and no more.
+    assert OF_MULTIPROCESSOR // (record["shared"] + OF_BLOCK) == held
+    assert held == -(-record["grid"][0] // 132)
+
+
+def test_batch_invariant_products_are_added_up_in_one_order(driver, catalog) -> None:
+    for m in (64, 4096):
+        (record,) = launches_of(driver, rows(m, 4096), rows(4096, 4096), batch_invariant=True)
+        assert record["kernel"] == "simt_matmul_f32_nn_64x64x8"
