@@ -40,6 +40,7 @@ LISTED = (
     (f"{MATMUL}/matmul_params.h", "MatmulParams"),
     (f"{MATMUL}/mirror_params.h", "MirrorParams"),
     (f"{MATMUL}/pad_params.h", "PadParams"),
+    (f"{MATMUL}/residues_params.h", "ResidueParams"),
     (f"{MATMUL}/sm90_fused_params.h", "Sm90FusedParams"),
     (f"{MATMUL}/sm90_grouped_params.h", "Sm90GroupedParams"),
     (f"{MATMUL}/sm90_params.h", "Sm90MatmulParams"),

@@ -70,6 +70,7 @@ CPP_ONLY = (
     "fake_sm90",
     "fake_symmetric",
     "fake_transpose",
+    "fake_residues",
     "fake_unaligned",
     "fake_triton",
     "fake_tuned_calls",

@@ -579,9 +579,8 @@ def configs_sanitize(tool: str, mode: str) -> dict:
                     key=lambda x: sum("lines" in x["product"][side] for side in "ab"),
                 )
                 configs = [w["name"] for w in plan["configs"]]
-                configs = [
-                    n for n in configs if n.startswith(("sm90", "unaligned")) or n == "split"
-                ]
+                kinds = ("sm90", "unaligned", "residues", "split")
+                configs = [n for n in configs if n.split(" ")[0].startswith(kinds)]
                 if (m, n, k) == streamed:
                     configs = [name for name in configs if "streamed" in name]
                 if (m, n, k) in few_streamed:

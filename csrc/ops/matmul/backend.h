@@ -59,8 +59,11 @@ struct MatmulCase {
   // read by vectors, no row begins within another, strides below 2^40 bytes. Rank and box are the
   // backend's.
   bool a_mappable, b_mappable;
-  bool a_lines, b_lines;          // read by vectors, and every row begins at a line of the cache
-  bool a_unit, b_unit;            // neighbours along the operand's nearer dim lie side by side
+  bool a_lines, b_lines;  // read by vectors, and every row begins at a line of the cache
+  bool a_unit, b_unit;    // neighbours along the operand's nearer dim lie side by side
+  // The operand's rows, along the nearer dim, whether read by vectors or not: none begins within
+  // another, eight of them are less than 2^31 bytes, and those of the next batch follow.
+  bool a_apart, b_apart;
   bool a_broadcast, b_broadcast;  // some batch stride is 0
   bool has_bias;
   Activation activation;
@@ -108,10 +111,10 @@ struct MatmulCase {
     packed = packed << 3 | static_cast<uint64_t>(batch_dims);
     packed = packed << 3 | static_cast<uint64_t>(activation);
     for (const bool fact :
-         {a_mappable,   b_mappable,      a_lines,    b_lines,  a_unit,     b_unit,
-          a_broadcast,  b_broadcast,     has_bias,   scaled,   has_addend, accumulates,
-          out_vectors,  batch_invariant, split_sums, row_sums, row_parts,  symmetric,
-          needs_mirror, own_transpose,   aux}) {
+         {a_mappable, b_mappable,  a_lines,      b_lines,         a_unit,     b_unit,
+          a_apart,    b_apart,     a_broadcast,  b_broadcast,     has_bias,   scaled,
+          has_addend, accumulates, out_vectors,  batch_invariant, split_sums, row_sums,
+          row_parts,  symmetric,   needs_mirror, own_transpose,   aux}) {
       packed = packed << 1 | static_cast<uint64_t>(fact);
     }
     packed = packed << 3 | static_cast<uint64_t>(k_parts);

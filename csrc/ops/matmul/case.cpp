@@ -60,6 +60,20 @@ bool is_unit(const OperandLayout& x, Access access) {
   return is_along_k(access) ? x.k_stride == 1 || x.k == 1 : x.own_stride == 1 || x.own_size == 1;
 }
 
+// MatmulCase::a_apart.
+bool is_apart(const OperandLayout& x, Access access) {
+  constexpr int64_t kMost = (int64_t{1} << 31) / (kVectorBytes / 2);  // bytes
+  const bool along_k = is_along_k(access);
+  const int64_t row = along_k ? x.k : x.own_size, rows = along_k ? x.own_size : x.k;
+  const int64_t step = along_k ? x.own_stride : x.k_stride;
+  bool apart = rows == 1 || (step >= row && step * x.element_bytes < kMost);
+  for (int i = 0; i < x.batch_dims; ++i) {
+    const int64_t stride = x.batch_strides[i];
+    apart = apart && (stride == 0 || stride == rows * step);
+  }
+  return apart;
+}
+
 // MatmulCase::out_vectors.
 bool begins_vectors(const MatmulProblem& p, const void* c) {
   return reinterpret_cast<uintptr_t>(c) % kVectorBytes == 0 &&
@@ -116,6 +130,8 @@ MatmulCase matmul_case(const MatmulProblem& p, const MatmulOperands& operands) {
   c.b_lines = begins_lines(b, c.b);
   c.a_unit = is_unit(a, c.a);
   c.b_unit = is_unit(b, c.b);
+  c.a_apart = is_apart(a, c.a);
+  c.b_apart = is_apart(b, c.b);
   c.a_broadcast = is_broadcast(a);
   c.b_broadcast = is_broadcast(b);
   c.has_bias = operands.bias != nullptr;

@@ -34,6 +34,8 @@ MatmulCase read_case(const json& from) {
   c.b_mappable = is_vectors(c.b);
   c.a_unit = flag("a_unit", true);
   c.b_unit = flag("b_unit", true);
+  c.a_apart = flag("a_apart", true);
+  c.b_apart = flag("b_apart", true);
   c.a_broadcast = flag("a_broadcast");
   c.b_broadcast = flag("b_broadcast");
   c.has_bias = flag("bias");

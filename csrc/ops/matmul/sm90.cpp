@@ -120,6 +120,7 @@ class Sm90Matmul : public MatmulKernels {
     std::swap(seen.a_mappable, seen.b_mappable);
     std::swap(seen.a_lines, seen.b_lines);
     std::swap(seen.a_unit, seen.b_unit);
+    std::swap(seen.a_apart, seen.b_apart);
     std::swap(seen.a_broadcast, seen.b_broadcast);
     return seen;
   }
