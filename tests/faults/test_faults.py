@@ -67,6 +67,7 @@ CPP_ONLY = (
     "fake_requirements",
     "fake_scaled",
     "fake_rows",
+    "fake_anywhere",
     "fake_sm90",
     "fake_symmetric",
     "fake_transpose",

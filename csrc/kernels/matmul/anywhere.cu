@@ -1,0 +1,358 @@
+// Matrix product on Hopper of operands whose rows begin anywhere, along either dim, in one kernel
+// without a copy: of few rows by a large operand, and of a short K.
+//
+// All threads of a block read their parts of A and B, 16 aligned bytes at a time, shift them, and
+// store them in the layout that wgmma takes (anywhere_rows.cuh). Two blocks or more share a
+// multiprocessor: while one waits for its loads, another one multiplies or stores. With TC_SHORT
+// all of K is read before the first product, so that sums and loads need no registers at the same
+// time; else the loads of the next 128 bytes of K are in flight while these are multiplied, and the
+// blocks of a cluster may divide K (splits), whose sums they add through shared memory, in a fixed
+// order.
+//
+// Results go through shared memory, so that a warp stores 128 bytes of a row at a time, whatever
+// address the row begins at.
+//
+//   shared memory: two parts of K, each A's and B's lines of 128 bytes; then, in the same place, the
+//   results of each warp, or the sums of the tile
+#include "anywhere_rows.cuh"
+#include "tile.cuh"
+
+namespace torch_cubin::TC_KERNEL {
+
+using namespace sm90;
+
+constexpr DType kDType = DType::TC_DTYPE;
+constexpr bool kTf32 = kDType == DType::float32, kShort = TC_SHORT;
+constexpr WgmmaType kType = kTf32                       ? WgmmaType::tf32
+                            : kDType == DType::bfloat16 ? WgmmaType::bf16
+                                                        : WgmmaType::f16;
+using Element = std::conditional_t<kTf32, float, u16>;
+constexpr int kSize = sizeof(Element), kVector = 16 / kSize, kPartK = 128 / kSize;
+constexpr int kTileM = TC_TILE_M, kTileN = TC_TILE_N, kThreads = TC_THREADS;
+constexpr int kGroups = 2, kGroupsM = kTileM / 64, kGroupsN = kGroups / kGroupsM;  // warpgroups
+constexpr int kColumns = kTileN / kGroupsN;                                        // of one
+constexpr int kBytesA = kTileM * 128, kBytesB = kTileN * 128, kPartBytes = kBytesA + kBytesB;
+constexpr int kPitch = kColumns * kSize + 16;  // of a row of a warp's results
+constexpr int kWarpBytes = 16 * kPitch;
+constexpr int kSumPitch = kTileN * 4 + 32;  // of a row of sums
+constexpr int kMostSplits = 8;              // blocks of a cluster
+constexpr int kSharedBytes = 2 * kPartBytes;
+static_assert(kGroups == kGroupsM * kGroupsN && kThreads == kGroups * 128);
+static_assert(kTf32 || kColumns % 64 == 0);
+static_assert(kThreads / 32 * kWarpBytes <= kSharedBytes);
+static_assert(kShort || kTileM * kSumPitch <= kSharedBytes);
+static_assert(kSharedBytes == TC_DYNAMIC_SHARED, "the kernel table's shared memory");
+
+template <int kAOwn, int kBOwn>
+TC_DEVICE void multiply(float (&sum)[kColumns / 2], u64 a, u64 b, int add) {
+  wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    Wgmma<kColumns>::template run<kType, kAOwn, kBOwn>(
+        sum, advance(a, k * (kAOwn ? kMnMajorStep : 32)),
+        advance(b, k * (kBOwn ? kMnMajorStep : 32)), k == 0 ? add : 1);
+  }
+  wgmma_commit();
+}
+
+template <DType kOf>
+TC_DEVICE u32 packed(float x, float y) {
+  if constexpr (kOf == DType::float32) {
+    return __float_as_uint(x);
+  } else {
+    return DTypeTraits<kOf>::pack(x, y);
+  }
+}
+
+TC_DEVICE void store_pair_shared(u32 shared, float x, float y) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(shared), "f"(x), "f"(y) : "memory");
+}
+
+// ---- the end without
+// splits -----------------------------------------------------------------------
+
+// Stores 16 rows of results, which lie at `from`, by one warp: words of 4 bytes, 32 at a time.
+TC_DEVICE void store_rows(u32 from, Element* c, tc_int64 pitch, int rows, int columns) {
+  const int lane = threadIdx.x % 32;
+  if (columns >= kColumns && pitch % kVector == 0 && reinterpret_cast<u64>(c) % 16 == 0) {
+    constexpr int kLanes = kColumns / kVector;  // of a row
+#pragma unroll
+    for (int i = 0; i < 16 * kLanes / 32; ++i) {
+      const int row = (i * 32 + lane) / kLanes, column = (i * 32 + lane) % kLanes * kVector;
+      u32 x[4];
+      load_shared(x, from + row * kPitch + column * kSize);
+      if (row < rows) {
+        *reinterpret_cast<uint4*>(c + row * pitch + column) = make_uint4(x[0], x[1], x[2], x[3]);
+      }
+    }
+    return;
+  }
+#pragma unroll 4
+  for (int row = 0; row < 16; ++row) {
+    if (row >= rows) break;
+    Element* to = c + row * pitch;
+    const u32 own = from + row * kPitch;
+    u32 word;
+    if constexpr (kTf32) {
+#pragma unroll
+      for (int i = 0; i < kColumns / 32; ++i) {
+        const int at = 32 * i + lane;
+        load_shared(word, own + 4 * at);
+        if (at < columns) to[at] = __uint_as_float(word);
+      }
+    } else {
+      const int lead = static_cast<int>(reinterpret_cast<u64>(to) / 2 % 2);
+#pragma unroll
+      for (int i = 0; i < kColumns / 64; ++i) {
+        const int at = 64 * i + 2 * lane - lead;  // the first of the word's elements
+        load_shared(word, own + 4 * (32 * i + lane));
+        if (lead) {
+          u32 before;
+          load_shared(before, own + 4 * max(32 * i + lane - 1, 0));
+          word = __funnelshift_r(before, word, 16);
+        }
+        if (at >= 0 && at + 1 < columns) {
+          *reinterpret_cast<u32*>(to + at) = word;
+        } else {
+          if (at >= 0 && at < columns) to[at] = static_cast<u16>(word);
+          if (at < 0) to[0] = static_cast<u16>(word >> 16);
+        }
+      }
+      if (lead && lane == 0 && columns == kColumns) {
+        load_shared(word, own + 2 * kColumns - 4);
+        to[kColumns - 1] = static_cast<u16>(word >> 16);
+      }
+    }
+  }
+}
+
+// Rounds and stores a warp's results, which begin at row `m` and column `n` of the batch.
+TC_DEVICE void store_results(const MatmulParams& p, float (&sum)[kColumns / 2], u32 own,
+                             tc_int64 batch, tc_int64 m, tc_int64 n) {
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  if (p.bias != nullptr) {
+#pragma unroll
+    for (int j = 0; j < kColumns / 8; ++j) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const tc_int64 column = n + 8 * j + 2 * t + c;
+        const float bias = column < p.n ? load_bias<kDType>(p, column) : 0.0f;
+        sum[4 * j + c] += bias;
+        sum[4 * j + 2 + c] += bias;
+      }
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < kColumns / 8; ++j) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const u32 to = own + (8 * h + g) * kPitch + (8 * j + 2 * t) * kSize;
+      if constexpr (kTf32) {
+        store_pair_shared(to, sum[4 * j + 2 * h], sum[4 * j + 2 * h + 1]);
+      } else {
+        store_shared(to, packed<kDType>(sum[4 * j + 2 * h], sum[4 * j + 2 * h + 1]));
+      }
+    }
+  }
+  __syncwarp();
+  const int rows = static_cast<int>(min(p.m - m, tc_int64(16)));
+  const int columns = static_cast<int>(min(p.n - n, tc_int64(kColumns)));
+  if (rows <= 0 || columns <= 0) return;
+  store_rows(own, static_cast<Element*>(p.c) + (batch * p.m + m) * p.n + n, p.n, rows, columns);
+}
+
+// ---- the end with
+// splits --------------------------------------------------------------------------
+
+// Adds the sums of all splits of rows [first, last) of the tile, and stores them.
+TC_DEVICE void add_splits(const MatmulParams& p, u32 shared, Element* c, int first, int last,
+                          int columns, tc_int64 n0) {
+  constexpr int kLanes = kTileN / 2;  // of a row
+  const int column = threadIdx.x % kLanes * 2;
+  if (column >= columns) return;
+  const bool both = column + 1 < columns;
+  float bias[2] = {};
+  if (p.bias != nullptr) {
+    bias[0] = load_bias<kDType>(p, n0 + column);
+    if (both) bias[1] = load_bias<kDType>(p, n0 + column + 1);
+  }
+  const bool pairs = !kTf32 && both && p.n % 2 == 0 && reinterpret_cast<u64>(c) % 4 == 0;
+  u32 from[kMostSplits];
+#pragma unroll
+  for (int s = 0; s < kMostSplits; ++s) {
+    from[s] = map_to_rank(shared + column * 4, s < p.splits ? s : 0);
+  }
+#pragma unroll 2
+  for (int row = first + threadIdx.x / kLanes; row < last; row += kThreads / kLanes) {
+    float x[kMostSplits][2] = {}, sums[2] = {bias[0], bias[1]};
+#pragma unroll
+    for (int s = 0; s < kMostSplits; ++s) {
+      if (s >= 2 && s >= p.splits) continue;
+      asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
+                   : "=f"(x[s][0]), "=f"(x[s][1])
+                   : "r"(from[s] + row * kSumPitch)
+                   : "memory");
+    }
+#pragma unroll
+    for (int s = 0; s < kMostSplits; ++s) {
+      sums[0] += x[s][0];
+      sums[1] += x[s][1];
+    }
+    Element* to = c + row * p.n + column;
+    if constexpr (kTf32) {
+      to[0] = sums[0];
+      if (both) to[1] = sums[1];
+    } else {
+      const u32 pair = packed<kDType>(sums[0], sums[1]);
+      if (pairs) {
+        *reinterpret_cast<u32*>(to) = pair;
+      } else {
+        to[0] = static_cast<u16>(pair);
+        if (both) to[1] = static_cast<u16>(pair >> 16);
+      }
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, TC_BLOCKS)
+    TC_KERNEL(const __grid_constant__ MatmulParams p) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  const u32 shared = shared_address(memory);
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), group = warp / 4;
+  const int rank = !kShort && p.splits > 1 ? static_cast<int>(cluster_rank()) : 0;
+  // The grid is (columns of tiles * splits, rows of tiles, batch).
+  const u32 column = kShort ? blockIdx.x : blockIdx.x / static_cast<u32>(p.splits);
+  const tc_int64 n0 = tc_int64(column) * kTileN, m0 = tc_int64(blockIdx.y) * kTileM;
+  const u32 batch = blockIdx.z;
+  tc_int64 a_batch = 0, b_batch = 0;
+  u32 rest = batch;
+#pragma unroll 1
+  for (int i = 0; rest != 0; ++i) {
+    const u32 size = static_cast<u32>(p.batch_size[i]), next = rest / size;
+    a_batch += (rest - next * size) * p.a_batch_stride[i];
+    b_batch += (rest - next * size) * p.b_batch_stride[i];
+    rest = next;
+  }
+  const int k_size = static_cast<int>(p.k), parts = (k_size + kPartK - 1) / kPartK;
+  const int each = kShort ? parts : static_cast<int>(p.k_tiles_per_split);
+  const int begin = min(rank * each, parts), end = min(begin + each, parts);
+  LineReader<Element, kTileM> a;
+  LineReader<Element, kTileN> b;
+  a.set(p.a, a_batch, p.a_stride_m, p.a_stride_k, m0, p.m, begin * kPartK, p.k);
+  b.set(p.b, b_batch, p.b_stride_n, p.b_stride_k, n0, p.n, begin * kPartK, p.k);
+  const int layout = (a.along_k ? 0 : 1) + (b.along_k ? 0 : 2);
+  const int group_m = group / kGroupsN, group_n = group % kGroupsN;
+  const u64 from_a = wgmma_descriptor(shared + group_m * 8192, 8192, 1024);
+  const u64 from_b = wgmma_descriptor(shared + kBytesA + group_n * (kColumns * 128), 8192, 1024);
+  float sum[kColumns / 2];
+  const auto product = [&](u32 part, int add) {
+    const u64 part_a = advance(from_a, part), part_b = advance(from_b, part);
+    if (kTf32 || layout == 0) {
+      multiply<0, 0>(sum, part_a, part_b, add);
+    } else if (layout == 1) {
+      multiply<!kTf32, 0>(sum, part_a, part_b, add);
+    } else if (layout == 2) {
+      multiply<0, !kTf32>(sum, part_a, part_b, add);
+    } else {
+      multiply<!kTf32, !kTf32>(sum, part_a, part_b, add);
+    }
+  };
+
+  wait_for_previous_grid();
+  launch_next_grid();
+  if constexpr (kShort) {
+#pragma unroll 1
+    for (int part = 0; part < parts; ++part) {
+      const int k = part * kPartK;
+      a.request(k, k_size - k);
+      b.request(k, k_size - k);
+      a.store(shared + part * kPartBytes, k_size - k);
+      b.store(shared + part * kPartBytes + kBytesA, k_size - k);
+    }
+    fence_async_proxy();
+    __syncthreads();
+    product(0, 0);
+    if (parts > 1) product(kPartBytes, 1);
+  } else {
+#pragma unroll
+    for (int j = 0; j < kColumns / 2; ++j) sum[j] = 0;
+    if (begin < end) {
+      a.request(begin * kPartK, k_size - begin * kPartK);
+      b.request(begin * kPartK, k_size - begin * kPartK);
+    }
+    u32 place = 0;
+#pragma unroll 1
+    for (int part = begin; part < end; ++part) {
+      const int k = part * kPartK, next = k + kPartK;
+      a.store(shared + place, k_size - k);
+      b.store(shared + place + kBytesA, k_size - k);
+      wgmma_wait<0>();  // the other place is free when all warps meet
+      keep_in_place(sum);
+      fence_async_proxy();  // before the next loads, for which it would wait
+      if (part + 1 < end) {
+        a.request(next, k_size - next);
+        b.request(next, k_size - next);
+      }
+      __syncthreads();
+      product(place, 1);
+      place = kPartBytes - place;
+    }
+  }
+  wgmma_wait<0>();
+  keep_in_place(sum);
+  __syncthreads();  // all have multiplied what lies there
+
+  const int own_m = group_m * 64 + warp % 4 * 16, own_n = group_n * kColumns;
+  if (kShort || p.splits == 1) {
+    store_results(p, sum, shared + warp * kWarpBytes, batch, m0 + own_m, n0 + own_n);
+    return;
+  }
+  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+  for (int j = 0; j < kColumns / 8; ++j) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      store_pair_shared(shared + (own_m + 8 * h + g) * kSumPitch + (own_n + 8 * j + 2 * t) * 4,
+                        sum[4 * j + 2 * h], sum[4 * j + 2 * h + 1]);
+    }
+  }
+  cluster_sync_unaligned();
+  const int of_one = kTileM / p.splits, first = rank * of_one;
+  const int last = static_cast<int>(min(tc_int64(first + of_one), p.m - m0));
+  const int columns = static_cast<int>(min(p.n - n0, tc_int64(kTileN)));
+  Element* c = static_cast<Element*>(p.c) + (batch * p.m + m0) * p.n + n0;
+  add_splits(p, shared, c, first, last, columns, n0);
+  cluster_meet();  // a block must not exit while another reads its sums
+}
+
+}  // namespace torch_cubin::TC_KERNEL
+
+/* torch_cubin kernels
+{"virtual_arch": ["90a"],
+ "defaults": {
+  "kind": "anywhere", "archs": ["sm_90a"], "alignment": 2, "layout": "any", "stages": 2,
+  "block": [256, 1, 1], "tile": "{t.tile}", "dynamic_shared": "{t.shared}", "short": "{t.short}",
+  "cost": {"block": "{t.block}", "part": "{t.part}", "beside": "{t.beside}", "again": "{t.again}"},
+  "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": "{t.blocks}", "TC_SHORT": "{t.short}"}},
+ "kernels": [
+  {"name": "anywhere_matmul_{d.short}_{t.name}",
+   "dtype": "{d.dtype}", "math": "{d.dtype}",
+   "for": {
+    "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
+    "t": [
+     {"name": "128x64", "tile": [128, 64, 64], "blocks": 2, "short": 0, "shared": 49152,
+      "block": 5830, "part": 2210, "beside": 0.74, "again": 2.5},
+     {"name": "64x128", "tile": [64, 128, 64], "blocks": 2, "short": 0, "shared": 49152,
+      "block": 5830, "part": 2210, "beside": 0.74, "again": 2.5},
+     {"name": "64x128_short", "tile": [64, 128, 64], "blocks": 3, "short": 1, "shared": 49152,
+      "block": 5800, "part": 1500, "beside": 0.43, "again": 1.2},
+     {"name": "128x128_short", "tile": [128, 128, 64], "blocks": 2, "short": 1, "shared": 65536,
+      "block": 7400, "part": 2260, "beside": 0.54, "again": 0.3}]}},
+  {"name": "anywhere_matmul_tf32_{t.name}",
+   "dtype": "float32", "math": "tf32", "alignment": 4,
+   "for": {
+    "d": [{"dtype": "float32"}],
+    "t": [
+     {"name": "64x128_short", "tile": [64, 128, 32], "blocks": 2, "short": 1, "shared": 49152,
+      "block": 4950, "part": 1960, "beside": 0.43, "again": 6}]}}]}
+*/

@@ -1,0 +1,184 @@
+// Operands whose rows begin anywhere, read by the eight warps of a block to shared memory, in the
+// layout that wgmma takes (anywhere.cu).
+#pragma once
+
+#include "common/hopper.cuh"
+#include "common/wgmma.cuh"
+#include "matmul_params.h"
+
+namespace torch_cubin {
+namespace sm90 {
+
+// One thread's part of a tile of an operand: of 128 bytes of K, vectors of 16 bytes of kTile / 32
+// lines, 32 lines apart. A line is a row of the tile (a column of B), or, where these are not
+// contiguous along K, 128 bytes of them at one k. A warp's lines are eight apart: all of them begin
+// equally far behind 16 bytes, so that a warp shifts all that it reads alike.
+template <class Element, int kTile>
+struct LineReader {
+  static constexpr bool kTf32 = std::is_same_v<Element, float>;
+  static constexpr int kSize = sizeof(Element), kVector = 16 / kSize, kPartK = 128 / kSize;
+  static constexpr int kPasses = kTile / 32;
+  static_assert(kTile % 64 == 0);
+
+  uint4 low[kPasses], high[kPasses];
+  tc_int64 at;         // of the next part: the address of the first pass's vector, rounded down
+  tc_int64 odd, even;  // bytes to the next pass, and to the one after it
+  tc_int64 step;       // to the next part
+  tc_int64 begin, stride, size, k_size;  // the operand: its address, rows, elements of K
+  u32 shift;      // bytes from `at` to the vector's first element, of all of the warp's
+  u32 elsewhere;  // 1 bit a pass: its vectors are partly outside the operand
+  int left;       // rows of the tile that exist
+  bool along_k;
+  bool apart;                // rows are a vector apart, at least
+  bool not_first, not_last;  // the tile is neither at the operand's begin nor near its end
+
+  static TC_DEVICE int vector() { return threadIdx.x % 8; }
+  static TC_DEVICE int line() { return threadIdx.x / 32 + threadIdx.x % 32 / 8 * 8; }
+
+  // `first`: of `rows` rows; `k`: of `all_k` elements, where the first part begins.
+  TC_DEVICE void set(const void* data, tc_int64 batch, tc_int64 own_stride, tc_int64 k_stride,
+                     tc_int64 first, tc_int64 rows, int k, tc_int64 all_k) {
+    along_k = k_stride == 1;
+    stride = along_k ? own_stride : k_stride;
+    begin = reinterpret_cast<tc_int64>(static_cast<const Element*>(data) + batch);
+    size = rows;
+    k_size = all_k;
+    const tc_int64 own = along_k ? (first + line()) * stride + k + vector() * kVector
+                                 : (k + line()) * stride + first + vector() * kVector;
+    at = begin + own * kSize;
+    shift = __shfl_sync(~0u, static_cast<u32>(at) & 15, 0);
+    at -= shift;
+    const tc_int64 lines = 32 * stride * kSize;
+    odd = along_k || !kTf32 ? lines : 128;
+    even = along_k ? 2 * lines : kTf32 ? 256 : 128;
+    step = along_k ? tc_int64(128) : kPartK * stride * kSize;
+    left = static_cast<int>(min(size - first, tc_int64(1) << 20));
+    apart = stride >= 16;
+    not_first = first > 0;
+    not_last = left >= kTile + 16;
+  }
+
+  // Of pass i: the first of the vector's rows, and its element of K.
+  TC_DEVICE int own(int i) const {
+    return along_k ? line() + 32 * i : (kTf32 ? i : i / 2) * kPartK + vector() * kVector;
+  }
+  TC_DEVICE int k_of(int i) const {
+    return along_k ? vector() * kVector : line() + (kTf32 ? 0 : i % 2 * 32);
+  }
+  TC_DEVICE bool exists(int i, int k_left) const { return own(i) < left && k_of(i) < k_left; }
+  TC_DEVICE tc_int64 address(int i) const { return at + i % 2 * odd + i / 2 * even; }
+
+  // Requests the part that begins at `k`, of which `k_left` elements of K exist.
+  TC_DEVICE void request(int k, int k_left) {
+    elsewhere = 0;
+    const bool inside = apart && (not_first || k > 0) && (not_last || k_left >= kPartK + kVector);
+    if (inside) {
+#pragma unroll
+      for (int i = 0; i < kPasses; ++i) {
+        if (!exists(i, k_left)) continue;
+        low[i] = __ldg(reinterpret_cast<const uint4*>(address(i)));
+        high[i] = __ldg(reinterpret_cast<const uint4*>(address(i)) + 1);
+      }
+    } else {
+      // Nothing outside the operand is read.
+      const tc_int64 last = ((along_k ? size : k_size) - 1) * stride;
+      const tc_int64 first_byte = begin + min(last, tc_int64(0)) * kSize;
+      const tc_int64 last_byte =
+          begin + (max(last, tc_int64(0)) + (along_k ? k_size : size)) * kSize;
+#pragma unroll
+      for (int i = 0; i < kPasses; ++i) {
+        if (!exists(i, k_left)) continue;
+        if (address(i) >= first_byte && address(i) + 32 <= last_byte) {
+          low[i] = __ldg(reinterpret_cast<const uint4*>(address(i)));
+          high[i] = __ldg(reinterpret_cast<const uint4*>(address(i)) + 1);
+        } else {
+          elsewhere |= 1u << i;
+        }
+      }
+    }
+    at += step;
+  }
+
+  // Where element j of a vector lies. wgmma takes TF32 along K alone.
+  TC_DEVICE u32 place(int i, int j) const {
+    if (kTf32 && !along_k) {
+      const int row = own(i) + j, k = k_of(i);
+      return row * 128 + ((k / 4 ^ (row & 7)) * 16) + k % 4 * 4;
+    }
+    return (line() + 32 * i) * 128 + ((vector() ^ (line() & 7)) * 16) + j * kSize;
+  }
+
+  // Stores what was requested last at `to`, with zeros in place of elements of K that do not exist.
+  TC_DEVICE void store(u32 to, int k_left) const {
+    if (k_left < kPartK) {
+      shift_and_store<true>(to, k_left);
+    } else {
+      shift_and_store<false>(to, k_left);
+    }
+  }
+
+ private:
+  template <bool kTail>
+  TC_DEVICE void shift_and_store(u32 to, int k_left) const {
+    u32 keep[4] = {~0u, ~0u, ~0u, ~0u};
+    if (kTail && along_k) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int exist = k_left - k_of(0) - j * (4 / kSize);
+        keep[j] = exist >= 4 / kSize ? ~0u : exist == 1 && !kTf32 ? 0xffffu : 0u;
+      }
+    }
+    if (shift < 4) {
+      store_words<kTail, 0>(to, keep, k_left);
+    } else if (shift < 8) {
+      store_words<kTail, 1>(to, keep, k_left);
+    } else if (shift < 12) {
+      store_words<kTail, 2>(to, keep, k_left);
+    } else {
+      store_words<kTail, 3>(to, keep, k_left);
+    }
+    // The operand's first and last vectors, element by element.
+    if (elsewhere == 0) return;
+#pragma unroll 1
+    for (int i = 0; i < kPasses; ++i) {
+      if ((elsewhere >> i & 1) == 0) continue;
+      const auto from = reinterpret_cast<const Element*>(address(i) - step + shift);
+      const int exist = min(along_k ? k_left - k_of(i) : left - own(i), kVector);
+#pragma unroll 1
+      for (int j = 0; j < kVector; ++j) {
+        const Element value = j < exist ? __ldg(from + j) : Element(0);
+        if constexpr (kTf32) {
+          store_shared(to + place(i, j), round_to_tf32(__float_as_uint(value)));
+        } else {
+          store_shared(to + place(i, j), value);
+        }
+      }
+    }
+  }
+
+  template <bool kTail, int kWords>
+  TC_DEVICE void store_words(u32 to, const u32 (&keep)[4], int k_left) const {
+    const u32 bits = (shift & 2) * 8;
+#pragma unroll
+    for (int i = 0; i < kPasses; ++i) {
+      const u32 w[8] = {low[i].x,  low[i].y,  low[i].z,  low[i].w,
+                        high[i].x, high[i].y, high[i].z, high[i].w};
+      u32 out[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        out[j] = kTf32 ? round_to_tf32(w[j + kWords])
+                       : __funnelshift_r(w[j + kWords], w[j + kWords + 1], bits);
+        if (kTail) out[j] = along_k ? out[j] & keep[j] : k_of(i) < k_left ? out[j] : 0;
+      }
+      if (kTf32 && !along_k) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) store_shared(to + place(i, j), out[j]);
+      } else {
+        store_shared(to + place(i, 0), out);
+      }
+    }
+  }
+};
+
+}  // namespace sm90
+}  // namespace torch_cubin

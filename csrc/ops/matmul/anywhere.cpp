@@ -1,0 +1,161 @@
+// The backend of csrc/kernels/matmul/anywhere.cu: products on Hopper of operands whose rows begin
+// anywhere, which it reads without a copy.
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "ops/common/cluster_capacity.h"
+#include "ops/common/launch.h"
+#include "ops/matmul/backend.h"
+#include "ops/matmul/params.h"
+
+namespace torch_cubin {
+namespace {
+
+constexpr int64_t kAnywhereMostSplits = 8;               // blocks of a cluster, on every GPU
+constexpr int64_t kAnywhereMostSize = int64_t{1} << 30;  // the kernels' numbers are 32-bit
+constexpr int64_t kShortParts = 2;  // of K, 128 bytes each, that a kernel for a short K takes
+constexpr int64_t kLeastPartsOfSplit = 2;
+
+// One entry of the catalog.
+struct AnywhereRow {
+  explicit AnywhereRow(PackageKernel& kernel) : kernel(&kernel) {
+    const KernelFields fields(kernel);
+    constexpr const char* kMaths[] = {"float16", "bfloat16", "tf32"};
+    constexpr Math kMathOf[] = {kMathFloat16, kMathBFloat16, kMathTF32};
+    math = kMathOf[fields.index("math", kMaths)];
+    int64_t tile[3];
+    fields.triple("tile", 32, tile);
+    tile_m = tile[0];
+    tile_n = tile[1];
+    part_k = tile[2];
+    if (tile_m % kAnywhereMostSplits != 0) fields.refuse("tile", "rows that all splits share");
+    is_short = fields.integer("short", 0, 1) != 0;
+    const KernelFields cost = fields.object("cost");
+    of_block = cost.number("block", 0);
+    of_part = cost.number("part", 0);
+    beside = cost.number("beside", 0);
+    again = cost.number("again", 0);
+  }
+
+  PackageKernel* kernel;
+  Math math;
+  int64_t tile_m, tile_n, part_k;
+  bool is_short;
+  double of_block, of_part;  // cycles: of a block, and of each part of K of all rows of its tile
+  double beside;  // share of its time that a block takes where others share the multiprocessor
+  double again;   // how often the memory reads what blocks read of one another's operands
+};
+
+// What a launch needs besides the problem.
+struct AnywherePlan {
+  const AnywhereRow* row;
+  int64_t tiles_m, tiles_n, parts_per_split, splits;
+  bool a_along_k, b_along_k;
+};
+
+class Anywhere : public MatmulKernels {
+ public:
+  Anywhere(const Device& device, const std::vector<PackageKernel*>& kernels) : device_(device) {
+    for (PackageKernel* kernel : kernels) rows_.emplace_back(*kernel);
+  }
+
+  static void check(PackageKernel& kernel) { AnywhereRow{kernel}; }
+
+  void configs(const MatmulCase& c, MatmulConfigs& out) const override {
+    if (!takes(c)) return;
+    for (const AnywhereRow& row : rows_) {
+      if (row.math != c.math) continue;
+      const int64_t parts = ceil_div(c.k, row.part_k);
+      if (row.is_short && parts > kShortParts) continue;
+      const int64_t most = row.is_short ? 1 : clusters_.largest();
+      for (int64_t splits = 1; splits <= most; splits *= 2) {
+        if (splits == 1 || parts >= kLeastPartsOfSplit * splits) offer(c, row, splits, out);
+      }
+    }
+  }
+
+  bool has_capacity(const MatmulPlan& plan) const override {
+    const auto chosen = plan.get<AnywherePlan>();
+    return chosen.splits == 1 || chosen.splits <= clusters_.ask(*chosen.row->kernel, device_);
+  }
+
+  std::string name(const MatmulPlan& plan) const override {
+    const auto chosen = plan.get<AnywherePlan>();
+    return "anywhere " + std::to_string(chosen.row->tile_m) + "x" +
+           std::to_string(chosen.row->tile_n) + (chosen.row->is_short ? " short" : "") +
+           (chosen.splits > 1 ? " " + std::to_string(chosen.splits) + " splits" : "");
+  }
+
+  void launch(const MatmulPlan& plan, const MatmulProblem& p,
+              const MatmulOperands& operands) const override {
+    const auto chosen = plan.get<AnywherePlan>();
+    MatmulParams params = matmul_params(p, operands);
+    // The kernel sees by the strides which dim is contiguous: those of a dim of one are any number.
+    (chosen.a_along_k ? params.a_stride_k : params.a_stride_m) = 1;
+    (chosen.b_along_k ? params.b_stride_k : params.b_stride_n) = 1;
+    params.tiles_m = chosen.tiles_m;
+    params.tiles_n = chosen.tiles_n;
+    params.k_tiles_per_split = chosen.parts_per_split;
+    params.splits = static_cast<int>(chosen.splits);
+    torch_cubin::launch(*chosen.row->kernel,
+                        {chosen.tiles_n * chosen.splits, chosen.tiles_m, p.batch(), chosen.splits},
+                        device_, params);
+  }
+
+ private:
+  // Of any strides, if neighbours along one dim lie side by side. Operands that are all aligned
+  // have quicker kernels.
+  static bool takes(const MatmulCase& c) {
+    return c.output == c.input && c.only_bias() && !c.batch_invariant && !c.split_sums &&
+           !c.sums_rows() && c.a_unit && c.b_unit && !(is_vectors(c.a) && is_vectors(c.b)) &&
+           std::max({c.m, c.n, c.k}) <= kAnywhereMostSize;
+  }
+
+  void offer(const MatmulCase& c, const AnywhereRow& row, int64_t splits,
+             MatmulConfigs& out) const {
+    AnywherePlan chosen;
+    chosen.row = &row;
+    chosen.tiles_m = ceil_div(c.m, row.tile_m);
+    chosen.tiles_n = ceil_div(c.n, row.tile_n);
+    chosen.parts_per_split = ceil_div(ceil_div(c.k, row.part_k), splits);
+    chosen.splits = splits;
+    chosen.a_along_k = is_along_k(c.a);
+    chosen.b_along_k = is_along_k(c.b);
+    if (chosen.tiles_m > kMaxGrid[1] || c.batch > kMaxGrid[2]) return;
+    MatmulPlan plan;
+    plan.set(chosen);
+    out.offer(plan, work_of(c, chosen));
+  }
+
+  Work work_of(const MatmulCase& c, const AnywherePlan& plan) const {
+    const AnywhereRow& row = *plan.row;
+    const int64_t blocks = plan.tiles_m * plan.tiles_n * c.batch * plan.splits;
+    // Of a multiprocessor, in the mean: those that have one more take little longer.
+    const double of_one =
+        std::max(1.0, static_cast<double>(blocks) / static_cast<double>(device_.multiprocessors));
+    const auto tiles_m = static_cast<double>(plan.tiles_m);
+    const auto tiles_n = static_cast<double>(plan.tiles_n);
+    const double batch = static_cast<double>(c.batch), m = static_cast<double>(c.m),
+                 n = static_cast<double>(c.n), k = static_cast<double>(c.k);
+    // Half of a part's time is that of its rows.
+    const double rows = (m / tiles_m + n / tiles_n) / static_cast<double>(row.tile_m + row.tile_n);
+    const double parts = static_cast<double>(plan.parts_per_split) * (1 + rows) / 2;
+    const auto bytes = static_cast<double>(element_size(c.input));
+    Work work;
+    work.threads = (row.of_block + parts * row.of_part) * (1 + (of_one - 1) * row.beside);
+    work.handshakes = plan.splits > 1 ? 1 : 0;
+    work.bytes = bytes * batch * (k * (m + n) + m * n);
+    work.bytes_again = row.again * bytes * batch * k * (m * (tiles_n - 1) + n * (tiles_m - 1));
+    return work;
+  }
+
+  const Device& device_;
+  std::vector<AnywhereRow> rows_;
+  ClusterCapacity clusters_{kAnywhereMostSplits};
+};
+
+const MatmulBackendOf<Anywhere, MatmulParams> g_anywhere("matmul", {"anywhere"});
+
+}  // namespace
+}  // namespace torch_cubin

@@ -1,0 +1,113 @@
+"""Products whose rows begin anywhere by anywhere.cu: which are offered, parameters, grids."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+import torch
+from c_layouts import MATMUL, structure
+from fake_driver import tensors
+from faults import catalogs, launch_params
+from faults.forked import forked
+
+import torch_cubin
+from torch_cubin._native import library
+
+PARAMS = structure(f"{MATMUL}/matmul_params.h", "MatmulParams")
+
+
+@pytest.fixture
+def catalog(driver) -> None:
+    catalogs.declare(driver, catalogs.kernels_of("matmul"))
+
+
+def multiply(driver, a, b, config: str = "") -> tuple[int, int, dict, ctypes.Structure]:
+    """Addresses of the operands, the launch, and its parameter."""
+
+    def run() -> list:
+        x, y = (tensors.strided(*each) for each in (a, b))
+        library.watch_plans(True)
+        library.force_config(config)
+        torch.ops.cubin._matmul(x, y)
+        return [x.data_ptr(), y.data_ptr(), driver.launches()]
+
+    first, second, (record,) = forked(run)
+    return first, second, record, launch_params.read(record, PARAMS)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_product_in_one_launch(driver, catalog, dtype: torch.dtype) -> None:
+    m, n, k = 2947, 2452, 42
+    a, b = ((m, k), (k + 1, 1), dtype, 0, 3), ((k, n), (1, k), dtype)
+    first, second, record, params = multiply(driver, a, b, "anywhere 64x128 short")
+    short = {torch.bfloat16: "bf16", torch.float16: "f16"}[dtype]
+    assert record["kernel"] == f"anywhere_matmul_{short}_64x128_short"
+    assert (params.a, params.b, params.bias, params.partial) == (first, second, 0, 0)
+    assert [params.m, params.n, params.k, params.batch, params.splits] == [m, n, k, 1, 1]
+    assert [params.a_stride_m, params.a_stride_k] == [k + 1, 1]
+    assert [params.b_stride_n, params.b_stride_k] == [k, 1]
+    assert (params.tiles_m, params.tiles_n) == (47, 20)
+    assert record["grid"] == [20, 47, 1]
+    assert record["block"] == [256, 1, 1]
+
+
+def test_k_is_split_over_a_cluster(driver, catalog) -> None:
+    m, n, k = 81, 4008, 7090
+    a, b = ((m, k), (k, 1), torch.bfloat16), ((k, n), (n, 1), torch.bfloat16)
+    *_, record, params = multiply(driver, a, b, "anywhere 128x64 4 splits")
+    assert record["kernel"] == "anywhere_matmul_bf16_128x64"
+    assert (params.tiles_m, params.tiles_n) == (1, 63)
+    assert (params.splits, params.k_tiles_per_split) == (4, 28)  # of 64 elements, 111 in all
+    assert record["grid"] == [63 * 4, 1, 1]
+    assert record["attributes"]["4"] == [4, 1, 1]
+
+
+def test_batches(driver, catalog) -> None:
+    a = ((5, 50, 67), (50 * 67, 1, 50), torch.bfloat16)
+    b = ((5, 67, 131), (67 * 131, 131, 1), torch.bfloat16)
+    *_, record, params = multiply(driver, a, b, "anywhere 64x128")
+    assert (params.m, params.batch, params.batch_size[0]) == (50, 5, 5)
+    assert (params.a_batch_stride[0], params.b_batch_stride[0]) == (50 * 67, 67 * 131)
+    assert [params.a_stride_m, params.a_stride_k] == [1, 50]
+    assert record["grid"] == [2, 1, 5]
+
+
+def test_k_of_one_has_the_stride_of_a_contiguous_dim(driver, catalog) -> None:
+    a, b = ((60, 1), (7, 5), torch.bfloat16), ((1, 70), (3, 1), torch.bfloat16)
+    *_, params = multiply(driver, a, b, "anywhere 64x128")
+    assert (params.a_stride_m, params.a_stride_k, params.b_stride_n) == (7, 1, 1)
+
+
+def configs_of(driver, a, b, batch_invariant: bool = False) -> set[str]:
+    def run() -> list[str]:
+        x, y = (tensors.strided(*each) for each in (a, b))
+        library.watch_plans(True)
+        if batch_invariant:
+            with torch_cubin.batch_invariant():
+                torch.ops.cubin._matmul(x, y)
+        else:
+            torch.ops.cubin._matmul(x, y)
+        (plan,) = [p for p in library.watched_plans() if p["product"]["m"] == x.shape[0]][:1]
+        return [c["name"] for c in plan["configs"] if c["name"].startswith("anywhere")]
+
+    return set(forked(run))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        (((60, 65), (65, 1)), ((65, 70), (70, 1)), {"", " short"}),
+        (((60, 65), (1, 61)), ((65, 70), (1, 65)), {"", " short"}),
+        (((60, 64), (64, 1)), ((64, 70), (70, 1)), {"", " short"}),  # A is aligned
+        (((60, 64), (64, 1)), ((64, 72), (72, 1)), set()),  # both are
+        (((60, 129), (129, 1)), ((129, 70), (70, 1)), {""}),  # K is long
+        (((60, 193), (193, 1)), ((193, 70), (70, 1)), {"", " 2 splits"}),
+        (((60, 65), (131, 2)), ((65, 70), (70, 1)), set()),  # neighbours apart
+    ],
+)
+def test_operands_that_the_kernels_take(driver, catalog, a, b, expected: set[str]) -> None:
+    a, b = (*a, torch.bfloat16), (*b, torch.bfloat16)
+    names = configs_of(driver, a, b)
+    assert {name for name in names if "64x128" in name} == {f"anywhere 64x128{t}" for t in expected}
+    assert not configs_of(driver, a, b, batch_invariant=True)

@@ -1,0 +1,152 @@
+"""Every kernel of csrc/kernels/matmul/anywhere.cu, forced: exact on small integers among NaN."""
+
+from __future__ import annotations
+
+import numerics
+import pytest
+import torch
+
+import torch_cubin
+from torch_cubin._native import library
+from torch_cubin._tuning import measure
+
+DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "tf32": torch.float32}
+# Rows of A, columns of B, K: tails of all dims, less than a tile, K of one part, of two, of many.
+SHAPES = [
+    (3, 5, 1), (5, 33, 3), (64, 129, 32), (65, 129, 31), (200, 301, 64), (333, 77, 33),
+    (130, 511, 63), (96, 137, 40), (257, 1001, 9), (70, 190, 17), (500, 70, 50), (129, 203, 128),
+    (61, 259, 127), (140, 70, 65), (77, 145, 577), (200, 66, 1033), (35, 201, 2050),
+    (130, 129, 195), (70, 130, 53), (333, 201, 61),
+]  # fmt: skip
+LAYOUTS = ("nt", "nn", "tn", "tt")
+
+
+@pytest.fixture(autouse=True)
+def tf32():
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("these kernels run on Hopper alone")
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def among_nan(shape: tuple[int, ...], gap: int, offset: int, dtype: torch.dtype) -> torch.Tensor:
+    """Small integers with NaN between the rows, and before and after all."""
+    *batch, rows, columns = shape
+    pitch = columns + gap
+    strides = [rows * pitch + offset] * len(batch) + [pitch, 1]
+    count = offset + sum((size - 1) * step for size, step in zip(shape, strides, strict=True)) + 1
+    memory = torch.full((count + 8,), torch.nan, device="cuda", dtype=dtype)
+    value = memory.as_strided(shape, strides, offset)
+    return value.copy_(torch.randint(-3, 4, shape, device="cuda"))
+
+
+def operands(
+    batch: tuple[int, ...], m: int, n: int, k: int, layout: str, number: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    a_sizes = (m, k) if layout[0] == "n" else (k, m)
+    b_sizes = (k, n) if layout[1] == "n" else (n, k)
+    a = among_nan((*batch, *a_sizes), number % 4, number % 9, dtype)
+    b = among_nan((*batch, *b_sizes), 3 - number % 4, 8 - number % 9, dtype)
+    return a if layout[0] == "n" else a.mT, b if layout[1] == "n" else b.mT
+
+
+def offered(a: torch.Tensor, b: torch.Tensor) -> set[str]:
+    """The configs of a product of these sizes, whose plans are watched."""
+    library.watch_plans(True)
+    torch.ops.cubin.matmul(a, b)
+    sizes = {"m": a.shape[-2], "n": b.shape[-1], "k": a.shape[-1]}
+    plans = [p for p in library.watched_plans() if sizes.items() <= p["product"].items()]
+    names = {c["name"] for plan in plans for c in plan["configs"]}
+    return {name for name in names if name.startswith("anywhere")}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("short", DTYPES)
+def test_every_config(short: str, layout: str) -> None:
+    dtype = DTYPES[short]
+    wrong, ran = [], set()
+    with torch.no_grad(), measure.watching():
+        for number, (m, n, k) in enumerate(SHAPES):
+            batch = (3,) if number % 5 == 4 else ()
+            a, b = operands(batch, m, n, k, layout, number, dtype)
+            bias = torch.randint(-3, 4, (n,), device="cuda").to(dtype)
+            exact = a.double() @ b.double()
+            for config in offered(a, b):
+                ran.add(config)
+                library.force_config(config)
+                if not torch.equal(torch.ops.cubin.matmul(a, b), exact.to(dtype)):
+                    wrong.append(f"{batch} {(m, n, k)} {config}")
+                if batch:
+                    continue
+                linear = torch.ops.cubin.linear(a, b.mT, bias)
+                if not torch.equal(linear, (exact + bias).to(dtype)):
+                    wrong.append(f"{(m, n, k)} {config} bias")
+    assert wrong == []
+    kernels = [k for k in library.catalog()["kernels"] if k["kind"] == "anywhere"]
+    names = {k["name"].split("_", 3)[3] for k in kernels if f"_{short}_" in k["name"]}
+    splits = ("", " 2 splits", " 4 splits", " 8 splits")
+    every = {f"anywhere {name}{text}" for name in names for text in splits if "_" not in name}
+    assert ran == every | {f"anywhere {n.replace('_', ' ')}" for n in names if "_" in n}
+
+
+@pytest.mark.parametrize("short", DTYPES)
+def test_results_that_begin_anywhere(short: str) -> None:
+    """Nothing beside an output is written, whatever address its rows begin at."""
+    dtype = DTYPES[short]
+    with torch.no_grad(), measure.watching():
+        for number, (m, n, k) in enumerate(SHAPES):
+            if k > 64:
+                continue
+            a, b = operands((), m, n, k, "nt", number, dtype)
+            memory = torch.full((m * n + 40,), 77.0, device="cuda", dtype=dtype)
+            begin = 16 + number % 9
+            out = memory[begin : begin + m * n].view(m, n)
+            exact = (a.double() @ b.double()).to(dtype)
+            for config in offered(a, b):
+                library.force_config(config)
+                torch.ops.cubin._matmul.out(a, b, out=out.fill_(torch.nan))
+                assert torch.equal(out, exact), (m, n, k, config)
+                assert (memory[:begin] == 77).all()
+                assert (memory[begin + m * n :] == 77).all()
+
+
+@pytest.mark.parametrize("short", DTYPES)
+def test_random_numbers(short: str) -> None:
+    dtype = DTYPES[short]
+    k = 61 if short == "tf32" else 1061
+    a = torch.randn(1003, k, device="cuda").to(dtype)
+    b = torch.randn(777, k, device="cuda").to(dtype).mT
+    own = torch.matmul(a, b)
+    reference = numerics.reference_matmul(a, b)
+    with torch.no_grad(), measure.watching():
+        configs = offered(a, b)
+        for config in configs:
+            library.force_config(config)
+            first = torch.ops.cubin.matmul(a, b)
+            numerics.check_close(first, own, reference, config)
+            for _ in range(20):
+                assert torch.equal(torch.ops.cubin.matmul(a, b), first), config
+    assert configs
+
+
+def test_a_product_with_its_transpose_is_symmetric() -> None:
+    """Bit for bit, as those of symmetric kernels."""
+    for layout in ("nt", "tn"):
+        for dtype in DTYPES.values():
+            x = torch.randn(2, 391, 47, device="cuda").to(dtype)
+            x = x if layout == "nt" else x.mT.contiguous().mT
+            with torch.no_grad(), measure.watching():
+                configs = offered(x.clone(), x.mT)
+                for config in configs:
+                    library.force_config(config)
+                    out = torch.ops.cubin.matmul(x, x.mT)
+                    assert torch.equal(out, out.mT), (layout, dtype, config)
+            assert configs
+
+
+def test_not_where_bits_may_not_depend_on_rows() -> None:
+    a = torch.randn(600, 33, device="cuda", dtype=torch.bfloat16)
+    with torch.no_grad(), measure.watching(), torch_cubin.batch_invariant():
+        assert offered(a, torch.randn(130, 33, device="cuda", dtype=torch.bfloat16).mT) == set()
