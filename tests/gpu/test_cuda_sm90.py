@@ -101,8 +101,9 @@ def test_boxes_outside_that_are_not_loaded_reach_no_result(shape, dtype, generat
     assert wrong == []
 
 
-# Of one warpgroup: blocks with one tile start early.
+# Of one warpgroup, two and three: blocks with one tile start early.
 EARLY = ["64x32", "64x64", "64x64 four_k", "64x96", "64x128", "64x192"]
+EARLY += ["128x64", "128x128 split_k", "192x192"]
 # Those of one wave whose last tiles begin sooner, so that no row or column of theirs is outside.
 OVERLAPPING = [*EARLY, "64x64 share_both", "64x128 share_both", "128x64 share_a", "128x128"]
 
@@ -138,7 +139,7 @@ def test_a_chain_of_few_tiles_reads_what_the_kernel_before_wrote(config: str, ge
 
 
 @hopper
-@pytest.mark.parametrize("config", ["64x64", "64x64 four_k"])
+@pytest.mark.parametrize("config", ["64x64", "64x64 four_k", "64x128"])
 def test_a_chain_of_few_tiles_of_weight_gradients(config: str, generator) -> None:
     """The same of A^T B, whose boxes lie along M and N."""
     check_chain(config, cases.draw((776, 72), torch.bfloat16, True, generator), generator)
