@@ -63,6 +63,21 @@ def test_two_blocks_of_a_cluster_share_k_and_spread_evenly(
     assert held == -(-record["grid"][0] // 132)
 
 
+def test_no_cluster_is_launched_where_the_device_has_room_for_none(driver, catalog) -> None:
+    """If a process may use only few multiprocessors, as under MPS, clusters do not fit."""
+
+    def run() -> list[dict]:
+        torch.backends.cuda.matmul.allow_tf32 = False
+        driver.set("largest_cluster", 1)
+        x, y = (tensors.strided(*each) for each in (rows(64, 4096), columns(4096, 4096)))
+        torch.ops.cubin._matmul(x, y)
+        return driver.launches()
+
+    launches = forked(run)
+    assert launches
+    assert all(x["attributes"].get("4", [1, 1, 1]) == [1, 1, 1] for x in launches)
+
+
 def test_batch_invariant_products_are_added_up_in_one_order(driver, catalog) -> None:
     for m in (64, 4096):
         (record,) = launches_of(driver, rows(m, 4096), rows(4096, 4096), batch_invariant=True)

@@ -3,6 +3,7 @@
 // sliced.cu, for Hopper.
 #include <algorithm>
 
+#include "ops/common/cluster_capacity.h"
 #include "ops/common/launch.h"
 #include "ops/matmul/backend.h"
 #include "ops/matmul/params.h"
@@ -35,12 +36,21 @@ class PortableMatmul : public MatmulKernels {
     if (!takes(problem)) return;
     const auto price = [&](const Work& work) { return out.price(work); };
     portable_configs(table_, problem, price, [&](const PortablePlan& chosen, const Work& work) {
+      if (in_cluster(chosen) > clusters_.largest()) return;
       if (chosen.tiles_m * chosen.tiles_n > kMaxGrid[0] / problem.batch) return out.too_large();
       MatmulPlan plan;
       plan.sum_order = problem.math == kMathTF32 || problem.k_parts > 1 ? 1 : 0;
       plan.set(chosen);
       out.offer(plan, work);
     });
+  }
+
+  bool has_capacity(const MatmulPlan& plan) const override {
+    const auto chosen = plan.get<PortablePlan>();
+    // Asked with as much shared memory as any plan's, that of one block a multiprocessor.
+    const int64_t shared = table_.shared_each / 2;
+    const int64_t cluster = in_cluster(chosen);
+    return cluster == 0 || cluster <= clusters_.ask(*chosen.kernel, device_, shared);
   }
 
   std::string name(const MatmulPlan& plan) const override {
@@ -58,7 +68,7 @@ class PortableMatmul : public MatmulKernels {
       // Blocks of several tiles run long: an early start of the next gains nothing and, where they
       // do not fill the device, costs locality in L2 (0.4% of 4096^3 on the H200; 2048^3 gains 1%).
       const bool one_tile = chosen.blocks == chosen.tiles_m * chosen.tiles_n * p.batch();
-      const int64_t cluster = chosen.clusters && chosen.splits > 1 ? chosen.splits : 0;
+      const int64_t cluster = in_cluster(chosen);
       torch_cubin::launch(*chosen.kernel, {chosen.blocks, 1, 1, cluster, chosen.dynamic_shared},
                           device_, params, one_tile || chosen.clusters);
       return;
@@ -83,8 +93,14 @@ class PortableMatmul : public MatmulKernels {
            !problem.split_sums && !problem.sums_rows();
   }
 
+  // Blocks of a cluster; 0: none are launched.
+  static int64_t in_cluster(const PortablePlan& plan) {
+    return plan.clusters && plan.splits > 1 ? plan.splits : 0;
+  }
+
   const Device& device_;
   PortableTable table_;
+  ClusterCapacity clusters_{kMostInCluster};
 };
 
 const MatmulBackendOf<PortableMatmul, MatmulParams> g_portable_matmul("matmul",

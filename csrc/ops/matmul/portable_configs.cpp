@@ -12,7 +12,6 @@ constexpr int kSplits[] = {1,  2,  3,  4,  5,  6,  7,  8,   10,  12,  14,  16,  
                            24, 28, 32, 40, 48, 64, 96, 128, 192, 264, 384, 528, 660};
 
 constexpr int64_t kChainedTile = 64;  // of simt.cu
-constexpr int kMostInCluster = 2;     // larger ones do not fill the device (H200)
 
 using Price = std::function<double(const Work&)>;
 using Offer = std::function<void(const PortablePlan&, const Work&)>;
@@ -109,7 +108,9 @@ int64_t shared_for(const PortableTable& table, const PortableRow& row, double bl
   const bool rings = row.kind == kMatmulSliced || row.math == kMathFloat64;
   const auto each = static_cast<int64_t>(std::ceil(blocks / table.multiprocessors));
   if (!rings || row.dot() || each >= row.slots / table.multiprocessors) return -1;
-  return std::max<int64_t>(-1, table.shared_each / (each + 1) - kSharedOfBlock / 2);
+  const int64_t shared = table.shared_each / (each + 1) - kSharedOfBlock / 2;
+  // A device may hold fewer blocks than the arch for which the kernel was compiled.
+  return shared > row.kernel->entry().dynamic_shared ? shared : -1;
 }
 
 // Results of a tile that lanes store one by one, where rows of C are not whole vectors, count as

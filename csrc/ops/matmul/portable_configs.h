@@ -9,6 +9,8 @@
 
 namespace torch_cubin {
 
+constexpr int kMostInCluster = 2;  // splits; larger clusters do not fill the device (H200)
+
 struct PortablePlan {
   PackageKernel* kernel = nullptr;  // null: none takes the problem
   bool reduces = false;             // a second kernel adds the splits' partial sums
