@@ -63,7 +63,7 @@ def test_two_blocks_of_a_cluster_share_k_and_spread_evenly(
     assert held == -(-record["grid"][0] // 132)
 
 
-def test_no_cluster_is_launched_where_the_device_has_room_for_none(driver, catalog) -> None:
+def test_no_cluster_is_launched_where_the_device_runs_none(driver, catalog) -> None:
     """If a process may use only few multiprocessors, as under MPS, clusters do not fit."""
 
     def run() -> list[dict]:

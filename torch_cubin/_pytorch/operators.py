@@ -54,9 +54,16 @@ def registry(namespace: str, kind: str) -> torch.library.Library:
     return torch.library.Library(namespace, kind)
 
 
+_file_of_registries = __file__
 if __file__.encode("utf-8", "replace") != os.fsencode(__file__):
     # PyTorch asks for the file of the caller, and fails where its path is not UTF-8.
-    registry.__code__ = registry.__code__.replace(co_filename="torch_cubin")
+    _file_of_registries = "torch_cubin"
+    registry.__code__ = registry.__code__.replace(co_filename=_file_of_registries)
+
+
+def is_by_registry(where: str) -> bool:
+    """Whether what PyTorch says of where a kernel was registered names registry()."""
+    return f"{_file_of_registries}:" in where
 
 
 def register_fake(name: str, fake: Callable[..., Any], library: Any) -> None:
