@@ -8,10 +8,9 @@ import pytest
 import torch
 from c_layouts import MATMUL, structure
 from fake_driver import tensors
-from faults import catalogs, launch_params
+from faults import catalogs, launch_params, products
 from faults.forked import forked
 
-import torch_cubin
 from torch_cubin._native import library
 
 PARAMS = structure(f"{MATMUL}/matmul_params.h", "MatmulParams")
@@ -79,19 +78,8 @@ def test_k_of_one_has_the_stride_of_a_contiguous_dim(driver, catalog) -> None:
     assert (params.a_stride_m, params.a_stride_k, params.b_stride_n) == (7, 1, 1)
 
 
-def configs_of(driver, a, b, batch_invariant: bool = False) -> set[str]:
-    def run() -> list[str]:
-        x, y = (tensors.strided(*each) for each in (a, b))
-        library.watch_plans(True)
-        if batch_invariant:
-            with torch_cubin.batch_invariant():
-                torch.ops.cubin._matmul(x, y)
-        else:
-            torch.ops.cubin._matmul(x, y)
-        (plan,) = [p for p in library.watched_plans() if p["product"]["m"] == x.shape[0]][:1]
-        return [c["name"] for c in plan["configs"] if c["name"].startswith("anywhere")]
-
-    return set(forked(run))
+def configs_of(driver, *product, **options) -> set[str]:
+    return products.configs_of("anywhere", *product, **options)
 
 
 @pytest.mark.parametrize(

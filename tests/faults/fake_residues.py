@@ -8,11 +8,10 @@ import pytest
 import torch
 from c_layouts import MATMUL, structure
 from fake_driver import tensors
-from faults import catalogs, launch_params
+from faults import catalogs, launch_params, products
 from faults.forked import forked
 from faults.launch_params import read_map
 
-import torch_cubin
 from torch_cubin._native import library
 
 PARAMS = structure(f"{MATMUL}/residues_params.h", "ResidueParams")
@@ -85,19 +84,8 @@ def test_batches_follow_one_another(driver, catalog) -> None:
     assert not configs_of(driver, a_wide, b)
 
 
-def configs_of(driver, a, b, batch_invariant: bool = False) -> set[str]:
-    def run() -> list[str]:
-        x, y = (tensors.strided(*each) for each in (a, b))
-        library.watch_plans(True)
-        if batch_invariant:
-            with torch_cubin.batch_invariant():
-                torch.ops.cubin._matmul(x, y)
-        else:
-            torch.ops.cubin._matmul(x, y)
-        (plan,) = [p for p in library.watched_plans() if p["product"]["m"] == x.shape[-2]][:1]
-        return [c["name"] for c in plan["configs"] if c["name"].startswith("residues")]
-
-    return set(forked(run))
+def configs_of(driver, *product, **options) -> set[str]:
+    return products.configs_of("residues", *product, **options)
 
 
 @pytest.mark.parametrize(

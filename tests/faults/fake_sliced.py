@@ -6,11 +6,8 @@ from __future__ import annotations
 import pytest
 import torch
 from c_layouts import MATMUL, structure
-from fake_driver import tensors
-from faults import catalogs, launch_params
+from faults import catalogs, launch_params, products
 from faults.forked import forked
-
-import torch_cubin
 
 PARAMS = structure(f"{MATMUL}/matmul_params.h", "MatmulParams")
 OF_MULTIPROCESSOR = 228 << 10
@@ -25,12 +22,7 @@ def catalog(driver) -> None:
 def launches_of(driver, a, b, batch_invariant: bool = False) -> list[dict]:
     def run() -> list[dict]:
         torch.backends.cuda.matmul.allow_tf32 = False
-        x, y = (tensors.strided(*each) for each in (a, b))
-        if batch_invariant:
-            with torch_cubin.batch_invariant():
-                torch.ops.cubin._matmul(x, y)
-        else:
-            torch.ops.cubin._matmul(x, y)
+        products.multiply(a, b, batch_invariant)
         return driver.launches()
 
     return forked(run)
@@ -69,8 +61,7 @@ def test_no_cluster_is_launched_where_the_device_runs_none(driver, catalog) -> N
     def run() -> list[dict]:
         torch.backends.cuda.matmul.allow_tf32 = False
         driver.set("largest_cluster", 1)
-        x, y = (tensors.strided(*each) for each in (rows(64, 4096), columns(4096, 4096)))
-        torch.ops.cubin._matmul(x, y)
+        products.multiply(rows(64, 4096), columns(4096, 4096))
         return driver.launches()
 
     launches = forked(run)

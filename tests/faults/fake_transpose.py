@@ -6,11 +6,8 @@ from __future__ import annotations
 import pytest
 import torch
 from c_layouts import MATMUL, structure
-from fake_driver import tensors
-from faults import catalogs, launch_params
+from faults import catalogs, launch_params, products
 from faults.forked import forked
-
-import torch_cubin
 
 PARAMS = structure(f"{MATMUL}/transpose_params.h", "TransposeParams")
 
@@ -23,12 +20,7 @@ def catalog(driver) -> None:
 def launches_of(driver, a, b, batch_invariant: bool = False, tf32: bool = True) -> list:
     def run() -> list:
         torch.backends.cuda.matmul.allow_tf32 = tf32
-        x, y = (tensors.strided(*each) for each in (a, b))
-        if batch_invariant:
-            with torch_cubin.batch_invariant():
-                torch.ops.cubin._matmul(x, y)
-        else:
-            torch.ops.cubin._matmul(x, y)
+        x, y = products.multiply(a, b, batch_invariant)
         return [x.data_ptr(), y.data_ptr(), driver.launches()]
 
     return forked(run)

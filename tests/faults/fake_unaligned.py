@@ -8,7 +8,7 @@ import pytest
 import torch
 from c_layouts import MATMUL, structure
 from fake_driver import tensors
-from faults import catalogs, launch_params
+from faults import catalogs, launch_params, products
 from faults.forked import forked
 
 import torch_cubin
@@ -89,21 +89,8 @@ def test_batches_that_share_an_operand(driver, catalog) -> None:
     assert record["grid"] == [2 * 5, 1, 1]
 
 
-def configs_of(driver, a, b, batch_invariant: bool = False) -> set[str]:
-    def run() -> list[str]:
-        x, y = (tensors.strided(*each) for each in (a, b))
-        library.watch_plans(True)
-        if batch_invariant:
-            with torch_cubin.batch_invariant():
-                torch.ops.cubin._matmul(x, y)
-        else:
-            torch.ops.cubin._matmul(x, y)
-        (plan,) = [p for p in library.watched_plans() if p["product"]["m"] == x.shape[0]][:1]
-        return [
-            config["name"] for config in plan["configs"] if config["name"].startswith("unaligned")
-        ]
-
-    return set(forked(run))
+def configs_of(driver, *product, **options) -> set[str]:
+    return products.configs_of("unaligned", *product, **options)
 
 
 @pytest.mark.parametrize(

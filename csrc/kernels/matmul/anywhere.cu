@@ -68,8 +68,7 @@ TC_DEVICE void store_pair_shared(u32 shared, float x, float y) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(shared), "f"(x), "f"(y) : "memory");
 }
 
-// ---- the end without
-// splits -----------------------------------------------------------------------
+// ---- the end without splits
 
 // Stores 16 rows of results, which lie at `from`, by one warp: words of 4 bytes, 32 at a time.
 TC_DEVICE void store_rows(u32 from, Element* c, tc_int64 pitch, int rows, int columns) {
@@ -161,8 +160,7 @@ TC_DEVICE void store_results(const MatmulParams& p, float (&sum)[kColumns / 2], 
   store_rows(own, static_cast<Element*>(p.c) + (batch * p.m + m) * p.n + n, p.n, rows, columns);
 }
 
-// ---- the end with
-// splits --------------------------------------------------------------------------
+// ---- the end with splits
 
 // Adds the sums of all splits of rows [first, last) of the tile, and stores them.
 TC_DEVICE void add_splits(const MatmulParams& p, u32 shared, Element* c, int first, int last,

@@ -136,8 +136,7 @@ struct ResidueOfR {
   }
 };
 
-// ---- producers: each warp loads a quarter of R's residues, and the first one
-// S --------------------
+// ---- producers: each warp loads a quarter of R's residues, and the first one S
 
 constexpr int kProducers = 4;
 constexpr int kResidues = kVector / kProducers;
@@ -405,8 +404,7 @@ TC_DEVICE void consume(const ResidueParams& p, const Tile& tile, u32 shared, u32
   }
 }
 
-// ---- the end: sums of the cluster's blocks, added and
-// stored -------------------------------------
+// ---- the end: sums of the cluster's blocks, added and stored
 
 constexpr int kMostSplits = 2;
 constexpr int kAtOnce = 8;  // sums of a thread that are loaded before the first one is used

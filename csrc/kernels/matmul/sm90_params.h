@@ -36,7 +36,8 @@ enum Sm90Flags {
   kSm90OutFloat = 256,    // (general) out is float32
   kSm90OutVector = 512,   // (general) four elements of out are stored at once
   kSm90AddVector = 1024,  // (general) four elements of addend are read at once
-  // Each block, or each cluster that splits K, has one tile, of no pair and, in sm90.cu, no batch.
+  // Each block, or each cluster that splits K, has one tile, of no pair. sm90.cu: in batches only
+  // of one dim, by tiles of two or three warpgroups.
   kSm90Lone = 2048,
   kSm90Activation = 12,         // the activation is at bit 12: activation_params.h
   kSm90OutUnaligned = 1 << 15,  // (not general) rows of out are unaligned: no tensor map

@@ -147,10 +147,11 @@ class Counter {
     return row.tile_m * row.tile_n > 128 * 128 ? 1 : share(2, 3);
   }
 
-  // Whether blocks have one tile alone: of one warpgroup they begin sooner (sm90.cu). Of a short K,
-  // whose loads are all asked for at once, nothing is gained where many blocks wait for the same
-  // lines of an operand, which clusters ask for once: in long outputs (H200, alone and in clusters:
-  // 184 x 5736 x 40 by 64x192 4.1 us, 3.6; 272 x 1032 x 112 by 64x64 2.1, 2.6).
+  // Whether blocks have one tile alone, and are priced as those that begin sooner (sm90.cu): of one
+  // warpgroup. Of a short K, whose loads are all asked for at once, nothing is gained where many
+  // blocks wait for the same lines of an operand, which clusters ask for once: in long outputs
+  // (H200, alone and in clusters: 184 x 5736 x 40 by 64x192 4.1 us, 3.6; 272 x 1032 x 112 by 64x64
+  // 2.1, 2.6).
   bool starts_early(const Sm90Plan& plan, int64_t tiles, int64_t k_blocks) const {
     constexpr int64_t kLong = 16;  // times as long as wide
     const Sm90Row& row = *plan.row;

@@ -40,7 +40,8 @@ struct Sm90Row {
   // Weight gradients: both operands' own dims are contiguous.
   bool is_tn() const { return a_mn_major && b_mn_major; }
 
-  // A block with one tile begins sooner (kStartsEarly of sm90.cu).
+  // A block with one tile is priced as one that begins sooner (kStartsEarly of sm90.cu; tiles of
+  // more warpgroups do, too, which is not priced).
   bool starts_early() const { return one_warpgroup && !reads && !(is_tn() && tile_n > tile_k); }
 
   // TF32 that wgmma cannot read from shared memory: A passes through registers.
