@@ -2,9 +2,11 @@
 // may have few multiprocessors).
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <mutex>
+#include <vector>
 
 #include "package/package_kernel.h"
 
@@ -29,6 +31,15 @@ class ClusterCapacity {
     largest_.store(size, std::memory_order_relaxed);
     asked_ = true;
     return size;
+  }
+
+  // The same for the kernel of a table's rows that has the most shared memory.
+  template <typename Row>
+  int64_t ask_largest(const std::vector<Row>& rows, const Device& device) const {
+    const auto largest = std::max_element(rows.begin(), rows.end(), [](auto& x, auto& y) {
+      return x.kernel->entry().dynamic_shared < y.kernel->entry().dynamic_shared;
+    });
+    return ask(*largest->kernel, device);
   }
 
  private:

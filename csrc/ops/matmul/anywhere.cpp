@@ -76,8 +76,8 @@ class Anywhere : public MatmulKernels {
   }
 
   bool has_capacity(const MatmulPlan& plan) const override {
-    const auto chosen = plan.get<AnywherePlan>();
-    return chosen.splits == 1 || chosen.splits <= clusters_.ask(*chosen.row->kernel, device_);
+    const int64_t splits = plan.get<AnywherePlan>().splits;
+    return splits == 1 || splits <= clusters_.ask_largest(rows_, device_);
   }
 
   std::string name(const MatmulPlan& plan) const override {

@@ -71,11 +71,7 @@ class Unaligned : public MatmulKernels {
 
   bool has_capacity(const MatmulPlan& plan) const override {
     const int64_t splits = plan.get<UnalignedPlan>().splits;
-    const auto shared = [](const UnalignedRow& x) { return x.kernel->entry().dynamic_shared; };
-    const auto largest = std::max_element(
-        rows_.begin(), rows_.end(),
-        [&](const UnalignedRow& x, const UnalignedRow& y) { return shared(x) < shared(y); });
-    return splits == 1 || splits <= clusters_.ask(*largest->kernel, device_);
+    return splits == 1 || splits <= clusters_.ask_largest(rows_, device_);
   }
 
   std::string name(const MatmulPlan& plan) const override {
