@@ -172,6 +172,31 @@ def test_a_logsumexp_that_is_not_asked_for_is_not_changed(kind: str, read: bool)
     assert not read or torch.isposinf(logsumexp[:, :, 0]).all()
 
 
+@pytest.mark.parametrize(("batch", "heads"), [(0, 4), (2, 0)])
+def test_calls_without_elements(batch: int, heads: int) -> None:
+    """PyTorch's flash attention divides by the heads of keys, and cuDNN's gives no tensor."""
+    x = torch.empty(batch, heads, 24, 16, dtype=torch.bfloat16)
+    with installed():
+        flash = aten._scaled_dot_product_flash_attention(x, x, x, 0.0, True)
+        efficient = aten._scaled_dot_product_efficient_attention(x, x, x, None, True)
+        cudnn = aten._scaled_dot_product_cudnn_attention(x, x, x, None, True)
+        gradients = (
+            aten._scaled_dot_product_flash_attention_backward(
+                x, x, x, x, *flash[:6], 0.0, True, *flash[6:8]
+            ),
+            aten._scaled_dot_product_efficient_attention_backward(
+                x, x, x, x, None, *efficient, 0.0, [True, True, True, False]
+            )[:3],
+            aten._scaled_dot_product_cudnn_attention_backward(
+                x, x, x, x, *cudnn[:2], *cudnn[6:8], None, *cudnn[2:6], 0.0, False
+            ),
+        )
+        served, declined = reports()
+    assert (len(served), declined) == (6, [])
+    for own in (flash[0], efficient[0], cudnn[0], *(dx for each in gradients for dx in each)):
+        assert own.shape == x.shape
+
+
 @pytest.mark.parametrize(
     ("call", "reason"),
     [

@@ -108,6 +108,16 @@ def test_varlen_attn() -> None:
         near(mine, theirs)
 
 
+def test_no_heads() -> None:
+    """PyTorch's kernel divides by the heads of keys."""
+    tensors = [x[:, :0].detach().requires_grad_() for x in packed(torch.bfloat16)]
+    with installed():
+        out = aten._flash_attention_forward(*tensors, *ENDS, *LONGEST, 0.0, False, False)[0]
+        gradients = torch.autograd.grad(out, tensors, torch.empty_like(out))
+        assert served() == {FORWARD: 1, BACKWARD: 1}
+    assert [x.shape for x in (out, *gradients)] == [x.shape for x in (tensors[0], *tensors)]
+
+
 DECLINED = {
     "dropout": ({"dropout_p": 0.5}, "dropout, whose numbers PyTorch's backward draws again"),
     "float32": ({"dtype": torch.float32}, "a dtype that is not float16 or bfloat16"),

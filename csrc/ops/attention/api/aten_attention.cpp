@@ -5,6 +5,7 @@
 
 #include "ops/attention/api/aten_results.h"
 #include "ops/attention/api/attention.h"
+#include "ops/attention/problem/checks.h"
 #include "ops/common/serving.h"
 #include "ops/common/stable_ops.h"
 #include "pytorch/aten_kernels.h"
@@ -25,7 +26,8 @@ struct Inputs {
   int64_t columns() const { return k.sizes[2]; }
 };
 
-// Why a call with these inputs is not served; null if it may be.
+// Why a call with these inputs is not served; null if it may be. Calls without a batch or heads are
+// served: PyTorch's flash attention divides by the heads of keys, and cuDNN's returns no tensor.
 const char* why_not_inputs(Policy policy, const Inputs& in, double dropout_p) {
   if (dropout_p > 0) return "dropout, whose numbers PyTorch's backward draws again";
   if (in.q.dim != 4 || in.k.dim != 4 || in.v.dim != 4) return "a rank that is not 4";
@@ -34,12 +36,11 @@ const char* why_not_inputs(Policy policy, const Inputs& in, double dropout_p) {
   if (policy == Policy::kFastest && std::max(in.q.sizes[3], in.v.sizes[3]) > kFlashHeadDim) {
     return "a head_dim above 256, which has not been measured";
   }
-  const bool heads =
-      in.k.sizes[1] == in.v.sizes[1] && in.k.sizes[1] > 0 && in.q.sizes[1] % in.k.sizes[1] == 0;
+  const bool heads = in.k.sizes[1] == in.v.sizes[1] && heads_divide(in.q.sizes[1], in.k.sizes[1]);
   const bool fits = heads && in.q.sizes[0] == in.k.sizes[0] && in.k.sizes[0] == in.v.sizes[0] &&
                     in.q.sizes[3] == in.k.sizes[3] && in.k.sizes[2] == in.v.sizes[2];
   if (!fits) return "shapes that it does not take";
-  return in.rows() == 0 || in.columns() == 0 || in.q.sizes[0] == 0 ? "no rows or no keys" : nullptr;
+  return in.rows() == 0 || in.columns() == 0 ? "no rows or no keys" : nullptr;
 }
 
 const char* why_not_flash(Policy policy, const Inputs& in, double dropout_p) {

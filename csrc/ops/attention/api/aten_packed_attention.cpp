@@ -4,6 +4,7 @@
 
 #include "ops/attention/api/aten_results.h"
 #include "ops/attention/api/attention.h"
+#include "ops/attention/problem/checks.h"
 #include "ops/common/batch_invariant.h"
 #include "ops/common/serving.h"
 #include "pytorch/aten_kernels.h"
@@ -45,8 +46,7 @@ const char* why_not(Policy policy, const PackedCall& call) {
   if (q.dim != 3 || k.dim != 3 || v.dim != 3) return "a rank that is not 3";
   if (const char* reason = why_not_tensor(q, CallKind::kAttention, policy)) return reason;
   const bool fits = std::equal(k.sizes, k.sizes + 3, v.sizes) && q.sizes[2] == k.sizes[2] &&
-                    k.sizes[1] > 0 && q.sizes[1] % k.sizes[1] == 0 && same_device(q, k) &&
-                    same_device(q, v);
+                    heads_divide(q.sizes[1], k.sizes[1]) && same_device(q, k) && same_device(q, v);
   if (!fits) return "shapes that it does not take";
   if (q.sizes[2] > kFlashHeadDim) return "a head_dim above 256";
   if (q.sizes[0] == 0 || k.sizes[0] == 0) return "no rows or no keys";

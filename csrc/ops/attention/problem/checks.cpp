@@ -55,8 +55,7 @@ void set_heads(const char* op, AttentionShape& shape, int64_t q, int64_t k, int6
   const std::string got =
       "query " + std::to_string(q) + ", key " + std::to_string(k) + ", value " + std::to_string(v);
   if (enable_gqa) {
-    const auto divides = [&](int64_t heads) { return heads == 0 ? q == 0 : q % heads == 0; };
-    if (!divides(k) || !divides(v)) {
+    if (!heads_divide(q, k) || !heads_divide(q, v)) {
       fail_heads(op, "heads of key and value that divide those of query", got, "");
     }
     shape.heads = q;

@@ -16,6 +16,11 @@ namespace torch_cubin {
 // and kernels count beyond it in 32 bits.
 constexpr int64_t kMostPackedRows = 0x7fff0000;
 
+// Whether each head of key or value can serve the same number of heads of query: none serves none.
+inline bool heads_divide(int64_t of_query, int64_t heads) {
+  return heads == 0 ? of_query == 0 : of_query % heads == 0;
+}
+
 // The problem's sizes. With cu_seqlens (`packed`) tensors are (rows of all sequences, heads,
 // head_dim): then batch is the number of sequences, and the lengths are upper bounds.
 struct AttentionShape {

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "cubin/error.h"
+#include "ops/attention/problem/checks.h"
 #include "ops/common/argument_checks.h"
 
 namespace torch_cubin {
@@ -169,7 +170,7 @@ KvCacheShape check_kv_cache(const KvCacheViews& views) {
     fail({"input", cache_argument("k_cache"), "has another head_dim (last size) than 'q'",
           std::to_string(shape.head_dim), std::to_string(k_cache.sizes[3]), ""});
   }
-  if (shape.kv_heads == 0 ? shape.heads != 0 : shape.heads % shape.kv_heads != 0) {
+  if (!heads_divide(shape.heads, shape.kv_heads)) {
     fail({"input", cache_argument("k_cache"),
           "has a number of heads that does not divide that of 'q'",
           "a divisor of " + std::to_string(shape.heads), std::to_string(shape.kv_heads), ""});
