@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,13 @@ def test_kernel_tables_name_each_kernel_once() -> None:
         assert kernel.name.startswith(prefixes), kernel.name
         wide = ("float16", "bfloat16", "float32", "float64", "any")
         assert kernel.fields["dtype"] in (*wide, "float8_e4m3fn")
+
+
+def test_the_page_of_kernels_names_every_source() -> None:
+    page = (KERNELS / "README.md").read_text()
+    sources = [path.relative_to(KERNELS).as_posix() for path in KERNELS.rglob("*.cu")]
+    assert sources
+    assert [s for s in sources if not re.search(rf"[`/]{Path(s).name}`", page)] == []
 
 
 def test_params_digest_is_of_the_declaration_alone(tmp_path: Path) -> None:
