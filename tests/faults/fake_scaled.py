@@ -269,6 +269,22 @@ def test_gated(driver, catalog, groups) -> None:
         assert params.out_type == 0  # bfloat16, which sums are rounded to
 
 
+@pytest.mark.parametrize(
+    ("sizes", "tile"),
+    [
+        # Short K: how quickly a tile is stored decides.
+        ((4096, 32768, 512), [128, 128]), ((4096, 2304, 768), [128, 128]),
+        # Waves of tiles decide.
+        ((512, 7168, 2048), [128, 112]), ((512, 7168, 16384), [128, 112]),
+        ((2048, 2112, 7168), [192, 192]),
+    ],
+)  # fmt: skip
+def test_tiles_of_fast_sums(driver, catalog, sizes, tile) -> None:
+    """The quickest of those that were timed (H200)."""
+    (launch,) = launches_of(driver, catalog, lambda: multiply(*sizes, use_fast_accum=True))
+    assert catalog[launch["kernel"]]["tile"][:2] == tile
+
+
 def test_every_kernel_is_planned_for_some_sizes(driver, catalog) -> None:
     sizes = [
         (16, 32), (16, 7168), (16, 16384), (256, 16384), (256, 20000), (512, 2112), (700, 2112),
