@@ -331,8 +331,9 @@ def test_quantize(driver, catalog) -> None:
     launches = launches_of(driver, catalog, call)
     params = [launch_params.read(launch, QUANTIZE) for launch in launches]
     blocks = 38 * 8 * 5  # of 38 bands of 8 rows
-    grids = [15, 15, -(-blocks // 32), -(-blocks // 64)]
+    grids = [15, 15, -(-blocks // 16), -(-blocks // 64)]
     assert [launch["grid"][0] for launch in launches] == grids
+    assert {own.inverse_blocks for own in params[1:]} == {(2**32 - 1) // 5}
     assert [(p.rows, p.columns, p.data_stride) for p in params] == [(300, 520, 300)] + [
         (300, 520, 520)
     ] * 3

@@ -76,6 +76,24 @@ def test_gated(dtype, generator: torch.Generator) -> None:
         assert (steps != 0).float().mean() < 0.01
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gated_infinities_are_nan_and_have_no_scale(dtype, generator: torch.Generator) -> None:
+    """A warp has blocks of columns of several rows, of which one may have an infinity."""
+    x = torch.randn(37, 512, generator=generator, device="cuda").to(dtype)
+    bad = torch.zeros(37, 512, dtype=torch.bool, device="cuda")
+    for row, column in ((3, 5), (4, 256 + 9), (9, 130), (20, 255)):
+        bad[row, column] = True
+    bad[11, 128:256] = True  # a block of nothing else
+    x[bad] = 0  # so that the largest of a block is another one
+    data, scale = op(x, BLOCK_1X128, gate="silu")
+    outputs = bad[:, :256] | bad[:, 256:]
+    for value in (torch.inf, -torch.inf, torch.nan):
+        own, own_scale = op(x.masked_fill(bad, value), BLOCK_1X128, gate="silu")
+        assert torch.equal(own.float().isnan(), outputs)
+        assert torch.equal(own_scale, scale)
+        assert torch.equal(own.float()[~outputs], data.float()[~outputs])
+
+
 def test_zero_sizes() -> None:
     for rows, columns in ((0, 64), (64, 0), (0, 0)):
         x = torch.empty(rows, columns, device="cuda", dtype=torch.bfloat16)

@@ -41,6 +41,8 @@ struct QuantizeParams {
   int rows, columns;  // of the result
   int flags;
   int row_threads_log2;  // of rows with one scale
+  // 2^32 - 1 over the blocks of 128 columns of a row, rounded down: divides without a division.
+  unsigned int inverse_blocks;
 };
 
 }  // namespace torch_cubin

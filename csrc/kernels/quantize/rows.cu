@@ -20,9 +20,10 @@ constexpr int kKept = kQuantizeKept / kEight;
 constexpr DType kValues = kMode == kGated ? DType::float32 : kType;
 // Blocks of a multiprocessor, as registers suffice for: ptxas took more, 2 to 5% slower (H200,
 // 16384 x 7168). One block more was slower by as much.
-constexpr int kResident =
-    kMode == kBlock ? 4 : (kMode == kGated ? 6 : 5) - (kType == DType::float32 ? 1 : 0);
-static_assert(TC_THREADS == kQuantizeThreads);
+constexpr int kResident = kMode == kBlock   ? 4
+                          : kMode == kGated ? 8
+                                            : 5 - (kType == DType::float32 ? 1 : 0);
+static_assert(TC_THREADS == kQuantizeThreads || kMode != kRow);
 static_assert(TC_TILE_M == TC_THREADS / kLanes || kMode == kRow);
 
 // Eight elements, or the eight gates and eight ups that they are made of.
@@ -103,7 +104,9 @@ TC_DEVICE void quantize_blocks(const QuantizeParams& p) {
   const u32 blocks = (p.columns + kBlockColumns - 1) / kBlockColumns;  // of a row
   // Scales of neighbouring rows are neighbours in memory: kQuantizeBand of them are one sector.
   const u32 own = blockIdx.x * TC_TILE_M + threadIdx.x / kLanes, place = own / kQuantizeBand;
-  const u32 band = place / blocks, block = place - band * blocks;
+  const u32 estimate = __umulhi(place, p.inverse_blocks);  // or one less than the band
+  const u32 rest = place - estimate * blocks;
+  const u32 band = estimate + (rest >= blocks), block = rest >= blocks ? rest - blocks : rest;
   const u32 row = band * kQuantizeBand + own % kQuantizeBand;
   const int lane = threadIdx.x % kLanes, column = block * kBlockColumns + lane * kEight;
   // NOTE: a count of the thread's own, from 0, for which ptxas finds fewer instructions: 4096 x
@@ -208,12 +211,13 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, kResident)
  "kernels": [
   {"name": "rows_quantize_{d.name}_{m.name}", "kind": "rows", "archs": ["sm_90a"],
    "dtype": "{d.dtype}", "math": "float32", "layout": "any", "alignment": 1,
-   "tile": ["{m.blocks}", 128, 1], "stages": 1, "block": [256, 1, 1], "dynamic_shared": 0,
+   "tile": ["{m.blocks}", 128, 1], "stages": 1, "block": ["{m.threads}", 1, 1],
+   "dynamic_shared": 0,
    "cost": {}, "mode": "{m.name}", "defines": {"TC_DTYPE": "{d.dtype}", "TC_MODE": "{m.mode}"},
    "for": {
     "d": [{"name": "f16", "dtype": "float16"}, {"name": "bf16", "dtype": "bfloat16"},
           {"name": "f32", "dtype": "float32"}],
-    "m": [{"name": "block", "mode": "kBlock", "blocks": 64},
-          {"name": "gated", "mode": "kGated", "blocks": 32},
-          {"name": "row", "mode": "kRow", "blocks": 1}]}}]}
+    "m": [{"name": "block", "mode": "kBlock", "blocks": 64, "threads": 256},
+          {"name": "gated", "mode": "kGated", "blocks": 16, "threads": 128},
+          {"name": "row", "mode": "kRow", "blocks": 1, "threads": 256}]}}]}
 */

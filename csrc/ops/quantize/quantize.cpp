@@ -129,6 +129,7 @@ Quantized quantize_cuda(const Tensor& x, int64_t recipe, bool transpose, bool po
   if (mode == kTileMode && recipe == kScaleBlock1x128) params.flags |= kQuantizeColumns;
 
   const int64_t across = ceil_div(int64_t{params.columns}, kScaleBlock);
+  params.inverse_blocks = static_cast<unsigned int>(UINT32_MAX / across);
   int64_t blocks = int64_t{params.rows};
   if (mode == kTileMode) blocks = ceil_div(blocks, kScaleBlock) * across;
   if (mode == kBlockMode || mode == kGatedMode) {
