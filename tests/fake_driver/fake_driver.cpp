@@ -494,12 +494,33 @@ CUresult cuOccupancyMaxActiveClusters(int* count, CUfunction function,
   *count = fits ? static_cast<int>(setting("clusters", 60)) : 0;
   return function_of(function) == nullptr ? CUDA_ERROR_INVALID_HANDLE : CUDA_SUCCESS;
 }
+// What the driver's documentation says of a tensor map, without interleaving.
+static bool is_valid_map(CUtensorMapDataType type, cuuint32_t rank, void* address,
+                         const cuuint64_t* dims, const cuuint64_t* strides, const cuuint32_t* box,
+                         const cuuint32_t* element_strides, CUtensorMapSwizzle swizzle) {
+  constexpr unsigned kBytes[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4};  // by the type's number
+  constexpr unsigned kRows[] = {0, 32, 64, 128};                          // of a swizzle
+  if (type >= sizeof(kBytes) / sizeof(*kBytes) || rank == 0 || rank > 5) return false;
+  if (reinterpret_cast<uintptr_t>(address) % 16 != 0) return false;
+  for (cuuint32_t i = 0; i < rank; ++i) {
+    if (dims[i] == 0 || dims[i] > uint64_t{1} << 32 || box[i] == 0 || box[i] > 256) return false;
+    if (element_strides[i] == 0 || element_strides[i] > 8) return false;
+    if (i + 1 < rank && (strides[i] % 16 != 0 || strides[i] >= uint64_t{1} << 40)) return false;
+  }
+  const unsigned row = box[0] * kBytes[type];
+  return row % 16 == 0 &&
+         (swizzle == CU_TENSOR_MAP_SWIZZLE_NONE || swizzle > 3 || row <= kRows[swizzle]);
+}
+
 CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank,
                                 void* address, const cuuint64_t* dims, const cuuint64_t* strides,
                                 const cuuint32_t* box, const cuuint32_t* element_strides,
                                 CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
                                 CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill) {
-  if (reinterpret_cast<uintptr_t>(map) % 64 != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (reinterpret_cast<uintptr_t>(map) % 64 != 0 ||
+      !is_valid_map(type, rank, address, dims, strides, box, element_strides, swizzle)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   std::memset(map, 0, sizeof(*map));
   // A layout of our own, which the test reads back.
   auto* out = reinterpret_cast<uint64_t*>(map);

@@ -269,6 +269,40 @@ def test_a_wrong_struct_is_not_launched(driver, several):
     assert not driver.launches()
 
 
+@pytest.mark.parametrize(
+    ("wrong", "code"),
+    [
+        ({}, 0),
+        ({"address": 8}, 1),
+        ({"dims": (64, 0)}, 1),
+        ({"strides": (136,)}, 1),
+        ({"strides": (1 << 40,)}, 1),
+        ({"box": (72, 8)}, 1),  # wider than the swizzle
+        ({"box": (60, 8)}, 1),
+        ({"box": (64, 257)}, 1),
+        ({"steps": (1, 9)}, 1),
+    ],
+)
+def test_the_stand_in_refuses_tensor_maps_as_a_driver_does(wrong: dict, code: int) -> None:
+    """Each test of a launch would else pass with a map that fails on a GPU."""
+    given = {"address": 0, "dims": (64, 32), "strides": (128,), "box": (64, 8), "steps": (1, 1)}
+    given |= wrong
+    memory = (ctypes.c_char * 256)()
+    map_ = ctypes.addressof(memory) + 63 & ~63
+    wide = [(ctypes.c_uint64 * 2)(*given[name]) for name in ("dims", "strides")]
+    narrow = [(ctypes.c_uint32 * 2)(*given[name]) for name in ("box", "steps")]
+    found = ctypes.c_void_p()
+    find = ctypes.CDLL("libcuda.so.1").cuGetProcAddress_v2
+    assert (
+        find(b"cuTensorMapEncodeTiled", ctypes.byref(found), 12000, ctypes.c_uint64(0), None) == 0
+    )
+    encode = ctypes.CFUNCTYPE(ctypes.c_int)(found.value)
+    bfloat16, rank, swizzle_128_bytes = 9, 2, 3
+    address = ctypes.c_void_p((1 << 20) + given["address"])
+    last = 0, swizzle_128_bytes, 0, 0  # interleave, swizzle, promotion, fill
+    assert encode(ctypes.c_void_p(map_), bfloat16, rank, address, *wide, *narrow, *last) == code
+
+
 def test_a_tensor_map_goes_by_value(driver, several):
     tensor = torch.zeros(6, 40, 64, dtype=torch.bfloat16)
     map = torch_cubin.TensorMap(
