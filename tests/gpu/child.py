@@ -377,6 +377,7 @@ def _wrong_layers_of_few_rows() -> list[str]:
 def _wrong_products_of_groups() -> list[str]:
     """Rows and sums of uneven groups, and mixtures of experts: one chunk of ids, and two."""
     import grouped_options
+    from gpu import experts_child
 
     if torch.cuda.get_device_capability() != (9, 0):
         return []
@@ -409,40 +410,14 @@ def _wrong_products_of_groups() -> list[str]:
         if not torch.allclose(out[stored], right[stored], rtol=0.05, atol=0.05):
             wrong.append(f"options of groups {k} {n}")
     sizes = (7, 72, 40), (300, 136, 136), (9, 51, 27)
-    for dtype, (tokens, hidden, inner) in itertools.product(dtypes[:2], sizes):
-        layer = [
-            torch.randn(tokens, hidden).to(dtype),
-            torch.rand(tokens, 6).argsort(-1)[:, :4] - 1,  # -1 is no expert
-            torch.rand(tokens, 4),
-            (torch.randn(4, 2 * inner, hidden) / hidden**0.5).to(dtype),
-            (torch.randn(4, hidden, inner) / inner**0.5).to(dtype),
-        ]
-        out = torch.ops.cubin._moe(*(x.cuda() for x in layer), "silu", False).cpu()
-        if not torch.allclose(
-            out, torch.ops.cubin._moe(*layer, "silu", False), rtol=0.02, atol=0.02
-        ):
-            wrong.append(f"mixture of experts {tokens} {hidden} {inner}")
-        on_cpu, on_gpu = (
-            _layer_and_gradients([tensor.to(device) for tensor in layer])
-            for device in ("cpu", "cuda")
-        )
-        for name, own, right in zip(("out", "x", "weights", "w13", "w2"), on_gpu, on_cpu):
-            if not torch.allclose(own.cpu(), right, rtol=0.05, atol=0.3):
-                wrong.append(f"trained mixture of experts {tokens} {hidden} {inner}: {name}")
-    return wrong
-
-
-def _layer_and_gradients(layer: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    x, _, weights, w13, w2 = layer
-    out, *kept = torch.ops.cubin._moe_forward(*layer, "gelu", False)
-    args = torch.ones_like(out), x, weights, w13, w2, *kept, "gelu", False
-    return out, *torch.ops.cubin._moe_backward(*args, True, True, True)
+    return wrong + experts_child.wrong_layers(dtypes[:2], sizes)
 
 
 def _wrong_8_bit_products() -> list[str]:
     """scaled_matmul with every kind of sums and tails in every dim, groups of rows and of K, and
     quantize."""
     import scaled_cases as scaled
+    from gpu import experts_child
 
     if torch.cuda.get_device_capability() != (9, 0):
         return []
@@ -479,19 +454,8 @@ def _wrong_8_bit_products() -> list[str]:
             out = torch.ops.cubin.scaled_grouped_matmul(*own, offs=offs, use_fast_accum=fast)
             if not torch.equal(out.cpu(), expected.bfloat16()):
                 wrong.append(f"scaled groups of K {m} {rest} {recipe} {fast}")
-    for rows, columns in ((129, 257), (40, 1032)):
-        for dtype in (torch.bfloat16, torch.float32):
-            x = torch.randn(rows, columns).to(dtype)
-            for recipe, transpose in ((1, False), (4, False), (4, True), (5, False), (5, True)):
-                found = torch.ops.cubin.quantize(x.cuda(), recipe, transpose=transpose)
-                right = torch.ops.cubin.quantize(x, recipe, transpose=transpose)
-                if not all(
-                    torch.equal(own.cpu().float(), other.float())
-                    for own, other in zip(found, right, strict=True)
-                ):
-                    wrong.append(f"quantize {(rows, columns)} {dtype} {recipe} {transpose}")
-        torch.ops.cubin.quantize(x.cuda()[:, columns % 2 :], 4, gate="silu")
-    return wrong
+    dtypes = torch.bfloat16, torch.float32
+    return wrong + experts_child.wrong_quantize(dtypes, ((129, 257), (40, 1032)))
 
 
 def symmetric_sanitize(tool: str) -> dict:

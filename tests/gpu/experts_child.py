@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import scaled_cases as scaled
@@ -135,9 +135,10 @@ def _wrong_8_bit_products(small: bool) -> list[str]:
     return wrong
 
 
-def _wrong_quantize() -> list[str]:
+def wrong_quantize(dtypes: Iterable[torch.dtype], shapes: Iterable[tuple[int, int]]) -> list[str]:
+    """Beside the CPU's."""
     wrong, quantize = [], torch.ops.cubin.quantize
-    for dtype, (rows, columns) in itertools.product(DTYPES, ((129, 257), (8, 1032), (1, 9001))):
+    for dtype, (rows, columns) in itertools.product(dtypes, shapes):
         x = torch.randn(rows, columns).to(dtype)
         for recipe, transpose in ((1, False), (4, False), (4, True), (5, False), (5, True)):
             for to in (scaled.E4M3, scaled.E5M2):
@@ -188,10 +189,13 @@ def _wrong_groups() -> list[str]:
     return wrong
 
 
-def _wrong_layers() -> list[str]:
-    """Mixtures of experts of one chunk of ids and of two, and their gradients."""
+def wrong_layers(
+    dtypes: Iterable[torch.dtype], shapes: Iterable[tuple[int, int, int]]
+) -> list[str]:
+    """Mixtures of experts of so many tokens, hidden and inner columns, and their gradients, beside
+    the CPU's: 300 tokens of four experts are two chunks of ids."""
     wrong = []
-    for dtype, (tokens, hidden, inner) in itertools.product(DTYPES, ((7, 72, 40), (300, 136, 136))):
+    for dtype, (tokens, hidden, inner) in itertools.product(dtypes, shapes):
         layer = [
             torch.randn(tokens, hidden).to(dtype),
             torch.rand(tokens, 6).argsort(-1)[:, :4] - 1,  # -1 is no expert
@@ -228,7 +232,8 @@ def experts_sanitize(tool: str) -> dict:
 
     with torch.no_grad():
         wrong = _wrong_8_bit_products(tool == "racecheck")
-        wrong += _wrong_quantize() + _wrong_groups() + _wrong_layers()
+        wrong += wrong_quantize(DTYPES, ((129, 257), (8, 1032), (1, 9001))) + _wrong_groups()
+        wrong += wrong_layers(DTYPES, ((7, 72, 40), (300, 136, 136)))
     torch.cuda.synchronize()
     names = [kernel["name"] for kernel in kernels()]
     return {"wrong": wrong, "calls": len(names), "names": names}
