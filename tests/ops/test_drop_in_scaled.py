@@ -116,6 +116,7 @@ def test_other_forms_of_the_calls() -> None:
         ({"scale_a": [], "recipe_a": []}, SEVERAL),
         ({"swizzle_a": [1]}, "swizzled scales"),
         ({"recipe_a": [3], "recipe_b": [3]}, "scales that it does not take"),
+        ({"recipe_a": [ROW], "scale_a": [torch.ones(4, 8)]}, "scales that it does not take"),
     ):
         given = dict(zip(NAMES, lists)) | change
         torch_cubin.report(reset=True)

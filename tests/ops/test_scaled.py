@@ -140,6 +140,7 @@ A, B, ONE = made(6, 200, dtype=E4M3), made(200, 5, dtype=E4M3), made()
         ((A.to(E5M2), B.to(E5M2), ONE, 0, ONE, 0), {}, "float8_e5m2 by float8_e5m2"),
         ((A, B, made(2), 0, ONE, 0), {}, "'scale_a' has a shape .*one element"),
         ((A, B, ONE, 0, made(6), 1), {}, "'scale_b' has a shape .*5 elements"),
+        ((A, B, made(3, 2).t(), 1, made(5), 1), {}, "'scale_a' has a shape .*6 elements in one"),
         ((A, B, made(2, 6), 4, made(2, 1), 5), {}, r"'scale_a' has a shape .*\(6, 2\)"),
         ((A, B, made(6, 2), 4, made(3, 1), 5), {}, r"'scale_b' has a shape .*\(2, 1\)"),
         ((A, B, made(6, 2), 4, made(6, 1), 1), {}, "5 elements"),

@@ -30,7 +30,7 @@ def _fits(scale: torch.Tensor, recipe: int, size: int, k: int) -> bool:
     if recipe == TENSOR:
         return scale.numel() == 1
     if recipe == ROW:
-        return len(shape) <= 2 and scale.numel() == size
+        return scale.numel() == size and (len(shape) < 2 or (len(shape) == 2 and 1 in shape))
     if recipe == BLOCK_1X128:
         return shape == (size, blocks)
     return shape in ((blocks, _blocks(size)), (_blocks(blocks * 32) * 4, _blocks(size)))

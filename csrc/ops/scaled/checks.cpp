@@ -69,8 +69,10 @@ bool scale_fits(const TensorView& scale, int64_t recipe, int64_t size, int64_t k
   switch (recipe) {
     case kScaleTensor:
       return elements == 1;
-    case kScaleRow:
-      return scale.dim <= 2 && elements == size;
+    case kScaleRow: {
+      const bool is_line = scale.dim < 2 || scale.sizes[0] == 1 || scale.sizes[1] == 1;
+      return scale.dim <= 2 && elements == size && is_line;
+    }
     case kScaleBlock1x128:
       return scale.dim == 2 && scale.sizes[0] == size && scale.sizes[1] == blocks;
     case kScaleBlock128x128:
