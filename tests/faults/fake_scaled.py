@@ -9,7 +9,7 @@ import torch
 from c_layouts import MATMUL, structure
 from fake_driver import tensors
 from faults import catalogs, launch_params
-from faults.forked import forked
+from faults.forked import error_of, forked
 from faults.launch_params import read_map
 from scaled_cases import BLOCK_1X128, BLOCK_128X128, E4M3, E5M2, ROW, TENSOR, scale_shape
 
@@ -340,6 +340,15 @@ def test_quantize(driver, catalog) -> None:
     scale_strides = [(1, 520), (5, 1), (1, 300), (1, 300)]
     assert [(p.scale_stride, p.scale_stride_k) for p in params] == scale_strides
     assert params[2].up == 520
+
+
+def test_more_columns_than_kernels_count_are_refused(driver, catalog) -> None:
+    def call() -> list[str]:
+        like = torch.empty(1, 2**32, dtype=torch.bfloat16, device="meta")
+        x = tensors.part(empty(8, dtype=torch.bfloat16), like)
+        return error_of(lambda: quantize(x, ROW))
+
+    assert "has a size that no kernel takes" in forked(call)[1]
 
 
 def test_rows_with_one_scale_have_threads_by_their_length(driver, catalog) -> None:

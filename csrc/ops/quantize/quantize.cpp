@@ -112,7 +112,8 @@ Quantized quantize_cuda(const Tensor& x, int64_t recipe, bool transpose, bool po
   params.up = call.k;
   params.data_stride = call.k;
   params.rows = static_cast<int>(view.sizes[0]);
-  params.columns = static_cast<int>(call.transpose ? call.rows : call.k);
+  const int64_t columns = call.transpose ? call.rows : call.k;
+  params.columns = static_cast<int>(columns);
   const bool reads = reinterpret_cast<uintptr_t>(params.x) % kReadBytes == 0 &&
                      stride * bytes % kReadBytes == 0 && params.columns % kEight == 0 &&
                      (!call.gated || call.k * bytes % kReadBytes == 0);
@@ -128,7 +129,7 @@ Quantized quantize_cuda(const Tensor& x, int64_t recipe, bool transpose, bool po
   }
   if (mode == kTileMode && recipe == kScaleBlock1x128) params.flags |= kQuantizeColumns;
 
-  const int64_t across = ceil_div(int64_t{params.columns}, kScaleBlock);
+  const int64_t across = ceil_div(columns, kScaleBlock);
   params.inverse_blocks = static_cast<unsigned int>(UINT32_MAX / across);
   int64_t blocks = int64_t{params.rows};
   if (mode == kTileMode) blocks = ceil_div(blocks, kScaleBlock) * across;
