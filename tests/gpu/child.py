@@ -361,7 +361,8 @@ def _wrong_layers_of_few_rows() -> list[str]:
     if torch.cuda.get_device_capability() != (9, 0):
         return []
     wrong = []
-    for rows, k, sizes in ((5, 136, (72, 136, 8)), (33, 2056, (264, 264))):
+    few = [(rows, 136, (72, 136, 8)) for rows in (5, 12, 24)]  # a kernel each
+    for rows, k, sizes in (*few, (33, 2056, (264, 264))):
         x, *weights = (torch.randint(-1, 2, (n, k)).bfloat16() for n in (rows, *sizes))
         sums = [x.double() @ weight.double().t() for weight in weights]
         on_gpu = [weight.cuda() for weight in weights]
@@ -517,17 +518,20 @@ def configs_sanitize(tool: str, mode: str) -> dict:
     # Tails in every dim. A last wave of tiles is streamed if there are two whole ones before it.
     middle, streamed = (200, 264, 1032), (3080, 4616, 264)
     few = [(m, 520, 1032) for m in (1, 16, 24, 40, 64)]
-    unaligned = (131, 75, 61 if mode == "tf32" else 101)  # read by the kernel itself: K is short
-    shapes = [middle, streamed, unaligned, *few]
+    # Rows that begin anywhere, of a K that is read whole, and of one that is split.
+    unaligned = [(131, 75, 61 if mode == "tf32" else 101), (75, 131, 1229), (3, 75, 1229)]
+    shapes = [middle, streamed, *unaligned, *few]
     if tool == "racecheck":  # takes many times as long
-        shapes = [(72, 136, 1032), streamed, unaligned, few[0], few[-1]]
+        shapes[0] = (72, 136, 1032)
+    if mode in ("float32", "float64"):  # none of their kernels is streamed
+        shapes.remove(streamed)
     # K of all tiles divided evenly, among blocks or pairs of them: each has parts of two tiles.
     few_streamed = [(m, 8512, 1032) for m in (1, 16, 24, 64)]
     wrong, ran = [], set()
     for layout in ("nt", "nn", "tn", "tt"):
         if mode == "tf32" and layout == "tn":  # one operand is copied first, then as nn or tt
             continue
-        for m, n, k in [*shapes, *(few_streamed if layout == "nn" and mode != "tf32" else ())]:
+        for m, n, k in [*shapes, *(few_streamed if layout == "nn" and "float16" in mode else ())]:
             with cases.math_mode(mode) as dtype, torch.no_grad():
                 a, b = torch.randint(-3, 4, (m, k)), torch.randint(-3, 4, (k, n))
                 bias = torch.randint(-3, 4, (n,))
@@ -543,10 +547,12 @@ def configs_sanitize(tool: str, mode: str) -> dict:
                     key=lambda x: sum("lines" in x["product"][side] for side in "ab"),
                 )
                 configs = [w["name"] for w in plan["configs"]]
-                kinds = ("sm90", "unaligned", "anywhere", "residues", "split")
-                configs = [n for n in configs if n.split(" ")[0].startswith(kinds)]
+                # The others are copies before a product.
+                configs = [name for name in configs if not name.startswith(("pad", "transpose"))]
                 if (m, n, k) == streamed:
                     configs = [name for name in configs if "streamed" in name]
+                if tool == "racecheck" and (m, n, k) in few[1:-1]:
+                    configs = [name for name in configs if "skinny" in name]
                 if (m, n, k) in few_streamed:
                     configs = [n for n in configs if "skinny" in n and "streamed" in n]
                 for number, config in enumerate(configs):
@@ -581,8 +587,12 @@ def configs_sanitize(tool: str, mode: str) -> dict:
                 if not torch.equal(relu.cpu(), expected):
                     wrong.append(f"{mode} {layout} {(m, n, k)} relu")
     torch.cuda.synchronize()
-    needed = (" split ", " sm90 64x64 read ", " 128 rows streamed ", " 64 rows streamed in pairs ")
-    for config in needed if mode != "tf32" else (" sm90 128x256 ",):
+    sixteen = (
+        *(" split ", " sm90 64x64 read ", " 128 rows streamed ", " 64 rows streamed in pairs "),
+        *(" anywhere 64x128 8 splits ", " residues 128x128 of b 2 splits "),
+    )
+    others = {"tf32": " sm90 128x256 ", "float32": " sliced 64x32x64 ", "float64": " mma 64x64x16 "}
+    for config in (others[mode],) if mode in others else sixteen:
         if not any(config in name for name in ran):
             wrong.append(f"no product had the config '{config.strip()}'")
     return {"wrong": wrong, "calls": len(ran)}
