@@ -81,20 +81,6 @@ TC_DEVICE void join(const Sm90BackwardParams& p, u32 index) {
       .store();
 }
 
-// Whether any block of keys of a set has added to a tile's dq_sum.
-TC_DEVICE bool has_sum(const Sm90BackwardParams& p, const QueryTile& place,
-                       const Sm90Sequence& sequence, int set) {
-  if (!sees_any_key(sequence, place.tile, p.tile_rows, p.tile_keys)) return false;
-  int begin = first_key_tile_of(p, set, sequence, place.tile, p.tile_rows, p.tile_keys);
-  int last_key =
-      min(place.tile * p.tile_rows + p.tile_rows - 1 + sequence.last, sequence.columns - 1);
-  int last = min(last_key / p.tile_keys, (set + 1) * p.set_keys - 1);
-  if (last < begin || p.bits.steps == nullptr) return last >= begin;
-  MaskPlace at(p.bits, place.batch, place.head, place.tile);
-  u32 step = __ldg(p.bits.steps + at.step(p, last));
-  return step_class(step) < kStepHidesAll || step_rank_from(p, at, begin, step) > 0;
-}
-
 // In a warp: 8 queries and 64 columns of a tile.
 template <DType kDType, class Scale, class Params>
 TC_DEVICE void convert_octet(const Params& p, u32 tile, u32 tiles, int panels, int piece,
@@ -113,7 +99,7 @@ TC_DEVICE void convert_octet(const Params& p, u32 tile, u32 tiles, int panels, i
   for (int w = 0; w < 4; ++w) sum[w] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll 1
   for (int set = 0; set < p.sets; ++set, from += tiles * panels * (16 * p.tile_rows)) {
-    if (!has_sum(p, place, sequence, set)) continue;
+    if (additions(p, place, sequence, set) == 0) continue;
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
       float4 x = __ldcs(from + w * 4 * p.tile_rows);

@@ -157,14 +157,15 @@ TC_DEVICE u32 rounded_tile(const Sm90BackwardParams& p, u32 index) {
 // a pair.
 constexpr int kRounded = 0x7fff8000;
 
-// The number of blocks of keys that add to a tile of queries whose keys are one set.
+// The number of blocks of keys of a set that add to a tile of queries.
 TC_DEVICE int additions(const Sm90BackwardParams& p, const QueryTile& place,
-                        const Sm90Sequence& sequence) {
+                        const Sm90Sequence& sequence, int set) {
   if (!sees_any_key(sequence, place.tile, p.tile_rows, p.tile_keys)) return 0;
-  int begin = first_key_tile(sequence, place.tile, p.tile_rows, p.tile_keys);
+  int begin = first_key_tile_of(p, set, sequence, place.tile, p.tile_rows, p.tile_keys);
   int last_row = place.tile * p.tile_rows + p.tile_rows - 1;
-  int last = min(last_row + sequence.last, sequence.columns - 1) / p.tile_keys;
-  if (p.bits.steps == nullptr) return last - begin + 1;
+  int last_key = min(last_row + sequence.last, sequence.columns - 1);
+  int last = min(last_key / p.tile_keys, (set + 1) * p.set_keys - 1);
+  if (last < begin || p.bits.steps == nullptr) return max(0, last - begin + 1);
   MaskPlace at(p.bits, place.batch, place.head, place.tile);
   u32 step = __ldg(p.bits.steps + at.step(p, last));
   return step_rank_from(p, at, begin, step) + (step_class(step) < kStepHidesAll ? 1 : 0);

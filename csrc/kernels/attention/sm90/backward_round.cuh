@@ -100,7 +100,7 @@ class DqRounder {
     for (; index_ < tiles && additions_ == 0; index_ += gridDim.x) {
       tile_ = rounded_tile(p, index_);
       QueryTile place = QueryTile::of_equals(p, tile_);
-      additions_ = sm90::additions(p, place, Sm90Sequence::of_equals(p.lengths, place.batch));
+      additions_ = sm90::additions(p, place, Sm90Sequence::of_equals(p.lengths, place.batch), 0);
     }
   }
 
