@@ -61,9 +61,14 @@ def test_threads_of_a_row(driver, columns: int, block: int, threads: int, cluste
     [(2044, 0), (2056, 96), (2560, 96), (5120, 160), (16384, 512), (16385, 0), (16392, 0)],
 )
 def test_rows_in_shared_memory(driver, columns: int, threads: int) -> None:
-    """Of 2,056 to 16,384 columns by vectors: a thread has four, and a block is whole warps."""
+    """Of 2,056 to 16,384 columns by vectors, of RMS norm from 4,104 on: a thread has four, and a
+    block is whole warps."""
     rows = empty(64, columns)
-    for tensors_of_a_row, call in ((1, norm(rows)), (2, norm(rows, rows))):
+    centered = lambda: ops._norm(rows, None, rows.shape[-1:], None, None, None, True)  # noqa: E731
+    calls = [(1, centered)]
+    if not 2048 < columns <= 4096:
+        calls += [(1, norm(rows)), (2, norm(rows, rows))]
+    for tensors_of_a_row, call in calls:
         ((launch, params),) = launches_of(driver, call, NORM)
         assert launch["kernel"].startswith("norm_staged_" if threads else "norm_rows_")
         assert (params.rows, params.columns, params.x_stride) == (64, columns, columns)
@@ -99,9 +104,13 @@ def test_rows_of_a_warp(driver, columns: int) -> None:
         assert launch["grid"] == [-(-1000 * threads // (launch["block"][0] * at_once)), 1, 1]
 
 
-@pytest.mark.parametrize(("columns", "threads"), [(1032, 96), (1536, 96), (2040, 128), (2048, 128)])
+@pytest.mark.parametrize(
+    ("columns", "threads"),
+    [(1032, 96), (1536, 96), (2040, 128), (2048, 128), (2056, 160), (4096, 256)],
+)
 def test_rows_in_the_registers_of_a_block(driver, columns: int, threads: int) -> None:
-    """Of 1,032 to 2,048 columns by vectors: a thread has two, and a block is whole warps."""
+    """Of 1,032 to 4,096 columns by vectors, of layer norm 2,048: a thread has two, and a block is
+    whole warps."""
     rows, weight = empty(64, columns), empty(columns)
     for call in (norm(rows), norm(rows, rows, weight=weight)):
         ((launch, params),) = launches_of(driver, call, NORM)
@@ -128,7 +137,8 @@ def test_parts_of_wider_rows_are_read_where_they_are(driver) -> None:
 @pytest.mark.parametrize(
     ("columns", "cluster", "kernel"),
     [
-        (4096, 1, "norm_backward_sums_rows_bf16_256"),
+        (4088, 1, "norm_backward_sums_rows_bf16_256"),
+        (4096, 1, "norm_backward_sums_rows_bf16_512"),
         (8192, 1, "norm_backward_sums_rows_bf16_512"),
         (5120, 1, "norm_backward_sums_rows_bf16_512"),
         (8200, 2, "norm_backward_sums_rows_bf16_512_cluster"),
@@ -153,9 +163,11 @@ def test_gradients_of_parameters_are_summed_in_parts(
     assert last.grad_weight
     assert last.grad_bias
     if columns < 131072:
-        # As few warps of a block as hold its part of the row, two vectors each thread.
-        threads = {4096: 256, 5120: 320, 8192: 512, 8200: 288, 65536: 512}[columns]
-        assert launches[0][0]["block"] == [threads, 1, 1]
+        # As few warps of a block as hold its part of the row, two vectors each thread; two rows of
+        # 4,096 fill a block.
+        threads = {4088: 256, 4096: 256, 5120: 320, 8192: 512, 8200: 288, 65536: 512}[columns]
+        block = 2 * threads if columns == 4096 else threads
+        assert launches[0][0]["block"] == [block, 1, 1]
         assert first.threads == threads
         assert names == ["norm_backward_sums", "norm_parts"]
         assert first.sums_w

@@ -14,6 +14,8 @@ constexpr int kAhead = kStages - 1;  // rows
 // Whether a row belongs to more than one block; the loop over rows is 4% slower where it could
 // (8192 x 8192, H200).
 constexpr bool kClusters = TC_MOST_CLUSTER > 1;
+// Threads of a row, besides kBlock, that the compiler knows: half a block, or a warp.
+constexpr int kPart = TC_OF_WARPS ? 32 : kBlock / 2;
 extern __shared__ FourWords staged[];
 
 // The sums of a thread over its rows, of kVectors vectors.
@@ -23,23 +25,62 @@ struct ColumnSums {
 
 // kCentered: of layer norm, or with the sums for a bias. kWhole: rows fill their threads' vectors,
 // and have a weight of their dtype; then no branch keeps the compiler from loading a row's vectors
-// one right after another (8192 x 8192, H200: layer norm 134 -> 120 us).
-template <bool kCentered, bool kWhole>
+// one right after another (8192 x 8192, H200: layer norm 134 -> 120 us). kThreads: of a row; 0:
+// any, and p.grad_sum may be null though kAdds.
+template <bool kCentered, bool kWhole, int kThreads, bool kAdds>
 struct Differentiation {
   static constexpr int kDtype = static_cast<int>(DType::TC_DTYPE);
   using Access = Vectors<kDtype>;
   using Raw = typename Access::Raw;
   using Totals = Sums<kCentered ? 2 : 1>;
-  using Join = RowJoin<Totals, kBlock, kClusters, true>;
+  using Join = RowJoin<Totals, kBlock, kClusters, true, kThreads>;
   static constexpr int kParts = Access::kParts;
+  static constexpr int kOfTensor = kVectors * (kParts * kBlock * 16);
   const NormParams& p;
-  const int at_once = kBlock / p.threads;  // rows
-  const int lane = static_cast<int>(threadIdx.x) % p.threads +
-                   static_cast<int>(kClusters ? cluster_rank() : 0) * p.threads;
-  const int stride = p.threads * p.cluster;                  // of a thread's vectors
-  const u32 of_tensor = p.vectors * (kParts * kBlock * 16);  // bytes of a stage
-  const u32 of_stage = (p.grad_sum == nullptr ? 2 : 3) * of_tensor;
+  const int threads = kThreads > 0 ? kThreads : p.threads;
+  const int at_once = kBlock / threads;  // rows
+  const int lane = static_cast<int>(threadIdx.x) % threads +
+                   static_cast<int>(kClusters ? cluster_rank() : 0) * threads;
+  const int stride = kThreads > 0 && !kClusters ? kThreads : threads * p.cluster;
+  const u32 of_tensor = kThreads > 0 ? kOfTensor : p.vectors*(kParts * kBlock * 16);
+  const bool adds = kAdds && (kThreads > 0 || p.grad_sum != nullptr);
+  const u32 of_stage = (adds ? 3 : 2) * of_tensor;
   const u32 base = shared_address(staged) + threadIdx.x * 16;
+
+  // The weight of a thread's vectors, as floats where there are registers for them.
+  static constexpr bool kUnpacks = kWhole && !kAdds;
+  struct Weight {
+    Raw raw[kUnpacks ? 1 : kVectors];
+    float of[kUnpacks ? kVectors : 1][8];
+
+    TC_DEVICE void set(int i, const Raw& from) {
+      if constexpr (kUnpacks) {
+        Access::unpack(of[i], from);
+      } else {
+        raw[i] = from;
+      }
+    }
+    TC_DEVICE void get(float (&factor)[8], int i) const {
+      if constexpr (kUnpacks) {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) factor[j] = of[i][j];
+      } else {
+        Access::unpack(factor, raw[i]);
+      }
+    }
+  };
+
+  // Where a thread reads or writes a tensor's rows.
+  struct Pointer {
+    char* at;
+    tc_int64 step;  // to the thread's next row, bytes
+  };
+  TC_DEVICE Pointer pointer(const void* tensor, tc_int64 row, tc_int64 step,
+                            tc_int64 of_row) const {
+    constexpr int kBytes = 2 * kParts;
+    return {RowOf(tensor, row * of_row, kDtype).data + lane * tc_int64(8 * kBytes),
+            step * of_row * kBytes};
+  }
 
   // Calls body(i, column) for the thread's vectors.
   template <class Body>
@@ -51,28 +92,14 @@ struct Differentiation {
     }
   }
 
-  TC_DEVICE void copy(u32 to, const void* tensor, tc_int64 first) const {
-    const char* from = RowOf(tensor, first, kDtype).data + lane * tc_int64(16 * kParts);
+  TC_DEVICE void copy(u32 to, Pointer& from) const {
     for_each([&](int i, int) {
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
         cp_async<16>(to + (i * kParts + part) * (kBlock * 16),
-                     from + i * stride * (16 * kParts) + part * 16, true);
+                     from.at + i * stride * (16 * kParts) + part * 16, true);
       }
     });
-  }
-
-  // Begins to copy a row to a stage.
-  TC_DEVICE void fetch(tc_int64 row, int stage) const {
-    if (row < p.rows) {
-      const u32 to = base + stage * of_stage;
-      copy(to, p.x, row * p.x_stride);
-      copy(to + of_tensor, p.grad_out, row * p.grad_out_stride);
-      if (p.grad_sum != nullptr) {
-        copy(to + 2 * of_tensor, p.grad_sum, row * p.grad_sum_stride);
-      }
-    }
-    cp_async_commit();
   }
 
   TC_DEVICE void get(float (&x)[8], u32 tensor, int i) const {
@@ -85,59 +112,82 @@ struct Differentiation {
   }
 
   TC_DEVICE void run() const {
-    Join join(at_once == 1 ? kBlock : p.threads, p.cluster);
-    if (at_once == 1) join.clear_warps(blockDim.x / 32);
-    ColumnSums of_weight, of_bias;
-    Raw weight[kVectors];
-    if constexpr (kWhole) {
-      const RowOf row(p.weight, 0, kDtype);
-      for_each([&](int i, int column) { Access::load_raw(weight[i], row, column); });
-    }
+    Join join(at_once == 1 ? kBlock : threads, p.cluster);
+    if (at_once == 1 && kThreads == 0) join.clear_warps(blockDim.x / 32);
     const tc_int64 step = static_cast<tc_int64>(gridDim.x / p.cluster) * at_once;
-    tc_int64 row =
-        static_cast<tc_int64>(blockIdx.x / p.cluster) * at_once + threadIdx.x / p.threads;
+    tc_int64 row = static_cast<tc_int64>(blockIdx.x / p.cluster) * at_once + threadIdx.x / threads;
+    Pointer x_from = pointer(p.x, row, step, p.x_stride);
+    Pointer grad_from = pointer(p.grad_out, row, step, p.grad_out_stride);
+    Pointer sum_from = pointer(p.grad_sum, row, step, p.grad_sum_stride);
+    Pointer to = pointer(p.grad_x, row, step, p.columns);
+    // Begins to copy the thread's row after the next `ahead`, to a stage.
+    const auto fetch = [&](u32 at, int ahead) {
+      if (row < p.rows - ahead * step) {
+        copy(at, x_from);
+        copy(at + of_tensor, grad_from);
+        if (adds) copy(at + 2 * of_tensor, sum_from);
+      }
+      x_from.at += x_from.step;
+      grad_from.at += grad_from.step;
+      if (adds) sum_from.at += sum_from.step;
+      cp_async_commit();
+    };
     // The statistics of the next row, read a row ahead as well.
+    const float* mean_at = p.mean + row;
+    const float* rstd_at = p.rstd + row;
     float mean = 0, rstd = 0;
     const auto read_statistics = [&](tc_int64 of) {
       if (of >= p.rows) return;
-      if (kCentered && p.centered) mean = p.mean[of];
-      rstd = p.rstd[of];
+      if (kCentered && p.centered) mean = *mean_at;
+      rstd = *rstd_at;
+      mean_at += step;
+      rstd_at += step;
     };
+    wait_for_previous_kernel();
 #pragma unroll
-    for (int stage = 0; stage < kAhead; ++stage) fetch(row + stage * step, stage);
+    for (int stage = 0; stage < kAhead; ++stage) fetch(base + stage * of_stage, stage);
     read_statistics(row);
-    int stage = 0;
+    Weight weight;
+    if constexpr (kWhole) {
+      const RowOf of(p.weight, 0, kDtype);
+      Raw raw[kVectors];
+      for_each([&](int i, int column) { Access::load_raw(raw[i], of, column); });
+      for_each([&](int i, int) { weight.set(i, raw[i]); });
+    }
+    ColumnSums of_weight, of_bias;
+    u32 at = base, free = base + kAhead * of_stage;
+    const u32 end = base + kStages * of_stage;
 #pragma unroll 1
-    for (tc_int64 first = row - threadIdx.x / p.threads; first < p.rows; first += step) {
-      fetch(row + kAhead * step, stage == 0 ? kAhead : stage - 1);
+    for (tc_int64 first = row - threadIdx.x / threads; first < p.rows; first += step) {
+      fetch(free, kAhead);
       const float own_mean = mean, own_rstd = rstd;
       read_statistics(row + step);
       cp_async_wait<kAhead>();
-      differentiate(row, base + stage * of_stage, own_mean, own_rstd, weight, join, of_weight,
-                    of_bias);
-      stage = stage == kAhead ? 0 : stage + 1;
+      differentiate(row < p.rows, to.at, at, own_mean, own_rstd, weight, join, of_weight, of_bias);
+      free = at;
+      at += of_stage;
+      if (at == end) at = base;
       row += step;
+      to.at += to.step;
     }
     cp_async_wait<0>();
-    write(p.sums_w, of_weight);
-    if (kCentered) write(p.sums_b, of_bias);
+    write(of_weight, of_bias);
   }
 
   // `weight` is kWhole's.
-  TC_DEVICE void differentiate(tc_int64 row, u32 at, float mean, float rstd,
-                               const Raw (&weight)[kVectors], Join& join, ColumnSums& of_weight,
+  TC_DEVICE void differentiate(bool valid, char* to, u32 at, float mean, float rstd,
+                               const Weight& weight, Join& join, ColumnSums& of_weight,
                                ColumnSums& of_bias) const {
-    const bool valid = row < p.rows;
     const float part = 1.0f / static_cast<float>(p.columns);
     float x[kVectors][8], grad[kVectors][8];  // x - mean, and rstd * grad_out * weight
     Totals totals[kVectors] = {};             // of x * grad, and of grad
-    if (valid) {
+    if (kThreads == kBlock || valid) {
       for_each([&](int i, int column) {
         get(x[i], at, i);
         get(grad[i], at + of_tensor, i);
         float factor[8];
         if constexpr (kWhole) {
-          Access::unpack(factor, weight[i]);
+          weight.get(factor, i);
         } else if (p.weight != nullptr) {
           Access::load(factor, RowOf(p.weight, 0, p.weight_dtype), column);
         }
@@ -154,57 +204,91 @@ struct Differentiation {
 #pragma unroll
     for (int i = 1; i < kVectors; ++i) totals[0] = typename Totals::Join{}(totals[0], totals[i]);
     join(totals[0], typename Totals::Join{});
-    if (!valid) return;
+    if (kThreads != kBlock && !valid) return;
     const NormGradient<kCentered> gradient(p, totals[0], rstd, part, [&] {
       for_each([&](int i, int) {
 #pragma unroll
         for (int j = 0; j < 8; ++j) x[i][j] *= rstd;
       });
     });
-    const RowOf grad_x(p.grad_x, row * p.columns, kDtype);
-    for_each([&](int i, int column) {
+    for_each([&](int i, int) {
 #pragma unroll
       for (int j = 0; j < 8; ++j) x[i][j] = gradient(x[i][j], grad[i][j]);
-      if (p.grad_sum != nullptr) {
+      if (adds) {
         get(grad[i], at + 2 * of_tensor, i);
 #pragma unroll
         for (int j = 0; j < 8; ++j) x[i][j] += grad[i][j];
       }
-      Access::store_own(grad_x, x[i], column);
+      const RowOf own(to + i * stride * (16 * kParts), 0, kDtype);
+      Access::store_own(own, x[i], 0);
     });
   }
 
-  // Writes the block's sums. Those of the rows that it took at a time are added, first row first,
-  // in the memory of the stages.
-  TC_DEVICE void write(float* to, const ColumnSums& sums) const {
-    if (to == nullptr) return;
-    to += static_cast<tc_int64>(blockIdx.x / p.cluster) * p.columns;
-    auto of_rows = reinterpret_cast<float*>(staged);
-    const RowOf row(at_once == 1 ? to : of_rows + threadIdx.x / p.threads * p.columns, 0,
-                    kRowFloat32);
-    __syncthreads();
-    for_each([&](int i, int column) { Vectors<kRowFloat32>::store_own(row, sums.of[i], column); });
-    if (at_once == 1) return;
-    __syncthreads();
-    for (int column = threadIdx.x; column < p.columns; column += kBlock) {
-      float sum = of_rows[column];
-      for (int other = 1; other < at_once; ++other) sum += of_rows[other * p.columns + column];
-      to[column] = sum;
+  // Writes the block's sums.
+  TC_DEVICE void write(const ColumnSums& of_weight, const ColumnSums& of_bias) const {
+    if constexpr (kClusters) {
+      const auto write_own = [&](float* to, const ColumnSums& sums) {
+        if (to == nullptr) return;
+        const RowOf row(to, static_cast<tc_int64>(blockIdx.x / p.cluster) * p.columns, kRowFloat32);
+        for_each(
+            [&](int i, int column) { Vectors<kRowFloat32>::store_own(row, sums.of[i], column); });
+      };
+      write_own(p.sums_w, of_weight);
+      if (kCentered) write_own(p.sums_b, of_bias);
+    } else {
+      // Through the memory of the stages: those of the rows that the block took at a time are
+      // added, first row first, and neighbours write neighbouring vectors.
+      const auto of_rows = reinterpret_cast<float*>(staged);
+      const int of_kind = at_once * p.columns;
+      __syncthreads();
+      const auto put = [&](float* to, const ColumnSums& sums) {
+        const RowOf row(to + threadIdx.x / threads * p.columns, 0, kRowFloat32);
+        for_each(
+            [&](int i, int column) { Vectors<kRowFloat32>::store_own(row, sums.of[i], column); });
+      };
+      put(of_rows, of_weight);
+      if (kCentered) put(of_rows + of_kind, of_bias);
+      __syncthreads();
+      const auto add = [&](float* to, const float* from) {
+        if (to == nullptr) return;
+        to += static_cast<tc_int64>(blockIdx.x) * p.columns;
+        for (int column = 4 * threadIdx.x; column < p.columns; column += 4 * blockDim.x) {
+          float4 sum = *reinterpret_cast<const float4*>(from + column);
+#pragma unroll 4
+          for (int other = 1; other < at_once; ++other) {
+            const float4 x = *reinterpret_cast<const float4*>(from + other * p.columns + column);
+            sum = {sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w};
+          }
+          *reinterpret_cast<float4*>(to + column) = sum;
+        }
+      };
+      add(p.sums_w, of_rows);
+      if (kCentered) add(p.sums_b, of_rows + of_kind);
     }
   }
 };
 
+template <bool kWhole, int kThreads, bool kAdds>
+TC_DEVICE void differentiate(const NormParams& p) {
+  if (p.centered || p.sums_b != nullptr) {
+    Differentiation<true, kWhole, kThreads, kAdds>{p}.run();
+  } else {
+    Differentiation<false, kWhole, kThreads, kAdds>{p}.run();
+  }
+}
+
 extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
     TC_KERNEL(const __grid_constant__ NormParams p) {
-  wait_for_previous_kernel();
-  const bool centered = p.centered || p.sums_b != nullptr;
   const bool whole = p.columns == p.threads * p.cluster * kVectors * 8 && p.weight != nullptr &&
                      p.weight_dtype == p.row_dtype;
-  if (whole) {
-    centered ? Differentiation<true, true>{p}.run() : Differentiation<false, true>{p}.run();
-  } else {
-    centered ? Differentiation<true, false>{p}.run() : Differentiation<false, false>{p}.run();
+  if (!whole) return differentiate<false, 0, true>(p);
+  if constexpr (!kClusters && DType::TC_DTYPE != DType::float32) {
+    const bool adds = p.grad_sum != nullptr;
+    if (p.threads == kBlock && adds) return differentiate<true, kBlock, true>(p);
+    if (p.threads == kBlock) return differentiate<true, kBlock, false>(p);
+    if (p.threads == kPart && !adds) return differentiate<true, kPart, false>(p);
   }
+  differentiate<true, 0, true>(p);
 }
 
 }  // namespace torch_cubin::TC_KERNEL
@@ -212,7 +296,7 @@ extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
 // of_warps: for rows of 16 bits that fill so many vectors of a warp's lanes, but for the last; two
 // warps would leave a quarter of theirs empty.
 //
-// accepted_spill: registers of rows that a cluster shares; the kernel uses all that there are.
+// accepted_spill: a few registers of float32, and of GPUs that it was not tuned on.
 /* torch_cubin kernels
 {"virtual_arch": [80, 90],
  "defaults": {
@@ -220,22 +304,24 @@ extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
   "dtype": "{d.dtype}", "math": "float32", "layout": "any", "alignment": 16,
   "tile": [1, "{size.columns}", 1], "stages": 3, "block": ["{size.threads}", 1, 1],
   "dynamic_shared": 0, "blocks": "{size.blocks}", "most_cluster": "{size.most_cluster}",
-  "of_warps": 0, "archs": "{size.archs}",
-  "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": "{size.blocks}", "TC_MOST_CLUSTER": "{size.most_cluster}"},
-  "accepted_spill": {"sm_80": 64, "sm_86": 64, "sm_89": 64, "sm_90a": 64, "sm_100a": 160, "sm_120a": 160},
+  "of_warps": "{size.of_warps}", "archs": "{size.archs}",
+  "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": "{size.blocks}", "TC_MOST_CLUSTER": "{size.most_cluster}",
+              "TC_OF_WARPS": "{size.of_warps}"},
+  "accepted_spill": {"sm_80": 32, "sm_86": 32, "sm_89": 32, "sm_90a": 16, "sm_100a": 32, "sm_120a": 32},
   "cost": {"k_tile": 0, "fixed": 0}},
  "kernels": [
   {"for": {"d": [
      {"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"},
      {"short": "f32", "dtype": "float32"}],
     "size": [
-     {"name": "256", "threads": 256, "columns": 4096, "blocks": 2, "most_cluster": 1, "archs": []},
-     {"name": "512", "threads": 512, "columns": 8192, "blocks": 1, "most_cluster": 1, "archs": []},
+     {"name": "256", "threads": 256, "columns": 4096, "blocks": 2, "most_cluster": 1, "of_warps": 0,
+      "archs": []},
+     {"name": "512", "threads": 512, "columns": 8192, "blocks": 1, "most_cluster": 1, "of_warps": 0,
+      "archs": []},
      {"name": "512_cluster", "threads": 512, "columns": 8192, "blocks": 1, "most_cluster": 8,
-      "archs": ["sm_90a", "sm_100a", "sm_120a"]}]}},
-  {"of_warps": 1,
-   "for": {"d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}],
+      "of_warps": 0, "archs": ["sm_90a", "sm_100a", "sm_120a"]}]}},
+  {"for": {"d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}],
     "size": [
      {"name": "3_vectors", "threads": 384, "columns": 9216, "blocks": 1, "most_cluster": 1,
-      "archs": ["sm_90a"]}]}}]}
+      "of_warps": 1, "archs": ["sm_90a"]}]}}]}
 */

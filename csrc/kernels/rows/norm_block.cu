@@ -24,8 +24,8 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_BLOCKS)
 {"virtual_arch": [90],
  "kernels": [
   {"name": "norm_block_rows_{d.short}", "kind": "norm_block", "archs": ["sm_90a"],
-   "dtype": "{d.dtype}", "math": "float32", "layout": "any", "alignment": 16, "tile": [1, 2048, 1],
-   "stages": 1, "block": [128, 1, 1], "dynamic_shared": 0,
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": 12}, "cost": {"k_tile": 0, "fixed": 0},
+   "dtype": "{d.dtype}", "math": "float32", "layout": "any", "alignment": 16, "tile": [1, 4096, 1],
+   "stages": 1, "block": [256, 1, 1], "dynamic_shared": 0,
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": 6}, "cost": {"k_tile": 0, "fixed": 0},
    "for": {"d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}]}}]}
 */

@@ -159,6 +159,17 @@ TC_DEVICE void with_access(int columns, Run&& run) {
   }
 }
 
+// What threads of a block, and of a cluster, write to one another.
+template <class Values, int kWarps>
+struct JoinedValues {
+  Values of_warps[2][kWarps], of_blocks[2][kMostCluster];
+  u64 arrived[2];  // mbarriers of of_blocks
+  static TC_DEVICE JoinedValues& shared() {
+    __shared__ JoinedValues own;
+    return own;
+  }
+};
+
 // Joins values over the threads of rows. `Values` is a struct of floats; join(a, b) commutes
 // exactly, so that all threads of a row get the same bits. Every thread of the block, and of the
 // cluster, calls it.
@@ -168,23 +179,20 @@ TC_DEVICE void with_access(int columns, Run&& run) {
 // Threads that still read the values of one call may not meet those of the next one, which
 // alternate in memory: a thread reaches the call after that only when all have read.
 //
-// kUnrolls: for a kernel that is bound by instructions, and has registers to spare.
-template <class Values, int kBlock, bool kClusters = true, bool kUnrolls = false>
+// kUnrolls: for a kernel that is bound by instructions, and has registers to spare. kThreads: of a
+// row, if it is known; rows of a block then do not wait for one another.
+template <class Values, int kBlock, bool kClusters = true, bool kUnrolls = false, int kThreads = 0>
 struct RowJoin {
   static constexpr int kWarps = kBlock / 32;
   int threads, cluster, call = 0;
   u32 parity = 0;  // of the mbarriers' phases
 
-  struct Shared {
-    Values of_warps[2][kWarps], of_blocks[2][kMostCluster];
-    u64 arrived[2];  // mbarriers of of_blocks
-  };
-  static TC_DEVICE Shared& shared() {
-    __shared__ Shared own;
-    return own;
+  static TC_DEVICE JoinedValues<Values, kWarps>& shared() {
+    return JoinedValues<Values, kWarps>::shared();
   }
 
-  TC_DEVICE RowJoin(int threads, int cluster) : threads(threads), cluster(cluster) {
+  TC_DEVICE RowJoin(int threads, int cluster)
+      : threads(kThreads > 0 ? kThreads : threads), cluster(cluster) {
     if (kClusters && cluster > 1) values_begin(shared().arrived);
   }
 
@@ -211,8 +219,23 @@ struct RowJoin {
     for (int lane = lanes / 2; lane > 0; lane /= 2) join_lane(values, lane, join);
   }
 
+  // Waits for the threads of the row.
+  static TC_DEVICE void meet() {
+    if constexpr (kThreads == 0 || kThreads == kBlock) {
+      __syncthreads();
+    } else {
+      static_assert(kBlock <= 2 * kThreads);
+      if (threadIdx.x < kThreads) {
+        asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
+      } else {
+        asm volatile("bar.sync 2, %0;" ::"n"(kThreads) : "memory");
+      }
+    }
+  }
+
   template <class Join>
   TC_DEVICE void operator()(Values& values, Join&& join) {
+    const int threads = kThreads > 0 ? kThreads : this->threads;
     auto& [of_warps, of_blocks, arrived] = shared();
     if constexpr (kUnrolls) {
       if (threads < 32) {
@@ -228,7 +251,7 @@ struct RowJoin {
     }
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = threads / 32;
     if (lane == 0) of_warps[call][warp] = values;
-    __syncthreads();
+    if constexpr (kThreads == 0 || kThreads > 32) meet();
     values = of_warps[call][(warp & ~(warps - 1)) + (lane & (warps - 1))];
     join_lanes(values, warps, join);
     if (kClusters && cluster > 1) {

@@ -79,7 +79,9 @@ void launch_rows(RowsKind kind, Params& p, const Device& device, const RowSizes&
 // The same for norm_backward_sums: its blocks take many rows each, and copy them ahead.
 struct SumsLayout {
   // Null `kernel` where no cluster of blocks holds such a row.
-  SumsLayout(const Device& device, const RowSizes& sizes, ScalarType row_dtype, bool with_grad_sum);
+  // `with_bias_sums`: of layer norm, too, though it may have no bias.
+  SumsLayout(const Device& device, const RowSizes& sizes, ScalarType row_dtype, bool with_grad_sum,
+             bool with_bias_sums);
 
   PackageKernel* kernel = nullptr;
   int64_t threads = 0;  // of a row, in each of its blocks
