@@ -358,8 +358,7 @@ def test_a_cluster_does_not_depend_on_which_op_came_first(driver) -> None:
 @pytest.mark.parametrize(
     ("columns", "cluster", "threads"),
     [
-        (2044, 0, 0),
-        (4096, 1, 128),
+        (8200, 1, 288),
         (16384, 1, 512),
         (16392, 0, 0),
         (65536, 8, 256),
@@ -367,27 +366,44 @@ def test_a_cluster_does_not_depend_on_which_op_came_first(driver) -> None:
         (131080, 0, 0),
     ],
 )
-def test_softmax_of_rows_in_shared_memory(driver, columns: int, cluster: int, threads: int) -> None:
+def test_gradients_of_softmax_in_shared_memory(
+    driver, columns: int, cluster: int, threads: int
+) -> None:
     rows = empty(64, columns)
+    call = lambda: ops._softmax_backward(rows, rows, False, torch.bfloat16)  # noqa: E731
+    ((launch, params),) = launches_of(driver, call, SOFTMAX)
+    kind = "staged_rows_bf16" if cluster else "rows_bf16_"
+    assert launch["kernel"].startswith(f"softmax_backward_{kind}")
+    if cluster:
+        assert params.cluster == cluster
+        assert launch["grid"] == [64 * cluster, 1, 1]
+        assert launch["block"] == [threads, 1, 1]
+        assert launch["shared"] == -(-columns // (8 * cluster)) * 16 * 2
 
-    def call() -> None:
-        ops._softmax(rows, False, torch.bfloat16)
-        ops._softmax_backward(rows, rows, False, torch.bfloat16)
 
-    kinds = ("softmax", "softmax_backward")
-    for kind, (launch, params) in zip(kinds, launches_of(driver, call, SOFTMAX), strict=True):
-        if kind == "softmax_backward" and columns == 4096:
-            continue  # registers hold it: see the next test
-        assert launch["kernel"].startswith(f"{kind}_staged_" if cluster else f"{kind}_rows_")
-        if cluster:
-            of_cluster = cluster > 1 and kind == "softmax"
-            assert launch["kernel"].endswith("_cluster" if of_cluster else "_bf16")
-            assert params.cluster == cluster
-            assert launch["grid"] == [64 * cluster, 1, 1]
-            assert launch["block"] == [threads, 1, 1]
-            assert launch["shared"] == -(-columns // (8 * cluster)) * 16 * (
-                1 + ("backward" in kind)
-            )
+@pytest.mark.parametrize(
+    ("columns", "kernel", "cluster", "block"),
+    [
+        *((2044, "rows_bf16_256", 1, 256), (2048, "staged_rows_bf16", 1, 64)),
+        *((4096, "staged_rows_bf16", 1, 128), (16384, "staged_rows_bf16", 1, 512)),
+        *((16392, "cluster_rows_bf16", 2, 256), (32776, "cluster_rows_bf16", 4, 256)),
+        *((65544, "cluster_rows_bf16", 8, 256), (131072, "cluster_rows_bf16", 8, 256)),
+        *((131080, "rows_bf16_512", 8, 512), (50257, "rows_bf16_512", 8, 512)),
+    ],
+)
+def test_softmax_of_longer_rows(
+    driver, columns: int, kernel: str, cluster: int, block: int
+) -> None:
+    """Of 2,048 to 16,384 columns by vectors: in shared memory; to 131,072 in the registers of a
+    cluster, which has as few blocks as hold the row."""
+    rows = empty(64, columns)
+    call = lambda: ops._softmax(rows, False, torch.bfloat16)  # noqa: E731
+    ((launch, params),) = launches_of(driver, call, SOFTMAX)
+    assert launch["kernel"] == f"softmax_{kernel}"
+    assert (launch["grid"], launch["block"]) == ([64 * cluster, 1, 1], [block, 1, 1])
+    assert (params.rows, params.columns, params.cluster) == (64, columns, cluster)
+    shared = columns * 2 if kernel.startswith("staged") else 0
+    assert launch["shared"] == shared
 
 
 @pytest.mark.parametrize(

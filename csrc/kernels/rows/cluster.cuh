@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common/hopper.cuh"
+#include "rows_params.h"
 
 namespace torch_cubin {
 
@@ -63,5 +64,26 @@ TC_DEVICE void values_wait(const void* barrier, u32 parity) {
   sm90::barrier_wait(shared_address(barrier), parity);
 #endif
 }
+
+// Values that the blocks of a cluster send one another, once.
+template <int kCount>
+struct Exchanged {
+  float of[kMostCluster][kCount];
+  u64 arrived;  // mbarrier
+
+  // For one thread, before it calls sm90::fence_barrier_init().
+  TC_DEVICE void begin() const { sm90::barrier_init(shared_address(&arrived), 1); }
+  // Fills `of` with all blocks' values. All threads of the cluster have called cluster_arrive()
+  // since begin().
+  TC_DEVICE void send(const float (&own)[kCount], int cluster) const {
+    sm90::cluster_wait();
+    if (threadIdx.x == 0) values_expect(&arrived, cluster * sizeof(own));
+    if (threadIdx.x < cluster) values_write(&of[cluster_rank()], own, threadIdx.x, &arrived);
+    values_wait(&arrived, 0);
+  }
+};
+
+template <>
+struct Exchanged<0> {};
 
 }  // namespace torch_cubin

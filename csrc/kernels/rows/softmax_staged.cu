@@ -1,5 +1,5 @@
-// softmax.cu for rows by vectors that the shared memory of a block, or of a cluster's blocks, holds
-// (staged.cuh). Each warp's sum is relative to the maximum of its own elements.
+// softmax.cu for rows by vectors that the shared memory of a block holds (staged.cuh). Each warp's
+// sum is relative to the maximum of its own elements.
 #include "exponential.cuh"
 #include "softmax_params.h"
 #include "staged.cuh"
@@ -7,36 +7,23 @@
 namespace torch_cubin::TC_KERNEL {
 
 using Sum = ExpSum<false>;
-using Row = StagedRow<DType::TC_DTYPE, Sum::kCount, Sum::kCount>;
+using Row = StagedRow<DType::TC_DTYPE, Sum::kCount, 0>;
 using Access = Row::Access;
-
-// The sum of `count` sums, at most 32, each of which a lane gets: get(i, 0) and get(i, 1).
-template <class Get>
-TC_DEVICE Sum total_of(int count, Get&& get) {
-  const int lane = threadIdx.x % 32;
-  Sum sum;
-  sum.clear();
-  if (lane < count) sum = {{get(lane, 0), get(lane, 1)}};
-  sum.join_warp();
-  return sum;
-}
 
 // The sum over the row. `own`: over this thread's elements, relative to its warp's maximum.
 TC_DEVICE Sum join(const Row& row, Sum own) {
   own.total() = sum_of_warp(own.total());
   auto& of_warps = row.shared.of_warps;
-  const int warp = threadIdx.x / 32;
-  if (threadIdx.x % 32 == 0) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (lane == 0) {
     of_warps[0][warp] = own.max();
     of_warps[1][warp] = own.total();
   }
   __syncthreads();
-  Sum sum = total_of(blockDim.x / 32, [&](int i, int which) { return of_warps[which][i]; });
-  if (row.cluster > 1) {
-    row.shared.of_blocks.send(sum.of, row.cluster);
-    sum =
-        total_of(row.cluster, [&](int i, int which) { return row.shared.of_blocks.of[i][which]; });
-  }
+  Sum sum;
+  sum.clear();
+  if (lane < blockDim.x / 32) sum = {{of_warps[0][lane], of_warps[1][lane]}};
+  sum.join_warp();
   return sum;
 }
 
@@ -85,16 +72,13 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_BLOCKS)
 
 }  // namespace torch_cubin::TC_KERNEL
 
-// Four blocks of 512 threads hide more of the wait for a cluster's other blocks (2048 x 128256,
-// H200: 301 -> 270 us). Blocks that wait for none are 1% slower with so few registers.
 /* torch_cubin kernels
 {"virtual_arch": [90],
  "kernels": [
-  {"name": "softmax_staged_rows_{d.short}{size.suffix}", "kind": "softmax_staged",
+  {"name": "softmax_staged_rows_{d.short}", "kind": "softmax_staged",
    "archs": ["sm_90a"], "dtype": "{d.dtype}", "math": "float32", "layout": "any", "alignment": 16,
    "tile": [1, 8, 1], "stages": 1, "block": [512, 1, 1], "dynamic_shared": 0,
-   "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": "{size.blocks}"},
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": 3},
    "cost": {"k_tile": 0, "fixed": 0},
-   "for": {"d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}],
-    "size": [{"suffix": "", "blocks": 3}, {"suffix": "_cluster", "blocks": 4}]}}]}
+   "for": {"d": [{"short": "f16", "dtype": "float16"}, {"short": "bf16", "dtype": "bfloat16"}]}}]}
 */

@@ -13,27 +13,6 @@ namespace torch_cubin {
 // NOTE: copies to addresses that are no multiples of 32 bytes take longer.
 extern __shared__ __align__(128) FourWords staged_vectors[];
 
-// Values that the blocks of a cluster send one another, once.
-template <int kCount>
-struct Exchanged {
-  float of[kMostCluster][kCount];
-  u64 arrived;  // mbarrier
-
-  // For the thread that calls StagedRow::fetch(), before it.
-  TC_DEVICE void begin() const { sm90::barrier_init(shared_address(&arrived), 1); }
-  // Fills `of` with all blocks' values. All threads of the cluster have called cluster_arrive()
-  // since begin().
-  TC_DEVICE void send(const float (&own)[kCount], int cluster) const {
-    sm90::cluster_wait();
-    if (threadIdx.x == 0) values_expect(&arrived, cluster * sizeof(own));
-    if (threadIdx.x < cluster) values_write(&of[cluster_rank()], own, threadIdx.x, &arrived);
-    values_wait(&arrived, 0);
-  }
-};
-
-template <>
-struct Exchanged<0> {};
-
 // A tensor whose rows are copied to shared memory.
 struct StagedTensor {
   const void* data;  // null: none

@@ -40,7 +40,8 @@ constexpr int64_t kLeastWarpColumns = 5 * kRowVector, kLeastBlockColumns = 1024;
 // rows gain nothing by it (H200, RMS norm: 65536 x 128 10.8 -> 11.8 us, 8192 x 1024 11.3 -> 11.4).
 constexpr int64_t kStagedColumns = int64_t{kStagedThreads} * kStagedVectors * kRowVector;
 constexpr int64_t kLeastStagedColumns = 2048;
-// The same of a cluster (softmax 128 x 32000 6.6 -> 7.3 us, 2048 x 128256 336 -> 298).
+// The same of a cluster (gradient of softmax, H200: 128 x 32000 7.8 -> 9.5 us, 2048 x 128256 390 ->
+// 364).
 constexpr int64_t kLeastSharedColumns = 65536;
 // Kernels read half of a thread's vectors without a test (StagedRow::for_each): a block has them if
 // it has at least half of what a warp holds, and a cluster's last block, which has up to seven
@@ -81,6 +82,7 @@ constexpr Kind kKinds[] = {
     {kNormParts, "norm_parts", "rows/norm", sizeof(NormParams)},
     {kRowsSoftmax, "softmax", "rows/softmax", sizeof(RowsSoftmaxParams)},
     {kRowsSoftmaxStaged, "softmax_staged", "rows/softmax", sizeof(RowsSoftmaxParams)},
+    {kRowsSoftmaxCluster, "softmax_cluster", "rows/softmax", sizeof(RowsSoftmaxParams)},
     {kRowsSoftmaxWarp, "softmax_warp", "rows/softmax", sizeof(RowsSoftmaxParams)},
     {kRowsSoftmaxBackward, "softmax_backward", "rows/softmax", sizeof(RowsSoftmaxParams)},
     {kRowsSoftmaxBackwardStaged, "softmax_backward_staged", "rows/softmax",
@@ -115,9 +117,10 @@ constexpr bool is_of_warps(RowsKind kind) {
   return kind == kNormWarp || kind == kRowsSoftmaxWarp || kind == kRowsSoftmaxBackwardWarp;
 }
 
-// Whether threads of a warp, or of a block, have whole rows in registers.
+// Whether threads of a warp, of a block, or of a cluster's blocks have whole rows in registers.
 bool holds_rows(RowsKind kind) {
-  return is_of_warps(kind) || kind == kNormBlock || kind == kRowsSoftmaxBackwardBlock;
+  return is_of_warps(kind) || kind == kNormBlock || kind == kRowsSoftmaxBackwardBlock ||
+         kind == kRowsSoftmaxCluster;
 }
 
 // A kernel of such a kind, with its fields.
@@ -131,7 +134,7 @@ struct HoldingKernel {
   }
   PackageKernel* kernel;
   int64_t rows;   // of a thread
-  int64_t width;  // columns, at most
+  int64_t width;  // columns of a block, at most
 };
 
 class RowsBackend : public KernelBackend {
@@ -262,17 +265,24 @@ bool has_staged_rows(RowsKind kind, const RowSizes& sizes, ScalarType row_dtype,
   const std::vector<PackageKernel*>& found = table.kernels[kind][dtype_index(row_dtype)];
   if (found.empty()) return false;
   if (sizes.columns <= kStagedColumns) return true;
-  return kind != kNormStaged && sizes.columns >= kLeastSharedColumns &&
+  return kind == kRowsSoftmaxBackwardStaged && sizes.columns >= kLeastSharedColumns &&
          sizes.columns <= kMostCluster * kStagedColumns &&
          table.largest_cluster(*found.back(), device, kMostStagedShared) == kMostCluster;
 }
 
 bool has_held_rows(RowsKind kind, const RowSizes& sizes, ScalarType row_dtype,
                    const Device& device) {
-  const std::vector<HoldingKernel>& found = table_of(device).holding[kind][dtype_index(row_dtype)];
+  const RowsTable& table = table_of(device);
+  const std::vector<HoldingKernel>& found = table.holding[kind][dtype_index(row_dtype)];
+  if (!has_vectors(sizes) || found.empty()) return false;
+  const int64_t most = found.back().width;
+  if (kind == kRowsSoftmaxCluster) {
+    // Of more than one block: then each has more than half of what it holds (softmax_cluster.cu).
+    return sizes.columns > most && sizes.columns <= kMostCluster * most &&
+           table.largest_cluster(*found.back().kernel, device) == kMostCluster;
+  }
   const int64_t least = is_of_warps(kind) ? kLeastWarpColumns : kLeastBlockColumns;
-  return has_vectors(sizes) && sizes.columns >= least && !found.empty() &&
-         sizes.columns <= found.back().width;
+  return sizes.columns >= least && sizes.columns <= most;
 }
 
 bool has_few_losses(const RowSizes& sizes, ScalarType row_dtype, const Device& device) {
@@ -317,12 +327,17 @@ RowsLayout::RowsLayout(RowsKind kind, const Device& device, const RowSizes& size
   }
   if (holds_rows(kind)) {
     const std::vector<HoldingKernel>& of_dtype = table.holding[kind][dtype_index(row_dtype)];
-    const auto own = std::find_if(of_dtype.begin(), of_dtype.end(), [&](const HoldingKernel& each) {
-      return sizes.columns <= each.width;
-    });
+    auto own = std::find_if(of_dtype.begin(), of_dtype.end(),
+                            [&](const HoldingKernel& each) { return sizes.columns <= each.width; });
+    if (own == of_dtype.end()) {
+      --own;
+      cluster = shares(sizes.columns, own->width, kMostCluster);
+    }
     kernel = own->kernel;
     const int64_t block = kernel->entry().block[0];
-    if (is_of_warps(kind)) {
+    if (cluster > 1) {
+      threads = own_block = block;
+    } else if (is_of_warps(kind)) {
       threads = shares(sizes.columns, kRowVector, kWarp);
       own_block = block;
     } else {
@@ -373,6 +388,11 @@ SumsLayout::SumsLayout(const Device& device, const RowSizes& sizes, ScalarType r
       const int64_t vector = kWarp * kRowVector, of_warp = each.width / each.block * kWarp;
       if (sizes.columns <= of_warp - vector || sizes.columns > of_warp) continue;
       threads = kWarp;
+    } else if (with_bias_sums && element_size(row_dtype) == 2 && device.sm >= kClusterArch &&
+               each.blocks > 1 && sizes.columns == each.width) {
+      // Two rows fill a block of the next kernel, which leaves half as many sums (layer norm, H200:
+      // 2048 x 4096 18.7 -> 17.9 us, 8192 rows 52.1 -> 51.9; without sums for a bias no gain).
+      continue;
     } else {
       threads = shares(sizes.columns, each.width / each.block, each.block);
     }
@@ -388,11 +408,6 @@ SumsLayout::SumsLayout(const Device& device, const RowSizes& sizes, ScalarType r
       threads = ceil_div(sizes.columns, vectors * cluster * kRowVector * kWarp) * kWarp;
       grid.block_x = threads;
     }
-    } else if (with_bias_sums && element_size(row_dtype) == 2 && device.sm >= kClusterArch &&
-               each.blocks > 1 && sizes.columns == each.width) {
-      // Two rows fill a block of the next kernel, which leaves half as many sums (layer norm, H200:
-      // 2048 x 4096 18.7 -> 17.9 us, 8192 rows 52.1 -> 51.9; without sums for a bias no gain).
-      continue;
     grid.dynamic_shared = each.stages * (with_grad_sum ? 3 : 2) * vectors * each.block *
                           kRowVector * element_size(row_dtype);
     if (grid.dynamic_shared > most_shared) continue;

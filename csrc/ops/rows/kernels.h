@@ -21,6 +21,7 @@ enum RowsKind {
   kNormParts,
   kRowsSoftmax,
   kRowsSoftmaxStaged,
+  kRowsSoftmaxCluster,
   kRowsSoftmaxWarp,
   kRowsSoftmaxBackward,
   kRowsSoftmaxBackwardStaged,
@@ -107,8 +108,8 @@ struct FewRowsLayout {
 bool has_staged_rows(RowsKind kind, const RowSizes& sizes, ScalarType row_dtype,
                      const Device& device);
 
-// Whether kernels of a kind take such rows, each in the registers of a warp, of a part of one, or
-// of a block.
+// Whether kernels of a kind take such rows, each in the registers of a warp, of a part of one, of a
+// block, or of a cluster's blocks.
 bool has_held_rows(RowsKind kind, const RowSizes& sizes, ScalarType row_dtype,
                    const Device& device);
 

@@ -22,10 +22,11 @@ Tensor softmax_cuda(const Tensor& input, bool log, ScalarType dtype) {
   p.x_stride = rows.stride;
   p.out = out.mutable_data_ptr();
   const Device& gpu = device(x.device_index);
-  const RowsKind kind = has_held_rows(kRowsSoftmaxWarp, sizes, x.dtype, gpu) ? kRowsSoftmaxWarp
-                        : has_staged_rows(kRowsSoftmaxStaged, sizes, x.dtype, gpu)
-                            ? kRowsSoftmaxStaged
-                            : kRowsSoftmax;
+  const RowsKind kind =
+      has_held_rows(kRowsSoftmaxWarp, sizes, x.dtype, gpu)       ? kRowsSoftmaxWarp
+      : has_held_rows(kRowsSoftmaxCluster, sizes, x.dtype, gpu)  ? kRowsSoftmaxCluster
+      : has_staged_rows(kRowsSoftmaxStaged, sizes, x.dtype, gpu) ? kRowsSoftmaxStaged
+                                                                 : kRowsSoftmax;
   launch_rows(kind, p, gpu, sizes, x.dtype);
   return out;
 }
