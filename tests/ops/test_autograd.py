@@ -31,7 +31,6 @@ CASES += [
     for shapes in LINEAR_SHAPES
     if 0 not in sum((shape for shape in shapes if shape is not None), ())
 ]
-REFERENCES = {matmul: torch.matmul, linear: reference_linear}
 
 
 def case_id(case) -> str:

@@ -50,10 +50,6 @@ struct Sm90Row {
   bool stores_transposed() const { return swaps || from_registers(); }
 };
 
-// Up to so many rows (or columns) there are kernels of their own: sm90_skinny.cu's, and portable
-// ones.
-constexpr int64_t kSm90FewRows = 64;
-
 // What the blocks of a cluster have in common: so many along N share a tile of A, so many along M
 // one of B; or as many as `of_k` split K.
 struct Sm90Cluster {
