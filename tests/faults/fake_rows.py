@@ -387,7 +387,7 @@ def test_gradients_of_softmax_in_shared_memory(
         *((2044, "rows_bf16_256", 1, 256), (2048, "staged_rows_bf16", 1, 64)),
         *((4096, "staged_rows_bf16", 1, 128), (16384, "staged_rows_bf16", 1, 512)),
         *((16392, "cluster_rows_bf16", 2, 256), (32776, "cluster_rows_bf16", 4, 256)),
-        *((65544, "cluster_rows_bf16", 8, 256), (131072, "cluster_rows_bf16", 8, 256)),
+        *((65544, "cluster_rows_bf16", 8, 160), (131072, "cluster_rows_bf16", 8, 256)),
         *((131080, "rows_bf16_512", 8, 512), (50257, "rows_bf16_512", 8, 512)),
     ],
 )

@@ -7,7 +7,7 @@ namespace torch_cubin::TC_KERNEL {
 
 constexpr int kBlock = TC_THREADS, kVectors = TC_TILE_N / (kBlock * kRowVector);
 // All blocks have the first vectors of each thread: the host launches as few as hold the row, so
-// that they have more than half of all but seven, which the last block may lack.
+// that they have more than half of what all threads hold but for seven, which the last may lack.
 constexpr int kSure = kVectors / 2 - 1;
 static_assert(kBlock > kMostCluster);
 using Access = Vectors<static_cast<int>(DType::TC_DTYPE)>;
@@ -19,10 +19,12 @@ struct Shared {
   Exchanged<Sum::kCount> of_blocks;
 };
 
-// The vectors of a row that this block has.
+// The vectors of a row that this block has. kThreads: of the block; 0: any.
+template <int kThreads>
 struct Part {
   tc_int64 row;
   int begin, vectors;
+  const int threads = kThreads > 0 ? kThreads : static_cast<int>(blockDim.x);
 
   TC_DEVICE Part(int columns, int cluster) {
     const int all = columns / kRowVector, most = (all + cluster - 1) / cluster;
@@ -36,7 +38,7 @@ struct Part {
   TC_DEVICE void for_each(Body&& body) const {
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
-      const int vector = static_cast<int>(threadIdx.x) + i * kBlock;
+      const int vector = static_cast<int>(threadIdx.x) + i * threads;
       if (i < kSure || vector < vectors) body(i, vector * kRowVector);
     }
   }
@@ -53,7 +55,7 @@ TC_DEVICE Sum total_of(int count, Get&& get) {
   return sum;
 }
 
-template <bool kLog>
+template <bool kLog, class Part>
 TC_DEVICE void softmax(const RowsSoftmaxParams& p, Shared& shared, const Part& part,
                        const Raw (&raw)[kVectors]) {
   Sum own;
@@ -68,7 +70,7 @@ TC_DEVICE void softmax(const RowsSoftmaxParams& p, Shared& shared, const Part& p
   own.total() = sum_of_warp(own.total());
   if (threadIdx.x % 32 == 0) shared.of_warps[threadIdx.x / 32] = own;
   __syncthreads();
-  Sum sum = total_of(kBlock / 32, [&](int i) { return shared.of_warps[i]; });
+  Sum sum = total_of(part.threads / 32, [&](int i) { return shared.of_warps[i]; });
   shared.of_blocks.send(sum.of, p.cluster);
   sum = total_of(p.cluster, [&](int i) {
     return Sum{{shared.of_blocks.of[i][0], shared.of_blocks.of[i][1]}};
@@ -86,10 +88,9 @@ TC_DEVICE void softmax(const RowsSoftmaxParams& p, Shared& shared, const Part& p
   });
 }
 
-extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
-    TC_KERNEL(const __grid_constant__ RowsSoftmaxParams p) {
-  __shared__ Shared shared;
-  const Part part(p.columns, p.cluster);
+template <int kThreads>
+TC_DEVICE void softmax(const RowsSoftmaxParams& p, Shared& shared) {
+  const Part<kThreads> part(p.columns, p.cluster);
   if (threadIdx.x == 0) {
     shared.of_blocks.begin();
     sm90::fence_barrier_init();
@@ -101,6 +102,12 @@ extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
   __syncwarp();  // thread 0 had work of its own, and cluster_arrive() is for converged warps
   sm90::cluster_arrive();
   p.log ? softmax<true>(p, shared, part, raw) : softmax<false>(p, shared, part, raw);
+}
+
+extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
+    TC_KERNEL(const __grid_constant__ RowsSoftmaxParams p) {
+  __shared__ Shared shared;
+  blockDim.x == kBlock ? softmax<kBlock>(p, shared) : softmax<0>(p, shared);
 }
 
 }  // namespace torch_cubin::TC_KERNEL
