@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import numerics
 import pytest
 import torch
+from gpu import forced_products
+from gpu.forced_products import among_nan
 
-import torch_cubin
 from torch_cubin._native import library
 from torch_cubin._tuning import measure
 
@@ -31,17 +31,6 @@ def tf32():
     torch.backends.cuda.matmul.allow_tf32 = before
 
 
-def among_nan(shape: tuple[int, ...], gap: int, offset: int, dtype: torch.dtype) -> torch.Tensor:
-    """Small integers with NaN between the rows, and before and after all."""
-    *batch, rows, columns = shape
-    pitch = columns + gap
-    strides = [rows * pitch + offset] * len(batch) + [pitch, 1]
-    count = offset + sum((size - 1) * step for size, step in zip(shape, strides, strict=True)) + 1
-    memory = torch.full((count + 8,), torch.nan, device="cuda", dtype=dtype)
-    value = memory.as_strided(shape, strides, offset)
-    return value.copy_(torch.randint(-3, 4, shape, device="cuda"))
-
-
 def operands(
     batch: tuple[int, ...], m: int, n: int, k: int, layout: str, number: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -53,13 +42,7 @@ def operands(
 
 
 def offered(a: torch.Tensor, b: torch.Tensor) -> set[str]:
-    """The configs of a product of these sizes, whose plans are watched."""
-    library.watch_plans(True)
-    torch.ops.cubin.matmul(a, b)
-    sizes = {"m": a.shape[-2], "n": b.shape[-1], "k": a.shape[-1]}
-    plans = [p for p in library.watched_plans() if sizes.items() <= p["product"].items()]
-    names = {c["name"] for plan in plans for c in plan["configs"]}
-    return {name for name in names if name.startswith("anywhere")}
+    return forced_products.offered("anywhere", a, b)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -71,18 +54,9 @@ def test_every_config(short: str, layout: str) -> None:
         for number, (m, n, k) in enumerate(SHAPES):
             batch = (3,) if number % 5 == 4 else ()
             a, b = operands(batch, m, n, k, layout, number, dtype)
-            bias = torch.randint(-3, 4, (n,), device="cuda").to(dtype)
-            exact = a.double() @ b.double()
-            for config in offered(a, b):
-                ran.add(config)
-                library.force_config(config)
-                if not torch.equal(torch.ops.cubin.matmul(a, b), exact.to(dtype)):
-                    wrong.append(f"{batch} {(m, n, k)} {config}")
-                if batch:
-                    continue
-                linear = torch.ops.cubin.linear(a, b.mT, bias)
-                if not torch.equal(linear, (exact + bias).to(dtype)):
-                    wrong.append(f"{(m, n, k)} {config} bias")
+            configs, failed = forced_products.check_integers("anywhere", a, b)
+            ran |= configs
+            wrong += failed
     assert wrong == []
     kernels = [k for k in library.catalog()["kernels"] if k["kind"] == "anywhere"]
     names = {k["name"].split("_", 3)[3] for k in kernels if f"_{short}_" in k["name"]}
@@ -121,16 +95,7 @@ def test_random_numbers(short: str) -> None:
     # Of operands whose rows are whole vectors: without, PyTorch has no TF32, and is more exact.
     rows = (torch.nn.functional.pad(x, (0, -k % 8, 0, -len(x) % 8)) for x in (a, b.mT))
     own = torch.matmul(next(rows), next(rows).mT)[: len(a), : b.shape[1]]
-    reference = numerics.reference_matmul(a, b)
-    with torch.no_grad(), measure.watching():
-        configs = offered(a, b)
-        for config in configs:
-            library.force_config(config)
-            first = torch.ops.cubin.matmul(a, b)
-            numerics.check_close(first, own, reference, config)
-            for _ in range(20):
-                assert torch.equal(torch.ops.cubin.matmul(a, b), first), config
-    assert configs
+    forced_products.check_random_numbers("anywhere", a, b, own)
 
 
 def test_a_product_with_its_transpose_is_symmetric() -> None:
@@ -150,5 +115,5 @@ def test_a_product_with_its_transpose_is_symmetric() -> None:
 
 def test_not_where_bits_may_not_depend_on_rows() -> None:
     a = torch.randn(600, 33, device="cuda", dtype=torch.bfloat16)
-    with torch.no_grad(), measure.watching(), torch_cubin.batch_invariant():
-        assert offered(a, torch.randn(130, 33, device="cuda", dtype=torch.bfloat16).mT) == set()
+    b = torch.randn(130, 33, device="cuda", dtype=torch.bfloat16).mT
+    forced_products.check_not_batch_invariant("anywhere", a, b)

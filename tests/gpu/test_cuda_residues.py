@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numerics
 import pytest
 import torch
+from gpu import forced_products
 
-import torch_cubin
 from torch_cubin._native import library
 from torch_cubin._tuning import measure
 
@@ -25,14 +24,6 @@ def on_hopper() -> None:
         pytest.skip("these kernels run on Hopper alone")
 
 
-def among_nan(rows: int, columns: int, gap: int, offset: int, dtype: torch.dtype) -> torch.Tensor:
-    """Small integers with NaN between the rows, and before and after all."""
-    pitch = columns + gap
-    memory = torch.full((offset + rows * pitch + 8,), torch.nan, device="cuda", dtype=dtype)
-    value = memory.as_strided((rows, columns), (pitch, 1), offset)
-    return value.copy_(torch.randint(-3, 4, (rows, columns), device="cuda"))
-
-
 def in_batches(x: torch.Tensor, batch: int) -> torch.Tensor:
     rows, pitch = len(x) // batch, x.stride(0)
     return x.as_strided((batch, rows, x.shape[1]), (rows * pitch, pitch, 1), x.storage_offset())
@@ -42,21 +33,11 @@ def operands(
     m: int, n: int, k: int, number: int, dtype: torch.dtype, batch: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor]:
     gap, offset = number % 4, number % 9
-    a = among_nan(batch * m, k, gap, 1 + offset, dtype)
-    b = among_nan(batch * n, k, 3 - gap, 9 - offset, dtype)
+    a = forced_products.among_nan((batch * m, k), gap, 1 + offset, dtype)
+    b = forced_products.among_nan((batch * n, k), 3 - gap, 9 - offset, dtype)
     if batch > 1:
         a, b = in_batches(a, batch), in_batches(b, batch)
     return a, b.mT
-
-
-def offered(a: torch.Tensor, b: torch.Tensor) -> set[str]:
-    """Configs of a product of these sizes."""
-    library.watch_plans(True)
-    torch.ops.cubin.matmul(a, b)
-    sizes = {"m": a.shape[-2], "n": b.shape[-1], "k": a.shape[-1]}
-    plans = [p for p in library.watched_plans() if sizes.items() <= p["product"].items()]
-    names = {c["name"] for plan in plans for c in plan["configs"]}
-    return {name for name in names if name.startswith("residues")}
 
 
 @pytest.mark.parametrize("short", DTYPES)
@@ -67,18 +48,9 @@ def test_every_config(short: str) -> None:
         for number, (m, n, k) in enumerate(SHAPES * 2):
             batch = 1 if number < len(SHAPES) else 3
             a, b = operands(m, n, k, number, dtype, batch)
-            bias = torch.randint(-3, 4, (n,), device="cuda").to(dtype)
-            exact = a.double() @ b.double()
-            for config in offered(a, b):
-                ran.add(config)
-                library.force_config(config)
-                if not torch.equal(torch.ops.cubin.matmul(a, b), exact.to(dtype)):
-                    wrong.append(f"{batch} {(m, n, k)} {config}")
-                if batch > 1:
-                    continue
-                linear = torch.ops.cubin.linear(a, b.mT, bias)
-                if not torch.equal(linear, (exact + bias).to(dtype)):
-                    wrong.append(f"{(m, n, k)} {config} bias")
+            configs, failed = forced_products.check_integers("residues", a, b)
+            ran |= configs
+            wrong += failed
     assert wrong == []
     assert ran == {
         f"residues 128x128 of {side}{text}" for side in "ab" for text in ("", " 2 splits")
@@ -90,17 +62,7 @@ def test_random_numbers(short: str) -> None:
     dtype = DTYPES[short]
     a = torch.randn(700, 1531, device="cuda").to(dtype)
     b = torch.randn(125, 1531, device="cuda").to(dtype).mT
-    own = torch.matmul(a, b)
-    reference = numerics.reference_matmul(a, b)
-    with torch.no_grad(), measure.watching():
-        configs = offered(a, b)
-        for config in configs:
-            library.force_config(config)
-            first = torch.ops.cubin.matmul(a, b)
-            numerics.check_close(first, own, reference, config)
-            for _ in range(20):
-                assert torch.equal(torch.ops.cubin.matmul(a, b), first), config
-    assert configs
+    forced_products.check_random_numbers("residues", a, b, torch.matmul(a, b))
 
 
 def test_a_row_of_infinities_stays_there() -> None:
@@ -109,7 +71,7 @@ def test_a_row_of_infinities_stays_there() -> None:
     b = torch.ones(120, 201, device="cuda", dtype=torch.bfloat16)
     a[300], b[65] = torch.inf, torch.nan
     with torch.no_grad(), measure.watching():
-        configs = offered(a, b.mT)
+        configs = forced_products.offered("residues", a, b.mT)
         for config in configs:
             library.force_config(config)
             out = torch.ops.cubin.matmul(a, b.mT)
@@ -123,5 +85,5 @@ def test_a_row_of_infinities_stays_there() -> None:
 
 def test_not_where_bits_may_not_depend_on_rows() -> None:
     a = torch.randn(600, 201, device="cuda", dtype=torch.bfloat16)
-    with torch.no_grad(), measure.watching(), torch_cubin.batch_invariant():
-        assert offered(a, torch.randn(120, 201, device="cuda", dtype=torch.bfloat16).mT) == set()
+    b = torch.randn(120, 201, device="cuda", dtype=torch.bfloat16).mT
+    forced_products.check_not_batch_invariant("residues", a, b)
