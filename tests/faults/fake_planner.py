@@ -258,3 +258,22 @@ def test_plan_changes_finds_nothing_where_nothing_changed(driver, catalog, capsy
         return [same, plan_changes.compare(products, other, show=3)]
 
     assert forked(run) == [0, 1]
+
+
+def prices_of(driver, **product) -> tuple[str, dict[str, float]]:
+    """The choice for a product of 16 bits, both operands along K, and microseconds by config."""
+    case = {"batch": 1, "math": "16_bit", "a": "k_vectors", "b": "k_vectors", **product}
+    (plan,) = forked(lambda: library.planned([case], configs=True))
+    return plan["chosen"], {config["name"]: config["microseconds"] for config in plan["configs"]}
+
+
+def test_results_that_threads_store_are_priced_by_panels_and_by_pairs_of_tiles(
+    driver, catalog
+) -> None:
+    """H200: 2890 x 2890 x 40 takes 12.5 us by 192x192, 19.7 by 128x192 in ping-pong, of whose three
+    tiles of a block one warpgroup stores two; 600 x 2049 x 64 3.7 by 64x192, 4.8 by 128x80."""
+    chosen, prices = prices_of(driver, m=2890, n=2890, k=40)
+    assert "ping_pong" not in chosen
+    assert prices["sm90 128x192 ping_pong"] > 1.1 * prices["sm90 192x192"]
+    _, prices = prices_of(driver, m=600, n=2049, k=64)
+    assert prices["sm90 128x80"] > prices["sm90 64x192"]
