@@ -39,26 +39,26 @@ def multiply(driver, a, b, config: str = "") -> tuple[int, int, dict, ctypes.Str
 def test_a_product_in_one_launch(driver, catalog, dtype: torch.dtype) -> None:
     m, n, k = 2947, 2452, 42
     a, b = ((m, k), (k + 1, 1), dtype, 0, 3), ((k, n), (1, k), dtype)
-    first, second, record, params = multiply(driver, a, b, "anywhere 64x128 short")
+    first, second, record, params = multiply(driver, a, b, "anywhere 128x128 short")
     short = {torch.bfloat16: "bf16", torch.float16: "f16"}[dtype]
-    assert record["kernel"] == f"anywhere_matmul_{short}_64x128_short"
+    assert record["kernel"] == f"anywhere_matmul_{short}_128x128_short"
     assert (params.a, params.b, params.bias, params.partial) == (first, second, 0, 0)
     assert [params.m, params.n, params.k, params.batch, params.splits] == [m, n, k, 1, 1]
     assert [params.a_stride_m, params.a_stride_k] == [k + 1, 1]
     assert [params.b_stride_n, params.b_stride_k] == [k, 1]
-    assert (params.tiles_m, params.tiles_n) == (47, 20)
-    assert record["grid"] == [20, 47, 1]
+    assert (params.tiles_m, params.tiles_n) == (24, 20)
+    assert record["grid"] == [20, 24, 1]
     assert record["block"] == [256, 1, 1]
 
 
 def test_k_is_split_over_a_cluster(driver, catalog) -> None:
     m, n, k = 81, 4008, 7090
     a, b = ((m, k), (k, 1), torch.bfloat16), ((k, n), (n, 1), torch.bfloat16)
-    *_, record, params = multiply(driver, a, b, "anywhere 128x64 4 splits")
-    assert record["kernel"] == "anywhere_matmul_bf16_128x64"
-    assert (params.tiles_m, params.tiles_n) == (1, 63)
+    *_, record, params = multiply(driver, a, b, "anywhere 64x128 4 splits")
+    assert record["kernel"] == "anywhere_matmul_bf16_64x128"
+    assert (params.tiles_m, params.tiles_n) == (2, 32)
     assert (params.splits, params.k_tiles_per_split) == (4, 28)  # of 64 elements, 111 in all
-    assert record["grid"] == [63 * 4, 1, 1]
+    assert record["grid"] == [32 * 4, 2, 1]
     assert record["attributes"]["4"] == [4, 1, 1]
 
 
@@ -97,5 +97,39 @@ def configs_of(driver, *product, **options) -> set[str]:
 def test_operands_that_the_kernels_take(driver, catalog, a, b, expected: set[str]) -> None:
     a, b = (*a, torch.bfloat16), (*b, torch.bfloat16)
     names = configs_of(driver, a, b)
-    assert {name for name in names if "64x128" in name} == {f"anywhere 64x128{t}" for t in expected}
+    tiles = {name.replace("64x128", "64x64").replace("128x128", "64x64") for name in names}
+    assert tiles == {f"anywhere 64x64{text}" for text in expected}
     assert not configs_of(driver, a, b, batch_invariant=True)
+
+
+def test_tf32_of_a_long_k(driver, catalog) -> None:
+    """In tiles of 64x64 alone; K in parts of 32 elements."""
+    a, b = ((2, 74, 346), (74 * 346, 346, 1), torch.float32), ((2, 346, 70), (346 * 70, 1, 346))
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        *_, record, params = multiply(driver, a, (*b, torch.float32), "anywhere 64x64 4 splits")
+        names = configs_of(driver, a, (*b, torch.float32))
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = False
+    assert record["kernel"] == "anywhere_matmul_tf32_64x64"
+    assert (params.splits, params.k_tiles_per_split, params.batch) == (4, 3, 2)
+    assert record["grid"] == [2 * 4, 2, 2]
+    assert names == {f"anywhere 64x64{text}" for text in ("", " 2 splits", " 4 splits")}
+
+
+def test_blocks_are_priced_as_many_at_a_time_as_share_a_multiprocessor(driver, catalog) -> None:
+    """Two at once take little longer than one, a third begins when these have ended."""
+
+    def prices() -> list[float]:
+        blocks = (132, 133, 264, 265)  # of 64 x 128, on 132 multiprocessors
+        case = {"m": 64, "k": 257, "batch": 1, "math": "16_bit", "a": "k_elements"}
+        cases = [{**case, "n": 128 * n, "b": "own_lines"} for n in blocks]
+        found = []
+        for plan in library.planned(cases, configs=True):
+            found += [c["microseconds"] for c in plan["configs"] if c["name"] == "anywhere 64x128"]
+        return found
+
+    one_each, one_more, two_each, a_third = forked(prices)
+    assert one_more > 1.1 * one_each
+    assert two_each < 1.1 * one_more
+    assert a_third > 1.25 * two_each

@@ -29,28 +29,38 @@ constexpr WgmmaType kType = kTf32                       ? WgmmaType::tf32
 using Element = std::conditional_t<kTf32, float, u16>;
 constexpr int kSize = sizeof(Element), kVector = 16 / kSize, kPartK = 128 / kSize;
 constexpr int kTileM = TC_TILE_M, kTileN = TC_TILE_N, kThreads = TC_THREADS;
-constexpr int kGroups = 2, kGroupsM = kTileM / 64, kGroupsN = kGroups / kGroupsM;  // warpgroups
-constexpr int kColumns = kTileN / kGroupsN;                                        // of one
+// Parts of K that are requested together.
+constexpr int kRound = TC_ROUND;
+// Warpgroups: where a tile has 64 rows and columns, both multiply it, each half of K.
+constexpr int kGroups = 2, kGroupsM = kTileM / 64;
+constexpr int kGroupsN = kTileN == 64 ? 1 : kGroups / kGroupsM;
+constexpr int kGroupsK = kGroups / (kGroupsM * kGroupsN), kSteps = 4 / kGroupsK;
+constexpr int kColumns = kTileN / kGroupsN;  // of one
 constexpr int kBytesA = kTileM * 128, kBytesB = kTileN * 128, kPartBytes = kBytesA + kBytesB;
 constexpr int kPitch = kColumns * kSize + 16;  // of a row of a warp's results
 constexpr int kWarpBytes = 16 * kPitch;
 constexpr int kSumPitch = kTileN * 4 + 32;  // of a row of sums
 constexpr int kMostSplits = 8;              // blocks of a cluster
-constexpr int kSharedBytes = 2 * kPartBytes;
-static_assert(kGroups == kGroupsM * kGroupsN && kThreads == kGroups * 128);
+constexpr int kSharedBytes = 2 * kRound * kPartBytes;
+static_assert(kGroups == kGroupsM * kGroupsN * kGroupsK && kThreads == kGroups * 128);
+static_assert(kGroupsK == 1 || !kShort);
 static_assert(kTf32 || kColumns % 64 == 0);
 static_assert(kThreads / 32 * kWarpBytes <= kSharedBytes);
 static_assert(kShort || kTileM * kSumPitch <= kSharedBytes);
 static_assert(kSharedBytes == TC_DYNAMIC_SHARED, "the kernel table's shared memory");
 
 template <int kAOwn, int kBOwn>
-TC_DEVICE void multiply(float (&sum)[kColumns / 2], u64 a, u64 b, int add) {
+TC_DEVICE void multiply(float (&sum)[kColumns / 2], u64 a, u64 b, int add, int group_k) {
+  constexpr u32 kStepA = kAOwn ? kMnMajorStep : 32, kStepB = kBOwn ? kMnMajorStep : 32;
+  if constexpr (kGroupsK > 1) {
+    a = advance(a, group_k * kSteps * kStepA);
+    b = advance(b, group_k * kSteps * kStepB);
+  }
   wgmma_fence();
 #pragma unroll
-  for (int k = 0; k < 4; ++k) {
-    Wgmma<kColumns>::template run<kType, kAOwn, kBOwn>(
-        sum, advance(a, k * (kAOwn ? kMnMajorStep : 32)),
-        advance(b, k * (kBOwn ? kMnMajorStep : 32)), k == 0 ? add : 1);
+  for (int k = 0; k < kSteps; ++k) {
+    Wgmma<kColumns>::template run<kType, kAOwn, kBOwn>(sum, advance(a, k * kStepA),
+                                                       advance(b, k * kStepB), k == 0 ? add : 1);
   }
   wgmma_commit();
 }
@@ -234,25 +244,26 @@ extern "C" __global__ void __launch_bounds__(kThreads, TC_BLOCKS)
   const int k_size = static_cast<int>(p.k), parts = (k_size + kPartK - 1) / kPartK;
   const int each = kShort ? parts : static_cast<int>(p.k_tiles_per_split);
   const int begin = min(rank * each, parts), end = min(begin + each, parts);
-  LineReader<Element, kTileM> a;
-  LineReader<Element, kTileN> b;
+  LineReader<Element, kTileM, kRound> a;
+  LineReader<Element, kTileN, kRound> b;
   a.set(p.a, a_batch, p.a_stride_m, p.a_stride_k, m0, p.m, begin * kPartK, p.k);
   b.set(p.b, b_batch, p.b_stride_n, p.b_stride_k, n0, p.n, begin * kPartK, p.k);
   const int layout = (a.along_k ? 0 : 1) + (b.along_k ? 0 : 2);
-  const int group_m = group / kGroupsN, group_n = group % kGroupsN;
+  const int group_k = kGroupsK > 1 ? group : 0;
+  const int group_m = kGroupsK > 1 ? 0 : group / kGroupsN, group_n = group % kGroupsN;
   const u64 from_a = wgmma_descriptor(shared + group_m * 8192, 8192, 1024);
   const u64 from_b = wgmma_descriptor(shared + kBytesA + group_n * (kColumns * 128), 8192, 1024);
   float sum[kColumns / 2];
   const auto product = [&](u32 part, int add) {
     const u64 part_a = advance(from_a, part), part_b = advance(from_b, part);
     if (kTf32 || layout == 0) {
-      multiply<0, 0>(sum, part_a, part_b, add);
+      multiply<0, 0>(sum, part_a, part_b, add, group_k);
     } else if (layout == 1) {
-      multiply<!kTf32, 0>(sum, part_a, part_b, add);
+      multiply<!kTf32, 0>(sum, part_a, part_b, add, group_k);
     } else if (layout == 2) {
-      multiply<0, !kTf32>(sum, part_a, part_b, add);
+      multiply<0, !kTf32>(sum, part_a, part_b, add, group_k);
     } else {
-      multiply<!kTf32, !kTf32>(sum, part_a, part_b, add);
+      multiply<!kTf32, !kTf32>(sum, part_a, part_b, add, group_k);
     }
   };
 
@@ -274,26 +285,28 @@ extern "C" __global__ void __launch_bounds__(kThreads, TC_BLOCKS)
   } else {
 #pragma unroll
     for (int j = 0; j < kColumns / 2; ++j) sum[j] = 0;
-    if (begin < end) {
-      a.request(begin * kPartK, k_size - begin * kPartK);
-      b.request(begin * kPartK, k_size - begin * kPartK);
-    }
+    const auto request = [&](int part) {
+      const int k = part * kPartK, count = min(kRound, end - part);
+      a.request(k, k_size - k, count);
+      b.request(k, k_size - k, count);
+    };
+    if (begin < end) request(begin);
     u32 place = 0;
 #pragma unroll 1
-    for (int part = begin; part < end; ++part) {
-      const int k = part * kPartK, next = k + kPartK;
-      a.store(shared + place, k_size - k);
-      b.store(shared + place + kBytesA, k_size - k);
+    for (int part = begin; part < end; part += kRound) {
+      const int k_left = k_size - part * kPartK, count = min(kRound, end - part);
+      a.store(shared + place, k_left, count, kPartBytes);
+      b.store(shared + place + kBytesA, k_left, count, kPartBytes);
       wgmma_wait<0>();  // the other place is free when all warps meet
       keep_in_place(sum);
       fence_async_proxy();  // before the next loads, for which it would wait
-      if (part + 1 < end) {
-        a.request(next, k_size - next);
-        b.request(next, k_size - next);
-      }
+      if (part + kRound < end) request(part + kRound);
       __syncthreads();
-      product(place, 1);
-      place = kPartBytes - place;
+#pragma unroll
+      for (int u = 0; u < kRound; ++u) {
+        if (u == 0 || u < count) product(place + u * kPartBytes, 1);
+      }
+      place = kRound * kPartBytes - place;
     }
   }
   wgmma_wait<0>();
@@ -301,13 +314,39 @@ extern "C" __global__ void __launch_bounds__(kThreads, TC_BLOCKS)
   __syncthreads();  // all have multiplied what lies there
 
   const int own_m = group_m * 64 + warp % 4 * 16, own_n = group_n * kColumns;
+  if constexpr (kGroupsK > 1) {
+    // The second group's sums are added to the first one's, and it stores nothing.
+    const u32 sums = shared + threadIdx.x % 128 * 8;
+    if (group_k > 0) {
+#pragma unroll
+      for (int j = 0; j < kColumns / 4; ++j) {
+        store_pair_shared(sums + j * 1024, sum[2 * j], sum[2 * j + 1]);
+      }
+    }
+    __syncthreads();
+    if (group_k == 0) {
+#pragma unroll
+      for (int j = 0; j < kColumns / 4; ++j) {
+        float2 other;
+        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                     : "=f"(other.x), "=f"(other.y)
+                     : "r"(sums + j * 1024)
+                     : "memory");
+        sum[2 * j] += other.x;
+        sum[2 * j + 1] += other.y;
+      }
+    }
+    __syncthreads();
+  }
   if (kShort || p.splits == 1) {
+    if (group_k > 0) return;
     store_results(p, sum, shared + warp * kWarpBytes, batch, m0 + own_m, n0 + own_n);
     return;
   }
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
   for (int j = 0; j < kColumns / 8; ++j) {
+    if (group_k > 0) break;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       store_pair_shared(shared + (own_m + 8 * h + g) * kSumPitch + (own_n + 8 * j + 2 * t) * 4,
@@ -330,27 +369,29 @@ extern "C" __global__ void __launch_bounds__(kThreads, TC_BLOCKS)
  "defaults": {
   "kind": "anywhere", "archs": ["sm_90a"], "alignment": 2, "layout": "any", "stages": 2,
   "block": [256, 1, 1], "tile": "{t.tile}", "dynamic_shared": "{t.shared}", "short": "{t.short}",
-  "cost": {"block": "{t.block}", "part": "{t.part}", "beside": "{t.beside}", "again": "{t.again}"},
-  "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": "{t.blocks}", "TC_SHORT": "{t.short}"}},
+  "cost": {"block": "{t.block}", "part": "{t.part}", "beside": "{t.beside}", "again": "{t.again}",
+           "turned": "{t.turned}"},
+  "defines": {"TC_DTYPE": "{d.dtype}", "TC_BLOCKS": "{t.blocks}", "TC_SHORT": "{t.short}", "TC_ROUND": "{t.round}"}},
  "kernels": [
   {"name": "anywhere_matmul_{d.short}_{t.name}",
    "dtype": "{d.dtype}", "math": "{d.dtype}",
    "for": {
     "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
     "t": [
-     {"name": "128x64", "tile": [128, 64, 64], "blocks": 2, "short": 0, "shared": 49152,
-      "block": 5830, "part": 2210, "beside": 0.74, "again": 2.5},
-     {"name": "64x128", "tile": [64, 128, 64], "blocks": 2, "short": 0, "shared": 49152,
-      "block": 5830, "part": 2210, "beside": 0.74, "again": 2.5},
-     {"name": "64x128_short", "tile": [64, 128, 64], "blocks": 3, "short": 1, "shared": 49152,
-      "block": 5800, "part": 1500, "beside": 0.43, "again": 1.2},
-     {"name": "128x128_short", "tile": [128, 128, 64], "blocks": 2, "short": 1, "shared": 65536,
-      "block": 7400, "part": 2260, "beside": 0.54, "again": 0.3}]}},
+     {"name": "64x64", "tile": [64, 64, 64], "blocks": 2, "short": 0, "round": 2, "shared": 65536,
+      "block": 4400, "part": 1240, "beside": 0.31, "again": 2.7, "turned": 0},
+     {"name": "64x128", "tile": [64, 128, 64], "blocks": 2, "short": 0, "round": 1, "shared": 49152,
+      "block": 5120, "part": 2050, "beside": 0.28, "again": 2.2, "turned": 0},
+     {"name": "128x128_short", "tile": [128, 128, 64], "blocks": 2, "short": 1, "round": 1,
+      "shared": 65536, "block": 6770, "part": 2600, "beside": 0.18, "again": 6.4, "turned": 0}]}},
   {"name": "anywhere_matmul_tf32_{t.name}",
    "dtype": "float32", "math": "tf32", "alignment": 4,
    "for": {
     "d": [{"dtype": "float32"}],
     "t": [
-     {"name": "64x128_short", "tile": [64, 128, 32], "blocks": 2, "short": 1, "shared": 49152,
-      "block": 4950, "part": 1960, "beside": 0.43, "again": 6}]}}]}
+     {"name": "64x64", "tile": [64, 64, 32], "blocks": 1, "short": 0, "round": 2, "shared": 65536,
+      "block": 3100, "part": 1390, "beside": 0, "again": 6.7, "turned": 0.38},
+     {"name": "64x128_short", "tile": [64, 128, 32], "blocks": 2, "short": 1, "round": 1,
+      "shared": 49152, "block": 2780, "part": 2440, "beside": 0.55, "again": 4.5,
+      "turned": 0.2}]}}]}
 */

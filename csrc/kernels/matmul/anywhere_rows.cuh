@@ -9,24 +9,25 @@
 namespace torch_cubin {
 namespace sm90 {
 
-// One thread's part of a tile of an operand: of 128 bytes of K, vectors of 16 bytes of kTile / 32
-// lines, 32 lines apart. A line is a row of the tile (a column of B), or, where these are not
-// contiguous along K, 128 bytes of them at one k. A warp's lines are eight apart: all of them begin
-// equally far behind 16 bytes, so that a warp shifts all that it reads alike.
-template <class Element, int kTile>
+// One thread's part of a tile of an operand: of kParts times 128 bytes of K, requested together,
+// vectors of 16 bytes of kTile / 32 lines, 32 lines apart. A line is a row of the tile (a column of
+// B), or, where these are not contiguous along K, 128 bytes of them at one k. A warp's lines are
+// eight apart: all of them begin equally far behind 16 bytes, so that a warp shifts all that it
+// reads alike.
+template <class Element, int kTile, int kParts = 1>
 struct LineReader {
   static constexpr bool kTf32 = std::is_same_v<Element, float>;
   static constexpr int kSize = sizeof(Element), kVector = 16 / kSize, kPartK = 128 / kSize;
   static constexpr int kPasses = kTile / 32;
   static_assert(kTile % 64 == 0);
 
-  uint4 low[kPasses], high[kPasses];
+  uint4 low[kParts][kPasses], high[kParts][kPasses];
   tc_int64 at;         // of the next part: the address of the first pass's vector, rounded down
   tc_int64 odd, even;  // bytes to the next pass, and to the one after it
   tc_int64 step;       // to the next part
   tc_int64 begin, stride, size, k_size;  // the operand: its address, rows, elements of K
   u32 shift;      // bytes from `at` to the vector's first element, of all of the warp's
-  u32 elsewhere;  // 1 bit a pass: its vectors are partly outside the operand
+  u32 elsewhere;  // 1 bit a pass and part: its vectors are partly outside the operand
   int left;       // rows of the tile that exist
   bool along_k;
   bool apart;                // rows are a vector apart, at least
@@ -68,35 +69,41 @@ struct LineReader {
   TC_DEVICE bool exists(int i, int k_left) const { return own(i) < left && k_of(i) < k_left; }
   TC_DEVICE tc_int64 address(int i) const { return at + i % 2 * odd + i / 2 * even; }
 
-  // Requests the part that begins at `k`, of which `k_left` elements of K exist.
-  TC_DEVICE void request(int k, int k_left) {
+  // Requests `count` parts, the first of which begins at `k`, where `k_left` elements of K are
+  // left.
+  TC_DEVICE void request(int k, int k_left, int count = 1) {
     elsewhere = 0;
-    const bool inside = apart && (not_first || k > 0) && (not_last || k_left >= kPartK + kVector);
-    if (inside) {
+    const bool inside =
+        apart && (not_first || k > 0) && (not_last || k_left >= kParts * kPartK + kVector);
+    // Nothing outside the operand is read.
+    const tc_int64 last = ((along_k ? size : k_size) - 1) * stride;
+    const tc_int64 first_byte = begin + min(last, tc_int64(0)) * kSize;
+    const tc_int64 last_byte = begin + (max(last, tc_int64(0)) + (along_k ? k_size : size)) * kSize;
 #pragma unroll
-      for (int i = 0; i < kPasses; ++i) {
-        if (!exists(i, k_left)) continue;
-        low[i] = __ldg(reinterpret_cast<const uint4*>(address(i)));
-        high[i] = __ldg(reinterpret_cast<const uint4*>(address(i)) + 1);
-      }
-    } else {
-      // Nothing outside the operand is read.
-      const tc_int64 last = ((along_k ? size : k_size) - 1) * stride;
-      const tc_int64 first_byte = begin + min(last, tc_int64(0)) * kSize;
-      const tc_int64 last_byte =
-          begin + (max(last, tc_int64(0)) + (along_k ? k_size : size)) * kSize;
+    for (int u = 0; u < kParts; ++u) {
+      if (u > 0 && u >= count) break;
+      const int left_here = k_left - u * kPartK;
+      if (inside) {
 #pragma unroll
-      for (int i = 0; i < kPasses; ++i) {
-        if (!exists(i, k_left)) continue;
-        if (address(i) >= first_byte && address(i) + 32 <= last_byte) {
-          low[i] = __ldg(reinterpret_cast<const uint4*>(address(i)));
-          high[i] = __ldg(reinterpret_cast<const uint4*>(address(i)) + 1);
-        } else {
-          elsewhere |= 1u << i;
+        for (int i = 0; i < kPasses; ++i) {
+          if (!exists(i, left_here)) continue;
+          low[u][i] = __ldg(reinterpret_cast<const uint4*>(address(i)));
+          high[u][i] = __ldg(reinterpret_cast<const uint4*>(address(i)) + 1);
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < kPasses; ++i) {
+          if (!exists(i, left_here)) continue;
+          if (address(i) >= first_byte && address(i) + 32 <= last_byte) {
+            low[u][i] = __ldg(reinterpret_cast<const uint4*>(address(i)));
+            high[u][i] = __ldg(reinterpret_cast<const uint4*>(address(i)) + 1);
+          } else {
+            elsewhere |= 1u << (u * kPasses + i);
+          }
         }
       }
+      at += step;
     }
-    at += step;
   }
 
   // Where element j of a vector lies. wgmma takes TF32 along K alone.
@@ -108,73 +115,84 @@ struct LineReader {
     return (line() + 32 * i) * 128 + ((vector() ^ (line() & 7)) * 16) + j * kSize;
   }
 
-  // Stores what was requested last at `to`, with zeros in place of elements of K that do not exist.
-  TC_DEVICE void store(u32 to, int k_left) const {
-    if (k_left < kPartK) {
-      shift_and_store<true>(to, k_left);
+  // Stores what was requested last at `to`, parts `part_bytes` apart, with zeros in place of
+  // elements of K that do not exist.
+  TC_DEVICE void store(u32 to, int k_left, int count = 1, u32 part_bytes = 0) const {
+    if (k_left < count * kPartK) {
+      shift_and_store<true>(to, k_left, count, part_bytes);
     } else {
-      shift_and_store<false>(to, k_left);
+      shift_and_store<false>(to, k_left, count, part_bytes);
     }
   }
 
  private:
   template <bool kTail>
-  TC_DEVICE void shift_and_store(u32 to, int k_left) const {
-    u32 keep[4] = {~0u, ~0u, ~0u, ~0u};
-    if (kTail && along_k) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int exist = k_left - k_of(0) - j * (4 / kSize);
-        keep[j] = exist >= 4 / kSize ? ~0u : exist == 1 && !kTf32 ? 0xffffu : 0u;
-      }
-    }
+  TC_DEVICE void shift_and_store(u32 to, int k_left, int count, u32 part_bytes) const {
     if (shift < 4) {
-      store_words<kTail, 0>(to, keep, k_left);
+      store_words<kTail, 0>(to, k_left, count, part_bytes);
     } else if (shift < 8) {
-      store_words<kTail, 1>(to, keep, k_left);
+      store_words<kTail, 1>(to, k_left, count, part_bytes);
     } else if (shift < 12) {
-      store_words<kTail, 2>(to, keep, k_left);
+      store_words<kTail, 2>(to, k_left, count, part_bytes);
     } else {
-      store_words<kTail, 3>(to, keep, k_left);
+      store_words<kTail, 3>(to, k_left, count, part_bytes);
     }
     // The operand's first and last vectors, element by element.
     if (elsewhere == 0) return;
 #pragma unroll 1
-    for (int i = 0; i < kPasses; ++i) {
-      if ((elsewhere >> i & 1) == 0) continue;
-      const auto from = reinterpret_cast<const Element*>(address(i) - step + shift);
-      const int exist = min(along_k ? k_left - k_of(i) : left - own(i), kVector);
-#pragma unroll 1
+    for (int bit = 0; bit < kParts * kPasses; ++bit) {
+      if ((elsewhere >> bit & 1) == 0) continue;
+      const int u = bit / kPasses, i = bit % kPasses;
+      const auto from = reinterpret_cast<const Element*>(address(i) - (count - u) * step + shift);
+      const int exist = min(along_k ? k_left - u * kPartK - k_of(i) : left - own(i), kVector);
+      Element value[kVector];
+#pragma unroll
+      for (int j = 0; j < kVector; ++j) value[j] = j < exist ? __ldg(from + j) : Element(0);
+#pragma unroll
       for (int j = 0; j < kVector; ++j) {
-        const Element value = j < exist ? __ldg(from + j) : Element(0);
+        const u32 where = to + u * part_bytes + place(i, j);
         if constexpr (kTf32) {
-          store_shared(to + place(i, j), round_to_tf32(__float_as_uint(value)));
+          store_shared(where, round_to_tf32(__float_as_uint(value[j])));
         } else {
-          store_shared(to + place(i, j), value);
+          store_shared(where, value[j]);
         }
       }
     }
   }
 
   template <bool kTail, int kWords>
-  TC_DEVICE void store_words(u32 to, const u32 (&keep)[4], int k_left) const {
+  TC_DEVICE void store_words(u32 to, int k_left, int count, u32 part_bytes) const {
     const u32 bits = (shift & 2) * 8;
 #pragma unroll
-    for (int i = 0; i < kPasses; ++i) {
-      const u32 w[8] = {low[i].x,  low[i].y,  low[i].z,  low[i].w,
-                        high[i].x, high[i].y, high[i].z, high[i].w};
-      u32 out[4];
+    for (int u = 0; u < kParts; ++u) {
+      if (u > 0 && u >= count) break;
+      u32 keep[4] = {~0u, ~0u, ~0u, ~0u};
+      if (kTail && along_k) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        out[j] = kTf32 ? round_to_tf32(w[j + kWords])
-                       : __funnelshift_r(w[j + kWords], w[j + kWords + 1], bits);
-        if (kTail) out[j] = along_k ? out[j] & keep[j] : k_of(i) < k_left ? out[j] : 0;
+        for (int j = 0; j < 4; ++j) {
+          const int exist = k_left - u * kPartK - k_of(0) - j * (4 / kSize);
+          keep[j] = exist >= 4 / kSize ? ~0u : exist == 1 && !kTf32 ? 0xffffu : 0u;
+        }
       }
-      if (kTf32 && !along_k) {
 #pragma unroll
-        for (int j = 0; j < 4; ++j) store_shared(to + place(i, j), out[j]);
-      } else {
-        store_shared(to + place(i, 0), out);
+      for (int i = 0; i < kPasses; ++i) {
+        const uint4 x = low[u][i], y = high[u][i];
+        const u32 w[8] = {x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w};
+        u32 out[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          out[j] = kTf32 ? round_to_tf32(w[j + kWords])
+                         : __funnelshift_r(w[j + kWords], w[j + kWords + 1], bits);
+          if (kTail) {
+            out[j] = along_k ? out[j] & keep[j] : k_of(i) < k_left - u * kPartK ? out[j] : 0;
+          }
+        }
+        if (kTf32 && !along_k) {
+#pragma unroll
+          for (int j = 0; j < 4; ++j) store_shared(to + u * part_bytes + place(i, j), out[j]);
+        } else {
+          store_shared(to + u * part_bytes + place(i, 0), out);
+        }
       }
     }
   }

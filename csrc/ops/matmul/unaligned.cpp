@@ -128,7 +128,11 @@ class Unaligned : public MatmulKernels {
     const int64_t rows = plan.k_tiles_per_split * std::min(c.m, row.tile_m) +
                          (row.b_along_k ? plan.k_tiles_per_split * std::min(c.n, row.tile_n) : k);
     // Up to `slots` blocks share a multiprocessor, then come the next ones.
-    const int64_t multiprocessors = device_.multiprocessors, at_once = multiprocessors * row.slots;
+    // Large clusters leave some multiprocessors without a block.
+    const int64_t multiprocessors =
+        plan.splits > 2 ? clusters_at_once(device_.multiprocessors, plan.splits) * plan.splits
+                        : device_.multiprocessors;
+    const int64_t at_once = multiprocessors * row.slots;
     Work work;
     work.rows = static_cast<double>(rows) / kUnalignedWarps;
     // A block multiplies 64 rows in half the time of 128, and takes as long again for each stretch.
@@ -147,6 +151,10 @@ class Unaligned : public MatmulKernels {
     work.store_bytes =
         static_cast<double>(std::min(c.m, row.tile_m) * std::min(c.n, row.tile_n) * 2);
     work.handshakes = plan.splits > 1 ? 1 : 0;
+    // Each block of a cluster reads the others' sums of its rows.
+    work.clusters = plan.splits > 1;
+    work.sums_bytes = static_cast<double>(row.tile_m * row.tile_n * 4 * (plan.splits - 1)) /
+                      static_cast<double>(plan.splits);
     const double m = static_cast<double>(c.m), n = static_cast<double>(c.n);
     work.bytes = 2 * static_cast<double>(c.batch) * (static_cast<double>(c.k) * (m + n) + m * n);
     return work;
