@@ -193,8 +193,10 @@ def corrections_of(product: dict[str, Any], name: str) -> list[str]:
     names = [tile, *(other for other in others if other)]
     if gradient:
         names.append(f"{tile} tn")
-        if others[2]:
-            names.append(" split_k tn" if others[2] == " split_k" else " clusters tn")
+        if others[2] == " split_k":
+            names.append(" split_k tn")
+        elif others[2] and not others[5]:
+            names.append(" clusters tn")
         if others[4]:
             names.append(" splits tn")
     if product.get("symmetric"):

@@ -16,15 +16,24 @@ constexpr int64_t kLeastStreamBlocks = 8;    // k blocks of a part of a streamed
 constexpr int64_t kLeastPartOfK = 128;       // of a block of a cluster that splits K
 constexpr int64_t kLeastSharedColumns = 64;  // of a tile of a cluster
 
+double share(int64_t part, int64_t all) {
+  return static_cast<double>(part) / static_cast<double>(all);
+}
+
 // What the TMA loads of an operand: whole panels of 64 where its own dim is contiguous.
 double loaded_size(int64_t tile, bool mn_major) {
   return static_cast<double>(mn_major ? ceil_div(tile, int64_t{64}) * 64 : tile);
 }
 
-// How many lines of the L2 cache a row of a panel takes. Where an operand's own dim is contiguous,
-// every other one of tiles that end within a panel begins within a line.
-double lines_of(bool lines, int64_t tile, bool mn_major) {
-  return lines && !(mn_major && tile % 64 != 0) ? 1 : 2;
+// How many lines of the L2 cache a row of a panel takes, two where it begins within one. Where an
+// operand's own dim is contiguous, every other one of tiles that end within a panel does.
+double lines_of(bool lines, int64_t tile, bool mn_major, bool of_gradient) {
+  const bool ends_within = mn_major && tile % 64 != 0;
+  if (!of_gradient) return lines && !ends_within ? 1 : 2;
+  // All blocks of a weight gradient read the same rows of K at a time: a line takes half the time
+  // of one along K. Rows that begin within lines do not (H200, 4608 x 1152 x 16384 by 128x160: 870
+  // cycles a k block, whose products take 640).
+  return ends_within ? share(3, 2) : lines ? share(1, 2) : 1;
 }
 
 class Counter {
@@ -91,9 +100,8 @@ class Counter {
       outside_ = 1 - static_cast<double>(c_.m) / static_cast<double>(tiles_m * row.tile_m) *
                          static_cast<double>(c_.n) / static_cast<double>(tiles_n * row.tile_n);
       of_cluster_ = row.correction + of_swapped_ + table_.of_cluster[&cluster - kSm90Clusters];
-      if (is_tn && size > 1) {
-        of_cluster_ += cluster.splits_k() ? table_.of_pairs_tn : table_.of_clusters_tn;
-      }
+      if (is_tn && cluster.splits_k()) of_cluster_ += table_.of_pairs_tn;
+      of_whole_tiles_ = is_tn && size > 1 && !cluster.splits_k() ? table_.of_clusters_tn : 0;
       // A matrix by its own transpose: there is one operand to bring to the L2 cache, of which
       // clusters spare less (x @ x.t(), 1024 x 2048, H200: 64x128 alone 7.9 us, in clusters 9.7).
       // Small ones of x.t() @ x take as long as other weight gradients.
@@ -112,7 +120,7 @@ class Counter {
         if (swapped_ && size > 2) continue;
         // Weight gradients have other configs for few tiles, and larger clusters were slower than
         // predicted (H200, 384 x 384 x 16384 by eight 18.9 us, split 13.8).
-        if (is_tn && size > 2 && !row.starts_early()) continue;
+        if (is_tn && size > 2 && !row.is_narrow_tn()) continue;
         Work work = work_of(plan, 1, static_cast<double>(ceil_div(k_blocks, size)));
         fill(work, cluster_tiles * size, multiprocessors_);
         // Each of them finishes some of the tile's warps, or none.
@@ -129,12 +137,16 @@ class Counter {
       // 64x128, H200: alone 5.4 us, in pairs 6.1). Of larger clusters, and of a short K, nothing is
       // seen of it.
       if (size == 2 && k_blocks > kFirstBlocks) last.handshakes = share(1, 2);
+      last.correction += of_whole_tiles_;
       offer_phases(plan, cluster_tiles / slots, cluster_tiles, k_blocks, last);
       if (row.streams && size <= 2 && !c_.batch_invariant) stream(plan, slots, k_blocks);
     }
   }
 
  private:
+  // Of the time that a cluster takes to exchange sums: stored and read, without waiting for each.
+  static constexpr double kThroughMemory = 1.0 / 2;
+
   static double tile_bytes(const Sm90Row& row) {  // of float32 sums
     return static_cast<double>(row.tile_m * row.tile_n) * sizeof(float);
   }
@@ -153,20 +165,22 @@ class Counter {
   // blocks wait for the same lines of an operand, which clusters ask for once: in long outputs
   // (H200, alone and in clusters: 184 x 5736 x 40 by 64x192 4.1 us, 3.6; 272 x 1032 x 112 by 64x64
   // 2.1, 2.6).
-  bool starts_early(const Sm90Plan& plan, int64_t tiles, int64_t k_blocks) const {
+  bool is_early(const Sm90Plan& plan, int64_t tiles, int64_t k_blocks) const {
     constexpr int64_t kLong = 16;  // times as long as wide
     const Sm90Row& row = *plan.row;
     const auto [least, most] = std::minmax(c_.m, c_.n);
-    return row.starts_early() && c_.batch == 1 && plan.cluster.size() == 1 &&
+    return row.is_priced_early() && c_.batch == 1 && plan.cluster.size() == 1 &&
            tiles <= plan.clusters && (k_blocks > kFirstBlocks || most <= kLong * least);
   }
 
   // The busiest multiprocessor's tiles and k blocks in all, of a share of the product's tiles.
   Work work_of(const Sm90Plan& plan, int64_t tiles, double k_blocks, double part = 1) const {
     const Sm90Row& row = *plan.row;
-    Work work = sm90_work({row.tile_m, row.tile_n, row.a_mn_major, row.b_mn_major,
-                           plan.cluster.of_a, plan.cluster.of_b, c_.a_lines, c_.b_lines},
-                          static_cast<double>(tiles), k_blocks);
+    const bool of_gradient = row.is_tn() && !row.is_narrow_tn() && !row.reads;
+    Work work =
+        sm90_work({row.tile_m, row.tile_n, row.a_mn_major, row.b_mn_major, plan.cluster.of_a,
+                   plan.cluster.of_b, c_.a_lines, c_.b_lines, of_gradient},
+                  static_cast<double>(tiles), k_blocks);
     // Results of 4 bytes take twice the stores (x.t() @ x of 1644 x 64 and 704 x 128, H200).
     if (c_.math == kMathTF32 && c_.symmetric) work.values *= 2;
     // Unrounded sums without a tensor map are stored one by one, each after a read of shared memory
@@ -193,7 +207,7 @@ class Counter {
           row.is_tn() ? k_blocks : share(3, 4) * (k_blocks - static_cast<double>(tiles));
       work.waits = k_blocks + (plan.reads_a && plan.reads_b ? more : 0);
       work.correction += table_.of_read;
-    } else if (row.is_tn() && row.starts_early()) {
+    } else if (row.is_narrow_tn()) {
       // The TMA fills a part of each tile with zeros where the matrix is smaller, a fifth of a wait
       // for a k block (24 x 12096 x 10496, H200: 125 us).
       const int64_t parts = (c_.m < row.tile_m ? 1 : 0) + (c_.n < row.tile_n ? 1 : 0);
@@ -204,10 +218,6 @@ class Counter {
     work.bytes_again =
         part * ((plan.tiles_n > 1 ? bytes_of_a_ : 0) + (plan.tiles_m > 1 ? bytes_of_b_ : 0));
     return work;
-  }
-
-  static double share(int64_t part, int64_t all) {
-    return static_cast<double>(part) / static_cast<double>(all);
   }
 
   static void fill(Work& work, int64_t busy, int64_t slots) {
@@ -222,7 +232,7 @@ class Counter {
     const int64_t left = tiles - waves * plan.clusters;
     const int64_t all = waves + (left == 0 ? 0 : 1);
     store(*plan.row, all, last);
-    last.early = starts_early(plan, tiles, k_blocks);
+    last.early = is_early(plan, tiles, k_blocks);
     if (waves == 0) return offer_(plan, last, nullptr);
     Work work = work_of(plan, waves, static_cast<double>(waves * k_blocks), 1 - share(left, tiles));
     work.correction = last.correction;
@@ -263,8 +273,9 @@ class Counter {
         work_of(plan, 1, share(rest, clusters) * static_cast<double>(k_blocks), share(rest, tiles));
     last.filled = share(clusters, slots);
     last.correction += plan.streams_evenly() ? table_.of_streamed_evenly : table_.of_streamed;
-    last.sums_bytes = tile_bytes(*plan.row) * share(clusters, rest);
-    last.handshakes = 2;  // fitted when one was of a launch that set the counters to zero
+    last.sums_bytes = kThroughMemory * tile_bytes(*plan.row) * share(clusters, rest);
+    // Fitted when one was of a launch that set the counters to zero; of pairs, each takes two.
+    last.handshakes = static_cast<double>(2 * plan.cluster.size());
     if (!plan.streams_evenly()) {
       // What clusters load that stand at different places of K stays in no cache.
       const double k_bytes = static_cast<double>(k_blocks) * 128;
@@ -296,9 +307,9 @@ class Counter {
       plan.clusters = static_cast<int32_t>(std::min(slots, tiles * splits));
       const int64_t turns = ceil_div(tiles * splits, slots);
       Work work = work_of(plan, turns, static_cast<double>(turns * blocks));
-      work.correction += table_.of_splits + (is_tn ? table_.of_splits_tn : 0);
+      work.correction += of_whole_tiles_ + table_.of_splits + (is_tn ? table_.of_splits_tn : 0);
       work.bytes = bytes_of_a_ + bytes_of_b_;
-      work.sums_bytes = work.tiles * tile_bytes(*plan.row);
+      work.sums_bytes = kThroughMemory * work.tiles * tile_bytes(*plan.row);
       offer_(plan, work, nullptr);
     }
   }
@@ -327,7 +338,8 @@ class Counter {
   const double of_swapped_;
   const Sm90Offer& offer_;
   double bytes_of_a_, bytes_of_b_, bytes_of_c_;
-  double outside_ = 0, of_cluster_ = 0;  // of the configs that are being counted
+  // Of the configs that are being counted; the last one of clusters whose tiles are not streamed.
+  double outside_ = 0, of_cluster_ = 0, of_whole_tiles_ = 0;
 };
 
 }  // namespace
@@ -391,10 +403,11 @@ Work sm90_work(const Sm90Tile& tile, double tiles, double k_blocks) {
   // What the TMA writes, and what wgmma, which computes 64 rows at a time, reads.
   work.shared = k_blocks * (a + b + m / 64 * (64 + n));
   const double k_bytes = k_blocks * 128;
-  work.l2_bytes =
-      k_bytes *
-      (lines_of(tile.a_lines, tile.m, tile.a_mn_major) * a / static_cast<double>(tile.of_a) +
-       lines_of(tile.b_lines, tile.n, tile.b_mn_major) * b / static_cast<double>(tile.of_b));
+  const auto loaded = [&](bool lines, int64_t size, bool mn_major, double rows, int64_t of) {
+    return lines_of(lines, size, mn_major, tile.of_gradient) * rows / static_cast<double>(of);
+  };
+  work.l2_bytes = k_bytes * (loaded(tile.a_lines, tile.m, tile.a_mn_major, a, tile.of_a) +
+                             loaded(tile.b_lines, tile.n, tile.b_mn_major, b, tile.of_b));
   return work;
 }
 

@@ -40,9 +40,12 @@ struct Sm90Row {
   // Weight gradients: both operands' own dims are contiguous.
   bool is_tn() const { return a_mn_major && b_mn_major; }
 
-  // A block with one tile is priced as one that begins sooner (kStartsEarly of sm90.cu; tiles of
-  // more warpgroups do, too, which is not priced).
-  bool starts_early() const { return one_warpgroup && !reads && !(is_tn() && tile_n > tile_k); }
+  // Those whose tiles one warpgroup computes, of at most a panel of columns.
+  bool is_narrow_tn() const { return is_tn() && one_warpgroup && !reads && tile_n <= tile_k; }
+
+  // A block with one tile is priced as one that begins sooner (kStartsEarly of sm90.cu: tiles of
+  // more warpgroups do, too).
+  bool is_priced_early() const { return one_warpgroup && !reads && (!is_tn() || is_narrow_tn()); }
 
   // TF32 that wgmma cannot read from shared memory: A passes through registers.
   bool from_registers() const { return math == kMathTF32 && a_mn_major; }
@@ -89,11 +92,13 @@ struct Sm90Plan {
 
 // A tile as a block of these kernels, or of others that are built like them, computes it: what it
 // loads is shared by so many blocks of a cluster. `lines`: rows begin at lines of the cache.
+// `of_gradient`: of a weight, by sm90.cu.
 struct Sm90Tile {
   int64_t m, n;
   bool a_mn_major = false, b_mn_major = false;
   int64_t of_a = 1, of_b = 1;
   bool a_lines = true, b_lines = true;
+  bool of_gradient = false;
 };
 
 // What `tiles` tiles of `k_blocks` blocks of K (128 bytes each) in all ask of one multiprocessor.
