@@ -5,6 +5,7 @@ Over 500 lines, because all sections share the tiny kernels and their builds.
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import dataclasses
 import hashlib
@@ -369,6 +370,26 @@ def test_kernels_compiled_together_are_those_compiled_alone(
     alone.build("sm_80", "sm_90a")
     assert sum(compiled) == 3 + 7
     assert package.files() == alone.files()
+
+
+def test_sources_of_one_header_share_compilers() -> None:
+    """Those of another one may declare other things by the same name."""
+    jobs = [
+        (kernel, "sm_90a")
+        for kernel in kernel_table.read_tables(KERNELS)
+        if kernel.archs is None or "sm_90a" in kernel.archs
+    ]
+    batches = build.batches_of(jobs)
+    compiled = [(kernel, virtual) for virtual, kernels in batches for kernel in kernels]
+    assert sorted((kernel.name, virtual) for kernel, virtual in compiled) == sorted(
+        (kernel.name, kernel.virtual_arch(arch)) for kernel, arch in jobs
+    )
+    headers = [{kernel_table.params_header(k.source) for k in kernels} for _, kernels in batches]
+    assert all(len(of_batch) == 1 for of_batch in headers)
+    sizes = collections.Counter(
+        (kernel_table.params_header(kernel.source), virtual) for kernel, virtual in compiled
+    )
+    assert len(batches) == sum(-(-count // build.TOGETHER) for count in sizes.values())
 
 
 def test_a_failure_among_kernels_compiled_together_names_its_kernel(package: Package) -> None:

@@ -45,7 +45,7 @@ DEFAULT_ARCHS = ("sm_80", "sm_86", "sm_90a", "sm_100a", "sm_120a")
 CACHE = pathlib.Path("build") / "kernels"  # relative: commands run in the root, see `run`
 NVCC_FLAGS = ("-ptx", "-O3", "-Werror", "all-warnings")
 PTXAS_FLAGS = ("-O3", "-v")
-TOGETHER = 16  # kernels of one source per nvcc process: see ptx_modules.py
+TOGETHER = 16  # kernels per nvcc process: see ptx_modules.py
 PROBE_ARCH = "80"  # sizes are the same on every arch
 MANIFEST_VERSION = 1
 
@@ -107,7 +107,7 @@ class Builder:
         return self.cache / arch / f"{kernel.name}.cubin"
 
     def compile(self, kernels: Sequence[kernel_table.Kernel], virtual: str) -> None:
-        """Compiles several kernels of one source to PTX."""
+        """Compiles several kernels to PTX."""
         stale = [
             kernel
             for kernel in kernels
@@ -122,11 +122,12 @@ class Builder:
                 self.compile_together([kernel], virtual)  # so that the error names the kernel
             if len(stale) == 1:
                 raise
+            sources = dict.fromkeys(kernel_table.name_of(kernel.source) for kernel in stale)
             raise BuildError(
                 "image",
-                f"the kernels of '{kernel_table.name_of(stale[0].source)}'",
+                "the kernels of " + ", ".join(f"'{name}'" for name in sources),
                 "compile one by one but not together, which takes several times as long",
-                expected="all of the file within `namespace torch_cubin::TC_KERNEL`",
+                expected="all of a file within `namespace torch_cubin::TC_KERNEL`",
                 got=f"\n{error}\n",
             ) from None
         for kernel in stale:
@@ -321,11 +322,12 @@ class Builder:
 def batches_of(
     jobs: list[tuple[kernel_table.Kernel, str]],
 ) -> list[tuple[str, list[kernel_table.Kernel]]]:
-    """The batches for one nvcc process each: kernels of one source and virtual architecture."""
+    """The batches for one nvcc process each: kernels of one virtual architecture, whose sources
+    share a header of parameters."""
     groups: dict[tuple[pathlib.Path, str], dict[str, kernel_table.Kernel]] = {}
     for kernel, arch in jobs:
-        virtual = kernel.virtual_arch(arch)
-        groups.setdefault((kernel.source, virtual), {})[kernel.name] = kernel
+        key = kernel_table.params_header(kernel.source), kernel.virtual_arch(arch)
+        groups.setdefault(key, {})[kernel.name] = kernel
     batches = []
     for (_, virtual), group in groups.items():
         kernels = list(group.values())

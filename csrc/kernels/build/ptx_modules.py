@@ -1,7 +1,7 @@
 """Splits nvcc's PTX of several kernels into one module per kernel.
 
-nvcc spends half a second on its own headers in every run. So the build compiles several kernels of
-one source at a time, each in its own namespace, and splits the result here. The PTX of a kernel
+nvcc spends a third of a second on its own headers in every run. So the build compiles several
+kernels at a time, each in its own namespace, and splits the result here. The PTX of a kernel
 does not depend on the others: the function numbers in labels are set to 0.
 """
 
