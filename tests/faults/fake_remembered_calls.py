@@ -217,10 +217,10 @@ def test_a_multiple_need_not_be_a_power_of_two(driver) -> None:
     contract = several_kernels()
     contract["kernels"][0]["requires"][0]["multiple_of"] = 24
     op = op_of(contract)
-    blocks, kept = [], []
-    for offset in (*range(12), *range(12)):
-        x = tensors.strided((2, 3), (3, 1), offset=offset)
-        kept.append(x)  # so that the next one lies elsewhere
+    memory, blocks = tensors.strided((32,), (1,)), []
+    for offset in range(24):  # of four bytes: every sixth address is a multiple, wherever it begins
+        view = torch.empty(32, device="meta").as_strided((2, 3), (3, 1), offset)
+        x = tensors.part(memory, view)
         launch = launch_of(driver, op, (x, None, 1, None, 0.5, True, "relu"))
         assert (launch["block"][0] == 32) == (x.data_ptr() % 24 == 0), offset
         blocks.append(launch["block"][0])
