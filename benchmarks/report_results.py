@@ -1,7 +1,7 @@
 """Reads benchmarks/results/ for the page of results: one reader per format, the newest run per
 group.
 
-A file is named DATE_GPU_NAME.json, for example `2026-11-28_h200_goals.json`; NAME identifies the
+A file is named DATE_GPU_NAME.json, for example `2026-11-30_h200_goals.json`; NAME identifies the
 benchmark that wrote it, and a section may have several ("grouped, moe"). A later file replaces the
 groups that it contains, separately for each GPU, and leaves the others.
 """

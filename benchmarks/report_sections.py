@@ -38,7 +38,7 @@ SECTIONS = (
         title="Products",
         results="goals",
         read=report_results.products,
-        command="benchmarks/bench_goals.py --lines --json FILE",
+        command="benchmarks/bench_goals.py --lines",
         about="cuBLAS's time over ours, through PyTorch. `epilogues`: our plain product's time "
         "over ours with a bias, or a bias and an activation.",
         groups=titles(goals.PRODUCTS),
@@ -49,7 +49,7 @@ SECTIONS = (
         title="Attention",
         results="attention_goals",
         read=report_results.listed,
-        command="benchmarks/bench_attention_goals.py --lines --json FILE",
+        command="benchmarks/bench_attention_goals.py --lines",
         about="bfloat16, 16,384 tokens, heads * head_dim = 2,048, head dims 64, 128 and 256. The "
         "peer's time over ours, or the fraction of the named rate. FlashAttention-3 (FA3) runs "
         "with `--fa3`, as on the H200, forward; else its speedup over cuDNN is the script's.",
@@ -61,7 +61,7 @@ SECTIONS = (
         title="Attention: lengths, windows and boolean masks",
         results="attention_goals",
         read=report_results.options,
-        command="benchmarks/bench_attention_goals.py --only options --json FILE",
+        command="benchmarks/bench_attention_goals.py --only options",
         about="The fraction of our own dense rate per visible score, by direction and head_dim.",
         groups={"windows, packed, GQA": "", "boolean masks": ""},
         by_case=True,
@@ -70,7 +70,7 @@ SECTIONS = (
         title="Attention: softcap, ALiBi, sinks and dropout",
         results="attention_scores",
         read=report_results.scores,
-        command="benchmarks/bench_attention_options.py --only scores --json FILE",
+        command="benchmarks/bench_attention_options.py --only scores",
         about="The fraction of our own causal dense rate: 8 sequences of 2,048 rows.",
         groups={"scores": ""},
         by_case=True,
@@ -79,7 +79,7 @@ SECTIONS = (
         title="Attention: additive masks",
         results="added_masks",
         read=report_results.added_masks,
-        command="benchmarks/bench_added_masks.py --json FILE",
+        command="benchmarks/bench_added_masks.py",
         about="cuDNN's time over ours: 8 sequences of 2,048 rows, where a line names no other.",
         groups={"added masks": ""},
         by_case=True,
@@ -88,7 +88,7 @@ SECTIONS = (
         title="Attention of float8_e4m3fn",
         results="attention_e4m3",
         read=report_results.float8,
-        command="benchmarks/bench_attention.py --only forward_e4m3 --json FILE",
+        command="benchmarks/bench_attention.py --only forward_e4m3",
         about="Our bfloat16 kernels' time over that of our float8 kernels, by rows per sequence, "
         "including the transpose of the values.",
         groups={"float8": ""},
@@ -98,7 +98,7 @@ SECTIONS = (
         title="Attention of float8_e4m3fn beside cuDNN's",
         results="attention_fp8",
         read=report_results.float8,
-        command="benchmarks/bench_attention_fp8.py --json FILE",
+        command="benchmarks/bench_attention_fp8.py",
         about="cuDNN's time over ours, by rows per sequence, including the transpose of the "
         "values. cuDNN's result is float8, ours bfloat16.",
         groups={"float8": ""},
@@ -108,7 +108,7 @@ SECTIONS = (
         title="Products of models",
         results="model_products",
         read=report_results.listed,
-        command="benchmarks/bench_models.py --products --json FILE",
+        command="benchmarks/bench_models.py --products",
         about="The products of the blocks of 28 public models, between layer norms: cuBLAS's time "
         "over ours; of them every second, on the H100 every sixth. dW with db: the gradients of "
         "weight and bias together.",
@@ -124,7 +124,7 @@ SECTIONS = (
         title="Model blocks",
         results="model_blocks",
         read=report_results.listed,
-        command="benchmarks/bench_models.py --blocks --json FILE",
+        command="benchmarks/bench_models.py --blocks",
         about="One transformer block in a CUDA graph: stock PyTorch's time, with its best "
         "attention backend, over that under `drop_in()`; on the H100 every second model.",
         groups={"blocks: forward": "forward", "blocks: training": "forward and backward"},
@@ -134,7 +134,7 @@ SECTIONS = (
         title="Whole models",
         results="whole_models",
         read=report_results.whole_models,
-        command="benchmarks/bench_models.py --models --json FILE",
+        command="benchmarks/bench_models.py --models",
         about="Stock PyTorch's time over that under `install()`, the host's included: a Llama of "
         "1 B, BERT-base, ViT-L, Whisper, DiT-XL/2, a Qwen3-MoE; 1 x 128 is short. Llama's long "
         "steps run at the power limit, where our products have 0.90 to 1.07 of cuBLAS's speed "
@@ -149,7 +149,7 @@ SECTIONS = (
         title="Symmetric products and Muon",
         results="symmetric",
         read=report_results.listed,
-        command="benchmarks/bench_symmetric.py --json FILE",
+        command="benchmarks/bench_symmetric.py",
         about="`x @ x.t()`, `cubin::symm_square` and `torch.optim.Muon` inside `drop_in()`: "
         "PyTorch's time over ours. Batches: `newton_schulz()`.",
         groups=titles(goals.SYMMETRIC),
@@ -160,8 +160,7 @@ SECTIONS = (
         title="Training with Muon",
         results="muon_training",
         read=report_results.listed,
-        command="examples/train_transformer.py --optimizer muon --size large --steps 40 "
-        "--json FILE",
+        command="examples/train_transformer.py --optimizer muon --size large --steps 40",
         about="PyTorch's time over that inside `drop_in()`: a transformer of 200 million "
         "parameters, the same batches. The optimizers are Muon for the matrices of the blocks and "
         "AdamW for the rest.",
@@ -173,7 +172,7 @@ SECTIONS = (
         title="Products of 8-bit floats",
         results="fp8",
         read=report_results.scaled,
-        command="benchmarks/bench_fp8.py --deep-gemm FOLDER --json FILE",
+        command="benchmarks/bench_fp8.py --deep-gemm FOLDER",
         about="The better of PyTorch's products with scales of tensors or rows (of rows, to 128 "
         "rows) over ours; of blocks, of cuBLASLt and DeepGEMM.",
         groups=titles(goals.FP8),
@@ -184,7 +183,7 @@ SECTIONS = (
         title="Training with layers of 8-bit floats",
         results="float8_training",
         read=report_results.listed,
-        command="examples/train_transformer.py --float8 --steps 300 --json FILE",
+        command="examples/train_transformer.py --float8 --steps 300",
         about="PyTorch's time in bfloat16 over that of layers of `torch_cubin.float8` inside "
         "`drop_in()`: a small transformer, which the host limits.",
         groups={"training with adamw": ""},
@@ -195,7 +194,7 @@ SECTIONS = (
         title="The same bits",
         results="same_bits",
         read=report_results.listed,
-        command="benchmarks/bench_same_bits.py --json FILE",
+        command="benchmarks/bench_same_bits.py",
         about="A Llama of 1.1 B: the time under `install()` over that under "
         "`install(batch_invariant=True)` ([same_bits.md](same_bits.md)). Generation: a step in a "
         "CUDA graph, 1,024 tokens so far, batches of 1 to 128. Attention: prefill, and single "
@@ -208,7 +207,7 @@ SECTIONS = (
         title="The same bits, over stock PyTorch",
         results="same_bits",
         read=report_results.listed,
-        command="benchmarks/bench_same_bits.py --json FILE",
+        command="benchmarks/bench_same_bits.py",
         about="Stock PyTorch's time, with other bits in every batch, over that under "
         "`install(batch_invariant=True)`.",
         groups={f"{group}, PyTorch": group for group in goals.SAME_BITS},
@@ -217,7 +216,7 @@ SECTIONS = (
         title="Triton kernels as ops",
         results="triton_launch",
         read=report_results.triton,
-        command="benchmarks/bench_triton_launch.py --json FILE",
+        command="benchmarks/bench_triton_launch.py",
         about="The host's time for a launch by Triton over that for the same kernel as an op.",
         groups={"launch": "host cost of a call"},
     ),
@@ -228,7 +227,7 @@ GROUPS = Section(
     title="Products of groups",
     results="grouped, grouped_fp8, grouped_fp8_weights, moe",
     read=report_results.groups,
-    command="benchmarks/bench_grouped.py --deep-gemm FOLDER --json FILE",
+    command="benchmarks/bench_grouped.py --deep-gemm FOLDER",
     about="The best other one's time over ours.",
     groups=titles(goals.GROUPS),
     goals=goals.GROUPS,
