@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 
 import pytest
 import scaled_cases as cases
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from scaled_cases import BLOCK_1X128, BLOCK_128X128, E4M3, ROW, TENSOR, expected, operands
 
 import torch_cubin
+from torch_cubin import ops
 
 ONE = torch.ones(())
 SEVERAL = "several scales of an operand"
@@ -123,6 +125,40 @@ def test_other_forms_of_the_calls() -> None:
         with torch_cubin.drop_in(), contextlib.suppress(RuntimeError, ValueError):
             v2(a, b, **given, bias=None, out_dtype=dtype)
         assert [row.reason for row in torch_cubin.report().declined] == [reason]
+
+
+def error_of(call) -> str:
+    try:
+        call()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+SHAPES = [
+    (), (1,), (1, 1), (1, 1, 1), (6,), (6, 1), (1, 6), (2, 3), (6, 1, 1),
+    (5,), (5, 1), (1, 5), (8, 1), (6, 5), (5, 6), (6, 8), (30,),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("recipe", [TENSOR, ROW, BLOCK_1X128, BLOCK_128X128])
+def test_scales_are_served_where_the_op_takes_them(recipe) -> None:
+    """Their rule stands in C++ (scale_fits), and again in Python, which torch.compile reads."""
+    other = ROW if recipe in (TENSOR, ROW) else BLOCK_128X128
+    a, b, _, _, scale_b, _ = case(6, 144, 640, (recipe, other))
+    answers = set()
+    for shape in SHAPES:
+        scale = torch.ones(shape)
+        call = functools.partial(ops.scaled_matmul, a, b, scale, recipe, scale_b, other)
+        refused = "has a shape that its recipe does not have" in error_of(call)
+        wanted = ["scales that it does not take"] if refused else []
+        lists = dict(zip(NAMES, ([scale], [recipe], [0], [scale_b], [other], [0]), strict=True))
+        torch_cubin.report(reset=True)
+        with torch_cubin.drop_in(), contextlib.suppress(RuntimeError, ValueError, IndexError):
+            torch._scaled_mm_v2(a, b, **lists, bias=None, out_dtype=torch.bfloat16)
+        assert [row.reason for row in torch_cubin.report().declined] == wanted, shape
+        answers.add(refused)
+    assert answers == {True, False}
 
 
 def test_arguments_that_require_grad_are_left() -> None:

@@ -25,7 +25,11 @@ def _blocks(size: int) -> int:
 
 
 def _fits(scale: torch.Tensor, recipe: int, size: int, k: int) -> bool:
-    """Whether a scale has the shape that the op takes; `size`: rows of A or columns of B."""
+    """Whether a scale has the shape that the op takes; `size`: rows of A or columns of B.
+
+    It is scale_fits() of csrc/ops/scaled/checks.cpp once more: torch.compile, which traces it with
+    symbols for sizes, cannot call C++. test_drop_in_scaled.py compares both.
+    """
     shape, blocks = tuple(scale.shape), _blocks(k)
     if recipe == TENSOR:
         return scale.numel() == 1
