@@ -67,9 +67,9 @@ def contenders(batch: int, length: int) -> tuple[Calls, int]:
     sets = bench_attention.cache_sets(batch, length, 0, torch.float8_e4m3fn)
     calls: Calls = {"cubin": lambda i: bench_attention.cached(*sets[i])}
     peers = []
-    for q, k, v, lengths, table in sets:
+    for q, k, v, *_ in sets:
         wide = (x.bfloat16().transpose(1, 2).contiguous() for x in (k, v))
-        peers.append(bench_attention.peers_of_cache(q, *wide, lengths, table))
+        peers.append(bench_attention.peers_of_cache(q, *wide))
     for name in peers[0]:
         calls[name] = lambda i, name=name: peers[i][name]()
     narrow = []

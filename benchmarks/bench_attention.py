@@ -329,7 +329,7 @@ def cached(q, k, v, lengths, table) -> torch.Tensor:
     )
 
 
-def peers_of_cache(q, k, v, lengths, table) -> dict[str, Callable[[], torch.Tensor]]:
+def peers_of_cache(q, k, v) -> dict[str, Callable[[], torch.Tensor]]:
     """PyTorch's equivalents, on whole sequences laid out as (batch, heads, rows, head_dim)."""
     batch, _, heads, head_dim = q.shape
     q = q.transpose(1, 2)
@@ -364,9 +364,8 @@ def measure_cache(
         order = [whole[i % len(whole)] for i in range(len(order))]
         candidates["contiguous"] = common.graph_of([lambda s=s: cached(*s) for s in order])
     else:
-        heads_first = [(s[0], *(x.transpose(1, 2).contiguous() for x in s[1:3]), *s[3:])
-                       for s in sets]  # fmt: skip
-        peers = [peers_of_cache(*s) for s in heads_first]
+        peers = [peers_of_cache(q, *(x.transpose(1, 2).contiguous() for x in (k, v)))
+                 for q, k, v, *_ in sets]  # fmt: skip
         for name in peers[0]:
             try:
                 calls = [peers[i % len(peers)][name] for i in range(len(order))]

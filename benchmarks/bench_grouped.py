@@ -179,7 +179,7 @@ def measure_layers(
     for sizes in models:
         if arguments.only not in sizes[0]:
             continue
-        layer = moe_layers.experts_of(*sizes)
+        layer = moe_layers.experts_of(*sizes[1:])
         for tokens in all_tokens:
             for measure in measures:
                 results.append(measure(layer, sizes, tokens))

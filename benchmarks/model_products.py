@@ -157,7 +157,7 @@ def measured(x: ModelProduct, direction: str, seed: int) -> Iterator[Line]:
         graphs[name], outputs[name] = common.graph_of(run)
     rounds = measure.rounds_of(graphs, len(order), EFFORT, seed)
     for context in CONTEXTS:
-        check(x, direction, context, outputs, order[-1], norm, bias)
+        check(direction, context, outputs, order[-1], norm, bias)
     limit = GOALS[f"models: {direction}, {CONTEXTS[0]}"].worst
     while len(rounds["norms"]) < MOST_ROUNDS and any(
         ratio.low < limit < ratio.high for ratio in ratios_of(rounds).values()
@@ -191,7 +191,6 @@ def repeats_of(about_us: float, sets: int) -> int:
 
 
 def check(
-    x: ModelProduct,
     direction: str,
     context: str,
     outputs: dict[str, Any],

@@ -26,7 +26,7 @@ MOST_BATCHED_TOKENS = 16
 Layer = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def experts_of(name: str, experts: int, k: int, hidden: int, inner: int) -> torch.nn.Module:
+def experts_of(experts: int, k: int, hidden: int, inner: int) -> torch.nn.Module:
     """transformers' experts of these sizes."""
     from transformers.models.qwen3_moe import modeling_qwen3_moe as qwen
 

@@ -129,7 +129,7 @@ def random_call(rng: random.Random) -> dict[str, Any]:
     return {"op": op, "arguments": given, "batch_invariant": rng.random() < 0.15}
 
 
-def tensor(rng: random.Random, size: tuple[int, ...], dtype: str, order: tuple[int, ...] = (),
+def tensor(size: tuple[int, ...], dtype: str, order: tuple[int, ...] = (),
            offset: int = 0) -> dict[str, Any]:  # fmt: skip
     """`order`: the dims in memory order, outermost first."""
     stride, step = [0] * len(size), 1
@@ -179,12 +179,12 @@ def scores(rng: random.Random, heads: int, batch: int) -> dict[str, Any]:
         options["softcap"] = rng.choice((30.0, 50.0, 200.0))
     if rng.random() < 0.12:
         size = rng.choice(((heads,), (batch, heads)))
-        options["alibi_slopes"] = tensor(rng, size, "float32")
+        options["alibi_slopes"] = tensor(size, "float32")
     if rng.random() < 0.15:
-        options["sinks"] = tensor(rng, (heads,), "float32")
+        options["sinks"] = tensor((heads,), "float32")
     if rng.random() < 0.08:
         options["dropout_p"] = rng.choice((0.1, 0.5))
-        options["dropout_seed"] = tensor(rng, (1,), "int64")
+        options["dropout_seed"] = tensor((1,), "int64")
     return options
 
 
@@ -192,7 +192,7 @@ def mask(rng: random.Random, dtype: str, sizes: tuple[int, ...]) -> dict[str, An
     size = tuple(n if rng.random() < 0.6 else 1 for n in sizes[:-1]) + sizes[-1:]
     size = size[rng.choice((0, 0, 1, 2)) :]
     offset = rng.choice((0, 0, 0, 1))
-    return tensor(rng, size, rng.choice(("bool", "bool", dtype, "float32")), (), offset)
+    return tensor(size, rng.choice(("bool", "bool", dtype, "float32")), (), offset)
 
 
 def dense(rng: random.Random) -> tuple[str, dict[str, Any]]:
@@ -205,9 +205,9 @@ def dense(rng: random.Random) -> tuple[str, dict[str, Any]]:
     widest = max(heads, 1) * max(rows, keys) * max(head_dim, head_dim_v)
     batch = max(1, min(batch, MOST_ELEMENTS // widest))
     given = {
-        "query": tensor(rng, (batch, heads, rows, head_dim), dtype, order),
-        "key": tensor(rng, (batch, kv_heads, keys, head_dim), dtype, order),
-        "value": tensor(rng, (batch, kv_heads, keys, head_dim_v), dtype, order),
+        "query": tensor((batch, heads, rows, head_dim), dtype, order),
+        "key": tensor((batch, kv_heads, keys, head_dim), dtype, order),
+        "value": tensor((batch, kv_heads, keys, head_dim_v), dtype, order),
     }
     options = scores(rng, heads, batch)
     if kv_heads != heads:
@@ -228,8 +228,8 @@ def dense(rng: random.Random) -> tuple[str, dict[str, Any]]:
 def saved(rng: random.Random, rows: tuple[int, ...], head_dim_v: int, dtype: str,
           order: tuple[int, ...] = ()) -> dict[str, Any]:  # fmt: skip
     """The arguments of a backward in addition to its forward's tensors."""
-    out = {name: tensor(rng, (*rows, head_dim_v), dtype, order) for name in ("grad_out", "out")}
-    return {**out, "logsumexp": tensor(rng, rows, "float32")}
+    out = {name: tensor((*rows, head_dim_v), dtype, order) for name in ("grad_out", "out")}
+    return {**out, "logsumexp": tensor(rows, "float32")}
 
 
 def packed(rng: random.Random) -> tuple[str, dict[str, Any]]:
@@ -237,22 +237,22 @@ def packed(rng: random.Random) -> tuple[str, dict[str, Any]]:
     (heads, kv_heads), sequences = random_heads(rng), rng.choice((0, 1, 2, 7, 64))
     rows, keys = (min(random_rows(rng), 1 << 13) for _ in range(2))
     given = {
-        "query": tensor(rng, (rows, heads, head_dim), dtype),
-        "key": tensor(rng, (keys, kv_heads, head_dim), dtype),
-        "value": tensor(rng, (keys, kv_heads, head_dim), dtype),
+        "query": tensor((rows, heads, head_dim), dtype),
+        "key": tensor((keys, kv_heads, head_dim), dtype),
+        "value": tensor((keys, kv_heads, head_dim), dtype),
     }
     options = scores(rng, heads, sequences) | bounds(rng, sequences, rows, keys)
     if kv_heads != heads:
         options["enable_gqa"] = True
     if rng.random() < 0.4:
         given |= saved(rng, (rows, heads), head_dim, dtype)
-        given["logsumexp"] = tensor(rng, (heads, rows), "float32")
+        given["logsumexp"] = tensor((heads, rows), "float32")
         return "_attention_backward", given | options
     return "_attention_forward", given | options
 
 
 def bounds(rng: random.Random, sequences: int, rows: int, keys: int) -> dict[str, Any]:
-    options = {f"cu_seqlens_{of}": tensor(rng, (sequences + 1,), "int32") for of in "qk"}
+    options = {f"cu_seqlens_{of}": tensor((sequences + 1,), "int32") for of in "qk"}
     if rng.random() < 0.7:
         options |= {"max_seqlen_q": rng.randint(1, rows), "max_seqlen_k": rng.randint(1, keys)}
     return options
@@ -276,9 +276,9 @@ def e4m3(rng: random.Random) -> tuple[str, dict[str, Any]]:
     for name in ("q_descale", "k_descale", "v_descale"):
         if rng.random() < 0.4:
             order_of = rng.choice(((0, 1), (1, 0)))
-            options[name] = tensor(rng, (batch, kv_heads), "float32", order_of)
+            options[name] = tensor((batch, kv_heads), "float32", order_of)
     names = ("query", "key", "value")
-    given = {n: tensor(rng, size, dtype, order) for n, size in zip(names, sizes, strict=True)}
+    given = {n: tensor(size, dtype, order) for n, size in zip(names, sizes, strict=True)}
     return "_attention_forward_e4m3", given | options
 
 
@@ -289,29 +289,29 @@ def cache(rng: random.Random) -> tuple[str, dict[str, Any]]:
     head_dim, rows = rng.choice((64, 128, 128, 256, 96, 264)), rng.choice((1, 1, 1, 2, 5, 33))
     capacity = rng.choice((64, 512, 4096, 5000))
     batch = max(1, min(batch, MOST_ELEMENTS // (capacity * kv_heads * head_dim)))
-    given: dict[str, Any] = {"q": tensor(rng, (batch, rows, heads, head_dim), dtype)}
+    given: dict[str, Any] = {"q": tensor((batch, rows, heads, head_dim), dtype)}
     if rng.random() < 0.4:
         size = rng.choice((16, 64, 256))
         pages = batch * -(-capacity // size)
         sizes = (pages, size, kv_heads, head_dim)
-        given["block_table"] = tensor(rng, (batch, pages // batch), "int32")
+        given["block_table"] = tensor((batch, pages // batch), "int32")
     else:
         sizes = (batch + rng.choice((0, 3)), capacity, kv_heads, head_dim)
         if sizes[0] != batch or rng.random() < 0.2:
-            given["cache_batch_idx"] = tensor(rng, (batch,), "int32")
-    given |= {name: tensor(rng, sizes, cached) for name in ("k_cache", "v_cache")}
+            given["cache_batch_idx"] = tensor((batch,), "int32")
+    given |= {name: tensor(sizes, cached) for name in ("k_cache", "v_cache")}
     if rng.random() < 0.7:
-        given["cache_seqlens"] = tensor(rng, (batch,), "int32")
+        given["cache_seqlens"] = tensor((batch,), "int32")
         if rng.random() < 0.5:
             new = (batch, rng.choice((1, rows)), kv_heads, head_dim)
-            given |= {name: tensor(rng, new, dtype) for name in "kv"}
+            given |= {name: tensor(new, dtype) for name in "kv"}
             if rng.random() < 0.5:
-                given |= {f"rotary_{of}": tensor(rng, (8192, 16), dtype) for of in ("cos", "sin")}
+                given |= {f"rotary_{of}": tensor((8192, 16), dtype) for of in ("cos", "sin")}
                 given["rotary_interleaved"] = rng.random() < 0.5
     if cached != dtype:
         for name in ("k_descale", "v_descale"):
             if rng.random() < 0.5:
-                given[name] = tensor(rng, (batch, kv_heads), "float32")
+                given[name] = tensor((batch, kv_heads), "float32")
     options = scores(rng, heads, batch)
     names = {"is_causal": "causal", "scale": "softmax_scale"}
     kept = ("window_left", "window_right", "softcap", "alibi_slopes", "sinks", *names)

@@ -6,7 +6,6 @@ keys.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torch_cubin._ops import checks, raw_ops
-from torch_cubin._ops.vmap import batched_linear, batched_matmul, front, register_rule
+from torch_cubin._ops.vmap import batched_linear, batched_matmul, front, of_every_op, register_rule
 from torch_cubin._pytorch import operators, transforms
 
 Dims = Sequence[int | None]
@@ -191,11 +190,6 @@ def _may_be_differentiated() -> bool:
     )
 
 
-def _same(rule: Any, op: Any) -> Any:
-    """These rules call other ops than their own."""
-    return rule
-
-
 def register(library: torch.library.Library) -> None:
     for name, fake, rule in (
         ("linear_glu", _linear_glu, _glu_rule),
@@ -206,6 +200,6 @@ def register(library: torch.library.Library) -> None:
     ):
         (raw,) = raw_ops.raw_names(name)
         operators.register_fake(f"cubin::{raw}", fake, library)
-        register_rule(library, raw, functools.partial(_same, rule))
+        register_rule(library, raw, of_every_op(rule))
         if name in raw_ops.BELOW_AUTOGRAD:
             operators.register_fake(f"cubin::{raw}.below_autograd", fake, library)

@@ -13,7 +13,6 @@ is composed of elementwise ops of torch, which have derivatives of every order.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from torch_cubin._ops import autograd
 from torch_cubin._ops.attention_checks import arguments_of
-from torch_cubin._ops.vmap import one_by_one, register_rule
+from torch_cubin._ops.vmap import of_every_op, one_by_one, register_rule
 from torch_cubin._pytorch import operators, transforms
 
 softmax = torch.ops.cubin._attention_softmax.default
@@ -335,13 +334,9 @@ def register(library: torch.library.Library) -> None:
     ):
         name = op.name().removeprefix("cubin::")
         operators.register_fake(f"cubin::{name}", fake, library)
-        register_rule(library, name, functools.partial(_rule_itself, rule))
+        register_rule(library, name, of_every_op(rule))
         if transforms.DERIVATIVES.available:
             library.impl(name, _autograd_kernel(op, function, tensors), "Autograd")
-
-
-def _rule_itself(rule: Callable[..., Any], op: Any) -> Callable[..., Any]:
-    return rule
 
 
 def _autograd_kernel(op: Any, function: Any, tensors: int) -> Callable[..., Any]:

@@ -299,6 +299,11 @@ def register_rule(library: torch.library.Library, name: str, rule_of: Callable[[
     library.impl(name, kernel, "FuncTorchBatched", with_keyset=True)
 
 
+def of_every_op(rule: Callable[..., Any]) -> Callable[[Any], Any]:
+    """For register_rule(): a rule that calls other ops than its own."""
+    return lambda op: rule
+
+
 def _register_products(library: torch.library.Library, names: Sequence[str]) -> None:
     """Those of raw ops or of autograd variants: a rule calls products of its own kind."""
     matmul, linear, activation, addmm, addmm_dtype = names

@@ -227,7 +227,7 @@ def of(
         )  # fmt: skip
     configs = list(dict.fromkeys([*(config for _, config in found), *others]))
     best = _best(found, means) if found else configs[0]
-    groups = [_kernels_of(kernel, c, configs, signature, archs, options, label) for c in configs]
+    groups = [_kernels_of(kernel, c, signature, archs, options, label) for c in configs]
     entries = [(key, configs.index(config)) for key, config in found if key]
     return TunedKernels(keys, entries, configs.index(best), groups, args, label)
 
@@ -287,13 +287,7 @@ def read_timings(path: Any) -> tuple[tuple[Any, ...], list[tuple[Config, float]]
 
 
 def _kernels_of(
-    kernel: Any,
-    config: Config,
-    configs: list[Config],
-    signature: Any,
-    archs: Any,
-    options: Any,
-    label: str,
+    kernel: Any, config: Config, signature: Any, archs: Any, options: Any, label: str
 ) -> list[tuple[TritonKernel, Any]]:
     """The kernels of a configuration: compiled now if there is a signature, else the known ones."""
     if signature is not None:
