@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from ops.samples import assert_near, linear, make, make_all, matmul, reference_linear
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
 
@@ -110,6 +111,49 @@ def test_no_grad_inside_a_transform(device):
 
     assert_near(grad(f(matmul))(a), grad(f(torch.matmul))(a))
     assert_near(jvp(f(matmul), (a,), (a,))[1], jvp(f(torch.matmul), (a,), (a,))[1])
+
+
+OPS = {
+    "linear": (
+        lambda x, w: linear(x, w, activation="gelu"),
+        lambda x, w: F.gelu(reference_linear(x, w)),
+    ),
+    "gates": (
+        lambda x, w: torch.ops.cubin._linear_glu(x, w, w, "relu"),
+        lambda x, w: reference_linear(x, w).relu() * reference_linear(x, w),
+    ),
+    "matmul": (lambda x, w: matmul(x, w.mT), lambda x, w: torch.matmul(x, w.mT)),
+    "rms_norm": (
+        lambda x, w: torch.ops.cubin.rms_norm(x, (3,), w[0], 1e-3),
+        lambda x, w: F.rms_norm(x, (3,), w[0], 1e-3),
+    ),
+    "softmax": (lambda x, w: torch.ops.cubin.softmax(x, -1), lambda x, w: x.softmax(-1)),
+}
+
+
+@pytest.mark.parametrize("name", ["grad of grad", "grad of jvp", "jvp of grad", "jvp of jvp"])
+@pytest.mark.parametrize("op", OPS)
+def test_no_grad_inside_nested_transforms(op, name, device):
+    """The block records a graph for no level, as with PyTorch's own ops."""
+    a, b = make_all(((2, 3), (4, 3)), device)
+
+    def f(function):
+        def inner(x):
+            with torch.no_grad():
+                y = function(x, b)
+            return y.square().sum() * x.sin().sum() + function(x, b).sin().sum()
+
+        return inner
+
+    ours, theirs = (TRANSFORMS[name](f(function))(a) for function in OPS[op])
+    assert_near(ours, theirs)
+
+
+def test_no_grad_around_a_tangent(device):
+    a, b = make_all(((2, 3), (3, 4)), device, requires_grad=True)
+    with torch.no_grad():
+        results = jvp(lambda x: matmul(x, b), (a,), (a.detach(),))
+    assert not any(result.requires_grad for result in results)
 
 
 def test_transform_over_tensors_that_require_grad(device):

@@ -46,6 +46,16 @@ class _Recomputations(threading.local):
 recomputations = _Recomputations()
 
 
+class _GradMode(threading.local):
+    """Around the innermost call of apply() in a transform, in this thread: whether outer levels
+    record a graph."""
+
+    enabled = True
+
+
+_grad_mode = _GradMode()
+
+
 def call_below_autograd(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Calls `op` without recording a graph at this level, so that outer levels still see it."""
     with transforms.below_autograd():
@@ -57,15 +67,19 @@ def call_below_autograd(op: Callable[..., Any], *args: Any, **kwargs: Any) -> An
 
 @contextlib.contextmanager
 def _outer_levels() -> Iterator[None]:
-    """Enables both gradient modes inside a transform.
+    """Both gradient modes as they were around the call, inside a transform.
 
     NOTE: torch disables them around `forward` and `jvp` for the current level. Outer levels need
-    them: without this, a hessian or a jvp of a jvp is silently wrong.
+    them: without this, a hessian or a jvp of a jvp is silently wrong. But no_grad() within a
+    function holds for outer levels, too.
     """
     if not transforms.transforms_active():
         yield
         return
-    with torch.enable_grad(), transforms.set_forward_grad_enabled(True):
+    with (
+        torch.set_grad_enabled(_grad_mode.enabled),
+        transforms.set_forward_grad_enabled(True),
+    ):
         yield
 
 
@@ -84,8 +98,12 @@ def apply(
     made: list[Tensor] = []
     try:
         if transforms.transforms_active():
-            with transforms.enable_single_level():
-                return function.apply(made, *args, *rest)
+            before, _grad_mode.enabled = _grad_mode.enabled, torch.is_grad_enabled()
+            try:
+                with transforms.enable_single_level():
+                    return function.apply(made, *args, *rest)
+            finally:
+                _grad_mode.enabled = before
         if transforms.dual_level_is_open() or _requires_grad(args):
             return function.apply(made, *args, *rest)
         with transforms.below_autograd():
