@@ -8,7 +8,7 @@ from c_layouts import MATMUL, structure
 from fake_driver import tensors
 from faults import catalogs, launch_params
 from faults.fake_sm90_launch import FINISH, GENERAL, Params
-from faults.forked import forked
+from faults.forked import launches_of
 
 import torch_cubin
 
@@ -28,14 +28,6 @@ def catalog(driver, tmp_path, monkeypatch):
         catalogs.install(driver, tmp_path, monkeypatch, kernels)
 
     return make
-
-
-def launches_of(driver, call) -> list[dict]:
-    def run() -> list:
-        call()
-        return driver.launches()
-
-    return forked(run)
 
 
 def transposed(rows: int, columns: int, dtype) -> torch.Tensor:

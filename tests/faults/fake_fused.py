@@ -9,7 +9,7 @@ import torch
 from c_layouts import MATMUL, structure
 from fake_driver import tensors
 from faults import catalogs, launch_params
-from faults.forked import forked
+from faults.forked import launches_of
 from faults.launch_params import read_map
 
 import torch_cubin
@@ -26,14 +26,6 @@ def catalog(driver, tmp_path, monkeypatch) -> dict[str, dict]:
     fused = catalogs.kernels_of("fused")
     catalogs.install(driver, tmp_path, monkeypatch, catalogs.kernels_of("matmul") + fused)
     return {kernel["symbol"]: kernel for kernel in fused}
-
-
-def launches_of(driver, call: Callable[[], object]) -> list[dict]:
-    def run() -> list:
-        call()
-        return driver.launches()
-
-    return forked(run)
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:

@@ -10,7 +10,7 @@ import torch
 from c_layouts import MATMUL, structure
 from fake_driver import tensors
 from faults import catalogs, launch_params
-from faults.forked import forked
+from faults.forked import forked, launches_of
 from faults.launch_params import read_map
 from gpu import cases
 
@@ -30,11 +30,7 @@ def catalog(driver, tmp_path, monkeypatch) -> dict[str, dict]:
 
 
 def only_launch(driver, call: Callable[[], object]):
-    def run() -> list:
-        call()
-        return driver.launches()
-
-    (launch,) = forked(run)
+    (launch,) = launches_of(driver, call)
     return launch
 
 

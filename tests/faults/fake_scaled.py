@@ -9,7 +9,7 @@ import torch
 from c_layouts import MATMUL, structure
 from fake_driver import tensors
 from faults import catalogs, launch_params
-from faults.forked import error_of, forked
+from faults.forked import error_of, forked, launches_of
 from faults.launch_params import read_map
 from scaled_cases import BLOCK_1X128, BLOCK_128X128, E4M3, E5M2, ROW, TENSOR, scale_shape
 
@@ -33,12 +33,8 @@ def catalog(driver, tmp_path, monkeypatch) -> dict[str, dict]:
     return {kernel["symbol"]: kernel for kernel in kernels}
 
 
-def launches_of(driver, catalog, call: Callable[[], object]) -> list[dict]:
-    def run() -> list:
-        call()
-        return [launch for launch in driver.launches() if launch["kernel"] in catalog]
-
-    return forked(run)
+def launches_in(catalog, driver, call: Callable[[], object]) -> list[dict]:
+    return [launch for launch in launches_of(driver, call) if launch["kernel"] in catalog]
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -55,7 +51,7 @@ def multiply(m, n, k, recipes=(ROW, ROW), types=(E4M3, E4M3), **options) -> None
 @pytest.mark.parametrize("recipes", [(TENSOR, ROW), (ROW, TENSOR), (4, 5), (5, 4), (4, 4)])
 def test_parameters(driver, catalog, recipes) -> None:
     m, n, k = 300, 520, 1040
-    (launch,) = launches_of(driver, catalog, lambda: multiply(m, n, k, recipes))
+    (launch,) = launches_in(catalog, driver, lambda: multiply(m, n, k, recipes))
     kernel, params = catalog[launch["kernel"]], launch_params.read(launch, PARAMS)
     tile_m, tile_n, _ = kernel["tile"]
     a, b, out = map(read_map, (params.a, params.b, params.out_map))
@@ -77,14 +73,14 @@ def test_parameters(driver, catalog, recipes) -> None:
 
 
 def test_boxes_have_no_rows_that_do_not_exist(driver, catalog) -> None:
-    (launch,) = launches_of(driver, catalog, lambda: multiply(3, 64, 256))
+    (launch,) = launches_in(catalog, driver, lambda: multiply(3, 64, 256))
     params = launch_params.read(launch, PARAMS)
     assert read_map(params.a)["box"] == [128, 3]
     assert params.stage_bytes == 128 * (3 + catalog[launch["kernel"]]["tile"][1])
 
 
 def test_unaligned_outputs_have_no_map(driver, catalog) -> None:
-    (launch,) = launches_of(driver, catalog, lambda: multiply(64, 129, 256))
+    (launch,) = launches_in(catalog, driver, lambda: multiply(64, 129, 256))
     assert launch_params.read(launch, PARAMS).flags & UNALIGNED
 
 
@@ -104,7 +100,7 @@ def test_tiles_whose_columns_are_no_multiple_of_32(driver, catalog) -> None:
             # One scale of B is for 128 columns, which no such tile divides.
             multiply(300, 520, 1040, (BLOCK_1X128, BLOCK_128X128))
 
-    *launches, of_blocks = launches_of(driver, catalog, run)
+    *launches, of_blocks = launches_in(catalog, driver, run)
     found = [(one["kernel"], read_map(launch_params.read(one, PARAMS).out_map)) for one in launches]
     wanted = []
     for name, is_fast in zip(names, fast, strict=True):
@@ -117,7 +113,7 @@ def test_tiles_whose_columns_are_no_multiple_of_32(driver, catalog) -> None:
 
 @pytest.mark.parametrize("sizes", [(0, 64, 64), (64, 0, 64), (64, 64, 0)])
 def test_nothing_to_multiply_launches_nothing(driver, catalog, sizes) -> None:
-    assert launches_of(driver, catalog, lambda: multiply(*sizes)) == []
+    assert launches_in(catalog, driver, lambda: multiply(*sizes)) == []
 
 
 @pytest.mark.parametrize("recipes", [(ROW, ROW), (4, 5)])
@@ -133,7 +129,7 @@ def test_groups_of_rows(driver, catalog, rows, groups, recipes) -> None:
         args = (empty(rows, k, dtype=E4M3), b, a_scale, recipes[0], b_scale, recipes[1])
         torch.ops.cubin._scaled_grouped_matmul(*args, offs=offs)
 
-    first, second = launches_of(driver, catalog, run)
+    first, second = launches_in(catalog, driver, run)
     assert catalog[first["kernel"]]["kind"] == "group_rows"
     kernel, params = catalog[second["kernel"]], launch_params.read(second, PARAMS)
     found = launch_params.read(first, GROUP_ROWS)
@@ -161,7 +157,7 @@ def test_groups_of_k(driver, catalog, fast) -> None:
         args = (a, b, empty(groups, m), ROW, empty(groups, n), ROW)
         torch.ops.cubin._scaled_grouped_matmul(*args, offs=offs, use_fast_accum=fast)
 
-    first, second = launches_of(driver, catalog, run)
+    first, second = launches_in(catalog, driver, run)
     kernel, params = catalog[second["kernel"]], launch_params.read(second, PARAMS)
     found = launch_params.read(first, GROUP_ROWS)
     assert (found.groups, found.limit, found.of_k, found.wide_ends) == (groups, k, 1, 0)
@@ -192,7 +188,7 @@ def test_tiles_of_groups_of_k(driver, catalog, tokens, groups, fast, tile) -> No
         args = (a, b, empty(groups, m), ROW, empty(groups, n), ROW)
         torch.ops.cubin._scaled_grouped_matmul(*args, offs=offs, use_fast_accum=fast)
 
-    _, launch = launches_of(driver, catalog, run)
+    _, launch = launches_in(catalog, driver, run)
     params = launch_params.read(launch, PARAMS)
     assert catalog[launch["kernel"]]["tile"][:2] == tile
     assert bool(params.flags & WHOLE_LINES) == (tokens % 128 == 0)
@@ -218,7 +214,7 @@ def test_groups_without_k_launch_what_finds_wrong_ends(driver, catalog, blocks, 
         args = (a, b, a_scale, recipes[0], b_scale, recipes[1])
         torch.ops.cubin._scaled_grouped_matmul(*args, offs=offs)
 
-    first, second = launches_of(driver, catalog, run)
+    first, second = launches_in(catalog, driver, run)
     kernel, params = catalog[second["kernel"]], launch_params.read(second, PARAMS)
     assert catalog[first["kernel"]]["kind"] == "group_rows"
     assert (kernel["math"], kernel["grouped"]) == ("promoted", 2 if of_k else 1)
@@ -249,7 +245,7 @@ def test_gated(driver, catalog, groups) -> None:
                 library.force_config(name)
                 torch.ops.cubin._scaled_gated_matmul(*args, power_of_two=groups > 0, **offs)
 
-    launches = launches_of(driver, catalog, run)
+    launches = launches_in(catalog, driver, run)
     launches = [own for own in launches if catalog[own["kernel"]]["kind"] != "group_rows"]
     for name, launch in zip(names, launches, strict=True):
         kernel, params = catalog[launch["kernel"]], launch_params.read(launch, PARAMS)
@@ -281,7 +277,7 @@ def test_gated(driver, catalog, groups) -> None:
 )  # fmt: skip
 def test_tiles_of_fast_sums(driver, catalog, sizes, tile) -> None:
     """The quickest of those that were timed (H200)."""
-    (launch,) = launches_of(driver, catalog, lambda: multiply(*sizes, use_fast_accum=True))
+    (launch,) = launches_in(catalog, driver, lambda: multiply(*sizes, use_fast_accum=True))
     assert catalog[launch["kernel"]]["tile"][:2] == tile
 
 
@@ -313,7 +309,7 @@ def test_every_kernel_is_planned_for_some_sizes(driver, catalog) -> None:
                 quantize(x, recipe)
             quantize(x, BLOCK_1X128, gate="silu")
 
-    launched = {launch["kernel"] for launch in launches_of(driver, catalog, call)}
+    launched = {launch["kernel"] for launch in launches_in(catalog, driver, call)}
     of_groups = {
         name for name, kernel in catalog.items()
         if kernel.get("grouped") or kernel["kind"] == "group_rows"
@@ -328,7 +324,7 @@ def test_quantize(driver, catalog) -> None:
         quantize(empty(300, 1040, dtype=torch.bfloat16), BLOCK_1X128, gate="silu")
         quantize(empty(300, 520, dtype=torch.bfloat16), BLOCK_1X128)
 
-    launches = launches_of(driver, catalog, call)
+    launches = launches_in(catalog, driver, call)
     params = [launch_params.read(launch, QUANTIZE) for launch in launches]
     blocks = 38 * 8 * 5  # of 38 bands of 8 rows
     grids = [15, 15, -(-blocks // 16), -(-blocks // 64)]
@@ -358,7 +354,7 @@ def test_rows_with_one_scale_have_threads_by_their_length(driver, catalog) -> No
         for length in lengths:
             quantize(empty(300, length, dtype=torch.bfloat16), ROW)
 
-    launches = launches_of(driver, catalog, call)
+    launches = launches_in(catalog, driver, call)
     for launch, threads in zip(launches, lengths.values(), strict=True):
         assert 1 << launch_params.read(launch, QUANTIZE).row_threads_log2 == threads
         assert launch["grid"][0] == -(-300 * threads // 256)

@@ -10,7 +10,7 @@ import torch
 from c_layouts import ATTENTION, structure
 from fake_driver import tensors
 from faults import catalogs, launch_params
-from faults.forked import forked
+from faults.forked import forked, launches_of
 from faults.launch_params import read_map
 
 E4M3 = torch.float8_e4m3fn
@@ -23,14 +23,6 @@ def catalog(driver, tmp_path, monkeypatch) -> dict[str, dict]:
     kernels = catalogs.kernels_of("attention")
     catalogs.install(driver, tmp_path, monkeypatch, kernels)
     return {kernel["name"]: kernel for kernel in kernels}
-
-
-def launches_of(driver, call) -> list[dict]:
-    def run() -> list:
-        call()
-        return driver.launches()
-
-    return forked(run)
 
 
 def differentiate(b: int, h: int, s: int, d: int, kv_heads: int, keys: int, **options) -> None:

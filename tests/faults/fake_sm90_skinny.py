@@ -16,7 +16,7 @@ import torch
 from c_layouts import MATMUL, structure
 from fake_driver import tensors
 from faults import catalogs, launch_params
-from faults.forked import forked
+from faults.forked import forked, launches_of
 
 import torch_cubin
 from torch_cubin._native import library
@@ -97,14 +97,6 @@ def operands(m: int, n: int, k: int, layout: str, dtype=torch.bfloat16):
     if layout == "nt":
         return a, tensors.strided((k, n), (1, k), dtype)
     return a, tensors.empty(k, n, dtype=dtype)
-
-
-def launches_of(driver, call) -> list[dict]:
-    def run() -> list[dict]:
-        call()
-        return driver.launches()
-
-    return forked(run)
 
 
 def check(launch: Launch, tokens: int, rows: list[int], k: int) -> None:

@@ -10,7 +10,7 @@ import torch
 from c_layouts import MATMUL, structure
 from fake_driver import tensors
 from faults import catalogs, launch_params
-from faults.forked import forked
+from faults.forked import forked, launches_of
 from faults.launch_params import read_map
 
 import torch_cubin
@@ -43,14 +43,6 @@ def view(base: torch.Tensor, of: Callable[[torch.Tensor], torch.Tensor]) -> torc
 
 def transposed(base: torch.Tensor) -> torch.Tensor:
     return view(base, lambda x: x.mT)
-
-
-def launches_of(driver, call: Callable[[], object]) -> list[dict]:
-    def run() -> list:
-        call()
-        return driver.launches()
-
-    return forked(run)
 
 
 def tiles_of(kernel: dict, n: int, in_pairs: int) -> int:

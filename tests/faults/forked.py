@@ -30,6 +30,16 @@ def forked(function: Callable[[], object]) -> object:
     return message["result"]
 
 
+def launches_of(driver, call: Callable[[], object]) -> list[dict]:
+    """What a call launches on the stand-in driver, in a child of its own."""
+
+    def run() -> list:
+        call()
+        return driver.launches()
+
+    return forked(run)
+
+
 def error_of(function: Callable[[], object]) -> list[str]:
     """The class and message of the error that a function raises; empty where it raises none."""
     try:
@@ -39,4 +49,4 @@ def error_of(function: Callable[[], object]) -> list[str]:
     return []
 
 
-__all__ = ["error_of", "forked"]
+__all__ = ["error_of", "forked", "launches_of"]
