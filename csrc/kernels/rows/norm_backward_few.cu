@@ -27,19 +27,27 @@ TC_DEVICE void sum_columns(const NormParams& p) {
   const tc_int64 size = (p.rows + p.cluster - 1) >> log_cluster;
   const tc_int64 begin = size * (blockIdx.x & (p.cluster - 1)), end = min(begin + size, p.rows);
   float sums[kKinds][kRowVector] = {};
+  // The thread's next row, in all that it reads.
+  const tc_int64 own = begin + threadIdx.x / kThreadsAcross;
+  const char* x_at = RowOf(p.x, own * p.x_stride + column, kDtype).data;
+  const char* grad_at = RowOf(p.grad_out, own * p.grad_out_stride + column, kDtype).data;
+  const tc_int64 x_step = p.x_stride * (2 * Columns::kRows),
+                 grad_step = p.grad_out_stride * (2 * Columns::kRows);
+  const float* mean_at = p.mean + own;
+  const float* rstd_at = p.rstd + own;
+  wait_for_previous_kernel();
 #pragma unroll 1
-  for (tc_int64 first = begin + threadIdx.x / kThreadsAcross; valid && first < end;
-       first += kHeld * Columns::kRows) {
+  for (tc_int64 first = own; valid && first < end; first += kHeld * Columns::kRows) {
     Raw x_raw[kHeld], grad_raw[kHeld];
     float mean[kHeld], rstd[kHeld];
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
       const tc_int64 row = first + i * Columns::kRows;
       if (row >= end) break;
-      Access::load_raw(x_raw[i], RowOf(p.x, row * p.x_stride, kDtype), column);
-      Access::load_raw(grad_raw[i], RowOf(p.grad_out, row * p.grad_out_stride, kDtype), column);
-      mean[i] = p.centered ? p.mean[row] : 0.0f;
-      rstd[i] = p.rstd[row];
+      Access::load_raw(x_raw[i], RowOf(x_at + i * x_step, 0, kDtype), 0);
+      Access::load_raw(grad_raw[i], RowOf(grad_at + i * grad_step, 0, kDtype), 0);
+      mean[i] = p.centered ? mean_at[i * Columns::kRows] : 0.0f;
+      rstd[i] = rstd_at[i * Columns::kRows];
     }
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
@@ -53,6 +61,10 @@ TC_DEVICE void sum_columns(const NormParams& p) {
         if constexpr (kCentered) sums[1][j] += grad[j];
       }
     }
+    x_at += kHeld * x_step;
+    grad_at += kHeld * grad_step;
+    mean_at += kHeld * Columns::kRows;
+    rstd_at += kHeld * Columns::kRows;
   }
   columns.join(sums, [&](int kind, int own, const float (&sum)[1]) {
     void* const to = kind == 0 ? p.grad_weight : p.grad_bias;
@@ -79,9 +91,12 @@ TC_DEVICE void differentiate(const NormParams& p, int block) {
     }
   };
   Raw x_raw[kVectors], grad_raw[kVectors], weight[kVectors];
+  const RowOf x_row(p.x, row * p.x_stride, kDtype);
+  const RowOf grad_row(p.grad_out, row * p.grad_out_stride, kDtype);
+  wait_for_previous_kernel();
   for_each([&](int i, int column) {
-    Access::load_raw(x_raw[i], RowOf(p.x, row * p.x_stride, kDtype), column);
-    Access::load_raw(grad_raw[i], RowOf(p.grad_out, row * p.grad_out_stride, kDtype), column);
+    Access::load_raw(x_raw[i], x_row, column);
+    Access::load_raw(grad_raw[i], grad_row, column);
   });
   for_each([&](int i, int column) {
     if (p.weight != nullptr) Access::load_raw(weight[i], RowOf(p.weight, 0, kDtype), column);
@@ -143,7 +158,6 @@ TC_DEVICE void run(const NormParams& p) {
 
 extern "C" __global__ void __launch_bounds__(kBlock, TC_BLOCKS)
     TC_KERNEL(const __grid_constant__ NormParams p) {
-  wait_for_previous_kernel();
   p.centered || p.grad_bias != nullptr ? run<true>(p) : run<false>(p);
 }
 
