@@ -78,7 +78,10 @@ def test_rows(driver, catalog, m, groups, layout, dtype, offs_dtype) -> None:
     assert (params.m, params.n, params.limit, params.groups) == (m, n, m, groups)
     assert params.k_blocks == -(-k // 64)
     a, b, out = map(read_map, (params.a, params.b, params.out_map))
-    assert (a["dims"], a["box"]) == ([k, m], [64, kernel["tile"][0]])
+    # Rows that do not exist are no part of the box.
+    rows = min(m, kernel["tile"][0])
+    assert (a["dims"], a["box"]) == ([k, m], [64, rows])
+    assert params.stage_bytes == 2 * 64 * (rows + kernel["tile"][1])
     if layout == "nt":
         assert (b["dims"][:3], b["box"][:3]) == ([k, n, groups], [64, kernel["tile"][1] // 2, 1])
     else:
@@ -101,6 +104,7 @@ def test_contraction(driver, catalog) -> None:
     assert (params.m, params.n, params.limit, params.groups) == (m, n, k, groups)
     a, b, out = map(read_map, (params.a, params.b, params.out_map))
     assert (a["dims"], a["box"]) == ([m, k], [64, 64])
+    assert params.stage_bytes == 2 * 64 * (kernel["tile"][0] + kernel["tile"][1])
     assert (b["dims"][:3], b["box"][:3]) == ([n, k, 1], [64, 64, 1])
     assert (out["dims"][:3], out["strides"][1]) == ([n, m, groups], 2 * m * n)
     assert params.out_group_stride == m * n

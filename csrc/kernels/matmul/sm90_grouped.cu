@@ -77,7 +77,7 @@ TC_DEVICE void load_b(const Sm90GroupedParams& p, u32 to, u32 arrived, int k, in
 template <class C>
 TC_DEVICE void load_stage(const Sm90GroupedParams& p, u32 to, u32 arrived, const GroupedWork& w,
                           int k, bool pair) {
-  barrier_expect(arrived, C::kStageBytes);
+  barrier_expect(arrived, p.stage_bytes);
   if constexpr (C::kAMnMajor) {
 #pragma unroll
     for (int panel = 0; panel < C::kTileM / 64; ++panel) {

@@ -19,7 +19,7 @@
 // and of those after it.
 //
 // Tensor maps, innermost dim first, swizzled by 128 bytes; boxes in parentheses:
-//   A: nt, nn {K (64), M (tile M)}; tn {M (64), K (64)}
+//   A: nt, nn {K (64), M (tile M, or M if that is less)}; tn {M (64), K (64)}
 //   B: nt {K (64), N (tile N / 2), groups (1)}; nn {N (64), K (64), groups (1)}; tn the same of one
 //     group. A tile is two boxes along N (of nt), half_columns apart
 //   out: {N (64), M (16), groups (1)}; rows have one group
@@ -63,6 +63,7 @@ struct Sm90GroupedParams {
   int tile_columns;  // outputs of a tile: tile N, or half of it with an activation
   int half_columns;  // from the first box of B of a tile to the second
   int raster;        // rows of tiles that follow one another, column by column
+  int stage_bytes;   // that the TMA writes to a stage, where A has a map
   int flags;
   ActivationCurve curve;
 };

@@ -167,9 +167,12 @@ void run_sm90_grouped(const Device& device, const GroupedCall& call) {
     params.a_height = static_cast<int>(call.a_height);
     params.k = static_cast<int>(call.k);
   } else {
+    // Rows that do not exist are no part of the box: copies of boxes with many of them are slow.
+    const int64_t a_rows = call.contraction ? row.tile[0] : std::min(row.tile[0], call.m);
     const Box a_size = call.contraction ? Box{call.m, call.k} : Box{call.k, call.m};
     encode(params.a, call.a, call.dtype, a_size, call.a_stride,
-           {kPanel, call.contraction ? kPanel : row.tile[0]}, device);
+           {kPanel, call.contraction ? kPanel : a_rows}, device);
+    params.stage_bytes = static_cast<int>((a_rows + row.tile[1]) * kPanel * kBytes);
   }
   const int64_t b_columns = call.is_gated() ? kHalves * call.n : call.n;
   const Box b_size = call.b_mn_major ? Box{b_columns, call.k} : Box{call.k, b_columns};
