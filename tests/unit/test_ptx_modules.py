@@ -57,3 +57,12 @@ def test_a_kernel_compiled_among_others_has_the_same_ptx() -> None:
     head = PTX[: PTX.index("\t// .globl\tone")] + ".const .align 4 .u32 table_10 = 7;\n"
     alone = head + PTX[start:].replace("$L__BB1_", "$L__BB0_")
     assert build.ptx_modules.split(alone)["two"] == build.ptx_modules.split(PTX)["two"]
+
+
+def test_declarations_have_the_order_of_their_uses() -> None:
+    """nvcc orders them by the first kernel that it compiles, and ptxas shared memory by them."""
+    arrays = [f".shared .align 8 .b8 {name}[64];\n" for name in ("own", "other")]
+    kernel = ".visible .entry k(\n)\n{\n\tmov.u32 %r1, own;\n\tmov.u32 %r2, other;\n}\n"
+    head = ".version 9.0\n.target sm_90\n.address_size 64\n"
+    texts = [head + "".join(order) + kernel for order in (arrays, arrays[::-1])]
+    assert [build.ptx_modules.split(text)["k"] for text in texts] == [texts[0]] * 2

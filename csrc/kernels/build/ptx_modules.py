@@ -2,7 +2,8 @@
 
 nvcc spends a third of a second on its own headers in every run. So the build compiles several
 kernels at a time, each in its own namespace, and splits the result here. The PTX of a kernel
-does not depend on the others: the function numbers in labels are set to 0.
+does not depend on the others: the function numbers in labels are set to 0, and declarations, by
+whose order ptxas lays out shared memory, have the order in which the kernel first names them.
 """
 
 from __future__ import annotations
@@ -50,8 +51,11 @@ def split(ptx: str) -> dict[str, str]:
     modules = {}
     for kernel, code in kernels.items():
         # Functions and unnamed declarations go to every kernel; unused ones do no harm.
-        needed = "".join(
-            text for name, text in declared if not name or re.search(rf"{re.escape(name)}\b", code)
-        )
-        modules[kernel] = "".join(head) + needed + code
+        needed: list[tuple[int, str]] = []
+        for name, text in declared:
+            first_use = re.search(rf"{re.escape(name)}\b", code) if name else None
+            if first_use or not name:
+                needed.append((first_use.start() if first_use else -1, text))
+        needed.sort(key=lambda found: found[0])
+        modules[kernel] = "".join(head) + "".join(text for _, text in needed) + code
     return modules
