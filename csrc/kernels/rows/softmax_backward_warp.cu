@@ -15,8 +15,11 @@ TC_DEVICE void differentiate(const RowsSoftmaxParams& p) {
   constexpr int kElements = Rows::kElements;
   const Rows rows(p.rows, p.columns);
   typename Rows::Raw y_raw[kRows][kVectors], grad_raw[kRows][kVectors];
-  rows.load(y_raw, p.x, p.x_stride);
-  rows.load(grad_raw, p.grad_out, p.grad_out_stride);
+  const auto y_at = rows.places(p.x, p.x_stride);
+  const auto grad_at = rows.places(p.grad_out, p.grad_out_stride);
+  wait_for_previous_kernel();
+  rows.load(y_raw, y_at);
+  rows.load(grad_raw, grad_at);
   float total[kRows] = {};
   rows.for_each([&](int r, int i) {
     float y[kElements], grad[kElements], sum = 0;
@@ -48,7 +51,6 @@ TC_DEVICE void differentiate(const RowsSoftmaxParams& p) {
 
 extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_BLOCKS)
     TC_KERNEL(const __grid_constant__ RowsSoftmaxParams p) {
-  wait_for_previous_kernel();
   p.log ? differentiate<true>(p) : differentiate<false>(p);
 }
 

@@ -15,7 +15,9 @@ TC_DEVICE void softmax(const RowsSoftmaxParams& p) {
   constexpr int kElements = Rows::kElements;
   const Rows rows(p.rows, p.columns);
   typename Rows::Raw raw[kRows][kVectors];
-  rows.load(raw, p.x, p.x_stride);
+  const auto x_at = rows.places(p.x, p.x_stride);
+  wait_for_previous_kernel();
+  rows.load(raw, x_at);
   float max[kRows], total[kRows] = {};
 #pragma unroll
   for (float& each : max) each = -kInfinity;
@@ -57,7 +59,6 @@ TC_DEVICE void softmax(const RowsSoftmaxParams& p) {
 
 extern "C" __global__ void __launch_bounds__(TC_THREADS, TC_BLOCKS)
     TC_KERNEL(const __grid_constant__ RowsSoftmaxParams p) {
-  wait_for_previous_kernel();
   p.log ? softmax<true>(p) : softmax<false>(p);
 }
 

@@ -41,14 +41,29 @@ struct WarpRows {
     }
   }
 
+  // Where the thread's first vectors are in a tensor's rows. A kernel computes it before the
+  // previous one has ended (H200, layer norm of 256 x 1024 1.96 -> 1.85 us).
+  struct Places {
+    const char* of[kRows];
+  };
+  TC_DEVICE Places places(const void* tensor, tc_int64 stride) const {
+    Places places;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      places.of[r] = RowOf(tensor, row(r) * stride + column(0), kDtype).data;
+      asm volatile("" : "+l"(places.of[r]));  // here, not where it is used
+    }
+    return places;
+  }
+
   // Vectors that are not there remain as they are. kOnce: past the L1 cache.
   template <bool kOnce = false>
-  TC_DEVICE void load(Raw (&raw)[kRows][kVectors], const void* tensor, tc_int64 stride) const {
+  TC_DEVICE void load(Raw (&raw)[kRows][kVectors], const Places& from) const {
     for_each([&](int r, int i) {
       if (!has_row(r) || !has(i)) return;
-      const RowOf own(tensor, row(r) * stride, kDtype);
-      kOnce ? Access::load_raw_once(raw[r][i], own, column(i))
-            : Access::load_raw(raw[r][i], own, column(i));
+      const RowOf own(from.of[r], 0, kDtype);
+      kOnce ? Access::load_raw_once(raw[r][i], own, i * kLanes * kElements)
+            : Access::load_raw(raw[r][i], own, i * kLanes * kElements);
     });
   }
 
