@@ -131,15 +131,17 @@ OPS = {
 }
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("name", ["grad of grad", "grad of jvp", "jvp of grad", "jvp of jvp"])
 @pytest.mark.parametrize("op", OPS)
-def test_no_grad_inside_nested_transforms(op, name, device):
-    """The block records a graph for no level, as with PyTorch's own ops."""
+def test_modes_inside_nested_transforms(op, name, mode, device):
+    """The block records a graph for no level, as with PyTorch's own ops; inference mode stops
+    forward mode, too."""
     a, b = make_all(((2, 3), (4, 3)), device)
 
     def f(function):
         def inner(x):
-            with torch.no_grad():
+            with mode():
                 y = function(x, b)
             return y.square().sum() * x.sin().sum() + function(x, b).sin().sum()
 

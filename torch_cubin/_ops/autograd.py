@@ -46,14 +46,14 @@ class _Recomputations(threading.local):
 recomputations = _Recomputations()
 
 
-class _GradMode(threading.local):
-    """Around the innermost call of apply() in a transform, in this thread: whether outer levels
-    record a graph."""
+class _Modes(threading.local):
+    """Both gradient modes around the innermost call of apply() in a transform, in this thread:
+    those of outer levels."""
 
-    enabled = True
+    grad, forward_grad = True, True
 
 
-_grad_mode = _GradMode()
+_modes = _Modes()
 
 
 def call_below_autograd(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -70,15 +70,15 @@ def _outer_levels() -> Iterator[None]:
     """Both gradient modes as they were around the call, inside a transform.
 
     NOTE: torch disables them around `forward` and `jvp` for the current level. Outer levels need
-    them: without this, a hessian or a jvp of a jvp is silently wrong. But no_grad() within a
-    function holds for outer levels, too.
+    them: without this, a hessian or a jvp of a jvp is silently wrong. But no_grad() and
+    inference_mode() within a function hold for outer levels, too.
     """
     if not transforms.transforms_active():
         yield
         return
     with (
-        torch.set_grad_enabled(_grad_mode.enabled),
-        transforms.set_forward_grad_enabled(True),
+        torch.set_grad_enabled(_modes.grad),
+        transforms.set_forward_grad_enabled(_modes.forward_grad),
     ):
         yield
 
@@ -98,12 +98,14 @@ def apply(
     made: list[Tensor] = []
     try:
         if transforms.transforms_active():
-            before, _grad_mode.enabled = _grad_mode.enabled, torch.is_grad_enabled()
+            before = _modes.grad, _modes.forward_grad
+            _modes.grad = torch.is_grad_enabled()
+            _modes.forward_grad = transforms.is_forward_grad_enabled()
             try:
                 with transforms.enable_single_level():
                     return function.apply(made, *args, *rest)
             finally:
-                _grad_mode.enabled = before
+                _modes.grad, _modes.forward_grad = before
         if transforms.dual_level_is_open() or _requires_grad(args):
             return function.apply(made, *args, *rest)
         with transforms.below_autograd():

@@ -35,6 +35,7 @@ enable_single_level = DERIVATIVES.find(
 set_forward_grad_enabled = DERIVATIVES.find(
     "autograd.forward_ad._set_fwd_grad_enabled", contextlib.nullcontext
 )
+is_forward_grad_enabled = DERIVATIVES.find("_C._is_fwd_grad_enabled", lambda: True)
 # If the state is unknown, always use the path that is correct inside transforms.
 transforms_active = DERIVATIVES.find("_C._are_functorch_transforms_active", lambda: True)
 _below = DERIVATIVES.find("_C._AutoDispatchBelowAutograd", None)
