@@ -321,11 +321,12 @@ def attention_tile(step: str, tile: str) -> dict:
 
 
 def attention_alone(name: str) -> dict:
-    """The backward's blocks of wide heads, which work alone in this catalog: gradients against
-    float64, and the same bits again, without masks and with them, and with options."""
+    """The backward's blocks of wide heads, and of float8_e4m3fn, which work alone in this catalog:
+    gradients against float64, and the same bits again, without masks and with them, and with
+    options."""
     from gpu import attention_cases as ac
+    from gpu import attention_e4m3_sanitized, cases
     from gpu import attention_reference as ar
-    from gpu import cases
     from gpu.test_cuda_attention_sm90_backward import CALLS
     from gpu.test_cuda_attention_sm90_options import tile_masks
 
@@ -364,6 +365,9 @@ def attention_alone(name: str) -> dict:
         again, _ = ar.both(q, k, v, grad, **options)
         if not all(torch.equal(x, y) for x, y in zip(ours, again, strict=True)):
             wrong.append(f"{label}: other bits in another run")
+    if name == "bfloat16":
+        torch.manual_seed(0)
+        wrong += attention_e4m3_sanitized.compare(1, 2, 1, 100, 2500, 128, {"is_causal": True})
     loaded = sorted(entry["name"] for entry in library.catalog()["loaded"])
     return {"wrong": wrong, "loaded": loaded}
 

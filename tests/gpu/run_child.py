@@ -139,7 +139,7 @@ def catalog_without_pairs(folder: Path) -> Path:
         kernel
         for kernel in manifest["kernels"]
         if kernel["family"] != "attention"
-        or (step_of(kernel), kernel["tile"]) != ("sm90 backward", [64, 128, 256])
+        or (kernel["kind"], kernel["cluster"]) != ("backward", [2, 1, 1])
     ]
     _favour(manifest)
     for arch in {kernel["arch"] for kernel in manifest["kernels"]}:

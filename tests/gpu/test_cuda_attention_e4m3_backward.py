@@ -24,6 +24,13 @@ LONG = {
     "bottom right": {"rows": 500, "keys": 1500, "is_causal": True, "bottom_right": True},
     "more rows": {"rows": 1500, "keys": 500, "is_causal": True, "rows_first": True},
     "few rows": {"rows": 5, "keys": 3000},
+    "pairs": {"rows": 700, "keys": 2500, "heads": 4, "shared": 2, "descale": "qkv"},
+    "pairs, causal": {"batch": 1, "rows": 2400, "keys": 2400, "is_causal": True},
+    "pairs, window": {"batch": 1, "rows": 2600, "keys": 2600, "window_left": 2100,
+                      "window_right": 70},
+    "window of many keys": {"batch": 1, "rows": 2600, "keys": 2600, "window_left": 300,
+                            "window_right": 70},
+    "pairs, few rows": {"rows": 100, "keys": 2305, "is_causal": True, "bottom_right": True},
     "sharp": {"rows": 800, "keys": 800, "scale": 0.5, "is_causal": True},
 }  # fmt: skip
 

@@ -316,6 +316,8 @@ TC_DEVICE bool fetch_work_item(const Sm90BackwardParams& p, u32 shared, KeyBlock
   if (lane == 0) {
     u32 index = C::kPair ? take_together<C>(p, shared, number, pair) : KeyBlock::take(p);
     work.set(p, index, C::kRows, C::kWorkKeys);
+    // A pair's blocks take every step, each warpgroup of them.
+    if (C::kPair && !C::kWide) work.skipped[0] = work.skipped[1] = 0;
   }
   __syncwarp();
   bool any = work.key_tile >= 0;
@@ -686,10 +688,10 @@ struct Queries {
 
  private:
   // Both blocks of a pair store to both blocks' dS.
-  TC_DEVICE void release_scores() {
+  TC_DEVICE void release_scores(u32 score) {
     __syncwarp();
-    if (lane() == 0) barrier_arrive(shared + C::kScoreEmpty);
-    if (lane() == 1) barrier_arrive_remote(pair.other + C::kScoreEmpty);
+    if (lane() == 0) barrier_arrive(shared + C::kScoreEmpty + 8 * score);
+    if (lane() == 1) barrier_arrive_remote(pair.other + C::kScoreEmpty + 8 * score);
   }
 
   TC_DEVICE void run_steps(u32 step, u32 end) {
@@ -708,10 +710,10 @@ struct Queries {
         } else {
           Product::multiply(dq, shared, scores, piece, pair);
         }
-        if constexpr (C::kPair) {  // dS has one buffer, which must not wait for dq's stores
+        if constexpr (C::kPair) {  // dS of both blocks, which must not wait for dq's stores
           wgmma_wait<0>();
           keep_in_place(dq);
-          if (piece == C::kPieces - 1) release_scores();
+          if (piece == C::kPieces - 1) release_scores(score);
         }
         u32 before = step + C::kDqStages - C::dq_lag(piece);
         barrier_wait(shared + C::kDqEmpty +

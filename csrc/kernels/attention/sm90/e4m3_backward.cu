@@ -18,6 +18,13 @@
 //     the kernels for many steps sm90/e4m3_backward_delta.cu makes q, and the TMA loads it, too.
 //   - sm90/e4m3_backward_delta.cu rounds grad_out.
 //   - The factors q_descale and k_descale are in the unit of the scores, and in those of dk and dq.
+//
+// Single blocks of 128 columns wait for their additions of dq, in float32. In pairs (TC_PAIR), as
+// in sm90/backward_wide.cu, the two blocks of a cluster have adjacent keys and the same steps. They
+// send each other dS, 6 KB in 8 bits, and each multiplies both blocks' dS with half of the columns
+// of all 256 keys, so that it adds half as much, and stores and reads half as much of dq in shared
+// memory. Neither waits for the other noticeably. Where queries see few keys, steps that only one
+// block's keys see cost more than that.
 #include "backward_keys.cuh"
 #include "e4m3_backward_queries.cuh"
 
@@ -25,22 +32,27 @@ namespace torch_cubin::TC_KERNEL {
 
 using namespace sm90;
 
-template <int kRows_, int kD_, int kQStages_, int kGradStages_, bool kWidens_>
+template <int kRows_, int kD_, int kQStages_, int kGradStages_, bool kWidens_, bool kPair_>
 struct E4m3BackwardConfig
     : BackwardConfig<DType::bfloat16, kRows_, kD_, kQStages_, kGradStages_, false, false> {
   using Base = BackwardConfig<DType::bfloat16, kRows_, kD_, kQStages_, kGradStages_, false, false>;
-  using Base::kRows, Base::kD, Base::kKeys, Base::kPieces, Base::kPieceBytes, Base::kDqStages,
-      Base::kQStages, Base::kGradStages, Base::kScoreStages, Base::kQBytes, Base::kWorkItems,
-      Base::kPanels;
+  using Base::kRows, Base::kD, Base::kKeys, Base::kPieceBytes, Base::kDqStages, Base::kQStages,
+      Base::kGradStages, Base::kScoreStages, Base::kQBytes, Base::kWorkItems, Base::kPanels;
+  static constexpr bool kPair = kPair_;
+  static constexpr int kBlocks = kPair ? 2 : 1, kWorkKeys = kBlocks * kKeys;
+  static constexpr int kPieces = kPanels / kBlocks, kScoreReaders = 4 * kBlocks;
   static_assert(kD == 64 || kD == 128);
   // Whether the block makes q in bfloat16, or sm90/e4m3_backward_delta.cu.
   static constexpr bool kWidens = kWidens_;
   // A row of q, k, v and grad_out in bytes is one panel.
   static constexpr int kKeyBytes = kKeys * kD, kByteRows = kRows * kD;
-  static constexpr int kScoreBytes = kRows * kKeys;  // rows of 128 bytes
+  static constexpr int kScoreBytes = kRows * kWorkKeys;  // rows of 128 bytes, except a pair's
+  // A pair's dS is not swizzled: [16 keys][query][key], so that what a warp sends is contiguous.
+  static constexpr int kChunkBytes = 16 * kRows;
   static constexpr int kSumBytes = 3 * kRows * 4;
   static constexpr int kMaskWords = 0, kMaskBytes = 0;
-  static constexpr int kK = 0, kV = kKeyBytes, kTurned = 2 * kKeyBytes, kQ = 3 * kKeyBytes;
+  static constexpr int kK = 0, kV = kKeyBytes, kTurned = 2 * kKeyBytes;
+  static constexpr int kOther = 3 * kKeyBytes, kQ = (kPair ? 4 : 3) * kKeyBytes;
   static constexpr int kGrad = kQ + kQStages * kQBytes;  // both of 16 bits
   static constexpr int kQInBytes = kGrad + kGradStages * kQBytes;
   static constexpr int kGradInBytes = kQInBytes + kQStages * kByteRows;
@@ -63,8 +75,11 @@ struct E4m3BackwardConfig
   static constexpr int kDqFull = kScoreEmpty + 8 * kScoreStages,
                        kDqEmpty = kDqFull + 8 * kDqStages * kPieces;
   static constexpr int kWideFull = kDqEmpty + 8 * kDqStages * kPieces;  // q of 16 bits
-  static constexpr int kFirstRow = kWideFull + 8 * kQStages;
-  static constexpr int kWork = (kFirstRow + 4 * kQStages + 15) / 16 * 16;
+  static constexpr int kNumberFull = kWideFull + 8 * kQStages,
+                       kNumberEmpty = kNumberFull + 8 * kWorkItems * kPair;
+  static constexpr int kFirstRow = kNumberEmpty + 8 * kWorkItems * kPair;
+  static constexpr int kNumber = (kFirstRow + 4 * kQStages + 15) / 16 * 16;
+  static constexpr int kWork = kNumber + 16 * kWorkItems * kPair;
   static constexpr int kSharedBytes =
       kWork + (kWorkItems * static_cast<int>(sizeof(KeyBlock)) + 15) / 16 * 16;
   static_assert(kScore % 1024 == 0 && kScoreBytes % 1024 == 0 && kByteRows % 1024 == 0);
@@ -80,28 +95,33 @@ struct E4m3BackwardConfig
 // Loads the keys of a work item, and then its steps; `next` is the first step's number.
 template <class C>
 TC_DEVICE void load_bytes_of_work(const Sm90E4m3BackwardParams& p, u32 shared, const KeyBlock& work,
-                                  u32 number, u32& next) {
+                                  u32 number, u32& next, PairPlace pair) {
   Steps steps(p, work);
   const Sm90Sequence& s = work.sequence;
-  int key = work.key_tile * C::kKeys;
+  int keys = work.key_tile * C::kWorkKeys, key = keys + static_cast<int>(pair.rank) * C::kKeys;
   auto load_keys = [&] {
     u32 full = begin_values<C>(shared, number, C::kKeyBytes);
     tma_load(shared + C::kV, &p.v, full, 0, s.k.place + key, work.head, s.k.batch, s.wrap);
-    full = begin_keys<C>(shared, number, C::kKeyBytes);
+    full = begin_keys<C>(shared, number, C::kBlocks * C::kKeyBytes);
     tma_load(shared + C::kK, &p.k, full, 0, s.k.place + key, work.head, s.k.batch, s.wrap);
+    if constexpr (C::kPair) {
+      tma_load(shared + C::kOther, &p.k, full, 0,
+               s.k.place + keys + static_cast<int>(pair.rank ^ 1) * C::kKeys, work.head, s.k.batch,
+               s.wrap);
+    }
   };
   u32 first = next, end = next + work.steps;
   u32 last = end - min(work.steps, kStepsAhead);
   if (work.steps == 0) {  // no step needs them
     begin_values<C>(shared, number, 0);
     begin_keys<C>(shared, number, 0);
-    request_work<C>(shared, {});
+    request_work<C>(shared, pair);
   }
 #pragma unroll 1
   while (next != end) {
     const Steps now = steps;
     steps.next(p, work);
-    if (next == last) request_work<C>(shared, {});
+    if (next == last) request_work<C>(shared, pair);
     int row = now.tile * C::kRows, head = work.head * p.group + now.head;
     u32 q = slot<C::kQStages>(next), grad = slot<C::kGradStages>(next);
     u32 full = shared + C::kQFull + 8 * q;
@@ -131,13 +151,14 @@ TC_DEVICE void load_bytes_of_work(const Sm90E4m3BackwardParams& p, u32 shared, c
 }
 
 template <class C>
-TC_DEVICE void load_bytes(const Sm90E4m3BackwardParams& p, u32 shared, const KeyBlock* items) {
+TC_DEVICE void load_bytes(const Sm90E4m3BackwardParams& p, u32 shared, const KeyBlock* items,
+                          PairPlace pair) {
   u32 step = 0;
 #pragma unroll 1
   for (u32 number = 0;; ++number) {
     if (!wait_for_work<C>(shared, items, number)) return;
     const KeyBlock& work = items[slot<C::kWorkItems>(number)];
-    load_bytes_of_work<C>(p, shared, work, number, step);
+    load_bytes_of_work<C>(p, shared, work, number, step, pair);
     release_work<C>(shared, number);
   }
 }
@@ -148,8 +169,8 @@ TC_DEVICE void multiply_bytes(float (&out)[C::kRows / 2], u32 keys, u32 rows) {
   const u64 high = k_major_descriptor<C::kD>(0);
 #pragma unroll
   for (int i = 0; i < C::kD / 32; ++i) {
-    WgmmaBytes<C::kRows>::by_e4m3(out, descriptor(high, keys >> 4, 32 * i),
-                                  descriptor(high, rows >> 4, 32 * i), i > 0);
+    WgmmaBytes<C::kRows>::by_e4m3(out, descriptor(high, descriptor_low<C>(keys), 32 * i),
+                                  descriptor(high, descriptor_low<C>(rows), 32 * i), i > 0);
   }
   wgmma_commit();
 }
@@ -159,17 +180,31 @@ template <class C>
 struct ByteKeys : KeyGroup<C, Sm90E4m3BackwardParams> {
   using Group = KeyGroup<C, Sm90E4m3BackwardParams>;
   using Group::p, Group::shared, Group::items, Group::keys64, Group::number, Group::step;
-  using Group::warp, Group::lane, Group::work, Group::own_key, Group::q, Group::grad,
-      Group::sums_at, Group::wait_for_grad;
+  using Group::warp, Group::lane, Group::work, Group::q, Group::grad, Group::sums_at,
+      Group::wait_for_grad;
   u32 store_base;  // this thread's
+  u32 other;       // a pair's other block's shared memory
   float unit;      // from products to powers of two
   float dk[C::kD / 2], dv[C::kD / 2], s[C::kRows / 2], dp[C::kRows / 2];
 
-  TC_DEVICE ByteKeys(const Sm90E4m3BackwardParams& p, u32 shared, const KeyBlock* items, int group)
-      : Group{p, shared, items, group} {
-    store_base =
-        shared + C::kScore + lane() % 16 * 128 + ((4 * group + warp()) * 16 ^ lane() % 8 * 16);
+  TC_DEVICE ByteKeys(const Sm90E4m3BackwardParams& p, u32 shared, const KeyBlock* items, int group,
+                     PairPlace pair)
+      : Group{p, shared, items, group}, other(pair.other) {
+    if constexpr (C::kPair) {
+      int chunk = 8 * static_cast<int>(pair.rank) + 4 * group + warp();
+      store_base = shared + C::kScore + chunk * C::kChunkBytes + lane() % 16 * 16;
+    } else {
+      store_base =
+          shared + C::kScore + lane() % 16 * 128 + ((4 * group + warp()) * 16 ^ lane() % 8 * 16);
+    }
   }
+
+  // This warp's first key.
+  TC_DEVICE int first_key() const {
+    int tile = work().key_tile * C::kBlocks + (C::kPair ? static_cast<int>(cluster_rank()) : 0);
+    return tile * C::kKeys + 64 * keys64 + 16 * warp();
+  }
+  TC_DEVICE int own_key() const { return first_key() + lane() / 4; }
 
   TC_DEVICE void begin_scores() {
     this->wait_for_q();
@@ -206,17 +241,25 @@ struct ByteKeys : KeyGroup<C, Sm90E4m3BackwardParams> {
       }
   }
 
-  // Stores a warp's dS of a step to shared memory, [query][key], for the warpgroup of dq.
+  // Stores a warp's dS of a step to shared memory, [query][key], for the warpgroup of dq; in a pair
+  // for both blocks', whose other block sends as many bytes.
   TC_DEVICE void send_scores(u32 of, const u32 (&bytes)[C::kRows / 8]) {
     u32 at = slot<C::kScoreStages>(of), to = store_base + at * C::kScoreBytes;
     barrier_wait(shared + C::kScoreEmpty + 8 * at, phase<C::kScoreStages>(of) ^ 1);
 #pragma unroll
     for (int i = 0; i < C::kRows / 16; ++i) {
-      stmatrix_transposed(to + i * (16 * 128), bytes[2 * i], bytes[2 * i + 1]);
+      stmatrix_transposed(to + i * (C::kPair ? 16 * 16 : 16 * 128), bytes[2 * i], bytes[2 * i + 1]);
     }
     fence_async_proxy();
     __syncwarp();
-    if (lane() == 0) barrier_arrive(shared + C::kScoreFull + 8 * at);
+    if (lane() != 0) return;
+    u32 full = C::kScoreFull + 8 * at;
+    if constexpr (C::kPair) {
+      bulk_copy_remote(other + (to - shared), to, C::kChunkBytes, other + full);
+      barrier_expect(shared + full, C::kChunkBytes);
+    } else {
+      barrier_arrive(shared + full);
+    }
   }
 
   // Adds a step's dv and dk.
@@ -317,7 +360,7 @@ struct ByteKeys : KeyGroup<C, Sm90E4m3BackwardParams> {
     float dk_factor = p.scale * kUnshift * descale_of_head(p.q_descale, work().batch, work().head) *
                       descale_of_head(p.v_descale, work().batch, work().head);
     auto buffer = [&](int) { return shared + C::kOut + (4 * keys64 + warp()) * C::kOutBytes; };
-    int first = work().key_tile * C::kKeys + 64 * keys64 + 16 * warp();
+    int first = first_key();
     send_rows<C, 0>(dv, kUnshift, p.dv_map, work(), first, buffer);
     send_rows<C, 0>(dk, dk_factor, p.dk_map, work(), first, buffer);
   }
@@ -326,8 +369,8 @@ struct ByteKeys : KeyGroup<C, Sm90E4m3BackwardParams> {
 struct ByteRoles : BlockRoles {
   template <class C>
   static TC_DEVICE void load(const Sm90BackwardParams& p, u32 shared, const KeyBlock* items,
-                             PairPlace) {
-    load_bytes<C>(static_cast<const Sm90E4m3BackwardParams&>(p), shared, items);
+                             PairPlace pair) {
+    load_bytes<C>(static_cast<const Sm90E4m3BackwardParams&>(p), shared, items, pair);
   }
 
   template <class C>
@@ -335,16 +378,16 @@ struct ByteRoles : BlockRoles {
 
   template <class C>
   static TC_DEVICE void run(const Sm90BackwardParams& p, u32 shared, const KeyBlock* items,
-                            int group, PairPlace) {
-    ByteKeys<C>(static_cast<const Sm90E4m3BackwardParams&>(p), shared, items, group).run();
+                            int group, PairPlace pair) {
+    ByteKeys<C>(static_cast<const Sm90E4m3BackwardParams&>(p), shared, items, group, pair).run();
   }
 };
 
 extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
     TC_KERNEL(const __grid_constant__ Sm90E4m3BackwardParams p) {
-  using C = E4m3BackwardConfig<TC_TILE_M, TC_TILE_K, TC_STAGES, TC_GRAD_STAGES, TC_WIDENS>;
+  using C = E4m3BackwardConfig<TC_TILE_M, TC_TILE_K, TC_STAGES, TC_GRAD_STAGES, TC_WIDENS, TC_PAIR>;
   static_assert(C::kThreads == TC_THREADS && C::kSharedBytes == TC_DYNAMIC_SHARED);
-  static_assert(C::kKeys == TC_TILE_N);
+  static_assert(C::kWorkKeys == TC_TILE_N);
   if (threadIdx.x == 0) {
     extern __shared__ __align__(1024) unsigned char memory[];
     u32 shared = shared_address(memory);
@@ -361,16 +404,17 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
   {"name": "sm90_e4m3_backward_attention_{t.name}", "archs": ["sm_90a"],
    "kind": "backward", "dtype": "float8_e4m3fn", "math": "bfloat16", "layout": "any",
    "takes": ["plain", "unmasked", "rule"], "alignment": 16, "stages": 3, "block": [512, 1, 1],
-   "tile": "{t.tile}", "dynamic_shared": "{t.shared}", "cost": "{t.cost}",
-   "widens": "{t.widens}", "defines": {"TC_GRAD_STAGES": 2, "TC_WIDENS": "{t.widens}"},
+   "tile": "{t.tile}", "cluster": "{t.cluster}", "dynamic_shared": "{t.shared}",
+   "cost": "{t.cost}", "widens": "{t.widens}",
+   "defines": {"TC_GRAD_STAGES": 2, "TC_WIDENS": "{t.widens}", "TC_PAIR": "{t.pair}"},
    "for": {
     "t": [
-     {"name": "96x128x64", "tile": [96, 128, 64], "widens": 1, "shared": 210736,
-      "cost": {"k_tile": 2700, "fixed": 6000}},
-     {"name": "48x128x128", "tile": [48, 128, 128], "widens": 1, "shared": 221328,
-      "cost": {"k_tile": 2600, "fixed": 7000}},
-     {"name": "wide_96x128x64", "tile": [96, 128, 64], "widens": 0, "shared": 210736,
-      "cost": {"k_tile": 2700, "fixed": 6000}},
-     {"name": "wide_48x128x128", "tile": [48, 128, 128], "widens": 0, "shared": 221328,
-      "cost": {"k_tile": 2600, "fixed": 7000}}]}}]}
+     {"name": "96x128x64", "tile": [96, 128, 64], "widens": 1, "pair": 0, "cluster": [1, 1, 1],
+      "shared": 210736, "cost": {"k_tile": 2700, "fixed": 6000}},
+     {"name": "48x128x128", "tile": [48, 128, 128], "widens": 1, "pair": 0, "cluster": [1, 1, 1],
+      "shared": 221328, "cost": {"k_tile": 2600, "fixed": 7000}},
+     {"name": "wide_96x128x64", "tile": [96, 128, 64], "widens": 0, "pair": 0,
+      "cluster": [1, 1, 1], "shared": 210736, "cost": {"k_tile": 2700, "fixed": 6000}},
+     {"name": "wide_48x256x128", "tile": [48, 256, 128], "widens": 0, "pair": 1,
+      "cluster": [2, 1, 1], "shared": 225456, "cost": {"k_tile": 2600, "fixed": 7000}}]}}]}
 */

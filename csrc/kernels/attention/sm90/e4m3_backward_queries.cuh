@@ -12,18 +12,27 @@ namespace sm90 {
 // dq, transposed, of 64 columns: k^T dS^T.
 template <class C>
 struct DqOfBytes {
-  template <int kBegin = 0, int kEnd = C::kKeys>
+  template <int kBegin = 0, int kEnd = C::kWorkKeys>
   static TC_DEVICE void multiply(float (&dq)[C::kRows / 2], u32 shared, u32 scores, int piece,
                                  PairPlace) {
     const u64 high = k_major_descriptor<128>(0);
-    u32 keys = (shared + C::kTurned + piece * (64 * C::kKeys)) >> 4, ds = scores >> 4;
+    u32 keys = descriptor_low<C>(shared + C::kTurned + piece * (64 * C::kKeys));
+    u32 ds = descriptor_low<C>(scores);
     wgmma_fence();
 #pragma unroll
     for (int k = kBegin / 32; k < kEnd / 32; ++k) {
-      WgmmaBytes<C::kRows>::by_e5m2(dq, descriptor(high, keys, 32 * k),
-                                    descriptor(high, ds, 32 * k), k > kBegin / 32);
+      u64 b = C::kPair ? descriptor(without_swizzle(C::kChunkBytes), ds, 2 * k * C::kChunkBytes)
+                       : descriptor(high, ds, 32 * k);
+      WgmmaBytes<C::kRows>::by_e5m2(
+          dq, descriptor(high, keys, k / 4 * (64 * C::kKeys) + 32 * (k % 4)), b, k > kBegin / 32);
     }
     wgmma_commit();
+  }
+
+ private:
+  // Of a K-major operand whose rows' next 16 bytes are `bytes` further.
+  static constexpr TC_DEVICE u64 without_swizzle(u32 bytes) {
+    return (u64(8 * 16 >> 4) << 32) | (u64(bytes >> 4) << 16);
   }
 };
 
@@ -105,7 +114,7 @@ struct DqAndConversions : DqOfBytes<C> {
   // The work item's keys as (column, key), of each 16 the first and the last 8 interleaved: like
   // transpose_values() of sm90/e4m3_values.cuh.
   static TC_DEVICE void turn_keys(u32 shared) {
-    constexpr int kColumns = C::kD / 4;  // of a warp
+    constexpr int kColumns = C::kPieces * 16;  // of a warp
     u32 swizzle = lane() % 8 * C::kD / 128 * 16;
     int column = lane() % 8 * 2 + (lane() / 8 + lane() % 8 / 4) % 2;
     u32 place = (column % 8) ^ (lane() / 16);
@@ -113,9 +122,14 @@ struct DqAndConversions : DqOfBytes<C> {
     u32 from = shared + C::kK + lane() * C::kD;
     u32 to = shared + C::kTurned + column * C::kKeys;
 #pragma unroll 2
-    for (int i = 0; i < kColumns / 16 * (C::kKeys / 32); ++i) {
-      u32 at = warp() * kColumns + i / 4 * 16, x[4];
-      ldmatrix<true>(x, from + (at ^ swizzle) + i % 4 * (32 * C::kD));
+    for (int i = 0; i < kColumns / 16 * (C::kWorkKeys / 32); ++i) {
+      u32 at = warp() * kColumns + i / 4 * 16, column = at, keys = from, x[4];
+      if constexpr (C::kPair) {  // half of the columns, of the first block's keys, and the second's
+        at = warp() * 16 + i / 4 * 64;
+        column = warp() * 16 + cluster_rank() * 64;
+        if (i / 4 != cluster_rank()) keys += C::kOther - C::kK;
+      }
+      ldmatrix<true>(x, keys + (column ^ swizzle) + i % 4 * (32 * C::kD));
       stmatrix(to + at * C::kKeys + (place ^ i % 4 * 2) * 16, __byte_perm(x[0], x[1], first),
                __byte_perm(x[0], x[1], second), __byte_perm(x[2], x[3], first),
                __byte_perm(x[2], x[3], second));

@@ -28,18 +28,15 @@ constexpr int64_t kLargeCache = int64_t{56} << 20;
 
 bool has_small_cache(const Device& device) { return device.l2_bytes < kLargeCache; }
 
-// Blocks that share a work item's keys: two in a cluster, each with half of them, for wide heads.
-int64_t blocks_of_work(const AttentionRow& row) { return row.kernel->entry().cluster[0]; }
-
 // Single blocks of wide heads add twice as much: a small cache must hold all of their data.
 bool fills_cache(const AttentionRow& row, const Device& device) {
-  return has_small_cache(device) && row.head_dim > 128 && blocks_of_work(row) == 1;
+  return has_small_cache(device) && row.head_dim > 128 && sm90_blocks_of_work(row) == 1;
 }
 
 // `head`: bytes of one. `has_mask`: a boolean one.
 int64_t bytes_together(const AttentionRow& row, int64_t head, bool has_band, bool has_mask,
                        const Device& device) {
-  const bool in_pairs = blocks_of_work(row) > 1;
+  const bool in_pairs = sm90_blocks_of_work(row) > 1;
   const bool is_long = in_pairs ? head > kLongHeadBytes : head >= kLongHeadBytes;
   // All of a short head is in use at a time, so that a few heads fill a small cache. Pairs without
   // a band were quickest with few heads at every length: of 512 to 16,384 rows with 16, 8, 8, 4, 4
@@ -57,10 +54,10 @@ int64_t bytes_together(const AttentionRow& row, int64_t head, bool has_band, boo
 int64_t heads_together(const AttentionCase& problem, const AttentionRow& row, int64_t parts,
                        bool has_band, const Device& device) {
   const int64_t head = problem.seqlen_q * row.head_dim * 8, each = head * problem.group();
-  const int64_t keys = row.columns / blocks_of_work(row);
+  const int64_t keys = row.columns / sm90_blocks_of_work(row);
   int64_t least = has_band ? kLeastTogether * 128 / keys : kLeastTogether;
   if (fills_cache(row, device)) least = has_band ? kLeastTogether : 1;
-  const int64_t blocks = ceil_div(problem.seqlen_k, row.columns) * blocks_of_work(row) * parts;
+  const int64_t blocks = ceil_div(problem.seqlen_k, row.columns) * sm90_blocks_of_work(row) * parts;
   return std::max({least, ceil_div(device.multiprocessors, blocks),
                    bytes_together(row, head, has_band, problem.has(kBoolMask), device) /
                        std::max<int64_t>(each, 1)});
@@ -70,12 +67,9 @@ int64_t heads_together(const AttentionCase& problem, const AttentionRow& row, in
 int64_t rows_together(const AttentionCase& problem, const AttentionRow& row, int64_t heads,
                       int64_t multiprocessors) {
   const int64_t each = row.head_dim * 8 * problem.group() * heads;
-  const int64_t full = ceil_div(multiprocessors * row.columns / blocks_of_work(row), heads);
+  const int64_t full = ceil_div(multiprocessors * row.columns / sm90_blocks_of_work(row), heads);
   return std::clamp<int64_t>(kBytesTogether / each, full, int64_t{1} << 30);
 }
-
-// Work items of a pair along the keys: its blocks count their turns in 16 bits.
-constexpr int64_t kMostPairs = 65535;
 
 }  // namespace
 
@@ -118,7 +112,7 @@ class Sm90Backward : public AttentionBackwardKernels {
         convert_(entries.table(kSm90ConvertStep)),
         order_(entries.kernel(kSm90OrderStep, "keys")) {
     entries.each(kSm90BackwardStep, [&](const AttentionRow& row) {
-      (blocks_of_work(row) > 1 ? pairs_ : backward_).add(row);
+      (sm90_blocks_of_work(row) > 1 ? pairs_ : backward_).add(row);
     });
     entries.each(kSm90BackwardMaskStep, [&](const AttentionRow& row) {
       (row.takes & kBoolMask ? mask_ : added_mask_) = row.kernel;
@@ -140,7 +134,7 @@ class Sm90Backward : public AttentionBackwardKernels {
     if (row == nullptr || delta == nullptr || convert == nullptr) return plan;
     const AttentionRow* pair = pairs_.first(dtype, problem.needs, width);
     if (pair != nullptr && (pair->head_dim != row->head_dim || pair->rows != row->rows ||
-                            problem.seqlen_k > kMostPairs * pair->columns)) {
+                            problem.seqlen_k > kSm90MostPairs * pair->columns)) {
       pair = nullptr;
     }
     // Counts whole tiles: few queries leave most of one empty, and the portable kernels are then
@@ -164,7 +158,7 @@ class Sm90Backward : public AttentionBackwardKernels {
     const bool in_pairs =
         chosen.pair != nullptr && clusters_.ask(*chosen.pair->kernel, device_) >= 2;
     const AttentionRow& row = in_pairs ? *chosen.pair : *chosen.backward;
-    const int64_t in_cluster = blocks_of_work(row);
+    const int64_t in_cluster = sm90_blocks_of_work(row);
     const bool packed = problem.packed;
     const Sm90Rows rows(problem, operands);
     const int64_t tiles = rows.tiles(rows.q, row.rows);
@@ -244,12 +238,12 @@ class Sm90Backward : public AttentionBackwardKernels {
                           const AttentionParams& all) const {
     const Sm90Lengths lengths = sm90_lengths(all);
     const int64_t sequences = rows.packed ? rows.sequences : 1;
-    Sm90KeyShares shares =
-        sm90_key_shares({plan.batch * problem.kv_heads, problem.group(),
-                         device_.multiprocessors / blocks_of_work(row), ceil_div(rows.q, sequences),
-                         ceil_div(rows.k, sequences), std::min(problem.seqlen_q, rows.q),
-                         std::min(problem.seqlen_k, rows.k), lengths.first, lengths.last},
-                        row, device_);
+    Sm90KeyShares shares = sm90_key_shares(
+        {plan.batch * problem.kv_heads, problem.group(),
+         device_.multiprocessors / sm90_blocks_of_work(row), ceil_div(rows.q, sequences),
+         ceil_div(rows.k, sequences), std::min(problem.seqlen_q, rows.q),
+         std::min(problem.seqlen_k, rows.k), lengths.first, lengths.last},
+        row, device_);
     if (rows.packed) shares.sets = 1;  // those of the longest sequence would be in one set anyway
     return shares;
   }
@@ -298,7 +292,8 @@ class Sm90Backward : public AttentionBackwardKernels {
 
   void fill(Sm90BackwardParams& params, const AttentionRow& row, const AttentionParams& all,
             const Sm90Rows& rows) const {
-    fill_sm90_params(params, row, all, rows, row.rows, row.columns / blocks_of_work(row), device_);
+    fill_sm90_params(params, row, all, rows, row.rows, row.columns / sm90_blocks_of_work(row),
+                     device_);
     fill_sm90_gradients(params, row, all, rows, device_);
     params.logsumexp_unit = (row.takes & kScoreRule) != 0 ? 1.0f : 1.4426950408889634f;
   }
@@ -333,7 +328,7 @@ class Sm90BackwardBackend : public AttentionBackend {
     if (cluster[0] > (row.head_dim > 128 ? 2 : 1) || cluster[1] > 1 || cluster[2] > 1) {
       fields.refuse("cluster", "two blocks at most, for wide heads");
     }
-    const int64_t keys = row.head_dim > 128 ? 64 * blocks_of_work(row) : 128;
+    const int64_t keys = row.head_dim > 128 ? 64 * sm90_blocks_of_work(row) : 128;
     if (row.columns != keys) fields.refuse("tile", std::to_string(keys) + " keys");
     // The capacity of sm90/backward_mask.cu.
     if (row.rows > 96) fields.refuse("tile", "at most 96 queries");

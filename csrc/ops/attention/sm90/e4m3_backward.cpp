@@ -6,6 +6,7 @@
 #include "kernels/attention/sm90/e4m3_backward_params.h"
 #include "ops/attention/sm90/map.h"
 #include "ops/attention/sm90/schedule.h"
+#include "ops/common/cluster_capacity.h"
 #include "ops/common/launch.h"
 
 namespace torch_cubin {
@@ -23,6 +24,9 @@ constexpr int64_t kWorkspaceStep = 128;  // bytes between the parts of the works
 // made before and in the kernel: 512 rows of 64 columns 0.83 and 0.92, of 128 0.905 and 1.00; 2,048
 // 0.95 and 0.93, 1.09 and 1.11; 8,192 1.02 and 0.93, 1.15 and 1.16.
 constexpr int64_t kMostWidenedKeys = 2048;
+// Columns of a band from which on blocks work in pairs: both take the steps that only one of them
+// has visible keys in.
+constexpr int64_t kLeastBandOfPairs = 2048;
 constexpr double kBackwardLog2e = 1.4426950408889634;
 
 // Parts of one allocation, each a multiple of kWorkspaceStep from its begin.
@@ -54,7 +58,7 @@ class Sm90E4m3Backward : public AttentionBackwardKernels {
         delta_.first(kAttendBFloat16) == nullptr || convert_ == nullptr || !problem.has_scores()) {
       return plan;
     }
-    const AttentionRow* row = row_for(problem);
+    const AttentionRow* row = row_for(problem, false);  // pairs only take less
     if (row == nullptr) return plan;
     const double steps = static_cast<double>(problem.batch) * problem.heads *
                          ceil_div(problem.seqlen_q, row->rows) *
@@ -68,7 +72,8 @@ class Sm90E4m3Backward : public AttentionBackwardKernels {
               const float* logsumexp) const override {
     AttentionParams all = operands.params(problem.head_dim, problem.head_dim_v);
     operands.fill(all, 0);  // with one dim of batches there is one part
-    const AttentionRow &row = *row_for(problem), &delta = *delta_.first(kAttendBFloat16);
+    const bool pairs = int64_t{all.last} - all.first >= kLeastBandOfPairs;
+    const AttentionRow &row = *row_for(problem, pairs), &delta = *delta_.first(kAttendBFloat16);
     const Sm90Rows rows(problem, operands);
     const int64_t kv_heads = all.heads / all.group, batch = all.batch;
     const int64_t tiles = rows.tiles(rows.q, row.rows);
@@ -113,26 +118,33 @@ class Sm90E4m3Backward : public AttentionBackwardKernels {
     params.together =
         static_cast<int>(sm90_heads_together(problem, row, batch * kv_heads, 1, has_band, device_));
 
-    const int64_t work_items = batch * kv_heads * key_tiles;
+    const int64_t work_items = batch * kv_heads * key_tiles, in_cluster = sm90_blocks_of_work(row);
+    const int64_t blocks =
+        std::min<int64_t>(work_items, device_.multiprocessors / in_cluster) * in_cluster;
     const int64_t delta_blocks = query_tiles * (row.rows / delta.rows);
     const int64_t convert_warps = query_tiles * (row.rows / 8) * dq_panels;
     const int64_t convert_blocks = ceil_div(convert_warps, convert_->entry().block[0] / 32);
-    check_blocks(std::max({delta_blocks, convert_blocks, work_items}));
+    check_blocks(std::max({delta_blocks, convert_blocks, work_items * in_cluster}));
     check_blocks(convert_warps, kMaxGrid[0], "warps");
     torch_cubin::launch(*delta.kernel, {delta_blocks}, device_, params);
-    torch_cubin::launch(*row.kernel, {std::min<int64_t>(work_items, device_.multiprocessors)},
-                        device_, params);
+    torch_cubin::launch(*row.kernel, {blocks}, device_, params);
     torch_cubin::launch(*convert_, {convert_blocks}, device_, params);
   }
 
   bool clears_empty_rows() const override { return true; }
 
  private:
-  const AttentionRow* row_for(const AttentionCase& problem) const {
+  // `pairs`: of these, one whose blocks work in pairs, if the device runs clusters of two.
+  const AttentionRow* row_for(const AttentionCase& problem, bool pairs) const {
     const bool widens = problem.seqlen_k <= kMostWidenedKeys;
     const AttentionRow* chosen = nullptr;
     rows_.for_each(kAttendBFloat16, problem.needs, std::max(problem.head_dim, problem.head_dim_v),
                    [&](const AttentionRow& row) {
+                     if (sm90_blocks_of_work(row) > 1 &&
+                         (!pairs || problem.seqlen_k > kSm90MostPairs * row.columns ||
+                          clusters_.ask(*row.kernel, device_) < 2)) {
+                       return;
+                     }
                      if (chosen == nullptr || row.widens == widens) chosen = &row;
                    });
     return chosen;
@@ -161,8 +173,9 @@ class Sm90E4m3Backward : public AttentionBackwardKernels {
       encode_sm90_byte_map(map, of, panel, box_rows, device_);
     };
     bytes(params.q, rows.of_queries(all, all.q, all.q_stride, all.head_dim), row.rows);
-    bytes(params.k, rows.of_keys(all, all.k, all.k_stride, all.head_dim), row.columns);
-    bytes(params.v, rows.of_keys(all, all.v, all.v_stride, all.head_dim_v), row.columns);
+    const int64_t keys = row.columns / sm90_blocks_of_work(row);
+    bytes(params.k, rows.of_keys(all, all.k, all.k_stride, all.head_dim), keys);
+    bytes(params.v, rows.of_keys(all, all.v, all.v_stride, all.head_dim_v), keys);
     if (params.wide_query != nullptr) {
       const tc_int64 wide[3] = {all.heads * rows.q * all.head_dim, rows.q * all.head_dim,
                                 all.head_dim};
@@ -178,6 +191,7 @@ class Sm90E4m3Backward : public AttentionBackwardKernels {
   const Device& device_;
   AttentionTable rows_, delta_;  // of bfloat16, the gradients' dtype
   PackageKernel* convert_;
+  ClusterCapacity clusters_{2};
 };
 
 class Sm90E4m3BackwardBackend : public AttentionBackend {

@@ -121,6 +121,13 @@ struct Sm90KeyShares {
   int64_t sets = 1;   // of the tiles of keys
 };
 
+// Blocks that share a work item's keys in the backward: two in a cluster, each with half of them.
+inline int64_t sm90_blocks_of_work(const AttentionRow& row) {
+  return row.kernel->entry().cluster[0];
+}
+// Work items of a pair along the keys: its blocks count their turns in 16 bits.
+constexpr int64_t kSm90MostPairs = 65535;
+
 // The heads of keys whose blocks run concurrently, of `kv_heads` in all sequences.
 int64_t sm90_heads_together(const AttentionCase& problem, const AttentionRow& row, int64_t kv_heads,
                             int64_t parts, bool has_band, const Device& device);
