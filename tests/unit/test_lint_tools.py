@@ -1,4 +1,4 @@
-"""The tools behind `make lint` and `make docs`: links, and which files clang-tidy reads."""
+"""What `make lint`, `make docs` and .ci/run read: links, sources for clang-tidy, names of tests."""
 
 from __future__ import annotations
 
@@ -110,6 +110,28 @@ def test_the_files_that_the_architecture_names_exist() -> None:
         if not any(one.endswith(f"/{name.removeprefix('../')}") for one in known)
     }
     assert missing == set()
+
+
+def exists(path: Path, name: str) -> bool:
+    return path.is_file() and (not name or f"def {name}(" in path.read_text())
+
+
+def missing_tests(script: str) -> list[str]:
+    found = re.findall(r"--deselect=([^\s:)]+)(?:::(\w+))?", script)
+    return [f"{path}::{name}" for path, name in found if not exists(ROOT / path, name)]
+
+
+def test_the_tests_that_ci_leaves_to_the_night_exist() -> None:
+    """pytest says nothing of a --deselect that is of no test."""
+    script = (ROOT / ".ci" / "run").read_text()
+    assert "--deselect=" in script
+    assert missing_tests(script) == []
+    here = "tests/unit/test_lint_tools.py"
+    gone = "--deselect=tests/gone.py --deselect=tests/gone.py::test_a"
+    others = f"--deselect={here}::test_gone[a] --deselect={here}::missing_tests --deselect={here}"
+    assert missing_tests(f"{gone} {others})") == [
+        "tests/gone.py::", "tests/gone.py::test_a", f"{here}::test_gone",
+    ]  # fmt: skip
 
 
 def test_paragraphs_are_those_of_comments_and_docstrings() -> None:
