@@ -261,13 +261,15 @@ def test_doctor_folds_the_working_internals_of_pytorch(no_gpu, monkeypatch, caps
 
 
 def test_doctor_finds_a_changed_kernel(no_gpu, monkeypatch, capsys) -> None:
-    entry = {"name": "a", "arch": "sm_90a", "dtype": "float32"}
+    dtypes = ("float32", "any", "bfloat16")
+    kernels = [{"name": "a", "arch": "sm_90a", "dtype": dtype} for dtype in dtypes]
     monkeypatch.setattr(
-        library, "catalog", lambda: {**CATALOG, "path": "/made/up", "kernels": [entry, entry]}
+        library, "catalog", lambda: {**CATALOG, "path": "/made/up", "kernels": kernels}
     )
     monkeypatch.setattr(library, "catalog_cubin", _raise("hash"))
     status, text = _doctor(capsys)
     assert status == 1
+    assert "BAD sm_90a: 3 kernels, 0.0 MB: bfloat16, float32\n" in text
     assert text.count("BAD torch_cubin [hash]") == 1
 
 

@@ -132,7 +132,7 @@ def _catalog() -> Iterator[Finding]:
         cubins = [_cubin(entry) for entry in entries]
         size = sum(len(cubin) for cubin in cubins if isinstance(cubin, bytes))
         wrong = [cubin for cubin in cubins if not isinstance(cubin, bytes)]
-        dtypes = ", ".join(sorted({entry["dtype"] for entry in entries}))
+        dtypes = ", ".join(sorted({entry["dtype"] for entry in entries} - {"any"}))
         yield (
             not wrong,
             f"{arch}: {counted(len(entries), 'kernel')}, {size / 1e6:.1f} MB: {dtypes}",
