@@ -90,6 +90,39 @@ def test_linear_cross_entropy(dtype, bias, device):
         torch.testing.assert_close(grad, wanted, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.parametrize("recompute", [False, True])
+def test_linear_cross_entropy_under_vmap(recompute, device):
+    """vmap calls the ops below the public one, past its casts."""
+    x, w = make_all(((2, 5, 4), (6, 4)), device, torch.float32, requires_grad=True)
+    target = torch.tensor([1, 0, 3, -100, 2], device=device)
+
+    def ours(x, w):
+        return torch.ops.cubin.linear_cross_entropy(x, w, target, recompute=recompute)
+
+    def theirs(x, w):
+        return torch.nn.functional.cross_entropy(reference_linear(x, w).float(), target)
+
+    with torch.autocast(device, dtype=torch.bfloat16):
+        out, expected = (torch.func.vmap(op, (0, None))(x, w) for op in (ours, theirs))
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out, expected, rtol=2e-2, atol=2e-2)
+    for grad, wanted in zip(*(torch.autograd.grad(y.sum(), (x, w)) for y in (out, expected))):
+        torch.testing.assert_close(grad, wanted, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("options", [{"recompute": True}, {"reduction": "none"}], ids=str)
+def test_backward_of_linear_cross_entropy_in_a_region(options, device):
+    """It has the dtype of the forward, which was outside."""
+    x, w = make_all(((5, 4), (6, 4)), device, torch.float32, requires_grad=True)
+    target = torch.tensor([1, 0, 3, -100, 2], device=device)
+    results = []
+    for enabled in (False, True):
+        loss = torch.ops.cubin.linear_cross_entropy(x, w, target, **options).sum()
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=enabled):
+            results.append(torch.autograd.grad(loss, (x, w)))
+    assert all(map(torch.equal, *results))
+
+
 def test_another_devices_autocast_changes_nothing():
     x, w, _ = make_all(SHAPES, "cpu", torch.float32)
     with torch.autocast("cuda", dtype=torch.bfloat16, enabled=torch.cuda.is_available()):

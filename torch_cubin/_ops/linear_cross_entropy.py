@@ -238,6 +238,25 @@ def _under_autocast(device_type: str, key: str) -> Callable[..., Any]:
     return autocast
 
 
+def _raw_under_autocast(name: str, key: str, lower_of: str | None) -> Callable[..., Any]:
+    """Of the ops below the public one, which vmap calls alone, and backward() in a region of
+    autocast. Casts to autocast's dtype of that device type, unless it is None: gradients keep the
+    dtype of what the forward saved."""
+    without_this_key = dispatch_keys.without_key(key)
+
+    def autocast(*args: Any) -> Any:
+        if lower_of is not None and not dispatch_keys.autocast_is_off():
+            lower = torch.get_autocast_dtype(lower_of)
+            input, linear_weight, target, linear_bias, *rest = args
+            if input.dtype in _CAST:
+                bias = None if linear_bias is None else linear_bias.to(lower)
+                args = (input.to(lower), linear_weight.to(lower), target, bias, *rest)
+        with without_this_key():
+            return raw_ops.overload(name)(*args)
+
+    return autocast
+
+
 def register(library: torch.library.Library) -> None:
     backward_kernel = by_formula(backward, _backward_formula)
     row_rules.register(library, NAME, _fake, _autograd, each_rule)
@@ -245,3 +264,7 @@ def register(library: torch.library.Library) -> None:
     if dispatch_keys.AUTOCAST.available:
         for device_type, key in (("cuda", "AutocastCUDA"), ("cpu", "AutocastCPU")):
             library.impl(NAME, _under_autocast(device_type, key), key)
+            for raw in raw_ops.raw_names(NAME):
+                library.impl(raw, _raw_under_autocast(raw, key, device_type), key)
+            for raw in raw_ops.raw_names(f"{NAME}_backward"):
+                library.impl(raw, _raw_under_autocast(raw, key, None), key)

@@ -80,6 +80,7 @@ def rules() -> Iterator[tuple[str, Sequence[str], Sequence[str]]]:
     yield "fused", [_FAKE, _BATCHED], _raw(*raw_ops.FUSED)
     yield "fused", [_FAKE], [f"_{name}.below_autograd" for name in raw_ops.BELOW_AUTOGRAD]
     yield "fused_autograd", [_AUTOGRAD], _raw(*raw_ops.FUSED)
+    linear_losses = [name for name in raw_ops.ROWS if name.startswith("linear")]
     for module, names in (
         ("addmm_into", [raw_ops.ADDMM_INTO]),
         ("symmetric", raw_ops.SYMMETRIC),
@@ -90,7 +91,7 @@ def rules() -> Iterator[tuple[str, Sequence[str], Sequence[str]]]:
         ("kv_cache", [raw_ops.KV_CACHE]),
         ("rows", [name for name in raw_ops.ROWS if "entropy" not in name]),
         ("cross_entropy", [name for name in raw_ops.ROWS if name.startswith("cross_entropy")]),
-        ("linear_cross_entropy", [name for name in raw_ops.ROWS if name.startswith("linear")]),
+        ("linear_cross_entropy", linear_losses),
     ):
         yield module, [_FAKE, _BATCHED], _raw(*names)
         yield module, [_AUTOGRAD], _with_autograd(*names)
@@ -99,7 +100,7 @@ def rules() -> Iterator[tuple[str, Sequence[str], Sequence[str]]]:
     in_float = ["rms_norm", "add_rms_norm", "layer_norm", "softmax", "log_softmax"]
     yield "rows", _AUTOCAST[:1], in_float
     yield "cross_entropy", _AUTOCAST[:1], ["cross_entropy"]
-    yield "linear_cross_entropy", _AUTOCAST, ["linear_cross_entropy"]
+    yield "linear_cross_entropy", _AUTOCAST, ["linear_cross_entropy", *_raw(*linear_losses)]
     yield "autocast", _AUTOCAST, [x for op in raw_ops.ALL for x in raw_ops.all_names(op)]
     layouts = ["CompositeExplicitAutograd", "CompositeImplicitAutogradNestedTensor"]
     yield "layouts", layouts, _raw(*raw_ops.ALL, *raw_ops.ROWS)
