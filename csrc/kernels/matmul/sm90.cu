@@ -26,7 +26,6 @@
 // The kernel table at the end makes this file longer than most.
 #include "common/uniform.cuh"
 #include "sm90_block.cuh"
-#include "sm90_edge.cuh"
 #include "sm90_producer.cuh"
 #include "sm90_read.cuh"
 #include "sm90_registers.cuh"
@@ -63,36 +62,8 @@ TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
     if (p.flags & kSm90Serpentine) backwards = !backwards;
     barrier_wait_bounded(empty + 8 * at.stage, at.phase ^ 1);
     if (of_a) ring[number++ % C::kRing] = w;
-    if constexpr (kHasEdges<C>) {
-      if (is_at_edge<C>(p, w)) {
-        wait_for_previous_grid();
-        load_edge<C>(p, shared, full, empty, of_a, of_b, share_a, share_b, w, w.k_count, k, step,
-                     at.stage, at.phase);
-        continue;
-      }
-    } else {
-      move_inside(p, w);
-    }
-    if (batched) {
-      wait_for_previous_grid();
-#pragma unroll 1
-      for (int i = 0; i < w.k_count; ++i, k += step) {
-        barrier_wait_bounded(empty + 8 * at.stage, at.phase ^ 1);
-        const u32 arrived = full + 8 * at.stage, to = shared + at.stage * C::kStageBytes;
-        barrier_expect(arrived, (of_a ? C::kABytes : 0) + (of_b ? C::kBBytes : 0));
-        if (of_a) {
-          load_operand<C::kAMnMajor, C::kTileM, C::kTileK>(p.a, to, arrived, share_a, true, w.m0, k,
-                                                           w);
-        }
-        if (of_b) {
-          load_operand<C::kBMnMajor, C::kTileN, C::kTileK>(p.b, to + C::kABytes, arrived, share_b,
-                                                           true, w.n0, k, w);
-        }
-        at.next<C>();
-      }
-      continue;
-    }
-    load_blocks<C>(p, shared, full, of_a, share_a, share_b, w, w.k_count, k, step, at);
+    load_tile<C>(p, shared, full, empty, of_a, of_b, share_a, share_b, batched, w, w.k_count, k,
+                 step, at);
   }
   wait_for_previous_grid();  // of a block without work
   barrier_wait_bounded(empty + 8 * at.stage, at.phase ^ 1);

@@ -6,7 +6,6 @@
 // Its parameter, shared memory and producer are those of sm90.cu, without a ring of work items:
 // every warp knows the sequence of tiles. It does not stream tiles, split K or read unaligned rows.
 #include "sm90_block.cuh"
-#include "sm90_edge.cuh"
 #include "sm90_producer.cuh"
 #include "sm90_round.cuh"
 #include "sm90_transposed.cuh"
@@ -64,36 +63,8 @@ TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
     int k = backwards ? (p.k_blocks - 1) * C::kTileK : 0;
     const int step = backwards ? -C::kTileK : C::kTileK;
     if (p.flags & kSm90Serpentine) backwards = !backwards;
-    if constexpr (kHasEdges<C>) {
-      if (is_at_edge<C>(p, w)) {
-        wait_for_previous_grid();
-        load_edge<C>(p, shared, full, empty, of_a, of_b, share_a, share_b, w, p.k_blocks, k, step,
-                     at.stage, at.phase);
-        continue;
-      }
-    } else {
-      move_inside(p, w);
-    }
-    if (!batched) {
-      load_blocks<C>(p, shared, full, of_a, share_a, share_b, w, p.k_blocks, k, step, at);
-      continue;
-    }
-    wait_for_previous_grid();
-#pragma unroll 1
-    for (int i = 0; i < p.k_blocks; ++i, k += step) {
-      barrier_wait_bounded(empty + 8 * at.stage, at.phase ^ 1);
-      const u32 arrived = full + 8 * at.stage, to = shared + at.stage * C::kStageBytes;
-      barrier_expect(arrived, (of_a ? C::kABytes : 0) + (of_b ? C::kBBytes : 0));
-      if (of_a) {
-        load_operand<C::kAMnMajor, C::kTileM, C::kTileK>(p.a, to, arrived, share_a, true, w.m0, k,
-                                                         w);
-      }
-      if (of_b) {
-        load_operand<C::kBMnMajor, C::kTileN, C::kTileK>(p.b, to + C::kABytes, arrived, share_b,
-                                                         true, w.n0, k, w);
-      }
-      at.next<C>();
-    }
+    load_tile<C>(p, shared, full, empty, of_a, of_b, share_a, share_b, batched, w, p.k_blocks, k,
+                 step, at);
   }
   wait_for_previous_grid();  // of a block without work
 }

@@ -3,6 +3,7 @@
 // of the time (H200).
 #pragma once
 
+#include "sm90_edge.cuh"
 #include "sm90_tiles.cuh"
 
 namespace torch_cubin {
@@ -116,6 +117,42 @@ TC_DEVICE void load_blocks(const Sm90MatmulParams& p, u32 shared, u32 full, bool
     load_b(How<Load::shared>{});
   } else {
     load_b(How<Load::alone>{});
+  }
+}
+
+// Loads a tile: `count` k blocks, `step` apart, of which `k` is the first one's first column.
+template <class C>
+TC_DEVICE void load_tile(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empty, bool of_a,
+                         bool of_b, const Share& share_a, const Share& share_b, bool batched,
+                         Work& w, int count, int k, int step, Position& at) {
+  if constexpr (kHasEdges<C>) {
+    if (is_at_edge<C>(p, w)) {
+      wait_for_previous_grid();
+      load_edge<C>(p, shared, full, empty, of_a, of_b, share_a, share_b, w, count, k, step,
+                   at.stage, at.phase);
+      return;
+    }
+  } else {
+    move_inside(p, w);
+  }
+  if (!batched) {
+    load_blocks<C>(p, shared, full, of_a, share_a, share_b, w, count, k, step, at);
+    return;
+  }
+  wait_for_previous_grid();
+#pragma unroll 1
+  for (int i = 0; i < count; ++i, k += step) {
+    barrier_wait_bounded(empty + 8 * at.stage, at.phase ^ 1);
+    const u32 arrived = full + 8 * at.stage, to = shared + at.stage * C::kStageBytes;
+    barrier_expect(arrived, (of_a ? C::kABytes : 0) + (of_b ? C::kBBytes : 0));
+    if (of_a) {
+      load_operand<C::kAMnMajor, C::kTileM, C::kTileK>(p.a, to, arrived, share_a, true, w.m0, k, w);
+    }
+    if (of_b) {
+      load_operand<C::kBMnMajor, C::kTileN, C::kTileK>(p.b, to + C::kABytes, arrived, share_b, true,
+                                                       w.n0, k, w);
+    }
+    at.next<C>();
   }
 }
 
