@@ -151,12 +151,11 @@ TC_DEVICE void consume_from_registers(const Sm90MatmulParams& p, u32 shared, u32
   const int source = threadIdx.x % 32;
   const bool frees = source < cluster.sources();
   const u32 target = cluster_rank() ^ cluster.source(source);
-  bool leads = C::kConsumers == 2 && group == 0 && !(p.flags & kSm90Lone);
+  bool leads = C::kConsumers == 2 && group == 0;
   const RegisterRows rows(warp);
   const u64 b0 = wgmma_descriptor(shared + C::kABytes, 8192, 1024);
 
-  if (C::kConsumers == 2 && group == 1 && !(p.flags & kSm90Lone))
-    named_sync(kSkewBarrier, 2 * kWarpgroup);
+  if (C::kConsumers == 2 && group == 1) named_sync(kSkewBarrier, 2 * kWarpgroup);
   for (;; ++number) {
     barrier_wait(full + 8 * stage, phase);
     const Work& w = ring[number % C::kRing];
