@@ -152,12 +152,6 @@ TC_DEVICE u32 map_to_rank(u32 shared, u32 rank) {
   return remote;
 }
 
-TC_DEVICE void store_remote(u32 remote, float a, float b, float c, float d) {
-  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(remote), "f"(a), "f"(b),
-               "f"(c), "f"(d)
-               : "memory");
-}
-
 // Asynchronous store. It counts as 16 bytes on that block's mbarrier; threads that wait for the
 // mbarrier see the values without another fence.
 TC_DEVICE void store_remote_async(u32 remote, const float* value, u32 remote_barrier) {

@@ -53,8 +53,9 @@ TC_DEVICE void wait_for_previous_kernel() {
   launch_next_grid();
 }
 
-// Reads a number from L2 that the previous kernel may still be writing. The value may be stale, so
-// it may only choose what to prefetch (build/ptx_waits.py allows this load).
+// Reads a number from L2 that the previous kernel may still be writing. Before
+// wait_for_previous_grid() the value may be stale: what follows from it may only be prefetched, and
+// is computed again after the wait (build/ptx_waits.py allows this load).
 TC_DEVICE int read_early(const int* at) {
   int value;
   asm volatile("ld.relaxed.gpu.global.L1::no_allocate.b32 %0, [%1];" : "=r"(value) : "l"(at));

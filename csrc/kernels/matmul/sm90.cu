@@ -294,7 +294,7 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
       if (stage == 0 && !rows_wanted) {
 #pragma unroll 1
         for (; k_count >= C::kStages; k_count -= C::kStages) {
-          multiply_round<C>(sum, a0, b0, begun, full, phase, frees, freed);
+          multiply_round<C>(sum, a0, begun, full, phase, frees, freed);
           begun = true;
           phase ^= 1;
           previous = C::kStages - 1;

@@ -107,7 +107,7 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
 #pragma unroll 1
     for (int left = p.k_blocks; left > 0;) {
       if (stage.index == 0 && left >= C::kStages) {
-        multiply_round<C>(sum, a0, b0, begun, full, stage.phase, frees, freed);
+        multiply_round<C>(sum, a0, begun, full, stage.phase, frees, freed);
         previous = C::kStages - 1;
         stage.phase ^= 1;
         left -= C::kStages;

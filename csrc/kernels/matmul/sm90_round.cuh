@@ -13,7 +13,7 @@ namespace sm90 {
 // Multiplies the k blocks of all stages. begun: these are not the tile's first ones. Frees each
 // stage once the next one is being multiplied, at the barrier `freed` of stage 0.
 template <class C>
-TC_DEVICE void multiply_round(float (&sum)[C::kBlocksM][C::kTileN / 2], u64 a0, u64 b0, bool begun,
+TC_DEVICE void multiply_round(float (&sum)[C::kBlocksM][C::kTileN / 2], u64 a0, bool begun,
                               u32 full, u32 phase, bool frees, u32 freed) {
   constexpr u64 kHigh = u64{0xffffffff} << 32;
   constexpr int kStep = C::kStageBytes >> 4;

@@ -1,6 +1,6 @@
 // The columns of a block of decode.cu, and their prefetch. Lengths and pages of a cache are in
-// memory: with kEarly they are read before the previous kernel has ended, may be stale, and are
-// used for the prefetch only.
+// memory: with kEarly they are also read before the previous kernel has ended. They may be stale
+// then, so that what they plan is only prefetched; the same instructions plan again after the wait.
 #pragma once
 
 #include "attention/portable/tile.cuh"
