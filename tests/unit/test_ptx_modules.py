@@ -66,3 +66,16 @@ def test_declarations_have_the_order_of_their_uses() -> None:
     head = ".version 9.0\n.target sm_90\n.address_size 64\n"
     texts = [head + "".join(order) + kernel for order in (arrays, arrays[::-1])]
     assert [build.ptx_modules.split(text)["k"] for text in texts] == [texts[0]] * 2
+
+
+def test_arrays_of_shared_headers_are_not_declared_within_a_kernel() -> None:
+    """As nvcc does where no other kernel of the module uses them."""
+    head = ".version 9.0\n.target sm_90\n.address_size 64\n"
+    array, own = ".shared .align 8 .b8 joined[64];\n", ".shared .align 4 .b8 _ZZ1kE4some[16];\n"
+    body = "\tmov.u32 %r1, joined;\n\tmov.u32 %r2, _ZZ1kE4some;\n}\n"
+    start = ".visible .entry k(\n)\n{\n"
+    other = ".visible .entry other(\n)\n{\n\tmov.u32 %r1, joined;\n}\n"
+    alone = head + start + f"\t{array}\t{own}" + body
+    together = head + array + other + start + f"\t{own}" + body
+    wanted = head + array + start + f"\t{own}" + body
+    assert [build.ptx_modules.split(text)["k"] for text in (alone, together)] == [wanted] * 2

@@ -3,7 +3,8 @@
 nvcc spends a third of a second on its own headers in every run. So the build compiles several
 kernels at a time, each in its own namespace, and splits the result here. The PTX of a kernel
 does not depend on the others: the function numbers in labels are set to 0, and declarations, by
-whose order ptxas lays out shared memory, have the order in which the kernel first names them.
+whose order ptxas lays out shared memory, have the order in which the kernel first names them. nvcc
+declares an array of a shared header within a kernel if no other kernel uses it; here never.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import re
 
 _ENTRY = re.compile(r"(?:\.visible |\.weak )*\.entry ([\w$]+)\(")
 _LABEL = re.compile(r"\$L__BB\d+_")
+_SHARED = re.compile(r"\t\.shared [^\n]*?([\w$]+)\[\d+\];\n")  # in a kernel
 _NAME = re.compile(r"([\w$]+)(?:\[\w*\])*(?: = .*)?;$")  # of a declaration, at its end
 
 
@@ -42,6 +44,10 @@ def split(ptx: str) -> dict[str, str]:
         text = "\n".join(lines) + "\n"
         entry = _ENTRY.match(lines[0])
         if entry:
+            for array in _SHARED.finditer(text):
+                if entry[1] not in array[1]:  # not the kernel's own
+                    text = text.replace(array[0], "")
+                    declared.append((array[1], array[0].lstrip()))
             kernels[entry[1]] = _LABEL.sub("$L__BB0_", text)
         elif lines[0].startswith((".version", ".target", ".address_size")):
             head.append(text)
