@@ -139,6 +139,29 @@ def test_under_transforms(device):
             assert batch.dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("name", ["matmul", "linear", "activation", "addmm", "attention"])
+def test_operands_of_two_dtypes_under_vmap(name, grad, device):
+    """Activations of 16 bits, weights of 32: rules see operands that are cast."""
+    x, w, b = make_all(((2, 3, 4), (5, 4), (5,)), device, torch.float32, requires_grad=grad)
+    ops, kv = torch.ops.cubin, w[None, None]
+    op = {
+        "matmul": lambda x: matmul(x, w.t()),
+        "linear": lambda x: linear(x, w, b),
+        "activation": lambda x: linear(x, w, b, activation="relu"),
+        "addmm": lambda x: ops.addmm(b, x, w.t()),
+        "attention": lambda x: ops.scaled_dot_product_attention(x[None, None], kv, kv),
+    }[name]
+    with torch.autocast(device, dtype=torch.bfloat16):
+        out = torch.func.vmap(op)(x.bfloat16())
+        expected = torch.stack([op(each.bfloat16()) for each in x])
+    assert out.dtype == expected.dtype == torch.bfloat16
+    torch.testing.assert_close(out, expected, rtol=2e-2, atol=2e-2)
+    if grad:
+        found, wanted = (torch.autograd.grad(y.sum(), (x, w)) for y in (out, expected))
+        torch.testing.assert_close(found, wanted, rtol=2e-2, atol=4e-2)
+
+
 def test_errors_stay_readable(device):
     x, w, _ = make_all(SHAPES, device, torch.float32)
     with (

@@ -12,7 +12,7 @@ cast, as in torch.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,18 +24,26 @@ from torch_cubin._pytorch import dispatch_keys, operators
 _identity = torch.ops.aten.einsum.default
 
 
-def _cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:
-    if (
+def _is_cast(value: Any, device_type: str) -> bool:
+    return (
         isinstance(value, torch.Tensor)
         and value.device.type == device_type
         and value.is_floating_point()
         and value.dtype != torch.float64
-    ):
-        # Not for tensors that have the dtype already: the identity would add a view.
-        if value.requires_grad and value.is_leaf and value.dtype != dtype:
-            return _cast_once(value, device_type, dtype)
-        return value.to(dtype)
-    return value
+    )
+
+
+def _cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:
+    if not _is_cast(value, device_type):
+        return value
+    # Not for tensors that have the dtype already: the identity would add a view.
+    if value.requires_grad and value.is_leaf and value.dtype != dtype:
+        return _cast_once(value, device_type, dtype)
+    return value.to(dtype)
+
+
+def _cast_now(value: Any, device_type: str, dtype: torch.dtype) -> Any:
+    return value.to(dtype) if _is_cast(value, device_type) else value
 
 
 def _cast_once(weight: torch.Tensor, device_type: str, dtype: torch.dtype) -> torch.Tensor:
@@ -84,35 +92,62 @@ def _found(name: str) -> tuple[Any, list[str]]:
     return op, operators.argument_names(op)
 
 
-def _kernel(name: str, key: str, device_type: str) -> Callable[..., Any]:
-    without_this_key = dispatch_keys.without_key(key)
-    # Nothing is cast, but the op runs without the key: the ATen ops of its CPU reference need that.
+def _cast_arguments(
+    name: str, device_type: str, to: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[Any, ...]:
+    """Those of a call, each by `to`."""
+    _, names = _found(name)
     casts = not any(kept in name for kept in raw_ops.FLOAT8)
     attends = "attention" in name
+    given = dict(zip(names, args, strict=False)) | kwargs
+    dtype = _dtype_of(given, device_type)
+    out_dtype = given.get("out_dtype")
+
+    def cast(name: str, value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [cast(name, item) for item in value]
+        kept = not casts or name in _KEPT or dispatch_keys.autocast_is_off()
+        kept |= attends and isinstance(value, torch.Tensor) and value.itemsize == 1
+        # An addend of the output's dtype is not rounded first.
+        adds = name in _ADDENDS and isinstance(value, torch.Tensor)
+        kept |= adds and value.dtype == out_dtype
+        return value if kept else to(value, device_type, dtype)
+
+    return tuple(map(cast, names, args)), {name: cast(name, x) for name, x in kwargs.items()}
+
+
+def _kernel(name: str, key: str, device_type: str) -> Callable[..., Any]:
+    """Of an op that casts nothing, too: the ATen ops of its CPU reference need to run without the
+    key."""
+    without_this_key = dispatch_keys.without_key(key)
 
     def autocast(*args: Any, **kwargs: Any) -> Any:
-        op, names = _found(name)
-        given = dict(zip(names, args, strict=False)) | kwargs
-        dtype = _dtype_of(given, device_type)
-        out_dtype = given.get("out_dtype")
-
-        def cast(name: str, value: Any) -> Any:
-            if isinstance(value, (list, tuple)):
-                return [cast(name, item) for item in value]
-            kept = not casts or name in _KEPT or dispatch_keys.autocast_is_off()
-            kept |= attends and isinstance(value, torch.Tensor) and value.itemsize == 1
-            # An addend of the output's dtype is not rounded first.
-            adds = name in _ADDENDS and isinstance(value, torch.Tensor)
-            kept |= adds and value.dtype == out_dtype
-            return value if kept else _cast(value, device_type, dtype)
-
         # Before the key is excluded: PyTorch's weight cache needs it.
-        args = tuple(map(cast, names, args))
-        kwargs = {name: cast(name, value) for name, value in kwargs.items()}
+        args, kwargs = _cast_arguments(name, device_type, _cast, args, kwargs)
         with without_this_key():
-            return op(*args, **kwargs)
+            return _found(name)[0](*args, **kwargs)
 
     return autocast
+
+
+@functools.cache
+def _raw_names() -> frozenset[str]:
+    return frozenset(raw for op in raw_ops.ALL for raw in raw_ops.raw_names(op))
+
+
+def cast_for_vmap(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a batching rule, cast if autocast is on.
+
+    NOTE: batched tensors have no Autocast key, so that the kernels above run below the rule, which
+    checks the arguments.
+    """
+    device_type = next(x.device.type for x in args if isinstance(x, torch.Tensor))
+    if name not in _raw_names() or not torch.is_autocast_enabled(device_type):
+        return args, kwargs
+    args, kwargs = _cast_arguments(name, device_type, _cast_now, args, kwargs)
+    return args, kwargs
 
 
 def register(library: torch.library.Library) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_cubin._ops import attention_checks, checks, raw_ops
+from torch_cubin._ops import attention_checks, autocast, checks, raw_ops
 from torch_cubin._ops.attention_checks import PER_HEAD_OPTIONS, Options
 from torch_cubin._ops.autograd import ACTIVATIONS
 from torch_cubin._pytorch import transforms
@@ -273,6 +273,7 @@ def _attention_kernel(name: str) -> Any:
         )
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = autocast.cast_for_vmap(name, args, kwargs)
         return transforms.vmap_helper(transforms.current_interpreter(), rule, call, *args, kwargs)
 
     return kernel
@@ -293,6 +294,7 @@ def register_rule(library: torch.library.Library, name: str, rule_of: Callable[[
         return
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = autocast.cast_for_vmap(name, args, kwargs)
         interpreter = transforms.current_interpreter()
         return transforms.vmap_helper(interpreter, *_found(name, rule_of), *args, **kwargs)
 
