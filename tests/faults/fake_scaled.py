@@ -138,6 +138,7 @@ def test_groups_of_rows(driver, catalog, rows, groups, recipes) -> None:
         offs.data_ptr(), groups, rows, height,
     )  # fmt: skip
     assert found.wide_ends
+    assert 1 <= found.band < 256  # bytes of the table
     assert (params.rows, params.m, params.n) == (found.rows, rows, n)
     assert kernel["grouped"] == 1
     b = read_map(params.b)

@@ -21,11 +21,12 @@ pytestmark = pytest.mark.usefixtures("nan_memory")
 op = torch.ops.cubin.scaled_grouped_matmul
 RECIPES = cases.OF_GROUPS
 # Sizes of groups, rows that follow them, N, K: whole tiles and tails, groups without rows, many of
-# one row, more groups than threads of a block, several waves, odd N (outputs without a tensor map).
+# one row, more groups than threads of a block, several waves, groups of several bands of tiles, odd
+# N (outputs without a tensor map).
 CASES = [
     ((5, 0, 130, 17, 64), 9, 264, 272), ((0, 0, 300), 0, 130, 70), ((1,) * 70, 3, 64, 128),
     ((1000, 500, 1500), 5, 1032, 256), ((64,) * 128, 0, 512, 128), ((0,) * 40, 7, 64, 64),
-    ((2048,), 0, 2048, 144), ((33, 31) * 40, 1, 200, 16), ((700, 0, 1), 2, 8, 1040),
+    ((2600, 40), 0, 1040, 144), ((33, 31) * 40, 1, 200, 16), ((700, 0, 1), 2, 8, 1040),
     ((2, 0, 1, 1) * 300, 5, 48, 32), ((257, 255), 0, 129, 129),
 ]  # fmt: skip
 

@@ -39,7 +39,7 @@ TC_DEVICE void store_groups(const GroupRowsParams& p, int* first_wrong) {
     if (exists && end < start) atomicMin(first_wrong, group);
     __syncthreads();
     const bool is_wrong = group >= *first_wrong, has_k = !is_wrong && start < end;
-    if (exists) p.rows[1 + group] = {has_k ? start : 0, has_k ? end : 0, group, is_wrong};
+    if (exists) p.rows[1 + group] = {has_k ? start : 0, has_k ? end : 0, group, is_wrong, 1, 0, 0};
     __syncthreads();
   }
   if (threadIdx.x == 0) p.rows[0] = {p.groups, 0, 0, 0};
@@ -82,10 +82,18 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
           low = middle + 1;
         }
       }
-      const int inside = row - (low == 0 ? 0 : last_rows[low - 1]);
+      const int first = low == 0 ? 0 : last_rows[low - 1], inside = row - first;
+      const int rows = last_rows[low] - first, bands = (rows + p.band - 1) / p.band;
+      const int height = (rows + bands - 1) / bands, begin = inside / height * height;
       const bool wrong = base + low == first_wrong;
       const int last = wrong ? p.limit : end_of(p, base + low);
-      p.rows[1 + written + row] = {starts[low] + inside * p.height, last, base + low, wrong};
+      p.rows[1 + written + row] = {starts[low] + inside * p.height,
+                                   last,
+                                   base + low,
+                                   wrong,
+                                   static_cast<unsigned char>(min(height, rows - begin)),
+                                   static_cast<unsigned char>(inside - begin),
+                                   static_cast<unsigned char>(begin / height & 1)};
     }
     written += total;
     if (first_wrong < p.groups) break;

@@ -6,12 +6,14 @@ namespace torch_cubin {
 
 // The first entry of a table has their number in m0. The others are the rows of tiles, in the order
 // of the groups: rows from m0 to m_end at most, of one group, or of none if an end was wrong, where
-// results are NaN. Groups of K are entries each: K from m0 to m_end, or
-// both 0.
+// results are NaN. Groups of K are entries each: K from m0 to m_end, or both 0.
+//
+// Each row of tiles is one of a band's, which blocks compute column by column: `height` rows of one
+// group, of which it is the one at `place`; backwards, from the last column to the first.
 struct alignas(16) GroupRow {
   int m0, m_end;
   int group;
-  int is_wrong;
+  unsigned char is_wrong, height, place, backwards;
 };
 
 }  // namespace torch_cubin

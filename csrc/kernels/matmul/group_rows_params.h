@@ -5,6 +5,8 @@
 // or more than `limit`: then the rows from the group's beginning to `limit` are its own, marked,
 // and the following groups have none.
 //
+// Bands have at most `band` rows of tiles, and those of a group are equal but for the last.
+//
 // With of_k the table has the groups themselves, those from the first wrong end on marked.
 #pragma once
 
@@ -15,7 +17,7 @@ namespace torch_cubin {
 struct GroupRowsParams {
   const void* ends;
   GroupRow* rows;  // 1 + groups + limit / height at most; of_k: 1 + groups
-  int groups, limit, height;
+  int groups, limit, height, band;
   int wide_ends;  // 64-bit
   int of_k;
 };

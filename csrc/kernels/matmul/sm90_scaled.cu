@@ -167,10 +167,25 @@ struct Walk {
     return max(1, (own.m_end - begin_of(own) + kBlockK - 1) / kBlockK);
   }
 
-  // Bands of `group` rows of tiles, column by column, with columns reversed in every other one.
+  // Bands of `group` rows of tiles, column by column, with columns reversed in every other one. Of
+  // groups of rows bands are the table's.
   TC_DEVICE bool next() {
     tile += step;
     if (tile >= groups_of_k() * tiles_of_group()) return false;
+    if constexpr (kGroupsOfRows) {
+      const int any = tile / p.tiles_n;  // a row of the band: bands follow one another
+      const GroupRow of_band = p.rows[1 + any];
+      const int first = any - of_band.place, inside = tile - first * p.tiles_n;
+      int column = inside / of_band.height;
+      const GroupRow own = p.rows[1 + first + inside - column * of_band.height];
+      if (of_band.backwards) column = p.tiles_n - 1 - column;
+      n0 = column * C::kOutN;
+      m0 = own.m0;
+      m_end = own.m_end;
+      group = own.group;
+      is_wrong = own.is_wrong;
+      return true;
+    }
     if constexpr (kGroupsOfK) group = tile / tiles_of_group();
     const int of_group = kGroupsOfK ? tile - group * tiles_of_group() : tile;
     const int band = of_group / (p.group * p.tiles_n);
@@ -180,13 +195,7 @@ struct Walk {
     const int row = band * p.group + inside - column * height;
     if (band & 1) column = p.tiles_n - 1 - column;
     n0 = column * C::kOutN;
-    if constexpr (kGroupsOfRows) {
-      const GroupRow own = p.rows[1 + row];
-      m0 = own.m0;
-      m_end = own.m_end;
-      group = own.group;
-      is_wrong = own.is_wrong;
-    } else if constexpr (kGroupsOfK) {
+    if constexpr (kGroupsOfK) {
       const GroupRow own = p.rows[1 + group];
       m0 = group * p.m + row * C::kTileM;
       m_end = (group + 1) * p.m;

@@ -6,6 +6,9 @@
 namespace torch_cubin {
 namespace {
 
+// Rows of tiles of a group that follow one another, column by column, at most.
+constexpr int64_t kBand = 16;
+
 class GroupRowsBackend : public KernelBackend {
  public:
   GroupRowsBackend() : KernelBackend("groups") {}
@@ -40,6 +43,7 @@ Workspace find_group_rows(const Device& device, const Groups& groups, int64_t he
   params.groups = static_cast<int>(groups.groups);
   params.limit = static_cast<int>(groups.limit);
   params.height = static_cast<int>(height);
+  params.band = static_cast<int>(kBand);
   params.wide_ends = groups.wide_ends;
   params.of_k = groups.of_k;
   launch(*table.kernel, {1}, device, params);
