@@ -24,9 +24,11 @@ constexpr int64_t kWorkspaceStep = 128;  // bytes between the parts of the works
 // made before and in the kernel: 512 rows of 64 columns 0.83 and 0.92, of 128 0.905 and 1.00; 2,048
 // 0.95 and 0.93, 1.09 and 1.11; 8,192 1.02 and 0.93, 1.15 and 1.16.
 constexpr int64_t kMostWidenedKeys = 2048;
-// Columns of a band from which on blocks work in pairs: both take the steps that only one of them
-// has visible keys in.
-constexpr int64_t kLeastBandOfPairs = 2048;
+// From how many keys on blocks of 128 columns work in pairs: with a band, which has to be as wide,
+// both take the steps that only one of them has visible keys in. H200, 16,384 tokens, of the time
+// of single blocks: 512 keys 0.99, causal 1.09, 1,024 0.96, 1.04, 1,536 causal 0.99, 2,048 0.96,
+// 0.97, 16,384 with a window of 1,024 1.05.
+constexpr int64_t kLeastKeysOfPairs = 1024, kLeastBandOfPairs = 2048;
 constexpr double kBackwardLog2e = 1.4426950408889634;
 
 // Parts of one allocation, each a multiple of kWorkspaceStep from its begin.
@@ -72,7 +74,8 @@ class Sm90E4m3Backward : public AttentionBackwardKernels {
               const float* logsumexp) const override {
     AttentionParams all = operands.params(problem.head_dim, problem.head_dim_v);
     operands.fill(all, 0);  // with one dim of batches there is one part
-    const bool pairs = int64_t{all.last} - all.first >= kLeastBandOfPairs;
+    const bool has_band = all.first != -kNoBound || all.last != kNoBound;
+    const bool pairs = pays_in_pairs(problem, int64_t{all.last} - all.first, has_band);
     const AttentionRow &row = *row_for(problem, pairs), &delta = *delta_.first(kAttendBFloat16);
     const Sm90Rows rows(problem, operands);
     const int64_t kv_heads = all.heads / all.group, batch = all.batch;
@@ -106,7 +109,6 @@ class Sm90E4m3Backward : public AttentionBackwardKernels {
     fill_operands(params, row, all, rows, logsumexp);
     fill_descales(params, operands.call.views);
     fill_maps(params, row, all, rows);
-    const bool has_band = all.first != -kNoBound || all.last != kNoBound;
     params.tile_rows = static_cast<int>(row.rows);
     params.tile_keys = static_cast<int>(row.columns);
     params.tile_columns = static_cast<int>(row.head_dim);
@@ -134,20 +136,27 @@ class Sm90E4m3Backward : public AttentionBackwardKernels {
   bool clears_empty_rows() const override { return true; }
 
  private:
+  // `band`: its columns.
+  static bool pays_in_pairs(const AttentionCase& problem, int64_t band, bool has_band) {
+    return std::min(problem.seqlen_k, band) >= (has_band ? kLeastBandOfPairs : kLeastKeysOfPairs);
+  }
+
   // `pairs`: of these, one whose blocks work in pairs, if the device runs clusters of two.
   const AttentionRow* row_for(const AttentionCase& problem, bool pairs) const {
     const bool widens = problem.seqlen_k <= kMostWidenedKeys;
-    const AttentionRow* chosen = nullptr;
+    const AttentionRow *chosen = nullptr, *pair = nullptr;
     rows_.for_each(kAttendBFloat16, problem.needs, std::max(problem.head_dim, problem.head_dim_v),
                    [&](const AttentionRow& row) {
-                     if (sm90_blocks_of_work(row) > 1 &&
-                         (!pairs || problem.seqlen_k > kSm90MostPairs * row.columns ||
-                          clusters_.ask(*row.kernel, device_) < 2)) {
-                       return;
+                     if (sm90_blocks_of_work(row) > 1) {
+                       if (pairs && problem.seqlen_k <= kSm90MostPairs * row.columns &&
+                           clusters_.ask(*row.kernel, device_) >= 2) {
+                         pair = &row;
+                       }
+                     } else if (chosen == nullptr || row.widens == widens) {
+                       chosen = &row;
                      }
-                     if (chosen == nullptr || row.widens == widens) chosen = &row;
                    });
-    return chosen;
+    return pair != nullptr ? pair : chosen;
   }
 
   void fill_operands(Sm90E4m3BackwardParams& params, const AttentionRow& row,
