@@ -201,18 +201,21 @@ def test_terms_of_other_values_change_the_predictions(driver, catalog) -> None:
         assert text.startswith("torch_cubin [input]: a term of the planner is not known")
 
 
-def test_only_lone_tiles_of_one_warpgroup_begin_sooner(driver, catalog) -> None:
-    """As in sm90.cu: not in clusters, and not where blocks have more tiles. Nor where a tile has no
-    more than two blocks of K and the output is more than sixteen times as long as wide."""
+def test_loads_that_start_early_spare_time(driver, catalog) -> None:
+    """A lone tile's do by one warpgroup (sm90.cu), but not in clusters, nor where a tile has two
+    blocks of K at most and the output is more than sixteen times as long as wide, nor where many
+    blocks read rows that begin within sectors. Those of a block's further tiles do, too."""
 
     def run() -> list:
         one_wave, more = (
             described(512, 512, 512, "nt", "bfloat16"),
             described(2048, 2048, 512, "nt", "bfloat16"),
         )
-        long = described(184, 5736, 40, "nt", "bfloat16")
-        short = described(272, 1032, 112, "nt", "bfloat16")
-        products = [one_wave, short, more, {**one_wave, "batch": 2}, long]
+        short, long, within, at_sectors = (
+            described(m, n, k, "nt", "bfloat16")
+            for m, n, k in ((272, 1032, 112), (184, 5736, 40), (96, 7472, 216), (96, 7472, 208))
+        )
+        products = [one_wave, more, short, {**one_wave, "batch": 2}, long, within, at_sectors]
         early = library.planned(products, configs=True)
         late = library.planned(products, configs=True, terms={"early_cycles": 0})
         return [early, late]
@@ -222,12 +225,28 @@ def test_only_lone_tiles_of_one_warpgroup_begin_sooner(driver, catalog) -> None:
         names = {c["name"] for c in early["configs"] if c["microseconds"] < times[c["name"]]}
         return {name for name in names if name.startswith("sm90 ")}
 
-    found = [sooner(*plans) for plans in zip(*forked(run), strict=True)]
-    for names in found[:2]:
-        assert {"sm90 64x64", "sm90 64x128"} <= names
-        for name in names:
-            assert re.fullmatch(r"sm90 64x\d+", name), name
-    assert found[2:] == [set(), set(), set()]
+    one_wave, more, *others = (sooner(*plans) for plans in zip(*forked(run), strict=True))
+    assert {"sm90 64x64", "sm90 64x128"} <= one_wave
+    for name in one_wave:
+        assert re.fullmatch(r"sm90 64x\d+", name), name
+    assert {"sm90 64x64", "sm90 128x128 ping_pong", "sm90 128x128 share_a"} <= more
+    assert "sm90 128x256" not in more  # 128 tiles
+    lone = ["sm90 64x64", "sm90 64x128", "sm90 64x192", "sm90 64x128", "sm90 64x128"]
+    assert [name in names for name, names in zip(lone, others, strict=True)] == [
+        *(True, False, False, False, True)
+    ]
+
+
+def test_rows_that_begin_at_sectors_load_sooner_than_those_that_begin_within(driver, catalog):
+    def run() -> list:
+        products = [described(2048, 2048, k, "nt", "bfloat16") for k in (4096, 4080, 4072)]
+        return library.planned(products, configs=True)
+
+    lines, sectors, within = (
+        next(c["microseconds"] for c in plan["configs"] if c["name"] == "sm90 64x64")
+        for plan in forked(run)
+    )
+    assert lines < sectors < within
 
 
 def test_an_activation_costs_less_in_ping_pong_tiles_of_128x128(driver, catalog) -> None:

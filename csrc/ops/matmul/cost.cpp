@@ -69,9 +69,12 @@ double store_cycles(const Work& w, const Terms& t, double cycles) {
 // for it, and two warpgroups that store at once slow one another.
 double hidden_cycles(const Work& w, const Terms& t, double products) {
   if (w.hidden == 0) return 0;
-  const double own = t.tile_cycles + (w.values * t.value_cycles + w.activations) / w.tiles;
-  const double hidden = w.hidden * own;
-  const double waiting = std::floor(w.hidden / 2) * (own - products / w.tiles);
+  const double results = (w.values * t.value_cycles + w.activations) / w.tiles;
+  const double own = t.tile_cycles + results;
+  // The loads that start ahead are counted apart.
+  const double hidden = w.hidden * (w.ahead > 0 ? results : own);
+  const double spared = w.ahead > 0 ? t.early_cycles : 0;
+  const double waiting = std::floor(w.hidden / 2) * (own - spared - products / w.tiles);
   return hidden - std::max({0.0, waiting, (hidden - products) / 2});
 }
 
@@ -106,7 +109,7 @@ double microseconds(const Work& w, const Terms& t) {
   cycles += w.narrow * t.narrow_cycles;
   const double block = w.rows * t.row_cycles + w.stretches * t.stretch_cycles;
   cycles += store_cycles(w, t, cycles) - hidden_cycles(w, t, cycles) +
-            (w.tiles + w.waits) * t.tile_cycles - (w.early ? t.early_cycles : 0) +
+            (w.tiles + w.waits) * t.tile_cycles - (w.ahead + (w.early ? 1 : 0)) * t.early_cycles +
             w.values * t.value_cycles + w.activations + w.sums_bytes / t.sums_bytes_per_cycle +
             w.threads + block * (1 + (w.blocks - 1) * t.lone);
   const double compute = cycles / t.cycles_per_microsecond + w.handshakes * t.handshake;

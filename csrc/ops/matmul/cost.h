@@ -32,6 +32,7 @@ struct Work {
   double values = 0;        // results of those tiles
   double activations = 0;   // cycles of those results' activations
   double hidden = 0;        // of those tiles: stored while other ones are multiplied
+  double ahead = 0;         // of those tiles: their first loads start while another one is computed
   double store_bytes = 0;   // of a tile's results, where threads store them
   double store_groups = 1;  // of threads that store at different times: the others go on
   double sums_bytes = 0;    // partial sums that it exchanges with others
@@ -63,7 +64,7 @@ struct Terms {
   double launch = 0.972;                    // us
   double cluster_launch = 0.1;              // us, more than without clusters
   double tile_cycles = 1160;                // first loads and last products of a tile, or a wait
-  double early_cycles = 580;                // of those, which a lone tile that starts early spares
+  double early_cycles = 580;                // of those, which loads spare that start early
   double value_cycles = 0.13;               // of a result, in the epilogue
   double sums_bytes_per_cycle = 12.7;       // of one
   double handshake = 0.322;                 // us

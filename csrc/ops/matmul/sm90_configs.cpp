@@ -25,15 +25,25 @@ double loaded_size(int64_t tile, bool mn_major) {
   return static_cast<double>(mn_major ? ceil_div(tile, int64_t{64}) * 64 : tile);
 }
 
-// How many lines of the L2 cache a row of a panel takes, two where it begins within one. Where an
-// operand's own dim is contiguous, every other one of tiles that end within a panel does.
-double lines_of(bool lines, int64_t tile, bool mn_major, bool of_gradient) {
-  const bool ends_within = mn_major && tile % 64 != 0;
+// How many lines of the L2 cache a row of a panel takes: two where it begins within a sector of 32
+// bytes, little more than one where it begins at a sector (H200, beside two for both: the regret of
+// 103 aligned random products 3.4 -> 2.9%). Where an operand's own dim is contiguous, every other
+// row of tiles that end within a panel begins within a line.
+double lines_of(RowsBegin rows, int64_t tile, bool mn_major, bool of_gradient) {
+  const bool ends_within = mn_major && tile % 64 != 0, lines = rows == RowsBegin::kAtLines;
+  if (!of_gradient && rows == RowsBegin::kAtSectors && !ends_within) return share(5, 4);
   if (!of_gradient) return lines && !ends_within ? 1 : 2;
   // All blocks of a weight gradient read the same rows of K at a time: a line takes half the time
   // of one along K. Rows that begin within lines do not (H200, 4608 x 1152 x 16384 by 128x160: 870
   // cycles a k block, whose products take 640).
   return ends_within ? share(3, 2) : lines ? share(1, 2) : 1;
+}
+
+RowsBegin rows_begin(const MatmulCase& c, bool lines, int64_t elements) {
+  constexpr int64_t kSector = 32;  // bytes
+  if (lines) return RowsBegin::kAtLines;
+  const bool sectors = elements * element_size(c.input) % kSector == 0;
+  return sectors ? RowsBegin::kAtSectors : RowsBegin::kWithinSectors;
 }
 
 class Counter {
@@ -164,23 +174,30 @@ class Counter {
   // warpgroup. Of a short K, whose loads are all asked for at once, nothing is gained where many
   // blocks wait for the same lines of an operand, which clusters ask for once: in long outputs
   // (H200, alone and in clusters: 184 x 5736 x 40 by 64x192 4.1 us, 3.6; 272 x 1032 x 112 by 64x64
-  // 2.1, 2.6).
+  // 2.1, 2.6). Nor is it where many blocks read rows that begin within sectors (80 x 6720 x 168 by
+  // 64x128 4.0, 3.4; 96 x 7472 x 216 4.8, 4.0; 72 x 3456 x 160, at sectors, 2.8, 2.9).
   bool is_early(const Sm90Plan& plan, int64_t tiles, int64_t k_blocks) const {
     constexpr int64_t kLong = 16;  // times as long as wide
     const Sm90Row& row = *plan.row;
     const auto [least, most] = std::minmax(c_.m, c_.n);
     return row.is_priced_early() && c_.batch == 1 && plan.cluster.size() == 1 &&
-           tiles <= plan.clusters && (k_blocks > kFirstBlocks || most <= kLong * least);
+           tiles <= plan.clusters && (k_blocks > kFirstBlocks || most <= kLong * least) &&
+           !(2 * tiles >= multiprocessors_ && begins_within_sectors(row));
+  }
+
+  bool begins_within_sectors(const Sm90Row& row) const {
+    return rows_of_a(c_, row.a_mn_major) == RowsBegin::kWithinSectors ||
+           rows_of_b(c_, row.b_mn_major) == RowsBegin::kWithinSectors;
   }
 
   // The busiest multiprocessor's tiles and k blocks in all, of a share of the product's tiles.
   Work work_of(const Sm90Plan& plan, int64_t tiles, double k_blocks, double part = 1) const {
     const Sm90Row& row = *plan.row;
     const bool of_gradient = row.is_tn() && !row.is_narrow_tn() && !row.reads;
-    Work work =
-        sm90_work({row.tile_m, row.tile_n, row.a_mn_major, row.b_mn_major, plan.cluster.of_a,
-                   plan.cluster.of_b, c_.a_lines, c_.b_lines, of_gradient},
-                  static_cast<double>(tiles), k_blocks);
+    Work work = sm90_work({row.tile_m, row.tile_n, row.a_mn_major, row.b_mn_major,
+                           plan.cluster.of_a, plan.cluster.of_b, rows_of_a(c_, row.a_mn_major),
+                           rows_of_b(c_, row.b_mn_major), of_gradient},
+                          static_cast<double>(tiles), k_blocks);
     // Results of 4 bytes take twice the stores (x.t() @ x of 1644 x 64 and 704 x 128, H200).
     if (c_.math == kMathTF32 && c_.symmetric) work.values *= 2;
     // Unrounded sums without a tensor map are stored one by one, each after a read of shared memory
@@ -234,10 +251,14 @@ class Counter {
     store(*plan.row, all, last);
     last.early = is_early(plan, tiles, k_blocks);
     if (waves == 0) return offer_(plan, last, nullptr);
+    // The threads that load tiles go on to the next one, those that store do so themselves.
+    const bool ahead = !plan.row->reads;
+    last.ahead = ahead ? 1 : 0;
     Work work = work_of(plan, waves, static_cast<double>(waves * k_blocks), 1 - share(left, tiles));
     work.correction = last.correction;
     store(*plan.row, all, work);
     work.early = last.early;
+    work.ahead = ahead ? static_cast<double>(waves - 1) : 0;
     if (plan.row->ping_pong) work.hidden = static_cast<double>(waves - (left == 0 ? 1 : 0));
     last.follows = true;
     offer_(plan, work, left == 0 ? nullptr : &last);
@@ -393,6 +414,14 @@ Sm90Table::Sm90Table(const Device& device, const std::vector<PackageKernel*>& ke
   of_one_matrix = corrections.of(" of one matrix");
 }
 
+RowsBegin rows_of_a(const MatmulCase& c, bool mn_major) {
+  return rows_begin(c, c.a_lines, mn_major ? c.m : c.k);
+}
+
+RowsBegin rows_of_b(const MatmulCase& c, bool mn_major) {
+  return rows_begin(c, c.b_lines, mn_major ? c.n : c.k);
+}
+
 Work sm90_work(const Sm90Tile& tile, double tiles, double k_blocks) {
   Work work;
   const double a = loaded_size(tile.m, tile.a_mn_major), b = loaded_size(tile.n, tile.b_mn_major);
@@ -403,11 +432,12 @@ Work sm90_work(const Sm90Tile& tile, double tiles, double k_blocks) {
   // What the TMA writes, and what wgmma, which computes 64 rows at a time, reads.
   work.shared = k_blocks * (a + b + m / 64 * (64 + n));
   const double k_bytes = k_blocks * 128;
-  const auto loaded = [&](bool lines, int64_t size, bool mn_major, double rows, int64_t of) {
-    return lines_of(lines, size, mn_major, tile.of_gradient) * rows / static_cast<double>(of);
+  const auto loaded = [&](RowsBegin rows_begin, int64_t size, bool mn_major, double rows,
+                          int64_t of) {
+    return lines_of(rows_begin, size, mn_major, tile.of_gradient) * rows / static_cast<double>(of);
   };
-  work.l2_bytes = k_bytes * (loaded(tile.a_lines, tile.m, tile.a_mn_major, a, tile.of_a) +
-                             loaded(tile.b_lines, tile.n, tile.b_mn_major, b, tile.of_b));
+  work.l2_bytes = k_bytes * (loaded(tile.a_rows, tile.m, tile.a_mn_major, a, tile.of_a) +
+                             loaded(tile.b_rows, tile.n, tile.b_mn_major, b, tile.of_b));
   return work;
 }
 

@@ -90,14 +90,21 @@ struct Sm90Plan {
   }
 };
 
+// Where the rows of an operand begin in the cache: at its lines, or at sectors of 32 bytes.
+enum class RowsBegin { kAtLines, kAtSectors, kWithinSectors };
+
+// Of a case's operands, whose rows are taken to have no gaps where they do not begin at lines.
+// `mn_major`: in the kernel's eyes.
+RowsBegin rows_of_a(const MatmulCase& c, bool mn_major);
+RowsBegin rows_of_b(const MatmulCase& c, bool mn_major);
+
 // A tile as a block of these kernels, or of others that are built like them, computes it: what it
-// loads is shared by so many blocks of a cluster. `lines`: rows begin at lines of the cache.
-// `of_gradient`: of a weight, by sm90.cu.
+// loads is shared by so many blocks of a cluster. `of_gradient`: of a weight, by sm90.cu.
 struct Sm90Tile {
   int64_t m, n;
   bool a_mn_major = false, b_mn_major = false;
   int64_t of_a = 1, of_b = 1;
-  bool a_lines = true, b_lines = true;
+  RowsBegin a_rows = RowsBegin::kAtLines, b_rows = RowsBegin::kAtLines;
   bool of_gradient = false;
 };
 

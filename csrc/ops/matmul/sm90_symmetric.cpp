@@ -443,9 +443,9 @@ class SymmetricKernels : public MatmulKernels {
     // Of one square, a warpgroup multiplies nothing.
     const int64_t rows = c.m <= kSquare ? kSquare : row.tile_m;
     const int64_t columns = c.m <= kSquare ? kSquare : row.tile_n;
-    Work work =
-        sm90_work({rows, columns, row.a_mn_major, row.b_mn_major, 1, 1, c.a_lines, c.b_lines},
-                  tiles, k_blocks);
+    Work work = sm90_work({rows, columns, row.a_mn_major, row.b_mn_major, 1, 1,
+                           rows_of_a(c, row.a_mn_major), rows_of_b(c, row.b_mn_major)},
+                          tiles, k_blocks);
     const auto covered = [&](int64_t tile) {
       return static_cast<double>(c.m) / static_cast<double>(ceil_div(c.m, tile) * tile);
     };
