@@ -95,8 +95,8 @@ CALL_OF_A_RULE = "torch.vmap(torch.ops.cubin.matmul)(torch.ones(1, 2, 2), torch.
 def test_a_fork_waits_for_an_import_of_another_thread(
     module: str, call: str, place: int, torch_python
 ) -> None:
-    """Otherwise the child finds the module locked, for ever. PyTorch's own imports, for which no
-    fork waits, are done before."""
+    """Otherwise the child finds the module locked, for ever. PyTorch's own imports and its ops'
+    first calls, which hold locks, too, and for which no fork waits, are done before."""
     code = f"""
 import os, signal, sys, threading, time
 import torch
@@ -104,6 +104,9 @@ import torch_cubin
 
 torch.vmap(torch.sin)(torch.ones(1))
 torch.broadcast_shapes((1,), (1,))
+ones = torch.ones(1, 2, 2)
+torch.vmap(lambda x, y: torch.matmul(x.movedim(0, 1), y.permute(1, 0)))(ones, ones)
+torch.ops.cubin.matmul(ones, ones)
 started = threading.Event()
 
 class Slow:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_cubin._ops import attention_checks, autocast, checks, raw_ops
+from torch_cubin._ops import attention_checks, checks, raw_ops
 from torch_cubin._ops.attention_checks import PER_HEAD_OPTIONS, Options
 from torch_cubin._ops.autograd import ACTIVATIONS
 from torch_cubin._pytorch import transforms
@@ -253,6 +253,14 @@ def one_by_one(op: Any, size: int, args: Sequence[Any], dims: Sequence[int | Non
 _NO_DIMS = Options._make([None] * len(Options._fields))
 
 
+def _under_autocast(name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    if not (torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")):
+        return args, kwargs
+    from torch_cubin._ops import autocast
+
+    return autocast.cast_for_vmap(name, args, kwargs)
+
+
 def _attention_kernel(name: str) -> Any:
     """A kernel for the FuncTorchBatched key: register_vmap takes no keyword-only tensors."""
     count = 6 if "backward" in name else 3
@@ -273,7 +281,7 @@ def _attention_kernel(name: str) -> Any:
         )
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = autocast.cast_for_vmap(name, args, kwargs)
+        args, kwargs = _under_autocast(name, args, kwargs)
         return transforms.vmap_helper(transforms.current_interpreter(), rule, call, *args, kwargs)
 
     return kernel
@@ -294,7 +302,7 @@ def register_rule(library: torch.library.Library, name: str, rule_of: Callable[[
         return
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = autocast.cast_for_vmap(name, args, kwargs)
+        args, kwargs = _under_autocast(name, args, kwargs)
         interpreter = transforms.current_interpreter()
         return transforms.vmap_helper(interpreter, *_found(name, rule_of), *args, **kwargs)
 
