@@ -476,7 +476,7 @@ def test_float64_is_refused(driver) -> None:
             (513, 768, 8, 1),
             (4096, 72, 8, 1),
         ),  # a cluster's blocks add their parts
-        *((4097, 768, 33, 2), (2048, 100, 16, 2)),
+        *((4097, 768, 33, 2), (12608, 768, 33, 2), (2048, 100, 16, 2)),
     ],
 )
 def test_sums_over_rows(driver, rows: int, columns: int, parts: int, launches: int) -> None:

@@ -1,4 +1,4 @@
-// As benchmarks/fit_planner.py --write writes it; then each moved alone (benchmarks/NOTES.md).
+// As benchmarks/fit_planner.py --write writes it; then each moved alone, some by hand (NOTES.md).
 // clang-format off
 {"NVIDIA H200", " clusters tn", 0.051},
 {"NVIDIA H200", " eight_b", -0.032},
