@@ -41,7 +41,13 @@ def differentiate(b: int, h: int, s: int, d: int, kv_heads: int, keys: int, **op
 
 @pytest.mark.parametrize(
     ("b", "h", "s", "d", "kv_heads", "keys"),
-    [(2, 4, 1000, 64, 2, 777), (1, 16, 4096, 128, 16, 4096), (3, 8, 520, 112, 1, 16)],
+    [
+        (2, 4, 1000, 64, 2, 777),
+        (2, 4, 4096, 64, 4, 4096),
+        (1, 16, 4096, 128, 16, 4096),
+        (2, 4, 300, 128, 4, 1024),
+        (3, 8, 520, 112, 1, 1023),
+    ],
 )
 def test_launch_parameters(driver, catalog, b, h, s, d, kv_heads, keys) -> None:
     delta, main, convert = launches_of(driver, partial(differentiate, b, h, s, d, kv_heads, keys))
@@ -52,18 +58,22 @@ def test_launch_parameters(driver, catalog, b, h, s, d, kv_heads, keys) -> None:
     assert delta["grid"] == [tiles * rows // catalog[delta["kernel"]]["tile"][0], 1, 1]
     assert convert["grid"] == [-(-tiles * rows // 8 * (width // 64) // 8), 1, 1]
     params = launch_params.read(main, Params)
+    # From 1,024 keys on, blocks of 128 columns work in pairs, each of which loads half of the keys.
+    pairs = width == 128 and keys >= 1024
+    assert catalog[main["kernel"]]["cluster"] == ([2, 1, 1] if pairs else [1, 1, 1])
+    loaded = columns // 2 if pairs else columns
     panel = 64 if width == 64 else 128
     sizes = {
         "q": (s, h, panel, rows), "grad_bytes": (s, h, panel, rows), "grad_out": (s, h, 64, rows),
-        "k": (keys, kv_heads, panel, columns), "v": (keys, kv_heads, panel, columns),
+        "k": (keys, kv_heads, panel, loaded), "v": (keys, kv_heads, panel, loaded),
     }  # fmt: skip
     for name, (outer, heads, *box) in sizes.items():
         found = read_map(getattr(params, name))
         assert found["dims"] == [d, outer, heads, b, 1], name
         assert found["box"] == [*box, 1, 1, 1], name
     assert read_map(params.grad_bytes)["address"] == params.grad_rows
-    # With many keys the kernel before makes q in bfloat16.
-    assert ("wide" in main["kernel"]) == (keys > 2048) == bool(params.wide_query)
+    # With many keys, and for pairs, the kernel before makes q in bfloat16.
+    assert ("wide" in main["kernel"]) == (keys > 2048 or pairs) == bool(params.wide_query)
     if params.wide_query:
         found = read_map(params.wide_q)
         assert (found["address"], found["dims"]) == (params.wide_query, [d, s, h, b, 1])
