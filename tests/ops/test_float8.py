@@ -75,6 +75,23 @@ def test_other_dtypes_of_a_model_leave_quantised_weights() -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("swaps", [False, True])
+def test_layers_that_share_parameters_do_so_in_another_dtype(swaps) -> None:
+    both = torch_cubin.float8(nn.Sequential(nn.Linear(128, 128, False), nn.Linear(128, 128, False)))
+    both[1].weight, both[1].weight_scale_inv = both[0].weight, both[0].weight_scale_inv
+    kept, x = list(both.parameters()), torch.randn(7, 128)
+    wanted = both(x)
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(swaps)
+    try:
+        assert torch.equal(both.half()(x), wanted)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(before)
+    assert len(kept) == 2
+    assert all(one is other for one, other in zip(both.parameters(), kept, strict=True))
+
+
+@torch.no_grad()
 def test_autocast() -> None:
     layer, x = torch_cubin.float8(nn.Linear(200, 300)), torch.randn(7, 200)
     with torch.autocast("cpu", torch.bfloat16):

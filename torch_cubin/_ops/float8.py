@@ -104,7 +104,7 @@ class Float8Linear(nn.Module):
         for name, old in quantised.items():
             new = getattr(self, name)
             if new.dtype != old.dtype:
-                setattr(self, name, nn.Parameter(old.to(new.device), requires_grad=False))
+                new.data = old.to(new.device)  # the same parameter, which another layer may share
         return self
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
