@@ -529,6 +529,26 @@ def test_under_autocast_they_run_in_float32(generator: torch.Generator) -> None:
         assert ops.softmax(x, -1, dtype=torch.bfloat16).dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("name", ["rms_norm", "layer_norm", "cross_entropy"])
+def test_under_autocast_and_vmap_they_do(name: str, generator: torch.Generator) -> None:
+    x, w = draw("xw", 27, 64, torch.bfloat16, generator)
+    x, target = x.detach().view(3, 9, 64).requires_grad_(), torch.arange(9, device="cuda")
+    op = {
+        "rms_norm": lambda x: ops.rms_norm(x, (64,), w),
+        "layer_norm": lambda x: ops.layer_norm(x, (64,), w, w),
+        "cross_entropy": lambda x: ops.cross_entropy(x, target),
+    }[name]
+    with torch.autocast("cuda", torch.bfloat16):
+        out, want = torch.func.vmap(op)(x), torch.stack([op(sample) for sample in x])
+        of_samples = torch.func.vmap(torch.func.grad(lambda x: op(x).square().sum()))(x)
+    assert out.dtype == want.dtype == torch.float32
+    torch.testing.assert_close(out, want)
+    inputs = (x,) if name == "cross_entropy" else (x, w)
+    got, wanted = (torch.autograd.grad(y.square().sum(), inputs) for y in (out, want))
+    torch.testing.assert_close(got, wanted)
+    torch.testing.assert_close(of_samples, wanted[0])
+
+
 def test_float64_is_refused() -> None:
     x = torch.ones(3, 4, device="cuda", dtype=torch.float64)
     for call in (lambda: ops.softmax(x, -1), lambda: ops.rms_norm(x, (4,))):

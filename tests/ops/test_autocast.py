@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from ops.samples import assert_near, linear, make_all, matmul, reference_linear
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from torch_cubin._pytorch import dispatch_keys
 
 SHAPES = ((2, 3), (4, 3), (4,))
 
@@ -108,6 +111,54 @@ def test_linear_cross_entropy_under_vmap(recompute, device):
     torch.testing.assert_close(out, expected, rtol=2e-2, atol=2e-2)
     for grad, wanted in zip(*(torch.autograd.grad(y.sum(), (x, w)) for y in (out, expected))):
         torch.testing.assert_close(grad, wanted, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("vmap", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_dtype_of_linear_cross_entropy(dtype, vmap, device):
+    x, w = make_all(((2, 5, 4), (6, 4)), device, dtype)
+    target = torch.tensor([1, 0, 3, -100, 2], device=device)
+
+    def loss(x):
+        return torch.ops.cubin.linear_cross_entropy(x, w, target)
+
+    with torch.autocast(device, dtype=torch.bfloat16):
+        out = torch.func.vmap(loss)(x) if vmap else loss(x[0])
+    assert out.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+
+
+@pytest.fixture
+def autocast_of_fake_cuda():
+    """torch.autocast("cuda") without a GPU; within it, tensors of that device may be fake."""
+    enabled, dtype = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+    torch.set_autocast_enabled("cuda", True)
+    torch.set_autocast_dtype("cuda", torch.bfloat16)
+    with FakeTensorMode():
+        yield
+    torch.set_autocast_enabled("cuda", enabled)
+    torch.set_autocast_dtype("cuda", dtype)
+
+
+@pytest.mark.usefixtures("autocast_of_fake_cuda")
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize(("device", "dtype"), [("cuda", torch.float32), ("cpu", torch.bfloat16)])
+def test_rows_under_vmap(device, dtype, grad):
+    """Norms and losses run in float32 on CUDA, as without vmap."""
+    ops, x = torch.ops.cubin, torch.empty(3, 5, 64, device=device, dtype=torch.bfloat16)
+    w, target = x.flatten(0, 1).select(0, 0), torch.zeros(5, device=device, dtype=torch.long)
+    calls = {
+        "rms_norm": lambda x: ops.rms_norm(x, (64,), w),
+        "add_rms_norm": lambda x: ops.add_rms_norm(x, x, (64,), w)[1],
+        "layer_norm": lambda x: ops.layer_norm(x, (64,), w, w),
+        "weight a sample": lambda x: ops.layer_norm(x, (64,), x.select(0, 0), w.float()),
+        "cross_entropy": lambda x: ops.cross_entropy(x, target),
+    }
+    with torch.set_grad_enabled(grad):
+        found = {name: torch.func.vmap(call)(x).dtype for name, call in calls.items()}
+        with dispatch_keys.without_autocast():
+            kept = {name: torch.func.vmap(call)(x).dtype for name, call in calls.items()}
+    assert found == dict.fromkeys(calls, dtype)
+    assert kept == dict.fromkeys(calls, torch.bfloat16)
 
 
 @pytest.mark.parametrize("options", [{"recompute": True}, {"reduction": "none"}], ids=str)

@@ -94,7 +94,7 @@ def _found(name: str) -> tuple[Any, list[str]]:
 
 def _cast_arguments(
     name: str, device_type: str, to: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
-) -> tuple[Any, ...]:
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Those of a call, each by `to`."""
     _, names = _found(name)
     casts = not any(kept in name for kept in raw_ops.FLOAT8)
@@ -146,8 +146,7 @@ def cast_for_vmap(
     device_type = next(x.device.type for x in args if isinstance(x, torch.Tensor))
     if name not in _raw_names() or not torch.is_autocast_enabled(device_type):
         return args, kwargs
-    args, kwargs = _cast_arguments(name, device_type, _cast_now, args, kwargs)
-    return args, kwargs
+    return _cast_arguments(name, device_type, _cast_now, args, kwargs)
 
 
 def register(library: torch.library.Library) -> None:

@@ -17,6 +17,7 @@ from torch_cubin._ops.row_rules import (
     by_formula,
     each_rule,
     real,
+    rule_in_float,
     statistics_dtype,
 )
 from torch_cubin._pytorch import dispatch_keys, transforms
@@ -160,7 +161,7 @@ def _autograd(input: Tensor, target: Tensor, weight: Tensor | None, *options: An
 
 def register(library: torch.library.Library) -> None:
     backward_kernel = by_formula(backward, _backward_formula)
-    row_rules.register(library, NAME, _fake, _autograd, each_rule)
+    row_rules.register(library, NAME, _fake, _autograd, rule_in_float(each_rule))
     row_rules.register(library, f"{NAME}_backward", _fake_backward, backward_kernel, each_rule)
     if dispatch_keys.AUTOCAST.available:
         library.impl(NAME, autocast_to_float(NAME), "AutocastCUDA")

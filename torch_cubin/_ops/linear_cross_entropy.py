@@ -228,8 +228,8 @@ def _under_autocast(device_type: str, key: str) -> Callable[..., Any]:
                 known = isinstance(tensor, Tensor) and tensor.dtype in _CAST
                 return tensor.to(lower) if known else tensor
 
+            dtype = dtype or (torch.float32 if input.dtype in _CAST else None)
             input, linear_weight, linear_bias = map(cast, (input, linear_weight, linear_bias))
-            dtype = dtype or torch.float32
         with without_this_key():
             return raw_ops.overload(NAME)(
                 *(input, linear_weight, target), linear_bias=linear_bias, dtype=dtype, **options
@@ -250,6 +250,8 @@ def _raw_under_autocast(name: str, key: str, lower_of: str | None) -> Callable[.
             input, linear_weight, target, linear_bias, *rest = args
             if input.dtype in _CAST:
                 bias = None if linear_bias is None else linear_bias.to(lower)
+                # The loss has the input's dtype where a caller asked for none.
+                rest = [torch.float32 if x is input.dtype else x for x in rest]
                 args = (input.to(lower), linear_weight.to(lower), target, bias, *rest)
         with without_this_key():
             return raw_ops.overload(name)(*args)

@@ -52,23 +52,45 @@ def each_rule(op: Any) -> Callable[..., Any]:
     return rule
 
 
+_LOWER = (torch.float16, torch.bfloat16)
+
+
+def _to_float(value: Any) -> Any:
+    if not isinstance(value, Tensor) or dispatch_keys.autocast_is_off():
+        return value
+    return value.float() if value.device.type == "cuda" and value.dtype in _LOWER else value
+
+
 def autocast_to_float(name: str) -> Callable[..., Any]:
     """The Autocast kernel of an op that torch.autocast runs in float32, on CUDA alone."""
     without_this_key = dispatch_keys.without_key("AutocastCUDA")
 
-    def cast(value: Any) -> Any:
-        if not isinstance(value, Tensor) or dispatch_keys.autocast_is_off():
-            return value
-        lower = value.device.type == "cuda" and value.dtype in (torch.float16, torch.bfloat16)
-        return value.float() if lower else value
-
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        args = tuple(map(cast, args))
-        kwargs = {name: cast(value) for name, value in kwargs.items()}
+        args = tuple(map(_to_float, args))
+        kwargs = {name: _to_float(value) for name, value in kwargs.items()}
         with without_this_key():
             return raw_ops.overload(name)(*args, **kwargs)
 
     return kernel
+
+
+def rule_in_float(rule_of: Callable[[Any], Callable[..., Any]]) -> Callable[[Any], Any]:
+    """The batching rule of such an op: batched tensors have no Autocast key, so that the kernel
+    above does not run under vmap."""
+
+    def in_float(op: Any) -> Callable[..., Any]:
+        rule = rule_of(op)
+
+        def cast(info: Any, dims: Any, *args: Any) -> Any:
+            if torch.is_autocast_enabled("cuda"):
+                own = args[0].dtype
+                args = tuple(map(_to_float, args))
+                args = tuple(args[0].dtype if x is own else x for x in args)  # a loss's, too
+            return rule(info, dims, *args)
+
+        return cast
+
+    return in_float
 
 
 def register(

@@ -20,6 +20,7 @@ from torch_cubin._ops.row_rules import (
     each,
     each_rule,
     real,
+    rule_in_float,
     statistics_dtype,
 )
 from torch_cubin._ops.vmap import front
@@ -366,7 +367,7 @@ def register(library: torch.library.Library) -> None:
     of_norm = by_formula(norm_backward, _norm_backward_formula)
     of_softmax = by_formula(softmax_backward, _softmax_backward_formula)
     for rules in (
-        ("norm", _fake_norm, _norm_autograd, _norm_rule),
+        ("norm", _fake_norm, _norm_autograd, rule_in_float(_norm_rule)),
         ("norm_backward", _fake_norm_backward, of_norm, each_rule),
         ("softmax", _fake_softmax, _softmax_autograd, _softmax_rule),
         ("softmax_backward", _fake_softmax_backward, of_softmax, each_rule),
