@@ -45,6 +45,7 @@ finally:
 from torch_cubin import *
 from torch_cubin import __all__, __version__
 from torch_cubin import _hub_layers as layers
+from torch_cubin._hub_attention import *
 
 
 def __getattr__(name):

@@ -82,6 +82,9 @@ a = torch.ones(2, 3)
 with ours.drop_in():
     assert (a @ a.t()).sum() == 12
 assert ours.report().served and ours.define_op and ours.ops
+x = torch.ones(1, 2, 1, 8)
+assert torch.equal(ours.flash_attn_func(x, x, x), x) and ours.flash_attn_varlen_func
+assert ours.flash_attn_with_kvcache
 assert get_local_kernel(path, backend="cpu") is ours
 """
 

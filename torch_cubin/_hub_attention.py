@@ -1,0 +1,149 @@
+"""Attention for the library `kernels` of Hugging Face's hub (tools/hub.py): the functions of
+flash-attn 2 that transformers looks for in a kernel whose repository is an `attn_implementation`.
+
+Arguments, layouts and defaults are flash-attn's; docs/attention.md describes the ops. `s_aux` are
+sinks, as in flash-attn 3. Results are deterministic, whatever `deterministic` says.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_cubin import errors
+
+
+def _options(
+    causal: bool,
+    window_size: tuple[int, int],
+    softcap: float,
+    alibi_slopes: Tensor | None,
+    s_aux: Tensor | None,
+) -> dict[str, Any]:
+    left, right = window_size
+    return {
+        "window_left": left,
+        "window_right": -1 if causal else right,  # causal hides all to the right
+        "softcap": softcap,
+        "alibi_slopes": alibi_slopes,
+        "sinks": None if s_aux is None else s_aux.float(),
+    }
+
+
+def _refuse(function: str, argument: str) -> errors.Error:
+    return errors.fault(
+        "input", f"{function} argument '{argument}'", "is not supported", expected="its default"
+    )
+
+
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    s_aux: Tensor | None = None,
+) -> Tensor:
+    """Attention of (batch, rows, heads, head_dim)."""
+    if return_attn_probs:
+        raise _refuse("flash_attn_func", "return_attn_probs")
+    out: Tensor = torch.ops.cubin.flash_attention(
+        *(q, k, v),
+        is_causal=causal,
+        scale=softmax_scale,
+        dropout_p=dropout_p,
+        **_options(causal, window_size, softcap, alibi_slopes, s_aux),
+    )
+    return out
+
+
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int | Tensor,
+    max_seqlen_k: int | Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: Tensor | None = None,
+    s_aux: Tensor | None = None,
+) -> Tensor:
+    """Attention of packed sequences: (rows of all sequences, heads, head_dim)."""
+    if return_attn_probs:
+        raise _refuse("flash_attn_varlen_func", "return_attn_probs")
+    if block_table is not None:
+        raise _refuse("flash_attn_varlen_func", "block_table")
+    longest = (x.item() if isinstance(x, Tensor) else x for x in (max_seqlen_q, max_seqlen_k))
+    max_q, max_k = longest
+    out: Tensor = torch.ops.cubin.flash_attention(
+        *(q, k, v),
+        is_causal=causal,
+        scale=softmax_scale,
+        dropout_p=dropout_p,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        max_seqlen_q=max_q,
+        max_seqlen_k=max_k,
+        **_options(causal, window_size, softcap, alibi_slopes, s_aux),
+    )
+    return out
+
+
+def flash_attn_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    block_table: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: Tensor | None = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+    s_aux: Tensor | None = None,
+) -> Tensor:
+    """Attention over a cache of keys and values, paged with `block_table`, to which `k` and `v` are
+    written first."""
+    if cache_leftpad is not None:
+        raise _refuse("flash_attn_with_kvcache", "cache_leftpad")
+    if return_softmax_lse:
+        raise _refuse("flash_attn_with_kvcache", "return_softmax_lse")
+    if isinstance(cache_seqlens, int):
+        cache_seqlens = torch.full((len(q),), cache_seqlens, dtype=torch.int32, device=q.device)
+    out: Tensor = torch.ops.cubin.flash_attention_with_kvcache(
+        *(q, k_cache, v_cache, k, v, rotary_cos, rotary_sin),
+        *(cache_seqlens, cache_batch_idx, block_table),
+        softmax_scale=softmax_scale,
+        causal=causal,
+        rotary_interleaved=rotary_interleaved,
+        **_options(causal, window_size, softcap, alibi_slopes, s_aux),
+    )
+    return out
+
+
+__all__ = ["flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"]
