@@ -140,20 +140,11 @@ void check_rotary(const KvCacheViews& views, KvCacheShape& shape) {
   shape.rotary_dim = 2 * cos.sizes[1];
 }
 
-}  // namespace
-
-KvCacheShape check_kv_cache(const KvCacheViews& views) {
+// The sizes of the query and of a row of the caches.
+void check_heads(const KvCacheViews& views, KvCacheShape& shape) {
   const TensorView &q = views.q, &k_cache = views.k_cache, &v_cache = views.v_cache;
-  KvCacheShape shape{};
-  if (q.dtype != ScalarType::Half && q.dtype != ScalarType::BFloat16) {
-    fail({"input", cache_argument("q"), "has an unsupported dtype", "float16 or bfloat16",
-          dtype_name(q.dtype), "Convert it with .to(dtype)."});
-  }
-  if (q.dim != 4) fail_cache_shape("q", "(batch, rows, heads, head_dim)", q);
-  const bool paged = views.block_table.has_value();
-  const char* layout =
-      paged ? "(pages, page_size, heads_k, head_dim)" : "(batch, rows, heads_k, head_dim)";
-  check_cache_dtype(views, shape);
+  const char* layout = views.block_table ? "(pages, page_size, heads_k, head_dim)"
+                                         : "(batch, rows, heads_k, head_dim)";
   if (k_cache.dim != 4) fail_cache_shape("k_cache", layout, k_cache);
   if (v_cache.dim != 4 || !std::equal(k_cache.sizes, k_cache.sizes + 3, v_cache.sizes)) {
     fail_cache_shape(
@@ -183,28 +174,12 @@ KvCacheShape check_kv_cache(const KvCacheViews& views) {
   }
   check_cache("k_cache", k_cache, vector, views.k.has_value());
   check_cache("v_cache", v_cache, vector, views.k.has_value());
-  check_descale("k_descale", views.k_descale, q, shape);
-  check_descale("v_descale", views.v_descale, q, shape);
+}
 
-  if (paged) {
-    const TensorView& table = *views.block_table;
-    check_cache_side("block_table", table, q, ScalarType::Int);
-    if (table.dim != 2 || table.sizes[0] != shape.batch) {
-      fail_cache_shape("block_table",
-                       "(batch, pages of a sequence), batch " + std::to_string(shape.batch), table);
-    }
-    if (views.cache_batch_idx) {
-      fail({"input", cache_argument("cache_batch_idx"), "cannot go with a block table",
-            "one of both", "both", ""});
-    }
-    shape.pages = k_cache.sizes[0];
-    shape.page_size = k_cache.sizes[1];
-    if (shape.pages == 0) {
-      shape.capacity = 0;
-    } else if (__builtin_mul_overflow(table.sizes[1], shape.page_size, &shape.capacity)) {
-      shape.capacity = INT64_MAX;  // refused below, like every length from 2^30 on
-    }
-  } else {
+// How many rows the caches have for a sequence.
+void check_capacity(const KvCacheViews& views, KvCacheShape& shape) {
+  const TensorView& k_cache = views.k_cache;
+  if (!views.block_table) {
     shape.cache_batch = k_cache.sizes[0];
     shape.capacity = shape.cache_batch == 0 ? 0 : k_cache.sizes[1];
     if (!views.cache_batch_idx && shape.cache_batch != shape.batch) {
@@ -213,30 +188,66 @@ KvCacheShape check_kv_cache(const KvCacheViews& views) {
                            ", where 'cache_batch_idx' is not given",
                        k_cache);
     }
+    return;
   }
-  check_lengths("cache_seqlens", views.cache_seqlens, q);
-  check_lengths("cache_batch_idx", views.cache_batch_idx, q);
+  const TensorView& table = *views.block_table;
+  check_cache_side("block_table", table, views.q, ScalarType::Int);
+  if (table.dim != 2 || table.sizes[0] != shape.batch) {
+    fail_cache_shape("block_table",
+                     "(batch, pages of a sequence), batch " + std::to_string(shape.batch), table);
+  }
+  if (views.cache_batch_idx) {
+    fail({"input", cache_argument("cache_batch_idx"), "cannot go with a block table", "one of both",
+          "both", ""});
+  }
+  shape.pages = k_cache.sizes[0];
+  shape.page_size = k_cache.sizes[1];
+  if (shape.pages == 0) {
+    shape.capacity = 0;
+  } else if (__builtin_mul_overflow(table.sizes[1], shape.page_size, &shape.capacity)) {
+    shape.capacity = INT64_MAX;  // refused below, like every length from 2^30 on
+  }
+}
 
+void check_new_rows(const KvCacheViews& views, KvCacheShape& shape) {
   if (views.k.has_value() != views.v.has_value()) {
     fail({"input", kCacheOp, "has one of 'k' and 'v' alone", "both or none", "one", ""});
   }
-  if (views.k) {
-    if (!views.cache_seqlens) {
-      fail({"input", cache_argument("k"), "is given without 'cache_seqlens'",
-            "the lengths behind which new keys are written", "none", ""});
-    }
-    check_cache_side("k", *views.k, q, q.dtype);
-    check_cache_side("v", *views.v, q, q.dtype);
-    if (views.k->dim != 4) fail_cache_shape("k", "(batch, new rows, heads_k, head_dim)", *views.k);
-    shape.new_columns = views.k->sizes[1];
-    check_cache_shape("k", *views.k,
-                      {shape.batch, shape.new_columns, shape.kv_heads, shape.head_dim},
-                      "(batch, new rows, heads_k, head_dim)");
-    check_cache_shape("v", *views.v,
-                      {shape.batch, shape.new_columns, shape.kv_heads, shape.head_dim_v},
-                      "(batch, new rows, heads_k, head_dim)");
+  if (!views.k) return;
+  if (!views.cache_seqlens) {
+    fail({"input", cache_argument("k"), "is given without 'cache_seqlens'",
+          "the lengths behind which new keys are written", "none", ""});
   }
-  check_counts("k_cache", k_cache);
+  check_cache_side("k", *views.k, views.q, views.q.dtype);
+  check_cache_side("v", *views.v, views.q, views.q.dtype);
+  const char* layout = "(batch, new rows, heads_k, head_dim)";
+  if (views.k->dim != 4) fail_cache_shape("k", layout, *views.k);
+  shape.new_columns = views.k->sizes[1];
+  check_cache_shape("k", *views.k, {shape.batch, shape.new_columns, shape.kv_heads, shape.head_dim},
+                    layout);
+  check_cache_shape("v", *views.v,
+                    {shape.batch, shape.new_columns, shape.kv_heads, shape.head_dim_v}, layout);
+}
+
+}  // namespace
+
+KvCacheShape check_kv_cache(const KvCacheViews& views) {
+  const TensorView& q = views.q;
+  KvCacheShape shape{};
+  if (q.dtype != ScalarType::Half && q.dtype != ScalarType::BFloat16) {
+    fail({"input", cache_argument("q"), "has an unsupported dtype", "float16 or bfloat16",
+          dtype_name(q.dtype), "Convert it with .to(dtype)."});
+  }
+  if (q.dim != 4) fail_cache_shape("q", "(batch, rows, heads, head_dim)", q);
+  check_cache_dtype(views, shape);
+  check_heads(views, shape);
+  check_descale("k_descale", views.k_descale, q, shape);
+  check_descale("v_descale", views.v_descale, q, shape);
+  check_capacity(views, shape);
+  check_lengths("cache_seqlens", views.cache_seqlens, q);
+  check_lengths("cache_batch_idx", views.cache_batch_idx, q);
+  check_new_rows(views, shape);
+  check_counts("k_cache", views.k_cache);
   if (views.k) check_counts("k", *views.k);
   check_rotary(views, shape);
   if (views.k) check_caches_apart(views);
