@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,6 +66,29 @@ def moe(
 
     Raises InputError [input] for arguments that do not fit together; the ops' own errors.
     """
+    _check(x, topk_ids, topk_weights, w13, w2, activation, b13, b2, interleaved)
+    if w13_scale is not None or w2_scale is not None or w13.dtype == torch.float8_e4m3fn:
+        scales = w13_scale, w2_scale
+        _check_float8(*scales, activation, b13, b2, interleaved)
+        return _moe_float8(x, topk_ids, topk_weights, w13, w2, *scales)
+    if isinstance(activation, str) and b13 is None and b2 is None:
+        return _moe(x, topk_ids, topk_weights, w13, w2, activation, interleaved)
+    if isinstance(activation, str):
+        activation = gated(ACTIVATIONS[activation], interleaved)
+    return experts(x, topk_ids, topk_weights, w13.mT, w2.mT, activation, b13, b2)
+
+
+def _check(
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    activation: str | Gate,
+    b13: Tensor | None,
+    b2: Tensor | None,
+    interleaved: bool,
+) -> None:
     tensors = {"x": (x, 2), "topk_ids": (topk_ids, 2), "topk_weights": (topk_weights, 2),
                "w13": (w13, 3), "w2": (w2, 3)}  # fmt: skip
     for name, (tensor, dims) in tensors.items():
@@ -96,34 +120,47 @@ def moe(
         if bias is not None and bias.shape != weight.shape[:2]:
             got = str(tuple(bias.shape))
             raise _fault(name, "has a wrong shape", str(tuple(weight.shape[:2])), got)
-    if w13_scale is not None or w2_scale is not None or w13.dtype == torch.float8_e4m3fn:
-        if w13_scale is None or w2_scale is None:
-            missing = "w13_scale" if w13_scale is None else "w2_scale"
-            raise _fault(missing, "is missing", "scales of both weights", "None")
-        if activation != "silu":
-            what = "is not supported with weights of 8-bit floats"
-            raise _fault("activation", what, "'silu'", repr(activation)[:200])
-        if b13 is not None or b2 is not None:
-            what = "is not supported with weights of 8-bit floats"
-            raise _fault("b2" if b13 is None else "b13", what, "None", "a tensor")
-        if interleaved:
-            what = "is not supported with weights of 8-bit floats, whose blocks have 128 rows"
-            raise _fault("interleaved", what, "False, and gate above up", "True")
-        name = "_moe_float8_autograd" if torch.is_grad_enabled() else "_moe_float8"
-        op = getattr(torch.ops.cubin, name).default
-        first, second = (
-            scale.float() if scale.dtype == torch.float8_e8m0fnu else scale
-            for scale in (w13_scale, w2_scale)
-        )
-        if torch.is_autocast_enabled(x.device.type):  # as layers of other weights do
-            x = x.to(torch.get_autocast_dtype(x.device.type))
-        result: Tensor = op(x, topk_ids, topk_weights, w13, first, w2, second)
-        return result
-    if isinstance(activation, str) and b13 is None and b2 is None:
-        return _moe(x, topk_ids, topk_weights, w13, w2, activation, interleaved)
-    if isinstance(activation, str):
-        activation = gated(ACTIVATIONS[activation], interleaved)
-    return experts(x, topk_ids, topk_weights, w13.mT, w2.mT, activation, b13, b2)
+
+
+def _check_float8(
+    w13_scale: Tensor | None,
+    w2_scale: Tensor | None,
+    activation: str | Gate,
+    b13: Tensor | None,
+    b2: Tensor | None,
+    interleaved: bool,
+) -> None:
+    if w13_scale is None or w2_scale is None:
+        missing = "w13_scale" if w13_scale is None else "w2_scale"
+        raise _fault(missing, "is missing", "scales of both weights", "None")
+    if activation != "silu":
+        what = "is not supported with weights of 8-bit floats"
+        raise _fault("activation", what, "'silu'", repr(activation)[:200])
+    if b13 is not None or b2 is not None:
+        what = "is not supported with weights of 8-bit floats"
+        raise _fault("b2" if b13 is None else "b13", what, "None", "a tensor")
+    if interleaved:
+        what = "is not supported with weights of 8-bit floats, whose blocks have 128 rows"
+        raise _fault("interleaved", what, "False, and gate above up", "True")
+
+
+def _moe_float8(
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    *scales: Any,
+) -> Tensor:
+    name = "_moe_float8_autograd" if torch.is_grad_enabled() else "_moe_float8"
+    op = getattr(torch.ops.cubin, name).default
+    first, second = (
+        scale.float() if scale.dtype == torch.float8_e8m0fnu else scale for scale in scales
+    )
+    if torch.is_autocast_enabled(x.device.type):  # as layers of other weights do
+        x = x.to(torch.get_autocast_dtype(x.device.type))
+    result: Tensor = op(x, topk_ids, topk_weights, w13, first, w2, second)
+    return result
 
 
 def _fault(argument: str, problem: str, expected: str, got: str) -> errors.Error:
