@@ -99,12 +99,13 @@ class Float8Linear(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Float8Linear:
         """What .to(), .half() and others call: the quantised weight only changes its device."""
-        quantised = {name: getattr(self, name).detach() for name in ("weight", "weight_scale_inv")}
-        super()._apply(fn, recurse)
-        for name, old in quantised.items():
-            new = getattr(self, name)
-            if new.dtype != old.dtype:
-                new.data = old.to(new.device)  # the same parameter, which another layer may share
+
+        def own(tensor: Tensor) -> Tensor:
+            new = fn(tensor)
+            quantised = tensor is self.weight or tensor is self.weight_scale_inv
+            return tensor.to(new.device) if quantised and new.dtype != tensor.dtype else new
+
+        super()._apply(own, recurse)
         return self
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
