@@ -142,6 +142,7 @@ def test_parts_of_wider_rows_are_read_where_they_are(driver) -> None:
         (8192, 1, "norm_backward_sums_rows_bf16_512"),
         (5120, 1, "norm_backward_sums_rows_bf16_512"),
         (8200, 2, "norm_backward_sums_rows_bf16_512_cluster"),
+        (20480, 4, "norm_backward_sums_rows_bf16_512_cluster"),
         (65536, 8, "norm_backward_sums_rows_bf16_512_cluster"),
         (131072, 8, "norm_backward_rows_bf16_256"),
     ],
@@ -165,7 +166,8 @@ def test_gradients_of_parameters_are_summed_in_parts(
     if columns < 131072:
         # As few warps of a block as hold its part of the row, two vectors each thread; two rows of
         # 4,096 fill a block.
-        threads = {4088: 256, 4096: 256, 5120: 320, 8192: 512, 8200: 288, 65536: 512}[columns]
+        threads = {4088: 256, 4096: 256, 5120: 320, 8192: 512, 8200: 288, 20480: 320, 65536: 512}
+        threads = threads[columns]
         block = 2 * threads if columns == 4096 else threads
         assert launches[0][0]["block"] == [block, 1, 1]
         assert first.threads == threads
@@ -173,6 +175,8 @@ def test_gradients_of_parameters_are_summed_in_parts(
         assert first.sums_w
         assert first.sums_b
         assert last.sums_parts * cluster == launches[0][0]["grid"][0]
+        if cluster > 1:  # all of them run at a time
+            assert last.sums_parts == {2: 66, 4: 30, 8: 15}[cluster]
     else:
         assert names == ["norm_backward", "norm_columns", "norm_parts"]
         assert (launches[1][1].parts, launches[1][1].sums_parts, last.sums_parts) == (16, 0, 16)

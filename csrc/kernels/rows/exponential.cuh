@@ -41,9 +41,11 @@ struct ExpSum {
     return lower == higher ? 1.0f : exponential<kExact>(lower - higher);
   }
   TC_DEVICE void raise(float higher) {
-    if (!(higher > max())) return;
-    total() *= factor(max(), higher);
-    max() = higher;
+    // expf would take longer than the branch. The product is not fused with the sum that follows.
+    if (kExact && !(higher > max())) return;
+    const float highest = higher > max() ? higher : max();
+    total() = __fmul_rn(total(), factor(max(), highest));
+    max() = highest;
   }
   // The sum over the lanes of a warp.
   TC_DEVICE void join_warp() {
