@@ -1,14 +1,11 @@
-"""install() on a GPU: operators of aten run from cubins, other calls run cuBLAS; all are right.
-
-Longer than files should be: all share the counts of one installation.
-"""
+"""install() on a GPU: operators of aten run from cubins, other calls run cuBLAS; all are right."""
 
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 
+import many_threads
 import numerics
 import pytest
 import scaled_cases as cases
@@ -368,31 +365,13 @@ def test_in_a_cuda_graph() -> None:
 
 def test_many_threads_multiply_while_it_is_installed_and_removed() -> None:
     a, b, s = integers(128, 128), integers(128, 128, seed=1), integers(128, seed=2)
-    expected = torch.mm(a, b), torch.addmm(s, a, b)
-    stop, wrong, rounds = threading.Event(), [], [0] * 32
     aten_kernels.register()
 
-    def multiply(index: int) -> None:
-        with torch.cuda.stream(torch.cuda.Stream()):
-            while not stop.is_set():
-                result = torch.mm(a, b), torch.addmm(s, a, b)
-                if not all(map(torch.equal, result, expected)):
-                    wrong.append(result)
-                rounds[index] += 1
+    def stream() -> contextlib.AbstractContextManager[object]:
+        return torch.cuda.stream(torch.cuda.Stream())
 
     torch.cuda.synchronize()
-    threads = [threading.Thread(target=multiply, args=(index,)) for index in range(32)]
-    for thread in threads:
-        thread.start()
-    for _ in range(200):
-        with torch_cubin.install(policy="all"):
-            torch.mm(a, b)
-    while min(rounds) == 0:
-        stop.wait(0.01)
-    stop.set()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    assert many_threads.wrong_products(a, b, s, 200, stream) == []
 
 
 def test_the_policy_fastest_leaves_calls_not_known_to_be_quicker() -> None:

@@ -17,6 +17,7 @@ import time
 import warnings
 from pathlib import Path
 
+import many_threads
 import pytest
 import scaled_cases as cases
 import torch
@@ -667,30 +668,7 @@ def test_the_dispatcher_calls_ours() -> None:
 def test_many_threads_multiply_while_it_is_installed_and_removed() -> None:
     aten_kernels.register("CPU")
     a, b, s = integers(8, 8), integers(8, 8, seed=1), integers(8, seed=2)
-    expected = a @ b, torch.addmm(s, a, b)
-    stop = threading.Event()
-    wrong: list[object] = []
-    rounds = [0] * 32
-
-    def multiply(index: int) -> None:
-        while not stop.is_set():
-            result = torch.mm(a, b), torch.addmm(s, a, b)
-            if not all(map(torch.equal, result, expected)):
-                wrong.append(result)
-            rounds[index] += 1
-
-    threads = [threading.Thread(target=multiply, args=(i,)) for i in range(32)]
-    for thread in threads:
-        thread.start()
-    for _ in range(500):
-        with torch_cubin.install(policy="all"):
-            torch.mm(a, b)
-    while min(rounds) == 0:
-        stop.wait(0.01)
-    stop.set()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    assert many_threads.wrong_products(a, b, s, 500) == []
 
 
 @torch.jit.script
