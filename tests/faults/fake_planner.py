@@ -76,20 +76,6 @@ def test_the_order_of_sums_does_not_depend_on_the_number_of_rows(driver, catalog
     assert not changed, changed[:5]
 
 
-def test_clusters_that_two_blocks_a_multiprocessor_run_at_once_take_one_turn(
-    driver, catalog
-) -> None:
-    """32 tiles of four parts of K are two clusters more than blocks with a multiprocessor each."""
-
-    def run() -> list:
-        sizes = [described(8, n, 8192, "nt", "bfloat16") for n in (1920, 2048)]
-        plans = library.planned([{**p, "batch_invariant": True} for p in sizes], configs=True)
-        return [{each["name"]: each["microseconds"] for each in p["configs"]} for p in plans]
-
-    fewer, more = (times["sm90_skinny 64 rows 4 splits"] for times in forked(run))
-    assert more < 1.2 * fewer
-
-
 def test_a_malformed_product_is_refused(driver, catalog) -> None:
     def run() -> list:
         good = described(8, 8, 8, "nt", "float16")
@@ -168,7 +154,7 @@ def test_batch_invariant_splits_are_the_parts_of_k(driver, catalog) -> None:
     """Other splits would add K up in another order than kernels that sum the parts themselves."""
 
     def run() -> list:
-        product = {**described(128, 2048, 8192, "nt", "bfloat16"), "batch_invariant": True}
+        product = {**described(128, 1536, 8192, "nt", "bfloat16"), "batch_invariant": True}
         parts = {**product, "split_sums": True, "float_output": True}
         return library.planned([product, parts], configs=True)
 
@@ -176,6 +162,40 @@ def test_batch_invariant_splits_are_the_parts_of_k(driver, catalog) -> None:
     assert "split" in [c["name"] for c in whole["configs"]]
     assert parts["configs"]
     assert all(c["name"].endswith(" 4 splits") for c in parts["configs"])
+
+
+def test_pairs_that_split_k_are_batch_invariant_where_it_has_two_parts(driver, catalog) -> None:
+    parts = {(6144, 8192): 1, (2048, 8192): 2, (1536, 8192): 4}
+
+    def run() -> list:
+        sizes = [(m, *weight) for m in (64, 128) for weight in parts]
+        asked = [described(*size, "nt", "bfloat16") for size in sizes]
+        plans = library.planned([{**p, "batch_invariant": True} for p in asked], configs=True)
+        return [
+            [size, [c["name"] for c in plan["configs"] if c["name"].startswith("sm90 ")]]
+            for size, plan in zip(sizes, plans, strict=True)
+        ]
+
+    for (_, *weight), names in forked(run):
+        split = {name for name in names if name.endswith("_k")}
+        assert all(name.endswith(" split_k") for name in split)
+        assert bool(split) == (parts[tuple(weight)] == 2)
+        if parts[tuple(weight)] > 1:  # the others add all parts in one block
+            assert all(name.endswith(" parts") for name in set(names) - split)
+
+
+def test_rows_outside_of_a_tile_take_time_inside_of_batch_invariant(driver, catalog) -> None:
+    """32 rows of 4096 x 14336 by 64x32 took 50 us, and 64 rows 31 (H200)."""
+
+    def run() -> dict:
+        product = {**described(32, 4096, 14336, "nt", "bfloat16"), "batch_invariant": True}
+        (plan,) = library.planned([product], configs=True)
+        return plan
+
+    plan = forked(run)
+    times = {config["name"]: config["microseconds"] for config in plan["configs"]}
+    assert plan["chosen"].startswith("sm90_skinny ")
+    assert times["sm90 64x32"] > 1.2 * plan["microseconds"]
 
 
 def test_terms_of_other_values_change_the_predictions(driver, catalog) -> None:

@@ -190,8 +190,9 @@ def test_tokens_in_columns(driver, catalog, tokens: int) -> None:
 def parts_of(n: int, k: int, layout: str) -> int:
     """Of K, under batch_invariant(): by the weights alone."""
     least = 512 if n <= 1024 else 1024
-    fits = (p for p in (4, 2) if n * p <= 8192 and k % (128 * p) == 0 and k >= least * p)
-    return next(fits, 1) if layout == "nt" else 1
+    most = {4: 1920, 2: 4096}
+    fits = (p for p in most if n <= most[p] and k % (128 * p) == 0 and k >= least * p)
+    return next(fits, 1) if layout == "nt" and (n < 3712 or k < 8192) else 1
 
 
 def test_batch_invariant_products_split_k_by_the_weights_alone(driver, catalog) -> None:
@@ -322,6 +323,26 @@ def test_no_wave_is_begun_for_the_last_tiles_of_layers(driver, catalog) -> None:
     (launch,) = map(Launch.read, launches_of(driver, call))
     check(launch, 8, list(sizes), 4096)
     assert launch.params.tiles * launch.params.splits <= 132
+
+
+def test_clusters_of_layers_that_do_not_all_run_at_a_time_share_multiprocessors(
+    driver, catalog
+) -> None:
+    """32 tiles of four parts of K are two clusters more than blocks with a multiprocessor each."""
+    few, many = (768, 1024), (1024, 1024)
+
+    def call() -> None:
+        with torch_cubin.batch_invariant():
+            for sizes in (few, many):
+                weights = [tensors.empty(n, 8192, dtype=torch.bfloat16) for n in sizes]
+                tokens = tensors.empty(64, 8192, dtype=torch.bfloat16)
+                torch.ops.cubin._linears(tokens, weights, [])
+
+    launches = list(map(Launch.read, launches_of(driver, call)))
+    for launch, sizes in zip(launches, (few, many), strict=True):
+        check(launch, 64, list(sizes), 8192)
+        assert launch.params.splits == 4
+    assert [launch.shared <= LIMIT // 2 - 1024 for launch in launches] == [False, True]
 
 
 @pytest.mark.parametrize("activation", ["none", "gelu_tanh", "silu"])

@@ -36,8 +36,8 @@ def configs_of(a: torch.Tensor, b: torch.Tensor) -> list[str]:
     with measure.watching():
         ops.matmul(a, b)
         names = {config["name"] for plan in library.watched_plans() for config in plan["configs"]}
-    splits = {name for name in names if name.startswith("sm90_skinny ")}
-    return sorted(splits | {name for name in names if name.endswith(" parts")})
+    splits = {name for name in names if name == "split" or name.startswith("sm90_skinny ")}
+    return sorted(splits | {name for name in names if name.endswith((" parts", "_k"))})
 
 
 def forced(config: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -72,6 +72,9 @@ def test_all_configs_have_the_same_bits(generator: torch.Generator) -> None:
         for n, k in WEIGHTS:
             x = cases.draw((max(ROWS), k), torch.bfloat16, False, generator)
             b = cases.draw((n, k), torch.bfloat16, False, generator).t()
+            x[0] = -0.0  # negative zeros alone, in one part of K or in all
+            x[1, : k // 2] = -0.0
+            b[:, :8].abs_()
             whole = ops.matmul(x, b)
             for rows in ROWS:
                 for config in configs_of(x[:rows], b):

@@ -3,7 +3,7 @@
 // Under batch_invariant() the bits of a row may not depend on the number of rows. sm90_skinny.cu
 // splits the K of few rows over the blocks of a cluster, so that more multiprocessors read the
 // weights, and adds the parts in order, as finish.cu does for some more rows, whose parts sm90.cu
-// sums; this kernel gives the same sums for any number of rows. A
+// sums, and pairs of blocks of sm90.cu; this kernel gives the same sums for any number of rows. A
 // consumer has two sets of accumulators: the sum of the part that wgmma adds to, and that of the
 // parts before it. So tiles have at most 96 of each for a thread.
 //

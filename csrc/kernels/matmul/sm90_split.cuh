@@ -161,7 +161,8 @@ TC_DEVICE void expect_sums(const Sm90MatmulParams& p, u32 arrived) {
 
 // Each block of a cluster has a part of K. The rows of each warp are finished by one of them, to
 // which the others send their sums. Returns true in that block; `sum` is then its own sums and the
-// others' in the order of K. Contains a cluster barrier, for all threads of all blocks.
+// others' in the order of K, added from zero: of two blocks what all kernels have that add parts of
+// K. Contains a cluster barrier, for all threads of all blocks.
 template <class C>
 TC_DEVICE bool exchange(const Sm90MatmulParams& p, int warp, u32 shared, u32 arrived,
                         float (&sum)[C::kBlocksM][C::kTileN / 2]) {
@@ -182,6 +183,11 @@ TC_DEVICE bool exchange(const Sm90MatmulParams& p, int warp, u32 shared, u32 arr
       }
     }
     return false;
+  }
+#pragma unroll
+  for (int i = 0; i < C::kBlocksM; ++i) {
+#pragma unroll
+    for (int j = 0; j < C::kTileN / 2; ++j) sum[i][j] += 0.0f;  // the sum of -0 and -0 is 0 then
   }
   barrier_wait(arrived, 0);
 #pragma unroll 1

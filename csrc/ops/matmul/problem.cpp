@@ -113,14 +113,23 @@ void divide_k(MatmulProblem& p, const TensorView& a) {
 }  // namespace
 
 int k_parts_of(int64_t n, int64_t k) {
-  // Tiles of 64 columns times parts: each has a multiprocessor where rows are few (sm90_skinny.cu).
-  constexpr int64_t kMostColumns = 64 * 128;
+  // The most columns whose tiles of 64 rows of the weights have a cluster each of as many blocks
+  // where rows of the product are few (sm90_skinny.cu): of four blocks 30 run at a time. From
+  // kManyColumns on the weights of a long K take longer to load than one chain (H200, 64 rows of
+  // 4096 x 14336 31.0, 31.7 us), which spares many rows smaller tiles (2048 rows 328, 311).
+  struct Columns {
+    int parts;
+    int64_t most;
+  };
+  constexpr Columns kColumns[] = {{4, 30 * 64}, {2, 64 * 64}};
+  constexpr int64_t kManyColumns = 3712, kLongK = 8192;
+  if (n >= kManyColumns && k >= kLongK) return 1;
   // Of K, in a part: shorter ones gain where columns are few, and cost many rows, which take wider
   // tiles without parts (4096 x 2048 x 2048 in two parts 1.11 of the time on an H200).
   constexpr int64_t kFewColumns = 1024, kLeastPart = 1024, kLeastOfFew = 512, kBlockK = 128;
   const int64_t least = n <= kFewColumns ? kLeastOfFew : kLeastPart;
-  for (const int parts : {4, 2}) {
-    if (n * parts <= kMostColumns && k >= least * parts && k % (kBlockK * parts) == 0) return parts;
+  for (const auto [parts, most] : kColumns) {
+    if (n <= most && k >= least * parts && k % (kBlockK * parts) == 0) return parts;
   }
   return 1;
 }

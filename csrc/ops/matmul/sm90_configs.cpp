@@ -79,7 +79,11 @@ class Counter {
       return;
     }
     const bool reads_a = !is_vectors(c_.a), reads_b = !is_vectors(c_.b);
+    // The kernel adds parts of K itself: a block all of them, or each block of a pair one. (More
+    // blocks add them in an order that depends on a row's place: exchange() in sm90_split.cuh.)
+    const bool in_parts = c_.k_parts > 1 && !c_.split_sums;
     for (const Sm90Cluster& cluster : kSm90Clusters) {
+      if (in_parts && !row.parts && (c_.k_parts != 2 || cluster.of_k != 2)) continue;
       const int64_t of_a = cluster.of_a, of_b = cluster.of_b, size = cluster.size();
       if ((of_a > 1 && tiles_n < of_a) || (of_b > 1 && tiles_m < of_b)) continue;
       // Each block loads whole groups of 8 rows. (Of a tile that is not K-major it loads a share of
@@ -125,7 +129,7 @@ class Counter {
       }
       if (cluster.splits_k()) {
         if (!row.splits_k || cluster_tiles > slots || c_.k < kLeastPartOfK * size) continue;
-        if (c_.batch_invariant || c_.row_parts) continue;
+        if ((c_.batch_invariant && !in_parts) || c_.row_parts) continue;
         // A warpgroup stores a swapped tile, which two blocks divide by warpgroups.
         if (swapped_ && size > 2) continue;
         // Weight gradients have other configs for few tiles, and larger clusters were slower than
@@ -229,7 +233,14 @@ class Counter {
       // for a k block (24 x 12096 x 10496, H200: 125 us).
       const int64_t parts = (c_.m < row.tile_m ? 1 : 0) + (c_.n < row.tile_n ? 1 : 0);
       work.waits = share(parts, 5) * k_blocks;
+    } else if (c_.batch_invariant && c_.m < row.tile_m) {
+      // So it does here (32 rows of 4096 x 14336 by 64x32, H200: 50.5 us, 64 rows 31.5). Other
+      // products of so few rows have quicker kernels in any case.
+      work.waits = share(1, 5) * k_blocks;
     }
+    // Sums of parts of K take time that their number does not change (128 x 4096 x 4096 by 64x64
+    // that share B, H200: whole 12.54 us, in two and four parts 13.05).
+    if (row.parts) work.waits += share(7, 5) * static_cast<double>(tiles);
     // Each row of clusters reads B, each column A.
     work.bytes = part * (bytes_of_a_ + bytes_of_b_ + bytes_of_c_);
     work.bytes_again =
@@ -449,7 +460,7 @@ void sm90_configs(const Sm90Table& table, const MatmulCase& problem, int64_t lar
   for (const Sm90Row& row : table.rows) {
     if (reads != row.reads || (problem.row_parts && !row.adds_rows())) continue;
     if (swapped && !row.stores_transposed()) continue;
-    if (row.parts != (problem.k_parts > 1 && !problem.split_sums)) continue;
+    if (row.parts && (problem.k_parts == 1 || problem.split_sums)) continue;
     // TF32 whose rows cannot be mapped goes to portable kernels, which round otherwise.
     if (problem.batch_invariant && row.from_registers()) continue;
     if (row.math == problem.math && row.a_mn_major == a_mn_major && row.b_mn_major == b_mn_major) {
