@@ -213,6 +213,23 @@ def test_boolean_masks_by_tile(kind: str, head_dim: int, nan_memory) -> None:
     assert "sm90_mask_attention" in names
 
 
+@pytest.mark.parametrize("numbers", [False, True])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_many_padded_sequences(head_dim: int, numbers: bool, nan_memory) -> None:
+    """More tiles than run at a time: after the first ones, sequences with more keys come first."""
+    g = ac.generator(f"padded {head_dim}")
+    q, k, v = (ac.draw((24, 4, 1024, head_dim), torch.bfloat16, g) for _ in range(3))
+    lengths = torch.randint(1, 1025, (24, 1, 1, 1), generator=g, device=ac.DEVICE)
+    mask = torch.arange(1024, device=ac.DEVICE) < lengths
+    if numbers:
+        hidden = torch.zeros(24, 1, 1, 1024, dtype=torch.bfloat16, device=ac.DEVICE)
+        mask = hidden.masked_fill(~mask, -math.inf)
+    out, logsumexp = torch.ops.cubin.attention_forward(q, k, v, mask)
+    want = ar.reference(q, k, v, None, mask)
+    ar.check("bfloat16", f"{head_dim} {numbers}", [out], want)
+    ar.check_logsumexp("bfloat16", f"{head_dim} {numbers}", logsumexp, want.logsumexp)
+
+
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_nonfinite_values_stay_in_their_rows(head_dim: int, nan_memory) -> None:
     g = ac.generator(head_dim)

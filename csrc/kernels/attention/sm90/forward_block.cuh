@@ -45,7 +45,7 @@ template <int kGroups_, int kQSlots_, int kStages_, int kQBytes_, int kKvBytes_,
 struct ForwardBlock {
   using Tile = Tile_;
   using Mask = NoMask;
-  static constexpr bool kRotates = false;  // of AttentionSchedule
+  static constexpr bool kRotates = false, kOrders = false;  // of AttentionSchedule
   static constexpr int kGroups = kGroups_, kQSlots = kQSlots_, kStages = kStages_, kRing = 8;
   static constexpr int kRows = 64 * kGroups, kThreads = kWarpgroup * (kGroups + 1);
   static constexpr int kQBytes = kQBytes_, kKvBytes = kKvBytes_;
@@ -83,7 +83,8 @@ struct Slot {
 template <class C>
 TC_DEVICE void produce_q(const typename C::Params& p, u32 shared, typename C::Tile* tiles,
                          int team) {
-  AttentionSchedule<C::kRows, C::kN, C::kTakesNext, C::kTeams, C::kRotates> schedule(p, team);
+  AttentionSchedule<C::kRows, C::kN, C::kTakesNext, C::kTeams, C::kRotates, C::kOrders> schedule(
+      p, team);
   bool elected = threadIdx.x % 32 == 0;
   Slot<C::kSharesQ ? C::kQBuffers : C::kQSlots> slot;
   TilePlace place{};
@@ -165,10 +166,13 @@ TC_DEVICE void produce_keys(const typename C::Params& p, u32 shared,
 #pragma unroll 1
     for (;; blocks.next()) {
       u32 arrived = full + 8 * slot.stage, to = ring + slot.stage * C::kKvBytes;
+      [[maybe_unused]] u32 next = 0;
+      if constexpr (C::kSendsNextBlock && !kIsValues) {
+        next = ReceivedKeyBlocks<typename C::Mask>::describe_next(blocks, mask);
+      }
       barrier_sleep(empty + 8 * slot.stage, slot.phase ^ 1);
       if constexpr (C::kSendsNextBlock && !kIsValues) {
-        store_shared(shared + C::kNextBlock + 4 * slot.stage,
-                     ReceivedKeyBlocks<typename C::Mask>::describe_next(blocks, mask));
+        store_shared(shared + C::kNextBlock + 4 * slot.stage, next);
       }
       if (loaded) {
         barrier_arrive(arrived);

@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "balance.cuh"
+#include "batch_order.cuh"
 #include "sequence.cuh"
 
 namespace torch_cubin {
@@ -30,16 +31,13 @@ using TileOf = std::conditional_t<kMasked, MaskedTile, AttentionTile>;
 // A tile in kernels whose warpgroups skip blocks of keys at both ends of those of the tile.
 template <int kGroups>
 struct GroupedTile : MaskedTile {
+  const u32* words;    // the mask's bits, of the tile's first row
   int2 seen[kGroups];  // the last and the first block that a warpgroup computes
   u32 first;           // the flags of `last_block`
 };
 
 // A word of Sm90MaskClass without a mask.
 constexpr u32 kAllHideNone = kMaskHidesNone * 0x55555555u;
-
-// A bit for each block of keys in a word of Sm90MaskClass that is not entirely hidden: bit 0 of its
-// class.
-TC_DEVICE u32 visible_blocks(u32 word) { return word & 0x55555555u; }
 
 // The blocks of a word, as bits of visible_blocks(), up to `block`, and from `block` on.
 TC_DEVICE u32 blocks_up_to(int block) { return ~0u >> (30 - block % kMaskWordBlocks * 2); }
@@ -62,13 +60,6 @@ TC_DEVICE void key_blocks(const Sm90Sequence& s, int row, int rows, int& last_bl
   int first = max(0, row + s.first);
   last_block = last < first ? 0 : last / kTileN;
   blocks = last < first ? 1 : last_block - first / kTileN + 1;
-}
-
-// The words of a line of Sm90MaskClass.
-template <int kTileN>
-TC_DEVICE int mask_class_words(const Sm90Lengths& p) {
-  constexpr int kWordKeys = kTileN * kMaskWordBlocks;
-  return (p.seqlen_k + kWordKeys - 1) / kWordKeys;
 }
 
 // The blocks of keys of a tile of kRows, from the last one down, without those that a mask hides
@@ -168,17 +159,22 @@ class GroupMask {
         lines_(mask_classes<64 * kGroups>(p, tile)),
         words_(mask_class_words<kTileN>(p.lengths)) {}
 
-  TC_DEVICE u32 flags(const KeyBlocks<64 * kGroups, true>& blocks) const {
+  TC_DEVICE u32 flags(const KeyBlocks<64 * kGroups, true>& blocks) {
     u32 flags = 0;
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       if (blocks.block == tile_.seen[g].y) flags |= kGroupsLast << g;
     }
     if (lines_ == nullptr) return flags;
+    int word = blocks.block / kMaskWordBlocks;
+    if (word != word_) {
+      word_ = word;
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) classes_[g] = load(g, word);
+    }
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
-      u32 word = load(g, blocks.block / kMaskWordBlocks);
-      u32 of_block = word >> blocks.block % kMaskWordBlocks * 2 & 3;
+      u32 of_block = classes_[g] >> blocks.block % kMaskWordBlocks * 2 & 3;
       if (of_block != kMaskHidesNone) flags |= kMaskedBlock << g;
     }
     return flags;
@@ -215,6 +211,8 @@ class GroupMask {
   const GroupedTile<kGroups>& tile_;
   const u32* lines_;
   int words_;
+  int word_ = -1;  // that flags() has read last, and what it says of each warpgroup
+  u32 classes_[kGroups];
 };
 
 // A tile's blocks of keys in consumers of `masked` and `added` kernels: the first one comes from
@@ -251,7 +249,7 @@ class ReceivedKeyBlocks {
 
   // The argument of next() after the block of `blocks`; meaningless after the last one.
   template <int kRows>
-  static TC_DEVICE u32 describe_next(KeyBlocks<kRows, true> blocks, const Mask& mask) {
+  static TC_DEVICE u32 describe_next(KeyBlocks<kRows, true> blocks, Mask& mask) {
     if (blocks.is_last()) return 0;
     blocks.next();
     return static_cast<u32>(blocks.block) | (blocks.is_last() ? kLastBlock : 0) |
@@ -313,10 +311,12 @@ TC_DEVICE void describe(TileOf<kMasked>& tile, const Sm90AttentionParams& p,
 // same list, and takes its own part of it. For packed sequences sm90/order.cu has written the list,
 // and each block takes the next tile when it needs one, as it does after a kernel that can set
 // `next` to 0 (kTakesNext).
+// With kOrders batches are sorted (batch_order.cuh).
 // With kRotates equal tiles go round from block to block with each round, so that all blocks get as
 // many of the partial ones at the ends of heads: of 132 blocks and 6 tiles a head, some got no
 // others.
-template <int kRows, int kTileN, bool kTakesNext, int kTeams = 1, bool kRotates = false>
+template <int kRows, int kTileN, bool kTakesNext, int kTeams = 1, bool kRotates = false,
+          bool kOrders = false>
 class AttentionSchedule {
  public:
   // Reads no global memory.
@@ -338,6 +338,7 @@ class AttentionSchedule {
       if (number >= total_) return false;
       Place place = locate(number);
       set(tile, place.query, place.first_head + place.head);
+      if constexpr (kOrders) tile.batch = order_.in_place<kTileN>(p_, blocks_, tile.batch);
       return true;
     }
     if (p_.schedule == kRoundRobin) {
@@ -466,6 +467,7 @@ class AttentionSchedule {
   int block_, blocks_, total_;
   int next_;                          // if balanced: the first tile that no block has yet
   int second_ = -1, first_head_ = 0;  // kInPairs: the rest of a pair
+  BatchOrder order_;                  // kOrders
   BlockLoads loads_;
   Place place_;
   unsigned step_;
