@@ -21,12 +21,14 @@ op = torch.ops.cubin.grouped_matmul
 raw = torch.ops.cubin._grouped_matmul
 INT = torch.int32
 # Sizes of groups, rows that follow them, N, K: whole tiles and tails, groups without rows, many of
-# one row, several waves, short K, odd N and K (copies, outputs without a tensor map).
+# one row, several waves, of which the last one has tiles of half the height, of single blocks and
+# of pairs (NT), short K, odd N and K (copies, outputs without a tensor map).
 CASES = [
     ((5, 0, 130, 17, 64), 9, 264, 136), ((0, 0, 300), 0, 130, 70), ((1,) * 70, 3, 64, 64),
     ((2048, 1000, 3000), 5, 1032, 256), ((64,) * 128, 0, 512, 128), ((0,) * 40, 7, 64, 64),
-    ((4096,), 0, 4096, 72), ((33, 31) * 40, 1, 200, 8), ((700, 0, 1), 2, 8, 1000),
+    ((4096,), 0, 4104, 72), ((33, 31) * 40, 1, 200, 8), ((700, 0, 1), 2, 8, 1000),
     ((16,) * 300, 0, 64, 64), ((257, 255), 0, 129, 129), ((140, 300, 260, 500) * 12, 3, 2056, 328),
+    ((300, 0, 700, 1090), 3, 4104, 328),
 ]  # fmt: skip
 
 

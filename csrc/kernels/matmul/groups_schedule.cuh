@@ -19,12 +19,16 @@ struct alignas(16) GroupedWork {
   int kind;
 };
 
-enum GroupedWorkKind { kWorkEnd, kWorkTile, kWorkNaN };
+// kWorkHalf: a kWorkTile of half the height.
+enum GroupedWorkKind { kWorkEnd, kWorkTile, kWorkNaN, kWorkHalf };
 
 // Executed by all lanes of a warp, which hold 32 consecutive groups at a time. Blocks take tiles in
 // ascending order, so each warp reads the ends once. Params has the fields of groups of
 // sm90_grouped_params.h.
-template <class Params, bool kContraction, int kTileM>
+//
+// kHalfTiles: of up to 31 groups, the tiles of the last round are halved if half of the blocks
+// would have none, for kernels where tiles of half the height take half of the time.
+template <class Params, bool kContraction, int kTileM, bool kHalfTiles = false>
 class GroupedSchedule {
  public:
   TC_DEVICE explicit GroupedSchedule(const Params& params) : p_(params) {
@@ -43,12 +47,14 @@ class GroupedSchedule {
       read_groups();
       first_group_ += 32;
     }
+    const int half = kHalfTiles ? max(tile_ - whole_, 0) : 0;  // of those halved, the number
+    const int tile = kHalfTiles ? tile_ - (half + 1) / 2 : tile_;
     // The last lane whose tiles begin at or before this one; lanes without tiles precede it.
-    const unsigned before = __ballot_sync(~0u, first_ + own_first_ <= tile_);
+    const unsigned before = __ballot_sync(~0u, first_ + own_first_ <= tile);
     const int lane = 31 - __clz(static_cast<int>(before));
     const int start = __shfl_sync(~0u, start_, lane), end = __shfl_sync(~0u, end_, lane);
     const int kind = __shfl_sync(~0u, kind_, lane);
-    const int inside = tile_ - first_ - __shfl_sync(~0u, own_first_, lane);
+    const int inside = tile - first_ - __shfl_sync(~0u, own_first_, lane);
     const int group = first_group_ - 32 + lane;
     const int rows = kContraction ? p_.m : end - start;
     place(inside, tiles_m(rows), work);
@@ -61,6 +67,13 @@ class GroupedSchedule {
     const int k = kContraction ? end - start : 0;
     work.k_blocks = !adds ? 0 : kContraction ? (k + 63) / 64 : p_.k_blocks;
     work.k_tail = kContraction && k % 64 != 0 ? k % 64 : 64;
+    if constexpr (kHalfTiles) {
+      if (tile_ >= whole_) {
+        work.m0 += half % 2 * (kTileM / 2);
+        work.m_end = min(work.m_end, work.m0 + kTileM / 2);
+        if (work.k_blocks > 0) work.kind = kWorkHalf;
+      }
+    }
     tile_ += clusters_;
     return true;
   }
@@ -114,6 +127,13 @@ class GroupedSchedule {
     }
     own_first_ = sum - tiles;
     total_ = __shfl_sync(~0u, sum, 31);
+    if constexpr (kHalfTiles) {
+      const int rest = total_ % clusters_;
+      if (p_.groups + kRest <= 32 && 2 * rest <= clusters_) {  // else these are not all groups
+        whole_ = total_ - rest;
+        total_ += rest;
+      }
+    }
   }
 
   // `raster` rows of tiles follow one another, column by column, so that blocks that run together
@@ -136,6 +156,7 @@ class GroupedSchedule {
   int last_end_ = 0;
   bool wrong_ = false;                                  // whether an end so far was wrong
   int start_ = 0, end_ = 0, own_first_ = 0, kind_ = 0;  // of the lane's group
+  int whole_ = 0x7fffffff;                              // where tiles begin that are halved
 };
 
 }  // namespace torch_cubin
