@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import math
 import re
 import statistics
 import sys
@@ -54,11 +55,38 @@ def main() -> int:
 
 def sweep_lines(gpu: str, paths: list[Path] | None = None) -> list[Line]:
     """Each product of a GPU's sweeps once, with the times of the newest file."""
-    every = paths or sorted(RESULTS.glob("*sweep*.jsonl"))
-    found = [line for path in every if f"_{gpu}_" in path.name for line in lines(path)]
+    found = [line for path in sweeps(gpu, paths) for line in lines(path)]
     return list(
         {json.dumps(product, sort_keys=True): (product, t) for product, t in found}.values()
     )
+
+
+def merged_lines(gpu: str, paths: list[Path] | None = None) -> list[Line]:
+    """The same with older times, too, as much longer or shorter as those of the configs that were
+    measured again: the mean of the same day's, and those of other days if there is none since.
+    Kernels may be quicker since: a fit is to know that they are no better."""
+    found: dict[str, tuple[str, Line]] = {}
+    for path in sweeps(gpu, paths):
+        day = path.name.split("_")[0]
+        for product, times in lines(path):
+            before, (_, older) = found.get(key_of(product), (day, (product, {})))
+            ratios = [us / older[name] for name, us in times.items() if name in older]
+            scale = statistics.geometric_mean(ratios) if ratios else 0
+            scaled = {name: us * scale for name, us in older.items()} if scale else {}
+            if day == before:
+                times = {n: math.sqrt(us * scaled.get(n, us)) for n, us in times.items()}
+            found[key_of(product)] = day, (product, {**scaled, **times})
+    return [line for _, line in found.values()]
+
+
+def sweeps(gpu: str, paths: list[Path] | None) -> list[Path]:
+    every = paths or sorted(RESULTS.glob("*sweep*.jsonl"))
+    return [path for path in every if f"_{gpu}_" in path.name]
+
+
+def key_of(product: dict[str, Any]) -> str:
+    """Both 16-bit types have the same plans."""
+    return json.dumps({k: v for k, v in product.items() if k != "dtype"}, sort_keys=True)
 
 
 def kind_of(product: dict[str, Any]) -> str:
@@ -79,10 +107,12 @@ def lines(path: Path) -> list[Line]:
     ]
 
 
-def predictions(sweep: list[Line], terms: dict[str, float] | None = None) -> list[dict[str, float]]:
-    """Of each product the predicted microseconds of the configs that were measured. Where splits
-    were measured by the config of their products ("split/sm90 64x128 7 splits"), they count in
-    place of "split", whose config may have been another one."""
+def predictions(
+    sweep: list[Line], terms: dict[str, float] | None = None, every: bool = False
+) -> list[dict[str, float]]:
+    """Of each product the predicted microseconds of the configs that were measured, or of `every`
+    one. Where splits were measured by the config of their products ("split/sm90 64x128 7 splits"),
+    they count in place of "split", whose config may have been another one."""
     found = predicted([product for product, _ in sweep], terms)
     with_parts = [i for i, (_, times) in enumerate(sweep) if any("/" in name for name in times)]
     all_parts = predicted_parts([sweep[i][0] for i in with_parts], terms)
@@ -96,7 +126,7 @@ def predictions(sweep: list[Line], terms: dict[str, float] | None = None) -> lis
             more_sums = (splits_of(name) - splits_of(best)) * one
             found[i][f"split/{name}"] = us + beside + more_sums
     return [
-        {name: us for name, us in own.items() if name in times}
+        {name: us for name, us in own.items() if every or name in times}
         for own, (_, times) in zip(found, sweep, strict=True)
     ]
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -11,22 +12,24 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "benchmarks")]
 
-import planner_numbers  # noqa: E402  (needs the path above)
+import fit_planner  # noqa: E402  (needs the path above)
+import planner_numbers  # noqa: E402
+import planner_regret  # noqa: E402
 
 TABLE = ROOT / "csrc" / "ops" / "matmul" / "cost_corrections.h"
 MOST_NUMBERS = 40
 
 
 def table() -> dict[str, dict[str, float]]:
-    found: dict[str, dict[str, float]] = {}
-    for gpu, what, number in re.findall(
-        r'\{"([^"]+)", "([^"]+)", (-?[\d.]+)\},', TABLE.read_text()
-    ):
-        assert what not in found.setdefault(gpu, {}), what
-        found[gpu][what] = float(number)
-    return found
+    return fit_planner.read_table(TABLE.read_text())
+
+
+def test_the_table_is_what_the_command_writes() -> None:
+    """Its first line, its form, and no factor twice; those of a GPU in order."""
+    assert TABLE.read_text() == fit_planner.table_of(table())
+    assert all(list(numbers) == sorted(numbers) for numbers in table().values())
 
 
 def test_a_gpu_has_few_numbers_and_small_ones() -> None:
@@ -79,10 +82,68 @@ def test_other_integers_are_found(tmp_path, monkeypatch) -> None:
     assert planner_numbers.integers() == {("x.cpp", 137)}
 
 
+def asked(goal: float = 0) -> dict[str, object]:
+    """Products whose best config is predicted to be 3% longer than the other one."""
+    size = {"m": 512, "n": 512, "a": "k_lines", "b": "k_lines"}
+
+    def config(name: str, us: float, predicted: float) -> dict[str, object]:
+        return {"name": name, "us": us, "predicted": predicted, "fixed": 1, "derivatives": [0.1]}
+
+    lines = [
+        {"product": {**size, "k": k}, "group": "large" if goal else "", "goal": goal, "torch": 11,
+         "configs": [config("sm90 64x128", 11, 10), config("sm90 128x128", 10, 10.3)]}
+        for k in range(64, 64 * 20, 64)
+    ]  # fmt: skip
+    return {"terms": {"launch": 1.0}, "products": lines}
+
+
+def test_a_fit_lowers_the_regret_and_is_the_same_again(monkeypatch) -> None:
+    monkeypatch.setattr(fit_planner, "KICKS", 3)
+    x = fit_planner.Timings(asked())
+    assert fit_planner.Fit(x, x.weights).regrets().mean() == pytest.approx(0.1)
+    fit, again = fit_planner.fitted(x), fit_planner.fitted(fit_planner.Timings(asked()))
+    assert fit.regrets().max() == 0
+    assert fit.factors()["64x128"] > fit.factors().get("128x128", 0)
+    assert fit.factors() == again.factors()
+    assert fit_planner.held_out(x, fit.moved()).max() == 0
+
+
+def test_lines_under_their_goal_cost_more() -> None:
+    losses = [
+        fit_planner.Fit(x, x.weights).loss()
+        for x in (fit_planner.Timings(asked(goal)) for goal in (0, 0.9, 1.05))
+    ]
+    assert losses[0] == losses[1] < losses[2]
+
+
+def test_older_times_are_scaled_to_newer_ones(tmp_path) -> None:
+    """Of configs that were not measured again; those of a day are averaged."""
+    product = {"m": 1, "n": 1, "k": 64, "math": "16_bit", "a": "k_lines", "b": "k_lines"}
+    files = {
+        "1_h200_sweep.jsonl": {"torch.matmul": 4, "x": 6, "y": 2},
+        "2_h200_sweep.jsonl": {"torch.matmul": 2, "x": 3, "z": 1},
+        "2_h200_sweep_again.jsonl": {"torch.matmul": 4, "x": 24},
+    }
+    for (name, times), dtype in zip(
+        files.items(), ("float16", "bfloat16", "bfloat16"), strict=True
+    ):
+        line = {"product": {**product, "dtype": dtype}, "microseconds": times}
+        (tmp_path / name).write_text(json.dumps(line) + "\n")
+    paths = [tmp_path / name for name in files]
+    ((found, times),) = planner_regret.merged_lines("h200", paths[:2])
+    assert found["dtype"] == "bfloat16"
+    assert times == pytest.approx({"torch.matmul": 2, "x": 3, "y": 1, "z": 1})
+    ((_, times),) = planner_regret.merged_lines("h200", paths)
+    more = 4  # the mean of 2 and 8
+    halves = {"torch.matmul": (4 * 2 * more) ** 0.5, "x": (24 * 3 * more) ** 0.5}
+    assert times == pytest.approx({**halves, "y": more, "z": more})
+    assert planner_regret.merged_lines("h100", paths) == []
+
+
 @pytest.mark.parametrize(
     ("gpu", "most"),
     [
-        ("h200", {"all": 1.7, "few rows": 2.5, "rows anywhere": 0.8, "others": 1.7}),
+        ("h200", {"all": 1.6, "few rows": 2.3, "rows anywhere": 0.8, "others": 1.6}),
         ("h100", {"all": 3.9, "few rows": 4.9, "rows anywhere": 6.1, "others": 3.1}),
     ],
 )
