@@ -89,8 +89,10 @@ def configs_of(driver, *product, **options) -> set[str]:
         (((60, 65), (1, 61)), ((65, 70), (1, 65)), {"", " short"}),
         (((60, 64), (64, 1)), ((64, 70), (70, 1)), {"", " short"}),  # A is aligned
         (((60, 64), (64, 1)), ((64, 72), (72, 1)), set()),  # both are
-        (((60, 129), (129, 1)), ((129, 70), (70, 1)), {""}),  # K is long
-        (((60, 193), (193, 1)), ((193, 70), (70, 1)), {"", " 2 splits"}),
+        (((60, 128), (129, 1)), ((128, 70), (70, 1)), {"", " short"}),
+        (((60, 129), (129, 1)), ((129, 70), (70, 1)), {"", " 2 splits"}),  # K is long
+        # None is empty, nor has one part alone where two would do.
+        (((60, 257), (257, 1)), ((257, 70), (70, 1)), {"", " 2 splits", " 3 splits"}),
         (((60, 65), (131, 2)), ((65, 70), (70, 1)), set()),  # neighbours apart
     ],
 )
@@ -114,7 +116,8 @@ def test_tf32_of_a_long_k(driver, catalog) -> None:
     assert record["kernel"] == "anywhere_matmul_tf32_64x64"
     assert (params.splits, params.k_tiles_per_split, params.batch) == (4, 3, 2)
     assert record["grid"] == [2 * 4, 2, 2]
-    assert names == {f"anywhere 64x64{text}" for text in ("", " 2 splits", " 4 splits")}
+    splits = ("", " 2 splits", " 3 splits", " 4 splits", " 6 splits")
+    assert names == {f"anywhere 64x64{text}" for text in splits}
 
 
 def test_blocks_are_priced_as_many_at_a_time_as_share_a_multiprocessor(driver, catalog) -> None:

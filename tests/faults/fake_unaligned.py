@@ -111,10 +111,25 @@ def test_operands_that_the_kernels_take(driver, catalog, a, b, expected: bool) -
     assert not configs_of(driver, a, b, batch_invariant=True)
 
 
+def test_tf32_of_rows_along_k(driver, catalog) -> None:
+    a, b = ((60, 65), (65, 1), torch.float32), ((65, 70), (1, 65), torch.float32)
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        *_, (record,) = multiply(driver, a, b, config="unaligned 32x64 2 splits")
+        along_n = configs_of(driver, a, ((65, 70), (70, 1), torch.float32))
+        both = ((60, 64), (64, 1), torch.float32), ((64, 72), (1, 64), torch.float32)
+        assert not along_n
+        assert not configs_of(driver, *both)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = False
+    assert record["kernel"] == "unaligned_matmul_tf32_nt_32x64"
+    params = params_of(record)
+    assert (params.splits, params.k_tiles_per_split) == (2, 1)  # of 64
+
+
 def test_short_k_is_not_split_further_than_its_tiles(driver, catalog) -> None:
     a, b = ((60, 300), (301, 1), torch.bfloat16), ((300, 70), (71, 1), torch.bfloat16)
-    tiles = ("32x64", "64x64")
-    expected = {f"unaligned {tile}{text}" for tile in tiles for text in ("", " 2 splits")}
+    expected = {f"unaligned 32x64{text}" for text in ("", " 2 splits", " 3 splits")}
     assert configs_of(driver, a, b) == expected
 
 
@@ -128,7 +143,7 @@ def test_splits_beyond_the_devices_cluster_capacity_are_not_launched(
         driver.set("largest_cluster", largest)
         a, b = ((141, 3395), (3395, 1), torch.bfloat16), ((3395, 117), (1, 3395), torch.bfloat16)
         x, y = tensors.strided(*a), tensors.strided(*b)
-        torch.ops.cubin._matmul(x, y)  # 8 splits, given the capacity
+        torch.ops.cubin._matmul(x, y)  # 7 splits, given the capacity
         last = []
         with measure.watching():
             for splits in (largest, 2 * largest):

@@ -27,7 +27,7 @@ struct LineReader {
   tc_int64 step;       // to the next part
   tc_int64 begin, stride, size, k_size;  // the operand: its address, rows, elements of K
   u32 shift;      // bytes from `at` to the vector's first element, of all of the warp's
-  u32 elsewhere;  // 1 bit a pass and part: its vectors are partly outside the operand
+  u32 elsewhere;  // 16 bits: 1 a pass and part whose vectors are partly outside the operand
   int left;       // rows of the tile that exist
   bool along_k;
   bool apart;                // rows are a vector apart, at least
@@ -97,6 +97,9 @@ struct LineReader {
           if (address(i) >= first_byte && address(i) + 32 <= last_byte) {
             low[u][i] = __ldg(reinterpret_cast<const uint4*>(address(i)));
             high[u][i] = __ldg(reinterpret_cast<const uint4*>(address(i)) + 1);
+          } else if constexpr (kTf32) {
+            low[u][i] = inside_of(address(i), first_byte, last_byte);
+            high[u][i] = inside_of(address(i) + 16, first_byte, last_byte);
           } else {
             elsewhere |= 1u << (u * kPasses + i);
           }
@@ -126,6 +129,17 @@ struct LineReader {
   }
 
  private:
+  // Of a vector that is partly outside the operand: the words in [first, last).
+  static TC_DEVICE uint4 inside_of(tc_int64 vector, tc_int64 first, tc_int64 last) {
+    u32 words[4] = {};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const tc_int64 word = vector + 4 * j;
+      if (word >= first && word + 4 <= last) words[j] = __ldg(reinterpret_cast<const u32*>(word));
+    }
+    return make_uint4(words[0], words[1], words[2], words[3]);
+  }
+
   template <bool kTail>
   TC_DEVICE void shift_and_store(u32 to, int k_left, int count, u32 part_bytes) const {
     if (shift < 4) {
@@ -137,8 +151,13 @@ struct LineReader {
     } else {
       store_words<kTail, 3>(to, k_left, count, part_bytes);
     }
-    // The operand's first and last vectors, element by element.
-    if (elsewhere == 0) return;
+    if constexpr (!kTf32) {
+      if (elsewhere != 0) store_elements(to, k_left, count, part_bytes);
+    }
+  }
+
+  // The operand's first and last vectors of 16-bit elements, one by one.
+  TC_DEVICE void store_elements(u32 to, int k_left, int count, u32 part_bytes) const {
 #pragma unroll 1
     for (int bit = 0; bit < kParts * kPasses; ++bit) {
       if ((elsewhere >> bit & 1) == 0) continue;
@@ -150,12 +169,7 @@ struct LineReader {
       for (int j = 0; j < kVector; ++j) value[j] = j < exist ? __ldg(from + j) : Element(0);
 #pragma unroll
       for (int j = 0; j < kVector; ++j) {
-        const u32 where = to + u * part_bytes + place(i, j);
-        if constexpr (kTf32) {
-          store_shared(where, round_to_tf32(__float_as_uint(value[j])));
-        } else {
-          store_shared(where, value[j]);
-        }
+        store_shared(to + u * part_bytes + place(i, j), value[j]);
       }
     }
   }

@@ -91,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
       "cost": {"k_tile": 2000, "fixed": 8000}},
      {"name": "64x64x32", "tile": [64, 64, 32], "wm": 32, "wn": 32, "fragments": 2, "stages": 4,
       "shared": 65536, "threads": 128, "blocks": 3,
-      "cost": {"k_tile": 1200, "fixed": 6000}}]}},
+      "cost": {"k_tile": 1200, "fixed": 6000, "lone_fixed": 0.5}}]}},
   {"name": "mma_matmul_tf32_{layout}_{t.name}", "dtype": "float32", "math": "tf32", "alignment": 4,
    "for": {
     "d": [{"dtype": "float32"}],

@@ -90,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
  "kernels": [
   {"name": "pad_matmul_{e.bytes}_bytes", "kind": "pad", "dtype": "{e.dtype}", "math": "{e.dtype}",
    "layout": "any", "alignment": "{e.bytes}", "tile": [1, 1024, "{e.chunk}"], "stages": 1,
-   "block": [256, 1, 1], "dynamic_shared": 0, "cost": {"share": 0.85, "fixed": 6000},
+   "block": [256, 1, 1], "dynamic_shared": 0, "cost": {"share": 0.85, "fixed": 6000, "second": 2000},
    "defines": {"TC_ELEMENT": "{e.element}"},
    "for": {
     "e": [

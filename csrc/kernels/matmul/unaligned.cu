@@ -1,15 +1,17 @@
-// Matrix product on Hopper of 16-bit operands with unaligned rows, in one kernel without a copy:
-// for products of a few microseconds, where launching a copy would take a third of the time.
+// Matrix product on Hopper of operands with unaligned rows, in one kernel without a copy: for
+// products of a few microseconds, where launching a copy would take a third of the time.
 //
 // A block of eight warps computes a tile of kTileM x kTileN. Each row of a k tile is copied to
 // shared memory unchanged, by one bulk copy of the aligned 16-byte vectors that hold it. The bytes
 // before the row's first element (its shift) are the same in every k tile, since k tiles are whole
 // vectors apart (64 rows or more, if rows run along N). The shift is removed when words are read
-// for mma.sync: two adjacent words and a funnel shift give two elements. mma.sync allows any order
-// of K, so a thread reads nearby elements:
+// for mma.sync: of 16-bit types two adjacent words and a funnel shift give two elements. mma.sync
+// allows any order of K, so a thread reads nearby elements:
 //
 //   B along K:  of 64 elements those from 16 * (lane % 4) on
 //   B along N:  every 8th pair, the order of mma.sync; a thread's columns are contiguous
+//
+// TF32 (B along K) is read word by word, in the order of mma.sync, and rounded then.
 //
 // If a tile has fewer than eight parts of 32 x 32, groups of warps divide each stretch of K. A long
 // K is also divided over the blocks of a cluster (splits). All groups leave their sums in shared
@@ -19,8 +21,11 @@
 //
 // Measured on an H200: cp.async in place of bulk copies takes up to 1.7 times as long (a
 // multiprocessor reads only 6 to 9 bytes per cycle of unaligned rows, regardless of the number of
-// copies in flight). So do k tiles of 64, since a warp issues the copies of its rows sequentially.
+// copies in flight). So do k tiles of 64, since a warp issues the copies of its rows sequentially;
+// one lane that issues them all, without a loop over lanes, is no quicker.
 // benchmarks/NOTES.md has more.
+// It is over 500 lines because rows along either dim, and words of two elements or one, have
+// readers of their own.
 #include "common/hopper.cuh"
 #include "common/mma.cuh"
 #include "tile.cuh"
@@ -30,7 +35,12 @@ namespace torch_cubin::TC_KERNEL {
 using namespace sm90;
 
 constexpr DType kDType = DType::TC_DTYPE;
+constexpr bool kTf32 = kDType == DType::float32;
 constexpr bool kBAlongK = Layout::TC_LAYOUT == Layout::nt;
+constexpr bool kNear = kBAlongK && !kTf32;  // a thread reads neighbours along K
+static_assert(kBAlongK || !kTf32);
+using Element = std::conditional_t<kTf32, u32, u16>;
+constexpr int kSize = sizeof(Element), kVector = 16 / kSize, kOfWord = 4 / kSize;
 constexpr int kTileM = TC_TILE_M, kTileN = TC_TILE_N, kTileK = TC_TILE_K, kStages = TC_STAGES;
 constexpr int kThreads = TC_THREADS, kWarpM = 32, kWarpN = 32;
 constexpr int kWarpsM = kTileM / kWarpM, kWarpsN = kTileN / kWarpN;
@@ -38,9 +48,9 @@ constexpr int kGroups =
     kThreads / 32 / (kWarpsM * kWarpsN);  // groups of warps that divide a k tile
 constexpr int kSteps = 4 / kGroups;       // mma.sync along K, per group and stretch
 constexpr int kBlocksM = kWarpM / 16, kBlocksN = kWarpN / 8;
-// kPitchA, kPitchB: bytes per row of a stage. A k tile is multiplied in stretches of 64 elements.
-constexpr int kStretch = 64, kStretches = kTileK / kStretch;
-constexpr int kPitchA = kTileK * 2 + 16, kPitchB = kBAlongK ? kPitchA : kTileN * 2 + 16;
+// kPitchA, kPitchB: bytes per row of a stage. A k tile is multiplied in stretches of 128 bytes.
+constexpr int kStretch = 128 / kSize, kStretches = kTileK / kStretch;
+constexpr int kPitchA = kTileK * kSize + 16, kPitchB = kBAlongK ? kPitchA : kTileN * kSize + 16;
 constexpr int kRowsA = kTileM, kRowsB = kBAlongK ? kTileN : kTileK;
 constexpr int kBytesA = kRowsA * kPitchA, kStageBytes = kBytesA + kRowsB * kPitchB;
 constexpr int kRowsEach = (kRowsA + kRowsB) / 8;  // per warp
@@ -65,14 +75,14 @@ struct Rows {
 
   // `count` rows of `elements` elements each, the first at `data`. The block begins at `row` and
   // `column`.
-  TC_DEVICE void set(const u16* data, tc_int64 row_stride, tc_int64 count, tc_int64 elements,
+  TC_DEVICE void set(const Element* data, tc_int64 row_stride, tc_int64 count, tc_int64 elements,
                      tc_int64 row, tc_int64 column, bool along_k) {
-    stride = 2 * row_stride;
-    advance = along_k ? tc_int64(2 * kTileK) : kTileK * stride;
-    tile = reinterpret_cast<const char*>(data) + row * stride + 2 * column;
+    stride = kSize * row_stride;
+    advance = along_k ? tc_int64(kSize * kTileK) : kTileK * stride;
+    tile = reinterpret_cast<const char*>(data) + row * stride + kSize * column;
     tc_int64 last = (count - 1) * stride;
     low = reinterpret_cast<const char*>(data) + min(last, tc_int64(0));
-    high = reinterpret_cast<const char*>(data) + max(last, tc_int64(0)) + 2 * elements;
+    high = reinterpret_cast<const char*>(data) + max(last, tc_int64(0)) + kSize * elements;
   }
 };
 
@@ -87,15 +97,15 @@ struct RowCopy {
 
   // Copies one vector element by element, by ordinary loads.
   TC_DEVICE void copy_elements(const char* at, u32 to) const {
-    u16 elements[8];
+    Element elements[kVector];
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const char* element = at + 2 * j;
+    for (int j = 0; j < kVector; ++j) {
+      const char* element = at + kSize * j;
       bool exists = element >= low && element < high;
-      elements[j] = exists ? *reinterpret_cast<const u16*>(element) : u16(0);
+      elements[j] = exists ? *reinterpret_cast<const Element*>(element) : Element(0);
     }
 #pragma unroll
-    for (int j = 0; j < 8; ++j) store_shared(to + 2 * j, elements[j]);
+    for (int j = 0; j < kVector; ++j) store_shared(to + kSize * j, elements[j]);
     fence_async_proxy();  // bulk copies of a later k tile will overwrite these bytes
   }
 
@@ -108,7 +118,7 @@ struct RowCopy {
     if (row < rows) {
       int shift = static_cast<int>(reinterpret_cast<u64>(first_element) & 15);
       const char* at = first_element - shift;
-      int end = (shift + 2 * min(columns, most) + 15) / 16, first = 0;
+      int end = (shift + kSize * min(columns, most) + 15) / 16, first = 0;
       bool whole_first = at >= low, whole_last = at + 16 * end <= high;
       if (!whole_first) first = 1;
       bytes = max(end - first - (whole_last ? 0 : 1), 0) * 16;
@@ -120,7 +130,7 @@ struct RowCopy {
     } else if (zeros) {
       const u32 none[4] = {};
 #pragma unroll 1
-      for (int i = 0; i <= most / 8; ++i) store_shared(to + 16 * i, none);
+      for (int i = 0; i <= most / kVector; ++i) store_shared(to + 16 * i, none);
       fence_async_proxy();
     }
     barrier_expect(full, bytes);
@@ -135,9 +145,9 @@ TC_DEVICE u32 load_word(u32 shared) {
   return word;
 }
 
-// Zeroes those of a word's two elements that do not exist.
+// Zeroes those of a word's elements that do not exist.
 TC_DEVICE u32 masked(u32 word, int exist) {
-  return exist >= 2 ? word : exist == 1 ? word & 0xffff : 0;
+  return exist >= kOfWord ? word : exist == 1 ? word & 0xffff : 0;
 }
 
 // The address at which a thread reads a row along K, and the shift of its elements.
@@ -147,17 +157,20 @@ struct RowReader {
   TC_DEVICE void set(const Rows& x, int row, u32 first, int group) {  // also B's pitch is kPitchA
     u32 shift = static_cast<u32>(reinterpret_cast<tc_int64>(x.tile) + row * x.stride) & 15;
     int t = threadIdx.x % 4;
-    at = first + row * kPitchA + (shift & ~3u) + (kBAlongK ? t * 32 : t * 4) +
-         group * (kBAlongK ? 32 : 128) / kGroups;
+    at = first + row * kPitchA + (shift & ~3u) + (kNear ? t * 32 : t * 4) +
+         group * (kNear ? 32 : 128) / kGroups;
     bits = (shift & 2) * 8;
   }
 
-  // Loads the group's elements of the stretch at `stage`, of which `k_left` exist. out[i] is a pair
+  // Loads the group's elements of the stretch at `stage`, of which `k_left` exist. out[i] is a word
   // of mma step i / 2.
   template <bool kTail>
   TC_DEVICE void load(u32 (&out)[2 * kSteps], u32 stage, int k_left, int group) const {
     int t = threadIdx.x % 4;
-    if constexpr (kBAlongK) {
+    if constexpr (kTf32) {
+#pragma unroll
+      for (int i = 0; i < 2 * kSteps; ++i) out[i] = round_to_tf32(load_word(stage + at + 16 * i));
+    } else if constexpr (kNear) {
       u32 words[2 * kSteps + 1];
 #pragma unroll
       for (int i = 0; i <= 2 * kSteps; ++i) words[i] = load_word(stage + at + 4 * i);
@@ -170,10 +183,10 @@ struct RowReader {
       }
     }
     if constexpr (kTail) {
-      int first = kBAlongK ? 16 * t + group * 4 * kSteps : 2 * t + group * 16 * kSteps;
+      int first = kOfWord * (kNear ? 8 * t + group * 2 * kSteps : t + group * 8 * kSteps);
 #pragma unroll
       for (int i = 0; i < 2 * kSteps; ++i) {
-        out[i] = masked(out[i], k_left - first - (kBAlongK ? 2 * i : 8 * i));
+        out[i] = masked(out[i], k_left - first - kOfWord * (kNear ? i : 4 * i));
       }
     }
   }
@@ -216,7 +229,7 @@ struct Multiplier {
   // Multiplies one stretch of the k tile at `tile`. With kTail only k_left of its elements exist.
   template <bool kTail>
   TC_DEVICE void multiply(u32 tile, int stretch, int k_left) {
-    u32 stage = tile + stretch * (2 * kStretch), b_stage = tile + stretch * (kStretch * kPitchB);
+    u32 stage = tile + stretch * 128, b_stage = tile + stretch * (kStretch * kPitchB);
     u32 rows[2 * kBlocksM][2 * kSteps];
 #pragma unroll
     for (int i = 0; i < 2 * kBlocksM; ++i) a[i].template load<kTail>(rows[i], stage, k_left, group);
@@ -314,14 +327,22 @@ TC_DEVICE void load_pair(float (&out)[2], u32 shared) {
   }
 }
 
+template <DType kOf>
+TC_DEVICE u32 packed(float x, float y) {
+  if constexpr (kOf == DType::float32) {
+    return __float_as_uint(x);
+  } else {
+    return DTypeTraits<kOf>::pack(x, y);
+  }
+}
+
 // Adds the sums of the tile's rows [first, last), of all splits or (with kSplit false) of this
 // block, and stores them to C.
 template <bool kSplit>
-TC_DEVICE void finish(const MatmulParams& p, u32 shared, u16* c, int first, int last, int columns,
-                      tc_int64 n0) {
+TC_DEVICE void finish(const MatmulParams& p, u32 shared, Element* c, int first, int last,
+                      int columns, tc_int64 n0) {
   constexpr int kLanes = kTileN / 2;  // per row
   constexpr int kSplits = kSplit ? kMostSplits : 1;
-  using Traits = DTypeTraits<kDType>;
   int column = threadIdx.x % kLanes * 2;
   if (column >= columns) return;
   bool both = column + 1 < columns;
@@ -330,7 +351,7 @@ TC_DEVICE void finish(const MatmulParams& p, u32 shared, u16* c, int first, int 
     bias[0] = load_bias<kDType>(p, n0 + column);
     if (both) bias[1] = load_bias<kDType>(p, n0 + column + 1);
   }
-  bool pairs = p.n % 2 == 0 && reinterpret_cast<u64>(c) % 4 == 0;
+  bool pairs = p.n % 2 == 0 && reinterpret_cast<u64>(c) % (2 * kSize) == 0;
   u32 from[kSplits];
 #pragma unroll
   for (int s = 0; s < kSplits; ++s) {
@@ -357,13 +378,18 @@ TC_DEVICE void finish(const MatmulParams& p, u32 shared, u16* c, int first, int 
         sums[1] += x[s][g][1];
       }
     }
-    u32 pair = Traits::pack(sums[0] + bias[0], sums[1] + bias[1]);
-    u16* to = c + row * p.n + column;
+    const float first_of_pair = sums[0] + bias[0], second = sums[1] + bias[1];
+    const u32 pair = packed<kDType>(first_of_pair, second);
+    Element* to = c + row * p.n + column;
     if (pairs) {
-      *reinterpret_cast<u32*>(to) = pair;
+      if constexpr (kTf32) {
+        *reinterpret_cast<uint2*>(to) = make_uint2(pair, __float_as_uint(second));
+      } else {
+        *reinterpret_cast<u32*>(to) = pair;
+      }
     } else {
-      to[0] = static_cast<u16>(pair);
-      if (both) to[1] = static_cast<u16>(pair >> 16);
+      to[0] = static_cast<Element>(pair);
+      if (both) to[1] = kTf32 ? __float_as_uint(second) : static_cast<Element>(pair >> 16);
     }
   }
 }
@@ -393,11 +419,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   int rows = to_int(p.m - m0), columns = to_int(p.n - n0), all_k = to_int(p.k - k_begin);
   int count = static_cast<int>((k_end - k_begin + kTileK - 1) / kTileK);
   Rows a, b;
-  a.set(static_cast<const u16*>(p.a) + a_batch, p.a_stride_m, p.m, p.k, m0, k_begin, true);
+  a.set(static_cast<const Element*>(p.a) + a_batch, p.a_stride_m, p.m, p.k, m0, k_begin, true);
   if constexpr (kBAlongK) {
-    b.set(static_cast<const u16*>(p.b) + b_batch, p.b_stride_n, p.n, p.k, n0, k_begin, true);
+    b.set(static_cast<const Element*>(p.b) + b_batch, p.b_stride_n, p.n, p.k, n0, k_begin, true);
   } else {
-    b.set(static_cast<const u16*>(p.b) + b_batch, p.b_stride_k, p.k, p.n, k_begin, n0, false);
+    b.set(static_cast<const Element*>(p.b) + b_batch, p.b_stride_k, p.k, p.n, k_begin, n0, false);
   }
 
   int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
@@ -464,15 +490,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   __syncthreads();  // all threads have read the last tile: its memory is free
 
   math.store(shared + group * (kSums * 4), warp_m, warp_n);
-  u16* c = static_cast<u16*>(p.c) + (static_cast<tc_int64>(index.batch) * p.m + m0) * p.n + n0;
+  Element* c =
+      static_cast<Element*>(p.c) + (static_cast<tc_int64>(index.batch) * p.m + m0) * p.n + n0;
   if (splits == 1) {
     __syncthreads();
     finish<false>(p, shared, c, 0, min(rows, kTileM), columns, n0);
     return;
   }
   cluster_sync_unaligned();
-  int each = kTileM / splits, first = rank * each;
-  finish<true>(p, shared, c, first, min(first + each, rows), columns, n0);
+  int each = (kTileM + splits - 1) / splits, first = rank * each;
+  finish<true>(p, shared, c, first, min(min(first + each, kTileM), rows), columns, n0);
   cluster_meet();  // a block must not exit while another reads its sums
 }
 
@@ -491,6 +518,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
     "layout": ["nt", "nn"],
     "t": [
-     {"name": "64x64", "tile": [64, 64, 128], "stages": 3, "shared_nt": 104472, "shared_nn": 107544},
-     {"name": "32x64", "tile": [32, 64, 128], "stages": 4, "shared_nt": 104480, "shared_nn": 108576}]}}]}
+     {"name": "32x64", "tile": [32, 64, 128], "stages": 4, "shared_nt": 104480, "shared_nn": 108576}]}},
+  {"name": "unaligned_matmul_{d.short}_{layout}_{t.name}",
+   "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "{layout}",
+   "for": {
+    "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
+    "layout": ["nt"],
+    "t": [{"name": "64x64", "tile": [64, 64, 128], "stages": 3, "shared_nt": 104472}]}},
+  {"name": "unaligned_matmul_tf32_{layout}_{t.name}",
+   "dtype": "float32", "math": "tf32", "layout": "{layout}", "alignment": 4,
+   "for": {
+    "d": [{"dtype": "float32"}],
+    "layout": ["nt"],
+    "t": [{"name": "32x64", "tile": [32, 64, 64], "stages": 4, "shared_nt": 104480}]}}]}
 */

@@ -74,8 +74,10 @@ class Anywhere : public MatmulKernels {
       const int64_t parts = ceil_div(c.k, row.part_k);
       if (row.is_short && parts > kShortParts) continue;
       const int64_t most = row.is_short ? 1 : clusters_.largest();
-      for (int64_t splits = 1; splits <= most; splits *= 2) {
-        if (splits == 1 || parts >= kLeastPartsOfSplit * splits) offer(c, row, splits, out);
+      for (int64_t splits = 1; splits <= most; ++splits) {
+        const int64_t of_one = ceil_div(parts, splits);
+        const bool full = of_one >= kLeastPartsOfSplit && ceil_div(parts, of_one) == splits;
+        if (splits == 1 || full) offer(c, row, splits, out);
       }
     }
   }
@@ -110,10 +112,13 @@ class Anywhere : public MatmulKernels {
 
  private:
   // Of any strides, if neighbours along one dim lie side by side. Operands that are all aligned
-  // have quicker kernels.
+  // have quicker kernels, if not for TF32 along M and N of few tiles (H200, x.t() @ x of 2 of
+  // 192 x 216: 4.6 us by four blocks a tile).
   static bool takes(const MatmulCase& c) {
     return c.output == c.input && c.only_bias() && !c.batch_invariant && !c.split_sums &&
-           !c.sums_rows() && c.a_unit && c.b_unit && !(is_vectors(c.a) && is_vectors(c.b)) &&
+           !c.sums_rows() && c.a_unit && c.b_unit &&
+           !(is_vectors(c.a) && is_vectors(c.b) &&
+             (c.math != kMathTF32 || (is_along_k(c.a) && is_along_k(c.b)))) &&
            std::max({c.m, c.n, c.k}) <= kAnywhereMostSize;
   }
 

@@ -62,6 +62,7 @@ class PadKernels : public MatmulKernels {
       const int64_t bytes = fields.integer("alignment", 2, 4);
       (bytes == 2 ? of_2_bytes_ : of_4_bytes_) = kernel;
       cost_ = CopyCost(fields);
+      second_ = fields.object("cost").number("second", 0);
     }
   }
 
@@ -154,12 +155,16 @@ class PadKernels : public MatmulKernels {
     const int64_t bytes = element_size(c.input);
     MatmulCase aligned = c;
     double moved = 0, written = 0, taken = 0;  // bytes
+    CopyCost cost = cost_;
     const auto copy = [&](bool broadcast, int64_t own, Access& access, bool& mappable,
                           bool& lines) {
       const bool along_k = is_along_k(access);
       access = along_k ? kKVectors : kOwnVectors;
       mappable = lines = true;
-      if (c.symmetric && moved > 0) return;  // the copy of A serves
+      if (c.symmetric && moved > 0) {  // the copy of A serves
+        cost.fixed -= second_;
+        return;
+      }
       PaddedOperand x{};
       x.batch = broadcast ? 1 : c.batch;
       x.rows = along_k ? own : c.k;
@@ -176,7 +181,7 @@ class PadKernels : public MatmulKernels {
     if ((c.batch_invariant ? written : taken) > static_cast<double>(most)) return;
     MatmulPlan plan;
     plan.set(chosen);
-    out.rewrite(plan, aligned, {moved + written}, cost_);
+    out.rewrite(plan, aligned, {moved + written}, cost);
   }
 
   static void fill_job(PadJob& job, const PaddedOperand& x, const char* from, char* to,
@@ -201,6 +206,7 @@ class PadKernels : public MatmulKernels {
   PackageKernel* of_2_bytes_ = nullptr;
   PackageKernel* of_4_bytes_ = nullptr;
   CopyCost cost_;
+  double second_ = 0;  // cycles of cost_.fixed, less if the second operand is the first one
 };
 
 const MatmulBackendOf<PadKernels, PadParams> g_pad("matmul/pad", {"pad"});

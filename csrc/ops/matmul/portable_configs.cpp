@@ -12,6 +12,7 @@ constexpr int kSplits[] = {1,  2,  3,  4,  5,  6,  7,  8,   10,  12,  14,  16,  
                            24, 28, 32, 40, 48, 64, 96, 128, 192, 264, 384, 528, 660};
 
 constexpr int64_t kChainedTile = 64;  // of simt.cu
+constexpr int64_t kShortKTiles = 8;   // whose loads are in flight together
 
 using Price = std::function<double(const Work&)>;
 using Offer = std::function<void(const PortablePlan&, const Work&)>;
@@ -26,13 +27,11 @@ struct Extent {
   int64_t m, n, k, batch;
 };
 
-// Cycles of a k tile for one block when a multiprocessor holds `blocks / multiprocessors` of them:
-// a lone block runs faster than at full occupancy, down to what the latency of a tile takes.
-double k_tile_cycles(const PortableRow& row, double blocks, int64_t multiprocessors) {
+// The share of the blocks that a multiprocessor can hold which it holds, of `blocks` in all.
+double held_share(const PortableRow& row, double blocks, int64_t multiprocessors) {
   const int64_t slots_of_one = row.slots / multiprocessors;
   const auto full = static_cast<double>(slots_of_one);
-  const double held = std::min(full, std::max(1.0, std::ceil(blocks / multiprocessors)));
-  return row.cost_k_tile * std::max(held / full, row.cost_lone);
+  return std::min(full, std::max(1.0, std::ceil(blocks / multiprocessors))) / full;
 }
 
 // The waits of a k tile where rows of a vector kernel's operand end within a vector: a block then
@@ -163,9 +162,13 @@ void count(const PortableTable& table, const MatmulCase& problem, const Portable
     if (plan.reduces && (reduce == nullptr || partial > workspace_limit(math))) break;
     const double blocks = tiles * plan.splits;
     const double turns = std::max(1.0, std::ceil(blocks / row.slots));
-    const double k_tile = k_tile_cycles(row, blocks, table.multiprocessors);
+    // A lone block runs faster than at full occupancy, down to what latency takes.
+    const double held = held_share(row, blocks, table.multiprocessors);
+    const double k_tile = row.cost_k_tile * std::max(held, row.cost_lone);
+    const bool short_k = wanted == 1 && k_tiles <= kShortKTiles;
+    const double fixed = row.cost_fixed * (short_k ? std::max(held, row.cost_lone_fixed) : 1);
     const double k_tiles_of_one = turns * static_cast<double>(plan.k_tiles_per_split);
-    work.threads = k_tiles_of_one * k_tile + turns * row.cost_fixed;
+    work.threads = k_tiles_of_one * k_tile + turns * fixed;
     work.waits = k_tiles_of_one * straddle_waits(row, problem);
     work.values = plan.reduces ? 0
                                : turns * static_cast<double>(row.tile_m * row.tile_n) *

@@ -45,6 +45,7 @@ PortableRow::PortableRow(PackageKernel& entry, const Device& device) : kernel(&e
   cost_k_tile = cost.number("k_tile", 0);
   cost_fixed = cost.number("fixed", 0);
   cost_lone = cost.number("lone", 0, Terms().lone);
+  cost_lone_fixed = cost.number("lone_fixed", 0, 1);
   const Corrections corrections(device);
   correction = corrections.of(kPortableKindNames[kind]) + corrections.of(portable_name(entry));
 }

@@ -39,12 +39,13 @@ struct PortableRow {
   Layout layout;
   int64_t alignment;  // bytes
   int64_t tile_m, tile_n, tile_k;
-  int64_t slots;       // blocks that the device runs at a time
-  double cost_k_tile;  // cycles of one block per k tile
-  double cost_fixed;   // cycles of one block outside the k loop
-  double cost_lone;    // share of cost_k_tile that a block alone on its multiprocessor needs
-  double correction;   // of its kind and its tile (Corrections)
-  int64_t slices = 1;  // of K, that a block adds up by themselves
+  int64_t slots;           // blocks that the device runs at a time
+  double cost_k_tile;      // cycles of one block per k tile
+  double cost_fixed;       // cycles of one block outside the k loop
+  double cost_lone;        // share of cost_k_tile that a block alone on its multiprocessor needs
+  double cost_lone_fixed;  // and of cost_fixed
+  double correction;       // of its kind and its tile (Corrections)
+  int64_t slices = 1;      // of K, that a block adds up by themselves
 
   bool dot() const { return kind == kMatmulDot; }
   // Parts of K are blocks of a cluster, which adds them up.

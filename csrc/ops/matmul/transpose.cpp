@@ -22,7 +22,7 @@ constexpr int64_t kFloatBytes = 4;
 constexpr int64_t kMostTransposedBytes = int64_t{2} << 30;
 // Multiplications below which a second launch costs more than the portable kernels' slower
 // products: of TF32, and of float32.
-constexpr int64_t kLeastTransposedWork = int64_t{1} << 24;
+constexpr int64_t kLeastTransposedWork = int64_t{1} << 23;
 constexpr int64_t kLeastFloat32Work = int64_t{1} << 32;
 
 // From one row of a copy, of `size` elements, to the next: rows begin at lines of the cache.

@@ -1,5 +1,5 @@
-// The backend of csrc/kernels/matmul/unaligned.cu: small products on Hopper of 16-bit operands
-// whose rows begin anywhere, which it reads without a copy.
+// The backend of csrc/kernels/matmul/unaligned.cu: small products on Hopper of operands whose rows
+// begin anywhere, which it reads without a copy.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -13,7 +13,7 @@ namespace torch_cubin {
 namespace {
 
 constexpr int64_t kUnalignedMostSplits = 8;  // blocks of a cluster, on every GPU
-constexpr int64_t kUnalignedStretch = 64;    // elements of K that are multiplied at a time
+constexpr int64_t kUnalignedStretch = 128;   // bytes of K that are multiplied at a time
 constexpr int64_t kUnalignedWarps = 8;
 constexpr int64_t kUnalignedMostSize = int64_t{1} << 30;  // the kernels' numbers are 32-bit
 
@@ -24,9 +24,9 @@ constexpr int64_t kUnalignedMostWork = int64_t{1} << 30;
 struct UnalignedRow {
   explicit UnalignedRow(PackageKernel& kernel) : kernel(&kernel) {
     const KernelFields fields(kernel);
-    constexpr const char* kMaths[] = {"float16", "bfloat16"};
+    constexpr const char* kMaths[] = {"float16", "bfloat16", "tf32"};
     constexpr const char* kLayouts[] = {"nt", "nn"};
-    constexpr Math kMathOf[] = {kMathFloat16, kMathBFloat16};
+    constexpr Math kMathOf[] = {kMathFloat16, kMathBFloat16, kMathTF32};
     math = kMathOf[fields.index("math", kMaths)];
     b_along_k = fields.index("layout", kLayouts) == 0;
     int64_t tile[3];
@@ -63,9 +63,7 @@ class Unaligned : public MatmulKernels {
     if (!takes(c)) return;
     for (const UnalignedRow& row : rows_) {
       if (row.math != c.math || row.b_along_k != is_along_k(c.b)) continue;
-      for (int64_t splits = 1; splits <= clusters_.largest(); splits *= 2) {
-        offer(c, row, splits, out);
-      }
+      for (int64_t splits = 1; splits <= clusters_.largest(); ++splits) offer(c, row, splits, out);
     }
   }
 
@@ -97,9 +95,9 @@ class Unaligned : public MatmulKernels {
   // Rows of A along K, rows of B along either dim. Operands that are all aligned have quicker
   // kernels.
   static bool takes(const MatmulCase& c) {
-    return (c.math == kMathFloat16 || c.math == kMathBFloat16) && c.output == c.input &&
-           c.only_bias() && !c.batch_invariant && !c.split_sums && !c.sums_rows() &&
-           is_along_k(c.a) && c.a_unit && c.b_unit && !(is_vectors(c.a) && is_vectors(c.b));
+    return c.output == c.input && c.only_bias() && !c.batch_invariant && !c.split_sums &&
+           !c.sums_rows() && is_along_k(c.a) && c.a_unit && c.b_unit &&
+           !(is_vectors(c.a) && is_vectors(c.b));
   }
 
   void offer(const MatmulCase& c, const UnalignedRow& row, int64_t splits,
@@ -114,7 +112,7 @@ class Unaligned : public MatmulKernels {
     const double work = static_cast<double>(c.batch) * static_cast<double>(c.m) *
                         static_cast<double>(c.n) * static_cast<double>(c.k);
     if (std::max({c.m, c.n, c.k}) > kUnalignedMostSize || work > kUnalignedMostWork) return;
-    if (splits > 1 && splits > k_tiles) return;
+    if (ceil_div(k_tiles, chosen.k_tiles_per_split) != splits) return;  // none is empty
     if (chosen.tiles_m * chosen.tiles_n > kMaxGrid[0] / (c.batch * splits)) return;
     MatmulPlan plan;
     plan.set(chosen);
@@ -124,6 +122,7 @@ class Unaligned : public MatmulKernels {
   Work work_of(const MatmulCase& c, const UnalignedPlan& plan) const {
     const UnalignedRow& row = *plan.row;
     const int64_t blocks = plan.tiles_m * plan.tiles_n * c.batch * plan.splits;
+    const int64_t bytes = element_size(c.input), stretch = kUnalignedStretch / bytes;
     const int64_t k = std::min(c.k, plan.k_tiles_per_split * row.tile_k);  // of a block
     const int64_t rows = plan.k_tiles_per_split * std::min(c.m, row.tile_m) +
                          (row.b_along_k ? plan.k_tiles_per_split * std::min(c.n, row.tile_n) : k);
@@ -135,9 +134,13 @@ class Unaligned : public MatmulKernels {
     const int64_t at_once = multiprocessors * row.slots;
     Work work;
     work.rows = static_cast<double>(rows) / kUnalignedWarps;
-    // A block multiplies 64 rows in half the time of 128, and takes as long again for each stretch.
-    work.stretches = static_cast<double>(ceil_div(k, kUnalignedStretch)) *
-                     static_cast<double>(64 + row.tile_m) / 128;
+    // A block multiplies 64 rows in half the time of 128, and takes as long again for each stretch
+    // of its first k tile. Those of the next ones take less of TF32, whose words are not shifted,
+    // and of 16 bits longer in large clusters (H200, a k tile: 64 x 830 0.97 us, 62 x 2164 1.76).
+    const double later = c.math == kMathTF32 ? 0.4 : plan.splits > 4 ? 1.5 : 1;
+    const auto first = static_cast<double>(ceil_div(std::min(k, row.tile_k), stretch));
+    const auto all = static_cast<double>(ceil_div(k, stretch));
+    work.stretches = (first + later * (all - first)) * static_cast<double>(64 + row.tile_m) / 128;
     // Where few multiprocessors have one block more than others, these end sooner, and the memory
     // serves the rest (H200, x @ x.t() of 739 x 71: 144 blocks on 132 take 4.8 to 5.0 us).
     const double of_one = static_cast<double>(blocks) / static_cast<double>(multiprocessors);
@@ -147,16 +150,17 @@ class Unaligned : public MatmulKernels {
     // A multiprocessor's only block of a short K loads all of it at once, along K (H200, 16
     // products of up to 106 elements of K: 0.6 us less than predicted).
     const bool along_k = row.b_along_k && !is_vectors(c.a) && !is_vectors(c.b) && plan.splits == 1;
-    work.tiles = along_k && k <= 2 * kUnalignedStretch && work.blocks == 1 ? 0 : work.blocks;
+    work.tiles = along_k && k <= 2 * stretch && work.blocks == 1 ? 0 : work.blocks;
     work.store_bytes =
-        static_cast<double>(std::min(c.m, row.tile_m) * std::min(c.n, row.tile_n) * 2);
+        static_cast<double>(std::min(c.m, row.tile_m) * std::min(c.n, row.tile_n) * bytes);
     work.handshakes = plan.splits > 1 ? 1 : 0;
     // Each block of a cluster reads the others' sums of its rows.
     work.clusters = plan.splits > 1;
     work.sums_bytes = static_cast<double>(row.tile_m * row.tile_n * 4 * (plan.splits - 1)) /
                       static_cast<double>(plan.splits);
     const double m = static_cast<double>(c.m), n = static_cast<double>(c.n);
-    work.bytes = 2 * static_cast<double>(c.batch) * (static_cast<double>(c.k) * (m + n) + m * n);
+    work.bytes =
+        static_cast<double>(bytes * c.batch) * (static_cast<double>(c.k) * (m + n) + m * n);
     return work;
   }
 
