@@ -47,6 +47,8 @@ def differentiate(b: int, h: int, s: int, d: int, kv_heads: int, keys: int, **op
         (1, 16, 4096, 128, 16, 4096),
         (2, 4, 300, 128, 4, 1024),
         (3, 8, 520, 112, 1, 1023),
+        (3, 8, 520, 112, 1, 896),
+        (2, 4, 300, 128, 4, 2049),
     ],
 )
 def test_launch_parameters(driver, catalog, b, h, s, d, kv_heads, keys) -> None:
@@ -58,8 +60,9 @@ def test_launch_parameters(driver, catalog, b, h, s, d, kv_heads, keys) -> None:
     assert delta["grid"] == [tiles * rows // catalog[delta["kernel"]]["tile"][0], 1, 1]
     assert convert["grid"] == [-(-tiles * rows // 8 * (width // 64) // 8), 1, 1]
     params = launch_params.read(main, Params)
-    # From 1,024 keys on, blocks of 128 columns work in pairs, each of which loads half of the keys.
-    pairs = width == 128 and keys >= 1024
+    # Blocks of 128 columns work in pairs, each of which loads half of the keys, but of few and an
+    # odd number of tiles of keys.
+    pairs = width == 128 and (keys > 1024 or -(-keys // 128) % 2 == 0)
     assert catalog[main["kernel"]]["cluster"] == ([2, 1, 1] if pairs else [1, 1, 1])
     loaded = columns // 2 if pairs else columns
     panel = 64 if width == 64 else 128
@@ -72,8 +75,9 @@ def test_launch_parameters(driver, catalog, b, h, s, d, kv_heads, keys) -> None:
         assert found["dims"] == [d, outer, heads, b, 1], name
         assert found["box"] == [*box, 1, 1, 1], name
     assert read_map(params.grad_bytes)["address"] == params.grad_rows
-    # With many keys, and for pairs, the kernel before makes q in bfloat16.
-    assert ("wide" in main["kernel"]) == (keys > 2048 or pairs) == bool(params.wide_query)
+    # With many keys the kernel before makes q in bfloat16.
+    wide = keys > (1280 if pairs else 2048)
+    assert ("wide" in main["kernel"]) == wide == bool(params.wide_query)
     if params.wide_query:
         found = read_map(params.wide_q)
         assert (found["address"], found["dims"]) == (params.wide_query, [d, s, h, b, 1])

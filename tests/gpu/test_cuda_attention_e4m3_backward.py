@@ -31,6 +31,9 @@ LONG = {
     "window of many keys": {"batch": 1, "rows": 2600, "keys": 2600, "window_left": 300,
                             "window_right": 70},
     "pairs, few rows": {"rows": 100, "keys": 2305, "is_causal": True, "bottom_right": True},
+    "pairs, few keys": {"batch": 3, "rows": 300, "keys": 200, "heads": 4, "shared": 2,
+                        "descale": "qkv"},
+    "pairs, four tiles": {"rows": 700, "keys": 500, "rows_first": True},
     "sharp": {"rows": 800, "keys": 800, "scale": 0.5, "is_causal": True},
 }  # fmt: skip
 

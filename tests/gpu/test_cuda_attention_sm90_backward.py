@@ -102,7 +102,6 @@ def test_wide_heads_without_pairs_of_blocks(name: str, child) -> None:
     answer = child.check()
     assert answer["wrong"] == []
     short = {"float16": "f16", "bfloat16": "bf16"}[name]
-    assert f"sm90_backward_attention_{short}_64x64x256" in answer["loaded"]
     assert f"sm90_backward_attention_{short}_added_64x64x256" in answer["loaded"]
     assert f"sm90_backward_attention_{short}_general_64x64x256" in answer["loaded"]
     assert not any(x.endswith(("64x128x256", "48x256x128")) for x in answer["loaded"])

@@ -7,14 +7,14 @@
 //   keys       dP of the same keys; dS = P (dP - delta); dk += dS^T q, dS from registers, and dS to
 //              shared memory for dq
 //
-// Single blocks (TC_PAIR 0, used if clusters do not fit) add dq of their 64 keys, 64 KB a step, and
-// are bound by the bandwidth into the L2 cache: it is 92% busy on an H100. In pairs, the two blocks
-// of a cluster process adjacent keys in lockstep. They send each other dS, and each multiplies both
-// blocks' dS with half of the columns of all 128 keys, so that it adds half as much. The other
-// block's keys of those columns fit because dS and dq have one buffer each. Multicasting q and
-// grad_out to both blocks took 0 to 3% more time. Pairs are bound by shared memory: a product of 64
-// x 64 from there reads both operands in the time of its multiplications, and dq takes 4 bytes a
-// sum in each direction.
+// Single blocks (TC_PAIR 0), used if clusters do not fit, add dq of their 64 keys, 64 KB a step,
+// and are bound by the bandwidth into the L2 cache: it is 92% busy on an H100. Without options,
+// those for additive masks serve all calls. In pairs, the two blocks of a cluster process adjacent
+// keys in lockstep. They send each other dS, and each multiplies both blocks' dS with half of the
+// columns of all 128 keys, so that it adds half as much. The other block's keys of those columns
+// fit because dS and dq have one buffer each. Multicasting q and grad_out to both blocks took 0 to
+// 3% more time. Pairs are bound by shared memory: a product of 64 x 64 from there reads both
+// operands in the time of its multiplications, and dq takes 4 bytes a sum in each direction.
 //
 // A step of a boolean mask covers the pair's 128 keys, since both blocks wait for each other's dS:
 // it is skipped if the mask hides all of them, and each block reads the bits of its own 64 if some
@@ -333,26 +333,31 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
 }  // namespace torch_cubin::TC_KERNEL
 /* torch_cubin kernels
 {"virtual_arch": ["90a"],
+ "defaults": {"kind": "backward", "archs": ["sm_90a"], "layout": "any", "alignment": 16,
+              "stages": 2, "block": [512, 1, 1], "cost": {"k_tile": 5200, "fixed": 9000},
+              "accepted_spill": {"sm_90a": 16}},
  "kernels": [
-  {"name": "sm90_backward_attention_{d.short}_{g.name}{t.name}", "kind": "backward",
-   "archs": ["sm_90a"], "dtype": "{d.dtype}", "math": "{d.dtype}", "layout": "any",
-   "takes": "{g.takes}",
-   "alignment": 16, "tile": "{t.tile}", "stages": 2, "block": [512, 1, 1], "cluster": "{t.cluster}",
-   "dynamic_shared": "{t.shared}", "cost": {"k_tile": 5200, "fixed": 9000},
-   "accepted_spill": {"sm_90a": 16},
+  {"name": "sm90_backward_attention_{d.short}_64x128x256",
+   "dtype": "{d.dtype}", "math": "{d.dtype}", "takes": ["plain", "unmasked", "bool_mask", "sinks"],
+   "tile": [64, 128, 256], "cluster": [2, 1, 1], "dynamic_shared": 231904,
+   "defines": {"TC_DTYPE": "{d.dtype}", "TC_GRAD_STAGES": 1, "TC_GENERAL": 0, "TC_ADDED": 0,
+               "TC_PAIR": 1},
+   "for": {"d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}]}},
+  {"name": "sm90_backward_attention_{d.short}_{g.name}{t.name}",
+   "dtype": "{d.dtype}", "math": "{d.dtype}", "takes": "{g.takes}",
+   "tile": "{t.tile}", "cluster": "{t.cluster}", "dynamic_shared": "{t.shared}",
    "defines": {"TC_DTYPE": "{d.dtype}", "TC_GRAD_STAGES": 1, "TC_GENERAL": "{g.general}",
-               "TC_ADDED": "{g.added}", "TC_PAIR": "{t.pair}"},
+               "TC_ADDED": 1, "TC_PAIR": "{t.pair}"},
    "for": {
     "d": [{"short": "bf16", "dtype": "bfloat16"}, {"short": "f16", "dtype": "float16"}],
-    "g": [{"name": "", "general": 0, "added": 0,
-           "takes": ["plain", "unmasked", "bool_mask", "sinks"]},
-          {"name": "added_", "general": 0, "added": 1,
+    "g": [{"name": "added_", "general": 0,
            "takes": ["plain", "unmasked", "bool_mask", "added_alone", "float_mask", "sinks"]},
-          {"name": "general_", "general": 1, "added": 1,
+          {"name": "general_", "general": 1,
            "takes": ["plain", "unmasked", "bool_mask", "added_alone", "added_mask", "float_mask",
                      "sinks", "rule"]}],
     "t": [
-     {"name": "64x64x256", "tile": [64, 64, 256], "pair": 0, "cluster": [1, 1, 1], "shared": 231920},
+     {"name": "64x64x256", "tile": [64, 64, 256], "pair": 0, "cluster": [1, 1, 1],
+      "shared": 231920},
      {"name": "64x128x256", "tile": [64, 128, 256], "pair": 1, "cluster": [2, 1, 1],
       "shared": 231904}]}}]}
 */

@@ -413,6 +413,8 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS, 1)
       "shared": 210736, "cost": {"k_tile": 2700, "fixed": 6000}},
      {"name": "48x128x128", "tile": [48, 128, 128], "widens": 1, "pair": 0, "cluster": [1, 1, 1],
       "shared": 221328, "cost": {"k_tile": 2600, "fixed": 7000}},
+     {"name": "48x256x128", "tile": [48, 256, 128], "widens": 1, "pair": 1, "cluster": [2, 1, 1],
+      "shared": 225456, "cost": {"k_tile": 2600, "fixed": 7000}},
      {"name": "wide_96x128x64", "tile": [96, 128, 64], "widens": 0, "pair": 0,
       "cluster": [1, 1, 1], "shared": 210736, "cost": {"k_tile": 2700, "fixed": 6000}},
      {"name": "wide_48x256x128", "tile": [48, 256, 128], "widens": 0, "pair": 1,

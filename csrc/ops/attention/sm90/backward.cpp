@@ -274,7 +274,6 @@ class Sm90Backward : public AttentionBackwardKernels {
     std::copy_n(all.mask_stride, 4, params.mask_stride);
     params.mask_added = (all.flags & kAttendBoolMask) == 0 ? 1 : 0;
     params.mask_floats = (all.flags & kAttendFloatMask) != 0 ? 1 : 0;
-    if (params.mask_added != 0) params.logsumexp_unit = 1.0f;
     params.minus_infinity = minus_infinity(params.mask_floats != 0, dtype);
     const int64_t scores = params.tile_rows * params.tile_keys;  // of a step
     const int64_t words =
@@ -295,7 +294,9 @@ class Sm90Backward : public AttentionBackwardKernels {
     fill_sm90_params(params, row, all, rows, row.rows, row.columns / sm90_blocks_of_work(row),
                      device_);
     fill_sm90_gradients(params, row, all, rows, device_);
-    params.logsumexp_unit = (row.takes & kScoreRule) != 0 ? 1.0f : 1.4426950408889634f;
+    // Kernels for additive masks, too, which may serve calls without one.
+    params.logsumexp_unit =
+        (row.takes & (kScoreRule | kAnyAdded)) != 0 ? 1.0f : 1.4426950408889634f;
   }
 
   const Device& device_;

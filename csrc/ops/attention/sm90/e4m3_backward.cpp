@@ -24,11 +24,17 @@ constexpr int64_t kWorkspaceStep = 128;  // bytes between the parts of the works
 // made before and in the kernel: 512 rows of 64 columns 0.83 and 0.92, of 128 0.905 and 1.00; 2,048
 // 0.95 and 0.93, 1.09 and 1.11; 8,192 1.02 and 0.93, 1.15 and 1.16.
 constexpr int64_t kMostWidenedKeys = 2048;
-// From how many keys on blocks of 128 columns work in pairs: with a band, which has to be as wide,
-// both take the steps that only one of them has visible keys in. H200, 16,384 tokens, of the time
-// of single blocks: 512 keys 0.99, causal 1.09, 1,024 0.96, 1.04, 1,536 causal 0.99, 2,048 0.96,
-// 0.97, 16,384 with a window of 1,024 1.05.
-constexpr int64_t kLeastKeysOfPairs = 1024, kLeastBandOfPairs = 2048;
+// From how many keys on blocks of 128 columns work in pairs. With an odd number of tiles of keys
+// the last pair has a block without keys; with a band, which has to be as wide, both take the steps
+// that only one of them has visible keys in. Up to the last two numbers, without and with a band,
+// they make q, as single blocks do. H200, 16,384 tokens, of the time of single blocks: 256 keys
+// 0.89, 384 1.09, 512 0.92, causal 1.03, 640 1.05, 768 0.92, 896 1.02, 1,024 causal 1.00, 1,280
+// 0.985, 1,536 0.97; of that of pairs for which q is made before: 1,024 keys 0.97, 1,152 0.985,
+// 1,408 1.02, 2,048 causal 1.02. 16,384 with a window of 1,024 take 1.05 of the time of single
+// blocks.
+constexpr int64_t kLeastKeysOfPairs = 129, kLeastBandOfPairs = 1280;
+constexpr int64_t kLeastOddKeysOfPairs = 1025, kKeysOfBlock = 128;
+constexpr int64_t kMostWidenedKeysOfPairs = 1280, kMostWidenedBandOfPairs = 2047;
 constexpr double kBackwardLog2e = 1.4426950408889634;
 
 // Parts of one allocation, each a multiple of kWorkspaceStep from its begin.
@@ -60,7 +66,7 @@ class Sm90E4m3Backward : public AttentionBackwardKernels {
         delta_.first(kAttendBFloat16) == nullptr || convert_ == nullptr || !problem.has_scores()) {
       return plan;
     }
-    const AttentionRow* row = row_for(problem, false);  // pairs only take less
+    const AttentionRow* row = row_for(problem, Pairs::none);  // pairs only take less
     if (row == nullptr) return plan;
     const double steps = static_cast<double>(problem.batch) * problem.heads *
                          ceil_div(problem.seqlen_q, row->rows) *
@@ -75,7 +81,7 @@ class Sm90E4m3Backward : public AttentionBackwardKernels {
     AttentionParams all = operands.params(problem.head_dim, problem.head_dim_v);
     operands.fill(all, 0);  // with one dim of batches there is one part
     const bool has_band = all.first != -kNoBound || all.last != kNoBound;
-    const bool pairs = pays_in_pairs(problem, int64_t{all.last} - all.first, has_band);
+    const Pairs pairs = pairs_for(problem.seqlen_k, int64_t{all.last} - all.first, has_band);
     const AttentionRow &row = *row_for(problem, pairs), &delta = *delta_.first(kAttendBFloat16);
     const Sm90Rows rows(problem, operands);
     const int64_t kv_heads = all.heads / all.group, batch = all.batch;
@@ -136,19 +142,28 @@ class Sm90E4m3Backward : public AttentionBackwardKernels {
   bool clears_empty_rows() const override { return true; }
 
  private:
+  enum class Pairs { none, plain, widening };
+
   // `band`: its columns.
-  static bool pays_in_pairs(const AttentionCase& problem, int64_t band, bool has_band) {
-    return std::min(problem.seqlen_k, band) >= (has_band ? kLeastBandOfPairs : kLeastKeysOfPairs);
+  static Pairs pairs_for(int64_t keys, int64_t band, bool has_band) {
+    const bool odd = ceil_div(keys, kKeysOfBlock) % 2 != 0;
+    if (std::min(keys, band) < (has_band ? kLeastBandOfPairs : kLeastKeysOfPairs) ||
+        (odd && keys < kLeastOddKeysOfPairs)) {
+      return Pairs::none;
+    }
+    const int64_t most = has_band ? kMostWidenedBandOfPairs : kMostWidenedKeysOfPairs;
+    return keys <= most ? Pairs::widening : Pairs::plain;
   }
 
-  // `pairs`: of these, one whose blocks work in pairs, if the device runs clusters of two.
-  const AttentionRow* row_for(const AttentionCase& problem, bool pairs) const {
+  // `pairs`: a row whose blocks work in pairs, if the device runs clusters of two.
+  const AttentionRow* row_for(const AttentionCase& problem, Pairs pairs) const {
     const bool widens = problem.seqlen_k <= kMostWidenedKeys;
     const AttentionRow *chosen = nullptr, *pair = nullptr;
     rows_.for_each(kAttendBFloat16, problem.needs, std::max(problem.head_dim, problem.head_dim_v),
                    [&](const AttentionRow& row) {
                      if (sm90_blocks_of_work(row) > 1) {
-                       if (pairs && problem.seqlen_k <= kSm90MostPairs * row.columns &&
+                       if (pairs != Pairs::none && row.widens == (pairs == Pairs::widening) &&
+                           problem.seqlen_k <= kSm90MostPairs * row.columns &&
                            clusters_.ask(*row.kernel, device_) >= 2) {
                          pair = &row;
                        }
