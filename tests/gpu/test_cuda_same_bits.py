@@ -76,6 +76,23 @@ ROWS = {
 }
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("classes", [2, 7, 30_000])
+def test_gradients_of_embeddings(classes, dtype, installed) -> None:
+    """Of many tokens of few classes PyTorch adds them by atomics."""
+    ids, grad = torch.randint(classes, (20_000,), device="cuda"), draw(20_000, 512, dtype=dtype)
+    weight = torch.zeros(classes, 512, device="cuda", dtype=dtype, requires_grad=True)
+    wanted = torch.zeros(classes, 512, device="cuda", dtype=torch.float64)
+    wanted.index_add_(0, ids, grad.double())
+    results = []
+    with torch_cubin.audit() as found:
+        for _ in range(30):
+            results += torch.autograd.grad(F.embedding(ids, weight), weight, grad)
+    torch.testing.assert_close(results[0].double(), wanted, rtol=1e-2, atol=1e-3)
+    assert all(torch.equal(result, results[0]) for result in results)
+    assert found.deterministic
+
+
 @pytest.mark.parametrize("name", ROWS)
 def test_rows_alone_and_in_a_batch(name, installed) -> None:
     for rows, columns in ((700, 64), (64, 4096), (37, 1000), (5, 32000)):

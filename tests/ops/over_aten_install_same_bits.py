@@ -241,6 +241,30 @@ def _is_ours(op: str) -> bool:
     return aten_kernels.is_ours(op, "CPU")
 
 
+@pytest.mark.parametrize("classes", [3, 50])
+@pytest.mark.parametrize("padding_idx", [-1, 1])
+@pytest.mark.parametrize("by_freq", [False, True])
+def test_gradients_of_embeddings(by_freq: bool, padding_idx: int, classes: int) -> None:
+    """PyTorch's kernel, of as many classes as tokens at least, under the switch alone."""
+    ids, grad = torch.arange(20).view(4, 5) * 7 % 3, torch.randn(4, 5, 8)
+    counts: list[int] = []
+
+    def pytorchs(*args: Any) -> torch.Tensor:
+        counts.append(args[2])
+        return torch.ops.aten.embedding_dense_backward(*args)
+
+    given = grad, ids, classes, padding_idx, by_freq
+    wanted = torch.ops.aten.embedding_dense_backward(*given)
+    kernel = row_kernels._embedding_backward(pytorchs)
+    assert torch.equal(kernel(*given), wanted)
+    with torch_cubin.install(batch_invariant=True):
+        own = kernel(*given)
+        assert torch.equal(torch.ops.aten.embedding_dense_backward(*given), wanted)
+    assert torch.equal(own, wanted)
+    assert own.untyped_storage().nbytes() == wanted.untyped_storage().nbytes()
+    assert counts == [classes, max(classes, 20)]
+
+
 def test_audit() -> None:
     x, weight = torch.randn(4, 8, requires_grad=True), torch.randn(3, 8, requires_grad=True)
 

@@ -6,10 +6,12 @@ tests/gpu/test_cuda_same_bits.py runs the same on a GPU.
 from __future__ import annotations
 
 import pytest
+import torch
 from row_bits import MOVING, POINTWISE, arguments_of, differs, rows_of
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torch_cubin
-from torch_cubin._drop_in.audit import INVARIANT, classify
+from torch_cubin._drop_in.audit import DETERMINISTIC, INVARIANT, NEITHER, classify
 
 
 def test_pointwise_operators() -> None:
@@ -32,3 +34,19 @@ def test_operators_that_move_and_compare(name) -> None:
             MOVING[name](x)
         assert not differs(MOVING[name], [x])
     assert f"aten::{name}" in {row.op for row in found.rows}
+
+
+def test_gradients_of_embeddings() -> None:
+    """PyTorch may add them by atomics on CUDA."""
+    op = torch.ops.aten.embedding_dense_backward.default
+    with FakeTensorMode():
+        kinds = [
+            classify(op, (torch.empty(4, 5, device=device),), {}, False)[0]
+            for device in ("cpu", "cuda")
+        ]
+        torch.use_deterministic_algorithms(True)
+        try:
+            kinds.append(classify(op, (torch.empty(4, 5, device="cuda"),), {}, False)[0])
+        finally:
+            torch.use_deterministic_algorithms(False)
+    assert kinds == [DETERMINISTIC, NEITHER, DETERMINISTIC]

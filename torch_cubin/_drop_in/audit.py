@@ -221,11 +221,18 @@ def classify(func: Any, args: Any, kwargs: Any, ours: bool) -> tuple[str, str]:
         return INVARIANT, _MOVES
     if base in _ADDING:
         return NEITHER, _ATOMICS
+    if base == "embedding_dense_backward" and _adds_by_atomics(args[0]):
+        return NEITHER, _ATOMICS
     if base in _OVER_THE_BATCH:
         return DETERMINISTIC, _OVER_BATCH
     if base in _SUMMING:
         return _summing(base, args, kwargs)
     return NEITHER, _UNKNOWN
+
+
+def _adds_by_atomics(gradient: Any) -> bool:
+    on_gpu = isinstance(gradient, torch.Tensor) and gradient.is_cuda
+    return on_gpu and not row_kernels.serves_embeddings()
 
 
 def _pointwise(base: str, args: Any, kwargs: Any) -> tuple[str, str]:
