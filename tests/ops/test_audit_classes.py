@@ -50,3 +50,17 @@ def test_gradients_of_embeddings() -> None:
         finally:
             torch.use_deterministic_algorithms(False)
     assert kinds == [DETERMINISTIC, NEITHER, DETERMINISTIC]
+
+
+@pytest.mark.parametrize("name", ["cumsum", "cumprod", "logcumsumexp"])
+def test_scans(name: str) -> None:
+    """Of one vector PyTorch's kernels for CUDA take what is summed before as it comes."""
+    op = getattr(torch.ops.aten, name).default
+
+    def kind(*shape: int, device: str = "cuda", dtype: torch.dtype = torch.float32) -> str:
+        return classify(op, (torch.empty(*shape, device=device, dtype=dtype), -1), {}, False)[0]
+
+    with FakeTensorMode():
+        assert kind(7) == kind(1, 7) == NEITHER
+        assert kind(4, 7) == kind(7, device="cpu") == DETERMINISTIC
+        assert kind(7, dtype=torch.int64) == INVARIANT
