@@ -54,7 +54,7 @@ def test_gradients_of_embeddings() -> None:
 
 @pytest.mark.parametrize("name", ["cumsum", "cumprod", "logcumsumexp"])
 def test_scans(name: str) -> None:
-    """Of one vector PyTorch's kernels for CUDA take what is summed before as it comes."""
+    """Of one vector, blocks of PyTorch's kernels for CUDA add earlier sums as these come."""
     op = getattr(torch.ops.aten, name).default
 
     def kind(*shape: int, device: str = "cuda", dtype: torch.dtype = torch.float32) -> str:
