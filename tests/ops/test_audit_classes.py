@@ -64,3 +64,17 @@ def test_scans(name: str) -> None:
         assert kind(7) == kind(1, 7) == NEITHER
         assert kind(4, 7) == kind(7, device="cpu") == DETERMINISTIC
         assert kind(7, dtype=torch.int64) == INVARIANT
+
+
+def test_convolutions_and_gradients_of_attention() -> None:
+    """PyTorch's own for CUDA had other bits in each run on an H200."""
+    aten = torch.ops.aten
+    with FakeTensorMode():
+        cpu, cuda = (torch.empty(2, 3, 8, 8, device=device) for device in ("cpu", "cuda"))
+        for op in (aten.convolution.default, aten.convolution_backward.default):
+            kinds = [classify(op, (x,), {}, False)[0] for x in (cpu, cuda)]
+            with torch.backends.cudnn.flags(deterministic=True):
+                kinds.append(classify(op, (cuda,), {}, False)[0])
+            assert kinds == [DETERMINISTIC, NEITHER, DETERMINISTIC]
+        backward = aten._scaled_dot_product_cudnn_attention_backward.default
+        assert classify(backward, (cuda,), {}, False)[0] == NEITHER

@@ -53,6 +53,7 @@ _LISTS = json.loads(Path(__file__).with_name("audit_ops.json").read_text(encodin
 _MOVING, _SUMMING, _OVER_THE_BATCH, _ADDING, _EXACT = (
     frozenset(_LISTS[key]) for key in ("moving", "summing", "over_the_batch", "adding", "exact")
 )
+_CONVOLUTIONS = ("convolution", "convolution_backward", "cudnn_convolution")
 _SCANS = ("cumsum", "cumprod", "logcumsumexp")
 # Collectives: those with these names add, unless they are called with another reduction.
 _COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
@@ -232,14 +233,17 @@ def classify(func: Any, args: Any, kwargs: Any, ours: bool) -> tuple[str, str]:
 
 
 def _changes_order(base: str, args: Any, kwargs: Any) -> bool:
-    """Whether PyTorch's kernel for CUDA may add in another order in each run, by its arguments:
-    sums of few classes' embeddings, and scans of one vector, of which blocks take what has been
-    summed before them as it comes."""
+    """Whether PyTorch's kernel for CUDA may add in another order in each run, by its arguments and
+    settings: sums of few classes' embeddings, convolutions by some of cuDNN's algorithms, and scans
+    of one vector, of which blocks take what has been summed before them as it comes."""
     first = args[0] if args else None
     if not isinstance(first, torch.Tensor) or not first.is_cuda:
         return False
     if base == "embedding_dense_backward":
         return not row_kernels.serves_embeddings()
+    if base in _CONVOLUTIONS:
+        fixed = torch.are_deterministic_algorithms_enabled() or torch.backends.cudnn.deterministic
+        return not fixed
     if base not in _SCANS or not (first.is_floating_point() or first.is_complex()):
         return False
     dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
