@@ -20,6 +20,7 @@ MODELS = (
 # Layers that are trained; DeepSeek-V3's and its gradients do not fit twice.
 TRAINED_MODELS, TRAINED_TOKENS = MODELS[:1], (128, 1024, 8192)
 DTYPE = torch.bfloat16
+OURS_FLOAT8 = "ours, 8-bit floats"
 # batched_mm copies the weights of every token's experts.
 MOST_BATCHED_TOKENS = 16
 
@@ -74,8 +75,8 @@ def contenders(layer: Any, tokens: int, compiles: bool) -> dict[str, Layer]:
 
 
 def steps(layer: Any, rows: Tensor, ids: Tensor, weights: Tensor) -> dict[str, Callable[[], Any]]:
-    """Forward and backward of ours and of transformers' "grouped_mm": the gradients of the rows,
-    of the tokens' weights and of the layer's."""
+    """Forward and backward of ours, also in 8-bit floats, and of transformers' "grouped_mm": the
+    gradients of the rows, of the tokens' weights and of the layer's."""
     layer.requires_grad_(True)
     rows, weights = rows.requires_grad_(), weights.requires_grad_()
     wanted, grad = [rows, weights, *layer.parameters()], torch.randn_like(rows)
@@ -83,7 +84,10 @@ def steps(layer: Any, rows: Tensor, ids: Tensor, weights: Tensor) -> dict[str, C
     def step(forward: Layer) -> Tensor:
         return torch.autograd.grad(forward(rows, ids, weights), wanted, grad)[0]
 
-    forwards = contenders(layer, MOST_BATCHED_TOKENS + 1, False)
+    def float8(*args: Tensor) -> Tensor:
+        return torch_cubin.moe(*args, layer.gate_up_proj, layer.down_proj, recipe="block")
+
+    forwards = {**contenders(layer, MOST_BATCHED_TOKENS + 1, False), OURS_FLOAT8: float8}
     return {who: functools.partial(step, forward) for who, forward in forwards.items()}
 
 

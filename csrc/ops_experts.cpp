@@ -11,7 +11,7 @@ using namespace torch_cubin;
 STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
 #define TC_MOE                                                                               \
   "(Tensor x, Tensor topk_ids, Tensor topk_weights, Tensor w13, Tensor w2, str activation, " \
-  "bool interleaved) -> Tensor"
+  "bool interleaved, str recipe=\"none\") -> Tensor"
   m.def("_moe" TC_MOE);
   m.def("_moe_autograd" TC_MOE);
 #define TC_MOE_FLOAT8                                                                          \
@@ -21,11 +21,12 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
   m.def("_moe_float8_autograd" TC_MOE_FLOAT8);
   m.def(
       "_moe_forward(Tensor x, Tensor topk_ids, Tensor topk_weights, Tensor w13, Tensor w2, "
-      "str activation, bool interleaved) -> (Tensor out, Tensor before, Tensor order)");
+      "str activation, bool interleaved, str recipe=\"none\") -> "
+      "(Tensor out, Tensor before, Tensor order)");
   m.def(
       "_moe_backward(Tensor grad, Tensor x, Tensor topk_weights, Tensor w13, Tensor w2, "
       "Tensor before, Tensor order, str activation, bool interleaved, bool of_x, bool of_w13, "
-      "bool of_w2) -> "
+      "bool of_w2, str recipe=\"none\") -> "
       "(Tensor grad_x, Tensor grad_topk_weights, Tensor grad_w13, Tensor grad_w2)");
 #define TC_EXPERT_ROWS "(Tensor x, Tensor tokens, Tensor order, Tensor places) -> Tensor"
   m.def("_expert_rows" TC_EXPERT_ROWS);

@@ -96,8 +96,8 @@ def test_the_kernels_of_a_trained_layer(driver, catalog) -> None:
     launches, forward = forked(run)
     kinds = [catalog[launch["kernel"]]["kind"] for launch in launches]
     assert kinds[:forward] == ["order", "sm90_grouped", "gate", "sm90_grouped", "sum"]
-    backward = ["sum", "sm90_grouped", "gate_backward", "sm90_grouped", "sum"]
-    assert kinds[forward:] == [*backward, "sum", "sm90_grouped", "sm90_grouped"]
+    backward = ["sum", "sm90_grouped", "gate_backward", "sm90_grouped"]  # and of w2
+    assert kinds[forward:] == [*backward, "sm90_grouped", "sum", "sum", "sm90_grouped"]
     order = launch_params.read(launches[0], ORDER)
     grouped = [
         launch_params.read(launch, GROUPED)
@@ -107,7 +107,7 @@ def test_the_kernels_of_a_trained_layer(driver, catalog) -> None:
     assert {each.ends for each in grouped} == {order.ends}
     assert [(each.m, each.n) for each in grouped] == [
         *((1024, 768), (1024, 256)),  # forward
-        *((1024, 384), (1024, 256), (768, 256), (256, 384)),  # gradients of rows and of weights
+        *((1024, 384), (256, 384), (1024, 256), (768, 256)),  # gradients of rows and of weights
     ]
     gate = launch_params.read(launches[2], GATE)
     assert (gate.before, gate.places) == (grouped[0].out, order.places)

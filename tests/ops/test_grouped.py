@@ -334,7 +334,7 @@ def test_fake_tensors_get_the_same_errors() -> None:
 
 def test_the_examples_of_the_docs() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "moe.md").read_text()
-    example, by_options, *_, model = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    example, by_options, _, training, *_, model = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     names: dict[str, Any] = {}
     exec(example, names)
     x, w13, w2, expert, out = (names[name] for name in ("x", "w13", "w2", "expert", "out"))
@@ -343,6 +343,8 @@ def test_the_examples_of_the_docs() -> None:
     torch.testing.assert_close(out, want, atol=1e-4, rtol=1e-4)
     exec(by_options, names)
     torch.testing.assert_close(names["out"], out)
+    exec(training, names)
+    assert names["master13"].grad.shape == w13.shape
     pytest.importorskip("transformers")
     exec(model, {})
 

@@ -32,6 +32,7 @@ def moe(
     w13_scale: Tensor | None = None,
     w2_scale: Tensor | None = None,
     interleaved: bool = False,
+    recipe: str | None = None,
 ) -> Tensor:
     """A mixture of experts' output: each token's experts, by their weights.
 
@@ -60,6 +61,10 @@ def moe(
             for each 128 columns.
         interleaved: rows of w13 (and b13) alternate between gate and up, in place of gate above up.
             A function as `activation` splits its rows itself.
+        recipe: "block" for products of float8_e4m3fn, forward and backward, of weights of x's dtype
+            with silu and without biases. Operands are quantised in the call, as in the layers of
+            `torch_cubin.float8(model, training=True)`: rows by 1x128, weights by 128x128 of each
+            expert. The first derivative, by backward(), alone.
 
     Returns:
         (tokens, hidden), of x's dtype.
@@ -67,6 +72,9 @@ def moe(
     Raises InputError [input] for arguments that do not fit together; the ops' own errors.
     """
     _check(x, topk_ids, topk_weights, w13, w2, activation, b13, b2, interleaved)
+    if recipe is not None:
+        _check_recipe(recipe, x, w13, w13_scale, w2_scale, activation, b13, b2, interleaved)
+        return _moe(x, topk_ids, topk_weights, w13, w2, activation, interleaved, recipe)
     if w13_scale is not None or w2_scale is not None or w13.dtype == torch.float8_e4m3fn:
         scales = w13_scale, w2_scale
         _check_float8(*scales, activation, b13, b2, interleaved)
@@ -122,6 +130,25 @@ def _check(
             raise _fault(name, "has a wrong shape", str(tuple(weight.shape[:2])), got)
 
 
+def _check_recipe(
+    recipe: str,
+    x: Tensor,
+    w13: Tensor,
+    w13_scale: Tensor | None,
+    w2_scale: Tensor | None,
+    *options: Any,
+) -> None:
+    if recipe != "block":
+        raise _fault("recipe", "is not known", "'block' or None", repr(recipe)[:200])
+    if w13_scale is not None or w2_scale is not None or w13.dtype == torch.float8_e4m3fn:
+        what = "is given with weights of 8-bit floats, which have theirs"
+        raise _fault("recipe", what, "None, or weights of x's dtype without scales", repr(recipe))
+    if x.dtype == torch.float64:
+        what = "has a dtype that is not quantised"
+        raise _fault("x", what, "float16, bfloat16 or float32", "float64")
+    _check_options(*options)
+
+
 def _check_float8(
     w13_scale: Tensor | None,
     w2_scale: Tensor | None,
@@ -133,14 +160,21 @@ def _check_float8(
     if w13_scale is None or w2_scale is None:
         missing = "w13_scale" if w13_scale is None else "w2_scale"
         raise _fault(missing, "is missing", "scales of both weights", "None")
+    _check_options(activation, b13, b2, interleaved)
+
+
+def _check_options(
+    activation: str | Gate, b13: Tensor | None, b2: Tensor | None, interleaved: bool
+) -> None:
+    """Of products of 8-bit floats."""
     if activation != "silu":
-        what = "is not supported with weights of 8-bit floats"
+        what = "is not supported in 8-bit floats"
         raise _fault("activation", what, "'silu'", repr(activation)[:200])
     if b13 is not None or b2 is not None:
-        what = "is not supported with weights of 8-bit floats"
+        what = "is not supported in 8-bit floats"
         raise _fault("b2" if b13 is None else "b13", what, "None", "a tensor")
     if interleaved:
-        what = "is not supported with weights of 8-bit floats, whose blocks have 128 rows"
+        what = "is not supported in 8-bit floats, whose blocks have 128 rows"
         raise _fault("interleaved", what, "False, and gate above up", "True")
 
 

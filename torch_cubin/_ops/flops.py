@@ -131,6 +131,7 @@ def _moe_backward_flops(
     of_x: bool,
     of_w13: bool,
     of_w2: bool,
+    *args: Any,
     **kw: Any,
 ) -> int:
     first, second = (2 * topk_weights.numel() * w.shape[1] * w.shape[2] for w in (w13, w2))

@@ -1,7 +1,8 @@
 """cubin::_moe (csrc/ops/experts/experts.h): fake kernels, derivatives, batching rule.
 
 A call that backward() differentiates runs as _moe_forward and _moe_backward. Derivatives of other
-orders, forward mode and torch.func's are those of the layer composed of differentiable ops.
+orders, forward mode and torch.func's are those of the layer composed of differentiable ops; with
+the recipe "block", whose products are of 8-bit floats, they are refused.
 """
 
 from __future__ import annotations
@@ -38,9 +39,10 @@ def _check(tensors: tuple[Tensor, ...], activation: str, dims: tuple[int | None,
 
 
 def _fake(*args: Any) -> Tensor:
-    *tensors, activation, _ = args
-    _check(tuple(tensors), activation, (None,) * 5)
-    return tensors[0].new_empty(tensors[0].shape)
+    tensors, (activation, *_) = args[:5], args[5:]
+    _check(tensors, activation, (None,) * 5)
+    x: Tensor = tensors[0]
+    return x.new_empty(x.shape)
 
 
 def _fake_forward(
@@ -65,6 +67,7 @@ def _fake_backward(
     of_x: bool,
     of_w13: bool,
     of_w2: bool,
+    recipe: str = "none",
 ) -> tuple[Tensor, ...]:
     return (
         x.new_empty(x.shape if of_x else (0,)),
@@ -103,10 +106,10 @@ def _composed(tensors: Sequence[Tensor], activation: str, interleaved: bool) -> 
 class _Moe(transforms.SingleLevelFunction):
     @staticmethod
     def forward(ctx: Any, made: list[Tensor], *args: Any) -> Tensor:
-        *tensors, activation, interleaved = args
+        tensors, gating = args[:5], args[5:]
         ctx.set_materialize_grads(False)
         ctx.batch_invariant = is_batch_invariant()
-        ctx.gating = activation, interleaved
+        ctx.gating = gating
         out, *kept = autograd.call_below_autograd(_forward, *args)
         ctx.save_for_backward(*tensors, *kept)
         made.append(out)
@@ -116,20 +119,22 @@ class _Moe(transforms.SingleLevelFunction):
     @autograd._as_forward
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
         if grad is None:
-            return (None,) * 8
+            return (None,) * 9
         x, ids, weights, w13, w2, before, order = ctx.saved_tensors
-        _, *needs, _, _ = ctx.needs_input_grad
+        needs = ctx.needs_input_grad[1:6]
         tensors = (x, ids, weights, w13, w2)
+        activation, interleaved, recipe = ctx.gating
         if torch.is_grad_enabled():  # to be differentiated again
-            return None, *_composed_gradients(grad, tensors, ctx.gating, needs), None, None
+            _check_composed(recipe, "second derivatives")
+            composed = _composed_gradients(grad, tensors, (activation, interleaved), needs)
+            return None, *composed, None, None, None
         of_x, _, of_weights, of_w13, of_w2 = needs
-        grads = _backward(
-            *(grad, x, weights, w13, w2, before, order, *ctx.gating), of_x, of_w13, of_w2
-        )
+        args = grad, x, weights, w13, w2, before, order, activation, interleaved
+        grads = _backward(*args, of_x, of_w13, of_w2, recipe)
         x_grad, weights_grad, w13_grad, w2_grad = grads
         return (
             *(None, x_grad if of_x else None, None, weights_grad if of_weights else None),
-            *(w13_grad if of_w13 else None, w2_grad if of_w2 else None, None, None),
+            *(w13_grad if of_w13 else None, w2_grad if of_w2 else None, None, None, None),
         )
 
 
@@ -148,25 +153,40 @@ def _composed_gradients(
     return [next(found) if needed else None for needed in needs]
 
 
+def _check_composed(recipe: str, what: str) -> None:
+    """Refuses what needs a layer composed of ops, which have derivatives of every order."""
+    if recipe == "none":
+        return
+    problem = f"has no rule for {what} with the recipe '{recipe}'"
+    advice = "Use the first derivative, by backward(), or omit the recipe."
+    raise checks.fault(NAME, problem, "a call without them", "one with them", advice)
+
+
 def _differentiated(*args: Any) -> Any:
-    *tensors, activation, interleaved = args
+    tensors, gating = args[:5], _gating(*args[5:])
+    activation, interleaved, recipe = gating
     if transforms.transforms_active() or transforms.dual_level_is_open():
+        _check_composed(recipe, "derivatives of torch.func and forward mode")
         return _composed(tensors, activation, interleaved)
 
     def op(*tensors: Tensor) -> Tensor:
-        out: Tensor = _moe(*tensors, activation, interleaved)
+        out: Tensor = _moe(*tensors, *gating)
         return out
 
-    return autograd.apply(_Moe, op, *tensors, rest=(activation, interleaved))
+    return autograd.apply(_Moe, op, *tensors, rest=gating)
+
+
+def _gating(activation: str, interleaved: bool, recipe: str = "none") -> tuple[str, bool, str]:
+    return activation, interleaved, recipe
 
 
 def _rule(op: Any) -> Callable[..., Any]:
     def rule(info: Any, dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
-        *tensors, activation, interleaved = args
-        _check(tuple(tensors), activation, dims[:5])
+        tensors, gating = args[:5], args[5:]
+        _check(tensors, gating[0], dims[:5])
 
         def one(*own: Tensor) -> Tensor:
-            return op(*own, activation, interleaved)
+            return op(*own, *gating)
 
         return one_by_one(one, info.batch_size, tensors, dims[:5])
 

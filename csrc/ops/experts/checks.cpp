@@ -80,6 +80,23 @@ void check_moe_backward(const TensorView& grad, const TensorView& x, const Tenso
   check_sizes_of("order", order, {expert_order_size(rows, w2.sizes[0])});
 }
 
+bool is_of_float8(const std::string& recipe, const Gating& gating, const TensorView& x) {
+  if (recipe == "none") return false;
+  if (recipe != "block") {
+    fail({"input", argument_text(kMoeOp, "recipe"), "is not known", "'none' or 'block'",
+          "'" + recipe.substr(0, 200) + "'", ""});
+  }
+  if (gating.activation != kActivationSilu || gating.interleaved) {
+    fail({"input", argument_text(kMoeOp, gating.interleaved ? "interleaved" : "activation"),
+          "is not supported with the recipe 'block'", "gates above ups, and 'silu'", "another",
+          ""});
+  }
+  if (x.dtype == ScalarType::Double) {
+    fail_dtype(kMoeOp, "x", "float16, bfloat16 or float32", x);
+  }
+  return true;
+}
+
 bool is_stored_transposed(const TensorView& weight) {
   return weight.strides[1] == 1 && weight.strides[2] != 1;
 }

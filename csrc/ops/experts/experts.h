@@ -34,11 +34,17 @@ void check_moe_of(const TensorView& x, const TensorView& topk_ids, const TensorV
 void check_described_moe(const nlohmann::json& tensors);
 
 Tensor moe_cpu(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weights,
-               const Tensor& w13, const Tensor& w2, const std::string& activation,
-               bool interleaved);
+               const Tensor& w13, const Tensor& w2, const std::string& activation, bool interleaved,
+               const std::string& recipe);
 Tensor moe_cuda(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weights,
                 const Tensor& w13, const Tensor& w2, const std::string& activation,
-                bool interleaved);
+                bool interleaved, const std::string& recipe);
+
+// Whether a recipe is "block": the products, forward and backward, are of 8-bit floats, with scales
+// of 1x128 of rows and of 128x128 of each expert's weights, which are quantised in the call
+// (float8.h). Throws [input] for other recipes than that and "none", and for calls that it does
+// not take.
+bool is_of_float8(const std::string& recipe, const Gating& gating, const TensorView& x);
 
 // silu as the gate of weights of float8_e4m3fn, w13 (experts, 2 * inner, hidden) and w2, with
 // float32 scales of 128x128 blocks: (experts, ceil(outputs / 128), ceil(inputs / 128)). Rows are
@@ -63,11 +69,11 @@ struct MoeKept {
 std::tuple<Tensor, Tensor, Tensor> moe_forward_cpu(const Tensor& x, const Tensor& topk_ids,
                                                    const Tensor& topk_weights, const Tensor& w13,
                                                    const Tensor& w2, const std::string& activation,
-                                                   bool interleaved);
+                                                   bool interleaved, const std::string& recipe);
 std::tuple<Tensor, Tensor, Tensor> moe_forward_cuda(const Tensor& x, const Tensor& topk_ids,
                                                     const Tensor& topk_weights, const Tensor& w13,
                                                     const Tensor& w2, const std::string& activation,
-                                                    bool interleaved);
+                                                    bool interleaved, const std::string& recipe);
 
 // Of x, topk_weights, w13 and w2. Those that are not asked for are empty; those of weights have the
 // weights' layout (is_stored_transposed()), contiguous.
@@ -80,11 +86,11 @@ void check_moe_backward(const TensorView& grad, const TensorView& x, const Tenso
 MoeGradients moe_backward_cpu(const Tensor& grad, const Tensor& x, const Tensor& topk_weights,
                               const Tensor& w13, const Tensor& w2, const Tensor& before,
                               const Tensor& order, const std::string& activation, bool interleaved,
-                              bool of_x, bool of_w13, bool of_w2);
+                              bool of_x, bool of_w13, bool of_w2, const std::string& recipe);
 MoeGradients moe_backward_cuda(const Tensor& grad, const Tensor& x, const Tensor& topk_weights,
                                const Tensor& w13, const Tensor& w2, const Tensor& before,
                                const Tensor& order, const std::string& activation, bool interleaved,
-                               bool of_x, bool of_w13, bool of_w2);
+                               bool of_x, bool of_w13, bool of_w2, const std::string& recipe);
 
 // Whether matrices are contiguous along dim 1, and not along dim 2.
 bool is_stored_transposed(const TensorView& weight);
@@ -110,6 +116,9 @@ Tensor expert_sum_cuda(const Tensor& rows, const Tensor& tokens, const Tensor& o
 // rows, and the experts' ends, int32, one after the other in one tensor.
 struct ExpertOrder {
   ExpertOrder(const Tensor& memory, int64_t rows);
+
+  // What `ends` points to.
+  Tensor ends_tensor(int64_t experts) const;
 
   Tensor memory;
   int *tokens, *places, *ends;

@@ -1,5 +1,7 @@
 // moe with weights of 8-bit floats: rows are quantised before each product, the second time with
 // their gate, which scaled_gated_matmul does.
+#include "ops/experts/float8.h"
+
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -8,42 +10,16 @@
 #include "ops/common/aten.h"
 #include "ops/common/stable_ops.h"
 #include "ops/experts/experts.h"
-#include "ops/grouped/grouped.h"
-#include "ops/quantize/quantize.h"
-#include "ops/scaled/scaled.h"
 #include "pytorch/described_tensor.h"
 
 namespace torch_cubin {
 namespace {
 
-// A layer's steps on one device.
-struct Float8Steps {
-  decltype(&quantize_cpu) quantize;
-  decltype(&scaled_gated_matmul_cpu) gated;
-  decltype(&scaled_grouped_matmul_cpu) product;
-};
-
-struct Float8Weight {
-  const Tensor& data;   // (experts, outputs, inputs)
-  const Tensor& scale;  // (experts, ceil(outputs / 128), ceil(inputs / 128))
-};
-
-// The first product's rows, with their gate and quantised.
-Quantized gated_rows(const Float8Steps& steps, const Tensor& rows, const Float8Weight& first,
-                     const Tensor& ends) {
-  const auto [data, scale] =
-      steps.quantize(rows, kScaleBlock1x128, false, false, "none", std::nullopt);
-  return steps.gated(data, matrices_transposed(first.data), scale, matrices_transposed(first.scale),
-                     "silu", ends, TensorView(rows).dtype, std::nullopt, std::nullopt, false);
-}
-
 // The second product's rows.
 Tensor products(const Float8Steps& steps, const Tensor& rows, const Float8Weight& first,
                 const Float8Weight& second, const Tensor& ends) {
-  const auto [data, scale] = gated_rows(steps, rows, first, ends);
-  return steps.product(data, matrices_transposed(second.data), scale, kScaleBlock1x128,
-                       matrices_transposed(second.scale), kScaleBlock128x128, ends,
-                       TensorView(rows).dtype, false);
+  return float8_product(steps, float8_gated_rows(steps, rows, first, ends), second, ends,
+                        TensorView(rows).dtype);
 }
 
 void check_scales(const char* name, const TensorView& scale, const TensorView& weight) {
@@ -99,9 +75,8 @@ Tensor moe_float8_cpu(const Tensor& x, const Tensor& topk_ids, const Tensor& top
                           TensorView(w2_scale)};
   if (sizes.is_empty) return zeros_like(sizes.view);
   const HostOrder order(order_on_host(topk_ids, sizes.experts), sizes.rows, sizes.experts);
-  const Tensor results =
-      products({quantize_cpu, scaled_gated_matmul_cpu, scaled_grouped_matmul_cpu},
-               selected(x, order.tokens), {w13, w13_scale}, {w2, w2_scale}, order.ends);
+  const Tensor results = products(kFloat8OnHost, selected(x, order.tokens), {w13, w13_scale},
+                                  {w2, w2_scale}, order.ends);
   const Tensor places = torch::stable::view(order.places, {sizes.tokens, sizes.k});
   return expert_sum_cpu(results, order.tokens, order.tokens, places, topk_weights);
 }
@@ -117,11 +92,9 @@ Tensor moe_float8_cuda(const Tensor& x, const Tensor& topk_ids, const Tensor& to
   const Device& gpu = device(view.device_index);
   const Tensor ids = as_contiguous(topk_ids);
   const ExpertOrder order = order_experts(gpu, TensorView(ids), sizes.experts);
-  Tensor memory = order.memory;
-  const Tensor ends = torch::stable::narrow(memory, 0, 2 * sizes.rows, sizes.experts);
   const Tensor rows = gathered_rows(gpu, x, order.tokens, sizes.rows);
-  const Float8Steps steps{quantize_cuda, scaled_gated_matmul_cuda, scaled_grouped_matmul_cuda};
-  const Tensor results = products(steps, rows, {w13, w13_scale}, {w2, w2_scale}, ends);
+  const Tensor results = products(kFloat8OnCuda, rows, {w13, w13_scale}, {w2, w2_scale},
+                                  order.ends_tensor(sizes.experts));
   Tensor out = empty_cuda(view.sizes, view.dim, view.dtype, view.device_index);
   sum_experts(gpu, results, order.places, sizes.k, summable(topk_weights), out);
   return out;

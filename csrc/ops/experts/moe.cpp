@@ -7,6 +7,7 @@
 #include "ops/common/batch_invariant.h"
 #include "ops/common/stable_ops.h"
 #include "ops/experts/experts.h"
+#include "ops/experts/float8.h"
 #include "ops/grouped/grouped.h"
 #include "ops/grouped/operands.h"
 #include "ops/matmul/checks.h"
@@ -83,14 +84,43 @@ struct MoeSizes {
   int64_t tokens, k, rows, experts, hidden, inner;
 };
 
+// The second product's rows of a layer without 8-bit floats; `before`, where given, gets the first
+// one's.
+Tensor results_of(const Device& gpu, const MoeSizes& sizes, const ExpertOrder& order,
+                  const Tensor& x, const Tensor& w13, const Tensor& w2, Gating gating,
+                  Tensor* before) {
+  const TensorView view(x);
+  const bool has_options = has_row_options(view.dtype);
+  // Sums that are kept are rounded before the gate: bits would depend on whether they are.
+  const bool gates = has_options && before == nullptr && gating.activation != kActivationNone &&
+                     !batch_invariant();
+  const Tensor own = has_options ? x : gathered_rows(gpu, x, order.tokens, sizes.rows);
+  GroupedOperands up(kMoeOp, own, w13, sizes.experts, true, gates ? gating : Gating{});
+  if (has_options) {
+    up.call.rows = order.tokens;
+    up.call.a_height = sizes.tokens;
+  }
+  Tensor inside = product(gpu, up, order, sizes.rows, (gates ? 1 : 2) * sizes.inner, view);
+  if (!gates) {
+    const Tensor sums = inside;
+    inside = matrix(sizes.rows, sizes.inner, view);
+    gate_experts(gpu, {sums, order.places, sizes.rows, gating, inside, std::nullopt});
+    if (before != nullptr) *before = sums;
+  }
+  GroupedOperands down(kMoeOp, inside, w2, sizes.experts, true);
+  return product(gpu, down, order, sizes.rows, sizes.hidden, view);
+}
+
 // The layer; `kept`, where given, gets what the derivative needs.
 Tensor run_moe(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weights,
-               const Tensor& w13, const Tensor& w2, Gating gating, MoeKept* kept) {
+               const Tensor& w13, const Tensor& w2, Gating gating, const std::string& recipe,
+               MoeKept* kept) {
   const TensorView view(x), weights(topk_weights), second(w2);
   check_moe(view, TensorView(topk_ids), weights, TensorView(w13), second);
+  const bool of_float8 = is_of_float8(recipe, gating, view);
   const MoeSizes sizes(view, weights, second);
   Tensor out = matrix(sizes.tokens, sizes.hidden, view);
-  if (kept != nullptr) {
+  if (kept != nullptr && sizes.is_empty()) {
     const int64_t size = expert_order_size(sizes.rows, sizes.experts);
     kept->before = matrix(sizes.rows, 2 * sizes.inner, view);
     kept->order = empty_cuda(&size, 1, ScalarType::Int, view.device_index);
@@ -102,25 +132,12 @@ Tensor run_moe(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weigh
   const Device& gpu = device(view.device_index);
   const Tensor ids = as_contiguous(topk_ids);
   const ExpertOrder order = order_experts(gpu, TensorView(ids), sizes.experts);
-  const bool has_options = has_row_options(view.dtype);
-  // Sums that are kept are rounded before the gate: bits would depend on whether they are.
-  const bool gates =
-      has_options && kept == nullptr && gating.activation != kActivationNone && !batch_invariant();
-  const Tensor own = has_options ? x : gathered_rows(gpu, x, order.tokens, sizes.rows);
-  GroupedOperands up(kMoeOp, own, w13, sizes.experts, true, gates ? gating : Gating{});
-  if (has_options) {
-    up.call.rows = order.tokens;
-    up.call.a_height = sizes.tokens;
-  }
-  Tensor inside = product(gpu, up, order, sizes.rows, (gates ? 1 : 2) * sizes.inner, view);
-  if (!gates) {
-    const Tensor before = inside;
-    inside = matrix(sizes.rows, sizes.inner, view);
-    gate_experts(gpu, {before, order.places, sizes.rows, gating, inside, std::nullopt});
-    if (kept != nullptr) *kept = {before, order.memory};
-  }
-  GroupedOperands down(kMoeOp, inside, w2, sizes.experts, true);
-  const Tensor results = product(gpu, down, order, sizes.rows, sizes.hidden, view);
+  Tensor* before = kept == nullptr ? nullptr : &kept->before;
+  const Tensor results =
+      of_float8 ? float8_results(kFloat8OnCuda, gathered_rows(gpu, x, order.tokens, sizes.rows),
+                                 w13, w2, order.ends_tensor(sizes.experts), before)
+                : results_of(gpu, sizes, order, x, w13, w2, gating, before);
+  if (kept != nullptr) kept->order = order.memory;
   sum_experts(gpu, results, order.places, sizes.k, summable(topk_weights), out);
   return out;
 }
@@ -142,33 +159,82 @@ Tensor zeroed(Tensor tensor) {
   return tensor;
 }
 
+// A layer's backward of 8-bit floats. Rows live until they are quantised, so that it takes no more
+// memory than one of 16 bits.
+MoeGradients float8_backward(const Device& gpu, const MoeSizes& sizes, const ExpertOrder& order,
+                             const Tensor& grad, const Tensor& x, const Tensor& topk_weights,
+                             const Tensor& w13, const Tensor& w2, const Tensor& before,
+                             Gating gating, bool of_x, bool of_w13, bool of_w2) {
+  const Float8Steps& steps = kFloat8OnCuda;
+  const TensorView view(x), weights(topk_weights);
+  const Tensor ends = order.ends_tensor(sizes.experts), none;
+  MoeGradients out{none_of(view), none_of(weights), none_of(view), none_of(view)};
+  auto& [x_grad, weights_grad, w13_grad, w2_grad] = out;
+  Tensor grad_rows = gathered_rows(gpu, grad, order.tokens, sizes.rows);
+  Tensor inside_grad = float8_input_gradient(steps, float8_rows(steps, grad_rows, false), w2, ends);
+  // The gate's kernel does not write rows of no expert.
+  Tensor inside = zeroed(matrix(sizes.rows, sizes.inner, view));
+  Tensor before_grad = zeroed(matrix(sizes.rows, 2 * sizes.inner, view));
+  const Tensor sums = empty_cuda(weights.sizes, weights.dim, ScalarType::Float, view.device_index);
+  gate_experts(gpu, {in_vectors(before), order.places, sizes.rows, gating, inside,
+                     ExpertGateBackward{inside_grad, summable(topk_weights), before_grad, sums}});
+  weights_grad = narrow_to(sums, weights.dtype);
+  inside_grad = none;
+  if (of_w2) {
+    const Quantized outputs = float8_rows(steps, grad_rows, true);
+    grad_rows = none;
+    const Quantized inputs = float8_rows(steps, inside, true);
+    inside = none;
+    w2_grad = float8_weight_gradient(steps, outputs, inputs, TensorView(w2), ends);
+  }
+  grad_rows = inside = none;
+  Quantized outputs;
+  if (of_w13) outputs = float8_rows(steps, before_grad, true);
+  if (of_x) {
+    const Quantized rows = float8_rows(steps, before_grad, false);
+    before_grad = none;
+    const Tensor of_rows = float8_input_gradient(steps, rows, w13, ends);
+    x_grad = matrix(sizes.tokens, sizes.hidden, view);
+    sum_experts(gpu, of_rows, order.places, sizes.k, std::nullopt, x_grad);
+  }
+  before_grad = none;
+  if (of_w13) {
+    Tensor rows = gathered_rows(gpu, x, order.tokens, sizes.rows);
+    const Quantized inputs = float8_rows(steps, rows, true);
+    rows = none;
+    w13_grad = float8_weight_gradient(steps, outputs, inputs, TensorView(w13), ends);
+  }
+  return out;
+}
+
 }  // namespace
 
 Tensor moe_cuda(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weights,
                 const Tensor& w13, const Tensor& w2, const std::string& activation,
-                bool interleaved) {
+                bool interleaved, const std::string& recipe) {
   const Gating gating{check_activation(activation, kMoeOp), interleaved};
-  return run_moe(x, topk_ids, topk_weights, w13, w2, gating, nullptr);
+  return run_moe(x, topk_ids, topk_weights, w13, w2, gating, recipe, nullptr);
 }
 
 std::tuple<Tensor, Tensor, Tensor> moe_forward_cuda(const Tensor& x, const Tensor& topk_ids,
                                                     const Tensor& topk_weights, const Tensor& w13,
                                                     const Tensor& w2, const std::string& activation,
-                                                    bool interleaved) {
+                                                    bool interleaved, const std::string& recipe) {
   MoeKept kept;
   const Gating gating{check_activation(activation, kMoeOp), interleaved};
-  Tensor out = run_moe(x, topk_ids, topk_weights, w13, w2, gating, &kept);
+  Tensor out = run_moe(x, topk_ids, topk_weights, w13, w2, gating, recipe, &kept);
   return {out, kept.before, kept.order};
 }
 
 MoeGradients moe_backward_cuda(const Tensor& grad, const Tensor& x, const Tensor& topk_weights,
                                const Tensor& w13, const Tensor& w2, const Tensor& before,
                                const Tensor& order, const std::string& activation, bool interleaved,
-                               bool of_x, bool of_w13, bool of_w2) {
+                               bool of_x, bool of_w13, bool of_w2, const std::string& recipe) {
   const TensorView view(x), weights(topk_weights), first(w13), second(w2);
   const Gating gating{check_activation(activation, kMoeOp), interleaved};
   check_moe_backward(TensorView(grad), view, weights, first, second, TensorView(before),
                      TensorView(order));
+  const bool of_float8 = is_of_float8(recipe, gating, view);
   const MoeSizes sizes(view, weights, second);
   MoeGradients out{none_of(view), none_of(weights), none_of(view), none_of(view)};
   auto& [x_grad, weights_grad, w13_grad, w2_grad] = out;
@@ -181,15 +247,23 @@ MoeGradients moe_backward_cuda(const Tensor& grad, const Tensor& x, const Tensor
   }
   const Device& gpu = device(view.device_index);
   const ExpertOrder own(as_contiguous(order), sizes.rows);
-  const Tensor grad_rows = gathered_rows(gpu, grad, own.tokens, sizes.rows);
-  GroupedOperands down(kMoeOp, grad_rows, w2, sizes.experts);
-  const Tensor inside_grad = product(gpu, down, own, sizes.rows, sizes.inner, view);
-  const Tensor inside = matrix(sizes.rows, sizes.inner, view);
+  if (of_float8) {
+    return float8_backward(gpu, sizes, own, grad, x, topk_weights, w13, w2, before, gating, of_x,
+                           of_w13, of_w2);
+  }
   const Tensor before_grad = matrix(sizes.rows, 2 * sizes.inner, view);
-  const Tensor sums = empty_cuda(weights.sizes, weights.dim, ScalarType::Float, view.device_index);
-  gate_experts(gpu, {in_vectors(before), own.places, sizes.rows, gating, inside,
-                     ExpertGateBackward{inside_grad, summable(topk_weights), before_grad, sums}});
-  weights_grad = narrow_to(sums, weights.dtype);
+  {  // whose memory the other gradients take again
+    const Tensor grad_rows = gathered_rows(gpu, grad, own.tokens, sizes.rows);
+    GroupedOperands down(kMoeOp, grad_rows, w2, sizes.experts);
+    const Tensor inside_grad = product(gpu, down, own, sizes.rows, sizes.inner, view);
+    const Tensor inside = matrix(sizes.rows, sizes.inner, view);
+    const Tensor sums =
+        empty_cuda(weights.sizes, weights.dim, ScalarType::Float, view.device_index);
+    gate_experts(gpu, {in_vectors(before), own.places, sizes.rows, gating, inside,
+                       ExpertGateBackward{inside_grad, summable(topk_weights), before_grad, sums}});
+    weights_grad = narrow_to(sums, weights.dtype);
+    if (of_w2) w2_grad = weight_gradient(gpu, own, grad_rows, inside, second);
+  }
   if (of_x) {
     GroupedOperands up(kMoeOp, before_grad, w13, sizes.experts);
     const Tensor of_rows = product(gpu, up, own, sizes.rows, sizes.hidden, view);
@@ -200,7 +274,6 @@ MoeGradients moe_backward_cuda(const Tensor& grad, const Tensor& x, const Tensor
     const Tensor rows = gathered_rows(gpu, x, own.tokens, sizes.rows);
     w13_grad = weight_gradient(gpu, own, before_grad, rows, first);
   }
-  if (of_w2) w2_grad = weight_gradient(gpu, own, grad_rows, inside, second);
   return out;
 }
 

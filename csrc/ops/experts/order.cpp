@@ -2,6 +2,7 @@
 #include "cubin/error.h"
 #include "kernels/experts/order_params.h"
 #include "ops/common/shape.h"
+#include "ops/common/stable_ops.h"
 #include "ops/experts/experts.h"
 #include "ops/experts/kernels.h"
 
@@ -12,6 +13,11 @@ ExpertOrder::ExpertOrder(const Tensor& memory, int64_t rows)
       tokens(static_cast<int*>(memory.mutable_data_ptr())),
       places(tokens + rows),
       ends(places + rows) {}
+
+Tensor ExpertOrder::ends_tensor(int64_t experts) const {
+  Tensor all = memory;
+  return torch::stable::narrow(all, 0, ends - tokens, experts);
+}
 
 void check_moe_rows(int64_t rows) {
   constexpr int64_t kMostRows = INT32_MAX / 2;

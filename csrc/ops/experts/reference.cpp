@@ -6,6 +6,7 @@
 #include "ops/common/batch_invariant.h"
 #include "ops/common/stable_ops.h"
 #include "ops/experts/experts.h"
+#include "ops/experts/float8.h"
 #include "ops/grouped/grouped.h"
 #include "ops/matmul/checks.h"
 #include "ops/matmul/elementwise.h"
@@ -76,24 +77,48 @@ Tensor host_weight_gradient(const HostOrder& order, const Tensor& outputs, const
   return transposed ? matrices_transposed(out) : out;
 }
 
+// Zeros in rows of no expert, which products of 8-bit floats do not write.
+void clear_rest(const Tensor& rows, const HostOrder& order) {
+  const TensorView ends(order.ends);
+  const int64_t count = TensorView(rows).sizes[0];
+  const int64_t last = static_cast<const int32_t*>(ends.find_data())[ends.sizes[0] - 1];
+  Tensor rest = part(rows, 0, last, count - last);
+  torch::stable::zero_(rest);
+}
+
+// The second product's rows; `before`, where given, gets the first one's.
+Tensor results_on_host(const Tensor& x, const Tensor& w13, const Tensor& w2, Gating gating,
+                       const HostOrder& order, Tensor* before) {
+  const TensorView view(x);
+  Tensor sums = grouped_product_cpu(selected(wide(x), order.tokens), matrices_transposed(wide(w13)),
+                                    order.ends, true);
+  // Where moe on CUDA rounds them.
+  if (before != nullptr || batch_invariant()) {
+    const Tensor rounded = narrow_to(sums, view.dtype);
+    sums = wide(rounded);
+    if (before != nullptr) *before = rounded;
+  }
+  const Tensor inside = narrow_to(gated(sums, TensorView(w2).sizes[2], gating), view.dtype);
+  return grouped_product_cpu(inside, matrices_transposed(detach(w2)), order.ends, true);
+}
+
 Tensor moe_on_host(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weights,
-                   const Tensor& w13, const Tensor& w2, Gating gating, MoeKept* kept) {
+                   const Tensor& w13, const Tensor& w2, Gating gating, const std::string& recipe,
+                   MoeKept* kept) {
   const TensorView view(x), ids(topk_ids), second(w2);
   check_moe(view, ids, TensorView(topk_weights), TensorView(w13), second);
   const int64_t experts = second.sizes[0], rows = ids.sizes[0] * ids.sizes[1];
   const Tensor memory = order_on_host(topk_ids, experts);
   const HostOrder order(memory, rows, experts);
-  Tensor sums = grouped_product_cpu(selected(wide(x), order.tokens), matrices_transposed(wide(w13)),
-                                    order.ends, true);
-  // Where moe on CUDA rounds them.
-  if (kept != nullptr || batch_invariant()) {
-    const Tensor before = narrow_to(sums, view.dtype);
-    sums = wide(before);
-    if (kept != nullptr) *kept = {before, memory};
+  Tensor before, results;
+  if (is_of_float8(recipe, gating, view)) {
+    results = float8_results(kFloat8OnHost, selected(x, order.tokens), w13, w2, order.ends,
+                             kept == nullptr ? nullptr : &before);
+    if (kept != nullptr) clear_rest(before, order);
+  } else {
+    results = results_on_host(x, w13, w2, gating, order, kept == nullptr ? nullptr : &before);
   }
-  const Tensor inside = narrow_to(gated(sums, second.sizes[2], gating), view.dtype);
-  const Tensor results =
-      grouped_product_cpu(inside, matrices_transposed(detach(w2)), order.ends, true);
+  if (kept != nullptr) *kept = {before, memory};
   const Tensor places = torch::stable::view(order.places, {ids.sizes[0], ids.sizes[1]});
   return expert_sum_cpu(results, order.tokens, order.tokens, places, topk_weights);
 }
@@ -131,33 +156,51 @@ HostOrder::HostOrder(const Tensor& memory, int64_t rows, int64_t experts)
       ends(part(memory, 0, 2 * rows, experts)) {}
 
 Tensor moe_cpu(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weights,
-               const Tensor& w13, const Tensor& w2, const std::string& activation,
-               bool interleaved) {
+               const Tensor& w13, const Tensor& w2, const std::string& activation, bool interleaved,
+               const std::string& recipe) {
   const Gating gating{check_activation(activation, kMoeOp), interleaved};
-  return moe_on_host(x, topk_ids, topk_weights, w13, w2, gating, nullptr);
+  return moe_on_host(x, topk_ids, topk_weights, w13, w2, gating, recipe, nullptr);
 }
 
 std::tuple<Tensor, Tensor, Tensor> moe_forward_cpu(const Tensor& x, const Tensor& topk_ids,
                                                    const Tensor& topk_weights, const Tensor& w13,
                                                    const Tensor& w2, const std::string& activation,
-                                                   bool interleaved) {
+                                                   bool interleaved, const std::string& recipe) {
   MoeKept kept;
   const Gating gating{check_activation(activation, kMoeOp), interleaved};
-  const Tensor out = moe_on_host(x, topk_ids, topk_weights, w13, w2, gating, &kept);
+  const Tensor out = moe_on_host(x, topk_ids, topk_weights, w13, w2, gating, recipe, &kept);
   return {out, kept.before, kept.order};
 }
 
 MoeGradients moe_backward_cpu(const Tensor& grad, const Tensor& x, const Tensor& topk_weights,
                               const Tensor& w13, const Tensor& w2, const Tensor& before,
                               const Tensor& memory, const std::string& activation, bool interleaved,
-                              bool of_x, bool of_w13, bool of_w2) {
+                              bool of_x, bool of_w13, bool of_w2, const std::string& recipe) {
   const TensorView view(x), weights(topk_weights), first(w13), second(w2), sums(before);
   const Activation known = check_activation(activation, kMoeOp);
   check_moe_backward(TensorView(grad), view, weights, first, second, sums, TensorView(memory));
+  const bool of_float8 = is_of_float8(recipe, {known, interleaved}, view);
   const int64_t tokens = weights.sizes[0], k = weights.sizes[1], inner = second.sizes[2];
   const HostOrder order(as_contiguous(memory), tokens * k, second.sizes[0]);
+  const auto times_weight = [&](const Tensor& rows, const Tensor& weight) {
+    if (!of_float8) return grouped_product_cpu(rows, wide(weight), order.ends, true);
+    const Tensor own = narrow_to(rows, view.dtype);
+    const Quantized quantised_rows = float8_rows(kFloat8OnHost, own, false);
+    const Tensor out = float8_input_gradient(kFloat8OnHost, quantised_rows, weight, order.ends);
+    clear_rest(out, order);
+    return wide(out);
+  };
+  const auto of_weight = [&](const Tensor& outputs, const Tensor& inputs,
+                             const TensorView& weight) {
+    if (!of_float8) return host_weight_gradient(order, outputs, inputs, weight);
+    const auto columns = [&](const Tensor& rows) {
+      return float8_rows(kFloat8OnHost, narrow_to(rows, view.dtype), true);
+    };
+    return float8_weight_gradient(kFloat8OnHost, columns(outputs), columns(inputs), weight,
+                                  order.ends);
+  };
   const Tensor grad_rows = selected(wide(grad), order.tokens);
-  const Tensor inside_grad = grouped_product_cpu(grad_rows, wide(w2), order.ends, true);
+  const Tensor inside_grad = times_weight(grad_rows, w2);
   const GatesAndUps own(as_contiguous(wide(before)), inner, interleaved);
   const Tensor gate = torch::stable::contiguous(own.gate), up = torch::stable::contiguous(own.up);
   const Tensor value = apply_activation(gate, known), inside = multiplied(value, up);
@@ -181,12 +224,11 @@ MoeGradients moe_backward_cpu(const Tensor& grad, const Tensor& x, const Tensor&
                    nothing(), nothing()};
   auto& [x_grad, unused, w13_grad, w2_grad] = out;
   if (of_x) {
-    const Tensor rows = grouped_product_cpu(before_grad, wide(w13), order.ends, true);
+    const Tensor rows = times_weight(before_grad, w13);
     x_grad = narrow_to(summed(rows, order, tokens, k), view.dtype);
   }
-  if (of_w13)
-    w13_grad = host_weight_gradient(order, before_grad, selected(wide(x), order.tokens), first);
-  if (of_w2) w2_grad = host_weight_gradient(order, grad_rows, multiplied(inside, by), second);
+  if (of_w13) w13_grad = of_weight(before_grad, selected(wide(x), order.tokens), first);
+  if (of_w2) w2_grad = of_weight(grad_rows, multiplied(inside, by), second);
   return out;
 }
 

@@ -1,0 +1,150 @@
+"""torch_cubin.moe with recipe="block" on a GPU: its gradients, memory, graphs."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from test_cuda_moe import SMALL, by_experts, layer
+from torch import Tensor
+
+import torch_cubin
+
+pytestmark = pytest.mark.usefixtures("nan_memory")
+
+block_moe = functools.partial(torch_cubin.moe, recipe="block")
+
+
+def trained(function, args: list[Tensor], grad: Tensor) -> list[Tensor]:
+    """The output, and the gradients of x, the tokens' weights, w13 and w2."""
+    tensors = [x.detach().requires_grad_(x.is_floating_point()) for x in args]
+    out = function(*tensors)
+    return [out.detach(), *torch.autograd.grad(out, [tensors[0], *tensors[2:]], grad)]
+
+
+def gradient(x: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.randn(x.shape, device="cuda", generator=generator).to(x.dtype)
+
+
+def error_of(out: Tensor, right: Tensor) -> float:
+    return float((out.double() - right.double()).norm() / right.double().norm())
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dtype"),
+    [
+        ((300, *SMALL), torch.bfloat16),
+        ((5000, *SMALL), torch.float16),
+        ((700, 7, 3, 272, 112), torch.bfloat16),
+        ((60, 4, 2, 51, 27), torch.bfloat16),
+        ((128, 8, 8, 136, 72), torch.float32),
+        ((33, *SMALL), torch.float32),
+        ((2500, 128, 8, 512, 128), torch.bfloat16),
+    ],
+    ids=str,
+)
+def test_outputs_and_gradients(sizes, dtype, generator: torch.Generator) -> None:
+    args = layer(sizes, dtype, generator)
+    if dtype == torch.float16:  # weights that are stored transposed, 32-bit ids, rows with gaps
+        args[3:] = [weight.mT.contiguous().mT for weight in args[3:]]
+        args[1] = args[1].int()
+        args[0] = torch.cat([args[0], args[0]], 1)[:, : sizes[3]]
+    grad = gradient(args[0], generator)
+    found, again = (trained(block_moe, args, grad) for _ in range(2))
+    wide = [x.double() if x.is_floating_point() else x for x in args]
+    on_host = sizes[0] <= 300  # the reference takes long
+    host = trained(block_moe, [x.cpu() for x in args], grad.cpu()) if on_host else found
+    right = trained(by_experts, wide, grad.double())
+    names = "out", "x", "weights", "w13", "w2"
+    for name, own, same, other, true in zip(names, found, again, host, right, strict=True):
+        assert torch.equal(own, same), name
+        few = 2 if sizes[0] < 100 else 1  # elements of the gradients of tokens' weights
+        assert error_of(own, true) < 0.09 * few, name
+        # Of values that are rounded to 8 bits some are rounded to the next number.
+        assert error_of(own, other.cuda()) < 0.05 * few, name
+    assert [x.stride() for x in found[3:]] == [x.stride() for x in args[3:]]
+    with torch.no_grad():
+        assert torch.equal(block_moe(*args), found[0])
+
+
+def test_numbers_that_are_not_finite_stay_with_their_expert(generator: torch.Generator) -> None:
+    args = layer((300, 8, 1, 256, 128), torch.bfloat16, generator)
+    args[1] = torch.arange(300, device="cuda")[:, None] % 8
+    args[2] = torch.ones(300, 1, device="cuda")
+    grad = gradient(args[0], generator)
+    good = trained(block_moe, args, grad)
+    args[0][9, 3], args[0][17, 200] = torch.nan, torch.inf  # both of expert 1
+    bad = trained(block_moe, args, grad)
+    rows = [row for row in range(300) if row not in (9, 17)]
+    experts = [expert for expert in range(8) if expert != 1]
+    for own, other in zip(bad[:3], good[:3], strict=True):
+        assert torch.equal(own[rows], other[rows])
+    for own, other in zip(bad[3:], good[3:], strict=True):  # whose blocks of rows have one scale
+        assert error_of(own[experts], other[experts]) < 0.03
+    assert bad[0][[9, 17]].isnan().all()
+    assert bad[3][1].isnan().any()
+
+
+def test_gradients_in_a_graph_serve_other_ids(generator: torch.Generator) -> None:
+    sizes = (64, *SMALL)
+    args = layer(sizes, torch.bfloat16, generator)
+    args[2] = args[2].nan_to_num(0.5)  # other ids are skipped later
+    inputs = [x.requires_grad_(x.is_floating_point()) for x in args]
+    wanted, grad = [x for x in inputs if x.requires_grad], torch.randn_like(args[0])
+
+    def step() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(block_moe(*inputs), wanted, grad)
+
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outs = step()
+    for _ in range(2):
+        args[1].copy_(layer(sizes, torch.bfloat16, generator)[1])
+        graph.replay()
+        for out, right in zip(outs, step(), strict=True):
+            assert torch.equal(out, right)
+
+
+@pytest.mark.parametrize("tokens", [256, 4096])
+def test_training_takes_no_more_memory_than_in_bfloat16(
+    tokens, generator: torch.Generator, freed_memory: None
+) -> None:
+    args = layer((tokens, 32, 4, 1024, 512), torch.bfloat16, generator)
+    args = [x.requires_grad_(x.is_floating_point()) for x in args]
+    peaks = []
+    for function in (torch_cubin.moe, block_moe):
+        for _ in range(2):  # the first call loads kernels
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            function(*args).float().square().mean().backward()
+            peaks.append(torch.cuda.max_memory_allocated() - before)
+            for x in args:
+                x.grad = None
+    print(tokens, peaks)
+    assert peaks[3] <= peaks[1]
+
+
+def test_a_loss_falls_as_in_bfloat16(generator: torch.Generator) -> None:
+    args = layer((512, 8, 2, 256, 128), torch.float32, generator)
+    args[2] = args[2].nan_to_num(0.0)
+    wanted = gradient(args[0], generator)
+    losses = []
+    for function in (torch_cubin.moe, block_moe):
+        own = [x.clone().requires_grad_(x.is_floating_point()) for x in args]
+        optimizer = torch.optim.Adam([x for x in own if x.requires_grad], lr=2e-3)
+        for _ in range(30):
+            with torch.autocast("cuda", torch.bfloat16):
+                out = function(*own)
+            loss = (out - wanted).float().square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        losses.append(float(loss.detach()))
+    print(losses)
+    start = float(wanted.square().mean())
+    assert losses[1] < 0.8 * start
+    assert abs(losses[1] - losses[0]) < 0.03 * start
