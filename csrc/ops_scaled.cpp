@@ -22,7 +22,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(cubin, m) {
 #define TC_SCALED_GROUPED_MATMUL                                                      \
   "(Tensor mat_a, Tensor mat_b, Tensor scale_a, int scale_recipe_a, Tensor scale_b, " \
   "int scale_recipe_b, *, Tensor offs, ScalarType? output_dtype=None, "               \
-  "bool use_fast_accum=False) -> Tensor"
+  "bool use_fast_accum=False, Tensor? bias=None, Tensor? scale=None, "                \
+  "Tensor? rows=None, Tensor? out_rows=None, str activation=\"none\") -> Tensor"
   m.def("scaled_grouped_matmul" TC_SCALED_GROUPED_MATMUL);
   m.def("_scaled_grouped_matmul" TC_SCALED_GROUPED_MATMUL);
   m.def("_scaled_grouped_matmul_autograd" TC_SCALED_GROUPED_MATMUL);

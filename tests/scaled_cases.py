@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Sequence
 from typing import Any
 
+import grouped_options
 import torch
 from torch import Tensor
 
@@ -150,3 +152,26 @@ def gated_by_steps(
         a, b, a_scale, BLOCK_1X128, b_scale, BLOCK_128X128, output_dtype=dtype, **offs
     )
     return ops.quantize(product, BLOCK_1X128, gate="silu", power_of_two=power_of_two)
+
+
+def call_with_options(options: tuple[str, ...], blocks: bool, device: str = "cpu") -> Any:
+    """Operands, keyword arguments, and both in float64 of the numbers that the operands are."""
+    source = random.Random(f"{options} {blocks}")
+    made = {"options": options, "dtype": torch.float32, "device": device}
+    (a, b), given = grouped_options.draw(source, sizes=(3, 0, 130, 5), k=272, n=72, rest=2, **made)
+    recipes = (BLOCK_1X128, BLOCK_128X128) if blocks else (ROW, ROW)
+    data, scale = torch.ops.cubin.quantize(a, recipes[0])
+    parts = [torch.ops.cubin.quantize(each.t(), recipes[1]) for each in b]
+    weights = torch.stack([own for own, _ in parts])
+    scales = torch.stack([own for _, own in parts])
+
+    def whole(data: Tensor, scale: Tensor) -> Tensor:
+        k = scale.repeat_interleave(128, -1) if blocks else scale
+        return data.double() * k[..., : data.shape[-2], : data.shape[-1]]
+
+    wide_b = whole(weights, scales.mT.repeat_interleave(128, -2) if blocks else scales)
+    wide = {name: x.double() if torch.is_tensor(x) and x.is_floating_point() else x
+            for name, x in given.items()}  # fmt: skip
+    own_scales = (scale, scales) if blocks else (scale.view(-1), scales.squeeze(-1))
+    args = [data, weights.mT, own_scales[0], recipes[0], own_scales[1], recipes[1]]
+    return args, given, (whole(data, scale), wide_b.mT, wide)

@@ -272,6 +272,11 @@ def scaled_grouped_matmul(
     offs: Tensor,
     output_dtype: dtype | None = None,
     use_fast_accum: bool = False,
+    bias: Tensor | None = None,
+    scale: Tensor | None = None,
+    rows: Tensor | None = None,
+    out_rows: Tensor | None = None,
+    activation: str = "none",
 ) -> Tensor: ...
 def scaled_matmul(
     mat_a: Tensor,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 
+import grouped_options
 import numerics
 import pytest
 import scaled_cases as cases
@@ -231,6 +232,23 @@ def test_a_rows_bits_do_not_depend_on_the_other_groups(generator: torch.Generato
         own = op(a[300:377], b[1:2], a_scale[300:377], a_recipe, b_scale[1:2], b_recipe,
                  offs=ends_of((77,)))  # fmt: skip
         assert torch.equal(out[300:377], own)
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+def test_options(blocks: bool) -> None:
+    every = grouped_options.OPTIONS
+    for options in (every, ("rows", "scale"), ("bias", "activation"), ("bias", "out_rows")):
+        args, given, wide = cases.call_with_options(options, blocks, "cuda")
+        want, stored = grouped_options.expected(*wide)
+        for dtype, limit in ((torch.float32, 1e-3), (torch.bfloat16, 0.02)):
+            out = torch_cubin.ops.scaled_grouped_matmul(*args, **given, output_dtype=dtype)
+            assert out.dtype == dtype
+            own = out[stored].double()
+            torch.testing.assert_close(own, want[stored], rtol=limit, atol=limit, msg=str(options))
+    given["bias"] += 1000.0
+    del given["out_rows"]
+    out = torch_cubin.ops.scaled_grouped_matmul(*args, **given, output_dtype=torch.float8_e4m3fn)
+    assert out[:138].float().eq(448).all()
 
 
 @pytest.mark.parametrize(

@@ -334,7 +334,8 @@ def test_fake_tensors_get_the_same_errors() -> None:
 
 def test_the_examples_of_the_docs() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "moe.md").read_text()
-    example, by_options, _, training, *_, model = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    example, by_options, _, training, *_, model = blocks
     names: dict[str, Any] = {}
     exec(example, names)
     x, w13, w2, expert, out = (names[name] for name in ("x", "w13", "w2", "expert", "out"))

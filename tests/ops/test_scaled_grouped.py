@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
+import grouped_options
 import pytest
 import torch
+from scaled_cases import call_with_options
 from torch import Tensor
 
 import torch_cubin
 
 op = torch_cubin.ops.scaled_grouped_matmul
+raw = torch.ops.cubin._scaled_grouped_matmul
 ROW, BLOCK_1X128, BLOCK_128X128 = 1, 4, 5
 # Not test_schema, which compares arguments, and PyTorch cannot compare 8-bit floats on the CPU.
 CHECKS = ("test_autograd_registration", "test_faketensor")
@@ -143,3 +147,45 @@ def test_errors(index: int, change: Any, message: str) -> None:
         op(*args, offs=ends())
     with pytest.raises(RuntimeError, match="'offs' has a wrong shape"):
         op(*arguments(True), offs=ends()[:2])
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+def test_every_set_of_options(blocks: bool) -> None:
+    subsets = [
+        own
+        for count in range(1, len(grouped_options.OPTIONS) + 1)
+        for own in itertools.combinations(grouped_options.OPTIONS, count)
+    ]
+    for options in subsets:
+        args, given, wide = call_with_options(options, blocks)
+        out = op(*args, **given, output_dtype=torch.float32)
+        want, stored = grouped_options.expected(*wide)
+        torch.testing.assert_close(
+            out[stored].double(), want[stored], rtol=1e-4, atol=1e-4, msg=str(options)
+        )
+        assert out.is_contiguous()
+
+
+def test_outputs_and_errors_of_options() -> None:
+    options = ("bias", "rows", "activation")
+    args, given, wide = call_with_options(options, True)
+    want, stored = grouped_options.expected(*wide)
+    for dtype, limit in ((torch.bfloat16, 0.01), (torch.float16, 0.002)):
+        out = op(*args, **{**given, "bias": given["bias"].to(dtype)}, output_dtype=dtype)
+        assert out.dtype == dtype
+        torch.testing.assert_close(out[stored].double(), want[stored], rtol=limit, atol=limit)
+    huge = {**given, "bias": given["bias"] + 1000.0, "activation": "relu"}
+    out = op(*args, **huge, output_dtype=torch.float8_e4m3fn)
+    assert out.float()[stored].eq(448).all()
+    torch.library.opcheck(raw, args, {**given, "output_dtype": torch.float16}, test_utils=CHECKS)
+    for change, message in (
+        ({"bias": given["bias"].double()}, "argument 'bias' has a wrong dtype"),
+        ({"bias": given["bias"][:, :-1]}, "argument 'bias' has a wrong shape"),
+        ({"out_rows": given["rows"].long()}, "argument 'out_rows' has a wrong dtype"),
+        ({"scale": torch.ones(3)}, "argument 'scale' has a wrong shape"),
+        ({"activation": "tanh"}, "activation"),
+    ):
+        with pytest.raises(RuntimeError, match=rf"\[input\]: scaled_grouped_matmul .*{message}"):
+            op(*args, **{**given, **change})
+    with pytest.raises(RuntimeError, match="has options of rows for groups of K"):
+        op(*arguments_of_k(), offs=ends(), scale=torch.ones(M))

@@ -83,7 +83,9 @@ def _grouped_flops(mat_a: Tensor, mat_b: Tensor, *args: Any, out_val: Tensor, **
 
 
 def _scaled_flops(mat_a: Tensor, mat_b: Tensor, *args: Any, **kwargs: Any) -> int:
-    return 2 * mat_a.shape[0] * mat_a.shape[1] * mat_b.shape[-1]
+    numbers = kwargs.get("rows")  # of scaled_grouped_matmul
+    rows = mat_a.shape[0] if numbers is None else numbers.shape[0]
+    return 2 * rows * mat_a.shape[1] * mat_b.shape[-1]
 
 
 def _scaled_gated_flops(mat_a: Tensor, mat_b: Tensor, *args: Any, **kwargs: Any) -> int:

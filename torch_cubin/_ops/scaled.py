@@ -46,10 +46,25 @@ def _scaled_grouped_matmul(
     offs: Tensor,
     output_dtype: torch.dtype | None = None,
     use_fast_accum: bool = False,
+    bias: Tensor | None = None,
+    scale: Tensor | None = None,
+    rows: Tensor | None = None,
+    out_rows: Tensor | None = None,
+    activation: str = "none",
 ) -> Tensor:
     tensors = {"mat_a": mat_a, "mat_b": mat_b, "scale_a": scale_a, "scale_b": scale_b, "offs": offs}
-    recipes, check = (scale_recipe_a, scale_recipe_b), "scaled_grouped"
-    return _fake_product(SCALED_GROUPED, check, tensors, recipes, output_dtype, use_fast_accum)
+    options = {"bias": bias, "scale": scale, "rows": rows, "out_rows": out_rows}
+    recipes = scale_recipe_a, scale_recipe_b
+    out = _fake_product(
+        *(SCALED_GROUPED, "scaled_grouped", {**tensors, **options}, recipes, output_dtype),
+        use_fast_accum,
+        activation=activation,
+    )
+    if mat_b.dim() == 2:  # the groups divide K
+        return out.new_empty([offs.shape[0], *out.shape])
+    count, columns = out.shape
+    count = count if rows is None else rows.shape[0]
+    return out.new_empty([count, columns if activation == "none" else columns // 2])
 
 
 def _scaled_gated_matmul(
@@ -98,8 +113,9 @@ def _fake_product(
     recipes: tuple[int, int],
     output_dtype: torch.dtype | None,
     use_fast_accum: bool,
+    **options: Any,
 ) -> Tensor:
-    """Checks the call and returns its output without data."""
+    """Checks the call and returns the whole product without data."""
     given = _given(op, tensors)
     dtype = torch.bfloat16 if output_dtype is None else output_dtype
     call = {
@@ -108,12 +124,11 @@ def _fake_product(
         "recipe_b": recipes[1],
         "output_dtype": _name_of(dtype),
         "use_fast_accum": use_fast_accum,
+        **options,
     }
     checks.ask(check, call)
     mat_a, mat_b = given["mat_a"], given["mat_b"]
     shape = checks.product_shape(list(mat_a.shape), list(mat_b.shape[-2:]))
-    if "offs" in given and mat_b.dim() == 2:  # the groups divide K
-        shape = [given["offs"].shape[0], *shape]
     return mat_a.new_empty(shape, dtype=dtype)
 
 

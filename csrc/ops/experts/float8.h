@@ -15,13 +15,13 @@ namespace torch_cubin {
 struct Float8Steps {
   decltype(&quantize_cpu) quantize;
   decltype(&scaled_gated_matmul_cpu) gated;
-  decltype(&scaled_grouped_matmul_cpu) product;
+  decltype(&scaled_grouped_product_cpu) product;
 };
 
 constexpr Float8Steps kFloat8OnHost{quantize_cpu, scaled_gated_matmul_cpu,
-                                    scaled_grouped_matmul_cpu};
+                                    scaled_grouped_product_cpu};
 constexpr Float8Steps kFloat8OnCuda{quantize_cuda, scaled_gated_matmul_cuda,
-                                    scaled_grouped_matmul_cuda};
+                                    scaled_grouped_product_cuda};
 
 struct Float8Weight {
   Tensor data;   // (experts, outputs, inputs)

@@ -13,20 +13,20 @@
 namespace torch_cubin {
 namespace {
 
-void check_sizes_of(const char* name, const TensorView& view, std::initializer_list<int64_t> sizes,
-                    const char* what) {
+void check_sizes_of(const char* op, const char* name, const TensorView& view,
+                    std::initializer_list<int64_t> sizes, const char* what) {
   const auto count = static_cast<int64_t>(sizes.size());
   if (view.dim == count && std::equal(sizes.begin(), sizes.end(), view.sizes)) return;
-  fail({"input", argument_text(kGroupedOp, name), "has a wrong shape",
+  fail({"input", argument_text(op, name), "has a wrong shape",
         tuple_text(sizes.begin(), count) + ", " + what, view.shape_text(), ""});
 }
 
 // A number for each row.
-void check_of_rows(const char* name, const std::optional<TensorView>& numbers, int64_t rows,
-                   const TensorView& mat_a, ScalarType dtype) {
+void check_of_rows(const char* op, const char* name, const std::optional<TensorView>& numbers,
+                   int64_t rows, const TensorView& mat_a, ScalarType dtype) {
   if (!numbers) return;
-  check_side(kGroupedOp, name, *numbers, "mat_a", mat_a, dtype);
-  check_sizes_of(name, *numbers, {rows}, "one number for each row");
+  check_side(op, name, *numbers, "mat_a", mat_a, dtype);
+  check_sizes_of(op, name, *numbers, {rows}, "one number for each row");
 }
 
 }  // namespace
@@ -63,34 +63,39 @@ Shape check_grouped(const TensorView& mat_a, const TensorView& mat_b, const Tens
   check_offs(kGroupedOp, offs, mat_a, mat_b.dim == 2 ? -1 : mat_b.sizes[0]);
   Shape out;
   if (mat_b.dim == 2) out.append(offs.sizes[0]);
+  if (options.bias) check_like(kGroupedOp, "bias", *options.bias, "mat_a", mat_a);
+  append_rows_and_columns(kGroupedOp, mat_a, mat_b, options, out);
+  return out;
+}
+
+void append_rows_and_columns(const char* op, const TensorView& mat_a, const TensorView& mat_b,
+                             const GroupedOptionViews& options, Shape& out) {
   const int64_t columns = mat_b.sizes[mat_b.dim - 1];
-  const bool gates = check_activation(options.activation, kGroupedOp) != kActivationNone;
+  const bool gates = check_activation(options.activation, op) != kActivationNone;
   const bool has_options =
       options.bias || options.scale || options.rows || options.out_rows || gates;
   if (has_options && mat_b.dim == 2) {
-    fail({"input", kGroupedOp, "has options of rows for groups of K",
+    fail({"input", op, "has options of rows for groups of K",
           "a mat_b of 3 dimensions, or no bias, scale, rows, out_rows and activation",
           "shapes " + mat_a.shape_text() + " and " + mat_b.shape_text(), ""});
   }
   if (gates && columns % 2 != 0) {
-    fail({"input", argument_text(kGroupedOp, "mat_b"), "has no two halves for an activation",
+    fail({"input", argument_text(op, "mat_b"), "has no two halves for an activation",
           "an even number of columns, of gates and of ups", mat_b.shape_text(), ""});
   }
   if (options.rows && options.rows->dim != 1) {
-    check_sizes_of("rows", *options.rows, {options.rows->dim > 0 ? options.rows->sizes[0] : 1},
+    check_sizes_of(op, "rows", *options.rows, {options.rows->dim > 0 ? options.rows->sizes[0] : 1},
                    "a row of mat_a for each row");
   }
   const int64_t rows = options.rows ? options.rows->sizes[0] : mat_a.sizes[0];
-  check_of_rows("rows", options.rows, rows, mat_a, ScalarType::Int);
-  check_of_rows("out_rows", options.out_rows, rows, mat_a, ScalarType::Int);
-  check_of_rows("scale", options.scale, rows, mat_a, ScalarType::Float);
+  check_of_rows(op, "rows", options.rows, rows, mat_a, ScalarType::Int);
+  check_of_rows(op, "out_rows", options.out_rows, rows, mat_a, ScalarType::Int);
+  check_of_rows(op, "scale", options.scale, rows, mat_a, ScalarType::Float);
   if (options.bias) {
-    check_like(kGroupedOp, "bias", *options.bias, "mat_a", mat_a);
-    check_sizes_of("bias", *options.bias, {mat_b.sizes[0], columns}, "one bias for each group");
+    check_sizes_of(op, "bias", *options.bias, {mat_b.sizes[0], columns}, "one bias for each group");
   }
   out.append(rows);
   out.append(gates ? columns / 2 : columns);
-  return out;
 }
 
 void check_described_grouped(const nlohmann::json& call) {

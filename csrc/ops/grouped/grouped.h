@@ -49,6 +49,11 @@ inline GroupedOptionViews views_of(const GroupedOptions& x) {
   return {view_of(x.bias), view_of(x.scale), view_of(x.rows), view_of(x.out_rows), x.activation};
 }
 
+// Appends the sizes of a product of rows, (G, K, N) matrices, to its shape; throws [input] for
+// options that do not fit it, whatever dtype a bias has.
+void append_rows_and_columns(const char* op, const TensorView& mat_a, const TensorView& mat_b,
+                             const GroupedOptionViews& options, Shape& out);
+
 // Shape of rows and contraction; throws [input] for other arguments.
 Shape check_grouped(const TensorView& mat_a, const TensorView& mat_b, const TensorView& offs,
                     const GroupedOptionViews& options = {});
@@ -89,5 +94,11 @@ Tensor grouped_product_cuda(const Tensor& mat_a, const Tensor& mat_b, const Tens
 // zero. Rows of the result that nothing is stored to are zero.
 Tensor grouped_by_steps(decltype(&grouped_product_cpu) product, const Tensor& mat_a,
                         const Tensor& mat_b, const Tensor& offs, const GroupedOptions& options);
+
+// Those before the product: x[numbers], zeros for numbers that x does not have. And those after it,
+// of a float32 product, or of a float64 one; rounded to a dtype, where float8_e4m3fn saturates.
+Tensor rows_by_number(const Tensor& x, const Tensor& numbers);
+Tensor options_by_steps(const Tensor& product, const Tensor& offs, const GroupedOptions& options,
+                        ScalarType dtype);
 
 }  // namespace torch_cubin

@@ -37,11 +37,6 @@ Tensor with_zero_row(const Tensor& x) {
   return out;
 }
 
-Tensor rows_of(const Tensor& x, const Tensor& numbers) {
-  const int64_t count = TensorView(x).sizes[0];
-  return call_aten("aten::index_select", with_zero_row(x), int64_t{0}, known_rows(numbers, count));
-}
-
 // The ends, none below an earlier one: those up to a wrong one stay, and can be searched.
 Tensor ascending(const Tensor& ends) {
   using torch::stable::detail::from;
@@ -85,16 +80,40 @@ Tensor half(const Tensor& rows, int64_t number) {
   return torch::stable::contiguous(torch::stable::narrow(own, 1, number * size, size));
 }
 
+// To the largest numbers of float8_e4m3fn; NaN stays.
+Tensor saturated(const Tensor& x) {
+  const int64_t size = 1;
+  const auto limit = [&](double value) {
+    Tensor out = empty_near(TensorView(x), &size, 1, TensorView(x).dtype);
+    torch::stable::fill_(out, value);
+    return out;
+  };
+  constexpr double kLargest = 448;
+  return call_aten("aten::minimum", call_aten("aten::maximum", x, limit(-kLargest)),
+                   limit(kLargest));
+}
+
 }  // namespace
+
+Tensor rows_by_number(const Tensor& x, const Tensor& numbers) {
+  const int64_t count = TensorView(x).sizes[0];
+  return call_aten("aten::index_select", with_zero_row(x), int64_t{0}, known_rows(numbers, count));
+}
 
 Tensor grouped_by_steps(decltype(&grouped_product_cpu) product, const Tensor& mat_a,
                         const Tensor& mat_b, const Tensor& offs, const GroupedOptions& options) {
   const ScalarType dtype = TensorView(mat_a).dtype;
-  const Tensor a = options.rows ? rows_of(wide(mat_a), *options.rows) : wide(mat_a);
-  Tensor out = product(a, wide(mat_b), offs, true, {});
+  const Tensor a = options.rows ? rows_by_number(wide(mat_a), *options.rows) : wide(mat_a);
+  return options_by_steps(product(a, wide(mat_b), offs, true, {}), offs, options, dtype);
+}
+
+Tensor options_by_steps(const Tensor& product, const Tensor& offs, const GroupedOptions& options,
+                        ScalarType dtype) {
+  Tensor out = product;
   const int64_t rows = TensorView(out).sizes[0];
   if (options.bias) {
-    const Tensor bias = rows_of(wide(*options.bias), groups_of_rows(offs, rows));
+    const Tensor own = narrow_to(detach(*options.bias), TensorView(out).dtype);
+    const Tensor bias = rows_by_number(own, groups_of_rows(offs, rows));
     out = scaled_addend(out, bias, 1);
   }
   if (options.activation != "none") {
@@ -114,7 +133,7 @@ Tensor grouped_by_steps(decltype(&grouped_product_cpu) product, const Tensor& ma
     all = call_aten("aten::index_copy", all, int64_t{0}, places, out);
     out = torch::stable::narrow(all, 0, 0, rows);
   }
-  return narrow_to(out, dtype);
+  return narrow_to(dtype == ScalarType::Float8_e4m3fn ? saturated(out) : out, dtype);
 }
 
 }  // namespace torch_cubin

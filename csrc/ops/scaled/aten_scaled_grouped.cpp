@@ -100,7 +100,7 @@ std::vector<Tensor> aten_scaled_grouped_mm(const Tensor& self, const Tensor& mat
     return {};
   }
   const ServedCall served;
-  const auto& run = call.a.on_cuda() ? scaled_grouped_matmul_cuda : scaled_grouped_matmul_cpu;
+  const auto& run = call.a.on_cuda() ? scaled_grouped_product_cuda : scaled_grouped_product_cpu;
   const auto of_groups = [&](const Tensor& scale, int64_t size) {
     return call.of_k() ? torch::stable::view(scale, {call.offs->sizes[0], size}) : scale;
   };

@@ -88,8 +88,8 @@ Quantized scaled_gated_matmul_cpu(const Tensor& mat_a, const Tensor& mat_b, cons
                       TensorView(scale_b), gate, view_of(offs), own, view_of(mat_up),
                       view_of(scale_up)});
   constexpr int64_t kRecipeA = kScaleBlock1x128, kRecipeB = kScaleBlock128x128;
-  const Tensor product = offs ? scaled_grouped_matmul_cpu(mat_a, mat_b, scale_a, kRecipeA, scale_b,
-                                                          kRecipeB, *offs, own, false)
+  const Tensor product = offs ? scaled_grouped_product_cpu(mat_a, mat_b, scale_a, kRecipeA, scale_b,
+                                                           kRecipeB, *offs, own, false)
                               : scaled_matmul_cpu(mat_a, mat_b, scale_a, kRecipeA, scale_b,
                                                   kRecipeB, std::nullopt, own, false);
   if (mat_up) {

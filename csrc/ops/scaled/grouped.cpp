@@ -28,6 +28,15 @@ void check_scales_of_groups(const char* op, const char* name, const TensorView& 
         std::to_string(groups) + ", as offs and mat_b", std::to_string(scale.sizes[0]), ""});
 }
 
+void check_bias_dtype(const char* op, const TensorView& bias, const TensorView& mat_a) {
+  check_device(op, "bias", bias, "mat_a", mat_a);
+  if (bias.dtype == ScalarType::BFloat16 || bias.dtype == ScalarType::Half ||
+      bias.dtype == ScalarType::Float) {
+    return;
+  }
+  fail_dtype(op, "bias", "bfloat16, float16 or float32", bias);
+}
+
 Tensor part(const Tensor& tensor, int64_t dim, int64_t start, int64_t size) {
   Tensor own = tensor;
   return torch::stable::narrow(own, dim, start, size);
@@ -83,8 +92,15 @@ Shape check_scaled_grouped(const ScaledGroupedArguments& x) {
                                   a_of_groups ? group_of(x.scale_a) : x.scale_a,
                                   b_of_groups ? group_of(x.scale_b) : x.scale_b, x.recipe_a,
                                   x.recipe_b, std::nullopt, x.out_dtype, false});
-  if (!of_k) return one;
   Shape out;
+  const GroupedOptionViews& options = x.options;
+  const bool any = options.bias || options.scale || options.rows || options.out_rows ||
+                   options.activation != "none";
+  if (!of_k || any) {
+    if (options.bias) check_bias_dtype(x.op, *options.bias, x.mat_a);
+    append_rows_and_columns(x.op, x.mat_a, x.mat_b, options, out);
+    return out;
+  }
   out.append(groups);
   out.append(one.sizes[0]);
   out.append(one.sizes[1]);
@@ -97,15 +113,24 @@ void check_described_scaled_grouped(const nlohmann::json& call) {
   const auto get = [&](const char* name) { return tensors.view(named.at(name)); };
   ScalarType out_dtype = ScalarType::BFloat16;
   find_dtype(call.at("output_dtype").get<std::string>(), &out_dtype);
-  check_scaled_grouped({kScaledGroupedOp, get("mat_a"), get("mat_b"), get("scale_a"),
-                        get("scale_b"), get("offs"), call.at("recipe_a").get<int64_t>(),
-                        call.at("recipe_b").get<int64_t>(), out_dtype});
+  check_scaled_grouped(
+      {kScaledGroupedOp,
+       get("mat_a"),
+       get("mat_b"),
+       get("scale_a"),
+       get("scale_b"),
+       get("offs"),
+       call.at("recipe_a").get<int64_t>(),
+       call.at("recipe_b").get<int64_t>(),
+       out_dtype,
+       {tensors.find(named, "bias"), tensors.find(named, "scale"), tensors.find(named, "rows"),
+        tensors.find(named, "out_rows"), call.at("activation").get<std::string>()}});
 }
 
-Tensor scaled_grouped_matmul_cpu(const Tensor& mat_a, const Tensor& mat_b, const Tensor& scale_a,
-                                 int64_t recipe_a, const Tensor& scale_b, int64_t recipe_b,
-                                 const Tensor& offs, std::optional<ScalarType> out_dtype,
-                                 bool use_fast_accum) {
+Tensor scaled_grouped_product_cpu(const Tensor& mat_a, const Tensor& mat_b, const Tensor& scale_a,
+                                  int64_t recipe_a, const Tensor& scale_b, int64_t recipe_b,
+                                  const Tensor& offs, std::optional<ScalarType> out_dtype,
+                                  bool use_fast_accum) {
   const TensorView a(mat_a);
   const ScalarType dtype = out_dtype.value_or(ScalarType::BFloat16);
   const Shape shape =

@@ -193,10 +193,10 @@ Tensor scaled_matmul_cuda(const Tensor& mat_a, const Tensor& mat_b, const Tensor
   return out;
 }
 
-Tensor scaled_grouped_matmul_cuda(const Tensor& mat_a, const Tensor& mat_b, const Tensor& scale_a,
-                                  int64_t recipe_a, const Tensor& scale_b, int64_t recipe_b,
-                                  const Tensor& offs, std::optional<ScalarType> out_dtype,
-                                  bool use_fast_accum) {
+Tensor scaled_grouped_product_cuda(const Tensor& mat_a, const Tensor& mat_b, const Tensor& scale_a,
+                                   int64_t recipe_a, const Tensor& scale_b, int64_t recipe_b,
+                                   const Tensor& offs, std::optional<ScalarType> out_dtype,
+                                   bool use_fast_accum) {
   const TensorView x(mat_a), y(mat_b);
   ScaledCall call;
   call.out_dtype = out_dtype.value_or(ScalarType::BFloat16);
@@ -259,8 +259,8 @@ Quantized scaled_gated_matmul_cuda(const Tensor& mat_a, const Tensor& mat_b, con
         multiply(*mat_up, *scale_up);
       }
     } else if (offs) {
-      product = scaled_grouped_matmul_cuda(mat_a, mat_b, scale_a, kRecipeA, scale_b, kRecipeB,
-                                           *offs, call.out_dtype, false);
+      product = scaled_grouped_product_cuda(mat_a, mat_b, scale_a, kRecipeA, scale_b, kRecipeB,
+                                            *offs, call.out_dtype, false);
     } else {
       product = scaled_matmul_cuda(mat_a, mat_b, scale_a, kRecipeA, scale_b, kRecipeB, std::nullopt,
                                    call.out_dtype, false);

@@ -18,6 +18,7 @@
 #include <tuple>
 
 #include "ops/common/shape.h"
+#include "ops/grouped/grouped.h"
 #include "pytorch/tensor.h"
 
 namespace torch_cubin {
@@ -76,6 +77,8 @@ Tensor scaled_matmul_cuda(const Tensor& mat_a, const Tensor& mat_b, const Tensor
 //
 // with scale_a (G, M) and scale_b (G, N), of rows; or two of 1x128 for all K, (M, ceil(K / 128))
 // and (N, ceil(K / 128)), whose blocks may belong to several groups.
+//
+// Products of rows have grouped_matmul's options, as steps around a float32 product.
 constexpr const char* kScaledGroupedOp = "scaled_grouped_matmul";
 
 struct ScaledGroupedArguments {
@@ -83,6 +86,7 @@ struct ScaledGroupedArguments {
   TensorView mat_a, mat_b, scale_a, scale_b, offs;
   int64_t recipe_a, recipe_b;
   ScalarType out_dtype;
+  GroupedOptionViews options = {};
 };
 
 // The metadata of one group of a tensor of groups, without its memory.
@@ -90,17 +94,36 @@ TensorView group_of(const TensorView& all);
 
 Shape check_scaled_grouped(const ScaledGroupedArguments& arguments);
 
-// As check_described_scaled(), with the tensor "offs".
+// As check_described_scaled(), with the tensor "offs", and options as check_described_grouped() has
+// them.
 void check_described_scaled_grouped(const nlohmann::json& call);
 
 Tensor scaled_grouped_matmul_cpu(const Tensor& mat_a, const Tensor& mat_b, const Tensor& scale_a,
                                  int64_t recipe_a, const Tensor& scale_b, int64_t recipe_b,
                                  const Tensor& offs, std::optional<ScalarType> out_dtype,
-                                 bool use_fast_accum);
+                                 bool use_fast_accum, const std::optional<Tensor>& bias,
+                                 const std::optional<Tensor>& scale,
+                                 const std::optional<Tensor>& rows,
+                                 const std::optional<Tensor>& out_rows,
+                                 const std::string& activation);
 Tensor scaled_grouped_matmul_cuda(const Tensor& mat_a, const Tensor& mat_b, const Tensor& scale_a,
                                   int64_t recipe_a, const Tensor& scale_b, int64_t recipe_b,
                                   const Tensor& offs, std::optional<ScalarType> out_dtype,
+                                  bool use_fast_accum, const std::optional<Tensor>& bias,
+                                  const std::optional<Tensor>& scale,
+                                  const std::optional<Tensor>& rows,
+                                  const std::optional<Tensor>& out_rows,
+                                  const std::string& activation);
+
+// Without options.
+Tensor scaled_grouped_product_cpu(const Tensor& mat_a, const Tensor& mat_b, const Tensor& scale_a,
+                                  int64_t recipe_a, const Tensor& scale_b, int64_t recipe_b,
+                                  const Tensor& offs, std::optional<ScalarType> out_dtype,
                                   bool use_fast_accum);
+Tensor scaled_grouped_product_cuda(const Tensor& mat_a, const Tensor& mat_b, const Tensor& scale_a,
+                                   int64_t recipe_a, const Tensor& scale_b, int64_t recipe_b,
+                                   const Tensor& offs, std::optional<ScalarType> out_dtype,
+                                   bool use_fast_accum);
 
 // cubin::_scaled_gated_matmul: silu(gate) * up, quantised with scales of 1x128, for the gates,
 // which are the first half of mat_b's columns, and the ups:
