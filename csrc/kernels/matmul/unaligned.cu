@@ -509,7 +509,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
 {"virtual_arch": ["90a"],
  "defaults": {
   "kind": "unaligned", "archs": ["sm_90a"], "alignment": 2, "block": [256, 1, 1], "stages": "{t.stages}",
-  "tile": "{t.tile}", "dynamic_shared": "{t.shared_{layout}}", "cost": {},
+  "tile": "{t.tile}", "dynamic_shared": "{t.shared_{layout}}",
+  "cost": {"later": 1, "later_in_large": 1.5},
   "defines": {"TC_DTYPE": "{d.dtype}", "TC_LAYOUT": "{layout}"}},
  "kernels": [
   {"name": "unaligned_matmul_{d.short}_{layout}_{t.name}",
@@ -527,6 +528,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     "t": [{"name": "64x64", "tile": [64, 64, 128], "stages": 3, "shared_nt": 104472}]}},
   {"name": "unaligned_matmul_tf32_{layout}_{t.name}",
    "dtype": "float32", "math": "tf32", "layout": "{layout}", "alignment": 4,
+   "cost": {"later": 0.4, "later_in_large": 0.4},
    "for": {
     "d": [{"dtype": "float32"}],
     "layout": ["nt"],
