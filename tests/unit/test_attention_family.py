@@ -22,7 +22,7 @@ KINDS = {
 }
 # These pass options on by the names that another library has for them.
 DOORS = (
-    *("torch_cubin/huggingface.py", "csrc/pytorch/aten_kernels.h"),
+    *("torch_cubin/huggingface.py", "torch_cubin/_hub_attention.py", "csrc/pytorch/aten_kernels.h"),
     "csrc/ops/attention/api/aten_packed_attention",
 )
 
