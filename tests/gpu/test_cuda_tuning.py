@@ -135,7 +135,9 @@ def test_every_config_with_rows_that_begin_anywhere(
                         wrong.append(f"{(m, n, k)} {layout} {offsets} {pad} {name}, bias")
     assert wrong == []
     if torch.cuda.get_device_capability()[0] == 9:
-        assert {"split", "pad ab", "sm90 64x64 read", "sm90 128x128 share_both"} <= seen
+        assert {"split", "pad ab", "sm90 64x64 read"} <= seen
+        # Which tile is chosen after a copy is the prices' choice.
+        assert any(name.startswith("sm90 ") and not name.endswith(" read") for name in seen)
 
 
 def test_split_sums_replay_in_a_graph(generator: torch.Generator) -> None:
