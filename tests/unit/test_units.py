@@ -36,12 +36,23 @@ def code_of(text: str) -> str:
     return layers.without_strings(layers.without_comments(text))
 
 
-def layer_of(folder: Path) -> int:
-    """The rank of a folder; folders outside the layers (csrc/kernels) are visible to all layers."""
-    if folder == CSRC:
-        return layers.TOP
-    name = folder.relative_to(CSRC).parts[0]
-    return layers.LAYERS.index(name) if name in layers.LAYERS else -1
+def headers_of(paths: list[Path]) -> set[Path]:
+    """The headers that files include, and those that these include."""
+    found: set[Path] = set()
+    left = list(paths)
+    while left:
+        included = re.findall(r'^#include "(.*?)"', left.pop().read_text(), re.M)
+        new = {CSRC / name for name in included if (CSRC / name).is_file()} - found
+        found |= new
+        left += new
+    return found
+
+
+def test_headers_are_followed() -> None:
+    found = headers_of([CSRC / "ops" / "matmul" / "sm90_configs.cpp"])
+    names = {str(path.relative_to(CSRC)) for path in found}
+    assert {"ops/matmul/cost.h", "driver/driver.h"} <= names
+    assert "ops/rows/rows.h" not in names
 
 
 def test_names_are_read() -> None:
@@ -66,16 +77,14 @@ def test_names_of_one_file_are_its_own() -> None:
         units[path.relative_to(CSRC).parts[:-1][:2]].append(path)
     for paths in units.values():
         seen: dict[str, Path] = {}
-        # Headers that a unit may see: those of its own layer and of the layers below.
-        layer = layer_of(paths[0].parent)
+        seen_headers = headers_of(paths)
         for path in paths:
             for name in sorted(local_names(path.read_text())):
                 other = seen.setdefault(name, path)
                 if other != path:
                     found.append(f"{path.name}: '{name}' is in {other.name}, too")
-                for header in set(headers[name]) - {path.with_suffix(".h")}:
-                    if layer_of(header.parent) <= layer:
-                        found.append(f"{path.name}: '{name}' hides that of {header.name}")
+                for header in seen_headers.intersection(headers[name]) - {path.with_suffix(".h")}:
+                    found.append(f"{path.name}: '{name}' hides that of {header.name}")
     assert found == []
 
 
