@@ -15,7 +15,8 @@ one product. Those whose loss costs the least are dropped. Configs of the goals'
 sweep has count as somewhat slower than the best one that one has.
 
 "Held out" is the regret of products whose sizes took no part in the fit of terms and factors, in
-five folds of sizes; the terms that a fit of all would move are printed, for a person to enter.
+five folds of sizes (which factors there are is chosen by all); the terms that a fit of all would
+move are printed, for a person to enter.
 """
 
 from __future__ import annotations

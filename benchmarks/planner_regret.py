@@ -63,8 +63,8 @@ def sweep_lines(gpu: str, paths: list[Path] | None = None) -> list[Line]:
 
 def merged_lines(gpu: str, paths: list[Path] | None = None) -> list[Line]:
     """The same with older times, too, as much longer or shorter as those of the configs that were
-    measured again: the mean of the same day's, and those of other days if there is none since.
-    Kernels may be quicker since: a fit is to know that they are no better."""
+    measured again. Of one day each file counts as much as those before it together; times of other
+    days stand for configs that were not measured since."""
     found: dict[str, tuple[str, Line]] = {}
     for path in sweeps(gpu, paths):
         day = path.name.split("_")[0]

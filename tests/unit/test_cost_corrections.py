@@ -26,7 +26,7 @@ def table() -> dict[str, dict[str, float]]:
     return fit_planner.read_table(TABLE.read_text())
 
 
-def test_the_table_is_what_the_command_writes() -> None:
+def test_the_table_has_the_form_that_the_command_writes() -> None:
     """Its first line, its form, and no factor twice; those of a GPU in order."""
     assert TABLE.read_text() == fit_planner.table_of(table())
     assert all(list(numbers) == sorted(numbers) for numbers in table().values())
