@@ -142,6 +142,22 @@ def test_numbers_that_are_not_finite_stay_with_their_token_and_expert() -> None:
         assert max(errors_of([a[1]], [b[1].double()])) < 0.03
 
 
+@pytest.mark.parametrize(
+    ("times", "least", "most"), [(1, 0, 0.1), (300, 0.2, 0.6), (3000, 0.9, 1.1)]
+)
+def test_small_rows_lose_bits_beside_large_ones(times: int, least: float, most: float) -> None:
+    """docs/moe.md: blocks of 128 rows have one scale, whatever experts they are of. The second
+    product's rows grow with the square of the first one's."""
+    args = layer(tokens=64, k=1, hidden=64, inner=64, dtype=torch.float32)
+    ids = torch.arange(64)[:, None] % 2
+    args |= {"topk_ids": ids, "topk_weights": torch.ones(64, 1)}
+    args["x"][ids[:, 0] == 1] *= times
+    got, right = trained(args), trained(exact(args), torch_cubin.moe)
+    error, large = errors_of(got[4][:2], right[4][:2])
+    assert least <= error < most
+    assert large < 0.1
+
+
 def test_a_loss_falls_as_in_bfloat16() -> None:
     args = layer(tokens=16, hidden=40, inner=24)
     args["topk_weights"] = args["topk_weights"].nan_to_num(0.0)
