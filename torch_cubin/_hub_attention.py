@@ -16,12 +16,17 @@ from torch_cubin import errors
 
 
 def _options(
+    function: str,
     causal: bool,
     window_size: tuple[int, int],
     softcap: float,
     alibi_slopes: Tensor | None,
     s_aux: Tensor | None,
 ) -> dict[str, Any]:
+    if not isinstance(window_size, (tuple, list)) or [*map(type, window_size)] != [int, int]:
+        raise _wrong(function, "window_size", "two ints", window_size)
+    if not isinstance(softcap, (int, float)):
+        raise _wrong(function, "softcap", "a number", softcap)
     left, right = window_size
     return {
         "window_left": left,
@@ -32,10 +37,19 @@ def _options(
     }
 
 
-def _refuse(function: str, argument: str) -> errors.Error:
+def _wrong(function: str, argument: str, expected: str, value: object) -> errors.Error:
+    got = f"a tensor of {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
     return errors.fault(
-        "input", f"{function} argument '{argument}'", "is not supported", expected="its default"
-    )
+        "input", f"{function} argument '{argument}'", "is not supported",
+        expected=expected, got=got,
+    )  # fmt: skip
+
+
+def _refuse(function: str, default: object, **arguments: object) -> None:
+    """Raises for the first argument that is not its default."""
+    for name, value in arguments.items():
+        if value is not default:
+            raise _wrong(function, name, repr(default), value)
 
 
 def flash_attn_func(
@@ -53,14 +67,13 @@ def flash_attn_func(
     s_aux: Tensor | None = None,
 ) -> Tensor:
     """Attention of (batch, rows, heads, head_dim)."""
-    if return_attn_probs:
-        raise _refuse("flash_attn_func", "return_attn_probs")
+    _refuse("flash_attn_func", False, return_attn_probs=return_attn_probs)
     out: Tensor = torch.ops.cubin.flash_attention(
         *(q, k, v),
         is_causal=causal,
         scale=softmax_scale,
         dropout_p=dropout_p,
-        **_options(causal, window_size, softcap, alibi_slopes, s_aux),
+        **_options("flash_attn_func", causal, window_size, softcap, alibi_slopes, s_aux),
     )
     return out
 
@@ -85,12 +98,10 @@ def flash_attn_varlen_func(
     s_aux: Tensor | None = None,
 ) -> Tensor:
     """Attention of packed sequences: (rows of all sequences, heads, head_dim)."""
-    if return_attn_probs:
-        raise _refuse("flash_attn_varlen_func", "return_attn_probs")
-    if block_table is not None:
-        raise _refuse("flash_attn_varlen_func", "block_table")
-    longest = (x.item() if isinstance(x, Tensor) else x for x in (max_seqlen_q, max_seqlen_k))
-    max_q, max_k = longest
+    _refuse("flash_attn_varlen_func", False, return_attn_probs=return_attn_probs)
+    _refuse("flash_attn_varlen_func", None, block_table=block_table)
+    options = _options("flash_attn_varlen_func", causal, window_size, softcap, alibi_slopes, s_aux)
+    max_q, max_k = (x.item() if isinstance(x, Tensor) else x for x in (max_seqlen_q, max_seqlen_k))
     out: Tensor = torch.ops.cubin.flash_attention(
         *(q, k, v),
         is_causal=causal,
@@ -100,7 +111,7 @@ def flash_attn_varlen_func(
         cu_seqlens_k=cu_seqlens_k,
         max_seqlen_q=max_q,
         max_seqlen_k=max_k,
-        **_options(causal, window_size, softcap, alibi_slopes, s_aux),
+        **options,
     )
     return out
 
@@ -129,10 +140,8 @@ def flash_attn_with_kvcache(
 ) -> Tensor:
     """Attention over a cache of keys and values, paged with `block_table`, to which `k` and `v` are
     written first."""
-    if cache_leftpad is not None:
-        raise _refuse("flash_attn_with_kvcache", "cache_leftpad")
-    if return_softmax_lse:
-        raise _refuse("flash_attn_with_kvcache", "return_softmax_lse")
+    _refuse("flash_attn_with_kvcache", None, cache_leftpad=cache_leftpad)
+    _refuse("flash_attn_with_kvcache", False, return_softmax_lse=return_softmax_lse)
     if isinstance(cache_seqlens, int):
         cache_seqlens = torch.full((len(q),), cache_seqlens, dtype=torch.int32, device=q.device)
     out: Tensor = torch.ops.cubin.flash_attention_with_kvcache(
@@ -141,7 +150,7 @@ def flash_attn_with_kvcache(
         softmax_scale=softmax_scale,
         causal=causal,
         rotary_interleaved=rotary_interleaved,
-        **_options(causal, window_size, softcap, alibi_slopes, s_aux),
+        **_options("flash_attn_with_kvcache", causal, window_size, softcap, alibi_slopes, s_aux),
     )
     return out
 

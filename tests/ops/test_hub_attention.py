@@ -68,19 +68,22 @@ def test_functions(device):
 
 
 @pytest.mark.parametrize(
-    ("function", "argument"),
+    ("function", "argument", "value", "got"),
     [
-        ("flash_attn_func", "return_attn_probs"),
-        ("flash_attn_varlen_func", "return_attn_probs"),
-        ("flash_attn_varlen_func", "block_table"),
-        ("flash_attn_with_kvcache", "cache_leftpad"),
-        ("flash_attn_with_kvcache", "return_softmax_lse"),
+        ("flash_attn_func", "return_attn_probs", True, "False, got True"),
+        ("flash_attn_func", "softcap", None, "a number, got None"),
+        ("flash_attn_func", "window_size", None, "two ints, got None"),
+        ("flash_attn_varlen_func", "window_size", (4,), r"two ints, got \(4,\)"),
+        ("flash_attn_varlen_func", "return_attn_probs", True, "False, got True"),
+        ("flash_attn_varlen_func", "block_table", torch.zeros(2, 3), "None, got a tensor of .2, 3"),
+        ("flash_attn_with_kvcache", "cache_leftpad", torch.zeros(2), "None, got a tensor of .2"),
+        ("flash_attn_with_kvcache", "return_softmax_lse", True, "False, got True"),
+        ("flash_attn_with_kvcache", "window_size", (None, 0), r"two ints, got \(None, 0\)"),
     ],
 )
-def test_arguments_that_are_refused(function, argument, device):
+def test_arguments_that_are_refused(function, argument, value, got, device):
     x = torch.zeros(2, 6, 2, 8, device=device)
     args = [x] * (7 if "varlen" in function else 3)
-    with pytest.raises(torch_cubin.errors.InputError, match=rf"{function} argument '{argument}'"):
-        getattr(_hub_attention, function)(
-            *args, **{argument: x[0, 0, 0, 0] == 0 if "return" in argument else x}
-        )
+    pattern = rf"{function} argument '{argument}' is not supported: expected {got}"
+    with pytest.raises(torch_cubin.errors.InputError, match=pattern):
+        getattr(_hub_attention, function)(*args, **{argument: value})

@@ -234,8 +234,8 @@ def classify(func: Any, args: Any, kwargs: Any, ours: bool) -> tuple[str, str]:
 
 def _changes_order(base: str, args: Any, kwargs: Any) -> bool:
     """Whether PyTorch's kernel for CUDA may add in another order in each run, by its arguments and
-    settings: sums of few classes' embeddings, convolutions by some of cuDNN's algorithms, and scans
-    of one vector, of which blocks take what has been summed before them as it comes."""
+    settings: gradients of embeddings, convolutions by some of cuDNN's algorithms, and scans of one
+    vector, of which blocks take what has been summed before them as it comes."""
     first = args[0] if args else None
     if not isinstance(first, torch.Tensor) or not first.is_cuda:
         return False

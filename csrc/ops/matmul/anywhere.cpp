@@ -30,7 +30,6 @@ struct AnywhereRow {
     tile_m = tile[0];
     tile_n = tile[1];
     part_k = tile[2];
-    if (tile_m % kAnywhereMostSplits != 0) fields.refuse("tile", "rows that all splits share");
     is_short = fields.integer("short", 0, 1) != 0;
     slots = fields.integer("blocks_per_multiprocessor", 1);
     const KernelFields cost = fields.object("cost");
@@ -111,9 +110,9 @@ class Anywhere : public MatmulKernels {
   }
 
  private:
-  // Of any strides, if neighbours along one dim lie side by side. Operands that are all aligned
-  // have quicker kernels, if not for TF32 along M and N of few tiles (H200, x.t() @ x of 2 of
-  // 192 x 216: 4.6 us by four blocks a tile).
+  // Operands of any strides, if neighbours along one dim lie side by side. Where both are aligned,
+  // only TF32 ones that do not both lie along K: the others have quicker kernels at every size, and
+  // these none for few tiles (H200, x.t() @ x of 2 of 192 x 216: 4.6 us by four blocks a tile).
   static bool takes(const MatmulCase& c) {
     return c.output == c.input && c.only_bias() && !c.batch_invariant && !c.split_sums &&
            !c.sums_rows() && c.a_unit && c.b_unit &&

@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kUnalignedMostSplits = 8;  // blocks of a cluster, on every GPU
 constexpr int64_t kUnalignedStretch = 128;   // bytes of K that are multiplied at a time
 constexpr int64_t kUnalignedWarps = 8;
-constexpr int64_t kLargeCluster = 4;                      // blocks, of those that are not large
+constexpr int64_t kMostBlocksOfSmallCluster = 4;          // later_in_large is of larger ones
 constexpr int64_t kUnalignedMostSize = int64_t{1} << 30;  // the kernels' numbers are 32-bit
 
 // Multiplications of the largest product: the fit knows none that is larger, and a copy pays there.
@@ -35,7 +35,6 @@ struct UnalignedRow {
     tile_m = tile[0];
     tile_n = tile[1];
     tile_k = tile[2];
-    if (tile_m % kUnalignedMostSplits != 0) fields.refuse("tile", "rows that all splits share");
     slots = fields.integer("blocks_per_multiprocessor", 1);
     const KernelFields cost = fields.object("cost");
     later = cost.number("later", 0);
@@ -142,7 +141,7 @@ class Unaligned : public MatmulKernels {
     // A block multiplies 64 rows in half the time of 128, and takes as long again for each stretch
     // of its first k tile. Those of the next ones take less of TF32, whose words are not shifted,
     // and of 16 bits longer in large clusters (H200, a k tile: 64 x 830 0.97 us, 62 x 2164 1.76).
-    const double later = plan.splits > kLargeCluster ? row.later_in_large : row.later;
+    const double later = plan.splits > kMostBlocksOfSmallCluster ? row.later_in_large : row.later;
     const auto first = static_cast<double>(ceil_div(std::min(k, row.tile_k), stretch));
     const auto all = static_cast<double>(ceil_div(k, stretch));
     work.stretches = (first + later * (all - first)) * static_cast<double>(64 + row.tile_m) / 128;
