@@ -348,6 +348,29 @@ def _names_in(layer: type) -> set[str]:
     return names
 
 
+def _check_call(module: torch.nn.Module, block_indices: Tensor | None, others: Any) -> None:
+    """Warns or raises for what a layer asks for and does not get."""
+    if others.get("output_attentions"):
+        warnings.warn(
+            'attention "cubin" gives no attention weights: use "eager" where they are wanted',
+            stacklevel=3,
+        )
+        if not torch.compiler.is_compiling():
+            report.count_declined(f"{_REPORTED} weights", "output_attentions")
+    if others.get("head_mask") is not None:  # up to transformers 4
+        raise errors.fault(
+            "input", 'attention "cubin"', "is given a head_mask, which scales attention weights",
+            expected="none", got=type(module).__name__,
+            advice='Use attn_implementation="eager" where heads are masked.',
+        )  # fmt: skip
+    if block_indices is not None:
+        raise errors.fault(
+            "input", 'attention "cubin"', "is given blocks of keys that each query is to see",
+            expected="a model without block_indices", got=type(module).__name__,
+            advice='Give this model attn_implementation="sdpa".',
+        )  # fmt: skip
+
+
 def attention(
     module: torch.nn.Module,
     query: Tensor,
@@ -394,19 +417,7 @@ def attention(
     Returns:
         (batch, rows, heads, head_dim of value), contiguous, and None for the weights.
     """
-    if kwargs.get("output_attentions"):
-        warnings.warn(
-            'attention "cubin" gives no attention weights: use "eager" where they are wanted',
-            stacklevel=2,
-        )
-        if not torch.compiler.is_compiling():
-            report.count_declined(f"{_REPORTED} weights", "output_attentions")
-    if kwargs.get("head_mask") is not None:  # up to transformers 4
-        raise errors.fault(
-            "input", 'attention "cubin"', "is given a head_mask, which scales attention weights",
-            expected="none", got=type(module).__name__,
-            advice='Use attn_implementation="eager" where heads are masked.',
-        )  # fmt: skip
+    _check_call(module, block_indices, kwargs)
     if is_causal is None:
         config_class = type(getattr(module, "config", None))
         is_causal = not _needs_mask(config_class) and getattr(module, "is_causal", True)
@@ -443,12 +454,6 @@ def attention(
             position_bias, attention_mask, is_causal, query, key
         )
         is_causal = False
-    if block_indices is not None:
-        raise errors.fault(
-            "input", 'attention "cubin"', "is given blocks of keys that each query is to see",
-            expected="a model without block_indices", got=type(module).__name__,
-            advice='Give this model attn_implementation="sdpa".',
-        )  # fmt: skip
     if indices is not None:
         attention_mask = _selected(indices, attention_mask, is_causal, key)
         is_causal = False

@@ -257,10 +257,14 @@ def test_columns_selected_by_an_indexer(mask, device):
 def test_blocks_selected_by_an_indexer_are_refused(device):
     query = torch.randn(2, 4, 5, 8, device=device)
     blocks = torch.zeros(2, 5, 1, dtype=torch.int32, device=device)
-    with pytest.raises(torch_cubin.errors.InputError, match="block_indices"):
-        torch_cubin.huggingface.attention(
-            torch.nn.Module(), query, query, query, None, block_indices=blocks
-        )
+    ends = torch.tensor([0, 2, 5], dtype=torch.int32, device=device)
+    for packed in ({}, {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends}):
+        with pytest.raises(torch_cubin.errors.InputError, match="block_indices"):
+            torch_cubin.huggingface.attention(
+                *(torch.nn.Module(), query[:1], query[:1], query[:1], None),
+                block_indices=blocks[:1],
+                **packed,
+            )
     with pytest.raises(torch_cubin.errors.InputError, match="head_mask"):
         torch_cubin.huggingface.attention(
             torch.nn.Module(), query, query, query, None, head_mask=torch.ones(query.shape[1])
