@@ -90,9 +90,9 @@ SHAPES = {
 class Timed:
     group: str
     case: str
-    value: float  # the faster peer's time over ours
+    value: float  # what the group's goal is about, such as the faster peer's time over ours
     microseconds: float
-    rate: float
+    rate: float  # TFLOP/s, or GB/s of keys and values
 
 
 Results = tuple[torch.Tensor, ...]

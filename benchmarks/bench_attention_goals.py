@@ -23,7 +23,7 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import attention_e4m3
 import attention_shapes
@@ -31,6 +31,7 @@ import bench_attention
 import bench_attention_options
 import common
 import torch
+from attention_shapes import Timed
 from goals import ATTENTION as GOALS
 
 MEASURED = {  # values of --only: the groups that each produces
@@ -64,15 +65,6 @@ FA3_OVER_CUDNN_BACKWARD = {
 # The lines of bench_attention_options.py that have a goal.
 BANDED = ("packed", "window", "GQA")
 MASKED = ("all visible", "as a mask", "documents", "padding", "random")
-
-
-@dataclass(frozen=True)
-class Line:
-    group: str
-    case: str
-    value: float
-    microseconds: float
-    rate: float  # TFLOP/s, or GB/s of keys and values
 
 
 def measure_dense(
@@ -112,7 +104,7 @@ def flash_attention_3(library: str) -> Callable[..., torch.Tensor]:
     return run
 
 
-def dense(backward: bool, budget_ms: float, library: str | None = None) -> Iterator[Line]:
+def dense(backward: bool, budget_ms: float, library: str | None = None) -> Iterator[Timed]:
     fa3 = flash_attention_3(library) if library else None
     lengths = list(enumerate(bench_attention.LENGTHS))
     for head_dim, causal, (i, length) in itertools.product((64, 128, 256), (False, True), lengths):
@@ -129,10 +121,10 @@ def dense(backward: bool, budget_ms: float, library: str | None = None) -> Itera
         case = f"d{head_dim} s{length}{' causal' if causal else ''}"
         rate = bench_attention.tflops(length, causal, backward, timed.second_us)
         for group, value in values.items():
-            yield Line(group, case, value, timed.second_us, rate)
+            yield Timed(group, case, value, timed.second_us, rate)
 
 
-def options() -> Iterator[Line]:
+def options() -> Iterator[Timed]:
     for section, head_dim in itertools.product(("packed", "bands", "masks"), (64, 128, 256)):
         for direction in ("forward", "backward"):
             # Masks that only the portable kernels serve have no goal and would take half the time.
@@ -143,34 +135,26 @@ def options() -> Iterator[Line]:
                     continue
                 group = "windows, packed, GQA" if named[0] in BANDED else "boolean masks"
                 case = f"{direction} d{head_dim} {row.case}"
-                yield Line(group, case, row.share, row.microseconds, row.tflops)
+                yield Timed(group, case, row.share, row.microseconds, row.tflops)
 
 
-def caches(budget_ms: float) -> Iterator[Line]:
+def caches(budget_ms: float) -> Iterator[Timed]:
     copies = bench_attention.copy_rate()
     for batch, length in bench_attention.CACHES:
         row = bench_attention.measure_cache("kvcache", batch, length, 0, copies, budget_ms)
         if batch == 1:
-            yield Line("decode, one sequence", f"{row.case}, to {row.peer}", row.ratio,
+            yield Timed("decode, one sequence", f"{row.case}, to {row.peer}", row.ratio,
                        row.cubin_us, row.cubin_rate)  # fmt: skip
         else:
-            yield Line("decode, of a copy", row.case, row.copy or 0.0, row.cubin_us, row.cubin_rate)
+            yield Timed(
+                "decode, of a copy", row.case, row.copy or 0.0, row.cubin_us, row.cubin_rate
+            )
     for batch, length, page_size in bench_attention.PAGED:
         row = bench_attention.measure_cache("paged", batch, length, page_size, copies, budget_ms)
-        yield Line("paged", row.case, row.ratio, row.cubin_us, row.cubin_rate)
+        yield Timed("paged", row.case, row.ratio, row.cubin_us, row.cubin_rate)
 
 
-def e4m3(budget_ms: float) -> Iterator[Line]:
-    for line in attention_e4m3.lines(budget_ms):
-        yield Line(**asdict(line))
-
-
-def shapes(group: str, budget_ms: float) -> Iterator[Line]:
-    for line in attention_shapes.lines(group, budget_ms):
-        yield Line(**asdict(line))
-
-
-def print_groups(lines: list[Line], markdown: bool) -> None:
+def print_groups(lines: list[Timed], markdown: bool) -> None:
     table = []
     for group, goal in GOALS.items():
         values = [line for line in lines if line.group == group]
@@ -187,7 +171,7 @@ def print_groups(lines: list[Line], markdown: bool) -> None:
     common.print_table(headers, table, markdown)
 
 
-def print_line(x: Line) -> None:
+def print_line(x: Timed) -> None:
     print(f"{x.group:28} {x.case:44} {x.value:6.3f} {x.microseconds:9.1f} us {x.rate:5.0f}",
           flush=True)  # fmt: skip
 
@@ -207,16 +191,17 @@ def main() -> None:
     common.require_gpu()
     common.print_machine("torch.ops.cubin's attention beside the project's goals")
     torch.manual_seed(0)
-    measures: dict[str, Callable[[], Iterator[Line]]] = {
+    measures: dict[str, Callable[[], Iterator[Timed]]] = {
         "forward": lambda: dense(False, chosen.budget, chosen.fa3),
         "backward": lambda: dense(True, chosen.budget),
         "options": options,
         "caches": lambda: caches(chosen.budget),
-        "e4m3": lambda: e4m3(chosen.budget),
+        "e4m3": lambda: attention_e4m3.lines(chosen.budget),
     } | {
-        group: lambda group=group: shapes(group, chosen.budget) for group in attention_shapes.SHAPES
+        group: lambda group=group: attention_shapes.lines(group, chosen.budget)
+        for group in attention_shapes.SHAPES
     }
-    lines: list[Line] = []
+    lines: list[Timed] = []
     failures: list[str] = []
     with torch.no_grad():
         bench_attention.warm_up()
