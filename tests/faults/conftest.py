@@ -54,3 +54,13 @@ def several(driver):
 @pytest.fixture
 def vec_add(several):
     return several["vec_add"]
+
+
+@pytest.fixture
+def attention_catalog(driver, tmp_path, monkeypatch) -> dict[str, dict]:
+    """Installs the attention kernels for Hopper; these by name."""
+    from faults import catalogs
+
+    kernels = catalogs.kernels_of("attention")
+    catalogs.install(driver, tmp_path, monkeypatch, kernels)
+    return {kernel["name"]: kernel for kernel in kernels}

@@ -28,14 +28,6 @@ Params = c_layouts.structure(f"{c_layouts.ATTENTION}/sm90/forward_params.h", "Sm
 Gather = c_layouts.structure(f"{c_layouts.ATTENTION}/decode/gather_params.h", "DecodeGatherParams")
 
 
-@pytest.fixture
-def catalog(driver, tmp_path, monkeypatch) -> dict[str, dict]:
-    """The attention kernels for Hopper, by name."""
-    kernels = catalogs.kernels_of("attention")
-    catalogs.install(driver, tmp_path, monkeypatch, kernels)
-    return {kernel["name"]: kernel for kernel in kernels}
-
-
 def launches_of(driver, calls) -> list[dict]:
     """The one launch that each call makes, in a process of their own."""
 
@@ -82,7 +74,7 @@ CALLS = [
 
 @pytest.mark.parametrize("order", ["bhsd", "bshd"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_launch_parameters(driver, catalog, order: str, dtype: torch.dtype) -> None:
+def test_launch_parameters(driver, attention_catalog, order: str, dtype: torch.dtype) -> None:
     """Boxes bring what the kernel's barriers wait for, or it would hang; the rest is the call."""
     calls = [
         partial(attend, shape, kv_heads, keys, order, dtype, **options)
@@ -90,7 +82,7 @@ def test_launch_parameters(driver, catalog, order: str, dtype: torch.dtype) -> N
     ]
     for call, launch in zip(CALLS, launches_of(driver, calls), strict=True):
         (b, h, s, d), kv_heads, keys, options = call
-        params, kernel = params_of(launch), catalog[launch["kernel"]]
+        params, kernel = params_of(launch), attention_catalog[launch["kernel"]]
         rows, columns, width = kernel["tile"]
         assert kernel["dtype"] == str(dtype).removeprefix("torch.")
         assert width == next(x for x in (64, 96, 128, 192, 256) if x >= d), call
@@ -123,7 +115,7 @@ def test_launch_parameters(driver, catalog, order: str, dtype: torch.dtype) -> N
         assert params.logsumexp != 0
 
 
-def test_softcaps_beyond_the_short_formula_take_other_kernels(driver, catalog) -> None:
+def test_softcaps_beyond_the_short_formula_take_other_kernels(driver, attention_catalog) -> None:
     def run(softcap: float) -> list[str]:
         attend((1, 2, 512, 64), 2, 512, "bhsd", softcap=softcap)
         return [launch["kernel"] for launch in driver.launches()]
@@ -132,7 +124,7 @@ def test_softcaps_beyond_the_short_formula_take_other_kernels(driver, catalog) -
     assert not any(name.startswith("sm90_") for name in forked(partial(run, 129.0)))
 
 
-def test_schedules_of_tiles(driver, catalog) -> None:
+def test_schedules_of_tiles(driver, attention_catalog) -> None:
     """Equal tiles: round robin; in pairs if keys are loaded slowly and a head's second tile finds
     them in shared memory. Causal: long tiles balanced one by one, short ones in pairs, or by
     queries if pairs would leave blocks idle. Balanced tiles are in equal sets of heads. Windows: by
@@ -170,7 +162,7 @@ def key_blocks(ends: list[int], keys: int, shift: int, columns: int) -> int:
     return sum(max(1, -(-min(keys, end + shift) // columns)) for end in ends)
 
 
-def test_partial_tiles_in_front(driver, catalog) -> None:
+def test_partial_tiles_in_front(driver, attention_catalog) -> None:
     """Of causal rows, where that saves blocks of keys: tiles of 192 queries and not of 128, whose
     blocks have as many keys. Never with a mask, with ALiBi, or where a row's bits must not depend
     on the number of rows."""
@@ -200,7 +192,7 @@ def test_partial_tiles_in_front(driver, catalog) -> None:
     *launches, invariant = forked(run)
     assert params_of(invariant).fewer == 0
     for (shape, keys, options, fewer), launch in zip(cases, launches, strict=True):
-        params, (rows, columns, _) = params_of(launch), catalog[launch["kernel"]]["tile"]
+        params, (rows, columns, _) = params_of(launch), attention_catalog[launch["kernel"]]["tile"]
         assert params.fewer == fewer, (shape, options, launch["kernel"])
         if fewer == 0:
             continue
@@ -213,7 +205,7 @@ def test_partial_tiles_in_front(driver, catalog) -> None:
 
 
 @pytest.mark.parametrize(("l2_bytes", "wide"), [(60 << 20, 16), (50 << 20, 13), (128 << 20, 32)])
-def test_keys_of_balanced_heads_fit_in_the_cache(driver, catalog, l2_bytes, wide) -> None:
+def test_keys_of_balanced_heads_fit_in_the_cache(driver, attention_catalog, l2_bytes, wide) -> None:
     """Equal sets, the fewest that fit in 5/8 of it: 64 heads of 256 columns, of 2 MB each. Heads
     that share keys take less. In a list, many blocks share a longer head's keys, which need not
     fit."""
@@ -236,7 +228,7 @@ def test_keys_of_balanced_heads_fit_in_the_cache(driver, catalog, l2_bytes, wide
         assert params_of(launch).schedule == case[3], case
 
 
-def test_short_rows_take_blocks_of_two_teams(driver, catalog) -> None:
+def test_short_rows_take_blocks_of_two_teams(driver, attention_catalog) -> None:
     """Of 64 or 96 keys, whichever the rows fill better. Longer rows take larger tiles, which share
     keys, and rows of 128 take no more blocks of 64. With 32 columns two teams serve all rows. One
     team is quicker where all tiles run at a time, and the longest of them alone: few tiles, and
@@ -257,7 +249,7 @@ def test_short_rows_take_blocks_of_two_teams(driver, catalog) -> None:
     ]
     calls = [partial(attend, shape, shape[1], shape[2], "bshd", **o) for shape, o, _ in cases]
     for (shape, options, tile), launch in zip(cases, launches_of(driver, calls), strict=True):
-        kernel = catalog[launch["kernel"]]
+        kernel = attention_catalog[launch["kernel"]]
         assert tile_of(kernel) == tile, (shape, options)
         teams, rows = kernel["cost"].get("teams", 1), kernel["tile"][0]
         assert kernel["block"] == [128 * (teams * rows // 64 + 1), 1, 1]
@@ -273,7 +265,7 @@ def test_tiles_of_two_teams_are_never_balanced(driver, tmp_path, monkeypatch) ->
     assert params_of(launch).schedule == IN_PAIRS
 
 
-def test_batch_dims_that_do_not_merge_take_a_launch_each(driver, catalog) -> None:
+def test_batch_dims_that_do_not_merge_take_a_launch_each(driver, attention_catalog) -> None:
     def call() -> None:
         strides = (10 * 64 * 2 * 3 * 128, 64 * 2 * 3 * 128 * 2, 64 * 128, 128, 1)
         q = tensors.strided((5, 3, 2, 64, 128), strides, torch.bfloat16)
@@ -312,7 +304,7 @@ def kernels_of_a_call(driver, what: str, general: dict) -> list[str]:
 
 
 @pytest.mark.parametrize("what", ["decode", "float32"])
-def test_calls_for_the_portable_kernels(driver, catalog, what: str) -> None:
+def test_calls_for_the_portable_kernels(driver, attention_catalog, what: str) -> None:
     kernels = kernels_of_a_call(driver, what, {})
     assert not any(name.startswith("sm90_") for name in kernels), kernels
 
@@ -321,7 +313,7 @@ GENERAL = {"softcap": {"softcap": 30.0}, "scale": {"scale": -1.0}}
 
 
 @pytest.mark.parametrize("what", ["boolean mask", "added mask", *GENERAL])
-def test_options_have_kernels_of_their_own(driver, catalog, what: str) -> None:
+def test_options_have_kernels_of_their_own(driver, attention_catalog, what: str) -> None:
     *before, kernel = kernels_of_a_call(driver, what, GENERAL)
     layout = {"boolean mask": "masked", "added mask": "added"}.get(what, "general")
     assert kernel.startswith(f"sm90_attention_bf16_{layout}_")
@@ -334,7 +326,7 @@ def test_options_have_kernels_of_their_own(driver, catalog, what: str) -> None:
     ("head_dim", "layout"), [(40, "masked_"), (64, "masked_"), (128, ""), (256, "")]
 )
 def test_sinks_alone_need_no_kernel_of_their_own(
-    driver, catalog, head_dim: int, layout: str, packed: bool
+    driver, attention_catalog, head_dim: int, layout: str, packed: bool
 ) -> None:
     """Those of 64 columns without a mask do not take them. None is given a mask, or a rule."""
     sinks = tensors.empty(4, dtype=torch.float32)
@@ -355,14 +347,14 @@ def test_sinks_alone_need_no_kernel_of_their_own(
     assert [x["kernel"] for x in before] == ["sm90_order_attention_queries"] * packed
     width = max(64, head_dim)
     assert launch["kernel"].startswith(f"sm90_attention_bf16_{layout}")
-    assert catalog[launch["kernel"]]["tile"][2] == width
-    assert ("plain" in catalog[launch["kernel"]]["takes"]) == (not layout)
+    assert attention_catalog[launch["kernel"]]["tile"][2] == width
+    assert ("plain" in attention_catalog[launch["kernel"]]["takes"]) == (not layout)
     params = params_of(launch)
     assert params.score.sinks == sinks.data_ptr()
     assert params.has_rule == params.mask.classes == params.mask.words == 0
 
 
-def test_a_mask_whose_copy_would_take_gigabytes_is_not_copied(driver, catalog) -> None:
+def test_a_mask_whose_copy_would_take_gigabytes_is_not_copied(driver, attention_catalog) -> None:
     """A number of each query for all keys would be copied for each key: 8 GiB here."""
 
     def run() -> list:
@@ -391,7 +383,7 @@ def test_a_mask_whose_copy_would_take_gigabytes_is_not_copied(driver, catalog) -
 @pytest.mark.parametrize("floats", [False, True])
 @pytest.mark.parametrize("softcap", [0.0, 20.0])
 def test_a_mask_that_is_added_is_read_as_it_is_or_copied(
-    driver, catalog, softcap, floats, head_dim, keys, broadcast, read
+    driver, attention_catalog, softcap, floats, head_dim, keys, broadcast, read
 ) -> None:
     shape = (2, 4, 1024, keys)
     sizes = [1 if n in broadcast else size for n, size in enumerate(shape)]
@@ -406,7 +398,7 @@ def test_a_mask_that_is_added_is_read_as_it_is_or_copied(
 
     (before, launch), address = forked(run)
     assert before["kernel"] == "sm90_added_mask_attention"
-    takes = catalog[launch["kernel"]]["takes"]
+    takes = attention_catalog[launch["kernel"]]["takes"]
     assert "unmasked" not in takes
     assert ("rule" in takes) == (softcap > 0)
     params = params_of(launch)
@@ -428,7 +420,7 @@ def test_a_mask_that_is_added_is_read_as_it_is_or_copied(
 
 @pytest.mark.parametrize("rows", [1, 3, 500])
 def test_blocks_of_keys_are_equal_for_every_number_of_rows_under_the_switch(
-    driver, catalog, rows
+    driver, attention_catalog, rows
 ) -> None:
     """With a single query, the heads that share keys are the rows of one tile."""
     shape, options = (2, 8, rows, 128), {"is_causal": True, "bottom_right": True}
@@ -439,16 +431,16 @@ def test_blocks_of_keys_are_equal_for_every_number_of_rows_under_the_switch(
 
     (launch,) = launches_of(driver, [call])
     params = params_of(launch)
-    assert catalog[launch["kernel"]]["tile"] == [8 if rows < 8 else 128, 128, 128]
+    assert attention_catalog[launch["kernel"]]["tile"] == [8 if rows < 8 else 128, 128, 128]
     assert (params.heads, params.group, params.lengths.seqlen_q) == (
         (2, 1, 4) if rows == 1 else (8, 4, rows)
     )
     assert read_map(params.q)["dims"][1] == (4 if rows == 1 else rows)
 
 
-def test_tiles_of_few_queries_serve_the_switch_alone(driver, catalog) -> None:
-    few = {name for name, kernel in catalog.items() if kernel["tile"][0] < 64}
-    few = {name for name in few if step_of(catalog[name]) == "sm90 forward"}
+def test_tiles_of_few_queries_serve_the_switch_alone(driver, attention_catalog) -> None:
+    few = {name for name, kernel in attention_catalog.items() if kernel["tile"][0] < 64}
+    few = {name for name in few if step_of(attention_catalog[name]) == "sm90 forward"}
     assert len(few) == 4
     for rows in (1, 4, 64):
         for launch in launches_of(driver, [partial(attend, (1, 2, rows, 64), 2, 200, "bhsd")]):
@@ -456,7 +448,7 @@ def test_tiles_of_few_queries_serve_the_switch_alone(driver, catalog) -> None:
 
 
 @pytest.mark.parametrize("pages", [False, True])
-def test_a_cache_is_packed_under_the_switch(driver, catalog, pages) -> None:
+def test_a_cache_is_packed_under_the_switch(driver, attention_catalog, pages) -> None:
     q = tensors.empty(3, 1, 8, 128, dtype=torch.bfloat16)
     options = {"cache_seqlens": tensors.empty(3, dtype=torch.int32), "causal": True}
     sizes = (3, 256, 2, 128)
@@ -480,13 +472,13 @@ def test_a_cache_is_packed_under_the_switch(driver, catalog, pages) -> None:
     assert launches[0]["grid"][1] == 3
 
 
-def test_tiles_of_more_queries_where_keys_are_loaded_slowly(driver, catalog) -> None:
+def test_tiles_of_more_queries_where_keys_are_loaded_slowly(driver, attention_catalog) -> None:
     """Rows of 72 columns begin within sectors of 32 bytes; those of 80 do not. Under
     batch_invariant() all calls have the same blocks of keys."""
 
     def chosen(batch: int, rows: int, d: int) -> list[int]:
         call = partial(attend, (batch, 16, rows, d), 16, rows, "bshd")
-        return catalog[launches_of(driver, [call])[0]["kernel"]]["tile"]
+        return attention_catalog[launches_of(driver, [call])[0]["kernel"]]["tile"]
 
     assert chosen(8, 1024, 72) == chosen(32, 729, 72) == [192, 96, 96]
     assert chosen(8, 1024, 80) == chosen(64, 256, 72) == [128, 128, 96]
@@ -494,7 +486,9 @@ def test_tiles_of_more_queries_where_keys_are_loaded_slowly(driver, catalog) -> 
         assert chosen(8, 1024, 72) == [128, 128, 96]
 
 
-def test_few_tiles_are_not_split_where_the_second_kernel_costs_more(driver, catalog) -> None:
+def test_few_tiles_are_not_split_where_the_second_kernel_costs_more(
+    driver, attention_catalog
+) -> None:
     """The portable kernels split keys among blocks, and a second kernel combines the parts:
     1 x 1024 with 8 heads of 32 took 17.3 us instead of 11.1 (H200)."""
 
@@ -510,7 +504,7 @@ def test_few_tiles_are_not_split_where_the_second_kernel_costs_more(driver, cata
     assert chosen(1, 128) == "combine_attention_bf16"
 
 
-def test_as_few_warps_combine_a_row_as_load_its_parts_at_once(driver, catalog) -> None:
+def test_as_few_warps_combine_a_row_as_load_its_parts_at_once(driver, attention_catalog) -> None:
     """Eight parts each: the number of blocks decides the time of the kernel that combines them."""
 
     def grids() -> list[list[int]]:
@@ -521,7 +515,7 @@ def test_as_few_warps_combine_a_row_as_load_its_parts_at_once(driver, catalog) -
     assert forked(grids) == [[128 * warps // 8, 1, 1] for warps in (1, 2, 4, 8)]
 
 
-def test_one_query_of_few_keys_is_not_split(driver, catalog) -> None:
+def test_one_query_of_few_keys_is_not_split(driver, attention_catalog) -> None:
     """A mask costs Hopper's kernels another one before; the decode kernels read it directly."""
 
     def chosen(d: int, keys: int, **options) -> str:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from attention_steps import step_of
 from fake_driver import tensors
-from faults import catalogs, launch_params
+from faults import launch_params
 from faults.forked import forked
 from faults.launch_params import read_map
 
@@ -20,14 +20,6 @@ NO_BOUND = 1 << 30
 H100, H200 = 50 << 20, 60 << 20  # bytes of the L2 cache, by which heads side by side are chosen
 PARAMS_HEADER = f"{c_layouts.ATTENTION}/sm90/backward_params.h"
 Params = c_layouts.structure(PARAMS_HEADER, "Sm90BackwardParams")
-
-
-@pytest.fixture
-def catalog(driver, tmp_path, monkeypatch) -> dict[str, dict]:
-    """The attention kernels for Hopper, by name."""
-    kernels = catalogs.kernels_of("attention")
-    catalogs.install(driver, tmp_path, monkeypatch, kernels)
-    return {kernel["name"]: kernel for kernel in kernels}
 
 
 def made(b: int, h: int, s: int, d: int, dtype=torch.bfloat16) -> torch.Tensor:
@@ -80,7 +72,7 @@ SMALL_CACHE_CALLS = [
     ids=str,
 )
 def test_parameters_of_the_three_launches(
-    driver, catalog, l2_bytes: int, call, dtype: torch.dtype
+    driver, attention_catalog, l2_bytes: int, call, dtype: torch.dtype
 ) -> None:
     """Boxes bring what the kernel's barriers wait for, or it would hang; the rest is the call."""
     b, h, kv_heads, s, keys, d, options, together = call
@@ -89,11 +81,11 @@ def test_parameters_of_the_three_launches(
         made(b, n, rows, d, dtype) for n, rows in ((h, s), (kv_heads, keys), (kv_heads, keys))
     )
     launches = launches_of(driver, q, k, v, l2_bytes, **options)
-    steps = [step_of(catalog[x["kernel"]]) for x in launches]
+    steps = [step_of(attention_catalog[x["kernel"]]) for x in launches]
     assert steps == ["sm90 delta", "sm90 backward", "sm90 convert"]
     assert len({x["params"][0] for x in launches}) == 1
     params = launch_params.read(launches[0], Params)
-    delta, kernel, convert = (catalog[x["kernel"]] for x in launches)
+    delta, kernel, convert = (attention_catalog[x["kernel"]] for x in launches)
     rows, columns, width = kernel["tile"]
     assert {x["dtype"] for x in (delta, kernel, convert)} == {str(dtype).removeprefix("torch.")}
     assert kernel["cluster"] == [blocks, 1, 1]
@@ -180,7 +172,7 @@ TOGETHER = {
 
 
 @pytest.mark.parametrize("l2_bytes", TOGETHER, ids=str)
-def test_heads_side_by_side(driver, catalog, l2_bytes: int) -> None:
+def test_heads_side_by_side(driver, attention_catalog, l2_bytes: int) -> None:
     found = {}
     for rows in TOGETHER[l2_bytes]:
         own = []
@@ -194,7 +186,7 @@ def test_heads_side_by_side(driver, catalog, l2_bytes: int) -> None:
     assert found == TOGETHER[l2_bytes]
 
 
-def test_heads_side_by_side_with_a_boolean_mask(driver, catalog) -> None:
+def test_heads_side_by_side_with_a_boolean_mask(driver, attention_catalog) -> None:
     found = {}
     for rows in (512, 1024, 2048, 4096):
         q, k, v = (made(16384 // rows, 8, rows, 256) for _ in range(3))
@@ -218,7 +210,9 @@ SHARED = [
 
 
 @pytest.mark.parametrize(("call", "shared"), SHARED, ids=str)
-def test_few_tiles_of_keys_have_several_work_items(driver, catalog, call, shared: bool) -> None:
+def test_few_tiles_of_keys_have_several_work_items(
+    driver, attention_catalog, call, shared: bool
+) -> None:
     b, h, kv_heads, s, d, options = call
     q, (k, v) = made(b, h, s, d), (made(b, kv_heads, s, d) for _ in range(2))
     params = launch_params.read(launches_of(driver, q, k, v, **options)[1], Params)
@@ -227,7 +221,9 @@ def test_few_tiles_of_keys_have_several_work_items(driver, catalog, call, shared
 
 
 @pytest.mark.parametrize(("longest", "shared"), [(1640, False), (4096, True)])
-def test_the_longest_packed_sequence_decides(driver, catalog, longest: int, shared: bool) -> None:
+def test_the_longest_packed_sequence_decides(
+    driver, attention_catalog, longest: int, shared: bool
+) -> None:
     """10 sequences of 16,400 rows: eight heads of the longest one's queries would take longer than
     all multiprocessors take for the others."""
     q, k, v = (tensors.empty(16400, n, 128, dtype=torch.bfloat16) for n in (16, 2, 2))
@@ -242,7 +238,9 @@ def test_the_longest_packed_sequence_decides(driver, catalog, longest: int, shar
         )
         return driver.launches()
 
-    launch = next(x for x in forked(run) if step_of(catalog[x["kernel"]]) == "sm90 backward")
+    launch = next(
+        x for x in forked(run) if step_of(attention_catalog[x["kernel"]]) == "sm90 backward"
+    )
     assert (launch_params.read(launch, Params).parts > 1) == shared
 
 
@@ -258,14 +256,14 @@ SETS = [
 
 
 @pytest.mark.parametrize(("call", "several"), SETS, ids=str)
-def test_few_heads_have_several_sums_of_dq(driver, catalog, call, several: bool) -> None:
+def test_few_heads_have_several_sums_of_dq(driver, attention_catalog, call, several: bool) -> None:
     b, h, kv_heads, s, d, options = call
     q, (k, v) = made(b, h, s, d), (made(b, kv_heads, s, d) for _ in range(2))
     params = launch_params.read(launches_of(driver, q, k, v, **options)[1], Params)
     assert (params.sets > 1) == several
 
 
-def test_parts_of_a_sequence_depend_on_the_batch(driver, catalog) -> None:
+def test_parts_of_a_sequence_depend_on_the_batch(driver, attention_catalog) -> None:
     found = set()
     for batch in (1, 64):
         q, (k, v) = made(batch, 8, 512, 128), (made(batch, 1, 512, 128) for _ in range(2))
@@ -275,7 +273,7 @@ def test_parts_of_a_sequence_depend_on_the_batch(driver, catalog) -> None:
 
 
 @pytest.mark.parametrize("d", [64, 256])
-def test_one_order_of_steps_with_batch_invariant(driver, catalog, d: int) -> None:
+def test_one_order_of_steps_with_batch_invariant(driver, attention_catalog, d: int) -> None:
     """Whatever the batch and the padding behind a sequence. Without the switch, few queries of wide
     heads take the portable kernels, and few tiles of keys have several parts and sums of dq."""
     found = set()
@@ -283,7 +281,7 @@ def test_one_order_of_steps_with_batch_invariant(driver, catalog, d: int) -> Non
         q, (k, v) = made(batch, 8, s, d), (made(batch, 1, s, d) for _ in range(2))
         with torch_cubin.batch_invariant():
             launches = launches_of(driver, q, k, v, is_causal=is_causal)
-        steps = [step_of(catalog[launch["kernel"]]) for launch in launches]
+        steps = [step_of(attention_catalog[launch["kernel"]]) for launch in launches]
         assert steps == ["sm90 delta", "sm90 backward", "sm90 convert"]
         params = launch_params.read(launches[1], Params)
         found.add((launches[1]["kernel"], params.parts, params.sets))
@@ -294,7 +292,7 @@ def test_one_order_of_steps_with_batch_invariant(driver, catalog, d: int) -> Non
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("softcap", [0.0, 20.0])
 def test_pairs_run_if_clusters_fit(
-    driver, catalog, softcap: float, masked: bool, largest: int
+    driver, attention_catalog, softcap: float, masked: bool, largest: int
 ) -> None:
     """With a boolean mask, too, whose bits are then of the keys of both blocks."""
     q, k, v = (made(2, 4, 300, 256) for _ in range(3))
@@ -302,7 +300,7 @@ def test_pairs_run_if_clusters_fit(
     with driver.setting("largest_cluster", largest):
         launches = launches_of(driver, q, k, v, H100, attn_mask=mask, softcap=softcap)
     blocks = 2 if largest > 1 else 1
-    kernels = [catalog[x["kernel"]] for x in launches]
+    kernels = [attention_catalog[x["kernel"]] for x in launches]
     main = next(x for x in kernels if step_of(x) == "sm90 backward")
     assert ("rule" in main["takes"]) == (softcap > 0)
     assert (main["tile"], main["cluster"]) == ([64, 64 * blocks, 256], [blocks, 1, 1])
@@ -332,9 +330,9 @@ def launches_with_a_mask(driver, head_dim: int, dtype, broadcast: tuple, softcap
     return launches, params, batches * heads * tiles * params.key_tiles
 
 
-def check_steps(catalog, launches: list[dict], softcap: float) -> None:
+def check_steps(attention_catalog, launches: list[dict], softcap: float) -> None:
     """The kernel that lays out a mask, and the backward's three."""
-    kernels = [catalog[x["kernel"]] for x in launches]
+    kernels = [attention_catalog[x["kernel"]] for x in launches]
     steps = [f"sm90 {kind}" for kind in ("mask", "delta", "backward", "convert")]
     assert [*map(step_of, kernels)] == steps
     assert ("rule" in kernels[2]["takes"]) == (softcap > 0)
@@ -343,11 +341,11 @@ def check_steps(catalog, launches: list[dict], softcap: float) -> None:
 @pytest.mark.parametrize("broadcast", [(), (1,), (0, 1), (1, 2), (0, 1, 2)], ids=str)
 @pytest.mark.parametrize(("head_dim", "softcap"), itertools.product([64, 128, 256], [0.0, 20.0]))
 def test_a_boolean_mask_is_packed_to_bits_first(
-    driver, catalog, head_dim: int, softcap: float, broadcast: tuple
+    driver, attention_catalog, head_dim: int, softcap: float, broadcast: tuple
 ) -> None:
     """Words for as many batches, heads and tiles of queries as the mask has, of all keys."""
     launches, params, steps = launches_with_a_mask(driver, head_dim, torch.bool, broadcast, softcap)
-    check_steps(catalog, launches, softcap)
+    check_steps(attention_catalog, launches, softcap)
     rows, columns = params.tile_rows, params.tile_keys
     assert columns == 128  # of a pair of blocks at head_dim 256
     # A block for each 512 keys.
@@ -362,11 +360,11 @@ def test_a_boolean_mask_is_packed_to_bits_first(
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize(("head_dim", "softcap"), itertools.product([64, 128, 256], [0.0, 20.0]))
 def test_numbers_of_a_mask_are_laid_out_first(
-    driver, catalog, head_dim: int, softcap: float, dtype: torch.dtype, broadcast: tuple
+    driver, attention_catalog, head_dim: int, softcap: float, dtype: torch.dtype, broadcast: tuple
 ) -> None:
     launches, params, steps = launches_with_a_mask(driver, head_dim, dtype, broadcast, softcap)
-    check_steps(catalog, launches, softcap)
-    assert "float_mask" in catalog[launches[2]["kernel"]]["takes"]
+    check_steps(attention_catalog, launches, softcap)
+    assert "float_mask" in attention_catalog[launches[2]["kernel"]]["takes"]
     floats = dtype == torch.float32
     assert (params.mask_added, params.mask_floats) == (1, floats)
     assert params.minus_infinity == (0xFF800000 if floats else 0xFF80)
@@ -376,7 +374,9 @@ def test_numbers_of_a_mask_are_laid_out_first(
     assert params.bits.steps == params.bits.words + steps * step_bytes
 
 
-def test_mask_numbers_whose_layout_would_take_gigabytes_are_not_laid_out(driver, catalog) -> None:
+def test_mask_numbers_whose_layout_would_take_gigabytes_are_not_laid_out(
+    driver, attention_catalog
+) -> None:
     """8 GiB of them, of a mask that has one for all keys of a query."""
     q, k, v = (made(4, 1, 32768, 64) for _ in range(3))
     mask = tensors.empty(4, 1, 32768, 1, dtype=torch.bfloat16)
@@ -386,7 +386,7 @@ def test_mask_numbers_whose_layout_would_take_gigabytes_are_not_laid_out(driver,
 
 
 @pytest.mark.parametrize("what", ["a large softcap", "float32"])
-def test_calls_for_the_portable_kernels(driver, catalog, what: str) -> None:
+def test_calls_for_the_portable_kernels(driver, attention_catalog, what: str) -> None:
     dtype = torch.float32 if what == "float32" else torch.bfloat16
     q, k, v = (made(2, 4, 300, 128, dtype) for _ in range(3))
     options = {"softcap": 200.0} if what == "a large softcap" else {}
@@ -396,7 +396,7 @@ def test_calls_for_the_portable_kernels(driver, catalog, what: str) -> None:
 
 
 @pytest.mark.parametrize("options", [{"softcap": 30.0}, {"scale": -1.0}], ids=str)
-def test_options_have_kernels_of_their_own(driver, catalog, options: dict) -> None:
+def test_options_have_kernels_of_their_own(driver, attention_catalog, options: dict) -> None:
     q, k, v = (made(2, 4, 300, 128) for _ in range(3))
     kernels = [x["kernel"] for x in launches_of(driver, q, k, v, **options)]
     assert any(name.startswith("sm90_backward_attention_bf16_general_") for name in kernels)

@@ -20,14 +20,6 @@ Params = structure(f"{ATTENTION}/sm90/e4m3_params.h", "Sm90E4m3Params")
 ValuesParams = structure(f"{ATTENTION}/sm90/e4m3_values_params.h", "Sm90E4m3ValuesParams")
 
 
-@pytest.fixture
-def catalog(driver, tmp_path, monkeypatch) -> dict[str, dict]:
-    """The attention kernels for Hopper, by name."""
-    kernels = catalogs.kernels_of("attention")
-    catalogs.install(driver, tmp_path, monkeypatch, kernels)
-    return {kernel["name"]: kernel for kernel in kernels}
-
-
 def attend(b: int, h: int, s: int, d: int, kv_heads: int, keys: int, **options) -> None:
     """Of (batch, rows, heads, columns) in memory."""
 
@@ -65,9 +57,9 @@ def check_main(kernel: dict, launch: dict, d: int) -> Params:
     ("b", "h", "s", "d", "kv_heads", "keys"),
     [(8, 32, 4096, 64, 2, 777), (1, 16, 16384, 128, 16, 16384), (3, 8, 520, 256, 1, 16000)],
 )
-def test_launch_parameters(driver, catalog, b, h, s, d, kv_heads, keys) -> None:
+def test_launch_parameters(driver, attention_catalog, b, h, s, d, kv_heads, keys) -> None:
     before, launch = launches_of(driver, partial(attend, b, h, s, d, kv_heads, keys))
-    assert not catalog[launch["kernel"]]["transposes_values"]
+    assert not attention_catalog[launch["kernel"]]["transposes_values"]
     assert before["kernel"] == "sm90_e4m3_values_attention"
     values = launch_params.read(before, ValuesParams)
     padded = -(-keys // 16) * 16
@@ -79,7 +71,7 @@ def test_launch_parameters(driver, catalog, b, h, s, d, kv_heads, keys) -> None:
     assert before["grid"] == [b * kv_heads * values.blocks, 1, 1]
     # A thread for each 16 keys and 4 columns, eight neighbours in 128 keys.
     assert values.blocks * 256 >= -(-padded // 128) * 8 * (d // 4) > (values.blocks - 1) * 256
-    params = check_main(catalog[launch["kernel"]], launch, d)
+    params = check_main(attention_catalog[launch["kernel"]], launch, d)
     maps = [read_map(map_) for map_ in maps_of(params)]
     assert maps[0]["dims"] == [d, s, h, b, 1]
     assert maps[1]["dims"] == [d, keys, kv_heads, b, 1]
@@ -101,10 +93,12 @@ def test_launch_parameters(driver, catalog, b, h, s, d, kv_heads, keys) -> None:
         (8, 8, 2048, 256, 8, 2048),
     ],
 )
-def test_blocks_transpose_values_of_few_keys(driver, catalog, b, h, s, d, kv_heads, keys) -> None:
+def test_blocks_transpose_values_of_few_keys(
+    driver, attention_catalog, b, h, s, d, kv_heads, keys
+) -> None:
     (launch,) = launches_of(driver, partial(attend, b, h, s, d, kv_heads, keys, is_causal=True))
-    assert catalog[launch["kernel"]]["transposes_values"]
-    params = check_main(catalog[launch["kernel"]], launch, d)
+    assert attention_catalog[launch["kernel"]]["transposes_values"]
+    params = check_main(attention_catalog[launch["kernel"]], launch, d)
     _, of_keys, of_values = (read_map(map_) for map_ in maps_of(params))
     assert of_keys["dims"] == [d, keys, kv_heads, b, 1]
     assert of_values == of_keys | {"address": of_values["address"]}
@@ -115,7 +109,9 @@ def test_blocks_transpose_values_of_few_keys(driver, catalog, b, h, s, d, kv_hea
     ("d", "heads", "most", "transposes"),
     [(128, 4, 400, True), (256, 4, 400, True), (256, 64, 6000, False)],
 )
-def test_packed_sequences(driver, catalog, d: int, heads: int, most: int, transposes: bool) -> None:
+def test_packed_sequences(
+    driver, attention_catalog, d: int, heads: int, most: int, transposes: bool
+) -> None:
     def call() -> None:
         q = tensors.empty(1000, heads, d, dtype=E4M3)
         k, v = (tensors.empty(3 * most, 2, d, dtype=E4M3) for _ in range(2))
@@ -128,10 +124,10 @@ def test_packed_sequences(driver, catalog, d: int, heads: int, most: int, transp
 
     *before, order, launch = launches_of(driver, call)
     assert order["kernel"] == "sm90_order_attention_queries"
-    params = check_main(catalog[launch["kernel"]], launch, d)
+    params = check_main(attention_catalog[launch["kernel"]], launch, d)
     maps = [read_map(map_) for map_ in maps_of(params)]
     rows = [(maps[0], heads), (maps[1], 2)]
-    assert bool(catalog[launch["kernel"]]["transposes_values"]) == transposes
+    assert bool(attention_catalog[launch["kernel"]]["transposes_values"]) == transposes
     if transposes:
         assert before == []
         rows.append((maps[2], 2))
@@ -151,10 +147,10 @@ def test_packed_sequences(driver, catalog, d: int, heads: int, most: int, transp
 @pytest.mark.parametrize(
     ("dim", "s", "rows"), [(64, 16384, 192), (128, 16384, 192), (128, 128, 128)]
 )
-def test_tiles(driver, catalog, dim: int, s: int, rows: int) -> None:
+def test_tiles(driver, attention_catalog, dim: int, s: int, rows: int) -> None:
     """Long sequences have the large tiles."""
     *_, launch = launches_of(driver, partial(attend, 1, 2048 // dim, s, dim, 2048 // dim, s))
-    assert catalog[launch["kernel"]]["tile"] == [rows, 128, dim]
+    assert attention_catalog[launch["kernel"]]["tile"] == [rows, 128, dim]
 
 
 def test_other_gpus_have_no_kernel(driver, tmp_path, monkeypatch) -> None:
@@ -183,7 +179,7 @@ def test_kernels_that_do_not_say_who_transposes_are_refused(driver, tmp_path, mo
     assert "[no_kernel]" in forked(run)
 
 
-def test_partial_tiles_in_front(driver, catalog) -> None:
+def test_partial_tiles_in_front(driver, attention_catalog) -> None:
     """Of causal rows, in tiles of 192 queries."""
     calls = [(4096, True, 128), (4096, False, 0), (3840, True, 0)]
 
@@ -195,12 +191,12 @@ def test_partial_tiles_in_front(driver, catalog) -> None:
         return [x for x in driver.launches() if x["kernel"].startswith("sm90_e4m3_attention_")]
 
     found = forked(run)
-    assert [catalog[x["kernel"]]["tile"][0] for x in found] == [192] * 4
+    assert [attention_catalog[x["kernel"]]["tile"][0] for x in found] == [192] * 4
     fewer = [launch_params.read(x, Params).fewer for x in found]
     assert fewer == [wanted for _, _, wanted in calls] + [0]
 
 
-def test_tiles_whose_last_one_is_skipped_in_part(driver, catalog) -> None:
+def test_tiles_whose_last_one_is_skipped_in_part(driver, attention_catalog) -> None:
     """Of 1,024 full rows, tiles of 192 queries leave 64, of which one consumer alone has rows, for
     half of the time; of 512 they leave 128."""
 

@@ -9,20 +9,12 @@ import pytest
 import torch
 from c_layouts import ATTENTION, structure
 from fake_driver import tensors
-from faults import catalogs, launch_params
+from faults import launch_params
 from faults.forked import forked, launches_of
 from faults.launch_params import read_map
 
 E4M3 = torch.float8_e4m3fn
 Params = structure(f"{ATTENTION}/sm90/e4m3_backward_params.h", "Sm90E4m3BackwardParams")
-
-
-@pytest.fixture
-def catalog(driver, tmp_path, monkeypatch) -> dict[str, dict]:
-    """The attention kernels for Hopper, by name."""
-    kernels = catalogs.kernels_of("attention")
-    catalogs.install(driver, tmp_path, monkeypatch, kernels)
-    return {kernel["name"]: kernel for kernel in kernels}
 
 
 def differentiate(b: int, h: int, s: int, d: int, kv_heads: int, keys: int, **options) -> None:
@@ -51,19 +43,19 @@ def differentiate(b: int, h: int, s: int, d: int, kv_heads: int, keys: int, **op
         (2, 4, 300, 128, 4, 2049),
     ],
 )
-def test_launch_parameters(driver, catalog, b, h, s, d, kv_heads, keys) -> None:
+def test_launch_parameters(driver, attention_catalog, b, h, s, d, kv_heads, keys) -> None:
     delta, main, convert = launches_of(driver, partial(differentiate, b, h, s, d, kv_heads, keys))
     assert delta["kernel"] == "sm90_e4m3_backward_delta_attention"
     assert convert["kernel"] == "sm90_e4m3_backward_convert_attention"
-    rows, columns, width = catalog[main["kernel"]]["tile"]
+    rows, columns, width = attention_catalog[main["kernel"]]["tile"]
     tiles = -(-s // rows) * b * h
-    assert delta["grid"] == [tiles * rows // catalog[delta["kernel"]]["tile"][0], 1, 1]
+    assert delta["grid"] == [tiles * rows // attention_catalog[delta["kernel"]]["tile"][0], 1, 1]
     assert convert["grid"] == [-(-tiles * rows // 8 * (width // 64) // 8), 1, 1]
     params = launch_params.read(main, Params)
     # Blocks of 128 columns work in pairs, each of which loads half of the keys, but of few and an
     # odd number of tiles of keys.
     pairs = width == 128 and (keys > 1024 or -(-keys // 128) % 2 == 0)
-    assert catalog[main["kernel"]]["cluster"] == ([2, 1, 1] if pairs else [1, 1, 1])
+    assert attention_catalog[main["kernel"]]["cluster"] == ([2, 1, 1] if pairs else [1, 1, 1])
     loaded = columns // 2 if pairs else columns
     panel = 64 if width == 64 else 128
     sizes = {
@@ -91,7 +83,7 @@ def test_launch_parameters(driver, catalog, b, h, s, d, kv_heads, keys) -> None:
 
 
 @pytest.mark.parametrize("d", [72, 256])
-def test_other_head_dims_have_no_kernel(driver, catalog, d) -> None:
+def test_other_head_dims_have_no_kernel(driver, attention_catalog, d) -> None:
     def run() -> str:
         with pytest.raises(RuntimeError) as caught:
             differentiate(1, 2, 64, d, 2, 64)

@@ -176,3 +176,12 @@ def random_linear_shapes(rng: random.Random) -> tuple:
     if rng.random() < 0.15:
         return input, (k,), None
     return input, (n, k), rng.choice((None, (n,), (n,), (1,), ()))
+
+
+def ops_of(program: torch.export.ExportedProgram) -> list[str]:
+    """Ours that an exported program calls."""
+    return [
+        str(node.target)
+        for node in program.graph.nodes
+        if node.op == "call_function" and "cubin" in str(node.target)
+    ]

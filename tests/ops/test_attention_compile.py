@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch._inductor.config as inductor_config
 from ops.attention_samples import attention, make_qkv, ops, stock
-from ops.samples import ATEN_IS_CALLED, assert_near
+from ops.samples import ATEN_IS_CALLED, assert_near, ops_of
 from ops.test_attention_semantics import near
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -217,14 +217,6 @@ class Attention(torch.nn.Module):
     def forward(self, x, mask):
         q, k, v = self.projection(x).unflatten(-1, (3, 2, 8)).transpose(1, 3).unbind(2)
         return self.op(q, k, v, mask, scale=0.3).transpose(1, 2).flatten(2)
-
-
-def ops_of(program) -> list[str]:
-    return [
-        str(node.target)
-        for node in program.graph.nodes
-        if node.op == "call_function" and "cubin" in str(node.target)
-    ]
 
 
 @pytest.mark.parametrize(("strict", "grad"), [(False, True), (True, False)])

@@ -71,21 +71,3 @@ def test_causal_bias_is_refused_by_other_ops(device):
     ):
         with pytest.raises((RuntimeError, ValueError), match=r"\[input\]: .*CausalBias"):
             call()
-
-
-class Wrapper(torch.Tensor):
-    """A subclass that lets PyTorch compute with its own storage, which it has not."""
-
-    @staticmethod
-    def __new__(cls, *sizes):
-        return torch.Tensor._make_wrapper_subclass(cls, sizes)
-
-    @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        with torch._C._DisableTorchDispatch():
-            return func(*args, **(kwargs or {}))
-
-
-def test_a_declared_op_refuses_a_wrapper_without_memory():
-    with pytest.raises(ValueError, match=r"\[input\]: .*argument 'x'.*no memory.*Wrapper"):
-        vec_add()(Wrapper(4, 4), torch.ones(4, 4))

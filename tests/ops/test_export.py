@@ -6,7 +6,7 @@ import io
 
 import pytest
 import torch
-from ops.samples import assert_near, linear, make, matmul, reference_linear
+from ops.samples import assert_near, linear, make, matmul, ops_of, reference_linear
 
 import torch_cubin
 
@@ -24,14 +24,6 @@ class Model(torch.nn.Module):
 
     def expected(self, x):
         return torch.matmul(reference_linear(x, self.weight, self.bias).relu(), self.weight)
-
-
-def ops_of(program) -> list[str]:
-    return [
-        str(node.target)
-        for node in program.graph.nodes
-        if node.op == "call_function" and "cubin" in str(node.target)
-    ]
 
 
 @pytest.mark.parametrize("strict", [False, True])
