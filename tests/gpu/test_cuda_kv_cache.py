@@ -4,6 +4,7 @@ the same bits every time. What it means in small is in tests/ops/test_kv_cache.p
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import numerics
@@ -119,6 +120,34 @@ def test_a_captured_step_follows_lengths_that_change(page_size):
         assert torch.equal(args["k_cache"], own["k_cache"])
     wanted, _, _ = expected(**(own | {"cache_seqlens": own["cache_seqlens"] - 1}))
     torch.testing.assert_close(out.double(), wanted, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"batch": 1}, {"batch": 40, "shared": 1}, {"batch": 3, "page_size": 64},
+     {"batch": 2, "e4m3": True}],
+)  # fmt: skip
+def test_lengths_that_change_after_a_decode_has_started(options):
+    """It plans its part before the kernel before it has ended, but takes what that one writes."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    if torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("no kernel starts early below compute capability 9.0")
+    from gpu.late_writer import write_late
+
+    torch.manual_seed(0)
+    lengths = [0] * options["batch"]
+    shape = {"heads": 16, "shared": 4, "dim": 128, "capacity": 8000, "lengths": lengths}
+    args = make(DEVICE, **shape | options)
+    written = args["cache_seqlens"].clone()
+    drawn = random.Random(1)
+    results = []
+    for _ in range(6):
+        new = torch.tensor([drawn.randrange(8001) for _ in lengths], device=DEVICE).int()
+        results.append(attend(**args | {"cache_seqlens": new}))
+        torch.cuda.synchronize()
+        write_late(written, new)
+        assert torch.equal(attend(**args | {"cache_seqlens": written}), results[-1])
+    assert not any(torch.equal(one, other) for one, other in itertools.pairwise(results))
 
 
 def test_no_call_synchronises():

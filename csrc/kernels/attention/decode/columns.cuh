@@ -1,6 +1,6 @@
 // The columns of a block of decode.cu, and their prefetch. Lengths and pages of a cache are in
-// memory: with kEarly they are also read before the previous kernel has ended. They may be stale
-// then, so that what they plan is only prefetched; the same instructions plan again after the wait.
+// memory and are also read before the previous kernel has ended. They may be stale then: what they
+// plan is only prefetched until they have been read again.
 #pragma once
 
 #include "attention/portable/tile.cuh"
@@ -21,48 +21,61 @@ struct BlockPlace {
   }
 };
 
-template <bool kEarly>
-TC_DEVICE int read_number(const int* at) {
-  if constexpr (kEarly) {
-    return read_early(at);
-  } else {
-    return *at;
+// What a block's plan depends on in memory, as it is there. Read by a whole warp, requested
+// together; a lane has the lengths of the sequences lane, lane + 32, ...
+struct CacheLengths {
+  int own = 0, index = 0, of_lane = 0;
+  u32 of_others = 0;  // units
+
+  TC_DEVICE CacheLengths(const DecodeParams& p, bool cache, int batch) {
+    if (!cache) return;
+    int lane = threadIdx.x % 32;
+    if (p.cache_seqlens != nullptr) {
+      own = read_early(p.cache_seqlens + batch);
+      if (p.share > 0.0f && lane < p.batch) of_lane = read_early(p.cache_seqlens + lane);
+    }
+    if (p.cache_batch_idx != nullptr && p.block_table == nullptr) {
+      index = read_early(p.cache_batch_idx + batch);
+    }
+    if (p.share == 0.0f || p.batch <= 32) return;
+    for (int other = lane + 32; other < p.batch; other += 32) {
+      int cached = p.cache_seqlens ? read_early(p.cache_seqlens + other) : 0;
+      of_others += units(p, cached);
+    }
   }
-}
 
-// The columns of a cache's sequence.
-template <bool kEarly>
-TC_DEVICE int cached_columns(const DecodeParams& p, int batch) {
-  if (p.cache_seqlens == nullptr) return p.seqlen_k;
-  int cached = read_number<kEarly>(p.cache_seqlens + batch);
-  return min(min(max(cached, 0), p.seqlen_k) + p.new_columns, p.seqlen_k);
-}
+  TC_DEVICE bool same(const CacheLengths& other) const {
+    return __all_sync(~0u, own == other.own && index == other.index && of_lane == other.of_lane &&
+                               of_others == other.of_others);
+  }
 
-// The index in the cache of sequence `batch`.
-template <bool kEarly>
-TC_DEVICE int cached_batch(const DecodeParams& p, int batch) {
-  if (p.cache_batch_idx == nullptr) return batch;
-  return min(max(read_number<kEarly>(p.cache_batch_idx + batch), 0), p.cache_batch - 1);
-}
+  // The columns of a sequence of length `cached`.
+  static TC_DEVICE int columns(const DecodeParams& p, int cached) {
+    if (p.cache_seqlens == nullptr) return p.seqlen_k;
+    return min(min(max(cached, 0), p.seqlen_k) + p.new_columns, p.seqlen_k);
+  }
+  TC_DEVICE int columns(const DecodeParams& p) const { return columns(p, own); }
 
-// For parts_of(): the columns of sequence l in lane l, or 0. Apart, so that they are requested
-// together with the block's own.
-template <bool kEarly>
-TC_DEVICE int lane_columns(const DecodeParams& p, bool cache) {
-  int batch = threadIdx.x % 32;
-  return cache && p.share > 0.0f && batch < p.batch ? cached_columns<kEarly>(p, batch) : 0;
-}
+  // The sequence's index in the cache.
+  TC_DEVICE int in_cache(const DecodeParams& p, int batch) const {
+    if (p.block_table != nullptr) return 0;
+    return p.cache_batch_idx == nullptr ? batch : min(max(index, 0), p.cache_batch - 1);
+  }
+
+  // A sequence's columns in units of 16, so that the sum fits.
+  static TC_DEVICE u32 units(const DecodeParams& p, int cached) {
+    return min(columns(p, cached), p.seen_columns) / 16u;
+  }
+  TC_DEVICE u32 lane_units(const DecodeParams& p) const {
+    return of_others + (static_cast<int>(threadIdx.x % 32) < p.batch ? units(p, of_lane) : 0);
+  }
+};
 
 // The number of parts that a sequence's `columns` are split into. Called by a whole warp.
-template <bool kEarly>
-TC_DEVICE int parts_of(const DecodeParams& p, int of_lane, int columns) {
+TC_DEVICE int parts_of(const DecodeParams& p, const CacheLengths& lengths, int columns) {
   float size = p.fewest_columns;
   if (p.share > 0.0f) {
-    u32 total = min(of_lane, p.seen_columns) / 16u;  // in units of 16 columns, so that it fits
-    for (int batch = threadIdx.x % 32 + 32; batch < p.batch; batch += 32) {
-      total += min(cached_columns<kEarly>(p, batch), p.seen_columns) / 16u;
-    }
-    size = fmaxf(size, p.share * 16.0f * __reduce_add_sync(~0u, total));
+    size = fmaxf(size, p.share * 16.0f * __reduce_add_sync(~0u, lengths.lane_units(p)));
   }
   return max(1, min(p.splits, static_cast<int>(__fdividef(static_cast<float>(columns), size))));
 }
@@ -74,12 +87,12 @@ struct Part {
   int begin, end;
   bool none;
 
-  template <bool kEarly>
-  static TC_DEVICE Part of(const DecodeParams& p, bool cache, int of_lane, int begin, int end) {
+  static TC_DEVICE Part of(const DecodeParams& p, bool cache, const CacheLengths& lengths,
+                           int begin, int end) {
     Part part{begin / kTileN * kTileN, end, false};
     if (p.splits == 1) return part;
     if (cache) {
-      int columns = end - part.begin, parts = parts_of<kEarly>(p, of_lane, columns);
+      int columns = end - part.begin, parts = parts_of(p, lengths, columns);
       int per_part = ((columns + parts - 1) / parts + kTileN - 1) / kTileN * kTileN;
       part.begin += static_cast<int>(blockIdx.y) * per_part;
       part.end = min(end, part.begin + per_part);
@@ -93,35 +106,12 @@ struct Part {
   }
 };
 
-// What a block computes of sequences of equal lengths, or of those in a cache.
-template <int kTileN, bool kEarly>
-struct Plan {
-  int columns, first, last;  // of the sequence
-  int in_cache;              // its index there
-  Part<kTileN> part;
-
-  Plan() = default;
-  TC_DEVICE Plan(const DecodeParams& p, bool cache, int batch, int first_row, int last_row) {
-    int of_lane = lane_columns<kEarly>(p, cache);
-    columns = cache ? cached_columns<kEarly>(p, batch) : p.seqlen_k;
-    in_cache = !cache ? batch : p.block_table != nullptr ? 0 : cached_batch<kEarly>(p, batch);
-    columns = uniform(columns);
-    in_cache = uniform(in_cache);
-    int shift = p.flags & kAttendBottomRight ? columns - p.seqlen_q : 0;
-    first = p.first == -kNoBound ? -kNoBound : p.first + shift;
-    last = p.last == kNoBound ? kNoBound : p.last + shift;
-    part = Part<kTileN>::template of<kEarly>(p, cache, of_lane, max(0, first_row + first),
-                                             min(columns, last_row + last + 1));
-  }
-};
-
 // Prefetches the first p.prefetched tiles of this block to the L2 cache before the previous kernel
 // has ended, so that their latency overlaps with the wait for it. Lane l of a warp requests row l %
 // 16 of the warp's columns, of k below lane 16, else of v.
-template <int kTileN, int kElement, bool kEarly>
+template <int kTileN, int kElement>
 TC_DEVICE void prefetch_part(const DecodeParams& p, bool cache, const BlockPlace& place,
-                             const Plan<kTileN, kEarly>& plan) {
-  const auto& part = plan.part;
+                             tc_int64 outer, const Part<kTileN>& part) {
   // NOTE: past the parts blockIdx.y times a part's columns may not fit 32 bits, and give rows below
   // 0.
   if (p.prefetched == 0 || part.none) return;
@@ -131,7 +121,6 @@ TC_DEVICE void prefetch_part(const DecodeParams& p, bool cache, const BlockPlace
   tc_int64 head_stride = of_k ? p.k_stride[1] : p.v_stride[1];
   tc_int64 row_stride = of_k ? p.k_stride[2] : p.v_stride[2];
   int row_bytes = (of_k ? p.head_dim : p.head_dim_v) * kElement;
-  tc_int64 outer = plan.in_cache;
   int column = part.begin + threadIdx.x / 32 * 16 + threadIdx.x % 16;
   int end = min(part.end, column + p.prefetched * kTileN);
 #pragma unroll 1

@@ -19,6 +19,7 @@
 // so the even and the odd columns of 16 make an n8 tile each. The file is long because both kinds
 // of keys share everything else.
 #include "attention/portable/epilogue.cuh"
+#include "attention/portable/equal_sequence.cuh"
 #include "attention/portable/score.cuh"
 #include "attention/portable/softmax.cuh"
 #include "columns.cuh"
@@ -52,7 +53,9 @@ constexpr int kOutTiles = Config::kTileK / 8;
 static_assert(Config::kTileM == 16 && Config::kTileN == 16 * kWarps, "a warp takes 16 columns");
 static_assert(kWarps * Config::kStages * kStageBytes == Config::kDynamicShared,
               "the kernel table's memory");
-static_assert(Config::kStages * kStageBytes >= 16 * Config::kTileK * 4,
+// Floats from one row of a warp's results to the next: so that stores have no bank conflicts.
+constexpr int kResultRow = Config::kTileK + (Config::kE4m3 ? 16 : 8);
+static_assert(Config::kStages * kStageBytes >= 16 * kResultRow * 4,
               "a warp's results fit into its ring");
 
 // The row of a tile: a query row of one head.
@@ -73,6 +76,7 @@ struct WarpCopy {
   tc_int64 row_bytes;
   int bytes_left;
 
+  WarpCopy() = default;
   TC_DEVICE WarpCopy(const void* first_row, tc_int64 row_bytes_, int column_bytes, bool paged)
       : row_bytes(row_bytes_) {
     int lane = threadIdx.x % kLanes;
@@ -109,13 +113,14 @@ struct PagedRows {
   static constexpr bool kIsWide = Config::kTileK > 128;
   static constexpr int kAhead = kIsWide ? 1 : 2, kTiles = 32;
   u32 page[kAhead];
-  int tile = 0;  // of kTiles
+  int tile;  // of kTiles
 
   static TC_DEVICE bool has_one_page(const DecodeParams& p) {
     return !kIsWide && p.page_size % 16 == 0;
   }
 
-  TC_DEVICE PagedRows(const DecodeParams& p, int batch, int column, int columns) {
+  TC_DEVICE void begin(const DecodeParams& p, int batch, int column, int columns) {
+    tile = 0;
     if (p.block_table == nullptr || !p.cache) return;
     int step = has_one_page(p) ? kTiles * Config::kTileN : Config::kTileN;
 #pragma unroll
@@ -174,6 +179,24 @@ struct DecodeRule : ScoreRule<kDType> {
   TC_DEVICE bool has_mask() const { return reads_mask(p); }
 };
 
+// This lane's elements of q: of each of its rows the first, and how many columns follow.
+struct QueryRows {
+  const Storage* row[2];
+  int columns[2];
+
+  TC_DEVICE QueryRows(const DecodeParams& p, const Sequence& s, const PackedRow (&rows)[2]) {
+    int first = threadIdx.x % 4 * (Config::kE4m3 ? 4 : 2);  // adjacent columns of a lane
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      columns[h] = rows[h].row < s.rows ? p.head_dim - first : 0;
+      Sequence of_head = s;
+      of_head.head = rows[h].head;
+      row[h] = static_cast<const Storage*>(p.q) +
+               of_head.q_offset(p, p.q_stride, columns[h] > 0 ? rows[h].row : 0) + first;
+    }
+  }
+};
+
 struct Decode {
   u32 q[kSteps][4];
   float out[kOutTiles][4];
@@ -182,30 +205,27 @@ struct Decode {
   float unit[2];               // e4m3: the factor of those rows' products
 
   // Requests q, all of it before the first use.
-  TC_DEVICE void request(const DecodeParams& p, const Sequence& s, const PackedRow (&rows)[2]) {
-    constexpr int kAdjacent = Config::kE4m3 ? 4 : 2;  // columns of a lane
+  TC_DEVICE void request(const QueryRows& from) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      int first = threadIdx.x % 4 * kAdjacent;
-      int columns = rows[h].row < s.rows ? p.head_dim - first : 0;
-      Sequence of_head = s;
-      of_head.head = rows[h].head;
-      auto from = static_cast<const Storage*>(p.q) +
-                  of_head.q_offset(p, p.q_stride, columns > 0 ? rows[h].row : 0) + first;
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
         if constexpr (Config::kE4m3) {
-          uint2 words = 16 * step < columns
-                            ? __ldg(reinterpret_cast<const uint2*>(from + 16 * step))
-                            : make_uint2(0, 0);
+          uint2 words = make_uint2(0, 0);
+          if (16 * step < from.columns[h]) {
+            words = *reinterpret_cast<const uint2*>(from.row[h] + 16 * step);
+          }
           q[step][h] = words.x;
           q[step][h + 2] = words.y;
         } else {
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             int column = 16 * step + 8 * half;
-            q[step][h + 2 * half] =
-                column < columns ? __ldg(reinterpret_cast<const u32*>(from + column)) : 0;
+            u32& word = q[step][h + 2 * half];
+            word = 0;
+            if (column < from.columns[h]) {
+              word = *reinterpret_cast<const u32*>(from.row[h] + column);
+            }
           }
         }
       }
@@ -354,10 +374,10 @@ struct Decode {
   }
 };
 
-// Whether a block plans its part before the previous kernel has ended, too, by the same
-// instructions, which need not be fetched once more then: 0.94 to 0.99 of the time for one sequence
-// of e4m3 (H200). Older architectures cannot start a kernel early. NOTE: in the other kernels ptxas
-// 13.0 spills with it.
+// Whether a block plans its part, and finds its addresses, before the previous kernel has ended.
+// After the wait it requests at once what it has planned, and reads meanwhile whether the lengths
+// still are what they were; nearly always they are. Older architectures cannot start a kernel
+// early. NOTE: in the other kernels ptxas 13.0 spills with it.
 #if __CUDA_ARCH__ >= 900
 constexpr bool kPlansEarly = Config::kTileK <= 128;
 #else
@@ -372,48 +392,95 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
   __shared__ float2 statistics[kWarps][16];  // reference and sum
 
   const bool cache = Config::kE4m3 || p.cache;
+  bool paged = cache && p.block_table != nullptr;
   BlockPlace place(p);
+  int batch = uniform(place.batch);
   int packed = uniform(place.tile) * 16, kv_head = uniform(place.kv_head);
   int warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
   PackedRow rows[2] = {PackedRow(p, kv_head, packed + lane / 4),
                        PackedRow(p, kv_head, packed + lane / 4 + 8)};
   auto group = static_cast<u32>(p.group);
   int first_row = packed / group;
-  int last_row = (min(packed + 16u, p.seqlen_q * group) - 1) / group;  // of all rows
-  using BlockPlan = Plan<Config::kTileN, kPlansEarly>;
-  BlockPlan plan;
-  if constexpr (kPlansEarly) {
-#pragma unroll 1
-    for (int planned = 0;; ++planned) {
-      forget(planned);
-      plan = BlockPlan(p, cache, place.batch, first_row, last_row);
-      if (planned > 0) break;
-      if constexpr (kPrefetches) prefetch_part<Config::kTileN, kElement>(p, cache, place, plan);
-      wait_for_previous_grid();
-    }
-  }
-  wait_for_previous_kernel();  // it has ended
+  u32 ring = shared_address(shared_memory) + warp * (Config::kStages * kStageBytes);
+  if constexpr (!kPlansEarly) wait_for_previous_kernel();
 
-  Sequence s(p, uniform(place.batch), kv_head * p.group);
+  // The first plan knows no lengths of packed sequences: it is made again once they are read.
+  bool unread = kPlansEarly && !has_equal_lengths(p);
+  Sequence s = kPlansEarly ? equal_sequence(p, batch, kv_head * p.group)
+                           : Sequence(p, batch, kv_head * p.group);
   Decode decode;
-  decode.request(p, s, rows);
-  if constexpr (!kPlansEarly) {
-    plan = BlockPlan(p, cache, place.batch, first_row, last_row);
-  }
-  Sequence of_cache = s;  // the sequence as the cache stores it
-  if (cache) {
-    s.columns = plan.columns;
-    s.first = plan.first;
-    s.last = plan.last;
-    of_cache.batch = plan.in_cache;
-  }
-  int last_packed = min(packed + 16, s.rows * p.group) - 1;
-  if (last_packed < packed) return;
-  auto part = plan.part;
-  if (!cache && (p.cu_seqlens_q != nullptr || p.cu_seqlens_k != nullptr)) {
-    last_row = last_packed / group;
-    part = Part<Config::kTileN>::of<false>(p, false, 0, max(0, first_row + s.first),
-                                           min(s.columns, last_row + s.last + 1));
+  if constexpr (!kPlansEarly) decode.request(QueryRows(p, s, rows));
+  Part<Config::kTileN> part{};
+  WarpCopy k_copy, v_copy;
+  PagedRows pages;
+  int last_packed, last_row, column;
+  auto copy = [&](int at, u32 stage) {
+    if (at < part.end) {
+      if (__builtin_expect(!paged, 1)) {
+        k_copy.copy_next(stage, s.columns - at);
+        v_copy.copy_next(stage + kTileBytes, s.columns - at);
+      } else {
+        pages.copy(p, k_copy, v_copy, stage, at, s.columns);
+        pages.step(p, batch, at, s.columns);
+      }
+    }
+    cp_async_commit();
+  };
+#pragma unroll 1
+  for (;;) {
+    CacheLengths lengths(p, cache, batch);
+    Sequence of_cache = s;  // the sequence as the cache stores it
+    if (cache) {
+      of_cache.batch = uniform(lengths.in_cache(p, batch));
+      s.columns = uniform(lengths.columns(p));
+      int shift = p.flags & kAttendBottomRight ? s.columns - s.rows : 0;
+      s.first = p.first == -kNoBound ? -kNoBound : p.first + shift;
+      s.last = p.last == kNoBound ? kNoBound : p.last + shift;
+    }
+    last_packed = min(packed + 16, s.rows * p.group) - 1;
+    last_row = static_cast<u32>(last_packed) / group;  // of all rows
+    part = Part<Config::kTileN>::of(p, cache, lengths, max(0, first_row + s.first),
+                                    min(s.columns, last_row + s.last + 1));
+    column = part.begin + 16 * warp;
+    int first_column = paged ? 0 : column;
+    k_copy = WarpCopy(
+        static_cast<const char*>(p.k) + of_cache.k_offset(p, p.k_stride, first_column) * kElement,
+        p.k_stride[2] * kElement, p.head_dim * kElement, paged);
+    v_copy = WarpCopy(
+        static_cast<const char*>(p.v) + of_cache.k_offset(p, p.v_stride, first_column) * kElement,
+        p.v_stride[2] * kElement, p.head_dim_v * kElement, paged);
+    const QueryRows query(p, s, rows);
+    if constexpr (kPrefetches) {
+      prefetch_part<Config::kTileN, kElement>(p, cache, place, of_cache.batch, part);
+    }
+    if constexpr (kPlansEarly) wait_for_previous_kernel();  // it has ended
+
+    if (last_packed < packed) return;
+    if (!unread) {
+      CacheLengths now(p, kPlansEarly && cache, batch);
+      if constexpr (kPlansEarly) decode.request(query);
+      if (paged) pages.begin(p, batch, column, s.columns);
+      if (!part.none) {
+#pragma unroll 1  // unrolled, it would be half of the kernel's code
+        for (int i = 0; i < Config::kStages - 1; ++i) {
+          copy(column + i * Config::kTileN, ring + i * kStageBytes);
+        }
+      }
+      if constexpr (kPlansEarly) decode.begin(p, s);
+      if (!kPlansEarly || lengths.same(now)) break;
+    }
+    if (unread) {
+      const Sequence read(p, batch, kv_head * p.group);
+      s.q_row = read.q_row;
+      s.k_row = read.k_row;
+      s.rows = read.rows;
+      s.columns = read.columns;
+      s.first = read.first;
+      s.last = read.last;
+    }
+    unread = false;
+    cp_async_wait<0>();
+    __syncwarp();
   }
   if (__builtin_expect(part.none, 0)) {
     PackedRow row(p, kv_head, packed + threadIdx.x);
@@ -425,41 +492,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
     return;
   }
   const int end = part.end;
-  // Columns [whole_begin, whole_end) are visible to all rows.
-  int whole_begin = last_row + s.first, whole_end = min(s.columns, first_row + s.last + 1);
-
-  int column = part.begin + 16 * warp;
-  bool paged = cache && p.block_table != nullptr;
-  int first_column = paged ? 0 : column;
-  WarpCopy k_copy(
-      static_cast<const char*>(p.k) + of_cache.k_offset(p, p.k_stride, first_column) * kElement,
-      p.k_stride[2] * kElement, p.head_dim * kElement, paged);
-  WarpCopy v_copy(
-      static_cast<const char*>(p.v) + of_cache.k_offset(p, p.v_stride, first_column) * kElement,
-      p.v_stride[2] * kElement, p.head_dim_v * kElement, paged);
-  PagedRows pages(p, s.batch, column, s.columns);
-  u32 ring = shared_address(shared_memory) + warp * (Config::kStages * kStageBytes);
-  u32 write = ring, read = ring;
-  int copied = column;
-  auto copy_next = [&]() {
-    if (copied < end) {
-      if (__builtin_expect(!paged, 1)) {
-        k_copy.copy_next(write, s.columns - copied);
-        v_copy.copy_next(write + kTileBytes, s.columns - copied);
-      } else {
-        pages.copy(p, k_copy, v_copy, write, copied, s.columns);
-        pages.step(p, s.batch, copied, s.columns);
-      }
-      copied += Config::kTileN;
-      write += kStageBytes;
-      if (write == ring + Config::kStages * kStageBytes) write = ring;
-    }
-    cp_async_commit();
-  };
-#pragma unroll 1  // unrolled, it would be half of the kernel's code
-  for (int i = 0; i < Config::kStages - 1; ++i) copy_next();
-
-  decode.begin(p, s);
+  if constexpr (!kPlansEarly) decode.begin(p, s);
   const bool adds_mask = kMaskAhead && p.mask != nullptr;
   MaskNumbers<kDType, Config::kTileN> mask(p, column + lane % 4 * 2);
   if (adds_mask) {
@@ -478,9 +511,11 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
   FragmentAddress<Fragment::b, kRowBytes> k_address(0);
   FragmentAddress<Fragment::b_transposed, kRowBytes> v_address(0);
 #pragma unroll 1
-  for (; column < end; column += Config::kTileN) {
+  for (u32 read = ring; column < end; column += Config::kTileN) {
     __syncwarp();  // all lanes have read the stage that is written next
-    copy_next();
+    constexpr int kAhead = Config::kStages - 1;
+    copy(column + kAhead * Config::kTileN,
+         read == ring ? ring + kAhead * kStageBytes : read - kStageBytes);
     cp_async_wait<Config::kStages - 1>();
     __syncwarp();
     decode.multiply_qk(k_address, read);
@@ -498,7 +533,14 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
           }
       };
       Sequence of_head = s;
-      of_head.head = rows[h].row < s.rows ? rows[h].head : s.head;
+      int head = rows[h].head;
+      if constexpr (!kMaskAhead) {  // it and addresses would be spilled
+        head = packed + lane / 4 + 8 * h;
+        forget(head);
+        forget(of_head.batch);
+        head += s.head - rows[h].row * p.group;
+      }
+      of_head.head = rows[h].row < s.rows ? head : s.head;
       apply_rule(DecodeRule(p, of_head), each, each);
     }
     if (__builtin_expect(!has_rule, 1)) {
@@ -511,7 +553,11 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
       mask.add(decode.score, s.columns - j);
       mask.request_next(s.columns - j - Config::kTileN);
     }
-    if (__builtin_expect(column < whole_begin || column + 16 > whole_end, 0)) {
+    int its_last = column + 15;
+    if constexpr (!kPlansEarly) forget(its_last);  // 15 - first_row would be spilled
+    bool whole = column - last_row >= s.first && its_last - first_row <= s.last &&
+                 its_last < s.columns;  // visible to all rows
+    if (__builtin_expect(!whole, 0)) {
 #pragma unroll
       for (int n = 0; n < 2; ++n)
 #pragma unroll
@@ -554,9 +600,11 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
   cp_async_wait<0>();
   __syncwarp();  // of this ring the other lanes have read all
   auto mine = reinterpret_cast<float*>(shared_memory + warp * (Config::kStages * kStageBytes));
+  int existing = min(16, s.rows * p.group - packed);  // rows
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    float* to = mine + (lane / 4 + 8 * h) * Config::kTileK;
+    if (lane / 4 + 8 * h >= existing) break;
+    float* to = mine + (lane / 4 + 8 * h) * kResultRow;
     if constexpr (Config::kE4m3) {
 #pragma unroll
       for (int n = 0; n < kOutTiles; n += 2) {
@@ -575,7 +623,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
   __syncthreads();
   constexpr int kParts = Config::kTileK / 4;  // of a row
 #pragma unroll 1
-  for (int i = threadIdx.x; i < (last_packed - packed + 1) * kParts; i += Config::kThreads) {
+  for (int i = threadIdx.x; i < existing * kParts; i += Config::kThreads) {
     int r = i / kParts, first = i % kParts * 4;
     if (first >= p.head_dim_v) continue;
     float2 of_warp[kWarps];
@@ -591,7 +639,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
       float factor = exp2_approx((of_warp[w].x - reference) * kLog2e);
       sum += of_warp[w].y * factor;
       float4 x = *reinterpret_cast<const float4*>(
-          shared_memory + w * (Config::kStages * kStageBytes) + (r * Config::kTileK + first) * 4);
+          shared_memory + w * (Config::kStages * kStageBytes) + (r * kResultRow + first) * 4);
       total.x += x.x * factor;
       total.y += x.y * factor;
       total.z += x.z * factor;
@@ -646,7 +694,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlock
       "blocks": 2, "spill": {}, "fill": 1, "archs": ["sm_90a"],
       "cost": {"k_tile": 900, "fixed": 11900}},
      {"name": "16x32x256", "tile": [16, 32, 256], "stages": 3, "threads": 64, "shared": 98304,
-      "blocks": 2, "spill": {"sm_100a": 96}, "fill": 2, "archs": null,
+      "blocks": 2, "spill": {"sm_120a": 24}, "fill": 2, "archs": null,
       "cost": {"k_tile": 900, "fixed": 8000}}]},
    "defines": {"TC_DTYPE": "{d.dtype}", "TC_MIN_BLOCKS": "{t.blocks}"}},
   {"name": "decode_attention_e4m3_{t.name}", "kind": "decode", "layout": "any",
