@@ -409,7 +409,8 @@ def attention(
             mask allows (DeepSeek V3.2).
         block_indices: the same by blocks (MiniMax M3), of an unknown size: refused.
         sliding_window: the number of columns that a row of packed sequences sees, including
-            itself; other calls have a mask for it.
+            itself, to the left, and without is_causal to the right, too; other calls have a mask
+            for it.
         cu_seq_lens_q, cu_seq_lens_k: the offsets of packed sequences in rows and in columns, for a
             batch of one: sequences do not see each other.
         max_length_q, max_length_k: the longest sequence's rows and columns.
@@ -442,8 +443,9 @@ def attention(
         )
         return out, None
     if offsets is not None:
-        apart = _same_sequence(*offsets, query.shape[2], key.shape[2])
-        attention_mask = _narrowed(attention_mask, apart, is_causal)
+        attention_mask = _seen_in_packed(
+            offsets, query, key, attention_mask, is_causal, sliding_window
+        )
         is_causal = False
     # NOTE: this order, because under torch.compile with dynamic sizes the first is symbolic.
     is_causal = query.shape[2] > 1 and attention_mask is None and is_causal
@@ -558,12 +560,13 @@ def _packed(
             expected="a batch of 1, which holds all sequences", got=f"a batch of {query.shape[0]}",
             advice="Put the sequences one after another, or give an attention_mask instead.",
         )  # fmt: skip
-    window = sliding_window - 1 if sliding_window and is_causal else -1
+    window = sliding_window - 1 if sliding_window else -1
     out = torch.ops.cubin.flash_attention(
         *(x.squeeze(0).transpose(0, 1) for x in (query, key, value)),
         is_causal=is_causal,
         scale=scaling,
         window_left=window,
+        window_right=-1 if is_causal else window,
         softcap=softcap or 0.0,
         sinks=None if s_aux is None else s_aux.float(),
         cu_seqlens_q=offsets[0].int(),
@@ -577,12 +580,25 @@ def _packed(
     return unpacked
 
 
-def _same_sequence(rows: Tensor, columns: Tensor, count: int, key_count: int) -> Tensor:
-    """A (rows, columns) mask: True if both belong to one sequence."""
-    device = rows.device
-    of_row = torch.bucketize(torch.arange(count, device=device), rows[1:], right=True)
-    of_column = torch.bucketize(torch.arange(key_count, device=device), columns[1:], right=True)
-    return of_row[:, None] == of_column[None, :]
+def _seen_in_packed(
+    offsets: tuple[Tensor, Tensor],
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    is_causal: bool,
+    sliding_window: int | None,
+) -> Tensor:
+    """The mask (None: that of is_causal and sliding_window, which end with each sequence) where a
+    row and a column belong to one sequence; other columns are hidden."""
+    of_row, before_row = _places(offsets[0], query.shape[2])
+    of_column, before_column = _places(offsets[1], key.shape[2])
+    seen = of_row[:, None] == of_column
+    if mask is not None:
+        return _narrowed(mask, seen, is_causal)
+    back = before_row[:, None] - before_column  # how far back of the row's own column
+    if is_causal:
+        seen = seen & (back >= 0)
+    return seen & (back.abs() < sliding_window) if sliding_window else seen
 
 
 def _narrowed(mask: Tensor | None, seen: Tensor, is_causal: bool) -> Tensor:
@@ -592,6 +608,14 @@ def _narrowed(mask: Tensor | None, seen: Tensor, is_causal: bool) -> Tensor:
     if mask.dtype == torch.bool:
         return mask & seen
     return mask.masked_fill(~seen, torch.finfo(mask.dtype).min)
+
+
+def _places(offsets: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Of each row or column: its sequence's number, and its place counted from that one's end."""
+    numbers = torch.arange(count, device=offsets.device)
+    ends = offsets[1:]
+    sequences = torch.bucketize(numbers, ends, right=True)
+    return sequences, numbers - torch.nn.functional.pad(ends, (0, 1))[sequences]
 
 
 def _selected(indices: Tensor, mask: Tensor | None, is_causal: bool, key: Tensor) -> Tensor:

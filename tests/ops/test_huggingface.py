@@ -328,29 +328,42 @@ def test_a_model_that_computes_attention_itself_is_refused(device):
 
 
 @pytest.mark.parametrize("window", [None, 3])
-@pytest.mark.parametrize("masked", [False, True])
-def test_packed_sequences_do_not_see_each_other(masked, window, device):
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("given", ["a mask", "indices", "nothing"])
+def test_packed_sequences_do_not_see_each_other(given, causal, window, device):
+    """Two of fewer rows than columns, whose last ones are each other's."""
     torch.manual_seed(0)
-    query, key, value = (torch.randn(1, heads, 9, 16, device=device) for heads in (4, 2, 2))
-    offsets = torch.tensor([0, 4, 9], dtype=torch.int32, device=device)
-    mask = torch.ones(9, 9, dtype=torch.bool, device=device).tril()
-    if window:
-        mask &= mask.triu(1 - window)
-    layer = torch.nn.Module()
+    rows, columns = [0, 4, 7], [0, 6, 11]
+    query = torch.randn(1, 4, rows[-1], 16, device=device)
+    key, value = (torch.randn(1, 2, columns[-1], 16, device=device) for _ in range(2))
+    sees = torch.zeros(rows[-1], columns[-1], dtype=torch.bool, device=device)
+    for i in range(2):
+        part = sees[rows[i] : rows[i + 1], columns[i] : columns[i + 1]].fill_(True)
+        last = part.shape[1] - part.shape[0]
+        part &= part.tril(last) if causal else part
+        if window:
+            part &= part.triu(last + 1 - window).tril(last + window - 1)
+    indices = None
+    if given == "indices":
+        indices = torch.arange(0, columns[-1], 2, device=device).expand(1, rows[-1], -1)
+        sees[:, 1::2] = False
+    mask = sees.clone()[None, None]
+    mask[..., :4, 6:] = True  # columns of another sequence
     out, _ = torch_cubin.huggingface.attention(
-        *(layer, query, key, value, mask[None, None] if masked else None),
+        *(torch.nn.Module(), query, key, value, mask if given == "a mask" else None),
+        is_causal=causal,
+        indices=indices,
         sliding_window=window,
-        cu_seq_lens_q=offsets,
-        cu_seq_lens_k=offsets,
-        max_length_q=5,
-        max_length_k=5,
+        cu_seq_lens_q=torch.tensor(rows, dtype=torch.int32, device=device),
+        cu_seq_lens_k=torch.tensor(columns, dtype=torch.int32, device=device),
+        max_length_q=4,
+        max_length_k=6,
     )
-    apart = mask.clone()
-    apart[4:, :4] = False
     wanted = torch.nn.functional.scaled_dot_product_attention(
-        query, key, value, apart, enable_gqa=True
+        query, key, value, sees, enable_gqa=True
     )
-    torch.testing.assert_close(out, wanted.transpose(1, 2), rtol=1e-4, atol=1e-5)
+    some = sees.any(1)
+    torch.testing.assert_close(out[:, some], wanted.transpose(1, 2)[:, some], rtol=1e-4, atol=1e-5)
 
 
 def test_continuous_batching(device):
