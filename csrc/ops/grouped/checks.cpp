@@ -72,9 +72,7 @@ void append_rows_and_columns(const char* op, const TensorView& mat_a, const Tens
                              const GroupedOptionViews& options, Shape& out) {
   const int64_t columns = mat_b.sizes[mat_b.dim - 1];
   const bool gates = check_activation(options.activation, op) != kActivationNone;
-  const bool has_options =
-      options.bias || options.scale || options.rows || options.out_rows || gates;
-  if (has_options && mat_b.dim == 2) {
+  if (options.any() && mat_b.dim == 2) {
     fail({"input", op, "has options of rows for groups of K",
           "a mat_b of 3 dimensions, or no bias, scale, rows, out_rows and activation",
           "shapes " + mat_a.shape_text() + " and " + mat_b.shape_text(), ""});

@@ -43,6 +43,8 @@ struct GroupedOptions {
 struct GroupedOptionViews {
   std::optional<TensorView> bias, scale, rows, out_rows;
   std::string activation = "none";
+
+  bool any() const { return bias || scale || rows || out_rows || activation != "none"; }
 };
 
 inline GroupedOptionViews views_of(const GroupedOptions& x) {

@@ -94,9 +94,7 @@ Shape check_scaled_grouped(const ScaledGroupedArguments& x) {
                                   x.recipe_b, std::nullopt, x.out_dtype, false});
   Shape out;
   const GroupedOptionViews& options = x.options;
-  const bool any = options.bias || options.scale || options.rows || options.out_rows ||
-                   options.activation != "none";
-  if (!of_k || any) {
+  if (!of_k || options.any()) {
     if (options.bias) check_bias_dtype(x.op, *options.bias, x.mat_a);
     append_rows_and_columns(x.op, x.mat_a, x.mat_b, options, out);
     return out;
