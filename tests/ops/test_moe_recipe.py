@@ -261,11 +261,16 @@ def test_errors(change: dict[str, Any], message: str) -> None:
 
 
 def test_errors_of_the_op() -> None:
+    """The fake kernel, which meta tensors have, refuses what the op refuses."""
     tensors = list(layer().values())
-    for activation, interleaved, recipe, message in (
-        ("silu", False, "row", "argument 'recipe' is not known"),
-        ("gelu", False, "block", "argument 'activation' is not supported"),
-        ("silu", True, "block", "argument 'interleaved' is not supported"),
+    wide = list(layer(dtype=torch.float64).values())
+    for args, activation, interleaved, recipe, message in (
+        (tensors, "silu", False, "row", "argument 'recipe' is not known"),
+        (tensors, "gelu", False, "block", "argument 'activation' is not supported"),
+        (tensors, "silu", True, "block", "argument 'interleaved' is not supported"),
+        (wide, "silu", False, "block", "argument 'x' has a wrong dtype"),
     ):
-        with pytest.raises(RuntimeError, match=rf"\[input\]: moe {message}"):
-            torch.ops.cubin._moe(*tensors, activation, interleaved, recipe)
+        for device in ("cpu", "meta"):
+            own = [x.to(device) for x in args]
+            with pytest.raises(RuntimeError, match=rf"moe {message}"):
+                torch.ops.cubin._moe(*own, activation, interleaved, recipe)

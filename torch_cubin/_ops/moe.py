@@ -29,18 +29,25 @@ _forward = torch.ops.cubin._moe_forward.default
 _backward = torch.ops.cubin._moe_backward.default
 
 
-def _check(tensors: tuple[Tensor, ...], activation: str, dims: tuple[int | None, ...]) -> None:
+def _check(
+    tensors: tuple[Tensor, ...],
+    dims: tuple[int | None, ...],
+    activation: str,
+    interleaved: bool,
+    recipe: str = "none",
+) -> None:
     checks.check_activation(activation)
     named = list(zip(_NAMES, tensors, dims, strict=True))
     for name, tensor, _ in named:
         checks.check_dense(NAME, name, tensor)
     described = {name: checks.described(tensor, dim) for name, tensor, dim in named}
-    checks.ask("moe", described)
+    options = {"activation": activation, "interleaved": interleaved, "recipe": recipe}
+    checks.ask("moe", {"tensors": described, **options})
 
 
 def _fake(*args: Any) -> Tensor:
-    tensors, (activation, *_) = args[:5], args[5:]
-    _check(tensors, activation, (None,) * 5)
+    tensors, gating = args[:5], args[5:]
+    _check(tensors, (None,) * 5, *gating)
     x: Tensor = tensors[0]
     return x.new_empty(x.shape)
 
@@ -183,7 +190,7 @@ def _gating(activation: str, interleaved: bool, recipe: str = "none") -> tuple[s
 def _rule(op: Any) -> Callable[..., Any]:
     def rule(info: Any, dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
         tensors, gating = args[:5], args[5:]
-        _check(tensors, gating[0], dims[:5])
+        _check(tensors, dims[:5], *gating)
 
         def one(*own: Tensor) -> Tensor:
             return op(*own, *gating)

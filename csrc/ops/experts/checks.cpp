@@ -1,4 +1,6 @@
 // The checks of moe's arguments, the same on every device.
+#include "ops/matmul/checks.h"
+
 #include <nlohmann/json.hpp>
 
 #include "cubin/error.h"
@@ -101,10 +103,14 @@ bool is_stored_transposed(const TensorView& weight) {
   return weight.strides[1] == 1 && weight.strides[2] != 1;
 }
 
-void check_described_moe(const nlohmann::json& tensors) {
+void check_described_moe(const nlohmann::json& call) {
   DescribedTensors described;
+  const nlohmann::json& tensors = call.at("tensors");
   const auto get = [&](const char* name) { return described.view(tensors.at(name)); };
   check_moe(get("x"), get("topk_ids"), get("topk_weights"), get("w13"), get("w2"));
+  const Activation activation = check_activation(call.at("activation").get<std::string>(), kMoeOp);
+  is_of_float8(call.at("recipe").get<std::string>(),
+               {activation, call.at("interleaved").get<bool>()}, get("x"));
 }
 
 }  // namespace torch_cubin

@@ -30,8 +30,9 @@ void check_moe(const TensorView& x, const TensorView& topk_ids, const TensorView
 void check_moe_of(const TensorView& x, const TensorView& topk_ids, const TensorView& topk_weights,
                   const TensorView& w13, const TensorView& w2, ScalarType weights_dtype);
 
-// The same for tensors that Python describes, by their names.
-void check_described_moe(const nlohmann::json& tensors);
+// The same, and is_of_float8(), for a call that Python describes: {"tensors": {"x": tensor, ...},
+// "activation": "silu", "interleaved": false, "recipe": "none"}.
+void check_described_moe(const nlohmann::json& call);
 
 Tensor moe_cpu(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weights,
                const Tensor& w13, const Tensor& w2, const std::string& activation, bool interleaved,
