@@ -6,6 +6,8 @@ import functools
 
 import pytest
 import torch
+from moe_cases import products_of_8_bits
+from scaled_cases import BLOCK_128X128
 from test_cuda_moe import SMALL, by_experts, layer
 from torch import Tensor
 
@@ -53,19 +55,47 @@ def test_outputs_and_gradients(sizes, dtype, generator: torch.Generator) -> None
     grad = gradient(args[0], generator)
     found, again = (trained(block_moe, args, grad) for _ in range(2))
     wide = [x.double() if x.is_floating_point() else x for x in args]
-    on_host = sizes[0] <= 300  # the reference takes long
-    host = trained(block_moe, [x.cpu() for x in args], grad.cpu()) if on_host else found
     right = trained(by_experts, wide, grad.double())
+    rounded = products_of_8_bits(args, grad)
     names = "out", "x", "weights", "w13", "w2"
-    for name, own, same, other, true in zip(names, found, again, host, right, strict=True):
+    for name, own, same, other, true in zip(names, found, again, rounded, right, strict=True):
         assert torch.equal(own, same), name
         few = 2 if sizes[0] < 100 else 1  # elements of the gradients of tokens' weights
         assert error_of(own, true) < 0.09 * few, name
-        # Of values that are rounded to 8 bits some are rounded to the next number.
-        assert error_of(own, other.cuda()) < 0.05 * few, name
+        # A value beside a half of two 8-bit numbers may be rounded to either.
+        print(name, error_of(own, other))
+        assert error_of(own, other) < 0.01, name
     assert [x.stride() for x in found[3:]] == [x.stride() for x in args[3:]]
     with torch.no_grad():
         assert torch.equal(block_moe(*args), found[0])
+        assert torch.equal(torch_cubin.moe(*args[:3], **quantised_weights(*args[3:])), found[0])
+
+
+def quantised_weights(w13: Tensor, w2: Tensor) -> dict[str, Tensor]:
+    """Of the layer whose weights are 8-bit floats already."""
+    made = {}
+    for name, weight in (("w13", w13), ("w2", w2)):
+        parts = [torch_cubin.ops.quantize(own, BLOCK_128X128) for own in weight]
+        made[name] = torch.stack([data for data, _ in parts])
+        made[f"{name}_scale"] = torch.stack([scale.t() for _, scale in parts])
+    return made
+
+
+@pytest.mark.parametrize("tokens", [64, 900])
+def test_small_rows_keep_their_bits_beside_large_ones(tokens, generator: torch.Generator) -> None:
+    args = layer((tokens, 4, 1, 256, 128), torch.float32, generator)
+    args[1] = torch.arange(tokens, device="cuda")[:, None] % 4
+    args[2] = torch.ones(tokens, 1, device="cuda")
+    args[0][args[1][:, 0] % 2 == 1] *= 3000
+    grad = gradient(args[0], generator)
+    found = trained(block_moe, args, grad)
+    right = trained(by_experts, [x.double() if x.is_floating_point() else x for x in args],
+                    grad.double())  # fmt: skip
+    for name, own, true in zip(("w13", "w2"), found[3:], right[3:], strict=True):
+        assert max(map(error_of, own[::2], true[::2])) < 0.1, name
+    alone = [args[0], args[1].masked_fill(args[1] != 2, -1), *args[2:]]
+    for own, other in zip(trained(block_moe, alone, grad)[3:], found[3:], strict=True):
+        assert torch.equal(own[2], other[2])
 
 
 def test_numbers_that_are_not_finite_stay_with_their_expert(generator: torch.Generator) -> None:
@@ -80,8 +110,8 @@ def test_numbers_that_are_not_finite_stay_with_their_expert(generator: torch.Gen
     experts = [expert for expert in range(8) if expert != 1]
     for own, other in zip(bad[:3], good[:3], strict=True):
         assert torch.equal(own[rows], other[rows])
-    for own, other in zip(bad[3:], good[3:], strict=True):  # whose blocks of rows have one scale
-        assert error_of(own[experts], other[experts]) < 0.03
+    for own, other in zip(bad[3:], good[3:], strict=True):
+        assert torch.equal(own[experts], other[experts])
     assert bad[0][[9, 17]].isnan().all()
     assert bad[3][1].isnan().any()
 

@@ -39,10 +39,51 @@ TC_DEVICE void store_groups(const GroupRowsParams& p, int* first_wrong) {
     if (exists && end < start) atomicMin(first_wrong, group);
     __syncthreads();
     const bool is_wrong = group >= *first_wrong, has_k = !is_wrong && start < end;
-    if (exists) p.rows[1 + group] = {has_k ? start : 0, has_k ? end : 0, group, is_wrong, 1, 0, 0};
+    const int first = has_k ? start : 0;
+    if (exists) {
+      p.rows[1 + group] = {first, has_k ? end : 0, first / kGroupBlock, is_wrong, 1, 0, 0};
+    }
     __syncthreads();
   }
   if (threadIdx.x == 0) p.rows[0] = {p.groups, 0, 0, 0};
+}
+
+// Stores the blocks of rows of groups, and the groups of a K that has these apart.
+TC_DEVICE void store_blocks(const GroupRowsParams& p, int* first_wrong, int* sums) {
+  __shared__ int last_block, last_k;
+  int blocks = 0, k = 0;  // of the groups before this round's
+  for (int base = 0; base < p.groups; base += TC_THREADS) {
+    const int group = base + threadIdx.x;
+    const bool exists = group < p.groups;
+    const int start = !exists || group == 0 ? 0 : end_of(p, group - 1);
+    const int end = exists ? end_of(p, group) : 0;
+    if (exists && end < start) atomicMin(first_wrong, group);
+    __syncthreads();
+    const bool is_wrong = group >= *first_wrong;
+    const int rows = exists && !is_wrong ? end - start : 0;
+    const int own = (rows + kGroupBlock - 1) / kGroupBlock;
+    const int size = (rows + p.align - 1) & -p.align;
+    const int block_end = blocks + sum_to_here(own, sums);
+    __syncthreads();
+    const int k_end = k + sum_to_here(size, sums), to = k_end - size;
+    if (threadIdx.x == TC_THREADS - 1) last_block = block_end, last_k = k_end;
+    const int first = block_end - own;
+    if (exists) {
+      const bool has_k = rows > 0;  // else the product reads the first block's scale
+      p.rows[1 + group] = {has_k ? to : 0, has_k ? k_end : 0, has_k ? first : 0, is_wrong, 1, 1, 0};
+    }
+    for (int i = 0; i < own; ++i) {
+      const int before = i * kGroupBlock, after = before + kGroupBlock;
+      p.blocks[1 + first + i] = {start + before, min(start + after, end), to + before,
+                                 min(to + after, k_end)};
+    }
+    __syncthreads();
+    blocks = last_block, k = last_k;
+  }
+  if (threadIdx.x == 0) {
+    p.rows[0] = {p.groups, 0, 0, 0};
+    p.blocks[0] = {blocks, 0, 0, 0};
+  }
 }
 
 extern "C" __global__ void __launch_bounds__(TC_THREADS)
@@ -52,6 +93,10 @@ extern "C" __global__ void __launch_bounds__(TC_THREADS)
   wait_for_previous_kernel();
   if (threadIdx.x == 0) first_wrong = p.groups;
   __syncthreads();
+  if (p.blocks != nullptr) {
+    store_blocks(p, &first_wrong, sums);
+    return;
+  }
   if (p.of_k) {
     store_groups(p, &first_wrong);
     return;

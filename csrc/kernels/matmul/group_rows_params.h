@@ -8,8 +8,13 @@
 // Bands have at most `band` rows of tiles, and those of a group are equal but for the last.
 //
 // With of_k the table has the groups themselves, those from the first wrong end on marked.
+//
+// With `blocks` it has the groups of another K, in which each begins at a multiple of `align` and
+// with a block of its own, and `blocks` gets these. There are no blocks from the first wrong end
+// on.
 #pragma once
 
+#include "group_blocks.h"
 #include "group_rows.h"
 
 namespace torch_cubin {
@@ -20,6 +25,8 @@ struct GroupRowsParams {
   int groups, limit, height, band;
   int wide_ends;  // 64-bit
   int of_k;
+  GroupBlock* blocks;  // 1 + groups + limit / kGroupBlock at most; null: none
+  int align;           // of blocks: at most kGroupBlock, which it divides
 };
 
 }  // namespace torch_cubin

@@ -138,6 +138,7 @@ struct Walk {
   // Of groups of K.
   int k0 = 0, own_k_blocks = 0;
   int first_k = 0, k_end = kBlockK;  // the group's K: in the first block and, its end, in the last
+  int first_scale = 0;               // the group's first block of scales, of kColumns
 
   // Every `every`-th of the block's tiles, from number `first` on.
   TC_DEVICE explicit Walk(const Sm90ScaledParams& params, int first = 0, int every = 1)
@@ -159,8 +160,8 @@ struct Walk {
 
   // Where a group's first block of K begins.
   TC_DEVICE int begin_of(const GroupRow& own) const {
-    const bool whole = C::kColumns || p.flags & kScaledWholeLines;
-    return own.m0 & ~(whole ? kBlockK - 1 : 15);
+    if constexpr (C::kColumns) return own.place ? own.m0 : own.m0 & ~(kBlockK - 1);
+    return own.m0 & ~(p.flags & kScaledWholeLines ? kBlockK - 1 : 15);
   }
 
   TC_DEVICE int blocks_of(const GroupRow& own) const {
@@ -203,6 +204,7 @@ struct Walk {
       k0 = begin_of(own);
       own_k_blocks = blocks_of(own);
       first_k = own.m0 - k0;
+      first_scale = own.group;
       k_end = own.m_end == 0 ? 0 : own.m_end - k0 - (own_k_blocks - 1) * kBlockK;
     } else {
       m0 = row * C::kTileM;
@@ -372,7 +374,7 @@ TC_DEVICE void load_scales(const Sm90ScaledParams& p, const Shared<C>& shared) {
   Stage<C> stage;
   while (walk.next()) {
     const int m_end = kGroupsOfK ? p.m : walk.m_end;
-    const int k = walk.k0 / kBlockK;
+    const int k = C::kColumns ? walk.first_scale : walk.k0 / kBlockK;
     ScaleCopies<C::kTileM, kContiguous> rows(p.scale_a + k * p.a_stride_k, walk.row_of_a(), m_end,
                                              p.a_shift, p.a_stride);
     ScaleCopies<C::kScaleColumns, false> columns(walk.scale_b() + k * p.b_stride_k, walk.n0, p.n,

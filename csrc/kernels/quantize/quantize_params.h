@@ -7,8 +7,15 @@
 // in float32. A block is
 //   rows.cu: 128 columns of a row, or all of a row; of `gated` kernels x is silu(gate) * up, with
 //     the gate at x and the up `up` elements after it
-//   tiles.cu: 128 x 128, or with kQuantizeColumns 128 rows of a column
+//   tiles.cu: 128 x 128, or with kQuantizeColumns 128 rows of a column; with `blocks` these rows are
+//     a block's of a group, and data has their columns where the block says
+// tiles.cu writes the result of rows.cu, too, to `row_data` and `row_scales`, where they are given.
+//
+// With `numbers`, for scales of 128 columns and for kQuantizeColumns, row i is x[numbers[i]], zeros
+// for numbers that x does not have.
 #pragma once
+
+#include "../matmul/group_blocks.h"
 
 namespace torch_cubin {
 
@@ -43,6 +50,12 @@ struct QuantizeParams {
   int row_threads_log2;  // of rows with one scale
   // 2^32 - 1 over the blocks of 128 columns of a row, rounded down: divides without a division.
   unsigned int inverse_blocks;
+  const int* numbers;        // null: rows follow one another
+  const GroupBlock* blocks;  // null: all rows are one group's; else kQuantizeTransposed is set
+  int x_rows;                // of x, if there are numbers
+  // (rows, columns), with the scale of row r and columns c at r + c / 128 * rows; null: none.
+  unsigned char* row_data;
+  float* row_scales;
 };
 
 }  // namespace torch_cubin

@@ -59,9 +59,10 @@ class Part {
         flags_(p.flags),
         first_(row < p.rows ? column : p.columns) {}
 
-  // The same, with ends by another count, in which the elements begin at `first`.
-  TC_DEVICE Part(const QuantizeParams& p, tc_int64 row, int column, int first)
-      : from_(static_cast<const Storage*>(p.x) + row * p.x_stride + column),
+  // The same of row `from` of x, with ends by another count, in which the elements begin at
+  // `first`.
+  TC_DEVICE Part(const QuantizeParams& p, tc_int64 from, tc_int64 row, int column, int first)
+      : from_(static_cast<const Storage*>(p.x) + from * p.x_stride + column),
         to_(p.data + row * p.data_stride + column),
         up_(p.up),
         flags_(p.flags),
@@ -99,7 +100,8 @@ class Part {
   int flags_, first_;
 };
 
-template <bool kVectors, bool kE5m2>
+// kGathers: of rows by their numbers.
+template <bool kVectors, bool kE5m2, bool kGathers>
 TC_DEVICE void quantize_blocks(const QuantizeParams& p) {
   const u32 blocks = (p.columns + kBlockColumns - 1) / kBlockColumns;  // of a row
   // Scales of neighbouring rows are neighbours in memory: kQuantizeBand of them are one sector.
@@ -113,10 +115,13 @@ TC_DEVICE void quantize_blocks(const QuantizeParams& p) {
   // 2048 takes 7.35 us, and 7.6 with ends that are columns of the row (H200).
   const int count = row < p.rows ? p.columns - column : 0;
   constexpr int kStep = kLanes * kEight;
-  const Part<kVectors, kE5m2> part(p, row, column, 0);
+  u32 from = row;
+  if constexpr (kGathers) from = row < p.rows ? p.numbers[row] : ~0u;
+  const bool exists = !kGathers || from < static_cast<u32>(p.x_rows);
+  const Part<kVectors, kE5m2> part(p, from, row, column, 0);
   Source sources[kEights];
 #pragma unroll
-  for (int i = 0; i < kEights; ++i) sources[i] = part.read(i * kStep, count);
+  for (int i = 0; i < kEights; ++i) sources[i] = part.read(i * kStep, exists ? count : 0);
   Eight<kValues> x[kEights];
 #pragma unroll
   for (int i = 0; i < kEights; ++i) x[i] = sources[i].values();
@@ -186,8 +191,10 @@ template <bool kVectors, bool kE5m2>
 TC_DEVICE void run(const QuantizeParams& p) {
   if constexpr (kMode == kRow) {
     quantize_rows<kVectors, kE5m2>(p);
+  } else if (kMode == kBlock && !kE5m2 && p.numbers != nullptr) {
+    quantize_blocks<kVectors, false, true>(p);
   } else {
-    quantize_blocks<kVectors, kE5m2>(p);
+    quantize_blocks<kVectors, kE5m2, false>(p);
   }
 }
 

@@ -4,6 +4,8 @@
 // Roles: all threads are alike. A block has one tile; a thread has 8 adjacent rows of 8 adjacent
 // columns, so that it can write 8 adjacent elements of either. A transposed tile goes through
 // shared memory.
+//
+// Tiles of blocks of groups' rows have up to 128 rows; what they write ends with the block.
 #include "numbers.cuh"
 
 namespace torch_cubin::TC_KERNEL {
@@ -11,6 +13,14 @@ namespace torch_cubin::TC_KERNEL {
 constexpr DType kType = DType::TC_DTYPE;
 constexpr int kTile = TC_TILE_M, kLanes = kTile / kEight, kWarps = TC_THREADS / 32;
 static_assert(kTile == TC_TILE_N && kLanes * kLanes == TC_THREADS);
+
+// A tile's rows, and where they are in the transposed result.
+TC_DEVICE GroupBlock block_of(const QuantizeParams& p, int number) {
+  if (p.blocks == nullptr) return {number * kTile, p.rows, number * kTile, p.rows};
+  const int blocks = p.blocks[0].m0;  // NOTE: in flight with the next load, which may find no block
+  const GroupBlock own = p.blocks[1 + number];
+  return number < blocks ? own : GroupBlock{};
+}
 
 // Eight bytes of a transposed tile in shared memory: rows `row` to `row` + 7 of a column. Their
 // order is swizzled, since both 16 neighbouring multiples of 8 columns and of 8 rows are accessed
@@ -25,21 +35,52 @@ TC_DEVICE void run(const QuantizeParams& p, float (*maxima)[kTile], unsigned cha
   const int tiles_k = (p.columns + kTile - 1) / kTile;
   const int tile_row = blockIdx.x / tiles_k, tile_column = blockIdx.x % tiles_k;
   const int own_column = threadIdx.x % kLanes * kEight, own_row = threadIdx.x / kLanes * kEight;
-  const int column = tile_column * kTile + own_column, row = tile_row * kTile + own_row;
+  const GroupBlock block = block_of(p, tile_row);
+  if (block.m_end == 0) return;
+  const int column = tile_column * kTile + own_column, row = block.m0 + own_row;
   const bool columns = p.flags & kQuantizeColumns, powers = p.flags & kQuantizePowerOfTwo;
   const bool e5m2 = kVectors ? kE5m2 : p.flags & kQuantizeE5m2;
 
   Eight<kType> sources[kEight];
-  auto from = static_cast<const typename Eight<kType>::Storage*>(p.x) + row * p.x_stride + column;
+  const auto x = static_cast<const typename Eight<kType>::Storage*>(p.x) + column;
+  if (p.numbers != nullptr) {
+    int numbers[kEight];
 #pragma unroll
-  for (int i = 0; i < kEight; ++i, from += p.x_stride) {
-    sources[i].load<kVectors>(from, row + i < p.rows ? p.columns - column : 0);
+    for (int i = 0; i < kEight; ++i) numbers[i] = row + i < block.m_end ? p.numbers[row + i] : -1;
+#pragma unroll
+    for (int i = 0; i < kEight; ++i) {
+      const bool exists = static_cast<u32>(numbers[i]) < static_cast<u32>(p.x_rows);
+      sources[i].load<kVectors>(x + numbers[i] * p.x_stride, exists ? p.columns - column : 0);
+    }
+  } else {
+    auto from = x + row * p.x_stride;
+#pragma unroll
+    for (int i = 0; i < kEight; ++i, from += p.x_stride) {
+      sources[i].load<kVectors>(from, row + i < block.m_end ? p.columns - column : 0);
+    }
   }
   Eight<kType> most;
 #pragma unroll
   for (Eight<kType>& own : sources) {
     own.drop_infinities();
     most.keep_larger(own);
+  }
+  if (p.row_data != nullptr) {
+    unsigned char* to = p.row_data + tc_int64{row} * p.columns + column;
+    float* scales = p.row_scales + tc_int64{tile_column} * p.rows + row;
+    const bool writes_scales = own_column == 0;
+#pragma unroll
+    for (int i = 0; i < kEight; ++i, to += p.columns) {
+      const float scale =
+          float8_scale(largest_of_lanes<kLanes>(sources[i].largest()), e5m2, powers);
+      float inverses[kEight];
+#pragma unroll
+      for (float& own : inverses) own = __frcp_rn(scale);
+      const bool exists = row + i < block.m_end;
+      store_eight(to, quantized(sources[i], inverses, e5m2), exists ? p.columns - column : 0,
+                  kVectors);
+      if (writes_scales && exists) scales[i] = scale;
+    }
   }
   float inverse[kEight];
   if (columns) {
@@ -84,7 +125,7 @@ TC_DEVICE void run(const QuantizeParams& p, float (*maxima)[kTile], unsigned cha
 #pragma unroll
     for (int i = 0; i < kEight; ++i, to += p.data_stride) {
       const uint2 bytes = quantized(sources[i], inverse, e5m2);
-      store_eight(to, bytes, row + i < p.rows ? p.columns - column : 0, vectors);
+      store_eight(to, bytes, row + i < block.m_end ? p.columns - column : 0, vectors);
     }
     return;
   }
@@ -100,7 +141,7 @@ TC_DEVICE void run(const QuantizeParams& p, float (*maxima)[kTile], unsigned cha
   // single bytes apart: between a vector's load and its store it took 0.3 us of 8.3 (4096 x 2048,
   // H200).
   const int of_tile = threadIdx.x / kLanes, left = p.columns - tile_column * kTile - of_tile;
-  const int at = tile_row * kTile + own_column;
+  const int at = block.to + own_column;
   unsigned char* to = p.data + (tile_column * kTile + of_tile) * p.data_stride + at;
   if (p.flags & kQuantizeOutVectors) {
     uint2 bytes[kEight];
@@ -108,13 +149,13 @@ TC_DEVICE void run(const QuantizeParams& p, float (*maxima)[kTile], unsigned cha
     for (int i = 0; i < kEight; ++i) bytes[i] = *transposed(tile, of_tile + i * kLanes, own_column);
 #pragma unroll
     for (int i = 0; i < kEight; ++i, to += kLanes * p.data_stride) {
-      store_eight(to, bytes[i], i * kLanes < left ? p.rows - at : 0, true);
+      store_eight(to, bytes[i], i * kLanes < left ? block.to_end - at : 0, true);
     }
     return;
   }
 #pragma unroll 1
   for (int i = 0; i < kTile && i < left; i += kLanes, to += kLanes * p.data_stride) {
-    store_eight(to, *transposed(tile, of_tile + i, own_column), p.rows - at, false);
+    store_eight(to, *transposed(tile, of_tile + i, own_column), block.to_end - at, false);
   }
 }
 

@@ -118,7 +118,8 @@ Tensor expert_sum_cuda(const Tensor& rows, const Tensor& tokens, const Tensor& o
 struct ExpertOrder {
   ExpertOrder(const Tensor& memory, int64_t rows);
 
-  // What `ends` points to.
+  // What `tokens` and `ends` point to.
+  Tensor tokens_tensor() const;
   Tensor ends_tensor(int64_t experts) const;
 
   Tensor memory;

@@ -16,10 +16,11 @@ namespace torch_cubin {
 namespace {
 
 // The second product's rows.
-Tensor products(const Float8Steps& steps, const Tensor& rows, const Float8Weight& first,
-                const Float8Weight& second, const Tensor& ends) {
-  return float8_product(steps, float8_gated_rows(steps, rows, first, ends), second, ends,
-                        TensorView(rows).dtype);
+Tensor products(const Float8Steps& steps, const Tensor& x, const Tensor& tokens,
+                const Float8Weight& first, const Float8Weight& second, const Tensor& ends) {
+  const ScalarType dtype = TensorView(x).dtype;
+  const Quantized inside = float8_gated_rows(steps, steps.rows(x, tokens), first, ends, dtype);
+  return float8_product(steps, inside, second, ends, dtype);
 }
 
 void check_scales(const char* name, const TensorView& scale, const TensorView& weight) {
@@ -75,8 +76,8 @@ Tensor moe_float8_cpu(const Tensor& x, const Tensor& topk_ids, const Tensor& top
                           TensorView(w2_scale)};
   if (sizes.is_empty) return zeros_like(sizes.view);
   const HostOrder order(order_on_host(topk_ids, sizes.experts), sizes.rows, sizes.experts);
-  const Tensor results = products(kFloat8OnHost, selected(x, order.tokens), {w13, w13_scale},
-                                  {w2, w2_scale}, order.ends);
+  const Tensor results =
+      products(kFloat8OnHost, x, order.tokens, {w13, w13_scale}, {w2, w2_scale}, order.ends);
   const Tensor places = torch::stable::view(order.places, {sizes.tokens, sizes.k});
   return expert_sum_cpu(results, order.tokens, order.tokens, places, topk_weights);
 }
@@ -92,9 +93,8 @@ Tensor moe_float8_cuda(const Tensor& x, const Tensor& topk_ids, const Tensor& to
   const Device& gpu = device(view.device_index);
   const Tensor ids = as_contiguous(topk_ids);
   const ExpertOrder order = order_experts(gpu, TensorView(ids), sizes.experts);
-  const Tensor rows = gathered_rows(gpu, x, order.tokens, sizes.rows);
-  const Tensor results = products(kFloat8OnCuda, rows, {w13, w13_scale}, {w2, w2_scale},
-                                  order.ends_tensor(sizes.experts));
+  const Tensor results = products(kFloat8OnCuda, x, order.tokens_tensor(), {w13, w13_scale},
+                                  {w2, w2_scale}, order.ends_tensor(sizes.experts));
   Tensor out = empty_cuda(view.sizes, view.dim, view.dtype, view.device_index);
   sum_experts(gpu, results, order.places, sizes.k, summable(topk_weights), out);
   return out;

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "ops/quantize/quantize.h"
+#include "ops/scaled/group_blocks.h"
 #include "ops/scaled/scaled.h"
 #include "pytorch/tensor.h"
 
@@ -16,21 +17,25 @@ struct Float8Steps {
   decltype(&quantize_cpu) quantize;
   decltype(&scaled_gated_matmul_cpu) gated;
   decltype(&scaled_grouped_product_cpu) product;
+  decltype(&quantize_rows_cpu) rows;
+  decltype(&group_blocks_product_cpu) weight_gradient;
 };
 
 constexpr Float8Steps kFloat8OnHost{quantize_cpu, scaled_gated_matmul_cpu,
-                                    scaled_grouped_product_cpu};
+                                    scaled_grouped_product_cpu, quantize_rows_cpu,
+                                    group_blocks_product_cpu};
 constexpr Float8Steps kFloat8OnCuda{quantize_cuda, scaled_gated_matmul_cuda,
-                                    scaled_grouped_product_cuda};
+                                    scaled_grouped_product_cuda, quantize_rows_cuda,
+                                    group_blocks_product_cuda};
 
 struct Float8Weight {
   Tensor data;   // (experts, outputs, inputs)
   Tensor scale;  // (experts, ceil(outputs / 128), ceil(inputs / 128))
 };
 
-// The first product's rows, with their gate and quantised.
-Quantized float8_gated_rows(const Float8Steps& steps, const Tensor& rows, const Float8Weight& first,
-                            const Tensor& ends);
+// The first product of rows, in a dtype, with its gate and quantised.
+Quantized float8_gated_rows(const Float8Steps& steps, const Quantized& rows,
+                            const Float8Weight& first, const Tensor& ends, ScalarType dtype);
 
 // The product of rows that are quantised, in a dtype.
 Tensor float8_product(const Float8Steps& steps, const Quantized& rows, const Float8Weight& weight,
@@ -38,13 +43,10 @@ Tensor float8_product(const Float8Steps& steps, const Quantized& rows, const Flo
 
 // ---- of weights of x's dtype --------------------------------------------------------------------
 
-// The second product's rows. `before`, where given, gets the first one's; bits are the same.
-Tensor float8_results(const Float8Steps& steps, const Tensor& rows, const Tensor& w13,
+// The second product's rows, in the weights' dtype. `before`, where given, gets the first one's;
+// bits are the same.
+Tensor float8_results(const Float8Steps& steps, const Quantized& rows, const Tensor& w13,
                       const Tensor& w2, const Tensor& ends, Tensor* before);
-
-// Rows with scales of 1x128, or with `transpose` their columns. Then blocks of 128 rows have a
-// scale, whatever experts they are of, so rows of no expert must hold numbers.
-Quantized float8_rows(const Float8Steps& steps, const Tensor& rows, bool transpose);
 
 // grad @ weight, of each row by its expert's.
 Tensor float8_input_gradient(const Float8Steps& steps, const Quantized& grad, const Tensor& weight,
@@ -52,6 +54,7 @@ Tensor float8_input_gradient(const Float8Steps& steps, const Quantized& grad, co
 
 // Each expert's grad.t() @ input of its rows, in the weight's dtype and layout, of both's columns.
 Tensor float8_weight_gradient(const Float8Steps& steps, const Quantized& grad,
-                              const Quantized& input, const TensorView& weight, const Tensor& ends);
+                              const Quantized& input, const TensorView& weight,
+                              const GroupBlocks& blocks);
 
 }  // namespace torch_cubin

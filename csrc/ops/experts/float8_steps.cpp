@@ -55,15 +55,11 @@ Float8Weight quantised(const Float8Steps& steps, const Tensor& weight, bool tran
 
 }  // namespace
 
-Quantized float8_rows(const Float8Steps& steps, const Tensor& rows, bool transpose) {
-  return steps.quantize(rows, kScaleBlock1x128, transpose, false, "none", std::nullopt);
-}
-
-Quantized float8_gated_rows(const Float8Steps& steps, const Tensor& rows, const Float8Weight& first,
-                            const Tensor& ends) {
-  const auto [data, scale] = float8_rows(steps, rows, false);
+Quantized float8_gated_rows(const Float8Steps& steps, const Quantized& rows,
+                            const Float8Weight& first, const Tensor& ends, ScalarType dtype) {
+  const auto& [data, scale] = rows;
   return steps.gated(data, matrices_transposed(first.data), scale, matrices_transposed(first.scale),
-                     "silu", ends, TensorView(rows).dtype, std::nullopt, std::nullopt, false);
+                     "silu", ends, dtype, std::nullopt, std::nullopt, false);
 }
 
 Tensor float8_product(const Float8Steps& steps, const Quantized& rows, const Float8Weight& weight,
@@ -73,14 +69,14 @@ Tensor float8_product(const Float8Steps& steps, const Quantized& rows, const Flo
                        matrices_transposed(weight.scale), kScaleBlock128x128, ends, dtype, false);
 }
 
-Tensor float8_results(const Float8Steps& steps, const Tensor& rows, const Tensor& w13,
+Tensor float8_results(const Float8Steps& steps, const Quantized& rows, const Tensor& w13,
                       const Tensor& w2, const Tensor& ends, Tensor* before) {
-  const ScalarType dtype = TensorView(rows).dtype;
+  const ScalarType dtype = TensorView(w13).dtype;
   // A weight's copy of 8 bits lives as long as its product.
   const auto gated = [&]() -> Quantized {
     const Float8Weight first = quantised(steps, w13, false);
-    if (before == nullptr) return float8_gated_rows(steps, rows, first, ends);
-    *before = float8_product(steps, float8_rows(steps, rows, false), first, ends, dtype);
+    if (before == nullptr) return float8_gated_rows(steps, rows, first, ends, dtype);
+    *before = float8_product(steps, rows, first, ends, dtype);
     return steps.quantize(*before, kScaleBlock1x128, false, false, "silu", std::nullopt);
   };
   const Quantized inside = gated();
@@ -95,12 +91,10 @@ Tensor float8_input_gradient(const Float8Steps& steps, const Quantized& grad, co
 
 Tensor float8_weight_gradient(const Float8Steps& steps, const Quantized& grad,
                               const Quantized& input, const TensorView& weight,
-                              const Tensor& ends) {
+                              const GroupBlocks& blocks) {
   const bool transposed = is_stored_transposed(weight);
-  const auto& [a, a_scale] = transposed ? input : grad;
-  const auto& [b, b_scale] = transposed ? grad : input;
-  const Tensor out = steps.product(a, matrices_transposed(b), a_scale, kScaleBlock1x128, b_scale,
-                                   kScaleBlock1x128, ends, weight.dtype, false);
+  const Tensor out = steps.weight_gradient(transposed ? input : grad, transposed ? grad : input,
+                                           blocks, weight.dtype);
   return transposed ? matrices_transposed(out) : out;
 }
 

@@ -134,8 +134,8 @@ Tensor run_moe(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_weigh
   const ExpertOrder order = order_experts(gpu, TensorView(ids), sizes.experts);
   Tensor* before = kept == nullptr ? nullptr : &kept->before;
   const Tensor results =
-      of_float8 ? float8_results(kFloat8OnCuda, gathered_rows(gpu, x, order.tokens, sizes.rows),
-                                 w13, w2, order.ends_tensor(sizes.experts), before)
+      of_float8 ? float8_results(kFloat8OnCuda, quantize_rows_cuda(x, order.tokens_tensor()), w13,
+                                 w2, order.ends_tensor(sizes.experts), before)
                 : results_of(gpu, sizes, order, x, w13, w2, gating, before);
   if (kept != nullptr) kept->order = order.memory;
   sum_experts(gpu, results, order.places, sizes.k, summable(topk_weights), out);
@@ -160,49 +160,57 @@ Tensor zeroed(Tensor tensor) {
 }
 
 // A layer's backward of 8-bit floats. Rows live until they are quantised, so that it takes no more
-// memory than one of 16 bits.
+// memory than one of 16 bits. Rows of no expert are not written, nor read for gradients of weights.
 MoeGradients float8_backward(const Device& gpu, const MoeSizes& sizes, const ExpertOrder& order,
                              const Tensor& grad, const Tensor& x, const Tensor& topk_weights,
                              const Tensor& w13, const Tensor& w2, const Tensor& before,
                              Gating gating, bool of_x, bool of_w13, bool of_w2) {
   const Float8Steps& steps = kFloat8OnCuda;
   const TensorView view(x), weights(topk_weights);
-  const Tensor ends = order.ends_tensor(sizes.experts), none;
+  const Tensor ends = order.ends_tensor(sizes.experts), tokens = order.tokens_tensor(), none;
+  std::optional<GroupBlocks> blocks;
+  if (of_w13 || of_w2) blocks = find_group_blocks_cuda(ends, sizes.rows);
   MoeGradients out{none_of(view), none_of(weights), none_of(view), none_of(view)};
   auto& [x_grad, weights_grad, w13_grad, w2_grad] = out;
-  Tensor grad_rows = gathered_rows(gpu, grad, order.tokens, sizes.rows);
-  Tensor inside_grad = float8_input_gradient(steps, float8_rows(steps, grad_rows, false), w2, ends);
-  // The gate's kernel does not write rows of no expert.
-  Tensor inside = zeroed(matrix(sizes.rows, sizes.inner, view));
-  Tensor before_grad = zeroed(matrix(sizes.rows, 2 * sizes.inner, view));
+  QuantizedBoth outputs;
+  if (of_w2) {
+    outputs = quantize_both_cuda(grad, tokens, *blocks);
+  } else {
+    outputs.rows = quantize_rows_cuda(grad, tokens);
+  }
+  Tensor inside_grad = float8_input_gradient(steps, outputs.rows, w2, ends);
+  outputs.rows = {};
+  Tensor inside = matrix(sizes.rows, sizes.inner, view);
+  Tensor before_grad = matrix(sizes.rows, 2 * sizes.inner, view);
   const Tensor sums = empty_cuda(weights.sizes, weights.dim, ScalarType::Float, view.device_index);
   gate_experts(gpu, {in_vectors(before), order.places, sizes.rows, gating, inside,
                      ExpertGateBackward{inside_grad, summable(topk_weights), before_grad, sums}});
   weights_grad = narrow_to(sums, weights.dtype);
   inside_grad = none;
   if (of_w2) {
-    const Quantized outputs = float8_rows(steps, grad_rows, true);
-    grad_rows = none;
-    const Quantized inputs = float8_rows(steps, inside, true);
+    const Quantized inputs = quantize_groups_cuda(inside, std::nullopt, *blocks);
     inside = none;
-    w2_grad = float8_weight_gradient(steps, outputs, inputs, TensorView(w2), ends);
+    w2_grad = float8_weight_gradient(steps, outputs.columns, inputs, TensorView(w2), *blocks);
   }
-  grad_rows = inside = none;
-  Quantized outputs;
-  if (of_w13) outputs = float8_rows(steps, before_grad, true);
+  inside = none;
+  outputs = {};
+  if (of_x && of_w13) {
+    outputs = quantize_both_cuda(before_grad, std::nullopt, *blocks);
+  } else if (of_x) {
+    outputs.rows = quantize_rows_cuda(before_grad, std::nullopt);
+  } else if (of_w13) {
+    outputs.columns = quantize_groups_cuda(before_grad, std::nullopt, *blocks);
+  }
+  before_grad = none;
   if (of_x) {
-    const Quantized rows = float8_rows(steps, before_grad, false);
-    before_grad = none;
-    const Tensor of_rows = float8_input_gradient(steps, rows, w13, ends);
+    const Tensor of_rows = float8_input_gradient(steps, outputs.rows, w13, ends);
+    outputs.rows = {};
     x_grad = matrix(sizes.tokens, sizes.hidden, view);
     sum_experts(gpu, of_rows, order.places, sizes.k, std::nullopt, x_grad);
   }
-  before_grad = none;
   if (of_w13) {
-    Tensor rows = gathered_rows(gpu, x, order.tokens, sizes.rows);
-    const Quantized inputs = float8_rows(steps, rows, true);
-    rows = none;
-    w13_grad = float8_weight_gradient(steps, outputs, inputs, TensorView(w13), ends);
+    const Quantized inputs = quantize_groups_cuda(x, tokens, *blocks);
+    w13_grad = float8_weight_gradient(steps, outputs.columns, inputs, TensorView(w13), *blocks);
   }
   return out;
 }

@@ -14,6 +14,11 @@ ExpertOrder::ExpertOrder(const Tensor& memory, int64_t rows)
       places(tokens + rows),
       ends(places + rows) {}
 
+Tensor ExpertOrder::tokens_tensor() const {
+  Tensor all = memory;
+  return torch::stable::narrow(all, 0, 0, places - tokens);
+}
+
 Tensor ExpertOrder::ends_tensor(int64_t experts) const {
   Tensor all = memory;
   return torch::stable::narrow(all, 0, ends - tokens, experts);

@@ -112,7 +112,7 @@ Tensor moe_on_host(const Tensor& x, const Tensor& topk_ids, const Tensor& topk_w
   const HostOrder order(memory, rows, experts);
   Tensor before, results;
   if (is_of_float8(recipe, gating, view)) {
-    results = float8_results(kFloat8OnHost, selected(x, order.tokens), w13, w2, order.ends,
+    results = float8_results(kFloat8OnHost, quantize_rows_cpu(x, order.tokens), w13, w2, order.ends,
                              kept == nullptr ? nullptr : &before);
     if (kept != nullptr) clear_rest(before, order);
   } else {
@@ -185,7 +185,7 @@ MoeGradients moe_backward_cpu(const Tensor& grad, const Tensor& x, const Tensor&
   const auto times_weight = [&](const Tensor& rows, const Tensor& weight) {
     if (!of_float8) return grouped_product_cpu(rows, wide(weight), order.ends, true);
     const Tensor own = narrow_to(rows, view.dtype);
-    const Quantized quantised_rows = float8_rows(kFloat8OnHost, own, false);
+    const Quantized quantised_rows = quantize_rows_cpu(own, std::nullopt);
     const Tensor out = float8_input_gradient(kFloat8OnHost, quantised_rows, weight, order.ends);
     clear_rest(out, order);
     return wide(out);
@@ -193,11 +193,11 @@ MoeGradients moe_backward_cpu(const Tensor& grad, const Tensor& x, const Tensor&
   const auto of_weight = [&](const Tensor& outputs, const Tensor& inputs,
                              const TensorView& weight) {
     if (!of_float8) return host_weight_gradient(order, outputs, inputs, weight);
+    const GroupBlocks blocks = find_group_blocks_cpu(order.ends, tokens * k);
     const auto columns = [&](const Tensor& rows) {
-      return float8_rows(kFloat8OnHost, narrow_to(rows, view.dtype), true);
+      return quantize_groups_cpu(narrow_to(rows, view.dtype), std::nullopt, blocks);
     };
-    return float8_weight_gradient(kFloat8OnHost, columns(outputs), columns(inputs), weight,
-                                  order.ends);
+    return float8_weight_gradient(kFloat8OnHost, columns(outputs), columns(inputs), weight, blocks);
   };
   const Tensor grad_rows = selected(wide(grad), order.tokens);
   const Tensor inside_grad = times_weight(grad_rows, w2);

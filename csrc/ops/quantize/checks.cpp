@@ -64,20 +64,23 @@ QuantizeCall check_quantize(const TensorView& x, int64_t recipe, bool transpose,
   const int64_t columns = call.gated ? x.sizes[1] / 2 : x.sizes[1];
   call.rows = transpose ? columns : x.sizes[0];
   call.k = transpose ? x.sizes[0] : columns;
-  const int64_t blocks = ceil_div(call.k, kScaleBlock);
-  if (recipe == kScaleRow) {
-    call.scale = {2, {call.rows, 1}};
-    call.scale_strides[0] = call.scale_strides[1] = 1;
-  } else if (recipe == kScaleBlock1x128) {
-    call.scale = {2, {call.rows, blocks}};
-    call.scale_strides[0] = 1;
-    call.scale_strides[1] = std::max(call.rows, int64_t{1});
-  } else {
-    call.scale = {2, {blocks, ceil_div(call.rows, kScaleBlock)}};
-    call.scale_strides[0] = 1;
-    call.scale_strides[1] = std::max(blocks, int64_t{1});
-  }
+  call.lay_out_scales();
   return call;
+}
+
+void QuantizeCall::lay_out_scales(std::optional<int64_t> own) {
+  const int64_t blocks = own.value_or(ceil_div(k, kScaleBlock));
+  scale_strides[0] = 1;
+  if (recipe == kScaleRow) {
+    scale = {2, {rows, 1}};
+    scale_strides[1] = 1;
+  } else if (recipe == kScaleBlock1x128) {
+    scale = {2, {rows, blocks}};
+    scale_strides[1] = std::max(rows, int64_t{1});
+  } else {
+    scale = {2, {blocks, ceil_div(rows, kScaleBlock)}};
+    scale_strides[1] = std::max(blocks, int64_t{1});
+  }
 }
 
 void check_described_quantize(const nlohmann::json& call) {

@@ -81,16 +81,25 @@ int mode_of(const QuantizeCall& call) {
   return call.recipe == kScaleBlock1x128 && !call.transpose ? kBlockMode : kTileMode;
 }
 
-}  // namespace
+// What the quantised rows are, where they are not x's.
+struct RowsOf {
+  const std::optional<Tensor>& numbers;
+  const GroupBlocks* blocks;  // null: not apart
+  Quantized* also = nullptr;  // rows with scales of 1x128, beside the columns of groups
+};
 
-Quantized quantize_cuda(const Tensor& x, int64_t recipe, bool transpose, bool power_of_two,
-                        const std::string& gate, std::optional<ScalarType> dtype) {
-  TensorView view(x);
-  const QuantizeCall call = check_quantize(view, recipe, transpose, power_of_two, gate, dtype);
+Quantized empty_quantized(const QuantizeCall& call, int32_t device_index) {
   const int64_t sizes[] = {call.rows, call.k};
-  Tensor data = empty_cuda(sizes, 2, call.dtype, view.device_index);
-  Tensor scales = empty_cuda_strided(call.scale.sizes, call.scale_strides, 2, ScalarType::Float,
-                                     view.device_index);
+  return {
+      empty_cuda(sizes, 2, call.dtype, device_index),
+      empty_cuda_strided(call.scale.sizes, call.scale_strides, 2, ScalarType::Float, device_index)};
+}
+
+// Quantises x, or `of`, as `call` says.
+Quantized run_quantize(const Tensor& x, const QuantizeCall& call, const RowsOf* of = nullptr) {
+  TensorView view(x);
+  const int64_t recipe = call.recipe;
+  auto [data, scales] = empty_quantized(call, view.device_index);
   if (call.rows == 0 || call.k == 0) {
     if (call.scale.numel() > 0) torch::stable::fill_(scales, 1);
     return {data, scales};
@@ -112,6 +121,12 @@ Quantized quantize_cuda(const Tensor& x, int64_t recipe, bool transpose, bool po
   params.up = call.k;
   params.data_stride = call.k;
   params.rows = static_cast<int>(view.sizes[0]);
+  if (of != nullptr && of->numbers) {
+    const TensorView numbers(*of->numbers);
+    params.numbers = static_cast<const int*>(numbers.data());
+    params.rows = static_cast<int>(numbers.sizes[0]);
+    params.x_rows = static_cast<int>(view.sizes[0]);
+  }
   const int64_t columns = call.transpose ? call.rows : call.k;
   params.columns = static_cast<int>(columns);
   const bool reads = reinterpret_cast<uintptr_t>(params.x) % kReadBytes == 0 &&
@@ -133,6 +148,16 @@ Quantized quantize_cuda(const Tensor& x, int64_t recipe, bool transpose, bool po
   params.inverse_blocks = static_cast<unsigned int>(UINT32_MAX / across);
   int64_t blocks = int64_t{params.rows};
   if (mode == kTileMode) blocks = ceil_div(blocks, kScaleBlock) * across;
+  if (of != nullptr && of->blocks != nullptr) {
+    const GroupBlocks& own = *of->blocks;
+    const char* tables = static_cast<const char*>(TensorView(own.tables).data());
+    params.blocks = reinterpret_cast<const GroupBlock*>(tables) + 1 + own.groups;
+    blocks = own.most * across;
+    if (of->also != nullptr) {
+      params.row_data = static_cast<unsigned char*>(std::get<0>(*of->also).mutable_data_ptr());
+      params.row_scales = static_cast<float*>(std::get<1>(*of->also).mutable_data_ptr());
+    }
+  }
   if (mode == kBlockMode || mode == kGatedMode) {
     blocks = ceil_div(blocks, kQuantizeBand) * kQuantizeBand * across;
   }
@@ -148,6 +173,52 @@ Quantized quantize_cuda(const Tensor& x, int64_t recipe, bool transpose, bool po
   }
   launch(*kernel.kernel, {ceil_div(blocks, together)}, gpu, params);
   return {data, scales};
+}
+
+}  // namespace
+
+Quantized quantize_cuda(const Tensor& x, int64_t recipe, bool transpose, bool power_of_two,
+                        const std::string& gate, std::optional<ScalarType> dtype) {
+  return run_quantize(x,
+                      check_quantize(TensorView(x), recipe, transpose, power_of_two, gate, dtype));
+}
+
+namespace {
+
+QuantizeCall call_of_rows(const Tensor& x, const std::optional<Tensor>& numbers) {
+  QuantizeCall call =
+      check_quantize(TensorView(x), kScaleBlock1x128, false, false, "none", std::nullopt);
+  if (numbers) call.rows = TensorView(*numbers).sizes[0];
+  call.lay_out_scales();
+  return call;
+}
+
+QuantizeCall call_of_groups(const Tensor& x, const GroupBlocks& blocks) {
+  QuantizeCall call =
+      check_quantize(TensorView(x), kScaleBlock1x128, true, false, "none", std::nullopt);
+  call.k = blocks.k;
+  call.lay_out_scales(blocks.most);
+  return call;
+}
+
+}  // namespace
+
+Quantized quantize_rows_cuda(const Tensor& x, const std::optional<Tensor>& numbers) {
+  const RowsOf of{numbers, nullptr};
+  return run_quantize(x, call_of_rows(x, numbers), &of);
+}
+
+Quantized quantize_groups_cuda(const Tensor& x, const std::optional<Tensor>& numbers,
+                               const GroupBlocks& blocks) {
+  const RowsOf of{numbers, &blocks};
+  return run_quantize(x, call_of_groups(x, blocks), &of);
+}
+
+QuantizedBoth quantize_both_cuda(const Tensor& x, const std::optional<Tensor>& numbers,
+                                 const GroupBlocks& blocks) {
+  Quantized rows = empty_quantized(call_of_rows(x, numbers), TensorView(x).device_index);
+  const RowsOf of{numbers, &blocks, &rows};
+  return {rows, run_quantize(x, call_of_groups(x, blocks), &of)};
 }
 
 }  // namespace torch_cubin

@@ -15,6 +15,7 @@
 #include <tuple>
 
 #include "ops/common/shape.h"
+#include "ops/scaled/group_blocks.h"
 #include "ops/scaled/scaled.h"
 #include "pytorch/tensor.h"
 
@@ -29,6 +30,9 @@ struct QuantizeCall {
   int64_t rows, k;  // of the operand
   Shape scale;
   int64_t scale_strides[2];
+
+  // Sets the scales' layout for the rows, and as many blocks of K as `k` has or is given.
+  void lay_out_scales(std::optional<int64_t> blocks = {});
 
   int64_t scale_at(int64_t row, int64_t column) const {
     switch (recipe) {
@@ -54,5 +58,27 @@ Quantized quantize_cpu(const Tensor& x, int64_t recipe, bool transpose, bool pow
                        const std::string& gate, std::optional<ScalarType> dtype);
 Quantized quantize_cuda(const Tensor& x, int64_t recipe, bool transpose, bool power_of_two,
                         const std::string& gate, std::optional<ScalarType> dtype);
+
+// ---- experts' rows, to e4m3 with scales of 1x128 ------------------------------------------------
+//
+// Row i is x[numbers[i]], zeros for numbers that x does not have; without numbers x[i].
+
+// The rows, (rows, columns).
+Quantized quantize_rows_cpu(const Tensor& x, const std::optional<Tensor>& numbers);
+Quantized quantize_rows_cuda(const Tensor& x, const std::optional<Tensor>& numbers);
+
+// Their transpose, (columns, blocks.k), whose blocks belong to one group each. Rows of no group
+// have no part in it; nor has what follows the last group, which is not written.
+Quantized quantize_groups_cpu(const Tensor& x, const std::optional<Tensor>& numbers,
+                              const GroupBlocks& blocks);
+Quantized quantize_groups_cuda(const Tensor& x, const std::optional<Tensor>& numbers,
+                               const GroupBlocks& blocks);
+
+// Both, for which x is read once. Rows of no group are not written.
+struct QuantizedBoth {
+  Quantized rows, columns;
+};
+QuantizedBoth quantize_both_cuda(const Tensor& x, const std::optional<Tensor>& numbers,
+                                 const GroupBlocks& blocks);
 
 }  // namespace torch_cubin

@@ -6,6 +6,7 @@
 
 #include "ops/common/aten.h"
 #include "ops/common/stable_ops.h"
+#include "ops/grouped/grouped.h"
 #include "ops/quantize/quantize.h"
 
 namespace torch_cubin {
@@ -64,6 +65,27 @@ Quantized quantize_cpu(const Tensor& x, int64_t recipe, bool transpose, bool pow
   each([&](float& own, int64_t at) { own *= 1 / scale[at]; });
   torch::stable::copy_(data, values);
   return {data, scales};
+}
+
+Quantized quantize_rows_cpu(const Tensor& x, const std::optional<Tensor>& numbers) {
+  const Tensor rows = numbers ? rows_by_number(detach(x), *numbers) : x;
+  return quantize_cpu(rows, kScaleBlock1x128, false, false, "none", std::nullopt);
+}
+
+Quantized quantize_groups_cpu(const Tensor& x, const std::optional<Tensor>& numbers,
+                              const GroupBlocks& blocks) {
+  // Of each K the row, -1 of K between groups.
+  const Tensor apart = empty_near(TensorView(x), &blocks.k, 1, ScalarType::Int);
+  torch::stable::fill_(const_cast<Tensor&>(apart), -1);
+  auto* row = static_cast<int32_t*>(apart.mutable_data_ptr());
+  const auto ends = ends_on_host(blocks.ends), in_k = ends_on_host(blocks.tables);
+  for (size_t group = 0; group < ends.size(); ++group) {
+    const int64_t start = group == 0 ? 0 : ends[group - 1], to = group == 0 ? 0 : in_k[group - 1];
+    for (int64_t i = start; i < ends[group]; ++i) row[to + i - start] = static_cast<int32_t>(i);
+  }
+  const Tensor rows = numbers ? rows_by_number(detach(x), *numbers) : detach(x);
+  return quantize_cpu(rows_by_number(rows, apart), kScaleBlock1x128, true, false, "none",
+                      std::nullopt);
 }
 
 }  // namespace torch_cubin

@@ -1,7 +1,10 @@
 #include "ops/scaled/group_rows.h"
 
+#include <algorithm>
+
 #include "ops/common/backend.h"
 #include "ops/common/device_tables.h"
+#include "ops/scaled/group_blocks.h"
 
 namespace torch_cubin {
 namespace {
@@ -30,11 +33,14 @@ struct GroupRowsTable {
   PackageKernel* kernel = nullptr;
 };
 
+PackageKernel& group_rows_kernel(const Device& device) {
+  static DeviceTables<GroupRowsTable> tables;
+  return *tables.get(device).kernel;
+}
+
 }  // namespace
 
 Workspace find_group_rows(const Device& device, const Groups& groups, int64_t height) {
-  static DeviceTables<GroupRowsTable> tables;
-  const GroupRowsTable& table = tables.get(device);
   const int64_t entries = 1 + (groups.of_k ? groups.groups : groups.most_tiles(height));
   Workspace rows(device, entries * static_cast<int64_t>(sizeof(GroupRow)));
   GroupRowsParams params{};
@@ -46,8 +52,32 @@ Workspace find_group_rows(const Device& device, const Groups& groups, int64_t he
   params.band = static_cast<int>(kBand);
   params.wide_ends = groups.wide_ends;
   params.of_k = groups.of_k;
-  launch(*table.kernel, {1}, device, params);
+  launch(group_rows_kernel(device), {1}, device, params);
   return rows;
+}
+
+GroupBlocks find_group_blocks_cuda(const Tensor& ends, int64_t rows) {
+  // Where a group begins in K: at a line of the L2 cache, or of few rows in a group at what tensor
+  // maps need, so that 8-bit operands take no more memory than 16-bit rows.
+  constexpr int64_t kLine = kGroupBlock, kLeast = 16;
+  const TensorView view(ends);
+  const int64_t groups = view.sizes[0], align = rows >= kLine * groups ? kLine : kLeast;
+  const auto parts = [&](int64_t size) { return std::min(rows, rows / size + groups); };
+  const int64_t most = parts(kGroupBlock), k = parts(align) * align;
+  static_assert(sizeof(GroupRow) == sizeof(GroupBlock));
+  const int64_t bytes = (2 + groups + most) * static_cast<int64_t>(sizeof(GroupRow));
+  const Tensor tables = empty_cuda(&bytes, 1, ScalarType::Byte, view.device_index);
+  GroupRowsParams params{};
+  params.ends = view.data();
+  params.rows = static_cast<GroupRow*>(tables.mutable_data_ptr());
+  params.blocks = reinterpret_cast<GroupBlock*>(params.rows + 1 + groups);
+  params.groups = static_cast<int>(groups);
+  params.limit = static_cast<int>(rows);
+  params.align = static_cast<int>(align);
+  params.of_k = 1;
+  const Device& own = device(view.device_index);
+  launch(group_rows_kernel(own), {1}, own, params);
+  return {ends, groups, rows, most, k, tables};
 }
 
 }  // namespace torch_cubin

@@ -13,6 +13,8 @@ struct Groups {
   bool of_k = false;
   int64_t groups = 0;
   int64_t limit = 0;  // the rows, or K, that they divide
+  // Of K: the table of find_group_blocks_cuda(); null: the product finds its own by the ends.
+  const GroupRow* table = nullptr;
 
   // Rows of tiles of that height, at most.
   int64_t most_tiles(int64_t height) const { return limit / height + groups; }

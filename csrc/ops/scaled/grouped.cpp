@@ -8,6 +8,7 @@
 #include "ops/common/argument_checks.h"
 #include "ops/common/aten.h"
 #include "ops/common/stable_ops.h"
+#include "ops/scaled/group_blocks.h"
 #include "ops/scaled/scaled.h"
 #include "pytorch/described_tensor.h"
 
@@ -175,6 +176,27 @@ Tensor scaled_grouped_product_cpu(const Tensor& mat_a, const Tensor& mat_b, cons
     ++group;
   }
   return out;
+}
+
+GroupBlocks find_group_blocks_cpu(const Tensor& ends, int64_t rows) {
+  const TensorView view(ends);
+  const Tensor in_k = empty_near(view, view.sizes, 1, ScalarType::Int);
+  auto* to = static_cast<int32_t*>(in_k.mutable_data_ptr());
+  int64_t start = 0, blocks = 0;
+  for (const int64_t end : ends_on_host(ends)) {
+    blocks += ceil_div(end - start, kScaleBlock);
+    *to++ = static_cast<int32_t>(blocks * kScaleBlock);
+    start = end;
+  }
+  return {ends, view.sizes[0], rows, blocks, blocks * kScaleBlock, in_k};
+}
+
+Tensor group_blocks_product_cpu(const Quantized& a, const Quantized& b, const GroupBlocks& blocks,
+                                ScalarType dtype) {
+  const auto& [mat_a, scale_a] = a;
+  const auto& [mat_b, scale_b] = b;
+  return scaled_grouped_product_cpu(mat_a, matrices_transposed(mat_b), scale_a, kScaleBlock1x128,
+                                    scale_b, kScaleBlock1x128, blocks.tables, dtype, false);
 }
 
 }  // namespace torch_cubin

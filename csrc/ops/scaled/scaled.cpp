@@ -9,6 +9,7 @@
 #include "ops/common/stable_ops.h"
 #include "ops/grouped/grouped.h"
 #include "ops/quantize/quantize.h"
+#include "ops/scaled/group_blocks.h"
 #include "ops/scaled/sm90_scaled.h"
 #include "runtime/device.h"
 
@@ -215,6 +216,28 @@ Tensor scaled_grouped_product_cuda(const Tensor& mat_a, const Tensor& mat_b, con
   call.out = static_cast<char*>(out.mutable_data_ptr());
   call.fast = use_fast_accum && !is_block(recipe_a);
   run_product(kScaledGroupedOp, call, mat_a, mat_b, scale_a, recipe_a, scale_b, recipe_b, offs);
+  return out;
+}
+
+Tensor group_blocks_product_cuda(const Quantized& a, const Quantized& b, const GroupBlocks& blocks,
+                                 ScalarType dtype) {
+  const auto& [mat_a, scale_a] = a;
+  const auto& [mat_b, scale_b] = b;
+  const TensorView x(mat_a), y(mat_b);
+  ScaledCall call;
+  call.out_dtype = dtype;
+  call.m = x.sizes[0];
+  call.n = y.sizes[0];
+  call.k = blocks.k;
+  call.groups.of_k = true;
+  call.groups.groups = blocks.groups;
+  call.groups.limit = blocks.k;
+  call.groups.table = static_cast<const GroupRow*>(TensorView(blocks.tables).data());
+  const int64_t sizes[] = {blocks.groups, call.m, call.n};
+  Tensor out = empty_cuda(sizes, 3, dtype, x.device_index);
+  call.out = static_cast<char*>(out.mutable_data_ptr());
+  run_product(kScaledGroupedOp, call, mat_a, matrices_transposed(mat_b), scale_a, kScaleBlock1x128,
+              scale_b, kScaleBlock1x128, std::nullopt);
   return out;
 }
 

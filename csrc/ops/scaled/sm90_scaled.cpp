@@ -279,8 +279,11 @@ void run_sm90_scaled(const Device& device, const ScaledCall& call) {
     params.bias = call.b_up_scales;
   }
   if (row.grouped != kOneProduct) {
-    group_rows = find_group_rows(device, call.groups, row.tile[0]);
-    params.rows = reinterpret_cast<const GroupRow*>(group_rows->data());
+    params.rows = call.groups.table;
+    if (params.rows == nullptr) {
+      group_rows = find_group_rows(device, call.groups, row.tile[0]);
+      params.rows = reinterpret_cast<const GroupRow*>(group_rows->data());
+    }
     params.b_group_stride = call.b_scales_group_stride;
   }
   if (!row.gated) encode_out(params, call, row, device);
