@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from installed import installed
+from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -140,7 +141,11 @@ def test_a_boolean_mask_of_many_queries(rows: int, dtype: torch.dtype | None, tr
 
 
 @pytest.mark.parametrize(
-    "case", ["gradient", "vmap", "tangent", "no mask", "bias", "dropout", "another backend"]
+    "case",
+    [
+        *("gradient", "vmap", "tangent", "dual tensors", "no mask", "bias", "dropout"),
+        *("a mask of two dimensions", "a mask for all keys at once", "another backend"),
+    ],
 )
 def test_calls_that_stay_transformers_own(case: str, transformers) -> None:
     query, key, value, mask = operands()
@@ -152,6 +157,13 @@ def test_calls_that_stay_transformers_own(case: str, transformers) -> None:
             torch.func.vmap(attend)(*(x[None] for x in (query, key, value, mask)))
         elif case == "tangent":
             torch.func.jvp(lambda q: attend(q, key, value, mask), (query,), (query,))
+        elif case == "dual tensors":
+            with forward_ad.dual_level():
+                attend(forward_ad.make_dual(query, query), key, value, mask)
+        elif case == "a mask of two dimensions":
+            attend(query, key, value, mask[0, 0])
+        elif case == "a mask for all keys at once":
+            attend(query, key, value, mask[..., :1])
         elif case == "no mask":
             attend(query, key, value, None, is_causal=False)
         elif case == "bias":
