@@ -26,8 +26,6 @@ STARTS_DOUBLE = re.compile(r"\b(?:double|float) [^;(){}]*= -?$")
 INTEGERS = {
     ("backend.h", 10): "the least share of the memory's peak in a copying kernel's entry, inverted",
     ("backend.h", 96): "bytes of a plan's details",
-    ("cost.cpp", 10): "groups of multiprocessors that take a cluster (with 11)",
-    ("cost.cpp", 11): "of so many",
     ("portable_configs.cpp", 12): "parts of K of float64, by their errors",
     ("problem.cpp", 30): "clusters of four blocks that run at a time",
     ("problem.cpp", 3712): "columns whose loads take longer than a chain of K",

@@ -1,5 +1,5 @@
-// ClusterCapacity: the largest cluster that the device can run in this process (under MPS a process
-// may have few multiprocessors).
+// How many clusters of a size run at a time, and ClusterCapacity: the largest cluster that the
+// device can run in this process (under MPS a process may have few multiprocessors).
 #pragma once
 
 #include <algorithm>
@@ -11,6 +11,15 @@
 #include "package/package_kernel.h"
 
 namespace torch_cubin {
+
+// Clusters of so many blocks, one a multiprocessor, that run at a time. Multiprocessors come in
+// groups of 16 or 18, some smaller, and a cluster lies within one: of four there are 30 of 33 on an
+// H200, and 15 of 16 of eight.
+constexpr int64_t clusters_at_once(int64_t multiprocessors, int64_t size) {
+  constexpr int64_t kGroup = 16, kOf = 11, kFound = 10;
+  if (size <= 2) return multiprocessors / size;
+  return multiprocessors * kFound * (kGroup / size) / (kOf * kGroup);
+}
 
 // Queried once, for a fixed kernel, so that plans do not depend on earlier plans. (std::call_once
 // would need glibc 2.34.)

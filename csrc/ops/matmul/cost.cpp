@@ -138,10 +138,4 @@ double Corrections::of(const std::string& what) const {
   return 0;
 }
 
-int64_t clusters_at_once(int64_t multiprocessors, int64_t size) {
-  constexpr int64_t kGroup = 16, kOf = 11, kFound = 10;
-  if (size <= 2) return multiprocessors / size;
-  return multiprocessors * kFound * (kGroup / size) / (kOf * kGroup);
-}
-
 }  // namespace torch_cubin

@@ -97,9 +97,4 @@ class Corrections {
   const std::string gpu_;
 };
 
-// Clusters of so many blocks, one a multiprocessor, that run at a time. Multiprocessors come in
-// groups of 16 or 18, some smaller, and a cluster lies within one: of four there are 30 of 33 on an
-// H200, and 15 of 16 of eight.
-int64_t clusters_at_once(int64_t multiprocessors, int64_t size);
-
 }  // namespace torch_cubin

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "ops/common/cluster_capacity.h"
+
 namespace torch_cubin {
 namespace {
 

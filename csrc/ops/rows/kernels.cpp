@@ -52,15 +52,9 @@ static_assert(kLeastSharedColumns >= kMostCluster * 2 * kWarpColumns);
 // Bytes of the largest block of such kernels: two tensors of 16 bits.
 constexpr int64_t kMostStagedShared = 2 * kStagedColumns * 2;
 // The number of norm_backward_sums' blocks fixes the order of the sums, so that it depends on no
-// device: as many as fill an H100.
+// device: as many as fill an H100, in one turn (H200: 2048 x 32768 by 33 or 32 clusters of four 224
+// us, by 30 130; 1024 x 65536 by 16 of eight 243, by 15 140).
 constexpr int64_t kMultiprocessors = 132;
-// Of clusters of more than two blocks some multiprocessors are left over (H200: 2048 x 32768 by 33
-// or 32 clusters of four in two turns, 224 us, by 30 130; 1024 x 65536 by 16 of eight 243, by 15
-// 140).
-constexpr int64_t clusters_at_once(int64_t size) {
-  constexpr int64_t kGrouped = 120;
-  return (size > 2 ? kGrouped : kMultiprocessors) / size;
-}
 // Of their passes over rows, fewer of which would take less time than another part's sums.
 constexpr int64_t kLeastPasses = 2;
 // norm_backward_few: rows and their elements at most, and blocks that have columns at least, but
@@ -427,7 +421,7 @@ SumsLayout::SumsLayout(const Device& device, const RowSizes& sizes, ScalarType r
     if (grid.dynamic_shared > most_shared) continue;
     kernel = each.kernel;
     parts = std::min(ceil_div(sizes.rows, kLeastPasses * (each.block / threads)),
-                     each.blocks * clusters_at_once(cluster));
+                     each.blocks * clusters_at_once(kMultiprocessors, cluster));
     grid.x = parts * cluster;
     grid.cluster_x = cluster;
     return;
