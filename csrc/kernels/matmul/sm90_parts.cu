@@ -3,7 +3,7 @@
 // Under batch_invariant() the bits of a row may not depend on the number of rows. sm90_skinny.cu
 // splits the K of few rows over the blocks of a cluster, so that more multiprocessors read the
 // weights, and adds the parts in order, as finish.cu does for some more rows, whose parts sm90.cu
-// sums, and pairs of blocks of sm90.cu; this kernel gives the same sums for any number of rows. A
+// sums; this kernel gives the same sums for any number of rows. A
 // consumer has two sets of accumulators: the sum of the part that wgmma adds to, and that of the
 // parts before it. So tiles have at most 96 of each for a thread.
 //
@@ -11,53 +11,45 @@
 // sm90.cu's, which describes them. Sm90MatmulParams is, too; of it, split_blocks is the number of k
 // blocks of a part, of which k_blocks is a multiple. Nothing is streamed, paired, read by threads
 // or transposed.
+#include "common/uniform.cuh"
 #include "sm90_block.cuh"
+#include "sm90_lone.cuh"
+#include "sm90_producer.cuh"
+#include "sm90_round.cuh"
 
 namespace torch_cubin::TC_KERNEL {
 
 using namespace sm90;
 
+// Columns of the widest tile whose loop is unrolled by the ring (H200: 1024^3 by 64x128 5.57 us, so
+// unrolled 5.61).
+constexpr int kWidestRound = 64;
+
 // ---- producer -----------------------------------------------------------------------------------
 
 // The first thread loads A and says what there is to do, the other one loads B; one alone does all.
+// `w` is the first item, if there is any.
 template <class C>
 TC_DEVICE void produce(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empty, Work* ring,
-                       bool first) {
+                       bool first, Schedule<C>& schedule, Work& w, bool any) {
   const bool of_a = C::kProducers == 1 || first, of_b = C::kProducers == 1 || !first;
-  Schedule<C> schedule(p);
-  int stage = 0, number = 0;
-  u32 phase = 0;
+  int number = 0;
   const ClusterShape& cluster = schedule.shape;
   const Share share_a = share_of_a(cluster, schedule.rank);
   const Share share_b = share_of_b(cluster, schedule.rank);
   const bool batched = p.flags & kSm90Batched;
-  Work w;
-  bool any = schedule.get(w);
-  wait_for_previous_grid();
+  Position at;
   for (; any; any = schedule.get(w)) {
-    barrier_wait_bounded(empty + 8 * stage, phase ^ 1);
+    begin_sooner<C>(p, w);
+    barrier_wait_bounded(empty + 8 * at.stage, at.phase ^ 1);
     if (of_a) ring[number++ % C::kRing] = w;
-#pragma unroll 1
-    for (int k = 0; k < w.k_count * C::kTileK; k += C::kTileK) {
-      barrier_wait_bounded(empty + 8 * stage, phase ^ 1);
-      const u32 arrived = full + 8 * stage, to = shared + stage * C::kStageBytes;
-      barrier_expect(arrived, (of_a ? C::kABytes : 0) + (of_b ? C::kBBytes : 0));
-      if (of_a) {
-        load_operand<false, C::kTileM, C::kTileK>(p.a, to, arrived, share_a, batched, w.m0, k, w);
-      }
-      if (of_b) {
-        load_operand<false, C::kTileN, C::kTileK>(p.b, to + C::kABytes, arrived, share_b, batched,
-                                                  w.n0, k, w);
-      }
-      if (++stage == C::kStages) {
-        stage = 0;
-        phase ^= 1;
-      }
-    }
+    load_tile<C>(p, shared, full, empty, of_a, of_b, share_a, share_b, batched, w, w.k_count, 0,
+                 C::kTileK, at);
   }
-  barrier_wait_bounded(empty + 8 * stage, phase ^ 1);
+  wait_for_previous_grid();  // of a block without work
+  barrier_wait_bounded(empty + 8 * at.stage, at.phase ^ 1);
   if (of_a) ring[number % C::kRing].k_count = 0;
-  barrier_arrive(full + 8 * stage);
+  barrier_arrive(full + 8 * at.stage);
 }
 
 // ---- consumers ----------------------------------------------------------------------------------
@@ -74,11 +66,11 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
   const int source = threadIdx.x % 32 * 4 + warp % 4;
   const bool frees = source < cluster.sources();
   const u32 target = cluster_rank() ^ cluster.source(source);
+  [[maybe_unused]] const u32 freed = map_to_rank(empty, target);
   bool leads = C::kConsumers == 2 && group == 0;
   const u32 staging = shared + C::kStaging + warp * C::kWarpBytes;
   const u32 bias = shared + C::kBias + group * (C::kTileN * C::kElement);
   const u64 a0 = wgmma_descriptor(shared + group * 8192, 8192, 1024);
-  const u64 b0 = wgmma_descriptor(shared + C::kABytes, 8192, 1024);
 
   if (C::kConsumers == 2 && group == 1) named_sync(kSkewBarrier, 2 * kWarpgroup);
   for (;; ++number) {
@@ -91,12 +83,7 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
     for (int i = 0; i < C::kTileN / 2; ++i) total[0][i] = 0.0f;
 #pragma unroll 1
     for (int parts = w.k_count / p.split_blocks; parts > 0; --parts) {
-      int previous = 0;
-      const auto add = [&](int adds) {
-        barrier_wait(full + 8 * stage, phase);
-        const u64 at = static_cast<u64>(stage) * (C::kStageBytes >> 4);
-        multiply<C>(sum, a0 + at, b0 + at, adds);
-      };
+      int k_count = p.split_blocks, previous = stage;
       const auto next_stage = [&] {
         previous = stage;
         if (++stage == C::kStages) {
@@ -104,18 +91,38 @@ TC_DEVICE void consume(const Sm90MatmulParams& p, u32 shared, u32 full, u32 empt
           phase ^= 1;
         }
       };
-      add(0);
-      next_stage();
-#pragma unroll 1
-      for (int k = p.split_blocks; --k > 0;) {
-        add(1);
+      const auto step = [&](bool adds) {
+        // As in sm90.cu: ptxas does not compute these addresses after the wait.
+        constexpr u64 kHigh = u64{0xffffffff} << 32;
+        const u32 to_b = (C::kABytes - group * 8192) >> 4;
+        const u32 low = uniform(static_cast<u32>(a0) + stage * (C::kStageBytes >> 4));
+        barrier_wait(full + 8 * stage, phase);
+        multiply<C>(sum, (a0 & kHigh) | low, (a0 & kHigh) | (low + to_b), adds);
         wgmma_wait<1>();
-        free_stage(frees, empty + 8 * previous, target);
+        free_stage(frees && adds, empty + 8 * previous, target);
+        next_stage();
+        --k_count;
+      };
+      bool begun = false;
+      if constexpr (C::kConsumers == 1 && C::kTileN <= kWidestRound) {
+#pragma unroll 1
+        for (; stage != 0 && k_count > 0; begun = true) step(begun);
+#pragma unroll 1
+        for (; k_count >= C::kStages; k_count -= C::kStages) {
+          multiply_round<C>(sum, a0, begun, full, phase, frees, freed);
+          begun = true;
+          phase ^= 1;
+          previous = C::kStages - 1;
+        }
+      }
+      if (!begun) step(false);
+#pragma unroll 1
+      while (k_count > 0) {
+        step(true);
         if (leads) {
           named_arrive(kSkewBarrier, 2 * kWarpgroup);
           leads = false;
         }
-        next_stage();
       }
       wgmma_wait<0>();
       keep_in_place(sum[0]);
@@ -144,7 +151,7 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
   const bool together = p.flags & (3 << kSm90AlongN | 3 << kSm90AlongM);
 
-  if (threadIdx.x == 0) {
+  const auto initialize = [&] {
     if (shared % 1024 != 0) asm volatile("trap;");
     prefetch_tensor_map(&p.a);
     prefetch_tensor_map(&p.b);
@@ -154,15 +161,33 @@ TC_DEVICE void run(const Sm90MatmulParams& p) {
       barrier_init(empty + 8 * s, C::kConsumers * ClusterShape(p.flags).sources());
     }
     fence_barrier_init();
+  };
+  // The first item of a producer, which it finds while another warp initializes the barriers.
+  Schedule<C> schedule(p);
+  Work work;
+  bool any = false;
+  if (is_lone<C>(p)) {
+    start_alone<C::kProducers, C::kConsumers>(warp, initialize);
+  } else {
+    if (warp < C::kProducers) {
+      any = schedule.get(work);
+    } else if (warp == C::kProducers) {
+      if (elect_one()) initialize();
+      __syncwarp();
+    }
+    meet_at_start(together);
   }
-  meet_at_start(together);
 
   // The next grid's blocks may start as soon as they fit; they wait for the end of this grid.
   launch_next_grid();
   if (warp < 4) {
     if constexpr (C::kConsumers > 1) fewer_registers<40>();
-    if (warp < C::kProducers && threadIdx.x % 32 == 0) {
-      produce<C>(p, shared, full, empty, ring, warp == 0);
+    if (warp < C::kProducers && elect_one()) {
+      if (is_lone<C>(p)) {
+        produce_lone<C>(p, shared, full, empty, ring, warp == 0);
+      } else {
+        produce<C>(p, shared, full, empty, ring, warp == 0, schedule, work, any);
+      }
     } else {
       wait_for_previous_grid();
     }
