@@ -2,12 +2,16 @@
 
     python benchmarks/bench_goals.py --lines --json result.json      # about two minutes
     python benchmarks/bench_goals.py --only odd,random
+    python benchmarks/bench_goals.py --batch-invariant --lines       # what that mode costs
 
 Each line is one product. Both contenders are CUDA graphs over random normal operands that together
 exceed the L2 cache; they alternate as common.py describes. A ratio above 1 means that torch_cubin
 is faster. The goal of a group is a geometric mean and a minimum ratio. `epilogues` compares
 torch_cubin's linear, with a bias and an activation, with its own plain product. The random shapes
 are drawn with a seed and have no line in the tuned table.
+
+With --batch-invariant both contenders are torch_cubin, outside `torch_cubin.batch_invariant()` and
+inside it. Products that both plan alike are not measured: they count as 1.
 """
 
 from __future__ import annotations
@@ -23,8 +27,11 @@ import common
 import numerics
 import torch
 import torch.nn.functional as F
+from goals import BATCH_INVARIANT
 from goals import PRODUCTS as GOALS
 
+import torch_cubin
+from torch_cubin._native import library
 from torch_cubin._tuning.measure import float32_math
 from torch_cubin._tuning.products import Operands, Product
 
@@ -98,9 +105,25 @@ def products() -> Iterator[tuple[str, Product]]:
         yield from each(dtype, gradients, ("tn",), (dtype,))
 
 
-def contenders(group: str, bias: torch.Tensor) -> dict[str, tuple[Callable, Callable]]:
+def batch_invariant(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    with torch_cubin.batch_invariant():
+        return torch.ops.cubin.matmul.default(a, b)
+
+
+def is_planned_alike(product: Product) -> bool:
+    """Inside batch_invariant() and outside."""
+    asked = [{**asdict(product), "batch_invariant": inside} for inside in (False, True)]
+    one, other = library.planned(asked)
+    return one["chosen"] == other["chosen"] and one["microseconds"] == other["microseconds"]
+
+
+def contenders(
+    group: str, bias: torch.Tensor, switch: bool
+) -> dict[str, tuple[Callable, Callable]]:
     """By epilogue: the baseline, and torch_cubin's call."""
     ours = torch.ops.cubin.matmul.default
+    if switch:
+        return {"": (ours, batch_invariant)}
     if group != "epilogues":
         return {"": (torch.matmul, ours)}
     linear = torch.ops.cubin.linear.default
@@ -113,13 +136,18 @@ def contenders(group: str, bias: torch.Tensor) -> dict[str, tuple[Callable, Call
     return found
 
 
-def measure(group: str, product: Product, operands: Operands, budget_ms: float) -> Iterator[Line]:
+def measure(
+    group: str, product: Product, operands: Operands, budget_ms: float, switch: bool
+) -> Iterator[Line]:
+    if switch and is_planned_alike(product):
+        yield Line(group, str(product), "the same plan", 0, 0, 1, 1, 1, 0)
+        return
     sets = operands.sets(product)
     about_us = max(3.0, product.flops / 600e6, product.bytes / 4e6)
     calls = len(sets) * max(1, round(1500 / about_us / len(sets)))
     order = [sets[i % len(sets)] for i in range(calls)]
     bias = torch.randn(product.n, device="cuda", dtype=product.torch_dtype)
-    for what, functions in contenders(group, bias).items():
+    for what, functions in contenders(group, bias, switch).items():
         with float32_math(product):
             graphs, outputs = [], []
             for function in functions:
@@ -159,9 +187,9 @@ def check_epilogue(
     torch.testing.assert_close(out[rows].double(), expected, rtol=2**-7, atol=2e-2)
 
 
-def summary(lines: list[Line]) -> list[dict]:
+def summary(lines: list[Line], switch: bool = False) -> list[dict]:
     found = []
-    for group, goal in GOALS.items():
+    for group, goal in (BATCH_INVARIANT if switch else GOALS).items():
         members = [line for line in lines if line.group == group]
         if not members:
             continue
@@ -183,14 +211,14 @@ def summary(lines: list[Line]) -> list[dict]:
     return found
 
 
-def print_summary(lines: list[Line], markdown: bool) -> None:
+def print_summary(lines: list[Line], markdown: bool, switch: bool = False) -> None:
     headers = ["group", "lines", "mean", "goal", "worst", "goal", "under it", "worst line"]
     rows = [
         [
             GOALS[s["group"]].title, str(s["lines"]), f"{s['mean']:.3f}", f"{s['mean_goal']:.2f}",
             f"{s['worst']:.3f}", f"{s['worst_goal']:.2f}", str(s["under"]), s["worst_line"],
         ]
-        for s in summary(lines)
+        for s in summary(lines, switch)
     ]  # fmt: skip
     common.print_table(headers, rows, markdown)
 
@@ -208,9 +236,12 @@ def main() -> None:
     parser.add_argument("--lines", action="store_true", help="print every line")
     parser.add_argument("--json", metavar="FILE", help="write all numbers")
     parser.add_argument("--markdown", action="store_true")
+    parser.add_argument("--batch-invariant", action="store_true", help="what that mode costs")
     options = parser.parse_args()
     common.require_gpu()
-    common.print_machine("torch.ops.cubin.matmul beside torch.matmul, by goal (GPU time, graphs)")
+    switch = options.batch_invariant
+    beside = "inside batch_invariant() beside outside" if switch else "beside torch.matmul"
+    common.print_machine(f"torch.ops.cubin.matmul {beside}, by goal (GPU time, graphs)")
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
@@ -219,10 +250,10 @@ def main() -> None:
     lines, failures = [], []
     with torch.no_grad():
         for group, product in products():
-            if group not in only:
+            if group not in only or (switch and group == "epilogues"):
                 continue
             try:
-                for line in measure(group, product, operands, options.budget):
+                for line in measure(group, product, operands, options.budget, switch):
                     lines.append(line)
                     if options.lines:
                         label = f"{line.product} {line.what}".strip()
@@ -231,10 +262,11 @@ def main() -> None:
                     torch.cuda.empty_cache()  # free the memory of graphs of large products
             except Exception as error:  # keep the numbers of the other lines
                 failures.append(f"{group} {product}: {type(error).__name__}: {error}")
-    print_summary(lines, options.markdown)
+    print_summary(lines, options.markdown, switch)
     state = clocks()
     print(f"clocks and power at the end: {state}")
-    results = {"clocks": state, "summary": summary(lines), "lines": [asdict(x) for x in lines]}
+    found = summary(lines, switch)
+    results = {"clocks": state, "summary": found, "lines": [asdict(x) for x in lines]}
     common.write_json(options.json, results)
     common.end_with(failures)
 

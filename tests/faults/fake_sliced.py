@@ -70,6 +70,14 @@ def test_no_cluster_is_launched_where_the_device_runs_none(driver, catalog) -> N
 
 
 def test_batch_invariant_products_are_added_up_in_one_order(driver, catalog) -> None:
-    for m in (64, 4096):
-        (record,) = launches_of(driver, rows(m, 4096), rows(4096, 4096), batch_invariant=True)
-        assert record["kernel"] == "simt_matmul_f32_nn_64x64x8"
+    """Chains of 256 terms, one after the other: by a block, or each by another one."""
+    operands = rows(4096, 2040), rows(2040, 4096)
+    (record,) = launches_of(driver, *operands, batch_invariant=True)
+    assert record["kernel"] == "simt_matmul_f32_nn_64x64x8"
+    assert launch_params.read(record, PARAMS).splits == 1
+    first, second = launches_of(driver, rows(64, 2040), operands[1], batch_invariant=True)
+    assert [first["kernel"], second["kernel"]] == [record["kernel"], "reduce_matmul_f32"]
+    assert first["grid"][:2] == [64, 8]
+    of_chain, of_sums = (launch_params.read(each, PARAMS) for each in (first, second))
+    assert of_chain.k_tiles_per_split * 8 == 256
+    assert (of_chain.splits, of_sums.splits) == (8, -8)

@@ -798,7 +798,7 @@ def order(kind: str, name: str) -> dict:
             if kind == "sm90_skinny" and m > kernel["tile"][0]:
                 continue
             if kind == "sm90" and math == "tf32" and layout != "nt":
-                continue  # it takes an operand from registers: never of a batch-invariant product
+                continue  # it takes B of NN products from registers (test_cuda_batch_invariant.py)
             torch.backends.cuda.matmul.allow_tf32 = math == "tf32"
             left, right = a.to("cuda", dtypes[math]), b.to("cuda", dtypes[math])
             if layout[0] == "t":

@@ -7,6 +7,7 @@ import torch
 from gpu import forced_products
 from gpu.forced_products import among_nan
 
+import torch_cubin
 from torch_cubin._native import library
 from torch_cubin._tuning import measure
 
@@ -113,7 +114,26 @@ def test_a_product_with_its_transpose_is_symmetric() -> None:
             assert configs
 
 
-def test_not_where_bits_may_not_depend_on_rows() -> None:
-    a = torch.randn(600, 33, device="cuda", dtype=torch.bfloat16)
-    b = torch.randn(130, 33, device="cuda", dtype=torch.bfloat16).mT
-    forced_products.check_not_batch_invariant("anywhere", a, b)
+def test_where_bits_may_not_depend_on_rows_kernels_have_those_of_a_copy() -> None:
+    """Under batch_invariant() the kernels here that add K in one chain, and those of sm90.cu whose
+    threads read; not those whose warpgroups or blocks divide K."""
+    ran, wrong = set(), []
+    for n, k, layout in ((130, 33, "nt"), (257, 127, "nn"), (70, 600, "nt"), (300, 65, "tn")):
+        for dtype in (torch.bfloat16, torch.float16):
+            b = torch.randn((n, k) if layout[1] == "t" else (k, n), device="cuda").to(dtype)
+            b = b.mT if layout[1] == "t" else b
+            x = torch.randn(400, k, device="cuda").to(dtype)
+            with torch.no_grad(), torch_cubin.batch_invariant(), measure.watching():
+                library.force_config("pad ab")
+                whole = torch.ops.cubin.matmul(x, b)
+                for rows in (1, 65, 399):
+                    a = x[:rows] if layout[0] == "n" else x[:rows].t().contiguous().t()
+                    library.force_config("")
+                    for config in forced_products.offered("", a, b):
+                        library.force_config(config)
+                        ran.add(config)
+                        if not torch.equal(torch.ops.cubin.matmul(a, b), whole[:rows]):
+                            wrong.append(f"{rows} x {n} x {k} {layout} {dtype} {config}")
+    assert wrong == []
+    assert ran >= {"anywhere 64x128", "anywhere 128x128 short", "sm90 64x64 read"}
+    assert not [name for name in ran if "splits" in name or name == "anywhere 64x64"]

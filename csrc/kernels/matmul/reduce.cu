@@ -4,7 +4,8 @@
 // Any grid.x is valid: blocks process kTileN outputs at a time, round-robin. Many splits of few
 // outputs (a long dot product) are distributed over the threads of a block; otherwise one thread
 // adds all partial sums of its output. The choice, and every order of addition, depends on the
-// sizes only: same inputs, same bits.
+// sizes only: same inputs, same bits. If the number of splits is negative, one thread adds them
+// however many there are, in their order: as a block that has all of K.
 //
 // Roles: all threads add.
 #include "dot_common.cuh"
@@ -23,12 +24,12 @@ constexpr int kTile = Config::kTileN;  // outputs of a block at a time, if it di
 constexpr int kManySplits = 8;
 
 // Adds the partial sums first, first + step, ... of output `index`, in this order.
-TC_DEVICE Accumulator add_partials(const MatmulParams& p, tc_int64 outputs, tc_int64 index,
-                                   int first, int step) {
+TC_DEVICE Accumulator add_partials(const MatmulParams& p, int splits, tc_int64 outputs,
+                                   tc_int64 index, int first, int step) {
   auto from = static_cast<const Accumulator*>(p.partial) + first * outputs + index;
   Accumulator total = 0;
 #pragma unroll 8
-  for (int split = first; split < p.splits; split += step, from += step * outputs) total += *from;
+  for (int split = first; split < splits; split += step, from += step * outputs) total += *from;
   return total;
 }
 
@@ -48,11 +49,12 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
   wait_for_previous_kernel();
   __shared__ Accumulator parts[kThreads];
   const tc_int64 outputs = p.batch * p.m * p.n;
+  const int splits = abs(p.splits);
   if (p.splits <= kManySplits) {
     tc_int64 step = static_cast<tc_int64>(gridDim.x) * kThreads;
     tc_int64 first = static_cast<tc_int64>(blockIdx.x) * kThreads + threadIdx.x;
     for (tc_int64 i = first; i < outputs; i += step) {
-      write(p, i, add_partials(p, outputs, i, 0, 1));
+      write(p, i, add_partials(p, splits, outputs, i, 0, 1));
     }
     return;
   }
@@ -64,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(Config::kThreads)
        first += static_cast<tc_int64>(gridDim.x) * side) {
     bool exists = first + column < outputs;
     parts[threadIdx.x] =
-        exists ? add_partials(p, outputs, first + column, part, depth) : Accumulator(0);
+        exists ? add_partials(p, splits, outputs, first + column, part, depth) : Accumulator(0);
     for (int half = depth / 2; half > 0; half /= 2) {
       __syncthreads();
       if (part < half) parts[threadIdx.x] += parts[threadIdx.x + half * side];

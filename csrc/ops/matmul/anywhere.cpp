@@ -40,6 +40,9 @@ struct AnywhereRow {
     turned = cost.number("turned", 0);
   }
 
+  // Two warpgroups have half of each part of K, so that no chain has all of it.
+  bool halves_k() const { return tile_m == 64 && tile_n == 64; }
+
   PackageKernel* kernel;
   Math math;
   int64_t tile_m, tile_n, part_k;
@@ -72,7 +75,8 @@ class Anywhere : public MatmulKernels {
       if (row.math != c.math) continue;
       const int64_t parts = ceil_div(c.k, row.part_k);
       if (row.is_short && parts > kShortParts) continue;
-      const int64_t most = row.is_short ? 1 : clusters_.largest();
+      if (c.batch_invariant && row.halves_k()) continue;
+      const int64_t most = row.is_short || c.batch_invariant ? 1 : clusters_.largest();
       for (int64_t splits = 1; splits <= most; ++splits) {
         const int64_t of_one = ceil_div(parts, splits);
         const bool full = of_one >= kLeastPartsOfSplit && ceil_div(parts, of_one) == splits;
@@ -114,8 +118,8 @@ class Anywhere : public MatmulKernels {
   // only TF32 ones that do not both lie along K: the others have quicker kernels at every size, and
   // these none for few tiles (H200, x.t() @ x of 2 of 192 x 216: 4.6 us by four blocks a tile).
   static bool takes(const MatmulCase& c) {
-    return c.output == c.input && c.only_bias() && !c.batch_invariant && !c.split_sums &&
-           !c.sums_rows() && c.a_unit && c.b_unit &&
+    return c.output == c.input && c.only_bias() && !c.split_sums && !c.sums_rows() && c.a_unit &&
+           c.b_unit && !(c.batch_invariant && c.math == kMathTF32) &&
            !(is_vectors(c.a) && is_vectors(c.b) &&
              (c.math != kMathTF32 || (is_along_k(c.a) && is_along_k(c.b)))) &&
            std::max({c.m, c.n, c.k}) <= kAnywhereMostSize;

@@ -75,9 +75,10 @@ class PortableMatmul : public MatmulKernels {
     }
     const int64_t outputs = p.batch() * p.m * p.n;
     const Workspace partials(device_, outputs * chosen.splits * (p.math == kMathFloat64 ? 8 : 4));
-    const MatmulParams params = params_of(p, chosen, operands, partials.data());
+    MatmulParams params = params_of(p, chosen, operands, partials.data());
     torch_cubin::launch(*chosen.kernel, {chosen.blocks, chosen.splits, 1, 0, chosen.dynamic_shared},
                         device_, params);
+    if (chosen.in_order) params.splits = -params.splits;
     // Any number of blocks is right: they share the outputs out among themselves.
     const Math math = p.output == p.input ? p.math : kMathFloat32;
     const int64_t per_block = table_.reduce_outputs[math];

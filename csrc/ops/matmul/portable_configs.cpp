@@ -10,9 +10,10 @@ namespace {
 
 constexpr int kSplits[] = {1,  2,  3,  4,  5,  6,  7,  8,   10,  12,  14,  16,  20,
                            24, 28, 32, 40, 48, 64, 96, 128, 192, 264, 384, 528, 660};
+constexpr int64_t kMostPortableSplits = std::end(kSplits)[-1];
 
-constexpr int64_t kChainedTile = 64;  // of simt.cu
-constexpr int64_t kShortKTiles = 8;   // whose loads are in flight together
+constexpr int64_t kChainedTile = 64, kChain = 256;  // of simt.cu: terms added in one chain
+constexpr int64_t kShortKTiles = 8;                 // whose loads are in flight together
 
 using Price = std::function<double(const Work&)>;
 using Offer = std::function<void(const PortablePlan&, const Work&)>;
@@ -71,7 +72,6 @@ int64_t least_splits(Math math, const PortableRow& row, double tiles_each, const
                      int64_t k_tiles, double partial_bytes) {
   constexpr int64_t kFewRows = 32;
   const int64_t longest_chain = std::min(x.m, x.n) > kFewRows ? 1024 : 512;
-  constexpr int64_t kMost = std::end(kSplits)[-1];
   if (row.kind == kMatmulSliced) {
     constexpr int64_t kSlicedChain = 512;
     return std::min<int64_t>(ceil_div(x.k, kSlicedChain * row.slices), kMostInCluster);
@@ -79,7 +79,7 @@ int64_t least_splits(Math math, const PortableRow& row, double tiles_each, const
   if (math != kMathFloat64) return 1;
   const auto fitting = static_cast<int64_t>(workspace_limit(math) / partial_bytes);
   const int64_t least =
-      std::min({ceil_div(x.k, longest_chain), k_tiles / 2, kMost, fitting * 2 / 3});
+      std::min({ceil_div(x.k, longest_chain), k_tiles / 2, kMostPortableSplits, fitting * 2 / 3});
   if (row.dot()) return least;  // a dot kernel's lanes share K out already
   const double filling = 2 * tiles_each <= 3   ? std::ceil(12 / tiles_each)
                          : 2 * tiles_each <= 9 ? 3
@@ -149,10 +149,16 @@ void count(const PortableTable& table, const MatmulCase& problem, const Portable
   PortablePlan best;
   Work best_work;
   double least_price = std::numeric_limits<double>::infinity();
-  for (const int wanted : kSplits) {
-    if (wanted > k_tiles || (wanted > 1 && batch_invariant)) break;
+  // A block adds the chains of its K in their order, so that each may be another block's.
+  const bool chained = batch_invariant && row.kind == kMatmulSimt;
+  const int64_t of_chain = kChain / row.tile_k;
+  const int64_t most = chained ? ceil_div(k_tiles, of_chain) : batch_invariant ? 1 : k_tiles;
+  plan.in_order = chained;
+  for (const int64_t each : kSplits) {
+    const int64_t wanted = chained && each > 1 ? most : each;
+    if (each > most || wanted > kMostPortableSplits) break;
     if (wanted > 1 && wanted < least) continue;
-    plan.k_tiles_per_split = ceil_div(k_tiles, wanted);
+    plan.k_tiles_per_split = chained && each > 1 ? of_chain : ceil_div(k_tiles, wanted);
     plan.splits = static_cast<int32_t>(ceil_div(k_tiles, plan.k_tiles_per_split));  // none is empty
     plan.clusters = row.clusters();
     if (plan.clusters && plan.splits > kMostInCluster) break;
@@ -187,8 +193,8 @@ void count(const PortableTable& table, const MatmulCase& problem, const Portable
       best = plan;
       best_work = work;
     }
-    if (blocks >= 4 * static_cast<double>(row.slots))
-      break;  // the device is full: more splits only cost
+    // Where the device is full, more splits only cost.
+    if (wanted == most || blocks >= 4 * static_cast<double>(row.slots)) break;
   }
   if (best.kernel != nullptr) offer(best, best_work);
 }

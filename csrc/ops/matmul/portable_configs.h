@@ -15,6 +15,7 @@ struct PortablePlan {
   PackageKernel* kernel = nullptr;  // null: none takes the problem
   bool reduces = false;             // a second kernel adds the splits' partial sums
   bool clusters = false;            // a cluster of a block a split does
+  bool in_order = false;            // these are added one after the other, however many
   bool swapped = false;             // a dot-product kernel computes C^T = B^T A^T
   int32_t splits = 1;
   int64_t tiles_m = 0, tiles_n = 0;

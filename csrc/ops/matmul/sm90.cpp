@@ -82,13 +82,13 @@ class Sm90Matmul : public MatmulKernels {
   }
 
   // Whether what no tensor map describes can be read by threads: rows of neighbours, of 16 bits.
-  // Not where bits may not depend on M: then a copy makes all products alike. Nor weight gradients
-  // of so few rows or columns that axpy.cu takes them (H200, 1654 x 3 x 64: 2.3 us, not 3.4).
+  // Not weight gradients of so few rows or columns that axpy.cu takes them (H200, 1654 x 3 x 64:
+  // 2.3 us, not 3.4).
   static bool is_readable(const MatmulCase& c) {
     constexpr int64_t kFewest = 4;
     const bool is_tn = !is_along_k(c.a) && !is_along_k(c.b);
     if (is_tn && std::min(c.m, c.n) <= kFewest) return false;
-    return c.math != kMathTF32 && c.batch_dims == 0 && !c.batch_invariant && c.k <= kMostReadK &&
+    return c.math != kMathTF32 && c.batch_dims == 0 && c.k <= kMostReadK &&
            (c.a_mappable || (!is_vectors(c.a) && c.a_unit)) &&
            (c.b_mappable || (!is_vectors(c.b) && c.b_unit));
   }
@@ -110,7 +110,7 @@ class Sm90Matmul : public MatmulKernels {
   // and A is not, they must.
   static bool may_swap(const MatmulCase& c) {
     return c.math != kMathTF32 && c.output == c.input && c.out_vectors && c.only_bias() &&
-           c.a_mappable && c.b_mappable && !c.batch_invariant && !c.split_sums && !c.row_parts;
+           c.a_mappable && c.b_mappable && !c.split_sums && !c.row_parts;
   }
 
   static MatmulCase swapped(const MatmulCase& c) {
