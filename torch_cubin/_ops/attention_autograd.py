@@ -174,8 +174,9 @@ def _forward(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> tuple[Tensor, Tensor]:
-    slopes, sinks = kwargs.get("alibi_slopes"), kwargs.get("sinks")
-    if _requires_grad((*args, slopes)) or _forward_mode_possible():
+    sinks = kwargs.get("sinks")
+    beside = (value for name, value in kwargs.items() if name != "sinks")
+    if _requires_grad((*args, *beside)) or _forward_mode_possible():
         return attention_compose.attention(query, key, value, *args, **kwargs)
     if _requires_grad((query, key, value, sinks)):
         return _Attention.apply(made, query, key, value, sinks, args, kwargs)

@@ -33,10 +33,11 @@ def attention(
     op = "attention_forward"
     shape = attention_checks.check_attention(op, query, key, value, options)
     if options.packed:
-        slopes = options.alibi_slopes
-        learns = slopes is not None and slopes.requires_grad
+        learns = (
+            name for name, x in options.tensors().items() if x.requires_grad and name != "sinks"
+        )
         checks.fail(
-            f"{op} argument '{'alibi_slopes' if learns else 'cu_seqlens_q'}'",
+            f"{op} argument '{next(learns, 'cu_seqlens_q')}'",
             "cannot be differentiated so",
             "one backward() of float16, bfloat16 or float32, to query, key, value and sinks, and "
             "head dims up to 256",

@@ -13,7 +13,7 @@
 // no column gives zeros, and logsumexp -inf.
 #pragma once
 
-typedef long long tc_int64;  // device code includes no <cstdint>
+#include "../common/score_params.h"
 
 namespace torch_cubin {
 
@@ -39,9 +39,7 @@ struct AttentionParams {
   float* partial_out;        // [split][batch][head][row][head_dim_v], normalised within the split
   float* partial_logsumexp;  // [split][batch][head][row]
   const void* mask;          // null: none; strides 0 broadcast
-  const tc_int64* dropout_seed;  // on the device: one number
-  const float* alibi_slopes;     // [heads] or [batch, heads]: score += -slope * |i + shift - j|
-  const float* sinks;            // [heads]: a logit in every row's softmax that has no value
+  TC_SCORE_TENSORS(TC_SCORE_POINTER)
   const int* cu_seqlens_q;  // null, or batch + 1 row offsets of packed sequences; not validated
   const int* cu_seqlens_k;
   // Backward.
@@ -61,7 +59,7 @@ struct AttentionParams {
   tc_int64 dk_stride[3];
   tc_int64 dv_stride[3];
   tc_int64 mask_stride[4];  // batch, head, row, column
-  tc_int64 alibi_stride;    // between batches of alibi_slopes: 0 or heads
+  tc_int64 alibi_stride;
   int batch, heads, group;
   int seqlen_q, seqlen_k;  // with cu_seqlens: the longest
   int total_q, total_k;    // rows of the tensors; of packed sequences logsumexp is [head][total_q]
@@ -69,10 +67,8 @@ struct AttentionParams {
   int first, last;
   int splits, columns_per_split;  // split KV: a multiple of the tile's columns
   int flags;
-  float scale;
-  float softcap;     // 0: none; else score = softcap * tanh(score / softcap), before the mask
-  float keep_scale;  // dropout: 1 / kept fraction
-  int drop_below;    // dropout: a 16-bit random number below this drops the weight
+  TC_SCORE_NUMBERS(TC_SCORE_FLOAT)
+  int drop_below;  // dropout: a 16-bit random number below this drops the weight
 };
 
 }  // namespace torch_cubin

@@ -13,22 +13,33 @@
 // and `at` an index for the caller's own functions. `rarely` is a second `each`, for features that
 // few calls use: it may trade speed for code size.
 //
-// A Rule has scale(), softcap(), cap_tanh(x), has_alibi(), alibi(x, i, j), has_mask() and
-// masked(x, i, j).
+// A Rule has what RuleOf has, and cap_tanh(x), the hyperbolic tangent of x / cap(), alibi(x, i, j),
+// has_mask() and masked(x, i, j).
 #pragma once
 
 #include "ptx.cuh"
+#include "score_params.h"
 
 namespace torch_cubin {
+
+// The numbers of a Rule. Params: a reference to a kernel's parameter, or a copy of its numbers.
+template <class Params>
+struct RuleOf {
+  Params p;
+
+  TC_DEVICE auto scale() const { return p.scale; }
+  TC_DEVICE auto cap() const { return p.softcap; }  // 0: none
+  TC_DEVICE bool has_alibi() const { return torch_cubin::has_alibi(p); }
+};
 
 // Transforms scores to logits, and multiplies grad by the derivative of the softcap.
 template <class Rule, class Each, class Rarely>
 TC_DEVICE void apply_rule(const Rule& rule, Each&& each, Rarely&& rarely) {
   each([&](auto& x, auto&, int, int, int) { x *= rule.scale(); });
-  if (rule.softcap() != 0) {
+  if (rule.cap() != 0) {
     rarely([&](auto& x, auto& grad, int, int, int) {
       auto tanh = rule.cap_tanh(x);
-      x = rule.softcap() * tanh;
+      x = rule.cap() * tanh;
       grad *= 1 - tanh * tanh;
     });
   }

@@ -107,8 +107,7 @@ TC_DEVICE Row row_of(const SoftmaxParams& p, tc_int64 number) {
   tc_int64 columns = p.seqlen_k;
   row.begin = static_cast<int>(max(tc_int64(0), min(begin, columns)));
   row.end = static_cast<int>(max(tc_int64(0), min(end, columns)));
-  row.slope =
-      p.alibi_slopes == nullptr ? Real(0) : p.alibi_slopes[batch * p.alibi_stride + row.head];
+  row.slope = has_alibi(p) ? *slope_of(p, batch, row.head) : Real(0);
   return row;
 }
 
@@ -136,31 +135,37 @@ TC_DEVICE bool kept(const SoftmaxParams& p, const Row& row, int j) {
   return static_cast<int>(j % 2 == 0 ? both & 0xFFFF : both >> 16) >= p.drop_below;
 }
 
-// The score rule (common/score_rule.cuh) of one row, with its parameters loaded once.
-struct RowRule {
-  const SoftmaxParams& p;
+// The rule's numbers, converted once.
+struct RowNumbers {
+#define TC_MEMBER(name) Real name;
+#define TC_CONVERTED(name) name = real_of(params.name);
+  TC_SCORE_NUMBERS(TC_MEMBER)
+  TC_DEVICE explicit RowNumbers(const SoftmaxParams& params) { TC_SCORE_NUMBERS(TC_CONVERTED) }
+#undef TC_MEMBER
+#undef TC_CONVERTED
+};
+
+// The score rule (common/score_rule.cuh) of one row.
+struct RowRule : RuleOf<RowNumbers> {
+  const SoftmaxParams& params;
   const Row& row;
   const Real* scores;
-  Real scale_, softcap_;
 
-  TC_DEVICE RowRule(const SoftmaxParams& p, const Row& row)
-      : p(p),
+  TC_DEVICE RowRule(const SoftmaxParams& params, const Row& row)
+      : RuleOf<RowNumbers>{RowNumbers(params)},
+        params(params),
         row(row),
-        scores(static_cast<const Real*>(p.scores) + row.offset),
-        scale_(real_of(p.scale)),
-        softcap_(real_of(p.softcap)) {}
+        scores(static_cast<const Real*>(params.scores) + row.offset) {}
 
-  TC_DEVICE Real scale() const { return scale_; }
-  TC_DEVICE Real softcap() const { return softcap_; }
-  TC_DEVICE Real cap_tanh(Real score) const { return tanh(score / softcap_); }
-  TC_DEVICE bool has_alibi() const { return p.alibi_slopes != nullptr; }
+  TC_DEVICE Real cap_tanh(Real score) const { return tanh(score / cap()); }
+  TC_DEVICE bool has_alibi() const { return torch_cubin::has_alibi(params); }
   TC_DEVICE Real alibi(Real score, int i, int j) const {
-    int distance = i + p.seqlen_k - p.seqlen_q - j;
+    int distance = i + params.seqlen_k - params.seqlen_q - j;
     return score - row.slope * static_cast<Real>(distance < 0 ? -distance : distance);
   }
-  TC_DEVICE bool has_mask() const { return p.mask_kind != kMaskNone; }
+  TC_DEVICE bool has_mask() const { return params.mask_kind != kMaskNone; }
   TC_DEVICE Real masked(Real score, int, int j) const {
-    return add_mask(p, score, row.mask + j * p.mask_stride[3]);
+    return add_mask(params, score, row.mask + j * params.mask_stride[3]);
   }
 
   // The logit of a column within the band.
@@ -240,7 +245,7 @@ TC_DEVICE void backward(const SoftmaxParams& p, const Row& row, int lane) {
     Real weight = hidden, grad_score = hidden;
     if (j >= begin && j < end) {
       // If probs are given, only softcap needs scores; they may be null otherwise.
-      weight = !p.given_probs || rule.softcap() != 0 ? rule.scores[j] : Real(0);
+      weight = !p.given_probs || rule.cap() != 0 ? rule.scores[j] : Real(0);
       grad_score = grad[j];
       Real keep = dropout(j);
       auto element = [&](auto&& function) { function(weight, grad_score, row.i, j, 0); };

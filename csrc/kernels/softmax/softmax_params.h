@@ -17,7 +17,7 @@
 // it.
 #pragma once
 
-typedef long long tc_int64;  // device code includes no <cstdint>
+#include "../common/score_params.h"
 
 namespace torch_cubin {
 
@@ -39,13 +39,13 @@ struct SoftmaxParams {
   const void* delta;           // sum over j of prob * grad of prob, one a row; null: computed
   const void* grad_logsumexp;  // one a row, or null
   const void* mask;
-  const tc_int64* dropout_seed;  // one number
-  const float* alibi_slopes;     // logit -= slope * |i + seqlen_k - seqlen_q - j|, or null
-  const float* sinks;            // [heads]: a logit that joins every row, without a weight; or null
-  tc_int64 mask_stride[4];       // batch, head, row, column; in elements
-  tc_int64 alibi_stride;         // of a batch in alibi_slopes
-  tc_int64 rows;                 // batch * heads * seqlen_q
-  tc_int64 scale, softcap, keep_scale;  // the bits of doubles; softcap 0: none
+  TC_SCORE_TENSORS(TC_SCORE_POINTER)
+  tc_int64 mask_stride[4];  // batch, head, row, column; in elements
+  tc_int64 alibi_stride;
+  tc_int64 rows;                              // batch * heads * seqlen_q
+#define TC_SCORE_DOUBLE(name) tc_int64 name;  // the bits of a double
+  TC_SCORE_NUMBERS(TC_SCORE_DOUBLE)
+#undef TC_SCORE_DOUBLE
   int heads, seqlen_q, seqlen_k;
   int first, last;            // of the band; very large or small if it is open
   int all_heads, first_head;  // dropout's head is first_head + batch * all_heads + head

@@ -11,19 +11,19 @@ namespace torch_cubin {
 
 // For one block: one sequence, one head. Scores are in natural units.
 template <DType kDType>
-struct ScoreRule {
-  const AttentionParams& p;
+struct ScoreRule : RuleOf<const AttentionParams&> {
   const Sequence& s;
   const char* mask;  // of this batch and head, or null
   float slope;       // ALiBi's, 0 for none
   int shift;         // seqlen_k - seqlen_q
 
-  TC_DEVICE ScoreRule(const AttentionParams& p_, const Sequence& s_) : p(p_), s(s_) {
+  TC_DEVICE ScoreRule(const AttentionParams& p_, const Sequence& s_)
+      : RuleOf<const AttentionParams&>{p_}, s(s_) {
     mask = static_cast<const char*>(p.mask);
     if (mask != nullptr) {
       mask += (s.batch * p.mask_stride[0] + s.head * p.mask_stride[1]) * mask_element(p);
     }
-    slope = p.alibi_slopes ? p.alibi_slopes[s.batch * p.alibi_stride + s.head] : 0.0f;
+    slope = has_alibi() ? *slope_of(p, s.batch, s.head) : 0.0f;
     shift = s.columns - s.rows;
   }
 
@@ -34,19 +34,16 @@ struct ScoreRule {
                : static_cast<int>(sizeof(typename DTypeTraits<kDType>::Storage));
   }
 
-  TC_DEVICE float scale() const { return p.scale; }
-  TC_DEVICE float softcap() const { return p.softcap; }
-  TC_DEVICE bool has_alibi() const { return p.alibi_slopes != nullptr; }
   TC_DEVICE bool has_mask() const { return p.mask != nullptr; }
 
-  // tanh(score / softcap), within 3 ulp. 1 - 2 / (exp(2 t) + 1) cancels for small t, where a
+  // tanh(score / cap()), within 3 ulp. 1 - 2 / (exp(2 t) + 1) cancels for small t, where a
   // polynomial is used instead.
   TC_DEVICE float cap_tanh(float score) const {
-    float e = exp2_approx(score * (2.0f * kLog2e / p.softcap));
+    float e = exp2_approx(score * (2.0f * kLog2e / cap()));
     float tanh = 1.0f - __fdividef(2.0f, e + 1.0f);  // 1 and -1 at the ends, NaN for NaN
     // NOTE: a branch on purpose: selecting between both takes registers that some kernels lack.
     if (fabsf(tanh) < 0.5f) {
-      float t = __fdividef(score, p.softcap), u = t * t;
+      float t = __fdividef(score, cap()), u = t * t;
       float g = fmaf(fmaf(fmaf(0.01630167f, u, -0.05260332f), u, 0.13319714f), u, -0.33332906f);
       tanh = fmaf(t * u, g, t);
     }

@@ -64,7 +64,7 @@ struct Keys : KeyGroup<C> {
   class Rule : public TileRule<true> {
    public:
     using TileRule<true>::TileRule;
-    TC_DEVICE float softcap() const { return kEarly ? 0.0f : TileRule<true>::softcap(); }
+    TC_DEVICE float cap() const { return kEarly ? 0.0f : TileRule<true>::cap(); }
   };
 
   // Scores to weights, in `general` kernels. kEarly: without the part that needs dP, softcap.
@@ -179,7 +179,7 @@ struct Keys : KeyGroup<C> {
       u64 kept = 0;
       if constexpr (C::kGeneral) {
         drops = p.score.drop_below > 0;
-        late = drops || p.score.softcap != 0;
+        late = drops || changes_scores(p.score);
         if (!late) weigh<true>(adds);
         if (drops) kept = choose_kept();  // overlaps with dP's product
       } else {

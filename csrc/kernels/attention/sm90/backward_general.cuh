@@ -12,8 +12,7 @@ namespace sm90 {
 
 // ALiBi's slope of a head of queries; 0 without it.
 TC_DEVICE float slope_of(const Sm90BackwardParams& p, const KeyBlock& work, int head) {
-  if (p.score.alibi_slopes == nullptr) return 0.0f;
-  return __ldg(p.score.alibi_slopes + work.batch * p.score.alibi_stride + head);
+  return has_alibi(p.score) ? __ldg(torch_cubin::slope_of(p.score, work.batch, head)) : 0.0f;
 }
 
 // The weights of a step that dropout keeps, a bit for each element of a thread, whose first is

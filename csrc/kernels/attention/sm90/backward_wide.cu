@@ -120,7 +120,7 @@ struct Values : WideGroup<C> {
     int query = of.query + this->lane() % 4 * 2, own = this->own_key();
     TileRule<true> rule(p.score, this->work().sequence, query, own,
                         slope_of(p, this->work(), of.head));
-    bool caps = p.score.softcap != 0;
+    bool caps = changes_scores(p.score);
     u32 to = this->weights_at();
     wait_until_empty();
 #pragma unroll

@@ -212,9 +212,7 @@ struct Consumer : ForwardConsumer<C> {
       bool below = last - blocks > tile.last_block - tile.blocks;
       if (tile.blocks > above + below) keys.skip(above, below);
     }
-    if (C::kGeneral && p.score.alibi_slopes != nullptr) {
-      slope = p.score.alibi_slopes[tile.batch * p.score.alibi_stride + tile.head];
-    }
+    if (C::kGeneral && has_alibi(p.score)) slope = *slope_of(p.score, tile.batch, tile.head);
     return true;
   }
 

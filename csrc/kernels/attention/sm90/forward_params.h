@@ -18,9 +18,9 @@
 // so that kRaggedRows of them and as many rows are 2^65 bytes, which is 0 in 64-bit addresses.
 #pragma once
 
-namespace torch_cubin {
+#include "../../common/score_params.h"
 
-typedef long long tc_int64;  // device code includes no <cstdint>
+namespace torch_cubin {
 
 struct alignas(64) Sm90AttentionMap {
   unsigned long long words[16];
@@ -70,15 +70,12 @@ struct Sm90Order {
   Sm90OrderPlace places[1];  // and more
 };
 
-// Modifications of scores and weights in `general` kernels: the fields of AttentionParams of these
-// names.
+// Modifications of scores and weights in `general` kernels.
 struct Sm90ScoreRule {
-  const tc_int64* dropout_seed;
-  const float* alibi_slopes;
-  const float* sinks;
+  TC_SCORE_TENSORS(TC_SCORE_POINTER)
   tc_int64 alibi_stride;
   int drop_below;  // 0: no dropout
-  float scale, softcap, keep_scale;
+  TC_SCORE_NUMBERS(TC_SCORE_FLOAT)
 };
 
 // NOTE: the classes of a boolean mask for a tile of queries and a block of keys have two encodings.

@@ -15,24 +15,21 @@ namespace torch_cubin {
 namespace sm90 {
 
 template <bool kKeysDown>
-class TileRule {
+class TileRule : public RuleOf<const Sm90ScoreRule&> {
  public:
   // The thread's first element is (query, key). `slope`: ALiBi's, 0 for none.
   TC_DEVICE TileRule(const Sm90ScoreRule& p, const Sm90Sequence& s, int query, int key, float slope)
-      : p_(p), slope_(slope) {
+      : RuleOf<const Sm90ScoreRule&>{p}, slope_(slope) {
     distance_ = static_cast<float>(query + s.columns - s.rows - key);
   }
 
-  TC_DEVICE float scale() const { return p_.scale; }
-  TC_DEVICE float softcap() const { return p_.softcap; }
-  TC_DEVICE bool has_alibi() const { return p_.alibi_slopes != nullptr; }
   TC_DEVICE bool has_mask() const { return false; }
 
   // NOTE: the error is up to 2^-22, which is 2^-16 of a softcap of 64: far below the rounding of
   // 16-bit types. The host passes softcaps up to 128; larger ones and float32 need the longer
   // formula of portable/score.cuh.
   TC_DEVICE float cap_tanh(float score) const {
-    float e = exp2_approx(score * (2.0f * kLog2e / p_.softcap));
+    float e = exp2_approx(score * (2.0f * kLog2e / cap()));
     return 1.0f - __fdividef(2.0f, e + 1.0f);
   }
 
@@ -44,7 +41,6 @@ class TileRule {
   TC_DEVICE float masked(float score, int, int) const { return score; }
 
  private:
-  const Sm90ScoreRule& p_;
   float slope_, distance_;
 };
 

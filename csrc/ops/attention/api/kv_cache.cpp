@@ -49,11 +49,11 @@ Tensor flash_attention_with_kvcache_cuda(KvCacheArguments arguments) {
   for (OptionalTensor* rows : {&call.k, &call.v}) {
     if (*rows) *rows = vector_rows(**rows);
   }
-  for (OptionalTensor* whole :
-       {&call.rotary_cos, &call.rotary_sin, &call.cache_seqlens, &call.cache_batch_idx,
-        &call.block_table, &call.alibi_slopes, &call.sinks}) {
+  for (OptionalTensor* whole : {&call.rotary_cos, &call.rotary_sin, &call.cache_seqlens,
+                                &call.cache_batch_idx, &call.block_table}) {
     *whole = contiguous(*whole);
   }
+  make_heads_contiguous(call);
   PackedKvCache packed;
   const bool packs = batch_invariant() && !shape.e4m3 && shape.has_queries() && shape.capacity > 0;
   for (const auto& kernels : attention_kernels(device(call.device_index)).kv_cache) {

@@ -122,12 +122,15 @@ AttentionOptions options_of_part(const AttentionOptions& all, int64_t batch, int
     while (TensorView(mask).dim < 4) mask = unsqueeze(mask, 0);
     part.attn_mask = block_of(mask, batch, batches, head, heads);
   }
-  if (all.alibi_slopes) {
-    const bool batched = TensorView(*all.alibi_slopes).dim == 2;
-    const Tensor rows = batched ? part_of(*all.alibi_slopes, 0, batch, batches) : *all.alibi_slopes;
-    part.alibi_slopes = part_of(rows, batched ? 1 : 0, head, heads);
-  }
-  if (all.sinks) part.sinks = part_of(*all.sinks, 0, head, heads);
+  const auto narrow = [&](OptionalTensor& per_head) {
+    if (!per_head) return;
+    const bool batched = TensorView(*per_head).dim == 2;
+    if (batched) per_head = part_of(*per_head, 0, batch, batches);
+    per_head = part_of(*per_head, batched ? 1 : 0, head, heads);
+  };
+#define TC_NARROW(name, batched) narrow(part.name);
+  TC_PER_HEAD_OPTIONS(TC_NARROW)
+#undef TC_NARROW
   return part;
 }
 
@@ -246,8 +249,7 @@ ComposeInputs compose_inputs(const AttentionCall& call) {
         torch::stable::reshape(expand_mask(*options.attn_mask, shape),
                                {batch, shape.heads, shape.seqlen_q, shape.seqlen_k});
   }
-  options.alibi_slopes = contiguous(options.alibi_slopes);
-  options.sinks = contiguous(options.sinks);
+  make_heads_contiguous(options);
   return inputs;
 }
 

@@ -82,28 +82,28 @@ void set_mask(SoftmaxParams& p, const TensorView& mask, const TensorView& scores
   p.mask = mask.data();
 }
 
+void require_per_head(const char* name, const OptionalTensor& given, bool batched,
+                      const TensorView& scores) {
+  if (!given) return;
+  const TensorView view(*given);
+  check_same_device(name, view, scores);
+  const bool two = batched && view.dim == 2 && view.sizes[0] == scores.sizes[0];
+  require(view.dtype == ScalarType::Float && (two || view.dim == 1) &&
+              view.sizes[view.dim - 1] == scores.sizes[1] &&
+              (view.strides[view.dim - 1] == 1 || scores.sizes[1] <= 1 ||
+               !has_elements(view.sizes, view.dim)),
+          name,
+          batched ? "float32 (heads,) or (batch, heads), contiguous heads"
+                  : "float32 (heads,), contiguous",
+          view);
+}
+
 void set_options(SoftmaxParams& p, const AttentionOptions& options, const TensorView& scores) {
   if (options.attn_mask) set_mask(p, TensorView(*options.attn_mask), scores);
-  if (options.alibi_slopes) {
-    const TensorView slopes(*options.alibi_slopes);
-    check_same_device("alibi_slopes", slopes, scores);
-    const bool batched = slopes.dim == 2 && slopes.sizes[0] == scores.sizes[0];
-    require(slopes.dtype == ScalarType::Float && (batched || slopes.dim == 1) &&
-                slopes.sizes[slopes.dim - 1] == scores.sizes[1] &&
-                (slopes.strides[slopes.dim - 1] == 1 || scores.sizes[1] <= 1 ||
-                 !has_elements(slopes.sizes, slopes.dim)),
-            "alibi_slopes", "float32 (heads,) or (batch, heads), contiguous heads", slopes);
-    p.alibi_slopes = static_cast<const float*>(slopes.data());
-    p.alibi_stride = batched ? slopes.strides[0] : 0;
-  }
-  if (options.sinks) {
-    const TensorView sinks(*options.sinks);
-    check_same_device("sinks", sinks, scores);
-    require(sinks.dtype == ScalarType::Float && sinks.dim == 1 &&
-                sinks.sizes[0] == scores.sizes[1] && is_dense(sinks),
-            "sinks", "float32 (heads,), contiguous", sinks);
-    p.sinks = static_cast<const float*>(sinks.data());
-  }
+#define TC_REQUIRE(name, batched) require_per_head(#name, options.name, batched, scores);
+  TC_PER_HEAD_OPTIONS(TC_REQUIRE)
+#undef TC_REQUIRE
+  point_to_heads(p, options);
 }
 
 // The parameters that follow from the scores' shape and the settings.
@@ -190,8 +190,7 @@ std::tuple<Tensor, Tensor> attention_softmax(const Tensor& scores,
   const TensorView view(dense);
   SoftmaxParams p = params_for(view, settings_of(options));
   AttentionOptions dense_options = options;
-  dense_options.alibi_slopes = contiguous(options.alibi_slopes);
-  dense_options.sinks = contiguous(options.sinks);
+  make_heads_contiguous(dense_options);
   set_options(p, dense_options, view);
   Tensor probs = empty_near(view, view.sizes, 4, view.dtype);
   Tensor logsumexp = empty_near(view, view.sizes, 3, view.dtype);

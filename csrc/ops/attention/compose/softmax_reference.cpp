@@ -132,8 +132,8 @@ class SoftmaxRows {
     std::fill(values_.begin() + end_, values_.end(), -kInfinity);
     for (int64_t j = begin_; j < end_; ++j) values_[j] = scale_ * scores[j];
     if (softcap_ != 0) cap(begin_, end_);
-    if (p_.alibi_slopes != nullptr) {
-      const double slope = p_.alibi_slopes[batch_ * p_.alibi_stride + head_];
+    if (has_alibi(p_)) {
+      const double slope = *slope_of(p_, batch_, head_);
       const int64_t diagonal = i_ + p_.seqlen_k - p_.seqlen_q;
       for (int64_t j = begin_; j < end_; ++j) {
         values_[j] -= slope * static_cast<double>(std::abs(diagonal - j));

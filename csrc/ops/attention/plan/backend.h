@@ -35,17 +35,13 @@ enum AttentionFeature : unsigned {
   kFloatMask = 1 << 5,   // an additive float32 mask with 16-bit tensors
   kSinks = 1 << 6,
   kScoreRule = 1 << 7,     // softcap, ALiBi, dropout or another scale
-  kLargeSoftcap = 1 << 8,  // above kMostShortSoftcap
+  kLargeSoftcap = 1 << 8,  // has_large_softcap()
 };
 constexpr const char* kAttentionFeatures[] = {"plain",       "unmasked",   "bool_mask",
                                               "added_alone", "added_mask", "float_mask",
                                               "sinks",       "rule",       "large_softcap"};
 constexpr unsigned kAnyAdded = kAddedAlone | kAddedMask | kFloatMask;
 constexpr unsigned kAnyMask = kBoolMask | kAnyAdded;
-
-// The kernels for Hopper compute softcap * tanh by a short formula whose error is up to 2^-22 of
-// the softcap: up to this one a logsumexp stays within 2^-15. Models have softcaps of 30 and 50.
-constexpr double kMostShortSoftcap = 128;
 
 // All that a plan may depend on.
 struct AttentionCase {

@@ -48,14 +48,14 @@ bool has_rule(const AttentionSettings& settings, const AttentionViews& options) 
   // positive double can become 0 or inf. Below 1e-37 the lowest reference, -FLT_MAX, would be no
   // further from a score than a weight may grow.
   const auto unit = static_cast<float>(settings.scale * 1.4426950408889634);
-  return options.alibi_slopes || settings.drop_below > 0 || changes_scores(settings) ||
-         !(unit > 1e-37f) || !std::isnormal(unit);
+  return has_score_rule(settings, options) || settings.drop_below > 0 || !(unit > 1e-37f) ||
+         !std::isnormal(unit);
 }
 
 unsigned features_of(const AttentionCall& call) {
   const bool rule = has_rule(call.settings, call.views);
   unsigned needs = (rule ? kScoreRule : 0u) | (call.views.sinks ? kSinks : 0u);
-  if (call.settings.softcap > kMostShortSoftcap) needs |= kLargeSoftcap;
+  if (has_large_softcap(call.settings)) needs |= kLargeSoftcap;
   const auto& mask = call.views.attn_mask;
   if (!mask) return needs == 0 ? kPlainCall : needs | kUnmasked;
   if (mask->dtype == ScalarType::Bool) return needs | kBoolMask;

@@ -24,16 +24,12 @@ const void* data(const OptionalTensor& tensor) { return tensor ? tensor->data_pt
 
 const int* ints(const OptionalTensor& tensor) { return static_cast<const int*>(data(tensor)); }
 
-const float* floats_of(const OptionalTensor& tensor) {
-  return static_cast<const float*>(data(tensor));
-}
-
 // The factors of e4m3 caches, (batch, heads_k) of any strides.
 const float* descale_of(const OptionalTensor& tensor, tc_int64 (&strides)[2]) {
   if (!tensor) return nullptr;
   const TensorView view(*tensor);
   for (int i = 0; i < 2; ++i) strides[i] = view.strides[i];
-  return floats_of(tensor);
+  return static_cast<const float*>(view.data());
 }
 
 void strides_of(const TensorView& view, std::initializer_list<int> dims, tc_int64* out) {
@@ -203,9 +199,7 @@ class PortableKvCache : public KvCacheKernels {
     p.k = call.k_cache.data_ptr();
     p.v = call.v_cache.data_ptr();
     p.out = call.out.mutable_data_ptr();
-    p.alibi_slopes = floats_of(call.alibi_slopes);
-    if (call.alibi_slopes && TensorView(*call.alibi_slopes).dim == 2) p.alibi_stride = shape.heads;
-    p.sinks = floats_of(call.sinks);
+    point_to_heads(p, call);
     strides_of(TensorView(q), {0, 2, 1}, p.q_stride);
     strides_of(TensorView(call.k_cache), {0, 2, 1}, p.k_stride);
     strides_of(TensorView(call.v_cache), {0, 2, 1}, p.v_stride);

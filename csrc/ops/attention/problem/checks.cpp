@@ -283,8 +283,10 @@ AttentionShape check_attention(const char* op, const TensorView& query, const Te
   }
   if (options.e4m3) check_e4m3(op, shape, all, options);
   if (options.attn_mask) check_mask(op, shape, query, *options.attn_mask, options.is_causal);
-  check_per_head(op, "alibi_slopes", options.alibi_slopes, shape, query, true);
-  check_per_head(op, "sinks", options.sinks, shape, query, false);
+#define TC_CHECK_HEADS(name, batched) \
+  check_per_head(op, #name, options.name, shape, query, batched);
+  TC_PER_HEAD_OPTIONS(TC_CHECK_HEADS)
+#undef TC_CHECK_HEADS
   if (options.dropout_seed && options.dropout_p > 0) {
     const TensorView& seed = *options.dropout_seed;
     check_device(op, "dropout_seed", seed, "query", query);  // attention_settings checks the rest

@@ -140,13 +140,14 @@ FusedOperands::FusedOperands(const AttentionCall& call)
       query(vector_rows(call.query)),
       key(vector_rows(repeat_heads(call.key, call.shape))),
       value(vector_rows(repeat_heads(call.value, call.shape))),
-      slopes(contiguous(call.options.alibi_slopes)),
-      sinks(contiguous(call.options.sinks)),
-      cu_seqlens_q(contiguous(call.options.cu_seqlens_q)),
-      cu_seqlens_k(contiguous(call.options.cu_seqlens_k)),
+      options(call.options),
       problem(call.shape),
       one_launch(call.settings.drop_below > 0 && call.shape.batch.dim > 1) {
-  OptionalTensor mask = call.options.attn_mask;
+  make_heads_contiguous(options);
+  for (OptionalTensor* offsets : {&options.cu_seqlens_q, &options.cu_seqlens_k}) {
+    *offsets = contiguous(*offsets);
+  }
+  OptionalTensor& mask = options.attn_mask;
   if (one_launch) {
     const auto copied = [&](const Tensor& tensor, int64_t heads) {
       return torch::stable::contiguous(expand_leading(tensor, call.shape, heads));
@@ -160,7 +161,6 @@ FusedOperands::FusedOperands(const AttentionCall& call)
   problem.add(kKey, TensorView(key));
   problem.add(kValue, TensorView(value));
   if (mask) problem.add(kMask, TensorView(*mask));
-  mask_ = mask;
 }
 
 void fill_settings(AttentionParams& params, const AttentionSettings& settings) {
@@ -179,7 +179,7 @@ AttentionParams FusedOperands::params(int64_t head_dim, int64_t head_dim_v) cons
   p.splits = 1;
   if (p.drop_below > 0) {
     p.flags |= kAttendDropout;
-    p.dropout_seed = static_cast<const tc_int64*>(call.options.dropout_seed->data_ptr());
+    p.dropout_seed = static_cast<const tc_int64*>(options.dropout_seed->data_ptr());
   }
   if (call.views.attn_mask) {
     const ScalarType dtype = call.views.attn_mask->dtype;
@@ -187,18 +187,17 @@ AttentionParams FusedOperands::params(int64_t head_dim, int64_t head_dim_v) cons
                : dtype == ScalarType::Float ? kAttendFloatMask
                                             : kAttendOwnMask;
   }
-  if (slopes && call.views.alibi_slopes->dim == 2) p.alibi_stride = call.shape.heads;
-  if (sinks) p.sinks = static_cast<const float*>(sinks->data_ptr());
-  if (cu_seqlens_q) p.cu_seqlens_q = static_cast<const int*>(cu_seqlens_q->data_ptr());
-  if (cu_seqlens_k) p.cu_seqlens_k = static_cast<const int*>(cu_seqlens_k->data_ptr());
+  const auto offsets = [](const OptionalTensor& given) {
+    return given ? static_cast<const int*>(given->data_ptr()) : nullptr;
+  };
+  p.cu_seqlens_q = offsets(options.cu_seqlens_q);
+  p.cu_seqlens_k = offsets(options.cu_seqlens_k);
   return p;
 }
 
 void FusedOperands::fill(AttentionParams& p, int64_t part) const {
   problem.fill(p, part);
-  if (!slopes) return;
-  p.alibi_slopes =
-      static_cast<const float*>(slopes->data_ptr()) + part * problem.batch() * p.alibi_stride;
+  point_to_heads(p, options, part * problem.batch());
 }
 
 OptionalTensor contiguous(const OptionalTensor& tensor) {

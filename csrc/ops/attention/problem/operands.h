@@ -83,18 +83,35 @@ struct FusedOperands {
 
   const AttentionCall& call;
   Tensor query, key, value;
-  OptionalTensor slopes, sinks, cu_seqlens_q, cu_seqlens_k;  // contiguous
+  AttentionOptions options;  // with those per head and the offsets contiguous
   AttentionProblem problem;
   // Dropout's random numbers count all batches, but a launch only knows its own. So with dropout
   // and several batch dims, which might not merge, all operands are made contiguous.
   bool one_launch;
-
- private:
-  OptionalTensor mask_;
 };
 
 // The tensor itself if it is contiguous, else a copy; none if there is no tensor.
 OptionalTensor contiguous(const OptionalTensor& tensor);
+
+// `options` with those per head contiguous.
+template <class Options>
+void make_heads_contiguous(Options& options) {
+#define TC_CONTIGUOUS(name, batched) options.name = contiguous(options.name);
+  TC_PER_HEAD_OPTIONS(TC_CONTIGUOUS)
+#undef TC_CONTIGUOUS
+}
+
+// Points a kernel's parameters to the options per head, whose heads are contiguous. `first`: the
+// batch of the call with which the launch begins.
+template <class Params, class Options>
+void point_to_heads(Params& p, const Options& options, int64_t first = 0) {
+  if (options.alibi_slopes) {
+    const TensorView slopes(*options.alibi_slopes);
+    p.alibi_stride = slopes.dim == 2 ? slopes.strides[0] : 0;
+    p.alibi_slopes = static_cast<const float*>(slopes.data()) + first * p.alibi_stride;
+  }
+  if (options.sinks) p.sinks = static_cast<const float*>(options.sinks->data_ptr());
+}
 
 std::vector<int64_t> sizes_of(const TensorView& view);
 

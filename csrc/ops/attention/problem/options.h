@@ -9,6 +9,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "kernels/common/score_params.h"
 #include "pytorch/tensor.h"
 #include "pytorch/tensor_type.h"
 
@@ -106,6 +107,10 @@ struct OptionEntry {
   X(int64_t, max_seqlen_q, 0)                   \
   X(int64_t, max_seqlen_k, 0)
 
+// Those with a float for each head, (heads,), or also for each batch, (batch, heads): X(name,
+// whether also for each batch).
+#define TC_PER_HEAD_OPTIONS(X) X(alibi_slopes, true) X(sinks, false)
+
 template <class T>
 struct AttentionOptionsOf {
   TC_ATTENTION_OPTIONS(TC_OPTION_MEMBER)
@@ -138,10 +143,8 @@ struct AttentionSettings {
   double keep_scale = 1;      // 1 / kept fraction; 0 if all are dropped
 };
 
-// The numbers of the rule from scores to weights (kernels/common/score_rule.cuh): members, under
-// these names, of AttentionSettings and of the parameters of every kernel that applies it.
-#define TC_SCORE_NUMBERS(X) X(scale) X(softcap) X(keep_scale)
-
+// The numbers of the rule from scores to weights (kernels/common/score_params.h), which are members
+// of AttentionSettings and of the parameters of every kernel that applies it.
 template <class To, class From, class Convert>
 void copy_score_numbers(To& to, const From& from, Convert&& convert) {
 #define TC_COPY_NUMBER(name) to.name = convert(from.name);
@@ -149,10 +152,18 @@ void copy_score_numbers(To& to, const From& from, Convert&& convert) {
 #undef TC_COPY_NUMBER
 }
 
-// Whether a logit is more than its score times the scale, apart from ALiBi and masks.
-template <class Numbers>
-bool changes_scores(const Numbers& numbers) {
-  return numbers.softcap != 0;
+// Whether a logit is more than its score times the scale, apart from masks.
+template <class T>
+bool has_score_rule(const AttentionSettings& settings, const AttentionOptionsOf<T>& options) {
+  return changes_scores(settings) || options.alibi_slopes.has_value();
+}
+
+// The kernels for Hopper compute softcap * tanh by a short formula whose error is up to 2^-22 of
+// the softcap: up to this one a logsumexp stays within 2^-15. Models have softcaps of 30 and 50.
+constexpr double kMostShortSoftcap = 128;
+
+inline bool has_large_softcap(const AttentionSettings& settings) {
+  return settings.softcap > kMostShortSoftcap;
 }
 
 }  // namespace torch_cubin

@@ -146,8 +146,7 @@ class Sm90Forward : public AttentionForwardKernels {
     params.tiles = static_cast<int>(tiles);
     params.unit = static_cast<float>(all.scale * kLog2e);
     // Scores that are only multiplied by a positive number keep their order.
-    params.has_rule = changes_scores(all) || all.alibi_slopes != nullptr || !(params.unit > 0) ||
-                      !std::isnormal(params.unit);
+    params.has_rule = has_score_rule(all) || !(params.unit > 0) || !std::isnormal(params.unit);
     params.added_scale = params.has_rule ? 1.0f : static_cast<float>(all.scale);
     if (params.has_rule) params.unit = static_cast<float>(kLog2e);
     std::optional<Workspace> mask;

@@ -88,9 +88,9 @@ Sm90Lengths sm90_lengths(const AttentionParams& all) {
 
 Sm90ScoreRule sm90_score_params(const AttentionParams& all) {
   Sm90ScoreRule score{};
-  score.dropout_seed = all.dropout_seed;
-  score.alibi_slopes = all.alibi_slopes;
-  score.sinks = all.sinks;
+#define TC_COPIED(type, name) score.name = all.name;
+  TC_SCORE_TENSORS(TC_COPIED)
+#undef TC_COPIED
   score.alibi_stride = all.alibi_stride;
   score.drop_below = all.drop_below;
   copy_score_numbers(score, all, [](float x) { return x; });
