@@ -5,7 +5,7 @@
 #include "c_answer.h"
 #include "cubin/error.h"
 #include "ops/attention/api/signatures.h"
-#include "ops/attention/problem/checks.h"
+#include "ops/attention/problem/arguments.h"
 #include "ops/experts/experts.h"
 #include "ops/grouped/grouped.h"
 #include "ops/matmul/checks.h"

@@ -5,7 +5,7 @@
 
 #include "op_registration.h"
 #include "ops/attention/api/attention.h"
-#include "ops/attention/api/boxed.h"
+#include "ops/attention/api/signatures.h"
 #include "ops/attention/compose/softmax.h"
 
 namespace {

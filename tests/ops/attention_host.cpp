@@ -21,10 +21,10 @@
 
 #include "kernels/attention/attention_params.h"
 #include "ops/attention/api/attention.h"
-#include "ops/attention/api/boxed.h"
+#include "ops/attention/api/signatures.h"
 #include "ops/attention/compose/compose.h"
 #include "ops/attention/plan/plan.h"
-#include "ops/attention/portable/portable.h"
+#include "ops/attention/portable/decode.h"
 #include "ops/attention/problem/operands.h"
 
 namespace torch_cubin {
@@ -537,11 +537,8 @@ void run(PackageKernel& kernel, const AttentionParams& p, int64_t blocks, int sp
 #define empty_cuda(sizes, dim, dtype, device) host_check::empty(sizes, dim, dtype)
 #define empty_cuda_strided(sizes, strides, dim, dtype, device) \
   host_check::empty_strided(sizes, strides, dim, dtype)
-#include "ops/attention/api/forward.cpp"
-#define run_fused run_fused_backward
-#include "ops/attention/api/backward.cpp"
-#include "ops/attention/portable/backward.cpp"
-#include "ops/attention/portable/forward.cpp"
+#include "ops/attention/api/cuda.cpp"
+#include "ops/attention/portable/backends.cpp"
 #include "ops/attention/problem/operands.cpp"
 
 namespace {

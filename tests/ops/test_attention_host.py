@@ -24,11 +24,9 @@ CSRC = ROOT / "csrc"
 BUILD = ROOT / "build" / "unit"
 # What attention_host.cpp includes, and what registers ops.
 SKIPPED = {
-    "ops/attention/api/forward.cpp",
-    "ops/attention/api/backward.cpp",
+    "ops/attention/api/cuda.cpp",
     "ops/attention/problem/operands.cpp",
-    "ops/attention/portable/backward.cpp",
-    "ops/attention/portable/forward.cpp",
+    "ops/attention/portable/backends.cpp",
     "c_api.cpp",
     *(path.name for path in CSRC.glob("ops_*.cpp")),
 }

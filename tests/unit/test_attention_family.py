@@ -117,5 +117,5 @@ def test_the_host_code_has_few_units_on_few_levels() -> None:
 
     levels = [sorted(unit for unit in units if level(unit) == i) for i in range(1, 13)]
     print(*levels, sep="\n")
-    assert len(units) <= 33
-    assert max(map(level, units)) <= 6
+    assert len(units) <= 22
+    assert max(map(level, units)) <= 5

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ROOT / "csrc" / "kernels"
-BACKEND = ROOT / "csrc" / "ops" / "attention" / "plan" / "backend.h"
+BACKEND = ROOT / "csrc" / "ops" / "attention" / "plan" / "plan.h"
 # Kinds of each direction that attend. For float32, two kernels of a kind serve a backward together.
 FORWARD, BACKWARD = {"forward"}, {"backward", "gradient"}
 MASKS = ("", "bool", "own", "float32")

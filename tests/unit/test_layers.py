@@ -96,13 +96,13 @@ BROKEN = [
         "STABLE_TORCH_LIBRARY",
     ),
     (
-        "ops/attention/problem/checks.cpp",
+        "ops/attention/problem/arguments.cpp",
         '#include "ops/attention/plan/plan.h"',
         "uses those below it",
     ),
     (
-        "ops/attention/sm90/map.h",
-        '#include "ops/attention/portable/portable.h"',
+        "ops/attention/sm90/params.h",
+        '#include "ops/attention/portable/decode.h"',
         "uses those below it",
     ),
     (
@@ -154,8 +154,8 @@ HONEST = [
         'find("matmul", "mma"); /* cuBLAS does: cuInit */ int cubes, CUTOFF;',
     ),
     (
-        "ops/attention/sm90/map.h",
-        '#include "ops/attention/plan/backend.h"\n#include "ops/attention/sm90/mask.h"',
+        "ops/attention/sm90/params.h",
+        '#include "ops/attention/plan/plan.h"\n#include "ops/attention/sm90/schedule.h"',
     ),
     ("kernels/attention/sm90/mask.cu", '#include "attention/quad.cuh"\n#include "mask_bits.cuh"'),
     ("ops_matmul.cpp", "// if\nSTABLE_TORCH_LIBRARY(cubin, m) { m.impl(name, &matmul_cuda); }"),

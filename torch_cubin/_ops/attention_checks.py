@@ -1,6 +1,6 @@
 """Shapes and strides of the attention ops' outputs for arguments whose sizes may be symbolic.
 
-C++ checks the arguments (csrc/ops/attention/problem/checks.cpp), also for fake tensors and under
+C++ checks the arguments (csrc/ops/attention/problem/arguments.cpp), also for fake tensors and under
 vmap, which Python describes. The shapes and strides of outputs are computed both there and here,
 because formulas of symbols must be in Python; tests compare both on random layouts.
 """
@@ -36,7 +36,7 @@ _WORDS = {"": None, "None": None, "False": False, "True": True}
 @functools.cache
 def arguments_of(op: str) -> tuple[Argument, ...]:
     """The arguments in the library's schema. The list of the options is
-    csrc/ops/attention/problem/options.h."""
+    csrc/ops/attention/problem/arguments.h."""
     schema = library.attention_schemas()[op]
     arguments, by_name = [], False
     for text in schema[schema.index("(") + 1 : schema.rindex(") ->")].split(", "):

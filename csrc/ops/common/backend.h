@@ -1,5 +1,5 @@
 // KernelBackend: the host side of one device file, in a host file of the same name. A family's own
-// interface (ops/matmul/backend.h, ops/attention/plan/backend.h) adds which problems it supports,
+// interface (ops/matmul/backend.h, ops/attention/plan/plan.h) adds which problems it supports,
 // their predicted cost, and the launch.
 //
 // A new kernel is a device file, a host file and a table: the backend registers itself. A catalog

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "ops/attention/api/aten_results.h"
+#include "ops/attention/api/aten_attention.h"
 #include "ops/attention/api/attention.h"
-#include "ops/attention/problem/checks.h"
+#include "ops/attention/problem/arguments.h"
 #include "ops/common/batch_invariant.h"
 #include "ops/common/serving.h"
 #include "pytorch/aten_kernels.h"

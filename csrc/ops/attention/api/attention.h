@@ -1,7 +1,7 @@
 // The attention family's entry points, as ops_attention.cpp registers them.
 //
 // Each allocates fresh outputs whose dims have the order of query's in memory (output_strides in
-// problem/checks.h). The CPU ones are references made of ATen (reference.cpp). The public ops
+// problem/arguments.h). The CPU ones are references made of ATen (reference.cpp). The public ops
 // forward to these from csrc/ops_attention.cpp, scaled_dot_product_attention and flash_attention
 // through composite.cpp.
 #pragma once
@@ -9,8 +9,8 @@
 #include <cstdint>
 #include <tuple>
 
+#include "ops/attention/problem/arguments.h"
 #include "ops/attention/problem/kv_cache.h"
-#include "ops/attention/problem/options.h"
 
 namespace torch_cubin {
 

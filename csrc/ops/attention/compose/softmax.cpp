@@ -7,7 +7,7 @@
 
 #include "cubin/error.h"
 #include "kernels/attention/attention_params.h"
-#include "ops/attention/problem/checks.h"
+#include "ops/attention/problem/arguments.h"
 #include "ops/attention/problem/operands.h"
 #include "ops/common/argument_checks.h"
 #include "ops/common/backend.h"

@@ -12,7 +12,7 @@
 #include <tuple>
 
 #include "kernels/softmax/softmax_params.h"
-#include "ops/attention/problem/options.h"
+#include "ops/attention/problem/arguments.h"
 #include "pytorch/tensor.h"
 
 namespace torch_cubin {

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "cubin/error.h"
-#include "ops/attention/problem/checks.h"
+#include "ops/attention/problem/arguments.h"
 #include "ops/common/argument_checks.h"
 
 namespace torch_cubin {

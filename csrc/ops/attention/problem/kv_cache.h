@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "ops/attention/problem/checks.h"
+#include "ops/attention/problem/arguments.h"
 
 namespace torch_cubin {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "kernels/attention/attention_params.h"
-#include "ops/attention/problem/checks.h"
+#include "ops/attention/problem/arguments.h"
 #include "pytorch/tensor.h"
 
 namespace torch_cubin {

@@ -7,8 +7,7 @@
 #include <optional>
 
 #include "kernels/attention/sm90/backward_params.h"
-#include "ops/attention/sm90/map.h"
-#include "ops/attention/sm90/mask.h"
+#include "ops/attention/sm90/params.h"
 #include "ops/attention/sm90/schedule.h"
 #include "ops/common/cluster_capacity.h"
 #include "ops/common/launch.h"

@@ -6,8 +6,7 @@
 #include <optional>
 
 #include "kernels/attention/sm90/mask_params.h"
-#include "ops/attention/sm90/map.h"
-#include "ops/attention/sm90/mask.h"
+#include "ops/attention/sm90/params.h"
 #include "ops/attention/sm90/schedule.h"
 #include "ops/common/batch_invariant.h"
 #include "ops/common/launch.h"

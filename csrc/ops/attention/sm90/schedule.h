@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "kernels/attention/sm90/forward_params.h"
-#include "ops/attention/plan/backend.h"
+#include "ops/attention/plan/plan.h"
 
 namespace torch_cubin {
 

@@ -1,5 +1,5 @@
-// Common parts of the backends of the portable attention kernels: the launch with AttentionParams,
-// and the split of the keys.
+// What the portable kernels of decoding and the others share: the launch with AttentionParams, and
+// the split of the keys. flash_attention_with_kvcache on these kernels.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 #include "kernels/attention/decode/decode_params.h"
 #include "kernels/attention/decode/gather_params.h"
 #include "kernels/attention/portable/combine_params.h"
-#include "ops/attention/plan/backend.h"
+#include "ops/attention/plan/plan.h"
 
 namespace torch_cubin {
 
@@ -32,7 +32,7 @@ void launch_attention(PackageKernel& kernel, const Params& params, int64_t block
 }
 
 // Allocates memory for the partial results of `rows` rows and points the parameters to it; none for
-// one part. (portable/forward.cpp)
+// one part. (portable/backends.cpp)
 Tensor allocate_parts(AttentionParams& params, int64_t rows, const Device& device);
 
 // The grid that combines the parts of `rows` rows, with as few warps a row as load all of its parts
