@@ -66,22 +66,22 @@ STABLE_TORCH_LIBRARY_IMPL(cubin, FuncTorchVmapMode, m) {
 constexpr bool kReferences_cpu = true,
                kReferences_cuda = false;  // whether a reference serves a device
 
-#define TC_RAW_ATTENTION_OPS(device)                                                             \
-  TC_BOXED(scaled_dot_product_attention, device,                                                 \
-           boxed_sdpa<attention_forward_##device, kReferences_##device>);                        \
-  TC_BOXED_AND_AUTOGRAD(attention_forward, device,                                               \
-                        boxed_forward<attention_forward_##device, kReferences_##device>);        \
-  TC_BOXED_AND_AUTOGRAD(attention_forward_e4m3, device,                                          \
-                        boxed_forward_e4m3<attention_forward_##device, kReferences_##device>);   \
-  TC_BOXED_AND_AUTOGRAD(attention_backward, device,                                              \
-                        boxed_backward<attention_backward_##device, kReferences_##device>);      \
-  TC_BOXED_AND_AUTOGRAD(attention_backward_e4m3, device,                                         \
-                        boxed_backward_e4m3<attention_backward_##device, kReferences_##device>); \
-  TC_BOXED_AND_AUTOGRAD(                                                                         \
-      flash_attention_with_kvcache, device,                                                      \
-      boxed_kv_cache<flash_attention_with_kvcache_##device, kReferences_##device>);              \
-  m.impl("_attention_softmax", &boxed_softmax);                                                  \
-  m.impl("_attention_softmax_backward", &boxed_softmax_backward);                                \
+#define TC_RAW_ATTENTION_OPS(device)                                                              \
+  TC_BOXED(scaled_dot_product_attention, device,                                                  \
+           boxed_sdpa<attention_forward_##device, kReferences_##device>);                         \
+  TC_BOXED_AND_AUTOGRAD(attention_forward, device,                                                \
+                        boxed_forward<attention_forward_##device, kReferences_##device>);         \
+  TC_BOXED_AND_AUTOGRAD(attention_forward_e4m3, device,                                           \
+                        boxed_forward<attention_forward_##device, kReferences_##device, true>);   \
+  TC_BOXED_AND_AUTOGRAD(attention_backward, device,                                               \
+                        boxed_backward<attention_backward_##device, kReferences_##device>);       \
+  TC_BOXED_AND_AUTOGRAD(attention_backward_e4m3, device,                                          \
+                        boxed_backward<attention_backward_##device, kReferences_##device, true>); \
+  TC_BOXED_AND_AUTOGRAD(                                                                          \
+      flash_attention_with_kvcache, device,                                                       \
+      boxed_kv_cache<flash_attention_with_kvcache_##device, kReferences_##device>);               \
+  m.impl("_attention_softmax", &boxed_softmax);                                                   \
+  m.impl("_attention_softmax_backward", &boxed_softmax_backward);                                 \
   m.impl("_attention_dropout", &boxed_dropout)
 
 STABLE_TORCH_LIBRARY_IMPL(cubin, CPU, m) { TC_RAW_ATTENTION_OPS(cpu); }

@@ -167,31 +167,25 @@ void boxed_sdpa(StableIValue* stack, uint64_t, uint64_t) {
   stack[0] = torch::stable::detail::from(std::get<0>(kForward(std::move(arguments), false)));
 }
 
-template <auto* kForward, bool kReference>
+// kE4m3: the same op for float8_e4m3fn, under its own name and schema, as below.
+template <auto* kForward, bool kReference, bool kE4m3 = false>
 void boxed_forward(StableIValue* stack, uint64_t, uint64_t) {
-  const auto [out, logsumexp] =
-      kForward(take_attention<kReference>("attention_forward", forward_signature(), stack), true);
-  stack[0] = torch::stable::detail::from(out);
-  stack[1] = torch::stable::detail::from(logsumexp);
-}
-
-// The same op for float8_e4m3fn, under its own name and schema.
-template <auto* kForward, bool kReference>
-void boxed_forward_e4m3(StableIValue* stack, uint64_t, uint64_t) {
   AttentionArguments arguments =
-      take_attention<kReference>("attention_forward_e4m3", e4m3_signature(), stack);
-  arguments.options.e4m3 = arguments.options.enable_gqa = true;
+      kE4m3 ? take_attention<kReference>("attention_forward_e4m3", e4m3_signature(), stack)
+            : take_attention<kReference>("attention_forward", forward_signature(), stack);
+  if (kE4m3) arguments.options.e4m3 = arguments.options.enable_gqa = true;
   const auto [out, logsumexp] = kForward(std::move(arguments), true);
   stack[0] = torch::stable::detail::from(out);
   stack[1] = torch::stable::detail::from(logsumexp);
 }
 
-template <auto* kBackward, bool kReference>
-void run_backward(const char* op, const AttentionSignature& signature, bool e4m3,
-                  StableIValue* stack) {
+template <auto* kBackward, bool kReference, bool kE4m3 = false>
+void boxed_backward(StableIValue* stack, uint64_t, uint64_t) {
   using torch::stable::detail::to;
+  const char* op = kE4m3 ? "attention_backward_e4m3" : "attention_backward";
+  const AttentionSignature& signature = kE4m3 ? e4m3_backward_signature() : backward_signature();
   AttentionOptions options = signature.take(stack);
-  if (e4m3) options.e4m3 = options.enable_gqa = true;
+  if (kE4m3) options.e4m3 = options.enable_gqa = true;
   const auto grad_out = to<Tensor>(stack[0]);
   AttentionArguments arguments = {op, to<Tensor>(stack[1]), to<Tensor>(stack[2]),
                                   to<Tensor>(stack[3]), std::move(options)};
@@ -205,17 +199,6 @@ void run_backward(const char* op, const AttentionSignature& signature, bool e4m3
   stack[0] = torch::stable::detail::from(dq);
   stack[1] = torch::stable::detail::from(dk);
   stack[2] = torch::stable::detail::from(dv);
-}
-
-template <auto* kBackward, bool kReference>
-void boxed_backward(StableIValue* stack, uint64_t, uint64_t) {
-  run_backward<kBackward, kReference>("attention_backward", backward_signature(), false, stack);
-}
-
-template <auto* kBackward, bool kReference>
-void boxed_backward_e4m3(StableIValue* stack, uint64_t, uint64_t) {
-  run_backward<kBackward, kReference>("attention_backward_e4m3", e4m3_backward_signature(), true,
-                                      stack);
 }
 
 // The private ops of composed attention (compose/softmax.h), on either device.

@@ -147,7 +147,7 @@ bool has_rule(const AttentionSettings& settings, const AttentionViews& options) 
   // not support. They multiply hidden scores, -inf, with scale * log2(e) as a float, where a
   // positive double can become 0 or inf. Below 1e-37 the lowest reference, -FLT_MAX, would be no
   // further from a score than a weight may grow.
-  const auto unit = static_cast<float>(settings.scale * 1.4426950408889634);
+  const auto unit = static_cast<float>(settings.scale * kLog2e);
   return has_score_rule(settings, options) || settings.drop_below > 0 || !(unit > 1e-37f) ||
          !std::isnormal(unit);
 }

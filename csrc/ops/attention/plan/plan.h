@@ -44,6 +44,8 @@ constexpr const char* kAttentionFeatures[] = {"plain",       "unmasked",   "bool
 constexpr unsigned kAnyAdded = kAddedAlone | kAddedMask | kFloatMask;
 constexpr unsigned kAnyMask = kBoolMask | kAnyAdded;
 
+constexpr double kLog2e = 1.4426950408889634;  // kernels compute powers of two
+
 // All that a plan may depend on.
 struct AttentionCase {
   ScalarType dtype;

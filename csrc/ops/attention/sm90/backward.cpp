@@ -196,9 +196,6 @@ class Sm90Backward : public AttentionBackwardKernels {
     params.sums = memory + dq_sum;
     params.turns = reinterpret_cast<int*>(memory + dq_sum + sums);
     params.ticket = reinterpret_cast<unsigned*>(params.turns + turns);
-    params.tile_rows = static_cast<int>(row.rows);
-    params.tile_keys = static_cast<int>(row.columns);
-    params.tile_columns = static_cast<int>(row.head_dim);
     params.tiles = static_cast<int>(tiles);
     params.key_tiles = static_cast<int>(key_tiles);
 
@@ -295,7 +292,7 @@ class Sm90Backward : public AttentionBackwardKernels {
     fill_sm90_gradients(params, row, all, rows, device_);
     // Kernels for additive masks, too, which may serve calls without one.
     params.logsumexp_unit =
-        (row.takes & (kScoreRule | kAnyAdded)) != 0 ? 1.0f : 1.4426950408889634f;
+        (row.takes & (kScoreRule | kAnyAdded)) != 0 ? 1.0f : static_cast<float>(kLog2e);
   }
 
   const Device& device_;

@@ -20,7 +20,6 @@ constexpr AttentionStep kE4m3ForwardStep{"forward", "attention/sm90/e4m3", sizeo
 constexpr int64_t kE4m3QueryRows = 64;  // of a box: those of a warpgroup
 constexpr int64_t kE4m3MostTiles = (int64_t{1} << 31) - 1 - 2 * kSm90MostBlocks;
 constexpr int64_t kMostKeys = (int64_t{1} << 31) - 1;
-constexpr double kE4m3Log2e = 1.4426950408889634;
 
 // The keys of a box of the values.
 int64_t key_panel(const AttentionRow& row) { return row.columns % 128 == 0 ? 128 : 64; }
@@ -81,7 +80,7 @@ class Sm90E4m3Forward : public AttentionForwardKernels {
     }
     params.logsumexp = logsumexp;
     params.tiles = static_cast<int>(tiles);
-    params.unit = static_cast<float>(all.scale * kE4m3Log2e);
+    params.unit = static_cast<float>(all.scale * kLog2e);
     set_descales(params, operands.call.views);
     const Grid grid = {std::min(blocks_, tiles * heads)};
     if (!rows.packed) {
@@ -312,9 +311,6 @@ class Sm90E4m3Backward : public AttentionBackwardKernels {
     fill_operands(params, row, all, rows, logsumexp);
     set_descales(params, operands.call.views);
     fill_maps(params, row, all, rows);
-    params.tile_rows = static_cast<int>(row.rows);
-    params.tile_keys = static_cast<int>(row.columns);
-    params.tile_columns = static_cast<int>(row.head_dim);
     params.tiles = static_cast<int>(tiles);
     params.key_tiles = static_cast<int>(key_tiles);
     params.query_tiles = static_cast<int>(query_tiles);
@@ -377,7 +373,7 @@ class Sm90E4m3Backward : public AttentionBackwardKernels {
     fill_sm90_sizes(params, all);
     fill_sm90_gradients(params, row, all, rows, device_);
     params.logsumexp = logsumexp;
-    params.logsumexp_unit = static_cast<float>(kE4m3Log2e);
+    params.logsumexp_unit = static_cast<float>(kLog2e);
     params.score.keep_scale = 1.0f;
   }
 

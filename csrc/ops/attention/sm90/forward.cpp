@@ -27,7 +27,6 @@ constexpr AttentionStep kSm90AddedMaskStep{"mask", "attention/sm90/added_mask",
 // Tiles are scheduled by queries instead of in pairs only if the keys and values of all heads,
 // which the blocks then walk through together, take no more than this.
 constexpr int64_t kByQueriesBytes = int64_t{64} << 20;
-constexpr double kLog2e = 1.4426950408889634;
 // Of a key and its value, where the TMA loads slowly: the more queries share them, the better. 32 x
 // 729 rows with 16 heads of 72 took 263 us with tiles of 128 queries, and 214 with 192 (H100).
 constexpr double kSlowKeyCycles = 26;

@@ -126,9 +126,12 @@ void fill_sm90_gradients(Sm90BackwardParams& params, const AttentionRow& row,
       stride[0] = 0;
     }
   }
+  params.tile_rows = static_cast<int>(row.rows);
+  params.tile_keys = static_cast<int>(row.columns);
+  params.tile_columns = static_cast<int>(row.head_dim);
   params.head_dim = all.head_dim;
   params.scale = all.scale;
-  params.unit = static_cast<float>(all.scale * 1.4426950408889634);
+  params.unit = static_cast<float>(all.scale * kLog2e);
 }
 
 void check_16_bit(const AttentionRow& row) {

@@ -110,8 +110,8 @@ void fill_sm90_params(Params& params, const AttentionRow& row, const AttentionPa
   params.score = sm90_score_params(all);
 }
 
-// The parameters of a backward of either dtype that describe the gradients, of the output and of
-// the inputs, and their maps.
+// The parameters of a backward of either dtype that describe the tiles, and the gradients of the
+// output and of the inputs with their maps.
 void fill_sm90_gradients(Sm90BackwardParams& params, const AttentionRow& row,
                          const AttentionParams& all, const Sm90Rows& rows, const Device& device);
 
