@@ -95,6 +95,14 @@ def test_calls_are_served_and_equal_pytorchs(case, dtype) -> None:
             torch.testing.assert_close(own, wanted, rtol=tolerance, atol=tolerance)
 
 
+def test_a_norms_backward_that_nobody_asks_for_a_gradient() -> None:
+    x, weight = torch.randn(3, 8), torch.ones(8)
+    with torch_cubin.install(batch_invariant=True):
+        out, mean, rstd = torch.native_layer_norm(x, (8,), weight, weight, 1e-5)
+        args = (out, x, (8,), mean, rstd, weight, weight, [False, False, False])
+        assert torch.ops.aten.native_layer_norm_backward(*args) == (None, None, None)
+
+
 # Calls that are left to PyTorch, and the beginning of the reason.
 DECLINED = [
     (lambda x: x.sum(), row_kernels.WHOLE_TENSOR),
@@ -105,6 +113,7 @@ DECLINED = [
     (lambda x: torch.linalg.vector_norm(x, 1, dim=-1), "an order other than 2"),
     (lambda x: x.sum(-1, dtype=torch.float64), "a dtype that the sum"),
     (lambda x: x[..., :1].var(-1, correction=2).isnan(), "no degrees of freedom"),
+    (lambda x: x[..., :0].var(-1, correction=-1).isnan(), "no degrees of freedom"),
 ]
 
 

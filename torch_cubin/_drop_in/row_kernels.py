@@ -250,7 +250,7 @@ def _variance(root: bool, with_mean: bool) -> Callable[..., Served]:
             return found
         dims, count = found
         divisor = count - (1 if correction is None else correction)
-        if divisor <= 0:
+        if count == 0 or divisor <= 0:
             return "no degrees of freedom, of which it warns"
         wide = torch.float64 if self.dtype == torch.float64 else torch.float32
         out = _sums(self, dims, _DEVIATIONS, divisor, keepdim, wide)
@@ -391,7 +391,7 @@ def _kernel(
             return pytorchs(*args, **kwargs)
         _counts.served = calls_served() + 1
         results = result if isinstance(result, tuple) else (result,)
-        report.count_served(name, args, next(each for each in results if each is not None))
+        report.count_served(name, args, next((x for x in results if x is not None), args[0]))
         return result
 
     return kernel
