@@ -19,6 +19,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 RECORD = "tests/gpu/last_run.json"
+OF_SANITIZERS = "tests/gpu/last_sanitized.json"  # sanitized.py
 # Sources of the build, and all that a run on a GPU imports, runs or reads; setup.py has the
 # compiler options.
 FOLDERS = ("csrc", "torch_cubin", "tests", "examples")
@@ -80,7 +81,7 @@ def source_files(root: Path) -> list[str]:
                 continue
             if path.is_dir():
                 yield from walk(path)
-            elif name == RECORD or path.suffix in FOR_READERS:
+            elif name in (RECORD, OF_SANITIZERS) or path.suffix in FOR_READERS:
                 continue
             elif not name.startswith(f"{CPU_TESTS}/") or name in of_cpu_tests:
                 yield name
@@ -100,7 +101,7 @@ def source_hash(root: Path) -> str:
     return digest.hexdigest()
 
 
-def _driver_version() -> str:
+def driver_version() -> str:
     try:
         query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
@@ -129,12 +130,14 @@ def _previous(path: Path) -> dict:
 
 
 def _joined(before: dict, content: dict) -> dict:
-    """The record of two runs of the same sources, on one GPU and on several, in either order."""
-    runs = {run.get("gpus", 1) > 1: run for run in (before, content)}
-    if len(runs) < 2 or before.get("sources") != content["sources"]:
-        return content
-    one = {name: runs[False][name] for name in ("date", "passed", "failed", "skipped")}
-    return {**runs[True], "on_one_gpu": one}
+    """The newest run, and under "others" the newest on each other number of GPUs."""
+    others = {**before.get("others", {}), str(before.get("gpus", 1)): before}
+    others = {
+        gpus: {name: value for name, value in run.items() if name != "others"}
+        for gpus, run in sorted(others.items())
+        if gpus != str(content["gpus"]) and "sources" in run
+    }
+    return {**content, "others": others} if others else content
 
 
 def write(
@@ -145,9 +148,9 @@ def write(
 ) -> Path:
     """Writes the record of a run on this machine's GPU.
 
-    Of the same sources a run on one GPU and one on several are one record, in either order.
-    `fault_cases`: of each case of faults/cases.py, how many tests passed that show it. `kernels`:
-    the names of the package's kernels that the tests or their child processes have launched.
+    The newest run on each other number of GPUs stays in the record. `fault_cases`: of each case of
+    faults/cases.py, how many tests passed that show it. `kernels`: the names of the package's
+    kernels that the tests or their child processes have launched.
     """
     import torch
 
@@ -156,7 +159,7 @@ def write(
         "gpu": properties.name,
         "gpus": torch.cuda.device_count(),
         "compute_capability": f"{properties.major}.{properties.minor}",
-        "driver": _driver_version(),
+        "driver": driver_version(),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
@@ -174,28 +177,37 @@ def write(
     return path
 
 
+def _summary(run: dict, sources: str) -> str:
+    """What a run found, and whether it was of these sources."""
+    state = (
+        "of these sources"
+        if run["sources"] == sources
+        else "STALE (the sources have changed since)"
+    )
+    result = (
+        f"{state}: {run['passed']} passed, {run['failed']} failed, {run['skipped']} skipped "
+        f"on {run['gpu']}, torch {run['torch']}, {run['date']}"
+    )
+    if run.get("gpus", 1) > 1:
+        result += f", {run['gpus']} GPUs"
+    if kernels := run.get("kernels"):
+        ran = kernels["built"] - len(kernels["not_run"])
+        result += f", {ran} of the package's {kernels['built']} kernels run"
+    return result
+
+
 def describe(root: Path) -> str:
     """One line: what the record says, and whether it is of these sources."""
     try:
         content = json.loads((root / RECORD).read_text())
-        result = (
-            f"{content['passed']} passed, {content['failed']} failed, {content['skipped']} skipped "
-            f"on {content['gpu']}, torch {content['torch']}, {content['date']}"
-        )
-        if content.get("gpus", 1) > 1:
-            result += f", {content['gpus']} GPUs"
-        if kernels := content.get("kernels"):
-            ran = kernels["built"] - len(kernels["not_run"])
-            result += f", {ran} of the package's {kernels['built']} kernels run"
-        if one := content.get("on_one_gpu"):
-            result += f"; {one['passed']} passed, {one['failed']} failed on one of them"
-        current = content["sources"] == source_hash(root)
+        sources = source_hash(root)
+        runs = [content, *content.get("others", {}).values()]
+        results = "; ".join(_summary(run, sources) for run in runs)
     except FileNotFoundError:
         return f"GPU record: none ({RECORD}): run the tests on a machine with a GPU"
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"GPU record: {RECORD} cannot be read ({error!r}): run the tests on a GPU again"
-    state = "of these sources" if current else "STALE (the sources have changed since)"
-    return f"GPU record: {state}: {result}"
+    return f"GPU record: {results}"
 
 
 if __name__ == "__main__":

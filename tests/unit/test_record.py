@@ -101,7 +101,7 @@ def test_record_that_cannot_be_read_says_so(tree: Path, content: str) -> None:
 
 
 @pytest.mark.parametrize("order", [(2, 1), (1, 2)])
-def test_a_run_on_one_gpu_and_one_on_several_are_one_record(
+def test_the_newest_run_on_each_number_of_gpus_is_kept(
     tree: Path, monkeypatch, order: tuple[int, int]
 ) -> None:
     gpus = 0
@@ -110,13 +110,19 @@ def test_a_run_on_one_gpu_and_one_on_several_are_one_record(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     for gpus in order:
         record.write(tree, {"passed": 9 if gpus == 2 else 7})
-    assert "of these sources: 9 passed" in record.describe(tree)
-    assert "2 GPUs; 7 passed, 0 failed on one of them" in record.describe(tree)
+    text = record.describe(tree)
+    assert text.count("of these sources") == 2
+    assert "9 passed, 0 failed, 0 skipped on G" in text
+    assert "7 passed, 0 failed, 0 skipped on G" in text
+    assert text.count(", 2 GPUs") == 1
     (tree / "csrc" / "part" / "file.txt").write_text("changed")
     gpus = 2
-    record.write(tree, {"passed": 6})
-    assert "of these sources: 6 passed" in record.describe(tree)
-    assert "on one of them" not in record.describe(tree)
+    for passed in (5, 6):
+        record.write(tree, {"passed": passed})
+    text = record.describe(tree)
+    assert "of these sources: 6 passed" in text
+    assert "STALE (the sources have changed since): 7 passed" in text
+    assert len(re.findall(r"[0-9]+ passed", text)) == 2
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"gpus": 2}'])
